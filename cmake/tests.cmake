@@ -1,0 +1,43 @@
+# What ctest runs: the op tests, each file of tests/lua and tests/c, the program's own tests, luacheck.
+enable_testing()
+set(test_folder WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+
+if(TARGET tycho)
+  if(EXISTS ${CMAKE_SOURCE_DIR}/tests/run_ops.lua)
+    add_test(NAME ops COMMAND tycho tests/run_ops.lua $<$<BOOL:${TYCHO_SANITIZE}>:--quick> ${test_folder} COMMAND_EXPAND_LISTS)
+  endif()
+  file(GLOB lua_tests RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS tests/lua/*_test.lua)
+  foreach(file ${lua_tests})
+    string(REGEX REPLACE "tests/lua/(.*)_test.lua" "lua_\\1" name ${file})
+    add_test(NAME ${name} COMMAND tycho ${file} ${test_folder})
+  endforeach()
+  add_test(NAME program COMMAND tycho tests/cli/program_test.lua $<$<BOOL:${TYCHO_SANITIZE}>:--slow> ${test_folder}
+           COMMAND_EXPAND_LISTS)
+endif()
+
+file(GLOB c_tests CONFIGURE_DEPENDS tests/c/*.c)
+if(c_tests)
+  # Linked with the objects, not the shared library: they test inner functions too.
+  add_executable(c_test EXCLUDE_FROM_ALL ${c_tests} $<TARGET_OBJECTS:core> ${kernel_objects})
+  target_include_directories(c_test PRIVATE src)
+  target_link_libraries(c_test PRIVATE ${core_libraries})
+  add_test(NAME c_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target c_test)
+  set_tests_properties(c_build PROPERTIES FIXTURES_SETUP c_built)
+  add_test(NAME c COMMAND c_test ${test_folder})
+  set_tests_properties(c PROPERTIES FIXTURES_REQUIRED c_built)
+endif()
+
+find_program(LUACHECK luacheck)
+if(LUACHECK)
+  add_test(NAME luacheck COMMAND ${LUACHECK} --quiet --no-color . ${test_folder})
+endif()
+
+if(TYCHO_SANITIZE)
+  get_property(names DIRECTORY PROPERTY TESTS)
+  set_tests_properties(${names} PROPERTIES ENVIRONMENT
+    "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/leaks.txt:print_suppressions=0;UBSAN_OPTIONS=print_stacktrace=1")
+endif()
+
+if(TYCHO_FUZZ)
+  add_subdirectory(tests/fuzz)
+endif()

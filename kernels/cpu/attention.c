@@ -1,0 +1,178 @@
+/* Attention without the [t, s] matrix, after FlashAttention (Dao et al. 2022): tiles of GROUP queries by KEYS keys
+ * stay in the cache, the softmax is carried along the keys (Milakov and Gimelshein 2018), and the backward pass
+ * computes the probabilities again from the rows' log-sum-exp. Query rows of all heads that share a key-value head
+ * are treated alike, so that decoding with grouped heads reads the keys once. All cuts depend on the shapes alone. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu.h"
+#include "exp_weight.h"
+
+#if defined(__AVX512F__)
+#define VEC_BYTES 64
+#define LANES_F32 16
+#define LANES_F64 8
+#define GROUP 8 /* rows of a product: their sums fill the vector registers */
+#elif defined(__AVX__)
+#define VEC_BYTES 32
+#define LANES_F32 8
+#define LANES_F64 4
+#define GROUP 4
+#else
+#define VEC_BYTES 16
+#define LANES_F32 4
+#define LANES_F64 2
+#ifdef __aarch64__
+#define GROUP 8
+#else
+#define GROUP 4
+#endif
+#endif
+
+enum {
+  KEYS = 64,         /* keys of a tile */
+  QUERIES = 128,     /* query rows of a forward task */
+  SPLIT = 512,       /* keys of a forward task, when there are few */
+  TASKS = 16,        /* fewer than these are split further */
+  BACK_QUERIES = 64, /* query rows of a backward tile */
+  SPAN = 16          /* backward tiles whose queries are packed at a time */
+};
+
+/* A query row of a task: which head, where, and the keys [low, high) it may see. */
+typedef struct query {
+  int64_t head, pos, low, high;
+} query;
+
+typedef struct plan {
+  const ty_view *q, *k, *v, *mask; /* mask: NULL or broadcast to [b, h, t, s] */
+  int64_t batch, heads, kv_heads, group, t, s, d, dv;
+  double scale;
+  bool causal;
+  int64_t window;
+} plan;
+
+static plan plan_of(const ty_view *q, const ty_view *k, const ty_view *v, const ty_view *mask,
+                    const ty_p_attention *p) {
+  return (plan){
+    .q = q,
+    .k = k,
+    .v = v,
+    .mask = mask,
+    .batch = q->size[0],
+    .heads = q->size[1],
+    .kv_heads = k->size[1],
+    .group = k->size[1] ? q->size[1] / k->size[1] : 0,
+    .t = q->size[2],
+    .s = k->size[2],
+    .d = q->size[3],
+    .dv = v->size[3],
+    .scale = p->scale,
+    .causal = p->causal,
+    .window = p->window,
+  };
+}
+
+/* Blocks of at most `most` query rows that cover the group of one key-value head: part of a head, or several heads. */
+static int64_t blocks_of(const plan *p, int64_t most) {
+  if (p->t == 0) return 0;
+  if (p->t >= most) return p->group * ((p->t + most - 1) / most);
+  int64_t heads = most / p->t;
+  return (p->group + heads - 1) / heads;
+}
+
+static int block_rows(const plan *p, int64_t kv_head, int64_t block, int64_t most, query *rows) {
+  int64_t first_head, first, n;
+  if (p->t >= most) {
+    int64_t per_head = (p->t + most - 1) / most;
+    first_head = block / per_head, first = block % per_head * most;
+    n = p->t - first < most ? p->t - first : most;
+  } else {
+    int64_t heads = most / p->t;
+    first_head = block * heads, first = 0;
+    n = (p->group - first_head < heads ? p->group - first_head : heads) * p->t;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    query *r = rows + i;
+    r->head = kv_head * p->group + first_head + (first + i) / p->t;
+    r->pos = (first + i) % p->t;
+    int64_t here = r->pos + p->s - p->t; /* the key that stands at the query's own position */
+    r->low = 0, r->high = p->s;
+    if (p->causal && here + 1 < r->high) r->high = here + 1;
+    if (p->window >= 0 && p->window < p->s + p->t) {
+      if (here - p->window > 0) r->low = here - p->window;
+      if (here + p->window + 1 < r->high) r->high = here + p->window + 1;
+    }
+    if (r->high <= r->low) r->low = r->high = 0;
+  }
+  return (int)n;
+}
+
+/* The keys that any of the rows sees. */
+static void reach(const query *rows, int n, int64_t *low, int64_t *high) {
+  *low = INT64_MAX, *high = 0;
+  for (int i = 0; i < n; i++) {
+    if (rows[i].high <= rows[i].low) continue;
+    if (rows[i].low < *low) *low = rows[i].low;
+    if (rows[i].high > *high) *high = rows[i].high;
+  }
+  if (*high == 0) *low = 0;
+}
+
+static inline const char *element(const ty_view *v, int64_t a, int64_t b, int64_t c, int64_t d) {
+  int64_t offset = a * v->stride[0] + b * v->stride[1] + c * v->stride[2] + d * v->stride[3];
+  return (const char *)v->data + offset * ty_dtype_size[v->dtype];
+}
+
+typedef struct gradients {
+  const ty_view *g, *y, *lse, *dq, *dk, *dv, *dmask;
+} gradients;
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+#include "attention_names.h"
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+
+enum { SET, ADD, RESCALE }; /* what a product does with what is there */
+
+#define REAL float
+#define REAL_INT int32_t
+#define LANES LANES_F32
+#define FN(name) name##_f32
+#include "attention_tile.h"
+#include "attention_forward.h"
+#include "attention_backward.h"
+#undef REAL
+#undef REAL_INT
+#undef LANES
+#undef FN
+
+#define REAL double
+#define REAL_INT int64_t
+#define LANES LANES_F64
+#define FN(name) name##_f64
+#include "attention_tile.h"
+#include "attention_forward.h"
+#include "attention_backward.h"
+
+bool TY_KERNEL(attention)(const ty_kernel_args *k) {
+  const ty_view *mask = k->nin > 3 ? k->in[3] : NULL;
+  plan p = plan_of(k->in[0], k->in[1], k->in[2], mask, k->params);
+  return k->in[0]->dtype == TY_F64 ? forward_f64(&p, k->out[0], k->out[1]) : forward_f32(&p, k->out[0], k->out[1]);
+}
+
+/* in: g, q, k, v, y, lse, mask; out: dq, dk, dv and, when it has elements, the gradient of the mask. */
+bool TY_KERNEL(attention_backward)(const ty_kernel_args *k) {
+  const ty_view *mask = k->nin > 6 ? k->in[6] : NULL;
+  plan p = plan_of(k->in[1], k->in[2], k->in[3], mask, k->params);
+  gradients a = { .g = k->in[0],
+                  .y = k->in[4],
+                  .lse = k->in[5],
+                  .dq = k->out[0],
+                  .dk = k->out[1],
+                  .dv = k->out[2],
+                  .dmask = k->nout > 3 && k->out[3] && k->out[3]->count ? k->out[3] : NULL };
+  return k->in[1]->dtype == TY_F64 ? backward_f64(&p, &a) : backward_f32(&p, &a);
+}

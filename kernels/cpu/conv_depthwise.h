@@ -1,0 +1,274 @@
+/* Convolution where every channel has its own kernel, for one element type; included by conv_real.h. A channel is
+ * copied into a zero-padded plane, so that no tap needs a bounds check; channels are what threads share. */
+
+typedef REAL NAME(vec) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+#define V NAME(vec)
+#define VL ((int64_t)(TY_VECTOR_BYTES / sizeof(REAL)))
+#define BLOCK 4 /* output rows computed together: each load of x serves up to four */
+
+/* Rows y0 .. y0+rows of the padded image (row ph is the image's first) of `channels` channels. */
+static void NAME(pad_rows)(const REAL *restrict x, const conv_shape *s, int64_t channels, int64_t y0, int64_t rows,
+                           REAL *restrict dst) {
+  int64_t width = s->w + 2 * s->pw;
+  for (int64_t c = 0; c < channels; c++)
+    for (int64_t r = 0; r < rows; r++, dst += width) {
+      int64_t y = y0 + r - s->ph;
+      if (y < 0 || y >= s->h) {
+        memset(dst, 0, sizeof(REAL) * (size_t)width);
+        continue;
+      }
+      for (int64_t i = 0; i < s->pw; i++) dst[i] = dst[s->pw + s->w + i] = 0;
+      memcpy(dst + s->pw, x + (c * s->h + y) * s->w, sizeof(REAL) * (size_t)s->w);
+    }
+}
+
+typedef struct NAME(depthwise_call) {
+  const conv_shape *s;
+  const REAL *x, *weight, *bias, *g;
+  REAL *y;
+  int64_t row;   /* width of the padded plane */
+  size_t plane;  /* bytes of it, with room to read past its end */
+  bool failed;
+} NAME(depthwise_call);
+
+static NAME(depthwise_call) NAME(depthwise_of)(const conv_shape *s) {
+  int64_t row = s->w + 2 * s->pw, rows = s->h + 2 * s->ph + BLOCK;
+  return (NAME(depthwise_call)){ .s = s, .row = row, .plane = sizeof(REAL) * (size_t)(rows * row + 2 * VL + s->ow + 4 * s->dw) };
+}
+
+/* ---- forward ---- */
+
+/* Four output rows by one or two vectors; stride 1, no dilation between rows. Row iy of the input meets output row r with
+ * kernel row iy - r. */
+#define TAP_WIDE(r)                                                                                                    \
+  {                                                                                                                    \
+    const REAL t = weight[(iy - r) * kw + kx];                                                                         \
+    c##r##0 += t * x0;                                                                                                 \
+    c##r##1 += t * x1;                                                                                                 \
+  }
+#define TAP_NARROW(r) c##r##0 += weight[(iy - r) * kw + kx] * x0;
+#define LOAD_WIDE const V x0 = *(const V *)(in + kx * dw); const V x1 = *(const V *)(in + kx * dw + VL);
+#define LOAD_NARROW const V x0 = *(const V *)(in + kx * dw);
+#define CASE(lo, hi, LOAD, TAP)                                                                                        \
+  case lo * BLOCK + hi:                                                                                                \
+    for (int64_t kx = 0; kx < kw; kx++) {                                                                              \
+      LOAD                                                                                                             \
+      if (lo <= 0 && 0 <= hi) TAP(0)                                                                                   \
+      if (lo <= 1 && 1 <= hi) TAP(1)                                                                                   \
+      if (lo <= 2 && 2 <= hi) TAP(2)                                                                                   \
+      if (lo <= 3 && 3 <= hi) TAP(3)                                                                                   \
+    }                                                                                                                  \
+    break;
+#define CASES(LOAD, TAP)                                                                                               \
+  CASE(0, 0, LOAD, TAP) CASE(0, 1, LOAD, TAP) CASE(0, 2, LOAD, TAP) CASE(0, 3, LOAD, TAP) CASE(1, 1, LOAD, TAP)        \
+  CASE(1, 2, LOAD, TAP) CASE(1, 3, LOAD, TAP) CASE(2, 2, LOAD, TAP) CASE(2, 3, LOAD, TAP) CASE(3, 3, LOAD, TAP)
+
+static void NAME(rows_wide)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t kh, int64_t kw,
+                            int64_t dw, REAL bias, REAL *restrict y) {
+  const V start = (V){ 0 } + bias;
+  V c00 = start, c01 = start, c10 = start, c11 = start, c20 = start, c21 = start, c30 = start, c31 = start;
+  for (int64_t iy = 0; iy < kh + BLOCK - 1; iy++) {
+    const REAL *restrict in = x + iy * row;
+    int64_t lo = iy - kh + 1 < 0 ? 0 : iy - kh + 1, hi = iy < BLOCK - 1 ? iy : BLOCK - 1;
+    switch (lo * BLOCK + hi) { CASES(LOAD_WIDE, TAP_WIDE) }
+  }
+  V *out = (V *)y;
+  out[0] = c00, out[1] = c01, out[2] = c10, out[3] = c11, out[4] = c20, out[5] = c21, out[6] = c30, out[7] = c31;
+}
+
+static void NAME(rows_narrow)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t kh, int64_t kw,
+                              int64_t dw, REAL bias, REAL *restrict y) {
+  const V start = (V){ 0 } + bias;
+  V c00 = start, c10 = start, c20 = start, c30 = start;
+  for (int64_t iy = 0; iy < kh + BLOCK - 1; iy++) {
+    const REAL *restrict in = x + iy * row;
+    int64_t lo = iy - kh + 1 < 0 ? 0 : iy - kh + 1, hi = iy < BLOCK - 1 ? iy : BLOCK - 1;
+    switch (lo * BLOCK + hi) { CASES(LOAD_NARROW, TAP_NARROW) }
+  }
+  V *out = (V *)y;
+  out[0] = c00, out[1] = c10, out[2] = c20, out[3] = c30;
+}
+
+static void NAME(plane_blocks)(const conv_shape *s, const REAL *x, int64_t row, const REAL *weight, REAL bias, REAL *y) {
+  REAL block[BLOCK * 2 * TY_VECTOR_BYTES / sizeof(REAL)] __attribute__((aligned(64)));
+  for (int64_t r = 0; r < s->oh; r += BLOCK)
+    for (int64_t j = 0; j < s->ow;) {
+      int64_t width = s->ow - j > VL ? 2 * VL : VL, columns = s->ow - j < width ? s->ow - j : width;
+      if (width > VL) NAME(rows_wide)(x + r * row + j, row, weight, s->kh, s->kw, s->dw, bias, block);
+      else NAME(rows_narrow)(x + r * row + j, row, weight, s->kh, s->kw, s->dw, bias, block);
+      for (int64_t i = 0; i < BLOCK && r + i < s->oh; i++) {
+        REAL *restrict to = y + (r + i) * s->ow + j;
+        const REAL *restrict from = block + i * width;
+        if (columns == 2 * VL) memcpy(to, from, 2 * TY_VECTOR_BYTES);
+        else for (int64_t k = 0; k < columns; k++) to[k] = from[k];
+      }
+      j += width;
+    }
+}
+
+/* Any stride and dilation: a row at a time. */
+static void NAME(plane_rows)(const conv_shape *s, const REAL *x, int64_t row, const REAL *weight, REAL bias, REAL *y) {
+  for (int64_t r = 0; r < s->oh; r++) {
+    REAL *restrict to = y + r * s->ow;
+    for (int64_t j = 0; j < s->ow; j++) to[j] = bias;
+    for (int64_t ky = 0; ky < s->kh; ky++)
+      for (int64_t kx = 0; kx < s->kw; kx++) {
+        const REAL *restrict from = x + (r * s->sh + ky * s->dh) * row + kx * s->dw, t = weight[ky * s->kw + kx];
+        if (s->sw == 1) {
+          for (int64_t j = 0; j < s->ow; j++) to[j] += t * from[j];
+        } else if (s->sw == 2) {
+          for (int64_t j = 0; j < s->ow; j++) to[j] += t * from[2 * j];
+        } else {
+          for (int64_t j = 0; j < s->ow; j++) to[j] += t * from[j * s->sw];
+        }
+      }
+  }
+}
+
+static void NAME(depthwise_planes)(void *context, int64_t begin, int64_t end) {
+  NAME(depthwise_call) *d = context;
+  const conv_shape *s = d->s;
+  REAL *plane = ty_scratch_alloc(d->plane);
+  if (!plane) {
+    d->failed = true;
+    return;
+  }
+  int64_t rows = s->h + 2 * s->ph, used = rows * d->row;
+  memset(plane + used, 0, d->plane - sizeof(REAL) * (size_t)used);
+  for (int64_t p = begin; p < end; p++) {
+    int64_t c = p % s->c;
+    const REAL *weight = d->weight + c * s->kh * s->kw;
+    REAL bias = d->bias ? d->bias[c] : 0, *y = d->y + p * s->oh * s->ow;
+    NAME(pad_rows)(d->x + p * s->h * s->w, s, 1, 0, rows, plane);
+    if (s->sh == 1 && s->sw == 1 && s->dh == 1) NAME(plane_blocks)(s, plane, d->row, weight, bias, y);
+    else NAME(plane_rows)(s, plane, d->row, weight, bias, y);
+  }
+  ty_scratch_free(plane, d->plane);
+}
+
+static int64_t NAME(depthwise_grain)(const conv_shape *s) { return 1 + 65536 / (s->oh * s->ow * s->kh * s->kw + 1); }
+
+static bool NAME(depthwise)(const conv_shape *s, const REAL *x, const REAL *weight, const REAL *bias, REAL *y) {
+  NAME(depthwise_call) d = NAME(depthwise_of)(s);
+  d.x = x, d.weight = weight, d.bias = bias, d.y = y;
+  ty_parallel_for(s->n * s->c, NAME(depthwise_grain)(s), NAME(depthwise_planes), &d);
+  return !d.failed;
+}
+
+/* ---- gradient for the input, for strides other than 1 (else it is a convolution) ---- */
+
+static void NAME(depthwise_scatter)(void *context, int64_t begin, int64_t end) {
+  NAME(depthwise_call) *d = context;
+  const conv_shape *s = d->s;
+  REAL *plane = ty_scratch_alloc(d->plane);
+  if (!plane) {
+    d->failed = true;
+    return;
+  }
+  for (int64_t p = begin; p < end; p++) {
+    const REAL *weight = d->weight + p % s->c * s->kh * s->kw, *g = d->g + p * s->oh * s->ow;
+    memset(plane, 0, d->plane);
+    for (int64_t r = 0; r < s->oh; r++)
+      for (int64_t ky = 0; ky < s->kh; ky++)
+        for (int64_t kx = 0; kx < s->kw; kx++) {
+          REAL *restrict to = plane + (r * s->sh + ky * s->dh) * d->row + kx * s->dw, t = weight[ky * s->kw + kx];
+          const REAL *restrict from = g + r * s->ow;
+          for (int64_t j = 0; j < s->ow; j++) to[j * s->sw] += t * from[j];
+        }
+    for (int64_t r = 0; r < s->h; r++)
+      memcpy(d->y + (p * s->h + r) * s->w, plane + (r + s->ph) * d->row + s->pw, sizeof(REAL) * (size_t)s->w);
+  }
+  ty_scratch_free(plane, d->plane);
+}
+
+static bool NAME(depthwise_backward_input)(const conv_shape *s, const REAL *g, const REAL *weight, REAL *dx) {
+  NAME(depthwise_call) d = NAME(depthwise_of)(s);
+  d.g = g, d.weight = weight, d.y = dx;
+  ty_parallel_for(s->n * s->c, NAME(depthwise_grain)(s), NAME(depthwise_scatter), &d);
+  return !d.failed;
+}
+
+/* ---- gradient for the weight ---- */
+
+static inline REAL NAME(sum_lanes)(V v) {
+  REAL t = 0;
+  for (int i = 0; i < VL; i++) t += v[i];
+  return t;
+}
+
+/* Up to four neighbouring taps: the dot products of g with x shifted by 0, dw, 2 dw and 3 dw. All are computed; those
+ * past `taps` read the room behind the plane and are dropped. */
+static void NAME(four_taps)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row, int64_t taps,
+                            REAL *restrict sum) {
+  V a0 = { 0 }, a1 = { 0 }, a2 = { 0 }, a3 = { 0 };
+  REAL t[4] = { 0 };
+  int64_t whole = s->ow - s->ow % VL, d = s->dw;
+  for (int64_t r = 0; r < s->oh; r++, g += s->ow, x += s->sh * row) {
+    for (int64_t j = 0; j < whole; j += VL) {
+      const V v = *(const V *)(g + j);
+      a0 += v * *(const V *)(x + j);
+      a1 += v * *(const V *)(x + j + d);
+      a2 += v * *(const V *)(x + j + 2 * d);
+      a3 += v * *(const V *)(x + j + 3 * d);
+    }
+    for (int64_t j = whole; j < s->ow; j++)
+      for (int i = 0; i < 4; i++) t[i] += g[j] * x[j + i * d];
+  }
+  t[0] += NAME(sum_lanes)(a0);
+  t[1] += NAME(sum_lanes)(a1);
+  t[2] += NAME(sum_lanes)(a2);
+  t[3] += NAME(sum_lanes)(a3);
+  for (int64_t i = 0; i < taps; i++) sum[i] += t[i];
+}
+
+static void NAME(one_tap)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row, REAL *restrict sum) {
+  REAL t = 0;
+  for (int64_t r = 0; r < s->oh; r++, g += s->ow, x += s->sh * row) {
+    if (s->sw == 2) {
+#pragma omp simd reduction(+ : t)
+      for (int64_t j = 0; j < s->ow; j++) t += g[j] * x[2 * j];
+    } else {
+      for (int64_t j = 0; j < s->ow; j++) t += g[j] * x[j * s->sw];
+    }
+  }
+  *sum += t;
+}
+
+static void NAME(depthwise_weights)(void *context, int64_t begin, int64_t end) {
+  NAME(depthwise_call) *d = context;
+  const conv_shape *s = d->s;
+  REAL *plane = ty_scratch_alloc(d->plane);
+  if (!plane) {
+    d->failed = true;
+    return;
+  }
+  for (int64_t c = begin; c < end; c++) {
+    REAL *dw = d->y + c * s->kh * s->kw;
+    for (int64_t t = 0; t < s->kh * s->kw; t++) dw[t] = 0;
+    memset(plane, 0, d->plane);
+    for (int64_t n = 0; n < s->n && !ty_interrupted; n++) {
+      int64_t p = n * s->c + c;
+      const REAL *g = d->g + p * s->oh * s->ow;
+      NAME(pad_rows)(d->x + p * s->h * s->w, s, 1, 0, s->h + 2 * s->ph, plane);
+      for (int64_t ky = 0; ky < s->kh; ky++) {
+        const REAL *x = plane + ky * s->dh * d->row;
+        int64_t kx = 0;
+        if (s->sw == 1)
+          for (; kx < s->kw; kx += 4)
+            NAME(four_taps)(s, g, x + kx * s->dw, d->row, s->kw - kx < 4 ? s->kw - kx : 4, dw + ky * s->kw + kx);
+        for (; kx < s->kw; kx++) NAME(one_tap)(s, g, x + kx * s->dw, d->row, dw + ky * s->kw + kx);
+      }
+    }
+  }
+  ty_scratch_free(plane, d->plane);
+}
+
+static bool NAME(depthwise_backward_weight)(const conv_shape *s, const REAL *g, const REAL *x, REAL *dw) {
+  NAME(depthwise_call) d = NAME(depthwise_of)(s);
+  d.g = g, d.x = x, d.y = dw;
+  ty_parallel_for(s->c, 1 + NAME(depthwise_grain)(s) / s->n, NAME(depthwise_weights), &d);
+  return !d.failed;
+}
+
+#undef V
+#undef VL

@@ -1,0 +1,43 @@
+/* Matrix products for the other kernels of this folder: C = A B, with any strides on A and B. */
+#ifndef TY_KERNELS_CPU_GEMM_H
+#define TY_KERNELS_CPU_GEMM_H
+
+#include "cpu.h"
+
+#if defined(__AVX512F__)
+#define TY_VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define TY_VECTOR_BYTES 32
+#else
+#define TY_VECTOR_BYTES 16
+#endif
+#define TY_PANEL_BYTES (2 * TY_VECTOR_BYTES) /* of a row of a full panel */
+
+/* Fills a panel of B: dst[i * stride + j] = B[k0 + i][j0 + j] for i < kc and j < nc; nc elements are at most TY_PANEL_BYTES. */
+typedef void ty_gemm_pack(const void *context, int64_t k0, int64_t kc, int64_t j0, int64_t nc, void *dst, int64_t stride);
+
+/* Strides count elements. C's columns are contiguous. */
+typedef struct ty_gemm {
+  int64_t m, n, k;
+  const void *a;
+  int64_t a_row, a_col;
+  const void *b;
+  int64_t b_row, b_col;
+  void *c;
+  int64_t c_row;
+  const void *bias;     /* [n], added to every row; or NULL */
+  const void *row_bias; /* [m], added to every column; or NULL */
+  bool add;             /* C += A B; excludes the biases */
+  ty_gemm_pack *pack;   /* when set, B exists only through it, and `b` is its context */
+  int64_t k0;           /* added to the k0 of `pack` */
+} ty_gemm;
+
+/* Threaded unless called from a parallel piece. The result does not depend on the number of threads. False after
+ * ty_fail() when scratch memory is short. */
+bool TY_KERNEL(gemm_f32)(const ty_gemm *g);
+bool TY_KERNEL(gemm_f64)(const ty_gemm *g);
+static inline bool ty_gemm_run(ty_dtype dtype, const ty_gemm *g) {
+  return dtype == TY_F64 ? TY_KERNEL(gemm_f64)(g) : TY_KERNEL(gemm_f32)(g);
+}
+
+#endif

@@ -1,0 +1,77 @@
+/* Cross entropy of rows of logits with class positions, and its gradient, without a tensor of probabilities between
+ * them. A row's loss is sum_c t_c (lse - x_c), where t is the target smoothed over the classes (Szegedy et al. 2016)
+ * and weighted: t_c = (1 - e) w_y [c = y] + e w_c / classes. With log_probs, lse counts as 0. */
+#include "cpu.h"
+#include "exp_weight.h"
+
+enum { WORK = 16384 }; /* elements that are worth a thread */
+
+typedef struct job {
+  const void *x, *target, *weight, *g, *lse;
+  void *loss, *lse_out, *row_weight, *dx;
+  bool narrow; /* targets are i32 */
+  int64_t classes;
+  ty_p_cross_entropy p;
+  double weight_sum; /* of all classes */
+} job;
+
+static inline int64_t target_at(const job *j, int64_t i) {
+  return j->narrow ? ((const int32_t *)j->target)[i] : ((const int64_t *)j->target)[i];
+}
+
+static bool check_targets(const job *j, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    int64_t y = target_at(j, i);
+    if (y != j->p.ignore_index && (y < 0 || y >= j->classes))
+      return ty_fail(TY_EINDEX, "target %lld at position %lld is out of range for %lld classes", (long long)y,
+                     (long long)i, (long long)j->classes);
+  }
+  return true;
+}
+
+#define REAL float
+#define FN(name) name##_f32
+#include "losses_real.h"
+#undef REAL
+#undef FN
+
+#define REAL double
+#define FN(name) name##_f64
+#include "losses_real.h"
+
+static job job_of(const ty_kernel_args *k, const ty_view *x, const ty_view *target, const ty_view *weight) {
+  job j = { .x = x->data,
+            .target = target->data,
+            .narrow = target->dtype == TY_I32,
+            .classes = x->size[1],
+            .weight = weight ? weight->data : NULL,
+            .p = *(const ty_p_cross_entropy *)k->params };
+  j.weight_sum = (double)j.classes;
+  if (weight) {
+    j.weight_sum = 0;
+    for (int64_t i = 0; i < j.classes; i++)
+      j.weight_sum += x->dtype == TY_F64 ? ((const double *)j.weight)[i] : (double)((const float *)j.weight)[i];
+  }
+  return j;
+}
+
+/* in: logits [n, classes], target [n], weight; out: loss, lse, weight of each row. */
+bool TY_KERNEL(cross_entropy_rows)(const ty_kernel_args *k) {
+  const ty_view *x = k->in[0];
+  job j = job_of(k, x, k->in[1], k->in[2]);
+  j.loss = k->out[0]->data, j.lse_out = k->out[1]->data, j.row_weight = k->out[2]->data;
+  if (!check_targets(&j, x->size[0])) return false;
+  ty_parallel_for(x->size[0], 1 + WORK / (j.classes + 1), x->dtype == TY_F64 ? rows_f64 : rows_f32, &j);
+  return true;
+}
+
+/* in: g [n], logits, target, lse [n], weight; out: gradient of the logits. */
+bool TY_KERNEL(cross_entropy_backward)(const ty_kernel_args *k) {
+  const ty_view *x = k->in[1];
+  job j = job_of(k, x, k->in[2], k->in[4]);
+  j.g = k->in[0]->data, j.lse = k->in[3]->data, j.dx = k->out[0]->data;
+  if (!check_targets(&j, x->size[0])) return false;
+  ty_parallel_for(x->size[0], 1 + WORK / (j.classes + 1), x->dtype == TY_F64 ? rows_backward_f64 : rows_backward_f32,
+                  &j);
+  return true;
+}

@@ -1,0 +1,69 @@
+/* Pooling over windows: maximum with its position, mean and its gradient. */
+#include "cpu.h"
+
+ty_kernel TY_KERNEL(max_pool2d);
+ty_kernel TY_KERNEL(avg_pool2d);
+ty_kernel TY_KERNEL(avg_pool2d_backward);
+
+/* The positions of one window along one dimension that lie in the image, and by how many its mean is divided. */
+typedef struct window {
+  int64_t first, last, step, count;
+} window;
+
+static inline window window_of(const ty_p_pool *p, int d, int64_t i, int64_t size, int64_t windows) {
+  window w;
+  if (p->adaptive) {
+    w.first = i * size / windows;
+    w.last = ((i + 1) * size + windows - 1) / windows;
+    w.step = 1;
+    w.count = w.last - w.first;
+    return w;
+  }
+  int64_t start = i * p->stride[d] - p->padding[d], stop = start + (p->kernel[d] - 1) * p->dilation[d] + 1;
+  int64_t padded = size + p->padding[d];
+  w.step = p->dilation[d];
+  w.first = start < 0 ? start + (-start + w.step - 1) / w.step * w.step : start;
+  w.last = stop < size ? stop : size;
+  w.count = p->count_include_pad ? (stop < padded ? stop : padded) - start : w.last - w.first;
+  return w;
+}
+
+#define REAL float
+#define NAME(x) x##_f32
+#include "pool_real.h"
+#undef REAL
+#undef NAME
+
+#define REAL double
+#define NAME(x) x##_f64
+#include "pool_real.h"
+
+/* Planes [h, w] of `image` against planes [oh, ow] of `result`. */
+static bool run(const ty_view *image, const ty_view *result, const ty_kernel_args *k, ty_range_fn *f32, ty_range_fn *f64) {
+  int64_t h = image->size[2], w = image->size[3], oh = result->size[2], ow = result->size[3];
+  const void *from = k->in[0]->data;
+  void *to = k->out[0]->data;
+  int64_t *position = k->nout > 1 ? k->out[1]->data : NULL, planes = image->size[0] * image->size[1];
+  if (k->out[0]->count == 0) return true;
+  int64_t grain = 1 + 16384 / (h * w + oh * ow + 1);
+  if (image->dtype == TY_F64) {
+    pool_f64 q = { from, to, position, h, w, oh, ow, k->params };
+    ty_parallel_for(planes, grain, f64, &q);
+  } else {
+    pool_f32 q = { from, to, position, h, w, oh, ow, k->params };
+    ty_parallel_for(planes, grain, f32, &q);
+  }
+  return true;
+}
+
+bool TY_KERNEL(max_pool2d)(const ty_kernel_args *k) {
+  return run(k->in[0], k->out[0], k, max_planes_f32, max_planes_f64);
+}
+
+bool TY_KERNEL(avg_pool2d)(const ty_kernel_args *k) {
+  return run(k->in[0], k->out[0], k, mean_planes_f32, mean_planes_f64);
+}
+
+bool TY_KERNEL(avg_pool2d_backward)(const ty_kernel_args *k) {
+  return run(k->out[0], k->in[0], k, spread_planes_f32, spread_planes_f64);
+}

@@ -1,0 +1,278 @@
+/* Random numbers. Element i takes word i % 4 of block offset + i / 4, so the result does not depend on how the work is
+ * split. */
+#include <math.h>
+#include <string.h>
+
+#include "../half.h"
+#include "../philox.h"
+#include "cpu.h"
+
+enum { BLOCK = 1024, GRAIN = 16384 };
+
+typedef struct job {
+  const ty_view *out, *in;
+  const ty_p_random *p;
+} job;
+
+/* Words of elements [begin, begin + BLOCK), begin a multiple of 4: a whole block, so that the rounds vectorise. */
+static void words(const ty_p_random *p, int64_t begin, uint32_t *restrict w) {
+  const uint64_t seed = p->seed, first = p->offset + (uint64_t)begin / 4;
+#pragma omp simd
+  for (int i = 0; i < BLOCK / 4; i++) {
+    ty_philox b = ty_philox_block(seed, first + (uint64_t)i);
+    w[4 * i] = b.w[0], w[4 * i + 1] = b.w[1], w[4 * i + 2] = b.w[2], w[4 * i + 3] = b.w[3];
+  }
+}
+
+static int64_t element_offset(const ty_view *v, int64_t i) {
+  if (v->contiguous) return i;
+  int64_t offset = 0;
+  for (int d = v->ndim - 1; d >= 0; d--) {
+    offset += i % v->size[d] * v->stride[d];
+    i /= v->size[d];
+  }
+  return offset;
+}
+
+static void put(const ty_view *v, int64_t i, double x) {
+  int64_t at = element_offset(v, i);
+  switch (v->dtype) {
+    case TY_F64: ((double *)v->data)[at] = x; break;
+    case TY_F32: ((float *)v->data)[at] = (float)x; break;
+    case TY_F16: ((uint16_t *)v->data)[at] = ty_f32_to_f16((float)x); break;
+    case TY_BF16: ((uint16_t *)v->data)[at] = ty_f32_to_bf16((float)x); break;
+    case TY_I64: ((int64_t *)v->data)[at] = (int64_t)x; break;
+    case TY_I32: ((int32_t *)v->data)[at] = (int32_t)x; break;
+    case TY_I16: ((int16_t *)v->data)[at] = (int16_t)x; break;
+    case TY_I8: ((int8_t *)v->data)[at] = (int8_t)x; break;
+    default: ((uint8_t *)v->data)[at] = (uint8_t)x; break;
+  }
+}
+
+/* A block of values, computed in f32 so that a seed gives the same numbers in every dtype. */
+typedef void block_fn(const job *j, const uint32_t *w, float *x);
+
+/* The largest value of the dtype below x, for x above 0. */
+static float below(ty_dtype dtype, double x) {
+  if (dtype == TY_F16 || dtype == TY_BF16) {
+    uint16_t h = dtype == TY_F16 ? ty_f32_to_f16((float)x) : ty_f32_to_bf16((float)x);
+    float y = dtype == TY_F16 ? ty_f16_to_f32(h) : ty_bf16_to_f32(h);
+    if ((double)y < x) return y;
+    h = (uint16_t)(y > 0 ? h - 1 : y < 0 ? h + 1 : 0x8001);
+    return dtype == TY_F16 ? ty_f16_to_f32(h) : ty_bf16_to_f32(h);
+  }
+  return (double)(float)x < x ? (float)x : nextafterf((float)x, -INFINITY);
+}
+
+static void uniform_block(const job *j, const uint32_t *w, float *x) {
+  float low = (float)j->p->a, width = (float)(j->p->b - j->p->a);
+  float most = width > 0 ? below((ty_dtype)j->out->dtype, j->p->b) : low; /* rounding must not reach the open end */
+  for (int i = 0; i < BLOCK; i++) {
+    float u = low + width * ty_uniform_f32(w[i]);
+    x[i] = u < most ? u : most;
+  }
+}
+
+/* Box and Muller 1958, on words 0, 1 and words 2, 3 of each block. */
+static void normal_block(const job *j, const uint32_t *w, float *x) {
+  float mean = (float)j->p->a, std = (float)j->p->b;
+#pragma omp simd
+  for (int i = 0; i < BLOCK / 2; i++) {
+    float r = std * sqrtf(-2.0f * ty_log_f32(ty_uniform_positive_f32(w[2 * i])));
+    float turn = 6.28318531f * ty_uniform_f32(w[2 * i + 1]);
+    x[2 * i] = mean + r * ty_cos_f32(turn);
+    x[2 * i + 1] = mean + r * ty_sin_f32(turn);
+  }
+}
+
+static void fill(const job *j, block_fn *f, int64_t begin, int64_t end) {
+  uint32_t w[BLOCK];
+  float x[BLOCK];
+  const ty_view *v = j->out;
+  ty_dtype dtype = (ty_dtype)v->dtype;
+  for (int64_t i = begin; i < end; i += BLOCK) {
+    int64_t n = end - i < BLOCK ? end - i : BLOCK;
+    words(j->p, i, w);
+    f(j, w, x);
+    if (!v->contiguous) {
+      for (int64_t k = 0; k < n; k++) put(v, i + k, x[k]);
+    } else if (dtype == TY_F32) {
+      memcpy((float *)v->data + i, x, (size_t)n * sizeof *x);
+    } else if (dtype == TY_F64) {
+      for (int64_t k = 0; k < n; k++) ((double *)v->data)[i + k] = x[k];
+    } else {
+      ty_half_store(dtype, (uint16_t *)v->data + i, x, n);
+    }
+  }
+}
+
+static void uniform_range(void *context, int64_t begin, int64_t end) { fill(context, uniform_block, begin, end); }
+static void normal_range(void *context, int64_t begin, int64_t end) { fill(context, normal_block, begin, end); }
+
+static bool run(const ty_kernel_args *k, ty_range_fn *f) {
+  job j = { k->out[0], k->nin ? k->in[0] : NULL, k->params };
+  ty_parallel_for(j.out->count, GRAIN, f, &j);
+  return true;
+}
+
+bool TY_KERNEL(uniform)(const ty_kernel_args *k) { return run(k, uniform_range); }
+bool TY_KERNEL(normal)(const ty_kernel_args *k) { return run(k, normal_range); }
+
+/* low + floor(word * range / 2^32); ranges above 2^32 take a second word from a block of their own. */
+static void randint_range(void *context, int64_t begin, int64_t end) {
+  const job *j = context;
+  int64_t low = (int64_t)j->p->a;
+  uint64_t range = (uint64_t)((int64_t)j->p->b - low);
+  uint32_t w[BLOCK];
+  for (int64_t i = begin; i < end; i += BLOCK) {
+    int64_t n = end - i < BLOCK ? end - i : BLOCK;
+    words(j->p, i, w);
+    for (int64_t k = 0; k < n; k++) {
+      uint64_t pick;
+      if (range <= 0xffffffffu) {
+        pick = (uint64_t)w[k] * range >> 32;
+      } else {
+        uint64_t wide = (uint64_t)w[k] << 32 |
+                        ty_philox_block(~j->p->seed, j->p->offset + (uint64_t)(i + k) / 4).w[(i + k) % 4];
+        pick = (uint64_t)((unsigned __int128)wide * range >> 64);
+      }
+      int64_t value = low + (int64_t)pick;
+      if (j->out->dtype == TY_I64) ((int64_t *)j->out->data)[element_offset(j->out, i + k)] = value;
+      else put(j->out, i + k, (double)value);
+    }
+  }
+}
+
+bool TY_KERNEL(randint)(const ty_kernel_args *k) { return run(k, randint_range); }
+
+static double get(const ty_view *v, int64_t i) {
+  return v->dtype == TY_F64 ? ((const double *)v->data)[i] : ((const float *)v->data)[i];
+}
+
+static void bernoulli_range(void *context, int64_t begin, int64_t end) {
+  const job *j = context;
+  uint32_t w[BLOCK];
+  for (int64_t i = begin; i < end; i += BLOCK) {
+    int64_t n = end - i < BLOCK ? end - i : BLOCK;
+    words(j->p, i, w);
+    if (j->out->dtype == TY_F64)
+      for (int64_t k = 0; k < n; k++)
+        ((double *)j->out->data)[i + k] = ty_uniform_f32(w[k]) < ((const double *)j->in->data)[i + k];
+    else
+      for (int64_t k = 0; k < n; k++)
+        ((float *)j->out->data)[i + k] = ty_uniform_f32(w[k]) < ((const float *)j->in->data)[i + k];
+  }
+}
+
+bool TY_KERNEL(bernoulli)(const ty_kernel_args *k) { return run(k, bernoulli_range); }
+
+/* ---- orders ---- */
+
+typedef struct keyed {
+  double key;
+  int64_t index;
+} keyed;
+
+static void sort_keys(keyed *x, keyed *spare, int64_t n) { /* merge sort: equal keys stay in order */
+  if (n < 2) return;
+  int64_t half = n / 2, i = 0, j = half, k = 0;
+  sort_keys(x, spare, half);
+  sort_keys(x + half, spare, n - half);
+  memcpy(spare, x, (size_t)n * sizeof *x);
+  while (i < half && j < n) x[k++] = spare[j].key < spare[i].key ? spare[j++] : spare[i++];
+  while (i < half) x[k++] = spare[i++];
+  while (j < n) x[k++] = spare[j++];
+}
+
+/* The order that sorts random keys of 53 bits: two words an element. */
+bool TY_KERNEL(randperm)(const ty_kernel_args *k) {
+  const ty_p_random *p = k->params;
+  int64_t n = k->out[0]->count;
+  if (n == 0) return true;
+  size_t bytes = (size_t)n * sizeof(keyed);
+  keyed *x = ty_scratch_alloc(bytes), *spare = ty_scratch_alloc(bytes);
+  if (x && spare) {
+    for (int64_t i = 0; i < n; i++) {
+      ty_philox b = ty_philox_block(p->seed, p->offset + (uint64_t)i / 2);
+      const uint32_t *w = b.w + i % 2 * 2;
+      x[i] = (keyed){ (double)(w[0] >> 5) * 67108864.0 + (double)(w[1] >> 6), i };
+    }
+    sort_keys(x, spare, n);
+    for (int64_t i = 0; i < n; i++) put(k->out[0], i, (double)x[i].index);
+  }
+  bool ok = x && spare;
+  ty_scratch_free(x, bytes);
+  ty_scratch_free(spare, bytes);
+  return ok;
+}
+
+/* ---- multinomial: a = draws per row, b = with replacement ---- */
+
+static bool check_row(const ty_view *v, int64_t row, int64_t n, double *total, int64_t *positive) {
+  *total = 0;
+  *positive = 0;
+  for (int64_t i = 0; i < n; i++) {
+    double p = get(v, row * n + i);
+    if (!(p >= 0) || isinf(p))
+      return ty_fail(TY_EINVAL, "multinomial: probs: expected finite numbers of at least 0, got %g in row %lld", p,
+                     (long long)row);
+    *total += p;
+    *positive += p > 0;
+  }
+  return *positive > 0 || ty_fail(TY_EINVAL, "multinomial: probs: row %lld has no positive entry", (long long)row);
+}
+
+/* Smallest i whose running sum exceeds u. */
+static int64_t pick(const double *sums, int64_t n, double u) {
+  int64_t low = 0, high = n - 1;
+  while (low < high) {
+    int64_t middle = (low + high) / 2;
+    if (sums[middle] > u) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+static double uniform_at(const ty_p_random *p, int64_t i) {
+  return ((double)ty_philox_block(p->seed, p->offset + (uint64_t)i / 4).w[i % 4] + 0.5) * 0x1p-32;
+}
+
+bool TY_KERNEL(multinomial)(const ty_kernel_args *k) {
+  const ty_p_random *p = k->params;
+  const ty_view *in = k->in[0], *out = k->out[0];
+  int64_t n = in->size[in->ndim - 1], count = (int64_t)p->a, rows = out->count / count, *to = out->data;
+  size_t bytes = (size_t)n * sizeof(keyed);
+  keyed *x = ty_scratch_alloc(bytes), *spare = ty_scratch_alloc(bytes);
+  bool ok = x && spare;
+  for (int64_t row = 0; row < rows && ok; row++) {
+    double total;
+    int64_t positive;
+    if (!(ok = check_row(in, row, n, &total, &positive))) break;
+    if (p->b != 0) {
+      double *sums = (double *)x, sum = 0;
+      for (int64_t i = 0; i < n; i++) sums[i] = sum += get(in, row * n + i);
+      for (int64_t i = 0; i < count; i++) {
+        int64_t at = pick(sums, n, uniform_at(p, row * count + i) * sum);
+        while (get(in, row * n + at) == 0) at--; /* rounding at the very end */
+        to[row * count + i] = at;
+      }
+    } else { /* the smallest of exponential arrival times with rates probs (Efraimidis and Spirakis 2006) */
+      if (positive < count) {
+        ok = ty_fail(
+            TY_EINVAL,
+            "multinomial: probs: row %lld has %lld positive entries, fewer than the %lld to draw without replacement",
+            (long long)row, (long long)positive, (long long)count);
+        break;
+      }
+      for (int64_t i = 0; i < n; i++) {
+        double rate = get(in, row * n + i);
+        x[i] = (keyed){ rate > 0 ? -log(uniform_at(p, row * n + i)) / rate : INFINITY, i };
+      }
+      sort_keys(x, spare, n);
+      for (int64_t i = 0; i < count; i++) to[row * count + i] = x[i].index;
+    }
+  }
+  ty_scratch_free(x, bytes);
+  ty_scratch_free(spare, bytes);
+  return ok;
+}

@@ -1,0 +1,220 @@
+/* Writing by index: scatter, scatter_add, index_add. Every destination belongs to one task, and a task visits its
+ * sources in ascending order: nothing races, the last of repeated indices wins, and sums do not depend on the threads. */
+#include "cpu.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "indexing.h"
+
+#define GRAIN 32768
+
+/* ---- out starts as a copy of x, or as zeros when there is none ---- */
+
+typedef struct fill_ctx {
+  char *out;
+  const char *x;
+} fill_ctx;
+
+static void fill_range(void *context, int64_t begin, int64_t end) {
+  const fill_ctx *c = context;
+  if (c->x) memcpy(c->out + begin, c->x + begin, (size_t)(end - begin));
+  else memset(c->out + begin, 0, (size_t)(end - begin));
+}
+
+static void fill(const ty_view *out, const ty_view *x) {
+  fill_ctx c = { out->data, x ? x->data : NULL };
+  ty_parallel_for(out->count * ty_dtype_size[out->dtype], 1 << 18, fill_range, &c);
+}
+
+/* ---- how the work is cut: outer positions, then blocks of inner positions, then ranges of destinations ---- */
+
+typedef struct cut {
+  int64_t outer, blocks, block, ranges, range; /* block, range: their lengths */
+} cut;
+
+static cut cut_work(int64_t outer, int64_t count, int64_t inner, int64_t size) {
+  cut w = { outer, 1, inner, 1, size };
+  int64_t wanted = outer * count * inner < GRAIN ? 1 : (int64_t)ty_parallel_threads() * 2;
+  if (ty_parallel_threads() == 1 || outer >= wanted || size < 2) return w;
+  int64_t most = inner / 64; /* blocks of at least 64 keep whole cache lines to one task */
+  int64_t blocks = (wanted + outer - 1) / outer;
+  if (most > 1) {
+    if (blocks > most) blocks = most;
+    w.block = (inner + blocks - 1) / blocks;
+    w.blocks = (inner + w.block - 1) / w.block;
+  } else { /* every task looks at all indices and serves its own destinations */
+    w.ranges = blocks < size ? blocks : size;
+    w.range = (size + w.ranges - 1) / w.ranges;
+    w.ranges = (size + w.range - 1) / w.range;
+  }
+  return w;
+}
+
+typedef struct task {
+  int64_t outer, i0, i1, lo, hi;
+} task;
+
+static task cut_task(const cut *w, int64_t t, int64_t inner, int64_t size) {
+  task k;
+  int64_t range = t % w->ranges, block = t / w->ranges % w->blocks;
+  k.outer = t / (w->ranges * w->blocks);
+  k.i0 = block * w->block;
+  k.i1 = k.i0 + w->block < inner ? k.i0 + w->block : inner;
+  k.lo = range * w->range;
+  k.hi = k.lo + w->range < size ? k.lo + w->range : size;
+  return k;
+}
+
+static void run_tasks(const cut *w, int64_t work, ty_range_fn *fn, void *context) {
+  int64_t tasks = w->outer * w->blocks * w->ranges;
+  int64_t each = work / tasks + 1;
+  ty_parallel_for(tasks, (GRAIN + each - 1) / each, fn, context);
+}
+
+/* ---- scatter and scatter_add ---- */
+
+typedef struct scatter_ctx {
+  ty_index_map map;
+  cut work;
+  void *out;
+  const void *src;
+  int64_t src_step; /* 0: one value for all */
+  atomic_bool bad;
+} scatter_ctx;
+
+/* PUT(destination, value) */
+#define SCATTER(name, T, PUT)                                                                                         \
+  static inline                                                                                                       \
+      __attribute__((always_inline)) void name##_tasks(scatter_ctx *c, int64_t begin, int64_t end, const bool wide) { \
+    const ty_index_map *m = &c->map;                                                                                  \
+    const T *src = c->src;                                                                                            \
+    bool bad = false;                                                                                                 \
+    for (int64_t t = begin; t < end; t++) {                                                                           \
+      task k = cut_task(&c->work, t, m->inner, m->size);                                                              \
+      T *out = (T *)c->out + ty_index_outer(m, k.outer);                                                              \
+      for (int64_t j = 0; j < m->count; j++) {                                                                        \
+        int64_t row = (k.outer * m->count + j) * m->inner;                                                            \
+        for (int64_t i = k.i0; i < k.i1; i++) {                                                                       \
+          int64_t at = ty_index_at(m->index, row + i, wide);                                                          \
+          if ((uint64_t)at >= (uint64_t)m->size) bad = true;                                                          \
+          else if (at >= k.lo && at < k.hi)                                                                           \
+            PUT(out[at * m->step + (m->inner_map ? m->inner_map[i] : i)], src[(row + i) * c->src_step]);              \
+        }                                                                                                             \
+      }                                                                                                               \
+    }                                                                                                                 \
+    if (bad) atomic_store(&c->bad, true);                                                                             \
+  }                                                                                                                   \
+  static void name(void *context, int64_t begin, int64_t end) {                                                       \
+    scatter_ctx *c = context;                                                                                         \
+    if (c->map.wide) name##_tasks(c, begin, end, true);                                                               \
+    else name##_tasks(c, begin, end, false);                                                                          \
+  }
+
+#define SET(to, from) (to) = (from)
+#define ADD(to, from) (to) += (from)
+SCATTER(scatter1, uint8_t, SET)
+SCATTER(scatter2, uint16_t, SET)
+SCATTER(scatter4, uint32_t, SET)
+SCATTER(scatter8, uint64_t, SET)
+/* integers add as unsigned: they wrap */
+SCATTER(add_u8, uint8_t, ADD)
+SCATTER(add_u16, uint16_t, ADD)
+SCATTER(add_u32, uint32_t, ADD)
+SCATTER(add_u64, uint64_t, ADD)
+SCATTER(add_f32, float, ADD)
+SCATTER(add_f64, double, ADD)
+
+static bool scatter(const ty_kernel_args *k, ty_range_fn *fn) {
+  const ty_view *x = k->in[0], *index = k->in[1], *src = k->in[2], *out = k->out[0];
+  const ty_p_dim *p = k->params;
+  fill(out, x);
+  if (index->count == 0) return true;
+  scatter_ctx c = { .out = out->data, .src = src->data, .src_step = src->count > 1 };
+  if (!ty_index_map_init(&c.map, out, index, p->dim)) return false;
+  c.work = cut_work(c.map.outer, c.map.count, c.map.inner, c.map.size);
+  run_tasks(&c.work, index->count, fn, &c);
+  ty_index_map_free(&c.map);
+  return !atomic_load(&c.bad) || ty_index_report(index, c.map.size);
+}
+
+/* in: x or NULL for zeros, index, src (shaped like index, or one value); dim. */
+bool TY_KERNEL(scatter)(const ty_kernel_args *k) {
+  switch (ty_dtype_size[k->out[0]->dtype]) {
+    case 1: return scatter(k, scatter1);
+    case 2: return scatter(k, scatter2);
+    case 4: return scatter(k, scatter4);
+    default: return scatter(k, scatter8);
+  }
+}
+
+static ty_range_fn *by_number(ty_dtype d, ty_range_fn *u8, ty_range_fn *u16, ty_range_fn *u32, ty_range_fn *u64,
+                              ty_range_fn *f32, ty_range_fn *f64) {
+  if (d == TY_F32) return f32;
+  if (d == TY_F64) return f64;
+  switch (ty_dtype_size[d]) {
+    case 1: return u8;
+    case 2: return u16;
+    case 4: return u32;
+    default: return u64;
+  }
+}
+
+/* The same, adding. */
+bool TY_KERNEL(scatter_add)(const ty_kernel_args *k) {
+  return scatter(k, by_number((ty_dtype)k->out[0]->dtype, add_u8, add_u16, add_u32, add_u64, add_f32, add_f64));
+}
+
+/* ---- index_add ---- */
+
+typedef struct index_add_ctx {
+  cut work;
+  void *out;
+  const void *src;
+  const void *index;
+  bool wide;
+  int64_t count, size, inner, skip; /* skip: an index that adds nothing */
+} index_add_ctx;
+
+#define INDEX_ADD(name, T)                                                               \
+  static void name(void *context, int64_t begin, int64_t end) {                          \
+    const index_add_ctx *c = context;                                                    \
+    for (int64_t t = begin; t < end; t++) {                                              \
+      task k = cut_task(&c->work, t, c->inner, c->size);                                 \
+      for (int64_t j = 0; j < c->count; j++) {                                           \
+        int64_t at = ty_index_at(c->index, j, c->wide);                                  \
+        if (at < k.lo || at >= k.hi || at == c->skip) continue;                          \
+        T *restrict out = (T *)c->out + (k.outer * c->size + at) * c->inner;             \
+        const T *restrict src = (const T *)c->src + (k.outer * c->count + j) * c->inner; \
+        for (int64_t i = k.i0; i < k.i1; i++) out[i] += src[i];                          \
+      }                                                                                  \
+    }                                                                                    \
+  }
+INDEX_ADD(rows_u8, uint8_t)
+INDEX_ADD(rows_u16, uint16_t)
+INDEX_ADD(rows_u32, uint32_t)
+INDEX_ADD(rows_u64, uint64_t)
+INDEX_ADD(rows_f32, float)
+INDEX_ADD(rows_f64, double)
+
+/* in: x or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing (-1: none). */
+bool TY_KERNEL(index_add)(const ty_kernel_args *k) {
+  const ty_view *x = k->in[0], *index = k->in[1], *src = k->in[2], *out = k->out[0];
+  const ty_p_dim *p = k->params;
+  ty_lines l = ty_lines_of(out, p->dim);
+  if (!ty_index_check(index, l.size)) return false;
+  fill(out, x);
+  if (src->count == 0) return true;
+  index_add_ctx c = { .out = out->data,
+                      .src = src->data,
+                      .index = index->data,
+                      .wide = index->dtype == TY_I64,
+                      .count = index->count,
+                      .size = l.size,
+                      .inner = l.inner,
+                      .skip = p->k };
+  c.work = cut_work(l.outer, c.count, l.inner, l.size);
+  run_tasks(&c.work, src->count,
+            by_number((ty_dtype)out->dtype, rows_u8, rows_u16, rows_u32, rows_u64, rows_f32, rows_f64), &c);
+  return true;
+}

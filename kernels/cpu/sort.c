@@ -1,0 +1,240 @@
+/* sort and topk along one dimension. Values become unsigned keys whose order is the wanted one (NaN largest, -0 equal
+ * to 0), paired with their position, so that equal values keep their order. */
+#include "cpu.h"
+
+#include <string.h>
+
+#include "lines.h"
+
+#define RADIX_FROM 512 /* shorter lines are merge-sorted */
+
+/* ---- keys ---- */
+
+static inline uint64_t float_key(uint64_t bits, uint64_t sign, uint64_t infinity) {
+  if ((bits & ~sign) > infinity) return sign | (sign - 1); /* NaN */
+  if (bits == sign) bits = 0;
+  return bits & sign ? ~bits & (sign | (sign - 1)) : bits | sign;
+}
+
+static inline __attribute__((always_inline)) uint64_t key_at(const void *x, int64_t i, const int dtype) {
+  switch (dtype) {
+    case TY_BOOL:
+    case TY_U8: return ((const uint8_t *)x)[i];
+    case TY_I8: return ((const uint8_t *)x)[i] ^ 0x80u;
+    case TY_I16: return ((const uint16_t *)x)[i] ^ 0x8000u;
+    case TY_I32: return ((const uint32_t *)x)[i] ^ 0x80000000u;
+    case TY_I64: return ((const uint64_t *)x)[i] ^ 0x8000000000000000u;
+    case TY_F16: return float_key(((const uint16_t *)x)[i], 0x8000u, 0x7c00u);
+    case TY_BF16: return float_key(((const uint16_t *)x)[i], 0x8000u, 0x7f80u);
+    case TY_F32: return float_key(((const uint32_t *)x)[i], 0x80000000u, 0x7f800000u);
+    default: return float_key(((const uint64_t *)x)[i], 0x8000000000000000u, 0x7ff0000000000000u);
+  }
+}
+
+static inline uint64_t key_mask(int dtype) { return UINT64_MAX >> (64 - 8 * ty_dtype_size[dtype]); }
+
+/* ---- pairs of key and position: 8 bytes when both have 32 bits, else 16 ---- */
+
+typedef struct wide {
+  uint64_t key, at;
+} wide;
+#define NARROW_LESS(a, b) ((a) < (b))
+#define WIDE_LESS(a, b) ((a).key < (b).key || ((a).key == (b).key && (a).at < (b).at))
+#define NARROW_DIGIT(a, shift) ((a) >> (32 + (shift)) & 255)
+#define WIDE_DIGIT(a, shift) ((a).key >> (shift)&255)
+
+/* name_sort: stable; `bytes` of the key count. The result lies in a; b is as long and holds rubbish. */
+#define SORT(name, P, LESS, DIGIT)                                                    \
+  static void name##_merge_sort(P *a, P *b, int64_t n) {                              \
+    const int64_t run = 16;                                                           \
+    for (int64_t start = 0; start < n; start += run) {                                \
+      int64_t stop = start + run < n ? start + run : n;                               \
+      for (int64_t i = start + 1; i < stop; i++) {                                    \
+        P v = a[i];                                                                   \
+        int64_t j = i;                                                                \
+        for (; j > start && LESS(v, a[j - 1]); j--) a[j] = a[j - 1];                  \
+        a[j] = v;                                                                     \
+      }                                                                               \
+    }                                                                                 \
+    P *from = a, *to = b;                                                             \
+    for (int64_t width = run; width < n; width *= 2) {                                \
+      for (int64_t start = 0; start < n; start += 2 * width) {                        \
+        int64_t i = start, mid = start + width < n ? start + width : n;               \
+        int64_t j = mid, stop = mid + width < n ? mid + width : n, k = start;         \
+        while (i < mid && j < stop) {                                                 \
+          bool right = LESS(from[j], from[i]);                                        \
+          to[k++] = right ? from[j] : from[i];                                        \
+          j += right;                                                                 \
+          i += !right;                                                                \
+        }                                                                             \
+        memcpy(to + k, from + i, (size_t)(mid - i) * sizeof(P));                      \
+        k += mid - i;                                                                 \
+        memcpy(to + k, from + j, (size_t)(stop - j) * sizeof(P));                     \
+      }                                                                               \
+      P *other = from;                                                                \
+      from = to;                                                                      \
+      to = other;                                                                     \
+    }                                                                                 \
+    if (from != a) memcpy(a, from, (size_t)n * sizeof(P));                            \
+  }                                                                                   \
+  static void name##_sort(P *a, P *b, int64_t n, int bytes) {                         \
+    if (n < RADIX_FROM) {                                                             \
+      name##_merge_sort(a, b, n);                                                     \
+      return;                                                                         \
+    }                                                                                 \
+    int64_t counts[8][256] = { { 0 } };                                               \
+    for (int64_t i = 0; i < n; i++)                                                   \
+      for (int d = 0; d < bytes; d++) counts[d][DIGIT(a[i], 8 * d)]++;                \
+    P *from = a, *to = b;                                                             \
+    for (int d = 0; d < bytes; d++) {                                                 \
+      if (counts[d][DIGIT(from[0], 8 * d)] == n) continue; /* all share this digit */ \
+      int64_t at[256], sum = 0;                                                       \
+      for (int v = 0; v < 256; v++) {                                                 \
+        at[v] = sum;                                                                  \
+        sum += counts[d][v];                                                          \
+      }                                                                               \
+      for (int64_t i = 0; i < n; i++) to[at[DIGIT(from[i], 8 * d)]++] = from[i];      \
+      P *other = from;                                                                \
+      from = to;                                                                      \
+      to = other;                                                                     \
+    }                                                                                 \
+    if (from != a) memcpy(a, from, (size_t)n * sizeof(P));                            \
+  }                                                                                   \
+  /* Moves a[i] down a heap of n whose root is the greatest. */                       \
+  static void name##_sift(P *a, int64_t i, int64_t n) {                               \
+    P v = a[i];                                                                       \
+    for (int64_t child; (child = 2 * i + 1) < n; i = child) {                         \
+      if (child + 1 < n && LESS(a[child], a[child + 1])) child++;                     \
+      if (!LESS(v, a[child])) break;                                                  \
+      a[i] = a[child];                                                                \
+    }                                                                                 \
+    a[i] = v;                                                                         \
+  }
+SORT(narrow, uint64_t, NARROW_LESS, NARROW_DIGIT)
+SORT(wide, wide, WIDE_LESS, WIDE_DIGIT)
+
+/* ---- the lines ---- */
+
+typedef struct sort_ctx {
+  ty_lines l;
+  int dtype;
+  uint64_t flip; /* all ones of a key for descending order: ties still stay in order */
+  int64_t k;     /* how many come out; l.size for sort */
+  const void *x;
+  void *values; /* NULL: positions alone are wanted */
+  int64_t *positions;
+  char *scratch; /* 2 * l.size pairs per piece of work */
+  int64_t tasks; /* pieces of work */
+  bool fits;     /* narrow pairs do */
+} sort_ctx;
+
+#define MAKE_NARROW(key, i) ((uint64_t)(key) << 32 | (uint64_t)(i))
+#define MAKE_WIDE(key, i) ((wide){ (key), (uint64_t)(i) })
+#define NARROW_AT(p) ((int64_t)((p)&UINT32_MAX))
+#define WIDE_AT(p) ((int64_t)(p).at)
+
+/* Fills a with the pairs in order; a[0 .. k) count. With few wanted a heap keeps the best k seen so far. */
+#define ORDER(name, P, MAKE, LESS)                                                                                     \
+  static inline                                                                                                        \
+      __attribute__((always_inline)) void name##_order(const sort_ctx *c, int64_t base, P *a, P *b, const int dtype) { \
+    int64_t n = c->l.size, step = c->l.inner, k = c->k;                                                                \
+    const char *x = (const char *)c->x + base * ty_dtype_size[dtype];                                                  \
+    if (k > n / 8) {                                                                                                   \
+      for (int64_t i = 0; i < n; i++) a[i] = MAKE(key_at(x, i * step, dtype) ^ c->flip, i);                            \
+      name##_sort(a, b, n, ty_dtype_size[dtype]);                                                                      \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    for (int64_t i = 0; i < k; i++) a[i] = MAKE(key_at(x, i * step, dtype) ^ c->flip, i);                              \
+    for (int64_t i = k / 2 - 1; i >= 0; i--) name##_sift(a, i, k);                                                     \
+    for (int64_t i = k; i < n && k > 0; i++) {                                                                         \
+      P v = MAKE(key_at(x, i * step, dtype) ^ c->flip, i);                                                             \
+      if (!LESS(v, a[0])) continue;                                                                                    \
+      a[0] = v;                                                                                                        \
+      name##_sift(a, 0, k);                                                                                            \
+    }                                                                                                                  \
+    name##_merge_sort(a, b, k); /* looks at positions too: a heap does not keep them in order */                       \
+  }
+ORDER(narrow, uint64_t, MAKE_NARROW, NARROW_LESS)
+ORDER(wide, wide, MAKE_WIDE, WIDE_LESS)
+
+static inline __attribute__((always_inline)) void move(void *to, int64_t i, const void *from, int64_t j, size_t bytes) {
+  memcpy((char *)to + (size_t)i * bytes, (const char *)from + (size_t)j * bytes, bytes);
+}
+
+static void emit(const sort_ctx *c, int64_t from, int64_t to, int64_t at) {
+  c->positions[to] = at;
+  if (!c->values) return;
+  switch (ty_dtype_size[c->dtype]) {
+    case 1: move(c->values, to, c->x, from + at * c->l.inner, 1); break;
+    case 2: move(c->values, to, c->x, from + at * c->l.inner, 2); break;
+    case 4: move(c->values, to, c->x, from + at * c->l.inner, 4); break;
+    default: move(c->values, to, c->x, from + at * c->l.inner, 8);
+  }
+}
+
+static void sort_line(const sort_ctx *c, int64_t line, void *scratch) {
+  int64_t o = line / c->l.inner, i = line % c->l.inner;
+  int64_t from = o * c->l.size * c->l.inner + i, to = o * c->k * c->l.inner + i;
+  uint64_t *a = scratch, *b = a + c->l.size;
+  wide *wa = scratch, *wb = wa + c->l.size;
+  if (c->fits) {
+    switch (c->dtype) {
+      case TY_BOOL:
+      case TY_U8: narrow_order(c, from, a, b, TY_U8); break;
+      case TY_I8: narrow_order(c, from, a, b, TY_I8); break;
+      case TY_I16: narrow_order(c, from, a, b, TY_I16); break;
+      case TY_I32: narrow_order(c, from, a, b, TY_I32); break;
+      case TY_F16: narrow_order(c, from, a, b, TY_F16); break;
+      case TY_BF16: narrow_order(c, from, a, b, TY_BF16); break;
+      default: narrow_order(c, from, a, b, TY_F32);
+    }
+    for (int64_t j = 0; j < c->k; j++) emit(c, from, to + j * c->l.inner, NARROW_AT(a[j]));
+  } else {
+    switch (c->dtype) {
+      case TY_I64: wide_order(c, from, wa, wb, TY_I64); break;
+      case TY_F64: wide_order(c, from, wa, wb, TY_F64); break;
+      default: wide_order(c, from, wa, wb, c->dtype);
+    }
+    for (int64_t j = 0; j < c->k; j++) emit(c, from, to + j * c->l.inner, WIDE_AT(wa[j]));
+  }
+}
+
+static void sort_tasks(void *context, int64_t begin, int64_t end) {
+  const sort_ctx *c = context;
+  int64_t lines = c->l.outer * c->l.inner;
+  size_t each = (size_t)c->l.size * 2 * (c->fits ? sizeof(uint64_t) : sizeof(wide));
+  int64_t share = (lines + c->tasks - 1) / c->tasks;
+  for (int64_t t = begin; t < end; t++)
+    for (int64_t line = t * share; line < (t + 1) * share && line < lines && !ty_interrupted; line++)
+      sort_line(c, line, c->scratch + (size_t)t * each);
+}
+
+static bool sort_lines(const ty_kernel_args *k, int64_t count) {
+  const ty_view *x = k->in[0];
+  const ty_p_dim *p = k->params;
+  sort_ctx c = { .l = ty_lines_of(x, p->dim),
+                 .dtype = x->dtype,
+                 .flip = p->flag ? key_mask(x->dtype) : 0,
+                 .x = x->data,
+                 .values = k->nout > 1 ? k->out[0]->data : NULL,
+                 .positions = k->out[k->nout - 1]->data };
+  c.k = count < 0 ? c.l.size : count;
+  int64_t lines = c.l.outer * c.l.inner;
+  if (lines == 0 || c.k == 0) return true;
+  c.fits = ty_dtype_size[x->dtype] <= 4 && c.l.size <= UINT32_MAX;
+  /* Small work is one task; scratch grows with the tasks, not with the lines. */
+  c.tasks = x->count < 4096 ? 1 : ty_parallel_threads() * 4;
+  if (c.tasks > lines) c.tasks = lines;
+  size_t bytes = (size_t)c.tasks * (size_t)c.l.size * 2 * (c.fits ? sizeof(uint64_t) : sizeof(wide));
+  c.scratch = ty_scratch_alloc(bytes);
+  if (!c.scratch) return false;
+  ty_parallel_for(c.tasks, 1, sort_tasks, &c);
+  ty_scratch_free(c.scratch, bytes);
+  return true;
+}
+
+/* in: x; out: values (left out: positions alone), positions; dim, flag: descending. */
+bool TY_KERNEL(sort)(const ty_kernel_args *k) { return sort_lines(k, -1); }
+
+/* The same for the k first in order; flag: the largest. */
+bool TY_KERNEL(topk)(const ty_kernel_args *k) { return sort_lines(k, ((const ty_p_dim *)k->params)->k); }

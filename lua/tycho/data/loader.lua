@@ -1,0 +1,148 @@
+--- DataLoader: batches of a dataset in a fixed, seeded order, optionally made ahead by worker threads.
+--
+-- The order of epoch e depends on (seed, e) alone, so a loader that is given its state_dict() goes on with the very
+-- next batch. Worker threads run dataset:get() and the collation in a Lua state of their own: the dataset is copied to
+-- them (tensors by reference), so its functions may use their arguments, upvalues that can be copied, and `require`.
+local ty = require "tycho"
+local datasets = require "tycho.data.dataset"
+local read = require("tycho.nn.options").read
+
+---@class DataLoader
+---@field epoch integer     epoch of the next batch, from 0
+---@field position integer  batches of it already given
+local DataLoader = {}
+DataLoader.__index = DataLoader
+
+--- options: batch_size (1), shuffle (false), seed (0), drop_last (false), collate (items to batch), device (where
+-- batches go), workers (0: in this thread), prefetch (2 batches per worker).
+---@return DataLoader
+local function new(dataset, options)
+  local o = read("DataLoader", options, { batch_size = 1, shuffle = false, seed = 0, drop_last = false,
+    collate = datasets.collate, device = require("tycho.nn.options").none, workers = 0, prefetch = 2 })
+  if not math.tointeger(o.batch_size) or o.batch_size < 1 then
+    error("DataLoader: batch_size must be a positive integer, got " .. tostring(o.batch_size), 2)
+  end
+  local self = setmetatable(o, DataLoader)
+  self.dataset, self.epoch, self.position = dataset, 0, 0
+  self.custom_collate = o.collate ~= datasets.collate
+  if #self == 0 then
+    error(("DataLoader: %d items make no batch of %d"):format(#dataset, o.batch_size), 2)
+  end
+  return self
+end
+
+--- Batches of one epoch.
+function DataLoader.__len(self)
+  local n = #self.dataset
+  return self.drop_last and n // self.batch_size or (n + self.batch_size - 1) // self.batch_size
+end
+
+-- The order of an epoch as an i64 tensor; only the current one is held.
+function DataLoader:_order_of(epoch)
+  if self.order_epoch ~= epoch then
+    local n = #self.dataset
+    if self.shuffle then
+      -- The epoch goes into the upper bits, so that (seed, epoch) and (seed + 1, epoch - 1) differ.
+      local seed = (self.seed ~ (epoch << 32)) * 2
+      self.order = datasets.with_seed(seed, function() return ty.keep(ty.randperm(n)) end)
+    else
+      self.order = ty.keep(ty.arange(n))
+    end
+    self.order_epoch = epoch
+  end
+  return self.order
+end
+
+-- Positions of one batch, an i64 tensor.
+function DataLoader:_positions(epoch, batch)
+  local start = batch * self.batch_size
+  return self:_order_of(epoch):narrow(0, start, math.min(self.batch_size, #self.dataset - start))
+end
+
+-- Draws in the dataset's code are seeded per batch: the same with any number of workers, and after a resume.
+local function make_batch(dataset, positions, seed, collate, custom)
+  return datasets.with_seed(seed, function()
+    if not custom and dataset.batch then
+      local batch = dataset:batch(positions)
+      if batch then return batch end
+    end
+    local items = {}
+    for i, position in ipairs(positions:tolist()) do items[i] = dataset:get(position) end
+    return collate(items)
+  end)
+end
+
+local function to_device(batch, device)
+  if ty.is_tensor(batch) then return batch:to { device = device } end
+  if type(batch) ~= "table" then return batch end
+  local result = {}
+  for key, value in pairs(batch) do result[key] = to_device(value, device) end
+  return result
+end
+
+-- Differs from the seed of the epoch's order, which is even.
+function DataLoader:_seed(epoch, batch) return (self.seed ~ (epoch << 32)) * 2 + 1 + (batch << 44) end
+
+local function following(self, epoch, position)
+  position = position + 1
+  if position >= #self then return epoch + 1, 0 end
+  return epoch, position
+end
+
+-- Hands batches to the workers until each has `prefetch` in hand; answers come back in the order of the requests.
+function DataLoader:_fill()
+  if not self.pool then
+    self.pool = require("tycho.data.workers").new(self.workers, self.dataset, self.custom_collate and self.collate)
+    self.ahead_epoch, self.ahead_position = self.epoch, self.position
+  end
+  while self.pool:pending() < self.workers * self.prefetch do
+    local epoch, position = self.ahead_epoch, self.ahead_position
+    self.pool:send(self:_positions(epoch, position):clone(), self:_seed(epoch, position))
+    self.ahead_epoch, self.ahead_position = following(self, self.ahead_epoch, self.ahead_position)
+  end
+end
+
+--- The next batch, over the end of epochs.
+function DataLoader:next()
+  local batch
+  if self.workers > 0 then
+    self:_fill()
+    batch = self.pool:receive()
+  else
+    batch = make_batch(self.dataset, self:_positions(self.epoch, self.position), self:_seed(self.epoch, self.position),
+      self.collate, self.custom_collate)
+  end
+  self.epoch, self.position = following(self, self.epoch, self.position)
+  if self.device then batch = to_device(batch, self.device) end
+  return batch
+end
+
+--- Iterates the batches that are left of the current epoch: `for batch in loader() do`.
+function DataLoader.__call(self)
+  local epoch = self.epoch
+  return function()
+    if self.epoch == epoch then return self:next() end
+  end
+end
+
+--- Where the loader stands.
+function DataLoader:state_dict() return { epoch = self.epoch, position = self.position, seed = self.seed } end
+
+--- Goes to where a loader with the same dataset and options stood.
+function DataLoader:load_state_dict(state)
+  self:close()
+  self.epoch, self.position, self.seed, self.order_epoch = state.epoch, state.position, state.seed, nil
+end
+
+--- Ends the worker threads; the loader can still be used (they start again).
+function DataLoader:close()
+  if self.pool then
+    self.pool:close()
+    self.pool = nil
+  end
+end
+
+DataLoader.__close = DataLoader.close
+DataLoader.__gc = DataLoader.close
+
+return { new = new, make_batch = make_batch }

@@ -1,0 +1,109 @@
+--- `tycho doctor`: this machine, what Tycho found on it, and the command that installs what is missing.
+
+local program = require "tycho.program"
+
+local doctor = {}
+
+local function read(path)
+  local file <close> = io.open(path)
+  return file and file:read("a") or ""
+end
+
+local function say(topic, ...) print(("%-10s %s"):format(topic, (...):format(select(2, ...)))) end
+
+local function describe_cpu()
+  local info = read "/proc/cpuinfo"
+  local model = info:match("model name%s*:%s*([^\n]+)") or "unknown model"
+  local _, count = info:gsub("\nprocessor", "")
+  local cpu = require("tycho.core").cpu()
+  say("cpu", "%s, %d logical processors", model, count + 1)
+  say("", "%s", #cpu.features > 0 and table.concat(cpu.features, " ") or "no vector extension that matters here")
+  say("kernels", "%s, %d threads", cpu.isa, cpu.threads)
+end
+
+local function describe_memory()
+  local info = read "/proc/meminfo"
+  local function gigabytes(field) return (tonumber(info:match(field .. ":%s*(%d+)")) or 0) / 2 ^ 20 end
+  say("memory", "%.1f GiB, %.1f GiB of it available", gigabytes "MemTotal", gigabytes "MemAvailable")
+end
+
+local function describe_devices()
+  local gpu = program.list "/proc/driver/nvidia/gpus"
+  local note = gpu and ("; %d NVIDIA GPU here, which this build does not use"):format(#gpu) or ""
+  say("devices", "cpu, meta%s", note)
+end
+
+-- What is good to have, why, and the package that brings it.
+local wanted = {
+  oneDNN = { "big matrix products and convolutions run on slower kernels", "libdnnl-dev" },
+  libedit = { "the prompt has no line editing, history and completion", "libedit2" },
+}
+
+local function describe_libraries()
+  local present, missing, packages = {}, {}, {}
+  for _, library in ipairs(program.libraries()) do
+    if library.version then
+      present[#present + 1] = library.name .. (library.version ~= "" and " " .. library.version or "")
+    else
+      missing[#missing + 1] = library.name .. " (" .. wanted[library.name][1] .. ")"
+      packages[#packages + 1] = wanted[library.name][2]
+    end
+  end
+  say("libraries", "%s", table.concat(present, ", "))
+  return missing, packages
+end
+
+local function describe_settings()
+  local set = {}
+  for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "TYCHO_ONEDNN", "LUA_INIT", "LUA_INIT_5_4" } do
+    if os.getenv(name) then set[#set + 1] = name .. "=" .. os.getenv(name) end
+  end
+  if #set > 0 then say("settings", "%s", table.concat(set, " ")) end
+end
+
+local function describe_files()
+  say("library", "%s", program.lua ~= "" and program.lua or "not found")
+  local sets = {}
+  for _, name in ipairs(program.list(program.home .. "/datasets") or {}) do
+    if name:sub(-1) == "/" then sets[#sets + 1] = name:sub(1, -2) end
+  end
+  say("recipes", "%d in %s/recipes", #require("tycho.recipes").list(), program.home)
+  say("data", "%s", #sets > 0 and table.concat(sets, ", ") or "none found in " .. program.home .. "/datasets")
+end
+
+--- Runs a few ops; nil when their results are right, else what went wrong.
+local function self_test()
+  local ok, result = pcall(function()
+    local ty = require "tycho"
+    local x = ty.ones(64, 64)
+    return (x:matmul(x):sum():item() / 64 ^ 3)
+  end)
+  if not ok then return result end
+  if result ~= 1 then return ("a matrix product gave %g where 1 is right"):format(result) end
+end
+
+function doctor.command()
+  say("tycho", "%s, %s, %s%s", program.version, _VERSION, program.executable,
+    program.source_tree and " (in the source tree)" or "")
+  describe_cpu()
+  describe_memory()
+  describe_devices()
+  local missing, packages = describe_libraries()
+  describe_settings()
+  describe_files()
+  local problem = self_test()
+  if problem then
+    say("self test", "FAILED: %s", problem)
+    return 1
+  end
+  say("self test", "passed")
+  if #missing == 0 then
+    print("nothing is missing")
+  else
+    print("missing: " .. table.concat(missing, "; "))
+    print("install: sudo apt-get install " .. table.concat(packages, " "))
+  end
+  return 0
+end
+
+return doctor

@@ -1,0 +1,45 @@
+--- Tycho: deep learning in Lua. `local ty = require "tycho"` gives the core (tensors, ops, gradients, files) and the
+-- library on top of it; the parts ty.nn, ty.optim, ty.data, ty.train, ty.plot and ty.recipe are loaded when first used.
+local core = require "tycho.core"
+
+local ty = {}
+for name, value in pairs(core) do ty[name] = value end
+ty.core = core
+package.loaded["tycho"] = ty -- the parts require it while they load
+require "tycho.searcher" -- tycho.X of modules/X in the source tree
+
+ty.load, ty.save = core.io.load, core.io.save
+
+local dtypes = {}
+for name in ("f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool"):gmatch "%S+" do dtypes[name] = true end
+
+--- Whether `name` is the name of a dtype.
+function ty.is_dtype(name) return dtypes[name] == true end
+
+local methods = core.Tensor.methods
+
+--- Whether the tensor's numbers are f64, f32, f16 or bf16.
+function methods.is_floating_point(x)
+  local dtype = x.dtype
+  return dtype:sub(1, 1) == "f" or dtype == "bf16"
+end
+ty.is_floating_point = methods.is_floating_point
+
+for name, fn in pairs(require "tycho.views") do
+  ty[name], methods[name] = fn, fn
+end
+
+local parts = {
+  nn = "tycho.nn", optim = "tycho.optim", data = "tycho.data", train = "tycho.train", plot = "tycho.plot",
+  recipe = "tycho.recipe", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
+}
+
+return setmetatable(ty, {
+  __index = function(self, name)
+    local part = parts[name]
+    if not part then return nil end
+    local value = require(part)
+    rawset(self, name, value)
+    return value
+  end,
+})

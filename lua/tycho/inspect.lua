@@ -1,0 +1,93 @@
+--- Values as the prompt shows them: short, never more than a screen, tables one level deep or two.
+
+local inspect = {}
+
+local limits = { entries = 24, depth = 2, text = 400 }
+local keywords = {}
+for word in ("and break do else elseif end false for function goto if in local nil not or repeat return then true "
+    .. "until while"):gmatch("%a+") do
+  keywords[word] = true
+end
+
+--- Whether a string can stand as a field name after a dot.
+function inspect.is_name(text) return text:find("^[%a_][%w_]*$") ~= nil and not keywords[text] end
+
+local escapes = { ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t", ["\\"] = "\\\\", ['"'] = '\\"' }
+
+local function show_string(text)
+  local rest = ""
+  if #text > limits.text then
+    rest = (" ... (%d bytes)"):format(#text)
+    text = text:sub(1, utf8.offset(text, 0, limits.text) - 1)
+  end
+  text = text:gsub('[%c\\"]', function(c) return escapes[c] or ("\\x%02x"):format(c:byte()) end)
+  return '"' .. text .. '"' .. rest
+end
+
+local function show_function(f)
+  local info = debug.getinfo(f, "Su")
+  if info.what == "C" then return "function (native)" end
+  local names = {}
+  for i = 1, info.nparams do names[i] = debug.getlocal(f, i) end
+  if info.isvararg then names[#names + 1] = "..." end
+  return ("function(%s) %s:%d"):format(table.concat(names, ", "), info.short_src, info.linedefined)
+end
+
+local class_order = { number = 1, string = 2 }
+
+local function before(a, b)
+  local ka, kb = class_order[type(a)] or 3, class_order[type(b)] or 3
+  if ka ~= kb then return ka < kb end
+  if ka == 3 then return tostring(a) < tostring(b) end
+  return a < b
+end
+
+local show
+
+local function show_table(t, depth, seen)
+  if seen[t] then return "{...}" end
+  if next(t) == nil then return "{}" end
+  if depth == 0 then return "{...}" end
+  seen[t] = true
+  local parts, length = {}, #t
+  for i = 1, math.min(length, limits.entries) do parts[i] = show(rawget(t, i), depth - 1, seen) end
+  local keys, rest = {}, math.max(0, length - limits.entries)
+  for key in next, t do
+    if not (math.type(key) == "integer" and key >= 1 and key <= length) then keys[#keys + 1] = key end
+  end
+  table.sort(keys, before)
+  for i, key in ipairs(keys) do
+    if #parts >= limits.entries then
+      rest = rest + #keys - i + 1
+      break
+    end
+    local left = type(key) == "string" and inspect.is_name(key) and key or "[" .. show(key, 0, seen) .. "]"
+    parts[#parts + 1] = left .. " = " .. show(rawget(t, key), depth - 1, seen)
+  end
+  if rest > 0 then parts[#parts + 1] = ("... %d more"):format(rest) end
+  seen[t] = nil
+  local line = "{" .. table.concat(parts, ", ") .. "}"
+  if depth == limits.depth and (#line > 100 or line:find("\n")) then
+    return "{\n  " .. table.concat(parts, ",\n  "):gsub("\n([^ ])", "\n  %1") .. "\n}"
+  end
+  return line
+end
+
+show = function(value, depth, seen)
+  local kind = type(value)
+  if kind == "string" then return show_string(value) end
+  local meta = debug.getmetatable(value)
+  if kind ~= "number" and type(meta) == "table" and (meta.__tostring or meta.__name) then
+    local text = tostring(value)
+    if depth < limits.depth and text:find("\n") then text = text:match("^[^\n]*") .. " ..." end
+    return text
+  end
+  if kind == "table" then return show_table(value, depth, seen) end
+  if kind == "function" then return show_function(value) end
+  return tostring(value)
+end
+
+--- Text for any value.
+function inspect.show(value) return show(value, limits.depth, {}) end
+
+return inspect

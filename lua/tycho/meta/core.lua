@@ -1,0 +1,403 @@
+---@meta
+-- Declarations of what is written in C, for the editor (LuaLS) and for help(). The ops are declared by their table, see
+-- tycho.meta; this file holds the rest.
+
+---@alias Dtype "f64"|"f32"|"f16"|"bf16"|"i64"|"i32"|"i16"|"i8"|"u8"|"bool"
+---@alias Device "cpu"|"meta"|string
+
+--- An n-dimensional array that counts from 0. x[i] selects, x["0:8, :, -1"] slices, both also write; arithmetic works
+--- elementwise with broadcasting; comparison is by methods: x:lt(y).
+---@class Tensor
+---@field shape integer[] sizes of the dimensions, a Lua table
+---@field dtype Dtype
+---@field device Device
+---@field ndim integer
+---@field grad Tensor? what backward() has added up
+---@field requires_grad boolean
+---@field is_leaf boolean not computed from tensors that require gradients
+---@operator add(Tensor|number): Tensor
+---@operator sub(Tensor|number): Tensor
+---@operator mul(Tensor|number): Tensor
+---@operator div(Tensor|number): Tensor
+---@operator idiv(Tensor|number): Tensor
+---@operator mod(Tensor|number): Tensor
+---@operator pow(Tensor|number): Tensor
+---@operator unm: Tensor
+---@operator len: integer
+---@field [integer|string|Tensor] Tensor
+local Tensor = {}
+
+--- The only element, as a Lua number or boolean.
+---@return number|boolean
+function Tensor:item() end
+
+--- The elements as nested Lua tables.
+---@return table|number|boolean
+function Tensor:tolist() end
+
+--- The number of elements.
+---@return integer
+function Tensor:numel() end
+
+--- The size of one dimension, or all sizes.
+---@param dim? integer
+---@return integer ...
+function Tensor:size(dim) end
+
+--- The stride of one dimension in elements, or all strides.
+---@param dim? integer
+---@return integer ...
+function Tensor:stride(dim) end
+
+--- Whether the elements lie in memory in C order without gaps.
+---@return boolean
+function Tensor:is_contiguous() end
+
+--- In another dtype or on another device: x:to("f16"), x:to("cpu"), x:to(other), x:to { dtype =, device = }. The tensor
+--- itself when nothing changes. Recorded for gradients.
+---@param what Dtype|Device|Tensor|{dtype?: Dtype, device?: Device}
+---@return Tensor
+function Tensor:to(what) end
+
+--- Releases the memory now. Using the tensor afterwards is an error. Also done by `local x <close>` and ty.scope.
+function Tensor:free() end
+
+--- Adds the gradient of this tensor to .grad of every leaf that requires one.
+---@param gradient? Tensor of this tensor's shape; not needed for a tensor with one element
+---@param options? {create_graph?: boolean, keep_graph?: boolean}
+function Tensor:backward(gradient, options) end
+
+--- Makes a leaf want a gradient (or no longer). Returns the tensor.
+---@param on? boolean default true
+---@return Tensor
+function Tensor:requires_grad_(on) end
+
+--- Keeps the gradient of a computed tensor in .grad at backward().
+---@return Tensor
+function Tensor:retain_grad() end
+
+--- Sets or (nil) forgets .grad.
+---@param gradient Tensor?
+function Tensor:set_grad(gradient) end
+
+--- Calls fn(gradient) when the gradient of this tensor is known; what it returns replaces it.
+---@param fn fun(gradient: Tensor): Tensor?
+---@return {remove: fun()} handle
+function Tensor:register_hook(fn) end
+
+---@class ty
+local ty = {}
+
+--- A tensor from a number or nested tables. Integers give i64, fractions f32, booleans bool, unless dtype says so.
+---@param values number|boolean|table
+---@param options? {dtype?: Dtype, device?: Device, requires_grad?: boolean}
+---@return Tensor
+function ty.tensor(values, options) end
+
+---@param value any
+---@return boolean
+function ty.is_tensor(value) end
+
+--- Gradients of outputs with respect to inputs, without touching .grad.
+--- Options: grad_outputs (what to multiply outputs with), create_graph, keep_graph, allow_unused.
+---@param outputs Tensor|Tensor[]
+---@param inputs Tensor|Tensor[]
+---@param options? table
+---@return Tensor|(Tensor?)[]
+function ty.grad(outputs, inputs, options) end
+
+--- Runs fn(...) without recording for gradients and returns what it returns.
+---@param fn function
+---@return any ...
+function ty.no_grad(fn, ...) end
+
+--- Runs fn(...) with recording on and returns what it returns.
+---@param fn function
+---@return any ...
+function ty.enable_grad(fn, ...) end
+
+--- Turns recording on or off; returns what it was.
+---@param on boolean
+---@return boolean
+function ty.set_grad_enabled(on) end
+
+---@return boolean
+function ty.is_grad_enabled() end
+
+--- Runs fn(...) with hooks on the tensors that ops keep for the backward pass: pack(tensor) gives what is kept
+--- instead, unpack(kept) gives the tensor back.
+---@param pack fun(tensor: Tensor): any
+---@param unpack fun(kept: any): Tensor
+---@param fn function
+---@return any ...
+function ty.saved_tensor_hooks(pack, unpack, fn, ...) end
+
+--- Runs fn(...) and releases every tensor made meanwhile, except those it returns (also inside tables) or that ty.keep
+--- took out.
+---@param fn function
+---@return any ...
+function ty.scope(fn, ...) end
+
+--- A scope for `local scope <close> = ty.open_scope()`: tensors made until the end of the block are released there.
+function ty.open_scope() end
+
+--- Takes tensors (also inside tables) out of the innermost scope. Returns its arguments.
+---@return any ...
+function ty.keep(...) end
+
+--- Starts the generator of random numbers from a seed. The same seed gives the same numbers on every device and for
+--- every number of threads.
+---@param seed integer
+function ty.manual_seed(seed) end
+
+--- The state of the generator of random numbers; with an argument: sets it.
+---@param state? table
+---@return table
+function ty.rng_state(state) end
+
+--- Sets the number of CPU threads. Results do not depend on it.
+---@param count? integer 0: as many as the machine has
+function ty.set_threads(count) end
+
+--- The number of CPU threads.
+---@return integer
+function ty.threads() end
+
+--- The instruction set of the kernels in use, what the CPU offers, and the number of threads.
+---@return {isa: string, features: string[], threads: integer}
+function ty.cpu() end
+
+--- The table of ops: names, arguments with kinds and defaults, flags, documentation.
+---@return table[]
+function ty.ops() end
+
+--- For ty.custom_op: gives outputs a node whose gradients backward(g1, ...) computes for the inputs.
+---@param name string
+---@param inputs Tensor[]
+---@param outputs Tensor[]
+---@param backward fun(...: Tensor?): Tensor? ...
+function ty.record(name, inputs, outputs, backward) end
+
+--- Native memory in bytes: live, cached, peak, budget; and the count of allocations.
+ty.memory = {}
+
+---@param device? Device
+---@return {live: integer, cached: integer, peak: integer, budget: integer, allocations: integer}
+function ty.memory.stats(device) end
+
+--- Lets the peak begin again at what is live now.
+---@param device? Device
+function ty.memory.reset_peak(device) end
+
+--- Gives cached memory back to the system.
+---@param device? Device
+function ty.memory.empty_cache(device) end
+
+--- The most bytes tensors may take; an allocation above it is an error that lists the largest live tensors.
+---@param device? Device
+---@param bytes? integer nothing: the default of the machine
+function ty.memory.set_budget(device, bytes) end
+
+--- For tests: lets the n-th allocation from now fail, and with `again` all that follow.
+---@param n integer
+---@param again? boolean
+function ty.memory.fail_at(n, again) end
+
+--- For tests: allocations made so far.
+---@return integer
+function ty.memory.allocation_count() end
+
+ty.system = {}
+
+--- Seconds of a clock that only goes forward.
+---@return number
+function ty.system.clock() end
+
+--- Seconds since 1970, with fractions.
+---@return number
+function ty.system.time() end
+
+--- Waits; Ctrl-C ends it.
+---@param seconds number
+function ty.system.sleep(seconds) end
+
+--- Whether a file descriptor is a terminal.
+---@param descriptor integer
+---@return boolean
+function ty.system.isatty(descriptor) end
+
+--- The width of a terminal.
+---@param descriptor integer
+---@return integer?
+function ty.system.columns(descriptor) end
+
+--- The number of this process.
+---@return integer
+function ty.system.pid() end
+
+ty.thread = {}
+
+--- Starts a thread with a Lua state of its own, in which setup(...) runs and returns the function that answers
+--- requests. thread:send(...), thread:receive(), thread:pending(), thread:close().
+---@param setup function
+function ty.thread.new(setup, ...) end
+
+ty.io = {}
+
+--- Reads a file by its first bytes or its ending: .safetensors and .npz give a table of tensors (and metadata), .npy
+--- and images a tensor, .csv a tensor and names, .json Lua values.
+---@param path string
+---@return any ...
+function ty.io.load(path, ...) end
+
+--- Writes by the ending: .safetensors, .npz, .npy, .png, .json. Written beside and renamed.
+---@param path string
+---@param value any
+function ty.io.save(path, value, ...) end
+
+---@param path string
+---@param options? {mmap?: boolean}
+---@return table<string, Tensor>, table<string, string>
+function ty.io.load_safetensors(path, options) end
+
+---@param path string
+---@param tensors table<string, Tensor>
+---@param metadata? table<string, string>
+function ty.io.save_safetensors(path, tensors, metadata) end
+
+---@param path string
+---@param options? {mmap?: boolean}
+---@return table<string, Tensor>
+function ty.io.load_npz(path, options) end
+
+---@param path string
+---@param tensors table<string, Tensor>
+---@param options? {compress?: boolean}
+function ty.io.save_npz(path, tensors, options) end
+
+---@param path string
+---@param options? {mmap?: boolean}
+---@return Tensor
+function ty.io.load_npy(path, options) end
+
+---@param path string
+---@param tensor Tensor
+function ty.io.save_npy(path, tensor) end
+
+--- A PNG or JPEG file as a u8 tensor [channels, height, width]; channels 0: as the file has them.
+---@param path string
+---@param options? {channels?: integer}
+---@return Tensor
+function ty.io.load_image(path, options) end
+
+--- Like load_image, from the bytes of a file.
+---@param bytes string
+---@param options? {channels?: integer}
+---@return Tensor
+function ty.io.decode_image(bytes, options) end
+
+--- Writes a PNG of a u8 tensor [channels, height, width].
+---@param path string
+---@param image Tensor
+---@param options? {level?: integer} 0 to 9
+function ty.io.save_image(path, image, options) end
+
+--- Like save_image; the bytes.
+---@param image Tensor
+---@param options? {level?: integer}
+---@return string
+function ty.io.encode_png(image, options) end
+
+--- A file of bare numbers, mapped into memory.
+---@param path string
+---@param options? {dtype?: Dtype, shape?: integer[], offset?: integer}
+---@return Tensor
+function ty.io.map(path, options) end
+
+--- A tensor from little-endian bytes in C order.
+---@param bytes string
+---@param dtype Dtype
+---@param shape? integer[]
+---@return Tensor
+function ty.io.from_bytes(bytes, dtype, shape) end
+
+--- The elements as little-endian bytes in C order.
+---@param tensor Tensor
+---@return string
+function ty.io.to_bytes(tensor) end
+
+--- A table of numbers as a tensor [rows, columns], and the names of the columns when the file has them.
+---@param path string
+---@param options? {header?: boolean|string, delimiter?: string, skip?: integer, missing?: string, dtype?: Dtype}
+---@return Tensor, string[]?
+function ty.io.load_csv(path, options) end
+
+---@param text string
+---@return any
+function ty.io.json_decode(text) end
+
+--- Keys in byte order.
+---@param value any
+---@param options? {indent?: integer}
+---@return string
+function ty.io.json_encode(value, options) end
+
+---@param path string
+---@return any
+function ty.io.load_json(path) end
+
+---@param path string
+---@param value any
+---@param options? {indent?: integer}
+function ty.io.save_json(path, value, options) end
+
+--- Marks a table as a JSON list, which matters when it is empty.
+---@param list? table
+---@return table
+function ty.io.array(list) end
+
+--- The text of a file; gzip is unpacked.
+---@param path string
+---@param options? {max?: integer} bytes
+---@return string
+function ty.io.read(path, options) end
+
+--- The lines of a file one by one; gzip is unpacked.
+---@param path string
+---@return fun(): string?
+function ty.io.lines(path) end
+
+--- Writes a file beside the old one and renames it: a kill at any moment leaves one or the other.
+---@param path string
+---@param text string
+function ty.io.write_atomic(path, text) end
+
+--- What is at a path, or nil.
+---@param path string
+---@return {kind: "file"|"directory"|"other", size: integer, mtime: number}?
+function ty.io.stat(path) end
+
+---@param path string
+---@return boolean
+function ty.io.exists(path) end
+
+--- Names in a folder, in byte order.
+---@param path? string
+---@return string[]
+function ty.io.listdir(path) end
+
+--- Makes a folder with its parents.
+---@param path string
+function ty.io.mkdir(path) end
+
+--- Removes a file or an empty folder.
+---@param path string
+function ty.io.remove(path) end
+
+--- Makes a folder and in it a file of events for TensorBoard. writer:scalar(tag, value, step), writer:close().
+---@param folder string
+---@return table writer
+---@return string path
+function ty.io.event_writer(folder) end
+
+return { ty, Tensor }

@@ -1,0 +1,105 @@
+--- Activations and pools as modules; the functions themselves are ops.
+local ty = require "tycho"
+local base = require "tycho.nn.module"
+local options = require "tycho.nn.options"
+
+local define = base.define
+local M = {}
+
+local function simple(name, fn)
+  local class = define(name)
+  function class:forward(x) return fn(x) end
+  M[name] = class
+end
+
+simple("ReLU", ty.relu)
+simple("SiLU", ty.silu)
+simple("Sigmoid", ty.sigmoid)
+simple("Tanh", ty.tanh)
+simple("Mish", ty.mish)
+simple("Softplus", ty.softplus)
+simple("LogSigmoid", ty.log_sigmoid)
+
+--- x * Phi(x); approximate = "tanh" for GPT-2's form. nn.GELU "tanh" or nn.GELU { approximate = "tanh" }.
+local GELU = define "GELU"
+M.GELU = GELU
+
+function GELU:init(given)
+  if type(given) == "string" then given = { approximate = given } end
+  self.approximate = options.read("GELU", given, { approximate = "none" }).approximate
+end
+
+function GELU:forward(x) return ty.gelu(x, self.approximate) end
+
+function GELU:describe() return self.approximate == "none" and "" or self.approximate end
+
+local LeakyReLU = define "LeakyReLU"
+M.LeakyReLU = LeakyReLU
+
+function LeakyReLU:init(slope) self.slope = slope or 0.01 end
+
+function LeakyReLU:forward(x) return ty.leaky_relu(x, self.slope) end
+
+local ELU = define "ELU"
+M.ELU = ELU
+
+function ELU:init(alpha) self.alpha = alpha or 1 end
+
+function ELU:forward(x) return ty.elu(x, self.alpha) end
+
+local function over_dim(name, fn)
+  local class = define(name)
+  function class:init(dim) self.dim = dim or -1 end
+  function class:forward(x) return fn(x, self.dim) end
+  M[name] = class
+end
+
+over_dim("Softmax", ty.softmax)
+over_dim("LogSoftmax", ty.log_softmax)
+
+local function pool(name, defaults, fn)
+  local class = define(name)
+  function class:init(kernel, given)
+    local o = options.read(name, given, defaults)
+    self.kernel_size = options.pair(name, "kernel", kernel)
+    for key, value in pairs(o) do self[key] = value end
+    self.stride = options.pair(name, "stride", o.stride or self.kernel_size)
+  end
+  class.forward = fn
+  function class:describe() return table.concat(self.kernel_size, "x") end
+  M[name] = class
+end
+
+--- Largest value of each window of x [n, c, h, w]. options: stride (the kernel), padding, dilation.
+pool("MaxPool2d", { stride = options.none, padding = 0, dilation = 1 }, function(self, x)
+  return (ty.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation))
+end)
+
+--- Mean of each window of x [n, c, h, w]. options: stride (the kernel), padding, count_include_pad.
+pool("AvgPool2d", { stride = options.none, padding = 0, count_include_pad = true }, function(self, x)
+  return ty.avg_pool2d(x, self.kernel_size, self.stride, self.padding, self.count_include_pad)
+end)
+
+local function adaptive(name, fn)
+  local class = define(name)
+  function class:init(size) self.size = options.pair(name, "size", size) end
+  function class:forward(x) return (fn(x, self.size)) end
+  function class:describe() return table.concat(self.size, "x") end
+  M[name] = class
+end
+
+adaptive("AdaptiveAvgPool2d", ty.adaptive_avg_pool2d)
+adaptive("AdaptiveMaxPool2d", ty.adaptive_max_pool2d)
+
+--- x [n, c, h, w] resized to `size` or by `scale`; mode "nearest" or "bilinear".
+local Upsample = define "Upsample"
+M.Upsample = Upsample
+
+function Upsample:init(given)
+  local o = options.read("Upsample", given, { size = options.none, scale = 0, mode = "nearest", align_corners = false })
+  self.size, self.scale, self.mode, self.align_corners = o.size or {}, o.scale, o.mode, o.align_corners
+end
+
+function Upsample:forward(x) return ty.interpolate(x, self.size, self.scale, self.mode, self.align_corners) end
+
+return M

@@ -1,0 +1,214 @@
+--- Linear, Embedding, Dropout, Flatten and the convolutions.
+local ty = require "tycho"
+local base = require "tycho.nn.module"
+local init = require "tycho.nn.initial"
+local options = require "tycho.nn.options"
+
+local define, positive, pair = base.define, options.positive, options.pair
+local layers = {}
+
+-- PyTorch's default for weight and bias alike: uniform within +-1 / sqrt(fan_in).
+local function default_init(fan_in)
+  local bound = fan_in > 0 and 1 / math.sqrt(fan_in) or 0
+  return function(t) init.uniform(t, -bound, bound) end
+end
+
+--- x [..., inputs] times weight [outputs, inputs] transposed, plus bias [outputs].
+---@class Linear: Module
+---@field weight Tensor
+---@field bias? Tensor
+---@overload fun(inputs: integer, outputs: integer, options?: {bias: boolean}): Linear
+local Linear = define "Linear"
+layers.Linear = Linear
+
+function Linear:init(inputs, outputs, given)
+  local o = options.read("Linear", given, { bias = true })
+  positive("Linear", "inputs", inputs)
+  positive("Linear", "outputs", outputs)
+  self.in_features, self.out_features = inputs, outputs
+  self.weight = options.parameter({ outputs, inputs }, default_init(inputs))
+  if o.bias then self.bias = options.parameter({ outputs }, default_init(inputs)) end
+end
+
+function Linear:forward(x) return ty.linear(x, self.weight, self.bias) end
+
+function Linear:describe()
+  return ("%d, %d%s"):format(self.in_features, self.out_features, self.bias and "" or ", bias = false")
+end
+
+--- Rows of weight [count, width] by position: index [...] to [..., width]. padding_index: a row that stays zero.
+---@overload fun(count: integer, width: integer, options?: {padding_index: integer}): Module
+local Embedding = define "Embedding"
+layers.Embedding = Embedding
+
+function Embedding:init(count, width, given)
+  local o = options.read("Embedding", given, { padding_index = -1 })
+  positive("Embedding", "count", count)
+  positive("Embedding", "width", width)
+  self.count, self.width, self.padding_index = count, width, o.padding_index
+  self.weight = options.parameter({ count, width }, function(t)
+    init.normal(t)
+    if o.padding_index >= 0 then t:select(0, o.padding_index):fill_(0) end
+  end)
+end
+
+function Embedding:forward(index) return ty.embedding(self.weight, index, self.padding_index) end
+
+function Embedding:describe() return ("%d, %d"):format(self.count, self.width) end
+
+--- Zeroes elements with probability p in training and scales the rest by 1 / (1 - p). Srivastava et al. 2014.
+local Dropout = define "Dropout"
+layers.Dropout = Dropout
+
+function Dropout:init(p)
+  self.p = p or 0.5
+  if not (self.p >= 0 and self.p <= 1) then error("Dropout: p must be within [0, 1], got " .. tostring(p), 3) end
+end
+
+function Dropout:forward(x)
+  if not self.training or self.p == 0 then return x end
+  return ty.dropout(x, self.p, true)
+end
+
+function Dropout:describe() return ("%g"):format(self.p) end
+
+--- Dimensions start to stop (included) become one.
+local Flatten = define "Flatten"
+layers.Flatten = Flatten
+
+function Flatten:init(start, stop) self.start, self.stop = start or 1, stop or -1 end
+
+function Flatten:forward(x) return ty.flatten(x, self.start, self.stop) end
+
+--- Returns its input.
+local Identity = define "Identity"
+layers.Identity = Identity
+
+function Identity:forward(x) return x end
+
+local conv_defaults = { stride = 1, padding = 0, dilation = 1, groups = 1, bias = true }
+
+local function check_groups(who, inputs, outputs, groups)
+  positive(who, "inputs", inputs)
+  positive(who, "outputs", outputs)
+  positive(who, "groups", groups)
+  if inputs % groups ~= 0 or outputs % groups ~= 0 then
+    error(("%s: groups %d must divide inputs %d and outputs %d"):format(who, groups, inputs, outputs), 3)
+  end
+end
+
+local function describe_conv(self)
+  local text = ("%d, %d, %s"):format(self.in_channels, self.out_channels, table.concat(self.kernel_size, "x"))
+  for _, name in ipairs { "stride", "padding", "dilation" } do
+    local default, values = conv_defaults[name], self[name]
+    if values[1] ~= default or values[#values] ~= default then
+      local same = values[1] == values[#values]
+      text = text .. (", %s = %s"):format(name, same and values[1] or table.concat(values, "x"))
+    end
+  end
+  if self.groups ~= 1 then text = text .. ", groups = " .. self.groups end
+  if not self.bias then text = text .. ", bias = false" end
+  return text
+end
+
+-- padding = "same" keeps the size at stride 1.
+local function read_padding(who, o, kernel)
+  if o.padding ~= "same" then return o.padding end
+  local result = {}
+  for i = 1, #kernel do
+    local span = o.dilation[i] * (kernel[i] - 1)
+    if span % 2 ~= 0 or o.stride[i] ~= 1 then
+      error(who .. ": padding = \"same\" needs stride 1 and an odd span of the kernel", 4)
+    end
+    result[i] = span // 2
+  end
+  return result
+end
+
+--- Convolution of x [n, inputs, h, w] with weight [outputs, inputs / groups, kh, kw].
+-- options: stride, padding (number, pair or "same"), dilation, groups, bias.
+---@overload fun(inputs: integer, outputs: integer, kernel: integer|integer[], options?: table): Module
+local Conv2d = define "Conv2d"
+layers.Conv2d = Conv2d
+
+function Conv2d:init(inputs, outputs, kernel, given)
+  local o = options.read("Conv2d", given, conv_defaults)
+  check_groups("Conv2d", inputs, outputs, o.groups)
+  self.in_channels, self.out_channels, self.groups = inputs, outputs, o.groups
+  self.kernel_size = pair("Conv2d", "kernel", kernel)
+  o.stride, o.dilation = pair("Conv2d", "stride", o.stride), pair("Conv2d", "dilation", o.dilation)
+  self.stride, self.dilation = o.stride, o.dilation
+  self.padding = pair("Conv2d", "padding", read_padding("Conv2d", o, self.kernel_size))
+  local kh, kw = self.kernel_size[1], self.kernel_size[2]
+  local fill = default_init(inputs // o.groups * kh * kw)
+  self.weight = options.parameter({ outputs, inputs // o.groups, kh, kw }, fill)
+  if o.bias then self.bias = options.parameter({ outputs }, fill) end
+end
+
+function Conv2d:forward(x)
+  return ty.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+end
+
+Conv2d.describe = describe_conv
+
+--- Convolution of x [n, inputs, w] with weight [outputs, inputs / groups, kw]; options as Conv2d's.
+local Conv1d = define "Conv1d"
+layers.Conv1d = Conv1d
+
+function Conv1d:init(inputs, outputs, kernel, given)
+  local o = options.read("Conv1d", given, conv_defaults)
+  check_groups("Conv1d", inputs, outputs, o.groups)
+  self.in_channels, self.out_channels, self.groups = inputs, outputs, o.groups
+  local function single(what, value)
+    if type(value) == "table" and #value == 1 then value = value[1] end
+    if not math.tointeger(value) then
+      error(("Conv1d: %s must be an integer, got %s"):format(what, tostring(value)), 4)
+    end
+    return { value }
+  end
+  self.kernel_size = single("kernel", kernel)
+  o.stride, o.dilation = single("stride", o.stride), single("dilation", o.dilation)
+  self.stride, self.dilation = o.stride, o.dilation
+  local padding = read_padding("Conv1d", o, self.kernel_size)
+  self.padding = single("padding", padding)
+  local fill = default_init(inputs // o.groups * self.kernel_size[1])
+  self.weight = options.parameter({ outputs, inputs // o.groups, self.kernel_size[1] }, fill)
+  if o.bias then self.bias = options.parameter({ outputs }, fill) end
+end
+
+function Conv1d:forward(x)
+  return ty.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+end
+
+Conv1d.describe = describe_conv
+
+--- Transposed convolution of x [n, inputs, h, w] with weight [inputs, outputs / groups, kh, kw].
+-- options: stride, padding, output_padding, dilation, groups, bias.
+local ConvTranspose2d = define "ConvTranspose2d"
+layers.ConvTranspose2d = ConvTranspose2d
+
+function ConvTranspose2d:init(inputs, outputs, kernel, given)
+  local who = "ConvTranspose2d"
+  local o = options.read(who, given,
+    { stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1, bias = true })
+  check_groups(who, inputs, outputs, o.groups)
+  self.in_channels, self.out_channels, self.groups = inputs, outputs, o.groups
+  self.kernel_size = pair(who, "kernel", kernel)
+  for _, name in ipairs { "stride", "padding", "output_padding", "dilation" } do
+    self[name] = pair(who, name, o[name])
+  end
+  local kh, kw = self.kernel_size[1], self.kernel_size[2]
+  -- PyTorch takes the second size for fan_in here too, though it counts outputs.
+  local fill = default_init(outputs // o.groups * kh * kw)
+  self.weight = options.parameter({ inputs, outputs // o.groups, kh, kw }, fill)
+  if o.bias then self.bias = options.parameter({ outputs }, fill) end
+end
+
+function ConvTranspose2d:forward(x)
+  return ty.conv_transpose2d(x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups,
+    self.dilation)
+end
+
+ConvTranspose2d.describe = describe_conv
+
+return layers

@@ -1,0 +1,377 @@
+--- The class of all modules: what `nn.module()` makes.
+--
+-- A module is a table. Fields keep the order in which they were first assigned, and that is the order of
+-- parameters(), state_dict() and printing. What a field is follows from what is assigned to it:
+--
+--   * a tensor that requires a gradient is a parameter (and stays one when it is frozen later);
+--   * a module is a submodule; lists of modules need nn.ModuleList, nn.ModuleDict or nn.Sequential;
+--   * self:buffer(name, tensor) makes a tensor part of the saved state without being trained;
+--   * everything else is a plain field.
+local ty = require "tycho"
+
+---@class Module
+---@field training boolean
+local Module = {}
+Module.__index = Module
+Module.__name = "Module"
+Module._is_module = true
+
+local is_tensor = ty.is_tensor
+
+local function is_module(value)
+  local class = type(value) == "table" and getmetatable(value)
+  return class and rawget(class, "__index") == class and class._is_module == true or false
+end
+
+local function check_plain_list(self, key, value)
+  if getmetatable(value) ~= nil then return end
+  local _, first = next(value)
+  if is_module(first) or (is_tensor(first) and first.requires_grad) then
+    error(("%s: field '%s' is a plain table of %s, which parameters() would not see: use nn.ModuleList, nn.ModuleDict "
+      .. "or nn.ParameterList"):format(getmetatable(self).__name, tostring(key),
+      is_module(first) and "modules" or "parameters"), 3)
+  end
+end
+
+--- Registers a field at its first assignment; later ones go straight to the table.
+function Module.__newindex(self, key, value)
+  if value == nil then return end
+  local known = rawget(self, "_known")
+  if not known then
+    error(("%s: assign fields in init(), on a module made by calling its class"):format(getmetatable(self).__name), 2)
+  end
+  if type(value) == "table" and not is_module(value) then
+    check_plain_list(self, key, value)
+  elseif is_tensor(value) and value.requires_grad then
+    self._parameters[key] = true
+    ty.keep(value)
+  end
+  if not known[key] then
+    known[key] = true
+    self._order[#self._order + 1] = key
+  end
+  rawset(self, key, value)
+end
+
+--- Calls forward(), with the hooks around it.
+function Module.__call(self, ...)
+  local hooks = rawget(self, "_hooks")
+  if not hooks then return self:forward(...) end
+  local input = table.pack(...)
+  for _, hook in ipairs(hooks.before) do
+    local changed = table.pack(hook(self, table.unpack(input, 1, input.n)))
+    if changed.n > 0 then input = changed end
+  end
+  local output = table.pack(self:forward(table.unpack(input, 1, input.n)))
+  for _, hook in ipairs(hooks.after) do
+    local changed = table.pack(hook(self, output, table.unpack(input, 1, input.n)))
+    if changed.n > 0 then output = changed end
+  end
+  return table.unpack(output, 1, output.n)
+end
+
+--- Every class says what it computes.
+function Module:forward()
+  error(("%s has no forward()"):format(getmetatable(self).__name), 2)
+end
+
+local function construct(class, ...)
+  local self = setmetatable({}, class)
+  for key, value in pairs { _order = {}, _known = {}, _parameters = {}, _buffers = {}, training = true } do
+    rawset(self, key, value)
+  end
+  self:init(...)
+  return self
+end
+
+--- Nothing to prepare by default.
+function Module:init() end
+
+--- A new class of modules. Give it init(self, ...) and forward(self, ...); call it to make a module.
+---@param name? string|table  shown when printed; or the parent class
+---@param parent? table       class to inherit from
+---@return table class
+local function define(name, parent)
+  if type(name) == "table" then name, parent = nil, name end
+  parent = parent or Module
+  local class = {}
+  for key, value in pairs(parent) do
+    if type(key) == "string" and key:sub(1, 2) == "__" then class[key] = value end
+  end
+  class.__index = class
+  class.__name = name or (parent ~= Module and parent.__name) or "Module"
+  class.super = parent
+  return setmetatable(class, { __index = parent, __call = construct })
+end
+
+--- The name a field has in state_dict(): positions of lists count from 0, as in the public checkpoints.
+local function field_name(key)
+  if math.type(key) == "integer" then return tostring(key - 1) end
+  return tostring(key)
+end
+
+--- Calls visit(module, prefix) for a module and everything below it, parents first. A shared module is visited under
+-- each name.
+local function walk(self, prefix, visit)
+  visit(self, prefix)
+  for _, key in ipairs(self._order) do
+    local value = rawget(self, key)
+    if is_module(value) then walk(value, prefix .. field_name(key) .. ".", visit) end
+  end
+end
+
+-- visit(kind, name, tensor, owner, key) for parameters and buffers, in order.
+local function walk_state(self, visit)
+  walk(self, "", function(module, prefix)
+    for _, key in ipairs(module._order) do
+      local value = rawget(module, key)
+      if is_tensor(value) then
+        if module._buffers[key] ~= nil then
+          visit("buffer", prefix .. field_name(key), value, module, key)
+        elseif module._parameters[key] or value.requires_grad then
+          visit("parameter", prefix .. field_name(key), value, module, key)
+        end
+      end
+    end
+  end)
+end
+
+--- Makes `tensor` part of the module's state without training it: moved by to(), saved with the parameters.
+---@param name string
+---@param tensor Tensor
+---@param options? {persistent: boolean}  persistent = false leaves it out of state_dict()
+function Module:buffer(name, tensor, options)
+  if not is_tensor(tensor) then
+    error(("%s: buffer '%s' must be a tensor, got %s"):format(getmetatable(self).__name, name, type(tensor)), 2)
+  end
+  self._buffers[name] = not (options and options.persistent == false)
+  self[name] = ty.keep(tensor)
+  return tensor
+end
+
+--- Registers a parameter that may start out frozen (an assigned tensor that requires a gradient is registered by
+-- itself).
+function Module:parameter(name, tensor)
+  self._parameters[name] = true
+  self[name] = ty.keep(tensor)
+  return tensor
+end
+
+--- All parameters as a list, in the order of assignment, each once even when shared.
+---@return Tensor[]
+function Module:parameters()
+  local list, seen = {}, {}
+  walk_state(self, function(kind, _, tensor)
+    if kind == "parameter" and not seen[tensor] then
+      seen[tensor] = true
+      list[#list + 1] = tensor
+    end
+  end)
+  return list
+end
+
+local function pairs_of(names, values)
+  local i = 0
+  return function()
+    i = i + 1
+    return names[i], values[i]
+  end
+end
+
+local function named(self, wanted)
+  local names, tensors, seen = {}, {}, {}
+  walk_state(self, function(kind, name, tensor)
+    if kind == wanted and not seen[tensor] then
+      seen[tensor] = true
+      names[#names + 1], tensors[#tensors + 1] = name, tensor
+    end
+  end)
+  return pairs_of(names, tensors)
+end
+
+--- Iterates name, tensor over the parameters: `for name, p in model:named_parameters() do`.
+function Module:named_parameters() return named(self, "parameter") end
+
+--- Iterates name, tensor over the buffers.
+function Module:named_buffers() return named(self, "buffer") end
+
+--- Iterates name, module over this module (named "") and all below it.
+function Module:named_modules()
+  local names, modules = {}, {}
+  walk(self, "", function(module, prefix)
+    names[#names + 1], modules[#modules + 1] = prefix:gsub("%.$", ""), module
+  end)
+  return pairs_of(names, modules)
+end
+
+--- Iterates name, module over the direct submodules.
+function Module:named_children()
+  local names, modules = {}, {}
+  for _, key in ipairs(self._order) do
+    local value = rawget(self, key)
+    if is_module(value) then names[#names + 1], modules[#modules + 1] = field_name(key), value end
+  end
+  return pairs_of(names, modules)
+end
+
+-- The key of a child by its name in state_dict().
+local function child_key(module, name)
+  if rawget(module, name) ~= nil then return name end
+  local number = math.tointeger(tonumber(name))
+  return number and rawget(module, number + 1) ~= nil and number + 1 or nil
+end
+
+--- The module or tensor with a dotted name as in state_dict(), or nil: model:get "blocks.0.attn".
+function Module:get(path)
+  local at = self
+  for name in path:gmatch "[^.]+" do
+    if not is_module(at) then return nil end
+    local key = child_key(at, name)
+    if key == nil then return nil end
+    at = rawget(at, key)
+  end
+  return at
+end
+
+--- Replaces the module or tensor with a dotted name: model:set("head", nn.Linear(64, 3)).
+function Module:set(path, value)
+  local parent_path, name = path:match "^(.*)%.([^.]+)$"
+  local parent = parent_path and self:get(parent_path) or (not parent_path and self) or nil
+  local key = is_module(parent) and child_key(parent, name or path)
+  if not key then error(("set: the module has no '%s'"):format(path), 2) end
+  if is_tensor(value) and value.requires_grad then parent._parameters[key] = true end
+  parent[key] = value
+end
+
+--- Number of elements of all parameters (shared ones once).
+function Module:count_parameters()
+  local count = 0
+  for _, p in ipairs(self:parameters()) do count = count + p:numel() end
+  return count
+end
+
+--- Calls fn(module) on every module below and at last on this one; returns self.
+function Module:apply(fn)
+  for _, child in self:named_children() do child:apply(fn) end
+  fn(self)
+  return self
+end
+
+--- Training mode on or off, for dropout and batch statistics; returns self.
+function Module:train(on)
+  walk(self, "", function(module) rawset(module, "training", on ~= false) end)
+  return self
+end
+
+--- Training mode off; returns self.
+function Module:eval() return self:train(false) end
+
+--- Lets all parameters want gradients, or none; returns self.
+function Module:requires_grad_(on)
+  for _, p in ipairs(self:parameters()) do p:requires_grad_(on ~= false) end
+  return self
+end
+
+--- Drops all gradients; returns self.
+function Module:zero_grad()
+  for _, p in ipairs(self:parameters()) do p:set_grad() end
+  return self
+end
+
+--- Moves or converts parameters and buffers: to "cuda", to "bf16", to { device = , dtype = }. Integer buffers keep
+-- their dtype. The module gets new tensors: make the optimizer afterwards. Returns self.
+function Module:to(target)
+  local device, dtype
+  if type(target) == "table" then
+    device, dtype = target.device, target.dtype
+  elseif ty.is_dtype(target) then
+    dtype = target
+  else
+    device = target
+  end
+  local moved = {}
+  walk_state(self, function(_, _, tensor, owner, key)
+    local new = moved[tensor]
+    if not new then
+      new = tensor:detach()
+      if dtype and new:is_floating_point() then new = new:to(dtype) end
+      if device then new = new:to { device = device } end
+      new = tensor.requires_grad and new:requires_grad_() or new
+      moved[tensor] = ty.keep(new)
+    end
+    rawset(owner, key, new)
+  end)
+  return self
+end
+
+local function copy_value(value, copies)
+  if is_tensor(value) then
+    if not copies[value] then
+      local copy = value:detach():clone()
+      copies[value] = ty.keep(value.requires_grad and copy:requires_grad_() or copy)
+    end
+    return copies[value]
+  elseif type(value) == "table" then
+    if copies[value] then return copies[value] end
+    local copy = {}
+    copies[value] = copy
+    for k, v in next, value do copy[k] = copy_value(v, copies) end
+    return setmetatable(copy, getmetatable(value))
+  end
+  return value
+end
+
+--- A deep copy with its own parameters; what was shared inside stays shared.
+function Module:clone() return copy_value(self, {}) end
+
+--- Adds fn(module, ...inputs) before forward(); what it returns replaces the inputs. Returns a function that removes
+-- it.
+function Module:register_forward_pre_hook(fn) return self:_add_hook("before", fn) end
+
+--- Adds fn(module, outputs, ...inputs) after forward(); what it returns replaces the outputs. Returns a function that
+-- removes it.
+function Module:register_forward_hook(fn) return self:_add_hook("after", fn) end
+
+function Module:_add_hook(where, fn)
+  local hooks = rawget(self, "_hooks")
+  if not hooks then
+    hooks = { before = {}, after = {} }
+    rawset(self, "_hooks", hooks)
+  end
+  table.insert(hooks[where], fn)
+  return function()
+    for i, other in ipairs(hooks[where]) do
+      if other == fn then table.remove(hooks[where], i) break end
+    end
+    if #hooks.before == 0 and #hooks.after == 0 then rawset(self, "_hooks", nil) end
+  end
+end
+
+--- What stands between the parentheses when printed.
+function Module:describe() return "" end
+
+local function group_thousands(n)
+  local text = tostring(n):reverse():gsub("(%d%d%d)", "%1,"):reverse()
+  return (text:gsub("^,", ""))
+end
+
+local function draw(self, indent, rows, label)
+  local count, text = self:count_parameters(), self:describe()
+  if text ~= "" then text = "(" .. text .. ")" end
+  rows[#rows + 1] = { indent .. label .. getmetatable(self).__name .. text, count }
+  for name, child in self:named_children() do draw(child, indent .. "  ", rows, name .. ": ") end
+end
+
+--- The tree of modules with the number of parameters of each.
+function Module.__tostring(self)
+  local rows, width, lines = {}, 0, {}
+  draw(self, "", rows, "")
+  for _, row in ipairs(rows) do width = math.max(width, row[2] > 0 and #row[1] or 0) end
+  for i, row in ipairs(rows) do
+    local count = row[2] > 0 and group_thousands(row[2]) or ""
+    lines[i] = ((row[1] .. (" "):rep(width - #row[1] + 2)) .. count):gsub("%s+$", "")
+  end
+  return table.concat(lines, "\n")
+end
+
+return { Module = Module, define = define, is_module = is_module, walk_state = walk_state }

@@ -1,0 +1,109 @@
+--- Learning-rate schedules: each maker returns a function of the number of steps done (0 before the first) to a factor
+-- of the base rate. Give one to an optimizer as `schedule`, or drive several groups with optim.Scheduler.
+local read = require("tycho.nn.options").read
+
+local schedules = {}
+
+local function require_steps(who, o)
+  if not math.tointeger(o.steps) or o.steps < 1 then
+    error(("%s: steps must be a positive integer, got %s"):format(who, tostring(o.steps)), 3)
+  end
+end
+
+--- 1 at every step.
+function schedules.constant() return function() return 1 end end
+
+--- From 1 / warmup up to 1 over the first `warmup` steps, then `after` (default: constant), counted from there.
+function schedules.warmup(warmup, after)
+  return function(step)
+    if step < warmup then return (step + 1) / warmup end
+    return after and after(step - warmup) or 1
+  end
+end
+
+--- Linear warm-up, then half a cosine down to `final` at the last step. Loshchilov and Hutter 2017.
+-- options: steps, warmup (0), final (0).
+function schedules.cosine(options)
+  local o = read("cosine", options, { steps = 0, warmup = 0, final = 0 })
+  require_steps("cosine", o)
+  local span = math.max(1, o.steps - o.warmup)
+  return schedules.warmup(o.warmup, function(step)
+    local x = math.min(1, step / span)
+    return o.final + (1 - o.final) * 0.5 * (1 + math.cos(math.pi * x))
+  end)
+end
+
+--- Linear warm-up, then a straight line down to `final`. options: steps, warmup (0), final (0).
+function schedules.linear(options)
+  local o = read("linear", options, { steps = 0, warmup = 0, final = 0 })
+  require_steps("linear", o)
+  local span = math.max(1, o.steps - o.warmup)
+  return schedules.warmup(o.warmup, function(step)
+    return 1 + (o.final - 1) * math.min(1, step / span)
+  end)
+end
+
+--- Times gamma every `every` steps, or at each of `milestones`. options: every, milestones, gamma (0.1).
+function schedules.step(options)
+  local o = read("step", options, { every = 0, milestones = {}, gamma = 0.1 })
+  return function(step)
+    local passed = o.every > 0 and step // o.every or 0
+    for _, milestone in ipairs(o.milestones) do
+      if step >= milestone then passed = passed + 1 end
+    end
+    return o.gamma ^ passed
+  end
+end
+
+--- Times gamma at every step.
+function schedules.exponential(gamma)
+  return function(step) return gamma ^ step end
+end
+
+--- Up from 1 / start to 1, then down to 1 / (start * finish), both by half cosines. Smith and Topin 2018.
+-- options: steps, peak (0.3: share of steps on the way up), start (25), finish (1e4).
+function schedules.one_cycle(options)
+  local o = read("one_cycle", options, { steps = 0, peak = 0.3, start = 25, finish = 1e4 })
+  require_steps("one_cycle", o)
+  local up = math.max(1, math.floor(o.steps * o.peak))
+  local function between(a, b, x) return b + (a - b) * 0.5 * (1 + math.cos(math.pi * math.min(1, x))) end
+  return function(step)
+    if step < up then return between(1 / o.start, 1, step / up) end
+    return between(1, 1 / (o.start * o.finish), (step - up) / math.max(1, o.steps - up))
+  end
+end
+
+--- Multiplies the rates of an optimizer's groups by a schedule; for optimizers made without `schedule`.
+---@class Scheduler
+local Scheduler = {}
+Scheduler.__index = Scheduler
+
+--- Call step() after each optimizer step.
+---@param optimizer table
+---@param schedule fun(step: integer): number
+function schedules.Scheduler(optimizer, schedule)
+  local self = setmetatable({ optimizer = optimizer, schedule = schedule, steps = 0, base = {} }, Scheduler)
+  for i, group in ipairs(optimizer.groups) do self.base[i] = group.lr end
+  self:_set()
+  return self
+end
+
+function Scheduler:_set()
+  local factor = self.schedule(self.steps)
+  for i, group in ipairs(self.optimizer.groups) do group.lr = self.base[i] * factor end
+end
+
+--- Goes on to the next step's rate.
+function Scheduler:step()
+  self.steps = self.steps + 1
+  self:_set()
+end
+
+function Scheduler:state_dict() return { steps = self.steps, base = { table.unpack(self.base) } } end
+
+function Scheduler:load_state_dict(state)
+  self.steps, self.base = state.steps, { table.unpack(state.base) }
+  self:_set()
+end
+
+return schedules

@@ -1,0 +1,81 @@
+--- Grids of images.
+local ty = require "tycho"
+local read = require("tycho.nn.options").read
+local none = require("tycho.nn.options").none
+local font = require "tycho.plot.font"
+
+---@class ImageGrid
+---@field pixels Tensor  u8 [channels, height, width]
+local ImageGrid = {}
+ImageGrid.__index = ImageGrid
+
+-- Images as u8 [n, c, h, w]: u8 stays; floats are mapped from `range` to 0..255.
+local function to_bytes(images, range)
+  if images.dtype == "u8" then return images end
+  local low, high = range[1], range[2]
+  return ((images:to "f32" - low) * (255 / (high - low))):clamp(0, 255):round():to "u8"
+end
+
+local function label_strip(labels, first, columns, cell, gap, width)
+  local height = font.height + 4
+  local mask = {}
+  for i = 1, height * width do mask[i] = 0 end
+  for column = 0, columns - 1 do
+    local text = labels[first + column + 1]
+    if text ~= nil then
+      text = tostring(text)
+      local left = gap + column * (cell + gap) + math.max(0, (cell - font.text_width(text, 1)) // 2)
+      font.draw(text, left, 3, 1, function(x, y)
+        if x < width then mask[y * width + x + 1] = 1 end
+      end)
+    end
+  end
+  return ty.tensor(mask, { dtype = "u8" }):reshape(1, height, width) * 255
+end
+
+--- One picture of many. images: [n, c, h, w] (or [n, h, w]), c 1 or 3, u8 or floats in `range`.
+-- options: columns (about square), scale (1: pixels per pixel), gap (2), range ({ -1, 1 }), invert (false), labels
+-- (list of texts), background (0 to 255: 60).
+---@return ImageGrid grid  grid:save "samples.png"
+local function grid(images, options)
+  local o = read("plot.grid", options,
+    { columns = none, scale = 1, gap = 2, range = { -1, 1 }, invert = false, labels = none, background = 60 })
+  if images.ndim == 3 then images = images:unsqueeze(1) end
+  local shape = images.shape
+  if #shape ~= 4 or (shape[2] ~= 1 and shape[2] ~= 3) or shape[1] == 0 then
+    error(("plot.grid: images must be [n, 1 or 3, h, w] with n > 0, got [%s]"):format(table.concat(shape, ", ")), 2)
+  end
+  local n, channels = shape[1], shape[2]
+  local columns = math.min(n, o.columns or math.ceil(math.sqrt(n)))
+  local rows = (n + columns - 1) // columns
+  local bytes = to_bytes(images:detach():to { device = "cpu" }, o.range)
+  if o.invert then bytes = 255 - bytes:to "i16" end
+  local h, w = shape[3] * o.scale, shape[4] * o.scale
+  -- Repeating pixels by broadcasting: [n, c, h, 1, w, 1] to [n, c, h, scale, w, scale].
+  local x = bytes:to("f32"):reshape(n, channels, shape[3], 1, shape[4], 1)
+    :expand(n, channels, shape[3], o.scale, shape[4], o.scale):reshape(n, channels, h, w)
+  if rows * columns > n then
+    x = ty.concat({ x, ty.full({ rows * columns - n, channels, h, w }, o.background) }, 0)
+  end
+  x = ty.pad(x, { o.gap, 0, o.gap, 0 }, "constant", o.background)
+  local strips = {}
+  local width = columns * (w + o.gap)
+  for row = 0, rows - 1 do
+    if o.labels then
+      local strip = label_strip(o.labels, row * columns, columns, w, o.gap, width):to "f32"
+      strips[#strips + 1] = ty.maximum(strip, o.background):expand(channels, strip.shape[2], width)
+    end
+    strips[#strips + 1] = x:narrow(0, row * columns, columns):permute(1, 2, 0, 3):reshape(channels, h + o.gap, width)
+  end
+  local whole = ty.pad(ty.concat(strips, 1), { 0, o.gap, 0, o.gap }, "constant", o.background)
+  return setmetatable({ pixels = whole:to "u8" }, ImageGrid)
+end
+
+--- Writes a .png file; returns self.
+function ImageGrid:save(path)
+  if not path:match "%.png$" then error("plot.grid: the file name must end in .png, got " .. path, 2) end
+  ty.io.save_image(path, self.pixels)
+  return self
+end
+
+return grid

@@ -1,0 +1,190 @@
+--- Checkpoints of a whole training run in one folder, written so that a kill at any moment leaves the old or the new
+-- one.
+--
+--   <path>/NAME.safetensors   the weights of each module, with the names of its state_dict()
+--   <path>/state.safetensors  all other tensors: moments of optimizers, and so on
+--   <path>/state.json         numbers, texts and the generator's state
+--
+-- A new checkpoint is written to <path>.partial; then <path> becomes <path>.previous, .partial becomes <path>, and
+-- .previous is removed. Loading takes <path>, or <path>.previous when a kill fell between the two renames.
+local ty = require "tycho"
+
+local M = {}
+local format_version = 1
+
+-- ---- values to JSON and back: exact, with tensors taken out ----
+
+local function encode_number(value)
+  if math.type(value) == "integer" then
+    if value > -(1 << 53) and value < (1 << 53) then return value end
+    return { ["$integer"] = tostring(value) }
+  end
+  if value ~= value then return { ["$float"] = "nan" } end
+  if value == math.huge or value == -math.huge then return { ["$float"] = value > 0 and "inf" or "-inf" } end
+  return { ["$float"] = ("%.17g"):format(value) }
+end
+
+local encode
+
+local function encode_table(value, path, tensors)
+  local count, whole = 0, true
+  for key in pairs(value) do
+    count = count + 1
+    whole = whole and type(key) == "string" and key:sub(1, 1) ~= "$"
+  end
+  if whole and count > 0 then
+    local result = {}
+    for key, v in pairs(value) do result[key] = encode(v, path .. "." .. key, tensors) end
+    return result
+  end
+  local list = {}
+  if count == #value then
+    for i, v in ipairs(value) do list[i] = encode(v, path .. "." .. (i - 1), tensors) end
+    return { ["$list"] = list }
+  end
+  for key, v in pairs(value) do
+    local key_type = type(key)
+    if key_type ~= "string" and key_type ~= "number" and key_type ~= "boolean" then
+      error(("checkpoint: %s has a %s as a key, which cannot be saved"):format(path, key_type), 0)
+    end
+    list[#list + 1] = { encode(key, path, tensors), encode(v, path .. "." .. tostring(key), tensors) }
+  end
+  return { ["$map"] = list }
+end
+
+function encode(value, path, tensors)
+  local kind = type(value)
+  if ty.is_tensor(value) then
+    tensors[path] = value:detach()
+    return { ["$tensor"] = path }
+  elseif kind == "number" then
+    return encode_number(value)
+  elseif kind == "string" then
+    if utf8.len(value) and not value:find "[%c]" then return value end
+    return { ["$bytes"] = (value:gsub(".", function(c) return ("%02x"):format(c:byte()) end)) }
+  elseif kind == "boolean" then
+    return value
+  elseif kind == "table" then
+    return encode_table(value, path, tensors)
+  end
+  error(("checkpoint: %s is a %s, which cannot be saved"):format(path, kind), 0)
+end
+
+local function decode(value, tensors)
+  if type(value) ~= "table" then return value end
+  if value["$tensor"] then
+    local t = tensors[value["$tensor"]]
+    if not t then error(("checkpoint: state.safetensors lacks '%s'"):format(value["$tensor"]), 0) end
+    return t
+  elseif value["$integer"] then
+    return math.tointeger(tonumber(value["$integer"]))
+  elseif value["$float"] then
+    local special = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
+    return special[value["$float"]] or tonumber(value["$float"]) + 0.0
+  elseif value["$bytes"] then
+    return (value["$bytes"]:gsub("%x%x", function(hex) return string.char(tonumber(hex, 16)) end))
+  elseif value["$list"] then
+    local list = {}
+    for i, v in ipairs(value["$list"]) do list[i] = decode(v, tensors) end
+    return list
+  elseif value["$map"] then
+    local map = {}
+    for _, pair in ipairs(value["$map"]) do map[decode(pair[1], tensors)] = decode(pair[2], tensors) end
+    return map
+  end
+  local result = {}
+  for key, v in pairs(value) do result[key] = decode(v, tensors) end
+  return result
+end
+
+-- ---- the folder ----
+
+local function exists(path) return ty.io.exists(path) end
+
+local function remove_folder(path)
+  if not exists(path) then return end
+  for _, name in ipairs(ty.io.listdir(path)) do ty.io.remove(path .. "/" .. name) end
+  ty.io.remove(path)
+end
+
+local function rename(from, to)
+  local ok, problem = os.rename(from, to)
+  if not ok then error("checkpoint: " .. problem, 0) end
+end
+
+local is_module = function(value) return require("tycho.nn").is_module(value) end
+
+--- Saves modules, things with state_dict() (optimizers, schedulers, averages, loaders) and plain values by name, and
+-- the state of the default generator.
+---@param path string  the folder
+---@param parts table<string, any>
+function M.save(path, parts)
+  local partial, previous = path .. ".partial", path .. ".previous"
+  remove_folder(partial)
+  ty.io.mkdir(partial)
+  local tensors, values = {}, {}
+  for name, part in pairs(parts) do
+    if type(name) ~= "string" or not name:match "^[%w_]+$" or name == "state" then
+      error(("checkpoint: '%s' is no name for a part: letters, digits and _ only, and not 'state'")
+        :format(tostring(name)), 2)
+    end
+    if is_module(part) then
+      ty.io.save_safetensors(("%s/%s.safetensors"):format(partial, name), part:state_dict())
+    elseif type(part) == "table" and part.state_dict then
+      values[name] = encode(part:state_dict(), name, tensors)
+    else
+      values[name] = encode(part, name, tensors)
+    end
+  end
+  local rng = encode(ty.rng_state(), "rng", tensors)
+  ty.io.save_safetensors(partial .. "/state.safetensors", tensors)
+  ty.io.save_json(partial .. "/state.json", { version = format_version, values = values, rng = rng })
+  if exists(path) then
+    remove_folder(previous)
+    rename(path, previous)
+  end
+  rename(partial, path)
+  remove_folder(previous)
+end
+
+-- The folder that holds the newest complete checkpoint of `path`, or nil.
+local function find(path)
+  if exists(path .. "/state.json") then return path end
+  if exists(path .. ".previous/state.json") then return path .. ".previous" end
+  return nil
+end
+
+--- Whether there is a checkpoint at `path`.
+function M.exists(path) return find(path) ~= nil end
+
+--- Loads into the given modules and objects (load_state_dict()), sets the default generator, and returns the plain
+-- values by name. A part that the checkpoint lacks is an error.
+---@param path string
+---@param parts table<string, any>
+---@param options? {rng: boolean}  rng = false leaves the generator alone
+---@return table<string, any> values
+function M.load(path, parts, options)
+  local folder = find(path)
+  if not folder then error("checkpoint: there is none at " .. path, 2) end
+  local state = ty.io.load_json(folder .. "/state.json")
+  if state.version ~= format_version then
+    error(("checkpoint: %s has format %s, this program reads %d")
+      :format(path, tostring(state.version), format_version), 2)
+  end
+  local tensors = ty.io.load_safetensors(folder .. "/state.safetensors")
+  local values = {}
+  for name, value in pairs(state.values) do values[name] = decode(value, tensors) end
+  for name, part in pairs(parts or {}) do
+    if is_module(part) then
+      part:load(("%s/%s.safetensors"):format(folder, name))
+    elseif type(part) == "table" and part.load_state_dict then
+      if values[name] == nil then error(("checkpoint: %s has no '%s'"):format(path, name), 2) end
+      part:load_state_dict(values[name])
+      values[name] = nil
+    end
+  end
+  if not (options and options.rng == false) then ty.rng_state(decode(state.rng, tensors)) end
+  return values
+end
+
+return M

@@ -1,0 +1,11 @@
+--- Training loops, metrics and checkpoints: require "tycho".train.
+local checkpoint = require "tycho.train.checkpoint"
+
+return {
+  steps = require "tycho.train.steps",
+  Logger = require "tycho.train.logger",
+  progress = require "tycho.train.progress",
+  save_checkpoint = checkpoint.save,
+  load_checkpoint = checkpoint.load,
+  has_checkpoint = checkpoint.exists,
+}

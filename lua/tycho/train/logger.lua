@@ -1,0 +1,70 @@
+--- Metrics to files: one JSON object per line in metrics.jsonl, and TensorBoard events.
+local ty = require "tycho"
+local read = require("tycho.nn.options").read
+
+---@class Logger
+local Logger = {}
+Logger.__index = Logger
+
+-- Drops lines of steps after `step`, which a resumed run will write again.
+local function rewind(path, step)
+  local kept, dropped = {}, false
+  for line in io.lines(path) do
+    local ok, entry = pcall(ty.io.json_decode, line)
+    if ok and type(entry) == "table" and (entry.step or 0) <= step then
+      kept[#kept + 1] = line
+    else
+      dropped = true
+    end
+  end
+  if dropped then ty.io.write_atomic(path, #kept > 0 and table.concat(kept, "\n") .. "\n" or "") end
+end
+
+--- Writes <folder>/metrics.jsonl and, with tensorboard = true, events beside it. An existing file is continued after
+-- step `resume` (default: it is replaced).
+---@param folder string
+---@param options? {tensorboard: boolean, resume: integer}
+local function new(folder, options)
+  local o = read("train.Logger", options, { tensorboard = false, resume = 0 })
+  ty.io.mkdir(folder)
+  local path = folder .. "/metrics.jsonl"
+  local resumed = o.resume > 0 and ty.io.stat(path)
+  if resumed then rewind(path, o.resume) end
+  local file, problem = io.open(path, resumed and "a" or "w")
+  if not file then error("train.Logger: " .. problem, 2) end
+  local self = setmetatable({ file = file, path = path }, Logger)
+  if o.tensorboard then self.events = ty.io.event_writer(folder) end
+  return self
+end
+
+--- Writes numbers by name for a step.
+---@param step integer
+---@param values table<string, number>
+function Logger:log(step, values)
+  local entry = { step = step, time = os.time() }
+  for name, value in pairs(values) do
+    -- JSON has no infinities and no NaN; a diverging run should still be readable.
+    entry[name] = type(value) == "number" and (value ~= value or value == math.huge or value == -math.huge)
+      and tostring(value) or value
+  end
+  self.file:write(ty.io.json_encode(entry), "\n")
+  self.file:flush()
+  if self.events then
+    for name, value in pairs(values) do
+      if type(value) == "number" then self.events:scalar(name, value, step) end
+    end
+  end
+end
+
+function Logger:close()
+  if self.file then
+    self.file:close()
+    self.file = nil
+    if self.events then self.events:close() end
+  end
+end
+
+Logger.__close = Logger.close
+Logger.__gc = Logger.close
+
+return new

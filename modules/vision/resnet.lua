@@ -1,0 +1,70 @@
+--- Residual networks for images, with torchvision's parameter names. He et al. 2016.
+local ty = require "tycho"
+
+local nn = ty.nn
+
+local BasicBlock = nn.module "BasicBlock"
+
+function BasicBlock:init(inputs, outputs, stride)
+  self.conv1 = nn.Conv2d(inputs, outputs, 3, { stride = stride, padding = 1, bias = false })
+  self.bn1 = nn.BatchNorm2d(outputs)
+  self.conv2 = nn.Conv2d(outputs, outputs, 3, { padding = 1, bias = false })
+  self.bn2 = nn.BatchNorm2d(outputs)
+  if stride ~= 1 or inputs ~= outputs then
+    self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, { stride = stride, bias = false }),
+      nn.BatchNorm2d(outputs))
+  end
+end
+
+function BasicBlock:forward(x)
+  local h = self.bn1(self.conv1(x)):relu()
+  h = self.bn2(self.conv2(h))
+  return (h + (self.downsample and self.downsample(x) or x)):relu()
+end
+
+---@class ResNet: Module
+local ResNet = nn.module "ResNet"
+
+--- options: in_channels (3), classes (1000), channels ({ 64, 128, 256, 512 }), blocks ({ 2, 2, 2, 2 }: ResNet-18),
+-- small (false; true for images of a few dozen pixels: a 3x3 stem without pooling), dropout (0, before the head).
+function ResNet:init(options)
+  local o = nn.options("ResNet", options, { in_channels = 3, classes = 1000, channels = { 64, 128, 256, 512 },
+    blocks = { 2, 2, 2, 2 }, small = false, dropout = 0 })
+  local width = o.channels[1]
+  if o.small then
+    self.conv1 = nn.Conv2d(o.in_channels, width, 3, { padding = 1, bias = false })
+  else
+    self.conv1 = nn.Conv2d(o.in_channels, width, 7, { stride = 2, padding = 3, bias = false })
+    self.maxpool = nn.MaxPool2d(3, { stride = 2, padding = 1 })
+  end
+  self.bn1 = nn.BatchNorm2d(width)
+  self.stages = #o.channels
+  for i, channels in ipairs(o.channels) do
+    local layer = nn.Sequential()
+    for block = 1, o.blocks[i] do
+      layer:append(BasicBlock(width, channels, block == 1 and i > 1 and 2 or 1))
+      width = channels
+    end
+    self["layer" .. i] = layer
+  end
+  self.dropout = nn.Dropout(o.dropout)
+  self.fc = nn.Linear(width, o.classes)
+  for _, module in self:named_modules() do
+    if module.kernel_size and module.weight then
+      nn.init.kaiming_normal(module.weight, { mode = "fan_out", nonlinearity = "relu" })
+    end
+  end
+end
+
+--- Features before the head: x [n, in_channels, h, w] to [n, width].
+function ResNet:features(x)
+  x = self.bn1(self.conv1(x)):relu()
+  if self.maxpool then x = self.maxpool(x) end
+  for i = 1, self.stages do x = self["layer" .. i](x) end
+  return x:mean { 2, 3 }
+end
+
+--- x [n, in_channels, h, w] to logits [n, classes].
+function ResNet:forward(x) return self.fc(self.dropout(self:features(x))) end
+
+return ResNet

@@ -1,0 +1,90 @@
+/* The file formats: each reads and writes tensors, knows nothing of Lua, and takes every byte of a file for hostile. */
+#ifndef TY_IO_FORMATS_H
+#define TY_IO_FORMATS_H
+
+#include "file.h"
+
+/* Named tensors and text, read from a file (which then owns the names through `pool` and has a reference on the
+ * tensors) or collected for writing (all borrowed). */
+typedef struct ty_named {
+  const char *name;
+  size_t name_size;
+  ty_tensor *tensor;
+} ty_named;
+typedef struct ty_note {
+  const char *key, *value;
+  size_t key_size, value_size;
+} ty_note;
+typedef struct ty_bundle {
+  ty_named *tensors;
+  size_t count;
+  ty_note *notes; /* safetensors: __metadata__ */
+  size_t note_count;
+  bool has_notes;
+  char *pool;
+} ty_bundle;
+void ty_bundle_free(ty_bundle *b);                /* of a bundle that was read; leaves it empty */
+int ty_named_order(const void *a, const void *b); /* for qsort: by name */
+
+/* ---- safetensors ---- */
+/* Tensors are views on the mapping (unless `copy`), in file order. `name`: the file, for errors. */
+bool ty_safetensors_read(ty_mapping *m, const char *name, bool copy, ty_bundle *out);
+bool ty_safetensors_write(const char *path, const ty_bundle *b);
+
+/* ---- NumPy ---- */
+/* Big-endian and unsigned types that we lack become the next type that holds all their values (u16 -> i32, u32 ->
+ * i64, u64 -> i64 with a check). Fortran order comes as a transposed view. */
+ty_tensor *ty_npy_read(ty_mapping *m, const char *name, bool copy);
+bool ty_npy_write(const char *path, ty_tensor *t);
+bool ty_npz_read(ty_mapping *m, const char *name, bool copy, ty_bundle *out);
+bool ty_npz_write(const char *path, const ty_bundle *b, bool compress);
+
+/* A source of bytes in order: a piece of a file or what inflating it gives. */
+typedef struct ty_source {
+  bool (*read)(struct ty_source *s, void *out, size_t size); /* all of it or false */
+  uint64_t left;                                             /* bytes still to come */
+  ty_mapping *map;                                           /* when the bytes lie there as they are, from `offset` */
+  size_t offset;
+} ty_source;
+ty_tensor *ty_npy_read_source(ty_source *s, const char *name, bool copy);
+/* The header of a contiguous tensor, padded to 64 bytes. */
+bool ty_npy_header(ty_tensor *t, ty_bytes *out);
+
+/* ---- images: u8 tensors [channels, height, width]; 1 gray, 2 gray+alpha, 3 RGB, 4 RGBA ---- */
+/* PNG or JPEG, told apart by their first bytes. channels: 0 as in the file, else 1, 3 or 4 to convert to. */
+ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels);
+bool ty_png_encode(ty_tensor *image, int level, ty_bytes *out);
+ty_tensor *ty_png_decode(const uint8_t *data, size_t size, const char *name);
+ty_tensor *ty_jpeg_decode(const uint8_t *data, size_t size, const char *name);
+/* [h, w, c] bytes to a new tensor [c, h, w], and the checks all image readers share. */
+bool ty_image_fits(const char *name, uint64_t width, uint64_t height);
+ty_tensor *ty_image_planes(const uint8_t *pixels, int64_t width, int64_t height, int channels);
+
+/* ---- text ---- */
+typedef struct ty_text ty_text; /* an open text file, gzip or plain */
+ty_text *ty_text_open(const char *path);
+void ty_text_close(ty_text *t);
+/* The next line without its end (\n or \r\n), valid until the next call; *line NULL at the end. */
+bool ty_text_line(ty_text *t, const char **line, size_t *size);
+/* What is left, at most `cap` bytes or it fails. */
+bool ty_text_rest(ty_text *t, size_t cap, ty_bytes *out);
+
+typedef struct ty_csv_options {
+  char delimiter;
+  int header;       /* 0 none, 1 the first line, -1 when a cell of the first line is no number */
+  int64_t skip;     /* lines before everything else */
+  bool missing_nan; /* an empty cell is NaN, else an error */
+  ty_dtype dtype;   /* TY_F32 or TY_F64 */
+} ty_csv_options;
+/* [rows, columns]; *names: column names, each ended by NUL, empty without a header. */
+ty_tensor *ty_csv_parse(const char *text, size_t size, const char *name, const ty_csv_options *options,
+                        ty_bytes *names);
+
+/* ---- TensorBoard ---- */
+typedef struct ty_events ty_events;
+ty_events *ty_events_open(const char *path);
+bool ty_events_scalar(ty_events *e, const char *tag, size_t tag_size, int64_t step, double wall_time, float value);
+bool ty_events_flush(ty_events *e);
+bool ty_events_close(ty_events *e); /* frees in any case */
+
+#endif

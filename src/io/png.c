@@ -1,0 +1,132 @@
+/* PNG to and from u8 planes, by libpng. Its errors jump; everything that must be released lives in a struct outside
+ * the frame that is jumped over. */
+#include <png.h>
+#include <stdlib.h>
+#include <string.h>
+#include "../ops/op.h"
+#include "formats.h"
+
+typedef struct reader {
+  png_structp png;
+  png_infop info;
+  const uint8_t *p, *end;
+  const char *name;
+  uint8_t *pixels, **rows;
+  int64_t width, height;
+  int channels;
+} reader;
+
+static void on_error(png_structp png, png_const_charp message) {
+  const char *name = png_get_error_ptr(png);
+  ty_fail(ty_interrupted ? TY_EINTR : TY_EIO, "png %s: %s", ty_quote_text(name), message);
+  png_longjmp(png, 1);
+}
+
+static void on_warning(png_structp png, png_const_charp message) {
+  (void)png;
+  (void)message;
+}
+
+static void read_bytes(png_structp png, png_bytep out, size_t size) {
+  reader *r = png_get_io_ptr(png);
+  if (ty_interrupted) png_error(png, "interrupted");
+  if (size > (size_t)(r->end - r->p)) png_error(png, "the file is cut short");
+  memcpy(out, r->p, size);
+  r->p += size;
+}
+
+static bool decode(reader *r, size_t size) {
+  if (setjmp(png_jmpbuf(r->png))) return false;
+  png_set_read_fn(r->png, r, read_bytes);
+  png_set_user_limits(r->png, 1 << 30, 1 << 30); /* ty_image_fits() says it better */
+  png_set_chunk_malloc_max(r->png, 8 << 20);
+  png_read_info(r->png, r->info);
+  r->width = png_get_image_width(r->png, r->info);
+  r->height = png_get_image_height(r->png, r->info);
+  if (!ty_image_fits(r->name, (uint64_t)r->width, (uint64_t)r->height)) return false;
+  /* deflate makes at most 1032 bytes of one, so this much memory is asked for only by a file of matching size */
+  if (png_get_rowbytes(r->png, r->info) * (uint64_t)r->height / 1032 > size) png_error(r->png, "the file is cut short");
+  png_set_expand(r->png);
+  png_set_scale_16(r->png);
+  png_set_interlace_handling(r->png);
+  png_read_update_info(r->png, r->info);
+  r->channels = png_get_channels(r->png, r->info);
+  size_t row = png_get_rowbytes(r->png, r->info);
+  if (row != (size_t)r->width * (size_t)r->channels) png_error(r->png, "an unknown pixel format");
+  r->pixels = malloc(row * (size_t)r->height);
+  r->rows = malloc((size_t)r->height * sizeof *r->rows);
+  if (!r->pixels || !r->rows) png_error(r->png, "no memory for the pixels");
+  for (int64_t y = 0; y < r->height; y++) r->rows[y] = r->pixels + (size_t)y * row;
+  png_read_image(r->png, r->rows);
+  png_read_end(r->png, NULL);
+  return true;
+}
+
+ty_tensor *ty_png_decode(const uint8_t *data, size_t size, const char *name) {
+  reader r = { .p = data, .end = data + size, .name = name };
+  r.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, (void *)(uintptr_t)name, on_error, on_warning);
+  r.info = r.png ? png_create_info_struct(r.png) : NULL;
+  ty_tensor *t = NULL;
+  if (!r.info) ty_fail(TY_ENOMEM, "png: no memory to read %s", ty_quote_text(name));
+  else if (decode(&r, size)) t = ty_image_planes(r.pixels, r.width, r.height, r.channels);
+  png_destroy_read_struct(&r.png, &r.info, NULL);
+  free(r.pixels);
+  free(r.rows);
+  return t;
+}
+
+typedef struct writer {
+  png_structp png;
+  png_infop info;
+  ty_bytes *out;
+  uint8_t *row;
+} writer;
+
+static void write_bytes(png_structp png, png_bytep data, size_t size) {
+  if (!ty_bytes_put(png_get_io_ptr(png), data, size)) png_error(png, "no memory");
+}
+
+static void flush_nothing(png_structp png) { (void)png; }
+
+static bool encode(writer *w, const uint8_t *planes, int channels, int64_t width, int64_t height, int level) {
+  static const int colour[] = { 0, PNG_COLOR_TYPE_GRAY, PNG_COLOR_TYPE_GRAY_ALPHA, PNG_COLOR_TYPE_RGB,
+                                PNG_COLOR_TYPE_RGB_ALPHA };
+  if (setjmp(png_jmpbuf(w->png))) return false;
+  png_set_write_fn(w->png, w->out, write_bytes, flush_nothing);
+  png_set_compression_level(w->png, level);
+  png_set_IHDR(w->png, w->info, (png_uint_32)width, (png_uint_32)height, 8, colour[channels], PNG_INTERLACE_NONE,
+               PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
+  png_write_info(w->png, w->info);
+  for (int64_t y = 0; y < height; y++) {
+    for (int c = 0; c < channels; c++) {
+      const uint8_t *line = planes + (c * height + y) * width;
+      for (int64_t x = 0; x < width; x++) w->row[x * channels + c] = line[x];
+    }
+    png_write_row(w->png, w->row);
+  }
+  png_write_end(w->png, NULL);
+  return true;
+}
+
+bool ty_png_encode(ty_tensor *image, int level, ty_bytes *out) {
+  const ty_view *v = &image->v;
+  int channels = v->ndim == 3 ? (int)(v->size[0] <= 4 ? v->size[0] : 5) : 1;
+  int64_t height = v->ndim >= 2 ? v->size[v->ndim - 2] : 0, width = v->ndim >= 2 ? v->size[v->ndim - 1] : 0;
+  if (v->dtype != TY_U8 || v->ndim < 2 || v->ndim > 3 || channels < 1 || channels > 4 || width < 1 || height < 1)
+    return ty_fail(TY_EINVAL, "png: a u8 image [height, width] or [1 to 4 channels, height, width] is wanted, got %s",
+                   ty_describe(image));
+  if (level < 0 || level > 9) return ty_fail(TY_EINVAL, "png: level = %d; 0 (fast) to 9 (small) is wanted", level);
+  if (!ty_image_fits("to write", (uint64_t)width, (uint64_t)height)) return false;
+  ty_tensor *host = ty_host_tensor(image);
+  writer w = { .out = out };
+  w.png = host ? png_create_write_struct(PNG_LIBPNG_VER_STRING, (void *)(uintptr_t) "to write", on_error, on_warning)
+               : NULL;
+  w.info = w.png ? png_create_info_struct(w.png) : NULL;
+  w.row = malloc((size_t)(width * channels));
+  bool ok = w.info && w.row ? encode(&w, host->v.data, channels, width, height, level)
+                            : host && ty_fail(TY_ENOMEM, "png: no memory to write");
+  png_destroy_write_struct(&w.png, &w.info);
+  free(w.row);
+  ty_release(host);
+  return ok;
+}

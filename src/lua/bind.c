@@ -1,0 +1,540 @@
+/* Every op of the table as a Lua function: arguments by position, then by name from a last table. One C function serves
+ * all; the op is its upvalue. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../device/device.h"
+#include "handle.h"
+
+enum { MAX_ARGS = 16, MAX_INTS = 96, UP_STATE = 1, UP_METATABLE = 2, UP_OP = 3 };
+
+typedef struct parse {
+  lua_State *L;
+  const ty_op *op;
+  ty_value *value;
+  int64_t ints[MAX_INTS];
+  int nints;
+  uint32_t given; /* arguments that have come */
+  char sizes[160]; /* of rearrange: named sizes as text */
+} parse;
+
+/* ---- errors ---- */
+
+static int fail(parse *p, int arg, const char *wanted, int index) {
+  return luaL_error(p->L, "%s: %s: expected %s, got %s", p->op->name, p->op->args[arg].name, wanted,
+                    index ? ty_lua_typename(p->L, index) : "nothing");
+}
+
+static const char *wanted_text(const ty_arg *a) {
+  switch (a->kind) {
+    case TY_ARG_TENSOR: return "a tensor";
+    case TY_ARG_OPTIONAL: return "a tensor or nil";
+    case TY_ARG_OPERAND: return "a tensor or a number";
+    case TY_ARG_LIST: return "a table of tensors";
+    case TY_ARG_INT: return "an integer";
+    case TY_ARG_FLOAT: return "a number";
+    case TY_ARG_BOOL: return "a boolean";
+    case TY_ARG_STRING: return "a string";
+    case TY_ARG_DTYPE: return "a dtype name";
+    case TY_ARG_DEVICE: return "a device name";
+    default: return "integers";
+  }
+}
+
+/* "add(x, y)" with options, for arity errors */
+static const char *signature(lua_State *L, const ty_op *op) {
+  luaL_Buffer b;
+  luaL_buffinit(L, &b);
+  luaL_addstring(&b, op->name);
+  luaL_addchar(&b, '(');
+  for (int i = 0; i < op->nargs; i++) {
+    if (i) luaL_addstring(&b, ", ");
+    luaL_addstring(&b, op->args[i].name);
+    if (!op->args[i].required) luaL_addchar(&b, '?');
+  }
+  luaL_addchar(&b, ')');
+  luaL_pushresult(&b);
+  return lua_tostring(L, -1);
+}
+
+/* ---- single arguments ---- */
+
+static bool is_tensor(lua_State *L, int index) {
+  if (lua_type(L, index) != LUA_TUSERDATA || lua_rawlen(L, index) != sizeof(ty_handle)) return false;
+  return ((ty_handle *)lua_touserdata(L, index))->magic == &ty_handle_magic;
+}
+
+static inline ty_tensor *tensor_at(parse *p, int arg, int index) {
+  ty_handle *h = lua_touserdata(p->L, index);
+  if (__builtin_expect(!h->t, 0))
+    luaL_error(p->L, "%s: %s: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor out of its scope", p->op->name,
+               p->op->args[arg].name);
+  return h->t;
+}
+
+static void add_int(parse *p, int arg, int index) {
+  int exact;
+  lua_Integer i = lua_tointegerx(p->L, index, &exact);
+  if (!exact || lua_type(p->L, index) != LUA_TNUMBER) fail(p, arg, "integers", index);
+  if (p->nints == MAX_INTS) luaL_error(p->L, "%s: %s: at most %d integers", p->op->name, p->op->args[arg].name, MAX_INTS);
+  p->ints[p->nints++] = i;
+}
+
+/* A table's list part as integers. */
+static ty_ints ints_of_table(parse *p, int arg, int index) {
+  int start = p->nints;
+  lua_Integer n = (lua_Integer)lua_rawlen(p->L, index);
+  for (lua_Integer i = 1; i <= n; i++) {
+    lua_rawgeti(p->L, index, i);
+    add_int(p, arg, lua_gettop(p->L));
+    lua_pop(p->L, 1);
+  }
+  return (ty_ints){ p->ints + start, p->nints - start };
+}
+
+/* A table's list part as tensors; the array of pointers is a userdata left on the stack. */
+static ty_tensors tensors_of_table(parse *p, int arg, int index) {
+  lua_State *L = p->L;
+  lua_Integer n = (lua_Integer)lua_rawlen(L, index);
+  ty_tensor **list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
+  for (lua_Integer i = 1; i <= n; i++) {
+    lua_rawgeti(L, index, i);
+    if (!is_tensor(L, -1))
+      luaL_error(L, "%s: %s[%d]: expected a tensor, got %s", p->op->name, p->op->args[arg].name, (int)i, ty_lua_typename(L, -1));
+    list[i - 1] = tensor_at(p, arg, lua_gettop(L));
+    lua_pop(L, 1);
+  }
+  return (ty_tensors){ list, (int)n };
+}
+
+/* The value at `index` for argument `arg`; raises when it does not fit. */
+static void read(parse *p, int arg, int index) {
+  lua_State *L = p->L;
+  const ty_arg *a = &p->op->args[arg];
+  ty_value *v = &p->value[arg];
+  int exact, type = lua_type(L, index);
+  if (type == LUA_TNIL) {
+    if (a->required) fail(p, arg, wanted_text(a), index);
+    return; /* keeps the default */
+  }
+  p->given |= 1u << arg;
+  switch (a->kind) {
+    case TY_ARG_TENSOR:
+    case TY_ARG_OPTIONAL:
+      if (!is_tensor(L, index)) fail(p, arg, wanted_text(a), index);
+      v->t = tensor_at(p, arg, index);
+      v->kind = TY_TENSOR;
+      return;
+    case TY_ARG_OPERAND:
+      if (is_tensor(L, index)) {
+        v->t = tensor_at(p, arg, index);
+        v->kind = TY_TENSOR;
+      } else if (type == LUA_TNUMBER) {
+        *v = lua_isinteger(L, index) ? ty_value_of_int(lua_tointeger(L, index)) : ty_value_of_float(lua_tonumber(L, index));
+      } else if (type == LUA_TBOOLEAN) {
+        *v = ty_value_of_int(lua_toboolean(L, index));
+      } else {
+        fail(p, arg, wanted_text(a), index);
+      }
+      return;
+    case TY_ARG_LIST:
+      if (type != LUA_TTABLE) fail(p, arg, wanted_text(a), index);
+      v->ts = tensors_of_table(p, arg, index);
+      return;
+    case TY_ARG_INT:
+      v->i = lua_tointegerx(L, index, &exact);
+      if (!exact || type != LUA_TNUMBER) fail(p, arg, wanted_text(a), index);
+      return;
+    case TY_ARG_FLOAT:
+      if (type != LUA_TNUMBER) fail(p, arg, wanted_text(a), index);
+      v->f = lua_tonumber(L, index);
+      return;
+    case TY_ARG_BOOL:
+      if (type != LUA_TBOOLEAN) fail(p, arg, wanted_text(a), index);
+      v->i = lua_toboolean(L, index);
+      return;
+    case TY_ARG_STRING:
+      if (type != LUA_TSTRING) fail(p, arg, wanted_text(a), index);
+      v->s = lua_tostring(L, index);
+      return;
+    case TY_ARG_DTYPE: {
+      ty_dtype d;
+      if (type != LUA_TSTRING) fail(p, arg, wanted_text(a), index);
+      if (!ty_dtype_parse(lua_tostring(L, index), &d)) luaL_error(L, "%s: %s: %s", p->op->name, a->name, ty_error());
+      v->i = d;
+      return;
+    }
+    case TY_ARG_DEVICE: {
+      int device;
+      if (type != LUA_TSTRING) fail(p, arg, wanted_text(a), index);
+      if (!ty_device_parse(lua_tostring(L, index), &device)) luaL_error(L, "%s: %s: %s", p->op->name, a->name, ty_error());
+      v->i = device;
+      return;
+    }
+    default:
+      if (type == LUA_TTABLE) {
+        v->is = ints_of_table(p, arg, index);
+      } else {
+        int start = p->nints;
+        add_int(p, arg, index);
+        v->is = (ty_ints){ p->ints + start, 1 };
+      }
+  }
+}
+
+/* ---- options by name ---- */
+
+static void unknown_option(parse *p, const char *key) {
+  lua_State *L = p->L;
+  luaL_Buffer b;
+  luaL_buffinit(L, &b);
+  for (int i = 0; i < p->op->nargs; i++) {
+    luaL_addstring(&b, " ");
+    luaL_addstring(&b, p->op->args[i].name);
+  }
+  luaL_pushresult(&b);
+  luaL_error(L, "%s: unknown option \"%s\"; its arguments are%s", p->op->name, key, lua_tostring(L, -1));
+}
+
+/* The string keys of the table; `list_used`: its list part was an argument already. */
+static void read_options(parse *p, int index, bool list_used) {
+  lua_State *L = p->L;
+  const ty_op *op = p->op;
+  lua_pushnil(L);
+  while (lua_next(L, index)) {
+    int at = lua_gettop(L);
+    if (lua_type(L, at - 1) != LUA_TSTRING) {
+      if (!list_used) luaL_error(L, "%s: expected options by name in the last table, got a list", op->name);
+      lua_pop(L, 1);
+      continue;
+    }
+    const char *key = lua_tostring(L, at - 1);
+    int i = 0;
+    while (i < op->nargs && strcmp(op->args[i].name, key) != 0) i++;
+    if (i == op->nargs) {
+      if (op->id == TY_OP_rearrange && lua_isinteger(L, at)) {
+        size_t n = strlen(p->sizes);
+        snprintf(p->sizes + n, sizeof p->sizes - n, "%s%s=%lld", n ? " " : "", key, (long long)lua_tointeger(L, at));
+        p->value[2].s = p->sizes;
+        lua_pop(L, 1);
+        continue;
+      }
+      unknown_option(p, key);
+    }
+    if (p->given & (1u << i)) luaL_error(L, "%s: %s: given twice, by position and by name", op->name, key);
+    if (op->args[i].kind == TY_ARG_LIST) { /* leaves the array on the stack: below the key, so that lua_next goes on */
+      read(p, i, at);
+      lua_insert(L, at - 1);
+      lua_pop(L, 1);
+    } else {
+      if (op->args[i].kind == TY_ARG_STRING && lua_type(L, at) == LUA_TSTRING) { /* anchored by the options table */
+        p->value[i].s = lua_tostring(L, at);
+        p->given |= 1u << i;
+      } else {
+        read(p, i, at);
+      }
+      lua_pop(L, 1);
+    }
+  }
+}
+
+static bool has_named(lua_State *L, int index) {
+  lua_pushnil(L);
+  while (lua_next(L, index)) {
+    lua_pop(L, 1);
+    if (lua_type(L, -1) == LUA_TSTRING) {
+      lua_pop(L, 1);
+      return true;
+    }
+  }
+  return false;
+}
+
+/* ---- the whole call ---- */
+
+static void defaults(parse *p) {
+  for (int i = 0; i < p->op->nargs; i++) {
+    const ty_arg *a = &p->op->args[i];
+    ty_value *v = &p->value[i];
+    switch (a->kind) {
+      case TY_ARG_TENSOR:
+      case TY_ARG_OPTIONAL:
+      case TY_ARG_OPERAND:
+        v->t = NULL;
+        v->kind = TY_NONE;
+        break;
+      case TY_ARG_LIST:
+        v->ts = (ty_tensors){ NULL, 0 };
+        v->kind = TY_TENSORS;
+        break;
+      case TY_ARG_FLOAT: *v = ty_value_of_float(a->number); break;
+      case TY_ARG_STRING:
+        v->s = a->text;
+        v->kind = TY_STRING;
+        break;
+      case TY_ARG_INTS:
+      case TY_ARG_VARINTS:
+        v->is = (ty_ints){ p->ints + p->nints, 0 };
+        if (a->text && a->text[0]) {
+          p->ints[p->nints++] = atoll(a->text);
+          v->is.n = 1;
+        }
+        v->kind = TY_INTS;
+        break;
+      default: *v = ty_value_of_int(a->integer);
+    }
+  }
+}
+
+static void read_all(parse *p) {
+  lua_State *L = p->L;
+  const ty_op *op = p->op;
+  int top = lua_gettop(L), at = 1, i = 0;
+  for (; i < op->nargs && at <= top; i++) {
+    const ty_arg *a = &op->args[i];
+    int type = lua_type(L, at);
+    bool takes_list = a->kind == TY_ARG_INTS || a->kind == TY_ARG_VARINTS || a->kind == TY_ARG_LIST;
+    if (type == LUA_TTABLE && at == top) {
+      bool list = takes_list && (lua_rawlen(L, at) > 0 || !has_named(L, at));
+      if (list) read(p, i, at);
+      if (!list || has_named(L, at)) read_options(p, at, list);
+      at++;
+      break;
+    }
+    if (a->kind == TY_ARG_VARINTS && type == LUA_TNUMBER) {
+      int start = p->nints;
+      while (at <= top && lua_type(L, at) == LUA_TNUMBER) add_int(p, i, at++);
+      p->value[i].is = (ty_ints){ p->ints + start, p->nints - start };
+      p->given |= 1u << i;
+      continue;
+    }
+    if (a->kind == TY_ARG_LIST && is_tensor(L, at)) { /* tensors in a row */
+      int n = 0;
+      while (at + n <= top && is_tensor(L, at + n)) n++;
+      ty_tensor **list = lua_newuserdatauv(L, sizeof *list * (size_t)n, 0);
+      for (int j = 0; j < n; j++) list[j] = tensor_at(p, i, at + j);
+      p->value[i].ts = (ty_tensors){ list, n };
+      p->given |= 1u << i;
+      at += n;
+      continue;
+    }
+    read(p, i, at++);
+  }
+  if (at == top && lua_type(L, at) == LUA_TTABLE && has_named(L, at)) read_options(p, at++, false);
+  if (at <= top) {
+    const char *form = signature(L, op);
+    luaL_error(L, "%s: too many arguments: expected %s, got %d", op->name, form, top);
+  }
+  for (i = 0; i < op->nargs; i++)
+    if (op->args[i].required && !(p->given & (1u << i))) fail(p, i, wanted_text(&op->args[i]), 0);
+}
+
+static inline ty_handle *push_empty(lua_State *L, ty_lua_state *s) {
+  if (s->scope) return ty_lua_push_empty(L); /* also enters it into the scope */
+  ty_handle *h = lua_newuserdatauv(L, sizeof *h, 0);
+  h->magic = &ty_handle_magic;
+  h->t = NULL;
+  h->link = NULL;
+  lua_pushvalue(L, lua_upvalueindex(UP_METATABLE));
+  lua_setmetatable(L, -2);
+  return h;
+}
+
+static inline void begin(lua_State *L, ty_lua_state *s) {
+  ty_lua_current = L;
+  if (__builtin_expect(ty_memory_live(TY_CPU) > s->soft_limit, 0)) ty_lua_poll(L);
+}
+
+static int call_op(lua_State *L) {
+  ty_lua_state *s = lua_touserdata(L, lua_upvalueindex(UP_STATE));
+  const ty_op *op = lua_touserdata(L, lua_upvalueindex(UP_OP));
+  ty_value value[MAX_ARGS];
+  parse p;
+  p.L = L;
+  p.op = op;
+  p.value = value;
+  p.nints = 0;
+  p.given = 0;
+  p.sizes[0] = '\0';
+  defaults(&p);
+  read_all(&p);
+  begin(L, s);
+  int nout = op->nout, shown = op->flags & FIRST ? 1 : nout;
+  ty_tensor *out[TY_MAX_OUTPUTS];
+  if (op->flags & WRITES) {
+    if (!ty_call_op((ty_op_id)op->id, value, out)) return ty_lua_error(L);
+    for (int i = 0; i < nout; i++) ty_release(out[i]); /* the argument itself */
+    if (!nout) return 0;
+    lua_settop(L, 1);
+    return 1;
+  }
+  ty_handle *h[TY_MAX_OUTPUTS];
+  for (int i = 0; i < shown; i++) h[i] = push_empty(L, s);
+  if (!ty_call_op((ty_op_id)op->id, value, out)) return ty_lua_error(L);
+  for (int i = 0; i < nout; i++) {
+    if (i < shown) h[i]->t = out[i];
+    else ty_release(out[i]);
+  }
+  return shown;
+}
+
+static int call_inplace(lua_State *L) {
+  ty_lua_state *s = lua_touserdata(L, lua_upvalueindex(UP_STATE));
+  ty_value value[MAX_ARGS];
+  parse p = { .L = L, .op = lua_touserdata(L, lua_upvalueindex(UP_OP)), .value = value };
+  defaults(&p);
+  read_all(&p);
+  begin(L, s);
+  if (!ty_call_inplace((ty_op_id)p.op->id, value)) return ty_lua_error(L);
+  lua_settop(L, 1);
+  return 1;
+}
+
+/* Two operands or one, by position: what operators and most calls are. Everything else goes through call_op. */
+static int call_simple(lua_State *L) {
+  const ty_op *op = lua_touserdata(L, lua_upvalueindex(UP_OP));
+  int n = op->nargs;
+  if (lua_gettop(L) != n) return call_op(L);
+  ty_value value[2];
+  bool any = false;
+  for (int i = 0; i < n; i++) {
+    if (is_tensor(L, i + 1)) {
+      ty_handle *h = lua_touserdata(L, i + 1);
+      if (!h->t) return call_op(L);
+      value[i].t = h->t;
+      value[i].kind = TY_TENSOR;
+      any = true;
+    } else if (lua_type(L, i + 1) == LUA_TNUMBER && op->args[i].kind == TY_ARG_OPERAND) {
+      value[i] = lua_isinteger(L, i + 1) ? ty_value_of_int(lua_tointeger(L, i + 1)) : ty_value_of_float(lua_tonumber(L, i + 1));
+    } else {
+      return call_op(L);
+    }
+  }
+  if (!any) return call_op(L);
+  ty_lua_state *s = lua_touserdata(L, lua_upvalueindex(UP_STATE));
+  begin(L, s);
+  ty_handle *h = push_empty(L, s);
+  if (!ty_call_op((ty_op_id)op->id, value, &h->t)) {
+    h->t = NULL;
+    return ty_lua_error(L);
+  }
+  return 1;
+}
+
+/* Lua passes the operand of -x twice. */
+static int call_unary_minus(lua_State *L) {
+  lua_settop(L, 1);
+  return call_simple(L);
+}
+
+static bool is_simple(const ty_op *op) {
+  if (op->nout != 1 || op->nargs > 2 || (op->flags & WRITES)) return false;
+  for (int i = 0; i < op->nargs; i++)
+    if (op->args[i].kind != TY_ARG_TENSOR && op->args[i].kind != TY_ARG_OPERAND) return false;
+  return true;
+}
+
+/* ---- the table, for help and tests ---- */
+
+static const char *kind_name(uint8_t kind) {
+  static const char *const names[] = { "tensor", "optional", "operand", "tensors", "int", "float", "bool", "string", "ints", "varints", "dtype", "device" };
+  return names[kind];
+}
+
+static void push_default(lua_State *L, const ty_arg *a) {
+  switch (a->kind) {
+    case TY_ARG_INT: lua_pushinteger(L, a->integer); break;
+    case TY_ARG_FLOAT: lua_pushnumber(L, a->number); break;
+    case TY_ARG_BOOL: lua_pushboolean(L, (int)a->integer); break;
+    case TY_ARG_STRING: lua_pushstring(L, a->text); break;
+    case TY_ARG_INTS:
+    case TY_ARG_VARINTS:
+      lua_newtable(L);
+      if (a->text && a->text[0]) lua_pushinteger(L, atoll(a->text)), lua_rawseti(L, -2, 1);
+      break;
+    default: lua_pushnil(L);
+  }
+}
+
+static void push_op(lua_State *L, const ty_op *op) {
+  static const struct { uint32_t bit; const char *name; } flags[] = {
+    { FLOATS, "FLOATS" }, { NUMBERS, "NUMBERS" }, { INTS, "INTS" }, { ANY, "ANY" }, { SAVE_OUT, "SAVE_OUT" }, { VIEW, "VIEW" }, { INPLACE, "INPLACE" },
+    { STRIDED, "STRIDED" }, { HALF, "HALF" }, { INTERNAL, "INTERNAL" }, { RANDOM, "RANDOM" }, { WRITES, "WRITES" }, { FIRST, "FIRST" }
+  };
+  lua_createtable(L, 0, 8);
+  lua_pushstring(L, op->name), lua_setfield(L, -2, "name");
+  lua_pushstring(L, op->doc), lua_setfield(L, -2, "doc");
+  lua_pushinteger(L, op->nout), lua_setfield(L, -2, "nout");
+  lua_pushboolean(L, op->differentiable), lua_setfield(L, -2, "differentiable");
+  lua_pushboolean(L, op->composed), lua_setfield(L, -2, "composed");
+  lua_newtable(L);
+  for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+    if (op->flags & flags[i].bit) lua_pushboolean(L, 1), lua_setfield(L, -2, flags[i].name);
+  lua_setfield(L, -2, "flags");
+  lua_createtable(L, op->nargs, 0);
+  for (int i = 0; i < op->nargs; i++) {
+    const ty_arg *a = &op->args[i];
+    lua_createtable(L, 0, 4);
+    lua_pushstring(L, a->name), lua_setfield(L, -2, "name");
+    lua_pushstring(L, kind_name(a->kind)), lua_setfield(L, -2, "kind");
+    lua_pushboolean(L, a->required), lua_setfield(L, -2, "required");
+    if (!a->required) push_default(L, a), lua_setfield(L, -2, "default");
+    lua_rawseti(L, -2, i + 1);
+  }
+  lua_setfield(L, -2, "args");
+}
+
+static int list_ops(lua_State *L) {
+  lua_createtable(L, TY_OP_COUNT, 0);
+  for (int i = 0; i < TY_OP_COUNT; i++) {
+    push_op(L, &ty_ops[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
+/* ---- opening ---- */
+
+static void push_closure(lua_State *L, ty_lua_state *s, const ty_op *op, lua_CFunction f) {
+  lua_pushlightuserdata(L, s);
+  lua_getfield(L, 1, "Tensor");
+  lua_pushlightuserdata(L, (void *)(uintptr_t)op);
+  lua_pushcclosure(L, f, 3);
+}
+
+static bool is_method(const ty_op *op) {
+  uint8_t k = op->nargs ? op->args[0].kind : TY_ARG_INT;
+  return k == TY_ARG_TENSOR || k == TY_ARG_OPERAND;
+}
+
+void ty_lua_open_ops(lua_State *L, int table) {
+  static const struct { const char *event, *op; } operators[] = {
+    { "__add", "add" }, { "__sub", "sub" }, { "__mul", "mul" }, { "__div", "div" }, { "__pow", "pow" }, { "__idiv", "floor_div" }, { "__mod", "remainder" }
+  };
+  ty_lua_state *s = ty_lua_state_of(L);
+  ty_lua_push_methods(L);
+  int methods = lua_gettop(L);
+  for (int i = 0; i < TY_OP_COUNT; i++) {
+    const ty_op *op = &ty_ops[i];
+    push_closure(L, s, op, is_simple(op) ? call_simple : call_op);
+    if (is_method(op)) lua_pushvalue(L, -1), lua_setfield(L, methods, op->name);
+    lua_setfield(L, table, op->name);
+    if (!(op->flags & INPLACE)) continue;
+    lua_pushfstring(L, "%s_", op->name);
+    push_closure(L, s, op, call_inplace);
+    lua_pushvalue(L, -2), lua_pushvalue(L, -2), lua_settable(L, methods);
+    lua_settable(L, table);
+  }
+  lua_getfield(L, table, "Tensor");
+  for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
+    push_closure(L, s, ty_op_find(operators[i].op), call_simple);
+    lua_setfield(L, -2, operators[i].event);
+  }
+  push_closure(L, s, &ty_ops[TY_OP_neg], call_unary_minus);
+  lua_setfield(L, -2, "__unm");
+  lua_pop(L, 2);
+  lua_pushcfunction(L, list_ops);
+  lua_setfield(L, table, "ops");
+}

@@ -1,0 +1,347 @@
+/* Handles and their life: scopes, <close>, the collector. */
+#include "handle.h"
+
+#include <string.h>
+
+const char ty_handle_magic = 0;
+static const char state_key, metatable_key, methods_key, scope_key, guard_key;
+_Thread_local lua_State *ty_lua_current;
+
+enum { FLOOR = 64 << 20 }; /* below this many live bytes the collector is left to Lua */
+
+ty_lua_state *ty_lua_state_of(lua_State *L) {
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
+  ty_lua_state *s = lua_touserdata(L, -1);
+  lua_pop(L, 1);
+  return s;
+}
+
+void ty_lua_push_methods(lua_State *L) { lua_rawgetp(L, LUA_REGISTRYINDEX, &methods_key); }
+
+int ty_lua_error(lua_State *L) { return luaL_error(L, "%s", ty_error()); }
+
+/* ---- handles ---- */
+
+static void link_to_scope(lua_State *L, ty_lua_state *s, ty_handle *h) {
+  ty_lua_scope *scope = s->scope;
+  while (scope && scope->L != L) scope = scope->prev;
+  if (!scope) return;
+  h->next = scope->handles;
+  if (h->next) h->next->link = &h->next;
+  h->link = &scope->handles;
+  scope->handles = h;
+}
+
+static void unlink_handle(ty_handle *h) {
+  if (!h->link) return;
+  *h->link = h->next;
+  if (h->next) h->next->link = h->link;
+  h->link = NULL;
+}
+
+ty_handle *ty_lua_push_empty(lua_State *L) {
+  ty_handle *h = lua_newuserdatauv(L, sizeof *h, 0);
+  *h = (ty_handle){ .magic = &ty_handle_magic };
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &metatable_key);
+  lua_setmetatable(L, -2);
+  ty_lua_state *s = ty_lua_state_of(L);
+  if (s->scope) link_to_scope(L, s, h);
+  return h;
+}
+
+void ty_lua_push(lua_State *L, ty_tensor *t) {
+  if (!t) ty_lua_error(L);
+  ty_lua_push_empty(L)->t = t;
+}
+
+static ty_handle *to_handle(lua_State *L, int index) {
+  if (lua_type(L, index) != LUA_TUSERDATA || lua_rawlen(L, index) != sizeof(ty_handle)) return NULL;
+  ty_handle *h = lua_touserdata(L, index);
+  return h->magic == &ty_handle_magic ? h : NULL;
+}
+
+ty_tensor *ty_lua_to(lua_State *L, int index) {
+  ty_handle *h = to_handle(L, index);
+  if (h && !h->t) luaL_error(L, "argument %d: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor out of its scope", index);
+  return h ? h->t : NULL;
+}
+
+const char *ty_lua_typename(lua_State *L, int index) { return to_handle(L, index) ? "tensor" : luaL_typename(L, index); }
+
+ty_tensor *ty_lua_check(lua_State *L, int index) {
+  ty_tensor *t = ty_lua_to(L, index);
+  if (!t) luaL_error(L, "argument %d: expected a tensor, got %s", index, ty_lua_typename(L, index));
+  return t;
+}
+
+static void release_handle(ty_handle *h) {
+  ty_tensor *t = h->t;
+  unlink_handle(h);
+  h->t = NULL;
+  ty_release(t);
+}
+
+/* free, __close, __gc: any of them, in any order, any number of times */
+static int handle_release(lua_State *L) {
+  ty_handle *h = to_handle(L, 1);
+  if (h) release_handle(h);
+  return 0;
+}
+
+/* ---- the collector ---- */
+
+void ty_lua_poll(lua_State *L) {
+  ty_lua_state *s = ty_lua_state_of(L);
+  int64_t live = ty_memory_live(TY_CPU);
+  if (live <= s->soft_limit) return;
+  lua_gc(L, LUA_GCCOLLECT);
+  live = ty_memory_live(TY_CPU);
+  s->soft_limit = live * 2 > FLOOR ? live * 2 : FLOOR;
+}
+
+/* The core's last resort before it reports that memory is out. */
+static bool reclaim(void *context) {
+  lua_State *L = ty_lua_current;
+  if (!L || lua_gc(L, LUA_GCCOUNT) < 0) return false; /* inside a finalizer */
+  lua_gc(L, LUA_GCCOLLECT);
+  return true;
+}
+
+/* ---- scopes ---- */
+
+static ty_lua_scope *push_scope(lua_State *L) {
+  ty_lua_state *s = ty_lua_state_of(L);
+  ty_lua_scope *scope = lua_newuserdatauv(L, sizeof *scope, 0);
+  *scope = (ty_lua_scope){ .prev = s->scope, .L = L, .open = true };
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &scope_key);
+  lua_setmetatable(L, -2);
+  s->scope = scope;
+  return scope;
+}
+
+static int scope_close(lua_State *L) {
+  ty_lua_scope *scope = lua_touserdata(L, 1);
+  if (!scope || !scope->open) return 0;
+  ty_lua_state *s = ty_lua_state_of(L);
+  scope->open = false;
+  for (ty_lua_scope **at = &s->scope; *at; at = &(*at)->prev) {
+    if (*at != scope) continue;
+    *at = scope->prev;
+    break;
+  }
+  while (scope->handles) release_handle(scope->handles);
+  return 0;
+}
+
+/* Moves a handle to the scope around its own (or out of all). */
+static void move_out(ty_lua_state *s, lua_State *L, ty_handle *h, const ty_lua_scope *from) {
+  unlink_handle(h);
+  ty_lua_scope *scope = from ? from->prev : NULL;
+  while (scope && scope->L != L) scope = scope->prev;
+  if (!scope) return;
+  h->next = scope->handles;
+  if (h->next) h->next->link = &h->next;
+  h->link = &scope->handles;
+  scope->handles = h;
+}
+
+/* Tensors in a result, also in tables (each table once; `seen` is a table on the stack). */
+static void move_results_out(lua_State *L, ty_lua_state *s, int index, const ty_lua_scope *from, int seen, int depth) {
+  ty_handle *h = to_handle(L, index);
+  if (h) {
+    if (h->t) move_out(s, L, h, from);
+    return;
+  }
+  if (!lua_istable(L, index) || depth > 16) return;
+  lua_pushvalue(L, index);
+  if (lua_rawget(L, seen) != LUA_TNIL) {
+    lua_pop(L, 1);
+    return;
+  }
+  lua_pop(L, 1);
+  lua_pushvalue(L, index);
+  lua_pushboolean(L, 1);
+  lua_rawset(L, seen);
+  luaL_checkstack(L, 8, "results of a scope");
+  lua_pushnil(L);
+  while (lua_next(L, index)) {
+    move_results_out(L, s, lua_gettop(L), from, seen, depth + 1);
+    lua_pop(L, 1);
+  }
+}
+
+static int scope_results(lua_State *L, int status, lua_KContext context) {
+  ty_lua_scope *scope = lua_touserdata(L, 1);
+  ty_lua_state *s = ty_lua_state_of(L);
+  int top = lua_gettop(L);
+  lua_newtable(L);
+  for (int i = 2; i <= top; i++) move_results_out(L, s, i, scope, top + 1, 0);
+  lua_settop(L, top);
+  return top - 1; /* the scope in slot 1 closes when this function returns */
+}
+
+/* scope(fn, ...) */
+static int scope_run(lua_State *L) {
+  luaL_checkany(L, 1);
+  push_scope(L);
+  lua_insert(L, 1);
+  lua_toclose(L, 1);
+  lua_callk(L, lua_gettop(L) - 2, LUA_MULTRET, 0, scope_results);
+  return scope_results(L, LUA_OK, 0);
+}
+
+static int scope_open(lua_State *L) {
+  push_scope(L);
+  return 1;
+}
+
+/* keep(...): out of the innermost scope of this coroutine */
+static int keep(lua_State *L) {
+  ty_lua_state *s = ty_lua_state_of(L);
+  int top = lua_gettop(L);
+  lua_newtable(L);
+  for (int i = 1; i <= top; i++) move_results_out(L, s, i, NULL, top + 1, 0);
+  lua_settop(L, top);
+  return top;
+}
+
+/* ---- guards: no_grad and the like, undone however the function ends ---- */
+
+typedef struct guard { void (*undo)(struct guard *); bool done, grad; } guard;
+
+static int guard_close(lua_State *L) {
+  guard *g = lua_touserdata(L, 1);
+  if (g && !g->done) {
+    g->done = true;
+    g->undo(g);
+  }
+  return 0;
+}
+
+static void restore_grad(guard *g) { ty_set_grad_enabled(g->grad); }
+
+static int guard_results(lua_State *L, int status, lua_KContext context) { return lua_gettop(L) - 1; }
+
+static int with_grad(lua_State *L, bool on) {
+  luaL_checkany(L, 1);
+  guard *g = lua_newuserdatauv(L, sizeof *g, 0);
+  *g = (guard){ .undo = restore_grad, .grad = ty_grad_enabled() };
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &guard_key);
+  lua_setmetatable(L, -2);
+  lua_insert(L, 1);
+  lua_toclose(L, 1);
+  ty_set_grad_enabled(on);
+  lua_callk(L, lua_gettop(L) - 2, LUA_MULTRET, 0, guard_results);
+  return guard_results(L, LUA_OK, 0);
+}
+
+static int no_grad(lua_State *L) { return with_grad(L, false); }
+static int enable_grad(lua_State *L) { return with_grad(L, true); }
+
+static int set_grad_enabled(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TBOOLEAN);
+  lua_pushboolean(L, ty_set_grad_enabled(lua_toboolean(L, 1)));
+  return 1;
+}
+
+static int is_grad_enabled(lua_State *L) {
+  lua_pushboolean(L, ty_grad_enabled());
+  return 1;
+}
+
+/* ---- memory ---- */
+
+static int check_device(lua_State *L, int index) {
+  int device;
+  const char *name = luaL_optstring(L, index, "cpu");
+  if (strcmp(name, "cpu") == 0) device = TY_CPU;
+  else if (strcmp(name, "meta") == 0) device = TY_META;
+  else return luaL_error(L, "memory: unknown device \"%s\"; devices here: cpu, meta", name);
+  return device;
+}
+
+static int memory_stats(lua_State *L) {
+  ty_memory_stats s = ty_memory_stats_of(check_device(L, 1));
+  lua_createtable(L, 0, 5);
+  lua_pushinteger(L, s.live), lua_setfield(L, -2, "live");
+  lua_pushinteger(L, s.cached), lua_setfield(L, -2, "cached");
+  lua_pushinteger(L, s.peak), lua_setfield(L, -2, "peak");
+  lua_pushinteger(L, s.budget), lua_setfield(L, -2, "budget");
+  lua_pushinteger(L, (lua_Integer)s.allocations), lua_setfield(L, -2, "allocations");
+  return 1;
+}
+
+static int memory_reset_peak(lua_State *L) {
+  ty_memory_reset_peak(check_device(L, 1));
+  return 0;
+}
+
+static int memory_empty_cache(lua_State *L) {
+  ty_memory_empty_cache(check_device(L, 1));
+  return 0;
+}
+
+static int memory_set_budget(lua_State *L) {
+  int device = check_device(L, 1);
+  lua_Integer bytes = luaL_optinteger(L, 2, 0);
+  luaL_argcheck(L, bytes >= 0, 2, "expected bytes, or nothing for the default");
+  ty_memory_set_budget(device, bytes);
+  return 0;
+}
+
+static int memory_fail_at(lua_State *L) {
+  ty_memory_fail_at(luaL_checkinteger(L, 1), lua_toboolean(L, 2));
+  return 0;
+}
+
+static int memory_allocation_count(lua_State *L) {
+  lua_pushinteger(L, ty_memory_allocation_count());
+  return 1;
+}
+
+/* ---- opening ---- */
+
+static void new_metatable(lua_State *L, const void *key, const char *name, lua_CFunction close) {
+  lua_newtable(L);
+  lua_pushstring(L, name), lua_setfield(L, -2, "__name");
+  lua_pushcfunction(L, close), lua_setfield(L, -2, "__close");
+  lua_pushcfunction(L, close), lua_setfield(L, -2, "__gc");
+  lua_pushvalue(L, -1), lua_rawsetp(L, LUA_REGISTRYINDEX, key);
+}
+
+void ty_lua_open_handles(lua_State *L, int table) {
+  if (lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key) == LUA_TNIL) {
+    ty_lua_state *s = lua_newuserdatauv(L, sizeof *s, 0);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
+    *s = (ty_lua_state){ .main = lua_tothread(L, -1), .soft_limit = FLOOR };
+    lua_pop(L, 1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &state_key);
+  }
+  lua_pop(L, 1);
+  ty_memory_reclaim = reclaim;
+
+  new_metatable(L, &metatable_key, "tensor", handle_release);
+  lua_newtable(L);
+  lua_pushvalue(L, -1), lua_rawsetp(L, LUA_REGISTRYINDEX, &methods_key);
+  lua_pushcfunction(L, handle_release), lua_setfield(L, -2, "free");
+  lua_pop(L, 1);
+  lua_setfield(L, table, "Tensor"); /* the metatable, for those who extend tensors */
+
+  new_metatable(L, &scope_key, "scope", scope_close);
+  lua_createtable(L, 0, 1);
+  lua_pushcfunction(L, scope_close), lua_setfield(L, -2, "close");
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+  new_metatable(L, &guard_key, "guard", guard_close);
+  lua_pop(L, 1);
+
+  lua_pushvalue(L, table);
+  luaL_setfuncs(L, (const luaL_Reg[]){ { "scope", scope_run }, { "open_scope", scope_open }, { "keep", keep }, { "no_grad", no_grad },
+                                       { "enable_grad", enable_grad }, { "set_grad_enabled", set_grad_enabled },
+                                       { "is_grad_enabled", is_grad_enabled }, { NULL, NULL } }, 0);
+  lua_pop(L, 1);
+  luaL_newlib(L, ((const luaL_Reg[]){ { "stats", memory_stats }, { "reset_peak", memory_reset_peak }, { "empty_cache", memory_empty_cache },
+                                      { "set_budget", memory_set_budget }, { "fail_at", memory_fail_at },
+                                      { "allocation_count", memory_allocation_count }, { NULL, NULL } }));
+  lua_setfield(L, table, "memory");
+}

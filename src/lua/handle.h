@@ -1,0 +1,71 @@
+/* The border between the core and Lua. Lua holds handles: userdata with one reference of a tensor. Order of every
+ * border function: check all arguments (may raise), call the core without the Lua API, push or raise. */
+#ifndef TY_LUA_HANDLE_H
+#define TY_LUA_HANDLE_H
+
+#include <lauxlib.h>
+#include <lua.h>
+
+#include "../autograd/autograd.h"
+
+/* A scope collects the handles that its coroutine makes while it is open. */
+typedef struct ty_lua_scope {
+  struct ty_lua_scope *prev; /* opened before, in any coroutine */
+  lua_State *L;
+  struct ty_handle *handles;
+  bool open;
+} ty_lua_scope;
+
+typedef struct ty_handle {
+  const void *magic;
+  ty_tensor *t; /* NULL once released */
+  struct ty_handle *next, **link; /* in its scope's list; link NULL: in none */
+} ty_handle;
+
+/* What the border knows of one Lua universe. */
+typedef struct ty_lua_state {
+  lua_State *main;
+  ty_lua_scope *scope;  /* opened last */
+  int64_t soft_limit; /* live bytes at which the collector runs */
+} ty_lua_state;
+
+extern const char ty_handle_magic;
+
+ty_lua_state *ty_lua_state_of(lua_State *L);
+
+/* Pushes a handle that takes over the reference; with NULL raises the core's error. */
+void ty_lua_push(lua_State *L, ty_tensor *t);
+/* Pushes an empty handle to be filled after the core call: memory errors of Lua come before it, not after. */
+ty_handle *ty_lua_push_empty(lua_State *L);
+/* The tensor of an argument, borrowed; raises when it is something else or was released. */
+ty_tensor *ty_lua_check(lua_State *L, int index);
+/* The same, or NULL when it is no tensor at all. */
+ty_tensor *ty_lua_to(lua_State *L, int index);
+/* Raises ty_error() with the position of the caller. */
+int ty_lua_error(lua_State *L);
+/* What luaL_typename says, "tensor" for tensors. */
+const char *ty_lua_typename(lua_State *L, int index);
+
+/* Runs the collector when tensors have grown past the soft limit. Called before allocating. */
+void ty_lua_poll(lua_State *L);
+
+/* The Lua thread that callbacks from the core (hooks, custom ops) run on; set at entry of functions that may call back. */
+extern _Thread_local lua_State *ty_lua_current;
+
+/* Calls the function below its `nargs` arguments on the stack; on failure the error becomes the core's. */
+bool ty_lua_call(lua_State *L, int nargs, int nresults);
+
+void ty_lua_open_handles(lua_State *L, int table);  /* metatable, memory, scopes */
+void ty_lua_open_ops(lua_State *L, int table);      /* every op of the table, as functions and methods */
+void ty_lua_open_values(lua_State *L, int table);   /* ty.tensor, tolist, item, to, printing */
+void ty_lua_open_index(lua_State *L, int table);    /* slices */
+void ty_lua_open_autograd(lua_State *L, int table); /* backward, grad, hooks, custom ops */
+int ty_lua_open_io(lua_State *L);                   /* leaves a table of readers and writers on the stack */
+int ty_lua_open_system(lua_State *L);               /* clocks, terminal, process */
+int ty_lua_open_thread(lua_State *L);               /* leaves a table of native threads on the stack */
+int ty_lua_open_system(lua_State *L);               /* leaves a table of clocks and the terminal on the stack */
+
+/* Pushes the table of tensor methods. */
+void ty_lua_push_methods(lua_State *L);
+
+#endif

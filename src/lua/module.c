@@ -1,0 +1,26 @@
+/* require "tycho.core": the table that lua/tycho/init.lua builds on. */
+#include "handle.h"
+
+__attribute__((visibility("default"))) int luaopen_tycho_core(lua_State *L);
+
+int luaopen_tycho_core(lua_State *L) {
+  luaL_checkversion(L);
+  lua_settop(L, 0);
+  lua_newtable(L);
+  ty_lua_open_handles(L, 1);
+  ty_lua_open_ops(L, 1);
+  ty_lua_open_values(L, 1);
+  ty_lua_open_index(L, 1);
+  ty_lua_open_autograd(L, 1);
+  ty_lua_open_io(L);
+  lua_setfield(L, 1, "io");
+  ty_lua_open_thread(L);
+  lua_setfield(L, 1, "thread");
+  ty_lua_open_system(L);
+  lua_setfield(L, 1, "system");
+  ty_lua_open_system(L);
+  lua_setfield(L, 1, "system");
+  lua_pushliteral(L, TY_VERSION);
+  lua_setfield(L, 1, "version");
+  return 1;
+}

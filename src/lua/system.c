@@ -1,0 +1,62 @@
+/* Small services of the system that Lua lacks: clocks, the terminal, the process. */
+#define _GNU_SOURCE
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "handle.h"
+
+static double seconds(clockid_t id) {
+  struct timespec t;
+  clock_gettime(id, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* clock() -> seconds that only grow, since some moment */
+static int system_clock(lua_State *L) {
+  lua_pushnumber(L, seconds(CLOCK_MONOTONIC));
+  return 1;
+}
+
+/* time() -> seconds since 1970 with fractions */
+static int system_time(lua_State *L) {
+  lua_pushnumber(L, seconds(CLOCK_REALTIME));
+  return 1;
+}
+
+/* isatty(descriptor) */
+static int system_isatty(lua_State *L) {
+  lua_pushboolean(L, isatty((int)luaL_checkinteger(L, 1)));
+  return 1;
+}
+
+/* columns(descriptor) -> width of the terminal, or nil */
+static int system_columns(lua_State *L) {
+  struct winsize size;
+  if (ioctl((int)luaL_checkinteger(L, 1), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) lua_pushinteger(L, size.ws_col);
+  else lua_pushnil(L);
+  return 1;
+}
+
+static int system_pid(lua_State *L) {
+  lua_pushinteger(L, getpid());
+  return 1;
+}
+
+/* sleep(seconds): until then, or Ctrl-C */
+static int system_sleep(lua_State *L) {
+  double end = seconds(CLOCK_MONOTONIC) + luaL_checknumber(L, 1), left;
+  while ((left = end - seconds(CLOCK_MONOTONIC)) > 0) {
+    if (ty_interrupted) return luaL_error(L, "interrupted");
+    double part = left < 0.05 ? left : 0.05;
+    nanosleep(&(struct timespec){ 0, (long)(part * 1e9) }, NULL);
+  }
+  return 0;
+}
+
+int ty_lua_open_system(lua_State *L) {
+  luaL_newlib(L, ((const luaL_Reg[]){ { "clock", system_clock }, { "time", system_time }, { "isatty", system_isatty },
+                                      { "columns", system_columns }, { "pid", system_pid }, { "sleep", system_sleep },
+                                      { NULL, NULL } }));
+  return 1;
+}

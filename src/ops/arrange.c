@@ -1,0 +1,239 @@
+/* Ops that move elements: concat and stack, tile, pad, flip, roll, triangles. */
+#include <string.h>
+
+#include "../autograd/autograd.h"
+
+bool fwd_concat(ty_call *c) {
+  const ty_concat_args *a = TY_ARGS(concat, c);
+  ty_tensors xs = a->xs.ts;
+  if (xs.n == 0) return ty_op_fail(c, TY_EINVAL, "xs: expected at least one tensor, got none");
+  const ty_tensor *first = xs.v[0];
+  int dim, n = first->v.ndim;
+  if (n == 0) return ty_op_fail(c, TY_EINVAL, "xs: expected tensors with at least one dimension, got %s (stack joins 0-d tensors)", ty_describe(first));
+  if (a->dim.i < -n || a->dim.i >= n)
+    return ty_op_fail(c, TY_EINVAL, "dim: expected a dimension in [%d, %d], got %lld for %s", -n, n - 1, (long long)a->dim.i, ty_describe(first));
+  dim = (int)(a->dim.i < 0 ? a->dim.i + n : a->dim.i);
+  int64_t size[TY_MAX_DIMS];
+  memcpy(size, first->v.size, sizeof size);
+  size[dim] = 0;
+  ty_dtype dtype = ty_dtype_of(first);
+  for (int i = 0; i < xs.n; i++) {
+    const ty_tensor *x = xs.v[i];
+    bool fits = x->v.ndim == n;
+    for (int d = 0; fits && d < n; d++) fits = d == dim || x->v.size[d] == size[d];
+    if (!fits)
+      return ty_op_fail(c, TY_EINVAL, "xs: tensor %d is %s, expected the shape of the first, %s, except in dimension %d", i, ty_describe(x),
+                        ty_describe(first), dim);
+    size[dim] += x->v.size[dim];
+    dtype = ty_promote(dtype, ty_dtype_of(x));
+  }
+  if (!ty_out(c, 0, ty_device_of(first), dtype, n, size)) return false;
+  int64_t at = 0;
+  for (int i = 0; i < xs.n; i++) {
+    ty_tensor *part = ty_slice(c->out[0], dim, at, at + xs.v[i]->v.size[dim], 1);
+    if (!part || !ty_copy_into(part, xs.v[i])) return false;
+    at += xs.v[i]->v.size[dim];
+  }
+  return true;
+}
+
+bool vjp_concat(ty_vjp *c) {
+  const ty_concat_args *a = TY_ARGS(concat, c);
+  int dim = (int)(a->dim.i < 0 ? a->dim.i + c->in[0].ndim : a->dim.i);
+  int64_t at = 0;
+  for (int i = 0; i < c->nin; i++) {
+    int64_t length = c->in[i].size[dim];
+    if (c->need[i]) c->dx[i] = ty_slice(c->g[0], dim, at, at + length, 1);
+    at += length;
+  }
+  return true;
+}
+
+bool fwd_stack(ty_call *c) {
+  const ty_stack_args *a = TY_ARGS(stack, c);
+  ty_tensors xs = a->xs.ts;
+  if (xs.n == 0) return ty_op_fail(c, TY_EINVAL, "xs: expected at least one tensor, got none");
+  int n = xs.v[0]->v.ndim + 1;
+  if (a->dim.i < -n || a->dim.i >= n)
+    return ty_op_fail(c, TY_EINVAL, "dim: expected a dimension in [%d, %d], got %lld for %s", -n, n - 1, (long long)a->dim.i, ty_describe(xs.v[0]));
+  size_t bytes = sizeof(ty_tensor *) * (size_t)xs.n;
+  ty_tensor **rows = ty_scratch_alloc(bytes);
+  if (!rows) return false;
+  bool ok = true;
+  for (int i = 0; i < xs.n && ok; i++) {
+    if (!ty_same_shape(&xs.v[i]->v, &xs.v[0]->v))
+      ok = ty_op_fail(c, TY_EINVAL, "xs: tensor %d is %s, expected the shape of the first, %s", i, ty_describe(xs.v[i]), ty_describe(xs.v[0]));
+    else
+      ok = (rows[i] = ty_unsqueeze(xs.v[i], a->dim.i)) != NULL;
+  }
+  ok = ok && ty_out_set(c, 0, ty_concat((ty_tensors){ rows, xs.n }, a->dim.i));
+  ty_scratch_free(rows, bytes);
+  return ok;
+}
+
+/* As a view: sizes become [1, s0, 1, s1 ...], expand to [t0, s0, t1, s1 ...], merge. */
+bool fwd_tile(ty_call *c) {
+  const ty_tile_args *a = TY_ARGS(tile, c);
+  ty_tensor *x = a->x.t;
+  ty_ints times = a->times.is;
+  int shift = times.n - x->v.ndim;
+  if (shift < 0 || times.n > TY_MAX_DIMS)
+    return ty_op_fail(c, TY_EINVAL, "times: expected at least %d counts for x %s, got %d", x->v.ndim, ty_describe(x), times.n);
+  for (int i = 0; i < times.n; i++)
+    if (times.v[i] < 0) return ty_op_fail(c, TY_EINVAL, "times: expected counts of at least 0, got %s", ty_shape_text(times.n, times.v));
+  ty_tensor *y = x;
+  for (int d = 0; d < times.n && y; d++) { /* one dimension at a time keeps within TY_MAX_DIMS */
+    int64_t one[TY_MAX_DIMS + 1], many[TY_MAX_DIMS + 1], merged[TY_MAX_DIMS];
+    int n = 0;
+    if (d == 0 && shift > 0) {
+      int64_t lead[TY_MAX_DIMS];
+      for (int i = 0; i < times.n; i++) lead[i] = i < shift ? 1 : x->v.size[i - shift];
+      y = ty_reshape(y, (ty_ints){ lead, times.n });
+      if (!y) break;
+    }
+    if (times.v[d] == 1) continue;
+    if (y->v.size[d] == 1) {
+      for (int i = 0; i < times.n; i++) many[i] = i == d ? times.v[d] : y->v.size[i];
+      y = ty_expand(y, (ty_ints){ many, times.n });
+      continue;
+    }
+    /* [before, 1, rest] -> [before, t, rest] -> merged */
+    int64_t before = 1, rest = 1;
+    for (int i = 0; i < times.n; i++) {
+      if (i < d) before *= y->v.size[i];
+      else rest *= y->v.size[i];
+      merged[i] = i == d ? y->v.size[i] * times.v[d] : y->v.size[i];
+    }
+    one[n] = before, many[n++] = before;
+    one[n] = 1, many[n++] = times.v[d];
+    one[n] = rest, many[n++] = rest;
+    y = ty_reshape(ty_expand(ty_reshape(y, (ty_ints){ one, n }), (ty_ints){ many, n }), (ty_ints){ merged, times.n });
+  }
+  return ty_out_set(c, 0, y == x ? ty_clone(x) : ty_contiguous(y));
+}
+
+/* ---- pad: one dimension after the other ---- */
+
+static ty_tensor *filled(ty_tensor *x, int dim, int64_t length, double value) {
+  int64_t size[TY_MAX_DIMS];
+  memcpy(size, x->v.size, sizeof size);
+  size[dim] = length;
+  return ty_full((ty_ints){ size, x->v.ndim }, value, ty_dtype_of(x), ty_device_of(x));
+}
+
+static ty_tensor *pad_one(ty_call *c, ty_tensor *x, int dim, int64_t before, int64_t after, int mode, double value) {
+  int64_t n = x->v.size[dim];
+  if (before < 0 || after < 0) { /* negative padding cuts */
+    x = ty_slice(x, dim, before < 0 ? -before : 0, after < 0 ? n + after : n, 1);
+    before = before < 0 ? 0 : before;
+    after = after < 0 ? 0 : after;
+  }
+  if (!x || (!before && !after)) return x;
+  ty_tensor *parts[3] = { NULL, x, NULL };
+  if (mode == 0) {
+    if (before) parts[0] = filled(x, dim, before, value);
+    if (after) parts[2] = filled(x, dim, after, value);
+  } else if (mode == 1) { /* reflect: the edge itself is not repeated */
+    if (before) parts[0] = ty_flip(ty_slice(x, dim, 1, before + 1, 1), TY_INTS(dim));
+    if (after) parts[2] = ty_flip(ty_slice(x, dim, n - 1 - after, n - 1, 1), TY_INTS(dim));
+  } else if (mode == 2) {
+    int64_t size[TY_MAX_DIMS];
+    memcpy(size, x->v.size, sizeof size);
+    size[dim] = before;
+    if (before) parts[0] = ty_expand(ty_slice(x, dim, 0, 1, 1), (ty_ints){ size, x->v.ndim });
+    size[dim] = after;
+    if (after) parts[2] = ty_expand(ty_slice(x, dim, n - 1, n, 1), (ty_ints){ size, x->v.ndim });
+  } else {
+    if (before) parts[0] = ty_slice(x, dim, n - before, n, 1);
+    if (after) parts[2] = ty_slice(x, dim, 0, after, 1);
+  }
+  ty_tensor *list[3];
+  int k = 0;
+  for (int i = 0; i < 3; i++) {
+    if (!parts[i] && ((i == 0 && before) || (i == 2 && after))) return NULL;
+    if (parts[i]) list[k++] = parts[i];
+  }
+  return ty_concat((ty_tensors){ list, k }, dim);
+}
+
+bool fwd_pad(ty_call *c) {
+  const ty_pad_args *a = TY_ARGS(pad, c);
+  ty_tensor *x = a->x.t;
+  ty_ints pads = a->pads.is;
+  int mode = ty_check_choice(c, 2, (const char *const[]){ "constant", "reflect", "replicate", "circular", NULL });
+  if (mode < 0) return false;
+  if (pads.n % 2 || pads.n / 2 > x->v.ndim)
+    return ty_op_fail(c, TY_EINVAL, "pads: expected pairs for at most %d dimensions of x %s, got %d integers", x->v.ndim, ty_describe(x), pads.n);
+  for (int i = 0; i < pads.n; i++) {
+    int64_t n = x->v.size[x->v.ndim - 1 - i / 2], most = mode == 1 ? n - 1 : n;
+    bool bad = pads.v[i] < -n || pads.v[i] > INT32_MAX || (mode == 2 ? pads.v[i] > 0 && n == 0 : mode != 0 && pads.v[i] > most);
+    if (bad)
+      return ty_op_fail(c, TY_EINVAL, "pads: %lld does not fit dimension %d of x %s in mode \"%s\"", (long long)pads.v[i],
+                        x->v.ndim - 1 - i / 2, ty_describe(x), a->mode.s);
+  }
+  ty_tensor *y = x;
+  for (int i = 0; i < pads.n && y; i += 2) {
+    int dim = x->v.ndim - 1 - i / 2;
+    if (pads.v[i] < 0 && pads.v[i + 1] < 0 && -pads.v[i] - pads.v[i + 1] > x->v.size[dim])
+      return ty_op_fail(c, TY_EINVAL, "pads: {%lld, %lld} cut more than dimension %d of x %s", (long long)pads.v[i], (long long)pads.v[i + 1], dim,
+                        ty_describe(x));
+    y = pad_one(c, y, dim, pads.v[i], pads.v[i + 1], mode, a->value.f);
+  }
+  return ty_out_set(c, 0, y == x ? ty_clone(x) : y);
+}
+
+/* ---- order along dimensions ---- */
+
+bool fwd_flip(ty_call *c) {
+  ty_tensor *x = TY_ARGS(flip, c)->x.t;
+  uint32_t mask;
+  if (TY_ARGS(flip, c)->dims.is.n == 0) return ty_op_fail(c, TY_EINVAL, "dims: expected at least one dimension, got none");
+  if (!ty_check_dims(c, 1, x->v.ndim, &mask)) return false;
+  ty_p_dim p = { .k = mask };
+  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, &p);
+}
+
+bool vjp_flip(ty_vjp *c) {
+  c->dx[0] = ty_flip(c->g[0], TY_ARGS(flip, c)->dims.is);
+  return true;
+}
+
+bool fwd_roll(ty_call *c) {
+  const ty_roll_args *a = TY_ARGS(roll, c);
+  ty_tensor *x = a->x.t;
+  ty_ints shifts = a->shifts.is, dims = a->dims.is;
+  uint32_t mask;
+  bool flat = dims.n == 0; /* over all elements in order */
+  if (shifts.n == 0 || (flat ? shifts.n != 1 : shifts.n != dims.n))
+    return ty_op_fail(c, TY_EINVAL, "shifts: expected one per dimension (%d), got %d", flat ? 1 : dims.n, shifts.n);
+  if (!ty_check_dims(c, 2, x->v.ndim, &mask)) return false;
+  ty_tensor *y = flat ? ty_reshape(x, TY_INTS(x->v.count)) : x;
+  for (int i = 0; i < shifts.n && y && x->v.ndim; i++) {
+    int64_t dim = flat ? 0 : dims.v[i] < 0 ? dims.v[i] + x->v.ndim : dims.v[i], n = y->v.size[dim];
+    int64_t k = n ? shifts.v[i] % n : 0;
+    if (k < 0) k += n;
+    if (k) y = ty_concat(TY_LIST(ty_slice(y, dim, n - k, n, 1), ty_slice(y, dim, 0, n - k, 1)), dim);
+  }
+  if (flat && y) y = ty_reshape(y, (ty_ints){ x->v.size, x->v.ndim });
+  return ty_out_set(c, 0, y == x ? ty_clone(x) : y);
+}
+
+static bool triangle(ty_call *c) {
+  ty_tensor *x = c->arg[0].t;
+  if (!ty_check_ndim(c, 0, 2, TY_MAX_DIMS, "[..., n, m]")) return false;
+  ty_p_dim p = { .k = c->arg[1].i };
+  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, &p);
+}
+
+bool fwd_tril(ty_call *c) { return triangle(c); }
+bool fwd_triu(ty_call *c) { return triangle(c); }
+
+bool vjp_tril(ty_vjp *c) {
+  c->dx[0] = ty_tril(c->g[0], TY_ARGS(tril, c)->diagonal.i);
+  return true;
+}
+
+bool vjp_triu(ty_vjp *c) {
+  c->dx[0] = ty_triu(c->g[0], TY_ARGS(triu, c)->diagonal.i);
+  return true;
+}

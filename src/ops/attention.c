@@ -1,0 +1,162 @@
+/* Scaled dot product attention. */
+#include <string.h>
+
+#include "op.h"
+
+static double scale_of(double scale, int64_t d) { return scale != 0 ? scale : d > 0 ? 1 / sqrt((double)d) : 1; }
+
+/* The mask as the kernels want it: bool, or in the precision of the computation, and expanded to [b, h, t, s]. */
+static bool expand_mask(ty_tensor **mask, const ty_tensor *q, const ty_tensor *k) {
+  if (!*mask) return true;
+  ty_dtype dtype = ty_is_half(ty_dtype_of(q)) ? TY_F32 : ty_dtype_of(q);
+  if (ty_dtype_of(*mask) != TY_BOOL) *mask = ty_to(*mask, dtype);
+  *mask = ty_expand(*mask, TY_INTS(q->v.size[0], q->v.size[1], q->v.size[2], k->v.size[2]));
+  return *mask != NULL;
+}
+
+/* q, k and v are the arguments from `first` on. */
+static bool check_shapes(ty_call *c, int first, const ty_tensor *mask) {
+  const ty_tensor *q = c->arg[first].t, *k = c->arg[first + 1].t, *v = c->arg[first + 2].t;
+  if (!ty_check_ndim(c, first, 4, 4, "[b, h, t, d]") || !ty_check_ndim(c, first + 1, 4, 4, "[b, hkv, s, d]") ||
+      !ty_check_ndim(c, first + 2, 4, 4, "[b, hkv, s, dv]"))
+    return false;
+  if (ty_dtype_of(k) != ty_dtype_of(q) || ty_dtype_of(v) != ty_dtype_of(q))
+    return ty_op_fail(c, TY_EINVAL, "q, k and v: expected one dtype, got %s, %s and %s", ty_describe(q), ty_describe(k),
+                      ty_describe(v));
+  if (k->v.size[0] != q->v.size[0] || k->v.size[3] != q->v.size[3])
+    return ty_op_fail(c, TY_EINVAL, "k: expected the batch size and the width of q %s, got %s", ty_describe(q),
+                      ty_describe(k));
+  if (v->v.size[0] != k->v.size[0] || v->v.size[1] != k->v.size[1] || v->v.size[2] != k->v.size[2])
+    return ty_op_fail(c, TY_EINVAL, "v: expected the batch size, heads and length of k %s, got %s", ty_describe(k),
+                      ty_describe(v));
+  if (k->v.size[1] == 0 ? q->v.size[1] != 0 : q->v.size[1] % k->v.size[1] != 0)
+    return ty_op_fail(c, TY_EINVAL, "q: expected a multiple of the %lld heads of k %s, got %s", (long long)k->v.size[1],
+                      ty_describe(k), ty_describe(q));
+  if (!mask) return true;
+  int64_t full[] = { q->v.size[0], q->v.size[1], q->v.size[2], k->v.size[2] };
+  bool fits = mask->v.ndim <= 4 && (ty_dtype_of(mask) == TY_BOOL || ty_is_float(ty_dtype_of(mask)));
+  for (int i = 1; fits && i <= mask->v.ndim; i++) {
+    int64_t size = mask->v.size[mask->v.ndim - i];
+    fits = size == 1 || size == full[4 - i];
+  }
+  return fits || ty_op_fail(c, TY_EINVAL, "mask: expected a bool or float tensor that broadcasts to %s, got %s",
+                            ty_shape_text(4, full), ty_describe(mask));
+}
+
+bool fwd_attention(ty_call *c) {
+  const ty_scaled_dot_product_attention_args *a = TY_ARGS(scaled_dot_product_attention, c);
+  ty_tensor *q = a->q.t, *mask = a->mask.t;
+  if (!check_shapes(c, 0, mask) || !expand_mask(&mask, q, a->k.t)) return false;
+  int64_t size[] = { q->v.size[0], q->v.size[1], q->v.size[2], a->v.t->v.size[3] };
+  ty_dtype wide = ty_is_half(ty_dtype_of(q)) ? TY_F32 : ty_dtype_of(q);
+  if (!ty_out(c, 0, ty_device_of(q), ty_dtype_of(q), 4, size) || !ty_out(c, 1, ty_device_of(q), wide, 3, size))
+    return false;
+  ty_p_attention p = { .scale = scale_of(a->scale.f, q->v.size[3]), .causal = a->causal.i, .window = a->window.i };
+  return ty_launch(c, (ty_tensor *[]){ q, a->k.t, a->v.t, mask }, 4, &p);
+}
+
+/* Argument `arg`, which must have this shape, in the precision of the computation. */
+static ty_tensor *saved(ty_call *c, int arg, int ndim, const int64_t *size, ty_dtype wide) {
+  ty_tensor *t = c->arg[arg].t;
+  if (ty_is_float(ty_dtype_of(t)) && t->v.ndim == ndim && memcmp(t->v.size, size, sizeof *size * (size_t)ndim) == 0)
+    return ty_to(t, wide);
+  ty_op_fail(c, TY_EINVAL, "%s: expected a float tensor %s, got %s", c->op->args[arg].name, ty_shape_text(ndim, size),
+             ty_describe(t));
+  return NULL;
+}
+
+bool fwd_attention_backward(ty_call *c) {
+  const ty_attention_backward_args *a = TY_ARGS(attention_backward, c);
+  ty_tensor *q = a->q.t, *k = a->k.t, *v = a->v.t, *mask = a->mask.t;
+  ty_dtype wide = ty_is_half(ty_dtype_of(q)) ? TY_F32 : ty_dtype_of(q);
+  if (!check_shapes(c, 1, mask)) return false;
+  int64_t result[] = { q->v.size[0], q->v.size[1], q->v.size[2], v->v.size[3] };
+  ty_tensor *g = saved(c, 0, 4, result, wide), *y = saved(c, 4, 4, result, wide), *lse = saved(c, 5, 3, result, wide);
+  if (!g || !y || !lse) return false;
+  if (!ty_out_like(c, 0, q, ty_dtype_of(q)) || !ty_out_like(c, 1, k, ty_dtype_of(k)) ||
+      !ty_out_like(c, 2, v, ty_dtype_of(v)))
+    return false;
+  int64_t size[] = { 0, 1, 1, 1 }; /* no gradient of a mask wanted: empty */
+  if (mask && a->mask_grad.i) {
+    size[0] = 1;
+    for (int i = 1; i <= mask->v.ndim; i++) size[4 - i] = mask->v.size[mask->v.ndim - i];
+  }
+  if (!ty_out(c, 3, ty_device_of(q), wide, 4, size) || !expand_mask(&mask, q, k)) return false;
+  ty_p_attention p = { .scale = scale_of(a->scale.f, q->v.size[3]), .causal = a->causal.i, .window = a->window.i };
+  return ty_launch(c, (ty_tensor *[]){ g, q, k, v, y, lse, mask }, 7, &p);
+}
+
+/* Which keys causal and window let each query see: [t, s] bool, or NULL for all (*all). */
+static ty_tensor *visible(int64_t t, int64_t s, bool causal, int64_t window, int device, bool *all) {
+  *all = !causal && window < 0;
+  if (*all) return NULL;
+  ty_tensor *here = ty_unsqueeze(ty_arange((double)(s - t), (double)s, 1, TY_I64, device), 1);
+  ty_tensor *ahead = ty_sub(ty_arange(0, (double)s, 1, TY_I64, device), here);
+  ty_tensor *see = causal ? ty_le(ahead, 0) : NULL;
+  if (window >= 0) {
+    ty_tensor *near = ty_le(ty_abs(ahead), window);
+    see = see ? ty_logical_and(ty_operand(see), ty_operand(near)) : near;
+  }
+  return see;
+}
+
+/* k or v [b, hkv, s, d] with each head repeated for its group of queries. */
+static ty_tensor *repeat_heads(ty_tensor *x, int64_t heads) {
+  const int64_t *n = x->v.size;
+  if (n[1] == heads || n[1] == 0) return x;
+  x = ty_expand(ty_unsqueeze(x, 2), TY_INTS(n[0], n[1], heads / n[1], n[2], n[3]));
+  return ty_reshape(x, TY_INTS(n[0], heads, n[2], n[3]));
+}
+
+/* The sum over each group of heads. */
+static ty_tensor *sum_heads(ty_tensor *x, ty_ints size) {
+  if (!x || x->v.size[1] == size.v[1] || size.v[1] == 0) return x;
+  const int64_t *n = size.v;
+  return ty_sum(ty_reshape(x, TY_INTS(n[0], n[1], x->v.size[1] / n[1], n[2], n[3])), TY_INTS(2), false,
+                TY_DTYPE_DEFAULT);
+}
+
+/* The gradients with the [t, s] matrix, in differentiable ops. A hidden score is a large negative number and its
+ * weight is set to 0 afterwards, so that rows that see nothing stay finite. */
+static bool composed(ty_vjp *c) {
+  const ty_scaled_dot_product_attention_args *a = TY_ARGS(scaled_dot_product_attention, c);
+  ty_dtype dtype = ty_is_half(ty_vjp_dtype(c, 0)) ? TY_F32 : ty_vjp_dtype(c, 0);
+  ty_tensor *q = ty_to(a->q.t, dtype), *k = ty_to(a->k.t, dtype), *v = ty_to(a->v.t, dtype), *g = ty_to(c->g[0], dtype);
+  if (!q || !k || !v) return false;
+  double scale = scale_of(a->scale.f, q->v.size[3]);
+  bool all;
+  ty_tensor *see = visible(q->v.size[2], k->v.size[2], a->causal.i, a->window.i, ty_device_of(q), &all);
+  if (!see && !all) return false;
+  k = repeat_heads(k, q->v.size[1]), v = repeat_heads(v, q->v.size[1]);
+  ty_tensor *scores = ty_mul(ty_matmul(q, ty_transpose(k, -2, -1)), scale), *mask = a->mask.t;
+  if (mask) {
+    ty_tensor *shown = mask;
+    if (ty_dtype_of(mask) != TY_BOOL) {
+      shown = ty_gt(mask, -INFINITY);
+      scores = ty_add(scores, ty_where(shown, ty_to(mask, dtype), 0.0));
+    }
+    see = see ? ty_logical_and(ty_operand(see), ty_operand(shown)) : shown;
+  }
+  if (see) scores = ty_where(see, scores, -1e30);
+  ty_tensor *p = ty_softmax(scores, -1);
+  if (see) p = ty_where(see, p, 0.0);
+  ty_tensor *dp = ty_matmul(g, ty_transpose(v, -2, -1));
+  ty_tensor *ds = ty_mul(p, ty_sub(dp, ty_sum(ty_mul(dp, p), TY_INTS(-1), true, TY_DTYPE_DEFAULT)));
+  if (c->need[0]) c->dx[0] = ty_mul(ty_matmul(ds, k), scale);
+  if (c->need[1]) c->dx[1] = sum_heads(ty_mul(ty_matmul(ty_transpose(ds, -2, -1), q), scale), ty_vjp_size(c, 1));
+  if (c->need[2]) c->dx[2] = sum_heads(ty_matmul(ty_transpose(p, -2, -1), g), ty_vjp_size(c, 2));
+  if (c->need[3]) c->dx[3] = ty_sum_to(ds, ty_vjp_size(c, 3));
+  return true;
+}
+
+bool vjp_attention(ty_vjp *c) {
+  const ty_scaled_dot_product_attention_args *a = TY_ARGS(scaled_dot_product_attention, c);
+  if (!c->g[0]) return true;
+  if (!ty_vjp_plain()) return composed(c);
+  ty_tensor *d[4] = { NULL };
+  ty_attention_backward(c->g[0], a->q.t, a->k.t, a->v.t, c->out[0], c->out[1], a->mask.t, a->causal.i, a->scale.f,
+                        a->window.i, c->need[3], d);
+  for (int i = 0; i < 3; i++) c->dx[i] = d[i];
+  if (c->need[3]) c->dx[3] = ty_reshape(d[3], ty_vjp_size(c, 3));
+  return true;
+}

@@ -1,0 +1,267 @@
+/* The path of every op: check, shape rule, allocation, kernel, record. */
+#include <string.h>
+
+#include "../autograd/autograd.h"
+#include "../device/device.h"
+
+static _Thread_local bool grad_enabled = true;
+
+bool ty_grad_enabled(void) { return grad_enabled; }
+
+bool ty_set_grad_enabled(bool on) {
+  bool was = grad_enabled;
+  grad_enabled = on;
+  return was;
+}
+
+/* ---- checks every op gets ---- */
+
+static bool fail_interrupted(const ty_op *op) { return ty_op_fail_(op, TY_EINTR, "interrupted"); }
+
+static const char *class_text(uint32_t flags) {
+  if (flags & FLOATS) return "a float tensor (f64 f32 f16 bf16)";
+  if (flags & INTS) return "an integer or bool tensor";
+  return "a number tensor (not bool)";
+}
+
+static bool in_class(ty_dtype d, uint32_t flags) {
+  if (flags & ANY) return true;
+  if (flags & FLOATS) return ty_is_float(d);
+  if (flags & INTS) return !ty_is_float(d);
+  return d != TY_BOOL;
+}
+
+static bool fail_class(const ty_op *op, const char *name, const ty_tensor *t) {
+  return ty_op_fail_(op, TY_EINVAL, "%s: expected %s, got %s", name, class_text(op->flags), ty_describe(t));
+}
+
+static bool fail_devices(const ty_op *op, const char *name, const ty_tensor *first, const ty_tensor *t) {
+  return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor on %s like the first argument, got %s", name,
+                     ty_device_name(ty_device_of(first)), ty_describe(t));
+}
+
+/* Dtype class of the first tensor, one device for all. */
+static bool check_inputs(const ty_op *op, const ty_value *arg) {
+  const ty_tensor *first = NULL;
+  for (int i = 0; i < op->nargs; i++) {
+    if (arg[i].kind == TY_TENSOR) {
+      const ty_tensor *t = arg[i].t;
+      if (!first) {
+        first = t;
+        if (__builtin_expect(!in_class(ty_dtype_of(t), op->flags), 0)) return fail_class(op, op->args[i].name, t);
+      } else if (__builtin_expect(ty_device_of(t) != ty_device_of(first), 0)) {
+        return fail_devices(op, op->args[i].name, first, t);
+      }
+    } else if (arg[i].kind == TY_TENSORS) {
+      for (int j = 0; j < arg[i].ts.n; j++) {
+        const ty_tensor *t = arg[i].ts.v[j];
+        if (!first) first = t;
+        if (!in_class(ty_dtype_of(t), op->flags)) return fail_class(op, op->args[i].name, t);
+        if (ty_device_of(t) != ty_device_of(first)) return fail_devices(op, op->args[i].name, first, t);
+      }
+    } else if (op->args[i].kind == TY_ARG_OPERAND && !first && op->nargs == i + 1) {
+      return ty_op_fail_(op, TY_EINVAL, "%s: expected at least one tensor, got numbers only", op->args[i].name);
+    }
+  }
+  return true;
+}
+
+/* May `t` be written in place? `recorded`: the write becomes part of a graph. */
+static bool check_writable(const ty_op *op, ty_tensor *t, bool recorded) {
+  const char *name = op->args[0].name;
+  if (ty_view_repeats(&t->v))
+    return ty_op_fail_(op, TY_EINVAL, "%s: cannot write in place to an expanded view %s; call :clone() first", name, ty_describe(t));
+  if (!grad_enabled) return true;
+  if (t->requires_grad && !t->node)
+    return ty_op_fail_(op, TY_EINVAL, "%s: %s is a leaf that requires a gradient and cannot be changed in place while gradients are "
+                       "recorded; use ty.no_grad", name, ty_describe(t));
+  if (recorded && t->is_view)
+    return ty_op_fail_(op, TY_EINVAL, "%s: an in-place write through the view %s cannot be recorded for gradients; use ty.where, "
+                       "ty.scatter or ty.concat, or :clone() first", name, ty_describe(t));
+  return true;
+}
+
+static void wrote(ty_tensor *t) { t->version = ++t->storage->version; }
+
+/* ---- calling ---- */
+
+/* Whatever failed inside, the text begins with the op that the user called. */
+static bool fail_as(const ty_op *op) {
+  size_t n = strlen(op->name);
+  if (strncmp(ty_error(), op->name, n) == 0 && (ty_error()[n] == ':' || ty_error()[n] == '_')) return false;
+  return ty_op_fail_(op, ty_error_code(), "%s", ty_error());
+}
+
+static bool run_forward(const ty_op *op, const ty_value *arg, ty_tensor **out) {
+  ty_call c = { op, arg, out };
+  ty_scope scope;
+  ty_scope_open(&scope);
+  bool was = grad_enabled;
+  grad_enabled = was && op->composed;
+  bool ok = op->forward(&c);
+  grad_enabled = was;
+  ty_scope_close(&scope);
+  if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
+  return ok || fail_as(op);
+}
+
+static void drop_outputs(const ty_op *op, ty_tensor **out) {
+  for (int i = 0; i < op->nout; i++) {
+    ty_release(out[i]);
+    out[i] = NULL;
+  }
+}
+
+bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
+  const ty_op *op = &ty_ops[id];
+  for (int i = 0; i < op->nout; i++) out[i] = NULL;
+  if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
+  if (!check_inputs(op, arg)) return false;
+  bool record = grad_enabled && op->differentiable && !op->composed && ty_inputs_want_grad(op, arg);
+  bool writes = (op->flags & WRITES) && op->args[0].kind == TY_ARG_TENSOR;
+  if (writes && !check_writable(op, arg[0].t, record)) return false;
+  bool ok = run_forward(op, arg, out);
+  if (writes && ok) wrote(arg[0].t);
+  if (ok && record) {
+    ok = ty_record(op, arg, out);
+  } else if (ok && writes && arg[0].t->node) { /* overwritten by something without a gradient */
+    ty_node_release(arg[0].t->node);
+    arg[0].t->node = NULL;
+    arg[0].t->requires_grad = false;
+  }
+  if (!ok) drop_outputs(op, out);
+  return ok;
+}
+
+/* Takes over the history of `from`. */
+static void rebase(ty_tensor *t, ty_tensor *from) {
+  ty_node *old = t->node;
+  t->node = from->node;
+  t->node_output = from->node_output;
+  t->requires_grad = from->requires_grad;
+  from->node = NULL;
+  if (old) ty_node_release(old);
+}
+
+static bool shares_storage(const ty_op *op, const ty_value *arg, const ty_tensor *t) {
+  for (int i = 1; i < op->nargs; i++)
+    if (arg[i].kind == TY_TENSOR && arg[i].t->storage == t->storage) return true;
+  return false;
+}
+
+bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
+  const ty_op *op = &ty_ops[id];
+  if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
+  if (arg[0].kind != TY_TENSOR) return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor to write into", op->args[0].name);
+  if (!check_inputs(op, arg)) return false;
+  ty_tensor *t = arg[0].t;
+  bool record = grad_enabled && op->differentiable && ty_inputs_want_grad(op, arg);
+  if (!check_writable(op, t, record)) return false;
+
+  if (!record && !op->composed && !shares_storage(op, arg, t)) { /* the kernel writes into t itself */
+    ty_tensor *out[1] = { ty_retain(t) };
+    bool ok = run_forward(op, arg, out);
+    if (ok) wrote(t);
+    ty_release(out[0]);
+    return ok;
+  }
+  ty_scope scope;
+  ty_scope_open(&scope);
+  ty_value args[16];
+  memcpy(args, arg, sizeof *arg * op->nargs);
+  ty_tensor *out[TY_MAX_OUTPUTS] = { NULL };
+  bool ok = true;
+  if (record && op->args[0].kept) ok = (args[0].t = ty_clone(t)) != NULL; /* the rule needs what is about to be overwritten */
+  ok = ok && ty_call_op(id, args, out);
+  ty_scope_close(&scope);
+  if (!ok) return false;
+  ty_tensor *r = out[0];
+  if (ty_dtype_of(r) != ty_dtype_of(t) || !ty_same_shape(&r->v, &t->v))
+    ok = ty_op_fail_(op, TY_EINVAL, "%s: the result %s does not fit into %s in place", op->args[0].name, ty_describe(r), ty_describe(t));
+  else
+    ok = ty_copy_into(t, r);
+  if (ok) {
+    wrote(t);
+    if (record) rebase(t, r);
+  }
+  ty_release(r);
+  return ok;
+}
+
+/* ---- outputs ---- */
+
+bool ty_out(ty_call *c, int i, int device, ty_dtype dtype, int ndim, const int64_t *size) {
+  ty_tensor *t = c->out[i];
+  if (__builtin_expect(!t, 1)) return (c->out[i] = ty_tensor_new(device, dtype, ndim, size)) != NULL;
+  if (ty_dtype_of(t) == dtype && t->v.ndim == ndim && memcmp(t->v.size, size, sizeof *size * (size_t)ndim) == 0) return true;
+  return ty_op_fail(c, TY_EINVAL, "%s: the result %s %s does not fit into %s in place", c->op->args[0].name,
+                    ty_shape_text(ndim, size), ty_dtype_name[dtype], ty_describe(t));
+}
+
+bool ty_out_view(ty_call *c, int i, ty_tensor *t, int ndim, const int64_t *size, const int64_t *stride, int64_t offset) {
+  return (c->out[i] = ty_tensor_view(t, ndim, size, stride, offset)) != NULL;
+}
+
+bool ty_out_set(ty_call *c, int i, ty_tensor *scoped) {
+  if (!scoped) return false;
+  if (!c->out[i]) {
+    c->out[i] = ty_retain(scoped);
+    return true;
+  }
+  ty_tensor *t = c->out[i];
+  if (ty_dtype_of(t) != ty_dtype_of(scoped) || !ty_same_shape(&t->v, &scoped->v))
+    return ty_op_fail(c, TY_EINVAL, "%s: the result %s does not fit into %s in place", c->op->args[0].name, ty_describe(scoped), ty_describe(t));
+  return ty_copy_into(t, scoped);
+}
+
+/* ---- kernels ---- */
+
+bool ty_run_kernel(ty_op_id id, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin, const void *params) {
+  if (device == TY_META) return true;
+  ty_kernel *kernel = ty_device_kernel(device, id);
+  if (!kernel) return ty_fail(TY_EUNSUPPORTED, "%s: no kernel for %s", ty_ops[id].name, ty_device_name(device));
+  ty_kernel_args k = { nout, nin, out, in, params };
+  return kernel(&k);
+}
+
+static bool is_half(const ty_tensor *t) { return t && ty_is_half(ty_dtype_of(t)); }
+
+/* Contiguous, and f32 where the kernel knows no halves: x itself when it already is. Scoped. */
+static ty_tensor *prepare(ty_tensor *x, bool strided, bool half) {
+  if (!x) return NULL;
+  if (!half && is_half(x)) return ty_to(x, TY_F32);
+  if (!strided && !x->v.contiguous) return ty_contiguous(x);
+  return x;
+}
+
+bool ty_launch_kernel(ty_op_id id, ty_tensor *const *out, int nout, ty_tensor *const *in, int nin, const void *params) {
+  uint32_t flags = ty_ops[id].flags;
+  bool strided = flags & STRIDED, half = flags & HALF;
+  const ty_view *outs[TY_MAX_OUTPUTS + 1], *ins[nin + 1];
+  outs[0] = ins[0] = NULL;
+  ty_tensor *target[TY_MAX_OUTPUTS] = { NULL };
+  int device = nout ? ty_device_of(out[0]) : TY_CPU;
+  for (int i = 0; i < nin; i++) {
+    if (!nout && in[i]) device = ty_device_of(in[i]);
+    ty_tensor *x = strided && half ? in[i] : prepare(in[i], strided, half);
+    if (in[i] && !x) return false;
+    ins[i] = x ? &x->v : NULL;
+  }
+  for (int i = 0; i < nout; i++) {
+    ty_tensor *y = out[i];
+    bool convert = !half && is_half(y), gather = !strided && !y->v.contiguous;
+    if (convert || gather) {
+      y = target[i] = ty_scope_add(ty_tensor_new(device, convert ? TY_F32 : ty_dtype_of(y), y->v.ndim, y->v.size));
+      if (!y) return false;
+    }
+    outs[i] = &y->v;
+  }
+  if (!ty_run_kernel(id, device, outs, nout, ins, nin, params)) return false;
+  for (int i = 0; i < nout; i++)
+    if (target[i] && !ty_copy_into(out[i], target[i])) return false;
+  return true;
+}
+
+bool ty_launch(ty_call *c, ty_tensor *const *in, int nin, const void *params) {
+  return ty_launch_kernel((ty_op_id)c->op->id, c->out, c->op->nout, in, nin, params);
+}

@@ -1,0 +1,89 @@
+/* Argument checks that forward functions share. */
+#include <stdio.h>
+#include <string.h>
+
+#include "op.h"
+
+bool ty_check_floats(ty_call *c, int arg) {
+  const ty_tensor *t = c->arg[arg].t;
+  if (!t || ty_is_float(ty_dtype_of(t))) return true;
+  return ty_op_fail(c, TY_EINVAL, "%s: expected a float tensor (f64 f32 f16 bf16), got %s", c->op->args[arg].name, ty_describe(t));
+}
+
+bool ty_check_ndim(ty_call *c, int arg, int lo, int hi, const char *layout) {
+  const ty_tensor *t = c->arg[arg].t;
+  if (!t || (t->v.ndim >= lo && t->v.ndim <= hi)) return true;
+  char range[32];
+  snprintf(range, sizeof range, lo == hi ? "%d" : "%d to %d", lo, hi);
+  return ty_op_fail(c, TY_EINVAL, "%s: expected %s (%s dimensions), got %s", c->op->args[arg].name, layout, range, ty_describe(t));
+}
+
+bool ty_check_index_dtype(ty_call *c, int arg) {
+  const ty_tensor *t = c->arg[arg].t;
+  if (!t || ty_dtype_of(t) == TY_I64 || ty_dtype_of(t) == TY_I32) return true;
+  return ty_op_fail(c, TY_EINVAL, "%s: expected indices of dtype i64 or i32, got %s", c->op->args[arg].name, ty_describe(t));
+}
+
+bool ty_check_dim(ty_call *c, int arg, int ndim, int *dim) {
+  int64_t d = c->arg[arg].i, n = ndim ? ndim : 1;
+  if (d < -n || d >= n)
+    return ty_op_fail(c, TY_EINVAL, "%s: expected a dimension in [%lld, %lld], got %lld for %s", c->op->args[arg].name,
+                      (long long)-n, (long long)n - 1, (long long)d, ty_describe(c->arg[0].kind == TY_TENSOR ? c->arg[0].t : NULL));
+  *dim = (int)(d < 0 ? d + n : d);
+  return true;
+}
+
+bool ty_check_dims(ty_call *c, int arg, int ndim, uint32_t *mask) {
+  ty_ints dims = c->arg[arg].is;
+  int64_t n = ndim ? ndim : 1;
+  *mask = 0;
+  for (int i = 0; i < dims.n; i++) {
+    int64_t d = dims.v[i];
+    if (d < -n || d >= n)
+      return ty_op_fail(c, TY_EINVAL, "%s: expected dimensions in [%lld, %lld], got %lld for %s", c->op->args[arg].name,
+                        (long long)-n, (long long)n - 1, (long long)d, ty_describe(c->arg[0].kind == TY_TENSOR ? c->arg[0].t : NULL));
+    uint32_t bit = 1u << (d < 0 ? d + n : d);
+    if (*mask & bit) return ty_op_fail(c, TY_EINVAL, "%s: dimension %lld is named twice", c->op->args[arg].name, (long long)d);
+    *mask |= bit;
+  }
+  if (!dims.n) *mask = (1u << ndim) - 1;
+  if (!ndim) *mask = 0;
+  return true;
+}
+
+bool ty_check_pair(ty_call *c, int arg, int64_t lo, int64_t out[2]) {
+  ty_ints v = c->arg[arg].is;
+  if (v.n != 1 && v.n != 2)
+    return ty_op_fail(c, TY_EINVAL, "%s: expected one or two integers, got %d", c->op->args[arg].name, v.n);
+  out[0] = v.v[0];
+  out[1] = v.v[v.n - 1];
+  if (out[0] < lo || out[1] < lo || out[0] > INT32_MAX || out[1] > INT32_MAX)
+    return ty_op_fail(c, TY_EINVAL, "%s: expected integers of at least %lld, got {%lld, %lld}", c->op->args[arg].name,
+                      (long long)lo, (long long)out[0], (long long)out[1]);
+  return true;
+}
+
+int ty_check_choice(ty_call *c, int arg, const char *const *choices) {
+  const char *text = c->arg[arg].s;
+  char all[160] = "";
+  for (int i = 0; choices[i]; i++) {
+    if (text && strcmp(text, choices[i]) == 0) return i;
+    size_t n = strlen(all);
+    snprintf(all + n, sizeof all - n, i ? ", \"%s\"" : "\"%s\"", choices[i]);
+  }
+  ty_op_fail(c, TY_EINVAL, "%s: expected one of %s, got \"%s\"", c->op->args[arg].name, all, text ? text : "nil");
+  return -1;
+}
+
+bool ty_broadcast(const ty_op *op, const ty_view *a, const ty_view *b, int *ndim, int64_t *size) {
+  int n = a->ndim > b->ndim ? a->ndim : b->ndim;
+  for (int i = 1; i <= n; i++) {
+    int64_t p = i <= a->ndim ? a->size[a->ndim - i] : 1, q = i <= b->ndim ? b->size[b->ndim - i] : 1;
+    if (p != q && p != 1 && q != 1)
+      return ty_op_fail_(op, TY_EINVAL, "shapes %s and %s do not broadcast: dimension %d has sizes %lld and %lld", ty_shape_text(a->ndim, a->size),
+                         ty_shape_text(b->ndim, b->size), n - i, (long long)p, (long long)q);
+    size[n - i] = p == 1 ? q : p;
+  }
+  *ndim = n;
+  return true;
+}

@@ -1,0 +1,88 @@
+/* Copies and dtype conversions. */
+#include <string.h>
+
+#include "../autograd/autograd.h"
+
+void ty_view_expand(ty_view *out, const ty_view *v, int ndim, const int64_t *size) {
+  out->data = v->data;
+  out->dtype = v->dtype;
+  out->ndim = (int16_t)ndim;
+  for (int i = 1; i <= ndim; i++) {
+    int d = ndim - i, from = v->ndim - i;
+    out->size[d] = size[d];
+    out->stride[d] = from < 0 || (v->size[from] == 1 && size[d] != 1) ? 0 : v->stride[from];
+  }
+  ty_view_update(out);
+}
+
+bool ty_copy_into(ty_tensor *dst, ty_tensor *src) {
+  int ndim;
+  int64_t size[TY_MAX_DIMS];
+  if (!ty_broadcast(&ty_ops[TY_OP_copy_], &dst->v, &src->v, &ndim, size)) return false;
+  if (ndim != dst->v.ndim || memcmp(size, dst->v.size, sizeof *size * (size_t)ndim) != 0)
+    return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL, "source: %s does not broadcast to %s", ty_describe(src), ty_describe(dst));
+  ty_view expanded;
+  ty_view_expand(&expanded, &src->v, ndim, size);
+  const ty_view *out = &dst->v, *in = &expanded;
+  return ty_run_kernel(TY_OP_cast, ty_device_of(dst), &out, 1, &in, 1, NULL);
+}
+
+/* Does a write to `a` change what is read through `b`? */
+static bool overlap(const ty_tensor *a, const ty_tensor *b) { return a->storage == b->storage && a->v.data != NULL; }
+
+bool fwd_copy_(ty_call *c) {
+  const ty_copy__args *a = TY_ARGS(copy_, c);
+  ty_tensor *source = a->source.t;
+  if (overlap(a->x.t, source) && !(source = ty_clone(source))) return false;
+  if (!ty_copy_into(a->x.t, source)) return false;
+  c->out[0] = ty_retain(a->x.t);
+  return true;
+}
+
+bool vjp_copy_(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = ty_zeros_like(c->g[0], TY_DTYPE_DEFAULT);
+  if (c->need[1]) c->dx[1] = c->g[0];
+  return true;
+}
+
+bool fwd_clone(ty_call *c) {
+  ty_tensor *x = TY_ARGS(clone, c)->x.t;
+  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_copy_into(c->out[0], x);
+}
+
+bool vjp_clone(ty_vjp *c) {
+  c->dx[0] = c->g[0];
+  return true;
+}
+
+bool fwd_contiguous(ty_call *c) {
+  ty_tensor *x = TY_ARGS(contiguous, c)->x.t;
+  if (!x->v.contiguous) return fwd_clone(c);
+  return ty_out_view(c, 0, x, x->v.ndim, x->v.size, x->v.stride, 0);
+}
+
+bool fwd_cast(ty_call *c) {
+  const ty_cast_args *a = TY_ARGS(cast, c);
+  ty_tensor *x = a->x.t;
+  ty_dtype dtype = a->dtype.i == TY_DTYPE_DEFAULT ? ty_dtype_of(x) : (ty_dtype)a->dtype.i;
+  if (dtype == ty_dtype_of(x)) return ty_out_view(c, 0, x, x->v.ndim, x->v.size, x->v.stride, 0);
+  return ty_out_like(c, 0, x, dtype) && ty_launch(c, &x, 1, NULL);
+}
+
+bool vjp_cast(ty_vjp *c) {
+  c->dx[0] = c->g[0]; /* the engine brings it to the input's dtype */
+  return true;
+}
+
+ty_tensor *ty_to(ty_tensor *x, ty_dtype dtype) { return !x || ty_dtype_of(x) == dtype ? x : ty_cast(x, dtype); }
+
+bool fwd_detach(ty_call *c) {
+  ty_tensor *x = TY_ARGS(detach, c)->x.t;
+  return ty_out_view(c, 0, x, x->v.ndim, x->v.size, x->v.stride, 0);
+}
+
+ty_tensor *ty_scalar(double value, ty_dtype dtype, int device) {
+  ty_tensor *t = ty_tensor_new(device, dtype, 0, NULL);
+  if (t && t->v.data) ty_store_scalar(t->v.data, dtype, ty_value_of_float(value));
+  return ty_scope_add(t);
+}

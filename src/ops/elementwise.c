@@ -1,0 +1,169 @@
+/* Elementwise ops: shape rules by class, backward rules in elementwise_backward.c. The expressions are in
+ * kernels/elementwise.def. */
+#include <string.h>
+
+#include "../autograd/autograd.h"
+
+static const ty_p_scalars *scalars(ty_p_scalars *p, double a, double b) {
+  *p = (ty_p_scalars){ a, b };
+  return p;
+}
+
+/* The number parameters of a row, in order. */
+static const void *number_params(ty_call *c, ty_p_scalars *p) {
+  double v[2] = { 0, 0 };
+  int n = 0;
+  for (int i = 1; i < c->op->nargs && n < 2; i++)
+    if (c->op->args[i].kind == TY_ARG_FLOAT) v[n++] = c->arg[i].f;
+  return n ? scalars(p, v[0], v[1]) : NULL;
+}
+
+bool fwd_unary(ty_call *c) {
+  ty_tensor *x = c->arg[0].t;
+  ty_p_scalars p;
+  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, number_params(c, &p));
+}
+
+bool fwd_unary_float(ty_call *c) { return fwd_unary(c); }
+
+bool fwd_test(ty_call *c) {
+  ty_tensor *x = c->arg[0].t;
+  return ty_out_like(c, 0, x, TY_BOOL) && ty_launch(c, &x, 1, NULL);
+}
+
+bool fwd_gelu(ty_call *c) {
+  ty_tensor *x = c->arg[0].t;
+  int form = ty_check_choice(c, 1, (const char *const[]){ "none", "tanh", NULL });
+  if (form < 0) return false;
+  ty_p_scalars p;
+  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, scalars(&p, form, 0));
+}
+
+bool fwd_clamp(ty_call *c) {
+  const ty_clamp_args *a = TY_ARGS(clamp, c);
+  if (isnan(a->min.f) && isnan(a->max.f)) return ty_op_fail(c, TY_EINVAL, "min: expected min, max or both, got neither");
+  return fwd_unary(c);
+}
+
+/* ---- two operands, tensors or numbers ---- */
+
+static int category(ty_dtype d) { return ty_is_float(d) ? 2 : d == TY_BOOL ? 0 : 1; }
+
+/* Numbers and 0-d tensors do not widen a dtype of their own class or a higher one. */
+static ty_dtype join(ty_dtype t, int number_category) {
+  if (number_category <= category(t)) return t;
+  return number_category == 2 ? TY_F32 : TY_I64;
+}
+
+static ty_dtype compute_dtype(const ty_value *x, const ty_value *y) {
+  if (x->kind == TY_TENSOR && y->kind == TY_TENSOR) {
+    ty_dtype a = ty_dtype_of(x->t), b = ty_dtype_of(y->t);
+    if (a == b) return a;
+    if (!x->t->v.ndim != !y->t->v.ndim) { /* exactly one is 0-d */
+      ty_dtype big = x->t->v.ndim ? a : b, small = x->t->v.ndim ? b : a;
+      return category(small) <= category(big) ? big : small;
+    }
+    return ty_promote(a, b);
+  }
+  const ty_tensor *t = x->kind == TY_TENSOR ? x->t : y->t;
+  const ty_value *number = x->kind == TY_TENSOR ? y : x;
+  return join(ty_dtype_of(t), number->kind == TY_INT ? 1 : 2);
+}
+
+typedef struct operand { ty_view view; int64_t bits; } operand;
+
+/* Brings operand `v` to a view of the result's shape in the compute dtype. */
+static bool set_operand(operand *o, const ty_value *v, ty_dtype dtype, int ndim, const int64_t *size) {
+  if (v->kind == TY_TENSOR) {
+    ty_tensor *t = ty_to(v->t, dtype);
+    if (!t) return false;
+    ty_view_expand(&o->view, &t->v, ndim, size);
+    return true;
+  }
+  ty_store_scalar(&o->bits, dtype, *v);
+  ty_view number = { .data = &o->bits, .dtype = (int16_t)dtype };
+  ty_view_expand(&o->view, &number, ndim, size);
+  return true;
+}
+
+static bool apply(ty_call *c, int first, ty_dtype dtype, ty_dtype result) {
+  const ty_value *x = &c->arg[first], *y = &c->arg[first + 1];
+  bool tx = x->kind == TY_TENSOR, tyy = y->kind == TY_TENSOR;
+  const ty_tensor *t = tx ? x->t : y->t;
+  int device = ty_device_of(t);
+
+  /* The common case first: nothing to convert, nothing to broadcast. */
+  if (tx && tyy && ty_dtype_of(x->t) == dtype && ty_dtype_of(y->t) == dtype && ty_same_shape(&x->t->v, &y->t->v)) {
+    if (!ty_out(c, 0, device, result, x->t->v.ndim, x->t->v.size)) return false;
+    const ty_view *out = &c->out[0]->v, *in[] = { &x->t->v, &y->t->v };
+    return ty_run_kernel((ty_op_id)c->op->id, device, &out, 1, in, 2, NULL);
+  }
+  int ndim = t->v.ndim;
+  int64_t size[TY_MAX_DIMS];
+  if (tx && tyy) {
+    if (!ty_broadcast(c->op, &x->t->v, &y->t->v, &ndim, size)) return false;
+  } else {
+    memcpy(size, t->v.size, sizeof *size * (size_t)ndim);
+  }
+  operand a, b;
+  if (!set_operand(&a, x, dtype, ndim, size) || !set_operand(&b, y, dtype, ndim, size)) return false;
+  if (!ty_out(c, 0, device, result, ndim, size)) return false;
+  const ty_view *out = &c->out[0]->v, *in[] = { &a.view, &b.view };
+  return ty_run_kernel((ty_op_id)c->op->id, device, &out, 1, in, 2, NULL);
+}
+
+bool fwd_binary(ty_call *c) {
+  ty_dtype d = compute_dtype(&c->arg[0], &c->arg[1]);
+  if ((c->op->flags & INTS) && ty_is_float(d))
+    return ty_op_fail(c, TY_EINVAL, "%s: expected integers, got %s", c->op->args[1].name,
+                      c->arg[1].kind == TY_TENSOR ? ty_describe(c->arg[1].t) : "a fractional number");
+  if ((c->op->flags & NUMBERS) && d == TY_BOOL) d = TY_I64; /* bool with an integer number */
+  return apply(c, 0, d, d);
+}
+
+bool fwd_binary_float(ty_call *c) {
+  ty_dtype d = compute_dtype(&c->arg[0], &c->arg[1]);
+  if (!ty_is_float(d)) d = TY_F32;
+  return apply(c, 0, d, d);
+}
+
+bool fwd_compare(ty_call *c) { return apply(c, 0, compute_dtype(&c->arg[0], &c->arg[1]), TY_BOOL); }
+
+bool fwd_where(ty_call *c) {
+  const ty_where_args *a = TY_ARGS(where, c);
+  ty_tensor *condition = a->condition.t;
+  int n = condition->v.ndim;
+  int64_t size[TY_MAX_DIMS];
+  memcpy(size, condition->v.size, sizeof *size * (size_t)n);
+  ty_view shape = condition->v;
+  for (int i = 1; i <= 2; i++) {
+    if (c->arg[i].kind != TY_TENSOR) continue;
+    if (!ty_broadcast(c->op, &shape, &c->arg[i].t->v, &n, size)) return false;
+    ty_view_set_contiguous(&shape, n, size);
+  }
+  bool numbers = a->x.kind != TY_TENSOR && a->y.kind != TY_TENSOR;
+  ty_dtype d = !numbers ? compute_dtype(&a->x, &a->y) : a->x.kind == TY_INT && a->y.kind == TY_INT ? TY_I64 : TY_F32;
+  operand x, y;
+  if (!set_operand(&x, &a->x, d, n, size) || !set_operand(&y, &a->y, d, n, size)) return false;
+  if (!ty_out(c, 0, ty_device_of(condition), d, n, size)) return false;
+  ty_view cond;
+  ty_view_expand(&cond, &condition->v, n, size);
+  const ty_view *out = &c->out[0]->v, *in[] = { &cond, &x.view, &y.view };
+  return ty_run_kernel(TY_OP_where, ty_device_of(condition), &out, 1, in, 3, NULL);
+}
+
+bool fwd_masked_fill(ty_call *c) {
+  const ty_masked_fill_args *a = TY_ARGS(masked_fill, c);
+  ty_tensor *x = a->x.t;
+  ty_value value = ty_is_float(ty_dtype_of(x)) ? a->value : ty_value_of_int((int64_t)a->value.f);
+  ty_tensor *r = ty_where(a->mask.t, value, x);
+  if (!r) return false;
+  if (!ty_same_shape(&r->v, &x->v))
+    return ty_op_fail(c, TY_EINVAL, "mask: %s does not broadcast to x %s", ty_describe(a->mask.t), ty_describe(x));
+  return ty_out_set(c, 0, ty_to(r, ty_dtype_of(x)));
+}
+
+bool fwd_lerp(ty_call *c) {
+  const ty_lerp_args *a = TY_ARGS(lerp, c);
+  return ty_out_set(c, 0, ty_add(a->x.t, ty_mul(ty_sub(a->y.t, a->x.t), a->weight.f)));
+}

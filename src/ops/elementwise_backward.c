@@ -1,0 +1,200 @@
+/* Backward rules of the elementwise ops, all in differentiable ops. Broadcast inputs get their gradient summed by the engine. */
+#include "../autograd/autograd.h"
+
+#define X(c) ((c)->arg[0].t)
+#define G(c) ((c)->g[0])
+#define Y(c) ((c)->out[0])
+
+#define RULE(name, ...)       \
+  bool vjp_##name(ty_vjp *c) { \
+    c->dx[0] = __VA_ARGS__;    \
+    return true;               \
+  }
+
+RULE(neg, ty_neg(G(c)))
+RULE(abs, ty_mul(G(c), ty_sign(X(c))))
+RULE(square, ty_mul(G(c), ty_mul(X(c), 2.0)))
+RULE(exp, ty_mul(G(c), Y(c)))
+RULE(expm1, ty_mul(G(c), ty_add(Y(c), 1.0)))
+RULE(log, ty_div(G(c), X(c)))
+RULE(log2, ty_div(G(c), ty_mul(X(c), M_LN2)))
+RULE(log10, ty_div(G(c), ty_mul(X(c), M_LN10)))
+RULE(log1p, ty_div(G(c), ty_add(X(c), 1.0)))
+RULE(sqrt, ty_div(G(c), ty_mul(Y(c), 2.0)))
+RULE(rsqrt, ty_mul(ty_mul(G(c), -0.5), ty_pow(Y(c), 3.0)))
+RULE(reciprocal, ty_neg(ty_mul(G(c), ty_square(Y(c)))))
+RULE(sin, ty_mul(G(c), ty_cos(X(c))))
+RULE(cos, ty_neg(ty_mul(G(c), ty_sin(X(c)))))
+RULE(tan, ty_mul(G(c), ty_add(ty_square(Y(c)), 1.0)))
+RULE(asin, ty_mul(G(c), ty_rsqrt(ty_sub(1.0, ty_square(X(c))))))
+RULE(acos, ty_neg(ty_mul(G(c), ty_rsqrt(ty_sub(1.0, ty_square(X(c)))))))
+RULE(atan, ty_div(G(c), ty_add(ty_square(X(c)), 1.0)))
+RULE(sinh, ty_mul(G(c), ty_cosh(X(c))))
+RULE(cosh, ty_mul(G(c), ty_sinh(X(c))))
+RULE(tanh, ty_mul(G(c), ty_sub(1.0, ty_square(Y(c)))))
+RULE(erf, ty_mul(G(c), ty_mul(ty_exp(ty_neg(ty_square(X(c)))), M_2_SQRTPI)))
+RULE(erfc, ty_mul(G(c), ty_mul(ty_exp(ty_neg(ty_square(X(c)))), -M_2_SQRTPI)))
+RULE(sigmoid, ty_mul(G(c), ty_mul(Y(c), ty_sub(1.0, Y(c)))))
+RULE(log_sigmoid, ty_mul(G(c), ty_sigmoid(ty_neg(X(c)))))
+RULE(relu, ty_where(ty_gt(Y(c), 0), G(c), 0.0))
+RULE(leaky_relu, ty_mul(G(c), ty_where(ty_gt(X(c), 0), ty_ones_like(X(c), TY_DTYPE_DEFAULT), TY_ARGS(leaky_relu, c)->slope.f)))
+RULE(elu, ty_mul(G(c), ty_where(ty_gt(X(c), 0), 1.0, ty_mul(ty_exp(ty_minimum(X(c), 0.0)), TY_ARGS(elu, c)->alpha.f))))
+RULE(softplus, ty_mul(G(c), ty_where(ty_gt(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f), TY_ARGS(softplus, c)->threshold.f), 1.0,
+                                     ty_sigmoid(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f)))))
+
+/* silu' = s (1 + x (1 - s)), s = sigmoid(x) */
+bool vjp_silu(ty_vjp *c) {
+  if (ty_vjp_plain()) {
+    c->dx[0] = ty_silu_backward(G(c), X(c));
+    return true;
+  }
+  ty_tensor *s = ty_sigmoid(X(c));
+  c->dx[0] = ty_mul(G(c), ty_mul(s, ty_add(ty_mul(X(c), ty_sub(1.0, s)), 1.0)));
+  return true;
+}
+
+/* exact: Phi(x) + x phi(x); tanh form: derivative of 0.5 x (1 + tanh(k (x + 0.044715 x^3))) */
+bool vjp_gelu(ty_vjp *c) {
+  bool tanh_form = TY_ARGS(gelu, c)->approximate.s[0] == 't';
+  ty_tensor *x = X(c), *slope;
+  if (ty_vjp_plain()) {
+    c->dx[0] = tanh_form ? ty_gelu_tanh_backward(G(c), x) : ty_gelu_backward(G(c), x);
+    return true;
+  }
+  if (tanh_form) {
+    const double k = 0.7978845608028654; /* sqrt(2 / pi) */
+    ty_tensor *x2 = ty_square(x);
+    ty_tensor *t = ty_tanh(ty_mul(ty_mul(x, k), ty_add(ty_mul(x2, 0.044715), 1.0)));
+    ty_tensor *inner = ty_mul(ty_add(ty_mul(x2, 3 * 0.044715), 1.0), k);
+    slope = ty_mul(ty_add(ty_add(t, 1.0), ty_mul(ty_mul(x, ty_sub(1.0, ty_square(t))), inner)), 0.5);
+  } else {
+    ty_tensor *cdf = ty_mul(ty_add(ty_erf(ty_mul(x, M_SQRT1_2)), 1.0), 0.5);
+    ty_tensor *pdf = ty_mul(ty_exp(ty_mul(ty_square(x), -0.5)), 0.3989422804014327); /* 1 / sqrt(2 pi) */
+    slope = ty_add(cdf, ty_mul(x, pdf));
+  }
+  c->dx[0] = ty_mul(G(c), slope);
+  return true;
+}
+
+/* mish' = t + x (1 - t^2) s, t = tanh(softplus(x)), s = sigmoid(x) */
+bool vjp_mish(ty_vjp *c) {
+  ty_tensor *t = ty_tanh(ty_softplus(X(c), 1, 20)), *s = ty_sigmoid(X(c));
+  c->dx[0] = ty_mul(G(c), ty_add(t, ty_mul(ty_mul(X(c), s), ty_sub(1.0, ty_square(t)))));
+  return true;
+}
+
+static ty_tensor *inside(ty_tensor *x, double min, double max) {
+  ty_tensor *above = isnan(min) ? NULL : ty_ge(x, min), *below = isnan(max) ? NULL : ty_le(x, max);
+  if (!above) return below;
+  return below ? ty_logical_and(ty_value_of_tensor(above), ty_value_of_tensor(below)) : above;
+}
+
+RULE(hardtanh, ty_where(inside(X(c), TY_ARGS(hardtanh, c)->min.f, TY_ARGS(hardtanh, c)->max.f), G(c), 0.0))
+RULE(clamp, ty_where(inside(X(c), TY_ARGS(clamp, c)->min.f, TY_ARGS(clamp, c)->max.f), G(c), 0.0))
+RULE(masked_fill, ty_where(c->arg[1].t, 0.0, G(c)))
+
+bool vjp_where(ty_vjp *c) {
+  if (c->need[1]) c->dx[1] = ty_where(c->arg[0].t, G(c), 0.0);
+  if (c->need[2]) c->dx[2] = ty_where(c->arg[0].t, 0.0, G(c));
+  return true;
+}
+
+/* ---- two operands; numbers are constants ---- */
+
+bool vjp_add(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = G(c);
+  if (c->need[1]) c->dx[1] = G(c);
+  return true;
+}
+
+bool vjp_sub(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = G(c);
+  if (c->need[1]) c->dx[1] = ty_neg(G(c));
+  return true;
+}
+
+bool vjp_mul(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = ty_mul(G(c), c->arg[1]);
+  if (c->need[1]) c->dx[1] = ty_mul(G(c), c->arg[0]);
+  return true;
+}
+
+bool vjp_div(ty_vjp *c) {
+  ty_tensor *gx = ty_div(G(c), c->arg[1]);
+  if (c->need[0]) c->dx[0] = gx;
+  if (c->need[1]) c->dx[1] = ty_neg(ty_mul(gx, ty_div(c->arg[0], c->arg[1])));
+  return true;
+}
+
+static double number(ty_value v) { return v.kind == TY_INT ? (double)v.i : v.f; }
+
+/* d/dx = y x^(y-1), 0 where y = 0; d/dy = x^y log x, 0 where x = 0 and y >= 0 */
+bool vjp_pow(ty_vjp *c) {
+  ty_value x = c->arg[0], y = c->arg[1];
+  if (c->need[0]) {
+    if (y.kind == TY_TENSOR) {
+      ty_tensor *zero = ty_eq(y, 0);
+      c->dx[0] = ty_where(zero, 0.0, ty_mul(G(c), ty_mul(y, ty_pow(x, ty_sub(y, 1.0)))));
+    } else {
+      double n = number(y);
+      c->dx[0] = n == 0 ? ty_zeros_like(G(c), TY_DTYPE_DEFAULT) : ty_mul(G(c), ty_mul(ty_pow(x, n - 1), n));
+    }
+  }
+  if (c->need[1]) {
+    if (x.kind == TY_TENSOR) {
+      ty_tensor *zero = ty_logical_and(ty_value_of_tensor(ty_eq(x, 0)), ty_value_of_tensor(ty_ge(y, 0)));
+      ty_tensor *safe = ty_where(zero, 1.0, x);
+      c->dx[1] = ty_where(zero, 0.0, ty_mul(G(c), ty_mul(Y(c), ty_log(safe))));
+    } else {
+      double base = number(x);
+      c->dx[1] = base == 0 ? ty_zeros_like(G(c), TY_DTYPE_DEFAULT) : ty_mul(G(c), ty_mul(Y(c), log(base)));
+    }
+  }
+  return true;
+}
+
+/* The larger (smaller) operand gets the gradient; half each at ties. */
+static bool share(ty_vjp *c, bool larger) {
+  ty_value x = c->arg[0], y = c->arg[1];
+  ty_tensor *half = ty_mul(G(c), 0.5), *tie = ty_eq(x, y);
+  ty_tensor *first = larger ? ty_gt(x, y) : ty_lt(x, y), *second = larger ? ty_lt(x, y) : ty_gt(x, y);
+  if (c->need[0]) c->dx[0] = ty_where(first, G(c), ty_where(tie, half, 0.0));
+  if (c->need[1]) c->dx[1] = ty_where(second, G(c), ty_where(tie, half, 0.0));
+  return true;
+}
+
+bool vjp_maximum(ty_vjp *c) { return share(c, true); }
+bool vjp_minimum(ty_vjp *c) { return share(c, false); }
+
+bool vjp_atan2(ty_vjp *c) {
+  ty_value x = c->arg[0], y = c->arg[1];
+  /* one of the two may be a number */
+  ty_value x2 = x.kind == TY_TENSOR ? ty_value_of_tensor(ty_square(x.t)) : ty_value_of_float(number(x) * number(x));
+  ty_value y2 = y.kind == TY_TENSOR ? ty_value_of_tensor(ty_square(y.t)) : ty_value_of_float(number(y) * number(y));
+  ty_tensor *scaled = ty_div(G(c), ty_add(x2, y2));
+  if (c->need[0]) c->dx[0] = ty_mul(scaled, y);
+  if (c->need[1]) c->dx[1] = ty_neg(ty_mul(scaled, x));
+  return true;
+}
+
+/* x - y trunc(x / y): constant quotient between the jumps */
+bool vjp_fmod(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = G(c);
+  if (c->need[1]) c->dx[1] = ty_neg(ty_mul(G(c), ty_trunc(ty_div(c->arg[0], c->arg[1]))));
+  return true;
+}
+
+bool vjp_remainder(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = G(c);
+  if (c->need[1]) c->dx[1] = ty_neg(ty_mul(G(c), ty_floor(ty_div(c->arg[0], c->arg[1]))));
+  return true;
+}
+
+/* ---- fused backward kernels, for when no second derivative is wanted ---- */
+
+bool fwd_activation_backward(ty_call *c) {
+  ty_tensor *in[] = { c->arg[0].t, c->arg[1].t };
+  if (!ty_same_shape(&in[0]->v, &in[1]->v) || ty_dtype_of(in[0]) != ty_dtype_of(in[1]))
+    return ty_op_fail(c, TY_EINVAL, "g: expected the shape and dtype of x %s, got %s", ty_describe(in[1]), ty_describe(in[0]));
+  return ty_out_like(c, 0, in[1], ty_dtype_of(in[1])) && ty_launch(c, in, 2, NULL);
+}

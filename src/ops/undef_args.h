@@ -1,0 +1,20 @@
+/* Takes back the argument macros of ops.def after an inclusion. No guard: included once per use. */
+#undef T
+#undef K
+#undef O
+#undef OK
+#undef N
+#undef NK
+#undef L
+#undef LK
+#undef I
+#undef IR
+#undef F
+#undef FR
+#undef B
+#undef S
+#undef SR
+#undef IS
+#undef IV
+#undef D
+#undef V

@@ -1,0 +1,80 @@
+/* Names and promotion of element types; single values in and out of tensors. */
+#include <string.h>
+
+#include "../../kernels/half.h"
+#include "../ops/op.h"
+
+bool ty_dtype_parse(const char *name, ty_dtype *out) {
+  for (int d = 0; d < TY_DTYPES; d++) {
+    if (strcmp(name, ty_dtype_name[d]) == 0) {
+      *out = (ty_dtype)d;
+      return true;
+    }
+  }
+  return ty_fail(TY_EINVAL, "unknown dtype \"%s\"; expected f64 f32 f16 bf16 i64 i32 i16 i8 u8 or bool", name);
+}
+
+ty_dtype ty_promote(ty_dtype a, ty_dtype b) {
+  if (a == b) return a;
+  ty_dtype low = a < b ? a : b, high = a < b ? b : a;
+  if (low == TY_U8 && high == TY_I8) return TY_I16; /* neither holds the other */
+  if (low == TY_F16 && high == TY_BF16) return TY_F32;
+  return high;
+}
+
+static double load(const void *p, ty_dtype dtype) {
+  switch (dtype) {
+    case TY_BOOL:
+    case TY_U8: return *(const uint8_t *)p;
+    case TY_I8: return *(const int8_t *)p;
+    case TY_I16: return *(const int16_t *)p;
+    case TY_I32: return *(const int32_t *)p;
+    case TY_I64: return (double)*(const int64_t *)p;
+    case TY_F16: return ty_f16_to_f32(*(const uint16_t *)p);
+    case TY_BF16: return ty_bf16_to_f32(*(const uint16_t *)p);
+    case TY_F32: return *(const float *)p;
+    default: return *(const double *)p;
+  }
+}
+
+void ty_store_scalar(void *p, ty_dtype dtype, ty_value value) {
+  double f = value.kind == TY_INT ? (double)value.i : value.f;
+  int64_t i = value.kind == TY_INT ? value.i : f >= 9.2233720368547758e18 ? INT64_MAX : f > -9.2233720368547758e18 ? (int64_t)f : f == f ? INT64_MIN : 0;
+  switch (dtype) {
+    case TY_BOOL: *(uint8_t *)p = f != 0; break;
+    case TY_U8: *(uint8_t *)p = (uint8_t)i; break;
+    case TY_I8: *(int8_t *)p = (int8_t)i; break;
+    case TY_I16: *(int16_t *)p = (int16_t)i; break;
+    case TY_I32: *(int32_t *)p = (int32_t)i; break;
+    case TY_I64: *(int64_t *)p = i; break;
+    case TY_F16: *(uint16_t *)p = ty_f32_to_f16((float)f); break;
+    case TY_BF16: *(uint16_t *)p = ty_f32_to_bf16((float)f); break;
+    case TY_F32: *(float *)p = (float)f; break;
+    default: *(double *)p = f;
+  }
+}
+
+double ty_load_scalar(const ty_tensor *t, int64_t offset) {
+  return load((const char *)t->v.data + offset * ty_dtype_size[t->v.dtype], ty_dtype_of(t));
+}
+
+double ty_item(ty_tensor *t, bool *ok) {
+  *ok = false;
+  if (!t) return 0;
+  if (t->v.count != 1) {
+    ty_fail(TY_EINVAL, "item: expected a tensor with one element, got %s", ty_describe(t));
+    return 0;
+  }
+  if (ty_device_of(t) == TY_META) {
+    ty_fail(TY_EINVAL, "item: a meta tensor has no values: %s", ty_describe(t));
+    return 0;
+  }
+  *ok = true;
+  return ty_load_scalar(t, 0);
+}
+
+ty_tensor *ty_from_data(const void *data, ty_dtype dtype, int ndim, const int64_t *size) {
+  ty_tensor *t = ty_tensor_new(TY_CPU, dtype, ndim, size);
+  if (t && t->v.count) memcpy(t->v.data, data, (size_t)t->v.count * ty_dtype_size[dtype]);
+  return ty_scope_add(t);
+}

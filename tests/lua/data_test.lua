@@ -1,0 +1,276 @@
+-- Datasets, loaders, readers, worker threads.
+local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+local data = ty.data
+
+local function numbers(n) return data.TensorDataset { x = ty.arange(n):to "f32" * 2, id = ty.arange(n) } end
+
+-- The ids of the next `count` batches.
+local function ids(loader, count)
+  local result = {}
+  for i = 1, count do result[i] = loader:next().id:tolist() end
+  return result
+end
+
+check.test("tensor datasets", function()
+  local ds = numbers(10)
+  check.equal(#ds, 10)
+  check.equal(ds:get(3).x:item(), 6)
+  check.equal(ds:batch(ty.tensor { 1, 4 }).id:tolist(), { 1, 4 })
+  check.fails(function() ds:get(10) end, "position 10 is out of range for 10")
+  check.fails(function() data.TensorDataset { a = ty.zeros(2), b = ty.zeros(3) } end, "items")
+  check.fails(function() data.TensorDataset { a = 3 } end, "must be a tensor")
+end)
+
+check.test("subsets, maps, joins, functions", function()
+  local ds = data.subset(numbers(10), { 7, 8, 9 })
+  check.equal(#ds, 3)
+  check.equal(ds:get(1).id:item(), 8)
+  local mapped = data.map(ds, function(item, i) return { y = item.id:item() + 100 * i } end)
+  check.equal(mapped:get(2).y, 209)
+  local joined = data.concat { ds, numbers(2) }
+  check.equal(#joined, 5)
+  check.equal(joined:get(4).id:item(), 1)
+  local squares = data.from_function(4, function(i) return i * i end)
+  local seen = {}
+  for i, item in squares:each() do seen[i + 1] = item end
+  check.equal(seen, { 0, 1, 4, 9 })
+end)
+
+check.test("splits are disjoint, complete and seeded", function()
+  local a, b = data.split(numbers(101), { 0.8, 0.2 }, { seed = 3 })
+  check.equal({ #a, #b }, { 80, 21 })
+  local count = {}
+  for _, part in ipairs { a, b } do
+    for _, item in part:each() do count[item.id:item()] = (count[item.id:item()] or 0) + 1 end
+  end
+  for i = 0, 100 do check.equal(count[i], 1) end
+  local again = data.split(numbers(101), { 0.8, 0.2 }, { seed = 3 })
+  check.equal(again.positions:tolist(), a.positions:tolist())
+  check.equal(data.split(numbers(101), { 0.8, 0.2 }, { seed = 4 }).positions:tolist()[1] ~= nil, true)
+  local c, d = data.split(numbers(10), { 3, 4 })
+  check.equal({ #c, #d }, { 3, 4 })
+  check.fails(function() data.split(numbers(10), { 8, 4 }) end, "need 12 items")
+end)
+
+check.test("collation goes by field", function()
+  local batch = data.collate {
+    { x = ty.ones(2), y = 1, name = "a", ok = true }, { x = ty.zeros(2), y = 2, name = "b", ok = false },
+  }
+  check.equal(batch.x:tolist(), { { 1, 1 }, { 0, 0 } })
+  check.equal(batch.y:tolist(), { 1, 2 })
+  check.equal(batch.y.dtype, "i64")
+  check.equal(batch.name, { "a", "b" })
+  check.equal(batch.ok:tolist(), { true, false })
+  check.fails(function() data.collate { { x = 1 }, { y = 1 } } end, "lacks the field 'x'")
+  check.fails(function() data.collate { print } end, "cannot batch")
+end)
+
+check.test("loaders: order, remainder, seeds", function()
+  local loader = data.DataLoader(numbers(7), { batch_size = 3 })
+  check.equal(#loader, 3)
+  check.equal(ids(loader, 4), { { 0, 1, 2 }, { 3, 4, 5 }, { 6 }, { 0, 1, 2 } })
+  local dropping = data.DataLoader(numbers(7), { batch_size = 3, drop_last = true })
+  check.equal(ids(dropping, 3), { { 0, 1, 2 }, { 3, 4, 5 }, { 0, 1, 2 } })
+  ty.manual_seed(1)
+  local rng = ty.rng_state()
+  local a = data.DataLoader(numbers(8), { batch_size = 4, shuffle = true, seed = 5 })
+  local first, second = ids(a, 2), ids(a, 2)
+  check.equal(ty.rng_state(), rng, "the default generator is left alone")
+  local sorted = { table.unpack(first[1]) }
+  for _, v in ipairs(first[2]) do sorted[#sorted + 1] = v end
+  table.sort(sorted)
+  check.equal(sorted, { 0, 1, 2, 3, 4, 5, 6, 7 })
+  check.equal(table.concat(first[1], ",") ~= table.concat(second[1], ","), true, "epochs differ")
+  check.equal(ids(data.DataLoader(numbers(8), { batch_size = 4, shuffle = true, seed = 5 }), 2), first)
+  local count = 0
+  for batch in data.DataLoader(numbers(7), { batch_size = 2 })() do count = count + batch.id:numel() end
+  check.equal(count, 7)
+  check.fails(function() data.DataLoader(numbers(2), { batch_size = 3, drop_last = true }) end, "make no batch")
+  check.fails(function() data.DataLoader(numbers(2), { batch = 3 }) end, "no option 'batch'")
+end)
+
+check.test("loaders resume in the middle of an epoch", function()
+  local options = { batch_size = 3, shuffle = true, seed = 2 }
+  local a = data.DataLoader(numbers(20), options)
+  ids(a, 10)
+  local state = a:state_dict()
+  local b = data.DataLoader(numbers(20), options)
+  b:load_state_dict(state)
+  check.equal(ids(b, 9), ids(a, 9))
+end)
+
+check.test("random numbers in a dataset depend on the batch alone", function()
+  local noisy = data.from_function(6, function(i) return { id = i, r = require "tycho".rand(1):item() } end)
+  local function draw(workers)
+    local loader = data.DataLoader(noisy, { batch_size = 2, seed = 9, workers = workers })
+    local result = {}
+    for i = 1, 6 do result[i] = loader:next().r:tolist() end
+    loader:close()
+    return result
+  end
+  local alone = draw(0)
+  check.equal(draw(0), alone)
+  check.equal(draw(1), alone)
+  check.equal(draw(2), alone)
+  check.equal(table.concat(alone[1], ",") ~= table.concat(alone[4], ","), true, "epochs differ")
+end)
+
+check.test("worker threads give the same batches", function()
+  local offset = 100
+  local mapped = data.map(numbers(23), function(item) return { id = item.id:item(), y = item.x + offset } end)
+  local plain = data.DataLoader(mapped, { batch_size = 4, shuffle = true, seed = 1 })
+  local threaded = data.DataLoader(mapped, { batch_size = 4, shuffle = true, seed = 1, workers = 2 })
+  for _ = 1, 14 do
+    local a, b = plain:next(), threaded:next()
+    check.equal(b.id:tolist(), a.id:tolist())
+    check.equal(b.y:tolist(), a.y:tolist())
+  end
+  local state = threaded:state_dict()
+  check.equal(state, plain:state_dict())
+  threaded:load_state_dict(state)
+  check.equal(threaded:next().id:tolist(), plain:next().id:tolist())
+  threaded:close()
+  threaded:close()
+end)
+
+check.test("an error in a worker arrives here", function()
+  local bad = data.from_function(4, function(i)
+    if i == 2 then error "item two is broken" end
+    return { id = i }
+  end)
+  local loader <close> = data.DataLoader(bad, { batch_size = 1, workers = 2 })
+  loader:next()
+  loader:next()
+  check.fails(function() loader:next() end, "item two is broken")
+end)
+
+check.test("threads: values travel whole", function()
+  local shared = { 1, 2 }
+  local counter = 0
+  local function setup(prefix)
+    return function(...)
+      counter = counter + 1
+      return prefix, counter, ...
+    end
+  end
+  local thread <close> = ty.thread.new(setup, "p")
+  local cyclic = { name = "c", list = { shared, shared } }
+  cyclic.self = cyclic
+  local class = { __index = { get = function(self) return self.value end } }
+  thread:send(nil, true, 3, 2.5, "text\0zero", cyclic, ty.arange(4), setmetatable({ value = 7 }, class), math.sqrt,
+    ty.relu, math.mininteger, -0.0)
+  local p, n, none, yes, three, half, text, copy, tensor, object, sqrt, relu, least, zero = thread:receive()
+  check.equal({ p, n, none, yes, three, half, text }, { "p", 1, nil, true, 3, 2.5, "text\0zero" })
+  check.equal(math.type(three), "integer")
+  check.equal(rawequal(copy.self, copy), true)
+  check.equal(rawequal(copy.list[1], copy.list[2]), true)
+  check.equal(tensor:tolist(), { 0, 1, 2, 3 })
+  check.equal(object:get(), 7)
+  check.equal(sqrt == math.sqrt, true)
+  check.equal(relu(ty.tensor { -1.0 }):item(), 0)
+  check.equal({ least, 1 / zero }, { math.mininteger, -math.huge })
+  local t = ty.zeros(3)
+  thread:send(t)
+  local _, count, back = thread:receive()
+  check.equal(count, 2)
+  back:fill_(4)
+  check.equal(t:tolist(), { 4, 4, 4 }, "the memory is shared")
+  check.fails(function() thread:send(coroutine.create(print)) end, "a thread cannot be sent")
+  check.fails(function() thread:send(io.stdout) end, "cannot be sent")
+  check.fails(function() thread:receive() end, "without a send")
+end)
+
+check.test("threads: functions keep what they share", function()
+  local function setup()
+    return function(up, get) up() up() return get() end
+  end
+  local value = 5
+  local function up() value = value + 1 end
+  local function get() return value end
+  local thread <close> = ty.thread.new(setup)
+  thread:send(up, get)
+  check.equal(thread:receive(), 7, "both see one variable")
+  check.equal(value, 5, "which is a copy of ours")
+  local odd = io.stdout
+  check.fails(function() thread:send(function() return odd end) end, "upvalue 'odd'")
+end)
+
+check.test("threads: failures", function()
+  local broken <close> = ty.thread.new(function() error "no start" end)
+  broken:send(1)
+  check.fails(function() broken:receive() end, "no start")
+  local wrong <close> = ty.thread.new(function() return 3 end)
+  wrong:send(1)
+  check.fails(function() wrong:receive() end, "must return a function")
+  local busy = ty.thread.new(function() return function() while true do end end end)
+  busy:send()
+  busy:close() -- ends the loop
+  check.fails(function() busy:send() end, "it was closed")
+  local core <close> = ty.thread.new(function()
+    return function() return require("tycho").zeros(2):matmul(require("tycho").zeros(3)) end
+  end)
+  core:send()
+  check.fails(function() core:receive() end, "matmul")
+  core:send()
+  check.fails(function() core:receive() end, "matmul", "the thread goes on after an error")
+  for _ = 1, 20 do
+    local thread = ty.thread.new(function() return function(x) return x end end)
+    thread:send(ty.zeros(10))
+    if math.random() < 0.5 then thread:receive() end
+    thread:close()
+  end
+end)
+
+check.test("readers: csv", function()
+  local path = os.tmpname()
+  ty.io.write_atomic(path, "a,b,label\n1,2,0\n3,4,1\n")
+  local ds, names = data.csv(path, { label = "label" })
+  check.equal(names, { "a", "b", "label" })
+  check.equal(ds:get(1).x:tolist(), { 3, 4 })
+  check.equal(ds:get(1).label:item(), 1)
+  check.fails(function() data.csv(path, { label = "x" }) end, "no column 'x'")
+  os.remove(path)
+end)
+
+check.test("readers: npz, npy, folders of images", function()
+  local root = os.tmpname()
+  os.remove(root)
+  ty.io.mkdir(root .. "/images/cat")
+  ty.io.mkdir(root .. "/images/dog")
+  ty.io.save_npz(root .. "/a.npz", { x = ty.arange(6):reshape(3, 2), y = ty.arange(3) })
+  check.equal(data.npz(root .. "/a.npz"):get(2).x:tolist(), { 4, 5 })
+  ty.io.save_npy(root .. "/a.npy", ty.arange(3))
+  check.equal(data.npy(root .. "/a.npy"):get(1).x:item(), 1)
+  ty.io.save_image(root .. "/images/cat/1.png", ty.full({ 1, 2, 2 }, 9, { dtype = "u8" }))
+  ty.io.save_image(root .. "/images/dog/1.PNG.png", ty.full({ 1, 2, 2 }, 8, { dtype = "u8" }))
+  local ds, classes = data.image_folder(root .. "/images", { transform = function(x) return x:to "f32" / 2 end })
+  check.equal(classes, { "cat", "dog" })
+  check.equal(#ds, 2)
+  check.equal(ds:get(1).label, 1)
+  check.equal(ds:get(0).image:max():item(), 4.5)
+  local loader <close> = data.DataLoader(ds, { batch_size = 2, workers = 1 })
+  check.equal(loader:next().image.shape, { 2, 1, 2, 2 })
+  check.fails(function() data.image_folder(root) end, "no folders with PNG")
+  for _, path in ipairs { "/images/cat/1.png", "/images/dog/1.PNG.png", "/images/cat", "/images/dog", "/images",
+    "/a.npz", "/a.npy", "" } do
+    ty.io.remove(root .. path)
+  end
+end)
+
+check.test("the digits", function()
+  local all = data.digits()
+  check.equal(#all, 1797)
+  local item = all:get(0)
+  check.equal(item.image.shape, { 1, 8, 8 })
+  check.equal(item.label:item(), 0)
+  check.close(item.image:select(0, 0):select(0, 0):tolist(), { -1, -1, -0.375, 0.625, 0.125, -0.875, -1, -1 }, 1e-6)
+  check.equal(all.fields.image:min():item(), -1)
+  check.equal(all.fields.image:max():item(), 1)
+  check.equal(all.fields.label:eq(3):sum():item(), 183)
+  local training, held_out = data.digits { split = { 0.8, 0.2 }, seed = 0 }
+  check.equal({ #training, #held_out }, { 1437, 360 })
+end)
+
+check.finish()

@@ -1,0 +1,160 @@
+-- Images: PNG and JPEG files of other programs (tests/fixtures/io, made by make_io.py), round trips, hostile files.
+
+local check = dofile((arg[0]:match(".*/") or "./") .. "check.lua")
+local scratch = dofile(check.root .. "tests/lua/scratch.lua")
+local ty = require "tycho"
+
+local FIXTURES = check.root .. "tests/fixtures/io/"
+local file, slurp = scratch.file, scratch.slurp
+
+-- [channels][height][width] from a function of x, y, c (from 0)
+local function picture(channels, height, width, value)
+  local planes = {}
+  for c = 0, channels - 1 do
+    local rows = {}
+    for y = 0, height - 1 do
+      local row = {}
+      for x = 0, width - 1 do row[x + 1] = value(x, y, c) end
+      rows[y + 1] = row
+    end
+    planes[c + 1] = rows
+  end
+  return planes
+end
+
+local function pixels(x, y, c) return (x * 19 + y * 31 + c * 67) % 256 end
+local function smooth(x, y, c) return ({ x * 8, y * 10 + 20, x * 4 + 40 })[c + 1] end
+
+check.test("PNG: every kind", function()
+  for name, channels in pairs { gray = 1, gray_alpha = 2, rgb = 3, rgba = 4, gray16 = 1, interlaced = 3 } do
+    local t = ty.io.load_image(FIXTURES .. name .. ".png")
+    check.equal(t.dtype, "u8", name)
+    check.equal(t.shape, { channels, 7, 13 }, name)
+    check.equal(t:tolist(), picture(channels, 7, 13, pixels), name)
+  end
+  check.equal(ty.io.load_image(FIXTURES .. "one_bit.png"):tolist(),
+    picture(1, 7, 13, function(x, y) return pixels(x, y, 0) > 127 and 255 or 0 end), "one bit")
+  local function colour(x, y, c)
+    local i = (x + y) % 16
+    return ({ i * 16, 255 - i * 16, i * 5, i == 3 and 0 or 255 })[c + 1]
+  end
+  check.equal(ty.io.load_image(FIXTURES .. "palette.png"):tolist(), picture(3, 7, 13, colour), "palette")
+  check.equal(ty.io.load_image(FIXTURES .. "palette_alpha.png"):tolist(), picture(4, 7, 13, colour),
+    "palette with alpha")
+end)
+
+check.test("PNG: round trips", function()
+  for channels = 1, 4 do
+    local t = ty.tensor(picture(channels, 5, 9, pixels), { dtype = "u8" })
+    for _, level in ipairs { 0, 1, 9 } do
+      ty.io.save_image(file "a.png", t, { level = level })
+      check.equal(ty.io.load_image(file "a.png"):tolist(), t:tolist(), "channels " .. channels)
+    end
+    check.equal(ty.io.decode_image(ty.io.encode_png(t)):tolist(), t:tolist(), "in memory")
+  end
+  local t = ty.tensor(picture(1, 5, 9, pixels)[1], { dtype = "u8" })
+  check.equal(ty.io.decode_image(ty.io.encode_png(t)):tolist()[1], t:tolist(), "[height, width] is gray")
+  local turned = ty.tensor(picture(3, 5, 9, pixels), { dtype = "u8" }):transpose(1, 2)
+  check.equal(ty.io.decode_image(ty.io.encode_png(turned)):tolist(), turned:tolist(), "a view")
+  check.fails(function() ty.io.encode_png(ty.tensor { { 1.0, 2.0 } }) end, "a u8 image")
+  check.fails(function() ty.io.encode_png(ty.tensor({ 1 }, { dtype = "u8" })) end, "a u8 image")
+  check.fails(function() ty.io.encode_png(ty.tensor({ { {} } }, { dtype = "u8" })) end, "a u8 image")
+  check.fails(function() ty.io.encode_png(ty.zeros({ 5, 1, 1 }, { dtype = "u8" })) end, "1 to 4 channels")
+  check.fails(function() ty.io.encode_png(t, { level = 10 }) end, "option level")
+end)
+
+check.test("channels", function()
+  local function load(name, channels) return ty.io.load_image(FIXTURES .. name, { channels = channels }):tolist() end
+  local function luma(x, y)
+    return (pixels(x, y, 0) * 19595 + pixels(x, y, 1) * 38470 + pixels(x, y, 2) * 7471 + 32768) >> 16
+  end
+  local function gray(x, y) return pixels(x, y, 0) end
+  check.equal(load("rgb.png", 1), picture(1, 7, 13, luma), "rgb to gray")
+  check.equal(load("rgba.png", 1), picture(1, 7, 13, luma), "rgba to gray")
+  check.equal(load("rgba.png", 3), picture(3, 7, 13, pixels), "rgba to rgb")
+  check.equal(load("gray.png", 3), picture(3, 7, 13, gray), "gray to rgb")
+  check.equal(load("gray_alpha.png", 1), picture(1, 7, 13, gray), "gray and alpha to gray")
+  check.equal(load("rgb.png", 4), picture(4, 7, 13, function(x, y, c) return c == 3 and 255 or pixels(x, y, c) end),
+    "rgb to rgba")
+  check.equal(load("gray_alpha.png", 4), picture(4, 7, 13,
+    function(x, y, c) return pixels(x, y, c == 3 and 1 or 0) end), "gray and alpha to rgba")
+  check.fails(function() load("rgb.png", 2) end, "channels = 2; 1, 3 or 4 are wanted")
+  check.fails(function() load("rgb.png", 5) end, "option channels")
+end)
+
+check.test("JPEG", function()
+  local function near(name, want, tolerance)
+    local got = ty.io.load_image(FIXTURES .. name):tolist()
+    local worst = 0
+    for c, plane in ipairs(want) do
+      for y, row in ipairs(plane) do
+        for x, v in ipairs(row) do worst = math.max(worst, math.abs(v - got[c][y][x])) end
+      end
+    end
+    check.equal(#got, #want, name .. " channels")
+    check.ok(worst <= tolerance, name .. " is off by " .. worst)
+  end
+  near("baseline.jpg", picture(3, 16, 24, smooth), 6)
+  near("progressive.jpg", picture(3, 16, 24, smooth), 6)
+  near("subsampled.jpg", picture(3, 16, 24, smooth), 16)
+  near("gray.jpg", picture(1, 16, 24, smooth), 4)
+  near("cmyk.jpg", picture(3, 16, 24, smooth), 12)
+end)
+
+check.test("hostile images", function()
+  local function decode(bytes) return ty.io.decode_image(bytes) end
+  local function chunk(kind, data)
+    local crc = 0xffffffff
+    for i = 1, 4 + #data do
+      crc = crc ~ (kind .. data):byte(i)
+      for _ = 1, 8 do crc = crc >> 1 ~ (crc & 1 == 1 and 0xedb88320 or 0) end
+    end
+    return string.pack(">I4", #data) .. kind .. data .. string.pack(">I4", ~crc & 0xffffffff)
+  end
+  local function png(width, height, rest)
+    return "\x89PNG\r\n\x1a\n" .. chunk("IHDR", string.pack(">I4I4BBBBB", width, height, 8, 6, 0, 0, 0))
+      .. (rest or chunk("IDAT", "x\x9c"))
+  end
+  check.fails(function() decode "" end, "neither PNG nor JPEG (0 bytes")
+  check.fails(function() decode "GIF89a..." end, 'neither PNG nor JPEG (9 bytes, beginning with "GIF89a.."')
+  check.fails(function() ty.io.load_image(file "missing.png") end, "No such file")
+  check.fails(function() decode(png(65535, 65535)) end, "claims 65535 x 65535 pixels; at most")
+  check.fails(function() decode(png(1 << 20, 1)) end, "claims 1048576 x 1 pixels")
+  check.fails(function() decode(png(8000, 8000)) end, "the file is cut short")
+  check.fails(function() decode(png(0, 5)) end, "png")
+  check.fails(function() decode(png(5, 5, chunk("IEND", ""))) end, "png")
+  local jpeg = slurp(FIXTURES .. "baseline.jpg")
+  local frame = jpeg:find("\xff\xc0", 1, true)
+  local function sized(height, width)
+    return jpeg:sub(1, frame + 4) .. string.pack(">I2I2", height, width) .. jpeg:sub(frame + 9)
+  end
+  check.fails(function() decode(sized(65535, 65535)) end, "Maximum supported image dimension")
+  check.fails(function() decode(sized(65500, 65500)) end, "claims 65500 x 65500 pixels; at most")
+  check.fails(function() decode(sized(5000, 5000)) end, "the file is cut short")
+end)
+
+check.test("cut at every byte, any byte changed", function()
+  local function survive(bytes)
+    local ok, t = pcall(ty.io.decode_image, bytes)
+    if ok then t:tolist() end
+    return ok
+  end
+  for _, name in ipairs { "rgb.png", "interlaced.png", "palette_alpha.png", "gray16.png" } do
+    local bytes = slurp(FIXTURES .. name)
+    for n = 0, #bytes - 13 do
+      if survive(bytes:sub(1, n)) then check.ok(false, name .. " cut to " .. n .. " bytes loads") end
+    end
+    scratch.flips(bytes, 1000, survive)
+  end
+  for _, name in ipairs { "baseline.jpg", "progressive.jpg", "subsampled.jpg", "gray.jpg", "cmyk.jpg" } do
+    local bytes = slurp(FIXTURES .. name)
+    for n = 0, #bytes - 20 do
+      if survive(bytes:sub(1, n)) then check.ok(false, name .. " cut to " .. n .. " bytes loads") end
+    end
+    scratch.flips(bytes, 2000, survive)
+  end
+  check.ok(true, "nothing crashed")
+end)
+
+scratch.clean()
+check.finish()

@@ -1,0 +1,119 @@
+-- Optimizer steps as ops: whole trajectories against the papers' formulas in plain Lua, odd layouts, long lists.
+
+local check = dofile((arg[0]:match(".*/") or "./") .. "check.lua")
+local ty = require "tycho"
+
+local function flat(t) return t:detach():reshape(-1):tolist() end
+
+-- A gradient that depends on the step, so that a mistake in the moments shows.
+local function slope(p, step, j) return p - math.sin(step * 0.7 + j) end
+
+local function trajectory(steps, make_state, reference, op)
+  local p = ty.tensor({ 0.5, -1.5, 2, 0.1, -0.3 }, { dtype = "f64" })
+  local plain, state = flat(p), make_state(p)
+  for step = 1, steps do
+    local g = {}
+    for j = 1, 5 do g[j] = slope(plain[j], step, j) end
+    op(p, ty.tensor(g, { dtype = "f64" }), state, step)
+    for j = 1, 5 do plain[j] = reference(plain[j], g[j], step, j) end
+  end
+  check.close(flat(p), plain, 1e-12)
+end
+
+check.test("Adam and AdamW over many steps", function()
+  for _, decoupled in ipairs { false, true } do
+    local m, v = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0 }
+    local lr, b1, b2, eps, decay = 0.05, 0.9, 0.99, 1e-8, 0.1
+    trajectory(30, function(p) return { ty.zeros_like(p), ty.zeros_like(p) } end, function(p, g, step, j)
+      if decoupled then p = p - lr * decay * p else g = g + decay * p end
+      m[j] = b1 * m[j] + (1 - b1) * g
+      v[j] = b2 * v[j] + (1 - b2) * g * g
+      return p - lr * (m[j] / (1 - b1 ^ step)) / (math.sqrt(v[j] / (1 - b2 ^ step)) + eps)
+    end, function(p, g, s, step)
+      ty.adam_({ p }, { g }, { s[1] }, { s[2] }, lr, b1, b2, eps, decay, decoupled, 1, step)
+    end)
+  end
+end)
+
+check.test("SGD with momentum over many steps", function()
+  for _, nesterov in ipairs { false, true } do
+    local b = {}
+    trajectory(30, function(p) return { ty.empty_like(p) } end, function(p, g, step, j)
+      g = g + 0.01 * p
+      b[j] = step == 1 and g or 0.9 * b[j] + g
+      return p - 0.05 * (nesterov and g + 0.9 * b[j] or b[j])
+    end, function(p, g, s, step)
+      ty.sgd_({ p }, { g }, s, 0.05, { momentum = 0.9, weight_decay = 0.01, nesterov = nesterov, step = step })
+    end)
+  end
+end)
+
+check.test("parameters and gradients in any layout", function()
+  local base = ty.arange(0, 24, { dtype = "f32" }):reshape(4, 6)
+  local window = base["1:3, 0:6:2"]
+  local gradient = ty.ones(3, 2):transpose()
+  ty.sgd_({ window }, { gradient }, {}, 100)
+  check.equal(base:tolist(), {
+    { 0, 1, 2, 3, 4, 5 }, { -94, 7, -92, 9, -90, 11 }, { -88, 13, -86, 15, -84, 17 }, { 18, 19, 20, 21, 22, 23 },
+  })
+  check.fails(function() ty.sgd_({ ty.ones(1):expand(4) }, { ty.ones(4) }, {}, 1) end, "params[0]: cannot write")
+end)
+
+check.test("half precision parameters with f32 moments", function()
+  for _, dtype in ipairs { "f16", "bf16" } do
+    local p = ty.tensor({ 1, -2, 3 }, { dtype = dtype })
+    local g = ty.tensor({ 0.5, 0.5, -4 }, { dtype = dtype })
+    local m, v = ty.zeros(3), ty.zeros(3)
+    ty.adam_({ p }, { g }, { m }, { v }, 0.25)
+    check.equal({ p.dtype, m.dtype }, { dtype, "f32" })
+    check.close(flat(p), { 0.75, -2.25, 3.25 }, 1e-6) -- the first step is lr against the sign of the gradient
+    check.close(flat(m), { 0.05, 0.05, -0.4 }, 1e-6)
+    check.close(flat(v), { 0.00025, 0.00025, 0.016 }, 1e-6)
+  end
+end)
+
+check.test("hundreds of tensors of all sizes", function()
+  local xs, ys, want, total = {}, {}, {}, 0.0
+  for i = 1, 300 do
+    local n = i * 7919 % 1000
+    if i % 10 == 0 then n = 0 end
+    if i == 150 then n = 100000 end
+    xs[i], ys[i] = ty.full({ n }, i), ty.full({ n }, -i)
+    want[i] = i + 0.25 * -2 * i
+    total = total + n * i * i
+  end
+  check.close(ty.norm_list(xs):item(), math.sqrt(total), 1e-12)
+  check.close(ty.norm_list(xs, math.huge):item(), 299)
+  ty.lerp_list_(xs, ys, 0.25)
+  for i = 1, 300 do
+    local n = xs[i]:numel()
+    if n > 0 then check.equal({ xs[i]:min():item(), xs[i]:max():item() }, { want[i], want[i] }) end
+  end
+  check.equal(ty.norm_list({}):item(), 0.0)
+end)
+
+check.test("the result does not depend on the threads", function()
+  local before = ty.threads()
+  local function run(count)
+    ty.set_threads(count)
+    ty.manual_seed(2)
+    local p, g, m, v = ty.randn(300000), ty.randn(300000), ty.zeros(300000), ty.zeros(300000)
+    ty.adam_({ p, p:clone() }, { g, g }, { m, m:clone() }, { v, v:clone() }, 0.1)
+    return ty.norm_list { p, g }:item(), p:sum():item()
+  end
+  check.equal({ run(1) }, { run(2) })
+  ty.set_threads(before)
+end)
+
+check.test("a step on a leaf counts as a write", function()
+  local p = ty.tensor({ 1, 2 }, { dtype = "f32" }):requires_grad_()
+  local loss = p:exp():sum()
+  local kept = p:square():sum() -- keeps p for its gradient
+  ty.sgd_({ p }, { ty.ones(2) }, {}, 0.1)
+  check.close(flat(p), { 0.9, 1.9 }, 1e-6)
+  check.ok(p.requires_grad, "still a leaf")
+  loss:backward()
+  check.fails(function() kept:backward() end, "square")
+end)
+
+check.finish()

@@ -1,0 +1,165 @@
+-- Optimizers against PyTorch (tests/fixtures/make_modules.py), schedules, clipping, averages, state.
+local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+local nn, optim = ty.nn, ty.optim
+
+local fixture = ty.io.load_npz(check.root .. "tests/fixtures/modules_torch.npz")
+
+local function wave(shape, offset)
+  local n = 1
+  for _, size in ipairs(shape) do n = n * size end
+  return (ty.arange(n):to "f64" * 0.37 + offset):sin():reshape(shape):to "f32"
+end
+
+local function parameters() return { wave({ 3, 4 }, 5):requires_grad_(), wave({ 5 }, 6):requires_grad_() } end
+
+local function loss_of(params)
+  local total
+  for _, p in ipairs(params) do
+    local term = ((p - 0.5):square() * (p + 1.5):square()):sum()
+    total = total and total + term or term
+  end
+  return total
+end
+
+local makers = {
+  sgd = function(p) return optim.SGD(p, { lr = 0.1 }) end,
+  sgd_momentum = function(p)
+    return optim.SGD(p, { lr = 0.1, momentum = 0.9, dampening = 0.1, weight_decay = 0.05 })
+  end,
+  sgd_nesterov = function(p) return optim.SGD(p, { lr = 0.1, momentum = 0.9, nesterov = true }) end,
+  adam = function(p) return optim.Adam(p, { lr = 0.05, beta1 = 0.8, beta2 = 0.95, eps = 1e-6, weight_decay = 0.1 }) end,
+  adamw = function(p) return optim.AdamW(p, { lr = 0.05, weight_decay = 0.1 }) end,
+  adamw_clipped = function(p) return optim.AdamW(p, { lr = 0.05, weight_decay = 0.1, clip_norm = 1 }) end,
+}
+
+for name, make in pairs(makers) do
+  check.test("PyTorch: " .. name, function()
+    local p = parameters()
+    local opt, norm = make(p), nil
+    for _ = 1, 5 do norm = opt:step(loss_of(p)) end
+    for i, t in ipairs(p) do
+      local distance = (t:detach() - fixture[("%s/p%d"):format(name, i - 1)]):abs():max():item()
+      check.equal(distance < 2e-5, true, ("p%d differs by %g"):format(i - 1, distance))
+    end
+    if norm then check.close(norm, fixture[name .. "/norm"]:item(), 1e-4) end
+  end)
+
+  check.test("resumed bit for bit: " .. name, function()
+    local p = parameters()
+    local opt = make(p)
+    for _ = 1, 3 do opt:step(loss_of(p)) end
+    local state = opt:state_dict()
+    local q = {}
+    for i, t in ipairs(p) do q[i] = t:detach():clone():requires_grad_() end
+    local other = make(q)
+    other:load_state_dict(state)
+    for _ = 1, 3 do
+      opt:step(loss_of(p))
+      other:step(loss_of(q))
+    end
+    for i, t in ipairs(p) do check.equal(q[i]:tolist(), t:tolist(), "parameter " .. i) end
+  end)
+end
+
+check.test("groups have their own settings", function()
+  local a, b = ty.ones(2):requires_grad_(), ty.ones(2):requires_grad_()
+  local opt = optim.SGD({ { params = { a }, lr = 1.0 }, { params = { b } } }, { lr = 0.1 })
+  opt:step((a + b):sum())
+  check.close(a:tolist(), { 0, 0 }, 1e-6)
+  check.close(b:tolist(), { 0.9, 0.9 }, 1e-6)
+  check.fails(function() optim.SGD({ { params = { a }, rate = 1 } }, {}) end, "no option 'rate'")
+  check.fails(function() optim.SGD({ a, a }) end, "given twice")
+  check.fails(function() optim.SGD {} end, "no parameters")
+  check.fails(function() optim.Adam({ a }, { betas = { 0.9 } }) end, "Adam: no option 'betas'")
+end)
+
+check.test("unused parameters stay as they are", function()
+  local a, b = ty.ones(2):requires_grad_(), ty.ones(2):requires_grad_()
+  local opt = optim.AdamW({ a, b })
+  opt:step(a:sum())
+  check.equal(b:tolist(), { 1, 1 })
+  opt:step((a + b):sum())
+  check.equal(opt.state[a].step, 2)
+  check.equal(opt.state[b].step, 1)
+end)
+
+check.test("accumulation: step without a loss", function()
+  local p, q = parameters(), parameters()
+  local a, b = optim.SGD(p, { lr = 0.1 }), optim.SGD(q, { lr = 0.2 })
+  loss_of(p):backward()
+  loss_of(p):backward()
+  a:step()
+  a:zero_grad()
+  b:step(loss_of(q))
+  for i in ipairs(p) do check.close(p[i]:tolist(), q[i]:tolist(), 1e-5) end
+  check.equal(p[1].grad, nil)
+end)
+
+check.test("clipping", function()
+  local p, slope = ty.zeros(2):requires_grad_(), ty.tensor { 3.0, 4.0 }
+  local loss = (p * slope):sum()
+  loss:backward()
+  check.close(optim.clip_grad_norm({ p }, 1), 5, 1e-6)
+  check.close(p.grad:tolist(), { 0.6, 0.8 }, 1e-5)
+  optim.clip_grad_value({ p }, 0.7)
+  check.close(p.grad:tolist(), { 0.6, 0.7 }, 1e-5)
+  local q = ty.zeros(2):requires_grad_()
+  local opt = optim.SGD({ q }, { lr = 1, clip_value = 1 })
+  opt:step((q * ty.tensor { 3.0, -0.5 }):sum())
+  check.close(q:tolist(), { -1, 0.5 }, 1e-6)
+end)
+
+check.test("schedules", function()
+  local cosine = optim.cosine { steps = 110, warmup = 10, final = 0.1 }
+  check.close(cosine(0), 0.1, 1e-12)
+  check.close(cosine(9), 1, 1e-12)
+  check.close(cosine(10), 1, 1e-12)
+  check.close(cosine(60), 0.55, 1e-12)
+  check.close(cosine(110), 0.1, 1e-12)
+  check.close(cosine(500), 0.1, 1e-12)
+  local linear = optim.linear { steps = 10 }
+  check.close(linear(5), 0.5, 1e-12)
+  local step = optim.step { every = 3, gamma = 0.5 }
+  check.close({ step(2), step(3), step(7) }, { 1, 0.5, 0.25 }, 1e-12)
+  check.close(optim.step { milestones = { 5, 8 } }(8), 0.01, 1e-12)
+  check.close(optim.exponential(0.9)(2), 0.81, 1e-12)
+  local cycle = optim.one_cycle { steps = 100 }
+  check.close({ cycle(0), cycle(30), cycle(100) }, { 1 / 25, 1, 1 / 25e4 }, 1e-12)
+  check.close({ optim.warmup(4)(0), optim.warmup(4)(9) }, { 0.25, 1 }, 1e-12)
+  check.fails(function() optim.cosine { warmup = 3 } end, "steps must be")
+  local p = ty.zeros(1):requires_grad_()
+  local opt = optim.SGD({ p }, { lr = 2, schedule = optim.linear { steps = 2 } })
+  opt:step(p:sum())
+  check.close(opt:rate(), 1, 1e-12)
+  opt:step(p:sum())
+  check.close(p:item(), -3, 1e-6)
+  local plain = optim.SGD({ p }, { lr = 2 })
+  local scheduler = optim.Scheduler(plain, optim.exponential(0.5))
+  scheduler:step()
+  check.close(plain.groups[1].lr, 1, 1e-12)
+  local other = optim.Scheduler(optim.SGD({ p }, { lr = 2 }), optim.exponential(0.5))
+  other:load_state_dict(scheduler:state_dict())
+  check.close(other.optimizer.groups[1].lr, 1, 1e-12)
+end)
+
+check.test("averages of weights", function()
+  local model = nn.Linear(1, 1, { bias = false })
+  ty.no_grad(function() model.weight:fill_(0) end)
+  local ema = optim.EMA(model, { decay = 0.5, warmup = false })
+  ty.no_grad(function() model.weight:fill_(1) end)
+  ema:update()
+  check.close(ema.model.weight:item(), 0.5, 1e-7)
+  ema:update()
+  check.close(ema.model.weight:item(), 0.75, 1e-7)
+  check.equal(ema.model.weight.requires_grad, false)
+  local other = optim.EMA(model, { decay = 0.5 })
+  other:load_state_dict(ema:state_dict())
+  check.equal(other.updates, 2)
+  check.close(other.model.weight:item(), 0.75, 1e-7)
+  ema:copy_to(model)
+  check.close(model.weight:item(), 0.75, 1e-7)
+end)
+
+check.finish()

@@ -1,0 +1,205 @@
+-- The training loop, metrics, checkpoints; resuming bit for bit after kills.
+local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+local nn, optim, train = ty.nn, ty.optim, ty.train
+
+local root = os.tmpname()
+os.remove(root)
+ty.io.mkdir(root)
+
+local function remove_all(path)
+  local info = ty.io.stat(path)
+  if not info then return end
+  if info.kind == "directory" then
+    for _, name in ipairs(ty.io.listdir(path)) do remove_all(path .. "/" .. name) end
+  end
+  ty.io.remove(path)
+end
+
+check.test("steps: counting, batches, scopes", function()
+  local loader = ty.data.DataLoader(ty.data.TensorDataset { x = ty.arange(4) }, { batch_size = 2 })
+  local steps, kept, lost = {}, {}, nil
+  for step, batch, log in train.steps(loader, 5, { quiet = true, start = 2 }) do
+    steps[#steps + 1] = { step, batch.x:tolist() }
+    kept[#kept + 1] = ty.keep(batch.x * 2)
+    lost = batch.x + 1
+    log { loss = batch.x:to("f32"):mean() }
+  end
+  check.equal(steps, { { 3, { 0, 1 } }, { 4, { 2, 3 } }, { 5, { 0, 1 } } })
+  check.equal(kept[2]:tolist(), { 4, 6 })
+  check.fails(function() lost:tolist() end, "released")
+  local count = 0
+  for step, batch in train.steps(nil, 3, { quiet = true }) do
+    count = count + step
+    check.equal(batch, nil)
+  end
+  check.equal(count, 6)
+  for step, value in train.steps(function() return "b" end, 9, { quiet = true }) do
+    check.equal(value, "b")
+    if step == 2 then break end
+  end
+  local after = ty.zeros(1)
+  check.equal(after:item(), 0, "the scope of a loop that was left is closed")
+  check.fails(function() for _ in train.steps(nil, 2, { quiet = true }) do error "inside" end end, "inside")
+  for _ in train.steps(nil, 0, { quiet = true }) do check.ok(false, "no step expected") end
+  check.fails(function() train.steps(nil, -1) end, "must be an integer >= 0")
+end)
+
+check.test("memory stays flat over steps", function()
+  local model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+  local opt = optim.AdamW(model:parameters())
+  local x, y = ty.randn(16, 32), ty.randint(0, 10, { 16 })
+  local live = {}
+  collectgarbage "stop"
+  for step in train.steps(nil, 60, { quiet = true }) do
+    opt:step(nn.cross_entropy(model(x), y))
+    live[step] = ty.memory.stats("cpu").live
+  end
+  collectgarbage "restart"
+  check.equal(live[60], live[5], "live bytes at the end of steps 5 and 60, with the collector off")
+end)
+
+check.test("progress in plain lines", function()
+  local lines = {}
+  local stream = { write = function(_, ...) lines[#lines + 1] = table.concat { ... } end, flush = function() end }
+  local progress = train.progress(20, { title = "t", stream = stream })
+  for step = 1, 20 do
+    progress:set { loss = 1 / step }
+    progress:advance(step)
+  end
+  progress:finish()
+  check.equal(#lines, 10)
+  check.equal(lines[10]:match "^t 20/20" ~= nil and lines[10]:match "loss 0.05" ~= nil, true, lines[10])
+  check.equal(lines[5]:match "left" ~= nil, true, lines[5])
+end)
+
+check.test("metrics as JSON lines, continued when resumed", function()
+  local folder = root .. "/log"
+  local logger = train.Logger(folder, { tensorboard = true })
+  for step = 1, 5 do logger:log(step, { loss = step / 2, bad = 0 / 0 }) end
+  logger:close()
+  logger:close()
+  local again = train.Logger(folder, { resume = 3 })
+  again:log(4, { loss = 9.5 })
+  again:close()
+  local losses = {}
+  for line in ty.io.lines(folder .. "/metrics.jsonl") do
+    local entry = ty.io.json_decode(line)
+    losses[#losses + 1] = entry.step .. ":" .. entry.loss
+  end
+  check.equal(losses, { "1:0.5", "2:1.0", "3:1.5", "4:9.5" })
+  local events = 0
+  for _, name in ipairs(ty.io.listdir(folder)) do events = events + (name:match "tfevents" and 1 or 0) end
+  check.equal(events, 1)
+end)
+
+check.test("checkpoints keep every kind of value", function()
+  local path = root .. "/values"
+  local values = {
+    integer = math.maxinteger, least = math.mininteger, float = 0.1, whole = 3.0, huge = math.huge, tiny = 5e-324,
+    minus = -math.huge, text = "täxt", bytes = "\0\1\255\n", yes = true, list = { 1, 2, { 3.5 } }, empty = {},
+    map = { [1] = "a", [3] = "b", x = 2 }, dollar = { ["$tensor"] = "no" }, tensor = ty.tensor { 1.5, 2.5 },
+    nested = { a = { b = ty.arange(3) } }, [("k"):rep(3)] = { [true] = 1, [2.5] = 2 },
+  }
+  train.save_checkpoint(path, values)
+  local back = train.load_checkpoint(path, {})
+  check.equal(back.tensor:tolist(), { 1.5, 2.5 })
+  check.equal(back.nested.a.b:tolist(), { 0, 1, 2 })
+  check.equal(back.nested.a.b.dtype, "i64")
+  for _, key in ipairs { "tensor", "nested" } do back[key], values[key] = nil, nil end
+  check.equal(back, values)
+  for _, key in ipairs { "integer", "float", "whole" } do
+    check.equal(math.type(back[key]), math.type(values[key]), key)
+  end
+  train.save_checkpoint(path, { nan = 0 / 0 })
+  check.equal(train.load_checkpoint(path, {}).nan ~= train.load_checkpoint(path, {}).nan, true)
+  check.fails(function() train.save_checkpoint(path, { f = print }) end, "f is a function")
+  check.equal(train.has_checkpoint(path), true, "a failed save leaves the old one")
+  check.fails(function() train.save_checkpoint(path, { ["a/b"] = 1 }) end, "no name for a part")
+  check.fails(function() train.load_checkpoint(root .. "/nowhere", {}) end, "there is none")
+  local opt = optim.SGD { ty.zeros(1):requires_grad_() }
+  check.fails(function() train.load_checkpoint(path, { opt = opt }) end, "has no 'opt'")
+end)
+
+check.test("the generator is part of a checkpoint", function()
+  local path = root .. "/rng"
+  ty.manual_seed(5)
+  ty.rand(10)
+  train.save_checkpoint(path, { step = 1 })
+  local expected = ty.rand(4):tolist()
+  ty.manual_seed(77)
+  train.load_checkpoint(path, {})
+  check.equal(ty.rand(4):tolist(), expected)
+  ty.manual_seed(77)
+  local other = ty.rand(1):item()
+  ty.manual_seed(77)
+  train.load_checkpoint(path, {}, { rng = false })
+  check.equal(ty.rand(1):item(), other)
+end)
+
+check.test("a kill between the renames leaves the old one", function()
+  local path = root .. "/renames"
+  train.save_checkpoint(path, { step = 1 })
+  os.rename(path, path .. ".previous") -- as a kill would leave it
+  ty.io.mkdir(path .. ".partial")
+  ty.io.write_atomic(path .. ".partial/state.json", "{")
+  check.equal(train.has_checkpoint(path), true)
+  check.equal(train.load_checkpoint(path, {}).step, 1)
+  train.save_checkpoint(path, { step = 2 })
+  check.equal(train.load_checkpoint(path, {}).step, 2)
+  check.equal(ty.io.exists(path .. ".previous") or ty.io.exists(path .. ".partial"), false)
+end)
+
+-- ---- a child that is killed again and again ----
+
+local interpreter
+do
+  local first = 0
+  while arg[first - 1] do first = first - 1 end
+  interpreter = arg[first]
+end
+
+local function quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
+
+local function child(checkpoint, steps, result)
+  return ("%s %s %s %d %s"):format(quote(interpreter), quote(here .. "train_child.lua"), quote(checkpoint), steps,
+    quote(result))
+end
+
+check.test("killed at random moments, resumed bit for bit", function()
+  local steps = 90
+  local began = ty.system.clock()
+  check.equal(os.execute(child(root .. "/straight", steps, root .. "/straight.safetensors")), true, "runs through")
+  local whole = ty.system.clock() - began
+  local seed = os.time()
+  math.randomseed(seed)
+  local checkpoint, result = root .. "/killed", root .. "/killed.safetensors"
+  local kills, attempts = 0, 0
+  while not ty.io.exists(result) and attempts < 60 do
+    attempts = attempts + 1
+    local pid_file = root .. "/pid"
+    os.execute(("%s >/dev/null 2>&1 & echo $! > %s"):format(child(checkpoint, steps, result), quote(pid_file)))
+    local pid = math.tointeger(tonumber((ty.io.read(pid_file):match "%d+")))
+    -- A part of what a whole run takes, growing so that there is progress however slow the start is.
+    ty.system.sleep(whole * (0.1 + 0.3 * math.random()) * (1 + attempts / 10))
+    if os.execute(("kill -9 %d 2>/dev/null"):format(pid)) then kills = kills + 1 end
+    ty.system.sleep(0.02)
+    if train.has_checkpoint(checkpoint) then -- whole at any moment
+      local values = train.load_checkpoint(checkpoint, {}, { rng = false })
+      check.equal(#values.history, values.step)
+    end
+  end
+  check.equal(ty.io.exists(result), true, ("finished after %d attempts (seed %d)"):format(attempts, seed))
+  check.equal(kills >= 1, true, ("%d kills (seed %d)"):format(kills, seed))
+  local a, b = ty.io.load_safetensors(root .. "/straight.safetensors"), ty.io.load_safetensors(result)
+  local names = 0
+  for name, tensor in pairs(a) do
+    names = names + 1
+    check.equal(ty.io.to_bytes(b[name]) == ty.io.to_bytes(tensor), true, name .. " has the same bytes")
+  end
+  check.equal(names, 9)
+end)
+
+remove_all(root)
+check.finish()

@@ -1,0 +1,173 @@
+-- Rows of src/ops/attention.c.
+
+return function(row, T)
+  local from, at = T.from, T.at
+  local inf = T.inf
+
+  local function is_options(t) return type(t) == "table" and not t.shape end
+
+  -- The weights of query i of head h in batch b over the keys, all 0 when it sees none; and the log-sum-exp.
+  local function weights(q, k, mask, opts, b, h, i)
+    local t, s, d = q.shape[3], k.shape[3], q.shape[4]
+    local scale = opts.scale and opts.scale ~= 0 and opts.scale or 1 / math.sqrt(d)
+    local window, group = opts.window or -1, q.shape[2] // k.shape[2]
+    local w, top, sum = {}, -inf, 0.0
+    for j = 0, s - 1 do
+      local ahead, x = j - (i + s - t), 0.0
+      for e = 0, d - 1 do x = x + at(q, { b, h, i, e }) * at(k, { b, h // group, j, e }) end
+      x = x * scale
+      if opts.causal and ahead > 0 or window >= 0 and math.abs(ahead) > window then x = -inf end
+      if mask then
+        local m = at(mask, { b, h, i, j })
+        if mask.dtype ~= "bool" then x = x + m
+        elseif m == 0 then x = -inf end
+      end
+      w[j] = x
+      if x > top then top = x end
+    end
+    if top == -inf then
+      for j = 0, s - 1 do w[j] = 0.0 end
+      return w, -inf
+    end
+    for j = 0, s - 1 do
+      w[j] = math.exp(w[j] - top)
+      sum = sum + w[j]
+    end
+    for j = 0, s - 1 do w[j] = w[j] / sum end
+    return w, top + math.log(sum)
+  end
+
+  local function attention(q, k, v, mask, opts)
+    if is_options(mask) then mask, opts = nil, mask end
+    opts = opts or {}
+    local group, known = k.shape[2] > 0 and q.shape[2] // k.shape[2] or 1, {}
+    return from({ q.shape[1], q.shape[2], q.shape[3], v.shape[4] }, function(p)
+      local key = (p[1] * q.shape[2] + p[2]) * q.shape[3] + p[3]
+      known[key] = known[key] or weights(q, k, mask, opts, p[1], p[2], p[3])
+      local y = 0.0
+      for j = 0, k.shape[3] - 1 do y = y + known[key][j] * at(v, { p[1], p[2] // group, j, p[4] }) end
+      return y
+    end)
+  end
+
+  local half_seen = { 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 }
+  local minus = { 0, -inf, 0.5, -1, 0, -inf, -inf, -inf, -inf, -inf, 0.25, 1, 0, 0, -2 }
+
+  row("scaled_dot_product_attention", {
+    cases = {
+      { T { 2, 2, 4, 3 }, T { 2, 2, 5, 3 }, T { 2, 2, 5, 2 } },
+      { T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { causal = true } },
+      { T { 1, 4, 3, 4 }, T { 1, 2, 6, 4 }, T { 1, 2, 6, 3 }, opts = { causal = true, scale = 0.3 } },
+      { T { 1, 1, 6, 2 }, T { 1, 1, 4, 2 }, T { 1, 1, 4, 2 }, opts = { causal = true } },
+      { T { 1, 2, 7, 3 }, T { 1, 2, 7, 3 }, T { 1, 2, 7, 3 }, opts = { causal = true, window = 2 } },
+      { T { 1, 2, 7, 3 }, T { 1, 1, 5, 3 }, T { 1, 1, 5, 3 }, opts = { window = 1 } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, T { 3, 5, values = half_seen, bool = true } },
+      { T { 2, 2, 3, 4 }, T { 2, 1, 5, 4 }, T { 2, 1, 5, 4 }, T { 2, 1, 1, 5, bool = true }, opts = { causal = true } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 3, 5 } },
+      { T { 2, 2, 3, 2 }, T { 2, 2, 4, 2 }, T { 2, 2, 4, 2 }, T { 3, 4 }, opts = { causal = true } },
+      { T { 2, 2, 3, 2 }, T { 2, 2, 4, 2 }, T { 2, 2, 4, 2 }, T { 2, 1, 1, 4 } },
+      { T { 2, 2, 3, 2 }, T { 2, 2, 4, 2 }, T { 2, 2, 4, 2 }, T { 2, 3, 1 } },
+      { T { 1, 1, 3, 2 }, T { 1, 1, 5, 2 }, T { 1, 1, 5, 2 }, T { 3, 5, values = minus }, grad = false },
+      { T { 1, 2, 70, 5 }, T { 1, 1, 90, 5 }, T { 1, 1, 90, 18 }, opts = { causal = true }, grad = false },
+      { T { 1, 1, 2, 3, range = { -40, 40 } }, T { 1, 1, 30, 3 }, T { 1, 1, 30, 3 }, grad = false },
+      { T { 1, 2, 0, 3 }, T { 1, 2, 4, 3 }, T { 1, 2, 4, 3 } }, { T { 1, 2, 3, 4 }, T { 1, 2, 0, 4 },
+        T { 1, 2, 0, 2 } },
+      { T { 0, 2, 3, 4 }, T { 0, 2, 3, 4 }, T { 0, 2, 3, 4 } }, { T { 1, 2, 3, 4 }, T { 1, 2, 3, 4 },
+        T { 1, 2, 3, 0 } },
+    },
+    ref = attention,
+    errors = {
+      { T { 2, 3, 4 }, T { 2, 3, 4 }, T { 2, 3, 4 }, match = { "q: expected [b, h, t, d]", "[2, 3, 4]" } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 3, 5 }, T { 1, 2, 3, 4 },
+        match = { "k: expected", "[1, 2, 3, 4]", "[1, 2, 3, 5]" } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 },
+        match = { "v: expected", "[1, 2, 3, 4]", "[1, 2, 5, 4]" } },
+      { T { 2, 2, 3, 4 }, T { 1, 2, 3, 4 }, T { 1, 2, 3, 4 },
+        match = { "k: expected the batch size", "[2, 2, 3, 4]" } },
+      { T { 1, 3, 3, 4 }, T { 1, 2, 3, 4 }, T { 1, 2, 3, 4 }, match = { "a multiple of the 2 heads", "[1, 3, 3, 4]" } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, T { 5, 3, bool = true },
+        match = { "mask: expected", "[1, 2, 3, 5]", "[5, 3]" } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, T { 3, 5, int = { 0, 2 } },
+        match = "mask: expected a bool or float" },
+      { T { 1, 2, 3, 4, dtype = "f64" }, T { 1, 2, 3, 4, dtype = "f32" }, T { 1, 2, 3, 4, dtype = "f64" },
+        match = { "one dtype", "f64", "f32" } },
+    },
+    big = function(ty)
+      local q, k = ty.randn(2, 6, 300, 40):requires_grad_(), ty.randn(2, 2, 400, 40):requires_grad_()
+      local v, mask = ty.randn(2, 2, 400, 24):requires_grad_(), ty.randn(6, 300, 400):requires_grad_()
+      local y = ty.scaled_dot_product_attention(q, k, v, mask, { causal = true })
+      local decoded = ty.scaled_dot_product_attention(q:detach()["0:1, :, 0:1"], ty.randn(1, 2, 3000, 40), ty.randn(1,
+        2, 3000, 40))
+      return y:detach(), decoded, table.unpack(ty.grad((y * ty.randn(2, 6, 300, 24)):sum(), { q, k, v, mask }))
+    end,
+  })
+
+  local function wide(dtype) return (dtype == "f16" or dtype == "bf16") and "f32" or dtype end
+
+  local function zeros(shape) return from(shape, function() return 0.0 end) end
+
+  local function add(x, p, value)
+    local i = 0
+    for d, size in ipairs(x.shape) do i = i * size + (size == 1 and 0 or p[d]) end
+    x[i + 1] = x[i + 1] + value
+  end
+
+  -- y and lse are taken as they are given: what they say about the weights need not be true.
+  local function backward(g, q, k, v, y, lse, mask, opts)
+    if is_options(mask) then mask, opts = nil, mask end
+    opts = opts or {}
+    local group, d, dv = q.shape[2] // k.shape[2], q.shape[4], v.shape[4]
+    local scale = opts.scale and opts.scale ~= 0 and opts.scale or 1 / math.sqrt(d)
+    local dq, dk, dvs, dmask = zeros(q.shape), zeros(k.shape), zeros(v.shape), { shape = { 0, 1, 1, 1 } }
+    if opts.mask_grad and mask then
+      local shape = { 1, 1, 1, 1 }
+      for i = 1, #mask.shape do shape[4 - #mask.shape + i] = mask.shape[i] end
+      dmask = zeros(shape)
+    end
+    from({ q.shape[1], q.shape[2], q.shape[3] }, function(p)
+      local b, h, i = p[1], p[2], p[3]
+      local w, own = weights(q, k, mask, opts, b, h, i)
+      local delta, shift = 0.0, math.exp(own - at(lse, p))
+      for e = 0, dv - 1 do delta = delta + at(g, { b, h, i, e }) * at(y, { b, h, i, e }) end
+      for j = 0, k.shape[3] - 1 do
+        local dp, weight = 0.0, w[j] * shift
+        for e = 0, dv - 1 do
+          dp = dp + at(g, { b, h, i, e }) * at(v, { b, h // group, j, e })
+          add(dvs, { b, h // group, j, e }, weight * at(g, { b, h, i, e }))
+        end
+        local ds = weight * (dp - delta)
+        for e = 0, d - 1 do
+          add(dq, { b, h, i, e }, ds * scale * at(k, { b, h // group, j, e }))
+          add(dk, { b, h // group, j, e }, ds * scale * at(q, { b, h, i, e }))
+        end
+        if #dmask > 0 then add(dmask, { b, h, i, j }, ds) end
+      end
+      return 0
+    end)
+    return dq, dk, dvs, dmask
+  end
+
+  row("attention_backward", {
+    cases = {
+      { T { 1, 2, 3, 2 }, T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 2 }, T { 1, 2, 3, 2 }, T { 1, 2, 3 } },
+      { T { 1, 2, 3, 2 }, T { 1, 2, 3, 4 }, T { 1, 1, 5, 4 }, T { 1, 1, 5, 2 }, T { 1, 2, 3, 2 }, T { 1, 2, 3 },
+        T { 1, 2, 3, 5 }, opts = { causal = true, mask_grad = true } },
+      { T { 2, 2, 3, 2 }, T { 2, 2, 3, 4 }, T { 2, 1, 5, 4 }, T { 2, 1, 5, 2 }, T { 2, 2, 3, 2 }, T { 2, 2, 3 },
+        T { 2, 1, 5 }, opts = { window = 2, mask_grad = true } },
+      { T { 2, 2, 3, 2 }, T { 2, 2, 3, 4 }, T { 2, 1, 5, 4 }, T { 2, 1, 5, 2 }, T { 2, 2, 3, 2 }, T { 2, 2, 3 },
+        T { 3, 1 }, opts = { scale = 0.7, mask_grad = true } },
+      { T { 1, 2, 3, 2 }, T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 2 }, T { 1, 2, 3, 2 }, T { 1, 2, 3 },
+        T { 3, 5, bool = true } },
+    },
+    ref = backward,
+    dtype = function(dtype, i) return i == 4 and wide(dtype) or dtype end,
+    errors = {
+      { T { 1, 2, 3, 2 }, T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 2 }, T { 1, 2, 3, 2 }, T { 1, 2, 4 },
+        match = { "lse: expected a float tensor [1, 2, 3]", "[1, 2, 4]" } },
+      { T { 1, 2, 3, 3 }, T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 2 }, T { 1, 2, 3, 2 }, T { 1, 2, 3 },
+        match = { "g: expected a float tensor [1, 2, 3, 2]", "[1, 2, 3, 3]" } },
+      { T { 1, 2, 3, 2 }, T { 1, 2, 3, 4 }, T { 1, 2, 5, 3 }, T { 1, 2, 5, 2 }, T { 1, 2, 3, 2 }, T { 1, 2, 3 },
+        match = { "k: expected" } },
+    },
+  })
+end

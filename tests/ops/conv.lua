@@ -1,0 +1,203 @@
+-- Rows of src/ops/conv.c. Reference: the sum over channels and kernel positions, and for the gradients the same sum turned around.
+
+return function(row, T)
+  local from, at = T.from, T.at
+
+  local function pair(v, otherwise)
+    if v == nil then v = otherwise end
+    if type(v) == "number" then return { v, v } end
+    return { v[1], v[2] or v[1] }
+  end
+
+  local names = { "stride", "padding", "dilation", "groups" }
+  -- Positional parameters, then options by name.
+  local function parameters(list, order)
+    local p = {}
+    for i, v in pairs(list) do
+      if type(v) == "table" and next(v) ~= nil and #v == 0 then
+        for k, x in pairs(v) do p[k] = x end
+      else
+        p[order[i]] = v
+      end
+    end
+    return {
+      stride = pair(p.stride, 1), padding = pair(p.padding, 0), dilation = pair(p.dilation, 1), groups = p.groups or 1,
+      output_padding = pair(p.output_padding, 0),
+    }
+  end
+
+  local function positions(size, kernel, p, d)
+    return (size + 2 * p.padding[d] - p.dilation[d] * (kernel - 1) - 1) // p.stride[d] + 1
+  end
+
+  -- visit(n, out channel, oi, oj, in channel, its number in the group, ki, kj, i, j) for every product of the convolution
+  local function products(x, w, p, visit)
+    local oh, ow = positions(x[3], w[3], p, 1), positions(x[4], w[4], p, 2)
+    for n = 0, x[1] - 1 do
+      for o = 0, w[1] - 1 do
+        local group = o // (w[1] // p.groups)
+        for oi = 0, oh - 1 do
+          for oj = 0, ow - 1 do
+            for c = 0, w[2] - 1 do
+              for ki = 0, w[3] - 1 do
+                for kj = 0, w[4] - 1 do
+                  local i = oi * p.stride[1] - p.padding[1] + ki * p.dilation[1]
+                  local j = oj * p.stride[2] - p.padding[2] + kj * p.dilation[2]
+                  if i >= 0 and i < x[3] and j >= 0 and j < x[4] then
+                    visit(n, o, oi, oj, group * w[2] + c, c, ki, kj, i, j)
+                  end
+                end
+              end
+            end
+          end
+        end
+      end
+    end
+    return oh, ow
+  end
+
+  local function flat(shape, a, b, c, d) return ((a * shape[2] + b) * shape[3] + c) * shape[4] + d + 1 end
+  local function zeros(shape) return from(shape, function() return 0.0 end) end
+
+  local function conv2d(x, w, bias, p)
+    local shape = { x.shape[1], w.shape[1], positions(x.shape[3], w.shape[3], p, 1), positions(x.shape[4], w.shape[4], p, 2) }
+    local y = from(shape, function(index) return bias and at(bias, { index[2] }) or 0.0 end)
+    products(x.shape, w.shape, p, function(n, o, oi, oj, channel, c, ki, kj, i, j)
+      local k = flat(shape, n, o, oi, oj)
+      y[k] = y[k] + at(x, { n, channel, i, j }) * at(w, { o, c, ki, kj })
+    end)
+    return y
+  end
+
+  local function backward_input(g, w, size, p)
+    local dx = zeros(size)
+    products(size, w.shape, p, function(n, o, oi, oj, channel, c, ki, kj, i, j)
+      local k = flat(size, n, channel, i, j)
+      dx[k] = dx[k] + at(g, { n, o, oi, oj }) * at(w, { o, c, ki, kj })
+    end)
+    return dx
+  end
+
+  row("conv2d", {
+    cases = {
+      { T { 2, 3, 5, 6 }, T { 4, 3, 3, 3 } }, { T { 1, 3, 5, 5 }, T { 2, 3, 3, 3 }, T { 2 }, 1, 1 },
+      { T { 2, 4, 6, 5 }, T { 6, 2, 3, 2 }, T { 6 }, opts = { stride = { 2, 1 }, padding = { 1, 0 }, groups = 2 } },
+      { T { 1, 2, 7, 8 }, T { 3, 2, 3, 3 }, opts = { dilation = 2, padding = 2 } }, { T { 2, 3, 4, 4 }, T { 5, 3, 1, 1 }, T { 5 } },
+      { T { 2, 4, 5, 5 }, T { 4, 1, 3, 3 }, T { 4 }, opts = { groups = 4, padding = 1 } }, -- depthwise
+      { T { 1, 2, 5, 5 }, T { 4, 1, 3, 3 }, opts = { groups = 2, stride = 2, padding = 1 } },
+      { T { 1, 1, 3, 3 }, T { 1, 1, 3, 3 } }, { T { 0, 2, 4, 4 }, T { 3, 2, 3, 3 }, T { 3 } },
+      { T { 1, 17, 9, 9 }, T { 20, 17, 3, 3 }, opts = { padding = 1 }, grad = false },
+    },
+    ref = function(x, w, bias, ...)
+      local rest = { ... }
+      if bias and not bias.shape then
+        table.insert(rest, 1, bias)
+        bias = nil
+      end
+      return conv2d(x, w, bias, parameters(rest, names))
+    end,
+    errors = {
+      { T { 3, 5, 5 }, T { 4, 3, 3, 3 }, match = "x: expected [n, c, h, w]" },
+      { T { 1, 3, 5, 5 }, T { 4, 2, 3, 3 }, match = "weight: expected [out, " },
+      { T { 1, 3, 5, 5 }, T { 4, 3, 3, 3 }, T { 5 }, match = "bias: expected [4], got [5]" },
+      { T { 1, 3, 2, 2 }, T { 4, 3, 3, 3 }, match = "does not fit" }, { T { 1, 3, 5, 5 }, T { 4, 3, 3, 3 }, opts = { stride = 0 }, match = "stride" },
+      { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { groups = 3 }, match = "groups" },
+      { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { groups = 0 }, match = "groups: expected at least 1" },
+      { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { padding = { 1, 2, 3 } }, match = "padding: expected one or two integers" },
+    },
+  })
+
+  row("conv2d_backward_input", {
+    cases = {
+      { T { 2, 4, 3, 4 }, T { 4, 3, 3, 3 }, { 2, 3, 5, 6 } }, { T { 1, 6, 3, 4 }, T { 6, 2, 3, 2 }, { 1, 4, 6, 5 }, { 2, 1 }, { 1, 0 }, 1, 2 },
+      { T { 1, 3, 7, 8 }, T { 3, 2, 3, 3 }, { 1, 2, 7, 8 }, 1, 2, 2 }, { T { 2, 4, 5, 5 }, T { 4, 1, 3, 3 }, { 2, 4, 5, 5 }, 1, 1, 1, 4 },
+      { T { 2, 5, 4, 4 }, T { 5, 3, 1, 1 }, { 2, 3, 4, 4 } }, { T { 0, 3, 2, 2 }, T { 3, 2, 3, 3 }, { 0, 2, 4, 4 } },
+    },
+    ref = function(g, w, size, ...) return backward_input(g, w, size, parameters({ ... }, names)) end,
+    errors = {
+      { T { 2, 4, 3, 3 }, T { 4, 3, 3, 3 }, { 2, 3, 5, 6 }, match = "g: expected [2, 4, 3, 4]" },
+      { T { 2, 4, 3, 4 }, T { 4, 3, 3, 3 }, { 2, 3, 5 }, match = "size: expected four sizes" },
+    },
+  })
+
+  row("conv2d_backward_weight", {
+    cases = {
+      { T { 2, 4, 3, 4 }, T { 2, 3, 5, 6 }, { 4, 3, 3, 3 } }, { T { 1, 6, 3, 4 }, T { 1, 4, 6, 5 }, { 6, 2, 3, 2 }, { 2, 1 }, { 1, 0 }, 1, 2 },
+      { T { 1, 3, 7, 8 }, T { 1, 2, 7, 8 }, { 3, 2, 3, 3 }, 1, 2, 2 }, { T { 2, 4, 5, 5 }, T { 2, 4, 5, 5 }, { 4, 1, 3, 3 }, 1, 1, 1, 4 },
+      { T { 2, 5, 4, 4 }, T { 2, 3, 4, 4 }, { 5, 3, 1, 1 } }, { T { 0, 3, 2, 2 }, T { 0, 2, 4, 4 }, { 3, 2, 3, 3 } },
+    },
+    ref = function(g, x, size, ...)
+      local dw = zeros(size)
+      products(x.shape, size, parameters({ ... }, names), function(n, o, oi, oj, channel, c, ki, kj, i, j)
+        local k = flat(size, o, c, ki, kj)
+        dw[k] = dw[k] + at(g, { n, o, oi, oj }) * at(x, { n, channel, i, j })
+      end)
+      return dw
+    end,
+    errors = { { T { 2, 4, 3, 3 }, T { 2, 3, 5, 6 }, { 4, 3, 3, 3 }, match = "g: expected [2, 4, 3, 4]" } },
+  })
+
+  row("conv1d", {
+    cases = {
+      { T { 2, 3, 7 }, T { 4, 3, 3 }, T { 4 } }, { T { 1, 4, 8 }, T { 4, 2, 3 }, opts = { stride = 2, padding = 1, groups = 2 } },
+      { T { 1, 2, 9 }, T { 2, 2, 3 }, opts = { dilation = 3 } }, { T { 0, 2, 5 }, T { 3, 2, 2 } },
+    },
+    ref = function(x, w, bias, ...)
+      local rest = { ... }
+      if bias and not bias.shape then
+        table.insert(rest, 1, bias)
+        bias = nil
+      end
+      local p = parameters(rest, names)
+      p.stride[1], p.padding[1], p.dilation[1] = 1, 0, 1
+      local function raised(t)
+        local y = table.move(t, 1, #t, 1, {})
+        y.shape = { t.shape[1], t.shape[2], 1, t.shape[3] }
+        return y
+      end
+      local y = conv2d(raised(x), raised(w), bias, p)
+      table.remove(y.shape, 3)
+      return y
+    end,
+    errors = {
+      { T { 3, 5 }, T { 4, 3, 3 }, match = "x: expected [n, c, w]" }, { T { 1, 3, 5 }, T { 4, 3, 3 }, opts = { stride = { 1, 1 } }, match = "stride: expected one integer" },
+    },
+  })
+
+  row("conv_transpose2d", {
+    cases = {
+      { T { 2, 3, 3, 4 }, T { 3, 4, 3, 3 }, T { 4 } }, { T { 1, 4, 3, 3 }, T { 4, 2, 2, 2 }, T { 4 }, opts = { stride = 2, groups = 2 } },
+      { T { 1, 2, 3, 3 }, T { 2, 3, 3, 3 }, opts = { stride = 2, padding = 1, output_padding = 1 } },
+      { T { 1, 2, 4, 3 }, T { 2, 2, 3, 2 }, opts = { dilation = 2, padding = { 1, 0 } } }, { T { 0, 2, 3, 3 }, T { 2, 2, 2, 2 } },
+    },
+    ref = function(x, w, bias, ...)
+      local rest = { ... }
+      if bias and not bias.shape then
+        table.insert(rest, 1, bias)
+        bias = nil
+      end
+      local p = parameters(rest, { "stride", "padding", "output_padding", "groups", "dilation" })
+      local size = { x.shape[1], w.shape[2] * p.groups }
+      for d = 1, 2 do
+        size[2 + d] = (x.shape[2 + d] - 1) * p.stride[d] - 2 * p.padding[d] + p.dilation[d] * (w.shape[2 + d] - 1) + p.output_padding[d] + 1
+      end
+      local y = backward_input(x, w, size, p)
+      for n = 0, size[1] - 1 do
+        for o = 0, size[2] - 1 do
+          for i = 0, size[3] - 1 do
+            for j = 0, size[4] - 1 do
+              local k = flat(size, n, o, i, j)
+              y[k] = y[k] + (bias and at(bias, { o }) or 0.0)
+            end
+          end
+        end
+      end
+      return y
+    end,
+    errors = {
+      { T { 1, 3, 3, 3 }, T { 4, 3, 3, 3 }, match = "weight: expected [3, out/groups, kh, kw]" },
+      { T { 1, 3, 3, 3 }, T { 3, 3, 3, 3 }, opts = { output_padding = 1 }, match = "output_padding" },
+      { T { 1, 3, 3, 3 }, T { 3, 3, 3, 3 }, opts = { padding = 5 }, match = "the result would be empty" },
+    },
+  })
+end

@@ -1,0 +1,321 @@
+-- Rows of the elementwise ops: kernels/elementwise.def, src/ops/elementwise.c.
+
+return function(row, T)
+  local inf, nan = T.inf, T.nan
+  local FLOATS = { "f32", "f64", "f16", "bf16" }
+  local NUMBERS = {
+    "f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "u8",
+  } -- bool and a number: i64, see tensor_test
+
+  -- ---- one operand ----
+
+  -- f: the reference of one value. spec: range and avoid of the values; special: values tried once more, without
+  -- gradient; wide: another range without gradient.
+  local function unary(name, f, spec)
+    local function template(...)
+      return T { range = spec.range, avoid = spec.avoid, ... }
+    end
+    local cases = {
+      { template(3, 4) }, { template(2, 1, 5) }, { template() }, { template(0, 3) }, { template(2, 0) }, {
+        template(67), grad = false,
+      },
+    }
+    if spec.wide then cases[#cases + 1] = { T { 37, range = spec.wide }, grad = false } end
+    if spec.special then cases[#cases + 1] = {
+      T { #spec.special, values = spec.special }, grad = false, dtypes = FLOATS,
+    } end
+    for _, extra in ipairs(spec.cases or {}) do cases[#cases + 1] = extra end
+    row(name, {
+      cases = cases, strict = true, tol = spec.tol, dtype = spec.dtype,
+      ref = function(x, ...)
+        local rest = table.pack(...)
+        return T.map(x, function(v) return f(v, table.unpack(rest, 1, rest.n)) end)
+      end,
+    })
+  end
+
+  local edges = { nan, inf, -inf, 0.0, -0.0, 1.0 }
+
+  unary("neg", function(x) return -x end, { special = edges })
+  unary("abs", math.abs, { avoid = { 0 }, special = edges })
+  unary("sign", function(x) return x > 0 and 1 or x < 0 and -1 or 0 end, { special = { inf, -inf, 0, 3 } })
+  unary("square", function(x) return x * x end, { special = edges })
+  unary("exp", math.exp, { special = edges, wide = { -20, 20 } })
+  unary("expm1", T.expm1, { special = edges, wide = { -1e-3, 1e-3 } })
+  unary("log", function(x) return math.log(x) end, {
+    range = { 0.2, 3 }, special = { nan, inf, 0.0, 1.0 }, wide = { 1e-4, 1e4 },
+  })
+  unary("log2", function(x) return math.log(x, 2) end, { range = { 0.2, 3 }, special = { nan, inf, 0.0, 1.0, 8.0 } })
+  unary("log10", function(x) return math.log(x) / math.log(10) end, {
+    range = { 0.2, 3 }, special = { nan, inf, 0.0, 1.0 },
+  })
+  unary("log1p", T.log1p, { range = { -0.8, 3 }, special = { nan, inf, -1.0, 0.0 }, wide = { -1e-3, 1e-3 } })
+  unary("sqrt", math.sqrt, { range = { 0.2, 4 }, special = { nan, inf, 0.0, 1.0, -1.0 }, wide = { 0, 1e4 } })
+  unary("rsqrt", function(x) return 1 / math.sqrt(x) end, { range = { 0.2, 4 }, special = { nan, inf, 0.0, 1.0 } })
+  unary("reciprocal", function(x) return 1 / x end, { range = { 0.3, 3 }, special = { nan, inf, -inf, 0.0, 2.0 } })
+  unary("sin", math.sin, { special = { nan, inf, 0.0 }, wide = { -100, 100 } })
+  unary("cos", math.cos, { special = { nan, inf, 0.0 }, wide = { -100, 100 } })
+  unary("tan", math.tan, { range = { -1.2, 1.2 }, special = { nan, inf, 0.0 } })
+  unary("asin", math.asin, { range = { -0.9, 0.9 }, special = { nan, 1.0, -1.0, 2.0 } })
+  unary("acos", math.acos, { range = { -0.9, 0.9 }, special = { nan, 1.0, -1.0, 2.0 } })
+  unary("atan", math.atan, { special = edges, wide = { -50, 50 } })
+  unary("sinh", T.sinh, { special = edges, wide = { -9, 9 } })
+  unary("cosh", T.cosh, { special = edges, wide = { -9, 9 } })
+  unary("tanh", T.tanh, { special = edges, wide = { -12, 12 } })
+  unary("erf", T.erf, { special = edges, wide = { -5, 5 } })
+  unary("erfc", T.erfc, { special = edges, wide = { -5, 5 } })
+  unary("sigmoid", T.sigmoid, { special = edges, wide = { -30, 30 } })
+  unary("log_sigmoid", function(x) return -T.softplus(-x) end, { special = edges, wide = { -60, 60 } })
+  unary("relu", function(x) return x ~= x and x or math.max(x, 0) end, { avoid = { 0 }, special = edges })
+  unary("leaky_relu", function(x, slope)
+    if type(slope) == "table" then slope = slope.slope end
+    return x > 0 and x or x * (slope or 0.01)
+  end, { avoid = { 0 }, special = { nan, inf, 0.0 }, cases = { { T { 5, avoid = { 0 } }, 0.3 },
+    { T { 5, avoid = { 0 } }, opts = { slope = -0.5 } } } })
+  unary("elu", function(x, alpha) return x > 0 and x or (alpha or 1) * T.expm1(x) end,
+    { avoid = { 0 }, special = edges, wide = { -20, 20 }, cases = { { T { 5, avoid = { 0 } }, 1.7 } } })
+  unary("gelu", function(x, form)
+    if type(form) == "table" then form = form.approximate end
+    if form == "tanh" then return 0.5 * x * (1 + T.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ^ 3))) end
+    return 0.5 * x * T.erfc(-x / math.sqrt(2))
+  end, {
+    special = { nan, inf, 0.0 }, wide = { -6, 6 },
+    cases = {
+      { T { 3, 5 }, "tanh" }, { T { 41, range = { -6, 6 } }, "tanh", grad = false },
+      { T { 4 }, opts = { approximate = "tanh" } }, { T { 4 }, "none" },
+    },
+  })
+  unary("silu", function(x) return x * T.sigmoid(x) end, { special = { nan, inf, 0.0 }, wide = { -30, 30 } })
+  unary("mish", function(x) return x * T.tanh(T.softplus(x)) end, { special = { nan, inf, 0.0 }, wide = { -30, 30 } })
+  unary("softplus", function(x, beta, threshold)
+    beta = beta or 1
+    return beta * x > (threshold or 20) and x or T.softplus(beta * x) / beta
+  end, {
+    special = edges, wide = { -60, 60 },
+    cases = { { T { 7 }, 2.5 }, { T { 9, range = { -2, 4 }, avoid = { 1.5 } }, 2, 3 } },
+  })
+  unary("hardtanh", function(x, min, max) return x ~= x and x or math.max(math.min(x, max or 1), min or -1) end,
+    { avoid = { -1, 1 }, special = edges, cases = { { T { 9, range = { -3, 9 }, avoid = { 0, 6 } }, 0, 6 } } })
+
+  local function integral(name, f)
+    unary(name, f, { range = { -5, 5 }, special = { nan, inf, -inf, 0.5, 1.5, -0.5, -2.5, 2.0, -3.0, 1e6 } })
+  end
+  integral("floor", math.floor)
+  integral("ceil", math.ceil)
+  integral("round", T.round)
+  integral("trunc", function(x)
+    if x ~= x or math.abs(x) == inf then return x end
+    return x < 0 and math.ceil(x) or math.floor(x)
+  end)
+
+  unary("isnan", function(x) return x ~= x and 1 or 0 end, { special = edges })
+  unary("isinf", function(x) return math.abs(x) == inf and 1 or 0 end, { special = edges })
+  unary("isfinite", function(x) return x == x and math.abs(x) ~= inf and 1 or 0 end, { special = edges })
+  unary("logical_not", function(x) return x == 0 and 1 or 0 end,
+    { special = edges, cases = { { T { 6, values = { 0, 1, 2, 0, 3, 0 } } } } })
+
+  row("bitwise_not", {
+    cases = { { T { 3, 4, range = { -100, 100 } } }, { T {} }, { T { 0 } }, { T { 41, range = { -100, 100 } } } },
+    ref = function(x) return T.map(x, function(v) return x.dtype == "bool" and 1 - v or -v - 1 end) end,
+  })
+
+  -- ---- two operands ----
+
+  local function is_float(x)
+    local d = type(x) == "table" and x.dtype
+    return d == "f32" or d == "f64" or d == "f16" or d == "bf16"
+  end
+
+  -- f(x, y, int): the reference of one pair; int: both are integers.
+  local function binary(name, f, spec)
+    local function a(...) return T { range = spec.x and spec.x.range, avoid = spec.x and spec.x.avoid, ... } end
+    local function b(...)
+      local y = spec.y or spec.x or {}
+      return T { range = y.range, avoid = y.avoid, ... }
+    end
+    local cases = {
+      { a(3, 4), b(3, 4) }, { a(2, 3, 4), b(3, 1) }, { a(2, 1), b(3) }, { a(), b(3) }, { a(3, 2), b() }, { a(), b() },
+      { a(0, 3), b(3) }, { a(1), b(0) }, { a(2, 0), b(0) }, { a(70), b(70), grad = false }, {
+        a(5, 9), b(5, 1), grad = false,
+      },
+    }
+    if not spec.tensors_only then
+      cases[#cases + 1] = { a(2, 3), spec.number or 2, dtypes = NUMBERS }
+      cases[#cases + 1] = { spec.number or 2, b(2, 3), dtypes = NUMBERS }
+    end
+    for _, c in ipairs(spec.cases or {}) do cases[#cases + 1] = c end
+    local errors = { { T { 2, 3 }, T { 2, 4 }, match = { name, "[2, 3]", "[2, 4]" } } }
+    for _, e in ipairs(spec.errors or {}) do errors[#errors + 1] = e end
+    row(name, {
+      cases = cases, errors = errors, strict = true, tol = spec.tol, grad = spec.grad,
+      ref = function(x, y)
+        local int = not is_float(x) and not is_float(y)
+        return T.zip(function(u, v) return f(u, v, int) end, x, y)
+      end,
+    })
+  end
+
+  local function special(a, b) return { T { #a, values = a }, T { #b, values = b }, grad = false, dtypes = FLOATS } end
+  local x_edges, y_edges = { nan, 1, inf, -inf, inf, 0.0, 1.0 }, { 1, nan, inf, inf, 1.0, 0.0, -inf }
+  local edge_case = special(x_edges, y_edges)
+  local SIGNED = { "i64", "i32", "i16", "i8" }
+
+  binary("add", function(x, y) return x + y end, { cases = { edge_case, { T { 3 }, 0.1, dtypes = FLOATS } } })
+  binary("sub", function(x, y) return x - y end, { cases = { edge_case } })
+  binary("mul", function(x, y) return x * y end, { cases = { edge_case } })
+  binary("div", function(x, y) return x / y end, {
+    x = { range = { -3, 3 } }, y = { range = { -3, 3 }, avoid = { 0, 0.2, -0.2 } },
+    cases = { edge_case, special({ 1, -1, 0 }, { 0.0, 0.0, 0.0 }) },
+  })
+  binary("pow", function(x, y, int)
+    local p = x ^ y
+    return int and math.abs(p) < 1 and 0 or p -- integers: 2^-1 is 0
+  end, {
+    x = { range = { 0.4, 2 } }, y = { range = { 0, 2.5 } },
+    cases = {
+      { T { 3, 4, range = { 0.4, 2 } }, T { 4, range = { -2, 2 } }, dtypes = FLOATS },
+      { T { 5 }, 3 }, { T { 5 }, 2 }, {
+        T { 5, range = { 0.3, 2 } }, 0.5, dtypes = FLOATS,
+      }, { T { 4 }, 1 }, { T { 4 }, 0 },
+      { T { 4, range = { 0.5, 2 } }, -1.5, dtypes = FLOATS }, { 0.7, T { 4 }, dtypes = FLOATS },
+      { T { 3, values = { 0.0, 2.0, 1.0 } }, T { 3, values = { 2.0, 0.0, 3.0 } }, grad = false },
+      {
+        T { 6, values = { 2, 1, -1, -1, 3, 0 } }, T { 6, values = { -1, -2, -1, -2, 3, 4 } }, grad = false,
+        dtypes = SIGNED,
+      },
+      special({ nan, inf, 0.0, -2.0, -2.0 }, { 1, 2, -1.0, 3.0, 0.5 }),
+    },
+  })
+  binary("maximum", function(x, y) return (x ~= x or y ~= y) and nan or math.max(x, y) end, { cases = { edge_case } })
+  binary("minimum", function(x, y) return (x ~= x or y ~= y) and nan or math.min(x, y) end, { cases = { edge_case } })
+  binary("atan2", function(x, y) return math.atan(x, y) end, {
+    x = { avoid = { 0 } }, y = { avoid = { 0 } },
+    cases = { special({ 1, -1, 0.0, 0.0, 1, inf }, { 0.0, 0.0, 1, -1, -1, 1 }) },
+  })
+  local zero = { { T { 3, dtype = "i32" }, T { 3, values = { 1, 0, 2 }, dtype = "i32" }, match = "zero" } }
+  local function jumps(name, f, pairs_tried)
+    binary(name, f, {
+      x = { range = { -6, 6 } }, y = {
+        range = { -3, 3 }, avoid = { 0, 0.2, -0.2, 0.4, -0.4 },
+      }, number = 3, errors = zero,
+      cases = { special(pairs_tried[1], pairs_tried[2]) },
+    })
+  end
+  jumps("fmod", function(x, y) return math.fmod(x, y) end, { { 5.5, -5.5, 5.5, nan, 1 }, { 2, 2, -2, 1, inf } })
+  jumps("remainder", function(x, y) return x % y end, { { 5.5, -5.5, 5.5, nan, 1, -1 }, { 2, 2, -2, 1, inf, inf } })
+  jumps("floor_div", function(x, y) return x // y end, { { 5.5, -5.5, 5.5, nan, 1, 1 }, { 2, 2, -2, 1, inf, 0.0 } })
+
+  local equal_ish = { T { 2, 4, values = { 0, 1, 2, 1, 0, 3, 1, 1 } }, T { 4, values = { 0, 1, 1, 2 } } }
+  local function compare(name, f)
+    local cases = { equal_ish, edge_case, { T { 3, values = { 0, 1, 2 } }, 1 } }
+    binary(name, function(x, y) return f(x, y) and 1 or 0 end, { cases = cases })
+  end
+  compare("eq", function(x, y) return x == y end)
+  compare("ne", function(x, y) return x ~= y end)
+  compare("lt", function(x, y) return x < y end)
+  compare("le", function(x, y) return x <= y end)
+  compare("gt", function(x, y) return x > y end)
+  compare("ge", function(x, y) return x >= y end)
+  compare("logical_and", function(x, y) return x ~= 0 and y ~= 0 end)
+  compare("logical_or", function(x, y) return x ~= 0 or y ~= 0 end)
+  compare("logical_xor", function(x, y) return (x ~= 0) ~= (y ~= 0) end)
+
+  local function bitwise(name, f)
+    binary(name, function(x, y) return f(math.tointeger(x), math.tointeger(y)) end, {
+      x = { range = { -100, 100 } }, tensors_only = true,
+      cases = { { T { 2, 3, range = { -100, 100 } }, 6, dtypes = { "i64", "i32", "i16", "i8", "u8" } } },
+      errors = { { T { 3 }, T { 3, dtype = "f32" }, match = "y" } },
+    })
+  end
+  bitwise("bitwise_and", function(x, y) return x & y end)
+  bitwise("bitwise_or", function(x, y) return x | y end)
+  bitwise("bitwise_xor", function(x, y) return x ~ y end)
+
+  -- ---- others ----
+
+  row("where", {
+    cases = {
+      { T { 3, 4, bool = true }, T { 3, 4 }, T { 3, 4 } }, { T { 3, 1, bool = true }, T { 4 }, T { 2, 1, 1 } },
+      {
+        T { 4, bool = true }, T { 4 }, 0, dtypes = NUMBERS,
+      }, { T { 4, bool = true }, 1, T { 4 }, dtypes = NUMBERS }, { T { bool = true }, T {}, T {} },
+      { T { 0, 2, bool = true }, T { 2 }, T { 1, 2 } }, { T { 70, bool = true }, T { 70 }, T { 70 }, grad = false },
+      { T { 4, int = { 0, 3 } }, T { 4 }, T { 4 } }, { T { 4, bool = true }, T { 4 }, 0.25, dtypes = FLOATS },
+    },
+    ref = function(c, x, y) return T.zip(function(k, u, v) return k ~= 0 and u or v end, c, x, y) end,
+    errors = { { T { 2, 3, bool = true }, T { 2, 4 }, T { 2, 3 }, match = { "where", "[2, 3]", "[2, 4]" } } },
+    strict = true,
+  })
+
+  row("masked_fill", {
+    cases = {
+      {
+        T { 3, 4 }, T { 3, 4, bool = true }, 1,
+      }, { T { 2, 3 }, T { 3, bool = true }, 0 }, { T {}, T { bool = true }, 1 },
+      { T { 0, 3 }, T { 3, bool = true }, 1 }, { T { 3, 4 }, T { 3, 1, bool = true }, -inf, dtypes = FLOATS },
+    },
+    ref = function(x, mask, value) return T.zip(function(v, m) return m ~= 0 and value or v end, x, mask) end,
+    errors = { { T { 3 }, T { 4, bool = true }, 1, match = { "masked_fill", "[3]", "[4]" } },
+      { T { 3 }, T { 2, 3, bool = true }, 1, match = "mask" } },
+    strict = true,
+  })
+
+  row("clamp", {
+    cases = {
+      { T { 3, 4, avoid = { -1, 1 } }, -1, 1 }, { T { 5, avoid = { 1 } }, opts = { max = 1 } },
+      { T { 5, avoid = { 1 } }, 1 }, { T { avoid = { 0, 1 } }, 0, 1 }, { T { 0, 2 }, 0, 1 },
+      { T { 5, values = { nan, inf, -inf, 0.5, 7.0 } }, -2, 2, grad = false },
+      { T { 71, range = { -9, 9 } }, -3, 4, grad = false },
+    },
+    ref = function(x, min, max)
+      if type(min) == "table" then min, max = min.min, min.max end
+      return T.map(x, function(v)
+        if v ~= v then return v end
+        if max then v = math.min(v, max) end
+        return min and math.max(v, min) or v
+      end)
+    end,
+    strict = true,
+  })
+
+  row("lerp", {
+    cases = {
+      { T { 3, 4 }, T { 3, 4 }, 0.3 }, { T { 2, 3 }, T { 3 }, 1.5 }, { T {}, T {}, 0.5 }, { T { 0 }, T { 0 }, 0.5 },
+    },
+    ref = function(x, y, w) return T.zip(function(u, v) return u + w * (v - u) end, x, y) end,
+    errors = { { T { 3 }, T { 4 }, 0.5, match = { "lerp", "[3]", "[4]" } } },
+  })
+
+  -- ---- gradients of activations, fused ----
+
+  row("silu_backward", {
+    cases = {
+      { T { 3, 4 }, T { 3, 4 } }, { T {}, T {} }, { T { 0 }, T { 0 } }, { T { 67 }, T { 67, range = { -30, 30 } } },
+    },
+    ref = function(g, x)
+      return T.zip(function(u, v)
+        local s = T.sigmoid(v)
+        return u * s * (1 + v * (1 - s))
+      end, g, x)
+    end,
+    errors = { { T { 3 }, T { 4 }, match = "g" } },
+  })
+
+  local function gelu_slope(name, slope)
+    row(name, {
+      cases = {
+        { T { 3, 4 }, T { 3, 4 } }, { T {}, T {} }, { T { 0 }, T { 0 } }, { T { 67 }, T { 67, range = { -6, 6 } } },
+      },
+      ref = function(g, x) return T.zip(function(u, v) return u * slope(v) end, g, x) end,
+      errors = { { T { 3 }, T { 4 }, match = "g" } },
+    })
+  end
+  gelu_slope("gelu_backward", function(x)
+    return 0.5 * T.erfc(-x / math.sqrt(2)) + x * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+  end)
+  gelu_slope("gelu_tanh_backward", function(x)
+    local k = math.sqrt(2 / math.pi)
+    local t = T.tanh(k * (x + 0.044715 * x ^ 3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x)
+  end)
+end

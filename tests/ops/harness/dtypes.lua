@@ -1,0 +1,111 @@
+-- Element types as plain Lua numbers: what each can hold, which ops take it, how results are rounded. Independent of
+-- the core.
+
+local dtypes = {}
+
+local FLOATS = { "f32", "f64", "f16", "bf16" }
+local INTS = { "i64", "i32", "i16", "i8", "u8" }
+local bits = { i64 = 64, i32 = 32, i16 = 16, i8 = 8, u8 = 8 }
+
+local function join(...)
+  local all = {}
+  for _, list in ipairs { ... } do table.move(list, 1, #list, #all + 1, all) end
+  return all
+end
+
+-- The dtypes of the first tensor that a flag of the table allows, and in a quick run.
+local classes = {
+  FLOATS = FLOATS, NUMBERS = join(FLOATS, INTS), ANY = join(FLOATS, INTS, { "bool" }), INTS = join(INTS, { "bool" }),
+}
+local quick = { f32 = true, f64 = true, bf16 = true, i64 = true, u8 = true, bool = true }
+
+--- The dtypes that the op's flags allow; a few of them when `reduced`.
+function dtypes.of(flags, reduced)
+  for class, list in pairs(classes) do
+    if flags[class] then
+      if not reduced then return list end
+      local some = {}
+      for _, name in ipairs(list) do
+        if quick[name] then some[#some + 1] = name end
+      end
+      return some
+    end
+  end
+  error("an op without a dtype class")
+end
+
+--- A dtype that the op's class forbids, or nil.
+function dtypes.forbidden(flags)
+  if flags.FLOATS then return "i64" end
+  if flags.NUMBERS then return "bool" end
+  if flags.INTS then return "f32" end
+  return nil
+end
+
+function dtypes.is_float(dtype) return dtype == "f32" or dtype == "f64" or dtype == "f16" or dtype == "bf16" end
+function dtypes.is_half(dtype) return dtype == "f16" or dtype == "bf16" end
+function dtypes.is_int(dtype) return bits[dtype] ~= nil end
+
+--- Smallest and largest value of an integer dtype.
+function dtypes.limits(dtype)
+  if dtype == "u8" then return 0, 255 end
+  return -(1 << (bits[dtype] - 1)), (1 << (bits[dtype] - 1)) - 1
+end
+
+local largest = { f16 = 65504, bf16 = 0x1.fep127, f32 = 0x1.fffffep127 }
+
+-- x to `digits` binary digits, halves to even, exponents not below `lowest`.
+local function to_digits(x, digits, lowest, max)
+  if x == 0 or x ~= x or x == math.huge or x == -math.huge then return x end
+  local exponent = (string.unpack("<i8", string.pack("<d", x)) >> 52 & 0x7ff) - 1023
+  local unit = 2.0 ^ (math.max(exponent, lowest) - digits + 1)
+  local steps = x / unit
+  local low = math.floor(steps)
+  local part = steps - low
+  if part > 0.5 or (part == 0.5 and low % 2 == 1) then low = low + 1 end
+  local y = low * unit
+  if math.abs(y) > max then return x < 0 and -math.huge or math.huge end
+  return y
+end
+
+local function wrap(x, dtype)
+  if dtype == "i64" then return math.tointeger(x) or math.floor(x) end
+  local n = bits[dtype]
+  local i = (math.tointeger(x) or math.floor(x)) & ((1 << n) - 1)
+  if dtype ~= "u8" and i >= 1 << (n - 1) then i = i - (1 << n) end
+  return i
+end
+
+--- The value of `dtype` nearest to x; integers wrap around.
+function dtypes.round(x, dtype)
+  if dtype == "f64" then return x + 0.0 end
+  if dtype == "f32" then return to_digits(x, 24, -126, largest.f32) end
+  if dtype == "f16" then return to_digits(to_digits(x, 24, -126, largest.f32), 11, -14, largest.f16) end
+  if dtype == "bf16" then return to_digits(to_digits(x, 24, -126, largest.f32), 8, -126, largest.bf16) end
+  if dtype == "bool" then return x ~= 0 and 1 or 0 end
+  if x ~= x or x == math.huge or x == -math.huge then return x end
+  return wrap(x, dtype)
+end
+
+--- Allowed error of a result of `dtype`, relative to max(1, |expected|).
+dtypes.tolerance = { f64 = 1e-12, f32 = 2e-6, f16 = 2e-3, bf16 = 2e-2 }
+
+--- The dtype of a result of two operands.
+function dtypes.promote(a, b)
+  if a == b then return a end
+  local fa, fb = dtypes.is_float(a), dtypes.is_float(b)
+  if fa ~= fb then return fa and a or b end
+  if fa then
+    if a == "f64" or b == "f64" then return "f64" end
+    return "f32"
+  end
+  if a == "bool" then return b end
+  if b == "bool" then return a end
+  if a == "u8" or b == "u8" then
+    local other = a == "u8" and b or a
+    return other == "i8" and "i16" or other
+  end
+  return bits[a] > bits[b] and a or b
+end
+
+return dtypes

@@ -1,0 +1,128 @@
+-- The op tests: every op of the table against its row in tests/ops/*.lua. See tests/ops/harness and CONTRIBUTING.md.
+--
+--   tycho tests/run_ops.lua [--op NAME]... [--quick] [--all] [--no-grad]
+--
+-- A row file returns function(row, T) and calls row(name, { ... }) with these fields:
+--
+--   cases    list of calls: positional arguments, T{...} for tensors (harness/template.lua), opts = { by name }. A case
+--            may hold grad = false, dtypes = {...} and tol besides.
+--   ref      the same in plain Lua on arrays { shape = {..}, [1..n] = values in C order }, independent of the op;
+--            returns an array (or number) per result. References of ops that write change the arrays they are given.
+--            Left out for random ops. T has helpers: harness/reference.lua.
+--   grad     "why not", for differentiable ops whose gradient is not tested; grad2 the same for second derivatives
+--   errors   calls that must fail, with match = "text" (or a list of texts) that the error contains
+--   tol      allowed error: a number for f32 that the other dtypes scale with, or { f32 =, f64 =, f16 =, bf16 = };
+--            gradtol the same for gradients; strict = true: relative to each element, not to the largest
+--   dtype    dtype of the results where the rules of harness/compare.lua do not know it: a name, a list, or
+--            function(dtype, result number)
+--   dtypes   instead of those of the op's class; constant = { x = true }: inputs without gradient; broadcast, inplace,
+--            meta = false: leaves these variants out; writes = true: changes its inputs although not flagged WRITES
+--   big      function(ty) whose results, and gradients, are compared between one thread and two
+--
+-- --op: only these ops. --quick: fewer dtypes and layouts (for sanitizer runs). --all: prints every failure.
+-- --no-grad: values and errors only. --time: the slowest ops. --trace: errors with a traceback.
+
+local here = (arg and arg[0] or "run_ops.lua"):match("^(.*/)") or "./"
+package.path = here .. "ops/harness/?.lua;" .. package.path
+dofile(here .. "lua/check.lua") -- finds the library under plain lua5.4
+
+local ty = require "tycho"
+local template = require "template"
+local reference = require "reference"
+local report = require "report"
+local forward = require "forward"
+local gradient = require "gradient"
+local errors = require "errors"
+local failing = require "failing"
+local threads = require "threads"
+
+local options = { ops = nil }
+do
+  local i = 1
+  while arg[i] do
+    if arg[i] == "--op" then
+      options.ops = options.ops or {}
+      i = i + 1
+      options.ops[arg[i] or ""] = true
+    elseif arg[i] == "--quick" then options.quick = true
+    elseif arg[i] == "--all" then report.limit = math.huge
+    elseif arg[i] == "--no-grad" then options.no_grad = true
+    elseif arg[i] == "--time" then options.time = true
+    elseif arg[i] == "--trace" then report.trace = true
+    else
+      io.stderr:write("unknown argument " .. arg[i] .. "; see the head of tests/run_ops.lua\n")
+      os.exit(2)
+    end
+    i = i + 1
+  end
+end
+
+for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads" } do require(name).use(ty) end
+
+-- What row files are given: T{...} makes a template, T.name is a helper for reference functions.
+local T = setmetatable({}, { __index = reference, __call = function(_, spec) return template.new(spec) end })
+
+local infos, order = {}, {}
+for _, info in ipairs(ty.core.ops()) do
+  infos[info.name] = info
+  order[#order + 1] = info.name
+end
+
+local rows = {}
+local function load_rows(path)
+  local ok, message = pcall(function()
+    dofile(path)(function(name, row)
+      if not report.check(infos[name] ~= nil, name, path, "the table of ops has no such op") then return end
+      local first = rows[name]
+      local once = report.check(first == nil, name, path, "a second row; the first is in %s", first and first.file)
+      if not once then return end
+      row.name, row.file, row.info = name, path, infos[name]
+      row.fn = ty[name] or ty.core[name]
+      row.cases = row.cases or {}
+      rows[name] = row
+    end, T)
+  end)
+  report.check(ok, path, "rows", "%s", message)
+end
+
+local listing = io.popen("ls '" .. here .. "ops'")
+for file in listing:lines() do
+  if file:match("%.lua$") then load_rows(here .. "ops/" .. file) end
+end
+listing:close()
+
+local function live()
+  collectgarbage()
+  collectgarbage()
+  return ty.memory.stats("cpu").live
+end
+
+local function run(row)
+  local before = live()
+  if not report.check(row.fn ~= nil, row.name, "row", "ty has no function %s", row.name) then return end
+  report.check(#row.cases > 0 or row.reason ~= nil, row.name, "row", "has no cases and no reason for that")
+  for number, row_case in ipairs(row.cases) do forward.run(row, number, row_case, options) end
+  errors.run(row)
+  if options.no_grad then return end
+  gradient.run(row, options)
+  failing.run(row)
+  if not options.quick then threads.run(row) end
+  local after = live()
+  report.check(before == after, row.name, "memory", "%d bytes live after the tests, %d before", after, before)
+end
+
+local clock = {}
+for _, name in ipairs(order) do
+  if not options.ops or options.ops[name] then
+    local row = rows[name]
+    local started = os.clock()
+    if report.check(row ~= nil, name, "row", "the op has no row in tests/ops") then run(row) end
+    clock[#clock + 1] = { name, os.clock() - started }
+  end
+end
+
+if options.time then
+  table.sort(clock, function(a, b) return a[2] > b[2] end)
+  for i = 1, math.min(15, #clock) do print(string.format("%7.2f s  %s", clock[i][2], clock[i][1])) end
+end
+os.exit(report.finish(), true)
