@@ -11,7 +11,7 @@ if(program_lua)
   file(GLOB program_sources CONFIGURE_DEPENDS src/cli/*.c)
   add_executable(tycho ${program_sources} $<TARGET_OBJECTS:border>)
   set_target_properties(tycho PROPERTIES ENABLE_EXPORTS ON RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
-  target_include_directories(tycho PRIVATE ${LUA_INCLUDE_DIR} ${CJSON_INCLUDE_DIR} ${PNG_INCLUDE_DIRS} ${JPEG_INCLUDE_DIRS}
+  target_include_directories(tycho PRIVATE ${LUA_INCLUDE_DIR} ${PNG_INCLUDE_DIRS} ${JPEG_INCLUDE_DIRS}
                                            ${ZLIB_INCLUDE_DIRS})
   target_compile_options(tycho PRIVATE -fPIC) # as a PIE it would get its own copy of the library's variables
   target_link_libraries(tycho PRIVATE ${program_lua} tycho_shared ${core_libraries})

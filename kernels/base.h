@@ -17,13 +17,21 @@ extern "C" {
 
 /* Order is the order of promotion within a class; ORDER DTYPE: dtype.c */
 typedef enum ty_dtype {
-  TY_BOOL, TY_U8, TY_I8, TY_I16, TY_I32, TY_I64,
-  TY_F16, TY_BF16, TY_F32, TY_F64,
+  TY_BOOL,
+  TY_U8,
+  TY_I8,
+  TY_I16,
+  TY_I32,
+  TY_I64,
+  TY_F16,
+  TY_BF16,
+  TY_F32,
+  TY_F64,
   TY_DTYPES,
   TY_DTYPE_DEFAULT = -1 /* in arguments: the op decides */
 } ty_dtype;
 
-extern const uint8_t ty_dtype_size[TY_DTYPES]; /* bytes */
+extern const uint8_t ty_dtype_size[TY_DTYPES];     /* bytes */
 extern const char *const ty_dtype_name[TY_DTYPES]; /* "f32" ... */
 static inline bool ty_is_float(ty_dtype d) { return d >= TY_F16; }
 static inline bool ty_is_half(ty_dtype d) { return d == TY_F16 || d == TY_BF16; }

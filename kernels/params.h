@@ -5,24 +5,41 @@
 #include "base.h"
 
 /* Elementwise ops with number parameters: clamp (min, max), gelu (a = 1: tanh form), leaky_relu, elu, softplus, lerp. */
-typedef struct ty_p_scalars { double a, b; } ty_p_scalars;
+typedef struct ty_p_scalars {
+  double a, b;
+} ty_p_scalars;
 
 /* Philox4x32-10: element i of a result takes word i%4 of block (offset + i/4) under key `seed`. */
-typedef struct ty_p_random { uint64_t seed, offset; double a, b; } ty_p_random;
+typedef struct ty_p_random {
+  uint64_t seed, offset;
+  double a, b;
+} ty_p_random;
 
 /* Reductions: the view of the input has been permuted so that the last `ndim_reduced` dimensions are reduced. */
-typedef struct ty_p_reduce { int ndim_reduced; double a; } ty_p_reduce;
+typedef struct ty_p_reduce {
+  int ndim_reduced;
+  double a;
+} ty_p_reduce;
 
 /* Ops along one dimension (softmax, cumsum, sort, topk, gather, scatter ...). */
-typedef struct ty_p_dim { int dim; int64_t k; bool flag, flag2; } ty_p_dim;
+typedef struct ty_p_dim {
+  int dim;
+  int64_t k;
+  bool flag, flag2;
+} ty_p_dim;
 
 /* Norms: rows of `width` elements, `groups` for group_norm (then the input is [n, channels, spatial]). */
-typedef struct ty_p_norm { double eps; int64_t groups; } ty_p_norm;
+typedef struct ty_p_norm {
+  double eps;
+  int64_t groups;
+} ty_p_norm;
 
 /* y = x W^T etc.: out[batch, m, n] (+)= a[batch, m, k] . b[batch, k, n]; transposes are in the views' strides. */
 
 /* Convolution over two spatial dimensions; input [n, c, h, w], weight [out, c/groups, kh, kw]. */
-typedef struct ty_p_conv { int64_t stride[2], padding[2], dilation[2], groups; } ty_p_conv;
+typedef struct ty_p_conv {
+  int64_t stride[2], padding[2], dilation[2], groups;
+} ty_p_conv;
 
 typedef struct ty_p_pool {
   int64_t kernel[2], stride[2], padding[2], dilation[2];
@@ -30,13 +47,25 @@ typedef struct ty_p_pool {
   bool adaptive; /* windows from floor(i*in/out) to ceil((i+1)*in/out) */
 } ty_p_pool;
 
-typedef struct ty_p_interpolate { int mode; /* 0 nearest, 1 bilinear */ bool align_corners; double scale[2]; /* in/out, 0: from sizes */ } ty_p_interpolate;
+typedef struct ty_p_interpolate {
+  int mode; /* 0 nearest, 1 bilinear */
+  bool align_corners;
+  double scale[2]; /* in/out, 0: from sizes */
+} ty_p_interpolate;
 
-typedef struct ty_p_cross_entropy { int64_t ignore_index; double label_smoothing; bool log_probs; } ty_p_cross_entropy;
+typedef struct ty_p_cross_entropy {
+  int64_t ignore_index;
+  double label_smoothing;
+  bool log_probs;
+} ty_p_cross_entropy;
 
 /* q [b, h, t, d], k and v [b, hkv, s, d or dv]; window < 0: none, else key j is seen by query i when
  * i + s - t - j <= window (and, when causal, j <= i + s - t; otherwise also j - (i + s - t) <= window). */
-typedef struct ty_p_attention { double scale; bool causal; int64_t window; } ty_p_attention;
+typedef struct ty_p_attention {
+  double scale;
+  bool causal;
+  int64_t window;
+} ty_p_attention;
 
 /* Multi-tensor optimizer steps: inputs are n parameters, n gradients, n first moments, ... in this order. */
 typedef struct ty_p_optim {

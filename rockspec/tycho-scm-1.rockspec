@@ -17,7 +17,6 @@ external_dependencies = {
   ZLIB = { header = "zlib.h" },
   PNG = { header = "png.h" },
   JPEG = { header = "jpeglib.h" },
-  CJSON = { header = "cjson/cJSON.h" },
 }
 build = {
   type = "cmake",

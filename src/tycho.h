@@ -30,11 +30,14 @@ const char *ty_error(void); /* text of this thread's last failure */
 ty_code ty_error_code(void);
 void ty_error_clear(void);
 
-typedef struct ty_scope { int mark; } ty_scope;
+typedef struct ty_scope {
+  int mark;
+} ty_scope;
 bool ty_scope_open(ty_scope *scope);
 void ty_scope_close(ty_scope *scope);
-ty_tensor *ty_scope_add(ty_tensor *t);  /* gives a new reference to the innermost scope; returns t (NULL passes through) */
-ty_tensor *ty_keep(ty_tensor *t);       /* a reference of the caller's own */
+/* Gives a new reference to the innermost scope; returns t, and NULL for NULL. */
+ty_tensor *ty_scope_add(ty_tensor *t);
+ty_tensor *ty_keep(ty_tensor *t); /* a reference of the caller's own */
 
 /* ---- values ---- */
 
@@ -45,26 +48,63 @@ ty_dtype ty_promote(ty_dtype a, ty_dtype b);
 
 typedef enum ty_kind { TY_NONE, TY_TENSOR, TY_INT, TY_FLOAT, TY_INTS, TY_TENSORS, TY_STRING } ty_kind;
 
-typedef struct ty_ints { const int64_t *v; int n; } ty_ints;
-typedef struct ty_tensors { ty_tensor *const *v; int n; } ty_tensors;
+typedef struct ty_ints {
+  const int64_t *v;
+  int n;
+} ty_ints;
+typedef struct ty_tensors {
+  ty_tensor *const *v;
+  int n;
+} ty_tensors;
 
 /* One argument of an op. dtypes, devices and booleans are TY_INT. */
 typedef struct ty_value {
-  union { ty_tensor *t; int64_t i; double f; const char *s; ty_ints is; ty_tensors ts; };
+  union {
+    ty_tensor *t;
+    int64_t i;
+    double f;
+    const char *s;
+    ty_ints is;
+    ty_tensors ts;
+  };
   uint8_t kind; /* ty_kind */
 } ty_value;
 
 /* A tensor or a number, for arguments that take both. */
-static inline ty_value ty_value_of_tensor(ty_tensor *t) { ty_value v; v.t = t; v.kind = TY_TENSOR; return v; }
-static inline ty_value ty_value_of_int(int64_t i) { ty_value v; v.i = i; v.kind = TY_INT; return v; }
-static inline ty_value ty_value_of_float(double f) { ty_value v; v.f = f; v.kind = TY_FLOAT; return v; }
+static inline ty_value ty_value_of_tensor(ty_tensor *t) {
+  ty_value v;
+  v.t = t;
+  v.kind = TY_TENSOR;
+  return v;
+}
+static inline ty_value ty_value_of_int(int64_t i) {
+  ty_value v;
+  v.i = i;
+  v.kind = TY_INT;
+  return v;
+}
+static inline ty_value ty_value_of_float(double f) {
+  ty_value v;
+  v.f = f;
+  v.kind = TY_FLOAT;
+  return v;
+}
 static inline ty_value ty_value_of_value(ty_value v) { return v; }
-#define ty_operand(x) _Generic((x), ty_tensor *: ty_value_of_tensor, double: ty_value_of_float, \
-  float: ty_value_of_float, int: ty_value_of_int, long: ty_value_of_int, long long: ty_value_of_int, ty_value: ty_value_of_value)(x)
+#define ty_operand(x)                   \
+  _Generic((x), ty_tensor *             \
+           : ty_value_of_tensor, double \
+           : ty_value_of_float, float   \
+           : ty_value_of_float, int     \
+           : ty_value_of_int, long      \
+           : ty_value_of_int, long long \
+           : ty_value_of_int, ty_value  \
+           : ty_value_of_value)(x)
 
-#define TY_INTS(...) ((ty_ints){ (const int64_t[]){ __VA_ARGS__ }, sizeof((const int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t) })
+#define TY_INTS(...) \
+  ((ty_ints){ (const int64_t[]){ __VA_ARGS__ }, sizeof((const int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t) })
 #define TY_NO_INTS ((ty_ints){ NULL, 0 })
-#define TY_LIST(...) ((ty_tensors){ (ty_tensor *[]){ __VA_ARGS__ }, sizeof((ty_tensor *[]){ __VA_ARGS__ }) / sizeof(ty_tensor *) })
+#define TY_LIST(...) \
+  ((ty_tensors){ (ty_tensor *[]){ __VA_ARGS__ }, sizeof((ty_tensor *[]){ __VA_ARGS__ }) / sizeof(ty_tensor *) })
 
 /* ---- the ops: one function each, from the table ----
  * ty_tensor *ty_NAME(arguments) for ops with one output; those with several take a last parameter `out` that receives
@@ -125,14 +165,16 @@ static inline ty_value ty_value_of_value(ty_value v) { return v; }
 
 void ty_set_requires_grad(ty_tensor *t, bool on); /* of a leaf */
 bool ty_grad_enabled(void);
-bool ty_set_grad_enabled(bool on); /* returns what it was */
-bool ty_backward(ty_tensor *loss);  /* adds to the .grad of every leaf that wants one */
+bool ty_set_grad_enabled(bool on);      /* returns what it was */
+bool ty_backward(ty_tensor *loss);      /* adds to the .grad of every leaf that wants one */
 ty_tensor *ty_grad_of(ty_tensor *leaf); /* borrowed; NULL when there is none */
 void ty_clear_grad(ty_tensor *leaf);
 
 /* ---- random numbers: one generator per thread ---- */
 
-typedef struct ty_generator { uint64_t seed, offset; } ty_generator;
+typedef struct ty_generator {
+  uint64_t seed, offset;
+} ty_generator;
 ty_generator *ty_default_generator(void);
 
 /* ---- threads of the CPU kernels ---- */

@@ -111,6 +111,10 @@ local function run(row)
   report.check(before == after, row.name, "memory", "%d bytes live after the tests, %d before", after, before)
 end
 
+for name in pairs(options.ops or {}) do
+  report.check(infos[name] ~= nil, name, "--op", "the table of ops has no such op")
+end
+
 local clock = {}
 for _, name in ipairs(order) do
   if not options.ops or options.ops[name] then

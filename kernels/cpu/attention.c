@@ -2,7 +2,6 @@
  * stay in the cache, the softmax is carried along the keys (Milakov and Gimelshein 2018), and the backward pass
  * computes the probabilities again from the rows' log-sum-exp. Query rows of all heads that share a key-value head
  * are treated alike, so that decoding with grouped heads reads the keys once. All cuts depend on the shapes alone. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "cpu.h"

@@ -9,14 +9,17 @@ ty_kernel TY_KERNEL(conv2d_backward_input);
 ty_kernel TY_KERNEL(conv2d_backward_weight);
 
 #define REAL float
+#define INTEGER int32_t
 #define NAME(x) x##_f32
 #define GEMM TY_KERNEL(gemm_f32)
 #include "conv_real.h"
 #undef REAL
+#undef INTEGER
 #undef NAME
 #undef GEMM
 
 #define REAL double
+#define INTEGER int64_t
 #define NAME(x) x##_f64
 #define GEMM TY_KERNEL(gemm_f64)
 #include "conv_real.h"

@@ -39,7 +39,7 @@ static NAME(depthwise_call) NAME(depthwise_of)(const conv_shape *s) {
 /* ---- forward ---- */
 
 /* Four output rows by one or two vectors; stride 1, no dilation between rows. Row iy of the input meets output row r with
- * kernel row iy - r. */
+ * kernel row iy - r. `valid` rows are written. */
 #define TAP_WIDE(r)                                                                                                    \
   {                                                                                                                    \
     const REAL t = weight[(iy - r) * kw + kx];                                                                         \
@@ -51,7 +51,7 @@ static NAME(depthwise_call) NAME(depthwise_of)(const conv_shape *s) {
 #define LOAD_NARROW const V x0 = *(const V *)(in + kx * dw);
 #define CASE(lo, hi, LOAD, TAP)                                                                                        \
   case lo * BLOCK + hi:                                                                                                \
-    for (int64_t kx = 0; kx < kw; kx++) {                                                                              \
+    for (int64_t kx = 0; kx < kw; kx++) {                                                      \
       LOAD                                                                                                             \
       if (lo <= 0 && 0 <= hi) TAP(0)                                                                                   \
       if (lo <= 1 && 1 <= hi) TAP(1)                                                                                   \
@@ -63,47 +63,63 @@ static NAME(depthwise_call) NAME(depthwise_of)(const conv_shape *s) {
   CASE(0, 0, LOAD, TAP) CASE(0, 1, LOAD, TAP) CASE(0, 2, LOAD, TAP) CASE(0, 3, LOAD, TAP) CASE(1, 1, LOAD, TAP)        \
   CASE(1, 2, LOAD, TAP) CASE(1, 3, LOAD, TAP) CASE(2, 2, LOAD, TAP) CASE(2, 3, LOAD, TAP) CASE(3, 3, LOAD, TAP)
 
-static void NAME(rows_wide)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t kh, int64_t kw,
-                            int64_t dw, REAL bias, REAL *restrict y) {
-  const V start = (V){ 0 } + bias;
-  V c00 = start, c01 = start, c10 = start, c11 = start, c20 = start, c21 = start, c30 = start, c31 = start;
-  for (int64_t iy = 0; iy < kh + BLOCK - 1; iy++) {
-    const REAL *restrict in = x + iy * row;
-    int64_t lo = iy - kh + 1 < 0 ? 0 : iy - kh + 1, hi = iy < BLOCK - 1 ? iy : BLOCK - 1;
-    switch (lo * BLOCK + hi) { CASES(LOAD_WIDE, TAP_WIDE) }
-  }
-  V *out = (V *)y;
-  out[0] = c00, out[1] = c01, out[2] = c10, out[3] = c11, out[4] = c20, out[5] = c21, out[6] = c30, out[7] = c31;
-}
+#define START_WIDE V c00 = start, c01 = start, c10 = start, c11 = start, c20 = start, c21 = start, c30 = start, c31 = start;
+#define START_NARROW V c00 = start, c10 = start, c20 = start, c30 = start;
+#define STORE_WIDE(r) if (valid > r) *(V *)(y + r * y_row) = c##r##0, *(V *)(y + r * y_row + VL) = c##r##1;
+#define STORE_NARROW(r) if (valid > r) *(V *)(y + r * y_row) = c##r##0;
 
-static void NAME(rows_narrow)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t kh, int64_t kw,
-                              int64_t dw, REAL bias, REAL *restrict y) {
-  const V start = (V){ 0 } + bias;
-  V c00 = start, c10 = start, c20 = start, c30 = start;
-  for (int64_t iy = 0; iy < kh + BLOCK - 1; iy++) {
-    const REAL *restrict in = x + iy * row;
-    int64_t lo = iy - kh + 1 < 0 ? 0 : iy - kh + 1, hi = iy < BLOCK - 1 ? iy : BLOCK - 1;
-    switch (lo * BLOCK + hi) { CASES(LOAD_NARROW, TAP_NARROW) }
+/* The usual kernels with their sizes known to the compiler, and any other. Only the smallest is unrolled wholly. */
+typedef void NAME(rows_fn)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t any_kh, int64_t any_kw,
+                           int64_t any_dw, REAL bias, REAL *restrict y, int64_t y_row, int64_t valid);
+#define ROWS(name, FORM, kh_, kw_, dw_, UNROLL)                                                                        \
+  static void NAME(name)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t any_kh,             \
+                         int64_t any_kw, int64_t any_dw, REAL bias, REAL *restrict y, int64_t y_row, int64_t valid) {  \
+    const int64_t kh = kh_, kw = kw_, dw = dw_;                                                                        \
+    const V start = (V){ 0 } + bias;                                                                                   \
+    START_##FORM                                                                                                       \
+    UNROLL for (int64_t iy = 0; iy < kh + BLOCK - 1; iy++) {                                                           \
+      const REAL *restrict in = x + iy * row;                                                                          \
+      int64_t lo = iy - kh + 1 < 0 ? 0 : iy - kh + 1, hi = iy < BLOCK - 1 ? iy : BLOCK - 1;                            \
+      switch (lo * BLOCK + hi) { CASES(LOAD_##FORM, TAP_##FORM) }                                                      \
+    }                                                                                                                  \
+    STORE_##FORM(0) STORE_##FORM(1) STORE_##FORM(2) STORE_##FORM(3)                                                    \
   }
-  V *out = (V *)y;
-  out[0] = c00, out[1] = c10, out[2] = c20, out[3] = c30;
-}
+ROWS(wide_3, WIDE, 3, 3, 1, _Pragma("GCC unroll 6"))
+ROWS(wide_5, WIDE, 5, 5, 1, )
+ROWS(wide_7, WIDE, 7, 7, 1, )
+ROWS(wide_any, WIDE, any_kh, any_kw, any_dw, )
+ROWS(narrow_3, NARROW, 3, 3, 1, _Pragma("GCC unroll 6"))
+ROWS(narrow_5, NARROW, 5, 5, 1, )
+ROWS(narrow_7, NARROW, 7, 7, 1, )
+ROWS(narrow_any, NARROW, any_kh, any_kw, any_dw, )
+#undef ROWS
 
 static void NAME(plane_blocks)(const conv_shape *s, const REAL *x, int64_t row, const REAL *weight, REAL bias, REAL *y) {
-  REAL block[BLOCK * 2 * TY_VECTOR_BYTES / sizeof(REAL)] __attribute__((aligned(64)));
-  for (int64_t r = 0; r < s->oh; r += BLOCK)
-    for (int64_t j = 0; j < s->ow;) {
-      int64_t width = s->ow - j > VL ? 2 * VL : VL, columns = s->ow - j < width ? s->ow - j : width;
-      if (width > VL) NAME(rows_wide)(x + r * row + j, row, weight, s->kh, s->kw, s->dw, bias, block);
-      else NAME(rows_narrow)(x + r * row + j, row, weight, s->kh, s->kw, s->dw, bias, block);
-      for (int64_t i = 0; i < BLOCK && r + i < s->oh; i++) {
-        REAL *restrict to = y + (r + i) * s->ow + j;
-        const REAL *restrict from = block + i * width;
-        if (columns == 2 * VL) memcpy(to, from, 2 * TY_VECTOR_BYTES);
-        else for (int64_t k = 0; k < columns; k++) to[k] = from[k];
-      }
-      j += width;
+  static NAME(rows_fn) *const known[2][3] = { { NAME(narrow_3), NAME(narrow_5), NAME(narrow_7) },
+                                              { NAME(wide_3), NAME(wide_5), NAME(wide_7) } };
+  bool is_known = s->kh == s->kw && s->dw == 1 && (s->kh == 3 || s->kh == 5 || s->kh == 7);
+  NAME(rows_fn) *narrow = is_known ? known[0][s->kh / 2 - 1] : NAME(narrow_any);
+  NAME(rows_fn) *wide = is_known ? known[1][s->kh / 2 - 1] : NAME(wide_any);
+  for (int64_t r = 0; r < s->oh; r += BLOCK) {
+    int64_t valid = s->oh - r < BLOCK ? s->oh - r : BLOCK;
+    if (s->ow < VL) {
+      REAL block[BLOCK * TY_VECTOR_BYTES / sizeof(REAL)];
+      narrow(x + r * row, row, weight, s->kh, s->kw, s->dw, bias, block, VL, valid);
+      for (int64_t i = 0; i < valid; i++)
+        for (int64_t j = 0; j < s->ow; j++) y[(r + i) * s->ow + j] = block[i * VL + j];
+      continue;
     }
+    /* The last vectors of a row overlap those before: the same values are written twice. */
+    int64_t j = 0;
+    for (; s->ow >= 2 * VL && j + VL < s->ow; j += 2 * VL) {
+      int64_t at = j + 2 * VL <= s->ow ? j : s->ow - 2 * VL;
+      wide(x + r * row + at, row, weight, s->kh, s->kw, s->dw, bias, y + r * s->ow + at, s->ow, valid);
+    }
+    for (; j < s->ow; j += VL) {
+      int64_t at = j + VL <= s->ow ? j : s->ow - VL;
+      narrow(x + r * row + at, row, weight, s->kh, s->kw, s->dw, bias, y + r * s->ow + at, s->ow, valid);
+    }
+  }
 }
 
 /* Any stride and dilation: a row at a time. */
@@ -190,20 +206,25 @@ static bool NAME(depthwise_backward_input)(const conv_shape *s, const REAL *g, c
 
 /* ---- gradient for the weight ---- */
 
+typedef INTEGER NAME(lanes) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+
+static int64_t NAME(whole_rows)(const conv_shape *s) { return (s->ow + VL - 1) / VL * VL; }
+
 static inline REAL NAME(sum_lanes)(V v) {
   REAL t = 0;
   for (int i = 0; i < VL; i++) t += v[i];
   return t;
 }
 
-/* Up to four neighbouring taps: the dot products of g with x shifted by 0, dw, 2 dw and 3 dw. All are computed; those
- * past `taps` read the room behind the plane and are dropped. */
+/* Up to four neighbouring taps: the dot products of g, rows of whole vectors with zeros at their ends, with x shifted by 0,
+ * dw, 2 dw and 3 dw. All four are computed; those past `taps` read the room behind the plane and are dropped. */
 static void NAME(four_taps)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row, int64_t taps,
                             REAL *restrict sum) {
   V a0 = { 0 }, a1 = { 0 }, a2 = { 0 }, a3 = { 0 };
-  REAL t[4] = { 0 };
   int64_t whole = s->ow - s->ow % VL, d = s->dw;
-  for (int64_t r = 0; r < s->oh; r++, g += s->ow, x += s->sh * row) {
+  NAME(lanes) mask; /* of the columns in a last vector that is not full: what lies behind them may be infinite */
+  for (int64_t i = 0; i < VL; i++) mask[i] = whole + i < s->ow ? -1 : 0;
+  for (int64_t r = 0; r < s->oh; r++, g += NAME(whole_rows)(s), x += s->sh * row) {
     for (int64_t j = 0; j < whole; j += VL) {
       const V v = *(const V *)(g + j);
       a0 += v * *(const V *)(x + j);
@@ -211,13 +232,15 @@ static void NAME(four_taps)(const conv_shape *s, const REAL *restrict g, const R
       a2 += v * *(const V *)(x + j + 2 * d);
       a3 += v * *(const V *)(x + j + 3 * d);
     }
-    for (int64_t j = whole; j < s->ow; j++)
-      for (int i = 0; i < 4; i++) t[i] += g[j] * x[j + i * d];
+    if (whole < s->ow) {
+      const V v = *(const V *)(g + whole);
+      a0 += v * (V)(*(const NAME(lanes) *)(x + whole) & mask);
+      a1 += v * (V)(*(const NAME(lanes) *)(x + whole + d) & mask);
+      a2 += v * (V)(*(const NAME(lanes) *)(x + whole + 2 * d) & mask);
+      a3 += v * (V)(*(const NAME(lanes) *)(x + whole + 3 * d) & mask);
+    }
   }
-  t[0] += NAME(sum_lanes)(a0);
-  t[1] += NAME(sum_lanes)(a1);
-  t[2] += NAME(sum_lanes)(a2);
-  t[3] += NAME(sum_lanes)(a3);
+  REAL t[] = { NAME(sum_lanes)(a0), NAME(sum_lanes)(a1), NAME(sum_lanes)(a2), NAME(sum_lanes)(a3) };
   for (int64_t i = 0; i < taps; i++) sum[i] += t[i];
 }
 
@@ -237,30 +260,37 @@ static void NAME(one_tap)(const conv_shape *s, const REAL *restrict g, const REA
 static void NAME(depthwise_weights)(void *context, int64_t begin, int64_t end) {
   NAME(depthwise_call) *d = context;
   const conv_shape *s = d->s;
-  REAL *plane = ty_scratch_alloc(d->plane);
-  if (!plane) {
+  int64_t g_row = NAME(whole_rows)(s);
+  size_t g_bytes = s->sw == 1 ? sizeof(REAL) * (size_t)(s->oh * g_row) : 0, bytes = (d->plane + 63) / 64 * 64 + g_bytes;
+  char *scratch = ty_scratch_alloc(bytes);
+  if (!scratch) {
     d->failed = true;
     return;
   }
+  REAL *plane = (REAL *)(void *)scratch, *rows = (REAL *)(void *)(scratch + bytes - g_bytes);
+  memset(scratch, 0, bytes);
   for (int64_t c = begin; c < end; c++) {
     REAL *dw = d->y + c * s->kh * s->kw;
     for (int64_t t = 0; t < s->kh * s->kw; t++) dw[t] = 0;
-    memset(plane, 0, d->plane);
     for (int64_t n = 0; n < s->n && !ty_interrupted; n++) {
       int64_t p = n * s->c + c;
       const REAL *g = d->g + p * s->oh * s->ow;
       NAME(pad_rows)(d->x + p * s->h * s->w, s, 1, 0, s->h + 2 * s->ph, plane);
+      if (g_bytes)
+        for (int64_t r = 0; r < s->oh; r++) memcpy(rows + r * g_row, g + r * s->ow, sizeof(REAL) * (size_t)s->ow);
       for (int64_t ky = 0; ky < s->kh; ky++) {
         const REAL *x = plane + ky * s->dh * d->row;
-        int64_t kx = 0;
-        if (s->sw == 1)
-          for (; kx < s->kw; kx += 4)
-            NAME(four_taps)(s, g, x + kx * s->dw, d->row, s->kw - kx < 4 ? s->kw - kx : 4, dw + ky * s->kw + kx);
-        for (; kx < s->kw; kx++) NAME(one_tap)(s, g, x + kx * s->dw, d->row, dw + ky * s->kw + kx);
+        REAL *sums = dw + ky * s->kw;
+        if (g_bytes) {
+          for (int64_t kx = 0; kx < s->kw; kx += 4)
+            NAME(four_taps)(s, rows, x + kx * s->dw, d->row, s->kw - kx < 4 ? s->kw - kx : 4, sums + kx);
+        } else {
+          for (int64_t kx = 0; kx < s->kw; kx++) NAME(one_tap)(s, g, x + kx * s->dw, d->row, sums + kx);
+        }
       }
     }
   }
-  ty_scratch_free(plane, d->plane);
+  ty_scratch_free(scratch, bytes);
 }
 
 static bool NAME(depthwise_backward_weight)(const conv_shape *s, const REAL *g, const REAL *x, REAL *dw) {

@@ -26,4 +26,6 @@ static void split(int64_t n, int64_t grain, ty_range_fn *fn, void *context, bool
 }
 
 void ty_parallel_for(int64_t n, int64_t grain, ty_range_fn *fn, void *context) { split(n, grain, fn, context, true); }
-void ty_parallel_for_all(int64_t n, int64_t grain, ty_range_fn *fn, void *context) { split(n, grain, fn, context, false); }
+void ty_parallel_for_all(int64_t n, int64_t grain, ty_range_fn *fn, void *context) {
+  split(n, grain, fn, context, false);
+}

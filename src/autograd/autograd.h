@@ -50,10 +50,10 @@ typedef struct ty_saved_hooks {
 struct ty_node {
   uint32_t refs;
   uint16_t nin, nout;
-  bool spent;   /* what was kept is gone after a backward without keep_graph */
-  bool needed;  /* engine: leads to one of the inputs asked for */
-  uint64_t seq; /* inputs have lower numbers than what is computed from them */
-  uint64_t pass; /* engine: the last backward that reached this node */
+  bool spent;      /* what was kept is gone after a backward without keep_graph */
+  bool needed;     /* engine: leads to one of the inputs asked for */
+  uint64_t seq;    /* inputs have lower numbers than what is computed from them */
+  uint64_t pass;   /* engine: the last backward that reached this node */
   const ty_op *op; /* NULL: custom */
   ty_custom custom;
   ty_saved_hooks *hooks; /* owned copy, NULL without hooks */
@@ -61,8 +61,8 @@ struct ty_node {
   ty_tensor **retained;  /* per output, for retain_grad; NULL until asked for */
   ty_edge *in;
   ty_value *arg;
-  ty_saved *out;    /* kept outputs, NULL unless SAVE_OUT */
-  ty_tensor **grad; /* engine: gradients per output, summed so far */
+  ty_saved *out;        /* kept outputs, NULL unless SAVE_OUT */
+  ty_tensor **grad;     /* engine: gradients per output, summed so far */
   struct ty_node *next; /* in the list of nodes to be freed */
   size_t bytes;
 };
@@ -82,7 +82,9 @@ ty_tensor *ty_node_output(ty_node *n, int i);
 const char *ty_node_name(const ty_node *n);
 void ty_node_spend(ty_node *n); /* releases what it keeps */
 
-typedef struct ty_backward_options { bool keep_graph, create_graph, allow_unused; } ty_backward_options;
+typedef struct ty_backward_options {
+  bool keep_graph, create_graph, allow_unused;
+} ty_backward_options;
 
 /* Gradients of sum_i <outputs[i], grads[i]> (grads or an entry NULL: ones, for one-element outputs). With inputs:
  * results[i] get new references (NULL where unused and allowed) and nothing is accumulated. Without: leaves' .grad grow. */

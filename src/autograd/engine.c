@@ -14,7 +14,9 @@ typedef struct walk {
   ty_tensor **results;
   int ninputs;
   ty_backward_options options;
-  struct hooked { ty_tensor *leaf, *sum; } *hooked; /* leaves whose hooks wait for the whole gradient */
+  struct hooked {
+    ty_tensor *leaf, *sum;
+  } * hooked; /* leaves whose hooks wait for the whole gradient */
   int nhooked;
 } walk;
 
@@ -121,7 +123,8 @@ static ty_tensor *run_hooks(ty_hook *hooks, int output, ty_tensor *g) {
 /* A leaf's own gradient: its memory must be nobody else's, since optimizers and later passes write to it. */
 static bool accumulate_leaf(ty_tensor *leaf, ty_tensor *g, bool create_graph) {
   if (leaf->grad) return accumulate(&leaf->grad, g, create_graph);
-  bool steal = g->refs == 2 && g->v.contiguous && !g->is_view && atomic_load(&g->storage->refs) == 1; /* scope's and caller's */
+  bool steal = g->refs == 2 && g->v.contiguous && !g->is_view &&
+               atomic_load(&g->storage->refs) == 1; /* scope's and caller's */
   if (!steal && !create_graph) {
     g = ty_clone(g);
     if (!g) return false;
@@ -133,7 +136,8 @@ static bool accumulate_leaf(ty_tensor *leaf, ty_tensor *g, bool create_graph) {
 /* Brings a rule's result to the shape and dtype of the input: sums what was broadcast, undoes promotion. */
 static ty_tensor *fit(ty_node *n, int i, ty_tensor *g) {
   const ty_edge *e = &n->in[i];
-  if (g->v.ndim != e->ndim || memcmp(g->v.size, e->size, sizeof *e->size * (size_t)e->ndim) != 0) g = ty_sum_to(g, (ty_ints){ e->size, e->ndim });
+  if (g->v.ndim != e->ndim || memcmp(g->v.size, e->size, sizeof *e->size * (size_t)e->ndim) != 0)
+    g = ty_sum_to(g, (ty_ints){ e->size, e->ndim });
   return g ? ty_to(g, (ty_dtype)e->dtype) : NULL;
 }
 
@@ -234,7 +238,9 @@ static bool step(walk *w, ty_node *n) {
   }
   if (!any || (w->inputs && !n->needed)) return true;
   if (n->spent)
-    return ty_fail(TY_EINVAL, "backward: the tensors that %s kept are gone since the first backward; pass keep_graph = true to it", ty_node_name(n));
+    return ty_fail(TY_EINVAL,
+                   "backward: the tensors that %s kept are gone since the first backward; pass keep_graph = true to it",
+                   ty_node_name(n));
 
   bool need_inline[INLINE], *need = need_inline;
   ty_tensor *dx_inline[INLINE], **dx = dx_inline;
@@ -270,13 +276,18 @@ static bool step(walk *w, ty_node *n) {
 
 static bool seed(walk *w, ty_tensor *t, ty_tensor *g, int i) {
   if (!t->requires_grad)
-    return ty_fail(TY_EINVAL, "backward: output %d, %s, does not require a gradient: nothing it was computed from does, or it was made under no_grad", i,
-                   ty_describe(t));
+    return ty_fail(TY_EINVAL,
+                   "backward: output %d, %s, does not require a gradient: nothing it was computed from does, or it was "
+                   "made under no_grad",
+                   i, ty_describe(t));
   if (!g) {
-    if (t->v.count != 1) return ty_fail(TY_EINVAL, "backward: expected one element or a gradient for output %d, got %s", i, ty_describe(t));
+    if (t->v.count != 1)
+      return ty_fail(TY_EINVAL, "backward: expected one element or a gradient for output %d, got %s", i,
+                     ty_describe(t));
     g = ty_ones_like(t, TY_DTYPE_DEFAULT);
   } else if (!ty_same_shape(&g->v, &t->v)) {
-    return ty_fail(TY_EINVAL, "backward: the gradient %s does not have the shape of output %d, %s", ty_describe(g), i, ty_describe(t));
+    return ty_fail(TY_EINVAL, "backward: the gradient %s does not have the shape of output %d, %s", ty_describe(g), i,
+                   ty_describe(t));
   } else {
     g = ty_to(g, ty_dtype_of(t));
   }
@@ -285,16 +296,21 @@ static bool seed(walk *w, ty_tensor *t, ty_tensor *g, int i) {
   return (!t->node || push(w, t->node)) && deliver(w, &root, g);
 }
 
-bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int noutputs, ty_tensor *const *inputs, ty_tensor **results,
-                     int ninputs, ty_backward_options options) {
-  walk w = { .pass = atomic_fetch_add(&passes, 1) + 1, .inputs = inputs, .results = results, .ninputs = ninputs, .options = options };
+bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int noutputs, ty_tensor *const *inputs,
+                     ty_tensor **results, int ninputs, ty_backward_options options) {
+  walk w = { .pass = atomic_fetch_add(&passes, 1) + 1,
+             .inputs = inputs,
+             .results = results,
+             .ninputs = ninputs,
+             .options = options };
   w.options.keep_graph |= options.create_graph;
   bool was = ty_set_grad_enabled(options.create_graph), ok = true;
   ty_scope scope;
   ty_scope_open(&scope);
   for (int i = 0; i < ninputs; i++) {
     results[i] = NULL;
-    if (!inputs[i]->requires_grad) ok = ok && ty_fail(TY_EINVAL, "grad: input %d, %s, does not require a gradient", i, ty_describe(inputs[i]));
+    if (!inputs[i]->requires_grad)
+      ok = ok && ty_fail(TY_EINVAL, "grad: input %d, %s, does not require a gradient", i, ty_describe(inputs[i]));
   }
   for (int i = 0; i < noutputs && ok; i++) ok = seed(&w, outputs[i], grads ? grads[i] : NULL, i);
   ok = ok && find(&w);
@@ -327,7 +343,9 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
   ty_set_grad_enabled(was);
   for (int i = 0; i < ninputs && ok; i++)
     if (!results[i] && !options.allow_unused)
-      ok = ty_fail(TY_EINVAL, "grad: input %d, %s, was not used to compute the outputs; pass allow_unused = true to get nil", i, ty_describe(inputs[i]));
+      ok = ty_fail(TY_EINVAL,
+                   "grad: input %d, %s, was not used to compute the outputs; pass allow_unused = true to get nil", i,
+                   ty_describe(inputs[i]));
   for (int i = 0; i < ninputs && !ok; i++) {
     ty_release(results[i]);
     results[i] = NULL;
@@ -335,9 +353,13 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
   return ok;
 }
 
-bool ty_backward(ty_tensor *loss) { return loss && ty_run_backward(&loss, NULL, 1, NULL, NULL, 0, (ty_backward_options){ 0 }); }
+bool ty_backward(ty_tensor *loss) {
+  return loss && ty_run_backward(&loss, NULL, 1, NULL, NULL, 0, (ty_backward_options){ 0 });
+}
 
-ty_tensor *ty_grad_of(ty_tensor *t) { return t->node ? (t->node->retained ? t->node->retained[t->node_output] : NULL) : t->grad; }
+ty_tensor *ty_grad_of(ty_tensor *t) {
+  return t->node ? (t->node->retained ? t->node->retained[t->node_output] : NULL) : t->grad;
+}
 
 void ty_clear_grad(ty_tensor *t) {
   ty_release(t->grad);

@@ -62,16 +62,20 @@ static void drop(ty_node *n, ty_saved *s) {
 static ty_tensor *restore(ty_node *n, const ty_saved *s) {
   if (n->hooks) {
     ty_tensor *t = n->hooks->unpack(n->hooks->owner, s->packed);
-    bool fits = t && t->v.ndim == s->ndim && ty_dtype_of(t) == (ty_dtype)s->dtype && memcmp(t->v.size, s->size, sizeof *s->size * (size_t)s->ndim) == 0;
+    bool fits = t && t->v.ndim == s->ndim && ty_dtype_of(t) == (ty_dtype)s->dtype &&
+                memcmp(t->v.size, s->size, sizeof *s->size * (size_t)s->ndim) == 0;
     if (!t || fits) return t;
-    ty_fail(TY_EINVAL, "%s: the unpack hook returned %s for a saved tensor %s %s", ty_node_name(n), ty_describe(t), ty_shape_text(s->ndim, s->size),
-            ty_dtype_name[s->dtype]);
+    ty_fail(TY_EINVAL, "%s: the unpack hook returned %s for a saved tensor %s %s", ty_node_name(n), ty_describe(t),
+            ty_shape_text(s->ndim, s->size), ty_dtype_name[s->dtype]);
     ty_release(t);
     return NULL;
   }
   if (s->version != s->storage->version) {
-    ty_fail(TY_EINVAL, "%s: a tensor it needs for its gradient, %s %s, was changed in place since (version %u, now %u); use an op that makes a new "
-            "tensor", ty_node_name(n), ty_shape_text(s->ndim, s->size), ty_dtype_name[s->dtype], s->version, s->storage->version);
+    ty_fail(TY_EINVAL,
+            "%s: a tensor it needs for its gradient, %s %s, was changed in place since (version %u, now %u); use an op "
+            "that makes a new "
+            "tensor",
+            ty_node_name(n), ty_shape_text(s->ndim, s->size), ty_dtype_name[s->dtype], s->version, s->storage->version);
     return NULL;
   }
   ty_tensor *t = ty_small_alloc(sizeof *t);
@@ -117,8 +121,10 @@ ty_tensor *ty_node_output(ty_node *n, int i) { return attach(restore(n, &n->out[
 /* ---- making ---- */
 
 static ty_node *node_new(const ty_op *op, int nin, int nout, int narg, size_t extra, bool keep_out) {
-  size_t at_in = sizeof(ty_node), at_arg = at_in + sizeof(ty_edge) * (size_t)nin, at_grad = at_arg + sizeof(ty_value) * (size_t)narg;
-  size_t at_out = at_grad + sizeof(ty_tensor *) * (size_t)nout, at_extra = at_out + (keep_out ? sizeof(ty_saved) * (size_t)nout : 0);
+  size_t at_in = sizeof(ty_node), at_arg = at_in + sizeof(ty_edge) * (size_t)nin,
+         at_grad = at_arg + sizeof(ty_value) * (size_t)narg;
+  size_t at_out = at_grad + sizeof(ty_tensor *) * (size_t)nout,
+         at_extra = at_out + (keep_out ? sizeof(ty_saved) * (size_t)nout : 0);
   size_t bytes = at_extra + extra;
   char *p = ty_small_alloc(bytes);
   if (!p) return NULL;
@@ -164,7 +170,9 @@ static bool set_edge(ty_node *n, ty_edge *e, ty_tensor *t, bool kept) {
   if (t->requires_grad) {
     if (t->node) {
       if (t->version != t->storage->version)
-        return ty_fail(TY_EINVAL, "%s: %s was changed in place through another view of its memory after it was computed by %s; its gradient would be wrong",
+        return ty_fail(TY_EINVAL,
+                       "%s: %s was changed in place through another view of its memory after it was computed by %s; "
+                       "its gradient would be wrong",
                        ty_node_name(n), ty_describe(t), ty_node_name(t->node));
       e->node = t->node;
       e->output = t->node_output;

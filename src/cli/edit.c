@@ -89,10 +89,10 @@ static void append_history(const char *entry) {
 
 /* ---- libedit ---- */
 
-#define EDIT_FUNCTIONS(X)                                                                                        \
-  X(el_init)                                                                                                     \
-  X(el_end) X(el_set) X(el_gets) X(el_line) X(el_insertstr) X(el_resize) X(el_source) X(history) X(history_init) \
-      X(history_end)
+#define EDIT_FUNCTIONS(X) \
+  X(el_init)              \
+  X(el_end)               \
+  X(el_set) X(el_gets) X(el_line) X(el_insertstr) X(el_resize) X(el_source) X(history) X(history_init) X(history_end)
 
 static struct {
   void *library;

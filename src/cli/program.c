@@ -16,7 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cjson/cJSON.h>
 #include <jpeglib.h>
 #include <png.h>
 #include <zlib.h>
@@ -184,7 +183,6 @@ static int l_libraries(lua_State *L) {
   snprintf(jpeg, sizeof jpeg, "%d", JPEG_LIB_VERSION);
   add_library(L, "libjpeg", jpeg);
 #endif
-  add_library(L, "cJSON", cJSON_Version());
   add_library(L, "libedit", loads("libedit.so.2") || loads("libedit.so.0") ? "" : NULL);
   return 1;
 }

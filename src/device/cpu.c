@@ -20,7 +20,8 @@ __attribute__((constructor)) static void choose(void) {
   __builtin_cpu_init();
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                __builtin_cpu_supports("avx512cd");
   const char *wish = getenv("TYCHO_ISA");
   if (wish && strcmp(wish, "avx512") != 0) avx512 = false;
   if (wish && strcmp(wish, "baseline") == 0) avx2 = false;
@@ -39,7 +40,8 @@ const char *ty_cpu_isa(void) { return isa; }
 int ty_cpu_features(const char **names, int most) {
   int n = 0;
 #if defined(__x86_64__)
-#define FEATURE(name) if (__builtin_cpu_supports(name) && n < most) names[n++] = name
+#define FEATURE(name) \
+  if (__builtin_cpu_supports(name) && n < most) names[n++] = name
   FEATURE("sse4.2");
   FEATURE("avx2");
   FEATURE("fma");
@@ -58,7 +60,8 @@ ty_kernel *ty_device_kernel(int device, ty_op_id id) { return device == TY_CPU ?
 bool ty_device_parse(const char *name, int *device) {
   if (strcmp(name, "cpu") == 0) *device = TY_CPU;
   else if (strcmp(name, "meta") == 0) *device = TY_META;
-  else if (strncmp(name, "cuda", 4) == 0) return ty_fail(TY_EUNSUPPORTED, "device \"%s\": this build has no CUDA; devices here: cpu, meta", name);
+  else if (strncmp(name, "cuda", 4) == 0)
+    return ty_fail(TY_EUNSUPPORTED, "device \"%s\": this build has no CUDA; devices here: cpu, meta", name);
   else return ty_fail(TY_EINVAL, "unknown device \"%s\"; devices here: cpu, meta", name);
   return true;
 }

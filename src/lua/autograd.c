@@ -15,7 +15,10 @@ bool ty_lua_call(lua_State *L, int nargs, int nresults) {
 }
 
 /* A Lua value that C holds. Released on any thread of its universe; the registry is shared by all coroutines. */
-typedef struct anchor { lua_State *main; int refs, ref; } anchor;
+typedef struct anchor {
+  lua_State *main;
+  int refs, ref;
+} anchor;
 
 static anchor *anchor_new(lua_State *L, int index) {
   anchor *a = malloc(sizeof *a);
@@ -48,7 +51,8 @@ static lua_State *begin_callback(const anchor *a) {
 /* The tensor that a callback returned, borrowed. Never raises, since the core is running below: NULL after ty_fail(). */
 static ty_tensor *returned_tensor(lua_State *L, int index, const char *what) {
   ty_handle *h = lua_touserdata(L, index);
-  bool handle = lua_type(L, index) == LUA_TUSERDATA && lua_rawlen(L, index) == sizeof *h && h->magic == &ty_handle_magic;
+  bool handle = lua_type(L, index) == LUA_TUSERDATA && lua_rawlen(L, index) == sizeof *h &&
+                h->magic == &ty_handle_magic;
   if (handle && h->t) return h->t;
   ty_fail(TY_EINVAL, "%s, got %s", what, handle ? "a tensor that was released" : luaL_typename(L, index));
   return NULL;
@@ -66,8 +70,10 @@ static bool flag(lua_State *L, int index, const char *name) {
 
 static ty_backward_options options(lua_State *L, int index, const char *function) {
   if (!lua_isnoneornil(L, index) && !lua_istable(L, index))
-    luaL_error(L, "%s: expected a table of options (keep_graph, create_graph, allow_unused), got %s", function, ty_lua_typename(L, index));
-  return (ty_backward_options){ flag(L, index, "keep_graph"), flag(L, index, "create_graph"), flag(L, index, "allow_unused") };
+    luaL_error(L, "%s: expected a table of options (keep_graph, create_graph, allow_unused), got %s", function,
+               ty_lua_typename(L, index));
+  return (ty_backward_options){ flag(L, index, "keep_graph"), flag(L, index, "create_graph"),
+                                flag(L, index, "allow_unused") };
 }
 
 /* ---- backward ---- */
@@ -88,13 +94,15 @@ static ty_tensor **list_of(lua_State *L, int index, int *n, const char *what, bo
     *n = 1;
     return one;
   }
-  if (!lua_istable(L, index)) luaL_error(L, "grad: %s: expected a tensor or a table of tensors, got %s", what, ty_lua_typename(L, index));
+  if (!lua_istable(L, index))
+    luaL_error(L, "grad: %s: expected a tensor or a table of tensors, got %s", what, ty_lua_typename(L, index));
   int count = holes ? *n : (int)lua_rawlen(L, index);
   ty_tensor **list = lua_newuserdatauv(L, sizeof *list * (size_t)(count + 1), 0);
   for (int i = 0; i < count; i++) {
     lua_rawgeti(L, index, i + 1);
     list[i] = holes && !lua_toboolean(L, -1) ? NULL : ty_lua_to(L, -1);
-    if (!list[i] && !(holes && !lua_toboolean(L, -1))) luaL_error(L, "grad: %s[%d]: expected a tensor, got %s", what, i + 1, ty_lua_typename(L, -1));
+    if (!list[i] && !(holes && !lua_toboolean(L, -1)))
+      luaL_error(L, "grad: %s[%d]: expected a tensor, got %s", what, i + 1, ty_lua_typename(L, -1));
     lua_pop(L, 1);
   }
   *n = count;
@@ -106,7 +114,8 @@ static int grad(lua_State *L) {
   int nout, nin, ng;
   bool single = ty_lua_to(L, 2) != NULL;
   ty_backward_options o = options(L, 3, "grad");
-  ty_tensor **outputs = list_of(L, 1, &nout, "outputs", false), **inputs = list_of(L, 2, &nin, "inputs", false), **grads = NULL;
+  ty_tensor **outputs = list_of(L, 1, &nout, "outputs", false), **inputs = list_of(L, 2, &nin, "inputs", false),
+            **grads = NULL;
   if (lua_istable(L, 3)) {
     lua_getfield(L, 3, "grad_outputs");
     ng = nout;
@@ -137,8 +146,11 @@ static int grad(lua_State *L) {
 static int requires_grad_(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   bool on = lua_isnoneornil(L, 2) || lua_toboolean(L, 2);
-  if (on && !ty_is_float(ty_dtype_of(t))) return luaL_error(L, "requires_grad_: only float tensors have gradients, got %s", ty_describe(t));
-  if (!on && t->node) return luaL_error(L, "requires_grad_: only leaves can stop requiring a gradient; use :detach() on %s", ty_describe(t));
+  if (on && !ty_is_float(ty_dtype_of(t)))
+    return luaL_error(L, "requires_grad_: only float tensors have gradients, got %s", ty_describe(t));
+  if (!on && t->node)
+    return luaL_error(L, "requires_grad_: only leaves can stop requiring a gradient; use :detach() on %s",
+                      ty_describe(t));
   ty_set_requires_grad(t, on);
   lua_settop(L, 1);
   return 1;
@@ -171,7 +183,8 @@ static ty_tensor *call_hook(void *owner, ty_tensor *g, bool *failed) {
   ty_lua_push(L, ty_retain(g));
   if (!ty_lua_call(L, 1, 1)) return NULL;
   bool nothing = lua_isnil(L, -1);
-  ty_tensor *r = nothing ? NULL : ty_retain(returned_tensor(L, -1, "register_hook: the hook must return a tensor or nothing"));
+  ty_tensor *r = nothing ? NULL
+                         : ty_retain(returned_tensor(L, -1, "register_hook: the hook must return a tensor or nothing"));
   *failed = !r && !nothing;
   lua_pop(L, 1);
   return r;
@@ -216,7 +229,8 @@ static void *pack(void *owner, ty_tensor *t) {
   push_hook(L, 1);
   ty_lua_push(L, ty_retain(t));
   void *packed = NULL;
-  if (ty_lua_call(L, 1, 1)) packed = (void *)((intptr_t)luaL_ref(L, LUA_REGISTRYINDEX) + 4); /* LUA_REFNIL is -1: never NULL */
+  if (ty_lua_call(L, 1, 1))
+    packed = (void *)((intptr_t)luaL_ref(L, LUA_REGISTRYINDEX) + 4); /* LUA_REFNIL is -1: never NULL */
   ty_set_grad_enabled(was);
   ty_set_saved_hooks(hooks);
   return packed;
@@ -242,7 +256,11 @@ static ty_tensor *unpack(void *owner, void *packed) {
 
 static void drop(void *owner, void *packed) { luaL_unref(((anchor *)owner)->main, LUA_REGISTRYINDEX, ref_of(packed)); }
 
-typedef struct hooks_box { ty_saved_hooks hooks; const ty_saved_hooks *before; bool open; } hooks_box;
+typedef struct hooks_box {
+  ty_saved_hooks hooks;
+  const ty_saved_hooks *before;
+  bool open;
+} hooks_box;
 
 static int hooks_close(lua_State *L) {
   hooks_box *b = lua_touserdata(L, 1);
@@ -295,14 +313,19 @@ static bool call_backward(void *owner, ty_tensor *const *g, int nout, ty_tensor 
   bool ok = true;
   for (int i = 0; i < nin; i++) {
     int at = base + 1 + i;
-    dx[i] = lua_isnil(L, at) ? NULL : ty_retain(returned_tensor(L, at, "custom op: backward must return a tensor or nil for each input"));
+    dx[i] = lua_isnil(L, at)
+                ? NULL
+                : ty_retain(returned_tensor(L, at, "custom op: backward must return a tensor or nil for each input"));
     ok = ok && (dx[i] || lua_isnil(L, at));
   }
   lua_settop(L, base);
   return ok;
 }
 
-typedef struct named { anchor *backward; char name[64]; } named;
+typedef struct named {
+  anchor *backward;
+  char name[64];
+} named;
 
 static bool custom_backward(void *owner, ty_tensor *const *g, int nout, ty_tensor **dx, int nin) {
   return call_backward(((named *)owner)->backward, g, nout, dx, nin);
@@ -323,7 +346,9 @@ static int record(lua_State *L) {
   for (int i = 0; i < nin; i++) wanted |= in[i]->requires_grad;
   if (!wanted || !ty_grad_enabled()) return 0;
   for (int i = 0; i < nout; i++)
-    if (out[i]->requires_grad) return luaL_error(L, "%s: forward must return new tensors computed under no_grad, output %d has a history", name, i + 1);
+    if (out[i]->requires_grad)
+      return luaL_error(L, "%s: forward must return new tensors computed under no_grad, output %d has a history", name,
+                        i + 1);
   named *owner = malloc(sizeof *owner);
   if (!owner) return luaL_error(L, "out of memory");
   strncpy(owner->name, name, sizeof owner->name - 1);
@@ -335,10 +360,20 @@ static int record(lua_State *L) {
 
 void ty_lua_open_autograd(lua_State *L, int table) {
   lua_pushvalue(L, table);
-  luaL_setfuncs(L, (const luaL_Reg[]){ { "grad", grad }, { "saved_tensor_hooks", saved_tensor_hooks }, { "record", record }, { NULL, NULL } }, 0);
+  luaL_setfuncs(
+      L,
+      (const luaL_Reg[]){
+          { "grad", grad }, { "saved_tensor_hooks", saved_tensor_hooks }, { "record", record }, { NULL, NULL } },
+      0);
   lua_pop(L, 1);
   ty_lua_push_methods(L);
-  luaL_setfuncs(L, (const luaL_Reg[]){ { "backward", backward }, { "requires_grad_", requires_grad_ }, { "retain_grad", retain_grad },
-                                       { "set_grad", set_grad }, { "register_hook", register_hook }, { NULL, NULL } }, 0);
+  luaL_setfuncs(L,
+                (const luaL_Reg[]){ { "backward", backward },
+                                    { "requires_grad_", requires_grad_ },
+                                    { "retain_grad", retain_grad },
+                                    { "set_grad", set_grad },
+                                    { "register_hook", register_hook },
+                                    { NULL, NULL } },
+                0);
   lua_pop(L, 1);
 }

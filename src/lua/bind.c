@@ -16,7 +16,7 @@ typedef struct parse {
   ty_value *value;
   int64_t ints[MAX_INTS];
   int nints;
-  uint32_t given; /* arguments that have come */
+  uint32_t given;  /* arguments that have come */
   char sizes[160]; /* of rearrange: named sizes as text */
 } parse;
 
@@ -69,8 +69,10 @@ static bool is_tensor(lua_State *L, int index) {
 static inline ty_tensor *tensor_at(parse *p, int arg, int index) {
   ty_handle *h = lua_touserdata(p->L, index);
   if (__builtin_expect(!h->t, 0))
-    luaL_error(p->L, "%s: %s: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor out of its scope", p->op->name,
-               p->op->args[arg].name);
+    luaL_error(p->L,
+               "%s: %s: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor out of "
+               "its scope",
+               p->op->name, p->op->args[arg].name);
   return h->t;
 }
 
@@ -78,7 +80,8 @@ static void add_int(parse *p, int arg, int index) {
   int exact;
   lua_Integer i = lua_tointegerx(p->L, index, &exact);
   if (!exact || lua_type(p->L, index) != LUA_TNUMBER) fail(p, arg, "integers", index);
-  if (p->nints == MAX_INTS) luaL_error(p->L, "%s: %s: at most %d integers", p->op->name, p->op->args[arg].name, MAX_INTS);
+  if (p->nints == MAX_INTS)
+    luaL_error(p->L, "%s: %s: at most %d integers", p->op->name, p->op->args[arg].name, MAX_INTS);
   p->ints[p->nints++] = i;
 }
 
@@ -102,7 +105,8 @@ static ty_tensors tensors_of_table(parse *p, int arg, int index) {
   for (lua_Integer i = 1; i <= n; i++) {
     lua_rawgeti(L, index, i);
     if (!is_tensor(L, -1))
-      luaL_error(L, "%s: %s[%d]: expected a tensor, got %s", p->op->name, p->op->args[arg].name, (int)i, ty_lua_typename(L, -1));
+      luaL_error(L, "%s: %s[%d]: expected a tensor, got %s", p->op->name, p->op->args[arg].name, (int)i,
+                 ty_lua_typename(L, -1));
     list[i - 1] = tensor_at(p, arg, lua_gettop(L));
     lua_pop(L, 1);
   }
@@ -132,7 +136,8 @@ static void read(parse *p, int arg, int index) {
         v->t = tensor_at(p, arg, index);
         v->kind = TY_TENSOR;
       } else if (type == LUA_TNUMBER) {
-        *v = lua_isinteger(L, index) ? ty_value_of_int(lua_tointeger(L, index)) : ty_value_of_float(lua_tonumber(L, index));
+        *v = lua_isinteger(L, index) ? ty_value_of_int(lua_tointeger(L, index))
+                                     : ty_value_of_float(lua_tonumber(L, index));
       } else if (type == LUA_TBOOLEAN) {
         *v = ty_value_of_int(lua_toboolean(L, index));
       } else {
@@ -169,7 +174,8 @@ static void read(parse *p, int arg, int index) {
     case TY_ARG_DEVICE: {
       int device;
       if (type != LUA_TSTRING) fail(p, arg, wanted_text(a), index);
-      if (!ty_device_parse(lua_tostring(L, index), &device)) luaL_error(L, "%s: %s: %s", p->op->name, a->name, ty_error());
+      if (!ty_device_parse(lua_tostring(L, index), &device))
+        luaL_error(L, "%s: %s: %s", p->op->name, a->name, ty_error());
       v->i = device;
       return;
     }
@@ -407,7 +413,8 @@ static int call_simple(lua_State *L) {
       value[i].kind = TY_TENSOR;
       any = true;
     } else if (lua_type(L, i + 1) == LUA_TNUMBER && op->args[i].kind == TY_ARG_OPERAND) {
-      value[i] = lua_isinteger(L, i + 1) ? ty_value_of_int(lua_tointeger(L, i + 1)) : ty_value_of_float(lua_tonumber(L, i + 1));
+      value[i] = lua_isinteger(L, i + 1) ? ty_value_of_int(lua_tointeger(L, i + 1))
+                                         : ty_value_of_float(lua_tonumber(L, i + 1));
     } else {
       return call_op(L);
     }
@@ -439,7 +446,8 @@ static bool is_simple(const ty_op *op) {
 /* ---- the table, for help and tests ---- */
 
 static const char *kind_name(uint8_t kind) {
-  static const char *const names[] = { "tensor", "optional", "operand", "tensors", "int", "float", "bool", "string", "ints", "varints", "dtype", "device" };
+  static const char *const names[] = { "tensor", "optional", "operand", "tensors", "int",   "float",
+                                       "bool",   "string",   "ints",    "varints", "dtype", "device" };
   return names[kind];
 }
 
@@ -459,10 +467,13 @@ static void push_default(lua_State *L, const ty_arg *a) {
 }
 
 static void push_op(lua_State *L, const ty_op *op) {
-  static const struct { uint32_t bit; const char *name; } flags[] = {
-    { FLOATS, "FLOATS" }, { NUMBERS, "NUMBERS" }, { INTS, "INTS" }, { ANY, "ANY" }, { SAVE_OUT, "SAVE_OUT" }, { VIEW, "VIEW" }, { INPLACE, "INPLACE" },
-    { STRIDED, "STRIDED" }, { HALF, "HALF" }, { INTERNAL, "INTERNAL" }, { RANDOM, "RANDOM" }, { WRITES, "WRITES" }, { FIRST, "FIRST" }
-  };
+  static const struct {
+    uint32_t bit;
+    const char *name;
+  } flags[] = { { FLOATS, "FLOATS" },     { NUMBERS, "NUMBERS" },   { INTS, "INTS" },       { ANY, "ANY" },
+                { SAVE_OUT, "SAVE_OUT" }, { VIEW, "VIEW" },         { INPLACE, "INPLACE" }, { STRIDED, "STRIDED" },
+                { HALF, "HALF" },         { INTERNAL, "INTERNAL" }, { RANDOM, "RANDOM" },   { WRITES, "WRITES" },
+                { FIRST, "FIRST" } };
   lua_createtable(L, 0, 8);
   lua_pushstring(L, op->name), lua_setfield(L, -2, "name");
   lua_pushstring(L, op->doc), lua_setfield(L, -2, "doc");
@@ -510,9 +521,10 @@ static bool is_method(const ty_op *op) {
 }
 
 void ty_lua_open_ops(lua_State *L, int table) {
-  static const struct { const char *event, *op; } operators[] = {
-    { "__add", "add" }, { "__sub", "sub" }, { "__mul", "mul" }, { "__div", "div" }, { "__pow", "pow" }, { "__idiv", "floor_div" }, { "__mod", "remainder" }
-  };
+  static const struct {
+    const char *event, *op;
+  } operators[] = { { "__add", "add" }, { "__sub", "sub" },        { "__mul", "mul" },      { "__div", "div" },
+                    { "__pow", "pow" }, { "__idiv", "floor_div" }, { "__mod", "remainder" } };
   ty_lua_state *s = ty_lua_state_of(L);
   ty_lua_push_methods(L);
   int methods = lua_gettop(L);

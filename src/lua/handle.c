@@ -62,11 +62,17 @@ static ty_handle *to_handle(lua_State *L, int index) {
 
 ty_tensor *ty_lua_to(lua_State *L, int index) {
   ty_handle *h = to_handle(L, index);
-  if (h && !h->t) luaL_error(L, "argument %d: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor out of its scope", index);
+  if (h && !h->t)
+    luaL_error(L,
+               "argument %d: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor out "
+               "of its scope",
+               index);
   return h ? h->t : NULL;
 }
 
-const char *ty_lua_typename(lua_State *L, int index) { return to_handle(L, index) ? "tensor" : luaL_typename(L, index); }
+const char *ty_lua_typename(lua_State *L, int index) {
+  return to_handle(L, index) ? "tensor" : luaL_typename(L, index);
+}
 
 ty_tensor *ty_lua_check(lua_State *L, int index) {
   ty_tensor *t = ty_lua_to(L, index);
@@ -207,7 +213,10 @@ static int keep(lua_State *L) {
 
 /* ---- guards: no_grad and the like, undone however the function ends ---- */
 
-typedef struct guard { void (*undo)(struct guard *); bool done, grad; } guard;
+typedef struct guard {
+  void (*undo)(struct guard *);
+  bool done, grad;
+} guard;
 
 static int guard_close(lua_State *L) {
   guard *g = lua_touserdata(L, 1);
@@ -336,12 +345,23 @@ void ty_lua_open_handles(lua_State *L, int table) {
   lua_pop(L, 1);
 
   lua_pushvalue(L, table);
-  luaL_setfuncs(L, (const luaL_Reg[]){ { "scope", scope_run }, { "open_scope", scope_open }, { "keep", keep }, { "no_grad", no_grad },
-                                       { "enable_grad", enable_grad }, { "set_grad_enabled", set_grad_enabled },
-                                       { "is_grad_enabled", is_grad_enabled }, { NULL, NULL } }, 0);
+  luaL_setfuncs(L,
+                (const luaL_Reg[]){ { "scope", scope_run },
+                                    { "open_scope", scope_open },
+                                    { "keep", keep },
+                                    { "no_grad", no_grad },
+                                    { "enable_grad", enable_grad },
+                                    { "set_grad_enabled", set_grad_enabled },
+                                    { "is_grad_enabled", is_grad_enabled },
+                                    { NULL, NULL } },
+                0);
   lua_pop(L, 1);
-  luaL_newlib(L, ((const luaL_Reg[]){ { "stats", memory_stats }, { "reset_peak", memory_reset_peak }, { "empty_cache", memory_empty_cache },
-                                      { "set_budget", memory_set_budget }, { "fail_at", memory_fail_at },
-                                      { "allocation_count", memory_allocation_count }, { NULL, NULL } }));
+  luaL_newlib(L, ((const luaL_Reg[]){ { "stats", memory_stats },
+                                      { "reset_peak", memory_reset_peak },
+                                      { "empty_cache", memory_empty_cache },
+                                      { "set_budget", memory_set_budget },
+                                      { "fail_at", memory_fail_at },
+                                      { "allocation_count", memory_allocation_count },
+                                      { NULL, NULL } }));
   lua_setfield(L, table, "memory");
 }

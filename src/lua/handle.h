@@ -18,15 +18,15 @@ typedef struct ty_lua_scope {
 
 typedef struct ty_handle {
   const void *magic;
-  ty_tensor *t; /* NULL once released */
+  ty_tensor *t;                   /* NULL once released */
   struct ty_handle *next, **link; /* in its scope's list; link NULL: in none */
 } ty_handle;
 
 /* What the border knows of one Lua universe. */
 typedef struct ty_lua_state {
   lua_State *main;
-  ty_lua_scope *scope;  /* opened last */
-  int64_t soft_limit; /* live bytes at which the collector runs */
+  ty_lua_scope *scope; /* opened last */
+  int64_t soft_limit;  /* live bytes at which the collector runs */
 } ty_lua_state;
 
 extern const char ty_handle_magic;

@@ -9,7 +9,10 @@
 /* ---- slice strings ---- */
 
 typedef enum item_kind { RANGE, POSITION, REST, NEW_DIM } item_kind;
-typedef struct item { item_kind kind; int64_t start, stop, step; } item;
+typedef struct item {
+  item_kind kind;
+  int64_t start, stop, step;
+} item;
 
 enum { MAX_ITEMS = 2 * TY_MAX_DIMS + 1 };
 
@@ -71,7 +74,8 @@ static ty_tensor *apply(ty_tensor *x, const char *text) {
   item items[MAX_ITEMS];
   int n = parse(text, items), taken = 0, rest = 0;
   if (n < 0) {
-    ty_fail(TY_EINVAL, "index: \"%s\" is no slice; expected positions, start:stop:step, ... and None, separated by commas", text);
+    ty_fail(TY_EINVAL,
+            "index: \"%s\" is no slice; expected positions, start:stop:step, ... and None, separated by commas", text);
     return NULL;
   }
   for (int i = 0; i < n; i++) {
@@ -79,7 +83,10 @@ static ty_tensor *apply(ty_tensor *x, const char *text) {
     rest += items[i].kind == REST;
   }
   if (taken > x->v.ndim || rest > 1) {
-    ty_fail(TY_EINVAL, rest > 1 ? "index: \"%s\" has more than one ... for x %s" : "index: \"%s\" names more dimensions than x %s has", text, ty_describe(x));
+    ty_fail(TY_EINVAL,
+            rest > 1 ? "index: \"%s\" has more than one ... for x %s"
+                     : "index: \"%s\" names more dimensions than x %s has",
+            text, ty_describe(x));
     return NULL;
   }
   int dim = 0, ndim = x->v.ndim;
@@ -90,7 +97,8 @@ static ty_tensor *apply(ty_tensor *x, const char *text) {
       case NEW_DIM: x = ty_unsqueeze(x, dim++); break;
       case POSITION: x = ty_select(x, dim, it->start); break;
       case RANGE:
-        if (it->start != 0 || it->stop != INT64_MAX || it->step != 1) x = ty_slice(x, dim, it->start, it->stop, it->step);
+        if (it->start != 0 || it->stop != INT64_MAX || it->step != 1)
+          x = ty_slice(x, dim, it->start, it->stop, it->step);
         dim++;
     }
   }
@@ -115,7 +123,8 @@ static ty_tensor *by_tensor(ty_tensor *x, ty_tensor *index) {
   int n = 0;
   if (!rows) return NULL;
   if (index->v.ndim + x->v.ndim - 1 > TY_MAX_DIMS) {
-    ty_fail(TY_EINVAL, "index: %s rows of %s have more than %d dimensions", ty_describe(index), ty_describe(x), TY_MAX_DIMS);
+    ty_fail(TY_EINVAL, "index: %s rows of %s have more than %d dimensions", ty_describe(index), ty_describe(x),
+            TY_MAX_DIMS);
     return NULL;
   }
   for (int d = 0; d < index->v.ndim; d++) size[n++] = index->v.size[d];
@@ -170,7 +179,8 @@ static int index_get(lua_State *L) {
   ty_scope scope;
   ty_scope_open(&scope);
   r = index ? by_tensor(x, index) : type == LUA_TSTRING ? apply(x, lua_tostring(L, 2)) : ty_select(x, 0, position);
-  if (r == x) r = x->v.ndim ? ty_slice(x, 0, 0, INT64_MAX, 1) : ty_reshape(x, TY_NO_INTS); /* x[":"] is a view of its own */
+  if (r == x)
+    r = x->v.ndim ? ty_slice(x, 0, 0, INT64_MAX, 1) : ty_reshape(x, TY_NO_INTS); /* x[":"] is a view of its own */
   h->t = ty_retain(r);
   ty_scope_close(&scope);
   return h->t ? 1 : ty_lua_error(L);
@@ -180,9 +190,13 @@ static int index_get(lua_State *L) {
 
 static bool write(ty_tensor *x, ty_tensor *part, ty_tensor *source, double number) {
   if (!part) return false;
-  if (ty_view_repeats(&x->v)) return ty_fail(TY_EINVAL, "index: cannot write into the expanded view %s; call :clone() first", ty_describe(x));
+  if (ty_view_repeats(&x->v))
+    return ty_fail(TY_EINVAL, "index: cannot write into the expanded view %s; call :clone() first", ty_describe(x));
   if (ty_grad_enabled() && (x->requires_grad || (source && source->requires_grad)))
-    return ty_fail(TY_EINVAL, "index: writing into %s cannot be recorded for gradients; use ty.where, ty.scatter or ty.concat, or ty.no_grad", ty_describe(x));
+    return ty_fail(
+        TY_EINVAL,
+        "index: writing into %s cannot be recorded for gradients; use ty.where, ty.scatter or ty.concat, or ty.no_grad",
+        ty_describe(x));
   return source ? ty_copy_(part, source) != NULL : ty_fill_(part, number) != NULL;
 }
 
@@ -202,7 +216,8 @@ static int index_set(lua_State *L) {
   if (!mask && type != LUA_TSTRING && !exact)
     return luaL_error(L, "index: expected an integer, a slice string or a bool tensor, got %s", luaL_typename(L, 2));
   if (mask && ty_dtype_of(mask) != TY_BOOL)
-    return luaL_error(L, "index: writing by a tensor takes a bool mask, got %s; use :scatter or :index_add", ty_describe(mask));
+    return luaL_error(L, "index: writing by a tensor takes a bool mask, got %s; use :scatter or :index_add",
+                      ty_describe(mask));
   ty_lua_current = L;
   ty_scope scope;
   ty_scope_open(&scope);
@@ -227,13 +242,19 @@ static int same(lua_State *L) {
   return 1;
 }
 
-static int no_order(lua_State *L) { return luaL_error(L, "tensors are compared elementwise by methods: x:lt(y), x:le(y), x:gt(y), x:ge(y), x:eq(y)"); }
+static int no_order(lua_State *L) {
+  return luaL_error(L, "tensors are compared elementwise by methods: x:lt(y), x:le(y), x:gt(y), x:ge(y), x:eq(y)");
+}
 
 void ty_lua_open_index(lua_State *L, int table) {
   lua_getfield(L, table, "Tensor");
   ty_lua_push_methods(L);
   lua_pushvalue(L, -1), lua_setfield(L, -3, "methods");
   lua_pushcclosure(L, index_get, 1), lua_setfield(L, -2, "__index");
-  luaL_setfuncs(L, (const luaL_Reg[]){ { "__newindex", index_set }, { "__eq", same }, { "__lt", no_order }, { "__le", no_order }, { NULL, NULL } }, 0);
+  luaL_setfuncs(
+      L,
+      (const luaL_Reg[]){
+          { "__newindex", index_set }, { "__eq", same }, { "__lt", no_order }, { "__le", no_order }, { NULL, NULL } },
+      0);
   lua_pop(L, 1);
 }

@@ -8,7 +8,21 @@
 #include <string.h>
 
 enum tag {
-  END, NIL, FALSE, TRUE, INTEGER, FLOAT, STRING, TABLE, SEEN, FUNCTION, MODULE, MEMBER, TENSOR, SHARED_UPVALUE, OWN_UPVALUE
+  END,
+  NIL,
+  FALSE,
+  TRUE,
+  INTEGER,
+  FLOAT,
+  STRING,
+  TABLE,
+  SEEN,
+  FUNCTION,
+  MODULE,
+  MEMBER,
+  TENSOR,
+  SHARED_UPVALUE,
+  OWN_UPVALUE
 };
 enum { DEEPEST = 180 };
 
@@ -63,8 +77,8 @@ static bool append(ty_message *m, const void *data, size_t n) {
 typedef struct packer {
   lua_State *L;
   ty_message *m;
-  int seen;  /* table of table/function -> number */
-  int names; /* table of value -> "module" or { module, member }; 0: not made yet */
+  int seen;     /* table of table/function -> number */
+  int names;    /* table of value -> "module" or { module, member }; 0: not made yet */
   int upvalues; /* table of upvalue id -> { function number, position } */
   lua_Integer next;
 } packer;
@@ -426,7 +440,8 @@ static bool get_value(reader *r) {
   enum tag tag = get_tag(r);
   switch (tag) {
     case END: return false;
-    case FALSE: case TRUE: lua_pushboolean(L, tag == TRUE); break;
+    case FALSE:
+    case TRUE: lua_pushboolean(L, tag == TRUE); break;
     case INTEGER: lua_pushinteger(L, get_integer(r)); break;
     case FLOAT: {
       lua_Number x;

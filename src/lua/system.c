@@ -55,8 +55,12 @@ static int system_sleep(lua_State *L) {
 }
 
 int ty_lua_open_system(lua_State *L) {
-  luaL_newlib(L, ((const luaL_Reg[]){ { "clock", system_clock }, { "time", system_time }, { "isatty", system_isatty },
-                                      { "columns", system_columns }, { "pid", system_pid }, { "sleep", system_sleep },
+  luaL_newlib(L, ((const luaL_Reg[]){ { "clock", system_clock },
+                                      { "time", system_time },
+                                      { "isatty", system_isatty },
+                                      { "columns", system_columns },
+                                      { "pid", system_pid },
+                                      { "sleep", system_sleep },
                                       { NULL, NULL } }));
   return 1;
 }

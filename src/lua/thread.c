@@ -13,14 +13,17 @@
 
 int luaopen_tycho_core(lua_State *L);
 
-typedef struct queue { ty_message *first, *last; int length; } queue;
+typedef struct queue {
+  ty_message *first, *last;
+  int length;
+} queue;
 
 typedef struct worker {
   pthread_t thread;
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  queue in, out; /* `in` begins with the paths and the setup */
-  int waiting;   /* sent and not yet received */
+  queue in, out;       /* `in` begins with the paths and the setup */
+  int waiting;         /* sent and not yet received */
   bool started, ended; /* ended: takes no more requests, `problem` says why */
   volatile bool stop;
   char problem[1024];
@@ -178,7 +181,8 @@ static const char worker_key;
 
 static worker **check_box(lua_State *L) {
   worker **box = lua_touserdata(L, 1);
-  bool ours = box && lua_getmetatable(L, 1) && lua_rawgetp(L, LUA_REGISTRYINDEX, &worker_key) != LUA_TNIL && lua_rawequal(L, -1, -2);
+  bool ours = box && lua_getmetatable(L, 1) && lua_rawgetp(L, LUA_REGISTRYINDEX, &worker_key) != LUA_TNIL &&
+              lua_rawequal(L, -1, -2);
   if (!ours) luaL_argerror(L, 1, "expected a thread");
   lua_pop(L, 2);
   return box;
@@ -308,8 +312,11 @@ static int worker_pending(lua_State *L) {
 }
 
 int ty_lua_open_thread(lua_State *L) {
-  static const luaL_Reg methods[] = { { "send", worker_send }, { "receive", worker_receive }, { "pending", worker_pending },
-                                      { "close", worker_close }, { NULL, NULL } };
+  static const luaL_Reg methods[] = { { "send", worker_send },
+                                      { "receive", worker_receive },
+                                      { "pending", worker_pending },
+                                      { "close", worker_close },
+                                      { NULL, NULL } };
   lua_createtable(L, 0, 4);
   lua_pushstring(L, "thread"), lua_setfield(L, -2, "__name");
   luaL_newlib(L, methods), lua_setfield(L, -2, "__index");

@@ -8,7 +8,13 @@
 
 /* ---- from Lua tables ---- */
 
-typedef struct build { lua_State *L; int ndim; int64_t size[TY_MAX_DIMS]; ty_dtype dtype; char *at; } build;
+typedef struct build {
+  lua_State *L;
+  int ndim;
+  int64_t size[TY_MAX_DIMS];
+  ty_dtype dtype;
+  char *at;
+} build;
 
 /* Follows the first elements down to learn the shape. */
 static void find_shape(build *b, int index) {
@@ -32,12 +38,15 @@ static int check_level(build *b, int index, int level) {
     switch (lua_type(L, index)) {
       case LUA_TBOOLEAN: return 0;
       case LUA_TNUMBER: return lua_isinteger(L, index) ? 1 : 2;
-      default: return luaL_error(L, "tensor: expected numbers or booleans %d tables deep, got %s", level, ty_lua_typename(L, index));
+      default:
+        return luaL_error(L, "tensor: expected numbers or booleans %d tables deep, got %s", level,
+                          ty_lua_typename(L, index));
     }
   }
   if (!lua_istable(L, index) || (int64_t)lua_rawlen(L, index) != b->size[level])
-    return luaL_error(L, "tensor: expected %d elements in every table of level %d, got %s", (int)b->size[level], level + 1,
-                      lua_istable(L, index) ? lua_pushfstring(L, "%d", (int)lua_rawlen(L, index)) : ty_lua_typename(L, index));
+    return luaL_error(
+        L, "tensor: expected %d elements in every table of level %d, got %s", (int)b->size[level], level + 1,
+        lua_istable(L, index) ? lua_pushfstring(L, "%d", (int)lua_rawlen(L, index)) : ty_lua_typename(L, index));
   luaL_checkstack(L, 4, "tensor");
   int class = 0;
   for (int64_t i = 1; i <= b->size[level]; i++) {
@@ -52,12 +61,14 @@ static int check_level(build *b, int index, int level) {
 static void fill_level(build *b, int index, int level) {
   lua_State *L = b->L;
   if (level == b->ndim) {
-    ty_value v = lua_isboolean(L, index) ? ty_value_of_int(lua_toboolean(L, index))
-                 : lua_isinteger(L, index) ? ty_value_of_int(lua_tointeger(L, index)) : ty_value_of_float(lua_tonumber(L, index));
+    ty_value v = lua_isboolean(L, index)   ? ty_value_of_int(lua_toboolean(L, index))
+                 : lua_isinteger(L, index) ? ty_value_of_int(lua_tointeger(L, index))
+                                           : ty_value_of_float(lua_tonumber(L, index));
     ty_store_scalar(b->at, b->dtype, v);
     b->at += ty_dtype_size[b->dtype];
     return;
   }
+  if (!lua_istable(L, index)) luaL_error(L, "tensor: the values changed while they were read"); /* by a finalizer */
   for (int64_t i = 1; i <= b->size[level]; i++) {
     lua_rawgeti(L, index, i);
     fill_level(b, lua_gettop(L), level + 1);
@@ -88,7 +99,8 @@ static void check_options(lua_State *L, int index, const char *function, const c
 
 static ty_dtype check_dtype(lua_State *L, int index, const char *function) {
   ty_dtype d;
-  if (lua_type(L, index) != LUA_TSTRING) luaL_error(L, "%s: dtype: expected a name, got %s", function, ty_lua_typename(L, index));
+  if (lua_type(L, index) != LUA_TSTRING)
+    luaL_error(L, "%s: dtype: expected a name, got %s", function, ty_lua_typename(L, index));
   if (!ty_dtype_parse(lua_tostring(L, index), &d)) luaL_error(L, "%s: dtype: %s", function, ty_error());
   return d;
 }
@@ -97,7 +109,8 @@ static ty_dtype check_dtype(lua_State *L, int index, const char *function) {
 static int tensor(lua_State *L) {
   build b = { .L = L };
   luaL_checkany(L, 1);
-  if (ty_lua_to(L, 1)) return luaL_error(L, "tensor: expected a number or nested tables, got a tensor; use :clone() or :to()");
+  if (ty_lua_to(L, 1))
+    return luaL_error(L, "tensor: expected a number or nested tables, got a tensor; use :clone() or :to()");
   luaL_argexpected(L, lua_isnoneornil(L, 2) || lua_istable(L, 2), 2, "table of options");
   check_options(L, 2, "tensor", (const char *const[]){ "dtype", "device", "requires_grad", NULL });
   find_shape(&b, 1);
@@ -106,9 +119,12 @@ static int tensor(lua_State *L) {
   b.dtype = class == 0 && !empty ? TY_BOOL : class == 1 ? TY_I64 : TY_F32;
   if (option(L, 2, "dtype")) b.dtype = check_dtype(L, -1, "tensor");
   int device = TY_CPU;
-  if (option(L, 2, "device") && !ty_device_parse(luaL_checkstring(L, -1), &device)) return luaL_error(L, "tensor: device: %s", ty_error());
+  if (option(L, 2, "device") && !ty_device_parse(luaL_checkstring(L, -1), &device))
+    return luaL_error(L, "tensor: device: %s", ty_error());
   bool grad = option(L, 2, "requires_grad") && lua_toboolean(L, -1);
-  if (grad && !ty_is_float(b.dtype)) return luaL_error(L, "tensor: requires_grad: only float tensors have gradients, this is %s", ty_dtype_name[b.dtype]);
+  if (grad && !ty_is_float(b.dtype))
+    return luaL_error(L, "tensor: requires_grad: only float tensors have gradients, this is %s",
+                      ty_dtype_name[b.dtype]);
   ty_lua_poll(L);
   ty_handle *h = ty_lua_push_empty(L);
   h->t = ty_tensor_new(device, b.dtype, b.ndim, b.size);
@@ -171,7 +187,13 @@ static int tolist(lua_State *L) {
 enum { EDGE = 3, ALL = 1000 };
 
 /* One number format for all shown values, so that columns line up. */
-typedef struct print { luaL_Buffer b; const ty_tensor *t; int width, decimals; bool scientific, integer; bool shorten; } print;
+typedef struct print {
+  luaL_Buffer b;
+  const ty_tensor *t;
+  int width, decimals;
+  bool scientific, integer;
+  bool shorten;
+} print;
 
 static void format_element(const print *p, char *text, size_t n, int64_t offset) {
   const ty_tensor *t = p->t;
@@ -260,7 +282,8 @@ static int tostring(lua_State *L) {
       double range[3] = { INFINITY, 0, 0 };
       each_shown(&p, 0, 0, find_range, range);
       p.integer = range[2] == 0 && range[1] < 1e6;
-      p.scientific = !p.integer && (range[1] >= 1e5 || (range[0] < 1e-4 && range[1] < 1e-1) || range[1] / range[0] > 1e8);
+      p.scientific = !p.integer &&
+                     (range[1] >= 1e5 || (range[0] < 1e-4 && range[1] < 1e-1) || range[1] / range[0] > 1e8);
     }
     each_shown(&p, 0, 0, find_width, NULL);
     luaL_addstring(&p.b, t->v.ndim ? "\n" : " ");
@@ -299,7 +322,9 @@ static int size(lua_State *L) {
     return 1;
   }
   lua_Integer d = luaL_checkinteger(L, 2), n = t->v.ndim;
-  if (d < -n || d >= n) return luaL_error(L, "size: dim: expected a dimension in [%d, %d], got %d for %s", (int)-n, (int)n - 1, (int)d, ty_describe(t));
+  if (d < -n || d >= n)
+    return luaL_error(L, "size: dim: expected a dimension in [%d, %d], got %d for %s", (int)-n, (int)n - 1, (int)d,
+                      ty_describe(t));
   lua_pushinteger(L, t->v.size[d < 0 ? d + n : d]);
   return 1;
 }
@@ -323,14 +348,17 @@ static int to(lua_State *L) {
   if (lua_type(L, 2) == LUA_TSTRING) {
     const char *name = lua_tostring(L, 2);
     if (!ty_dtype_parse(name, &dtype) && !ty_device_parse(name, &device))
-      return luaL_error(L, "to: \"%s\" is neither a dtype (f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool) nor a device (cpu meta)", name);
+      return luaL_error(
+          L, "to: \"%s\" is neither a dtype (f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool) nor a device (cpu meta)", name);
   } else if (lua_istable(L, 2)) {
     check_options(L, 2, "to", (const char *const[]){ "dtype", "device", NULL });
     if (option(L, 2, "dtype")) dtype = check_dtype(L, -1, "to");
-    if (option(L, 2, "device") && !ty_device_parse(luaL_checkstring(L, -1), &device)) return luaL_error(L, "to: %s", ty_error());
+    if (option(L, 2, "device") && !ty_device_parse(luaL_checkstring(L, -1), &device))
+      return luaL_error(L, "to: %s", ty_error());
   } else {
     ty_tensor *other = ty_lua_to(L, 2);
-    if (!other) return luaL_error(L, "to: expected a dtype, a device, a tensor or a table of both, got %s", luaL_typename(L, 2));
+    if (!other)
+      return luaL_error(L, "to: expected a dtype, a device, a tensor or a table of both, got %s", luaL_typename(L, 2));
     dtype = ty_dtype_of(other);
     device = ty_device_of(other);
   }
@@ -400,12 +428,28 @@ static int is_tensor(lua_State *L) {
 
 void ty_lua_open_values(lua_State *L, int table) {
   lua_pushvalue(L, table);
-  luaL_setfuncs(L, (const luaL_Reg[]){ { "tensor", tensor }, { "manual_seed", manual_seed }, { "rng_state", rng_state }, { "set_threads", set_threads },
-                                       { "threads", threads }, { "cpu", cpu }, { "is_tensor", is_tensor }, { NULL, NULL } }, 0);
+  luaL_setfuncs(L,
+                (const luaL_Reg[]){ { "tensor", tensor },
+                                    { "manual_seed", manual_seed },
+                                    { "rng_state", rng_state },
+                                    { "set_threads", set_threads },
+                                    { "threads", threads },
+                                    { "cpu", cpu },
+                                    { "is_tensor", is_tensor },
+                                    { NULL, NULL } },
+                0);
   lua_pop(L, 1);
   ty_lua_push_methods(L);
-  luaL_setfuncs(L, (const luaL_Reg[]){ { "item", item }, { "tolist", tolist }, { "numel", numel }, { "size", size }, { "stride", stride },
-                                       { "is_contiguous", is_contiguous }, { "to", to }, { NULL, NULL } }, 0);
+  luaL_setfuncs(L,
+                (const luaL_Reg[]){ { "item", item },
+                                    { "tolist", tolist },
+                                    { "numel", numel },
+                                    { "size", size },
+                                    { "stride", stride },
+                                    { "is_contiguous", is_contiguous },
+                                    { "to", to },
+                                    { NULL, NULL } },
+                0);
   lua_pop(L, 1);
   lua_getfield(L, table, "Tensor");
   luaL_setfuncs(L, (const luaL_Reg[]){ { "__tostring", tostring }, { "__len", length }, { NULL, NULL } }, 0);

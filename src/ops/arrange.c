@@ -9,9 +9,13 @@ bool fwd_concat(ty_call *c) {
   if (xs.n == 0) return ty_op_fail(c, TY_EINVAL, "xs: expected at least one tensor, got none");
   const ty_tensor *first = xs.v[0];
   int dim, n = first->v.ndim;
-  if (n == 0) return ty_op_fail(c, TY_EINVAL, "xs: expected tensors with at least one dimension, got %s (stack joins 0-d tensors)", ty_describe(first));
+  if (n == 0)
+    return ty_op_fail(c, TY_EINVAL,
+                      "xs: expected tensors with at least one dimension, got %s (stack joins 0-d tensors)",
+                      ty_describe(first));
   if (a->dim.i < -n || a->dim.i >= n)
-    return ty_op_fail(c, TY_EINVAL, "dim: expected a dimension in [%d, %d], got %lld for %s", -n, n - 1, (long long)a->dim.i, ty_describe(first));
+    return ty_op_fail(c, TY_EINVAL, "dim: expected a dimension in [%d, %d], got %lld for %s", -n, n - 1,
+                      (long long)a->dim.i, ty_describe(first));
   dim = (int)(a->dim.i < 0 ? a->dim.i + n : a->dim.i);
   int64_t size[TY_MAX_DIMS];
   memcpy(size, first->v.size, sizeof size);
@@ -22,8 +26,9 @@ bool fwd_concat(ty_call *c) {
     bool fits = x->v.ndim == n;
     for (int d = 0; fits && d < n; d++) fits = d == dim || x->v.size[d] == size[d];
     if (!fits)
-      return ty_op_fail(c, TY_EINVAL, "xs: tensor %d is %s, expected the shape of the first, %s, except in dimension %d", i, ty_describe(x),
-                        ty_describe(first), dim);
+      return ty_op_fail(c, TY_EINVAL,
+                        "xs: tensor %d is %s, expected the shape of the first, %s, except in dimension %d", i,
+                        ty_describe(x), ty_describe(first), dim);
     size[dim] += x->v.size[dim];
     dtype = ty_promote(dtype, ty_dtype_of(x));
   }
@@ -55,16 +60,17 @@ bool fwd_stack(ty_call *c) {
   if (xs.n == 0) return ty_op_fail(c, TY_EINVAL, "xs: expected at least one tensor, got none");
   int n = xs.v[0]->v.ndim + 1;
   if (a->dim.i < -n || a->dim.i >= n)
-    return ty_op_fail(c, TY_EINVAL, "dim: expected a dimension in [%d, %d], got %lld for %s", -n, n - 1, (long long)a->dim.i, ty_describe(xs.v[0]));
+    return ty_op_fail(c, TY_EINVAL, "dim: expected a dimension in [%d, %d], got %lld for %s", -n, n - 1,
+                      (long long)a->dim.i, ty_describe(xs.v[0]));
   size_t bytes = sizeof(ty_tensor *) * (size_t)xs.n;
   ty_tensor **rows = ty_scratch_alloc(bytes);
   if (!rows) return false;
   bool ok = true;
   for (int i = 0; i < xs.n && ok; i++) {
     if (!ty_same_shape(&xs.v[i]->v, &xs.v[0]->v))
-      ok = ty_op_fail(c, TY_EINVAL, "xs: tensor %d is %s, expected the shape of the first, %s", i, ty_describe(xs.v[i]), ty_describe(xs.v[0]));
-    else
-      ok = (rows[i] = ty_unsqueeze(xs.v[i], a->dim.i)) != NULL;
+      ok = ty_op_fail(c, TY_EINVAL, "xs: tensor %d is %s, expected the shape of the first, %s", i, ty_describe(xs.v[i]),
+                      ty_describe(xs.v[0]));
+    else ok = (rows[i] = ty_unsqueeze(xs.v[i], a->dim.i)) != NULL;
   }
   ok = ok && ty_out_set(c, 0, ty_concat((ty_tensors){ rows, xs.n }, a->dim.i));
   ty_scratch_free(rows, bytes);
@@ -78,9 +84,11 @@ bool fwd_tile(ty_call *c) {
   ty_ints times = a->times.is;
   int shift = times.n - x->v.ndim;
   if (shift < 0 || times.n > TY_MAX_DIMS)
-    return ty_op_fail(c, TY_EINVAL, "times: expected at least %d counts for x %s, got %d", x->v.ndim, ty_describe(x), times.n);
+    return ty_op_fail(c, TY_EINVAL, "times: expected at least %d counts for x %s, got %d", x->v.ndim, ty_describe(x),
+                      times.n);
   for (int i = 0; i < times.n; i++)
-    if (times.v[i] < 0) return ty_op_fail(c, TY_EINVAL, "times: expected counts of at least 0, got %s", ty_shape_text(times.n, times.v));
+    if (times.v[i] < 0)
+      return ty_op_fail(c, TY_EINVAL, "times: expected counts of at least 0, got %s", ty_shape_text(times.n, times.v));
   ty_tensor *y = x;
   for (int d = 0; d < times.n && y; d++) { /* one dimension at a time keeps within TY_MAX_DIMS */
     int64_t one[TY_MAX_DIMS + 1], many[TY_MAX_DIMS + 1], merged[TY_MAX_DIMS];
@@ -163,20 +171,22 @@ bool fwd_pad(ty_call *c) {
   int mode = ty_check_choice(c, 2, (const char *const[]){ "constant", "reflect", "replicate", "circular", NULL });
   if (mode < 0) return false;
   if (pads.n % 2 || pads.n / 2 > x->v.ndim)
-    return ty_op_fail(c, TY_EINVAL, "pads: expected pairs for at most %d dimensions of x %s, got %d integers", x->v.ndim, ty_describe(x), pads.n);
+    return ty_op_fail(c, TY_EINVAL, "pads: expected pairs for at most %d dimensions of x %s, got %d integers",
+                      x->v.ndim, ty_describe(x), pads.n);
   for (int i = 0; i < pads.n; i++) {
     int64_t n = x->v.size[x->v.ndim - 1 - i / 2], most = mode == 1 ? n - 1 : n;
-    bool bad = pads.v[i] < -n || pads.v[i] > INT32_MAX || (mode == 2 ? pads.v[i] > 0 && n == 0 : mode != 0 && pads.v[i] > most);
+    bool bad = pads.v[i] < -n || pads.v[i] > INT32_MAX ||
+               (mode == 2 ? pads.v[i] > 0 && n == 0 : mode != 0 && pads.v[i] > most);
     if (bad)
-      return ty_op_fail(c, TY_EINVAL, "pads: %lld does not fit dimension %d of x %s in mode \"%s\"", (long long)pads.v[i],
-                        x->v.ndim - 1 - i / 2, ty_describe(x), a->mode.s);
+      return ty_op_fail(c, TY_EINVAL, "pads: %lld does not fit dimension %d of x %s in mode \"%s\"",
+                        (long long)pads.v[i], x->v.ndim - 1 - i / 2, ty_describe(x), a->mode.s);
   }
   ty_tensor *y = x;
   for (int i = 0; i < pads.n && y; i += 2) {
     int dim = x->v.ndim - 1 - i / 2;
     if (pads.v[i] < 0 && pads.v[i + 1] < 0 && -pads.v[i] - pads.v[i + 1] > x->v.size[dim])
-      return ty_op_fail(c, TY_EINVAL, "pads: {%lld, %lld} cut more than dimension %d of x %s", (long long)pads.v[i], (long long)pads.v[i + 1], dim,
-                        ty_describe(x));
+      return ty_op_fail(c, TY_EINVAL, "pads: {%lld, %lld} cut more than dimension %d of x %s", (long long)pads.v[i],
+                        (long long)pads.v[i + 1], dim, ty_describe(x));
     y = pad_one(c, y, dim, pads.v[i], pads.v[i + 1], mode, a->value.f);
   }
   return ty_out_set(c, 0, y == x ? ty_clone(x) : y);
@@ -187,7 +197,8 @@ bool fwd_pad(ty_call *c) {
 bool fwd_flip(ty_call *c) {
   ty_tensor *x = TY_ARGS(flip, c)->x.t;
   uint32_t mask;
-  if (TY_ARGS(flip, c)->dims.is.n == 0) return ty_op_fail(c, TY_EINVAL, "dims: expected at least one dimension, got none");
+  if (TY_ARGS(flip, c)->dims.is.n == 0)
+    return ty_op_fail(c, TY_EINVAL, "dims: expected at least one dimension, got none");
   if (!ty_check_dims(c, 1, x->v.ndim, &mask)) return false;
   ty_p_dim p = { .k = mask };
   return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, &p);

@@ -70,14 +70,19 @@ static bool check_inputs(const ty_op *op, const ty_value *arg) {
 static bool check_writable(const ty_op *op, ty_tensor *t, bool recorded) {
   const char *name = op->args[0].name;
   if (ty_view_repeats(&t->v))
-    return ty_op_fail_(op, TY_EINVAL, "%s: cannot write in place to an expanded view %s; call :clone() first", name, ty_describe(t));
+    return ty_op_fail_(op, TY_EINVAL, "%s: cannot write in place to an expanded view %s; call :clone() first", name,
+                       ty_describe(t));
   if (!grad_enabled) return true;
   if (t->requires_grad && !t->node)
-    return ty_op_fail_(op, TY_EINVAL, "%s: %s is a leaf that requires a gradient and cannot be changed in place while gradients are "
-                       "recorded; use ty.no_grad", name, ty_describe(t));
+    return ty_op_fail_(op, TY_EINVAL,
+                       "%s: %s is a leaf that requires a gradient and cannot be changed in place while gradients are "
+                       "recorded; use ty.no_grad",
+                       name, ty_describe(t));
   if (recorded && t->is_view)
-    return ty_op_fail_(op, TY_EINVAL, "%s: an in-place write through the view %s cannot be recorded for gradients; use ty.where, "
-                       "ty.scatter or ty.concat, or :clone() first", name, ty_describe(t));
+    return ty_op_fail_(op, TY_EINVAL,
+                       "%s: an in-place write through the view %s cannot be recorded for gradients; use ty.where, "
+                       "ty.scatter or ty.concat, or :clone() first",
+                       name, ty_describe(t));
   return true;
 }
 
@@ -152,7 +157,8 @@ static bool shares_storage(const ty_op *op, const ty_value *arg, const ty_tensor
 bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
   const ty_op *op = &ty_ops[id];
   if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
-  if (arg[0].kind != TY_TENSOR) return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor to write into", op->args[0].name);
+  if (arg[0].kind != TY_TENSOR)
+    return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor to write into", op->args[0].name);
   if (!check_inputs(op, arg)) return false;
   ty_tensor *t = arg[0].t;
   bool record = grad_enabled && op->differentiable && ty_inputs_want_grad(op, arg);
@@ -171,15 +177,16 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
   memcpy(args, arg, sizeof *arg * op->nargs);
   ty_tensor *out[TY_MAX_OUTPUTS] = { NULL };
   bool ok = true;
-  if (record && op->args[0].kept) ok = (args[0].t = ty_clone(t)) != NULL; /* the rule needs what is about to be overwritten */
+  if (record && op->args[0].kept)
+    ok = (args[0].t = ty_clone(t)) != NULL; /* the rule needs what is about to be overwritten */
   ok = ok && ty_call_op(id, args, out);
   ty_scope_close(&scope);
   if (!ok) return false;
   ty_tensor *r = out[0];
   if (ty_dtype_of(r) != ty_dtype_of(t) || !ty_same_shape(&r->v, &t->v))
-    ok = ty_op_fail_(op, TY_EINVAL, "%s: the result %s does not fit into %s in place", op->args[0].name, ty_describe(r), ty_describe(t));
-  else
-    ok = ty_copy_into(t, r);
+    ok = ty_op_fail_(op, TY_EINVAL, "%s: the result %s does not fit into %s in place", op->args[0].name, ty_describe(r),
+                     ty_describe(t));
+  else ok = ty_copy_into(t, r);
   if (ok) {
     wrote(t);
     if (record) rebase(t, r);
@@ -193,12 +200,14 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
 bool ty_out(ty_call *c, int i, int device, ty_dtype dtype, int ndim, const int64_t *size) {
   ty_tensor *t = c->out[i];
   if (__builtin_expect(!t, 1)) return (c->out[i] = ty_tensor_new(device, dtype, ndim, size)) != NULL;
-  if (ty_dtype_of(t) == dtype && t->v.ndim == ndim && memcmp(t->v.size, size, sizeof *size * (size_t)ndim) == 0) return true;
+  if (ty_dtype_of(t) == dtype && t->v.ndim == ndim && memcmp(t->v.size, size, sizeof *size * (size_t)ndim) == 0)
+    return true;
   return ty_op_fail(c, TY_EINVAL, "%s: the result %s %s does not fit into %s in place", c->op->args[0].name,
                     ty_shape_text(ndim, size), ty_dtype_name[dtype], ty_describe(t));
 }
 
-bool ty_out_view(ty_call *c, int i, ty_tensor *t, int ndim, const int64_t *size, const int64_t *stride, int64_t offset) {
+bool ty_out_view(ty_call *c, int i, ty_tensor *t, int ndim, const int64_t *size, const int64_t *stride,
+                 int64_t offset) {
   return (c->out[i] = ty_tensor_view(t, ndim, size, stride, offset)) != NULL;
 }
 
@@ -210,13 +219,15 @@ bool ty_out_set(ty_call *c, int i, ty_tensor *scoped) {
   }
   ty_tensor *t = c->out[i];
   if (ty_dtype_of(t) != ty_dtype_of(scoped) || !ty_same_shape(&t->v, &scoped->v))
-    return ty_op_fail(c, TY_EINVAL, "%s: the result %s does not fit into %s in place", c->op->args[0].name, ty_describe(scoped), ty_describe(t));
+    return ty_op_fail(c, TY_EINVAL, "%s: the result %s does not fit into %s in place", c->op->args[0].name,
+                      ty_describe(scoped), ty_describe(t));
   return ty_copy_into(t, scoped);
 }
 
 /* ---- kernels ---- */
 
-bool ty_run_kernel(ty_op_id id, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin, const void *params) {
+bool ty_run_kernel(ty_op_id id, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin,
+                   const void *params) {
   if (device == TY_META) return true;
   ty_kernel *kernel = ty_device_kernel(device, id);
   if (!kernel) return ty_fail(TY_EUNSUPPORTED, "%s: no kernel for %s", ty_ops[id].name, ty_device_name(device));

@@ -7,7 +7,8 @@
 bool ty_check_floats(ty_call *c, int arg) {
   const ty_tensor *t = c->arg[arg].t;
   if (!t || ty_is_float(ty_dtype_of(t))) return true;
-  return ty_op_fail(c, TY_EINVAL, "%s: expected a float tensor (f64 f32 f16 bf16), got %s", c->op->args[arg].name, ty_describe(t));
+  return ty_op_fail(c, TY_EINVAL, "%s: expected a float tensor (f64 f32 f16 bf16), got %s", c->op->args[arg].name,
+                    ty_describe(t));
 }
 
 bool ty_check_ndim(ty_call *c, int arg, int lo, int hi, const char *layout) {
@@ -15,20 +16,23 @@ bool ty_check_ndim(ty_call *c, int arg, int lo, int hi, const char *layout) {
   if (!t || (t->v.ndim >= lo && t->v.ndim <= hi)) return true;
   char range[32];
   snprintf(range, sizeof range, lo == hi ? "%d" : "%d to %d", lo, hi);
-  return ty_op_fail(c, TY_EINVAL, "%s: expected %s (%s dimensions), got %s", c->op->args[arg].name, layout, range, ty_describe(t));
+  return ty_op_fail(c, TY_EINVAL, "%s: expected %s (%s dimensions), got %s", c->op->args[arg].name, layout, range,
+                    ty_describe(t));
 }
 
 bool ty_check_index_dtype(ty_call *c, int arg) {
   const ty_tensor *t = c->arg[arg].t;
   if (!t || ty_dtype_of(t) == TY_I64 || ty_dtype_of(t) == TY_I32) return true;
-  return ty_op_fail(c, TY_EINVAL, "%s: expected indices of dtype i64 or i32, got %s", c->op->args[arg].name, ty_describe(t));
+  return ty_op_fail(c, TY_EINVAL, "%s: expected indices of dtype i64 or i32, got %s", c->op->args[arg].name,
+                    ty_describe(t));
 }
 
 bool ty_check_dim(ty_call *c, int arg, int ndim, int *dim) {
   int64_t d = c->arg[arg].i, n = ndim ? ndim : 1;
   if (d < -n || d >= n)
     return ty_op_fail(c, TY_EINVAL, "%s: expected a dimension in [%lld, %lld], got %lld for %s", c->op->args[arg].name,
-                      (long long)-n, (long long)n - 1, (long long)d, ty_describe(c->arg[0].kind == TY_TENSOR ? c->arg[0].t : NULL));
+                      (long long)-n, (long long)n - 1, (long long)d,
+                      ty_describe(c->arg[0].kind == TY_TENSOR ? c->arg[0].t : NULL));
   *dim = (int)(d < 0 ? d + n : d);
   return true;
 }
@@ -41,9 +45,11 @@ bool ty_check_dims(ty_call *c, int arg, int ndim, uint32_t *mask) {
     int64_t d = dims.v[i];
     if (d < -n || d >= n)
       return ty_op_fail(c, TY_EINVAL, "%s: expected dimensions in [%lld, %lld], got %lld for %s", c->op->args[arg].name,
-                        (long long)-n, (long long)n - 1, (long long)d, ty_describe(c->arg[0].kind == TY_TENSOR ? c->arg[0].t : NULL));
+                        (long long)-n, (long long)n - 1, (long long)d,
+                        ty_describe(c->arg[0].kind == TY_TENSOR ? c->arg[0].t : NULL));
     uint32_t bit = 1u << (d < 0 ? d + n : d);
-    if (*mask & bit) return ty_op_fail(c, TY_EINVAL, "%s: dimension %lld is named twice", c->op->args[arg].name, (long long)d);
+    if (*mask & bit)
+      return ty_op_fail(c, TY_EINVAL, "%s: dimension %lld is named twice", c->op->args[arg].name, (long long)d);
     *mask |= bit;
   }
   if (!dims.n) *mask = (1u << ndim) - 1;
@@ -80,8 +86,9 @@ bool ty_broadcast(const ty_op *op, const ty_view *a, const ty_view *b, int *ndim
   for (int i = 1; i <= n; i++) {
     int64_t p = i <= a->ndim ? a->size[a->ndim - i] : 1, q = i <= b->ndim ? b->size[b->ndim - i] : 1;
     if (p != q && p != 1 && q != 1)
-      return ty_op_fail_(op, TY_EINVAL, "shapes %s and %s do not broadcast: dimension %d has sizes %lld and %lld", ty_shape_text(a->ndim, a->size),
-                         ty_shape_text(b->ndim, b->size), n - i, (long long)p, (long long)q);
+      return ty_op_fail_(op, TY_EINVAL, "shapes %s and %s do not broadcast: dimension %d has sizes %lld and %lld",
+                         ty_shape_text(a->ndim, a->size), ty_shape_text(b->ndim, b->size), n - i, (long long)p,
+                         (long long)q);
     size[n - i] = p == 1 ? q : p;
   }
   *ndim = n;

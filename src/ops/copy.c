@@ -20,7 +20,8 @@ bool ty_copy_into(ty_tensor *dst, ty_tensor *src) {
   int64_t size[TY_MAX_DIMS];
   if (!ty_broadcast(&ty_ops[TY_OP_copy_], &dst->v, &src->v, &ndim, size)) return false;
   if (ndim != dst->v.ndim || memcmp(size, dst->v.size, sizeof *size * (size_t)ndim) != 0)
-    return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL, "source: %s does not broadcast to %s", ty_describe(src), ty_describe(dst));
+    return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL, "source: %s does not broadcast to %s", ty_describe(src),
+                       ty_describe(dst));
   ty_view expanded;
   ty_view_expand(&expanded, &src->v, ndim, size);
   const ty_view *out = &dst->v, *in = &expanded;

@@ -41,7 +41,8 @@ bool fwd_gelu(ty_call *c) {
 
 bool fwd_clamp(ty_call *c) {
   const ty_clamp_args *a = TY_ARGS(clamp, c);
-  if (isnan(a->min.f) && isnan(a->max.f)) return ty_op_fail(c, TY_EINVAL, "min: expected min, max or both, got neither");
+  if (isnan(a->min.f) && isnan(a->max.f))
+    return ty_op_fail(c, TY_EINVAL, "min: expected min, max or both, got neither");
   return fwd_unary(c);
 }
 
@@ -70,7 +71,10 @@ static ty_dtype compute_dtype(const ty_value *x, const ty_value *y) {
   return join(ty_dtype_of(t), number->kind == TY_INT ? 1 : 2);
 }
 
-typedef struct operand { ty_view view; int64_t bits; } operand;
+typedef struct operand {
+  ty_view view;
+  int64_t bits;
+} operand;
 
 /* Brings operand `v` to a view of the result's shape in the compute dtype. */
 static bool set_operand(operand *o, const ty_value *v, ty_dtype dtype, int ndim, const int64_t *size) {

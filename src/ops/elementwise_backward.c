@@ -5,7 +5,7 @@
 #define G(c) ((c)->g[0])
 #define Y(c) ((c)->out[0])
 
-#define RULE(name, ...)       \
+#define RULE(name, ...)        \
   bool vjp_##name(ty_vjp *c) { \
     c->dx[0] = __VA_ARGS__;    \
     return true;               \
@@ -37,10 +37,12 @@ RULE(erfc, ty_mul(G(c), ty_mul(ty_exp(ty_neg(ty_square(X(c)))), -M_2_SQRTPI)))
 RULE(sigmoid, ty_mul(G(c), ty_mul(Y(c), ty_sub(1.0, Y(c)))))
 RULE(log_sigmoid, ty_mul(G(c), ty_sigmoid(ty_neg(X(c)))))
 RULE(relu, ty_where(ty_gt(Y(c), 0), G(c), 0.0))
-RULE(leaky_relu, ty_mul(G(c), ty_where(ty_gt(X(c), 0), ty_ones_like(X(c), TY_DTYPE_DEFAULT), TY_ARGS(leaky_relu, c)->slope.f)))
+RULE(leaky_relu,
+     ty_mul(G(c), ty_where(ty_gt(X(c), 0), ty_ones_like(X(c), TY_DTYPE_DEFAULT), TY_ARGS(leaky_relu, c)->slope.f)))
 RULE(elu, ty_mul(G(c), ty_where(ty_gt(X(c), 0), 1.0, ty_mul(ty_exp(ty_minimum(X(c), 0.0)), TY_ARGS(elu, c)->alpha.f))))
-RULE(softplus, ty_mul(G(c), ty_where(ty_gt(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f), TY_ARGS(softplus, c)->threshold.f), 1.0,
-                                     ty_sigmoid(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f)))))
+RULE(softplus,
+     ty_mul(G(c), ty_where(ty_gt(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f), TY_ARGS(softplus, c)->threshold.f), 1.0,
+                           ty_sigmoid(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f)))))
 
 /* silu' = s (1 + x (1 - s)), s = sigmoid(x) */
 bool vjp_silu(ty_vjp *c) {
@@ -195,6 +197,7 @@ bool vjp_remainder(ty_vjp *c) {
 bool fwd_activation_backward(ty_call *c) {
   ty_tensor *in[] = { c->arg[0].t, c->arg[1].t };
   if (!ty_same_shape(&in[0]->v, &in[1]->v) || ty_dtype_of(in[0]) != ty_dtype_of(in[1]))
-    return ty_op_fail(c, TY_EINVAL, "g: expected the shape and dtype of x %s, got %s", ty_describe(in[1]), ty_describe(in[0]));
+    return ty_op_fail(c, TY_EINVAL, "g: expected the shape and dtype of x %s, got %s", ty_describe(in[1]),
+                      ty_describe(in[0]));
   return ty_out_like(c, 0, in[1], ty_dtype_of(in[1])) && ty_launch(c, in, 2, NULL);
 }

@@ -324,11 +324,13 @@ bool fwd_batch_norm(ty_call *c) {
     return ty_out_set(c, 0, out[0]);
   }
 
+  /* x scale + shift, with both per channel: two passes over x. */
   int ndim = x->v.ndim;
   ty_dtype dtype = wide(ty_dtype_of(x));
   ty_tensor *scale = ty_rsqrt(ty_add(ty_to(var, dtype), a->eps.f));
   if (a->weight.t) scale = ty_mul(scale, ty_to(a->weight.t, dtype));
-  ty_tensor *y = ty_mul(ty_sub(ty_to(x, dtype), per_channel(ty_to(mean, dtype), ndim)), per_channel(scale, ndim));
-  if (a->bias.t) y = ty_add(y, per_channel(ty_to(a->bias.t, dtype), ndim));
+  ty_tensor *shift = ty_neg(ty_mul(ty_to(mean, dtype), scale));
+  if (a->bias.t) shift = ty_add(shift, ty_to(a->bias.t, dtype));
+  ty_tensor *y = ty_add(ty_mul(ty_to(x, dtype), per_channel(scale, ndim)), per_channel(shift, ndim));
   return ty_out_set(c, 0, ty_to(y, ty_dtype_of(x)));
 }

@@ -15,13 +15,34 @@ typedef enum ty_op_id {
 } ty_op_id;
 
 enum { /* the flags of ops.def */
-  FLOATS = 1 << 0, NUMBERS = 1 << 1, INTS = 1 << 2, ANY = 1 << 3, SAVE_OUT = 1 << 4, VIEW = 1 << 5, INPLACE = 1 << 6,
-  STRIDED = 1 << 7, HALF = 1 << 8, INTERNAL = 1 << 9, RANDOM = 1 << 10, WRITES = 1 << 11, FIRST = 1 << 12
+       FLOATS = 1 << 0,
+       NUMBERS = 1 << 1,
+       INTS = 1 << 2,
+       ANY = 1 << 3,
+       SAVE_OUT = 1 << 4,
+       VIEW = 1 << 5,
+       INPLACE = 1 << 6,
+       STRIDED = 1 << 7,
+       HALF = 1 << 8,
+       INTERNAL = 1 << 9,
+       RANDOM = 1 << 10,
+       WRITES = 1 << 11,
+       FIRST = 1 << 12
 };
 
 typedef enum ty_arg_kind {
-  TY_ARG_TENSOR, TY_ARG_OPTIONAL, TY_ARG_OPERAND, TY_ARG_LIST, TY_ARG_INT, TY_ARG_FLOAT, TY_ARG_BOOL, TY_ARG_STRING,
-  TY_ARG_INTS, TY_ARG_VARINTS, TY_ARG_DTYPE, TY_ARG_DEVICE
+  TY_ARG_TENSOR,
+  TY_ARG_OPTIONAL,
+  TY_ARG_OPERAND,
+  TY_ARG_LIST,
+  TY_ARG_INT,
+  TY_ARG_FLOAT,
+  TY_ARG_BOOL,
+  TY_ARG_STRING,
+  TY_ARG_INTS,
+  TY_ARG_VARINTS,
+  TY_ARG_DTYPE,
+  TY_ARG_DEVICE
 } ty_arg_kind;
 
 typedef struct ty_arg {
@@ -29,8 +50,8 @@ typedef struct ty_arg {
   uint8_t kind; /* ty_arg_kind */
   bool kept;    /* saved for the backward rule */
   bool required;
-  double number; /* default of TY_ARG_FLOAT */
-  int64_t integer; /* default of TY_ARG_INT, TY_ARG_BOOL */
+  double number;    /* default of TY_ARG_FLOAT */
+  int64_t integer;  /* default of TY_ARG_INT, TY_ARG_BOOL */
   const char *text; /* default of TY_ARG_STRING and, as one number or "", of TY_ARG_INTS */
 } ty_arg;
 
@@ -94,14 +115,19 @@ const ty_op *ty_op_find(const char *name); /* NULL when there is none */
 #define IV(n) ty_value n;
 #define D(n) ty_value n;
 #define V(n) ty_value n;
-#define OP(name, outs, args, ...) typedef struct ty_##name##_args { args } ty_##name##_args;
+#define OP(name, outs, args, ...)   \
+  typedef struct ty_##name##_args { \
+    args                            \
+  } ty_##name##_args;
 #include "ops.def"
 #undef OP
 #include "undef_args.h"
 #define TY_ARGS(name, c) ((const ty_##name##_args *)(const void *)(c)->arg)
 
 /* Every forward function and backward rule of the table. */
-#define OP(name, outs, args, fwd, bwd, ...) bool fwd_##fwd(ty_call *c); bool vjp_##bwd(ty_vjp *c);
+#define OP(name, outs, args, fwd, bwd, ...) \
+  bool fwd_##fwd(ty_call *c);               \
+  bool vjp_##bwd(ty_vjp *c);
 #include "ops.def"
 #undef OP
 
@@ -130,14 +156,16 @@ bool ty_out_set(ty_call *c, int i, ty_tensor *scoped); /* false when NULL; takes
 /* Runs the kernel of c->op (or of `kernel`) for the device of the outputs with c->out and `in` (entries may be NULL).
  * Inputs are made contiguous and half precision goes through f32 where the row's flags say so. Does nothing on meta. */
 bool ty_launch(ty_call *c, ty_tensor *const *in, int nin, const void *params);
-bool ty_run_kernel(ty_op_id kernel, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin, const void *params);
-bool ty_launch_kernel(ty_op_id kernel, ty_tensor *const *out, int nout, ty_tensor *const *in, int nin, const void *params);
+bool ty_run_kernel(ty_op_id kernel, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin,
+                   const void *params);
+bool ty_launch_kernel(ty_op_id kernel, ty_tensor *const *out, int nout, ty_tensor *const *in, int nin,
+                      const void *params);
 
 /* Argument checks: each fails with the op, the argument, what came and what was wanted. `arg` is the position. */
-bool ty_check_floats(ty_call *c, int arg);                       /* dtype class */
+bool ty_check_floats(ty_call *c, int arg);                                   /* dtype class */
 bool ty_check_ndim(ty_call *c, int arg, int lo, int hi, const char *layout); /* layout: "[n, c, h, w]" */
-bool ty_check_index_dtype(ty_call *c, int arg);                  /* i64 or i32 */
-bool ty_check_dim(ty_call *c, int arg, int ndim, int *dim);      /* negative counts from the end; 0-d takes 0 and -1 */
+bool ty_check_index_dtype(ty_call *c, int arg);                              /* i64 or i32 */
+bool ty_check_dim(ty_call *c, int arg, int ndim, int *dim); /* negative counts from the end; 0-d takes 0 and -1 */
 /* A list of dims as a mask; empty means all. Fails on repeats. */
 bool ty_check_dims(ty_call *c, int arg, int ndim, uint32_t *mask);
 /* One or two integers to two: stride, padding ... ; each at least lo. */

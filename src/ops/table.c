@@ -77,10 +77,18 @@ bool vjp_none(ty_vjp *c) { return ty_op_fail(c, TY_EUNSUPPORTED, "not differenti
 bool vjp_composed(ty_vjp *c) { return ty_op_fail(c, TY_EUNSUPPORTED, "is made of other ops"); }
 
 const ty_op ty_ops[TY_OP_COUNT] = {
-#define OP(op, outs, arguments, fwd, bwd, kernel, flag_set, text)                                                        \
-  { .name = #op, .id = TY_OP_##op, .nout = outs, .nargs = sizeof args_of_##op / sizeof *args_of_##op,                     \
-    .ninputs = inputs_of_##op, .flags = flag_set, .args = args_of_##op, .forward = fwd_##fwd, .backward = vjp_##bwd,      \
-    .composed = #bwd[0] == 'c' && #bwd[1] == 'o' && #bwd[2] == 'm', .differentiable = !(#bwd[0] == 'n' && #bwd[1] == 'o' && #bwd[2] == 'n'), \
+#define OP(op, outs, arguments, fwd, bwd, kernel, flag_set, text)            \
+  { .name = #op,                                                             \
+    .id = TY_OP_##op,                                                        \
+    .nout = outs,                                                            \
+    .nargs = sizeof args_of_##op / sizeof *args_of_##op,                     \
+    .ninputs = inputs_of_##op,                                               \
+    .flags = flag_set,                                                       \
+    .args = args_of_##op,                                                    \
+    .forward = fwd_##fwd,                                                    \
+    .backward = vjp_##bwd,                                                   \
+    .composed = #bwd[0] == 'c' && #bwd[1] == 'o' && #bwd[2] == 'm',          \
+    .differentiable = !(#bwd[0] == 'n' && #bwd[1] == 'o' && #bwd[2] == 'n'), \
     .doc = text },
 #include "ops.def"
 #undef OP
@@ -123,15 +131,23 @@ const ty_op *ty_op_find(const char *name) {
 #define PARAM_STRING(n) const char *n
 #define PARAM_INTS(n) ty_ints n
 #define PARAM_ENUM(n) int n
-#define ARG_TENSOR(n) { .t = n, .kind = n ? TY_TENSOR : TY_NONE }
+#define ARG_TENSOR(n) \
+  { .t = n, .kind = n ? TY_TENSOR : TY_NONE }
 #define ARG_VALUE(n) n
-#define ARG_TENSORS(n) { .ts = n, .kind = TY_TENSORS }
-#define ARG_INT(n) { .i = n, .kind = TY_INT }
-#define ARG_FLOAT(n) { .f = n, .kind = TY_FLOAT }
-#define ARG_BOOL(n) { .i = n, .kind = TY_INT }
-#define ARG_STRING(n) { .s = n, .kind = TY_STRING }
-#define ARG_INTS(n) { .is = n, .kind = TY_INTS }
-#define ARG_ENUM(n) { .i = n, .kind = TY_INT }
+#define ARG_TENSORS(n) \
+  { .ts = n, .kind = TY_TENSORS }
+#define ARG_INT(n) \
+  { .i = n, .kind = TY_INT }
+#define ARG_FLOAT(n) \
+  { .f = n, .kind = TY_FLOAT }
+#define ARG_BOOL(n) \
+  { .i = n, .kind = TY_INT }
+#define ARG_STRING(n) \
+  { .s = n, .kind = TY_STRING }
+#define ARG_INTS(n) \
+  { .is = n, .kind = TY_INTS }
+#define ARG_ENUM(n) \
+  { .i = n, .kind = TY_INT }
 #define PARAM_(kind, n) PARAM_##kind(n)
 #define ARG_(kind, n) ARG_##kind(n)
 
@@ -148,8 +164,9 @@ const ty_op *ty_op_find(const char *name) {
 #define EACH11(f, x, ...) f x, EACH10(f, __VA_ARGS__)
 #define EACH12(f, x, ...) f x, EACH11(f, __VA_ARGS__)
 #define PICK(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, each, ...) each
-#define EACH(f, ...) \
-  PICK(__VA_ARGS__, EACH12, EACH11, EACH10, EACH9, EACH8, EACH7, EACH6, EACH5, EACH4, EACH3, EACH2, EACH1, )(f, __VA_ARGS__)
+#define EACH(f, ...)                                                                                         \
+  PICK(__VA_ARGS__, EACH12, EACH11, EACH10, EACH9, EACH8, EACH7, EACH6, EACH5, EACH4, EACH3, EACH2, EACH1, ) \
+  (f, __VA_ARGS__)
 
 #define OUT_0 NULL
 #define OUT_1 NULL
@@ -171,7 +188,8 @@ static ty_tensor *call_scoped(ty_op_id id, const ty_value *arg, ty_tensor **user
   ty_tensor *out[TY_MAX_OUTPUTS] = { NULL };
   for (int i = 0; i < op->nargs; i++) {
     const ty_arg *a = &op->args[i];
-    bool missing = (a->kind == TY_ARG_TENSOR && !arg[i].t) || (a->kind == TY_ARG_OPERAND && arg[i].kind == TY_TENSOR && !arg[i].t);
+    bool missing = (a->kind == TY_ARG_TENSOR && !arg[i].t) ||
+                   (a->kind == TY_ARG_OPERAND && arg[i].kind == TY_TENSOR && !arg[i].t);
     for (int j = 0; a->kind == TY_ARG_LIST && j < arg[i].ts.n; j++) missing |= !arg[i].ts.v[j];
     if (missing) return &failed;
   }
@@ -183,10 +201,10 @@ static ty_tensor *call_scoped(ty_op_id id, const ty_value *arg, ty_tensor **user
   return out[0];
 }
 
-#define DEFINE(op, outs, ...)                                             \
+#define DEFINE(op, outs, ...)                                            \
   TY_RESULT_##outs ty_##op(EACH(PARAM_, __VA_ARGS__) TY_PARAMS_##outs) { \
-    ty_value values[] = { EACH(ARG_, __VA_ARGS__) };                      \
-    FINISH_##outs(call_scoped(TY_OP_##op, values, OUT_##outs));           \
+    ty_value values[] = { EACH(ARG_, __VA_ARGS__) };                     \
+    FINISH_##outs(call_scoped(TY_OP_##op, values, OUT_##outs));          \
   }
 #define OP(op, outs, args, ...) DEFINE(op, outs args)
 #include "ops.def"

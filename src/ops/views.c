@@ -26,7 +26,7 @@ static bool reshaped_strides(const ty_view *v, int ndim, const int64_t *size, in
   int old = olds - 1, new = ndim - 1;
   while (new >= 0) {
     if (size[new] == 1) {
-      stride[new--] = 1;
+      stride[new --] = 1;
       continue;
     }
     if (old < 0) return false;
@@ -46,7 +46,7 @@ static bool reshaped_strides(const ty_view *v, int ndim, const int64_t *size, in
       step *= size[d];
     }
     old--;
-    new--;
+    new --;
   }
   return old < 0;
 }
@@ -61,17 +61,18 @@ static bool resolve_size(ty_call *c, const ty_tensor *x, ty_ints want, int64_t *
     if (size[i] == -1 && unknown < 0) {
       unknown = i;
     } else if (size[i] < 0 || __builtin_mul_overflow(known, size[i], &known)) {
-      return ty_op_fail(c, TY_EINVAL, "size: %s is not a possible shape for x %s", ty_shape_text(want.n, want.v), ty_describe(x));
+      return ty_op_fail(c, TY_EINVAL, "size: %s is not a possible shape for x %s", ty_shape_text(want.n, want.v),
+                        ty_describe(x));
     }
   }
   if (unknown >= 0) {
     if (known == 0 || x->v.count % known != 0)
-      return ty_op_fail(c, TY_EINVAL, "size: %s does not divide the %lld elements of x %s", ty_shape_text(want.n, want.v),
-                        (long long)x->v.count, ty_describe(x));
+      return ty_op_fail(c, TY_EINVAL, "size: %s does not divide the %lld elements of x %s",
+                        ty_shape_text(want.n, want.v), (long long)x->v.count, ty_describe(x));
     size[unknown] = x->v.count / known;
   } else if (known != x->v.count) {
-    return ty_op_fail(c, TY_EINVAL, "size: %s has %lld elements, x %s has %lld", ty_shape_text(want.n, want.v), (long long)known,
-                      ty_describe(x), (long long)x->v.count);
+    return ty_op_fail(c, TY_EINVAL, "size: %s has %lld elements, x %s has %lld", ty_shape_text(want.n, want.v),
+                      (long long)known, ty_describe(x), (long long)x->v.count);
   }
   return true;
 }
@@ -97,7 +98,8 @@ bool fwd_flatten(ty_call *c) {
   ty_tensor *x = a->x.t;
   int start, stop;
   if (!ty_check_dim(c, 1, x->v.ndim, &start) || !ty_check_dim(c, 2, x->v.ndim, &stop)) return false;
-  if (start > stop) return ty_op_fail(c, TY_EINVAL, "stop: expected at least start %d, got %d for x %s", start, stop, ty_describe(x));
+  if (start > stop)
+    return ty_op_fail(c, TY_EINVAL, "stop: expected at least start %d, got %d for x %s", start, stop, ty_describe(x));
   if (x->v.ndim == 0) return ty_out_set(c, 0, ty_reshape(x, TY_INTS(1)));
   int64_t size[TY_MAX_DIMS], merged = 1;
   int n = 0;
@@ -136,7 +138,8 @@ bool fwd_permute(ty_call *c) {
   uint32_t mask;
   int n = x->v.ndim;
   if (a->dims.is.n != n)
-    return ty_op_fail(c, TY_EINVAL, "dims: expected all %d dimensions of x %s, got %d", n, ty_describe(x), a->dims.is.n);
+    return ty_op_fail(c, TY_EINVAL, "dims: expected all %d dimensions of x %s, got %d", n, ty_describe(x),
+                      a->dims.is.n);
   if (!ty_check_dims(c, 1, n, &mask)) return false;
   int64_t size[TY_MAX_DIMS], stride[TY_MAX_DIMS];
   for (int i = 0; i < n; i++) {
@@ -162,13 +165,15 @@ bool fwd_expand(ty_call *c) {
   ty_tensor *x = a->x.t;
   int n = a->size.is.n, shift = n - x->v.ndim;
   if (shift < 0 || n > TY_MAX_DIMS)
-    return ty_op_fail(c, TY_EINVAL, "size: expected %d to %d sizes for x %s, got %d", x->v.ndim, TY_MAX_DIMS, ty_describe(x), n);
+    return ty_op_fail(c, TY_EINVAL, "size: expected %d to %d sizes for x %s, got %d", x->v.ndim, TY_MAX_DIMS,
+                      ty_describe(x), n);
   int64_t size[TY_MAX_DIMS], count = 1;
   for (int i = 0; i < n; i++) {
     int64_t have = i < shift ? 1 : x->v.size[i - shift], want = a->size.is.v[i];
     if (want == -1 && i >= shift) want = have;
     if (want < 0 || (have != 1 && want != have))
-      return ty_op_fail(c, TY_EINVAL, "size: x %s does not expand to %s", ty_describe(x), ty_shape_text(n, a->size.is.v));
+      return ty_op_fail(c, TY_EINVAL, "size: x %s does not expand to %s", ty_describe(x),
+                        ty_shape_text(n, a->size.is.v));
     size[i] = want;
     if (want && (count > INT64_MAX / 16 / want))
       return ty_op_fail(c, TY_EINVAL, "size: %s is not a possible shape", ty_shape_text(n, a->size.is.v));
@@ -204,7 +209,8 @@ bool vjp_squeeze(ty_vjp *c) { return vjp_reshape(c); }
 bool fwd_unsqueeze(ty_call *c) {
   ty_tensor *x = TY_ARGS(unsqueeze, c)->x.t;
   int dim, n = x->v.ndim;
-  if (n == TY_MAX_DIMS) return ty_op_fail(c, TY_EINVAL, "x: %s has as many dimensions as a tensor can have", ty_describe(x));
+  if (n == TY_MAX_DIMS)
+    return ty_op_fail(c, TY_EINVAL, "x: %s has as many dimensions as a tensor can have", ty_describe(x));
   if (!ty_check_dim(c, 1, n + 1, &dim)) return false;
   int64_t size[TY_MAX_DIMS], stride[TY_MAX_DIMS];
   for (int d = 0; d <= n; d++) {
@@ -224,9 +230,12 @@ bool fwd_slice(ty_call *c) {
   int dim;
   if (x->v.ndim == 0) return ty_op_fail(c, TY_EINVAL, "x: expected at least one dimension, got %s", ty_describe(x));
   if (!ty_check_dim(c, 1, x->v.ndim, &dim)) return false;
-  if (a->step.i < 1) return ty_op_fail(c, TY_EINVAL, "step: expected at least 1, got %lld (flip reverses)", (long long)a->step.i);
+  if (a->step.i < 1)
+    return ty_op_fail(c, TY_EINVAL, "step: expected at least 1, got %lld (flip reverses)", (long long)a->step.i);
   int64_t n = x->v.size[dim], start = a->start.i, stop = a->stop.i, step = a->step.i;
-  start = start < 0 ? (start + n < 0 ? 0 : start + n) : start > n ? n : start; /* bounds beyond the ends are cut, as in Python */
+  start = start < 0   ? (start + n < 0 ? 0 : start + n)
+          : start > n ? n
+                      : start; /* bounds beyond the ends are cut, as in Python */
   stop = stop < 0 ? stop + n : stop > n ? n : stop;
   int64_t length = stop > start ? (stop - start - 1) / step + 1 : 0;
   int64_t size[TY_MAX_DIMS], stride[TY_MAX_DIMS];
@@ -271,7 +280,8 @@ bool fwd_select(ty_call *c) {
   if (!ty_check_dim(c, 1, x->v.ndim, &dim)) return false;
   int64_t n = x->v.size[dim], i = a->index.i;
   if (i < -n || i >= n)
-    return ty_op_fail(c, TY_EINDEX, "index: %lld is out of range for dimension %d of x %s", (long long)i, dim, ty_describe(x));
+    return ty_op_fail(c, TY_EINDEX, "index: %lld is out of range for dimension %d of x %s", (long long)i, dim,
+                      ty_describe(x));
   if (i < 0) i += n;
   int64_t size[TY_MAX_DIMS], stride[TY_MAX_DIMS];
   for (int d = 0; d < x->v.ndim - 1; d++) {
@@ -297,8 +307,8 @@ bool fwd_narrow(ty_call *c) {
   if (!ty_check_dim(c, 1, x->v.ndim, &dim)) return false;
   int64_t n = x->v.size[dim], start = a->start.i < 0 ? a->start.i + n : a->start.i;
   if (start < 0 || a->length.i < 0 || start > n || a->length.i > n - start)
-    return ty_op_fail(c, TY_EINVAL, "start, length: %lld positions from %lld do not lie in dimension %d of x %s", (long long)a->length.i,
-                      (long long)a->start.i, dim, ty_describe(x));
+    return ty_op_fail(c, TY_EINVAL, "start, length: %lld positions from %lld do not lie in dimension %d of x %s",
+                      (long long)a->length.i, (long long)a->start.i, dim, ty_describe(x));
   return ty_out_set(c, 0, ty_slice(x, dim, start, start + a->length.i, 1));
 }
 

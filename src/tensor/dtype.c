@@ -39,7 +39,11 @@ static double load(const void *p, ty_dtype dtype) {
 
 void ty_store_scalar(void *p, ty_dtype dtype, ty_value value) {
   double f = value.kind == TY_INT ? (double)value.i : value.f;
-  int64_t i = value.kind == TY_INT ? value.i : f >= 9.2233720368547758e18 ? INT64_MAX : f > -9.2233720368547758e18 ? (int64_t)f : f == f ? INT64_MIN : 0;
+  int64_t i = value.kind == TY_INT         ? value.i
+              : f >= 9.2233720368547758e18 ? INT64_MAX
+              : f > -9.2233720368547758e18 ? (int64_t)f
+              : f == f                     ? INT64_MIN
+                                           : 0;
   switch (dtype) {
     case TY_BOOL: *(uint8_t *)p = f != 0; break;
     case TY_U8: *(uint8_t *)p = (uint8_t)i; break;

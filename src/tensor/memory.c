@@ -19,7 +19,9 @@ struct ty_live { /* a large live storage, for the out-of-memory report */
   int64_t size[TY_MAX_DIMS];
 };
 
-typedef struct cached { struct cached *next; } cached;
+typedef struct cached {
+  struct cached *next;
+} cached;
 
 static struct {
   pthread_mutex_t lock;
@@ -156,7 +158,8 @@ static bool fail_out_of_memory(size_t bytes, ty_dtype dtype, int ndim, const int
                    bytes_text(d, sizeof d, (double)cpu.budget));
   if (count) n += snprintf(text + n, sizeof text - (size_t)n, "\nlargest of %d live tensors:", count);
   for (int i = 0; i < REPORTED && largest[i]; i++)
-    n += snprintf(text + n, sizeof text - (size_t)n, "\n  %10s  %s %s", bytes_text(a, sizeof a, (double)largest[i]->nbytes),
+    n += snprintf(text + n, sizeof text - (size_t)n, "\n  %10s  %s %s",
+                  bytes_text(a, sizeof a, (double)largest[i]->nbytes),
                   ty_shape_text(largest[i]->ndim, largest[i]->size), ty_dtype_name[largest[i]->dtype]);
   pthread_mutex_unlock(&cpu.lock);
   return ty_fail(TY_ENOMEM, "%s", text);
@@ -311,4 +314,6 @@ void ty_memory_empty_cache(int device) {
   pthread_mutex_unlock(&cpu.lock);
 }
 
-int64_t ty_memory_live(int device) { return device == TY_CPU ? __atomic_load_n(&cpu.live, __ATOMIC_RELAXED) + pending : 0; }
+int64_t ty_memory_live(int device) {
+  return device == TY_CPU ? __atomic_load_n(&cpu.live, __ATOMIC_RELAXED) + pending : 0;
+}

@@ -4,14 +4,18 @@
 
 #include "tensor.h"
 
-typedef struct ty_memory_stats { int64_t live, cached, peak, budget; uint64_t allocations; } ty_memory_stats;
+typedef struct ty_memory_stats {
+  int64_t live, cached, peak, budget;
+  uint64_t allocations;
+} ty_memory_stats;
 
 /* Storage of `nbytes`; `ndim`, `size` and `dtype` are only for the out-of-memory report. Count is 1. */
 ty_storage *ty_storage_new(int device, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size);
 void ty_storage_free(ty_storage *s);
 static inline void ty_storage_retain(ty_storage *s) { atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed); }
 static inline void ty_storage_release(ty_storage *s) {
-  if (atomic_load_explicit(&s->refs, memory_order_acquire) == 1 || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) == 1)
+  if (atomic_load_explicit(&s->refs, memory_order_acquire) == 1 ||
+      atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) == 1)
     ty_storage_free(s);
 }
 

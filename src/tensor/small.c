@@ -64,7 +64,9 @@ static void give_to_orphans(void) {}
 
 #else
 
-typedef struct block { struct block *next; } block;
+typedef struct block {
+  struct block *next;
+} block;
 
 static _Thread_local block *lists[CLASSES + 1];
 static block *orphans[CLASSES + 1];

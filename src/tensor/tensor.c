@@ -117,7 +117,10 @@ ty_tensor *ty_tensor_alias(ty_tensor *t) {
   return a;
 }
 
-typedef struct foreign { void (*release)(void *); void *owner; } foreign;
+typedef struct foreign {
+  void (*release)(void *);
+  void *owner;
+} foreign;
 
 static void release_foreign(ty_storage *s) {
   foreign *f = s->owner;
@@ -125,7 +128,8 @@ static void release_foreign(ty_storage *s) {
   ty_small_free(f, sizeof *f);
 }
 
-ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *size, void (*release)(void *), void *owner) {
+ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *size, void (*release)(void *),
+                          void *owner) {
   int64_t count = ndim <= TY_MAX_DIMS ? checked_count(ndim, size, dtype) : -1;
   if (count < 0) {
     ty_fail(TY_EINVAL, "%s is not a possible shape", ty_shape_text(ndim, size));
@@ -140,8 +144,12 @@ ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *
     return NULL;
   }
   *f = (foreign){ release, owner };
-  *s = (ty_storage){ .refs = 1, .device = TY_CPU, .bytes = bytes, .nbytes = (size_t)count * ty_dtype_size[dtype],
-                     .release = release_foreign, .owner = f };
+  *s = (ty_storage){ .refs = 1,
+                     .device = TY_CPU,
+                     .bytes = bytes,
+                     .nbytes = (size_t)count * ty_dtype_size[dtype],
+                     .release = release_foreign,
+                     .owner = f };
   ty_tensor *t = blank(s, dtype);
   if (!t) {
     ty_storage_release(s);
@@ -170,7 +178,10 @@ void ty_tensor_free(ty_tensor *t) {
 
 /* ---- scopes: tensors in order of creation, the innermost scope's last ---- */
 
-static _Thread_local struct { ty_tensor **list; int count, capacity; } scoped;
+static _Thread_local struct {
+  ty_tensor **list;
+  int count, capacity;
+} scoped;
 
 bool ty_scope_open(ty_scope *scope) {
   scope->mark = scoped.count;
@@ -218,7 +229,8 @@ static char *next_buffer(void) {
 
 static int write_shape(char *b, size_t room, int ndim, const int64_t *size) {
   int n = snprintf(b, room, "[");
-  for (int d = 0; d < ndim && n < (int)room - 24; d++) n += snprintf(b + n, room - (size_t)n, d ? ", %lld" : "%lld", (long long)size[d]);
+  for (int d = 0; d < ndim && n < (int)room - 24; d++)
+    n += snprintf(b + n, room - (size_t)n, d ? ", %lld" : "%lld", (long long)size[d]);
   return n + snprintf(b + n, room - (size_t)n, "]");
 }
 

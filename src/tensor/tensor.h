@@ -17,10 +17,10 @@ typedef struct ty_storage {
   atomic_uint refs;
   uint32_t version; /* bumped by every in-place write */
   int device;
-  void *bytes; /* NULL on the meta device and for empty storages */
-  size_t nbytes;    /* as asked for */
-  size_t capacity;  /* as taken from the pool; 0: not ours (release() knows) */
-  ty_live *live;    /* entry in the table of large live storages, for the out-of-memory report */
+  void *bytes;                          /* NULL on the meta device and for empty storages */
+  size_t nbytes;                        /* as asked for */
+  size_t capacity;                      /* as taken from the pool; 0: not ours (release() knows) */
+  ty_live *live;                        /* entry in the table of large live storages, for the out-of-memory report */
   void (*release)(struct ty_storage *); /* set for foreign memory (mmap, a host program's buffer) */
   void *owner;
 } ty_storage;
@@ -40,9 +40,9 @@ struct ty_tensor {
   uint32_t refs;
   uint32_t version; /* of the storage, when `node` was recorded: a later write through another view is an error */
   ty_storage *storage;
-  ty_node *node; /* what computed it, when that is being recorded; NULL: a leaf */
-  ty_tensor *grad;  /* leaves (and those that retain_grad) only */
-  ty_hook *hooks;   /* leaves only; hooks of computed tensors live in the node */
+  ty_node *node;   /* what computed it, when that is being recorded; NULL: a leaf */
+  ty_tensor *grad; /* leaves (and those that retain_grad) only */
+  ty_hook *hooks;  /* leaves only; hooks of computed tensors live in the node */
   uint16_t node_output;
   bool requires_grad; /* a leaf that wants a gradient, or has a node */
   bool is_view;
@@ -61,12 +61,18 @@ ty_tensor *ty_tensor_view(ty_tensor *base, int ndim, const int64_t *size, const 
 /* The same storage and shape without history. */
 ty_tensor *ty_tensor_alias(ty_tensor *t);
 /* A tensor on memory of somebody else; `release(owner)` is called when the last view is gone (also on failure). */
-ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *size, void (*release)(void *), void *owner);
+ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *size, void (*release)(void *),
+                          void *owner);
 
-static inline ty_tensor *ty_retain(ty_tensor *t) { if (t) t->refs++; return t; }
+static inline ty_tensor *ty_retain(ty_tensor *t) {
+  if (t) t->refs++;
+  return t;
+}
 void ty_node_release(ty_node *n); /* autograd/graph.c */
 void ty_tensor_free(ty_tensor *t);
-static inline void ty_release(ty_tensor *t) { if (t && --t->refs == 0) ty_tensor_free(t); }
+static inline void ty_release(ty_tensor *t) {
+  if (t && --t->refs == 0) ty_tensor_free(t);
+}
 
 /* Recomputes count and contiguous from size and stride. */
 void ty_view_update(ty_view *v);
