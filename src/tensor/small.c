@@ -53,6 +53,7 @@ void ty_memory_arm_thread_exit(void) {
 
 /* The sanitizer wants to see every block by itself. */
 void *ty_small_alloc(size_t bytes) {
+  ty_memory_arm_thread_exit();
   void *p = ty_memory_injected() ? NULL : aligned_alloc(UNIT, (bytes + UNIT - 1) / UNIT * UNIT);
   if (!p) ty_fail(TY_ENOMEM, "out of memory: %zu bytes for internal bookkeeping", bytes);
   return p;
