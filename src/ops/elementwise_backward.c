@@ -179,6 +179,13 @@ bool vjp_atan2(ty_vjp *c) {
   return true;
 }
 
+/* the shares of both in the sum */
+bool vjp_logaddexp(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = ty_mul(G(c), ty_exp(ty_sub(c->arg[0], Y(c))));
+  if (c->need[1]) c->dx[1] = ty_mul(G(c), ty_exp(ty_sub(c->arg[1], Y(c))));
+  return true;
+}
+
 /* x - y trunc(x / y): constant quotient between the jumps */
 bool vjp_fmod(ty_vjp *c) {
   if (c->need[0]) c->dx[0] = G(c);

@@ -188,6 +188,19 @@ return function(row, T)
   })
   binary("maximum", function(x, y) return (x ~= x or y ~= y) and nan or math.max(x, y) end, { cases = { edge_case } })
   binary("minimum", function(x, y) return (x ~= x or y ~= y) and nan or math.min(x, y) end, { cases = { edge_case } })
+  row("logaddexp", {
+    cases = {
+      { T { 3, 4 }, T { 3, 4 } }, { T { 2, 3 }, T { 3 } }, { T { 2, 1 }, T { 1, 3 } }, { T {}, T { 2 } }, { T { 0, 3 }, T { 3 } },
+      { T { 3 }, 0.5 }, { -0.5, T { 3 } }, special({ -inf, -inf, inf, 1000, 0.0, nan }, { -inf, 1, 1, 1000, -1000, 1 }),
+    },
+    ref = function(p, q)
+      return T.zip(function(x, y)
+        if x == y then return x + math.log(2) end
+        return (x ~= x or y ~= y) and nan or math.max(x, y) + math.log(1 + math.exp(-math.abs(x - y)))
+      end, p, q)
+    end,
+    errors = { { T { 2, 3 }, T { 4 }, match = "do not broadcast" } },
+  })
   binary("atan2", function(x, y) return math.atan(x, y) end, {
     x = { avoid = { 0 } }, y = { avoid = { 0 } },
     cases = { special({ 1, -1, 0.0, 0.0, 1, inf }, { 0.0, 0.0, 1, -1, -1, 1 }) },
