@@ -2,7 +2,7 @@
 -- claim: a class-conditional flow model draws digits that a classifier recognises, as varied as real ones
 -- system: flow matching with classifier-free guidance
 -- paper: Lipman et al. 2023, "Flow Matching for Generative Modeling"; Ho and Salimans 2022, "Classifier-Free Guidance"
--- time: 3 minutes on two CPU cores
+-- time: a minute on two CPU cores
 local ty = require "tycho"
 local diffusion = require "tycho.diffusion"
 local vision = require "tycho.vision"
@@ -12,7 +12,7 @@ local r = ty.recipe.declare {
   claim = "drawn digits are recognised as the digit that was asked for, and are as varied as real ones",
   system = "flow matching with classifier-free guidance",
   paper = "Lipman et al. 2023, Flow Matching for Generative Modeling",
-  time = "3 minutes on two CPU cores",
+  time = "a minute on two CPU cores",
   args = {
     { "steps", 700, "training steps", quick = 12 },
     { "batch", 64, "images per step" },
