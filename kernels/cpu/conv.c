@@ -26,19 +26,38 @@ ty_kernel TY_KERNEL(conv2d_backward_weight);
 
 /* ---- the f32 convolutions that oneDNN does faster ---- */
 
-enum { WIDE = 16 }; /* channels from which its blocked layouts pay; 1x1 and depthwise kernels are faster on plain ones */
+enum {
+  WIDE = 16
+}; /* channels from which its blocked layouts pay; 1x1 and depthwise kernels are faster on plain ones */
 
 static bool suits_library(const conv_shape *s) {
-  bool pointwise = s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && !s->ph && !s->pw;
+  bool pointwise = s->kh == 1 && s->kw == 1;
   double work = (double)(s->n * s->oh * s->ow) * (double)(s->o * s->cg * s->kh * s->kw);
   return s->cg >= WIDE && s->og >= WIDE && !pointwise && work >= 1e6;
 }
 
 static ty_onednn_conv library_conv(const conv_shape *s, ty_onednn_pass pass, int64_t n) {
   return (ty_onednn_conv){
-    .pass = pass, .threads = ty_parallel_threads(), .n = n, .c = s->c, .h = s->h, .w = s->w, .o = s->o,
-    .kh = s->kh, .kw = s->kw, .oh = s->oh, .ow = s->ow, .sh = s->sh, .sw = s->sw, .ph = s->ph, .pw = s->pw,
-    .dh = s->dh, .dw = s->dw, .groups = s->groups, .x_image = s->c * s->h * s->w, .y_image = s->o * s->oh * s->ow,
+    .pass = pass,
+    .threads = ty_parallel_threads(),
+    .n = n,
+    .c = s->c,
+    .h = s->h,
+    .w = s->w,
+    .o = s->o,
+    .kh = s->kh,
+    .kw = s->kw,
+    .oh = s->oh,
+    .ow = s->ow,
+    .sh = s->sh,
+    .sw = s->sw,
+    .ph = s->ph,
+    .pw = s->pw,
+    .dh = s->dh,
+    .dw = s->dw,
+    .groups = s->groups,
+    .x_image = s->c * s->h * s->w,
+    .y_image = s->o * s->oh * s->ow,
   };
 }
 
@@ -50,15 +69,16 @@ static int64_t images_at_once(const conv_shape *s) {
 }
 
 /* FORWARD or INPUT. False: not done. */
-static bool library_images(const conv_shape *s, ty_onednn_pass pass, float *x, const float *weight, const float *bias, float *y,
-                           bool *ok) {
+static bool library_images(const conv_shape *s, ty_onednn_pass pass, float *x, const float *weight, const float *bias,
+                           float *y, bool *ok) {
   if (!suits_library(s)) return false;
   int64_t step = images_at_once(s);
   *ok = true;
   for (int64_t n = 0; n < s->n && *ok && !ty_interrupted; n += step) {
     ty_onednn_conv c = library_conv(s, pass, s->n - n < step ? s->n - n : step);
     c.bias = bias != NULL;
-    if (!ty_onednn_convolve(&c, x + n * c.x_image, (float *)(uintptr_t)weight, bias, y + n * c.y_image, ok)) return false;
+    if (!ty_onednn_convolve(&c, x + n * c.x_image, (float *)(uintptr_t)weight, bias, y + n * c.y_image, ok))
+      return false;
   }
   return true;
 }
@@ -68,7 +88,7 @@ static bool library_images(const conv_shape *s, ty_onednn_pass pass, float *x, c
 typedef struct weight_parts {
   const conv_shape *s;
   const float *g, *x;
-  float *sums; /* [parts][o, cg, kh, kw] */
+  float *sums;                  /* [parts][o, cg, kh, kw] */
   int64_t parts, slices, slice; /* ranges of images; ranges of output channels and the channels in each */
   bool failed, declined;
 } weight_parts;
@@ -84,7 +104,8 @@ static void library_weight_units(void *context, int64_t begin, int64_t end) {
     c.threads = 1;
     c.o = s->o - channel < w->slice ? s->o - channel : w->slice;
     bool ok = true;
-    if (!ty_onednn_convolve(&c, (float *)(uintptr_t)w->x + first * c.x_image, w->sums + (part * s->o + channel) * per_channel, NULL,
+    if (!ty_onednn_convolve(&c, (float *)(uintptr_t)w->x + first * c.x_image,
+                            w->sums + (part * s->o + channel) * per_channel, NULL,
                             (float *)(uintptr_t)w->g + first * c.y_image + channel * s->oh * s->ow, &ok))
       w->declined = true;
     if (!ok) w->failed = true;
@@ -93,7 +114,8 @@ static void library_weight_units(void *context, int64_t begin, int64_t end) {
 
 static bool library_weight(const conv_shape *s, const float *g, const float *x, float *dw, bool *ok) {
   if (!suits_library(s)) return false;
-  int64_t count = s->o * s->cg * s->kh * s->kw, most = (1 << 22) / count;
+  int64_t count = s->o * s->cg * s->kh * s->kw, most = (1 << 22) / count, deep = s->n * s->oh * s->ow / 512;
+  if (most > deep) most = deep; /* a part must be worth the sums it writes */
   weight_parts w = { .s = s, .g = g, .x = x, .sums = dw, .parts = s->n < 8 ? s->n : 8, .slices = 1, .slice = s->o };
   if (w.parts > most) w.parts = most > 1 ? most : 1;
   if (w.parts < 8 && s->groups == 1) {

@@ -13,11 +13,24 @@ typedef struct conv_shape {
 
 static inline conv_shape conv_shape_of(const ty_view *x, const ty_view *weight, const ty_view *y, const ty_p_conv *p) {
   return (conv_shape){
-    .n = x->size[0], .c = x->size[1], .h = x->size[2], .w = x->size[3],
-    .o = weight->size[0], .kh = weight->size[2], .kw = weight->size[3], .oh = y->size[2], .ow = y->size[3],
-    .sh = p->stride[0], .sw = p->stride[1], .ph = p->padding[0], .pw = p->padding[1],
-    .dh = p->dilation[0], .dw = p->dilation[1], .groups = p->groups,
-    .cg = weight->size[1], .og = weight->size[0] / p->groups,
+    .n = x->size[0],
+    .c = x->size[1],
+    .h = x->size[2],
+    .w = x->size[3],
+    .o = weight->size[0],
+    .kh = weight->size[2],
+    .kw = weight->size[3],
+    .oh = y->size[2],
+    .ow = y->size[3],
+    .sh = p->stride[0],
+    .sw = p->stride[1],
+    .ph = p->padding[0],
+    .pw = p->padding[1],
+    .dh = p->dilation[0],
+    .dw = p->dilation[1],
+    .groups = p->groups,
+    .cg = weight->size[1],
+    .og = weight->size[0] / p->groups,
   };
 }
 

@@ -26,27 +26,29 @@ typedef struct NAME(depthwise_call) {
   const conv_shape *s;
   const REAL *x, *weight, *bias, *g;
   REAL *y;
-  int64_t row;   /* width of the padded plane */
-  size_t plane;  /* bytes of it, with room to read past its end */
+  int64_t row;  /* width of the padded plane */
+  size_t plane; /* bytes of it, with room to read past its end */
   bool failed;
 } NAME(depthwise_call);
 
 static NAME(depthwise_call) NAME(depthwise_of)(const conv_shape *s) {
   int64_t row = s->w + 2 * s->pw, rows = s->h + 2 * s->ph + BLOCK;
-  return (NAME(depthwise_call)){ .s = s, .row = row, .plane = sizeof(REAL) * (size_t)(rows * row + 2 * VL + s->ow + 4 * s->dw) };
+  size_t plane = sizeof(REAL) * (size_t)(rows * row + 2 * VL + s->ow + 4 * s->dw);
+  return (NAME(depthwise_call)){ .s = s, .row = row, .plane = plane };
 }
 
 /* ---- forward ---- */
 
 /* Four output rows by one or two vectors; stride 1, no dilation between rows. Row iy of the input meets output row r with
  * kernel row iy - r. `valid` rows are written. */
+/* clang-format off */
 #define TAP_WIDE(r)                                                                                                    \
   {                                                                                                                    \
     const REAL t = weight[(iy - r) * kw + kx];                                                                         \
     c##r##0 += t * x0;                                                                                                 \
     c##r##1 += t * x1;                                                                                                 \
   }
-#define TAP_NARROW(r) c##r##0 += weight[(iy - r) * kw + kx] * x0;
+#define TAP_NARROW(r) { c##r##0 += weight[(iy - r) * kw + kx] * x0; }
 #define LOAD_WIDE const V x0 = *(const V *)(in + kx * dw); const V x1 = *(const V *)(in + kx * dw + VL);
 #define LOAD_NARROW const V x0 = *(const V *)(in + kx * dw);
 #define CASE(lo, hi, LOAD, TAP)                                                                                        \
@@ -62,27 +64,30 @@ static NAME(depthwise_call) NAME(depthwise_of)(const conv_shape *s) {
 #define CASES(LOAD, TAP)                                                                                               \
   CASE(0, 0, LOAD, TAP) CASE(0, 1, LOAD, TAP) CASE(0, 2, LOAD, TAP) CASE(0, 3, LOAD, TAP) CASE(1, 1, LOAD, TAP)        \
   CASE(1, 2, LOAD, TAP) CASE(1, 3, LOAD, TAP) CASE(2, 2, LOAD, TAP) CASE(2, 3, LOAD, TAP) CASE(3, 3, LOAD, TAP)
+/* clang-format on */
 
-#define START_WIDE V c00 = start, c01 = start, c10 = start, c11 = start, c20 = start, c21 = start, c30 = start, c31 = start;
+#define START_WIDE \
+  V c00 = start, c01 = start, c10 = start, c11 = start, c20 = start, c21 = start, c30 = start, c31 = start;
 #define START_NARROW V c00 = start, c10 = start, c20 = start, c30 = start;
-#define STORE_WIDE(r) if (valid > r) *(V *)(y + r * y_row) = c##r##0, *(V *)(y + r * y_row + VL) = c##r##1;
-#define STORE_NARROW(r) if (valid > r) *(V *)(y + r * y_row) = c##r##0;
+#define STORE_WIDE(r) \
+  if (valid > r) *(V *)(y + r * y_row) = c##r##0, *(V *)(y + r * y_row + VL) = c##r##1;
+#define STORE_NARROW(r) \
+  if (valid > r) *(V *)(y + r * y_row) = c##r##0;
 
 /* The usual kernels with their sizes known to the compiler, and any other. Only the smallest is unrolled wholly. */
-typedef void NAME(rows_fn)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t any_kh, int64_t any_kw,
-                           int64_t any_dw, REAL bias, REAL *restrict y, int64_t y_row, int64_t valid);
-#define ROWS(name, FORM, kh_, kw_, dw_, UNROLL)                                                                        \
-  static void NAME(name)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t any_kh,             \
-                         int64_t any_kw, int64_t any_dw, REAL bias, REAL *restrict y, int64_t y_row, int64_t valid) {  \
-    const int64_t kh = kh_, kw = kw_, dw = dw_;                                                                        \
-    const V start = (V){ 0 } + bias;                                                                                   \
-    START_##FORM                                                                                                       \
-    UNROLL for (int64_t iy = 0; iy < kh + BLOCK - 1; iy++) {                                                           \
-      const REAL *restrict in = x + iy * row;                                                                          \
-      int64_t lo = iy - kh + 1 < 0 ? 0 : iy - kh + 1, hi = iy < BLOCK - 1 ? iy : BLOCK - 1;                            \
-      switch (lo * BLOCK + hi) { CASES(LOAD_##FORM, TAP_##FORM) }                                                      \
-    }                                                                                                                  \
-    STORE_##FORM(0) STORE_##FORM(1) STORE_##FORM(2) STORE_##FORM(3)                                                    \
+typedef void NAME(rows_fn)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t any_kh,
+                           int64_t any_kw, int64_t any_dw, REAL bias, REAL *restrict y, int64_t y_row, int64_t valid);
+#define ROWS(name, FORM, kh_, kw_, dw_, UNROLL)                                                                       \
+  static void NAME(name)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t any_kh,            \
+                         int64_t any_kw, int64_t any_dw, REAL bias, REAL *restrict y, int64_t y_row, int64_t valid) { \
+    const int64_t kh = kh_, kw = kw_, dw = dw_;                                                                       \
+    const V start = (V){ 0 } + bias;                                                                                  \
+    START_##FORM UNROLL for (int64_t iy = 0; iy < kh + BLOCK - 1; iy++) {                                             \
+      const REAL *restrict in = x + iy * row;                                                                         \
+      int64_t lo = iy - kh + 1 < 0 ? 0 : iy - kh + 1, hi = iy < BLOCK - 1 ? iy : BLOCK - 1;                           \
+      switch (lo * BLOCK + hi) { CASES(LOAD_##FORM, TAP_##FORM) }                                                     \
+    }                                                                                                                 \
+    STORE_##FORM(0) STORE_##FORM(1) STORE_##FORM(2) STORE_##FORM(3)                                                   \
   }
 ROWS(wide_3, WIDE, 3, 3, 1, _Pragma("GCC unroll 6"))
 ROWS(wide_5, WIDE, 5, 5, 1, )
@@ -94,7 +99,8 @@ ROWS(narrow_7, NARROW, 7, 7, 1, )
 ROWS(narrow_any, NARROW, any_kh, any_kw, any_dw, )
 #undef ROWS
 
-static void NAME(plane_blocks)(const conv_shape *s, const REAL *x, int64_t row, const REAL *weight, REAL bias, REAL *y) {
+static void NAME(plane_blocks)(const conv_shape *s, const REAL *x, int64_t row, const REAL *weight, REAL bias,
+                               REAL *y) {
   static NAME(rows_fn) *const known[2][3] = { { NAME(narrow_3), NAME(narrow_5), NAME(narrow_7) },
                                               { NAME(wide_3), NAME(wide_5), NAME(wide_7) } };
   bool is_known = s->kh == s->kw && s->dw == 1 && (s->kh == 3 || s->kh == 5 || s->kh == 7);
@@ -218,8 +224,8 @@ static inline REAL NAME(sum_lanes)(V v) {
 
 /* Up to four neighbouring taps: the dot products of g, rows of whole vectors with zeros at their ends, with x shifted by 0,
  * dw, 2 dw and 3 dw. All four are computed; those past `taps` read the room behind the plane and are dropped. */
-static void NAME(four_taps)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row, int64_t taps,
-                            REAL *restrict sum) {
+static void NAME(four_taps)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row,
+                            int64_t taps, REAL *restrict sum) {
   V a0 = { 0 }, a1 = { 0 }, a2 = { 0 }, a3 = { 0 };
   int64_t whole = s->ow - s->ow % VL, d = s->dw;
   NAME(lanes) mask; /* of the columns in a last vector that is not full: what lies behind them may be infinite */
@@ -244,7 +250,8 @@ static void NAME(four_taps)(const conv_shape *s, const REAL *restrict g, const R
   for (int64_t i = 0; i < taps; i++) sum[i] += t[i];
 }
 
-static void NAME(one_tap)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row, REAL *restrict sum) {
+static void NAME(one_tap)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row,
+                          REAL *restrict sum) {
   REAL t = 0;
   for (int64_t r = 0; r < s->oh; r++, g += s->ow, x += s->sh * row) {
     if (s->sw == 2) {

@@ -11,11 +11,13 @@
 /* A band of output rows of one image and one group, with the padded input rows it reads. */
 typedef struct NAME(band) {
   const conv_shape *s;
-  const REAL *x;          /* padded channels, of which the band is a part */
-  int64_t plane, row;     /* elements from channel to channel, from row to row */
+  const REAL *x;      /* padded channels, of which the band is a part */
+  int64_t plane, row; /* elements from channel to channel, from row to row */
 } NAME(band);
 
-static int64_t NAME(band_input_rows)(const conv_shape *s, int64_t rows) { return (rows - 1) * s->sh + (s->kh - 1) * s->dh + 1; }
+static int64_t NAME(band_input_rows)(const conv_shape *s, int64_t rows) {
+  return (rows - 1) * s->sh + (s->kh - 1) * s->dh + 1;
+}
 
 static bool NAME(needs_padding)(const conv_shape *s) { return s->ph || s->pw; }
 
@@ -67,11 +69,14 @@ static inline void NAME(copy_run)(const REAL *restrict src, int64_t step, int64_
 enum { NAME(WIDEST) = TY_PANEL_BYTES / sizeof(REAL) };
 
 /* Rows k0 .. of the matrix (channel, tap), columns j0 .. (output position in the band). */
-static void NAME(pack_windows)(const void *context, int64_t k0, int64_t kc, int64_t j0, int64_t nc, void *out, int64_t stride) {
+static void NAME(pack_windows)(const void *context, int64_t k0, int64_t kc, int64_t j0, int64_t nc, void *out,
+                               int64_t stride) {
   const NAME(band) *b = context;
   const conv_shape *s = b->s;
   /* The positions are runs within output rows. */
-  struct { int64_t at, length, source; } run[NAME(WIDEST)];
+  struct {
+    int64_t at, length, source;
+  } run[NAME(WIDEST)];
   int runs = 0;
   for (int64_t j = 0; j < nc;) {
     int64_t y = (j0 + j) / s->ow, x = (j0 + j) % s->ow, length = s->ow - x < nc - j ? s->ow - x : nc - j;
@@ -116,8 +121,8 @@ static void NAME(pack_windows_across)(const void *context, int64_t k0, int64_t k
     const REAL *restrict src = b->x + y * s->sh * b->row + x * s->sw;
     int64_t j = 0;
     if (s->sw == 1)
-      for (; j + 4 <= nc; j += 4)
-        NAME(transpose_4)(src + offset[j], src + offset[j + 1], src + offset[j + 2], src + offset[j + 3], length, dst + j, stride);
+      for (; j + 4 <= nc; j += 4) NAME(transpose_4)
+    (src + offset[j], src + offset[j + 1], src + offset[j + 2], src + offset[j + 3], length, dst + j, stride);
     for (; j < nc; j++)
       for (int64_t i = 0; i < length; i++) dst[i * stride + j] = src[offset[j] + i * s->sw];
     k += length;
@@ -151,9 +156,14 @@ static void NAME(forward_units)(void *context, int64_t begin, int64_t end) {
     int64_t rows = s->oh - r0 < f->rows ? s->oh - r0 : f->rows;
     const REAL *x = f->x + (image * s->c + group * s->cg) * s->h * s->w;
     ty_gemm g = {
-      .m = s->og, .n = rows * s->ow, .k = k,
-      .a = f->weight + group * s->og * k, .a_row = k, .a_col = 1,
-      .c = f->y + (image * s->o + group * s->og) * area + r0 * s->ow, .c_row = area,
+      .m = s->og,
+      .n = rows * s->ow,
+      .k = k,
+      .a = f->weight + group * s->og * k,
+      .a_row = k,
+      .a_col = 1,
+      .c = f->y + (image * s->o + group * s->og) * area + r0 * s->ow,
+      .c_row = area,
       .row_bias = f->bias ? f->bias + group * s->og : NULL,
     };
     NAME(band) b;
@@ -246,10 +256,17 @@ static void NAME(scatter_units)(void *context, int64_t begin, int64_t end) {
     int64_t c0 = u % f->chunks * f->channels, group = u / f->chunks % s->groups, image = u / f->chunks / s->groups;
     int64_t channels = s->cg - c0 < f->channels ? s->cg - c0 : f->channels;
     ty_gemm g = {
-      .m = channels * taps, .n = area, .k = s->og,
-      .a = f->weight + group * s->og * k + c0 * taps, .a_row = 1, .a_col = k,
-      .b = f->g + (image * s->o + group * s->og) * area, .b_row = area, .b_col = 1,
-      .c = windows, .c_row = area,
+      .m = channels * taps,
+      .n = area,
+      .k = s->og,
+      .a = f->weight + group * s->og * k + c0 * taps,
+      .a_row = 1,
+      .a_col = k,
+      .b = f->g + (image * s->o + group * s->og) * area,
+      .b_row = area,
+      .b_col = 1,
+      .c = windows,
+      .c_row = area,
     };
     if (!GEMM(&g)) f->failed = true;
     NAME(add_windows)(s, windows, channels, f->dx + (image * s->c + group * s->cg + c0) * s->h * s->w);
@@ -309,10 +326,17 @@ static void NAME(weight_parts)(void *context, int64_t begin, int64_t end) {
         int64_t rows = s->oh - r0 < f->rows ? s->oh - r0 : f->rows;
         NAME(band) b = NAME(make_band)(s, f->x + (image * s->c + group * s->cg) * s->h * s->w, r0, rows, scratch);
         ty_gemm g = {
-          .m = s->og, .n = k, .k = rows * s->ow,
-          .a = f->g + (image * s->o + group * s->og) * area + r0 * s->ow, .a_row = area, .a_col = 1,
-          .b = &b, .pack = NAME(pack_windows_across),
-          .c = f->sums + p * s->o * k + group * s->og * k, .c_row = k, .add = u > first,
+          .m = s->og,
+          .n = k,
+          .k = rows * s->ow,
+          .a = f->g + (image * s->o + group * s->og) * area + r0 * s->ow,
+          .a_row = area,
+          .a_col = 1,
+          .b = &b,
+          .pack = NAME(pack_windows_across),
+          .c = f->sums + p * s->o * k + group * s->og * k,
+          .c_row = k,
+          .add = u > first,
         };
         if (!GEMM(&g)) f->failed = true;
       }

@@ -13,7 +13,8 @@
 #define NT (NR * 24)
 #define SMALL_WORK 65536   /* m n k up to which nothing is packed but what must be */
 #define SERIAL_WORK 262144 /* ... up to which one thread is faster than two */
-#define THIN 8             /* rows or columns up to which reading the large operand is the cost */
+#define CHUNK 1024         /* columns of a thin result that stay in the L1 cache */
+#define THIN 16            /* rows or columns up to which reading the large operand is the cost */
 
 static inline int64_t NAME(least)(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MIN2(a, b) NAME(least)(a, b)
@@ -39,6 +40,9 @@ static void NAME(pack)(const REAL *restrict src, int64_t row, int64_t column, in
     if (columns == NR) {
       for (int64_t i = 0; i < rows; i++)
         for (int j = 0; j < NR; j++) dst[i * stride + j] = src[i * row + j];
+    } else if (columns == MR) {
+      for (int64_t i = 0; i < rows; i++)
+        for (int j = 0; j < MR; j++) dst[i * stride + j] = src[i * row + j];
     } else {
       for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++) dst[i * stride + j] = src[i * row + j];
@@ -93,7 +97,8 @@ static void NAME(pack_a)(const ty_gemm *g, int64_t i0, int64_t i1, int64_t k0, i
 }
 
 /* Asks early for what the hardware does not foresee: rows of C, too far apart, and the next rows of A. */
-static void NAME(prefetch)(const REAL *c, int64_t c_row, int64_t rows, int64_t columns, const REAL *a, int64_t a_row, int64_t k) {
+static void NAME(prefetch)(const REAL *c, int64_t c_row, int64_t rows, int64_t columns, const REAL *a, int64_t a_row,
+                           int64_t k) {
   for (int64_t r = 0; r < rows; r++) {
     __builtin_prefetch(c + r * c_row, 1);
     __builtin_prefetch(c + r * c_row + columns - 1, 1);
@@ -104,7 +109,8 @@ static void NAME(prefetch)(const REAL *c, int64_t c_row, int64_t rows, int64_t c
 }
 
 /* Writes finished sums [rows][NR] to C. */
-static void NAME(finish)(const ty_gemm *g, int64_t i, int64_t rows, int64_t j, int64_t columns, const REAL *restrict sums) {
+static void NAME(finish)(const ty_gemm *g, int64_t i, int64_t rows, int64_t j, int64_t columns,
+                         const REAL *restrict sums) {
   for (int64_t r = 0; r < rows; r++, sums += NR) {
     REAL *restrict c = (REAL *)g->c + (i + r) * g->c_row + j;
     if (g->add) {
@@ -131,7 +137,8 @@ static bool NAME(goes_straight)(const ty_gemm *g, int64_t columns) {
 
 /* The tile of C at i0 .. i1, j0 .. j1. With more than one block of k it is summed in `sums`, panel by panel, which is
  * faster than going over the scattered rows of C every time. */
-static void NAME(tile)(const NAME(tiling) *t, int64_t i0, int64_t i1, int64_t j0, int64_t j1, REAL *packed_a, REAL *sums) {
+static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j0, int64_t j1, REAL *packed_a,
+                       REAL *sums) {
   const ty_gemm *g = t->g;
   REAL panel[KC * NR] __attribute__((aligned(64))), edge[MR * NR] __attribute__((aligned(64)));
   bool in_place = !g->pack && g->b_col == 1 && i1 - i0 <= 4 * MR; /* B is read too rarely to pay for packing */
@@ -183,18 +190,22 @@ static void NAME(tiles)(void *context, int64_t begin, int64_t end) {
   }
   for (int64_t i = begin; i < end; i++) {
     int64_t m = i / t->tiles_n * t->tile_m, n = i % t->tiles_n * t->tile_n;
-    NAME(tile)(t, m, MIN2(m + t->tile_m, g->m), n, MIN2(n + t->tile_n, g->n), for_a ? scratch : NULL,
-               for_sums ? scratch + for_a : NULL);
+    NAME(tile)
+    (t, m, MIN2(m + t->tile_m, g->m), n, MIN2(n + t->tile_n, g->n), for_a ? scratch : NULL,
+     for_sums ? scratch + for_a : NULL);
   }
   if (scratch) ty_scratch_free(scratch, bytes);
 }
 
-static int64_t NAME(tile_count)(const ty_gemm *g, const NAME(tiling) *t) {
+static int64_t NAME(tile_count)(const ty_gemm *g, const NAME(tiling) * t) {
   return ((g->m + t->tile_m - 1) / t->tile_m) * ((g->n + t->tile_n - 1) / t->tile_n);
 }
 
 static bool NAME(tiled)(const ty_gemm *g) {
-  NAME(tiling) t = { .g = g, .tile_m = MIN2(g->m, MT), .tile_n = MIN2(g->n, NT), .packs_a = g->a_col != 1 || (g->m >= 768 && g->n >= 768) };
+  NAME(tiling)
+  t = {
+    .g = g, .tile_m = MIN2(g->m, MT), .tile_n = MIN2(g->n, NT), .packs_a = g->a_col != 1 || (g->m >= 768 && g->n >= 768)
+  };
   int threads = ty_parallel_threads();
   if (g->m * g->n * g->k > SERIAL_WORK && threads > 1) {
     /* Smaller tiles when there are too few to share out evenly; narrow ones cost less than low ones. */
@@ -257,16 +268,15 @@ static void NAME(thin_dot)(void *context, int64_t begin, int64_t end) {
     if (i < t->m) NAME(dot_14)(t->k, t->a + i * t->a_row, t->a_row, b, t->b_col, c + i * t->c_i, t->c_i, t->c_j);
   }
   for (; j < end; j++)
-    for (int64_t i = 0; i < t->m; i++)
-      NAME(dot_11)(t->k, t->a + i * t->a_row, t->a_row, t->b + j * t->b_col, t->b_col, t->c + i * t->c_i + j * t->c_j,
-                   t->c_i, t->c_j);
+    for (int64_t i = 0; i < t->m; i++) NAME(dot_11)
+  (t->k, t->a + i * t->a_row, t->a_row, t->b + j * t->b_col, t->b_col, t->c + i * t->c_i + j * t->c_j, t->c_i, t->c_j);
 }
 
 /* c += a b; b and c with contiguous columns. Eight rows of b at a time, which stay cached for the rows of a. */
 static void NAME(thin_rows)(void *context, int64_t begin, int64_t end) {
   const NAME(thin) *t = context;
-  for (int64_t j0 = begin; j0 < end; j0 += 1024) {
-    int64_t n = MIN2(1024, end - j0), p = 0, row = t->b_row;
+  for (int64_t j0 = begin; j0 < end; j0 += CHUNK) {
+    int64_t n = MIN2(CHUNK, end - j0), p = 0, row = t->b_row;
     for (; p + 8 <= t->k; p += 8) {
       const REAL *restrict b = t->b + p * row + j0;
       for (int64_t i = 0; i < t->m; i++) {
@@ -274,8 +284,16 @@ static void NAME(thin_rows)(void *context, int64_t begin, int64_t end) {
         REAL *restrict c = t->c + i * t->c_i + j0;
         REAL x0 = a[0], x1 = a[t->a_col], x2 = a[2 * t->a_col], x3 = a[3 * t->a_col];
         REAL x4 = a[4 * t->a_col], x5 = a[5 * t->a_col], x6 = a[6 * t->a_col], x7 = a[7 * t->a_col];
-#pragma omp simd
-        for (int64_t j = 0; j < n; j++)
+#define AT(r) (*(const V *)(b + r * row + j))
+        int64_t j = 0;
+        for (; j + VL <= n; j += VL) {
+          if (i == 0)
+            for (int r = 8; r < 16; r++) __builtin_prefetch(b + r * row + j);
+          *(V *)(c + j) = *(V *)(c + j) + x0 * AT(0) + x1 * AT(1) + x2 * AT(2) + x3 * AT(3) + x4 * AT(4) + x5 * AT(5) +
+                          x6 * AT(6) + x7 * AT(7);
+        }
+#undef AT
+        for (; j < n; j++)
           c[j] = c[j] + x0 * b[j] + x1 * b[row + j] + x2 * b[2 * row + j] + x3 * b[3 * row + j] + x4 * b[4 * row + j] +
                  x5 * b[5 * row + j] + x6 * b[6 * row + j] + x7 * b[7 * row + j];
       }

@@ -40,7 +40,8 @@ static void sample_dimension(const ty_p_interpolate *p, int d, int64_t in, int64
   }
 }
 
-static bool run(const ty_kernel_args *k, const ty_view *image, const ty_view *result, ty_range_fn *f32, ty_range_fn *f64) {
+static bool run(const ty_kernel_args *k, const ty_view *image, const ty_view *result, ty_range_fn *f32,
+                ty_range_fn *f64) {
   const ty_p_interpolate *p = k->params;
   int64_t h = image->size[2], w = image->size[3], oh = result->size[2], ow = result->size[3];
   if (k->out[0]->count == 0) return true;

@@ -47,24 +47,24 @@ static void float_batch(void *context, int64_t begin, int64_t end) {
 }
 
 /* Integers wrap around, so they are multiplied as unsigned numbers. */
-#define INTEGER_ROWS(name, type, unsigned_type)                                                                        \
-  static void name(void *context, int64_t begin, int64_t end) {                                                        \
-    const batch *p = context;                                                                                          \
-    int64_t m = p->out->size[p->out->ndim - 2];                                                                        \
-    for (int64_t r = begin; r < end && !ty_interrupted; r++) {                                                         \
-      ty_gemm g = product(p, r / m);                                                                                   \
-      type *restrict c = (type *)g.c + r % m * g.n;                                                                    \
-      for (int64_t j = 0; j < g.n; j++) c[j] = 0;                                                                      \
-      for (int64_t k = 0; k < g.k; k++) {                                                                              \
-        unsigned_type x = (unsigned_type)((const type *)g.a)[r % m * g.a_row + k * g.a_col];                           \
-        const type *restrict b = (const type *)g.b + k * g.b_row;                                                      \
-        if (g.b_col == 1) {                                                                                            \
-          for (int64_t j = 0; j < g.n; j++) c[j] = (type)((unsigned_type)c[j] + x * (unsigned_type)b[j]);              \
-        } else {                                                                                                       \
-          for (int64_t j = 0; j < g.n; j++) c[j] = (type)((unsigned_type)c[j] + x * (unsigned_type)b[j * g.b_col]);    \
-        }                                                                                                              \
-      }                                                                                                                \
-    }                                                                                                                  \
+#define INTEGER_ROWS(name, type, unsigned_type)                                                                     \
+  static void name(void *context, int64_t begin, int64_t end) {                                                     \
+    const batch *p = context;                                                                                       \
+    int64_t m = p->out->size[p->out->ndim - 2];                                                                     \
+    for (int64_t r = begin; r < end && !ty_interrupted; r++) {                                                      \
+      ty_gemm g = product(p, r / m);                                                                                \
+      type *restrict c = (type *)g.c + r % m * g.n;                                                                 \
+      for (int64_t j = 0; j < g.n; j++) c[j] = 0;                                                                   \
+      for (int64_t k = 0; k < g.k; k++) {                                                                           \
+        unsigned_type x = (unsigned_type)((const type *)g.a)[r % m * g.a_row + k * g.a_col];                        \
+        const type *restrict b = (const type *)g.b + k * g.b_row;                                                   \
+        if (g.b_col == 1) {                                                                                         \
+          for (int64_t j = 0; j < g.n; j++) c[j] = (type)((unsigned_type)c[j] + x * (unsigned_type)b[j]);           \
+        } else {                                                                                                    \
+          for (int64_t j = 0; j < g.n; j++) c[j] = (type)((unsigned_type)c[j] + x * (unsigned_type)b[j * g.b_col]); \
+        }                                                                                                           \
+      }                                                                                                             \
+    }                                                                                                               \
   }
 INTEGER_ROWS(rows_u8, uint8_t, unsigned)
 INTEGER_ROWS(rows_i8, int8_t, unsigned)
@@ -81,12 +81,12 @@ bool TY_KERNEL(matmul)(const ty_kernel_args *k) {
   if (!ty_is_float((ty_dtype)out->dtype)) {
     int64_t grain = 1 + 65536 / (n * depth + 1);
     switch (out->dtype) {
-    case TY_U8: ty_parallel_for(count * m, grain, rows_u8, &p); break;
-    case TY_I8: ty_parallel_for(count * m, grain, rows_i8, &p); break;
-    case TY_I16: ty_parallel_for(count * m, grain, rows_i16, &p); break;
-    case TY_I32: ty_parallel_for(count * m, grain, rows_i32, &p); break;
-    case TY_I64: ty_parallel_for(count * m, grain, rows_i64, &p); break;
-    default: return ty_fail(TY_EUNSUPPORTED, "matmul: no kernel for %s", ty_dtype_name[out->dtype]);
+      case TY_U8: ty_parallel_for(count * m, grain, rows_u8, &p); break;
+      case TY_I8: ty_parallel_for(count * m, grain, rows_i8, &p); break;
+      case TY_I16: ty_parallel_for(count * m, grain, rows_i16, &p); break;
+      case TY_I32: ty_parallel_for(count * m, grain, rows_i32, &p); break;
+      case TY_I64: ty_parallel_for(count * m, grain, rows_i64, &p); break;
+      default: return ty_fail(TY_EUNSUPPORTED, "matmul: no kernel for %s", ty_dtype_name[out->dtype]);
     }
     return true;
   }

@@ -19,13 +19,16 @@
 
 static char version_text[32]; /* empty: not used */
 
-#define FUNCTIONS(X)                                                                                                   \
-  X(version) X(engine_create) X(stream_create) X(memory_create) X(memory_destroy) X(memory_desc_init_by_strides)                  \
-  X(memory_desc_init_by_tag) X(memory_desc_equal) X(memory_desc_get_size) X(primitive_attr_create)                     \
-  X(primitive_attr_destroy) X(primitive_attr_set_scratchpad_mode) X(dilated_convolution_forward_desc_init)             \
-  X(dilated_convolution_backward_data_desc_init) X(dilated_convolution_backward_weights_desc_init)                     \
-  X(primitive_desc_create) X(primitive_desc_destroy) X(primitive_desc_query) X(primitive_desc_query_md)                \
-  X(reorder_primitive_desc_create) X(primitive_create) X(primitive_destroy) X(primitive_execute)
+/* clang-format off */
+#define FUNCTIONS(X) \
+  X(version) X(engine_create) X(stream_create) X(memory_create) X(memory_destroy) \
+  X(memory_desc_init_by_strides) X(memory_desc_init_by_tag) X(memory_desc_equal) X(memory_desc_get_size) \
+  X(primitive_attr_create) X(primitive_attr_destroy) X(primitive_attr_set_scratchpad_mode) \
+  X(dilated_convolution_forward_desc_init) X(dilated_convolution_backward_data_desc_init) \
+  X(dilated_convolution_backward_weights_desc_init) X(primitive_desc_create) X(primitive_desc_destroy) \
+  X(primitive_desc_query) X(primitive_desc_query_md) X(reorder_primitive_desc_create) X(primitive_create) \
+  X(primitive_destroy) X(primitive_execute)
+/* clang-format on */
 
 static struct {
 #define X(name) __typeof__(&dnnl_##name) name;
@@ -35,7 +38,8 @@ static struct {
 static dnnl_engine_t engine;
 
 static bool load_functions(void *handle) {
-#define X(name) if (!(dnnl.name = (__typeof__(dnnl.name))dlsym(handle, "dnnl_" #name))) return false;
+#define X(name) \
+  if (!(dnnl.name = (__typeof__(dnnl.name))dlsym(handle, "dnnl_" #name))) return false;
   FUNCTIONS(X)
 #undef X
   return dnnl.version()->major == 2 && dnnl.engine_create(&engine, dnnl_cpu, 0) == dnnl_success;
@@ -107,7 +111,8 @@ static bool describe_plain(plan *p) {
   return dnnl.memory_desc_init_by_strides(&p->plain[X_TENSOR], 4, x, dnnl_f32, x_strides) == dnnl_success &&
          dnnl.memory_desc_init_by_strides(&p->plain[Y_TENSOR], 4, y, dnnl_f32, y_strides) == dnnl_success &&
          (c->groups > 1 ? dnnl.memory_desc_init_by_tag(&p->plain[WEIGHT_TENSOR], 5, grouped, dnnl_f32, dnnl_goihw)
-                        : dnnl.memory_desc_init_by_tag(&p->plain[WEIGHT_TENSOR], 4, weight, dnnl_f32, dnnl_oihw)) == dnnl_success &&
+                        : dnnl.memory_desc_init_by_tag(&p->plain[WEIGHT_TENSOR], 4, weight, dnnl_f32, dnnl_oihw)) ==
+             dnnl_success &&
          dnnl.memory_desc_init_by_tag(&p->bias, 1, bias, dnnl_f32, dnnl_a) == dnnl_success;
 }
 
@@ -117,7 +122,8 @@ static dnnl_primitive_desc_t describe_convolution(plan *p, const_dnnl_primitive_
   const dnnl_dims_t strides = { c->sh, c->sw }, dilates = { c->dh - 1, c->dw - 1 }, padding = { c->ph, c->pw };
   dnnl_memory_desc_t any[3];
   for (int i = 0; i < 3; i++)
-    if (dnnl.memory_desc_init_by_tag(&any[i], p->plain[i].ndims, p->plain[i].dims, dnnl_f32, dnnl_format_tag_any) != dnnl_success)
+    if (dnnl.memory_desc_init_by_tag(&any[i], p->plain[i].ndims, p->plain[i].dims, dnnl_f32, dnnl_format_tag_any) !=
+        dnnl_success)
       return NULL;
   const dnnl_memory_desc_t *bias = c->bias ? &p->bias : NULL;
   dnnl_convolution_desc_t d;
@@ -128,12 +134,13 @@ static dnnl_primitive_desc_t describe_convolution(plan *p, const_dnnl_primitive_
       dnnl.primitive_desc_create(&forward, &d, attr, engine, NULL) != dnnl_success)
     return NULL;
   if (c->pass == TY_ONEDNN_FORWARD) return forward;
-  dnnl_status_t status =
-    c->pass == TY_ONEDNN_INPUT
-      ? dnnl.dilated_convolution_backward_data_desc_init(&d, dnnl_convolution_direct, &any[X_TENSOR], &any[WEIGHT_TENSOR],
-                                                         &any[Y_TENSOR], strides, dilates, padding, padding)
-      : dnnl.dilated_convolution_backward_weights_desc_init(&d, dnnl_convolution_direct, &any[X_TENSOR], &any[WEIGHT_TENSOR],
-                                                            NULL, &any[Y_TENSOR], strides, dilates, padding, padding);
+  dnnl_status_t status = c->pass == TY_ONEDNN_INPUT
+                             ? dnnl.dilated_convolution_backward_data_desc_init(
+                                   &d, dnnl_convolution_direct, &any[X_TENSOR], &any[WEIGHT_TENSOR], &any[Y_TENSOR],
+                                   strides, dilates, padding, padding)
+                             : dnnl.dilated_convolution_backward_weights_desc_init(
+                                   &d, dnnl_convolution_direct, &any[X_TENSOR], &any[WEIGHT_TENSOR], NULL,
+                                   &any[Y_TENSOR], strides, dilates, padding, padding);
   if (status != dnnl_success || dnnl.primitive_desc_create(&pd, &d, attr, engine, forward) != dnnl_success) pd = NULL;
   dnnl.primitive_desc_destroy(forward);
   return pd;
@@ -167,7 +174,9 @@ static bool build(plan *p) {
     static const dnnl_query_t forward[] = { dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md };
     static const dnnl_query_t input[] = { dnnl_query_diff_src_md, dnnl_query_weights_md, dnnl_query_diff_dst_md };
     static const dnnl_query_t weight[] = { dnnl_query_src_md, dnnl_query_diff_weights_md, dnnl_query_diff_dst_md };
-    const dnnl_query_t *what = p->key.pass == TY_ONEDNN_FORWARD ? forward : p->key.pass == TY_ONEDNN_INPUT ? input : weight;
+    const dnnl_query_t *what = p->key.pass == TY_ONEDNN_FORWARD ? forward
+                               : p->key.pass == TY_ONEDNN_INPUT ? input
+                                                                : weight;
     for (int i = 0; i < 3 && ok; i++) {
       p->inner[i] = *dnnl.primitive_desc_query_md(pd, what[i], 0);
       ok = make_copy(p, i);

@@ -1,4 +1,6 @@
 /* Pooling over windows: maximum with its position, mean and its gradient. */
+#include <math.h>
+
 #include "cpu.h"
 
 ty_kernel TY_KERNEL(max_pool2d);
@@ -28,18 +30,24 @@ static inline window window_of(const ty_p_pool *p, int d, int64_t i, int64_t siz
   return w;
 }
 
+#define BLOCK 64 /* windows of a row whose maxima are sought together */
+
 #define REAL float
+#define INTEGER int32_t
 #define NAME(x) x##_f32
 #include "pool_real.h"
 #undef REAL
+#undef INTEGER
 #undef NAME
 
 #define REAL double
+#define INTEGER int64_t
 #define NAME(x) x##_f64
 #include "pool_real.h"
 
 /* Planes [h, w] of `image` against planes [oh, ow] of `result`. */
-static bool run(const ty_view *image, const ty_view *result, const ty_kernel_args *k, ty_range_fn *f32, ty_range_fn *f64) {
+static bool run(const ty_view *image, const ty_view *result, const ty_kernel_args *k, ty_range_fn *f32,
+                ty_range_fn *f64) {
   int64_t h = image->size[2], w = image->size[3], oh = result->size[2], ow = result->size[3];
   const void *from = k->in[0]->data;
   void *to = k->out[0]->data;
@@ -57,11 +65,17 @@ static bool run(const ty_view *image, const ty_view *result, const ty_kernel_arg
 }
 
 bool TY_KERNEL(max_pool2d)(const ty_kernel_args *k) {
-  return run(k->in[0], k->out[0], k, max_planes_f32, max_planes_f64);
+  const ty_p_pool *p = k->params;
+  double reach = (double)(p->kernel[0] * p->dilation[0]) * (double)k->in[0]->size[3];
+  if (reach > INT32_MAX) return ty_fail(TY_EUNSUPPORTED, "max_pool2d: windows that reach over 2^31 positions are not supported");
+  return p->adaptive ? run(k->in[0], k->out[0], k, adaptive_max_planes_f32, adaptive_max_planes_f64)
+                     : run(k->in[0], k->out[0], k, max_planes_f32, max_planes_f64);
 }
 
 bool TY_KERNEL(avg_pool2d)(const ty_kernel_args *k) {
-  return run(k->in[0], k->out[0], k, mean_planes_f32, mean_planes_f64);
+  const ty_p_pool *p = k->params;
+  return p->adaptive ? run(k->in[0], k->out[0], k, adaptive_mean_planes_f32, adaptive_mean_planes_f64)
+                     : run(k->in[0], k->out[0], k, mean_planes_f32, mean_planes_f64);
 }
 
 bool TY_KERNEL(avg_pool2d_backward)(const ty_kernel_args *k) {

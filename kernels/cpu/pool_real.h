@@ -8,7 +8,70 @@ typedef struct NAME(pool) {
   const ty_p_pool *p;
 } NAME(pool);
 
+/* The first and last of the windows j0 .. j1 whose tap at column `shift` + j * stride lies in the image. */
+static inline void NAME(inside)(int64_t shift, int64_t stride, int64_t w, int64_t j0, int64_t j1, int64_t *first,
+                                int64_t *last) {
+  int64_t lo = shift < 0 ? (-shift + stride - 1) / stride : 0, hi = shift < w ? (w - 1 - shift) / stride : -1;
+  *first = lo > j0 ? lo : j0;
+  *last = hi < j1 - 1 ? hi : j1 - 1;
+}
+
+/* The body for the usual strides, which the compiler then knows. */
+#define FOR_STRIDE(stride, BODY) \
+  if ((stride) == 1) {           \
+    BODY(1)                      \
+  } else if ((stride) == 2) {    \
+    BODY(2)                      \
+  } else {                       \
+    BODY(stride)                 \
+  }
+
+/* A block of windows of one output row, tap by tap, so that the first in order wins. */
+static void NAME(max_block)(const NAME(pool) * q, const REAL *restrict x, int64_t oy, int64_t j0, int64_t j1,
+                            REAL *restrict y, int64_t *restrict position) {
+  const ty_p_pool *p = q->p;
+  REAL most[BLOCK];
+  INTEGER tap[BLOCK]; /* where the best one lies, from the window's first position; -1: none yet */
+  for (int64_t j = j0; j < j1; j++) {
+    most[j - j0] = -(REAL)INFINITY;
+    tap[j - j0] = -1;
+  }
+  for (int64_t ky = 0; ky < p->kernel[0]; ky++) {
+    int64_t row = oy * p->stride[0] - p->padding[0] + ky * p->dilation[0];
+    if (row < 0 || row >= q->h) continue;
+    for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
+      int64_t shift = kx * p->dilation[1] - p->padding[1], first, last;
+      NAME(inside)(shift, p->stride[1], q->w, j0, j1, &first, &last);
+      const REAL *restrict from = x + row * q->w + shift;
+      INTEGER here = (INTEGER)(ky * p->dilation[0] * q->w + kx * p->dilation[1]);
+#define BODY(stride)                                                                            \
+  for (int64_t j = first; j <= last; j++) {                                                     \
+    REAL t = from[j * (stride)], m = most[j - j0];                                              \
+    bool better = (t > m) | ((t != t) & (m == m)) | (tap[j - j0] < 0); /* the first NaN wins */ \
+    most[j - j0] = better ? t : m;                                                              \
+    tap[j - j0] = better ? here : tap[j - j0];                                                \
+  }
+      FOR_STRIDE(p->stride[1], BODY)
+#undef BODY
+    }
+  }
+  int64_t start = (oy * p->stride[0] - p->padding[0]) * q->w - p->padding[1];
+  for (int64_t j = j0; j < j1; j++) { /* the shape rule has made sure that every window sees something */
+    y[j] = most[j - j0];
+    position[j] = start + j * p->stride[1] + tap[j - j0];
+  }
+}
+
 static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
+  const NAME(pool) *q = context;
+  for (int64_t plane = begin; plane < end; plane++)
+    for (int64_t oy = 0; oy < q->oh; oy++)
+      for (int64_t j = 0; j < q->ow; j += BLOCK) NAME(max_block)
+  (q, q->x + plane * q->h * q->w, oy, j, q->ow - j < BLOCK ? q->ow : j + BLOCK, q->y + (plane * q->oh + oy) * q->ow,
+   q->position + (plane * q->oh + oy) * q->ow);
+}
+
+static void NAME(adaptive_max_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
   for (int64_t plane = begin; plane < end; plane++) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
@@ -20,10 +83,10 @@ static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
         window u = window_of(q->p, 1, ox, q->w, q->ow);
         int64_t best = v.first * q->w + u.first;
         REAL most = x[best];
-        for (int64_t i = v.first; i < v.last; i += v.step)
-          for (int64_t j = u.first; j < u.last; j += u.step) {
+        for (int64_t i = v.first; i < v.last; i++)
+          for (int64_t j = u.first; j < u.last; j++) {
             REAL t = x[i * q->w + j];
-            if (t > most || (t != t && most == most)) { /* the first NaN wins */
+            if (t > most || (t != t && most == most)) {
               most = t;
               best = i * q->w + j;
             }
@@ -37,6 +100,30 @@ static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
 
 static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
+  const ty_p_pool *p = q->p;
+  for (int64_t plane = begin; plane < end; plane++) {
+    const REAL *restrict x = q->x + plane * q->h * q->w;
+    REAL *restrict y = q->y + plane * q->oh * q->ow;
+    for (int64_t oy = 0; oy < q->oh; oy++, y += q->ow) {
+      window v = window_of(p, 0, oy, q->h, q->oh);
+      for (int64_t j = 0; j < q->ow; j++) y[j] = 0;
+      for (int64_t row = v.first; row < v.last; row++)
+        for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
+          int64_t shift = kx - p->padding[1], first, last;
+          NAME(inside)(shift, p->stride[1], q->w, 0, q->ow, &first, &last);
+          const REAL *restrict from = x + row * q->w + shift;
+#define BODY(stride) \
+  for (int64_t j = first; j <= last; j++) y[j] += from[j * (stride)];
+          FOR_STRIDE(p->stride[1], BODY)
+#undef BODY
+        }
+      for (int64_t j = 0; j < q->ow; j++) y[j] /= (REAL)(v.count * window_of(p, 1, j, q->w, q->ow).count);
+    }
+  }
+}
+
+static void NAME(adaptive_mean_planes)(void *context, int64_t begin, int64_t end) {
+  const NAME(pool) *q = context;
   for (int64_t plane = begin; plane < end; plane++) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
     REAL *restrict y = q->y + plane * q->oh * q->ow;
@@ -47,6 +134,7 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
         REAL sum = 0;
         for (int64_t i = v.first; i < v.last; i++) {
           const REAL *restrict row = x + i * q->w;
+#pragma omp simd reduction(+ : sum)
           for (int64_t j = u.first; j < u.last; j++) sum += row[j];
         }
         y[oy * q->ow + ox] = sum / (REAL)(v.count * u.count);

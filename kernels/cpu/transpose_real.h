@@ -2,6 +2,20 @@
 
 typedef REAL NAME(quad) __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
 
+#ifndef SHUFFLE
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else /* gcc 11, Ubuntu 22.04 */
+#define SHUFFLE(x, y, ...)                                           \
+  __builtin_shuffle(x, y,                                            \
+                    _Generic((x)[0], float                           \
+                             : (shuffle_f32){ __VA_ARGS__ }, default \
+                             : (shuffle_f64){ __VA_ARGS__ }))
+typedef int32_t shuffle_f32 __attribute__((vector_size(16)));
+typedef int64_t shuffle_f64 __attribute__((vector_size(32)));
+#endif
+#endif
+
 /* dst[i * stride + r] = row r, element i, for i < n. */
 static inline void NAME(transpose_4)(const REAL *restrict r0, const REAL *restrict r1, const REAL *restrict r2,
                                      const REAL *restrict r3, int64_t n, REAL *restrict dst, int64_t stride) {
@@ -9,12 +23,12 @@ static inline void NAME(transpose_4)(const REAL *restrict r0, const REAL *restri
   for (; i + 4 <= n; i += 4, dst += 4 * stride) {
     NAME(quad) x0 = *(const NAME(quad) *)(r0 + i), x1 = *(const NAME(quad) *)(r1 + i);
     NAME(quad) x2 = *(const NAME(quad) *)(r2 + i), x3 = *(const NAME(quad) *)(r3 + i);
-    NAME(quad) a = __builtin_shufflevector(x0, x1, 0, 4, 1, 5), b = __builtin_shufflevector(x2, x3, 0, 4, 1, 5);
-    NAME(quad) c = __builtin_shufflevector(x0, x1, 2, 6, 3, 7), d = __builtin_shufflevector(x2, x3, 2, 6, 3, 7);
-    *(NAME(quad) *)dst = __builtin_shufflevector(a, b, 0, 1, 4, 5);
-    *(NAME(quad) *)(dst + stride) = __builtin_shufflevector(a, b, 2, 3, 6, 7);
-    *(NAME(quad) *)(dst + 2 * stride) = __builtin_shufflevector(c, d, 0, 1, 4, 5);
-    *(NAME(quad) *)(dst + 3 * stride) = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+    NAME(quad) a = SHUFFLE(x0, x1, 0, 4, 1, 5), b = SHUFFLE(x2, x3, 0, 4, 1, 5);
+    NAME(quad) c = SHUFFLE(x0, x1, 2, 6, 3, 7), d = SHUFFLE(x2, x3, 2, 6, 3, 7);
+    *(NAME(quad) *)dst = SHUFFLE(a, b, 0, 1, 4, 5);
+    *(NAME(quad) *)(dst + stride) = SHUFFLE(a, b, 2, 3, 6, 7);
+    *(NAME(quad) *)(dst + 2 * stride) = SHUFFLE(c, d, 0, 1, 4, 5);
+    *(NAME(quad) *)(dst + 3 * stride) = SHUFFLE(c, d, 2, 3, 6, 7);
   }
   for (; i < n; i++, dst += stride) {
     dst[0] = r0[i];

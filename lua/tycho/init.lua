@@ -34,7 +34,12 @@ local parts = {
   recipe = "tycho.recipe", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
 }
 
+local names = {}
+for name in pairs(parts) do names[#names + 1] = name end
+table.sort(names)
+
 return setmetatable(ty, {
+  __names = names, -- for completion and help: what is there but not loaded yet
   __index = function(self, name)
     local part = parts[name]
     if not part then return nil end

@@ -18,7 +18,10 @@ ty_lua_state *ty_lua_state_of(lua_State *L) {
 
 void ty_lua_push_methods(lua_State *L) { lua_rawgetp(L, LUA_REGISTRYINDEX, &methods_key); }
 
-int ty_lua_error(lua_State *L) { return luaL_error(L, "%s", ty_error()); }
+int ty_lua_error(lua_State *L) {
+  if (ty_error_code() == TY_EINTR) ty_interrupted = 0; /* this error is its report; what unwinds may compute again */
+  return luaL_error(L, "%s", ty_error());
+}
 
 /* ---- handles ---- */
 

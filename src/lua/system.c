@@ -47,7 +47,10 @@ static int system_pid(lua_State *L) {
 static int system_sleep(lua_State *L) {
   double end = seconds(CLOCK_MONOTONIC) + luaL_checknumber(L, 1), left;
   while ((left = end - seconds(CLOCK_MONOTONIC)) > 0) {
-    if (ty_interrupted) return luaL_error(L, "interrupted");
+    if (ty_interrupted) {
+      ty_fail(TY_EINTR, "interrupted");
+      return ty_lua_error(L);
+    }
     double part = left < 0.05 ? left : 0.05;
     nanosleep(&(struct timespec){ 0, (long)(part * 1e9) }, NULL);
   }

@@ -295,7 +295,10 @@ static int worker_receive(lua_State *L) {
   if (w->waiting == 0) return luaL_error(L, "thread: receive() without a send()");
   ty_message *m = wait_for_answer(w);
   if (!m) {
-    if (!w->ended) return luaL_error(L, "interrupted");
+    if (!w->ended) {
+      ty_fail(TY_EINTR, "interrupted");
+      return ty_lua_error(L);
+    }
     return luaL_error(L, "in a worker thread: %s", w->problem);
   }
   w->waiting--;

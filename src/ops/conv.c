@@ -20,26 +20,29 @@ static int64_t span(const ty_p_conv *p, int d, int64_t taps) { return p->dilatio
 /* The size of conv2d's result for an input and a weight of these sizes; `x` and `weight` name them in errors. */
 static bool result_size(ty_call *c, const int64_t *x, const int64_t *weight, const ty_p_conv *p, int64_t *size) {
   if (x[1] != weight[1] * p->groups)
-    return ty_op_fail(c, TY_EINVAL, "weight: expected [out, %lld / %lld groups, kh, kw] for x %s, got %s", (long long)x[1],
-                      (long long)p->groups, ty_shape_text(4, x), ty_shape_text(4, weight));
+    return ty_op_fail(c, TY_EINVAL, "weight: expected [out, %lld / %lld groups, kh, kw] for x %s, got %s",
+                      (long long)x[1], (long long)p->groups, ty_shape_text(4, x), ty_shape_text(4, weight));
   if (weight[0] % p->groups)
-    return ty_op_fail(c, TY_EINVAL, "weight: expected a multiple of %lld groups of output channels, got %s", (long long)p->groups,
-                      ty_shape_text(4, weight));
+    return ty_op_fail(c, TY_EINVAL, "weight: expected a multiple of %lld groups of output channels, got %s",
+                      (long long)p->groups, ty_shape_text(4, weight));
   size[0] = x[0];
   size[1] = weight[0];
   for (int d = 0; d < 2; d++) {
     int64_t taps = weight[2 + d], have = x[2 + d] + 2 * p->padding[d];
     if (taps < 1 || have < span(p, d, taps))
-      return ty_op_fail(c, TY_EINVAL, "weight: a kernel of %s does not fit into x %s with padding {%lld, %lld} and dilation {%lld, %lld}",
-                        ty_shape_text(4, weight), ty_shape_text(4, x), (long long)p->padding[0], (long long)p->padding[1],
-                        (long long)p->dilation[0], (long long)p->dilation[1]);
+      return ty_op_fail(
+          c, TY_EINVAL,
+          "weight: a kernel of %s does not fit into x %s with padding {%lld, %lld} and dilation {%lld, %lld}",
+          ty_shape_text(4, weight), ty_shape_text(4, x), (long long)p->padding[0], (long long)p->padding[1],
+          (long long)p->dilation[0], (long long)p->dilation[1]);
     size[2 + d] = (have - span(p, d, taps)) / p->stride[d] + 1;
   }
   return true;
 }
 
 /* Arguments 0 and 1 as float tensors of one dtype and four dimensions. */
-static bool take_pair(ty_call *c, const char *first, const char *second, ty_tensor **a, ty_tensor **b, ty_dtype *dtype) {
+static bool take_pair(ty_call *c, const char *first, const char *second, ty_tensor **a, ty_tensor **b,
+                      ty_dtype *dtype) {
   if (!ty_check_floats(c, 1) || !ty_check_ndim(c, 0, 4, 4, first) || !ty_check_ndim(c, 1, 4, 4, second)) return false;
   *dtype = ty_promote(ty_dtype_of(c->arg[0].t), ty_dtype_of(c->arg[1].t));
   *a = ty_to(c->arg[0].t, *dtype);
@@ -60,7 +63,8 @@ static bool check_size(ty_call *c, int arg) {
   ty_ints size = c->arg[arg].is;
   bool ok = size.n == 4;
   for (int i = 0; ok && i < 4; i++) ok = size.v[i] >= 0;
-  return ok || ty_op_fail(c, TY_EINVAL, "size: expected four sizes, got %s", ty_shape_text(size.n < 8 ? size.n : 8, size.v));
+  return ok ||
+         ty_op_fail(c, TY_EINVAL, "size: expected four sizes, got %s", ty_shape_text(size.n < 8 ? size.n : 8, size.v));
 }
 
 /* ---- conv2d and its gradients ---- */
@@ -83,13 +87,15 @@ bool vjp_conv2d(ty_vjp *c) {
   ty_ints stride = a->stride.is, padding = a->padding.is, dilation = a->dilation.is;
   if (c->need[0])
     c->dx[0] = ty_conv2d_backward_input(g, a->weight.t, ty_vjp_size(c, 0), stride, padding, dilation, a->groups.i);
-  if (c->need[1]) c->dx[1] = ty_conv2d_backward_weight(g, a->x.t, ty_vjp_size(c, 1), stride, padding, dilation, a->groups.i);
+  if (c->need[1])
+    c->dx[1] = ty_conv2d_backward_weight(g, a->x.t, ty_vjp_size(c, 1), stride, padding, dilation, a->groups.i);
   if (c->need[2]) c->dx[2] = ty_sum(g, TY_INTS(0, 2, 3), false, TY_DTYPE_DEFAULT);
   return true;
 }
 
 /* Both gradients check that `g` is what conv2d would give. */
-static bool check_gradient(ty_call *c, const ty_tensor *g, const int64_t *x, const int64_t *weight, const ty_p_conv *p) {
+static bool check_gradient(ty_call *c, const ty_tensor *g, const int64_t *x, const int64_t *weight,
+                           const ty_p_conv *p) {
   int64_t size[4];
   if (!result_size(c, x, weight, p, size)) return false;
   return memcmp(size, g->v.size, sizeof size) == 0 ||
@@ -119,8 +125,8 @@ bool fwd_conv2d_backward_weight(ty_call *c) {
   ty_p_conv p;
   ty_tensor *g, *x;
   ty_dtype dtype;
-  if (!take_pair(c, "[n, out, oh, ow]", "[n, c, h, w]", &g, &x, &dtype) || !check_size(c, 2) || !read_options(c, 3, &p) ||
-      !check_gradient(c, g, x->v.size, c->arg[2].is.v, &p))
+  if (!take_pair(c, "[n, out, oh, ow]", "[n, c, h, w]", &g, &x, &dtype) || !check_size(c, 2) ||
+      !read_options(c, 3, &p) || !check_gradient(c, g, x->v.size, c->arg[2].is.v, &p))
     return false;
   return ty_out(c, 0, ty_device_of(g), dtype, 4, c->arg[2].is.v) && ty_launch(c, (ty_tensor *[]){ g, x }, 2, &p);
 }
@@ -166,10 +172,13 @@ bool fwd_conv_transpose2d(ty_call *c) {
     return false;
   if (p.groups < 1) return ty_op_fail(c, TY_EINVAL, "groups: expected at least 1, got %lld", (long long)p.groups);
   if (x->v.size[1] != weight->v.size[0] || x->v.size[1] % p.groups)
-    return ty_op_fail(c, TY_EINVAL, "weight: expected [%lld, out/groups, kh, kw], the channels of x %s divisible by %lld groups, got %s",
-                      (long long)x->v.size[1], ty_describe(x), (long long)p.groups, ty_describe(weight));
+    return ty_op_fail(
+        c, TY_EINVAL,
+        "weight: expected [%lld, out/groups, kh, kw], the channels of x %s divisible by %lld groups, got %s",
+        (long long)x->v.size[1], ty_describe(x), (long long)p.groups, ty_describe(weight));
   size[0] = x->v.size[0];
-  if (__builtin_mul_overflow(weight->v.size[1], p.groups, &size[1])) return ty_op_fail(c, TY_EINVAL, "groups: too many");
+  if (__builtin_mul_overflow(weight->v.size[1], p.groups, &size[1]))
+    return ty_op_fail(c, TY_EINVAL, "groups: too many");
   if (!check_bias(c, 2, size[1])) return false;
   for (int d = 0; d < 2; d++) {
     if (extra[d] >= p.stride[d])
@@ -178,11 +187,11 @@ bool fwd_conv_transpose2d(ty_call *c) {
     int64_t taps = weight->v.size[2 + d], in = x->v.size[2 + d];
     if (taps < 1 || in < 1 || __builtin_mul_overflow(in - 1, p.stride[d], &size[2 + d]) ||
         (size[2 + d] += span(&p, d, taps) + extra[d] - 2 * p.padding[d]) < 1)
-      return ty_op_fail(c, TY_EINVAL, "x %s, weight %s, padding {%lld, %lld}: the result would be empty", ty_describe(x),
-                        ty_describe(weight), (long long)p.padding[0], (long long)p.padding[1]);
+      return ty_op_fail(c, TY_EINVAL, "x %s, weight %s, padding {%lld, %lld}: the result would be empty",
+                        ty_describe(x), ty_describe(weight), (long long)p.padding[0], (long long)p.padding[1]);
   }
-  ty_tensor *y = ty_conv2d_backward_input(x, weight, (ty_ints){ size, 4 }, (ty_ints){ p.stride, 2 }, (ty_ints){ p.padding, 2 },
-                                          (ty_ints){ p.dilation, 2 }, p.groups);
+  ty_tensor *y = ty_conv2d_backward_input(x, weight, (ty_ints){ size, 4 }, (ty_ints){ p.stride, 2 },
+                                          (ty_ints){ p.padding, 2 }, (ty_ints){ p.dilation, 2 }, p.groups);
   if (y && a->bias.t) y = ty_add(y, ty_reshape(a->bias.t, TY_INTS(1, size[1], 1, 1)));
   return ty_out_set(c, 0, y);
 }

@@ -181,17 +181,19 @@ static bool set_sizes(sum *s, const term *x, int operand) {
   for (int i = 0; i < x->n; i++) {
     int64_t have = s->size[x->label[i]], size = x->t->v.size[i];
     if (have >= 0 && size != have && size != 1 && have != 1)
-      return ty_op_fail(s->c, TY_EINVAL, "equation: \"%s\": label %s has size %lld before and %lld in operand %d %s", s->equation,
-                        label_name(x->label[i]), (long long)have, (long long)size, operand, ty_describe(x->t));
+      return ty_op_fail(s->c, TY_EINVAL, "equation: \"%s\": label %s has size %lld before and %lld in operand %d %s",
+                        s->equation, label_name(x->label[i]), (long long)have, (long long)size, operand,
+                        ty_describe(x->t));
     if (have < 0 || have == 1) s->size[x->label[i]] = size;
   }
   /* a label that repeats within one operand names a diagonal: its sizes must be equal */
   for (int i = 0; i < x->n; i++)
     for (int j = i + 1; j < x->n; j++)
       if (x->label[i] == x->label[j] && x->t->v.size[i] != x->t->v.size[j])
-        return ty_op_fail(s->c, TY_EINVAL, "equation: \"%s\": label %s repeats with sizes %lld and %lld in operand %d %s",
-                          s->equation, label_name(x->label[i]), (long long)x->t->v.size[i], (long long)x->t->v.size[j],
-                          operand, ty_describe(x->t));
+        return ty_op_fail(s->c, TY_EINVAL,
+                          "equation: \"%s\": label %s repeats with sizes %lld and %lld in operand %d %s", s->equation,
+                          label_name(x->label[i]), (long long)x->t->v.size[i], (long long)x->t->v.size[j], operand,
+                          ty_describe(x->t));
   return true;
 }
 
@@ -236,8 +238,8 @@ static bool read_equation(sum *s, ty_tensors xs, term *terms, term *out) {
     if (!read_term(s, &at, 0, &terms[i], &dots)) return false;
     int under = xs.v[i]->v.ndim - terms[i].n;
     if (under < 0 || (under > 0 && !dots))
-      return ty_op_fail(s->c, TY_EINVAL, "equation: \"%s\": term %d names %d dimensions, operand %d is %s", s->equation, i,
-                        terms[i].n, i, ty_describe(xs.v[i]));
+      return ty_op_fail(s->c, TY_EINVAL, "equation: \"%s\": term %d names %d dimensions, operand %d is %s", s->equation,
+                        i, terms[i].n, i, ty_describe(xs.v[i]));
     if (under > s->dots) s->dots = under;
   }
   if (*at == ',') return fail(s, "more terms than operands");

@@ -10,7 +10,8 @@ static bool read_options(ty_call *c, ty_p_interpolate *p) {
   p->align_corners = c->arg[4].i;
   if (p->mode < 0) return false;
   if (p->mode == 0 && p->align_corners) return ty_op_fail(c, TY_EINVAL, "align_corners: only for mode \"bilinear\"");
-  if (!(scale >= 0) || isinf(scale)) return ty_op_fail(c, TY_EINVAL, "scale: expected a positive number, got %g", scale);
+  if (!(scale >= 0) || isinf(scale))
+    return ty_op_fail(c, TY_EINVAL, "scale: expected a positive number, got %g", scale);
   p->scale[0] = p->scale[1] = scale > 0 ? 1 / scale : 0;
   return true;
 }
@@ -21,14 +22,16 @@ bool fwd_interpolate(ty_call *c) {
   ty_p_interpolate p;
   int64_t out[2];
   if (!ty_check_ndim(c, 0, 4, 4, "[n, c, h, w]") || !read_options(c, &p)) return false;
-  if (x->v.size[2] < 1 || x->v.size[3] < 1) return ty_op_fail(c, TY_EINVAL, "x: nothing to resize in %s", ty_describe(x));
+  if (x->v.size[2] < 1 || x->v.size[3] < 1)
+    return ty_op_fail(c, TY_EINVAL, "x: nothing to resize in %s", ty_describe(x));
   if (a->size.is.n) {
     if (!ty_check_pair(c, 1, 1, out)) return false;
   } else {
     if (a->scale.f == 0) return ty_op_fail(c, TY_EINVAL, "size: expected a size or a scale, got neither");
     for (int d = 0; d < 2; d++) {
       double size = floor((double)x->v.size[2 + d] * a->scale.f);
-      if (!(size >= 1 && size <= INT32_MAX)) return ty_op_fail(c, TY_EINVAL, "scale: %g gives no possible size for x %s", a->scale.f, ty_describe(x));
+      if (!(size >= 1 && size <= INT32_MAX))
+        return ty_op_fail(c, TY_EINVAL, "scale: %g gives no possible size for x %s", a->scale.f, ty_describe(x));
       out[d] = (int64_t)size;
     }
   }

@@ -46,8 +46,13 @@ static bool launch(const ty_op *op, product *p, const ty_view *bias, ty_tensor *
     int n = p->ndim;
     int64_t k = p->a.size[n - 1], rows = 1;
     for (int d = 0; d < n - 1; d++) rows *= p->size[d];
-    ty_view a = { .data = p->a.data, .dtype = p->a.dtype, .ndim = 2, .size = { rows, k }, .stride = { stride, p->a.stride[n - 1] } };
-    ty_view b = { .data = p->b.data, .dtype = p->b.dtype, .ndim = 2, .size = { k, p->size[n - 1] },
+    ty_view a = {
+      .data = p->a.data, .dtype = p->a.dtype, .ndim = 2, .size = { rows, k }, .stride = { stride, p->a.stride[n - 1] }
+    };
+    ty_view b = { .data = p->b.data,
+                  .dtype = p->b.dtype,
+                  .ndim = 2,
+                  .size = { k, p->size[n - 1] },
                   .stride = { p->b.stride[n - 2], p->b.stride[n - 1] } };
     ty_view_set_contiguous(&y, 2, (int64_t[]){ rows, p->size[n - 1] });
     ty_view_update(&a);
@@ -92,11 +97,13 @@ bool fwd_matmul(ty_call *c) {
   ty_tensor *x = arg->x.t, *y = arg->y.t;
   ty_dtype dtype = ty_promote(ty_dtype_of(x), ty_dtype_of(y));
   if (x->v.ndim == 0 || y->v.ndim == 0)
-    return ty_op_fail(c, TY_EINVAL, "%s: expected at least one dimension, got %s", x->v.ndim ? "y" : "x", ty_describe(x->v.ndim ? y : x));
+    return ty_op_fail(c, TY_EINVAL, "%s: expected at least one dimension, got %s", x->v.ndim ? "y" : "x",
+                      ty_describe(x->v.ndim ? y : x));
   int64_t inner = x->v.size[x->v.ndim - 1], other = y->v.size[y->v.ndim > 1 ? y->v.ndim - 2 : 0];
   if (inner != other)
-    return ty_op_fail(c, TY_EINVAL, "x %s and y %s: expected the last size of x, %lld, to equal %s of y, %lld", ty_describe(x),
-                      ty_describe(y), (long long)inner, y->v.ndim > 1 ? "the last but one" : "the size", (long long)other);
+    return ty_op_fail(c, TY_EINVAL, "x %s and y %s: expected the last size of x, %lld, to equal %s of y, %lld",
+                      ty_describe(x), ty_describe(y), (long long)inner, y->v.ndim > 1 ? "the last but one" : "the size",
+                      (long long)other);
   x = merged(ty_to(x, compute_dtype(dtype)), y);
   y = ty_to(y, compute_dtype(dtype));
   if (!x || !y) return false;
@@ -161,9 +168,10 @@ bool fwd_linear(ty_call *c) {
     return ty_op_fail(c, TY_EINVAL, "x: expected [..., %lld] for weight %s, got %s", (long long)weight->v.size[1],
                       ty_describe(weight), ty_describe(x));
   if (bias && (!ty_check_floats(c, 2) || bias->v.ndim != 1 || bias->v.size[0] != weight->v.size[0]))
-    return ty_is_float(ty_dtype_of(bias)) ? ty_op_fail(c, TY_EINVAL, "bias: expected [%lld] for weight %s, got %s",
-                                                       (long long)weight->v.size[0], ty_describe(weight), ty_describe(bias))
-                                          : false;
+    return ty_is_float(ty_dtype_of(bias))
+               ? ty_op_fail(c, TY_EINVAL, "bias: expected [%lld] for weight %s, got %s", (long long)weight->v.size[0],
+                            ty_describe(weight), ty_describe(bias))
+               : false;
   ty_dtype dtype = ty_promote(ty_dtype_of(x), ty_dtype_of(weight)), wide = compute_dtype(dtype);
   product p = { .ndim = x->v.ndim };
   memcpy(p.size, x->v.size, sizeof p.size);
@@ -171,10 +179,8 @@ bool fwd_linear(ty_call *c) {
   if (!ty_out(c, 0, ty_device_of(x), dtype, p.ndim, p.size)) return false;
   x = merged(ty_to(x, wide), weight);
   weight = ty_to(weight, wide);
-  if (bias) {
-    bias = ty_contiguous(ty_to(bias, wide));
-    if (!bias) return false;
-  }
+  if (bias && !(bias = ty_to(bias, wide))) return false;
+  if (bias && !bias->v.contiguous && !(bias = ty_contiguous(bias))) return false;
   if (!x || !weight) return false;
   p.a = x->v;
   p.b = weight->v;

@@ -16,13 +16,15 @@ static bool read_windows(ty_call *c, int first, const int64_t *in, ty_p_pool *p,
   if (!ty_check_pair(c, first + 2, 0, p->padding)) return false;
   for (int d = 0; d < 2; d++) {
     if (p->padding[d] > p->kernel[d] / 2)
-      return ty_op_fail(c, TY_EINVAL, "padding: expected at most half of the kernel {%lld, %lld}, got {%lld, %lld}", (long long)p->kernel[0],
-                        (long long)p->kernel[1], (long long)p->padding[0], (long long)p->padding[1]);
+      return ty_op_fail(c, TY_EINVAL, "padding: expected at most half of the kernel {%lld, %lld}, got {%lld, %lld}",
+                        (long long)p->kernel[0], (long long)p->kernel[1], (long long)p->padding[0],
+                        (long long)p->padding[1]);
     out[d] = windows(in[d], p->kernel[d], p->stride[d], p->padding[d], p->dilation[d]);
     if (out[d] < 1)
-      return ty_op_fail(c, TY_EINVAL, "kernel: {%lld, %lld} with padding {%lld, %lld} and dilation {%lld, %lld} does not fit into %s",
-                        (long long)p->kernel[0], (long long)p->kernel[1], (long long)p->padding[0], (long long)p->padding[1],
-                        (long long)p->dilation[0], (long long)p->dilation[1], ty_shape_text(2, in));
+      return ty_op_fail(
+          c, TY_EINVAL, "kernel: {%lld, %lld} with padding {%lld, %lld} and dilation {%lld, %lld} does not fit into %s",
+          (long long)p->kernel[0], (long long)p->kernel[1], (long long)p->padding[0], (long long)p->padding[1],
+          (long long)p->dilation[0], (long long)p->dilation[1], ty_shape_text(2, in));
   }
   return true;
 }
@@ -44,11 +46,32 @@ static bool pool(ty_call *c, const ty_p_pool *p, const int64_t *out, bool positi
   return ty_launch(c, &x, 1, p);
 }
 
+/* With dilation a window can lie so that all its positions are padding: there is no largest. */
+static bool windows_see_something(ty_call *c, const ty_p_pool *p, const int64_t *in, const int64_t *out) {
+  for (int d = 0; d < 2; d++) {
+    if (p->dilation[d] == 1 || p->padding[d] == 0) continue;
+    for (int64_t i = 0; i < out[d]; i++) {
+      bool sees = false;
+      for (int64_t k = 0; k < p->kernel[d] && !sees; k++) {
+        int64_t at = i * p->stride[d] - p->padding[d] + k * p->dilation[d];
+        sees = at >= 0 && at < in[d];
+      }
+      if (!sees)
+        return ty_op_fail(c, TY_EINVAL,
+                          "padding: a window of {%lld, %lld} with dilation {%lld, %lld} sees only padding of x %s",
+                          (long long)p->kernel[0], (long long)p->kernel[1], (long long)p->dilation[0],
+                          (long long)p->dilation[1], ty_describe(c->arg[0].t));
+    }
+  }
+  return true;
+}
+
 bool fwd_max_pool2d(ty_call *c) {
   ty_p_pool p = { .count_include_pad = true };
   int64_t out[2];
-  return ty_check_ndim(c, 0, 4, 4, "[n, c, h, w]") && ty_check_pair(c, 4, 1, p.dilation) &&
-         read_windows(c, 1, c->arg[0].t->v.size + 2, &p, out) && pool(c, &p, out, true);
+  if (!ty_check_ndim(c, 0, 4, 4, "[n, c, h, w]") || !ty_check_pair(c, 4, 1, p.dilation)) return false;
+  const int64_t *in = c->arg[0].t->v.size + 2;
+  return read_windows(c, 1, in, &p, out) && windows_see_something(c, &p, in, out) && pool(c, &p, out, true);
 }
 
 bool fwd_adaptive_max_pool2d(ty_call *c) {
@@ -106,7 +129,8 @@ bool fwd_avg_pool2d_backward(ty_call *c) {
   if (!p.adaptive) {
     if (!read_windows(c, 2, in, &p, out)) return false;
     if (out[0] != g->v.size[2] || out[1] != g->v.size[3])
-      return ty_op_fail(c, TY_EINVAL, "g: expected [n, c, %lld, %lld], got %s", (long long)out[0], (long long)out[1], ty_describe(g));
+      return ty_op_fail(c, TY_EINVAL, "g: expected [n, c, %lld, %lld], got %s", (long long)out[0], (long long)out[1],
+                        ty_describe(g));
   }
   int64_t size[] = { g->v.size[0], g->v.size[1], in[0], in[1] };
   return ty_out(c, 0, ty_device_of(g), ty_dtype_of(g), 4, size) && ty_launch(c, &g, 1, &p);

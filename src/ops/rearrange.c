@@ -35,7 +35,9 @@ static bool fail_axis(const rearrangement *r, const axis *a, const char *text) {
   return ty_op_fail(r->c, TY_EINVAL, "pattern: \"%s\": axis %.*s %s", r->pattern, a->length, a->name, text);
 }
 
-static bool is_name(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (c >= '0' && c <= '9'); }
+static bool is_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (c >= '0' && c <= '9');
+}
 
 static int find(const rearrangement *r, const char *name, int length) {
   for (int i = 0; i < r->count; i++)
@@ -152,7 +154,8 @@ static bool place_dots(rearrangement *r, side *left, const ty_tensor *x) {
   if (r->dots < 0) return true;
   int n = x->v.ndim - left->dims, at = r->dot;
   if (n < 0) return true; /* reported by the caller */
-  if (r->count + n > MAX_AXES || left->items + n > MAX_AXES || left->dims + n > MAX_AXES) return fail(r, "too many axes");
+  if (r->count + n > MAX_AXES || left->items + n > MAX_AXES || left->dims + n > MAX_AXES)
+    return fail(r, "too many axes");
   r->dots = n;
   r->dot = r->count;
   int item = left->first[at];
@@ -184,10 +187,12 @@ static bool solve(rearrangement *r, const side *left, const ty_tensor *x) {
       }
     }
     if (unknown && known > 0 && size % known == 0) unknown->size = size / known;
-    else if (unknown && known == 0 && size == 0) return fail_axis(r, unknown, "cannot be found from a size of 0; give it as an option");
+    else if (unknown && known == 0 && size == 0)
+      return fail_axis(r, unknown, "cannot be found from a size of 0; give it as an option");
     else if (unknown || known != size)
-      return ty_op_fail(r->c, TY_EINVAL, "pattern: \"%s\": dimension %d of x %s, size %lld, does not fit %s %lld", r->pattern, d,
-                        ty_describe(x), (long long)size, unknown ? "a multiple of" : "the size", (long long)known);
+      return ty_op_fail(r->c, TY_EINVAL, "pattern: \"%s\": dimension %d of x %s, size %lld, does not fit %s %lld",
+                        r->pattern, d, ty_describe(x), (long long)size, unknown ? "a multiple of" : "the size",
+                        (long long)known);
   }
   return true;
 }
@@ -197,11 +202,14 @@ static bool check_same_axes(const rearrangement *r, const side *right) {
   for (int i = 0; i < right->items; i++) {
     const axis *a = &r->axes[right->item[i]];
     if (!seen[right->item[i]]++) continue;
-    return a->name ? fail_axis(r, a, "is named twice on the right side") : fail(r, "\"...\" is written twice on the right side");
+    return a->name ? fail_axis(r, a, "is named twice on the right side")
+                   : fail(r, "\"...\" is written twice on the right side");
   }
   for (int i = 0; i < r->count; i++) {
     const axis *a = &r->axes[i];
-    if (!seen[i]) return a->name ? fail_axis(r, a, "is missing on the right side") : fail(r, "\"...\" is missing on the right side");
+    if (!seen[i])
+      return a->name ? fail_axis(r, a, "is missing on the right side")
+                     : fail(r, "\"...\" is missing on the right side");
   }
   return true;
 }
@@ -216,9 +224,11 @@ bool fwd_rearrange(ty_call *c) {
   if (!read_side(&r, r.pattern, arrow, true, &left) || !read_sizes(&r, a->sizes.s)) return false;
   if (!place_dots(&r, &left, x)) return false;
   if (left.dims != x->v.ndim)
-    return ty_op_fail(c, TY_EINVAL, "pattern: \"%s\" has %d dimensions on the left side, x is %s", r.pattern, left.dims, ty_describe(x));
+    return ty_op_fail(c, TY_EINVAL, "pattern: \"%s\" has %d dimensions on the left side, x is %s", r.pattern, left.dims,
+                      ty_describe(x));
   if (!solve(&r, &left, x)) return false;
-  if (!read_side(&r, arrow + 2, r.pattern + strlen(r.pattern), false, &right) || !check_same_axes(&r, &right)) return false;
+  if (!read_side(&r, arrow + 2, r.pattern + strlen(r.pattern), false, &right) || !check_same_axes(&r, &right))
+    return false;
   if (left.items > TY_MAX_DIMS || right.dims > TY_MAX_DIMS) return fail(&r, "more than 8 axes");
 
   int64_t split[TY_MAX_DIMS], order[TY_MAX_DIMS], merged[TY_MAX_DIMS];

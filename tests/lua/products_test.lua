@@ -1,0 +1,185 @@
+-- Matrix products and convolutions at the sizes where the kernels cut their work, which the rows of tests/ops are too
+-- small for. Products are compared with compositions of other ops, f32 convolutions (oneDNN's, where it is there) with
+-- f64 ones (always our own).
+
+local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+
+local test, equal, close, fails = check.test, check.equal, check.close, check.fails
+
+local function largest(x) return x:abs():max():item() end
+
+-- The sum of products by broadcasting, in f64.
+local function by_hand(x, y)
+  return (x:to("f64"):unsqueeze(-1) * y:to("f64"):unsqueeze(-3)):sum(-2)
+end
+
+local function compare(x, y, what)
+  local want = by_hand(x, y)
+  local k = x.shape[#x.shape]
+  local unit = x.dtype == "f64" and 1e-14 or 1e-6
+  close(largest(ty.matmul(x, y):to("f64") - want), 0, unit * (8 + 2 * k ^ 0.5 * 4), what)
+end
+
+local sizes = {
+  { 1, 1, 5000 }, { 1, 700, 300 }, { 700, 1, 300 }, { 3, 900, 260 }, { 900, 3, 260 }, { 5, 7, 2100 }, { 40, 50, 600 },
+  { 64, 64, 64 }, { 65, 33, 257 }, { 130, 70, 520 }, { 17, 1200, 130 }, { 400, 20, 90 },
+}
+
+test("products of every size and layout agree with sums of products", function()
+  ty.manual_seed(1)
+  for _, s in ipairs(sizes) do
+    local m, n, k = s[1], s[2], s[3]
+    for _, dtype in ipairs { "f32", "f64" } do
+      for layout = 0, 3 do
+        local function random(rows, columns, turned)
+          if turned then return ty.randn(columns, rows, { dtype = dtype }):transpose(0, 1) end
+          return ty.randn(rows, columns, { dtype = dtype })
+        end
+        local x, y = random(m, k, layout & 1 > 0), random(k, n, layout & 2 > 0)
+        compare(x, y, ("%d x %d x %d, %s, layout %d"):format(m, n, k, dtype, layout))
+      end
+    end
+  end
+end)
+
+test("views with steps in both dimensions, and batches with broadcast and permuted dimensions", function()
+  ty.manual_seed(2)
+  local x = ty.randn(60, 90, { dtype = "f64" })["::2, ::3"]
+  local y = ty.randn(60, 80, { dtype = "f64" })["::2, ::2"]
+  compare(x, y, "steps")
+  local a = ty.randn(5, 3, 20, 16, { dtype = "f64" })
+  local b = ty.randn(3, 16, 11, { dtype = "f64" })
+  local parts = {}
+  for i = 0, 2 do parts[#parts + 1] = ty.matmul(a:select(1, i), b[i]) end
+  equal(largest(ty.matmul(a, b) - ty.stack(parts, 1)), 0)
+  local shared = ty.randn(16, 11, { dtype = "f64" })
+  local turned = a:permute(1, 0, 2, 3)
+  local function differ(p, q) return largest(p - q) end
+  close(differ(ty.matmul(turned, shared), ty.matmul(turned:contiguous(), shared)), 0, 1e-13, "does not merge")
+  close(differ(ty.matmul(a, shared):reshape(300, 11), ty.matmul(a:reshape(300, 16), shared)), 0, 1e-13, "merges")
+end)
+
+test("linear equals matmul and add, with its gradients", function()
+  ty.manual_seed(3)
+  for _, s in ipairs { { 7, 300, 40 }, { 300, 64, 65 }, { 2, 3, 900 } } do
+    local x = ty.randn(2, s[1], s[3], { dtype = "f64" }):requires_grad_()
+    local w = ty.randn(s[2], s[3], { dtype = "f64" }):requires_grad_()
+    local b = ty.randn(s[2], { dtype = "f64" }):requires_grad_()
+    local y, z = ty.linear(x, w, b), ty.matmul(x, w:transpose(0, 1)) + b
+    close(largest((y - z):detach()), 0, 1e-11)
+    local g = ty.randn(2, s[1], s[2], { dtype = "f64" })
+    local p, q = ty.grad((y * g):sum(), { x, w, b }), ty.grad((z * g):sum(), { x, w, b })
+    for i = 1, 3 do close(largest(p[i] - q[i]), 0, 1e-10, "gradient " .. i) end
+  end
+end)
+
+test("integers wrap around and never overflow", function()
+  local x = ty.full({ 1, 2 }, math.maxinteger, { dtype = "i64" })
+  equal(ty.matmul(x, ty.full({ 2, 1 }, 3, { dtype = "i64" })):item(), 2 * 3 * math.maxinteger)
+  local row, column = ty.full({ 1, 4 }, 127, { dtype = "i8" }), ty.full({ 4, 1 }, 127, { dtype = "i8" })
+  equal(ty.matmul(row, column):item(), (4 * 127 * 127 + 128) % 256 - 128)
+end)
+
+-- n, c, h, w, out, kernel, options
+local convolutions = {
+  { 2, 16, 20, 20, 24, 3, { padding = 1 } }, { 9, 32, 12, 10, 16, 3, { stride = 2, padding = 1 } },
+  { 2, 32, 14, 14, 32, 3, { groups = 2, padding = 1 } }, { 3, 16, 30, 17, 16, 5, { padding = 4, dilation = 2 } },
+  { 4, 24, 16, 16, 40, 1, { stride = 1 } }, { 2, 3, 40, 33, 8, 3, { padding = 1 } },
+  { 2, 12, 31, 30, 12, 7, { padding = 3, groups = 12 } },
+  { 2, 6, 20, 21, 6, 3, { stride = 2, padding = 1, groups = 6 } },
+  { 1, 16, 90, 90, 16, 3, { padding = 1 } }, { 17, 16, 7, 7, 64, 3, { padding = 1 } },
+  { 2, 4, 9, 9, 4, 4, { stride = { 1, 3 }, padding = { 2, 0 } } },
+}
+
+local function convolve(s, dtype)
+  ty.manual_seed(5)
+  local groups = s[7].groups or 1
+  local x = ty.randn(s[1], s[2], s[3], s[4], { dtype = "f64" }):to(dtype):requires_grad_()
+  local w = ty.randn(s[5], s[2] // groups, s[6], s[6], { dtype = "f64" }):to(dtype):requires_grad_()
+  local b = ty.randn(s[5], { dtype = "f64" }):to(dtype):requires_grad_()
+  local y = ty.conv2d(x, w, b, s[7])
+  local g = ty.randn(y.shape, { dtype = "f64" }):to(dtype)
+  local dx = ty.grad((y * g):sum(), { x, w, b })
+  return { y:detach(), dx[1], dx[2], dx[3] }
+end
+
+test("f32 convolutions and their gradients agree with f64 ones", function()
+  for i, s in ipairs(convolutions) do
+    local p, q = convolve(s, "f32"), convolve(s, "f64")
+    for j = 1, 4 do
+      local off = largest(p[j]:to "f64" - q[j]) / (largest(q[j]) + 1)
+      close(off, 0, 1e-5, ("convolution %d, result %d"):format(i, j))
+    end
+  end
+end)
+
+test("results do not depend on the number of threads", function()
+  local threads = ty.threads()
+  local function run()
+    ty.manual_seed(7)
+    local all = {}
+    for _, s in ipairs(sizes) do all[#all + 1] = ty.matmul(ty.randn(s[1], s[3]), ty.randn(s[3], s[2])) end
+    for _, s in ipairs(convolutions) do
+      for _, t in ipairs(convolve(s, "f32")) do all[#all + 1] = t end
+    end
+    return all
+  end
+  ty.set_threads(1)
+  local one = run()
+  for _, n in ipairs { 2, 3 } do
+    ty.set_threads(n)
+    local many = run()
+    for i = 1, #one do equal(largest(one[i] - many[i]), 0, ("%d threads, result %d"):format(n, i)) end
+  end
+  ty.set_threads(threads)
+end)
+
+test("infinities and NaN stay where they belong", function()
+  local x = ty.ones(40, 30)
+  x["3, 5"] = 1 / 0
+  x["7, 2"] = 0 / 0
+  local y = ty.matmul(x, ty.ones(30, 35))
+  equal(y:isfinite():logical_not():sum():item(), 70)
+  equal(y:isnan():sum():item(), 35)
+  local image = ty.ones(1, 4, 20, 21)
+  image["0, 1, 4, 20"] = 1 / 0
+  local g = ty.ones(1, 4, 20, 21)
+  local w = ty.ones(4, 1, 3, 3):requires_grad_()
+  local dw = ty.grad((ty.conv2d(image, w, { padding = 1, groups = 4 }) * g):sum(), { w })[1]
+  equal(dw:isfinite():logical_not():sum():item(), 6, "the last column is seen by two of three taps")
+end)
+
+test("memory is flat over many steps", function()
+  local function step()
+    ty.scope(function()
+      for _, s in ipairs { convolutions[1], convolutions[7] } do convolve(s, "f32") end
+      ty.matmul(ty.randn(130, 700), ty.randn(700, 90))
+    end)
+  end
+  for _ = 1, 3 do step() end
+  collectgarbage()
+  collectgarbage()
+  local before = ty.memory.stats("cpu").live
+  for _ = 1, 20 do step() end
+  collectgarbage()
+  collectgarbage()
+  equal(ty.memory.stats("cpu").live, before)
+end)
+
+test("rearrange and einsum through \"...\"", function()
+  local x = ty.arange(120):reshape(2, 3, 4, 5)
+  equal(ty.rearrange(x, "a ... d -> d ... a"):tolist(), x:permute(3, 1, 2, 0):tolist())
+  equal(ty.rearrange(x, "... d -> (... d)"):tolist(), x:reshape(120):tolist())
+  equal(ty.rearrange(x, "a (b one) ... -> ... (one a) b", { one = 1 }).shape, { 4, 5, 2, 3 })
+  fails(function() return ty.rearrange(x, "a b ... c d e -> a b c d e ...") end, "has 5 dimensions on the left side")
+  fails(function() return ty.rearrange(x, "a ... -> a") end, "\"...\" is missing on the right side")
+  fails(function() return ty.rearrange(x, "a b c d -> a b c d d") end, "axis d is named twice on the right side")
+  fails(function() return ty.rearrange(x, "a b c 5 -> a b c") end, "axis 5 is a number")
+  fails(function() return ty.rearrange(x, "(a b c d -> a b c d") end, "\"(\" without \")\"")
+  local p, q = ty.randn(2, 3, 4), ty.randn(3, 4, 5)
+  close(largest(ty.einsum("...ij,...jk->...ik", p:unsqueeze(1), q) - ty.matmul(p:unsqueeze(1), q)), 0, 1e-5)
+end)
+
+check.finish()
