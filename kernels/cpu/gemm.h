@@ -13,7 +13,8 @@
 #endif
 #define TY_PANEL_BYTES (2 * TY_VECTOR_BYTES) /* of a row of a full panel */
 
-/* Fills a panel of B: dst[i * stride + j] = B[k0 + i][j0 + j] for i < kc and j < nc; nc elements are at most TY_PANEL_BYTES. */
+/* Fills a panel of B: dst[i * stride + j] = B[k0 + i][j0 + j] for i < kc and j < nc; nc elements are at most
+ * TY_PANEL_BYTES. */
 typedef void ty_gemm_pack(const void *context, int64_t k0, int64_t kc, int64_t j0, int64_t nc, void *dst,
                           int64_t stride);
 

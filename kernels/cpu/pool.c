@@ -67,7 +67,8 @@ static bool run(const ty_view *image, const ty_view *result, const ty_kernel_arg
 bool TY_KERNEL(max_pool2d)(const ty_kernel_args *k) {
   const ty_p_pool *p = k->params;
   double reach = (double)(p->kernel[0] * p->dilation[0]) * (double)k->in[0]->size[3];
-  if (reach > INT32_MAX) return ty_fail(TY_EUNSUPPORTED, "max_pool2d: windows that reach over 2^31 positions are not supported");
+  if (reach > INT32_MAX)
+    return ty_fail(TY_EUNSUPPORTED, "max_pool2d: windows that reach over 2^31 positions are not supported");
   return p->adaptive ? run(k->in[0], k->out[0], k, adaptive_max_planes_f32, adaptive_max_planes_f64)
                      : run(k->in[0], k->out[0], k, max_planes_f32, max_planes_f64);
 }

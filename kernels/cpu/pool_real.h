@@ -8,11 +8,11 @@ typedef struct NAME(pool) {
   const ty_p_pool *p;
 } NAME(pool);
 
-/* The first and last of the windows j0 .. j1 whose tap at column `shift` + j * stride lies in the image. */
+/* The first and last of the windows j0 .. j1 (last < first: none) whose tap at column `shift` + j * stride lies in the image. */
 static inline void NAME(inside)(int64_t shift, int64_t stride, int64_t w, int64_t j0, int64_t j1, int64_t *first,
                                 int64_t *last) {
   int64_t lo = shift < 0 ? (-shift + stride - 1) / stride : 0, hi = shift < w ? (w - 1 - shift) / stride : -1;
-  *first = lo > j0 ? lo : j0;
+  *first = lo < j0 ? j0 : lo < j1 ? lo : j1;
   *last = hi < j1 - 1 ? hi : j1 - 1;
 }
 
@@ -30,35 +30,43 @@ static inline void NAME(inside)(int64_t shift, int64_t stride, int64_t w, int64_
 static void NAME(max_block)(const NAME(pool) * q, const REAL *restrict x, int64_t oy, int64_t j0, int64_t j1,
                             REAL *restrict y, int64_t *restrict position) {
   const ty_p_pool *p = q->p;
-  REAL most[BLOCK];
-  INTEGER tap[BLOCK]; /* where the best one lies, from the window's first position; -1: none yet */
-  for (int64_t j = j0; j < j1; j++) {
-    most[j - j0] = -(REAL)INFINITY;
-    tap[j - j0] = -1;
+  REAL most[BLOCK], here[BLOCK];
+  INTEGER where[BLOCK]; /* of the best one, counted from the window's first position; -1: none yet */
+  int64_t width = (j1 - j0 + 15) / 16 * 16, row0 = oy * p->stride[0] - p->padding[0], first, last;
+  for (int64_t j = 0; j < width; j++) {
+    most[j] = -(REAL)INFINITY;
+    where[j] = -1;
   }
   for (int64_t ky = 0; ky < p->kernel[0]; ky++) {
-    int64_t row = oy * p->stride[0] - p->padding[0] + ky * p->dilation[0];
+    int64_t row = row0 + ky * p->dilation[0];
     if (row < 0 || row >= q->h) continue;
     for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
-      int64_t shift = kx * p->dilation[1] - p->padding[1], first, last;
+      int64_t shift = kx * p->dilation[1] - p->padding[1];
       NAME(inside)(shift, p->stride[1], q->w, j0, j1, &first, &last);
       const REAL *restrict from = x + row * q->w + shift;
-      INTEGER here = (INTEGER)(ky * p->dilation[0] * q->w + kx * p->dilation[1]);
-#define BODY(stride)                                                                            \
-  for (int64_t j = first; j <= last; j++) {                                                     \
-    REAL t = from[j * (stride)], m = most[j - j0];                                              \
-    bool better = (t > m) | ((t != t) & (m == m)) | (tap[j - j0] < 0); /* the first NaN wins */ \
-    most[j - j0] = better ? t : m;                                                              \
-    tap[j - j0] = better ? here : tap[j - j0];                                                \
-  }
+      INTEGER at = (INTEGER)(ky * p->dilation[0] * q->w + kx * p->dilation[1]);
+      for (int64_t j = 0; j < first - j0; j++) here[j] = -(REAL)INFINITY;
+#define BODY(stride) \
+  for (int64_t j = first; j <= last; j++) here[j - j0] = from[j * (stride)];
       FOR_STRIDE(p->stride[1], BODY)
 #undef BODY
+      for (int64_t j = (last < first ? first - 1 : last) + 1 - j0; j < width; j++) here[j] = -(REAL)INFINITY;
+      for (int64_t j = 0; j < width; j += 16)
+        for (int i = 0; i < 16; i++) {
+          REAL t = here[j + i], m = most[j + i];
+          bool better = (t > m) | ((t != t) & (m == m)); /* the first NaN wins */
+          most[j + i] = better ? t : m;
+          where[j + i] = better ? at : where[j + i];
+        }
     }
   }
-  int64_t start = (oy * p->stride[0] - p->padding[0]) * q->w - p->padding[1];
-  for (int64_t j = j0; j < j1; j++) { /* the shape rule has made sure that every window sees something */
+  for (int64_t j = j0; j < j1; j++) {
     y[j] = most[j - j0];
-    position[j] = start + j * p->stride[1] + tap[j - j0];
+    position[j] = row0 * q->w + j * p->stride[1] - p->padding[1] + where[j - j0];
+    if (where[j - j0] >= 0) continue;
+    window v = window_of(p, 0, oy, q->h, q->oh),
+           u = window_of(p, 1, j, q->w, q->ow); /* nothing but -infinity: the first */
+    position[j] = v.first * q->w + u.first;
   }
 }
 

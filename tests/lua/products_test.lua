@@ -115,6 +115,22 @@ test("f32 convolutions and their gradients agree with f64 ones", function()
   end
 end)
 
+test("max_pool2d over long rows agrees with the largest of shifted slices", function()
+  ty.manual_seed(11)
+  local x = ty.randn(2, 3, 9, 200)
+  for _, s in ipairs { { 2, 2, 0, 1 }, { 3, 1, 1, 1 }, { 3, 2, 1, 4 }, { 5, 3, 2, 7 }, { 2, 1, 1, 3 } } do
+    local kernel, stride, padding, dilation = s[1], s[2], s[3], s[4]
+    local y, at = ty.max_pool2d(x, { 1, kernel }, { 1, stride }, { 0, padding }, { 1, dilation })
+    local wide, n, want = ty.pad(x, { padding, padding }, "constant", -1 / 0), y.shape[4], nil
+    for k = 0, kernel - 1 do
+      local part = wide:slice(3, k * dilation, k * dilation + (n - 1) * stride + 1, stride)
+      want = want and want:maximum(part) or part
+    end
+    equal(largest(y - want), 0, "kernel, stride, padding, dilation " .. table.concat(s, " "))
+    equal(largest(x:reshape(2, 3, 1800):gather(2, at:reshape(2, 3, 9 * n)):reshape(2, 3, 9, n) - y), 0, "positions")
+  end
+end)
+
 test("results do not depend on the number of threads", function()
   local threads = ty.threads()
   local function run()
