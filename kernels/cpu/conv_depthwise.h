@@ -39,8 +39,8 @@ static NAME(depthwise_call) NAME(depthwise_of)(const conv_shape *s) {
 
 /* ---- forward ---- */
 
-/* Four output rows by one or two vectors; stride 1, no dilation between rows. Row iy of the input meets output row r with
- * kernel row iy - r. `valid` rows are written. */
+/* Four output rows by one or two vectors; stride 1, no dilation between rows. Row iy of the input meets output row r
+ * with kernel row iy - r. `valid` rows are written. */
 /* clang-format off */
 #define TAP_WIDE(r)                                                                                                    \
   {                                                                                                                    \
@@ -53,7 +53,7 @@ static NAME(depthwise_call) NAME(depthwise_of)(const conv_shape *s) {
 #define LOAD_NARROW const V x0 = *(const V *)(in + kx * dw);
 #define CASE(lo, hi, LOAD, TAP)                                                                                        \
   case lo * BLOCK + hi:                                                                                                \
-    for (int64_t kx = 0; kx < kw; kx++) {                                                      \
+    for (int64_t kx = 0; kx < kw; kx++) {                                                                              \
       LOAD                                                                                                             \
       if (lo <= 0 && 0 <= hi) TAP(0)                                                                                   \
       if (lo <= 1 && 1 <= hi) TAP(1)                                                                                   \
@@ -222,8 +222,8 @@ static inline REAL NAME(sum_lanes)(V v) {
   return t;
 }
 
-/* Up to four neighbouring taps: the dot products of g, rows of whole vectors with zeros at their ends, with x shifted by 0,
- * dw, 2 dw and 3 dw. All four are computed; those past `taps` read the room behind the plane and are dropped. */
+/* Up to four neighbouring taps: the dot products of g, rows of whole vectors with zeros at their ends, with x shifted
+ * by 0, dw, 2 dw and 3 dw. All four are computed; those past `taps` read the room behind the plane and are dropped. */
 static void NAME(four_taps)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row,
                             int64_t taps, REAL *restrict sum) {
   V a0 = { 0 }, a1 = { 0 }, a2 = { 0 }, a3 = { 0 };

@@ -1,8 +1,8 @@
 /* Convolution for one element type; included by conv.c with REAL and NAME(x) set.
  *
- * A convolution is a matrix product of the weight [o, c kh kw] with the matrix of all windows [c kh kw, oh ow], which is
- * never stored: the product asks for its panels and they are copied from a zero-padded band of the image. Bands are a
- * number of output rows, fixed by the shape, and are the unit that threads share. */
+ * A convolution is a matrix product of the weight [o, c kh kw] with the matrix of all windows [c kh kw, oh ow], which
+ * is never stored: the product asks for its panels and they are copied from a zero-padded band of the image. Bands are
+ * a number of output rows, fixed by the shape, and are the unit that threads share. */
 
 #include "transpose_real.h"
 #include "conv_depthwise.h"

@@ -1,4 +1,5 @@
-/* oneDNN, loaded when first needed: version 2.x (3.x has another interface), where its headers were there at build time. */
+/* oneDNN, loaded when first needed: version 2.x (3.x has another interface), where its headers were there at build
+ * time. */
 #include "onednn.h"
 
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
-/* oneDNN's convolutions, when its library is there. It is loaded at first use, never at start-up; TYCHO_ONEDNN=0 turns it
- * off. (Its matrix products are not used: gemm.c is as fast within a few per cent, faster when small, gives the same bits
- * for every number of threads, and can be interrupted.) */
+/* oneDNN's convolutions, when its library is there. Loaded at first use, never at start-up; TYCHO_ONEDNN=0 turns
+ * it off. (Its matrix products are not used: gemm.c is faster when small, within 10% when large, gives the same
+ * bits for every number of threads, and can be interrupted.) */
 #ifndef TY_KERNELS_CPU_ONEDNN_H
 #define TY_KERNELS_CPU_ONEDNN_H
 
@@ -18,8 +18,8 @@ typedef struct ty_onednn_conv {
   int64_t n, c, h, w, o, kh, kw, oh, ow, sh, sw, ph, pw, dh, dw, groups, bias, x_image, y_image;
 } ty_onednn_conv;
 
-/* FORWARD writes y; INPUT writes x and WEIGHT writes weight from the gradient in y. bias [o] or NULL (bias == 0). False,
- * having done nothing, where our own kernels must do the work; else *ok tells whether it worked. */
+/* FORWARD writes y; INPUT writes x and WEIGHT writes weight from the gradient in y. bias [o] or NULL (bias == 0).
+ * False, having done nothing, where our own kernels must do the work; else *ok tells whether it worked. */
 bool ty_onednn_convolve(const ty_onednn_conv *conv, float *x, float *weight, const float *bias, float *y, bool *ok);
 
 #endif

@@ -8,7 +8,8 @@ typedef struct NAME(pool) {
   const ty_p_pool *p;
 } NAME(pool);
 
-/* The first and last of the windows j0 .. j1 (last < first: none) whose tap at column `shift` + j * stride lies in the image. */
+/* The first and last of the windows j0 .. j1 (last < first: none) whose tap at column `shift` + j * stride lies in the
+ * image. */
 static inline void NAME(inside)(int64_t shift, int64_t stride, int64_t w, int64_t j0, int64_t j1, int64_t *first,
                                 int64_t *last) {
   int64_t lo = shift < 0 ? (-shift + stride - 1) / stride : 0, hi = shift < w ? (w - 1 - shift) / stride : -1;

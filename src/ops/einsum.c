@@ -142,7 +142,7 @@ static bool multiply(const sum *s, term *x, const term *y) {
   return r.t != NULL;
 }
 
-/* x = the product of x and y summed over the labels outside `keep`: [batch, rows, summed] x [batch, summed, columns]. */
+/* x = x times y summed over the labels outside `keep`: [batch, rows, summed] x [batch, summed, columns]. */
 static bool contract(const sum *s, term *x, const term *y, label_set keep) {
   label_set in_x = labels_of(x), in_y = labels_of(y), both = in_x & in_y;
   if (!(both & ~keep)) return multiply(s, x, y);

@@ -85,7 +85,7 @@ static bool launch_to_output(ty_call *c, product *p, const ty_view *bias) {
 
 static ty_dtype compute_dtype(ty_dtype d) { return ty_is_half(d) ? TY_F32 : d; }
 
-/* A batch of matrices that does not merge into one, against a single b, is copied: one large product is faster than many. */
+/* A batch of matrices that does not merge into one, against a single b, is copied: one large product beats many. */
 static ty_tensor *merged(ty_tensor *x, const ty_tensor *b) {
   int64_t stride;
   if (!x || x->v.ndim <= 2 || b->v.ndim > 2 || rows_merge(&x->v, &stride)) return x;
