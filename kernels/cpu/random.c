@@ -4,25 +4,14 @@
 #include <string.h>
 
 #include "../half.h"
-#include "../philox.h"
-#include "cpu.h"
+#include "random_words.h"
 
-enum { BLOCK = 1024, GRAIN = 16384 };
+enum { BLOCK = RANDOM_WORDS, GRAIN = 16384 };
 
 typedef struct job {
   const ty_view *out, *in;
   const ty_p_random *p;
 } job;
-
-/* Words of elements [begin, begin + BLOCK), begin a multiple of 4: a whole block, so that the rounds vectorise. */
-static void words(const ty_p_random *p, int64_t begin, uint32_t *restrict w) {
-  const uint64_t seed = p->seed, first = p->offset + (uint64_t)begin / 4;
-#pragma omp simd
-  for (int i = 0; i < BLOCK / 4; i++) {
-    ty_philox b = ty_philox_block(seed, first + (uint64_t)i);
-    w[4 * i] = b.w[0], w[4 * i + 1] = b.w[1], w[4 * i + 2] = b.w[2], w[4 * i + 3] = b.w[3];
-  }
-}
 
 static int64_t element_offset(const ty_view *v, int64_t i) {
   if (v->contiguous) return i;
@@ -92,7 +81,7 @@ static void fill(const job *j, block_fn *f, int64_t begin, int64_t end) {
   ty_dtype dtype = (ty_dtype)v->dtype;
   for (int64_t i = begin; i < end; i += BLOCK) {
     int64_t n = end - i < BLOCK ? end - i : BLOCK;
-    words(j->p, i, w);
+    random_words(j->p, i, w);
     f(j, w, x);
     if (!v->contiguous) {
       for (int64_t k = 0; k < n; k++) put(v, i + k, x[k]);
@@ -126,7 +115,7 @@ static void randint_range(void *context, int64_t begin, int64_t end) {
   uint32_t w[BLOCK];
   for (int64_t i = begin; i < end; i += BLOCK) {
     int64_t n = end - i < BLOCK ? end - i : BLOCK;
-    words(j->p, i, w);
+    random_words(j->p, i, w);
     for (int64_t k = 0; k < n; k++) {
       uint64_t pick;
       if (range <= 0xffffffffu) {
@@ -154,7 +143,7 @@ static void bernoulli_range(void *context, int64_t begin, int64_t end) {
   uint32_t w[BLOCK];
   for (int64_t i = begin; i < end; i += BLOCK) {
     int64_t n = end - i < BLOCK ? end - i : BLOCK;
-    words(j->p, i, w);
+    random_words(j->p, i, w);
     if (j->out->dtype == TY_F64)
       for (int64_t k = 0; k < n; k++)
         ((double *)j->out->data)[i + k] = ty_uniform_f32(w[k]) < ((const double *)j->in->data)[i + k];
