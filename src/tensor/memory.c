@@ -142,6 +142,7 @@ static bool fail_out_of_memory(size_t bytes, ty_dtype dtype, int ndim, const int
   char text[1500], a[32], b[32], c[32], d[32];
   const ty_live *largest[REPORTED] = { NULL };
   pthread_mutex_lock(&cpu.lock);
+  if (!cpu.budget) cpu.budget = default_budget();
   int count = 0;
   for (const ty_live *l = cpu.live_list.next; l != &cpu.live_list; l = l->next, count++) {
     for (int i = 0; i < REPORTED; i++) {
