@@ -3,8 +3,8 @@
  * A micro-kernel holds up to MR rows by one or two vectors of C in registers (8 x 2 of the 32 registers of AVX-512,
  * 6 x 2 of 16 elsewhere) while it runs down k. It reads A by strides: packing A pays only where its rows are not
  * contiguous, so that neighbours in k come from different cache lines, or where it is large. Rows are named variables,
- * not arrays: gcc keeps arrays of vectors in memory. For every row count there is one function, so that edge panels cost
- * what they compute. */
+ * not arrays: gcc keeps arrays of vectors in memory. For every row count there is one function, so that edge panels
+ * cost what they compute. */
 
 #if TY_VECTOR_BYTES == 64
 #define MR 8

@@ -197,29 +197,28 @@ static void NAME(tiles)(void *context, int64_t begin, int64_t end) {
   if (scratch) ty_scratch_free(scratch, bytes);
 }
 
-static int64_t NAME(tile_count)(const ty_gemm *g, const NAME(tiling) * t) {
-  return ((g->m + t->tile_m - 1) / t->tile_m) * ((g->n + t->tile_n - 1) / t->tile_n);
+/* The size of `count` even tiles of n, in whole units. */
+static int64_t NAME(even)(int64_t n, int64_t count, int64_t unit) {
+  int64_t size = ((n + count - 1) / count + unit - 1) / unit * unit;
+  return MIN2(size, n);
 }
 
 static bool NAME(tiled)(const ty_gemm *g) {
-  NAME(tiling)
-  t = {
-    .g = g, .tile_m = MIN2(g->m, MT), .tile_n = MIN2(g->n, NT), .packs_a = g->a_col != 1 || (g->m >= 768 && g->n >= 768)
-  };
-  int threads = ty_parallel_threads();
-  if (g->m * g->n * g->k > SERIAL_WORK && threads > 1) {
-    /* Smaller tiles when there are too few to share out evenly; narrow ones cost less than low ones. */
-    while (NAME(tile_count)(g, &t) < 4 * threads) {
-      if (t.tile_n > 2 * NR) t.tile_n = (t.tile_n / 2 + NR - 1) / NR * NR;
-      else if (t.tile_m > 8 * MR) t.tile_m = (t.tile_m / 2 + MR - 1) / MR * MR;
-      else break;
-    }
-    t.tiles_n = (g->n + t.tile_n - 1) / t.tile_n;
-    ty_parallel_for(NAME(tile_count)(g, &t), 1, NAME(tiles), &t);
-  } else {
-    t.tiles_n = (g->n + t.tile_n - 1) / t.tile_n;
-    NAME(tiles)(&t, 0, NAME(tile_count)(g, &t));
+  NAME(tiling) t = { .g = g };
+  int64_t rows = (g->m + MT - 1) / MT, columns = (g->n + NT - 1) / NT;
+  int threads = g->m * g->n * g->k > SERIAL_WORK ? ty_parallel_threads() : 1;
+  t.packs_a = g->a_col != 1 || (g->m >= 768 && g->n >= 768);
+  while (threads > 1 && rows * columns < 4 * threads) { /* too few to share out evenly; narrow tiles cost least */
+    if (g->n > columns * 2 * NR) columns *= 2;
+    else if (g->m > rows * 8 * MR) rows *= 2;
+    else break;
   }
+  t.tile_m = NAME(even)(g->m, rows, MR);
+  t.tile_n = NAME(even)(g->n, columns, NR);
+  t.tiles_n = (g->n + t.tile_n - 1) / t.tile_n;
+  int64_t tiles = (g->m + t.tile_m - 1) / t.tile_m * t.tiles_n;
+  if (threads > 1) ty_parallel_for(tiles, 1, NAME(tiles), &t);
+  else NAME(tiles)(&t, 0, tiles);
   return !t.failed;
 }
 

@@ -303,7 +303,9 @@ static void read_all(parse *p) {
     int type = lua_type(L, at);
     bool takes_list = a->kind == TY_ARG_INTS || a->kind == TY_ARG_VARINTS || a->kind == TY_ARG_LIST;
     if (type == LUA_TTABLE && at == top) {
-      bool list = takes_list && (lua_rawlen(L, at) > 0 || !has_named(L, at));
+      /* {} is the empty list where that can be meant, else no options. */
+      bool empty = a->kind != TY_ARG_INTS || !a->text[0];
+      bool list = takes_list && (lua_rawlen(L, at) > 0 || (empty && !has_named(L, at)));
       if (list) read(p, i, at);
       if (!list || has_named(L, at)) read_options(p, at, list);
       at++;
