@@ -9,6 +9,9 @@ typedef struct ty_p_scalars {
   double a, b;
 } ty_p_scalars;
 
+/* What a product or convolution does to its result before it is stored. */
+typedef enum ty_activation { TY_NO_ACTIVATION, TY_RELU, TY_GELU, TY_GELU_TANH, TY_SILU } ty_activation;
+
 /* Philox4x32-10: element i of a result takes word i%4 of block (offset + i/4) under key `seed`. */
 typedef struct ty_p_random {
   uint64_t seed, offset;
