@@ -1,4 +1,4 @@
-/* Work split over the OpenMP threads. */
+/* Work split over the threads of the CPU backend. */
 #ifndef TY_KERNELS_CPU_PARALLEL_H
 #define TY_KERNELS_CPU_PARALLEL_H
 
@@ -15,5 +15,8 @@ void ty_parallel_for_all(int64_t n, int64_t grain, ty_range_fn *fn, void *contex
 
 /* Threads the next ty_parallel_for may use. */
 int ty_parallel_threads(void);
+
+/* For calls from this thread; 0: OMP_NUM_THREADS, or as many as this process has cores. */
+void ty_parallel_set_threads(int n);
 
 #endif

@@ -1,9 +1,9 @@
 /* The CPU device: picks the kernels for its instruction set when the program starts. TYCHO_ISA=baseline|avx2|avx512 picks
  * another (never one the CPU lacks). */
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../kernels/cpu/parallel.h"
 #include "device.h"
 
 extern ty_kernel *const ty_cpu_baseline_kernels[TY_OP_COUNT];
@@ -70,10 +70,6 @@ const char *ty_device_name(int device) { return device == TY_META ? "meta" : "cp
 
 /* ---- threads ---- */
 
-int ty_num_threads(void) { return omp_get_max_threads(); }
+int ty_num_threads(void) { return ty_parallel_threads(); }
 
-void ty_set_num_threads(int n) {
-  static int initial;
-  if (!initial) initial = omp_get_max_threads();
-  omp_set_num_threads(n > 0 ? n : initial);
-}
+void ty_set_num_threads(int n) { ty_parallel_set_threads(n); }

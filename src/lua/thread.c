@@ -2,7 +2,6 @@
  * function; thread:send(...) queues a call of it, thread:receive() waits for the results in order. Values are copied
  * (message.c), tensors share their memory. */
 #include <lualib.h>
-#include <omp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -152,7 +151,7 @@ static void serve(worker *w, lua_State *L) {
 
 static void *worker_main(void *context) {
   worker *w = context;
-  omp_set_num_threads(1); /* the workers are the parallelism */
+  ty_set_num_threads(1); /* the workers are the parallelism */
   lua_State *L = luaL_newstate();
   if (!L) {
     end_with(w, "out of memory");

@@ -2,7 +2,10 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "../../kernels/cpu/parallel.h"
 #include "check.h"
 
 enum { THREADS = 4, ROUNDS = 200 };
@@ -132,4 +135,58 @@ void test_threads_hand_over(void) {
     }
   }
   CHECK_INT(live_bytes(), before);
+}
+
+/* ---- the pool of the kernels ---- */
+
+enum { PIECES = 1000, JOBS = 2000 };
+
+static void count_one(void *context, int64_t begin, int64_t end) {
+  int *seen = context;
+  for (int64_t i = begin; i < end; i++) seen[i]++;
+}
+
+/* The first piece splits its work again. */
+static void count_piece(void *context, int64_t begin, int64_t end) {
+  if (begin == 0) ty_parallel_for(end, 1, count_one, context);
+  else count_one(context, begin, end);
+}
+
+static void *run_jobs(void *context) {
+  int seen[PIECES] = { 0 };
+  ty_set_num_threads(2 + *(int *)context);
+  for (int j = 0; j < JOBS; j++) ty_parallel_for(PIECES - j % 7, 1 + j % 50, count_piece, seen);
+  int64_t total = 0, expected = 0;
+  for (int i = 0; i < PIECES; i++) total += seen[i];
+  for (int j = 0; j < JOBS; j++) expected += PIECES - j % 7;
+  CHECK_INT(total, expected);
+  CHECK_INT(seen[0], JOBS);
+  CHECK_INT(ty_num_threads(), 2 + *(int *)context);
+  return NULL;
+}
+
+/* Several owners at once, with more threads than there are cores: every piece is computed exactly once. */
+void test_threads_share_the_pool(void) {
+  int id[THREADS];
+  void *context[THREADS];
+  for (int i = 0; i < THREADS; i++) id[i] = i, context[i] = &id[i];
+  int before = ty_num_threads();
+  start(run_jobs, context);
+  CHECK_INT(ty_num_threads(), before); /* of this thread: nobody else changes it */
+}
+
+/* A child process has none of its parent's workers, and starts its own. */
+void test_threads_after_fork(void) {
+  int seen[PIECES] = { 0 }, status = -1;
+  ty_set_num_threads(3);
+  ty_parallel_for(PIECES, 1, count_piece, seen);
+  pid_t child = fork();
+  if (child == 0) {
+    ty_parallel_for(PIECES, 1, count_piece, seen);
+    int64_t total = 0;
+    for (int i = 0; i < PIECES; i++) total += seen[i];
+    _exit(total == 2 * PIECES ? 0 : 1);
+  }
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  ty_set_num_threads(0);
 }
