@@ -16,6 +16,10 @@ int ty_cli_call(lua_State *L, int nargs, int nresults);
 /* Prints the error on the stack's top (and removes it) when status is one. Returns status. */
 int ty_cli_report(lua_State *L, int status);
 
+/* ---- state.c ---- */
+
+lua_State *ty_cli_new_state(void); /* NULL when memory is out */
+
 /* ---- interrupt.c: Ctrl-C ---- */
 
 /* From now on Ctrl-C stops Lua code and native ops with the error "interrupted". */

@@ -267,6 +267,7 @@ static int protected_main(lua_State *L) {
     lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV");
   }
   luaL_openlibs(L);
+  lua_gc(L, LUA_GCGEN, 0, 0); /* as the lua program does; most tensors die young */
   ty_cli_program_open(L);
   ty_cli_interrupt_open(L);
   set_arg(L, argc, argv, o.script);
@@ -297,7 +298,7 @@ static int protected_main(lua_State *L) {
 }
 
 int main(int argc, char **argv) {
-  lua_State *L = luaL_newstate();
+  lua_State *L = ty_cli_new_state();
   if (!L) {
     fputs("tycho: not enough memory for a Lua state\n", stderr);
     return 1;

@@ -8,7 +8,13 @@
 #include "../device/device.h"
 #include "handle.h"
 
-enum { MAX_ARGS = 16, MAX_INTS = 96, UP_STATE = 1, UP_METATABLE = 2, UP_OP = 3 };
+enum { MAX_ARGS = 16, MAX_INTS = 96, UP_BOUND = 1, UP_METATABLE = 2 };
+
+/* What a closure is about. */
+typedef struct bound {
+  ty_lua_state *state;
+  const ty_op *op;
+} bound;
 
 typedef struct parse {
   lua_State *L;
@@ -61,13 +67,10 @@ static const char *signature(lua_State *L, const ty_op *op) {
 
 /* ---- single arguments ---- */
 
-static bool is_tensor(lua_State *L, int index) {
-  if (lua_type(L, index) != LUA_TUSERDATA || lua_rawlen(L, index) != sizeof(ty_handle)) return false;
-  return ((ty_handle *)lua_touserdata(L, index))->magic == &ty_handle_magic;
-}
-
+/* The tensor at `index` for argument `arg`, or NULL when something else is there; raises for one that was released. */
 static inline ty_tensor *tensor_at(parse *p, int arg, int index) {
-  ty_handle *h = lua_touserdata(p->L, index);
+  ty_handle *h = ty_lua_handle_at(p->L, index);
+  if (!h) return NULL;
   if (__builtin_expect(!h->t, 0))
     luaL_error(p->L,
                "%s: %s: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor out of "
@@ -104,10 +107,10 @@ static ty_tensors tensors_of_table(parse *p, int arg, int index) {
   ty_tensor **list = lua_newuserdatauv(L, sizeof *list * (size_t)(n + 1), 0);
   for (lua_Integer i = 1; i <= n; i++) {
     lua_rawgeti(L, index, i);
-    if (!is_tensor(L, -1))
+    list[i - 1] = tensor_at(p, arg, -1);
+    if (!list[i - 1])
       luaL_error(L, "%s: %s[%d]: expected a tensor, got %s", p->op->name, p->op->args[arg].name, (int)i,
                  ty_lua_typename(L, -1));
-    list[i - 1] = tensor_at(p, arg, lua_gettop(L));
     lua_pop(L, 1);
   }
   return (ty_tensors){ list, (int)n };
@@ -127,13 +130,13 @@ static void read(parse *p, int arg, int index) {
   switch (a->kind) {
     case TY_ARG_TENSOR:
     case TY_ARG_OPTIONAL:
-      if (!is_tensor(L, index)) fail(p, arg, wanted_text(a), index);
       v->t = tensor_at(p, arg, index);
+      if (!v->t) fail(p, arg, wanted_text(a), index);
       v->kind = TY_TENSOR;
       return;
     case TY_ARG_OPERAND:
-      if (is_tensor(L, index)) {
-        v->t = tensor_at(p, arg, index);
+      v->t = tensor_at(p, arg, index);
+      if (v->t) {
         v->kind = TY_TENSOR;
       } else if (type == LUA_TNUMBER) {
         *v = lua_isinteger(L, index) ? ty_value_of_int(lua_tointeger(L, index))
@@ -318,9 +321,9 @@ static void read_all(parse *p) {
       p->given |= 1u << i;
       continue;
     }
-    if (a->kind == TY_ARG_LIST && is_tensor(L, at)) { /* tensors in a row */
+    if (a->kind == TY_ARG_LIST && ty_lua_handle_at(L, at)) { /* tensors in a row */
       int n = 0;
-      while (at + n <= top && is_tensor(L, at + n)) n++;
+      while (at + n <= top && ty_lua_handle_at(L, at + n)) n++;
       ty_tensor **list = lua_newuserdatauv(L, sizeof *list * (size_t)n, 0);
       for (int j = 0; j < n; j++) list[j] = tensor_at(p, i, at + j);
       p->value[i].ts = (ty_tensors){ list, n };
@@ -340,24 +343,26 @@ static void read_all(parse *p) {
 }
 
 static inline ty_handle *push_empty(lua_State *L, ty_lua_state *s) {
-  if (s->scope) return ty_lua_push_empty(L); /* also enters it into the scope */
   ty_handle *h = lua_newuserdatauv(L, sizeof *h, 0);
   h->magic = &ty_handle_magic;
   h->t = NULL;
   h->link = NULL;
+  s->handles++;
   lua_pushvalue(L, lua_upvalueindex(UP_METATABLE));
   lua_setmetatable(L, -2);
+  if (s->scope) ty_lua_enter_scope(L, s, h);
   return h;
 }
 
 static inline void begin(lua_State *L, ty_lua_state *s) {
   ty_lua_current = L;
-  if (__builtin_expect(ty_memory_live(TY_CPU) > s->soft_limit, 0)) ty_lua_poll(L);
+  if (__builtin_expect(ty_memory_live(TY_CPU) > s->soft_limit || s->handles > s->handle_limit, 0)) ty_lua_poll(L);
 }
 
 static int call_op(lua_State *L) {
-  ty_lua_state *s = lua_touserdata(L, lua_upvalueindex(UP_STATE));
-  const ty_op *op = lua_touserdata(L, lua_upvalueindex(UP_OP));
+  const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
+  ty_lua_state *s = b->state;
+  const ty_op *op = b->op;
   ty_value value[MAX_ARGS];
   parse p;
   p.L = L;
@@ -389,12 +394,12 @@ static int call_op(lua_State *L) {
 }
 
 static int call_inplace(lua_State *L) {
-  ty_lua_state *s = lua_touserdata(L, lua_upvalueindex(UP_STATE));
+  const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
   ty_value value[MAX_ARGS];
-  parse p = { .L = L, .op = lua_touserdata(L, lua_upvalueindex(UP_OP)), .value = value };
+  parse p = { .L = L, .op = b->op, .value = value };
   defaults(&p);
   read_all(&p);
-  begin(L, s);
+  begin(L, b->state);
   if (!ty_call_inplace((ty_op_id)p.op->id, value)) return ty_lua_error(L);
   lua_settop(L, 1);
   return 1;
@@ -402,14 +407,15 @@ static int call_inplace(lua_State *L) {
 
 /* Two operands or one, by position: what operators and most calls are. Everything else goes through call_op. */
 static int call_simple(lua_State *L) {
-  const ty_op *op = lua_touserdata(L, lua_upvalueindex(UP_OP));
+  const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
+  const ty_op *op = b->op;
   int n = op->nargs;
   if (lua_gettop(L) != n) return call_op(L);
   ty_value value[2];
   bool any = false;
   for (int i = 0; i < n; i++) {
-    if (is_tensor(L, i + 1)) {
-      ty_handle *h = lua_touserdata(L, i + 1);
+    ty_handle *h = ty_lua_handle_at(L, i + 1);
+    if (h) {
       if (!h->t) return call_op(L);
       value[i].t = h->t;
       value[i].kind = TY_TENSOR;
@@ -422,9 +428,8 @@ static int call_simple(lua_State *L) {
     }
   }
   if (!any) return call_op(L);
-  ty_lua_state *s = lua_touserdata(L, lua_upvalueindex(UP_STATE));
-  begin(L, s);
-  ty_handle *h = push_empty(L, s);
+  begin(L, b->state);
+  ty_handle *h = push_empty(L, b->state);
   if (!ty_call_op((ty_op_id)op->id, value, &h->t)) {
     h->t = NULL;
     return ty_lua_error(L);
@@ -510,11 +515,10 @@ static int list_ops(lua_State *L) {
 
 /* ---- opening ---- */
 
-static void push_closure(lua_State *L, ty_lua_state *s, const ty_op *op, lua_CFunction f) {
-  lua_pushlightuserdata(L, s);
+static void push_closure(lua_State *L, bound *b, lua_CFunction f) {
+  lua_pushlightuserdata(L, b);
   lua_getfield(L, 1, "Tensor");
-  lua_pushlightuserdata(L, (void *)(uintptr_t)op);
-  lua_pushcclosure(L, f, 3);
+  lua_pushcclosure(L, f, 2);
 }
 
 static bool is_method(const ty_op *op) {
@@ -527,26 +531,29 @@ void ty_lua_open_ops(lua_State *L, int table) {
     const char *event, *op;
   } operators[] = { { "__add", "add" }, { "__sub", "sub" },        { "__mul", "mul" },      { "__div", "div" },
                     { "__pow", "pow" }, { "__idiv", "floor_div" }, { "__mod", "remainder" } };
-  ty_lua_state *s = ty_lua_state_of(L);
+  static const char key;
+  bound *all = lua_newuserdatauv(L, sizeof *all * TY_OP_COUNT, 0);
+  lua_rawsetp(L, LUA_REGISTRYINDEX, &key);
+  for (int i = 0; i < TY_OP_COUNT; i++) all[i] = (bound){ ty_lua_state_of(L), &ty_ops[i] };
   ty_lua_push_methods(L);
   int methods = lua_gettop(L);
   for (int i = 0; i < TY_OP_COUNT; i++) {
     const ty_op *op = &ty_ops[i];
-    push_closure(L, s, op, is_simple(op) ? call_simple : call_op);
+    push_closure(L, &all[i], is_simple(op) ? call_simple : call_op);
     if (is_method(op)) lua_pushvalue(L, -1), lua_setfield(L, methods, op->name);
     lua_setfield(L, table, op->name);
     if (!(op->flags & INPLACE)) continue;
     lua_pushfstring(L, "%s_", op->name);
-    push_closure(L, s, op, call_inplace);
+    push_closure(L, &all[i], call_inplace);
     lua_pushvalue(L, -2), lua_pushvalue(L, -2), lua_settable(L, methods);
     lua_settable(L, table);
   }
   lua_getfield(L, table, "Tensor");
   for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
-    push_closure(L, s, ty_op_find(operators[i].op), call_simple);
+    push_closure(L, &all[ty_op_find(operators[i].op)->id], call_simple);
     lua_setfield(L, -2, operators[i].event);
   }
-  push_closure(L, s, &ty_ops[TY_OP_neg], call_unary_minus);
+  push_closure(L, &all[TY_OP_neg], call_unary_minus);
   lua_setfield(L, -2, "__unm");
   lua_pop(L, 2);
   lua_pushcfunction(L, list_ops);

@@ -7,7 +7,11 @@ const char ty_handle_magic = 0;
 static const char state_key, metatable_key, methods_key, scope_key, guard_key;
 _Thread_local lua_State *ty_lua_current;
 
-enum { FLOOR = 64 << 20 }; /* below this many live bytes the collector is left to Lua */
+enum {
+  FLOOR = 64 << 20,     /* below this many live bytes, */
+  HANDLES_FLOOR = 4096, /* or this many handles and these more per KiB of Lua's heap, the collector is left to Lua */
+  HANDLES_PER_KB = 8
+};
 
 ty_lua_state *ty_lua_state_of(lua_State *L) {
   lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
@@ -25,7 +29,7 @@ int ty_lua_error(lua_State *L) {
 
 /* ---- handles ---- */
 
-static void link_to_scope(lua_State *L, ty_lua_state *s, ty_handle *h) {
+void ty_lua_enter_scope(lua_State *L, ty_lua_state *s, ty_handle *h) {
   ty_lua_scope *scope = s->scope;
   while (scope && scope->L != L) scope = scope->prev;
   if (!scope) return;
@@ -48,7 +52,8 @@ ty_handle *ty_lua_push_empty(lua_State *L) {
   lua_rawgetp(L, LUA_REGISTRYINDEX, &metatable_key);
   lua_setmetatable(L, -2);
   ty_lua_state *s = ty_lua_state_of(L);
-  if (s->scope) link_to_scope(L, s, h);
+  s->handles++;
+  if (s->scope) ty_lua_enter_scope(L, s, h);
   return h;
 }
 
@@ -57,14 +62,8 @@ void ty_lua_push(lua_State *L, ty_tensor *t) {
   ty_lua_push_empty(L)->t = t;
 }
 
-static ty_handle *to_handle(lua_State *L, int index) {
-  if (lua_type(L, index) != LUA_TUSERDATA || lua_rawlen(L, index) != sizeof(ty_handle)) return NULL;
-  ty_handle *h = lua_touserdata(L, index);
-  return h->magic == &ty_handle_magic ? h : NULL;
-}
-
 ty_tensor *ty_lua_to(lua_State *L, int index) {
-  ty_handle *h = to_handle(L, index);
+  ty_handle *h = ty_lua_handle_at(L, index);
   if (h && !h->t)
     luaL_error(L,
                "argument %d: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor out "
@@ -74,7 +73,7 @@ ty_tensor *ty_lua_to(lua_State *L, int index) {
 }
 
 const char *ty_lua_typename(lua_State *L, int index) {
-  return to_handle(L, index) ? "tensor" : luaL_typename(L, index);
+  return ty_lua_handle_at(L, index) ? "tensor" : luaL_typename(L, index);
 }
 
 ty_tensor *ty_lua_check(lua_State *L, int index) {
@@ -92,20 +91,31 @@ static void release_handle(ty_handle *h) {
 
 /* free, __close, __gc: any of them, in any order, any number of times */
 static int handle_release(lua_State *L) {
-  ty_handle *h = to_handle(L, 1);
+  ty_handle *h = ty_lua_handle_at(L, 1);
   if (h) release_handle(h);
   return 0;
 }
 
+static int handle_collect(lua_State *L) {
+  ty_lua_state *s = lua_touserdata(L, lua_upvalueindex(1));
+  s->handles--;
+  return handle_release(L);
+}
+
 /* ---- the collector ---- */
 
+/* Bytes matter because Lua does not see those of tensors; numbers because Lua's own pace, set by its own bytes, lets
+ * dead tensors spread far beyond the caches (and without bound in incremental mode, which runs few finalizers at a
+ * time). A full collection costs by the size of Lua's heap, and so does its share of each handle here. */
 void ty_lua_poll(lua_State *L) {
   ty_lua_state *s = ty_lua_state_of(L);
   int64_t live = ty_memory_live(TY_CPU);
-  if (live <= s->soft_limit) return;
+  if (live <= s->soft_limit && s->handles <= s->handle_limit) return;
   lua_gc(L, LUA_GCCOLLECT);
   live = ty_memory_live(TY_CPU);
   s->soft_limit = live * 2 > FLOOR ? live * 2 : FLOOR;
+  int64_t least = HANDLES_FLOOR + HANDLES_PER_KB * (int64_t)lua_gc(L, LUA_GCCOUNT);
+  s->handle_limit = s->handles * 2 > least ? s->handles * 2 : least;
 }
 
 /* The core's last resort before it reports that memory is out. */
@@ -156,7 +166,7 @@ static void move_out(ty_lua_state *s, lua_State *L, ty_handle *h, const ty_lua_s
 
 /* Tensors in a result, also in tables (each table once; `seen` is a table on the stack). */
 static void move_results_out(lua_State *L, ty_lua_state *s, int index, const ty_lua_scope *from, int seen, int depth) {
-  ty_handle *h = to_handle(L, index);
+  ty_handle *h = ty_lua_handle_at(L, index);
   if (h) {
     if (h->t) move_out(s, L, h, from);
     return;
@@ -325,7 +335,7 @@ void ty_lua_open_handles(lua_State *L, int table) {
   if (lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key) == LUA_TNIL) {
     ty_lua_state *s = lua_newuserdatauv(L, sizeof *s, 0);
     lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
-    *s = (ty_lua_state){ .main = lua_tothread(L, -1), .soft_limit = FLOOR };
+    *s = (ty_lua_state){ .main = lua_tothread(L, -1), .soft_limit = FLOOR, .handle_limit = HANDLES_FLOOR };
     lua_pop(L, 1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &state_key);
   }
@@ -333,6 +343,8 @@ void ty_lua_open_handles(lua_State *L, int table) {
   ty_memory_reclaim = reclaim;
 
   new_metatable(L, &metatable_key, "tensor", handle_release);
+  lua_pushlightuserdata(L, ty_lua_state_of(L));
+  lua_pushcclosure(L, handle_collect, 1), lua_setfield(L, -2, "__gc");
   lua_newtable(L);
   lua_pushvalue(L, -1), lua_rawsetp(L, LUA_REGISTRYINDEX, &methods_key);
   lua_pushcfunction(L, handle_release), lua_setfield(L, -2, "free");

@@ -25,18 +25,29 @@ typedef struct ty_handle {
 /* What the border knows of one Lua universe. */
 typedef struct ty_lua_state {
   lua_State *main;
-  ty_lua_scope *scope; /* opened last */
-  int64_t soft_limit;  /* live bytes at which the collector runs */
+  ty_lua_scope *scope;  /* opened last */
+  int64_t soft_limit;   /* live bytes at which the collector runs */
+  int64_t handles;      /* made and not collected */
+  int64_t handle_limit; /* of these, likewise */
 } ty_lua_state;
 
 extern const char ty_handle_magic;
 
 ty_lua_state *ty_lua_state_of(lua_State *L);
 
+/* The handle at `index`, or NULL when something else is there. */
+static inline ty_handle *ty_lua_handle_at(lua_State *L, int index) {
+  ty_handle *h = lua_touserdata(L, index);
+  return h && lua_rawlen(L, index) == sizeof *h && h->magic == &ty_handle_magic ? h
+                                                                                : NULL; /* light ones have no length */
+}
+
 /* Pushes a handle that takes over the reference; with NULL raises the core's error. */
 void ty_lua_push(lua_State *L, ty_tensor *t);
 /* Pushes an empty handle to be filled after the core call: memory errors of Lua come before it, not after. */
 ty_handle *ty_lua_push_empty(lua_State *L);
+/* Makes h, new, a member of the innermost scope of this coroutine, if there is one. */
+void ty_lua_enter_scope(lua_State *L, ty_lua_state *s, ty_handle *h);
 /* The tensor of an argument, borrowed; raises when it is something else or was released. */
 ty_tensor *ty_lua_check(lua_State *L, int index);
 /* The same, or NULL when it is no tensor at all. */
@@ -46,7 +57,7 @@ int ty_lua_error(lua_State *L);
 /* What luaL_typename says, "tensor" for tensors. */
 const char *ty_lua_typename(lua_State *L, int index);
 
-/* Runs the collector when tensors have grown past the soft limit. Called before allocating. */
+/* Runs the collector when tensors, by bytes or by number, have grown past the soft limits. Called before allocating. */
 void ty_lua_poll(lua_State *L);
 
 /* The Lua thread that callbacks from the core (hooks, custom ops) run on; set at entry of functions that may call back. */

@@ -80,6 +80,7 @@ static int worker_setup(lua_State *L) {
   worker *w = lua_touserdata(L, 1);
   lua_settop(L, 0);
   luaL_openlibs(L);
+  lua_gc(L, LUA_GCGEN, 0, 0);
   luaL_requiref(L, "tycho.core", luaopen_tycho_core, 0); /* tensors in messages need it */
   lua_settop(L, 0);
   ty_message_unpack(L, take_first(L, w));

@@ -80,7 +80,8 @@ typedef struct ty_vjp {
 
 typedef struct ty_op {
   const char *name;
-  uint8_t id, nout, nargs, ninputs; /* ninputs: tensor arguments, a list counting as one */
+  uint16_t id;
+  uint8_t nout, nargs, ninputs; /* ninputs: tensor arguments, a list counting as one */
   uint32_t flags;
   const ty_arg *args;
   bool (*forward)(ty_call *c);

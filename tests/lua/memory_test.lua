@@ -321,4 +321,19 @@ check.test("all allocations after the nth may fail", function()
   end
 end)
 
+-- ---- small tensors ----
+
+check.test("dead small tensors do not pile up, whatever the collector's mode", function()
+  local w, b = ty.ones(1):requires_grad_(), ty.ones(1)
+  for _, mode in ipairs { "incremental", "generational" } do
+    collectgarbage(mode)
+    local before, most = live(), 0
+    for i = 1, 100000 do
+      local _ = w + b
+      if i % 1000 == 0 then most = math.max(most, now() - before) end
+    end
+    check.equal(most < 2 * MB, true, mode)
+  end
+end)
+
 check.finish()
