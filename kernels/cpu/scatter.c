@@ -197,13 +197,14 @@ INDEX_ADD(rows_u64, uint64_t)
 INDEX_ADD(rows_f32, float)
 INDEX_ADD(rows_f64, double)
 
-/* in: x or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing (-1: none). */
+/* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing (-1:
+ * none). */
 bool TY_KERNEL(index_add)(const ty_kernel_args *k) {
   const ty_view *x = k->in[0], *index = k->in[1], *src = k->in[2], *out = k->out[0];
   const ty_p_dim *p = k->params;
   ty_lines l = ty_lines_of(out, p->dim);
   if (!ty_index_check(index, l.size)) return false;
-  fill(out, x);
+  if (!x || x->data != out->data) fill(out, x);
   if (src->count == 0) return true;
   index_add_ctx c = { .out = out->data,
                       .src = src->data,

@@ -79,15 +79,19 @@ static bool edge_needed(const walk *w, const ty_edge *e) {
 
 /* ---- summing ---- */
 
-/* *sum += g; takes its own reference of g. Adds in place only into memory nobody else sees. */
+/* Whether nobody else sees the memory of a sum. */
+static bool is_own(const ty_tensor *s) {
+  return s->refs == 1 && !s->is_view && atomic_load(&s->storage->refs) == 1 && !s->requires_grad;
+}
+
+/* *sum += g; takes its own reference of g. */
 static bool accumulate(ty_tensor **sum, ty_tensor *g, bool create_graph) {
   if (!*sum) {
     *sum = ty_retain(g);
     return true;
   }
   ty_tensor *s = *sum;
-  bool own = s->refs == 1 && !s->is_view && atomic_load(&s->storage->refs) == 1 && !s->requires_grad;
-  if (own && !create_graph) {
+  if (is_own(s) && !create_graph) {
     ty_value arg[] = { ty_value_of_tensor(s), ty_value_of_tensor(g) };
     return ty_call_inplace(TY_OP_add, arg);
   }
@@ -180,11 +184,26 @@ static bool deliver(walk *w, const ty_edge *e, ty_tensor *g) {
   return accumulate(&e->node->grad[e->output], g, w->options.create_graph);
 }
 
+/* The sum so far of the gradients for an input, when a rule may add to it in place. */
+static ty_tensor *open_sum(const walk *w, const ty_edge *e) {
+  ty_tensor *s = NULL;
+  if (w->options.create_graph) return NULL;
+  if (e->node) {
+    s = e->node->grad[e->output];
+  } else if (!e->leaf->hooks) { /* hooks see the whole sum, which is elsewhere until then */
+    int i = w->inputs ? index_of(w, NULL, 0, e->leaf) : -1;
+    s = w->inputs ? w->results[i] : e->leaf->grad;
+  }
+  bool fits = s && is_own(s) && s->v.contiguous && s->v.dtype == e->dtype && s->v.ndim == e->ndim &&
+              memcmp(s->v.size, e->size, sizeof *e->size * (size_t)e->ndim) == 0;
+  return fits ? s : NULL;
+}
+
 /* ---- one node ---- */
 
 enum { INLINE = 16 };
 
-static bool run_rule(walk *w, ty_node *n, const bool *need, ty_tensor **dx) {
+static bool run_rule(walk *w, ty_node *n, const bool *need, ty_tensor *const *sum, ty_tensor **dx) {
   if (!n->op) return n->custom.backward(n->custom.owner, n->grad, n->nout, dx, n->nin);
   const ty_op *op = n->op;
   ty_value arg[16];
@@ -211,7 +230,7 @@ static bool run_rule(walk *w, ty_node *n, const bool *need, ty_tensor **dx) {
   }
   for (int i = 0; n->out && i < n->nout; i++)
     if (!(out[i] = ty_scope_add(ty_node_output(n, i)))) return false;
-  ty_vjp c = { op, arg, n->in, n->nin, out, n->grad, dx, need };
+  ty_vjp c = { op, arg, n->in, n->nin, out, n->grad, sum, dx, need };
   ty_error_clear();
   return op->backward(&c) && ty_error_code() == TY_OK;
 }
@@ -243,31 +262,34 @@ static bool step(walk *w, ty_node *n) {
                    ty_node_name(n));
 
   bool need_inline[INLINE], *need = need_inline;
-  ty_tensor *dx_inline[INLINE], **dx = dx_inline;
+  ty_tensor *dx_inline[INLINE], **dx = dx_inline, *sum_inline[INLINE], **sum = sum_inline;
   if (n->nin > INLINE) {
     need = malloc((size_t)n->nin);
     dx = malloc(sizeof *dx * n->nin);
+    sum = malloc(sizeof *sum * n->nin);
   }
-  bool ok = need && dx, wanted = false;
+  bool ok = need && dx && sum, wanted = false;
   if (!ok) ty_fail(TY_ENOMEM, "backward: out of memory");
   for (int i = 0; i < n->nin && ok; i++) {
     need[i] = edge_needed(w, &n->in[i]);
     wanted |= need[i];
     dx[i] = NULL;
+    sum[i] = need[i] ? open_sum(w, &n->in[i]) : NULL;
   }
   if (ok && wanted) {
-    ok = run_rule(w, n, need, dx);
+    ok = run_rule(w, n, need, sum, dx);
     if (!n->op) /* a custom rule returns references of its own */
       for (int i = 0; i < n->nin; i++)
         if (dx[i] && !(dx[i] = ty_scope_add(dx[i]))) ok = false;
     for (int i = 0; i < n->nin && ok; i++) {
-      if (!need[i] || !dx[i]) continue;
+      if (!need[i] || !dx[i] || dx[i] == sum[i]) continue;
       ty_tensor *g = fit(n, i, dx[i]);
       ok = g && deliver(w, &n->in[i], g);
     }
   }
   if (need != need_inline) free(need);
   if (dx != dx_inline) free(dx);
+  if (sum != sum_inline) free(sum);
   if (ok && !w->options.keep_graph) ty_node_spend(n);
   return ok;
 }

@@ -62,18 +62,37 @@ bool fwd_embedding(ty_call *c) {
 
 bool vjp_embedding(ty_vjp *c) {
   const ty_embedding_args *a = TY_ARGS(embedding, c);
-  c->dx[0] = ty_embedding_backward(c->g[0], a->index.t, ty_vjp_size(c, 0).v[0], a->padding_index.i);
+  int64_t padding = a->padding_index.i;
+  /* Tied weights: a head that uses the same matrix has come before, and the rows are few beside it. */
+  c->dx[0] = c->sum[0] ? ty_embedding_add_(c->sum[0], c->g[0], a->index.t, padding)
+                       : ty_embedding_backward(c->g[0], a->index.t, ty_vjp_size(c, 0).v[0], padding);
   return true;
+}
+
+static bool check_rows(ty_call *c, const ty_tensor *g, int at) {
+  const ty_tensor *index = c->arg[at].t;
+  int n = index->v.ndim;
+  if (!ty_check_index_dtype(c, at)) return false;
+  if (g->v.ndim == n + 1 && memcmp(g->v.size, index->v.size, sizeof *g->v.size * (size_t)n) == 0) return true;
+  return ty_op_fail(c, TY_EINVAL, "g: expected one row for each index of %s, got %s", ty_describe(index),
+                    ty_describe(g));
+}
+
+bool fwd_embedding_add_(ty_call *c) {
+  const ty_embedding_add__args *a = TY_ARGS(embedding_add_, c);
+  ty_tensor *x = a->x.t, *g = a->g.t;
+  if (!check_rows(c, g, 2) || !ty_check_ndim(c, 0, 2, 2, "[n, width]")) return false;
+  if (ty_dtype_of(g) != ty_dtype_of(x) || g->v.size[g->v.ndim - 1] != x->v.size[1])
+    return ty_op_fail(c, TY_EINVAL, "g: expected rows like those of x %s, got %s", ty_describe(x), ty_describe(g));
+  c->out[0] = ty_retain(x);
+  return ty_launch(c, (ty_tensor *[]){ x, a->index.t, g }, 3, &(ty_p_dim){ .dim = 0, .k = a->padding_index.i });
 }
 
 bool fwd_embedding_backward(ty_call *c) {
   const ty_embedding_backward_args *a = TY_ARGS(embedding_backward, c);
   ty_tensor *g = a->g.t, *index = a->index.t;
   int n = index->v.ndim;
-  if (!ty_check_index_dtype(c, 1)) return false;
-  if (g->v.ndim != n + 1 || memcmp(g->v.size, index->v.size, sizeof *g->v.size * (size_t)n) != 0)
-    return ty_op_fail(c, TY_EINVAL, "g: expected one row for each index of %s, got %s", ty_describe(index),
-                      ty_describe(g));
+  if (!check_rows(c, g, 1)) return false;
   return ty_out(c, 0, ty_device_of(g), ty_dtype_of(g), 2, (int64_t[]){ a->rows.i, g->v.size[n] }) &&
          ty_launch(c, (ty_tensor *[]){ NULL, index, g }, 3, &(ty_p_dim){ .dim = 0, .k = a->padding_index.i });
 }

@@ -66,7 +66,9 @@ typedef struct ty_call {
 /* What a backward rule gets. Tensor inputs are numbered in schema order with list elements in place (an absent optional
  * or a number counts, as NULL). arg[i].t and lists hold the kept tensors, NULL for those not kept, whose shape is
  * still in `in`. The rule puts dx[i] = gradient for input i, a tensor of the current scope, where need[i]; shapes that
- * were broadcast and dtypes that were promoted are brought back by the engine. g[j] is NULL when output j got no gradient. */
+ * were broadcast and dtypes that were promoted are brought back by the engine. g[j] is NULL when output j got no gradient.
+ * sum[i], where not NULL, is what other uses of input i have given so far, contiguous and in the input's shape and
+ * dtype: a rule that can adds to it in place and hands it back as dx[i], which spares a pass over memory. */
 typedef struct ty_vjp {
   const struct ty_op *op;
   const ty_value *arg;
@@ -74,6 +76,7 @@ typedef struct ty_vjp {
   int nin;
   ty_tensor *const *out; /* outputs, when SAVE_OUT */
   ty_tensor *const *g;
+  ty_tensor *const *sum;
   ty_tensor **dx;
   const bool *need;
 } ty_vjp;

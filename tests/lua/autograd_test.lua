@@ -563,4 +563,42 @@ check.test("gradients in half precision keep the leaf's dtype", function()
   check.close(x.grad:to("f32"):tolist(), { 3, 3 })
 end)
 
+-- ---- sums in place ----
+
+check.test("gradients of tied weights: rules may add to the sum, but never to what somebody holds", function()
+  local w = ty.randn(11, 6):requires_grad_()
+  local index = ty.tensor({ { 1, 2, 1 }, { 10, 0, 2 } })
+  local function loss() return ty.linear(ty.embedding(w, index), w):square():sum() end
+
+  local table, head = w:detach():clone():requires_grad_(), w:detach():clone():requires_grad_()
+  ty.linear(ty.embedding(table, index), head):square():sum():backward()
+  local expected = table.grad + head.grad
+  local function near(got, want)
+    check.equal((got - want):abs():max():item() < 1e-5 * want:abs():max():item(), true)
+  end
+
+  loss():backward()
+  near(w.grad, expected)
+  local held = w.grad
+  loss():backward() -- w.grad is visible as `held`
+  near(w.grad, expected * 2)
+  near(held, expected)
+  collectgarbage()
+  loss():backward()
+  near(w.grad, expected * 3)
+  near(ty.grad(loss(), { w })[1], expected)
+  near(ty.grad(loss(), { w }, { create_graph = true })[1], expected)
+
+  -- An embedding used twice, alone and with a hook.
+  local twice = w:detach():clone():requires_grad_()
+  local hooked = w:detach():clone():requires_grad_()
+  local calls = 0
+  hooked:register_hook(function(g) calls = calls + 1 return g end)
+  for _, t in ipairs { twice, hooked } do
+    (ty.embedding(t, index) * ty.embedding(t, index)):sum():backward()
+    near(t.grad, ty.embedding_backward(ty.embedding(t:detach(), index) * 2, index, 11))
+  end
+  check.equal(calls, 1)
+end)
+
 check.finish()

@@ -254,6 +254,28 @@ return function(row, T)
     end,
   })
 
+  row("embedding_add_", {
+    cases = {
+      { T { 5, 3 }, T { 2, 4, 3 }, T { 2, 4, int = { 0, 5 } } }, { T { 5, 3 }, T { 7, 3 }, T { 7, int = { 0, 5 } }, 2 },
+      { T { 5, 3 }, T { 3 }, T { values = { 4 }, dtype = "i64" } }, { T { 5, 3 }, T { 0, 3 }, T { 0, int = { 0, 5 } } },
+    },
+    ref = function(x, g, index, padding)
+      local width = x.shape[2]
+      for i = 1, #index do
+        for j = 1, width do
+          local p = index[i] * width + j
+          if index[i] ~= padding then x[p] = x[p] + g[(i - 1) * width + j] end
+        end
+      end
+      return x
+    end,
+    errors = {
+      { T { 5, 3 }, T { 7, 3 }, T { 6, int = { 0, 5 } }, match = "g: expected one row" },
+      { T { 5, 3 }, T { 7, 2 }, T { 7, int = { 0, 5 } }, match = "g: expected rows like those of x" },
+      { T { 5, 3 }, T { 2, 3 }, T { 2, values = { 5, 0 }, dtype = "i64" }, match = "out of range" },
+    },
+  })
+
   -- ---- shapes that depend on values ----
 
   local dynamic = "the shape of the result depends on the values"
