@@ -3,10 +3,12 @@
 --     ./run bench                        everything (an hour)
 --     ./run bench gemm conv/resnet       the items whose names begin so
 --     options: --list  --quick (fewer rounds)  --threads 1,2  --rounds N  --no-peer  --no-save
+--              --eager (the peer without torch.compile, which takes long to compile: for a first look)
 --
 -- A group of items is a file of bench/items/: a list of
 --   { name, setup = function(threads) -> function or { mode = function }, peer = { work, arguments },
 --     work = { kind = amount } (lib/limits.lua), bars = { peer, limit, most }, threads = { ... } }
+-- or, for what runs in processes of its own, sample and peer_sample = function() -> number, least, unit = "MB"
 -- where the better of several modes counts, on both sides. The peer's twin is bench/peer/<group>.py.
 local root = arg[0]:match "^(.*)/bench/[^/]*$" or "."
 _G.arg = { [0] = root .. "/bench/run.lua", table.unpack(arg) } -- what lib/ finds its files by
@@ -26,6 +28,7 @@ while arg[i] do
   end
   if word == "--list" then options.list = true
   elseif word == "--quick" then options.rounds, options.target, options.quick = 3, 0.02, true
+  elseif word == "--eager" then options.eager = true
   elseif word == "--no-peer" then options.peer = false
   elseif word == "--no-save" then options.save = false
   elseif word == "--rounds" then options.rounds = math.max(1, math.tointeger(tonumber(value())) or 1)
@@ -128,7 +131,6 @@ for _, threads in ipairs(thread_counts) do
   run.limits[tostring(threads)] = rates
   report.limits(rates, threads)
 end
-limits.release()
 report.head()
 
 local began = native.wall()

@@ -77,7 +77,4 @@ function limits.all(threads)
   return rates
 end
 
---- Gives the memory back: before anything that needs much itself.
-function limits.release() native.release() end
-
 return limits

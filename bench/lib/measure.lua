@@ -59,6 +59,20 @@ local function trial(modes, time)
   return order[1], trials
 end
 
+-- An item that runs processes of its own: sample() and peer_sample() return a number each, nil where there is none.
+local function processes(item, rounds, with_peer, result)
+  local ours, others = {}, {}
+  for _ = 1, rounds do
+    ours[#ours + 1] = item.sample()
+    others[#others + 1] = with_peer and item.peer_sample() or nil
+  end
+  result.ours, result.peer = measure.summary(ours), measure.summary(others)
+  if not result.ours then error("the process failed", 0) end
+  result.ratio = result.peer and result.peer.median / result.ours.median
+  if item.least then result.limit, result.share = item.least, item.least / result.ours.median end
+  return result
+end
+
 --- Measures `item` with `threads` threads. options: rounds, target (seconds of a sample). Returns a result:
 -- ours = { median, min, max, mode }, peer the same or nil, limit (seconds), rates, modes of both sides, ratio, share.
 function measure.item(item, threads, peer, options)
@@ -67,6 +81,7 @@ function measure.item(item, threads, peer, options)
   local target = item.target or options.target
   local rounds = math.min(options.rounds, item.rounds or options.rounds)
   local result = { threads = threads }
+  if item.sample then return processes(item, rounds, options.peer, result) end
 
   local own = item.setup(threads)
   if type(own) == "function" then own = { eager = own } end
@@ -91,8 +106,8 @@ function measure.item(item, threads, peer, options)
   local theirs
   if peer and item.peer then
     settle()
-    local answer, err = peer:ask { ["do"] = "prepare", group = item.peer_group or item.group, work = item.peer[1],
-      args = item.peer[2] }
+    local answer, err = peer:ask { ["do"] = "prepare", group = item.group, work = item.peer[1],
+      args = item.peer[2], without = options.eager and "compile" or nil }
     if answer then
       theirs, result.peer_modes = trial(answer.modes, time_peer)
       if not theirs then result.peer_error = "no mode ran" end

@@ -265,14 +265,6 @@ static int limit(lua_State *L) {
   return 1;
 }
 
-/* release(): gives the buffer back. */
-static int release(lua_State *L) {
-  if (memory.bytes) munmap(memory.bytes, memory.size);
-  memory.bytes = NULL;
-  memory.size = memory.next = 0;
-  return 0;
-}
-
 /* ---- clocks ---- */
 
 static int wall(lua_State *L) {
@@ -305,8 +297,9 @@ static int bare(lua_State *L) {
 }
 
 __attribute__((visibility("default"))) int luaopen_bench_native(lua_State *L) {
-  static const luaL_Reg functions[] = { { "limit", limit }, { "release", release }, { "wall", wall },
-                                        { "cpu", cpu },     { "sleep", nap },       { NULL, NULL } };
+  static const luaL_Reg functions[] = {
+    { "limit", limit }, { "wall", wall }, { "cpu", cpu }, { "sleep", nap }, { NULL, NULL }
+  };
   luaL_newlib(L, functions);
   lua_newtable(L);
   lua_pushvalue(L, -1);

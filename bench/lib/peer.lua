@@ -35,9 +35,10 @@ function Peer.python()
 end
 
 --- What every peer is started with, without the traps that make it slow: a preset BLAS core type, AVX2 code paths,
--- the allocator.
-function Peer.environment()
+-- the allocator (`plain`: the C library's all the same).
+function Peer.environment(plain)
   local _, preload = allocator()
+  if plain then preload = "" end
   local file <close> = io.open "/proc/cpuinfo"
   local capability = file and file:read("a"):find("avx512f", 1, true) and "avx512" or "avx2"
   return ("env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE -u OMP_NUM_THREADS -u MKL_NUM_THREADS ATEN_CPU_CAPABILITY=%s "

@@ -33,7 +33,8 @@ def about():
 def prepare(command):
     drop()
     module = importlib.import_module(command["group"])
-    work.update(getattr(module, command["work"])(**command.get("args", {})))
+    modes = getattr(module, command["work"])(**(command.get("args") or {}))
+    work.update((k, v) for k, v in modes.items() if not command.get("without") or command["without"] not in k)
     return {"modes": list(work)}
 
 
@@ -71,13 +72,7 @@ def drop(command=None):
     return {}
 
 
-def call(command):
-    """An answer of a module's function itself: counts of parameters, for one."""
-    module = importlib.import_module(command["group"])
-    return {"value": getattr(module, command["work"])(**command.get("args", {}))}
-
-
-commands = {"prepare": prepare, "sample": sample, "drop": drop, "call": call}
+commands = {"prepare": prepare, "sample": sample, "drop": drop}
 answers.write(json.dumps({"pid": os.getpid(), "about": about()}) + "\n")
 for line in sys.stdin:
     command = json.loads(line)
