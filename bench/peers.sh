@@ -1,8 +1,20 @@
 #!/bin/sh
 # Makes build/peers, a Python environment with the programs Tycho is compared with. Needs python3 and PyPI.
-# Without it the benchmarks run all the same and leave the peer's column empty.
+# Without it the benchmarks run all the same and leave the peer's column empty. The allocator that serves the peer best
+# comes from the distribution where that can be installed; torch.compile needs a C++ compiler.
 set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
 python3 -m venv "$root/build/peers"
-"$root/build/peers/bin/pip" install --quiet torch numpy
+"$root/build/peers/bin/pip" install --quiet torch numpy setuptools
 "$root/build/peers/bin/python" -c 'import torch; print("torch", torch.__version__)'
+
+if command -v apt-get >/dev/null 2>&1; then
+  sudo=''
+  [ "$(id -u)" = 0 ] || sudo='sudo -n'
+  for package in libjemalloc2 libdnnl-dev g++ python3-dev; do
+    if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || :)" != installed ]; then
+      $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$package" >/dev/null 2>&1 ||
+        echo "not installed: $package (the peer may be slower than it could be)"
+    fi
+  done
+fi

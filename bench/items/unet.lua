@@ -1,0 +1,7 @@
+--- A training step of a 6.47M-parameter U-Net of DDPM: 32x32x3, batch 16, AdamW.
+local steps = require "bench.lib.steps"
+
+return {
+  { name = "step", target = 0.4, rounds = 5, work = { f32 = 50.80e9 + 102.90e9, update = 28 * 6472195 },
+    bars = { peer = 1.4, limit = 0.75 }, peer = { "step" }, setup = function() return (steps.modes "unet") end },
+}

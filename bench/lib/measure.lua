@@ -1,0 +1,151 @@
+--- One item at one number of threads: rounds of limit, ours, peer; medians and spread of each.
+local ty = require "tycho"
+local native = require "bench.lib.native"
+local limits = require "bench.lib.limits"
+
+local measure = {}
+
+--- { median, min, max } of a list of numbers.
+function measure.summary(list)
+  local sorted = table.move(list, 1, #list, 1, {})
+  table.sort(sorted)
+  local n = #sorted
+  if n == 0 then return nil end
+  local median = n % 2 == 1 and sorted[n // 2 + 1] or (sorted[n // 2] + sorted[n // 2 + 1]) / 2
+  return { median = median, min = sorted[1], max = sorted[n] }
+end
+
+-- Seconds per call, after an eighth of the calls to warm up.
+local function run(fn, n)
+  for _ = 1, n // 8 do fn() end
+  local start = native.wall()
+  for _ = 1, n do fn() end
+  return (native.wall() - start) / n
+end
+
+-- Calls that fill `target` seconds.
+local function calibrate(fn, target)
+  run(fn, target < 1 and 2 or 1)
+  local n = 1
+  while true do
+    local seconds = run(fn, n)
+    if seconds * n > target / 4 or n >= 1 << 24 then return math.max(1, math.floor(target / seconds + 0.5)), seconds end
+    n = n * 4
+  end
+end
+
+-- Waits until our own idle threads have stopped spinning.
+local function settle()
+  for _ = 1, 200 do
+    local before = native.cpu()
+    native.sleep(0.004)
+    if native.cpu() - before < 0.0004 then return end
+  end
+end
+
+-- The modes of one side in the order of their speed, from a short trial of each.
+local function trial(modes, time)
+  local trials, order = {}, {}
+  for _, mode in ipairs(modes) do
+    local seconds, err = time(mode)
+    if seconds then
+      trials[mode] = math.min(seconds, time(mode) or math.huge)
+      order[#order + 1] = mode
+    else
+      trials[mode] = err
+    end
+  end
+  table.sort(order, function(a, b) return trials[a] < trials[b] end)
+  return order[1], trials
+end
+
+-- An item that runs processes of its own: sample() and peer_sample() return a number each, nil where there is none.
+local function processes(item, rounds, with_peer, result)
+  local ours, others = {}, {}
+  for _ = 1, rounds do
+    ours[#ours + 1] = item.sample()
+    others[#others + 1] = with_peer and item.peer_sample() or nil
+  end
+  result.ours, result.peer = measure.summary(ours), measure.summary(others)
+  if not result.ours then error("the process failed", 0) end
+  result.ratio = result.peer and result.peer.median / result.ours.median
+  if item.least then result.limit, result.share = item.least, item.least / result.ours.median end
+  return result
+end
+
+--- Measures `item` with `threads` threads. options: rounds, target (seconds of a sample). Returns a result:
+-- ours = { median, min, max, mode }, peer the same or nil, limit (seconds), rates, modes of both sides, ratio, share.
+function measure.item(item, threads, peer, options)
+  ty.set_threads(threads)
+  ty.manual_seed(0)
+  local target = item.target or options.target
+  local rounds = math.min(options.rounds, item.rounds or options.rounds)
+  local result = { threads = threads }
+  if item.sample then return processes(item, rounds, options.peer, result) end
+
+  local own = item.setup(threads)
+  if type(own) == "function" then own = { eager = own } end
+  local names, counts = {}, {}
+  for mode in pairs(own) do names[#names + 1] = mode end
+  table.sort(names)
+
+  local function time_own(mode)
+    local seconds
+    if not counts[mode] then counts[mode], seconds = calibrate(own[mode], target) end
+    return seconds or run(own[mode], counts[mode])
+  end
+
+  local function time_peer(mode)
+    local answer, err = peer:ask { ["do"] = "sample", mode = mode, target = target }
+    return answer and answer.seconds, err
+  end
+
+  if peer then peer:settle() end
+  local mine, trials = trial(names, time_own)
+  result.modes = #names > 1 and trials or nil
+  local theirs
+  if peer and item.peer then
+    settle()
+    local answer, err = peer:ask { ["do"] = "prepare", group = item.group, work = item.peer[1],
+      args = item.peer[2], without = options.eager and "compile" or nil }
+    if answer then
+      theirs, result.peer_modes = trial(answer.modes, time_peer)
+      if not theirs then result.peer_error = "no mode ran" end
+    else
+      result.peer_error = err
+    end
+  end
+
+  local ours, others, rates = {}, {}, {}
+  for _ = 1, rounds do
+    if peer then peer:settle() end
+    if item.work then
+      settle()
+      for kind, rate in pairs(limits.sample(item.work, threads)) do
+        rates[kind] = math.max(rates[kind] or 0, rate) -- what disturbs a limit makes it low, never high
+      end
+    end
+    ours[#ours + 1] = time_own(mine)
+    if theirs then
+      settle()
+      others[#others + 1] = time_peer(theirs)
+    end
+  end
+  if peer then peer:ask { ["do"] = "drop" } end
+
+  result.ours, result.peer = measure.summary(ours), measure.summary(others)
+  result.ours.mode = mine
+  if result.peer then
+    result.peer.mode = theirs
+    result.ratio = result.peer.median / result.ours.median
+  end
+  result.limit = item.work and limits.seconds(item.work, rates)
+  if result.limit then
+    result.share = result.limit / result.ours.median
+    result.peer_share = result.peer and result.limit / result.peer.median
+    result.rates = rates
+  end
+  return result
+end
+
+return measure

@@ -1,0 +1,107 @@
+--- A peer: one long-lived program that times the same work as we do, when it is told to. Commands go to its standard
+-- input as lines of JSON, answers come back through a FIFO, so that rounds of both sides interleave within one run.
+local ty = require "tycho"
+local native = require "bench.lib.native"
+
+local root = assert(arg[0]:match "^(.*)/bench/[^/]*$")
+local Peer = {}
+Peer.__index = Peer
+
+local function exists(path)
+  local file = io.open(path)
+  if file then file:close() end
+  return file ~= nil
+end
+
+-- An allocator that keeps what it was given, on huge pages: with the C library's, a training step of the peer spends a
+-- third of its time in page faults.
+local function allocator()
+  for _, folder in ipairs { "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib" } do
+    local jemalloc = folder .. "/libjemalloc.so.2"
+    if exists(jemalloc) then
+      return "jemalloc", ("LD_PRELOAD='%s' MALLOC_CONF=%s"):format(jemalloc,
+        "thp:always,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0")
+    end
+    local tcmalloc = folder .. "/libtcmalloc_minimal.so.4"
+    if exists(tcmalloc) then return "tcmalloc", ("LD_PRELOAD='%s'"):format(tcmalloc) end
+  end
+  return "the C library's", ""
+end
+
+--- The Python of the peers' environment (TYCHO_PEER_PYTHON names another), or nil when there is none.
+function Peer.python()
+  local path = os.getenv "TYCHO_PEER_PYTHON" or root .. "/build/peers/bin/python"
+  return exists(path) and path or nil
+end
+
+--- What every peer is started with, without the traps that make it slow: a preset BLAS core type, AVX2 code paths,
+-- the allocator (`plain`: the C library's all the same).
+function Peer.environment(plain)
+  local _, preload = allocator()
+  if plain then preload = "" end
+  local file <close> = io.open "/proc/cpuinfo"
+  local capability = file and file:read("a"):find("avx512f", 1, true) and "avx512" or "avx2"
+  return ("env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE -u OMP_NUM_THREADS -u MKL_NUM_THREADS ATEN_CPU_CAPABILITY=%s "
+    .. "TORCHINDUCTOR_COMPILE_THREADS=1 TORCHINDUCTOR_CACHE_DIR='%s/build/bench/inductor' %s")
+    :format(capability, root, preload)
+end
+
+--- Starts bench/peer/serve.py with `threads` threads; nil when there is no environment or it does not start.
+function Peer.start(threads)
+  local python = Peer.python()
+  if not python then return nil end
+  local folder = root .. "/build/bench"
+  ty.io.mkdir(folder)
+  local fifo = os.tmpname()
+  os.remove(fifo)
+  if not os.execute(("mkfifo '%s'"):format(fifo)) then return nil end
+  local command = ("exec %s '%s' '%s/bench/peer/serve.py' %d '%s'"):format(Peer.environment(), python, root, threads,
+    fifo)
+  local self = setmetatable({ input = assert(io.popen(command, "w")), threads = threads }, Peer)
+  self.output = assert(io.open(fifo)) -- waits for the peer to open its end
+  os.remove(fifo)
+  local hello = self:receive()
+  if not hello then
+    self:stop()
+    return nil
+  end
+  self.pid, self.about = hello.pid, hello.about
+  self.about.allocator = (allocator())
+  return self
+end
+
+function Peer:receive()
+  local line = self.output:read "l"
+  return line and ty.io.json_decode(line)
+end
+
+--- One command and its answer: a table; nil and a text when the peer failed.
+function Peer:ask(command)
+  if self.gone then return nil, "the peer is gone" end
+  self.input:write(ty.io.json_encode(command), "\n")
+  self.input:flush()
+  local answer = self:receive()
+  if not answer then
+    self.gone = true
+    return nil, "the peer has died"
+  end
+  if answer.error then return nil, answer.error end
+  return answer
+end
+
+--- Waits until the peer's threads have stopped spinning.
+function Peer:settle()
+  for _ = 1, 200 do
+    local before = native.cpu(self.pid)
+    native.sleep(0.004)
+    local after = native.cpu(self.pid)
+    if not after or after - before < 0.0004 then return end
+  end
+end
+
+function Peer:stop()
+  self.input:close()
+  self.output:close()
+end
+
+return Peer

@@ -1,0 +1,111 @@
+--- The table that a benchmark prints and the file that it writes.
+local ty = require "tycho"
+
+local report = {}
+
+local function duration(s)
+  if s < 1e-5 then return ("%.0f ns"):format(s * 1e9) end
+  if s < 1e-3 then return ("%.1f us"):format(s * 1e6) end
+  if s < 1 then return ("%.2f ms"):format(s * 1e3) end
+  return ("%.2f s"):format(s)
+end
+
+local function amount(item, value)
+  if item.unit == "MB" then return ("%.0f MB"):format(value) end
+  return duration(value)
+end
+
+local function spread(item, s)
+  if not s then return "-", "" end
+  return amount(item, s.median), ("%+.0f%%"):format((s.max - s.min) / s.median * 100):gsub("+", "±", 1)
+end
+
+local row = "%-38s %3s %10s %5s %10s %5s %-16s %7s %5s %6s %5s %s"
+
+function report.head()
+  print(row:format("item", "thr", "tycho", "", "pytorch", "", "its best mode", "times", "bar", "limit", "bar", ""))
+end
+
+-- The verdict counts where the bar was set: at all threads, or at the only number that the item runs with.
+function report.judge(item, result, judged)
+  local bars, failed = item.bars or {}, {}
+  if judged then
+    if bars.peer and result.ratio and result.ratio < bars.peer then failed[#failed + 1] = "peer" end
+    if bars.limit and result.share and result.share < bars.limit then failed[#failed + 1] = "limit" end
+    if bars.most and result.ours.median > bars.most then failed[#failed + 1] = "most" end
+  end
+  result.bars = bars
+  result.failed = failed
+  return #failed == 0
+end
+
+function report.line(item, result)
+  local bars = result.bars
+  local mine, my_spread = spread(item, result.ours)
+  local theirs, their_spread = spread(item, result.peer)
+  local mode = result.peer and result.peer.mode or result.peer_error and "error" or ""
+  local verdict = #result.failed > 0 and "FAIL " .. table.concat(result.failed, ", ")
+    or (next(bars) and result.judged and (result.ratio or result.share or bars.most) and "pass" or "")
+  if result.ours.mode ~= "eager" then verdict = verdict .. " (" .. result.ours.mode .. ")" end
+  print((row:format(item.name, result.threads, mine, my_spread, theirs, their_spread, mode,
+    result.ratio and ("%.2fx"):format(result.ratio) or "-", bars.peer and ("%.3g"):format(bars.peer) or "",
+    result.share and ("%.0f%%"):format(result.share * 100) or "-",
+    bars.limit and ("%.0f%%"):format(bars.limit * 100) or "", verdict):gsub("%s+$", "")))
+  if result.peer_error then print("    peer: " .. result.peer_error:sub(1, 160)) end
+  io.stdout:flush()
+end
+
+function report.limits(rates, threads)
+  local parts = {}
+  for _, kind in ipairs { "f32", "bf16", "int8" } do
+    if rates[kind] then parts[#parts + 1] = ("%s %.0f"):format(kind, rates[kind]) end
+  end
+  print(("limits, %d threads: %s GFLOP/s (GOP/s); read %.1f, copy %.1f, triad %.1f, in-place update %.1f, "
+    .. "Adam's traffic %.1f GB/s"):format(threads, table.concat(parts, ", "), rates.read, rates.copy, rates.triad,
+    rates.update, rates.adam))
+end
+
+--- Geometric means of the ratios of groups of results: groups = { name = { ratios } }, bars = { name = bar }.
+function report.means(groups, bars)
+  local missed = {}
+  for name, list in pairs(groups) do
+    local sum = 0
+    for _, ratio in ipairs(list) do sum = sum + math.log(ratio) end
+    local mean = math.exp(sum / #list)
+    local bar = bars[name]
+    local ok = mean >= bar
+    print(("%s: geometric mean of %d ratios %.2fx, bar %.3g: %s"):format(name, #list, mean, bar,
+      ok and "pass" or "FAIL"))
+    if not ok then missed[#missed + 1] = name end
+  end
+  return missed
+end
+
+--- A file name from the CPU's model.
+local function cpu_name()
+  local name = "cpu"
+  local file <close> = io.open "/proc/cpuinfo"
+  for line in file and file:lines() or function() end do
+    name = line:match "^model name%s*:%s*(.*)" or name
+    if name ~= "cpu" then break end
+  end
+  return (name:gsub("%(.-%)", ""):gsub("[^%w]+", "-"):gsub("^-+", ""):gsub("-+$", ""):lower()), name
+end
+
+--- Merges `run` = { limits, peers, items } into bench/results/<cpu>.json; returns the path.
+function report.save(root, run)
+  local folder = root .. "/bench/results"
+  ty.io.mkdir(folder)
+  local short, name = cpu_name()
+  local path = ("%s/%s.json"):format(folder, short)
+  local saved = ty.io.exists(path) and ty.io.load_json(path) or {}
+  saved.cpu, saved.threads = name, ty.cpu().threads
+  for _, part in ipairs { "limits", "peers", "items" } do
+    saved[part] = saved[part] or {}
+    for key, value in pairs(run[part]) do saved[part][key] = value end
+  end
+  ty.io.save_json(path, saved)
+  return path
+end
+
+return report

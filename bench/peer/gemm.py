@@ -1,0 +1,65 @@
+"""The twin of bench/items/gemm.lua. The weights are also tried packed once, as torch.compile's freezing does it."""
+import itertools
+
+import torch
+from torch.nn import functional as F
+
+dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def quietly(fn):
+    fn.context = torch.inference_mode
+    return fn
+
+
+def matmul(m, n, k):
+    x, y = torch.randn(m, k), torch.randn(k, n)
+    modes = {"mm": quietly(lambda: torch.mm(x, y))}
+    modes.update(packed(x, y.t().contiguous()))
+    return modes
+
+
+def packed(x, w):
+    modes = {}
+    with torch.no_grad():
+        if torch.backends.mkldnn.is_available():
+            onednn = torch.ops.mkldnn._reorder_linear_weight(w, x.shape[0])
+            modes["packed by oneDNN"] = quietly(
+                lambda: torch.ops.mkldnn._linear_pointwise(x, onednn, None, "none", [], ""))
+        if x.dtype == torch.float32 and torch.backends.mkl.is_available():
+            mkl = torch.ops.mkl._mkl_reorder_linear_weight(w, x.shape[0])
+            modes["packed by MKL"] = quietly(lambda: torch.ops.mkl._mkl_linear(x, mkl, w, None, x.shape[0]))
+    return modes
+
+
+def linear(m, n, k, dtype):
+    x, w = torch.randn(m, k).to(dtypes[dtype]), torch.randn(n, k).to(dtypes[dtype])
+    modes = {"linear": quietly(lambda: F.linear(x, w))}
+    modes.update(packed(x, w))
+    return modes
+
+
+def from_memory(m, n, dtype, count):
+    x = torch.randn(m, n).to(dtypes[dtype])
+    weights = [torch.randn(n, n).to(dtypes[dtype]) for _ in range(count)]
+    turned = itertools.cycle(weights)
+    plain = itertools.cycle(weights)
+    modes = {
+        "linear": quietly(lambda: F.linear(x, next(turned))),
+        "mm": quietly(lambda: torch.mm(x, next(plain))),
+    }
+    blocked = itertools.cycle(
+        [torch.ops.mkldnn._reorder_linear_weight(w, m) for w in weights])
+    modes["packed by oneDNN"] = quietly(
+        lambda: torch.ops.mkldnn._linear_pointwise(x, next(blocked), None, "none", [], ""))
+    return modes
+
+
+def int8(m, n, k):
+    x = torch.randint(-127, 128, (m, k), dtype=torch.int8)
+    y = torch.randint(-127, 128, (k, n), dtype=torch.int8)
+    turned = y.t().contiguous().t()
+    return {
+        "_int_mm": quietly(lambda: torch._int_mm(x, y)),
+        "_int_mm, weight [n, k]": quietly(lambda: torch._int_mm(x, turned)),
+    }

@@ -1,0 +1,6 @@
+"""The twin of bench/items/unet.lua."""
+import models
+
+
+def step():
+    return models.modes("unet")

@@ -1,0 +1,163 @@
+--- The benchmarks: every item on Tycho, on its peers and against the physical limit, in interleaved rounds of one run.
+--
+--     ./run bench                        everything (an hour)
+--     ./run bench gemm conv/resnet       the items whose names begin so
+--     options: --list  --quick (fewer rounds)  --threads 1,2  --rounds N  --no-peer  --no-save
+--              --eager (the peer without torch.compile, which takes long to compile: for a first look)
+--
+-- A group of items is a file of bench/items/: a list of
+--   { name, setup = function(threads) -> function or { mode = function }, peer = { work, arguments },
+--     work = { kind = amount } (lib/limits.lua), bars = { peer, limit, most }, threads = { ... } }
+-- or, for what runs in processes of its own, sample and peer_sample = function() -> number, least, unit = "MB"
+-- where the better of several modes counts, on both sides. The peer's twin is bench/peer/<group>.py.
+local root = arg[0]:match "^(.*)/bench/[^/]*$" or "."
+_G.arg = { [0] = root .. "/bench/run.lua", table.unpack(arg) } -- what lib/ finds its files by
+package.path = root .. "/?.lua;" .. package.path
+
+local ty = require "tycho"
+local groups = { "startup", "overhead", "gemm", "conv", "attention", "memory_bound", "scan_sort", "optimizer",
+  "embedding", "gpt2", "unet", "resnet", "memory" }
+
+local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
+local i = 1
+while arg[i] do
+  local word = arg[i]
+  local function value()
+    i = i + 1
+    return arg[i] or error("bench: " .. word .. " wants a value", 0)
+  end
+  if word == "--list" then options.list = true
+  elseif word == "--quick" then options.rounds, options.target, options.quick = 3, 0.02, true
+  elseif word == "--eager" then options.eager = true
+  elseif word == "--no-peer" then options.peer = false
+  elseif word == "--no-save" then options.save = false
+  elseif word == "--rounds" then options.rounds = math.max(1, math.tointeger(tonumber(value())) or 1)
+  elseif word == "--threads" then
+    options.threads = {}
+    for n in value():gmatch "%d+" do table.insert(options.threads, math.tointeger(tonumber(n))) end
+  elseif word:sub(1, 1) == "-" then error("bench: unknown option " .. word, 0)
+  else names[#names + 1] = word end
+  i = i + 1
+end
+
+local function wanted(name)
+  if #names == 0 then return true end
+  for _, prefix in ipairs(names) do
+    if name:sub(1, #prefix) == prefix then return true end
+  end
+  return false
+end
+
+local all = ty.cpu().threads
+local thread_counts = options.threads or (all > 1 and { 1, all } or { 1 })
+
+-- Work by number of threads: a peer is started for each, since what it compiles is made for one number.
+local plan, found = {}, 0
+for _, group in ipairs(groups) do
+  local file = root .. "/bench/items/" .. group .. ".lua"
+  if ty.io.exists(file) and (#names == 0 or table.concat(names, " "):find(group, 1, true)) then
+    local list = require("bench.items." .. group)
+    for _, item in ipairs(list) do
+      item.group, item.name = group, group .. "/" .. item.name
+      if wanted(item.name) then
+        found = found + 1
+        local counts, matches = item.threads or thread_counts, {}
+        for _, n in ipairs(counts) do
+          local asked = not options.threads
+          for _, m in ipairs(thread_counts) do asked = asked or m == n end
+          if asked then matches[#matches + 1] = n end
+        end
+        for _, n in ipairs(matches) do
+          plan[#plan + 1] = { item = item, threads = n, means = list.means,
+            judged = n == math.max(table.unpack(counts)) and (item.threads or n == all) and true or false }
+        end
+      end
+    end
+  end
+end
+if options.list then
+  local last
+  for _, entry in ipairs(plan) do
+    if entry.item.name ~= last then print(entry.item.name) end
+    last = entry.item.name
+  end
+  return
+end
+if found == 0 then error("bench: nothing is named so; --list shows the names", 0) end
+local native = require "bench.lib.native"
+local limits = require "bench.lib.limits"
+local measure = require "bench.lib.measure"
+local report = require "bench.lib.report"
+local Peer = require "bench.lib.peer"
+
+if options.peer and not Peer.python() then print "no peer: bench/peers.sh makes its environment" end
+
+local run = { limits = {}, peers = {}, items = {} }
+local missed, means, mean_bars = {}, {}, {}
+
+local function measure_group(group, threads, entries)
+  local peer = options.peer and Peer.start(threads) or nil
+  if peer then run.peers.pytorch = peer.about end
+  for _, entry in ipairs(entries) do
+    local item = entry.item
+    if item.skip and item.skip() then
+      print(("%-38s %s"):format(item.name, item.skip()))
+    else
+      local ok, result = xpcall(measure.item, debug.traceback, item, threads, peer, options)
+      if ok then
+        result.judged = entry.judged
+        if not report.judge(item, result, entry.judged) then
+          missed[#missed + 1] = { item = item, result = result }
+        end
+        report.line(item, result)
+        local mean = entry.means and entry.means[item.mean]
+        if mean and entry.judged and result.ratio then
+          means[item.mean], mean_bars[item.mean] = means[item.mean] or {}, mean
+          table.insert(means[item.mean], result.ratio)
+        end
+        run.items[item.name] = run.items[item.name] or {}
+        run.items[item.name][tostring(threads)] = result
+      else
+        print(("%-38s error: %s"):format(item.name, result))
+      end
+    end
+    collectgarbage()
+  end
+  if peer then peer:stop() end
+end
+
+for _, threads in ipairs(thread_counts) do
+  local rates = limits.all(threads)
+  run.limits[tostring(threads)] = rates
+  report.limits(rates, threads)
+end
+report.head()
+
+local began = native.wall()
+local at = 1
+while plan[at] do
+  -- The entries of one group, one number of threads after the other.
+  local group, by_threads, order = plan[at].item.group, {}, {}
+  while plan[at] and plan[at].item.group == group do
+    local threads = plan[at].threads
+    if not by_threads[threads] then
+      by_threads[threads] = {}
+      order[#order + 1] = threads
+    end
+    table.insert(by_threads[threads], plan[at])
+    at = at + 1
+  end
+  for _, threads in ipairs(order) do measure_group(group, threads, by_threads[threads]) end
+  if options.save then report.save(root, run) end -- what there is, should the run be stopped
+end
+
+for _, name in ipairs(report.means(means, mean_bars)) do missed[#missed + 1] = { name = name } end
+if #missed > 0 then
+  print(("%d below their bar:"):format(#missed))
+  for _, entry in ipairs(missed) do
+    print("  " .. (entry.name or entry.item.name .. ": " .. table.concat(entry.result.failed, ", ")))
+  end
+end
+print(("%.0f s"):format(native.wall() - began))
+if options.save then print("written: " .. report.save(root, run)) end
+os.exit(#missed == 0, true)
