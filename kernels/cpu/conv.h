@@ -34,6 +34,24 @@ static inline conv_shape conv_shape_of(const ty_view *x, const ty_view *weight, 
   };
 }
 
+/* What is done to a result before it is stored: y = act(conv + bias + residual). */
+typedef struct conv_epilogue {
+  const float *bias, *residual; /* [o], and like y; or NULL */
+  ty_activation activation;
+} conv_epilogue;
+
 static inline bool conv_is_depthwise(const conv_shape *s) { return s->cg == 1 && s->og == 1 && s->groups > 1; }
+
+/* f32 3x3 kernels, stride and dilation 1, one group, by Winograd's transforms (conv_winograd.c). All return false after
+ * ty_fail() when scratch memory is short. */
+bool TY_KERNEL(conv_winograd)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e,
+                              float *y);
+bool TY_KERNEL(conv_winograd_input)(const conv_shape *s, const float *g, const float *weight, float *dx);
+bool TY_KERNEL(conv_winograd_weight)(const conv_shape *s, const float *g, const float *x, float *dw);
+
+/* Any f32 convolution by sums over taps (conv_direct.c). */
+bool TY_KERNEL(conv_direct)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y);
+bool TY_KERNEL(conv_direct_input)(const conv_shape *s, const float *g, const float *weight, float *dx);
+bool TY_KERNEL(conv_direct_weight)(const conv_shape *s, const float *g, const float *x, float *dw);
 
 #endif
