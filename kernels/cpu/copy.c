@@ -4,9 +4,10 @@
 
 #include "../half.h"
 #include "cpu.h"
+#include "stream.h"
 #include "transpose.h"
 
-enum { BLOCK = 512, TILE = 32, GRAIN = 32768 };
+enum { BLOCK = 512, TILE = 32, GRAIN = 32768, LINE = 64 };
 
 /* ---- the loop over two strided views ---- */
 
@@ -18,6 +19,7 @@ typedef struct walk {
   const char *from;
   ty_dtype out_dtype, in_dtype;
   int64_t rows; /* product of all sizes but the last */
+  bool stream;  /* the result goes past the caches */
 } walk;
 
 static void add_dim(walk *w, int64_t size, int64_t out, int64_t in) {
@@ -41,6 +43,8 @@ static void plan(walk *w, const ty_view *out, const ty_view *in) {
   for (int d = 0; d < out->ndim; d++) add_dim(w, out->size[d], out->stride[d], in->stride[d]);
   if (!w->n) w->size[w->n] = 1, w->out[w->n] = 1, w->in[w->n++] = 1;
   for (int d = 0; d < w->n - 1; d++) w->rows *= w->size[d];
+  int bytes = ty_dtype_size[out->dtype];
+  w->stream = w->out[w->n - 1] == 1 && w->size[w->n - 1] * bytes >= 2 * LINE && stream_pays(out->count * bytes);
 }
 
 static void row_offsets(const walk *w, int64_t row, int64_t *out, int64_t *in) {
@@ -69,15 +73,21 @@ static void row_offsets(const walk *w, int64_t row, int64_t *out, int64_t *in) {
     }                                                                                                         \
   }
 
-#define TURN(type)                                                                                              \
-  /* A tile goes through a buffer, so that neither side's lines are needed twice. */                            \
-  static void turn_##type(type *to, int64_t out, const type *from, int64_t in, int64_t rows, int64_t columns) { \
-    type tile[TILE * TILE];                                                                                     \
-    ty_transpose_##type(tile, TILE, from, in, rows, columns);                                                   \
-    if (columns == TILE)                                                                                        \
-      for (int64_t i = 0; i < rows; i++) memcpy(to + i * out, tile + i * TILE, TILE * sizeof *to);              \
-    else                                                                                                        \
-      for (int64_t i = 0; i < rows; i++) memcpy(to + i * out, tile + i * TILE, (size_t)columns * sizeof *to);   \
+/* A tile goes through a buffer, so that neither side's lines are needed twice. Its rows in `from` are too far apart for
+ * the hardware to foresee, so the next tile (`ahead` elements on) is asked for. */
+#define TURN(type)                                                                                                  \
+  static void turn_##type(type *to, int64_t out, const type *from, int64_t in, int64_t rows, int64_t columns,       \
+                          int64_t ahead, bool stream) {                                                             \
+    type tile[TILE * TILE];                                                                                         \
+    for (int64_t j = 0; j < columns && ahead; j++)                                                                  \
+      for (int64_t i = 0; i < rows; i += LINE / (int64_t)sizeof *to) __builtin_prefetch(from + ahead + j * in + i); \
+    ty_transpose_##type(tile, TILE, from, in, rows, columns);                                                       \
+    if (stream)                                                                                                     \
+      for (int64_t i = 0; i < rows; i++) stream_copy(to + i * out, tile + i * TILE, (size_t)columns * sizeof *to);  \
+    else if (columns == TILE)                                                                                       \
+      for (int64_t i = 0; i < rows; i++) memcpy(to + i * out, tile + i * TILE, TILE * sizeof *to);                  \
+    else                                                                                                            \
+      for (int64_t i = 0; i < rows; i++) memcpy(to + i * out, tile + i * TILE, (size_t)columns * sizeof *to);       \
   }
 
 MOVE(uint8_t)
@@ -197,6 +207,14 @@ static void store_whole(ty_dtype d, char *to, int64_t stride, int64_t n, const v
 static void convert(const walk *w, char *to, int64_t out, const char *from, int64_t in, int64_t n) {
   double block[BLOCK];
   int so = ty_dtype_size[w->out_dtype], si = ty_dtype_size[w->in_dtype];
+  if (out == 1 && in == 1 && w->out_dtype == TY_F32 && ty_is_half(w->in_dtype)) {
+    ty_half_load(w->in_dtype, (float *)(void *)to, from, n);
+    return;
+  }
+  if (out == 1 && in == 1 && w->in_dtype == TY_F32 && ty_is_half(w->out_dtype)) {
+    ty_half_store(w->out_dtype, to, (const float *)(const void *)from, n);
+    return;
+  }
   for (int64_t i = 0; i < n; i += BLOCK) {
     int64_t k = n - i < BLOCK ? n - i : BLOCK;
     load(w->in_dtype, from + i * in * si, in, k, block);
@@ -211,22 +229,47 @@ static void convert(const walk *w, char *to, int64_t out, const char *from, int6
 
 /* ---- pieces of the work ---- */
 
+/* n neighbouring elements of the output. */
+static void stream_span(const walk *w, char *to, const char *from, int64_t n) {
+  char block[STREAM_BLOCK];
+  int so = ty_dtype_size[w->out_dtype], si = ty_dtype_size[w->in_dtype];
+  int64_t in = w->in[w->n - 1], step = STREAM_BLOCK / so;
+  bool same = w->out_dtype == w->in_dtype;
+  if (same && in == 1) {
+    stream_copy(to, from, (size_t)(n * so));
+    return;
+  }
+  for (int64_t i = 0; i < n; i += step) {
+    int64_t k = n - i < step ? n - i : step;
+    if (!same) convert(w, block, 1, from + i * in * si, in, k);
+    else if (i == 0 || in != 0) move(so, block, 1, from + i * in * si, in, k);
+    stream_copy(to + i * so, block, (size_t)(k * so));
+  }
+}
+
 static void copy_span(const walk *w, int64_t row, int64_t begin, int64_t n) {
   int last = w->n - 1, so = ty_dtype_size[w->out_dtype], si = ty_dtype_size[w->in_dtype];
   int64_t out, in;
   row_offsets(w, row, &out, &in);
   char *to = w->to + (out + begin * w->out[last]) * so;
   const char *from = w->from + (in + begin * w->in[last]) * si;
-  if (w->out_dtype == w->in_dtype) move(so, to, w->out[last], from, w->in[last], n);
+  bool same = w->out_dtype == w->in_dtype;
+  if (w->stream) stream_span(w, to, from, n);
+  else if (same) move(so, to, w->out[last], from, w->in[last], n);
   else convert(w, to, w->out[last], from, w->in[last], n);
 }
 
 static void copy_rows(void *context, int64_t begin, int64_t end) {
   const walk *w = context;
   for (int64_t row = begin; row < end; row++) copy_span(w, row, 0, w->size[w->n - 1]);
+  if (w->stream) stream_end();
 }
 
-static void copy_one_row(void *context, int64_t begin, int64_t end) { copy_span(context, 0, begin, end - begin); }
+static void copy_one_row(void *context, int64_t begin, int64_t end) {
+  const walk *w = context;
+  copy_span(w, 0, begin, end - begin);
+  if (w->stream) stream_end();
+}
 
 /* The last dimension runs along memory in the output, another one, d, in the input: move by tiles of both. */
 typedef struct turned {
@@ -252,14 +295,16 @@ static void copy_tiles(void *context, int64_t begin, int64_t end) {
       int64_t columns = w->size[last] - j < TILE ? w->size[last] - j : TILE;
       void *to = w->to + (out + j) * size;
       const void *from = w->from + (in + j * w->in[last]) * size;
+      int64_t ahead = w->size[last] - j >= 2 * TILE ? TILE * w->in[last] : 0;
       switch (size) {
-        case 1: turn_uint8_t(to, w->out[t->d], from, w->in[last], rows, columns); break;
-        case 2: turn_uint16_t(to, w->out[t->d], from, w->in[last], rows, columns); break;
-        case 4: turn_uint32_t(to, w->out[t->d], from, w->in[last], rows, columns); break;
-        default: turn_uint64_t(to, w->out[t->d], from, w->in[last], rows, columns);
+        case 1: turn_uint8_t(to, w->out[t->d], from, w->in[last], rows, columns, ahead, w->stream); break;
+        case 2: turn_uint16_t(to, w->out[t->d], from, w->in[last], rows, columns, ahead, w->stream); break;
+        case 4: turn_uint32_t(to, w->out[t->d], from, w->in[last], rows, columns, ahead, w->stream); break;
+        default: turn_uint64_t(to, w->out[t->d], from, w->in[last], rows, columns, ahead, w->stream);
       }
     }
   }
+  if (w->stream) stream_end();
 }
 
 static bool copy_turned(const walk *w) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include "../half.h"
 #include "cpu.h"
+#include "stream.h"
 #include "transpose.h"
 
 enum {
@@ -43,6 +44,8 @@ typedef struct ew_plan {
   bool repeated[EW_OPERANDS];
   bool tiled[EW_OPERANDS]; /* unit stride in the last but one dimension instead of the last */
   int64_t rows, columns;   /* of one unit of work */
+  int64_t block;           /* elements staged at once */
+  bool stream;             /* the result goes past the caches */
   bool failed;
 } ew_plan;
 
@@ -158,13 +161,15 @@ static const char *ew_load(const ew_plan *p, int i, ew_buffers *b, const char *i
 
 static void ew_store(const ew_plan *p, ew_buffers *b, char *out, int64_t stride, int64_t n) {
   const char *value = b->value[0];
+  bool next = stride == p->bytes[0];
   if (p->op->how[0] == EW_HALF) {
-    char *to = stride == p->bytes[0] ? out : b->raw;
+    char *to = next && !p->stream ? out : b->raw;
     ty_half_store((ty_dtype)p->op->dtype[0], to, (const float *)(const void *)value, n);
     value = b->raw;
     if (to == out) return;
   }
-  ew_scatter(out, stride, value, p->bytes[0], n);
+  if (next) stream_copy(out, value, (size_t)(n * p->bytes[0]));
+  else ew_scatter(out, stride, value, p->bytes[0], n);
 }
 
 /* ---- one row ---- */
@@ -183,7 +188,7 @@ static bool ew_row(const ew_plan *p, ew_buffers *b, char *const *at, const int64
       if (op->how[i] == EW_PLAIN) memcpy(value, at[i], (size_t)p->bytes[i]);
       else ew_convert(p, i, value, at[i], 1);
       if (!(repeated >> (i - 1) & 1)) {
-        ew_fill(value, ew_value_bytes(p, i), n < EW_BLOCK ? n : EW_BLOCK);
+        ew_fill(value, ew_value_bytes(p, i), n < p->block ? n : p->block);
         staged |= 1; /* the loop may run over one block only */
       }
       in[i - 1] = value;
@@ -191,10 +196,10 @@ static bool ew_row(const ew_plan *p, ew_buffers *b, char *const *at, const int64
       staged |= 1 << i;
     }
   }
-  bool store = stride[0] != p->bytes[0] || op->how[0] != EW_PLAIN;
+  bool store = stride[0] != p->bytes[0] || op->how[0] != EW_PLAIN || p->stream;
   if (!staged && !store) return op->loop(at[0], in, n, repeated, op->params);
-  for (int64_t done = 0; done < n; done += EW_BLOCK) {
-    int64_t m = n - done < EW_BLOCK ? n - done : EW_BLOCK;
+  for (int64_t done = 0; done < n; done += p->block) {
+    int64_t m = n - done < p->block ? n - done : p->block;
     for (int i = 1; i <= op->nin; i++) {
       if (staged >> i & 1) in[i - 1] = ew_load(p, i, b, at[i] + done * stride[i], stride[i], m);
       else if (stride[i]) in[i - 1] = at[i] + done * stride[i];
@@ -251,6 +256,7 @@ static __attribute__((unused)) void ew_units(void *context, int64_t begin, int64
       index[d] = 0;
     }
   }
+  if (p->stream) stream_end();
 }
 
 /* ---- blocks across short rows ---- */
@@ -297,6 +303,7 @@ static __attribute__((unused)) void ew_blocks(void *context, int64_t begin, int6
     }
     if (at[0] == b.tile[0]) ew_walk(p, 0, begin, n, at[0], true);
   }
+  if (p->stream) stream_end();
 }
 
 /* ---- planning ---- */
@@ -346,14 +353,17 @@ static void ew_find_tiles(ew_plan *p, int nop) {
 
 static __attribute__((noinline, unused)) bool ew_run_any(const ew_op *op, const ty_kernel_args *k) {
   const ty_view *view[EW_OPERANDS];
-  ew_plan p = { .op = op, .rows = 1, .columns = EW_GRAIN };
+  ew_plan p = { .op = op, .rows = 1, .columns = EW_GRAIN, .block = EW_BLOCK };
   int nop = op->nin + 1;
   int64_t count = k->out[0]->count;
   if (count == 0) return true;
   for (int i = 0; i < nop; i++) {
     view[i] = i ? k->in[i - 1] : k->out[0];
     p.data[i] = view[i]->data, p.bytes[i] = ty_dtype_size[view[i]->dtype];
+    if (i == 0) p.stream = view[0]->contiguous && stream_pays(count * p.bytes[0]);
+    else if (p.data[i] == p.data[0]) p.stream = false; /* in place: the lines are in the cache */
   }
+  if (p.stream) p.block = STREAM_BLOCK / p.bytes[0];
   ew_merge_dims(&p, view, nop);
   int last = p.ndim - 1;
   if (p.size[last] < EW_SHORT && count > p.size[last]) {

@@ -2,7 +2,9 @@
  * them. A row's loss is sum_c t_c (lse - x_c), where t is the target smoothed over the classes (Szegedy et al. 2016)
  * and weighted: t_c = (1 - e) w_y [c = y] + e w_c / classes. With log_probs, lse counts as 0. */
 #include "cpu.h"
-#include "exp_weight.h"
+#include "exp_rows.h"
+#include "narrow.h"
+#include "stream.h"
 
 enum { WORK = 16384 }; /* elements that are worth a thread */
 
@@ -10,6 +12,7 @@ typedef struct job {
   const void *x, *target, *weight, *g, *lse;
   void *loss, *lse_out, *row_weight, *dx;
   bool narrow; /* targets are i32 */
+  bool stream; /* the gradient goes past the caches */
   int64_t classes;
   ty_p_cross_entropy p;
   double weight_sum; /* of all classes */
@@ -39,6 +42,33 @@ static bool check_targets(const job *j, int64_t n) {
 #define FN(name) name##_f64
 #include "losses_real.h"
 
+#if defined(__AVX512F__)
+/* Rows of at most NARROW_WIDTH f32; the logarithms of NARROW_LANES rows are taken together. */
+NARROW_INLINE void narrow_loss(const job *c, int64_t begin, int64_t end, int v, __mmask16 last) {
+  const int64_t n = c->classes;
+  float top[NARROW_LANES], sum[NARROW_LANES];
+  for (int i = 0; i < NARROW_LANES; i++) sum[i] = 1;
+  for (int64_t row = begin; row < end; row += NARROW_LANES) {
+    int rows = end - row < NARROW_LANES ? (int)(end - row) : NARROW_LANES;
+    for (int r = 0; r < rows && !c->p.log_probs; r++) {
+      __m512 x[NARROW_MOST];
+      narrow_load(x, (const float *)c->x + (row + r) * n, v, last, -INFINITY);
+      top[r] = narrow_max(x, v);
+      NARROW_EACH(i) x[i] = exp_weights(_mm512_sub_ps(x[i], _mm512_set1_ps(top[r])));
+      sum[r] = narrow_sum(x, v);
+    }
+#pragma omp simd
+    for (int i = 0; i < NARROW_LANES; i++) sum[i] = ty_log_f32(sum[i]);
+    for (int r = 0; r < rows; r++) finish_f32(c, row + r, c->p.log_probs ? 0 : top[r] + sum[r]);
+  }
+}
+
+static void narrow_rows(void *context, int64_t begin, int64_t end) {
+  const job *c = context;
+  NARROW_CALL(narrow_loss, c->classes, c, begin, end);
+}
+#endif
+
 static job job_of(const ty_kernel_args *k, const ty_view *x, const ty_view *target, const ty_view *weight) {
   job j = { .x = x->data,
             .target = target->data,
@@ -61,7 +91,11 @@ bool TY_KERNEL(cross_entropy_rows)(const ty_kernel_args *k) {
   job j = job_of(k, x, k->in[1], k->in[2]);
   j.loss = k->out[0]->data, j.lse_out = k->out[1]->data, j.row_weight = k->out[2]->data;
   if (!check_targets(&j, x->size[0])) return false;
-  ty_parallel_for(x->size[0], 1 + WORK / (j.classes + 1), x->dtype == TY_F64 ? rows_f64 : rows_f32, &j);
+  ty_range_fn *rows = x->dtype == TY_F64 ? rows_f64 : rows_f32;
+#if defined(__AVX512F__)
+  if (x->dtype == TY_F32 && j.classes > 0 && j.classes <= NARROW_WIDTH) rows = narrow_rows;
+#endif
+  ty_parallel_for(x->size[0], 1 + WORK / (j.classes + 1), rows, &j);
   return true;
 }
 
@@ -70,6 +104,7 @@ bool TY_KERNEL(cross_entropy_backward)(const ty_kernel_args *k) {
   const ty_view *x = k->in[1];
   job j = job_of(k, x, k->in[2], k->in[4]);
   j.g = k->in[0]->data, j.lse = k->in[3]->data, j.dx = k->out[0]->data;
+  j.stream = stream_pays(x->count * ty_dtype_size[x->dtype]);
   if (!check_targets(&j, x->size[0])) return false;
   ty_parallel_for(x->size[0], 1 + WORK / (j.classes + 1), x->dtype == TY_F64 ? rows_backward_f64 : rows_backward_f32,
                   &j);

@@ -4,12 +4,16 @@
 #include <math.h>
 
 #include "cpu.h"
+#include "narrow.h"
+#include "stream.h"
 
 enum {
   BLOCK = 1024,   /* elements summed in the element type before the sum goes on in double */
   CHUNKS = 64,    /* at most, of rows */
   LEAST_ROWS = 8, /* of a chunk */
   COLUMNS = 128,  /* taken together where neighbours are summed apart */
+  ROWS = 32,      /* of them that are in the first cache together */
+  LANES = 16,     /* sums are cut where whole vectors end */
   WORK = 16384    /* elements that are worth a thread */
 };
 
@@ -24,6 +28,7 @@ typedef struct job {
   bool by_row; /* one weight for a row (batch norm), not for a segment */
   double eps;
   bool centred; /* layer norm, not rms norm */
+  bool stream;  /* y or dx goes past the caches */
 } job;
 
 static inline void *data_of(const ty_view *v) { return v && v->count ? v->data : NULL; }
@@ -38,16 +43,26 @@ static inline void *data_of(const ty_view *v) { return v && v->count ? v->data :
 #define FN(name) name##_f64
 #include "norm_real.h"
 
+#if defined(__AVX512F__)
+#include "norm_narrow.h"
+#endif
+
 static int64_t blocks_of_columns(int64_t n) { return (n + COLUMNS - 1) / COLUMNS; }
+
+static bool streams(const ty_view *out) { return stream_pays(out->count * ty_dtype_size[out->dtype]); }
 
 static double eps_of(const ty_kernel_args *k) { return ((const ty_p_norm *)k->params)->eps; }
 
 static bool rows_forward(const ty_kernel_args *k, job *j, const ty_view *rstd) {
   j->x = k->in[0]->data, j->y = k->out[0]->data, j->weight = data_of(k->in[1]), j->eps = eps_of(k);
-  j->rows = rstd->count, j->rstd_out = rstd->data;
+  j->rows = rstd->count, j->rstd_out = rstd->data, j->stream = streams(k->out[0]);
   if (j->rows == 0) return true;
   j->width = k->in[0]->count / j->rows;
-  ty_parallel_for(j->rows, 1 + WORK / (j->width + 1), k->in[0]->dtype == TY_F64 ? rows_f64 : rows_f32, j);
+  ty_range_fn *rows = k->in[0]->dtype == TY_F64 ? rows_f64 : rows_f32;
+#if defined(__AVX512F__)
+  if (rows == rows_f32 && j->width > 0 && j->width <= NARROW_WIDTH) rows = narrow_rows;
+#endif
+  ty_parallel_for(j->rows, 1 + WORK / (j->width + 1), rows, j);
   return true;
 }
 
@@ -65,6 +80,7 @@ static bool rows_backward(const ty_kernel_args *k, job *j, const ty_view *rstd, 
   bool wide = k->in[0]->dtype == TY_F64;
   size_t size = wide ? sizeof(double) : sizeof(float);
   j->g = k->in[0]->data, j->x = k->in[1]->data, j->rstd = rstd->data, j->weight = data_of(weight);
+  j->stream = streams(k->out[0]);
   j->dx = k->out[0]->data, j->dweight = data_of(k->out[1]);
   j->rows = rstd->count;
   j->width = j->rows ? k->in[1]->count / j->rows : k->out[1]->count;
@@ -73,7 +89,11 @@ static bool rows_backward(const ty_kernel_args *k, job *j, const ty_view *rstd, 
   j->chunks = (j->rows + j->chunk - 1) / j->chunk;
   size_t bytes = (size_t)(j->chunks * j->width * 2) * size;
   if (j->dweight && !(j->partial = ty_scratch_alloc(bytes))) return false;
-  ty_parallel_for(j->chunks, 1 + WORK / (j->chunk * (j->width + 1)), wide ? rows_backward_f64 : rows_backward_f32, j);
+  ty_range_fn *rows = wide ? rows_backward_f64 : rows_backward_f32;
+#if defined(__AVX512F__)
+  if (!wide && j->width > 0 && j->width <= NARROW_WIDTH) rows = narrow_rows_backward;
+#endif
+  ty_parallel_for(j->chunks, 1 + WORK / (j->chunk * (j->width + 1)), rows, j);
   if (j->dweight) {
     ty_parallel_for(blocks_of_columns(j->width), 1, wide ? sum_chunks_f64 : sum_chunks_f32, j);
     ty_scratch_free(j->partial, bytes);
@@ -123,6 +143,7 @@ static job batch_job(const ty_view *x) {
 
 static bool segments_forward(const ty_kernel_args *k, job j) {
   j.x = k->in[0]->data, j.weight = data_of(k->in[1]), j.bias = data_of(k->in[2]), j.eps = eps_of(k);
+  j.stream = streams(k->out[0]);
   j.y = k->out[0]->data, j.mean_out = k->out[1]->data;
   *(j.by_row ? &j.var_out : &j.rstd_out) = k->out[2]->data;
   bool wide = k->in[0]->dtype == TY_F64;
@@ -145,6 +166,7 @@ static bool segments_backward(const ty_kernel_args *k, job j) {
   bool wide = k->in[0]->dtype == TY_F64;
   j.g = k->in[0]->data, j.x = k->in[1]->data, j.mean = k->in[2]->data, j.rstd = k->in[3]->data;
   j.weight = data_of(k->in[4]);
+  j.stream = streams(k->out[0]);
   j.dx = k->out[0]->data, j.dweight = data_of(k->out[1]), j.dbias = data_of(k->out[2]);
   if (j.by_row && j.spatial == 1) {
     ty_parallel_for(blocks_of_columns(j.rows), 1 + WORK / (COLUMNS * (j.segments + 1)),

@@ -2,101 +2,180 @@
  * gradient of h: dx = rstd (w g - average(w g) - h average(w g h)) (Ioffe and Szegedy 2015); without the middle term
  * for rms norm. */
 
-static inline double FN(total)(const REAL *x, int64_t n) {
+enum { FN(block) = STREAM_BLOCK / sizeof(REAL) };
+
+/* Mean and sum of squares around it, of what was added so far. */
+typedef struct FN(spread) {
+  double n, mean, square;
+} FN(spread);
+
+/* Adds n elements whose distances from about their mean add up to `rest` and their squares to `square`: Chan, Golub and
+ * LeVeque 1979. */
+static inline void FN(join)(FN(spread) * s, REAL mean, double rest, double square, int64_t n) {
+  const double m = (double)n, low = rest / m, all = s->n + m, away = (double)mean + low - s->mean;
+  square -= low * low * m;
+  s->square += (square < 0 ? 0 : square) + away * away * s->n * m / all;
+  s->mean += away * m / all;
+  s->n = all;
+}
+
+/* Adds n elements, at most BLOCK: their own mean first, then the squares around it, both while they are in the first
+ * cache. Four sums side by side: one would wait for itself. */
+static inline void FN(add_block)(FN(spread) * s, const REAL *restrict x, int64_t n) {
+  const int64_t q = n / (4 * LANES) * LANES;
+  REAL a = 0, b = 0, c = 0, d = 0;
+#pragma omp simd reduction(+ : a, b, c, d)
+  for (int64_t i = 0; i < q; i++) a += x[i], b += x[i + q], c += x[i + 2 * q], d += x[i + 3 * q];
+#pragma omp simd reduction(+ : a)
+  for (int64_t i = 4 * q; i < n; i++) a += x[i];
+  const REAL mean = (a + b + c + d) / (REAL)n;
+  REAL a2 = 0, b2 = 0;
+  a = b = 0; /* not 0 in the end, because the mean is rounded: they say by how much */
+#pragma omp simd reduction(+ : a, b, a2, b2)
+  for (int64_t i = 0; i < 2 * q; i++) {
+    REAL u = x[i] - mean, v = x[i + 2 * q] - mean;
+    a += u, a2 += u * u, b += v, b2 += v * v;
+  }
+#pragma omp simd reduction(+ : a, a2)
+  for (int64_t i = 4 * q; i < n; i++) {
+    REAL u = x[i] - mean;
+    a += u, a2 += u * u;
+  }
+  FN(join)(s, mean, (double)a + (double)b, (double)a2 + (double)b2, n);
+}
+
+static inline void FN(add)(FN(spread) * s, const REAL *x, int64_t n) {
+  for (int64_t at = 0; at < n; at += BLOCK) FN(add_block)(s, x + at, at + BLOCK < n ? BLOCK : n - at);
+}
+
+/* A mean in two parts: the second is what the first was rounded by. */
+static inline REAL FN(split)(double mean, REAL *low) {
+  const REAL high = (REAL)mean;
+  *low = (REAL)(mean - (double)high);
+  return high;
+}
+
+static inline double FN(squares)(const REAL *restrict x, int64_t n) {
   double total = 0;
   for (int64_t at = 0; at < n; at += BLOCK) {
-    int64_t stop = at + BLOCK < n ? at + BLOCK : n;
-    REAL part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t i = at; i < stop; i++) part += x[i];
-    total += (double)part;
+    const int64_t k = at + BLOCK < n ? BLOCK : n - at, q = k / (4 * LANES) * LANES;
+    const REAL *restrict p = x + at;
+    REAL a = 0, b = 0, c = 0, d = 0;
+#pragma omp simd reduction(+ : a, b, c, d)
+    for (int64_t i = 0; i < q; i++)
+      a += p[i] * p[i], b += p[i + q] * p[i + q], c += p[i + 2 * q] * p[i + 2 * q], d += p[i + 3 * q] * p[i + 3 * q];
+#pragma omp simd reduction(+ : a)
+    for (int64_t i = 4 * q; i < k; i++) a += p[i] * p[i];
+    total += (double)(a + b + c + d);
   }
   return total;
 }
 
-/* Adds the sums of x - mean and of its square. The first is not 0, because mean is rounded: it says by how much. */
-static inline void FN(add_spread)(const REAL *x, int64_t n, REAL mean, double *rest, double *square) {
-  for (int64_t at = 0; at < n; at += BLOCK) {
-    int64_t stop = at + BLOCK < n ? at + BLOCK : n;
-    REAL part = 0, part2 = 0;
-#pragma omp simd reduction(+ : part, part2)
-    for (int64_t i = at; i < stop; i++) {
-      REAL d = x[i] - mean;
-      part += d;
-      part2 += d * d;
-    }
-    *rest += (double)part, *square += (double)part2;
-  }
-}
-
-/* From the sum of squares around a mean that is `off` too small. */
-static inline double FN(variance)(double square, double off, int64_t n) {
-  double var = square / (double)n - off * off;
-  return var < 0 ? 0 : var;
+/* The next row is asked for while this one is computed. */
+static inline void FN(expect)(const REAL *x) {
+  for (int i = 0; i < STREAM_BLOCK; i += STREAM_LINE) __builtin_prefetch((const char *)x + i, 0, 2);
 }
 
 static void FN(rows)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
-  const int64_t n = c->width;
-  const REAL *restrict w = c->weight, *restrict b = c->bias;
+  const int64_t n = c->width, step = c->stream ? FN(block) : n;
+  REAL block[FN(block)];
   for (int64_t row = begin; row < end; row++) {
-    const REAL *restrict x = (const REAL *)c->x + row * n;
-    REAL *restrict y = (REAL *)c->y + row * n;
-    const REAL mean = c->centred ? (REAL)(FN(total)(x, n) / (double)n) : 0;
-    double off = 0, square = 0;
-    FN(add_spread)(x, n, mean, &off, &square);
-    off = c->centred ? off / (double)n : 0;
-    const double var = FN(variance)(square, off, n);
-    const REAL low = (REAL)off, rstd = (REAL)(1 / sqrt(var + c->eps));
-    if (w && b)
-      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean - low) * rstd * w[i] + b[i];
-    else if (w)
-      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean - low) * rstd * w[i];
-    else if (b)
-      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean - low) * rstd + b[i];
-    else
-      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean - low) * rstd;
+    const REAL *x = (const REAL *)c->x + row * n;
+    REAL *y = (REAL *)c->y + row * n, mean = 0, low = 0;
+    double var;
+    if (c->centred) {
+      FN(spread) s = { 0 };
+      FN(add)(&s, x, n);
+      mean = FN(split)(s.mean, &low), var = s.square / (double)n;
+    } else {
+      var = FN(squares)(x, n) / (double)n;
+    }
+    const REAL rstd = (REAL)(1 / sqrt(var + c->eps));
+    for (int64_t at = 0; at < n; at += step) {
+      const int64_t k = n - at < step ? n - at : step;
+      const REAL *restrict from = x + at, *restrict w = c->weight ? (const REAL *)c->weight + at : NULL;
+      const REAL *restrict b = c->bias ? (const REAL *)c->bias + at : NULL;
+      REAL *restrict to = c->stream ? block : y + at;
+      if (c->stream) FN(expect)(from + n);
+      if (w && b)
+        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * rstd * w[i] + b[i];
+      else if (w)
+        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * rstd * w[i];
+      else if (b)
+        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * rstd + b[i];
+      else
+        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * rstd;
+      if (c->stream) stream_copy(y + at, block, (size_t)k * sizeof(REAL));
+    }
     if (c->centred) ((REAL *)c->mean_out)[row] = mean + low;
     ((REAL *)c->rstd_out)[row] = rstd;
   }
+  if (c->stream) stream_end();
 }
 
 /* The two averages of a row, then dx; adds to the chunk's dw and db where wanted. w NULL counts as ones. */
-static inline void FN(row_backward)(const job *c, int64_t row, REAL *restrict dw, REAL *restrict db) {
-  const int64_t n = c->width;
+static inline void FN(row_backward)(const job *c, int64_t row, REAL *dw, REAL *db) {
+  const int64_t n = c->width, step = c->stream ? FN(block) : n;
   const REAL *restrict x = (const REAL *)c->x + row * n, *restrict g = (const REAL *)c->g + row * n,
                        *restrict w = c->weight;
-  REAL *restrict dx = (REAL *)c->dx + row * n;
   const REAL mean = c->centred ? ((const REAL *)c->mean)[row] : 0, rstd = ((const REAL *)c->rstd)[row];
   double sum = 0, sum_h = 0;
+  REAL block[FN(block)];
   for (int64_t at = 0; at < n; at += BLOCK) {
-    int64_t stop = at + BLOCK < n ? at + BLOCK : n;
-    REAL part = 0, part_h = 0;
+    int64_t stop = at + BLOCK < n ? at + BLOCK : n, half = (stop - at) / (2 * LANES) * LANES;
+    REAL a = 0, a_h = 0, b = 0, b_h = 0;
     if (w) {
-#pragma omp simd reduction(+ : part, part_h)
-      for (int64_t i = at; i < stop; i++) {
-        REAL v = g[i] * w[i];
-        part += v;
-        part_h += v * ((x[i] - mean) * rstd);
+#pragma omp simd reduction(+ : a, a_h, b, b_h)
+      for (int64_t i = at; i < at + half; i++) {
+        REAL u = g[i] * w[i], v = g[i + half] * w[i + half];
+        a += u, a_h += u * ((x[i] - mean) * rstd), b += v, b_h += v * ((x[i + half] - mean) * rstd);
+      }
+#pragma omp simd reduction(+ : a, a_h)
+      for (int64_t i = at + 2 * half; i < stop; i++) {
+        REAL u = g[i] * w[i];
+        a += u, a_h += u * ((x[i] - mean) * rstd);
       }
     } else {
-#pragma omp simd reduction(+ : part, part_h)
-      for (int64_t i = at; i < stop; i++) {
-        part += g[i];
-        part_h += g[i] * ((x[i] - mean) * rstd);
+#pragma omp simd reduction(+ : a, a_h, b, b_h)
+      for (int64_t i = at; i < at + half; i++) {
+        a += g[i], a_h += g[i] * ((x[i] - mean) * rstd);
+        b += g[i + half], b_h += g[i + half] * ((x[i + half] - mean) * rstd);
       }
+#pragma omp simd reduction(+ : a, a_h)
+      for (int64_t i = at + 2 * half; i < stop; i++) a += g[i], a_h += g[i] * ((x[i] - mean) * rstd);
     }
-    sum += (double)part, sum_h += (double)part_h;
+    sum += (double)a + (double)b, sum_h += (double)a_h + (double)b_h;
   }
   const REAL a = c->centred ? (REAL)(sum / (double)n) : 0, a_h = (REAL)(sum_h / (double)n);
-  if (w)
-    for (int64_t i = 0; i < n; i++) dx[i] = rstd * (g[i] * w[i] - a - (x[i] - mean) * rstd * a_h);
-  else
-    for (int64_t i = 0; i < n; i++) dx[i] = rstd * (g[i] - a - (x[i] - mean) * rstd * a_h);
-  if (dw)
-    for (int64_t i = 0; i < n; i++) dw[i] += g[i] * ((x[i] - mean) * rstd);
-  if (db)
-    for (int64_t i = 0; i < n; i++) db[i] += g[i];
+  for (int64_t at = 0; at < n; at += step) {
+    const int64_t k = n - at < step ? n - at : step;
+    const REAL *restrict p = x + at, *restrict q = g + at, *restrict u = w ? w + at : NULL;
+    REAL *to = (REAL *)c->dx + row * n + at, *restrict dx = c->stream ? block : to;
+    REAL *restrict dw_at = dw ? dw + at : NULL, *restrict db_at = db ? db + at : NULL;
+    if (c->stream) FN(expect)(p + n);
+    if (c->stream) FN(expect)(q + n);
+    if (u && db) {
+#pragma omp simd
+      for (int64_t i = 0; i < k; i++) {
+        REAL h = (p[i] - mean) * rstd;
+        dx[i] = rstd * (q[i] * u[i] - a - h * a_h);
+        dw_at[i] += q[i] * h;
+        db_at[i] += q[i];
+      }
+    } else if (u && dw) {
+#pragma omp simd
+      for (int64_t i = 0; i < k; i++) {
+        REAL h = (p[i] - mean) * rstd;
+        dx[i] = rstd * (q[i] * u[i] - a - h * a_h);
+        dw_at[i] += q[i] * h;
+      }
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < k; i++) dx[i] = rstd * (q[i] - a - (p[i] - mean) * rstd * a_h);
+    }
+    if (c->stream) stream_copy(to, block, (size_t)k * sizeof(REAL));
+  }
 }
 
 static void FN(rows_backward)(void *context, int64_t begin, int64_t end) {
@@ -111,6 +190,7 @@ static void FN(rows_backward)(void *context, int64_t begin, int64_t end) {
     int64_t stop = (chunk + 1) * c->chunk < c->rows ? (chunk + 1) * c->chunk : c->rows;
     for (int64_t row = chunk * c->chunk; row < stop; row++) FN(row_backward)(c, row, dw, db);
   }
+  if (c->stream) stream_end();
 }
 
 /* begin and end count blocks of COLUMNS. */
@@ -136,35 +216,42 @@ static inline int64_t FN(channel)(const job *c, int64_t row, int64_t segment) {
 
 static void FN(segments)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
+  const int64_t n = c->spatial, step = c->stream ? FN(block) : n;
   const REAL *w = c->weight, *b = c->bias;
+  REAL block[FN(block)];
   for (int64_t row = begin; row < end; row++) {
     const REAL *x = (const REAL *)c->x + row * c->row_step;
-    REAL *y = (REAL *)c->y + row * c->row_step;
-    double total = 0, off = 0, square = 0;
-    for (int64_t s = 0; s < c->segments; s++) total += FN(total)(x + s * c->segment_step, c->spatial);
-    const REAL mean = (REAL)(total / (double)c->width);
-    for (int64_t s = 0; s < c->segments; s++) FN(add_spread)(x + s * c->segment_step, c->spatial, mean, &off, &square);
-    off /= (double)c->width;
-    const double var = FN(variance)(square, off, c->width);
-    const REAL low = (REAL)off;
+    REAL *y = (REAL *)c->y + row * c->row_step, low;
+    FN(spread) all = { 0 };
+    for (int64_t s = 0; s < c->segments; s++) FN(add)(&all, x + s * c->segment_step, n);
+    const REAL mean = FN(split)(all.mean, &low);
+    const double var = all.square / (double)c->width;
     const REAL rstd = (REAL)(1 / sqrt(var + c->eps));
     for (int64_t s = 0; s < c->segments; s++) {
       int64_t channel = FN(channel)(c, row, s);
       const REAL scale = w ? rstd * w[channel] : rstd, shift = b ? b[channel] : 0;
-      const REAL *restrict from = x + s * c->segment_step;
-      REAL *restrict to = y + s * c->segment_step;
-      for (int64_t i = 0; i < c->spatial; i++) to[i] = (from[i] - mean - low) * scale + shift;
+      for (int64_t at = 0; at < n; at += step) {
+        const int64_t k = n - at < step ? n - at : step, first = s * c->segment_step + at;
+        const REAL *restrict from = x + first;
+        REAL *restrict to = c->stream ? block : y + first;
+        if (c->stream) FN(expect)(from + c->row_step);
+        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * scale + shift;
+        if (c->stream) stream_copy(y + first, block, (size_t)k * sizeof(REAL));
+      }
     }
     ((REAL *)c->mean_out)[row] = mean + low;
     if (c->rstd_out) ((REAL *)c->rstd_out)[row] = rstd;
     if (c->var_out) ((REAL *)c->var_out)[row] = (REAL)var;
   }
+  if (c->stream) stream_end();
 }
 
 /* partial[row][segment]: the sums of g h and of g over a segment. */
 static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
+  const int64_t step = c->stream ? FN(block) : c->spatial;
   const REAL *w = c->weight;
+  REAL block[FN(block)];
   for (int64_t row = begin; row < end; row++) {
     const REAL mean = ((const REAL *)c->mean)[row], rstd = ((const REAL *)c->rstd)[row];
     REAL *sums = (REAL *)c->partial + row * c->segments * 2;
@@ -175,13 +262,16 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
       double of_segment = 0, of_segment_h = 0;
       for (int64_t from = 0; from < c->spatial; from += BLOCK) {
         int64_t stop = from + BLOCK < c->spatial ? from + BLOCK : c->spatial;
-        REAL part = 0, part_h = 0;
-#pragma omp simd reduction(+ : part, part_h)
-        for (int64_t i = from; i < stop; i++) {
-          part += g[i];
-          part_h += g[i] * ((x[i] - mean) * rstd);
+        const int64_t half = (stop - from) / (2 * LANES) * LANES;
+        REAL a = 0, a_h = 0, b = 0, b_h = 0;
+#pragma omp simd reduction(+ : a, a_h, b, b_h)
+        for (int64_t i = from; i < from + half; i++) {
+          a += g[i], a_h += g[i] * ((x[i] - mean) * rstd);
+          b += g[i + half], b_h += g[i + half] * ((x[i + half] - mean) * rstd);
         }
-        of_segment += (double)part, of_segment_h += (double)part_h;
+#pragma omp simd reduction(+ : a, a_h)
+        for (int64_t i = from + 2 * half; i < stop; i++) a += g[i], a_h += g[i] * ((x[i] - mean) * rstd);
+        of_segment += (double)a + (double)b, of_segment_h += (double)a_h + (double)b_h;
       }
       double scale = w ? (double)w[FN(channel)(c, row, s)] : 1;
       sum += scale * of_segment, sum_h += scale * of_segment_h;
@@ -189,13 +279,20 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
     }
     const REAL a = (REAL)(sum / (double)c->width), a_h = (REAL)(sum_h / (double)c->width);
     for (int64_t s = 0; s < c->segments; s++) {
-      int64_t at = row * c->row_step + s * c->segment_step;
-      const REAL *restrict x = (const REAL *)c->x + at, *restrict g = (const REAL *)c->g + at;
-      REAL *restrict dx = (REAL *)c->dx + at;
       const REAL scale = w ? w[FN(channel)(c, row, s)] : 1;
-      for (int64_t i = 0; i < c->spatial; i++) dx[i] = rstd * (g[i] * scale - a - (x[i] - mean) * rstd * a_h);
+      for (int64_t from = 0; from < c->spatial; from += step) {
+        const int64_t k = c->spatial - from < step ? c->spatial - from : step;
+        const int64_t at = row * c->row_step + s * c->segment_step + from;
+        const REAL *restrict x = (const REAL *)c->x + at, *restrict g = (const REAL *)c->g + at;
+        REAL *restrict dx = c->stream ? block : (REAL *)c->dx + at;
+        if (c->stream) FN(expect)(x + c->row_step);
+        if (c->stream) FN(expect)(g + c->row_step);
+        for (int64_t i = 0; i < k; i++) dx[i] = rstd * (g[i] * scale - a - (x[i] - mean) * rstd * a_h);
+        if (c->stream) stream_copy((REAL *)c->dx + at, block, (size_t)k * sizeof(REAL));
+      }
     }
   }
+  if (c->stream) stream_end();
 }
 
 /* begin and end count channels; each sums what belongs to it: all segments of its row, or one of its group's in
@@ -223,28 +320,28 @@ static void FN(columns)(void *context, int64_t begin, int64_t end) {
     const REAL *restrict x = (const REAL *)c->x + first, *restrict w = c->weight, *restrict b = c->bias;
     REAL *restrict y = (REAL *)c->y + first, *restrict average = c->mean_out, *restrict spread = c->var_out;
     REAL part[COLUMNS], part2[COLUMNS], mean[COLUMNS], low[COLUMNS], scale[COLUMNS], shift[COLUMNS];
-    double sum[COLUMNS], square[COLUMNS];
-    for (int64_t j = 0; j < width; j++) mean[j] = 0;
-    for (int pass = 0; pass < 2; pass++) { /* the mean; then what it was rounded by, and the variance */
-      for (int64_t j = 0; j < width; j++) sum[j] = square[j] = 0;
-      for (int64_t from = 0; from < n; from += BLOCK) {
-        int64_t stop = from + BLOCK < n ? from + BLOCK : n;
-        for (int64_t j = 0; j < width; j++) part[j] = part2[j] = 0;
-        for (int64_t i = from; i < stop; i++)
+    FN(spread) all_of[COLUMNS] = { { 0 } };
+    for (int64_t from = 0; from < n; from += ROWS) { /* as add_block(), in every column */
+      const int64_t rows = from + ROWS < n ? ROWS : n - from;
+      const REAL *restrict p = x + from * all;
+      for (int64_t j = 0; j < width; j++) mean[j] = part[j] = part2[j] = 0;
+      for (int64_t i = 0; i < rows; i++)
 #pragma omp simd
-          for (int64_t j = 0; j < width; j++) {
-            REAL d = x[i * all + j] - mean[j];
-            part[j] += d;
-            part2[j] += d * d;
-          }
-        for (int64_t j = 0; j < width; j++) sum[j] += (double)part[j], square[j] += (double)part2[j];
-      }
-      if (pass == 0)
-        for (int64_t j = 0; j < width; j++) mean[j] = (REAL)(sum[j] / (double)n);
+        for (int64_t j = 0; j < width; j++) mean[j] += p[i * all + j];
+      for (int64_t j = 0; j < width; j++) mean[j] /= (REAL)rows;
+      for (int64_t i = 0; i < rows; i++)
+#pragma omp simd
+        for (int64_t j = 0; j < width; j++) {
+          REAL d = p[i * all + j] - mean[j];
+          part[j] += d;
+          part2[j] += d * d;
+        }
+      for (int64_t j = 0; j < width; j++) FN(join)(&all_of[j], mean[j], (double)part[j], (double)part2[j], rows);
     }
     for (int64_t j = 0; j < width; j++) {
-      double off = sum[j] / (double)n, var = FN(variance)(square[j], off, n);
-      low[j] = (REAL)off, scale[j] = (REAL)(1 / sqrt(var + c->eps)), shift[j] = 0;
+      const double var = all_of[j].square / (double)n;
+      mean[j] = FN(split)(all_of[j].mean, &low[j]);
+      scale[j] = (REAL)(1 / sqrt(var + c->eps)), shift[j] = 0;
       average[first + j] = mean[j] + low[j], spread[first + j] = (REAL)var;
     }
     if (w)

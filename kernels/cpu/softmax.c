@@ -1,13 +1,16 @@
 /* softmax and log_softmax along one dimension, and their gradients. A line is read until it is in the cache: once
  * for the largest element, once for exponentials and sum, once to scale. */
 #include "cpu.h"
-#include "exp_weight.h"
+#include "exp_rows.h"
 #include "lines.h"
+#include "narrow.h"
+#include "stream.h"
 
 enum {
   COLUMNS =
       64, /* lines taken together when their elements are apart: whole vectors, and the sums stay in the first cache */
-  WORK = 16384 /* elements that are worth a thread */
+  WORK = 16384, /* elements that are worth a thread */
+  ROOM = 4096   /* elements of a line that are kept in the first cache until they are scaled */
 };
 
 typedef struct job {
@@ -16,6 +19,7 @@ typedef struct job {
   void *out;
   int64_t n, inner, blocks; /* blocks of COLUMNS lines in `inner` */
   bool log;
+  bool stream; /* the result goes past the caches */
 } job;
 
 #define REAL float
@@ -28,6 +32,10 @@ typedef struct job {
 #define FN(name) name##_f64
 #include "softmax_real.h"
 
+#if defined(__AVX512F__)
+#include "softmax_narrow.h"
+#endif
+
 static bool run(const ty_kernel_args *k, ty_range_fn *lines, ty_range_fn *columns, const void *x, const void *g,
                 bool log) {
   ty_lines l = ty_lines_of(k->out[0], ((const ty_p_dim *)k->params)->dim);
@@ -38,6 +46,7 @@ static bool run(const ty_kernel_args *k, ty_range_fn *lines, ty_range_fn *column
             .n = l.size,
             .inner = l.inner,
             .log = log,
+            .stream = stream_pays(k->out[0]->count * ty_dtype_size[k->out[0]->dtype]),
             .blocks = (l.inner + COLUMNS - 1) / COLUMNS };
   int64_t per_block = l.size * (l.inner < COLUMNS ? l.inner : COLUMNS);
   if (l.inner == 1) ty_parallel_for(l.outer, 1 + WORK / l.size, lines, &j);
@@ -47,11 +56,19 @@ static bool run(const ty_kernel_args *k, ty_range_fn *lines, ty_range_fn *column
 
 static bool forward(const ty_kernel_args *k, bool log) {
   bool wide = k->in[0]->dtype == TY_F64;
+#if defined(__AVX512F__)
+  if (!wide && ty_lines_of(k->out[0], ((const ty_p_dim *)k->params)->dim).size <= NARROW_WIDTH)
+    return run(k, narrow_lines, columns_f32, k->in[0]->data, NULL, log);
+#endif
   return run(k, wide ? lines_f64 : lines_f32, wide ? columns_f64 : columns_f32, k->in[0]->data, NULL, log);
 }
 
 static bool backward(const ty_kernel_args *k, bool log) {
   bool wide = k->in[0]->dtype == TY_F64;
+#if defined(__AVX512F__)
+  if (!wide && ty_lines_of(k->out[0], ((const ty_p_dim *)k->params)->dim).size <= NARROW_WIDTH)
+    return run(k, narrow_lines_backward, columns_backward_f32, k->in[1]->data, k->in[0]->data, log);
+#endif
   return run(k, wide ? lines_backward_f64 : lines_backward_f32, wide ? columns_backward_f64 : columns_backward_f32,
              k->in[1]->data, k->in[0]->data, log);
 }

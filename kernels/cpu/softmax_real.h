@@ -1,54 +1,77 @@
 /* Template of softmax.c: REAL is the element, FN(x) gives names their suffix. A line without any finite element
  * comes out as NaN, because -infinity minus itself does. */
 
+enum { FN(block) = STREAM_BLOCK / sizeof(REAL) };
+
+/* The next line is asked for while this one is computed. */
+static inline void FN(expect)(const REAL *x) {
+  for (int i = 0; i < STREAM_BLOCK; i += STREAM_LINE) __builtin_prefetch((const char *)x + i, 0, 2);
+}
+
 static void FN(lines)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
-  const int64_t n = c->n;
+  const int64_t n = c->n, step = FN(block);
+  REAL block[FN(block)], room[ROOM];
   for (int64_t line = begin; line < end; line++) {
-    const REAL *restrict x = (const REAL *)c->x + line * n;
-    REAL *restrict y = (REAL *)c->out + line * n;
-    REAL top = (REAL)-INFINITY, sum = 0;
-#pragma omp simd reduction(max : top)
-    for (int64_t i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
-    if (c->log) {
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < n; i++) sum += FN(ty_exp_weight)(x[i] - top);
-      REAL shift = FN(ty_log)(sum);
+    const REAL *x = (const REAL *)c->x + line * n;
+    REAL *y = (REAL *)c->out + line * n, *e = n <= ROOM ? room : y, sum = 0;
+    /* Of long lines the exponentials are taken twice rather than stored by way of memory. */
+    const bool again = c->log || (c->stream && n > ROOM);
+    const REAL top = FN(row_max)(x, n);
+    for (int64_t i = 0; i < n; i += step) {
+      FN(expect)(x + n + i);
+      sum += FN(row_exp_sum)(again ? NULL : e + i, x + i, n - i < step ? n - i : step, top);
+    }
+    const REAL scale = 1 / sum, shift = FN(ty_log)(sum);
+    for (int64_t i = 0; i < n; i += step) {
+      const int64_t k = n - i < step ? n - i : step;
+      const REAL *restrict from = again ? x + i : e + i;
+      REAL *restrict to = c->stream ? block : y + i;
+      if (c->log)
 #pragma omp simd
-      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - top) - shift;
-    } else {
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < n; i++) {
-        REAL e = FN(ty_exp_weight)(x[i] - top);
-        y[i] = e;
-        sum += e;
-      }
-      REAL scale = 1 / sum;
+        for (int64_t j = 0; j < k; j++) to[j] = (from[j] - top) - shift;
+      else if (again) FN(row_exp_scale)(to, from, k, top, scale);
+      else if (from == to)
 #pragma omp simd
-      for (int64_t i = 0; i < n; i++) y[i] *= scale;
+        for (int64_t j = 0; j < k; j++) to[j] *= scale;
+      else
+#pragma omp simd
+        for (int64_t j = 0; j < k; j++) to[j] = from[j] * scale;
+      if (c->stream) stream_copy(y + i, block, (size_t)k * sizeof(REAL));
     }
   }
+  if (c->stream) stream_end();
 }
 
 static void FN(lines_backward)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
-  const int64_t n = c->n;
+  const int64_t n = c->n, step = FN(block);
+  REAL block[FN(block)], p[FN(block)];
   for (int64_t line = begin; line < end; line++) {
     const REAL *restrict y = (const REAL *)c->x + line * n, *restrict g = (const REAL *)c->g + line * n;
-    REAL *restrict dx = (REAL *)c->out + line * n;
     REAL sum = 0;
-    if (c->log) {
+    if (c->log)
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = 0; i < n; i++) sum += g[i];
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) dx[i] = g[i] - FN(ty_exp_weight)(y[i]) * sum;
-    } else {
+    else
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = 0; i < n; i++) sum += g[i] * y[i];
+    for (int64_t i = 0; i < n; i += step) {
+      const int64_t k = n - i < step ? n - i : step;
+      REAL *restrict dx = c->stream ? block : (REAL *)c->out + line * n + i;
+      FN(expect)(g + n + i);
+      if (!c->log) FN(expect)(y + n + i);
+      if (c->log) {
+        FN(row_exp_scale)(p, y + i, k, 0, sum);
 #pragma omp simd
-      for (int64_t i = 0; i < n; i++) dx[i] = y[i] * (g[i] - sum);
+        for (int64_t j = 0; j < k; j++) dx[j] = g[i + j] - p[j];
+      } else
+#pragma omp simd
+        for (int64_t j = 0; j < k; j++) dx[j] = y[i + j] * (g[i + j] - sum);
+      if (c->stream) stream_copy((REAL *)c->out + line * n + i, block, (size_t)k * sizeof(REAL));
     }
   }
+  if (c->stream) stream_end();
 }
 
 /* Lines whose elements are `inner` apart: `width` neighbours at once. */

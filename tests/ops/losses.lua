@@ -85,6 +85,8 @@ return function(row, T)
       { T { 3, 100, range = { -20, 20 } }, T { 3, int = { 0, 100 } }, grad = false },
       { T { 0, 4 }, T { 0, int = { 0, 4 } } }, { T { 0, 4 }, T { 0, int = { 0, 4 } }, opts = { reduction = "none" } },
       { T { 2, 3 }, T { 2, values = { -100, -100 }, dtype = "i64" }, grad = false }, -- NaN: nothing counts
+      { T { 18, 17 }, T { 18, int = { 0, 17 } } }, { T { 2, 64 }, T { 2, int = { 0, 64 } } }, -- rows in registers
+      { T { 2, 300 }, T { 2, int = { 0, 300 } }, grad = false },
     }
   end
   local function class_errors()

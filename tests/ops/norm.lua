@@ -92,6 +92,10 @@ return function(row, T)
       { T { 2, 3, 40 }, { 40 }, T { 40 }, T { 40 }, opts = { eps = 0.1 } }, { T { 7 }, { 7 }, T { 7 } },
       { T { 20, 3 }, { 3 }, T { 3 }, T { 3 } }, { T { 0, 4 }, { 4 }, T { 4 }, T { 4 } },
       { T { 3, 0 }, { 0 }, T { 0 }, T { 0 } }, { T { 2, 3, range = { 50, 52 } }, { 3 } },
+      -- rows that fit into registers, whole ones and not, and longer ones
+      { T { 3, 16 }, { 16 }, T { 16 }, T { 16 } }, { T { 2, 33 }, { 33 }, T { 33 } }, { T { 2, 64 }, { 64 }, nil, T { 64 } },
+      { T { 2, 67 }, { 67 }, T { 67 }, T { 67 } }, { T { 2, 1100 }, { 1100 }, T { 1100 }, T { 1100 }, grad = false, dtypes = { "f32" } },
+      { T { 2, 1100, range = { 50, 52 } }, { 1100 }, grad = false, dtypes = { "f32" } },
     },
     ref = function(x, shape, weight, bias, opts)
       if shape == nil then return normalize(x, last_dims(x, 1), nil, nil, 1e-5, true) end
@@ -120,6 +124,8 @@ return function(row, T)
       { T { 3, 8 }, { 8 }, T { 8 } }, { T { 2, 3, 4 }, { 3, 4 }, T { 3, 4 } }, { T { 2, 5 }, { 5 } }, { T { 2, 5 } },
       { T { 2, 3, 40 }, { 40 }, T { 40 }, opts = { eps = 0.1 } }, { T { 20, 3 }, { 3 }, T { 3 } },
       { T { 0, 4 }, { 4 }, T { 4 } }, { T { 3, 0 }, { 0 }, T { 0 } },
+      { T { 3, 16 }, { 16 }, T { 16 } }, { T { 2, 33 }, { 33 } }, { T { 2, 67 }, { 67 }, T { 67 } },
+      { T { 2, 1100 }, { 1100 }, T { 1100 }, grad = false },
     },
     ref = function(x, shape, weight, opts)
       if shape == nil then return normalize(x, last_dims(x, 1), nil, nil, 1e-6, false) end
@@ -141,6 +147,8 @@ return function(row, T)
       { T { 2, 3, 4 }, T { 2, 3, 4 }, T { 2, 1, 1 }, T { 2, 1, 1, range = { 0.5, 2 } }, T { 3, 4 } },
       { T { 30, 4 }, T { 30, 4 }, T { 30, 1 }, T { 30, 1, range = { 0.5, 2 } }, T { 4 } },
       { T { 0, 4 }, T { 0, 4 }, T { 0, 1 }, T { 0, 1 }, T { 4 } },
+      { T { 3, 67 }, T { 3, 67 }, T { 3, 1 }, T { 3, 1, range = { 0.5, 2 } }, T { 67 } },
+      { T { 3, 64 }, T { 3, 64 }, T { 3, 1 }, T { 3, 1, range = { 0.5, 2 } } },
     },
     ref = function(g, x, mean, rstd, weight)
       return backward(g, x, by_row(mean), by_row(rstd), weight, last_dims(x, #x.shape - 1), true)

@@ -52,6 +52,8 @@ return function(row, T)
       { T { 0, 3 }, 1 }, { T { 3, 0 }, 1 }, { T { 2, 0, 3 }, 1 }, { T { 3, 40, range = { -30, 30 } }, 1 },
       { T { 6, 3, values = extremes }, 1, grad = false }, { T { 1, 6, 3, values = extremes }, 2, grad = false },
       { T { 2, 9, values = extremes }, 0, grad = false },
+      -- rows that fit into registers, whole ones and not, and one that does not
+      { T { 35, 3 }, 1 }, { T { 17, 16 }, 1 }, { T { 2, 33 }, 1 }, { T { 2, 48 }, 1 }, { T { 2, 64 }, 1 }, { T { 2, 65 }, 1 },
     }
   end
   local errors = {
@@ -61,7 +63,7 @@ return function(row, T)
   local function big(name)
     return function(ty)
       local x = ty.randn(300, 777)
-      return ty[name](x, 1), ty[name](x, 0), ty[name](ty.randn(7, 300, 333), 1)
+      return ty[name](x, 1), ty[name](x, 0), ty[name](ty.randn(7, 300, 333), 1), ty[name](ty.randn(3000, 20), 1)
     end
   end
 
@@ -75,6 +77,8 @@ return function(row, T)
       { T { 3, 4 }, T { 3, 4, range = { -3, 0 } }, 1 }, { T { 2, 3, 4 }, T { 2, 3, 4, range = { -3, 0 } }, 0 },
       { T { 3, 70 }, T { 3, 70, range = { -3, 0 } }, 0 }, { T { 2, 70 }, T { 2, 70, range = { -3, 0 } }, -1 },
       { T {}, T { range = { -3, 0 } }, 0 }, { T { 0, 3 }, T { 0, 3 }, 1 }, { T { 3, 0 }, T { 3, 0 }, 1 },
+      { T { 2, 17 }, T { 2, 17, range = { -3, 0 } }, -1 }, { T { 2, 64 }, T { 2, 64, range = { -3, 0 } }, -1 },
+      { T { 2, 300 }, T { 2, 300, range = { -3, 0 } }, -1 },
     }
   end
   local backward_errors = {
