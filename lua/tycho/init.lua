@@ -33,17 +33,20 @@ local parts = {
   nn = "tycho.nn", optim = "tycho.optim", data = "tycho.data", train = "tycho.train", plot = "tycho.plot",
   recipe = "tycho.recipe", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
 }
+local members = { compile = "tycho.compile", fuse = "tycho.compile" } -- functions of parts that have several
 
 local names = {}
 for name in pairs(parts) do names[#names + 1] = name end
+for name in pairs(members) do names[#names + 1] = name end
 table.sort(names)
 
 return setmetatable(ty, {
   __names = names, -- for completion and help: what is there but not loaded yet
   __index = function(self, name)
-    local part = parts[name]
+    local part = parts[name] or members[name]
     if not part then return nil end
     local value = require(part)
+    if members[name] then value = value[name] end
     rawset(self, name, value)
     return value
   end,

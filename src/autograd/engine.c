@@ -1,5 +1,6 @@
 /* The engine: walks the graph from the outputs back in the order of creation, one node at a time, without recursion. */
 #include "autograd.h"
+#include "../program/recording.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -126,6 +127,7 @@ static ty_tensor *run_hooks(ty_hook *hooks, int output, ty_tensor *g) {
 
 /* A leaf's own gradient: its memory must be nobody else's, since optimizers and later passes write to it. */
 static bool accumulate_leaf(ty_tensor *leaf, ty_tensor *g, bool create_graph) {
+  if (ty_is_recording()) ty_recorded_grad(leaf, true);
   if (leaf->grad) return accumulate(&leaf->grad, g, create_graph);
   bool steal = g->refs == 2 && g->v.contiguous && !g->is_view &&
                atomic_load(&g->storage->refs) == 1; /* scope's and caller's */
@@ -384,6 +386,7 @@ ty_tensor *ty_grad_of(ty_tensor *t) {
 }
 
 void ty_clear_grad(ty_tensor *t) {
+  if (ty_is_recording()) ty_recorded_grad(t, false);
   ty_release(t->grad);
   t->grad = NULL;
 }

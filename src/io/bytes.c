@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "../program/recording.h"
 #include "../ops/op.h"
 #include "formats.h"
 
@@ -122,6 +123,7 @@ ty_tensor *ty_host_tensor(ty_tensor *t) {
     ty_fail(TY_EINVAL, "a tensor on the meta device (%s) has no values to write", ty_describe(t));
     return NULL;
   }
+  if (ty_is_recording() && !ty_recorded_host_read(t, "writing")) return NULL;
   if (ty_device_of(t) == TY_CPU && t->v.contiguous) return ty_retain(t);
   ty_tensor *host = ty_tensor_new(TY_CPU, ty_dtype_of(t), t->v.ndim, t->v.size);
   if (host && !ty_copy_into(host, t)) {

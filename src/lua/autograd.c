@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../program/recording.h"
 #include "handle.h"
 
 bool ty_lua_call(lua_State *L, int nargs, int nresults) {
@@ -168,6 +169,7 @@ static int set_grad(lua_State *L) {
   if (g && (!ty_same_shape(&g->v, &t->v) || ty_dtype_of(g) != ty_dtype_of(t)))
     return luaL_error(L, "set_grad: expected a gradient like %s, got %s", ty_describe(t), ty_describe(g));
   if (t->node) return luaL_error(L, "set_grad: expected a leaf, got %s", ty_describe(t));
+  if (ty_is_recording()) ty_recorded_grad(t, false);
   ty_retain(g);
   ty_release(t->grad);
   t->grad = g;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../device/device.h"
+#include "../program/recording.h"
 #include "handle.h"
 
 /* ---- slice strings ---- */
@@ -145,6 +146,7 @@ static int property(lua_State *L, ty_tensor *t, const char *name) {
   } else if (strcmp(name, "ndim") == 0) {
     lua_pushinteger(L, t->v.ndim);
   } else if (strcmp(name, "grad") == 0) {
+    if (ty_is_recording()) ty_recorded_grad(t, true);
     ty_tensor *g = ty_grad_of(t);
     if (g) ty_lua_push(L, ty_retain(g));
     else lua_pushnil(L);

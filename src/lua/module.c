@@ -12,6 +12,8 @@ int luaopen_tycho_core(lua_State *L) {
   ty_lua_open_values(L, 1);
   ty_lua_open_index(L, 1);
   ty_lua_open_autograd(L, 1);
+  ty_lua_open_program(L);
+  lua_setfield(L, 1, "program");
   ty_lua_open_io(L);
   lua_setfield(L, 1, "io");
   ty_lua_open_thread(L);

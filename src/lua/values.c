@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../device/device.h"
+#include "../program/recording.h"
 #include "handle.h"
 
 /* ---- from Lua tables ---- */
@@ -131,6 +132,7 @@ static int tensor(lua_State *L) {
   if (!h->t) return ty_lua_error(L);
   b.at = h->t->v.data;
   if (b.at) fill_level(&b, 1, 0);
+  if (ty_is_recording()) ty_recorded_host_write(h->t);
   h->t->requires_grad = grad;
   return 1;
 }
@@ -152,6 +154,7 @@ static void push_element(lua_State *L, const ty_tensor *t, int64_t offset) {
 
 static void need_values(lua_State *L, const ty_tensor *t, const char *function) {
   if (ty_device_of(t) == TY_META) luaL_error(L, "%s: a meta tensor has no values: %s", function, ty_describe(t));
+  if (ty_is_recording() && !ty_recorded_host_read(t, function)) ty_lua_error(L);
 }
 
 static int item(lua_State *L) {
@@ -266,6 +269,7 @@ static int tostring(lua_State *L) {
     lua_pushliteral(L, "tensor (released)");
     return 1;
   }
+  if (ty_is_recording() && !ty_recorded_host_read(h->t, "tostring")) return ty_lua_error(L);
   print p = { .t = h->t, .decimals = 4, .shorten = h->t->v.count > ALL };
   const ty_tensor *t = p.t;
   char tail[256];
@@ -380,7 +384,9 @@ static int to(lua_State *L) {
 /* ---- the generator and the threads ---- */
 
 static int manual_seed(lua_State *L) {
-  *ty_default_generator() = (ty_generator){ .seed = (uint64_t)luaL_checkinteger(L, 1) };
+  uint64_t seed = (uint64_t)luaL_checkinteger(L, 1);
+  if (ty_is_recording() && !ty_recorded_seed(seed, 0)) return ty_lua_error(L);
+  *ty_default_generator() = (ty_generator){ .seed = seed };
   return 0;
 }
 
@@ -390,7 +396,9 @@ static int rng_state(lua_State *L) {
   if (lua_istable(L, 1)) {
     lua_rawgeti(L, 1, 1);
     lua_rawgeti(L, 1, 2);
-    *g = (ty_generator){ (uint64_t)luaL_checkinteger(L, -2), (uint64_t)luaL_checkinteger(L, -1) };
+    uint64_t seed = (uint64_t)luaL_checkinteger(L, -2), offset = (uint64_t)luaL_checkinteger(L, -1);
+    if (ty_is_recording() && !ty_recorded_seed(seed, offset)) return ty_lua_error(L);
+    *g = (ty_generator){ seed, offset };
     return 0;
   }
   push_ints(L, 2, (const int64_t[]){ (int64_t)g->seed, (int64_t)g->offset });

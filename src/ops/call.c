@@ -3,6 +3,7 @@
 
 #include "../autograd/autograd.h"
 #include "../device/device.h"
+#include "../program/program.h"
 
 static _Thread_local bool grad_enabled = true;
 
@@ -122,6 +123,7 @@ bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
   for (int i = 0; i < op->nout; i++) out[i] = NULL;
   if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
   if (!check_inputs(op, arg)) return false;
+  if (ty_is_recording() && !ty_recorded_inputs(op, arg)) return false;
   bool record = grad_enabled && op->differentiable && !op->composed && ty_inputs_want_grad(op, arg);
   bool writes = (op->flags & WRITES) && op->args[0].kind == TY_ARG_TENSOR;
   if (writes && !check_writable(op, arg[0].t, record)) return false;
@@ -160,6 +162,7 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
   if (arg[0].kind != TY_TENSOR)
     return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor to write into", op->args[0].name);
   if (!check_inputs(op, arg)) return false;
+  if (ty_is_recording() && !ty_recorded_inputs(op, arg)) return false;
   ty_tensor *t = arg[0].t;
   bool record = grad_enabled && op->differentiable && ty_inputs_want_grad(op, arg);
   if (!check_writable(op, t, record)) return false;
@@ -232,7 +235,7 @@ bool ty_run_kernel(ty_op_id id, int device, const ty_view *const *out, int nout,
   ty_kernel *kernel = ty_device_kernel(device, id);
   if (!kernel) return ty_fail(TY_EUNSUPPORTED, "%s: no kernel for %s", ty_ops[id].name, ty_device_name(device));
   ty_kernel_args k = { nout, nin, out, in, params };
-  return kernel(&k);
+  return kernel(&k) && (!ty_is_recording() || ty_recorded_launch(id, kernel, &k));
 }
 
 static bool is_half(const ty_tensor *t) { return t && ty_is_half(ty_dtype_of(t)); }

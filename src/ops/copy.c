@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "../autograd/autograd.h"
+#include "../program/recording.h"
 
 void ty_view_expand(ty_view *out, const ty_view *v, int ndim, const int64_t *size) {
   out->data = v->data;
@@ -85,5 +86,6 @@ bool fwd_detach(ty_call *c) {
 ty_tensor *ty_scalar(double value, ty_dtype dtype, int device) {
   ty_tensor *t = ty_tensor_new(device, dtype, 0, NULL);
   if (t && t->v.data) ty_store_scalar(t->v.data, dtype, ty_value_of_float(value));
+  if (ty_is_recording() && t) ty_recorded_host_write(t);
   return ty_scope_add(t);
 }

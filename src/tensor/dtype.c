@@ -3,6 +3,7 @@
 
 #include "../../kernels/half.h"
 #include "../ops/op.h"
+#include "../program/recording.h"
 
 bool ty_dtype_parse(const char *name, ty_dtype *out) {
   for (int d = 0; d < TY_DTYPES; d++) {
@@ -73,6 +74,7 @@ double ty_item(ty_tensor *t, bool *ok) {
     ty_fail(TY_EINVAL, "item: a meta tensor has no values: %s", ty_describe(t));
     return 0;
   }
+  if (ty_is_recording() && !ty_recorded_host_read(t, "item")) return 0;
   *ok = true;
   return ty_load_scalar(t, 0);
 }
@@ -80,5 +82,6 @@ double ty_item(ty_tensor *t, bool *ok) {
 ty_tensor *ty_from_data(const void *data, ty_dtype dtype, int ndim, const int64_t *size) {
   ty_tensor *t = ty_tensor_new(TY_CPU, dtype, ndim, size);
   if (t && t->v.count) memcpy(t->v.data, data, (size_t)t->v.count * ty_dtype_size[dtype]);
+  if (ty_is_recording() && t) ty_recorded_host_write(t);
   return ty_scope_add(t);
 }

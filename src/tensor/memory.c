@@ -3,6 +3,8 @@
  * until the budget or the user wants it back. */
 #include "memory.h"
 
+#include "../program/recording.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -203,7 +205,7 @@ static ty_storage *new_large(size_t nbytes, ty_dtype dtype, int ndim, const int6
   return s;
 }
 
-ty_storage *ty_storage_new(int device, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
+static ty_storage *storage_new(int device, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
   if (device == TY_CPU && nbytes > SMALL) return new_large(nbytes, dtype, ndim, size);
   if (device != TY_CPU && device != TY_META) {
     ty_fail(TY_EUNSUPPORTED, "device %d is not available in this build", device);
@@ -228,9 +230,16 @@ ty_storage *ty_storage_new(int device, size_t nbytes, ty_dtype dtype, int ndim, 
   return s;
 }
 
+ty_storage *ty_storage_new(int device, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
+  ty_storage *s = storage_new(device, nbytes, dtype, ndim, size);
+  if (ty_is_recording() && s) ty_recorded_new(s);
+  return s;
+}
+
 _Static_assert(sizeof(ty_storage) == 64, "the bytes of a small storage follow its header, 64-byte aligned");
 
 void ty_storage_free(ty_storage *s) {
+  if (ty_is_recording()) ty_recorded_free(s);
   if (s->release) {
     s->release(s);
     ty_small_free(s, sizeof *s);

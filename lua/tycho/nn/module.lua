@@ -241,6 +241,7 @@ function Module:set(path, value)
   if not key then error(("set: the module has no '%s'"):format(path), 2) end
   if is_tensor(value) and value.requires_grad then parent._parameters[key] = true end
   parent[key] = value
+  ty.core.program.renew()
 end
 
 --- Number of elements of all parameters (shared ones once).
@@ -259,7 +260,12 @@ end
 
 --- Training mode on or off, for dropout and batch statistics; returns self.
 function Module:train(on)
-  walk(self, "", function(module) rawset(module, "training", on ~= false) end)
+  local changed = false
+  walk(self, "", function(module)
+    changed = changed or module.training ~= (on ~= false)
+    rawset(module, "training", on ~= false)
+  end)
+  if changed then ty.core.program.renew() end -- what ty.compile recorded was the other mode
   return self
 end
 
@@ -269,6 +275,7 @@ function Module:eval() return self:train(false) end
 --- Lets all parameters want gradients, or none; returns self.
 function Module:requires_grad_(on)
   for _, p in ipairs(self:parameters()) do p:requires_grad_(on ~= false) end
+  ty.core.program.renew()
   return self
 end
 
@@ -301,6 +308,7 @@ function Module:to(target)
     end
     rawset(owner, key, new)
   end)
+  ty.core.program.renew()
   return self
 end
 

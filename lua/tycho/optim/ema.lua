@@ -1,6 +1,7 @@
 --- An exponential moving average of a module's weights.
 local ty = require "tycho"
 local read = require("tycho.nn.options").read
+local program = ty.core.program
 
 ---@class EMA
 ---@field model Module  a copy of the module with the averaged weights, in evaluation mode
@@ -25,13 +26,19 @@ local function new(module, options)
   return self
 end
 
---- Moves the averages towards the module's weights; call it after every optimizer step.
-function EMA:update()
+-- The weight of the next update.
+local function next_weight(self)
   local decay = self.warmup and math.min(self.decay, (1 + self.updates) / (10 + self.updates)) or self.decay
   self.updates = self.updates + 1
+  return 1 - decay
+end
+
+--- Moves the averages towards the module's weights; call it after every optimizer step.
+function EMA:update()
   local weights, buffers = tensors(self.source)
   ty.no_grad(function()
-    ty.lerp_list_(self.averages, weights, 1 - decay)
+    program.on_replay(function() return next_weight(self) end)
+    ty.lerp_list_(self.averages, weights, next_weight(self))
     for i, buffer in ipairs(buffers) do self.average_buffers[i]:copy_(buffer) end
   end)
 end

@@ -47,13 +47,21 @@ local function gradients(parameters)
   return grads
 end
 
---- Scales the gradients so that their norm together is at most max_norm; returns the norm before.
----@return number
+--- Scales the gradients so that their norm together is at most max_norm; returns the norm before, inside ty.compile as
+-- a 0-d tensor.
+---@return number|Tensor
 function optim.clip_grad_norm(parameters, max_norm)
   return ty.no_grad(function()
     local grads = gradients(parameters)
     if #grads == 0 then return 0.0 end
-    local norm = ty.norm_list(grads, 2):item()
+    local norm = ty.norm_list(grads, 2)
+    if ty.core.program.is_compiling() then
+      local scale = max_norm / (norm + 1e-6)
+      scale = ty.where(scale:lt(1), scale, 1.0)
+      for _, grad in ipairs(grads) do grad:mul_(scale) end
+      return norm
+    end
+    norm = norm:item()
     local scale = max_norm / (norm + 1e-6)
     if scale < 1 then
       for _, grad in ipairs(grads) do grad:mul_(scale) end

@@ -1,6 +1,7 @@
 --- What all optimizers share: groups of parameters, clipping, the step, the state.
 local ty = require "tycho"
 local read = require("tycho.nn.options").read
+local program = ty.core.program
 
 ---@class Optimizer
 ---@field groups table[]  lists of parameters with their settings: group.lr and so on may be changed at any time
@@ -72,13 +73,15 @@ function Optimizer:_each(visit)
   end
 end
 
---- The norm of all gradients together, a number.
-function Optimizer:grad_norm()
+-- The norm of all gradients together, a 0-d f64 tensor.
+function Optimizer:_grad_norm()
   local grads = {}
   self:_each(function(_, _, grad) grads[#grads + 1] = grad end)
-  if #grads == 0 then return 0.0 end
-  return ty.norm_list(grads, 2):item()
+  return ty.norm_list(grads, 2)
 end
+
+--- The norm of all gradients together, a number.
+function Optimizer:grad_norm() return self:_grad_norm():item() end
 
 -- Parameters may have taken part in different numbers of steps; those with equal counts share one native call.
 local function lists_of(self, group)
@@ -108,27 +111,45 @@ local function lists_of(self, group)
   return order
 end
 
+-- What a step does besides computing, for replays of ty.compile: counts, and the rate and number of the next launch.
+local function on_replay(self, group, lists)
+  program.on_replay(function()
+    for _, p in ipairs(lists.params) do
+      local state = self.state[p]
+      state.step = state.step + 1
+      lists.step = state.step
+    end
+    return group.lr * self.schedule(self.steps), lists.step
+  end)
+end
+
 local function step(self)
-  local scale, norm = 1.0, nil
+  local scale, norm, recording = 1.0, nil, program.is_recording()
   if self.clip_value > 0 then
     self:_each(function(_, _, grad) grad:clamp_(-self.clip_value, self.clip_value) end)
   end
   if self.clip_norm > 0 then
-    norm = self:grad_norm()
-    scale = math.min(1.0, self.clip_norm / (norm + 1e-6))
+    norm = self:_grad_norm()
+    scale = math.min(1.0, self.clip_norm / (program.peek(norm) + 1e-6))
   end
   local factor = self.schedule(self.steps)
   for _, group in ipairs(self.groups) do
-    for _, lists in ipairs(lists_of(self, group)) do self.update(group, lists, group.lr * factor, scale) end
+    for _, lists in ipairs(lists_of(self, group)) do
+      if recording then on_replay(self, group, lists) end
+      self.update(group, lists, group.lr * factor, scale)
+      if recording and norm then program.clip(norm, self.clip_norm) end
+    end
   end
   self.steps = self.steps + 1
-  return norm
+  if recording then program.on_replay(function() self.steps = self.steps + 1 end) end
+  return norm and not program.is_compiling() and norm:item() or norm
 end
 
 --- One step. With a loss: drops old gradients, runs backward, clips and steps. Without: clips and steps with the
--- gradients that are there (they stay; call zero_grad). Returns the norm of the gradients when clip_norm is set.
+-- gradients that are there (they stay; call zero_grad). Returns the norm of the gradients when clip_norm is set: a
+-- number, inside ty.compile a 0-d tensor.
 ---@param loss? Tensor
----@return number? norm
+---@return number|Tensor|nil norm
 function Optimizer:step(loss)
   if loss then
     self:zero_grad()
@@ -198,6 +219,7 @@ function Optimizer:load_state_dict(state)
     end
   end
   self.state, self.steps = loaded, state.steps
+  program.renew()
   for i, group in ipairs(self.groups) do
     for key, value in pairs(state.groups[i]) do
       if key ~= "count" then group[key] = value end

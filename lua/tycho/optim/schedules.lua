@@ -1,6 +1,7 @@
 --- Learning-rate schedules: each maker returns a function of the number of steps done (0 before the first) to a factor
 -- of the base rate. Give one to an optimizer as `schedule`, or drive several groups with optim.Scheduler.
 local read = require("tycho.nn.options").read
+local program = require("tycho.core").program
 
 local schedules = {}
 
@@ -95,6 +96,7 @@ end
 
 --- Goes on to the next step's rate.
 function Scheduler:step()
+  program.on_replay(function() self:step() end)
   self.steps = self.steps + 1
   self:_set()
 end

@@ -1,0 +1,62 @@
+/* Which struct of kernels/params.h each kernel takes, and which ops are elementwise. A kernel with parameters that is
+ * not listed here cannot be recorded; tests/lua/compile_test.lua tries every op. */
+#include "internal.h"
+
+/* clang-format off */
+const ty_params_row ty_program_params[TY_OP_COUNT] = {
+#define P(op, kind, type) [TY_OP_##op] = { PARAMS_##kind, sizeof(ty_p_##type) },
+  P(fill_, SCALARS, scalars) P(arange, SCALARS, scalars) P(linspace, SCALARS, scalars) P(clamp, SCALARS, scalars)
+  P(gelu, SCALARS, scalars) P(leaky_relu, SCALARS, scalars) P(elu, SCALARS, scalars) P(softplus, SCALARS, scalars)
+  P(hardtanh, SCALARS, scalars) P(lerp_list_, SCALARS, scalars) P(norm_list, SCALARS, scalars)
+
+  P(uniform_, RANDOM, random) P(normal_, RANDOM, random) P(randint_, RANDOM, random) P(randperm, RANDOM, random)
+  P(bernoulli, RANDOM, random) P(multinomial, RANDOM, random) P(dropout_apply, RANDOM, random)
+
+  P(sum, PLAIN, reduce) P(mean, PLAIN, reduce) P(var, PLAIN, reduce) P(prod, PLAIN, reduce) P(max, PLAIN, reduce)
+  P(min, PLAIN, reduce) P(argmax, PLAIN, reduce) P(argmin, PLAIN, reduce) P(any, PLAIN, reduce) P(all, PLAIN, reduce)
+  P(logsumexp, PLAIN, reduce)
+
+  P(flip, PLAIN, dim) P(tril, PLAIN, dim) P(triu, PLAIN, dim) P(cumsum, PLAIN, dim) P(cumprod, PLAIN, dim)
+  P(linear_scan, PLAIN, dim) P(linear_scan_backward, PLAIN, dim) P(sort, PLAIN, dim) P(topk, PLAIN, dim)
+  P(softmax, PLAIN, dim) P(log_softmax, PLAIN, dim) P(softmax_backward, PLAIN, dim)
+  P(log_softmax_backward, PLAIN, dim) P(embedding, PLAIN, dim) P(embedding_backward, PLAIN, dim) P(gather, PLAIN, dim)
+  P(gather_backward, PLAIN, dim) P(scatter, PLAIN, dim) P(scatter_add, PLAIN, dim) P(index_select, PLAIN, dim)
+  P(index_select_backward, PLAIN, dim) P(index_add, PLAIN, dim) P(one_hot, PLAIN, dim)
+
+  P(conv2d, PLAIN, conv) P(conv2d_backward_input, PLAIN, conv) P(conv2d_backward_weight, PLAIN, conv)
+  P(max_pool2d, PLAIN, pool) P(avg_pool2d, PLAIN, pool) P(adaptive_avg_pool2d, PLAIN, pool)
+  P(adaptive_max_pool2d, PLAIN, pool) P(avg_pool2d_backward, PLAIN, pool)
+  P(interpolate, PLAIN, interpolate) P(interpolate_backward, PLAIN, interpolate)
+
+  P(layer_norm, PLAIN, norm) P(rms_norm, PLAIN, norm) P(group_norm, PLAIN, norm) P(batch_norm_fused, PLAIN, norm)
+  P(batch_norm_backward, PLAIN, norm) P(layer_norm_backward, PLAIN, norm) P(rms_norm_backward, PLAIN, norm)
+  P(group_norm_backward, PLAIN, norm)
+  P(cross_entropy_rows, PLAIN, cross_entropy) P(cross_entropy_backward, PLAIN, cross_entropy)
+  P(scaled_dot_product_attention, PLAIN, attention) P(attention_backward, PLAIN, attention)
+  P(sgd_, OPTIM, optim) P(adam_, OPTIM, optim)
+#undef P
+};
+
+/* The rows of kernels/elementwise.def, and what works element by element besides. */
+const bool ty_program_elementwise[TY_OP_COUNT] = {
+#define ROW(op, ...) [TY_OP_##op] = true,
+#define UNARY_FLOAT ROW
+#define UNARY_SCALARS ROW
+#define UNARY_EITHER ROW
+#define UNARY_TRIG ROW
+#define UNARY_NUMBER ROW
+#define UNARY_NUMBER_SCALARS ROW
+#define UNARY_INTEGER ROW
+#define TEST ROW
+#define BINARY_FLOAT ROW
+#define BINARY_NUMBER ROW
+#define BINARY_ANY ROW
+#define BINARY_POWER ROW
+#define BINARY_DIVISION ROW
+#define BINARY_INTEGER ROW
+#define COMPARE ROW
+#define LOGICAL ROW
+#include "../../kernels/elementwise.def"
+  ROW(where) ROW(cast) ROW(fill_)
+#undef ROW
+};

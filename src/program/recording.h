@@ -1,0 +1,24 @@
+/* What the core tells a recording that runs on this thread: see program.h. Every hook is a test of one thread-local
+ * pointer while there is none. */
+#ifndef TY_RECORDING_H
+#define TY_RECORDING_H
+
+#include "../tensor/tensor.h"
+
+struct ty_recorder;
+extern _Thread_local struct ty_recorder *ty_recording; /* NULL: nothing is being recorded */
+static inline bool ty_is_recording(void) { return __builtin_expect(ty_recording != NULL, 0); }
+
+/* All below: only while ty_is_recording(). */
+
+void ty_recorded_new(ty_storage *s);             /* it was made */
+void ty_recorded_free(ty_storage *s);            /* its memory is about to go */
+void ty_recorded_host_write(const ty_tensor *t); /* t, just made, was filled by the host: a constant of the program */
+/* May the host look at t's elements? Not at what replays will compute or get anew: false after ty_fail(). */
+bool ty_recorded_host_read(const ty_tensor *t, const char *who);
+/* .grad of a leaf is about to be read (or added to), or to be set whatever it was. */
+void ty_recorded_grad(ty_tensor *leaf, bool read);
+/* The generator is about to be set to `seed`, `offset`: false after ty_fail() where replays could not follow. */
+bool ty_recorded_seed(uint64_t seed, uint64_t offset);
+
+#endif

@@ -1,0 +1,202 @@
+/* Replaying: bind what differs between calls, run the steps, leave behind what the function would have left. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* ---- does a call fit? ---- */
+
+static bool same_form(const ty_view *a, const ty_view *b) {
+  if (a->dtype != b->dtype || a->ndim != b->ndim) return false;
+  size_t bytes = sizeof *a->size * (size_t)a->ndim;
+  return memcmp(a->size, b->size, bytes) == 0 && memcmp(a->stride, b->stride, bytes) == 0;
+}
+
+static bool fits_argument(const ty_program *p, int i, ty_tensor *const *argument) {
+  const ty_argument *a = &p->arguments[i];
+  const ty_tensor *t = argument[i];
+  if (!same_form(&t->v, &a->view) || t->requires_grad != a->wants_grad || ty_device_of(t) != TY_CPU) return false;
+  if (t->node && p->grad_enabled) return false;
+  for (int j = 0; j < i; j++) /* other arguments begin elsewhere */
+    if (argument[j]->v.data == t->v.data && t->v.count && p->arguments[j].same_as < 0) return a->same_as == j;
+  return a->same_as < 0;
+}
+
+static ty_tensor *leaf_of(const leaf *l, ty_tensor *const *argument) {
+  return l->tensor ? l->tensor : argument[l->argument];
+}
+
+bool ty_program_fits(const ty_program *p, ty_tensor *const *argument, int n) {
+  if (n != p->narguments || ty_grad_enabled() != p->grad_enabled) return false;
+  for (int i = 0; i < n; i++)
+    if (!fits_argument(p, i, argument)) return false;
+  for (int i = 0; i < p->leaves.n; i++) {
+    const leaf *l = &p->leaves.v[i];
+    if (!l->read) continue;
+    const ty_tensor *grad = leaf_of(l, argument)->grad;
+    if (!grad != !l->had || (grad && l->slot >= 0 && !same_form(&grad->v, &l->view))) return false;
+  }
+  return true;
+}
+
+/* ---- memory ---- */
+
+static bool make_arena(ty_program *p) {
+  int64_t bytes = (int64_t)p->arena_bytes;
+  p->arena = ty_storage_new(TY_CPU, p->arena_bytes, TY_U8, 1, &bytes);
+  if (!p->arena) return false;
+  for (int i = 0; i < p->slots.n; i++)
+    if (p->slots.v[i].kind == SLOT_TEMPORARY) p->slots.v[i].base = (char *)p->arena->bytes + p->slots.v[i].offset;
+  for (int i = 0; i < p->operands.n; i++) {
+    operand *o = &p->operands.v[i];
+    if (o->slot >= 0 && p->slots.v[o->slot].kind == SLOT_TEMPORARY) o->view.data = p->slots.v[o->slot].base + o->offset;
+  }
+  return true;
+}
+
+static bool make_results(ty_program *p, ty_tensor *const *argument, ty_tensor **made) {
+  for (int i = 0; i < p->nresults; i++) {
+    const result *r = &p->results[i];
+    const ty_view *v = &r->view;
+    slot *s = r->slot >= 0 ? &p->slots.v[r->slot] : NULL;
+    int64_t bytes = ty_dtype_size[v->dtype];
+    if (r->fixed) {
+      made[i] = ty_retain(r->fixed);
+    } else if (s->kind == SLOT_ARGUMENT) {
+      made[i] = ty_tensor_view(argument[s->number], v->ndim, v->size, v->stride, r->offset / bytes);
+    } else if (s->kind == SLOT_GRADIENT) {
+      ty_tensor *grad = leaf_of(&p->leaves.v[s->number], argument)->grad;
+      made[i] = ty_tensor_view(grad, v->ndim, v->size, v->stride, r->offset / bytes);
+    } else if (r->whole) {
+      made[i] = ty_tensor_new(TY_CPU, (ty_dtype)v->dtype, v->ndim, v->size);
+      if (made[i]) s->base = made[i]->v.data;
+    } else {
+      int64_t count = (int64_t)s->bytes / bytes;
+      ty_tensor *root = r->root < i ? ty_tensor_alias(made[r->root])
+                                    : ty_tensor_new(TY_CPU, (ty_dtype)v->dtype, 1, &count);
+      if (!root) return false;
+      s->base = root->storage->bytes;
+      root->v.data = s->base;
+      made[i] = ty_tensor_view(root, v->ndim, v->size, v->stride, r->offset / bytes);
+      ty_release(root);
+    }
+    if (!made[i]) return false;
+  }
+  return true;
+}
+
+static void bind(ty_program *p, ty_tensor *const *argument) {
+  for (int i = 0; i < p->slots.n && p->slots.v[i].kind == SLOT_ARGUMENT; i++) /* they are the first slots */
+    p->slots.v[i].base = argument[p->slots.v[i].number]->v.data;
+  for (int i = 0; i < p->leaves.n; i++) {
+    const leaf *l = &p->leaves.v[i];
+    if (l->slot >= 0) p->slots.v[l->slot].base = leaf_of(l, argument)->grad->v.data;
+  }
+  for (int i = 0; i < p->patches.n; i++) {
+    operand *o = &p->operands.v[p->patches.v[i].operand];
+    o->view.data = p->slots.v[o->slot].base + o->offset;
+  }
+}
+
+/* ---- running ---- */
+
+static bool run_hook(ty_program *p, const launch *l, ty_program_hook *hook, void *owner) {
+  double number[2];
+  int n = 0;
+  if (!hook(owner, l->hook, number, &n)) return false;
+  if (!n || l->hooked < 0) return true;
+  const launch *to = &p->launches.v[l->hooked];
+  void *params = ty_launch_params(p, to);
+  if (to->params == PARAMS_OPTIM) {
+    ((ty_p_optim *)params)->lr = number[0];
+    if (n > 1) ((ty_p_optim *)params)->step = (int64_t)number[1];
+  } else {
+    ((ty_p_scalars *)params)->a = number[0];
+  }
+  return true;
+}
+
+static bool run_launch(ty_program *p, const launch *l, const ty_generator *random) {
+  const ty_view **view = p->views + l->first;
+  void *params = ty_launch_params(p, l);
+  ty_kernel_args k = { l->nout, l->nin, view, view + l->nout, params };
+  if (l->params == PARAMS_RANDOM) {
+    ty_p_random drawn = *(const ty_p_random *)params;
+    drawn.seed = random->seed;
+    drawn.offset += random->offset;
+    k.params = &drawn;
+    return l->kernel(&k);
+  }
+  if (l->clip >= 0)
+    ((ty_p_optim *)params)->grad_scale = fmin(1, l->limit / (*(const double *)view[l->clip - l->first]->data + 1e-6));
+  return l->kernel(&k);
+}
+
+static bool run_steps(ty_program *p, ty_program_hook *hook, void *owner) {
+  const ty_generator *random = ty_default_generator();
+  for (int i = 0; i < p->steps.n; i++) {
+    const step *s = &p->steps.v[i];
+    const launch *l = &p->launches.v[p->order.v[s->begin]];
+    bool ok = s->fused       ? ty_fused_replay(p, s->fused)
+              : l->hook >= 0 ? run_hook(p, l, hook, owner)
+                             : run_launch(p, l, random);
+    if (__builtin_expect(ty_interrupted != 0, 0)) return ty_fail(TY_EINTR, "compile: interrupted");
+    if (!ok) return s->fused || l->hook >= 0 ? false : ty_op_fail_(&ty_ops[l->id], ty_error_code(), "%s", ty_error());
+  }
+  return true;
+}
+
+static void renew_versions(const ty_program *p, ty_tensor *const *argument) {
+  for (int i = 0; i < p->written.n; i++) {
+    const slot *s = &p->slots.v[p->written.v[i]];
+    ty_storage *storage = s->kind == SLOT_ARGUMENT   ? argument[s->number]->storage
+                          : s->kind == SLOT_GRADIENT ? leaf_of(&p->leaves.v[s->number], argument)->grad->storage
+                                                     : s->storage;
+    storage->version++;
+  }
+}
+
+static void leave_gradients(ty_program *p, ty_tensor *const *argument) {
+  for (int i = 0; i < p->leaves.n; i++) {
+    const leaf *l = &p->leaves.v[i];
+    ty_tensor *t = leaf_of(l, argument);
+    if (l->kept || t->grad == l->after) continue;
+    ty_release(t->grad);
+    t->grad = ty_retain(l->after);
+  }
+}
+
+bool ty_program_replay(ty_program *p, ty_tensor *const *argument, ty_tensor **made, ty_program_hook *hook,
+                       void *owner) {
+  for (int i = 0; i < p->nresults; i++) made[i] = NULL;
+  bool ok = (p->arena || !p->arena_bytes || make_arena(p)) && make_results(p, argument, made);
+  if (ok) {
+    bind(p, argument);
+    ok = run_steps(p, hook, owner);
+    renew_versions(p, argument);
+    ty_default_generator()->offset += p->drawn;
+  }
+  if (ok) leave_gradients(p, argument);
+  for (int i = 0; i < p->nresults && !ok; i++) {
+    ty_release(made[i]);
+    made[i] = NULL;
+  }
+  return ok;
+}
+
+void ty_program_free(ty_program *p) {
+  if (!p) return;
+  for (int i = 0; i < p->slots.n; i++)
+    if (p->slots.v[i].owned) ty_storage_release(p->slots.v[i].storage);
+  for (int i = 0; i < p->leaves.n; i++) {
+    ty_release(p->leaves.v[i].tensor);
+    ty_release(p->leaves.v[i].after);
+  }
+  for (int i = 0; i < p->nresults; i++) ty_release(p->results[i].fixed);
+  for (int i = 0; i < p->steps.n; i++) ty_fused_free(p->steps.v[i].fused);
+  if (p->arena) ty_storage_release(p->arena);
+  free(p->slots.v), free(p->operands.v), free(p->launches.v), free(p->params.v), free(p->leaves.v);
+  free(p->order.v), free(p->steps.v), free(p->patches.v), free(p->written.v);
+  free(p->arguments), free(p->results), free(p->views);
+  free(p);
+}
