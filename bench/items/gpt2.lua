@@ -12,7 +12,7 @@ for _, shape in ipairs { { 4, 64 }, { 1, 256 }, { 1, 1024 } } do
   local forward = 2 * batch * t * (12 * 12 * 768 * 768 + 50257 * 768) + 12 * 2 * 768 * t * t * batch
   items[#items + 1] = { name = ("step/B%d-T%d"):format(batch, t), target = 0.4, rounds = 5,
     work = { f32 = 3 * forward, update = 28 * parameters }, bars = { peer = 1.3, limit = 0.75 },
-    peer = { "step", { batch = batch, t = t } }, setup = function() return (steps.modes("gpt2", batch, t)) end }
+    peer = { "step", { batch = batch, t = t } }, setup = function() return steps.modes("gpt2", batch, t) end }
 end
 
 for _, dtype in ipairs { "f32", "bf16" } do

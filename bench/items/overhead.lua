@@ -51,7 +51,6 @@ local items = {
   end },
   { name = "mlp_step", bars = { peer = 5 }, setup = function() return (mlp()) end },
   { name = "mlp_step_compiled", bars = { peer = 10 },
-    skip = function() return not ty.compile and "ty.compile is not there yet" end,
     setup = function() return { compiled = ty.compile((mlp())) } end },
 }
 

@@ -6,5 +6,5 @@ local stem = 2 * 8 * 64 * 112 * 112 * 3 * 49
 
 return {
   { name = "step", target = 0.4, rounds = 5, work = { f32 = 3 * 8 * 3.627e9 - stem, update = 20 * 11689512 },
-    bars = { peer = 1.4 }, peer = { "step" }, setup = function() return (steps.modes "resnet") end },
+    bars = { peer = 1.4 }, peer = { "step" }, setup = function() return steps.modes "resnet" end },
 }

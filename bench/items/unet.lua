@@ -3,5 +3,5 @@ local steps = require "bench.lib.steps"
 
 return {
   { name = "step", target = 0.4, rounds = 5, work = { f32 = 50.80e9 + 102.90e9, update = 28 * 6472195 },
-    bars = { peer = 1.4, limit = 0.75 }, peer = { "step" }, setup = function() return (steps.modes "unet") end },
+    bars = { peer = 1.4, limit = 0.75 }, peer = { "step" }, setup = function() return steps.modes "unet" end },
 }

@@ -8,8 +8,7 @@ local steps = require "bench.lib.steps"
 local arguments = {}
 for i = 2, #arg do arguments[i - 1] = math.tointeger(tonumber(arg[i])) end
 ty.manual_seed(0)
-local modes = steps.modes(arg[1], table.unpack(arguments))
-local step = modes.compiled or modes.eager
+local step = steps.compiled(arg[1], table.unpack(arguments))
 for _ = 1, 3 do step() end
 
 for line in io.lines "/proc/self/status" do

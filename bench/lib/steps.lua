@@ -7,12 +7,15 @@ local steps = {}
 
 local function training(model, opt, loss)
   return function()
-    return ty.scope(function()
-      local value = loss(model)
-      opt:step(value)
-      return value:item() -- a training loop looks at its loss
-    end)
+    local value = loss(model)
+    opt:step(value)
+    return value
   end
+end
+
+-- A training loop looks at its loss.
+local function looked_at(step)
+  return function() return ty.scope(function() return step():item() end) end
 end
 
 --- GPT-2 124M, AdamW: `batch` sequences of `t` tokens.
@@ -51,12 +54,11 @@ function steps.resnet()
   }
 end
 
---- The same step in every way that Tycho has: { eager = function, compiled = function where ty.compile is there }.
-function steps.modes(name, ...)
-  local step, about = steps[name](...)
-  local modes = { eager = step }
-  if ty.compile then modes.compiled = ty.compile((steps[name](...))) end
-  return modes, about
-end
+function steps.eager(name, ...) return looked_at((steps[name](...))) end
+
+function steps.compiled(name, ...) return looked_at(ty.compile((steps[name](...)))) end
+
+--- The same step in every way that Tycho has.
+function steps.modes(...) return { eager = steps.eager(...), compiled = steps.compiled(...) } end
 
 return steps

@@ -19,7 +19,8 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(flip, PLAIN, dim) P(tril, PLAIN, dim) P(triu, PLAIN, dim) P(cumsum, PLAIN, dim) P(cumprod, PLAIN, dim)
   P(linear_scan, PLAIN, dim) P(linear_scan_backward, PLAIN, dim) P(sort, PLAIN, dim) P(topk, PLAIN, dim)
   P(softmax, PLAIN, dim) P(log_softmax, PLAIN, dim) P(softmax_backward, PLAIN, dim)
-  P(log_softmax_backward, PLAIN, dim) P(embedding, PLAIN, dim) P(embedding_backward, PLAIN, dim) P(gather, PLAIN, dim)
+  P(log_softmax_backward, PLAIN, dim) P(embedding, PLAIN, dim) P(embedding_backward, PLAIN, dim)
+  P(embedding_add_, PLAIN, dim) P(gather, PLAIN, dim)
   P(gather_backward, PLAIN, dim) P(scatter, PLAIN, dim) P(scatter_add, PLAIN, dim) P(index_select, PLAIN, dim)
   P(index_select_backward, PLAIN, dim) P(index_add, PLAIN, dim) P(one_hot, PLAIN, dim)
 
