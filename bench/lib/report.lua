@@ -46,7 +46,8 @@ function report.line(item, result)
   local mode = result.peer and result.peer.mode or result.peer_error and "error" or ""
   local verdict = #result.failed > 0 and "FAIL " .. table.concat(result.failed, ", ")
     or (next(bars) and result.judged and (result.ratio or result.share or bars.most) and "pass" or "")
-  if result.ours.mode ~= "eager" then verdict = verdict .. " (" .. result.ours.mode .. ")" end
+  if result.ours.mode and result.ours.mode ~= "eager" then verdict = verdict .. " (" .. result.ours.mode .. ")" end
+  if result.disturbed then verdict = ("%s [%d rounds disturbed]"):format(verdict, result.disturbed) end
   print((row:format(item.name, result.threads, mine, my_spread, theirs, their_spread, mode,
     result.ratio and ("%.2fx"):format(result.ratio) or "-", bars.peer and ("%.3g"):format(bars.peer) or "",
     result.share and ("%.0f%%"):format(result.share * 100) or "-",
