@@ -76,7 +76,7 @@ function limits.all(threads)
   local rates = {}
   for _, kind in ipairs(limits.kinds) do
     local best
-    for _ = 1, 3 do best = better(best, measures[kind](threads)) end
+    for _ = 1, 5 do best = better(best, measures[kind](threads)) end
     rates[kind] = best
   end
   rates.triad = better(stream("triad", threads), stream("triad_nt", threads))
