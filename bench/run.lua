@@ -143,6 +143,7 @@ local function measure_group(group, threads, entries)
         take(entry, result)
         run.items[item.name] = run.items[item.name] or {}
         run.items[item.name][tostring(threads)] = result
+        if options.save then report.save(root, run) end -- what there is, should the run be stopped
       else
         print(("%-38s error: %s"):format(item.name, result))
       end
@@ -174,7 +175,6 @@ while plan[at] do
     at = at + 1
   end
   for _, threads in ipairs(order) do measure_group(group, threads, by_threads[threads]) end
-  if options.save then report.save(root, run) end -- what there is, should the run be stopped
 end
 
 local passed = finish()
