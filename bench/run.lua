@@ -2,6 +2,7 @@
 --
 --     ./run bench                        everything (an hour)
 --     ./run bench gemm conv/resnet       the items whose names begin so
+--     ./run bench --show [NAME ...]      the table of what was saved last
 --     options: --list  --quick (fewer rounds)  --threads 1,2  --rounds N  --no-peer  --no-save
 --              --eager (the peer without torch.compile, which takes long to compile: for a first look)
 --
@@ -27,6 +28,7 @@ while arg[i] do
     return arg[i] or error("bench: " .. word .. " wants a value", 0)
   end
   if word == "--list" then options.list = true
+  elseif word == "--show" then options.show = true
   elseif word == "--quick" then options.rounds, options.target, options.quick = 3, 0.02, true
   elseif word == "--eager" then options.eager = true
   elseif word == "--no-peer" then options.peer = false
@@ -84,16 +86,49 @@ if options.list then
   return
 end
 if found == 0 then error("bench: nothing is named so; --list shows the names", 0) end
+local report = require "bench.lib.report"
+local missed, means, mean_bars = {}, {}, {}
+
+-- Judges a result, prints its line and notes it for what is said at the end.
+local function take(entry, result)
+  local item = entry.item
+  if not report.judge(item, result, entry.judged) then missed[#missed + 1] = { name = item.name, result = result } end
+  report.line(item, result)
+  local bar = entry.means and entry.means[item.mean]
+  if bar and entry.judged and result.ratio then
+    means[item.mean], mean_bars[item.mean] = means[item.mean] or {}, bar
+    table.insert(means[item.mean], result.ratio)
+  end
+end
+
+local function finish()
+  local below = report.means(means, mean_bars)
+  report.missed(missed)
+  return #missed == 0 and not below
+end
+
+if options.show then
+  local saved = report.load(root)
+  for _, threads in ipairs(thread_counts) do
+    if saved.limits[tostring(threads)] then report.limits(saved.limits[tostring(threads)], threads) end
+  end
+  report.head()
+  for _, entry in ipairs(plan) do
+    local results = saved.items[entry.item.name]
+    local result = results and results[tostring(entry.threads)]
+    if result then take(entry, result) end
+  end
+  os.exit(finish(), true)
+end
+
 local native = require "bench.lib.native"
 local limits = require "bench.lib.limits"
 local measure = require "bench.lib.measure"
-local report = require "bench.lib.report"
 local Peer = require "bench.lib.peer"
 
 if options.peer and not Peer.python() then print "no peer: bench/peers.sh makes its environment" end
 
 local run = { limits = {}, peers = {}, items = {} }
-local missed, means, mean_bars = {}, {}, {}
 
 local function measure_group(group, threads, entries)
   local peer = options.peer and Peer.start(threads) or nil
@@ -105,18 +140,10 @@ local function measure_group(group, threads, entries)
     else
       local ok, result = xpcall(measure.item, debug.traceback, item, threads, peer, options)
       if ok then
-        result.judged = entry.judged
-        if not report.judge(item, result, entry.judged) then
-          missed[#missed + 1] = { item = item, result = result }
-        end
-        report.line(item, result)
-        local mean = entry.means and entry.means[item.mean]
-        if mean and entry.judged and result.ratio then
-          means[item.mean], mean_bars[item.mean] = means[item.mean] or {}, mean
-          table.insert(means[item.mean], result.ratio)
-        end
+        take(entry, result)
         run.items[item.name] = run.items[item.name] or {}
         run.items[item.name][tostring(threads)] = result
+        if options.save then report.save(root, run) end -- what there is, should the run be stopped
       else
         print(("%-38s error: %s"):format(item.name, result))
       end
@@ -148,16 +175,9 @@ while plan[at] do
     at = at + 1
   end
   for _, threads in ipairs(order) do measure_group(group, threads, by_threads[threads]) end
-  if options.save then report.save(root, run) end -- what there is, should the run be stopped
 end
 
-for _, name in ipairs(report.means(means, mean_bars)) do missed[#missed + 1] = { name = name } end
-if #missed > 0 then
-  print(("%d below their bar:"):format(#missed))
-  for _, entry in ipairs(missed) do
-    print("  " .. (entry.name or entry.item.name .. ": " .. table.concat(entry.result.failed, ", ")))
-  end
-end
+local passed = finish()
 print(("%.0f s"):format(native.wall() - began))
 if options.save then print("written: " .. report.save(root, run)) end
-os.exit(#missed == 0, true)
+os.exit(passed, true)

@@ -19,7 +19,7 @@ end
 local function import_torch()
   local python = Peer.python()
   if not python then return nil end
-  return timed(("%s '%s' -c 'import torch; print(torch.ones(1) + 1)'"):format(Peer.environment(), python), 1)()
+  return timed(("%s '%s' -c 'import torch; print(torch.ones(1) + 1)'"):format(Peer.environment(true), python), 1)()
 end
 
 local tycho = build .. "/tycho"

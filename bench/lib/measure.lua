@@ -15,9 +15,10 @@ function measure.summary(list)
   return { median = median, min = sorted[1], max = sorted[n] }
 end
 
--- Seconds per call, after an eighth of the calls to warm up.
+-- Seconds per call, after an eighth of the calls to warm up: while the other side ran, caches were filled with other
+-- things, and a virtual machine's host may have taken back what lay idle.
 local function run(fn, n)
-  for _ = 1, n // 8 do fn() end
+  for _ = 1, math.max(1, n // 8) do fn() end
   local start = native.wall()
   for _ = 1, n do fn() end
   return (native.wall() - start) / n
@@ -25,8 +26,8 @@ end
 
 -- Calls that fill `target` seconds.
 local function calibrate(fn, target)
-  run(fn, target < 1 and 2 or 1)
   local n = 1
+  run(fn, n)
   while true do
     local seconds = run(fn, n)
     if seconds * n > target / 4 or n >= 1 << 24 then return math.max(1, math.floor(target / seconds + 0.5)), seconds end
@@ -41,6 +42,27 @@ local function settle()
     native.sleep(0.004)
     if native.cpu() - before < 0.0004 then return end
   end
+end
+
+-- Processor seconds used by all programs since the start of the machine, in ticks of 10 ms.
+local function busy()
+  local file <close> = io.open "/proc/stat"
+  local sum, i = 0, 0
+  for value in (file and file:read "l" or ""):gmatch "%d+" do
+    i = i + 1
+    if i ~= 4 and i ~= 5 and i <= 8 then sum = sum + tonumber(value) end -- neither idle nor waiting
+  end
+  return sum / 100
+end
+
+-- Runs a round; returns the share of one processor that other programs had meanwhile.
+local function watched(round, peer)
+  local pid = peer and peer.pid
+  local function used() return native.cpu() + (pid and native.cpu(pid) or 0) end
+  local all, own, start = busy(), used(), native.wall()
+  round()
+  all, own, start = busy() - all, used() - own, native.wall() - start
+  return math.max(0, all - own - 0.03) / start
 end
 
 -- The modes of one side in the order of their speed, from a short trial of each.
@@ -117,7 +139,7 @@ function measure.item(item, threads, peer, options)
   end
 
   local ours, others, rates = {}, {}, {}
-  for _ = 1, rounds do
+  local function round()
     if peer then peer:settle() end
     if item.work then
       settle()
@@ -131,6 +153,18 @@ function measure.item(item, threads, peer, options)
       others[#others + 1] = time_peer(theirs)
     end
   end
+  -- Rounds that other programs disturbed are thrown away and repeated, up to three for each that counts.
+  local spare, disturbed = 2 * rounds, 0
+  for _ = 1, rounds do
+    local mark = #ours
+    while watched(round, peer) > 0.05 do
+      disturbed = disturbed + 1
+      if spare == 0 then break end
+      spare = spare - 1
+      ours[mark + 1], others[mark + 1] = nil, nil
+    end
+  end
+  if disturbed > 0 then result.disturbed = disturbed end
   if peer then peer:ask { ["do"] = "drop" } end
 
   result.ours, result.peer = measure.summary(ours), measure.summary(others)

@@ -34,9 +34,42 @@ function report.judge(item, result, judged)
     if bars.limit and result.share and result.share < bars.limit then failed[#failed + 1] = "limit" end
     if bars.most and result.ours.median > bars.most then failed[#failed + 1] = "most" end
   end
-  result.bars = bars
-  result.failed = failed
+  result.bars, result.failed, result.judged = bars, failed, judged
   return #failed == 0
+end
+
+-- How far a result is below its bars: 1.5 is half as much again as wanted.
+local function distance(result)
+  local bars, worst, parts = result.bars, 1, {}
+  for _, what in ipairs(result.failed) do
+    local factor, text
+    if what == "peer" then
+      factor, text = bars.peer / result.ratio, ("%.2fx PyTorch, wanted %.3g"):format(result.ratio, bars.peer)
+    elseif what == "limit" then
+      factor = bars.limit / result.share
+      text = ("%.0f%% of the limit, wanted %.0f%%"):format(result.share * 100, bars.limit * 100)
+    else
+      factor, text = result.ours.median / bars.most, ("%s, wanted %s"):format(duration(result.ours.median),
+        duration(bars.most))
+    end
+    worst = math.max(worst, factor)
+    parts[#parts + 1] = text
+  end
+  return worst, table.concat(parts, "; ")
+end
+
+--- What is below its bars, the farthest first. missed: a list of { name =, result = }.
+function report.missed(missed)
+  if #missed == 0 then return end
+  for _, entry in ipairs(missed) do entry.distance, entry.text = distance(entry.result) end
+  table.sort(missed, function(a, b)
+    if a.distance ~= b.distance then return a.distance > b.distance end
+    return a.name < b.name
+  end)
+  print(("%d items below their bars, the farthest first:"):format(#missed))
+  for _, entry in ipairs(missed) do
+    print(("  %.2f  %-38s %s"):format(entry.distance, entry.name, entry.text))
+  end
 end
 
 function report.line(item, result)
@@ -46,7 +79,8 @@ function report.line(item, result)
   local mode = result.peer and result.peer.mode or result.peer_error and "error" or ""
   local verdict = #result.failed > 0 and "FAIL " .. table.concat(result.failed, ", ")
     or (next(bars) and result.judged and (result.ratio or result.share or bars.most) and "pass" or "")
-  if result.ours.mode ~= "eager" then verdict = verdict .. " (" .. result.ours.mode .. ")" end
+  if result.ours.mode and result.ours.mode ~= "eager" then verdict = verdict .. " (" .. result.ours.mode .. ")" end
+  if result.disturbed then verdict = ("%s [%d rounds disturbed]"):format(verdict, result.disturbed) end
   print((row:format(item.name, result.threads, mine, my_spread, theirs, their_spread, mode,
     result.ratio and ("%.2fx"):format(result.ratio) or "-", bars.peer and ("%.3g"):format(bars.peer) or "",
     result.share and ("%.0f%%"):format(result.share * 100) or "-",
@@ -67,16 +101,18 @@ end
 
 --- Geometric means of the ratios of groups of results: groups = { name = { ratios } }, bars = { name = bar }.
 function report.means(groups, bars)
-  local missed = {}
-  for name, list in pairs(groups) do
-    local sum = 0
+  local missed, names = false, {}
+  for name in pairs(groups) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local list, sum = groups[name], 0
     for _, ratio in ipairs(list) do sum = sum + math.log(ratio) end
     local mean = math.exp(sum / #list)
     local bar = bars[name]
     local ok = mean >= bar
     print(("%s: geometric mean of %d ratios %.2fx, bar %.3g: %s"):format(name, #list, mean, bar,
       ok and "pass" or "FAIL"))
-    if not ok then missed[#missed + 1] = name end
+    missed = missed or not ok
   end
   return missed
 end
@@ -92,17 +128,33 @@ local function cpu_name()
   return (name:gsub("%(.-%)", ""):gsub("[^%w]+", "-"):gsub("^-+", ""):gsub("-+$", ""):lower()), name
 end
 
+local function path_of(root)
+  local short, name = cpu_name()
+  return ("%s/bench/results/%s.json"):format(root, short), name
+end
+
+--- What was saved for this CPU: { limits, peers, items }, empty tables where there is nothing.
+function report.load(root)
+  local path = path_of(root)
+  local saved = ty.io.exists(path) and ty.io.load_json(path) or {}
+  for _, part in ipairs { "limits", "peers", "items" } do saved[part] = saved[part] or {} end
+  return saved
+end
+
 --- Merges `run` = { limits, peers, items } into bench/results/<cpu>.json; returns the path.
 function report.save(root, run)
-  local folder = root .. "/bench/results"
-  ty.io.mkdir(folder)
-  local short, name = cpu_name()
-  local path = ("%s/%s.json"):format(folder, short)
-  local saved = ty.io.exists(path) and ty.io.load_json(path) or {}
+  ty.io.mkdir(root .. "/bench/results")
+  local path, name = path_of(root)
+  local saved = report.load(root)
   saved.cpu, saved.threads = name, ty.cpu().threads
   for _, part in ipairs { "limits", "peers", "items" } do
-    saved[part] = saved[part] or {}
-    for key, value in pairs(run[part]) do saved[part][key] = value end
+    for key, value in pairs(run[part]) do
+      if part == "items" and saved.items[key] then -- other numbers of threads stay
+        for threads, result in pairs(value) do saved.items[key][threads] = result end
+      else
+        saved[part][key] = value
+      end
+    end
   end
   ty.io.save_json(path, saved)
   return path

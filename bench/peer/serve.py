@@ -41,7 +41,7 @@ def prepare(command):
 def run(fn, n):
     """Seconds per call, after an eighth of the calls to warm up. A function may name the context it is called in."""
     with getattr(fn, "context", contextlib.nullcontext)():
-        for _ in range(n // 8):
+        for _ in range(max(1, n // 8)):
             fn()
         start = time.perf_counter()
         for _ in range(n):
@@ -54,8 +54,8 @@ def sample(command):
     mode, target = command["mode"], command["target"]
     fn = work[mode]
     if mode not in counts:
-        run(fn, 2 if target < 1 else 1)
         n = 1
+        run(fn, n)
         while True:
             seconds = run(fn, n)
             if seconds * n > target / 4 or n >= 1 << 24:

@@ -177,4 +177,16 @@ check.test("vision: a network learns a few digits, shifts stay inside", function
   end
 end)
 
+check.test("ResNet's defaults are torchvision's ResNet-18; the U-Net of DDPM's size", function()
+  local model = ty.nn.with_defaults({ device = "meta" }, vision.ResNet)
+  check.equal(model:count_parameters(), 11689512)
+  local state = model:state_dict()
+  check.equal(state["layer4.1.conv2.weight"].shape, { 512, 512, 3, 3 })
+  check.equal(state["layer2.0.downsample.0.weight"].shape, { 128, 64, 1, 1 })
+  check.equal(state["layer1.0.bn1.running_var"].shape, { 64 })
+  local unet = diffusion.UNet { in_channels = 3, out_channels = 3, channels = { 64, 128, 128 }, layers = 2,
+    attention = { false, true, false }, scale_shift = false }
+  check.equal(unet:count_parameters(), 6472195)
+end)
+
 check.finish()
