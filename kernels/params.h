@@ -70,11 +70,14 @@ typedef struct ty_p_attention {
   int64_t window;
 } ty_p_attention;
 
-/* Multi-tensor optimizer steps: inputs are n parameters, n gradients, n first moments, ... in this order. */
+/* Multi-tensor optimizer steps: inputs are n parameters, n gradients, n first moments, ... in this order; with
+ * `averaged` the last n are averages of the parameters, which move by average_weight towards the new values. */
 typedef struct ty_p_optim {
-  double lr, beta1, beta2, eps, weight_decay, momentum, dampening, grad_scale;
+  double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
+  double grad_limit, grad_scale; /* gradients are cut to [-limit, limit], then scaled */
+  double average_weight;
   int64_t step; /* counts from 1 */
-  bool decoupled, nesterov, maximize;
+  bool decoupled, nesterov, averaged;
 } ty_p_optim;
 
 #endif

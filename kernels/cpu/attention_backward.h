@@ -66,12 +66,20 @@ static inline void weights_row(const plan *p, int64_t b, const query *r, int64_t
   limit_row(p, b, r, j0, begin, end, s);
   int64_t n = (end - begin) / LANES * LANES; /* known to the compiler now */
   REAL *restrict s0 = s + begin, *restrict ds0 = ds + begin;
+#if defined(__AVX512F__) && LANES == 16
+  for (int64_t j = 0; j < n; j += LANES) {
+    __m512 weight = ty_exp_weights(_mm512_sub_ps(_mm512_loadu_ps(s0 + j), _mm512_set1_ps(lse)));
+    _mm512_storeu_ps(s0 + j, weight);
+    _mm512_storeu_ps(ds0 + j, _mm512_mul_ps(weight, _mm512_sub_ps(_mm512_loadu_ps(ds0 + j), _mm512_set1_ps(delta))));
+  }
+#else
 #pragma omp simd
   for (int64_t j = 0; j < n; j++) {
     REAL weight = exp_weight(s0[j] - lse);
     s0[j] = weight;
     ds0[j] = weight * (ds0[j] - delta);
   }
+#endif
   int64_t from = most_of(begin, r->low - j0), to = least(end, r->high - j0);
   /* What the row does not see stays out even where the hidden key holds NaN, or lse is -infinity. */
   if (to < from) from = to = KEYS;

@@ -49,21 +49,34 @@ static inline void limit_row(const plan *p, int64_t b, const query *r, int64_t j
   for (int64_t j = to; j < end; j++) s[j] = (REAL)-INFINITY;
 }
 
-/* Turns a row of n scores into weights relative to the running maximum, and moves maximum and sum (one per lane) on.
- * Returns what the sums so far are to be multiplied by. */
-static inline REAL online_softmax(REAL *s, int64_t n, REAL *maximum, REAL *sum) {
-  REAL top = row_max(s, n), before = *maximum;
-  if (!(top > before)) top = before;
-  REAL shift = top == (REAL)-INFINITY ? 0 : top; /* nothing seen yet: the weights are exp(-infinity) */
-  REAL factor = before == top ? 1 : exp_weight(before - shift);
+/* Moves the running maxima of a group of rows on to `top`, and says what the sums so far are to be multiplied by. */
+static inline void move_maxima(const REAL *restrict top, REAL *restrict maximum, REAL *restrict factor) {
+#pragma omp simd
+  for (int i = 0; i < GROUP; i++) {
+    REAL before = maximum[i], now = top[i] > before ? top[i] : before;
+    factor[i] = exp_weight(before - (now == (REAL)-INFINITY ? 0 : now)); /* nothing seen yet: 0 of nothing */
+    maximum[i] = now;
+  }
+}
+
+/* Turns a row of n scores, a multiple of LANES, into weights relative to the maximum and adds them to the sum, one per
+ * lane, after this was multiplied by factor. */
+static inline void weigh_row(REAL *s, int64_t n, REAL maximum, REAL factor, REAL *sum) {
+  REAL shift = maximum == (REAL)-INFINITY ? 0 : maximum; /* nothing seen yet: the weights are exp(-infinity) */
+  VEC total = *(const VEC *)sum * factor;
+#if defined(__AVX512F__) && LANES == 16
+  for (int64_t j = 0; j < n; j += LANES) {
+    __m512 w = ty_exp_weights(_mm512_sub_ps(_mm512_loadu_ps(s + j), _mm512_set1_ps(shift)));
+    _mm512_storeu_ps(s + j, w);
+    total += (VEC)w;
+  }
+#else
   n = n / LANES * LANES;
 #pragma omp simd
   for (int64_t j = 0; j < n; j++) s[j] = exp_weight(s[j] - shift);
-  VEC total = *(const VEC *)sum * factor;
   for (int64_t j = 0; j < n; j += LANES) total += *(const VEC *)(s + j);
+#endif
   *(VEC *)sum = total;
-  *maximum = top;
-  return factor;
 }
 
 /* What a block of query rows is computed in and what comes out: sums still to be divided. */
@@ -105,12 +118,17 @@ static void block_tile(const plan *p, int64_t b, int64_t kv_head, int64_t j0, in
     }
     int64_t begin = from / LANES * LANES, end = padded(to);
     product_scores(count, end - begin, p->d, w->panels + first * p->d, w->keys + begin, w->scores + begin);
-    REAL factor[GROUP];
-    for (int i = 0; i < GROUP; i++) factor[i] = 1;
+    REAL top[GROUP], factor[GROUP];
+    for (int i = 0; i < GROUP; i++) top[i] = (REAL)-INFINITY;
     for (int i = 0; i < count; i++) {
       REAL *s = w->scores + i * KEYS;
       limit_row(p, b, rows + i, j0, begin, end, s);
-      factor[i] = online_softmax(s + begin, end - begin, w->maximum + first + i, w->sum + (first + i) * LANES);
+      top[i] = row_max(s + begin, end - begin);
+    }
+    move_maxima(top, w->maximum + first, factor);
+    for (int i = 0; i < count; i++) {
+      int row = first + i;
+      weigh_row(w->scores + i * KEYS + begin, end - begin, w->maximum[row], factor[i], w->sum + row * LANES);
     }
     product_values(count, room, to - begin, w->scores + begin, w->values + begin * room, w->out + first * room, factor);
   }
@@ -137,7 +155,10 @@ static void forward_task(const forward_context *c, int64_t task, forward_work *w
                    p->q->stride[3], p->d, (REAL)p->scale);
   }
   int64_t full = (n + GROUP - 1) / GROUP * GROUP;
-  for (int64_t i = n; i < full; i++) clear_panel_row(w->panels, i, p->d);
+  for (int64_t i = n; i < full; i++) {
+    w->maximum[i] = (REAL)-INFINITY;
+    clear_panel_row(w->panels, i, p->d);
+  }
   memset(w->sum, 0, (size_t)(n * LANES) * sizeof(REAL));
   memset(w->out, 0, (size_t)(full * room) * sizeof(REAL));
   int64_t low, high;

@@ -22,7 +22,7 @@
 #define mask_piece FN(mask_piece)
 #define mask_row FN(mask_row)
 #define mask_shows FN(mask_shows)
-#define online_softmax FN(online_softmax)
+#define move_maxima FN(move_maxima)
 #define pack_across FN(pack_across)
 #define pack_along FN(pack_along)
 #define pack_panel_row FN(pack_panel_row)
@@ -38,6 +38,7 @@
 #define span_load FN(span_load)
 #define span_tile FN(span_tile)
 #define transpose FN(transpose)
+#define weigh_row FN(weigh_row)
 #define weights_row FN(weights_row)
 
 #define INDEX FN(index)

@@ -1,10 +1,13 @@
-/* Convolution where every channel has its own kernel, for one element type; included by conv_real.h. A channel is
- * copied into a zero-padded plane, so that no tap needs a bounds check; channels are what threads share. */
+/* Convolution where every channel has its own kernel, for one element type; included by conv_real.h. LANES channels are
+ * interleaved, so that each vector holds one pixel of all of them: whatever the width, stride and dilation, every lane
+ * works and no load is unaligned. The planes are padded with zeros, so that no tap needs a bounds check. Work is cut by
+ * the shape alone: images, sets of channels, and bands of rows. */
 
-typedef REAL NAME(vec) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
-#define V NAME(vec)
-#define VL ((int64_t)(TY_VECTOR_BYTES / sizeof(REAL)))
-#define BLOCK 4 /* output rows computed together: each load of x serves up to four */
+#define LANE_BYTES (TY_VECTOR_BYTES < 4 * sizeof(REAL) ? 4 * sizeof(REAL) : TY_VECTOR_BYTES) /* transpose_4's least */
+typedef REAL NAME(pixel) __attribute__((vector_size(LANE_BYTES), aligned(sizeof(REAL)), may_alias));
+#define V NAME(pixel)
+#define LANES ((int64_t)(LANE_BYTES / sizeof(REAL)))
+#define AT(p, offset) (*(const V *)((p) + (offset)))
 
 /* Rows y0 .. y0+rows of the padded image (row ph is the image's first) of `channels` channels. */
 static void NAME(pad_rows)(const REAL *restrict x, const conv_shape *s, int64_t channels, int64_t y0, int64_t rows,
@@ -22,290 +25,395 @@ static void NAME(pad_rows)(const REAL *restrict x, const conv_shape *s, int64_t 
     }
 }
 
+/* ---- between planes of one channel and interleaved ones ---- */
+
+/* to[i * LANES + c] = x[c * plane + i] for i < n and the first `channels` lanes; the others get copies. */
+static void NAME(interleave)(const REAL *x, int64_t plane, int64_t channels, int64_t n, REAL *to) {
+  for (int64_t c = 0; c < LANES; c += 4) {
+    const REAL *r[4];
+    for (int64_t k = 0; k < 4; k++) r[k] = x + (c + k < channels ? c + k : channels - 1) * plane;
+    NAME(transpose_4)(r[0], r[1], r[2], r[3], n < 4 ? n : n / 4 * 4, to + c, LANES);
+    int64_t last = n - 4; /* once more for some */
+    if (n > 4 && n % 4)
+      NAME(transpose_4)(r[0] + last, r[1] + last, r[2] + last, r[3] + last, 4, to + last * LANES + c, LANES);
+  }
+}
+
+/* The reverse, the first `channels` lanes alone. */
+static void NAME(separate)(const REAL *x, int64_t n, int64_t channels, REAL *to, int64_t plane) {
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    const REAL *r = x + i * LANES;
+    NAME(transpose_4)(r, r + LANES, r + 2 * LANES, r + 3 * LANES, channels, to + i, plane);
+  }
+  for (; i < n; i++)
+    for (int64_t c = 0; c < channels; c++) to[c * plane + i] = x[i * LANES + c];
+}
+
+/* Rows y0 .. y0 + rows of h x w images, with zeros around: `left` columns before them, `row` in all. */
+static void NAME(load_plane)(const REAL *x, int64_t channels, int64_t h, int64_t w, int64_t y0, int64_t rows,
+                             int64_t left, int64_t row, REAL *to) {
+  size_t pixel = sizeof(REAL) * (size_t)LANES;
+  for (int64_t r = 0; r < rows; r++, to += row * LANES) {
+    int64_t y = y0 + r, right = row - left - w;
+    if (y < 0 || y >= h) {
+      memset(to, 0, pixel * (size_t)row);
+      continue;
+    }
+    memset(to, 0, pixel * (size_t)left);
+    NAME(interleave)(x + y * w, h * w, channels, w, to + left * LANES);
+    if (right > 0) memset(to + (left + w) * LANES, 0, pixel * (size_t)right);
+  }
+}
+
 typedef struct NAME(depthwise_call) {
   const conv_shape *s;
-  const REAL *x, *weight, *bias, *g;
+  const REAL *x, *bias;
+  REAL *weight; /* [sets][taps][LANES] */
   REAL *y;
-  int64_t row;  /* width of the padded plane */
-  size_t plane; /* bytes of it, with room to read past its end */
+  int64_t sets, band, bands; /* of LANES channels; rows of the result */
   bool failed;
 } NAME(depthwise_call);
 
-static NAME(depthwise_call) NAME(depthwise_of)(const conv_shape *s) {
-  int64_t row = s->w + 2 * s->pw, rows = s->h + 2 * s->ph + BLOCK;
-  size_t plane = sizeof(REAL) * (size_t)(rows * row + 2 * VL + s->ow + 4 * s->dw);
-  return (NAME(depthwise_call)){ .s = s, .row = row, .plane = plane };
+static int64_t NAME(channels_of)(const conv_shape *s, int64_t set) {
+  int64_t left = s->c - set * LANES;
+  return left < LANES ? left : LANES;
 }
+
+/* Bands of `rows` rows of the result: enough units of work for many threads, and planes that stay in the cache.
+ * `row_bytes`: of the input, for a row of the result. */
+static void NAME(cut)(NAME(depthwise_call) * d, int64_t units, int64_t rows, int64_t row_bytes, int64_t multiple) {
+  int64_t wanted = units < 16 ? (16 + units - 1) / units : 1, most = rows / (4 * d->s->kh) + 1;
+  if (wanted > most) wanted = most;
+  int64_t fitting = rows * row_bytes / (1 << 19) + 1;
+  if (wanted < fitting) wanted = fitting;
+  d->band = ((rows + wanted - 1) / wanted + multiple - 1) / multiple * multiple;
+  d->bands = (rows + d->band - 1) / d->band;
+}
+
+static bool NAME(pack_weights)(NAME(depthwise_call) * d, const REAL *weight) {
+  int64_t taps = d->s->kh * d->s->kw;
+  d->weight = ty_scratch_alloc(sizeof(REAL) * (size_t)(d->sets * taps * LANES));
+  for (int64_t i = 0; d->weight && i < d->sets; i++)
+    NAME(interleave)(weight + i * LANES * taps, taps, NAME(channels_of)(d->s, i), taps, d->weight + i * taps * LANES);
+  return d->weight != NULL;
+}
+
+static void NAME(free_weights)(NAME(depthwise_call) * d) {
+  ty_scratch_free(d->weight, sizeof(REAL) * (size_t)(d->sets * d->s->kh * d->s->kw * LANES));
+}
+
+/* ---- sums over taps: the convolution, and its gradient for the input ---- */
+
+typedef struct NAME(taps) {
+  int64_t n, in_row, step, out_row, out_step; /* between neighbours of the result in the input and in the result */
+  const int64_t *offset;                      /* of each tap in the input */
+  const int64_t *index;                       /* and among the weights */
+} NAME(taps);
+
+/* `rows` rows of `n` neighbours of the result; constants, with `step`, where it is inlined. */
+static inline __attribute__((always_inline)) void NAME(sum_run)(const int rows, const int n, const int64_t step,
+                                                                const NAME(taps) * t, const REAL *in,
+                                                                const REAL *weight, const REAL *start, REAL *out) {
+  V sum[2][14];
+#pragma GCC unroll 2
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++) sum[r][i] = AT(start, 0);
+  for (int64_t k = 0; k < t->n; k++) {
+    const V w = AT(weight, t->index[k]);
+    const REAL *x[2] = { in + t->offset[k], in + t->offset[k] + (rows > 1 ? t->in_row : 0) };
+    __asm__("" : "+r"(x[0]), "+r"(x[1])); /* else gcc keeps a register with the sum for every i */
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 14
+      for (int i = 0; i < n; i++) sum[r][i] += w * AT(x[r], i * step);
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++) *(V *)(out + r * t->out_row + i * t->out_step) = sum[r][i];
+}
+
+/* `rows` (1 or 2) rows of n. The last run overlaps the one before it. */
+#define RUNS(rows, width, between)                                                                    \
+  for (int64_t j = 0; j < n; j += width) {                                                            \
+    int64_t at = j + width <= n ? j : n - width;                                                      \
+    NAME(sum_run)(rows, width, between, t, in + at * t->step, weight, start, out + at * t->out_step); \
+  }
+#define ROWS(name, between)                                                                             \
+  static void NAME(name)(int rows, int64_t n, const NAME(taps) * t, const REAL *in, const REAL *weight, \
+                         const REAL *start, REAL *out) {                                                \
+    if (n >= 14 || n <= 3)                                                                              \
+      for (int r = 0; r < rows; r++, in += t->in_row, out += t->out_row) {                              \
+        if (n >= 14) RUNS(1, 14, between) else RUNS(1, 1, between)                                      \
+      }                                                                                                 \
+    else if (rows == 2 && n >= 7) RUNS(2, 7, between)                                                   \
+    else if (rows == 2) RUNS(2, 4, between)                                                             \
+    else if (n >= 7) RUNS(1, 7, between)                                                                \
+    else RUNS(1, 4, between)                                                                            \
+  }
+ROWS(sum_rows_1, LANES)
+ROWS(sum_rows_2, 2 * LANES)
+ROWS(sum_rows_any, t->step)
+#undef ROWS
+#undef RUNS
+
+static void NAME(sum_rows)(int rows, int64_t n, const NAME(taps) * t, const REAL *in, const REAL *weight,
+                           const REAL *start, REAL *out) {
+  if (t->step == LANES) NAME(sum_rows_1)(rows, n, t, in, weight, start, out);
+  else if (t->step == 2 * LANES) NAME(sum_rows_2)(rows, n, t, in, weight, start, out);
+  else NAME(sum_rows_any)(rows, n, t, in, weight, start, out);
+}
+
+/* Rows of the result that are computed before they are separated. */
+static int64_t NAME(chunk_of)(int64_t width) { return width >= 32 ? 2 : (64 / (width + 1) + 1) / 2 * 2; }
 
 /* ---- forward ---- */
 
-/* Four output rows by one or two vectors; stride 1, no dilation between rows. Row iy of the input meets output row r
- * with kernel row iy - r. `valid` rows are written. */
-/* clang-format off */
-#define TAP_WIDE(r)                                                                                                    \
-  {                                                                                                                    \
-    const REAL t = weight[(iy - r) * kw + kx];                                                                         \
-    c##r##0 += t * x0;                                                                                                 \
-    c##r##1 += t * x1;                                                                                                 \
-  }
-#define TAP_NARROW(r) { c##r##0 += weight[(iy - r) * kw + kx] * x0; }
-#define LOAD_WIDE const V x0 = *(const V *)(in + kx * dw); const V x1 = *(const V *)(in + kx * dw + VL);
-#define LOAD_NARROW const V x0 = *(const V *)(in + kx * dw);
-#define CASE(lo, hi, LOAD, TAP)                                                                                        \
-  case lo * BLOCK + hi:                                                                                                \
-    for (int64_t kx = 0; kx < kw; kx++) {                                                                              \
-      LOAD                                                                                                             \
-      if (lo <= 0 && 0 <= hi) TAP(0)                                                                                   \
-      if (lo <= 1 && 1 <= hi) TAP(1)                                                                                   \
-      if (lo <= 2 && 2 <= hi) TAP(2)                                                                                   \
-      if (lo <= 3 && 3 <= hi) TAP(3)                                                                                   \
-    }                                                                                                                  \
-    break;
-#define CASES(LOAD, TAP)                                                                                               \
-  CASE(0, 0, LOAD, TAP) CASE(0, 1, LOAD, TAP) CASE(0, 2, LOAD, TAP) CASE(0, 3, LOAD, TAP) CASE(1, 1, LOAD, TAP)        \
-  CASE(1, 2, LOAD, TAP) CASE(1, 3, LOAD, TAP) CASE(2, 2, LOAD, TAP) CASE(2, 3, LOAD, TAP) CASE(3, 3, LOAD, TAP)
-/* clang-format on */
-
-#define START_WIDE \
-  V c00 = start, c01 = start, c10 = start, c11 = start, c20 = start, c21 = start, c30 = start, c31 = start;
-#define START_NARROW V c00 = start, c10 = start, c20 = start, c30 = start;
-#define STORE_WIDE(r) \
-  if (valid > r) *(V *)(y + r * y_row) = c##r##0, *(V *)(y + r * y_row + VL) = c##r##1;
-#define STORE_NARROW(r) \
-  if (valid > r) *(V *)(y + r * y_row) = c##r##0;
-
-/* The usual kernels with their sizes known to the compiler, and any other. Only the smallest is unrolled wholly. */
-typedef void NAME(rows_fn)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t any_kh,
-                           int64_t any_kw, int64_t any_dw, REAL bias, REAL *restrict y, int64_t y_row, int64_t valid);
-#define ROWS(name, FORM, kh_, kw_, dw_, UNROLL)                                                                       \
-  static void NAME(name)(const REAL *restrict x, int64_t row, const REAL *restrict weight, int64_t any_kh,            \
-                         int64_t any_kw, int64_t any_dw, REAL bias, REAL *restrict y, int64_t y_row, int64_t valid) { \
-    const int64_t kh = kh_, kw = kw_, dw = dw_;                                                                       \
-    const V start = (V){ 0 } + bias;                                                                                  \
-    START_##FORM UNROLL for (int64_t iy = 0; iy < kh + BLOCK - 1; iy++) {                                             \
-      const REAL *restrict in = x + iy * row;                                                                         \
-      int64_t lo = iy - kh + 1 < 0 ? 0 : iy - kh + 1, hi = iy < BLOCK - 1 ? iy : BLOCK - 1;                           \
-      switch (lo * BLOCK + hi) { CASES(LOAD_##FORM, TAP_##FORM) }                                                     \
-    }                                                                                                                 \
-    STORE_##FORM(0) STORE_##FORM(1) STORE_##FORM(2) STORE_##FORM(3)                                                   \
-  }
-ROWS(wide_3, WIDE, 3, 3, 1, _Pragma("GCC unroll 6"))
-ROWS(wide_5, WIDE, 5, 5, 1, )
-ROWS(wide_7, WIDE, 7, 7, 1, )
-ROWS(wide_any, WIDE, any_kh, any_kw, any_dw, )
-ROWS(narrow_3, NARROW, 3, 3, 1, _Pragma("GCC unroll 6"))
-ROWS(narrow_5, NARROW, 5, 5, 1, )
-ROWS(narrow_7, NARROW, 7, 7, 1, )
-ROWS(narrow_any, NARROW, any_kh, any_kw, any_dw, )
-#undef ROWS
-
-static void NAME(plane_blocks)(const conv_shape *s, const REAL *x, int64_t row, const REAL *weight, REAL bias,
-                               REAL *y) {
-  static NAME(rows_fn) *const known[2][3] = { { NAME(narrow_3), NAME(narrow_5), NAME(narrow_7) },
-                                              { NAME(wide_3), NAME(wide_5), NAME(wide_7) } };
-  bool is_known = s->kh == s->kw && s->dw == 1 && (s->kh == 3 || s->kh == 5 || s->kh == 7);
-  NAME(rows_fn) *narrow = is_known ? known[0][s->kh / 2 - 1] : NAME(narrow_any);
-  NAME(rows_fn) *wide = is_known ? known[1][s->kh / 2 - 1] : NAME(wide_any);
-  for (int64_t r = 0; r < s->oh; r += BLOCK) {
-    int64_t valid = s->oh - r < BLOCK ? s->oh - r : BLOCK;
-    if (s->ow < VL) {
-      REAL block[BLOCK * TY_VECTOR_BYTES / sizeof(REAL)];
-      narrow(x + r * row, row, weight, s->kh, s->kw, s->dw, bias, block, VL, valid);
-      for (int64_t i = 0; i < valid; i++)
-        for (int64_t j = 0; j < s->ow; j++) y[(r + i) * s->ow + j] = block[i * VL + j];
-      continue;
-    }
-    /* The last vectors of a row overlap those before: the same values are written twice. */
-    int64_t j = 0;
-    for (; s->ow >= 2 * VL && j + VL < s->ow; j += 2 * VL) {
-      int64_t at = j + 2 * VL <= s->ow ? j : s->ow - 2 * VL;
-      wide(x + r * row + at, row, weight, s->kh, s->kw, s->dw, bias, y + r * s->ow + at, s->ow, valid);
-    }
-    for (; j < s->ow; j += VL) {
-      int64_t at = j + VL <= s->ow ? j : s->ow - VL;
-      narrow(x + r * row + at, row, weight, s->kh, s->kw, s->dw, bias, y + r * s->ow + at, s->ow, valid);
-    }
-  }
-}
-
-/* Any stride and dilation: a row at a time. */
-static void NAME(plane_rows)(const conv_shape *s, const REAL *x, int64_t row, const REAL *weight, REAL bias, REAL *y) {
-  for (int64_t r = 0; r < s->oh; r++) {
-    REAL *restrict to = y + r * s->ow;
-    for (int64_t j = 0; j < s->ow; j++) to[j] = bias;
-    for (int64_t ky = 0; ky < s->kh; ky++)
-      for (int64_t kx = 0; kx < s->kw; kx++) {
-        const REAL *restrict from = x + (r * s->sh + ky * s->dh) * row + kx * s->dw, t = weight[ky * s->kw + kx];
-        if (s->sw == 1) {
-          for (int64_t j = 0; j < s->ow; j++) to[j] += t * from[j];
-        } else if (s->sw == 2) {
-          for (int64_t j = 0; j < s->ow; j++) to[j] += t * from[2 * j];
-        } else {
-          for (int64_t j = 0; j < s->ow; j++) to[j] += t * from[j * s->sw];
-        }
-      }
-  }
-}
-
-static void NAME(depthwise_planes)(void *context, int64_t begin, int64_t end) {
+static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
   NAME(depthwise_call) *d = context;
   const conv_shape *s = d->s;
-  REAL *plane = ty_scratch_alloc(d->plane);
+  int64_t row = s->w + 2 * s->pw, most = (d->band - 1) * s->sh + (s->kh - 1) * s->dh + 1, taps = s->kh * s->kw;
+  int64_t chunk = NAME(chunk_of)(s->ow), plane_size = most * row * LANES, result_size = chunk * s->ow * LANES;
+  size_t offsets = sizeof(int64_t) * (size_t)(2 * taps);
+  size_t bytes = sizeof(REAL) * (size_t)(plane_size + result_size) + offsets;
+  REAL *plane = ty_scratch_alloc(bytes), *result = plane + plane_size;
   if (!plane) {
-    d->failed = true;
+    __atomic_store_n(&d->failed, true, __ATOMIC_RELAXED);
     return;
   }
-  int64_t rows = s->h + 2 * s->ph, used = rows * d->row;
-  memset(plane + used, 0, d->plane - sizeof(REAL) * (size_t)used);
-  for (int64_t p = begin; p < end; p++) {
-    int64_t c = p % s->c;
-    const REAL *weight = d->weight + c * s->kh * s->kw;
-    REAL bias = d->bias ? d->bias[c] : 0, *y = d->y + p * s->oh * s->ow;
-    NAME(pad_rows)(d->x + p * s->h * s->w, s, 1, 0, rows, plane);
-    if (s->sh == 1 && s->sw == 1 && s->dh == 1) NAME(plane_blocks)(s, plane, d->row, weight, bias, y);
-    else NAME(plane_rows)(s, plane, d->row, weight, bias, y);
+  int64_t *offset = (int64_t *)(void *)(result + result_size), *index = offset + taps;
+  for (int64_t k = 0; k < taps; k++) {
+    offset[k] = (k / s->kw * s->dh * row + k % s->kw * s->dw) * LANES;
+    index[k] = k * LANES;
   }
-  ty_scratch_free(plane, d->plane);
+  NAME(taps) t = { taps, s->sh * row * LANES, s->sw * LANES, s->ow * LANES, LANES, offset, index };
+  for (int64_t u = begin; u < end && !ty_interrupted; u++) {
+    int64_t first = u % d->bands * d->band, stop = first + d->band < s->oh ? first + d->band : s->oh;
+    int64_t set = u / d->bands % d->sets, n = u / d->bands / d->sets, channels = NAME(channels_of)(s, set);
+    int64_t image = n * s->c + set * LANES;
+    REAL start[LANE_BYTES / sizeof(REAL)] = { 0 };
+    for (int64_t c = 0; d->bias && c < channels; c++) start[c] = d->bias[set * LANES + c];
+    NAME(load_plane)
+    (d->x + image * s->h * s->w, channels, s->h, s->w, first * s->sh - s->ph,
+     (stop - first - 1) * s->sh + (s->kh - 1) * s->dh + 1, s->pw, row, plane);
+    for (int64_t y = first; y < stop; y += chunk) {
+      int64_t rows = stop - y < chunk ? stop - y : chunk;
+      for (int64_t r = 0; r < rows; r += 2) NAME(sum_rows)
+      (rows - r > 1 ? 2 : 1, s->ow, &t, plane + (y - first + r) * t.in_row, d->weight + set * taps * LANES, start,
+       result + r * t.out_row);
+      NAME(separate)(result, rows * s->ow, channels, d->y + image * s->oh * s->ow + y * s->ow, s->oh * s->ow);
+    }
+  }
+  ty_scratch_free(plane, bytes);
 }
 
-static int64_t NAME(depthwise_grain)(const conv_shape *s) { return 1 + 65536 / (s->oh * s->ow * s->kh * s->kw + 1); }
-
 static bool NAME(depthwise)(const conv_shape *s, const REAL *x, const REAL *weight, const REAL *bias, REAL *y) {
-  NAME(depthwise_call) d = NAME(depthwise_of)(s);
-  d.x = x, d.weight = weight, d.bias = bias, d.y = y;
-  ty_parallel_for(s->n * s->c, NAME(depthwise_grain)(s), NAME(depthwise_planes), &d);
+  NAME(depthwise_call) d = { .s = s, .x = x, .bias = bias, .y = y, .sets = (s->c + LANES - 1) / LANES };
+  if (!NAME(pack_weights)(&d, weight)) return false;
+  NAME(cut)(&d, s->n * d.sets, s->oh, s->sh * (s->w + 2 * s->pw) * (int64_t)LANE_BYTES, 2);
+  int64_t work = d.band * s->ow * s->kh * s->kw;
+  ty_parallel_for(s->n * d.sets * d.bands, 1 + 4096 / (work + 1), NAME(depthwise_units), &d);
+  NAME(free_weights)(&d);
   return !d.failed;
 }
 
-/* ---- gradient for the input, for strides other than 1 (else it is a convolution) ---- */
+/* ---- gradient for the input ----
+ * Pixel y of the input was met by tap k at row (y + ph - k dh) / sh of the result, where that is whole. For the pixels
+ * that are alike modulo the stride the taps are the same, so each such phase is a sum over taps too. */
 
-static void NAME(depthwise_scatter)(void *context, int64_t begin, int64_t end) {
+typedef struct NAME(phase) {
+  int64_t n;
+  int64_t *tap, *shift; /* which taps, and the position in the result for the first pixel of the phase */
+} NAME(phase);
+
+static void NAME(find_phase)(NAME(phase) * f, int64_t first, int64_t padding, int64_t kernel, int64_t dilation,
+                             int64_t stride) {
+  f->n = 0;
+  for (int64_t k = 0; k < kernel; k++) {
+    int64_t at = first + padding - k * dilation;
+    if (at % stride) continue;
+    f->tap[f->n] = k;
+    f->shift[f->n++] = at / stride;
+  }
+}
+
+static void NAME(depthwise_input_units)(void *context, int64_t begin, int64_t end) {
   NAME(depthwise_call) *d = context;
   const conv_shape *s = d->s;
-  REAL *plane = ty_scratch_alloc(d->plane);
+  /* The plane of the result's gradient begins `top` rows and `left` columns before it. */
+  int64_t top = (s->kh - 1) * s->dh / s->sh + 1, left = (s->kw - 1) * s->dw / s->sw + 1;
+  int64_t right = (s->w - 1 + s->pw) / s->sw + 1, row = left + (right > s->ow ? right : s->ow);
+  int64_t most = top + (d->band - 1 + s->ph) / s->sh + 1, taps = s->kh * s->kw;
+  int64_t plane_size = most * row * LANES, chunk = NAME(chunk_of)(s->w) * s->sh, result_size = chunk * s->w * LANES;
+  size_t lists = sizeof(int64_t) * (size_t)(2 * (taps + s->kh + s->kw));
+  size_t bytes = sizeof(REAL) * (size_t)(plane_size + result_size) + lists;
+  REAL *plane = ty_scratch_alloc(bytes), *result = plane + plane_size;
   if (!plane) {
-    d->failed = true;
+    __atomic_store_n(&d->failed, true, __ATOMIC_RELAXED);
     return;
   }
-  for (int64_t p = begin; p < end; p++) {
-    const REAL *weight = d->weight + p % s->c * s->kh * s->kw, *g = d->g + p * s->oh * s->ow;
-    memset(plane, 0, d->plane);
-    for (int64_t r = 0; r < s->oh; r++)
-      for (int64_t ky = 0; ky < s->kh; ky++)
-        for (int64_t kx = 0; kx < s->kw; kx++) {
-          REAL *restrict to = plane + (r * s->sh + ky * s->dh) * d->row + kx * s->dw, t = weight[ky * s->kw + kx];
-          const REAL *restrict from = g + r * s->ow;
-          for (int64_t j = 0; j < s->ow; j++) to[j * s->sw] += t * from[j];
+  int64_t *offset = (int64_t *)(void *)(result + result_size), *index = offset + taps, *rest = index + taps;
+  NAME(phase) down = { 0, rest, rest + s->kh }, across = { 0, rest + 2 * s->kh, rest + 2 * s->kh + s->kw };
+  const REAL zero[LANE_BYTES / sizeof(REAL)] = { 0 };
+  for (int64_t u = begin; u < end && !ty_interrupted; u++) {
+    int64_t first = u % d->bands * d->band, stop = first + d->band < s->h ? first + d->band : s->h;
+    int64_t set = u / d->bands % d->sets, n = u / d->bands / d->sets, channels = NAME(channels_of)(s, set);
+    int64_t image = n * s->c + set * LANES, origin = first / s->sh - top; /* bands begin at multiples of the stride */
+    NAME(load_plane)
+    (d->x + image * s->oh * s->ow, channels, s->oh, s->ow, origin, top + (stop - 1 - first + s->ph) / s->sh + 1, left,
+     row, plane);
+    for (int64_t y = first; y < stop; y += chunk) {
+      int64_t rows = stop - y < chunk ? stop - y : chunk;
+      for (int64_t fy = 0; fy < s->sh && fy < rows; fy++) {
+        NAME(find_phase)(&down, fy, s->ph, s->kh, s->dh, s->sh);
+        for (int64_t fx = 0; fx < s->sw && fx < s->w; fx++) {
+          NAME(find_phase)(&across, fx, s->pw, s->kw, s->dw, s->sw);
+          NAME(taps) t = { 0, row * LANES, LANES, s->sh * s->w * LANES, s->sw * LANES, offset, index };
+          for (int64_t a = 0; a < down.n; a++)
+            for (int64_t b = 0; b < across.n; b++, t.n++) {
+              offset[t.n] = (down.shift[a] * row + across.shift[b]) * LANES;
+              index[t.n] = (down.tap[a] * s->kw + across.tap[b]) * LANES;
+            }
+          int64_t width = (s->w - fx + s->sw - 1) / s->sw, count = (rows - fy + s->sh - 1) / s->sh;
+          const REAL *in = plane + ((y / s->sh - origin) * row + left) * LANES;
+          for (int64_t r = 0; r < count; r += 2) NAME(sum_rows)
+          (count - r > 1 ? 2 : 1, width, &t, in + r * t.in_row, d->weight + set * taps * LANES, zero,
+           result + ((r * s->sh + fy) * s->w + fx) * LANES);
         }
-    for (int64_t r = 0; r < s->h; r++)
-      memcpy(d->y + (p * s->h + r) * s->w, plane + (r + s->ph) * d->row + s->pw, sizeof(REAL) * (size_t)s->w);
+      }
+      NAME(separate)(result, rows * s->w, channels, d->y + image * s->h * s->w + y * s->w, s->h * s->w);
+    }
   }
-  ty_scratch_free(plane, d->plane);
+  ty_scratch_free(plane, bytes);
 }
 
 static bool NAME(depthwise_backward_input)(const conv_shape *s, const REAL *g, const REAL *weight, REAL *dx) {
-  NAME(depthwise_call) d = NAME(depthwise_of)(s);
-  d.g = g, d.weight = weight, d.y = dx;
-  ty_parallel_for(s->n * s->c, NAME(depthwise_grain)(s), NAME(depthwise_scatter), &d);
+  NAME(depthwise_call) d = { .s = s, .x = g, .y = dx, .sets = (s->c + LANES - 1) / LANES };
+  if (!NAME(pack_weights)(&d, weight)) return false;
+  NAME(cut)(&d, s->n * d.sets, s->h, (s->ow + s->kw) * (int64_t)LANE_BYTES / s->sh + 1, 2 * s->sh);
+  int64_t work = d.band * s->w * s->kh * s->kw;
+  ty_parallel_for(s->n * d.sets * d.bands, 1 + 4096 / (work + 1), NAME(depthwise_input_units), &d);
+  NAME(free_weights)(&d);
   return !d.failed;
 }
 
 /* ---- gradient for the weight ---- */
 
-typedef INTEGER NAME(lanes) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+typedef struct NAME(correlation) {
+  const conv_shape *s;
+  int64_t row, rows; /* of the plane; rows of the result in it */
+  const REAL *plane, *g;
+} NAME(correlation);
 
-static int64_t NAME(whole_rows)(const conv_shape *s) { return (s->ow + VL - 1) / VL * VL; }
-
-static inline REAL NAME(sum_lanes)(V v) {
-  REAL t = 0;
-  for (int i = 0; i < VL; i++) t += v[i];
-  return t;
-}
-
-/* Up to four neighbouring taps: the dot products of g, rows of whole vectors with zeros at their ends, with x shifted
- * by 0, dw, 2 dw and 3 dw. All four are computed; those past `taps` read the room behind the plane and are dropped. */
-static void NAME(four_taps)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row,
-                            int64_t taps, REAL *restrict sum) {
-  V a0 = { 0 }, a1 = { 0 }, a2 = { 0 }, a3 = { 0 };
-  int64_t whole = s->ow - s->ow % VL, d = s->dw;
-  NAME(lanes) mask; /* of the columns in a last vector that is not full: what lies behind them may be infinite */
-  for (int64_t i = 0; i < VL; i++) mask[i] = whole + i < s->ow ? -1 : 0;
-  for (int64_t r = 0; r < s->oh; r++, g += NAME(whole_rows)(s), x += s->sh * row) {
-    for (int64_t j = 0; j < whole; j += VL) {
-      const V v = *(const V *)(g + j);
-      a0 += v * *(const V *)(x + j);
-      a1 += v * *(const V *)(x + j + d);
-      a2 += v * *(const V *)(x + j + 2 * d);
-      a3 += v * *(const V *)(x + j + 3 * d);
-    }
-    if (whole < s->ow) {
-      const V v = *(const V *)(g + whole);
-      a0 += v * (V)(*(const NAME(lanes) *)(x + whole) & mask);
-      a1 += v * (V)(*(const NAME(lanes) *)(x + whole + d) & mask);
-      a2 += v * (V)(*(const NAME(lanes) *)(x + whole + 2 * d) & mask);
-      a3 += v * (V)(*(const NAME(lanes) *)(x + whole + 3 * d) & mask);
+/* Adds to the sums of `down` by `across` taps that begin at (ky, kx); `step`: between taps of a row. */
+static inline __attribute__((always_inline)) void NAME(correlate)(const int down, const int across, const int64_t step,
+                                                                  const NAME(correlation) * k, int64_t ky, int64_t kx,
+                                                                  REAL *sums) {
+  const conv_shape *s = k->s;
+  const int64_t row = s->dh * k->row * LANES;
+  V sum[3][7];
+#pragma GCC unroll 3
+  for (int a = 0; a < down; a++)
+#pragma GCC unroll 7
+    for (int b = 0; b < across; b++) sum[a][b] = AT(sums, ((ky + a) * s->kw + kx + b) * LANES);
+  const REAL *g = k->g;
+  for (int64_t r = 0; r < k->rows; r++) {
+    const REAL *x = k->plane + ((r * s->sh + ky * s->dh) * k->row + kx * s->dw) * LANES;
+    for (int64_t j = 0; j < s->ow; j++, g += LANES, x += s->sw * LANES) {
+      const V v = AT(g, 0);
+#pragma GCC unroll 3
+      for (int a = 0; a < down; a++)
+#pragma GCC unroll 7
+        for (int b = 0; b < across; b++) sum[a][b] += v * AT(x + a * row, b * step);
     }
   }
-  REAL t[] = { NAME(sum_lanes)(a0), NAME(sum_lanes)(a1), NAME(sum_lanes)(a2), NAME(sum_lanes)(a3) };
-  for (int64_t i = 0; i < taps; i++) sum[i] += t[i];
+#pragma GCC unroll 3
+  for (int a = 0; a < down; a++)
+#pragma GCC unroll 7
+    for (int b = 0; b < across; b++) *(V *)(sums + ((ky + a) * s->kw + kx + b) * LANES) = sum[a][b];
 }
 
-static void NAME(one_tap)(const conv_shape *s, const REAL *restrict g, const REAL *restrict x, int64_t row,
-                          REAL *restrict sum) {
-  REAL t = 0;
-  for (int64_t r = 0; r < s->oh; r++, g += s->ow, x += s->sh * row) {
-    if (s->sw == 2) {
-#pragma omp simd reduction(+ : t)
-      for (int64_t j = 0; j < s->ow; j++) t += g[j] * x[2 * j];
-    } else {
-      for (int64_t j = 0; j < s->ow; j++) t += g[j] * x[j * s->sw];
-    }
+/* All taps: those of the usual kernels so many at a time that the sums fill the registers. */
+static void NAME(correlate_all)(const NAME(correlation) * k, REAL *sums) {
+  const conv_shape *s = k->s;
+  int64_t ky = 0;
+  if (s->dw == 1 && s->kw == 7) {
+    for (; ky + 2 <= s->kh; ky += 2) NAME(correlate)(2, 7, LANES, k, ky, 0, sums);
+    for (; ky < s->kh; ky++) NAME(correlate)(1, 7, LANES, k, ky, 0, sums);
+  } else if (s->dw == 1 && s->kw == 5) {
+    for (; ky + 2 <= s->kh; ky += 2) NAME(correlate)(2, 5, LANES, k, ky, 0, sums);
+    for (; ky < s->kh; ky++) NAME(correlate)(1, 5, LANES, k, ky, 0, sums);
+  } else if (s->dw == 1 && s->kw == 3) {
+    for (; ky + 3 <= s->kh; ky += 3) NAME(correlate)(3, 3, LANES, k, ky, 0, sums);
+    for (; ky < s->kh; ky++) NAME(correlate)(1, 3, LANES, k, ky, 0, sums);
   }
-  *sum += t;
+  for (; ky < s->kh; ky++) {
+    int64_t kx = 0;
+    for (; kx + 4 <= s->kw; kx += 4) NAME(correlate)(1, 4, s->dw * LANES, k, ky, kx, sums);
+    for (; kx < s->kw; kx++) NAME(correlate)(1, 1, s->dw * LANES, k, ky, kx, sums);
+  }
 }
 
-static void NAME(depthwise_weights)(void *context, int64_t begin, int64_t end) {
-  NAME(depthwise_call) *d = context;
+typedef struct NAME(weights_call) {
+  NAME(depthwise_call) call; /* weight: the sums [sets][parts][taps][LANES] */
+  const REAL *g;
+  int64_t parts; /* shares of the bands of all images */
+} NAME(weights_call);
+
+static void NAME(depthwise_weight_units)(void *context, int64_t begin, int64_t end) {
+  NAME(weights_call) *w = context;
+  NAME(depthwise_call) *d = &w->call;
   const conv_shape *s = d->s;
-  int64_t g_row = NAME(whole_rows)(s);
-  size_t g_bytes = s->sw == 1 ? sizeof(REAL) * (size_t)(s->oh * g_row) : 0, bytes = (d->plane + 63) / 64 * 64 + g_bytes;
-  char *scratch = ty_scratch_alloc(bytes);
-  if (!scratch) {
-    d->failed = true;
+  int64_t row = s->w + 2 * s->pw, most = (d->band - 1) * s->sh + (s->kh - 1) * s->dh + 1, taps = s->kh * s->kw;
+  int64_t plane_size = most * row * LANES, g_size = d->band * s->ow * LANES, all = s->n * d->bands;
+  size_t bytes = sizeof(REAL) * (size_t)(plane_size + g_size);
+  REAL *plane = ty_scratch_alloc(bytes), *g = plane + plane_size;
+  if (!plane) {
+    __atomic_store_n(&d->failed, true, __ATOMIC_RELAXED);
     return;
   }
-  REAL *plane = (REAL *)(void *)scratch, *rows = (REAL *)(void *)(scratch + bytes - g_bytes);
-  memset(scratch, 0, bytes);
-  for (int64_t c = begin; c < end; c++) {
-    REAL *dw = d->y + c * s->kh * s->kw;
-    for (int64_t t = 0; t < s->kh * s->kw; t++) dw[t] = 0;
-    for (int64_t n = 0; n < s->n && !ty_interrupted; n++) {
-      int64_t p = n * s->c + c;
-      const REAL *g = d->g + p * s->oh * s->ow;
-      NAME(pad_rows)(d->x + p * s->h * s->w, s, 1, 0, s->h + 2 * s->ph, plane);
-      if (g_bytes)
-        for (int64_t r = 0; r < s->oh; r++) memcpy(rows + r * g_row, g + r * s->ow, sizeof(REAL) * (size_t)s->ow);
-      for (int64_t ky = 0; ky < s->kh; ky++) {
-        const REAL *x = plane + ky * s->dh * d->row;
-        REAL *sums = dw + ky * s->kw;
-        if (g_bytes) {
-          for (int64_t kx = 0; kx < s->kw; kx += 4)
-            NAME(four_taps)(s, rows, x + kx * s->dw, d->row, s->kw - kx < 4 ? s->kw - kx : 4, sums + kx);
-        } else {
-          for (int64_t kx = 0; kx < s->kw; kx++) NAME(one_tap)(s, g, x + kx * s->dw, d->row, sums + kx);
-        }
-      }
+  for (int64_t u = begin; u < end; u++) {
+    int64_t part = u % w->parts, set = u / w->parts, channels = NAME(channels_of)(s, set);
+    REAL *sums = d->weight + u * taps * LANES;
+    memset(sums, 0, sizeof(REAL) * (size_t)(taps * LANES));
+    for (int64_t i = all * part / w->parts; i < all * (part + 1) / w->parts && !ty_interrupted; i++) {
+      int64_t first = i % d->bands * d->band, rows = s->oh - first < d->band ? s->oh - first : d->band;
+      int64_t image = i / d->bands * s->c + set * LANES;
+      NAME(load_plane)
+      (d->x + image * s->h * s->w, channels, s->h, s->w, first * s->sh - s->ph,
+       (rows - 1) * s->sh + (s->kh - 1) * s->dh + 1, s->pw, row, plane);
+      NAME(interleave)(w->g + (image * s->oh + first) * s->ow, s->oh * s->ow, channels, rows * s->ow, g);
+      NAME(correlate_all)(&(NAME(correlation)){ s, row, rows, plane, g }, sums);
     }
   }
-  ty_scratch_free(scratch, bytes);
+  ty_scratch_free(plane, bytes);
 }
 
 static bool NAME(depthwise_backward_weight)(const conv_shape *s, const REAL *g, const REAL *x, REAL *dw) {
-  NAME(depthwise_call) d = NAME(depthwise_of)(s);
-  d.g = g, d.x = x, d.y = dw;
-  ty_parallel_for(s->c, 1 + NAME(depthwise_grain)(s) / s->n, NAME(depthwise_weights), &d);
-  return !d.failed;
+  int64_t taps = s->kh * s->kw, sets = (s->c + LANES - 1) / LANES;
+  NAME(weights_call) w = { .call = { .s = s, .x = x, .sets = sets }, .g = g };
+  NAME(cut)(&w.call, s->n * sets, s->oh, (s->sh * (s->w + 2 * s->pw) + s->ow) * (int64_t)LANE_BYTES, 1);
+  int64_t all = s->n * w.call.bands;
+  w.parts = sets >= 16 ? 1 : (16 + sets - 1) / sets;
+  if (w.parts > all) w.parts = all;
+  size_t bytes = sizeof(REAL) * (size_t)(sets * w.parts * taps * LANES);
+  REAL *sums = w.call.weight = ty_scratch_alloc(bytes);
+  if (!sums) return false;
+  int64_t work = (all + w.parts - 1) / w.parts * w.call.band * s->ow * taps;
+  ty_parallel_for(sets * w.parts, 1 + 4096 / (work + 1), NAME(depthwise_weight_units), &w);
+  for (int64_t set = 0; set < sets; set++) {
+    REAL *restrict to = sums + set * w.parts * taps * LANES;
+    for (int64_t p = 1; p < w.parts; p++)
+      for (int64_t i = 0; i < taps * LANES; i++) to[i] += to[p * taps * LANES + i];
+    NAME(separate)(to, taps, NAME(channels_of)(s, set), dw + set * LANES * taps, taps);
+  }
+  ty_scratch_free(sums, bytes);
+  return !w.call.failed;
 }
 
 #undef V
-#undef VL
+#undef LANES
+#undef LANE_BYTES
+#undef AT

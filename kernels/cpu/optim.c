@@ -1,15 +1,23 @@
-/* Optimizer steps over lists of tensors in one pass over memory: sgd, adam, lerp_list, norm_list. The lists are walked
+/* Optimizer steps over lists of tensors in one pass over memory: sgd, adam, lion, adam_8bit, lerp_list; norm_list. The lists are walked
  * as if all tensors were one; elements of other dtypes than that of the arithmetic go through small buffers. */
 #include "cpu.h"
 
 #include <math.h>
 #include <string.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "../half.h"
 
 #define GRAIN 32768
 #define BLOCK 1024
+#define FEW 30
 #define NORM_CHUNK 16384
+#define STRIP 16   /* elements done at a time */
+#define AHEAD 2048 /* bytes */
+/* Without the pragma short loops are unrolled before they are vectorised. */
+#define FOR_STRIP _Pragma("omp simd") for (int j = 0; j < STRIP; j++)
 
 /* ---- walking over many tensors ---- */
 
@@ -17,19 +25,22 @@ typedef struct multi {
   const ty_view *const *in;
   int64_t n;
   int64_t *start; /* [n + 1]: units before each tensor; a unit is an element or a chunk */
+  int64_t few[FEW + 1];
 } multi;
 
 static bool multi_init(multi *m, const ty_kernel_args *k, int64_t n, int64_t unit) {
   m->in = k->in;
   m->n = n;
-  m->start = ty_scratch_alloc((size_t)(n + 1) * sizeof(int64_t));
+  m->start = n <= FEW ? m->few : ty_scratch_alloc((size_t)(n + 1) * sizeof(int64_t));
   if (!m->start) return false;
   m->start[0] = 0;
   for (int64_t i = 0; i < n; i++) m->start[i + 1] = m->start[i] + (k->in[i]->count + unit - 1) / unit;
   return true;
 }
 
-static void multi_free(multi *m) { ty_scratch_free(m->start, (size_t)(m->n + 1) * sizeof(int64_t)); }
+static void multi_free(multi *m) {
+  if (m->start != m->few) ty_scratch_free(m->start, (size_t)(m->n + 1) * sizeof(int64_t));
+}
 
 /* The tensor that holds unit u. */
 static int64_t multi_find(const multi *m, int64_t u) {
@@ -86,203 +97,178 @@ static void store_f64(const ty_view *v, int64_t from, int64_t n, const double *x
   if (v->dtype != TY_F32) ty_half_store((ty_dtype)v->dtype, p, to, n);
 }
 
-/* The arithmetic is f64 when anything that is updated is. */
-static bool wants_f64(const multi *m, int64_t i, int nupdated, const int *updated) {
-  for (int j = 0; j < nupdated; j++)
-    if (m->in[updated[j] * m->n + i]->dtype == TY_F64) return true;
-  return false;
-}
+/* The lists of a step by what they are to it. */
+enum { P, G, FIRST, SECOND, AVERAGE, ROLES };
 
-typedef struct step_ctx {
+typedef struct step_ctx step_ctx;
+struct step_ctx {
   multi m;
   const ty_p_optim *p;
+  double l2, shrink;  /* weight decay: added to the gradient, or a factor of the parameters */
   double rate, widen; /* adam: the step size and the factor of sqrt(v), corrected for the bias */
-  double weight;      /* lerp_list */
-} step_ctx;
+  int list[ROLES];    /* which list of the inputs plays the role; -1: none */
+  unsigned written;   /* mask of roles */
+  void (*f32)(float *const *x, int64_t n, const step_ctx *c);
+  void (*f64)(double *const *x, int64_t n, const step_ctx *c);
+};
 
-/* Runs BODY for segments [from, from + n) of tensor i, at most BLOCK long where buffers are needed. */
-#define FOR_BLOCKS(m, begin, end, i, from, n)                                       \
-  for (int64_t i = multi_find(m, begin), u = begin; u < end; i++)                   \
-    for (int64_t stop = (m)->start[i + 1] < end ? (m)->start[i + 1] : end, from, n; \
-         u < stop && (from = u - (m)->start[i], n = stop - u < BLOCK ? stop - u : BLOCK, true); u += n)
+/* ---- x / (sqrt(s) * widen + eps) for a strip ---- */
 
-/* ---- SGD ---- */
+static inline void f64_by_root(double *restrict x, const double *restrict s, double widen, double eps) {
+  FOR_STRIP x[j] /= sqrt(s[j]) * widen + eps;
+}
 
-#define SGD(name, T)                                                                                        \
-  static void name(T *restrict p, const T *restrict g, T *restrict b, int64_t n, const ty_p_optim *o) {     \
-    const T scale = (T)o->grad_scale, decay = (T)o->weight_decay, lr = (T)o->lr, momentum = (T)o->momentum; \
-    if (!b) {                                                                                               \
-      for (int64_t i = 0; i < n; i++) p[i] -= lr * (g[i] * scale + decay * p[i]);                           \
-      return;                                                                                               \
-    }                                                                                                       \
-    /* the first step starts the average with the gradient itself */                                        \
-    const T keep = o->step == 1 ? 0 : momentum, fresh = o->step == 1 ? 1 : (T)(1 - o->dampening);           \
-    const T direct = o->nesterov ? 1 : 0, averaged = o->nesterov ? momentum : 1;                            \
-    if (o->step == 1) memset(b, 0, (size_t)n * sizeof(T));                                                  \
-    for (int64_t i = 0; i < n; i++) {                                                                       \
-      T d = g[i] * scale + decay * p[i];                                                                    \
-      T average = keep * b[i] + fresh * d;                                                                  \
-      b[i] = average;                                                                                       \
-      p[i] -= lr * (direct * d + averaged * average);                                                       \
-    }                                                                                                       \
-  }
-SGD(sgd_f32, float)
-SGD(sgd_f64, double)
+static inline void f32_by_root(float *restrict x, const float *restrict s, float widen, float eps) {
+#if defined(__AVX512F__)
+  /* Exact division and root take three times as long as the memory traffic; an estimate and one Newton step are within
+   * 1 ulp. Where that gives NaN (infinities, zeros, denormals of the divisor) the exact ones decide. */
+  const __m512 v = _mm512_loadu_ps(s), y = _mm512_loadu_ps(x), one = _mm512_set1_ps(1), half = _mm512_set1_ps(0.5f);
+  const __m512 w = _mm512_set1_ps(widen), e = _mm512_set1_ps(eps);
+  __m512 r = _mm512_rsqrt14_ps(v);
+  __m512 root = _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ), v, r);
+  r = _mm512_fnmadd_ps(root, _mm512_mul_ps(r, half), half);
+  root = _mm512_mask_fmadd_ps(root, _mm512_cmp_ps_mask(root, _mm512_setzero_ps(), _CMP_NEQ_UQ), r, root);
+  __m512 divisor = _mm512_fmadd_ps(root, w, e);
+  r = _mm512_rcp14_ps(divisor);
+  r = _mm512_fmadd_ps(_mm512_fnmadd_ps(divisor, r, one), r, r);
+  __m512 q = _mm512_mul_ps(y, r);
+  q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, divisor, y), r, q);
+  if (__builtin_expect(_mm512_cmp_ps_mask(q, q, _CMP_UNORD_Q), 0))
+    q = _mm512_div_ps(y, _mm512_fmadd_ps(_mm512_sqrt_ps(v), w, e));
+  _mm512_storeu_ps(x, q);
+#else
+  FOR_STRIP x[j] /= sqrtf(s[j]) * widen + eps;
+#endif
+}
 
-static void sgd_range(void *context, int64_t begin, int64_t end) {
+#define REAL float
+#define NAME(name) f32_##name
+#define MAGNITUDE fabsf
+#include "optim_real.h"
+#undef REAL
+#undef NAME
+#undef MAGNITUDE
+#define REAL double
+#define NAME(name) f64_##name
+#define MAGNITUDE fabs
+#include "optim_real.h"
+#undef REAL
+#undef NAME
+#undef MAGNITUDE
+
+/* ---- walking ---- */
+
+/* Elements [from, from + n) of tensor i. */
+static void step_f64(const step_ctx *c, const ty_view *const *v, int64_t from, int64_t n) {
+  double buffer[ROLES][BLOCK], *x[ROLES];
+  for (int r = 0; r < ROLES; r++) x[r] = v[r] ? load_f64(v[r], from, n, buffer[r]) : NULL;
+  f64_run(c->f64, x, n, c);
+  for (int r = 0; r < ROLES; r++)
+    if (v[r] && c->written >> r & 1) store_f64(v[r], from, n, x[r]);
+}
+
+static void step_f32(const step_ctx *c, const ty_view *const *v, int64_t from, int64_t n) {
+  float buffer[ROLES][BLOCK], *x[ROLES];
+  for (int r = 0; r < ROLES; r++) x[r] = v[r] ? load_f32(v[r], from, n, buffer[r]) : NULL;
+  f32_run(c->f32, x, n, c);
+  for (int r = 0; r < ROLES; r++)
+    if (v[r] && c->written >> r & 1) store_f32(v[r], from, n, x[r]);
+}
+
+static void step_range(void *context, int64_t begin, int64_t end) {
   const step_ctx *c = context;
   const multi *m = &c->m;
-  const bool averaged = c->p->momentum != 0;
-  FOR_BLOCKS(m, begin, end, i, from, n) {
-    const ty_view *p = m->in[i], *g = m->in[m->n + i], *b = averaged ? m->in[2 * m->n + i] : NULL;
-    if (wants_f64(m, i, averaged ? 2 : 1, (int[]){ 0, 2 })) {
-      double pb[BLOCK], gb[BLOCK], bb[BLOCK];
-      double *pp = load_f64(p, from, n, pb), *bp = b ? load_f64(b, from, n, bb) : NULL;
-      sgd_f64(pp, load_f64(g, from, n, gb), bp, n, c->p);
-      store_f64(p, from, n, pp);
-      if (b) store_f64(b, from, n, bp);
-    } else {
-      float pb[BLOCK], gb[BLOCK], bb[BLOCK];
-      float *pp = load_f32(p, from, n, pb), *bp = b ? load_f32(b, from, n, bb) : NULL;
-      sgd_f32(pp, load_f32(g, from, n, gb), bp, n, c->p);
-      store_f32(p, from, n, pp);
-      if (b) store_f32(b, from, n, bp);
+  for (int64_t i = multi_find(m, begin), u = begin; u < end; i++) {
+    const ty_view *v[ROLES];
+    bool wide = false, direct = true;
+    for (int r = 0; r < ROLES; r++) {
+      v[r] = c->list[r] < 0 ? NULL : m->in[c->list[r] * m->n + i];
+      /* the arithmetic is f64 when anything that is updated is */
+      if (v[r] && c->written >> r & 1) wide |= v[r]->dtype == TY_F64;
+    }
+    for (int r = 0; r < ROLES; r++) direct &= !v[r] || v[r]->dtype == (wide ? TY_F64 : TY_F32);
+    int64_t stop = m->start[i + 1] < end ? m->start[i + 1] : end;
+    for (int64_t n; u < stop; u += n) {
+      n = direct || stop - u < BLOCK ? stop - u : BLOCK;
+      (wide ? step_f64 : step_f32)(c, v, u - m->start[i], n);
     }
   }
 }
 
-/* in: n parameters, n gradients and, with momentum, n averages. */
-bool TY_KERNEL(sgd)(const ty_kernel_args *k) {
-  step_ctx c = { .p = k->params };
-  if (!multi_init(&c.m, k, k->nin / (c.p->momentum != 0 ? 3 : 2), 1)) return false;
-  ty_parallel_for_all(c.m.start[c.m.n], GRAIN, sgd_range, &c);
-  multi_free(&c.m);
+static bool run(step_ctx *c, const ty_kernel_args *k) {
+  int lists = 0;
+  for (int r = 0; r < ROLES; r++) lists += c->list[r] >= 0;
+  if (!multi_init(&c->m, k, k->nin / lists, 1)) return false;
+  ty_parallel_for_all(c->m.start[c->m.n], GRAIN, step_range, c);
+  multi_free(&c->m);
   return true;
 }
 
-/* ---- Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2 ---- */
+enum { WRITES_ALL = ~(1 << G) };
 
-#define ADAM(name, T, SQRT)                                                                                          \
-  static void name(T *restrict p, const T *restrict g, T *restrict m, T *restrict v, int64_t n, const step_ctx *c) { \
-    const ty_p_optim *o = c->p;                                                                                      \
-    const T scale = (T)o->grad_scale, l2 = (T)(o->decoupled ? 0 : o->weight_decay);                                  \
-    const T shrink = (T)(o->decoupled ? 1 - o->lr * o->weight_decay : 1);                                            \
-    const T beta1 = (T)o->beta1, fresh1 = (T)(1 - o->beta1), beta2 = (T)o->beta2, fresh2 = (T)(1 - o->beta2);        \
-    const T rate = (T)c->rate, widen = (T)c->widen, eps = (T)o->eps;                                                 \
-    for (int64_t i = 0; i < n; i++) {                                                                                \
-      T d = g[i] * scale + l2 * p[i];                                                                                \
-      T first = beta1 * m[i] + fresh1 * d, second = beta2 * v[i] + fresh2 * d * d;                                   \
-      m[i] = first;                                                                                                  \
-      v[i] = second;                                                                                                 \
-      p[i] = p[i] * shrink - rate * first / (SQRT(second) * widen + eps);                                            \
-    }                                                                                                                \
-  }
-ADAM(adam_f32, float, sqrtf)
-ADAM(adam_f64, double, sqrt)
-
-static void adam_range(void *context, int64_t begin, int64_t end) {
-  const step_ctx *c = context;
-  const multi *m = &c->m;
-  FOR_BLOCKS(m, begin, end, i, from, n) {
-    const ty_view *p = m->in[i], *g = m->in[m->n + i], *first = m->in[2 * m->n + i], *second = m->in[3 * m->n + i];
-    if (wants_f64(m, i, 3, (int[]){ 0, 2, 3 })) {
-      double pb[BLOCK], gb[BLOCK], fb[BLOCK], sb[BLOCK];
-      double *pp = load_f64(p, from, n, pb), *fp = load_f64(first, from, n, fb), *sp = load_f64(second, from, n, sb);
-      adam_f64(pp, load_f64(g, from, n, gb), fp, sp, n, c);
-      store_f64(p, from, n, pp);
-      store_f64(first, from, n, fp);
-      store_f64(second, from, n, sp);
-    } else {
-      float pb[BLOCK], gb[BLOCK], fb[BLOCK], sb[BLOCK];
-      float *pp = load_f32(p, from, n, pb), *fp = load_f32(first, from, n, fb), *sp = load_f32(second, from, n, sb);
-      adam_f32(pp, load_f32(g, from, n, gb), fp, sp, n, c);
-      store_f32(p, from, n, pp);
-      store_f32(first, from, n, fp);
-      store_f32(second, from, n, sp);
-    }
-  }
+/* in: n parameters, n gradients, with momentum n buffers, with averaged n averages. */
+bool TY_KERNEL(sgd)(const ty_kernel_args *k) {
+  const ty_p_optim *p = k->params;
+  const bool momentum = p->momentum != 0;
+  return run(&(step_ctx){ .p = p,
+                          .l2 = p->weight_decay,
+                          .list = { 0, 1, momentum ? 2 : -1, -1, p->averaged ? 2 + momentum : -1 },
+                          .written = WRITES_ALL,
+                          .f32 = f32_sgd,
+                          .f64 = f64_sgd },
+             k);
 }
 
-/* in: n parameters, n gradients, n first moments, n second moments. */
+/* Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2. */
+static void adam_factors(step_ctx *c) {
+  const ty_p_optim *p = c->p;
+  c->l2 = p->decoupled ? 0 : p->weight_decay;
+  c->shrink = p->decoupled ? 1 - p->lr * p->weight_decay : 1;
+  c->rate = p->lr / (1 - pow(p->beta1, (double)p->step));
+  c->widen = 1 / sqrt(1 - pow(p->beta2, (double)p->step));
+}
+
+/* in: n parameters, n gradients, n first moments, n second moments, with averaged n averages. */
 bool TY_KERNEL(adam)(const ty_kernel_args *k) {
   const ty_p_optim *p = k->params;
-  step_ctx c = { .p = p,
-                 .rate = p->lr / (1 - pow(p->beta1, (double)p->step)),
-                 .widen = 1 / sqrt(1 - pow(p->beta2, (double)p->step)) };
-  if (!multi_init(&c.m, k, k->nin / 4, 1)) return false;
-  ty_parallel_for_all(c.m.start[c.m.n], GRAIN, adam_range, &c);
-  multi_free(&c.m);
-  return true;
+  step_ctx c = {
+    .p = p, .list = { 0, 1, 2, 3, p->averaged ? 4 : -1 }, .written = WRITES_ALL, .f32 = f32_adam, .f64 = f64_adam
+  };
+  adam_factors(&c);
+  return run(&c, k);
 }
 
-/* ---- x += weight (y - x) ---- */
-
-#define LERP(name, T)                                                    \
-  static void name(T *restrict x, const T *restrict y, int64_t n, T w) { \
-    for (int64_t i = 0; i < n; i++) x[i] += w * (y[i] - x[i]);           \
-  }
-LERP(lerp_f32, float)
-LERP(lerp_f64, double)
-
-static void lerp_range(void *context, int64_t begin, int64_t end) {
-  const step_ctx *c = context;
-  const multi *m = &c->m;
-  FOR_BLOCKS(m, begin, end, i, from, n) {
-    const ty_view *x = m->in[i], *y = m->in[m->n + i];
-    if (x->dtype == TY_F64) {
-      double yb[BLOCK];
-      lerp_f64(at(x, from), load_f64(y, from, n, yb), n, c->weight);
-    } else {
-      float xb[BLOCK], yb[BLOCK];
-      float *xp = load_f32(x, from, n, xb);
-      lerp_f32(xp, load_f32(y, from, n, yb), n, (float)c->weight);
-      store_f32(x, from, n, xp);
-    }
-  }
+/* Lion: Chen et al. 2023, algorithm 2. in: n parameters, n gradients, n moments, with averaged n averages. */
+bool TY_KERNEL(lion)(const ty_kernel_args *k) {
+  const ty_p_optim *p = k->params;
+  return run(&(step_ctx){ .p = p,
+                          .shrink = 1 - p->lr * p->weight_decay,
+                          .list = { 0, 1, 2, -1, p->averaged ? 3 : -1 },
+                          .written = WRITES_ALL,
+                          .f32 = f32_lion,
+                          .f64 = f64_lion },
+             k);
 }
+
+#include "optim_8bit.h"
 
 /* in: n tensors that move, n tensors they move to; params: ty_p_scalars, a: the weight. */
 bool TY_KERNEL(lerp_list)(const ty_kernel_args *k) {
-  step_ctx c = { .weight = ((const ty_p_scalars *)k->params)->a };
-  if (!multi_init(&c.m, k, k->nin / 2, 1)) return false;
-  ty_parallel_for_all(c.m.start[c.m.n], GRAIN, lerp_range, &c);
-  multi_free(&c.m);
-  return true;
+  return run(&(step_ctx){ .p = &(ty_p_optim){ .average_weight = ((const ty_p_scalars *)k->params)->a },
+                          .list = { 1, -1, -1, -1, 0 },
+                          .written = 1 << AVERAGE,
+                          .f32 = f32_lerp,
+                          .f64 = f64_lerp },
+             k);
 }
 
 /* ---- norms, in f64: chunks of fixed length, added in order, whatever the threads ---- */
 
 typedef struct norm_ctx {
   multi m;
-  double p;
+  double p, limit;
   double *part; /* per chunk */
 } norm_ctx;
-
-#define NORM(name, T)                                                                                        \
-  static double name(const T *restrict x, int64_t n, double p) {                                             \
-    double s = 0;                                                                                            \
-    if (p == 2) {                                                                                            \
-      _Pragma("omp simd reduction(+ : s)") for (int64_t i = 0; i < n; i++) s += (double)x[i] * (double)x[i]; \
-    } else if (p == 1) {                                                                                     \
-      _Pragma("omp simd reduction(+ : s)") for (int64_t i = 0; i < n; i++) s += fabs((double)x[i]);          \
-    } else if (isinf(p)) {                                                                                   \
-      double nan = 0;                                                                                        \
-      s = p > 0 ? 0 : INFINITY;                                                                              \
-      for (int64_t i = 0; i < n; i++) {                                                                      \
-        double a = fabs((double)x[i]);                                                                       \
-        if (a != a) nan = a;                                                                                 \
-        if (p > 0 ? a > s : a < s) s = a;                                                                    \
-      }                                                                                                      \
-      if (nan != 0) s = nan;                                                                                 \
-    } else if (p == 0) {                                                                                     \
-      for (int64_t i = 0; i < n; i++) s += x[i] != 0;                                                        \
-    } else {                                                                                                 \
-      for (int64_t i = 0; i < n; i++) s += pow(fabs((double)x[i]), p);                                       \
-    }                                                                                                        \
-    return s;                                                                                                \
-  }
-NORM(norm_f32, float)
-NORM(norm_f64, double)
 
 static double norm_join(double a, double b, double p) {
   if (!isinf(p)) return a + b;
@@ -298,22 +284,23 @@ static void norm_range(void *context, int64_t begin, int64_t end) {
     const ty_view *x = c->m.in[i];
     int64_t from = (u - c->m.start[i]) * NORM_CHUNK, n = x->count - from < NORM_CHUNK ? x->count - from : NORM_CHUNK;
     if (x->dtype == TY_F64) {
-      c->part[u] = norm_f64(at(x, from), n, c->p);
+      c->part[u] = f64_norm(at(x, from), n, c->p, c->limit);
       continue;
     }
     double s = isinf(c->p) && c->p < 0 ? INFINITY : 0;
     for (int64_t done = 0; done < n; done += BLOCK) {
       float buffer[BLOCK];
       int64_t len = n - done < BLOCK ? n - done : BLOCK;
-      s = norm_join(s, norm_f32(load_f32(x, from + done, len, buffer), len, c->p), c->p);
+      s = norm_join(s, f32_norm(load_f32(x, from + done, len, buffer), len, c->p, c->limit), c->p);
     }
     c->part[u] = s;
   }
 }
 
-/* in: n tensors; out: one f64; params: ty_p_scalars, a: p. */
+/* in: n tensors; out: one f64; params: ty_p_scalars, a: p, b: elements count as at most this in magnitude. */
 bool TY_KERNEL(norm_list)(const ty_kernel_args *k) {
-  norm_ctx c = { .p = ((const ty_p_scalars *)k->params)->a };
+  const ty_p_scalars *p = k->params;
+  norm_ctx c = { .p = p->a, .limit = p->b };
   if (!multi_init(&c.m, k, k->nin, NORM_CHUNK)) return false;
   int64_t chunks = c.m.start[c.m.n];
   double s = c.p < 0 && isinf(c.p) ? INFINITY : 0;

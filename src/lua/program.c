@@ -191,10 +191,10 @@ static bool call_hook(void *owner, int hook, double *number, int *n) {
   const hook_owner *o = owner;
   if (!lua_checkstack(o->L, 8)) return ty_fail(TY_ENOMEM, "the Lua stack is full");
   lua_rawgeti(o->L, o->hooks, hook + 1);
-  if (!ty_lua_call(o->L, 0, 2)) return false;
+  if (!ty_lua_call(o->L, 0, TY_HOOK_NUMBERS)) return false;
   *n = 0;
-  for (int i = 0; i < 2 && lua_isnumber(o->L, i - 2); i++) number[(*n)++] = lua_tonumber(o->L, i - 2);
-  lua_pop(o->L, 2);
+  for (int i = -TY_HOOK_NUMBERS; i < 0 && lua_isnumber(o->L, i); i++) number[(*n)++] = lua_tonumber(o->L, i);
+  lua_pop(o->L, TY_HOOK_NUMBERS);
   return true;
 }
 
@@ -387,7 +387,8 @@ static int is_recording(lua_State *L) {
   return 1;
 }
 
-/* on_replay(fn): replays call fn here; the numbers it returns (lr, step) go into the optimizer launch that follows. */
+/* on_replay(fn): replays call fn here; the numbers it returns (lr, step, weight of averages) go into the optimizer launch
+ * that follows. */
 static int on_replay(lua_State *L) {
   luaL_checktype(L, 1, LUA_TFUNCTION);
   if (!ty_is_recording()) return 0;

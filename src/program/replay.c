@@ -101,15 +101,17 @@ static void bind(ty_program *p, ty_tensor *const *argument) {
 /* ---- running ---- */
 
 static bool run_hook(ty_program *p, const launch *l, ty_program_hook *hook, void *owner) {
-  double number[2];
+  double number[TY_HOOK_NUMBERS];
   int n = 0;
   if (!hook(owner, l->hook, number, &n)) return false;
   if (!n || l->hooked < 0) return true;
   const launch *to = &p->launches.v[l->hooked];
   void *params = ty_launch_params(p, to);
   if (to->params == PARAMS_OPTIM) {
-    ((ty_p_optim *)params)->lr = number[0];
-    if (n > 1) ((ty_p_optim *)params)->step = (int64_t)number[1];
+    ty_p_optim *o = params;
+    o->lr = number[0];
+    if (n > 1) o->step = (int64_t)number[1];
+    if (n > 2) o->average_weight = number[2];
   } else {
     ((ty_p_scalars *)params)->a = number[0];
   }

@@ -122,11 +122,11 @@ for i, o in ipairs(fixtures.optimizers) do
       local opts = { step = step, weight_decay = o.opts.weight_decay }
       if o.name == "sgd" then
         opts.momentum, opts.dampening, opts.nesterov = o.opts.momentum, o.opts.dampening, o.opts.nesterov
-        ty.sgd_({ p }, grads, o.opts.momentum and first or {}, o.opts.lr, opts)
+        ty.sgd_({ p }, grads, o.opts.momentum and first or {}, {}, o.opts.lr, opts)
       else
         opts.beta1, opts.beta2, opts.eps = o.opts.beta1, o.opts.beta2, o.opts.eps
         opts.decoupled = o.name == "adamw"
-        ty.adam_({ p }, grads, first, second, o.opts.lr, opts)
+        ty.adam_({ p }, grads, first, second, {}, o.opts.lr, opts)
       end
     end
     compare(p, o["end"], 1e-9, "parameter after " .. #o.grads .. " steps")

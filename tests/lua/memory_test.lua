@@ -261,7 +261,7 @@ local function make_step()
       loss:backward()
       local grads = {}
       for i, t in ipairs(all) do grads[i] = t.grad end
-      ty.no_grad(function() ty.adam_(all, grads, m, v, 1e-2, { step = step, decoupled = true }) end)
+      ty.no_grad(function() ty.adam_(all, grads, m, v, {}, 1e-2, { step = step, decoupled = true }) end)
       for _, t in ipairs(all) do t:set_grad() end
       return loss:item()
     end)

@@ -30,7 +30,7 @@ check.test("Adam and AdamW over many steps", function()
       v[j] = b2 * v[j] + (1 - b2) * g * g
       return p - lr * (m[j] / (1 - b1 ^ step)) / (math.sqrt(v[j] / (1 - b2 ^ step)) + eps)
     end, function(p, g, s, step)
-      ty.adam_({ p }, { g }, { s[1] }, { s[2] }, lr, b1, b2, eps, decay, decoupled, 1, step)
+      ty.adam_({ p }, { g }, { s[1] }, { s[2] }, {}, lr, b1, b2, eps, decay, decoupled, 1, math.huge, 0, step)
     end)
   end
 end)
@@ -43,7 +43,7 @@ check.test("SGD with momentum over many steps", function()
       b[j] = step == 1 and g or 0.9 * b[j] + g
       return p - 0.05 * (nesterov and g + 0.9 * b[j] or b[j])
     end, function(p, g, s, step)
-      ty.sgd_({ p }, { g }, s, 0.05, { momentum = 0.9, weight_decay = 0.01, nesterov = nesterov, step = step })
+      ty.sgd_({ p }, { g }, s, {}, 0.05, { momentum = 0.9, weight_decay = 0.01, nesterov = nesterov, step = step })
     end)
   end
 end)
@@ -52,11 +52,11 @@ check.test("parameters and gradients in any layout", function()
   local base = ty.arange(0, 24, { dtype = "f32" }):reshape(4, 6)
   local window = base["1:3, 0:6:2"]
   local gradient = ty.ones(3, 2):transpose()
-  ty.sgd_({ window }, { gradient }, {}, 100)
+  ty.sgd_({ window }, { gradient }, {}, {}, 100)
   check.equal(base:tolist(), {
     { 0, 1, 2, 3, 4, 5 }, { -94, 7, -92, 9, -90, 11 }, { -88, 13, -86, 15, -84, 17 }, { 18, 19, 20, 21, 22, 23 },
   })
-  check.fails(function() ty.sgd_({ ty.ones(1):expand(4) }, { ty.ones(4) }, {}, 1) end, "params[0]: cannot write")
+  check.fails(function() ty.sgd_({ ty.ones(1):expand(4) }, { ty.ones(4) }, {}, {}, 1) end, "params[0]: cannot write")
 end)
 
 check.test("half precision parameters with f32 moments", function()
@@ -64,7 +64,7 @@ check.test("half precision parameters with f32 moments", function()
     local p = ty.tensor({ 1, -2, 3 }, { dtype = dtype })
     local g = ty.tensor({ 0.5, 0.5, -4 }, { dtype = dtype })
     local m, v = ty.zeros(3), ty.zeros(3)
-    ty.adam_({ p }, { g }, { m }, { v }, 0.25)
+    ty.adam_({ p }, { g }, { m }, { v }, {}, 0.25)
     check.equal({ p.dtype, m.dtype }, { dtype, "f32" })
     check.close(flat(p), { 0.75, -2.25, 3.25 }, 1e-6) -- the first step is lr against the sign of the gradient
     check.close(flat(m), { 0.05, 0.05, -0.4 }, 1e-6)
@@ -98,7 +98,7 @@ check.test("the result does not depend on the threads", function()
     ty.set_threads(count)
     ty.manual_seed(2)
     local p, g, m, v = ty.randn(300000), ty.randn(300000), ty.zeros(300000), ty.zeros(300000)
-    ty.adam_({ p, p:clone() }, { g, g }, { m, m:clone() }, { v, v:clone() }, 0.1)
+    ty.adam_({ p, p:clone() }, { g, g }, { m, m:clone() }, { v, v:clone() }, {}, 0.1)
     return ty.norm_list { p, g }:item(), p:sum():item()
   end
   check.equal({ run(1) }, { run(2) })
@@ -109,7 +109,7 @@ check.test("a step on a leaf counts as a write", function()
   local p = ty.tensor({ 1, 2 }, { dtype = "f32" }):requires_grad_()
   local loss = p:exp():sum()
   local kept = p:square():sum() -- keeps p for its gradient
-  ty.sgd_({ p }, { ty.ones(2) }, {}, 0.1)
+  ty.sgd_({ p }, { ty.ones(2) }, {}, {}, 0.1)
   check.close(flat(p), { 0.9, 1.9 }, 1e-6)
   check.ok(p.requires_grad, "still a leaf")
   loss:backward()

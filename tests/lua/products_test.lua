@@ -89,6 +89,9 @@ local convolutions = {
   { 4, 24, 16, 16, 40, 1, { stride = 1 } }, { 2, 3, 40, 33, 8, 3, { padding = 1 } },
   { 2, 12, 31, 30, 12, 7, { padding = 3, groups = 12 } },
   { 2, 6, 20, 21, 6, 3, { stride = 2, padding = 1, groups = 6 } },
+  { 1, 18, 130, 60, 18, 7, { padding = 3, groups = 18 } }, { 5, 33, 7, 7, 33, 7, { padding = 3, groups = 33 } },
+  { 1, 20, 60, 66, 20, 5, { stride = 2, padding = 2, groups = 20 } },
+  { 2, 17, 33, 12, 17, 3, { stride = { 1, 3 }, padding = 2, dilation = { 3, 2 }, groups = 17 } },
   { 1, 16, 90, 90, 16, 3, { padding = 1 } }, { 17, 16, 7, 7, 64, 3, { padding = 1 } },
   { 2, 4, 9, 9, 4, 4, { stride = { 1, 3 }, padding = { 2, 0 } } },
 }

@@ -105,6 +105,13 @@ return function(row, T)
       { T { 2, 4, 6, 5 }, T { 6, 2, 3, 2 }, T { 6 }, opts = { stride = { 2, 1 }, padding = { 1, 0 }, groups = 2 } },
       { T { 1, 2, 7, 8 }, T { 3, 2, 3, 3 }, opts = { dilation = 2, padding = 2 } }, { T { 2, 3, 4, 4 }, T { 5, 3, 1, 1 }, T { 5 } },
       { T { 2, 4, 5, 5 }, T { 4, 1, 3, 3 }, T { 4 }, opts = { groups = 4, padding = 1 } }, -- depthwise
+      { T { 1, 3, 8, 15 }, T { 3, 1, 7, 7 }, T { 3 }, opts = { groups = 3, padding = 3 } },
+      { T { 1, 2, 6, 8 }, T { 2, 1, 5, 5 }, opts = { groups = 2, padding = 2, stride = { 1, 2 } } },
+      { T { 1, 2, 9, 8 }, T { 2, 1, 3, 3 }, opts = { groups = 2, padding = 1, stride = 2 } },
+      { T { 1, 2, 9, 7 }, T { 2, 1, 3, 2 }, opts = { groups = 2, padding = { 2, 1 }, stride = { 3, 4 }, dilation = { 2, 1 } } },
+      { T { 1, 3, 6, 7 }, T { 3, 1, 1, 6 }, opts = { groups = 3, padding = { 0, 5 }, dilation = { 1, 2 } } },
+      { T { 2, 37, 9, 31 }, T { 37, 1, 3, 3 }, T { 37 }, opts = { groups = 37, padding = 1 }, grad = false },
+      { T { 1, 18, 40, 3 }, T { 18, 1, 7, 3 }, opts = { groups = 18, padding = { 3, 1 } }, grad = false },
       { T { 1, 2, 5, 5 }, T { 4, 1, 3, 3 }, opts = { groups = 2, stride = 2, padding = 1 } },
       { T { 1, 1, 3, 3 }, T { 1, 1, 3, 3 } }, { T { 0, 2, 4, 4 }, T { 3, 2, 3, 3 }, T { 3 } },
       { T { 1, 17, 9, 9 }, T { 20, 17, 3, 3 }, opts = { padding = 1 }, grad = false },

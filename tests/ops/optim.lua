@@ -30,9 +30,19 @@ return function(row, T)
     end
   end
 
+  -- The gradient after clipping, and the average of a parameter moved.
+  local function gradient(g, o)
+    local limit = o.grad_limit or inf
+    return math.max(-limit, math.min(limit, g)) * (o.grad_scale or 1)
+  end
+  local function average(averages, params, i, j, o)
+    if not averages[1] then return end
+    averages[i][j] = averages[i][j] + o.average_weight * (params[i][j] - averages[i][j])
+  end
+
   local function sgd_case(opts, shapes, spec)
-    local l = lists(3, shapes or some, spec)
-    return { l[1], l[2], opts.momentum and l[3] or {}, 0.1, opts = opts }
+    local l = lists(4, shapes or some, spec)
+    return { l[1], l[2], opts.momentum and l[3] or {}, opts.average_weight and l[4] or {}, 0.1, opts = opts }
   end
 
   row("sgd_", {
@@ -42,33 +52,38 @@ return function(row, T)
       sgd_case { momentum = 0.9, step = 3, nesterov = true, weight_decay = 0.1 },
         sgd_case { momentum = 0.9, step = 1, nesterov = true },
       sgd_case { momentum = 0.5, dampening = 0.3, step = 4 }, sgd_case({ momentum = 0.9, step = 2 }, { { 40, 60 } }),
+      sgd_case { grad_limit = 0.5, grad_scale = 0.7, average_weight = 0.3 },
+      sgd_case({ momentum = 0.9, step = 2, average_weight = 0.2 }, { { 3, 17 }, { 16 } }),
     },
-    ref = function(params, grads, momenta, lr, given)
-      local o = options(given, { momentum = 0, dampening = 0, weight_decay = 0, nesterov = false, grad_scale = 1,
-        step = 1 })
+    ref = function(params, grads, momenta, averages, lr, given)
+      local o = options(given, { momentum = 0, dampening = 0, weight_decay = 0, nesterov = false, step = 1 })
       each(params, function(i, j)
         local p = params[i][j]
-        local d = grads[i][j] * o.grad_scale + o.weight_decay * p
+        local d = gradient(grads[i][j], o) + o.weight_decay * p
         if o.momentum ~= 0 then
           local b = o.step == 1 and d or o.momentum * momenta[i][j] + (1 - o.dampening) * d
           momenta[i][j] = b
           d = o.nesterov and d + o.momentum * b or b
         end
         params[i][j] = p - lr * d
+        average(averages, params, i, j, o)
       end)
     end,
     errors = {
-      { { T { 2 }, T { 3 } }, { T { 2 } }, {}, 0.1, match = "grads: expected 2 tensors" },
-      { { T { 2 } }, { T { 3 } }, {}, 0.1, match = "grads[0]: expected the shape of params[0]" },
-      { { T { 2 } }, { T { 2 } }, {}, 0.1, opts = { momentum = 0.9 }, match = "momenta: expected 1 tensors" },
-      { { T { 2 } }, { T { 2 } }, {}, 0.1, opts = { nesterov = true }, match = "nesterov" },
-      { { T { 2 } }, { T { 2 } }, {}, 0.1, opts = { step = 0 }, match = "step" },
+      { { T { 2 }, T { 3 } }, { T { 2 } }, {}, {}, 0.1, match = "grads: expected 2 tensors" },
+      { { T { 2 } }, { T { 3 } }, {}, {}, 0.1, match = "grads[0]: expected the shape of params[0]" },
+      { { T { 2 } }, { T { 2 } }, {}, {}, 0.1, opts = { momentum = 0.9 }, match = "momenta: expected 1 tensors" },
+      { { T { 2 } }, { T { 2 } }, {}, {}, 0.1, opts = { nesterov = true }, match = "nesterov" },
+      { { T { 2 } }, { T { 2 } }, {}, {}, 0.1, opts = { step = 0 }, match = "step" },
+      { { T { 2 } }, { T { 2 } }, {}, {}, 0.1, opts = { grad_limit = -1 }, match = "limit" },
+      { { T { 2 } }, { T { 2 } }, { T { 2 } }, {}, 0.1, match = "momenta: expected none" },
+      { { T { 2 } }, { T { 2 } }, {}, { T { 3 } }, 0.1, match = "averages[0]: expected the shape" },
     },
   })
 
   local function adam_case(opts, shapes, spec)
-    local l = lists(4, shapes or some, spec or { [4] = positive })
-    return { l[1], l[2], l[3], l[4], opts.decoupled and 0.1 or 0.01, opts = opts }
+    local l = lists(5, shapes or some, spec or { [4] = positive })
+    return { l[1], l[2], l[3], l[4], opts.average_weight and l[5] or {}, opts.decoupled and 0.1 or 0.01, opts = opts }
   end
 
   row("adam_", {
@@ -77,28 +92,144 @@ return function(row, T)
         adam_case { step = 2, weight_decay = 0.1, decoupled = true },
       adam_case { step = 10, beta1 = 0.8, beta2 = 0.95, eps = 1e-3, grad_scale = 0.25 }, adam_case({ step = 5 },
         { { 40, 60 }, { 7 } }),
+      adam_case { step = 3, grad_limit = 0.5, grad_scale = 0.7, average_weight = 0.3 },
+      adam_case({ step = 2, decoupled = true, average_weight = 0.1 }, { { 3, 17 }, { 16 } }),
+      adam_case({ step = 4 }, { { 20 } }, { [2] = { range = { 0, 0 } }, [3] = { range = { 0, 0 } },
+        [4] = { range = { 0, 0 } } }),
       adam_case({ step = 5, decoupled = true, weight_decay = 0.01 }, some, { [3] = { dtype = "f32" },
         [4] = { dtype = "f32", range = { 0, 1 } } }),
       adam_case({ step = 5 }, some, { [2] = { dtype = "bf16" }, [3] = { dtype = "f32" }, [4] = { dtype = "f32",
         range = { 0, 1 } } }),
     },
-    ref = function(params, grads, first, second, lr, given)
+    ref = function(params, grads, first, second, averages, lr, given)
       local o = options(given, { beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, decoupled = false,
-        grad_scale = 1, step = 1 })
+        step = 1 })
       local c1, c2 = 1 - o.beta1 ^ o.step, 1 - o.beta2 ^ o.step
       each(params, function(i, j)
-        local p, g = params[i][j], grads[i][j] * o.grad_scale
+        local p, g = params[i][j], gradient(grads[i][j], o)
         if o.decoupled then p = p - lr * o.weight_decay * p else g = g + o.weight_decay * p end
         local m = o.beta1 * first[i][j] + (1 - o.beta1) * g
         local v = o.beta2 * second[i][j] + (1 - o.beta2) * g * g
         first[i][j], second[i][j] = m, v
         params[i][j] = p - lr * (m / c1) / (math.sqrt(v) / math.sqrt(c2) + o.eps)
+        average(averages, params, i, j, o)
       end)
     end,
     errors = {
-      { { T { 2 } }, { T { 2 } }, { T { 2 } }, {}, 0.1, match = "exp_avg_sq: expected 1 tensors" },
-      { { T { 2 } }, { T { 2 } }, { T { 2, 1 } }, { T { 2 } }, 0.1, match = "exp_avg[0]: expected the shape" },
-      { { T { 2 } }, { T { 2 } }, { T { 2 } }, { T { 2 } }, 0.1, opts = { step = 0 }, match = "step" },
+      { { T { 2 } }, { T { 2 } }, { T { 2 } }, {}, {}, 0.1, match = "exp_avg_sq: expected 1 tensors" },
+      { { T { 2 } }, { T { 2 } }, { T { 2, 1 } }, { T { 2 } }, {}, 0.1, match = "exp_avg[0]: expected the shape" },
+      { { T { 2 } }, { T { 2 } }, { T { 2 } }, { T { 2 } }, {}, 0.1, opts = { step = 0 }, match = "step" },
+    },
+  })
+
+  local function lion_case(opts, shapes, spec)
+    local l = lists(4, shapes or some, spec)
+    return { l[1], l[2], l[3], opts.average_weight and l[4] or {}, 0.1, opts = opts }
+  end
+
+  row("lion_", {
+    cases = {
+      lion_case {}, lion_case { weight_decay = 0.1, step = 7 }, lion_case { beta1 = 0.5, beta2 = 0.6, grad_scale = 0.3 },
+      lion_case({ grad_limit = 0.5, average_weight = 0.2 }, { { 40, 60 }, { 7 } }),
+      lion_case({}, { { 9 } }, { [2] = { range = { 0, 0 } }, [3] = { range = { 0, 0 } } }),
+    },
+    ref = function(params, grads, moments, averages, lr, given)
+      local o = options(given, { beta1 = 0.9, beta2 = 0.99, weight_decay = 0 })
+      each(params, function(i, j)
+        local g, m = gradient(grads[i][j], o), moments[i][j]
+        local mean = o.beta1 * m + (1 - o.beta1) * g
+        local sign = mean > 0 and 1 or mean < 0 and -1 or 0
+        params[i][j] = params[i][j] - lr * (sign + o.weight_decay * params[i][j])
+        moments[i][j] = o.beta2 * m + (1 - o.beta2) * g
+        average(averages, params, i, j, o)
+      end)
+    end,
+    errors = {
+      { { T { 2 } }, { T { 2 } }, {}, {}, 0.1, match = "exp_avg: expected 1 tensors" },
+      { { T { 2 } }, { T { 2 } }, { T { 2 } }, {}, 0.1, opts = { step = 0 }, match = "step" },
+    },
+  })
+
+  -- The quantization maps of Dettmers et al. 2022: values in order, and the code of the nearest.
+  local function map_of(signed)
+    local half = { 1 }
+    for k = 0, 6 do
+      local n = 2 ^ (signed and k or k + 1)
+      for j = 0, n - 1 do half[#half + 1] = 10.0 ^ (k - 6) * (0.1 + 0.9 * (j + 0.5) / n) end
+    end
+    local values = { 0 }
+    for i, v in ipairs(half) do
+      values[#values + 1] = v
+      if signed and i > 1 then values[#values + 1] = -v end
+    end
+    table.sort(values)
+    return values
+  end
+  local signed_map, unsigned_map = map_of(true), map_of(false)
+
+  local function nearest(map, x)
+    local best
+    for code = 1, 256 do
+      if not best or math.abs(map[code] - x) < math.abs(map[best] - x) then best = code end
+    end
+    return best - 1
+  end
+
+  local function adam_8bit_case(opts, shapes, spec)
+    local f32 = { dtype = "f32" }
+    local l = lists(6, shapes, { f32, spec or f32, { dtype = "u8", range = { 0, 255 } }, { dtype = "u8",
+      range = { 0, 255 } }, {}, f32 })
+    for i, shape in ipairs(shapes) do
+      l[5][i] = T { 2, (T.count(shape) + 255) // 256, dtype = "f32", range = { 0.1, 1 } }
+    end
+    return { l[1], l[2], l[3], l[4], l[5], opts.average_weight and l[6] or {}, 0.01, opts = opts }
+  end
+
+  -- References of codes may differ by one where a value lies between two of them.
+  row("adam_8bit_", {
+    cases = {
+      adam_8bit_case({ step = 3 }, { { 20, 30 }, { 256 }, { 5 }, {}, { 0, 2 } }),
+      adam_8bit_case({ step = 2, weight_decay = 0.1, decoupled = true, grad_limit = 0.5, grad_scale = 0.7,
+        average_weight = 0.2 }, { { 3, 100 } }),
+      adam_8bit_case({ step = 9 }, { { 70 } }, { dtype = "bf16" }),
+    },
+    ref = function(params, grads, first, second, scales, averages, lr, given)
+      local o = options(given, { beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, decoupled = false })
+      local c1, c2 = 1 - o.beta1 ^ o.step, 1 - o.beta2 ^ o.step
+      for i, param in ipairs(params) do
+        local count = T.count(param.shape)
+        local blocks = (count + 255) // 256
+        for block = 0, blocks - 1 do
+          local from, to = block * 256 + 1, math.min(count, block * 256 + 256)
+          local ms, vs, largest_m, largest_v = {}, {}, 0, 0
+          for j = from, to do
+            local p, g = param[j], gradient(grads[i][j], o)
+            if o.decoupled then p = p - lr * o.weight_decay * p else g = g + o.weight_decay * p end
+            local m = o.beta1 * signed_map[first[i][j] + 1] * scales[i][block + 1] + (1 - o.beta1) * g
+            local v = o.beta2 * unsigned_map[second[i][j] + 1] * scales[i][blocks + block + 1] + (1 - o.beta2) * g * g
+            ms[j], vs[j] = m, v
+            largest_m, largest_v = math.max(largest_m, math.abs(m)), math.max(largest_v, v)
+            param[j] = p - lr * (m / c1) / (math.sqrt(v) / math.sqrt(c2) + o.eps)
+            average(averages, params, i, j, o)
+          end
+          for j = from, to do
+            first[i][j] = nearest(signed_map, ms[j] / largest_m)
+            second[i][j] = math.max(vs[j] > 0 and 1 or 0, nearest(unsigned_map, vs[j] / largest_v))
+          end
+          scales[i][block + 1], scales[i][blocks + block + 1] = largest_m, largest_v
+        end
+      end
+    end,
+    dtypes = { "f32" },
+    errors = {
+      { { T { 2 } }, { T { 2 } }, { T { 2 } }, { T { 2, dtype = "u8" } }, { T { 2, 1 } }, {}, 0.1,
+        match = "exp_avg[0]: expected u8" },
+      { { T { 2, dtype = "f64" } }, { T { 2 } }, { T { 2, dtype = "u8" } }, { T { 2, dtype = "u8" } }, { T { 2, 1 } },
+        {}, 0.1, match = "params[0]: expected f32, f16 or bf16" },
+      { { T { 300 } }, { T { 300 } }, { T { 300, dtype = "u8" } }, { T { 300, dtype = "u8" } },
+        { T { 2, 1, dtype = "f32" } }, {}, 0.1, match = "scales[0]: expected [2, 2]" },
+      { { T { 2 } }, { T { 2 } }, { T { 2, dtype = "u8" } }, { T { 2, dtype = "u8" } }, {}, {}, 0.1,
+        match = "scales: expected 1 tensors" },
     },
   })
 
@@ -121,14 +252,16 @@ return function(row, T)
       { xs }, { xs, 1 }, { xs, inf }, { xs, -inf }, { xs, 3 }, { xs, 0 }, { {} }, { { T { 200, 100 } } },
       { { T { 0 } }, 1 },
       { { T { 3, values = { 1, nan, 2 } }, T { 2 } }, inf }, { { T { 3, values = { 1, nan, 2 } } } },
-      { { T { 3, values = { 1, -inf, 2 } } }, 1 },
+      { { T { 3, values = { 1, -inf, 2 } } }, 1 }, { xs, 2, 0.5 }, { xs, inf, 0.5 }, { xs, 1, opts = { limit = 0.3 } },
       { { T { 4, dtype = "f32" }, T { 4, dtype = "f64" }, T { 4, dtype = "bf16" } } },
     },
-    ref = function(list, p)
+    ref = function(list, p, limit)
       p = p or 2
+      if type(limit) == "table" then limit = limit.limit end
       local sum = p == -inf and inf or 0
       each(list, function(i, j)
         local a = math.abs(list[i][j])
+        if limit and a > limit then a = limit end
         if a ~= a or sum ~= sum then sum = nan
         elseif p == inf then sum = math.max(sum, a)
         elseif p == -inf then sum = math.min(sum, a)

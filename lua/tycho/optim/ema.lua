@@ -26,21 +26,48 @@ local function new(module, options)
   return self
 end
 
--- The weight of the next update.
-local function next_weight(self)
+--- Counts an update; the weight of the new values in it. With averages_of_weights(), others() and move() what an
+-- optimizer needs that was made with the option `ema`: it moves the averages in its own pass over the weights.
+---@return number weight
+function EMA:advance()
   local decay = self.warmup and math.min(self.decay, (1 + self.updates) / (10 + self.updates)) or self.decay
   self.updates = self.updates + 1
   return 1 - decay
 end
 
---- Moves the averages towards the module's weights; call it after every optimizer step.
-function EMA:update()
+--- The average of each weight of the module, by weight.
+function EMA:averages_of_weights()
+  local result = {}
+  for i, weight in ipairs((tensors(self.source))) do result[weight] = self.averages[i] end
+  return result
+end
+
+--- The averages, weights and buffers for move() without the weights that `done` marks.
+function EMA:others(done)
   local weights, buffers = tensors(self.source)
+  local result = { averages = {}, weights = {}, buffers = buffers }
+  for i, weight in ipairs(weights) do
+    if not done[weight] then
+      table.insert(result.averages, self.averages[i])
+      table.insert(result.weights, weight)
+    end
+  end
+  return result
+end
+
+--- Moves the averages of others() and copies the buffers.
+function EMA:move(others, weight)
   ty.no_grad(function()
-    program.on_replay(function() return next_weight(self) end)
-    ty.lerp_list_(self.averages, weights, next_weight(self))
-    for i, buffer in ipairs(buffers) do self.average_buffers[i]:copy_(buffer) end
+    if others.weights[1] then ty.lerp_list_(others.averages, others.weights, weight) end
+    for i, buffer in ipairs(others.buffers) do self.average_buffers[i]:copy_(buffer) end
   end)
+end
+
+--- Moves the averages towards the module's weights; call it after every optimizer step (of an optimizer that does not
+-- do it itself: its option `ema`).
+function EMA:update()
+  program.on_replay(function() return self:advance() end)
+  self:move(self:others {}, self:advance())
 end
 
 --- Copies the averages into another module of the same class (default: the module itself).

@@ -6,37 +6,89 @@ local optim = {}
 for name, value in pairs(require "tycho.optim.schedules") do optim[name] = value end
 optim.EMA = require "tycho.optim.ema"
 
+-- Every optimizer takes these options besides its own, all of it done in one pass over the memory: clip_norm (the
+-- gradients are scaled so that their norm together is at most this), clip_value (every element is cut to it first),
+-- schedule (a function of the number of steps done to a factor of lr), ema (an optim.EMA, whose averages then move
+-- within the step: don't call its update()).
+
 --- Stochastic gradient descent. parameters: a list, or a list of groups { params = list, lr = ... }.
--- options: lr (0.01), momentum, dampening, weight_decay, nesterov; clip_norm, clip_value (0: none), schedule.
+-- options: lr (0.01), momentum, dampening, weight_decay, nesterov; clip_norm, clip_value, schedule, ema.
 ---@type fun(parameters: table, options?: table): Optimizer
 optim.SGD = Optimizer.define("SGD",
-  { lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false },
-  function(group) return group.momentum ~= 0 and { "momentum_buffer" } or {} end,
-  function(group, lists, lr, scale)
-    ty.sgd_(lists.params, lists.grads, lists.momentum_buffer or {}, lr, group.momentum, group.dampening,
-      group.weight_decay, group.nesterov, scale, lists.step)
-  end)
+  { lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false }, {
+    setting = function(group) return group.momentum ~= 0 end,
+    kind = function(group) return group.momentum ~= 0 and "momentum" or "plain" end,
+    slots = { plain = {}, momentum = { momentum_buffer = ty.zeros_like } },
+    step = function(_, group, batch, lr, clip)
+      ty.sgd_(batch.params, batch.grads, batch.momentum_buffer or {}, batch.averages, lr, group.momentum,
+        group.dampening, group.weight_decay, group.nesterov, clip.scale, clip.limit, clip.weight, batch.step)
+    end,
+  })
 
-local function adam_slots() return { "exp_avg", "exp_avg_sq" } end
+local block, small = 256, 4096 -- elements that share a scale; tensors below this size keep moments of 32 bits
 
-local function adam_update(decoupled)
-  return function(group, lists, lr, scale)
-    ty.adam_(lists.params, lists.grads, lists.exp_avg, lists.exp_avg_sq, lr, group.beta1, group.beta2, group.eps,
-      group.weight_decay, decoupled, scale, lists.step)
-  end
+local function codes_of(first) return function(p) return ty.full_like(p, first, { dtype = "u8" }) end end
+
+local function adam(decoupled)
+  return {
+    check = function(group)
+      if group.bits ~= 8 and group.bits ~= 32 then
+        error(("Adam: bits must be 8 or 32, got %s"):format(tostring(group.bits)), 4)
+      end
+    end,
+    -- what a parameter has begun with, it keeps
+    kind = function(group, p, state)
+      if state then return state.scales and "bits8" or "bits32" end
+      return group.bits == 8 and p.dtype ~= "f64" and p:numel() >= small and "bits8" or "bits32"
+    end,
+    slots = {
+      bits32 = { exp_avg = ty.zeros_like, exp_avg_sq = ty.zeros_like },
+      bits8 = {
+        exp_avg = codes_of(127), exp_avg_sq = codes_of(0),
+        scales = function(p)
+          return ty.zeros({ 2, (p:numel() + block - 1) // block }, { dtype = "f32", device = p.device })
+        end,
+      },
+    },
+    step = function(kind, group, batch, lr, clip)
+      if kind == "bits8" then
+        ty.adam_8bit_(batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.scales, batch.averages, lr,
+          group.beta1, group.beta2, group.eps, group.weight_decay, decoupled, clip.scale, clip.limit, clip.weight,
+          batch.step)
+      else
+        ty.adam_(batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.averages, lr, group.beta1,
+          group.beta2, group.eps, group.weight_decay, decoupled, clip.scale, clip.limit, clip.weight, batch.step)
+      end
+    end,
+  }
 end
 
 --- Adam; weight_decay is added to the gradient. Kingma and Ba 2015.
--- options: lr (1e-3), beta1 (0.9), beta2 (0.999), eps (1e-8), weight_decay; clip_norm, clip_value, schedule.
+-- options: lr (1e-3), beta1 (0.9), beta2 (0.999), eps (1e-8), weight_decay; bits (32; 8: the moments of parameters of
+-- 4096 elements and more are quantized block by block, a quarter of the memory, Dettmers et al. 2022; groups may
+-- differ: embeddings are best left at 32); clip_norm, clip_value, schedule, ema.
 ---@type fun(parameters: table, options?: table): Optimizer
-optim.Adam = Optimizer.define("Adam", { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0 },
-  adam_slots, adam_update(false))
+optim.Adam = Optimizer.define("Adam",
+  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, bits = 32 }, adam(false))
 
 --- AdamW: the decay is taken from the weights themselves. Loshchilov and Hutter 2019. Options as Adam's, weight_decay
 -- 0.01.
 ---@type fun(parameters: table, options?: table): Optimizer
-optim.AdamW = Optimizer.define("AdamW", { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01 },
-  adam_slots, adam_update(true))
+optim.AdamW = Optimizer.define("AdamW",
+  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01, bits = 32 }, adam(true))
+
+--- Lion: the sign of an average of the gradients, decoupled decay; wants a rate 3 to 10 times smaller and a decay as
+-- much larger than AdamW. Chen et al. 2023.
+-- options: lr (1e-4), beta1 (0.9), beta2 (0.99), weight_decay; clip_norm, clip_value, schedule, ema.
+---@type fun(parameters: table, options?: table): Optimizer
+optim.Lion = Optimizer.define("Lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0 }, {
+  kind = function() return "plain" end,
+  slots = { plain = { exp_avg = ty.zeros_like } },
+  step = function(_, group, batch, lr, clip)
+    ty.lion_(batch.params, batch.grads, batch.exp_avg, batch.averages, lr, group.beta1, group.beta2,
+      group.weight_decay, clip.scale, clip.limit, clip.weight, batch.step)
+  end,
+})
 
 local function gradients(parameters)
   local grads = {}

@@ -1,6 +1,7 @@
 --- What all optimizers share: groups of parameters, clipping, the step, the state.
 local ty = require "tycho"
-local read = require("tycho.nn.options").read
+local settings_of = require("tycho.nn.options")
+local read = settings_of.read
 local program = ty.core.program
 
 ---@class Optimizer
@@ -10,7 +11,7 @@ local Optimizer = {}
 Optimizer.__index = Optimizer
 
 -- Settings of the whole optimizer, not of a group.
-local shared = { clip_norm = true, clip_value = true, schedule = true }
+local shared = { clip_norm = true, clip_value = true, schedule = true, ema = true }
 
 local function check_list(who, list)
   if type(list) ~= "table" or #list == 0 then error(who .. ": no parameters given", 4) end
@@ -22,18 +23,24 @@ local function check_list(who, list)
   end
 end
 
---- Makes a class. `defaults`: settings of a group; update(self, group, lists, scale): one native step.
-function Optimizer.define(name, defaults, slots, update)
+--- Makes a class. `defaults`: settings of a group. `rules`:
+--   check(group)           raises on bad settings (may be absent)
+--   kind(group, p, state)  how parameter p (with its state so far, or nil) is treated; one of the keys of
+--   slots                  { kind = { name of a state tensor = function(p) that makes it } }
+--   setting(group)         the setting that kind() depends on: a change is noticed (may be absent)
+--   step(kind, group, batch, lr, clip)  one native step; batch: lists params, grads, averages (which may be empty) and
+--                          one per slot, and step, their count; clip: scale, limit and weight, that of new averages
+function Optimizer.define(name, defaults, rules)
   local class = setmetatable({}, { __index = Optimizer })
   class.__index = class
-  local known = { clip_norm = 0, clip_value = 0, schedule = function() return 1 end }
+  local known = { clip_norm = 0, clip_value = 0, schedule = function() return 1 end, ema = settings_of.none }
   for key, value in pairs(defaults) do known[key] = value end
 
   return function(parameters, options)
     local o = read(name, options, known)
-    local self = { groups = {}, state = {}, steps = 0, name = name, slots = slots, update = update }
+    local self = { groups = {}, state = {}, plans = {}, steps = 0, name = name, rules = rules }
     setmetatable(self, class)
-    self.clip_norm, self.clip_value, self.schedule = o.clip_norm, o.clip_value, o.schedule
+    self.clip_norm, self.clip_value, self.schedule, self.ema = o.clip_norm, o.clip_value, o.schedule, o.ema
     for key in pairs(shared) do o[key] = nil end
     local groups = parameters
     if type(parameters) ~= "table" or ty.is_tensor(parameters[1]) or not parameters[1] then
@@ -46,6 +53,7 @@ function Optimizer.define(name, defaults, slots, update)
       for key, value in pairs(given) do if key ~= "params" then settings[key] = value end end
       local group = read(name, settings, o)
       group.params = given.params
+      if rules.check then rules.check(group) end
       for _, p in ipairs(group.params) do
         if seen[p] then error(name .. ": a parameter is given twice", 2) end
         seen[p] = true
@@ -63,99 +71,158 @@ function Optimizer:zero_grad()
   end
 end
 
---- Calls visit(group, parameter, gradient) for every parameter that has a gradient.
-function Optimizer:_each(visit)
+-- All gradients there are.
+local function gradients(self)
+  local grads, n = {}, 0
   for _, group in ipairs(self.groups) do
-    for _, p in ipairs(group.params) do
-      local grad = p.grad
-      if grad then visit(group, p, grad) end
+    local params = group.params
+    for i = 1, #params do
+      local grad = params[i].grad
+      if grad then
+        n = n + 1
+        grads[n] = grad
+      end
     end
   end
-end
-
--- The norm of all gradients together, a 0-d f64 tensor.
-function Optimizer:_grad_norm()
-  local grads = {}
-  self:_each(function(_, _, grad) grads[#grads + 1] = grad end)
-  return ty.norm_list(grads, 2)
+  return grads
 end
 
 --- The norm of all gradients together, a number.
-function Optimizer:grad_norm() return self:_grad_norm():item() end
+function Optimizer:grad_norm() return ty.norm_list(gradients(self), 2):item() end
 
--- Parameters may have taken part in different numbers of steps; those with equal counts share one native call.
-local function lists_of(self, group)
-  local by_step, order = {}, {}
-  for _, p in ipairs(group.params) do
-    local grad = p.grad
-    if grad then
-      local state = self.state[p]
-      if not state then
-        state = { step = 0 }
-        for _, slot in ipairs(self.slots(group)) do state[slot] = ty.keep(ty.zeros_like(p)) end
-        self.state[p] = state
+-- The batches of a group: parameters with gradients that are treated alike and have taken part in equally many steps
+-- share one native call. where[i] is the batch of the i-th parameter, slot[i] its place there.
+local function plan_of(self, group)
+  local rules, averages = self.rules, self.ema and self.ema:averages_of_weights() or {}
+  local plan = { params = group.params, where = {}, slot = {}, setting = rules.setting and rules.setting(group) }
+  local by_key = {}
+  for i, p in ipairs(group.params) do
+    local state, batch = self.state[p], false
+    if p.grad then
+      local kind = rules.kind(group, p, state)
+      state = state or { step = 0 }
+      self.state[p] = state
+      local key = ("%s %d %s"):format(kind, state.step, averages[p] and "averaged" or "")
+      batch = by_key[key]
+      if not batch then
+        batch = { kind = kind, step = state.step, states = {}, params = {}, grads = {}, averages = {} }
+        for slot in pairs(rules.slots[kind]) do batch[slot] = {} end
+        by_key[key], plan[#plan + 1] = batch, batch
       end
-      state.step = state.step + 1
-      local lists = by_step[state.step]
-      if not lists then
-        lists = { params = {}, grads = {}, step = state.step }
-        for _, slot in ipairs(self.slots(group)) do lists[slot] = {} end
-        by_step[state.step] = lists
-        order[#order + 1] = lists
+      local n = #batch.params + 1
+      batch.params[n], batch.averages[n], batch.states[n], plan.slot[i] = p, averages[p], state, n
+      for slot, make in pairs(rules.slots[kind]) do
+        if not state[slot] then state[slot] = ty.keep(make(p)) end
+        batch[slot][n] = state[slot]
       end
-      table.insert(lists.params, p)
-      table.insert(lists.grads, grad)
-      for _, slot in ipairs(self.slots(group)) do table.insert(lists[slot], state[slot]) end
     end
+    plan.where[i] = batch
   end
-  return order
+  return plan
 end
 
--- What a step does besides computing, for replays of ty.compile: counts, and the rate and number of the next launch.
-local function on_replay(self, group, lists)
-  program.on_replay(function()
-    for _, p in ipairs(lists.params) do
-      local state = self.state[p]
-      state.step = state.step + 1
-      lists.step = state.step
+-- Puts this step's gradients into the batches; false when the plan no longer fits what is there.
+local function fill(plan, group, setting)
+  local params, where, slot = group.params, plan.where, plan.slot
+  if plan.params ~= params or #where ~= #params or plan.setting ~= setting then return false end
+  for i = 1, #params do
+    local p, batch = params[i], where[i]
+    local grad = p.grad
+    if not batch then
+      if grad then return false end
+    else
+      local n = slot[i]
+      if not grad or batch.params[n] ~= p then return false end
+      batch.grads[n] = grad
     end
-    return group.lr * self.schedule(self.steps), lists.step
-  end)
+  end
+  return true
+end
+
+-- Batches hold no gradients between steps: they would live on after zero_grad.
+local function clear(plan)
+  for _, batch in ipairs(plan) do
+    local grads = batch.grads
+    for i = #grads, 1, -1 do grads[i] = nil end
+  end
+end
+
+local function count(batch)
+  batch.step = batch.step + 1
+  for _, state in ipairs(batch.states) do state.step = batch.step end
+end
+
+local function step_group(self, group, lr, clip)
+  local rules = self.rules
+  local setting = rules.setting and rules.setting(group)
+  local plan = self.plans[group]
+  if not plan or not fill(plan, group, setting) then
+    if plan then clear(plan) end
+    plan = plan_of(self, group)
+    self.plans[group], self.rest = plan, nil
+    fill(plan, group, setting)
+  end
+  local recording = program.is_recording()
+  for _, batch in ipairs(plan) do
+    if recording then -- what a step does besides computing
+      program.on_replay(function()
+        count(batch)
+        return group.lr * self.schedule(self.steps), batch.step, clip.weight
+      end)
+    end
+    count(batch)
+    rules.step(batch.kind, group, batch, lr, clip)
+    if recording and clip.norm then program.clip(clip.norm, self.clip_norm) end
+  end
+  clear(plan)
+end
+
+-- The parameters that got their average in the pass.
+local function averaged(self)
+  local done = {}
+  for _, group in ipairs(self.groups) do
+    for _, batch in ipairs(self.plans[group]) do
+      for i, p in ipairs(batch.params) do done[p] = batch.averages[i] ~= nil end
+    end
+  end
+  return done
 end
 
 local function step(self)
-  local scale, norm, recording = 1.0, nil, program.is_recording()
-  if self.clip_value > 0 then
-    self:_each(function(_, _, grad) grad:clamp_(-self.clip_value, self.clip_value) end)
-  end
+  local clip = { scale = 1.0, limit = self.clip_value > 0 and self.clip_value or math.huge, weight = 0 }
+  local ema = self.ema
   if self.clip_norm > 0 then
-    norm = self:_grad_norm()
-    scale = math.min(1.0, self.clip_norm / (program.peek(norm) + 1e-6))
+    clip.norm = ty.norm_list(gradients(self), 2, clip.limit)
+    clip.scale = math.min(1.0, self.clip_norm / (program.peek(clip.norm) + 1e-6))
+  end
+  if ema then
+    program.on_replay(function() clip.weight = ema:advance() end)
+    clip.weight = ema:advance()
   end
   local factor = self.schedule(self.steps)
-  for _, group in ipairs(self.groups) do
-    for _, lists in ipairs(lists_of(self, group)) do
-      if recording then on_replay(self, group, lists) end
-      self.update(group, lists, group.lr * factor, scale)
-      if recording and norm then program.clip(norm, self.clip_norm) end
-    end
+  for _, group in ipairs(self.groups) do step_group(self, group, group.lr * factor, clip) end
+  if ema then
+    self.rest = self.rest or ema:others(averaged(self))
+    if self.rest.weights[1] then program.on_replay(function() return clip.weight end) end
+    ema:move(self.rest, clip.weight)
   end
+  program.on_replay(function() self.steps = self.steps + 1 end)
   self.steps = self.steps + 1
-  if recording then program.on_replay(function() self.steps = self.steps + 1 end) end
-  return norm and not program.is_compiling() and norm:item() or norm
+  return clip.norm and not program.is_compiling() and clip.norm:item() or clip.norm
 end
 
---- One step. With a loss: drops old gradients, runs backward, clips and steps. Without: clips and steps with the
--- gradients that are there (they stay; call zero_grad). Returns the norm of the gradients when clip_norm is set: a
--- number, inside ty.compile a 0-d tensor.
+--- One step. With a loss: drops old gradients, runs backward, clips, steps and drops the gradients, which so live no
+-- longer than they must. Without: clips and steps with the gradients that are there (they stay; call zero_grad).
+-- Returns the norm of the gradients when clip_norm is set: a number, inside ty.compile a 0-d tensor.
 ---@param loss? Tensor
 ---@return number|Tensor|nil norm
 function Optimizer:step(loss)
-  if loss then
-    self:zero_grad()
-    loss:backward()
-  end
-  return ty.no_grad(step, self)
+  if not loss then return ty.no_grad(step, self) end
+  self:zero_grad()
+  loss:backward()
+  local norm = ty.no_grad(step, self)
+  self:zero_grad()
+  return norm
 end
 
 --- The rate of the next step of the first group.
@@ -202,23 +269,24 @@ function Optimizer:load_state_dict(state)
   for _, group in ipairs(self.groups) do
     for _, p in ipairs(group.params) do
       local saved = state.state[tostring(position)]
-      position = position + 1
       if saved then
         local new = { step = saved.step }
-        for key, value in pairs(saved) do
-          if ty.is_tensor(value) then
-            if table.concat(value.shape, ",") ~= table.concat(p.shape, ",") then
-              error(("%s: %s of parameter %d has shape [%s], the parameter [%s]"):format(self.name, key, position - 1,
-                table.concat(value.shape, ", "), table.concat(p.shape, ", ")), 2)
+        for slot, make in pairs(self.rules.slots[self.rules.kind(group, p, saved)]) do
+          local value, wanted = saved[slot], make(p)
+          if value then
+            if table.concat(value.shape, ",") ~= table.concat(wanted.shape, ",") then
+              error(("%s: %s of parameter %d has shape [%s], expected [%s]"):format(self.name, slot, position,
+                table.concat(value.shape, ", "), table.concat(wanted.shape, ", ")), 2)
             end
-            new[key] = ty.keep(value:to { device = p.device, dtype = p.dtype }:clone())
+            new[slot] = ty.keep(value:to { device = p.device, dtype = wanted.dtype }:clone())
           end
         end
         loaded[p] = new
       end
+      position = position + 1
     end
   end
-  self.state, self.steps = loaded, state.steps
+  self.state, self.plans, self.steps = loaded, {}, state.steps
   program.renew()
   for i, group in ipairs(self.groups) do
     for key, value in pairs(state.groups[i]) do
