@@ -79,6 +79,7 @@ static void merge(kind k, bool integer, state *s, const state *t) {
 }
 
 #define IS_NAN(x) ((x) != (x))
+#define NOT_A_NUMBER NAN
 #define WRAP(type) type
 #define REAL float
 #define WIDE double
@@ -103,8 +104,10 @@ static void merge(kind k, bool integer, state *s, const state *t) {
 #undef SUFFIX
 #undef EXP
 #undef IS_NAN
+#undef NOT_A_NUMBER
 #undef WRAP
 #define IS_NAN(x) false
+#define NOT_A_NUMBER 0
 #define WRAP(type) uint64_t
 #define REAL int64_t
 #define WIDE int64_t
