@@ -31,11 +31,21 @@ typedef struct ty_p_dim {
   bool flag, flag2;
 } ty_p_dim;
 
+/* glu: what ty_p_dim.k chooses. */
+enum { TY_GATE_SIGMOID, TY_GATE_SILU, TY_GATE_GELU, TY_GATE_GELU_TANH, TY_GATE_RELU, TY_GATE_NONE, TY_GATES };
+
 /* Norms: rows of `width` elements, `groups` for group_norm (then the input is [n, channels, spatial]). */
 typedef struct ty_p_norm {
   double eps;
   int64_t groups;
 } ty_p_norm;
+
+/* add_layer_norm and add_rms_norm: random.a is the probability of dropout. */
+typedef struct ty_p_add_norm {
+  ty_p_random random;
+  double eps;
+  bool centred;
+} ty_p_add_norm;
 
 /* y = x W^T etc.: out[batch, m, n] (+)= a[batch, m, k] . b[batch, k, n]; transposes are in the views' strides. */
 

@@ -315,8 +315,9 @@ TY_INLINE float ty_erf_f32(float x) {
 
 /* erfc(a) for 0 <= a <= 10.1, with a^2 = h + l: exp(-a^2) times a polynomial in (a - 2)/(a + 2) over 1 + 2a
  * (Shepherd and Laframboise 1981). */
-TY_INLINE float ty_erfc_positive_f32(float a, float h, float l) {
-  float s = (a - 2.0f) / (a + 2.0f);
+TY_INLINE float ty_erfc_fraction_f32(float a) { /* what exp(-a^2) is multiplied by */
+  float r = 1.0f / ((a + 2.0f) * (1.0f + 2.0f * a)); /* one division for both quotients */
+  float s = (a - 2.0f) * ((1.0f + 2.0f * a) * r);
   float p = -0.000400319463f;
   p = p * s - 0.0012306266f;
   p = p * s + 0.00131351012f;
@@ -327,7 +328,10 @@ TY_INLINE float ty_erfc_positive_f32(float a, float h, float l) {
   p = p * s - 0.166031063f;
   p = p * s - 0.0927639306f;
   p = p * s + 1.27697837f;
-  p = p / (1.0f + 2.0f * a);
+  return p * ((a + 2.0f) * r);
+}
+TY_INLINE float ty_erfc_positive_f32(float a, float h, float l) {
+  float p = ty_erfc_fraction_f32(a);
   return ty_exp_f32(-h) * (p - l * p);
 }
 
@@ -356,10 +360,12 @@ TY_INLINE float ty_gelu_tanh_f32(float x) { /* (1 + tanh(u)) / 2 is sigmoid(2u) 
   float c = x < -200.0f ? -200.0f : x;
   return c * ty_sigmoid_f32(c * (1.59576912f + 0.0713548163f * c * c));
 }
-/* Phi(x) + x phi(x) */
+/* Phi(x) + x phi(x), which share their exponential */
 TY_INLINE float ty_gelu_slope_f32(float x) {
-  float c = x < -40.0f ? -40.0f : x > 40.0f ? 40.0f : x;
-  return 0.5f * ty_erfc_f32(-0.70710678f * c) + c * 0.39894228f * ty_exp_f32(-0.5f * c * c);
+  float c = x < -14.0f ? -14.0f : x > 14.0f ? 14.0f : x;
+  float e = ty_exp_f32(-0.5f * c * c);
+  float tail = 0.5f * e * ty_erfc_fraction_f32(0.70710678f * ty_from_bits_f32(ty_bits_f32(c) & 0x7fffffffu));
+  return (c < 0.0f ? tail : 1.0f - tail) + c * 0.39894228f * e;
 }
 TY_INLINE float ty_gelu_tanh_slope_f32(float x) { /* s + x s (1 - s) 2u', s = sigmoid(2u) */
   float c = x < -40.0f ? -40.0f : x > 40.0f ? 40.0f : x, c2 = c * c;

@@ -16,7 +16,7 @@ typedef struct state {
   int64_t i, n, at;
 } state;
 
-enum { BLOCK = 512, COLUMNS = 256, ROWS = 32, PIECE = 32768 };
+enum { BLOCK = 512, LONG_BLOCK = 4096, COLUMNS = 256, ROWS = 32, PIECE = 32768 };
 
 static state start(kind k) {
   switch (k) {
@@ -79,6 +79,7 @@ static void merge(kind k, bool integer, state *s, const state *t) {
 }
 
 #define IS_NAN(x) ((x) != (x))
+#define NOT_A_NUMBER NAN
 #define WRAP(type) type
 #define REAL float
 #define WIDE double
@@ -103,8 +104,10 @@ static void merge(kind k, bool integer, state *s, const state *t) {
 #undef SUFFIX
 #undef EXP
 #undef IS_NAN
+#undef NOT_A_NUMBER
 #undef WRAP
 #define IS_NAN(x) false
+#define NOT_A_NUMBER 0
 #define WRAP(type) uint64_t
 #define REAL int64_t
 #define WIDE int64_t
@@ -201,10 +204,13 @@ static void reduce_run(const plan *p, const char *base, int64_t begin, int64_t e
   double buffer[BLOCK];
   int last = p->nreduced - 1;
   int64_t width = p->reduced_size[last], stride = p->reduced_stride[last];
+  bool in_place = stride == 1 && (p->dtype == TY_F32 || p->dtype == TY_F64 || p->dtype == TY_I64);
+  bool extreme = p->k == MAX || p->k == MIN || p->k == ARGMAX || p->k == ARGMIN; /* has no rounding to keep small */
+  int64_t most = in_place && extreme ? LONG_BLOCK : BLOCK;
   for (int64_t i = begin; i < end;) {
     int64_t in_row = i % width, n = width - in_row;
     if (n > end - i) n = end - i;
-    if (n > BLOCK) n = BLOCK;
+    if (n > most) n = most;
     const char *from = base + offset_of(p->nreduced, p->reduced_size, p->reduced_stride, i) * p->size;
     if (n < 32 && last > 0 && end - i > n) { /* short rows: fill the block from several */
       int64_t filled = 0;

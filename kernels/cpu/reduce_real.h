@@ -26,24 +26,29 @@ static WIDE NAME(prod)(const REAL *restrict x, int64_t n) {
 
 /* Largest or smallest value; any NaN wins. */
 static REAL NAME(extreme)(const REAL *restrict x, int64_t n, bool largest) {
-  enum { LANES = 32 };
-  REAL lane[LANES], best = x[0];
-  for (int l = 0; l < LANES; l++) lane[l] = best;
-  int64_t i = 0;
+  REAL a = x[0], b = x[0]; /* two side by side: one would wait for itself */
+  int nan = IS_NAN(x[n - 1]);
+  const int64_t half = n / 2;
   if (largest) {
-    for (; i + LANES <= n; i += LANES)
-#pragma omp simd
-      for (int l = 0; l < LANES; l++) lane[l] = ABOVE(x[i + l], lane[l]) ? x[i + l] : lane[l];
-    for (; i < n; i++) best = ABOVE(x[i], best) && !IS_NAN(best) ? x[i] : best;
-    for (int l = 0; l < LANES; l++) best = ABOVE(lane[l], best) && !IS_NAN(best) ? lane[l] : best;
+#pragma omp simd reduction(max : a, b) reduction(| : nan)
+    for (int64_t i = 0; i < half; i++) {
+      REAL u = x[i], v = x[i + half];
+      a = u > a ? u : a, b = v > b ? v : b;
+      nan |= IS_NAN(u) | IS_NAN(v);
+    }
+    a = a > b ? a : b;
+    a = x[n - 1] > a ? x[n - 1] : a;
   } else {
-    for (; i + LANES <= n; i += LANES)
-#pragma omp simd
-      for (int l = 0; l < LANES; l++) lane[l] = BELOW(x[i + l], lane[l]) ? x[i + l] : lane[l];
-    for (; i < n; i++) best = BELOW(x[i], best) && !IS_NAN(best) ? x[i] : best;
-    for (int l = 0; l < LANES; l++) best = BELOW(lane[l], best) && !IS_NAN(best) ? lane[l] : best;
+#pragma omp simd reduction(min : a, b) reduction(| : nan)
+    for (int64_t i = 0; i < half; i++) {
+      REAL u = x[i], v = x[i + half];
+      a = u < a ? u : a, b = v < b ? v : b;
+      nan |= IS_NAN(u) | IS_NAN(v);
+    }
+    a = a < b ? a : b;
+    a = x[n - 1] < a ? x[n - 1] : a;
   }
-  return best;
+  return nan ? NOT_A_NUMBER : a;
 }
 
 static bool NAME(any)(const REAL *restrict x, int64_t n) {

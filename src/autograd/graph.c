@@ -197,6 +197,13 @@ static void set_outputs(ty_node *n, ty_tensor *const *out) {
   }
 }
 
+/* Whether kept operand i of this call serves a gradient that will be asked for. */
+static bool serves(const ty_op *op, const ty_value *arg, int i) {
+  if (!(op->flags & (i == 0 ? X_FOR_Y : Y_FOR_X)) || i > 1) return true;
+  const ty_value *other = &arg[1 - i];
+  return other->kind == TY_TENSOR && other->t->requires_grad;
+}
+
 bool ty_record(const ty_op *op, const ty_value *arg, ty_tensor *const *out) {
   int nin = 0;
   size_t extra = 0;
@@ -228,7 +235,7 @@ bool ty_record(const ty_op *op, const ty_value *arg, ty_tensor *const *out) {
       case TY_ARG_OPTIONAL:
       case TY_ARG_OPERAND:
         if (arg[i].kind == TY_TENSOR && arg[i].t) {
-          ok = set_edge(n, &n->in[k], arg[i].t, a->kept);
+          ok = set_edge(n, &n->in[k], arg[i].t, a->kept && serves(op, arg, i));
           n->arg[i].t = NULL;
         }
         k++;

@@ -31,12 +31,12 @@ RULE(acos, ty_neg(ty_mul(G(c), ty_rsqrt(ty_sub(1.0, ty_square(X(c)))))))
 RULE(atan, ty_div(G(c), ty_add(ty_square(X(c)), 1.0)))
 RULE(sinh, ty_mul(G(c), ty_cosh(X(c))))
 RULE(cosh, ty_mul(G(c), ty_sinh(X(c))))
-RULE(tanh, ty_mul(G(c), ty_sub(1.0, ty_square(Y(c)))))
+RULE(tanh, ty_vjp_plain() ? ty_tanh_backward(G(c), Y(c)) : ty_mul(G(c), ty_sub(1.0, ty_square(Y(c)))))
 RULE(erf, ty_mul(G(c), ty_mul(ty_exp(ty_neg(ty_square(X(c)))), M_2_SQRTPI)))
 RULE(erfc, ty_mul(G(c), ty_mul(ty_exp(ty_neg(ty_square(X(c)))), -M_2_SQRTPI)))
-RULE(sigmoid, ty_mul(G(c), ty_mul(Y(c), ty_sub(1.0, Y(c)))))
+RULE(sigmoid, ty_vjp_plain() ? ty_sigmoid_backward(G(c), Y(c)) : ty_mul(G(c), ty_mul(Y(c), ty_sub(1.0, Y(c)))))
 RULE(log_sigmoid, ty_mul(G(c), ty_sigmoid(ty_neg(X(c)))))
-RULE(relu, ty_where(ty_gt(Y(c), 0), G(c), 0.0))
+RULE(relu, ty_vjp_plain() ? ty_relu_backward(G(c), Y(c)) : ty_where(ty_gt(Y(c), 0), G(c), 0.0))
 RULE(leaky_relu,
      ty_mul(G(c), ty_where(ty_gt(X(c), 0), ty_ones_like(X(c), TY_DTYPE_DEFAULT), TY_ARGS(leaky_relu, c)->slope.f)))
 RULE(elu, ty_mul(G(c), ty_where(ty_gt(X(c), 0), 1.0, ty_mul(ty_exp(ty_minimum(X(c), 0.0)), TY_ARGS(elu, c)->alpha.f))))
@@ -44,37 +44,36 @@ RULE(softplus,
      ty_mul(G(c), ty_where(ty_gt(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f), TY_ARGS(softplus, c)->threshold.f), 1.0,
                            ty_sigmoid(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f)))))
 
-/* silu' = s (1 + x (1 - s)), s = sigmoid(x) */
+/* s (1 + x (1 - s)), s = sigmoid(x) */
+ty_tensor *ty_silu_slope(ty_tensor *x) {
+  ty_tensor *s = ty_sigmoid(x);
+  return ty_mul(s, ty_add(ty_mul(x, ty_sub(1.0, s)), 1.0));
+}
+
 bool vjp_silu(ty_vjp *c) {
-  if (ty_vjp_plain()) {
-    c->dx[0] = ty_silu_backward(G(c), X(c));
-    return true;
-  }
-  ty_tensor *s = ty_sigmoid(X(c));
-  c->dx[0] = ty_mul(G(c), ty_mul(s, ty_add(ty_mul(X(c), ty_sub(1.0, s)), 1.0)));
+  c->dx[0] = ty_vjp_plain() ? ty_silu_backward(G(c), X(c)) : ty_mul(G(c), ty_silu_slope(X(c)));
   return true;
 }
 
 /* exact: Phi(x) + x phi(x); tanh form: derivative of 0.5 x (1 + tanh(k (x + 0.044715 x^3))) */
-bool vjp_gelu(ty_vjp *c) {
-  bool tanh_form = TY_ARGS(gelu, c)->approximate.s[0] == 't';
-  ty_tensor *x = X(c), *slope;
-  if (ty_vjp_plain()) {
-    c->dx[0] = tanh_form ? ty_gelu_tanh_backward(G(c), x) : ty_gelu_backward(G(c), x);
-    return true;
-  }
+ty_tensor *ty_gelu_slope(ty_tensor *x, bool tanh_form) {
   if (tanh_form) {
     const double k = 0.7978845608028654; /* sqrt(2 / pi) */
     ty_tensor *x2 = ty_square(x);
     ty_tensor *t = ty_tanh(ty_mul(ty_mul(x, k), ty_add(ty_mul(x2, 0.044715), 1.0)));
     ty_tensor *inner = ty_mul(ty_add(ty_mul(x2, 3 * 0.044715), 1.0), k);
-    slope = ty_mul(ty_add(ty_add(t, 1.0), ty_mul(ty_mul(x, ty_sub(1.0, ty_square(t))), inner)), 0.5);
-  } else {
-    ty_tensor *cdf = ty_mul(ty_add(ty_erf(ty_mul(x, M_SQRT1_2)), 1.0), 0.5);
-    ty_tensor *pdf = ty_mul(ty_exp(ty_mul(ty_square(x), -0.5)), 0.3989422804014327); /* 1 / sqrt(2 pi) */
-    slope = ty_add(cdf, ty_mul(x, pdf));
+    return ty_mul(ty_add(ty_add(t, 1.0), ty_mul(ty_mul(x, ty_sub(1.0, ty_square(t))), inner)), 0.5);
   }
-  c->dx[0] = ty_mul(G(c), slope);
+  ty_tensor *cdf = ty_mul(ty_add(ty_erf(ty_mul(x, M_SQRT1_2)), 1.0), 0.5);
+  ty_tensor *pdf = ty_mul(ty_exp(ty_mul(ty_square(x), -0.5)), 0.3989422804014327); /* 1 / sqrt(2 pi) */
+  return ty_add(cdf, ty_mul(x, pdf));
+}
+
+bool vjp_gelu(ty_vjp *c) {
+  bool tanh_form = TY_ARGS(gelu, c)->approximate.s[0] == 't';
+  ty_tensor *x = X(c);
+  if (!ty_vjp_plain()) c->dx[0] = ty_mul(G(c), ty_gelu_slope(x, tanh_form));
+  else c->dx[0] = tanh_form ? ty_gelu_tanh_backward(G(c), x) : ty_gelu_backward(G(c), x);
   return true;
 }
 

@@ -154,14 +154,14 @@ bool fwd_batch_norm_backward(ty_call *c) {
 /* ---- gradients as compositions, which have gradients themselves ---- */
 
 /* x over `dims`, with mean 0 (when centred) and mean square 1; *rstd: what it was multiplied by. */
-static ty_tensor *normalized(ty_tensor *x, ty_ints dims, bool centred, double eps, ty_tensor **rstd) {
+ty_tensor *ty_normalized(ty_tensor *x, ty_ints dims, bool centred, double eps, ty_tensor **rstd) {
   if (centred) x = ty_sub(x, ty_mean(x, dims, true));
   *rstd = ty_rsqrt(ty_add(ty_mean(ty_square(x), dims, true), eps));
   return ty_mul(x, *rstd);
 }
 
 /* dx from h and the gradient of h: see kernels/cpu/norm_real.h. */
-static ty_tensor *normalized_gradient(ty_tensor *gh, ty_tensor *h, ty_tensor *rstd, ty_ints dims, bool centred) {
+ty_tensor *ty_normalized_gradient(ty_tensor *gh, ty_tensor *h, ty_tensor *rstd, ty_ints dims, bool centred) {
   ty_tensor *dx = ty_sub(gh, ty_mul(h, ty_mean(ty_mul(gh, h), dims, true)));
   if (centred) dx = ty_sub(dx, ty_mean(gh, dims, true));
   return ty_mul(rstd, dx);
@@ -174,8 +174,9 @@ static bool rows_composed(ty_vjp *c, bool centred, double eps) {
   int n = normalized_dims(&c->arg[1], weight);
   int64_t dims[TY_MAX_DIMS];
   for (int i = 0; i < n; i++) dims[i] = i - n;
-  ty_tensor *h = normalized(x, (ty_ints){ dims, n }, centred, eps, &rstd);
-  c->dx[0] = normalized_gradient(weight ? ty_mul(g, ty_to(weight, dtype)) : g, h, rstd, (ty_ints){ dims, n }, centred);
+  ty_tensor *h = ty_normalized(x, (ty_ints){ dims, n }, centred, eps, &rstd);
+  c->dx[0] = ty_normalized_gradient(weight ? ty_mul(g, ty_to(weight, dtype)) : g, h, rstd, (ty_ints){ dims, n },
+                                    centred);
   if (c->need[1]) c->dx[1] = ty_sum_to(ty_mul(g, h), ty_vjp_size(c, 1));
   return true;
 }
@@ -226,9 +227,9 @@ static void channels_composed(ty_vjp *c, ty_tensor *weight, ty_ints shape, ty_in
   ty_ints size = ty_vjp_size(c, 0);
   int64_t dims[TY_MAX_DIMS];
   ty_tensor *g = ty_to(c->g[0], dtype), *gh = g, *rstd;
-  ty_tensor *h = normalized(ty_reshape(ty_to(c->arg[0].t, dtype), shape), over, true, eps, &rstd);
+  ty_tensor *h = ty_normalized(ty_reshape(ty_to(c->arg[0].t, dtype), shape), over, true, eps, &rstd);
   if (weight) gh = ty_mul(g, per_channel(ty_to(weight, dtype), size.n));
-  c->dx[0] = ty_reshape(normalized_gradient(ty_reshape(gh, shape), h, rstd, over, true), size);
+  c->dx[0] = ty_reshape(ty_normalized_gradient(ty_reshape(gh, shape), h, rstd, over, true), size);
   if (c->need[1])
     c->dx[1] = ty_sum(ty_mul(g, ty_reshape(h, size)), not_channels(size.n, dims), false, TY_DTYPE_DEFAULT);
 }
@@ -290,6 +291,62 @@ bool vjp_batch_norm_fused(ty_vjp *c) {
   return channel_bias(c);
 }
 
+/* ---- by given statistics ---- */
+
+/* scale and shift at positions `from` up to `to` have one number for each channel of x. */
+static bool check_channels(ty_call *c, const ty_tensor *x, int from, int to) {
+  for (int i = from; i < to; i++) {
+    const ty_tensor *t = c->arg[i].t;
+    if (t->v.ndim != 1 || t->v.size[0] != x->v.size[1] || !ty_is_float(ty_dtype_of(t)))
+      return ty_op_fail(c, TY_EINVAL, "%s: expected a float tensor [%lld], one for each channel of x %s, got %s",
+                        c->op->args[i].name, (long long)x->v.size[1], ty_describe(x), ty_describe(t));
+  }
+  return true;
+}
+
+bool fwd_channel_affine(ty_call *c) {
+  const ty_channel_affine_args *a = TY_ARGS(channel_affine, c);
+  ty_tensor *x = a->x.t, *scale = a->scale.t, *shift = a->shift.t;
+  ty_dtype dtype = wide(ty_dtype_of(x));
+  if (!ty_check_ndim(c, 0, 2, TY_MAX_DIMS, "[n, c, ...]") || !check_channels(c, x, 1, 3)) return false;
+  if (!ty_out_like(c, 0, x, ty_dtype_of(x)) || !convert(&scale, dtype) || !convert(&shift, dtype)) return false;
+  return ty_launch(c, (ty_tensor *[]){ x, scale, shift }, 3, NULL);
+}
+
+bool fwd_channel_affine_backward(ty_call *c) {
+  ty_tensor *g = c->arg[0].t, *x = c->arg[1].t, *scale = c->arg[2].t;
+  ty_dtype dtype = wide(ty_dtype_of(x));
+  if (!ty_check_floats(c, 1) || !ty_check_ndim(c, 1, 2, TY_MAX_DIMS, "[n, c, ...]")) return false;
+  if (!check_channels(c, x, 2, 3)) return false;
+  if (!ty_same_shape(&g->v, &x->v))
+    return ty_op_fail(c, TY_EINVAL, "g: expected the shape of x %s, got %s", ty_describe(x), ty_describe(g));
+  if (!ty_out_like(c, 0, x, ty_dtype_of(x))) return false;
+  for (int i = 1; i < 3; i++)
+    if (!ty_out(c, i, ty_device_of(x), dtype, 1, scale->v.size)) return false;
+  g = ty_to(g, ty_dtype_of(x));
+  return g && convert(&scale, dtype) && ty_launch(c, (ty_tensor *[]){ g, x, scale }, 3, NULL);
+}
+
+bool vjp_channel_affine(ty_vjp *c) {
+  const ty_channel_affine_args *a = TY_ARGS(channel_affine, c);
+  ty_tensor *g = c->g[0], *d[3] = { NULL };
+  int64_t dims[TY_MAX_DIMS];
+  int ndim = g->v.ndim;
+  if (ty_vjp_plain() && c->need[1]) {
+    ty_channel_affine_backward(g, a->x.t, a->scale.t, d);
+    for (int i = 0; i < 3; i++) c->dx[i] = d[i];
+    return true;
+  }
+  ty_dtype dtype = wide(ty_vjp_dtype(c, 0));
+  g = ty_to(g, dtype);
+  if (c->need[0]) c->dx[0] = ty_mul(g, per_channel(ty_to(a->scale.t, dtype), ndim));
+  if (c->need[1]) c->dx[1] = ty_sum(ty_mul(g, ty_to(a->x.t, dtype)), not_channels(ndim, dims), false, TY_DTYPE_DEFAULT);
+  if (c->need[2]) c->dx[2] = ty_sum(g, not_channels(ndim, dims), false, TY_DTYPE_DEFAULT);
+  return true;
+}
+
+/* ---- batch_norm itself ---- */
+
 /* running = running + momentum * (now - running), not recorded. */
 static bool update_running(ty_tensor *running, ty_tensor *now, double momentum) {
   if (!running) return true;
@@ -324,13 +381,10 @@ bool fwd_batch_norm(ty_call *c) {
     return ty_out_set(c, 0, out[0]);
   }
 
-  /* x scale + shift, with both per channel: two passes over x. */
-  int ndim = x->v.ndim;
   ty_dtype dtype = wide(ty_dtype_of(x));
   ty_tensor *scale = ty_rsqrt(ty_add(ty_to(var, dtype), a->eps.f));
   if (a->weight.t) scale = ty_mul(scale, ty_to(a->weight.t, dtype));
   ty_tensor *shift = ty_neg(ty_mul(ty_to(mean, dtype), scale));
   if (a->bias.t) shift = ty_add(shift, ty_to(a->bias.t, dtype));
-  ty_tensor *y = ty_add(ty_mul(ty_to(x, dtype), per_channel(scale, ndim)), per_channel(shift, ndim));
-  return ty_out_set(c, 0, ty_to(y, ty_dtype_of(x)));
+  return ty_out_set(c, 0, ty_channel_affine(x, scale, shift));
 }

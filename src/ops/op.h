@@ -27,7 +27,9 @@ enum { /* the flags of ops.def */
        INTERNAL = 1 << 9,
        RANDOM = 1 << 10,
        WRITES = 1 << 11,
-       FIRST = 1 << 12
+       FIRST = 1 << 12,
+       X_FOR_Y = 1 << 13,
+       Y_FOR_X = 1 << 14
 };
 
 typedef enum ty_arg_kind {
@@ -191,6 +193,14 @@ ty_tensor *ty_scalar(double value, ty_dtype dtype, int device); /* 0-d, scoped *
 
 /* Philox block counter for n elements drawn, from this thread's generator. */
 ty_p_random ty_draw(int64_t n, double a, double b);
+
+/* Derivatives of silu and gelu as differentiable ops. */
+ty_tensor *ty_silu_slope(ty_tensor *x);
+ty_tensor *ty_gelu_slope(ty_tensor *x, bool tanh_form);
+
+/* x over `dims`, with mean 0 (when centred) and mean square 1, and what it was multiplied by; the gradient of that. */
+ty_tensor *ty_normalized(ty_tensor *x, ty_ints dims, bool centred, double eps, ty_tensor **rstd);
+ty_tensor *ty_normalized_gradient(ty_tensor *gh, ty_tensor *h, ty_tensor *rstd, ty_ints dims, bool centred);
 
 /* Gradient mode off while a fused backward may run: true when the rule's results need no graph of their own. */
 static inline bool ty_vjp_plain(void) { return !ty_grad_enabled(); }

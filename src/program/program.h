@@ -30,7 +30,7 @@ typedef struct ty_argument {
   bool wants_grad;
 } ty_argument;
 
-/* Called for hook number `hook`; *n numbers (at most 2) for the launch after it: lr and step of an optimizer's, the
+/* Called for hook number `hook`; *n numbers for the launch after it: lr, step and average_weight of an optimizer's, the
  * weight of lerp_list_. False after ty_fail(). */
 enum { TY_HOOK_NUMBERS = 3 };
 typedef bool ty_program_hook(void *owner, int hook, double *number, int *n);

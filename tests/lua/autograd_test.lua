@@ -601,4 +601,19 @@ check.test("gradients of tied weights: rules may add to the sum, but never to wh
   check.equal(calls, 1)
 end)
 
+check.test("mul and div keep an operand only for a gradient that is wanted", function()
+  local x, c = ty.tensor({ 1.0, 2.0 }):requires_grad_(), ty.tensor { 3.0, 5.0 }
+  local function changed(f, t) -- the gradient after t was changed in place
+    local y = f()
+    ty.no_grad(function() t:add_(1) end)
+    return ty.grad(y:sum(), { x })[1]
+  end
+  check.equal(changed(function() return x * 2 end, x):sum():item(), 4)
+  check.equal(changed(function() return x * c end, x):sum():item(), 8)
+  check.equal(changed(function() return x / c end, x):sum():item(), ty.div(1, c):sum():item())
+  check.fails(function() changed(function() return x * c end, c) end, "changed in place")
+  check.fails(function() changed(function() return x / c end, c) end, "changed in place")
+  check.fails(function() changed(function() return x * x end, x) end, "changed in place")
+end)
+
 check.finish()

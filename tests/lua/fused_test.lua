@@ -154,4 +154,43 @@ test("cross_entropy of a large vocabulary in f32 agrees with f64", function()
   close(largest(ga:to "f64" - gb) * 64, 0, 1e-4)
 end)
 
+test("linear_cross_entropy in parts equals the loss of all logits", function()
+  local n, classes, d = 530, 33000, 12
+  local x, w = ty.randn(n, d):requires_grad_(), (ty.randn(classes, d)):requires_grad_()
+  local target = ty.randint(0, classes, { n })
+  target:narrow(0, 3, 5):fill_(-100)
+  for _, opts in ipairs { {}, { reduction = "sum", label_smoothing = 0.1 } } do
+    local a, b = ty.linear_cross_entropy(x, w, target, opts), ty.cross_entropy(ty.linear(x, w), target, opts)
+    close(a:item(), b:item(), 1e-5 * math.abs(b:item()))
+    local ga, gb = ty.grad(a * 0.5, { x, w }), ty.grad(b * 0.5, { x, w })
+    for i = 1, 2 do close(largest(ga[i] - gb[i]) / largest(gb[i]), 0, 1e-5, "gradient " .. i) end
+  end
+end)
+
+test("add_layer_norm and add_rms_norm with dropout equal their parts", function()
+  for _, dtype in ipairs { "f32", "f64" } do
+    local rows, width = 37, 1031 -- rows begin anywhere in a block of random words
+    local function make(...) return ty.randn(..., { dtype = dtype }):requires_grad_() end
+    local x, r, w, b = make { rows, width }, make { rows, width }, make { width }, make { width }
+    local g = make({ rows, width }):detach()
+    for _, centred in ipairs { true, false } do
+      local inputs = centred and { x, r, w, b } or { x, r, w }
+      ty.manual_seed(9)
+      local s, y
+      if centred then s, y = ty.add_layer_norm(x, r, w, b, { p = 0.3 })
+      else s, y = ty.add_rms_norm(x, r, w, { p = 0.3 }) end
+      local ga = ty.grad((y * g):sum() + (s * s):sum(), inputs, { keep_graph = true })
+      ty.manual_seed(9)
+      local s2 = ty.dropout(x, 0.3) + r
+      local y2 = centred and s2:layer_norm({ width }, w, b) or s2:rms_norm({ width }, w)
+      local gb = ty.grad((y2 * g):sum() + (s2 * s2):sum(), inputs)
+      close(largest(s - s2), 0, 1e-6)
+      close(largest(y - y2), 0, 1e-5)
+      for i in ipairs(inputs) do close(largest(ga[i] - gb[i]) / largest(gb[i]), 0, 1e-5, "gradient " .. i) end
+      local only = ty.grad(s:sum(), { r })[1] -- the norm unused
+      equal(largest(only - 1), 0)
+    end
+  end
+end)
+
 check.finish()

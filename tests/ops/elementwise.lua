@@ -314,7 +314,7 @@ return function(row, T)
     errors = { { T { 3 }, T { 4 }, match = "g" } },
   })
 
-  local function gelu_slope(name, slope)
+  local function slope_of(name, slope)
     row(name, {
       cases = {
         { T { 3, 4 }, T { 3, 4 } }, { T {}, T {} }, { T { 0 }, T { 0 } }, { T { 67 }, T { 67, range = { -6, 6 } } },
@@ -323,10 +323,13 @@ return function(row, T)
       errors = { { T { 3 }, T { 4 }, match = "g" } },
     })
   end
-  gelu_slope("gelu_backward", function(x)
+  slope_of("sigmoid_backward", function(y) return y * (1 - y) end)
+  slope_of("tanh_backward", function(y) return 1 - y * y end)
+  slope_of("relu_backward", function(y) return y > 0 and 1 or 0 end)
+  slope_of("gelu_backward", function(x)
     return 0.5 * T.erfc(-x / math.sqrt(2)) + x * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
   end)
-  gelu_slope("gelu_tanh_backward", function(x)
+  slope_of("gelu_tanh_backward", function(x)
     local k = math.sqrt(2 / math.pi)
     local t = T.tanh(k * (x + 0.044715 * x ^ 3))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x)

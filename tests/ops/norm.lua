@@ -179,6 +179,57 @@ return function(row, T)
     },
   })
 
+  -- ---- x * scale + shift per channel ----
+
+  local function channel(x)
+    local inner = 1
+    for d = 3, #x.shape do inner = inner * x.shape[d] end
+    return function(i) return (i - 1) // inner % x.shape[2] + 1 end
+  end
+
+  row("channel_affine", {
+    cases = {
+      { T { 2, 3, 4, 5 }, T { 3 }, T { 3 } }, { T { 5, 4 }, T { 4 }, T { 4 } }, { T { 2, 3, 17 }, T { 3 }, T { 3 } },
+      { T { 0, 3, 2 }, T { 3 }, T { 3 } }, { T { 2, 0 }, T { 0 }, T { 0 } }, { T { 3, 130 }, T { 130 }, T { 130 } },
+    },
+    ref = function(x, scale, shift)
+      local y, c = { shape = x.shape }, channel(x)
+      for i = 1, count(x.shape) do y[i] = x[i] * scale[c(i)] + shift[c(i)] end
+      return y
+    end,
+    errors = {
+      { T { 2, 3, 4 }, T { 4 }, T { 3 }, match = "scale: expected a float tensor [3]" },
+      { T { 2, 3, 4 }, T { 3 }, T { 4 }, match = "shift: expected a float tensor [3]" },
+      { T { 3 }, T { 3 }, T { 3 }, match = "[n, c, ...]" },
+    },
+    big = function(ty)
+      local x, w, b = ty.randn(9, 20, 33, 31):requires_grad_(), ty.randn(20):requires_grad_(), ty.randn(20):requires_grad_()
+      local y = ty.core.channel_affine(x, w, b)
+      return y:detach(), table.unpack(ty.grad((y * y):sum(), { x, w, b }))
+    end,
+  })
+
+  row("channel_affine_backward", {
+    cases = {
+      { T { 2, 3, 4, 5 }, T { 2, 3, 4, 5 }, T { 3 } }, { T { 5, 4 }, T { 5, 4 }, T { 4 } },
+      { T { 9, 130 }, T { 9, 130 }, T { 130 } }, { T { 0, 3 }, T { 0, 3 }, T { 3 } },
+    },
+    ref = function(g, x, scale)
+      local dx, dscale, dshift, c = { shape = x.shape }, { shape = scale.shape }, { shape = scale.shape }, channel(x)
+      for i = 1, scale.shape[1] do dscale[i], dshift[i] = 0.0, 0.0 end
+      for i = 1, count(x.shape) do
+        local k = c(i)
+        dx[i], dscale[k], dshift[k] = g[i] * scale[k], dscale[k] + g[i] * x[i], dshift[k] + g[i]
+      end
+      return dx, dscale, dshift
+    end,
+    dtype = gradients,
+    errors = {
+      { T { 2, 3 }, T { 3, 2 }, T { 2 }, match = { "[3, 2]", "[2, 3]" } },
+      { T { 2, 3 }, T { 2, 3 }, T { 2 }, match = "scale: expected a float tensor [3]" },
+    },
+  })
+
   -- ---- group_norm ----
 
   row("group_norm", {
