@@ -18,7 +18,8 @@ void ty_recorded_host_write(const ty_tensor *t); /* t, just made, was filled by 
 bool ty_recorded_host_read(const ty_tensor *t, const char *who);
 /* .grad of a leaf is about to be read (or added to), or to be set whatever it was. */
 void ty_recorded_grad(ty_tensor *leaf, bool read);
-/* The generator is about to be set to `seed`, `offset`: false after ty_fail() where replays could not follow. */
-bool ty_recorded_seed(uint64_t seed, uint64_t offset);
+/* The generator is about to be seeded (NULL) or to be set back: false after ty_fail() where replays could not follow. */
+struct ty_generator;
+bool ty_recorded_seed(const struct ty_generator *back_to);
 
 #endif
