@@ -5,6 +5,7 @@
 #include "internal.h"
 
 _Thread_local struct ty_recorder *ty_recording;
+atomic_int ty_recordings;
 
 typedef struct extent { /* memory that is alive now, and whose it is */
   char *lo, *hi;
@@ -367,6 +368,7 @@ static bool add_arguments(ty_recorder *r) {
 
 static void stop(ty_recorder *r) {
   ty_recording = NULL;
+  atomic_fetch_sub(&ty_recordings, 1);
   free(r->live.v);
   free(r);
 }
@@ -393,6 +395,7 @@ ty_program *ty_program_record(ty_tensor *const *argument, int narguments) {
     return NULL;
   }
   ty_recording = r;
+  atomic_fetch_add(&ty_recordings, 1);
   return p;
 }
 
