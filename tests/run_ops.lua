@@ -35,6 +35,7 @@ local gradient = require "gradient"
 local errors = require "errors"
 local failing = require "failing"
 local threads = require "threads"
+local replayed = require "replayed"
 
 local options = { ops = nil }
 do
@@ -57,7 +58,7 @@ do
   end
 end
 
-for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads" } do require(name).use(ty) end
+for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads", "replayed" } do require(name).use(ty) end
 
 -- What row files are given: T{...} makes a template, T.name is a helper for reference functions.
 local T = setmetatable({}, { __index = reference, __call = function(_, spec) return template.new(spec) end })
@@ -107,6 +108,7 @@ local function run(row)
   gradient.run(row, options)
   failing.run(row)
   if not options.quick then threads.run(row) end
+  replayed.run(row)
   local after = live()
   report.check(before == after, row.name, "memory", "%d bytes live after the tests, %d before", after, before)
 end

@@ -89,18 +89,19 @@ static void check_arguments(lua_State *L, ty_tensor *const *tensor, const int *p
 /* Tensors among the results at first .. top are replaced by ones without history; they are put into result[]. */
 static int take_results(lua_State *L, int first, ty_tensor **result, uint64_t *mask) {
   int n = 0, top = lua_gettop(L);
+  if (top - first >= MOST_TENSORS) luaL_error(L, "compile: at most %d results", MOST_TENSORS);
   for (int i = first; i <= top; i++) {
     ty_tensor *t = ty_lua_to(L, i);
-    if (t && n < MOST_TENSORS && i - first < 64) {
+    if (t) {
       ty_tensor *alias = ty_tensor_alias(t);
       ty_lua_push(L, alias);
       lua_replace(L, i);
       result[n++] = alias;
       *mask |= (uint64_t)1 << (i - first);
-    } else if (t || lua_istable(L, i) || lua_isuserdata(L, i)) {
+    } else if (lua_istable(L, i) || lua_isuserdata(L, i)) {
       luaL_error(L,
                  "compile: result %d of the function: expected a tensor, a number, a string, a boolean or nil, got %s",
-                 i - first + 1, t ? "too many tensors" : ty_lua_typename(L, i));
+                 i - first + 1, ty_lua_typename(L, i));
     }
   }
   return n;
@@ -219,8 +220,7 @@ static int replay(lua_State *L, compiled *c, int at, ty_tensor *const *tensor) {
   entry *e = &c->entries[at];
   int table = 0;
   luaL_checkstack(L, e->nresults + 16, "ty.compile");
-  if (ty_program_hooks(e->program) ||
-      e->tensors != (e->nresults == 64 ? ~(uint64_t)0 : ((uint64_t)1 << e->nresults) - 1)) {
+  if (ty_program_hooks(e->program) || e->tensors != ((uint64_t)1 << e->nresults) - 1) {
     lua_getiuservalue(L, lua_upvalueindex(1), 1);
     lua_rawgeti(L, -1, at + 2);
     table = lua_gettop(L);

@@ -384,9 +384,9 @@ static int to(lua_State *L) {
 /* ---- the generator and the threads ---- */
 
 static int manual_seed(lua_State *L) {
-  uint64_t seed = (uint64_t)luaL_checkinteger(L, 1);
-  if (ty_is_recording() && !ty_recorded_seed(seed, 0)) return ty_lua_error(L);
-  *ty_default_generator() = (ty_generator){ .seed = seed };
+  ty_generator state = { .seed = (uint64_t)luaL_checkinteger(L, 1) };
+  if (ty_is_recording() && !ty_recorded_seed(NULL)) return ty_lua_error(L);
+  *ty_default_generator() = state;
   return 0;
 }
 
@@ -396,9 +396,9 @@ static int rng_state(lua_State *L) {
   if (lua_istable(L, 1)) {
     lua_rawgeti(L, 1, 1);
     lua_rawgeti(L, 1, 2);
-    uint64_t seed = (uint64_t)luaL_checkinteger(L, -2), offset = (uint64_t)luaL_checkinteger(L, -1);
-    if (ty_is_recording() && !ty_recorded_seed(seed, offset)) return ty_lua_error(L);
-    *g = (ty_generator){ seed, offset };
+    ty_generator state = { (uint64_t)luaL_checkinteger(L, -2), (uint64_t)luaL_checkinteger(L, -1) };
+    if (ty_is_recording() && !ty_recorded_seed(&state)) return ty_lua_error(L);
+    *g = state;
     return 0;
   }
   push_ints(L, 2, (const int64_t[]){ (int64_t)g->seed, (int64_t)g->offset });

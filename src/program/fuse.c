@@ -7,7 +7,7 @@
 
 enum {
   LEAST = 16384,    /* elements below which the tensors stay in the cache anyway */
-  BLOCK = 4096,     /* elements */
+  BLOCK = 2048,     /* elements */
   GRAIN = 32768,    /* elements worth a thread */
   MOST = 64,        /* launches of one step */
   SCRATCH = 1 << 18 /* bytes of all inner blocks together: about what the second-level cache leaves */

@@ -12,6 +12,7 @@ typedef struct slot {
   bool gone;           /* freed during the recording */
   bool host;           /* filled by the host: a constant */
   bool written;        /* by a launch */
+  bool seen;           /* the host has looked at it */
   bool owned;          /* `storage` is counted */
   int number;          /* of the argument, leaf or result */
   ty_storage *storage; /* of held ones; while recording of all */

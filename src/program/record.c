@@ -5,6 +5,7 @@
 #include "internal.h"
 
 _Thread_local struct ty_recorder *ty_recording;
+atomic_int ty_recordings;
 
 typedef struct extent { /* memory that is alive now, and whose it is */
   char *lo, *hi;
@@ -142,7 +143,10 @@ static bool note(ty_recorder *r, ty_tensor *t) {
   int at = slot_at(r, lo, hi);
   if (at == -2) return false;
   if (at >= 0) return true;
-  return add_slot(r, (slot){ .kind = SLOT_HELD, .storage = s }, s->bytes, (char *)s->bytes + s->nbytes) >= 0;
+  if (add_slot(r, (slot){ .kind = SLOT_HELD, .storage = s, .owned = true }, s->bytes, (char *)s->bytes + s->nbytes) < 0)
+    return false;
+  ty_storage_retain(s);
+  return true;
 }
 
 bool ty_recorded_inputs(const ty_op *op, const ty_value *arg) {
@@ -171,10 +175,10 @@ void ty_recorded_host_write(const ty_tensor *t) {
 
 bool ty_recorded_host_read(const ty_tensor *t, const char *who) {
   ty_recorder *r = ty_recording;
+  if (!note(r, (ty_tensor *)(uintptr_t)t)) return false;
   int i = slot_of(r, t);
-  if (i == -2) return false;
-  if (i < 0) return true;
-  const slot *s = &r->program->slots.v[i];
+  if (i < 0) return i == -1;
+  slot *s = &r->program->slots.v[i];
   if (s->kind == SLOT_ARGUMENT)
     return LOST(
         r, TY_EINVAL,
@@ -186,12 +190,14 @@ bool ty_recorded_host_read(const ty_tensor *t, const char *who) {
                 "%s: inside ty.compile the elements of %s cannot be looked at: replays compute them anew; return the "
                 "tensor and look at it outside",
                 who, ty_describe(t));
+  s->seen = true;
   return true;
 }
 
-bool ty_recorded_seed(uint64_t seed, uint64_t offset) {
+bool ty_recorded_seed(const ty_generator *back_to) {
   ty_recorder *r = ty_recording;
-  if (seed == r->program->random.seed && offset >= r->program->random.offset) return true;
+  const ty_generator *start = &r->program->random;
+  if (back_to && back_to->seed == start->seed && back_to->offset >= start->offset) return true;
   return LOST(r, TY_EINVAL, "manual_seed: inside ty.compile the generator cannot be set; seed it outside");
 }
 
@@ -213,9 +219,9 @@ void ty_recorded_grad(ty_tensor *t, bool read) {
   for (int i = 0; i < p->narguments; i++)
     if (r->argument[i] == t) l.argument = i;
   if (l.argument < 0) l.tensor = ty_retain(t);
+  if (t->grad) l.view = t->grad->v;
   if (read && t->grad && t->grad->v.count) {
     char *lo, *hi;
-    l.view = t->grad->v;
     span(&l.view, &lo, &hi);
     if (slot_at(r, lo, hi) == -1)
       l.slot = add_slot(r, (slot){ .kind = SLOT_GRADIENT, .number = p->leaves.n, .storage = t->grad->storage }, lo, hi);
@@ -250,6 +256,9 @@ static bool add_operand(ty_recorder *r, const ty_view *v, bool written) {
   o->slot = i;
   o->offset = lo - s->base;
   if (s->made && !s->written && !written) s->host = true;
+  if (s->seen && written)
+    return LOST(r, TY_EINVAL,
+                "compile: a tensor at whose elements the function looked (:item, :tolist, printing) is changed by it");
   if (s->host && written)
     return LOST(r, TY_EUNSUPPORTED,
                 "compile: a tensor that was filled from Lua inside the function is changed in place; clone it first");
@@ -292,9 +301,8 @@ bool ty_recorded_launch(ty_op_id id, ty_kernel *kernel, const ty_kernel_args *k)
   p->operands.n = l.first + k->nout + k->nin;
   if (l.params == PARAMS_RANDOM) {
     ty_p_random *random = ty_launch_params(p, &l);
-    if (random->seed != p->random.seed || random->offset < p->random.offset)
-      return LOST(r, TY_EINVAL, "compile: random numbers of another seed than the generator's cannot be drawn anew");
-    random->offset -= p->random.offset;
+    if (random->seed == p->random.seed && random->offset >= p->random.offset) random->offset -= p->random.offset;
+    else l.params = PARAMS_PLAIN; /* not from the generator: a place that the caller has fixed */
   }
   if (r->hook >= 0 && (l.params == PARAMS_OPTIM || id == TY_OP_lerp_list_)) {
     p->launches.v[r->hook].hooked = p->launches.n;
@@ -360,6 +368,7 @@ static bool add_arguments(ty_recorder *r) {
 
 static void stop(ty_recorder *r) {
   ty_recording = NULL;
+  atomic_fetch_sub(&ty_recordings, 1);
   free(r->live.v);
   free(r);
 }
@@ -386,6 +395,7 @@ ty_program *ty_program_record(ty_tensor *const *argument, int narguments) {
     return NULL;
   }
   ty_recording = r;
+  atomic_fetch_add(&ty_recordings, 1);
   return p;
 }
 
@@ -400,7 +410,7 @@ static void note_gradients(ty_recorder *r) {
   for (int i = 0; i < p->leaves.n; i++) {
     leaf *l = &p->leaves.v[i];
     ty_tensor *t = l->tensor ? l->tensor : r->argument[l->argument];
-    l->kept = l->slot >= 0 && t->grad && t->grad->v.data == l->view.data;
+    l->kept = l->slot >= 0 && t->grad && t->grad->v.data == l->view.data && !p->slots.v[l->slot].gone;
     if (!l->kept) l->after = ty_retain(t->grad);
   }
 }
@@ -426,11 +436,14 @@ static void settle(ty_recorder *r, ty_tensor *const *tensor) {
   for (int i = 0; i < p->slots.n; i++) {
     slot *s = &p->slots.v[i];
     if (s->kind != SLOT_TEMPORARY && s->kind != SLOT_HELD) continue;
-    if (s->owned) { /* a constant */
-      s->kind = SLOT_HELD;
+    if (s->owned && !s->made && atomic_load(&s->storage->refs) == 1) { /* only we hold it: it is gone */
+      ty_storage_release(s->storage);
+      s->owned = false;
+      s->storage = NULL;
       continue;
     }
-    if (s->gone) continue;
+    if (s->owned) s->kind = SLOT_HELD;
+    if (s->owned || s->gone) continue;
     unsigned returned = 0;
     for (int j = 0; j < p->nresults; j++) returned += p->results[j].slot == i;
     if (s->made && !s->host && returned && atomic_load(&s->storage->refs) == returned) {

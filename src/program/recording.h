@@ -1,5 +1,5 @@
-/* What the core tells a recording that runs on this thread: see program.h. Every hook is a test of one thread-local
- * pointer while there is none. */
+/* What the core tells a recording that runs on this thread: see program.h. Every hook is a test of one variable
+ * while there is none. */
 #ifndef TY_RECORDING_H
 #define TY_RECORDING_H
 
@@ -7,7 +7,10 @@
 
 struct ty_recorder;
 extern _Thread_local struct ty_recorder *ty_recording; /* NULL: nothing is being recorded */
-static inline bool ty_is_recording(void) { return __builtin_expect(ty_recording != NULL, 0); }
+extern atomic_int ty_recordings; /* of all threads: cheaper to look at than a thread's own variable */
+static inline bool ty_is_recording(void) {
+  return __builtin_expect(atomic_load_explicit(&ty_recordings, memory_order_relaxed) != 0, 0) && ty_recording != NULL;
+}
 
 /* All below: only while ty_is_recording(). */
 
@@ -18,7 +21,8 @@ void ty_recorded_host_write(const ty_tensor *t); /* t, just made, was filled by 
 bool ty_recorded_host_read(const ty_tensor *t, const char *who);
 /* .grad of a leaf is about to be read (or added to), or to be set whatever it was. */
 void ty_recorded_grad(ty_tensor *leaf, bool read);
-/* The generator is about to be set to `seed`, `offset`: false after ty_fail() where replays could not follow. */
-bool ty_recorded_seed(uint64_t seed, uint64_t offset);
+/* The generator is about to be seeded (NULL) or to be set back: false after ty_fail() where replays could not follow. */
+struct ty_generator;
+bool ty_recorded_seed(const struct ty_generator *back_to);
 
 #endif

@@ -34,7 +34,8 @@ bool ty_program_fits(const ty_program *p, ty_tensor *const *argument, int n) {
     const leaf *l = &p->leaves.v[i];
     if (!l->read) continue;
     const ty_tensor *grad = leaf_of(l, argument)->grad;
-    if (!grad != !l->had || (grad && l->slot >= 0 && !same_form(&grad->v, &l->view))) return false;
+    if (!grad != !l->had) return false;
+    if (grad && !(l->slot >= 0 ? same_form(&grad->v, &l->view) : grad->v.data == l->view.data)) return false;
   }
   return true;
 }

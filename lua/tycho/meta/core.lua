@@ -207,6 +207,50 @@ function ty.memory.fail_at(n, again) end
 ---@return integer
 function ty.memory.allocation_count() end
 
+--- What ty.compile and ty.fuse are made of, and what optimizers tell a recording.
+ty.program = {}
+
+--- A function whose calls are recorded, at most `limit` of them, and replayed; `warm`: a call of a new form first runs
+--- unrecorded; `elementwise`: other ops are an error.
+---@param fn function
+---@param limit integer
+---@param warm boolean
+---@param elementwise boolean
+---@return function
+function ty.program.new(fn, limit, warm, elementwise) end
+
+--- For each recording of a compiled function: launches recorded and dropped, steps that run and how many are fused,
+--- bytes of the arena and of the temporaries that share it.
+---@param compiled function
+---@return {recorded: integer, dropped: integer, steps: integer, fused: integer, arena: integer, temporaries: integer}[]
+function ty.program.stats(compiled) end
+
+--- Whether this runs inside a compiled function, in its first call or while it is recorded.
+---@return boolean
+function ty.program.is_compiling() end
+
+--- Whether what is computed is being recorded.
+---@return boolean
+function ty.program.is_recording() end
+
+--- While recording: replays call fn at this place. The numbers it returns are the rate and the step of the optimizer
+--- op that follows, or the weight of ty.lerp_list_.
+---@param fn fun(): number?, integer?
+function ty.program.on_replay(fn) end
+
+--- While recording: the optimizer op before takes its gradients times min(1, limit / (norm + 1e-6)).
+---@param norm Tensor 0-d f64
+---@param limit number
+function ty.program.clip(norm, limit) end
+
+--- The number in a tensor, also while it is recorded: for what replays get otherwise.
+---@param t Tensor
+---@return number
+function ty.program.peek(t) end
+
+--- Makes all recordings void: something has changed that they cannot see.
+function ty.program.renew() end
+
 ty.system = {}
 
 --- Seconds of a clock that only goes forward.
