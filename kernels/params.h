@@ -52,6 +52,7 @@ typedef struct ty_p_add_norm {
 /* Convolution over two spatial dimensions; input [n, c, h, w], weight [out, c/groups, kh, kw]. */
 typedef struct ty_p_conv {
   int64_t stride[2], padding[2], dilation[2], groups;
+  ty_activation activation; /* y = activation(conv + bias + residual) */
 } ty_p_conv;
 
 typedef struct ty_p_pool {

@@ -1,7 +1,7 @@
 /* conv2d and its gradients, f32 and f64. */
 #include <string.h>
 
-#include "conv.h"
+#include "conv_lanes.h"
 
 ty_kernel TY_KERNEL(conv2d);
 ty_kernel TY_KERNEL(conv2d_backward_input);
@@ -38,20 +38,113 @@ static bool is_plain(const conv_shape *s) {
   return conv_is_depthwise(s) || (s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0);
 }
 
+/* A 1x1 kernel with a stride sees some positions only; those, packed, make it a plain product. */
+static bool is_sparse(const conv_shape *s) {
+  return s->kh == 1 && s->kw == 1 && s->ph == 0 && s->pw == 0 && !is_plain(s);
+}
+
+typedef struct sparse {
+  conv_shape shape; /* of the plain product */
+  const conv_shape *s;
+  const float *from;
+  float *to;
+  size_t bytes; /* of the packed positions */
+} sparse;
+
+static sparse sparse_of(const conv_shape *s) {
+  sparse p = { .s = s, .shape = *s, .bytes = sizeof(float) * (size_t)(s->n * s->c * s->oh * s->ow) };
+  p.shape.h = s->oh, p.shape.w = s->ow, p.shape.sh = p.shape.sw = 1;
+  return p;
+}
+
+static void pick_planes(void *context, int64_t begin, int64_t end) {
+  const sparse *p = context;
+  const conv_shape *s = p->s;
+  for (int64_t r = begin * s->oh; r < end * s->oh; r++)
+    copy_run_f32(p->from + (r / s->oh * s->h + r % s->oh * s->sh) * s->w, s->sw, s->ow, p->to + r * s->ow);
+}
+
+static void spread_planes(void *context, int64_t begin, int64_t end) {
+  const sparse *p = context;
+  const conv_shape *s = p->s;
+  memset(p->to + begin * s->h * s->w, 0, sizeof(float) * (size_t)((end - begin) * s->h * s->w));
+  for (int64_t r = begin * s->oh; r < end * s->oh; r++) {
+    const float *restrict from = p->from + r * s->ow;
+    float *restrict to = p->to + (r / s->oh * s->h + r % s->oh * s->sh) * s->w;
+    for (int64_t j = 0; j < s->ow; j++) to[j * s->sw] = from[j];
+  }
+}
+
+static void share_planes(sparse *p, ty_range_fn *fn, const float *from, float *to) {
+  p->from = from, p->to = to;
+  ty_parallel_for(p->s->n * p->s->c, 1 + 32768 / (p->s->h * p->s->w), fn, p);
+}
+
+/* The packed positions of x; NULL after ty_fail(). */
+static float *pick(sparse *p, const float *x) {
+  float *packed = ty_scratch_alloc(p->bytes);
+  if (packed) share_planes(p, pick_planes, x, packed);
+  return packed;
+}
+
+/* ---- residual and activation after a product ---- */
+
+typedef struct finish {
+  const conv_epilogue *e;
+  float *y;
+} finish;
+
+static void finish_range(void *context, int64_t begin, int64_t end) {
+  const finish *f = context;
+  const float *residual = f->e->residual ? f->e->residual + begin : NULL;
+  finish_run(f->y + begin, 0, residual, f->e->activation, f->y + begin, end - begin);
+}
+
+static bool plain_f32(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y) {
+  if (!conv_f32(s, x, weight, e->bias, y)) return false;
+  finish f = { e, y };
+  if (e->residual || e->activation) ty_parallel_for(s->n * s->o * s->oh * s->ow, 16384, finish_range, &f);
+  return true;
+}
+
+/* ---- every case ---- */
+
 static bool convolve_f32(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y) {
-  if (is_plain(s)) return conv_f32(s, x, weight, e->bias, y);
+  if (is_sparse(s)) {
+    sparse p = sparse_of(s);
+    float *packed = pick(&p, x);
+    bool ok = packed && plain_f32(&p.shape, packed, weight, e, y);
+    if (packed) ty_scratch_free(packed, p.bytes);
+    return ok;
+  }
+  if (is_plain(s)) return plain_f32(s, x, weight, e, y);
   if (suits_winograd(s)) return TY_KERNEL(conv_winograd)(s, x, weight, e, y);
   return TY_KERNEL(conv_direct)(s, x, weight, e, y);
 }
 
 static bool input_gradient_f32(const conv_shape *s, const float *g, const float *weight, float *dx) {
+  if (is_sparse(s)) {
+    sparse p = sparse_of(s);
+    float *packed = ty_scratch_alloc(p.bytes);
+    bool ok = packed && conv_backward_input_f32(&p.shape, g, weight, packed);
+    if (ok) share_planes(&p, spread_planes, packed, dx);
+    if (packed) ty_scratch_free(packed, p.bytes);
+    return ok;
+  }
   if (is_plain(s)) return conv_backward_input_f32(s, g, weight, dx);
   if (suits_winograd(s)) return TY_KERNEL(conv_winograd_input)(s, g, weight, dx);
   return TY_KERNEL(conv_direct_input)(s, g, weight, dx);
 }
 
 static bool weight_gradient_f32(const conv_shape *s, const float *g, const float *x, float *dw) {
-  if (is_plain(s)) return conv_backward_weight_f32(s, g, x, dw);
+  if (is_sparse(s)) {
+    sparse p = sparse_of(s);
+    float *packed = pick(&p, x);
+    bool ok = packed && TY_KERNEL(conv_direct_weight)(&p.shape, g, packed, dw);
+    if (packed) ty_scratch_free(packed, p.bytes);
+    return ok;
+  }
+  if (conv_is_depthwise(s)) return conv_backward_weight_f32(s, g, x, dw);
   if (suits_winograd(s)) return TY_KERNEL(conv_winograd_weight)(s, g, x, dw);
   return TY_KERNEL(conv_direct_weight)(s, g, x, dw);
 }
@@ -65,14 +158,34 @@ static void clear(const ty_view *v) { memset(v->data, 0, (size_t)v->count * ty_d
 /* Whether there is nothing to multiply: an empty batch, no channels, or no taps. */
 static bool is_empty(const conv_shape *s) { return s->n * s->oh * s->ow * s->cg * s->kh * s->kw * s->o == 0; }
 
+static void finish_f64(const double *residual, ty_activation activation, double *y, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    double v = y[i] + (residual ? residual[i] : 0);
+    switch (activation) {
+      case TY_NO_ACTIVATION: break;
+      case TY_RELU: v = v < 0 ? 0 : v; break;
+      case TY_GELU: v = ty_gelu_f64(v); break;
+      case TY_GELU_TANH: v = ty_gelu_tanh_f64(v); break;
+      case TY_SILU: v = ty_silu_f64(v); break;
+    }
+    y[i] = v;
+  }
+}
+
 bool TY_KERNEL(conv2d)(const ty_kernel_args *k) {
   const ty_view *x = k->in[0], *weight = k->in[1], *bias = k->nin > 2 ? k->in[2] : NULL, *y = k->out[0];
   conv_shape s = conv_shape_of(x, weight, y, k->params);
+  const ty_p_conv *p = k->params;
   const void *b = bias ? bias->data : NULL;
   if (y->count == 0) return true;
-  if (y->dtype == TY_F64) return report(conv_f64(&s, x->data, weight->data, b, y->data));
-  if (is_empty(&s)) return report(conv_f32(&s, x->data, weight->data, b, y->data));
-  const conv_epilogue e = { b, NULL, TY_NO_ACTIVATION };
+  const void *residual = k->nin > 3 && k->in[3] ? k->in[3]->data : NULL;
+  if (y->dtype == TY_F64) {
+    bool ok = conv_f64(&s, x->data, weight->data, b, y->data);
+    if (ok && (residual || p->activation)) finish_f64(residual, p->activation, y->data, y->count);
+    return report(ok);
+  }
+  const conv_epilogue e = { b, residual, p->activation };
+  if (is_empty(&s)) return report(plain_f32(&s, x->data, weight->data, &e, y->data));
   return report(convolve_f32(&s, x->data, weight->data, &e, y->data));
 }
 

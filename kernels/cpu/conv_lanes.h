@@ -64,8 +64,8 @@ static inline lanes quads(const float *p, int64_t plane) {
 
 /* dst[i * pitch + l] = src[l * plane + i] for i < n and l < count, zeros for count <= l < fill; count and fill at most
  * LANES. */
-static void interleave(const float *restrict src, int64_t plane, int64_t count, int64_t n, float *restrict dst,
-                       int64_t pitch, int64_t fill) {
+static inline void interleave(const float *restrict src, int64_t plane, int64_t count, int64_t n, float *restrict dst,
+                              int64_t pitch, int64_t fill) {
   if (count == LANES && n >= 4) {
     for (int64_t j = 0; j < n; j += 4) {
       int64_t i = j + 4 <= n ? j : n - 4; /* the last four overlap those before */
@@ -89,8 +89,8 @@ static void interleave(const float *restrict src, int64_t plane, int64_t count, 
 
 /* Rows y0 .. and columns x0 .. of `count` planes [h, w] of x, channels last, with zeros where there is no x:
  * dst[(row * columns + column) * pitch + l] for l < fill. */
-static void gather_planes(const float *restrict x, int64_t h, int64_t w, int64_t count, int64_t fill, int64_t y0,
-                          int64_t rows, int64_t x0, int64_t columns, float *restrict dst, int64_t pitch) {
+static inline void gather_planes(const float *restrict x, int64_t h, int64_t w, int64_t count, int64_t fill, int64_t y0,
+                                 int64_t rows, int64_t x0, int64_t columns, float *restrict dst, int64_t pitch) {
   if (x0 == 0 && columns == w && y0 >= 0 && y0 + rows <= h) {
     interleave(x + y0 * w, h * w, count, rows * w, dst, pitch, fill);
     return;
@@ -127,45 +127,34 @@ static inline void turn(const float *restrict src, int64_t pitch, float *restric
 
 /* ---- what a convolution does to its results ---- */
 
-static inline float activated(float x, ty_activation activation) {
-  switch (activation) {
-    case TY_RELU: return x < 0 ? 0 : x; /* NaN stays */
-    case TY_GELU: return ty_gelu_f32(x);
-    case TY_GELU_TANH: return ty_gelu_tanh_f32(x);
-    case TY_SILU: return ty_silu_f32(x);
-    default: return x;
+#define EACH(expression)                                 \
+  _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) { \
+    float v = y[i];                                      \
+    y[i] = expression;                                   \
   }
-}
 
-/* y[i] = act(x[i] + bias + residual[i]); residual may be NULL. */
-static inline void finish_run(const float *restrict x, float bias, const float *restrict residual,
-                              ty_activation activation, float *restrict y, int64_t n) {
+/* y[i] = act(x[i] + bias + residual[i]); residual may be NULL, x may be y. */
+static inline void finish_run(const float *x, float bias, const float *residual, ty_activation activation, float *y,
+                              int64_t n) {
   if (residual) {
-    for (int64_t i = 0; i < n; i++) y[i] = x[i] + bias + residual[i];
-  } else {
-    for (int64_t i = 0; i < n; i++) y[i] = x[i] + bias;
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) y[i] = x[i] + bias + residual[i];
+  } else if (x != y || bias != 0) {
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) y[i] = x[i] + bias;
   }
   switch (activation) {
     case TY_NO_ACTIVATION: break;
-    case TY_RELU:
-      for (int64_t i = 0; i < n; i++) y[i] = activated(y[i], TY_RELU);
-      break;
-    case TY_GELU:
-      for (int64_t i = 0; i < n; i++) y[i] = activated(y[i], TY_GELU);
-      break;
-    case TY_GELU_TANH:
-      for (int64_t i = 0; i < n; i++) y[i] = activated(y[i], TY_GELU_TANH);
-      break;
-    case TY_SILU:
-      for (int64_t i = 0; i < n; i++) y[i] = activated(y[i], TY_SILU);
-      break;
+    case TY_RELU: EACH(v < 0 ? 0 : v) break; /* NaN stays */
+    case TY_GELU: EACH(ty_gelu_f32(v)) break;
+    case TY_GELU_TANH: EACH(ty_gelu_tanh_f32(v)) break;
+    case TY_SILU: EACH(ty_silu_f32(v)) break;
   }
 }
+#undef EACH
 
 /* n positions of `count` channels, src[i * pitch + l], to the planes y + l * plane: bias, residual and activation of
  * `e` on the way. `at` is where the positions begin in y and the residual, `channel` the first channel. */
-static void finish_planes(const conv_epilogue *e, const float *restrict src, int64_t pitch, int64_t n, int64_t count,
-                          float *y, int64_t at, int64_t plane, int64_t channel) {
+static inline void finish_planes(const conv_epilogue *e, const float *restrict src, int64_t pitch, int64_t n,
+                                 int64_t count, float *y, int64_t at, int64_t plane, int64_t channel) {
   float turned[LANES * LANES] __attribute__((aligned(64)));
   for (int64_t j = 0; j < n; j += LANES) {
     int64_t length = LANES, i = j;

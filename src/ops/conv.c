@@ -1,5 +1,5 @@
-/* Convolutions. conv2d and its two gradients are closed under differentiation: each is linear in both its inputs, and
- * the gradients of any of them are the other two. */
+/* Convolutions. conv2d_fused without an activation and its two gradients are closed under differentiation: each is
+ * linear in both its inputs, and the gradients of any of them are the other two. */
 #include <string.h>
 
 #include "op.h"
@@ -58,6 +58,14 @@ static bool check_bias(ty_call *c, int arg, int64_t channels) {
          ty_op_fail(c, TY_EINVAL, "bias: expected [%lld], got %s", (long long)channels, ty_describe(bias));
 }
 
+/* The residual has the result's size. */
+static bool check_residual(ty_call *c, int arg, const ty_tensor *y) {
+  const ty_tensor *residual = c->arg[arg].t;
+  if (!ty_check_floats(c, arg)) return false;
+  return (residual->v.ndim == 4 && memcmp(residual->v.size, y->v.size, 4 * sizeof *y->v.size) == 0) ||
+         ty_op_fail(c, TY_EINVAL, "residual: expected %s, got %s", ty_shape_text(4, y->v.size), ty_describe(residual));
+}
+
 /* The `size` argument of a gradient: that of the tensor it is for. */
 static bool check_size(ty_call *c, int arg) {
   ty_ints size = c->arg[arg].is;
@@ -69,20 +77,52 @@ static bool check_size(ty_call *c, int arg) {
 
 /* ---- conv2d and its gradients ---- */
 
+static bool wants_gradient(const ty_tensor *t) { return t && t->requires_grad; }
+
+static ty_tensor *activated(ty_tensor *y, ty_activation activation) {
+  switch (activation) {
+    case TY_RELU: return ty_relu(y);
+    case TY_GELU: return ty_gelu(y, "none");
+    case TY_GELU_TANH: return ty_gelu(y, "tanh");
+    case TY_SILU: return ty_silu(y);
+    default: return y;
+  }
+}
+
 bool fwd_conv2d(ty_call *c) {
-  ty_p_conv p;
-  ty_tensor *x, *weight, *bias = TY_ARGS(conv2d, c)->bias.t;
+  const ty_conv2d_args *a = TY_ARGS(conv2d, c);
+  ty_tensor *x = a->x.t, *weight = a->weight.t, *bias = a->bias.t, *residual = a->residual.t;
+  ty_activation activation = TY_NO_ACTIVATION;
+  if (strcmp(a->activation.s, "none") != 0) {
+    int choice = ty_check_choice(c, 8, (const char *const[]){ "none", "relu", "gelu", "gelu_tanh", "silu", NULL });
+    if (choice < 0) return false;
+    activation = (ty_activation)choice;
+  }
+  bool recorded = ty_grad_enabled() &&
+                  (wants_gradient(x) || wants_gradient(weight) || wants_gradient(bias) || wants_gradient(residual));
+  bool apart = activation && recorded; /* its gradient needs what it was applied to */
+  ty_tensor *y = ty_conv2d_fused(x, weight, bias, a->stride.is, a->padding.is, a->dilation.is, a->groups.i, residual,
+                                 apart ? TY_NO_ACTIVATION : activation);
+  return ty_out_set(c, 0, y && apart ? activated(y, activation) : y);
+}
+
+bool fwd_conv2d_fused(ty_call *c) {
+  const ty_conv2d_fused_args *a = TY_ARGS(conv2d_fused, c);
+  ty_p_conv p = { .activation = (ty_activation)a->activation.i };
+  ty_tensor *x, *weight, *bias = a->bias.t, *residual = a->residual.t;
   ty_dtype dtype;
   int64_t size[4];
   if (!take_pair(c, "[n, c, h, w]", "[out, c/groups, kh, kw]", &x, &weight, &dtype) || !read_options(c, 3, &p) ||
       !result_size(c, x->v.size, weight->v.size, &p, size) || !check_bias(c, 2, weight->v.size[0]))
     return false;
   if (bias && !(bias = ty_to(bias, dtype))) return false;
-  return ty_out(c, 0, ty_device_of(x), dtype, 4, size) && ty_launch(c, (ty_tensor *[]){ x, weight, bias }, 3, &p);
+  if (!ty_out(c, 0, ty_device_of(x), dtype, 4, size)) return false;
+  if (residual && (!check_residual(c, 7, c->out[0]) || !(residual = ty_to(residual, dtype)))) return false;
+  return ty_launch(c, (ty_tensor *[]){ x, weight, bias, residual }, 4, &p);
 }
 
-bool vjp_conv2d(ty_vjp *c) {
-  const ty_conv2d_args *a = TY_ARGS(conv2d, c);
+bool vjp_conv2d_fused(ty_vjp *c) {
+  const ty_conv2d_fused_args *a = TY_ARGS(conv2d_fused, c);
   ty_tensor *g = c->g[0];
   ty_ints stride = a->stride.is, padding = a->padding.is, dilation = a->dilation.is;
   if (c->need[0])
@@ -90,6 +130,7 @@ bool vjp_conv2d(ty_vjp *c) {
   if (c->need[1])
     c->dx[1] = ty_conv2d_backward_weight(g, a->x.t, ty_vjp_size(c, 1), stride, padding, dilation, a->groups.i);
   if (c->need[2]) c->dx[2] = ty_sum(g, TY_INTS(0, 2, 3), false, TY_DTYPE_DEFAULT);
+  if (c->need[3]) c->dx[3] = g;
   return true;
 }
 
@@ -103,7 +144,7 @@ static bool check_gradient(ty_call *c, const ty_tensor *g, const int64_t *x, con
 }
 
 bool fwd_conv2d_backward_input(ty_call *c) {
-  ty_p_conv p;
+  ty_p_conv p = { .groups = 1 };
   ty_tensor *g, *weight;
   ty_dtype dtype;
   if (!take_pair(c, "[n, out, oh, ow]", "[out, c/groups, kh, kw]", &g, &weight, &dtype) || !check_size(c, 2) ||
@@ -112,17 +153,22 @@ bool fwd_conv2d_backward_input(ty_call *c) {
   return ty_out(c, 0, ty_device_of(g), dtype, 4, c->arg[2].is.v) && ty_launch(c, (ty_tensor *[]){ g, weight }, 2, &p);
 }
 
+static ty_tensor *convolved(ty_tensor *x, ty_tensor *weight, ty_ints stride, ty_ints padding, ty_ints dilation,
+                            int64_t groups) {
+  return ty_conv2d_fused(x, weight, NULL, stride, padding, dilation, groups, NULL, TY_NO_ACTIVATION);
+}
+
 bool vjp_conv2d_backward_input(ty_vjp *c) {
   const ty_conv2d_backward_input_args *a = TY_ARGS(conv2d_backward_input, c);
   ty_ints stride = a->stride.is, padding = a->padding.is, dilation = a->dilation.is;
-  if (c->need[0]) c->dx[0] = ty_conv2d(c->g[0], a->weight.t, NULL, stride, padding, dilation, a->groups.i);
+  if (c->need[0]) c->dx[0] = convolved(c->g[0], a->weight.t, stride, padding, dilation, a->groups.i);
   if (c->need[1])
     c->dx[1] = ty_conv2d_backward_weight(a->g.t, c->g[0], ty_vjp_size(c, 1), stride, padding, dilation, a->groups.i);
   return true;
 }
 
 bool fwd_conv2d_backward_weight(ty_call *c) {
-  ty_p_conv p;
+  ty_p_conv p = { .groups = 1 };
   ty_tensor *g, *x;
   ty_dtype dtype;
   if (!take_pair(c, "[n, out, oh, ow]", "[n, c, h, w]", &g, &x, &dtype) || !check_size(c, 2) ||
@@ -134,7 +180,7 @@ bool fwd_conv2d_backward_weight(ty_call *c) {
 bool vjp_conv2d_backward_weight(ty_vjp *c) {
   const ty_conv2d_backward_weight_args *a = TY_ARGS(conv2d_backward_weight, c);
   ty_ints stride = a->stride.is, padding = a->padding.is, dilation = a->dilation.is;
-  if (c->need[0]) c->dx[0] = ty_conv2d(a->x.t, c->g[0], NULL, stride, padding, dilation, a->groups.i);
+  if (c->need[0]) c->dx[0] = convolved(a->x.t, c->g[0], stride, padding, dilation, a->groups.i);
   if (c->need[1])
     c->dx[1] = ty_conv2d_backward_input(a->g.t, c->g[0], ty_vjp_size(c, 1), stride, padding, dilation, a->groups.i);
   return true;
@@ -156,8 +202,8 @@ bool fwd_conv1d(ty_call *c) {
   if (!ty_check_ndim(c, 0, 3, 3, "[n, c, w]") || !ty_check_ndim(c, 1, 3, 3, "[out, c/groups, kw]") ||
       !take_one(c, 3, &stride) || !take_one(c, 4, &padding) || !take_one(c, 5, &dilation))
     return false;
-  ty_tensor *y = ty_conv2d(ty_unsqueeze(a->x.t, 2), ty_unsqueeze(a->weight.t, 2), a->bias.t, TY_INTS(1, stride),
-                           TY_INTS(0, padding), TY_INTS(1, dilation), a->groups.i);
+  ty_tensor *y = ty_conv2d_fused(ty_unsqueeze(a->x.t, 2), ty_unsqueeze(a->weight.t, 2), a->bias.t, TY_INTS(1, stride),
+                                 TY_INTS(0, padding), TY_INTS(1, dilation), a->groups.i, NULL, TY_NO_ACTIVATION);
   return ty_out_set(c, 0, ty_squeeze(y, TY_INTS(2)));
 }
 

@@ -11,7 +11,15 @@ return function(row, T)
 
   local f32 = { "f32" } -- of cases too large for all
 
-  local names = { "stride", "padding", "dilation", "groups" }
+  local activations = {
+    none = function(x) return x end,
+    relu = function(x) return math.max(x, 0.0) end,
+    gelu = function(x) return x * 0.5 * T.erfc(-x / math.sqrt(2)) end,
+    gelu_tanh = function(x) return x / (1 + math.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x ^ 3))) end,
+    silu = function(x) return x / (1 + math.exp(-x)) end,
+  }
+
+  local names = { "stride", "padding", "dilation", "groups", "residual", "activation" }
   -- Positional parameters, then options by name.
   local function parameters(list, order)
     local p = {}
@@ -24,7 +32,7 @@ return function(row, T)
     end
     return {
       stride = pair(p.stride, 1), padding = pair(p.padding, 0), dilation = pair(p.dilation, 1), groups = p.groups or 1,
-      output_padding = pair(p.output_padding, 0),
+      output_padding = pair(p.output_padding, 0), residual = p.residual, activation = p.activation or "none",
     }
   end
 
@@ -118,6 +126,13 @@ return function(row, T)
       -- Winograd's tiles: parts of one, two vectors of channels and a rest, no padding and much, one position
       { T { 2, 16, 5, 6 }, T { 12, 16, 3, 3 }, T { 12 }, grad = false, dtypes = f32 }, { T { 1, 13, 4, 7 }, T { 35, 13, 3, 3 }, T { 35 }, opts = { padding = { 2, 1 } }, grad = false, dtypes = f32 },
       { T { 1, 16, 2, 13 }, T { 16, 16, 3, 3 }, opts = { padding = { 1, 3 } }, grad = false, dtypes = f32 }, { T { 1, 16, 1, 1 }, T { 16, 16, 3, 3 }, opts = { padding = 1 }, grad = false, dtypes = f32 },
+      -- residual and activation: with gradients apart, else in the kernel, of each algorithm
+      { T { 1, 2, 3, 4 }, T { 3, 2, 3, 3 }, T { 3 }, 1, 1, 1, 1, T { 1, 3, 3, 4 }, "silu" },
+      { T { 1, 2, 3, 4 }, T { 3, 2, 3, 3 }, T { 3 }, 1, 1, 1, 1, T { 1, 3, 3, 4 } },
+      { T { 1, 16, 5, 6 }, T { 17, 16, 3, 3 }, T { 17 }, 1, 1, 1, 1, T { 1, 17, 5, 6 }, "relu", grad = false, dtypes = f32 },
+      { T { 1, 3, 5, 6 }, T { 17, 3, 3, 3 }, T { 17 }, 2, 1, 1, 1, T { 1, 17, 3, 3 }, "gelu_tanh", grad = false, dtypes = f32 },
+      { T { 1, 5, 5, 6 }, T { 7, 5, 1, 1 }, T { 7 }, 1, 0, 1, 1, T { 1, 7, 5, 6 }, "silu", grad = false, dtypes = f32 },
+      { T { 1, 5, 5, 6 }, T { 7, 5, 1, 1 }, opts = { stride = 2, activation = "gelu" }, grad = false, dtypes = f32 },
       -- sums over taps: whole vectors of channels and a rest, strides, one kernel side longer, a kernel larger than x
       { T { 1, 18, 7, 6 }, T { 34, 18, 3, 3 }, T { 34 }, opts = { stride = 2, padding = 1 }, grad = false, dtypes = f32 },
       { T { 1, 32, 3, 9 }, T { 8, 16, 1, 4 }, opts = { stride = { 1, 3 }, groups = 2 }, grad = false, dtypes = f32 }, { T { 1, 3, 2, 2 }, T { 2, 3, 5, 5 }, opts = { padding = 2 }, grad = false, dtypes = f32 },
@@ -128,9 +143,14 @@ return function(row, T)
         table.insert(rest, 1, bias)
         bias = nil
       end
-      return conv2d(x, w, bias, parameters(rest, names))
+      local p = parameters(rest, names)
+      local y = conv2d(x, w, bias, p)
+      for i = 1, #y do y[i] = activations[p.activation](y[i] + (p.residual and p.residual[i] or 0)) end
+      return y
     end,
     errors = {
+      { T { 1, 3, 5, 5 }, T { 4, 3, 3, 3 }, T { 4 }, 1, 0, 1, 1, T { 1, 4, 3, 2 }, match = "residual: expected [1, 4, 3, 3], got [1, 4, 3, 2]" },
+      { T { 1, 3, 5, 5 }, T { 4, 3, 3, 3 }, opts = { activation = "swish" }, match = "activation" },
       { T { 3, 5, 5 }, T { 4, 3, 3, 3 }, match = "x: expected [n, c, h, w]" },
       { T { 1, 3, 5, 5 }, T { 4, 2, 3, 3 }, match = "weight: expected [out, " },
       { T { 1, 3, 5, 5 }, T { 4, 3, 3, 3 }, T { 5 }, match = "bias: expected [4], got [5]" },
@@ -139,6 +159,21 @@ return function(row, T)
       { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { groups = 0 }, match = "groups: expected at least 1" },
       { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { padding = { 1, 2, 3 } }, match = "padding: expected one or two integers" },
     },
+  })
+
+  row("conv2d_fused", {
+    cases = {
+      { T { 1, 2, 4, 5 }, T { 3, 2, 3, 3 }, T { 3 }, 1, { 1, 0 }, 1, 1, T { 1, 3, 4, 3 } }, { T { 1, 2, 3, 3 }, T { 2, 2, 2, 2 } },
+      { T { 1, 2, 4, 5 }, T { 3, 2, 3, 3 }, T { 3 }, 1, { 1, 0 }, 1, 1, T { 1, 3, 4, 3 }, 1, grad = false, dtypes = f32 },
+    },
+    ref = function(x, w, bias, stride, padding, dilation, groups, residual, activation)
+      local y = conv2d(x, w, bias, parameters({ stride, padding, dilation, groups }, names))
+      for i = 1, #y do
+        y[i] = y[i] + (residual and residual[i] or 0)
+        if activation == 1 then y[i] = math.max(y[i], 0.0) end
+      end
+      return y
+    end,
   })
 
   row("conv2d_backward_input", {
