@@ -44,6 +44,9 @@ typedef struct ty_gemm {
  * ty_fail() when scratch memory is short. */
 bool TY_KERNEL(gemm_f32)(const ty_gemm *g);
 bool TY_KERNEL(gemm_f64)(const ty_gemm *g);
+/* gemm_f32 for large products of bf16 where the CPU has a fast instruction for them. */
+bool TY_KERNEL(gemm_has_bf16)(void);
+bool TY_KERNEL(gemm_bf16)(const ty_gemm *g);
 
 static inline bool ty_gemm_run(ty_dtype dtype, const ty_gemm *g) {
   return dtype == TY_F64 ? TY_KERNEL(gemm_f64)(g) : TY_KERNEL(gemm_f32)(g);

@@ -64,9 +64,3 @@ static void NAME(finish)(const ty_gemm *g, int64_t i, int64_t rows, int64_t j, i
     NAME(store)(g, g->c, at, x, columns);
   }
 }
-
-/* Rows i0 .. i1 and columns j0 .. j1. */
-static void NAME(finish_part)(const ty_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64_t j1, const REAL *sums,
-                              int64_t sums_row) {
-  for (int64_t j = j0; j < j1; j += NR) NAME(finish)(g, i0, i1 - i0, j, MIN2(NR, j1 - j), sums + j - j0, sums_row);
-}

@@ -24,6 +24,12 @@ static inline int64_t NAME(least)(int64_t a, int64_t b) { return a < b ? a : b; 
 #include "gemm_finish.h"
 #include "gemm_blocked.h"
 
+/* Rows i0 .. i1 and columns j0 .. j1 of C from their sums. */
+static void NAME(finish_part)(const ty_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64_t j1, const REAL *sums,
+                              int64_t sums_row) {
+  for (int64_t j = j0; j < j1; j += NR) NAME(finish)(g, i0, i1 - i0, j, MIN2(NR, j1 - j), sums + j - j0, sums_row);
+}
+
 /* ---- small products: one thread, no scratch memory ---- */
 
 static void NAME(small)(const ty_gemm *g) {
@@ -67,6 +73,9 @@ static bool NAME(whole)(const ty_gemm *g) {
     NAME(small)(g);
     return true;
   }
+#ifdef HALVES
+  if (g->half == TY_BF16 && !g->pack && TY_KERNEL(gemm_has_bf16)()) return TY_KERNEL(gemm_bf16)(g);
+#endif
   return NAME(tiled)(g, !NAME(reads_a)(g));
 }
 

@@ -127,7 +127,8 @@ static bool NAME(thin_product)(const ty_gemm *g, bool *ok) {
     t.a_row = t.k;
     t.a_col = 1;
   }
-  int64_t grain = 1 + SERIAL_WORK / 8 / (t.m * t.k);
+  int64_t grain = 1 + SERIAL_WORK / 8 / (t.m * t.k), runs = MIN2(t.n / 4, CHUNK); /* rows of B are read in long runs */
+  if (rows && !dot && grain < runs) grain = runs;
   if (dot) ty_parallel_for(t.n, (grain + 3) / 4 * 4, NAME(thin_dots), &t);
   else ty_parallel_for(t.n, (grain + 63) / 64 * 64, NAME(thin_rows), &t);
   if (scratch) ty_scratch_free(scratch, for_a + for_c);
