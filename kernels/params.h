@@ -47,7 +47,11 @@ typedef struct ty_p_add_norm {
   bool centred;
 } ty_p_add_norm;
 
-/* y = x W^T etc.: out[batch, m, n] (+)= a[batch, m, k] . b[batch, k, n]; transposes are in the views' strides. */
+/* out[batch, m, n] = activation(a[batch, m, k] . b[batch, k, n] + bias) + residual[batch, m, n], the residual contiguous;
+ * transposes are in the views' strides. Inputs a, b, bias (f32 where a is f16 or bf16) and residual. */
+typedef struct ty_p_matmul {
+  ty_activation activation;
+} ty_p_matmul;
 
 /* Convolution over two spatial dimensions; input [n, c, h, w], weight [out, c/groups, kh, kw]. */
 typedef struct ty_p_conv {

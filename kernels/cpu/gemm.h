@@ -18,7 +18,7 @@
 typedef void ty_gemm_pack(const void *context, int64_t k0, int64_t kc, int64_t j0, int64_t nc, void *dst,
                           int64_t stride);
 
-/* Strides count elements. C's columns are contiguous. */
+/* C = activation(A B + bias) + residual. Strides count elements. C's columns are contiguous. */
 typedef struct ty_gemm {
   int64_t m, n, k;
   const void *a;
@@ -29,15 +29,25 @@ typedef struct ty_gemm {
   int64_t c_row;
   const void *bias;     /* [n], added to every row; or NULL */
   const void *row_bias; /* [m], added to every column; or NULL */
-  bool add;             /* C += A B; excludes the biases */
-  ty_gemm_pack *pack;   /* when set, B exists only through it, and `b` is its context */
-  int64_t k0;           /* added to the k0 of `pack` */
+  ty_activation activation;
+  const void *residual; /* like C, with rows of its own; or NULL */
+  int64_t residual_row;
+  void *before;       /* like C: what the activation is applied to; or NULL */
+  bool add;           /* C += A B; excludes the biases and what follows them */
+  ty_dtype half;      /* TY_F16 or TY_BF16: the type of A and B in a product with f32 sums and biases; else 0 */
+  ty_dtype c_half;    /* the same of C, residual and before; excludes `add` */
+  ty_gemm_pack *pack; /* when set, B exists only through it, and `b` is its context */
+  int64_t k0;         /* added to the k0 of `pack` */
 } ty_gemm;
 
 /* Threaded unless called from a parallel piece. The result does not depend on the number of threads. False after
  * ty_fail() when scratch memory is short. */
 bool TY_KERNEL(gemm_f32)(const ty_gemm *g);
 bool TY_KERNEL(gemm_f64)(const ty_gemm *g);
+/* gemm_f32 for large products of bf16 where the CPU has a fast instruction for them. */
+bool TY_KERNEL(gemm_has_bf16)(void);
+bool TY_KERNEL(gemm_bf16)(const ty_gemm *g);
+
 static inline bool ty_gemm_run(ty_dtype dtype, const ty_gemm *g) {
   return dtype == TY_F64 ? TY_KERNEL(gemm_f64)(g) : TY_KERNEL(gemm_f32)(g);
 }

@@ -1,11 +1,12 @@
-/* Batched matrix products [batch..., m, k] x [batch..., k, n], and [n] added to every row. */
+/* Batched matrix products [batch..., m, k] x [batch..., k, n], and what linear layers do to them. */
 #include "gemm.h"
 
 ty_kernel TY_KERNEL(matmul);
 
 typedef struct batch {
   const ty_view *a, *b, *out;
-  const void *bias;
+  const void *bias, *residual;
+  ty_activation activation;
   bool failed;
 } batch;
 
@@ -22,6 +23,8 @@ static int64_t matrix_offset(const ty_view *v, const ty_view *shape, int64_t ind
 static ty_gemm product(const batch *p, int64_t index) {
   const ty_view *a = p->a, *b = p->b, *out = p->out;
   int d = out->ndim;
+  int64_t at = index * out->size[d - 2] * out->size[d - 1] * ty_dtype_size[out->dtype];
+  ty_dtype half = ty_is_half((ty_dtype)out->dtype) ? (ty_dtype)out->dtype : 0;
   return (ty_gemm){
     .m = out->size[d - 2],
     .n = out->size[d - 1],
@@ -32,9 +35,14 @@ static ty_gemm product(const batch *p, int64_t index) {
     .b = (const char *)b->data + matrix_offset(b, out, index),
     .b_row = b->stride[d - 2],
     .b_col = b->stride[d - 1],
-    .c = (char *)out->data + index * out->size[d - 2] * out->size[d - 1] * ty_dtype_size[out->dtype],
+    .c = (char *)out->data + at,
     .c_row = out->size[d - 1],
     .bias = p->bias,
+    .activation = p->activation,
+    .residual = p->residual ? (const char *)p->residual + at : NULL,
+    .residual_row = out->size[d - 1],
+    .half = half,
+    .c_half = half,
   };
 }
 
@@ -74,7 +82,13 @@ INTEGER_ROWS(rows_i64, int64_t, uint64_t)
 
 bool TY_KERNEL(matmul)(const ty_kernel_args *k) {
   const ty_view *out = k->out[0];
-  batch p = { .a = k->in[0], .b = k->in[1], .out = out, .bias = k->nin > 2 && k->in[2] ? k->in[2]->data : NULL };
+  const ty_p_matmul *params = k->params;
+  batch p = { .a = k->in[0],
+              .b = k->in[1],
+              .out = out,
+              .bias = k->nin > 2 && k->in[2] ? k->in[2]->data : NULL,
+              .residual = k->nin > 3 && k->in[3] ? k->in[3]->data : NULL,
+              .activation = params ? params->activation : TY_NO_ACTIVATION };
   if (out->count == 0) return true;
   int d = out->ndim;
   int64_t m = out->size[d - 2], n = out->size[d - 1], depth = p.a->size[d - 1], count = out->count / (m * n);

@@ -98,13 +98,14 @@ static bool fail_as(const ty_op *op) {
   return ty_op_fail_(op, ty_error_code(), "%s", ty_error());
 }
 
-static bool run_forward(const ty_op *op, const ty_value *arg, ty_tensor **out) {
-  ty_call c = { op, arg, out };
+static bool run_forward(const ty_op *op, const ty_value *arg, ty_tensor **out, bool *record) {
+  ty_call c = { op, arg, out, *record };
   ty_scope scope;
   ty_scope_open(&scope);
   bool was = grad_enabled;
   grad_enabled = was && op->composed;
   bool ok = op->forward(&c);
+  *record = c.record;
   grad_enabled = was;
   ty_scope_close(&scope);
   if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
@@ -127,7 +128,7 @@ bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
   bool record = grad_enabled && op->differentiable && !op->composed && ty_inputs_want_grad(op, arg);
   bool writes = (op->flags & WRITES) && op->args[0].kind == TY_ARG_TENSOR;
   if (writes && !check_writable(op, arg[0].t, record)) return false;
-  bool ok = run_forward(op, arg, out);
+  bool ok = run_forward(op, arg, out, &record);
   if (writes && ok) wrote(arg[0].t);
   if (ok && record) {
     ok = ty_record(op, arg, out);
@@ -169,7 +170,7 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
 
   if (!record && !op->composed && !shares_storage(op, arg, t)) { /* the kernel writes into t itself */
     ty_tensor *out[1] = { ty_retain(t) };
-    bool ok = run_forward(op, arg, out);
+    bool ok = run_forward(op, arg, out, &record);
     if (ok) wrote(t);
     ty_release(out[0]);
     return ok;

@@ -36,9 +36,11 @@ static bool rows_merge(const ty_view *v, int64_t *stride) {
   return true;
 }
 
-/* Runs the kernel on p, whose result fills `out` (of any shape with as many elements). */
-static bool launch(const ty_op *op, product *p, const ty_view *bias, ty_tensor *out) {
+/* Runs the kernel on p, whose result fills `out` (of any shape with as many elements, like residual). */
+static bool launch(const ty_op *op, product *p, const ty_view *bias, const ty_view *residual, ty_activation activation,
+                   ty_tensor *out) {
   ty_view y = out->v;
+  const ty_p_matmul params = { activation };
   bool shared = true; /* is there one b for all of the batch? */
   for (int d = 0; d < p->ndim - 2; d++) shared = shared && p->b.size[d] == 1;
   int64_t stride;
@@ -57,8 +59,8 @@ static bool launch(const ty_op *op, product *p, const ty_view *bias, ty_tensor *
     ty_view_set_contiguous(&y, 2, (int64_t[]){ rows, p->size[n - 1] });
     ty_view_update(&a);
     ty_view_update(&b);
-    const ty_view *outs[] = { &y }, *ins[] = { &a, &b, bias };
-    return ty_run_kernel(TY_OP_matmul, ty_device_of(out), outs, 1, ins, 3, NULL) ||
+    const ty_view *outs[] = { &y }, *ins[] = { &a, &b, bias, residual };
+    return ty_run_kernel(TY_OP_matmul, ty_device_of(out), outs, 1, ins, 4, &params) ||
            ty_op_fail_(op, ty_error_code(), "%s", ty_error());
   }
   ty_view a, b;
@@ -70,20 +72,10 @@ static bool launch(const ty_op *op, product *p, const ty_view *bias, ty_tensor *
   size[p->ndim - 1] = p->size[p->ndim - 1];
   ty_view_expand(&b, &p->b, p->ndim, size);
   ty_view_set_contiguous(&y, p->ndim, p->size);
-  const ty_view *outs[] = { &y }, *ins[] = { &a, &b, bias };
-  return ty_run_kernel(TY_OP_matmul, ty_device_of(out), outs, 1, ins, 3, NULL) ||
+  const ty_view *outs[] = { &y }, *ins[] = { &a, &b, bias, residual };
+  return ty_run_kernel(TY_OP_matmul, ty_device_of(out), outs, 1, ins, 4, &params) ||
          ty_op_fail_(op, ty_error_code(), "%s", ty_error());
 }
-
-/* The same into output 0; halves are computed in f32. */
-static bool launch_to_output(ty_call *c, product *p, const ty_view *bias) {
-  ty_tensor *out = c->out[0];
-  if (!ty_is_half(ty_dtype_of(out))) return launch(c->op, p, bias, out);
-  ty_tensor *wide = ty_empty((ty_ints){ out->v.size, out->v.ndim }, TY_F32, ty_device_of(out));
-  return wide && launch(c->op, p, bias, wide) && ty_copy_into(out, wide);
-}
-
-static ty_dtype compute_dtype(ty_dtype d) { return ty_is_half(d) ? TY_F32 : d; }
 
 /* A batch of matrices that does not merge into one, against a single b, is copied: one large product beats many. */
 static ty_tensor *merged(ty_tensor *x, const ty_tensor *b) {
@@ -104,8 +96,8 @@ bool fwd_matmul(ty_call *c) {
     return ty_op_fail(c, TY_EINVAL, "x %s and y %s: expected the last size of x, %lld, to equal %s of y, %lld",
                       ty_describe(x), ty_describe(y), (long long)inner, y->v.ndim > 1 ? "the last but one" : "the size",
                       (long long)other);
-  x = merged(ty_to(x, compute_dtype(dtype)), y);
-  y = ty_to(y, compute_dtype(dtype));
+  x = merged(ty_to(x, dtype), y);
+  y = ty_to(y, dtype);
   if (!x || !y) return false;
   product p = { .a = x->v, .b = y->v };
   if (x->v.ndim == 1) push_dim(&p.a, true, 1, inner);
@@ -125,7 +117,7 @@ bool fwd_matmul(ty_call *c) {
   memcpy(size, p.size, sizeof size);
   if (x->v.ndim > 1) size[ndim++] = m;
   if (y->v.ndim > 1) size[ndim++] = n;
-  return ty_out(c, 0, ty_device_of(x), dtype, ndim, size) && launch_to_output(c, &p, NULL);
+  return ty_out(c, 0, ty_device_of(x), dtype, ndim, size) && launch(c->op, &p, NULL, NULL, TY_NO_ACTIVATION, c->out[0]);
 }
 
 /* Everything before the last dimension as one. */
@@ -160,27 +152,61 @@ bool vjp_matmul(ty_vjp *c) {
 
 /* ---- linear ---- */
 
-bool fwd_linear(ty_call *c) {
+static bool check_linear(ty_call *c) {
   const ty_linear_args *arg = TY_ARGS(linear, c);
-  ty_tensor *x = arg->x.t, *weight = arg->weight.t, *bias = arg->bias.t;
+  const ty_tensor *x = arg->x.t, *weight = arg->weight.t, *bias = arg->bias.t, *residual = arg->residual.t;
   if (!ty_check_floats(c, 1) || !ty_check_ndim(c, 1, 2, 2, "[out, in]")) return false;
   if (x->v.ndim == 0 || x->v.size[x->v.ndim - 1] != weight->v.size[1])
     return ty_op_fail(c, TY_EINVAL, "x: expected [..., %lld] for weight %s, got %s", (long long)weight->v.size[1],
                       ty_describe(weight), ty_describe(x));
-  if (bias && (!ty_check_floats(c, 2) || bias->v.ndim != 1 || bias->v.size[0] != weight->v.size[0]))
-    return ty_is_float(ty_dtype_of(bias))
-               ? ty_op_fail(c, TY_EINVAL, "bias: expected [%lld] for weight %s, got %s", (long long)weight->v.size[0],
-                            ty_describe(weight), ty_describe(bias))
-               : false;
-  ty_dtype dtype = ty_promote(ty_dtype_of(x), ty_dtype_of(weight)), wide = compute_dtype(dtype);
+  if (bias && !ty_check_floats(c, 2)) return false;
+  if (bias && (bias->v.ndim != 1 || bias->v.size[0] != weight->v.size[0]))
+    return ty_op_fail(c, TY_EINVAL, "bias: expected [%lld] for weight %s, got %s", (long long)weight->v.size[0],
+                      ty_describe(weight), ty_describe(bias));
+  if (!residual) return true;
+  int n = x->v.ndim;
+  bool fits = residual->v.ndim == n && residual->v.size[n - 1] == weight->v.size[0] &&
+              memcmp(residual->v.size, x->v.size, sizeof *x->v.size * (size_t)(n - 1)) == 0;
+  return (ty_check_floats(c, 3) && fits) ||
+         ty_op_fail(c, TY_EINVAL, "residual: expected floats of the result's shape [..., %lld], got %s",
+                    (long long)weight->v.size[0], ty_describe(residual));
+}
+
+/* The backward rule needs what the activation is applied to: while gradients are recorded, separate ops keep it. */
+static bool linear_apart(ty_call *c, ty_activation activation) {
+  const ty_linear_args *arg = TY_ARGS(linear, c);
+  c->record = false;
+  bool was = ty_set_grad_enabled(true);
+  ty_tensor *y = ty_linear(arg->x.t, arg->weight.t, arg->bias.t, NULL, "none");
+  switch (activation) {
+    case TY_NO_ACTIVATION: break;
+    case TY_RELU: y = ty_relu(y); break;
+    case TY_GELU: y = ty_gelu(y, "none"); break;
+    case TY_GELU_TANH: y = ty_gelu(y, "tanh"); break;
+    case TY_SILU: y = ty_silu(y); break;
+  }
+  if (arg->residual.t) y = ty_add(y, ty_to(arg->residual.t, y ? ty_dtype_of(y) : TY_F32));
+  ty_set_grad_enabled(was);
+  return ty_out_set(c, 0, y);
+}
+
+bool fwd_linear(ty_call *c) {
+  static const char *const activations[] = { "none", "relu", "gelu", "gelu_tanh", "silu", NULL }; /* ty_activation */
+  const ty_linear_args *arg = TY_ARGS(linear, c);
+  ty_tensor *x = arg->x.t, *weight = arg->weight.t, *bias = arg->bias.t, *residual = arg->residual.t;
+  int activation = ty_check_choice(c, 4, activations);
+  if (activation < 0 || !check_linear(c)) return false;
+  if (activation && c->record) return linear_apart(c, (ty_activation)activation);
+  ty_dtype dtype = ty_promote(ty_dtype_of(x), ty_dtype_of(weight)), wide = ty_is_half(dtype) ? TY_F32 : dtype;
   product p = { .ndim = x->v.ndim };
   memcpy(p.size, x->v.size, sizeof p.size);
   p.size[p.ndim - 1] = weight->v.size[0];
   if (!ty_out(c, 0, ty_device_of(x), dtype, p.ndim, p.size)) return false;
-  x = merged(ty_to(x, wide), weight);
-  weight = ty_to(weight, wide);
+  x = merged(ty_to(x, dtype), weight);
+  weight = ty_to(weight, dtype);
   if (bias && !(bias = ty_to(bias, wide))) return false;
   if (bias && !bias->v.contiguous && !(bias = ty_contiguous(bias))) return false;
+  if (residual && (!(residual = ty_to(residual, dtype)) || !(residual = ty_contiguous(residual)))) return false;
   if (!x || !weight) return false;
   p.a = x->v;
   p.b = weight->v;
@@ -196,7 +222,8 @@ bool fwd_linear(ty_call *c) {
   }
   while (p.b.ndim < p.ndim) push_dim(&p.b, true, 1, 0);
   ty_view_update(&p.b);
-  return launch_to_output(c, &p, bias ? &bias->v : NULL);
+  return launch(c->op, &p, bias ? &bias->v : NULL, residual ? &residual->v : NULL, (ty_activation)activation,
+                c->out[0]);
 }
 
 bool vjp_linear(ty_vjp *c) {
@@ -205,5 +232,37 @@ bool vjp_linear(ty_vjp *c) {
   if (c->need[0]) c->dx[0] = ty_matmul(g, arg->weight.t);
   if (c->need[1]) c->dx[1] = ty_matmul(ty_transpose(as_rows(g), 0, 1), as_rows(arg->x.t));
   if (c->need[2]) c->dx[2] = ty_sum(as_rows(g), TY_INTS(0), false, TY_DTYPE_DEFAULT);
+  if (c->need[3]) c->dx[3] = g;
   return true;
+}
+
+/* ---- bytes ---- */
+
+bool fwd_matmul_int8(ty_call *c) {
+  const ty_matmul_int8_args *arg = TY_ARGS(matmul_int8, c);
+  ty_tensor *x = arg->x.t, *y = arg->y.t;
+  if (ty_dtype_of(x) != TY_I8 && ty_dtype_of(x) != TY_U8)
+    return ty_op_fail(c, TY_EINVAL, "x: expected u8 or i8, got %s", ty_describe(x));
+  if (ty_dtype_of(y) != TY_I8 || y->v.ndim != 2)
+    return ty_op_fail(c, TY_EINVAL, "y: expected i8 [k, n], got %s", ty_describe(y));
+  if (x->v.ndim < 2 || x->v.size[x->v.ndim - 1] != y->v.size[0])
+    return ty_op_fail(c, TY_EINVAL, "x: expected [..., m, %lld] for y %s, got %s", (long long)y->v.size[0],
+                      ty_describe(y), ty_describe(x));
+  int64_t size[TY_MAX_DIMS];
+  int n = x->v.ndim;
+  memcpy(size, x->v.size, sizeof size);
+  size[n - 1] = y->v.size[1];
+  if (!ty_out(c, 0, ty_device_of(x), TY_I32, n, size)) return false;
+  ty_view out = c->out[0]->v, in = x->v;
+  int64_t stride;
+  if (n > 2 && rows_merge(&x->v, &stride)) { /* one tall product */
+    int64_t k = in.size[n - 1], step = in.stride[n - 1], rows = 1;
+    for (int d = 0; d < n - 1; d++) rows *= in.size[d];
+    in.ndim = 2;
+    in.size[0] = rows, in.size[1] = k, in.stride[0] = stride, in.stride[1] = step;
+    ty_view_update(&in);
+    ty_view_set_contiguous(&out, 2, (int64_t[]){ rows, y->v.size[1] });
+  }
+  const ty_view *outs[] = { &out }, *ins[] = { &in, &y->v };
+  return ty_run_kernel(TY_OP_matmul_int8, ty_device_of(x), outs, 1, ins, 2, NULL);
 }

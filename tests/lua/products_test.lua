@@ -75,6 +75,92 @@ test("linear equals matmul and add, with its gradients", function()
   end
 end)
 
+-- Whole numbers this small are exact in every type, and so are their sums: any error shows.
+local function whole(rows, columns, turned, dtype, low, high)
+  local x = ty.randint(low, high, turned and { columns, rows } or { rows, columns }):to(dtype)
+  return turned and x:transpose(0, 1) or x
+end
+
+test("halves are summed in f32 and rounded once, at every size and layout", function()
+  ty.manual_seed(4)
+  for _, s in ipairs {
+    { 1, 300, 257 }, { 300, 1, 257 }, { 3, 200, 513 }, { 1, 1, 1 }, { 0, 3, 4 }, { 3, 4, 0 }, { 9, 33, 5 },
+    { 70, 90, 1025 }, { 600, 40, 70 }, { 20, 1100, 130 }, { 5, 6, 4100 },
+  } do
+    for _, dtype in ipairs { "f16", "bf16" } do
+      for layout = 0, 3 do
+        local x = whole(s[1], s[3], layout & 1 > 0, dtype, -3, 4)
+        local y = whole(s[3], s[2], layout & 2 > 0, dtype, -3, 4)
+        local want = ty.matmul(x:to "i64", y:to "i64"):to "f32":to(dtype)
+        local what = ("%d x %d x %d, %s, layout %d"):format(s[1], s[2], s[3], dtype, layout)
+        equal(ty.matmul(x, y):eq(want):all():item(), true, what)
+      end
+    end
+  end
+  local x, y = whole(40, 90, false, "bf16", -3, 4)["::2, ::3"], whole(90, 70, false, "bf16", -3, 4)["::3, ::2"]
+  equal(largest(ty.matmul(x, y):to "f32" - ty.matmul(x:to "f32", y:to "f32")), 0, "steps in both dimensions")
+end)
+
+test("infinities and NaN stay in their rows", function()
+  for _, dtype in ipairs { "f32", "f16", "bf16" } do
+    for _, s in ipairs { { 4, 300, 200 }, { 100, 90, 300 } } do
+      local x, y = ty.ones(s[1], s[3], { dtype = dtype }), ty.ones(s[3], s[2], { dtype = dtype })
+      x[2]:fill_(math.huge)
+      x[1]:fill_(0 / 0)
+      local z = ty.matmul(x, y):to "f32"
+      equal(z[0]:eq(s[3]):all():item() and z[3]:eq(s[3]):all():item(), true, dtype)
+      equal(z[2]:eq(math.huge):all():item(), true, dtype)
+      equal(z[1]:eq(z[1]):any():item(), false, dtype)
+    end
+  end
+end)
+
+test("products of bytes are exact", function()
+  ty.manual_seed(5)
+  for _, s in ipairs {
+    { 1, 1, 1 }, { 1, 300, 257 }, { 70, 90, 1026 }, { 600, 40, 71 }, { 20, 1100, 133 }, { 0, 3, 4 }, { 3, 4, 0 },
+  } do
+    for _, dtype in ipairs { "u8", "i8" } do
+      for layout = 0, 3 do
+        local low = dtype == "u8" and 0 or -128
+        local x = whole(s[1], s[3], layout & 1 > 0, dtype, low, low + 256)
+        local y = whole(s[3], s[2], layout & 2 > 0, "i8", -128, 128)
+        local z = ty.matmul_int8(x, y)
+        equal(z.dtype, "i32")
+        equal(z:eq(ty.matmul(x:to "i32", y:to "i32")):all():item(), true,
+          ("%d x %d x %d, %s, layout %d"):format(s[1], s[2], s[3], dtype, layout))
+      end
+    end
+  end
+  local x, y = whole(60, 64, false, "i8", -128, 128):reshape(3, 20, 64), whole(64, 33, false, "i8", -128, 128)
+  local turned = x:transpose(0, 1)
+  local z, want = ty.matmul_int8(turned, y), ty.matmul_int8(x, y):transpose(0, 1)
+  equal(z:eq(want):all():item(), true, "a batch that does not merge")
+end)
+
+test("linear with activation and residual equals the separate ops, recorded or not", function()
+  ty.manual_seed(6)
+  local acts = { none = function(x) return x end, relu = ty.relu, gelu = ty.gelu, silu = ty.silu,
+    gelu_tanh = function(x) return ty.gelu(x, "tanh") end }
+  for _, s in ipairs { { 3, 5, 4 }, { 9, 200, 300 }, { 90, 70, 300 } } do
+    for name, act in pairs(acts) do
+      for dtype, tol in pairs { f64 = 1e-11, f32 = 1e-4, bf16 = 1 } do
+        local function random(...) return ty.randn(..., { dtype = dtype }) end
+        local x, w, b = random { s[1], s[3] }:requires_grad_(), random { s[2], s[3] }, random { s[2] }
+        local r = random { s[1], s[2] }:requires_grad_()
+        local z = act(ty.linear(x, w, b)) + r
+        local y = ty.linear(x, w, b, r, name)
+        close(largest((y - z):detach():to "f64"), 0, tol, name)
+        local p, q = ty.grad(y:sum(), { x, r }), ty.grad(z:sum(), { x, r })
+        for i = 1, 2 do close(largest((p[i] - q[i]):to "f64"), 0, 10 * tol, name .. ", gradient " .. i) end
+        ty.no_grad(function()
+          close(largest((ty.linear(x, w, b, r, name) - z):to "f64"), 0, tol, name .. ", not recorded")
+        end)
+      end
+    end
+  end
+end)
+
 test("integers wrap around and never overflow", function()
   local x = ty.full({ 1, 2 }, math.maxinteger, { dtype = "i64" })
   equal(ty.matmul(x, ty.full({ 2, 1 }, 3, { dtype = "i64" })):item(), 2 * 3 * math.maxinteger)

@@ -55,15 +55,40 @@ return function(row, T)
   row("linear", {
     cases = {
       { T { 3, 4 }, T { 5, 4 }, T { 5 } }, { T { 4 }, T { 5, 4 }, T { 5 } }, { T { 2, 3, 4 }, T { 5, 4 } }, { T { 2, 1, 3, 4 }, T { 2, 4 }, T { 2 } },
-      { T { 0, 4 }, T { 5, 4 }, T { 5 } }, { T { 3, 1 }, T { 1, 1 }, T { 1 } },
+      { T { 0, 4 }, T { 5, 4 }, T { 5 } }, { T { 3, 1 }, T { 1, 1 }, T { 1 } }, { T { 2, 3, 4 }, T { 5, 4 }, T { 5 }, T { 2, 3, 5 } },
+      { T { 3, 4 }, T { 5, 4 }, opts = { residual = T { 3, 5 }, activation = "silu" } }, { T { 3, 4 }, T { 5, 4 }, T { 5 }, opts = { activation = "gelu_tanh" } },
     },
-    ref = function(x, weight, bias)
+    ref = function(x, weight, bias, residual, activation)
+      if type(bias) == "table" and not bias.shape then bias, residual, activation = nil, bias.residual, bias.activation end
+      if type(residual) == "table" and not residual.shape then residual, activation = residual.residual, residual.activation end
       local turned = from({ weight.shape[2], weight.shape[1] }, function(index) return at(weight, { index[2], index[1] }) end)
       local y = matmul(x, turned)
-      return bias and from(y.shape, function(index) return at(y, index) + at(bias, { index[#index] }) end) or y
+      return from(y.shape, function(index)
+        local v = at(y, index) + (bias and at(bias, { index[#index] }) or 0)
+        if activation == "silu" then v = v / (1 + math.exp(-v)) end
+        if activation == "gelu_tanh" then v = v / (1 + math.exp(-2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v ^ 3))) end
+        return v + (residual and at(residual, index) or 0)
+      end)
     end,
     errors = {
       { T { 2, 3 }, T { 5, 4 }, match = "x: expected [..., 4] for weight [5, 4]" }, { T { 2, 4 }, T { 5, 4 }, T { 4 }, match = "bias: expected [5]" },
+      { T { 2, 4 }, T { 5, 4 }, T { 5 }, T { 2, 4 }, match = "residual: expected" },
+      { T { 2, 4 }, T { 5, 4 }, opts = { activation = "swish" }, match = "activation" },
+    },
+  })
+
+  row("matmul_int8", {
+    cases = {
+      { T { 3, 4, dtype = "i8" }, T { 4, 5, dtype = "i8" } }, { T { 2, 3, 5, dtype = "u8" }, T { 5, 2, dtype = "i8" } },
+      { T { 0, 3, dtype = "i8" }, T { 3, 4, dtype = "i8" } }, { T { 3, 0, dtype = "i8" }, T { 0, 4, dtype = "i8" } },
+    },
+    dtypes = { "i8" },
+    dtype = "i32",
+    ref = matmul,
+    errors = {
+      { T { 2, 3, dtype = "i8" }, T { 4, 5, dtype = "i8" }, match = "x: expected [..., m, 4]" },
+      { T { 2, 3, dtype = "i32" }, T { 3, 5, dtype = "i8" }, match = "x: expected u8 or i8" },
+      { T { 2, 3, dtype = "i8" }, T { 3, 5, dtype = "u8" }, match = "y: expected i8 [k, n]" },
     },
   })
 

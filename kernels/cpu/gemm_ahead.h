@@ -1,0 +1,48 @@
+/* What a micro-kernel asks memory for while it computes: the sources of the panels that are packed next, too far apart
+ * for the hardware to foresee, come in without a wait. */
+#ifndef TY_KERNELS_CPU_GEMM_AHEAD_H
+#define TY_KERNELS_CPU_GEMM_AHEAD_H
+
+#include "../base.h"
+
+enum { TY_AHEAD_STEP = 16, TY_AHEAD_MOST = 16 }; /* steps of k per request, and requests per call */
+
+typedef struct ty_ahead {
+  const void *near_lines[TY_AHEAD_MOST], *far_lines[TY_AHEAD_MOST]; /* to the first and to the second cache */
+  const char *a;                                                    /* eight lines of A per request, `a_row` apart; */
+  int64_t a_row, a_next;                                            /* then `a_next` further */
+} ty_ahead;
+
+/* A region of memory as lines to come: `rows` rows of `bytes`, `stride` bytes apart. */
+typedef struct ty_region {
+  const char *row;
+  int64_t stride, rows, bytes, at;
+} ty_region;
+
+static inline int64_t ty_region_lines(const ty_region *r) { return r->rows * ((r->bytes + 63) / 64); }
+
+/* Sets the far lines of `ahead`: up to `count` of the region, then some line that is there already. */
+static inline void ty_ahead_far(ty_ahead *ahead, ty_region *r, int64_t count, const void *there) {
+  int n = 0;
+  for (; n < count && n < TY_AHEAD_MOST && r->rows > 0; n++) {
+    ahead->far_lines[n] = r->row + r->at;
+    r->at += 64;
+    if (r->at >= r->bytes) {
+      r->at = 0;
+      r->row += r->stride;
+      r->rows--;
+    }
+  }
+  for (; n < TY_AHEAD_MOST; n++) ahead->far_lines[n] = there;
+}
+
+/* Sets the near lines: the first and the last of `rows` rows that will be written. */
+static inline void ty_ahead_near(ty_ahead *ahead, const void *c, int64_t stride, int64_t rows, int64_t bytes) {
+  for (int n = 0; n < TY_AHEAD_MOST / 2; n++) {
+    const char *row = (const char *)c + (n < rows ? n : 0) * stride;
+    ahead->near_lines[2 * n] = row;
+    ahead->near_lines[2 * n + 1] = row + bytes - 1;
+  }
+}
+
+#endif

@@ -1,0 +1,185 @@
+/* Large matrix products for one element type, after Goto and van de Geijn 2008: C is cut into tiles, which are computed
+ * independently; a tile goes through k in blocks and copies panels of B, and of A, in the order in which the
+ * micro-kernel reads them. Every element of C is summed over k in the same order, in blocks of KC, whatever the tiles.
+ *
+ * Panels are packed one by one just before their first use, while their sources are already on the way: the
+ * micro-kernels ask for the lines of the next panels as they go.
+ *
+ * Included with what gemm_micro.h wants, besides GROUP (elements of k in a unit), ELEMENT(g) (bytes of an element of A
+ * and B), pack_a, pack_b, finish and finishes. */
+
+#define MT (MR * 64) /* a tile of A, MT x KC, stays in the second */
+#define NT (NR * 32)
+#define SERIAL_WORK 262144 /* m n k up to which one thread is faster than two */
+
+typedef struct NAME(tiling) {
+  const ty_gemm *g;
+  int64_t tile_m, tile_n, tiles_n;
+  bool packs_a, failed;
+} NAME(tiling);
+
+/* The source of the panel of B that follows the one at k0, j in a tile of columns j0 .. j1. */
+static ty_region NAME(next_panel)(const ty_gemm *g, int64_t units, int64_t k0, int64_t j, int64_t j0, int64_t j1) {
+  j += NR;
+  if (j >= j1) {
+    j = j0;
+    k0 += KC;
+  }
+  if (k0 >= units || g->pack) return (ty_region){ 0 };
+  int64_t size = ELEMENT(g), kc = MIN2(KC, units - k0) * GROUP, nc = MIN2(NR, j1 - j);
+  const char *b = (const char *)g->b + (k0 * GROUP * g->b_row + j * g->b_col) * size;
+  if (g->b_col == 1) return (ty_region){ b, g->b_row * size, kc, nc * size, 0 };
+  return (ty_region){ b, g->b_col * size, nc, kc * size, 0 };
+}
+
+/* What to ask for while the panel of A at row i is in use: the next lines of it, or on the first way through the tile
+ * the source of the panel that is packed next. */
+static void NAME(ahead_a)(const ty_gemm *g, ty_ahead *ahead, bool first, int64_t i, int64_t i0, int64_t i1, int64_t k0,
+                          const UNIT *panel) {
+  if (!first || i + MR >= i1) {
+    ahead->a = (const char *)(panel + TY_AHEAD_STEP * MR);
+    ahead->a_row = 2 * MR * (int64_t)sizeof(UNIT);
+    ahead->a_next = 0;
+    return;
+  }
+  int64_t size = ELEMENT(g), at = k0 * GROUP * g->a_col;
+  if (g->a_row == 1) { /* a line has rows of several panels: each asks for its share of the lines of the next ones */
+    int64_t panels = 64 / (MR * size), index = (i - i0) / MR;
+    if (panels < 1) panels = 1;
+    int64_t row = i0 + (index / panels + 1) * panels * MR, step = panels > 2 * GROUP ? panels : 2 * GROUP;
+    ahead->a = (const char *)g->a + (at + row + index % panels * g->a_col) * size;
+    ahead->a_row = step * g->a_col * size;
+    ahead->a_next = 0;
+  } else {
+    ahead->a = (const char *)g->a + (at + (i + MR) * g->a_row) * size;
+    ahead->a_row = g->a_row * size;
+    ahead->a_next = TY_AHEAD_STEP * GROUP * size - TY_AHEAD_STEP / 2 * ahead->a_row;
+  }
+}
+
+#ifdef STRIDED
+/* The rows of a tile of A that is read where it lies, one panel ahead. */
+static void NAME(fetch_a)(const REAL *a, int64_t a_row, int64_t k) {
+  for (int64_t r = 0; r < MR; r++)
+    for (int64_t p = 0; p < k; p += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(a + r * a_row + p, 0, 2);
+}
+#endif
+
+/* The tile of C at i0 .. i1, j0 .. j1. Sums go to C, or if it is of half precision to `sums`, panel by panel. */
+static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j0, int64_t j1, UNIT *packed_a,
+                       REAL *sums) {
+  const ty_gemm *g = t->g;
+  UNIT panel[KC * NR] __attribute__((aligned(64)));
+  REAL edge[MR * NR] __attribute__((aligned(64)));
+  ty_ahead ahead;
+  int64_t units = (g->k + GROUP - 1) / GROUP;
+#ifdef STRIDED
+  bool in_place = !packed_a && !g->pack && g->b_col == 1 && i1 - i0 <= 4 * MR; /* too rarely read to pay for packing */
+#endif
+  for (int64_t k0 = 0; k0 < units && !ty_interrupted; k0 += KC) {
+    int64_t kc = MIN2(KC, units - k0);
+    bool last = k0 + kc == units, add = g->add || k0 > 0;
+    for (int64_t j = j0; j < j1; j += NR) {
+      int64_t nc = MIN2(NR, j1 - j);
+      const UNIT *b = panel;
+#ifdef STRIDED
+      int64_t b_row = NR;
+      if (in_place && nc == NR) {
+        b = (const REAL *)g->b + k0 * g->b_row + j;
+        b_row = g->b_row;
+      } else
+#endif
+        NAME(pack_b)(g, k0, kc, j, nc, panel);
+      ty_region next = NAME(next_panel)(g, units, k0, j, j0, j1);
+      int64_t share = (ty_region_lines(&next) * MR + i1 - i0 - 1) / (i1 - i0);
+      for (int64_t i = i0; i < i1; i += MR) {
+        int64_t mr = MIN2(MR, i1 - i), c_row = g->c_row;
+        REAL *to = (REAL *)g->c + i * c_row + j, *c = to;
+        bool direct = nc == NR || nc == VL;
+        if (sums) {
+          c = sums + (j - j0) * (i1 - i0) + (i - i0) * NR;
+          c_row = NR;
+        } else if (!direct) {
+          c = edge;
+          c_row = NR;
+        }
+        bool onto = c == edge ? false : add;
+        if (packed_a) {
+          UNIT *a = packed_a + (i - i0) * kc;
+          if (j == j0) NAME(pack_a)(g, i, mr, k0, kc, a);
+          NAME(ahead_a)(g, &ahead, j == j0, i, i0, i1, k0, a);
+          ty_ahead_near(&ahead, c, c_row * (int64_t)sizeof(REAL), mr, NR * (int64_t)sizeof(REAL));
+          ty_ahead_far(&ahead, &next, share, c);
+          NAME(panels)[nc > VL][mr - 1](kc, a, b, c, c_row, onto, &ahead);
+        }
+#ifdef STRIDED
+        else {
+          const REAL *a = (const REAL *)g->a + i * g->a_row + k0 * g->a_col;
+          ty_ahead_near(&ahead, c, c_row * (int64_t)sizeof(REAL), mr, NR * (int64_t)sizeof(REAL));
+          for (int r = 0; r < 2 * mr; r++) __builtin_prefetch(ahead.near_lines[r]);
+          if (j == j0 && i + 2 * MR <= i1) NAME(fetch_a)(a + MR * g->a_row, g->a_row, kc);
+          NAME(micro)[nc > VL][mr - 1](kc, a, g->a_row, g->a_col, b, b_row, c, c_row, onto);
+        }
+#endif
+        if (c == edge)
+          for (int64_t r = 0; r < mr; r++)
+            for (int64_t s = 0; s < nc; s++)
+              to[r * g->c_row + s] = add ? to[r * g->c_row + s] + edge[r * NR + s] : edge[r * NR + s];
+        if (last && NAME(finishes)(g)) {
+          if (c == edge) NAME(finish)(g, i, mr, j, nc, to, g->c_row);
+          else NAME(finish)(g, i, mr, j, nc, c, c_row);
+        }
+      }
+    }
+  }
+}
+
+static void NAME(tiles)(void *context, int64_t begin, int64_t end) {
+  NAME(tiling) *t = context;
+  const ty_gemm *g = t->g;
+  int64_t wide = (t->tile_n + NR - 1) / NR * NR, for_sums = g->c_half ? t->tile_m * wide : 0;
+  /* Requests for the lines to come run past the last panel. */
+  int64_t for_a = t->packs_a ? t->tile_m * MIN2((g->k + GROUP - 1) / GROUP, KC) : 0;
+  size_t bytes = sizeof(UNIT) * (size_t)for_a + sizeof(REAL) * (size_t)for_sums;
+  char *scratch = bytes ? ty_scratch_alloc(bytes) : NULL;
+  if (bytes && !scratch) {
+    t->failed = true;
+    return;
+  }
+  for (int64_t i = begin; i < end; i++) {
+    int64_t m = i / t->tiles_n * t->tile_m, n = i % t->tiles_n * t->tile_n;
+    NAME(tile)
+    (t, m, MIN2(m + t->tile_m, g->m), n, MIN2(n + t->tile_n, g->n),
+     for_a ? (UNIT *)(void *)(scratch + sizeof(REAL) * (size_t)for_sums) : NULL,
+     for_sums ? (REAL *)(void *)scratch : NULL);
+  }
+  if (scratch) ty_scratch_free(scratch, bytes);
+}
+
+/* The size of `count` even tiles of n, in whole units. */
+static int64_t NAME(even)(int64_t n, int64_t count, int64_t unit) {
+  int64_t size = ((n + count - 1) / count + unit - 1) / unit * unit;
+  return MIN2(size, n);
+}
+
+static bool NAME(tiled)(const ty_gemm *g, bool packs_a) {
+  NAME(tiling) t = { .g = g, .packs_a = packs_a };
+  int64_t most_n = g->c_half ? NT / 2 : NT;
+  int64_t rows = (g->m + MT - 1) / MT, columns = (g->n + most_n - 1) / most_n;
+  double work = (double)g->m * (double)g->n * (double)g->k;
+  int threads = work > SERIAL_WORK ? ty_parallel_threads() : 1;
+  int64_t wanted = work > 1e9 ? 2 * threads : threads;
+  while (threads > 1 && rows * columns < wanted) { /* too few to share out evenly */
+    if (g->n / columns > g->m / rows && g->n > columns * 2 * NR) columns *= 2;
+    else if (g->m > rows * 2 * MR) rows *= 2;
+    else if (g->n > columns * 2 * NR) columns *= 2;
+    else break;
+  }
+  t.tile_m = NAME(even)(g->m, rows, MR);
+  t.tile_n = NAME(even)(g->n, columns, NR);
+  t.tiles_n = (g->n + t.tile_n - 1) / t.tile_n;
+  int64_t tiles = (g->m + t.tile_m - 1) / t.tile_m * t.tiles_n;
+  if (threads > 1) ty_parallel_for(tiles, 1, NAME(tiles), &t);
+  else NAME(tiles)(&t, 0, tiles);
+  return !t.failed;
+}

@@ -1,0 +1,146 @@
+/* Exact products of bytes, [m, k] of u8 or i8 times [k, n] of i8, with sums of i32: by the CPU's instruction for four
+ * neighbours in k (AVX512_VNNI), or plainly. Sums wrap around. */
+#include "gemm.h"
+
+ty_kernel TY_KERNEL(matmul_int8);
+
+static ty_gemm product(const ty_kernel_args *k, int64_t index) {
+  const ty_view *a = k->in[0], *b = k->in[1], *out = k->out[0];
+  int d = out->ndim;
+  int64_t m = out->size[d - 2], n = out->size[d - 1], at = 0;
+  int64_t rest = index;
+  for (int i = d - 3; i >= 0; i--) {
+    at += rest % a->size[i] * a->stride[i];
+    rest /= a->size[i];
+  }
+  return (ty_gemm){ .m = m,
+                    .n = n,
+                    .k = a->size[d - 1],
+                    .a = (const uint8_t *)a->data + at,
+                    .a_row = a->stride[d - 2],
+                    .a_col = a->stride[d - 1],
+                    .b = b->data,
+                    .b_row = b->stride[0],
+                    .b_col = b->stride[1],
+                    .c = (int32_t *)out->data + index * m * n,
+                    .c_row = n };
+}
+
+/* ---- any CPU ---- */
+
+typedef struct plain {
+  const ty_gemm *g;
+  bool is_signed;
+} plain;
+
+static void plain_rows(void *context, int64_t begin, int64_t end) {
+  const plain *p = context;
+  const ty_gemm *g = p->g;
+  for (int64_t i = begin; i < end && !ty_interrupted; i++) {
+    uint32_t *restrict c = (uint32_t *)g->c + i * g->c_row;
+    const uint8_t *a = (const uint8_t *)g->a + i * g->a_row;
+    const int8_t *restrict b = g->b;
+    for (int64_t j = 0; j < g->n; j++) c[j] = 0;
+    for (int64_t k = 0; k < g->k; k++, b += g->b_row) {
+      int32_t x = p->is_signed ? (int8_t)a[k * g->a_col] : a[k * g->a_col];
+      if (g->b_col == 1) {
+        for (int64_t j = 0; j < g->n; j++) c[j] += (uint32_t)(x * b[j]);
+      } else {
+        for (int64_t j = 0; j < g->n; j++) c[j] += (uint32_t)(x * b[j * g->b_col]);
+      }
+    }
+  }
+}
+
+/* ---- AVX512_VNNI ---- */
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#pragma GCC push_options
+#pragma GCC target("avx512vnni")
+
+#define REAL int32_t
+#define NAME(x) x##_int8
+#define UNIT uint32_t
+#define GROUP 4
+#define PIECE uint8_t
+#define ELEMENT(g) 1
+#define FLIP_A(g) ((g)->bias ? 0x80808080u : 0u)
+#define MULTIPLY_ADD(c, a, b) c = (V)_mm512_dpbusd_epi32((__m512i)(c), _mm512_set1_epi32((int)(a)), (__m512i)(b))
+#define KC 256
+#define MIN2(a, b) ((a) < (b) ? (a) : (b))
+
+#include "gemm_micro.h"
+#include "gemm_pairs.h"
+
+/* Signed bytes of A become unsigned by adding 128; `bias` takes 128 times the column sums of B away again. */
+static bool NAME(finishes)(const ty_gemm *g) { return g->bias != NULL; }
+
+static void NAME(finish)(const ty_gemm *g, int64_t i, int64_t rows, int64_t j, int64_t columns, const int32_t *sums,
+                         int64_t sums_row) {
+  for (int64_t r = 0; r < rows; r++) {
+    uint32_t *c = (uint32_t *)g->c + (i + r) * g->c_row + j;
+    for (int64_t s = 0; s < columns; s++) c[s] = (uint32_t)sums[r * sums_row + s] + ((const uint32_t *)g->bias)[j + s];
+  }
+}
+
+#include "gemm_blocked.h"
+
+static void column_sums(void *context, int64_t begin, int64_t end) {
+  const ty_gemm *g = context;
+  uint32_t *restrict sum = (uint32_t *)(uintptr_t)g->bias;
+  if (g->b_col == 1) {
+    for (int64_t j = begin; j < end; j++) sum[j] = 0;
+    for (int64_t k = 0; k < g->k; k++) {
+      const int8_t *restrict b = (const int8_t *)g->b + k * g->b_row;
+      for (int64_t j = begin; j < end; j++) sum[j] -= (uint32_t)(b[j] * 128);
+    }
+  } else {
+    for (int64_t j = begin; j < end; j++) {
+      const int8_t *restrict b = (const int8_t *)g->b + j * g->b_col;
+      uint32_t s = 0;
+      if (g->b_row == 1) {
+        for (int64_t k = 0; k < g->k; k++) s -= (uint32_t)(b[k] * 128);
+      } else {
+        for (int64_t k = 0; k < g->k; k++) s -= (uint32_t)(b[k * g->b_row] * 128);
+      }
+      sum[j] = s;
+    }
+  }
+}
+
+static bool by_instruction(const ty_kernel_args *k, int64_t count, bool is_signed) {
+  ty_gemm g = product(k, 0);
+  size_t bytes = sizeof(int32_t) * (size_t)g.n;
+  int32_t *sums = is_signed ? ty_scratch_alloc(bytes) : NULL;
+  if (is_signed && !sums) return false;
+  g.bias = sums;
+  if (sums) ty_parallel_for(g.n, 1 + 65536 / g.k, column_sums, &g);
+  bool ok = true;
+  for (int64_t i = 0; i < count && ok && !ty_interrupted; i++) {
+    g = product(k, i);
+    g.bias = sums;
+    ok = NAME(tiled)(&g, true);
+  }
+  if (sums) ty_scratch_free(sums, bytes);
+  return ok;
+}
+
+#pragma GCC pop_options
+#endif
+
+bool TY_KERNEL(matmul_int8)(const ty_kernel_args *k) {
+  const ty_view *out = k->out[0];
+  if (out->count == 0) return true;
+  ty_gemm g = product(k, 0);
+  int64_t count = out->count / (g.m * g.n);
+  bool is_signed = k->in[0]->dtype == TY_I8;
+#if defined(__AVX512F__)
+  if (g.k > 0 && __builtin_cpu_supports("avx512vnni")) return by_instruction(k, count, is_signed);
+#endif
+  for (int64_t i = 0; i < count; i++) {
+    g = product(k, i);
+    ty_parallel_for(g.m, 1 + 65536 / (g.n * g.k + 1), plain_rows, &(plain){ &g, is_signed });
+  }
+  return true;
+}

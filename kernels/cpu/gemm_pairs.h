@@ -1,0 +1,82 @@
+/* Panels of A and B in units of GROUP elements, neighbours in k (two of bf16 or four bytes), in a uint32_t; what is
+ * missing past the end of k is 0. Included with PIECE, the type of an element, and FLIP_A(g), a mask of the top bits of
+ * a unit that change in A. */
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE_UNITS(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define SHUFFLE_UNITS(x, y, ...) __builtin_shuffle(x, y, (NAME(four)){ __VA_ARGS__ })
+#endif
+
+typedef uint32_t __attribute__((aligned(sizeof(PIECE)), may_alias)) NAME(loose_unit);
+typedef uint32_t NAME(four) __attribute__((vector_size(16), aligned(1), may_alias));
+enum { NAME(bits) = 8 * sizeof(PIECE) };
+
+/* dst[u * stride + j] = the unit of elements src[(GROUP u + q) * row + j * column], q < GROUP, of which `elements` exist
+ * down a column. */
+static void NAME(pack)(const PIECE *restrict src, int64_t row, int64_t column, int64_t elements, int64_t columns,
+                       uint32_t flip, uint32_t *restrict dst, int64_t stride) {
+  int64_t whole = elements / GROUP, u = 0;
+  if (column == 1) {
+    for (; u < whole; u++) {
+      const PIECE *s = src + u * GROUP * row;
+      uint32_t *restrict d = dst + u * stride;
+#if GROUP == 2
+      for (int64_t j = 0; j < columns; j++) d[j] = ((uint32_t)s[j] | (uint32_t)s[row + j] << 16) ^ flip;
+#else
+      for (int64_t j = 0; j < columns; j++)
+        d[j] = ((uint32_t)s[j] | (uint32_t)s[row + j] << 8 | (uint32_t)s[2 * row + j] << 16 |
+                (uint32_t)s[3 * row + j] << 24) ^
+               flip;
+#endif
+    }
+  } else if (row == 1) {
+    int64_t j = 0;
+    for (; j + 4 <= columns; j += 4) {
+      const PIECE *s = src + j * column;
+      for (u = 0; u + 4 <= whole; u += 4) {
+        NAME(four) r[4];
+        for (int q = 0; q < 4; q++) r[q] = *(const NAME(four) *)(s + q * column + u * GROUP) ^ flip;
+        NAME(four) a = SHUFFLE_UNITS(r[0], r[1], 0, 4, 1, 5), b = SHUFFLE_UNITS(r[2], r[3], 0, 4, 1, 5);
+        NAME(four) c = SHUFFLE_UNITS(r[0], r[1], 2, 6, 3, 7), d = SHUFFLE_UNITS(r[2], r[3], 2, 6, 3, 7);
+        uint32_t *to = dst + u * stride + j;
+        *(NAME(four) *)to = SHUFFLE_UNITS(a, b, 0, 1, 4, 5);
+        *(NAME(four) *)(to + stride) = SHUFFLE_UNITS(a, b, 2, 3, 6, 7);
+        *(NAME(four) *)(to + 2 * stride) = SHUFFLE_UNITS(c, d, 0, 1, 4, 5);
+        *(NAME(four) *)(to + 3 * stride) = SHUFFLE_UNITS(c, d, 2, 3, 6, 7);
+      }
+      for (; u < whole; u++)
+        for (int q = 0; q < 4; q++)
+          dst[u * stride + j + q] = *(const NAME(loose_unit) *)(s + q * column + u * GROUP) ^ flip;
+    }
+    for (; j < columns; j++)
+      for (u = 0; u < whole; u++)
+        dst[u * stride + j] = *(const NAME(loose_unit) *)(src + j * column + u * GROUP) ^ flip;
+    u = whole;
+  }
+  for (; u * GROUP < elements; u++)
+    for (int64_t j = 0; j < columns; j++) {
+      uint32_t unit = 0;
+      for (int q = 0; q < GROUP && u * GROUP + q < elements; q++)
+        unit |= ((uint32_t)src[(u * GROUP + q) * row + j * column] << (q * NAME(bits))) ^
+                (flip & (((uint32_t)1 << (NAME(bits) - 1)) << (q * NAME(bits))));
+      dst[u * stride + j] = unit;
+    }
+}
+
+/* Columns j0 .. j0+nc of B, units k0 .. k0+kc, as a panel [kc][NR] with zeros past nc. */
+static void NAME(pack_b)(const ty_gemm *g, int64_t k0, int64_t kc, int64_t j0, int64_t nc, uint32_t *restrict dst) {
+  int64_t first = k0 * GROUP, elements = MIN2(kc * GROUP, g->k - first);
+  NAME(pack)
+  ((const PIECE *)g->b + first * g->b_row + j0 * g->b_col, g->b_row, g->b_col, elements, nc, 0, dst, NR);
+  if (nc < NR)
+    for (int64_t i = 0; i < kc; i++)
+      for (int64_t j = nc; j < NR; j++) dst[i * NR + j] = 0;
+}
+
+/* Rows i .. i+mr of A, units k0 .. k0+kc, as a panel [kc][mr]. */
+static void NAME(pack_a)(const ty_gemm *g, int64_t i, int64_t mr, int64_t k0, int64_t kc, uint32_t *restrict dst) {
+  int64_t first = k0 * GROUP, elements = MIN2(kc * GROUP, g->k - first);
+  NAME(pack)
+  ((const PIECE *)g->a + i * g->a_row + first * g->a_col, g->a_col, g->a_row, elements, mr, FLIP_A(g), dst, mr);
+}
