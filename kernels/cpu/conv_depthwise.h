@@ -1,4 +1,4 @@
-/* Convolution where every channel has its own kernel, for one element type; included by conv_real.h. LANES channels are
+/* Convolution where every channel has its own kernel, for one element type; included by conv_real.h. CHANNELS channels are
  * interleaved, so that each vector holds one pixel of all of them: whatever the width, stride and dilation, every lane
  * works and no load is unaligned. The planes are padded with zeros, so that no tap needs a bounds check. Work is cut by
  * the shape alone: images, sets of channels, and bands of rows. */
@@ -6,7 +6,7 @@
 #define LANE_BYTES (TY_VECTOR_BYTES < 4 * sizeof(REAL) ? 4 * sizeof(REAL) : TY_VECTOR_BYTES) /* transpose_4's least */
 typedef REAL NAME(pixel) __attribute__((vector_size(LANE_BYTES), aligned(sizeof(REAL)), may_alias));
 #define V NAME(pixel)
-#define LANES ((int64_t)(LANE_BYTES / sizeof(REAL)))
+#define CHANNELS ((int64_t)(LANE_BYTES / sizeof(REAL)))
 #define AT(p, offset) (*(const V *)((p) + (offset)))
 
 /* Rows y0 .. y0+rows of the padded image (row ph is the image's first) of `channels` channels. */
@@ -27,15 +27,15 @@ static void NAME(pad_rows)(const REAL *restrict x, const conv_shape *s, int64_t 
 
 /* ---- between planes of one channel and interleaved ones ---- */
 
-/* to[i * LANES + c] = x[c * plane + i] for i < n and the first `channels` lanes; the others get copies. */
+/* to[i * CHANNELS + c] = x[c * plane + i] for i < n and the first `channels` lanes; the others get copies. */
 static void NAME(interleave)(const REAL *x, int64_t plane, int64_t channels, int64_t n, REAL *to) {
-  for (int64_t c = 0; c < LANES; c += 4) {
+  for (int64_t c = 0; c < CHANNELS; c += 4) {
     const REAL *r[4];
     for (int64_t k = 0; k < 4; k++) r[k] = x + (c + k < channels ? c + k : channels - 1) * plane;
-    NAME(transpose_4)(r[0], r[1], r[2], r[3], n < 4 ? n : n / 4 * 4, to + c, LANES);
+    NAME(transpose_4)(r[0], r[1], r[2], r[3], n < 4 ? n : n / 4 * 4, to + c, CHANNELS);
     int64_t last = n - 4; /* once more for some */
     if (n > 4 && n % 4)
-      NAME(transpose_4)(r[0] + last, r[1] + last, r[2] + last, r[3] + last, 4, to + last * LANES + c, LANES);
+      NAME(transpose_4)(r[0] + last, r[1] + last, r[2] + last, r[3] + last, 4, to + last * CHANNELS + c, CHANNELS);
   }
 }
 
@@ -43,41 +43,41 @@ static void NAME(interleave)(const REAL *x, int64_t plane, int64_t channels, int
 static void NAME(separate)(const REAL *x, int64_t n, int64_t channels, REAL *to, int64_t plane) {
   int64_t i = 0;
   for (; i + 4 <= n; i += 4) {
-    const REAL *r = x + i * LANES;
-    NAME(transpose_4)(r, r + LANES, r + 2 * LANES, r + 3 * LANES, channels, to + i, plane);
+    const REAL *r = x + i * CHANNELS;
+    NAME(transpose_4)(r, r + CHANNELS, r + 2 * CHANNELS, r + 3 * CHANNELS, channels, to + i, plane);
   }
   for (; i < n; i++)
-    for (int64_t c = 0; c < channels; c++) to[c * plane + i] = x[i * LANES + c];
+    for (int64_t c = 0; c < channels; c++) to[c * plane + i] = x[i * CHANNELS + c];
 }
 
 /* Rows y0 .. y0 + rows of h x w images, with zeros around: `left` columns before them, `row` in all. */
 static void NAME(load_plane)(const REAL *x, int64_t channels, int64_t h, int64_t w, int64_t y0, int64_t rows,
                              int64_t left, int64_t row, REAL *to) {
-  size_t pixel = sizeof(REAL) * (size_t)LANES;
-  for (int64_t r = 0; r < rows; r++, to += row * LANES) {
+  size_t pixel = sizeof(REAL) * (size_t)CHANNELS;
+  for (int64_t r = 0; r < rows; r++, to += row * CHANNELS) {
     int64_t y = y0 + r, right = row - left - w;
     if (y < 0 || y >= h) {
       memset(to, 0, pixel * (size_t)row);
       continue;
     }
     memset(to, 0, pixel * (size_t)left);
-    NAME(interleave)(x + y * w, h * w, channels, w, to + left * LANES);
-    if (right > 0) memset(to + (left + w) * LANES, 0, pixel * (size_t)right);
+    NAME(interleave)(x + y * w, h * w, channels, w, to + left * CHANNELS);
+    if (right > 0) memset(to + (left + w) * CHANNELS, 0, pixel * (size_t)right);
   }
 }
 
 typedef struct NAME(depthwise_call) {
   const conv_shape *s;
   const REAL *x, *bias;
-  REAL *weight; /* [sets][taps][LANES] */
+  REAL *weight; /* [sets][taps][CHANNELS] */
   REAL *y;
-  int64_t sets, band, bands; /* of LANES channels; rows of the result */
+  int64_t sets, band, bands; /* of CHANNELS channels; rows of the result */
   bool failed;
 } NAME(depthwise_call);
 
 static int64_t NAME(channels_of)(const conv_shape *s, int64_t set) {
-  int64_t left = s->c - set * LANES;
-  return left < LANES ? left : LANES;
+  int64_t left = s->c - set * CHANNELS;
+  return left < CHANNELS ? left : CHANNELS;
 }
 
 /* Bands of `rows` rows of the result: enough units of work for many threads, and planes that stay in the cache.
@@ -93,14 +93,15 @@ static void NAME(cut)(NAME(depthwise_call) * d, int64_t units, int64_t rows, int
 
 static bool NAME(pack_weights)(NAME(depthwise_call) * d, const REAL *weight) {
   int64_t taps = d->s->kh * d->s->kw;
-  d->weight = ty_scratch_alloc(sizeof(REAL) * (size_t)(d->sets * taps * LANES));
+  d->weight = ty_scratch_alloc(sizeof(REAL) * (size_t)(d->sets * taps * CHANNELS));
   for (int64_t i = 0; d->weight && i < d->sets; i++)
-    NAME(interleave)(weight + i * LANES * taps, taps, NAME(channels_of)(d->s, i), taps, d->weight + i * taps * LANES);
+    NAME(interleave)
+    (weight + i * CHANNELS * taps, taps, NAME(channels_of)(d->s, i), taps, d->weight + i * taps * CHANNELS);
   return d->weight != NULL;
 }
 
 static void NAME(free_weights)(NAME(depthwise_call) * d) {
-  ty_scratch_free(d->weight, sizeof(REAL) * (size_t)(d->sets * d->s->kh * d->s->kw * LANES));
+  ty_scratch_free(d->weight, sizeof(REAL) * (size_t)(d->sets * d->s->kh * d->s->kw * CHANNELS));
 }
 
 /* ---- sums over taps: the convolution, and its gradient for the input ---- */
@@ -153,16 +154,16 @@ static inline __attribute__((always_inline)) void NAME(sum_run)(const int rows, 
     else if (n >= 7) RUNS(1, 7, between)                                                                \
     else RUNS(1, 4, between)                                                                            \
   }
-ROWS(sum_rows_1, LANES)
-ROWS(sum_rows_2, 2 * LANES)
+ROWS(sum_rows_1, CHANNELS)
+ROWS(sum_rows_2, 2 * CHANNELS)
 ROWS(sum_rows_any, t->step)
 #undef ROWS
 #undef RUNS
 
 static void NAME(sum_rows)(int rows, int64_t n, const NAME(taps) * t, const REAL *in, const REAL *weight,
                            const REAL *start, REAL *out) {
-  if (t->step == LANES) NAME(sum_rows_1)(rows, n, t, in, weight, start, out);
-  else if (t->step == 2 * LANES) NAME(sum_rows_2)(rows, n, t, in, weight, start, out);
+  if (t->step == CHANNELS) NAME(sum_rows_1)(rows, n, t, in, weight, start, out);
+  else if (t->step == 2 * CHANNELS) NAME(sum_rows_2)(rows, n, t, in, weight, start, out);
   else NAME(sum_rows_any)(rows, n, t, in, weight, start, out);
 }
 
@@ -175,7 +176,7 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
   NAME(depthwise_call) *d = context;
   const conv_shape *s = d->s;
   int64_t row = s->w + 2 * s->pw, most = (d->band - 1) * s->sh + (s->kh - 1) * s->dh + 1, taps = s->kh * s->kw;
-  int64_t chunk = NAME(chunk_of)(s->ow), plane_size = most * row * LANES, result_size = chunk * s->ow * LANES;
+  int64_t chunk = NAME(chunk_of)(s->ow), plane_size = most * row * CHANNELS, result_size = chunk * s->ow * CHANNELS;
   size_t offsets = sizeof(int64_t) * (size_t)(2 * taps);
   size_t bytes = sizeof(REAL) * (size_t)(plane_size + result_size) + offsets;
   REAL *plane = ty_scratch_alloc(bytes), *result = plane + plane_size;
@@ -185,23 +186,23 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
   }
   int64_t *offset = (int64_t *)(void *)(result + result_size), *index = offset + taps;
   for (int64_t k = 0; k < taps; k++) {
-    offset[k] = (k / s->kw * s->dh * row + k % s->kw * s->dw) * LANES;
-    index[k] = k * LANES;
+    offset[k] = (k / s->kw * s->dh * row + k % s->kw * s->dw) * CHANNELS;
+    index[k] = k * CHANNELS;
   }
-  NAME(taps) t = { taps, s->sh * row * LANES, s->sw * LANES, s->ow * LANES, LANES, offset, index };
+  NAME(taps) t = { taps, s->sh * row * CHANNELS, s->sw * CHANNELS, s->ow * CHANNELS, CHANNELS, offset, index };
   for (int64_t u = begin; u < end && !ty_interrupted; u++) {
     int64_t first = u % d->bands * d->band, stop = first + d->band < s->oh ? first + d->band : s->oh;
     int64_t set = u / d->bands % d->sets, n = u / d->bands / d->sets, channels = NAME(channels_of)(s, set);
-    int64_t image = n * s->c + set * LANES;
+    int64_t image = n * s->c + set * CHANNELS;
     REAL start[LANE_BYTES / sizeof(REAL)] = { 0 };
-    for (int64_t c = 0; d->bias && c < channels; c++) start[c] = d->bias[set * LANES + c];
+    for (int64_t c = 0; d->bias && c < channels; c++) start[c] = d->bias[set * CHANNELS + c];
     NAME(load_plane)
     (d->x + image * s->h * s->w, channels, s->h, s->w, first * s->sh - s->ph,
      (stop - first - 1) * s->sh + (s->kh - 1) * s->dh + 1, s->pw, row, plane);
     for (int64_t y = first; y < stop; y += chunk) {
       int64_t rows = stop - y < chunk ? stop - y : chunk;
       for (int64_t r = 0; r < rows; r += 2) NAME(sum_rows)
-      (rows - r > 1 ? 2 : 1, s->ow, &t, plane + (y - first + r) * t.in_row, d->weight + set * taps * LANES, start,
+      (rows - r > 1 ? 2 : 1, s->ow, &t, plane + (y - first + r) * t.in_row, d->weight + set * taps * CHANNELS, start,
        result + r * t.out_row);
       NAME(separate)(result, rows * s->ow, channels, d->y + image * s->oh * s->ow + y * s->ow, s->oh * s->ow);
     }
@@ -210,7 +211,7 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
 }
 
 static bool NAME(depthwise)(const conv_shape *s, const REAL *x, const REAL *weight, const REAL *bias, REAL *y) {
-  NAME(depthwise_call) d = { .s = s, .x = x, .bias = bias, .y = y, .sets = (s->c + LANES - 1) / LANES };
+  NAME(depthwise_call) d = { .s = s, .x = x, .bias = bias, .y = y, .sets = (s->c + CHANNELS - 1) / CHANNELS };
   if (!NAME(pack_weights)(&d, weight)) return false;
   NAME(cut)(&d, s->n * d.sets, s->oh, s->sh * (s->w + 2 * s->pw) * (int64_t)LANE_BYTES, 2);
   int64_t work = d.band * s->ow * s->kh * s->kw;
@@ -246,7 +247,8 @@ static void NAME(depthwise_input_units)(void *context, int64_t begin, int64_t en
   int64_t top = (s->kh - 1) * s->dh / s->sh + 1, left = (s->kw - 1) * s->dw / s->sw + 1;
   int64_t right = (s->w - 1 + s->pw) / s->sw + 1, row = left + (right > s->ow ? right : s->ow);
   int64_t most = top + (d->band - 1 + s->ph) / s->sh + 1, taps = s->kh * s->kw;
-  int64_t plane_size = most * row * LANES, chunk = NAME(chunk_of)(s->w) * s->sh, result_size = chunk * s->w * LANES;
+  int64_t plane_size = most * row * CHANNELS, chunk = NAME(chunk_of)(s->w) * s->sh,
+          result_size = chunk * s->w * CHANNELS;
   size_t lists = sizeof(int64_t) * (size_t)(2 * (taps + s->kh + s->kw));
   size_t bytes = sizeof(REAL) * (size_t)(plane_size + result_size) + lists;
   REAL *plane = ty_scratch_alloc(bytes), *result = plane + plane_size;
@@ -260,7 +262,8 @@ static void NAME(depthwise_input_units)(void *context, int64_t begin, int64_t en
   for (int64_t u = begin; u < end && !ty_interrupted; u++) {
     int64_t first = u % d->bands * d->band, stop = first + d->band < s->h ? first + d->band : s->h;
     int64_t set = u / d->bands % d->sets, n = u / d->bands / d->sets, channels = NAME(channels_of)(s, set);
-    int64_t image = n * s->c + set * LANES, origin = first / s->sh - top; /* bands begin at multiples of the stride */
+    int64_t image = n * s->c + set * CHANNELS,
+            origin = first / s->sh - top; /* bands begin at multiples of the stride */
     NAME(load_plane)
     (d->x + image * s->oh * s->ow, channels, s->oh, s->ow, origin, top + (stop - 1 - first + s->ph) / s->sh + 1, left,
      row, plane);
@@ -270,17 +273,17 @@ static void NAME(depthwise_input_units)(void *context, int64_t begin, int64_t en
         NAME(find_phase)(&down, fy, s->ph, s->kh, s->dh, s->sh);
         for (int64_t fx = 0; fx < s->sw && fx < s->w; fx++) {
           NAME(find_phase)(&across, fx, s->pw, s->kw, s->dw, s->sw);
-          NAME(taps) t = { 0, row * LANES, LANES, s->sh * s->w * LANES, s->sw * LANES, offset, index };
+          NAME(taps) t = { 0, row * CHANNELS, CHANNELS, s->sh * s->w * CHANNELS, s->sw * CHANNELS, offset, index };
           for (int64_t a = 0; a < down.n; a++)
             for (int64_t b = 0; b < across.n; b++, t.n++) {
-              offset[t.n] = (down.shift[a] * row + across.shift[b]) * LANES;
-              index[t.n] = (down.tap[a] * s->kw + across.tap[b]) * LANES;
+              offset[t.n] = (down.shift[a] * row + across.shift[b]) * CHANNELS;
+              index[t.n] = (down.tap[a] * s->kw + across.tap[b]) * CHANNELS;
             }
           int64_t width = (s->w - fx + s->sw - 1) / s->sw, count = (rows - fy + s->sh - 1) / s->sh;
-          const REAL *in = plane + ((y / s->sh - origin) * row + left) * LANES;
+          const REAL *in = plane + ((y / s->sh - origin) * row + left) * CHANNELS;
           for (int64_t r = 0; r < count; r += 2) NAME(sum_rows)
-          (count - r > 1 ? 2 : 1, width, &t, in + r * t.in_row, d->weight + set * taps * LANES, zero,
-           result + ((r * s->sh + fy) * s->w + fx) * LANES);
+          (count - r > 1 ? 2 : 1, width, &t, in + r * t.in_row, d->weight + set * taps * CHANNELS, zero,
+           result + ((r * s->sh + fy) * s->w + fx) * CHANNELS);
         }
       }
       NAME(separate)(result, rows * s->w, channels, d->y + image * s->h * s->w + y * s->w, s->h * s->w);
@@ -290,7 +293,7 @@ static void NAME(depthwise_input_units)(void *context, int64_t begin, int64_t en
 }
 
 static bool NAME(depthwise_backward_input)(const conv_shape *s, const REAL *g, const REAL *weight, REAL *dx) {
-  NAME(depthwise_call) d = { .s = s, .x = g, .y = dx, .sets = (s->c + LANES - 1) / LANES };
+  NAME(depthwise_call) d = { .s = s, .x = g, .y = dx, .sets = (s->c + CHANNELS - 1) / CHANNELS };
   if (!NAME(pack_weights)(&d, weight)) return false;
   NAME(cut)(&d, s->n * d.sets, s->h, (s->ow + s->kw) * (int64_t)LANE_BYTES / s->sh + 1, 2 * s->sh);
   int64_t work = d.band * s->w * s->kh * s->kw;
@@ -312,16 +315,16 @@ static inline __attribute__((always_inline)) void NAME(correlate)(const int down
                                                                   const NAME(correlation) * k, int64_t ky, int64_t kx,
                                                                   REAL *sums) {
   const conv_shape *s = k->s;
-  const int64_t row = s->dh * k->row * LANES;
+  const int64_t row = s->dh * k->row * CHANNELS;
   V sum[3][7];
 #pragma GCC unroll 3
   for (int a = 0; a < down; a++)
 #pragma GCC unroll 7
-    for (int b = 0; b < across; b++) sum[a][b] = AT(sums, ((ky + a) * s->kw + kx + b) * LANES);
+    for (int b = 0; b < across; b++) sum[a][b] = AT(sums, ((ky + a) * s->kw + kx + b) * CHANNELS);
   const REAL *g = k->g;
   for (int64_t r = 0; r < k->rows; r++) {
-    const REAL *x = k->plane + ((r * s->sh + ky * s->dh) * k->row + kx * s->dw) * LANES;
-    for (int64_t j = 0; j < s->ow; j++, g += LANES, x += s->sw * LANES) {
+    const REAL *x = k->plane + ((r * s->sh + ky * s->dh) * k->row + kx * s->dw) * CHANNELS;
+    for (int64_t j = 0; j < s->ow; j++, g += CHANNELS, x += s->sw * CHANNELS) {
       const V v = AT(g, 0);
 #pragma GCC unroll 3
       for (int a = 0; a < down; a++)
@@ -332,7 +335,7 @@ static inline __attribute__((always_inline)) void NAME(correlate)(const int down
 #pragma GCC unroll 3
   for (int a = 0; a < down; a++)
 #pragma GCC unroll 7
-    for (int b = 0; b < across; b++) *(V *)(sums + ((ky + a) * s->kw + kx + b) * LANES) = sum[a][b];
+    for (int b = 0; b < across; b++) *(V *)(sums + ((ky + a) * s->kw + kx + b) * CHANNELS) = sum[a][b];
 }
 
 /* All taps: those of the usual kernels so many at a time that the sums fill the registers. */
@@ -340,24 +343,24 @@ static void NAME(correlate_all)(const NAME(correlation) * k, REAL *sums) {
   const conv_shape *s = k->s;
   int64_t ky = 0;
   if (s->dw == 1 && s->kw == 7) {
-    for (; ky + 2 <= s->kh; ky += 2) NAME(correlate)(2, 7, LANES, k, ky, 0, sums);
-    for (; ky < s->kh; ky++) NAME(correlate)(1, 7, LANES, k, ky, 0, sums);
+    for (; ky + 2 <= s->kh; ky += 2) NAME(correlate)(2, 7, CHANNELS, k, ky, 0, sums);
+    for (; ky < s->kh; ky++) NAME(correlate)(1, 7, CHANNELS, k, ky, 0, sums);
   } else if (s->dw == 1 && s->kw == 5) {
-    for (; ky + 2 <= s->kh; ky += 2) NAME(correlate)(2, 5, LANES, k, ky, 0, sums);
-    for (; ky < s->kh; ky++) NAME(correlate)(1, 5, LANES, k, ky, 0, sums);
+    for (; ky + 2 <= s->kh; ky += 2) NAME(correlate)(2, 5, CHANNELS, k, ky, 0, sums);
+    for (; ky < s->kh; ky++) NAME(correlate)(1, 5, CHANNELS, k, ky, 0, sums);
   } else if (s->dw == 1 && s->kw == 3) {
-    for (; ky + 3 <= s->kh; ky += 3) NAME(correlate)(3, 3, LANES, k, ky, 0, sums);
-    for (; ky < s->kh; ky++) NAME(correlate)(1, 3, LANES, k, ky, 0, sums);
+    for (; ky + 3 <= s->kh; ky += 3) NAME(correlate)(3, 3, CHANNELS, k, ky, 0, sums);
+    for (; ky < s->kh; ky++) NAME(correlate)(1, 3, CHANNELS, k, ky, 0, sums);
   }
   for (; ky < s->kh; ky++) {
     int64_t kx = 0;
-    for (; kx + 4 <= s->kw; kx += 4) NAME(correlate)(1, 4, s->dw * LANES, k, ky, kx, sums);
-    for (; kx < s->kw; kx++) NAME(correlate)(1, 1, s->dw * LANES, k, ky, kx, sums);
+    for (; kx + 4 <= s->kw; kx += 4) NAME(correlate)(1, 4, s->dw * CHANNELS, k, ky, kx, sums);
+    for (; kx < s->kw; kx++) NAME(correlate)(1, 1, s->dw * CHANNELS, k, ky, kx, sums);
   }
 }
 
 typedef struct NAME(weights_call) {
-  NAME(depthwise_call) call; /* weight: the sums [sets][parts][taps][LANES] */
+  NAME(depthwise_call) call; /* weight: the sums [sets][parts][taps][CHANNELS] */
   const REAL *g;
   int64_t parts; /* shares of the bands of all images */
 } NAME(weights_call);
@@ -367,7 +370,7 @@ static void NAME(depthwise_weight_units)(void *context, int64_t begin, int64_t e
   NAME(depthwise_call) *d = &w->call;
   const conv_shape *s = d->s;
   int64_t row = s->w + 2 * s->pw, most = (d->band - 1) * s->sh + (s->kh - 1) * s->dh + 1, taps = s->kh * s->kw;
-  int64_t plane_size = most * row * LANES, g_size = d->band * s->ow * LANES, all = s->n * d->bands;
+  int64_t plane_size = most * row * CHANNELS, g_size = d->band * s->ow * CHANNELS, all = s->n * d->bands;
   size_t bytes = sizeof(REAL) * (size_t)(plane_size + g_size);
   REAL *plane = ty_scratch_alloc(bytes), *g = plane + plane_size;
   if (!plane) {
@@ -376,11 +379,11 @@ static void NAME(depthwise_weight_units)(void *context, int64_t begin, int64_t e
   }
   for (int64_t u = begin; u < end; u++) {
     int64_t part = u % w->parts, set = u / w->parts, channels = NAME(channels_of)(s, set);
-    REAL *sums = d->weight + u * taps * LANES;
-    memset(sums, 0, sizeof(REAL) * (size_t)(taps * LANES));
+    REAL *sums = d->weight + u * taps * CHANNELS;
+    memset(sums, 0, sizeof(REAL) * (size_t)(taps * CHANNELS));
     for (int64_t i = all * part / w->parts; i < all * (part + 1) / w->parts && !ty_interrupted; i++) {
       int64_t first = i % d->bands * d->band, rows = s->oh - first < d->band ? s->oh - first : d->band;
-      int64_t image = i / d->bands * s->c + set * LANES;
+      int64_t image = i / d->bands * s->c + set * CHANNELS;
       NAME(load_plane)
       (d->x + image * s->h * s->w, channels, s->h, s->w, first * s->sh - s->ph,
        (rows - 1) * s->sh + (s->kh - 1) * s->dh + 1, s->pw, row, plane);
@@ -392,28 +395,28 @@ static void NAME(depthwise_weight_units)(void *context, int64_t begin, int64_t e
 }
 
 static bool NAME(depthwise_backward_weight)(const conv_shape *s, const REAL *g, const REAL *x, REAL *dw) {
-  int64_t taps = s->kh * s->kw, sets = (s->c + LANES - 1) / LANES;
+  int64_t taps = s->kh * s->kw, sets = (s->c + CHANNELS - 1) / CHANNELS;
   NAME(weights_call) w = { .call = { .s = s, .x = x, .sets = sets }, .g = g };
   NAME(cut)(&w.call, s->n * sets, s->oh, (s->sh * (s->w + 2 * s->pw) + s->ow) * (int64_t)LANE_BYTES, 1);
   int64_t all = s->n * w.call.bands;
   w.parts = sets >= 16 ? 1 : (16 + sets - 1) / sets;
   if (w.parts > all) w.parts = all;
-  size_t bytes = sizeof(REAL) * (size_t)(sets * w.parts * taps * LANES);
+  size_t bytes = sizeof(REAL) * (size_t)(sets * w.parts * taps * CHANNELS);
   REAL *sums = w.call.weight = ty_scratch_alloc(bytes);
   if (!sums) return false;
   int64_t work = (all + w.parts - 1) / w.parts * w.call.band * s->ow * taps;
   ty_parallel_for(sets * w.parts, 1 + 4096 / (work + 1), NAME(depthwise_weight_units), &w);
   for (int64_t set = 0; set < sets; set++) {
-    REAL *restrict to = sums + set * w.parts * taps * LANES;
+    REAL *restrict to = sums + set * w.parts * taps * CHANNELS;
     for (int64_t p = 1; p < w.parts; p++)
-      for (int64_t i = 0; i < taps * LANES; i++) to[i] += to[p * taps * LANES + i];
-    NAME(separate)(to, taps, NAME(channels_of)(s, set), dw + set * LANES * taps, taps);
+      for (int64_t i = 0; i < taps * CHANNELS; i++) to[i] += to[p * taps * CHANNELS + i];
+    NAME(separate)(to, taps, NAME(channels_of)(s, set), dw + set * CHANNELS * taps, taps);
   }
   ty_scratch_free(sums, bytes);
   return !w.call.failed;
 }
 
 #undef V
-#undef LANES
+#undef CHANNELS
 #undef LANE_BYTES
 #undef AT

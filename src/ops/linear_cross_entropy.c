@@ -91,7 +91,7 @@ bool fwd_linear_cross_entropy_fused(ty_call *c) {
     ty_scope scope; /* frees the logits before the next part */
     ty_scope_open(&scope);
     int64_t k = n - at < rows ? n - at : rows;
-    ty_tensor *out[3] = { NULL }, *logits = ty_linear(ty_slice(x, 0, at, at + k, 1), weight, NULL);
+    ty_tensor *out[3] = { NULL }, *logits = ty_linear(ty_slice(x, 0, at, at + k, 1), weight, NULL, NULL, "none");
     ty_tensor *loss = ty_cross_entropy_rows(logits, ty_slice(a->target.t, 0, at, at + k, 1), a->class_weight.t,
                                             a->ignore_index.i, a->label_smoothing.f, false, out);
     bool ok = put(ty_slice(losses, 0, at, at + k, 1), loss);
@@ -123,7 +123,7 @@ bool vjp_linear_cross_entropy_fused(ty_vjp *c) {
   }
   /* As in vjp_cross_entropy_rows(): with targets t, sum(t) softmax(logits) - t. */
   ty_dtype sums = wide(ty_promote(ty_dtype_of(x), ty_dtype_of(weight)));
-  ty_tensor *logits = ty_to(ty_linear(x, weight, NULL), sums);
+  ty_tensor *logits = ty_to(ty_linear(x, weight, NULL, NULL, "none"), sums);
   ty_tensor *ones = ty_ones(TY_INTS(x->v.size[0]), sums, ty_device_of(x));
   ty_tensor *t = ty_neg(ty_cross_entropy_backward(ones, ty_detach(logits), target, ones, a->class_weight.t,
                                                   a->ignore_index.i, a->label_smoothing.f, true));

@@ -31,7 +31,9 @@ typedef struct operand {
   bool is_number, absent;
 } operand;
 
-enum { PARAMS_NONE, PARAMS_PLAIN, PARAMS_SCALARS, PARAMS_RANDOM, PARAMS_OPTIM }; /* what replays may change in them */
+/* What replays may change in them. RANDOM ones begin with a ty_p_random; so do those with DROPOUT, which draw nothing
+ * when its probability is 0. */
+enum { PARAMS_NONE, PARAMS_PLAIN, PARAMS_SCALARS, PARAMS_RANDOM, PARAMS_DROPOUT, PARAMS_OPTIM };
 
 typedef struct launch {
   ty_op_id id;

@@ -299,8 +299,9 @@ bool ty_recorded_launch(ty_op_id id, ty_kernel *kernel, const ty_kernel_args *k)
   for (int i = 0; i < k->nout; i++)
     if (!add_operand(r, k->out[i], true)) return false;
   p->operands.n = l.first + k->nout + k->nin;
+  ty_p_random *random = ty_launch_params(p, &l);
+  if (l.params == PARAMS_DROPOUT) l.params = random->a > 0 ? PARAMS_RANDOM : PARAMS_PLAIN;
   if (l.params == PARAMS_RANDOM) {
-    ty_p_random *random = ty_launch_params(p, &l);
     if (random->seed == p->random.seed && random->offset >= p->random.offset) random->offset -= p->random.offset;
     else l.params = PARAMS_PLAIN; /* not from the generator: a place that the caller has fixed */
   }

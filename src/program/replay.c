@@ -124,10 +124,11 @@ static bool run_launch(ty_program *p, const launch *l, const ty_generator *rando
   void *params = ty_launch_params(p, l);
   ty_kernel_args k = { l->nout, l->nin, view, view + l->nout, params };
   if (l->params == PARAMS_RANDOM) {
-    ty_p_random drawn = *(const ty_p_random *)params;
-    drawn.seed = random->seed;
-    drawn.offset += random->offset;
-    k.params = &drawn;
+    _Alignas(8) char drawn[UINT8_MAX];
+    ty_p_random *first = memcpy(drawn, params, ty_program_params[l->id].size);
+    first->seed = random->seed;
+    first->offset += random->offset;
+    k.params = drawn;
     return l->kernel(&k);
   }
   if (l->clip >= 0)
