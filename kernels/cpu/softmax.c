@@ -10,7 +10,8 @@ enum {
   COLUMNS =
       64, /* lines taken together when their elements are apart: whole vectors, and the sums stay in the first cache */
   WORK = 16384, /* elements that are worth a thread */
-  ROOM = 4096   /* elements of a line that are kept in the first cache until they are scaled */
+  ROOM = 4096,  /* elements of a line that are kept in the first cache until they are scaled */
+  LONG = 131072 /* those of a longer one in the second */
 };
 
 typedef struct job {

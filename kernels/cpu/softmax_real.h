@@ -11,12 +11,14 @@ static inline void FN(expect)(const REAL *x) {
 static void FN(lines)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
   const int64_t n = c->n, step = FN(block);
-  REAL block[FN(block)], room[ROOM];
+  REAL block[FN(block)], room[ROOM], *scratch = NULL;
+  const size_t bytes = (size_t)n * sizeof(REAL);
+  if (c->stream && !c->log && n > ROOM && n <= LONG) scratch = ty_scratch_alloc(bytes);
   for (int64_t line = begin; line < end; line++) {
     const REAL *x = (const REAL *)c->x + line * n;
-    REAL *y = (REAL *)c->out + line * n, *e = n <= ROOM ? room : y, sum = 0;
-    /* Of long lines the exponentials are taken twice rather than stored by way of memory. */
-    const bool again = c->log || (c->stream && n > ROOM);
+    REAL *y = (REAL *)c->out + line * n, *e = n <= ROOM ? room : scratch ? scratch : y, sum = 0;
+    /* Of the longest lines the exponentials are taken twice rather than stored by way of memory. */
+    const bool again = c->log || (c->stream && n > ROOM && !scratch);
     const REAL top = FN(row_max)(x, n);
     for (int64_t i = 0; i < n; i += step) {
       FN(expect)(x + n + i);
@@ -40,6 +42,7 @@ static void FN(lines)(void *context, int64_t begin, int64_t end) {
       if (c->stream) stream_copy(y + i, block, (size_t)k * sizeof(REAL));
     }
   }
+  if (scratch) ty_scratch_free(scratch, bytes);
   if (c->stream) stream_end();
 }
 
