@@ -74,7 +74,9 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
   ty_ahead ahead;
   int64_t units = (g->k + GROUP - 1) / GROUP;
 #ifdef STRIDED
-  bool in_place = !packed_a && !g->pack && g->b_col == 1 && i1 - i0 <= 4 * MR; /* too rarely read to pay for packing */
+  /* B is too rarely read to pay for packing, and its rows do not all fall into the same sets of the cache. */
+  bool apart = g->b_row * ELEMENT(g) % 4096 != 0;
+  bool in_place = !packed_a && !g->pack && g->b_col == 1 && i1 - i0 <= (apart ? 8 : 4) * MR;
 #endif
   for (int64_t k0 = 0; k0 < units && !ty_interrupted; k0 += KC) {
     int64_t kc = MIN2(KC, units - k0);
@@ -138,7 +140,6 @@ static void NAME(tiles)(void *context, int64_t begin, int64_t end) {
   NAME(tiling) *t = context;
   const ty_gemm *g = t->g;
   int64_t wide = (t->tile_n + NR - 1) / NR * NR, for_sums = g->c_half ? t->tile_m * wide : 0;
-  /* Requests for the lines to come run past the last panel. */
   int64_t for_a = t->packs_a ? t->tile_m * MIN2((g->k + GROUP - 1) / GROUP, KC) : 0;
   size_t bytes = sizeof(UNIT) * (size_t)for_a + sizeof(REAL) * (size_t)for_sums;
   char *scratch = bytes ? ty_scratch_alloc(bytes) : NULL;

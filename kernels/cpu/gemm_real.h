@@ -63,7 +63,7 @@ static void NAME(small)(const ty_gemm *g) {
 
 /* Whether A is better read where it lies: it is used too few times, or is small enough to stay cached. */
 static bool NAME(reads_a)(const ty_gemm *g) {
-  return !g->half && !g->c_half && g->a_col == 1 && (g->n <= 4 * NR || g->m * g->k <= 65536);
+  return !g->half && !g->c_half && g->a_col == 1 && (g->m <= 8 * MR || g->n <= 4 * NR || g->m * g->k <= 65536);
 }
 
 static bool NAME(whole)(const ty_gemm *g) {

@@ -1,5 +1,5 @@
 /* oneDNN's convolutions, when its library is there. Loaded at first use, never at start-up; TYCHO_ONEDNN=0 turns
- * it off. (Its matrix products are not used: gemm.c is faster when small, within 10% when large, gives the same
+ * it off. (Its matrix products are not used: gemm.c is as fast but for a few per cent, gives the same
  * bits for every number of threads, and can be interrupted.) */
 #ifndef TY_KERNELS_CPU_ONEDNN_H
 #define TY_KERNELS_CPU_ONEDNN_H
