@@ -25,12 +25,12 @@ ty_kernel TY_KERNEL(conv2d_backward_weight);
 
 /* ---- which f32 convolution is computed how ---- */
 
-/* Whether Winograd's transforms pay: tiles compute 4x4 results with 36 products each for 9 each, and the transforms
- * cost about as much as 8 channels more. */
-static bool suits_winograd(const conv_shape *s) {
+/* Whether Winograd's transforms pay: tiles compute 4x4 results with 36 products each for 9 each, and whole vectors of
+ * the `channels` that are summed over (or, for the weight, belong to x) are transformed. */
+static bool suits_winograd(const conv_shape *s, int64_t channels) {
   if (s->kh != 3 || s->kw != 3 || s->sh != 1 || s->sw != 1 || s->dh != 1 || s->dw != 1 || s->groups != 1) return false;
   double tiles = (double)((s->oh + 3) / 4) * (double)((s->ow + 3) / 4), area = (double)(s->oh * s->ow);
-  return s->c >= 12 && s->o >= 12 && 36 * tiles < 6.5 * area;
+  return channels >= 12 && 36 * tiles < 6.5 * area;
 }
 
 /* 1x1 kernels are plain products; depthwise ones have kernels of their own. */
@@ -118,7 +118,7 @@ static bool convolve_f32(const conv_shape *s, const float *x, const float *weigh
     return ok;
   }
   if (is_plain(s)) return plain_f32(s, x, weight, e, y);
-  if (suits_winograd(s)) return TY_KERNEL(conv_winograd)(s, x, weight, e, y);
+  if (suits_winograd(s, s->c)) return TY_KERNEL(conv_winograd)(s, x, weight, e, y);
   return TY_KERNEL(conv_direct)(s, x, weight, e, y);
 }
 
@@ -132,7 +132,7 @@ static bool input_gradient_f32(const conv_shape *s, const float *g, const float 
     return ok;
   }
   if (is_plain(s)) return conv_backward_input_f32(s, g, weight, dx);
-  if (suits_winograd(s)) return TY_KERNEL(conv_winograd_input)(s, g, weight, dx);
+  if (suits_winograd(s, s->o)) return TY_KERNEL(conv_winograd_input)(s, g, weight, dx);
   return TY_KERNEL(conv_direct_input)(s, g, weight, dx);
 }
 
@@ -145,7 +145,7 @@ static bool weight_gradient_f32(const conv_shape *s, const float *g, const float
     return ok;
   }
   if (conv_is_depthwise(s)) return conv_backward_weight_f32(s, g, x, dw);
-  if (suits_winograd(s)) return TY_KERNEL(conv_winograd_weight)(s, g, x, dw);
+  if (suits_winograd(s, s->c)) return TY_KERNEL(conv_winograd_weight)(s, g, x, dw);
   return TY_KERNEL(conv_direct_weight)(s, g, x, dw);
 }
 

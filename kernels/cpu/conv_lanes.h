@@ -109,19 +109,47 @@ static inline void gather_planes(const float *restrict x, int64_t h, int64_t w, 
   }
 }
 
-/* dst[l * LANES + i] = src[i * pitch + l]: LANES vectors turned. */
+/* Rows of four from two vectors: the first or last half of x, then of y; the even or odd rows of x, then of y. */
+/* clang-format off */
+#if LANES == 16
+#define ROWS_LOW(x, y) LANES_SHUFFLE(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+#define ROWS_HIGH(x, y) LANES_SHUFFLE(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
+#define ROWS_EVEN(x, y) LANES_SHUFFLE(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+#define ROWS_ODD(x, y) LANES_SHUFFLE(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
+#elif LANES == 8
+#define ROWS_EVEN(x, y) LANES_SHUFFLE(x, y, 0, 1, 2, 3, 8, 9, 10, 11)
+#define ROWS_ODD(x, y) LANES_SHUFFLE(x, y, 4, 5, 6, 7, 12, 13, 14, 15)
+#endif
+/* clang-format on */
+
+/* dst[l * LANES + i] = src[i * pitch + l]: LANES vectors turned, first within fours, then the fours. Whole vectors are
+ * written, since reading one back from parts would wait for the cache. */
 static inline void turn(const float *restrict src, int64_t pitch, float *restrict dst) {
-  for (int g = 0; g < LANES; g += 4) {
-    const float *s = src + g * pitch;
+  float fours[LANES * LANES] __attribute__((aligned(64)));
+  lanes *f = (lanes *)fours, *d = (lanes *)dst;
+  for (int g = 0; g < LANES / 4; g++) {
+    const float *s = src + 4 * g * pitch;
     lanes x0 = *(const lanes *)s, x1 = *(const lanes *)(s + pitch), x2 = *(const lanes *)(s + 2 * pitch),
           x3 = *(const lanes *)(s + 3 * pitch);
-    lanes a = TURNS_LOW(x0, x1), b = TURNS_LOW(x2, x3), e = TURNS_HIGH(x0, x1), f = TURNS_HIGH(x2, x3);
-    union {
-      lanes v;
-      quad q[LANES / 4];
-    } y[4] = { { HALVES_LOW(a, b) }, { HALVES_HIGH(a, b) }, { HALVES_LOW(e, f) }, { HALVES_HIGH(e, f) } };
-    for (int q = 0; q < LANES / 4; q++)
-      for (int i = 0; i < 4; i++) *(quad *)(dst + (4 * q + i) * LANES + g) = y[i].q[q];
+    lanes a = TURNS_LOW(x0, x1), b = TURNS_LOW(x2, x3), e = TURNS_HIGH(x0, x1), h = TURNS_HIGH(x2, x3);
+    f[g] = HALVES_LOW(a, b);
+    f[LANES / 4 + g] = HALVES_HIGH(a, b);
+    f[2 * (LANES / 4) + g] = HALVES_LOW(e, h);
+    f[3 * (LANES / 4) + g] = HALVES_HIGH(e, h);
+  }
+  for (int i = 0; i < 4; i++, f += LANES / 4) {
+#if LANES == 16
+    lanes a = ROWS_LOW(f[0], f[1]), b = ROWS_LOW(f[2], f[3]), e = ROWS_HIGH(f[0], f[1]), h = ROWS_HIGH(f[2], f[3]);
+    d[i] = ROWS_EVEN(a, b);
+    d[4 + i] = ROWS_ODD(a, b);
+    d[8 + i] = ROWS_EVEN(e, h);
+    d[12 + i] = ROWS_ODD(e, h);
+#elif LANES == 8
+    d[i] = ROWS_EVEN(f[0], f[1]);
+    d[4 + i] = ROWS_ODD(f[0], f[1]);
+#else
+    d[i] = f[0];
+#endif
   }
 }
 

@@ -376,7 +376,7 @@ bool TY_KERNEL(conv_winograd_weight)(const conv_shape *s, const float *g, const 
   w.in = tiling_of(x, s->n, s->c, s->h, s->w, s->ph, s->pw, 2, s->oh, s->ow);
   w.out = tiling_of(g, s->n, s->o, s->oh, s->ow, 0, 0, 0, s->oh, s->ow);
   w.chunks = chunks_of(s->o);
-  bool slices = s->c * s->o >= 96 * 96;
+  bool slices = s->c * s->o >= 160 * 160; /* many partial sums of large weights cost more than they save */
   if (!slices) {
     w.parts = least(least(w.in.rows, 8), 1 + w.in.rows * w.in.tw / 32);
     w.block = 1 + L2_FLOATS / 2 / (POINTS * w.in.tw * (w.in.channels + w.out.channels) / 2);

@@ -124,8 +124,10 @@ return function(row, T)
       { T { 1, 1, 3, 3 }, T { 1, 1, 3, 3 } }, { T { 0, 2, 4, 4 }, T { 3, 2, 3, 3 }, T { 3 } },
       { T { 1, 17, 9, 9 }, T { 20, 17, 3, 3 }, opts = { padding = 1 }, grad = false },
       -- Winograd's tiles: parts of one, two vectors of channels and a rest, no padding and much, one position
-      { T { 2, 16, 5, 6 }, T { 12, 16, 3, 3 }, T { 12 }, grad = false, dtypes = f32 }, { T { 1, 13, 4, 7 }, T { 35, 13, 3, 3 }, T { 35 }, opts = { padding = { 2, 1 } }, grad = false, dtypes = f32 },
-      { T { 1, 16, 2, 13 }, T { 16, 16, 3, 3 }, opts = { padding = { 1, 3 } }, grad = false, dtypes = f32 }, { T { 1, 16, 1, 1 }, T { 16, 16, 3, 3 }, opts = { padding = 1 }, grad = false, dtypes = f32 },
+      { T { 2, 16, 5, 6 }, T { 12, 16, 3, 3 }, T { 12 }, grad = false, dtypes = f32 },
+      { T { 1, 13, 4, 7 }, T { 35, 13, 3, 3 }, T { 35 }, opts = { padding = { 2, 1 } }, grad = false, dtypes = f32 },
+      { T { 1, 16, 2, 13 }, T { 16, 16, 3, 3 }, opts = { padding = { 1, 3 } }, grad = false, dtypes = f32 },
+      { T { 1, 16, 1, 1 }, T { 16, 16, 3, 3 }, opts = { padding = 1 }, grad = false, dtypes = f32 },
       -- residual and activation: with gradients apart, else in the kernel, of each algorithm
       { T { 1, 2, 3, 4 }, T { 3, 2, 3, 3 }, T { 3 }, 1, 1, 1, 1, T { 1, 3, 3, 4 }, "silu" },
       { T { 1, 2, 3, 4 }, T { 3, 2, 3, 3 }, T { 3 }, 1, 1, 1, 1, T { 1, 3, 3, 4 } },
@@ -135,7 +137,8 @@ return function(row, T)
       { T { 1, 5, 5, 6 }, T { 7, 5, 1, 1 }, opts = { stride = 2, activation = "gelu" }, grad = false, dtypes = f32 },
       -- sums over taps: whole vectors of channels and a rest, strides, one kernel side longer, a kernel larger than x
       { T { 1, 18, 7, 6 }, T { 34, 18, 3, 3 }, T { 34 }, opts = { stride = 2, padding = 1 }, grad = false, dtypes = f32 },
-      { T { 1, 32, 3, 9 }, T { 8, 16, 1, 4 }, opts = { stride = { 1, 3 }, groups = 2 }, grad = false, dtypes = f32 }, { T { 1, 3, 2, 2 }, T { 2, 3, 5, 5 }, opts = { padding = 2 }, grad = false, dtypes = f32 },
+      { T { 1, 32, 3, 9 }, T { 8, 16, 1, 4 }, opts = { stride = { 1, 3 }, groups = 2 }, grad = false, dtypes = f32 },
+      { T { 1, 3, 2, 2 }, T { 2, 3, 5, 5 }, opts = { padding = 2 }, grad = false, dtypes = f32 },
     },
     ref = function(x, w, bias, ...)
       local rest = { ... }
@@ -181,8 +184,10 @@ return function(row, T)
       { T { 2, 4, 3, 4 }, T { 4, 3, 3, 3 }, { 2, 3, 5, 6 } }, { T { 1, 6, 3, 4 }, T { 6, 2, 3, 2 }, { 1, 4, 6, 5 }, { 2, 1 }, { 1, 0 }, 1, 2 },
       { T { 1, 3, 7, 8 }, T { 3, 2, 3, 3 }, { 1, 2, 7, 8 }, 1, 2, 2 }, { T { 2, 4, 5, 5 }, T { 4, 1, 3, 3 }, { 2, 4, 5, 5 }, 1, 1, 1, 4 },
       { T { 2, 5, 4, 4 }, T { 5, 3, 1, 1 }, { 2, 3, 4, 4 } }, { T { 0, 3, 2, 2 }, T { 3, 2, 3, 3 }, { 0, 2, 4, 4 } },
-      { T { 1, 18, 6, 5 }, T { 18, 35, 3, 3 }, { 1, 35, 6, 5 }, 1, 1, grad = false, dtypes = f32 }, { T { 1, 16, 8, 4 }, T { 16, 12, 3, 3 }, { 1, 12, 4, 4 }, 1, { 3, 1 }, grad = false, dtypes = f32 },
-      { T { 1, 17, 4, 3 }, T { 17, 33, 3, 3 }, { 1, 33, 7, 6 }, 2, 1, grad = false, dtypes = f32 }, { T { 1, 2, 2, 3 }, T { 2, 2, 2, 3 }, { 1, 2, 6, 9 }, 3, { 0, 1 }, { 2, 1 }, grad = false, dtypes = f32 },
+      { T { 1, 18, 6, 5 }, T { 18, 35, 3, 3 }, { 1, 35, 6, 5 }, 1, 1, grad = false, dtypes = f32 },
+      { T { 1, 16, 8, 4 }, T { 16, 12, 3, 3 }, { 1, 12, 4, 4 }, 1, { 3, 1 }, grad = false, dtypes = f32 },
+      { T { 1, 17, 4, 3 }, T { 17, 33, 3, 3 }, { 1, 33, 7, 6 }, 2, 1, grad = false, dtypes = f32 },
+      { T { 1, 2, 2, 3 }, T { 2, 2, 2, 3 }, { 1, 2, 6, 9 }, 3, { 0, 1 }, { 2, 1 }, grad = false, dtypes = f32 },
       { T { 1, 2, 2, 2 }, T { 2, 2, 1, 1 }, { 1, 2, 4, 3 }, { 3, 2 } },
     },
     ref = function(g, w, size, ...) return backward_input(g, w, size, parameters({ ... }, names)) end,
@@ -197,8 +202,10 @@ return function(row, T)
       { T { 2, 4, 3, 4 }, T { 2, 3, 5, 6 }, { 4, 3, 3, 3 } }, { T { 1, 6, 3, 4 }, T { 1, 4, 6, 5 }, { 6, 2, 3, 2 }, { 2, 1 }, { 1, 0 }, 1, 2 },
       { T { 1, 3, 7, 8 }, T { 1, 2, 7, 8 }, { 3, 2, 3, 3 }, 1, 2, 2 }, { T { 2, 4, 5, 5 }, T { 2, 4, 5, 5 }, { 4, 1, 3, 3 }, 1, 1, 1, 4 },
       { T { 2, 5, 4, 4 }, T { 2, 3, 4, 4 }, { 5, 3, 1, 1 } }, { T { 0, 3, 2, 2 }, T { 0, 2, 4, 4 }, { 3, 2, 3, 3 } },
-      { T { 2, 18, 6, 5 }, T { 2, 35, 6, 5 }, { 18, 35, 3, 3 }, 1, 1, grad = false, dtypes = f32 }, { T { 1, 16, 8, 4 }, T { 1, 12, 4, 4 }, { 16, 12, 3, 3 }, 1, { 3, 1 }, grad = false, dtypes = f32 },
-      { T { 1, 17, 4, 3 }, T { 1, 33, 7, 6 }, { 17, 33, 3, 3 }, 2, 1, grad = false, dtypes = f32 }, { T { 2, 2, 2, 3 }, T { 2, 2, 6, 9 }, { 2, 2, 2, 3 }, 3, { 0, 1 }, { 2, 1 }, grad = false, dtypes = f32 },
+      { T { 2, 18, 6, 5 }, T { 2, 35, 6, 5 }, { 18, 35, 3, 3 }, 1, 1, grad = false, dtypes = f32 },
+      { T { 1, 16, 8, 4 }, T { 1, 12, 4, 4 }, { 16, 12, 3, 3 }, 1, { 3, 1 }, grad = false, dtypes = f32 },
+      { T { 1, 17, 4, 3 }, T { 1, 33, 7, 6 }, { 17, 33, 3, 3 }, 2, 1, grad = false, dtypes = f32 },
+      { T { 2, 2, 2, 3 }, T { 2, 2, 6, 9 }, { 2, 2, 2, 3 }, 3, { 0, 1 }, { 2, 1 }, grad = false, dtypes = f32 },
       { T { 1, 3, 20, 20 }, T { 1, 14, 20, 20 }, { 3, 14, 3, 3 }, 1, 1, grad = false, dtypes = f32 },
     },
     ref = function(g, x, size, ...)
