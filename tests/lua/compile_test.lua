@@ -263,6 +263,12 @@ check.test("gradients: left on leaves, added up, of arguments", function()
     g(a)
     check.equal(a.grad:tolist(), { 2 * i, 2 * i }, "of an argument")
   end
+  local inside = settled(function(a)
+    local leaf = a:detach():requires_grad_();
+    (leaf * leaf):sum():backward()
+    return leaf.grad + 1
+  end, x)
+  check.equal(inside(ty.full({ 3 }, 2)):tolist(), { 5, 5, 5 }, "of a leaf made inside")
   local optimizer = optim.SGD({ w }, { lr = 1 })
   local step = ty.compile(function() optimizer:step() end)
   local plain = w:detach():clone()
