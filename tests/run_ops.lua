@@ -58,7 +58,9 @@ do
   end
 end
 
-for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads", "replayed" } do require(name).use(ty) end
+for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads", "replayed" } do
+  require(name).use(ty)
+end
 
 -- What row files are given: T{...} makes a template, T.name is a helper for reference functions.
 local T = setmetatable({}, { __index = reference, __call = function(_, spec) return template.new(spec) end })

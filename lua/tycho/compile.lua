@@ -37,8 +37,9 @@ end
 --     tensor).
 --   * state is changed in place: replacing a tensor that fn reads by another one is an error.
 --   * arguments have no history, results neither: gradients do not flow through a compiled function, :backward()
---     belongs into it. Results are new tensors at each call; gradients that fn leaves on parameters are overwritten by
---     the next.
+--     belongs into it. Results are new tensors at each call; gradients that fn leaves on parameters and arguments
+--     are overwritten by the next.
+--   * coroutines cannot yield.
 --   * results are tensors, numbers, strings, booleans or nil, not tables.
 --
 -- A compiled function that is called while another one is recorded becomes a part of it.

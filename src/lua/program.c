@@ -62,19 +62,6 @@ static int run_plain(lua_State *L, int nargs) {
   return plain_results(L, LUA_OK, nargs);
 }
 
-/* The same, while `compiling` says so: optimizers then return tensors instead of numbers. */
-static int run_warm(lua_State *L, int nargs) {
-  luaL_checkstack(L, nargs + 8, "ty.compile");
-  lua_getiuservalue(L, lua_upvalueindex(1), 1);
-  lua_rawgeti(L, -1, 1);
-  lua_remove(L, -2);
-  for (int i = 1; i <= nargs; i++) lua_pushvalue(L, i);
-  compiling++;
-  int status = lua_pcall(L, nargs, LUA_MULTRET, 0);
-  compiling--;
-  return status == LUA_OK ? lua_gettop(L) - nargs : lua_error(L);
-}
-
 /* ---- recording ---- */
 
 static void check_arguments(lua_State *L, ty_tensor *const *tensor, const int *position, int n) {
@@ -105,6 +92,24 @@ static int take_results(lua_State *L, int first, ty_tensor **result, uint64_t *m
     }
   }
   return n;
+}
+
+/* Calls the function unrecorded, but otherwise like a recorded one: results without history, optimizers that return
+ * tensors. */
+static int run_unrecorded(lua_State *L, int nargs) {
+  luaL_checkstack(L, nargs + 8, "ty.compile");
+  lua_getiuservalue(L, lua_upvalueindex(1), 1);
+  lua_rawgeti(L, -1, 1);
+  lua_remove(L, -2);
+  for (int i = 1; i <= nargs; i++) lua_pushvalue(L, i);
+  compiling++;
+  int status = lua_pcall(L, nargs, LUA_MULTRET, 0);
+  compiling--;
+  if (status != LUA_OK) return lua_error(L);
+  ty_tensor *result[MOST_TENSORS];
+  uint64_t tensors = 0;
+  take_results(L, nargs + 1, result, &tensors);
+  return lua_gettop(L) - nargs;
 }
 
 /* Runs under pcall with the function and its arguments: what it returns, without history. */
@@ -324,8 +329,8 @@ static int call(lua_State *L) {
     if ((e->has_constants || n < nargs) && !same_constants(L, i, nargs)) continue;
     return replay(L, c, i, tensor);
   }
-  if (c->n == c->most) return run_plain(L, nargs);
-  if (c->warm && !seen_before(L, nargs)) return run_warm(L, nargs);
+  if (c->n == c->most) return run_unrecorded(L, nargs);
+  if (c->warm && !seen_before(L, nargs)) return run_unrecorded(L, nargs);
   return record(L, c, tensor, position, n, nargs);
 }
 

@@ -405,15 +405,25 @@ void ty_program_abandon(ty_program *p) {
   ty_program_free(p);
 }
 
-/* What is on the leaves now is what replays leave there. */
+/* What is on the leaves now is what replays leave there. Leaves that were made inside and that nobody holds any more
+ * are forgotten, and their gradients are temporaries. */
 static void note_gradients(ty_recorder *r) {
   ty_program *p = r->program;
+  int n = 0;
   for (int i = 0; i < p->leaves.n; i++) {
-    leaf *l = &p->leaves.v[i];
+    if (p->leaves.v[i].tensor && p->leaves.v[i].tensor->refs == 1) {
+      if (p->leaves.v[i].slot >= 0) p->slots.v[p->leaves.v[i].slot].kind = SLOT_HELD;
+      ty_release(p->leaves.v[i].tensor);
+      continue;
+    }
+    leaf *l = &p->leaves.v[n++];
+    *l = p->leaves.v[i];
+    if (l->slot >= 0) p->slots.v[l->slot].number = n - 1;
     ty_tensor *t = l->tensor ? l->tensor : r->argument[l->argument];
     l->kept = l->slot >= 0 && t->grad && t->grad->v.data == l->view.data && !p->slots.v[l->slot].gone;
     if (!l->kept) l->after = ty_retain(t->grad);
   }
+  p->leaves.n = n;
 }
 
 static bool note_results(ty_recorder *r, ty_tensor *const *tensor, int n) {
