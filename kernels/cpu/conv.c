@@ -131,7 +131,9 @@ static bool input_gradient_f32(const conv_shape *s, const float *g, const float 
     if (packed) ty_scratch_free(packed, p.bytes);
     return ok;
   }
-  if (is_plain(s)) return conv_backward_input_f32(s, g, weight, dx);
+  /* With few channels most of a vector of them would be empty: products scattered over dx waste less. */
+  bool narrow = 4 * s->cg < LANES && (s->sh > 1 || s->sw > 1);
+  if (is_plain(s) || narrow) return conv_backward_input_f32(s, g, weight, dx);
   if (suits_winograd(s, s->o)) return TY_KERNEL(conv_winograd_input)(s, g, weight, dx);
   return TY_KERNEL(conv_direct_input)(s, g, weight, dx);
 }
