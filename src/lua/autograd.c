@@ -84,6 +84,7 @@ static int backward(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1), *g = ty_lua_to(L, 2);
   ty_backward_options o = options(L, g || lua_isnil(L, 2) ? 3 : 2, "backward");
   ty_lua_current = L;
+  ty_lua_tidy(L);
   return ty_run_backward(&t, &g, 1, NULL, NULL, 0, o) ? 0 : ty_lua_error(L);
 }
 

@@ -10,7 +10,8 @@ _Thread_local lua_State *ty_lua_current;
 enum {
   FLOOR = 64 << 20,     /* below this many live bytes, */
   HANDLES_FLOOR = 4096, /* or this many handles and these more per KiB of Lua's heap, the collector is left to Lua */
-  HANDLES_PER_KB = 8
+  HANDLES_PER_KB = 8,
+  TIDY_BYTES = 16 << 20
 };
 
 ty_lua_state *ty_lua_state_of(lua_State *L) {
@@ -116,6 +117,13 @@ void ty_lua_poll(lua_State *L) {
   s->soft_limit = live * 2 > FLOOR ? live * 2 : FLOOR;
   int64_t least = HANDLES_FLOOR + HANDLES_PER_KB * (int64_t)lua_gc(L, LUA_GCCOUNT);
   s->handle_limit = s->handles * 2 > least ? s->handles * 2 : least;
+}
+
+/* A young collection, which costs by the number of new objects: in incremental mode nothing comes of it. */
+void ty_lua_tidy(lua_State *L) {
+  ty_lua_state *s = ty_lua_state_of(L);
+  if (ty_memory_live(TY_CPU) - s->tidied > TIDY_BYTES) lua_gc(L, LUA_GCSTEP, 0);
+  s->tidied = ty_memory_live(TY_CPU);
 }
 
 /* The core's last resort before it reports that memory is out. */

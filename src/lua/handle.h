@@ -27,6 +27,7 @@ typedef struct ty_lua_state {
   lua_State *main;
   ty_lua_scope *scope;  /* opened last */
   int64_t soft_limit;   /* live bytes at which the collector runs */
+  int64_t tidied;       /* live bytes after the last collection */
   int64_t handles;      /* made and not collected */
   int64_t handle_limit; /* of these, likewise */
 } ty_lua_state;
@@ -59,6 +60,10 @@ const char *ty_lua_typename(lua_State *L, int index);
 
 /* Runs the collector when tensors, by bytes or by number, have grown past the soft limits. Called before allocating. */
 void ty_lua_poll(lua_State *L);
+
+/* Before a backward pass: what the forward pass has computed and no variable holds any more, much of all that is alive,
+ * is not to stay until the pass is over. */
+void ty_lua_tidy(lua_State *L);
 
 /* The Lua thread that callbacks from the core (hooks, custom ops) run on; set at entry of functions that may call back. */
 extern _Thread_local lua_State *ty_lua_current;
