@@ -315,7 +315,7 @@ TY_INLINE float ty_erf_f32(float x) {
 
 /* erfc(a) for 0 <= a <= 10.1, with a^2 = h + l: exp(-a^2) times a polynomial in (a - 2)/(a + 2) over 1 + 2a
  * (Shepherd and Laframboise 1981). */
-TY_INLINE float ty_erfc_fraction_f32(float a) { /* what exp(-a^2) is multiplied by */
+TY_INLINE float ty_erfc_fraction_f32(float a) {      /* what exp(-a^2) is multiplied by */
   float r = 1.0f / ((a + 2.0f) * (1.0f + 2.0f * a)); /* one division for both quotients */
   float s = (a - 2.0f) * ((1.0f + 2.0f * a) * r);
   float p = -0.000400319463f;

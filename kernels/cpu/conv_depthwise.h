@@ -94,9 +94,8 @@ static void NAME(cut)(NAME(depthwise_call) * d, int64_t units, int64_t rows, int
 static bool NAME(pack_weights)(NAME(depthwise_call) * d, const REAL *weight) {
   int64_t taps = d->s->kh * d->s->kw;
   d->weight = ty_scratch_alloc(sizeof(REAL) * (size_t)(d->sets * taps * CHANNELS));
-  for (int64_t i = 0; d->weight && i < d->sets; i++)
-    NAME(interleave)
-    (weight + i * CHANNELS * taps, taps, NAME(channels_of)(d->s, i), taps, d->weight + i * taps * CHANNELS);
+  for (int64_t i = 0; d->weight && i < d->sets; i++) NAME(interleave)
+  (weight + i * CHANNELS * taps, taps, NAME(channels_of)(d->s, i), taps, d->weight + i * taps * CHANNELS);
   return d->weight != NULL;
 }
 

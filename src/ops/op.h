@@ -63,7 +63,8 @@ typedef struct ty_call {
   const struct ty_op *op;
   const ty_value *arg;
   ty_tensor **out;
-  bool record; /* a node is made of this call; a forward that has recorded a graph of its own (as if composed) clears it */
+  bool
+      record; /* a node is made of this call; a forward that has recorded a graph of its own (as if composed) clears it */
 } ty_call;
 
 /* What a backward rule gets. Tensor inputs are numbered in schema order with list elements in place (an absent optional

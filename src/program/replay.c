@@ -44,6 +44,7 @@ bool ty_program_fits(const ty_program *p, ty_tensor *const *argument, int n) {
 
 static bool make_arena(ty_program *p) {
   int64_t bytes = (int64_t)p->arena_bytes;
+  if (bytes > ty_memory_live(TY_CPU) / 8) ty_memory_empty_cache(TY_CPU); /* it replaces what unrecorded calls took */
   p->arena = ty_storage_new(TY_CPU, p->arena_bytes, TY_U8, 1, &bytes);
   if (!p->arena) return false;
   for (int i = 0; i < p->slots.n; i++)
