@@ -70,7 +70,7 @@ bool vjp_glu(ty_vjp *c) {
   }
   int choice = 0, last = x->v.ndim - 1;
   while (activations[choice] && strcmp(activations[choice], a->activation.s) != 0) choice++;
-  int64_t half = x->v.size[last] / 2;
+  int64_t half = gate ? 0 : x->v.size[last] / 2; /* with a gate x may have no dimension */
   ty_tensor *p = gate ? x : ty_slice(x, last, 0, half, 1), *v = gate ? gate : ty_slice(x, last, half, 2 * half, 1);
   ty_tensor *y = activation(v, choice, &slope), *dx = ty_mul(g, y), *dgate = ty_mul(ty_mul(g, p), slope);
   c->dx[0] = gate ? dx : ty_concat((ty_tensors){ (ty_tensor *[]){ dx, dgate }, 2 }, last);
