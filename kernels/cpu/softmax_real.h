@@ -53,12 +53,17 @@ static void FN(lines_backward)(void *context, int64_t begin, int64_t end) {
   for (int64_t line = begin; line < end; line++) {
     const REAL *restrict y = (const REAL *)c->x + line * n, *restrict g = (const REAL *)c->g + line * n;
     REAL sum = 0;
-    if (c->log)
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < n; i++) sum += g[i];
-    else
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < n; i++) sum += g[i] * y[i];
+    for (int64_t i = 0; i < n; i += step) { /* in parts: a sum of many small numbers is no place for the next one */
+      const int64_t end_of_part = n - i < step ? n : i + step;
+      REAL part = 0;
+      if (c->log)
+#pragma omp simd reduction(+ : part)
+        for (int64_t j = i; j < end_of_part; j++) part += g[j];
+      else
+#pragma omp simd reduction(+ : part)
+        for (int64_t j = i; j < end_of_part; j++) part += g[j] * y[j];
+      sum += part;
+    }
     for (int64_t i = 0; i < n; i += step) {
       const int64_t k = n - i < step ? n - i : step;
       REAL *restrict dx = c->stream ? block : (REAL *)c->out + line * n + i;
