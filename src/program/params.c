@@ -34,7 +34,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(batch_norm_backward, PLAIN, norm) P(layer_norm_backward, PLAIN, norm) P(rms_norm_backward, PLAIN, norm)
   P(group_norm_backward, PLAIN, norm)
   P(cross_entropy_rows, PLAIN, cross_entropy) P(cross_entropy_backward, PLAIN, cross_entropy)
-  P(scaled_dot_product_attention, PLAIN, attention) P(attention_backward, PLAIN, attention)
+  P(scaled_dot_product_attention, PLAIN, attention) P(attention_backward, PLAIN, attention) P(rotary, PLAIN, dim)
   P(sgd_, OPTIM, optim) P(adam_, OPTIM, optim) P(adam_8bit_, OPTIM, optim) P(lion_, OPTIM, optim)
 #undef P
 };
