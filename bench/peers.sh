@@ -11,7 +11,7 @@ python3 -m venv "$root/build/peers"
 if command -v apt-get >/dev/null 2>&1; then
   sudo=''
   [ "$(id -u)" = 0 ] || sudo='sudo -n'
-  for package in libjemalloc2 libdnnl-dev g++ python3-dev; do
+  for package in libjemalloc2 g++ python3-dev; do
     if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || :)" != installed ]; then
       $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$package" >/dev/null 2>&1 ||
         echo "not installed: $package (the peer may be slower than it could be)"

@@ -33,10 +33,9 @@ if(LUACHECK)
 endif()
 
 if(TYCHO_SANITIZE)
-  # Without oneDNN our own kernels do all the work, and the leak checker does not stumble over its threads' memory.
   get_property(names DIRECTORY PROPERTY TESTS)
   set_tests_properties(${names} PROPERTIES ENVIRONMENT
-    "TYCHO_ONEDNN=0;LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/leaks.txt:print_suppressions=0;UBSAN_OPTIONS=print_stacktrace=1")
+    "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/leaks.txt:print_suppressions=0;UBSAN_OPTIONS=print_stacktrace=1")
 endif()
 
 if(TYCHO_FUZZ)

@@ -118,6 +118,7 @@ static bool convolve_f32(const conv_shape *s, const float *x, const float *weigh
     return ok;
   }
   if (is_plain(s)) return plain_f32(s, x, weight, e, y);
+  if (s->c <= 4 && s->groups == 1 && s->ow >= LANES) return TY_KERNEL(conv_planes)(s, x, weight, e, y);
   if (suits_winograd(s, s->c)) return TY_KERNEL(conv_winograd)(s, x, weight, e, y);
   return TY_KERNEL(conv_direct)(s, x, weight, e, y);
 }

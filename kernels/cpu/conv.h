@@ -54,4 +54,7 @@ bool TY_KERNEL(conv_direct)(const conv_shape *s, const float *x, const float *we
 bool TY_KERNEL(conv_direct_input)(const conv_shape *s, const float *g, const float *weight, float *dx);
 bool TY_KERNEL(conv_direct_weight)(const conv_shape *s, const float *g, const float *x, float *dw);
 
+/* f32 forward for images of few channels, one group (conv_planes.c). */
+bool TY_KERNEL(conv_planes)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y);
+
 #endif

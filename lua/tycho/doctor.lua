@@ -35,7 +35,6 @@ end
 
 -- What is good to have, why, and the package that brings it.
 local wanted = {
-  oneDNN = { "big matrix products and convolutions run on slower kernels", "libdnnl-dev" },
   libedit = { "the prompt has no line editing, history and completion", "libedit2" },
 }
 
@@ -55,7 +54,7 @@ end
 
 local function describe_settings()
   local set = {}
-  for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "TYCHO_ONEDNN", "LUA_INIT", "LUA_INIT_5_4" } do
+  for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "LUA_INIT", "LUA_INIT_5_4" } do
     if os.getenv(name) then set[#set + 1] = name .. "=" .. os.getenv(name) end
   end
   if #set > 0 then say("settings", "%s", table.concat(set, " ")) end

@@ -144,22 +144,6 @@ static void add_library(lua_State *L, const char *name, const char *version) {
   lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
 }
 
-static const char *onednn_version(lua_State *L) {
-  static const char *const names[] = { "libdnnl.so.3", "libdnnl.so.2", "libdnnl.so" };
-  struct {
-    int major, minor, patch;
-  } const *version = NULL; /* how dnnl_version_t begins, in 2.x and 3.x */
-  void *handle = NULL;
-  for (size_t i = 0; !handle && i < sizeof names / sizeof *names; i++)
-    handle = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL);
-  if (!handle) return NULL;
-  const void *(*ask)(void);
-  *(void **)&ask = dlsym(handle, "dnnl_version");
-  if (ask) version = ask();
-  return version ? lua_pushfstring(L, "%d.%d.%d", version->major, version->minor, version->patch)
-                 : lua_pushstring(L, "of unknown version");
-}
-
 static bool loads(const char *library) {
   void *handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
   if (handle) dlclose(handle);
@@ -169,9 +153,7 @@ static bool loads(const char *library) {
 /* libraries(): { { name =, version = nil when it is missing } ... } */
 static int l_libraries(lua_State *L) {
   lua_settop(L, 0);
-  const char *onednn = onednn_version(L);
   lua_newtable(L);
-  add_library(L, "oneDNN", onednn);
   add_library(L, "zlib", zlibVersion());
   add_library(L, "libpng", png_get_libpng_ver(NULL));
 #ifdef LIBJPEG_TURBO_VERSION

@@ -1,6 +1,6 @@
 -- Matrix products and convolutions at the sizes where the kernels cut their work, which the rows of tests/ops are too
--- small for. Products are compared with compositions of other ops, f32 convolutions (oneDNN's, where it is there) with
--- f64 ones (always our own).
+-- small for. Products are compared with compositions of other ops, f32 convolutions with f64 ones,
+-- which run on kernels of their own.
 
 local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
 local check = dofile(here .. "check.lua")

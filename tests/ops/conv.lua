@@ -139,6 +139,12 @@ return function(row, T)
       { T { 1, 18, 7, 6 }, T { 34, 18, 3, 3 }, T { 34 }, opts = { stride = 2, padding = 1 }, grad = false, dtypes = f32 },
       { T { 1, 32, 3, 9 }, T { 8, 16, 1, 4 }, opts = { stride = { 1, 3 }, groups = 2 }, grad = false, dtypes = f32 },
       { T { 1, 3, 2, 2 }, T { 2, 3, 5, 5 }, opts = { padding = 2 }, grad = false, dtypes = f32 },
+      -- few channels, vectors along pixels: parts of one and of two, rows end to end, strides, more than one band
+      { T { 2, 3, 5, 41 }, T { 15, 3, 3, 3 }, T { 15 }, 1, 1, grad = false, dtypes = f32 },
+      { T { 1, 2, 7, 67 }, T { 5, 2, 3, 4 }, opts = { stride = { 2, 3 }, padding = { 2, 1 }, dilation = { 1, 2 } }, grad = false, dtypes = f32 },
+      { T { 1, 3, 9, 70 }, T { 17, 3, 4, 4 }, T { 17 }, 4, 0, 1, 1, T { 1, 17, 2, 17 }, "silu", grad = false, dtypes = f32 },
+      { T { 1, 1, 37, 19 }, T { 3, 1, 3, 1 }, opts = { activation = "relu" }, grad = false, dtypes = f32 },
+      { T { 1, 4, 2, 3 }, T { 2, 4, 1, 3 }, opts = { padding = { 1, 9 }, stride = { 2, 1 } }, grad = false, dtypes = f32 },
     },
     ref = function(x, w, bias, ...)
       local rest = { ... }
