@@ -176,6 +176,8 @@ static bool NAME(tiled)(const ty_gemm *g, bool packs_a) {
     else if (g->n > columns * 2 * NR) columns *= 2;
     else break;
   }
+  /* A few tiles are as many for every thread: three for two threads would take the time of four. */
+  while (rows * columns < 8 * threads && rows * columns % threads && g->n > (columns + 1) * 2 * NR) columns++;
   t.tile_m = NAME(even)(g->m, rows, MR);
   t.tile_n = NAME(even)(g->n, columns, NR);
   t.tiles_n = (g->n + t.tile_n - 1) / t.tile_n;

@@ -127,6 +127,13 @@ static ty_tensor *as_rows(ty_tensor *x) {
   return ty_reshape(x, TY_INTS(rows, x->v.size[x->v.ndim - 1]));
 }
 
+/* a times b, laid out like a matrix of that shape, which may be a transposed view: what a gradient becomes on its way
+ * back through the view is then in order, and nothing copies it. */
+static ty_tensor *product_like(const ty_view *like, ty_tensor *a, ty_tensor *b) {
+  if (like->stride[0] != 1 || like->stride[1] == 1) return ty_matmul(a, b);
+  return ty_transpose(ty_matmul(ty_transpose(b, 0, 1), ty_transpose(a, 0, 1)), 0, 1);
+}
+
 bool vjp_matmul(ty_vjp *c) {
   const ty_matmul_args *arg = TY_ARGS(matmul, c);
   ty_tensor *x = arg->x.t, *y = arg->y.t, *g = c->g[0];
@@ -143,8 +150,9 @@ bool vjp_matmul(ty_vjp *c) {
     if (row) c->dx[0] = ty_squeeze(c->dx[0], TY_INTS(-2));
   }
   if (c->need[1]) {
-    bool shared = y->v.ndim == 2 && x->v.ndim > 2; /* one y for the whole batch: a single product sums over it */
-    c->dx[1] = shared ? ty_matmul(ty_transpose(as_rows(x), 0, 1), as_rows(g)) : ty_matmul(ty_transpose(x, -2, -1), g);
+    bool shared = y->v.ndim == 2; /* one y for the whole batch: a single product sums over it */
+    if (shared) c->dx[1] = product_like(&y->v, ty_transpose(as_rows(x), 0, 1), as_rows(g));
+    else c->dx[1] = ty_matmul(ty_transpose(x, -2, -1), g);
     if (column) c->dx[1] = ty_squeeze(c->dx[1], TY_INTS(-1));
   }
   return true;
@@ -230,7 +238,7 @@ bool vjp_linear(ty_vjp *c) {
   const ty_linear_args *arg = TY_ARGS(linear, c);
   ty_tensor *g = c->g[0];
   if (c->need[0]) c->dx[0] = ty_matmul(g, arg->weight.t);
-  if (c->need[1]) c->dx[1] = ty_matmul(ty_transpose(as_rows(g), 0, 1), as_rows(arg->x.t));
+  if (c->need[1]) c->dx[1] = product_like(&arg->weight.t->v, ty_transpose(as_rows(g), 0, 1), as_rows(arg->x.t));
   if (c->need[2]) c->dx[2] = ty_sum(as_rows(g), TY_INTS(0), false, TY_DTYPE_DEFAULT);
   if (c->need[3]) c->dx[3] = g;
   return true;
