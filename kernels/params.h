@@ -38,6 +38,7 @@ enum { TY_GATE_SIGMOID, TY_GATE_SILU, TY_GATE_GELU, TY_GATE_GELU_TANH, TY_GATE_R
 typedef struct ty_p_norm {
   double eps;
   int64_t groups;
+  ty_activation activation; /* of group_norm's result */
 } ty_p_norm;
 
 /* add_layer_norm and add_rms_norm: random.a is the probability of dropout. */

@@ -3,6 +3,7 @@
  * rows, then over the chunks in order, so that they do not depend on the number of threads. */
 #include <math.h>
 
+#include "../scalar.h"
 #include "cpu.h"
 #include "narrow.h"
 #include "stream.h"
@@ -27,20 +28,26 @@ typedef struct job {
   int64_t groups, segments, spatial, row_step, segment_step;
   bool by_row; /* one weight for a row (batch norm), not for a segment */
   double eps;
-  bool centred; /* layer norm, not rms norm */
-  bool stream;  /* y or dx goes past the caches */
+  bool centred;             /* layer norm, not rms norm */
+  bool stream;              /* y or dx goes past the caches */
+  ty_activation activation; /* of what group norm gives */
 } job;
 
 static inline void *data_of(const ty_view *v) { return v && v->count ? v->data : NULL; }
 
 #define REAL float
 #define FN(name) name##_f32
+#define F(name) ty_##name##_f32
+#include "norm_activation.h"
 #include "norm_real.h"
 #undef REAL
 #undef FN
+#undef F
 
 #define REAL double
 #define FN(name) name##_f64
+#define F(name) ty_##name##_f64
+#include "norm_activation.h"
 #include "norm_real.h"
 
 #if defined(__AVX512F__)
@@ -119,15 +126,16 @@ static int64_t positions(const ty_view *x) {
   return n;
 }
 
-static job group_job(const ty_view *x, int64_t groups) {
-  int64_t spatial = positions(x), channels = x->size[1] / groups;
+static job group_job(const ty_view *x, const ty_p_norm *p) {
+  const int64_t groups = p->groups, spatial = positions(x), channels = x->size[1] / groups;
   return (job){ .rows = x->size[0] * groups,
                 .groups = groups,
                 .segments = channels,
                 .spatial = spatial,
                 .width = channels * spatial,
                 .row_step = channels * spatial,
-                .segment_step = spatial };
+                .segment_step = spatial,
+                .activation = p->activation };
 }
 
 static job batch_job(const ty_view *x) {
@@ -154,9 +162,7 @@ static bool segments_forward(const ty_kernel_args *k, job j) {
   return true;
 }
 
-bool TY_KERNEL(group_norm)(const ty_kernel_args *k) {
-  return segments_forward(k, group_job(k->in[0], ((const ty_p_norm *)k->params)->groups));
-}
+bool TY_KERNEL(group_norm)(const ty_kernel_args *k) { return segments_forward(k, group_job(k->in[0], k->params)); }
 
 /* out: y, mean, variance. */
 bool TY_KERNEL(batch_norm_fused)(const ty_kernel_args *k) { return segments_forward(k, batch_job(k->in[0])); }
@@ -166,7 +172,7 @@ static bool segments_backward(const ty_kernel_args *k, job j) {
   bool wide = k->in[0]->dtype == TY_F64;
   j.g = k->in[0]->data, j.x = k->in[1]->data, j.mean = k->in[2]->data, j.rstd = k->in[3]->data;
   j.weight = data_of(k->in[4]);
-  j.stream = streams(k->out[0]);
+  j.stream = !j.activation && streams(k->out[0]); /* dx first takes the gradient through the activation */
   j.dx = k->out[0]->data, j.dweight = data_of(k->out[1]), j.dbias = data_of(k->out[2]);
   if (j.by_row && j.spatial == 1) {
     ty_parallel_for(blocks_of_columns(j.rows), 1 + WORK / (COLUMNS * (j.segments + 1)),
@@ -182,8 +188,11 @@ static bool segments_backward(const ty_kernel_args *k, job j) {
   return true;
 }
 
+/* in: also bias, which matters to an activation. */
 bool TY_KERNEL(group_norm_backward)(const ty_kernel_args *k) {
-  return segments_backward(k, group_job(k->in[1], ((const ty_p_norm *)k->params)->groups));
+  job j = group_job(k->in[1], k->params);
+  j.bias = data_of(k->in[5]);
+  return segments_backward(k, j);
 }
 
 bool TY_KERNEL(batch_norm_backward)(const ty_kernel_args *k) { return segments_backward(k, batch_job(k->in[1])); }

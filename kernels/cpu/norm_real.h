@@ -216,7 +216,7 @@ static inline int64_t FN(channel)(const job *c, int64_t row, int64_t segment) {
 
 static void FN(segments)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
-  const int64_t n = c->spatial, step = c->stream ? FN(block) : n;
+  const int64_t n = c->spatial, step = c->stream || c->activation ? FN(block) : n;
   const REAL *w = c->weight, *b = c->bias;
   REAL block[FN(block)];
   for (int64_t row = begin; row < end; row++) {
@@ -236,6 +236,7 @@ static void FN(segments)(void *context, int64_t begin, int64_t end) {
         REAL *restrict to = c->stream ? block : y + first;
         if (c->stream) FN(expect)(from + c->row_step);
         for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * scale + shift;
+        if (c->activation) FN(activate)(c, to, k);
         if (c->stream) stream_copy(y + first, block, (size_t)k * sizeof(REAL));
       }
     }
@@ -250,7 +251,7 @@ static void FN(segments)(void *context, int64_t begin, int64_t end) {
 static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
   const int64_t step = c->stream ? FN(block) : c->spatial;
-  const REAL *w = c->weight;
+  const REAL *w = c->weight, *bias = c->bias, *all_g = c->activation ? c->dx : c->g;
   REAL block[FN(block)];
   for (int64_t row = begin; row < end; row++) {
     const REAL mean = ((const REAL *)c->mean)[row], rstd = ((const REAL *)c->rstd)[row];
@@ -258,11 +259,15 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
     double sum = 0, sum_h = 0;
     for (int64_t s = 0; s < c->segments; s++) {
       int64_t at = row * c->row_step + s * c->segment_step;
-      const REAL *restrict x = (const REAL *)c->x + at, *restrict g = (const REAL *)c->g + at;
+      const int64_t channel = FN(channel)(c, row, s);
+      const REAL *restrict x = (const REAL *)c->x + at, *g = all_g + at;
+      const REAL v = w ? rstd * w[channel] : rstd, u = bias ? bias[channel] : 0;
       double of_segment = 0, of_segment_h = 0;
       for (int64_t from = 0; from < c->spatial; from += BLOCK) {
         int64_t stop = from + BLOCK < c->spatial ? from + BLOCK : c->spatial;
         const int64_t half = (stop - from) / (2 * LANES) * LANES;
+        if (c->activation)
+          FN(through)(c, (REAL *)c->dx + at + from, (const REAL *)c->g + at + from, x + from, mean, v, u, stop - from);
         REAL a = 0, a_h = 0, b = 0, b_h = 0;
 #pragma omp simd reduction(+ : a, a_h, b, b_h)
         for (int64_t i = from; i < from + half; i++) {
@@ -273,7 +278,7 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
         for (int64_t i = from + 2 * half; i < stop; i++) a += g[i], a_h += g[i] * ((x[i] - mean) * rstd);
         of_segment += (double)a + (double)b, of_segment_h += (double)a_h + (double)b_h;
       }
-      double scale = w ? (double)w[FN(channel)(c, row, s)] : 1;
+      double scale = w ? (double)w[channel] : 1;
       sum += scale * of_segment, sum_h += scale * of_segment_h;
       sums[2 * s] = (REAL)of_segment_h, sums[2 * s + 1] = (REAL)of_segment;
     }
@@ -283,10 +288,11 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
       for (int64_t from = 0; from < c->spatial; from += step) {
         const int64_t k = c->spatial - from < step ? c->spatial - from : step;
         const int64_t at = row * c->row_step + s * c->segment_step + from;
-        const REAL *restrict x = (const REAL *)c->x + at, *restrict g = (const REAL *)c->g + at;
-        REAL *restrict dx = c->stream ? block : (REAL *)c->dx + at;
+        const REAL *x = (const REAL *)c->x + at, *g = all_g + at;
+        REAL *dx = c->stream ? block : (REAL *)c->dx + at; /* may be g */
         if (c->stream) FN(expect)(x + c->row_step);
         if (c->stream) FN(expect)(g + c->row_step);
+#pragma omp simd
         for (int64_t i = 0; i < k; i++) dx[i] = rstd * (g[i] * scale - a - (x[i] - mean) * rstd * a_h);
         if (c->stream) stream_copy((REAL *)c->dx + at, block, (size_t)k * sizeof(REAL));
       }

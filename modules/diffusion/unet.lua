@@ -15,10 +15,10 @@ end
 local ResnetBlock = nn.module "ResnetBlock"
 
 function ResnetBlock:init(inputs, outputs, time, o)
-  self.norm1 = nn.GroupNorm(o.groups, inputs)
+  self.norm1 = nn.GroupNorm(o.groups, inputs, { activation = "silu" })
   self.conv1 = nn.Conv2d(inputs, outputs, 3, { padding = 1 })
   self.time_emb_proj = nn.Linear(time, o.scale_shift and 2 * outputs or outputs)
-  self.norm2 = nn.GroupNorm(o.groups, outputs)
+  self.norm2 = nn.GroupNorm(o.groups, outputs, { activation = o.scale_shift and "none" or "silu" })
   self.dropout = nn.Dropout(o.dropout)
   self.conv2 = zero(nn.Conv2d(outputs, outputs, 3, { padding = 1 }))
   if inputs ~= outputs then self.conv_shortcut = nn.Conv2d(inputs, outputs, 1) end
@@ -27,15 +27,15 @@ end
 
 -- x [n, c, h, w]; time [n, time], already through silu.
 function ResnetBlock:forward(x, time)
-  local h = self.conv1(self.norm1(x):silu())
+  local h = self.conv1(self.norm1(x))
   local e = self.time_emb_proj(time):unsqueeze(-1):unsqueeze(-1)
   if self.scale_shift then
     local scale, shift = e:chunk(2, 1)
-    h = self.norm2(h) * (scale + 1) + shift
+    h = (self.norm2(h) * (scale + 1) + shift):silu()
   else
     h = self.norm2(h + e)
   end
-  h = self.conv2(self.dropout(h:silu()))
+  h = self.conv2(self.dropout(h))
   return (self.conv_shortcut and self.conv_shortcut(x) or x) + h
 end
 
@@ -163,7 +163,7 @@ function UNet:init(options)
     width = channels
   end
 
-  self.conv_norm_out = nn.GroupNorm(o.groups, first)
+  self.conv_norm_out = nn.GroupNorm(o.groups, first, { activation = "silu" })
   self.conv_out = zero(nn.Conv2d(first, o.out_channels, 3, { padding = 1 }))
 end
 
@@ -192,7 +192,7 @@ function UNet:forward(x, t, labels)
     for i = 1, self.layers + 1 do h = level:run(i, ty.concat({ h, table.remove(skips) }, 1), time) end
     if level.upsamplers then h = level.upsamplers[1](h) end
   end
-  return self.conv_out(self.conv_norm_out(h):silu())
+  return self.conv_out(self.conv_norm_out(h))
 end
 
 return UNet

@@ -12,14 +12,18 @@ static bool convert(ty_tensor **t, ty_dtype dtype) { return !*t || (*t = ty_to(*
 
 static ty_ints sizes_of(const ty_tensor *t) { return (ty_ints){ t->v.size, t->v.ndim }; }
 
-/* `arg` (a weight or a bias), when given, has the shape `size`. */
-static bool check_parameter(ty_call *c, int arg, int ndim, const int64_t *size) {
+/* `arg` (a weight or a bias of the x at position `x`), when given, has the shape `size`. */
+static bool check_parameter_of(ty_call *c, int x, int arg, int ndim, const int64_t *size) {
   const ty_tensor *t = c->arg[arg].t;
   if (!t) return true;
   if (ty_is_float(ty_dtype_of(t)) && t->v.ndim == ndim && memcmp(t->v.size, size, sizeof *size * (size_t)ndim) == 0)
     return true;
   return ty_op_fail(c, TY_EINVAL, "%s: expected a float tensor %s for x %s, got %s", c->op->args[arg].name,
-                    ty_shape_text(ndim, size), ty_describe(c->arg[0].t), ty_describe(t));
+                    ty_shape_text(ndim, size), ty_describe(c->arg[x].t), ty_describe(t));
+}
+
+static bool check_parameter(ty_call *c, int arg, int ndim, const int64_t *size) {
+  return check_parameter_of(c, 0, arg, ndim, size);
 }
 
 /* How many of the last dimensions of x are normalised: those of normalized_shape, of the weight, or one. */
@@ -78,13 +82,17 @@ static bool check_groups(ty_call *c, const ty_tensor *x, int64_t groups) {
                     (long long)x->v.size[1], ty_describe(x), (long long)groups);
 }
 
+static const char *const activations[] = { "none", "relu", "gelu", "gelu_tanh", "silu", NULL }; /* ty_activation */
+
 bool fwd_group_norm(ty_call *c) {
   const ty_group_norm_args *a = TY_ARGS(group_norm, c);
   ty_tensor *x = a->x.t;
   ty_dtype dtype = wide(ty_dtype_of(x));
   if (!ty_check_ndim(c, 0, 2, TY_MAX_DIMS, "[n, c, ...]") || !check_groups(c, x, a->groups.i)) return false;
   if (!check_parameter(c, 2, 1, x->v.size + 1) || !check_parameter(c, 3, 1, x->v.size + 1)) return false;
-  ty_p_norm p = { .eps = a->eps.f, .groups = a->groups.i };
+  int activation = ty_check_choice(c, 5, activations);
+  if (activation < 0) return false;
+  ty_p_norm p = { .eps = a->eps.f, .groups = a->groups.i, .activation = (ty_activation)activation };
   int64_t size[] = { x->v.size[0], a->groups.i };
   if (!ty_out_like(c, 0, x, ty_dtype_of(x)) || !ty_out(c, 1, ty_device_of(x), dtype, 2, size) ||
       !ty_out(c, 2, ty_device_of(x), dtype, 2, size))
@@ -104,9 +112,9 @@ static bool out_parameter(ty_call *c, int i, const ty_tensor *x, const ty_tensor
 }
 
 /* Arguments g, x, [mean,] rstd, weight of a backward op: `rows` statistics, `parameters` weights (-1: as many as a
- * row is wide). */
-static bool backward(ty_call *c, int64_t rows, int64_t parameters, const ty_p_norm *p) {
-  ty_tensor *x = c->arg[1].t, *in[5] = { c->arg[0].t, x };
+ * row is wide). bias: where an activation follows. */
+static bool backward(ty_call *c, int64_t rows, int64_t parameters, ty_tensor *bias, const ty_p_norm *p) {
+  ty_tensor *x = c->arg[1].t, *in[6] = { c->arg[0].t, x };
   bool has_mean = c->op->id != TY_OP_rms_norm_backward;
   ty_dtype dtype = wide(ty_dtype_of(x));
   int n = has_mean ? 5 : 4;
@@ -129,26 +137,30 @@ static bool backward(ty_call *c, int64_t rows, int64_t parameters, const ty_p_no
                       ty_describe(x), ty_describe(weight));
   if (!ty_out_like(c, 0, x, ty_dtype_of(x)) || !out_parameter(c, 1, x, weight)) return false;
   if (has_mean && !out_parameter(c, 2, x, weight)) return false;
-  for (int i = 0; i < n; i++)
+  in[5] = bias;
+  for (int i = 0; i < 6; i++)
     if (i != 1 && !convert(&in[i], dtype)) return false;
-  return ty_launch(c, in, n, p);
+  return ty_launch(c, in, c->op->id == TY_OP_group_norm_backward ? 6 : n, p);
 }
 
-bool fwd_layer_norm_backward(ty_call *c) { return backward(c, c->arg[3].t->v.count, -1, &(ty_p_norm){ 0 }); }
+bool fwd_layer_norm_backward(ty_call *c) { return backward(c, c->arg[3].t->v.count, -1, NULL, &(ty_p_norm){ 0 }); }
 
-bool fwd_rms_norm_backward(ty_call *c) { return backward(c, c->arg[2].t->v.count, -1, &(ty_p_norm){ 0 }); }
+bool fwd_rms_norm_backward(ty_call *c) { return backward(c, c->arg[2].t->v.count, -1, NULL, &(ty_p_norm){ 0 }); }
 
 bool fwd_group_norm_backward(ty_call *c) {
   const ty_group_norm_backward_args *a = TY_ARGS(group_norm_backward, c);
   const ty_tensor *x = a->x.t;
   if (!ty_check_ndim(c, 1, 2, TY_MAX_DIMS, "[n, c, ...]") || !check_groups(c, x, a->groups.i)) return false;
-  return backward(c, x->v.size[0] * a->groups.i, x->v.size[1], &(ty_p_norm){ .groups = a->groups.i });
+  if (!check_parameter_of(c, 1, 6, 1, x->v.size + 1)) return false;
+  int activation = ty_check_choice(c, 7, activations);
+  ty_p_norm p = { .groups = a->groups.i, .activation = (ty_activation)activation };
+  return activation >= 0 && backward(c, x->v.size[0] * a->groups.i, x->v.size[1], a->bias.t, &p);
 }
 
 bool fwd_batch_norm_backward(ty_call *c) {
   const ty_tensor *x = c->arg[1].t;
   if (!ty_check_ndim(c, 1, 2, TY_MAX_DIMS, "[n, c, ...]")) return false;
-  return backward(c, x->v.size[1], x->v.size[1], &(ty_p_norm){ 0 });
+  return backward(c, x->v.size[1], x->v.size[1], NULL, &(ty_p_norm){ 0 });
 }
 
 /* ---- gradients as compositions, which have gradients themselves ---- */
@@ -221,12 +233,12 @@ static ty_ints not_channels(int ndim, int64_t *dims) {
   return (ty_ints){ dims, ndim - 1 };
 }
 
-/* With weights per channel. x as `shape` is normalised over the dimensions `over`. */
-static void channels_composed(ty_vjp *c, ty_tensor *weight, ty_ints shape, ty_ints over, double eps) {
+/* With weights per channel and g the gradient of the result. x as `shape` is normalised over the dimensions `over`. */
+static void channels_composed(ty_vjp *c, ty_tensor *g, ty_tensor *weight, ty_ints shape, ty_ints over, double eps) {
   ty_dtype dtype = wide(ty_vjp_dtype(c, 0));
   ty_ints size = ty_vjp_size(c, 0);
   int64_t dims[TY_MAX_DIMS];
-  ty_tensor *g = ty_to(c->g[0], dtype), *gh = g, *rstd;
+  ty_tensor *gh = g = ty_to(g, dtype), *rstd;
   ty_tensor *h = ty_normalized(ty_reshape(ty_to(c->arg[0].t, dtype), shape), over, true, eps, &rstd);
   if (weight) gh = ty_mul(g, per_channel(ty_to(weight, dtype), size.n));
   c->dx[0] = ty_reshape(ty_normalized_gradient(ty_reshape(gh, shape), h, rstd, over, true), size);
@@ -234,30 +246,42 @@ static void channels_composed(ty_vjp *c, ty_tensor *weight, ty_ints shape, ty_in
     c->dx[1] = ty_sum(ty_mul(g, ty_reshape(h, size)), not_channels(size.n, dims), false, TY_DTYPE_DEFAULT);
 }
 
-/* The gradient of a bias per channel, where the kernel did not give it. */
-static bool channel_bias(ty_vjp *c) {
+/* The gradient of a bias per channel from g, that of the result, where the kernel did not give it. */
+static bool channel_bias(ty_vjp *c, ty_tensor *g) {
   int64_t dims[TY_MAX_DIMS];
   if (c->need[2] && !c->dx[2])
-    c->dx[2] = ty_sum(ty_to(c->g[0], wide(ty_vjp_dtype(c, 0))), not_channels(ty_vjp_size(c, 0).n, dims), false,
+    c->dx[2] = ty_sum(ty_to(g, wide(ty_vjp_dtype(c, 0))), not_channels(ty_vjp_size(c, 0).n, dims), false,
                       TY_DTYPE_DEFAULT);
   return true;
 }
 
+/* The slope of an activation at v. */
+static ty_tensor *slope_at(ty_tensor *v, const char *activation) {
+  if (strcmp(activation, "relu") == 0) return ty_to(ty_gt(v, 0), ty_dtype_of(v));
+  return strcmp(activation, "silu") == 0 ? ty_silu_slope(v) : ty_gelu_slope(v, strcmp(activation, "gelu_tanh") == 0);
+}
+
 bool vjp_group_norm(ty_vjp *c) {
   const ty_group_norm_args *a = TY_ARGS(group_norm, c);
-  ty_tensor *x = a->x.t, *weight = a->weight.t;
-  if (!c->g[0]) return true;
-  if (ty_vjp_plain()) {
+  ty_tensor *x = a->x.t, *weight = a->weight.t, *bias = a->bias.t, *g = c->g[0];
+  bool plain = strcmp(a->activation.s, "none") == 0;
+  if (!g) return true;
+  if (ty_vjp_plain() && (plain || weight || !bias)) {
     ty_tensor *d[3] = { NULL };
-    ty_group_norm_backward(c->g[0], x, c->out[1], c->out[2], weight, a->groups.i, d);
+    ty_group_norm_backward(g, x, c->out[1], c->out[2], weight, a->groups.i, plain ? NULL : bias, a->activation.s, d);
     c->dx[0] = d[0], c->dx[1] = d[1];
     if (weight) c->dx[2] = d[2];
   } else {
     int64_t in_group = x->v.size[1] / a->groups.i;
     for (int d = 2; d < x->v.ndim; d++) in_group *= x->v.size[d];
-    channels_composed(c, weight, TY_INTS(x->v.size[0], a->groups.i, in_group), TY_INTS(2), a->eps.f);
+    if (!plain) {
+      ty_tensor *out[3] = { NULL };
+      ty_group_norm(ty_to(x, wide(ty_vjp_dtype(c, 0))), a->groups.i, weight, bias, a->eps.f, "none", out);
+      g = ty_mul(ty_to(g, wide(ty_vjp_dtype(c, 0))), slope_at(out[0], a->activation.s));
+    }
+    channels_composed(c, g, weight, TY_INTS(x->v.size[0], a->groups.i, in_group), TY_INTS(2), a->eps.f);
   }
-  return channel_bias(c);
+  return channel_bias(c, g);
 }
 
 /* ---- batch_norm ---- */
@@ -286,9 +310,9 @@ bool vjp_batch_norm_fused(ty_vjp *c) {
     if (weight) c->dx[2] = d[2];
   } else {
     int64_t dims[TY_MAX_DIMS];
-    channels_composed(c, weight, sizes_of(x), not_channels(x->v.ndim, dims), a->eps.f);
+    channels_composed(c, c->g[0], weight, sizes_of(x), not_channels(x->v.ndim, dims), a->eps.f);
   }
-  return channel_bias(c);
+  return channel_bias(c, c->g[0]);
 }
 
 /* ---- by given statistics ---- */

@@ -232,26 +232,54 @@ return function(row, T)
 
   -- ---- group_norm ----
 
+  local activations = {
+    none = function(v) return v end,
+    relu = function(v) return v ~= v and v or math.max(v, 0) end,
+    gelu = function(v) return 0.5 * v * T.erfc(-v / math.sqrt(2)) end,
+    gelu_tanh = function(v) return v * T.sigmoid(2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v ^ 3)) end,
+    silu = function(v) return v * T.sigmoid(v) end,
+  }
+  local function slope(f, v) -- by central difference, to about 1e-10
+    local h = 1e-4
+    return (8 * (f(v + h) - f(v - h)) - (f(v + 2 * h) - f(v - 2 * h))) / (12 * h)
+  end
+
   row("group_norm", {
     cases = {
       { T { 2, 6, 3, 2 }, 3, T { 6 }, T { 6 } }, { T { 2, 4, 5 }, 1 }, { T { 2, 4, 5 }, 4, T { 4 } },
       { T { 3, 6 }, 2, T { 6 }, T { 6 } }, { T { 1, 2, 4, 20 }, 2, nil, T { 2 } },
       { T { 2, 4, 3, 3, 2 }, 2, T { 4 }, T { 4 }, opts = { eps = 0.01 } },
       { T { 0, 4, 3 }, 2, T { 4 }, T { 4 } }, { T { 2, 4, 0 }, 2, T { 4 }, T { 4 } },
+      { T { 2, 4, 3, 3 }, 2, T { 4 }, T { 4 }, opts = { activation = "silu" } },
+      { T { 2, 6, 5 }, 2, T { 6 }, T { 6 }, opts = { activation = "gelu" } },
+      { T { 1, 4, 2, 20 }, 2, T { 4 }, opts = { activation = "gelu_tanh" } },
+      { T { 2, 4, 5 }, 4, nil, T { 4 }, opts = { activation = "silu" } },
+      { T { 2, 4, 5 }, 2, opts = { activation = "silu" } },
+      { T { 2, 4, 5 }, 2, T { 4 }, T { 4 }, opts = { activation = "relu" }, grad = false },
+      { T { 0, 4, 3 }, 2, T { 4 }, T { 4 }, opts = { activation = "silu" } },
+      { T { 1, 2, 1100 }, 2, T { 2 }, T { 2 }, opts = { activation = "silu" }, grad = false, dtypes = { "f32" } },
     },
     ref = function(x, groups, weight, bias, opts)
-      return normalize(x, groups_of(x, groups), weight, bias, option(opts, "eps", 1e-5), true)
+      for _, given in ipairs { weight or {}, bias or {} } do
+        if not given.shape and next(given) then opts = given end
+      end
+      weight, bias = weight and weight.shape and weight, bias and bias.shape and bias
+      local y = normalize(x, groups_of(x, groups), weight, bias, option(opts, "eps", 1e-5), true)
+      local f = activations[option(opts, "activation", "none")]
+      for i = 1, #y do y[i] = f(y[i]) end
+      return y
     end,
     gradtol = 1e-4,
     errors = {
       { T { 2, 6, 3 }, 4, match = { "groups: expected a divisor of the 6 channels", "got 4" } },
       { T { 2, 6, 3 }, 0, match = "groups: expected a divisor" }, { T { 6 }, 2, match = "[n, c, ...]" },
       { T { 2, 6, 3 }, 2, T { 3 }, match = { "weight: expected a float tensor [6]", "got [3]" } },
+      { T { 2, 6, 3 }, 2, opts = { activation = "swish" }, match = { "activation", "silu" } },
     },
     big = function(ty)
       local x = ty.randn(6, 32, 30, 31):requires_grad_()
       local w, b = ty.randn(32):requires_grad_(), ty.randn(32):requires_grad_()
-      local y = ty.group_norm(x, 8, w, b)
+      local y = ty.group_norm(x, 8, w, b, { activation = "silu" })
       return y:detach(), table.unpack(ty.grad((y * ty.randn(6, 32, 30, 31)):sum(), { x, w, b }))
     end,
   })
@@ -260,15 +288,30 @@ return function(row, T)
     cases = {
       { T { 2, 6, 3 }, T { 2, 6, 3 }, T { 2, 3 }, T { 2, 3, range = { 0.5, 2 } }, T { 6 }, 3 },
       { T { 2, 6, 3, 2 }, T { 2, 6, 3, 2 }, T { 2, 2 }, T { 2, 2, range = { 0.5, 2 } }, nil, 2 },
+      { T { 2, 6, 3 }, T { 2, 6, 3 }, T { 2, 3 }, T { 2, 3, range = { 0.5, 2 } }, T { 6 }, 3, T { 6 }, "silu" },
+      { T { 2, 4, 37 }, T { 2, 4, 37 }, T { 2, 2 }, T { 2, 2, range = { 0.5, 2 } }, T { 4 }, 2, nil, "gelu" },
+      { T { 1, 4, 37 }, T { 1, 4, 37 }, T { 1, 2 }, T { 1, 2, range = { 0.5, 2 } }, nil, 2, T { 4 }, "gelu_tanh" },
+      { T { 2, 6, 3 }, T { 2, 6, 3 }, T { 2, 3 }, T { 2, 3, range = { 0.5, 2 } }, T { 6 }, 3, T { 6 }, "relu" },
+      { T { 1, 2, 1100 }, T { 1, 2, 1100 }, T { 1, 1 }, T { 1, 1, range = { 0.5, 2 } }, T { 2 }, 1, T { 2 }, "silu",
+        dtypes = { "f32" } },
     },
-    ref = function(g, x, mean, rstd, weight, groups)
-      return backward(g, x, by_row(mean), by_row(rstd), weight, groups_of(x, groups), true)
+    ref = function(g, x, mean, rstd, weight, groups, bias, activation)
+      local of, through = groups_of(x, groups), { shape = g.shape }
+      local f = activations[activation or "none"]
+      for i = 1, count(x.shape) do
+        local r, c = of(i)
+        local v = (x[i] - by_row(mean)(r)) * by_row(rstd)(r) * (weight and weight[c] or 1) + (bias and bias[c] or 0)
+        through[i] = g[i] * (activation == "relu" and (v > 0 and 1 or 0) or slope(f, v))
+      end
+      return backward(through, x, by_row(mean), by_row(rstd), weight, of, true)
     end,
     dtype = gradients,
+    tol = { f64 = 1e-9, f32 = 1e-5, f16 = 5e-3, bf16 = 4e-2 },
     errors = {
       { T { 2, 6, 3 }, T { 2, 6, 3 }, T { 2, 3 }, T { 2, 3 }, nil, 4, match = "groups: expected a divisor" },
       { T { 2, 6, 3 }, T { 2, 6, 3 }, T { 2, 3 }, T { 2, 2 }, nil, 3, match = "rstd: expected 6 floats" },
       { T { 2, 6, 3 }, T { 2, 6, 4 }, T { 2, 3 }, T { 2, 3 }, nil, 3, match = { "[2, 6, 3]", "[2, 6, 4]" } },
+      { T { 2, 6, 3 }, T { 2, 6, 3 }, T { 2, 3 }, T { 2, 3 }, nil, 3, T { 5 }, match = { "bias: expected", "got [5]" } },
     },
   })
 

@@ -47,25 +47,28 @@ function RMSNorm:forward(x) return ty.rms_norm(x, self.normalized_shape, self.we
 
 RMSNorm.describe = LayerNorm.describe
 
---- Normalised over each of `groups` groups of channels of x [n, channels, ...]. Wu and He 2018. options: eps, affine.
+--- Normalised over each of `groups` groups of channels of x [n, channels, ...]. Wu and He 2018.
+-- options: eps, affine, activation of the result (none, relu, gelu, gelu_tanh or silu, in the same pass).
 local GroupNorm = define "GroupNorm"
 norms.GroupNorm = GroupNorm
 
 function GroupNorm:init(groups, channels, given)
-  local o = options.read("GroupNorm", given, { eps = 1e-5, affine = true })
+  local o = options.read("GroupNorm", given, { eps = 1e-5, affine = true, activation = "none" })
   positive("GroupNorm", "groups", groups)
   positive("GroupNorm", "channels", channels)
   if channels % groups ~= 0 then
     error(("GroupNorm: groups %d must divide channels %d"):format(groups, channels), 3)
   end
-  self.num_groups, self.num_channels, self.eps = groups, channels, o.eps
+  self.num_groups, self.num_channels, self.eps, self.activation = groups, channels, o.eps, o.activation
   if o.affine then
     self.weight = options.parameter({ channels }, init.ones)
     self.bias = options.parameter({ channels }, init.zeros)
   end
 end
 
-function GroupNorm:forward(x) return ty.group_norm(x, self.num_groups, self.weight, self.bias, self.eps) end
+function GroupNorm:forward(x)
+  return ty.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, self.activation)
+end
 
 function GroupNorm:describe() return ("%d, %d"):format(self.num_groups, self.num_channels) end
 
