@@ -129,8 +129,12 @@ static ty_tensor *run_hooks(ty_hook *hooks, int output, ty_tensor *g) {
 static bool accumulate_leaf(ty_tensor *leaf, ty_tensor *g, bool create_graph) {
   if (ty_is_recording()) ty_recorded_grad(leaf, true);
   if (leaf->grad) return accumulate(&leaf->grad, g, create_graph);
-  bool steal = g->refs == 2 && g->v.contiguous && !g->is_view &&
-               atomic_load(&g->storage->refs) == 1; /* scope's and caller's */
+  bool steal = g->refs == 2 && g->v.contiguous && atomic_load(&g->storage->refs) == 1; /* scope's and caller's */
+  if (steal && g->is_view) { /* what is left of a tensor turned to and fro, if it is all of it */
+    steal = !ty_is_recording() && g->v.data == g->storage->bytes &&
+            g->v.count * ty_dtype_size[g->v.dtype] == (int64_t)g->storage->nbytes;
+    if (steal) g->is_view = false;
+  }
   if (!steal && !create_graph) {
     g = ty_clone(g);
     if (!g) return false;
@@ -283,6 +287,10 @@ static bool step(walk *w, ty_node *n) {
     if (!n->op) /* a custom rule returns references of its own */
       for (int i = 0; i < n->nin; i++)
         if (dx[i] && !(dx[i] = ty_scope_add(dx[i]))) ok = false;
+    if (ok && n->op && n->nout == 1 && n->nin == 1 && dx[0] != n->grad[0]) { /* dx may be the last view of its memory */
+      ty_release(n->grad[0]);
+      n->grad[0] = NULL;
+    }
     for (int i = 0; i < n->nin && ok; i++) {
       if (!need[i] || !dx[i] || dx[i] == sum[i]) continue;
       ty_tensor *g = fit(n, i, dx[i]);

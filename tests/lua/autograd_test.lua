@@ -616,4 +616,28 @@ check.test("mul and div keep an operand only for a gradient that is wanted", fun
   check.fails(function() changed(function() return x * x end, x) end, "changed in place")
 end)
 
+check.test("a weight used through a transposed view has a gradient of its own", function()
+  local x, seed = ty.randn({ 5, 3 }, { dtype = "f64" }), ty.randn({ 5, 4 }, { dtype = "f64" })
+  local expected = ty.matmul(x:transpose(0, 1), seed)
+  local function near(a, b) check.equal((a - b):abs():max():item() < 1e-12, true) end
+  local function product(a, w) return ty.matmul(a, w:transpose(0, 1)) end
+  for _, f in ipairs { ty.linear, product } do
+    local w = ty.randn({ 3, 4 }, { dtype = "f64" }):requires_grad_()
+    f(x, w:transpose(0, 1)):backward(seed)
+    near(w.grad, expected)
+    ty.add(f(x, w:transpose(0, 1)), f(x, w:transpose(0, 1))):backward(seed) -- twice in one pass, onto what is there
+    near(w.grad, expected * 3)
+  end
+  -- A view of the gradient that somebody gave: the leaf's is a copy.
+  local w = ty.randn({ 3, 4 }, { dtype = "f64" }):requires_grad_()
+  local given = ty.randn({ 4, 3 }, { dtype = "f64" })
+  w:transpose(0, 1):backward(given:transpose(0, 1):contiguous():transpose(0, 1))
+  near(w.grad, given:transpose(0, 1))
+  local before = given:clone()
+  local v = w:detach():clone():requires_grad_()
+  v:reshape(12):backward(given:reshape(12))
+  ty.no_grad(function() v.grad:add_(1) end)
+  near(given, before)
+end)
+
 check.finish()
