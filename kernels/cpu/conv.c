@@ -109,7 +109,14 @@ static bool plain_f32(const conv_shape *s, const float *x, const float *weight, 
 
 /* ---- every case ---- */
 
+/* 1x1 kernels with enough positions in an image; sums of more than a thousand channels are better taken in blocks. */
+static bool is_pointwise(const conv_shape *s) {
+  return s->kh == 1 && s->kw == 1 && s->ph == 0 && s->pw == 0 && s->groups == 1 && s->c <= 1024 &&
+         s->oh * s->ow >= LANES;
+}
+
 static bool convolve_f32(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y) {
+  if (is_pointwise(s)) return TY_KERNEL(conv_pointwise)(s, x, weight, false, e, y);
   if (is_sparse(s)) {
     sparse p = sparse_of(s);
     float *packed = pick(&p, x);
@@ -123,18 +130,27 @@ static bool convolve_f32(const conv_shape *s, const float *x, const float *weigh
   return TY_KERNEL(conv_direct)(s, x, weight, e, y);
 }
 
+static bool pointwise_input(const conv_shape *s, const float *g, const float *weight, float *dx) {
+  const conv_epilogue none = { NULL, NULL, TY_NO_ACTIVATION };
+  conv_shape t = *s;
+  t.c = s->o, t.o = s->c;
+  if (is_pointwise(&t)) return TY_KERNEL(conv_pointwise)(&t, g, weight, true, &none, dx);
+  return conv_backward_input_f32(s, g, weight, dx);
+}
+
 static bool input_gradient_f32(const conv_shape *s, const float *g, const float *weight, float *dx) {
   if (is_sparse(s)) {
     sparse p = sparse_of(s);
     float *packed = ty_scratch_alloc(p.bytes);
-    bool ok = packed && conv_backward_input_f32(&p.shape, g, weight, packed);
+    bool ok = packed && pointwise_input(&p.shape, g, weight, packed);
     if (ok) share_planes(&p, spread_planes, packed, dx);
     if (packed) ty_scratch_free(packed, p.bytes);
     return ok;
   }
   /* With few channels most of a vector of them would be empty: products scattered over dx waste less. */
   bool narrow = 4 * s->cg < LANES && (s->sh > 1 || s->sw > 1);
-  if (is_plain(s) || narrow) return conv_backward_input_f32(s, g, weight, dx);
+  if (is_plain(s)) return pointwise_input(s, g, weight, dx);
+  if (narrow) return conv_backward_input_f32(s, g, weight, dx);
   if (suits_winograd(s, s->o)) return TY_KERNEL(conv_winograd_input)(s, g, weight, dx);
   return TY_KERNEL(conv_direct_input)(s, g, weight, dx);
 }

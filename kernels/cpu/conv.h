@@ -57,4 +57,8 @@ bool TY_KERNEL(conv_direct_weight)(const conv_shape *s, const float *g, const fl
 /* f32 forward for images of few channels, one group (conv_planes.c). */
 bool TY_KERNEL(conv_planes)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y);
 
+/* 1x1 kernels without padding, one group (conv_pointwise.c). turned: weight is [c, o]. */
+bool TY_KERNEL(conv_pointwise)(const conv_shape *s, const float *x, const float *weight, bool turned,
+                               const conv_epilogue *e, float *y);
+
 #endif

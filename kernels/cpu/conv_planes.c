@@ -2,65 +2,20 @@
  * empty, so vectors run along rows of pixels, and results need not be turned. The padded input of a band of rows is
  * split by position modulo the stride, which makes what every tap reads neighbours; a few output channels by two vectors
  * of pixels are then a product of broadcast weights with runs of that, one for every channel and tap. */
-#include "conv_micro.h"
+#include "conv_tile.h"
 
 enum { BAND = 16 }; /* rows of results: their input stays in the L2 cache */
 
 typedef struct planes {
   const conv_shape *s;
-  const float *x, *weight;
+  const float *x;
   const conv_epilogue *e;
-  float *y, *packed; /* kernels [group of output channels][channel and tap][row of the group] */
-  int64_t *offset;   /* of what a channel and tap reads, in the split input */
+  float *y, *packed;
+  int64_t *offset; /* of what a channel and tap reads, in the split input */
   int64_t k, groups, band, bands;
   int64_t rows, columns; /* of a plane of the split input */
   bool flat, failed;     /* flat: rows of results follow each other without gaps */
 } planes;
-
-/* ---- the innermost loop ---- */
-
-typedef struct tile {
-  int64_t k;
-  const int64_t *offset;
-  const float *a, *b, *bias; /* a [k][rows]; bias or NULL */
-  float *c;
-  int64_t c_row;
-} tile;
-
-typedef void tile_fn(const tile *m);
-
-/* clang-format off */
-#define BEGIN_2(i) lanes c##i = (lanes){ 0 } + (m->bias ? m->bias[i] : 0), d##i = c##i;
-#define BEGIN_1(i) lanes c##i = (lanes){ 0 } + (m->bias ? m->bias[i] : 0);
-#define BEGIN(i, n) BEGIN_##n(i)
-#define STORE_2(i) *(lanes *)(to + i * c_row) = c##i; *(lanes *)(to + i * c_row + LANES) = d##i;
-#define STORE_1(i) *(lanes *)(to + i * c_row) = c##i;
-#define STORE(i, n) STORE_##n(i)
-
-#define TILE(rows, n)                                                                                                  \
-  static void tile_##n##_##rows(const tile *m) {                                                                       \
-    UPTO_##rows(BEGIN, n)                                                                                              \
-    const float *restrict a = m->a;                                                                                    \
-    const int64_t *restrict offset = m->offset;                                                                        \
-    _Pragma("GCC unroll 2") for (int64_t k = m->k; k > 0; k--, a += rows) {                                            \
-      const float *restrict b = m->b + *offset++;                                                                      \
-      LOAD_##n                                                                                                         \
-      UPTO_##rows(ACROSS_STEP, n)                                                                                      \
-    }                                                                                                                  \
-    float *restrict to = m->c;                                                                                         \
-    const int64_t c_row = m->c_row;                                                                                    \
-    UPTO_##rows(STORE, n)                                                                                              \
-  }
-#define TILES(n) TILE(1, n) TILE(2, n) TILE(3, n) TILE(4, n) TILE(5, n) TILE(6, n)
-#if MOST_ROWS == 14
-#define MORE_TILES(n) TILE(7, n) TILE(8, n) TILE(9, n) TILE(10, n) TILE(11, n) TILE(12, n) TILE(13, n) TILE(14, n)
-#else
-#define MORE_TILES(n)
-#endif
-TILES(1) MORE_TILES(1) TILES(2) MORE_TILES(2)
-
-static tile_fn *const tiles[2][MOST_ROWS] = { { LIST(tile_1) MORE(tile_1) }, { LIST(tile_2) MORE(tile_2) } };
-/* clang-format on */
 
 /* ---- the split input ---- */
 
@@ -117,7 +72,9 @@ static void multiply_row(const planes *p, const float *in, int64_t n, int64_t o_
   float edge[MOST_ROWS * PAIR] __attribute__((aligned(64)));
   for (int64_t g = 0; g < p->groups; g++) {
     int64_t o = g * s->o / p->groups, rows = (g + 1) * s->o / p->groups - o;
-    tile t = { .k = p->k, .offset = p->offset, .a = p->packed + o * p->k, .bias = e->bias ? e->bias + o : NULL };
+    tile t = {
+      .k = p->k, .offset = p->offset, .a = p->packed + g * p->k * ABREAST, .bias = e->bias ? e->bias + o : NULL
+    };
     for (int64_t j = 0; j < n; j += PAIR) {
       int64_t count = n - j < PAIR ? n - j : PAIR, vectors = count > LANES ? 2 : 1;
       bool whole = count == vectors * LANES;
@@ -125,6 +82,7 @@ static void multiply_row(const planes *p, const float *in, int64_t n, int64_t o_
       t.b = in + j;
       t.c = whole ? to : edge;
       t.c_row = whole ? plane : PAIR;
+      t.ahead = (const char *)t.a;
       tiles[vectors - 1][rows - 1](&t);
       for (int64_t r = 0; !whole && r < rows; r++)
         for (int64_t i = 0; i < count; i++) to[r * plane + i] = edge[r * PAIR + i];
@@ -156,32 +114,23 @@ static void band_units(void *context, int64_t begin, int64_t end) {
   ty_scratch_free(in, bytes);
 }
 
-static void pack(const planes *p) {
-  float *to = p->packed;
-  for (int64_t g = 0; g < p->groups; g++) {
-    int64_t o = g * p->s->o / p->groups, last = (g + 1) * p->s->o / p->groups;
-    for (int64_t k = 0; k < p->k; k++)
-      for (int64_t i = o; i < last; i++) *to++ = p->weight[i * p->k + k];
-  }
-}
-
 bool TY_KERNEL(conv_planes)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e,
                             float *y) {
-  planes p = { .s = s, .x = x, .weight = weight, .e = e, .y = y, .k = s->c * s->kh * s->kw };
+  planes p = { .s = s, .x = x, .e = e, .y = y, .k = s->c * s->kh * s->kw };
   int64_t beyond = (s->kw - 1) * s->dw / s->sw;
-  p.groups = (s->o + MOST_ROWS - 1) / MOST_ROWS;
+  p.groups = tile_groups(s->o);
   p.bands = (s->oh + BAND - 1) / BAND;
   p.band = (s->oh + p.bands - 1) / p.bands;
   p.bands = (s->oh + p.band - 1) / p.band;
   p.rows = p.band + (s->kh - 1) * s->dh / s->sh;
   p.columns = s->ow + beyond;
   p.flat = beyond == 0;
-  size_t bytes = (sizeof(int64_t) + sizeof(float) * (size_t)s->o) * (size_t)p.k;
+  size_t bytes = (sizeof(int64_t) + sizeof(float) * (size_t)(p.groups * ABREAST)) * (size_t)p.k;
   p.offset = ty_scratch_alloc(bytes);
   if (!p.offset) return false;
   p.packed = (float *)(void *)(p.offset + p.k);
   find_offsets(&p);
-  pack(&p);
+  pack_groups(&(tile_weights){ weight, s->o, p.k, p.k, 1, p.packed }, 0, p.groups);
   double work = (double)s->o * (double)p.k * (double)(p.band * s->ow);
   ty_parallel_for(s->n * p.bands, 1 + (int64_t)(1e5 / (work + 1)), band_units, &p);
   ty_scratch_free(p.offset, bytes);

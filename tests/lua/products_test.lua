@@ -180,6 +180,7 @@ local convolutions = {
   { 2, 17, 33, 12, 17, 3, { stride = { 1, 3 }, padding = 2, dilation = { 3, 2 }, groups = 17 } },
   { 1, 16, 90, 90, 16, 3, { padding = 1 } }, { 17, 16, 7, 7, 64, 3, { padding = 1 } },
   { 2, 4, 9, 9, 4, 4, { stride = { 1, 3 }, padding = { 2, 0 } } },
+  { 5, 21, 29, 31, 19, 1, {} }, { 5, 33, 28, 26, 30, 1, { stride = 2 } },
 }
 
 local function convolve(s, dtype)

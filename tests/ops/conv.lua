@@ -145,6 +145,10 @@ return function(row, T)
       { T { 1, 3, 9, 70 }, T { 17, 3, 4, 4 }, T { 17 }, 4, 0, 1, 1, T { 1, 17, 2, 17 }, "silu", grad = false, dtypes = f32 },
       { T { 1, 1, 37, 19 }, T { 3, 1, 3, 1 }, opts = { activation = "relu" }, grad = false, dtypes = f32 },
       { T { 1, 4, 2, 3 }, T { 2, 4, 1, 3 }, opts = { padding = { 1, 9 }, stride = { 2, 1 } }, grad = false, dtypes = f32 },
+      -- 1x1: panels of positions from several images, parts of a panel, strides, two groups of output channels
+      { T { 3, 5, 5, 4 }, T { 15, 5, 1, 1 }, T { 15 }, 1, 0, 1, 1, T { 3, 15, 5, 4 }, "relu", grad = false, dtypes = f32 },
+      { T { 5, 3, 8, 9 }, T { 17, 3, 1, 1 }, T { 17 }, { 2, 1 }, grad = false, dtypes = f32 },
+      { T { 1, 2, 13, 14 }, T { 3, 2, 1, 1 }, opts = { stride = { 3, 4 } }, grad = false, dtypes = f32 },
     },
     ref = function(x, w, bias, ...)
       local rest = { ... }
@@ -195,6 +199,7 @@ return function(row, T)
       { T { 1, 17, 4, 3 }, T { 17, 33, 3, 3 }, { 1, 33, 7, 6 }, 2, 1, grad = false, dtypes = f32 },
       { T { 1, 2, 2, 3 }, T { 2, 2, 2, 3 }, { 1, 2, 6, 9 }, 3, { 0, 1 }, { 2, 1 }, grad = false, dtypes = f32 },
       { T { 1, 2, 2, 2 }, T { 2, 2, 1, 1 }, { 1, 2, 4, 3 }, { 3, 2 } },
+      { T { 2, 20, 4, 5 }, T { 20, 19, 1, 1 }, { 2, 19, 8, 9 }, 2, grad = false, dtypes = f32 },
     },
     ref = function(g, w, size, ...) return backward_input(g, w, size, parameters({ ... }, names)) end,
     errors = {
