@@ -114,14 +114,13 @@ static void FN(rows)(void *context, int64_t begin, int64_t end) {
   if (c->stream) stream_end();
 }
 
-/* The two averages of a row, then dx; adds to the chunk's dw and db where wanted. w NULL counts as ones. */
-static inline void FN(row_backward)(const job *c, int64_t row, REAL *dw, REAL *db) {
-  const int64_t n = c->width, step = c->stream ? FN(block) : n;
+/* The averages of w g and of w g h in a row; w NULL counts as ones. */
+static inline void FN(row_averages)(const job *c, int64_t row, REAL *average, REAL *average_h) {
+  const int64_t n = c->width;
   const REAL *restrict x = (const REAL *)c->x + row * n, *restrict g = (const REAL *)c->g + row * n,
                        *restrict w = c->weight;
   const REAL mean = c->centred ? ((const REAL *)c->mean)[row] : 0, rstd = ((const REAL *)c->rstd)[row];
   double sum = 0, sum_h = 0;
-  REAL block[FN(block)];
   for (int64_t at = 0; at < n; at += BLOCK) {
     int64_t stop = at + BLOCK < n ? at + BLOCK : n, half = (stop - at) / (2 * LANES) * LANES;
     REAL a = 0, a_h = 0, b = 0, b_h = 0;
@@ -147,7 +146,17 @@ static inline void FN(row_backward)(const job *c, int64_t row, REAL *dw, REAL *d
     }
     sum += (double)a + (double)b, sum_h += (double)a_h + (double)b_h;
   }
-  const REAL a = c->centred ? (REAL)(sum / (double)n) : 0, a_h = (REAL)(sum_h / (double)n);
+  *average = c->centred ? (REAL)(sum / (double)n) : 0, *average_h = (REAL)(sum_h / (double)n);
+}
+
+/* dx of a row from its averages; adds to the chunk's dw and db where wanted. */
+static inline void FN(row_backward)(const job *c, int64_t row, REAL *dw, REAL *db) {
+  const int64_t n = c->width, step = c->stream ? FN(block) : n;
+  const REAL *restrict x = (const REAL *)c->x + row * n, *restrict g = (const REAL *)c->g + row * n,
+                       *restrict w = c->weight;
+  const REAL mean = c->centred ? ((const REAL *)c->mean)[row] : 0, rstd = ((const REAL *)c->rstd)[row];
+  REAL block[FN(block)], a, a_h;
+  FN(row_averages)(c, row, &a, &a_h);
   for (int64_t at = 0; at < n; at += step) {
     const int64_t k = n - at < step ? n - at : step;
     const REAL *restrict p = x + at, *restrict q = g + at, *restrict u = w ? w + at : NULL;
@@ -178,6 +187,36 @@ static inline void FN(row_backward)(const job *c, int64_t row, REAL *dw, REAL *d
   }
 }
 
+/* The same for TOGETHER rows, by strips of columns: weights and sums, which with a row do not fit into the first
+ * cache, are read and written once for all of them. */
+static inline __attribute__((always_inline)) void FN(together_backward)(const job *c, int64_t row, REAL *restrict dw,
+                                                                        REAL *restrict db, bool centred) {
+  const int64_t n = c->width;
+  const REAL *x = (const REAL *)c->x + row * n, *g = (const REAL *)c->g + row * n, *w = c->weight;
+  REAL *dx = (REAL *)c->dx + row * n, block[TOGETHER][FN(block)];
+  REAL mean[TOGETHER] = { 0 }, rstd[TOGETHER], a[TOGETHER], a_h[TOGETHER];
+  for (int r = 0; r < TOGETHER; r++) {
+    FN(row_averages)(c, row + r, &a[r], &a_h[r]);
+    if (centred) mean[r] = ((const REAL *)c->mean)[row + r];
+    rstd[r] = ((const REAL *)c->rstd)[row + r];
+  }
+  for (int64_t at = 0; at < n; at += FN(block)) {
+    const int64_t k = n - at < FN(block) ? n - at : FN(block);
+#pragma omp simd
+    for (int64_t i = at; i < at + k; i++) {
+      REAL sum = 0, sum_h = 0;
+      for (int r = 0; r < TOGETHER; r++) {
+        const REAL h = (x[r * n + i] - mean[r]) * rstd[r], q = g[r * n + i];
+        block[r][i - at] = rstd[r] * (q * w[i] - a[r] - h * a_h[r]);
+        sum += q, sum_h += q * h;
+      }
+      dw[i] += sum_h;
+      if (centred) db[i] += sum;
+    }
+    for (int r = 0; r < TOGETHER; r++) memcpy(dx + r * n + at, block[r], (size_t)k * sizeof(REAL));
+  }
+}
+
 static void FN(rows_backward)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
   for (int64_t chunk = begin; chunk < end; chunk++) {
@@ -188,7 +227,13 @@ static void FN(rows_backward)(void *context, int64_t begin, int64_t end) {
       if (c->dbias) db = dw + c->width;
     }
     int64_t stop = (chunk + 1) * c->chunk < c->rows ? (chunk + 1) * c->chunk : c->rows;
-    for (int64_t row = chunk * c->chunk; row < stop; row++) FN(row_backward)(c, row, dw, db);
+    int64_t row = chunk * c->chunk;
+    if (dw && !c->stream && c->width <= WIDEST) /* past the caches, one row after the other loads faster */
+      for (; row + TOGETHER <= stop; row += TOGETHER) {
+        if (db) FN(together_backward)(c, row, dw, db, true);
+        else FN(together_backward)(c, row, dw, NULL, false);
+      }
+    for (; row < stop; row++) FN(row_backward)(c, row, dw, db);
   }
   if (c->stream) stream_end();
 }

@@ -149,6 +149,7 @@ return function(row, T)
       { T { 0, 4 }, T { 0, 4 }, T { 0, 1 }, T { 0, 1 }, T { 4 } },
       { T { 3, 67 }, T { 3, 67 }, T { 3, 1 }, T { 3, 1, range = { 0.5, 2 } }, T { 67 } },
       { T { 3, 64 }, T { 3, 64 }, T { 3, 1 }, T { 3, 1, range = { 0.5, 2 } } },
+      { T { 6, 301 }, T { 6, 301 }, T { 6, 1 }, T { 6, 1, range = { 0.5, 2 } }, T { 301 } }, -- four rows at once
     },
     ref = function(g, x, mean, rstd, weight)
       return backward(g, x, by_row(mean), by_row(rstd), weight, last_dims(x, #x.shape - 1), true)
@@ -167,6 +168,7 @@ return function(row, T)
       { T { 3, 8 }, T { 3, 8 }, T { 3, 1, range = { 0.5, 2 } }, T { 8 } },
       { T { 3, 8 }, T { 3, 8 }, T { 3, 1, range = { 0.5, 2 } } },
       { T { 30, 4 }, T { 30, 4 }, T { 30, 1, range = { 0.5, 2 } }, T { 4 } },
+      { T { 6, 301 }, T { 6, 301 }, T { 6, 1, range = { 0.5, 2 } }, T { 301 } },
     },
     ref = function(g, x, rstd, weight)
       local dx, dw = backward(g, x, function() return 0 end, by_row(rstd), weight, last_dims(x, 1), false)
