@@ -9,8 +9,13 @@ typedef struct ty_p_scalars {
   double a, b;
 } ty_p_scalars;
 
-/* What a product or convolution does to its result before it is stored. */
-typedef enum ty_activation { TY_NO_ACTIVATION, TY_RELU, TY_GELU, TY_GELU_TANH, TY_SILU } ty_activation;
+/* What products, convolutions, group_norm and glu apply before they store. X(enumerator, f): ty_f_f32, ty_f_slope_f32 and
+ * the same of f64 are in scalar.h; f is also the name in Lua. */
+#define TY_EACH_ACTIVATION(X) \
+  X(TY_RELU, relu) X(TY_GELU, gelu) X(TY_GELU_TANH, gelu_tanh) X(TY_SILU, silu) X(TY_SIGMOID, sigmoid)
+#define TY_ENUMERATOR(enumerator, f) enumerator,
+typedef enum ty_activation { TY_NO_ACTIVATION, TY_EACH_ACTIVATION(TY_ENUMERATOR) TY_ACTIVATIONS } ty_activation;
+#undef TY_ENUMERATOR
 
 /* Philox4x32-10: element i of a result takes word i%4 of block (offset + i/4) under key `seed`. */
 typedef struct ty_p_random {
@@ -31,9 +36,6 @@ typedef struct ty_p_dim {
   bool flag, flag2;
 } ty_p_dim;
 
-/* glu: what ty_p_dim.k chooses. */
-enum { TY_GATE_SIGMOID, TY_GATE_SILU, TY_GATE_GELU, TY_GATE_GELU_TANH, TY_GATE_RELU, TY_GATE_NONE, TY_GATES };
-
 /* Norms: rows of `width` elements, `groups` for group_norm (then the input is [n, channels, spatial]). */
 typedef struct ty_p_norm {
   double eps;
@@ -48,11 +50,11 @@ typedef struct ty_p_add_norm {
   bool centred;
 } ty_p_add_norm;
 
-/* out[batch, m, n] = activation(a[batch, m, k] . b[batch, k, n] + bias) + residual[batch, m, n], the residual contiguous;
- * transposes are in the views' strides. Inputs a, b, bias (f32 where a is f16 or bf16) and residual. */
-typedef struct ty_p_matmul {
+/* out[batch, m, n] = activation(a[batch, m, k] . b[batch, k, n] + bias + residual[batch, m, n]), the residual contiguous;
+ * transposes are in the views' strides. Inputs a, b, bias (f32 where a is f16 or bf16) and residual. glu: of the gate. */
+typedef struct ty_p_activation {
   ty_activation activation;
-} ty_p_matmul;
+} ty_p_activation;
 
 /* Convolution over two spatial dimensions; input [n, c, h, w], weight [out, c/groups, kh, kw]. */
 typedef struct ty_p_conv {

@@ -376,6 +376,12 @@ TY_INLINE float ty_silu_slope_f32(float x) { /* s (1 + x (1 - s)) */
   float s = ty_sigmoid_f32(x), c = x < -200.0f ? -200.0f : x;
   return s * (1.0f + c * (1.0f - s));
 }
+TY_INLINE float ty_sigmoid_slope_f32(float x) {
+  float s = ty_sigmoid_f32(x);
+  return s * (1.0f - s);
+}
+TY_INLINE float ty_relu_f32(float x) { return x < 0.0f ? 0.0f : x; } /* NaN stays */
+TY_INLINE float ty_relu_slope_f32(float x) { return x > 0.0f ? 1.0f : 0.0f; }
 TY_INLINE float ty_silu_f32(float x) { return (x < -200.0f ? -200.0f : x) * ty_sigmoid_f32(x); }
 TY_INLINE float ty_mish_f32(float x) { /* tanh(log(1 + e)) = (e^2 + 2e) / (e^2 + 2e + 2) */
   float c = x < -200.0f ? -200.0f : x;
@@ -476,6 +482,12 @@ TY_INLINE double ty_silu_slope_f64(double x) {
   double s = ty_sigmoid_f64(x), c = x < -800.0 ? -800.0 : x;
   return s * (1.0 + c * (1.0 - s));
 }
+TY_INLINE double ty_sigmoid_slope_f64(double x) {
+  double s = ty_sigmoid_f64(x);
+  return s * (1.0 - s);
+}
+TY_INLINE double ty_relu_f64(double x) { return x < 0.0 ? 0.0 : x; }
+TY_INLINE double ty_relu_slope_f64(double x) { return x > 0.0 ? 1.0 : 0.0; }
 TY_INLINE double ty_silu_f64(double x) { return (x < -800.0 ? -800.0 : x) * ty_sigmoid_f64(x); }
 TY_INLINE double ty_mish_f64(double x) {
   double c = x < -800.0 ? -800.0 : x, e = exp(c > 40.0 ? 40.0 : c), n = e * (e + 2.0);

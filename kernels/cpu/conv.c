@@ -177,18 +177,9 @@ static void clear(const ty_view *v) { memset(v->data, 0, (size_t)v->count * ty_d
 /* Whether there is nothing to multiply: an empty batch, no channels, or no taps. */
 static bool is_empty(const conv_shape *s) { return s->n * s->oh * s->ow * s->cg * s->kh * s->kw * s->o == 0; }
 
-static void finish_f64(const double *residual, ty_activation activation, double *y, int64_t n) {
-  for (int64_t i = 0; i < n; i++) {
-    double v = y[i] + (residual ? residual[i] : 0);
-    switch (activation) {
-      case TY_NO_ACTIVATION: break;
-      case TY_RELU: v = v < 0 ? 0 : v; break;
-      case TY_GELU: v = ty_gelu_f64(v); break;
-      case TY_GELU_TANH: v = ty_gelu_tanh_f64(v); break;
-      case TY_SILU: v = ty_silu_f64(v); break;
-    }
-    y[i] = v;
-  }
+static void finish_f64(const double *residual, ty_activation activation, double *restrict y, int64_t n) {
+  for (int64_t i = 0; residual && i < n; i++) y[i] += residual[i];
+  ty_activate_f64(activation, y, n);
 }
 
 bool TY_KERNEL(conv2d)(const ty_kernel_args *k) {

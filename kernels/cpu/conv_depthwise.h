@@ -39,17 +39,6 @@ static void NAME(interleave)(const REAL *x, int64_t plane, int64_t channels, int
   }
 }
 
-/* The reverse, the first `channels` lanes alone. */
-static void NAME(separate)(const REAL *x, int64_t n, int64_t channels, REAL *to, int64_t plane) {
-  int64_t i = 0;
-  for (; i + 4 <= n; i += 4) {
-    const REAL *r = x + i * CHANNELS;
-    NAME(transpose_4)(r, r + CHANNELS, r + 2 * CHANNELS, r + 3 * CHANNELS, channels, to + i, plane);
-  }
-  for (; i < n; i++)
-    for (int64_t c = 0; c < channels; c++) to[c * plane + i] = x[i * CHANNELS + c];
-}
-
 /* Rows y0 .. y0 + rows of h x w images, with zeros around: `left` columns before them, `row` in all. */
 static void NAME(load_plane)(const REAL *x, int64_t channels, int64_t h, int64_t w, int64_t y0, int64_t rows,
                              int64_t left, int64_t row, REAL *to) {
@@ -203,7 +192,8 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
       for (int64_t r = 0; r < rows; r += 2) NAME(sum_rows)
       (rows - r > 1 ? 2 : 1, s->ow, &t, plane + (y - first + r) * t.in_row, d->weight + set * taps * CHANNELS, start,
        result + r * t.out_row);
-      NAME(separate)(result, rows * s->ow, channels, d->y + image * s->oh * s->ow + y * s->ow, s->oh * s->ow);
+      NAME(transpose)
+      (result, CHANNELS, rows * s->ow, channels, d->y + image * s->oh * s->ow + y * s->ow, s->oh * s->ow);
     }
   }
   ty_scratch_free(plane, bytes);
@@ -285,7 +275,7 @@ static void NAME(depthwise_input_units)(void *context, int64_t begin, int64_t en
            result + ((r * s->sh + fy) * s->w + fx) * CHANNELS);
         }
       }
-      NAME(separate)(result, rows * s->w, channels, d->y + image * s->h * s->w + y * s->w, s->h * s->w);
+      NAME(transpose)(result, CHANNELS, rows * s->w, channels, d->y + image * s->h * s->w + y * s->w, s->h * s->w);
     }
   }
   ty_scratch_free(plane, bytes);
@@ -409,7 +399,7 @@ static bool NAME(depthwise_backward_weight)(const conv_shape *s, const REAL *g, 
     REAL *restrict to = sums + set * w.parts * taps * CHANNELS;
     for (int64_t p = 1; p < w.parts; p++)
       for (int64_t i = 0; i < taps * CHANNELS; i++) to[i] += to[p * taps * CHANNELS + i];
-    NAME(separate)(to, taps, NAME(channels_of)(s, set), dw + set * CHANNELS * taps, taps);
+    NAME(transpose)(to, CHANNELS, taps, NAME(channels_of)(s, set), dw + set * CHANNELS * taps, taps);
   }
   ty_scratch_free(sums, bytes);
   return !w.call.failed;

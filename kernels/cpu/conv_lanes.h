@@ -10,6 +10,7 @@
 #endif
 
 #include "../scalar.h"
+#include "activation.h"
 #include "conv.h"
 
 typedef float lanes __attribute__((vector_size(TY_VECTOR_BYTES), aligned(4), may_alias));
@@ -155,12 +156,6 @@ static inline void turn(const float *restrict src, int64_t pitch, float *restric
 
 /* ---- what a convolution does to its results ---- */
 
-#define EACH(expression)                                 \
-  _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) { \
-    float v = y[i];                                      \
-    y[i] = expression;                                   \
-  }
-
 /* y[i] = act(x[i] + bias + residual[i]); residual may be NULL, x may be y. */
 static inline void finish_run(const float *x, float bias, const float *residual, ty_activation activation, float *y,
                               int64_t n) {
@@ -169,15 +164,8 @@ static inline void finish_run(const float *x, float bias, const float *residual,
   } else if (x != y || bias != 0) {
     _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) y[i] = x[i] + bias;
   }
-  switch (activation) {
-    case TY_NO_ACTIVATION: break;
-    case TY_RELU: EACH(v < 0 ? 0 : v) break; /* NaN stays */
-    case TY_GELU: EACH(ty_gelu_f32(v)) break;
-    case TY_GELU_TANH: EACH(ty_gelu_tanh_f32(v)) break;
-    case TY_SILU: EACH(ty_silu_f32(v)) break;
-  }
+  ty_activate_f32(activation, y, n);
 }
-#undef EACH
 
 /* n positions of `count` channels, src[i * pitch + l], to the planes y + l * plane: bias, residual and activation of
  * `e` on the way. `at` is where the positions begin in y and the residual, `channel` the first channel. */

@@ -16,43 +16,38 @@ enum { OUT = 4, TILE = 6, POINTS = TILE * TILE }; /* a tile of results, of what 
 #define AT(p) (*(lanes *)(p))
 #define GET(p) (*(const lanes *)(p))
 
+/* The values at six points: at 0 and infinity, and at the pairs +-sqrt(1/2) and +-sqrt(2) the even part of the polynomial
+ * plus and minus the odd one. */
+static inline void put_points(float *restrict dst, int64_t to, lanes zero, lanes even_p, lanes odd_p, lanes even_q,
+                              lanes odd_q, lanes infinity) {
+  AT(dst) = zero;
+  AT(dst + to) = even_p + odd_p;
+  AT(dst + 2 * to) = even_p - odd_p;
+  AT(dst + 3 * to) = even_q + odd_q;
+  AT(dst + 4 * to) = even_q - odd_q;
+  AT(dst + 5 * to) = infinity;
+}
+
 /* Six values of the input to six points: src[i * from] to dst[i * to]. */
 static inline void points_of_input(const float *restrict src, int64_t from, float *restrict dst, int64_t to) {
   lanes d0 = GET(src), d1 = GET(src + from), d2 = GET(src + 2 * from), d3 = GET(src + 3 * from),
         d4 = GET(src + 4 * from), d5 = GET(src + 5 * from);
-  lanes e = d4 - 2.0f * d2, o = d3 - 2.0f * d1, f = d4 - 0.5f * d2, r = d3 - 0.5f * d1;
-  AT(dst) = d0 - 2.5f * d2 + d4;
-  AT(dst + to) = e + P * o;
-  AT(dst + 2 * to) = e - P * o;
-  AT(dst + 3 * to) = f + Q * r;
-  AT(dst + 4 * to) = f - Q * r;
-  AT(dst + 5 * to) = d1 - 2.5f * d3 + d5;
+  put_points(dst, to, d0 - 2.5f * d2 + d4, d4 - 2.0f * d2, P * (d3 - 2.0f * d1), d4 - 0.5f * d2, Q * (d3 - 0.5f * d1),
+             d1 - 2.5f * d3 + d5);
 }
 
 /* Three taps of a kernel to six points. */
 static inline void points_of_kernel(const float *restrict src, int64_t from, float *restrict dst, int64_t to) {
   lanes w0 = GET(src), w1 = GET(src + from), w2 = GET(src + 2 * from);
-  lanes e = -2.0f / 3 * w0 - 1.0f / 3 * w2, o = -2.0f / 3 * P * w1;
-  lanes f = 1.0f / 6 * w0 + 1.0f / 3 * w2, r = Q / 6 * w1;
-  AT(dst) = w0;
-  AT(dst + to) = e + o;
-  AT(dst + 2 * to) = e - o;
-  AT(dst + 3 * to) = f + r;
-  AT(dst + 4 * to) = f - r;
-  AT(dst + 5 * to) = w2;
+  put_points(dst, to, w0, -2.0f / 3 * w0 - 1.0f / 3 * w2, -2.0f / 3 * P * w1, 1.0f / 6 * w0 + 1.0f / 3 * w2, Q / 6 * w1,
+             w2);
 }
 
 /* Four values of the gradient to six points. */
 static inline void points_of_gradient(const float *restrict src, int64_t from, float *restrict dst, int64_t to) {
   lanes g0 = GET(src), g1 = GET(src + from), g2 = GET(src + 2 * from), g3 = GET(src + 3 * from);
-  lanes e = -2.0f / 3 * g0 - 1.0f / 3 * g2, o = -2.0f / 3 * P * g1 - 2.0f / 3 * P3 * g3;
-  lanes f = 1.0f / 6 * g0 + 1.0f / 3 * g2, r = Q / 6 * g1 + Q3 / 6 * g3;
-  AT(dst) = g0;
-  AT(dst + to) = e + o;
-  AT(dst + 2 * to) = e - o;
-  AT(dst + 3 * to) = f + r;
-  AT(dst + 4 * to) = f - r;
-  AT(dst + 5 * to) = g3;
+  put_points(dst, to, g0, -2.0f / 3 * g0 - 1.0f / 3 * g2, -2.0f / 3 * P * g1 - 2.0f / 3 * P3 * g3,
+             1.0f / 6 * g0 + 1.0f / 3 * g2, Q / 6 * g1 + Q3 / 6 * g3, g3);
 }
 
 /* Six points to four results. */

@@ -18,7 +18,7 @@
 typedef void ty_gemm_pack(const void *context, int64_t k0, int64_t kc, int64_t j0, int64_t nc, void *dst,
                           int64_t stride);
 
-/* C = activation(A B + bias) + residual. Strides count elements. C's columns are contiguous. */
+/* C = activation(A B + bias + residual). Strides count elements. C's columns are contiguous. */
 typedef struct ty_gemm {
   int64_t m, n, k;
   const void *a;
@@ -32,10 +32,9 @@ typedef struct ty_gemm {
   ty_activation activation;
   const void *residual; /* like C, with rows of its own; or NULL */
   int64_t residual_row;
-  void *before;       /* like C: what the activation is applied to; or NULL */
   bool add;           /* C += A B; excludes the biases and what follows them */
   ty_dtype half;      /* TY_F16 or TY_BF16: the type of A and B in a product with f32 sums and biases; else 0 */
-  ty_dtype c_half;    /* the same of C, residual and before; excludes `add` */
+  ty_dtype c_half;    /* the same of C and residual; excludes `add` */
   ty_gemm_pack *pack; /* when set, B exists only through it, and `b` is its context */
   int64_t k0;         /* added to the k0 of `pack` */
 } ty_gemm;

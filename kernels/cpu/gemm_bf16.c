@@ -1,6 +1,7 @@
 /* Matrix products of bf16 by the CPU's instruction for them (AVX512_BF16): two neighbours in k at a time, sums of f32. */
 #include <stdlib.h>
 
+#include "activation.h"
 #include "gemm.h"
 
 #include "../half.h"

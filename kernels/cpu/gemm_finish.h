@@ -1,39 +1,18 @@
-/* From sums to results, for one element type of sums: biases, activation, residual, rounding to half precision.
+/* From sums to results, for one element type of sums: biases, residual, activation, rounding to half precision.
  * Included by the products. */
 
 static bool NAME(finishes)(const ty_gemm *g) {
-  return g->bias || g->row_bias || g->activation || g->residual || g->before || g->c_half;
+  return g->bias || g->row_bias || g->activation || g->residual || g->c_half;
 }
 
-static inline void NAME(activate)(ty_activation kind, REAL *x, int64_t n) {
-  switch (kind) {
-    case TY_NO_ACTIVATION: break;
-    case TY_RELU:
-      for (int64_t i = 0; i < n; i++) x[i] = x[i] < 0 ? 0 : x[i];
-      break;
-    case TY_GELU:
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) x[i] = SCALAR(gelu)(x[i]);
-      break;
-    case TY_GELU_TANH:
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) x[i] = SCALAR(gelu_tanh)(x[i]);
-      break;
-    case TY_SILU:
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) x[i] = SCALAR(silu)(x[i]);
-      break;
-  }
-}
-
-static inline void NAME(store)(const ty_gemm *g, void *to, int64_t at, const REAL *x, int64_t n) {
+static inline void NAME(store)(const ty_gemm *g, int64_t at, const REAL *x, int64_t n) {
 #ifdef HALVES
   if (g->c_half) {
-    ty_half_store(g->c_half, (uint16_t *)to + at, x, n);
+    ty_half_store(g->c_half, (uint16_t *)g->c + at, x, n);
     return;
   }
 #endif
-  for (int64_t i = 0; i < n; i++) ((REAL *)to)[at + i] = x[i];
+  for (int64_t i = 0; i < n; i++) ((REAL *)g->c)[at + i] = x[i];
 }
 
 /* Rows i .. i+rows and columns j .. j+columns of C from their sums, which may lie in C. columns <= NR. */
@@ -48,8 +27,6 @@ static void NAME(finish)(const ty_gemm *g, int64_t i, int64_t rows, int64_t j, i
     } else {
       for (int64_t s = 0; s < columns; s++) x[s] = base + sums[s];
     }
-    if (g->before) NAME(store)(g, g->before, at, x, columns);
-    NAME(activate)(g->activation, x, columns);
     if (g->residual) {
       int64_t from = (i + r) * g->residual_row + j;
 #ifdef HALVES
@@ -61,6 +38,7 @@ static void NAME(finish)(const ty_gemm *g, int64_t i, int64_t rows, int64_t j, i
 #endif
         for (int64_t s = 0; s < columns; s++) x[s] += ((const REAL *)g->residual)[from + s];
     }
-    NAME(store)(g, g->c, at, x, columns);
+    SCALAR(activate)(g->activation, x, columns);
+    NAME(store)(g, at, x, columns);
   }
 }

@@ -1,18 +1,6 @@
 /* Panels of A and B for one element type of sums, UNIT being REAL: copies, transposes, or conversions from f16 and bf16.
  * Included by gemm_real.h. */
 
-/* dst[c * stride + r] = src[r * row + c] for r < rows, c < columns. */
-static void NAME(transpose)(const REAL *restrict src, int64_t row, int64_t rows, int64_t columns, REAL *restrict dst,
-                            int64_t stride) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    const REAL *s = src + r * row;
-    NAME(transpose_4)(s, s + row, s + 2 * row, s + 3 * row, columns, dst + r, stride);
-  }
-  for (; r < rows; r++)
-    for (int64_t c = 0; c < columns; c++) dst[c * stride + r] = src[r * row + c];
-}
-
 /* dst[i * stride + j] = src[i * row + j * column] */
 static void NAME(pack)(const REAL *restrict src, int64_t row, int64_t column, int64_t rows, int64_t columns,
                        REAL *restrict dst, int64_t stride) {

@@ -99,7 +99,7 @@ static void NAME(sum_parts)(void *context, int64_t begin, int64_t end) {
     if (!g.pack) g.b = (const char *)g.b + k0 * g.b_row * ELEMENT(&g);
     g.c = s->sums + p * g.m * g.n;
     g.c_row = g.n;
-    g.bias = g.row_bias = g.residual = g.before = NULL;
+    g.bias = g.row_bias = g.residual = NULL;
     g.activation = TY_NO_ACTIVATION;
     g.c_half = 0;
     g.add = false;

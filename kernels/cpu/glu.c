@@ -78,42 +78,45 @@ static inline int64_t run_at(const job *c, int64_t at, int64_t end, int64_t *n) 
     if (c->stream) stream_end();                                                           \
   }
 
-#define GATE(name, type, e, slope) FORWARD(name, type, e) BACKWARD(name, type, e, slope)
-#define GATES(type)                                                       \
-  GATE(sigmoid, type, F(sigmoid)(v), F(sigmoid)(v) * (1 - F(sigmoid)(v))) \
-  GATE(silu, type, F(silu)(v), F(silu_slope)(v))                          \
-  GATE(gelu, type, F(gelu)(v), F(gelu_slope)(v))                          \
-  GATE(gelu_tanh, type, F(gelu_tanh)(v), F(gelu_tanh_slope)(v))           \
-  GATE(relu, type, v<0 ? 0 : v, v> 0 ? 1 : v == v ? 0 : v)                \
-  GATE(none, type, v, 1)
-
+#define GATE_F32(kind, f) FORWARD(f, f32, ty_##f##_f32(v)) BACKWARD(f, f32, ty_##f##_f32(v), ty_##f##_slope_f32(v))
+#define GATE_F64(kind, f) FORWARD(f, f64, ty_##f##_f64(v)) BACKWARD(f, f64, ty_##f##_f64(v), ty_##f##_slope_f64(v))
 #define X float
-#define F(f) ty_##f##_f32
-GATES(f32)
+FORWARD(none, f32, v)
+BACKWARD(none, f32, v, 1)
+TY_EACH_ACTIVATION(GATE_F32)
 #undef X
-#undef F
 #define X double
-#define F(f) ty_##f##_f64
-GATES(f64)
+FORWARD(none, f64, v)
+BACKWARD(none, f64, v, 1)
+TY_EACH_ACTIVATION(GATE_F64)
 
-#define LOOPS(suffix) \
-  { sigmoid_##suffix, silu_##suffix, gelu_##suffix, gelu_tanh_##suffix, relu_##suffix, none_##suffix }
+#define LOOP(kind, f) [kind] = f##_f32,
+#define LOOP_F64(kind, f) [kind] = f##_f64,
+#define LOOP_BACKWARD(kind, f) [kind] = f##_backward_f32,
+#define LOOP_BACKWARD_F64(kind, f) [kind] = f##_backward_f64,
+
+static void launch(const ty_kernel_args *k, ty_range_fn *const loops[2][TY_ACTIVATIONS], ty_dtype dtype, int64_t n,
+                   job *j) {
+  ty_parallel_for(n, WORK, loops[dtype == TY_F64][((const ty_p_activation *)k->params)->activation], j);
+}
 
 /* in: x, gate (NULL: x is both halves). */
 bool TY_KERNEL(glu)(const ty_kernel_args *k) {
-  static ty_range_fn *const loops[2][TY_GATES] = { LOOPS(f32), LOOPS(f64) };
+  static ty_range_fn *const loops[2][TY_ACTIVATIONS] = { { none_f32, TY_EACH_ACTIVATION(LOOP) },
+                                                         { none_f64, TY_EACH_ACTIVATION(LOOP_F64) } };
   const ty_view *y = k->out[0];
   int64_t rows;
   job j = job_of(k->in[0], k->in[1], y, &rows);
   j.y = y->data, j.stream = stream_pays(y->count * ty_dtype_size[y->dtype]);
   if (y->count == 0) return true;
-  ty_parallel_for(rows * j.width, WORK, loops[y->dtype == TY_F64][((const ty_p_dim *)k->params)->k], &j);
+  launch(k, loops, (ty_dtype)y->dtype, rows * j.width, &j);
   return true;
 }
 
 /* in: g, x, gate (NULL: x is both halves); out: dx and, for a gate, dgate. */
 bool TY_KERNEL(glu_backward)(const ty_kernel_args *k) {
-  static ty_range_fn *const loops[2][TY_GATES] = { LOOPS(backward_f32), LOOPS(backward_f64) };
+  static ty_range_fn *const loops[2][TY_ACTIVATIONS] = { { none_backward_f32, TY_EACH_ACTIVATION(LOOP_BACKWARD) },
+                                                         { none_backward_f64, TY_EACH_ACTIVATION(LOOP_BACKWARD_F64) } };
   const ty_view *g = k->in[0], *dx = k->out[0];
   int64_t rows;
   job j = job_of(k->in[1], k->in[2], g, &rows);
@@ -121,6 +124,6 @@ bool TY_KERNEL(glu_backward)(const ty_kernel_args *k) {
   j.g = g->data, j.dx = dx->data;
   j.dgate = k->in[2] ? k->out[1]->data : (char *)dx->data + j.width * ty_dtype_size[dx->dtype];
   j.stream = stream_pays(dx->count * ty_dtype_size[dx->dtype]);
-  ty_parallel_for(rows * j.width, WORK, loops[g->dtype == TY_F64][((const ty_p_dim *)k->params)->k], &j);
+  launch(k, loops, (ty_dtype)g->dtype, rows * j.width, &j);
   return true;
 }

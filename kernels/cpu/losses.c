@@ -43,22 +43,13 @@ static bool check_targets(const job *j, int64_t n) {
 #include "losses_real.h"
 
 #if defined(__AVX512F__)
-/* Rows of at most NARROW_WIDTH f32; the logarithms of NARROW_LANES rows are taken together. */
+/* Rows of at most NARROW_WIDTH f32. */
 NARROW_INLINE void narrow_loss(const job *c, int64_t begin, int64_t end, int v, __mmask16 last) {
   const int64_t n = c->classes;
   float top[NARROW_LANES], sum[NARROW_LANES];
-  for (int i = 0; i < NARROW_LANES; i++) sum[i] = 1;
   for (int64_t row = begin; row < end; row += NARROW_LANES) {
     int rows = end - row < NARROW_LANES ? (int)(end - row) : NARROW_LANES;
-    for (int r = 0; r < rows && !c->p.log_probs; r++) {
-      __m512 x[NARROW_MOST];
-      narrow_load(x, (const float *)c->x + (row + r) * n, v, last, -INFINITY);
-      top[r] = narrow_max(x, v);
-      NARROW_EACH(i) x[i] = exp_weights(_mm512_sub_ps(x[i], _mm512_set1_ps(top[r])));
-      sum[r] = narrow_sum(x, v);
-    }
-#pragma omp simd
-    for (int i = 0; i < NARROW_LANES; i++) sum[i] = ty_log_f32(sum[i]);
+    if (!c->p.log_probs) narrow_log_sums((const float *)c->x + row * n, n, rows, top, sum, v, last);
     for (int r = 0; r < rows; r++) finish_f32(c, row + r, c->p.log_probs ? 0 : top[r] + sum[r]);
   }
 }

@@ -82,7 +82,7 @@ INTEGER_ROWS(rows_i64, int64_t, uint64_t)
 
 bool TY_KERNEL(matmul)(const ty_kernel_args *k) {
   const ty_view *out = k->out[0];
-  const ty_p_matmul *params = k->params;
+  const ty_p_activation *params = k->params;
   batch p = { .a = k->in[0],
               .b = k->in[1],
               .out = out,

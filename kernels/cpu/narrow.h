@@ -6,7 +6,10 @@
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
+#include <math.h>
 #include <stdint.h>
+
+#include "exp_rows.h"
 
 enum { NARROW_LANES = 16, NARROW_MOST = 4, NARROW_WIDTH = NARROW_LANES * NARROW_MOST };
 
@@ -51,6 +54,21 @@ NARROW_INLINE float narrow_max(const __m512 *x, int v) {
   __m512 m = x[0];
   for (int i = 1; i < v; i++) m = _mm512_max_ps(m, x[i]);
   return _mm512_reduce_max_ps(m);
+}
+
+/* The maxima of up to NARROW_LANES rows and the logarithms of their sums of exp(x - maximum), taken together: of the
+ * rows that are not there, 1 goes in. */
+NARROW_INLINE void narrow_log_sums(const float *x, int64_t n, int rows, float *top, float *sum, int v, __mmask16 last) {
+  for (int r = 0; r < NARROW_LANES; r++) sum[r] = 1;
+  for (int r = 0; r < rows; r++) {
+    __m512 row[NARROW_MOST];
+    narrow_load(row, x + r * n, v, last, -INFINITY);
+    top[r] = narrow_max(row, v);
+    NARROW_EACH(i) row[i] = exp_weights(_mm512_sub_ps(row[i], _mm512_set1_ps(top[r])));
+    sum[r] = narrow_sum(row, v);
+  }
+#pragma omp simd
+  for (int r = 0; r < NARROW_LANES; r++) sum[r] = ty_log_f32(sum[r]);
 }
 
 #endif

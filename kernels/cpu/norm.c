@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "../scalar.h"
+#include "activation.h"
 #include "cpu.h"
 #include "narrow.h"
 #include "stream.h"

@@ -281,7 +281,7 @@ static void FN(segments)(void *context, int64_t begin, int64_t end) {
         REAL *restrict to = c->stream ? block : y + first;
         if (c->stream) FN(expect)(from + c->row_step);
         for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * scale + shift;
-        if (c->activation) FN(activate)(c, to, k);
+        F(activate)(c->activation, to, k);
         if (c->stream) stream_copy(y + first, block, (size_t)k * sizeof(REAL));
       }
     }

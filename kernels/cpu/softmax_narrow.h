@@ -14,22 +14,12 @@ NARROW_INLINE void narrow_softmax(const job *c, int64_t begin, int64_t end, int 
   }
 }
 
-/* The logarithms of NARROW_LANES rows are taken together. */
 NARROW_INLINE void narrow_log_softmax(const job *c, int64_t begin, int64_t end, int v, __mmask16 last) {
   const int64_t n = c->n;
   float top[NARROW_LANES], sum[NARROW_LANES];
-  for (int i = 0; i < NARROW_LANES; i++) sum[i] = 1;
   for (int64_t row = begin; row < end; row += NARROW_LANES) {
     int rows = end - row < NARROW_LANES ? (int)(end - row) : NARROW_LANES;
-    for (int r = 0; r < rows; r++) {
-      __m512 x[NARROW_MOST];
-      narrow_load(x, (const float *)c->x + (row + r) * n, v, last, -INFINITY);
-      top[r] = narrow_max(x, v);
-      NARROW_EACH(i) x[i] = exp_weights(_mm512_sub_ps(x[i], _mm512_set1_ps(top[r])));
-      sum[r] = narrow_sum(x, v);
-    }
-#pragma omp simd
-    for (int i = 0; i < NARROW_LANES; i++) sum[i] = ty_log_f32(sum[i]);
+    narrow_log_sums((const float *)c->x + row * n, n, rows, top, sum, v, last);
     for (int r = 0; r < rows; r++) {
       __m512 x[NARROW_MOST];
       narrow_load(x, (const float *)c->x + (row + r) * n, v, last, 0);

@@ -1,4 +1,4 @@
-/* Four rows interleaved, for one element type; included with REAL and NAME(x) set. */
+/* Transposed copies for one element type; included with REAL and NAME(x) set. */
 
 typedef REAL NAME(quad) __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
 
@@ -36,4 +36,16 @@ static inline void NAME(transpose_4)(const REAL *restrict r0, const REAL *restri
     dst[2] = r2[i];
     dst[3] = r3[i];
   }
+}
+
+/* dst[c * stride + r] = src[r * row + c] for r < rows, c < columns. */
+static void NAME(transpose)(const REAL *restrict src, int64_t row, int64_t rows, int64_t columns, REAL *restrict dst,
+                            int64_t stride) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    const REAL *s = src + r * row;
+    NAME(transpose_4)(s, s + row, s + 2 * row, s + 3 * row, columns, dst + r, stride);
+  }
+  for (; r < rows; r++)
+    for (int64_t c = 0; c < columns; c++) dst[c * stride + r] = src[r * row + c];
 }

@@ -287,9 +287,12 @@ static bool step(walk *w, ty_node *n) {
     if (!n->op) /* a custom rule returns references of its own */
       for (int i = 0; i < n->nin; i++)
         if (dx[i] && !(dx[i] = ty_scope_add(dx[i]))) ok = false;
-    if (ok && n->op && n->nout == 1 && n->nin == 1 && dx[0] != n->grad[0]) { /* dx may be the last view of its memory */
-      ty_release(n->grad[0]);
-      n->grad[0] = NULL;
+    for (int j = 0; j < n->nout && ok && n->op; j++) { /* dx may be the last view of its memory */
+      bool passed_on = false;
+      for (int i = 0; i < n->nin; i++) passed_on |= dx[i] && dx[i] == n->grad[j];
+      if (passed_on) continue;
+      ty_release(n->grad[j]);
+      n->grad[j] = NULL;
     }
     for (int i = 0; i < n->nin && ok; i++) {
       if (!need[i] || !dx[i] || dx[i] == sum[i]) continue;

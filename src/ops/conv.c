@@ -1,4 +1,4 @@
-/* Convolutions. conv2d_fused without an activation and its two gradients are closed under differentiation: each is
+/* Convolutions. conv2d without an activation and its two gradients are closed under differentiation: each is
  * linear in both its inputs, and the gradients of any of them are the other two. */
 #include <string.h>
 
@@ -59,11 +59,12 @@ static bool check_bias(ty_call *c, int arg, int64_t channels) {
 }
 
 /* The residual has the result's size. */
-static bool check_residual(ty_call *c, int arg, const ty_tensor *y) {
+static bool check_residual(ty_call *c, int arg, const int64_t *size) {
   const ty_tensor *residual = c->arg[arg].t;
+  if (!residual) return true;
   if (!ty_check_floats(c, arg)) return false;
-  return (residual->v.ndim == 4 && memcmp(residual->v.size, y->v.size, 4 * sizeof *y->v.size) == 0) ||
-         ty_op_fail(c, TY_EINVAL, "residual: expected %s, got %s", ty_shape_text(4, y->v.size), ty_describe(residual));
+  return (residual->v.ndim == 4 && memcmp(residual->v.size, size, 4 * sizeof *size) == 0) ||
+         ty_op_fail(c, TY_EINVAL, "residual: expected %s, got %s", ty_shape_text(4, size), ty_describe(residual));
 }
 
 /* The `size` argument of a gradient: that of the tensor it is for. */
@@ -77,52 +78,37 @@ static bool check_size(ty_call *c, int arg) {
 
 /* ---- conv2d and its gradients ---- */
 
-static bool wants_gradient(const ty_tensor *t) { return t && t->requires_grad; }
-
-static ty_tensor *activated(ty_tensor *y, ty_activation activation) {
-  switch (activation) {
-    case TY_RELU: return ty_relu(y);
-    case TY_GELU: return ty_gelu(y, "none");
-    case TY_GELU_TANH: return ty_gelu(y, "tanh");
-    case TY_SILU: return ty_silu(y);
-    default: return y;
-  }
+/* The backward rule needs what the activation is applied to: while gradients are recorded, separate ops keep it. */
+static bool conv2d_apart(ty_call *c, ty_activation activation) {
+  const ty_conv2d_args *a = TY_ARGS(conv2d, c);
+  c->record = false;
+  bool was = ty_set_grad_enabled(true);
+  ty_tensor *y = ty_activate(ty_conv2d(a->x.t, a->weight.t, a->bias.t, a->stride.is, a->padding.is, a->dilation.is,
+                                       a->groups.i, a->residual.t, "none"),
+                             activation);
+  ty_set_grad_enabled(was);
+  return ty_out_set(c, 0, y);
 }
 
 bool fwd_conv2d(ty_call *c) {
   const ty_conv2d_args *a = TY_ARGS(conv2d, c);
-  ty_tensor *x = a->x.t, *weight = a->weight.t, *bias = a->bias.t, *residual = a->residual.t;
-  ty_activation activation = TY_NO_ACTIVATION;
-  if (strcmp(a->activation.s, "none") != 0) {
-    int choice = ty_check_choice(c, 8, (const char *const[]){ "none", "relu", "gelu", "gelu_tanh", "silu", NULL });
-    if (choice < 0) return false;
-    activation = (ty_activation)choice;
-  }
-  bool recorded = ty_grad_enabled() &&
-                  (wants_gradient(x) || wants_gradient(weight) || wants_gradient(bias) || wants_gradient(residual));
-  bool apart = activation && recorded; /* its gradient needs what it was applied to */
-  ty_tensor *y = ty_conv2d_fused(x, weight, bias, a->stride.is, a->padding.is, a->dilation.is, a->groups.i, residual,
-                                 apart ? TY_NO_ACTIVATION : activation);
-  return ty_out_set(c, 0, y && apart ? activated(y, activation) : y);
-}
-
-bool fwd_conv2d_fused(ty_call *c) {
-  const ty_conv2d_fused_args *a = TY_ARGS(conv2d_fused, c);
-  ty_p_conv p = { .activation = (ty_activation)a->activation.i };
+  ty_p_conv p = { .groups = 1 };
   ty_tensor *x, *weight, *bias = a->bias.t, *residual = a->residual.t;
   ty_dtype dtype;
   int64_t size[4];
   if (!take_pair(c, "[n, c, h, w]", "[out, c/groups, kh, kw]", &x, &weight, &dtype) || !read_options(c, 3, &p) ||
-      !result_size(c, x->v.size, weight->v.size, &p, size) || !check_bias(c, 2, weight->v.size[0]))
+      !result_size(c, x->v.size, weight->v.size, &p, size) || !check_bias(c, 2, weight->v.size[0]) ||
+      !check_residual(c, 7, size) || !ty_check_activation(c, 8, &p.activation))
     return false;
-  if (bias && !(bias = ty_to(bias, dtype))) return false;
+  if (p.activation && c->record) return conv2d_apart(c, p.activation);
   if (!ty_out(c, 0, ty_device_of(x), dtype, 4, size)) return false;
-  if (residual && (!check_residual(c, 7, c->out[0]) || !(residual = ty_to(residual, dtype)))) return false;
+  if (bias && !(bias = ty_to(bias, dtype))) return false;
+  if (residual && !(residual = ty_to(residual, dtype))) return false;
   return ty_launch(c, (ty_tensor *[]){ x, weight, bias, residual }, 4, &p);
 }
 
-bool vjp_conv2d_fused(ty_vjp *c) {
-  const ty_conv2d_fused_args *a = TY_ARGS(conv2d_fused, c);
+bool vjp_conv2d(ty_vjp *c) {
+  const ty_conv2d_args *a = TY_ARGS(conv2d, c);
   ty_tensor *g = c->g[0];
   ty_ints stride = a->stride.is, padding = a->padding.is, dilation = a->dilation.is;
   if (c->need[0])
@@ -155,7 +141,7 @@ bool fwd_conv2d_backward_input(ty_call *c) {
 
 static ty_tensor *convolved(ty_tensor *x, ty_tensor *weight, ty_ints stride, ty_ints padding, ty_ints dilation,
                             int64_t groups) {
-  return ty_conv2d_fused(x, weight, NULL, stride, padding, dilation, groups, NULL, TY_NO_ACTIVATION);
+  return ty_conv2d(x, weight, NULL, stride, padding, dilation, groups, NULL, "none");
 }
 
 bool vjp_conv2d_backward_input(ty_vjp *c) {
@@ -202,8 +188,8 @@ bool fwd_conv1d(ty_call *c) {
   if (!ty_check_ndim(c, 0, 3, 3, "[n, c, w]") || !ty_check_ndim(c, 1, 3, 3, "[out, c/groups, kw]") ||
       !take_one(c, 3, &stride) || !take_one(c, 4, &padding) || !take_one(c, 5, &dilation))
     return false;
-  ty_tensor *y = ty_conv2d_fused(ty_unsqueeze(a->x.t, 2), ty_unsqueeze(a->weight.t, 2), a->bias.t, TY_INTS(1, stride),
-                                 TY_INTS(0, padding), TY_INTS(1, dilation), a->groups.i, NULL, TY_NO_ACTIVATION);
+  ty_tensor *y = ty_conv2d(ty_unsqueeze(a->x.t, 2), ty_unsqueeze(a->weight.t, 2), a->bias.t, TY_INTS(1, stride),
+                           TY_INTS(0, padding), TY_INTS(1, dilation), a->groups.i, NULL, "none");
   return ty_out_set(c, 0, ty_squeeze(y, TY_INTS(2)));
 }
 

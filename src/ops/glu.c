@@ -1,16 +1,11 @@
 /* Gated linear units of one tensor in two halves, or of two. */
-#include <string.h>
-
 #include "op.h"
 
-static const char *const activations[] = { "sigmoid", "silu", "gelu", "gelu_tanh", "relu", "none", NULL };
-
 /* x and gate at positions `arg` and arg + 1; *size: of the result. */
-static bool check(ty_call *c, int arg, int64_t *size, ty_p_dim *p) {
+static bool check(ty_call *c, int arg, int64_t *size, ty_p_activation *p) {
   const ty_tensor *x = c->arg[arg].t, *gate = c->arg[arg + 1].t;
-  int choice = ty_check_choice(c, arg + 2, activations), last = x->v.ndim - 1;
-  if (choice < 0) return false;
-  p->k = choice;
+  int last = x->v.ndim - 1;
+  if (!ty_check_activation(c, arg + 2, &p->activation)) return false;
   for (int d = 0; d <= last; d++) size[d] = x->v.size[d];
   if (gate && (!ty_same_shape(&x->v, &gate->v) || ty_dtype_of(x) != ty_dtype_of(gate)))
     return ty_op_fail(c, TY_EINVAL, "gate: expected the shape and dtype of x %s, got %s", ty_describe(x),
@@ -25,7 +20,7 @@ static bool check(ty_call *c, int arg, int64_t *size, ty_p_dim *p) {
 bool fwd_glu(ty_call *c) {
   ty_tensor *x = c->arg[0].t, *gate = c->arg[1].t;
   int64_t size[TY_MAX_DIMS];
-  ty_p_dim p = { 0 };
+  ty_p_activation p;
   return check(c, 0, size, &p) && ty_out(c, 0, ty_device_of(x), ty_dtype_of(x), x->v.ndim, size) &&
          ty_launch(c, (ty_tensor *[]){ x, gate }, 2, &p);
 }
@@ -33,7 +28,7 @@ bool fwd_glu(ty_call *c) {
 bool fwd_glu_backward(ty_call *c) {
   ty_tensor *g = c->arg[0].t, *x = c->arg[1].t, *gate = c->arg[2].t;
   int64_t size[TY_MAX_DIMS], none[] = { 0 };
-  ty_p_dim p = { 0 };
+  ty_p_activation p;
   if (!ty_check_floats(c, 1) || !check(c, 1, size, &p)) return false;
   bool fits = g->v.ndim == x->v.ndim;
   for (int d = 0; d < g->v.ndim && fits; d++) fits = g->v.size[d] == size[d];
@@ -45,22 +40,9 @@ bool fwd_glu_backward(ty_call *c) {
   return (g = ty_to(g, ty_dtype_of(x))) && ty_launch(c, (ty_tensor *[]){ g, x, gate }, 3, &p);
 }
 
-/* The activation of v and its slope, in differentiable ops. */
-static ty_tensor *activation(ty_tensor *v, int choice, ty_tensor **slope) {
-  ty_tensor *s;
-  switch (choice) {
-    case TY_GATE_SIGMOID: s = ty_sigmoid(v), *slope = ty_mul(s, ty_sub(1.0, s)); return s;
-    case TY_GATE_SILU: *slope = ty_silu_slope(v); return ty_silu(v);
-    case TY_GATE_GELU: *slope = ty_gelu_slope(v, false); return ty_gelu(v, "none");
-    case TY_GATE_GELU_TANH: *slope = ty_gelu_slope(v, true); return ty_gelu(v, "tanh");
-    case TY_GATE_RELU: *slope = ty_to(ty_gt(v, 0), ty_dtype_of(v)); return ty_relu(v);
-    default: *slope = ty_ones_like(v, TY_DTYPE_DEFAULT); return v;
-  }
-}
-
 bool vjp_glu(ty_vjp *c) {
   const ty_glu_args *a = TY_ARGS(glu, c);
-  ty_tensor *x = a->x.t, *gate = a->gate.t, *g = c->g[0], *slope;
+  ty_tensor *x = a->x.t, *gate = a->gate.t, *g = c->g[0];
   if (ty_vjp_plain()) {
     ty_tensor *d[2] = { NULL };
     ty_glu_backward(g, x, gate, a->activation.s, d);
@@ -68,11 +50,11 @@ bool vjp_glu(ty_vjp *c) {
     if (gate) c->dx[1] = d[1];
     return true;
   }
-  int choice = 0, last = x->v.ndim - 1;
-  while (activations[choice] && strcmp(activations[choice], a->activation.s) != 0) choice++;
+  ty_activation kind = ty_activation_named(a->activation.s);
+  int last = x->v.ndim - 1;
   int64_t half = gate ? 0 : x->v.size[last] / 2; /* with a gate x may have no dimension */
   ty_tensor *p = gate ? x : ty_slice(x, last, 0, half, 1), *v = gate ? gate : ty_slice(x, last, half, 2 * half, 1);
-  ty_tensor *y = activation(v, choice, &slope), *dx = ty_mul(g, y), *dgate = ty_mul(ty_mul(g, p), slope);
+  ty_tensor *dx = ty_mul(g, ty_activate(v, kind)), *dgate = ty_mul(ty_mul(g, p), ty_activation_slope(v, kind));
   c->dx[0] = gate ? dx : ty_concat((ty_tensors){ (ty_tensor *[]){ dx, dgate }, 2 }, last);
   if (gate) c->dx[1] = dgate;
   return true;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "op.h"
+#include "../program/recording.h"
 
 enum { PART = 16 << 20 }; /* logits at once: enough rows for products at full speed */
 
@@ -104,10 +105,10 @@ bool fwd_linear_cross_entropy_fused(ty_call *c) {
   return put(c->out[0], sum);
 }
 
-/* With g a number, and nearly always 1. */
+/* With g a number, and nearly always 1: the seed of the backward pass. */
 static ty_tensor *scaled(ty_tensor *d, ty_tensor *g) {
-  bool one = ty_device_of(g) == TY_CPU && g && ty_load_scalar(g, 0) == 1;
-  return one ? ty_detach(d) : ty_mul(d, g);
+  bool known = ty_device_of(g) == TY_CPU && (!ty_is_recording() || ty_recorded_constant(g));
+  return known && ty_load_scalar(g, 0) == 1 ? ty_detach(d) : ty_mul(d, g);
 }
 
 bool vjp_linear_cross_entropy_fused(ty_vjp *c) {

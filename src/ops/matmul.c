@@ -40,7 +40,7 @@ static bool rows_merge(const ty_view *v, int64_t *stride) {
 static bool launch(const ty_op *op, product *p, const ty_view *bias, const ty_view *residual, ty_activation activation,
                    ty_tensor *out) {
   ty_view y = out->v;
-  const ty_p_matmul params = { activation };
+  const ty_p_activation params = { activation };
   bool shared = true; /* is there one b for all of the batch? */
   for (int d = 0; d < p->ndim - 2; d++) shared = shared && p->b.size[d] == 1;
   int64_t stride;
@@ -185,26 +185,17 @@ static bool linear_apart(ty_call *c, ty_activation activation) {
   const ty_linear_args *arg = TY_ARGS(linear, c);
   c->record = false;
   bool was = ty_set_grad_enabled(true);
-  ty_tensor *y = ty_linear(arg->x.t, arg->weight.t, arg->bias.t, NULL, "none");
-  switch (activation) {
-    case TY_NO_ACTIVATION: break;
-    case TY_RELU: y = ty_relu(y); break;
-    case TY_GELU: y = ty_gelu(y, "none"); break;
-    case TY_GELU_TANH: y = ty_gelu(y, "tanh"); break;
-    case TY_SILU: y = ty_silu(y); break;
-  }
-  if (arg->residual.t) y = ty_add(y, ty_to(arg->residual.t, y ? ty_dtype_of(y) : TY_F32));
+  ty_tensor *y = ty_activate(ty_linear(arg->x.t, arg->weight.t, arg->bias.t, arg->residual.t, "none"), activation);
   ty_set_grad_enabled(was);
   return ty_out_set(c, 0, y);
 }
 
 bool fwd_linear(ty_call *c) {
-  static const char *const activations[] = { "none", "relu", "gelu", "gelu_tanh", "silu", NULL }; /* ty_activation */
   const ty_linear_args *arg = TY_ARGS(linear, c);
   ty_tensor *x = arg->x.t, *weight = arg->weight.t, *bias = arg->bias.t, *residual = arg->residual.t;
-  int activation = ty_check_choice(c, 4, activations);
-  if (activation < 0 || !check_linear(c)) return false;
-  if (activation && c->record) return linear_apart(c, (ty_activation)activation);
+  ty_activation activation;
+  if (!ty_check_activation(c, 4, &activation) || !check_linear(c)) return false;
+  if (activation && c->record) return linear_apart(c, activation);
   ty_dtype dtype = ty_promote(ty_dtype_of(x), ty_dtype_of(weight)), wide = ty_is_half(dtype) ? TY_F32 : dtype;
   product p = { .ndim = x->v.ndim };
   memcpy(p.size, x->v.size, sizeof p.size);
@@ -230,8 +221,7 @@ bool fwd_linear(ty_call *c) {
   }
   while (p.b.ndim < p.ndim) push_dim(&p.b, true, 1, 0);
   ty_view_update(&p.b);
-  return launch(c->op, &p, bias ? &bias->v : NULL, residual ? &residual->v : NULL, (ty_activation)activation,
-                c->out[0]);
+  return launch(c->op, &p, bias ? &bias->v : NULL, residual ? &residual->v : NULL, activation, c->out[0]);
 }
 
 bool vjp_linear(ty_vjp *c) {

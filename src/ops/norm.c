@@ -82,17 +82,14 @@ static bool check_groups(ty_call *c, const ty_tensor *x, int64_t groups) {
                     (long long)x->v.size[1], ty_describe(x), (long long)groups);
 }
 
-static const char *const activations[] = { "none", "relu", "gelu", "gelu_tanh", "silu", NULL }; /* ty_activation */
-
 bool fwd_group_norm(ty_call *c) {
   const ty_group_norm_args *a = TY_ARGS(group_norm, c);
   ty_tensor *x = a->x.t;
   ty_dtype dtype = wide(ty_dtype_of(x));
   if (!ty_check_ndim(c, 0, 2, TY_MAX_DIMS, "[n, c, ...]") || !check_groups(c, x, a->groups.i)) return false;
   if (!check_parameter(c, 2, 1, x->v.size + 1) || !check_parameter(c, 3, 1, x->v.size + 1)) return false;
-  int activation = ty_check_choice(c, 5, activations);
-  if (activation < 0) return false;
-  ty_p_norm p = { .eps = a->eps.f, .groups = a->groups.i, .activation = (ty_activation)activation };
+  ty_p_norm p = { .eps = a->eps.f, .groups = a->groups.i };
+  if (!ty_check_activation(c, 5, &p.activation)) return false;
   int64_t size[] = { x->v.size[0], a->groups.i };
   if (!ty_out_like(c, 0, x, ty_dtype_of(x)) || !ty_out(c, 1, ty_device_of(x), dtype, 2, size) ||
       !ty_out(c, 2, ty_device_of(x), dtype, 2, size))
@@ -152,9 +149,9 @@ bool fwd_group_norm_backward(ty_call *c) {
   const ty_tensor *x = a->x.t;
   if (!ty_check_ndim(c, 1, 2, TY_MAX_DIMS, "[n, c, ...]") || !check_groups(c, x, a->groups.i)) return false;
   if (!check_parameter_of(c, 1, 6, 1, x->v.size + 1)) return false;
-  int activation = ty_check_choice(c, 7, activations);
-  ty_p_norm p = { .groups = a->groups.i, .activation = (ty_activation)activation };
-  return activation >= 0 && backward(c, x->v.size[0] * a->groups.i, x->v.size[1], a->bias.t, &p);
+  ty_p_norm p = { .groups = a->groups.i };
+  return ty_check_activation(c, 7, &p.activation) &&
+         backward(c, x->v.size[0] * a->groups.i, x->v.size[1], a->bias.t, &p);
 }
 
 bool fwd_batch_norm_backward(ty_call *c) {
@@ -255,16 +252,11 @@ static bool channel_bias(ty_vjp *c, ty_tensor *g) {
   return true;
 }
 
-/* The slope of an activation at v. */
-static ty_tensor *slope_at(ty_tensor *v, const char *activation) {
-  if (strcmp(activation, "relu") == 0) return ty_to(ty_gt(v, 0), ty_dtype_of(v));
-  return strcmp(activation, "silu") == 0 ? ty_silu_slope(v) : ty_gelu_slope(v, strcmp(activation, "gelu_tanh") == 0);
-}
-
 bool vjp_group_norm(ty_vjp *c) {
   const ty_group_norm_args *a = TY_ARGS(group_norm, c);
   ty_tensor *x = a->x.t, *weight = a->weight.t, *bias = a->bias.t, *g = c->g[0];
-  bool plain = strcmp(a->activation.s, "none") == 0;
+  ty_activation activation = ty_activation_named(a->activation.s);
+  bool plain = activation == TY_NO_ACTIVATION;
   if (!g) return true;
   if (ty_vjp_plain() && (plain || weight || !bias)) {
     ty_tensor *d[3] = { NULL };
@@ -277,7 +269,7 @@ bool vjp_group_norm(ty_vjp *c) {
     if (!plain) {
       ty_tensor *out[3] = { NULL };
       ty_group_norm(ty_to(x, wide(ty_vjp_dtype(c, 0))), a->groups.i, weight, bias, a->eps.f, "none", out);
-      g = ty_mul(ty_to(g, wide(ty_vjp_dtype(c, 0))), slope_at(out[0], a->activation.s));
+      g = ty_mul(ty_to(g, wide(ty_vjp_dtype(c, 0))), ty_activation_slope(out[0], activation));
     }
     channels_composed(c, g, weight, TY_INTS(x->v.size[0], a->groups.i, in_group), TY_INTS(2), a->eps.f);
   }

@@ -63,8 +63,7 @@ typedef struct ty_call {
   const struct ty_op *op;
   const ty_value *arg;
   ty_tensor **out;
-  bool
-      record; /* a node is made of this call; a forward that has recorded a graph of its own (as if composed) clears it */
+  bool record; /* a node is made of this call; a forward that records a graph of its own (as if composed) clears it */
 } ty_call;
 
 /* What a backward rule gets. Tensor inputs are numbered in schema order with list elements in place (an absent optional
@@ -181,6 +180,13 @@ bool ty_check_pair(ty_call *c, int arg, int64_t lo, int64_t out[2]);
 bool ty_broadcast(const ty_op *op, const ty_view *a, const ty_view *b, int *ndim, int64_t *size);
 /* Index of `text` in the NULL-ended list, or fails listing them. */
 int ty_check_choice(ty_call *c, int arg, const char *const *choices);
+
+/* An activation by its name: of an argument, checked, and in a rule (checked already). */
+bool ty_check_activation(ty_call *c, int arg, ty_activation *kind);
+ty_activation ty_activation_named(const char *name);
+/* It, and its derivative, as differentiable ops. */
+ty_tensor *ty_activate(ty_tensor *x, ty_activation kind);
+ty_tensor *ty_activation_slope(ty_tensor *x, ty_activation kind);
 
 /* x in `dtype` (x itself when it has it), a scoped tensor, recorded. */
 ty_tensor *ty_to(ty_tensor *x, ty_dtype dtype);

@@ -53,54 +53,46 @@ static bool run(ty_call *c, int lists, unsigned written, const void *params) {
   return ok;
 }
 
-static bool check_step(ty_call *c, int64_t step) {
-  return step >= 1 || ty_op_fail(c, TY_EINVAL, "step: counts from 1, got %lld", (long long)step);
-}
-
 static bool check_limit(ty_call *c, double limit) {
   return limit >= 0 || ty_op_fail(c, TY_EINVAL, "the limit of the gradients must be at least 0, got %g", limit);
 }
+
+static bool check_step(ty_call *c, const ty_p_optim *p) {
+  if (p->step < 1) return ty_op_fail(c, TY_EINVAL, "step: counts from 1, got %lld", (long long)p->step);
+  return check_limit(c, p->grad_limit);
+}
+
+/* What all steps take of their arguments, and each its own. */
+#define STEP(a, ...)                                                                                          \
+  {                                                                                                           \
+    .lr = (a)->lr.f, .weight_decay = (a)->weight_decay.f, .grad_limit = (a)->grad_limit.f,                    \
+    .grad_scale = (a)->grad_scale.f, .averaged = (a)->averages.ts.n, .average_weight = (a)->average_weight.f, \
+    .step = (a)->step.i, __VA_ARGS__                                                                          \
+  }
+#define ADAM_STEP(a) \
+  STEP(a, .beta1 = (a)->beta1.f, .beta2 = (a)->beta2.f, .eps = (a)->eps.f, .decoupled = (a)->decoupled.i)
 
 /* No averages are none for all. */
 static bool check_averages(ty_call *c, int arg) { return c->arg[arg].ts.n == 0 || check_list(c, arg, true); }
 
 bool fwd_sgd_(ty_call *c) {
   const ty_sgd__args *a = TY_ARGS(sgd_, c);
+  ty_p_optim p = STEP(a, .momentum = a->momentum.f, .dampening = a->dampening.f, .nesterov = a->nesterov.i);
   bool momentum = a->momentum.f != 0;
   if (!momentum && a->nesterov.i) return ty_op_fail(c, TY_EINVAL, "nesterov: needs a momentum, got 0");
   if (!momentum && a->momenta.ts.n) return ty_op_fail(c, TY_EINVAL, "momenta: expected none without a momentum");
-  if (!check_step(c, a->step.i) || !check_limit(c, a->grad_limit.f)) return false;
+  if (!check_step(c, &p)) return false;
   if (!check_list(c, 0, true) || !check_list(c, 1, false) || (momentum && !check_list(c, 2, true))) return false;
-  return check_averages(c, 3) && run(c, 4, 13,
-                                     &(ty_p_optim){ .lr = a->lr.f,
-                                                    .momentum = a->momentum.f,
-                                                    .dampening = a->dampening.f,
-                                                    .weight_decay = a->weight_decay.f,
-                                                    .nesterov = a->nesterov.i,
-                                                    .grad_limit = a->grad_limit.f,
-                                                    .grad_scale = a->grad_scale.f,
-                                                    .averaged = a->averages.ts.n,
-                                                    .average_weight = a->average_weight.f,
-                                                    .step = a->step.i });
+  return check_averages(c, 3) && run(c, 4, 13, &p);
 }
 
 bool fwd_adam_(ty_call *c) {
   const ty_adam__args *a = TY_ARGS(adam_, c);
-  if (!check_step(c, a->step.i) || !check_limit(c, a->grad_limit.f)) return false;
+  ty_p_optim p = ADAM_STEP(a);
+  if (!check_step(c, &p)) return false;
   for (int i = 0; i < 4; i++)
     if (!check_list(c, i, i != 1)) return false;
-  return check_averages(c, 4) && run(c, 5, 29,
-                                     &(ty_p_optim){ .lr = a->lr.f,
-                                                    .beta1 = a->beta1.f,
-                                                    .beta2 = a->beta2.f,
-                                                    .eps = a->eps.f,
-                                                    .weight_decay = a->weight_decay.f,
-                                                    .decoupled = a->decoupled.i,
-                                                    .grad_limit = a->grad_limit.f,
-                                                    .grad_scale = a->grad_scale.f,
-                                                    .averaged = a->averages.ts.n,
-                                                    .average_weight = a->average_weight.f,
-                                                    .step = a->step.i });
+  return check_averages(c, 4) && run(c, 5, 29, &p);
 }
 
 /* Dtypes of the lists of adam_8bit_, and scales [2, blocks]. */
@@ -133,39 +125,21 @@ static bool check_8bit(ty_call *c) {
 
 bool fwd_adam_8bit_(ty_call *c) {
   const ty_adam_8bit__args *a = TY_ARGS(adam_8bit_, c);
-  if (!check_step(c, a->step.i) || !check_limit(c, a->grad_limit.f)) return false;
+  ty_p_optim p = ADAM_STEP(a);
+  if (!check_step(c, &p)) return false;
   for (int i = 0; i < 4; i++)
     if (!check_list(c, i, i != 1)) return false;
   if (!check_count(c, 4) || !check_averages(c, 5) || !check_8bit(c)) return false;
-  return run(c, 6, 61,
-             &(ty_p_optim){ .lr = a->lr.f,
-                            .beta1 = a->beta1.f,
-                            .beta2 = a->beta2.f,
-                            .eps = a->eps.f,
-                            .weight_decay = a->weight_decay.f,
-                            .decoupled = a->decoupled.i,
-                            .grad_limit = a->grad_limit.f,
-                            .grad_scale = a->grad_scale.f,
-                            .averaged = a->averages.ts.n,
-                            .average_weight = a->average_weight.f,
-                            .step = a->step.i });
+  return run(c, 6, 61, &p);
 }
 
 bool fwd_lion_(ty_call *c) {
   const ty_lion__args *a = TY_ARGS(lion_, c);
-  if (!check_step(c, a->step.i) || !check_limit(c, a->grad_limit.f)) return false;
+  ty_p_optim p = STEP(a, .beta1 = a->beta1.f, .beta2 = a->beta2.f);
+  if (!check_step(c, &p)) return false;
   for (int i = 0; i < 3; i++)
     if (!check_list(c, i, i != 1)) return false;
-  return check_averages(c, 3) && run(c, 4, 13,
-                                     &(ty_p_optim){ .lr = a->lr.f,
-                                                    .beta1 = a->beta1.f,
-                                                    .beta2 = a->beta2.f,
-                                                    .weight_decay = a->weight_decay.f,
-                                                    .grad_limit = a->grad_limit.f,
-                                                    .grad_scale = a->grad_scale.f,
-                                                    .averaged = a->averages.ts.n,
-                                                    .average_weight = a->average_weight.f,
-                                                    .step = a->step.i });
+  return check_averages(c, 3) && run(c, 4, 13, &p);
 }
 
 bool fwd_lerp_list_(ty_call *c) {

@@ -16,7 +16,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(min, PLAIN, reduce) P(argmax, PLAIN, reduce) P(argmin, PLAIN, reduce) P(any, PLAIN, reduce) P(all, PLAIN, reduce)
   P(logsumexp, PLAIN, reduce)
 
-  P(glu, PLAIN, dim) P(glu_backward, PLAIN, dim) P(flip, PLAIN, dim) P(tril, PLAIN, dim) P(triu, PLAIN, dim) P(cumsum, PLAIN, dim) P(cumprod, PLAIN, dim)
+  P(glu, PLAIN, activation) P(glu_backward, PLAIN, activation) P(flip, PLAIN, dim) P(tril, PLAIN, dim) P(triu, PLAIN, dim) P(cumsum, PLAIN, dim) P(cumprod, PLAIN, dim)
   P(linear_scan, PLAIN, dim) P(linear_scan_backward, PLAIN, dim) P(sort, PLAIN, dim) P(topk, PLAIN, dim)
   P(softmax, PLAIN, dim) P(log_softmax, PLAIN, dim) P(softmax_backward, PLAIN, dim)
   P(log_softmax_backward, PLAIN, dim) P(embedding, PLAIN, dim) P(embedding_backward, PLAIN, dim)
@@ -24,7 +24,8 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(gather_backward, PLAIN, dim) P(scatter, PLAIN, dim) P(scatter_add, PLAIN, dim) P(index_select, PLAIN, dim)
   P(index_select_backward, PLAIN, dim) P(index_add, PLAIN, dim) P(one_hot, PLAIN, dim)
 
-  P(matmul, PLAIN, matmul) P(conv2d, PLAIN, conv) P(conv2d_fused, PLAIN, conv) P(conv2d_backward_input, PLAIN, conv) P(conv2d_backward_weight, PLAIN, conv)
+  P(matmul, PLAIN, activation) P(conv2d, PLAIN, conv)
+  P(conv2d_backward_input, PLAIN, conv) P(conv2d_backward_weight, PLAIN, conv)
   P(max_pool2d, PLAIN, pool) P(avg_pool2d, PLAIN, pool) P(adaptive_avg_pool2d, PLAIN, pool)
   P(adaptive_max_pool2d, PLAIN, pool) P(avg_pool2d_backward, PLAIN, pool)
   P(interpolate, PLAIN, interpolate) P(interpolate_backward, PLAIN, interpolate)

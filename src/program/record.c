@@ -194,6 +194,20 @@ bool ty_recorded_host_read(const ty_tensor *t, const char *who) {
   return true;
 }
 
+bool ty_recorded_constant(const ty_tensor *t) {
+  const ty_program *p = ty_recording->program;
+  int at = slot_of(ty_recording, t);
+  for (int i = p->launches.n - 1; i >= 0 && at >= 0; i--) { /* the last one that wrote it */
+    const launch *l = &p->launches.v[i];
+    int written = l->writes_inputs ? l->nin : l->nout;
+    for (int j = 0; j < written && l->hook < 0; j++) {
+      const operand *o = &p->operands.v[l->first + j];
+      if (o->slot == at) return l->id == TY_OP_fill_ && o->view.count == t->v.count;
+    }
+  }
+  return false;
+}
+
 bool ty_recorded_seed(const ty_generator *back_to) {
   ty_recorder *r = ty_recording;
   const ty_generator *start = &r->program->random;

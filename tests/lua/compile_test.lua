@@ -108,6 +108,26 @@ check.test("clip_grad_norm and optim.Scheduler", function()
   end, classes)
 end)
 
+check.test("linear_cross_entropy, whose gradient is scaled by an argument", function()
+  local step = train("scaled", 4, function()
+    local head = nn.Linear(32, 10, { bias = false })
+    return function(x, y, scale)
+      local x2 = x:clone():requires_grad_()
+      local loss = ty.linear_cross_entropy(x2, head.weight, y) * (scale or 1)
+      head:zero_grad()
+      loss:backward()
+      return loss, x2.grad, head.weight.grad
+    end, state_of(head)
+  end, function(i)
+    local x, y = classes(i)
+    if i > 2 then return x, y end
+    return x, y, ty.tensor(i)
+  end)
+  -- a loss that nothing scales costs no multiplication of the gradients
+  local stats = program.stats(step)
+  check.equal(stats[2].recorded - stats[2].dropped < stats[1].recorded - stats[1].dropped, true, "launches")
+end)
+
 check.test("a convolutional net with batch norm and pooling", function()
   train("conv", 5, function()
     local model = nn.Sequential(nn.Conv2d(3, 8, 3, { padding = 1 }), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),

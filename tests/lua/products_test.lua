@@ -140,7 +140,7 @@ end)
 
 test("linear with activation and residual equals the separate ops, recorded or not", function()
   ty.manual_seed(6)
-  local acts = { none = function(x) return x end, relu = ty.relu, gelu = ty.gelu, silu = ty.silu,
+  local acts = { none = function(x) return x end, relu = ty.relu, gelu = ty.gelu, silu = ty.silu, sigmoid = ty.sigmoid,
     gelu_tanh = function(x) return ty.gelu(x, "tanh") end }
   for _, s in ipairs { { 3, 5, 4 }, { 9, 200, 300 }, { 90, 70, 300 } } do
     for name, act in pairs(acts) do
@@ -148,7 +148,7 @@ test("linear with activation and residual equals the separate ops, recorded or n
         local function random(...) return ty.randn(..., { dtype = dtype }) end
         local x, w, b = random { s[1], s[3] }:requires_grad_(), random { s[2], s[3] }, random { s[2] }
         local r = random { s[1], s[2] }:requires_grad_()
-        local z = act(ty.linear(x, w, b)) + r
+        local z = act(ty.linear(x, w, b) + r)
         local y = ty.linear(x, w, b, r, name)
         close(largest((y - z):detach():to "f64"), 0, tol, name)
         local p, q = ty.grad(y:sum(), { x, r }), ty.grad(z:sum(), { x, r })

@@ -11,14 +11,6 @@ return function(row, T)
 
   local f32 = { "f32" } -- of cases too large for all
 
-  local activations = {
-    none = function(x) return x end,
-    relu = function(x) return math.max(x, 0.0) end,
-    gelu = function(x) return x * 0.5 * T.erfc(-x / math.sqrt(2)) end,
-    gelu_tanh = function(x) return x / (1 + math.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x ^ 3))) end,
-    silu = function(x) return x / (1 + math.exp(-x)) end,
-  }
-
   local names = { "stride", "padding", "dilation", "groups", "residual", "activation" }
   -- Positional parameters, then options by name.
   local function parameters(list, order)
@@ -135,6 +127,7 @@ return function(row, T)
       { T { 1, 3, 5, 6 }, T { 17, 3, 3, 3 }, T { 17 }, 2, 1, 1, 1, T { 1, 17, 3, 3 }, "gelu_tanh", grad = false, dtypes = f32 },
       { T { 1, 5, 5, 6 }, T { 7, 5, 1, 1 }, T { 7 }, 1, 0, 1, 1, T { 1, 7, 5, 6 }, "silu", grad = false, dtypes = f32 },
       { T { 1, 5, 5, 6 }, T { 7, 5, 1, 1 }, opts = { stride = 2, activation = "gelu" }, grad = false, dtypes = f32 },
+      { T { 1, 2, 4, 5 }, T { 3, 2, 3, 3 }, T { 3 }, 1, { 1, 0 }, 1, 1, T { 1, 3, 4, 3 }, "sigmoid", grad = false },
       -- sums over taps: whole vectors of channels and a rest, strides, one kernel side longer, a kernel larger than x
       { T { 1, 18, 7, 6 }, T { 34, 18, 3, 3 }, T { 34 }, opts = { stride = 2, padding = 1 }, grad = false, dtypes = f32 },
       { T { 1, 32, 3, 9 }, T { 8, 16, 1, 4 }, opts = { stride = { 1, 3 }, groups = 2 }, grad = false, dtypes = f32 },
@@ -158,7 +151,7 @@ return function(row, T)
       end
       local p = parameters(rest, names)
       local y = conv2d(x, w, bias, p)
-      for i = 1, #y do y[i] = activations[p.activation](y[i] + (p.residual and p.residual[i] or 0)) end
+      for i = 1, #y do y[i] = T.activations[p.activation](y[i] + (p.residual and p.residual[i] or 0)) end
       return y
     end,
     errors = {
@@ -172,21 +165,6 @@ return function(row, T)
       { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { groups = 0 }, match = "groups: expected at least 1" },
       { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { padding = { 1, 2, 3 } }, match = "padding: expected one or two integers" },
     },
-  })
-
-  row("conv2d_fused", {
-    cases = {
-      { T { 1, 2, 4, 5 }, T { 3, 2, 3, 3 }, T { 3 }, 1, { 1, 0 }, 1, 1, T { 1, 3, 4, 3 } }, { T { 1, 2, 3, 3 }, T { 2, 2, 2, 2 } },
-      { T { 1, 2, 4, 5 }, T { 3, 2, 3, 3 }, T { 3 }, 1, { 1, 0 }, 1, 1, T { 1, 3, 4, 3 }, 1, grad = false, dtypes = f32 },
-    },
-    ref = function(x, w, bias, stride, padding, dilation, groups, residual, activation)
-      local y = conv2d(x, w, bias, parameters({ stride, padding, dilation, groups }, names))
-      for i = 1, #y do
-        y[i] = y[i] + (residual and residual[i] or 0)
-        if activation == 1 then y[i] = math.max(y[i], 0.0) end
-      end
-      return y
-    end,
   })
 
   row("conv2d_backward_input", {

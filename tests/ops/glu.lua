@@ -3,21 +3,7 @@
 return function(row, T)
   local count = T.count
 
-  local function slope(f) -- by central difference, to about 1e-10
-    local h = 1e-4
-    return function(v) return (8 * (f(v + h) - f(v - h)) - (f(v + 2 * h) - f(v - 2 * h))) / (12 * h) end
-  end
-  local gates = {
-    sigmoid = T.sigmoid,
-    silu = function(v) return v * T.sigmoid(v) end,
-    gelu = function(v) return 0.5 * v * T.erfc(-v / math.sqrt(2)) end,
-    gelu_tanh = function(v) return v * T.sigmoid(2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v ^ 3)) end,
-    relu = function(v) return math.max(v, 0) end,
-    none = function(v) return v end,
-  }
-  local slopes = {}
-  for name, f in pairs(gates) do slopes[name] = slope(f) end
-  slopes.relu = function(v) return v > 0 and 1 or 0 end
+  local gates, slopes = T.activations, T.slopes
 
   -- x and gate as lists, the shape of the result, and where element i of it lies in x of halves
   local function parts(x, gate)

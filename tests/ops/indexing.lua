@@ -231,6 +231,17 @@ return function(row, T)
     },
   })
 
+  local function add_rows(x, g, index, padding)
+    local width = x.shape[2]
+    for i = 1, #index do
+      for j = 1, width do
+        local p = index[i] * width + j
+        if index[i] ~= padding then x[p] = x[p] + g[(i - 1) * width + j] end
+      end
+    end
+    return x
+  end
+
   row("embedding_backward", {
     cases = {
       { T { 2, 4, 3 }, T { 2, 4, int = { 0, 5 } }, 5 }, { T { 7, 3 }, T { 7, int = { 0, 5 } }, 5, 2 }, { T { 3 },
@@ -238,15 +249,7 @@ return function(row, T)
       { T { 0, 3 }, T { 0, int = { 0, 5 } }, 5 },
     },
     ref = function(g, index, rows, padding)
-      local width = g.shape[#g.shape]
-      local y = zeros { rows, width }
-      for i = 1, #index do
-        for j = 1, width do
-          local p = index[i] * width + j
-          if index[i] ~= padding then y[p] = y[p] + g[(i - 1) * width + j] end
-        end
-      end
-      return y
+      return add_rows(zeros { rows, g.shape[#g.shape] }, g, index, padding)
     end,
     errors = { { T { 7, 3 }, T { 6, int = { 0, 5 } }, 5, match = "g: expected one row" } },
     big = function(ty)
@@ -259,16 +262,7 @@ return function(row, T)
       { T { 5, 3 }, T { 2, 4, 3 }, T { 2, 4, int = { 0, 5 } } }, { T { 5, 3 }, T { 7, 3 }, T { 7, int = { 0, 5 } }, 2 },
       { T { 5, 3 }, T { 3 }, T { values = { 4 }, dtype = "i64" } }, { T { 5, 3 }, T { 0, 3 }, T { 0, int = { 0, 5 } } },
     },
-    ref = function(x, g, index, padding)
-      local width = x.shape[2]
-      for i = 1, #index do
-        for j = 1, width do
-          local p = index[i] * width + j
-          if index[i] ~= padding then x[p] = x[p] + g[(i - 1) * width + j] end
-        end
-      end
-      return x
-    end,
+    ref = add_rows,
     errors = {
       { T { 5, 3 }, T { 7, 3 }, T { 6, int = { 0, 5 } }, match = "g: expected one row" },
       { T { 5, 3 }, T { 7, 2 }, T { 7, int = { 0, 5 } }, match = "g: expected rows like those of x" },

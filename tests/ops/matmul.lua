@@ -57,6 +57,7 @@ return function(row, T)
       { T { 3, 4 }, T { 5, 4 }, T { 5 } }, { T { 4 }, T { 5, 4 }, T { 5 } }, { T { 2, 3, 4 }, T { 5, 4 } }, { T { 2, 1, 3, 4 }, T { 2, 4 }, T { 2 } },
       { T { 0, 4 }, T { 5, 4 }, T { 5 } }, { T { 3, 1 }, T { 1, 1 }, T { 1 } }, { T { 2, 3, 4 }, T { 5, 4 }, T { 5 }, T { 2, 3, 5 } },
       { T { 3, 4 }, T { 5, 4 }, opts = { residual = T { 3, 5 }, activation = "silu" } }, { T { 3, 4 }, T { 5, 4 }, T { 5 }, opts = { activation = "gelu_tanh" } },
+      { T { 3, 4 }, T { 5, 4 }, T { 5 }, T { 3, 5 }, "sigmoid" },
     },
     ref = function(x, weight, bias, residual, activation)
       if type(bias) == "table" and not bias.shape then bias, residual, activation = nil, bias.residual, bias.activation end
@@ -65,9 +66,7 @@ return function(row, T)
       local y = matmul(x, turned)
       return from(y.shape, function(index)
         local v = at(y, index) + (bias and at(bias, { index[#index] }) or 0)
-        if activation == "silu" then v = v / (1 + math.exp(-v)) end
-        if activation == "gelu_tanh" then v = v / (1 + math.exp(-2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v ^ 3))) end
-        return v + (residual and at(residual, index) or 0)
+        return T.activations[activation or "none"](v + (residual and at(residual, index) or 0))
       end)
     end,
     errors = {

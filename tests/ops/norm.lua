@@ -234,18 +234,6 @@ return function(row, T)
 
   -- ---- group_norm ----
 
-  local activations = {
-    none = function(v) return v end,
-    relu = function(v) return v ~= v and v or math.max(v, 0) end,
-    gelu = function(v) return 0.5 * v * T.erfc(-v / math.sqrt(2)) end,
-    gelu_tanh = function(v) return v * T.sigmoid(2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v ^ 3)) end,
-    silu = function(v) return v * T.sigmoid(v) end,
-  }
-  local function slope(f, v) -- by central difference, to about 1e-10
-    local h = 1e-4
-    return (8 * (f(v + h) - f(v - h)) - (f(v + 2 * h) - f(v - 2 * h))) / (12 * h)
-  end
-
   row("group_norm", {
     cases = {
       { T { 2, 6, 3, 2 }, 3, T { 6 }, T { 6 } }, { T { 2, 4, 5 }, 1 }, { T { 2, 4, 5 }, 4, T { 4 } },
@@ -258,6 +246,7 @@ return function(row, T)
       { T { 2, 4, 5 }, 4, nil, T { 4 }, opts = { activation = "silu" } },
       { T { 2, 4, 5 }, 2, opts = { activation = "silu" } },
       { T { 2, 4, 5 }, 2, T { 4 }, T { 4 }, opts = { activation = "relu" }, grad = false },
+      { T { 2, 4, 5 }, 2, T { 4 }, T { 4 }, opts = { activation = "sigmoid" } },
       { T { 0, 4, 3 }, 2, T { 4 }, T { 4 }, opts = { activation = "silu" } },
       { T { 1, 2, 1100 }, 2, T { 2 }, T { 2 }, opts = { activation = "silu" }, grad = false, dtypes = { "f32" } },
     },
@@ -267,7 +256,7 @@ return function(row, T)
       end
       weight, bias = weight and weight.shape and weight, bias and bias.shape and bias
       local y = normalize(x, groups_of(x, groups), weight, bias, option(opts, "eps", 1e-5), true)
-      local f = activations[option(opts, "activation", "none")]
+      local f = T.activations[option(opts, "activation", "none")]
       for i = 1, #y do y[i] = f(y[i]) end
       return y
     end,
@@ -294,16 +283,17 @@ return function(row, T)
       { T { 2, 4, 37 }, T { 2, 4, 37 }, T { 2, 2 }, T { 2, 2, range = { 0.5, 2 } }, T { 4 }, 2, nil, "gelu" },
       { T { 1, 4, 37 }, T { 1, 4, 37 }, T { 1, 2 }, T { 1, 2, range = { 0.5, 2 } }, nil, 2, T { 4 }, "gelu_tanh" },
       { T { 2, 6, 3 }, T { 2, 6, 3 }, T { 2, 3 }, T { 2, 3, range = { 0.5, 2 } }, T { 6 }, 3, T { 6 }, "relu" },
+      { T { 2, 6, 3 }, T { 2, 6, 3 }, T { 2, 3 }, T { 2, 3, range = { 0.5, 2 } }, T { 6 }, 3, T { 6 }, "sigmoid" },
       { T { 1, 2, 1100 }, T { 1, 2, 1100 }, T { 1, 1 }, T { 1, 1, range = { 0.5, 2 } }, T { 2 }, 1, T { 2 }, "silu",
         dtypes = { "f32" } },
     },
     ref = function(g, x, mean, rstd, weight, groups, bias, activation)
       local of, through = groups_of(x, groups), { shape = g.shape }
-      local f = activations[activation or "none"]
+      local slope = T.slopes[activation or "none"]
       for i = 1, count(x.shape) do
         local r, c = of(i)
         local v = (x[i] - by_row(mean)(r)) * by_row(rstd)(r) * (weight and weight[c] or 1) + (bias and bias[c] or 0)
-        through[i] = g[i] * (activation == "relu" and (v > 0 and 1 or 0) or slope(f, v))
+        through[i] = g[i] * slope(v)
       end
       return backward(through, x, by_row(mean), by_row(rstd), weight, of, true)
     end,

@@ -140,6 +140,22 @@ end
 function reference.sigmoid(x) return x >= 0 and 1 / (1 + math.exp(-x)) or math.exp(x) / (1 + math.exp(x)) end
 function reference.softplus(x) return math.max(x, 0) + reference.log1p(math.exp(-math.abs(x))) end
 
+--- What ops take as `activation`, and the slopes: by central differences, to about 1e-10.
+reference.activations = {
+  none = function(x) return x end,
+  relu = function(x) return x ~= x and x or math.max(x, 0) end,
+  gelu = function(x) return 0.5 * x * reference.erfc(-x / math.sqrt(2)) end,
+  gelu_tanh = function(x) return x * reference.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x ^ 3)) end,
+  silu = function(x) return x * reference.sigmoid(x) end,
+  sigmoid = reference.sigmoid,
+}
+reference.slopes = {}
+for name, f in pairs(reference.activations) do
+  local h = 1e-4
+  reference.slopes[name] = function(x) return (8 * (f(x + h) - f(x - h)) - (f(x + 2 * h) - f(x - 2 * h))) / (12 * h) end
+end
+function reference.slopes.relu(x) return x > 0 and 1 or 0 end
+
 --- Nearest integer, halves to even.
 function reference.round(x)
   if x ~= x or math.abs(x) == math.huge then return x end
