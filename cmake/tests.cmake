@@ -15,6 +15,14 @@ if(TARGET tycho)
            COMMAND_EXPAND_LISTS)
 endif()
 
+# The same tests on the emulated device, whose library they build. TYCHO_CUDA_LIBRARY is how the program finds it.
+if(TARGET cuda_emulated AND TARGET tycho)
+  add_test(NAME cuda_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target cuda_emulated)
+  set_tests_properties(cuda_build PROPERTIES FIXTURES_SETUP cuda_built)
+  add_test(NAME cuda_ops COMMAND tycho tests/run_ops.lua --device cuda --quick --partial ${test_folder})
+  set_tests_properties(cuda_ops PROPERTIES FIXTURES_REQUIRED cuda_built)
+endif()
+
 file(GLOB c_tests CONFIGURE_DEPENDS tests/c/*.c)
 if(c_tests)
   # Linked with the objects, not the shared library: they test inner functions too.
@@ -32,9 +40,12 @@ if(LUACHECK)
   add_test(NAME luacheck COMMAND ${LUACHECK} --quiet --no-color . ${test_folder})
 endif()
 
+if(TARGET cuda_emulated AND TARGET tycho)
+  set_tests_properties(cuda_ops PROPERTIES ENVIRONMENT TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>)
+endif()
 if(TYCHO_SANITIZE)
   get_property(names DIRECTORY PROPERTY TESTS)
-  set_tests_properties(${names} PROPERTIES ENVIRONMENT
+  set_property(TEST ${names} APPEND PROPERTY ENVIRONMENT
     "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/leaks.txt:print_suppressions=0;UBSAN_OPTIONS=print_stacktrace=1")
 endif()
 

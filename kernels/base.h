@@ -42,6 +42,7 @@ typedef struct ty_view {
   int16_t dtype; /* ty_dtype */
   int16_t ndim;
   bool contiguous; /* C order without gaps; derived, kept up to date by whoever sets the strides */
+  bool number;     /* data is one number on the host, whatever the device, and all strides are 0 */
   int64_t count;   /* product of size */
   int64_t size[TY_MAX_DIMS];
   int64_t stride[TY_MAX_DIMS];
@@ -69,6 +70,10 @@ bool ty_fail(ty_code code, const char *format, ...) __attribute__((format(printf
 /* Scratch memory on the host, 64-byte aligned, counted like tensors; NULL after ty_fail(). */
 void *ty_scratch_alloc(size_t bytes);
 void ty_scratch_free(void *p, size_t bytes);
+
+/* The same on a GPU, given back in the order of its work. */
+void *ty_gpu_scratch_alloc(int gpu, size_t bytes);
+void ty_gpu_scratch_free(int gpu, void *p, size_t bytes);
 
 /* Set by Ctrl-C (any thread); kernels with long loops look at it between chunks (parallel.h does so for them). */
 extern volatile sig_atomic_t ty_interrupted;

@@ -36,7 +36,7 @@ TY_INLINE uint16_t ty_f32_to_bf16(float x) {
 
 #ifndef __CUDACC__
 
-TY_INLINE void ty_f16_load(float *restrict out, const uint16_t *restrict in, int64_t n) {
+TY_INLINE void ty_f16_load(float *__restrict__ out, const uint16_t *__restrict__ in, int64_t n) {
   int64_t i = 0;
 #if defined(__AVX512F__)
   for (; i + 16 <= n; i += 16)
@@ -49,7 +49,7 @@ TY_INLINE void ty_f16_load(float *restrict out, const uint16_t *restrict in, int
   for (; i < n; i++) out[i] = ty_f16_to_f32(in[i]);
 }
 
-TY_INLINE void ty_f16_store(uint16_t *restrict out, const float *restrict in, int64_t n) {
+TY_INLINE void ty_f16_store(uint16_t *__restrict__ out, const float *__restrict__ in, int64_t n) {
   int64_t i = 0;
 #if defined(__AVX512F__)
   for (; i + 16 <= n; i += 16)
@@ -63,21 +63,21 @@ TY_INLINE void ty_f16_store(uint16_t *restrict out, const float *restrict in, in
   for (; i < n; i++) out[i] = ty_f32_to_f16(in[i]);
 }
 
-TY_INLINE void ty_bf16_load(float *restrict out, const uint16_t *restrict in, int64_t n) {
+TY_INLINE void ty_bf16_load(float *__restrict__ out, const uint16_t *__restrict__ in, int64_t n) {
   for (int64_t i = 0; i < n; i++) out[i] = ty_bf16_to_f32(in[i]);
 }
 
-TY_INLINE void ty_bf16_store(uint16_t *restrict out, const float *restrict in, int64_t n) {
+TY_INLINE void ty_bf16_store(uint16_t *__restrict__ out, const float *__restrict__ in, int64_t n) {
   for (int64_t i = 0; i < n; i++) out[i] = ty_f32_to_bf16(in[i]);
 }
 
 /* `dtype` is TY_F16 or TY_BF16. */
-TY_INLINE void ty_half_load(ty_dtype dtype, float *restrict out, const void *restrict in, int64_t n) {
+TY_INLINE void ty_half_load(ty_dtype dtype, float *__restrict__ out, const void *__restrict__ in, int64_t n) {
   if (dtype == TY_F16) ty_f16_load(out, (const uint16_t *)in, n);
   else ty_bf16_load(out, (const uint16_t *)in, n);
 }
 
-TY_INLINE void ty_half_store(ty_dtype dtype, void *restrict out, const float *restrict in, int64_t n) {
+TY_INLINE void ty_half_store(ty_dtype dtype, void *__restrict__ out, const float *__restrict__ in, int64_t n) {
   if (dtype == TY_F16) ty_f16_store((uint16_t *)out, in, n);
   else ty_bf16_store((uint16_t *)out, in, n);
 }

@@ -1,6 +1,6 @@
 -- The op tests: every op of the table against its row in tests/ops/*.lua. See tests/ops/harness and CONTRIBUTING.md.
 --
---   tycho tests/run_ops.lua [--op NAME]... [--quick] [--all] [--no-grad]
+--   tycho tests/run_ops.lua [--device cuda] [--op NAME]... [--quick] [--all] [--no-grad]
 --
 -- A row file returns function(row, T) and calls row(name, { ... }) with these fields:
 --
@@ -19,7 +19,8 @@
 --            meta = false: leaves these variants out; writes = true: changes its inputs although not flagged WRITES
 --   big      function(ty) whose results, and gradients, are compared between one thread and two
 --
--- --op: only these ops. --quick: fewer dtypes and layouts (for sanitizer runs). --all: prints every failure.
+-- --device: where; ops that have no kernel there are listed. --partial: what fails for want of a kernel is listed, not
+-- counted. --op: only these ops. --quick: fewer dtypes and layouts (for sanitizer runs). --all: prints every failure.
 -- --no-grad: values and errors only. --time: the slowest ops. --trace: errors with a traceback.
 
 local here = (arg and arg[0] or "run_ops.lua"):match("^(.*/)") or "./"
@@ -36,6 +37,7 @@ local errors = require "errors"
 local failing = require "failing"
 local threads = require "threads"
 local replayed = require "replayed"
+local layout = require "layout"
 
 local options = { ops = nil }
 do
@@ -45,6 +47,10 @@ do
       options.ops = options.ops or {}
       i = i + 1
       options.ops[arg[i] or ""] = true
+    elseif arg[i] == "--device" then
+      i = i + 1
+      layout.device = arg[i] or ""
+    elseif arg[i] == "--partial" then report.partial = true
     elseif arg[i] == "--quick" then options.quick = true
     elseif arg[i] == "--all" then report.limit = math.huge
     elseif arg[i] == "--no-grad" then options.no_grad = true
@@ -97,20 +103,25 @@ listing:close()
 local function live()
   collectgarbage()
   collectgarbage()
-  return ty.memory.stats("cpu").live
+  return ty.memory.stats("cpu").live + (layout.device ~= "cpu" and ty.memory.stats(layout.device).live or 0)
 end
 
 local function run(row)
   local before = live()
   if not report.check(row.fn ~= nil, row.name, "row", "ty has no function %s", row.name) then return end
+  if layout.device ~= "cpu" and not ty.cuda.has_kernel(row.name, layout.device) then
+    return report.without_kernel(row.name)
+  end
   report.check(#row.cases > 0 or row.reason ~= nil, row.name, "row", "has no cases and no reason for that")
   for number, row_case in ipairs(row.cases) do forward.run(row, number, row_case, options) end
   errors.run(row)
   if options.no_grad then return end
   gradient.run(row, options)
   failing.run(row)
-  if not options.quick then threads.run(row) end
-  replayed.run(row)
+  if layout.device == "cpu" then
+    if not options.quick then threads.run(row) end
+    replayed.run(row)
+  end
   local after = live()
   report.check(before == after, row.name, "memory", "%d bytes live after the tests, %d before", after, before)
 end

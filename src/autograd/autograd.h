@@ -23,7 +23,7 @@ typedef struct ty_edge {
   ty_tensor *leaf; /* the input itself when it is a leaf that wants a gradient */
   uint16_t output; /* of `node` */
   bool present;    /* a tensor, not a number or nil */
-  int8_t dtype, ndim;
+  int8_t dtype, ndim, device;
   const int64_t *size; /* saved.size */
   ty_saved saved;
 } ty_edge;

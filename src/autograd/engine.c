@@ -453,3 +453,4 @@ bool ty_retain_grad(ty_tensor *t) {
 
 ty_ints ty_vjp_size(const ty_vjp *c, int i) { return (ty_ints){ c->in[i].size, c->in[i].ndim }; }
 ty_dtype ty_vjp_dtype(const ty_vjp *c, int i) { return (ty_dtype)c->in[i].dtype; }
+int ty_vjp_device(const ty_vjp *c, int i) { return c->in[i].device; }

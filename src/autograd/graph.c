@@ -143,7 +143,7 @@ static ty_node *node_new(const ty_op *op, int nin, int nout, int narg, size_t ex
     e->saved.storage = NULL;
     e->saved.packed = NULL;
     e->size = e->saved.size;
-    e->dtype = e->ndim = 0;
+    e->dtype = e->ndim = e->device = 0;
   }
   for (int i = 0; i < nout; i++) {
     n->grad[i] = NULL;
@@ -167,6 +167,7 @@ static bool set_edge(ty_node *n, ty_edge *e, ty_tensor *t, bool kept) {
   describe(&e->saved, t);
   e->dtype = e->saved.dtype;
   e->ndim = e->saved.ndim;
+  e->device = (int8_t)ty_device_of(t);
   if (t->requires_grad) {
     if (t->node) {
       if (t->version != t->storage->version)

@@ -55,18 +55,7 @@ int ty_cpu_features(const char **names, int most) {
   return n;
 }
 
-ty_kernel *ty_device_kernel(int device, ty_op_id id) { return device == TY_CPU ? kernels[id] : NULL; }
-
-bool ty_device_parse(const char *name, int *device) {
-  if (strcmp(name, "cpu") == 0) *device = TY_CPU;
-  else if (strcmp(name, "meta") == 0) *device = TY_META;
-  else if (strncmp(name, "cuda", 4) == 0)
-    return ty_fail(TY_EUNSUPPORTED, "device \"%s\": this build has no CUDA; devices here: cpu, meta", name);
-  else return ty_fail(TY_EINVAL, "unknown device \"%s\"; devices here: cpu, meta", name);
-  return true;
-}
-
-const char *ty_device_name(int device) { return device == TY_META ? "meta" : "cpu"; }
+ty_kernel *ty_cpu_kernel(ty_op_id id) { return kernels[id]; }
 
 /* ---- threads ---- */
 

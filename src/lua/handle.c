@@ -1,6 +1,8 @@
 /* Handles and their life: scopes, <close>, the collector. */
 #include "handle.h"
 
+#include "../device/device.h"
+
 #include <string.h>
 
 const char ty_handle_magic = 0;
@@ -283,10 +285,7 @@ static int is_grad_enabled(lua_State *L) {
 
 static int check_device(lua_State *L, int index) {
   int device;
-  const char *name = luaL_optstring(L, index, "cpu");
-  if (strcmp(name, "cpu") == 0) device = TY_CPU;
-  else if (strcmp(name, "meta") == 0) device = TY_META;
-  else return luaL_error(L, "memory: unknown device \"%s\"; devices here: cpu, meta", name);
+  if (!ty_device_parse(luaL_optstring(L, index, "cpu"), &device)) return luaL_error(L, "memory: %s", ty_error());
   return device;
 }
 

@@ -20,8 +20,8 @@ int luaopen_tycho_core(lua_State *L) {
   lua_setfield(L, 1, "thread");
   ty_lua_open_system(L);
   lua_setfield(L, 1, "system");
-  ty_lua_open_system(L);
-  lua_setfield(L, 1, "system");
+  ty_lua_open_cuda(L);
+  lua_setfield(L, 1, "cuda");
   lua_pushliteral(L, TY_VERSION);
   lua_setfield(L, 1, "version");
   return 1;

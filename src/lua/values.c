@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../device/device.h"
+#include "../io/file.h"
 #include "../program/recording.h"
 #include "handle.h"
 
@@ -128,10 +129,16 @@ static int tensor(lua_State *L) {
                       ty_dtype_name[b.dtype]);
   ty_lua_poll(L);
   ty_handle *h = ty_lua_push_empty(L);
-  h->t = ty_tensor_new(device, b.dtype, b.ndim, b.size);
+  h->t = ty_tensor_new(device == TY_META ? TY_META : TY_CPU, b.dtype, b.ndim, b.size);
   if (!h->t) return ty_lua_error(L);
   b.at = h->t->v.data;
   if (b.at) fill_level(&b, 1, 0);
+  if (device >= TY_CUDA) {
+    ty_handle *host = h;
+    h = ty_lua_push_empty(L);
+    h->t = ty_tensor_new(device, b.dtype, b.ndim, b.size);
+    if (!h->t || !ty_copy_into(h->t, host->t)) return ty_lua_error(L);
+  }
   if (ty_is_recording()) ty_recorded_host_write(h->t);
   h->t->requires_grad = grad;
   return 1;
@@ -157,11 +164,20 @@ static void need_values(lua_State *L, const ty_tensor *t, const char *function) 
   if (ty_is_recording() && !ty_recorded_host_read(t, function)) ty_lua_error(L);
 }
 
+/* t where the host can read it: itself, or a copy of what is on a GPU, which is pushed. */
+static const ty_tensor *readable(lua_State *L, ty_tensor *t) {
+  if (ty_device_of(t) < TY_CUDA) return t;
+  ty_handle *h = ty_lua_push_empty(L);
+  h->t = ty_host_tensor(t);
+  if (!h->t) ty_lua_error(L);
+  return h->t;
+}
+
 static int item(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   need_values(L, t, "item");
   if (t->v.count != 1) return luaL_error(L, "item: expected a tensor with one element, got %s", ty_describe(t));
-  push_element(L, t, 0);
+  push_element(L, readable(L, t), 0);
   return 1;
 }
 
@@ -181,7 +197,7 @@ static void push_list(lua_State *L, const ty_tensor *t, int dim, int64_t offset)
 static int tolist(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   need_values(L, t, "tolist");
-  push_list(L, t, 0, 0);
+  push_list(L, readable(L, t), 0, 0);
   return 1;
 }
 
@@ -270,8 +286,8 @@ static int tostring(lua_State *L) {
     return 1;
   }
   if (ty_is_recording() && !ty_recorded_host_read(h->t, "tostring")) return ty_lua_error(L);
-  print p = { .t = h->t, .decimals = 4, .shorten = h->t->v.count > ALL };
-  const ty_tensor *t = p.t;
+  const ty_tensor *t = h->t;
+  print p = { .t = readable(L, h->t), .decimals = 4, .shorten = t->v.count > ALL };
   char tail[256];
   snprintf(tail, sizeof tail, "%s%s%s", ty_describe(t), t->requires_grad ? " requires_grad" : "", "");
   luaL_buffinit(L, &p.b);
@@ -351,9 +367,12 @@ static int to(lua_State *L) {
   int device = ty_device_of(t);
   if (lua_type(L, 2) == LUA_TSTRING) {
     const char *name = lua_tostring(L, 2);
-    if (!ty_dtype_parse(name, &dtype) && !ty_device_parse(name, &device))
+    if (!ty_dtype_parse(name, &dtype) && !ty_device_parse(name, &device)) {
+      if (strncmp(name, "cuda", 4) == 0) return luaL_error(L, "to: %s", ty_error());
       return luaL_error(
-          L, "to: \"%s\" is neither a dtype (f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool) nor a device (cpu meta)", name);
+          L, "to: \"%s\" is neither a dtype (f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool) nor a device (cpu meta cuda)",
+          name);
+    }
   } else if (lua_istable(L, 2)) {
     check_options(L, 2, "to", (const char *const[]){ "dtype", "device", NULL });
     if (option(L, 2, "dtype")) dtype = check_dtype(L, -1, "to");
@@ -372,13 +391,14 @@ static int to(lua_State *L) {
   }
   ty_lua_poll(L);
   ty_handle *h = ty_lua_push_empty(L);
-  if (device != ty_device_of(t)) {
-    if (ty_device_of(t) == TY_META) return luaL_error(L, "to: a meta tensor has no values to move: %s", ty_describe(t));
-    h->t = ty_tensor_new(device, dtype, t->v.ndim, t->v.size);
-    return h->t ? 1 : ty_lua_error(L);
-  }
-  ty_value arg[] = { ty_value_of_tensor(t), ty_value_of_int(dtype) };
-  return ty_call_op(TY_OP_cast, arg, &h->t) ? 1 : ty_lua_error(L);
+  ty_scope scope; /* converted first where that makes it smaller */
+  ty_scope_open(&scope);
+  bool first = ty_dtype_size[dtype] <= ty_dtype_size[ty_dtype_of(t)];
+  t = first ? ty_to(t, dtype) : t;
+  if (t && device != ty_device_of(t)) t = ty_to_device(t, device);
+  h->t = ty_retain(ty_to(t, dtype));
+  ty_scope_close(&scope);
+  return h->t ? 1 : ty_lua_error(L);
 }
 
 /* ---- the generator and the threads ---- */

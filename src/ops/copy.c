@@ -2,10 +2,12 @@
 #include <string.h>
 
 #include "../autograd/autograd.h"
+#include "../device/device.h"
 #include "../program/recording.h"
 
 void ty_view_expand(ty_view *out, const ty_view *v, int ndim, const int64_t *size) {
   out->data = v->data;
+  out->number = v->number;
   out->dtype = v->dtype;
   out->ndim = (int16_t)ndim;
   for (int i = 1; i <= ndim; i++) {
@@ -16,6 +18,29 @@ void ty_view_expand(ty_view *out, const ty_view *v, int ndim, const int64_t *siz
   ty_view_update(out);
 }
 
+/* From one device to another: through a contiguous copy here and there where either is not contiguous. What converts
+ * runs where it leaves fewer bytes to move. */
+static bool copy_across(ty_tensor *dst, ty_tensor *src) {
+  ty_dtype dtype = ty_dtype_of(dst);
+  if (ty_device_of(dst) == TY_META) return true;
+  if (ty_device_of(src) == TY_META)
+    return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL, "a meta tensor has no values to move: %s", ty_describe(src));
+  ty_scope scope;
+  ty_scope_open(&scope);
+  if (ty_dtype_size[dtype] < ty_dtype_size[src->v.dtype]) src = ty_to(src, dtype);
+  src = src ? ty_contiguous(src) : NULL;
+  bool plain = src && dst->v.contiguous && ty_dtype_of(src) == dtype && ty_same_shape(&src->v, &dst->v);
+  ty_tensor *landing = plain ? dst : NULL;
+  if (src && !plain)
+    landing = ty_scope_add(ty_tensor_new(ty_device_of(dst), ty_dtype_of(src), src->v.ndim, src->v.size));
+  bool ok = landing &&
+            ty_device_copy(ty_device_of(dst), landing->v.data, ty_device_of(src), src->v.data,
+                           (size_t)src->v.count * ty_dtype_size[src->v.dtype]) &&
+            (plain || ty_copy_into(dst, landing));
+  ty_scope_close(&scope);
+  return ok;
+}
+
 bool ty_copy_into(ty_tensor *dst, ty_tensor *src) {
   int ndim;
   int64_t size[TY_MAX_DIMS];
@@ -23,6 +48,7 @@ bool ty_copy_into(ty_tensor *dst, ty_tensor *src) {
   if (ndim != dst->v.ndim || memcmp(size, dst->v.size, sizeof *size * (size_t)ndim) != 0)
     return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL, "source: %s does not broadcast to %s", ty_describe(src),
                        ty_describe(dst));
+  if (ty_device_of(dst) != ty_device_of(src)) return copy_across(dst, src);
   ty_view expanded;
   ty_view_expand(&expanded, &src->v, ndim, size);
   const ty_view *out = &dst->v, *in = &expanded;
@@ -44,6 +70,17 @@ bool fwd_copy_(ty_call *c) {
 bool vjp_copy_(ty_vjp *c) {
   if (c->need[0]) c->dx[0] = ty_zeros_like(c->g[0], TY_DTYPE_DEFAULT);
   if (c->need[1]) c->dx[1] = c->g[0];
+  return true;
+}
+
+bool fwd_to_device(ty_call *c) {
+  const ty_to_device_args *a = TY_ARGS(to_device, c);
+  return ty_out(c, 0, (int)a->device.i, ty_dtype_of(a->x.t), a->x.t->v.ndim, a->x.t->v.size) &&
+         ty_copy_into(c->out[0], a->x.t);
+}
+
+bool vjp_to_device(ty_vjp *c) {
+  c->dx[0] = ty_to_device(c->g[0], ty_vjp_device(c, 0));
   return true;
 }
 
@@ -84,6 +121,7 @@ bool fwd_detach(ty_call *c) {
 }
 
 ty_tensor *ty_scalar(double value, ty_dtype dtype, int device) {
+  if (device >= TY_CUDA) return ty_full((ty_ints){ NULL, 0 }, value, dtype, device);
   ty_tensor *t = ty_tensor_new(device, dtype, 0, NULL);
   if (t && t->v.data) ty_store_scalar(t->v.data, dtype, ty_value_of_float(value));
   if (ty_is_recording() && t) ty_recorded_host_write(t);

@@ -85,7 +85,7 @@ static bool set_operand(operand *o, const ty_value *v, ty_dtype dtype, int ndim,
     return true;
   }
   ty_store_scalar(&o->bits, dtype, *v);
-  ty_view number = { .data = &o->bits, .dtype = (int16_t)dtype };
+  ty_view number = { .data = &o->bits, .dtype = (int16_t)dtype, .number = true };
   ty_view_expand(&o->view, &number, ndim, size);
   return true;
 }

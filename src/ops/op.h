@@ -212,8 +212,9 @@ ty_tensor *ty_normalized_gradient(ty_tensor *gh, ty_tensor *h, ty_tensor *rstd, 
 
 /* Gradient mode off while a fused backward may run: true when the rule's results need no graph of their own. */
 static inline bool ty_vjp_plain(void) { return !ty_grad_enabled(); }
-/* Shape of tensor input i of a rule. */
+/* Of tensor input i of a rule. */
 ty_ints ty_vjp_size(const ty_vjp *c, int i);
 ty_dtype ty_vjp_dtype(const ty_vjp *c, int i);
+int ty_vjp_device(const ty_vjp *c, int i);
 
 #endif

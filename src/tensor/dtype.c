@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "../../kernels/half.h"
+#include "../device/device.h"
 #include "../ops/op.h"
 #include "../program/recording.h"
 
@@ -75,8 +76,9 @@ double ty_item(ty_tensor *t, bool *ok) {
     return 0;
   }
   if (ty_is_recording() && !ty_recorded_host_read(t, "item")) return 0;
-  *ok = true;
-  return ty_load_scalar(t, 0);
+  int64_t bits;
+  *ok = ty_device_copy(TY_CPU, &bits, ty_device_of(t), t->v.data, ty_dtype_size[t->v.dtype]);
+  return *ok ? load(&bits, ty_dtype_of(t)) : 0;
 }
 
 ty_tensor *ty_from_data(const void *data, ty_dtype dtype, int ndim, const int64_t *size) {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../device/device.h"
 #include "../tycho.h"
 
 /* ---- shapes ---- */
@@ -63,6 +64,7 @@ static ty_tensor *blank(ty_storage *s, ty_dtype dtype) {
   if (!t) return NULL;
   t->v.data = s->bytes;
   t->v.dtype = (int16_t)dtype;
+  t->v.number = false;
   t->refs = 1;
   t->version = 0;
   t->storage = s;
@@ -244,6 +246,6 @@ const char *ty_describe(const ty_tensor *t) {
   if (!t) return "nil";
   char *b = next_buffer();
   int n = write_shape(b, 160, t->v.ndim, t->v.size);
-  snprintf(b + n, 192 - (size_t)n, " %s %s", ty_dtype_name[t->v.dtype], ty_device_of(t) == TY_META ? "meta" : "cpu");
+  snprintf(b + n, 192 - (size_t)n, " %s %s", ty_dtype_name[t->v.dtype], ty_device_name(ty_device_of(t)));
   return b;
 }

@@ -30,6 +30,10 @@ return function(row, T)
   row("clone", { cases = some, ref = function(x) return plain(x) end })
   row("contiguous", { cases = some, ref = function(x) return plain(x) end })
   row("detach", { cases = some, ref = function(x) return plain(x) end })
+  row("to_device", {
+    cases = { { T { 3, 4 }, "cpu" }, { T { 0, 2 }, "cpu" }, { T {}, "cpu" } }, meta = false,
+    ref = function(x) return plain(x) end,
+  })
 
   local limits = {
     i64 = {

@@ -4,6 +4,7 @@
 
 local case = require "case"
 local dtypes = require "dtypes"
+local layout = require "layout"
 local report = require "report"
 
 local errors = {}
@@ -14,7 +15,7 @@ function errors.use(library) ty = library end
 local function live()
   collectgarbage()
   collectgarbage()
-  return ty.memory.stats("cpu").live
+  return ty.memory.stats("cpu").live + (layout.device ~= "cpu" and ty.memory.stats(layout.device).live or 0)
 end
 
 -- fn(args...) must fail with a text that contains all of `parts`.
@@ -24,6 +25,7 @@ local function must_fail(row, what, parts, fn, args)
   do
     local first
     ok, first = pcall(fn, table.unpack(args, 1, args.n))
+    if ok and layout.device ~= "cpu" then ok, first = pcall(ty.cuda.synchronize, layout.device) end -- known by now
     message = not ok and tostring(first) or ""
   end
   local after = live()
@@ -46,7 +48,7 @@ local function example(row)
 end
 
 local function text() return "text" end
-local function tensor() return ty.ones(2) end
+local function tensor() return ty.ones(2, { device = layout.device }) end
 local wrong = { -- for each kind of argument a value of another kind
   tensor = text, optional = text, operand = text, tensors = text, bool = text, ints = text, varints = text,
   int = tensor, float = tensor, string = tensor,
@@ -131,7 +133,7 @@ local function check_class(row, instance)
   if not slot or not bad or row.any_dtype or slot.array.fixed then return end
   local tensors = instance:tensors("contiguous")
   for i, s in ipairs(instance.slots) do
-    if not s.array.fixed then tensors[i] = ty.zeros(s.array.shape, { dtype = bad }) end
+    if not s.array.fixed then tensors[i] = ty.zeros(s.array.shape, { dtype = bad, device = layout.device }) end
   end
   local args = arguments(instance, tensors)
   must_fail(row, "dtype " .. bad, { row.name, (slot.name:gsub("%[.*", "")) }, row.fn, args)

@@ -4,6 +4,7 @@
 local case = require "case"
 local dtypes = require "dtypes"
 local forward = require "forward"
+local layout = require "layout"
 local report = require "report"
 
 local failing = {}
@@ -16,7 +17,7 @@ local MOST = 400 -- allocations of one call
 local function live()
   collectgarbage()
   collectgarbage()
-  return ty.memory.stats("cpu").live
+  return ty.memory.stats("cpu").live + (layout.device ~= "cpu" and ty.memory.stats(layout.device).live or 0)
 end
 
 local function fail_in_turn(row, where, run)

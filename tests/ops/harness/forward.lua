@@ -12,9 +12,17 @@ local ty
 
 function forward.use(library) ty = library end
 
+--- The option by which creating ops are told a device; the others find it in their inputs.
+function forward.elsewhere(row, device)
+  for _, arg in ipairs(row.info.args) do
+    if arg.kind == "device" then return { device = device } end
+  end
+end
+
 --- Calls an op of a row with the tensors given; random ops always from the same seed.
 function forward.call(row, instance, tensors, more, fn)
   if row.info.flags.RANDOM then ty.manual_seed(11) end
+  if layout.device ~= "cpu" and #tensors == 0 and not more then more = forward.elsewhere(row, layout.device) end
   return instance:call(fn or row.fn, tensors, more)
 end
 
@@ -82,7 +90,7 @@ end
 -- A tensor kept for a gradient that is then written to in place is noticed: the write counted.
 local function check_version(row, instance, where)
   local tensors = instance:tensors("contiguous")
-  local p = ty.ones(tensors[1].shape, { dtype = tensors[1].dtype }):requires_grad_()
+  local p = ty.ones_like(tensors[1]):requires_grad_()
   local loss = (p * tensors[1]):sum()
   forward.call(row, instance, tensors, nil, ty[row.name .. "_"])
   local ok, message = pcall(loss.backward, loss)
@@ -114,18 +122,12 @@ local function check_inplace(row, instance, where, name)
   end
 end
 
--- Creating ops are told the device; the others find it in their inputs.
 local function check_meta(row, instance, want, where)
   if row.meta == false or type(row.meta) == "string" then return end
   local tensors = {}
   for i, t in ipairs(instance:tensors("contiguous")) do tensors[i] = t:to { device = "meta" } end
-  local more
-  if #tensors == 0 then
-    for _, arg in ipairs(row.info.args) do
-      if arg.kind == "device" then more = { device = "meta" } end
-    end
-    if not more then return end
-  end
+  local more = #tensors == 0 and forward.elsewhere(row, "meta") or nil
+  if #tensors == 0 and not more then return end
   local got = forward.call(row, instance, tensors, more)
   if row.info.nout > 0 then check_results(row, instance, got, want, where .. " meta", true) end
 end

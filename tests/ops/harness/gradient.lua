@@ -28,8 +28,7 @@ local function random_list(n)
 end
 
 local function constant(values, t)
-  if t:numel() == 0 then return ty.zeros(t.shape, { dtype = t.dtype }) end
-  return ty.tensor(values, { dtype = t.dtype }):reshape(t.shape)
+  return layout.shaped(t:numel() > 0 and values or {}, t.shape, t.dtype, t.device)
 end
 
 -- Which slots want a gradient.

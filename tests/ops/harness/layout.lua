@@ -3,21 +3,22 @@
 local template = require "template"
 local dtypes = require "dtypes"
 
-local layout = {}
+local layout = { device = "cpu" } -- where all tensors are made
 local ty
 
 function layout.use(library) ty = library end
 
-local function shaped(values, shape, dtype)
+--- A tensor of a list of values.
+function layout.shaped(values, shape, dtype, device)
   local n = 1
   for _, size in ipairs(shape) do n = n * size end
-  if n == 0 then return ty.empty(shape, { dtype = dtype }) end
-  return ty.tensor(values, { dtype = dtype }):reshape(shape)
+  if n == 0 then return ty.empty(shape, { dtype = dtype, device = device or layout.device }) end
+  return ty.tensor(values, { dtype = dtype, device = device or layout.device }):reshape(shape)
 end
 
 local function contiguous(array)
-  if #array.shape == 0 then return ty.tensor({ array[1] }, { dtype = array.dtype }):reshape({}) end
-  return shaped(table.move(array, 1, template.count(array), 1, {}), array.shape, array.dtype)
+  if #array.shape == 0 then return layout.shaped({ array[1] }, {}, array.dtype) end
+  return layout.shaped(table.move(array, 1, template.count(array), 1, {}), array.shape, array.dtype)
 end
 
 -- A window in a bigger tensor whose dimensions lie in reverse order, with holes: every stride differs from the plain
@@ -26,7 +27,7 @@ local function strided(array)
   local nd = #array.shape
   local junk = dtypes.is_float(array.dtype) and 0 / 0 or array.dtype == "bool" and 1 or 99
   if nd == 0 then
-    local line = ty.tensor({ junk, array[1], junk }, { dtype = array.dtype })
+    local line = layout.shaped({ junk, array[1], junk }, { 3 }, array.dtype)
     return line:select(0, 1), line
   end
   local big, stride, total = {}, {}, 1
@@ -47,7 +48,7 @@ local function strided(array)
     end
     values[at + 1] = array[i + 1]
   end
-  local whole = shaped(values, big, array.dtype)
+  local whole = layout.shaped(values, big, array.dtype)
   local t, order = whole, {}
   for d = 1, nd do
     local dim = nd - d

@@ -1,0 +1,42 @@
+# The CUDA backend: libtycho_cuda.so, loaded beside libtycho.so when the first GPU is asked for.
+#   AUTO      built when nvcc is there        ON        built, or the configuration fails
+#   OFF       not built                       EMULATED  the emulated device of tests/cuda_emu in its place
+set(TYCHO_CUDA AUTO CACHE STRING "GPU kernels: AUTO, ON, OFF or EMULATED")
+set_property(CACHE TYCHO_CUDA PROPERTY STRINGS AUTO ON OFF EMULATED)
+if(NOT TYCHO_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED)$")
+  message(FATAL_ERROR "TYCHO_CUDA is \"${TYCHO_CUDA}\"; it can be AUTO, ON, OFF or EMULATED")
+endif()
+
+file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
+
+set(build_cuda OFF)
+if(TYCHO_CUDA MATCHES "^(AUTO|ON)$" AND NOT TYCHO_SANITIZE)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(build_cuda ON)
+  elseif(TYCHO_CUDA STREQUAL ON)
+    message(FATAL_ERROR "TYCHO_CUDA=ON, but no nvcc was found; CUDACXX names one")
+  endif()
+endif()
+
+if(build_cuda)
+  # Machine code for the A100's and the H100's generation, and the form that newer GPUs translate for themselves.
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual CACHE STRING "GPU generations")
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Static) # the driver is found at run time, by it
+  enable_language(CUDA)
+  add_library(cuda SHARED ${cuda_sources} src/device/cuda_table.c)
+  set_target_properties(cuda PROPERTIES OUTPUT_NAME tycho_cuda CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
+  target_compile_options(cuda PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size;--expt-relaxed-constexpr;--Werror=all-warnings>")
+  target_link_libraries(cuda PRIVATE tycho_shared)
+  set_target_properties(cuda PROPERTIES INSTALL_RPATH "$ORIGIN")
+endif()
+
+check_language(CXX)
+if(CMAKE_CXX_COMPILER)
+  enable_language(CXX)
+  add_subdirectory(tests/cuda_emu)
+elseif(TYCHO_CUDA STREQUAL EMULATED)
+  message(FATAL_ERROR "TYCHO_CUDA=EMULATED takes a C++ compiler")
+endif()

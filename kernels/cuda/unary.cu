@@ -1,0 +1,119 @@
+/* Elementwise kernels of one input: arithmetic, activations, and tests with bool results. */
+#include "elementwise.cuh"
+
+#ifdef __CUDACC__
+#pragma nv_diag_suppress 186 /* x < 0 is always false for u8 */
+#else
+#pragma GCC diagnostic ignored "-Wtype-limits"
+#endif
+
+/* A functor for each row of elementwise.def and type that it is computed in. `a` and `b`: the row's numbers. */
+#define FUNCTOR(name, type, e)                                  \
+  struct name##_##type {                                        \
+    X a, b;                                                     \
+    TY_DEVICE_MEMBER X operator()(X x) const { return (X)(e); } \
+  };
+
+#define F(f) ty_##f##_f32
+#define X float
+#define UNARY_FLOAT(name, f) FUNCTOR(name, f32, f)
+#define UNARY_SCALARS(name, f) FUNCTOR(name, f32, f)
+#define UNARY_EITHER(name, f, other) FUNCTOR(name, f32, a == 1 ? (other) : (f))
+#define UNARY_TRIG(name) FUNCTOR(name, f32, F(fabs)(x) > TY_TRIG_LIMIT ? name##f(x) : F(name)(x))
+#define UNARY_NUMBER(name, f, i) FUNCTOR(name, f32, f)
+#define UNARY_NUMBER_SCALARS(name, f, i) FUNCTOR(name, f32, f)
+#include "../elementwise.def"
+#undef F
+#undef X
+
+#define F(f) ty_##f##_f64
+#define X double
+#define UNARY_FLOAT(name, f) FUNCTOR(name, f64, f)
+#define UNARY_SCALARS(name, f) FUNCTOR(name, f64, f)
+#define UNARY_EITHER(name, f, other) FUNCTOR(name, f64, a == 1 ? (other) : (f))
+#define UNARY_TRIG(name) FUNCTOR(name, f64, F(name)(x))
+#define UNARY_NUMBER(name, f, i) FUNCTOR(name, f64, f)
+#define UNARY_NUMBER_SCALARS(name, f, i) FUNCTOR(name, f64, f)
+#include "../elementwise.def"
+#undef F
+#undef X
+
+#define X uint8_t
+#define U uint32_t
+#define UNARY_NUMBER(name, f, i) FUNCTOR(name, u8, i)
+#define UNARY_NUMBER_SCALARS(name, f, i) FUNCTOR(name, u8, i)
+#define UNARY_INTEGER(name, i, b_) FUNCTOR(name, u8, i) FUNCTOR(name, bool, b_)
+#include "../elementwise.def"
+#undef X
+#define X int8_t
+#define UNARY_NUMBER(name, f, i) FUNCTOR(name, i8, i)
+#define UNARY_NUMBER_SCALARS(name, f, i) FUNCTOR(name, i8, i)
+#define UNARY_INTEGER(name, i, b_) FUNCTOR(name, i8, i)
+#include "../elementwise.def"
+#undef X
+#define X int16_t
+#define UNARY_NUMBER(name, f, i) FUNCTOR(name, i16, i)
+#define UNARY_NUMBER_SCALARS(name, f, i) FUNCTOR(name, i16, i)
+#define UNARY_INTEGER(name, i, b_) FUNCTOR(name, i16, i)
+#include "../elementwise.def"
+#undef X
+#define X int32_t
+#define UNARY_NUMBER(name, f, i) FUNCTOR(name, i32, i)
+#define UNARY_NUMBER_SCALARS(name, f, i) FUNCTOR(name, i32, i)
+#define UNARY_INTEGER(name, i, b_) FUNCTOR(name, i32, i)
+#include "../elementwise.def"
+#undef X
+#undef U
+#define X int64_t
+#define U uint64_t
+#define UNARY_NUMBER(name, f, i) FUNCTOR(name, i64, i)
+#define UNARY_NUMBER_SCALARS(name, f, i) FUNCTOR(name, i64, i)
+#define UNARY_INTEGER(name, i, b_) FUNCTOR(name, i64, i)
+#include "../elementwise.def"
+#undef X
+#undef U
+
+/* ---- entries ---- */
+
+/* The numbers of a row as its type; a bound of NaN is none for integers. */
+template <class X> static X bound(double x, X none) {
+  return x == x ? static_cast<X>(ty_f64_to_i64(x, std::numeric_limits<X>::min(), std::numeric_limits<X>::max())) : none;
+}
+template <class F, class X> static F with_numbers(const ty_kernel_args *k, X) {
+  const ty_p_scalars *s = static_cast<const ty_p_scalars *>(k->params);
+  if (!s) return F{ X(0), X(0) };
+  if constexpr (std::is_floating_point<X>::value) return F{ static_cast<X>(s->a), static_cast<X>(s->b) };
+  else return F{ bound<X>(s->a, std::numeric_limits<X>::min()), bound<X>(s->b, std::numeric_limits<X>::max()) };
+}
+
+/* clang-format off */
+#define FLOATS_OF(name)                                                                               \
+  case TY_F32: return ew_run<1, float, float>(k, with_numbers<name##_f32>(k, float{}));               \
+  case TY_F64: return ew_run<1, double, double>(k, with_numbers<name##_f64>(k, double{}));            \
+  case TY_F16: return ew_run<1, ty_f16, ty_f16>(k, with_numbers<name##_f32>(k, float{}));             \
+  case TY_BF16: return ew_run<1, ty_bf16, ty_bf16>(k, with_numbers<name##_f32>(k, float{}));
+#define INTEGERS_OF(name)                                                                             \
+  case TY_U8: return ew_run<1, uint8_t, uint8_t>(k, with_numbers<name##_u8>(k, uint8_t{}));           \
+  case TY_I8: return ew_run<1, int8_t, int8_t>(k, with_numbers<name##_i8>(k, int8_t{}));              \
+  case TY_I16: return ew_run<1, int16_t, int16_t>(k, with_numbers<name##_i16>(k, int16_t{}));         \
+  case TY_I32: return ew_run<1, int32_t, int32_t>(k, with_numbers<name##_i32>(k, int32_t{}));         \
+  case TY_I64: return ew_run<1, int64_t, int64_t>(k, with_numbers<name##_i64>(k, int64_t{}));
+#define BOOL_OF(name) \
+  case TY_BOOL: return ew_run<1, uint8_t, uint8_t>(k, with_numbers<name##_bool>(k, uint8_t{}));
+#define ENTRY(name, cases)                                                                            \
+  TY_CUDA_KERNEL(name) {                                                                              \
+    int dtype = k->in[0]->dtype;                                                                      \
+    switch (dtype) {                                                                                  \
+      cases                                                                                           \
+      default: return ty_cuda_no_kernel(#name, dtype);                                                \
+    }                                                                                                 \
+  }
+/* clang-format on */
+#define UNARY_FLOAT(name, f) ENTRY(name, FLOATS_OF(name))
+#define UNARY_SCALARS(name, f) ENTRY(name, FLOATS_OF(name))
+#define UNARY_EITHER(name, f, other) ENTRY(name, FLOATS_OF(name))
+#define UNARY_TRIG(name) ENTRY(name, FLOATS_OF(name))
+#define UNARY_NUMBER(name, f, i) ENTRY(name, FLOATS_OF(name) INTEGERS_OF(name))
+#define UNARY_NUMBER_SCALARS(name, f, i) ENTRY(name, FLOATS_OF(name) INTEGERS_OF(name))
+#define UNARY_INTEGER(name, i, b) ENTRY(name, BOOL_OF(name) INTEGERS_OF(name))
+#include "../elementwise.def"

@@ -1,0 +1,60 @@
+/* Finds and loads the CUDA backend, libtycho_cuda.so beside libtycho.so (TYCHO_CUDA_LIBRARY names another), once, when the
+ * first GPU is asked for: a program that uses none starts as fast as without it. */
+#define _GNU_SOURCE
+#include "cuda.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device.h"
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static const ty_cuda_backend *backend;
+static int count;
+static char problem[8192];
+
+static void load(void) {
+  char path[4096];
+  const char *named = getenv("TYCHO_CUDA_LIBRARY");
+  Dl_info here;
+  if (named) {
+    snprintf(path, sizeof path, "%s", named);
+  } else {
+    if (!dladdr((void *)load, &here) || !here.dli_fname) here.dli_fname = "";
+    const char *slash = strrchr(here.dli_fname, '/');
+    snprintf(path, sizeof path, "%.*slibtycho_cuda.so", slash ? (int)(slash - here.dli_fname + 1) : 0, here.dli_fname);
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+      snprintf(problem, sizeof problem, "this build has no CUDA kernels (built without nvcc)");
+      return;
+    }
+    fclose(f);
+  }
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    snprintf(problem, sizeof problem, "the CUDA kernels cannot be loaded: %s", dlerror());
+    return;
+  }
+  ty_cuda_open_fn *open = (ty_cuda_open_fn *)(uintptr_t)dlsym(library, "ty_cuda_open");
+  const ty_cuda_backend *b = open ? open(problem, sizeof problem) : NULL;
+  if (!open || (b && (b->version != TY_CUDA_BACKEND_VERSION || b->ops != TY_OP_COUNT))) {
+    snprintf(problem, sizeof problem, "%s belongs to another version of Tycho", path);
+    b = NULL;
+  }
+  if (!b) return; /* its threads and its driver outlive us: it stays loaded */
+  backend = b;
+  count = b->count < TY_MAX_GPUS ? b->count : TY_MAX_GPUS;
+}
+
+int ty_cuda_count(const char **why) {
+  pthread_once(&once, load);
+  if (why) *why = problem;
+  return count;
+}
+
+const ty_cuda_backend *ty_cuda(void) { return backend; }
+
+const char *ty_cuda_describe(int index) { return backend->describe(index); }

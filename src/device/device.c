@@ -1,0 +1,57 @@
+/* Devices by number and by name. What differs between a CPU and a GPU is in cpu.c and cuda.c. */
+#include "device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda.h"
+
+ty_kernel *ty_device_kernel(int device, ty_op_id id) {
+  if (device == TY_CPU) return ty_cpu_kernel(id);
+  return device >= TY_CUDA ? ty_cuda()->kernels[id] : NULL;
+}
+
+bool ty_device_parse(const char *name, int *device) {
+  const char *why;
+  if (strcmp(name, "cpu") == 0) return *device = TY_CPU, true;
+  if (strcmp(name, "meta") == 0) return *device = TY_META, true;
+  char *end = NULL;
+  long index = strncmp(name, "cuda:", 5) == 0 && name[5] >= '0' && name[5] <= '9' ? strtol(name + 5, &end, 10) : -1;
+  if (strcmp(name, "cuda") == 0) index = 0;
+  else if (index < 0 || *end)
+    return ty_fail(TY_EINVAL, "unknown device \"%s\"; devices are cpu, meta, cuda and cuda:1 ...", name);
+  int count = ty_cuda_count(&why);
+  if (count == 0) return ty_fail(TY_EUNSUPPORTED, "device \"%s\": %s", name, why);
+  if (index >= count)
+    return ty_fail(TY_EINVAL, "device \"%s\": there %s here, cuda:0%s%.0d", name,
+                   count == 1 ? "is one GPU" : "are several GPUs",
+                   count == 1 ? "" : " to cuda:", count == 1 ? 0 : count - 1);
+  *device = TY_CUDA + (int)index;
+  return true;
+}
+
+const char *ty_device_name(int device) {
+  static _Thread_local char text[16];
+  if (device < TY_CUDA) return device == TY_META ? "meta" : "cpu";
+  snprintf(text, sizeof text, "cuda:%d", device - TY_CUDA);
+  return text;
+}
+
+void *ty_device_alloc(int device, size_t bytes) { return ty_cuda()->alloc(device - TY_CUDA, bytes); }
+void ty_device_free(int device, void *p) { ty_cuda()->free(device - TY_CUDA, p); }
+int64_t ty_device_memory(int device) { return ty_cuda()->memory(device - TY_CUDA); }
+
+bool ty_device_caches(int device) { return ty_cuda() && ty_cuda()->caches; }
+
+bool ty_device_enter(int device, const char *op) { return device < TY_CUDA || ty_cuda()->enter(device - TY_CUDA, op); }
+
+bool ty_device_synchronize(int device) { return device < TY_CUDA || ty_cuda()->synchronize(device - TY_CUDA); }
+
+bool ty_device_copy(int to, void *dst, int from, const void *src, size_t bytes) {
+  if (bytes == 0) return true;
+  if (to >= TY_CUDA || from >= TY_CUDA)
+    return ty_cuda()->copy(to >= TY_CUDA ? to - TY_CUDA : -1, dst, from >= TY_CUDA ? from - TY_CUDA : -1, src, bytes);
+  memcpy(dst, src, bytes);
+  return true;
+}

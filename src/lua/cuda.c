@@ -1,0 +1,49 @@
+/* ty.cuda: which GPUs there are, and waiting for them. */
+#include "../device/device.h"
+#include "handle.h"
+
+/* count() -> number of GPUs, and when there is none the reason */
+static int count(lua_State *L) {
+  const char *why;
+  int n = ty_cuda_count(&why);
+  lua_pushinteger(L, n);
+  if (n) return 1;
+  lua_pushstring(L, why);
+  return 2;
+}
+
+/* describe(index) -> "NVIDIA H100, 80 GiB, compute capability 9.0" */
+static int describe(lua_State *L) {
+  lua_Integer i = luaL_optinteger(L, 1, 0);
+  luaL_argcheck(L, i >= 0 && i < ty_cuda_count(NULL), 1, "there is no such GPU");
+  lua_pushstring(L, ty_cuda_describe((int)i));
+  return 1;
+}
+
+/* synchronize(device): waits for a GPU ("cuda"); raises what went wrong in what it had been given to do */
+static int synchronize(lua_State *L) {
+  int device;
+  if (!ty_device_parse(luaL_optstring(L, 1, "cuda"), &device)) return luaL_error(L, "synchronize: %s", ty_error());
+  return ty_device_synchronize(device) ? 0 : ty_lua_error(L);
+}
+
+/* has_kernel(op, device): whether the op has a kernel there, or none on the CPU either, being made of others */
+static int has_kernel(lua_State *L) {
+  const char *name = luaL_checkstring(L, 1);
+  const ty_op *op = ty_op_find(name);
+  int device;
+  luaL_argcheck(L, op, 1, "there is no such op");
+  if (!ty_device_parse(luaL_optstring(L, 2, "cuda"), &device)) return luaL_error(L, "has_kernel: %s", ty_error());
+  ty_kernel *none = ty_device_kernel(TY_CPU, TY_OP_empty); /* that of every row without one */
+  lua_pushboolean(L, ty_device_kernel(TY_CPU, (ty_op_id)op->id) == none || ty_device_kernel(device, (ty_op_id)op->id));
+  return 1;
+}
+
+int ty_lua_open_cuda(lua_State *L) {
+  luaL_newlib(L, ((luaL_Reg[]){ { "count", count },
+                                { "describe", describe },
+                                { "synchronize", synchronize },
+                                { "has_kernel", has_kernel },
+                                { NULL, NULL } }));
+  return 1;
+}

@@ -1,0 +1,292 @@
+/* Launches: blocks, the turns of their threads, shared memory and its watch. */
+#include "emulator.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "../../kernels/base.h"
+#include "fiber.h"
+
+namespace ty_emu {
+
+namespace {
+
+enum { MOST_THREADS = 1024, WARP = 32, SHARED = 227 << 10, STATIC_SHARED = 48 << 10 };
+
+struct warp {
+  unsigned arrived = 0;
+  uint64_t coming[WARP], there[WARP];
+};
+
+enum state { READY, AT_BARRIER, AT_EXCHANGE, ENDED };
+
+struct thread {
+  uint3 index;
+  int number;
+  state now;
+  uint32_t block_phase, warp_phase;
+  unsigned mask; /* of the exchange it waits for */
+  fiber *stack;
+};
+
+struct device {
+  place at;
+  const char *kernel;
+  const std::function<void()> *body;
+  std::vector<thread> threads;
+  std::vector<warp> warps;
+  std::vector<std::unique_ptr<fiber>> stacks;
+  thread *self = nullptr;
+  std::deque<region> regions;
+  std::vector<std::unique_ptr<unsigned char[]>> memory;
+  std::vector<std::unique_ptr<shadow[]>> shadows;
+  size_t dynamic_bytes, static_bytes;
+  int votes = 0, counted = 0;
+  bool failed;
+  char problem[400];
+  unsigned launches = 0;
+};
+
+thread_local device d;
+
+void run_thread(void *argument) {
+  (*d.body)();
+  static_cast<thread *>(argument)->now = ENDED;
+}
+
+void wait(state what) {
+  d.self->now = what;
+  fiber::yield();
+}
+
+/* Lets every ready thread go on; whether any did. */
+bool turn(bool backwards) {
+  bool any = false;
+  size_t n = d.threads.size();
+  for (size_t i = 0; i < n && !d.failed; i++) {
+    thread *t = &d.threads[backwards ? n - 1 - i : i];
+    if (t->now != READY) continue;
+    any = true;
+    d.self = t;
+    d.at.thread = t->index;
+    t->stack->resume();
+  }
+  return any;
+}
+
+/* All that have not ended wait at the barrier: they go on. */
+bool open_barrier() {
+  bool any = false;
+  for (const thread &t : d.threads) {
+    if (t.now == AT_EXCHANGE) return false;
+    any |= t.now == AT_BARRIER;
+  }
+  d.counted = d.votes;
+  d.votes = 0;
+  for (thread &t : d.threads) {
+    if (t.now != AT_BARRIER) continue;
+    t.now = READY;
+    t.block_phase++;
+  }
+  return any;
+}
+
+void report_standstill() {
+  int barrier = 0, exchange = 0, ended = 0;
+  for (const thread &t : d.threads) {
+    barrier += t.now == AT_BARRIER;
+    exchange += t.now == AT_EXCHANGE;
+    ended += t.now == ENDED;
+  }
+  d.failed = true;
+  snprintf(d.problem, sizeof d.problem,
+           "block (%u, %u, %u) stands still: %d threads wait at a barrier, %d for others of their warp, %d have ended",
+           d.at.block.x, d.at.block.y, d.at.block.z, barrier, exchange, ended);
+}
+
+void run_block(dim3 block, bool backwards) {
+  int n = static_cast<int>(block.x * block.y * block.z);
+  d.threads.resize(static_cast<size_t>(n));
+  d.warps.assign(static_cast<size_t>((n + WARP - 1) / WARP), warp());
+  while (d.stacks.size() < d.threads.size()) d.stacks.emplace_back(new fiber);
+  for (int i = 0; i < n; i++) {
+    unsigned u = static_cast<unsigned>(i);
+    thread *t = &d.threads[static_cast<size_t>(i)];
+    *t = thread{ { u % block.x, u / block.x % block.y, u / (block.x * block.y) },
+                 i,
+                 READY,
+                 0,
+                 0,
+                 0,
+                 d.stacks[static_cast<size_t>(i)].get() };
+    t->stack->begin(run_thread, t);
+  }
+  d.regions.clear();
+  d.memory.clear();
+  d.shadows.clear();
+  d.static_bytes = 0;
+  d.votes = 0;
+  for (;;) {
+    if (turn(backwards)) continue;
+    if (d.failed) return;
+    bool all = true;
+    for (const thread &t : d.threads) all &= t.now == ENDED;
+    if (all) return;
+    if (open_barrier()) continue;
+    report_standstill();
+    return;
+  }
+}
+
+const region *add_region(const void *key, const char *name, size_t element, int64_t count) {
+  size_t bytes = element * static_cast<size_t>(count);
+  d.memory.emplace_back(new unsigned char[bytes + 16]);
+  d.shadows.emplace_back(new shadow[static_cast<size_t>(count)]);
+  unsigned char *p = d.memory.back().get();
+  p += (16 - reinterpret_cast<uintptr_t>(p) % 16) % 16;
+  memset(p, 0xff, bytes);
+  d.regions.push_back({ key, name, p, d.shadows.back().get(), count });
+  return &d.regions.back();
+}
+
+const region *find(const void *key) {
+  for (const region &r : d.regions)
+    if (r.key == key) return &r;
+  return nullptr;
+}
+
+bool same_warp(int a, int b) { return a / WARP == b / WARP; }
+
+/* Whether what `a` did may come before or after what this thread does now. */
+bool unordered(const access &a) {
+  const thread *t = d.self;
+  if (a.thread < 0 || a.thread == t->number || a.block_phase != t->block_phase) return false;
+  return !(same_warp(a.thread, t->number) && a.warp_phase < t->warp_phase);
+}
+
+void refuse(const region *r, int64_t at, bool writes, const access &other, bool other_writes) {
+  fail("thread %d %s %s[%lld], which thread %d %s without a barrier between them", d.self->number,
+       writes ? "writes" : "reads", r->name, static_cast<long long>(at), other.thread, other_writes ? "wrote" : "read");
+}
+
+} // namespace
+
+place &here() { return d.at; }
+int lane_number() { return d.self->number % WARP; }
+
+void fail(const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  int n = snprintf(d.problem, sizeof d.problem, "block (%u, %u, %u): ", d.at.block.x, d.at.block.y, d.at.block.z);
+  vsnprintf(d.problem + n, sizeof d.problem - static_cast<size_t>(n), format, args);
+  va_end(args);
+  d.failed = true;
+  fiber::yield(); /* for good */
+  __builtin_unreachable();
+}
+
+bool launch(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body) {
+  uint64_t n = uint64_t{ block.x } * block.y * block.z;
+  bool possible = n >= 1 && n <= MOST_THREADS && block.z <= 64 && grid.x >= 1 && grid.y >= 1 && grid.z >= 1 &&
+                  grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535 && shared_bytes <= SHARED;
+  if (!possible)
+    return ty_fail(TY_EUNSUPPORTED, "launching %s on cuda: %u x %u x %u blocks of %u x %u x %u threads with %zu bytes",
+                   name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes);
+  d.kernel = name;
+  d.body = &body;
+  d.at.block_size = block;
+  d.at.grid_size = grid;
+  d.dynamic_bytes = shared_bytes;
+  d.failed = false;
+  d.launches++;
+  for (unsigned z = 0; z < grid.z && !d.failed; z++)
+    for (unsigned y = 0; y < grid.y && !d.failed; y++)
+      for (unsigned x = 0; x < grid.x && !d.failed; x++) {
+        d.at.block = { x, y, z };
+        run_block(block, (x + y + z + d.launches) % 2 != 0);
+      }
+  d.self = nullptr;
+  return !d.failed || ty_fail(TY_EUNSUPPORTED, "%s on the emulated device: %s", name, d.problem);
+}
+
+/* ---- threads that wait for each other ---- */
+
+void block_barrier() { wait(AT_BARRIER); }
+
+uint64_t exchange(unsigned mask, uint64_t value, int lane) {
+  thread *t = d.self;
+  int mine = lane_number();
+  warp *w = &d.warps[static_cast<size_t>(t->number / WARP)];
+  if (!(mask >> mine & 1)) fail("thread %d is not in the mask %08x of its warp function", t->number, mask);
+  w->coming[mine] = value;
+  w->arrived |= 1u << mine;
+  t->mask = mask;
+  if ((w->arrived & mask) == mask) {
+    w->arrived &= ~mask;
+    for (int i = 0; i < WARP; i++) {
+      if (!(mask >> i & 1)) continue;
+      w->there[i] = w->coming[i];
+      thread *other = &d.threads[static_cast<size_t>(t->number / WARP * WARP + i)];
+      if (other->mask != mask)
+        fail("threads %d and %d of a warp meet with the masks %08x and %08x", t->number, other->number, mask,
+             other->mask);
+      other->warp_phase++;
+      other->now = READY;
+    }
+  } else {
+    wait(AT_EXCHANGE);
+  }
+  return mask >> lane & 1 ? w->there[lane] : value;
+}
+
+uint64_t brought(int lane) { return d.warps[static_cast<size_t>(d.self->number / WARP)].there[lane]; }
+
+/* ---- shared memory ---- */
+
+const region *declare(const void *key, const char *name, size_t element, int64_t count) {
+  const region *r = find(key);
+  if (r) return r;
+  d.static_bytes += element * static_cast<size_t>(count);
+  if (d.static_bytes > STATIC_SHARED) fail("%zu bytes of shared memory; 48 KiB can be declared", d.static_bytes);
+  return add_region(key, name, element, count);
+}
+
+const region *declare_dynamic(const char *name, size_t element) {
+  static const char key = 0;
+  const region *r = find(&key);
+  return r ? r : add_region(&key, name, element, static_cast<int64_t>(d.dynamic_bytes / element));
+}
+
+void touch(const region *r, int64_t at, bool writes, bool atomic) {
+  if (at < 0 || at >= r->count)
+    fail("thread %d %s %s[%lld], which has %lld elements", d.self->number, writes ? "writes" : "reads", r->name,
+         static_cast<long long>(at), static_cast<long long>(r->count));
+  shadow *s = &r->shadows[at];
+  if ((!writes || atomic) && !s->written)
+    fail("thread %d reads %s[%lld], which nobody has written", d.self->number, r->name, static_cast<long long>(at));
+  if (unordered(s->write) && !(atomic && s->write.atomic)) refuse(r, at, writes, s->write, true);
+  if (writes && unordered(s->read) && !(atomic && s->read.atomic)) refuse(r, at, writes, s->read, false);
+  access mine;
+  mine.thread = static_cast<int16_t>(d.self->number);
+  mine.atomic = atomic;
+  mine.block_phase = d.self->block_phase;
+  mine.warp_phase = d.self->warp_phase;
+  if (writes) {
+    s->write = mine;
+    s->written = true;
+  }
+  /* Of several readers the first of the phase is remembered, unless it is of this warp and another is not. */
+  if (!writes || atomic)
+    if (!unordered(s->read) || s->read.thread == mine.thread) s->read = mine;
+}
+
+} // namespace ty_emu
+
+int __syncthreads_count(int predicate) {
+  ty_emu::d.votes += predicate != 0;
+  ty_emu::block_barrier();
+  return ty_emu::d.counted;
+}

@@ -1,0 +1,148 @@
+#include "fiber.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace ty_emu {
+
+namespace {
+enum { STACK = 256 << 10 };
+thread_local fiber *running;
+} // namespace
+
+#if defined(__x86_64__)
+
+/* Keeps what the calling convention asks to keep, and the modes of floating point. */
+extern "C" void ty_emu_switch(void **from, void *to);
+asm(R"(
+.text
+.globl ty_emu_switch
+.hidden ty_emu_switch
+.type ty_emu_switch, @function
+ty_emu_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  subq $8, %rsp
+  stmxcsr (%rsp)
+  fnstcw 4(%rsp)
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  ldmxcsr (%rsp)
+  fldcw 4(%rsp)
+  addq $8, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size ty_emu_switch, .-ty_emu_switch
+.section .note.GNU-stack,"",@progbits
+.text
+)");
+
+static void swap(void **from, void *to) { ty_emu_switch(from, to); }
+
+/* A stack on which ty_emu_switch() finds zeros for the registers and `entry` to return to. */
+static void *fresh(void *stack, void (*entry)()) {
+  uint64_t *top = reinterpret_cast<uint64_t *>(static_cast<char *>(stack) + STACK) - 2;
+  *--top = 0; /* where `entry` would return to; it never does */
+  *--top = reinterpret_cast<uint64_t>(entry);
+  for (int i = 0; i < 6; i++) *--top = 0;
+  uint32_t modes[2];
+  asm volatile("stmxcsr %0" : "=m"(modes[0]));
+  modes[1] = 0;
+  asm volatile("fnstcw %0" : "=m"(modes[1]));
+  *--top = modes[0] | static_cast<uint64_t>(modes[1]) << 32;
+  return top;
+}
+
+#else
+
+static void swap(void **from, void *to) {
+  ucontext_t self;
+  *from = &self;
+  swapcontext(&self, static_cast<ucontext_t *>(to));
+}
+
+static void *fresh(void *stack, void (*entry)()) {
+  ucontext_t *c = static_cast<ucontext_t *>(stack); /* at the far end of its stack */
+  getcontext(c);
+  c->uc_stack.ss_sp = static_cast<char *>(stack) + 4096;
+  c->uc_stack.ss_size = STACK - 4096;
+  c->uc_link = nullptr;
+  makecontext(c, entry, 0);
+  return c;
+}
+
+#endif
+
+fiber::fiber()
+    : stack_(mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), ended_(true) {
+  if (stack_ == MAP_FAILED) abort();
+}
+fiber::~fiber() { munmap(stack_, STACK); }
+
+void fiber::main() {
+  fiber *self = running;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &self->outer_stack_, &self->outer_size_);
+#endif
+  self->run_(self->argument_);
+  self->ended_ = true;
+  yield();
+  abort();
+}
+
+void fiber::begin(void (*run)(void *), void *argument) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(stack_, STACK);
+#endif
+  run_ = run;
+  argument_ = argument;
+  ended_ = false;
+  inner_fake_ = nullptr;
+  position_ = fresh(stack_, main);
+}
+
+void fiber::resume() {
+  fiber *before = running;
+  running = this;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&outer_fake_, stack_, STACK);
+#endif
+  swap(&outside_, position_);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(outer_fake_, nullptr, nullptr);
+#endif
+  running = before;
+}
+
+void fiber::yield() {
+  fiber *self = running;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(self->ended_ ? nullptr : &self->inner_fake_, self->outer_stack_, self->outer_size_);
+#endif
+  swap(&self->position_, self->outside_);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(self->inner_fake_, &self->outer_stack_, &self->outer_size_);
+#endif
+}
+
+} // namespace ty_emu
