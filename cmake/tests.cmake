@@ -17,10 +17,11 @@ endif()
 
 # The same tests on the emulated device, whose library they build. TYCHO_CUDA_LIBRARY is how the program finds it.
 if(TARGET cuda_emulated AND TARGET tycho)
-  add_test(NAME cuda_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target cuda_emulated)
+  add_test(NAME cuda_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target cuda_emulated cuda_planted)
   set_tests_properties(cuda_build PROPERTIES FIXTURES_SETUP cuda_built)
   add_test(NAME cuda_ops COMMAND tycho tests/run_ops.lua --device cuda --quick --partial ${test_folder})
-  set_tests_properties(cuda_ops PROPERTIES FIXTURES_REQUIRED cuda_built)
+  add_test(NAME cuda_planted COMMAND cuda_planted)
+  set_tests_properties(cuda_ops cuda_planted PROPERTIES FIXTURES_REQUIRED cuda_built)
 endif()
 
 file(GLOB c_tests CONFIGURE_DEPENDS tests/c/*.c)

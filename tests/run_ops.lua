@@ -118,10 +118,8 @@ local function run(row)
   if options.no_grad then return end
   gradient.run(row, options)
   failing.run(row)
-  if layout.device == "cpu" then
-    if not options.quick then threads.run(row) end
-    replayed.run(row)
-  end
+  if layout.device == "cpu" and not options.quick then threads.run(row) end
+  replayed.run(row)
   local after = live()
   report.check(before == after, row.name, "memory", "%d bytes live after the tests, %d before", after, before)
 end

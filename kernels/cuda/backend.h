@@ -18,6 +18,10 @@ typedef struct ty_cuda_backend {
   int64_t (*memory)(int gpu);
   bool (*copy)(int to, void *dst, int from, const void *src, size_t bytes);
   bool (*synchronize)(int gpu);
+  bool (*capture)(int gpu); /* graphs: see src/device/device.h */
+  void *(*captured)(int gpu);
+  bool (*graph_launch)(int gpu, void *graph);
+  void (*graph_free)(int gpu, void *graph);
 } ty_cuda_backend;
 
 /* The library's one entry: NULL when there is no GPU to use, with the reason in `why`. */

@@ -67,7 +67,7 @@ private:
 /* TY_LAUNCH(kernel, grid, block, bytes of dynamic shared memory, arguments...); kernel in parentheses if it has commas. */
 #ifdef TY_CUDA_EMULATED
 #define TY_LAUNCH(kernel, grid, block, shared, ...) \
-  ty_emu::launch(#kernel, dim3(grid), dim3(block), shared, [=] { (kernel)(__VA_ARGS__); })
+  ty_emu::launch(ty_cuda_stream(), #kernel, dim3(grid), dim3(block), shared, [=] { (kernel)(__VA_ARGS__); })
 #else
 #define TY_LAUNCH(kernel, grid, block, shared, ...)                                 \
   ([&]() -> bool {                                                                  \

@@ -120,6 +120,34 @@ bool copy(int to, void *dst, int from, const void *src, size_t bytes) {
   return to >= 0 ? true : synchronize(from);
 }
 
+bool capture(int i) {
+  if (!enter(i, running)) return false;
+  cudaError_t error = cudaStreamBeginCapture(gpus[i].stream, cudaStreamCaptureModeThreadLocal);
+  return error == cudaSuccess || fail("capturing", error);
+}
+
+void *captured(int i) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t runnable = nullptr;
+  cudaError_t error = enter(i, running) ? cudaStreamEndCapture(gpus[i].stream, &graph) : cudaErrorInvalidDevice;
+  if (error == cudaSuccess) error = cudaGraphInstantiate(&runnable, graph, 0);
+  if (graph) cudaGraphDestroy(graph);
+  cudaGetLastError();
+  if (error != cudaSuccess) fail("capturing", error);
+  return runnable;
+}
+
+bool graph_launch(int i, void *graph) {
+  if (!enter(i, running)) return false;
+  cudaError_t error = cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), gpus[i].stream);
+  return error == cudaSuccess || fail("launching a graph", error);
+}
+
+void graph_free(int i, void *graph) {
+  visit v(i);
+  if (v.ok) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+}
+
 const char *describe(int i) { return gpus[i].text; }
 int64_t memory(int i) { return static_cast<int64_t>(gpus[i].properties.totalGlobalMem); }
 
@@ -185,5 +213,9 @@ const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
   backend.memory = memory;
   backend.copy = copy;
   backend.synchronize = synchronize;
+  backend.capture = capture;
+  backend.captured = captured;
+  backend.graph_launch = graph_launch;
+  backend.graph_free = graph_free;
   return &backend;
 }

@@ -43,6 +43,9 @@ end
 --   * results are tensors, numbers, strings, booleans or nil, not tables.
 --
 -- A compiled function that is called while another one is recorded becomes a part of it.
+--
+-- With tensors on a GPU the recording is captured into CUDA graphs, cut where numbers change from call to call (an
+-- optimizer's step, a draw of random numbers); ty.graph is another name for it there.
 ---@generic F: function
 ---@param fn F
 ---@param options? {limit: integer}
@@ -153,4 +156,4 @@ local function fuse(fn, options)
   end)
 end
 
-return { compile = compile, fuse = fuse }
+return { compile = compile, graph = compile, fuse = fuse }

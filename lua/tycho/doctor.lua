@@ -28,9 +28,12 @@ local function describe_memory()
 end
 
 local function describe_devices()
+  local cuda = require("tycho.core").cuda
+  local count, why = cuda.count()
+  say("devices", "cpu, meta%s", count > 0 and ", cuda" or "")
+  for i = 0, count - 1 do say("cuda:" .. i, "%s", cuda.describe(i)) end
   local gpu = program.list "/proc/driver/nvidia/gpus"
-  local note = gpu and ("; %d NVIDIA GPU here, which this build does not use"):format(#gpu) or ""
-  say("devices", "cpu, meta%s", note)
+  if count == 0 then say("cuda", "%s%s", why, gpu and ("; %d NVIDIA GPU in this machine"):format(#gpu) or "") end
 end
 
 -- What is good to have, why, and the package that brings it.
@@ -54,7 +57,7 @@ end
 
 local function describe_settings()
   local set = {}
-  for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "LUA_INIT", "LUA_INIT_5_4" } do
+  for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "TYCHO_CUDA_LIBRARY", "LUA_INIT", "LUA_INIT_5_4" } do
     if os.getenv(name) then set[#set + 1] = name .. "=" .. os.getenv(name) end
   end
   if #set > 0 then say("settings", "%s", table.concat(set, " ")) end

@@ -1,7 +1,6 @@
 /* Devices by number and by name. What differs between a CPU and a GPU is in cpu.c and cuda.c. */
 #include "device.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,10 +31,11 @@ bool ty_device_parse(const char *name, int *device) {
 }
 
 const char *ty_device_name(int device) {
-  static _Thread_local char text[16];
-  if (device < TY_CUDA) return device == TY_META ? "meta" : "cpu";
-  snprintf(text, sizeof text, "cuda:%d", device - TY_CUDA);
-  return text;
+  static const char names[TY_CUDA + TY_MAX_GPUS][8] = {
+    "cpu",    "meta",   "cuda:0", "cuda:1",  "cuda:2",  "cuda:3",  "cuda:4",  "cuda:5",  "cuda:6",
+    "cuda:7", "cuda:8", "cuda:9", "cuda:10", "cuda:11", "cuda:12", "cuda:13", "cuda:14", "cuda:15",
+  };
+  return names[device];
 }
 
 void *ty_device_alloc(int device, size_t bytes) { return ty_cuda()->alloc(device - TY_CUDA, bytes); }
@@ -45,6 +45,11 @@ int64_t ty_device_memory(int device) { return ty_cuda()->memory(device - TY_CUDA
 bool ty_device_caches(int device) { return ty_cuda() && ty_cuda()->caches; }
 
 bool ty_device_enter(int device, const char *op) { return device < TY_CUDA || ty_cuda()->enter(device - TY_CUDA, op); }
+
+bool ty_device_capture(int device) { return ty_cuda()->capture(device - TY_CUDA); }
+void *ty_device_captured(int device) { return ty_cuda()->captured(device - TY_CUDA); }
+bool ty_device_graph_launch(int device, void *graph) { return ty_cuda()->graph_launch(device - TY_CUDA, graph); }
+void ty_device_graph_free(int device, void *graph) { ty_cuda()->graph_free(device - TY_CUDA, graph); }
 
 bool ty_device_synchronize(int device) { return device < TY_CUDA || ty_cuda()->synchronize(device - TY_CUDA); }
 

@@ -8,7 +8,7 @@
 /* The kernel of an op on a device, or NULL when it has none there. */
 ty_kernel *ty_device_kernel(int device, ty_op_id id);
 bool ty_device_parse(const char *name, int *device); /* "cpu", "meta", "cuda:1": false after ty_fail() */
-const char *ty_device_name(int device);              /* a buffer of this thread's where it has a number */
+const char *ty_device_name(int device);
 
 /* Memory of a GPU, by the allocator only; NULL without ty_fail(). */
 void *ty_device_alloc(int device, size_t bytes);
@@ -23,6 +23,13 @@ bool ty_device_copy(int to, void *dst, int from, const void *src, size_t bytes);
 bool ty_device_synchronize(int device);
 /* Makes a GPU the one that this thread's kernels, of the op of that name, run on. */
 bool ty_device_enter(int device, const char *op);
+
+/* Graphs of a GPU: after capture what this thread gives it to do is kept instead of done, until captured (NULL after
+ * ty_fail()) makes it a graph, which can be launched again and again. */
+bool ty_device_capture(int device);
+void *ty_device_captured(int device);
+bool ty_device_graph_launch(int device, void *graph);
+void ty_device_graph_free(int device, void *graph);
 
 ty_kernel *ty_cpu_kernel(ty_op_id id);
 const char *ty_cpu_isa(void);                      /* of the kernels in use: "avx512" */

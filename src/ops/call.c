@@ -237,7 +237,7 @@ bool ty_run_kernel(ty_op_id id, int device, const ty_view *const *out, int nout,
   if (!kernel) return ty_fail(TY_EUNSUPPORTED, "%s: no kernel for %s", ty_ops[id].name, ty_device_name(device));
   if (device >= TY_CUDA && !ty_device_enter(device, ty_ops[id].name)) return false;
   ty_kernel_args k = { nout, nin, out, in, params };
-  return kernel(&k) && (!ty_is_recording() || ty_recorded_launch(id, kernel, &k));
+  return kernel(&k) && (!ty_is_recording() || ty_recorded_launch(id, device, kernel, &k));
 }
 
 static bool is_half(const ty_tensor *t) { return t && ty_is_half(ty_dtype_of(t)); }

@@ -25,6 +25,8 @@ static bool copy_across(ty_tensor *dst, ty_tensor *src) {
   if (ty_device_of(dst) == TY_META) return true;
   if (ty_device_of(src) == TY_META)
     return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL, "a meta tensor has no values to move: %s", ty_describe(src));
+  /* Under ty.compile: what the host has is a constant of the program, what a GPU computes cannot be looked at. */
+  if (ty_is_recording() && !ty_recorded_host_read(src, "to")) return false;
   ty_scope scope;
   ty_scope_open(&scope);
   if (ty_dtype_size[dtype] < ty_dtype_size[src->v.dtype]) src = ty_to(src, dtype);
@@ -37,6 +39,7 @@ static bool copy_across(ty_tensor *dst, ty_tensor *src) {
             ty_device_copy(ty_device_of(dst), landing->v.data, ty_device_of(src), src->v.data,
                            (size_t)src->v.count * ty_dtype_size[src->v.dtype]) &&
             (plain || ty_copy_into(dst, landing));
+  if (ok && ty_is_recording()) ty_recorded_host_write(dst);
   ty_scope_close(&scope);
   return ok;
 }

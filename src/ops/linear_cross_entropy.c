@@ -107,8 +107,10 @@ bool fwd_linear_cross_entropy_fused(ty_call *c) {
 
 /* With g a number, and nearly always 1: the seed of the backward pass. */
 static ty_tensor *scaled(ty_tensor *d, ty_tensor *g) {
-  bool known = ty_device_of(g) == TY_CPU && (!ty_is_recording() || ty_recorded_constant(g));
-  return known && ty_load_scalar(g, 0) == 1 ? ty_detach(d) : ty_mul(d, g);
+  double number = 0;
+  if (ty_is_recording()) ty_recorded_constant(g, &number);
+  else if (ty_device_of(g) == TY_CPU) number = ty_load_scalar(g, 0);
+  return number == 1 ? ty_detach(d) : ty_mul(d, g);
 }
 
 bool vjp_linear_cross_entropy_fused(ty_vjp *c) {

@@ -107,6 +107,9 @@ struct ty_program {
   uint64_t drawn;
   int recorded, hooks;
   bool grad_enabled;
+  int device; /* of all launches */
+  int replays;
+  struct graphs *graphs; /* on a GPU, from the second replay on; NULL: without */
 };
 
 /* Makes room for `more` entries; false after ty_fail(). */
@@ -126,6 +129,16 @@ static inline void *ty_launch_params(const ty_program *p, const launch *l) {
 static inline bool ty_launch_writes(const launch *l, int i) { return i < l->nout || l->writes_inputs; }
 
 bool ty_program_plan(ty_program *p); /* liveness, steps, arena */
+
+/* Sets the pointers that change with the slots' bases; runs steps [begin, end), false after ty_fail(). */
+void ty_program_patch(ty_program *p);
+bool ty_program_run(ty_program *p, int begin, int end, ty_program_hook *hook, void *owner);
+
+/* ---- graphs of a GPU ---- */
+
+struct graphs *ty_graphs_new(const ty_program *p); /* NULL: not for this program */
+bool ty_graphs_replay(ty_program *p, struct graphs *g, ty_program_hook *hook, void *owner);
+void ty_graphs_free(const ty_program *p, struct graphs *g);
 
 /* ---- fused steps ---- */
 

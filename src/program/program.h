@@ -28,6 +28,7 @@ typedef struct ty_argument {
   ty_view view;
   int same_as; /* an earlier argument that is the same memory, or -1 */
   bool wants_grad;
+  int device;
 } ty_argument;
 
 /* Called for hook number `hook`; *n numbers for the launch after it: lr, step and average_weight of an optimizer's, the
@@ -70,6 +71,6 @@ ty_program_stats ty_program_stats_of(const ty_program *p);
 /* ---- hooks of call.c; see recording.h for the others ---- */
 
 bool ty_recorded_inputs(const ty_op *op, const ty_value *arg);
-bool ty_recorded_launch(ty_op_id id, ty_kernel *kernel, const ty_kernel_args *k);
+bool ty_recorded_launch(ty_op_id id, int device, ty_kernel *kernel, const ty_kernel_args *k);
 
 #endif

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../device/device.h"
 #include "internal.h"
 
 _Thread_local struct ty_recorder *ty_recording;
@@ -137,7 +138,7 @@ static int slot_at(ty_recorder *r, const char *lo, const char *hi) {
 /* Memory that was there before the recording. */
 static bool note(ty_recorder *r, ty_tensor *t) {
   ty_storage *s = t->storage;
-  if (!t->v.count || !s->nbytes || s->device != TY_CPU) return true;
+  if (!t->v.count || !s->nbytes || s->device == TY_META) return true;
   char *lo, *hi;
   span(&t->v, &lo, &hi);
   int at = slot_at(r, lo, hi);
@@ -194,7 +195,7 @@ bool ty_recorded_host_read(const ty_tensor *t, const char *who) {
   return true;
 }
 
-bool ty_recorded_constant(const ty_tensor *t) {
+bool ty_recorded_constant(const ty_tensor *t, double *number) {
   const ty_program *p = ty_recording->program;
   int at = slot_of(ty_recording, t);
   for (int i = p->launches.n - 1; i >= 0 && at >= 0; i--) { /* the last one that wrote it */
@@ -202,7 +203,10 @@ bool ty_recorded_constant(const ty_tensor *t) {
     int written = l->writes_inputs ? l->nin : l->nout;
     for (int j = 0; j < written && l->hook < 0; j++) {
       const operand *o = &p->operands.v[l->first + j];
-      if (o->slot == at) return l->id == TY_OP_fill_ && o->view.count == t->v.count;
+      if (o->slot != at) continue;
+      if (l->id != TY_OP_fill_ || o->view.count != t->v.count) return false;
+      *number = ((const ty_p_scalars *)ty_launch_params(p, l))->a;
+      return true;
     }
   }
   return false;
@@ -284,9 +288,14 @@ static bool add_operand(ty_recorder *r, const ty_view *v, bool written) {
   return true;
 }
 
-bool ty_recorded_launch(ty_op_id id, ty_kernel *kernel, const ty_kernel_args *k) {
+bool ty_recorded_launch(ty_op_id id, int device, ty_kernel *kernel, const ty_kernel_args *k) {
   ty_recorder *r = ty_recording;
   ty_program *p = r->program;
+  if (p->launches.n == 0) p->device = device;
+  if (device != p->device)
+    return LOST(r, TY_EUNSUPPORTED,
+                "compile: a function works on one device, this one on %s and %s; move tensors outside of it",
+                ty_device_name(p->device), ty_device_name(device));
   size_t size = k->params ? ty_program_params[id].size : 0, rounded = (size + 7) / 8 * 8;
   if (k->params && !size)
     return LOST(r, TY_EUNSUPPORTED, "compile: %s cannot be recorded: the form of its parameters is unknown (params.c)",
@@ -362,7 +371,7 @@ static bool add_arguments(ty_recorder *r) {
   for (int i = 0; i < n; i++) {
     ty_tensor *t = r->argument[i];
     ty_argument *a = &p->arguments[i];
-    *a = (ty_argument){ .view = t->v, .same_as = -1, .wants_grad = t->requires_grad };
+    *a = (ty_argument){ .view = t->v, .same_as = -1, .wants_grad = t->requires_grad, .device = ty_device_of(t) };
     char *lo, *hi, *from, *to;
     if (t->v.count) span(&t->v, &lo, &hi);
     for (int j = 0; j < i && t->v.count && a->same_as < 0; j++) {

@@ -20,7 +20,7 @@ void ty_recorded_host_write(const ty_tensor *t); /* t, just made, was filled by 
 /* May the host look at t's elements? Not at what replays will compute or get anew: false after ty_fail(). */
 bool ty_recorded_host_read(const ty_tensor *t, const char *who);
 /* Is t filled with a number that is the same in every replay? */
-bool ty_recorded_constant(const ty_tensor *t);
+bool ty_recorded_constant(const ty_tensor *t, double *number);
 /* .grad of a leaf is about to be read (or added to), or to be set whatever it was. */
 void ty_recorded_grad(ty_tensor *leaf, bool read);
 /* The generator is about to be seeded (NULL) or to be set back: false after ty_fail() where replays could not follow. */

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../device/device.h"
 #include "internal.h"
 
 /* ---- does a call fit? ---- */
@@ -15,7 +16,7 @@ static bool same_form(const ty_view *a, const ty_view *b) {
 static bool fits_argument(const ty_program *p, int i, ty_tensor *const *argument) {
   const ty_argument *a = &p->arguments[i];
   const ty_tensor *t = argument[i];
-  if (!same_form(&t->v, &a->view) || t->requires_grad != a->wants_grad || ty_device_of(t) != TY_CPU) return false;
+  if (!same_form(&t->v, &a->view) || t->requires_grad != a->wants_grad || ty_device_of(t) != a->device) return false;
   if (t->node && p->grad_enabled) return false;
   for (int j = 0; j < i; j++) /* other arguments begin elsewhere */
     if (argument[j]->v.data == t->v.data && t->v.count && p->arguments[j].same_as < 0) return a->same_as == j;
@@ -44,8 +45,8 @@ bool ty_program_fits(const ty_program *p, ty_tensor *const *argument, int n) {
 
 static bool make_arena(ty_program *p) {
   int64_t bytes = (int64_t)p->arena_bytes;
-  if (bytes > ty_memory_live(TY_CPU) / 8) ty_memory_empty_cache(TY_CPU); /* it replaces what unrecorded calls took */
-  p->arena = ty_storage_new(TY_CPU, p->arena_bytes, TY_U8, 1, &bytes);
+  if (bytes > ty_memory_live(p->device) / 8) ty_memory_empty_cache(p->device); /* it replaces what other calls took */
+  p->arena = ty_storage_new(p->device, p->arena_bytes, TY_U8, 1, &bytes);
   if (!p->arena) return false;
   for (int i = 0; i < p->slots.n; i++)
     if (p->slots.v[i].kind == SLOT_TEMPORARY) p->slots.v[i].base = (char *)p->arena->bytes + p->slots.v[i].offset;
@@ -70,12 +71,12 @@ static bool make_results(ty_program *p, ty_tensor *const *argument, ty_tensor **
       ty_tensor *grad = leaf_of(&p->leaves.v[s->number], argument)->grad;
       made[i] = ty_tensor_view(grad, v->ndim, v->size, v->stride, r->offset / bytes);
     } else if (r->whole) {
-      made[i] = ty_tensor_new(TY_CPU, (ty_dtype)v->dtype, v->ndim, v->size);
+      made[i] = ty_tensor_new(p->device, (ty_dtype)v->dtype, v->ndim, v->size);
       if (made[i]) s->base = made[i]->v.data;
     } else {
       int64_t count = (int64_t)s->bytes / bytes;
       ty_tensor *root = r->root < i ? ty_tensor_alias(made[r->root])
-                                    : ty_tensor_new(TY_CPU, (ty_dtype)v->dtype, 1, &count);
+                                    : ty_tensor_new(p->device, (ty_dtype)v->dtype, 1, &count);
       if (!root) return false;
       s->base = root->storage->bytes;
       root->v.data = s->base;
@@ -94,6 +95,9 @@ static void bind(ty_program *p, ty_tensor *const *argument) {
     const leaf *l = &p->leaves.v[i];
     if (l->slot >= 0) p->slots.v[l->slot].base = leaf_of(l, argument)->grad->v.data;
   }
+}
+
+void ty_program_patch(ty_program *p) {
   for (int i = 0; i < p->patches.n; i++) {
     operand *o = &p->operands.v[p->patches.v[i].operand];
     o->view.data = p->slots.v[o->slot].base + o->offset;
@@ -121,6 +125,7 @@ static bool run_hook(ty_program *p, const launch *l, ty_program_hook *hook, void
 }
 
 static bool run_launch(ty_program *p, const launch *l, const ty_generator *random) {
+  if (!ty_device_enter(p->device, ty_ops[l->id].name)) return false;
   const ty_view **view = p->views + l->first;
   void *params = ty_launch_params(p, l);
   ty_kernel_args k = { l->nout, l->nin, view, view + l->nout, params };
@@ -132,14 +137,17 @@ static bool run_launch(ty_program *p, const launch *l, const ty_generator *rando
     k.params = drawn;
     return l->kernel(&k);
   }
-  if (l->clip >= 0)
-    ((ty_p_optim *)params)->grad_scale = fmin(1, l->limit / (*(const double *)view[l->clip - l->first]->data + 1e-6));
+  if (l->clip >= 0) {
+    double norm;
+    if (!ty_device_copy(TY_CPU, &norm, p->device, view[l->clip - l->first]->data, sizeof norm)) return false;
+    ((ty_p_optim *)params)->grad_scale = fmin(1, l->limit / (norm + 1e-6));
+  }
   return l->kernel(&k);
 }
 
-static bool run_steps(ty_program *p, ty_program_hook *hook, void *owner) {
+bool ty_program_run(ty_program *p, int begin, int end, ty_program_hook *hook, void *owner) {
   const ty_generator *random = ty_default_generator();
-  for (int i = 0; i < p->steps.n; i++) {
+  for (int i = begin; i < end; i++) {
     const step *s = &p->steps.v[i];
     const launch *l = &p->launches.v[p->order.v[s->begin]];
     bool ok = s->fused       ? ty_fused_replay(p, s->fused)
@@ -149,6 +157,14 @@ static bool run_steps(ty_program *p, ty_program_hook *hook, void *owner) {
     if (!ok) return s->fused || l->hook >= 0 ? false : ty_op_fail_(&ty_ops[l->id], ty_error_code(), "%s", ty_error());
   }
   return true;
+}
+
+/* On a GPU the first replay runs as it is: what is set up at first use is there when the second is captured. */
+static bool run(ty_program *p, ty_program_hook *hook, void *owner) {
+  if (p->device >= TY_CUDA && p->replays++ == 1) p->graphs = ty_graphs_new(p);
+  if (p->graphs) return ty_graphs_replay(p, p->graphs, hook, owner);
+  ty_program_patch(p);
+  return ty_program_run(p, 0, p->steps.n, hook, owner);
 }
 
 static void renew_versions(const ty_program *p, ty_tensor *const *argument) {
@@ -177,7 +193,7 @@ bool ty_program_replay(ty_program *p, ty_tensor *const *argument, ty_tensor **ma
   bool ok = (p->arena || !p->arena_bytes || make_arena(p)) && make_results(p, argument, made);
   if (ok) {
     bind(p, argument);
-    ok = run_steps(p, hook, owner);
+    ok = run(p, hook, owner);
     renew_versions(p, argument);
     ty_default_generator()->offset += p->drawn;
   }
@@ -199,6 +215,7 @@ void ty_program_free(ty_program *p) {
   }
   for (int i = 0; i < p->nresults; i++) ty_release(p->results[i].fixed);
   for (int i = 0; i < p->steps.n; i++) ty_fused_free(p->steps.v[i].fused);
+  ty_graphs_free(p, p->graphs);
   if (p->arena) ty_storage_release(p->arena);
   free(p->slots.v), free(p->operands.v), free(p->launches.v), free(p->params.v), free(p->leaves.v);
   free(p->order.v), free(p->steps.v), free(p->patches.v), free(p->written.v);

@@ -27,8 +27,9 @@ typedef struct cached { /* a free block; on the CPU it lies in the block itself 
   void *block;
 } cached;
 
-typedef struct pool {
+typedef struct ty_pool {
   int device;
+  struct ty_pool *parent; /* where one user's pool gets its blocks */
   pthread_mutex_t lock;
   cached *lists[CLASSES];
   ty_live live_list; /* sentinel of a ring */
@@ -36,6 +37,8 @@ typedef struct pool {
   uint64_t allocations;
   bool exact; /* blocks are as large as asked for, and never kept */
 } pool;
+
+static _Thread_local pool *in_use; /* for scratch memory of its GPU */
 
 #define POOL(p, number)                                                 \
   {                                                                     \
@@ -110,7 +113,11 @@ void ty_memory_thread_exit(void) {
   pthread_mutex_unlock(&cpu.lock);
 }
 
+static void *scratch_of(pool *p, size_t bytes);
+static void free_scratch(pool *p, void *block, size_t bytes);
+
 static void *take_from_system(const pool *p, size_t bytes) {
+  if (p->parent) return scratch_of(p->parent, bytes);
   if (p->device != TY_CPU) return ty_device_alloc(p->device, bytes);
   if (bytes < 2 * HUGE) return aligned_alloc(64, (bytes + 63) / 64 * 64);
   /* Huge pages: page faults on fresh activations cost more than many kernels. */
@@ -119,8 +126,9 @@ static void *take_from_system(const pool *p, size_t bytes) {
   return block;
 }
 
-static void give_to_system(const pool *p, void *block) {
-  if (p->device == TY_CPU) free(block);
+static void give_to_system(const pool *p, void *block, size_t capacity) {
+  if (p->parent) free_scratch(p->parent, block, capacity);
+  else if (p->device == TY_CPU) free(block);
   else ty_device_free(p->device, block);
 }
 
@@ -128,6 +136,11 @@ static cached *new_node(const pool *p, void *block) {
   cached *node = p->device == TY_CPU ? block : malloc(sizeof *node);
   if (node) node->block = block;
   return node;
+}
+
+static size_t capacity_of(int class) {
+  size_t base = (size_t)1 << (class / STEPS);
+  return base + base / STEPS * (size_t)(class % STEPS);
 }
 
 /* The first block of a list that has one. */
@@ -141,7 +154,7 @@ static void *pop(pool *p, int class) {
 
 static void empty_cache_locked(pool *p) {
   for (int c = 0; c < CLASSES; c++)
-    while (p->lists[c]) give_to_system(p, pop(p, c));
+    while (p->lists[c]) give_to_system(p, pop(p, c), capacity_of(c));
   p->cached = 0;
 }
 
@@ -160,8 +173,7 @@ static void *take(pool *p, int class, size_t bytes, size_t *capacity) {
   for (int c = class; c <= class + 3 && c < CLASSES && !block; c++) {
     if (!p->lists[c]) continue;
     block = pop(p, c);
-    size_t base = (size_t)1 << (c / STEPS);
-    *capacity = base + base / STEPS * (size_t)(c % STEPS);
+    *capacity = capacity_of(c);
     p->cached -= (int64_t)*capacity;
   }
   if (!block) {
@@ -193,7 +205,7 @@ static void give_back(pool *p, void *block, size_t capacity) {
     p->lists[class] = node;
     p->cached += (int64_t)capacity;
   } else {
-    give_to_system(p, block);
+    give_to_system(p, block, capacity);
   }
   pthread_mutex_unlock(&p->lock);
 }
@@ -356,8 +368,26 @@ static void free_scratch(pool *p, void *block, size_t bytes) {
 
 void *ty_scratch_alloc(size_t bytes) { return scratch_of(&cpu, bytes); }
 void ty_scratch_free(void *p, size_t bytes) { free_scratch(&cpu, p, bytes); }
-void *ty_gpu_scratch_alloc(int gpu, size_t bytes) { return scratch_of(pool_of(TY_CUDA + gpu), bytes); }
-void ty_gpu_scratch_free(int gpu, void *p, size_t bytes) { free_scratch(pool_of(TY_CUDA + gpu), p, bytes); }
+static pool *scratch_pool(int device) { return in_use && in_use->device == device ? in_use : pool_of(device); }
+void *ty_gpu_scratch_alloc(int gpu, size_t bytes) { return scratch_of(scratch_pool(TY_CUDA + gpu), bytes); }
+void ty_gpu_scratch_free(int gpu, void *p, size_t bytes) { free_scratch(scratch_pool(TY_CUDA + gpu), p, bytes); }
+
+ty_pool *ty_pool_new(int device) {
+  pool *p = malloc(sizeof *p);
+  if (!p) return NULL;
+  *p = (pool)POOL(*p, device);
+  p->parent = pool_of(device);
+  p->budget = INT64_MAX; /* the parent's counts */
+  return p;
+}
+
+void ty_pool_use(ty_pool *p) { in_use = p; }
+
+void ty_pool_free(ty_pool *p) {
+  if (!p) return;
+  empty_cache_locked(p);
+  free(p);
+}
 
 ty_memory_stats ty_memory_stats_of(int device) {
   pool *p = pool_of(device);

@@ -19,6 +19,13 @@ static inline void ty_storage_release(ty_storage *s) {
     ty_storage_free(s);
 }
 
+/* A pool of a GPU's memory for one user, such as the scratch memory of a graph's kernels, which must be there whenever it
+ * runs. While a pool is in use on a thread, its scratch memory of that GPU comes from there. */
+typedef struct ty_pool ty_pool;
+ty_pool *ty_pool_new(int device); /* NULL without memory */
+void ty_pool_use(ty_pool *p);     /* NULL: no longer */
+void ty_pool_free(ty_pool *p);
+
 /* Small blocks (structs), pooled per thread by size; may be freed on another thread. */
 void *ty_small_alloc(size_t bytes);
 void ty_small_free(void *p, size_t bytes);

@@ -172,6 +172,24 @@ void refuse(const region *r, int64_t at, bool writes, const access &other, bool 
        writes ? "writes" : "reads", r->name, static_cast<long long>(at), other.thread, other_writes ? "wrote" : "read");
 }
 
+bool run(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body) {
+  d.kernel = name;
+  d.body = &body;
+  d.at.block_size = block;
+  d.at.grid_size = grid;
+  d.dynamic_bytes = shared_bytes;
+  d.failed = false;
+  d.launches++;
+  for (unsigned z = 0; z < grid.z && !d.failed; z++)
+    for (unsigned y = 0; y < grid.y && !d.failed; y++)
+      for (unsigned x = 0; x < grid.x && !d.failed; x++) {
+        d.at.block = { x, y, z };
+        run_block(block, (x + y + z + d.launches) % 2 != 0);
+      }
+  d.self = nullptr;
+  return !d.failed || ty_fail(TY_EUNSUPPORTED, "%s on the emulated device: %s", name, d.problem);
+}
+
 } // namespace
 
 place &here() { return d.at; }
@@ -188,28 +206,15 @@ void fail(const char *format, ...) {
   __builtin_unreachable();
 }
 
-bool launch(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body) {
+bool launch(cudaStream_t stream, const char *name, dim3 grid, dim3 block, size_t shared_bytes,
+            const std::function<void()> &body) {
   uint64_t n = uint64_t{ block.x } * block.y * block.z;
   bool possible = n >= 1 && n <= MOST_THREADS && block.z <= 64 && grid.x >= 1 && grid.y >= 1 && grid.z >= 1 &&
                   grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535 && shared_bytes <= SHARED;
   if (!possible)
     return ty_fail(TY_EUNSUPPORTED, "launching %s on cuda: %u x %u x %u blocks of %u x %u x %u threads with %zu bytes",
                    name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes);
-  d.kernel = name;
-  d.body = &body;
-  d.at.block_size = block;
-  d.at.grid_size = grid;
-  d.dynamic_bytes = shared_bytes;
-  d.failed = false;
-  d.launches++;
-  for (unsigned z = 0; z < grid.z && !d.failed; z++)
-    for (unsigned y = 0; y < grid.y && !d.failed; y++)
-      for (unsigned x = 0; x < grid.x && !d.failed; x++) {
-        d.at.block = { x, y, z };
-        run_block(block, (x + y + z + d.launches) % 2 != 0);
-      }
-  d.self = nullptr;
-  return !d.failed || ty_fail(TY_EUNSUPPORTED, "%s on the emulated device: %s", name, d.problem);
+  return enqueue(stream, [=] { return run(name, grid, block, shared_bytes, body); });
 }
 
 /* ---- threads that wait for each other ---- */

@@ -54,7 +54,8 @@ struct place {
 };
 place &here();
 
-bool launch(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
+bool launch(cudaStream_t stream, const char *name, dim3 grid, dim3 block, size_t shared_bytes,
+            const std::function<void()> &body);
 /* The kernel has done what it must not: ends the launch. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

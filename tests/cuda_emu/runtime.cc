@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 namespace {
 enum { DEVICES = 2, MEGABYTES = 4096 };
@@ -12,9 +13,19 @@ thread_local cudaError_t last;
 cudaError_t note(cudaError_t error) { return error == cudaSuccess ? error : last = error; }
 } // namespace
 
+struct ty_emu_graph {
+  std::vector<std::function<bool()>> work;
+};
 struct ty_emu_stream {
   unsigned flags;
+  ty_emu_graph *capturing;
 };
+
+bool ty_emu::enqueue(cudaStream_t stream, const std::function<bool()> &work) {
+  if (!stream->capturing) return work();
+  stream->capturing->work.push_back(work);
+  return true;
+}
 
 const char *cudaGetErrorName(cudaError_t error) {
   switch (error) {
@@ -24,6 +35,8 @@ const char *cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
     default: return "cudaErrorInvalidDevice";
   }
 }
@@ -71,20 +84,49 @@ cudaError_t cudaFree(void *p) {
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { return cudaMalloc(p, bytes); }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-  *stream = new ty_emu_stream{ flags };
+  *stream = new ty_emu_stream{ flags, nullptr };
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return note(stream->capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+}
 
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  memmove(dst, src, bytes);
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  ty_emu::enqueue(stream, [=] { return memmove(dst, src, bytes) == dst; });
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyPeerAsync(void *dst, int, const void *src, int, size_t bytes, cudaStream_t) {
-  memmove(dst, src, bytes);
+cudaError_t cudaMemcpyPeerAsync(void *dst, int, const void *src, int, size_t bytes, cudaStream_t stream) {
+  return cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream);
+}
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream) {
+  ty_emu::enqueue(stream, [=] { return memset(p, value, bytes) == p; });
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t) {
-  memset(p, value, bytes);
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (stream->capturing) return note(cudaErrorStreamCaptureUnsupported);
+  stream->capturing = new ty_emu_graph;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+  *graph = stream->capturing;
+  stream->capturing = nullptr;
+  return note(*graph ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *runnable, cudaGraph_t graph, unsigned long long) {
+  *runnable = new ty_emu_graph(*graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+  for (const auto &work : graph->work)
+    if (!work()) return note(cudaErrorLaunchFailure);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete graph;
   return cudaSuccess;
 }

@@ -198,6 +198,30 @@ function ty.memory.empty_cache(device) end
 ---@param bytes? integer nothing: the default of the machine
 function ty.memory.set_budget(device, bytes) end
 
+--- NVIDIA GPUs. Tensors live there with device = "cuda" (the first one) or "cuda:1"; x:to "cuda" moves them.
+ty.cuda = {}
+
+--- How many can be used; where none can, also why.
+---@return integer count
+---@return string? reason
+function ty.cuda.count() end
+
+--- "NVIDIA H100, 80 GiB, compute capability 9.0"
+---@param index? integer from 0
+---@return string
+function ty.cuda.describe(index) end
+
+--- Waits until a GPU has done all that it was given. What went wrong in it, such as an index out of range, is raised
+--- here or by whatever else needs its results first.
+---@param device? Device
+function ty.cuda.synchronize(device) end
+
+--- Whether an op runs on a device.
+---@param op string
+---@param device? Device
+---@return boolean
+function ty.cuda.has_kernel(op, device) end
+
 --- For tests: lets the n-th allocation from now fail, and with `again` all that follow.
 ---@param n integer
 ---@param again? boolean

@@ -65,18 +65,22 @@ local function check_case(row, number, row_case, dtype, gradients)
   local where = case.where(number, dtype, "replayed")
   local fn = flat(row, instance, gradients)
   local compiled = ty.core.program.new(fn, 1, false, false)
-  local recorded, given, plain = instance:tensors "strided", instance:tensors "strided", instance:tensors "strided"
+  local recorded, plain = instance:tensors "strided", instance:tensors "strided"
   for i, t in ipairs(recorded) do -- other elements, where they are no indices
     if dtypes.is_float(instance.slots[i].array.dtype) and t.ndim > 0 then t:copy_(t:flip(0):clone()) end
   end
   ty.manual_seed(3)
   local ok, message = pcall(compiled, table.unpack(recorded))
   if not ok then
-    report.check(tostring(message):find("ty.compile", 1, true), row.name, where, "recording fails: %s", message)
+    local refused = tostring(message):find("ty.compile", 1, true)
+    report.check(refused, row.name, where, "recording fails: %s", message)
     return true
   end
-  ty.manual_seed(11)
-  local got = values(compiled(table.unpack(given)))
+  local got
+  for _ = 1, layout.device == "cpu" and 1 or 3 do -- on a GPU the second replay is captured into graphs
+    ty.manual_seed(11)
+    got = values(compiled(table.unpack(instance:tensors "strided")))
+  end
   ty.manual_seed(11)
   local want = values(fn(table.unpack(plain)))
   local text = difference(got, want)
