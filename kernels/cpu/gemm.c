@@ -1,4 +1,6 @@
 /* Matrix products of f32 and f64, and of f16 and bf16 with sums of f32. */
+#include <string.h>
+
 #include "activation.h"
 #include "gemm.h"
 

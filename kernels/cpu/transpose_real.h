@@ -41,11 +41,15 @@ static inline void NAME(transpose_4)(const REAL *restrict r0, const REAL *restri
 /* dst[c * stride + r] = src[r * row + c] for r < rows, c < columns. */
 static void NAME(transpose)(const REAL *restrict src, int64_t row, int64_t rows, int64_t columns, REAL *restrict dst,
                             int64_t stride) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    const REAL *s = src + r * row;
-    NAME(transpose_4)(s, s + row, s + 2 * row, s + 3 * row, columns, dst + r, stride);
+  const int64_t line = 64 / sizeof(REAL);
+  int64_t whole = rows / 4 * 4;
+  for (int64_t c = 0; c < columns; c += line) {
+    int64_t n = columns - c < line ? columns - c : line;
+    for (int64_t r = 0; r < whole; r += 4) {
+      const REAL *s = src + r * row + c;
+      NAME(transpose_4)(s, s + row, s + 2 * row, s + 3 * row, n, dst + c * stride + r, stride);
+    }
   }
-  for (; r < rows; r++)
+  for (int64_t r = whole; r < rows; r++)
     for (int64_t c = 0; c < columns; c++) dst[c * stride + r] = src[r * row + c];
 }

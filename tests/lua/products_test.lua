@@ -25,6 +25,7 @@ end
 local sizes = {
   { 1, 1, 5000 }, { 1, 700, 300 }, { 700, 1, 300 }, { 3, 900, 260 }, { 900, 3, 260 }, { 5, 7, 2100 }, { 40, 50, 600 },
   { 64, 64, 64 }, { 65, 33, 257 }, { 130, 70, 520 }, { 17, 1200, 130 }, { 400, 20, 90 },
+  { 20, 100, 1301 }, { 53, 20, 1301 }, { 90, 101, 800 },
 }
 
 test("products of every size and layout agree with sums of products", function()
@@ -86,6 +87,7 @@ test("halves are summed in f32 and rounded once, at every size and layout", func
   for _, s in ipairs {
     { 1, 300, 257 }, { 300, 1, 257 }, { 3, 200, 513 }, { 1, 1, 1 }, { 0, 3, 4 }, { 3, 4, 0 }, { 9, 33, 5 },
     { 70, 90, 1025 }, { 600, 40, 70 }, { 20, 1100, 130 }, { 5, 6, 4100 },
+    { 16, 100, 1301 }, { 95, 30, 1301 },
   } do
     for _, dtype in ipairs { "f16", "bf16" } do
       for layout = 0, 3 do
