@@ -25,10 +25,16 @@ static void NAME(pad_rows)(const REAL *restrict x, const conv_shape *s, int64_t 
     }
 }
 
+#include "conv_depthwise_rows.h"
+
 /* ---- between planes of one channel and interleaved ones ---- */
 
 /* to[i * CHANNELS + c] = x[c * plane + i] for i < n and the first `channels` lanes; the others get copies. */
 static void NAME(interleave)(const REAL *x, int64_t plane, int64_t channels, int64_t n, REAL *to) {
+  if (sizeof(REAL) == sizeof(float) && channels == CHANNELS && n >= 4) {
+    interleave((const float *)(const void *)x, plane, LANES, n, (float *)(void *)to, LANES, LANES);
+    return;
+  }
   for (int64_t c = 0; c < CHANNELS; c += 4) {
     const REAL *r[4];
     for (int64_t k = 0; k < 4; k++) r[k] = x + (c + k < channels ? c + k : channels - 1) * plane;
@@ -53,6 +59,14 @@ static void NAME(load_plane)(const REAL *x, int64_t channels, int64_t h, int64_t
     NAME(interleave)(x + y * w, h * w, channels, w, to + left * CHANNELS);
     if (right > 0) memset(to + (left + w) * CHANNELS, 0, pixel * (size_t)right);
   }
+}
+
+/* The way back: `n` positions of `channels` lanes. */
+static void NAME(separate)(const REAL *from, int64_t n, int64_t channels, REAL *to, int64_t plane) {
+  const conv_epilogue none = { NULL, NULL, TY_NO_ACTIVATION };
+  if (sizeof(REAL) == sizeof(float) && n >= CHANNELS)
+    finish_planes(&none, (const float *)(const void *)from, LANES, n, channels, (float *)(void *)to, 0, plane, 0);
+  else NAME(transpose)(from, CHANNELS, n, channels, to, plane);
 }
 
 typedef struct NAME(depthwise_call) {
@@ -192,14 +206,15 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
       for (int64_t r = 0; r < rows; r += 2) NAME(sum_rows)
       (rows - r > 1 ? 2 : 1, s->ow, &t, plane + (y - first + r) * t.in_row, d->weight + set * taps * CHANNELS, start,
        result + r * t.out_row);
-      NAME(transpose)
-      (result, CHANNELS, rows * s->ow, channels, d->y + image * s->oh * s->ow + y * s->ow, s->oh * s->ow);
+      NAME(separate)
+      (result, rows * s->ow, channels, d->y + image * s->oh * s->ow + y * s->ow, s->oh * s->ow);
     }
   }
   ty_scratch_free(plane, bytes);
 }
 
 static bool NAME(depthwise)(const conv_shape *s, const REAL *x, const REAL *weight, const REAL *bias, REAL *y) {
+  if (NAME(suits_rows)(s)) return NAME(depthwise_rows)(s, x, weight, bias, y);
   NAME(depthwise_call) d = { .s = s, .x = x, .bias = bias, .y = y, .sets = (s->c + CHANNELS - 1) / CHANNELS };
   if (!NAME(pack_weights)(&d, weight)) return false;
   NAME(cut)(&d, s->n * d.sets, s->oh, s->sh * (s->w + 2 * s->pw) * (int64_t)LANE_BYTES, 2);
@@ -275,7 +290,7 @@ static void NAME(depthwise_input_units)(void *context, int64_t begin, int64_t en
            result + ((r * s->sh + fy) * s->w + fx) * CHANNELS);
         }
       }
-      NAME(transpose)(result, CHANNELS, rows * s->w, channels, d->y + image * s->h * s->w + y * s->w, s->h * s->w);
+      NAME(separate)(result, rows * s->w, channels, d->y + image * s->h * s->w + y * s->w, s->h * s->w);
     }
   }
   ty_scratch_free(plane, bytes);

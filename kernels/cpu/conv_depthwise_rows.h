@@ -1,0 +1,178 @@
+/* Convolution where every channel has its own kernel, with vectors along rows of pixels, for one element type; included
+ * by conv_depthwise.h. Nothing is turned: a plane is copied between zeros, a column of the kernel stays in registers, and
+ * every vector of pixels that is loaded serves all the rows of results that see it. Strides and dilation down are 1. */
+
+#if TY_VECTOR_BYTES == 64
+#define MOST_DOWN 14 /* rows of results at once: with a column of a kernel they fill the registers */
+#else
+#define MOST_DOWN 7
+#endif
+
+typedef struct NAME(rows_call) {
+  const conv_shape *s;
+  const REAL *x, *weight, *bias;
+  REAL *y;
+  int64_t row;         /* of the plane between zeros */
+  int64_t band, bands; /* rows of results whose input stays in the L1 cache */
+  bool failed;
+} NAME(rows_call);
+
+/* `rows` x CHANNELS results from `in` on, to rows of `out`. */
+static inline __attribute__((always_inline)) void NAME(sum_block)(const int kh, const int rows,
+                                                                  const NAME(rows_call) * d, const REAL *in,
+                                                                  const REAL *weight, REAL bias, REAL *out,
+                                                                  int64_t out_row) {
+  const int64_t kw = d->s->kw, step = d->s->dw, row = d->row;
+  V sum[MOST_DOWN];
+#pragma GCC unroll 14
+  for (int r = 0; r < rows; r++) sum[r] = (V){ 0 } + bias;
+  for (int64_t k = 0; k < kw; k++, in += step, weight++) {
+    V w[7];
+#pragma GCC unroll 7
+    for (int i = 0; i < kh; i++) w[i] = (V){ 0 } + weight[i * kw];
+    const REAL *at = in;
+#pragma GCC unroll 20
+    for (int i = 0; i < rows + kh - 1; i++, at += row) {
+      __asm__("" : "+r"(at)); /* else gcc keeps the addresses of all rows, more than there are registers */
+      const V x = AT(at, 0);
+#pragma GCC unroll 7
+      for (int j = 0; j < kh; j++)
+        if (i - j >= 0 && i - j < rows) sum[i - j] += w[j] * x;
+    }
+  }
+#pragma GCC unroll 14
+  for (int r = 0; r < rows; r++) *(V *)(out + r * out_row) = sum[r];
+}
+
+typedef void NAME(block_fn)(const NAME(rows_call) * d, const REAL *in, const REAL *weight, REAL bias, REAL *out,
+                            int64_t out_row);
+
+/* clang-format off */
+#define BLOCK(kh, rows)                                                                                                \
+  static void NAME(block_##kh##_##rows)(const NAME(rows_call) *d, const REAL *in, const REAL *weight, REAL bias,       \
+                                        REAL *out, int64_t out_row) {                                                  \
+    NAME(sum_block)(kh, rows, d, in, weight, bias, out, out_row);                                                      \
+  }
+#define BLOCKS(kh) BLOCK(kh, 1) BLOCK(kh, 2) BLOCK(kh, 3) BLOCK(kh, 4) BLOCK(kh, 5) BLOCK(kh, 6) BLOCK(kh, 7)
+#define NAMES(kh)                                                                                                      \
+  NAME(block_##kh##_1), NAME(block_##kh##_2), NAME(block_##kh##_3), NAME(block_##kh##_4), NAME(block_##kh##_5),        \
+  NAME(block_##kh##_6), NAME(block_##kh##_7)
+#if MOST_DOWN == 14
+#define MORE_BLOCKS(kh) BLOCK(kh, 8) BLOCK(kh, 9) BLOCK(kh, 10) BLOCK(kh, 11) BLOCK(kh, 12) BLOCK(kh, 13) BLOCK(kh, 14)
+#define MORE_NAMES(kh)                                                                                                 \
+  , NAME(block_##kh##_8), NAME(block_##kh##_9), NAME(block_##kh##_10), NAME(block_##kh##_11), NAME(block_##kh##_12),   \
+  NAME(block_##kh##_13), NAME(block_##kh##_14)
+#else
+#define MORE_BLOCKS(kh)
+#define MORE_NAMES(kh)
+#endif
+BLOCKS(3) MORE_BLOCKS(3) BLOCKS(5) MORE_BLOCKS(5) BLOCKS(7) MORE_BLOCKS(7)
+
+static NAME(block_fn) *const NAME(blocks)[3][MOST_DOWN] = {
+  { NAMES(3) MORE_NAMES(3) }, { NAMES(5) MORE_NAMES(5) }, { NAMES(7) MORE_NAMES(7) }
+};
+/* clang-format on */
+#undef BLOCK
+#undef NAMES
+#undef BLOCKS
+#undef MORE_NAMES
+#undef MORE_BLOCKS
+
+/* n values; a call of memcpy costs more than the rows are worth. Those `ahead` further on are asked for. */
+static inline void NAME(copy_row)(const REAL *from, int64_t n, int64_t ahead, REAL *to) {
+  if (n >= CHANNELS) {
+    for (int64_t i = 0; i < n; i += CHANNELS) {
+      int64_t at = i + CHANNELS <= n ? i : n - CHANNELS; /* the last overlap those before */
+      __builtin_prefetch(from + at + ahead);
+      *(V *)(to + at) = AT(from, at);
+    }
+    return;
+  }
+  __builtin_prefetch(from + ahead);
+  if (n >= 4) {
+    for (int64_t i = 0; i + 4 < n; i += 4) *(NAME(quad) *)(to + i) = *(const NAME(quad) *)(from + i);
+    *(NAME(quad) *)(to + n - 4) = *(const NAME(quad) *)(from + n - 4);
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) to[i] = from[i];
+}
+
+/* Results of one band of a channel, to `y`. Vectors that are wider than a row run over into the rows that follow, which
+ * are written later; but not beyond `end`. */
+static void NAME(sum_band)(const NAME(rows_call) * d, int64_t rows, const REAL *plane, const REAL *weight, REAL bias,
+                           REAL *y, const REAL *end) {
+  const conv_shape *s = d->s;
+  NAME(block_fn) *const *block = NAME(blocks)[s->kh / 2 - 1];
+  REAL edge[MOST_DOWN * LANE_BYTES / sizeof(REAL)] __attribute__((aligned(LANE_BYTES)));
+  for (int64_t groups = (rows + MOST_DOWN - 1) / MOST_DOWN; groups > 0; groups--) {
+    int64_t n = (rows + groups - 1) / groups; /* even groups */
+    for (int64_t j = 0; j < s->ow; j += CHANNELS) {
+      int64_t at = j + CHANNELS <= s->ow || j == 0 ? j : s->ow - CHANNELS; /* the last overlap those before */
+      REAL *to = y + at;
+      bool whole = end - to >= (n - 1) * s->ow + CHANNELS;
+      block[n - 1](d, plane + at, weight, bias, whole ? to : edge, whole ? s->ow : CHANNELS);
+      for (int64_t r = 0; !whole && r < n; r++) NAME(copy_row)(edge + r * CHANNELS, s->ow - at, 0, to + r * s->ow);
+    }
+    plane += n * d->row, y += n * s->ow;
+    rows -= n;
+  }
+}
+
+/* Rows first .. of a plane between zeros; the columns of zeros are there already. */
+static void NAME(load_rows)(const NAME(rows_call) * d, int64_t image, int64_t first, int64_t rows, REAL *in) {
+  const conv_shape *s = d->s;
+  int64_t area = s->h * s->w, next = (d->bands > 1 ? d->band * s->w : area), all = s->n * s->c * area;
+  in += s->pw;
+  for (int64_t y = first - s->ph; y < first - s->ph + rows; y++, in += d->row) {
+    if (y >= 0 && y < s->h) {
+      int64_t at = image * area + y * s->w;
+      NAME(copy_row)(d->x + at, s->w, at + s->w + next <= all ? next : 0, in);
+    } else {
+      for (int64_t i = 0; i < s->w; i += CHANNELS) *(V *)(in + i) = (V){ 0 };
+    }
+  }
+}
+
+static void NAME(rows_units)(void *context, int64_t begin, int64_t end) {
+  NAME(rows_call) *d = context;
+  const conv_shape *s = d->s;
+  int64_t most = d->band + s->kh - 1, plane = s->oh * s->ow;
+  size_t bytes = sizeof(REAL) * (size_t)(most * d->row + CHANNELS); /* whole vectors are cleared */
+  REAL *in = ty_scratch_alloc(bytes);
+  if (!in) {
+    __atomic_store_n(&d->failed, true, __ATOMIC_RELAXED);
+    return;
+  }
+  memset(in, 0, bytes);
+  int64_t after = end / d->bands * plane + end % d->bands * d->band * s->ow; /* where the units that follow begin */
+  for (int64_t u = begin; u < end && !ty_interrupted; u++) {
+    int64_t image = u / d->bands, channel = image % s->c, first = u % d->bands * d->band;
+    int64_t rows = s->oh - first < d->band ? s->oh - first : d->band;
+    NAME(load_rows)(d, image, first, rows + s->kh - 1, in);
+    NAME(sum_band)
+    (d, rows, in, d->weight + channel * s->kh * s->kw, d->bias ? d->bias[channel] : 0,
+     d->y + image * plane + first * s->ow, d->y + after);
+  }
+  ty_scratch_free(in, bytes);
+}
+
+/* Whether lanes that rows leave empty cost less than turning planes into vectors of channels. */
+static bool NAME(suits_rows)(const conv_shape *s) {
+  int64_t vectors = (s->ow + CHANNELS - 1) / CHANNELS;
+  return s->sh == 1 && s->sw == 1 && s->dh == 1 && (s->kh == 3 || s->kh == 5 || s->kh == 7) &&
+         5 * s->ow >= 3 * vectors * CHANNELS;
+}
+
+static bool NAME(depthwise_rows)(const conv_shape *s, const REAL *x, const REAL *weight, const REAL *bias, REAL *y) {
+  NAME(rows_call) d = { .s = s, .x = x, .weight = weight, .bias = bias, .y = y };
+  d.row = (s->ow > CHANNELS ? s->ow : CHANNELS) + (s->kw - 1) * s->dw;
+  int64_t fitting = (16 << 10) / (d.row * (int64_t)sizeof(REAL)) / MOST_DOWN * MOST_DOWN;
+  d.bands = fitting > 0 ? (s->oh + fitting - 1) / fitting : (s->oh + MOST_DOWN - 1) / MOST_DOWN;
+  d.band = (s->oh + d.bands - 1) / d.bands;
+  d.bands = (s->oh + d.band - 1) / d.band;
+  int64_t work = d.band * s->ow * s->kh * s->kw;
+  ty_parallel_for(s->n * s->c * d.bands, 1 + 65536 / (work + 1), NAME(rows_units), &d);
+  return !d.failed;
+}
+
+#undef MOST_DOWN
