@@ -61,14 +61,6 @@ static void NAME(load_plane)(const REAL *x, int64_t channels, int64_t h, int64_t
   }
 }
 
-/* The way back: `n` positions of `channels` lanes. */
-static void NAME(separate)(const REAL *from, int64_t n, int64_t channels, REAL *to, int64_t plane) {
-  const conv_epilogue none = { NULL, NULL, TY_NO_ACTIVATION };
-  if (sizeof(REAL) == sizeof(float) && n >= CHANNELS)
-    finish_planes(&none, (const float *)(const void *)from, LANES, n, channels, (float *)(void *)to, 0, plane, 0);
-  else NAME(transpose)(from, CHANNELS, n, channels, to, plane);
-}
-
 typedef struct NAME(depthwise_call) {
   const conv_shape *s;
   const REAL *x, *bias;
@@ -206,8 +198,8 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
       for (int64_t r = 0; r < rows; r += 2) NAME(sum_rows)
       (rows - r > 1 ? 2 : 1, s->ow, &t, plane + (y - first + r) * t.in_row, d->weight + set * taps * CHANNELS, start,
        result + r * t.out_row);
-      NAME(separate)
-      (result, rows * s->ow, channels, d->y + image * s->oh * s->ow + y * s->ow, s->oh * s->ow);
+      NAME(transpose)
+      (result, CHANNELS, rows * s->ow, channels, d->y + image * s->oh * s->ow + y * s->ow, s->oh * s->ow);
     }
   }
   ty_scratch_free(plane, bytes);
@@ -290,7 +282,7 @@ static void NAME(depthwise_input_units)(void *context, int64_t begin, int64_t en
            result + ((r * s->sh + fy) * s->w + fx) * CHANNELS);
         }
       }
-      NAME(separate)(result, rows * s->w, channels, d->y + image * s->h * s->w + y * s->w, s->h * s->w);
+      NAME(transpose)(result, CHANNELS, rows * s->w, channels, d->y + image * s->h * s->w + y * s->w, s->h * s->w);
     }
   }
   ty_scratch_free(plane, bytes);

@@ -78,17 +78,15 @@ static NAME(block_fn) *const NAME(blocks)[3][MOST_DOWN] = {
 #undef MORE_NAMES
 #undef MORE_BLOCKS
 
-/* n values; a call of memcpy costs more than the rows are worth. Those `ahead` further on are asked for. */
-static inline void NAME(copy_row)(const REAL *from, int64_t n, int64_t ahead, REAL *to) {
+/* n values; a call of memcpy costs more than the rows are worth. */
+static inline void NAME(copy_row)(const REAL *from, int64_t n, REAL *to) {
   if (n >= CHANNELS) {
     for (int64_t i = 0; i < n; i += CHANNELS) {
       int64_t at = i + CHANNELS <= n ? i : n - CHANNELS; /* the last overlap those before */
-      __builtin_prefetch(from + at + ahead);
       *(V *)(to + at) = AT(from, at);
     }
     return;
   }
-  __builtin_prefetch(from + ahead);
   if (n >= 4) {
     for (int64_t i = 0; i + 4 < n; i += 4) *(NAME(quad) *)(to + i) = *(const NAME(quad) *)(from + i);
     *(NAME(quad) *)(to + n - 4) = *(const NAME(quad) *)(from + n - 4);
@@ -98,9 +96,10 @@ static inline void NAME(copy_row)(const REAL *from, int64_t n, int64_t ahead, RE
 }
 
 /* Results of one band of a channel, to `y`. Vectors that are wider than a row run over into the rows that follow, which
- * are written later; but not beyond `end`. */
+ * are written later; but not beyond `end`. What comes after this band in x is asked for on the way, a line for every vector
+ * of results. */
 static void NAME(sum_band)(const NAME(rows_call) * d, int64_t rows, const REAL *plane, const REAL *weight, REAL bias,
-                           REAL *y, const REAL *end) {
+                           REAL *y, const REAL *end, const REAL *ahead) {
   const conv_shape *s = d->s;
   NAME(block_fn) *const *block = NAME(blocks)[s->kh / 2 - 1];
   REAL edge[MOST_DOWN * LANE_BYTES / sizeof(REAL)] __attribute__((aligned(LANE_BYTES)));
@@ -109,9 +108,10 @@ static void NAME(sum_band)(const NAME(rows_call) * d, int64_t rows, const REAL *
     for (int64_t j = 0; j < s->ow; j += CHANNELS) {
       int64_t at = j + CHANNELS <= s->ow || j == 0 ? j : s->ow - CHANNELS; /* the last overlap those before */
       REAL *to = y + at;
+      for (int64_t r = 0; r < n; r++, ahead += CHANNELS) __builtin_prefetch(ahead);
       bool whole = end - to >= (n - 1) * s->ow + CHANNELS;
       block[n - 1](d, plane + at, weight, bias, whole ? to : edge, whole ? s->ow : CHANNELS);
-      for (int64_t r = 0; !whole && r < n; r++) NAME(copy_row)(edge + r * CHANNELS, s->ow - at, 0, to + r * s->ow);
+      for (int64_t r = 0; !whole && r < n; r++) NAME(copy_row)(edge + r * CHANNELS, s->ow - at, to + r * s->ow);
     }
     plane += n * d->row, y += n * s->ow;
     rows -= n;
@@ -121,15 +121,12 @@ static void NAME(sum_band)(const NAME(rows_call) * d, int64_t rows, const REAL *
 /* Rows first .. of a plane between zeros; the columns of zeros are there already. */
 static void NAME(load_rows)(const NAME(rows_call) * d, int64_t image, int64_t first, int64_t rows, REAL *in) {
   const conv_shape *s = d->s;
-  int64_t area = s->h * s->w, next = (d->bands > 1 ? d->band * s->w : area), all = s->n * s->c * area;
+  const REAL *x = d->x + image * s->h * s->w;
   in += s->pw;
   for (int64_t y = first - s->ph; y < first - s->ph + rows; y++, in += d->row) {
-    if (y >= 0 && y < s->h) {
-      int64_t at = image * area + y * s->w;
-      NAME(copy_row)(d->x + at, s->w, at + s->w + next <= all ? next : 0, in);
-    } else {
+    if (y >= 0 && y < s->h) NAME(copy_row)(x + y * s->w, s->w, in);
+    else
       for (int64_t i = 0; i < s->w; i += CHANNELS) *(V *)(in + i) = (V){ 0 };
-    }
   }
 }
 
@@ -148,10 +145,12 @@ static void NAME(rows_units)(void *context, int64_t begin, int64_t end) {
   for (int64_t u = begin; u < end && !ty_interrupted; u++) {
     int64_t image = u / d->bands, channel = image % s->c, first = u % d->bands * d->band;
     int64_t rows = s->oh - first < d->band ? s->oh - first : d->band;
+    int64_t below = first + rows + s->kh - 1 - s->ph; /* the first row that is not read now */
     NAME(load_rows)(d, image, first, rows + s->kh - 1, in);
     NAME(sum_band)
     (d, rows, in, d->weight + channel * s->kh * s->kw, d->bias ? d->bias[channel] : 0,
-     d->y + image * plane + first * s->ow, d->y + after);
+     d->y + image * plane + first * s->ow, d->y + after,
+     d->x + image * s->h * s->w + (below < s->h ? below : s->h) * s->w);
   }
   ty_scratch_free(in, bytes);
 }
