@@ -1,6 +1,7 @@
-/* Convolution where every channel has its own kernel, with vectors along rows of pixels, for one element type; included
- * by conv_depthwise.h. Nothing is turned: a plane is copied between zeros, a column of the kernel stays in registers, and
- * every vector of pixels that is loaded serves all the rows of results that see it. Strides and dilation down are 1. */
+/* Convolution where every channel has its own kernel, 3, 5 or 7 high, with strides and dilation down of 1, for one element
+ * type; included by conv_depthwise.h. A column of the kernel stays in registers, and every vector that is loaded serves
+ * all the rows of results that see it. For rows that fill most of a vector, lanes are pixels and nothing is turned: a
+ * plane is copied between zeros. For narrower ones they are channels, as conv_depthwise.h interleaves them. */
 
 #if TY_VECTOR_BYTES == 64
 #define MOST_DOWN 14 /* rows of results at once: with a column of a kernel they fill the registers */
@@ -8,28 +9,31 @@
 #define MOST_DOWN 7
 #endif
 
-typedef struct NAME(rows_call) {
-  const conv_shape *s;
-  const REAL *x, *weight, *bias;
-  REAL *y;
-  int64_t row;         /* of the plane between zeros */
-  int64_t band, bands; /* rows of results whose input stays in the L1 cache */
-  bool failed;
-} NAME(rows_call);
+/* What rows of results are sums of, from one place on. */
+typedef struct NAME(down) {
+  int64_t kw, step; /* taps of a row, and from one to the next in the input */
+  int64_t row, out_row;
+} NAME(down);
 
-/* `rows` x CHANNELS results from `in` on, to rows of `out`. */
-static inline __attribute__((always_inline)) void NAME(sum_block)(const int kh, const int rows,
-                                                                  const NAME(rows_call) * d, const REAL *in,
-                                                                  const REAL *weight, REAL bias, REAL *out,
-                                                                  int64_t out_row) {
-  const int64_t kw = d->s->kw, step = d->s->dw, row = d->row;
+/* `rows` vectors of results below each other. `apart`: the lanes are channels, with weights and `start` of their own;
+ * else they are pixels of one channel. */
+static inline __attribute__((always_inline)) void NAME(sum_block)(const bool apart, const int kh, const int rows,
+                                                                  const NAME(down) * d, const REAL *in,
+                                                                  const REAL *weight, const REAL *start, REAL *out) {
+  const int64_t kw = d->kw, step = d->step, row = d->row, out_row = d->out_row, next = apart ? CHANNELS : 1;
   V sum[MOST_DOWN];
 #pragma GCC unroll 14
-  for (int r = 0; r < rows; r++) sum[r] = (V){ 0 } + bias;
-  for (int64_t k = 0; k < kw; k++, in += step, weight++) {
+  for (int r = 0; r < rows; r++) {
+    if (apart) sum[r] = AT(start, 0);
+    else sum[r] = (V){ 0 } + *start;
+  }
+  for (int64_t k = 0; k < kw; k++, in += step, weight += next) {
     V w[7];
 #pragma GCC unroll 7
-    for (int i = 0; i < kh; i++) w[i] = (V){ 0 } + weight[i * kw];
+    for (int i = 0; i < kh; i++) {
+      if (apart) w[i] = AT(weight, i * kw * next);
+      else w[i] = (V){ 0 } + weight[i * kw];
+    }
     const REAL *at = in;
 #pragma GCC unroll 20
     for (int i = 0; i < rows + kh - 1; i++, at += row) {
@@ -44,32 +48,37 @@ static inline __attribute__((always_inline)) void NAME(sum_block)(const int kh, 
   for (int r = 0; r < rows; r++) *(V *)(out + r * out_row) = sum[r];
 }
 
-typedef void NAME(block_fn)(const NAME(rows_call) * d, const REAL *in, const REAL *weight, REAL bias, REAL *out,
-                            int64_t out_row);
+typedef void NAME(block_fn)(const NAME(down) * d, const REAL *in, const REAL *weight, const REAL *start, REAL *out);
 
 /* clang-format off */
-#define BLOCK(kh, rows)                                                                                                \
-  static void NAME(block_##kh##_##rows)(const NAME(rows_call) *d, const REAL *in, const REAL *weight, REAL bias,       \
-                                        REAL *out, int64_t out_row) {                                                  \
-    NAME(sum_block)(kh, rows, d, in, weight, bias, out, out_row);                                                      \
+#define BLOCK(apart, kh, rows)                                                                                         \
+  static void NAME(block_##apart##_##kh##_##rows)(const NAME(down) *d, const REAL *in, const REAL *weight,             \
+                                                  const REAL *start, REAL *out) {                                      \
+    NAME(sum_block)(apart, kh, rows, d, in, weight, start, out);                                                       \
   }
-#define BLOCKS(kh) BLOCK(kh, 1) BLOCK(kh, 2) BLOCK(kh, 3) BLOCK(kh, 4) BLOCK(kh, 5) BLOCK(kh, 6) BLOCK(kh, 7)
-#define NAMES(kh)                                                                                                      \
-  NAME(block_##kh##_1), NAME(block_##kh##_2), NAME(block_##kh##_3), NAME(block_##kh##_4), NAME(block_##kh##_5),        \
-  NAME(block_##kh##_6), NAME(block_##kh##_7)
+#define BLOCKS(apart, kh)                                                                                              \
+  BLOCK(apart, kh, 1) BLOCK(apart, kh, 2) BLOCK(apart, kh, 3) BLOCK(apart, kh, 4) BLOCK(apart, kh, 5)                  \
+  BLOCK(apart, kh, 6) BLOCK(apart, kh, 7) MORE_BLOCKS(apart, kh)
+#define NAMES(apart, kh)                                                                                               \
+  { NAME(block_##apart##_##kh##_1), NAME(block_##apart##_##kh##_2), NAME(block_##apart##_##kh##_3),                    \
+    NAME(block_##apart##_##kh##_4), NAME(block_##apart##_##kh##_5), NAME(block_##apart##_##kh##_6),                    \
+    NAME(block_##apart##_##kh##_7) MORE_NAMES(apart, kh) }
 #if MOST_DOWN == 14
-#define MORE_BLOCKS(kh) BLOCK(kh, 8) BLOCK(kh, 9) BLOCK(kh, 10) BLOCK(kh, 11) BLOCK(kh, 12) BLOCK(kh, 13) BLOCK(kh, 14)
-#define MORE_NAMES(kh)                                                                                                 \
-  , NAME(block_##kh##_8), NAME(block_##kh##_9), NAME(block_##kh##_10), NAME(block_##kh##_11), NAME(block_##kh##_12),   \
-  NAME(block_##kh##_13), NAME(block_##kh##_14)
+#define MORE_BLOCKS(apart, kh)                                                                                         \
+  BLOCK(apart, kh, 8) BLOCK(apart, kh, 9) BLOCK(apart, kh, 10) BLOCK(apart, kh, 11) BLOCK(apart, kh, 12)               \
+  BLOCK(apart, kh, 13) BLOCK(apart, kh, 14)
+#define MORE_NAMES(apart, kh)                                                                                          \
+  , NAME(block_##apart##_##kh##_8), NAME(block_##apart##_##kh##_9), NAME(block_##apart##_##kh##_10),                   \
+  NAME(block_##apart##_##kh##_11), NAME(block_##apart##_##kh##_12), NAME(block_##apart##_##kh##_13),                   \
+  NAME(block_##apart##_##kh##_14)
 #else
-#define MORE_BLOCKS(kh)
-#define MORE_NAMES(kh)
+#define MORE_BLOCKS(apart, kh)
+#define MORE_NAMES(apart, kh)
 #endif
-BLOCKS(3) MORE_BLOCKS(3) BLOCKS(5) MORE_BLOCKS(5) BLOCKS(7) MORE_BLOCKS(7)
+BLOCKS(0, 3) BLOCKS(0, 5) BLOCKS(0, 7) BLOCKS(1, 3) BLOCKS(1, 5) BLOCKS(1, 7)
 
-static NAME(block_fn) *const NAME(blocks)[3][MOST_DOWN] = {
-  { NAMES(3) MORE_NAMES(3) }, { NAMES(5) MORE_NAMES(5) }, { NAMES(7) MORE_NAMES(7) }
+static NAME(block_fn) *const NAME(blocks)[2][3][MOST_DOWN] = { /* [apart][kh / 2 - 1][rows - 1] */
+  { NAMES(0, 3), NAMES(0, 5), NAMES(0, 7) }, { NAMES(1, 3), NAMES(1, 5), NAMES(1, 7) }
 };
 /* clang-format on */
 #undef BLOCK
@@ -77,6 +86,34 @@ static NAME(block_fn) *const NAME(blocks)[3][MOST_DOWN] = {
 #undef BLOCKS
 #undef MORE_NAMES
 #undef MORE_BLOCKS
+
+/* Whether the kernel is one of those. */
+static bool NAME(has_blocks)(const conv_shape *s) {
+  return s->sh == 1 && s->sw == 1 && s->dh == 1 && (s->kh == 3 || s->kh == 5 || s->kh == 7);
+}
+
+/* `rows` x n interleaved vectors. */
+static void NAME(sum_columns)(const conv_shape *s, const NAME(down) * d, int64_t rows, int64_t n, const REAL *in,
+                              const REAL *weight, const REAL *start, REAL *out) {
+  for (int64_t groups = (rows + MOST_DOWN - 1) / MOST_DOWN; groups > 0; groups--) {
+    int64_t down = (rows + groups - 1) / groups; /* even groups */
+    for (int64_t j = 0; j < n; j++)
+      NAME(blocks)[1][s->kh / 2 - 1][down - 1](d, in + j * CHANNELS, weight, start, out + j * CHANNELS);
+    in += down * d->row, out += down * d->out_row;
+    rows -= down;
+  }
+}
+
+/* ---- lanes are pixels ---- */
+
+typedef struct NAME(rows_call) {
+  const conv_shape *s;
+  const REAL *x, *weight, *bias;
+  REAL *y;
+  int64_t row;         /* of the plane between zeros */
+  int64_t band, bands; /* rows of results whose input stays in the L1 cache */
+  bool failed;
+} NAME(rows_call);
 
 /* n values; a call of memcpy costs more than the rows are worth. */
 static inline void NAME(copy_row)(const REAL *from, int64_t n, REAL *to) {
@@ -98,10 +135,11 @@ static inline void NAME(copy_row)(const REAL *from, int64_t n, REAL *to) {
 /* Results of one band of a channel, to `y`. Vectors that are wider than a row run over into the rows that follow, which
  * are written later; but not beyond `end`. What comes after this band in x is asked for on the way, a line for every vector
  * of results. */
-static void NAME(sum_band)(const NAME(rows_call) * d, int64_t rows, const REAL *plane, const REAL *weight, REAL bias,
-                           REAL *y, const REAL *end, const REAL *ahead) {
+static void NAME(sum_band)(const NAME(rows_call) * d, int64_t rows, const REAL *plane, const REAL *weight,
+                           const REAL *bias, REAL *y, const REAL *end, const REAL *ahead) {
   const conv_shape *s = d->s;
-  NAME(block_fn) *const *block = NAME(blocks)[s->kh / 2 - 1];
+  NAME(block_fn) *const *block = NAME(blocks)[0][s->kh / 2 - 1];
+  NAME(down) down = { s->kw, s->dw, d->row, 0 };
   REAL edge[MOST_DOWN * LANE_BYTES / sizeof(REAL)] __attribute__((aligned(LANE_BYTES)));
   for (int64_t groups = (rows + MOST_DOWN - 1) / MOST_DOWN; groups > 0; groups--) {
     int64_t n = (rows + groups - 1) / groups; /* even groups */
@@ -110,7 +148,8 @@ static void NAME(sum_band)(const NAME(rows_call) * d, int64_t rows, const REAL *
       REAL *to = y + at;
       for (int64_t r = 0; r < n; r++, ahead += CHANNELS) __builtin_prefetch(ahead);
       bool whole = end - to >= (n - 1) * s->ow + CHANNELS;
-      block[n - 1](d, plane + at, weight, bias, whole ? to : edge, whole ? s->ow : CHANNELS);
+      down.out_row = whole ? s->ow : CHANNELS;
+      block[n - 1](&down, plane + at, weight, bias, whole ? to : edge);
       for (int64_t r = 0; !whole && r < n; r++) NAME(copy_row)(edge + r * CHANNELS, s->ow - at, to + r * s->ow);
     }
     plane += n * d->row, y += n * s->ow;
@@ -141,6 +180,7 @@ static void NAME(rows_units)(void *context, int64_t begin, int64_t end) {
     return;
   }
   memset(in, 0, bytes);
+  const REAL zero = 0;
   int64_t after = end / d->bands * plane + end % d->bands * d->band * s->ow; /* where the units that follow begin */
   for (int64_t u = begin; u < end && !ty_interrupted; u++) {
     int64_t image = u / d->bands, channel = image % s->c, first = u % d->bands * d->band;
@@ -148,7 +188,7 @@ static void NAME(rows_units)(void *context, int64_t begin, int64_t end) {
     int64_t below = first + rows + s->kh - 1 - s->ph; /* the first row that is not read now */
     NAME(load_rows)(d, image, first, rows + s->kh - 1, in);
     NAME(sum_band)
-    (d, rows, in, d->weight + channel * s->kh * s->kw, d->bias ? d->bias[channel] : 0,
+    (d, rows, in, d->weight + channel * s->kh * s->kw, d->bias ? d->bias + channel : &zero,
      d->y + image * plane + first * s->ow, d->y + after,
      d->x + image * s->h * s->w + (below < s->h ? below : s->h) * s->w);
   }
@@ -158,8 +198,7 @@ static void NAME(rows_units)(void *context, int64_t begin, int64_t end) {
 /* Whether lanes that rows leave empty cost less than turning planes into vectors of channels. */
 static bool NAME(suits_rows)(const conv_shape *s) {
   int64_t vectors = (s->ow + CHANNELS - 1) / CHANNELS;
-  return s->sh == 1 && s->sw == 1 && s->dh == 1 && (s->kh == 3 || s->kh == 5 || s->kh == 7) &&
-         5 * s->ow >= 3 * vectors * CHANNELS;
+  return NAME(has_blocks)(s) && 8 * s->ow >= 7 * vectors * CHANNELS;
 }
 
 static bool NAME(depthwise_rows)(const conv_shape *s, const REAL *x, const REAL *weight, const REAL *bias, REAL *y) {
@@ -173,5 +212,3 @@ static bool NAME(depthwise_rows)(const conv_shape *s, const REAL *x, const REAL 
   ty_parallel_for(s->n * s->c * d.bands, 1 + 65536 / (work + 1), NAME(rows_units), &d);
   return !d.failed;
 }
-
-#undef MOST_DOWN
