@@ -25,10 +25,16 @@ static void NAME(pad_rows)(const REAL *restrict x, const conv_shape *s, int64_t 
     }
 }
 
+#include "conv_depthwise_rows.h"
+
 /* ---- between planes of one channel and interleaved ones ---- */
 
 /* to[i * CHANNELS + c] = x[c * plane + i] for i < n and the first `channels` lanes; the others get copies. */
 static void NAME(interleave)(const REAL *x, int64_t plane, int64_t channels, int64_t n, REAL *to) {
+  if (sizeof(REAL) == sizeof(float) && channels == CHANNELS && n >= 4) {
+    interleave((const float *)(const void *)x, plane, LANES, n, (float *)(void *)to, LANES, LANES);
+    return;
+  }
   for (int64_t c = 0; c < CHANNELS; c += 4) {
     const REAL *r[4];
     for (int64_t k = 0; k < 4; k++) r[k] = x + (c + k < channels ? c + k : channels - 1) * plane;
@@ -164,7 +170,9 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
   NAME(depthwise_call) *d = context;
   const conv_shape *s = d->s;
   int64_t row = s->w + 2 * s->pw, most = (d->band - 1) * s->sh + (s->kh - 1) * s->dh + 1, taps = s->kh * s->kw;
-  int64_t chunk = NAME(chunk_of)(s->ow), plane_size = most * row * CHANNELS, result_size = chunk * s->ow * CHANNELS;
+  const bool blocks = NAME(has_blocks)(s);
+  int64_t chunk = blocks ? MOST_DOWN : NAME(chunk_of)(s->ow);
+  int64_t plane_size = most * row * CHANNELS, result_size = chunk * s->ow * CHANNELS;
   size_t offsets = sizeof(int64_t) * (size_t)(2 * taps);
   size_t bytes = sizeof(REAL) * (size_t)(plane_size + result_size) + offsets;
   REAL *plane = ty_scratch_alloc(bytes), *result = plane + plane_size;
@@ -178,10 +186,12 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
     index[k] = k * CHANNELS;
   }
   NAME(taps) t = { taps, s->sh * row * CHANNELS, s->sw * CHANNELS, s->ow * CHANNELS, CHANNELS, offset, index };
+  const NAME(down) down = { s->kw, s->dw * CHANNELS, row * CHANNELS, s->ow * CHANNELS };
   for (int64_t u = begin; u < end && !ty_interrupted; u++) {
     int64_t first = u % d->bands * d->band, stop = first + d->band < s->oh ? first + d->band : s->oh;
     int64_t set = u / d->bands % d->sets, n = u / d->bands / d->sets, channels = NAME(channels_of)(s, set);
     int64_t image = n * s->c + set * CHANNELS;
+    const REAL *weight = d->weight + set * taps * CHANNELS;
     REAL start[LANE_BYTES / sizeof(REAL)] = { 0 };
     for (int64_t c = 0; d->bias && c < channels; c++) start[c] = d->bias[set * CHANNELS + c];
     NAME(load_plane)
@@ -189,9 +199,10 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
      (stop - first - 1) * s->sh + (s->kh - 1) * s->dh + 1, s->pw, row, plane);
     for (int64_t y = first; y < stop; y += chunk) {
       int64_t rows = stop - y < chunk ? stop - y : chunk;
-      for (int64_t r = 0; r < rows; r += 2) NAME(sum_rows)
-      (rows - r > 1 ? 2 : 1, s->ow, &t, plane + (y - first + r) * t.in_row, d->weight + set * taps * CHANNELS, start,
-       result + r * t.out_row);
+      const REAL *in = plane + (y - first) * t.in_row;
+      if (blocks) NAME(sum_columns)(s, &down, rows, s->ow, in, weight, start, result);
+      for (int64_t r = 0; !blocks && r < rows; r += 2) NAME(sum_rows)
+      (rows - r > 1 ? 2 : 1, s->ow, &t, in + r * t.in_row, weight, start, result + r * t.out_row);
       NAME(transpose)
       (result, CHANNELS, rows * s->ow, channels, d->y + image * s->oh * s->ow + y * s->ow, s->oh * s->ow);
     }
@@ -200,6 +211,7 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
 }
 
 static bool NAME(depthwise)(const conv_shape *s, const REAL *x, const REAL *weight, const REAL *bias, REAL *y) {
+  if (NAME(suits_rows)(s)) return NAME(depthwise_rows)(s, x, weight, bias, y);
   NAME(depthwise_call) d = { .s = s, .x = x, .bias = bias, .y = y, .sets = (s->c + CHANNELS - 1) / CHANNELS };
   if (!NAME(pack_weights)(&d, weight)) return false;
   NAME(cut)(&d, s->n * d.sets, s->oh, s->sh * (s->w + 2 * s->pw) * (int64_t)LANE_BYTES, 2);
@@ -408,4 +420,5 @@ static bool NAME(depthwise_backward_weight)(const conv_shape *s, const REAL *g, 
 #undef V
 #undef CHANNELS
 #undef LANE_BYTES
+#undef MOST_DOWN
 #undef AT

@@ -88,6 +88,20 @@ static inline void interleave(const float *restrict src, int64_t plane, int64_t 
     for (int64_t l = count; l < fill; l++) dst[i * pitch + l] = 0;
 }
 
+/* n values, every step-th; the usual steps are constants, for vectors. */
+static inline __attribute__((unused)) void pick_run(const float *restrict from, int64_t step, int64_t n,
+                                                    float *restrict to) {
+  if (step == 1) {
+    for (int64_t i = 0; i < n; i++) to[i] = from[i];
+  } else if (step == 2) {
+    for (int64_t i = 0; i < n; i++) to[i] = from[2 * i];
+  } else if (step == 4) {
+    for (int64_t i = 0; i < n; i++) to[i] = from[4 * i];
+  } else {
+    for (int64_t i = 0; i < n; i++) to[i] = from[step * i];
+  }
+}
+
 /* Rows y0 .. and columns x0 .. of `count` planes [h, w] of x, channels last, with zeros where there is no x:
  * dst[(row * columns + column) * pitch + l] for l < fill. */
 static inline void gather_planes(const float *restrict x, int64_t h, int64_t w, int64_t count, int64_t fill, int64_t y0,

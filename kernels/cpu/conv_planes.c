@@ -25,13 +25,8 @@ static void split_row(const float *restrict from, int64_t w, int64_t first, int6
   int64_t j = 0, last = w > first ? (w - first + step - 1) / step : 0;
   if (last > columns) last = columns;
   for (; j < last && first + j * step < 0; j++) to[j] = 0;
-  if (step == 1) {
-    for (; j < last; j++) to[j] = from[first + j];
-  } else if (step == 2) {
-    for (; j < last; j++) to[j] = from[first + 2 * j];
-  } else {
-    for (; j < last; j++) to[j] = from[first + step * j];
-  }
+  if (j < last) pick_run(from + first + j * step, step, last - j, to + j);
+  if (j < last) j = last;
   for (; j < columns; j++) to[j] = 0;
 }
 
@@ -64,32 +59,59 @@ static void find_offsets(planes *p) {
 
 /* ---- bands ---- */
 
-/* `n` positions of one row of results, or of several in the flat case: to y + at, for every output channel. */
-static void multiply_row(const planes *p, const float *in, int64_t n, int64_t o_first, int64_t at) {
+/* Meanwhile what the next band reads comes from memory, a channel after another, as many lines with each tile as it has
+ * taps. */
+typedef struct ahead {
+  const float *x;
+  int64_t plane, bytes, channels; /* from channel to channel; left of each, and of them */
+  int64_t done;                   /* of this channel, in bytes */
+} ahead;
+
+static void ask(ahead *a, tile *t) {
+  bool any = a->channels > 0;
+  t->ahead = any ? (const char *)a->x + a->done : (const char *)t->a;
+  t->ahead_row = any ? 64 : 0;
+  if (any && (a->done += 64 * t->k) >= a->bytes) a->x += a->plane, a->channels--, a->done = 0;
+}
+
+static ahead next_band(const planes *p, int64_t unit) {
+  const conv_shape *s = p->s;
+  int64_t image = unit / p->bands, y = unit % p->bands * p->band * s->sh, rows = s->h - y;
+  if (rows > p->band * s->sh) rows = p->band * s->sh;
+  return (ahead){ .x = p->x + (image * s->c * s->h + y) * s->w,
+                  .plane = s->h * s->w,
+                  .bytes = rows * s->w * (int64_t)sizeof(float),
+                  .channels = image < s->n && rows > 0 ? s->c : 0 };
+}
+
+/* `rows` rows of `n` positions, to y + at for every output channel. */
+static void multiply_rows(const planes *p, const float *in, int64_t rows, int64_t n, int64_t o_first, int64_t at,
+                          ahead *next) {
   const conv_shape *s = p->s;
   const conv_epilogue *e = p->e;
   int64_t plane = s->oh * s->ow;
   float edge[MOST_ROWS * PAIR] __attribute__((aligned(64)));
   for (int64_t g = 0; g < p->groups; g++) {
-    int64_t o = g * s->o / p->groups, rows = (g + 1) * s->o / p->groups - o;
-    tile t = {
-      .k = p->k, .offset = p->offset, .a = p->packed + g * p->k * ABREAST, .bias = e->bias ? e->bias + o : NULL
-    };
-    for (int64_t j = 0; j < n; j += PAIR) {
-      int64_t count = n - j < PAIR ? n - j : PAIR, vectors = count > LANES ? 2 : 1;
-      bool whole = count == vectors * LANES;
-      float *to = p->y + at + (o_first + o) * plane + j;
-      t.b = in + j;
-      t.c = whole ? to : edge;
-      t.c_row = whole ? plane : PAIR;
-      t.ahead = (const char *)t.a;
-      tiles[vectors - 1][rows - 1](&t);
-      for (int64_t r = 0; !whole && r < rows; r++)
-        for (int64_t i = 0; i < count; i++) to[r * plane + i] = edge[r * PAIR + i];
-    }
-    for (int64_t r = 0; (e->residual || e->activation) && r < rows; r++) {
-      int64_t first = at + (o_first + o + r) * plane;
-      finish_run(p->y + first, 0, e->residual ? e->residual + first : NULL, e->activation, p->y + first, n);
+    int64_t o = g * s->o / p->groups, count = (g + 1) * s->o / p->groups - o;
+    tile t = { .k = p->k, .offset = p->offset, .a = p->packed + g * p->k * ABREAST };
+    t.bias = e->bias ? e->bias + o : NULL;
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t j = 0; j < n; j += PAIR) {
+        int64_t left = n - j < PAIR ? n - j : PAIR, vectors = left > LANES ? 2 : 1;
+        bool whole = left == vectors * LANES;
+        float *to = p->y + at + (o_first + o) * plane + r * n + j;
+        t.b = in + r * p->columns + j;
+        t.c = whole ? to : edge;
+        t.c_row = whole ? plane : PAIR;
+        ask(next, &t);
+        tiles[vectors - 1][count - 1](&t);
+        for (int64_t i = 0; !whole && i < count; i++)
+          for (int64_t q = 0; q < left; q++) to[i * plane + q] = edge[i * PAIR + q];
+      }
+    for (int64_t i = 0; (e->residual || e->activation) && i < count; i++) {
+      int64_t first = at + (o_first + o + i) * plane;
+      const float *residual = e->residual ? e->residual + first : NULL;
+      finish_run(p->y + first, 0, residual, e->activation, p->y + first, rows * n);
     }
   }
 }
@@ -107,9 +129,9 @@ static void band_units(void *context, int64_t begin, int64_t end) {
     int64_t image = u / p->bands, row0 = u % p->bands * p->band;
     int64_t rows = s->oh - row0 < p->band ? s->oh - row0 : p->band;
     split(p, image, row0, in);
-    if (p->flat) multiply_row(p, in, rows * s->ow, image * s->o, row0 * s->ow);
-    for (int64_t r = 0; !p->flat && r < rows; r++)
-      multiply_row(p, in + r * p->columns, s->ow, image * s->o, (row0 + r) * s->ow);
+    ahead next = next_band(p, u + 1);
+    if (p->flat) multiply_rows(p, in, 1, rows * s->ow, image * s->o, row0 * s->ow, &next);
+    else multiply_rows(p, in, rows, s->ow, image * s->o, row0 * s->ow, &next);
   }
   ty_scratch_free(in, bytes);
 }

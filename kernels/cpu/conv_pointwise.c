@@ -14,17 +14,6 @@ typedef struct points {
   bool failed;
 } points;
 
-static void copy_step(const float *restrict from, int64_t step, int64_t n, float *restrict to) {
-  if (step == 1 && n == PAIR) {
-    lanes a = *(const lanes *)from, b = *(const lanes *)(from + LANES);
-    *(lanes *)to = a, *(lanes *)(to + LANES) = b;
-  } else if (step == 2) {
-    for (int64_t i = 0; i < n; i++) to[i] = from[2 * i];
-  } else {
-    for (int64_t i = 0; i < n; i++) to[i] = from[step * i];
-  }
-}
-
 /* Where position q of the first channel comes from. */
 static const float *source(const points *p, int64_t q) {
   const conv_shape *s = p->s;
@@ -44,7 +33,7 @@ static void gather(const points *p, int64_t first, int64_t count, float *to) {
     for (int64_t c = 0; c < s->c; c++)
       for (int64_t i = 0; i < n;) {
         int64_t in = (place + i) % PAIR, piece = PAIR - in < n - i ? PAIR - in : n - i;
-        copy_step(from + c * plane + i * s->sw, s->sw, piece, to + ((place + i) / PAIR * s->c + c) * PAIR + in);
+        pick_run(from + c * plane + i * s->sw, s->sw, piece, to + ((place + i) / PAIR * s->c + c) * PAIR + in);
         i += piece;
       }
     q += n;
@@ -54,33 +43,43 @@ static void gather(const points *p, int64_t first, int64_t count, float *to) {
     memset(to + (count / PAIR * s->c + c) * PAIR + rest, 0, sizeof(float) * (size_t)(PAIR - rest));
 }
 
-/* One panel of `count` positions from `first` on, for all output channels. Meanwhile the source of the panel that is
- * gathered a run later comes from memory, a line of every channel with each of the first groups. */
-static void multiply_panel(const points *p, int64_t first, int64_t count, const float *panel) {
+/* A panel of `count` positions from `first` on, for one group of output channels. */
+static void multiply_panel(const points *p, tile *t, int64_t o, int64_t rows, int64_t first, int64_t count) {
   const conv_shape *s = p->s;
   const conv_epilogue *e = p->e;
-  int64_t groups = tile_groups(s->o), area = s->oh * s->ow, at = first % area, vectors = count > LANES ? 2 : 1;
+  int64_t area = s->oh * s->ow, at = first % area, vectors = count > LANES ? 2 : 1;
   float edge[MOST_ROWS * PAIR] __attribute__((aligned(64)));
   bool whole = count == vectors * LANES && at + count <= area && !e->residual && !e->activation;
-  int64_t later = first + p->run * PAIR, lines = later < s->n * area ? PAIR * s->sw * (int64_t)sizeof(float) / 64 : 0;
+  t->c = whole ? p->y + (first / area * s->o + o) * area + at : edge;
+  t->c_row = whole ? area : PAIR;
+  tiles[vectors - 1][rows - 1](t);
+  for (int64_t i = 0; !whole && i < count;) {
+    int64_t q = first + i, n = area - q % area < count - i ? area - q % area : count - i;
+    for (int64_t r = 0; r < rows; r++) {
+      int64_t place = (q / area * s->o + o + r) * area + q % area;
+      finish_run(edge + r * PAIR + i, 0, e->residual ? e->residual + place : NULL, e->activation, p->y + place, n);
+    }
+    i += n;
+  }
+}
+
+/* The panels of one run, for all output channels: the weights of a group, which stay in the L1 cache, times one panel
+ * after another, which makes results neighbours. Meanwhile the source of the next run comes from memory, a line of every
+ * channel with each of the first panels. */
+static void multiply_run(const points *p, int64_t first, int64_t count, const float *panels) {
+  const conv_shape *s = p->s;
+  int64_t groups = tile_groups(s->o), later = first + p->run * PAIR, lines = 0, asked = 0;
+  if (later < s->n * s->oh * s->ow) lines = p->run * PAIR * s->sw * (int64_t)sizeof(float) / 64;
   const char *ahead = lines ? (const char *)source(p, later) : NULL;
   for (int64_t g = 0; g < groups; g++) {
     int64_t o = g * s->o / groups, rows = (g + 1) * s->o / groups - o;
-    float *to = p->y + (first / area * s->o + o) * area + at;
-    tile t = { .k = s->c, .offset = p->offset, .a = p->packed + g * s->c * ABREAST, .b = panel };
-    t.bias = e->bias ? e->bias + o : NULL;
-    t.c = whole ? to : edge;
-    t.c_row = whole ? area : PAIR;
-    t.ahead = g < lines ? ahead + g * 64 : (const char *)panel;
-    t.ahead_row = g < lines ? s->h * s->w * (int64_t)sizeof(float) : 0;
-    tiles[vectors - 1][rows - 1](&t);
-    for (int64_t i = 0; !whole && i < count;) {
-      int64_t q = first + i, n = area - q % area < count - i ? area - q % area : count - i;
-      for (int64_t r = 0; r < rows; r++) {
-        int64_t place = (q / area * s->o + o + r) * area + q % area;
-        finish_run(edge + r * PAIR + i, 0, e->residual ? e->residual + place : NULL, e->activation, p->y + place, n);
-      }
-      i += n;
+    tile t = { .k = s->c, .offset = p->offset, .a = p->packed + g * s->c * ABREAST };
+    t.bias = p->e->bias ? p->e->bias + o : NULL;
+    for (int64_t i = 0; i < count; i += PAIR, asked++) {
+      t.b = panels + i * s->c;
+      t.ahead = asked < lines ? ahead + asked * 64 : (const char *)t.b;
+      t.ahead_row = asked < lines ? s->h * s->w * (int64_t)sizeof(float) : 0;
+      multiply_panel(p, &t, o, rows, first + i, count - i < PAIR ? count - i : PAIR);
     }
   }
 }
@@ -98,8 +97,7 @@ static void run_units(void *context, int64_t begin, int64_t end) {
   for (int64_t u = begin; u < end && !ty_interrupted; u++) {
     int64_t first = u * p->run * PAIR, count = p->run * PAIR < all - first ? p->run * PAIR : all - first;
     gather(p, first, count, panels);
-    for (int64_t i = 0; i < count; i += PAIR)
-      multiply_panel(p, first + i, count - i < PAIR ? count - i : PAIR, panels + i * s->c);
+    multiply_run(p, first, count, panels);
   }
   ty_scratch_free(panels, bytes);
 }

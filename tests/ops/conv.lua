@@ -96,6 +96,7 @@ return function(row, T)
       add(r(2, 180, 7, 7), r(180, 180, 3, 3), { padding = 1 })
       add(r(2, 24, 31, 33), r(48, 24, 3, 3), { padding = 1, stride = 2 })
       add(r(2, 32, 20, 20), r(64, 32, 1, 1), { stride = 2 })
+      add(r(3, 20, 30, 14), r(20, 1, 7, 7), r(20), { padding = 3, groups = 20 })
       for _, x in ipairs(leaves) do values[#values + 1] = x.grad end
       for i, x in ipairs(values) do values[i] = x:detach() end
       return table.unpack(values)
@@ -112,6 +113,11 @@ return function(row, T)
       { T { 1, 3, 6, 7 }, T { 3, 1, 1, 6 }, opts = { groups = 3, padding = { 0, 5 }, dilation = { 1, 2 } } },
       { T { 2, 37, 9, 31 }, T { 37, 1, 3, 3 }, T { 37 }, opts = { groups = 37, padding = 1 }, grad = false },
       { T { 1, 18, 40, 3 }, T { 18, 1, 7, 3 }, opts = { groups = 18, padding = { 3, 1 } }, grad = false },
+      -- the same with vectors along rows: parts of a vector and of two, more rows than are taken at once, several bands
+      { T { 2, 3, 17, 14 }, T { 3, 1, 5, 4 }, T { 3 }, opts = { groups = 3, padding = { 2, 1 } }, grad = false },
+      { T { 1, 2, 9, 33 }, T { 2, 1, 7, 2 }, opts = { groups = 2, padding = { 3, 2 }, dilation = { 1, 3 } }, grad = false },
+      { T { 3, 2, 1, 16 }, T { 2, 1, 3, 3 }, T { 2 }, 1, 1, 1, 2, T { 3, 2, 1, 16 }, "relu", grad = false },
+      { T { 1, 2, 230, 11 }, T { 2, 1, 3, 3 }, opts = { groups = 2, padding = 1 }, grad = false, dtypes = f32 },
       { T { 1, 2, 5, 5 }, T { 4, 1, 3, 3 }, opts = { groups = 2, stride = 2, padding = 1 } },
       { T { 1, 1, 3, 3 }, T { 1, 1, 3, 3 } }, { T { 0, 2, 4, 4 }, T { 3, 2, 3, 3 }, T { 3 } },
       { T { 1, 17, 9, 9 }, T { 20, 17, 3, 3 }, opts = { padding = 1 }, grad = false },
