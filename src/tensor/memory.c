@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SMALL = 512, STEPS = 8, CLASSES = 40 * STEPS, DEVICES = 2, HUGE = 2 << 20, REPORTED = 8 };
+enum { SMALL = 4096, STEPS = 8, CLASSES = 40 * STEPS, DEVICES = 2, HUGE = 2 << 20, REPORTED = 8 };
 
 struct ty_live { /* a large live storage, for the out-of-memory report */
   struct ty_live *next, *prev;
