@@ -10,22 +10,6 @@
 #define ROW_INLINE static inline __attribute__((unused))
 
 #if defined(__AVX512F__)
-/* ty_exp_weight_f32 of sixteen, by the instructions that round and scale; denormals are kept. */
-ROW_INLINE __m512 exp_weights(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-110.0f), x); /* NaN stays: it is the second operand */
-  __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693145752f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(1.42860677e-06f), r);
-  __m512 q = _mm512_set1_ps(0.000199574206f); /* the polynomial of ty_expm1_reduced_f32 */
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.00139338966f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.00833319314f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.0416664779f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.166666672f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.5f));
-  q = _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, r);
-  return _mm512_scalef_ps(_mm512_add_ps(q, _mm512_set1_ps(1.0f)), n);
-}
-
 /* The lanes of a row that are left at i. */
 ROW_INLINE __mmask16 row_mask(int64_t i, int64_t n) { return (__mmask16)(n - i >= 16 ? 0xffff : (1u << (n - i)) - 1); }
 
@@ -46,14 +30,14 @@ ROW_INLINE float row_exp_sum_f32(float *y, const float *x, int64_t n, float top)
   __m512 a = _mm512_setzero_ps(), b = a;
   int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
-    __m512 e = exp_weights(_mm512_sub_ps(_mm512_loadu_ps(x + i), t));
-    __m512 f = exp_weights(_mm512_sub_ps(_mm512_loadu_ps(x + i + 16), t));
+    __m512 e = ty_exp_weights(_mm512_sub_ps(_mm512_loadu_ps(x + i), t));
+    __m512 f = ty_exp_weights(_mm512_sub_ps(_mm512_loadu_ps(x + i + 16), t));
     if (y) _mm512_storeu_ps(y + i, e), _mm512_storeu_ps(y + i + 16, f);
     a = _mm512_add_ps(a, e), b = _mm512_add_ps(b, f);
   }
   for (; i < n; i += 16) {
     __mmask16 m = row_mask(i, n);
-    __m512 e = exp_weights(_mm512_sub_ps(_mm512_maskz_loadu_ps(m, x + i), t));
+    __m512 e = ty_exp_weights(_mm512_sub_ps(_mm512_maskz_loadu_ps(m, x + i), t));
     if (y) _mm512_mask_storeu_ps(y + i, m, e);
     a = _mm512_mask_add_ps(a, m, a, e);
   }
@@ -64,10 +48,11 @@ ROW_INLINE void row_exp_scale_f32(float *y, const float *x, int64_t n, float top
   const __m512 t = _mm512_set1_ps(top), s = _mm512_set1_ps(scale);
   int64_t i = 0;
   for (; i + 16 <= n; i += 16)
-    _mm512_storeu_ps(y + i, _mm512_mul_ps(exp_weights(_mm512_sub_ps(_mm512_loadu_ps(x + i), t)), s));
+    _mm512_storeu_ps(y + i, _mm512_mul_ps(ty_exp_weights(_mm512_sub_ps(_mm512_loadu_ps(x + i), t)), s));
   if (i < n) {
     __mmask16 m = row_mask(i, n);
-    _mm512_mask_storeu_ps(y + i, m, _mm512_mul_ps(exp_weights(_mm512_sub_ps(_mm512_maskz_loadu_ps(m, x + i), t)), s));
+    _mm512_mask_storeu_ps(y + i, m,
+                          _mm512_mul_ps(ty_exp_weights(_mm512_sub_ps(_mm512_maskz_loadu_ps(m, x + i), t)), s));
   }
 }
 #endif

@@ -6,7 +6,10 @@
 #include "narrow.h"
 #include "stream.h"
 
-enum { WORK = 16384 }; /* elements that are worth a thread */
+enum {
+  WORK = 16384, /* elements that are worth a thread */
+  BLOCK = 1024  /* that are read once, from memory, and then again from the first cache */
+};
 
 typedef struct job {
   const void *x, *target, *weight, *g, *lse;

@@ -28,22 +28,32 @@ static inline void FN(finish)(const job *c, int64_t row, REAL lse) {
   ((REAL *)c->row_weight)[row] = of_row;
 }
 
+/* The log-sum-exp of a row in one pass over memory: what was summed is scaled when a larger element comes (Milakov and
+ * Gimelshein 2018). NaN for a row without a finite element. */
+static inline REAL FN(log_sum)(const REAL *x, int64_t n) {
+  REAL top = (REAL)-INFINITY, sum = 0;
+  for (int64_t at = 0; at < n; at += BLOCK) {
+    const int64_t k = n - at < BLOCK ? n - at : BLOCK;
+    const REAL m = FN(row_max)(x + at, k);
+    if (m > top) {
+      sum *= FN(ty_exp_weight)(top - m);
+      top = m;
+    }
+    for (int64_t i = at; i < at + k; i += FN(block)) {
+      stream_expect(x + i, STREAM_AHEAD);
+      sum += FN(row_exp_sum)(NULL, x + i, at + k - i < FN(block) ? at + k - i : FN(block),
+                             top > (REAL)-INFINITY ? top : 0);
+    }
+  }
+  return top > (REAL)-INFINITY ? top + FN(ty_log)(sum) : (REAL)NAN;
+}
+
 static void FN(rows)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
-  const int64_t n = c->classes, step = FN(block);
+  const int64_t n = c->classes;
   for (int64_t row = begin; row < end; row++) {
-    const REAL *restrict x = (const REAL *)c->x + row * n;
-    REAL lse = 0;
-    if (!c->p.log_probs) {
-      REAL sum = 0;
-      const REAL top = FN(row_max)(x, n);
-      for (int64_t at = 0; at < n; at += step) { /* the next row comes while this one is computed */
-        for (int i = 0; i < STREAM_BLOCK; i += STREAM_LINE) __builtin_prefetch((const char *)(x + n + at) + i, 0, 2);
-        sum += FN(row_exp_sum)(NULL, x + at, n - at < step ? n - at : step, top);
-      }
-      lse = top + FN(ty_log)(sum);
-    }
-    FN(finish)(c, row, lse);
+    const REAL *x = (const REAL *)c->x + row * n;
+    FN(finish)(c, row, c->p.log_probs ? 0 : FN(log_sum)(x, n));
   }
 }
 
@@ -63,6 +73,7 @@ static void FN(rows_backward)(void *context, int64_t begin, int64_t end) {
     for (int64_t at = 0; at < n; at += step) {
       const int64_t k = n - at < step ? n - at : step;
       REAL *to = (REAL *)c->dx + row * n + at, *restrict dx = c->stream ? block : to;
+      if (c->stream) stream_expect(x + at, STREAM_AHEAD);
       if (c->p.log_probs || ignored)
         for (int64_t i = 0; i < k; i++) dx[i] = 0;
       else FN(row_exp_scale)(dx, x + at, k, lse, all);

@@ -64,7 +64,7 @@ NARROW_INLINE void narrow_log_sums(const float *x, int64_t n, int rows, float *t
     __m512 row[NARROW_MOST];
     narrow_load(row, x + r * n, v, last, -INFINITY);
     top[r] = narrow_max(row, v);
-    NARROW_EACH(i) row[i] = exp_weights(_mm512_sub_ps(row[i], _mm512_set1_ps(top[r])));
+    NARROW_EACH(i) row[i] = ty_exp_weights(_mm512_sub_ps(row[i], _mm512_set1_ps(top[r])));
     sum[r] = narrow_sum(row, v);
   }
 #pragma omp simd

@@ -71,14 +71,9 @@ static inline double FN(squares)(const REAL *restrict x, int64_t n) {
   return total;
 }
 
-/* The next row is asked for while this one is computed. */
-static inline void FN(expect)(const REAL *x) {
-  for (int i = 0; i < STREAM_BLOCK; i += STREAM_LINE) __builtin_prefetch((const char *)x + i, 0, 2);
-}
-
 static void FN(rows)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
-  const int64_t n = c->width, step = c->stream ? FN(block) : n;
+  const int64_t n = c->width, step = c->stream ? FN(block) : n, ahead = stream_ahead(n * (int64_t)sizeof(REAL));
   REAL block[FN(block)];
   for (int64_t row = begin; row < end; row++) {
     const REAL *x = (const REAL *)c->x + row * n;
@@ -97,7 +92,7 @@ static void FN(rows)(void *context, int64_t begin, int64_t end) {
       const REAL *restrict from = x + at, *restrict w = c->weight ? (const REAL *)c->weight + at : NULL;
       const REAL *restrict b = c->bias ? (const REAL *)c->bias + at : NULL;
       REAL *restrict to = c->stream ? block : y + at;
-      if (c->stream) FN(expect)(from + n);
+      if (c->stream) stream_expect(from, ahead);
       if (w && b)
         for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * rstd * w[i] + b[i];
       else if (w)
@@ -151,7 +146,7 @@ static inline void FN(row_averages)(const job *c, int64_t row, REAL *average, RE
 
 /* dx of a row from its averages; adds to the chunk's dw and db where wanted. */
 static inline void FN(row_backward)(const job *c, int64_t row, REAL *dw, REAL *db) {
-  const int64_t n = c->width, step = c->stream ? FN(block) : n;
+  const int64_t n = c->width, step = c->stream ? FN(block) : n, ahead = stream_ahead(n * (int64_t)sizeof(REAL));
   const REAL *restrict x = (const REAL *)c->x + row * n, *restrict g = (const REAL *)c->g + row * n,
                        *restrict w = c->weight;
   const REAL mean = c->centred ? ((const REAL *)c->mean)[row] : 0, rstd = ((const REAL *)c->rstd)[row];
@@ -162,8 +157,8 @@ static inline void FN(row_backward)(const job *c, int64_t row, REAL *dw, REAL *d
     const REAL *restrict p = x + at, *restrict q = g + at, *restrict u = w ? w + at : NULL;
     REAL *to = (REAL *)c->dx + row * n + at, *restrict dx = c->stream ? block : to;
     REAL *restrict dw_at = dw ? dw + at : NULL, *restrict db_at = db ? db + at : NULL;
-    if (c->stream) FN(expect)(p + n);
-    if (c->stream) FN(expect)(q + n);
+    if (c->stream) stream_expect(p, ahead);
+    if (c->stream) stream_expect(q, ahead);
     if (u && db) {
 #pragma omp simd
       for (int64_t i = 0; i < k; i++) {
@@ -262,6 +257,7 @@ static inline int64_t FN(channel)(const job *c, int64_t row, int64_t segment) {
 static void FN(segments)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
   const int64_t n = c->spatial, step = c->stream || c->activation ? FN(block) : n;
+  const int64_t ahead = stream_ahead(c->row_step * (int64_t)sizeof(REAL));
   const REAL *w = c->weight, *b = c->bias;
   REAL block[FN(block)];
   for (int64_t row = begin; row < end; row++) {
@@ -279,7 +275,7 @@ static void FN(segments)(void *context, int64_t begin, int64_t end) {
         const int64_t k = n - at < step ? n - at : step, first = s * c->segment_step + at;
         const REAL *restrict from = x + first;
         REAL *restrict to = c->stream ? block : y + first;
-        if (c->stream) FN(expect)(from + c->row_step);
+        if (c->stream) stream_expect(from, ahead);
         for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * scale + shift;
         F(activate)(c->activation, to, k);
         if (c->stream) stream_copy(y + first, block, (size_t)k * sizeof(REAL));
@@ -296,6 +292,7 @@ static void FN(segments)(void *context, int64_t begin, int64_t end) {
 static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
   const int64_t step = c->stream ? FN(block) : c->spatial;
+  const int64_t ahead = stream_ahead(c->row_step * (int64_t)sizeof(REAL));
   const REAL *w = c->weight, *bias = c->bias, *all_g = c->activation ? c->dx : c->g;
   REAL block[FN(block)];
   for (int64_t row = begin; row < end; row++) {
@@ -335,8 +332,8 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
         const int64_t at = row * c->row_step + s * c->segment_step + from;
         const REAL *x = (const REAL *)c->x + at, *g = all_g + at;
         REAL *dx = c->stream ? block : (REAL *)c->dx + at; /* may be g */
-        if (c->stream) FN(expect)(x + c->row_step);
-        if (c->stream) FN(expect)(g + c->row_step);
+        if (c->stream) stream_expect(x, ahead);
+        if (c->stream) stream_expect(g, ahead);
 #pragma omp simd
         for (int64_t i = 0; i < k; i++) dx[i] = rstd * (g[i] * scale - a - (x[i] - mean) * rstd * a_h);
         if (c->stream) stream_copy((REAL *)c->dx + at, block, (size_t)k * sizeof(REAL));

@@ -6,7 +6,7 @@ NARROW_INLINE void narrow_softmax(const job *c, int64_t begin, int64_t end, int 
     __m512 x[NARROW_MOST];
     narrow_load(x, (const float *)c->x + row * n, v, last, -INFINITY);
     const __m512 top = _mm512_set1_ps(narrow_max(x, v));
-    NARROW_EACH(i) x[i] = exp_weights(_mm512_sub_ps(x[i], top));
+    NARROW_EACH(i) x[i] = ty_exp_weights(_mm512_sub_ps(x[i], top));
     /* Without any finite element all of this is NaN, and so are the lanes beyond the row, which are not stored. */
     const __m512 scale = _mm512_set1_ps(1 / narrow_sum(x, v));
     NARROW_EACH(i) x[i] = _mm512_mul_ps(x[i], scale);
@@ -38,7 +38,7 @@ NARROW_INLINE void narrow_backward(const job *c, int64_t begin, int64_t end, int
     narrow_load(g, (const float *)c->g + row * n, v, last, 0);
     if (c->log) {
       const __m512 sum = _mm512_set1_ps(narrow_sum(g, v));
-      NARROW_EACH(i) g[i] = _mm512_fnmadd_ps(exp_weights(y[i]), sum, g[i]);
+      NARROW_EACH(i) g[i] = _mm512_fnmadd_ps(ty_exp_weights(y[i]), sum, g[i]);
     } else {
       __m512 p[NARROW_MOST];
       NARROW_EACH(i) p[i] = _mm512_mul_ps(g[i], y[i]);

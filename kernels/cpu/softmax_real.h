@@ -3,14 +3,9 @@
 
 enum { FN(block) = STREAM_BLOCK / sizeof(REAL) };
 
-/* The next line is asked for while this one is computed. */
-static inline void FN(expect)(const REAL *x) {
-  for (int i = 0; i < STREAM_BLOCK; i += STREAM_LINE) __builtin_prefetch((const char *)x + i, 0, 2);
-}
-
 static void FN(lines)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
-  const int64_t n = c->n, step = FN(block);
+  const int64_t n = c->n, step = FN(block), ahead = stream_ahead(n * (int64_t)sizeof(REAL));
   REAL block[FN(block)], room[ROOM], *scratch = NULL;
   const size_t bytes = (size_t)n * sizeof(REAL);
   if (c->stream && !c->log && n > ROOM && n <= LONG) scratch = ty_scratch_alloc(bytes);
@@ -21,7 +16,7 @@ static void FN(lines)(void *context, int64_t begin, int64_t end) {
     const bool again = c->log || (c->stream && n > ROOM && !scratch);
     const REAL top = FN(row_max)(x, n);
     for (int64_t i = 0; i < n; i += step) {
-      FN(expect)(x + n + i);
+      stream_expect(x + i, ahead);
       sum += FN(row_exp_sum)(again ? NULL : e + i, x + i, n - i < step ? n - i : step, top);
     }
     const REAL scale = 1 / sum, shift = FN(ty_log)(sum);
@@ -48,7 +43,7 @@ static void FN(lines)(void *context, int64_t begin, int64_t end) {
 
 static void FN(lines_backward)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
-  const int64_t n = c->n, step = FN(block);
+  const int64_t n = c->n, step = FN(block), ahead = stream_ahead(n * (int64_t)sizeof(REAL));
   REAL block[FN(block)], p[FN(block)];
   for (int64_t line = begin; line < end; line++) {
     const REAL *restrict y = (const REAL *)c->x + line * n, *restrict g = (const REAL *)c->g + line * n;
@@ -67,8 +62,8 @@ static void FN(lines_backward)(void *context, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < n; i += step) {
       const int64_t k = n - i < step ? n - i : step;
       REAL *restrict dx = c->stream ? block : (REAL *)c->out + line * n + i;
-      FN(expect)(g + n + i);
-      if (!c->log) FN(expect)(y + n + i);
+      stream_expect(g + i, ahead);
+      if (!c->log) stream_expect(y + i, ahead);
       if (c->log) {
         FN(row_exp_scale)(p, y + i, k, 0, sum);
 #pragma omp simd

@@ -13,8 +13,19 @@
 enum {
   STREAM_BLOCK = 1024,     /* bytes: larger ones leave the memory idle while they are computed */
   STREAM_LEAST = 32 << 20, /* bytes of a result from which on writing and then reading it is faster this way */
+  STREAM_AHEAD = 16384,    /* bytes: nearer than that, memory does not answer in time */
   STREAM_LINE = 64
 };
+
+/* Asks for a block that will be read `ahead` bytes after the one at x. */
+static inline __attribute__((unused)) void stream_expect(const void *x, int64_t ahead) {
+  for (int i = 0; i < STREAM_BLOCK; i += STREAM_LINE) __builtin_prefetch((const char *)x + ahead + i, 0, 2);
+}
+
+/* How far ahead where rows of so many bytes are read several times each: the next one, or some more of short ones. */
+static inline __attribute__((unused)) int64_t stream_ahead(int64_t row) {
+  return row > STREAM_AHEAD ? row : STREAM_AHEAD;
+}
 
 static inline bool stream_pays(int64_t bytes) { return bytes > STREAM_LEAST; }
 

@@ -33,7 +33,8 @@ local parts = {
   nn = "tycho.nn", optim = "tycho.optim", data = "tycho.data", train = "tycho.train", plot = "tycho.plot",
   recipe = "tycho.recipe", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
 }
-local members = { compile = "tycho.compile", graph = "tycho.compile", fuse = "tycho.compile" } -- functions of parts that have several
+-- Functions of parts that have several.
+local members = { compile = "tycho.compile", graph = "tycho.compile", fuse = "tycho.compile" }
 
 local names = {}
 for name in pairs(parts) do names[#names + 1] = name end

@@ -8,8 +8,8 @@
 static atomic_uint_fast64_t passes;
 
 typedef struct walk {
-  ty_node **nodes;
-  int count, capacity;
+  ty_node **nodes, *few[64];
+  int count, capacity; /* of nodes[], which is few[] as long as they fit */
   uint64_t pass;
   ty_tensor *const *inputs; /* gradients asked for; NULL: accumulate into leaves */
   ty_tensor **results;
@@ -26,8 +26,10 @@ typedef struct walk {
 static bool push(walk *w, ty_node *n) {
   if (n->pass == w->pass) return true;
   if (w->count == w->capacity) {
-    int capacity = w->capacity ? 2 * w->capacity : 256;
-    ty_node **nodes = realloc(w->nodes, sizeof *nodes * (size_t)capacity);
+    bool were_few = w->nodes == w->few;
+    int capacity = 4 * w->capacity;
+    ty_node **nodes = realloc(were_few ? NULL : w->nodes, sizeof *nodes * (size_t)capacity);
+    if (nodes && were_few) memcpy(nodes, w->few, sizeof w->few);
     if (!nodes) return ty_fail(TY_ENOMEM, "backward: out of memory for %d nodes", capacity);
     w->nodes = nodes;
     w->capacity = capacity;
@@ -50,6 +52,13 @@ static bool find(walk *w) {
 static int newest_first(const void *a, const void *b) {
   uint64_t p = (*(ty_node *const *)a)->seq, q = (*(ty_node *const *)b)->seq;
   return p < q ? 1 : p > q ? -1 : 0;
+}
+
+/* In the order of the walk. A chain is found in it. */
+static void sort(walk *w) {
+  int i = 1;
+  while (i < w->count && w->nodes[i - 1]->seq > w->nodes[i]->seq) i++;
+  if (i < w->count) qsort(w->nodes, (size_t)w->count, sizeof *w->nodes, newest_first);
 }
 
 static int index_of(const walk *w, const ty_node *node, int output, const ty_tensor *leaf) {
@@ -333,11 +342,16 @@ static bool seed(walk *w, ty_tensor *t, ty_tensor *g, int i) {
 
 bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int noutputs, ty_tensor *const *inputs,
                      ty_tensor **results, int ninputs, ty_backward_options options) {
-  walk w = { .pass = atomic_fetch_add(&passes, 1) + 1,
-             .inputs = inputs,
-             .results = results,
-             .ninputs = ninputs,
-             .options = options };
+  walk w;
+  w.pass = atomic_fetch_add(&passes, 1) + 1;
+  w.nodes = w.few;
+  w.capacity = sizeof w.few / sizeof *w.few;
+  w.count = w.nhooked = 0;
+  w.hooked = NULL;
+  w.inputs = inputs;
+  w.results = results;
+  w.ninputs = ninputs;
+  w.options = options;
   w.options.keep_graph |= options.create_graph;
   bool was = ty_set_grad_enabled(options.create_graph), ok = true;
   ty_scope scope;
@@ -350,7 +364,7 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
   for (int i = 0; i < noutputs && ok; i++) ok = seed(&w, outputs[i], grads ? grads[i] : NULL, i);
   ok = ok && find(&w);
   if (ok) {
-    qsort(w.nodes, (size_t)w.count, sizeof *w.nodes, newest_first);
+    sort(&w);
     if (inputs) mark_needed(&w);
   }
   for (int i = 0; i < w.count; i++) {
@@ -373,7 +387,7 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
     ty_release(w.hooked[i].leaf);
   }
   free(w.hooked);
-  free(w.nodes);
+  if (w.nodes != w.few) free(w.nodes);
   ty_scope_close(&scope);
   ty_set_grad_enabled(was);
   for (int i = 0; i < ninputs && ok; i++)

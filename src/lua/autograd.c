@@ -177,6 +177,68 @@ static int set_grad(lua_State *L) {
   return 0;
 }
 
+/* ---- the gradients of lists of leaves, for optimizers ---- */
+
+static ty_tensor *leaf_at(lua_State *L, int list, lua_Integer i) {
+  lua_rawgeti(L, list, i);
+  ty_handle *h = ty_lua_handle_at(L, -1);
+  if (!h || !h->t)
+    luaL_error(L, "parameter %d: expected a tensor, got %s", (int)i,
+               h ? "one that was released (by its scope, <close> or :free())" : luaL_typename(L, -1));
+  return h->t;
+}
+
+/* clear_grads(list): drops them all. */
+static int clear_grads(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  lua_Integer n = (lua_Integer)lua_rawlen(L, 1);
+  for (lua_Integer i = 1; i <= n; i++) {
+    ty_clear_grad(leaf_at(L, 1, i));
+    lua_pop(L, 1);
+  }
+  return 0;
+}
+
+/* gather_grads(list, known, grads): grads[i], a handle kept from call to call, gets the gradient of list[i]. False when
+ * the list is not what it was, or when other leaves have gradients than those with a handle (the others: false). */
+static int gather_grads(lua_State *L) {
+  for (int i = 1; i <= 3; i++) luaL_checktype(L, i, LUA_TTABLE);
+  lua_Integer n = (lua_Integer)lua_rawlen(L, 1);
+  bool same = (lua_Integer)lua_rawlen(L, 2) == n;
+  for (lua_Integer i = 1; i <= n && same; i++) {
+    ty_tensor *t = leaf_at(L, 1, i);
+    lua_rawgeti(L, 2, i);
+    lua_rawgeti(L, 3, i);
+    if (ty_is_recording()) ty_recorded_grad(t, true);
+    ty_handle *h = ty_lua_handle_at(L, -1);
+    ty_tensor *g = ty_grad_of(t);
+    same = lua_rawequal(L, -2, -3) && !h == !g;
+    if (same && h) {
+      ty_release(h->t);
+      h->t = ty_retain(g);
+    }
+    lua_pop(L, 3);
+  }
+  lua_pushboolean(L, same);
+  return 1;
+}
+
+/* drop_grads(grads): empties the handles. */
+static int drop_grads(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  lua_Integer n = (lua_Integer)lua_rawlen(L, 1);
+  for (lua_Integer i = 1; i <= n; i++) {
+    lua_rawgeti(L, 1, i);
+    ty_handle *h = ty_lua_handle_at(L, -1);
+    if (h) {
+      ty_release(h->t);
+      h->t = NULL;
+    }
+    lua_pop(L, 1);
+  }
+  return 0;
+}
+
 /* ---- hooks on gradients ---- */
 
 static ty_tensor *call_hook(void *owner, ty_tensor *g, bool *failed) {
@@ -363,11 +425,15 @@ static int record(lua_State *L) {
 
 void ty_lua_open_autograd(lua_State *L, int table) {
   lua_pushvalue(L, table);
-  luaL_setfuncs(
-      L,
-      (const luaL_Reg[]){
-          { "grad", grad }, { "saved_tensor_hooks", saved_tensor_hooks }, { "record", record }, { NULL, NULL } },
-      0);
+  luaL_setfuncs(L,
+                (const luaL_Reg[]){ { "grad", grad },
+                                    { "saved_tensor_hooks", saved_tensor_hooks },
+                                    { "record", record },
+                                    { "clear_grads", clear_grads },
+                                    { "gather_grads", gather_grads },
+                                    { "drop_grads", drop_grads },
+                                    { NULL, NULL } },
+                0);
   lua_pop(L, 1);
   ty_lua_push_methods(L);
   luaL_setfuncs(L,

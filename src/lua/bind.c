@@ -14,6 +14,7 @@ enum { MAX_ARGS = 16, MAX_INTS = 96, UP_BOUND = 1, UP_METATABLE = 2 };
 typedef struct bound {
   ty_lua_state *state;
   const ty_op *op;
+  ty_value *defaults; /* of each argument */
 } bound;
 
 typedef struct parse {
@@ -263,10 +264,11 @@ static bool has_named(lua_State *L, int index) {
 
 /* ---- the whole call ---- */
 
-static void defaults(parse *p) {
-  for (int i = 0; i < p->op->nargs; i++) {
-    const ty_arg *a = &p->op->args[i];
-    ty_value *v = &p->value[i];
+/* What the arguments are that nobody gives; `ints` has room for an integer of each. */
+static void set_defaults(const bound *b, int64_t *ints) {
+  for (int i = 0; i < b->op->nargs; i++) {
+    const ty_arg *a = &b->op->args[i];
+    ty_value *v = &b->defaults[i];
     switch (a->kind) {
       case TY_ARG_TENSOR:
       case TY_ARG_OPTIONAL:
@@ -285,11 +287,8 @@ static void defaults(parse *p) {
         break;
       case TY_ARG_INTS:
       case TY_ARG_VARINTS:
-        v->is = (ty_ints){ p->ints + p->nints, 0 };
-        if (a->text && a->text[0]) {
-          p->ints[p->nints++] = atoll(a->text);
-          v->is.n = 1;
-        }
+        ints[i] = a->text ? atoll(a->text) : 0;
+        v->is = (ty_ints){ &ints[i], a->text && a->text[0] };
         v->kind = TY_INTS;
         break;
       default: *v = ty_value_of_int(a->integer);
@@ -356,7 +355,7 @@ static inline ty_handle *push_empty(lua_State *L, ty_lua_state *s) {
 
 static inline void begin(lua_State *L, ty_lua_state *s) {
   ty_lua_current = L;
-  if (__builtin_expect(ty_memory_live(TY_CPU) > s->soft_limit || s->handles > s->handle_limit, 0)) ty_lua_poll(L);
+  if (__builtin_expect(ty_memory_live(TY_CPU) > s->soft_limit || s->handles > s->young_limit, 0)) ty_lua_poll(L);
 }
 
 static int call_op(lua_State *L) {
@@ -371,7 +370,7 @@ static int call_op(lua_State *L) {
   p.nints = 0;
   p.given = 0;
   p.sizes[0] = '\0';
-  defaults(&p);
+  memcpy(value, b->defaults, sizeof *value * op->nargs);
   read_all(&p);
   begin(L, s);
   int nout = op->nout, shown = op->flags & FIRST ? 1 : nout;
@@ -397,7 +396,7 @@ static int call_inplace(lua_State *L) {
   const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
   ty_value value[MAX_ARGS];
   parse p = { .L = L, .op = b->op, .value = value };
-  defaults(&p);
+  memcpy(value, b->defaults, sizeof *value * p.op->nargs);
   read_all(&p);
   begin(L, b->state);
   if (!ty_call_inplace((ty_op_id)p.op->id, value)) return ty_lua_error(L);
@@ -532,9 +531,18 @@ void ty_lua_open_ops(lua_State *L, int table) {
   } operators[] = { { "__add", "add" }, { "__sub", "sub" },        { "__mul", "mul" },      { "__div", "div" },
                     { "__pow", "pow" }, { "__idiv", "floor_div" }, { "__mod", "remainder" } };
   static const char key;
-  bound *all = lua_newuserdatauv(L, sizeof *all * TY_OP_COUNT, 0);
+  size_t nargs = 0;
+  for (int i = 0; i < TY_OP_COUNT; i++) nargs += ty_ops[i].nargs;
+  bound *all = lua_newuserdatauv(L, sizeof *all * TY_OP_COUNT + (sizeof(ty_value) + sizeof(int64_t)) * nargs, 0);
   lua_rawsetp(L, LUA_REGISTRYINDEX, &key);
-  for (int i = 0; i < TY_OP_COUNT; i++) all[i] = (bound){ ty_lua_state_of(L), &ty_ops[i] };
+  ty_value *value = (ty_value *)(all + TY_OP_COUNT);
+  int64_t *ints = (int64_t *)(value + nargs);
+  for (int i = 0; i < TY_OP_COUNT; i++) {
+    all[i] = (bound){ ty_lua_state_of(L), &ty_ops[i], value };
+    set_defaults(&all[i], ints);
+    value += ty_ops[i].nargs;
+    ints += ty_ops[i].nargs;
+  }
   ty_lua_push_methods(L);
   int methods = lua_gettop(L);
   for (int i = 0; i < TY_OP_COUNT; i++) {

@@ -13,7 +13,9 @@ enum {
   FLOOR = 64 << 20,     /* below this many live bytes, */
   HANDLES_FLOOR = 4096, /* or this many handles and these more per KiB of Lua's heap, the collector is left to Lua */
   HANDLES_PER_KB = 8,
-  TIDY_BYTES = 16 << 20
+  TIDY_BYTES = 16 << 20,
+  YOUNG_HANDLES = 256,  /* after so many, */
+  YOUNG_BYTES = 1 << 20 /* if they brought no more than this, the dead are swept while they lie in the cache */
 };
 
 ty_lua_state *ty_lua_state_of(lua_State *L) {
@@ -109,19 +111,28 @@ static int handle_collect(lua_State *L) {
 
 /* Bytes matter because Lua does not see those of tensors; numbers because Lua's own pace, set by its own bytes, lets
  * dead tensors spread far beyond the caches (and without bound in incremental mode, which runs few finalizers at a
- * time). A full collection costs by the size of Lua's heap, and so does its share of each handle here. */
+ * time). A full collection costs by the size of Lua's heap, and so does its share of each handle here. A young one
+ * costs by the number of new objects: small tensors are swept early, so that the next ones take memory that is in the
+ * cache. With large ones nothing is to be won, and what a step holds would count as old before the step is over. */
 void ty_lua_poll(lua_State *L) {
   ty_lua_state *s = ty_lua_state_of(L);
   int64_t live = ty_memory_live(TY_CPU);
-  if (live <= s->soft_limit && s->handles <= s->handle_limit) return;
-  lua_gc(L, LUA_GCCOLLECT);
-  live = ty_memory_live(TY_CPU);
-  s->soft_limit = live * 2 > FLOOR ? live * 2 : FLOOR;
-  int64_t least = HANDLES_FLOOR + HANDLES_PER_KB * (int64_t)lua_gc(L, LUA_GCCOUNT);
-  s->handle_limit = s->handles * 2 > least ? s->handles * 2 : least;
+  if (live > s->soft_limit || s->handles > s->handle_limit) {
+    lua_gc(L, LUA_GCCOLLECT);
+    live = ty_memory_live(TY_CPU);
+    s->soft_limit = live * 2 > FLOOR ? live * 2 : FLOOR;
+    int64_t least = HANDLES_FLOOR + HANDLES_PER_KB * (int64_t)lua_gc(L, LUA_GCCOUNT);
+    s->handle_limit = s->handles * 2 > least ? s->handles * 2 : least;
+  } else if (s->handles <= s->young_limit) {
+    return;
+  } else if (live - s->young_bytes <= YOUNG_BYTES && lua_gc(L, LUA_GCISRUNNING)) {
+    lua_gc(L, LUA_GCSTEP, 0);
+  }
+  s->young_limit = s->handles + YOUNG_HANDLES;
+  s->young_bytes = ty_memory_live(TY_CPU);
 }
 
-/* A young collection, which costs by the number of new objects: in incremental mode nothing comes of it. */
+/* In incremental mode nothing comes of it. */
 void ty_lua_tidy(lua_State *L) {
   ty_lua_state *s = ty_lua_state_of(L);
   if (ty_memory_live(TY_CPU) - s->tidied > TIDY_BYTES) lua_gc(L, LUA_GCSTEP, 0);

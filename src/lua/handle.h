@@ -30,6 +30,8 @@ typedef struct ty_lua_state {
   int64_t tidied;       /* live bytes after the last collection */
   int64_t handles;      /* made and not collected */
   int64_t handle_limit; /* of these, likewise */
+  int64_t young_limit;  /* of these, at which a young collection may run */
+  int64_t young_bytes;  /* live bytes when that was set */
 } ty_lua_state;
 
 extern const char ty_handle_magic;

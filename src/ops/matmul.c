@@ -122,6 +122,7 @@ bool fwd_matmul(ty_call *c) {
 
 /* Everything before the last dimension as one. */
 static ty_tensor *as_rows(ty_tensor *x) {
+  if (x->v.ndim == 2) return x;
   int64_t rows = 1;
   for (int d = 0; d < x->v.ndim - 1; d++) rows *= x->v.size[d];
   return ty_reshape(x, TY_INTS(rows, x->v.size[x->v.ndim - 1]));

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SMALL = 512, STEPS = 8, CLASSES = 40 * STEPS, HUGE = 2 << 20, REPORTED = 8 };
+enum { SMALL = 4096, LEAST = 512, STEPS = 8, CLASSES = 40 * STEPS, HUGE = 2 << 20, REPORTED = 8 };
 
 struct ty_live { /* a large live storage, for the out-of-memory report */
   struct ty_live *next, *prev;
@@ -92,7 +92,7 @@ static int64_t budget_of(pool *p) {
 }
 
 static int size_class(size_t bytes, size_t *rounded) {
-  if (bytes < SMALL) bytes = SMALL;
+  if (bytes < LEAST) bytes = LEAST; /* a GPU gives no less */
   int log = 63 - __builtin_clzll(bytes);
   size_t base = (size_t)1 << log, step = base / STEPS;
   size_t k = (bytes - base + step - 1) / step;

@@ -5,7 +5,7 @@
 
 #include "memory.h"
 
-enum { UNIT = 64, CLASSES = 16, CHUNK = 64 * 1024 };
+enum { UNIT = 64, CLASSES = 65, CHUNK = 64 * 1024 };
 
 static _Thread_local int64_t fail_at, allocations;
 static _Thread_local bool fail_repeat;

@@ -178,6 +178,23 @@ function ty.ops() end
 ---@param backward fun(...: Tensor?): Tensor? ...
 function ty.record(name, inputs, outputs, backward) end
 
+--- Drops the gradients of a list of leaves.
+---@param list Tensor[]
+function ty.clear_grads(list) end
+
+--- What an optimizer asks at every step: grads[i], a tensor kept from call to call, becomes the gradient of list[i].
+-- False when the list is not `known`, or when other leaves have gradients than those that have a tensor in grads (false
+-- stands for the others).
+---@param list Tensor[]
+---@param known Tensor[]
+---@param grads (Tensor|false)[]
+---@return boolean
+function ty.gather_grads(list, known, grads) end
+
+--- Releases what the tensors of gather_grads hold, until it fills them again.
+---@param grads (Tensor|false)[]
+function ty.drop_grads(grads) end
+
 --- Native memory in bytes: live, cached, peak, budget; and the count of allocations.
 ty.memory = {}
 

@@ -15,6 +15,7 @@ local Module = {}
 Module.__index = Module
 Module.__name = "Module"
 Module._is_module = true
+Module._hooks = false -- a module's own, when it gets some
 
 local is_tensor = ty.is_tensor
 
@@ -55,7 +56,7 @@ end
 
 --- Calls forward(), with the hooks around it.
 function Module.__call(self, ...)
-  local hooks = rawget(self, "_hooks")
+  local hooks = self._hooks
   if not hooks then return self:forward(...) end
   local input = table.pack(...)
   for _, hook in ipairs(hooks.before) do
@@ -77,9 +78,8 @@ end
 
 local function construct(class, ...)
   local self = setmetatable({}, class)
-  for key, value in pairs { _order = {}, _known = {}, _parameters = {}, _buffers = {}, training = true } do
-    rawset(self, key, value)
-  end
+  for key, value in pairs { _order = {}, _known = {}, _parameters = {}, _buffers = {}, _hooks = false,
+    training = true } do rawset(self, key, value) end
   self:init(...)
   return self
 end
@@ -351,7 +351,7 @@ function Module:_add_hook(where, fn)
     for i, other in ipairs(hooks[where]) do
       if other == fn then table.remove(hooks[where], i) break end
     end
-    if #hooks.before == 0 and #hooks.after == 0 then rawset(self, "_hooks", nil) end
+    if #hooks.before == 0 and #hooks.after == 0 then rawset(self, "_hooks", false) end
   end
 end
 

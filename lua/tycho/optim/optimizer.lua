@@ -3,6 +3,7 @@ local ty = require "tycho"
 local settings_of = require("tycho.nn.options")
 local read = settings_of.read
 local program = ty.core.program
+local clear_grads, gather_grads, drop_grads = ty.core.clear_grads, ty.core.gather_grads, ty.core.drop_grads
 
 ---@class Optimizer
 ---@field groups table[]  lists of parameters with their settings: group.lr and so on may be changed at any time
@@ -66,9 +67,8 @@ end
 
 --- Drops the gradients of all parameters.
 function Optimizer:zero_grad()
-  for _, group in ipairs(self.groups) do
-    for _, p in ipairs(group.params) do p:set_grad() end
-  end
+  local groups = self.groups
+  for i = 1, #groups do clear_grads(groups[i].params) end
 end
 
 -- All gradients there are.
@@ -91,79 +91,60 @@ end
 function Optimizer:grad_norm() return ty.norm_list(gradients(self), 2):item() end
 
 -- The batches of a group: parameters with gradients that are treated alike and have taken part in equally many steps
--- share one native call. where[i] is the batch of the i-th parameter, slot[i] its place there.
-local function plan_of(self, group)
+-- share one native call. plan.params are the parameters it was made for and plan.grads the handles of their gradients,
+-- false where there is none; the batches have the same handles. Between steps the handles are empty: what they hold
+-- would live on after zero_grad.
+local function plan_of(self, group, setting)
   local rules, averages = self.rules, self.ema and self.ema:averages_of_weights() or {}
-  local plan = { params = group.params, where = {}, slot = {}, setting = rules.setting and rules.setting(group) }
+  local plan = { params = {}, grads = {}, setting = setting }
   local by_key = {}
   for i, p in ipairs(group.params) do
-    local state, batch = self.state[p], false
-    if p.grad then
+    local state, grad = self.state[p], p.grad
+    if grad then
       local kind = rules.kind(group, p, state)
       state = state or { step = 0 }
       self.state[p] = state
       local key = ("%s %d %s"):format(kind, state.step, averages[p] and "averaged" or "")
-      batch = by_key[key]
+      local batch = by_key[key]
       if not batch then
         batch = { kind = kind, step = state.step, states = {}, params = {}, grads = {}, averages = {} }
         for slot in pairs(rules.slots[kind]) do batch[slot] = {} end
         by_key[key], plan[#plan + 1] = batch, batch
       end
       local n = #batch.params + 1
-      batch.params[n], batch.averages[n], batch.states[n], plan.slot[i] = p, averages[p], state, n
+      batch.params[n], batch.averages[n], batch.states[n], batch.grads[n] = p, averages[p], state, ty.keep(grad)
       for slot, make in pairs(rules.slots[kind]) do
         if not state[slot] then state[slot] = ty.keep(make(p)) end
         batch[slot][n] = state[slot]
       end
     end
-    plan.where[i] = batch
+    plan.params[i], plan.grads[i] = p, grad or false
   end
   return plan
 end
 
--- Puts this step's gradients into the batches; false when the plan no longer fits what is there.
-local function fill(plan, group, setting)
-  local params, where, slot = group.params, plan.where, plan.slot
-  if plan.params ~= params or #where ~= #params or plan.setting ~= setting then return false end
-  for i = 1, #params do
-    local p, batch = params[i], where[i]
-    local grad = p.grad
-    if not batch then
-      if grad then return false end
-    else
-      local n = slot[i]
-      if not grad or batch.params[n] ~= p then return false end
-      batch.grads[n] = grad
-    end
-  end
-  return true
-end
-
--- Batches hold no gradients between steps: they would live on after zero_grad.
-local function clear(plan)
-  for _, batch in ipairs(plan) do
-    local grads = batch.grads
-    for i = #grads, 1, -1 do grads[i] = nil end
-  end
+-- The plan of a group with this step's gradients; a new one when the last does not fit what is there.
+local function prepare(self, group)
+  local setting = self.rules.setting and self.rules.setting(group)
+  local plan = self.plans[group]
+  if plan and plan.setting == setting and gather_grads(group.params, plan.params, plan.grads) then return plan end
+  if plan then drop_grads(plan.grads) end
+  plan = plan_of(self, group, setting)
+  self.plans[group], self.rest = plan, nil
+  return plan
 end
 
 local function count(batch)
-  batch.step = batch.step + 1
-  for _, state in ipairs(batch.states) do state.step = batch.step end
+  local step, states = batch.step + 1, batch.states
+  batch.step = step
+  for i = 1, #states do states[i].step = step end
 end
 
 local function step_group(self, group, lr, clip)
-  local rules = self.rules
-  local setting = rules.setting and rules.setting(group)
-  local plan = self.plans[group]
-  if not plan or not fill(plan, group, setting) then
-    if plan then clear(plan) end
-    plan = plan_of(self, group)
-    self.plans[group], self.rest = plan, nil
-    fill(plan, group, setting)
-  end
-  local recording = program.is_recording()
-  for _, batch in ipairs(plan) do
+  local rules, recording = self.rules, program.is_recording()
+  local plan = prepare(self, group)
+  for i = 1, #plan do
+    local batch = plan[i]
     if recording then -- what a step does besides computing
       program.on_replay(function()
         count(batch)
@@ -174,7 +155,7 @@ local function step_group(self, group, lr, clip)
     rules.step(batch.kind, group, batch, lr, clip)
     if recording and clip.norm then program.clip(clip.norm, self.clip_norm) end
   end
-  clear(plan)
+  drop_grads(plan.grads)
 end
 
 -- The parameters that got their average in the pass.
@@ -200,13 +181,13 @@ local function step(self)
     clip.weight = ema:advance()
   end
   local factor = self.schedule(self.steps)
-  for _, group in ipairs(self.groups) do step_group(self, group, group.lr * factor, clip) end
+  for i = 1, #self.groups do step_group(self, self.groups[i], self.groups[i].lr * factor, clip) end
   if ema then
     self.rest = self.rest or ema:others(averaged(self))
     if self.rest.weights[1] then program.on_replay(function() return clip.weight end) end
     ema:move(self.rest, clip.weight)
   end
-  program.on_replay(function() self.steps = self.steps + 1 end)
+  if program.is_recording() then program.on_replay(function() self.steps = self.steps + 1 end) end
   self.steps = self.steps + 1
   return clip.norm and not program.is_compiling() and clip.norm:item() or clip.norm
 end
