@@ -41,7 +41,7 @@ static bool fail_devices(const ty_op *op, const char *name, const ty_tensor *fir
                      ty_device_name(ty_device_of(first)), ty_describe(t));
 }
 
-/* Dtype class of the first tensor, one device for all. */
+/* Dtype class of the first tensor, one device for all but a copy. */
 static bool check_inputs(const ty_op *op, const ty_value *arg) {
   const ty_tensor *first = NULL;
   for (int i = 0; i < op->nargs; i++) {
@@ -50,7 +50,7 @@ static bool check_inputs(const ty_op *op, const ty_value *arg) {
       if (!first) {
         first = t;
         if (__builtin_expect(!in_class(ty_dtype_of(t), op->flags), 0)) return fail_class(op, op->args[i].name, t);
-      } else if (__builtin_expect(ty_device_of(t) != ty_device_of(first), 0)) {
+      } else if (__builtin_expect(ty_device_of(t) != ty_device_of(first), 0) && op->id != TY_OP_copy_) {
         return fail_devices(op, op->args[i].name, first, t);
       }
     } else if (arg[i].kind == TY_TENSORS) {

@@ -72,7 +72,8 @@ bool fwd_copy_(ty_call *c) {
 
 bool vjp_copy_(ty_vjp *c) {
   if (c->need[0]) c->dx[0] = ty_zeros_like(c->g[0], TY_DTYPE_DEFAULT);
-  if (c->need[1]) c->dx[1] = c->g[0];
+  if (c->need[1])
+    c->dx[1] = ty_vjp_device(c, 1) == ty_device_of(c->g[0]) ? c->g[0] : ty_to_device(c->g[0], ty_vjp_device(c, 1));
   return true;
 }
 

@@ -1,0 +1,167 @@
+-- What concerns a GPU as a whole; each op has its tests in run_ops.lua --device cuda. Without a GPU, and without the
+-- emulated device (TYCHO_CUDA_LIBRARY), only the errors are tested.
+local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+local nn, optim = ty.nn, ty.optim
+local count, why = ty.cuda.count()
+
+local function live()
+  collectgarbage()
+  collectgarbage()
+  return ty.memory.stats("cuda").live
+end
+
+check.test("names of devices", function()
+  check.fails(function() ty.zeros(2, { device = "cuda:x" }) end, "unknown device")
+  check.fails(function() ty.zeros(2, { device = "gpu" }) end, "unknown device")
+  check.fails(function() ty.zeros(2):to "cuda:99" end, count == 0 and why or "there ")
+  check.fails(function() ty.memory.stats "cuda:99" end, "memory: ")
+  if count == 0 then
+    check.equal(#why > 10, true, "a reason")
+    check.fails(function() ty.zeros(2, { device = "cuda" }) end, why)
+    check.fails(function() ty.cuda.synchronize() end, why)
+  end
+end)
+
+if count == 0 then
+  check.finish()
+  return
+end
+
+check.test("moving, reading, printing", function()
+  local x = ty.randn(3, 4)
+  local g = x:to "cuda"
+  check.equal(tostring(g.device), "cuda:0")
+  check.equal(g:tolist(), x:tolist())
+  check.equal(g["1, 2"]:item(), x["1, 2"]:item())
+  check.equal(g:transpose(0, 1):to("cpu"):tolist(), x:transpose(0, 1):tolist())
+  check.equal(tostring(g):gsub("cuda:0", "cpu"), tostring(x))
+  check.equal(x:to({ device = "cuda", dtype = "f16" }):to("f32"):to("cpu"):tolist(), x:to("f16"):to("f32"):tolist())
+  check.equal(ty.tensor({ { 1, 2 }, { 3, 4 } }, { device = "cuda" }):tolist(), { { 1, 2 }, { 3, 4 } })
+  local y = ty.zeros(3, 4):copy_(g)
+  check.equal(y:tolist(), x:tolist())
+  y = ty.zeros(4, 3, { device = "cuda" }):transpose(0, 1):copy_(x)
+  check.equal(y:tolist(), x:tolist())
+  local leaf = ty.ones(3, 4):requires_grad_()
+  ty.zeros(3, 4, { device = "cuda" }):copy_(leaf * 2):to("cpu"):sum():backward()
+  check.equal(leaf.grad:sum():item(), 24)
+  check.equal(ty.zeros(0, 3):to("cuda"):tolist(), {})
+end)
+
+check.test("gradients go where the tensors came from", function()
+  local x = ty.randn(5):requires_grad_()
+  local y = x:to "cuda" * 3
+  y:sum():backward()
+  check.equal(x.grad:tolist(), { 3, 3, 3, 3, 3 })
+  check.equal(tostring(x.grad.device), "cpu")
+end)
+
+check.test("tensors on two devices", function()
+  local x, g = ty.ones(3), ty.ones(3, { device = "cuda" })
+  check.fails(function() return x + g end, "expected a tensor on cpu like the first argument")
+  check.fails(function() return g + x end, "expected a tensor on cuda:0 like the first argument")
+  if count > 1 then
+    local h = g:to "cuda:1"
+    check.equal(h:tolist(), { 1, 1, 1 })
+    check.fails(function() return g + h end, "cuda:0")
+    check.equal((h + 1):tolist(), { 2, 2, 2 })
+    check.equal((g + 1):tolist(), { 2, 2, 2 })
+  end
+end)
+
+check.test("an index out of range is raised when the GPU is waited for, and work goes on", function()
+  local x = ty.ones(4, 2, { device = "cuda" })
+  local bad = ty.tensor({ 1, 7 }, { device = "cuda", dtype = "i64" })
+  check.fails(function() return x:index_select(0, bad):tolist() end, "index 7 is out of range for size 4")
+  check.equal(x:sum():item(), 8)
+  check.fails(function()
+    ty.index_select(x, 0, bad)
+    ty.cuda.synchronize()
+  end, "index_select: index 7")
+  ty.cuda.synchronize()
+end)
+
+check.test("memory", function()
+  local before = live()
+  local x = ty.zeros(1000, { device = "cuda" })
+  check.equal(live() - before >= 4000, true, "counted")
+  x:free()
+  check.equal(live(), before, "released")
+  ty.memory.set_budget("cuda", before + 2 ^ 20)
+  check.fails(function() return ty.zeros(2 ^ 20, { device = "cuda" }) end, "out of memory on cuda:0: wanted 4.0 MiB")
+  ty.memory.set_budget("cuda")
+  check.fails(function() return ty.zeros(2 ^ 42, { device = "cuda" }) end, "out of memory on cuda:0")
+  check.equal(ty.zeros(2 ^ 18, { device = "cuda" }):sum():item(), 0)
+  check.equal(live(), before)
+end)
+
+-- Some steps of a model on a device: losses and the parameters afterwards.
+local function train(device, make, batch, compile)
+  ty.manual_seed(3)
+  local model = make():to(device)
+  local opt = optim.AdamW(model:parameters(), { lr = 1e-2, clip_norm = 1 })
+  local function step(x, y)
+    local loss = nn.cross_entropy(model(x), y)
+    opt:step(loss)
+    return loss
+  end
+  if compile then step = ty.compile(step) end
+  local losses = {}
+  for i = 1, 6 do
+    ty.manual_seed(100 + i)
+    local x, y = batch()
+    losses[i] = step(x:to { device = device }, y:to { device = device }):item()
+  end
+  local all = {}
+  for i, p in ipairs(model:parameters()) do all[i] = p:detach():reshape(-1):tolist() end
+  return losses, all
+end
+
+local models = {
+  mlp = {
+    function() return nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 5)) end,
+    function() return ty.randn(8, 12), ty.randint(0, 5, { 8 }) end,
+  },
+  ["convolutions"] = {
+    function()
+      return nn.Sequential(nn.Conv2d(2, 6, 3, { padding = 1 }), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3, { stride = 2 }), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(), nn.Linear(8, 5))
+    end,
+    function() return ty.randn(4, 2, 8, 8), ty.randint(0, 5, { 4 }) end,
+  },
+}
+for name, m in pairs(models) do
+  check.test("training on the GPU as on the CPU: " .. name, function()
+    local losses, parameters = train("cpu", m[1], m[2])
+    for _, compile in ipairs { false, true } do
+      local what = compile and "compiled" or "plain"
+      local l, p = train("cuda", m[1], m[2], compile)
+      check.close(l, losses, 1e-4, "losses, " .. what)
+      check.close(p, parameters, 1e-3, "parameters, " .. what)
+    end
+  end)
+end
+
+check.test("compiled functions: inputs that move, results that stay, one device", function()
+  local w = ty.randn(4, 6):to "cuda"
+  local function f(x, s) return (x * w):sum { 1 } * s, x + w end
+  local g = ty.compile(f)
+  local kept = {}
+  for i = 1, 6 do
+    local x = ty.randn(4, 6):to "cuda"
+    local a, b = g(x, 2)
+    local p, q = f(x, 2)
+    kept[i] = { a, b, p:tolist(), q:tolist() }
+  end
+  for i = 1, 6 do
+    check.close(kept[i][1]:tolist(), kept[i][3], 1e-6, "call " .. i)
+    check.equal(kept[i][2]:tolist(), kept[i][4], "call " .. i)
+  end
+  check.fails(function()
+    local two = ty.compile(function(x) return x + 1, ty.ones(2) * 2 end)
+    for _ = 1, 3 do two(w) end
+  end, "one device")
+end)
+
+check.finish()
