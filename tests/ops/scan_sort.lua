@@ -33,6 +33,10 @@ return function(row, T)
       { T { 2, 3, 4 }, 1 },
       { T {}, 0 }, { T { 0, 3 }, 1 }, { T { 3, 0 }, 0 }, { T { 2, 150 }, 0, grad = false },
       { T { 4, values = { 1, inf, 2, nan } }, 0, grad = false },
+      -- on a GPU: lines of a warp, of a block, in chunks; columns
+      { T { 3, 600 }, 1, grad = false, dtypes = { "f32", "i64" } }, { T { 20004 }, 0, grad = false, dtypes = { "f32", "i64" } },
+      { T { 20004 }, 0, true, grad = false, dtypes = { "f32" } }, { T { 20003, 2 }, 0, true, grad = false, dtypes = { "f32" } },
+      { T { 150, 40 }, 0, grad = false, dtypes = { "f32" } }, { T { 150, 40 }, 0, true, grad = false, dtypes = { "f64" } },
     },
     ref = function(x, dim, reverse)
       return lines(x, dim, like(x), function(get, set, n)
@@ -56,6 +60,10 @@ return function(row, T)
       { T { 5 }, 0 }, { T { 3, 4 }, 0 }, { T { 2, 3, 4 }, -2 }, { T {}, 0 }, { T { 0, 3 }, 1 }, { T { 1, 3 }, 0 },
       { T { 6, values = { 2, 0, 3, 1, 0, 2 } }, 0 }, { T { 2, 3, values = { 0, 2, 1, 2, 3, 0 } }, 1 },
       { T { 3, values = { 0, 0, 0 } }, 0 },
+      { T { 20004, range = { 0.998, 1.002 } }, 0, grad = false, dtypes = { "f32", "f64" } },
+      { T { 90, 40, range = { 0.5, 2 } }, 0, grad = false, dtypes = { "f32" } },
+      { T { 18, values = { 0, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30,
+        1e30 } }, 0, grad = false, dtypes = { "f32" } }, -- products of parts overflow
     },
     ref = function(x, dim)
       return lines(x, dim, like(x), function(get, set, n)
@@ -94,7 +102,10 @@ return function(row, T)
       { T { 5 }, T { 5 }, 0 }, { T { 3, 4 }, T { 3, 4 }, 0 }, { T { 2, 3, 4 }, T { 2, 3, 4 }, 1, true },
       { T { 3, 1 }, T { 3, 4 }, -1 }, { T {}, T { 4, 3 }, 0 }, { T { 2, 4 }, T {}, 1 }, { T {}, T {}, 0 },
       { T { 0, 3 }, T { 0, 3 }, 0 },
-      { T { 2, 150, range = { -1, 1 } }, T { 2, 150 }, 0, grad = false }, { T { 4, values = { 0, 2, 0, 0.5 } },
+      { T { 2, 150, range = { -1, 1 } }, T { 2, 150 }, 0, grad = false },
+      { T { 20004, range = { -1, 1 } }, T { 20004 }, 0, grad = false, dtypes = { "f32" } },
+      { T { 2, 300, range = { -1, 1 } }, T { 2, 300 }, 1, true, grad = false, dtypes = { "f32" } },
+      { T { 150, 40, range = { -1, 1 } }, T { 150, 40 }, 0, grad = false, dtypes = { "f32" } }, { T { 4, values = { 0, 2, 0, 0.5 } },
         T { 4 }, 0 },
     },
     ref = function(a, b, dim, reverse) return (recurrence(a, b, dim, reverse)) end,
@@ -108,7 +119,9 @@ return function(row, T)
 
   row("linear_scan_backward", {
     cases = { { T { 5 }, T { 5 }, T { 5 }, 0 }, { T { 2, 3, 4 }, T { 2, 3, 4 }, T { 2, 3, 4 }, 1, true }, { T {},
-      T {}, T {}, 0 }, { T { 0 }, T { 0 }, T { 0 }, 0 } },
+      T {}, T {}, 0 }, { T { 0 }, T { 0 }, T { 0 }, 0 },
+      { T { 20004 }, T { 20004, range = { -1, 1 } }, T { 20004 }, 0, dtypes = { "f32" } },
+      { T { 150, 40 }, T { 150, 40, range = { -1, 1 } }, T { 150, 40 }, 0, true, dtypes = { "f32" } } },
     ref = function(g, a, h, dim, reverse)
       local da, db, row_of = like(g), like(g), {}
       lines(a, dim, like(a), function(get) row_of[#row_of + 1] = { a = get } end)
@@ -173,6 +186,8 @@ return function(row, T)
       grad = false },
     { T { 10, values = special }, 0, true, grad = false }, { T {} }, { T { 0, 3 } }, { T { 3, 0 }, 0 },
     { T { 2, 700, range = { -99, 99 } }, grad = false },
+    { T { 5000, range = { -99, 99 } }, grad = false, dtypes = { "f32", "f64", "i16" } }, -- on a GPU: merged tiles
+    { T { 3, 2500, range = { -99, 99 } }, 1, true, grad = false, dtypes = { "f32" } },
   }
   local function descending_of(a) return a == true or (type(a) == "table" and a.descending) end
 
@@ -198,6 +213,9 @@ return function(row, T)
       { T { 10, values = special }, 4, grad = false, dtypes = FLOATS }, { T { 10, values = special },
         3, 0, false, grad = false },
       { T {}, 1 }, { T { 3, 4 }, 0 }, { T { 0, 3 }, 2 }, { T { 700, range = { -99, 99 } }, 60, grad = false },
+      -- on a GPU: the best of several tiles, and merged tiles
+      { T { 2, 9000, range = { -99, 99 } }, 300, grad = false, dtypes = { "f32", "f64", "i16" } },
+      { T { 5000, range = { -99, 99 } }, 600, opts = { largest = false }, grad = false, dtypes = { "f32" } },
     },
     ref = function(x, k, dim, largest)
       local descending = true

@@ -13,25 +13,37 @@ return function(row, T)
   -- f(line, i) for every element, where line[0 .. n-1] are the elements along dim and i is the position in it
   local function along(x, dim, f)
     local d = T.dim(dim, #x.shape)
+    local lines, n = {}, x.shape[d] or 1
     return from(x.shape, function(index)
-      local line, n = {}, x.shape[d] or 1
-      for i = 0, n - 1 do line[i] = at(x, #index > 0 and moved(index, d, i) or index) end
+      local key = #index > 0 and table.concat(moved(index, d, 0), " ") or ""
+      local line = lines[key] or {}
+      if not lines[key] then
+        for i = 0, n - 1 do line[i] = at(x, #index > 0 and moved(index, d, i) or index) end
+        lines[key] = line
+      end
       return f(line, index[d] or 0, n, index)
     end)
   end
 
+  -- Both are kept in the line.
   local function total(line, n, f)
-    local sum = 0.0
-    for i = 0, n - 1 do sum = sum + f(line[i]) end
-    return sum
+    if not line.total then
+      local sum = 0.0
+      for i = 0, n - 1 do sum = sum + f(line[i]) end
+      line.total = sum
+    end
+    return line.total
   end
 
   local function largest(line, n)
-    local top = -inf
-    for i = 0, n - 1 do
-      if line[i] > top then top = line[i] end
+    if not line.top then
+      local top = -inf
+      for i = 0, n - 1 do
+        if line[i] > top then top = line[i] end
+      end
+      line.top = top
     end
-    return top
+    return line.top
   end
 
   local function softmax(line, i, n)
@@ -54,6 +66,9 @@ return function(row, T)
       { T { 2, 9, values = extremes }, 0, grad = false },
       -- rows that fit into registers, whole ones and not, and one that does not
       { T { 35, 3 }, 1 }, { T { 17, 16 }, 1 }, { T { 2, 33 }, 1 }, { T { 2, 48 }, 1 }, { T { 2, 64 }, 1 }, { T { 2, 65 }, 1 },
+      -- on a GPU: held by a block, and too long for that
+      { T { 2, 1200 }, 1, grad = false, dtypes = { "f32" } }, { T { 2, 9000 }, 1, grad = false, dtypes = { "f32" } },
+      { T { 1, 8197 }, 1, grad = false, dtypes = { "f32" } }, { T { 60, 40 }, 0, grad = false, dtypes = { "f32" } },
     }
   end
   local errors = {
@@ -79,6 +94,8 @@ return function(row, T)
       { T {}, T { range = { -3, 0 } }, 0 }, { T { 0, 3 }, T { 0, 3 }, 1 }, { T { 3, 0 }, T { 3, 0 }, 1 },
       { T { 2, 17 }, T { 2, 17, range = { -3, 0 } }, -1 }, { T { 2, 64 }, T { 2, 64, range = { -3, 0 } }, -1 },
       { T { 2, 300 }, T { 2, 300, range = { -3, 0 } }, -1 },
+      { T { 1, 9000 }, T { 1, 9000, range = { -3, 0 } }, -1, dtypes = { "f32" } },
+      { T { 60, 40 }, T { 60, 40, range = { -3, 0 } }, 0, dtypes = { "f32" } },
     }
   end
   local backward_errors = {
