@@ -1,45 +1,9 @@
-/* Adam with moments of 8 bits, for optim.c: block-wise dynamic quantization of Dettmers et al. 2022 ("8-bit Optimizers
- * via Block-wise Quantization", section 2). Each QBLOCK elements share their largest magnitude; what is left, in [-1, 1]
- * or [0, 1], is one of 256 values: decade k of 10^-7 .. 1 holds 2^k (unsigned: 2^(k+1)) evenly spaced ones, and there
- * are 0 and 1. Codes are in order of value; the signed map has its 0 at code 127. */
+/* Adam with moments of 8 bits, for optim.c: the values of the codes are in moment_codes.h. */
+#include "../moment_codes.h"
 
-#define QBLOCK 256
+#define QBLOCK TY_CODED_TOGETHER
 
-typedef struct codes {
-  float value[256];
-  /* per decade of the positive half, the last for 1 itself: */
-  float least[8];  /* what is nearer to it than to the decade below */
-  float factor[8]; /* code = floor(value * factor + offset), at most `last` */
-  float offset[8];
-  float last[8];
-  float zero; /* below: 0 is nearest */
-  bool has_sign;
-} codes;
-
-static void make_codes(codes *c, bool has_sign) {
-  *c = (codes){ .has_sign = has_sign };
-  double below = 0, top = 1e-7;
-  int code = 1; /* of the positive half */
-  for (int k = 0; k < 8; k++, top *= 10) {
-    int n = 1 << (k + !has_sign);
-    if (k == 7) n = 1;
-    for (int j = 0; j < n; j++, code++) {
-      double mean = k == 7 ? 1 : top * 10 * (0.1 + 0.9 * (j + 0.5) / n);
-      if (j == 0) c->least[k] = (float)((below + mean) / 2);
-      below = mean;
-      if (has_sign) {
-        c->value[127 + code] = (float)mean;
-        if (k < 7) c->value[127 - code] = -(float)mean;
-      } else {
-        c->value[code] = (float)mean;
-      }
-    }
-    c->factor[k] = k == 7 ? 0 : (float)(n / (top * 9));
-    c->offset[k] = (float)(k == 7 ? code - 1 : code - n - n / 9.0);
-    c->last[k] = (float)(code - 1);
-  }
-  c->zero = c->least[0];
-}
+typedef ty_moment_codes codes;
 
 /* out = table[index], index in [0, 8). */
 static inline void lookup8(float *restrict out, const float *restrict table, const int32_t *restrict index) {
@@ -159,8 +123,8 @@ bool TY_KERNEL(adam_8bit)(const ty_kernel_args *k) {
   const ty_p_optim *p = k->params;
   ctx_8bit c = { .step = { .p = p } };
   adam_factors(&c.step);
-  make_codes(&c.first, true);
-  make_codes(&c.second, false);
+  ty_make_moment_codes(&c.first, true);
+  ty_make_moment_codes(&c.second, false);
   if (!multi_init(&c.step.m, k, k->nin / (p->averaged ? 6 : 5), QBLOCK)) return false;
   ty_parallel_for_all(c.step.m.start[c.step.m.n], GRAIN / QBLOCK, range_8bit, &c);
   multi_free(&c.step.m);

@@ -15,17 +15,14 @@ template <class Out, class X> struct converted {
   }
 };
 
-struct unchanged {
-  template <class X> TY_DEVICE_MEMBER X operator()(X x) const { return x; }
-};
-
 template <class Fn> static bool for_any(int dtype, Fn fn) {
   return dtype == TY_BOOL ? fn(bool{}) : ty_for_numbers(dtype, "copy", fn);
 }
 
 TY_CUDA_KERNEL(copy) {
   int to = k->out[0]->dtype, from = k->in[0]->dtype;
-  if (to == from) return ty_for_sizes(to, [&](auto x) { return ew_run<1, decltype(x), decltype(x)>(k, unchanged{}); });
+  if (to == from)
+    return ty_for_sizes(to, [&](auto x) { return ew_run<1, decltype(x), decltype(x)>(k, ew_unchanged{}); });
   return for_any(to, [&](auto y) {
     return for_any(from, [&](auto x) {
       typedef decltype(x) In;

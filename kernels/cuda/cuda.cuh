@@ -48,6 +48,9 @@ bool ty_cuda_no_kernel(const char *op, int dtype); /* false after ty_fail(): not
 bool ty_cuda_launched(const char *name);           /* whether the launch before was accepted: false after ty_fail() */
 bool ty_cuda_zero(void *p, size_t bytes);          /* fills with zero bytes, in order with the kernels */
 
+/* Copies a little of the host's memory, which can be used again at once, in order with the kernels. */
+bool ty_cuda_upload(void *to, const void *from, size_t bytes);
+
 /* Device memory for the time of an entry; given back in the order of the stream. data is NULL after ty_fail(). */
 class ty_cuda_scratch {
 public:
@@ -144,6 +147,9 @@ template <class T> TY_DEVICE T ty_narrow(ty_compute<T> x) { return ty_element<T>
 
 /* N elements that are moved at once. */
 template <class T, int N> struct alignas(sizeof(T) * N) ty_pack { T v[N]; };
+
+/* Whether they can be at p; NULL can. */
+static inline bool ty_aligned(const void *p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 /* fn(T{}) for the dtype; false after ty_fail() for others. */
 template <class Fn> static inline bool ty_for_floats(int dtype, const char *op, Fn fn) {

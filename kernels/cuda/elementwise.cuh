@@ -93,15 +93,38 @@ template <int V, class T> TY_DEVICE void ew_load(const ew_plan &p, int o, int64_
   }
 }
 
-/* The functor's inputs by position; those it does not have cost nothing. */
-template <class F, class R, class A> TY_DEVICE R ew_apply(const F &f, A a, A, A, std::integral_constant<int, 1>) {
-  return f(a);
-}
-template <class F, class R, class A> TY_DEVICE R ew_apply(const F &f, A a, A b, A, std::integral_constant<int, 2>) {
-  return f(a, b);
+/* V neighbours of the output. */
+template <int V, class T> TY_DEVICE void ew_store(const ew_plan &p, int64_t offset, const ty_compute<T> *x) {
+  T *to = static_cast<T *>(const_cast<void *>(p.data[0])) + offset;
+  if (V > 1 && p.stride[0][0] == 1) {
+    ty_pack<T, V> y;
+    for (int k = 0; k < V; k++) y.v[k] = ty_narrow<T>(x[k]);
+    *reinterpret_cast<ty_pack<T, V> *>(to) = y;
+  } else {
+    for (int k = 0; k < V; k++) to[k * p.stride[0][0]] = ty_narrow<T>(x[k]);
+  }
 }
 
-template <int V, int N, class F, class Out, class In>
+struct ew_unchanged {
+  template <class X> TY_DEVICE_MEMBER X operator()(X x) const { return x; }
+};
+
+/* The functor's inputs by position; those it does not have cost nothing. */
+template <class F, class R, class A0, class A>
+TY_DEVICE R ew_apply(const F &f, A0 a, A, A, std::integral_constant<int, 1>) {
+  return f(a);
+}
+template <class F, class R, class A0, class A>
+TY_DEVICE R ew_apply(const F &f, A0 a, A b, A, std::integral_constant<int, 2>) {
+  return f(a, b);
+}
+template <class F, class R, class A0, class A>
+TY_DEVICE R ew_apply(const F &f, A0 a, A b, A c, std::integral_constant<int, 3>) {
+  return f(a, b, c);
+}
+
+/* The first input may be of another type than the others. */
+template <int V, int N, class F, class Out, class In, class First>
 __global__ void __launch_bounds__(EW_THREADS) ew_kernel(const ew_plan p, const F f) {
   typedef ty_compute<In> X;
   typedef ty_compute<Out> R;
@@ -109,18 +132,15 @@ __global__ void __launch_bounds__(EW_THREADS) ew_kernel(const ew_plan p, const F
   for (uint32_t g = blockIdx.x * EW_THREADS + threadIdx.x; g < groups; g += step) {
     int64_t offset[EW_OPERANDS];
     ew_offsets<N>(p, g * V, offset);
-    X a[V], b[V];
-    ew_load<V, In>(p, 1, offset[1], a);
+    ty_compute<First> a[V];
+    X b[V] = {}, c[V] = {};
+    R y[V];
+    ew_load<V, First>(p, 1, offset[1], a);
     if (N > 1) ew_load<V, In>(p, N > 1 ? 2 : 1, offset[N > 1 ? 2 : 1], b);
-    Out *to = static_cast<Out *>(const_cast<void *>(p.data[0])) + offset[0];
-    ty_pack<Out, V> y;
+    if (N > 2) ew_load<V, In>(p, N > 2 ? 3 : 1, offset[N > 2 ? 3 : 1], c);
     for (int k = 0; k < V; k++)
-      y.v[k] = ty_narrow<Out>(ew_apply<F, R, X>(f, a[k], N > 1 ? b[k] : a[k], a[k], std::integral_constant<int, N>{}));
-    if (V > 1 && p.stride[0][0] == 1) {
-      *reinterpret_cast<ty_pack<Out, V> *>(to) = y;
-    } else {
-      for (int k = 0; k < V; k++) to[k * p.stride[0][0]] = y.v[k];
-    }
+      y[k] = ew_apply<F, R, ty_compute<First>, X>(f, a[k], b[k], c[k], std::integral_constant<int, N>{});
+    ew_store<V, Out>(p, offset[0], y);
   }
 }
 
@@ -160,16 +180,18 @@ template <class Fn> static inline bool ew_in_parts(const ew_plan &whole, const i
   return true;
 }
 
-/* Computes out = f(in...) of N inputs of one dtype. */
-template <int N, class Out, class In, class F> static inline bool ew_run(const ty_kernel_args *k, const F &f) {
+/* Computes out = f(in...) of N inputs, all but the first of one dtype. */
+template <int N, class Out, class In, class First = In, class F>
+static inline bool ew_run(const ty_kernel_args *k, const F &f) {
   enum { WIDEST = sizeof(Out) > sizeof(In) ? sizeof(Out) : sizeof(In), V = 16 / WIDEST };
-  static const int bytes[EW_OPERANDS] = { sizeof(Out), sizeof(In), sizeof(In), sizeof(In) };
+  static const int bytes[EW_OPERANDS] = { sizeof(Out), sizeof(First), sizeof(In), sizeof(In) };
   ew_plan whole;
   ew_make_plan(&whole, k->out[0], k->in, N);
   return ew_in_parts(whole, bytes, [&](const ew_plan &p) {
     if (ew_vectors(p, V, bytes))
-      return TY_LAUNCH((ew_kernel<V, N, F, Out, In>), ty_cuda_blocks(p.count / V, EW_THREADS), EW_THREADS, 0, p, f);
-    return TY_LAUNCH((ew_kernel<1, N, F, Out, In>), ty_cuda_blocks(p.count, EW_THREADS), EW_THREADS, 0, p, f);
+      return TY_LAUNCH((ew_kernel<V, N, F, Out, In, First>), ty_cuda_blocks(p.count / V, EW_THREADS), EW_THREADS, 0, p,
+                       f);
+    return TY_LAUNCH((ew_kernel<1, N, F, Out, In, First>), ty_cuda_blocks(p.count, EW_THREADS), EW_THREADS, 0, p, f);
   });
 }
 

@@ -175,6 +175,11 @@ bool ty_cuda_zero(void *p, size_t bytes) {
   return error == cudaSuccess || fail("clearing", error);
 }
 
+bool ty_cuda_upload(void *to, const void *from, size_t bytes) {
+  cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, ty_cuda_stream());
+  return error == cudaSuccess || fail("copying", error);
+}
+
 extern "C" __attribute__((visibility("default"))) const ty_cuda_backend *ty_cuda_open(char *why, size_t room);
 const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
   int count = 0;

@@ -1,0 +1,95 @@
+/* dropout(x) + residual, normalised, in one pass each way. The mask is drawn again for the gradient: element i stays,
+ * scaled by 1/(1-p), when its random word (params.h says which) is at least p 2^32. */
+#include "../philox.h"
+#include "norm_rows.cuh"
+
+template <class T> struct mask {
+  uint64_t seed, offset;
+  uint32_t least;
+  T scale;
+  explicit mask(const ty_p_random &p)
+      : seed(p.seed), offset(p.offset), least(static_cast<uint32_t>(p.a * 0x1p32)),
+        scale(static_cast<T>(1 / (1 - p.a))) {}
+
+  /* Multiplies elements at .. at + V - 1, which have words of one block. */
+  template <int V> TY_DEVICE_MEMBER void apply(int64_t at, T *v) const {
+    if (least == 0) return;
+    const ty_philox words = ty_philox_block(seed, offset + static_cast<uint64_t>(at) / 4);
+    for (int j = 0; j < V; j++) {
+      const int which = static_cast<int>(at % 4) + j;
+      const uint32_t low = which & 1 ? words.w[1] : words.w[0], high = which & 1 ? words.w[3] : words.w[2];
+      v[j] = (which & 2 ? high : low) >= least ? v[j] * scale : T(0);
+    }
+  }
+};
+
+template <class T> struct sum_of {
+  const T *x, *residual;
+  T *sum;
+  mask<T> drop;
+  template <int V> TY_DEVICE_MEMBER void first(int64_t at, T *v) const {
+    T r[V];
+    norm_load<T, V>(x + at, v);
+    norm_load<T, V>(residual + at, r);
+    drop.template apply<V>(at, v);
+    for (int j = 0; j < V; j++) v[j] += r[j];
+    norm_store<T, V>(sum + at, v);
+  }
+  template <int V> TY_DEVICE_MEMBER void again(int64_t at, T *v) const { norm_load<T, V>(sum + at, v); }
+};
+
+/* in: x, residual, weight, bias; out: sum, y, mean, rstd. */
+TY_CUDA_KERNEL(add_norm) {
+  const ty_p_add_norm &p = *static_cast<const ty_p_add_norm *>(k->params);
+  return ty_for_reals(k->in[0]->dtype, "add_norm", [&](auto element) {
+    typedef decltype(element) T;
+    const T *x = static_cast<const T *>(k->in[0]->data), *residual = static_cast<const T *>(k->in[1]->data);
+    T *sum = static_cast<T *>(k->out[0]->data);
+    norm_rows<T> job = {};
+    job.weight = norm_data<T>(k->in[2]), job.bias = norm_data<T>(k->in[3]);
+    job.y = static_cast<T *>(k->out[1]->data);
+    job.mean = static_cast<T *>(k->out[2]->data), job.rstd = static_cast<T *>(k->out[3]->data);
+    job.rows = k->out[3]->count;
+    job.width = job.rows ? k->in[0]->count / job.rows : 0;
+    job.eps = p.eps;
+    job.centred = p.centred;
+    return norm_forward(job, sum_of<T>{ x, residual, sum, mask<T>(p.random) },
+                        norm_packs<T>(job.width, { x, residual, sum, job.y, job.weight, job.bias }));
+  });
+}
+
+template <class T> struct gradients {
+  const T *g_sum; /* may be NULL */
+  T *dsum, *dx;   /* dx only where dropout makes it differ */
+  mask<T> drop;
+  template <int V> TY_DEVICE_MEMBER void put(int64_t at, T *v) const {
+    T more[V] = {};
+    if (g_sum) norm_load<T, V>(g_sum + at, more);
+    for (int j = 0; j < V; j++) v[j] += more[j];
+    norm_store<T, V>(dsum + at, v);
+    if (!dx) return;
+    drop.template apply<V>(at, v);
+    norm_store<T, V>(dx + at, v);
+  }
+};
+
+/* in: g, g_sum, sum, mean, rstd, weight; out: dsum, dx, dweight and dbias, the last three empty where not wanted. */
+TY_CUDA_KERNEL(add_norm_backward) {
+  const ty_p_add_norm &p = *static_cast<const ty_p_add_norm *>(k->params);
+  const ty_view *const *in = k->in;
+  return ty_for_reals(in[2]->dtype, "add_norm", [&](auto element) {
+    typedef decltype(element) T;
+    T *dsum = static_cast<T *>(k->out[0]->data), *dx = norm_data<T>(k->out[1]);
+    T *dw = norm_data<T>(k->out[2]), *db = norm_data<T>(k->out[3]);
+    const T *g_sum = norm_data<T>(in[1]);
+    norm_rows_back<T> job = {};
+    job.g = static_cast<const T *>(in[0]->data), job.x = static_cast<const T *>(in[2]->data);
+    job.mean = static_cast<const T *>(in[3]->data), job.rstd = static_cast<const T *>(in[4]->data);
+    job.weight = norm_data<T>(in[5]);
+    job.rows = in[4]->count;
+    job.width = job.rows ? in[2]->count / job.rows : k->out[2]->count;
+    job.centred = p.centred;
+    return norm_backward(job, gradients<T>{ g_sum, dsum, dx, mask<T>(p.random) }, dw, db,
+                         norm_packs<T>(job.width, { job.g, job.x, job.weight, g_sum, dsum, dx }));
+  });
+}

@@ -1,0 +1,143 @@
+/* What optimizer steps share: many tensors in one launch, elements of any float dtype, and the arithmetic of Adam. */
+#ifndef TY_KERNELS_CUDA_OPTIM_CUH
+#define TY_KERNELS_CUDA_OPTIM_CUH
+
+#include "cuda.cuh"
+
+/* The lists of a step by what they are to it. */
+enum { P, G, FIRST, SECOND, AVERAGE, ROLES };
+enum { OPTIM_TENSORS = 48, OPTIM_THREADS = 256 };
+
+/* The tensors of one launch, which are a parameter of the kernel: at most 4 KB. */
+struct optim_tensor {
+  void *data[ROLES]; /* NULL: the step does without */
+  float *scales;     /* of moments of 8 bits */
+  int64_t count;
+  int32_t first; /* block */
+  uint8_t dtype[ROLES];
+  bool packs; /* four neighbours are moved at once */
+};
+struct optim_table {
+  int n;
+  optim_tensor tensor[OPTIM_TENSORS];
+};
+
+/* The tensor that this block works on. */
+TY_DEVICE const optim_tensor &optim_find(const optim_table &t) {
+  int low = 0, high = t.n;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (t.tensor[middle].first <= static_cast<int32_t>(blockIdx.x)) low = middle;
+    else high = middle;
+  }
+  return t.tensor[low];
+}
+
+/* Up to four neighbours. */
+template <class T, class X> TY_DEVICE void optim_load_as(const void *data, int64_t i, int n, bool packs, X *x) {
+  enum { V = sizeof(T) < 8 ? 4 : 2 };
+  const T *from = static_cast<const T *>(data) + i;
+  if (packs && n == 4) {
+    for (int j = 0; j < 4; j += V) {
+      const ty_pack<T, V> pack = *reinterpret_cast<const ty_pack<T, V> *>(from + j);
+      for (int k = 0; k < V; k++) x[j + k] = static_cast<X>(ty_widen(pack.v[k]));
+    }
+  } else {
+    for (int j = 0; j < 4; j++) x[j] = j < n ? static_cast<X>(ty_widen(from[j])) : X(0);
+  }
+}
+template <class T, class X> TY_DEVICE void optim_store_as(void *data, int64_t i, int n, bool packs, const X *x) {
+  enum { V = sizeof(T) < 8 ? 4 : 2 };
+  T *to = static_cast<T *>(data) + i;
+  if (packs && n == 4) {
+    for (int j = 0; j < 4; j += V) {
+      ty_pack<T, V> pack;
+      for (int k = 0; k < V; k++) pack.v[k] = ty_narrow<T>(static_cast<ty_compute<T>>(x[j + k]));
+      *reinterpret_cast<ty_pack<T, V> *>(to + j) = pack;
+    }
+  } else {
+    for (int j = 0; j < 4; j++)
+      if (j < n) to[j] = ty_narrow<T>(static_cast<ty_compute<T>>(x[j]));
+  }
+}
+template <class X> TY_DEVICE void optim_load(const optim_tensor &t, int role, int64_t i, int n, X *x) {
+  switch (t.dtype[role]) {
+    case TY_F32: return optim_load_as<float>(t.data[role], i, n, t.packs, x);
+    case TY_F64: return optim_load_as<double>(t.data[role], i, n, t.packs, x);
+    case TY_F16: return optim_load_as<ty_f16>(t.data[role], i, n, t.packs, x);
+    default: return optim_load_as<ty_bf16>(t.data[role], i, n, t.packs, x);
+  }
+}
+template <class X> TY_DEVICE void optim_store(const optim_tensor &t, int role, int64_t i, int n, const X *x) {
+  switch (t.dtype[role]) {
+    case TY_F32: return optim_store_as<float>(t.data[role], i, n, t.packs, x);
+    case TY_F64: return optim_store_as<double>(t.data[role], i, n, t.packs, x);
+    case TY_F16: return optim_store_as<ty_f16>(t.data[role], i, n, t.packs, x);
+    default: return optim_store_as<ty_bf16>(t.data[role], i, n, t.packs, x);
+  }
+}
+
+/* The numbers of a step in the type of its arithmetic. */
+template <class X> struct optim_numbers {
+  X lr, eps, l2, shrink; /* weight decay: added to the gradient, or a factor of the parameters */
+  X beta1, fresh1, beta2, fresh2;
+  X rate, widen;                   /* adam: the step size and the factor of sqrt(v), corrected for the bias */
+  X keep, fresh, direct, averaged; /* sgd: of the momentum; what the parameter takes of gradient and momentum */
+  X limit, scale, average_weight;
+  bool forget; /* sgd: the momentum holds nothing yet */
+
+  explicit optim_numbers(const ty_p_optim &p, bool decouples) {
+    const bool decoupled = decouples || p.decoupled, start = p.step == 1;
+    const double step = static_cast<double>(p.step);
+    lr = X(p.lr), eps = X(p.eps);
+    l2 = decoupled ? X(0) : X(p.weight_decay);
+    shrink = decoupled ? X(1 - p.lr * p.weight_decay) : X(1);
+    beta1 = X(p.beta1), fresh1 = X(1 - p.beta1), beta2 = X(p.beta2), fresh2 = X(1 - p.beta2);
+    rate = X(p.lr / (1 - pow(p.beta1, step))), widen = X(1 / sqrt(1 - pow(p.beta2, step)));
+    forget = start;
+    keep = start ? X(0) : X(p.momentum), fresh = start ? X(1) : X(1 - p.dampening);
+    direct = p.nesterov ? X(1) : X(0), averaged = p.nesterov ? X(p.momentum) : X(1);
+    limit = X(p.grad_limit), scale = X(p.grad_scale), average_weight = X(p.average_weight);
+  }
+
+  /* The gradient as the step takes it: cut to [-limit, limit], scaled, with the decay of the classic form. */
+  TY_DEVICE_MEMBER X gradient(X p, X g) const {
+    X x = g > limit ? limit : g;
+    x = x < -limit ? -limit : x;
+    return x * scale + l2 * p;
+  }
+};
+
+TY_DEVICE float optim_root(float x) { return sqrtf(x); }
+TY_DEVICE double optim_root(double x) { return sqrt(x); }
+
+/* Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2. */
+struct optim_adam {
+  template <class X> TY_DEVICE_MEMBER static void step(const optim_numbers<X> &c, bool, X &p, X g, X &m, X &v) {
+    const X d = c.gradient(p, g);
+    v = c.beta2 * v + c.fresh2 * d * d;
+    m = c.beta1 * m + c.fresh1 * d;
+    p = p * c.shrink - c.rate * (m / (optim_root(v) * c.widen + c.eps));
+  }
+};
+
+/* Adds tensor i of the lists to the table; list[role] -1: none. */
+static inline optim_tensor *optim_add(optim_table *t, const ty_kernel_args *k, const int *list, int64_t n, int64_t i,
+                                      int32_t first) {
+  optim_tensor *x = &t->tensor[t->n++];
+  *x = optim_tensor{};
+  x->count = k->in[i]->count;
+  x->first = first;
+  x->packs = true;
+  for (int r = 0; r < ROLES; r++) {
+    if (list[r] < 0) continue;
+    const ty_view *v = k->in[list[r] * n + i];
+    const size_t bytes = 4 * static_cast<size_t>(ty_dtype_size[v->dtype]);
+    x->data[r] = v->data;
+    x->dtype[r] = static_cast<uint8_t>(v->dtype);
+    x->packs = x->packs && ty_aligned(v->data, bytes < 16 ? bytes : 16);
+  }
+  return x;
+}
+
+#endif
