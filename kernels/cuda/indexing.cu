@@ -86,28 +86,9 @@ __global__ void __launch_bounds__(INDEX_THREADS) count_nonzero(const T *x, int64
   if (threadIdx.x == 0) counts[blockIdx.x] = found;
 }
 
-/* Each count becomes the sum of those before it. One block. */
 __global__ void __launch_bounds__(1024) sum_up(int64_t *counts, int64_t n) {
-  TY_SHARED(int64_t, sums, TY_WARP);
-  const int warp = threadIdx.x / TY_WARP, lane = threadIdx.x % TY_WARP, warps = blockDim.x / TY_WARP;
-  int64_t before = 0;
-  for (int64_t begin = 0; begin < n; begin += blockDim.x) {
-    int64_t i = begin + threadIdx.x, own = i < n ? counts[i] : 0, sum = own;
-    for (int step = 1; step < TY_WARP; step *= 2) {
-      int64_t other = __shfl_up_sync(0xffffffffu, sum, step);
-      if (lane >= step) sum += other;
-    }
-    if (lane == TY_WARP - 1) sums[warp] = sum;
-    __syncthreads();
-    int64_t total = 0;
-    for (int w = 0; w < warps; w++) {
-      if (w == warp) sum += total;
-      total += sums[w];
-    }
-    if (i < n) counts[i] = before + sum - own;
-    before += total;
-    __syncthreads();
-  }
+  TY_SHARED(int64_t, room, TY_WARP);
+  index_sum_up(counts, n, room);
 }
 
 struct coordinates {
@@ -117,9 +98,10 @@ struct coordinates {
 
 template <class T>
 __global__ void __launch_bounds__(INDEX_THREADS)
-    write_nonzero(const T *x, int64_t n, T mask, const int64_t *starts, coordinates c, int64_t *out, int64_t room) {
+    write_nonzero(const T *x, int64_t n, T mask, const int64_t *starts, coordinates c, int64_t *out, int64_t rows) {
   TY_SHARED(int, before, ROUNDS *WARPS);
   TY_SHARED(unsigned, votes, ROUNDS *WARPS);
+  TY_SHARED(int, room, TY_WARP);
   const int warp = threadIdx.x / TY_WARP, lane = threadIdx.x % TY_WARP;
   const int64_t begin = int64_t{ blockIdx.x } * TILE + threadIdx.x;
 #pragma unroll
@@ -132,28 +114,16 @@ __global__ void __launch_bounds__(INDEX_THREADS)
     }
   }
   __syncthreads();
-  if (warp == 0) { /* the sums of the counts before each, four a lane */
-    enum { EACH = ROUNDS * WARPS / TY_WARP };
-    int count[EACH], own = 0;
-    for (int k = 0; k < EACH; k++) own += count[k] = before[lane * EACH + k];
-    int sum = own;
-    for (int step = 1; step < TY_WARP; step *= 2) {
-      int other = __shfl_up_sync(0xffffffffu, sum, step);
-      if (lane >= step) sum += other;
-    }
-    sum -= own;
-    for (int k = 0; k < EACH; k++) {
-      before[lane * EACH + k] = sum;
-      sum += count[k];
-    }
-  }
+  int total, own = threadIdx.x < ROUNDS * WARPS ? before[threadIdx.x] : 0;
+  int sum = index_sum_before(own, &total, room);
+  if (threadIdx.x < ROUNDS * WARPS) before[threadIdx.x] = sum;
   __syncthreads();
 #pragma unroll 1
   for (int r = 0; r < ROUNDS; r++) {
     unsigned vote = votes[r * WARPS + warp];
     if (!(vote >> lane & 1)) continue;
     int64_t row = starts[blockIdx.x] + before[r * WARPS + warp] + __popc(vote & ((1u << lane) - 1));
-    if (row >= room) continue; /* the tensor has changed since it was counted */
+    if (row >= rows) continue; /* the tensor has changed since it was counted */
     int64_t rest = begin + r * INDEX_THREADS;
     for (int d = c.ndim - 1; d >= 0; d--) {
       int64_t next = d == 0            ? 0
@@ -206,7 +176,7 @@ TY_CUDA_KERNEL(index_select) {
 TY_CUDA_KERNEL(nonzero) {
   const ty_view *x = k->in[0], *out = k->out[0];
   if (x->count == 0 || out->count == 0) return true;
-  const int64_t n = x->count, tiles = (n + TILE - 1) / TILE, room = out->size[0];
+  const int64_t n = x->count, tiles = (n + TILE - 1) / TILE, rows = out->size[0];
   if (tiles > INT32_MAX) return ty_fail(TY_EUNSUPPORTED, "nonzero of more than 2^43 elements is not supported on cuda");
   ty_cuda_scratch memory(static_cast<size_t>(tiles) * sizeof(int64_t));
   if (!memory.data) return false;
@@ -220,6 +190,6 @@ TY_CUDA_KERNEL(nonzero) {
     const T *from = static_cast<const T *>(x->data);
     return TY_LAUNCH(count_nonzero<T>, blocks, INDEX_THREADS, 0, from, n, mask, starts) &&
            TY_LAUNCH(sum_up, 1, 1024, 0, starts, tiles) &&
-           TY_LAUNCH(write_nonzero<T>, blocks, INDEX_THREADS, 0, from, n, mask, starts, c, to, room);
+           TY_LAUNCH(write_nonzero<T>, blocks, INDEX_THREADS, 0, from, n, mask, starts, c, to, rows);
   });
 }

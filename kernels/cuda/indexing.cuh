@@ -47,4 +47,36 @@ static inline void index_map_init(index_map *m, const ty_view *x, const ty_view 
   m->bytes[2] = ty_dtype_size[index->dtype];
 }
 
+/* The sum of what the threads before this one in the block brought, and of all; `room` has 32 elements. */
+template <class T> TY_DEVICE T index_sum_before(T own, T *total, ty_shared_ptr<T> room) {
+  const int warp = threadIdx.x / TY_WARP, lane = threadIdx.x % TY_WARP, warps = blockDim.x / TY_WARP;
+  T sum = own;
+  for (int step = 1; step < TY_WARP; step *= 2) {
+    T other = __shfl_up_sync(0xffffffffu, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == TY_WARP - 1) room[warp] = sum;
+  __syncthreads();
+  T all = 0;
+  for (int w = 0; w < warps; w++) {
+    if (w == warp) sum += all;
+    all += room[w];
+  }
+  __syncthreads();
+  *total = all;
+  return sum - own;
+}
+
+/* Each of n numbers becomes the sum of those before it, by one block; the sum of all. */
+template <class T> TY_DEVICE T index_sum_up(T *numbers, int64_t n, ty_shared_ptr<T> room) {
+  T before = 0, total;
+  for (int64_t begin = 0; begin < n; begin += blockDim.x) {
+    int64_t i = begin + threadIdx.x;
+    T sum = index_sum_before(i < n ? numbers[i] : T(0), &total, room);
+    if (i < n) numbers[i] = before + sum;
+    before += total;
+  }
+  return before;
+}
+
 #endif
