@@ -1,16 +1,11 @@
 /* Images resized by nearest neighbour or bilinearly, and the gradient. */
 #include <math.h>
 
+#include "../sample.h"
 #include "cpu.h"
 
 ty_kernel TY_KERNEL(interpolate);
 ty_kernel TY_KERNEL(interpolate_backward);
-
-/* A position of the result along one dimension: between two of the image, `weight` of the way. */
-typedef struct sample {
-  int32_t first, second;
-  double weight;
-} sample;
 
 #define REAL float
 #define NAME(x) x##_f32
@@ -22,22 +17,9 @@ typedef struct sample {
 #define NAME(x) x##_f64
 #include "interpolate_real.h"
 
-static void sample_dimension(const ty_p_interpolate *p, int d, int64_t in, int64_t out, sample *s) {
-  double step = p->scale[d] > 0 ? p->scale[d] : (double)in / (double)out;
-  if (p->align_corners) step = out > 1 ? (double)(in - 1) / (double)(out - 1) : 0;
-  for (int64_t i = 0; i < out; i++) {
-    double at;
-    if (p->mode == 0) {
-      at = p->scale[d] > 0 ? floor((double)i * step) : (double)(i * in / out);
-    } else {
-      at = p->align_corners ? (double)i * step : ((double)i + 0.5) * step - 0.5;
-      if (at < 0) at = 0;
-    }
-    int64_t first = at < (double)(in - 1) ? (int64_t)at : in - 1;
-    s[i].first = (int32_t)first;
-    s[i].second = (int32_t)(first + 1 < in ? first + 1 : first);
-    s[i].weight = p->mode == 0 || first == in - 1 ? 0 : at - (double)first;
-  }
+static void sample_dimension(const ty_p_interpolate *p, int d, int64_t in, int64_t out, ty_sample *s) {
+  double step = ty_sample_step(p, d, in, out);
+  for (int64_t i = 0; i < out; i++) s[i] = ty_sample_of(p, d, i, step, in, out);
 }
 
 static bool run(const ty_kernel_args *k, const ty_view *image, const ty_view *result, ty_range_fn *f32,
@@ -45,8 +27,8 @@ static bool run(const ty_kernel_args *k, const ty_view *image, const ty_view *re
   const ty_p_interpolate *p = k->params;
   int64_t h = image->size[2], w = image->size[3], oh = result->size[2], ow = result->size[3];
   if (k->out[0]->count == 0) return true;
-  size_t bytes = sizeof(sample) * (size_t)(oh + ow);
-  sample *samples = ty_scratch_alloc(bytes);
+  size_t bytes = sizeof(ty_sample) * (size_t)(oh + ow);
+  ty_sample *samples = ty_scratch_alloc(bytes);
   if (!samples) return false;
   sample_dimension(p, 0, h, oh, samples);
   sample_dimension(p, 1, w, ow, samples + oh);

@@ -4,7 +4,7 @@ typedef struct NAME(resize) {
   const REAL *from;
   REAL *to;
   int64_t h, w, oh, ow;
-  const sample *rows, *columns; /* where each row and column of the result lies in the image */
+  const ty_sample *rows, *columns; /* where each row and column of the result lies in the image */
   bool linear;
 } NAME(resize);
 
@@ -21,7 +21,7 @@ static void NAME(planes)(void *context, int64_t begin, int64_t end) {
       }
       REAL v = (REAL)r->rows[i].weight;
       for (int64_t j = 0; j < r->ow; j++) {
-        sample s = r->columns[j];
+        ty_sample s = r->columns[j];
         REAL u = (REAL)s.weight;
         REAL a = (1 - u) * top[s.first] + u * top[s.second], b = (1 - u) * bottom[s.first] + u * bottom[s.second];
         y[j] = (1 - v) * a + v * b;
@@ -45,7 +45,7 @@ static void NAME(backward_planes)(void *context, int64_t begin, int64_t end) {
       }
       REAL v = (REAL)r->rows[i].weight;
       for (int64_t j = 0; j < r->ow; j++) {
-        sample s = r->columns[j];
+        ty_sample s = r->columns[j];
         REAL u = (REAL)s.weight, a = (1 - v) * g[j], b = v * g[j];
         top[s.first] += (1 - u) * a;
         top[s.second] += u * a;

@@ -1,34 +1,12 @@
 /* Pooling over windows: maximum with its position, mean and its gradient. */
 #include <math.h>
 
+#include "../window.h"
 #include "cpu.h"
 
 ty_kernel TY_KERNEL(max_pool2d);
 ty_kernel TY_KERNEL(avg_pool2d);
 ty_kernel TY_KERNEL(avg_pool2d_backward);
-
-/* The positions of one window along one dimension that lie in the image, and by how many its mean is divided. */
-typedef struct window {
-  int64_t first, last, step, count;
-} window;
-
-static inline window window_of(const ty_p_pool *p, int d, int64_t i, int64_t size, int64_t windows) {
-  window w;
-  if (p->adaptive) {
-    w.first = i * size / windows;
-    w.last = ((i + 1) * size + windows - 1) / windows;
-    w.step = 1;
-    w.count = w.last - w.first;
-    return w;
-  }
-  int64_t start = i * p->stride[d] - p->padding[d], stop = start + (p->kernel[d] - 1) * p->dilation[d] + 1;
-  int64_t padded = size + p->padding[d];
-  w.step = p->dilation[d];
-  w.first = start < 0 ? start + (-start + w.step - 1) / w.step * w.step : start;
-  w.last = stop < size ? stop : size;
-  w.count = p->count_include_pad ? (stop < padded ? stop : padded) - start : w.last - w.first;
-  return w;
-}
 
 #define BLOCK 64 /* windows of a row whose maxima are sought together */
 

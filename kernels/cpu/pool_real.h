@@ -65,8 +65,8 @@ static void NAME(max_block)(const NAME(pool) * q, const REAL *restrict x, int64_
     y[j] = most[j - j0];
     position[j] = row0 * q->w + j * p->stride[1] - p->padding[1] + where[j - j0];
     if (where[j - j0] >= 0) continue;
-    window v = window_of(p, 0, oy, q->h, q->oh),
-           u = window_of(p, 1, j, q->w, q->ow); /* nothing but -infinity: the first */
+    ty_window v = ty_window_of(p, 0, oy, q->h, q->oh),
+              u = ty_window_of(p, 1, j, q->w, q->ow); /* nothing but -infinity: the first */
     position[j] = v.first * q->w + u.first;
   }
 }
@@ -87,9 +87,9 @@ static void NAME(adaptive_max_planes)(void *context, int64_t begin, int64_t end)
     REAL *restrict y = q->y + plane * q->oh * q->ow;
     int64_t *restrict position = q->position + plane * q->oh * q->ow;
     for (int64_t oy = 0; oy < q->oh; oy++) {
-      window v = window_of(q->p, 0, oy, q->h, q->oh);
+      ty_window v = ty_window_of(q->p, 0, oy, q->h, q->oh);
       for (int64_t ox = 0; ox < q->ow; ox++) {
-        window u = window_of(q->p, 1, ox, q->w, q->ow);
+        ty_window u = ty_window_of(q->p, 1, ox, q->w, q->ow);
         int64_t best = v.first * q->w + u.first;
         REAL most = x[best];
         for (int64_t i = v.first; i < v.last; i++)
@@ -114,7 +114,7 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
     REAL *restrict y = q->y + plane * q->oh * q->ow;
     for (int64_t oy = 0; oy < q->oh; oy++, y += q->ow) {
-      window v = window_of(p, 0, oy, q->h, q->oh);
+      ty_window v = ty_window_of(p, 0, oy, q->h, q->oh);
       for (int64_t j = 0; j < q->ow; j++) y[j] = 0;
       for (int64_t row = v.first; row < v.last; row++)
         for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
@@ -126,7 +126,7 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
           FOR_STRIDE(p->stride[1], BODY)
 #undef BODY
         }
-      for (int64_t j = 0; j < q->ow; j++) y[j] /= (REAL)(v.count * window_of(p, 1, j, q->w, q->ow).count);
+      for (int64_t j = 0; j < q->ow; j++) y[j] /= (REAL)(v.count * ty_window_of(p, 1, j, q->w, q->ow).count);
     }
   }
 }
@@ -137,9 +137,9 @@ static void NAME(adaptive_mean_planes)(void *context, int64_t begin, int64_t end
     const REAL *restrict x = q->x + plane * q->h * q->w;
     REAL *restrict y = q->y + plane * q->oh * q->ow;
     for (int64_t oy = 0; oy < q->oh; oy++) {
-      window v = window_of(q->p, 0, oy, q->h, q->oh);
+      ty_window v = ty_window_of(q->p, 0, oy, q->h, q->oh);
       for (int64_t ox = 0; ox < q->ow; ox++) {
-        window u = window_of(q->p, 1, ox, q->w, q->ow);
+        ty_window u = ty_window_of(q->p, 1, ox, q->w, q->ow);
         REAL sum = 0;
         for (int64_t i = v.first; i < v.last; i++) {
           const REAL *restrict row = x + i * q->w;
@@ -160,9 +160,9 @@ static void NAME(spread_planes)(void *context, int64_t begin, int64_t end) {
     REAL *restrict y = q->y + plane * q->h * q->w;
     for (int64_t i = 0; i < q->h * q->w; i++) y[i] = 0;
     for (int64_t oy = 0; oy < q->oh; oy++) {
-      window v = window_of(q->p, 0, oy, q->h, q->oh);
+      ty_window v = ty_window_of(q->p, 0, oy, q->h, q->oh);
       for (int64_t ox = 0; ox < q->ow; ox++) {
-        window u = window_of(q->p, 1, ox, q->w, q->ow);
+        ty_window u = ty_window_of(q->p, 1, ox, q->w, q->ow);
         REAL share = g[oy * q->ow + ox] / (REAL)(v.count * u.count);
         for (int64_t i = v.first; i < v.last; i++) {
           REAL *restrict row = y + i * q->w;
