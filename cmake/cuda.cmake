@@ -9,9 +9,9 @@ endif()
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
 
+include(CheckLanguage)
 set(build_cuda OFF)
 if(TYCHO_CUDA MATCHES "^(AUTO|ON)$" AND NOT TYCHO_SANITIZE)
-  include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     set(build_cuda ON)
