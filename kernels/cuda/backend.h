@@ -18,6 +18,7 @@ typedef struct ty_cuda_backend {
   int64_t (*memory)(int gpu);
   bool (*copy)(int to, void *dst, int from, const void *src, size_t bytes);
   bool (*synchronize)(int gpu);
+  void (*allow_tf32)(bool on);
 } ty_cuda_backend;
 
 /* The library's one entry: NULL when there is no GPU to use, with the reason in `why`. */
