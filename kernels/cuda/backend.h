@@ -22,6 +22,7 @@ typedef struct ty_cuda_backend {
   void *(*captured)(int gpu);
   bool (*graph_launch)(int gpu, void *graph);
   void (*graph_free)(int gpu, void *graph);
+  void (*allow_tf32)(bool on);
 } ty_cuda_backend;
 
 /* The library's one entry: NULL when there is no GPU to use, with the reason in `why`. */

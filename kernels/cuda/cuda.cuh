@@ -44,6 +44,7 @@ enum { TY_WARP = 32 };
 cudaStream_t ty_cuda_stream(void);                 /* where this thread's kernels run */
 int ty_cuda_gpu(void);                             /* on which GPU that is */
 int ty_cuda_processors(void);                      /* its multiprocessors */
+bool ty_cuda_tf32(void);                           /* whether products of f32 may round their factors to TF32 */
 bool ty_cuda_no_kernel(const char *op, int dtype); /* false after ty_fail(): not for this dtype */
 bool ty_cuda_launched(const char *name);           /* whether the launch before was accepted: false after ty_fail() */
 bool ty_cuda_zero(void *p, size_t bytes);          /* fills with zero bytes, in order with the kernels */
@@ -72,10 +73,12 @@ private:
 #define TY_LAUNCH(kernel, grid, block, shared, ...) \
   ty_emu::launch(ty_cuda_stream(), #kernel, dim3(grid), dim3(block), shared, [=] { (kernel)(__VA_ARGS__); })
 #else
-#define TY_LAUNCH(kernel, grid, block, shared, ...)                                 \
-  ([&]() -> bool {                                                                  \
-    (kernel)<<<dim3(grid), dim3(block), (shared), ty_cuda_stream()>>>(__VA_ARGS__); \
-    return ty_cuda_launched(#kernel);                                               \
+#define TY_LAUNCH(kernel, grid, block, shared, ...)                                                          \
+  ([&]() -> bool {                                                                                           \
+    if ((shared) > 48 << 10) /* more than that is had on request */                                          \
+      cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)); \
+    (kernel)<<<dim3(grid), dim3(block), (shared), ty_cuda_stream()>>>(__VA_ARGS__);                          \
+    return ty_cuda_launched(#kernel);                                                                        \
   }())
 #endif
 

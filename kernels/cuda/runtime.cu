@@ -25,6 +25,7 @@ struct gpu {
 
 thread_local int current = -1;
 thread_local const char *running; /* the op */
+volatile bool tf32;
 
 bool fail(const char *what, cudaError_t error) {
   ty_code code = error == cudaErrorMemoryAllocation ? TY_ENOMEM : TY_EUNSUPPORTED;
@@ -149,6 +150,7 @@ void graph_free(int i, void *graph) {
 }
 
 const char *describe(int i) { return gpus[i].text; }
+void allow_tf32(bool on) { tf32 = on; }
 int64_t memory(int i) { return static_cast<int64_t>(gpus[i].properties.totalGlobalMem); }
 
 ty_cuda_backend backend = {};
@@ -158,6 +160,7 @@ ty_cuda_backend backend = {};
 cudaStream_t ty_cuda_stream(void) { return gpus[current].stream; }
 int ty_cuda_gpu(void) { return current; }
 int ty_cuda_processors(void) { return gpus[current].properties.multiProcessorCount; }
+bool ty_cuda_tf32(void) { return tf32; }
 ty_cuda_watch ty_cuda_watched(void) { return { gpus[current].trouble, running }; }
 
 bool ty_cuda_no_kernel(const char *op, int dtype) {
@@ -222,5 +225,6 @@ const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
   backend.captured = captured;
   backend.graph_launch = graph_launch;
   backend.graph_free = graph_free;
+  backend.allow_tf32 = allow_tf32;
   return &backend;
 }

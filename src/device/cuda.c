@@ -58,3 +58,7 @@ int ty_cuda_count(const char **why) {
 const ty_cuda_backend *ty_cuda(void) { return backend; }
 
 const char *ty_cuda_describe(int index) { return backend->describe(index); }
+
+void ty_cuda_allow_tf32(bool on) {
+  if (ty_cuda_count(NULL)) backend->allow_tf32(on);
+}

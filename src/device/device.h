@@ -38,5 +38,6 @@ int ty_cpu_features(const char **names, int most); /* what the CPU offers that m
 /* GPUs that can be used, 0 where there are none; then `why`, if not NULL, tells what is missing. */
 int ty_cuda_count(const char **why);
 const char *ty_cuda_describe(int index); /* "NVIDIA H100, 80 GB, compute capability 9.0" */
+void ty_cuda_allow_tf32(bool on);        /* in products of f32; off at first */
 
 #endif

@@ -27,6 +27,14 @@ static int synchronize(lua_State *L) {
   return ty_device_synchronize(device) ? 0 : ty_lua_error(L);
 }
 
+/* allow_tf32(on): whether products of f32 on GPUs may round their factors to 10 bits of fraction, which tensor cores
+ * multiply; off until it is called */
+static int allow_tf32(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TBOOLEAN);
+  ty_cuda_allow_tf32(lua_toboolean(L, 1));
+  return 0;
+}
+
 /* has_kernel(op, device): whether the op has a kernel there, or none on the CPU either, being made of others */
 static int has_kernel(lua_State *L) {
   const char *name = luaL_checkstring(L, 1);
@@ -44,6 +52,7 @@ int ty_lua_open_cuda(lua_State *L) {
                                 { "describe", describe },
                                 { "synchronize", synchronize },
                                 { "has_kernel", has_kernel },
+                                { "allow_tf32", allow_tf32 },
                                 { NULL, NULL } }));
   return 1;
 }

@@ -252,11 +252,11 @@ static ty_tensor *prepare(ty_tensor *x, bool strided, bool half) {
 
 bool ty_launch_kernel(ty_op_id id, ty_tensor *const *out, int nout, ty_tensor *const *in, int nin, const void *params) {
   uint32_t flags = ty_ops[id].flags;
-  bool strided = flags & STRIDED, half = flags & HALF;
   const ty_view *outs[TY_MAX_OUTPUTS + 1], *ins[nin + 1];
   outs[0] = ins[0] = NULL;
   ty_tensor *target[TY_MAX_OUTPUTS] = { NULL };
   int device = nout ? ty_device_of(out[0]) : TY_CPU;
+  bool strided = flags & STRIDED, half = flags & (device >= TY_CUDA ? HALF | HALF_ON_GPU : HALF);
   for (int i = 0; i < nin; i++) {
     if (!nout && in[i]) device = ty_device_of(in[i]);
     ty_tensor *x = strided && half ? in[i] : prepare(in[i], strided, half);

@@ -29,7 +29,8 @@ enum { /* the flags of ops.def */
        WRITES = 1 << 11,
        FIRST = 1 << 12,
        X_FOR_Y = 1 << 13,
-       Y_FOR_X = 1 << 14
+       Y_FOR_X = 1 << 14,
+       HALF_ON_GPU = 1 << 15
 };
 
 typedef enum ty_arg_kind {
