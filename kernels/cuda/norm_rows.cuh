@@ -61,7 +61,8 @@ template <class T, int V, int ITEMS, bool BLOCK, class Source>
 __global__ void __launch_bounds__(norm_most_threads(BLOCK))
     norm_rows_forward(const norm_rows<T> job, const Source source) {
   TY_SHARED(double, room, TY_WARP);
-  const int team = BLOCK ? blockDim.x : TY_WARP, lane = threadIdx.x % team, teams = blockDim.x / team;
+  const int team = BLOCK ? static_cast<int>(blockDim.x) : int{ TY_WARP }, lane = threadIdx.x % team,
+            teams = blockDim.x / team;
   const int first = lane * V, step = team * V;
   const int64_t n = job.width;
   for (int64_t row = int64_t{ blockIdx.x } * teams + threadIdx.x / team; row < job.rows;
@@ -157,7 +158,8 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
   enum { KEPT = ITEMS ? ITEMS : 1, COLUMNS = BLOCK ? 1 : KEPT * V * TY_WARP };
   TY_SHARED(double, room, TY_WARP);
   TY_SHARED(T, sums, 2 * COLUMNS); /* of the warps of a block */
-  const int team = BLOCK ? blockDim.x : TY_WARP, lane = threadIdx.x % team, teams = blockDim.x / team;
+  const int team = BLOCK ? static_cast<int>(blockDim.x) : int{ TY_WARP }, lane = threadIdx.x % team,
+            teams = blockDim.x / team;
   const int first = lane * V, step = team * V;
   const int64_t n = job.width;
   T dw[KEPT][V] = {}, db[KEPT][V] = {};
