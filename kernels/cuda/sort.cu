@@ -66,6 +66,7 @@ struct wide_pair {
 /* ---- lines in memory ---- */
 
 TY_DEVICE int64_t line_in(const sort_job &j, int64_t line, int64_t size) {
+  if (j.l.inner == 1) return (j.first + line) * size; /* no division */
   const int64_t outer = (j.first + line) / j.l.inner;
   return outer * size * j.l.inner + (j.first + line - outer * j.l.inner);
 }
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(THREADS)
   const int each = TILE / length; /* pieces of a block */
   for (int64_t first = int64_t{ blockIdx.x } * each; first < all; first += int64_t{ gridDim.x } * each) {
     for (int s = static_cast<int>(threadIdx.x); s < TILE; s += THREADS) {
-      const int64_t piece = first + s / length, line = piece / pieces;
+      const int64_t piece = first + s / length, line = pieces == 1 ? piece : piece / pieces;
       const int64_t i = (piece - line * pieces) * length + s % length;
       P pair = P::last();
       if (piece < all && i < n)
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     sort_shared<P>(tile, length);
     for (int s = static_cast<int>(threadIdx.x); s < TILE; s += THREADS) {
-      const int64_t piece = first + s / length, line = piece / pieces;
+      const int64_t piece = first + s / length, line = pieces == 1 ? piece : piece / pieces;
       if (piece >= all || s % length >= keep) continue;
       const P pair = tile[s];
       if (to) to[piece * keep + s % length] = pair;
