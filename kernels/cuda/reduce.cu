@@ -1,4 +1,5 @@
-/* sum, mean, var, prod, max, min, argmax, argmin, any, all, logsumexp. The view comes with the reduced dimensions last. */
+/* sum, mean, var, prod, max, min, argmax, argmin, any, all, logsumexp. The view comes with the reduced dimensions
+ * last. */
 #include "reduce.cuh"
 
 #include "exp_sum.cuh"

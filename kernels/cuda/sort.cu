@@ -1,6 +1,7 @@
 /* sort and topk along one dimension, stable. Values become unsigned keys whose order is the wanted one (NaN largest, -0
  * equal to 0), paired with their position, so that no two pairs are equal. Tiles of pairs are sorted in shared memory
- * (Batcher 1968); lines of several tiles are merged, or, where few are wanted, the best of each tile are sorted again. */
+ * (Batcher 1968); lines of several tiles are merged, or, where few are wanted, the best of each tile are sorted
+ * again. */
 #include <utility>
 
 #include "../cpu/lines.h"
@@ -117,8 +118,8 @@ template <class P> TY_DEVICE void sort_shared(ty_shared_ptr<P> tile, int length)
   __syncthreads();
 }
 
-/* Sorts pieces of `length` of each line of n: of x, or of pairs that are there already. The first `keep` of each piece go
- * to `to`, or, where it is NULL, out. */
+/* Sorts pieces of `length` of each line of n: of x, or of pairs that are there already. The first `keep` of each piece
+ * go to `to`, or, where it is NULL, out. */
 template <class P>
 __global__ void __launch_bounds__(THREADS)
     sort_tiles(const sort_job j, const P *from, int64_t n, int length, P *to, int keep) {
