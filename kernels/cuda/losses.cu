@@ -1,5 +1,5 @@
-/* Cross entropy of rows of logits with class positions, and its gradient: the formulas are in kernels/cpu/losses.c. A row
- * belongs to a warp, or to a block where it is long. */
+/* Cross entropy of rows of logits with class positions, and its gradient: the formulas are in kernels/cpu/losses.c. A
+ * row belongs to a warp, or to a block where it is long. */
 #include "exp_sum.cuh"
 #include "teams.cuh"
 

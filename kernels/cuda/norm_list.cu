@@ -1,5 +1,5 @@
-/* norm_list: the norm of all elements of many tensors, in f64. Each block adds up one chunk of one tensor; the sums of the
- * chunks are joined in order by one block at the end. */
+/* norm_list: the norm of all elements of many tensors, in f64. Each block adds up one chunk of one tensor; the sums of
+ * the chunks are joined in order by one block at the end. */
 #include "teams.cuh"
 
 enum { THREADS = 256, CHUNK = 32768, BATCH = 64 /* tensors of a launch: their table is an argument of the kernel */ };

@@ -1,4 +1,5 @@
-/* sum, mean, var, prod, max, min, argmax, argmin, any, all, logsumexp. The view comes with the reduced dimensions last. */
+/* sum, mean, var, prod, max, min, argmax, argmin, any, all, logsumexp. The view comes with the reduced dimensions
+ * last. */
 #include "reduce.cuh"
 
 #include "exp_sum.cuh"
@@ -192,12 +193,14 @@ template <class From> struct variance {
 
 /* ---- entries ---- */
 
-/* Elements of T in vectors of 16 bytes. */
-template <template <class> class Reduction, class... Numbers>
+/* How many elements of T are loaded at once, where they lie together: 16 bytes of the small ones, which gain by it. */
+template <class T> constexpr int packed = sizeof(T) < 8 ? 16 / sizeof(T) : 1;
+
+template <template <class> class Reduction, bool PACKS = true, class... Numbers>
 static bool reduce_floats(const ty_kernel_args *k, const char *op, Numbers... numbers) {
   return ty_for_floats(k->in[0]->dtype, op, [&](auto x) {
     typedef decltype(x) T;
-    return reduce_run<T, 16 / sizeof(T)>(k, Reduction<ty_compute<T>>{ numbers... });
+    return reduce_run < T, PACKS ? packed<T> : 1 > (k, Reduction<ty_compute<T>>{ numbers... });
   });
 }
 static bool is_float(const ty_kernel_args *k) { return ty_is_float(static_cast<ty_dtype>(k->in[0]->dtype)); }
@@ -219,7 +222,7 @@ TY_CUDA_KERNEL(mean) {
 }
 
 TY_CUDA_KERNEL(prod) {
-  return is_float(k) ? reduce_floats<product_of>(k, "prod", 1.0, 1.0)
+  return is_float(k) ? reduce_floats<product_of, false>(k, "prod", 1.0, 1.0)
                      : reduce_run<reduce_integers, 1>(k, product_of<int64_t>{ 1, 1 });
 }
 
@@ -229,7 +232,7 @@ static bool reduce_extreme(const ty_kernel_args *k, const char *op, bool largest
   return ty_for_floats(k->in[0]->dtype, op, [&](auto x) {
     typedef decltype(x) T;
     typedef ty_compute<T> X;
-    return reduce_run<T, 16 / sizeof(T)>(k, Reduction<X>{ { static_cast<X>(largest ? 1 : -1) } });
+    return reduce_run<T, packed<T>>(k, Reduction<X>{ { static_cast<X>(largest ? 1 : -1) } });
   });
 }
 

@@ -14,7 +14,9 @@
 #include "elementwise.cuh"
 #include "teams.cuh"
 
-enum { REDUCE_THREADS = 256, REDUCE_UNROLL = 4 };
+enum { REDUCE_THREADS = 256 };
+/* Vectors, or single elements, that a thread loads at once. */
+template <int V> constexpr int reduce_unroll = V > 1 ? 4 : 8;
 
 /* Dimensions from the innermost out. */
 struct reduce_dims {
@@ -111,16 +113,23 @@ template <class T, int V, class R>
 TY_DEVICE typename R::S reduce_lane(const reduce_plan &p, const R &r, int64_t base, int64_t begin, int64_t end,
                                     int lane) {
   typedef typename R::X X;
+  enum { UNROLL = reduce_unroll<V> };
   typename R::S s = r.start();
-  const int64_t step = static_cast<int64_t>(p.lanes) * V;
+  const int64_t step = static_cast<int64_t>(p.lanes) * V, jump = step * p.reduced.stride[0];
   int64_t i = begin + static_cast<int64_t>(lane) * V;
-  for (; i + (REDUCE_UNROLL - 1) * step < end; i += REDUCE_UNROLL * step) {
-    int64_t at[REDUCE_UNROLL];
-    X x[REDUCE_UNROLL * V];
+  for (; i + (UNROLL - 1) * step < end; i += UNROLL * step) {
+    int64_t at[UNROLL];
+    X x[UNROLL * V];
+    at[0] = base + reduce_offset(p.reduced, i);
+    if (p.reduced.n == 1) {
 #pragma unroll
-    for (int g = 0; g < REDUCE_UNROLL; g++) at[g] = base + reduce_offset(p.reduced, i + g * step);
-    reduce_source<T>::template load<REDUCE_UNROLL, V>(p, at, x);
-    r.template add<REDUCE_UNROLL * V, V>(s, x, i, step);
+      for (int g = 1; g < UNROLL; g++) at[g] = at[0] + g * jump;
+    } else {
+#pragma unroll
+      for (int g = 1; g < UNROLL; g++) at[g] = base + reduce_offset(p.reduced, i + g * step);
+    }
+    reduce_source<T>::template load<UNROLL, V>(p, at, x);
+    r.template add<UNROLL * V, V>(s, x, i, step);
   }
   for (; i < end; i += step) {
     int64_t at[1] = { base + reduce_offset(p.reduced, i) };
@@ -225,21 +234,21 @@ static inline bool reduce_vectors(const reduce_plan &p, int v, int element) {
 }
 
 /* How the threads are laid out for vectors of v reduced elements. */
-static inline void reduce_layout(reduce_plan *p, int v) {
+static inline void reduce_layout(reduce_plan *p, int v, int unroll) {
   const int64_t groups = (p->reduced.count + v - 1) / v;
   const int64_t fill = int64_t{ ty_cuda_processors() } * 8; /* blocks at once */
   if (p->rows) {
-    p->lanes = ty_power_of_two((groups + REDUCE_UNROLL - 1) / REDUCE_UNROLL, TY_WARP);
+    p->lanes = ty_power_of_two((groups + unroll - 1) / unroll, TY_WARP);
     bool few = p->kept.count * TY_WARP < fill * REDUCE_THREADS;
-    if (groups > (few ? 2 : 32) * TY_WARP * REDUCE_UNROLL) p->lanes = REDUCE_THREADS;
+    if (groups > (few ? 2 : 32) * TY_WARP * unroll) p->lanes = REDUCE_THREADS;
     p->outputs = REDUCE_THREADS / p->lanes;
   } else {
     int side = ty_power_of_two(p->kept.count, TY_WARP);
-    p->lanes = ty_power_of_two((groups + 2 * REDUCE_UNROLL - 1) / (2 * REDUCE_UNROLL), REDUCE_THREADS / side);
+    p->lanes = ty_power_of_two((groups + unroll - 1) / unroll, REDUCE_THREADS / side);
     p->outputs = REDUCE_THREADS / p->lanes;
   }
   p->tiles = (p->kept.count + p->outputs - 1) / p->outputs;
-  int64_t least = static_cast<int64_t>(p->lanes) * 4 * REDUCE_UNROLL; /* vectors that are worth a block */
+  int64_t least = static_cast<int64_t>(p->lanes) * 4 * unroll; /* vectors that are worth a block */
   p->splits = p->tiles >= fill / 2 ? 1 : fill / p->tiles;
   if (p->splits > groups / least) p->splits = groups / least;
   if (p->splits < 1) p->splits = 1;
@@ -248,7 +257,7 @@ static inline void reduce_layout(reduce_plan *p, int v) {
 
 template <class T, int V, class R> static inline bool reduce_launch(reduce_plan *p, const R &r) {
   typedef typename R::S S;
-  reduce_layout(p, V);
+  reduce_layout(p, V, reduce_unroll<V>);
   const reduce_plan plan = *p;
   int64_t blocks = plan.tiles * plan.splits;
   unsigned grid = ty_cuda_blocks(blocks, 1, 8);

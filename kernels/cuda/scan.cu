@@ -1,6 +1,6 @@
-/* Running sums, products and first-order linear recurrences along one dimension; f32 accumulates in f64. Every thread of a
- * team takes EACH neighbours of a line: their states are joined over the team, and each thread goes on from what precedes
- * it. A line of few that are long is cut into chunks, whose totals are found first. */
+/* Running sums, products and first-order linear recurrences along one dimension; f32 accumulates in f64. Every thread
+ * of a team takes EACH neighbours of a line: their states are joined over the team, and each thread goes on from what
+ * precedes it. A line of few that are long is cut into chunks, whose totals are found first. */
 #include "../cpu/lines.h"
 #include "teams.cuh"
 
@@ -59,8 +59,8 @@ template <class T> TY_DEVICE void deliver(const scan_job &j, T *y, int64_t t, in
 
 /* ---- what is scanned ----
  * S: the state of a run of elements, with none() and join(earlier, later); A: what a thread carries from element to
- * element once it knows the state before its own. load() reads, add() extends a state by an element, begin() makes an A,
- * step() goes on by one element, and store() writes what the steps left in the place of the elements. */
+ * element once it knows the state before its own. load() reads, add() extends a state by an element, begin() makes an
+ * A, step() goes on by one element, and store() writes what the steps left in the place of the elements. */
 
 template <class T> struct run_of_one { /* one input, one result */
   const T *x;
@@ -162,7 +162,8 @@ template <class T> struct recurrence {
   }
 };
 
-/* s[t] = g[t] + a[t+1] s[t+1], seen from the other end: the gradient of b[t] is s[t] and that of a[t] is s[t] h[t-1]. */
+/* s[t] = g[t] + a[t+1] s[t+1], seen from the other end: the gradient of b[t] is s[t] and that of a[t] is
+ * s[t] h[t-1]. */
 template <class T> struct recurrence_backward : recurrence<T> { /* a, b: the factors and g; h: the gradient of b */
   const T *y;
   T *da;
@@ -234,7 +235,8 @@ template <class R> TY_DEVICE typename R::S state_of(const typename R::element *e
 
 /* ---- lines, a warp or a block for each chunk ---- */
 
-/* carries: NULL, or the state before each chunk. totals: NULL, or where the states of the chunks go, and nothing else. */
+/* carries: NULL, or the state before each chunk. totals: NULL, or where the states of the chunks go, and nothing
+ * else. */
 template <class R>
 __global__ void __launch_bounds__(THREADS)
     scan_lines(const scan_job j, const R r, const typename R::S *carries, typename R::S *totals) {

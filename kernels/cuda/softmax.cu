@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(MOST_THREADS) softmax_long(const softmax_job<T
   }
 }
 
-/* ---- lines whose elements are `inner` apart: neighbouring threads take neighbouring lines, `team` of them each ---- */
+/* ---- lines whose elements lie apart: neighbouring threads take neighbouring lines, `team` threads each ---- */
 
 template <class T, class Line> __global__ void __launch_bounds__(THREADS) softmax_columns(const softmax_job<T> j) {
   typedef typename Line::S S;

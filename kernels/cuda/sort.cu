@@ -1,6 +1,7 @@
 /* sort and topk along one dimension, stable. Values become unsigned keys whose order is the wanted one (NaN largest, -0
  * equal to 0), paired with their position, so that no two pairs are equal. Tiles of pairs are sorted in shared memory
- * (Batcher 1968); lines of several tiles are merged, or, where few are wanted, the best of each tile are sorted again. */
+ * (Batcher 1968); lines of several tiles are merged, or, where few are wanted, the best of each tile are sorted
+ * again. */
 #include <utility>
 
 #include "../cpu/lines.h"
@@ -66,6 +67,7 @@ struct wide_pair {
 /* ---- lines in memory ---- */
 
 TY_DEVICE int64_t line_in(const sort_job &j, int64_t line, int64_t size) {
+  if (j.l.inner == 1) return (j.first + line) * size; /* no division */
   const int64_t outer = (j.first + line) / j.l.inner;
   return outer * size * j.l.inner + (j.first + line - outer * j.l.inner);
 }
@@ -116,8 +118,8 @@ template <class P> TY_DEVICE void sort_shared(ty_shared_ptr<P> tile, int length)
   __syncthreads();
 }
 
-/* Sorts pieces of `length` of each line of n: of x, or of pairs that are there already. The first `keep` of each piece go
- * to `to`, or, where it is NULL, out. */
+/* Sorts pieces of `length` of each line of n: of x, or of pairs that are there already. The first `keep` of each piece
+ * go to `to`, or, where it is NULL, out. */
 template <class P>
 __global__ void __launch_bounds__(THREADS)
     sort_tiles(const sort_job j, const P *from, int64_t n, int length, P *to, int keep) {
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(THREADS)
   const int each = TILE / length; /* pieces of a block */
   for (int64_t first = int64_t{ blockIdx.x } * each; first < all; first += int64_t{ gridDim.x } * each) {
     for (int s = static_cast<int>(threadIdx.x); s < TILE; s += THREADS) {
-      const int64_t piece = first + s / length, line = piece / pieces;
+      const int64_t piece = first + s / length, line = pieces == 1 ? piece : piece / pieces;
       const int64_t i = (piece - line * pieces) * length + s % length;
       P pair = P::last();
       if (piece < all && i < n)
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     sort_shared<P>(tile, length);
     for (int s = static_cast<int>(threadIdx.x); s < TILE; s += THREADS) {
-      const int64_t piece = first + s / length, line = piece / pieces;
+      const int64_t piece = first + s / length, line = pieces == 1 ? piece : piece / pieces;
       if (piece >= all || s % length >= keep) continue;
       const P pair = tile[s];
       if (to) to[piece * keep + s % length] = pair;

@@ -18,8 +18,8 @@ template <class S> TY_DEVICE S ty_state_across(const S &s, int step) {
 }
 
 /* Joins the states of a team; every member gets the result. `join(S &, const S &)` must not mind the order of its
- * arguments. All threads of the block call this; `room` has 32 elements where teams are blocks, and is free again when it
- * returns. */
+ * arguments. All threads of the block call this; `room` has 32 elements where teams are blocks, and is free again when
+ * it returns. */
 template <class S, class Join> TY_DEVICE void ty_team_join(S &s, int team, const Join &join, ty_shared_ptr<S> room) {
   for (int step = 1; step < team && step < TY_WARP; step *= 2) {
     S t = ty_state_across(s, step);

@@ -198,7 +198,8 @@ return function(row, T)
     end,
     errors = {
       { T { 5 }, T { 6, 5 }, T { 6, int = { 0, 5 } }, T { 6 }, match = { "one for each row", "[6, 5]", "[5]" } },
-      { T { 2 }, T { 2, 5 }, T { 2, values = { 1, 5 }, dtype = "i64" }, T { 2 }, match = "5 .-is out of range for .-5" },
+      { T { 2 }, T { 2, 5 }, T { 2, values = { 1, 5 }, dtype = "i64" }, T { 2 },
+        match = "5 .-is out of range for .-5" },
       { T { 6 }, T { 6, 5 }, T { 6, int = { 0, 5 } }, T { 6 }, T { 4 }, match = "weight: expected one for each class" },
     },
   })
