@@ -16,9 +16,9 @@ template <class T> struct affine {
     const int64_t channel = segment - ch_divide(segment, by_channels) * by_channels.n;
     const T a = scale[channel], b = shift ? shift[channel] : T(0);
     T v[V];
-    ch_load<T, V>(x + at, v);
+    ty_load<T, V>(x + at, v);
     for (int j = 0; j < V; j++) v[j] = v[j] * a + b;
-    ch_store<T, V>(y + at, v);
+    ty_store<T, V>(y + at, v);
   }
 };
 
@@ -44,8 +44,8 @@ template <class T> struct products {
   TY_DEVICE_MEMBER products begin(int64_t, int64_t) const { return *this; }
   template <int V> TY_DEVICE_MEMBER void add(int64_t at, double &sum, double &sum_x) const {
     T u[V], v[V], part = 0, part_x = 0;
-    ch_load<T, V>(g + at, u);
-    ch_load<T, V>(x + at, v);
+    ty_load<T, V>(g + at, u);
+    ty_load<T, V>(x + at, v);
     for (int j = 0; j < V; j++) part += u[j], part_x += u[j] * v[j];
     sum += static_cast<double>(part), sum_x += static_cast<double>(part_x);
   }

@@ -124,14 +124,4 @@ template <int V, class F> static bool ch_run(int64_t count, int64_t spatial, con
   return TY_LAUNCH((ch_apply<1, F>), ty_cuda_blocks(count, CH_THREADS), CH_THREADS, 0, m, f);
 }
 
-template <class T, int V> TY_DEVICE void ch_load(const T *from, T *v) {
-  const ty_pack<T, V> pack = *reinterpret_cast<const ty_pack<T, V> *>(from);
-  for (int j = 0; j < V; j++) v[j] = pack.v[j];
-}
-template <class T, int V> TY_DEVICE void ch_store(T *to, const T *v) {
-  ty_pack<T, V> pack;
-  for (int j = 0; j < V; j++) pack.v[j] = v[j];
-  *reinterpret_cast<ty_pack<T, V> *>(to) = pack;
-}
-
 #endif

@@ -22,8 +22,6 @@ struct shape {
   }
 };
 
-template <class T> static T *data_of(const ty_view *v) { return v && v->count ? static_cast<T *>(v->data) : nullptr; }
-
 /* Which channel and which row a segment (a channel of an image) belongs to. */
 struct owners {
   bool by_group;
@@ -48,7 +46,7 @@ template <class T> struct moments {
     double first;
     template <int V> TY_DEVICE_MEMBER void add(int64_t at, double &a, double &b) const {
       T v[V];
-      ch_load<T, V>(x + at, v);
+      ty_load<T, V>(x + at, v);
       for (int j = 0; j < V; j++) {
         const double d = static_cast<double>(v[j]) - first;
         a += d, b += d * d;
@@ -97,9 +95,9 @@ template <class T> struct normalise {
     const statistic<T> s = all[row_of(owner, segment, channel)];
     const T scale = weight ? s.rstd * weight[channel] : s.rstd, shift = bias ? bias[channel] : T(0);
     T v[V];
-    ch_load<T, V>(x + at, v);
+    ty_load<T, V>(x + at, v);
     for (int j = 0; j < V; j++) v[j] = ty_activate(activation, (v[j] - s.mean - s.low) * scale + shift);
-    ch_store<T, V>(y + at, v);
+    ty_store<T, V>(y + at, v);
   }
 };
 
@@ -110,7 +108,8 @@ static bool forward(const ty_kernel_args *k, const shape &s, const char *op) {
   return ty_for_reals(k->in[0]->dtype, op, [&](auto element) {
     typedef decltype(element) T;
     enum { V = 16 / sizeof(T) };
-    const T *x = static_cast<const T *>(k->in[0]->data), *weight = data_of<T>(k->in[1]), *bias = data_of<T>(k->in[2]);
+    const T *x = static_cast<const T *>(k->in[0]->data), *weight = ty_data_of<T>(k->in[1]),
+            *bias = ty_data_of<T>(k->in[2]);
     T *y = static_cast<T *>(k->out[0]->data), *mean = static_cast<T *>(k->out[1]->data);
     T *last = static_cast<T *>(k->out[2]->data), *rstd = s.groups ? last : nullptr, *var = s.groups ? nullptr : last;
     const bool packs = ty_aligned(x, 16) && ty_aligned(y, 16);
@@ -143,8 +142,8 @@ template <class T> struct segment_numbers {
   T mean, rstd, scale, shift;
   ty_activation activation;
   template <int V> TY_DEVICE_MEMBER void read(const T *g_at, const T *x_at, T *g, T *h) const {
-    ch_load<T, V>(g_at, g);
-    ch_load<T, V>(x_at, h);
+    ty_load<T, V>(g_at, g);
+    ty_load<T, V>(x_at, h);
     for (int j = 0; j < V; j++) {
       const T away = h[j] - mean;
       if (activation) g[j] *= ty_activation_slope(activation, away * scale + shift);
@@ -240,7 +239,7 @@ template <class T> struct gradient {
     T g[V], h[V];
     numbers.template read<V>(b.g + at, b.x + at, g, h);
     for (int j = 0; j < V; j++) g[j] = numbers.rstd * (g[j] * w - a.g - h[j] * a.g_h);
-    ch_store<T, V>(dx + at, g);
+    ty_store<T, V>(dx + at, g);
   }
 };
 
@@ -250,13 +249,13 @@ static bool backward(const ty_kernel_args *k, const shape &s, const ty_view *bia
     typedef decltype(element) T;
     enum { V = 16 / sizeof(T) };
     const ty_view *const *in = k->in;
-    T *dx = static_cast<T *>(k->out[0]->data), *dw = data_of<T>(k->out[1]), *db = data_of<T>(k->out[2]);
+    T *dx = static_cast<T *>(k->out[0]->data), *dw = ty_data_of<T>(k->out[1]), *db = ty_data_of<T>(k->out[2]);
     const back<T> b = { static_cast<const T *>(in[0]->data),
                         static_cast<const T *>(in[1]->data),
                         static_cast<const T *>(in[2]->data),
                         static_cast<const T *>(in[3]->data),
-                        data_of<T>(in[4]),
-                        data_of<T>(bias_view),
+                        ty_data_of<T>(in[4]),
+                        ty_data_of<T>(bias_view),
                         owners(s),
                         s.activation };
     if (k->out[0]->count == 0) { /* sums of nothing */

@@ -23,16 +23,6 @@ template <class T> struct norm_rows {
   bool centred;
 };
 
-template <class T, int V> TY_DEVICE void norm_load(const T *from, T *v) {
-  const ty_pack<T, V> pack = *reinterpret_cast<const ty_pack<T, V> *>(from);
-  for (int j = 0; j < V; j++) v[j] = pack.v[j];
-}
-template <class T, int V> TY_DEVICE void norm_store(T *to, const T *v) {
-  ty_pack<T, V> pack;
-  for (int j = 0; j < V; j++) pack.v[j] = v[j];
-  *reinterpret_cast<ty_pack<T, V> *>(to) = pack;
-}
-
 /* The sum over the threads that have a row: of the block, or of the warp. */
 template <bool BLOCK> TY_DEVICE double norm_sum(double x, ty_shared_ptr<double> room) {
   if constexpr (BLOCK) return ty_block_reduce(x, ty_plus<double>{}, room);
@@ -97,10 +87,10 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
     norm_each<V, ITEMS>(x, n, first, step, again, [&](int64_t c, T *v) {
       T w[V], b[V];
       for (int j = 0; j < V; j++) w[j] = 1, b[j] = 0;
-      if (job.weight) norm_load<T, V>(job.weight + c, w);
-      if (job.bias) norm_load<T, V>(job.bias + c, b);
+      if (job.weight) ty_load<T, V>(job.weight + c, w);
+      if (job.bias) ty_load<T, V>(job.bias + c, b);
       for (int j = 0; j < V; j++) v[j] = (v[j] - mean - low) * rstd * w[j] + b[j];
-      norm_store<T, V>(job.y + base + c, v);
+      ty_store<T, V>(job.y + base + c, v);
     });
     if (lane) continue;
     if (job.mean) job.mean[row] = mean + low;
@@ -167,13 +157,13 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
     const T mean = job.centred ? job.mean[row] : T(0), rstd = job.rstd[row];
     T g[KEPT][V], h[KEPT][V];
     const auto read = [&](int64_t c, T *g_at, T *h_at) {
-      norm_load<T, V>(job.g + base + c, g_at);
-      norm_load<T, V>(job.x + base + c, h_at);
+      ty_load<T, V>(job.g + base + c, g_at);
+      ty_load<T, V>(job.x + base + c, h_at);
       for (int j = 0; j < V; j++) h_at[j] = (h_at[j] - mean) * rstd;
     };
     const auto weigh = [&](int64_t c, T *w) {
       for (int j = 0; j < V; j++) w[j] = 1;
-      if (job.weight) norm_load<T, V>(job.weight + c, w);
+      if (job.weight) ty_load<T, V>(job.weight + c, w);
     };
     double sum = 0, sum_h = 0;
     const auto add = [&](int64_t c, const T *g_at, const T *h_at) {
@@ -224,8 +214,8 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
     for (int i = 0; i < ITEMS; i++) {
       const int64_t c = first + i * step;
       if (c >= n) continue;
-      norm_store<T, V>(to + c, dw[i]);
-      norm_store<T, V>(to + n + c, db[i]);
+      ty_store<T, V>(to + c, dw[i]);
+      ty_store<T, V>(to + n + c, db[i]);
     }
   } else {
     for (int w = 0; w < NORM_WARPS; w++) { /* in turn */
@@ -331,7 +321,5 @@ template <class T> static bool norm_packs(int64_t width, std::initializer_list<c
   for (const void *p : data) packs = packs && ty_aligned(p, 16);
   return packs;
 }
-
-template <class T> static T *norm_data(const ty_view *v) { return v && v->count ? static_cast<T *>(v->data) : nullptr; }
 
 #endif
