@@ -1,5 +1,5 @@
-/* Two sums for each row of a tensor whose rows may lie in pieces (the channels of a batch): in parts by many blocks, each
- * in a fixed order, then the parts in order. */
+/* Two sums for each row of a tensor whose rows may lie in pieces (the channels of a batch): in parts by many blocks,
+ * each in a fixed order, then the parts in order. */
 #ifndef TY_KERNELS_CUDA_CHANNELS_CUH
 #define TY_KERNELS_CUDA_CHANNELS_CUH
 
@@ -48,7 +48,7 @@ struct ch_sums {
 template <int V, bool BLOCK, class F>
 __global__ void __launch_bounds__(CH_THREADS) ch_sum_rows(ch_sums *to, const ch_rows c, const F f) {
   TY_SHARED(double, room, TY_WARP);
-  const int team = BLOCK ? CH_THREADS : TY_WARP, lane = threadIdx.x % team, teams = CH_THREADS / team;
+  const int team = BLOCK ? int{ CH_THREADS } : int{ TY_WARP }, lane = threadIdx.x % team, teams = CH_THREADS / team;
   const int64_t units = c.rows * c.parts, part_width = (c.width / V + c.parts - 1) / c.parts * V;
   for (int64_t unit = int64_t{ blockIdx.x } * teams + threadIdx.x / team; unit < units;
        unit += int64_t{ gridDim.x } * teams) {

@@ -2,8 +2,8 @@
 #include "../philox.h"
 #include "cuda.cuh"
 
-/* Sorts rows of pairs by key, then by index: tiles in shared memory, then runs of double length, each element finding its
- * place in the other run by bisection. */
+/* Sorts rows of pairs by key, then by index: tiles in shared memory, then runs of double length, each element finding
+ * its place in the other run by bisection. */
 struct keyed {
   uint64_t key;
   int64_t index;
@@ -115,8 +115,8 @@ TY_DEVICE double uniform_at(uint64_t seed, uint64_t offset, int64_t i) {
   return (static_cast<double>(i & 2 ? high : low) + 0.5) * 0x1p-32;
 }
 
-/* Running sums of each row, by a block; reports rows that are no probabilities, or have fewer than `least` positive ones
- * (0: one is enough). A row's last sum is then 0. */
+/* Running sums of each row, by a block; reports rows that are no probabilities, or have fewer than `least` positive
+ * ones (0: one is enough). A row's last sum is then 0. */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
     add_up(double *sums, const T *probs, int64_t rows, int64_t n, int64_t least, const ty_cuda_watch watch) {
@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(THREADS) draw_places(int64_t *to, const double
   }
 }
 
-/* Exponential arrival times with rates probs, of which the smallest are drawn (Efraimidis and Spirakis 2006). They are not
- * negative, so that their bits are in their order. */
+/* Exponential arrival times with rates probs, of which the smallest are drawn (Efraimidis and Spirakis 2006). They are
+ * not negative, so that their bits are in their order. */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
     draw_arrivals(keyed *to, const T *probs, int64_t count, int64_t n, uint64_t seed, uint64_t offset) {
