@@ -1,7 +1,7 @@
 /* The values of 8-bit codes for optimizer moments: block-wise dynamic quantization of Dettmers et al. 2022 ("8-bit
- * Optimizers via Block-wise Quantization", section 2). Each TY_CODED_TOGETHER elements share their largest magnitude; what
- * is left, in [-1, 1] or [0, 1], is one of 256 values: decade k of 10^-7 .. 1 holds 2^k (unsigned: 2^(k+1)) evenly spaced
- * ones, and there are 0 and 1. Codes are in order of value; the signed map has its 0 at code 127. */
+ * Optimizers via Block-wise Quantization", section 2). Each TY_CODED_TOGETHER elements share their largest magnitude;
+ * what is left, in [-1, 1] or [0, 1], is one of 256 values: decade k of 10^-7 .. 1 holds 2^k (unsigned: 2^(k+1)) evenly
+ * spaced ones, and there are 0 and 1. Codes are in order of value; the signed map has its 0 at code 127. */
 #ifndef TY_KERNELS_MOMENT_CODES_H
 #define TY_KERNELS_MOMENT_CODES_H
 

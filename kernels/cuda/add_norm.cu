@@ -29,13 +29,13 @@ template <class T> struct sum_of {
   mask<T> drop;
   template <int V> TY_DEVICE_MEMBER void first(int64_t at, T *v) const {
     T r[V];
-    norm_load<T, V>(x + at, v);
-    norm_load<T, V>(residual + at, r);
+    ty_load<T, V>(x + at, v);
+    ty_load<T, V>(residual + at, r);
     drop.template apply<V>(at, v);
     for (int j = 0; j < V; j++) v[j] += r[j];
-    norm_store<T, V>(sum + at, v);
+    ty_store<T, V>(sum + at, v);
   }
-  template <int V> TY_DEVICE_MEMBER void again(int64_t at, T *v) const { norm_load<T, V>(sum + at, v); }
+  template <int V> TY_DEVICE_MEMBER void again(int64_t at, T *v) const { ty_load<T, V>(sum + at, v); }
 };
 
 /* in: x, residual, weight, bias; out: sum, y, mean, rstd. */
@@ -46,7 +46,7 @@ TY_CUDA_KERNEL(add_norm) {
     const T *x = static_cast<const T *>(k->in[0]->data), *residual = static_cast<const T *>(k->in[1]->data);
     T *sum = static_cast<T *>(k->out[0]->data);
     norm_rows<T> job = {};
-    job.weight = norm_data<T>(k->in[2]), job.bias = norm_data<T>(k->in[3]);
+    job.weight = ty_data_of<T>(k->in[2]), job.bias = ty_data_of<T>(k->in[3]);
     job.y = static_cast<T *>(k->out[1]->data);
     job.mean = static_cast<T *>(k->out[2]->data), job.rstd = static_cast<T *>(k->out[3]->data);
     job.rows = k->out[3]->count;
@@ -64,12 +64,12 @@ template <class T> struct gradients {
   mask<T> drop;
   template <int V> TY_DEVICE_MEMBER void put(int64_t at, T *v) const {
     T more[V] = {};
-    if (g_sum) norm_load<T, V>(g_sum + at, more);
+    if (g_sum) ty_load<T, V>(g_sum + at, more);
     for (int j = 0; j < V; j++) v[j] += more[j];
-    norm_store<T, V>(dsum + at, v);
+    ty_store<T, V>(dsum + at, v);
     if (!dx) return;
     drop.template apply<V>(at, v);
-    norm_store<T, V>(dx + at, v);
+    ty_store<T, V>(dx + at, v);
   }
 };
 
@@ -79,13 +79,13 @@ TY_CUDA_KERNEL(add_norm_backward) {
   const ty_view *const *in = k->in;
   return ty_for_reals(in[2]->dtype, "add_norm", [&](auto element) {
     typedef decltype(element) T;
-    T *dsum = static_cast<T *>(k->out[0]->data), *dx = norm_data<T>(k->out[1]);
-    T *dw = norm_data<T>(k->out[2]), *db = norm_data<T>(k->out[3]);
-    const T *g_sum = norm_data<T>(in[1]);
+    T *dsum = static_cast<T *>(k->out[0]->data), *dx = ty_data_of<T>(k->out[1]);
+    T *dw = ty_data_of<T>(k->out[2]), *db = ty_data_of<T>(k->out[3]);
+    const T *g_sum = ty_data_of<T>(in[1]);
     norm_rows_back<T> job = {};
     job.g = static_cast<const T *>(in[0]->data), job.x = static_cast<const T *>(in[2]->data);
     job.mean = static_cast<const T *>(in[3]->data), job.rstd = static_cast<const T *>(in[4]->data);
-    job.weight = norm_data<T>(in[5]);
+    job.weight = ty_data_of<T>(in[5]);
     job.rows = in[4]->count;
     job.width = job.rows ? in[2]->count / job.rows : k->out[2]->count;
     job.centred = p.centred;

@@ -151,8 +151,23 @@ template <class T> TY_DEVICE T ty_narrow(ty_compute<T> x) { return ty_element<T>
 /* N elements that are moved at once. */
 template <class T, int N> struct alignas(sizeof(T) * N) ty_pack { T v[N]; };
 
+template <class T, int N> TY_DEVICE void ty_load(const T *from, T *v) {
+  const ty_pack<T, N> pack = *reinterpret_cast<const ty_pack<T, N> *>(from);
+  for (int i = 0; i < N; i++) v[i] = pack.v[i];
+}
+template <class T, int N> TY_DEVICE void ty_store(T *to, const T *v) {
+  ty_pack<T, N> pack;
+  for (int i = 0; i < N; i++) pack.v[i] = v[i];
+  *reinterpret_cast<ty_pack<T, N> *>(to) = pack;
+}
+
 /* Whether they can be at p; NULL can. */
 static inline bool ty_aligned(const void *p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+/* The elements of a view; NULL where it is absent or empty. */
+template <class T> static inline T *ty_data_of(const ty_view *v) {
+  return v && v->count ? static_cast<T *>(v->data) : nullptr;
+}
 
 /* fn(T{}) for the dtype; false after ty_fail() for others. */
 template <class Fn> static inline bool ty_for_floats(int dtype, const char *op, Fn fn) {
@@ -199,11 +214,17 @@ template <class Fn> static inline bool ty_for_sizes(int dtype, Fn fn) {
 
 /* The first thing that kernels met in their data since the last synchronisation, in memory that host and GPU see. A
  * kernel that meets one leaves the access out and goes on; the error is raised when the GPU is waited for. */
-enum ty_cuda_kind { TY_NO_TROUBLE, TY_INDEX_OUT_OF_RANGE, TY_DIVISION_BY_ZERO };
+enum ty_cuda_kind {
+  TY_NO_TROUBLE,
+  TY_INDEX_OUT_OF_RANGE,
+  TY_DIVISION_BY_ZERO,
+  TY_NO_PROBABILITY,   /* index: of the row; size: the bits of the double that it holds */
+  TY_FEW_PROBABILITIES /* index: of the row; size: how many are positive; more: of how many that are needed, or 0 */
+};
 struct ty_cuda_trouble {
   int kind;       /* ty_cuda_kind */
   const char *op; /* the host's */
-  int64_t index, size;
+  int64_t index, size, more;
 };
 /* What a kernel needs to report: passed to it as it is. */
 struct ty_cuda_watch {
@@ -212,12 +233,13 @@ struct ty_cuda_watch {
 };
 ty_cuda_watch ty_cuda_watched(void); /* for the running op, on this thread's GPU */
 
-TY_DEVICE void ty_report(const ty_cuda_watch &watch, ty_cuda_kind kind, int64_t index, int64_t size) {
+TY_DEVICE void ty_report(const ty_cuda_watch &watch, ty_cuda_kind kind, int64_t index, int64_t size, int64_t more = 0) {
   ty_cuda_trouble *t = watch.trouble;
   if (atomicCAS(&t->kind, static_cast<int>(TY_NO_TROUBLE), static_cast<int>(kind)) != TY_NO_TROUBLE) return;
   t->op = watch.op;
   t->index = index;
   t->size = size;
+  t->more = more;
 }
 
 TY_DEVICE bool ty_in_range(const ty_cuda_watch &watch, int64_t index, int64_t size) {

@@ -3,13 +3,13 @@
 
 template <class T> struct tensor {
   const T *x;
-  template <int V> TY_DEVICE_MEMBER void first(int64_t at, T *v) const { norm_load<T, V>(x + at, v); }
-  template <int V> TY_DEVICE_MEMBER void again(int64_t at, T *v) const { norm_load<T, V>(x + at, v); }
+  template <int V> TY_DEVICE_MEMBER void first(int64_t at, T *v) const { ty_load<T, V>(x + at, v); }
+  template <int V> TY_DEVICE_MEMBER void again(int64_t at, T *v) const { ty_load<T, V>(x + at, v); }
 };
 
 template <class T> struct gradient {
   T *dx;
-  template <int V> TY_DEVICE_MEMBER void put(int64_t at, const T *v) const { norm_store<T, V>(dx + at, v); }
+  template <int V> TY_DEVICE_MEMBER void put(int64_t at, const T *v) const { ty_store<T, V>(dx + at, v); }
 };
 
 /* in: x, weight and, when centred, bias; out: y, [mean,] rstd. */
@@ -18,7 +18,7 @@ static bool forward(const ty_kernel_args *k, const char *op, bool centred) {
     typedef decltype(element) T;
     const T *x = static_cast<const T *>(k->in[0]->data);
     norm_rows<T> job = {};
-    job.weight = norm_data<T>(k->in[1]), job.bias = centred ? norm_data<T>(k->in[2]) : nullptr;
+    job.weight = ty_data_of<T>(k->in[1]), job.bias = centred ? ty_data_of<T>(k->in[2]) : nullptr;
     job.y = static_cast<T *>(k->out[0]->data);
     job.mean = centred ? static_cast<T *>(k->out[1]->data) : nullptr;
     job.rstd = static_cast<T *>(k->out[centred ? 2 : 1]->data);
@@ -39,12 +39,12 @@ static bool backward(const ty_kernel_args *k, const char *op, bool centred) {
     typedef decltype(element) T;
     const ty_view *const *in = k->in;
     const int at = centred ? 3 : 2;
-    T *dx = static_cast<T *>(k->out[0]->data), *dw = norm_data<T>(k->out[1]);
-    T *db = centred ? norm_data<T>(k->out[2]) : nullptr;
+    T *dx = static_cast<T *>(k->out[0]->data), *dw = ty_data_of<T>(k->out[1]);
+    T *db = centred ? ty_data_of<T>(k->out[2]) : nullptr;
     norm_rows_back<T> job = {};
     job.g = static_cast<const T *>(in[0]->data), job.x = static_cast<const T *>(in[1]->data);
     job.mean = centred ? static_cast<const T *>(in[2]->data) : nullptr;
-    job.rstd = static_cast<const T *>(in[at]->data), job.weight = norm_data<T>(in[at + 1]);
+    job.rstd = static_cast<const T *>(in[at]->data), job.weight = ty_data_of<T>(in[at + 1]);
     job.rows = in[at]->count;
     job.width = job.rows ? in[1]->count / job.rows : k->out[1]->count;
     job.centred = centred;

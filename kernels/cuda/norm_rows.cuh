@@ -1,5 +1,5 @@
-/* Norms of rows: mean and deviation of each row, the row normalised, and the gradients. A warp or a block keeps a row in
- * registers; rows that do not fit are read again. With h = (x - mean) rstd and w g the gradient of h:
+/* Norms of rows: mean and deviation of each row, the row normalised, and the gradients. A warp or a block keeps a row
+ * in registers; rows that do not fit are read again. With h = (x - mean) rstd and w g the gradient of h:
  * dx = rstd (w g - average(w g) - h average(w g h)) (Ioffe and Szegedy 2015); without the middle term for rms norm.
  * Weight gradients are summed by every block over its rows, then over the blocks in order. */
 #ifndef TY_KERNELS_CUDA_NORM_ROWS_CUH
@@ -23,15 +23,9 @@ template <class T> struct norm_rows {
   bool centred;
 };
 
-template <class T, int V> TY_DEVICE void norm_load(const T *from, T *v) {
-  const ty_pack<T, V> pack = *reinterpret_cast<const ty_pack<T, V> *>(from);
-  for (int j = 0; j < V; j++) v[j] = pack.v[j];
-}
-template <class T, int V> TY_DEVICE void norm_store(T *to, const T *v) {
-  ty_pack<T, V> pack;
-  for (int j = 0; j < V; j++) pack.v[j] = v[j];
-  *reinterpret_cast<ty_pack<T, V> *>(to) = pack;
-}
+/* 1 / sqrt(x): a row's work beside its memory is little, and in double it would not be. */
+TY_DEVICE float norm_rstd(float x) { return 1 / sqrtf(x); }
+TY_DEVICE double norm_rstd(double x) { return 1 / sqrt(x); }
 
 /* The sum over the threads that have a row: of the block, or of the warp. */
 template <bool BLOCK> TY_DEVICE double norm_sum(double x, ty_shared_ptr<double> room) {
@@ -39,7 +33,8 @@ template <bool BLOCK> TY_DEVICE double norm_sum(double x, ty_shared_ptr<double> 
   else return ty_warp_reduce(x, ty_plus<double>{});
 }
 
-/* fn(column, values) for a thread's elements of a row: in registers, or (ITEMS is 0) what read(column, values) gives. */
+/* fn(column, values) for a thread's elements of a row: in registers, or (ITEMS is 0) what read(column, values)
+ * gives. */
 template <int V, int ITEMS, class T, class Read, class Fn>
 TY_DEVICE void norm_each(T (*x)[V], int64_t n, int first, int step, const Read &read, const Fn &fn) {
   if constexpr (ITEMS > 0) {
@@ -56,10 +51,10 @@ TY_DEVICE void norm_each(T (*x)[V], int64_t n, int first, int step, const Read &
   }
 }
 
-/* source.first<V>(at, v) gives elements of x, source.again<V>(at, v) the same later. */
+/* share: 1 / width. source.first<V>(at, v) gives elements of x, source.again<V>(at, v) the same later. */
 template <class T, int V, int ITEMS, bool BLOCK, class Source>
 __global__ void __launch_bounds__(norm_most_threads(BLOCK))
-    norm_rows_forward(const norm_rows<T> job, const Source source) {
+    norm_rows_forward(const norm_rows<T> job, const Source source, double share) {
   TY_SHARED(double, room, TY_WARP);
   const int team = BLOCK ? static_cast<int>(blockDim.x) : int{ TY_WARP }, lane = threadIdx.x % team,
             teams = blockDim.x / team;
@@ -84,7 +79,7 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
       sum += static_cast<double>(part);
     });
     if (job.centred) {
-      const double average = norm_sum<BLOCK>(sum, room) / static_cast<double>(n);
+      const double average = norm_sum<BLOCK>(sum, room) * share;
       mean = static_cast<T>(average);
       low = static_cast<T>(average - static_cast<double>(mean));
     }
@@ -93,15 +88,15 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
       for (int j = 0; j < V; j++) part += (v[j] - mean - low) * (v[j] - mean - low);
       square += static_cast<double>(part);
     });
-    const double var = norm_sum<BLOCK>(square, room) / static_cast<double>(n);
-    const T rstd = static_cast<T>(1 / sqrt(var + job.eps));
+    const double var = norm_sum<BLOCK>(square, room) * share;
+    const T rstd = norm_rstd(static_cast<T>(var + job.eps));
     norm_each<V, ITEMS>(x, n, first, step, again, [&](int64_t c, T *v) {
       T w[V], b[V];
       for (int j = 0; j < V; j++) w[j] = 1, b[j] = 0;
-      if (job.weight) norm_load<T, V>(job.weight + c, w);
-      if (job.bias) norm_load<T, V>(job.bias + c, b);
+      if (job.weight) ty_load<T, V>(job.weight + c, w);
+      if (job.bias) ty_load<T, V>(job.bias + c, b);
       for (int j = 0; j < V; j++) v[j] = (v[j] - mean - low) * rstd * w[j] + b[j];
-      norm_store<T, V>(job.y + base + c, v);
+      ty_store<T, V>(job.y + base + c, v);
     });
     if (lane) continue;
     if (job.mean) job.mean[row] = mean + low;
@@ -127,13 +122,16 @@ static inline unsigned norm_blocks(int64_t rows, int teams, unsigned threads, in
 template <class T, int V, class Source> static bool norm_forward_packed(const norm_rows<T> &job, const Source &source) {
   enum { BLOCK = NORM_WARPS * TY_WARP };
   const int64_t n = job.width, most = 64;
+  const double share = 1 / static_cast<double>(n);
   const unsigned few = norm_blocks(job.rows, NORM_WARPS, BLOCK, most);
-  if (n <= 2 * TY_WARP * V) return TY_LAUNCH((norm_rows_forward<T, V, 2, false, Source>), few, BLOCK, 0, job, source);
-  if (n <= 8 * TY_WARP * V) return TY_LAUNCH((norm_rows_forward<T, V, 8, false, Source>), few, BLOCK, 0, job, source);
+  if (n <= 2 * TY_WARP * V)
+    return TY_LAUNCH((norm_rows_forward<T, V, 2, false, Source>), few, BLOCK, 0, job, source, share);
+  if (n <= 8 * TY_WARP * V)
+    return TY_LAUNCH((norm_rows_forward<T, V, 8, false, Source>), few, BLOCK, 0, job, source, share);
   const unsigned threads = norm_threads(n, 4 * V), blocks = norm_blocks(job.rows, 1, threads, most);
   if (n <= 4 * NORM_WIDEST * V)
-    return TY_LAUNCH((norm_rows_forward<T, V, 4, true, Source>), blocks, threads, 0, job, source);
-  return TY_LAUNCH((norm_rows_forward<T, V, 0, true, Source>), blocks, threads, 0, job, source);
+    return TY_LAUNCH((norm_rows_forward<T, V, 4, true, Source>), blocks, threads, 0, job, source, share);
+  return TY_LAUNCH((norm_rows_forward<T, V, 0, true, Source>), blocks, threads, 0, job, source, share);
 }
 
 template <class T, class Source> static bool norm_forward(const norm_rows<T> &job, const Source &source, bool packs) {
@@ -154,7 +152,7 @@ template <class T> struct norm_rows_back {
 /* target.put<V>(at, v) takes the gradient of elements of x. ITEMS 0: partial is left to norm_columns. */
 template <class T, int V, int ITEMS, bool BLOCK, class Target>
 __global__ void __launch_bounds__(norm_most_threads(BLOCK))
-    norm_rows_backward(const norm_rows_back<T> job, const Target target) {
+    norm_rows_backward(const norm_rows_back<T> job, const Target target, double share) {
   enum { KEPT = ITEMS ? ITEMS : 1, COLUMNS = BLOCK ? 1 : KEPT * V * TY_WARP };
   TY_SHARED(double, room, TY_WARP);
   TY_SHARED(T, sums, 2 * COLUMNS); /* of the warps of a block */
@@ -169,13 +167,13 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
     const T mean = job.centred ? job.mean[row] : T(0), rstd = job.rstd[row];
     T g[KEPT][V], h[KEPT][V];
     const auto read = [&](int64_t c, T *g_at, T *h_at) {
-      norm_load<T, V>(job.g + base + c, g_at);
-      norm_load<T, V>(job.x + base + c, h_at);
+      ty_load<T, V>(job.g + base + c, g_at);
+      ty_load<T, V>(job.x + base + c, h_at);
       for (int j = 0; j < V; j++) h_at[j] = (h_at[j] - mean) * rstd;
     };
     const auto weigh = [&](int64_t c, T *w) {
       for (int j = 0; j < V; j++) w[j] = 1;
-      if (job.weight) norm_load<T, V>(job.weight + c, w);
+      if (job.weight) ty_load<T, V>(job.weight + c, w);
     };
     double sum = 0, sum_h = 0;
     const auto add = [&](int64_t c, const T *g_at, const T *h_at) {
@@ -201,8 +199,8 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
       }
     }
     T a = 0;
-    if (job.centred) a = static_cast<T>(norm_sum<BLOCK>(sum, room) / static_cast<double>(n));
-    const T a_h = static_cast<T>(norm_sum<BLOCK>(sum_h, room) / static_cast<double>(n));
+    if (job.centred) a = static_cast<T>(norm_sum<BLOCK>(sum, room) * share);
+    const T a_h = static_cast<T>(norm_sum<BLOCK>(sum_h, room) * share);
     const auto put = [&](int64_t c, T *g_at, const T *h_at) {
       T w[V];
       weigh(c, w);
@@ -226,8 +224,8 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
     for (int i = 0; i < ITEMS; i++) {
       const int64_t c = first + i * step;
       if (c >= n) continue;
-      norm_store<T, V>(to + c, dw[i]);
-      norm_store<T, V>(to + n + c, db[i]);
+      ty_store<T, V>(to + c, dw[i]);
+      ty_store<T, V>(to + n + c, db[i]);
     }
   } else {
     for (int w = 0; w < NORM_WARPS; w++) { /* in turn */
@@ -296,6 +294,7 @@ __global__ void __launch_bounds__(NORM_TILE *NORM_DEEP)
 template <class T, int V, class Target>
 static bool norm_backward_packed(norm_rows_back<T> job, const Target &target, T *dw, T *db) {
   enum { WARPS = NORM_WARPS * TY_WARP };
+  const double share = 1 / static_cast<double>(job.width);
   const int64_t n = job.width, tiles = (n + NORM_TILE - 1) / NORM_TILE;
   const bool narrow = n <= 4 * TY_WARP * V, kept = n <= 4 * NORM_WIDEST * V;
   const unsigned threads = narrow ? unsigned{ WARPS } : norm_threads(n, 4 * V);
@@ -304,9 +303,9 @@ static bool norm_backward_packed(norm_rows_back<T> job, const Target &target, T 
   ty_cuda_scratch room(dw ? static_cast<size_t>(parts) * 2 * static_cast<size_t>(n) * sizeof(T) : 1);
   if (!room.data) return false;
   job.partial = dw ? room.as<T>() : nullptr;
-  bool ok = narrow ? TY_LAUNCH((norm_rows_backward<T, V, 4, false, Target>), blocks, threads, 0, job, target)
-            : kept ? TY_LAUNCH((norm_rows_backward<T, V, 4, true, Target>), blocks, threads, 0, job, target)
-                   : TY_LAUNCH((norm_rows_backward<T, V, 0, true, Target>), blocks, threads, 0, job, target);
+  bool ok = narrow ? TY_LAUNCH((norm_rows_backward<T, V, 4, false, Target>), blocks, threads, 0, job, target, share)
+            : kept ? TY_LAUNCH((norm_rows_backward<T, V, 4, true, Target>), blocks, threads, 0, job, target, share)
+                   : TY_LAUNCH((norm_rows_backward<T, V, 0, true, Target>), blocks, threads, 0, job, target, share);
   if (!ok || !dw) return ok;
   const T *partial = job.partial;
   const dim3 block(NORM_TILE, NORM_DEEP), grid(static_cast<unsigned>(tiles), parts),
@@ -333,7 +332,5 @@ template <class T> static bool norm_packs(int64_t width, std::initializer_list<c
   for (const void *p : data) packs = packs && ty_aligned(p, 16);
   return packs;
 }
-
-template <class T> static T *norm_data(const ty_view *v) { return v && v->count ? static_cast<T *>(v->data) : nullptr; }
 
 #endif

@@ -1,5 +1,5 @@
-/* Optimizer steps over lists of tensors in one pass over memory: sgd, adam, lion, lerp_list. A launch takes as many tensors
- * as its parameters hold; a block works on a chunk of one of them. */
+/* Optimizer steps over lists of tensors in one pass over memory: sgd, adam, lion, lerp_list. A launch takes as many
+ * tensors as its parameters hold; a block works on a chunk of one of them. */
 #include "optim.cuh"
 
 enum { CHUNK = 4096 };

@@ -1,5 +1,5 @@
-/* Random numbers. Element i takes word i % 4 of block offset + i / 4, as on the CPU; a thread makes the four elements of
- * a block. */
+/* Random numbers. Element i takes word i % 4 of block offset + i / 4, as on the CPU; a thread makes the four elements
+ * of a block. */
 #include "../philox.h"
 #include "elementwise.cuh"
 

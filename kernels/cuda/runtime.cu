@@ -101,9 +101,22 @@ bool synchronize(int i) {
   ty_cuda_trouble t = *trouble;
   if (t.kind == TY_NO_TROUBLE) return true;
   memset(trouble, 0, sizeof *trouble);
-  if (t.kind == TY_DIVISION_BY_ZERO) return ty_fail(TY_EINVAL, "%s: integer division by zero (on cuda:%d)", t.op, i);
-  return ty_fail(TY_EINDEX, "%s: index %lld is out of range for size %lld (on cuda:%d)", t.op,
-                 static_cast<long long>(t.index), static_cast<long long>(t.size), i);
+  const long long index = t.index, size = t.size, more = t.more;
+  switch (t.kind) {
+    case TY_DIVISION_BY_ZERO: return ty_fail(TY_EINVAL, "%s: integer division by zero (on cuda:%d)", t.op, i);
+    case TY_NO_PROBABILITY:
+      return ty_fail(TY_EINVAL, "%s: probs: expected finite numbers of at least 0, got %g in row %lld (on cuda:%d)",
+                     t.op, ty_from_bits_f64(static_cast<uint64_t>(t.size)), index, i);
+    case TY_FEW_PROBABILITIES:
+      if (more == 0)
+        return ty_fail(TY_EINVAL, "%s: probs: row %lld has no positive entry (on cuda:%d)", t.op, index, i);
+      return ty_fail(TY_EINVAL,
+                     "%s: probs: row %lld has %lld positive entries, fewer than the %lld to draw without replacement "
+                     "(on cuda:%d)",
+                     t.op, index, size, more, i);
+    default:
+      return ty_fail(TY_EINDEX, "%s: index %lld is out of range for size %lld (on cuda:%d)", t.op, index, size, i);
+  }
 }
 
 bool copy(int to, void *dst, int from, const void *src, size_t bytes) {

@@ -96,6 +96,8 @@ return function(row, T)
       { T { 3, 16 }, { 16 }, T { 16 }, T { 16 } }, { T { 2, 33 }, { 33 }, T { 33 } }, { T { 2, 64 }, { 64 }, nil, T { 64 } },
       { T { 2, 67 }, { 67 }, T { 67 }, T { 67 } }, { T { 2, 1100 }, { 1100 }, T { 1100 }, T { 1100 }, grad = false, dtypes = { "f32" } },
       { T { 2, 1100, range = { 50, 52 } }, { 1100 }, grad = false, dtypes = { "f32" } },
+      { T { 1, 2051 }, { 2051 }, T { 2051 }, T { 2051 }, grad = false, dtypes = { "f32" } },
+      { T { 1, 8204 }, { 8204 }, T { 8204 }, T { 8204 }, grad = false, dtypes = { "f32" } },
     },
     ref = function(x, shape, weight, bias, opts)
       if shape == nil then return normalize(x, last_dims(x, 1), nil, nil, 1e-5, true) end
@@ -150,6 +152,9 @@ return function(row, T)
       { T { 3, 67 }, T { 3, 67 }, T { 3, 1 }, T { 3, 1, range = { 0.5, 2 } }, T { 67 } },
       { T { 3, 64 }, T { 3, 64 }, T { 3, 1 }, T { 3, 1, range = { 0.5, 2 } } },
       { T { 6, 301 }, T { 6, 301 }, T { 6, 1 }, T { 6, 1, range = { 0.5, 2 } }, T { 301 } }, -- four rows at once
+      { T { 2, 1100 }, T { 2, 1100 }, T { 2, 1 }, T { 2, 1, range = { 0.5, 2 } }, T { 1100 }, dtypes = { "f32" } },
+      { T { 2, 2051 }, T { 2, 2051 }, T { 2, 1 }, T { 2, 1, range = { 0.5, 2 } }, T { 2051 }, dtypes = { "f32" } },
+      { T { 2, 8204 }, T { 2, 8204 }, T { 2, 1 }, T { 2, 1, range = { 0.5, 2 } }, T { 8204 }, dtypes = { "f32" } },
     },
     ref = function(g, x, mean, rstd, weight)
       return backward(g, x, by_row(mean), by_row(rstd), weight, last_dims(x, #x.shape - 1), true)
@@ -249,6 +254,7 @@ return function(row, T)
       { T { 2, 4, 5 }, 2, T { 4 }, T { 4 }, opts = { activation = "sigmoid" } },
       { T { 0, 4, 3 }, 2, T { 4 }, T { 4 }, opts = { activation = "silu" } },
       { T { 1, 2, 1100 }, 2, T { 2 }, T { 2 }, opts = { activation = "silu" }, grad = false, dtypes = { "f32" } },
+      { T { 1, 2, 4101 }, 2, T { 2 }, T { 2 }, grad = false, dtypes = { "f32" } },
     },
     ref = function(x, groups, weight, bias, opts)
       for _, given in ipairs { weight or {}, bias or {} } do
@@ -286,6 +292,7 @@ return function(row, T)
       { T { 2, 6, 3 }, T { 2, 6, 3 }, T { 2, 3 }, T { 2, 3, range = { 0.5, 2 } }, T { 6 }, 3, T { 6 }, "sigmoid" },
       { T { 1, 2, 1100 }, T { 1, 2, 1100 }, T { 1, 1 }, T { 1, 1, range = { 0.5, 2 } }, T { 2 }, 1, T { 2 }, "silu",
         dtypes = { "f32" } },
+      { T { 1, 2, 4101 }, T { 1, 2, 4101 }, T { 1, 1 }, T { 1, 1, range = { 0.5, 2 } }, T { 2 }, 1, dtypes = { "f32" } },
     },
     ref = function(g, x, mean, rstd, weight, groups, bias, activation)
       local of, through = groups_of(x, groups), { shape = g.shape }
@@ -354,7 +361,8 @@ return function(row, T)
   row("batch_norm_fused", {
     cases = {
       { T { 4, 3, 2, 2 }, T { 3 }, T { 3 } }, { T { 4, 3 }, T { 3 } }, { T { 5, 140 }, nil, T { 140 } },
-      { T { 3, 2, 5 }, opts = { eps = 0.1 } },
+      { T { 3, 2, 5 }, opts = { eps = 0.1 } }, { T { 4100, 2 }, T { 2 }, dtypes = { "f32" } },
+      { T { 300, 2, 4 }, T { 2 }, dtypes = { "f32" } },
     },
     ref = function(x, weight, bias, opts)
       if weight and not weight.shape then weight, opts = nil, weight end
