@@ -198,6 +198,10 @@ return function(row, T)
       { T { 1, 17, 4, 3 }, T { 1, 33, 7, 6 }, { 17, 33, 3, 3 }, 2, 1, grad = false, dtypes = f32 },
       { T { 2, 2, 2, 3 }, T { 2, 2, 6, 9 }, { 2, 2, 2, 3 }, 3, { 0, 1 }, { 2, 1 }, grad = false, dtypes = f32 },
       { T { 1, 3, 20, 20 }, T { 1, 14, 20, 20 }, { 3, 14, 3, 3 }, 1, 1, grad = false, dtypes = f32 },
+      -- more than 64 results either way; sums in several parts, also of small groups
+      { T { 1, 70, 2, 3 }, T { 1, 9, 4, 5 }, { 70, 9, 3, 3 }, grad = false, dtypes = f32 },
+      { T { 2, 1, 17, 16 }, T { 2, 2, 17, 16 }, { 1, 2, 1, 1 }, grad = false, dtypes = f32, tol = 1e-4 },
+      { T { 2, 2, 17, 16 }, T { 2, 2, 17, 16 }, { 2, 1, 1, 3 }, 1, { 0, 1 }, 1, 2, grad = false, dtypes = f32, tol = 1e-4 },
     },
     ref = function(g, x, size, ...)
       local dw = zeros(size)
