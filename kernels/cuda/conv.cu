@@ -1,6 +1,6 @@
-/* conv2d and the gradient of its input: a matrix product whose second matrix, all windows of the image, is read from the
- * image tile by tile; and sums by single threads where there are too few channels for tiles. The weight's gradient is in
- * conv_weight.cu. */
+/* conv2d and the gradient of its input: a matrix product whose second matrix, all windows of the image, is read from
+ * the image tile by tile; and sums by single threads where there are too few channels for tiles. The weight's gradient
+ * is in conv_weight.cu. */
 #include "activation.cuh"
 #include "conv.cuh"
 #include "conv_tile.cuh"
@@ -208,8 +208,8 @@ bool ty_conv_forward(const ty_kernel_args *k) {
 
 namespace {
 
-/* The positions i * stride + place of the input, along one dimension: the taps that hit them are first, first + apart ...;
- * tap t of those sees g at i + start - t * step. */
+/* The positions i * stride + place of the input, along one dimension: the taps that hit them are first, first + apart
+ * ...; tap t of those sees g at i + start - t * step. */
 struct phase {
   conv_side side;
   int first, apart;

@@ -1,5 +1,5 @@
-/* The product of one tile by 256 threads: sums of TM x TN results in the registers of each, while the next piece of depth
- * TILE_K of both factors is on its way to the other half of shared memory. */
+/* The product of one tile by 256 threads: sums of TM x TN results in the registers of each, while the next piece of
+ * depth TILE_K of both factors is on its way to the other half of shared memory. */
 #ifndef TY_KERNELS_CUDA_CONV_TILE_CUH
 #define TY_KERNELS_CUDA_CONV_TILE_CUH
 
@@ -32,7 +32,8 @@ template <class T, int TM, int TN> struct conv_tile {
     return j / RUN_N * (16 * RUN_N) + thread * RUN_N + j % RUN_N;
   }
 
-  /* Of the tile only the first `rows` and `columns` count: warps beyond them multiply nothing. load(k) fetches the piece at k of both factors into registers, store(half) writes it to shared memory. */
+  /* Of the tile only the first `rows` and `columns` count: warps beyond them multiply nothing. load(k) fetches the
+   * piece at k of both factors into registers, store(half) writes it to shared memory. */
   template <class Load, class Store>
   TY_DEVICE_MEMBER void run(ty_shared_ptr<T> shared, int64_t rows, int64_t columns, int64_t begin, int64_t end,
                             const Load &load, const Store &store) {
