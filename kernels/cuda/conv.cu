@@ -1,6 +1,6 @@
-/* conv2d and the gradient of its input: a matrix product whose second matrix, all windows of the image, is read from the
- * image tile by tile; and sums by single threads where groups are too small for tiles. The weight's gradient is in
- * conv_weight.cu. */
+/* conv2d and the gradient of its input: a matrix product whose second matrix, all windows of the image, is read from
+ * the image tile by tile; and sums by single threads where there are too few channels for tiles. The weight's gradient
+ * is in conv_weight.cu. */
 #include "activation.cuh"
 #include "conv.cuh"
 #include "conv_tile.cuh"
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(TILE_THREADS) conv_tiles(const conv_problem p,
   };
 
   tile t;
-  t.run(shared, 0, depth, load, store);
+  t.run(shared, p.rows_of_weight - m0, positions - n0, 0, depth, load, store);
 
   /* One row of results at a time: the loop stays a loop, and the activations are there once. */
   int64_t to[TN];
@@ -166,7 +166,7 @@ bool launch(const conv_problem &p, const conv_data<double> &d) { return launch_t
 template <class T> bool compute(const conv_problem &p, const conv_data<T> &d) {
   int64_t area = int64_t{ p.rows.out } * p.columns.out;
   if (area == 0) return true;
-  if (p.groups > 1 && (p.rows_of_weight < 8 || p.groups > 65535)) {
+  if (p.rows_of_weight < 8 || p.groups > 65535) { /* most of a tile would be empty */
     int64_t blocks = p.images * p.groups * p.rows_of_weight * ((area + TILE_THREADS - 1) / TILE_THREADS);
     return TY_LAUNCH(conv_singly<T>, ty_cuda_blocks(blocks, 1), TILE_THREADS, 0, p, d);
   }
@@ -208,8 +208,8 @@ bool ty_conv_forward(const ty_kernel_args *k) {
 
 namespace {
 
-/* The positions i * stride + place of the input, along one dimension: the taps that hit them are first, first + apart ...;
- * tap t of those sees g at i + start - t * step. */
+/* The positions i * stride + place of the input, along one dimension: the taps that hit them are first, first + apart
+ * ...; tap t of those sees g at i + start - t * step. */
 struct phase {
   conv_side side;
   int first, apart;

@@ -1,5 +1,5 @@
-/* The product of one tile by 256 threads: sums of TM x TN results in the registers of each, while the next piece of depth
- * TILE_K of both factors is on its way to the other half of shared memory. */
+/* The product of one tile by 256 threads: sums of TM x TN results in the registers of each, while the next piece of
+ * depth TILE_K of both factors is on its way to the other half of shared memory. */
 #ifndef TY_KERNELS_CUDA_CONV_TILE_CUH
 #define TY_KERNELS_CUDA_CONV_TILE_CUH
 
@@ -32,15 +32,18 @@ template <class T, int TM, int TN> struct conv_tile {
     return j / RUN_N * (16 * RUN_N) + thread * RUN_N + j % RUN_N;
   }
 
-  /* load(k) fetches the piece at k of both factors into registers, store(half) writes it to shared memory. */
+  /* Of the tile only the first `rows` and `columns` count: warps beyond them multiply nothing. load(k) fetches the
+   * piece at k of both factors into registers, store(half) writes it to shared memory. */
   template <class Load, class Store>
-  TY_DEVICE_MEMBER void run(ty_shared_ptr<T> shared, int64_t begin, int64_t end, const Load &load, const Store &store) {
+  TY_DEVICE_MEMBER void run(ty_shared_ptr<T> shared, int64_t rows, int64_t columns, int64_t begin, int64_t end,
+                            const Load &load, const Store &store) {
     const int row = threadIdx.x / 16, column = threadIdx.x % 16;
 #pragma unroll
     for (int i = 0; i < TM; i++)
 #pragma unroll
       for (int j = 0; j < TN; j++) sum[i][j] = 0;
     if (begin >= end) return;
+    const bool busy = row_of(row, 0) < rows && column_of(column, 0) < columns;
     load(begin);
     store(0);
     __syncthreads();
@@ -50,7 +53,7 @@ template <class T, int TM, int TN> struct conv_tile {
       if (more) load(k + TILE_K);
       ty_shared_ptr<T> from = shared + half * SIZE;
 #pragma unroll
-      for (int d = 0; d < TILE_K; d++) {
+      for (int d = 0; busy && d < TILE_K; d++) {
         T a[TM], b[TN];
 #pragma unroll
         for (int i = 0; i < TM; i++) a[i] = from[d * ROW_A + row_of(row, i)];

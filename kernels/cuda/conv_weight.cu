@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(TILE_THREADS) weight_tiles(const weight_proble
     for (int i = 0; i < LOADS_B; i++) to[tile::B + load_k * tile::ROW_B + load_line + i * EACH] = b[i];
   };
   tile t;
-  t.run(shared, begin, end, load, store);
+  t.run(shared, s.og - m0, p.width - n0, begin, end, load, store);
   T *to = sums + blockIdx.y * p.count + group * s.og * p.width;
 #pragma unroll
   for (int i = 0; i < TM; i++) {
@@ -88,7 +88,7 @@ enum { TAPS = 9 };
 
 template <class T>
 __global__ void __launch_bounds__(TILE_THREADS) weight_singly(const weight_problem p, const T *g, const T *x, T *sums) {
-  TY_SHARED(T, room, TY_WARP);
+  TY_SHARED(T, room, TILE_THREADS / TY_WARP * TAPS);
   const conv_shape &s = p.s;
   const int taps = s.kh * s.kw, tap_groups = (taps + TAPS - 1) / TAPS, area = s.oh * s.ow;
   const int64_t plane = int64_t{ s.h } * s.w, pair = blockIdx.x / tap_groups, o = pair / s.cg, c = pair - o * s.cg;
@@ -117,12 +117,19 @@ __global__ void __launch_bounds__(TILE_THREADS) weight_singly(const weight_probl
       }
     }
   }
-  T *to = sums + blockIdx.y * p.count + pair * taps + tap0;
+  const int warp = threadIdx.x / TY_WARP;
 #pragma unroll
   for (int i = 0; i < TAPS; i++) {
-    T all = ty_block_reduce(sum[i], ty_plus<T>{}, room);
-    if (threadIdx.x == 0 && tap0 + i < taps) to[i] = all;
+    if (tap0 + i >= taps) break;
+    T all = ty_warp_reduce(sum[i], ty_plus<T>{});
+    if (threadIdx.x % TY_WARP == 0) room[warp * TAPS + i] = all;
   }
+  __syncthreads();
+  const int i = threadIdx.x;
+  if (i >= TAPS || tap0 + i >= taps) return;
+  T all = 0;
+  for (int w = 0; w < TILE_THREADS / TY_WARP; w++) all += room[w * TAPS + i];
+  sums[blockIdx.y * p.count + pair * taps + tap0 + i] = all;
 }
 
 template <class T>

@@ -1,8 +1,10 @@
-/* Positions sorted by index, so that sums over repeated indices have one order, whatever runs first. Radix sort from the
- * lowest digit: every tile counts its digits, the counts are summed up, and every tile puts its pairs of key and
+/* Positions sorted by index, so that sums over repeated indices have one order, whatever runs first. Radix sort from
+ * the lowest digit: every tile counts its digits, the counts are summed up, and every tile puts its pairs of key and
  * position behind those of the tiles before it, in the order in which they came. */
 #ifndef TY_KERNELS_CUDA_INDEX_SORT_CUH
 #define TY_KERNELS_CUDA_INDEX_SORT_CUH
+
+#include <utility>
 
 #include "indexing.cuh"
 

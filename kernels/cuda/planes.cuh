@@ -1,5 +1,6 @@
 /* Kernels over images [n, c, h, w] that compute each element of the result by itself: a thread goes through elements in
- * steps of the whole grid, with positions of 32 bits; tensors of 2^30 elements and more come in parts of whole planes. */
+ * steps of the whole grid, with positions of 32 bits; tensors of 2^30 elements and more come in parts of whole planes.
+ * */
 #ifndef TY_KERNELS_CUDA_PLANES_CUH
 #define TY_KERNELS_CUDA_PLANES_CUH
 

@@ -1,8 +1,6 @@
-/* Writing by index: scatter, scatter_add, index_add. Of repeated indices the last wins, and sums over them have one order:
- * positions are sorted by index, threads sum up pieces of a fixed number of them, and where an index goes on over several
- * pieces their sums are put together from the first to the last. */
-#include <utility>
-
+/* Writing by index: scatter, scatter_add, index_add. Of repeated indices the last wins, and sums over them have one
+ * order: positions are sorted by index, threads sum up pieces of a fixed number of them, and where an index goes on
+ * over several pieces their sums are put together from the first to the last. */
 #include "index_sort.cuh"
 
 namespace {
@@ -58,31 +56,32 @@ __global__ void __launch_bounds__(INDEX_THREADS)
   }
 }
 
-/* `bytes` of elements to be moved from src to out. */
-template <class T, class Put> bool scatter_plainly(const index_map &m, const void *index, uint32_t *last, Put put) {
+/* fn(plan, positions of the index before it, the numbers of its destinations) for every part of a plan; `last` as
+ * found, or NULL. */
+template <class Fn> bool in_parts(const index_map &m, uint32_t *last, Fn fn) {
+  const char *out = static_cast<const char *>(m.plan.data[1]), *index = static_cast<const char *>(m.plan.data[2]);
+  return ew_in_parts(m.plan, m.bytes, [&](const ew_plan &p) {
+    int64_t done = (static_cast<const char *>(p.data[2]) - index) / m.bytes[2];
+    int64_t before = (static_cast<const char *>(p.data[1]) - out) / m.bytes[1];
+    return fn(p, static_cast<uint32_t>(done), last ? last + before : nullptr);
+  });
+}
+
+template <class T, class Put> bool scatter_plainly(const index_map &m, uint32_t *last, Put put) {
   const int64_t size = m.size, step = m.step;
   const bool wide = m.wide;
   const ty_cuda_watch watch = ty_cuda_watched();
-  return ew_in_parts(m.plan, m.bytes, [&](const ew_plan &p) {
-    uint32_t done = static_cast<uint32_t>((static_cast<const char *>(p.data[2]) - static_cast<const char *>(index)) /
-                                          m.bytes[2]);
-    char *base = static_cast<char *>(m.plan.data[1] ? const_cast<void *>(m.plan.data[1]) : nullptr);
-    uint32_t *found = last;
-    if (last) found += (static_cast<const char *>(p.data[1]) - base) / m.bytes[1];
+  return in_parts(m, last, [&](const ew_plan &p, uint32_t done, uint32_t *found) {
     return TY_LAUNCH((scatter<T, Put>), ty_cuda_blocks(p.count, INDEX_THREADS), INDEX_THREADS, 0, p, size, step, wide,
                      done, found, put, watch);
   });
 }
 
-bool find_all_last(const index_map &m, const void *index, uint32_t *last) {
+bool find_all_last(const index_map &m, uint32_t *last) {
   const int64_t size = m.size, step = m.step;
   const bool wide = m.wide;
   const ty_cuda_watch watch = ty_cuda_watched();
-  return ew_in_parts(m.plan, m.bytes, [&](const ew_plan &p) {
-    uint32_t done = static_cast<uint32_t>((static_cast<const char *>(p.data[2]) - static_cast<const char *>(index)) /
-                                          m.bytes[2]);
-    uint32_t *found = last +
-                      (static_cast<const char *>(p.data[1]) - static_cast<const char *>(m.plan.data[1])) / m.bytes[1];
+  return in_parts(m, last, [&](const ew_plan &p, uint32_t done, uint32_t *found) {
     return TY_LAUNCH(find_last, ty_cuda_blocks(p.count, INDEX_THREADS), INDEX_THREADS, 0, p, size, step, wide, done,
                      found, watch);
   });
@@ -198,7 +197,8 @@ template <class T> struct element_place { /* of a position of the index */
   }
 };
 
-/* The number of the destination, of those that positions of this index can have; `dropped` for an index out of range. */
+/* The number of the destination, of those that positions of this index can have; `dropped` for an index out of range.
+ * */
 __global__ void __launch_bounds__(INDEX_THREADS)
     number_elements(index_list index, uint32_t n, ew_divisor line, ew_divisor inner, uint32_t size, uint32_t dropped,
                     uint32_t *keys, ty_cuda_watch watch) {
@@ -313,8 +313,8 @@ TY_CUDA_KERNEL(scatter) {
   ty_cuda_scratch memory(bytes);
   if (!memory.data) return false;
   uint32_t *last = repeats ? memory.as<uint32_t>() : nullptr;
-  if (repeats && (!ty_cuda_zero(last, bytes) || !find_all_last(m, index->data, last))) return false;
-  return ty_for_sizes(out->dtype, [&](auto x) { return scatter_plainly<decltype(x)>(m, index->data, last, set{}); });
+  if (repeats && (!ty_cuda_zero(last, bytes) || !find_all_last(m, last))) return false;
+  return ty_for_sizes(out->dtype, [&](auto x) { return scatter_plainly<decltype(x)>(m, last, set{}); });
 }
 
 /* The same, adding. */
@@ -328,12 +328,12 @@ TY_CUDA_KERNEL(scatter_add) {
     if (ty_lines_of(index, dim).size > 1) return scatter_add_sorted<T>(out, index, src, dim);
     index_map m;
     index_map_init(&m, out, index, dim, src);
-    return scatter_plainly<T>(m, index->data, nullptr, add{});
+    return scatter_plainly<T>(m, nullptr, add{});
   });
 }
 
-/* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing (-1:
- * none). */
+/* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing
+ * (-1: none). */
 TY_CUDA_KERNEL(index_add) {
   const ty_view *index = k->in[1], *src = k->in[2], *out = k->out[0];
   const ty_p_dim *p = static_cast<const ty_p_dim *>(k->params);

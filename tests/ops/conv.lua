@@ -144,6 +144,8 @@ return function(row, T)
       { T { 1, 3, 9, 70 }, T { 17, 3, 4, 4 }, T { 17 }, 4, 0, 1, 1, T { 1, 17, 2, 17 }, "silu", grad = false, dtypes = f32 },
       { T { 1, 1, 37, 19 }, T { 3, 1, 3, 1 }, opts = { activation = "relu" }, grad = false, dtypes = f32 },
       { T { 1, 4, 2, 3 }, T { 2, 4, 1, 3 }, opts = { padding = { 1, 9 }, stride = { 2, 1 } }, grad = false, dtypes = f32 },
+      -- more than 64 channels, more than 128 positions
+      { T { 2, 2, 9, 8 }, T { 70, 2, 3, 2 }, T { 70 }, opts = { padding = 1 }, grad = false, dtypes = f32 },
       -- 1x1: panels of positions from several images, parts of a panel, strides, two groups of output channels
       { T { 3, 5, 5, 4 }, T { 15, 5, 1, 1 }, T { 15 }, 1, 0, 1, 1, T { 3, 15, 5, 4 }, "relu", grad = false, dtypes = f32 },
       { T { 5, 3, 8, 9 }, T { 17, 3, 1, 1 }, T { 17 }, { 2, 1 }, grad = false, dtypes = f32 },
@@ -202,6 +204,10 @@ return function(row, T)
       { T { 1, 17, 4, 3 }, T { 1, 33, 7, 6 }, { 17, 33, 3, 3 }, 2, 1, grad = false, dtypes = f32 },
       { T { 2, 2, 2, 3 }, T { 2, 2, 6, 9 }, { 2, 2, 2, 3 }, 3, { 0, 1 }, { 2, 1 }, grad = false, dtypes = f32 },
       { T { 1, 3, 20, 20 }, T { 1, 14, 20, 20 }, { 3, 14, 3, 3 }, 1, 1, grad = false, dtypes = f32 },
+      -- more than 64 results either way; sums in several parts, also of small groups
+      { T { 1, 70, 2, 3 }, T { 1, 9, 4, 5 }, { 70, 9, 3, 3 }, grad = false, dtypes = f32 },
+      { T { 2, 1, 17, 16 }, T { 2, 2, 17, 16 }, { 1, 2, 1, 1 }, grad = false, dtypes = f32, tol = 1e-4 },
+      { T { 2, 2, 17, 16 }, T { 2, 2, 17, 16 }, { 2, 1, 1, 3 }, 1, { 0, 1 }, 1, 2, grad = false, dtypes = f32, tol = 1e-4 },
     },
     ref = function(g, x, size, ...)
       local dw = zeros(size)

@@ -130,6 +130,9 @@ return function(row, T)
       { T { 3, 2 }, 0, T { 3, 2, values = i32, dtype = "i32" }, T { 3, 2 } }, { T {}, -1, T { values = { 0 },
         dtype = "i64" }, T {} },
       { T { 3 }, 0, T { 0, int = { 0, 3 } }, T { 0 } },
+      -- indices that repeat often, and more than are sorted at once
+      { T { 2, 3 }, 1, T { 2, 70, int = { 0, 3 } }, T { 2, 70 }, grad = false },
+      { T { 300 }, 0, T { 5000, int = { 0, 300 } }, T { 5000 }, grad = false, dtypes = { "f32" } },
     },
     ref = function(x, dim, index, src) return scattered(x, dim, index, src, true) end,
     errors = {
@@ -192,6 +195,7 @@ return function(row, T)
       { T { 2, 5 }, -1, T { 7, int = { 0, 5 } }, T { 2, 7 } }, { T { 6 }, 0, T { 2, values = { 5, 5 },
         dtype = "i32" }, T { 2 } },
       { T { 4, 2 }, 0, T { 0, int = { 0, 4 } }, T { 0, 2 } }, { T {}, 0, T { 1, values = { 0 }, dtype = "i64" }, T {} },
+      { T { 2, 3, 4 }, 1, T { 50, int = { 0, 3 } }, T { 2, 50, 4 }, grad = false }, -- repeated often
     },
     ref = added,
     errors = {
@@ -300,7 +304,7 @@ return function(row, T)
       { T { 3, 4, range = { -1, 1 } } },
       { T { 2, 3, 4, values = { 0, 1, 0, 2, 3, 0, 0, 0, 0, 0, 4, 5, 0, 0, 6, 0, 0, 0, 7, 0, 0, 0, 0, 8 } } },
       { T { 5, values = { 0.0, -0.0, T.nan, 1e-7, T.inf } } }, { T { 0, 3 } }, { T {} }, { T { values = { 0 } } },
-      { T { 4, 0 } },
+      { T { 4, 0 } }, { T { 3, 1500, range = { -1, 1 } }, dtypes = { "bool", "i16", "f32" } },
     },
     ref = function(x)
       local y, nd = { shape = { 0, #x.shape } }, #x.shape
