@@ -18,15 +18,22 @@ namespace {
 
 /* ---- the library ---- */
 
-#define EACH_FUNCTION(X)                                                                                          \
-  X(Create)                                                                                                       \
-  X(Matmul)                                                                                                       \
-  X(MatmulAlgoGetHeuristic)                                                                                       \
-  X(MatmulDescCreate) X(MatmulDescDestroy) X(MatmulDescSetAttribute) X(MatrixLayoutCreate) X(MatrixLayoutDestroy) \
-      X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) X(MatmulPreferenceDestroy) X(MatmulPreferenceSetAttribute)
+#define EACH_FUNCTION(X)       \
+  X(Create);                   \
+  X(Matmul);                   \
+  X(MatmulAlgoGetHeuristic);   \
+  X(MatmulDescCreate);         \
+  X(MatmulDescDestroy);        \
+  X(MatmulDescSetAttribute);   \
+  X(MatrixLayoutCreate);       \
+  X(MatrixLayoutDestroy);      \
+  X(MatrixLayoutSetAttribute); \
+  X(MatmulPreferenceCreate);   \
+  X(MatmulPreferenceDestroy);  \
+  X(MatmulPreferenceSetAttribute);
 
 struct functions {
-#define MEMBER(name) decltype(&cublasLt##name) name;
+#define MEMBER(name) decltype(&cublasLt##name) name
   EACH_FUNCTION(MEMBER)
 #undef MEMBER
 } lt;
@@ -37,7 +44,7 @@ void load() {
   static const char *const names[] = { "libcublasLt.so.13", "libcublasLt.so.12", nullptr };
   void *library = ty_cuda_library(names);
   have = library != nullptr;
-#define RESOLVE(name) have = have && ty_cuda_function(library, "cublasLt" #name, &lt.name);
+#define RESOLVE(name) have = have && ty_cuda_function(library, "cublasLt" #name, &lt.name)
   EACH_FUNCTION(RESOLVE)
 #undef RESOLVE
 }
@@ -47,7 +54,7 @@ void load() {
 /* What the choice of an algorithm depends on. x is our b, y our a, as the library sees them. */
 struct plan_key {
   int64_t rows, columns, depth, x_lead, y_lead, x_step, y_step, out_step, count;
-  int dtype, out_dtype, epilogue, none;
+  int dtype, out_dtype, epilogue, filler; /* no padding: keys are compared as bytes */
   uint8_t x_turned, y_turned, adds, tf32, x_align, y_align, c_align, out_align;
 };
 
