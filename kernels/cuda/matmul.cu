@@ -1,6 +1,6 @@
-/* Batched matrix products [batch..., m, k] x [batch..., k, n] and what linear layers do to them. Floats go to cuBLASLt
- * where it is installed; the kernel here is for integers, for what the library does not take, and for the emulated
- * device. */
+/* Batched matrix products [batch..., m, k] x [batch..., k, n] and what linear layers do to them. Floats and bytes go to
+ * cuBLASLt where it is installed; the kernel here is for other integers, for what the library does not take, and for the
+ * emulated device. */
 #include "matmul.cuh"
 
 #include "activation.cuh"
@@ -204,7 +204,7 @@ static mm_task mm_task_of(const ty_kernel_args *k) {
   const ty_view *a = k->in[0], *b = k->in[1], *out = k->out[0];
   const ty_p_activation *params = static_cast<const ty_p_activation *>(k->params);
   mm_task t = {};
-  t.dtype = out->dtype;
+  t.dtype = a->dtype, t.out_dtype = out->dtype;
   t.activation = params ? params->activation : TY_NO_ACTIVATION;
   t.m = out->size[out->ndim - 2], t.n = out->size[out->ndim - 1], t.k = a->size[a->ndim - 1];
   t.a = a->data, t.b = b->data, t.out = out->data;
@@ -216,20 +216,29 @@ static mm_task mm_task_of(const ty_kernel_args *k) {
   return t;
 }
 
+/* Whether the library has taken it; *ok: whether that went well. */
+static bool mm_taken(const mm_task &t, bool *ok) {
+#ifdef TY_CUDA_EMULATED
+  return false;
+#else
+  mm_outcome outcome = mm_by_library(t);
+  *ok = outcome == MM_DONE;
+  return outcome != MM_NOT_THERE;
+#endif
+}
+
 TY_CUDA_KERNEL(matmul) {
   if (k->out[0]->count == 0) return true;
   mm_task t = mm_task_of(k);
-#ifndef TY_CUDA_EMULATED
-  mm_outcome outcome = mm_by_library(t);
-  if (outcome != MM_NOT_THERE) return outcome == MM_DONE;
-#endif
-  return mm_own(t);
+  bool ok;
+  return mm_taken(t, &ok) ? ok : mm_own(t);
 }
 
 /* Exact products of bytes with sums of i32. */
 TY_CUDA_KERNEL(matmul_int8) {
   if (k->out[0]->count == 0) return true;
   mm_task t = mm_task_of(k);
-  if (k->in[0]->dtype == TY_I8) return mm_launch<int8_t, int8_t, int32_t, uint32_t, 4>(t);
-  return mm_launch<uint8_t, int8_t, int32_t, uint32_t, 4>(t);
+  bool ok;
+  if (t.dtype == TY_U8) return mm_launch<uint8_t, int8_t, int32_t, uint32_t, 4>(t);
+  return mm_taken(t, &ok) ? ok : mm_launch<int8_t, int8_t, int32_t, uint32_t, 4>(t);
 }

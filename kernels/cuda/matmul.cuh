@@ -10,7 +10,7 @@ enum { MM_BATCH_DIMS = TY_MAX_DIMS - 2 };
 /* out[batch] = activation(a[batch] b[batch] + bias + residual[batch]); out and residual are contiguous. Dimensions of the
  * batch are merged and stand from the innermost out; strides count elements. */
 struct mm_task {
-  int dtype; /* of all but the bias, which is f32 where the others are f16 or bf16 */
+  int dtype, out_dtype; /* of a and b, of out and residual; the bias is f32 where they are f16 or bf16 */
   ty_activation activation;
   int64_t m, n, k;
   const void *a, *b, *bias, *residual;

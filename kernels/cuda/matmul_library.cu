@@ -18,14 +18,22 @@ namespace {
 
 /* ---- the library ---- */
 
-#define EACH_FUNCTION(X)                                                                                 \
-  X(Create)                                                                                              \
-  X(Matmul) X(MatmulAlgoGetHeuristic) X(MatmulDescCreate) X(MatmulDescDestroy) X(MatmulDescSetAttribute) \
-      X(MatrixLayoutCreate) X(MatrixLayoutDestroy) X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) \
-          X(MatmulPreferenceDestroy) X(MatmulPreferenceSetAttribute)
+#define EACH_FUNCTION(X)       \
+  X(Create);                   \
+  X(Matmul);                   \
+  X(MatmulAlgoGetHeuristic);   \
+  X(MatmulDescCreate);         \
+  X(MatmulDescDestroy);        \
+  X(MatmulDescSetAttribute);   \
+  X(MatrixLayoutCreate);       \
+  X(MatrixLayoutDestroy);      \
+  X(MatrixLayoutSetAttribute); \
+  X(MatmulPreferenceCreate);   \
+  X(MatmulPreferenceDestroy);  \
+  X(MatmulPreferenceSetAttribute);
 
 struct functions {
-#define MEMBER(name) decltype(&cublasLt##name) name;
+#define MEMBER(name) decltype(&cublasLt##name) name
   EACH_FUNCTION(MEMBER)
 #undef MEMBER
 } lt;
@@ -36,7 +44,7 @@ void load() {
   static const char *const names[] = { "libcublasLt.so.13", "libcublasLt.so.12", nullptr };
   void *library = ty_cuda_library(names);
   have = library != nullptr;
-#define RESOLVE(name) have = have && ty_cuda_function(library, "cublasLt" #name, &lt.name);
+#define RESOLVE(name) have = have && ty_cuda_function(library, "cublasLt" #name, &lt.name)
   EACH_FUNCTION(RESOLVE)
 #undef RESOLVE
 }
@@ -46,7 +54,7 @@ void load() {
 /* What the choice of an algorithm depends on. x is our b, y our a, as the library sees them. */
 struct plan_key {
   int64_t rows, columns, depth, x_lead, y_lead, x_step, y_step, out_step, count;
-  int dtype, epilogue;
+  int dtype, out_dtype, epilogue, filler; /* no padding: keys are compared as bytes */
   uint8_t x_turned, y_turned, adds, tf32, x_align, y_align, c_align, out_align;
 };
 
@@ -106,6 +114,7 @@ uint64_t hash(const plan_key &key) { /* FNV-1a over words */
 }
 
 cudaDataType_t data_type(int dtype) {
+  if (dtype == TY_I8 || dtype == TY_I32) return dtype == TY_I8 ? CUDA_R_8I : CUDA_R_32I;
   return dtype == TY_F64 ? CUDA_R_64F : dtype == TY_F16 ? CUDA_R_16F : dtype == TY_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
@@ -119,27 +128,28 @@ template <class T> bool set(cublasLtMatmulPreference_t d, cublasLtMatmulPreferen
   return lt.MatmulPreferenceSetAttribute(d, name, &value, sizeof value) == CUBLAS_STATUS_SUCCESS;
 }
 
-bool make_layout(cublasLtMatrixLayout_t *layout, const plan_key &key, int64_t rows, int64_t columns, int64_t lead,
-                 int64_t step) {
-  return lt.MatrixLayoutCreate(layout, data_type(key.dtype), static_cast<uint64_t>(rows),
-                               static_cast<uint64_t>(columns), lead) == CUBLAS_STATUS_SUCCESS &&
+bool make_layout(cublasLtMatrixLayout_t *layout, int dtype, const plan_key &key, int64_t rows, int64_t columns,
+                 int64_t lead, int64_t step) {
+  return lt.MatrixLayoutCreate(layout, data_type(dtype), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
+                               lead) == CUBLAS_STATUS_SUCCESS &&
          set(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(key.count)) &&
          set(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, step);
 }
 
 bool describe(plan *p, const plan_key &key) {
-  cublasComputeType_t compute = key.dtype == TY_F64 ? CUBLAS_COMPUTE_64F
-                                : key.tf32          ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                                    : CUBLAS_COMPUTE_32F;
-  cudaDataType_t scale = key.dtype == TY_F64 ? CUDA_R_64F : CUDA_R_32F;
+  cublasComputeType_t compute = key.dtype == TY_I8    ? CUBLAS_COMPUTE_32I
+                                : key.dtype == TY_F64 ? CUBLAS_COMPUTE_64F
+                                : key.tf32            ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                      : CUBLAS_COMPUTE_32F;
+  cudaDataType_t scale = key.dtype == TY_I8 ? CUDA_R_32I : key.dtype == TY_F64 ? CUDA_R_64F : CUDA_R_32F;
   int64_t n = key.rows, m = key.columns, k = key.depth;
   return lt.MatmulDescCreate(&p->product, compute, scale) == CUBLAS_STATUS_SUCCESS &&
          set(p->product, CUBLASLT_MATMUL_DESC_TRANSA, key.x_turned ? CUBLAS_OP_T : CUBLAS_OP_N) &&
          set(p->product, CUBLASLT_MATMUL_DESC_TRANSB, key.y_turned ? CUBLAS_OP_T : CUBLAS_OP_N) &&
          set(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<cublasLtEpilogue_t>(key.epilogue)) &&
-         make_layout(&p->x, key, key.x_turned ? k : n, key.x_turned ? n : k, key.x_lead, key.x_step) &&
-         make_layout(&p->y, key, key.y_turned ? m : k, key.y_turned ? k : m, key.y_lead, key.y_step) &&
-         make_layout(&p->out, key, n, m, n, key.out_step);
+         make_layout(&p->x, key.dtype, key, key.x_turned ? k : n, key.x_turned ? n : k, key.x_lead, key.x_step) &&
+         make_layout(&p->y, key.dtype, key, key.y_turned ? m : k, key.y_turned ? k : m, key.y_lead, key.y_step) &&
+         make_layout(&p->out, key.out_dtype, key, n, m, n, key.out_step);
 }
 
 bool choose(gpu *g, plan *p, const plan_key &key) {
@@ -272,7 +282,7 @@ bool finish(const mm_task &t, const void *bias, ty_activation activation) {
   });
 }
 
-/* The library wants a bias of the result's type, well aligned. */
+/* The library wants a bias of the result's type, well aligned: for halves it is rounded, as the result is. */
 const void *aligned_bias(const mm_task &t, std::optional<ty_cuda_scratch> *copy) {
   if (t.dtype == TY_F32 && alignment(t.bias) >= 4) return t.bias;
   copy->emplace(static_cast<size_t>(t.n) * ty_dtype_size[t.dtype]);
@@ -304,11 +314,14 @@ mm_outcome run(gpu *g, const mm_task &t, plan_key key, const char *x, const char
   std::optional<ty_cuda_scratch> workspace;
   if (p->workspace) workspace.emplace(p->workspace);
   if (workspace && !workspace->data) return MM_FAILED;
-  const double one = 1, zero = 0; /* the factors have the type of the sums */
-  const float one_f32 = 1, zero_f32 = 0;
-  bool f64 = t.dtype == TY_F64;
-  const void *alpha = f64 ? static_cast<const void *>(&one) : &one_f32;
-  const void *beta = key.adds ? alpha : f64 ? static_cast<const void *>(&zero) : &zero_f32;
+  static const double f64[] = { 0, 1 }; /* the factors have the type of the sums */
+  static const float f32[] = { 0, 1 };
+  static const int32_t i32[] = { 0, 1 };
+  auto factor = [&](int one) -> const void * {
+    if (t.dtype == TY_I8) return i32 + one;
+    return t.dtype == TY_F64 ? static_cast<const void *>(f64 + one) : f32 + one;
+  };
+  const void *alpha = factor(1), *beta = factor(key.adds);
   cublasStatus_t status = lt.Matmul(g->handle, p->product, alpha, x, p->x, y, p->y, beta, c, p->out, out, p->out,
                                     &p->algorithm, workspace ? workspace->data : nullptr, p->workspace,
                                     ty_cuda_stream());
@@ -328,7 +341,8 @@ cublasLtEpilogue_t epilogue(bool bias, ty_activation activation) {
 /* The longest dimension of the batch goes in one call; the others are counted through. */
 mm_outcome run_batch(gpu *g, const mm_task &t, plan_key key, const operand &x, const operand &y, const void *bias) {
   int one = 0;
-  int64_t out_step[MM_BATCH_DIMS], calls = 1, next = t.m * t.n, bytes = ty_dtype_size[t.dtype];
+  int64_t out_step[MM_BATCH_DIMS], calls = 1, next = t.m * t.n;
+  const int64_t bytes = ty_dtype_size[t.dtype], out_bytes = ty_dtype_size[t.out_dtype];
   for (int d = 0; d < t.batch_dims; d++) {
     out_step[d] = next;
     next *= t.size[d];
@@ -350,8 +364,8 @@ mm_outcome run_batch(gpu *g, const mm_task &t, plan_key key, const operand &x, c
       out_at += rest % t.size[d] * out_step[d];
       rest /= t.size[d];
     }
-    char *out = static_cast<char *>(t.out) + out_at * bytes;
-    const char *c = t.residual ? static_cast<const char *>(t.residual) + out_at * bytes : out;
+    char *out = static_cast<char *>(t.out) + out_at * out_bytes;
+    const char *c = t.residual ? static_cast<const char *>(t.residual) + out_at * out_bytes : out;
     mm_outcome outcome = run(g, t, key, x.data + x_at * bytes, y.data + y_at * bytes, bias, c, out);
     if (outcome != MM_DONE) return outcome;
   }
@@ -361,14 +375,14 @@ mm_outcome run_batch(gpu *g, const mm_task &t, plan_key key, const operand &x, c
 } // namespace
 
 mm_outcome mm_by_library(const mm_task &t) {
-  if (!ty_is_float(static_cast<ty_dtype>(t.dtype)) || t.k == 0) return MM_NOT_THERE;
+  const bool bytes = t.dtype == TY_I8 && t.out_dtype == TY_I32, f64 = t.dtype == TY_F64;
+  if ((!ty_is_float(static_cast<ty_dtype>(t.dtype)) && !bytes) || t.k == 0) return MM_NOT_THERE;
   gpu *g = current_gpu();
   if (!g) return MM_NOT_THERE;
   operand x, y;
   if (!set_operand(&x, t, t.b, t.k, t.n, t.b_row, t.b_col, t.b_step) ||
       !set_operand(&y, t, t.a, t.m, t.k, t.a_row, t.a_col, t.a_step))
     return MM_FAILED;
-  bool f64 = t.dtype == TY_F64;
   bool takes_activation = !f64 && (t.activation == TY_RELU || t.activation == TY_GELU_TANH);
   std::optional<ty_cuda_scratch> bias_copy;
   const void *bias = t.bias && !f64 ? aligned_bias(t, &bias_copy) : nullptr;
@@ -376,15 +390,20 @@ mm_outcome mm_by_library(const mm_task &t) {
   plan_key key;
   memset(&key, 0, sizeof key);
   key.rows = t.n, key.columns = t.m, key.depth = t.k;
-  key.dtype = t.dtype;
+  key.dtype = t.dtype, key.out_dtype = t.out_dtype;
   key.epilogue = epilogue(bias != nullptr, takes_activation ? t.activation : TY_NO_ACTIVATION);
   key.tf32 = t.dtype == TY_F32 && ty_cuda_tf32();
   key.adds = t.residual != nullptr;
   key.x_lead = x.lead, key.x_turned = x.turned;
   key.y_lead = y.lead, key.y_turned = y.turned;
   mm_outcome outcome = run_batch(g, t, key, x, y, bias);
+  if (outcome == MM_NOT_THERE && key.epilogue != CUBLASLT_EPILOGUE_DEFAULT) { /* some layouts have none */
+    key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    bias = nullptr, takes_activation = false;
+    outcome = run_batch(g, t, key, x, y, bias);
+  }
   if (outcome != MM_DONE) return outcome;
-  const void *left_bias = f64 ? t.bias : nullptr;
+  const void *left_bias = bias ? nullptr : t.bias;
   ty_activation left = takes_activation ? TY_NO_ACTIVATION : t.activation;
   return (!left_bias && left == TY_NO_ACTIVATION) || finish(t, left_bias, left) ? MM_DONE : MM_FAILED;
 }

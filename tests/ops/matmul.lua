@@ -44,6 +44,7 @@ return function(row, T)
       { T { 2, 3, 4 }, T { 2, 4, 5 } }, { T { 2, 1, 3, 4 }, T { 3, 4, 2 } }, { T { 4 }, T { 2, 4, 3 } }, { T { 2, 3, 4 }, T { 4 } },
       { T { 1, 1 }, T { 1, 1 } }, { T { 3, 0 }, T { 0, 4 } }, { T { 0, 3 }, T { 3, 4 } }, { T { 2, 0, 3 }, T { 3, 4 } },
       { T { 17, 33 }, T { 33, 19 }, grad = false }, { T { 1, 40 }, T { 40, 70 }, grad = false }, { T { 70, 40 }, T { 40, 1 }, grad = false },
+      { T { 70, 9 }, T { 9, 66 }, grad = false }, { T { 130, 9 }, T { 9, 68 }, grad = false },
     },
     ref = matmul,
     errors = {
@@ -57,7 +58,7 @@ return function(row, T)
       { T { 3, 4 }, T { 5, 4 }, T { 5 } }, { T { 4 }, T { 5, 4 }, T { 5 } }, { T { 2, 3, 4 }, T { 5, 4 } }, { T { 2, 1, 3, 4 }, T { 2, 4 }, T { 2 } },
       { T { 0, 4 }, T { 5, 4 }, T { 5 } }, { T { 3, 1 }, T { 1, 1 }, T { 1 } }, { T { 2, 3, 4 }, T { 5, 4 }, T { 5 }, T { 2, 3, 5 } },
       { T { 3, 4 }, T { 5, 4 }, opts = { residual = T { 3, 5 }, activation = "silu" } }, { T { 3, 4 }, T { 5, 4 }, T { 5 }, opts = { activation = "gelu_tanh" } },
-      { T { 3, 4 }, T { 5, 4 }, T { 5 }, T { 3, 5 }, "sigmoid" },
+      { T { 3, 4 }, T { 5, 4 }, T { 5 }, T { 3, 5 }, "sigmoid" }, { T { 66, 3 }, T { 70, 3 }, T { 70 }, T { 66, 70 }, "relu", grad = false },
     },
     ref = function(x, weight, bias, residual, activation)
       if type(bias) == "table" and not bias.shape then bias, residual, activation = nil, bias.residual, bias.activation end
