@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(MM_THREADS, 1) mm_tiles(const mm_task t, bool 
               column = column0 + (b_along ? i / DEPTH : i % PACKS) * V;
       a_from[l] = a + row * t.a_row + a_depth[l] * t.a_col;
       b_from[l] = b + column * t.b_col + b_depth[l] * t.b_row;
-      a_left[l] = static_cast<int>(t.m - row < V ? t.m - row : V);
-      b_left[l] = static_cast<int>(t.n - column < V ? t.n - column : V);
+      a_left[l] = static_cast<int>(t.m - row < V ? t.m - row : int64_t{ V });
+      b_left[l] = static_cast<int>(t.n - column < V ? t.n - column : int64_t{ V });
     }
     pack a_next[LOADS], b_next[LOADS];
     auto fetch = [&](int64_t depth) {

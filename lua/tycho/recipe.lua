@@ -205,6 +205,12 @@ local function print_table(rows)
   end
 end
 
+-- A number for a JSON file, which has no infinities and no NaN: those as text.
+local function plain(x)
+  local finite = type(x) ~= "number" or (x == x and x ~= math.huge and x ~= -math.huge)
+  return finite and x or tostring(x)
+end
+
 --- Ends the recipe: prints the table of claims and writes metrics.json. A row is { claim =, measured =, bar =, pass =
 -- }; without `pass` a row passes when measured >= bar (below = true: measured <= bar). Under --quick nothing is judged.
 -- Returns the exit status: 0, or 1 with --strict when a row failed.
@@ -218,16 +224,17 @@ function Recipe:finish(rows)
     local bar = type(row.bar) == "number" and ((row.below and "<= " or ">= ") .. text_of(row.bar)) or text_of(row.bar)
     local verdict = self.quick and "not judged" or pass and "pass" or "FAIL"
     lines[#lines + 1] = { row.claim, text_of(row.measured), bar, verdict }
-    results[i] = { claim = row.claim, measured = row.measured, bar = row.bar }
+    results[i] = { claim = row.claim, measured = plain(row.measured), bar = row.bar }
     if not self.quick then results[i].pass = pass end
     if not pass and not self.quick then failed = failed + 1 end
   end
   io.stdout:write "\n"
   print_table(lines)
-  local seconds = self:seconds()
+  local seconds, metrics = self:seconds(), {}
+  for name, value in pairs(self.metrics) do metrics[name] = plain(value) end
   ty.io.write_atomic(self:path "metrics.json", ty.io.json_encode({
     title = self.spec.title, claim = self.spec.claim, system = self.spec.system, paper = self.spec.paper,
-    args = self.args, seconds = seconds, results = results, metrics = next(self.metrics) and self.metrics or nil,
+    args = self.args, seconds = seconds, results = results, metrics = next(metrics) and metrics or nil,
     version = ty.version,
   }, { indent = 2 }) .. "\n")
   local note = self.quick and "quick run, bars not judged; " or ""

@@ -52,9 +52,10 @@ end
 ---@return Tensor loss
 function DDPM:loss(model, x, labels)
   local n = x.shape[1]
-  local t, noise = ty.randint(0, self.steps, { n }), ty.randn_like(x)
+  local t, noise = ty.randint(0, self.steps, { n }, { device = x.device }), ty.randn_like(x)
   local shape = { n }
   for i = 2, x.ndim do shape[i] = 1 end
+  if self.table.device ~= x.device then self.table = ty.keep(self.table:to { device = x.device }) end
   local signal = self.table:index_select(0, t):reshape(shape)
   local a, b = signal:sqrt(), (1 - signal):sqrt()
   if labels then labels = embedding.drop_labels(labels, self.drop, model.null_label) end
@@ -72,7 +73,7 @@ function DDPM:sample(model, shape, options)
   local count = math.min(o.steps, self.steps)
   return ty.no_grad(function()
     local predict = embedding.guided(model, o.labels, o.guidance, model.null_label)
-    local x = o.noise or ty.randn(shape)
+    local x = o.noise or ty.randn(shape, { device = embedding.device_of(model) })
     for i = count, 1, -1 do
       local before = x
       x = ty.scope(function()
@@ -81,7 +82,7 @@ function DDPM:sample(model, shape, options)
         local previous = i > 1 and math.floor((i - 1) * self.steps / count + 0.5) - 1 or -1
         local signal, next_signal = self.alpha_bar[t + 1], previous >= 0 and self.alpha_bar[previous + 1] or 1.0
         local a, b = math.sqrt(signal), math.sqrt(1 - signal)
-        local y = predict(before, ty.full({ shape[1] }, t * 1000 / self.steps))
+        local y = predict(before, ty.full({ shape[1] }, t * 1000 / self.steps, { device = x.device }))
         local clean = self.predict == "noise" and (before - y * b) / a or before * a - y * b
         if o.clip then clean = clean:clamp(-1, 1) end
         local noise = (before - clean * a) / b

@@ -15,10 +15,13 @@ function M.sinusoidal(t, frequencies)
   return ty.concat({ angles:cos(), angles:sin() }, 1)
 end
 
+--- Where a model computes; "cpu" for plain functions.
+function M.device_of(model) return type(model) == "table" and model.device and model:device() or "cpu" end
+
 --- Labels [n] of which a share p became `null`, at random: training for classifier-free guidance. Ho and Salimans 2022.
 function M.drop_labels(labels, p, null)
   if p <= 0 then return labels end
-  local dropped = ty.rand(labels.shape):lt(p)
+  local dropped = ty.rand(labels.shape, { device = labels.device }):lt(p)
   return ty.where(dropped, null, labels)
 end
 

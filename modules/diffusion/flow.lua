@@ -21,17 +21,17 @@ local function new(options)
   return self
 end
 
---- Times in (0, 1), [n].
-function Flow:draw_times(n)
-  if self.time == "uniform" then return ty.rand(n) end
-  return (ty.randn(n) * self.std + self.mean):sigmoid()
+--- Times in (0, 1), [n], on a device.
+function Flow:draw_times(n, device)
+  if self.time == "uniform" then return ty.rand(n, { device = device }) end
+  return (ty.randn(n, { device = device }) * self.std + self.mean):sigmoid()
 end
 
 --- The training loss for clean samples x [n, ...] and labels [n] (or nil): mean square error of the velocity.
 ---@return Tensor loss
 function Flow:loss(model, x, labels)
   local n = x.shape[1]
-  local t, noise = self:draw_times(n), ty.randn_like(x)
+  local t, noise = self:draw_times(n, x.device), ty.randn_like(x)
   local shape = { n }
   for i = 2, x.ndim do shape[i] = 1 end
   local s = t:reshape(shape)
@@ -53,17 +53,17 @@ function Flow:sample(model, shape, options)
   end
   return ty.no_grad(function()
     local velocity = embedding.guided(model, o.labels, o.guidance, model.null_label)
-    local x = o.noise or ty.randn(shape)
-    local n = shape[1]
+    local x = o.noise or ty.randn(shape, { device = embedding.device_of(model) })
+    local n, there = shape[1], { device = x.device }
     for i = 0, o.steps - 1 do
       -- Each step is a scope of its own: only the new x goes on.
       local before = x
       x = ty.scope(function()
         local t, after = 1 - i / o.steps, 1 - (i + 1) / o.steps
-        local v = velocity(before, ty.full({ n }, 1000 * t))
+        local v = velocity(before, ty.full({ n }, 1000 * t, there))
         local euler = before + v * (after - t)
         if o.method == "euler" or i == o.steps - 1 then return euler end
-        local w = velocity(euler, ty.full({ n }, 1000 * after))
+        local w = velocity(euler, ty.full({ n }, 1000 * after, there))
         return before + (v + w) * ((after - t) / 2)
       end)
       if o.on_step then o.on_step(i, x) end

@@ -23,7 +23,7 @@ function M.spread_within_classes(samples, labels, classes)
       local d = M.distances(samples:index_select(0, positions), samples:index_select(0, positions))
       total = total + d:sum():item() / (n * (n - 1)) -- the diagonal is 0
       count = count + 1
-      smallest = math.min(smallest, (d + ty.eye(n, n, { dtype = "f64" }) * 1e9):min():item())
+      smallest = math.min(smallest, (d + ty.eye(n, n, { dtype = "f64", device = d.device }) * 1e9):min():item())
     end
   end
   return total / math.max(1, count), smallest

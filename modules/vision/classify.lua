@@ -22,7 +22,8 @@ function M.fit(model, dataset, options)
   local o = nn.options("vision.fit", options, { steps = 600, batch_size = 64, lr = 3e-3, weight_decay = 0.01,
     smoothing = 0.05, shift = 0, fill = -1, seed = 0, title = "classifier", quiet = false })
   local loader = data.DataLoader(dataset,
-    { batch_size = math.min(o.batch_size, #dataset), shuffle = true, seed = o.seed, drop_last = true })
+    { batch_size = math.min(o.batch_size, #dataset), shuffle = true, seed = o.seed, drop_last = true,
+      device = model:device() })
   local opt = optim.AdamW(model:parameters(), { lr = o.lr, weight_decay = o.weight_decay,
     schedule = optim.one_cycle { steps = o.steps } })
   local losses = {}
@@ -38,21 +39,21 @@ function M.fit(model, dataset, options)
   return losses
 end
 
---- Predicted labels i64 [n] of images [n, c, h, w], in batches and in evaluation mode.
+--- Predicted labels i64 [n] of images [n, c, h, w], in batches and in evaluation mode, on the device of the images.
 function M.predict(model, images)
-  local training = model.training
+  local training, device = model.training, model:device()
   model:eval()
   local parts = ty.no_grad(function()
     local list = {}
     for start = 0, images.shape[1] - 1, 256 do
       list[#list + 1] = ty.scope(function()
-        return model(images:narrow(0, start, math.min(256, images.shape[1] - start))):argmax(-1)
+        return model(images:narrow(0, start, math.min(256, images.shape[1] - start)):to { device = device }):argmax(-1)
       end)
     end
     return list
   end)
   model:train(training)
-  return ty.concat(parts, 0)
+  return ty.concat(parts, 0):to { device = images.device }
 end
 
 --- Share of a dataset's items whose label is predicted.

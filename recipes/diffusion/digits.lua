@@ -47,7 +47,7 @@ local opt = optim.AdamW(model:parameters(), {
 })
 local ema = optim.EMA(model, { decay = 0.995 })
 local loader = ty.data.DataLoader(training,
-  { batch_size = args.batch, shuffle = true, seed = r.seed, drop_last = true })
+  { batch_size = args.batch, shuffle = true, seed = r.seed, drop_last = true, device = r.device })
 
 local folder = r:path "checkpoint"
 local parts = { model = model, optimizer = opt, ema = ema, loader = loader }
@@ -75,10 +75,11 @@ end
 logger:close()
 ema.model:save(r:path "model.safetensors")
 
-local labels = ty.arange(args.samples) % 10
+local labels = ty.arange(args.samples, { device = r.device }) % 10
 local began = r:seconds()
 local samples = flow:sample(ema.model, { args.samples, 1, 8, 8 },
-  { labels = labels, guidance = args.guidance, steps = args.sample_steps }):clamp(-1, 1)
+  { labels = labels, guidance = args.guidance, steps = args.sample_steps }):clamp(-1, 1):to "cpu"
+labels = labels:to "cpu"
 r:say("%d images in %.1f s", args.samples, r:seconds() - began)
 
 ty.plot.grid(samples:narrow(0, 0, math.min(100, args.samples)), { columns = 10, scale = 5, invert = true })
@@ -97,6 +98,7 @@ ty.plot.line {
 local classifier = vision.ResNet {
   in_channels = 1, classes = 10, small = true, channels = { 32, 64 }, blocks = { 1, 1 }, dropout = 0.2,
 }
+if r.device ~= "cpu" then classifier:to(r.device) end
 vision.fit(classifier, training, { steps = args.classifier_steps, seed = r.seed })
 local recognised = vision.predict(classifier, samples):eq(labels):to("f64"):mean():item()
 

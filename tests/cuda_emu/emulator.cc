@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "../../kernels/base.h"
@@ -50,7 +51,9 @@ struct device {
   unsigned launches = 0;
 };
 
-thread_local device d;
+/* One for all threads of the host: a variable of each would cost more than all the rest. */
+device d;
+std::mutex one_launch;
 
 void run_thread(void *argument) {
   (*d.body)();
@@ -173,6 +176,7 @@ void refuse(const region *r, int64_t at, bool writes, const access &other, bool 
 }
 
 bool run(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body) {
+  std::lock_guard<std::mutex> hold(one_launch);
   d.kernel = name;
   d.body = &body;
   d.at.block_size = block;

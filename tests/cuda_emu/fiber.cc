@@ -18,7 +18,7 @@ namespace ty_emu {
 
 namespace {
 enum { STACK = 256 << 10 };
-thread_local fiber *running;
+fiber *running; /* one launch runs at a time, see emulator.cc */
 } // namespace
 
 #if defined(__x86_64__)

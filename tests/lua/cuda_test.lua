@@ -125,7 +125,8 @@ local models = {
   },
   ["convolutions"] = {
     function()
-      return nn.Sequential(nn.Conv2d(2, 6, 3, { padding = 1 }), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
+      return nn.Sequential(nn.Conv2d(2, 6, 3, { padding = 1, bias = false }), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.MaxPool2d(2),
         nn.Conv2d(6, 8, 3, { stride = 2 }), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(), nn.Linear(8, 5))
     end,
     function() return ty.randn(4, 2, 8, 8), ty.randint(0, 5, { 4 }) end,

@@ -40,6 +40,17 @@ check.test("arguments", function()
   check.equal(declare("--quick").args.steps, 3)
 end)
 
+check.test("results that are infinite or undefined are text in metrics.json", function()
+  local r = declare()
+  r.metrics.smallest = 0 / 0
+  r:finish { { claim = "a", measured = math.huge, bar = 1 }, { claim = "b", measured = 2, bar = 1 } }
+  local file <close> = io.open(r:path "metrics.json")
+  local saved = ty.io.json_decode(file:read "a")
+  check.equal(saved.results[1].measured, "inf")
+  check.equal(saved.results[2].measured, 2)
+  check.equal(type(saved.metrics.smallest), "string")
+end)
+
 check.test("mistakes", function()
   local function problem(...)
     local _, text = recipe.parse(spec.args, { ... })

@@ -285,6 +285,13 @@ function Module:zero_grad()
   return self
 end
 
+--- Where its parameters are: the device of the first one ("cpu" for a module without any).
+---@return Device
+function Module:device()
+  local first = self:parameters()[1]
+  return first and first.device or "cpu"
+end
+
 --- Moves or converts parameters and buffers: to "cuda", to "bf16", to { device = , dtype = }. Integer buffers keep
 -- their dtype. The module gets new tensors: make the optimizer afterwards. Returns self.
 function Module:to(target)
