@@ -217,8 +217,10 @@ const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
       snprintf(why, room, "no GPU can be used: %s", cudaGetErrorString(error));
       return nullptr;
     }
-    snprintf(g->text, sizeof g->text, "%s, %.0f GiB, compute capability %d.%d", g->properties.name,
+    char text[sizeof g->text];
+    snprintf(text, sizeof text, "%s, %.0f GiB, compute capability %d.%d", g->properties.name,
              static_cast<double>(g->properties.totalGlobalMem) / (1 << 30), g->properties.major, g->properties.minor);
+    memcpy(g->text, text, sizeof text);
   }
   backend.version = TY_CUDA_BACKEND_VERSION;
   backend.ops = ty_cuda_kernel_count;

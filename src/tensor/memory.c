@@ -272,7 +272,7 @@ static ty_storage *new_large(pool *p, size_t nbytes, ty_dtype dtype, int ndim, c
     return NULL;
   }
   *l = (ty_live){ .nbytes = nbytes, .dtype = dtype, .ndim = ndim };
-  memcpy(l->size, size, sizeof *size * (size_t)ndim);
+  if (ndim) memcpy(l->size, size, sizeof *size * (size_t)ndim);
   pthread_mutex_lock(&p->lock);
   l->next = p->live_list.next;
   l->prev = &p->live_list;
