@@ -17,6 +17,11 @@ else()
   install(TARGETS tycho_shared LIBRARY DESTINATION ${INSTALL_CLIBDIR} NAMELINK_SKIP)
 endif()
 
+set_target_properties(tycho_shared PROPERTIES INSTALL_RPATH "$ORIGIN") # what a bundle puts beside it
+if(TARGET cuda) # beside libtycho.so, which looks for it there
+  install(TARGETS cuda LIBRARY DESTINATION ${INSTALL_CLIBDIR})
+endif()
+
 # How `from` reaches libtycho.so.
 function(set_rpath target from)
   if(IS_ABSOLUTE ${from} OR IS_ABSOLUTE ${INSTALL_CLIBDIR})
