@@ -14,6 +14,7 @@ extern "C" {
 #endif
 
 #define TY_MAX_DIMS 8
+#define TY_MAX_GPUS 16
 
 /* Order is the order of promotion within a class; ORDER DTYPE: dtype.c */
 typedef enum ty_dtype {

@@ -29,13 +29,13 @@ template <class T> struct sum_of {
   mask<T> drop;
   template <int V> TY_DEVICE_MEMBER void first(int64_t at, T *v) const {
     T r[V];
-    ty_load<T, V>(x + at, v);
-    ty_load<T, V>(residual + at, r);
+    ty_load<V>(x + at, v);
+    ty_load<V>(residual + at, r);
     drop.template apply<V>(at, v);
     for (int j = 0; j < V; j++) v[j] += r[j];
-    ty_store<T, V>(sum + at, v);
+    ty_store<V>(sum + at, v);
   }
-  template <int V> TY_DEVICE_MEMBER void again(int64_t at, T *v) const { ty_load<T, V>(sum + at, v); }
+  template <int V> TY_DEVICE_MEMBER void again(int64_t at, T *v) const { ty_load<V>(sum + at, v); }
 };
 
 /* in: x, residual, weight, bias; out: sum, y, mean, rstd. */
@@ -64,12 +64,12 @@ template <class T> struct gradients {
   mask<T> drop;
   template <int V> TY_DEVICE_MEMBER void put(int64_t at, T *v) const {
     T more[V] = {};
-    if (g_sum) ty_load<T, V>(g_sum + at, more);
+    if (g_sum) ty_load<V>(g_sum + at, more);
     for (int j = 0; j < V; j++) v[j] += more[j];
-    ty_store<T, V>(dsum + at, v);
+    ty_store<V>(dsum + at, v);
     if (!dx) return;
     drop.template apply<V>(at, v);
-    ty_store<T, V>(dx + at, v);
+    ty_store<V>(dx + at, v);
   }
 };
 

@@ -48,7 +48,7 @@ static bool keep(const ty_kernel_args *k, bool lower) {
     enum { V = 16 / sizeof(T) };
     T *to = static_cast<T *>(out->data);
     const T *from = static_cast<const T *>(in->data);
-    const bool vectors = m % V == 0 && ty_aligned(to, 16) && ty_aligned(from, 16);
+    const bool vectors = m % V == 0 && ty_aligned(to) && ty_aligned(from);
     const int64_t groups = vectors ? out->count / V : out->count;
     if (vectors)
       return TY_LAUNCH((keep_triangle<T, V>), ty_cuda_blocks(groups, EW_THREADS), EW_THREADS, 0, to, from, groups, n, m,

@@ -91,33 +91,17 @@
 
 /* ---- entries ---- */
 
-/* clang-format off */
-#define FLOATS_OF(name)                                                            \
-  case TY_F32: return ew_run<2, float, float>(k, name##_f32{});                    \
-  case TY_F64: return ew_run<2, double, double>(k, name##_f64{});                  \
-  case TY_F16: return ew_run<2, ty_f16, ty_f16>(k, name##_f32{});                  \
-  case TY_BF16: return ew_run<2, ty_bf16, ty_bf16>(k, name##_f32{});
-#define INTEGERS_OF(name, ...)                                                     \
-  case TY_U8: return ew_run<2, uint8_t, uint8_t>(k, name##_u8{ __VA_ARGS__ });     \
-  case TY_I8: return ew_run<2, int8_t, int8_t>(k, name##_i8{ __VA_ARGS__ });       \
-  case TY_I16: return ew_run<2, int16_t, int16_t>(k, name##_i16{ __VA_ARGS__ });   \
-  case TY_I32: return ew_run<2, int32_t, int32_t>(k, name##_i32{ __VA_ARGS__ });   \
-  case TY_I64: return ew_run<2, int64_t, int64_t>(k, name##_i64{ __VA_ARGS__ });
-#define BOOL_OF(name) \
-  case TY_BOOL: return ew_run<2, uint8_t, uint8_t>(k, name##_bool{});
-#define ENTRY(name, cases)                                                         \
-  TY_CUDA_KERNEL(name) {                                                           \
-    int dtype = k->in[0]->dtype;                                                   \
-    switch (dtype) {                                                               \
-      cases                                                                        \
-      default: return ty_cuda_no_kernel(#name, dtype);                             \
-    }                                                                              \
-  }
-/* clang-format on */
-#define BINARY_FLOAT(name, f) ENTRY(name, FLOATS_OF(name))
-#define BINARY_NUMBER(name, f, i) ENTRY(name, FLOATS_OF(name) INTEGERS_OF(name))
-#define BINARY_POWER(name, f, i) ENTRY(name, FLOATS_OF(name) INTEGERS_OF(name))
-#define BINARY_ANY(name, f, i, b) ENTRY(name, FLOATS_OF(name) INTEGERS_OF(name) BOOL_OF(name))
-#define BINARY_DIVISION(name, f, i) ENTRY(name, FLOATS_OF(name) INTEGERS_OF(name, ty_cuda_watched()))
-#define BINARY_INTEGER(name, i, b) ENTRY(name, BOOL_OF(name) INTEGERS_OF(name))
+/* Divisions of integers report a zero. */
+template <class F> static F with_watch() {
+  if constexpr (std::is_empty<F>::value) return F{};
+  else return F{ ty_cuda_watched() };
+}
+
+#define EW_RUN(functor, element, compute) ew_run<2, element, element>(k, with_watch<functor>())
+#define BINARY_FLOAT(name, f) EW_ENTRY(name, EW_FLOATS_OF(name))
+#define BINARY_NUMBER(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
+#define BINARY_POWER(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
+#define BINARY_ANY(name, f, i, b) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name) EW_BOOL_OF(name))
+#define BINARY_DIVISION(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
+#define BINARY_INTEGER(name, i, b) EW_ENTRY(name, EW_BOOL_OF(name) EW_INTEGERS_OF(name))
 #include "../elementwise.def"

@@ -16,9 +16,9 @@ template <class T> struct affine {
     const int64_t channel = segment - ch_divide(segment, by_channels) * by_channels.n;
     const T a = scale[channel], b = shift ? shift[channel] : T(0);
     T v[V];
-    ty_load<T, V>(x + at, v);
+    ty_load<V>(x + at, v);
     for (int j = 0; j < V; j++) v[j] = v[j] * a + b;
-    ty_store<T, V>(y + at, v);
+    ty_store<V>(y + at, v);
   }
 };
 
@@ -29,7 +29,7 @@ template <class T> static bool apply(const ty_view *x, const ty_view *scale, con
                                 affine<T>{ from, static_cast<const T *>(scale->data),
                                            shift ? static_cast<const T *>(shift->data) : nullptr, to,
                                            ch_divisor(x->size[1], x->size[0] * x->size[1]) },
-                                ty_aligned(from, 16) && ty_aligned(to, 16));
+                                ty_aligned(from) && ty_aligned(to));
 }
 
 /* in: x, scale, shift. */
@@ -44,8 +44,8 @@ template <class T> struct products {
   TY_DEVICE_MEMBER products begin(int64_t, int64_t) const { return *this; }
   template <int V> TY_DEVICE_MEMBER void add(int64_t at, double &sum, double &sum_x) const {
     T u[V], v[V], part = 0, part_x = 0;
-    ty_load<T, V>(g + at, u);
-    ty_load<T, V>(x + at, v);
+    ty_load<V>(g + at, u);
+    ty_load<V>(x + at, v);
     for (int j = 0; j < V; j++) part += u[j], part_x += u[j] * v[j];
     sum += static_cast<double>(part), sum_x += static_cast<double>(part_x);
   }
@@ -77,7 +77,7 @@ TY_CUDA_KERNEL(channel_affine_backward) {
     ty_cuda_scratch room(static_cast<size_t>(channels * c.parts) * sizeof(ch_sums));
     if (!room.data) return false;
     ch_sums *sums = room.as<ch_sums>();
-    return ch_sum<16 / sizeof(T)>(sums, c, products<T>{ g, from }, ty_aligned(g, 16) && ty_aligned(from, 16)) &&
+    return ch_sum<16 / sizeof(T)>(sums, c, products<T>{ g, from }, ty_aligned(g) && ty_aligned(from)) &&
            TY_LAUNCH(sum_parts<T>, ty_cuda_blocks(channels, CH_THREADS), CH_THREADS, 0, dscale, dshift, sums, channels,
                      c.parts) &&
            apply<T>(k->in[0], k->in[2], nullptr, k->out[0]);

@@ -50,7 +50,6 @@ bool ty_cuda_launched(const char *name);           /* whether the launch before 
 bool ty_cuda_zero(void *p, size_t bytes);          /* fills with zero bytes, in order with the kernels */
 
 /* Copies a little of the host's memory, which can be used again at once, in order with the kernels. */
-bool ty_cuda_upload(void *to, const void *from, size_t bytes);
 
 /* Device memory for the time of an entry; given back in the order of the stream. data is NULL after ty_fail(). */
 class ty_cuda_scratch {
@@ -151,18 +150,21 @@ template <class T> TY_DEVICE T ty_narrow(ty_compute<T> x) { return ty_element<T>
 /* N elements that are moved at once. */
 template <class T, int N> struct alignas(sizeof(T) * N) ty_pack { T v[N]; };
 
-template <class T, int N> TY_DEVICE void ty_load(const T *from, T *v) {
+/* N neighbours at once, to what they are computed with and back. */
+template <int N, class T> TY_DEVICE void ty_load(const T *from, ty_compute<T> *x) {
   const ty_pack<T, N> pack = *reinterpret_cast<const ty_pack<T, N> *>(from);
-  for (int i = 0; i < N; i++) v[i] = pack.v[i];
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = ty_widen(pack.v[i]);
 }
-template <class T, int N> TY_DEVICE void ty_store(T *to, const T *v) {
+template <int N, class T> TY_DEVICE void ty_store(T *to, const ty_compute<T> *x) {
   ty_pack<T, N> pack;
-  for (int i = 0; i < N; i++) pack.v[i] = v[i];
+#pragma unroll
+  for (int i = 0; i < N; i++) pack.v[i] = ty_narrow<T>(x[i]);
   *reinterpret_cast<ty_pack<T, N> *>(to) = pack;
 }
 
-/* Whether they can be at p; NULL can. */
-static inline bool ty_aligned(const void *p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+/* Whether a pack of so many bytes can be at p; at NULL it can. */
+static inline bool ty_aligned(const void *p, size_t bytes = 16) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 /* The elements of a view; NULL where it is absent or empty. */
 template <class T> static inline T *ty_data_of(const ty_view *v) {

@@ -195,4 +195,31 @@ static inline bool ew_run(const ty_kernel_args *k, const F &f) {
   });
 }
 
+/* ---- entries for functors name_f32, name_f64, name_u8 ... of elementwise.def ----
+ * The file says how one is run: EW_RUN(functor, element, compute). */
+
+/* clang-format off */
+#define EW_FLOATS_OF(name)                                    \
+  case TY_F32: return EW_RUN(name##_f32, float, float);       \
+  case TY_F64: return EW_RUN(name##_f64, double, double);     \
+  case TY_F16: return EW_RUN(name##_f32, ty_f16, float);      \
+  case TY_BF16: return EW_RUN(name##_f32, ty_bf16, float);
+#define EW_INTEGERS_OF(name)                                  \
+  case TY_U8: return EW_RUN(name##_u8, uint8_t, uint8_t);     \
+  case TY_I8: return EW_RUN(name##_i8, int8_t, int8_t);       \
+  case TY_I16: return EW_RUN(name##_i16, int16_t, int16_t);   \
+  case TY_I32: return EW_RUN(name##_i32, int32_t, int32_t);   \
+  case TY_I64: return EW_RUN(name##_i64, int64_t, int64_t);
+#define EW_BOOL_OF(name) \
+  case TY_BOOL: return EW_RUN(name##_bool, uint8_t, uint8_t);
+#define EW_ENTRY(name, cases)                                 \
+  TY_CUDA_KERNEL(name) {                                      \
+    int dtype = k->in[0]->dtype;                              \
+    switch (dtype) {                                          \
+      cases                                                   \
+      default: return ty_cuda_no_kernel(#name, dtype);        \
+    }                                                         \
+  }
+/* clang-format on */
+
 #endif

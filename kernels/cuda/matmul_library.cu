@@ -67,7 +67,7 @@ struct plan {
   size_t workspace;
 };
 
-enum { MOST_GPUS = 16, PLANS = 512 };
+enum { PLANS = 512 };
 
 struct gpu {
   pthread_mutex_t lock; /* plans are changed by their use: the bias is written into them */
@@ -75,14 +75,14 @@ struct gpu {
   size_t workspace; /* what an algorithm may take */
   bool refused;
   plan plans[PLANS];
-} gpus[MOST_GPUS];
+} gpus[TY_MAX_GPUS];
 
 pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 /* Of this thread's GPU; NULL when there is no library for it. */
 gpu *current_gpu() {
   pthread_once(&once, load);
-  if (!have || ty_cuda_gpu() >= MOST_GPUS) return nullptr;
+  if (!have || ty_cuda_gpu() >= TY_MAX_GPUS) return nullptr;
   gpu *g = &gpus[ty_cuda_gpu()];
   pthread_mutex_lock(&starting);
   if (!g->handle && !g->refused) {

@@ -3,13 +3,13 @@
 
 template <class T> struct tensor {
   const T *x;
-  template <int V> TY_DEVICE_MEMBER void first(int64_t at, T *v) const { ty_load<T, V>(x + at, v); }
-  template <int V> TY_DEVICE_MEMBER void again(int64_t at, T *v) const { ty_load<T, V>(x + at, v); }
+  template <int V> TY_DEVICE_MEMBER void first(int64_t at, T *v) const { ty_load<V>(x + at, v); }
+  template <int V> TY_DEVICE_MEMBER void again(int64_t at, T *v) const { ty_load<V>(x + at, v); }
 };
 
 template <class T> struct gradient {
   T *dx;
-  template <int V> TY_DEVICE_MEMBER void put(int64_t at, const T *v) const { ty_store<T, V>(dx + at, v); }
+  template <int V> TY_DEVICE_MEMBER void put(int64_t at, const T *v) const { ty_store<V>(dx + at, v); }
 };
 
 /* in: x, weight and, when centred, bias; out: y, [mean,] rstd. */

@@ -46,7 +46,7 @@ template <class T> struct moments {
     double first;
     template <int V> TY_DEVICE_MEMBER void add(int64_t at, double &a, double &b) const {
       T v[V];
-      ty_load<T, V>(x + at, v);
+      ty_load<V>(x + at, v);
       for (int j = 0; j < V; j++) {
         const double d = static_cast<double>(v[j]) - first;
         a += d, b += d * d;
@@ -95,9 +95,9 @@ template <class T> struct normalise {
     const statistic<T> s = all[row_of(owner, segment, channel)];
     const T scale = weight ? s.rstd * weight[channel] : s.rstd, shift = bias ? bias[channel] : T(0);
     T v[V];
-    ty_load<T, V>(x + at, v);
+    ty_load<V>(x + at, v);
     for (int j = 0; j < V; j++) v[j] = ty_activate(activation, (v[j] - s.mean - s.low) * scale + shift);
-    ty_store<T, V>(y + at, v);
+    ty_store<V>(y + at, v);
   }
 };
 
@@ -112,7 +112,7 @@ static bool forward(const ty_kernel_args *k, const shape &s, const char *op) {
             *bias = ty_data_of<T>(k->in[2]);
     T *y = static_cast<T *>(k->out[0]->data), *mean = static_cast<T *>(k->out[1]->data);
     T *last = static_cast<T *>(k->out[2]->data), *rstd = s.groups ? last : nullptr, *var = s.groups ? nullptr : last;
-    const bool packs = ty_aligned(x, 16) && ty_aligned(y, 16);
+    const bool packs = ty_aligned(x) && ty_aligned(y);
     const ch_rows c = s.whole_rows();
     ty_cuda_scratch sum_room(static_cast<size_t>(c.rows * c.parts) * sizeof(ch_sums));
     ty_cuda_scratch row_room(static_cast<size_t>(c.rows) * sizeof(statistic<T>));
@@ -142,8 +142,8 @@ template <class T> struct segment_numbers {
   T mean, rstd, scale, shift;
   ty_activation activation;
   template <int V> TY_DEVICE_MEMBER void read(const T *g_at, const T *x_at, T *g, T *h) const {
-    ty_load<T, V>(g_at, g);
-    ty_load<T, V>(x_at, h);
+    ty_load<V>(g_at, g);
+    ty_load<V>(x_at, h);
     for (int j = 0; j < V; j++) {
       const T away = h[j] - mean;
       if (activation) g[j] *= ty_activation_slope(activation, away * scale + shift);
@@ -239,7 +239,7 @@ template <class T> struct gradient {
     T g[V], h[V];
     numbers.template read<V>(b.g + at, b.x + at, g, h);
     for (int j = 0; j < V; j++) g[j] = numbers.rstd * (g[j] * w - a.g - h[j] * a.g_h);
-    ty_store<T, V>(dx + at, g);
+    ty_store<V>(dx + at, g);
   }
 };
 
@@ -262,7 +262,7 @@ static bool backward(const ty_kernel_args *k, const shape &s, const ty_view *bia
       const size_t bytes = static_cast<size_t>(s.channels) * sizeof(T);
       return (!dw || ty_cuda_zero(dw, bytes)) && (!db || ty_cuda_zero(db, bytes));
     }
-    const bool packs = ty_aligned(b.g, 16) && ty_aligned(b.x, 16) && ty_aligned(dx, 16);
+    const bool packs = ty_aligned(b.g) && ty_aligned(b.x) && ty_aligned(dx);
     const ch_rows c = s.groups ? ch_rows(s.n * s.channels, s.spatial, s.spatial, s.spatial, s.spatial) : s.whole_rows();
     ty_cuda_scratch sum_room(static_cast<size_t>(c.rows * c.parts) * sizeof(ch_sums));
     ty_cuda_scratch row_room(static_cast<size_t>(s.rows) * sizeof(averages<T>));

@@ -93,10 +93,10 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
     norm_each<V, ITEMS>(x, n, first, step, again, [&](int64_t c, T *v) {
       T w[V], b[V];
       for (int j = 0; j < V; j++) w[j] = 1, b[j] = 0;
-      if (job.weight) ty_load<T, V>(job.weight + c, w);
-      if (job.bias) ty_load<T, V>(job.bias + c, b);
+      if (job.weight) ty_load<V>(job.weight + c, w);
+      if (job.bias) ty_load<V>(job.bias + c, b);
       for (int j = 0; j < V; j++) v[j] = (v[j] - mean - low) * rstd * w[j] + b[j];
-      ty_store<T, V>(job.y + base + c, v);
+      ty_store<V>(job.y + base + c, v);
     });
     if (lane) continue;
     if (job.mean) job.mean[row] = mean + low;
@@ -167,13 +167,13 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
     const T mean = job.centred ? job.mean[row] : T(0), rstd = job.rstd[row];
     T g[KEPT][V], h[KEPT][V];
     const auto read = [&](int64_t c, T *g_at, T *h_at) {
-      ty_load<T, V>(job.g + base + c, g_at);
-      ty_load<T, V>(job.x + base + c, h_at);
+      ty_load<V>(job.g + base + c, g_at);
+      ty_load<V>(job.x + base + c, h_at);
       for (int j = 0; j < V; j++) h_at[j] = (h_at[j] - mean) * rstd;
     };
     const auto weigh = [&](int64_t c, T *w) {
       for (int j = 0; j < V; j++) w[j] = 1;
-      if (job.weight) ty_load<T, V>(job.weight + c, w);
+      if (job.weight) ty_load<V>(job.weight + c, w);
     };
     double sum = 0, sum_h = 0;
     const auto add = [&](int64_t c, const T *g_at, const T *h_at) {
@@ -224,8 +224,8 @@ __global__ void __launch_bounds__(norm_most_threads(BLOCK))
     for (int i = 0; i < ITEMS; i++) {
       const int64_t c = first + i * step;
       if (c >= n) continue;
-      ty_store<T, V>(to + c, dw[i]);
-      ty_store<T, V>(to + n + c, db[i]);
+      ty_store<V>(to + c, dw[i]);
+      ty_store<V>(to + n + c, db[i]);
     }
   } else {
     for (int w = 0; w < NORM_WARPS; w++) { /* in turn */
@@ -329,7 +329,7 @@ static bool norm_backward(const norm_rows_back<T> &job, const Target &target, T 
 /* Whether rows of these tensors are moved 16 bytes at a time; NULL counts as aligned. */
 template <class T> static bool norm_packs(int64_t width, std::initializer_list<const void *> data) {
   bool packs = width % static_cast<int64_t>(16 / sizeof(T)) == 0;
-  for (const void *p : data) packs = packs && ty_aligned(p, 16);
+  for (const void *p : data) packs = packs && ty_aligned(p);
   return packs;
 }
 

@@ -125,6 +125,14 @@ __global__ void __launch_bounds__(OPTIM_THREADS)
   }
 }
 
+/* As a parameter of a launch, since a graph would come back to where a copy read it on the host. */
+struct both_codes {
+  ty_moment_codes v[2];
+};
+__global__ void put_codes(const both_codes codes, both_codes *there) {
+  if (threadIdx.x == 0) *there = codes;
+}
+
 /* in: n parameters, n gradients, n first moments (u8), n second moments (u8), n scales (f32 [2, blocks]), with averaged
  * n averages. */
 TY_CUDA_KERNEL(adam_8bit) {
@@ -132,12 +140,13 @@ TY_CUDA_KERNEL(adam_8bit) {
   const int list[ROLES] = { 0, 1, 2, 3, p.averaged ? 5 : -1 };
   const int64_t n = k->nin / (p.averaged ? 6 : 5), together = int64_t{ TY_CODED_TOGETHER } * WARPS * REPEATED;
   const optim_numbers<float> numbers(p, false);
-  ty_moment_codes codes[2];
-  ty_make_moment_codes(&codes[0], true);
-  ty_make_moment_codes(&codes[1], false);
+  both_codes codes;
+  ty_make_moment_codes(&codes.v[0], true);
+  ty_make_moment_codes(&codes.v[1], false);
   ty_cuda_scratch room(sizeof codes);
-  if (!room.data || !ty_cuda_upload(room.data, codes, sizeof codes)) return false;
-  const ty_moment_codes *there = room.as<ty_moment_codes>();
+  both_codes *const put = room.as<both_codes>();
+  if (!put || !TY_LAUNCH(put_codes, 1, TY_WARP, 0, codes, put)) return false;
+  const ty_moment_codes *there = put->v;
   optim_table table;
   int64_t blocks = 0;
   table.n = 0;

@@ -16,7 +16,7 @@ static places places_of(const ty_view *out, const ty_view *in) {
   const size_t bytes = 4 * static_cast<size_t>(ty_dtype_size[out->dtype]);
   p.count = out->count;
   p.contiguous = out->contiguous;
-  p.packs = out->contiguous && ty_aligned(out->data, bytes < 32 ? bytes : 16) && (!in || ty_aligned(in->data, 16));
+  p.packs = out->contiguous && ty_aligned(out->data, bytes < 32 ? bytes : 16) && (!in || ty_aligned(in->data));
   p.ndim = out->ndim;
   memcpy(p.size, out->size, sizeof p.size);
   memcpy(p.stride, out->stride, sizeof p.stride);

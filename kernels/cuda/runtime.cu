@@ -13,15 +13,13 @@ extern const int ty_cuda_kernel_count;
 
 namespace {
 
-enum { MOST_GPUS = 16 };
-
 struct gpu {
   pthread_mutex_t lock;
   cudaStream_t stream; /* made when the GPU is first entered */
   ty_cuda_trouble *trouble;
   cudaDeviceProp properties;
   char text[384];
-} gpus[MOST_GPUS];
+} gpus[TY_MAX_GPUS];
 
 thread_local int current = -1;
 thread_local const char *running; /* the op */
@@ -136,7 +134,8 @@ bool copy(int to, void *dst, int from, const void *src, size_t bytes) {
 
 bool capture(int i) {
   if (!enter(i, running)) return false;
-  cudaError_t error = cudaStreamBeginCapture(gpus[i].stream, cudaStreamCaptureModeThreadLocal);
+  /* Relaxed: scratch memory may be allocated meanwhile, which is no part of the graph. */
+  cudaError_t error = cudaStreamBeginCapture(gpus[i].stream, cudaStreamCaptureModeRelaxed);
   return error == cudaSuccess || fail("capturing", error);
 }
 
@@ -191,11 +190,6 @@ bool ty_cuda_zero(void *p, size_t bytes) {
   return error == cudaSuccess || fail("clearing", error);
 }
 
-bool ty_cuda_upload(void *to, const void *from, size_t bytes) {
-  cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, ty_cuda_stream());
-  return error == cudaSuccess || fail("copying", error);
-}
-
 extern "C" __attribute__((visibility("default"))) const ty_cuda_backend *ty_cuda_open(char *why, size_t room);
 const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
   int count = 0;
@@ -208,7 +202,7 @@ const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
                                                   : cudaGetErrorString(error));
     return nullptr;
   }
-  if (count > MOST_GPUS) count = MOST_GPUS;
+  if (count > TY_MAX_GPUS) count = TY_MAX_GPUS;
   for (int i = 0; i < count; i++) {
     gpu *g = &gpus[i];
     pthread_mutex_init(&g->lock, nullptr);

@@ -189,26 +189,15 @@ template <class T> struct recurrence_backward : recurrence<T> { /* a, b: the fac
 
 /* ---- states over threads ---- */
 
-template <class S> TY_DEVICE S from_lane(const S &s, int lane) {
-  static_assert(sizeof(S) % 4 == 0, "states go from thread to thread in words");
-  uint32_t words[sizeof(S) / 4];
-  memcpy(words, &s, sizeof s);
-#pragma unroll
-  for (size_t i = 0; i < sizeof(S) / 4; i++) words[i] = __shfl_sync(0xffffffffu, words[i], lane);
-  S t;
-  memcpy(&t, words, sizeof t);
-  return t;
-}
-
 /* s becomes the state of all before this lane; the state of the whole warp is returned. */
 template <class R, class S> TY_DEVICE S before_in_warp(S &s) {
   const int lane = static_cast<int>(threadIdx.x) % TY_WARP;
   for (int step = 1; step < TY_WARP; step *= 2) {
-    S t = from_lane(s, lane < step ? lane : lane - step);
+    S t = ty_state_of(s, lane < step ? lane : lane - step);
     if (lane >= step) s = R::join(t, s);
   }
-  S all = from_lane(s, TY_WARP - 1);
-  s = from_lane(s, lane > 0 ? lane - 1 : 0);
+  S all = ty_state_of(s, TY_WARP - 1);
+  s = ty_state_of(s, lane > 0 ? lane - 1 : 0);
   if (lane == 0) s = R::none();
   return all;
 }

@@ -5,16 +5,26 @@
 
 #include "cuda.cuh"
 
-/* The state of the lane `step` further (in groups of lanes that a power of two above `step` makes). */
-template <class S> TY_DEVICE S ty_state_across(const S &s, int step) {
+/* A state sent through a shuffle of words. */
+template <class S, class Shuffle> TY_DEVICE S ty_state_shuffled(const S &s, const Shuffle &shuffle) {
   static_assert(sizeof(S) % 4 == 0, "states go from thread to thread in words");
   uint32_t words[sizeof(S) / 4];
   memcpy(words, &s, sizeof s);
 #pragma unroll
-  for (size_t i = 0; i < sizeof(S) / 4; i++) words[i] = __shfl_xor_sync(0xffffffffu, words[i], step);
+  for (size_t i = 0; i < sizeof(S) / 4; i++) words[i] = shuffle(words[i]);
   S t;
   memcpy(&t, words, sizeof t);
   return t;
+}
+
+/* The state of a lane. */
+template <class S> TY_DEVICE S ty_state_of(const S &s, int lane) {
+  return ty_state_shuffled(s, [lane](uint32_t word) { return __shfl_sync(0xffffffffu, word, lane); });
+}
+
+/* The state of the lane `step` further (in groups of lanes that a power of two above `step` makes). */
+template <class S> TY_DEVICE S ty_state_across(const S &s, int step) {
+  return ty_state_shuffled(s, [step](uint32_t word) { return __shfl_xor_sync(0xffffffffu, word, step); });
 }
 
 /* Joins the states of a team; every member gets the result. `join(S &, const S &)` must not mind the order of its
@@ -38,21 +48,6 @@ template <class S, class Join> TY_DEVICE void ty_team_join(S &s, int team, const
   }
   __syncthreads();
 }
-
-/* V neighbours at once, to what they are computed with and back. */
-template <int V, class T> TY_DEVICE void ty_load(const T *from, ty_compute<T> *x) {
-  ty_pack<T, V> pack = *reinterpret_cast<const ty_pack<T, V> *>(from);
-#pragma unroll
-  for (int v = 0; v < V; v++) x[v] = ty_widen(pack.v[v]);
-}
-template <int V, class T> TY_DEVICE void ty_store(T *to, const ty_compute<T> *x) {
-  ty_pack<T, V> pack;
-#pragma unroll
-  for (int v = 0; v < V; v++) pack.v[v] = ty_narrow<T>(x[v]);
-  *reinterpret_cast<ty_pack<T, V> *>(to) = pack;
-}
-
-static inline bool ty_aligned(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 static inline int ty_power_of_two(int64_t least, int most) { /* the first that is not below `least`, or `most` */
   int p = 1;

@@ -86,34 +86,12 @@ template <class F, class X> static F with_numbers(const ty_kernel_args *k, X) {
   else return F{ bound<X>(s->a, std::numeric_limits<X>::min()), bound<X>(s->b, std::numeric_limits<X>::max()) };
 }
 
-/* clang-format off */
-#define FLOATS_OF(name)                                                                               \
-  case TY_F32: return ew_run<1, float, float>(k, with_numbers<name##_f32>(k, float{}));               \
-  case TY_F64: return ew_run<1, double, double>(k, with_numbers<name##_f64>(k, double{}));            \
-  case TY_F16: return ew_run<1, ty_f16, ty_f16>(k, with_numbers<name##_f32>(k, float{}));             \
-  case TY_BF16: return ew_run<1, ty_bf16, ty_bf16>(k, with_numbers<name##_f32>(k, float{}));
-#define INTEGERS_OF(name)                                                                             \
-  case TY_U8: return ew_run<1, uint8_t, uint8_t>(k, with_numbers<name##_u8>(k, uint8_t{}));           \
-  case TY_I8: return ew_run<1, int8_t, int8_t>(k, with_numbers<name##_i8>(k, int8_t{}));              \
-  case TY_I16: return ew_run<1, int16_t, int16_t>(k, with_numbers<name##_i16>(k, int16_t{}));         \
-  case TY_I32: return ew_run<1, int32_t, int32_t>(k, with_numbers<name##_i32>(k, int32_t{}));         \
-  case TY_I64: return ew_run<1, int64_t, int64_t>(k, with_numbers<name##_i64>(k, int64_t{}));
-#define BOOL_OF(name) \
-  case TY_BOOL: return ew_run<1, uint8_t, uint8_t>(k, with_numbers<name##_bool>(k, uint8_t{}));
-#define ENTRY(name, cases)                                                                            \
-  TY_CUDA_KERNEL(name) {                                                                              \
-    int dtype = k->in[0]->dtype;                                                                      \
-    switch (dtype) {                                                                                  \
-      cases                                                                                           \
-      default: return ty_cuda_no_kernel(#name, dtype);                                                \
-    }                                                                                                 \
-  }
-/* clang-format on */
-#define UNARY_FLOAT(name, f) ENTRY(name, FLOATS_OF(name))
-#define UNARY_SCALARS(name, f) ENTRY(name, FLOATS_OF(name))
-#define UNARY_EITHER(name, f, other) ENTRY(name, FLOATS_OF(name))
-#define UNARY_TRIG(name) ENTRY(name, FLOATS_OF(name))
-#define UNARY_NUMBER(name, f, i) ENTRY(name, FLOATS_OF(name) INTEGERS_OF(name))
-#define UNARY_NUMBER_SCALARS(name, f, i) ENTRY(name, FLOATS_OF(name) INTEGERS_OF(name))
-#define UNARY_INTEGER(name, i, b) ENTRY(name, BOOL_OF(name) INTEGERS_OF(name))
+#define EW_RUN(functor, element, compute) ew_run<1, element, element>(k, with_numbers<functor>(k, compute{}))
+#define UNARY_FLOAT(name, f) EW_ENTRY(name, EW_FLOATS_OF(name))
+#define UNARY_SCALARS(name, f) EW_ENTRY(name, EW_FLOATS_OF(name))
+#define UNARY_EITHER(name, f, other) EW_ENTRY(name, EW_FLOATS_OF(name))
+#define UNARY_TRIG(name) EW_ENTRY(name, EW_FLOATS_OF(name))
+#define UNARY_NUMBER(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
+#define UNARY_NUMBER_SCALARS(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
+#define UNARY_INTEGER(name, i, b) EW_ENTRY(name, EW_BOOL_OF(name) EW_INTEGERS_OF(name))
 #include "../elementwise.def"

@@ -23,9 +23,7 @@ bool ty_device_parse(const char *name, int *device) {
   int count = ty_cuda_count(&why);
   if (count == 0) return ty_fail(TY_EUNSUPPORTED, "device \"%s\": %s", name, why);
   if (index >= count)
-    return ty_fail(TY_EINVAL, "device \"%s\": there %s here, cuda:0%s%.0d", name,
-                   count == 1 ? "is one GPU" : "are several GPUs",
-                   count == 1 ? "" : " to cuda:", count == 1 ? 0 : count - 1);
+    return ty_fail(TY_EINVAL, "device \"%s\": no such GPU; the last one here is cuda:%d", name, count - 1);
   *device = TY_CUDA + (int)index;
   return true;
 }

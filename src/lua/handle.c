@@ -116,10 +116,10 @@ static int handle_collect(lua_State *L) {
  * cache. With large ones nothing is to be won, and what a step holds would count as old before the step is over. */
 void ty_lua_poll(lua_State *L) {
   ty_lua_state *s = ty_lua_state_of(L);
-  int64_t live = ty_memory_live(TY_CPU);
+  int64_t live = ty_memory_live_everywhere();
   if (live > s->soft_limit || s->handles > s->handle_limit) {
     lua_gc(L, LUA_GCCOLLECT);
-    live = ty_memory_live(TY_CPU);
+    live = ty_memory_live_everywhere();
     s->soft_limit = live * 2 > FLOOR ? live * 2 : FLOOR;
     int64_t least = HANDLES_FLOOR + HANDLES_PER_KB * (int64_t)lua_gc(L, LUA_GCCOUNT);
     s->handle_limit = s->handles * 2 > least ? s->handles * 2 : least;
@@ -129,14 +129,14 @@ void ty_lua_poll(lua_State *L) {
     lua_gc(L, LUA_GCSTEP, 0);
   }
   s->young_limit = s->handles + YOUNG_HANDLES;
-  s->young_bytes = ty_memory_live(TY_CPU);
+  s->young_bytes = ty_memory_live_everywhere();
 }
 
 /* In incremental mode nothing comes of it. */
 void ty_lua_tidy(lua_State *L) {
   ty_lua_state *s = ty_lua_state_of(L);
-  if (ty_memory_live(TY_CPU) - s->tidied > TIDY_BYTES) lua_gc(L, LUA_GCSTEP, 0);
-  s->tidied = ty_memory_live(TY_CPU);
+  if (ty_memory_live_everywhere() - s->tidied > TIDY_BYTES) lua_gc(L, LUA_GCSTEP, 0);
+  s->tidied = ty_memory_live_everywhere();
 }
 
 /* The core's last resort before it reports that memory is out. */

@@ -256,9 +256,10 @@ bool ty_launch_kernel(ty_op_id id, ty_tensor *const *out, int nout, ty_tensor *c
   outs[0] = ins[0] = NULL;
   ty_tensor *target[TY_MAX_OUTPUTS] = { NULL };
   int device = nout ? ty_device_of(out[0]) : TY_CPU;
+  for (int i = 0; i < nin && !nout; i++)
+    if (in[i]) device = ty_device_of(in[i]);
   bool strided = flags & STRIDED, half = flags & (device >= TY_CUDA ? HALF | HALF_ON_GPU : HALF);
   for (int i = 0; i < nin; i++) {
-    if (!nout && in[i]) device = ty_device_of(in[i]);
     ty_tensor *x = strided && half ? in[i] : prepare(in[i], strided, half);
     if (in[i] && !x) return false;
     ins[i] = x ? &x->v : NULL;

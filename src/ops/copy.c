@@ -64,6 +64,12 @@ static bool overlap(const ty_tensor *a, const ty_tensor *b) { return a->storage 
 bool fwd_copy_(ty_call *c) {
   const ty_copy__args *a = TY_ARGS(copy_, c);
   ty_tensor *source = a->source.t;
+  if (ty_is_recording() && ty_device_of(source) != ty_device_of(a->x.t))
+    return ty_op_fail(
+        c, TY_EUNSUPPORTED,
+        "source: inside ty.compile nothing is copied from %s into a tensor on %s; pass an argument that is "
+        "there already",
+        ty_device_name(ty_device_of(source)), ty_device_name(ty_device_of(a->x.t)));
   if (overlap(a->x.t, source) && !(source = ty_clone(source))) return false;
   if (!ty_copy_into(a->x.t, source)) return false;
   c->out[0] = ty_retain(a->x.t);

@@ -111,9 +111,12 @@ static bool capture(ty_program *p, struct graphs *g) {
   }
   ty_pool_use(NULL);
   for (int i = 0; i < p->slots.n; i++) g->found[i] = p->slots.v[i].base;
-  g->captured = ok;
-  if (!ok) drop_graphs(p, g);
-  return ok;
+  g->captured = true;
+  if (ok) return true;
+  drop_graphs(p, g);
+  if (ty_error_code() == TY_EINTR) return false;
+  for (int i = 0; i < g->n; i++) g->segments[i].graph = NULL; /* what cannot be captured runs one by one */
+  return g->captured = true;
 }
 
 bool ty_graphs_replay(ty_program *p, struct graphs *g, ty_program_hook *hook, void *owner) {

@@ -291,7 +291,7 @@ static bool add_operand(ty_recorder *r, const ty_view *v, bool written) {
 bool ty_recorded_launch(ty_op_id id, int device, ty_kernel *kernel, const ty_kernel_args *k) {
   ty_recorder *r = ty_recording;
   ty_program *p = r->program;
-  if (p->launches.n == 0) p->device = device;
+  if (p->device == TY_DEVICE_DEFAULT) p->device = device;
   if (device != p->device)
     return LOST(r, TY_EUNSUPPORTED,
                 "compile: a function works on one device, this one on %s and %s; move tensors outside of it",
@@ -410,6 +410,7 @@ ty_program *ty_program_record(ty_tensor *const *argument, int narguments) {
   r->argument = argument;
   r->hook = -1;
   p->narguments = narguments;
+  p->device = TY_DEVICE_DEFAULT;
   p->random = *ty_default_generator();
   p->grad_enabled = ty_grad_enabled();
   if (!add_arguments(r)) {
@@ -505,6 +506,7 @@ bool ty_program_finish(ty_program *p, ty_tensor *const *tensor, int n) {
     settle(r, tensor);
   }
   stop(r);
+  if (p->device == TY_DEVICE_DEFAULT) p->device = TY_CPU; /* nothing is computed */
   ok = ok && ty_program_plan(p);
   if (!ok) ty_program_free(p);
   return ok;

@@ -69,6 +69,7 @@ static pool *pool_of(int device) {
 /* Bytes of small storages of this thread not yet added to cpu.live: they come and go too often for a shared counter. */
 static _Thread_local int64_t pending, pending_allocations;
 static _Thread_local int64_t meta_live;
+static int64_t gpu_live; /* of all GPUs together */
 enum { PENDING_MOST = 64 * 1024 };
 
 _Thread_local bool (*ty_memory_reclaim)(void *context);
@@ -100,7 +101,9 @@ static int size_class(size_t bytes, size_t *rounded) {
   return log * STEPS + (int)k;
 }
 
-static void flush_pending(void) {
+/* Whoever holds the lock of a pool and wants its counts calls this first; only the CPU's has any pending. */
+static void flush_pending(const pool *p) {
+  if (p != &cpu) return;
   cpu.live += pending;
   cpu.allocations += (uint64_t)pending_allocations;
   pending = pending_allocations = 0;
@@ -109,8 +112,14 @@ static void flush_pending(void) {
 
 void ty_memory_thread_exit(void) {
   pthread_mutex_lock(&cpu.lock);
-  flush_pending();
+  flush_pending(&cpu);
   pthread_mutex_unlock(&cpu.lock);
+}
+
+static void count_live(pool *p, int64_t bytes) {
+  p->live += bytes;
+  if (p->live > p->peak) p->peak = p->live;
+  if (p->device >= TY_CUDA && !p->parent) __atomic_fetch_add(&gpu_live, bytes, __ATOMIC_RELAXED);
 }
 
 static void *scratch_of(pool *p, size_t bytes);
@@ -168,7 +177,7 @@ static int class_of(const pool *p, size_t bytes, size_t *rounded) {
 /* A block of the class (or up to three classes more, if one lies cached); NULL when the budget forbids it. */
 static void *take(pool *p, int class, size_t bytes, size_t *capacity) {
   pthread_mutex_lock(&p->lock);
-  if (p == &cpu) flush_pending();
+  flush_pending(p);
   void *block = NULL;
   for (int c = class; c <= class + 3 && c < CLASSES && !block; c++) {
     if (!p->lists[c]) continue;
@@ -186,9 +195,8 @@ static void *take(pool *p, int class, size_t bytes, size_t *capacity) {
     }
   }
   if (block) {
-    p->live += (int64_t)*capacity;
+    count_live(p, (int64_t)*capacity);
     p->allocations++;
-    if (p->live > p->peak) p->peak = p->live;
   }
   pthread_mutex_unlock(&p->lock);
   return block;
@@ -199,7 +207,7 @@ static void give_back(pool *p, void *block, size_t capacity) {
   int class = size_class(capacity, &rounded);
   pthread_mutex_lock(&p->lock);
   cached *node = p->exact ? NULL : new_node(p, block);
-  p->live -= (int64_t)capacity;
+  count_live(p, -(int64_t)capacity);
   if (node) {
     node->next = p->lists[class];
     p->lists[class] = node;
@@ -297,7 +305,7 @@ static ty_storage *storage_new(int device, size_t nbytes, ty_dtype dtype, int nd
     pending_allocations++;
     if (__builtin_expect(pending > PENDING_MOST, 0)) {
       pthread_mutex_lock(&cpu.lock);
-      flush_pending();
+      flush_pending(&cpu);
       pthread_mutex_unlock(&cpu.lock);
     }
   } else if (device == TY_META) {
@@ -334,7 +342,7 @@ void ty_storage_free(ty_storage *s) {
     pending -= (int64_t)s->capacity;
     if (__builtin_expect(pending < -PENDING_MOST, 0)) {
       pthread_mutex_lock(&cpu.lock);
-      flush_pending();
+      flush_pending(&cpu);
       pthread_mutex_unlock(&cpu.lock);
     }
     ty_small_free(s, sizeof *s + s->capacity);
@@ -353,7 +361,7 @@ static void *scratch_of(pool *p, size_t bytes) {
   }
   if (capacity != rounded) { /* take() may hand out a larger cached block, which then counts as what was asked for */
     pthread_mutex_lock(&p->lock);
-    p->live -= (int64_t)capacity - (int64_t)rounded;
+    count_live(p, (int64_t)rounded - (int64_t)capacity);
     pthread_mutex_unlock(&p->lock);
   }
   return block;
@@ -393,7 +401,7 @@ ty_memory_stats ty_memory_stats_of(int device) {
   pool *p = pool_of(device);
   if (!p) return (ty_memory_stats){ .live = meta_live };
   pthread_mutex_lock(&p->lock);
-  if (p == &cpu) flush_pending();
+  flush_pending(p);
   ty_memory_stats s = { p->live, p->cached, p->peak, budget_of(p), p->allocations };
   pthread_mutex_unlock(&p->lock);
   return s;
@@ -403,7 +411,7 @@ void ty_memory_reset_peak(int device) {
   pool *p = pool_of(device);
   if (!p) return;
   pthread_mutex_lock(&p->lock);
-  if (p == &cpu) flush_pending();
+  flush_pending(p);
   p->peak = p->live;
   pthread_mutex_unlock(&p->lock);
 }
@@ -427,4 +435,8 @@ void ty_memory_empty_cache(int device) {
 int64_t ty_memory_live(int device) {
   const pool *p = pool_of(device);
   return !p ? 0 : __atomic_load_n(&p->live, __ATOMIC_RELAXED) + (p == &cpu ? pending : 0);
+}
+
+int64_t ty_memory_live_everywhere(void) {
+  return ty_memory_live(TY_CPU) + __atomic_load_n(&gpu_live, __ATOMIC_RELAXED);
 }

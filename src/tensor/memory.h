@@ -34,7 +34,8 @@ ty_memory_stats ty_memory_stats_of(int device);
 void ty_memory_reset_peak(int device);
 void ty_memory_set_budget(int device, int64_t bytes); /* 0: the default */
 void ty_memory_empty_cache(int device);
-int64_t ty_memory_live(int device); /* cheap; for the collector's poll */
+int64_t ty_memory_live(int device);
+int64_t ty_memory_live_everywhere(void); /* cheap; for the collector's poll */
 
 /* Called before an allocation that does not fit is given up; returns true when it may have released something. */
 extern _Thread_local bool (*ty_memory_reclaim)(void *context);

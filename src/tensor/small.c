@@ -5,6 +5,7 @@
 
 #include "memory.h"
 
+/* Up to the storages of 4 KiB that memory.c keeps with their header. */
 enum { UNIT = 64, CLASSES = 65, CHUNK = 64 * 1024 };
 
 static _Thread_local int64_t fail_at, allocations;

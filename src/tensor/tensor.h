@@ -12,7 +12,6 @@ typedef struct ty_node ty_node;
 typedef struct ty_live ty_live;
 
 typedef enum ty_device { TY_CPU, TY_META, TY_CUDA, TY_DEVICE_DEFAULT = -1 } ty_device; /* TY_CUDA + i: GPU i */
-enum { TY_MAX_GPUS = 16 };
 
 typedef struct ty_storage {
   atomic_uint refs;

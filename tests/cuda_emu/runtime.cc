@@ -15,11 +15,16 @@ cudaError_t note(cudaError_t error) { return error == cudaSuccess ? error : last
 
 struct ty_emu_graph {
   std::vector<std::function<bool()>> work;
+  bool broken; /* something was asked for that no graph can hold */
 };
 struct ty_emu_stream {
   unsigned flags;
   ty_emu_graph *capturing;
+  bool strict; /* no allocations while it is captured */
 };
+namespace {
+thread_local int strict_captures;
+}
 
 bool ty_emu::enqueue(cudaStream_t stream, const std::function<bool()> &work) {
   if (!stream->capturing) return work();
@@ -70,6 +75,7 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
   *p = nullptr;
+  if (strict_captures) return note(cudaErrorStreamCaptureUnsupported);
   if (bytes > size_t{ MEGABYTES } << 20 || posix_memalign(p, 256, bytes ? bytes : 1) != 0)
     return note(cudaErrorMemoryAllocation);
   memset(*p, 0xff, bytes);
@@ -84,11 +90,13 @@ cudaError_t cudaFree(void *p) {
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { return cudaMalloc(p, bytes); }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-  *stream = new ty_emu_stream{ flags, nullptr };
+  *stream = new ty_emu_stream{ flags, nullptr, false };
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return note(stream->capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+  if (!stream->capturing) return cudaSuccess;
+  stream->capturing->broken = true;
+  return note(cudaErrorStreamCaptureUnsupported);
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
@@ -103,13 +111,20 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t strea
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   if (stream->capturing) return note(cudaErrorStreamCaptureUnsupported);
-  stream->capturing = new ty_emu_graph;
+  stream->capturing = new ty_emu_graph{};
+  stream->strict = mode != cudaStreamCaptureModeRelaxed;
+  strict_captures += stream->strict;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
   *graph = stream->capturing;
+  if (*graph) strict_captures -= stream->strict;
+  if (*graph && (*graph)->broken) {
+    delete *graph;
+    *graph = nullptr;
+  }
   stream->capturing = nullptr;
   return note(*graph ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
 }

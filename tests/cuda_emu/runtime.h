@@ -26,7 +26,7 @@ typedef ty_emu_stream *cudaStream_t;
 struct ty_emu_graph;
 typedef ty_emu_graph *cudaGraph_t;
 typedef ty_emu_graph *cudaGraphExec_t;
-enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
 
 struct cudaDeviceProp {
   char name[256];

@@ -15,7 +15,7 @@ end
 check.test("names of devices", function()
   check.fails(function() ty.zeros(2, { device = "cuda:x" }) end, "unknown device")
   check.fails(function() ty.zeros(2, { device = "gpu" }) end, "unknown device")
-  check.fails(function() ty.zeros(2):to "cuda:99" end, count == 0 and why or "there ")
+  check.fails(function() ty.zeros(2):to "cuda:99" end, count == 0 and why or "no such GPU; the last one here is cuda:")
   check.fails(function() ty.memory.stats "cuda:99" end, "memory: ")
   if count == 0 then
     check.equal(#why > 10, true, "a reason")
@@ -80,6 +80,14 @@ check.test("an index out of range is raised when the GPU is waited for, and work
     ty.cuda.synchronize()
   end, "index_select: index 7")
   ty.cuda.synchronize()
+end)
+
+check.test("what nobody refers to any more does not pile up", function()
+  live()
+  local before = ty.memory.stats("cuda").live
+  ty.memory.reset_peak "cuda"
+  for _ = 1, 300 do ty.zeros(2 ^ 18, { device = "cuda" }) end -- 300 MiB
+  check.equal(ty.memory.stats("cuda").peak - before < 150 * 2 ^ 20, true, "the peak")
 end)
 
 check.test("memory", function()
@@ -163,6 +171,31 @@ check.test("compiled functions: inputs that move, results that stay, one device"
     local two = ty.compile(function(x) return x + 1, ty.ones(2) * 2 end)
     for _ = 1, 3 do two(w) end
   end, "one device")
+  check.fails(function()
+    local into = ty.compile(function(x)
+      w:copy_(ty.zeros(4, 6))
+      return x + w
+    end)
+    for _ = 1, 3 do into(w) end
+  end, "copy_: source: inside ty.compile nothing is copied from cpu into a tensor on cuda:0")
+end)
+
+check.test("an optimizer of 8 bits inside a compiled step", function()
+  local function run(compiled)
+    ty.manual_seed(5)
+    local layer = nn.Linear(64, 64):to "cuda"
+    local opt = optim.AdamW(layer:parameters(), { lr = 1e-2, bits = 8 })
+    local step = function(x)
+      local loss = layer(x):pow(2):mean()
+      opt:step(loss)
+      return loss
+    end
+    if compiled then step = ty.compile(step) end
+    local x, losses = ty.randn(8, 64):to "cuda", {}
+    for i = 1, 6 do losses[i] = step(x):item() end
+    return losses
+  end
+  check.close(run(true), run(false), 1e-5)
 end)
 
 check.finish()
