@@ -91,10 +91,12 @@ static void wrote(ty_tensor *t) { t->version = ++t->storage->version; }
 
 /* ---- calling ---- */
 
-/* Whatever failed inside, the text begins with the op that the user called. */
+/* Whatever failed inside, the text begins with the op that the user called: "cross_entropy: ..." may come from
+ * cross_entropy_rows, and "softmax_backward: ..." from softmax. */
 static bool fail_as(const ty_op *op) {
-  size_t n = strlen(op->name);
-  if (strncmp(ty_error(), op->name, n) == 0 && (ty_error()[n] == ':' || ty_error()[n] == '_')) return false;
+  const char *text = ty_error();
+  size_t n = strlen(op->name), named = strcspn(text, ":");
+  if (strncmp(text, op->name, n < named ? n : named) == 0 && (named <= n || text[n] == '_')) return false;
   return ty_op_fail_(op, ty_error_code(), "%s", ty_error());
 }
 
