@@ -17,13 +17,22 @@ endif()
 
 # The same tests on the emulated device, whose library they build. TYCHO_CUDA_LIBRARY is how the program finds it.
 if(TARGET cuda_emulated AND TARGET tycho)
-  add_test(NAME cuda_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target cuda_emulated cuda_planted)
+  add_test(NAME cuda_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target cuda_emulated cuda_stand_ins cuda_planted)
   set_tests_properties(cuda_build PROPERTIES FIXTURES_SETUP cuda_built)
   add_test(NAME cuda_ops COMMAND tycho tests/run_ops.lua --device cuda --quick $<$<BOOL:${TYCHO_SANITIZE}>:--no-grad> ${test_folder}
            COMMAND_EXPAND_LISTS)
+  # And with stand-ins for NVIDIA's libraries, the ops that ask them.
+  foreach(op matmul linear conv1d conv2d conv2d_backward_input conv2d_backward_weight conv_transpose2d
+             scaled_dot_product_attention attention_backward)
+    list(APPEND library_ops --op ${op})
+  endforeach()
+  add_test(NAME cuda_libraries COMMAND tycho tests/run_ops.lua --device cuda --quick
+           $<$<BOOL:${TYCHO_SANITIZE}>:--no-grad> ${library_ops} ${test_folder} COMMAND_EXPAND_LISTS)
+  add_test(NAME cuda_versions COMMAND tycho tests/lua/cuda_library_test.lua ${test_folder})
   add_test(NAME cuda_whole COMMAND tycho tests/lua/cuda_test.lua ${test_folder})
   add_test(NAME cuda_planted COMMAND cuda_planted)
-  set_tests_properties(cuda_ops cuda_whole cuda_planted PROPERTIES FIXTURES_REQUIRED cuda_built)
+  set_tests_properties(cuda_ops cuda_libraries cuda_versions cuda_whole cuda_planted PROPERTIES
+    FIXTURES_REQUIRED cuda_built)
 endif()
 
 file(GLOB c_tests CONFIGURE_DEPENDS tests/c/*.c)
@@ -44,7 +53,9 @@ if(LUACHECK)
 endif()
 
 if(TARGET cuda_emulated AND TARGET tycho)
-  set_tests_properties(cuda_ops cuda_whole PROPERTIES ENVIRONMENT TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>)
+  set_tests_properties(cuda_ops PROPERTIES ENVIRONMENT TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>)
+  set_tests_properties(cuda_libraries cuda_versions cuda_whole PROPERTIES ENVIRONMENT
+    "TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>;TYCHO_CUDA_PATH=${CMAKE_BINARY_DIR}/emulated/libraries")
 endif()
 if(TYCHO_SANITIZE)
   get_property(names DIRECTORY PROPERTY TESTS)

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "attention.cuh"
+#include "attention_library.cuh"
 
 struct at_result {
   void *y, *lse;
@@ -176,6 +177,8 @@ template <class T> static bool at_run(const at_plan &p, at_result out) {
 }
 
 TY_CUDA_KERNEL(attention) {
+  dnn_outcome outcome = ty_attention_by_library(k);
+  if (outcome != DNN_NOT_THERE) return outcome == DNN_DONE;
   at_plan p;
   if (!at_plan_of(&p, k->in[0], k->in[1], k->in[2], k->nin > 3 ? k->in[3] : nullptr,
                   static_cast<const ty_p_attention *>(k->params)))

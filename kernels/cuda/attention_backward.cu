@@ -3,6 +3,7 @@
  * of query rows along the keys for dQ, one tiles of keys along the query rows for dK and dV, so that every sum has one
  * owner and one order. */
 #include "attention.cuh"
+#include "attention_library.cuh"
 
 struct at_gradients {
   at_view g, y;
@@ -294,6 +295,8 @@ template <class T> static bool at_run_backward(const at_plan &p, at_gradients a)
 
 /* in: g, q, k, v, y, lse, mask; out: dq, dk, dv and, when it has elements, the gradient of the mask. */
 TY_CUDA_KERNEL(attention_backward) {
+  dnn_outcome outcome = ty_attention_backward_by_library(k);
+  if (outcome != DNN_NOT_THERE) return outcome == DNN_DONE;
   const ty_view *q = k->in[1], *lse = k->in[5], *dmask = k->nout > 3 ? k->out[3] : nullptr;
   at_plan p;
   if (!at_plan_of(&p, q, k->in[2], k->in[3], k->nin > 6 ? k->in[6] : nullptr,

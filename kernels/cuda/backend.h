@@ -4,7 +4,16 @@
 
 #include "../base.h"
 
-enum { TY_CUDA_BACKEND_VERSION = 1 };
+enum { TY_CUDA_BACKEND_VERSION = 2 };
+
+/* A library of NVIDIA's, or the driver. */
+typedef struct ty_cuda_found {
+  const char *name;
+  const char *version; /* NULL: not used */
+  const char *path;    /* of the file, where that is known */
+  const char *problem; /* why what lies there is not used; NULL when nothing was found */
+  const char *without; /* what is done without it */
+} ty_cuda_found;
 
 typedef struct ty_cuda_backend {
   int version, ops; /* ops: entries of `kernels` */
@@ -23,6 +32,7 @@ typedef struct ty_cuda_backend {
   bool (*graph_launch)(int gpu, void *graph);
   void (*graph_free)(int gpu, void *graph);
   void (*allow_tf32)(bool on);
+  bool (*library)(int index, ty_cuda_found *found); /* false after the last; loads it */
 } ty_cuda_backend;
 
 /* The library's one entry: NULL when there is no GPU to use, with the reason in `why`. */

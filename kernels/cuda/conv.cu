@@ -1,6 +1,6 @@
 /* conv2d and the gradient of its input: a matrix product whose second matrix, all windows of the image, is read from
  * the image tile by tile; and sums by single threads where there are too few channels for tiles. The weight's gradient
- * is in conv_weight.cu. */
+ * is in conv_weight.cu, the entries in conv_library.cu. */
 #include "activation.cuh"
 #include "conv.cuh"
 #include "conv_tile.cuh"
@@ -274,7 +274,3 @@ bool ty_conv_backward_input(const ty_kernel_args *k) {
     return true;
   });
 }
-
-TY_CUDA_KERNEL(conv2d) { return ty_conv_forward(k); }
-TY_CUDA_KERNEL(conv2d_backward_input) { return ty_conv_backward_input(k); }
-TY_CUDA_KERNEL(conv2d_backward_weight) { return ty_conv_backward_weight(k); }

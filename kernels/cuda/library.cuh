@@ -2,18 +2,26 @@
 #ifndef TY_KERNELS_CUDA_LIBRARY_CUH
 #define TY_KERNELS_CUDA_LIBRARY_CUH
 
-#ifndef TY_CUDA_EMULATED
 #include <dlfcn.h>
 
-/* The first of the names (the last is NULL) that is found: in the folders of TYCHO_CUDA_PATH, where the loader looks, in
- * the toolkit, in Python packages; or NULL. It stays loaded. */
-void *ty_cuda_library(const char *const *names);
+#include "backend.h"
+
+enum ty_cuda_library_id { TY_CUBLASLT, TY_CUDNN, TY_CUSOLVER, TY_NCCL, TY_CUDA_LIBRARIES };
+
+/* The library, of a version that the kernels know: in the folders of TYCHO_CUDA_PATH, where the loader looks, in the
+ * toolkit, in Python packages; or NULL. It stays loaded. */
+void *ty_cuda_library(ty_cuda_library_id id);
+
+/* Its version as the library counts them, 0 where there is none. */
+int64_t ty_cuda_library_version(ty_cuda_library_id id);
+
+/* What is to be said about library `index`; false after the last. */
+bool ty_cuda_library_describe(int index, ty_cuda_found *found);
 
 /* Sets *function; false when the library has none of that name. */
 template <class Function> static inline bool ty_cuda_function(void *library, const char *name, Function *function) {
   *function = reinterpret_cast<Function>(dlsym(library, name));
   return *function != nullptr;
 }
-#endif
 
 #endif

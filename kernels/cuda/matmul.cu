@@ -218,13 +218,9 @@ static mm_task mm_task_of(const ty_kernel_args *k) {
 
 /* Whether the library has taken it; *ok: whether that went well. */
 static bool mm_taken(const mm_task &t, bool *ok) {
-#ifdef TY_CUDA_EMULATED
-  return false;
-#else
   mm_outcome outcome = mm_by_library(t);
   *ok = outcome == MM_DONE;
   return outcome != MM_NOT_THERE;
-#endif
 }
 
 TY_CUDA_KERNEL(matmul) {

@@ -21,9 +21,7 @@ struct mm_task {
   int64_t size[MM_BATCH_DIMS], a_step[MM_BATCH_DIMS], b_step[MM_BATCH_DIMS];
 };
 
-#ifndef TY_CUDA_EMULATED
 enum mm_outcome { MM_DONE, MM_FAILED /* after ty_fail() */, MM_NOT_THERE /* no library, or it does not do this one */ };
 mm_outcome mm_by_library(const mm_task &t);
-#endif
 
 #endif

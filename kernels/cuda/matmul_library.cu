@@ -2,7 +2,6 @@
  * that its bias, one number for each row, is ours for each column. */
 #include "matmul.cuh"
 
-#ifndef TY_CUDA_EMULATED
 #include <cublasLt.h>
 #include <pthread.h>
 
@@ -41,8 +40,7 @@ bool have;
 pthread_once_t once = PTHREAD_ONCE_INIT;
 
 void load() {
-  static const char *const names[] = { "libcublasLt.so.13", "libcublasLt.so.12", nullptr };
-  void *library = ty_cuda_library(names);
+  void *library = ty_cuda_library(TY_CUBLASLT);
   have = library != nullptr;
 #define RESOLVE(name) have = have && ty_cuda_function(library, "cublasLt" #name, &lt.name)
   EACH_FUNCTION(RESOLVE)
@@ -407,4 +405,3 @@ mm_outcome mm_by_library(const mm_task &t) {
   ty_activation left = takes_activation ? TY_NO_ACTIVATION : t.activation;
   return (!left_bias && left == TY_NO_ACTIVATION) || finish(t, left_bias, left) ? MM_DONE : MM_FAILED;
 }
-#endif

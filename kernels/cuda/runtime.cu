@@ -5,6 +5,7 @@
 
 #include "backend.h"
 #include "cuda.cuh"
+#include "library.cuh"
 
 extern "C" {
 extern ty_kernel *const ty_cuda_kernels[]; /* src/device/cuda_table.c */
@@ -235,5 +236,6 @@ const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
   backend.graph_launch = graph_launch;
   backend.graph_free = graph_free;
   backend.allow_tf32 = allow_tf32;
+  backend.library = ty_cuda_library_describe;
   return &backend;
 }

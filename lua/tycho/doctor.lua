@@ -32,6 +32,13 @@ local function describe_devices()
   local count, why = cuda.count()
   say("devices", "cpu, meta%s", count > 0 and ", cuda" or "")
   for i = 0, count - 1 do say("cuda:" .. i, "%s", cuda.describe(i)) end
+  for _, library in ipairs(cuda.libraries()) do
+    if library.version then
+      say(library.name, "%s%s", library.version, library.path and " (" .. library.path .. ")" or "")
+    else
+      say(library.name, "%s; %s", library.problem or "not found", library.without)
+    end
+  end
   local gpu = program.list "/proc/driver/nvidia/gpus"
   if count == 0 then say("cuda", "%s%s", why, gpu and ("; %d NVIDIA GPU in this machine"):format(#gpu) or "") end
 end
@@ -57,7 +64,8 @@ end
 
 local function describe_settings()
   local set = {}
-  for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "TYCHO_CUDA_LIBRARY", "LUA_INIT", "LUA_INIT_5_4" } do
+  for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "TYCHO_CUDA_LIBRARY", "TYCHO_CUDA_PATH", "LUA_INIT",
+    "LUA_INIT_5_4" } do
     if os.getenv(name) then set[#set + 1] = name .. "=" .. os.getenv(name) end
   end
   if #set > 0 then say("settings", "%s", table.concat(set, " ")) end

@@ -62,3 +62,7 @@ const char *ty_cuda_describe(int index) { return backend->describe(index); }
 void ty_cuda_allow_tf32(bool on) {
   if (ty_cuda_count(NULL)) backend->allow_tf32(on);
 }
+
+bool ty_cuda_found_library(int index, ty_cuda_found *found) {
+  return ty_cuda_count(NULL) && backend->library(index, found);
+}

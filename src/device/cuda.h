@@ -4,6 +4,7 @@
 
 #include "../../kernels/cuda/backend.h"
 
-const ty_cuda_backend *ty_cuda(void); /* only where ty_cuda_count() is not 0 */
+const ty_cuda_backend *ty_cuda(void);                        /* only where ty_cuda_count() is not 0 */
+bool ty_cuda_found_library(int index, ty_cuda_found *found); /* what doctor says; false after the last */
 
 #endif

@@ -1,4 +1,5 @@
 /* ty.cuda: which GPUs there are, and waiting for them. */
+#include "../device/cuda.h"
 #include "../device/device.h"
 #include "handle.h"
 
@@ -47,12 +48,34 @@ static int has_kernel(lua_State *L) {
   return 1;
 }
 
+/* libraries() -> a list of { name, version, path, problem, without }: what was found of NVIDIA's libraries; without a
+ * version it is not used, and `without` says what is done instead. Empty where there is no GPU. */
+static int libraries(lua_State *L) {
+  ty_cuda_found found;
+  lua_newtable(L);
+  for (int i = 0; ty_cuda_found_library(i, &found); i++) {
+    const char *const fields[][2] = { { "name", found.name },
+                                      { "version", found.version },
+                                      { "path", found.path },
+                                      { "problem", found.problem },
+                                      { "without", found.without } };
+    lua_newtable(L);
+    for (size_t f = 0; f < sizeof fields / sizeof *fields; f++) {
+      lua_pushstring(L, fields[f][1]);
+      lua_setfield(L, -2, fields[f][0]);
+    }
+    lua_seti(L, -2, i + 1);
+  }
+  return 1;
+}
+
 int ty_lua_open_cuda(lua_State *L) {
   luaL_newlib(L, ((luaL_Reg[]){ { "count", count },
                                 { "describe", describe },
                                 { "synchronize", synchronize },
                                 { "has_kernel", has_kernel },
                                 { "allow_tf32", allow_tf32 },
+                                { "libraries", libraries },
                                 { NULL, NULL } }));
   return 1;
 }

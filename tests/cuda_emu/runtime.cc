@@ -69,6 +69,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int device) {
+  cudaDeviceProp properties;
+  cudaGetDeviceProperties(&properties, device);
+  *value = properties.major;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+  *version = 13000;
+  return cudaSuccess;
+}
+
 cudaError_t cudaSetDevice(int device) {
   return note(device >= 0 && device < DEVICES ? cudaSuccess : cudaErrorInvalidDevice);
 }
@@ -127,6 +139,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
   }
   stream->capturing = nullptr;
   return note(*graph ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+  *status = stream->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *runnable, cudaGraph_t graph, unsigned long long) {
   *runnable = new ty_emu_graph(*graph);

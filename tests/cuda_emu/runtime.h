@@ -27,6 +27,8 @@ struct ty_emu_graph;
 typedef ty_emu_graph *cudaGraph_t;
 typedef ty_emu_graph *cudaGraphExec_t;
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor = 75 };
 
 struct cudaDeviceProp {
   char name[256];
@@ -39,6 +41,8 @@ const char *cudaGetErrorName(cudaError_t error);
 cudaError_t cudaGetLastError();
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaMalloc(void **p, size_t bytes);
 cudaError_t cudaFree(void *p);
@@ -50,6 +54,7 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int to, const void *src, int from, si
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *runnable, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
@@ -57,7 +62,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph);
 
 namespace ty_emu {
 /* Does `work` now, or keeps it for the graph that the stream is captured into. */
-bool enqueue(cudaStream_t stream, const std::function<bool()> &work);
+__attribute__((visibility("default"))) bool enqueue(cudaStream_t stream, const std::function<bool()> &work);
 } // namespace ty_emu
 
 #endif

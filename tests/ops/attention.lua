@@ -72,6 +72,9 @@ return function(row, T)
       { T { 1, 2, 2, 150 }, T { 1, 1, 3, 150 }, T { 1, 1, 3, 140 }, grad = false },
       { T { 1, 2, 1, 4 }, T { 1, 1, 600, 4 }, T { 1, 1, 600, 3 }, grad = false },
       { T { 1, 1, 2, 3, range = { -40, 40 } }, T { 1, 1, 30, 3 }, T { 1, 1, 30, 3 }, grad = false },
+      -- What libraries for GPUs take.
+      { T { 1, 2, 64, 8 }, T { 1, 1, 66, 8 }, T { 1, 1, 66, 16 }, opts = { scale = 0.4 }, grad = false },
+      { T { 1, 2, 65, 8 }, T { 1, 2, 65, 8 }, T { 1, 2, 65, 8 }, opts = { causal = true }, grad = false },
       { T { 1, 2, 0, 3 }, T { 1, 2, 4, 3 }, T { 1, 2, 4, 3 } }, { T { 1, 2, 3, 4 }, T { 1, 2, 0, 4 },
         T { 1, 2, 0, 2 } },
       { T { 0, 2, 3, 4 }, T { 0, 2, 3, 4 }, T { 0, 2, 3, 4 } }, { T { 1, 2, 3, 4 }, T { 1, 2, 3, 4 },
@@ -149,6 +152,8 @@ return function(row, T)
     return dq, dk, dvs, dmask
   end
 
+  local small = { -0.5, 0.5 }
+
   row("attention_backward", {
     cases = {
       { T { 1, 2, 3, 2 }, T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 2 }, T { 1, 2, 3, 2 }, T { 1, 2, 3 } },
@@ -164,6 +169,11 @@ return function(row, T)
         T { 35, 70 }, opts = { causal = true, mask_grad = true } },
       { T { 1, 1, 2, 140 }, T { 1, 1, 2, 150, range = { -0.1, 0.1 } }, T { 1, 1, 3, 150, range = { -1, 1 } },
         T { 1, 1, 3, 140 }, T { 1, 1, 2, 140 }, T { 1, 1, 2 } },
+      -- What libraries for GPUs take.
+      { T { 1, 2, 64, 8 }, T { 1, 2, 64, 16, range = small }, T { 1, 1, 66, 16, range = small }, T { 1, 1, 66, 8 },
+        T { 1, 2, 64, 8 }, T { 1, 2, 64 }, opts = { scale = 0.2 } },
+      { T { 1, 2, 65, 8 }, T { 1, 2, 65, 8, range = small }, T { 1, 2, 65, 8, range = small }, T { 1, 2, 65, 8 },
+        T { 1, 2, 65, 8 }, T { 1, 2, 65 }, opts = { causal = true } },
     },
     ref = backward,
     dtype = function(dtype, i) return i == 4 and wide(dtype) or dtype end,

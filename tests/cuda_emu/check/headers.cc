@@ -1,0 +1,48 @@
+/* Holds cublasLt.h, which stands in for the real one where there is no toolkit, against it. Only compiled. The names of
+ * cuDNN are held in kernels/cuda/dnn.cu. */
+#include <stddef.h>
+#include <stdint.h>
+
+#define TY_CUBLASLT_NAMES_ONLY
+namespace ours {
+#include "../cublasLt.h"
+} // namespace ours
+
+#include <cublasLt.h> /* the toolkit's: the folder of ours is not searched here */
+
+#define SAME(name) static_assert(static_cast<int>(ours::name) == static_cast<int>(::name), #name);
+SAME(CUBLAS_STATUS_SUCCESS)
+SAME(CUBLAS_STATUS_NOT_INITIALIZED)
+SAME(CUBLAS_STATUS_INVALID_VALUE)
+SAME(CUBLAS_STATUS_NOT_SUPPORTED)
+SAME(CUDA_R_32F)
+SAME(CUDA_R_64F)
+SAME(CUDA_R_16F)
+SAME(CUDA_R_8I)
+SAME(CUDA_R_32I)
+SAME(CUDA_R_16BF)
+SAME(CUBLAS_COMPUTE_32F)
+SAME(CUBLAS_COMPUTE_64F)
+SAME(CUBLAS_COMPUTE_32I)
+SAME(CUBLAS_COMPUTE_32F_FAST_TF32)
+SAME(CUBLAS_OP_N)
+SAME(CUBLAS_OP_T)
+SAME(CUBLASLT_MATMUL_DESC_TRANSA)
+SAME(CUBLASLT_MATMUL_DESC_TRANSB)
+SAME(CUBLASLT_MATMUL_DESC_EPILOGUE)
+SAME(CUBLASLT_MATMUL_DESC_BIAS_POINTER)
+SAME(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT)
+SAME(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET)
+SAME(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+SAME(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES)
+SAME(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES)
+SAME(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES)
+SAME(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
+SAME(CUBLASLT_EPILOGUE_DEFAULT)
+SAME(CUBLASLT_EPILOGUE_RELU)
+SAME(CUBLASLT_EPILOGUE_BIAS)
+SAME(CUBLASLT_EPILOGUE_RELU_BIAS)
+SAME(CUBLASLT_EPILOGUE_GELU)
+SAME(CUBLASLT_EPILOGUE_GELU_BIAS)
+static_assert(sizeof(ours::cublasLtMatmulAlgo_t) == sizeof(::cublasLtMatmulAlgo_t), "algorithms");
+static_assert(sizeof(ours::cublasLtMatmulHeuristicResult_t) == sizeof(::cublasLtMatmulHeuristicResult_t), "results");
