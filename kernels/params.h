@@ -81,11 +81,12 @@ typedef struct ty_p_cross_entropy {
 } ty_p_cross_entropy;
 
 /* q [b, h, t, d], k and v [b, hkv, s, d or dv]; window < 0: none, else key j is seen by query i when
- * i + s - t - j <= window (and, when causal, j <= i + s - t; otherwise also j - (i + s - t) <= window). */
+ * i + s - t - j <= window (and, when causal, j <= i + s - t; otherwise also j - (i + s - t) <= window), or when j is
+ * among the first `sinks` keys: kernels/attention_span.h. */
 typedef struct ty_p_attention {
   double scale;
   bool causal;
-  int64_t window;
+  int64_t window, sinks;
 } ty_p_attention;
 
 /* Multi-tensor optimizer steps: inputs are n parameters, n gradients, n first moments, ... in this order; with

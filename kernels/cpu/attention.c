@@ -4,6 +4,7 @@
  * are treated alike, so that decoding with grouped heads reads the keys once. All cuts depend on the shapes alone. */
 #include <string.h>
 
+#include "../attention_span.h"
 #include "cpu.h"
 #include "exp_weight.h"
 
@@ -37,20 +38,19 @@ enum {
   SPAN = 16          /* backward tiles whose queries are packed at a time */
 };
 
-/* A query row of a task: which head, where, and the keys [low, high) it may see. */
+/* A query row of a task: which head, where, and the keys [low, high) it may see, without [gap_low, gap_high). */
 typedef struct query {
-  int64_t head, pos, low, high;
+  int64_t head, pos, low, high, gap_low, gap_high;
 } query;
 
 typedef struct plan {
   const ty_view *q, *k, *v, *mask; /* mask: NULL or broadcast to [b, h, t, s] */
   int64_t batch, heads, kv_heads, group, t, s, d, dv;
   double scale;
-  bool causal;
-  int64_t window;
+  ty_reach reach;
 } plan;
 
-static plan plan_of(const ty_view *q, const ty_view *k, const ty_view *v, const ty_view *mask,
+static plan plan_of(const ty_view *q, const ty_view *k, const ty_view *v, const ty_view *mask, const ty_view *begins,
                     const ty_p_attention *p) {
   return (plan){
     .q = q,
@@ -66,8 +66,7 @@ static plan plan_of(const ty_view *q, const ty_view *k, const ty_view *v, const 
     .d = q->size[3],
     .dv = v->size[3],
     .scale = p->scale,
-    .causal = p->causal,
-    .window = p->window,
+    .reach = ty_reach_of(q->size[2], k->size[2], p, begins),
   };
 }
 
@@ -94,14 +93,10 @@ static int block_rows(const plan *p, int64_t kv_head, int64_t block, int64_t mos
     query *r = rows + i;
     r->head = kv_head * p->group + first_head + (first + i) / p->t;
     r->pos = (first + i) % p->t;
-    int64_t here = r->pos + p->s - p->t; /* the key that stands at the query's own position */
-    r->low = 0, r->high = p->s;
-    if (p->causal && here + 1 < r->high) r->high = here + 1;
-    if (p->window >= 0 && p->window < p->s + p->t) {
-      if (here - p->window > 0) r->low = here - p->window;
-      if (here + p->window + 1 < r->high) r->high = here + p->window + 1;
-    }
-    if (r->high <= r->low) r->low = r->high = 0;
+    ty_span span = ty_span_of(&p->reach, r->pos);
+    bool any = span.low < span.high;
+    r->low = any ? span.low : 0, r->high = any ? span.high : 0;
+    r->gap_low = span.gap_low, r->gap_high = span.gap_high;
   }
   return (int)n;
 }
@@ -115,6 +110,22 @@ static void reach(const query *rows, int n, int64_t *low, int64_t *high) {
     if (rows[i].high > *high) *high = rows[i].high;
   }
   if (*high == 0) *low = 0;
+}
+
+/* Whether none of the rows sees any of the keys [from, to), as they lie in a gap. */
+static bool all_in_gap(const query *rows, int n, int64_t from, int64_t to) {
+  for (int i = 0; i < n; i++)
+    if (rows[i].low < rows[i].high && !(rows[i].gap_low <= from && to <= rows[i].gap_high)) return false;
+  return true;
+}
+
+/* Packed sequences begin where they can. */
+static bool check_begins(const ty_reach *r) {
+  for (int64_t i = 0; r->begins && i < r->count; i++)
+    if (!ty_reach_rises(r, i))
+      return ty_fail(TY_EINDEX, "cu_seqlens: index %lld is out of range for size %lld, or less than the one before",
+                     (long long)r->begins[i * r->step], (long long)r->s + 1);
+  return true;
 }
 
 static inline const char *element(const ty_view *v, int64_t a, int64_t b, int64_t c, int64_t d) {
@@ -157,15 +168,15 @@ enum { SET, ADD, RESCALE }; /* what a product does with what is there */
 #include "attention_backward.h"
 
 bool TY_KERNEL(attention)(const ty_kernel_args *k) {
-  const ty_view *mask = k->nin > 3 ? k->in[3] : NULL;
-  plan p = plan_of(k->in[0], k->in[1], k->in[2], mask, k->params);
+  plan p = plan_of(k->in[0], k->in[1], k->in[2], k->in[3], k->in[4], k->params);
+  if (!check_begins(&p.reach)) return false;
   return k->in[0]->dtype == TY_F64 ? forward_f64(&p, k->out[0], k->out[1]) : forward_f32(&p, k->out[0], k->out[1]);
 }
 
-/* in: g, q, k, v, y, lse, mask; out: dq, dk, dv and, when it has elements, the gradient of the mask. */
+/* in: g, q, k, v, y, lse, mask, begins; out: dq, dk, dv and, when it has elements, the gradient of the mask. */
 bool TY_KERNEL(attention_backward)(const ty_kernel_args *k) {
-  const ty_view *mask = k->nin > 6 ? k->in[6] : NULL;
-  plan p = plan_of(k->in[1], k->in[2], k->in[3], mask, k->params);
+  plan p = plan_of(k->in[1], k->in[2], k->in[3], k->in[6], k->in[7], k->params);
+  if (!check_begins(&p.reach)) return false;
   gradients a = { .g = k->in[0],
                   .y = k->in[4],
                   .lse = k->in[5],

@@ -85,6 +85,8 @@ static inline void weights_row(const plan *p, int64_t b, const query *r, int64_t
   if (to < from) from = to = KEYS;
   for (int64_t j = 0; j < from; j++) s[j] = ds[j] = 0;
   for (int64_t j = to; j < KEYS; j++) s[j] = ds[j] = 0;
+  from = most_of(begin, r->gap_low - j0), to = least(end, r->gap_high - j0);
+  for (int64_t j = from; j < to; j++) s[j] = ds[j] = 0;
 }
 
 /* Scores and their gradients of one query block in one key tile, then its part of dq. Says in `begins` and `ends`
@@ -99,7 +101,8 @@ static void block_weights(const backward_context *c, int64_t b, int64_t i, int64
     reach(rows, count, &low, &high);
     int64_t from = most_of(low - j0, 0), to = least(high - j0, KEYS);
     begins[first / GROUP] = ends[first / GROUP] = 0;
-    if (from >= to || !mask_shows(p, b, rows, count, j0, from, to)) continue;
+    if (from >= to || all_in_gap(rows, count, j0 + from, j0 + to)) continue;
+    if (!mask_shows(p, b, rows, count, j0, from, to)) continue;
     int64_t begin = from / LANES * LANES, end = padded(to);
     begins[first / GROUP] = begin, ends[first / GROUP] = end;
     REAL *s = w->p + first * KEYS, *ds = w->ds + first * KEYS;

@@ -47,6 +47,8 @@ static inline void limit_row(const plan *p, int64_t b, const query *r, int64_t j
   for (int64_t j = begin; j < from; j++) s[j] = (REAL)-INFINITY;
   mask_row(p, b, r, j0, from, to, s);
   for (int64_t j = to; j < end; j++) s[j] = (REAL)-INFINITY;
+  from = most_of(begin, r->gap_low - j0), to = least(end, r->gap_high - j0);
+  for (int64_t j = from; j < to; j++) s[j] = (REAL)-INFINITY;
 }
 
 /* Moves the running maxima of a group of rows on to `top`, and says what the sums so far are to be multiplied by. */
@@ -107,7 +109,8 @@ static void block_tile(const plan *p, int64_t b, int64_t kv_head, int64_t j0, in
     int64_t low, high;
     reach(rows, count, &low, &high);
     int64_t from = most_of(low - j0, 0), to = least(high - j0, KEYS);
-    if (from >= to || !mask_shows(p, b, rows, count, j0, from, to)) continue;
+    if (from >= to || all_in_gap(rows, count, j0 + from, j0 + to)) continue;
+    if (!mask_shows(p, b, rows, count, j0, from, to)) continue;
     if (!packed) {
       int64_t keys = least(KEYS, p->s - j0);
       pack_across(w->keys, (const REAL *)(const void *)element(p->k, b, kv_head, j0, 0), p->k->stride[2],

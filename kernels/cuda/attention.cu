@@ -6,13 +6,6 @@
 #include "attention.cuh"
 #include "attention_library.cuh"
 
-struct at_result {
-  void *y, *lse;
-  int splits, split_tiles; /* parts of the keys, and tiles of each */
-  void *sums;              /* with splits: [split][tile][64][dv] sums, then [split][tile][64][2] maximum and total */
-  void *totals;
-};
-
 /* Divides the sums of a row; one that has seen nothing is 0. */
 template <class C> TY_DEVICE C at_inverse(C total) { return total == 0 ? C{} : 1 / total; }
 template <class C> TY_DEVICE C at_lse(C maximum, C total) {
@@ -46,15 +39,17 @@ __global__ void __launch_bounds__(AT_THREADS) at_forward(const at_plan p, const 
     maximum[i] = none;
     total[i] = 0;
   }
-  int low, high;
-  at_tile_reach(p, r0, p.rows, &low, &high);
-  int first = max(low / AT_TILE, split * out.split_tiles), end = min(at_tiles(high), (split + 1) * out.split_tiles);
+  const at_span span = at_tile_sees(p, r0, p.rows);
+  int first = max(span.low / AT_TILE, split * out.split_tiles);
+  int end = min(at_tiles(span.high), (split + 1) * out.split_tiles);
+  bool fresh = true;
   for (int jt = first; jt < end; jt++) {
     const int j0 = jt * AT_TILE;
+    if (!at_touches(span, j0, j0 + AT_TILE)) continue;
     C s[AT_EACH][AT_EACH] = {};
     for (int chunk = 0; chunk < chunks; chunk++) {
       __syncthreads();
-      if (jt == first || chunks > 1) at_load_rows<C, T>(queries, p, p.q, b, kv_head, r0, p.rows, chunk);
+      if (fresh || chunks > 1) at_load_rows<C, T>(queries, p, p.q, b, kv_head, r0, p.rows, chunk);
       at_load_keys<C, T>(keys, p, p.k, b, kv_head, j0, chunk);
       if (chunk == 0) at_load_keys<C, T>(values, p, p.v, b, kv_head, j0, v_chunk);
       __syncthreads();
@@ -84,9 +79,10 @@ __global__ void __launch_bounds__(AT_THREADS) at_forward(const at_plan p, const 
 #pragma unroll
         for (int e = 0; e < V; e++) sums[i][c].v[e] *= factor;
     }
+    fresh = false;
     at_put<C>(weights, s);
     __syncthreads();
-    at_weigh<C, NP>(weights, values, v_pitch, v_left, min(high - j0, static_cast<int>(AT_TILE)), sums);
+    at_weigh<C, NP>(weights, values, v_pitch, v_left, min(span.high - j0, static_cast<int>(AT_TILE)), sums);
   }
 
   const int left = p.v.width - v_chunk * AT_CHUNK * V;
@@ -113,13 +109,14 @@ __global__ void __launch_bounds__(AT_THREADS) at_forward(const at_plan p, const 
 
 /* Joins the splits: a warp takes a row. */
 template <class T>
-__global__ void __launch_bounds__(AT_THREADS) at_join(const at_plan p, const at_result out, int tasks) {
+__global__ void __launch_bounds__(AT_THREADS) at_join(const at_plan p, const at_result out, int tasks, int tile_rows) {
   typedef ty_compute<T> C;
   const C none = -std::numeric_limits<C>::infinity();
-  const int lane = static_cast<int>(threadIdx.x) % TY_WARP, tiles = at_tiles(p.rows);
-  const int64_t n = int64_t{ tasks } * AT_TILE, each = AT_THREADS / TY_WARP;
+  const int lane = static_cast<int>(threadIdx.x) % TY_WARP, tiles = (p.rows + tile_rows - 1) / tile_rows;
+  const int64_t n = int64_t{ tasks } * tile_rows, each = AT_THREADS / TY_WARP;
   for (int64_t i = blockIdx.x * each + threadIdx.x / TY_WARP; i < n; i += gridDim.x * each) {
-    int task = static_cast<int>(i / AT_TILE), r = (tiles - 1 - task % tiles) * AT_TILE + static_cast<int>(i % AT_TILE);
+    int task = static_cast<int>(i / tile_rows);
+    int r = (tiles - 1 - task % tiles) * tile_rows + static_cast<int>(i % tile_rows);
     if (r >= p.rows) continue;
     int kv_head = task / tiles % p.kv_heads, b = task / tiles / p.kv_heads;
     const C *totals = static_cast<const C *>(out.totals), *sums = static_cast<const C *>(out.sums);
@@ -142,12 +139,23 @@ __global__ void __launch_bounds__(AT_THREADS) at_join(const at_plan p, const at_
   }
 }
 
-template <class T> static bool at_run(const at_plan &p, at_result out) {
+template <class T> static bool at_launch(const at_plan &p, const at_result &out, unsigned tasks) {
+  typedef ty_compute<T> C;
+  int d_packs = at_packs<C>(p.q.width), v_packs = at_packs<C>(p.v.width);
+  size_t room = sizeof(at_pack<C>) * AT_TILE *
+                static_cast<size_t>(2 * at_pitch(d_packs) + at_pitch(v_packs) + at_weights_pitch<C>());
+  dim3 grid(tasks * static_cast<unsigned>(out.splits), static_cast<unsigned>(at_chunks(v_packs)));
+  return v_packs <= AT_SIDE ? TY_LAUNCH((at_forward<T, 1>), grid, AT_THREADS, room, p, out)
+                            : TY_LAUNCH((at_forward<T, 2>), grid, AT_THREADS, room, p, out);
+}
+
+/* launch(out, tasks) does the rest, for tiles of so many rows and keys. */
+template <class T, class Launch>
+static bool at_run(const at_plan &p, at_result out, int tile_rows, int tile_keys, const Launch &launch) {
   typedef ty_compute<T> C;
   enum { FEWEST = 4 }; /* tiles of keys that are worth a block */
-  int64_t tasks = int64_t{ p.batch } * p.kv_heads * at_tiles(p.rows);
-  int d_packs = at_packs<C>(p.q.width), v_packs = at_packs<C>(p.v.width), v_chunks = at_chunks(v_packs);
-  int key_tiles = at_tiles(p.s), processors = ty_cuda_processors();
+  int64_t tasks = int64_t{ p.batch } * p.kv_heads * ((p.rows + tile_rows - 1) / tile_rows);
+  int key_tiles = (p.s + tile_keys - 1) / tile_keys, processors = ty_cuda_processors();
   if (tasks == 0) return true;
   out.splits = 1;
   out.split_tiles = key_tiles + 1;
@@ -158,7 +166,7 @@ template <class T> static bool at_run(const at_plan &p, at_result out) {
     out.splits = (key_tiles + out.split_tiles - 1) / out.split_tiles;
   }
   if (tasks * out.splits > INT32_MAX) return ty_fail(TY_EUNSUPPORTED, "attention: a batch too large for cuda");
-  size_t rows = static_cast<size_t>(tasks * AT_TILE * out.splits);
+  size_t rows = static_cast<size_t>(tasks * tile_rows * out.splits);
   std::optional<ty_cuda_scratch> parts;
   if (out.splits > 1) {
     parts.emplace(rows * (static_cast<size_t>(p.v.width) + 2) * sizeof(C));
@@ -166,23 +174,31 @@ template <class T> static bool at_run(const at_plan &p, at_result out) {
     out.totals = parts->data;
     out.sums = parts->template as<C>() + 2 * rows;
   }
-  size_t room = sizeof(at_pack<C>) * AT_TILE *
-                static_cast<size_t>(2 * at_pitch(d_packs) + at_pitch(v_packs) + at_weights_pitch<C>());
-  dim3 grid(static_cast<unsigned>(tasks * out.splits), static_cast<unsigned>(v_chunks));
-  bool ok = v_packs <= AT_SIDE ? TY_LAUNCH((at_forward<T, 1>), grid, AT_THREADS, room, p, out)
-                               : TY_LAUNCH((at_forward<T, 2>), grid, AT_THREADS, room, p, out);
-  if (!ok || out.splits == 1) return ok;
   int n = static_cast<int>(tasks);
-  return TY_LAUNCH((at_join<T>), ty_cuda_blocks(tasks * AT_TILE, AT_THREADS / TY_WARP), AT_THREADS, 0, p, out, n);
+  if (!launch(out, static_cast<unsigned>(n))) return false;
+  if (out.splits == 1) return true;
+  unsigned blocks = ty_cuda_blocks(tasks * tile_rows, AT_THREADS / TY_WARP);
+  return TY_LAUNCH((at_join<T>), blocks, AT_THREADS, 0, p, out, n, tile_rows);
 }
 
 TY_CUDA_KERNEL(attention) {
   dnn_outcome outcome = ty_attention_by_library(k);
   if (outcome != DNN_NOT_THERE) return outcome == DNN_DONE;
+  const int dtype = k->in[0]->dtype;
+  const bool tensor = at_on_tensor_cores(k->in[0], k->in[2]);
   at_plan p;
-  if (!at_plan_of(&p, k->in[0], k->in[1], k->in[2], k->nin > 3 ? k->in[3] : nullptr,
-                  static_cast<const ty_p_attention *>(k->params)))
+  if (!at_plan_of(&p, k->in[0], k->in[1], k->in[2], k->in[3], k->in[4],
+                  static_cast<const ty_p_attention *>(k->params)) ||
+      !at_begins_checked(p))
     return false;
   at_result out = { k->out[0]->data, k->out[1]->data, 1, 0, nullptr, nullptr };
-  return ty_for_floats(k->in[0]->dtype, "attention", [&](auto x) { return at_run<decltype(x)>(p, out); });
+  return ty_for_floats(dtype, "attention", [&](auto x) {
+    typedef decltype(x) T;
+    if (!tensor)
+      return at_run<T>(p, out, AT_TILE, AT_TILE,
+                       [&](const at_result &to, unsigned tasks) { return at_launch<T>(p, to, tasks); });
+    return at_run<T>(
+        p, out, ty_cuda_attention_rows(p), ty_cuda_attention_keys(p),
+        [&](const at_result &to, unsigned tasks) { return ty_cuda_attention_tensor(p, to, dtype, tasks); });
+  });
 }

@@ -1,9 +1,10 @@
-/* What the kernels of attention share: the problem, and tiles of 64 query rows by 64 keys, of which each of 256 threads
+/* What the kernels of attention share: the problem; and, for those without tensor cores, tiles of 64 query rows by 64 keys, of which each of 256 threads
  * computes 4 x 4. Query rows of all heads that share a key-value head are counted together, so that decoding with grouped
  * heads reads the keys once. Elements are computed with as C, float or double, and stand in shared memory so. */
 #ifndef TY_KERNELS_CUDA_ATTENTION_CUH
 #define TY_KERNELS_CUDA_ATTENTION_CUH
 
+#include "../attention_span.h"
 #include "cuda.cuh"
 
 enum { AT_TILE = 64, AT_SIDE = 16, AT_EACH = AT_TILE / AT_SIDE, AT_THREADS = AT_SIDE * AT_SIDE };
@@ -24,11 +25,11 @@ struct at_view {
 struct at_plan {
   at_view q, k, v;
   int batch, heads, kv_heads, group, t, s, rows; /* rows: group * t */
-  int window;                                    /* < 0: none */
-  bool causal, mask_is_bool;
+  ty_reach reach;
   double scale;
   const void *mask; /* NULL or [batch, heads, t, s] */
   int64_t mask_stride[4];
+  bool mask_is_bool;
 };
 
 static inline at_view at_view_of(const ty_view *v, size_t compute_bytes) {
@@ -42,22 +43,54 @@ static inline at_view at_view_of(const ty_view *v, size_t compute_bytes) {
   return x;
 }
 
+/* Halves of up to this width go to the tensor cores: attention_tensor.cu and attention_tensor_backward.cu. */
+enum { AT_TENSOR_WIDEST = 256 };
+static inline bool at_on_tensor_cores(const ty_view *q, const ty_view *v) {
+  return ty_is_half((ty_dtype)q->dtype) && q->size[3] <= AT_TENSOR_WIDEST && v->size[3] <= AT_TENSOR_WIDEST;
+}
+/* Of an element in shared memory: tensor cores take halves as they are. */
+static inline size_t at_computed_bytes(const ty_view *q, const ty_view *v) {
+  return q->dtype == TY_F64 ? 8 : at_on_tensor_cores(q, v) ? 2 : 4;
+}
+
+/* Where the results go. */
+struct at_result {
+  void *y, *lse;
+  int splits, split_tiles; /* parts of the keys, and tiles of each */
+  void *sums;              /* with splits: [split][tile][row][dv] sums, then [split][tile][row][2] maximum and total */
+  void *totals;
+};
+
+struct at_gradients {
+  at_view g, y;
+  const void *lse;
+  int64_t lse_stride[3];
+  void *delta; /* [batch, heads, t] */
+  void *dq, *dk, *dv, *dmask;
+  int mask_size[4];
+};
+
+/* Rows and keys of their tiles, and the launch for `tasks` tiles of rows in out.splits parts. */
+int ty_cuda_attention_rows(const at_plan &p);
+int ty_cuda_attention_keys(const at_plan &p);
+bool ty_cuda_attention_tensor(const at_plan &p, const at_result &out, int dtype, unsigned tasks);
+bool ty_cuda_attention_tensor_backward(const at_plan &p, const at_gradients &a, int dtype);
+
 /* False after ty_fail() for what is longer than positions in a tile can count. */
 static inline bool at_plan_of(at_plan *p, const ty_view *q, const ty_view *k, const ty_view *v, const ty_view *mask,
-                              const ty_p_attention *params) {
+                              const ty_view *begins, const ty_p_attention *params) {
   const int64_t most = INT32_MAX - 2 * AT_TILE;
   int64_t group = k->size[1] ? q->size[1] / k->size[1] : 0, reach = q->size[2] + k->size[2];
   if (group * q->size[2] > most || reach > most || q->size[3] > most || v->size[3] > most)
     return ty_fail(TY_EUNSUPPORTED, "attention: too long for cuda");
-  size_t bytes = q->dtype == TY_F64 ? 8 : 4;
+  size_t bytes = at_computed_bytes(q, v);
   *p = {};
   p->q = at_view_of(q, bytes), p->k = at_view_of(k, bytes), p->v = at_view_of(v, bytes);
   p->batch = static_cast<int>(q->size[0]), p->heads = static_cast<int>(q->size[1]);
   p->kv_heads = static_cast<int>(k->size[1]), p->group = static_cast<int>(group);
   p->t = static_cast<int>(q->size[2]), p->s = static_cast<int>(k->size[2]);
   p->rows = p->group * p->t;
-  p->window = params->window < 0 || params->window > reach ? -1 : static_cast<int>(params->window);
-  p->causal = params->causal;
+  p->reach = ty_reach_of(p->t, p->s, params, begins);
   p->scale = params->scale;
   if (!mask) return true;
   p->mask = mask->data;
@@ -80,43 +113,71 @@ template <class C> TY_ELEMENT constexpr int at_weights_pitch() {
 
 /* ---- who sees whom ---- */
 
-/* A query row, and the keys [low, high) that it may see. */
-struct at_row {
-  int head, pos, low, high;
+/* Keys [low, high) without [gap_low, gap_high). */
+struct at_span {
+  int low, high, gap_low, gap_high;
 };
-
-TY_DEVICE void at_reach(const at_plan &p, int first, int last, int *low, int *high) { /* of positions first to last */
-  int shift = p.s - p.t, from = 0, to = p.s;
-  if (p.causal) to = min(to, last + shift + 1);
-  if (p.window >= 0) {
-    from = max(from, first + shift - p.window);
-    to = min(to, last + shift + p.window + 1);
-  }
-  *low = from < to ? from : 0;
-  *high = from < to ? to : 0;
+TY_DEVICE at_span at_span_of(const at_plan &p, int pos) { /* may be empty, with low >= high */
+  const ty_span x = ty_span_of(&p.reach, pos);
+  return { static_cast<int>(x.low), static_cast<int>(x.high), static_cast<int>(x.gap_low),
+           static_cast<int>(x.gap_high) };
 }
+TY_DEVICE bool at_has(const at_span &x, int key) {
+  return key >= x.low && key < x.high && !(key >= x.gap_low && key < x.gap_high);
+}
+/* Whether it has any of the keys [from, to), and all. */
+TY_DEVICE bool at_touches(const at_span &x, int from, int to) {
+  return from < x.high && to > x.low && !(from >= x.gap_low && to <= x.gap_high);
+}
+TY_DEVICE bool at_covers(const at_span &x, int from, int to) {
+  return from >= x.low && to <= x.high && (to <= x.gap_low || from >= x.gap_high);
+}
+
+/* A query row, and the keys that it may see. */
+struct at_row {
+  int head, pos;
+  at_span keys;
+};
 
 /* Row r of a key-value head; from `end` on there is none. */
 TY_DEVICE at_row at_row_of(const at_plan &p, int kv_head, int r, int end) {
-  at_row x = { kv_head * p.group, 0, 0, 0 };
+  at_row x = { kv_head * p.group, 0, {} };
   if (r >= end) return x;
   x.head += r / p.t;
   x.pos = r % p.t;
-  at_reach(p, x.pos, x.pos, &x.low, &x.high);
+  const at_span span = at_span_of(p, x.pos);
+  if (span.low < span.high) x.keys = span;
   return x;
 }
 
-/* The keys that any of the rows [first, end) of a tile sees. */
-TY_DEVICE void at_tile_reach(const at_plan &p, int first, int end, int *low, int *high) {
-  int last = min(first + AT_TILE, end) - 1;
-  bool one_head = first / p.t == last / p.t;
-  at_reach(p, one_head ? first % p.t : 0, one_head ? last % p.t : p.t - 1, low, high);
+/* The keys that any of the rows first to last may see, and those that all of them see. Bounds rise with the position:
+ * what lies in the first one's gap lies in that of all its sequence, and other sequences begin later. */
+TY_DEVICE void at_rows_see(const at_plan &p, int first, int last, at_span *any, at_span *all) {
+  const bool one_head = first / p.t == last / p.t;
+  const at_span a = at_span_of(p, one_head ? first % p.t : 0), b = at_span_of(p, one_head ? last % p.t : p.t - 1);
+  *any = { a.low, b.high, a.gap_low, a.gap_high };
+  if (any->low >= any->high) *any = {};
+  *all = { b.low, min(a.high, b.high), b.gap_low, b.gap_high };
+}
+TY_DEVICE at_span at_tile_sees(const at_plan &p, int first, int end) {
+  at_span any, all;
+  at_rows_see(p, first, min(first + AT_TILE, end) - 1, &any, &all);
+  return any;
+}
+
+/* Reports what is wrong with the beginnings of packed sequences. */
+static __global__ void __launch_bounds__(AT_THREADS) at_check_begins(const ty_reach reach, ty_cuda_watch watch) {
+  for (int64_t i = threadIdx.x; i < reach.count; i += AT_THREADS)
+    if (!ty_reach_rises(&reach, i)) ty_report(watch, TY_INDEX_OUT_OF_RANGE, reach.begins[i * reach.step], reach.s + 1);
+}
+static inline bool at_begins_checked(const at_plan &p) {
+  return !p.reach.begins || TY_LAUNCH(at_check_begins, 1, AT_THREADS, 0, p.reach, ty_cuda_watched());
 }
 
 /* The score of a row and a key, from their product: -infinity where the key is hidden. */
 template <class C> TY_DEVICE C at_score(const at_plan &p, int b, const at_row &row, int key, C product) {
   const C hidden = -std::numeric_limits<C>::infinity();
-  if (key < row.low || key >= row.high) return hidden;
+  if (!at_has(row.keys, key)) return hidden;
   C x = product * static_cast<C>(p.scale);
   if (!p.mask) return x;
   int64_t at = b * p.mask_stride[0] + row.head * p.mask_stride[1] + row.pos * p.mask_stride[2] + key * p.mask_stride[3];

@@ -5,15 +5,6 @@
 #include "attention.cuh"
 #include "attention_library.cuh"
 
-struct at_gradients {
-  at_view g, y;
-  const void *lse;
-  int64_t lse_stride[3];
-  void *delta; /* [batch, heads, t] */
-  void *dq, *dk, *dv, *dmask;
-  int mask_size[4];
-};
-
 /* Where the tiles of one side stand in shared memory, and how long their rows are. */
 template <class C> struct at_room {
   ty_shared_ptr<at_pack<C>> own_d, own_v, other_d, other_v, weights, slopes;
@@ -55,7 +46,7 @@ TY_DEVICE void at_both_products(const at_plan &p, const at_gradients &a, const a
   for (int chunk = 0; chunk < m.v_chunks; chunk++) {
     bool own = fresh || m.v_chunks > 1;
     __syncthreads();
-    if (own || !ROWS_OWN) at_load_rows<C, C>(ROWS_OWN ? m.own_v : m.other_v, p, a.g, b, kv_head, r0, end, chunk);
+    if (own || !ROWS_OWN) at_load_rows<C, T>(ROWS_OWN ? m.own_v : m.other_v, p, a.g, b, kv_head, r0, end, chunk);
     if (own || ROWS_OWN) at_load_keys<C, T>(ROWS_OWN ? m.other_v : m.own_v, p, p.v, b, kv_head, j0, chunk);
     __syncthreads();
     at_products<C>(m.own_v, m.other_v, m.v_pitch, min(m.v_packs - chunk * AT_CHUNK, static_cast<int>(AT_CHUNK)), ds);
@@ -74,7 +65,7 @@ TY_DEVICE at_known<C> at_known_of(const at_plan &p, const at_gradients &a, int b
   x.lse = static_cast<const C *>(
       a.lse)[b * a.lse_stride[0] + x.row.head * a.lse_stride[1] + x.row.pos * a.lse_stride[2]];
   x.delta = static_cast<const C *>(a.delta)[(int64_t{ b } * p.heads + x.row.head) * p.t + x.row.pos];
-  if (x.lse == -std::numeric_limits<C>::infinity()) x.row.low = x.row.high = 0;
+  if (x.lse == -std::numeric_limits<C>::infinity()) x.row.keys = {};
   return x;
 }
 
@@ -82,22 +73,24 @@ TY_DEVICE at_known<C> at_known_of(const at_plan &p, const at_gradients &a, int b
  * key holds NaN. */
 template <class C>
 TY_DEVICE void at_slope(const at_plan &p, int b, const at_known<C> &known, int key, C *weight, C *slope) {
-  bool seen = key >= known.row.low && key < known.row.high;
+  bool seen = at_has(known.row.keys, key);
   C w = at_exp(at_score(p, b, known.row, key, *weight) - known.lse);
   *weight = seen ? w : 0;
   *slope = seen ? w * (*slope - known.delta) : 0;
 }
 
 /* delta: a warp takes a row. */
-template <class C> __global__ void __launch_bounds__(AT_THREADS) at_deltas(const at_plan p, const at_gradients a) {
+template <class T> __global__ void __launch_bounds__(AT_THREADS) at_deltas(const at_plan p, const at_gradients a) {
+  typedef ty_compute<T> C;
   const int lane = static_cast<int>(threadIdx.x) % TY_WARP;
   const int64_t n = int64_t{ p.batch } * p.heads * p.t, each = AT_THREADS / TY_WARP;
   for (int64_t i = blockIdx.x * each + threadIdx.x / TY_WARP; i < n; i += gridDim.x * each) {
     int64_t pos = i % p.t, head = i / p.t % p.heads, b = i / p.t / p.heads;
-    const C *g = static_cast<const C *>(a.g.data) + b * a.g.stride[0] + head * a.g.stride[1] + pos * a.g.stride[2];
-    const C *y = static_cast<const C *>(a.y.data) + b * a.y.stride[0] + head * a.y.stride[1] + pos * a.y.stride[2];
+    const T *g = static_cast<const T *>(a.g.data) + b * a.g.stride[0] + head * a.g.stride[1] + pos * a.g.stride[2];
+    const T *y = static_cast<const T *>(a.y.data) + b * a.y.stride[0] + head * a.y.stride[1] + pos * a.y.stride[2];
     C sum = 0;
-    for (int c = lane; c < p.v.width; c += TY_WARP) sum += g[c * a.g.stride[3]] * y[c * a.y.stride[3]];
+    for (int c = lane; c < p.v.width; c += TY_WARP)
+      sum += ty_widen(g[c * a.g.stride[3]]) * ty_widen(y[c * a.y.stride[3]]);
     sum = ty_warp_reduce(sum, ty_plus<C>{});
     if (lane == 0) static_cast<C *>(a.delta)[i] = sum;
   }
@@ -116,10 +109,10 @@ __global__ void __launch_bounds__(AT_THREADS) at_query_gradients(const at_plan p
   at_pack<C> sums[AT_EACH][NP] = {};
 #pragma unroll
   for (int i = 0; i < AT_EACH; i++) rows[i] = at_known_of<C>(p, a, b, kv_head, r0 + ty * AT_EACH + i, p.rows);
-  int low, high;
-  at_tile_reach(p, r0, p.rows, &low, &high);
-  const int first = low / AT_TILE * AT_TILE;
-  for (int j0 = first; j0 < high; j0 += AT_TILE) {
+  const at_span span = at_tile_sees(p, r0, p.rows);
+  const int first = span.low / AT_TILE * AT_TILE; /* which is never skipped */
+  for (int j0 = first; j0 < span.high; j0 += AT_TILE) {
+    if (!at_touches(span, j0, j0 + AT_TILE)) continue;
     C s[AT_EACH][AT_EACH] = {}, ds[AT_EACH][AT_EACH] = {};
     at_both_products<T, true, C>(p, a, m, b, kv_head, r0, p.rows, j0, j0 == first, s, ds);
 #pragma unroll
@@ -130,7 +123,7 @@ __global__ void __launch_bounds__(AT_THREADS) at_query_gradients(const at_plan p
     if (m.d_chunks > 1) at_load_keys<C, T>(m.other_d, p, p.k, b, kv_head, j0, result); /* its readers have met since */
     __syncthreads();
     at_weigh<C, NP>(m.slopes, m.other_d, m.d_pitch, min(m.d_packs - result * AT_CHUNK, static_cast<int>(AT_CHUNK)),
-                    min(high - j0, static_cast<int>(AT_TILE)), sums);
+                    min(span.high - j0, static_cast<int>(AT_TILE)), sums);
   }
 #pragma unroll
   for (int i = 0; i < AT_EACH; i++) {
@@ -154,9 +147,7 @@ __global__ void __launch_bounds__(AT_THREADS) at_key_gradients(const at_plan p, 
   at_pack<C> dk[AT_EACH][NP] = {}, dv[AT_EACH][NP] = {};
   bool fresh = true;
   for (int r0 = 0; r0 < p.rows; r0 += AT_TILE) {
-    int low, high;
-    at_tile_reach(p, r0, p.rows, &low, &high);
-    if (low >= j0 + AT_TILE || high <= j0) continue;
+    if (!at_touches(at_tile_sees(p, r0, p.rows), j0, j0 + AT_TILE)) continue;
     C s[AT_EACH][AT_EACH] = {}, ds[AT_EACH][AT_EACH] = {};
     at_both_products<T, false, C>(p, a, m, b, kv_head, r0, p.rows, j0, fresh, s, ds);
     fresh = false;
@@ -171,7 +162,7 @@ __global__ void __launch_bounds__(AT_THREADS) at_key_gradients(const at_plan p, 
     if (m.d_chunks > 1 && result < m.d_chunks) at_load_rows<C, T>(m.other_d, p, p.q, b, kv_head, r0, p.rows, result);
     __syncthreads(); /* also: the products with other_v have been read */
     if (m.v_chunks > 1 && result < m.v_chunks) {
-      at_load_rows<C, C>(m.other_v, p, a.g, b, kv_head, r0, p.rows, result);
+      at_load_rows<C, T>(m.other_v, p, a.g, b, kv_head, r0, p.rows, result);
       __syncthreads();
     }
     const int n = min(p.rows - r0, static_cast<int>(AT_TILE));
@@ -211,12 +202,11 @@ __global__ void __launch_bounds__(AT_THREADS, 1) at_mask_gradient(const at_plan 
       const int last_row = size[2] == 1 ? at_tiles(p.t) : row_tile + 1;
       for (int rt = row_tile; rt < last_row; rt++) {
         const int r0 = row_begin + rt * AT_TILE;
-        int low, high;
-        at_tile_reach(p, r0, row_end, &low, &high);
+        const at_span span = at_tile_sees(p, r0, row_end);
         const int last_key = size[3] == 1 ? at_tiles(p.s) : key_tile + 1;
         for (int jt = key_tile; jt < last_key; jt++) {
           const int j0 = jt * AT_TILE;
-          if (low >= j0 + AT_TILE || high <= j0) continue;
+          if (!at_touches(span, j0, j0 + AT_TILE)) continue;
           C s[AT_EACH][AT_EACH] = {}, ds[AT_EACH][AT_EACH] = {};
           at_both_products<T, true, C>(p, a, m, b, kv_head, r0, row_end, j0, true, s, ds);
 #pragma unroll
@@ -266,20 +256,21 @@ template <class T> static bool at_mask_run(const at_plan &p, const at_gradients 
   return TY_LAUNCH((at_mask_gradient<T>), static_cast<unsigned>(tasks), AT_THREADS, at_room_bytes<C>(p, 1), p, a);
 }
 
-template <class T> static bool at_run_backward(const at_plan &p, at_gradients a) {
+template <class T> static bool at_run_deltas(const at_plan &p, const at_gradients &a) {
+  int64_t n = int64_t{ p.batch } * p.heads * p.t;
+  return n == 0 || TY_LAUNCH((at_deltas<T>), ty_cuda_blocks(n, AT_THREADS / TY_WARP), AT_THREADS, 0, p, a);
+}
+
+template <class T> static bool at_run_operands(const at_plan &p, const at_gradients &a) {
   typedef ty_compute<T> C;
   int d_packs = at_packs<C>(p.q.width), v_packs = at_packs<C>(p.v.width);
-  int64_t deltas = int64_t{ p.batch } * p.heads * p.t, heads = int64_t{ p.batch } * p.kv_heads;
-  int64_t row_tasks = heads * at_tiles(p.rows), key_tasks = heads * at_tiles(p.s);
+  int64_t heads = int64_t{ p.batch } * p.kv_heads, row_tasks = heads * at_tiles(p.rows),
+          key_tasks = heads * at_tiles(p.s);
   unsigned d_chunks = static_cast<unsigned>(at_chunks(d_packs)), v_chunks = static_cast<unsigned>(at_chunks(v_packs));
   if (row_tasks > INT32_MAX || key_tasks > INT32_MAX)
     return ty_fail(TY_EUNSUPPORTED, "attention_backward: a batch too large for cuda");
-  ty_cuda_scratch delta(static_cast<size_t>(deltas + 1) * sizeof(C));
-  if (!delta.data) return false;
-  a.delta = delta.data;
   bool ok = true;
-  if (deltas) ok = TY_LAUNCH((at_deltas<C>), ty_cuda_blocks(deltas, AT_THREADS / TY_WARP), AT_THREADS, 0, p, a);
-  if (ok && row_tasks) {
+  if (row_tasks) {
     dim3 grid(static_cast<unsigned>(row_tasks), d_chunks);
     ok = d_packs <= AT_SIDE ? TY_LAUNCH((at_query_gradients<T, 1>), grid, AT_THREADS, at_room_bytes<C>(p, 1), p, a)
                             : TY_LAUNCH((at_query_gradients<T, 2>), grid, AT_THREADS, at_room_bytes<C>(p, 1), p, a);
@@ -290,20 +281,20 @@ template <class T> static bool at_run_backward(const at_plan &p, at_gradients a)
              ? TY_LAUNCH((at_key_gradients<T, 1>), grid, AT_THREADS, at_room_bytes<C>(p, 2), p, a)
              : TY_LAUNCH((at_key_gradients<T, 2>), grid, AT_THREADS, at_room_bytes<C>(p, 2), p, a);
   }
-  return ok && (!a.dmask || at_mask_run<T>(p, a));
+  return ok;
 }
 
-/* in: g, q, k, v, y, lse, mask; out: dq, dk, dv and, when it has elements, the gradient of the mask. */
+/* in: g, q, k, v, y, lse, mask, begins; out: dq, dk, dv and, when it has elements, the gradient of the mask. */
 TY_CUDA_KERNEL(attention_backward) {
   dnn_outcome outcome = ty_attention_backward_by_library(k);
   if (outcome != DNN_NOT_THERE) return outcome == DNN_DONE;
   const ty_view *q = k->in[1], *lse = k->in[5], *dmask = k->nout > 3 ? k->out[3] : nullptr;
   at_plan p;
-  if (!at_plan_of(&p, q, k->in[2], k->in[3], k->nin > 6 ? k->in[6] : nullptr,
-                  static_cast<const ty_p_attention *>(k->params)))
+  if (!at_plan_of(&p, q, k->in[2], k->in[3], k->in[6], k->in[7], static_cast<const ty_p_attention *>(k->params)) ||
+      !at_begins_checked(p))
     return false;
   at_gradients a = {};
-  size_t bytes = q->dtype == TY_F64 ? 8 : 4;
+  size_t bytes = at_computed_bytes(q, k->in[3]);
   a.g = at_view_of(k->in[0], bytes), a.y = at_view_of(k->in[4], bytes);
   a.lse = lse->data;
   for (int d = 0; d < 3; d++) a.lse_stride[d] = lse->stride[d];
@@ -312,5 +303,15 @@ TY_CUDA_KERNEL(attention_backward) {
     a.dmask = dmask->data;
     for (int d = 0; d < 4; d++) a.mask_size[d] = static_cast<int>(dmask->size[d]);
   }
-  return ty_for_floats(q->dtype, "attention_backward", [&](auto x) { return at_run_backward<decltype(x)>(p, a); });
+  const bool tensor = at_on_tensor_cores(q, k->in[3]);
+  if (tensor && !ty_cuda_attention_tensor_backward(p, a, q->dtype)) return false;
+  if (tensor && !a.dmask) return true;
+  ty_cuda_scratch delta((static_cast<size_t>(p.batch) * static_cast<size_t>(p.heads) * static_cast<size_t>(p.t) + 1) *
+                        sizeof(double));
+  if (!delta.data) return false;
+  a.delta = delta.data;
+  return ty_for_floats(q->dtype, "attention_backward", [&](auto x) {
+    typedef decltype(x) T;
+    return at_run_deltas<T>(p, a) && (tensor || at_run_operands<T>(p, a)) && (!a.dmask || at_mask_run<T>(p, a));
+  });
 }

@@ -33,12 +33,12 @@ bool takes_rows(const ty_view *v, dnn_shape *shape) {
 }
 
 /* What the engines of all 9.x do, and do well: halves, heads of at most 128 in steps of 8, no mask but the causal one of
- * as many keys as queries. A plan takes about a second to make (0.6 to 1.2 s each on 9.19), which little work does not pay
+ * as many keys as queries, no packed sequences. A plan takes about a second to make (0.6 to 1.2 s each on 9.19), which little work does not pay
  * back, and few queries (decoding) are better served by our own kernels anyway, which split the keys. */
-bool set_task(task *x, const ty_view *q, const ty_view *k, const ty_view *v, const ty_view *mask,
+bool set_task(task *x, const ty_view *q, const ty_view *k, const ty_view *v, const ty_view *mask, const ty_view *begins,
               const ty_p_attention *params) {
   const int64_t t = q->size[2], s = k->size[2], d = q->size[3], dv = v->size[3];
-  if (!ty_is_half(static_cast<ty_dtype>(q->dtype)) || mask || params->window >= 0) return false;
+  if (!ty_is_half(static_cast<ty_dtype>(q->dtype)) || mask || begins || params->window >= 0) return false;
   if (d > 128 || dv > 128 || d % 8 || dv % 8 || t < 64 || s < 64 || (params->causal && t != s)) return false;
   if (q->count == 0 || k->count == 0 || v->count == 0 || t > INT32_MAX || s > INT32_MAX) return false;
   *x = { dnn_type(q->dtype),
@@ -177,8 +177,7 @@ const void *in_dtype(const ty_view *v, int dtype, std::optional<ty_cuda_scratch>
 dnn_outcome ty_attention_by_library(const ty_kernel_args *k) {
   const ty_view *q = k->in[0], *y = k->out[0], *lse = k->out[1];
   task x;
-  if (!set_task(&x, q, k->in[1], k->in[2], k->nin > 3 ? k->in[3] : nullptr,
-                static_cast<const ty_p_attention *>(k->params)) ||
+  if (!set_task(&x, q, k->in[1], k->in[2], k->in[3], k->in[4], static_cast<const ty_p_attention *>(k->params)) ||
       !ty_aligned(y->data, 16) || !ty_aligned(lse->data, 16) || dnn_version() < 90000)
     return DNN_NOT_THERE;
   float scale = x.scale, cover = hidden();
@@ -189,13 +188,12 @@ dnn_outcome ty_attention_by_library(const ty_kernel_args *k) {
       "attention", key_of(x, false), DNN_NARROW | DNN_COMPILES, [&](dnn_graph *g) { describe_forward(g, x); }, data);
 }
 
-/* in: g, q, k, v, y, lse, mask; out: dq, dk, dv, the gradient of the mask. */
+/* in: g, q, k, v, y, lse, mask, begins; out: dq, dk, dv, the gradient of the mask. */
 dnn_outcome ty_attention_backward_by_library(const ty_kernel_args *k) {
   const ty_view *q = k->in[1];
   const int64_t version = dnn_version();
   task x;
-  if (!set_task(&x, q, k->in[2], k->in[3], k->nin > 6 ? k->in[6] : nullptr,
-                static_cast<const ty_p_attention *>(k->params)))
+  if (!set_task(&x, q, k->in[2], k->in[3], k->in[6], k->in[7], static_cast<const ty_p_attention *>(k->params)))
     return DNN_NOT_THERE;
   /* Known faults of versions, after the checks of NVIDIA's cudnn-frontend: 9.10.0 and 9.10.1 are wrong, and up to 9.15
    * keys beyond the last full 128 count. */

@@ -43,23 +43,36 @@ static bool check_shapes(ty_call *c, int first, const ty_tensor *mask) {
                             ty_shape_text(4, full), ty_describe(mask));
 }
 
+/* Positions in i64, from what a user may give for them; arguments `sinks` and the next. */
+static bool check_reach(ty_call *c, int sinks, ty_tensor **begins) {
+  if (c->arg[sinks].i < 0)
+    return ty_op_fail(c, TY_EINVAL, "sinks: expected 0 or more, got %lld", (long long)c->arg[sinks].i);
+  ty_tensor *x = *begins = c->arg[sinks + 1].t;
+  if (!x) return true;
+  if (!ty_check_index_dtype(c, sinks + 1) || !ty_check_ndim(c, sinks + 1, 1, 1, "[n + 1]")) return false;
+  if (x->v.size[0] == 0) return ty_op_fail(c, TY_EINVAL, "cu_seqlens: expected at least one position, got none");
+  return (*begins = ty_to(x, TY_I64)) != NULL;
+}
+
 bool fwd_attention(ty_call *c) {
   const ty_scaled_dot_product_attention_args *a = TY_ARGS(scaled_dot_product_attention, c);
-  ty_tensor *q = a->q.t, *mask = a->mask.t;
-  if (!check_shapes(c, 0, mask) || !expand_mask(&mask, q, a->k.t)) return false;
+  ty_tensor *q = a->q.t, *mask = a->mask.t, *begins;
+  if (!check_shapes(c, 0, mask) || !check_reach(c, 7, &begins) || !expand_mask(&mask, q, a->k.t)) return false;
   int64_t size[] = { q->v.size[0], q->v.size[1], q->v.size[2], a->v.t->v.size[3] };
   ty_dtype wide = ty_is_half(ty_dtype_of(q)) ? TY_F32 : ty_dtype_of(q);
   if (!ty_out(c, 0, ty_device_of(q), ty_dtype_of(q), 4, size) || !ty_out(c, 1, ty_device_of(q), wide, 3, size))
     return false;
-  ty_p_attention p = { .scale = scale_of(a->scale.f, q->v.size[3]), .causal = a->causal.i, .window = a->window.i };
-  return ty_launch(c, (ty_tensor *[]){ q, a->k.t, a->v.t, mask }, 4, &p);
+  ty_p_attention p = {
+    .scale = scale_of(a->scale.f, q->v.size[3]), .causal = a->causal.i, .window = a->window.i, .sinks = a->sinks.i
+  };
+  return ty_launch(c, (ty_tensor *[]){ q, a->k.t, a->v.t, mask, begins }, 5, &p);
 }
 
-/* Argument `arg`, which must have this shape, in the precision of the computation. */
-static ty_tensor *saved(ty_call *c, int arg, int ndim, const int64_t *size, ty_dtype wide) {
+/* Argument `arg`, which must have this shape, as `dtype`. */
+static ty_tensor *saved(ty_call *c, int arg, int ndim, const int64_t *size, ty_dtype dtype) {
   ty_tensor *t = c->arg[arg].t;
   if (ty_is_float(ty_dtype_of(t)) && t->v.ndim == ndim && memcmp(t->v.size, size, sizeof *size * (size_t)ndim) == 0)
-    return ty_to(t, wide);
+    return ty_to(t, dtype);
   ty_op_fail(c, TY_EINVAL, "%s: expected a float tensor %s, got %s", c->op->args[arg].name, ty_shape_text(ndim, size),
              ty_describe(t));
   return NULL;
@@ -67,11 +80,12 @@ static ty_tensor *saved(ty_call *c, int arg, int ndim, const int64_t *size, ty_d
 
 bool fwd_attention_backward(ty_call *c) {
   const ty_attention_backward_args *a = TY_ARGS(attention_backward, c);
-  ty_tensor *q = a->q.t, *k = a->k.t, *v = a->v.t, *mask = a->mask.t;
+  ty_tensor *q = a->q.t, *k = a->k.t, *v = a->v.t, *mask = a->mask.t, *begins;
   ty_dtype wide = ty_is_half(ty_dtype_of(q)) ? TY_F32 : ty_dtype_of(q);
-  if (!check_shapes(c, 1, mask)) return false;
+  if (!check_shapes(c, 1, mask) || !check_reach(c, 11, &begins)) return false;
   int64_t result[] = { q->v.size[0], q->v.size[1], q->v.size[2], v->v.size[3] };
-  ty_tensor *g = saved(c, 0, 4, result, wide), *y = saved(c, 4, 4, result, wide), *lse = saved(c, 5, 3, result, wide);
+  ty_tensor *g = saved(c, 0, 4, result, ty_dtype_of(q)), *y = saved(c, 4, 4, result, ty_dtype_of(q));
+  ty_tensor *lse = saved(c, 5, 3, result, wide);
   if (!g || !y || !lse) return false;
   if (!ty_out_like(c, 0, q, ty_dtype_of(q)) || !ty_out_like(c, 1, k, ty_dtype_of(k)) ||
       !ty_out_like(c, 2, v, ty_dtype_of(v)))
@@ -82,20 +96,38 @@ bool fwd_attention_backward(ty_call *c) {
     for (int i = 1; i <= mask->v.ndim; i++) size[4 - i] = mask->v.size[mask->v.ndim - i];
   }
   if (!ty_out(c, 3, ty_device_of(q), wide, 4, size) || !expand_mask(&mask, q, k)) return false;
-  ty_p_attention p = { .scale = scale_of(a->scale.f, q->v.size[3]), .causal = a->causal.i, .window = a->window.i };
-  return ty_launch(c, (ty_tensor *[]){ g, q, k, v, y, lse, mask }, 7, &p);
+  ty_p_attention p = {
+    .scale = scale_of(a->scale.f, q->v.size[3]), .causal = a->causal.i, .window = a->window.i, .sinks = a->sinks.i
+  };
+  return ty_launch(c, (ty_tensor *[]){ g, q, k, v, y, lse, mask, begins }, 8, &p);
 }
 
-/* Which keys causal and window let each query see: [t, s] bool, or NULL for all (*all). */
-static ty_tensor *visible(int64_t t, int64_t s, bool causal, int64_t window, int device, bool *all) {
-  *all = !causal && window < 0;
+static ty_tensor *both(ty_tensor *a, ty_tensor *b) {
+  return a && b ? ty_logical_and(ty_operand(a), ty_operand(b)) : a ? a : b;
+}
+
+/* Which keys each query sees, masks aside: [t, s] bool, or NULL for all (*all). */
+static ty_tensor *visible(ty_vjp *c, int64_t t, int64_t s, bool *all) {
+  const ty_scaled_dot_product_attention_args *a = TY_ARGS(scaled_dot_product_attention, c);
+  int device = ty_device_of(a->q.t);
+  *all = !a->causal.i && a->window.i < 0 && !a->cu_seqlens.t;
   if (*all) return NULL;
+  ty_tensor *keys = ty_arange(0, (double)s, 1, TY_I64, device), *begin = NULL;
   ty_tensor *here = ty_unsqueeze(ty_arange((double)(s - t), (double)s, 1, TY_I64, device), 1);
-  ty_tensor *ahead = ty_sub(ty_arange(0, (double)s, 1, TY_I64, device), here);
-  ty_tensor *see = causal ? ty_le(ahead, 0) : NULL;
-  if (window >= 0) {
-    ty_tensor *near = ty_le(ty_abs(ahead), window);
-    see = see ? ty_logical_and(ty_operand(see), ty_operand(near)) : near;
+  ty_tensor *ahead = ty_sub(keys, here), *see = a->causal.i ? ty_le(ahead, 0) : NULL;
+  if (a->cu_seqlens.t) { /* the number of beginnings up to a position is that of its sequence */
+    ty_tensor *begins = ty_to(a->cu_seqlens.t, TY_I64);
+    ty_tensor *past = ty_ge(ty_unsqueeze(keys, 1), begins), *past_here = ty_ge(here, begins);
+    ty_tensor *of_key = ty_sum(past, TY_INTS(1), false, TY_DTYPE_DEFAULT);
+    ty_tensor *of_query = ty_sum(past_here, TY_INTS(1), true, TY_DTYPE_DEFAULT);
+    see = both(see, ty_eq(of_key, of_query));
+    see = both(see, both(ty_gt(of_key, 0), ty_lt(of_key, begins ? begins->v.size[0] : 0)));
+    begin = ty_max(ty_where(past, begins, 0), TY_INTS(1), false);
+  }
+  if (a->window.i >= 0) {
+    ty_tensor *near = ty_le(ty_abs(ahead), a->window.i);
+    ty_tensor *first = ty_lt(begin ? ty_sub(keys, begin) : keys, a->sinks.i);
+    see = both(see, ty_logical_or(ty_operand(near), ty_operand(first)));
   }
   return see;
 }
@@ -125,7 +157,7 @@ static bool composed(ty_vjp *c) {
   if (!q || !k || !v) return false;
   double scale = scale_of(a->scale.f, q->v.size[3]);
   bool all;
-  ty_tensor *see = visible(q->v.size[2], k->v.size[2], a->causal.i, a->window.i, ty_device_of(q), &all);
+  ty_tensor *see = visible(c, q->v.size[2], k->v.size[2], &all);
   if (!see && !all) return false;
   k = repeat_heads(k, q->v.size[1]), v = repeat_heads(v, q->v.size[1]);
   ty_tensor *scores = ty_mul(ty_matmul(q, ty_transpose(k, -2, -1)), scale), *mask = a->mask.t;
@@ -155,7 +187,7 @@ bool vjp_attention(ty_vjp *c) {
   if (!ty_vjp_plain()) return composed(c);
   ty_tensor *d[4] = { NULL };
   ty_attention_backward(c->g[0], a->q.t, a->k.t, a->v.t, c->out[0], c->out[1], a->mask.t, a->causal.i, a->scale.f,
-                        a->window.i, c->need[3], d);
+                        a->window.i, c->need[3], a->sinks.i, a->cu_seqlens.t, d);
   for (int i = 0; i < 3; i++) c->dx[i] = d[i];
   if (c->need[3]) c->dx[3] = ty_reshape(d[3], ty_vjp_size(c, 3));
   return true;

@@ -17,9 +17,18 @@ namespace {
 
 enum { MOST_THREADS = 1024, WARP = 32, SHARED = 227 << 10, STATIC_SHARED = 48 << 10 };
 
+struct alignas(16) parcel {
+  unsigned char bytes[MOST_BROUGHT];
+};
 struct warp {
   unsigned arrived = 0;
-  uint64_t coming[WARP], there[WARP];
+  parcel coming[WARP], there[WARP];
+};
+struct copy { /* an asynchronous one, not made yet */
+  const region *to;
+  int64_t at;
+  const void *from;
+  int group;
 };
 
 enum state { READY, AT_BARRIER, AT_EXCHANGE, ENDED };
@@ -31,6 +40,8 @@ struct thread {
   uint32_t block_phase, warp_phase;
   unsigned mask; /* of the exchange it waits for */
   fiber *stack;
+  std::vector<copy> copies; /* in groups, counted by `committed` */
+  int committed;
 };
 
 struct device {
@@ -124,7 +135,9 @@ void run_block(dim3 block, bool backwards) {
                  0,
                  0,
                  0,
-                 d.stacks[static_cast<size_t>(i)].get() };
+                 d.stacks[static_cast<size_t>(i)].get(),
+                 {},
+                 0 };
     t->stack->begin(run_thread, t);
   }
   d.regions.clear();
@@ -225,33 +238,34 @@ bool launch(cudaStream_t stream, const char *name, dim3 grid, dim3 block, size_t
 
 void block_barrier() { wait(AT_BARRIER); }
 
-uint64_t exchange(unsigned mask, uint64_t value, int lane) {
+void meet(unsigned mask, const void *bytes, size_t size) {
   thread *t = d.self;
   int mine = lane_number();
   warp *w = &d.warps[static_cast<size_t>(t->number / WARP)];
   if (!(mask >> mine & 1)) fail("thread %d is not in the mask %08x of its warp function", t->number, mask);
-  w->coming[mine] = value;
+  memcpy(w->coming[mine].bytes, bytes, size);
   w->arrived |= 1u << mine;
   t->mask = mask;
-  if ((w->arrived & mask) == mask) {
-    w->arrived &= ~mask;
-    for (int i = 0; i < WARP; i++) {
-      if (!(mask >> i & 1)) continue;
-      w->there[i] = w->coming[i];
-      thread *other = &d.threads[static_cast<size_t>(t->number / WARP * WARP + i)];
-      if (other->mask != mask)
-        fail("threads %d and %d of a warp meet with the masks %08x and %08x", t->number, other->number, mask,
-             other->mask);
-      other->warp_phase++;
-      other->now = READY;
-    }
-  } else {
-    wait(AT_EXCHANGE);
+  if ((w->arrived & mask) != mask) return wait(AT_EXCHANGE);
+  w->arrived &= ~mask;
+  for (int i = 0; i < WARP; i++) {
+    if (!(mask >> i & 1)) continue;
+    memcpy(w->there[i].bytes, w->coming[i].bytes, size);
+    thread *other = &d.threads[static_cast<size_t>(t->number / WARP * WARP + i)];
+    if (other->mask != mask)
+      fail("threads %d and %d of a warp meet with the masks %08x and %08x", t->number, other->number, mask,
+           other->mask);
+    other->warp_phase++;
+    other->now = READY;
   }
-  return mask >> lane & 1 ? w->there[lane] : value;
 }
 
-uint64_t brought(int lane) { return d.warps[static_cast<size_t>(d.self->number / WARP)].there[lane]; }
+const void *brought(int lane) { return d.warps[static_cast<size_t>(d.self->number / WARP)].there[lane].bytes; }
+
+uint64_t exchange(unsigned mask, uint64_t value, int lane) {
+  meet(mask, &value, sizeof value);
+  return mask >> lane & 1 ? *static_cast<const uint64_t *>(brought(lane)) : value;
+}
 
 /* ---- shared memory ---- */
 
@@ -274,6 +288,9 @@ void touch(const region *r, int64_t at, bool writes, bool atomic) {
     fail("thread %d %s %s[%lld], which has %lld elements", d.self->number, writes ? "writes" : "reads", r->name,
          static_cast<long long>(at), static_cast<long long>(r->count));
   shadow *s = &r->shadows[at];
+  if (s->bringer >= 0)
+    fail("thread %d %s %s[%lld], where the copy of thread %d has not been waited for", d.self->number,
+         writes ? "writes" : "reads", r->name, static_cast<long long>(at), s->bringer);
   if ((!writes || atomic) && !s->written)
     fail("thread %d reads %s[%lld], which nobody has written", d.self->number, r->name, static_cast<long long>(at));
   if (unordered(s->write) && !(atomic && s->write.atomic)) refuse(r, at, writes, s->write, true);
@@ -290,6 +307,35 @@ void touch(const region *r, int64_t at, bool writes, bool atomic) {
   /* Of several readers the first of the phase is remembered, unless it is of this warp and another is not. */
   if (!writes || atomic)
     if (!unordered(s->read) || s->read.thread == mine.thread) s->read = mine;
+}
+
+void copy_async(const region *r, int64_t at, const void *from) {
+  thread *t = d.self;
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
+    fail("thread %d copies to %s[%lld] from an address that 16 does not divide", t->number, r->name,
+         static_cast<long long>(at));
+  touch(r, at, true, false);
+  r->shadows[at].bringer = static_cast<int16_t>(t->number);
+  t->copies.push_back({ r, at, from, t->committed });
+}
+
+void commit_copies() { d.self->committed++; }
+
+void wait_for_copies(int groups_left) {
+  thread *t = d.self;
+  size_t kept = 0;
+  for (const copy &c : t->copies) {
+    if (c.group >= t->committed - groups_left) {
+      t->copies[kept++] = c;
+      continue;
+    }
+    c.to->shadows[c.at].bringer = -1;
+    touch(c.to, c.at, true, false);
+    unsigned char *to = c.to->bytes + c.at * 16;
+    if (c.from) memcpy(to, c.from, 16);
+    else memset(to, 0, 16);
+  }
+  t->copies.resize(kept);
 }
 
 } // namespace ty_emu

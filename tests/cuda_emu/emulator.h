@@ -60,10 +60,13 @@ bool launch(cudaStream_t stream, const char *name, dim3 grid, dim3 block, size_t
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 void block_barrier();
-/* All threads of the mask bring 8 bytes; what the one at `lane` brought. */
-uint64_t exchange(unsigned mask, uint64_t value, int lane);
-uint64_t brought(int lane); /* after an exchange, by another thread of its mask */
 int lane_number();
+/* All threads of the mask meet, and each brings up to MOST_BROUGHT bytes, which the others find until they meet again. */
+enum { MOST_BROUGHT = 64 };
+void meet(unsigned mask, const void *bytes, size_t size);
+const void *brought(int lane);
+/* The same with 8 bytes; what the one at `lane` brought. */
+uint64_t exchange(unsigned mask, uint64_t value, int lane);
 
 /* ---- shared memory ---- */
 
@@ -75,6 +78,7 @@ struct access { /* who touched an element last, and how many barriers he had pas
 struct shadow {
   access write, read;
   bool written = false;
+  int16_t bringer = -1; /* the thread whose asynchronous copy is on its way here */
 };
 struct region { /* one declaration of shared memory in the running block */
   const void *key;
@@ -86,6 +90,12 @@ struct region { /* one declaration of shared memory in the running block */
 const region *declare(const void *key, const char *name, size_t element, int64_t count);
 const region *declare_dynamic(const char *name, size_t element);
 void touch(const region *r, int64_t at, bool writes, bool atomic);
+
+/* Asynchronous copies of 16 bytes, or of zeros where `from` is NULL: made when the thread waits for their group, and
+ * not before; until then nobody may touch where they go. */
+void copy_async(const region *r, int64_t at, const void *from);
+void commit_copies();
+void wait_for_copies(int groups_left);
 
 template <class T> class reference {
 public:
@@ -122,6 +132,10 @@ public:
   pointer &operator+=(int64_t i) {
     at_ += i;
     return *this;
+  }
+  void bring(const void *from) const {
+    static_assert(sizeof(T) == 16, "asynchronous copies have 16 bytes");
+    copy_async(region_, at_, from);
   }
   T *touched() const { /* for atomics */
     touch(region_, at_, true, true);
@@ -181,7 +195,7 @@ static inline unsigned __ballot_sync(unsigned mask, int predicate) {
   ty_emu::exchange(mask, predicate != 0, ty_emu::lane_number());
   unsigned votes = 0;
   for (int lane = 0; lane < 32; lane++)
-    if (mask >> lane & 1) votes |= static_cast<unsigned>(ty_emu::brought(lane)) << lane;
+    if (mask >> lane & 1) votes |= static_cast<unsigned>(*static_cast<const uint64_t *>(ty_emu::brought(lane))) << lane;
   return votes;
 }
 static inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }

@@ -11,12 +11,23 @@ return function(row, T)
     local t, s, d = q.shape[3], k.shape[3], q.shape[4]
     local scale = opts.scale and opts.scale ~= 0 and opts.scale or 1 / math.sqrt(d)
     local window, group = opts.window or -1, q.shape[2] // k.shape[2]
-    local w, top, sum = {}, -inf, 0.0
+    local w, top, sum, cu = {}, -inf, 0.0, opts.cu_seqlens
+    local function sequence(j) -- its number, and where it begins
+      local n = 0
+      while n < #cu and cu[n + 1] <= j do n = n + 1 end
+      return n, cu[n]
+    end
+    local own = cu and sequence(i + s - t)
     for j = 0, s - 1 do
-      local ahead, x = j - (i + s - t), 0.0
+      local ahead, x, first = j - (i + s - t), 0.0, j
       for e = 0, d - 1 do x = x + at(q, { b, h, i, e }) * at(k, { b, h // group, j, e }) end
       x = x * scale
-      if opts.causal and ahead > 0 or window >= 0 and math.abs(ahead) > window then x = -inf end
+      if cu then
+        local of, begin = sequence(j)
+        if of ~= own or of == 0 or of == #cu then x = -inf else first = j - begin end
+      end
+      if opts.causal and ahead > 0 then x = -inf end
+      if window >= 0 and math.abs(ahead) > window and first >= (opts.sinks or 0) then x = -inf end
       if mask then
         local m = at(mask, { b, h, i, j })
         if mask.dtype ~= "bool" then x = x + m
@@ -53,6 +64,8 @@ return function(row, T)
   local half_seen = { 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1 }
   local minus = { 0, -inf, 0.5, -1, 0, -inf, -inf, -inf, -inf, -inf, 0.25, 1, 0, 0, -2 }
 
+  local half = { "f16", "bf16" }
+
   row("scaled_dot_product_attention", {
     cases = {
       { T { 2, 2, 4, 3 }, T { 2, 2, 5, 3 }, T { 2, 2, 5, 2 } },
@@ -72,6 +85,27 @@ return function(row, T)
       { T { 1, 2, 2, 150 }, T { 1, 1, 3, 150 }, T { 1, 1, 3, 140 }, grad = false },
       { T { 1, 2, 1, 4 }, T { 1, 1, 600, 4 }, T { 1, 1, 600, 3 }, grad = false },
       { T { 1, 1, 2, 3, range = { -40, 40 } }, T { 1, 1, 30, 3 }, T { 1, 1, 30, 3 }, grad = false },
+      { T { 1, 2, 9, 3 }, T { 1, 1, 11, 3 }, T { 1, 1, 11, 3 }, opts = { causal = true, window = 2, sinks = 3 } },
+      { T { 1, 2, 6, 3 }, T { 1, 2, 4, 3 }, T { 1, 2, 4, 3 }, opts = { window = 0, sinks = 2 } },
+      { T { 2, 2, 9, 3 }, T { 2, 1, 9, 3 }, T { 2, 1, 9, 3 },
+        opts = { cu_seqlens = T { 4, values = { 0, 2, 2, 8 }, dtype = "i32" } } },
+      { T { 1, 1, 9, 3 }, T { 1, 1, 9, 3 }, T { 1, 1, 9, 3 }, T { 9, 9 },
+        opts = { causal = true, window = 1, sinks = 2, cu_seqlens = T { 3, values = { 1, 4, 9 }, dtype = "i64" } } },
+      { T { 1, 1, 150, 3 }, T { 1, 1, 210, 3 }, T { 1, 1, 210, 3 }, opts = { causal = true, window = 5, sinks = 3 },
+        grad = false },
+      { T { 1, 1, 150, 3 }, T { 1, 1, 210, 3 }, T { 1, 1, 210, 3 }, grad = false,
+        opts = { causal = true, window = 20, sinks = 4, cu_seqlens = T { 3, values = { 0, 90, 210 }, dtype = "i64" } } },
+      -- Tiles of tensor cores: rows of up to 64, 128 and 256, the last ones not full; tiles that nobody sees.
+      { T { 1, 2, 75, 8 }, T { 1, 1, 70, 8 }, T { 1, 1, 70, 8 }, dtypes = half, grad = false },
+      { T { 1, 1, 150, 8 }, T { 1, 1, 200, 8 }, T { 1, 1, 200, 4 }, opts = { causal = true, window = 20 },
+        dtypes = half, grad = false },
+      { T { 1, 1, 150, 8 }, T { 1, 1, 70, 8 }, T { 1, 1, 70, 8 }, T { 70, bool = true }, opts = { causal = true },
+        dtypes = half, grad = false },
+      { T { 1, 2, 20, 72 }, T { 1, 2, 40, 72 }, T { 1, 2, 40, 65 }, opts = { scale = -0.1 }, dtypes = half,
+        grad = false },
+      { T { 1, 1, 17, 136 }, T { 1, 1, 70, 136 }, T { 1, 1, 70, 144 }, T { 17, 70 }, dtypes = half, grad = false },
+      { T { 1, 3, 1, 8 }, T { 1, 1, 530, 8 }, T { 1, 1, 530, 8 }, dtypes = half, grad = false },
+      { T { 1, 1, 2, 264 }, T { 1, 1, 3, 264 }, T { 1, 1, 3, 8 }, dtypes = half, grad = false },
       -- What libraries for GPUs take.
       { T { 1, 2, 64, 8 }, T { 1, 1, 66, 8 }, T { 1, 1, 66, 16 }, opts = { scale = 0.4 }, grad = false },
       { T { 1, 2, 65, 8 }, T { 1, 2, 65, 8 }, T { 1, 2, 65, 8 }, opts = { causal = true }, grad = false },
@@ -96,6 +130,15 @@ return function(row, T)
         match = "mask: expected a bool or float" },
       { T { 1, 2, 3, 4, dtype = "f64" }, T { 1, 2, 3, 4, dtype = "f32" }, T { 1, 2, 3, 4, dtype = "f64" },
         match = { "one dtype", "f64", "f32" } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { sinks = -1 }, match = "sinks: expected 0 or more" },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { cu_seqlens = T { 2, 1, int = { 0, 2 } } },
+        match = { "cu_seqlens: expected [n + 1]", "[2, 1]" } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { cu_seqlens = T { 0, int = { 0, 2 } } },
+        match = "cu_seqlens: expected at least one position" },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { cu_seqlens = T { 2, dtype = "f32" } },
+        match = "cu_seqlens: expected" },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 },
+        opts = { cu_seqlens = T { 2, values = { 0, 6 }, dtype = "i64" } }, match = "index 6 is out of range for size 6" },
     },
     big = function(ty)
       local q, k = ty.randn(2, 6, 300, 40):requires_grad_(), ty.randn(2, 2, 400, 40):requires_grad_()
@@ -152,7 +195,7 @@ return function(row, T)
     return dq, dk, dvs, dmask
   end
 
-  local small = { -0.5, 0.5 }
+  local small, moderate = { -0.1, 0.1 }, { -0.5, 0.5 }
 
   row("attention_backward", {
     cases = {
@@ -169,10 +212,24 @@ return function(row, T)
         T { 35, 70 }, opts = { causal = true, mask_grad = true } },
       { T { 1, 1, 2, 140 }, T { 1, 1, 2, 150, range = { -0.1, 0.1 } }, T { 1, 1, 3, 150, range = { -1, 1 } },
         T { 1, 1, 3, 140 }, T { 1, 1, 2, 140 }, T { 1, 1, 2 } },
+      { T { 1, 1, 150, 3 }, T { 1, 1, 150, 3 }, T { 1, 1, 180, 3 }, T { 1, 1, 180, 3 }, T { 1, 1, 150, 3 },
+        T { 1, 1, 150, range = { 4, 6 } }, T { 180 },
+        opts = { causal = true, window = 5, sinks = 3, mask_grad = true,
+                 cu_seqlens = T { 3, values = { 0, 150, 180 }, dtype = "i64" } } },
+      -- Tiles of tensor cores, as above. The weights stay small, so that their products are halves.
+      { T { 1, 2, 75, 8 }, T { 1, 2, 75, 8 }, T { 1, 1, 70, 8 }, T { 1, 1, 70, 8 }, T { 1, 2, 75, 8 },
+        T { 1, 2, 75, range = { 4, 6 } }, dtypes = half },
+      { T { 1, 1, 150, 4 }, T { 1, 1, 150, 8, range = small }, T { 1, 1, 180, 8 }, T { 1, 1, 180, 4 },
+        T { 1, 1, 150, 4 }, T { 1, 1, 150, range = { 4, 6 } }, opts = { causal = true, window = 20 }, dtypes = half },
+      { T { 1, 1, 75, 72 }, T { 1, 1, 75, 8, range = small }, T { 1, 1, 70, 8 }, T { 1, 1, 70, 72 }, T { 1, 1, 75, 72 },
+        T { 1, 1, 75, range = { 4, 6 } }, T { 70, bool = true }, opts = { causal = true }, dtypes = half },
+      { T { 1, 1, 17, 130 }, T { 1, 1, 17, 136, range = small }, T { 1, 1, 70, 136, range = { -1, 1 } },
+        T { 1, 1, 70, 130 }, T { 1, 1, 17, 130 }, T { 1, 1, 17, range = { 4, 6 } }, T { 17, 70 },
+        opts = { mask_grad = true }, dtypes = half },
       -- What libraries for GPUs take.
-      { T { 1, 2, 64, 8 }, T { 1, 2, 64, 16, range = small }, T { 1, 1, 66, 16, range = small }, T { 1, 1, 66, 8 },
+      { T { 1, 2, 64, 8 }, T { 1, 2, 64, 16, range = moderate }, T { 1, 1, 66, 16, range = moderate }, T { 1, 1, 66, 8 },
         T { 1, 2, 64, 8 }, T { 1, 2, 64 }, opts = { scale = 0.2 } },
-      { T { 1, 2, 65, 8 }, T { 1, 2, 65, 8, range = small }, T { 1, 2, 65, 8, range = small }, T { 1, 2, 65, 8 },
+      { T { 1, 2, 65, 8 }, T { 1, 2, 65, 8, range = moderate }, T { 1, 2, 65, 8, range = moderate }, T { 1, 2, 65, 8 },
         T { 1, 2, 65, 8 }, T { 1, 2, 65 }, opts = { causal = true } },
     },
     ref = backward,

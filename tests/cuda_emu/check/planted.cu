@@ -5,6 +5,7 @@
 
 #include "../../../kernels/cuda/backend.h"
 #include "../../../kernels/cuda/cuda.cuh"
+#include "../../../kernels/cuda/mma.cuh"
 
 extern "C" {
 const char *ty_error(void); /* src/tensor/error.c */
@@ -65,6 +66,39 @@ static __global__ void dynamic_last(int *out, int past) {
   if (threadIdx.x == 0) out[0] = line[THREADS - 1 + past];
 }
 
+/* Each thread brings 16 bytes, in one of two groups, and reads its neighbour's. */
+static __global__ void bring(const int *from, int *out, int waits, bool barrier, int shift) {
+  TY_SHARED_DYNAMIC(ty_chunk, line);
+  const ty_chunks to = line;
+  int i = static_cast<int>(threadIdx.x);
+  if (i % 2) ty_commit_copies();
+  ty_copy_async(to + i, i == 7 ? nullptr : from + 4 * i + shift);
+  ty_commit_copies();
+  if (i % 2 == 0) ty_commit_copies();
+  if (waits == 1) ty_wait_for_copies<1>();
+  if (waits == 2) ty_wait_for_copies<0>();
+  if (barrier) __syncthreads();
+  const ty_chunk x = to[(i + 1) % THREADS];
+  out[i] = static_cast<int>(x.v[2]);
+}
+
+/* A times the transpose of B, 16 x 16 and 8 x 16, which stand one below the other. */
+static __global__ void multiply(const ty_chunk *from, float *out, bool transposed) {
+  TY_SHARED(ty_chunk, tiles, 48);
+  const int lane = static_cast<int>(threadIdx.x);
+  tiles[lane] = from[lane];
+  if (lane < 16) tiles[32 + lane] = from[32 + lane];
+  __syncwarp();
+  uint32_t a[4], b[4];
+  float c[4] = {};
+  const ty_chunks all = tiles;
+  ty_load_matrices(a, all + (lane % 16 * 2 + lane / 16));
+  if (transposed) ty_load_matrices_transposed(b, all + (32 + lane % 16));
+  else ty_load_matrices(b, all + (32 + lane % 8 * 2 + lane / 8 % 2));
+  ty_multiply<ty_f16>(c, a, b[0], b[1]);
+  for (int i = 0; i < 4; i++) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
+}
+
 static int failures;
 
 static void expect(const char *what, bool ok, const char *fault) {
@@ -109,6 +143,42 @@ int main() {
   expect("dynamic shared memory", TY_LAUNCH(dynamic_last, 1, THREADS, THREADS * sizeof(int), o, 0), nullptr);
   expect("dynamic shared memory, past its end", TY_LAUNCH(dynamic_last, 1, THREADS, THREADS * sizeof(int), o, 1),
          "has 64");
+  std::vector<int> numbers(4 * THREADS + 4);
+  for (int i = 0; i < 4 * THREADS + 4; i++) numbers[static_cast<size_t>(i)] = i;
+  const int *n = numbers.data();
+  while (reinterpret_cast<uintptr_t>(n) % 16) n++;
+  const size_t room = THREADS * sizeof(ty_chunk);
+  expect("copies", TY_LAUNCH(bring, 2, THREADS, room, n, o, 2, true, 0), nullptr);
+  expect_values("copies' values", out[0] == n[6] && out[6] == 0 && out[THREADS - 1] == n[2]);
+  expect("copies that nobody waits for", TY_LAUNCH(bring, 1, THREADS, room, n, o, 0, true, 0),
+         "has not been waited for");
+  expect("copies whose last group nobody waits for", TY_LAUNCH(bring, 1, THREADS, room, n, o, 1, true, 0),
+         "has not been waited for");
+  expect("copies without a barrier", TY_LAUNCH(bring, 1, THREADS, room, n, o, 2, false, 0), "thread");
+  expect("copies from an odd address", TY_LAUNCH(bring, 1, THREADS, room, n, o, 2, true, 1), "16 does not divide");
+  std::vector<uint16_t> factors(48 * 8 + 8);
+  uint16_t *f = factors.data();
+  while (reinterpret_cast<uintptr_t>(f) % 16) f++;
+  for (int transposed = 0; transposed < 2; transposed++) {
+    auto a_at = [](int i, int k) { return static_cast<float>((i * 7 + k * 3) % 11 - 5); };
+    auto b_at = [](int j, int k) { return static_cast<float>((j * 5 + k * 2) % 13 - 6); };
+    for (int i = 0; i < 16; i++)
+      for (int k = 0; k < 16; k++) f[i * 16 + k] = ty_f32_to_f16(a_at(i, k));
+    for (int j = 0; j < 8; j++)
+      for (int k = 0; k < 16; k++) f[256 + (transposed ? k * 8 + j : j * 16 + k)] = ty_f32_to_f16(b_at(j, k));
+    std::vector<float> product(128);
+    float *to = product.data();
+    const ty_chunk *tiles = reinterpret_cast<const ty_chunk *>(f);
+    expect("a product on tensor cores", TY_LAUNCH(multiply, 1, TY_WARP, 0, tiles, to, transposed != 0), nullptr);
+    bool right = true;
+    for (int i = 0; i < 16; i++)
+      for (int j = 0; j < 8; j++) {
+        float sum = 0;
+        for (int k = 0; k < 16; k++) sum += a_at(i, k) * b_at(j, k);
+        right &= product[static_cast<size_t>(i * 8 + j)] == sum;
+      }
+    expect_values("its values", right);
+  }
   expect("too many threads", TY_LAUNCH(sum_block, 1, 2048, 0, s), "launching");
   printf("%s\n", failures ? "the emulator misses faults" : "every planted fault was found");
   return failures != 0;
