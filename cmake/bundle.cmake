@@ -28,13 +28,14 @@ file(COPY ${SOURCE}/README.md ${SOURCE}/LICENSE DESTINATION ${tree})
 file(GLOB library ${tree}/lib/libtycho.so.0 ${tree}/lib/*/libtycho.so.0)
 get_filename_component(folder ${library} DIRECTORY)
 file(GLOB modules ${folder}/libtycho_cuda.so)
-file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${tree}/bin/tycho LIBRARIES ${library} ${modules}
+file(GLOB lapack /usr/lib/*/libopenblas.so.0 /usr/lib64/libopenblas.so.0 /usr/lib/libopenblas.so.0) # loaded, not linked
+file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${tree}/bin/tycho LIBRARIES ${library} ${modules} ${lapack}
      RESOLVED_DEPENDENCIES_VAR needed UNRESOLVED_DEPENDENCIES_VAR missing DIRECTORIES ${folder}
      PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread)\\.so" "^libtycho")
 if(missing)
   message(FATAL_ERROR "not found: ${missing}")
 endif()
-foreach(file ${needed})
+foreach(file ${needed} ${lapack})
   file(COPY ${file} DESTINATION ${folder} FOLLOW_SYMLINK_CHAIN)
 endforeach()
 

@@ -53,9 +53,10 @@ if(LUACHECK)
 endif()
 
 if(TARGET cuda_emulated AND TARGET tycho)
-  set_tests_properties(cuda_ops PROPERTIES ENVIRONMENT TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>)
+  set_tests_properties(cuda_ops PROPERTIES ENVIRONMENT
+    "TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>;TYCHO_CUDA_PATH=${CMAKE_BINARY_DIR}/emulated/solver")
   set_tests_properties(cuda_libraries cuda_versions cuda_whole PROPERTIES ENVIRONMENT
-    "TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>;TYCHO_CUDA_PATH=${CMAKE_BINARY_DIR}/emulated/libraries")
+    "TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>;TYCHO_CUDA_PATH=${CMAKE_BINARY_DIR}/emulated/libraries:${CMAKE_BINARY_DIR}/emulated/solver")
 endif()
 if(TYCHO_SANITIZE)
   get_property(names DIRECTORY PROPERTY TESTS)

@@ -62,6 +62,11 @@ typedef struct ty_p_conv {
   ty_activation activation; /* y = activation(conv + bias + residual) */
 } ty_p_conv;
 
+/* Of the matrix of a triangular system. */
+typedef struct ty_p_triangular {
+  bool upper, unit; /* unit: its diagonal counts as ones */
+} ty_p_triangular;
+
 typedef struct ty_p_pool {
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   bool count_include_pad;

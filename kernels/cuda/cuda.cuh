@@ -49,8 +49,6 @@ bool ty_cuda_no_kernel(const char *op, int dtype); /* false after ty_fail(): not
 bool ty_cuda_launched(const char *name);           /* whether the launch before was accepted: false after ty_fail() */
 bool ty_cuda_zero(void *p, size_t bytes);          /* fills with zero bytes, in order with the kernels */
 
-/* Copies a little of the host's memory, which can be used again at once, in order with the kernels. */
-
 /* Device memory for the time of an entry; given back in the order of the stream. data is NULL after ty_fail(). */
 class ty_cuda_scratch {
 public:
@@ -220,7 +218,12 @@ enum ty_cuda_kind {
   TY_NO_TROUBLE,
   TY_INDEX_OUT_OF_RANGE,
   TY_DIVISION_BY_ZERO,
-  TY_NO_PROBABILITY,   /* index: of the row; size: the bits of the double that it holds */
+  TY_NO_PROBABILITY, /* index: of the row; size: the bits of the double that it holds */
+  /* index: of the matrix; size: where the library stopped */
+  TY_NOT_POSITIVE,
+  TY_SINGULAR,
+  TY_NOT_CONVERGED,
+  TY_NOT_FINITE,
   TY_FEW_PROBABILITIES /* index: of the row; size: how many are positive; more: of how many that are needed, or 0 */
 };
 struct ty_cuda_trouble {

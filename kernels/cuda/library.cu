@@ -46,7 +46,7 @@ struct wanted {
     100,
     11,
     12,
-    "nothing uses it yet" },
+    "cholesky, solve, slogdet, qr, svd and eigh cannot be computed on cuda" },
   { "NCCL", { "libnccl.so.2" }, "ncclGetVersion", false, 10000, 100, 2, 2, "nothing uses it yet" },
 };
 
@@ -148,7 +148,7 @@ void find(const wanted &w, state *s) {
   s->problem[0] = 0;
   int64_t version = ask_version(search.library, w, s);
   if (version < 0) {
-    snprintf(s->problem, sizeof s->problem, "%s: has no %s", s->path[0] ? s->path : w.files[0], w.version);
+    snprintf(s->problem, sizeof s->problem, "%s: has no %s", w.files[0], w.version);
     return;
   }
   int64_t major = version / w.major, minor = version % w.major / w.minor, patch = version % w.minor;

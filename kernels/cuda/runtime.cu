@@ -106,6 +106,18 @@ bool synchronize(int i) {
     case TY_NO_PROBABILITY:
       return ty_fail(TY_EINVAL, "%s: probs: expected finite numbers of at least 0, got %g in row %lld (on cuda:%d)",
                      t.op, ty_from_bits_f64(static_cast<uint64_t>(t.size)), index, i);
+    case TY_NOT_POSITIVE:
+      return ty_fail(TY_EINVAL,
+                     "%s: x: matrix %lld is not positive definite: its leading minor of order %lld is not positive (on "
+                     "cuda:%d)",
+                     t.op, index, size, i);
+    case TY_SINGULAR:
+      return ty_fail(TY_EINVAL, "%s: a: matrix %lld is singular: pivot %lld is zero (on cuda:%d)", t.op, index,
+                     size - 1, i);
+    case TY_NOT_CONVERGED:
+      return ty_fail(TY_EINVAL, "%s: x: matrix %lld: the iteration did not converge (on cuda:%d)", t.op, index, i);
+    case TY_NOT_FINITE:
+      return ty_fail(TY_EINVAL, "%s: x: matrix %lld holds a number that is not finite (on cuda:%d)", t.op, index, i);
     case TY_FEW_PROBABILITIES:
       if (more == 0)
         return ty_fail(TY_EINVAL, "%s: probs: row %lld has no positive entry (on cuda:%d)", t.op, index, i);

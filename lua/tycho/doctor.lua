@@ -45,6 +45,7 @@ end
 
 -- What is good to have, why, and the package that brings it.
 local wanted = {
+  LAPACK = { "cholesky, solve, qr, svd, eigh and their like cannot be computed", "libopenblas0-pthread" },
   libedit = { "the prompt has no line editing, history and completion", "libedit2" },
 }
 

@@ -5,6 +5,7 @@
  *   ROOT/build/NAME/tycho   ROOT/lua/tycho/... ROOT/modules/... built in the source tree
  *   anywhere/tycho          the same, ROOT being the line in anywhere/source-tree.txt, which CMake writes */
 #define _GNU_SOURCE /* asprintf */
+#include "../../kernels/lapack.h"
 #include "cli.h"
 
 #include <dirent.h>
@@ -165,6 +166,8 @@ static int l_libraries(lua_State *L) {
   snprintf(jpeg, sizeof jpeg, "%d", JPEG_LIB_VERSION);
   add_library(L, "libjpeg", jpeg);
 #endif
+  const ty_lapack *lapack = ty_lapack_open();
+  add_library(L, "LAPACK", lapack ? lapack->name : NULL);
   add_library(L, "libedit", loads("libedit.so.2") || loads("libedit.so.0") ? "" : NULL);
   return 1;
 }

@@ -3,7 +3,8 @@
 local here = arg and arg[0]:match ".*/" or "tests/lua/"
 local check = dofile(here .. "check.lua")
 local program = require "tycho.program"
-local libraries, backend = os.getenv "TYCHO_CUDA_PATH", os.getenv "TYCHO_CUDA_LIBRARY"
+local path, backend = os.getenv "TYCHO_CUDA_PATH", os.getenv "TYCHO_CUDA_LIBRARY"
+local libraries, solver = (path or ""):match "^([^:]*):([^:]*)$"
 
 if not libraries or not backend then
   check.finish()
@@ -48,7 +49,7 @@ check.test("with all libraries", function()
   check.equal(line(text, "driver"), "CUDA 13.0")
   check.equal(line(text, "cuBLASLt"), ("13.0.0 (%s/libcublasLt.so.13)"):format(libraries))
   check.equal(line(text, "cuDNN"), ("9.19.0 (%s/libcudnn.so.9)"):format(libraries))
-  check.equal(line(text, "cuSOLVER"), ("12.0.4 (%s/libcusolver.so.12)"):format(libraries))
+  check.equal(line(text, "cuSOLVER"), ("12.0.4 (%s/libcusolver.so.12)"):format(solver))
   check.equal(line(text, "NCCL"), ("2.27.3 (%s/libnccl.so.2)"):format(libraries))
   text = run({}, script)
   check.equal(text:match "matmul%s+(%S+)", "0.0")

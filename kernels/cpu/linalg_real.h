@@ -1,0 +1,205 @@
+/* Factorizations of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function of
+ * it. What is written here as a matrix of LAPACK's is the transpose of ours. */
+
+static void FN(cholesky)(void *context, int64_t begin, int64_t end) {
+  job *j = context;
+  int n = j->n, info;
+  for (int64_t i = begin; i < end; i++) {
+    const REAL *x = (const REAL *)j->k->in[0]->data + i * n * n;
+    REAL *y = (REAL *)j->k->out[0]->data + i * n * n;
+    for (int r = 0; r < n; r++)
+      for (int c = 0; c < n; c++) y[(int64_t)r * n + c] = c <= r ? x[(int64_t)r * n + c] : 0;
+    CALL(potrf)("U", &n, y, &n, &info, 1);
+    if (info) note(j, i, info);
+  }
+}
+
+static void FN(solve_triangular)(void *context, int64_t begin, int64_t end) {
+  job *j = context;
+  int n = j->n, m = j->m;
+  const ty_p_triangular *p = j->k->params;
+  REAL one = 1;
+  for (int64_t i = begin; i < end; i++) {
+    REAL *a = (REAL *)j->k->in[0]->data + i * n * n;
+    const REAL *b = (const REAL *)j->k->in[1]->data + i * n * m;
+    REAL *x = (REAL *)j->k->out[0]->data + i * n * m;
+    memcpy(x, b, sizeof *x * (size_t)n * (size_t)m);
+    CALL(trsm)("R", p->upper ? "L" : "U", "N", p->unit ? "U" : "N", &m, &n, &one, a, &n, x, &m, 1, 1, 1, 1);
+  }
+}
+
+/* to [columns, rows] = from [rows, columns] turned, by squares that stay in the cache. */
+static void FN(turn)(REAL *to, const REAL *from, int64_t rows, int64_t columns) {
+  enum { SIDE = 32 };
+  for (int64_t r0 = 0; r0 < rows; r0 += SIDE)
+    for (int64_t c0 = 0; c0 < columns; c0 += SIDE)
+      for (int64_t r = r0; r < r0 + SIDE && r < rows; r++)
+        for (int64_t c = c0; c < c0 + SIDE && c < columns; c++) to[c * rows + r] = from[r * columns + c];
+}
+
+static void FN(solve)(void *context, int64_t begin, int64_t end) {
+  job *j = context;
+  int n = j->n, m = j->m, info;
+  size_t square = sizeof(REAL) * (size_t)n * (size_t)n, right = sizeof(REAL) * (size_t)n * (size_t)m;
+  size_t bytes = square + right + sizeof(int) * (size_t)n;
+  char *room = ty_scratch_alloc(bytes);
+  if (!room) {
+    j->out_of_memory = true;
+    return;
+  }
+  REAL *lu = (REAL *)(void *)room, *b = (REAL *)(void *)(room + square);
+  int *pivots = (int *)(void *)(room + square + right);
+  for (int64_t i = begin; i < end; i++) {
+    memcpy(lu, (const REAL *)j->k->in[0]->data + i * n * n, square);
+    FN(turn)(b, (const REAL *)j->k->in[1]->data + i * n * m, n, m);
+    CALL(getrf)(&n, &n, lu, &n, pivots, &info);
+    if (info) note(j, i, info);
+    else CALL(getrs)("T", &n, &m, lu, &n, pivots, b, &n, &info, 1);
+    FN(turn)((REAL *)j->k->out[0]->data + i * n * m, b, m, n);
+  }
+  ty_scratch_free(room, bytes);
+}
+
+static void FN(slogdet)(void *context, int64_t begin, int64_t end) {
+  job *j = context;
+  int n = j->n, info;
+  size_t square = sizeof(REAL) * (size_t)n * (size_t)n, bytes = square + sizeof(int) * (size_t)n;
+  char *room = ty_scratch_alloc(bytes);
+  if (!room) {
+    j->out_of_memory = true;
+    return;
+  }
+  REAL *lu = (REAL *)(void *)room;
+  int *pivots = (int *)(void *)(room + square);
+  for (int64_t i = begin; i < end; i++) {
+    memcpy(lu, (const REAL *)j->k->in[0]->data + i * n * n, square);
+    if (n) CALL(getrf)(&n, &n, lu, &n, pivots, &info);
+    double sign = 1, sum = 0;
+    for (int r = 0; r < n; r++) {
+      double d = (double)lu[(int64_t)r * n + r];
+      if ((d < 0) != (pivots[r] != r + 1)) sign = -sign;
+      if (d == 0) sign = 0;
+      sum += log(fabs(d));
+    }
+    ((REAL *)j->k->out[0]->data)[i] = (REAL)sign;
+    ((REAL *)j->k->out[1]->data)[i] = (REAL)sum;
+  }
+  ty_scratch_free(room, bytes);
+}
+
+/* Our q r is the transpose of LAPACK's l q. */
+static void FN(qr)(void *context, int64_t begin, int64_t end) {
+  job *j = context;
+  int m = j->m, n = j->n, k = m < n ? m : n, info, least = -1;
+  REAL want[2];
+  CALL(gelqf)(&n, &m, want, &n, want, &want[0], &least, &info);
+  CALL(orglq)(&k, &m, &k, want, &n, want, &want[1], &least, &info);
+  int lwork = room_of(want[0] > want[1] ? want[0] : want[1]);
+  size_t whole = sizeof(REAL) * (size_t)m * (size_t)n;
+  size_t bytes = whole + sizeof(REAL) * ((size_t)k + (size_t)lwork);
+  REAL *a = ty_scratch_alloc(bytes);
+  if (!a) {
+    j->out_of_memory = true;
+    return;
+  }
+  REAL *tau = a + (int64_t)m * n, *work = tau + k;
+  for (int64_t i = begin; i < end; i++) {
+    REAL *q = (REAL *)j->k->out[0]->data + i * m * k, *r = (REAL *)j->k->out[1]->data + i * k * n;
+    memcpy(a, (const REAL *)j->k->in[0]->data + i * m * n, whole);
+    CALL(gelqf)(&n, &m, a, &n, tau, work, &lwork, &info);
+    for (int64_t row = 0; row < k; row++)
+      for (int64_t c = 0; c < n; c++) r[row * n + c] = c >= row ? a[row * n + c] : 0;
+    CALL(orglq)(&k, &m, &k, a, &n, tau, work, &lwork, &info);
+    for (int64_t row = 0; row < k; row++) { /* the one whose r has no negative diagonal */
+      REAL sign = r[row * n + row] < 0 ? -1 : 1;
+      for (int64_t c = row; c < n; c++) r[row * n + c] *= sign;
+      for (int64_t c = 0; c < m; c++) q[c * k + row] = sign * a[c * n + row];
+    }
+  }
+  ty_scratch_free(a, bytes);
+}
+
+static bool FN(finite)(const REAL *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++)
+    if (!isfinite(x[i])) return false;
+  return true;
+}
+
+/* The sign that makes the largest element of a column (`step` apart) positive. */
+static REAL FN(sign_of)(const REAL *x, int64_t n, int64_t step) {
+  REAL most = 0, sign = 1;
+  for (int64_t i = 0; i < n; i++) {
+    REAL v = x[i * step], size = v < 0 ? -v : v;
+    if (size <= most) continue;
+    most = size;
+    sign = v < 0 ? -1 : 1;
+  }
+  return sign;
+}
+
+static void FN(svd)(void *context, int64_t begin, int64_t end) {
+  job *j = context;
+  int m = j->m, n = j->n, k = m < n ? m : n, info, least = -1, none;
+  REAL want;
+  CALL(gesdd)("S", &n, &m, &want, &n, &want, &want, &n, &want, &k, &want, &least, &none, &info, 1);
+  int lwork = room_of(want);
+  size_t whole = sizeof(REAL) * (size_t)m * (size_t)n, pivots = sizeof(int) * 8 * (size_t)k;
+  size_t bytes = whole + sizeof(REAL) * (size_t)lwork + pivots;
+  REAL *a = ty_scratch_alloc(bytes);
+  if (!a) {
+    j->out_of_memory = true;
+    return;
+  }
+  REAL *work = a + (int64_t)m * n;
+  int *iwork = (int *)(void *)(work + lwork);
+  for (int64_t i = begin; i < end; i++) {
+    REAL *u = (REAL *)j->k->out[0]->data + i * m * k, *s = (REAL *)j->k->out[1]->data + i * k;
+    REAL *vh = (REAL *)j->k->out[2]->data + i * k * n;
+    memcpy(a, (const REAL *)j->k->in[0]->data + i * m * n, whole);
+    if (!FN(finite)(a, (int64_t)m * n)) {
+      note(j, i, NOT_FINITE);
+      continue;
+    }
+    CALL(gesdd)("S", &n, &m, a, &n, s, vh, &n, u, &k, work, &lwork, iwork, &info, 1);
+    if (info) note(j, i, info);
+    for (int64_t c = 0; c < k; c++) {
+      if (FN(sign_of)(u + c, m, k) > 0) continue;
+      for (int64_t r = 0; r < m; r++) u[r * k + c] = -u[r * k + c];
+      for (int64_t r = 0; r < n; r++) vh[c * n + r] = -vh[c * n + r];
+    }
+  }
+  ty_scratch_free(a, bytes);
+}
+
+static void FN(eigh)(void *context, int64_t begin, int64_t end) {
+  job *j = context;
+  int n = j->n, info, least = -1, iwant;
+  REAL want;
+  CALL(syevd)("V", "U", &n, &want, &n, &want, &want, &least, &iwant, &least, &info, 1, 1);
+  int lwork = room_of(want);
+  size_t square = sizeof(REAL) * (size_t)n * (size_t)n;
+  size_t bytes = square + sizeof(REAL) * (size_t)lwork + sizeof(int) * (size_t)iwant;
+  REAL *a = ty_scratch_alloc(bytes);
+  if (!a) {
+    j->out_of_memory = true;
+    return;
+  }
+  REAL *work = a + (int64_t)n * n;
+  int *iwork = (int *)(void *)(work + lwork);
+  for (int64_t i = begin; i < end; i++) {
+    REAL *values = (REAL *)j->k->out[0]->data + i * n, *vectors = (REAL *)j->k->out[1]->data + i * n * n;
+    memcpy(a, (const REAL *)j->k->in[0]->data + i * n * n, square);
+    if (!FN(finite)(a, (int64_t)n * n)) {
+      note(j, i, NOT_FINITE);
+      continue;
+    }
+    CALL(syevd)("V", "U", &n, a, &n, values, work, &lwork, iwork, &iwant, &info, 1, 1);
+    if (info) note(j, i, info);
+    for (int64_t r = 0; r < n; r++) {
+      REAL sign = FN(sign_of)(a + r * n, n, 1);
+      for (int64_t c = 0; c < n && sign < 0; c++) a[r * n + c] = -a[r * n + c];
+    }
+    FN(turn)(vectors, a, n, n);
+  }
+  ty_scratch_free(a, bytes);
+}
