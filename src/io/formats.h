@@ -31,6 +31,10 @@ int ty_named_order(const void *a, const void *b); /* for qsort: by name */
 bool ty_safetensors_read(ty_mapping *m, const char *name, bool copy, ty_bundle *out);
 bool ty_safetensors_write(const char *path, const ty_bundle *b);
 
+/* ---- PyTorch's zip checkpoints ---- */
+/* Names of nested dictionaries are joined by dots; numbers and text become notes. */
+bool ty_torch_read(ty_mapping *m, const char *name, bool copy, ty_bundle *out);
+
 /* ---- NumPy ---- */
 /* Big-endian and unsigned types that we lack become the next type that holds all their values (u16 -> i32, u32 ->
  * i64, u64 -> i64 with a check). Fortran order comes as a transposed view. */

@@ -215,6 +215,9 @@ static int load_bundle(lua_State *L, bool (*read)(ty_mapping *, const char *, bo
 /* load_safetensors(path [, { mmap = true }]) -> { name = tensor }, { key = text } */
 static int load_safetensors(lua_State *L) { return load_bundle(L, ty_safetensors_read); }
 
+/* load_torch(path [, { mmap = true }]) -> { name = tensor }, { key = text } */
+static int load_torch(lua_State *L) { return load_bundle(L, ty_torch_read); }
+
 /* save_safetensors(path, { name = tensor } [, { key = text }]) */
 static int save_safetensors(lua_State *L) {
   ty_bundle b;
@@ -451,13 +454,16 @@ static bool has_ending(const char *path, const char *ending) {
   return n >= m && strcmp(path + n - m, ending) == 0;
 }
 
-/* load(path, ...): by the first bytes, else by the ending. Tensors of .safetensors and .npz come as a table (and the
- * metadata), .npy and images as a tensor, .csv as a tensor and names, .json as Lua values. */
+/* load(path, ...): by the first bytes, else by the ending. Tensors of .safetensors, .npz and PyTorch's .pt, .pth, .bin
+ * and .ckpt come as a table (and the metadata), .npy and images as a tensor, .csv as a tensor and names, .json as Lua values. */
 static int load(lua_State *L) {
+  static const char *const torch_endings[] = { ".pt", ".pth", ".bin", ".ckpt" };
   const char *path = ty_io_path(L, 1);
   if (has_ending(path, ".json") || has_ending(path, ".json.gz")) return ty_io_load_json(L);
   if (has_ending(path, ".csv") || has_ending(path, ".csv.gz")) return load_csv(L);
   if (has_ending(path, ".safetensors")) return load_safetensors(L);
+  for (size_t i = 0; i < sizeof torch_endings / sizeof *torch_endings; i++)
+    if (has_ending(path, torch_endings[i])) return load_torch(L);
   uint8_t magic[8];
   size_t size;
   if (!ty_file_peek(path, magic, sizeof magic, &size)) return ty_lua_error(L);
@@ -488,6 +494,7 @@ void ty_io_add_tensors(lua_State *L) {
                                     { "save", save },
                                     { "load_safetensors", load_safetensors },
                                     { "save_safetensors", save_safetensors },
+                                    { "load_torch", load_torch },
                                     { "load_npy", load_npy },
                                     { "save_npy", save_npy },
                                     { "load_npz", load_npz },

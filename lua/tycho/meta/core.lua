@@ -345,6 +345,13 @@ function ty.io.save(path, value, ...) end
 ---@return table<string, Tensor>, table<string, string>
 function ty.io.load_safetensors(path, options) end
 
+--- A file of torch.save (1.6 or newer): tensors, and numbers and text as text. Names of nested dictionaries are joined
+--- by dots. Nothing in the file is ever run; what is not data is an error.
+---@param path string
+---@param options? {mmap?: boolean}
+---@return table<string, Tensor>, table<string, string>
+function ty.io.load_torch(path, options) end
+
 ---@param path string
 ---@param tensors table<string, Tensor>
 ---@param metadata? table<string, string>
