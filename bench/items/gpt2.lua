@@ -22,12 +22,13 @@ for _, dtype in ipairs { "f32", "bf16" } do
     peer = { "decode", { past = past, dtype = dtype } }, setup = function()
       local model = require("tycho.llm").GPT2 {}
       if dtype == "bf16" then model:to "bf16" end
-      local cache = model:cache(1, past + 1)
+      local cache = model:cache { room = past + 1 }
+      ty.no_grad(model.hidden, model, ty.zeros({ 1, past }, { dtype = "i64" }), { cache = cache })
       local token = ty.zeros({ 1, 1 }, { dtype = "i64" })
       return function()
         ty.no_grad(ty.scope, function()
           cache.past = past
-          return model(token, cache):argmax(-1):item()
+          return model(token, { cache = cache }):argmax(-1):item()
         end)
       end
     end }

@@ -1,6 +1,10 @@
 --- GPT-2, with the parameter names of the public checkpoints (wte.weight, h.0.attn.c_attn.weight, ...). Radford et al.
 -- 2019, "Language Models are Unsupervised Multitask Learners".
 local ty = require "tycho"
+local Cache = require "tycho.llm.cache"
+local configs = require "tycho.llm.config"
+local layers = require "tycho.llm.layers"
+local LanguageModel = require "tycho.llm.model"
 
 local nn = ty.nn
 local parameter = require("tycho.nn.options").parameter
@@ -22,141 +26,132 @@ end
 
 local Attention = nn.module "Attention"
 
-function Attention:init(o)
-  self.heads, self.width = o.heads, o.width
+function Attention:init(o, layer)
+  self.heads, self.scale = o.heads, 0
+  if not o.scale_attn_weights then self.scale = 1 end
+  if o.scale_attn_by_inverse_layer_idx then
+    self.scale = (o.scale_attn_weights and 1 / math.sqrt(o.width // o.heads) or 1) / layer
+  end
   self.c_attn = Conv1D(o.width, 3 * o.width, 0.02)
   self.c_proj = Conv1D(o.width, o.width, 0.02 / math.sqrt(2 * o.layers))
   self.dropout = nn.Dropout(o.dropout)
 end
 
--- cache: { k, v [n, heads, room, width / heads] }, of which `past` positions are filled; this call fills its own.
-function Attention:forward(x, cache, past)
+function Attention:forward(x, at)
   local shape = x.shape
-  local n, t = shape[1], shape[2]
-  local qkv = self.c_attn(x):reshape(n, t, 3, self.heads, self.width // self.heads):permute(2, 0, 3, 1, 4)
+  local qkv = self.c_attn(x):reshape(shape[1], shape[2], 3, self.heads, -1):permute(2, 0, 3, 1, 4)
   local q, k, v = qkv:select(0, 0), qkv:select(0, 1), qkv:select(0, 2)
-  if cache then
-    cache.k:narrow(2, past, t):copy_(k)
-    cache.v:narrow(2, past, t):copy_(v)
-    k, v = cache.k:narrow(2, 0, past + t), cache.v:narrow(2, 0, past + t)
-  end
-  local y = ty.scaled_dot_product_attention(q, k, v, nil, t > 1)
-  return self.dropout(self.c_proj(y:transpose(1, 2):reshape(n, t, self.width)))
+  if at.cache then k, v = at.cache:append(at.layer, k, v) end
+  local y = ty.scaled_dot_product_attention(q, k, v, at.mask, true, self.scale)
+  return self.dropout(self.c_proj(layers.join_heads(y)))
 end
 
 local Mlp = nn.module "Mlp"
 
 function Mlp:init(o)
-  self.c_fc = Conv1D(o.width, 4 * o.width, 0.02)
-  self.c_proj = Conv1D(4 * o.width, o.width, 0.02 / math.sqrt(2 * o.layers))
+  self.c_fc = Conv1D(o.width, o.inner, 0.02)
+  self.c_proj = Conv1D(o.inner, o.width, 0.02 / math.sqrt(2 * o.layers))
   self.dropout = nn.Dropout(o.dropout)
+  self.approximate = o.activation == "gelu_tanh" and "tanh" or "none"
+  self.activation = ty[o.activation == "gelu_tanh" and "gelu" or o.activation]
 end
 
-function Mlp:forward(x) return self.dropout(self.c_proj(ty.gelu(self.c_fc(x), "tanh"))) end
+function Mlp:forward(x)
+  local inner = self.c_fc(x)
+  inner = self.activation == ty.gelu and ty.gelu(inner, self.approximate) or self.activation(inner)
+  return self.dropout(self.c_proj(inner))
+end
 
 local Block = nn.module "GPT2Block"
 
-function Block:init(o)
-  self.ln_1 = nn.LayerNorm(o.width)
-  self.attn = Attention(o)
-  self.ln_2 = nn.LayerNorm(o.width)
+function Block:init(o, layer)
+  self.ln_1 = nn.LayerNorm(o.width, { eps = o.eps })
+  self.attn = Attention(o, layer)
+  self.ln_2 = nn.LayerNorm(o.width, { eps = o.eps })
   self.mlp = Mlp(o)
 end
 
-function Block:forward(x, cache, past)
-  x = x + self.attn(self.ln_1(x), cache, past)
+function Block:forward(x, at)
+  x = x + self.attn(self.ln_1(x), at)
   return x + self.mlp(self.ln_2(x))
 end
 
-local function embedding(count, width, std)
-  local layer = nn.Embedding(count, width)
-  nn.init.normal(layer.weight, 0, std)
-  return layer
-end
+---@class GPT2: LanguageModel
+local GPT2 = nn.module("GPT2", LanguageModel)
+GPT2.model_type, GPT2.architecture = "gpt2", "GPT2LMHeadModel"
+GPT2.prefixes = { "transformer." }
+GPT2.ignored_too = { "^lm_head%.weight$" } -- is the token embedding
 
----@class GPT2: Module
-local GPT2 = nn.module "GPT2"
-
---- options: vocabulary (50257), context (1024), width (768), layers (12), heads (12), dropout (0). The defaults are the
--- smallest published size, 124M parameters. The head is the token embedding.
+--- options: vocabulary (50257), context (1024), width (768), layers (12), heads (12), dropout (0), inner (4 * width),
+-- activation ("gelu_new"), eps (1e-5). The defaults are the smallest published size, 124M parameters. The head is the
+-- token embedding.
 function GPT2:init(options)
   local o = nn.options("GPT2", options, { vocabulary = 50257, context = 1024, width = 768, layers = 12, heads = 12,
-    dropout = 0 })
+    dropout = 0, inner = nn.none, activation = "gelu_new", eps = 1e-5, scale_attn_weights = true,
+    scale_attn_by_inverse_layer_idx = false, config = nn.none })
   if o.width % o.heads ~= 0 then error(("GPT2: heads %d must divide width %d"):format(o.heads, o.width), 3) end
+  o.inner = o.inner or 4 * o.width
+  self.config = o.config or { vocab_size = o.vocabulary, n_positions = o.context, n_embd = o.width, n_layer = o.layers,
+    n_head = o.heads, n_inner = o.inner, activation_function = o.activation, layer_norm_epsilon = o.eps,
+    resid_pdrop = o.dropout, embd_pdrop = o.dropout, attn_pdrop = 0, scale_attn_weights = o.scale_attn_weights,
+    scale_attn_by_inverse_layer_idx = o.scale_attn_by_inverse_layer_idx }
+  o.activation = configs.activation("GPT2", o.activation)
   self.context, self.heads, self.width = o.context, o.heads, o.width
-  self.wte = embedding(o.vocabulary, o.width, 0.02)
-  self.wpe = embedding(o.context, o.width, 0.01)
+  self.wte = layers.embedding(o.vocabulary, o.width, 0.02)
+  self.wpe = layers.embedding(o.context, o.width, 0.01)
   self.drop = nn.Dropout(o.dropout)
   self.h = nn.ModuleList {}
-  for _ = 1, o.layers do self.h:append(Block(o)) end
-  self.ln_f = nn.LayerNorm(o.width)
+  for i = 1, o.layers do self.h:append(Block(o, i)) end
+  self.ln_f = nn.LayerNorm(o.width, { eps = o.eps })
 end
 
---- Room for the keys and values of `batch` sequences of up to `room` tokens (default: the context).
----@return table cache  for forward(); cache.past counts the tokens in it
-function GPT2:cache(batch, room)
-  room = room or self.context
-  if room > self.context then
-    error(("GPT2.cache: room for %d tokens, but the context is %d"):format(room, self.context), 2)
-  end
-  local weight = self.wte.weight
-  local function zeros()
-    return ty.keep(ty.zeros({ batch, self.heads, room, self.width // self.heads },
-      { dtype = weight.dtype, device = weight.device }))
-  end
-  local cache = { past = 0, room = room }
-  for i = 1, #self.h do cache[i] = { k = zeros(), v = zeros() } end
-  return cache
+--- The model of a published config.json.
+function GPT2.from_config(class, given)
+  local none = configs.none
+  local c = configs.read("GPT2", given, {
+    vocab_size = { "count" }, n_positions = { "count" }, n_embd = { "count" }, n_layer = { "count" },
+    n_head = { "count" }, n_inner = { "count", none }, activation_function = { "text", "gelu_new" },
+    layer_norm_epsilon = { "number", 1e-5 }, resid_pdrop = { "share", 0.1 }, embd_pdrop = { "share", 0.1 },
+    attn_pdrop = { "share", 0.1 }, scale_attn_weights = { "flag", true }, tie_word_embeddings = { "flag", true },
+    scale_attn_by_inverse_layer_idx = { "flag", false }, reorder_and_upcast_attn = { "flag", false },
+  })
+  configs.divides("GPT2", c, "n_head", "n_embd")
+  return class { vocabulary = c.vocab_size, context = c.n_positions, width = c.n_embd, layers = c.n_layer,
+    heads = c.n_head, dropout = c.resid_pdrop, inner = c.n_inner, activation = c.activation_function,
+    eps = c.layer_norm_epsilon, scale_attn_weights = c.scale_attn_weights,
+    scale_attn_by_inverse_layer_idx = c.scale_attn_by_inverse_layer_idx, config = c }
 end
 
---- Hidden states after the last norm: tokens i64 [n, t] to [n, t, width].
-function GPT2:hidden(tokens, cache)
-  local past, t = cache and cache.past or 0, tokens.shape[2]
-  local room = cache and cache.room or self.context
-  if past + t > room then error(("GPT2: %d tokens, but there is room for %d"):format(past + t, room), 3) end
-  local x = self.drop(self.wte(tokens) + self.wpe.weight:narrow(0, past, t))
-  for i, block in ipairs(self.h) do x = block(x, cache and cache[i], past) end
-  if cache then cache.past = past + t end
+--- A cache for forward(). options: room (positions to begin with).
+---@return KVCache
+function GPT2:cache(options) return Cache.new(#self.h, options) end
+
+--- Hidden states after the last norm: tokens i64 [n, t] to [n, t, width]. options as in forward().
+function GPT2:hidden(tokens, options)
+  local cache = options and options.cache or Cache.new(0)
+  local past, t = cache.past, tokens.shape[2]
+  if past + t > self.context then
+    error(("GPT2: %d tokens, but there is room for %d"):format(past + t, self.context), 3)
+  end
+  local mask, positions = cache:see(tokens, options and options.mask)
+  local at = { mask = mask and mask:unsqueeze(1):unsqueeze(1), cache = cache.layers > 0 and cache or nil }
+  local x = self.drop(self.wte(tokens) + (positions and self.wpe(positions) or self.wpe.weight:narrow(0, past, t)))
+  for i, block in ipairs(self.h) do
+    at.layer = i
+    x = block(x, at)
+  end
+  cache:advance(t)
   return self.ln_f(x)
 end
 
---- tokens i64 [n, t] to logits [n, t, vocabulary]. With a cache (and without gradients) the tokens follow those of the
--- calls before.
+--- Logits of hidden states.
+function GPT2:head(hidden) return ty.linear(hidden, self.wte.weight) end
+
+--- tokens i64 [n, t] to logits [n, t, vocabulary]. options: cache (from model:cache(), without gradients: the tokens
+-- follow those of the calls before), mask (bool or i64 [n, t], 0: padding, on the left).
 ---@param tokens Tensor
----@param cache? table  from model:cache()
+---@param options? {cache?: KVCache, mask?: Tensor}
 ---@return Tensor logits
-function GPT2:forward(tokens, cache) return ty.linear(self:hidden(tokens, cache), self.wte.weight) end
-
---- Mean cross entropy, in nats, of the token after each one: tokens and targets i64 [n, t].
----@return Tensor loss
-function GPT2:loss(tokens, targets)
-  return nn.cross_entropy(self:forward(tokens):flatten(0, 1), targets:flatten())
-end
-
---- Continues tokens i64 [n, t] by `count` more. options: temperature (1; 0 takes the most likely), top_k (0: all).
----@return Tensor tokens  [n, t + count]
-function GPT2:generate(tokens, count, options)
-  local o = nn.options("GPT2.generate", options, { temperature = 1, top_k = 0 })
-  return ty.no_grad(function()
-    local n, t = tokens.shape[1], tokens.shape[2]
-    local cache = self:cache(n, t + count)
-    local parts, next_input = { tokens }, tokens
-    for _ = 1, count do
-      next_input = ty.scope(function()
-        -- Only the last position asks the head.
-        local logits = ty.linear(self:hidden(next_input, cache):select(1, -1), self.wte.weight)
-        if o.temperature == 0 then return logits:argmax(-1, true) end
-        logits = logits:to "f32" / o.temperature
-        if o.top_k > 0 then
-          local best = logits:topk(math.min(o.top_k, logits.shape[2]))
-          logits = logits:masked_fill(logits:lt(best:narrow(1, best.shape[2] - 1, 1)), -math.huge)
-        end
-        return ty.multinomial(logits:softmax(-1), 1)
-      end)
-      parts[#parts + 1] = next_input
-    end
-    return ty.concat(parts, 1)
-  end)
-end
+function GPT2:forward(tokens, options) return self:head(self:hidden(tokens, options)) end
 
 return GPT2

@@ -35,9 +35,9 @@ check.test("a cache gives the logits of the whole sequence", function()
     local whole = model(tokens)
     check.ok(whole:std():item() > 0.1, "the logits differ")
     for _, pieces in ipairs { { 9 }, { 5, 1, 1, 1, 1 }, { 1, 8 }, { 4, 3, 2 } } do
-      local cache, past = model:cache(2), 0
+      local cache, past = model:cache(), 0
       for _, length in ipairs(pieces) do
-        local logits = model(tokens:narrow(1, past, length), cache)
+        local logits = model(tokens:narrow(1, past, length), { cache = cache })
         check.close(logits:tolist(), whole:narrow(1, past, length):tolist(), 1e-4, table.concat(pieces, "+"))
         past = past + length
       end
@@ -84,10 +84,12 @@ check.test("mistakes are named", function()
   check.fails(function() llm.GPT2 { heads = 5 } end, "heads 5 must divide width 768")
   check.fails(function() llm.GPT2 { depth = 3 } end, "no option 'depth'")
   check.fails(function() model(ty.zeros({ 1, 17 }, { dtype = "i64" })) end, "room for 16")
-  check.fails(function() model:cache(1, 17) end, "the context is 16")
-  local cache = model:cache(1, 4)
-  ty.no_grad(model.forward, model, ty.zeros({ 1, 4 }, { dtype = "i64" }), cache)
-  check.fails(function() ty.no_grad(model.forward, model, ty.zeros({ 1, 1 }, { dtype = "i64" }), cache) end, "5 tokens")
+  local cache = model:cache()
+  ty.no_grad(model.forward, model, ty.zeros({ 1, 16 }, { dtype = "i64" }), { cache = cache })
+  check.fails(function()
+    ty.no_grad(model.forward, model, ty.zeros({ 1, 1 }, { dtype = "i64" }), { cache = cache })
+  end, "17 tokens, but there is room for 16")
+  check.fails(function() model:cache(1) end, "Cache: options must be a table, got number")
 end)
 
 check.finish()

@@ -1,0 +1,244 @@
+--- BERT: a bidirectional encoder, also for sentence embeddings. Devlin et al. 2019, "BERT: Pre-training of Deep
+-- Bidirectional Transformers"; Reimers and Gurevych 2019, "Sentence-BERT". Parameter names as published.
+local ty = require "tycho"
+local configs = require "tycho.llm.config"
+local layers = require "tycho.llm.layers"
+local LanguageModel = require "tycho.llm.model"
+
+local nn = ty.nn
+
+-- A linear layer, dropout, the sum with the residual and its norm, which is how each half of a layer ends.
+local Output = nn.module "BertOutput"
+
+function Output:init(inputs, config)
+  self.dense = layers.linear(inputs, config.hidden_size, true, config.initializer_range)
+  self.LayerNorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
+  self.p = config.hidden_dropout_prob
+end
+
+function Output:forward(x, residual)
+  local norm = self.LayerNorm
+  local _, y = ty.add_layer_norm(self.dense(x), residual, norm.weight, norm.bias, norm.eps, self.p, self.training)
+  return y
+end
+
+local SelfAttention = nn.module "BertSelfAttention"
+
+function SelfAttention:init(config)
+  self.heads = config.num_attention_heads
+  for _, name in ipairs { "query", "key", "value" } do
+    self[name] = layers.linear(config.hidden_size, config.hidden_size, true, config.initializer_range)
+  end
+end
+
+function SelfAttention:forward(x, mask)
+  local function part(linear) return layers.split_heads(linear(x), self.heads) end
+  local y = ty.scaled_dot_product_attention(part(self.query), part(self.key), part(self.value), mask)
+  return layers.join_heads(y)
+end
+
+-- The published names nest: attention.self, attention.output.
+local Attention = nn.module "BertAttention"
+
+function Attention:init(config)
+  self.self = SelfAttention(config)
+  self.output = Output(config.hidden_size, config)
+end
+
+function Attention:forward(x, mask) return self.output(self.self(x, mask), x) end
+
+local Dense = nn.module "BertDense"
+
+function Dense:init(inputs, outputs, activation, std)
+  self.dense = layers.linear(inputs, outputs, true, std)
+  self.activation = activation
+end
+
+function Dense:forward(x)
+  if self.activation == "tanh" then return self.dense(x):tanh() end
+  return ty.linear(x, self.dense.weight, self.dense.bias, nil, self.activation)
+end
+
+local Layer = nn.module "BertLayer"
+
+function Layer:init(config)
+  self.attention = Attention(config)
+  self.intermediate = Dense(config.hidden_size, config.intermediate_size,
+    configs.activation("Bert", config.hidden_act), config.initializer_range)
+  self.output = Output(config.intermediate_size, config)
+end
+
+function Layer:forward(x, mask)
+  x = self.attention(x, mask)
+  return self.output(self.intermediate(x), x)
+end
+
+local Encoder = nn.module "BertEncoder"
+
+function Encoder:init(config)
+  self.layer = nn.ModuleList {}
+  for _ = 1, config.num_hidden_layers do self.layer:append(Layer(config)) end
+end
+
+local Embeddings = nn.module "BertEmbeddings"
+
+function Embeddings:init(config)
+  local width, std = config.hidden_size, config.initializer_range
+  self.word_embeddings = layers.embedding(config.vocab_size, width, std, config.pad_token_id or 0)
+  self.position_embeddings = layers.embedding(config.max_position_embeddings, width, std)
+  self.token_type_embeddings = layers.embedding(config.type_vocab_size, width, std)
+  self.LayerNorm = nn.LayerNorm(width, { eps = config.layer_norm_eps })
+  self.dropout = nn.Dropout(config.hidden_dropout_prob)
+end
+
+function Embeddings:forward(tokens, types)
+  local t = tokens.shape[2]
+  local room = self.position_embeddings.count
+  if t > room then error(("Bert: %d tokens, but there are %d positions"):format(t, room), 4) end
+  local kinds = types and self.token_type_embeddings(types) or self.token_type_embeddings.weight:select(0, 0)
+  local x = self.word_embeddings(tokens) + kinds + self.position_embeddings.weight:narrow(0, 0, t)
+  return self.dropout(self.LayerNorm(x))
+end
+
+local fields = {
+  vocab_size = { "count" }, hidden_size = { "count" }, num_hidden_layers = { "count" },
+  num_attention_heads = { "count" }, intermediate_size = { "count" }, hidden_act = { "text", "gelu" },
+  hidden_dropout_prob = { "share", 0.1 }, attention_probs_dropout_prob = { "share", 0.1 },
+  max_position_embeddings = { "count", 512 }, type_vocab_size = { "count", 2 }, layer_norm_eps = { "number", 1e-12 },
+  initializer_range = { "number", 0.02 }, position_embedding_type = { "text", "absolute" },
+  tie_word_embeddings = { "flag", true }, classifier_dropout = { "share", configs.none },
+}
+
+local function read(given)
+  local config = configs.read("Bert", given, fields)
+  configs.divides("Bert", config, "num_attention_heads", "hidden_size")
+  if config.position_embedding_type ~= "absolute" then
+    error(("Bert: position_embedding_type '%s' is not supported; absolute is"):format(
+      config.position_embedding_type), 0)
+  end
+  return config
+end
+
+-- Older files call the parameters of norms gamma and beta.
+local function rename(_, name)
+  return (name:gsub("LayerNorm%.gamma$", "LayerNorm.weight"):gsub("LayerNorm%.beta$", "LayerNorm.bias"))
+end
+
+---@class Bert: LanguageModel
+local Bert = nn.module("Bert", LanguageModel)
+Bert.model_type, Bert.architecture = "bert", "BertModel"
+Bert.prefixes = { "bert." }
+Bert.ignored_too = { "^cls%.", "^classifier%.", "^qa_outputs%." } -- heads of other classes
+Bert.rename = rename
+
+--- config: the keys of config.json. pooler (true): with the layer over the first token.
+---@param config table
+function Bert:init(config, pooler)
+  config = read(config)
+  self.config = config
+  self.embeddings = Embeddings(config)
+  self.encoder = Encoder(config)
+  if pooler ~= false then
+    self.pooler = Dense(config.hidden_size, config.hidden_size, "tanh", config.initializer_range)
+  end
+end
+
+-- Sentence encoders are published without a pooler as well as with one.
+function Bert.from_config(class, config, state)
+  return class(config, not state or (state["pooler.dense.weight"] or state["bert.pooler.dense.weight"]) ~= nil)
+end
+
+--- Hidden states [n, t, hidden] of tokens i64 [n, t]. options: mask (bool or i64 [n, t], 0: padding), types (i64 [n,
+-- t]: 0 and 1 for the first and second sentence).
+---@param tokens Tensor
+---@param options? {mask?: Tensor, types?: Tensor}
+---@return Tensor hidden
+function Bert:forward(tokens, options)
+  local mask = options and options.mask
+  if mask then mask = mask:to("bool"):unsqueeze(1):unsqueeze(1) end
+  local x = self.embeddings(tokens, options and options.types)
+  for _, layer in ipairs(self.encoder.layer) do x = layer(x, mask) end
+  return x
+end
+
+--- Sentence embeddings [n, hidden]. options: those of forward(), pooling ("mean" over the tokens that are no padding,
+-- "first" or "pooler"), normalize (true: to length 1).
+---@param tokens Tensor
+---@return Tensor embeddings
+function Bert:embed(tokens, options)
+  options = options or {}
+  local x, pooling = self:forward(tokens, options), options.pooling or "mean"
+  if pooling == "mean" and options.mask then
+    local weight = options.mask:to(x.dtype):unsqueeze(-1)
+    x = (x * weight):sum(1) / weight:sum(1):clamp(1e-9)
+  elseif pooling == "mean" then
+    x = x:mean(1)
+  elseif pooling == "first" then
+    x = x:select(1, 0)
+  elseif pooling == "pooler" and self.pooler then
+    x = self.pooler(x:select(1, 0))
+  else
+    error(("Bert.embed: pooling '%s' is not one of mean, first, pooler%s"):format(tostring(pooling),
+      self.pooler and "" or ", or this model has no pooler"), 2)
+  end
+  return options.normalize == false and x or nn.normalize(x)
+end
+
+function Bert:loss() error("Bert: the encoder alone has no loss; take BertForMaskedLM", 2) end
+
+-- cls.predictions.{transform.{dense, LayerNorm}, bias}: the head over the token embedding.
+local Transform = nn.module "BertTransform"
+
+function Transform:init(config)
+  self.dense = layers.linear(config.hidden_size, config.hidden_size, true, config.initializer_range)
+  self.LayerNorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
+  self.activation = configs.activation("Bert", config.hidden_act)
+end
+
+function Transform:forward(x)
+  return self.LayerNorm(ty.linear(x, self.dense.weight, self.dense.bias, nil, self.activation))
+end
+
+local Predictions = nn.module "BertPredictions"
+
+function Predictions:init(config)
+  self.transform = Transform(config)
+  self.bias = require("tycho.nn.options").parameter({ config.vocab_size }, nn.init.zeros)
+end
+
+local Head = nn.module "BertHead"
+
+function Head:init(config) self.predictions = Predictions(config) end
+
+---@class BertForMaskedLM: LanguageModel
+local BertForMaskedLM = nn.module("BertForMaskedLM", LanguageModel)
+BertForMaskedLM.model_type, BertForMaskedLM.architecture = "bert", "BertForMaskedLM"
+BertForMaskedLM.rename = rename
+BertForMaskedLM.ignored_too = { "^cls%.predictions%.decoder%.", "^cls%.seq_relationship%.", "^bert%.pooler%." }
+
+--- config: the keys of config.json.
+---@param config table
+function BertForMaskedLM:init(config)
+  self.bert = Bert(config, false)
+  self.config = self.bert.config
+  self.cls = Head(self.config)
+end
+
+--- Logits [n, t, vocabulary]; options as for Bert.
+---@param tokens Tensor
+---@return Tensor logits
+function BertForMaskedLM:forward(tokens, options)
+  local head = self.cls.predictions
+  return ty.linear(head.transform(self.bert(tokens, options)), self.bert.embeddings.word_embeddings.weight, head.bias)
+end
+
+--- Mean cross entropy of the labels [n, t] (-100: not counted).
+---@return Tensor loss
+function BertForMaskedLM:loss(tokens, labels, options)
+  return nn.cross_entropy(self:forward(tokens, options):flatten(0, 1), labels:flatten())
+end
+
+--- As Bert:embed().
+function BertForMaskedLM:embed(tokens, options) return self.bert:embed(tokens, options) end
+
+return { Bert = Bert, BertForMaskedLM = BertForMaskedLM }

@@ -1,0 +1,82 @@
+--- Keys and values of the tokens so far, so that decoding a token costs one token. In batches of different lengths the
+-- shorter rows begin with tokens that are masked (padding on the left).
+local ty = require "tycho"
+local lasting = require "tycho.llm.lasting"
+
+local FIRST = 64 -- positions that there is room for at first; it doubles
+
+---@class KVCache
+---@field past integer  positions filled, padding included
+local Cache = {}
+Cache.__index = Cache
+
+--- Room for `layers` layers; it grows as tokens come. options: room (positions to begin with).
+---@param layers integer
+---@param options? {room?: integer}
+---@return KVCache
+function Cache.new(layers, options)
+  local o = ty.nn.options("Cache", options, { room = FIRST })
+  local self = setmetatable({ past = 0, room = o.room, layers = layers }, Cache)
+  for i = 1, layers do self[i] = {} end
+  return self
+end
+
+local function grown(old, like, past, room)
+  local shape = like.shape
+  local new = lasting(ty.empty, { shape[1], shape[2], room, shape[4] }, { dtype = like.dtype, device = like.device })
+  if old then new:narrow(2, 0, past):copy_(old:narrow(2, 0, past)) end
+  return new
+end
+
+--- Adds keys and values [b, hkv, t, d] of one layer (counted from 1) and returns all of that layer [b, hkv, past + t,
+-- d].
+function Cache:append(layer, k, v)
+  local at, past, t = self[layer], self.past, k.shape[3]
+  local total = past + t
+  if not at.k or at.k.shape[3] < total then
+    while self.room < total do self.room = 2 * self.room end
+    at.k, at.v = grown(at.k, k, past, self.room), grown(at.v, v, past, self.room)
+  end
+  at.k:narrow(2, past, t):copy_(k)
+  at.v:narrow(2, past, t):copy_(v)
+  return at.k:narrow(2, 0, total), at.v:narrow(2, 0, total)
+end
+
+--- Takes the mask [b, t] (bool; nil: all seen) of the tokens that come next, and returns the mask [b, past + t] of all,
+-- or nil when nothing is masked, and the position of each token: a tensor [b, t], or nil when they count from past.
+function Cache:see(tokens, mask)
+  local shape = tokens.shape
+  local b, t = shape[1], shape[2]
+  if not mask and not self.seen then return nil, nil end
+  local full = { dtype = "bool", device = tokens.device }
+  mask = mask and mask:to "bool" or ty.ones({ b, t }, full)
+  local before = self.seen or ty.ones({ b, self.past }, full)
+  self.seen = lasting(ty.concat, { before, mask }, 1)
+  local positions = self.seen:to("i64"):cumsum(1):narrow(1, self.past, t) - 1
+  return self.seen, positions:clamp(0)
+end
+
+--- Counts t tokens more, once every layer has appended them.
+function Cache:advance(t) self.past = self.past + t end
+
+--- Forgets all but the first `past` positions.
+function Cache:truncate(past)
+  if past > self.past then
+    error(("cache: %d positions are wanted of %d"):format(past, self.past), 2)
+  end
+  self.past = past
+  if self.seen then self.seen = lasting(ty.narrow, self.seen, 1, 0, past) end
+end
+
+--- Keeps the rows `index` (i64 [n]) of the batch, for example those that are not finished.
+function Cache:select(index)
+  ty.no_grad(function()
+    for i = 1, self.layers do
+      local at = self[i]
+      for name, t in pairs(at) do at[name] = lasting(ty.index_select, t, 0, index) end
+    end
+    if self.seen then self.seen = lasting(ty.index_select, self.seen, 0, index) end
+  end)
+end
+
+return Cache

@@ -1,0 +1,98 @@
+--- Configurations: the keys of a published config.json, checked. A family lists its fields once; a table that somebody
+-- writes in a script and the file of a checkpoint are read by the same rules.
+local ty = require "tycho"
+
+local M = {}
+
+local function is_integer(value) return math.tointeger(value) ~= nil end
+
+-- What a kind of field accepts, and its name in errors.
+local kinds = {
+  count = { "a positive integer", function(v) return is_integer(v) and v >= 1 end },
+  integer = { "an integer", is_integer },
+  number = { "a number", function(v) return type(v) == "number" and v == v and math.abs(v) < math.huge end },
+  share = { "a number in [0, 1]", function(v) return type(v) == "number" and v >= 0 and v <= 1 end },
+  flag = { "true or false", function(v) return type(v) == "boolean" end },
+  text = { "text", function(v) return type(v) == "string" end },
+  table = { "an object", function(v) return type(v) == "table" end },
+}
+
+-- Keys that every published file may have and that do not change what is computed.
+local general = {}
+for name in ([[model_type architectures transformers_version torch_dtype dtype _name_or_path use_cache return_dict
+  output_attentions output_hidden_states initializer_range initializer_factor pad_token_id bos_token_id eos_token_id
+  sep_token_id cls_token_id decoder_start_token_id is_decoder is_encoder_decoder add_cross_attention tie_encoder_decoder
+  chunk_size_feed_forward id2label label2id problem_type pretraining_tp gradient_checkpointing task_specific_params
+  attn_implementation n_ctx n_positions summary_type summary_use_proj summary_activation summary_proj_to_labels
+  summary_first_dropout cross_attention_hidden_size torchscript pruned_heads tokenizer_class prefix auto_map]])
+  :gmatch "%S+" do general[name] = true end
+
+--- The fields of a configuration from `given`. fields: name -> { kind, default }; without a default the field must be
+-- there; a default of M.none leaves it nil. Unknown names are an error in a table from a script; a published file
+-- (which names its model_type) may say more than is needed, and what is not known comes as config.unknown.
+---@param who string            the family, for errors
+---@param given table
+---@param fields table<string, table>
+---@return table config
+function M.read(who, given, fields)
+  if type(given) ~= "table" then
+    error(("%s: a table with the config is wanted, got %s"):format(who, type(given)), 0)
+  end
+  local config, missing, unknown = { model_type = given.model_type, unknown = {} }, {}, {}
+  for name, field in pairs(fields) do
+    local value, kind = given[name], kinds[field[1]]
+    if value == ty.io.null then value = nil end
+    if value == nil then
+      if field[2] == nil then missing[#missing + 1] = name end
+      if field[2] ~= M.none then config[name] = field[2] end
+    elseif not kind[2](value) then
+      error(("%s: config key '%s' must be %s, got %s"):format(who, name, kind[1],
+        type(value) == "table" and "a table" or tostring(value)), 0)
+    else
+      config[name] = field[1] == "count" and math.tointeger(value) or value
+    end
+  end
+  for name in pairs(given) do
+    if fields[name] == nil then
+      if general[name] then config[name] = given[name] else unknown[#unknown + 1] = tostring(name) end
+    end
+  end
+  table.sort(missing)
+  table.sort(unknown)
+  if #missing > 0 then
+    error(("%s: the config has no %s%s"):format(who, table.concat(missing, ", "),
+      #unknown > 0 and "; it has the unknown " .. table.concat(unknown, ", ") or ""), 0)
+  end
+  if #unknown > 0 and given.model_type == nil then
+    local names = {}
+    for name in pairs(fields) do names[#names + 1] = name end
+    table.sort(names)
+    error(("%s: no config key '%s'; there are: %s"):format(who, unknown[1], table.concat(names, ", ")), 0)
+  end
+  if given.quantization_config and given.quantization_config ~= ty.io.null then
+    error(("%s: the weights are quantized by %s, which is not read"):format(who,
+      tostring(type(given.quantization_config) == "table" and given.quantization_config.quant_method or "?")), 0)
+  end
+  config.unknown, config.given = unknown, given
+  return config
+end
+
+M.none = {}
+
+--- An error when `divisor` does not divide `number`, both named by config keys.
+function M.divides(who, config, divisor, number)
+  if config[number] % config[divisor] ~= 0 then
+    error(("%s: %s %d must divide %s %d"):format(who, divisor, config[divisor], number, config[number]), 0)
+  end
+end
+
+-- Activations by their names in config.json, as ty.glu and ty.linear call them.
+local activations = { silu = "silu", swish = "silu", relu = "relu", gelu = "gelu", gelu_new = "gelu_tanh",
+  gelu_pytorch_tanh = "gelu_tanh", gelu_fast = "gelu_tanh" }
+
+--- The name of an activation for ty.glu and ty.linear.
+function M.activation(who, name)
+  return activations[name] or error(("%s: unknown activation '%s'"):format(who, tostring(name)), 0)
+end
+
+return M

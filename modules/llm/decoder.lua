@@ -1,0 +1,130 @@
+--- The decoder of Llama and of the families that follow it: parameter names, forward, cache. A family is a table of
+-- what it does differently; see llama.lua.
+local ty = require "tycho"
+local Cache = require "tycho.llm.cache"
+local configs = require "tycho.llm.config"
+local layers = require "tycho.llm.layers"
+local rotary = require "tycho.llm.rotary"
+local LanguageModel = require "tycho.llm.model"
+
+local nn = ty.nn
+local M = {}
+
+local none = configs.none
+
+-- Fields that all of these families have.
+local shared = {
+  vocab_size = { "count" }, hidden_size = { "count" }, intermediate_size = { "count" },
+  num_hidden_layers = { "count" }, num_attention_heads = { "count" }, num_key_value_heads = { "count", none },
+  head_dim = { "count", none }, max_position_embeddings = { "count", 2048 }, rms_norm_eps = { "number", 1e-6 },
+  rope_theta = { "number", none }, rope_scaling = { "table", none }, rope_parameters = { "table", none },
+  tie_word_embeddings = { "flag", false }, hidden_act = { "text", "silu" }, attention_dropout = { "share", 0 },
+}
+
+-- The embeddings, the layers and the last norm, which published files name "model".
+local Body = nn.module "Decoder"
+
+function Body:init(config, family)
+  self.embed_tokens = layers.embedding(config.vocab_size, config.hidden_size, nil, config.pad_token_id)
+  self.layers = nn.ModuleList {}
+  for i = 1, config.num_hidden_layers do self.layers:append(family.layer(config, i)) end
+  self.norm = nn.RMSNorm(config.hidden_size, { eps = config.rms_norm_eps })
+end
+
+---@class Decoder: LanguageModel
+local Decoder = nn.module("Decoder", LanguageModel)
+
+-- Files of the body alone lack its name.
+Decoder.missing_prefixes = { "model." }
+
+function Decoder:init(given)
+  local family = self.family
+  local who = family.name
+  local fields = {}
+  for name, field in pairs(shared) do fields[name] = field end
+  for name, field in pairs(family.fields or {}) do fields[name] = field end
+  local config = configs.read(who, given, fields)
+  config.num_key_value_heads = config.num_key_value_heads or config.num_attention_heads
+  if not config.head_dim then
+    configs.divides(who, config, "num_attention_heads", "hidden_size")
+    config.head_dim = config.hidden_size // config.num_attention_heads
+  end
+  configs.divides(who, config, "num_key_value_heads", "num_attention_heads")
+  if config.attention_dropout > 0 then
+    error(("%s: attention_dropout %g is not supported; set it to 0"):format(who, config.attention_dropout), 0)
+  end
+  if family.check then family.check(config) end
+  self.config = config
+  self.context = config.max_position_embeddings
+  self.rotary = rotary.new(who, config, config.head_dim)
+  self.model = Body(config, family)
+  if not config.tie_word_embeddings then
+    self.lm_head = layers.linear(config.hidden_size, config.vocab_size)
+  end
+end
+
+--- Options of layers.Attention by a config; `window` as the layer has it.
+function M.attention(config, more)
+  local o = { hidden = config.hidden_size, heads = config.num_attention_heads, kv_heads = config.num_key_value_heads,
+    width = config.head_dim, qkv_bias = config.attention_bias, out_bias = config.attention_bias }
+  for key, value in pairs(more or {}) do o[key] = value end
+  return o
+end
+
+--- A layer with the gated feed-forward network.
+function M.layer(config, more)
+  local activation = configs.activation("config", config.hidden_act)
+  return layers.DecoderLayer(M.attention(config, more), config.rms_norm_eps, "mlp", function()
+    return layers.GatedMlp(config.hidden_size, config.intermediate_size, activation, config.mlp_bias)
+  end)
+end
+
+--- A cache for forward(); it grows as tokens come.
+---@return KVCache
+function Decoder:cache(options) return Cache.new(#self.model.layers, options) end
+
+--- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward().
+function Decoder:hidden(tokens, options)
+  local cache = options and options.cache
+  local past, t = cache and cache.past or 0, tokens.shape[2]
+  cache = cache or Cache.new(0)
+  local mask, positions = cache:see(tokens, options and options.mask)
+  local cos, sin = self.rotary:table(past + t, tokens.device)
+  if positions then
+    cos, sin = ty.embedding(cos, positions):unsqueeze(1), ty.embedding(sin, positions):unsqueeze(1)
+    mask = mask:unsqueeze(1):unsqueeze(1)
+  else
+    cos, sin = cos:narrow(0, past, t), sin:narrow(0, past, t)
+  end
+  local at = { cos = cos, sin = sin, mask = mask, cache = cache.layers > 0 and cache or nil, record = options
+    and options.record }
+  local stream, more = self.model.embed_tokens(tokens), nil
+  for i, layer in ipairs(self.model.layers) do
+    at.layer = i
+    stream, more = layer(stream, more, at)
+  end
+  cache:advance(t)
+  local _, x = layers.add_norm(self.model.norm, stream, more)
+  return x
+end
+
+--- Logits of hidden states.
+function Decoder:head(hidden)
+  return ty.linear(hidden, (self.lm_head or self.model.embed_tokens).weight)
+end
+
+--- tokens i64 [n, t] to logits [n, t, vocabulary]. options: cache (from model:cache(), without gradients: the tokens
+-- follow those of the calls before), mask (bool or i64 [n, t], 0: padding, on the left).
+---@param tokens Tensor
+---@param options? {cache?: KVCache, mask?: Tensor}
+---@return Tensor logits
+function Decoder:forward(tokens, options) return self:head(self:hidden(tokens, options)) end
+
+--- A family. spec: name, model_type, architecture, fields (more config keys), layer(config, i), check(config), ignored.
+function M.define(spec)
+  local class = nn.module(spec.name, Decoder)
+  class.family, class.model_type, class.architecture = spec, spec.model_type, spec.architecture
+  return class
+end
+
+return M

@@ -1,0 +1,107 @@
+--- The blocks that the decoders share: attention with grouped heads and rotary positions, the gated feed-forward
+-- network, the layer of both. What a family does differently is an option here and named in its file.
+local ty = require "tycho"
+
+local nn = ty.nn
+local M = {}
+
+--- A linear layer as published checkpoints initialise it: normal with `std`, no bias unless asked for.
+function M.linear(inputs, outputs, bias, std)
+  local layer = nn.Linear(inputs, outputs, { bias = bias or false })
+  if layer.weight.device ~= "meta" then
+    nn.init.normal(layer.weight, 0, std or 0.02)
+    if bias then nn.init.zeros(layer.bias) end
+  end
+  return layer
+end
+
+--- Token embeddings: normal with `std`. pad: the token that stands for nothing and gets no gradient.
+function M.embedding(count, width, std, pad)
+  pad = math.type(pad) == "integer" and pad >= 0 and pad < count and pad or nil
+  local layer = nn.Embedding(count, width, { padding_index = pad })
+  if layer.weight.device ~= "meta" then nn.init.normal(layer.weight, 0, std or 0.02) end
+  return layer
+end
+
+--- The positions of [b, t, heads * d] as [b, heads, t, d].
+function M.split_heads(x, heads)
+  local shape = x.shape
+  return x:reshape(shape[1], shape[2], heads, -1):transpose(1, 2)
+end
+
+--- And back.
+function M.join_heads(x) return x:transpose(1, 2):flatten(2) end
+
+--- Causal attention. options: hidden, heads, kv_heads, width (of a head), qkv_bias, out_bias, norm_eps (norms of q and
+-- k, as Qwen3 has them), window (how many tokens back a token sees, itself included).
+local Attention = nn.module "Attention"
+M.Attention = Attention
+
+function Attention:init(o)
+  self.heads, self.kv_heads, self.window = o.heads, o.kv_heads, o.window and o.window - 1 or -1
+  self.q_proj = M.linear(o.hidden, o.heads * o.width, o.qkv_bias)
+  self.k_proj = M.linear(o.hidden, o.kv_heads * o.width, o.qkv_bias)
+  self.v_proj = M.linear(o.hidden, o.kv_heads * o.width, o.qkv_bias)
+  self.o_proj = M.linear(o.heads * o.width, o.hidden, o.out_bias)
+  if o.norm_eps then
+    self.q_norm = nn.RMSNorm(o.width, { eps = o.norm_eps })
+    self.k_norm = nn.RMSNorm(o.width, { eps = o.norm_eps })
+  end
+end
+
+--- at: cos, sin (of the tokens' positions), mask (bool or nil), cache and layer (or nil).
+function Attention:forward(x, at)
+  local q = M.split_heads(self.q_proj(x), self.heads)
+  local k = M.split_heads(self.k_proj(x), self.kv_heads)
+  local v = M.split_heads(self.v_proj(x), self.kv_heads)
+  if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
+  q, k = ty.rotary(q, at.cos, at.sin), ty.rotary(k, at.cos, at.sin)
+  if at.cache then k, v = at.cache:append(at.layer, k, v) end
+  local y = ty.scaled_dot_product_attention(q, k, v, at.mask, true, 0, self.window)
+  return self.o_proj(M.join_heads(y))
+end
+
+--- down(activation(gate(x)) * up(x)). Shazeer 2020, "GLU Variants Improve Transformer".
+local GatedMlp = nn.module "GatedMlp"
+M.GatedMlp = GatedMlp
+
+function GatedMlp:init(hidden, inner, activation, bias)
+  self.gate_proj = M.linear(hidden, inner, bias)
+  self.up_proj = M.linear(hidden, inner, bias)
+  self.down_proj = M.linear(inner, hidden, bias)
+  self.activation = activation
+end
+
+function GatedMlp:forward(x)
+  return self.down_proj(ty.glu(self.up_proj(x), self.gate_proj(x), self.activation))
+end
+
+--- Attention and a feed-forward network, each after a norm. The sum with the residual is taken together with the norm
+-- that follows it, so a layer gets the stream and what is still to be added to it, and returns the same.
+local DecoderLayer = nn.module "DecoderLayer"
+M.DecoderLayer = DecoderLayer
+
+--- attention: options of Attention; make_mlp() makes the module `mlp_name`.
+function DecoderLayer:init(attention, eps, mlp_name, make_mlp)
+  self.self_attn = Attention(attention)
+  self.mlp_name = mlp_name
+  self[mlp_name] = make_mlp()
+  self.input_layernorm = nn.RMSNorm(attention.hidden, { eps = eps })
+  self.post_attention_layernorm = nn.RMSNorm(attention.hidden, { eps = eps })
+end
+
+local function add_norm(norm, stream, more)
+  if not more then return stream, norm(stream) end
+  return ty.add_rms_norm(more, stream, norm.weight, norm.eps, 0, false)
+end
+M.add_norm = add_norm
+
+--- stream, more [b, t, hidden]; more may be nil.
+function DecoderLayer:forward(stream, more, at)
+  local x
+  stream, x = add_norm(self.input_layernorm, stream, more)
+  stream, x = add_norm(self.post_attention_layernorm, stream, self.self_attn(x, at))
+  return stream, self[self.mlp_name](x, at)
+end
+
+return M

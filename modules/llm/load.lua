@@ -1,0 +1,224 @@
+--- Reading models as they are published: a folder with config.json and weights in safetensors (whole, or in shards with
+-- an index) or PyTorch's zip files. The weights are mapped, not copied: a model is there at once and its pages come as
+-- they are used. Nothing of a checkpoint is ever run.
+local ty = require "tycho"
+local base = require "tycho.nn.module"
+
+local M = {}
+
+local function family_of(config, path)
+  local families = require "tycho.llm.families"
+  local class = families.find(config)
+  if class then return class end
+  local names = {}
+  for name in pairs(families.by_model_type) do names[#names + 1] = name end
+  table.sort(names)
+  error(("%s: model_type '%s' is not known; there are %s"):format(path, tostring(config.model_type),
+    table.concat(names, ", ")), 0)
+end
+
+local function read_json(path)
+  local value = ty.io.load_json(path)
+  if type(value) ~= "table" or #value > 0 then error(path .. ": an object is wanted", 0) end
+  return value
+end
+
+--- The tensors of all shards that an index names.
+local function read_shards(folder, index_path)
+  local index = read_json(index_path)
+  if type(index.weight_map) ~= "table" then error(index_path .. ": no weight_map", 0) end
+  local shards, state = {}, {}
+  for name, file in pairs(index.weight_map) do
+    if type(file) ~= "string" or file:find "[/\\]" or file:sub(1, 1) == "." then
+      error(("%s: '%s' is in %s, which is no file name"):format(index_path, name, tostring(file)), 0)
+    end
+    if not shards[file] then
+      if not ty.io.stat(folder .. "/" .. file) then
+        error(("%s: shard %s is not there"):format(index_path, file), 0)
+      end
+      shards[file] = ty.io.load(folder .. "/" .. file)
+    end
+    state[name] = shards[file][name]
+    if not state[name] then
+      error(("%s: '%s' is not in shard %s, where the index says"):format(index_path, name, file), 0)
+    end
+  end
+  return state
+end
+
+--- The tensors of a folder or file by name, mapped: model.safetensors, its index, pytorch_model.bin, its index; or the
+-- file that `path` names.
+---@param path string
+---@return table<string, Tensor> state
+function M.weights(path)
+  local info = ty.io.stat(path)
+  if not info then error(("llm.load: %s is not there"):format(path), 0) end
+  if info.kind ~= "directory" then
+    if path:find "%.index%.json$" then return read_shards(path:match "^(.*)/[^/]*$" or ".", path) end
+    return (ty.io.load(path))
+  end
+  for _, name in ipairs { "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+    "pytorch_model.bin.index.json" } do
+    local file = path .. "/" .. name
+    if ty.io.stat(file) then
+      if name:find "json$" then return read_shards(path, file) end
+      return (ty.io.load(file))
+    end
+  end
+  error(("llm.load: %s has none of model.safetensors, pytorch_model.bin and their indices"):format(path), 0)
+end
+
+-- Names that differ only in their prefix make one line: "model.layers.N.mlp" with a count and the first names.
+local function grouped(names)
+  local groups, order = {}, {}
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local key = ("." .. name):gsub("%.%d+", ".N"):sub(2):match "^(.*)%.[^.]+$" or ""
+    if not groups[key] then
+      groups[key] = {}
+      order[#order + 1] = key
+    end
+    table.insert(groups[key], name)
+  end
+  local lines = {}
+  for i, key in ipairs(order) do
+    if i > 20 then
+      lines[#lines + 1] = ("    and %d more groups"):format(#order - 20)
+      break
+    end
+    local list = groups[key]
+    local first = table.concat(list, ", ", 1, math.min(3, #list))
+    lines[#lines + 1] = #list == 1 and "    " .. first
+      or ("    %s (%d): %s%s"):format(key, #list, first, #list > 3 and ", ..." or "")
+  end
+  return table.concat(lines, "\n")
+end
+
+local function report_text(report)
+  local parts = {}
+  for _, kind in ipairs { "missing", "unexpected", "misshapen", "not_finite" } do
+    local names = report[kind]
+    if #names > 0 then
+      parts[#parts + 1] = ("  %s (%d):\n%s"):format(kind == "not_finite" and "with NaN or infinity" or kind, #names,
+        kind == "misshapen" and "    " .. table.concat(names, "\n    ", 1, math.min(20, #names)) or grouped(names))
+    end
+  end
+  return table.concat(parts, "\n")
+end
+
+local function shape_text(t) return "[" .. table.concat(t.shape, ", ") .. "]" end
+
+local function ignored(model, name)
+  for _, list in ipairs { model.ignored, model.ignored_too or {} } do
+    for _, pattern in ipairs(list) do
+      if name:find(pattern) then return true end
+    end
+  end
+  return false
+end
+
+-- Our names for those of the file: prefixes of other packagings taken off, single names by the family.
+local function renamed(model, state)
+  local ours, known, result, from = {}, model:state_dict(), {}, {}
+  for name in pairs(known) do ours[name] = true end
+  for name, tensor in pairs(state) do
+    local new = name
+    for _, prefix in ipairs(model.prefixes) do
+      if not ours[new] and new:sub(1, #prefix) == prefix then new = new:sub(#prefix + 1) end
+    end
+    for _, prefix in ipairs(model.missing_prefixes or {}) do
+      if not ours[new] and ours[prefix .. new] then new = prefix .. new end
+    end
+    if not ours[new] then new = model:rename(new) end
+    if new and not (ignored(model, name) and not ours[new]) then
+      if result[new] then
+        local pair = { from[new], name }
+        table.sort(pair)
+        error(("%s and %s are both %s"):format(pair[1], pair[2], new), 0)
+      end
+      result[new], from[new] = tensor, name
+    end
+  end
+  return result
+end
+
+--- Puts tensors into a model by name. Where dtype and device are those of the file the model then stands on the file's
+-- mapped pages. options: strict (true: anything missing, unexpected or misshapen is an error), dtype, device, check
+-- (false; true: NaN and infinities are an error, which reads all of the file).
+---@return table report  lists missing, unexpected, misshapen, not_finite
+function M.assign(model, state, options)
+  options = options or {}
+  local report = { missing = {}, unexpected = {}, misshapen = {}, not_finite = {} }
+  state = renamed(model, state)
+  local seen, changes = {}, {}
+  base.walk_state(model, function(kind, name, tensor, owner, key)
+    if kind == "buffer" and not owner._buffers[key] then return end
+    seen[name] = true
+    local source = state[name]
+    if not source then
+      table.insert(report.missing, name)
+    elseif shape_text(source) ~= shape_text(tensor) then
+      table.insert(report.misshapen,
+        ("%s: the model has %s, the file %s"):format(name, shape_text(tensor), shape_text(source)))
+    else
+      if options.check and source:is_floating_point() and not source:isfinite():all():item() then
+        table.insert(report.not_finite, name)
+      end
+      changes[#changes + 1] = { owner = owner, key = key, source = source, trained = tensor.requires_grad }
+    end
+  end)
+  for name in pairs(state) do
+    if not seen[name] then table.insert(report.unexpected, name) end
+  end
+  table.sort(report.unexpected)
+  local bad = #report.not_finite
+  if options.strict ~= false then bad = bad + #report.missing + #report.unexpected + #report.misshapen end
+  if bad > 0 then error("the weights do not fit the model\n" .. report_text(report), 0) end
+  for _, change in ipairs(changes) do
+    local t = change.source
+    if options.dtype and t:is_floating_point() then t = t:to(options.dtype) end
+    if options.device and options.device ~= "cpu" then t = t:to { device = options.device } end
+    if change.trained and t:is_floating_point() then t = t:detach():requires_grad_() end
+    rawset(change.owner, change.key, ty.keep(t))
+  end
+  ty.core.program.renew()
+  return report
+end
+
+--- A published model: a folder with config.json, or a weights file beside one. options: dtype (default: the file's),
+-- device, strict (true), check (false: NaN and infinities are not looked for), config (changes of config.json's keys),
+-- weights (false: as the family initialises them). The model comes in evaluation mode; model.report says what did not
+-- fit where strict is false, model.config.unknown which keys of the config were not understood.
+---@param path string
+---@param options? table
+---@return LanguageModel
+function M.load(path, options)
+  local o = ty.nn.options("llm.load", options, { dtype = ty.nn.none, device = "cpu", strict = true, check = false,
+    config = ty.nn.none, weights = true })
+  local info = ty.io.stat(path)
+  if not info then error(("llm.load: %s is not there"):format(path), 2) end
+  local folder = info.kind == "directory" and path or path:match "^(.*)/[^/]*$" or "."
+  local config_path = folder .. "/config.json"
+  if not ty.io.stat(config_path) then error(("llm.load: %s has no config.json"):format(folder), 2) end
+  local function guard(what, fn, ...)
+    local ok, result = pcall(fn, ...)
+    if not ok then error(("llm.load: %s: %s"):format(what, (tostring(result):gsub("^llm.load: ", ""))), 0) end
+    return result
+  end
+  local config = guard(config_path, read_json, config_path)
+  for key, value in pairs(o.config or {}) do config[key] = value end
+  local class = guard(config_path, family_of, config, "config.json")
+  local state = o.weights and guard(path, M.weights, path)
+  config.model_type = config.model_type or class.model_type
+  local model = guard(config_path, ty.nn.with_defaults, { device = state and "meta" or o.device,
+    dtype = not state and o.dtype or nil }, function() return class:from_config(config, state) end)
+  if state then
+    model.report = guard(path, M.assign, model, state,
+      { strict = o.strict, dtype = o.dtype, device = o.device, check = o.check })
+  end
+  local generation = folder .. "/generation_config.json"
+  if ty.io.stat(generation) then model.generation_config = guard(generation, read_json, generation) end
+  return model:eval()
+end
+
+return M

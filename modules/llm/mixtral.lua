@@ -1,0 +1,106 @@
+--- Mixtral: Mistral with a mixture of experts in place of the feed-forward network. Jiang et al. 2024, "Mixtral of
+-- Experts"; the loss that keeps the experts busy is that of Fedus et al. 2022, "Switch Transformers".
+local ty = require "tycho"
+local configs = require "tycho.llm.config"
+local decoder = require "tycho.llm.decoder"
+local layers = require "tycho.llm.layers"
+
+local nn = ty.nn
+
+-- w2(activation(w1 x) * w3 x), by the names of the files.
+local Expert = nn.module "Expert"
+
+function Expert:init(hidden, inner, activation)
+  self.w1, self.w2, self.w3 = layers.linear(hidden, inner), layers.linear(inner, hidden), layers.linear(hidden, inner)
+  self.activation = activation
+end
+
+function Expert:forward(x) return self.w2(ty.glu(self.w3(x), self.w1(x), self.activation)) end
+
+-- Each token goes to the `chosen` experts that its router prefers.
+local Experts = nn.module "Experts"
+
+function Experts:init(config)
+  self.chosen, self.count = config.num_experts_per_tok, config.num_local_experts
+  self.gate = layers.linear(config.hidden_size, self.count)
+  self.experts = nn.ModuleList {}
+  local activation = configs.activation("Mixtral", config.hidden_act)
+  for _ = 1, self.count do
+    self.experts:append(Expert(config.hidden_size, config.intermediate_size, activation))
+  end
+end
+
+function Experts:forward(x, at)
+  local shape = x.shape
+  x = x:flatten(0, 1)
+  local logits = self.gate(x)
+  local shares = logits:to("f32"):softmax(-1)
+  local weights, experts = shares:topk(self.chosen)
+  weights = weights / weights:sum(-1, true)
+  if at.record then table.insert(at.record, { shares = shares, experts = experts }) end
+  -- The tokens in the order of their experts: each expert sees one block of rows.
+  local order = ty.no_grad(function() return experts:flatten():argsort() end)
+  local rows = order:floor_div(self.chosen)
+  local counts = experts:flatten():one_hot(self.count):sum(0):tolist()
+  local sorted, first, parts = x:index_select(0, rows), 0, {}
+  for e, expert in ipairs(self.experts) do
+    if counts[e] > 0 then
+      parts[#parts + 1] = expert(sorted:narrow(0, first, counts[e]))
+      first = first + counts[e]
+    end
+  end
+  local y = ty.concat(parts, 0) * weights:flatten():index_select(0, order):unsqueeze(1):to(x.dtype)
+  return ty.zeros_like(x):index_add(0, rows, y):reshape(shape)
+end
+
+local Mixtral = decoder.define {
+  name = "Mixtral", model_type = "mixtral", architecture = "MixtralForCausalLM",
+  fields = { sliding_window = { "count", configs.none }, num_local_experts = { "count" },
+    num_experts_per_tok = { "count" }, output_router_logits = { "flag", false },
+    router_aux_loss_coef = { "number", 0.001 }, router_jitter_noise = { "number", 0 } },
+  check = function(config)
+    if config.num_experts_per_tok > config.num_local_experts then
+      error(("Mixtral: num_experts_per_tok %d is more than num_local_experts %d"):format(config.num_experts_per_tok,
+        config.num_local_experts), 0)
+    end
+  end,
+  layer = function(config)
+    local attention = decoder.attention(config, { window = config.sliding_window })
+    return layers.DecoderLayer(attention, config.rms_norm_eps, "block_sparse_moe",
+      function() return Experts(config) end)
+  end,
+}
+
+--- How unevenly tokens and probability are spread over the experts, 2 (the experts of a token) or more: from the
+-- `record` that forward() filled. mask [n, t]: 0 for tokens that do not count.
+function Mixtral:balance(record, mask)
+  local counts, shares = 0, 0
+  local weight = mask and mask:flatten():to("f32"):unsqueeze(1)
+  for _, entry in ipairs(record) do
+    local chosen = entry.experts:one_hot(self.config.num_local_experts):sum(1):to "f32"
+    counts = counts + (weight and chosen * weight or chosen):sum(0)
+    shares = shares + (weight and entry.shares * weight or entry.shares):sum(0)
+  end
+  local total = #record * (mask and weight:sum():item() or record[1].shares.shape[1])
+  return (counts / total * (shares / total)):sum() * self.config.num_local_experts
+end
+
+--- As LanguageModel:loss(); where the config says output_router_logits, router_aux_loss_coef times balance() is added.
+function Mixtral:loss(tokens, targets, options)
+  local config = self.config
+  if not config.output_router_logits then return getmetatable(self).super.loss(self, tokens, targets, options) end
+  options = options or {}
+  local t = tokens.shape[2]
+  local record = {}
+  local logits = self:forward(tokens, { mask = options.mask, record = record })
+  if not targets then
+    targets, logits = tokens:narrow(1, 1, t - 1), logits:narrow(1, 0, t - 1)
+    if options.mask then
+      targets = targets:masked_fill(options.mask:narrow(1, 1, t - 1):to("bool"):logical_not(), -100)
+    end
+  end
+  local loss = nn.cross_entropy(logits:flatten(0, 1), targets:flatten())
+  return loss + self:balance(record, options.mask) * config.router_aux_loss_coef
+end
+
+return Mixtral

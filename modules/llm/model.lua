@@ -1,0 +1,90 @@
+--- What all language models share: saving as a Hugging Face folder, losses, generation.
+local ty = require "tycho"
+
+local nn = ty.nn
+
+---@class LanguageModel: Module
+local LanguageModel = nn.module "LanguageModel"
+
+-- Names of a file that hold no weights: buffers that older versions wrote.
+LanguageModel.ignored = { "%.attn%.bias$", "%.attn%.masked_bias$", "rotary_emb%.inv_freq$", "%.position_ids$",
+  "^position_ids$" }
+
+--- Prefixes of published names that ours lack.
+LanguageModel.prefixes = {}
+
+--- The model of a config.json that was read. state: the tensors that it will get, where there are some.
+---@param config table
+---@param state? table<string, Tensor>
+function LanguageModel.from_config(class, config, state) return class(config) end
+
+--- Renames one published name to ours, or returns nil for a name to skip.
+function LanguageModel:rename(name) return name end
+
+--- Mean cross entropy, in nats, of the token after each one. tokens i64 [n, t]; targets [n, t] are the tokens one place
+-- on (-100: not counted), by default those of `tokens` itself. options: mask (as in forward()).
+---@param tokens Tensor
+---@param targets? Tensor
+---@return Tensor loss
+function LanguageModel:loss(tokens, targets, options)
+  local mask = options and options.mask
+  if not targets then
+    local t = tokens.shape[2]
+    targets = tokens:narrow(1, 1, t - 1)
+    if mask then targets = targets:masked_fill(mask:narrow(1, 1, t - 1):to("bool"):logical_not(), -100) end
+    tokens, mask = tokens:narrow(1, 0, t - 1), mask and mask:narrow(1, 0, t - 1)
+  end
+  local logits = self:forward(tokens, { mask = mask })
+  return nn.cross_entropy(logits:flatten(0, 1), targets:flatten())
+end
+
+--- Writes config.json, model.safetensors and generation_config.json to a folder that transformers reads as well. A path
+-- that ends in .safetensors gets the weights alone.
+---@param path string
+function LanguageModel:save(path, metadata)
+  if path:find "%.safetensors$" then return nn.Module.save(self, path, metadata) end
+  ty.io.mkdir(path)
+  local config = {}
+  for key, value in pairs(self:published_config()) do config[key] = value end
+  config.dtype = nil
+  config.torch_dtype = ({ f32 = "float32", f16 = "float16", bf16 = "bfloat16", f64 = "float64" })[
+    self:parameters()[1].dtype]
+  local function write(name, value)
+    ty.io.write_atomic(path .. "/" .. name, ty.io.json_encode(value, { indent = 2 }) .. "\n")
+  end
+  nn.Module.save(self, path .. "/model.safetensors", { format = "pt" })
+  if self.generation_config then write("generation_config.json", self.generation_config) end
+  write("config.json", config)
+  return self
+end
+
+--- The keys of config.json.
+function LanguageModel:published_config()
+  local config = {}
+  for key, value in pairs(self.config) do
+    if key ~= "given" and key ~= "unknown" then config[key] = value end
+  end
+  for key, value in pairs(self.config.given) do
+    if config[key] == nil then config[key] = value end
+  end
+  config.model_type = self.model_type
+  config.architectures = { self.architecture }
+  return config
+end
+
+--- What generation begins with: the first tokens [n, t] whose successors are wanted, their mask, and a function of
+-- tokens and mask that gives the logits [n, vocabulary] of the token after them. An encoder and decoder begins anew
+-- here.
+function LanguageModel:start(tokens, mask, cache)
+  return tokens, mask, function(input, given)
+    -- Only the last position asks the head.
+    return self:head(self:hidden(input, { cache = cache, mask = given }):select(1, -1))
+  end
+end
+
+--- Continues token sequences; see tycho.llm.generate.
+function LanguageModel:generate(tokens, count, options)
+  return require("tycho.llm.generate").generate(self, tokens, count, options)
+end
+
+return LanguageModel

@@ -1,0 +1,131 @@
+--- Rotary position embeddings (Su et al. 2021): the cosines and sines by position, with the scalings that published
+-- models use: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023) and Llama 3's.
+local ty = require "tycho"
+local lasting = require "tycho.llm.lasting"
+
+local M = {}
+
+local function frequencies(width, theta)
+  local list = {}
+  for i = 0, width // 2 - 1 do list[i + 1] = theta ^ (-2 * i / width) end
+  return list
+end
+
+local scalings = {}
+
+function scalings.default(width, theta) return frequencies(width, theta), 1 end
+
+function scalings.linear(width, theta, p)
+  local list = frequencies(width, theta)
+  for i, f in ipairs(list) do list[i] = f / p.factor end
+  return list, 1
+end
+
+-- The base grows with the length, so that the longest wave still spans it.
+function scalings.dynamic(width, theta, p, length)
+  local ratio = p.factor * math.max(length, p.context) / p.context - (p.factor - 1)
+  return frequencies(width, theta * ratio ^ (width / (width - 2))), 1
+end
+
+-- Slow waves are stretched by the factor, fast ones are kept, those between are blended.
+function scalings.yarn(width, theta, p)
+  local original = p.original_max_position_embeddings or p.context
+  local factor = p.factor or p.context / original
+  local function turns_at(turns)
+    return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+  end
+  local low, high = turns_at(p.beta_fast or 32), turns_at(p.beta_slow or 1)
+  if p.truncate ~= false then low, high = math.floor(low), math.ceil(high) end
+  low, high = math.max(low, 0), math.min(high, width - 1)
+  if low == high then high = high + 0.001 end
+  local list = frequencies(width, theta)
+  for i, f in ipairs(list) do
+    local slow = math.min(math.max((i - 1 - low) / (high - low), 0), 1)
+    list[i] = f / factor * slow + f * (1 - slow)
+  end
+  local function scale(m) return factor <= 1 and 1 or 0.1 * m * math.log(factor) + 1 end
+  local attention = p.attention_factor
+  if not attention and p.mscale and p.mscale_all_dim then attention = scale(p.mscale) / scale(p.mscale_all_dim) end
+  return list, attention or scale(1)
+end
+
+function scalings.llama3(width, theta, p)
+  local original = p.original_max_position_embeddings
+  local list = frequencies(width, theta)
+  for i, f in ipairs(list) do
+    local turns = original * f / (2 * math.pi) -- within the length it was trained on
+    local smooth = (turns - p.low_freq_factor) / (p.high_freq_factor - p.low_freq_factor)
+    smooth = math.min(math.max(smooth, 0), 1)
+    list[i] = (1 - smooth) * f / p.factor + smooth * f
+  end
+  return list, 1
+end
+
+local wanted = { linear = { "factor" }, dynamic = { "factor" }, yarn = {}, default = {},
+  llama3 = { "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings" } }
+
+-- The settings of a config.json of any age: rope_parameters, or rope_theta beside rope_scaling, which called its type
+-- `type` at first.
+local function settings(who, config)
+  local p = {}
+  for _, part in ipairs { config.rope_scaling or {}, config.rope_parameters or {} } do
+    for key, value in pairs(part) do
+      if value ~= ty.io.null then p[key] = value end
+    end
+  end
+  p.kind = p.rope_type or p.type or "default"
+  p.theta = p.rope_theta or config.rope_theta or 10000
+  p.context = config.max_position_embeddings
+  for _, key in ipairs { "factor", "theta", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "partial_rotary_factor" } do
+    local value = p[key]
+    if value ~= nil and not (type(value) == "number" and value > 0 and value < math.huge) then
+      error(("%s: rope setting '%s' must be a positive number, got %s"):format(who, key, tostring(value)), 0)
+    end
+  end
+  if not scalings[p.kind] then
+    error(("%s: unknown rope_type '%s'; there are default, linear, dynamic, yarn, llama3"):format(who,
+      tostring(p.kind)), 0)
+  end
+  for _, key in ipairs(wanted[p.kind]) do
+    if not p[key] then error(("%s: rope_type '%s' needs '%s'"):format(who, p.kind, key), 0) end
+  end
+  return p
+end
+
+---@class Rotary
+local Rotary = {}
+Rotary.__index = Rotary
+
+--- For heads of `width`, by the settings of a config.
+function M.new(who, config, width)
+  local p = settings(who, config)
+  local turned = math.floor(width * (p.partial_rotary_factor or 1))
+  if turned % 2 ~= 0 or turned < 2 then
+    error(("%s: head_dim %d leaves %d elements to turn; an even number is wanted"):format(who, width, turned), 0)
+  end
+  return setmetatable({ width = turned, settings = p, tables = {} }, Rotary)
+end
+
+--- cos and sin [length, width / 2] in f32 of the positions from 0, for sequences of `length` in all. They are kept.
+---@return Tensor cos
+---@return Tensor sin
+function Rotary:table(length, device)
+  local kept = self.tables[device]
+  -- Frequencies of the dynamic scaling hold for one length.
+  local dynamic = self.settings.kind == "dynamic" and math.max(length, self.settings.context)
+  if not kept or kept.length < length or kept.dynamic ~= dynamic then
+    local room = math.max(64, length)
+    if kept then room = math.max(room, 2 * kept.length) end
+    local list, scale = scalings[self.settings.kind](self.width, self.settings.theta, self.settings, length)
+    kept = lasting(ty.no_grad, function()
+      local turns = ty.arange(room, { dtype = "f64" }):unsqueeze(1) * ty.tensor(list, { dtype = "f64" })
+      local function put(t) return (t * scale):to("f32"):to { device = device } end
+      return { cos = put(turns:cos()), sin = put(turns:sin()), length = room, dynamic = dynamic }
+    end)
+    self.tables[device] = kept
+  end
+  return kept.cos, kept.sin
+end
+
+return M

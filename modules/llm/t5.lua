@@ -1,0 +1,251 @@
+--- T5: an encoder and a decoder with relative positions. Raffel et al. 2020, "Exploring the Limits of Transfer Learning
+-- with a Unified Text-to-Text Transformer"; version 1.1 by Shazeer 2020. Parameter names as published.
+local ty = require "tycho"
+local Cache = require "tycho.llm.cache"
+local configs = require "tycho.llm.config"
+local lasting = require "tycho.llm.lasting"
+local layers = require "tycho.llm.layers"
+local LanguageModel = require "tycho.llm.model"
+
+local nn = ty.nn
+
+-- The bucket of a distance (key minus query): near ones have one each, far ones share them by logarithm.
+local function bucket(distance, both_ways, count, most)
+  local first = 0
+  if both_ways then
+    count = count // 2
+    if distance > 0 then first = count end
+    distance = math.abs(distance)
+  else
+    distance = math.max(-distance, 0)
+  end
+  local exact = count // 2
+  if distance < exact then return first + distance end
+  local far = exact + math.floor(math.log(distance / exact) / math.log(most / exact) * (count - exact))
+  return first + math.min(far, count - 1)
+end
+
+-- Scores are not scaled; the weights are initialised for that.
+local Attention = nn.module "T5Attention"
+
+function Attention:init(config, options)
+  local inner = config.num_heads * config.d_kv
+  self.heads, self.both_ways = config.num_heads, options.both_ways
+  self.q = layers.linear(config.d_model, inner, false, (config.d_model * config.d_kv) ^ -0.5)
+  self.k = layers.linear(config.d_model, inner, false, config.d_model ^ -0.5)
+  self.v = layers.linear(config.d_model, inner, false, config.d_model ^ -0.5)
+  self.o = layers.linear(inner, config.d_model, false, inner ^ -0.5)
+  if options.positions then
+    self.buckets, self.most = config.relative_attention_num_buckets, config.relative_attention_max_distance
+    self.relative_attention_bias = layers.embedding(self.buckets, config.num_heads, config.d_model ^ -0.5)
+  end
+end
+
+--- What is added to the scores of queries past .. past + t - 1 and keys 0 .. s - 1: [1, heads, t, s].
+function Attention:positions(past, t, s)
+  local list, least = {}, -(past + t - 1)
+  for distance = least, s - 1 - past do
+    list[#list + 1] = bucket(distance, self.both_ways, self.buckets, self.most)
+  end
+  local device = self.relative_attention_bias.weight.device
+  local on = { dtype = "i64", device = device }
+  local by_distance = self.relative_attention_bias(ty.tensor(list, on))
+  local index = ty.arange(s, on):unsqueeze(0) - ty.arange(past, past + t, 1, on):unsqueeze(1) - least
+  return ty.embedding(by_distance, index):permute(2, 0, 1):unsqueeze(0)
+end
+
+-- memory: what is attended to (nil: x). kept: keys and values of the memory from before.
+function Attention:forward(x, memory, bias, kept, append)
+  local k, v
+  local q = layers.split_heads(self.q(x), self.heads)
+  if kept and kept.k then
+    k, v = kept.k, kept.v
+  else
+    memory = memory or x
+    k, v = layers.split_heads(self.k(memory), self.heads), layers.split_heads(self.v(memory), self.heads)
+    if kept then kept.k, kept.v = lasting(ty.clone, k), lasting(ty.clone, v) end
+  end
+  if append then k, v = append(k, v) end
+  return self.o(layers.join_heads(ty.scaled_dot_product_attention(q, k, v, bias, false, 1)))
+end
+
+local FeedForward = nn.module "T5FeedForward"
+
+function FeedForward:init(config)
+  local wide = config.d_model ^ -0.5
+  local gated = config.feed_forward_proj:match "^gated%-(.*)$"
+  if gated == "gelu" then gated = "gelu_new" end -- what version 1.1 means by it
+  self.gated, self.activation = gated ~= nil, configs.activation("T5", gated or config.feed_forward_proj)
+  if gated then
+    self.wi_0 = layers.linear(config.d_model, config.d_ff, false, wide)
+    self.wi_1 = layers.linear(config.d_model, config.d_ff, false, wide)
+  else
+    self.wi = layers.linear(config.d_model, config.d_ff, false, wide)
+  end
+  self.wo = layers.linear(config.d_ff, config.d_model, false, config.d_ff ^ -0.5)
+end
+
+function FeedForward:forward(x)
+  if self.gated then return self.wo(ty.glu(self.wi_1(x), self.wi_0(x), self.activation)) end
+  return self.wo(ty.linear(x, self.wi.weight, nil, nil, self.activation))
+end
+
+-- One part of a block: a norm, what `name` is, the sum.
+local Part = nn.module "T5Part"
+
+function Part:init(config, name, module)
+  self.name = name
+  self[name] = module
+  self.layer_norm = nn.RMSNorm(config.d_model, { eps = config.layer_norm_epsilon })
+  self.dropout = nn.Dropout(config.dropout_rate)
+end
+
+function Part:forward(x, ...) return x + self.dropout(self[self.name](self.layer_norm(x), ...)) end
+
+local Block = nn.module "T5Block"
+
+function Block:init(config, decoder, first)
+  self.layer = nn.ModuleList {}
+  self.layer:append(Part(config, "SelfAttention", Attention(config, { both_ways = not decoder, positions = first })))
+  if decoder then self.layer:append(Part(config, "EncDecAttention", Attention(config, {}))) end
+  self.layer:append(Part(config, "DenseReluDense", FeedForward(config)))
+end
+
+local Stack = nn.module "T5Stack"
+
+function Stack:init(config, count, decoder)
+  self.block = nn.ModuleList {}
+  for i = 1, count do self.block:append(Block(config, decoder, i == 1)) end
+  self.final_layer_norm = nn.RMSNorm(config.d_model, { eps = config.layer_norm_epsilon })
+  self.dropout = nn.Dropout(config.dropout_rate)
+end
+
+---@class T5: LanguageModel
+local T5 = nn.module("T5", LanguageModel)
+T5.model_type, T5.architecture = "t5", "T5ForConditionalGeneration"
+-- Copies of `shared`, and what version 1.0 wrote but never used.
+T5.ignored_too = { "^encoder%.embed_tokens%.weight$", "^decoder%.embed_tokens%.weight$", "^lm_head%.weight$",
+  "%.EncDecAttention%.relative_attention_bias%.weight$" }
+
+--- config: the keys of config.json.
+---@param config table
+function T5:init(config)
+  local none = configs.none
+  local c = configs.read("T5", config, {
+    vocab_size = { "count" }, d_model = { "count" }, d_kv = { "count" }, d_ff = { "count" }, num_layers = { "count" },
+    num_heads = { "count" }, num_decoder_layers = { "count", none },
+    relative_attention_num_buckets = { "count", 32 }, relative_attention_max_distance = { "count", 128 },
+    layer_norm_epsilon = { "number", 1e-6 }, feed_forward_proj = { "text", "relu" }, dropout_rate = { "share", 0.1 },
+    tie_word_embeddings = { "flag", true }, scale_decoder_outputs = { "flag", none },
+    decoder_start_token_id = { "integer", 0 }, pad_token_id = { "integer", 0 }, dense_act_fn = { "text", none },
+    is_gated_act = { "flag", none }, classifier_dropout = { "share", 0 },
+  })
+  c.num_decoder_layers = c.num_decoder_layers or c.num_layers
+  self.config = c
+  -- Version 1.0 scales what the tied head gets.
+  self.scale = 1
+  if c.scale_decoder_outputs or (c.scale_decoder_outputs == nil and c.tie_word_embeddings) then
+    self.scale = c.d_model ^ -0.5
+  end
+  self.shared = layers.embedding(c.vocab_size, c.d_model, 1)
+  self.encoder = Stack(c, c.num_layers, false)
+  self.decoder = Stack(c, c.num_decoder_layers, true)
+  if not c.tie_word_embeddings then self.lm_head = layers.linear(c.d_model, c.vocab_size) end
+end
+
+-- Newer versions of transformers always write tie_word_embeddings as true: what counts is whether there is a head.
+function T5.from_config(class, given, state)
+  local config = {}
+  for key, value in pairs(given) do config[key] = value end
+  if config.scale_decoder_outputs == nil then
+    config.scale_decoder_outputs = config.tie_word_embeddings ~= false
+  end
+  if state then config.tie_word_embeddings = state["lm_head.weight"] == nil end
+  return class(config)
+end
+
+local function added_mask(mask, like)
+  if not mask then return nil end
+  mask = mask:to("bool"):unsqueeze(1):unsqueeze(1)
+  return ty.zeros(mask.shape, { dtype = like.dtype, device = like.device })
+    :masked_fill(mask:logical_not(), -math.huge)
+end
+
+local function with(bias, mask) return mask and bias + mask or bias end
+
+--- The memory [n, s, d_model] of source tokens i64 [n, s]. options: mask (bool or i64 [n, s], 0: padding).
+---@return Tensor memory
+function T5:encode(tokens, options)
+  local stack = self.encoder
+  local x, s = stack.dropout(self.shared(tokens)), tokens.shape[2]
+  local bias = stack.block[1].layer[1].SelfAttention:positions(0, s, s)
+  bias = with(bias, added_mask(options and options.mask, bias))
+  for _, block in ipairs(stack.block) do
+    x = block.layer[1](x, nil, bias)
+    x = block.layer[2](x)
+  end
+  return stack.dropout(stack.final_layer_norm(x))
+end
+
+--- A cache for decode().
+---@return KVCache
+function T5:cache(options)
+  local cache = Cache.new(#self.decoder.block, options)
+  cache.cross = {}
+  for i = 1, cache.layers do cache.cross[i] = {} end
+  return cache
+end
+
+--- Hidden states [n, t, d_model] of target tokens i64 [n, t], ready for the head. options: memory (from encode()), mask
+-- (of the memory), cache (from model:cache(), without gradients).
+function T5:hidden(tokens, options)
+  local cache, stack = options.cache, self.decoder
+  local past, t = cache and cache.past or 0, tokens.shape[2]
+  local x = stack.dropout(self.shared(tokens))
+  local bias = stack.block[1].layer[1].SelfAttention:positions(past, t, past + t)
+  if t > 1 then
+    local ahead = ty.ones({ t, past + t }, { dtype = "bool", device = x.device }):triu(past + 1)
+    bias = bias:masked_fill(ahead, -math.huge)
+  end
+  local seen = options.mask and options.mask:to("bool"):unsqueeze(1):unsqueeze(1)
+  for i, block in ipairs(stack.block) do
+    x = block.layer[1](x, nil, bias, nil, cache and function(k, v) return cache:append(i, k, v) end)
+    x = block.layer[2](x, options.memory, seen, cache and cache.cross[i])
+    x = block.layer[3](x)
+  end
+  if cache then cache:advance(t) end
+  return stack.dropout(stack.final_layer_norm(x)) * self.scale
+end
+
+--- Logits of hidden states.
+function T5:head(hidden) return ty.linear(hidden, (self.lm_head or self.shared).weight) end
+
+--- Source tokens i64 [n, s] and target tokens i64 [n, t] (beginning with decoder_start_token_id) to logits
+-- [n, t, vocabulary]. options: mask (of the source).
+---@return Tensor logits
+function T5:forward(tokens, targets, options)
+  local mask = options and options.mask
+  return self:head(self:hidden(targets, { memory = self:encode(tokens, options), mask = mask }))
+end
+
+--- Mean cross entropy of the labels i64 [n, t] (-100: not counted), which the decoder sees one place later.
+---@return Tensor loss
+function T5:loss(tokens, labels, options)
+  local shape = labels.shape
+  local start = ty.full({ shape[1], 1 }, self.config.decoder_start_token_id, { dtype = "i64", device = labels.device })
+  local inputs = ty.concat({ start, labels:narrow(1, 0, shape[2] - 1) }, 1)
+  inputs = inputs:masked_fill(inputs:eq(-100), self.config.pad_token_id)
+  return nn.cross_entropy(self:forward(tokens, inputs, options):flatten(0, 1), labels:flatten())
+end
+
+--- As LanguageModel:start(): the prompts are the source, the decoder begins with decoder_start_token_id.
+function T5:start(tokens, mask, cache)
+  local memory = self:encode(tokens, { mask = mask })
+  local first = ty.full({ tokens.shape[1], 1 }, self.config.decoder_start_token_id,
+    { dtype = "i64", device = tokens.device })
+  return first, nil, function(input)
+    return self:head(self:hidden(input, { cache = cache, memory = memory, mask = mask }):select(1, -1))
+  end
+end
+
+return T5

@@ -1,0 +1,174 @@
+-- Loading and saving language models: folders, shards, PyTorch's files, the report of what does not fit, damaged files.
+local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local check = dofile(here .. "check.lua")
+local scratch = dofile(here .. "scratch.lua")
+local ty = require "tycho"
+local llm = require "tycho.llm"
+
+local root = check.root .. "tests/fixtures/llm/"
+
+local function json(path, value) ty.io.write_atomic(path, ty.io.json_encode(value)) end
+
+-- A folder with a fixture's config and other tensors.
+local count = 0
+local function folder(name, state, change)
+  count = count + 1
+  local path = scratch.file("model" .. count)
+  ty.io.mkdir(path)
+  local config = ty.io.load_json(root .. name .. "/config.json")
+  for key, value in pairs(change or {}) do config[key] = value end
+  json(path .. "/config.json", config)
+  if state then ty.io.save_safetensors(path .. "/model.safetensors", state) end
+  return path
+end
+
+local function copy(state)
+  local result = {}
+  for name, t in pairs(state) do result[name] = t end
+  return result
+end
+
+check.test("the file's dtype, or another; mapped memory is not the file", function()
+  local model = llm.load(root .. "llama")
+  check.equal(model.model.norm.weight.dtype, "bf16")
+  check.equal(llm.load(root .. "llama", { dtype = "f32" }).lm_head.weight.dtype, "f32")
+  check.equal(model.training, false)
+  check.equal(model.generation_config.transformers_version ~= nil, true)
+  check.equal(model.config.unknown, {})
+  local before = model.lm_head.weight:detach():tolist()
+  model.lm_head.weight:detach():fill_(0)
+  check.equal(llm.load(root .. "llama").lm_head.weight:tolist(), before)
+end)
+
+check.test("what is saved is loaded again, tied weights once", function()
+  for _, name in ipairs { "gpt2", "llama3", "qwen2", "mixtral", "bert", "t5", "t5_v1_1" } do
+    local model = llm.load(root .. name)
+    local path = scratch.file("saved_" .. name)
+    model:save(path)
+    local again = llm.load(path)
+    local a, b = model:state_dict(), again:state_dict()
+    for key, t in pairs(a) do
+      check.equal(b[key].dtype, t.dtype)
+      check.equal((t:to "f32" - b[key]:to "f32"):abs():max():item(), 0, name .. " " .. key)
+    end
+    local written = ty.io.load_json(path .. "/config.json")
+    check.equal(written.model_type, (name:gsub("3$", ""):gsub("_v1_1", "")))
+    check.equal(written.torch_dtype, "bfloat16")
+    check.equal(again.config.unknown, {})
+    if name:find "t5" then check.equal(again.scale, model.scale) end
+  end
+end)
+
+check.test("shards with an index, PyTorch's file, bodies alone, other prefixes", function()
+  local state = ty.io.load(root .. "llama/model.safetensors")
+  local tokens = ty.tensor { { 5, 9, 2 } }
+  local want = llm.load(root .. "llama")(tokens):tolist()
+  local path, parts, map = folder "llama", { {}, {} }, {}
+  for name, t in pairs(state) do
+    local part = name:find "layers.1" and 2 or 1
+    parts[part][name] = t
+    map[name] = ("model-0000%d-of-00002.safetensors"):format(part)
+  end
+  for i, part in ipairs(parts) do
+    ty.io.save_safetensors(("%s/model-0000%d-of-00002.safetensors"):format(path, i), part)
+  end
+  json(path .. "/model.safetensors.index.json", { metadata = { total_size = 1 }, weight_map = map })
+  check.equal(llm.load(path)(tokens):tolist(), want)
+  map["lm_head.weight"] = "../elsewhere.safetensors"
+  json(path .. "/model.safetensors.index.json", { weight_map = map })
+  check.fails(function() llm.load(path) end, "no file name")
+  map["lm_head.weight"] = "model-00003-of-00003.safetensors"
+  json(path .. "/model.safetensors.index.json", { weight_map = map })
+  check.fails(function() llm.load(path) end, "shard model-00003-of-00003.safetensors is not there")
+  map["lm_head.weight"] = "model-00002-of-00002.safetensors"
+  json(path .. "/model.safetensors.index.json", { weight_map = map })
+  check.fails(function() llm.load(path) end, "'lm_head.weight' is not in shard")
+
+  local bare = {}
+  for name, t in pairs(state) do bare[name:gsub("^model%.", "")] = t end
+  check.equal(llm.load(folder("llama", bare))(tokens):tolist(), want)
+  local gpt2 = llm.load(root .. "gpt2")
+  local published = {}
+  for name, t in pairs(gpt2:state_dict()) do published[name] = t end
+  published["h.0.attn.bias"] = ty.ones { 1, 1, 4, 4 }
+  published["h.1.attn.masked_bias"] = ty.tensor(-1e4)
+  published["lm_head.weight"] = gpt2.wte.weight
+  check.equal(llm.load(folder("gpt2", published))(tokens):tolist(), gpt2(tokens):tolist())
+  local old = {}
+  for name, t in pairs(ty.io.load(root .. "bert/model.safetensors")) do
+    old[name:gsub("LayerNorm%.weight", "LayerNorm.gamma"):gsub("LayerNorm%.bias", "LayerNorm.beta")] = t
+  end
+  old["cls.seq_relationship.weight"] = ty.zeros { 2, 32 }
+  check.equal(llm.load(folder("bert", old))(tokens):tolist(), llm.load(root .. "bert")(tokens):tolist())
+  check.equal(getmetatable(llm.load(folder("bert", old, { architectures = { "BertModel" } }))).__name, "Bert")
+end)
+
+check.test("the report names what is missing, unexpected and misshapen, by groups", function()
+  local state = copy(ty.io.load(root .. "llama/model.safetensors"))
+  state["model.layers.0.mlp.up_proj.weight"] = nil
+  state["model.layers.1.mlp.up_proj.weight"] = nil
+  state["model.norm.weight"] = ty.ones { 31 }
+  state["model.extra.bias"] = ty.ones { 3 }
+  state["model.layers.0.self_attn.rotary_emb.inv_freq"] = ty.ones { 4 }
+  local path = folder("llama", state)
+  local message = check.fails(function() llm.load(path) end, "missing (2)")
+  for _, text in ipairs { path, "model.layers.N.mlp.up_proj (2): model.layers.0.mlp.up_proj.weight, ",
+    "unexpected (1):\n    model.extra.bias", "misshapen (1)",
+    "model.norm.weight: the model has [32], the file [31]" } do
+    check.ok(message:find(text, 1, true), text)
+  end
+  check.ok(not message:find "inv_freq")
+  local model = llm.load(folder("llama", nil), { weights = false })
+  local report = llm.assign(model, state, { strict = false })
+  check.equal(#report.missing, 2)
+  check.equal(report.unexpected, { "model.extra.bias" })
+  check.equal(#report.misshapen, 1)
+end)
+
+check.test("configs that cannot be are one clear error", function()
+  local function fails(change, text) check.fails(function() llm.load(folder("llama", {}, change)) end, text) end
+  fails({ model_type = "mamba" }, "model_type 'mamba' is not known; there are bert, gpt2")
+  fails({ hidden_size = ty.io.null, hiden_size = 32 }, "the config has no hidden_size; it has the unknown hiden_size")
+  fails({ num_hidden_layers = "two" }, "'num_hidden_layers' must be a positive integer, got two")
+  fails({ num_hidden_layers = 0 }, "must be a positive integer, got 0")
+  fails({ num_key_value_heads = 3 }, "num_key_value_heads 3 must divide num_attention_heads 4")
+  fails({ hidden_act = "sine" }, "unknown activation 'sine'")
+  fails({ rope_parameters = { rope_type = "spiral" } }, "unknown rope_type 'spiral'")
+  fails({ rope_parameters = { rope_type = "linear" } }, "rope_type 'linear' needs 'factor'")
+  fails({ rope_parameters = { rope_type = "linear", factor = -1 } }, "'factor' must be a positive number")
+  fails({ quantization_config = { quant_method = "gptq" } }, "quantized by gptq")
+  fails({ head_dim = 5 }, "head_dim 5")
+  local old = { rope_parameters = ty.io.null, rope_theta = 5e5, rope_scaling = { type = "linear", factor = 2 } }
+  local model = llm.load(folder("llama", nil, old), { weights = false })
+  check.equal({ model.rotary.settings.kind, model.rotary.settings.theta }, { "linear", 5e5 })
+  check.fails(function() llm.Llama { hidden_size = 32, colour = 1 } end, "the config has no ")
+  check.fails(function() llm.load(scratch.file "nowhere") end, "is not there")
+  local empty = scratch.file "empty"
+  ty.io.mkdir(empty)
+  check.fails(function() llm.load(empty) end, "has no config.json")
+  check.fails(function() llm.load(folder "llama") end, "none of model.safetensors")
+  check.fails(function() llm.load(root .. "llama", { typ = "f32" }) end, "no option 'typ'")
+end)
+
+check.test("damaged files are one clear error; NaN is found where it is looked for", function()
+  local text = scratch.slurp(root .. "qwen2/model.safetensors")
+  local path = folder "qwen2"
+  for _, size in ipairs { 0, 7, 100, #text // 2, #text - 1 } do
+    scratch.spit(path:match "[^/]*$" .. "/model.safetensors", text:sub(1, size))
+    local message = check.fails(function() llm.load(path) end, "model.safetensors")
+    check.ok(not message:find "traceback")
+  end
+  scratch.spit(path:match "[^/]*$" .. "/config.json", "{ \"model_type\": ")
+  check.fails(function() llm.load(path) end, "config.json")
+  local state = copy(ty.io.load(root .. "qwen2/model.safetensors"))
+  local bad = state["model.norm.weight"]:clone()
+  bad:narrow(0, 3, 1):fill_(0 / 0)
+  state["model.norm.weight"] = bad
+  local damaged = folder("qwen2", state)
+  check.ok(llm.load(damaged))
+  check.fails(function() llm.load(damaged, { check = true }) end, "with NaN or infinity (1):\n    model.norm.weight")
+  check.ok(llm.load(root .. "qwen2", { check = true }))
+end)
+
+scratch.clean()
+check.finish()
