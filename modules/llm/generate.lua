@@ -89,20 +89,28 @@ local function stop_watch(o, n)
   end
 end
 
--- The steps: next_logits(tokens, mask) gives [n, vocabulary] for what follows.
-local function run(first, mask, count, o, ending, next_logits)
-  local n, vocabulary = first.shape[1], nil
+-- ended(row, token): whether the row ends with this new token of it.
+local function ender(model, o, n)
+  local ending, watch = enders(model, o), stop_watch(o, n)
+  return function(row, token)
+    local ended = ending[token] or watch and watch(row, token) or false
+    return o.on_token and o.on_token(row, token) == false or ended
+  end
+end
+
+-- The steps: next_logits(tokens, mask) gives [n, vocabulary] for what follows. Returns the new tokens, a list of all
+-- rows for each step, and by row the number of steps after which it ended.
+local function run(first, mask, count, o, ended, next_logits)
+  local n = first.shape[1]
   local alive, finished, columns = n, {}, {}
-  local watch = stop_watch(o, n)
   local seen
   local input = first
   for step = 1, count do
     local chosen, marked = ty.scope(function()
       local logits = next_logits(input, step == 1 and mask or nil)
-      vocabulary = logits.shape[2]
       local now = seen
       if o.repetition_penalty ~= 1 then
-        now = seen or ty.zeros({ n, vocabulary }, { dtype = "u8", device = logits.device })
+        now = seen or ty.zeros(logits.shape, { dtype = "u8", device = logits.device })
         now = mark(now, input, step == 1 and mask or nil)
       end
       return sampling.sample(logits, o, now and now:to "bool"), now
@@ -113,19 +121,26 @@ local function run(first, mask, count, o, ending, next_logits)
       local token = list[row]
       if finished[row] then
         list[row] = o.pad
-      elseif ending[token] then
+      elseif ended(row, token) then
         finished[row], alive = step, alive - 1
-      elseif watch and watch(row, token) then
-        finished[row], alive = step, alive - 1
-      end
-      if (not finished[row] or finished[row] == step) and o.on_token and o.on_token(row, token) == false then
-        finished[row], alive = step, alive - (finished[row] and 0 or 1)
       end
     end
     columns[step] = list
     if alive == 0 then break end
   end
   return columns, finished
+end
+
+-- One row, with a draft.
+local function speculative(model, first, count, o, ended)
+  if first.shape[1] ~= 1 then error("generate: with a draft, one row at a time", 3) end
+  if o.repetition_penalty ~= 1 or o.cache then
+    error("generate: a draft goes with neither repetition_penalty nor cache", 3)
+  end
+  if not math.tointeger(o.draft_tokens) or o.draft_tokens < 1 then
+    error(("generate: draft_tokens must be a positive integer, got %s"):format(tostring(o.draft_tokens)), 3)
+  end
+  return require("tycho.llm.speculative").run(model, first, count, o, ended)
 end
 
 --- Continues tokens by up to `count` more. tokens: i64 [n, t], and the result is [n, t + new] (rows that ended early go
@@ -135,8 +150,9 @@ end
 -- options: temperature (1; 0 takes the most likely token), top_k, top_p, min_p, repetition_penalty
 -- (tycho.llm.sampling); seed (the draws are those of this seed, and the generator is left as it was); stop_tokens (one
 -- or a list; by default eos_token_id of the model's files; false: none); stop (list of texts, with tokenizer);
--- on_token(row, token), called for each token as it comes, rows counted from 1, false ends the row; pad (0); cache (to
--- go on from, tokens then follow those in it).
+-- on_token(row, token), called for each token as it comes, rows counted from 1, false ends the row; pad (0); draft (a
+-- smaller model of the same tokens, which proposes draft_tokens, 4, at a time; the text is distributed as without;
+-- stats, a table, gets rounds, drafted, accepted); cache (to go on from, tokens then follow those in it).
 ---@param model LanguageModel
 ---@param tokens Tensor|Tensor[]
 ---@param count integer
@@ -146,7 +162,7 @@ function M.generate(model, tokens, count, options)
   local none = ty.nn.none
   local o = ty.nn.options("generate", options, { temperature = 1, top_k = 0, top_p = 1, min_p = 0,
     repetition_penalty = 1, seed = none, stop_tokens = none, stop = {}, tokenizer = none, on_token = none, pad = 0,
-    cache = none })
+    cache = none, draft = none, draft_tokens = 4, stats = none })
   sampling.check("generate", o)
   if not math.tointeger(count) or count < 1 then
     error(("generate: the number of tokens must be a positive integer, got %s"):format(tostring(count)), 2)
@@ -161,7 +177,13 @@ function M.generate(model, tokens, count, options)
     if rows and first ~= prompts then -- an encoder had the prompts
       for i in ipairs(rows) do rows[i] = first:select(0, i - 1) end
     end
-    local columns, finished = run(first, mask, count, o, enders(model, o), next_logits)
+    local columns, finished = {}, {}
+    local ended = ender(model, o, first.shape[1])
+    if o.draft then
+      for i, token in ipairs(speculative(model, first, count, o, ended)) do columns[i] = { token } end
+    else
+      columns, finished = run(first, mask, count, o, ended, next_logits)
+    end
     local new = ty.tensor(columns, { dtype = "i64", device = first.device }):transpose(0, 1)
     if not rows then return ty.concat({ first, new }, 1) end
     local results = {}
@@ -174,7 +196,5 @@ function M.generate(model, tokens, count, options)
   if not ok then error(result, 0) end
   return result
 end
-
-M.batch, M.enders, M.run = batch, enders, run
 
 return M

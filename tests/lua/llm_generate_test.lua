@@ -146,6 +146,57 @@ check.test("a cache goes on, forgets and keeps rows", function()
   end)
 end)
 
+check.test("a draft changes nothing but the speed", function()
+  local model = llm.load(root .. "llama", { dtype = "f32" })
+  local expected = ty.io.load(root .. "llama/expected.safetensors")
+  for _, name in ipairs { "mistral", "llama" } do
+    for _, ahead in ipairs { 1, 4, 7 } do
+      local stats, streamed = {}, {}
+      local tokens = model:generate({ expected["greedy.0"]:narrow(0, 0, 7) }, 200, { temperature = 0, stats = stats,
+        draft = llm.load(root .. name, { dtype = "f32" }), draft_tokens = ahead,
+        on_token = function(_, token) streamed[#streamed + 1] = token end })[1]
+      check.equal(tokens:tolist(), expected["greedy.0"]:tolist(), name)
+      check.equal(streamed, tokens:narrow(0, 7, 200):tolist())
+      if name == "llama" then
+        check.equal(stats.accepted, stats.drafted, "a model agrees with itself")
+        check.equal(stats.rounds, math.ceil(200 / (ahead + 1)))
+      end
+    end
+  end
+  local stop = expected["greedy.0"]:tolist()[20]
+  local o = { temperature = 0, stop_tokens = stop }
+  local want = model:generate({ expected["greedy.0"]:narrow(0, 0, 7) }, 50, o)[1]:tolist()
+  o.draft = model
+  check.equal(model:generate({ expected["greedy.0"]:narrow(0, 0, 7) }, 50, o)[1]:tolist(), want)
+  check.fails(function() model:generate({ { 1 }, { 2 } }, 5, { draft = model }) end, "one row at a time")
+  check.fails(function() model:generate({ { 1 } }, 5, { draft = llm.load(root .. "bert") }) end, "must be a decoder")
+end)
+
+check.test("drawn tokens follow the large model, whatever the draft offers", function()
+  local judge = require("tycho.llm.speculative").judge
+  local p, q, after = { 0.5, 0.2, 0.3, 0 }, { 0.1, 0.6, 0.1, 0.2 }, { 0.25, 0.25, 0, 0.5 }
+  local logits = ty.tensor { p, after }:log()
+  local offer, first, second, rounds = ty.tensor { q }, { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, 6000
+  ty.manual_seed(11)
+  local kept = 0
+  for _ = 1, rounds do
+    ty.scope(function()
+      local drafted = ty.multinomial(offer, 1):item()
+      local held, token = judge(logits, { drafted }, { offer }, options {})
+      local one = held == 1 and drafted or token
+      first[one + 1] = first[one + 1] + 1 / rounds
+      if held == 1 then
+        kept = kept + 1
+        second[token + 1] = second[token + 1] + 1
+      end
+    end)
+  end
+  check.close(first, p, 0.025)
+  for i = 1, 4 do second[i] = second[i] / kept end
+  check.close(second, after, 0.03)
+  check.close(kept / rounds, 0.1 + 0.2 + 0.1, 0.03)
+end)
+
 check.test("mistakes are named", function()
   local model = llm.load(root .. "llama")
   local prompt = ty.tensor { { 1, 2 } }
