@@ -15,7 +15,7 @@ local M = {
 }
 
 local files = { GPT2 = "gpt2", Llama = "llama", Mistral = "mistral", Qwen2 = "qwen2", Qwen3 = "qwen3",
-  Mixtral = "mixtral", Bert = "bert", BertForMaskedLM = "bert", T5 = "t5", Cache = "cache" }
+  Mixtral = "mixtral", Bert = "bert", BertForMaskedLM = "bert", T5 = "t5", Cache = "cache", chat = "chat" }
 
 -- A family's file is read when it is first asked for.
 return setmetatable(M, { __index = function(self, name)

@@ -146,6 +146,24 @@ check.test("a cache goes on, forgets and keeps rows", function()
   end)
 end)
 
+check.test("text comes in whole characters", function()
+  local text = "na\u{ef}ve \u{1F600}!"
+  local tokenizer = { decode = function(_, ids)
+    local parts = {}
+    for i, id in ipairs(ids) do parts[i] = string.char(id) end
+    return table.concat(parts)
+  end }
+  local stream, parts = require("tycho.llm.text").stream(tokenizer), {}
+  for i = 1, #text do
+    local part = stream(text:byte(i))
+    check.ok(utf8.len(part), "half a character")
+    parts[#parts + 1] = part
+  end
+  check.equal(table.concat(parts) .. stream(), text)
+  stream(0xF0)
+  check.equal(stream(), "\xF0", "what is left at the end comes as it is")
+end)
+
 check.test("a draft changes nothing but the speed", function()
   local model = llm.load(root .. "llama", { dtype = "f32" })
   local expected = ty.io.load(root .. "llama/expected.safetensors")

@@ -1,0 +1,71 @@
+--- Chats as the text that a model was trained on, by the template of its files.
+--
+--     local chat = llm.chat.load "path/of/a/folder"
+--     local text = chat:render({ { role = "user", content = "Hello" } })
+--     local tokens = tok:encode(text)
+local ty = require "tycho"
+local jinja = require "tycho.llm.jinja"
+
+local M = {}
+
+---@class Chat
+local Chat = {}
+Chat.__index = Chat
+
+--- A chat by a Jinja template. variables: what every text gets: bos_token, eos_token and the like.
+---@param template string
+---@param variables? table<string, any>
+---@return Chat
+function M.new(template, variables)
+  return setmetatable({ compiled = jinja.compile(template), variables = variables or {} }, Chat)
+end
+
+--- The text of messages { { role = , content = }, ... }. options: add_generation_prompt (true: the answer begins),
+-- tools, and whatever else the template knows. Errors of the template name its line.
+---@param messages table[]
+---@param options? table
+---@return string text
+function Chat:render(messages, options)
+  if type(messages) ~= "table" or #messages == 0 then error("chat: a list of messages is wanted", 2) end
+  for i, message in ipairs(messages) do
+    if type(message) ~= "table" or type(message.role) ~= "string" then
+      error(("chat: message %d has no role"):format(i), 2)
+    end
+  end
+  local variables = { messages = messages, add_generation_prompt = true }
+  for _, source in ipairs { self.variables, options or {} } do
+    for key, value in pairs(source) do variables[key] = value end
+  end
+  return self.compiled(variables)
+end
+
+--- The chat of a published folder: chat_template.jinja, or chat_template in tokenizer_config.json (where there are
+-- several, the one called `name`, "default").
+---@param folder string
+---@param name? string
+---@return Chat
+function M.load(folder, name)
+  name = name or "default"
+  local config_path, file = folder .. "/tokenizer_config.json", folder .. "/chat_template.jinja"
+  local config = ty.io.stat(config_path) and ty.io.load_json(config_path) or {}
+  local template = config.chat_template
+  if ty.io.stat(file) then template = ty.io.read(file) end
+  if type(template) == "table" then
+    local found
+    for _, one in ipairs(template) do
+      if type(one) == "table" and one.name == name then found = one.template end
+    end
+    template = found
+  end
+  if type(template) ~= "string" then error(("chat: %s has no chat template"):format(folder), 2) end
+  local variables = {}
+  for key, value in pairs(config) do
+    if key:find "_token$" then
+      if type(value) == "table" then value = value.content end
+      if type(value) == "string" then variables[key] = value end
+    end
+  end
+  return M.new(template, variables)
+end
+
+return M
