@@ -96,8 +96,8 @@ function Decoder:hidden(tokens, options)
   else
     cos, sin = cos:narrow(0, past, t), sin:narrow(0, past, t)
   end
-  local at = { cos = cos, sin = sin, mask = mask, cache = cache.layers > 0 and cache or nil, record = options
-    and options.record }
+  local at = { cos = cos, sin = sin, interleaved = self.interleaved or false, mask = mask,
+    cache = cache.layers > 0 and cache or nil, record = options and options.record }
   local stream, more = self.model.embed_tokens(tokens), nil
   for i, layer in ipairs(self.model.layers) do
     at.layer = i

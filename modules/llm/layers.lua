@@ -49,13 +49,15 @@ function Attention:init(o)
   end
 end
 
---- at: cos, sin (of the tokens' positions), mask (bool or nil), cache and layer (or nil).
+--- at: cos, sin (of the tokens' positions), interleaved (pairs are neighbours, not halves), mask (bool or nil), cache
+-- and layer (or nil).
 function Attention:forward(x, at)
   local q = M.split_heads(self.q_proj(x), self.heads)
   local k = M.split_heads(self.k_proj(x), self.kv_heads)
   local v = M.split_heads(self.v_proj(x), self.kv_heads)
   if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
-  q, k = ty.rotary(q, at.cos, at.sin), ty.rotary(k, at.cos, at.sin)
+  q = ty.rotary(q, at.cos, at.sin, at.interleaved)
+  k = ty.rotary(k, at.cos, at.sin, at.interleaved)
   if at.cache then k, v = at.cache:append(at.layer, k, v) end
   local y = ty.scaled_dot_product_attention(q, k, v, at.mask, true, 0, self.window)
   return self.o_proj(M.join_heads(y))

@@ -185,10 +185,27 @@ function M.assign(model, state, options)
   return report
 end
 
---- A published model: a folder with config.json, or a weights file beside one. options: dtype (default: the file's),
--- device, strict (true), check (false: NaN and infinities are not looked for), config (changes of config.json's keys),
--- weights (false: as the family initialises them). The model comes in evaluation mode; model.report says what did not
--- fit where strict is false, model.config.unknown which keys of the config were not understood.
+-- What a GGUF file holds: config, state, interleaved (the order of queries and keys), dtype.
+local function read_gguf(path)
+  local gguf = require "tycho.llm.gguf"
+  local tensors, metadata = ty.io.load(path)
+  local packed = { config = gguf.config(metadata, tensors), dtype = gguf.dtype(tensors) }
+  packed.state, packed.interleaved = gguf.state(tensors, metadata, packed.config)
+  return packed
+end
+
+-- Errors of reading `what`, named by it.
+local function guard(what, fn, ...)
+  local ok, result = pcall(fn, ...)
+  if not ok then error(("llm.load: %s: %s"):format(what, (tostring(result):gsub("^llm.load: ", ""))), 0) end
+  return result
+end
+
+--- A published model: a folder with config.json, a weights file beside one, or a GGUF file. options: dtype (default:
+-- the file's), device, strict (true), check (false: NaN and infinities are not looked for), config (changes of
+-- config.json's keys), weights (false: as the family initialises them). The model comes in evaluation mode;
+-- model.report says what did not fit where strict is false, model.config.unknown which keys of the config were not
+-- understood.
 ---@param path string
 ---@param options? table
 ---@return LanguageModel
@@ -197,27 +214,25 @@ function M.load(path, options)
     config = ty.nn.none, weights = true })
   local info = ty.io.stat(path)
   if not info then error(("llm.load: %s is not there"):format(path), 2) end
+  local packed = path:find "%.gguf$" and guard(path, read_gguf, path)
   local folder = info.kind == "directory" and path or path:match "^(.*)/[^/]*$" or "."
   local config_path = folder .. "/config.json"
-  if not ty.io.stat(config_path) then error(("llm.load: %s has no config.json"):format(folder), 2) end
-  local function guard(what, fn, ...)
-    local ok, result = pcall(fn, ...)
-    if not ok then error(("llm.load: %s: %s"):format(what, (tostring(result):gsub("^llm.load: ", ""))), 0) end
-    return result
-  end
-  local config = guard(config_path, read_json, config_path)
+  if packed then config_path = path end
+  if not packed and not ty.io.stat(config_path) then error(("llm.load: %s has no config.json"):format(folder), 2) end
+  local config = packed and packed.config or guard(config_path, read_json, config_path)
   for key, value in pairs(o.config or {}) do config[key] = value end
   local class = guard(config_path, family_of, config, "config.json")
-  local state = o.weights and guard(path, M.weights, path)
+  local state = o.weights and (packed and packed.state or guard(path, M.weights, path))
   config.model_type = config.model_type or class.model_type
   local model = guard(config_path, ty.nn.with_defaults, { device = state and "meta" or o.device,
     dtype = not state and o.dtype or nil }, function() return class:from_config(config, state) end)
   if state then
     model.report = guard(path, M.assign, model, state,
-      { strict = o.strict, dtype = o.dtype, device = o.device, check = o.check })
+      { strict = o.strict, dtype = o.dtype or packed and packed.dtype, device = o.device, check = o.check })
+    model.interleaved = packed and packed.interleaved or nil
   end
   local generation = folder .. "/generation_config.json"
-  if ty.io.stat(generation) then model.generation_config = guard(generation, read_json, generation) end
+  if not packed and ty.io.stat(generation) then model.generation_config = guard(generation, read_json, generation) end
   return model:eval()
 end
 

@@ -61,12 +61,19 @@ function scalings.llama3(width, theta, p)
   return list, 1
 end
 
-local wanted = { linear = { "factor" }, dynamic = { "factor" }, yarn = {}, default = {},
+-- Each frequency by a number of its own, as GGUF files have Llama 3's scaling.
+function scalings.divided(width, theta, p)
+  local list = frequencies(width, theta)
+  for i, f in ipairs(list) do list[i] = f / p.divisors[i] end
+  return list, 1
+end
+
+local wanted = { linear = { "factor" }, dynamic = { "factor" }, yarn = {}, default = {}, divided = {},
   llama3 = { "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings" } }
 
 -- The settings of a config.json of any age: rope_parameters, or rope_theta beside rope_scaling, which called its type
 -- `type` at first.
-local function settings(who, config)
+local function settings(who, config, width)
   local p = {}
   for _, part in ipairs { config.rope_scaling or {}, config.rope_parameters or {} } do
     for key, value in pairs(part) do
@@ -87,6 +94,9 @@ local function settings(who, config)
     error(("%s: unknown rope_type '%s'; there are default, linear, dynamic, yarn, llama3"):format(who,
       tostring(p.kind)), 0)
   end
+  if p.kind == "divided" and (type(p.divisors) ~= "table" or #p.divisors ~= width // 2) then
+    error(("%s: rope_type 'divided' needs %d divisors"):format(who, width // 2), 0)
+  end
   for _, key in ipairs(wanted[p.kind]) do
     if not p[key] then error(("%s: rope_type '%s' needs '%s'"):format(who, p.kind, key), 0) end
   end
@@ -99,7 +109,7 @@ Rotary.__index = Rotary
 
 --- For heads of `width`, by the settings of a config.
 function M.new(who, config, width)
-  local p = settings(who, config)
+  local p = settings(who, config, width)
   local turned = math.floor(width * (p.partial_rotary_factor or 1))
   if turned % 2 ~= 0 or turned < 2 then
     error(("%s: head_dim %d leaves %d elements to turn; an even number is wanted"):format(who, width, turned), 0)

@@ -170,5 +170,56 @@ check.test("damaged files are one clear error; NaN is found where it is looked f
   check.ok(llm.load(root .. "qwen2", { check = true }))
 end)
 
+check.test("GGUF: names, metadata, the order of queries and keys", function()
+  local gguf = require "tycho.llm.gguf"
+  local tokens = ty.tensor { { 5, 9, 2, 77 } }
+  local want = llm.load(root .. "llama", { dtype = "f32" })
+  local back = { ["model.embed_tokens"] = "token_embd", ["model.norm"] = "output_norm", lm_head = "output",
+    input_layernorm = "attn_norm", post_attention_layernorm = "ffn_norm", ["self_attn.q_proj"] = "attn_q",
+    ["self_attn.k_proj"] = "attn_k", ["self_attn.v_proj"] = "attn_v", ["self_attn.o_proj"] = "attn_output",
+    ["mlp.gate_proj"] = "ffn_gate", ["mlp.up_proj"] = "ffn_up", ["mlp.down_proj"] = "ffn_down" }
+  local tensors, turned = {}, {}
+  for name, t in pairs(want:state_dict()) do
+    local layer, part = name:match "^model%.layers%.(%d+)%.(.*)%.weight$"
+    local new = layer and ("blk.%s.%s.weight"):format(layer, back[part]) or back[name:gsub("%.weight$", "")] .. ".weight"
+    if new:find "attn_[qk]%." then
+      local heads = new:find "attn_q" and 4 or 2
+      t = t:reshape(heads, 2, 4, 32):transpose(1, 2):reshape(t.shape)
+    end
+    tensors[new], turned[name] = t, t
+    check.equal(gguf.rename(new, "llama"), name)
+  end
+  local metadata = { ["general.architecture"] = "llama", ["llama.context_length"] = 256,
+    ["llama.embedding_length"] = 32, ["llama.block_count"] = 2, ["llama.feed_forward_length"] = 48,
+    ["llama.attention.head_count"] = 4, ["llama.attention.head_count_kv"] = 2, ["llama.rope.freq_base"] = 10000,
+    ["llama.attention.layer_norm_rms_epsilon"] = 1e-6, ["llama.rope.dimension_count"] = 8 }
+  local config = gguf.config(metadata, tensors)
+  local state, interleaved = gguf.state(tensors, metadata, config)
+  check.equal(interleaved, false)
+  local model = llm.Llama(config):eval()
+  llm.assign(model, state)
+  check.close(model(tokens):tolist(), want(tokens):tolist(), 1e-5)
+  local other = llm.Llama(config):eval()
+  llm.assign(other, turned)
+  other.interleaved = true
+  check.close(other(tokens):tolist(), want(tokens):tolist(), 1e-4)
+
+  tensors["rope_freqs.weight"] = ty.tensor { 1, 1, 4, 8 }
+  check.equal(gguf.config(metadata, tensors).rope_scaling.divisors, { 1, 1, 4, 8 })
+  local scaled = llm.Llama(gguf.config(metadata, tensors))
+  local _, sin = scaled.rotary:table(4, "cpu")
+  check.close(sin:select(0, 1):tolist(), { math.sin(1), math.sin(0.1), math.sin(0.01 / 4), math.sin(0.001 / 8) }, 1e-6)
+  check.equal(gguf.rename("blk.3.attn_qkv.bias", "gpt2"), "h.3.attn.c_attn.bias")
+  check.equal(gguf.rename("blk.3.nothing.bias", "llama"), nil)
+  check.fails(function() gguf.config({ ["general.architecture"] = "rwkv" }, {}) end, "architecture 'rwkv' is not")
+
+  if ty.io.save_gguf then
+    local path = scratch.file "model.gguf"
+    tensors["rope_freqs.weight"] = nil
+    ty.io.save_gguf(path, tensors, metadata)
+    check.close(llm.load(path)(tokens):tolist(), want(tokens):tolist(), 1e-4)
+  end
+end)
+
 scratch.clean()
 check.finish()
