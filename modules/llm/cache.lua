@@ -10,11 +10,17 @@ local FIRST = 64 -- positions that there is room for at first; it doubles
 local Cache = {}
 Cache.__index = Cache
 
---- Room for `layers` layers; it grows as tokens come. options: room (positions to begin with).
+--- Room for `layers` layers; it grows as tokens come. options: room (positions to begin with); paged (true: the cache
+-- of tycho.llm.paged, whose options are page, room and pool).
 ---@param layers integer
----@param options? {room?: integer}
+---@param options? table
 ---@return KVCache
 function Cache.new(layers, options)
+  if options and options.paged then
+    local rest = {}
+    for key, value in pairs(options) do if key ~= "paged" then rest[key] = value end end
+    return require("tycho.llm.paged").new(layers, rest)
+  end
   local o = ty.nn.options("Cache", options, { room = FIRST })
   local self = setmetatable({ past = 0, room = o.room, layers = layers }, Cache)
   for i = 1, layers do self[i] = {} end

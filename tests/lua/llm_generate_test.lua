@@ -146,6 +146,50 @@ check.test("a cache goes on, forgets and keeps rows", function()
   end)
 end)
 
+check.test("a cache in pages gives the same, shares and gives back", function()
+  local model = llm.load(root .. "mistral", { dtype = "f32" })
+  local expected = ty.io.load(root .. "mistral/expected.safetensors")
+  local prompts = {}
+  for i, length in ipairs { 7, 3, 11 } do prompts[i] = expected["greedy." .. i - 1]:narrow(0, 0, length) end
+  local cache = model:cache { paged = true, page = 4, room = 20 }
+  local rows = model:generate(prompts, 200, { temperature = 0, cache = cache })
+  for i, row in ipairs(rows) do check.equal(row:tolist(), expected["greedy." .. i - 1]:tolist(), "row " .. i) end
+  local total, used = cache:usage()
+  check.equal(used, (math.ceil(206 / 4) + math.ceil(202 / 4) + math.ceil(210 / 4)) * 4)
+  check.ok(total >= used)
+  cache:truncate(11)
+  check.equal(select(2, cache:usage()), (2 + 1 + 3) * 4)
+
+  ty.no_grad(function()
+    local tokens = ty.randint(0, 96, { 3, 12 })
+    local whole = model(tokens)
+    local pages = model:cache { paged = true, page = 4, room = 4 }
+    local index = ty.tensor({ 0, 0 }, { dtype = "i64" })
+    model(tokens:narrow(0, 0, 1):narrow(1, 0, 6), { cache = pages })
+    pages:select(index) -- the same beginning twice
+    check.equal(select(2, pages:usage()), 8, "what is shared takes no room")
+    local first = tokens:narrow(0, 0, 1)
+    local fork = ty.concat({ first:narrow(1, 6, 2), tokens:narrow(0, 1, 1):narrow(1, 6, 2) }, 0)
+    local logits = model(fork, { cache = pages })
+    check.equal(select(2, pages:usage()), 12, "the page that differs is copied")
+    check.close(logits:select(0, 0):tolist(), whole:select(0, 0):narrow(0, 6, 2):tolist(), 1e-3)
+    local mixed = model(ty.concat({ first:narrow(1, 0, 6), fork:narrow(0, 1, 1) }, 1))
+    check.close(logits:select(0, 1):tolist(), mixed:select(0, 0):narrow(0, 6, 2):tolist(), 1e-3)
+    -- A sequence of another length joins, one leaves.
+    local late = model:cache { paged = true, pool = pages.pool }
+    model(tokens:narrow(0, 2, 1):narrow(1, 0, 3), { cache = late })
+    pages:join(late)
+    pages:select(ty.tensor({ 2, 0 }, { dtype = "i64" }))
+    logits = model(ty.concat({ tokens:narrow(0, 2, 1):narrow(1, 3, 1), first:narrow(1, 8, 1) }, 0), { cache = pages })
+    check.close(logits:select(0, 0):tolist(), whole:select(0, 2):narrow(0, 3, 1):tolist(), 1e-3)
+    check.close(logits:select(0, 1):tolist(), whole:select(0, 0):narrow(0, 8, 1):tolist(), 1e-3)
+    pages:select(ty.tensor({}, { dtype = "i64" }))
+    check.equal(select(2, pages:usage()), 0, "everything is given back")
+  end)
+  check.fails(function() model:cache { paged = true, page = 0 } end, "page must be a positive integer")
+  check.fails(function() model:cache { paged = true, pages = 3 } end, "no option 'pages'")
+end)
+
 check.test("text comes in whole characters", function()
   local text = "na\u{ef}ve \u{1F600}!"
   local tokenizer = { decode = function(_, ids)

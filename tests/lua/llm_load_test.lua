@@ -181,7 +181,8 @@ check.test("GGUF: names, metadata, the order of queries and keys", function()
   local tensors, turned = {}, {}
   for name, t in pairs(want:state_dict()) do
     local layer, part = name:match "^model%.layers%.(%d+)%.(.*)%.weight$"
-    local new = layer and ("blk.%s.%s.weight"):format(layer, back[part]) or back[name:gsub("%.weight$", "")] .. ".weight"
+    local new = layer and
+      ("blk.%s.%s.weight"):format(layer, back[part]) or back[name:gsub("%.weight$", "")] .. ".weight"
     if new:find "attn_[qk]%." then
       local heads = new:find "attn_q" and 4 or 2
       t = t:reshape(heads, 2, 4, 32):transpose(1, 2):reshape(t.shape)
