@@ -16,7 +16,7 @@ Cache.__index = Cache
 ---@param options? table
 ---@return KVCache
 function Cache.new(layers, options)
-  if options and options.paged then
+  if type(options) == "table" and options.paged then
     local rest = {}
     for key, value in pairs(options) do if key ~= "paged" then rest[key] = value end end
     return require("tycho.llm.paged").new(layers, rest)
