@@ -101,7 +101,7 @@ function Embeddings:forward(tokens, types)
 end
 
 local fields = {
-  vocab_size = { "count" }, hidden_size = { "count" }, num_hidden_layers = { "count" },
+  vocab_size = { "count" }, hidden_size = { "count" }, num_hidden_layers = { "few" },
   num_attention_heads = { "count" }, intermediate_size = { "count" }, hidden_act = { "text", "gelu" },
   hidden_dropout_prob = { "share", 0.1 }, attention_probs_dropout_prob = { "share", 0.1 },
   max_position_embeddings = { "count", 512 }, type_vocab_size = { "count", 2 }, layer_norm_eps = { "number", 1e-12 },

@@ -8,7 +8,9 @@ local function is_integer(value) return math.tointeger(value) ~= nil end
 
 -- What a kind of field accepts, and its name in errors.
 local kinds = {
-  count = { "a positive integer", function(v) return is_integer(v) and v >= 1 end },
+  count = { "a positive integer", function(v) return is_integer(v) and v >= 1 and v < 2 ^ 31 end },
+  -- Modules are made one by one: a file must not ask for a million.
+  few = { "a positive integer up to 10000", function(v) return is_integer(v) and v >= 1 and v <= 10000 end },
   integer = { "an integer", is_integer },
   number = { "a number", function(v) return type(v) == "number" and v == v and math.abs(v) < math.huge end },
   share = { "a number in [0, 1]", function(v) return type(v) == "number" and v >= 0 and v <= 1 end },
@@ -24,7 +26,8 @@ for name in ([[model_type architectures transformers_version torch_dtype dtype _
   sep_token_id cls_token_id decoder_start_token_id is_decoder is_encoder_decoder add_cross_attention tie_encoder_decoder
   chunk_size_feed_forward id2label label2id problem_type pretraining_tp gradient_checkpointing task_specific_params
   attn_implementation n_ctx n_positions summary_type summary_use_proj summary_activation summary_proj_to_labels
-  summary_first_dropout cross_attention_hidden_size torchscript pruned_heads tokenizer_class prefix auto_map]])
+  summary_first_dropout output_past cross_attention_hidden_size torchscript pruned_heads tokenizer_class prefix
+  auto_map]])
   :gmatch "%S+" do general[name] = true end
 
 --- The fields of a configuration from `given`. fields: name -> { kind, default }; without a default the field must be
@@ -49,7 +52,7 @@ function M.read(who, given, fields)
       error(("%s: config key '%s' must be %s, got %s"):format(who, name, kind[1],
         type(value) == "table" and "a table" or tostring(value)), 0)
     else
-      config[name] = field[1] == "count" and math.tointeger(value) or value
+      config[name] = (field[1] == "count" or field[1] == "few") and math.tointeger(value) or value
     end
   end
   for name in pairs(given) do

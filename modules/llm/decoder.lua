@@ -15,7 +15,7 @@ local none = configs.none
 -- Fields that all of these families have.
 local shared = {
   vocab_size = { "count" }, hidden_size = { "count" }, intermediate_size = { "count" },
-  num_hidden_layers = { "count" }, num_attention_heads = { "count" }, num_key_value_heads = { "count", none },
+  num_hidden_layers = { "few" }, num_attention_heads = { "count" }, num_key_value_heads = { "count", none },
   head_dim = { "count", none }, max_position_embeddings = { "count", 2048 }, rms_norm_eps = { "number", 1e-6 },
   rope_theta = { "number", none }, rope_scaling = { "table", none }, rope_parameters = { "table", none },
   tie_word_embeddings = { "flag", false }, hidden_act = { "text", "silu" }, attention_dropout = { "share", 0 },
@@ -58,7 +58,9 @@ function Decoder:init(given)
   self.context = config.max_position_embeddings
   self.rotary = rotary.new(who, config, config.head_dim)
   self.model = Body(config, family)
-  if not config.tie_word_embeddings then
+  if config.tie_word_embeddings then
+    self.ignored_too = { "^lm_head%.weight$" } -- some files have it twice
+  else
     self.lm_head = layers.linear(config.hidden_size, config.vocab_size)
   end
 end

@@ -109,7 +109,7 @@ end
 function GPT2.from_config(class, given)
   local none = configs.none
   local c = configs.read("GPT2", given, {
-    vocab_size = { "count" }, n_positions = { "count" }, n_embd = { "count" }, n_layer = { "count" },
+    vocab_size = { "count" }, n_positions = { "count" }, n_embd = { "count" }, n_layer = { "few" },
     n_head = { "count" }, n_inner = { "count", none }, activation_function = { "text", "gelu_new" },
     layer_norm_epsilon = { "number", 1e-5 }, resid_pdrop = { "share", 0.1 }, embd_pdrop = { "share", 0.1 },
     attn_pdrop = { "share", 0.1 }, scale_attn_weights = { "flag", true }, tie_word_embeddings = { "flag", true },

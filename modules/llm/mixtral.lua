@@ -55,7 +55,7 @@ end
 
 local Mixtral = decoder.define {
   name = "Mixtral", model_type = "mixtral", architecture = "MixtralForCausalLM",
-  fields = { sliding_window = { "count", configs.none }, num_local_experts = { "count" },
+  fields = { sliding_window = { "count", configs.none }, num_local_experts = { "few" },
     num_experts_per_tok = { "count" }, output_router_logits = { "flag", false },
     router_aux_loss_coef = { "number", 0.001 }, router_jitter_noise = { "number", 0 } },
   check = function(config)

@@ -25,7 +25,7 @@ local function bucket(distance, both_ways, count, most)
   return first + math.min(far, count - 1)
 end
 
--- Scores are not scaled; the weights are initialised for that.
+-- Scores are not scaled; the weights are initialised for that. There is no dropout of the weights of attention.
 local Attention = nn.module "T5Attention"
 
 function Attention:init(config, options)
@@ -132,14 +132,19 @@ T5.ignored_too = { "^encoder%.embed_tokens%.weight$", "^decoder%.embed_tokens%.w
 function T5:init(config)
   local none = configs.none
   local c = configs.read("T5", config, {
-    vocab_size = { "count" }, d_model = { "count" }, d_kv = { "count" }, d_ff = { "count" }, num_layers = { "count" },
-    num_heads = { "count" }, num_decoder_layers = { "count", none },
+    vocab_size = { "count" }, d_model = { "count" }, d_kv = { "count" }, d_ff = { "count" }, num_layers = { "few" },
+    num_heads = { "count" }, num_decoder_layers = { "few", none },
     relative_attention_num_buckets = { "count", 32 }, relative_attention_max_distance = { "count", 128 },
     layer_norm_epsilon = { "number", 1e-6 }, feed_forward_proj = { "text", "relu" }, dropout_rate = { "share", 0.1 },
     tie_word_embeddings = { "flag", true }, scale_decoder_outputs = { "flag", none },
     decoder_start_token_id = { "integer", 0 }, pad_token_id = { "integer", 0 }, dense_act_fn = { "text", none },
     is_gated_act = { "flag", none }, classifier_dropout = { "share", 0 },
   })
+  if c.relative_attention_num_buckets < 4
+    or c.relative_attention_max_distance <= c.relative_attention_num_buckets // 2 then
+    error(("T5: relative_attention_num_buckets must be at least 4, got %d, and relative_attention_max_distance more "
+      .. "than half of it, got %d"):format(c.relative_attention_num_buckets, c.relative_attention_max_distance), 0)
+  end
   c.num_decoder_layers = c.num_decoder_layers or c.num_layers
   self.config = c
   -- Version 1.0 scales what the tied head gets.

@@ -84,6 +84,11 @@ check.test("shards with an index, PyTorch's file, bodies alone, other prefixes",
   json(path .. "/model.safetensors.index.json", { weight_map = map })
   check.fails(function() llm.load(path) end, "'lm_head.weight' is not in shard")
 
+  local tied = copy(ty.io.load(root .. "qwen3/model.safetensors"))
+  tied["lm_head.weight"] = tied["model.embed_tokens.weight"]
+  check.equal(llm.load(folder("qwen3", tied))(tokens):tolist(), llm.load(root .. "qwen3")(tokens):tolist())
+  check.equal(llm.load(root .. "llama/model.safetensors")(tokens):tolist(), want)
+
   local bare = {}
   for name, t in pairs(state) do bare[name:gsub("^model%.", "")] = t end
   check.equal(llm.load(folder("llama", bare))(tokens):tolist(), want)
@@ -129,8 +134,8 @@ check.test("configs that cannot be are one clear error", function()
   local function fails(change, text) check.fails(function() llm.load(folder("llama", {}, change)) end, text) end
   fails({ model_type = "mamba" }, "model_type 'mamba' is not known; there are bert, gpt2")
   fails({ hidden_size = ty.io.null, hiden_size = 32 }, "the config has no hidden_size; it has the unknown hiden_size")
-  fails({ num_hidden_layers = "two" }, "'num_hidden_layers' must be a positive integer, got two")
-  fails({ num_hidden_layers = 0 }, "must be a positive integer, got 0")
+  fails({ num_hidden_layers = "two" }, "'num_hidden_layers' must be a positive integer up to 10000, got two")
+  fails({ num_hidden_layers = 0 }, "up to 10000, got 0")
   fails({ num_key_value_heads = 3 }, "num_key_value_heads 3 must divide num_attention_heads 4")
   fails({ hidden_act = "sine" }, "unknown activation 'sine'")
   fails({ rope_parameters = { rope_type = "spiral" } }, "unknown rope_type 'spiral'")
@@ -138,6 +143,10 @@ check.test("configs that cannot be are one clear error", function()
   fails({ rope_parameters = { rope_type = "linear", factor = -1 } }, "'factor' must be a positive number")
   fails({ quantization_config = { quant_method = "gptq" } }, "quantized by gptq")
   fails({ head_dim = 5 }, "head_dim 5")
+  fails({ num_hidden_layers = 1000000000 }, "up to 10000, got 1000000000")
+  fails({ hidden_size = 1 << 30, intermediate_size = 1 << 30, vocab_size = 1 << 30 }, "config.json")
+  fails({ vocab_size = 1 << 40 }, "must be a positive integer")
+  check.fails(function() llm.load(folder("t5", {}, { relative_attention_num_buckets = 2 })) end, "at least 4, got 2")
   local old = { rope_parameters = ty.io.null, rope_theta = 5e5, rope_scaling = { type = "linear", factor = 2 } }
   local model = llm.load(folder("llama", nil, old), { weights = false })
   check.equal({ model.rotary.settings.kind, model.rotary.settings.theta }, { "linear", 5e5 })
