@@ -7,7 +7,7 @@ local llm = require "tycho.llm"
 
 local root = check.root .. "tests/fixtures/llm/"
 
-local function json(path, value) ty.io.write_atomic(path, ty.io.json_encode(value)) end
+local function json(path, value) scratch.spit(path:sub(#scratch.folder + 2), ty.io.json_encode(value)) end
 
 -- A folder with a fixture's config and other tensors.
 local count = 0
@@ -157,6 +157,31 @@ check.test("configs that cannot be are one clear error", function()
   check.fails(function() llm.load(empty) end, "has no config.json")
   check.fails(function() llm.load(folder "llama") end, "none of model.safetensors")
   check.fails(function() llm.load(root .. "llama", { typ = "f32" }) end, "no option 'typ'")
+end)
+
+check.test("every key of every config with values that it cannot have", function()
+  local odd = { 0, -1, 3, 1.5, 1e300, -math.huge, "x", true, false, ty.io.null, {}, { a = 1 }, { "x", 2 } }
+  for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "bert", "t5" } do
+    local config = ty.io.load_json(root .. name .. "/config.json")
+    local state = llm.weights(root .. name)
+    local path = folder(name, state)
+    for key, before in pairs(config) do
+      for i, value in ipairs(odd) do
+        if value == -math.huge then value = "-1e999" end
+        config[key] = value
+        json(path .. "/config.json", config)
+        local ok, message = pcall(llm.load, path)
+        if ok then
+          local targets = name == "t5" and ty.tensor { { 1 } } or nil
+          ok, message = pcall(ty.no_grad, message.forward, message, ty.tensor { { 1, 2 } }, targets)
+        end
+        message = tostring(message)
+        check.ok(ok or not message:find "attempt to" and not message:find "number has no",
+          ("%s.%s = odd %d: %s"):format(name, key, i, message))
+      end
+      config[key] = before
+    end
+  end
 end)
 
 check.test("damaged files are one clear error; NaN is found where it is looked for", function()
