@@ -64,7 +64,8 @@ function M.sample(logits, options, seen)
     if options.repetition_penalty ~= 1 then logits = M.filter(logits, options, seen) end
     return logits:argmax(-1, true)
   end
-  return ty.multinomial(M.filter(logits, options, seen):softmax(-1), 1)
+  -- Of one draw it makes no difference, but drawing without replacement sorts all tokens.
+  return ty.multinomial(M.filter(logits, options, seen):softmax(-1), 1, true)
 end
 
 return M

@@ -23,7 +23,7 @@ local function draft(model, cache, sequence, count, o, device)
       local logits = ahead(model, cache, sequence, 1, device)
       if o.temperature == 0 then return logits:argmax(-1):item() end
       local p = sampling.filter(logits, o):softmax(-1)
-      return ty.multinomial(p, 1):item(), p
+      return ty.multinomial(p, 1, true):item(), p
     end)
     sequence[#sequence + 1] = token
   end
@@ -44,7 +44,7 @@ end
 function M.judge(logits, drafted, shares, o)
   local p = sampling.filter(logits, o):softmax(-1)
   local count = #drafted
-  if count == 0 then return 0, ty.multinomial(p, 1):item() end
+  if count == 0 then return 0, ty.multinomial(p, 1, true):item() end
   local q = ty.concat(shares, 0)
   local index = ty.tensor(drafted, { dtype = "i64", device = p.device }):unsqueeze(1)
   local ratio = (p:narrow(0, 0, count):gather(1, index) / q:gather(1, index)):flatten():tolist()
@@ -54,10 +54,10 @@ function M.judge(logits, drafted, shares, o)
       -- What the draft offers too rarely makes up for what it offers too often.
       local rest = (p:select(0, i - 1) - q:select(0, i - 1)):clamp(0)
       if rest:sum():item() == 0 then rest = p:select(0, i - 1) end
-      return i - 1, ty.multinomial(rest, 1):item()
+      return i - 1, ty.multinomial(rest, 1, true):item()
     end
   end
-  return count, ty.multinomial(p:select(0, count), 1):item()
+  return count, ty.multinomial(p:select(0, count), 1, true):item()
 end
 
 --- Continues one row of tokens by up to `count`. o: options of generate() with draft and draft_tokens; ended(1, token)
