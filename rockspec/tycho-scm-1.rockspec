@@ -17,6 +17,8 @@ external_dependencies = {
   ZLIB = { header = "zlib.h" },
   PNG = { header = "png.h" },
   JPEG = { header = "jpeglib.h" },
+  PCRE2 = { header = "pcre2.h" },
+  UTF8PROC = { header = "utf8proc.h" },
 }
 build = {
   type = "cmake",

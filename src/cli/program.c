@@ -17,8 +17,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define PCRE2_CODE_UNIT_WIDTH 8
 #include <jpeglib.h>
+#include <pcre2.h>
 #include <png.h>
+#include <utf8proc.h>
 #include <zlib.h>
 
 #include "../tycho.h"
@@ -166,6 +169,11 @@ static int l_libraries(lua_State *L) {
   snprintf(jpeg, sizeof jpeg, "%d", JPEG_LIB_VERSION);
   add_library(L, "libjpeg", jpeg);
 #endif
+  char version[64] = "";
+  pcre2_config(PCRE2_CONFIG_VERSION, version);
+  version[strcspn(version, " ")] = 0; /* the date */
+  add_library(L, "pcre2", version);
+  add_library(L, "utf8proc", utf8proc_version());
   const ty_lapack *lapack = ty_lapack_open();
   add_library(L, "LAPACK", lapack ? lapack->name : NULL);
   add_library(L, "libedit", loads("libedit.so.2") || loads("libedit.so.0") ? "" : NULL);

@@ -16,6 +16,8 @@ int luaopen_tycho_core(lua_State *L) {
   lua_setfield(L, 1, "program");
   ty_lua_open_io(L);
   lua_setfield(L, 1, "io");
+  ty_lua_open_tokenizer(L);
+  lua_setfield(L, 1, "tokenizer_core");
   ty_lua_open_thread(L);
   lua_setfield(L, 1, "thread");
   ty_lua_open_system(L);
