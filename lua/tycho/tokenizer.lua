@@ -105,7 +105,8 @@ function models.gpt2(spec)
     use_regex = not pattern }
   local split = pattern and { type = "Split", pattern = { Regex = pattern }, behavior = "Isolated", invert = false }
   return {
-    normalizer = io.null, pre_tokenizer = sequence("pretokenizers", { split or bytes, split and bytes }),
+    normalizer = io.null,
+    pre_tokenizer = sequence("pretokenizers", { split or bytes, split and bytes or nil }),
     decoder = { type = "ByteLevel", add_prefix_space = true, trim_offsets = true, use_regex = true },
     model = { type = "BPE", vocab = vocab_of(spec.tokens), merges = io.array(merges), fuse_unk = false,
       byte_fallback = false, ignore_merges = pattern == llama3 },
@@ -139,7 +140,8 @@ function models.t5(spec)
   local scheme = spec.add_space_prefix == false and "never" or "always"
   local meta = { type = "Metaspace", replacement = metaspace, prepend_scheme = scheme, split = true }
   return { normalizer = sequence("normalizers", steps), pre_tokenizer = meta, decoder = meta,
-    model = { type = "Unigram", vocab = io.array(vocab), unk_id = spec.unk or 2, byte_fallback = spec.byte_fallback == true } }
+    model = { type = "Unigram", vocab = io.array(vocab), unk_id = spec.unk or 2,
+      byte_fallback = spec.byte_fallback == true } }
 end
 
 -- GGUF marks the beginnings of words, the other files what goes on.
@@ -184,15 +186,17 @@ end
 
 --- A tokenizer from the values that GGUF files have under tokenizer.ggml: `model` "gpt2" (byte-level BPE; `pre` names
 --- how text is split, or `pattern` is the regular expression), "llama" (SentencePiece BPE with byte fallback, merges by
---- scores), "t5" (Unigram) or "bert" (WordPiece); `tokens`, and with them `scores`, `merges` ("left right"),
+--- scores), "t5" (Unigram) or "bert" (WordPiece); `tokens`, and with them `scores`, `merges` ("left right") and
 --- `token_types`; the ids `bos`, `eos`, `unk`, `sep`, `pad`, which count from 0; `add_bos`, `add_eos`,
 --- `add_space_prefix`, and `charsmap`, the precompiled_charsmap in base64. They stay as fields of the tokenizer.
 ---@param spec table
 ---@return Tokenizer
 function tokenizer.new(spec)
   spec = setmetatable({}, { __index = spec })
-  local make = models[spec.model] or error(("tokenizer.new: model %q is not known; \"gpt2\", \"llama\", \"t5\" and \"bert\" are")
-    :format(tostring(spec.model)), 2)
+  local make = models[spec.model]
+  if not make then
+    error(("tokenizer.new: model %q is not known; gpt2, llama, t5 and bert are"):format(tostring(spec.model)), 2)
+  end
   if type(spec.tokens) ~= "table" then error("tokenizer.new: tokens, a list of strings, is missing", 2) end
   local added, types = {}, spec.token_types or {}
   if type(types) ~= "table" then types = types:tolist() end
@@ -219,10 +223,10 @@ local train_options = { vocabulary = true, kind = true, pattern = true, special 
   max_token_length = true, prefix_space = true, files = true }
 
 --- Learns a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) on all threads; the same text gives the same
---- tokenizer, which is that of huggingface's BpeTrainer. Options: `vocabulary`, tokens in all (32768); `special`, a list
---- of special tokens, which come first; `pattern`, how text is cut into words: "gpt2" (default), "llama3", "qwen2" or a
---- regular expression; `min_frequency` (0); `max_token_length`; `prefix_space`; `files = true`: the texts are names of
---- files, each line of which is a text.
+--- tokenizer, which is that of huggingface's BpeTrainer. Options: `vocabulary`, tokens in all (32768); `special`, a
+--- list of special tokens, which come first; `pattern`, how text is cut into words: "gpt2" (default), "llama3", "qwen2"
+--- or a regular expression; `min_frequency` (0); `max_token_length`; `prefix_space`; `files = true`: the texts are
+--- names of files, each line of which is a text.
 ---@param texts string[]|string a list of texts, or one
 ---@param options? table
 ---@return Tokenizer
@@ -302,12 +306,13 @@ function methods:special_tokens()
   return out
 end
 
-local samples = { "Hello, world!", "  two  spaces\n\tand a tab", "it's 12345 o'clock", "grün ÄÖÜ ß", "Привет, мир", "你好，世界",
-  "こんにちは 안녕하세요", "مرحبا שלום नमस्ते", "\u{1F469}\u{200D}\u{1F52C} e\u{301}", "if (x != 0) { return a[i]; } // done" }
+local samples = { "Hello, world!", "  two  spaces\n\tand a tab", "it's 12345 o'clock", "grün ÄÖÜ ß", "Привет, мир",
+  "你好，世界", "こんにちは 안녕하세요", "مرحبا שלום नमस्ते", "\u{1F469}\u{200D}\u{1F52C} e\u{301}",
+  "if (x != 0) { return a[i]; } // done" }
 
 --- Checks a tokenizer with itself: every id has a token that has this id, and what text is decoded to has that text
---- again. Returns a table: `tokens`, `shared` (tokens that have several ids), `lossless` (whether all texts came back as
---- they were) and `failures`, a list of texts, which is empty when all is well.
+--- again. Returns a table: `tokens`, `shared` (tokens that have several ids), `lossless` (whether all texts came back
+--- as they were) and `failures`, a list of texts, which is empty when all is well.
 ---@param texts? string[] to try besides some that are built in
 ---@return {tokens: integer, shared: integer, lossless: boolean, failures: string[]}
 function methods:selftest(texts)

@@ -259,7 +259,9 @@ static bool advance(ty_tokenizer *t, ty_stream *s, bool last, ty_bytes *out) {
   bool ok = ty_tokenizer_decode(t, s->ids, s->said, s->skip_special, &before) &&
             ty_tokenizer_decode(t, s->ids, s->count, s->skip_special, &all);
   if (ok && all.size > before.size && (last || !ends_in_half(&all))) {
-    ok = ty_bytes_put(out, all.data + before.size, all.size - before.size);
+    size_t from = before.size; /* a decoder that changes what was last may shift it into a character */
+    while (from < all.size && (all.data[from] & 0xc0) == 0x80) from++;
+    ok = ty_bytes_put(out, all.data + from, all.size - from);
     memmove(s->ids, s->ids + s->said, (s->count - s->said) * sizeof *s->ids);
     s->count -= s->said;
     s->said = s->count;

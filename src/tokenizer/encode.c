@@ -189,23 +189,36 @@ static bool repair(ty_work *w, ty_piece *p) {
   return true;
 }
 
-/* ByteLevel and Roberta leave the blanks at the ends of a token out of its span. */
-static void trim(const ty_tokenizer *t, ty_encoding *e) {
+/* Blanks at the ends of a string, a blank of byte-level models among them. */
+static void count_blanks(const uint8_t *text, size_t size, uint32_t *leading, uint32_t *trailing) {
+  const uint8_t *p = text, *end = text + size;
+  unsigned n;
+  uint32_t c;
+  *leading = *trailing = 0;
+  for (; p < end && ((c = ty_char_at(p, &n)) == 0x120 || ty_is_space(c)); p += n) ++*leading;
+  for (; end > text && ((c = ty_char_before(end, &n)) == 0x120 || ty_is_space(c)); end -= n) ++*trailing;
+}
+
+/* ByteLevel and Roberta leave the blanks at the ends of a token out of its span. They go by what the token's string
+ * is, character by character; that of an added token is what stands in the text. */
+static void trim(const ty_tokenizer *t, ty_encoding *e, const uint8_t *text, size_t size) {
   for (size_t i = 0; i < e->count; i++) {
-    ty_token_info info;
-    if (!ty_tokenizer_token(t, e->ids[i], &info) || !info.size) continue;
-    const uint8_t *p = (const uint8_t *)info.text, *end = p + info.size;
-    uint32_t leading = 0, trailing = 0;
-    unsigned n;
-    for (uint32_t c; p < end && ((c = ty_char_at(p, &n)) == 0x120 || ty_is_space(c)); p += n) leading++;
-    for (p = (const uint8_t *)info.text; end > p; end -= n, trailing++) {
-      uint32_t c = ty_char_before(end, &n);
-      if (c != 0x120 && !ty_is_space(c)) break;
-    }
     ty_span *s = &e->spans[i];
+    const ty_added *a = ty_added_find(t, e->ids[i]);
+    uint32_t leading, trailing;
+    unsigned bad;
+    bool valid = a && ty_utf8_span(text + s->begin, s->end - s->begin, &bad) == s->end - s->begin;
+    ty_str token = valid ? (ty_str){ (const char *)text + s->begin, s->end - s->begin }
+                   : a   ? a->content
+                         : t->vocab.token[e->ids[i]];
+    count_blanks((const uint8_t *)token.text, token.size, &leading, &trailing);
     if (leading == 1 && t->trim_prefix_space && (i == 0 || s->begin == 0)) leading = 0;
-    s->begin = s->begin + leading < s->end ? s->begin + leading : s->end;
-    if (trailing && s->end >= trailing) s->end = s->end - trailing > s->begin ? s->end - trailing : s->begin;
+    for (; leading && s->begin < s->end; leading--) do
+        s->begin++;
+      while (s->begin < s->end && (text[s->begin] & 0xc0) == 0x80);
+    for (; trailing && s->end > s->begin; trailing--) do
+        s->end--;
+      while (s->end > s->begin && (text[s->end] & 0xc0) == 0x80);
   }
 }
 
@@ -216,7 +229,7 @@ static bool encode_text(ty_tokenizer *t, ty_work *w, const char *text, size_t si
   if (!reserve(out, 1, false, w->spans)) return false; /* spans for all that was there without */
   ty_piece piece = { (const uint8_t *)text, size, NULL, 0 };
   if (size && (!repair(w, &piece) || !split_added(t, w, &t->raw_added, &piece, normal_text))) return false;
-  if (w->spans && t->trims) trim(t, out);
+  if (w->spans && t->trims) trim(t, out, (const uint8_t *)text, size);
   return true;
 }
 

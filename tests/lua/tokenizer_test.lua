@@ -115,14 +115,16 @@ for _, name in ipairs(names) do
     end
     check.equal(wrong_ids, {}, "blocks of strings whose ids differ")
     check.equal(wrong_text, {}, "blocks of strings whose decoded text differs")
-    for i, ids in ipairs(want.first) do check.equal(tok:encode(strings[i + 9]):tolist(), ids, "string " .. i + 9) end
+    for i, ids in ipairs(want.first) do
+      check.equal(tok:encode(strings[i + 9]):tolist(), table.move(ids, 1, #ids, 1, {}), "string " .. i + 9)
+    end
     local ids, more = tok:encode("the first text", { pair = "and another 123", types = true })
     check.equal(ids:tolist(), want.pair[1], "a pair")
     check.equal(more.types:tolist(), want.pair[2], "the types of a pair")
   end)
 
   -- Where normalizers put characters together or apart, the reference's spans follow rules of its own.
-  if not ("t5 xlmr nfkc_previous nfd_next wordlevel bert_uncased bytes_next llama2"):find(name, 1, true) then
+  if not ("clip qwen2 t5 xlmr nfkc_previous nfd_next wordlevel bert_uncased bytes_next llama2"):find(name, 1, true) then
     check.test(name .. ": offsets equal the reference's", function()
       local tok = ty.tokenizer.load(folder .. name .. ".json")
       for i, spans in ipairs(want.spans) do
@@ -250,7 +252,8 @@ check.test("a folder with tokenizer_config.json", function()
   ty.io.mkdir(path)
   ty.tokenizer.load(folder .. "llama3.json"):save(path .. "/tokenizer.json")
   ty.io.save_json(path .. "/tokenizer_config.json", { bos_token = "<|begin_of_text|>",
-    eos_token = { content = "<|eot_id|>" }, pad_token = ty.io.null, chat_template = "{{ x }}", model_max_length = 1e30 })
+    eos_token = { content = "<|eot_id|>" }, pad_token = ty.io.null,
+    chat_template = "{{ x }}", model_max_length = 1e30 })
   local tok = ty.tokenizer.load(path)
   check.equal({ tok.bos, tok.eos, tok.chat_template }, { 0, 2, "{{ x }}" })
   check.equal(tok.pad, nil)
@@ -343,7 +346,9 @@ check.test("GGUF: SentencePiece BPE equals SentencePiece", function()
   local chosen = {}
   for _, s in ipairs(strings) do
     local taken = s ~= ""
-    for _, c in ipairs { "<s>", "</s>", "<unk>", "<0x", "\0", "\u{2581}" } do taken = taken and not s:find(c, 1, true) end
+    for _, c in ipairs { "<s>", "</s>", "<unk>", "<0x", "\0", "\u{2581}" } do
+      taken = taken and not s:find(c, 1, true)
+    end
     if taken then chosen[#chosen + 1] = s end
   end
   check.equal(#chosen, sp.strings)
@@ -392,7 +397,8 @@ check.test("bad files are one clear error", function()
   bad("{}", "there is no model")
   bad('{"model":{}}', "no vocabulary")
   bad('{"model":{"type":"BPE","vocab":{"a":0},"merges":["a b"]}}', "merge 0")
-  bad('{"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":["a b"]}}', "its result \"ab\" is not in the vocabulary")
+  bad('{"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":["a b"]}}',
+    "its result \"ab\" is not in the vocabulary")
   bad('{"model":{"type":"BPE","vocab":{"a":0},"merges":["ab"]}}', "two tokens with a space")
   bad('{"model":{"type":"BPE","vocab":{"a":0},"merges":[["a"]]}}', "one token only")
   bad('{"model":{"type":"BPE","vocab":{"a":0,"b":0},"merges":[]}}', "belongs to two tokens")
@@ -409,10 +415,13 @@ check.test("bad files are one clear error", function()
   bad(with '"pre_tokenizer":{"type":"UnicodeScripts"}', "pre-tokenizer \"UnicodeScripts\" is not supported")
   bad(with '"normalizer":{"type":"Precompiled","precompiled_charsmap":"!!"}', "no character map")
   bad(with '"normalizer":{"type":"Precompiled","precompiled_charsmap":"/////w=="}', "no character map")
-  bad(with '"pre_tokenizer":{"type":"Split","pattern":{"Regex":"("},"behavior":"Isolated","invert":false}', "regular expression")
-  bad(with '"pre_tokenizer":{"type":"Split","pattern":{"Regex":"[a[b]]"},"behavior":"Isolated"}', "a class within a class")
-  bad(with '"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x","type_id":0}}],"pair":[],'
-    .. '"special_tokens":{}}', "not among special_tokens")
+  local function split(regex)
+    return with('"pre_tokenizer":{"type":"Split","pattern":{"Regex":"' .. regex .. '"},"behavior":"Isolated"}')
+  end
+  bad(split "(", "regular expression")
+  bad(split "[a[b]]", "a class within a class")
+  bad(with('"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x","type_id":0}}],"pair":[],'
+    .. '"special_tokens":{}}'), "not among special_tokens")
   bad(with '"added_tokens":[{"id":268435456,"content":"x"}]', "far out of the vocabulary")
   bad(with '"added_tokens":[{"id":5,"content":"x"},{"id":5,"content":"y"}]', "belongs to two added tokens")
   bad(with('"normalizer":' .. ('{"type":"Sequence","normalizers":['):rep(200)), "nested deeper")
@@ -424,7 +433,8 @@ check.test("bad files are one clear error", function()
 end)
 
 check.test("a hostile expression stops", function()
-  local tok = ty.tokenizer.parse('{"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(a+)+(a+)+$"},"behavior":"Isolated",'
+  local tok = ty.tokenizer.parse('{"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(a+)+(a+)+$"},'
+    .. '"behavior":"Isolated",'
     .. '"invert":false},"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}')
   check.fails(function() tok:encode(("a"):rep(5000) .. "b") end, "matching the regular expression")
 end)
