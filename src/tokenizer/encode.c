@@ -15,7 +15,16 @@ ty_work *ty_work_take(ty_tokenizer *t) {
   return w;
 }
 
+enum { MOST_IDLE = 1 << 26 }; /* bytes that are worth keeping for the next text */
+
 void ty_work_give(ty_tokenizer *t, ty_work *w) {
+  size_t held = (w->cuts.capacity + w->other_cuts.capacity) * sizeof(ty_cut) + w->repaired.text.capacity +
+                w->normal[0].text.capacity + w->split[0].text.capacity + w->node_capacity * 16 +
+                w->symbols.capacity * 24 + (w->first.capacity + w->second.capacity) * sizeof(uint32_t);
+  if (held > MOST_IDLE) {
+    ty_work_free(w);
+    return;
+  }
   pthread_mutex_lock(&t->lock);
   w->next = t->idle;
   t->idle = w;

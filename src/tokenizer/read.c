@@ -33,8 +33,8 @@ bool ty_read_text(ty_reading *r, ty_str *out) {
 
 bool ty_read_null(ty_reading *r, bool *null) {
   ty_json_kind kind = ty_json_peek(&r->j);
-  if (kind == TY_JSON_BAD) return false;
   *null = kind == TY_JSON_NULL;
+  if (kind == TY_JSON_BAD) return false;
   return !*null || ty_json_word(&r->j);
 }
 
@@ -238,7 +238,7 @@ ty_tokenizer *ty_tokenizer_read(const char *name, const char *text, size_t size)
   t->pad_id = -1;
   t->bpe.unknown = t->unigram.unknown = t->wordpiece.unknown = TY_NO_ID;
   ty_reading r = { .t = t };
-  bool ok = ty_bytes_put(&t->json, text, size);
+  bool ok = ty_bytes_reserve(&t->json, 1) && ty_bytes_put(&t->json, text, size); /* no NULL, even of nothing */
   ty_json_open(&r.j, name, t->json.data, t->json.size);
   ok = ok && read_all(&r) && finish(t, name);
   ty_json_close(&r.j);
