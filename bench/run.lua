@@ -108,7 +108,7 @@ local function finish()
 end
 
 if options.show then
-  local saved = report.load(root)
+  local saved = report.load(report.this_cpu(root))
   for _, threads in ipairs(thread_counts) do
     if saved.limits[tostring(threads)] then report.limits(saved.limits[tostring(threads)], threads) end
   end
@@ -128,7 +128,7 @@ local Peer = require "bench.lib.peer"
 
 if options.peer and not Peer.python() then print "no peer: bench/peers.sh makes its environment" end
 
-local run = { limits = {}, peers = {}, items = {} }
+local run, machine = { limits = {}, peers = {}, items = {} }, report.this_cpu(root)
 
 local function measure_group(group, threads, entries)
   local peer = options.peer and Peer.start(threads) or nil
@@ -143,7 +143,7 @@ local function measure_group(group, threads, entries)
         take(entry, result)
         run.items[item.name] = run.items[item.name] or {}
         run.items[item.name][tostring(threads)] = result
-        if options.save then report.save(root, run) end -- what there is, should the run be stopped
+        if options.save then report.save(machine, run) end -- what there is, should the run be stopped
       else
         print(("%-38s error: %s"):format(item.name, result))
       end
@@ -179,5 +179,5 @@ end
 
 local passed = finish()
 print(("%.0f s"):format(native.wall() - began))
-if options.save then print("written: " .. report.save(root, run)) end
+if options.save then print("written: " .. machine.path) end
 os.exit(passed, true)

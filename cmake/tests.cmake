@@ -31,8 +31,12 @@ if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_versions COMMAND tycho tests/lua/cuda_library_test.lua ${test_folder})
   add_test(NAME cuda_whole COMMAND tycho tests/lua/cuda_test.lua ${test_folder})
   add_test(NAME cuda_planted COMMAND cuda_planted)
-  set_tests_properties(cuda_ops cuda_libraries cuda_versions cuda_whole cuda_planted PROPERTIES
-    FIXTURES_REQUIRED cuda_built)
+  set(with_libraries cuda_libraries cuda_versions cuda_whole) # stand-ins, below
+  if(NOT TYCHO_SANITIZE)
+    add_test(NAME cuda_bench COMMAND tycho bench/gpu.lua --tiny --no-peer ${test_folder})
+    list(APPEND with_libraries cuda_bench)
+  endif()
+  set_tests_properties(cuda_ops ${with_libraries} cuda_planted PROPERTIES FIXTURES_REQUIRED cuda_built)
 endif()
 
 file(GLOB c_tests CONFIGURE_DEPENDS tests/c/*.c)
@@ -55,7 +59,7 @@ endif()
 if(TARGET cuda_emulated AND TARGET tycho)
   set_tests_properties(cuda_ops PROPERTIES ENVIRONMENT
     "TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>;TYCHO_CUDA_PATH=${CMAKE_BINARY_DIR}/emulated/solver")
-  set_tests_properties(cuda_libraries cuda_versions cuda_whole PROPERTIES ENVIRONMENT
+  set_tests_properties(${with_libraries} PROPERTIES ENVIRONMENT
     "TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>;TYCHO_CUDA_PATH=${CMAKE_BINARY_DIR}/emulated/libraries:${CMAKE_BINARY_DIR}/emulated/solver")
 endif()
 if(TYCHO_SANITIZE)

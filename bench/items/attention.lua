@@ -1,5 +1,6 @@
 --- Causal attention, 12 heads of 64, f32. The limit is the causal half at the FMA rate; backward counts twice forward.
 local ty = require "tycho"
+local calls = require "bench.lib.calls"
 
 local heads, width = 12, 64
 local items = {}
@@ -10,21 +11,15 @@ for _, t in ipairs { 256, 512, 1024, 2048, 4096, 8192 } do
   items[#items + 1] = { name = ("fwd/T%d"):format(t), work = { f32 = flops }, peer = { "forward", { t = t } },
     bars = { peer = named and 1.3 or 1, limit = named and 0.55 or nil }, setup = function()
       local q, k, v = ty.randn(1, heads, t, width), ty.randn(1, heads, t, width), ty.randn(1, heads, t, width)
-      return function()
-        ty.scope(function() ty.scaled_dot_product_attention(q, k, v, nil, true) end)
-      end
+      return calls.forward(function() ty.scaled_dot_product_attention(q, k, v, nil, true) end)
     end }
   items[#items + 1] = { name = ("fwd+bwd/T%d"):format(t), work = { f32 = 3 * flops }, peer = { "both", { t = t } },
     bars = { peer = named and 1.3 or 1, limit = named and 0.45 or nil }, setup = function()
       local x = {}
-      for i = 1, 3 do x[i] = ty.randn(1, heads, t, width):requires_grad_() end
-      local g = ty.randn(1, heads, t, width)
-      return function()
-        ty.scope(function()
-          for i = 1, 3 do x[i]:set_grad() end
-          ty.scaled_dot_product_attention(x[1], x[2], x[3], nil, true):backward(g)
-        end)
-      end
+      for i = 1, 3 do x[i] = ty.randn(1, heads, t, width) end
+      return calls.both(x, ty.randn(1, heads, t, width), function()
+        return (ty.scaled_dot_product_attention(x[1], x[2], x[3], nil, true))
+      end)
     end }
 end
 

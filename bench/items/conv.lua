@@ -1,5 +1,6 @@
 --- conv2d, forward and forward with backward, over the layers of ResNet-18, a UNet and a ConvNeXt.
 local ty = require "tycho"
+local calls = require "bench.lib.calls"
 
 -- name, batch, in, size, out, kernel, stride, padding, groups
 local layers = {
@@ -41,14 +42,7 @@ for _, layer in ipairs(layers) do
   local rows = (size + 2 * padding - kernel) // stride + 1
   local flops = 2 * n * out * rows * rows * (c // groups) * kernel * kernel
   local depthwise, image = groups > 1, c == 3
-  local function tensors(gradient)
-    local x, w = ty.randn(n, c, size, size), ty.randn(out, c // groups, kernel, kernel)
-    if gradient then
-      w:requires_grad_()
-      if not image then x:requires_grad_() end -- nobody wants the gradient of an image
-    end
-    return x, w
-  end
+  local function tensors() return ty.randn(n, c, size, size), ty.randn(out, c // groups, kernel, kernel) end
   local arguments = { n = n, c = c, size = size, out = out, kernel = kernel, stride = stride, padding = padding,
     groups = groups }
   local limit = kernel == 3 and c >= 64 and out >= 64 and 0.85 or nil
@@ -60,15 +54,11 @@ for _, layer in ipairs(layers) do
   items[#items + 1] = { name = name .. "/fwd+bwd", mean = "forward and backward",
     work = { f32 = flops * (image and 2 or 3) }, peer = { "both", arguments },
     bars = { peer = depthwise and 3 or 1, limit = limit }, setup = function()
-      local x, w = tensors(true)
-      local g = ty.randn(n, out, rows, rows)
-      return function()
-        ty.scope(function()
-          x:set_grad()
-          w:set_grad()
-          ty.conv2d(x, w, nil, stride, padding, 1, groups):backward(g)
-        end)
-      end
+      local x, w = tensors()
+      -- Nobody wants the gradient of an image.
+      return calls.both(image and { w } or { x, w }, ty.randn(n, out, rows, rows), function()
+        return ty.conv2d(x, w, nil, stride, padding, 1, groups)
+      end)
     end }
 end
 

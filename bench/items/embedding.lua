@@ -1,5 +1,6 @@
 --- Rows of a table by index, and their gradient (a dense tensor of the table's size, as in training).
 local ty = require "tycho"
+local calls = require "bench.lib.calls"
 
 local rows, width = 50257, 768
 local items = {}
@@ -15,14 +16,7 @@ for _, n in ipairs { 256, 8192 } do
   items[#items + 1] = { name = ("fwd+bwd/%d"):format(n), bars = { peer = 1 },
     work = { copy = (4 * n + rows) * width * 4 }, peer = { "both", arguments }, setup = function()
       local w, index = tensors()
-      w:requires_grad_()
-      local g = ty.randn(n, width)
-      return function()
-        ty.scope(function()
-          w:set_grad()
-          ty.embedding(w, index):backward(g)
-        end)
-      end
+      return calls.both({ w }, ty.randn(n, width), function() return ty.embedding(w, index) end)
     end }
   items[#items + 1] = { name = ("index_add/%d"):format(n), bars = { peer = 1 }, peer = { "index_add", arguments },
     setup = function()

@@ -1,6 +1,7 @@
 --- Norms, softmax, cross entropy, gates: forward with backward, in the cache and out of it. The limit is the traffic of
 -- a pass that touches each tensor as seldom as the formula allows, at the bandwidth of a copy.
 local ty = require "tycho"
+local calls = require "bench.lib.calls"
 
 local items = {}
 local N = 4 -- bytes of an f32
@@ -10,14 +11,7 @@ local N = 4 -- bytes of an f32
 local function add(name, big, elements, passes, peer, make)
   items[#items + 1] = { name = name, peer = peer, work = { copy = elements * passes * N },
     bars = { peer = 1.5, limit = big and 0.75 or nil }, setup = function()
-      local inputs, g, forward = make()
-      for _, x in ipairs(inputs) do x:requires_grad_() end
-      return function()
-        ty.scope(function()
-          for _, x in ipairs(inputs) do x:set_grad() end
-          forward():backward(g)
-        end)
-      end
+      return calls.both(make())
     end }
 end
 
@@ -25,7 +19,7 @@ local function add_forward(name, big, elements, passes, peer, make)
   items[#items + 1] = { name = name, peer = peer, work = { copy = elements * passes * N },
     bars = { peer = 1.5, limit = big and 0.75 or nil }, setup = function()
       local _, _, forward = make()
-      return function() ty.scope(forward) end
+      return calls.forward(forward)
     end }
 end
 

@@ -1,16 +1,7 @@
 --- One optimizer step over the 124M parameters of GPT-2, in its tensors' shapes. The limit is the least traffic at the
 -- bandwidth of an update in place.
 local ty = require "tycho"
-
--- 50257 x 768 and 1024 x 768 embeddings, twelve layers, the last norm.
-local shapes = { { 50257, 768 }, { 1024, 768 } }
-for _ = 1, 12 do
-  for _, shape in ipairs { { 768 }, { 768 }, { 768, 2304 }, { 2304 }, { 768, 768 }, { 768 }, { 768 }, { 768 },
-    { 768, 3072 }, { 3072 }, { 3072, 768 }, { 768 } } do
-    shapes[#shapes + 1] = shape
-  end
-end
-shapes[#shapes + 1], shapes[#shapes + 2] = { 768 }, { 768 }
+local shapes = require "bench.lib.gpt2_shapes"
 
 local count = 0
 for _, shape in ipairs(shapes) do count = count + shape[1] * (shape[2] or 1) end

@@ -60,16 +60,6 @@ function limits.sample(work, threads)
   return rates
 end
 
---- Seconds that `work` takes at these rates; nil where one is not known.
-function limits.seconds(work, rates)
-  local sum = 0
-  for kind, amount in pairs(work) do
-    if not rates[kind] then return nil end
-    sum = sum + amount / rates[kind] * 1e-9
-  end
-  return sum
-end
-
 --- All rates, for the head of the report.
 limits.kinds = { "f32", "bf16", "int8", "read", "copy", "update" }
 function limits.all(threads)

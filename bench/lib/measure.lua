@@ -1,8 +1,7 @@
---- One item at one number of threads: rounds of limit, ours, peer; medians and spread of each.
+--- One item at one number of threads, or on a GPU: rounds of limit, ours, peer; medians and spread of each.
 local ty = require "tycho"
-local native = require "bench.lib.native"
-local limits = require "bench.lib.limits"
 
+local clock, sleep = ty.system.clock, ty.system.sleep
 local measure = {}
 
 --- { median, min, max } of a list of numbers.
@@ -16,30 +15,43 @@ function measure.summary(list)
 end
 
 -- Seconds per call, after an eighth of the calls to warm up: while the other side ran, caches were filled with other
--- things, and a virtual machine's host may have taken back what lay idle.
-local function run(fn, n)
+-- things, and a virtual machine's host may have taken back what lay idle. wait(): until a GPU is done.
+local function run(fn, n, wait)
   for _ = 1, math.max(1, n // 8) do fn() end
-  local start = native.wall()
+  wait()
+  local start = clock()
   for _ = 1, n do fn() end
-  return (native.wall() - start) / n
+  wait()
+  return (clock() - start) / n
 end
 
 -- Calls that fill `target` seconds.
-local function calibrate(fn, target)
+local function calibrate(fn, target, wait)
   local n = 1
-  run(fn, n)
+  run(fn, n, wait)
   while true do
-    local seconds = run(fn, n)
+    local seconds = run(fn, n, wait)
     if seconds * n > target / 4 or n >= 1 << 24 then return math.max(1, math.floor(target / seconds + 0.5)), seconds end
     n = n * 4
   end
 end
 
+-- Seconds that `work` takes at these rates; nil where one is not known.
+local function seconds_of(work, rates)
+  local sum = 0
+  for kind, amount in pairs(work) do
+    if not rates[kind] then return nil end
+    sum = sum + amount / rates[kind] * 1e-9
+  end
+  return sum
+end
+
 -- Waits until our own idle threads have stopped spinning.
 local function settle()
+  local native = require "bench.lib.native"
   for _ = 1, 200 do
     local before = native.cpu()
-    native.sleep(0.004)
+    sleep(0.004)
     if native.cpu() - before < 0.0004 then return end
   end
 end
@@ -57,11 +69,12 @@ end
 
 -- Runs a round; returns the share of one processor that other programs had meanwhile.
 local function watched(round, peer)
+  local native = require "bench.lib.native"
   local pid = peer and peer.pid
   local function used() return native.cpu() + (pid and native.cpu(pid) or 0) end
-  local all, own, start = busy(), used(), native.wall()
+  local all, own, start = busy(), used(), clock()
   round()
-  all, own, start = busy() - all, used() - own, native.wall() - start
+  all, own, start = busy() - all, used() - own, clock() - start
   return math.max(0, all - own - 0.03) / start
 end
 
@@ -95,65 +108,9 @@ local function processes(item, rounds, with_peer, result)
   return result
 end
 
---- Measures `item` with `threads` threads. options: rounds, target (seconds of a sample). Returns a result:
--- ours = { median, min, max, mode }, peer the same or nil, limit (seconds), rates, modes of both sides, ratio, share.
-function measure.item(item, threads, peer, options)
-  ty.set_threads(threads)
-  ty.manual_seed(0)
-  local target = item.target or options.target
-  local rounds = math.min(options.rounds, item.rounds or options.rounds)
-  local result = { threads = threads }
-  if item.sample then return processes(item, rounds, options.peer, result) end
-
-  local own = item.setup(threads)
-  if type(own) == "function" then own = { eager = own } end
-  local names, counts = {}, {}
-  for mode in pairs(own) do names[#names + 1] = mode end
-  table.sort(names)
-
-  local function time_own(mode)
-    local seconds
-    if not counts[mode] then counts[mode], seconds = calibrate(own[mode], target) end
-    return seconds or run(own[mode], counts[mode])
-  end
-
-  local function time_peer(mode)
-    local answer, err = peer:ask { ["do"] = "sample", mode = mode, target = target }
-    return answer and answer.seconds, err
-  end
-
-  if peer then peer:settle() end
-  local mine, trials = trial(names, time_own)
-  result.modes = #names > 1 and trials or nil
-  local theirs
-  if peer and item.peer then
-    settle()
-    local answer, err = peer:ask { ["do"] = "prepare", group = item.group, work = item.peer[1],
-      args = item.peer[2], without = options.eager and "compile" or nil }
-    if answer then
-      theirs, result.peer_modes = trial(answer.modes, time_peer)
-      if not theirs then result.peer_error = "no mode ran" end
-    else
-      result.peer_error = err
-    end
-  end
-
-  local ours, others, rates = {}, {}, {}
-  local function round()
-    if peer then peer:settle() end
-    if item.work then
-      settle()
-      for kind, rate in pairs(limits.sample(item.work, threads)) do
-        rates[kind] = math.max(rates[kind] or 0, rate) -- what disturbs a limit makes it low, never high
-      end
-    end
-    ours[#ours + 1] = time_own(mine)
-    if theirs then
-      settle()
-      others[#others + 1] = time_peer(theirs)
-    end
-  end
-  -- Rounds that other programs disturbed are thrown away and repeated, up to three for each that counts.
+-- On a CPU the other side's threads must have stopped, and rounds that other programs disturbed are thrown away and
+-- repeated, up to three for each that counts. Returns how many were disturbed.
+local function rounds_on_cpu(rounds, round, peer, ours, others)
   local spare, disturbed = 2 * rounds, 0
   for _ = 1, rounds do
     local mark = #ours
@@ -164,7 +121,98 @@ function measure.item(item, threads, peer, options)
       ours[mark + 1], others[mark + 1] = nil, nil
     end
   end
-  if disturbed > 0 then result.disturbed = disturbed end
+  return disturbed > 0 and disturbed or nil
+end
+
+local function nothing() end
+
+--- Measures `item` with `threads` threads. options: rounds, target (seconds of a sample); for a GPU on (lib/on.lua) and
+-- most (seconds, after which no further round begins). Returns a result: ours = { median, min, max, mode }, peer the
+-- same or nil, limit (seconds), rates, modes of both sides, ratio, share; on a GPU peak and peer_peak, the most bytes
+-- that tensors took.
+function measure.item(item, threads, peer, options)
+  local on = options.on
+  local limits = on and on.limits or require "bench.lib.limits"
+  local wait = on and on.wait or nothing
+  local still = on and nothing or settle -- before the other side's turn
+  if not on then ty.set_threads(threads) end
+  ty.manual_seed(0)
+  local target = item.target and not (on and on.tiny) and item.target or options.target
+  local rounds = math.min(options.rounds, item.rounds or options.rounds)
+  local result = { threads = threads }
+  if item.sample then return processes(item, rounds, options.peer, result) end
+
+  local began = clock()
+  if on then on.begin(item) end
+  local own = item.setup(threads)
+  if type(own) == "function" then own = { eager = own } end
+  local names, counts = {}, {}
+  for mode in pairs(own) do names[#names + 1] = mode end
+  table.sort(names)
+
+  local function time_own(mode)
+    local seconds
+    if not counts[mode] then counts[mode], seconds = calibrate(own[mode], target, wait) end
+    return seconds or run(own[mode], counts[mode], wait)
+  end
+
+  -- One mode that fails, such as a compiled one, leaves the others.
+  local function try_own(mode)
+    local ok, seconds = pcall(time_own, mode)
+    return ok and seconds or nil, seconds
+  end
+
+  local theirs
+  local function time_peer(mode)
+    local answer, err = peer:ask { ["do"] = "sample", mode = mode, target = target }
+    if answer and mode == theirs then result.peer_peak = answer.peak end
+    return answer and answer.seconds, err
+  end
+
+  if peer and not on then peer:settle() end
+  local mine, trials = trial(names, #names > 1 and try_own or time_own)
+  if not mine then error(trials[names[1]], 0) end
+  result.modes = #names > 1 and trials or nil
+  if peer and item.peer then
+    still()
+    local answer, err = peer:ask { ["do"] = "prepare", group = item.peer.group or item.group, work = item.peer[1],
+      args = item.peer[2], tf32 = item.tf32, without = (options.eager or item.eager) and "compile" or nil }
+    if answer then
+      theirs, result.peer_modes = trial(answer.modes, time_peer)
+      if not theirs then result.peer_error = "no mode ran: " .. tostring(select(2, next(result.peer_modes))) end
+    else
+      result.peer_error = err
+    end
+  end
+  if on then
+    for _, mode in ipairs(names) do
+      if mode ~= mine then own[mode] = nil end
+    end
+    result.peak = on.peak_of(function() run(own[mine], 1, wait) end)
+  end
+  local ours, others, rates = {}, {}, {}
+  local function round()
+    if peer and not on then peer:settle() end
+    if item.work then
+      still()
+      for kind, rate in pairs(limits.sample(item.work, threads, peer)) do
+        rates[kind] = math.max(rates[kind] or 0, rate) -- what disturbs a limit makes it low, never high
+      end
+    end
+    ours[#ours + 1] = time_own(mine)
+    if theirs then
+      still()
+      others[#others + 1] = time_peer(theirs)
+    end
+  end
+  if on then
+    for i = 1, rounds do
+      if i > 1 and clock() - began > options.most then break end
+      round()
+    end
+  else
+    result.disturbed = rounds_on_cpu(rounds, round, peer, ours, others)
+  end
   if peer then peer:ask { ["do"] = "drop" } end
 
   result.ours, result.peer = measure.summary(ours), measure.summary(others)
@@ -173,7 +221,7 @@ function measure.item(item, threads, peer, options)
     result.peer.mode = theirs
     result.ratio = result.peer.median / result.ours.median
   end
-  result.limit = item.work and limits.seconds(item.work, rates)
+  result.limit = item.work and seconds_of(item.work, rates)
   if result.limit then
     result.share = result.limit / result.ours.median
     result.peer_share = result.peer and result.limit / result.peer.median

@@ -1,7 +1,6 @@
 --- A peer: one long-lived program that times the same work as we do, when it is told to. Commands go to its standard
 -- input as lines of JSON, answers come back through a FIFO, so that rounds of both sides interleave within one run.
 local ty = require "tycho"
-local native = require "bench.lib.native"
 
 local root = assert(arg[0]:match "^(.*)/bench/[^/]*$")
 local Peer = {}
@@ -28,15 +27,29 @@ local function allocator()
   return "the C library's", ""
 end
 
---- The Python of the peers' environment (TYCHO_PEER_PYTHON names another), or nil when there is none.
-function Peer.python()
+--- The Python of the peers' environment (TYCHO_PEER_PYTHON names another), or nil when there is none. For a GPU
+-- ("cuda", or "any" as for start) also the system's, when it has a PyTorch that can.
+function Peer.python(device)
   local path = os.getenv "TYCHO_PEER_PYTHON" or root .. "/build/peers/bin/python"
-  return exists(path) and path or nil
+  if exists(path) then return path end
+  if not device then return nil end
+  local test = device == "cuda" and "assert torch.cuda.is_available()" or "pass"
+  local command = "python3 -c 'import sys, torch; %s; print(sys.executable)' 2>/dev/null"
+  local pipe <close> = assert(io.popen(command:format(test)))
+  local found = pipe:read "l"
+  return found and exists(found) and found or nil
 end
 
+--- Where what is compiled for a GPU is kept.
+Peer.compiled = root .. "/build/bench/inductor-gpu"
+
 --- What every peer is started with, without the traps that make it slow: a preset BLAS core type, AVX2 code paths,
--- the allocator (`plain`: the C library's all the same).
-function Peer.environment(plain)
+-- the allocator (`plain`: the C library's all the same). On a GPU what is compiled is kept for the next process.
+function Peer.environment(plain, device)
+  if device then
+    return ("env TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_AUTOGRAD_CACHE=1 "
+      .. "TORCHINDUCTOR_CACHE_DIR='%s'"):format(Peer.compiled)
+  end
   local _, preload = allocator()
   if plain then preload = "" end
   local file <close> = io.open "/proc/cpuinfo"
@@ -46,17 +59,18 @@ function Peer.environment(plain)
     :format(capability, root, preload)
 end
 
---- Starts bench/peer/serve.py with `threads` threads; nil when there is no environment or it does not start.
-function Peer.start(threads)
-  local python = Peer.python()
+--- Starts bench/peer/serve.py with `threads` threads; nil when there is no environment or it does not start. device:
+-- "cuda", or "any" for the CPU where PyTorch sees no GPU.
+function Peer.start(threads, device)
+  local python = Peer.python(device)
   if not python then return nil end
   local folder = root .. "/build/bench"
   ty.io.mkdir(folder)
   local fifo = os.tmpname()
   os.remove(fifo)
   if not os.execute(("mkfifo '%s'"):format(fifo)) then return nil end
-  local command = ("exec %s '%s' '%s/bench/peer/serve.py' %d '%s'"):format(Peer.environment(), python, root, threads,
-    fifo)
+  local command = ("exec %s '%s' '%s/bench/peer/serve.py' %d '%s' %s"):format(Peer.environment(nil, device), python,
+    root, threads, fifo, device and device .. " 2>" .. folder .. "/peer.log" or "cpu")
   local self = setmetatable({ input = assert(io.popen(command, "w")), threads = threads }, Peer)
   self.output = assert(io.open(fifo)) -- waits for the peer to open its end
   os.remove(fifo)
@@ -66,7 +80,7 @@ function Peer.start(threads)
     return nil
   end
   self.pid, self.about = hello.pid, hello.about
-  self.about.allocator = (allocator())
+  if not device then self.about.allocator = (allocator()) end
   return self
 end
 
@@ -91,9 +105,10 @@ end
 
 --- Waits until the peer's threads have stopped spinning.
 function Peer:settle()
+  local native = require "bench.lib.native"
   for _ = 1, 200 do
     local before = native.cpu(self.pid)
-    native.sleep(0.004)
+    ty.system.sleep(0.004)
     local after = native.cpu(self.pid)
     if not after or after - before < 0.0004 then return end
   end

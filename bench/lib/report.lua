@@ -12,6 +12,7 @@ end
 
 local function amount(item, value)
   if item.unit == "MB" then return ("%.0f MB"):format(value) end
+  if item.unit then return ("%.2f %s"):format(value, item.unit) end
   return duration(value)
 end
 
@@ -34,7 +35,7 @@ function report.judge(item, result, judged)
     if bars.limit and result.share and result.share < bars.limit then failed[#failed + 1] = "limit" end
     if bars.most and result.ours.median > bars.most then failed[#failed + 1] = "most" end
   end
-  result.bars, result.failed, result.judged = bars, failed, judged
+  result.bars, result.failed, result.judged, result.unit = bars, failed, judged, item.unit
   return #failed == 0
 end
 
@@ -49,8 +50,8 @@ local function distance(result)
       factor = bars.limit / result.share
       text = ("%.0f%% of the limit, wanted %.0f%%"):format(result.share * 100, bars.limit * 100)
     else
-      factor, text = result.ours.median / bars.most, ("%s, wanted %s"):format(duration(result.ours.median),
-        duration(bars.most))
+      factor = result.ours.median / bars.most
+      text = ("%s, wanted %s"):format(amount(result, result.ours.median), amount(result, bars.most))
     end
     worst = math.max(worst, factor)
     parts[#parts + 1] = text
@@ -80,12 +81,19 @@ function report.line(item, result)
   local verdict = #result.failed > 0 and "FAIL " .. table.concat(result.failed, ", ")
     or (next(bars) and result.judged and (result.ratio or result.share or bars.most) and "pass" or "")
   if result.ours.mode and result.ours.mode ~= "eager" then verdict = verdict .. " (" .. result.ours.mode .. ")" end
+  if result.peak then
+    verdict = ("%s %.0f%s MB"):format(verdict, result.peak / 2 ^ 20, result.peer_peak and (":%.0f"):format(
+      result.peer_peak / 2 ^ 20) or "")
+  end
   if result.disturbed then verdict = ("%s [%d rounds disturbed]"):format(verdict, result.disturbed) end
   print((row:format(item.name, result.threads, mine, my_spread, theirs, their_spread, mode,
     result.ratio and ("%.2fx"):format(result.ratio) or "-", bars.peer and ("%.3g"):format(bars.peer) or "",
     result.share and ("%.0f%%"):format(result.share * 100) or "-",
     bars.limit and ("%.0f%%"):format(bars.limit * 100) or "", verdict):gsub("%s+$", "")))
   if result.peer_error then print("    peer: " .. result.peer_error:sub(1, 160)) end
+  for way, value in pairs(result.modes or {}) do
+    if type(value) == "string" then print(("    %s: %s"):format(way, value:sub(1, 160))) end
+  end
   io.stdout:flush()
 end
 
@@ -97,6 +105,15 @@ function report.limits(rates, threads)
   print(("limits, %d threads: %s GFLOP/s (GOP/s); read %.1f, copy %.1f, triad %.1f, in-place update %.1f, "
     .. "Adam's traffic %.1f GB/s"):format(threads, table.concat(parts, ", "), rates.read, rates.copy, rates.triad,
     rates.update, rates.adam))
+end
+
+function report.gpu_limits(rates, peer)
+  local parts = {}
+  for _, kind in ipairs { "bf16", "f16", "tf32", "f32" } do
+    parts[#parts + 1] = rates[kind] and ("%s %.1f"):format(kind, rates[kind] / 1e3)
+  end
+  print(("limits: copy %.0f GB/s (both sides), %s TFLOP/s; %s"):format(rates.copy or 0, table.concat(parts, ", "),
+    peer and "PyTorch " .. peer.about.torch .. ", " .. (peer.about.device or "on the CPU") or "no peer"))
 end
 
 --- Geometric means of the ratios of groups of results: groups = { name = { ratios } }, bars = { name = bar }.
@@ -128,27 +145,28 @@ local function cpu_name()
   return (name:gsub("%(.-%)", ""):gsub("[^%w]+", "-"):gsub("^-+", ""):gsub("-+$", ""):lower()), name
 end
 
-local function path_of(root)
+--- What results belong to: { kind = "cpu" or "gpu", name =, path = of the file }.
+function report.this_cpu(root)
   local short, name = cpu_name()
-  return ("%s/bench/results/%s.json"):format(root, short), name
+  return { kind = "cpu", name = name, path = ("%s/bench/results/%s.json"):format(root, short) }
 end
 
---- What was saved for this CPU: { limits, peers, items }, empty tables where there is nothing.
-function report.load(root)
-  local path = path_of(root)
-  local saved = ty.io.exists(path) and ty.io.load_json(path) or {}
+--- What was saved for a machine: { limits, peers, items }, empty tables where there is nothing.
+function report.load(machine)
+  local saved = ty.io.exists(machine.path) and ty.io.load_json(machine.path) or {}
   for _, part in ipairs { "limits", "peers", "items" } do saved[part] = saved[part] or {} end
   return saved
 end
 
---- Merges `run` = { limits, peers, items } into bench/results/<cpu>.json; returns the path.
-function report.save(root, run)
-  ty.io.mkdir(root .. "/bench/results")
-  local path, name = path_of(root)
-  local saved = report.load(root)
-  saved.cpu, saved.threads = name, ty.cpu().threads
+--- Merges `run` = { limits, peers, items } into the machine's file; run.tests and run.errors (texts by items' names)
+-- take the place of what was there.
+function report.save(machine, run)
+  ty.io.mkdir(machine.path:match "^(.*)/")
+  local saved = report.load(machine)
+  saved[machine.kind], saved.threads, saved.tests = machine.name, ty.cpu().threads, run.tests or saved.tests
+  saved.errors = run.errors or saved.errors
   for _, part in ipairs { "limits", "peers", "items" } do
-    for key, value in pairs(run[part]) do
+    for key, value in pairs(run[part] or {}) do
       if part == "items" and saved.items[key] then -- other numbers of threads stay
         for threads, result in pairs(value) do saved.items[key][threads] = result end
       else
@@ -156,8 +174,7 @@ function report.save(root, run)
       end
     end
   end
-  ty.io.save_json(path, saved)
-  return path
+  ty.io.save_json(machine.path, saved)
 end
 
 return report

@@ -1,13 +1,27 @@
 --- Training steps of whole models, for the items that time them and for the processes whose memory is measured. Each
--- returns a function that does one step and what is known of it: parameters, and the operations of a forward pass.
+-- returns a function that does one step and what is known of it: parameters, and the operations of a forward pass. The
+-- last argument says where, { device =, dtype = (of autocast) }; on the CPU in f32 when it is left out.
 local ty = require "tycho"
 
 local nn, optim = ty.nn, ty.optim
 local steps = {}
 
-local function training(model, opt, loss)
+local cpu = { device = "cpu" }
+
+-- The one place that knows how a model trains in bf16: by autocast, or all of it in bf16 as long as there is none.
+local function place(model, on, inputs)
+  local dtype = not ty.autocast and on.dtype or nil
+  for i, x in ipairs(inputs) do
+    inputs[i] = ty.keep(x:to { device = on.device, dtype = x:is_floating_point() and dtype or nil })
+  end
+  return model:to { device = on.device, dtype = dtype }
+end
+
+local function training(model, opt, loss, on)
+  local function value_of() return loss(model) end
   return function()
-    local value = loss(model)
+    local value
+    if ty.autocast and on.dtype then value = ty.autocast(on.dtype, value_of) else value = loss(model) end
     opt:step(value)
     return value
   end
@@ -18,39 +32,66 @@ local function looked_at(step)
   return function() return ty.scope(function() return step():item() end) end
 end
 
+-- The models by names that bench/peer/models.py knows too.
+local gpt2 = { ["124M"] = {}, tiny = { vocabulary = 101, context = 32, width = 32, layers = 1, heads = 2 } }
+local unet = {
+  ["6M"] = { channels = { 64, 128, 128 }, layers = 2, attention = { false, true, false } },
+  ["36M"] = { channels = { 128, 256, 256, 256 }, layers = 2, attention = { false, true, false, false } },
+  tiny = { channels = { 8, 16 }, layers = 1, attention = { false, true } },
+}
+local resnet = {
+  ["18"] = {},
+  ["50"] = { block = "bottleneck", blocks = { 3, 4, 6, 3 } },
+  tiny = { block = "bottleneck", channels = { 8, 16 }, blocks = { 1, 1 } },
+}
+
+-- Operations of one image forward: convolutions, linear layers, attention.
+local flops = { ["6M"] = 50.80e9 / 16, ["36M"] = 12.44e9, ["18"] = 3.627e9, ["50"] = 8.178e9, tiny = 1e6 }
+steps.flops = flops
+
 --- GPT-2 124M, AdamW: `batch` sequences of `t` tokens.
-function steps.gpt2(batch, t)
-  local model = require("tycho.llm").GPT2 {}
+function steps.gpt2(batch, t, size, on)
+  on = on or cpu
+  local options = gpt2[size or "124M"]
+  local model = require("tycho.llm").GPT2(options)
+  local vocabulary, width, layers = options.vocabulary or 50257, options.width or 768, options.layers or 12
+  local inputs = { ty.randint(0, vocabulary, { batch, t }), ty.randint(0, vocabulary, { batch, t }) }
+  model = place(model, on, inputs)
   local opt = optim.AdamW(model:parameters(), { lr = 1e-4 })
-  local tokens, targets = ty.randint(0, 50257, { batch, t }), ty.randint(0, 50257, { batch, t })
-  local width, layers, vocabulary = 768, 12, 50257
   local weights = layers * 12 * width * width + vocabulary * width -- that every token is multiplied with
-  return training(model, opt, function(m) return m:loss(tokens, targets) end), {
+  return training(model, opt, function(m) return m:loss(inputs[1], inputs[2]) end, on), {
     parameters = model:count_parameters(),
     forward_flops = 2 * batch * t * weights + layers * 2 * width * t * t * batch, -- the causal half of attention
   }
 end
 
---- The U-Net of DDPM for 32x32 images, 6.47M parameters: batch 16, AdamW.
-function steps.unet()
-  local model = require("tycho.diffusion").UNet { in_channels = 3, out_channels = 3, channels = { 64, 128, 128 },
-    layers = 2, attention = { false, true, false }, groups = 8, heads = 4, scale_shift = false }
+--- The U-Net of DDPM for 32x32 images, AdamW. size: 6M (the default) or 36M parameters.
+function steps.unet(batch, size, on)
+  batch, size, on = batch or 16, size or "6M", on or cpu
+  local o, pixels = unet[size], size == "tiny" and 8 or 32
+  local model = require("tycho.diffusion").UNet { in_channels = 3, out_channels = 3, channels = o.channels,
+    layers = o.layers, attention = o.attention, groups = 8, heads = 4, scale_shift = false }
+  local shape = { batch, 3, pixels, pixels }
+  local inputs = { ty.randn(shape), ty.randn(shape), ty.rand(batch) * 1000 }
+  model = place(model, on, inputs)
   local opt = optim.AdamW(model:parameters(), { lr = 1e-4 })
-  local x, target, time = ty.randn(16, 3, 32, 32), ty.randn(16, 3, 32, 32), ty.rand(16) * 1000
-  return training(model, opt, function(m) return ty.mse_loss(m(x, time), target) end), {
+  return training(model, opt, function(m) return ty.mse_loss(m(inputs[1], inputs[3]), inputs[2]) end, on), {
     parameters = model:count_parameters(),
-    forward_flops = 50.80e9, -- convolutions, linear layers, attention
+    forward_flops = flops[size] * batch,
   }
 end
 
---- ResNet-18, 224x224, batch 8, SGD with momentum.
-function steps.resnet()
-  local model = require("tycho.vision").ResNet {}
+--- A residual network, 224x224, SGD with momentum. size: "18" (the default) or "50".
+function steps.resnet(batch, size, on)
+  batch, size, on = batch or 8, size or "18", on or cpu
+  local pixels = size == "tiny" and 32 or 224
+  local model = require("tycho.vision").ResNet(resnet[size])
+  local inputs = { ty.randn(batch, 3, pixels, pixels), ty.randint(0, 1000, { batch }) }
+  model = place(model, on, inputs)
   local opt = optim.SGD(model:parameters(), { lr = 1e-3, momentum = 0.9 })
-  local x, labels = ty.randn(8, 3, 224, 224), ty.randint(0, 1000, { 8 })
-  return training(model, opt, function(m) return nn.cross_entropy(m(x), labels) end), {
+  return training(model, opt, function(m) return nn.cross_entropy(m(inputs[1]), inputs[2]) end, on), {
     parameters = model:count_parameters(),
-    forward_flops = 8 * 3.627e9,
+    forward_flops = flops[size] * batch,
   }
 end
 

@@ -1,30 +1,38 @@
-"""The twin of bench/items/attention.lua: the fused kernel on both layouts, and unfused."""
+"""The twin of bench/items/attention.lua: every fused kernel on both layouts, and unfused where that is not hopeless."""
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-heads, width = 12, 64
+from dtypes import dtypes
+
+fused = {
+    "cpu": {"fused": SDPBackend.FLASH_ATTENTION},
+    "cuda": {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION},
+}
 
 
-def inputs(t, transposed, grad):
+def inputs(shape, dtype, transposed, grad):
+    batch, heads, t, width = shape
     if transposed:
-        xs = [torch.randn(1, t, heads, width).transpose(1, 2) for _ in range(3)]
+        xs = [torch.randn(batch, t, heads, width, dtype=dtype).transpose(1, 2) for _ in range(3)]
     else:
-        xs = [torch.randn(1, heads, t, width) for _ in range(3)]
+        xs = [torch.randn(shape, dtype=dtype) for _ in range(3)]
     return [x.requires_grad_(grad) for x in xs]
 
 
 def variants(t):
-    yield "fused", False, SDPBackend.FLASH_ATTENTION
-    yield "fused, [b, t, h, d]", True, SDPBackend.FLASH_ATTENTION
-    if t <= 1024:
+    device = torch.empty(0).device.type
+    for name, backend in fused[device].items():
+        yield name, False, backend
+        yield name + ", [b, t, h, d]", True, backend
+    if t <= 1024 and device == "cpu":
         yield "unfused", False, SDPBackend.MATH
 
 
-def forward(t):
+def forward(t, batch=1, heads=12, width=64, dtype="f32"):
     modes = {}
     for name, transposed, backend in variants(t):
-        q, k, v = inputs(t, transposed, False)
+        q, k, v = inputs((batch, heads, t, width), dtypes[dtype], transposed, False)
 
         def call(q=q, k=k, v=v, backend=backend):
             with sdpa_kernel(backend):
@@ -34,11 +42,11 @@ def forward(t):
     return modes
 
 
-def both(t):
+def both(t, batch=1, heads=12, width=64, dtype="f32"):
     modes = {}
     for name, transposed, backend in variants(t):
-        xs = inputs(t, transposed, True)
-        g = torch.randn(1, heads, t, width)
+        xs = inputs((batch, heads, t, width), dtypes[dtype], transposed, True)
+        g = torch.randn(batch, heads, t, width, dtype=dtypes[dtype])
 
         def call(xs=xs, g=g, backend=backend):
             for x in xs:

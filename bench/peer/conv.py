@@ -2,20 +2,30 @@
 import torch
 from torch.nn import functional as F
 
+from dtypes import dtypes
+
 formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
-def forward(n, c, size, out, kernel, stride, padding, groups):
+def tensors(layout, n, c, size, out, kernel, groups, dtype):
+    shapes = (n, c, size, size), (out, c // groups, kernel, kernel)
+    return [torch.randn(shape, dtype=dtypes[dtype]).contiguous(memory_format=layout) for shape in shapes]
+
+
+def forward(n, c, size, out, kernel, stride, padding, groups, dtype="f32"):
     modes = {}
     with torch.no_grad():
         for name, layout in formats.items():
-            x = torch.randn(n, c, size, size).contiguous(memory_format=layout)
-            w = torch.randn(out, c // groups, kernel, kernel).contiguous(memory_format=layout)
-            packed = torch.ops.mkldnn._reorder_convolution_weight(
-                w, [padding] * 2, [stride] * 2, [1, 1], groups, list(x.shape))
+            x, w = tensors(layout, n, c, size, out, kernel, groups, dtype)
 
             def plain(x=x, w=w):
                 F.conv2d(x, w, None, stride, padding, 1, groups)
+            modes[name] = plain
+            if x.device.type != "cpu":
+                continue
+
+            packed = torch.ops.mkldnn._reorder_convolution_weight(
+                w, [padding] * 2, [stride] * 2, [1, 1], groups, list(x.shape))
 
             def prepacked(x=x, w=packed):
                 torch.ops.mkldnn._convolution_pointwise(
@@ -26,7 +36,7 @@ def forward(n, c, size, out, kernel, stride, padding, groups):
             def all_blocked(x=blocked, w=packed):
                 F.conv2d(x, w, None, stride, padding, 1, groups)
 
-            modes[name], modes[name + ", packed"] = plain, prepacked
+            modes[name + ", packed"] = prepacked
             if name == "contiguous":
                 modes["oneDNN's own layout"] = all_blocked
     for fn in modes.values():
@@ -34,11 +44,12 @@ def forward(n, c, size, out, kernel, stride, padding, groups):
     return modes
 
 
-def both(n, c, size, out, kernel, stride, padding, groups):
+def both(n, c, size, out, kernel, stride, padding, groups, dtype="f32"):
     modes = {}
     for name, layout in formats.items():
-        x = torch.randn(n, c, size, size).contiguous(memory_format=layout).requires_grad_(c != 3)
-        w = torch.randn(out, c // groups, kernel, kernel).contiguous(memory_format=layout).requires_grad_()
+        x, w = tensors(layout, n, c, size, out, kernel, groups, dtype)
+        x.requires_grad_(c != 3)
+        w.requires_grad_()
         with torch.no_grad():
             g = torch.randn_like(F.conv2d(x, w, None, stride, padding, 1, groups))
 

@@ -4,7 +4,7 @@ import itertools
 import torch
 from torch.nn import functional as F
 
-dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
+from dtypes import dtypes
 
 
 def quietly(fn):
@@ -12,8 +12,8 @@ def quietly(fn):
     return fn
 
 
-def matmul(m, n, k):
-    x, y = torch.randn(m, k), torch.randn(k, n)
+def matmul(m, n, k, dtype="f32"):
+    x, y = torch.randn(m, k, dtype=dtypes[dtype]), torch.randn(k, n, dtype=dtypes[dtype])
     modes = {"mm": quietly(lambda: torch.mm(x, y))}
     modes.update(packed(x, y.t().contiguous()))
     return modes
@@ -21,6 +21,8 @@ def matmul(m, n, k):
 
 def packed(x, w):
     modes = {}
+    if x.device.type != "cpu" or x.dtype == torch.float16:
+        return modes
     with torch.no_grad():
         if torch.backends.mkldnn.is_available():
             onednn = torch.ops.mkldnn._reorder_linear_weight(w, x.shape[0])

@@ -3,8 +3,8 @@ import models
 import torch
 
 
-def step(batch, t):
-    return models.modes("gpt2", batch, t)
+def step(batch, t, size="124M", dtype=None):
+    return models.modes("gpt2", batch, t, size, dtype=dtype)
 
 
 def decode(past, dtype):

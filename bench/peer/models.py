@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from dtypes import dtypes
+
 
 # ---- GPT-2 ----
 
@@ -130,7 +132,7 @@ class UNet(nn.Module):
         return self.conv_out(F.silu(self.norm_out(h)))
 
 
-# ---- ResNet-18 ----
+# ---- ResNet ----
 
 class BasicBlock(nn.Module):
     def __init__(self, inputs, outputs, stride):
@@ -148,17 +150,35 @@ class BasicBlock(nn.Module):
         return F.relu(h + self.downsample(x), inplace=True)
 
 
-class ResNet18(nn.Module):
-    def __init__(self):
+class Bottleneck(nn.Module):
+    def __init__(self, inputs, middle, stride):
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
-        blocks, width = [], 64
-        for i, c in enumerate((64, 128, 256, 512)):
-            for j in range(2):
-                blocks.append(BasicBlock(width, c, 2 if i > 0 and j == 0 else 1))
-                width = c
-        self.layers = nn.Sequential(*blocks)
-        self.fc = nn.Linear(512, 1000)
+        outputs = 4 * middle
+        self.conv1, self.bn1 = nn.Conv2d(inputs, middle, 1, bias=False), nn.BatchNorm2d(middle)
+        self.conv2, self.bn2 = nn.Conv2d(middle, middle, 3, stride, 1, bias=False), nn.BatchNorm2d(middle)
+        self.conv3, self.bn3 = nn.Conv2d(middle, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.downsample = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        h = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        h = F.relu(self.bn2(self.conv2(h)), inplace=True)
+        return F.relu(self.bn3(self.conv3(h)) + self.downsample(x), inplace=True)
+
+
+class ResNet(nn.Module):
+    def __init__(self, block=BasicBlock, channels=(64, 128, 256, 512), blocks=(2, 2, 2, 2)):
+        super().__init__()
+        width = channels[0]
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)
+        layers = []
+        for i, c in enumerate(channels):
+            for j in range(blocks[i]):
+                layers.append(block(width, c, 2 if i > 0 and j == 0 else 1))
+                width = 4 * c if block is Bottleneck else c
+        self.layers = nn.Sequential(*layers)
+        self.fc = nn.Linear(width, 1000)
 
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 3, 2, 1)
@@ -167,19 +187,37 @@ class ResNet18(nn.Module):
 
 # ---- their training steps ----
 
-def gpt2(batch, t):
-    tokens, targets = (torch.randint(0, 50257, (batch, t)) for _ in range(2))
-    return GPT2(), (tokens, targets), lambda model, tokens, targets: model.loss(tokens, targets)
+# The sizes of bench/lib/steps.lua, by the same names.
+gpt2_sizes = {"124M": {}, "tiny": {"vocabulary": 101, "context": 32, "width": 32, "layers": 1, "heads": 2}}
+unet_sizes = {
+    "6M": {},
+    "36M": {"channels": (128, 256, 256, 256), "attention": (False, True, False, False)},
+    "tiny": {"channels": (8, 16), "layers": 1, "attention": (False, True)},
+}
+resnet_sizes = {
+    "18": {},
+    "50": {"block": Bottleneck, "blocks": (3, 4, 6, 3)},
+    "tiny": {"block": Bottleneck, "channels": (8, 16), "blocks": (1, 1)},
+}
 
 
-def unet():
-    x, target = torch.randn(16, 3, 32, 32), torch.randn(16, 3, 32, 32)
-    return UNet(), (x, torch.rand(16) * 1000, target), lambda model, x, t, target: F.mse_loss(model(x, t), target)
+def gpt2(batch, t, size="124M"):
+    model = GPT2(**gpt2_sizes[size])
+    tokens, targets = (torch.randint(0, model.wte.num_embeddings, (batch, t)) for _ in range(2))
+    return model, (tokens, targets), lambda model, tokens, targets: model.loss(tokens, targets)
 
 
-def resnet():
-    inputs = torch.randn(8, 3, 224, 224), torch.randint(0, 1000, (8,))
-    return ResNet18(), inputs, lambda model, x, labels: F.cross_entropy(model(x), labels)
+def unet(batch=16, size="6M"):
+    pixels = 8 if size == "tiny" else 32
+    x, target = (torch.randn(batch, 3, pixels, pixels) for _ in range(2))
+    model = UNet(**unet_sizes[size])
+    return model, (x, torch.rand(batch) * 1000, target), lambda model, x, t, target: F.mse_loss(model(x, t), target)
+
+
+def resnet(batch=8, size="18"):
+    pixels = 32 if size == "tiny" else 224
+    inputs = torch.randn(batch, 3, pixels, pixels), torch.randint(0, 1000, (batch,))
+    return ResNet(**resnet_sizes[size]), inputs, lambda model, x, labels: F.cross_entropy(model(x), labels)
 
 
 def optimizer(name, parameters, **options):
@@ -188,16 +226,19 @@ def optimizer(name, parameters, **options):
     return torch.optim.AdamW(parameters, lr=1e-4, **options)
 
 
-def make_step(name, arguments, channels_last=False, compiled=False, **options):
+def make_step(name, arguments, channels_last=False, compiled=False, dtype=None, **options):
+    """dtype: what autocast computes in."""
     model, inputs, loss = globals()[name](*arguments)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
         inputs = [x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs]
     opt = optimizer(name, model.parameters(), **options)
     fn = torch.compile(loss) if compiled else loss
+    device = inputs[0].device.type
 
     def step():
-        value = fn(model, *inputs)
+        with torch.autocast(device, dtypes[dtype or "f32"], enabled=dtype is not None):
+            value = fn(model, *inputs)
         opt.zero_grad(set_to_none=True)
         value.backward()
         opt.step()
@@ -209,16 +250,22 @@ def eager_step(name, *arguments):
     return make_step(name, arguments, fused=True)
 
 
-def modes(name, *arguments):
+def modes(name, *arguments, dtype=None):
+    """On a GPU only what may be fastest there: it has to be compiled within the time of a run."""
+    everything = torch.empty(0).device.type == "cpu" and dtype is None
     result = {
-        "fused": make_step(name, arguments, fused=True),
-        "foreach": make_step(name, arguments, foreach=True),
-        "compile": make_step(name, arguments, compiled=True, fused=True),
+        "fused": {"fused": True},
+        "foreach": {"foreach": True},
+        "compile": {"compiled": True, "fused": True},
     }
     if name != "gpt2":
-        result["channels_last"] = make_step(name, arguments, channels_last=True, fused=True)
-        result["compile, channels_last"] = make_step(name, arguments, channels_last=True, compiled=True, fused=True)
-    return result
+        result["channels_last"] = {"channels_last": True, "fused": True}
+        result["compile, channels_last"] = {"channels_last": True, "compiled": True, "fused": True}
+    if not everything:
+        del result["foreach"]
+        if name != "gpt2":
+            del result["fused"], result["compile"]
+    return {mode: make_step(name, arguments, dtype=dtype, **options) for mode, options in result.items()}
 
 
 def count(name, *arguments):

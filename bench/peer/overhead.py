@@ -52,8 +52,8 @@ def add_backward():
     return {"eager": lambda: (w + b).backward()}
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+def mlp(width=32):
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
 
 def mlp_forward():
@@ -64,8 +64,8 @@ def mlp_forward():
     return modes
 
 
-def mlp_step():
-    x, target = torch.randn(8, 32), torch.randn(8, 32)
+def mlp_step(batch=8, width=32):
+    x, target = torch.randn(batch, width), torch.randn(batch, width)
     modes = {}
 
     def train(name, model, optimizer):
@@ -76,12 +76,12 @@ def mlp_step():
         modes[name] = step
 
     for name, options in {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}.items():
-        model = mlp()
+        model = mlp(width)
         train(name, model, torch.optim.SGD(model.parameters(), lr=1e-3, **options))
-    model = mlp()
+    model = mlp(width)
     train("compile, fused", torch.compile(model), torch.optim.SGD(model.parameters(), lr=1e-3, fused=True))
 
-    by_hand = mlp()
+    by_hand = mlp(width)
     parameters = list(by_hand.parameters())
 
     def hand_written():
@@ -91,7 +91,7 @@ def mlp_step():
     modes["written by hand"] = hand_written
 
     # The whole step as one compiled function.
-    functional = mlp()
+    functional = mlp(width)
     weights = {k: v.detach() for k, v in functional.named_parameters()}
 
     def loss(w):
@@ -104,3 +104,37 @@ def mlp_step():
             w.sub_(gradients[name], alpha=1e-3)
     modes["compile the whole step"] = within(torch.no_grad, whole)
     return modes
+
+
+def mlp_step_graph(batch, width):
+    """The whole step captured in a CUDA graph by hand."""
+    x, target = torch.randn(batch, width), torch.randn(batch, width)
+    modes = {}
+    for name, options in {"graph, foreach": {"foreach": True}, "graph, fused": {"fused": True}}.items():
+        model = mlp(width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, **options)
+
+        def step(model=model, optimizer=optimizer):
+            optimizer.zero_grad(set_to_none=True)
+            F.mse_loss(model(x), target).backward()
+            optimizer.step()
+        modes[name] = captured(step) if x.device.type == "cuda" else step
+    return modes
+
+
+def captured(step):
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def add_and_wait():
+    a, b = torch.ones(1), torch.ones(1)
+    return without_grad(lambda: (a + b).item())

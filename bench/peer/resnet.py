@@ -2,5 +2,5 @@
 import models
 
 
-def step():
-    return models.modes("resnet")
+def step(batch=8, size="18", dtype=None):
+    return models.modes("resnet", batch, size, dtype=dtype)

@@ -1,6 +1,8 @@
 """The twin of bench/items/scan_sort.lua."""
 import torch
 
+from dtypes import dtypes
+
 
 def modes(fn):
     fn.context = torch.inference_mode
@@ -25,3 +27,10 @@ def topk(rows, n, k):
 def argmax(rows, n):
     x = torch.randn(rows, n)
     return modes(lambda: x.argmax(-1))
+
+
+def reduce(op, shape, dim=None, dtype="f32"):
+    x = torch.randn(shape, dtype=dtypes[dtype])
+    if dim is None:
+        return modes(lambda: getattr(x, op)())
+    return modes(lambda: getattr(x, op)(dim))

@@ -2,5 +2,5 @@
 import models
 
 
-def step():
-    return models.modes("unet")
+def step(batch=16, size="6M", dtype=None):
+    return models.modes("unet", batch, size, dtype=dtype)
