@@ -30,8 +30,14 @@ if(TARGET cuda_emulated AND TARGET tycho)
            $<$<BOOL:${TYCHO_SANITIZE}>:--no-grad> ${library_ops} ${test_folder} COMMAND_EXPAND_LISTS)
   add_test(NAME cuda_versions COMMAND tycho tests/lua/cuda_library_test.lua ${test_folder})
   add_test(NAME cuda_whole COMMAND tycho tests/lua/cuda_test.lua ${test_folder})
+  add_test(NAME cuda_autocast COMMAND tycho tests/lua/autocast_test.lua ${test_folder})
+  # Streams at once and lazily, see tests/cuda_emu/runtime.cc.
+  add_test(NAME cuda_streams COMMAND tycho tests/lua/cuda_streams_test.lua ${test_folder})
+  add_test(NAME cuda_whole_lazy COMMAND tycho tests/lua/cuda_test.lua ${test_folder})
+  add_test(NAME cuda_streams_lazy COMMAND tycho tests/lua/cuda_streams_test.lua ${test_folder})
   add_test(NAME cuda_planted COMMAND cuda_planted)
-  set(with_libraries cuda_libraries cuda_versions cuda_whole) # stand-ins, below
+  set(with_libraries cuda_libraries cuda_versions cuda_whole cuda_autocast cuda_streams cuda_whole_lazy
+      cuda_streams_lazy) # stand-ins, below
   if(NOT TYCHO_SANITIZE)
     add_test(NAME cuda_bench COMMAND tycho bench/gpu.lua --tiny --no-peer ${test_folder})
     list(APPEND with_libraries cuda_bench)
@@ -57,10 +63,12 @@ if(LUACHECK)
 endif()
 
 if(TARGET cuda_emulated AND TARGET tycho)
-  set_tests_properties(cuda_ops PROPERTIES ENVIRONMENT
-    "TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>;TYCHO_CUDA_PATH=${CMAKE_BINARY_DIR}/emulated/solver")
+  set(emulated ${CMAKE_BINARY_DIR}/emulated)
+  set(named TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>)
+  set_tests_properties(cuda_ops PROPERTIES ENVIRONMENT "${named};TYCHO_CUDA_PATH=${emulated}/solver")
   set_tests_properties(${with_libraries} PROPERTIES ENVIRONMENT
-    "TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>;TYCHO_CUDA_PATH=${CMAKE_BINARY_DIR}/emulated/libraries:${CMAKE_BINARY_DIR}/emulated/solver")
+    "${named};TYCHO_CUDA_PATH=${emulated}/libraries:${emulated}/solver")
+  set_property(TEST cuda_whole_lazy cuda_streams_lazy APPEND PROPERTY ENVIRONMENT TYCHO_EMULATED_STREAMS=lazy)
 endif()
 if(TYCHO_SANITIZE)
   get_property(names DIRECTORY PROPERTY TESTS)

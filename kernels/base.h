@@ -15,6 +15,7 @@ extern "C" {
 
 #define TY_MAX_DIMS 8
 #define TY_MAX_GPUS 16
+#define TY_MAX_STREAMS 32 /* of each GPU; number 0 is where work goes when nobody says otherwise */
 
 /* Order is the order of promotion within a class; ORDER DTYPE: dtype.c */
 typedef enum ty_dtype {

@@ -95,13 +95,15 @@ typedef struct ty_p_attention {
 } ty_p_attention;
 
 /* Multi-tensor optimizer steps: inputs are n parameters, n gradients, n first moments, ... in this order; with
- * `averaged` the last n are averages of the parameters, which move by average_weight towards the new values. */
+ * `averaged` the last n are averages of the parameters, which move by average_weight towards the new values. With
+ * `controlled` one more follows, f64 [2] on the device: a factor of the gradients, and how many steps were left out
+ * before; a factor that is not finite leaves out this one. */
 typedef struct ty_p_optim {
   double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
   double grad_limit, grad_scale; /* gradients are cut to [-limit, limit], then scaled */
   double average_weight;
   int64_t step; /* counts from 1 */
-  bool decoupled, nesterov, averaged;
+  bool decoupled, nesterov, averaged, controlled;
 } ty_p_optim;
 
 #endif

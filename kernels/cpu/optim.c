@@ -204,15 +204,28 @@ static bool run(step_ctx *c, const ty_kernel_args *k) {
   return true;
 }
 
+/* The numbers of a step, after what its control says; false: the step is left out. */
+static bool step_numbers(const ty_kernel_args *k, ty_p_optim *p) {
+  *p = *(const ty_p_optim *)k->params;
+  if (!p->controlled) return true;
+  const double *control = k->in[k->nin - 1]->data;
+  if (!isfinite(control[0])) return false;
+  p->grad_scale *= control[0];
+  p->step -= (int64_t)control[1];
+  if (p->step < 1) p->step = 1;
+  return true;
+}
+
 enum { WRITES_ALL = ~(1 << G) };
 
 /* in: n parameters, n gradients, with momentum n buffers, with averaged n averages. */
 bool TY_KERNEL(sgd)(const ty_kernel_args *k) {
-  const ty_p_optim *p = k->params;
-  const bool momentum = p->momentum != 0;
-  return run(&(step_ctx){ .p = p,
-                          .l2 = p->weight_decay,
-                          .list = { 0, 1, momentum ? 2 : -1, -1, p->averaged ? 2 + momentum : -1 },
+  ty_p_optim p;
+  if (!step_numbers(k, &p)) return true;
+  const bool momentum = p.momentum != 0;
+  return run(&(step_ctx){ .p = &p,
+                          .l2 = p.weight_decay,
+                          .list = { 0, 1, momentum ? 2 : -1, -1, p.averaged ? 2 + momentum : -1 },
                           .written = WRITES_ALL,
                           .f32 = f32_sgd,
                           .f64 = f64_sgd },
@@ -230,9 +243,10 @@ static void adam_factors(step_ctx *c) {
 
 /* in: n parameters, n gradients, n first moments, n second moments, with averaged n averages. */
 bool TY_KERNEL(adam)(const ty_kernel_args *k) {
-  const ty_p_optim *p = k->params;
+  ty_p_optim p;
+  if (!step_numbers(k, &p)) return true;
   step_ctx c = {
-    .p = p, .list = { 0, 1, 2, 3, p->averaged ? 4 : -1 }, .written = WRITES_ALL, .f32 = f32_adam, .f64 = f64_adam
+    .p = &p, .list = { 0, 1, 2, 3, p.averaged ? 4 : -1 }, .written = WRITES_ALL, .f32 = f32_adam, .f64 = f64_adam
   };
   adam_factors(&c);
   return run(&c, k);
@@ -240,10 +254,11 @@ bool TY_KERNEL(adam)(const ty_kernel_args *k) {
 
 /* Lion: Chen et al. 2023, algorithm 2. in: n parameters, n gradients, n moments, with averaged n averages. */
 bool TY_KERNEL(lion)(const ty_kernel_args *k) {
-  const ty_p_optim *p = k->params;
-  return run(&(step_ctx){ .p = p,
-                          .shrink = 1 - p->lr * p->weight_decay,
-                          .list = { 0, 1, 2, -1, p->averaged ? 3 : -1 },
+  ty_p_optim p;
+  if (!step_numbers(k, &p)) return true;
+  return run(&(step_ctx){ .p = &p,
+                          .shrink = 1 - p.lr * p.weight_decay,
+                          .list = { 0, 1, 2, -1, p.averaged ? 3 : -1 },
                           .written = WRITES_ALL,
                           .f32 = f32_lion,
                           .f64 = f64_lion },

@@ -120,12 +120,13 @@ static void range_8bit(void *context, int64_t begin, int64_t end) {
 /* in: n parameters, n gradients, n first moments (u8), n second moments (u8), n scales (f32 [2, blocks]), with averaged
  * n averages. */
 bool TY_KERNEL(adam_8bit)(const ty_kernel_args *k) {
-  const ty_p_optim *p = k->params;
-  ctx_8bit c = { .step = { .p = p } };
+  ty_p_optim p;
+  if (!step_numbers(k, &p)) return true;
+  ctx_8bit c = { .step = { .p = &p } };
   adam_factors(&c.step);
   ty_make_moment_codes(&c.first, true);
   ty_make_moment_codes(&c.second, false);
-  if (!multi_init(&c.step.m, k, k->nin / (p->averaged ? 6 : 5), QBLOCK)) return false;
+  if (!multi_init(&c.step.m, k, k->nin / (p.averaged ? 6 : 5), QBLOCK)) return false;
   ty_parallel_for_all(c.step.m.start[c.step.m.n], GRAIN / QBLOCK, range_8bit, &c);
   multi_free(&c.step.m);
   return true;

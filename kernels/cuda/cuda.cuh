@@ -227,7 +227,8 @@ enum ty_cuda_kind {
   TY_FEW_PROBABILITIES /* index: of the row; size: how many are positive; more: of how many that are needed, or 0 */
 };
 struct ty_cuda_trouble {
-  int kind;       /* ty_cuda_kind */
+  int kind;    /* ty_cuda_kind; set when the rest is there */
+  int claimed; /* by the thread that reports: kernels of several streams may meet */
   const char *op; /* the host's */
   int64_t index, size, more;
 };
@@ -240,11 +241,13 @@ ty_cuda_watch ty_cuda_watched(void); /* for the running op, on this thread's GPU
 
 TY_DEVICE void ty_report(const ty_cuda_watch &watch, ty_cuda_kind kind, int64_t index, int64_t size, int64_t more = 0) {
   ty_cuda_trouble *t = watch.trouble;
-  if (atomicCAS(&t->kind, static_cast<int>(TY_NO_TROUBLE), static_cast<int>(kind)) != TY_NO_TROUBLE) return;
+  if (atomicCAS(&t->claimed, 0, 1) != 0) return;
   t->op = watch.op;
   t->index = index;
   t->size = size;
   t->more = more;
+  __threadfence_system();
+  *static_cast<volatile int *>(&t->kind) = kind;
 }
 
 TY_DEVICE bool ty_in_range(const ty_cuda_watch &watch, int64_t index, int64_t size) {

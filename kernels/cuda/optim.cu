@@ -32,7 +32,9 @@ struct standing {
 };
 
 template <class Step, class X>
-__global__ void __launch_bounds__(OPTIM_THREADS) step_many(const optim_table table, const optim_numbers<X> c) {
+__global__ void __launch_bounds__(OPTIM_THREADS) step_many(const optim_table table, const optim_numbers<X> numbers) {
+  optim_numbers<X> c = numbers;
+  if (!c.take_control()) return;
   const optim_tensor &t = optim_find(table);
   const int64_t begin = int64_t{ static_cast<int32_t>(blockIdx.x) - t.first } * CHUNK;
   const int64_t end = begin + CHUNK < t.count ? begin + CHUNK : t.count;
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(OPTIM_THREADS) step_many(const optim_table tab
 template <class Step, class X>
 static bool run_in(const ty_kernel_args *k, const ty_p_optim &p, const int *list, int64_t n, bool decouples) {
   const bool wide = sizeof(X) == sizeof(double);
-  const optim_numbers<X> numbers(p, decouples);
+  const optim_numbers<X> numbers(k, p, decouples);
   optim_table table;
   int64_t blocks = 0;
   table.n = 0;

@@ -84,20 +84,39 @@ template <class X> struct optim_numbers {
   X rate, widen;                   /* adam: the step size and the factor of sqrt(v), corrected for the bias */
   X keep, fresh, direct, averaged; /* sgd: of the momentum; what the parameter takes of gradient and momentum */
   X limit, scale, average_weight;
-  bool forget; /* sgd: the momentum holds nothing yet */
+  bool forget;           /* sgd: the momentum holds nothing yet */
+  const double *control; /* see ty_p_optim; NULL: none. What follows is what it changes numbers with. */
+  double plain_lr, plain_beta1, plain_beta2, plain_momentum, plain_dampening, steps;
 
-  explicit optim_numbers(const ty_p_optim &p, bool decouples) {
-    const bool decoupled = decouples || p.decoupled, start = p.step == 1;
-    const double step = static_cast<double>(p.step);
+  optim_numbers(const ty_kernel_args *k, const ty_p_optim &p, bool decouples) {
+    const bool decoupled = decouples || p.decoupled;
     lr = X(p.lr), eps = X(p.eps);
     l2 = decoupled ? X(0) : X(p.weight_decay);
     shrink = decoupled ? X(1 - p.lr * p.weight_decay) : X(1);
     beta1 = X(p.beta1), fresh1 = X(1 - p.beta1), beta2 = X(p.beta2), fresh2 = X(1 - p.beta2);
-    rate = X(p.lr / (1 - pow(p.beta1, step))), widen = X(1 / sqrt(1 - pow(p.beta2, step)));
-    forget = start;
-    keep = start ? X(0) : X(p.momentum), fresh = start ? X(1) : X(1 - p.dampening);
+    plain_lr = p.lr, plain_beta1 = p.beta1, plain_beta2 = p.beta2;
+    plain_momentum = p.momentum, plain_dampening = p.dampening, steps = static_cast<double>(p.step);
+    control = p.controlled ? static_cast<const double *>(k->in[k->nin - 1]->data) : nullptr;
+    count_to(steps);
     direct = p.nesterov ? X(1) : X(0), averaged = p.nesterov ? X(p.momentum) : X(1);
     limit = X(p.grad_limit), scale = X(p.grad_scale), average_weight = X(p.average_weight);
+  }
+
+  /* What depends on the number of the step. */
+  __host__ __device__ void count_to(double step) {
+    rate = X(plain_lr / (1 - pow(plain_beta1, step))), widen = X(1 / sqrt(1 - pow(plain_beta2, step)));
+    forget = step == 1;
+    keep = forget ? X(0) : X(plain_momentum), fresh = forget ? X(1) : X(1 - plain_dampening);
+  }
+
+  /* In a kernel: takes over what the control says; false: the step is left out. */
+  TY_DEVICE_MEMBER bool take_control() {
+    if (!control) return true;
+    const double factor = control[0], left_out = control[1];
+    if (!(factor - factor == 0)) return false; /* not finite */
+    scale = X(static_cast<double>(scale) * factor);
+    if (left_out > 0) count_to(steps - left_out < 1 ? 1.0 : steps - left_out);
+    return true;
   }
 
   /* The gradient as the step takes it: cut to [-limit, limit], scaled, with the decay of the classic form. */

@@ -57,7 +57,9 @@ TY_DEVICE int here(int64_t left, int lane, int pack) {
 }
 
 __global__ void __launch_bounds__(OPTIM_THREADS)
-    adam_coded(const optim_table tensors, const optim_numbers<float> c, const ty_moment_codes *codes) {
+    adam_coded(const optim_table tensors, const optim_numbers<float> numbers, const ty_moment_codes *codes) {
+  optim_numbers<float> c = numbers;
+  if (!c.take_control()) return; /* the whole launch */
   TY_SHARED(float, first_table, TABLE);
   TY_SHARED(float, second_table, TABLE);
   read_table(first_table, codes);
@@ -139,7 +141,7 @@ TY_CUDA_KERNEL(adam_8bit) {
   const ty_p_optim &p = *static_cast<const ty_p_optim *>(k->params);
   const int list[ROLES] = { 0, 1, 2, 3, p.averaged ? 5 : -1 };
   const int64_t n = k->nin / (p.averaged ? 6 : 5), together = int64_t{ TY_CODED_TOGETHER } * WARPS * REPEATED;
-  const optim_numbers<float> numbers(p, false);
+  const optim_numbers<float> numbers(k, p, false);
   both_codes codes;
   ty_make_moment_codes(&codes.v[0], true);
   ty_make_moment_codes(&codes.v[1], false);

@@ -1,4 +1,4 @@
-/* GPUs: finding them, their memory, copies, the stream of each, and what went wrong on them. */
+/* GPUs: finding them, their memory, copies, streams and events, graphs, and what went wrong on them. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,14 +16,17 @@ namespace {
 
 struct gpu {
   pthread_mutex_t lock;
-  cudaStream_t stream; /* made when the GPU is first entered */
+  cudaStream_t streams[TY_MAX_STREAMS]; /* the first is made when the GPU is first entered, others when asked for */
+  int handed_out;
+  cudaEvent_t order; /* for one stream that waits for another; behind the lock */
   ty_cuda_trouble *trouble;
   cudaDeviceProp properties;
   char text[384];
 } gpus[TY_MAX_GPUS];
 
 thread_local int current = -1;
-thread_local const char *running; /* the op */
+thread_local uint8_t chosen[TY_MAX_GPUS]; /* the stream of each GPU that this thread gives work to */
+thread_local const char *running;         /* the op */
 volatile bool tf32;
 
 bool fail(const char *what, cudaError_t error) {
@@ -37,7 +40,8 @@ bool prepare(gpu *g) {
   cudaError_t error = cudaSuccess;
   if (!g->trouble) {
     void *p = nullptr;
-    if (!g->stream) error = cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking);
+    if (!g->streams[0]) error = cudaStreamCreateWithFlags(&g->streams[0], cudaStreamNonBlocking);
+    if (error == cudaSuccess && !g->order) error = cudaEventCreateWithFlags(&g->order, cudaEventDisableTiming);
     if (error == cudaSuccess)
       error = cudaHostAlloc(&p, sizeof *g->trouble, cudaHostAllocMapped | cudaHostAllocPortable);
     if (error == cudaSuccess) {
@@ -62,11 +66,12 @@ bool enter(int i, const char *op) {
 /* Back to `before` when an allocation or a copy for another GPU is done. */
 class visit {
 public:
-  explicit visit(int i) : ok(enter_from(i)) {}
+  explicit visit(int i) : ok(enter_from(i)), gpu(i) {}
   ~visit() {
     if (before_ >= 0) enter(before_, running);
   }
   const bool ok;
+  const int gpu;
 
 private:
   bool enter_from(int i) {
@@ -91,15 +96,15 @@ void release(int i, void *p) {
   if (v.ok) cudaFree(p); /* waits for what still uses it */
 }
 
-bool synchronize(int i) {
-  visit v(i);
-  if (!v.ok) return false;
-  cudaError_t error = cudaStreamSynchronize(gpus[i].stream);
-  if (error != cudaSuccess) return fail("waiting", error);
+cudaStream_t stream_of(int i) { return gpus[i].streams[chosen[i]]; }
+
+/* What kernels of any stream have reported so far: false after ty_fail(). */
+bool report(int i) {
   ty_cuda_trouble *trouble = gpus[i].trouble;
+  if (__atomic_load_n(&trouble->kind, __ATOMIC_ACQUIRE) == TY_NO_TROUBLE) return true;
   ty_cuda_trouble t = *trouble;
-  if (t.kind == TY_NO_TROUBLE) return true;
-  memset(trouble, 0, sizeof *trouble);
+  trouble->kind = TY_NO_TROUBLE;
+  __atomic_store_n(&trouble->claimed, 0, __ATOMIC_RELEASE);
   const long long index = t.index, size = t.size, more = t.more;
   switch (t.kind) {
     case TY_DIVISION_BY_ZERO: return ty_fail(TY_EINVAL, "%s: integer division by zero (on cuda:%d)", t.op, i);
@@ -130,32 +135,143 @@ bool synchronize(int i) {
   }
 }
 
-bool copy(int to, void *dst, int from, const void *src, size_t bytes) {
+bool synchronize(int i, int stream) {
+  visit v(i);
+  if (!v.ok) return false;
+  cudaError_t error = cudaSuccess;
+  for (int s = 0; s < TY_MAX_STREAMS && error == cudaSuccess; s++)
+    if (gpus[i].streams[s] && (stream < 0 || s == stream)) error = cudaStreamSynchronize(gpus[i].streams[s]);
+  return error == cudaSuccess ? report(i) : fail("waiting", error);
+}
+
+/* What `stream` is given from now on waits for what `after` has been given until now. */
+cudaError_t put_in_order(cudaStream_t stream, int after_gpu, cudaStream_t after) {
+  gpu *g = &gpus[after_gpu];
+  pthread_mutex_lock(&g->lock); /* another thread would move the event */
+  cudaError_t error = cudaEventRecord(g->order, after);
+  if (error == cudaSuccess) error = cudaStreamWaitEvent(stream, g->order, 0);
+  pthread_mutex_unlock(&g->lock);
+  return error;
+}
+
+bool copy(int to, void *dst, int from, const void *src, size_t bytes, ty_copy_mode mode) {
   visit v(from >= 0 ? from : to);
   if (!v.ok) return false;
   cudaStream_t stream = ty_cuda_stream();
-  if (to >= 0 && from >= 0 && to != from) { /* the other GPU goes on when this one has delivered */
+  if (to >= 0 && from >= 0 && to != from) { /* when the other GPU is done with dst; and it goes on with the copy */
     if (!prepare(&gpus[to])) return false;
-    cudaError_t error = cudaMemcpyPeerAsync(dst, to, src, from, bytes, stream);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    cudaError_t error = put_in_order(stream, to, stream_of(to));
+    if (error == cudaSuccess) error = cudaMemcpyPeerAsync(dst, to, src, from, bytes, stream);
+    if (error == cudaSuccess) error = put_in_order(stream_of(to), from, stream);
     return error == cudaSuccess || fail("copying", error);
   }
   cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream);
   if (error != cudaSuccess) return fail("copying", error);
-  return to >= 0 ? true : synchronize(from);
+  if (mode == TY_COPY_ASYNC || (to >= 0 && (from >= 0 || mode == TY_COPY_ORDINARY))) return true;
+  return synchronize(v.gpu, chosen[v.gpu]);
 }
+
+void *host_alloc(size_t bytes) {
+  visit v(current < 0 ? 0 : current);
+  void *p = nullptr;
+  if (!v.ok || cudaHostAlloc(&p, bytes, cudaHostAllocPortable) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return p;
+}
+
+void host_free(void *p) { cudaFreeHost(p); }
+
+/* ---- streams and events ---- */
+
+/* Numbers go round: there are as many streams as the driver can tell apart with profit, whatever the program makes. */
+int stream_new(int i) {
+  visit v(i);
+  if (!v.ok) return -1;
+  gpu *g = &gpus[i];
+  pthread_mutex_lock(&g->lock);
+  const int number = 1 + g->handed_out % (TY_MAX_STREAMS - 1);
+  cudaStream_t *stream = &g->streams[number];
+  cudaError_t error = *stream ? cudaSuccess : cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+  if (error == cudaSuccess) g->handed_out++;
+  pthread_mutex_unlock(&g->lock);
+  return error == cudaSuccess || fail("making a stream", error) ? number : -1;
+}
+
+int stream_number(int i) { return chosen[i]; }
+void stream_use(int i, int stream) { chosen[i] = static_cast<uint8_t>(stream); }
+
+bool stream_done(int i, int stream) {
+  visit v(i);
+  const bool done = v.ok && cudaStreamQuery(gpus[i].streams[stream]) != cudaErrorNotReady;
+  cudaGetLastError();
+  return done;
+}
+
+bool stream_order(int i, int stream, int after_gpu, int after_stream) {
+  visit v(i);
+  if (!v.ok || !prepare(&gpus[after_gpu])) return false;
+  cudaError_t error = put_in_order(gpus[i].streams[stream], after_gpu, gpus[after_gpu].streams[after_stream]);
+  return error == cudaSuccess || fail("waiting for a stream", error);
+}
+
+void *event_new(int i, bool timing) {
+  visit v(i);
+  cudaEvent_t event = nullptr;
+  cudaError_t error = v.ok ? cudaEventCreateWithFlags(&event, timing ? cudaEventDefault : cudaEventDisableTiming)
+                           : cudaErrorInvalidDevice;
+  if (error != cudaSuccess && v.ok) fail("making an event", error);
+  return event;
+}
+
+void event_free(int i, void *event) {
+  visit v(i);
+  if (v.ok) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+bool event_record(int i, int stream, void *event) {
+  visit v(i);
+  cudaError_t error = v.ok ? cudaEventRecord(static_cast<cudaEvent_t>(event), gpus[i].streams[stream]) : cudaSuccess;
+  return v.ok && (error == cudaSuccess || fail("recording an event", error));
+}
+
+bool event_wait(int i, int stream, void *event) {
+  visit v(i);
+  cudaError_t error = v.ok ? cudaStreamWaitEvent(gpus[i].streams[stream], static_cast<cudaEvent_t>(event), 0)
+                           : cudaSuccess;
+  return v.ok && (error == cudaSuccess || fail("waiting for an event", error));
+}
+
+bool event_done(void *event) {
+  const bool done = cudaEventQuery(static_cast<cudaEvent_t>(event)) != cudaErrorNotReady;
+  cudaGetLastError();
+  return done;
+}
+
+bool event_synchronize(void *event) {
+  cudaError_t error = cudaEventSynchronize(static_cast<cudaEvent_t>(event));
+  return error == cudaSuccess || fail("waiting for an event", error);
+}
+
+bool event_elapsed(void *from, void *to, float *milliseconds) {
+  cudaError_t error = cudaEventElapsedTime(milliseconds, static_cast<cudaEvent_t>(from), static_cast<cudaEvent_t>(to));
+  return error == cudaSuccess || fail("reading events", error);
+}
+
+/* ---- graphs ---- */
 
 bool capture(int i) {
   if (!enter(i, running)) return false;
   /* Relaxed: scratch memory may be allocated meanwhile, which is no part of the graph. */
-  cudaError_t error = cudaStreamBeginCapture(gpus[i].stream, cudaStreamCaptureModeRelaxed);
+  cudaError_t error = cudaStreamBeginCapture(stream_of(i), cudaStreamCaptureModeRelaxed);
   return error == cudaSuccess || fail("capturing", error);
 }
 
 void *captured(int i) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t runnable = nullptr;
-  cudaError_t error = enter(i, running) ? cudaStreamEndCapture(gpus[i].stream, &graph) : cudaErrorInvalidDevice;
+  cudaError_t error = enter(i, running) ? cudaStreamEndCapture(stream_of(i), &graph) : cudaErrorInvalidDevice;
   if (error == cudaSuccess) error = cudaGraphInstantiate(&runnable, graph, 0);
   if (graph) cudaGraphDestroy(graph);
   cudaGetLastError();
@@ -165,7 +281,7 @@ void *captured(int i) {
 
 bool graph_launch(int i, void *graph) {
   if (!enter(i, running)) return false;
-  cudaError_t error = cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), gpus[i].stream);
+  cudaError_t error = cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(i));
   return error == cudaSuccess || fail("launching a graph", error);
 }
 
@@ -182,7 +298,7 @@ ty_cuda_backend backend = {};
 
 } // namespace
 
-cudaStream_t ty_cuda_stream(void) { return gpus[current].stream; }
+cudaStream_t ty_cuda_stream(void) { return stream_of(current); }
 int ty_cuda_gpu(void) { return current; }
 int ty_cuda_processors(void) { return gpus[current].properties.multiProcessorCount; }
 bool ty_cuda_tf32(void) { return tf32; }
@@ -232,7 +348,9 @@ const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
   backend.version = TY_CUDA_BACKEND_VERSION;
   backend.ops = ty_cuda_kernel_count;
   backend.count = count;
-#ifndef TY_CUDA_EMULATED
+#ifdef TY_CUDA_EMULATED
+  backend.caches = ty_emu::lazy(); /* tensors that are given back at once cannot be taken too early */
+#else
   backend.caches = true;
 #endif
   backend.kernels = ty_cuda_kernels;
@@ -243,6 +361,20 @@ const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
   backend.memory = memory;
   backend.copy = copy;
   backend.synchronize = synchronize;
+  backend.host_alloc = host_alloc;
+  backend.host_free = host_free;
+  backend.stream_new = stream_new;
+  backend.stream = stream_number;
+  backend.stream_use = stream_use;
+  backend.stream_done = stream_done;
+  backend.stream_order = stream_order;
+  backend.event_new = event_new;
+  backend.event_free = event_free;
+  backend.event_record = event_record;
+  backend.event_wait = event_wait;
+  backend.event_done = event_done;
+  backend.event_synchronize = event_synchronize;
+  backend.event_elapsed = event_elapsed;
   backend.capture = capture;
   backend.captured = captured;
   backend.graph_launch = graph_launch;

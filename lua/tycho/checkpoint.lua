@@ -50,7 +50,7 @@ local function recompute(self)
     end
   end
   local ok, problem = pcall(ty.enable_grad, function()
-    ty.scope(function()
+    ty.scope(ty.autocast, self.autocast, function()
       run_in(frame, ty.saved_tensor_hooks, function(t) return pack_in(frame, t) end, function()
         error("checkpoint: a recomputed graph is not walked", 0)
       end, self.fn, table.unpack(arguments, 1, self.arguments.n))
@@ -73,7 +73,8 @@ end
 local function checkpoint(fn, ...)
   if not ty.is_grad_enabled() then return fn(...) end
   local outer = current
-  local self = { fn = fn, rng = ty.rng_state(), arguments = table.pack(...), wants = {}, frame = { count = 0 } }
+  local self = { fn = fn, rng = ty.rng_state(), autocast = ty.autocast_dtype(), arguments = table.pack(...), wants = {},
+    frame = { count = 0 } }
   local inputs = table.pack(...)
   if outer then self.outer = { fetch = outer.fetch } end
   for i = 1, self.arguments.n do

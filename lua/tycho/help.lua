@@ -61,6 +61,8 @@ local function op_text(op)
   lines[#lines + 1] = "  " .. op.doc
   if #notes > 0 then lines[#lines + 1] = "  " .. table.concat(notes, "; ") end
   lines[#lines + 1] = op.differentiable == false and "  Not differentiable." or nil
+  lines[#lines + 1] = op.flags.AUTO_HALF and "  Under ty.autocast it computes in that dtype." or nil
+  lines[#lines + 1] = op.flags.AUTO_FULL and "  Under ty.autocast it computes in f32." or nil
   return table.concat(lines, "\n")
 end
 

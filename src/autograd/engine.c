@@ -1,5 +1,6 @@
 /* The engine: walks the graph from the outputs back in the order of creation, one node at a time, without recursion. */
 #include "autograd.h"
+#include "../ops/autocast.h"
 #include "../program/recording.h"
 
 #include <stdlib.h>
@@ -221,7 +222,7 @@ enum { INLINE = 16 };
 static bool run_rule(walk *w, ty_node *n, const bool *need, ty_tensor *const *sum, ty_tensor **dx) {
   if (!n->op) return n->custom.backward(n->custom.owner, n->grad, n->nout, dx, n->nin);
   const ty_op *op = n->op;
-  ty_value arg[16];
+  ty_value arg[TY_MAX_ARGS];
   ty_tensor *out[TY_MAX_OUTPUTS] = { NULL };
   int k = 0;
   memcpy(arg, n->arg, sizeof *arg * op->nargs);
@@ -271,7 +272,7 @@ static bool step(walk *w, ty_node *n) {
     if (at >= 0 && !accumulate(&w->results[at], n->grad[i], w->options.create_graph)) return false;
   }
   if (!any || (w->inputs && !n->needed)) return true;
-  if (n->spent)
+  if (n->spent && !(n->op && n->op->id == TY_OP_cast)) /* casts keep nothing; those of autocast serve several passes */
     return ty_fail(TY_EINVAL,
                    "backward: the tensors that %s kept are gone since the first backward; pass keep_graph = true to it",
                    ty_node_name(n));
@@ -354,6 +355,7 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
   w.options = options;
   w.options.keep_graph |= options.create_graph;
   bool was = ty_set_grad_enabled(options.create_graph), ok = true;
+  int casting = ty_autocast_set(TY_DTYPE_DEFAULT);
   ty_scope scope;
   ty_scope_open(&scope);
   for (int i = 0; i < ninputs; i++) {
@@ -390,6 +392,7 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
   if (w.nodes != w.few) free(w.nodes);
   ty_scope_close(&scope);
   ty_set_grad_enabled(was);
+  ty_autocast_dtype = casting;
   for (int i = 0; i < ninputs && ok; i++)
     if (!results[i] && !options.allow_unused)
       ok = ty_fail(TY_EINVAL,

@@ -29,15 +29,17 @@ bool ty_device_parse(const char *name, int *device) {
 }
 
 const char *ty_device_name(int device) {
-  static const char names[TY_CUDA + TY_MAX_GPUS][8] = {
-    "cpu",    "meta",   "cuda:0", "cuda:1",  "cuda:2",  "cuda:3",  "cuda:4",  "cuda:5",  "cuda:6",
-    "cuda:7", "cuda:8", "cuda:9", "cuda:10", "cuda:11", "cuda:12", "cuda:13", "cuda:14", "cuda:15",
+  static const char names[TY_PINNED + 1][8] = {
+    "cpu",    "meta",   "cuda:0",  "cuda:1",  "cuda:2",  "cuda:3",  "cuda:4",  "cuda:5",  "cuda:6", "cuda:7",
+    "cuda:8", "cuda:9", "cuda:10", "cuda:11", "cuda:12", "cuda:13", "cuda:14", "cuda:15", "pinned",
   };
   return names[device];
 }
 
 void *ty_device_alloc(int device, size_t bytes) { return ty_cuda()->alloc(device - TY_CUDA, bytes); }
 void ty_device_free(int device, void *p) { ty_cuda()->free(device - TY_CUDA, p); }
+void *ty_device_host_alloc(size_t bytes) { return ty_cuda()->host_alloc(bytes); }
+void ty_device_host_free(void *p) { ty_cuda()->host_free(p); }
 int64_t ty_device_memory(int device) { return ty_cuda()->memory(device - TY_CUDA); }
 
 bool ty_device_caches(int device) { return ty_cuda() && ty_cuda()->caches; }
@@ -49,12 +51,21 @@ void *ty_device_captured(int device) { return ty_cuda()->captured(device - TY_CU
 bool ty_device_graph_launch(int device, void *graph) { return ty_cuda()->graph_launch(device - TY_CUDA, graph); }
 void ty_device_graph_free(int device, void *graph) { ty_cuda()->graph_free(device - TY_CUDA, graph); }
 
-bool ty_device_synchronize(int device) { return device < TY_CUDA || ty_cuda()->synchronize(device - TY_CUDA); }
+bool ty_device_synchronize(int device) { return device < TY_CUDA || ty_cuda()->synchronize(device - TY_CUDA, -1); }
 
-bool ty_device_copy(int to, void *dst, int from, const void *src, size_t bytes) {
+static bool copy(int to, void *dst, int from, const void *src, size_t bytes, ty_copy_mode mode) {
   if (bytes == 0) return true;
   if (to >= TY_CUDA || from >= TY_CUDA)
-    return ty_cuda()->copy(to >= TY_CUDA ? to - TY_CUDA : -1, dst, from >= TY_CUDA ? from - TY_CUDA : -1, src, bytes);
+    return ty_cuda()->copy(to >= TY_CUDA ? to - TY_CUDA : -1, dst, from >= TY_CUDA ? from - TY_CUDA : -1, src, bytes,
+                           mode);
   memcpy(dst, src, bytes);
   return true;
+}
+
+bool ty_device_copy(int to, void *dst, int from, const void *src, size_t bytes) {
+  return copy(to, dst, from, src, bytes, TY_COPY_ORDINARY);
+}
+
+bool ty_device_copy_locked(int to, void *dst, int from, const void *src, size_t bytes, bool wait) {
+  return copy(to, dst, from, src, bytes, wait ? TY_COPY_WAIT : TY_COPY_ASYNC);
 }

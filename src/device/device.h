@@ -13,12 +13,15 @@ const char *ty_device_name(int device);
 /* Memory of a GPU, by the allocator only; NULL without ty_fail(). */
 void *ty_device_alloc(int device, size_t bytes);
 void ty_device_free(int device, void *p);
+void *ty_device_host_alloc(size_t bytes); /* page-locked memory of the host, likewise; only where there is a GPU */
+void ty_device_host_free(void *p);
 int64_t ty_device_memory(int device); /* bytes it has */
 bool ty_device_caches(int device);    /* is freed memory worth keeping? */
 
-/* Bytes from one device to another, in order with what either has been given to do; host memory may be reused or read
- * when it returns. False after ty_fail(). */
+/* Bytes from one device to another, in order with what the current streams of both have been given to do; host memory
+ * may be reused or read when it returns, unless it is page-locked and nobody waits. False after ty_fail(). */
 bool ty_device_copy(int to, void *dst, int from, const void *src, size_t bytes);
+bool ty_device_copy_locked(int to, void *dst, int from, const void *src, size_t bytes, bool wait);
 /* Waits for all work of the device; false after ty_fail() with what went wrong in it, such as an index out of range. */
 bool ty_device_synchronize(int device);
 /* Makes a GPU the one that this thread's kernels, of the op of that name, run on. */

@@ -8,7 +8,7 @@
 #include "../device/device.h"
 #include "handle.h"
 
-enum { MAX_ARGS = 16, MAX_INTS = 96, UP_BOUND = 1, UP_METATABLE = 2 };
+enum { MAX_INTS = 96, UP_BOUND = 1, UP_METATABLE = 2 };
 
 /* What a closure is about. */
 typedef struct bound {
@@ -362,7 +362,7 @@ static int call_op(lua_State *L) {
   const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
   ty_lua_state *s = b->state;
   const ty_op *op = b->op;
-  ty_value value[MAX_ARGS];
+  ty_value value[TY_MAX_ARGS];
   parse p;
   p.L = L;
   p.op = op;
@@ -394,7 +394,7 @@ static int call_op(lua_State *L) {
 
 static int call_inplace(lua_State *L) {
   const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
-  ty_value value[MAX_ARGS];
+  ty_value value[TY_MAX_ARGS];
   parse p = { .L = L, .op = b->op, .value = value };
   memcpy(value, b->defaults, sizeof *value * p.op->nargs);
   read_all(&p);
@@ -476,10 +476,10 @@ static void push_op(lua_State *L, const ty_op *op) {
   static const struct {
     uint32_t bit;
     const char *name;
-  } flags[] = { { FLOATS, "FLOATS" },     { NUMBERS, "NUMBERS" },   { INTS, "INTS" },       { ANY, "ANY" },
-                { SAVE_OUT, "SAVE_OUT" }, { VIEW, "VIEW" },         { INPLACE, "INPLACE" }, { STRIDED, "STRIDED" },
-                { HALF, "HALF" },         { INTERNAL, "INTERNAL" }, { RANDOM, "RANDOM" },   { WRITES, "WRITES" },
-                { FIRST, "FIRST" } };
+  } flags[] = { { FLOATS, "FLOATS" },     { NUMBERS, "NUMBERS" },     { INTS, "INTS" },          { ANY, "ANY" },
+                { SAVE_OUT, "SAVE_OUT" }, { VIEW, "VIEW" },           { INPLACE, "INPLACE" },    { STRIDED, "STRIDED" },
+                { HALF, "HALF" },         { INTERNAL, "INTERNAL" },   { RANDOM, "RANDOM" },      { WRITES, "WRITES" },
+                { FIRST, "FIRST" },       { AUTO_HALF, "AUTO_HALF" }, { AUTO_FULL, "AUTO_FULL" } };
   lua_createtable(L, 0, 8);
   lua_pushstring(L, op->name), lua_setfield(L, -2, "name");
   lua_pushstring(L, op->doc), lua_setfield(L, -2, "doc");

@@ -77,5 +77,6 @@ int ty_lua_open_cuda(lua_State *L) {
                                 { "allow_tf32", allow_tf32 },
                                 { "libraries", libraries },
                                 { NULL, NULL } }));
+  ty_lua_open_streams(L, lua_gettop(L));
   return 1;
 }

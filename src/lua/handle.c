@@ -2,6 +2,7 @@
 #include "handle.h"
 
 #include "../device/device.h"
+#include "../ops/autocast.h"
 
 #include <string.h>
 
@@ -248,34 +249,40 @@ static int keep(lua_State *L) {
 /* ---- guards: no_grad and the like, undone however the function ends ---- */
 
 typedef struct guard {
-  void (*undo)(struct guard *);
-  bool done, grad;
+  void (*set)(int64_t value, int64_t of);
+  int64_t before, of;
+  bool done;
 } guard;
 
 static int guard_close(lua_State *L) {
   guard *g = lua_touserdata(L, 1);
   if (g && !g->done) {
     g->done = true;
-    g->undo(g);
+    g->set(g->before, g->of);
   }
   return 0;
 }
 
-static void restore_grad(guard *g) { ty_set_grad_enabled(g->grad); }
-
 static int guard_results(lua_State *L, int status, lua_KContext context) { return lua_gettop(L) - 1; }
 
-static int with_grad(lua_State *L, bool on) {
-  luaL_checkany(L, 1);
+int ty_lua_call_guarded(lua_State *L, void (*set)(int64_t value, int64_t of), int64_t value, int64_t before,
+                        int64_t of) {
   guard *g = lua_newuserdatauv(L, sizeof *g, 0);
-  *g = (guard){ .undo = restore_grad, .grad = ty_grad_enabled() };
+  *g = (guard){ set, before, of, false };
   lua_rawgetp(L, LUA_REGISTRYINDEX, &guard_key);
   lua_setmetatable(L, -2);
   lua_insert(L, 1);
   lua_toclose(L, 1);
-  ty_set_grad_enabled(on);
+  set(value, of);
   lua_callk(L, lua_gettop(L) - 2, LUA_MULTRET, 0, guard_results);
   return guard_results(L, LUA_OK, 0);
+}
+
+static void set_grad(int64_t on, int64_t of) { ty_set_grad_enabled(on); }
+
+static int with_grad(lua_State *L, bool on) {
+  luaL_checkany(L, 1);
+  return ty_lua_call_guarded(L, set_grad, on, ty_grad_enabled(), 0);
 }
 
 static int no_grad(lua_State *L) { return with_grad(L, false); }
@@ -292,10 +299,36 @@ static int is_grad_enabled(lua_State *L) {
   return 1;
 }
 
+/* At the end of the outermost scope the casts of weights go. */
+static void set_autocast(int64_t dtype, int64_t of) {
+  if (dtype == TY_DTYPE_DEFAULT && ty_autocast_dtype != TY_DTYPE_DEFAULT && of) ty_autocast_forget();
+  ty_autocast_set((int)dtype);
+}
+
+/* autocast("bf16" | "f16" | false, fn, ...): fn(...) with autocast to that dtype, or without */
+static int autocast(lua_State *L) {
+  ty_dtype dtype = TY_F32;
+  bool off = lua_isboolean(L, 1) && !lua_toboolean(L, 1);
+  if (!off && (lua_type(L, 1) != LUA_TSTRING || !ty_dtype_parse(lua_tostring(L, 1), &dtype) || !ty_is_half(dtype)))
+    return luaL_error(L, "autocast: expected \"bf16\", \"f16\" or false, got %s",
+                      lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : ty_lua_typename(L, 1));
+  luaL_checkany(L, 2);
+  lua_remove(L, 1);
+  int before = ty_autocast_dtype;
+  return ty_lua_call_guarded(L, set_autocast, off ? TY_DTYPE_DEFAULT : (int)dtype, before, before == TY_DTYPE_DEFAULT);
+}
+
+static int autocast_dtype(lua_State *L) {
+  if (ty_autocast_dtype == TY_DTYPE_DEFAULT) lua_pushboolean(L, 0);
+  else lua_pushstring(L, ty_dtype_name[ty_autocast_dtype]);
+  return 1;
+}
+
 /* ---- memory ---- */
 
 static int check_device(lua_State *L, int index) {
   int device;
+  if (lua_type(L, index) == LUA_TSTRING && strcmp(lua_tostring(L, index), "pinned") == 0) return TY_PINNED;
   if (!ty_device_parse(luaL_optstring(L, index, "cpu"), &device)) return luaL_error(L, "memory: %s", ty_error());
   return device;
 }
@@ -386,6 +419,8 @@ void ty_lua_open_handles(lua_State *L, int table) {
                                     { "enable_grad", enable_grad },
                                     { "set_grad_enabled", set_grad_enabled },
                                     { "is_grad_enabled", is_grad_enabled },
+                                    { "autocast", autocast },
+                                    { "autocast_dtype", autocast_dtype },
                                     { NULL, NULL } },
                 0);
   lua_pop(L, 1);

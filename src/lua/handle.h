@@ -73,9 +73,15 @@ extern _Thread_local lua_State *ty_lua_current;
 /* Calls the function below its `nargs` arguments on the stack; on failure the error becomes the core's. */
 bool ty_lua_call(lua_State *L, int nargs, int nresults);
 
+/* Calls the function at 1 with the arguments after it between set(value, of) and set(before, of), however it ends;
+ * returns what it returns. */
+int ty_lua_call_guarded(lua_State *L, void (*set)(int64_t value, int64_t of), int64_t value, int64_t before,
+                        int64_t of);
+
 void ty_lua_open_handles(lua_State *L, int table);  /* metatable, memory, scopes */
 void ty_lua_open_ops(lua_State *L, int table);      /* every op of the table, as functions and methods */
 void ty_lua_open_values(lua_State *L, int table);   /* ty.tensor, tolist, item, to, printing */
+void ty_lua_open_streams(lua_State *L, int table);  /* into ty.cuda, and methods of tensors */
 void ty_lua_open_index(lua_State *L, int table);    /* slices */
 void ty_lua_open_autograd(lua_State *L, int table); /* backward, grad, hooks, custom ops */
 int ty_lua_open_program(lua_State *L);              /* leaves a table of what ty.compile is made of */

@@ -199,7 +199,7 @@ static bool write(ty_tensor *x, ty_tensor *part, ty_tensor *source, double numbe
         TY_EINVAL,
         "index: writing into %s cannot be recorded for gradients; use ty.where, ty.scatter or ty.concat, or ty.no_grad",
         ty_describe(x));
-  return source ? ty_copy_(part, source) != NULL : ty_fill_(part, number) != NULL;
+  return source ? ty_copy_(part, source, false) != NULL : ty_fill_(part, number) != NULL;
 }
 
 static int index_set(lua_State *L) {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../ops/autocast.h"
 #include "../program/program.h"
 #include "handle.h"
 
@@ -256,7 +257,7 @@ static void push_key(lua_State *L, int nargs) {
   luaL_Buffer b;
   luaL_buffinit(L, &b);
   char text[64];
-  snprintf(text, sizeof text, "%d", ty_grad_enabled());
+  snprintf(text, sizeof text, "%d,%d", ty_grad_enabled(), ty_autocast_dtype);
   luaL_addstring(&b, text);
   for (int i = 1; i <= nargs; i++) {
     const ty_tensor *t = ty_lua_to(L, i);
@@ -415,7 +416,9 @@ static int clip(lua_State *L) {
 static int peek(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   if (t->v.count != 1 || !t->v.data) return luaL_error(L, "peek: expected one element, got %s", ty_describe(t));
-  lua_pushnumber(L, ty_load_scalar(t, 0));
+  ty_value v;
+  if (!ty_read_value(t, &v)) return ty_lua_error(L);
+  lua_pushnumber(L, v.kind == TY_INT ? (lua_Number)v.i : v.f);
   return 1;
 }
 

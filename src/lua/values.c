@@ -177,7 +177,11 @@ static int item(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   need_values(L, t, "item");
   if (t->v.count != 1) return luaL_error(L, "item: expected a tensor with one element, got %s", ty_describe(t));
-  push_element(L, readable(L, t), 0);
+  ty_value v;
+  if (!ty_read_value(t, &v)) return ty_lua_error(L);
+  if (t->v.dtype == TY_BOOL) lua_pushboolean(L, v.i != 0);
+  else if (v.kind == TY_INT) lua_pushinteger(L, v.i);
+  else lua_pushnumber(L, v.f);
   return 1;
 }
 
@@ -360,11 +364,16 @@ static int is_contiguous(lua_State *L) {
   return 1;
 }
 
-/* to("f16"), to("cpu"), to(other), to{dtype =, device =} */
+/* to("f16"), to("cpu"), to(other), to{dtype =, device =}; before options: {non_blocking =} */
 static int to(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   ty_dtype dtype = ty_dtype_of(t);
-  int device = ty_device_of(t);
+  int device = ty_device_of(t), options = lua_gettop(L) >= 3 ? 3 : 2;
+  if (options == 3) {
+    luaL_argexpected(L, lua_istable(L, 3), 3, "table of options");
+    check_options(L, 3, "to", (const char *const[]){ "non_blocking", NULL });
+  }
+  bool non_blocking = option(L, options, "non_blocking") && lua_toboolean(L, -1);
   if (lua_type(L, 2) == LUA_TSTRING) {
     const char *name = lua_tostring(L, 2);
     if (!ty_dtype_parse(name, &dtype) && !ty_device_parse(name, &device)) {
@@ -374,7 +383,7 @@ static int to(lua_State *L) {
           name);
     }
   } else if (lua_istable(L, 2)) {
-    check_options(L, 2, "to", (const char *const[]){ "dtype", "device", NULL });
+    check_options(L, 2, "to", (const char *const[]){ "dtype", "device", "non_blocking", NULL });
     if (option(L, 2, "dtype")) dtype = check_dtype(L, -1, "to");
     if (option(L, 2, "device") && !ty_device_parse(luaL_checkstring(L, -1), &device))
       return luaL_error(L, "to: %s", ty_error());
@@ -395,7 +404,7 @@ static int to(lua_State *L) {
   ty_scope_open(&scope);
   bool first = ty_dtype_size[dtype] <= ty_dtype_size[ty_dtype_of(t)];
   t = first ? ty_to(t, dtype) : t;
-  if (t && device != ty_device_of(t)) t = ty_to_device(t, device);
+  if (t && device != ty_device_of(t)) t = ty_to_device(t, device, non_blocking);
   h->t = ty_retain(ty_to(t, dtype));
   ty_scope_close(&scope);
   return h->t ? 1 : ty_lua_error(L);

@@ -4,6 +4,7 @@
 #include "../autograd/autograd.h"
 #include "../device/device.h"
 #include "../program/program.h"
+#include "autocast.h"
 
 static _Thread_local bool grad_enabled = true;
 
@@ -39,6 +40,39 @@ static bool fail_class(const ty_op *op, const char *name, const ty_tensor *t) {
 static bool fail_devices(const ty_op *op, const char *name, const ty_tensor *first, const ty_tensor *t) {
   return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor on %s like the first argument, got %s", name,
                      ty_device_name(ty_device_of(first)), ty_describe(t));
+}
+
+/* A tensor without dimensions on the CPU among operands on a GPU acts as the number that it holds. */
+static bool is_number(const ty_op *op, const ty_value *arg, int i) {
+  return op->args[i].kind == TY_ARG_OPERAND && arg[i].kind == TY_TENSOR && ty_device_of(arg[i].t) == TY_CPU &&
+         arg[i].t->v.ndim == 0;
+}
+
+/* The GPU that those operands make an op's, or the CPU: the usual case. */
+static int numbers_meet(const ty_op *op, const ty_value *arg) {
+  bool any = false;
+  int device = TY_CPU;
+  for (int i = 0; i < op->nargs; i++) {
+    if (arg[i].kind != TY_TENSOR) continue;
+    if (ty_device_of(arg[i].t) >= TY_CUDA) device = ty_device_of(arg[i].t);
+    else any |= is_number(op, arg, i);
+  }
+  return any ? device : TY_CPU;
+}
+
+/* Those that want a gradient go there, so that it finds its way back. */
+static bool take_numbers(const ty_op *op, ty_value *arg, int device) {
+  for (int i = 0; i < op->nargs; i++) {
+    if (!is_number(op, arg, i)) continue;
+    ty_tensor *t = arg[i].t;
+    if (ty_is_recording() && !ty_recorded_host_read(t, op->name)) return false;
+    if (grad_enabled && t->requires_grad) {
+      if (!(arg[i].t = ty_to_device(t, device, false))) return false;
+    } else if (!ty_read_value(t, &arg[i])) {
+      return false;
+    }
+  }
+  return true;
 }
 
 /* Dtype class of the first tensor, one device for all but a copy. */
@@ -104,11 +138,13 @@ static bool run_forward(const ty_op *op, const ty_value *arg, ty_tensor **out, b
   ty_call c = { op, arg, out, *record };
   ty_scope scope;
   ty_scope_open(&scope);
-  bool was = grad_enabled;
+  bool was = grad_enabled, cast = op->composed && !(op->flags & AUTO_FULL);
+  int casting = cast ? ty_autocast_dtype : ty_autocast_set(TY_DTYPE_DEFAULT);
   grad_enabled = was && op->composed;
   bool ok = op->forward(&c);
   *record = c.record;
   grad_enabled = was;
+  ty_autocast_dtype = casting;
   ty_scope_close(&scope);
   if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
   return ok || fail_as(op);
@@ -121,10 +157,7 @@ static void drop_outputs(const ty_op *op, ty_tensor **out) {
   }
 }
 
-bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
-  const ty_op *op = &ty_ops[id];
-  for (int i = 0; i < op->nout; i++) out[i] = NULL;
-  if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
+static bool call(const ty_op *op, const ty_value *arg, ty_tensor **out) {
   if (!check_inputs(op, arg)) return false;
   if (ty_is_recording() && !ty_recorded_inputs(op, arg)) return false;
   bool record = grad_enabled && op->differentiable && !op->composed && ty_inputs_want_grad(op, arg);
@@ -140,6 +173,32 @@ bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
     arg[0].t->requires_grad = false;
   }
   if (!ok) drop_outputs(op, out);
+  return ok;
+}
+
+/* Whether some arguments are to be replaced before the call; *device: see numbers_meet(). */
+static bool wants_others(const ty_op *op, const ty_value *arg, int *device) {
+  bool casts = ty_autocast_dtype != TY_DTYPE_DEFAULT && (op->flags & (AUTO_HALF | AUTO_FULL));
+  bool operand = op->args[0].kind == TY_ARG_OPERAND || op->id == TY_OP_where;
+  *device = operand ? numbers_meet(op, arg) : TY_CPU;
+  return casts || *device != TY_CPU;
+}
+
+bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
+  const ty_op *op = &ty_ops[id];
+  for (int i = 0; i < op->nout; i++) out[i] = NULL;
+  if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
+  int device;
+  if (__builtin_expect(!wants_others(op, arg, &device), 1)) return call(op, arg, out);
+  ty_value others[TY_MAX_ARGS];
+  memcpy(others, arg, sizeof *arg * op->nargs);
+  ty_scope scope;
+  ty_scope_open(&scope);
+  bool ok = (device == TY_CPU || take_numbers(op, others, device)) &&
+            (ty_autocast_dtype == TY_DTYPE_DEFAULT || !(op->flags & (AUTO_HALF | AUTO_FULL)) ||
+             ty_autocast(op, others)) &&
+            call(op, others, out);
+  ty_scope_close(&scope);
   return ok;
 }
 
@@ -159,11 +218,7 @@ static bool shares_storage(const ty_op *op, const ty_value *arg, const ty_tensor
   return false;
 }
 
-bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
-  const ty_op *op = &ty_ops[id];
-  if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
-  if (arg[0].kind != TY_TENSOR)
-    return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor to write into", op->args[0].name);
+static bool call_inplace(const ty_op *op, const ty_value *arg) {
   if (!check_inputs(op, arg)) return false;
   if (ty_is_recording() && !ty_recorded_inputs(op, arg)) return false;
   ty_tensor *t = arg[0].t;
@@ -179,13 +234,13 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
   }
   ty_scope scope;
   ty_scope_open(&scope);
-  ty_value args[16];
+  ty_value args[TY_MAX_ARGS];
   memcpy(args, arg, sizeof *arg * op->nargs);
   ty_tensor *out[TY_MAX_OUTPUTS] = { NULL };
   bool ok = true;
   if (record && op->args[0].kept)
     ok = (args[0].t = ty_clone(t)) != NULL; /* the rule needs what is about to be overwritten */
-  ok = ok && ty_call_op(id, args, out);
+  ok = ok && ty_call_op((ty_op_id)op->id, args, out);
   ty_scope_close(&scope);
   if (!ok) return false;
   ty_tensor *r = out[0];
@@ -198,6 +253,27 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
     if (record) rebase(t, r);
   }
   ty_release(r);
+  return ok;
+}
+
+bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
+  const ty_op *op = &ty_ops[id];
+  if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
+  if (arg[0].kind != TY_TENSOR)
+    return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor to write into", op->args[0].name);
+  int device = numbers_meet(op, arg), casting = ty_autocast_set(TY_DTYPE_DEFAULT);
+  bool ok;
+  if (device == TY_CPU || is_number(op, arg, 0)) {
+    ok = call_inplace(op, arg);
+  } else {
+    ty_value others[TY_MAX_ARGS];
+    memcpy(others, arg, sizeof *arg * op->nargs);
+    ty_scope scope;
+    ty_scope_open(&scope);
+    ok = take_numbers(op, others, device) && call_inplace(op, others);
+    ty_scope_close(&scope);
+  }
+  ty_autocast_dtype = casting;
   return ok;
 }
 

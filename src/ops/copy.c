@@ -3,6 +3,7 @@
 
 #include "../autograd/autograd.h"
 #include "../device/device.h"
+#include "../device/stream.h"
 #include "../program/recording.h"
 
 void ty_view_expand(ty_view *out, const ty_view *v, int ndim, const int64_t *size) {
@@ -18,9 +19,20 @@ void ty_view_expand(ty_view *out, const ty_view *v, int ndim, const int64_t *siz
   ty_view_update(out);
 }
 
+/* The bytes of a contiguous tensor into another one, between a GPU and page-locked memory without waiting if so wanted.
+ * That memory is not given out again before the GPU is done with it. */
+static bool move_bytes(ty_tensor *dst, const ty_tensor *src, bool non_blocking) {
+  int to = ty_device_of(dst), from = ty_device_of(src), gpu = from >= TY_CUDA ? from : to;
+  size_t bytes = (size_t)src->v.count * ty_dtype_size[src->v.dtype];
+  ty_storage *locked = src->storage->pinned ? src->storage : dst->storage->pinned ? dst->storage : NULL;
+  if (!locked || gpu < TY_CUDA) return ty_device_copy(to, dst->v.data, from, src->v.data, bytes);
+  non_blocking = non_blocking && ty_storage_used(locked, gpu, ty_stream_current(gpu));
+  return ty_device_copy_locked(to, dst->v.data, from, src->v.data, bytes, !non_blocking);
+}
+
 /* From one device to another: through a contiguous copy here and there where either is not contiguous. What converts
  * runs where it leaves fewer bytes to move. */
-static bool copy_across(ty_tensor *dst, ty_tensor *src) {
+static bool copy_across(ty_tensor *dst, ty_tensor *src, bool non_blocking) {
   ty_dtype dtype = ty_dtype_of(dst);
   if (ty_device_of(dst) == TY_META) return true;
   if (ty_device_of(src) == TY_META)
@@ -35,28 +47,27 @@ static bool copy_across(ty_tensor *dst, ty_tensor *src) {
   ty_tensor *landing = plain ? dst : NULL;
   if (src && !plain)
     landing = ty_scope_add(ty_tensor_new(ty_device_of(dst), ty_dtype_of(src), src->v.ndim, src->v.size));
-  bool ok = landing &&
-            ty_device_copy(ty_device_of(dst), landing->v.data, ty_device_of(src), src->v.data,
-                           (size_t)src->v.count * ty_dtype_size[src->v.dtype]) &&
-            (plain || ty_copy_into(dst, landing));
+  bool ok = landing && move_bytes(landing, src, non_blocking) && (plain || ty_copy_into(dst, landing));
   if (ok && ty_is_recording()) ty_recorded_host_write(dst);
   ty_scope_close(&scope);
   return ok;
 }
 
-bool ty_copy_into(ty_tensor *dst, ty_tensor *src) {
+static bool copy_into(ty_tensor *dst, ty_tensor *src, bool non_blocking) {
   int ndim;
   int64_t size[TY_MAX_DIMS];
   if (!ty_broadcast(&ty_ops[TY_OP_copy_], &dst->v, &src->v, &ndim, size)) return false;
   if (ndim != dst->v.ndim || memcmp(size, dst->v.size, sizeof *size * (size_t)ndim) != 0)
     return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL, "source: %s does not broadcast to %s", ty_describe(src),
                        ty_describe(dst));
-  if (ty_device_of(dst) != ty_device_of(src)) return copy_across(dst, src);
+  if (ty_device_of(dst) != ty_device_of(src)) return copy_across(dst, src, non_blocking);
   ty_view expanded;
   ty_view_expand(&expanded, &src->v, ndim, size);
   const ty_view *out = &dst->v, *in = &expanded;
   return ty_run_kernel(TY_OP_cast, ty_device_of(dst), &out, 1, &in, 1, NULL);
 }
+
+bool ty_copy_into(ty_tensor *dst, ty_tensor *src) { return copy_into(dst, src, false); }
 
 /* Does a write to `a` change what is read through `b`? */
 static bool overlap(const ty_tensor *a, const ty_tensor *b) { return a->storage == b->storage && a->v.data != NULL; }
@@ -71,7 +82,7 @@ bool fwd_copy_(ty_call *c) {
         "there already",
         ty_device_name(ty_device_of(source)), ty_device_name(ty_device_of(a->x.t)));
   if (overlap(a->x.t, source) && !(source = ty_clone(source))) return false;
-  if (!ty_copy_into(a->x.t, source)) return false;
+  if (!copy_into(a->x.t, source, a->non_blocking.i)) return false;
   c->out[0] = ty_retain(a->x.t);
   return true;
 }
@@ -79,18 +90,19 @@ bool fwd_copy_(ty_call *c) {
 bool vjp_copy_(ty_vjp *c) {
   if (c->need[0]) c->dx[0] = ty_zeros_like(c->g[0], TY_DTYPE_DEFAULT);
   if (c->need[1])
-    c->dx[1] = ty_vjp_device(c, 1) == ty_device_of(c->g[0]) ? c->g[0] : ty_to_device(c->g[0], ty_vjp_device(c, 1));
+    c->dx[1] = ty_vjp_device(c, 1) == ty_device_of(c->g[0]) ? c->g[0]
+                                                            : ty_to_device(c->g[0], ty_vjp_device(c, 1), false);
   return true;
 }
 
 bool fwd_to_device(ty_call *c) {
   const ty_to_device_args *a = TY_ARGS(to_device, c);
   return ty_out(c, 0, (int)a->device.i, ty_dtype_of(a->x.t), a->x.t->v.ndim, a->x.t->v.size) &&
-         ty_copy_into(c->out[0], a->x.t);
+         copy_into(c->out[0], a->x.t, a->non_blocking.i);
 }
 
 bool vjp_to_device(ty_vjp *c) {
-  c->dx[0] = ty_to_device(c->g[0], ty_vjp_device(c, 0));
+  c->dx[0] = ty_to_device(c->g[0], ty_vjp_device(c, 0), false);
   return true;
 }
 

@@ -3,7 +3,7 @@
  * Wijmans et al. 2024, Cut Your Losses). */
 #include <string.h>
 
-#include "op.h"
+#include "autocast.h"
 #include "../program/recording.h"
 
 enum { PART = 16 << 20 }; /* logits at once: enough rows for products at full speed */
@@ -43,7 +43,8 @@ bool fwd_linear_cross_entropy(ty_call *c) {
                                                   ty_reshape(a->target.t, TY_INTS(rows)), a->class_weight.t,
                                                   a->ignore_index.i, smoothing, reduction == 0,
                                                   grad && x->requires_grad, grad && weight->requires_grad, out);
-  return ty_out_set(c, 0, ty_to(loss, ty_dtype_of(x)));
+  bool casting = ty_autocast_dtype != TY_DTYPE_DEFAULT; /* then losses are f32 */
+  return ty_out_set(c, 0, ty_to(loss, casting ? wide(ty_dtype_of(x)) : ty_dtype_of(x)));
 }
 
 /* ty_copy_into() of what may have failed. */

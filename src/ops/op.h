@@ -6,6 +6,7 @@
 #include "../tycho.h"
 
 #define TY_MAX_OUTPUTS 4
+#define TY_MAX_ARGS 20
 
 typedef enum ty_op_id {
 #define OP(name, ...) TY_OP_##name,
@@ -30,7 +31,9 @@ enum { /* the flags of ops.def */
        FIRST = 1 << 12,
        X_FOR_Y = 1 << 13,
        Y_FOR_X = 1 << 14,
-       HALF_ON_GPU = 1 << 15
+       HALF_ON_GPU = 1 << 15,
+       AUTO_HALF = 1 << 16,
+       AUTO_FULL = 1 << 17
 };
 
 typedef enum ty_arg_kind {
@@ -195,6 +198,8 @@ ty_tensor *ty_to(ty_tensor *x, ty_dtype dtype);
 void ty_view_expand(ty_view *out, const ty_view *v, int ndim, const int64_t *size);
 /* One value between C and an element: offset in elements; no checks. */
 double ty_load_scalar(const ty_tensor *t, int64_t offset);
+/* The first element, wherever it is; waits for a GPU. Integers as integers. False after ty_fail(). */
+bool ty_read_value(const ty_tensor *t, ty_value *value);
 void ty_store_scalar(void *p, ty_dtype dtype, ty_value value);
 /* Copies src into dst's elements (broadcasting, converting); not recorded; any devices. */
 bool ty_copy_into(ty_tensor *dst, ty_tensor *src);

@@ -28,12 +28,12 @@ static bool check_list(ty_call *c, int arg, bool written) {
 
 /* Runs the kernel on the lists of arguments [0, lists), the empty ones left out; those in the mask `written` change.
  * Whatever is not contiguous is replaced by a copy, which is written back. */
-static bool run(ty_call *c, int lists, unsigned written, const void *params) {
+static bool run(ty_call *c, int lists, unsigned written, const void *params, ty_tensor *control) {
   int n = c->arg[0].ts.n, all = 0;
   if (n == 0) return true;
   ty_tensor *few[FEW], **in = few;
-  size_t bytes = sizeof(ty_tensor *) * (size_t)(n * lists);
-  if (n * lists > FEW && !(in = ty_scratch_alloc(bytes))) return false;
+  size_t bytes = sizeof(ty_tensor *) * (size_t)(n * lists + 1);
+  if (n * lists + 1 > FEW && !(in = ty_scratch_alloc(bytes))) return false;
   bool ok = true;
   for (int a = 0; a < lists; a++)
     for (int i = 0; ok && i < c->arg[a].ts.n; i++) {
@@ -41,6 +41,7 @@ static bool run(ty_call *c, int lists, unsigned written, const void *params) {
       in[all++] = t = t->v.contiguous ? t : ty_contiguous(t);
       ok = t != NULL;
     }
+  if (control) in[all++] = control;
   ok = ok && ty_launch(c, in, all, params);
   for (int a = 0, at = 0; ok && a < lists; a++)
     for (int i = 0; ok && i < c->arg[a].ts.n; i++, at++) {
@@ -57,7 +58,20 @@ static bool check_limit(ty_call *c, double limit) {
   return limit >= 0 || ty_op_fail(c, TY_EINVAL, "the limit of the gradients must be at least 0, got %g", limit);
 }
 
-static bool check_step(ty_call *c, const ty_p_optim *p) {
+/* Of the last argument, on the device of the parameters. */
+static bool check_control(ty_call *c, ty_p_optim *p) {
+  int last = c->op->nargs - 1;
+  const ty_tensor *t = c->arg[last].t;
+  p->controlled = t != NULL;
+  if (!t || !c->arg[0].ts.n) return true;
+  if (ty_dtype_of(t) == TY_F64 && t->v.ndim == 1 && t->v.size[0] == 2 && t->v.contiguous &&
+      ty_device_of(t) == ty_device_of(c->arg[0].ts.v[0]))
+    return true;
+  return ty_op_fail(c, TY_EINVAL, "control: expected two f64 where the parameters are, got %s", ty_describe(t));
+}
+
+static bool check_step(ty_call *c, ty_p_optim *p) {
+  if (!check_control(c, p)) return false;
   if (p->step < 1) return ty_op_fail(c, TY_EINVAL, "step: counts from 1, got %lld", (long long)p->step);
   return check_limit(c, p->grad_limit);
 }
@@ -83,7 +97,7 @@ bool fwd_sgd_(ty_call *c) {
   if (!momentum && a->momenta.ts.n) return ty_op_fail(c, TY_EINVAL, "momenta: expected none without a momentum");
   if (!check_step(c, &p)) return false;
   if (!check_list(c, 0, true) || !check_list(c, 1, false) || (momentum && !check_list(c, 2, true))) return false;
-  return check_averages(c, 3) && run(c, 4, 13, &p);
+  return check_averages(c, 3) && run(c, 4, 13, &p, a->control.t);
 }
 
 bool fwd_adam_(ty_call *c) {
@@ -92,7 +106,7 @@ bool fwd_adam_(ty_call *c) {
   if (!check_step(c, &p)) return false;
   for (int i = 0; i < 4; i++)
     if (!check_list(c, i, i != 1)) return false;
-  return check_averages(c, 4) && run(c, 5, 29, &p);
+  return check_averages(c, 4) && run(c, 5, 29, &p, a->control.t);
 }
 
 /* Dtypes of the lists of adam_8bit_, and scales [2, blocks]. */
@@ -130,7 +144,7 @@ bool fwd_adam_8bit_(ty_call *c) {
   for (int i = 0; i < 4; i++)
     if (!check_list(c, i, i != 1)) return false;
   if (!check_count(c, 4) || !check_averages(c, 5) || !check_8bit(c)) return false;
-  return run(c, 6, 61, &p);
+  return run(c, 6, 61, &p, a->control.t);
 }
 
 bool fwd_lion_(ty_call *c) {
@@ -139,12 +153,12 @@ bool fwd_lion_(ty_call *c) {
   if (!check_step(c, &p)) return false;
   for (int i = 0; i < 3; i++)
     if (!check_list(c, i, i != 1)) return false;
-  return check_averages(c, 3) && run(c, 4, 13, &p);
+  return check_averages(c, 3) && run(c, 4, 13, &p, a->control.t);
 }
 
 bool fwd_lerp_list_(ty_call *c) {
   return check_list(c, 0, true) && check_list(c, 1, false) &&
-         run(c, 2, 1, &(ty_p_scalars){ .a = TY_ARGS(lerp_list_, c)->weight.f });
+         run(c, 2, 1, &(ty_p_scalars){ .a = TY_ARGS(lerp_list_, c)->weight.f }, NULL);
 }
 
 bool fwd_norm_list(ty_call *c) {
@@ -152,5 +166,5 @@ bool fwd_norm_list(ty_call *c) {
   int n = a->xs.ts.n;
   if (!ty_out(c, 0, n ? ty_device_of(a->xs.ts.v[0]) : TY_CPU, TY_F64, 0, (int64_t[]){ 0 })) return false;
   ty_p_scalars p = { .a = a->p.f, .b = a->limit.f };
-  return check_limit(c, p.b) && (n ? run(c, 1, 0, &p) : ty_launch(c, NULL, 0, &p));
+  return check_limit(c, p.b) && (n ? run(c, 1, 0, &p, NULL) : ty_launch(c, NULL, 0, &p));
 }

@@ -107,7 +107,10 @@ struct ty_program {
   uint64_t drawn;
   int recorded, hooks;
   bool grad_enabled;
-  int device; /* of all launches */
+  int autocast;  /* its dtype */
+  int device;    /* of all launches */
+  int stream;    /* of a GPU: that of the last replay */
+  bool wandered; /* replays were on several */
   int replays;
   struct graphs *graphs; /* on a GPU, from the second replay on; NULL: without */
 };

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "../device/device.h"
+#include "../ops/autocast.h"
 #include "internal.h"
 
 _Thread_local struct ty_recorder *ty_recording;
@@ -413,6 +414,8 @@ ty_program *ty_program_record(ty_tensor *const *argument, int narguments) {
   p->device = TY_DEVICE_DEFAULT;
   p->random = *ty_default_generator();
   p->grad_enabled = ty_grad_enabled();
+  p->autocast = ty_autocast_dtype;
+  ty_autocast_forget(); /* casts of weights belong into the recording */
   if (!add_arguments(r)) {
     ty_program_free(p);
     free(r->live.v);
@@ -425,6 +428,7 @@ ty_program *ty_program_record(ty_tensor *const *argument, int narguments) {
 }
 
 void ty_program_abandon(ty_program *p) {
+  ty_autocast_forget();
   stop(ty_recording);
   ty_program_free(p);
 }
@@ -497,6 +501,7 @@ static void settle(ty_recorder *r, ty_tensor *const *tensor) {
 
 bool ty_program_finish(ty_program *p, ty_tensor *const *tensor, int n) {
   ty_recorder *r = ty_recording;
+  ty_autocast_forget();
   p->drawn = ty_default_generator()->offset - p->random.offset;
   bool ok = true;
   if (r->failed) ok = ty_fail(r->code, "%s", r->problem);

@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "../device/device.h"
+#include "../device/stream.h"
+#include "../ops/autocast.h"
 #include "internal.h"
 
 /* ---- does a call fit? ---- */
@@ -28,7 +30,7 @@ static ty_tensor *leaf_of(const leaf *l, ty_tensor *const *argument) {
 }
 
 bool ty_program_fits(const ty_program *p, ty_tensor *const *argument, int n) {
-  if (n != p->narguments || ty_grad_enabled() != p->grad_enabled) return false;
+  if (n != p->narguments || ty_grad_enabled() != p->grad_enabled || ty_autocast_dtype != p->autocast) return false;
   for (int i = 0; i < n; i++)
     if (!fits_argument(p, i, argument)) return false;
   for (int i = 0; i < p->leaves.n; i++) {
@@ -167,6 +169,15 @@ static bool run(ty_program *p, ty_program_hook *hook, void *owner) {
   return ty_program_run(p, 0, p->steps.n, hook, owner);
 }
 
+/* Replays share the arena and the graphs: one on another stream than the last begins when that is done. */
+static bool follow(ty_program *p) {
+  if (p->device < TY_CUDA) return true;
+  int stream = ty_stream_current(p->device), last = p->replays ? p->stream : stream;
+  p->stream = stream;
+  p->wandered |= stream != last;
+  return ty_stream_wait(p->device, stream, p->device, last);
+}
+
 static void renew_versions(const ty_program *p, ty_tensor *const *argument) {
   for (int i = 0; i < p->written.n; i++) {
     const slot *s = &p->slots.v[p->written.v[i]];
@@ -190,7 +201,7 @@ static void leave_gradients(ty_program *p, ty_tensor *const *argument) {
 bool ty_program_replay(ty_program *p, ty_tensor *const *argument, ty_tensor **made, ty_program_hook *hook,
                        void *owner) {
   for (int i = 0; i < p->nresults; i++) made[i] = NULL;
-  bool ok = (p->arena || !p->arena_bytes || make_arena(p)) && make_results(p, argument, made);
+  bool ok = follow(p) && (p->arena || !p->arena_bytes || make_arena(p)) && make_results(p, argument, made);
   if (ok) {
     bind(p, argument);
     ok = run(p, hook, owner);
@@ -207,6 +218,8 @@ bool ty_program_replay(ty_program *p, ty_tensor *const *argument, ty_tensor **ma
 
 void ty_program_free(ty_program *p) {
   if (!p) return;
+  if (p->wandered)
+    ty_stream_settle(p->device, p->stream); /* its memory goes back to streams that know nothing of this one */
   for (int i = 0; i < p->slots.n; i++)
     if (p->slots.v[i].owned) ty_storage_release(p->slots.v[i].storage);
   for (int i = 0; i < p->leaves.n; i++) {

@@ -64,6 +64,15 @@ double ty_load_scalar(const ty_tensor *t, int64_t offset) {
   return load((const char *)t->v.data + offset * ty_dtype_size[t->v.dtype], ty_dtype_of(t));
 }
 
+bool ty_read_value(const ty_tensor *t, ty_value *value) {
+  int64_t bits;
+  ty_dtype dtype = ty_dtype_of(t);
+  if (!ty_device_copy(TY_CPU, &bits, ty_device_of(t), t->v.data, ty_dtype_size[dtype])) return false;
+  if (ty_is_float(dtype)) *value = ty_value_of_float(load(&bits, dtype));
+  else *value = ty_value_of_int(dtype == TY_I64 ? bits : (int64_t)load(&bits, dtype));
+  return true;
+}
+
 double ty_item(ty_tensor *t, bool *ok) {
   *ok = false;
   if (!t) return 0;
@@ -76,9 +85,9 @@ double ty_item(ty_tensor *t, bool *ok) {
     return 0;
   }
   if (ty_is_recording() && !ty_recorded_host_read(t, "item")) return 0;
-  int64_t bits;
-  *ok = ty_device_copy(TY_CPU, &bits, ty_device_of(t), t->v.data, ty_dtype_size[t->v.dtype]);
-  return *ok ? load(&bits, ty_dtype_of(t)) : 0;
+  ty_value v;
+  *ok = ty_read_value(t, &v);
+  return !*ok ? 0 : v.kind == TY_INT ? (double)v.i : v.f;
 }
 
 ty_tensor *ty_from_data(const void *data, ty_dtype dtype, int ndim, const int64_t *size) {

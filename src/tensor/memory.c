@@ -1,9 +1,15 @@
-/* The caching allocator for storages, one pool for each device. Small ones on the CPU live in one small block with their
- * header. The others come from free lists by size class (eight per power of two, so at most an eighth is wasted) behind
- * a lock; what is freed stays cached until the budget or the user wants it back. */
+/* The caching allocator for storages: one pool for each device and one for page-locked memory of the host. Small ones on
+ * the CPU live in one small block with their header. The others come from free lists by size class (eight per power of
+ * two, so at most an eighth is wasted) behind a lock; what is freed stays cached until the budget or the user wants it
+ * back.
+ *
+ * On a GPU a block belongs to the stream that was current when it was made: freed, it can be given out there at once,
+ * since what comes next is done after what was, and nowhere else. What other streams use as well (ty_storage_used) waits
+ * after that for events in them. */
 #include "memory.h"
 
 #include "../device/device.h"
+#include "../device/stream.h"
 #include "../program/recording.h"
 
 #include <pthread.h>
@@ -15,11 +21,18 @@
 
 enum { SMALL = 4096, LEAST = 512, STEPS = 8, CLASSES = 40 * STEPS, HUGE = 2 << 20, REPORTED = 8 };
 
+typedef struct use { /* by a stream */
+  struct use *next;
+  int device, stream;
+} use;
+
 struct ty_live { /* a large live storage, for the out-of-memory report */
   struct ty_live *next, *prev;
   size_t nbytes;
   int dtype, ndim;
   int64_t size[TY_MAX_DIMS];
+  int stream;
+  use *uses;
 };
 
 typedef struct cached { /* a free block; on the CPU it lies in the block itself */
@@ -27,11 +40,23 @@ typedef struct cached { /* a free block; on the CPU it lies in the block itself 
   void *block;
 } cached;
 
+typedef struct waiting { /* a freed block that streams may still use */
+  struct waiting *next;
+  void *block;
+  size_t capacity;
+  int stream, n;
+  struct {
+    int device;
+    void *event;
+  } use[];
+} waiting;
+
 typedef struct ty_pool {
   int device;
   struct ty_pool *parent; /* where one user's pool gets its blocks */
   pthread_mutex_t lock;
-  cached *lists[CLASSES];
+  cached *first[CLASSES], **lists[TY_MAX_STREAMS]; /* of each stream, NULL until it has any; of stream 0 `first` */
+  waiting *waiting;
   ty_live live_list; /* sentinel of a ring */
   int64_t live, cached, peak, budget;
   uint64_t allocations;
@@ -40,15 +65,15 @@ typedef struct ty_pool {
 
 static _Thread_local pool *in_use; /* for scratch memory of its GPU */
 
-#define POOL(p, number)                                                 \
-  {                                                                     \
-    .device = number, .lock = PTHREAD_MUTEX_INITIALIZER, .live_list = { \
-      .next = &(p).live_list,                                           \
-      .prev = &(p).live_list                                            \
-    }                                                                   \
+#define POOL(p, number)                                                                         \
+  {                                                                                             \
+    .device = number, .lock = PTHREAD_MUTEX_INITIALIZER, .lists = { (p).first }, .live_list = { \
+      .next = &(p).live_list,                                                                   \
+      .prev = &(p).live_list                                                                    \
+    }                                                                                           \
   }
 static pool cpu = POOL(cpu, TY_CPU);
-static pool gpus[TY_MAX_GPUS];
+static pool gpus[TY_MAX_GPUS], pinned = POOL(pinned, TY_PINNED);
 static pthread_once_t gpus_once = PTHREAD_ONCE_INIT;
 
 static void make_gpu_pools(void) {
@@ -56,6 +81,7 @@ static void make_gpu_pools(void) {
     gpus[i] = (pool)POOL(gpus[i], TY_CUDA + i);
     gpus[i].exact = !ty_device_caches(TY_CUDA + i);
   }
+  pinned.exact = !ty_device_caches(TY_CUDA);
 }
 
 /* NULL for the meta device. */
@@ -63,19 +89,20 @@ static pool *pool_of(int device) {
   if (device == TY_CPU) return &cpu;
   if (device < TY_CUDA) return NULL;
   pthread_once(&gpus_once, make_gpu_pools);
-  return &gpus[device - TY_CUDA];
+  return device == TY_PINNED ? &pinned : &gpus[device - TY_CUDA];
 }
 
 /* Bytes of small storages of this thread not yet added to cpu.live: they come and go too often for a shared counter. */
 static _Thread_local int64_t pending, pending_allocations;
 static _Thread_local int64_t meta_live;
-static int64_t gpu_live; /* of all GPUs together */
+static int64_t gpu_live; /* of all GPUs together, and what is page-locked */
 enum { PENDING_MOST = 64 * 1024 };
 
 _Thread_local bool (*ty_memory_reclaim)(void *context);
 _Thread_local void *ty_memory_reclaim_context;
 
 static int64_t default_budget(const pool *p) {
+  if (p->device == TY_PINNED) return default_budget(&cpu) / 2;
   if (p->device != TY_CPU) return ty_device_memory(p->device) / 20 * 19;
   int64_t bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   FILE *f = fopen("/sys/fs/cgroup/memory.max", "r");
@@ -123,10 +150,11 @@ static void count_live(pool *p, int64_t bytes) {
 }
 
 static void *scratch_of(pool *p, size_t bytes);
-static void free_scratch(pool *p, void *block, size_t bytes);
+static void free_scratch(pool *p, void *block, size_t bytes, int stream);
 
 static void *take_from_system(const pool *p, size_t bytes) {
   if (p->parent) return scratch_of(p->parent, bytes);
+  if (p->device == TY_PINNED) return ty_device_host_alloc(bytes);
   if (p->device != TY_CPU) return ty_device_alloc(p->device, bytes);
   if (bytes < 2 * HUGE) return aligned_alloc(64, (bytes + 63) / 64 * 64);
   /* Huge pages: page faults on fresh activations cost more than many kernels. */
@@ -135,9 +163,10 @@ static void *take_from_system(const pool *p, size_t bytes) {
   return block;
 }
 
-static void give_to_system(const pool *p, void *block, size_t capacity) {
-  if (p->parent) free_scratch(p->parent, block, capacity);
+static void give_to_system(const pool *p, void *block, size_t capacity, int stream) {
+  if (p->parent) free_scratch(p->parent, block, capacity, stream);
   else if (p->device == TY_CPU) free(block);
+  else if (p->device == TY_PINNED) ty_device_host_free(block);
   else ty_device_free(p->device, block);
 }
 
@@ -153,17 +182,54 @@ static size_t capacity_of(int class) {
 }
 
 /* The first block of a list that has one. */
-static void *pop(pool *p, int class) {
-  cached *node = p->lists[class];
+static void *pop(const pool *p, cached **list) {
+  cached *node = *list;
   void *block = node->block;
-  p->lists[class] = node->next;
+  *list = node->next;
   if (p->device != TY_CPU) free(node);
   return block;
 }
 
+/* Into the list of its stream; false when it is not kept. */
+static bool keep_locked(pool *p, void *block, size_t capacity, int stream) {
+  size_t rounded;
+  int class = size_class(capacity, &rounded);
+  if (p->exact) return false;
+  if (!p->lists[stream] && !(p->lists[stream] = calloc(CLASSES, sizeof **p->lists))) return false;
+  cached *node = new_node(p, block);
+  if (!node) return false;
+  node->next = p->lists[stream][class];
+  p->lists[stream][class] = node;
+  return true;
+}
+
+/* Blocks that streams are done with, after waiting for them or not, join the cached ones. */
+static void collect_locked(pool *p, bool wait) {
+  for (waiting **at = &p->waiting, *w = *at; w; w = *at) {
+    bool done = true;
+    for (int i = 0; i < w->n && done; i++) {
+      if (wait) ty_event_synchronize(w->use[i].device, w->use[i].event);
+      else done = ty_event_done(w->use[i].device, w->use[i].event);
+    }
+    if (!done) {
+      at = &w->next;
+      continue;
+    }
+    *at = w->next;
+    for (int i = 0; i < w->n; i++) ty_event_free(w->use[i].device, w->use[i].event);
+    if (!keep_locked(p, w->block, w->capacity, w->stream)) {
+      p->cached -= (int64_t)w->capacity;
+      give_to_system(p, w->block, w->capacity, w->stream);
+    }
+    free(w);
+  }
+}
+
 static void empty_cache_locked(pool *p) {
-  for (int c = 0; c < CLASSES; c++)
-    while (p->lists[c]) give_to_system(p, pop(p, c), capacity_of(c));
+  collect_locked(p, true);
+  for (int s = 0; s < TY_MAX_STREAMS; s++)
+    for (int c = 0; c < CLASSES && p->lists[s]; c++)
+      while (p->lists[s][c]) give_to_system(p, pop(p, &p->lists[s][c]), capacity_of(c), s);
   p->cached = 0;
 }
 
@@ -175,13 +241,15 @@ static int class_of(const pool *p, size_t bytes, size_t *rounded) {
 }
 
 /* A block of the class (or up to three classes more, if one lies cached); NULL when the budget forbids it. */
-static void *take(pool *p, int class, size_t bytes, size_t *capacity) {
+static void *take(pool *p, int class, size_t bytes, size_t *capacity, int stream) {
   pthread_mutex_lock(&p->lock);
   flush_pending(p);
+  if (p->waiting) collect_locked(p, false);
   void *block = NULL;
-  for (int c = class; c <= class + 3 && c < CLASSES && !block; c++) {
-    if (!p->lists[c]) continue;
-    block = pop(p, c);
+  cached **lists = p->lists[stream];
+  for (int c = class; lists && c <= class + 3 && c < CLASSES && !block; c++) {
+    if (!lists[c]) continue;
+    block = pop(p, &lists[c]);
     *capacity = capacity_of(c);
     p->cached -= (int64_t)*capacity;
   }
@@ -202,19 +270,39 @@ static void *take(pool *p, int class, size_t bytes, size_t *capacity) {
   return block;
 }
 
-static void give_back(pool *p, void *block, size_t capacity) {
-  size_t rounded;
-  int class = size_class(capacity, &rounded);
+static void give_back(pool *p, void *block, size_t capacity, int stream) {
   pthread_mutex_lock(&p->lock);
-  cached *node = p->exact ? NULL : new_node(p, block);
   count_live(p, -(int64_t)capacity);
-  if (node) {
-    node->next = p->lists[class];
-    p->lists[class] = node;
-    p->cached += (int64_t)capacity;
-  } else {
-    give_to_system(p, block, capacity);
+  if (keep_locked(p, block, capacity, stream)) p->cached += (int64_t)capacity;
+  else give_to_system(p, block, capacity, stream);
+  pthread_mutex_unlock(&p->lock);
+}
+
+/* Gives a block back when the streams that use it have done what they have been given until now. */
+static void give_back_later(pool *p, void *block, size_t capacity, int stream, const use *uses) {
+  int n = 0;
+  for (const use *u = uses; u; u = u->next) n++;
+  waiting *w = malloc(sizeof *w + sizeof w->use[0] * (size_t)n);
+  if (w) *w = (waiting){ .block = block, .capacity = capacity, .stream = stream };
+  for (const use *u = uses; u; u = u->next) {
+    void *event = w ? ty_event_new(u->device, false) : NULL;
+    if (event && ty_event_record(u->device, event, u->stream)) {
+      w->use[w->n].device = u->device;
+      w->use[w->n++].event = event;
+    } else { /* now, then */
+      if (event) ty_event_free(u->device, event);
+      ty_stream_synchronize(u->device, u->stream);
+    }
   }
+  if (!w) {
+    give_back(p, block, capacity, stream);
+    return;
+  }
+  pthread_mutex_lock(&p->lock);
+  count_live(p, -(int64_t)capacity);
+  p->cached += (int64_t)capacity;
+  w->next = p->waiting;
+  p->waiting = w;
   pthread_mutex_unlock(&p->lock);
 }
 
@@ -254,12 +342,12 @@ static bool fail_out_of_memory(pool *p, size_t bytes, ty_dtype dtype, int ndim, 
 }
 
 /* The same, after asking for memory back when there is none. */
-static void *take_or_reclaim(pool *p, int class, size_t bytes, size_t *capacity) {
+static void *take_or_reclaim(pool *p, int class, size_t bytes, size_t *capacity, int stream) {
   if (class >= CLASSES) return NULL;
-  void *block = take(p, class, bytes, capacity);
+  void *block = take(p, class, bytes, capacity, stream);
   if (block || !ty_memory_reclaim || !ty_memory_reclaim(ty_memory_reclaim_context)) return block;
   ty_memory_empty_cache(p->device);
-  return take(p, class, bytes, capacity);
+  return take(p, class, bytes, capacity, stream);
 }
 
 static ty_storage *new_large(pool *p, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
@@ -271,30 +359,36 @@ static ty_storage *new_large(pool *p, size_t nbytes, ty_dtype dtype, int ndim, c
     return NULL;
   }
   size_t rounded, capacity;
-  int class = class_of(p, nbytes, &rounded);
-  void *block = take_or_reclaim(p, class, rounded, &capacity);
+  int class = class_of(p, nbytes, &rounded), stream = ty_stream_current(p->device);
+  void *block = take_or_reclaim(p, class, rounded, &capacity, stream);
   if (!block) {
     ty_small_free(s, sizeof *s);
     ty_small_free(l, sizeof *l);
     fail_out_of_memory(p, nbytes, dtype, ndim, size);
     return NULL;
   }
-  *l = (ty_live){ .nbytes = nbytes, .dtype = dtype, .ndim = ndim };
+  *l = (ty_live){ .nbytes = nbytes, .dtype = dtype, .ndim = ndim, .stream = stream };
   if (ndim) memcpy(l->size, size, sizeof *size * (size_t)ndim);
   pthread_mutex_lock(&p->lock);
   l->next = p->live_list.next;
   l->prev = &p->live_list;
   l->next->prev = l->prev->next = l;
   pthread_mutex_unlock(&p->lock);
-  *s = (ty_storage){
-    .refs = 1, .device = p->device, .bytes = block, .nbytes = nbytes, .capacity = capacity, .live = l
-  };
+  bool locked = p == &pinned;
+  *s = (ty_storage){ .refs = 1,
+                     .device = locked ? TY_CPU : p->device,
+                     .pinned = locked,
+                     .bytes = block,
+                     .nbytes = nbytes,
+                     .capacity = capacity,
+                     .live = l };
   return s;
 }
 
 static ty_storage *storage_new(int device, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
   if (device == TY_CPU ? nbytes > SMALL : device != TY_META && nbytes > 0)
     return new_large(pool_of(device), nbytes, dtype, ndim, size);
+  if (device == TY_PINNED) device = TY_CPU; /* empty */
   size_t inside = device == TY_CPU ? (nbytes + 63) / 64 * 64 : 0;
   ty_storage *s = ty_small_alloc(sizeof *s + inside);
   if (!s) return NULL;
@@ -328,14 +422,19 @@ void ty_storage_free(ty_storage *s) {
     s->release(s);
     ty_small_free(s, sizeof *s);
   } else if (s->live) {
-    pool *p = pool_of(s->device);
+    pool *p = pool_of(s->pinned ? TY_PINNED : s->device);
     ty_live *l = s->live;
     pthread_mutex_lock(&p->lock);
     l->next->prev = l->prev;
     l->prev->next = l->next;
     pthread_mutex_unlock(&p->lock);
+    if (l->uses) give_back_later(p, s->bytes, s->capacity, l->stream, l->uses);
+    else give_back(p, s->bytes, s->capacity, l->stream);
+    for (use *u = l->uses, *next; u; u = next) {
+      next = u->next;
+      ty_small_free(u, sizeof *u);
+    }
     ty_small_free(l, sizeof *l);
-    give_back(p, s->bytes, s->capacity);
     ty_small_free(s, sizeof *s);
   } else {
     if (s->device == TY_META) meta_live -= (int64_t)s->nbytes;
@@ -349,11 +448,26 @@ void ty_storage_free(ty_storage *s) {
   }
 }
 
+bool ty_storage_used(ty_storage *s, int device, int stream) {
+  ty_live *l = s->live;
+  if (!l || (device == s->device && stream == l->stream)) return true;
+  pool *p = pool_of(s->pinned ? TY_PINNED : s->device);
+  pthread_mutex_lock(&p->lock);
+  use *known = l->uses, *u = NULL;
+  while (known && (known->device != device || known->stream != stream)) known = known->next;
+  if (!known && (u = ty_small_alloc(sizeof *u))) {
+    *u = (use){ l->uses, device, stream };
+    l->uses = u;
+  }
+  pthread_mutex_unlock(&p->lock);
+  return known || u;
+}
+
 /* A block that is given back by its asked-for size. */
 static void *scratch_of(pool *p, size_t bytes) {
   size_t rounded, capacity;
-  int class = class_of(p, bytes, &rounded);
-  void *block = ty_memory_injected() ? NULL : take_or_reclaim(p, class, rounded, &capacity);
+  int class = class_of(p, bytes, &rounded), stream = ty_stream_current(p->device);
+  void *block = ty_memory_injected() ? NULL : take_or_reclaim(p, class, rounded, &capacity, stream);
   if (!block) {
     int64_t size[] = { (int64_t)bytes };
     fail_out_of_memory(p, bytes, TY_U8, 1, size);
@@ -367,18 +481,20 @@ static void *scratch_of(pool *p, size_t bytes) {
   return block;
 }
 
-static void free_scratch(pool *p, void *block, size_t bytes) {
+static void free_scratch(pool *p, void *block, size_t bytes, int stream) {
   if (!block) return;
   size_t rounded;
   class_of(p, bytes, &rounded);
-  give_back(p, block, rounded);
+  give_back(p, block, rounded, stream);
 }
 
 void *ty_scratch_alloc(size_t bytes) { return scratch_of(&cpu, bytes); }
-void ty_scratch_free(void *p, size_t bytes) { free_scratch(&cpu, p, bytes); }
+void ty_scratch_free(void *p, size_t bytes) { free_scratch(&cpu, p, bytes, 0); }
 static pool *scratch_pool(int device) { return in_use && in_use->device == device ? in_use : pool_of(device); }
 void *ty_gpu_scratch_alloc(int gpu, size_t bytes) { return scratch_of(scratch_pool(TY_CUDA + gpu), bytes); }
-void ty_gpu_scratch_free(int gpu, void *p, size_t bytes) { free_scratch(scratch_pool(TY_CUDA + gpu), p, bytes); }
+void ty_gpu_scratch_free(int gpu, void *p, size_t bytes) {
+  free_scratch(scratch_pool(TY_CUDA + gpu), p, bytes, ty_stream_current(TY_CUDA + gpu));
+}
 
 ty_pool *ty_pool_new(int device) {
   pool *p = malloc(sizeof *p);
@@ -394,6 +510,7 @@ void ty_pool_use(ty_pool *p) { in_use = p; }
 void ty_pool_free(ty_pool *p) {
   if (!p) return;
   empty_cache_locked(p);
+  for (int s = 1; s < TY_MAX_STREAMS; s++) free(p->lists[s]);
   free(p);
 }
 

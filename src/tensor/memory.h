@@ -19,6 +19,11 @@ static inline void ty_storage_release(ty_storage *s) {
     ty_storage_free(s);
 }
 
+/* The storage is used by what a stream has been given, or will be until the storage is freed: its memory goes to nobody
+ * else before that is done. A GPU's storage needs it for streams other than the one that was current when it was made,
+ * page-locked memory for all. False after ty_fail(). */
+bool ty_storage_used(ty_storage *s, int device, int stream);
+
 /* A pool of a GPU's memory for one user, such as the scratch memory of a graph's kernels, which must be there whenever it
  * runs. While a pool is in use on a thread, its scratch memory of that GPU comes from there. */
 typedef struct ty_pool ty_pool;

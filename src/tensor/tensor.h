@@ -11,12 +11,20 @@ typedef struct ty_tensor ty_tensor;
 typedef struct ty_node ty_node;
 typedef struct ty_live ty_live;
 
-typedef enum ty_device { TY_CPU, TY_META, TY_CUDA, TY_DEVICE_DEFAULT = -1 } ty_device; /* TY_CUDA + i: GPU i */
+typedef enum ty_device {
+  TY_CPU,
+  TY_META,
+  TY_CUDA, /* TY_CUDA + i: GPU i */
+  TY_PINNED = TY_CUDA +
+              TY_MAX_GPUS, /* for ty_tensor_new() and counters: page-locked memory; its tensors are the CPU's */
+  TY_DEVICE_DEFAULT = -1
+} ty_device;
 
 typedef struct ty_storage {
   atomic_uint refs;
   uint32_t version; /* bumped by every in-place write */
   int device;
+  bool pinned;                          /* page-locked memory of the CPU, which GPUs copy from and to by themselves */
   void *bytes;                          /* NULL on the meta device and for empty storages */
   size_t nbytes;                        /* as asked for */
   size_t capacity;                      /* as taken from the pool; 0: not ours (release() knows) */

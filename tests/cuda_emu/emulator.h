@@ -208,6 +208,7 @@ static inline int __syncthreads_and(int predicate) {
 }
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
+static inline void __threadfence_system() {}
 
 /* ---- atomics: one thread runs at a time ---- */
 

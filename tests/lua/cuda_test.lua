@@ -61,6 +61,17 @@ check.test("tensors on two devices", function()
   local x, g = ty.ones(3), ty.ones(3, { device = "cuda" })
   check.fails(function() return x + g end, "expected a tensor on cpu like the first argument")
   check.fails(function() return g + x end, "expected a tensor on cuda:0 like the first argument")
+  -- a tensor without dimensions on the CPU is a number
+  local two = ty.tensor(2.0)
+  check.equal({ (g + two):tolist(), (two - g):tolist(), ty.where(g:gt(0), two, g):tolist() },
+    { { 3, 3, 3 }, { 1, 1, 1 }, { 2, 2, 2 } })
+  check.equal(ty.ones(3, { device = "cuda" }):mul_(two):tolist(), { 2, 2, 2 })
+  check.equal((ty.arange(3, { device = "cuda" }) + ty.tensor((1 << 53) + 1)):tolist()[1], (1 << 53) + 1)
+  check.fails(function() return two:add_(g) end, "expected a tensor on cpu like the first argument")
+  check.fails(function() return g + ty.tensor { 2.0 } end, "expected a tensor on cuda:0 like the first argument")
+  local w = ty.tensor(2.0):requires_grad_()
+  ty.sum(g * w):backward()
+  check.equal({ w.grad:item(), tostring(w.grad.device) }, { 3, "cpu" })
   if count > 1 then
     local h = g:to "cuda:1"
     check.equal(h:tolist(), { 1, 1, 1 })

@@ -14,11 +14,13 @@ local DataLoader = {}
 DataLoader.__index = DataLoader
 
 --- options: batch_size (1), shuffle (false), seed (0), drop_last (false), collate (items to batch), device (where
--- batches go), workers (0: in this thread), prefetch (2 batches per worker).
+-- batches go), pin_memory (false; batches pass through page-locked memory, from where a GPU copies them without anybody
+-- waiting), workers (0: in this thread), prefetch (2 batches per worker).
 ---@return DataLoader
 local function new(dataset, options)
   local o = read("DataLoader", options, { batch_size = 1, shuffle = false, seed = 0, drop_last = false,
-    collate = datasets.collate, device = require("tycho.nn.options").none, workers = 0, prefetch = 2 })
+    collate = datasets.collate, device = require("tycho.nn.options").none, pin_memory = false,
+    workers = 0, prefetch = 2 })
   if not math.tointeger(o.batch_size) or o.batch_size < 1 then
     error("DataLoader: batch_size must be a positive integer, got " .. tostring(o.batch_size), 2)
   end
@@ -72,12 +74,22 @@ local function make_batch(dataset, positions, seed, collate, custom)
   end)
 end
 
-local function to_device(batch, device)
-  if ty.is_tensor(batch) then return batch:to { device = device } end
+local function each_tensor(batch, fn)
+  if ty.is_tensor(batch) then return fn(batch) end
   if type(batch) ~= "table" then return batch end
   local result = {}
-  for key, value in pairs(batch) do result[key] = to_device(value, device) end
+  for key, value in pairs(batch) do result[key] = each_tensor(value, fn) end
   return result
+end
+
+-- From page-locked memory a GPU takes the batch while the host goes on.
+local function deliver(self, batch)
+  local device, pin = self.device, self.pin_memory
+  if not device and not pin then return batch end
+  return each_tensor(batch, function(t)
+    if pin then t = t:pin_memory() end
+    return device and t:to { device = device, non_blocking = pin } or t
+  end)
 end
 
 -- Differs from the seed of the epoch's order, which is even.
@@ -113,8 +125,7 @@ function DataLoader:next()
       self.collate, self.custom_collate)
   end
   self.epoch, self.position = following(self, self.epoch, self.position)
-  if self.device then batch = to_device(batch, self.device) end
-  return batch
+  return deliver(self, batch)
 end
 
 --- Iterates the batches that are left of the current epoch: `for batch in loader() do`.

@@ -54,10 +54,27 @@ function Tensor:stride(dim) end
 function Tensor:is_contiguous() end
 
 --- In another dtype or on another device: x:to("f16"), x:to("cpu"), x:to(other), x:to { dtype =, device = }. The tensor
---- itself when nothing changes. Recorded for gradients.
----@param what Dtype|Device|Tensor|{dtype?: Dtype, device?: Device}
+--- itself when nothing changes. Recorded for gradients. With non_blocking = true a GPU copies from a tensor in pinned
+--- memory while the host goes on: do not change that tensor before the copy is done (it may be released).
+---@param what Dtype|Device|Tensor|{dtype?: Dtype, device?: Device, non_blocking?: boolean}
+---@param options? {non_blocking?: boolean}
 ---@return Tensor
-function Tensor:to(what) end
+function Tensor:to(what, options) end
+
+--- A copy in page-locked memory of the CPU, the tensor itself when it is there already: GPUs copy from and to it by
+--- themselves, see :to and :copy_ with non_blocking. Without history; an error without a GPU.
+---@return Tensor
+function Tensor:pin_memory() end
+
+--- Whether the tensor lies in page-locked memory.
+---@return boolean
+function Tensor:is_pinned() end
+
+--- Tells the allocator that a stream uses this tensor besides the one that was current when it was made: once released,
+--- its memory is not given out again before that stream has done what it was given until then. Returns the tensor.
+---@param stream CudaStream
+---@return Tensor
+function Tensor:record_stream(stream) end
 
 --- Releases the memory now. Using the tensor afterwards is an error. Also done by `local x <close>` and ty.scope.
 function Tensor:free() end
@@ -123,6 +140,20 @@ function ty.set_grad_enabled(on) end
 
 ---@return boolean
 function ty.is_grad_enabled() end
+
+--- Runs fn(...) with autocast and returns what it returns: products, convolutions and attention compute in that dtype,
+--- exponentials, logarithms, reductions, softmax, norms and losses in f32, the rest in what they are given; f64 stays.
+--- help() of an op says which it is. Weights are cast once while they do not change; gradients come in the parameters'
+--- dtypes. Ops in place are left alone, and so is the backward pass, which computes as the forward pass did. f16
+--- wants an optim.GradScaler besides. `false` instead of a dtype: without autocast. Micikevicius et al. 2018.
+---@param dtype "bf16"|"f16"|false
+---@param fn function
+---@return any ...
+function ty.autocast(dtype, fn, ...) end
+
+--- The dtype of the autocast that this runs under, or false.
+---@return "bf16"|"f16"|false
+function ty.autocast_dtype() end
 
 --- Runs fn(...) with hooks on the tensors that ops keep for the backward pass: pack(tensor) gives what is kept
 --- instead, unpack(kept) gives the tensor back.
@@ -195,10 +226,11 @@ function ty.gather_grads(list, known, grads) end
 ---@param grads (Tensor|false)[]
 function ty.drop_grads(grads) end
 
---- Native memory in bytes: live, cached, peak, budget; and the count of allocations.
+--- Native memory in bytes: live, cached, peak, budget; and the count of allocations. Of a device, or of "pinned":
+--- page-locked memory.
 ty.memory = {}
 
----@param device? Device
+---@param device? Device|"pinned"
 ---@return {live: integer, cached: integer, peak: integer, budget: integer, allocations: integer}
 function ty.memory.stats(device) end
 
@@ -232,6 +264,77 @@ function ty.cuda.describe(index) end
 --- here or by whatever else needs its results first.
 ---@param device? Device
 function ty.cuda.synchronize(device) end
+
+--- A stream of a GPU: what is given to one is done in order, what is given to two in any order or at once, unless one
+--- waits for the other. Backward passes run on the stream that is current when they begin.
+---@class CudaStream
+local Stream = {}
+
+--- Waits until the stream has done all that it was given.
+function Stream:synchronize() end
+
+--- Whether it has.
+---@return boolean
+function Stream:query() end
+
+--- What this stream is given from now on waits for what the other has been given so far; the host does not wait.
+---@param other CudaStream
+function Stream:wait_stream(other) end
+
+--- The same for an event; one that was never recorded is not waited for.
+---@param event CudaEvent
+function Stream:wait_event(event) end
+
+--- A place in a stream.
+---@class CudaEvent
+local Event = {}
+
+--- Is now the end of what the stream has been given (the current one, when left out). Returns the event.
+---@param stream? CudaStream
+---@return CudaEvent
+function Event:record(stream) end
+
+--- What the stream (the current one, when left out) is given from now on waits for the event; the host does not wait.
+---@param stream? CudaStream
+function Event:wait(stream) end
+
+--- Waits for it.
+function Event:synchronize() end
+
+--- Whether it has happened; also when it was never recorded.
+---@return boolean
+function Event:query() end
+
+--- Milliseconds from this event to another; both with timing, recorded and done.
+---@param other CudaEvent
+---@return number
+function Event:elapsed_time(other) end
+
+--- A new stream. There are 31 besides the default one; who makes more gets them again.
+---@param device? Device
+---@return CudaStream
+function ty.cuda.Stream(device) end
+
+---@param options? {timing?: boolean}
+---@return CudaEvent
+function ty.cuda.Event(options) end
+
+--- Runs fn(...) with a stream as the current one of its GPU, which this thread's kernels and copies go to, and returns
+--- what it returns. Tensors that were made on one stream and are used on another: let the stream wait for the first
+--- (wait_stream), and tell the allocator (Tensor:record_stream) if they are released while it may still use them.
+---@param stream CudaStream
+---@param fn function
+---@return any ...
+function ty.cuda.stream(stream, fn, ...) end
+
+---@param device? Device
+---@return CudaStream
+function ty.cuda.current_stream(device) end
+
+--- The stream that everything goes to when nobody says otherwise.
+---@param device? Device
+---@return CudaStream
+function ty.cuda.default_stream(device) end
 
 --- Whether an op runs on a device.
 ---@param op string
@@ -552,4 +655,4 @@ function Tokenizer:save(path) end
 ---@return string
 function Tokenizer:json() end
 
-return { ty, Tensor, Tokenizer }
+return { ty, Tensor, Stream, Event, Tokenizer }
