@@ -227,8 +227,8 @@ enum ty_cuda_kind {
   TY_FEW_PROBABILITIES /* index: of the row; size: how many are positive; more: of how many that are needed, or 0 */
 };
 struct ty_cuda_trouble {
-  int kind;    /* ty_cuda_kind; set when the rest is there */
-  int claimed; /* by the thread that reports: kernels of several streams may meet */
+  int kind;       /* ty_cuda_kind; set when the rest is there */
+  int claimed;    /* by the thread that reports: kernels of several streams may meet */
   const char *op; /* the host's */
   int64_t index, size, more;
 };

@@ -5,6 +5,7 @@ local Optimizer = require "tycho.optim.optimizer"
 local optim = {}
 for name, value in pairs(require "tycho.optim.schedules") do optim[name] = value end
 optim.EMA = require "tycho.optim.ema"
+optim.GradScaler = require "tycho.optim.grad_scaler"
 
 -- Every optimizer takes these options besides its own, all of it done in one pass over the memory: clip_norm (the
 -- gradients are scaled so that their norm together is at most this), clip_value (every element is cut to it first),
@@ -21,7 +22,8 @@ optim.SGD = Optimizer.define("SGD",
     slots = { plain = {}, momentum = { momentum_buffer = ty.zeros_like } },
     step = function(_, group, batch, lr, clip)
       ty.sgd_(batch.params, batch.grads, batch.momentum_buffer or {}, batch.averages, lr, group.momentum,
-        group.dampening, group.weight_decay, group.nesterov, clip.scale, clip.limit, clip.weight, batch.step)
+        group.dampening, group.weight_decay, group.nesterov, clip.scale, clip.limit, clip.weight, batch.step,
+        clip.control)
     end,
   })
 
@@ -54,10 +56,11 @@ local function adam(decoupled)
       if kind == "bits8" then
         ty.adam_8bit_(batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.scales, batch.averages, lr,
           group.beta1, group.beta2, group.eps, group.weight_decay, decoupled, clip.scale, clip.limit, clip.weight,
-          batch.step)
+          batch.step, clip.control)
       else
         ty.adam_(batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.averages, lr, group.beta1,
-          group.beta2, group.eps, group.weight_decay, decoupled, clip.scale, clip.limit, clip.weight, batch.step)
+          group.beta2, group.eps, group.weight_decay, decoupled, clip.scale, clip.limit, clip.weight, batch.step,
+          clip.control)
       end
     end,
   }
@@ -86,7 +89,7 @@ optim.Lion = Optimizer.define("Lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, we
   slots = { plain = { exp_avg = ty.zeros_like } },
   step = function(_, group, batch, lr, clip)
     ty.lion_(batch.params, batch.grads, batch.exp_avg, batch.averages, lr, group.beta1, group.beta2,
-      group.weight_decay, clip.scale, clip.limit, clip.weight, batch.step)
+      group.weight_decay, clip.scale, clip.limit, clip.weight, batch.step, clip.control)
   end,
 })
 

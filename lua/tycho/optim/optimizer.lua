@@ -153,7 +153,7 @@ local function step_group(self, group, lr, clip)
     end
     count(batch)
     rules.step(batch.kind, group, batch, lr, clip)
-    if recording and clip.norm then program.clip(clip.norm, self.clip_norm) end
+    if recording and clip.norm and not clip.control then program.clip(clip.norm, self.clip_norm) end
   end
   drop_grads(plan.grads)
 end
@@ -169,10 +169,17 @@ local function averaged(self)
   return done
 end
 
-local function step(self)
+local function step(self, scaler)
   local clip = { scale = 1.0, limit = self.clip_value > 0 and self.clip_value or math.huge, weight = 0 }
   local ema = self.ema
-  if self.clip_norm > 0 then
+  if scaler then
+    clip.limit = scaler:limit(clip.limit)
+    self.left_out = self.left_out or ty.keep(ty.zeros({}, { dtype = "f64", device = scaler.factor.device }))
+    local grads = gradients(self)
+    local norm = ty.norm_list(grads, 2, clip.limit)
+    local largest = clip.limit < math.huge and ty.norm_list(grads, math.huge) or norm -- the limit hides infinities
+    clip.control, clip.norm = scaler:control(norm, largest, self.clip_norm, self.left_out)
+  elseif self.clip_norm > 0 then
     clip.norm = ty.norm_list(gradients(self), 2, clip.limit)
     clip.scale = math.min(1.0, self.clip_norm / (program.peek(clip.norm) + 1e-6))
   end
@@ -189,6 +196,7 @@ local function step(self)
   end
   if program.is_recording() then program.on_replay(function() self.steps = self.steps + 1 end) end
   self.steps = self.steps + 1
+  if self.clip_norm == 0 then return nil end
   return clip.norm and not program.is_compiling() and clip.norm:item() or clip.norm
 end
 
@@ -206,12 +214,16 @@ function Optimizer:step(loss)
   return norm
 end
 
+--- What GradScaler:step does with gradients of a scaled loss.
+function Optimizer:step_scaled(scaler) return ty.no_grad(step, self, scaler) end
+
 --- The rate of the next step of the first group.
 function Optimizer:rate() return self.groups[1].lr * self.schedule(self.steps) end
 
 --- Everything needed to go on bit for bit: settings that are numbers or booleans, and the moments by position.
 function Optimizer:state_dict()
   local result = { steps = self.steps, groups = {}, state = {} }
+  local left_out = self.left_out and math.tointeger(self.left_out:item()) or 0 -- by a GradScaler; the others count
   local position = 0
   for i, group in ipairs(self.groups) do
     local settings = {}
@@ -224,7 +236,7 @@ function Optimizer:state_dict()
       position = position + 1
       local state = self.state[p]
       if state then
-        local copy = { step = state.step }
+        local copy = { step = math.max(0, state.step - left_out) }
         for key, value in pairs(state) do
           if key ~= "step" then copy[key] = value end
         end
@@ -267,7 +279,7 @@ function Optimizer:load_state_dict(state)
       position = position + 1
     end
   end
-  self.state, self.plans, self.steps = loaded, {}, state.steps
+  self.state, self.plans, self.steps, self.left_out = loaded, {}, state.steps, nil
   program.renew()
   for i, group in ipairs(self.groups) do
     for key, value in pairs(state.groups[i]) do
