@@ -21,7 +21,8 @@ void test_views_share_memory(void) {
   ty_tensor *copy = ty_reshape(ty_transpose(x, 0, 1), TY_INTS(24));
   CHECK(copy && copy->storage != x->storage);
   CHECK_NEAR(value_at(copy, 1), 6, 0);
-  CHECK(ty_copy_(ty_select(x, 0, 0), ty_full(TY_NO_INTS, 5, TY_I64, TY_CPU)) != NULL); /* converts and broadcasts */
+  /* converts and broadcasts */
+  CHECK(ty_copy_(ty_select(x, 0, 0), ty_full(TY_NO_INTS, 5, TY_I64, TY_CPU), false) != NULL);
   CHECK_NEAR(value_at(x, 5), 5, 0);
   CHECK_NEAR(value_at(same, 0), 5, 0);
 }
@@ -68,7 +69,7 @@ void test_writes_are_noticed(void) {
   version = x->storage->version;
   ty_tensor *g = ty_ones(TY_INTS(3), TY_F64, TY_CPU);
   CHECK(ty_sgd_(TY_LIST(x), TY_LIST(g), (ty_tensors){ NULL, 0 }, (ty_tensors){ NULL, 0 }, 0.5, 0, 0, 0, false, 1,
-                INFINITY, 0, 1));
+                INFINITY, 0, 1, NULL));
   CHECK(x->storage->version > version);
   CHECK_NEAR(value_at(x, 0), 8.5, 0);
 }
