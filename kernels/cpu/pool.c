@@ -1,14 +1,26 @@
-/* Pooling over windows: maximum with its position, mean and its gradient. */
+/* Pooling over windows: maximum with its position, mean, and the gradients of both. */
 #include <math.h>
+#include <stdatomic.h>
 
 #include "../window.h"
 #include "cpu.h"
+#include "indexing.h"
 
 ty_kernel TY_KERNEL(max_pool2d);
 ty_kernel TY_KERNEL(avg_pool2d);
 ty_kernel TY_KERNEL(avg_pool2d_backward);
+ty_kernel TY_KERNEL(max_pool2d_backward);
 
 #define BLOCK 64 /* windows of a row whose maxima are sought together */
+
+/* Gradients g of windows and where each goes. */
+typedef struct spread {
+  const void *g;
+  void *dx;
+  const int64_t *position;
+  int64_t pixels, results;
+  atomic_bool bad;
+} spread;
 
 #define REAL float
 #define INTEGER int32_t
@@ -59,4 +71,15 @@ bool TY_KERNEL(avg_pool2d)(const ty_kernel_args *k) {
 
 bool TY_KERNEL(avg_pool2d_backward)(const ty_kernel_args *k) {
   return run(k->out[0], k->in[0], k, spread_planes_f32, spread_planes_f64);
+}
+
+/* in: g, positions as max_pool2d gave them. */
+bool TY_KERNEL(max_pool2d_backward)(const ty_kernel_args *k) {
+  const ty_view *g = k->in[0], *dx = k->out[0];
+  if (dx->count == 0) return true;
+  const int64_t pixels = dx->size[2] * dx->size[3], results = g->size[2] * g->size[3];
+  spread s = { g->data, dx->data, k->in[1]->data, pixels, results, false };
+  ty_parallel_for(dx->size[0] * dx->size[1], 1 + 16384 / (pixels + results + 1),
+                  g->dtype == TY_F64 ? spread_maxima_f64 : spread_maxima_f32, &s);
+  return !atomic_load(&s.bad) || ty_index_report(k->in[1], pixels);
 }

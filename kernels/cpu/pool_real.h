@@ -172,3 +172,19 @@ static void NAME(spread_planes)(void *context, int64_t begin, int64_t end) {
     }
   }
 }
+
+static void NAME(spread_maxima)(void *context, int64_t begin, int64_t end) {
+  spread *s = context;
+  bool bad = false;
+  for (int64_t plane = begin; plane < end; plane++) {
+    const REAL *restrict g = (const REAL *)s->g + plane * s->results;
+    const int64_t *restrict position = s->position + plane * s->results;
+    REAL *restrict y = (REAL *)s->dx + plane * s->pixels;
+    for (int64_t i = 0; i < s->pixels; i++) y[i] = 0;
+    for (int64_t i = 0; i < s->results; i++) {
+      if ((uint64_t)position[i] < (uint64_t)s->pixels) y[position[i]] += g[i];
+      else bad = true;
+    }
+  }
+  if (bad) atomic_store(&s->bad, true);
+}

@@ -85,13 +85,17 @@ static ty_ints image_size(const ty_vjp *c) { return (ty_ints){ ty_vjp_size(c, 0)
 
 /* Every window's gradient goes to the position it chose. */
 bool vjp_max_pool2d(ty_vjp *c) {
-  const int64_t *x = ty_vjp_size(c, 0).v, *y = c->out[1]->v.size;
-  if (!c->g[0]) return true;
-  ty_tensor *g = ty_reshape(c->g[0], TY_INTS(y[0], y[1], y[2] * y[3]));
-  ty_tensor *at = ty_reshape(c->out[1], TY_INTS(y[0], y[1], y[2] * y[3]));
-  if (!g || !at) return false;
-  ty_tensor *zeros = ty_zeros(TY_INTS(x[0], x[1], x[2] * x[3]), ty_dtype_of(g), ty_device_of(g));
-  c->dx[0] = ty_reshape(ty_scatter_add(zeros, 2, at, g), ty_vjp_size(c, 0));
+  const ty_max_pool2d_args *a = TY_ARGS(max_pool2d, c);
+  if (c->g[0])
+    c->dx[0] = ty_max_pool2d_backward(c->g[0], c->out[1], image_size(c), a->kernel.is, a->stride.is, a->padding.is,
+                                      a->dilation.is, false);
+  return true;
+}
+
+bool vjp_adaptive_max_pool2d(ty_vjp *c) {
+  if (c->g[0])
+    c->dx[0] = ty_max_pool2d_backward(c->g[0], c->out[1], image_size(c), TY_NO_INTS, TY_NO_INTS, TY_INTS(0), TY_INTS(1),
+                                      true);
   return true;
 }
 
@@ -120,18 +124,24 @@ bool vjp_adaptive_avg_pool2d(ty_vjp *c) {
   return true;
 }
 
+/* g against the size of the input at position `first`, behind which are kernel, stride and padding. */
+static bool check_gradient(ty_call *c, int first, ty_p_pool *p, int64_t *in) {
+  const ty_tensor *g = c->arg[0].t;
+  int64_t out[2];
+  if (!ty_check_ndim(c, 0, 4, 4, "[n, c, oh, ow]") || !ty_check_pair(c, first, 1, in)) return false;
+  if (p->adaptive) return true;
+  if (!read_windows(c, first + 1, in, p, out)) return false;
+  return (out[0] == g->v.size[2] && out[1] == g->v.size[3]) ||
+         ty_op_fail(c, TY_EINVAL, "g: expected [n, c, %lld, %lld], got %s", (long long)out[0], (long long)out[1],
+                    ty_describe(g));
+}
+
 bool fwd_avg_pool2d_backward(ty_call *c) {
   const ty_avg_pool2d_backward_args *a = TY_ARGS(avg_pool2d_backward, c);
   ty_tensor *g = a->g.t;
-  int64_t in[2], out[2];
+  int64_t in[2];
   ty_p_pool p = { .dilation = { 1, 1 }, .count_include_pad = a->count_include_pad.i, .adaptive = a->adaptive.i };
-  if (!ty_check_ndim(c, 0, 4, 4, "[n, c, oh, ow]") || !ty_check_pair(c, 1, 1, in)) return false;
-  if (!p.adaptive) {
-    if (!read_windows(c, 2, in, &p, out)) return false;
-    if (out[0] != g->v.size[2] || out[1] != g->v.size[3])
-      return ty_op_fail(c, TY_EINVAL, "g: expected [n, c, %lld, %lld], got %s", (long long)out[0], (long long)out[1],
-                        ty_describe(g));
-  }
+  if (!check_gradient(c, 1, &p, in)) return false;
   int64_t size[] = { g->v.size[0], g->v.size[1], in[0], in[1] };
   return ty_out(c, 0, ty_device_of(g), ty_dtype_of(g), 4, size) && ty_launch(c, &g, 1, &p);
 }
@@ -141,5 +151,28 @@ bool vjp_avg_pool2d_backward(ty_vjp *c) {
   const ty_avg_pool2d_backward_args *a = TY_ARGS(avg_pool2d_backward, c);
   c->dx[0] = a->adaptive.i ? ty_adaptive_avg_pool2d(c->g[0], image_size(c))
                            : ty_avg_pool2d(c->g[0], a->kernel.is, a->stride.is, a->padding.is, a->count_include_pad.i);
+  return true;
+}
+
+bool fwd_max_pool2d_backward(ty_call *c) {
+  const ty_max_pool2d_backward_args *a = TY_ARGS(max_pool2d_backward, c);
+  ty_tensor *g = a->g.t, *position = a->position.t;
+  int64_t in[2];
+  ty_p_pool p = { .adaptive = a->adaptive.i };
+  if (!ty_check_pair(c, 6, 1, p.dilation) || !check_gradient(c, 2, &p, in)) return false;
+  if (!ty_same_shape(&g->v, &position->v) || ty_dtype_of(position) != TY_I64)
+    return ty_op_fail(c, TY_EINVAL, "position: expected the shape of g, i64, for %s, got %s", ty_describe(g),
+                      ty_describe(position));
+  int64_t size[] = { g->v.size[0], g->v.size[1], in[0], in[1] };
+  return ty_out(c, 0, ty_device_of(g), ty_dtype_of(g), 4, size) && ty_launch(c, (ty_tensor *[]){ g, position }, 2, &p);
+}
+
+/* Linear in g: what was added at a position is taken from there. */
+bool vjp_max_pool2d_backward(ty_vjp *c) {
+  ty_tensor *position = TY_ARGS(max_pool2d_backward, c)->position.t, *gg = c->g[0];
+  const int64_t *x = gg->v.size, *y = position->v.size;
+  ty_tensor *at = ty_reshape(position, TY_INTS(y[0], y[1], y[2] * y[3]));
+  gg = ty_reshape(gg, TY_INTS(x[0], x[1], x[2] * x[3]));
+  if (at && gg) c->dx[0] = ty_reshape(ty_gather(gg, 2, at), (ty_ints){ y, 4 });
   return true;
 }

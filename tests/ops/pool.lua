@@ -170,4 +170,35 @@ return function(row, T)
     end,
     errors = { { T { 1, 1, 3, 3 }, { 4, 4 }, 2, 2, 0, match = "g: " } },
   })
+
+  -- Positions lie in their windows, as max_pool2d gives them.
+  local dilated = {}
+  for i = 0, 19 do
+    local y, x = i // 4, i % 4
+    dilated[i + 1] = (y + i % 3 // 2 * 2) * 6 + x + i % 2 * 2
+  end
+
+  row("max_pool2d_backward", {
+    cases = {
+      { T { 1, 2, 2, 2 }, T { 1, 2, 2, 2, values = { 0, 6, 9, 15, 5, 2, 12, 11 }, dtype = "i64" }, { 4, 4 }, 2 },
+      { T { 1, 1, 3, 3 }, T { 1, 1, 3, 3, values = { 6, 6, 8, 6, 6, 13, 16, 18, 18 }, dtype = "i64" }, { 5, 5 }, 3, 2, 1 },
+      { T { 1, 1, 5, 4 }, T { 1, 1, 5, 4, values = dilated, dtype = "i64" }, { 7, 6 }, 2, 1, 0, 2 },
+      { T { 1, 1, 3, 2 }, T { 1, 1, 3, 2, values = { 10, 10, 10, 10, 21, 34 }, dtype = "i64" }, { 5, 7 }, opts = { adaptive = true } },
+      { T { 0, 2, 2, 2 }, T { 0, 2, 2, 2, int = { 0, 4 } }, { 4, 4 }, 2 },
+    },
+    ref = function(g, position, size)
+      local area, results = size[1] * size[2], g.shape[3] * g.shape[4]
+      local dx = from(sizes(g, size[1], size[2]), function() return 0.0 end)
+      for i = 1, g.shape[1] * g.shape[2] * results do
+        local to = (i - 1) // results * area + position[i] + 1
+        dx[to] = dx[to] + g[i]
+      end
+      return dx
+    end,
+    errors = {
+      { T { 1, 1, 3, 3 }, T { 1, 1, 3, 3, int = { 0, 1 } }, { 4, 4 }, 2, match = "g: " },
+      { T { 1, 1, 2, 2 }, T { 1, 1, 4, int = { 0, 1 } }, { 4, 4 }, 2, match = "position: " },
+      { T { 1, 1, 1, 1 }, T { 1, 1, 1, 1, values = { 4 }, dtype = "i64" }, { 2, 2 }, 2, match = "index 4 is out of range for size 4" },
+    },
+  })
 end
