@@ -1,10 +1,11 @@
 /* sort and topk along one dimension, stable. Values become unsigned keys whose order is the wanted one (NaN largest, -0
  * equal to 0), paired with their position, so that no two pairs are equal. Tiles of pairs are sorted in shared memory
  * (Batcher 1968); lines of several tiles are merged, or, where few are wanted, the best of each tile are sorted
- * again. */
+ * again. The longest lines, one of which keeps a GPU busy, are sorted digit by digit. */
 #include <utility>
 
 #include "../cpu/lines.h"
+#include "radix_sort.cuh"
 #include "teams.cuh"
 
 enum { THREADS = 256, TILE = 2048, PART = 1024 /* pairs that a block merges */, OWN = PART / THREADS };
@@ -199,6 +200,83 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
+/* ---- long lines, digit by digit ---- */
+
+/* From so many elements on, merging would move more. */
+enum { RADIX_LEAST = 1 << 17 };
+
+/* The bits of a value from its key; NaN and 0, which have one key each for several values, are read. */
+TY_DEVICE uint64_t bits_of(uint64_t key, const void *x, int64_t i, int dtype) {
+  switch (dtype) {
+    case TY_BOOL:
+    case TY_U8: return key;
+    case TY_I8: return key ^ 0x80u;
+    case TY_I16: return key ^ 0x8000u;
+    case TY_I32: return key ^ 0x80000000u;
+    case TY_I64: return key ^ 0x8000000000000000u;
+    default: break;
+  }
+  const int bytes = dtype == TY_F64 ? 8 : dtype == TY_F32 ? 4 : 2;
+  const uint64_t sign = uint64_t{ 1 } << (8 * bytes - 1);
+  if (key != sign && key != (sign | (sign - 1))) return key & sign ? key ^ sign : ~key;
+  return bytes == 8   ? static_cast<const uint64_t *>(x)[i]
+         : bytes == 4 ? uint64_t{ static_cast<const uint32_t *>(x)[i] }
+                      : uint64_t{ static_cast<const uint16_t *>(x)[i] };
+}
+
+/* A line as what is read and written. */
+template <class K> struct radix_line {
+  sort_job j;
+  int64_t from, to; /* its first elements */
+  TY_DEVICE_MEMBER K key(uint32_t i) const {
+    return static_cast<K>(key_at(j.x, from + i * j.l.inner, j.dtype) ^ j.flip);
+  }
+  TY_DEVICE_MEMBER uint32_t position(uint32_t i) const { return i; }
+  TY_DEVICE_MEMBER void put(uint32_t i, K key, uint32_t position) const {
+    if (i >= j.k) return;
+    const int64_t at = to + i * j.l.inner;
+    j.positions[at] = position;
+    if (!j.values) return;
+    const uint64_t bits = bits_of(key ^ j.flip, j.x, from + position * j.l.inner, j.dtype);
+    switch (j.dtype) {
+      case TY_BOOL:
+      case TY_U8:
+      case TY_I8: static_cast<uint8_t *>(j.values)[at] = static_cast<uint8_t>(bits); return;
+      case TY_I16:
+      case TY_F16:
+      case TY_BF16: static_cast<uint16_t *>(j.values)[at] = static_cast<uint16_t>(bits); return;
+      case TY_I32:
+      case TY_F32: static_cast<uint32_t *>(j.values)[at] = static_cast<uint32_t>(bits); return;
+      default: static_cast<uint64_t *>(j.values)[at] = bits;
+    }
+  }
+};
+
+template <class K> static bool run_radix(const sort_job &j, int bits) {
+  typedef radix_pairs<K> pairs;
+  const uint32_t n = static_cast<uint32_t>(j.l.size);
+  const size_t each = size_t{ n } * (sizeof(K) + sizeof(uint32_t)), before = bits > RADIX_BITS ? 2 : 0;
+  ty_cuda_scratch scratch(before * each + radix_counts<K>(n) * sizeof(uint32_t));
+  if (!scratch.data) return false;
+  K *keys = scratch.as<K>();
+  uint32_t *positions = reinterpret_cast<uint32_t *>(keys + before * n), *counts = positions + before * n;
+  pairs a = { keys, positions }, b = { keys + n, positions + n };
+  for (int64_t line = 0; line < j.lines; line++) {
+    const int64_t outer = line / j.l.inner, inner = line - outer * j.l.inner;
+    const radix_line<K> own = { j, outer * j.l.size * j.l.inner + inner, outer * j.k * j.l.inner + inner };
+    if (bits <= RADIX_BITS) {
+      if (!radix_pass<K>(own, own, n, 0, counts)) return false;
+      continue;
+    }
+    if (!radix_pass<K>(own, a, n, 0, counts)) return false;
+    int shift = RADIX_BITS;
+    for (; shift < bits - RADIX_BITS; shift += RADIX_BITS, std::swap(a, b))
+      if (!radix_pass<K>(a, b, n, shift, counts)) return false;
+    if (!radix_pass<K>(a, own, n, shift, counts)) return false;
+  }
+  return true;
+}
+
 /* ---- entries ---- */
 
 template <class P>
@@ -263,6 +341,8 @@ static bool sort_lines(const ty_kernel_args *k, int64_t count) {
   j.values = k->nout > 1 ? k->out[0]->data : nullptr;
   j.positions = static_cast<int64_t *>(k->out[k->nout - 1]->data);
   if (j.lines == 0 || j.k == 0) return true;
+  if (j.l.size >= RADIX_LEAST && j.l.size < INT32_MAX && j.k > TILE / 4)
+    return bits <= 32 ? run_radix<uint32_t>(j, bits) : run_radix<uint64_t>(j, bits);
   return bits <= 32 && j.l.size < UINT32_MAX ? run<narrow_pair>(j) : run<wide_pair>(j);
 }
 

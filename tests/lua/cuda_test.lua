@@ -93,6 +93,33 @@ check.test("an index out of range is raised when the GPU is waited for, and work
   ty.cuda.synchronize()
 end)
 
+check.test("long lines are sorted as on the CPU, digit by digit", function()
+  local n = 131075
+  local function alike(a, b, what) check.equal(ty.eq(a, b):all():item(), true, what) end
+  local function try(x, dim, descending)
+    local what = ("%s, dim %d, %s"):format(x.dtype, dim, descending and "falling" or "rising")
+    local values, at = x:sort(dim, descending)
+    local values_there, at_there = x:to("cuda"):sort(dim, descending)
+    alike(at, at_there:to "cpu", what)
+    values, values_there = values:to "f64", values_there:to("cpu"):to "f64"
+    alike(ty.isnan(values), ty.isnan(values_there), what)
+    alike(ty.where(ty.isnan(values), 0, values), ty.where(ty.isnan(values), 0, values_there), what)
+    alike(ty.eq(1 / values, -math.huge), ty.eq(1 / values_there, -math.huge), what) -- -0 stays what it is
+  end
+  local x = ty.randn(n) * 50
+  x["1::997"] = 0 / 0
+  x["2::991"] = 0.0
+  x["3::983"] = -0.0
+  for _, dtype in ipairs { "f32", "f64", "f16", "bf16" } do try(x:to(dtype), 0, dtype == "f64") end
+  local whole = ty.randint(-(1 << 40), 1 << 40, { n })
+  for _, dtype in ipairs { "i64", "i32", "i16", "i8", "u8" } do try(whole:to(dtype), 0, dtype == "i16") end
+  try(ty.randn(n, 2), 0, true)
+  local values, at = ty.topk(x:to("cuda"), 3000)
+  local values_here, at_here = ty.topk(x, 3000)
+  alike(at:to "cpu", at_here, "topk")
+  alike(values:to("cpu")["200:"], values_here["200:"], "topk") -- behind the NaN
+end)
+
 check.test("what nobody refers to any more does not pile up", function()
   live()
   local before = ty.memory.stats("cuda").live
