@@ -46,7 +46,7 @@ struct ch_sums {
 
 /* f.begin(row, place of its first element) gives what add<V>(place, sum a, sum b) of that row is called on. */
 template <int V, bool BLOCK, class F>
-__global__ void __launch_bounds__(CH_THREADS) ch_sum_rows(ch_sums *to, const ch_rows c, const F f) {
+__global__ void __launch_bounds__(CH_THREADS, 1) ch_sum_rows(ch_sums *to, const ch_rows c, const F f) {
   TY_SHARED(double, room, TY_WARP);
   const int team = BLOCK ? int{ CH_THREADS } : int{ TY_WARP }, lane = threadIdx.x % team, teams = CH_THREADS / team;
   const int64_t units = c.rows * c.parts, part_width = (c.width / V + c.parts - 1) / c.parts * V;

@@ -7,6 +7,7 @@
  *   - shared memory through TY_SHARED and TY_SHARED_DYNAMIC, passed on as ty_shared_ptr<T>. Elements are read and written
  *     by [] as whole values: the emulator watches each for races, bounds and reads of what nobody wrote
  *   - warp functions are the _sync ones, with a mask of threads that all arrive
+ *   - __launch_bounds__(threads, 1), where nvcc would otherwise spill some registers so that one more block fits
  *   - what only a GPU has (tensor cores, asynchronous copies) stands behind TY_ON_GPU and has a portable twin */
 #ifndef TY_KERNELS_CUDA_CUH
 #define TY_KERNELS_CUDA_CUH
@@ -21,6 +22,7 @@
 #ifdef TY_CUDA_EMULATED
 #include "emulator.h"
 #else
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #endif
@@ -138,7 +140,13 @@ template <> struct ty_element<ty_f16> {
 template <> struct ty_element<ty_bf16> {
   typedef float compute;
   TY_ELEMENT float widen(ty_bf16 x) { return ty_bf16_to_f32(x.bits); }
-  TY_ELEMENT ty_bf16 narrow(float x) { return ty_bf16{ ty_f32_to_bf16(x) }; }
+  TY_ELEMENT ty_bf16 narrow(float x) {
+#ifdef TY_ON_GPU
+    return ty_bf16{ __bfloat16_as_ushort(__float2bfloat16_rn(x)) };
+#else
+    return ty_bf16{ ty_f32_to_bf16(x) };
+#endif
+  }
 };
 template <class T> using ty_compute = typename ty_element<T>::compute;
 
@@ -148,17 +156,33 @@ template <class T> TY_DEVICE T ty_narrow(ty_compute<T> x) { return ty_element<T>
 /* N elements that are moved at once. */
 template <class T, int N> struct alignas(sizeof(T) * N) ty_pack { T v[N]; };
 
-/* N neighbours at once, to what they are computed with and back. */
+/* N neighbours at once (16 bytes of them, where they are more), to what they are computed with and back. */
 template <int N, class T> TY_DEVICE void ty_load(const T *from, ty_compute<T> *x) {
-  const ty_pack<T, N> pack = *reinterpret_cast<const ty_pack<T, N> *>(from);
+  constexpr int AT_ONCE = N * sizeof(T) > 16 ? static_cast<int>(16 / sizeof(T)) : N;
 #pragma unroll
-  for (int i = 0; i < N; i++) x[i] = ty_widen(pack.v[i]);
+  for (int i = 0; i < N; i += AT_ONCE) {
+    const ty_pack<T, AT_ONCE> pack = *reinterpret_cast<const ty_pack<T, AT_ONCE> *>(from + i);
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) x[i + j] = ty_widen(pack.v[j]);
+  }
 }
 template <int N, class T> TY_DEVICE void ty_store(T *to, const ty_compute<T> *x) {
-  ty_pack<T, N> pack;
+  constexpr int AT_ONCE = N * sizeof(T) > 16 ? static_cast<int>(16 / sizeof(T)) : N;
 #pragma unroll
-  for (int i = 0; i < N; i++) pack.v[i] = ty_narrow<T>(x[i]);
-  *reinterpret_cast<ty_pack<T, N> *>(to) = pack;
+  for (int i = 0; i < N; i += AT_ONCE) {
+    ty_pack<T, AT_ONCE> pack;
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) pack.v[j] = ty_narrow<T>(x[i + j]);
+#ifdef TY_ON_GPU
+    if constexpr (sizeof pack % 4 == 0 && sizeof(T) < 4) { /* as words, which nvcc does not take apart again */
+      ty_pack<uint32_t, sizeof pack / 4> words;
+      memcpy(&words, &pack, sizeof words);
+      *reinterpret_cast<ty_pack<uint32_t, sizeof pack / 4> *>(to + i) = words;
+      continue;
+    }
+#endif
+    *reinterpret_cast<ty_pack<T, AT_ONCE> *>(to + i) = pack;
+  }
 }
 
 /* Whether a pack of so many bytes can be at p; at NULL it can. */

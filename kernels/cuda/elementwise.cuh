@@ -86,8 +86,7 @@ template <int V, class T> TY_DEVICE void ew_load(const ew_plan &p, int o, int64_
   }
   const T *from = static_cast<const T *>(p.data[o]) + offset;
   if (V > 1 && p.stride[o][0] == 1) {
-    ty_pack<T, V> pack = *reinterpret_cast<const ty_pack<T, V> *>(from);
-    for (int k = 0; k < V; k++) x[k] = ty_widen(pack.v[k]);
+    ty_load<V>(from, x);
   } else {
     for (int k = 0; k < V; k++) x[k] = ty_widen(from[k * p.stride[o][0]]);
   }
@@ -97,9 +96,7 @@ template <int V, class T> TY_DEVICE void ew_load(const ew_plan &p, int o, int64_
 template <int V, class T> TY_DEVICE void ew_store(const ew_plan &p, int64_t offset, const ty_compute<T> *x) {
   T *to = static_cast<T *>(const_cast<void *>(p.data[0])) + offset;
   if (V > 1 && p.stride[0][0] == 1) {
-    ty_pack<T, V> y;
-    for (int k = 0; k < V; k++) y.v[k] = ty_narrow<T>(x[k]);
-    *reinterpret_cast<ty_pack<T, V> *>(to) = y;
+    ty_store<V>(to, x);
   } else {
     for (int k = 0; k < V; k++) to[k * p.stride[0][0]] = ty_narrow<T>(x[k]);
   }
@@ -144,12 +141,12 @@ __global__ void __launch_bounds__(EW_THREADS) ew_kernel(const ew_plan p, const F
   }
 }
 
-/* Whether V neighbours lie in one row everywhere, aligned where they lie together. */
+/* Whether V neighbours lie in one row everywhere, aligned where they lie together: at 16 bytes at most. */
 static inline bool ew_vectors(const ew_plan &p, int v, const int *bytes) {
   if (p.size[0] % v) return false;
   for (int o = 0; o <= p.nin; o++) {
     if (p.is_number[o] || p.stride[o][0] != 1) continue;
-    int64_t width = static_cast<int64_t>(v) * bytes[o];
+    int64_t width = v * bytes[o] < 16 ? v * bytes[o] : 16;
     if (reinterpret_cast<uintptr_t>(p.data[o]) % static_cast<uintptr_t>(width)) return false;
     for (int d = 1; d < p.ndim; d++)
       if (p.stride[o][d] * bytes[o] % width) return false;

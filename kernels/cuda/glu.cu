@@ -29,7 +29,7 @@ TY_CUDA_KERNEL(glu) {
   halves v(k->in[0], k->in[1]);
   const ty_view *in[] = { &v.x, &v.gate };
   ty_kernel_args args = { 1, 2, k->out, in, nullptr };
-  return ty_for_reals(v.x.dtype, "glu", [&](auto x) {
+  return ty_for_floats(v.x.dtype, "glu", [&](auto x) {
     typedef decltype(x) T;
     return ew_run<2, T, T>(&args, gated{ activation_of(k) });
   });
@@ -41,13 +41,13 @@ __global__ void __launch_bounds__(EW_THREADS) glu_gradients(const ew_plan p, ty_
   const uint32_t groups = static_cast<uint32_t>(p.count) / V, step = gridDim.x * EW_THREADS;
   for (uint32_t i = blockIdx.x * EW_THREADS + threadIdx.x; i < groups; i += step) {
     int64_t offset[EW_OPERANDS];
-    T g[V], x[V], gate[V];
+    ty_compute<T> g[V], x[V], gate[V];
     ew_offsets<3>(p, i * V, offset);
     ew_load<V, T>(p, 1, offset[1], g);
     ew_load<V, T>(p, 2, offset[2], x);
     ew_load<V, T>(p, 3, offset[3], gate);
     for (int j = 0; j < V; j++) {
-      const T v = gate[j];
+      const ty_compute<T> v = gate[j];
       gate[j] = g[j] * x[j] * ty_activation_slope(activation, v);
       x[j] = g[j] * ty_activate(activation, v);
     }
@@ -61,7 +61,7 @@ TY_CUDA_KERNEL(glu_backward) {
   if (k->in[0]->count == 0) return true;
   halves in_views(k->in[1], k->in[2]), out_views(k->out[0], k->in[2] ? k->out[1] : nullptr);
   const ty_view *in[] = { k->in[0], &in_views.x, &in_views.gate };
-  return ty_for_reals(in[0]->dtype, "glu", [&](auto x) {
+  return ty_for_floats(in[0]->dtype, "glu", [&](auto x) {
     typedef decltype(x) T;
     enum { V = 16 / sizeof(T) };
     static const int bytes[EW_OPERANDS] = { sizeof(T), sizeof(T), sizeof(T), sizeof(T) };

@@ -53,10 +53,12 @@ __global__ void __launch_bounds__(PLANES_THREADS)
       to[i] = top[c.first];
       continue;
     }
+    typedef ty_compute<T> C;
     const T *bottom = x + int64_t{ r.second } * columns.in;
-    T v = static_cast<T>(r.weight), u = static_cast<T>(c.weight);
-    T a = (1 - u) * top[c.first] + u * top[c.second], b = (1 - u) * bottom[c.first] + u * bottom[c.second];
-    to[i] = (1 - v) * a + v * b;
+    const C v = static_cast<C>(r.weight), u = static_cast<C>(c.weight);
+    const C a = (1 - u) * ty_widen(top[c.first]) + u * ty_widen(top[c.second]);
+    const C b = (1 - u) * ty_widen(bottom[c.first]) + u * ty_widen(bottom[c.second]);
+    to[i] = ty_narrow<T>((1 - v) * a + v * b);
   }
 }
 
@@ -74,17 +76,18 @@ __global__ void __launch_bounds__(PLANES_THREADS)
     planes_at at = planes_of(image, i);
     const T *g = from + at.plane * (int64_t{ rows.out } * columns.out);
     range r = rows.ranges[at.row], c = columns.ranges[at.column];
-    T sum = 0;
+    typedef ty_compute<T> C;
+    C sum = 0;
     for (int row = r.begin; row < r.end; row++) {
-      T v = share_of<T>(rows.samples[row], static_cast<int>(at.row)), line = 0;
+      C v = share_of<C>(rows.samples[row], static_cast<int>(at.row)), line = 0;
       if (v == 0) continue;
       for (int column = c.begin; column < c.end; column++) {
-        T u = share_of<T>(columns.samples[column], static_cast<int>(at.column));
-        if (u != 0) line += u * g[int64_t{ row } * columns.out + column];
+        C u = share_of<C>(columns.samples[column], static_cast<int>(at.column));
+        if (u != 0) line += u * ty_widen(g[int64_t{ row } * columns.out + column]);
       }
       sum += v * line;
     }
-    to[i] = sum;
+    to[i] = ty_narrow<T>(sum);
   }
 }
 
@@ -112,7 +115,7 @@ bool run(const ty_kernel_args *k, const ty_view *image, const ty_view *result, b
   const side rows = s[0], columns = s[1];
   if (!TY_LAUNCH(find_samples, dim3(ty_cuda_blocks(out, 128), 2), 128, 0, p, rows, columns)) return false;
   if (backward && !TY_LAUNCH(find_ranges, dim3(ty_cuda_blocks(in, 128), 2), 128, 0, rows, columns)) return false;
-  return ty_for_reals(image->dtype, "interpolate", [&](auto type) {
+  return ty_for_floats(image->dtype, "interpolate", [&](auto type) {
     typedef decltype(type) T;
     return planes_in_parts<T>(k->in[0], k->out[0], [&](const T *from, T *to, int64_t, const planes_shape &shape) {
       if (backward)

@@ -3,13 +3,19 @@
 #include "exp_sum.cuh"
 #include "teams.cuh"
 
-enum { THREADS = 256, PACKS = 4 };
+enum { THREADS = 256 };
+/* Packs of V elements that a thread loads at once. */
+template <int V> constexpr int packs_at_once = V > 4 ? 2 : 4;
 
+/* Rows of T. What there is one of for each row or class is of what these are computed with. */
 template <class T> struct loss_job {
-  const T *x, *weight, *g, *lse;
+  typedef ty_compute<T> C;
+  const T *x;
+  const C *weight, *g, *lse;
   const void *target;
   const double *weight_sum; /* of all classes, where it is needed */
-  T *loss, *lse_out, *row_weight, *dx;
+  C *loss, *lse_out, *row_weight;
+  T *dx;
   bool narrow; /* targets are i32 */
   int team;
   int64_t rows, classes;
@@ -27,8 +33,9 @@ template <class T> TY_DEVICE int64_t class_of(const loss_job<T> &j, int64_t row,
 /* Calls fn(at, x, number of elements) for the elements of a row that are this thread's, several packs at once. */
 template <int V, class T, class Fn>
 TY_DEVICE void each_pack(const T *row, int64_t n, int lane, int team, const Fn &fn) {
+  enum { PACKS = packs_at_once<V> };
   const int64_t step = static_cast<int64_t>(team) * V;
-  T x[PACKS * V];
+  ty_compute<T> x[PACKS * V];
   int64_t at = static_cast<int64_t>(lane) * V;
   for (; at + (PACKS - 1) * step < n; at += PACKS * step) {
 #pragma unroll
@@ -42,41 +49,42 @@ TY_DEVICE void each_pack(const T *row, int64_t n, int lane, int team, const Fn &
 }
 
 template <class T, int V> __global__ void __launch_bounds__(THREADS) loss_rows(const loss_job<T> j) {
-  TY_SHARED(ty_exp_sum<T>, room, TY_WARP);
-  TY_SHARED(T, sums, TY_WARP);
+  typedef ty_compute<T> C;
+  TY_SHARED(ty_exp_sum<C>, room, TY_WARP);
+  TY_SHARED(C, sums, TY_WARP);
   const int team = j.team, lane = static_cast<int>(threadIdx.x) % team;
   const int64_t per_block = THREADS / team;
   for (int64_t first = blockIdx.x * per_block; first < j.rows; first += gridDim.x * per_block) {
     const int64_t row = first + static_cast<int>(threadIdx.x) / team, n = row < j.rows ? j.classes : 0;
     const T *x = j.x + row * j.classes;
-    T lse = 0;
+    C lse = 0;
     if (!j.p.log_probs) {
-      ty_exp_sum<T> s = ty_exp_sum_start<T>();
-      each_pack<V>(x, n, lane, team, [&](int64_t, int64_t, const T *v, auto packs) {
-        ty_exp_sum_add<T, decltype(packs)::value * V>(s, v);
+      ty_exp_sum<C> s = ty_exp_sum_start<C>();
+      each_pack<V>(x, n, lane, team, [&](int64_t, int64_t, const C *v, auto packs) {
+        ty_exp_sum_add<C, decltype(packs)::value * V>(s, v);
       });
       ty_team_join(
-          s, team, [](ty_exp_sum<T> &a, const ty_exp_sum<T> &b) { ty_exp_sum_join(a, b); }, room);
+          s, team, [](ty_exp_sum<C> &a, const ty_exp_sum<C> &b) { ty_exp_sum_join(a, b); }, room);
       lse = ty_exp_sum_log(s);
     }
-    const T smooth = static_cast<T>(j.p.label_smoothing / static_cast<double>(j.classes));
-    T spread = 0;
+    const C smooth = static_cast<C>(j.p.label_smoothing / static_cast<double>(j.classes));
+    C spread = 0;
     if (smooth != 0) { /* from the cache, now that the log-sum-exp is known */
-      each_pack<V>(x, n, lane, team, [&](int64_t at, int64_t step, const T *v, auto packs) {
+      each_pack<V>(x, n, lane, team, [&](int64_t at, int64_t step, const C *v, auto packs) {
 #pragma unroll
         for (int i = 0; i < decltype(packs)::value * V; i++)
           spread += j.weight ? j.weight[at + i / V * step + i % V] * (lse - v[i]) : lse - v[i];
       });
       ty_team_join(
-          spread, team, [](T &a, const T &b) { a += b; }, sums);
+          spread, team, [](C &a, const C &b) { a += b; }, sums);
     }
     if (lane > 0 || row >= j.rows) continue;
     bool counts;
     const int64_t y = class_of(j, row, &counts);
-    T loss = 0, of_row = 0;
+    C loss = 0, of_row = 0;
     if (counts) {
-      of_row = j.weight ? j.weight[y] : T(1);
-      loss = static_cast<T>(1 - j.p.label_smoothing) * of_row * (lse - x[y]) + smooth * spread;
+      of_row = j.weight ? j.weight[y] : C(1);
+      loss = static_cast<C>(1 - j.p.label_smoothing) * of_row * (lse - ty_widen(x[y])) + smooth * spread;
     }
     j.loss[row] = loss;
     j.lse_out[row] = lse;
@@ -84,31 +92,35 @@ template <class T, int V> __global__ void __launch_bounds__(THREADS) loss_rows(c
   }
 }
 
-template <class T, int V> __global__ void __launch_bounds__(THREADS) loss_backward(const loss_job<T> j) {
+template <class T, int V> __global__ void __launch_bounds__(THREADS, 1) loss_backward(const loss_job<T> j) {
+  typedef ty_compute<T> C;
   const int team = j.team, lane = static_cast<int>(threadIdx.x) % team;
   const int64_t per_block = THREADS / team;
   const double of_class = j.p.label_smoothing / static_cast<double>(j.classes);
   for (int64_t row = blockIdx.x * per_block + static_cast<int>(threadIdx.x) / team; row < j.rows;
        row += gridDim.x * per_block) {
-    const T g = j.g[row], lse = j.lse[row];
+    const C g = j.g[row], lse = j.lse[row];
     bool counts;
     const int64_t y = class_of(j, row, &counts);
     const double hard = counts ? (1 - j.p.label_smoothing) * (j.weight ? static_cast<double>(j.weight[y]) : 1) : 0;
     const double weights = j.weight_sum ? *j.weight_sum : static_cast<double>(j.classes);
-    const T smooth = static_cast<T>(of_class) * g, all = static_cast<T>(hard + of_class * weights) * g;
-    const T own = static_cast<T>(hard) * g;
+    const C smooth = static_cast<C>(of_class) * g, all = static_cast<C>(hard + of_class * weights) * g;
+    const C own = static_cast<C>(hard) * g;
+    const bool live = counts && !j.p.log_probs, weighted = counts && of_class != 0 && j.weight;
+    const C even = counts && of_class != 0 ? smooth : C(0);
+    const int64_t hit = counts ? y : -1;
     T *dx = j.dx + row * j.classes;
     each_pack<V>(j.x + row * j.classes, j.classes, lane, team,
-                 [&](int64_t first, int64_t step, const T *x, auto packs) {
+                 [&](int64_t first, int64_t step, const C *x, auto packs) {
 #pragma unroll
                    for (int i = 0; i < decltype(packs)::value; i++) {
                      const int64_t at = first + i * step;
-                     T d[V];
+                     C d[V];
 #pragma unroll
                      for (int v = 0; v < V; v++) {
-                       d[v] = j.p.log_probs || !counts ? T(0) : ty_exp(x[i * V + v] - lse) * all;
-                       if (counts && of_class != 0) d[v] -= j.weight ? smooth * j.weight[at + v] : smooth;
-                       if (counts && at + v == y) d[v] -= own;
+                       d[v] = live ? ty_exp(x[i * V + v] - lse) * all : C(0);
+                       d[v] -= weighted ? smooth * j.weight[at + v] : even;
+                       d[v] -= at + v == hit ? own : C(0);
                      }
                      ty_store<V>(dx + at, d);
                    }
@@ -117,7 +129,7 @@ template <class T, int V> __global__ void __launch_bounds__(THREADS) loss_backwa
 }
 
 /* The sum of n weights, in one block. */
-template <class T> __global__ void __launch_bounds__(THREADS) sum_weights(const T *weight, int64_t n, double *sum) {
+template <class C> __global__ void __launch_bounds__(THREADS) sum_weights(const C *weight, int64_t n, double *sum) {
   TY_SHARED(double, room, TY_WARP);
   double s = 0;
   for (int64_t i = threadIdx.x; i < n; i += THREADS) s += static_cast<double>(weight[i]);
@@ -129,7 +141,7 @@ template <class T>
 static loss_job<T> job_of(const ty_kernel_args *k, const ty_view *x, const ty_view *target, const ty_view *weight) {
   loss_job<T> j = {};
   j.x = static_cast<const T *>(x->data);
-  j.weight = weight ? static_cast<const T *>(weight->data) : nullptr;
+  j.weight = weight ? static_cast<const ty_compute<T> *>(weight->data) : nullptr;
   j.target = target->data;
   j.narrow = target->dtype == TY_I32;
   j.rows = x->size[0];
@@ -140,21 +152,22 @@ static loss_job<T> job_of(const ty_kernel_args *k, const ty_view *x, const ty_vi
 }
 
 template <class T> static int team_of(const loss_job<T> &j, int v) {
-  return j.classes > 32 * PACKS * v * 2 ? THREADS : ty_power_of_two((j.classes + v - 1) / v, TY_WARP);
+  return j.classes > 32 * 4 * 2 * (v < 4 ? v : 4) ? THREADS : ty_power_of_two((j.classes + v - 1) / v, TY_WARP);
 }
 
 /* in: logits [n, classes], target [n], weight; out: loss, lse, weight of each row. */
 TY_CUDA_KERNEL(cross_entropy_rows) {
   const ty_view *x = k->in[0];
   if (x->size[0] == 0) return true;
-  return ty_for_reals(x->dtype, "cross_entropy", [&](auto element) {
+  return ty_for_floats(x->dtype, "cross_entropy", [&](auto element) {
     typedef decltype(element) T;
+    typedef ty_compute<T> C;
     enum { V = 16 / sizeof(T) };
     loss_job<T> j = job_of<T>(k, x, k->in[1], k->in[2]);
     j.watch.op = j.p.log_probs ? "nll_loss" : "cross_entropy"; /* as it was called */
-    j.loss = static_cast<T *>(k->out[0]->data);
-    j.lse_out = static_cast<T *>(k->out[1]->data);
-    j.row_weight = static_cast<T *>(k->out[2]->data);
+    j.loss = static_cast<C *>(k->out[0]->data);
+    j.lse_out = static_cast<C *>(k->out[1]->data);
+    j.row_weight = static_cast<C *>(k->out[2]->data);
     bool whole = j.classes % V == 0 && ty_aligned(j.x);
     j.team = team_of(j, whole ? V : 1);
     unsigned grid = ty_cuda_blocks(j.rows, THREADS / j.team);
@@ -167,20 +180,21 @@ TY_CUDA_KERNEL(cross_entropy_rows) {
 TY_CUDA_KERNEL(cross_entropy_backward) {
   const ty_view *x = k->in[1];
   if (x->count == 0) return true;
-  return ty_for_reals(x->dtype, "cross_entropy_backward", [&](auto element) {
+  return ty_for_floats(x->dtype, "cross_entropy_backward", [&](auto element) {
     typedef decltype(element) T;
+    typedef ty_compute<T> C;
     enum { V = 16 / sizeof(T) };
     loss_job<T> j = job_of<T>(k, x, k->in[2], k->in[4]);
-    j.g = static_cast<const T *>(k->in[0]->data);
-    j.lse = static_cast<const T *>(k->in[3]->data);
+    j.g = static_cast<const C *>(k->in[0]->data);
+    j.lse = static_cast<const C *>(k->in[3]->data);
     j.dx = static_cast<T *>(k->out[0]->data);
     ty_cuda_scratch weight_sum(sizeof(double));
     if (!weight_sum.data) return false;
     if (j.weight && j.p.label_smoothing != 0) {
       double *sum = weight_sum.as<double>();
-      const T *weight = j.weight;
+      const C *weight = j.weight;
       const int64_t n = j.classes;
-      if (!TY_LAUNCH(sum_weights<T>, 1, THREADS, 0, weight, n, sum)) return false;
+      if (!TY_LAUNCH(sum_weights<C>, 1, THREADS, 0, weight, n, sum)) return false;
       j.weight_sum = sum;
     }
     bool whole = j.classes % V == 0 && ty_aligned(j.x) && ty_aligned(j.dx);

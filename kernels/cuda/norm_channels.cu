@@ -45,7 +45,7 @@ template <class T> struct moments {
     const T *x;
     double first;
     template <int V> TY_DEVICE_MEMBER void add(int64_t at, double &a, double &b) const {
-      T v[V];
+      ty_compute<T> v[V];
       ty_load<V>(x + at, v);
       for (int j = 0; j < V; j++) {
         const double d = static_cast<double>(v[j]) - first;
@@ -53,48 +53,51 @@ template <class T> struct moments {
       }
     }
   };
-  TY_DEVICE_MEMBER of_row begin(int64_t, int64_t place) const { return { x, static_cast<double>(x[place]) }; }
+  TY_DEVICE_MEMBER of_row begin(int64_t, int64_t place) const { return { x, static_cast<double>(ty_widen(x[place])) }; }
 };
 
-template <class T> struct statistic {
-  T mean, low, rstd; /* a mean in two parts: the second is what the first was rounded by */
+template <class C> struct statistic {
+  C mean, low, rstd; /* a mean in two parts: the second is what the first was rounded by */
 };
 
 template <class T>
 __global__ void __launch_bounds__(CH_THREADS)
-    take_statistics(statistic<T> *all, T *mean_out, T *rstd_out, T *var_out, const ch_sums *sums, const T *x,
-                    const ch_rows c, double eps) {
+    take_statistics(statistic<ty_compute<T>> *all, ty_compute<T> *mean_out, ty_compute<T> *rstd_out,
+                    ty_compute<T> *var_out, const ch_sums *sums, const T *x, const ch_rows c, double eps) {
+  typedef ty_compute<T> C;
   for (int64_t row = int64_t{ blockIdx.x } * CH_THREADS + threadIdx.x; row < c.rows;
        row += int64_t{ gridDim.x } * CH_THREADS) {
     const double n = static_cast<double>(c.width);
     double a = 0, b = 0;
     for (int64_t i = 0; i < c.parts; i++) a += sums[row * c.parts + i].a, b += sums[row * c.parts + i].b;
     a /= n;
-    const double first = c.width ? static_cast<double>(x[row * c.row_step]) : 0.0, average = first + a;
+    const double first = c.width ? static_cast<double>(ty_widen(x[row * c.row_step])) : 0.0, average = first + a;
     double var = b / n - a * a;
     if (var < 0) var = 0; /* NaN stays */
-    statistic<T> s;
-    s.mean = static_cast<T>(average);
-    s.low = static_cast<T>(average - static_cast<double>(s.mean));
-    s.rstd = static_cast<T>(1 / sqrt(var + eps));
+    statistic<C> s;
+    s.mean = static_cast<C>(average);
+    s.low = static_cast<C>(average - static_cast<double>(s.mean));
+    s.rstd = static_cast<C>(1 / sqrt(var + eps));
     all[row] = s;
     mean_out[row] = s.mean + s.low;
     if (rstd_out) rstd_out[row] = s.rstd;
-    if (var_out) var_out[row] = static_cast<T>(var);
+    if (var_out) var_out[row] = static_cast<C>(var);
   }
 }
 
 template <class T> struct normalise {
-  const T *x, *weight, *bias;
+  typedef ty_compute<T> C;
+  const T *x;
+  const C *weight, *bias;
   T *y;
-  const statistic<T> *all;
+  const statistic<C> *all;
   owners owner;
   ty_activation activation;
   template <int V> TY_DEVICE_MEMBER void put(int64_t at, int64_t segment) const {
     const int64_t channel = channel_of(owner, segment);
-    const statistic<T> s = all[row_of(owner, segment, channel)];
-    const T scale = weight ? s.rstd * weight[channel] : s.rstd, shift = bias ? bias[channel] : T(0);
-    T v[V];
+    const statistic<C> s = all[row_of(owner, segment, channel)];
+    const C scale = weight ? s.rstd * weight[channel] : s.rstd, shift = bias ? bias[channel] : C(0);
+    C v[V];
     ty_load<V>(x + at, v);
     for (int j = 0; j < V; j++) v[j] = ty_activate(activation, (v[j] - s.mean - s.low) * scale + shift);
     ty_store<V>(y + at, v);
@@ -105,20 +108,22 @@ template <class T> struct normalise {
 static bool forward(const ty_kernel_args *k, const shape &s, const char *op) {
   const double eps = static_cast<const ty_p_norm *>(k->params)->eps;
   if (s.rows == 0) return true;
-  return ty_for_reals(k->in[0]->dtype, op, [&](auto element) {
+  return ty_for_floats(k->in[0]->dtype, op, [&](auto element) {
     typedef decltype(element) T;
+    typedef ty_compute<T> C;
     enum { V = 16 / sizeof(T) };
-    const T *x = static_cast<const T *>(k->in[0]->data), *weight = ty_data_of<T>(k->in[1]),
-            *bias = ty_data_of<T>(k->in[2]);
-    T *y = static_cast<T *>(k->out[0]->data), *mean = static_cast<T *>(k->out[1]->data);
-    T *last = static_cast<T *>(k->out[2]->data), *rstd = s.groups ? last : nullptr, *var = s.groups ? nullptr : last;
+    const T *x = static_cast<const T *>(k->in[0]->data);
+    const C *weight = ty_data_of<C>(k->in[1]), *bias = ty_data_of<C>(k->in[2]);
+    T *y = static_cast<T *>(k->out[0]->data);
+    C *mean = static_cast<C *>(k->out[1]->data), *last = static_cast<C *>(k->out[2]->data);
+    C *rstd = s.groups ? last : nullptr, *var = s.groups ? nullptr : last;
     const bool packs = ty_aligned(x) && ty_aligned(y);
     const ch_rows c = s.whole_rows();
     ty_cuda_scratch sum_room(static_cast<size_t>(c.rows * c.parts) * sizeof(ch_sums));
-    ty_cuda_scratch row_room(static_cast<size_t>(c.rows) * sizeof(statistic<T>));
+    ty_cuda_scratch row_room(static_cast<size_t>(c.rows) * sizeof(statistic<C>));
     if (!sum_room.data || !row_room.data) return false;
     ch_sums *sums = sum_room.as<ch_sums>();
-    statistic<T> *all = row_room.as<statistic<T>>();
+    statistic<C> *all = row_room.as<statistic<C>>();
     if (s.width ? !ch_sum<V>(sums, c, moments<T>{ x }, packs)
                 : !ty_cuda_zero(sums, static_cast<size_t>(c.rows * c.parts) * sizeof(ch_sums)))
       return false;
@@ -138,14 +143,14 @@ TY_CUDA_KERNEL(batch_norm_fused) { return forward(k, shape(k->in[0], nullptr), "
 /* ---- gradients ---- */
 
 /* What the elements of a segment share: g through the activation, and h. */
-template <class T> struct segment_numbers {
-  T mean, rstd, scale, shift;
+template <class C> struct segment_numbers {
+  C mean, rstd, scale, shift;
   ty_activation activation;
-  template <int V> TY_DEVICE_MEMBER void read(const T *g_at, const T *x_at, T *g, T *h) const {
+  template <int V, class T> TY_DEVICE_MEMBER void read(const T *g_at, const T *x_at, C *g, C *h) const {
     ty_load<V>(g_at, g);
     ty_load<V>(x_at, h);
     for (int j = 0; j < V; j++) {
-      const T away = h[j] - mean;
+      const C away = h[j] - mean;
       if (activation) g[j] *= ty_activation_slope(activation, away * scale + shift);
       h[j] = away * rstd;
     }
@@ -153,12 +158,14 @@ template <class T> struct segment_numbers {
 };
 
 template <class T> struct back {
-  const T *g, *x, *mean, *rstd, *weight, *bias;
+  typedef ty_compute<T> C;
+  const T *g, *x;
+  const C *mean, *rstd, *weight, *bias;
   owners owner;
   ty_activation activation;
-  TY_DEVICE_MEMBER segment_numbers<T> of(int64_t row, int64_t channel) const {
-    const T r = rstd[row];
-    return { mean[row], r, weight ? r * weight[channel] : r, bias ? bias[channel] : T(0), activation };
+  TY_DEVICE_MEMBER segment_numbers<C> of(int64_t row, int64_t channel) const {
+    const C r = rstd[row];
+    return { mean[row], r, weight ? r * weight[channel] : r, bias ? bias[channel] : C(0), activation };
   }
 };
 
@@ -167,9 +174,9 @@ template <class T> struct gradient_sums {
   back<T> b;
   struct of_row {
     const T *g, *x;
-    segment_numbers<T> numbers;
+    segment_numbers<ty_compute<T>> numbers;
     template <int V> TY_DEVICE_MEMBER void add(int64_t at, double &sum, double &sum_h) const {
-      T v[V], h[V], part = 0, part_h = 0;
+      ty_compute<T> v[V], h[V], part = 0, part_h = 0;
       numbers.template read<V>(g + at, x + at, v, h);
       for (int j = 0; j < V; j++) part += v[j], part_h += v[j] * h[j];
       sum += static_cast<double>(part), sum_h += static_cast<double>(part_h);
@@ -181,12 +188,12 @@ template <class T> struct gradient_sums {
   }
 };
 
-template <class T> struct averages { T g, g_h; };
+template <class C> struct averages { C g, g_h; };
 
 /* The averages of w g and w g h of each row, by a warp: a row has `segments` neighbouring sums of `parts` parts. */
-template <class T>
+template <class C>
 __global__ void __launch_bounds__(CH_THREADS)
-    take_averages(averages<T> *to, const ch_sums *sums, const T *weight, int64_t rows, int64_t segments, int64_t parts,
+    take_averages(averages<C> *to, const ch_sums *sums, const C *weight, int64_t rows, int64_t segments, int64_t parts,
                   int64_t groups, int64_t width) {
   const int lane = threadIdx.x % TY_WARP, warps = CH_THREADS / TY_WARP;
   for (int64_t row = int64_t{ blockIdx.x } * warps + threadIdx.x / TY_WARP; row < rows;
@@ -201,15 +208,15 @@ __global__ void __launch_bounds__(CH_THREADS)
     a = ty_warp_reduce(a, ty_plus<double>{});
     b = ty_warp_reduce(b, ty_plus<double>{});
     if (lane == 0)
-      to[row] = averages<T>{ static_cast<T>(a / static_cast<double>(width)),
-                             static_cast<T>(b / static_cast<double>(width)) };
+      to[row] = averages<C>{ static_cast<C>(a / static_cast<double>(width)),
+                             static_cast<C>(b / static_cast<double>(width)) };
   }
 }
 
 /* Gradients of weight and bias: the sums of each channel over `n` images, by a warp. */
-template <class T>
+template <class C>
 __global__ void __launch_bounds__(CH_THREADS)
-    sum_images(T *dw, T *db, const ch_sums *sums, int64_t n, int64_t channels, int64_t parts) {
+    sum_images(C *dw, C *db, const ch_sums *sums, int64_t n, int64_t channels, int64_t parts) {
   const int lane = threadIdx.x % TY_WARP, warps = CH_THREADS / TY_WARP;
   for (int64_t channel = int64_t{ blockIdx.x } * warps + threadIdx.x / TY_WARP; channel < channels;
        channel += int64_t{ gridDim.x } * warps) {
@@ -222,21 +229,22 @@ __global__ void __launch_bounds__(CH_THREADS)
     a = ty_warp_reduce(a, ty_plus<double>{});
     b = ty_warp_reduce(b, ty_plus<double>{});
     if (lane) continue;
-    dw[channel] = static_cast<T>(b);
-    if (db) db[channel] = static_cast<T>(a);
+    dw[channel] = static_cast<C>(b);
+    if (db) db[channel] = static_cast<C>(a);
   }
 }
 
 template <class T> struct gradient {
+  typedef ty_compute<T> C;
   back<T> b;
-  const averages<T> *all;
+  const averages<C> *all;
   T *dx;
   template <int V> TY_DEVICE_MEMBER void put(int64_t at, int64_t segment) const {
     const int64_t channel = channel_of(b.owner, segment), row = row_of(b.owner, segment, channel);
-    const segment_numbers<T> numbers = b.of(row, channel);
-    const averages<T> a = all[row];
-    const T w = b.weight ? b.weight[channel] : T(1);
-    T g[V], h[V];
+    const segment_numbers<C> numbers = b.of(row, channel);
+    const averages<C> a = all[row];
+    const C w = b.weight ? b.weight[channel] : C(1);
+    C g[V], h[V];
     numbers.template read<V>(b.g + at, b.x + at, g, h);
     for (int j = 0; j < V; j++) g[j] = numbers.rstd * (g[j] * w - a.g - h[j] * a.g_h);
     ty_store<V>(dx + at, g);
@@ -245,36 +253,38 @@ template <class T> struct gradient {
 
 /* in: g, x, mean, rstd, weight, bias (which matters to an activation); out: dx, and dweight and dbias unless empty. */
 static bool backward(const ty_kernel_args *k, const shape &s, const ty_view *bias_view, const char *op) {
-  return ty_for_reals(k->in[1]->dtype, op, [&](auto element) {
+  return ty_for_floats(k->in[1]->dtype, op, [&](auto element) {
     typedef decltype(element) T;
+    typedef ty_compute<T> C;
     enum { V = 16 / sizeof(T) };
     const ty_view *const *in = k->in;
-    T *dx = static_cast<T *>(k->out[0]->data), *dw = ty_data_of<T>(k->out[1]), *db = ty_data_of<T>(k->out[2]);
+    T *dx = static_cast<T *>(k->out[0]->data);
+    C *dw = ty_data_of<C>(k->out[1]), *db = ty_data_of<C>(k->out[2]);
     const back<T> b = { static_cast<const T *>(in[0]->data),
                         static_cast<const T *>(in[1]->data),
-                        static_cast<const T *>(in[2]->data),
-                        static_cast<const T *>(in[3]->data),
-                        ty_data_of<T>(in[4]),
-                        ty_data_of<T>(bias_view),
+                        static_cast<const C *>(in[2]->data),
+                        static_cast<const C *>(in[3]->data),
+                        ty_data_of<C>(in[4]),
+                        ty_data_of<C>(bias_view),
                         owners(s),
                         s.activation };
     if (k->out[0]->count == 0) { /* sums of nothing */
-      const size_t bytes = static_cast<size_t>(s.channels) * sizeof(T);
+      const size_t bytes = static_cast<size_t>(s.channels) * sizeof(C);
       return (!dw || ty_cuda_zero(dw, bytes)) && (!db || ty_cuda_zero(db, bytes));
     }
     const bool packs = ty_aligned(b.g) && ty_aligned(b.x) && ty_aligned(dx);
     const ch_rows c = s.groups ? ch_rows(s.n * s.channels, s.spatial, s.spatial, s.spatial, s.spatial) : s.whole_rows();
     ty_cuda_scratch sum_room(static_cast<size_t>(c.rows * c.parts) * sizeof(ch_sums));
-    ty_cuda_scratch row_room(static_cast<size_t>(s.rows) * sizeof(averages<T>));
+    ty_cuda_scratch row_room(static_cast<size_t>(s.rows) * sizeof(averages<C>));
     if (!sum_room.data || !row_room.data) return false;
     ch_sums *sums = sum_room.as<ch_sums>();
-    averages<T> *all = row_room.as<averages<T>>();
-    const T *weight = b.weight;
+    averages<C> *all = row_room.as<averages<C>>();
+    const C *weight = b.weight;
     const int64_t groups = s.groups ? s.groups : s.rows;
     return ch_sum<V>(sums, c, gradient_sums<T>{ b }, packs) &&
-           TY_LAUNCH(take_averages<T>, ty_cuda_blocks(s.rows, CH_THREADS / TY_WARP), CH_THREADS, 0, all, sums, weight,
+           TY_LAUNCH(take_averages<C>, ty_cuda_blocks(s.rows, CH_THREADS / TY_WARP), CH_THREADS, 0, all, sums, weight,
                      s.rows, s.in_row, c.parts, groups, s.width) &&
-           (!dw || TY_LAUNCH(sum_images<T>, ty_cuda_blocks(s.channels, CH_THREADS / TY_WARP), CH_THREADS, 0, dw, db,
+           (!dw || TY_LAUNCH(sum_images<C>, ty_cuda_blocks(s.channels, CH_THREADS / TY_WARP), CH_THREADS, 0, dw, db,
                              sums, c.rows / s.channels, s.channels, c.parts)) &&
            ch_run<V>(k->out[0]->count, s.spatial, gradient<T>{ b, all, dx }, packs);
   });

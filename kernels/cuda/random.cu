@@ -185,13 +185,14 @@ TY_CUDA_KERNEL(randint) {
 /* ---- decisions ---- */
 
 template <class T> struct decision {
+  typedef ty_compute<T> C;
   TY_DEVICE_MEMBER void operator()(const ty_philox &words, uint64_t, const T *p, T *y) const {
-    for (int j = 0; j < 4; j++) y[j] = ty_uniform_f32(words.w[j]) < p[j] ? T(1) : T(0);
+    for (int j = 0; j < 4; j++) y[j] = ty_narrow<T>(ty_uniform_f32(words.w[j]) < ty_widen(p[j]) ? C(1) : C(0));
   }
 };
 
 TY_CUDA_KERNEL(bernoulli) {
-  return ty_for_reals(k->out[0]->dtype, "bernoulli", [&](auto x) {
+  return ty_for_floats(k->out[0]->dtype, "bernoulli", [&](auto x) {
     typedef decltype(x) T;
     return run<T>(k, decision<T>{});
   });
@@ -199,10 +200,11 @@ TY_CUDA_KERNEL(bernoulli) {
 
 /* An element stays, scaled by 1/(1-p), when its random word is at least p 2^32. */
 template <class T> struct kept {
+  typedef ty_compute<T> C;
   uint32_t least;
-  T scale;
+  C scale;
   TY_DEVICE_MEMBER void operator()(const ty_philox &words, uint64_t, const T *x, T *y) const {
-    for (int j = 0; j < 4; j++) y[j] = words.w[j] >= least ? x[j] * scale : T(0);
+    for (int j = 0; j < 4; j++) y[j] = ty_narrow<T>(words.w[j] >= least ? ty_widen(x[j]) * scale : C(0));
   }
 };
 
@@ -211,8 +213,8 @@ TY_CUDA_KERNEL(dropout_apply) {
   const ty_view *y = k->out[0];
   if (p * 0x1p32 > static_cast<double>(UINT32_MAX)) /* p is 1 or as good as that */
     return ty_cuda_zero(y->data, static_cast<size_t>(y->count) * ty_dtype_size[y->dtype]);
-  return ty_for_reals(y->dtype, "dropout_apply", [&](auto x) {
+  return ty_for_floats(y->dtype, "dropout_apply", [&](auto x) {
     typedef decltype(x) T;
-    return run<T>(k, kept<T>{ static_cast<uint32_t>(p * 0x1p32), static_cast<T>(1 / (1 - p)) });
+    return run<T>(k, kept<T>{ static_cast<uint32_t>(p * 0x1p32), static_cast<ty_compute<T>>(1 / (1 - p)) });
   });
 }

@@ -141,7 +141,7 @@ TY_DEVICE typename R::S reduce_lane(const reduce_plan &p, const R &r, int64_t ba
 }
 
 template <class T, int V, class R>
-__global__ void __launch_bounds__(REDUCE_THREADS)
+__global__ void __launch_bounds__(REDUCE_THREADS, 1)
     reduce_kernel(const reduce_plan p, const R r, typename R::S *__restrict__ partial) {
   typedef typename R::S S;
   TY_SHARED(S, room, REDUCE_THREADS);

@@ -3,19 +3,20 @@
 
 extern "C" bool ty_cuda_copy(const ty_kernel_args *k);
 
-/* Output and first input of the plan are the first elements of all pairs; the second ones lie to_apart and from_apart
+/* C: what T is computed with, of which the angles are. Output and first input are the first elements of all pairs; the second ones lie to_apart and from_apart
  * elements further. */
 template <class T, int V>
 __global__ void __launch_bounds__(EW_THREADS) rotate(const ew_plan p, int64_t to_apart, int64_t from_apart) {
+  typedef ty_compute<T> C;
   const uint32_t groups = static_cast<uint32_t>(p.count) / V, step = gridDim.x * EW_THREADS;
   for (uint32_t i = blockIdx.x * EW_THREADS + threadIdx.x; i < groups; i += step) {
     int64_t offset[EW_OPERANDS];
-    T a[V], b[V], c[V], s[V], y[V];
+    C a[V], b[V], c[V], s[V], y[V];
     ew_offsets<3>(p, i * V, offset);
     ew_load<V, T>(p, 1, offset[1], a);
     ew_load<V, T>(p, 1, offset[1] + from_apart, b);
-    ew_load<V, T>(p, 2, offset[2], c);
-    ew_load<V, T>(p, 3, offset[3], s);
+    ew_load<V, C>(p, 2, offset[2], c);
+    ew_load<V, C>(p, 3, offset[3], s);
     for (int j = 0; j < V; j++) {
       y[j] = a[j] * c[j] - b[j] * s[j];
       b[j] = b[j] * c[j] + a[j] * s[j];
@@ -55,10 +56,10 @@ TY_CUDA_KERNEL(rotary) {
   ty_view to = part(out, 0, pairs, next), from = part(x, 0, pairs, next);
   const ty_view *in[] = { &from, k->in[1], k->in[2] };
   const int64_t to_apart = apart * out->stride[last], from_apart = apart * x->stride[last];
-  return ty_for_reals(out->dtype, "rotary", [&](auto element) {
+  return ty_for_floats(out->dtype, "rotary", [&](auto element) {
     typedef decltype(element) T;
     enum { V = 16 / sizeof(T) };
-    static const int bytes[EW_OPERANDS] = { sizeof(T), sizeof(T), sizeof(T), sizeof(T) };
+    static const int bytes[EW_OPERANDS] = { sizeof(T), sizeof(T), sizeof(ty_compute<T>), sizeof(ty_compute<T>) };
     ew_plan whole;
     ew_make_plan(&whole, &to, in, 3);
     return ew_in_parts(whole, bytes, [&](const ew_plan &p) {

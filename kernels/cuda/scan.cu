@@ -21,13 +21,13 @@ TY_DEVICE int64_t start_of(const scan_job &j, int64_t line) {
 }
 
 /* The elements t .. t + EACH - 1 of a line as far as they are before `end`, in the order in which they are seen. */
-template <class T> TY_DEVICE void fetch(const scan_job &j, const T *x, int64_t t, int64_t end, T *e) {
+template <class T> TY_DEVICE void fetch(const scan_job &j, const T *x, int64_t t, int64_t end, ty_compute<T> *e) {
   enum { V = 16 / sizeof(T) };
   if (j.vectors) {
 #pragma unroll
     for (int i = 0; i < EACH; i += V) {
       if (t + i >= end) continue;
-      T pack[V];
+      ty_compute<T> pack[V];
       ty_load<V>(x + (j.reverse ? j.size - V - t - i : t + i), pack);
 #pragma unroll
       for (int v = 0; v < V; v++) e[i + v] = j.reverse ? pack[V - 1 - v] : pack[v];
@@ -36,16 +36,16 @@ template <class T> TY_DEVICE void fetch(const scan_job &j, const T *x, int64_t t
   }
 #pragma unroll
   for (int i = 0; i < EACH; i++)
-    if (t + i < end) e[i] = x[place(j, t + i)];
+    if (t + i < end) e[i] = ty_widen(x[place(j, t + i)]);
 }
 
-template <class T> TY_DEVICE void deliver(const scan_job &j, T *y, int64_t t, int64_t end, const T *e) {
+template <class T> TY_DEVICE void deliver(const scan_job &j, T *y, int64_t t, int64_t end, const ty_compute<T> *e) {
   enum { V = 16 / sizeof(T) };
   if (j.vectors) {
 #pragma unroll
     for (int i = 0; i < EACH; i += V) {
       if (t + i >= end) continue;
-      T pack[V];
+      ty_compute<T> pack[V];
 #pragma unroll
       for (int v = 0; v < V; v++) pack[j.reverse ? V - 1 - v : v] = e[i + v];
       ty_store<V>(y + (j.reverse ? j.size - V - t - i : t + i), pack);
@@ -54,7 +54,7 @@ template <class T> TY_DEVICE void deliver(const scan_job &j, T *y, int64_t t, in
   }
 #pragma unroll
   for (int i = 0; i < EACH; i++)
-    if (t + i < end) y[place(j, t + i)] = e[i];
+    if (t + i < end) y[place(j, t + i)] = ty_narrow<T>(e[i]);
 }
 
 /* ---- what is scanned ----
@@ -65,7 +65,7 @@ template <class T> TY_DEVICE void deliver(const scan_job &j, T *y, int64_t t, in
 template <class T> struct run_of_one { /* one input, one result */
   const T *x;
   T *y;
-  typedef T element;
+  typedef ty_compute<T> element;
   TY_DEVICE_MEMBER void load(const scan_job &j, int64_t base, int64_t t, int64_t end, element *e) const {
     fetch(j, x + base, t, end, e);
   }
@@ -75,13 +75,14 @@ template <class T> struct run_of_one { /* one input, one result */
 };
 
 template <class T> struct running_sum : run_of_one<T> {
-  typedef std::conditional_t<std::is_floating_point<T>::value, double, uint64_t> S;
+  typedef ty_compute<T> C;
+  typedef std::conditional_t<std::is_floating_point<C>::value, double, uint64_t> S;
   typedef S A;
   TY_DEVICE_MEMBER static S none() { return 0; }
   TY_DEVICE_MEMBER static S join(const S &a, const S &b) { return a + b; }
-  TY_DEVICE_MEMBER static void add(S &s, T e) { s += static_cast<S>(e); }
+  TY_DEVICE_MEMBER static void add(S &s, C e) { s += static_cast<S>(e); }
   TY_DEVICE_MEMBER static A begin(const S &s) { return s; }
-  TY_DEVICE_MEMBER static void step(A &a, T &e) { e = static_cast<T>(a += static_cast<S>(e)); }
+  TY_DEVICE_MEMBER static void step(A &a, C &e) { e = static_cast<C>(a += static_cast<S>(e)); }
 };
 
 template <class T> struct running_integer_product : run_of_one<T> {
@@ -110,18 +111,19 @@ TY_DEVICE scaled in_scale(double m, int64_t e) {
   return { m, e };
 }
 template <class T> struct running_product : run_of_one<T> {
+  typedef ty_compute<T> C;
   typedef scaled S;
   typedef double A;
   TY_DEVICE_MEMBER static S none() { return { 1, 0 }; }
   TY_DEVICE_MEMBER static S join(const S &a, const S &b) { return in_scale(a.m * b.m, a.e + b.e); }
-  TY_DEVICE_MEMBER static void add(S &s, T e) { s = join(s, in_scale(static_cast<double>(e), 0)); }
+  TY_DEVICE_MEMBER static void add(S &s, C e) { s = join(s, in_scale(static_cast<double>(e), 0)); }
   TY_DEVICE_MEMBER static A begin(const S &s) {
     double y = s.m;
     for (int i = 0; i < 5 && i < s.e; i++) y *= 0x1p512; /* five: from one end of the range to beyond the other */
     for (int i = 0; i < 5 && i < -s.e; i++) y *= 0x1p-512;
     return y;
   }
-  TY_DEVICE_MEMBER static void step(A &a, T &e) { e = static_cast<T>(a *= static_cast<double>(e)); }
+  TY_DEVICE_MEMBER static void step(A &a, C &e) { e = static_cast<C>(a *= static_cast<double>(e)); }
 };
 
 /* h[t] = a[t] h[t-1] + b[t]: a run takes h to a h + b. */
@@ -133,8 +135,9 @@ template <class T> struct recurrence {
   T *h;
   typedef affine S;
   typedef double A;
+  typedef ty_compute<T> C;
   struct element {
-    T a, b;
+    C a, b;
   };
   TY_DEVICE_MEMBER static S none() { return { 1, 0 }; }
   TY_DEVICE_MEMBER static S join(const S &l, const S &r) { /* a product of many a may overflow before there is an h */
@@ -145,17 +148,17 @@ template <class T> struct recurrence {
   }
   TY_DEVICE_MEMBER static A begin(const S &s) { return s.b; } /* h is 0 before all */
   TY_DEVICE_MEMBER static void step(A &h, element &e) {
-    e.b = static_cast<T>(h = static_cast<double>(e.a) * h + static_cast<double>(e.b));
+    e.b = static_cast<C>(h = static_cast<double>(e.a) * h + static_cast<double>(e.b));
   }
   TY_DEVICE_MEMBER void load(const scan_job &j, int64_t base, int64_t t, int64_t end, element *e) const {
-    T p[EACH] = {}, q[EACH] = {};
+    C p[EACH] = {}, q[EACH] = {};
     fetch(j, a + base, t, end, p);
     fetch(j, b + base, t, end, q);
 #pragma unroll
     for (int i = 0; i < EACH; i++) e[i] = { p[i], q[i] };
   }
   TY_DEVICE_MEMBER void store(const scan_job &j, int64_t base, int64_t t, int64_t end, const element *e) const {
-    T y[EACH];
+    C y[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) y[i] = e[i].b;
     deliver(j, h + base, t, end, y);
@@ -168,21 +171,22 @@ template <class T> struct recurrence_backward : recurrence<T> { /* a, b: the fac
   const T *y;
   T *da;
   typedef typename recurrence<T>::element element;
+  typedef ty_compute<T> C;
   TY_DEVICE_MEMBER void load(const scan_job &j, int64_t base, int64_t t, int64_t end, element *e) const {
-    T q[EACH] = {};
+    C q[EACH] = {};
     fetch(j, this->b + base, t, end, q);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
       bool inside = t + i > 0 && t + i < end;
-      e[i] = { inside ? this->a[base + place(j, t + i - 1)] : T(0), q[i] };
+      e[i] = { inside ? ty_widen(this->a[base + place(j, t + i - 1)]) : C(0), q[i] };
     }
   }
   TY_DEVICE_MEMBER void store(const scan_job &j, int64_t base, int64_t t, int64_t end, const element *e) const {
     recurrence<T>::store(j, base, t, end, e);
-    T d[EACH] = {};
+    C d[EACH] = {};
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-      if (t + i < end && t + i + 1 < j.size) d[i] = e[i].b * y[base + place(j, t + i + 1)];
+      if (t + i < end && t + i + 1 < j.size) d[i] = e[i].b * ty_widen(y[base + place(j, t + i + 1)]);
     deliver(j, da + base, t, end, d);
   }
 };
@@ -227,7 +231,7 @@ template <class R> TY_DEVICE typename R::S state_of(const typename R::element *e
 /* carries: NULL, or the state before each chunk. totals: NULL, or where the states of the chunks go, and nothing
  * else. */
 template <class R>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 1)
     scan_lines(const scan_job j, const R r, const typename R::S *carries, typename R::S *totals) {
   typedef typename R::S S;
   TY_SHARED(S, room, THREADS / TY_WARP);
@@ -276,7 +280,7 @@ template <class R> __global__ void __launch_bounds__(TY_WARP) scan_totals(typena
 
 /* ---- lines whose elements lie apart: neighbouring threads take neighbouring lines, `team` threads each ---- */
 
-template <class R> __global__ void __launch_bounds__(THREADS) scan_columns(const scan_job j, const R r) {
+template <class R> __global__ void __launch_bounds__(THREADS, 1) scan_columns(const scan_job j, const R r) {
   typedef typename R::S S;
   TY_SHARED(S, room, THREADS);
   const int width = THREADS / j.team, column = static_cast<int>(threadIdx.x) % width;
@@ -360,7 +364,7 @@ TY_CUDA_KERNEL(cumsum) {
   if (k->out[0]->count == 0) return true;
   scan_job j = job_of(k, flag_of(k));
   if (k->in[0]->dtype == TY_I64) return run(j, with_data<running_sum<int64_t>, int64_t>(k));
-  return ty_for_reals(k->in[0]->dtype, "cumsum", [&](auto x) {
+  return ty_for_floats(k->in[0]->dtype, "cumsum", [&](auto x) {
     typedef decltype(x) T;
     return run(j, with_data<running_sum<T>, T>(k));
   });
@@ -370,7 +374,7 @@ TY_CUDA_KERNEL(cumprod) {
   if (k->out[0]->count == 0) return true;
   scan_job j = job_of(k, false);
   if (k->in[0]->dtype == TY_I64) return run(j, with_data<running_integer_product<int64_t>, int64_t>(k));
-  return ty_for_reals(k->in[0]->dtype, "cumprod", [&](auto x) {
+  return ty_for_floats(k->in[0]->dtype, "cumprod", [&](auto x) {
     typedef decltype(x) T;
     return run(j, with_data<running_product<T>, T>(k));
   });
@@ -380,7 +384,7 @@ TY_CUDA_KERNEL(cumprod) {
 TY_CUDA_KERNEL(linear_scan) {
   if (k->out[0]->count == 0) return true;
   scan_job j = job_of(k, flag_of(k));
-  return ty_for_reals(k->out[0]->dtype, "linear_scan", [&](auto x) {
+  return ty_for_floats(k->out[0]->dtype, "linear_scan", [&](auto x) {
     typedef decltype(x) T;
     recurrence<T> r;
     r.a = static_cast<const T *>(k->in[0]->data);
@@ -394,7 +398,7 @@ TY_CUDA_KERNEL(linear_scan) {
 TY_CUDA_KERNEL(linear_scan_backward) {
   if (k->out[0]->count == 0) return true;
   scan_job j = job_of(k, !flag_of(k));
-  return ty_for_reals(k->out[0]->dtype, "linear_scan_backward", [&](auto x) {
+  return ty_for_floats(k->out[0]->dtype, "linear_scan_backward", [&](auto x) {
     typedef decltype(x) T;
     recurrence_backward<T> r;
     r.b = static_cast<const T *>(k->in[0]->data);

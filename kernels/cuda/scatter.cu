@@ -20,7 +20,9 @@ struct set {
   template <class T> TY_DEVICE_MEMBER void operator()(T &to, T from) const { to = from; }
 };
 struct add {
-  template <class T> TY_DEVICE_MEMBER void operator()(T &to, T from) const { to += from; }
+  template <class T> TY_DEVICE_MEMBER void operator()(T &to, T from) const {
+    to = ty_narrow<T>(static_cast<ty_compute<T>>(ty_widen(to) + ty_widen(from)));
+  }
 };
 
 /* The last position that met a destination, counted from 1. */
@@ -97,14 +99,19 @@ struct runs {
   int lanes; /* threads that share a row, a power of two */
 };
 
+/* V neighbours, and sums of them: of what they are computed with, which are rounded once, when they are put. */
 template <class T, int V> struct row_sum {
-  ty_pack<T, V> x;
+  typedef ty_compute<T> C;
+  C x[V];
   TY_DEVICE_MEMBER void clear() {
-    for (int k = 0; k < V; k++) x.v[k] = 0;
+    for (int k = 0; k < V; k++) x[k] = 0;
   }
-  TY_DEVICE_MEMBER void add(const ty_pack<T, V> &y) {
-    for (int k = 0; k < V; k++) x.v[k] += y.v[k];
+  template <class From> TY_DEVICE_MEMBER void add(const From *from) {
+    C y[V];
+    ty_load<V>(from, y);
+    for (int k = 0; k < V; k++) x[k] += y[k];
   }
+  template <class To> TY_DEVICE_MEMBER void put(To *to) const { ty_store<V>(to, x); }
 };
 
 TY_DEVICE uint32_t piece_end(const runs &r, uint32_t begin) { return begin + r.piece < r.n ? begin + r.piece : r.n; }
@@ -124,22 +131,22 @@ template <class Fn> TY_DEVICE void for_pieces(const runs &r, Fn fn) {
 /* Runs of a key within a piece are added to their target; the sum of one that comes from the piece before is the first
  * partial sum of its piece, and the second that of one that begins here and goes on. */
 template <class T, int V, class Place>
-__global__ void __launch_bounds__(INDEX_THREADS) sum_runs(runs r, Place place, ty_pack<T, V> *partial) {
+__global__ void __launch_bounds__(INDEX_THREADS, 1) sum_runs(runs r, Place place, ty_compute<T> *partial) {
   for_pieces(r, [&](int64_t outer, int64_t piece, int64_t i) {
     uint32_t begin = static_cast<uint32_t>(piece) * r.piece, end = piece_end(r, begin), j = begin;
     while (j < end && r.keys[j] < r.dropped) {
       const uint32_t first = j, key = r.keys[j], position = r.positions[j];
       row_sum<T, V> sum;
       sum.clear();
-      do sum.add(*place.source(outer, r.positions[j], i));
+      do sum.add(place.source(outer, r.positions[j], i));
       while (++j < end && r.keys[j] == key);
       bool comes = first == begin && goes_on(r, begin), goes = j == end && goes_on(r, end);
       if (comes || goes) {
-        partial[((outer * r.pieces + piece) * 2 + !comes) * r.width + i] = sum.x;
+        sum.put(partial + (((outer * r.pieces + piece) * 2 + !comes) * r.width + i) * V);
       } else {
-        ty_pack<T, V> *to = place.target(outer, key, position, i);
-        sum.add(*to);
-        *to = sum.x;
+        T *to = place.target(outer, key, position, i);
+        sum.add(to);
+        sum.put(to);
       }
     }
   });
@@ -147,23 +154,24 @@ __global__ void __launch_bounds__(INDEX_THREADS) sum_runs(runs r, Place place, t
 
 /* Runs over several pieces: by the piece that each begins in. */
 template <class T, int V, class Place>
-__global__ void __launch_bounds__(INDEX_THREADS) join_runs(runs r, Place place, const ty_pack<T, V> *partial) {
+__global__ void __launch_bounds__(INDEX_THREADS, 1) join_runs(runs r, Place place, const ty_compute<T> *partial) {
   for_pieces(r, [&](int64_t outer, int64_t piece, int64_t i) {
     uint32_t begin = static_cast<uint32_t>(piece) * r.piece, end = piece_end(r, begin);
     const uint32_t key = r.keys[end - 1];
     if (!goes_on(r, end) || key >= r.dropped || (r.keys[begin] == key && goes_on(r, begin))) return;
-    const ty_pack<T, V> *from = partial + ((outer * r.pieces + piece) * 2 + 1) * r.width + i;
+    const ty_compute<T> *from = partial + (((outer * r.pieces + piece) * 2 + 1) * r.width + i) * V;
     row_sum<T, V> sum;
-    sum.x = *from;
-    from -= r.width; /* to the first ones */
+    sum.clear();
+    sum.add(from);
+    from -= r.width * V; /* to the first ones */
     while (goes_on(r, end) && r.keys[end] == key) {
-      from += 2 * r.width;
-      sum.add(*from);
+      from += 2 * r.width * V;
+      sum.add(from);
       end = piece_end(r, end);
     }
-    ty_pack<T, V> *to = place.target(outer, key, r.positions[piece_end(r, begin) - 1], i);
-    sum.add(*to);
-    *to = sum.x;
+    T *to = place.target(outer, key, r.positions[piece_end(r, begin) - 1], i);
+    sum.add(to);
+    sum.put(to);
   });
 }
 
@@ -172,9 +180,9 @@ template <class T, int V, class Place> bool add_runs(runs r, const Place &place)
   for (r.piece = 8; r.piece < 64 && r.n / r.piece * r.width * r.outer > 1 << 18;) r.piece *= 2;
   r.pieces = (int64_t{ r.n } + r.piece - 1) / r.piece;
   for (r.lanes = 1; r.lanes < INDEX_THREADS && r.lanes * 2 <= r.width;) r.lanes *= 2;
-  ty_cuda_scratch memory(static_cast<size_t>(r.outer * r.pieces * 2 * r.width) * sizeof(ty_pack<T, V>));
+  ty_cuda_scratch memory(static_cast<size_t>(r.outer * r.pieces * 2 * r.width * V) * sizeof(ty_compute<T>));
   if (!memory.data) return false;
-  ty_pack<T, V> *partial = memory.as<ty_pack<T, V>>();
+  ty_compute<T> *partial = memory.as<ty_compute<T>>();
   const unsigned blocks = ty_cuda_blocks(r.outer * r.pieces, INDEX_THREADS / r.lanes);
   return TY_LAUNCH((sum_runs<T, V, Place>), blocks, INDEX_THREADS, 0, r, place, partial) &&
          TY_LAUNCH((join_runs<T, V, Place>), blocks, INDEX_THREADS, 0, r, place, partial);
@@ -186,14 +194,14 @@ template <class T> struct element_place { /* of a position of the index */
   ew_plan plan;
   int64_t step;
   bool wide;
-  TY_DEVICE_MEMBER const ty_pack<T, 1> *source(int64_t, uint32_t position, int64_t) const {
-    return static_cast<const ty_pack<T, 1> *>(plan.data[0]) + position;
+  TY_DEVICE_MEMBER const T *source(int64_t, uint32_t position, int64_t) const {
+    return static_cast<const T *>(plan.data[0]) + position;
   }
-  TY_DEVICE_MEMBER ty_pack<T, 1> *target(int64_t, uint32_t, uint32_t position, int64_t) const {
+  TY_DEVICE_MEMBER T *target(int64_t, uint32_t, uint32_t position, int64_t) const {
     int64_t offset[EW_OPERANDS];
     ew_offsets<2>(plan, position, offset);
     int64_t at = index_at(index_list{ plan.data[2], wide }, position);
-    return static_cast<ty_pack<T, 1> *>(const_cast<void *>(plan.data[1])) + offset[1] + at * step;
+    return static_cast<T *>(const_cast<void *>(plan.data[1])) + offset[1] + at * step;
   }
 };
 
@@ -263,14 +271,14 @@ template <class T> bool scatter_add_sorted(const ty_view *out, const ty_view *in
 /* ---- index_add ---- */
 
 template <class T, int V> struct row_place {
-  const ty_pack<T, V> *src;
-  ty_pack<T, V> *out;
+  const T *src;
+  T *out;
   int64_t count, size, width;
-  TY_DEVICE_MEMBER const ty_pack<T, V> *source(int64_t outer, uint32_t position, int64_t i) const {
-    return src + (outer * count + position) * width + i;
+  TY_DEVICE_MEMBER const T *source(int64_t outer, uint32_t position, int64_t i) const {
+    return src + ((outer * count + position) * width + i) * V;
   }
-  TY_DEVICE_MEMBER ty_pack<T, V> *target(int64_t outer, uint32_t key, uint32_t, int64_t i) const {
-    return out + (outer * size + key) * width + i;
+  TY_DEVICE_MEMBER T *target(int64_t outer, uint32_t key, uint32_t, int64_t i) const {
+    return out + ((outer * size + key) * width + i) * V;
   }
 };
 
@@ -286,14 +294,14 @@ template <class T, int V>
 bool add_rows(const runs &r, const ty_lines &l, const ty_view *out, const ty_view *src, int64_t count) {
   runs packs = r;
   packs.width = l.inner / V;
-  row_place<T, V> place = { static_cast<const ty_pack<T, V> *>(src->data), static_cast<ty_pack<T, V> *>(out->data),
-                            count, l.size, packs.width };
+  row_place<T, V> place = { static_cast<const T *>(src->data), static_cast<T *>(out->data), count, l.size,
+                            packs.width };
   return add_runs<T, V>(packs, place);
 }
 
 /* fn(T{}) for the type that the dtype is added in: integers as unsigned, which wrap. */
 template <class Fn> bool for_sums(int dtype, Fn fn) {
-  return dtype == TY_F32 ? fn(float{}) : dtype == TY_F64 ? fn(double{}) : ty_for_sizes(dtype, fn);
+  return ty_is_float((ty_dtype)dtype) ? ty_for_floats(dtype, "index_add", fn) : ty_for_sizes(dtype, fn);
 }
 
 } // namespace
@@ -356,7 +364,7 @@ TY_CUDA_KERNEL(index_add) {
   const runs r = { sorter.keys, sorter.positions, n, size, 0, 0, l.outer, 0, 0 };
   return for_sums(out->dtype, [&](auto x) {
     typedef decltype(x) T;
-    if constexpr (std::is_floating_point<T>::value) {
+    if constexpr (std::is_floating_point<ty_compute<T>>::value) {
       enum { V = 16 / sizeof(T) };
       if (l.inner % V == 0 &&
           (reinterpret_cast<uintptr_t>(src->data) | reinterpret_cast<uintptr_t>(out->data)) % 16 == 0)

@@ -6,7 +6,7 @@
 #include "teams.cuh"
 
 enum { THREADS = 256, MOST_THREADS = 1024, MOST_HOLDING = 512 };
-template <class T> constexpr int held = 64 / sizeof(T); /* elements of a row in a thread's registers */
+template <class T> constexpr int held = 64 / sizeof(ty_compute<T>); /* elements of a row in a thread's registers */
 
 /* x: forward the input, backward the result, with the gradient g. */
 template <class T> struct softmax_job {
@@ -53,8 +53,9 @@ template <class T> struct backward_line {
 /* ---- rows that stay in registers ---- */
 
 template <class T, int V, class Line>
-__global__ void __launch_bounds__(MOST_HOLDING) softmax_held(const softmax_job<T> j) {
+__global__ void __launch_bounds__(MOST_HOLDING, 1) softmax_held(const softmax_job<T> j) {
   typedef typename Line::S S;
+  typedef ty_compute<T> C;
   enum { HELD = held<T>, PACKS = HELD / V };
   TY_SHARED(S, room, TY_WARP);
   const int team = j.team, lane = static_cast<int>(threadIdx.x) % team;
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(MOST_HOLDING) softmax_held(const softmax_job<T
   for (int64_t first = blockIdx.x * per_block; first < j.rows; first += gridDim.x * per_block) {
     const int64_t row = first + static_cast<int>(threadIdx.x) / team;
     const int n = row < j.rows ? static_cast<int>(j.size) : 0;
-    T x[HELD], g[Line::INPUTS > 1 ? HELD : 1];
+    C x[HELD], g[Line::INPUTS > 1 ? HELD : 1];
     S s = Line::start();
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
@@ -98,13 +99,14 @@ __global__ void __launch_bounds__(MOST_HOLDING) softmax_held(const softmax_job<T
 template <class T, int V, class Line>
 __global__ void __launch_bounds__(MOST_THREADS) softmax_long(const softmax_job<T> j) {
   typedef typename Line::S S;
-  enum { PACKS = 8 / V < 1 ? 1 : 8 / V, EACH = PACKS * V };
+  typedef ty_compute<T> C;
+  enum { PACKS = V > 4 ? 2 : 8 / V, EACH = PACKS * V };
   TY_SHARED(S, room, TY_WARP);
   const int64_t step = int64_t{ blockDim.x } * V;
   for (int64_t row = blockIdx.x; row < j.rows; row += gridDim.x) {
     const T *from = j.x + row * j.size, *from_g = Line::INPUTS > 1 ? j.g + row * j.size : nullptr;
     T *to = j.out + row * j.size;
-    T x[EACH], g[Line::INPUTS > 1 ? EACH : 1];
+    C x[EACH], g[Line::INPUTS > 1 ? EACH : 1];
     S s = Line::start();
     int64_t at = int64_t{ threadIdx.x } * V;
     for (; at + (PACKS - 1) * step < j.size; at += PACKS * step) {
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(MOST_THREADS) softmax_long(const softmax_job<T
     ty_team_join(
         s, static_cast<int>(blockDim.x), [](S &a, const S &b) { Line::join(a, b); }, room);
     Line::scale(s, j.log);
-#pragma unroll 4
+#pragma unroll(V > 4 ? 2 : 4)
     for (at = int64_t{ threadIdx.x } * V; at < j.size; at += step) {
       ty_load<V>(from + at, x);
       if (Line::INPUTS > 1) ty_load<V>(from_g + at, g);
@@ -136,8 +138,9 @@ __global__ void __launch_bounds__(MOST_THREADS) softmax_long(const softmax_job<T
 
 /* ---- lines whose elements lie apart: neighbouring threads take neighbouring lines, `team` threads each ---- */
 
-template <class T, class Line> __global__ void __launch_bounds__(THREADS) softmax_columns(const softmax_job<T> j) {
+template <class T, class Line> __global__ void __launch_bounds__(THREADS, 1) softmax_columns(const softmax_job<T> j) {
   typedef typename Line::S S;
+  typedef ty_compute<T> C;
   enum { UNROLL = 4 };
   TY_SHARED(S, room, THREADS);
   const int lines = THREADS / j.team, lane = static_cast<int>(threadIdx.x) / lines;
@@ -145,20 +148,20 @@ template <class T, class Line> __global__ void __launch_bounds__(THREADS) softma
   for (int64_t first = int64_t{ blockIdx.x } * lines; first < all; first += int64_t{ gridDim.x } * lines) {
     const int64_t line = first + static_cast<int>(threadIdx.x) % lines, outer = line / j.inner;
     const int64_t base = outer * j.size * j.inner + (line - outer * j.inner), n = line < all ? j.size : 0;
-    T x[UNROLL], g[UNROLL];
+    C x[UNROLL], g[UNROLL];
     S s = Line::start();
     int64_t i = lane;
     for (; i + (UNROLL - 1) * j.team < n; i += UNROLL * j.team) {
 #pragma unroll
       for (int u = 0; u < UNROLL; u++) {
-        x[u] = j.x[base + (i + u * j.team) * j.inner];
-        if (Line::INPUTS > 1) g[u] = j.g[base + (i + u * j.team) * j.inner];
+        x[u] = ty_widen(j.x[base + (i + u * j.team) * j.inner]);
+        if (Line::INPUTS > 1) g[u] = ty_widen(j.g[base + (i + u * j.team) * j.inner]);
       }
       Line::template add<UNROLL>(s, x, g, j.log);
     }
     for (; i < n; i += j.team) {
-      x[0] = j.x[base + i * j.inner];
-      if (Line::INPUTS > 1) g[0] = j.g[base + i * j.inner];
+      x[0] = ty_widen(j.x[base + i * j.inner]);
+      if (Line::INPUTS > 1) g[0] = ty_widen(j.g[base + i * j.inner]);
       Line::template add<1>(s, x, g, j.log);
     }
     if (j.team > 1) {
@@ -175,7 +178,7 @@ template <class T, class Line> __global__ void __launch_bounds__(THREADS) softma
 #pragma unroll 4
     for (i = lane; i < n; i += j.team) {
       const int64_t at = base + i * j.inner;
-      j.out[at] = Line::result(s, j.x[at], Line::INPUTS > 1 ? j.g[at] : T(0), j.log);
+      j.out[at] = ty_narrow<T>(Line::result(s, ty_widen(j.x[at]), Line::INPUTS > 1 ? ty_widen(j.g[at]) : C(0), j.log));
     }
   }
 }
@@ -217,16 +220,16 @@ template <class T, class Line> static bool run(const ty_kernel_args *k, const vo
 }
 
 static bool forward(const ty_kernel_args *k, const char *op, bool log) {
-  return ty_for_reals(k->in[0]->dtype, op, [&](auto x) {
+  return ty_for_floats(k->in[0]->dtype, op, [&](auto x) {
     typedef decltype(x) T;
-    return run<T, forward_line<T>>(k, k->in[0]->data, nullptr, log);
+    return run<T, forward_line<ty_compute<T>>>(k, k->in[0]->data, nullptr, log);
   });
 }
 
 static bool backward(const ty_kernel_args *k, const char *op, bool log) {
-  return ty_for_reals(k->in[0]->dtype, op, [&](auto x) {
+  return ty_for_floats(k->in[0]->dtype, op, [&](auto x) {
     typedef decltype(x) T;
-    return run<T, backward_line<T>>(k, k->in[1]->data, k->in[0]->data, log);
+    return run<T, backward_line<ty_compute<T>>>(k, k->in[1]->data, k->in[0]->data, log);
   });
 }
 

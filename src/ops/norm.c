@@ -136,7 +136,7 @@ static bool backward(ty_call *c, int64_t rows, int64_t parameters, ty_tensor *bi
   if (has_mean && !out_parameter(c, 2, x, weight)) return false;
   in[5] = bias;
   for (int i = 0; i < 6; i++)
-    if (i != 1 && !convert(&in[i], dtype)) return false;
+    if (i != 1 && !convert(&in[i], i ? dtype : ty_dtype_of(x))) return false;
   return ty_launch(c, in, c->op->id == TY_OP_group_norm_backward ? 6 : n, p);
 }
 

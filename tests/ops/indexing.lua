@@ -190,6 +190,7 @@ return function(row, T)
 
   row("index_add", {
     cases = {
+      { T { 5, 16 }, 0, T { 40, int = { 0, 5 } }, T { 40, 16 }, grad = false, dtypes = { "f32", "bf16", "f16" } },
       { T { 5, 3 }, 0, T { 4, int = { 0, 5 } }, T { 4, 3 } }, { T { 2, 4, 3 }, 1, T { 6, int = { 0, 4 } },
         T { 2, 6, 3 } },
       { T { 2, 5 }, -1, T { 7, int = { 0, 5 } }, T { 2, 7 } }, { T { 6 }, 0, T { 2, values = { 5, 5 },

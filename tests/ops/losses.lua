@@ -157,8 +157,8 @@ return function(row, T)
     cases = {
       { T { 6, 5 }, T { 6, int = { 0, 5 } } }, { T { 6, 3 }, T { 6, values = ignored, dtype = "i64" }, T { 3 } },
       { T { 6, 5 }, T { 6, int = { 0, 5 } }, opts = { log_probs = true } },
-      { T { 2, 1200 }, T { 2, int = { 0, 1200 } }, opts = { label_smoothing = 0.1 }, grad = false, dtypes = { "f32" } },
-      { T { 2, 70 }, T { 2, int = { 0, 70 } }, grad = false, dtypes = { "f32" } },
+      { T { 2, 1200 }, T { 2, int = { 0, 1200 } }, opts = { label_smoothing = 0.1 }, grad = false, dtypes = { "f32", "bf16" } },
+      { T { 2, 70 }, T { 2, int = { 0, 70 } }, grad = false, dtypes = { "f32", "bf16" } },
       { T { 6, 3 }, T { 6, values = ignored, dtype = "i32" }, T { 3 }, opts = { label_smoothing = 0.2 } },
       { T { 0, 3 }, T { 0, int = { 0, 3 } } },
     },

@@ -98,6 +98,10 @@ return function(row, T)
       { T { 2, 1100, range = { 50, 52 } }, { 1100 }, grad = false, dtypes = { "f32" } },
       { T { 1, 2051 }, { 2051 }, T { 2051 }, T { 2051 }, grad = false, dtypes = { "f32" } },
       { T { 1, 8204 }, { 8204 }, T { 8204 }, T { 8204 }, grad = false, dtypes = { "f32" } },
+      -- the same of halves in whole packs
+      { T { 3, 512 }, { 512 }, T { 512 }, T { 512 }, grad = false, dtypes = { "bf16", "f16" } },
+      { T { 2, 1104 }, { 1104 }, T { 1104 }, T { 1104 }, grad = false, dtypes = { "bf16", "f16" } },
+      { T { 1, 8208 }, { 8208 }, T { 8208 }, T { 8208 }, grad = false, dtypes = { "bf16", "f16" } },
     },
     ref = function(x, shape, weight, bias, opts)
       if shape == nil then return normalize(x, last_dims(x, 1), nil, nil, 1e-5, true) end
@@ -158,6 +162,10 @@ return function(row, T)
         tol = { f32 = 1e-5 } },
       { T { 2, 8204 }, T { 2, 8204 }, T { 2, 1 }, T { 2, 1, range = { 0.5, 2 } }, T { 8204 }, dtypes = { "f32" },
         tol = { f32 = 2e-5 } },
+      -- halves in whole packs
+      { T { 9, 512 }, T { 9, 512 }, T { 9, 1 }, T { 9, 1, range = { 0.5, 2 } }, T { 512 }, dtypes = { "bf16", "f16" } },
+      { T { 3, 1104 }, T { 3, 1104 }, T { 3, 1 }, T { 3, 1, range = { 0.5, 2 } }, T { 1104 }, dtypes = { "bf16", "f16" } },
+      { T { 2, 8208 }, T { 2, 8208 }, T { 2, 1 }, T { 2, 1, range = { 0.5, 2 } }, T { 8208 }, dtypes = { "bf16", "f16" } },
     },
     ref = function(g, x, mean, rstd, weight)
       return backward(g, x, by_row(mean), by_row(rstd), weight, last_dims(x, #x.shape - 1), true)
@@ -258,6 +266,7 @@ return function(row, T)
       { T { 0, 4, 3 }, 2, T { 4 }, T { 4 }, opts = { activation = "silu" } },
       { T { 1, 2, 1100 }, 2, T { 2 }, T { 2 }, opts = { activation = "silu" }, grad = false, dtypes = { "f32" } },
       { T { 1, 2, 4101 }, 2, T { 2 }, T { 2 }, grad = false, dtypes = { "f32" } },
+      { T { 1, 2, 1104 }, 2, T { 2 }, T { 2 }, opts = { activation = "silu" }, grad = false, dtypes = { "bf16", "f16" } },
     },
     ref = function(x, groups, weight, bias, opts)
       for _, given in ipairs { weight or {}, bias or {} } do
@@ -296,6 +305,7 @@ return function(row, T)
       { T { 1, 2, 1100 }, T { 1, 2, 1100 }, T { 1, 1 }, T { 1, 1, range = { 0.5, 2 } }, T { 2 }, 1, T { 2 }, "silu",
         dtypes = { "f32" } },
       { T { 1, 2, 4101 }, T { 1, 2, 4101 }, T { 1, 1 }, T { 1, 1, range = { 0.5, 2 } }, T { 2 }, 1, dtypes = { "f32" } },
+      { T { 1, 2, 1104 }, T { 1, 2, 1104 }, T { 1, 1 }, T { 1, 1, range = { 0.5, 2 } }, T { 2 }, 1, dtypes = { "bf16" } },
     },
     ref = function(g, x, mean, rstd, weight, groups, bias, activation)
       local of, through = groups_of(x, groups), { shape = g.shape }

@@ -45,6 +45,8 @@ return function(row, T)
       { T { 2, 40 }, T { 2, 40 }, nil, T { 40 }, opts = { eps = 0.1 } }, { T { 20, 3 }, T { 20, 3 }, T { 3 }, T { 3 } },
       { T { 0, 4 }, T { 0, 4 }, T { 4 }, T { 4 } }, { T { 2, 5 }, T { 2, 5 }, opts = { p = 0.5, training = false } },
       { T { 2, 1100 }, T { 2, 1100 }, T { 1100 }, T { 1100 }, grad = false, dtypes = { "f32" } },
+      { T { 2, 1104 }, T { 2, 1104 }, T { 1104 }, T { 1104 }, grad = false, dtypes = { "bf16", "f16" } },
+      { T { 1, 8208 }, T { 1, 8208 }, T { 8208 }, T { 8208 }, grad = false, dtypes = { "bf16", "f16" } },
     },
     ref = function(x, residual, weight, bias, opts)
       if is_options(weight) then weight, opts = nil, weight end

@@ -34,7 +34,7 @@ return function(row, T)
       { T {}, 0 }, { T { 0, 3 }, 1 }, { T { 3, 0 }, 0 }, { T { 2, 150 }, 0, grad = false },
       { T { 4, values = { 1, inf, 2, nan } }, 0, grad = false },
       -- on a GPU: lines of a warp, of a block, in chunks; columns
-      { T { 3, 600 }, 1, grad = false, dtypes = { "f32", "i64" } },
+      { T { 3, 600 }, 1, grad = false, dtypes = { "f32", "f16", "i64" } },
       { T { 20004 }, 0, grad = false, dtypes = { "f32", "i64" } },
       { T { 20004 }, 0, true, grad = false, dtypes = { "f32" } },
       { T { 20003, 2 }, 0, true, grad = false, dtypes = { "f32" } },

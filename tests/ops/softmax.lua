@@ -68,8 +68,8 @@ return function(row, T)
       { T { 35, 3 }, 1 }, { T { 17, 16 }, 1 }, { T { 2, 33 }, 1 }, { T { 2, 48 }, 1 }, { T { 2, 64 }, 1 },
       { T { 2, 65 }, 1 },
       -- on a GPU: held by a block, and too long for that
-      { T { 2, 1200 }, 1, grad = false, dtypes = { "f32" } }, { T { 2, 9000 }, 1, grad = false, dtypes = { "f32" } },
-      { T { 1, 8197 }, 1, grad = false, dtypes = { "f32" } }, { T { 60, 40 }, 0, grad = false, dtypes = { "f32" } },
+      { T { 2, 1200 }, 1, grad = false, dtypes = { "f32", "bf16" } }, { T { 2, 9000 }, 1, grad = false, dtypes = { "f32", "bf16" } },
+      { T { 1, 8197 }, 1, grad = false, dtypes = { "f32", "bf16" } }, { T { 60, 40 }, 0, grad = false, dtypes = { "f32", "bf16" } },
     }
   end
   local errors = {
@@ -95,8 +95,8 @@ return function(row, T)
       { T {}, T { range = { -3, 0 } }, 0 }, { T { 0, 3 }, T { 0, 3 }, 1 }, { T { 3, 0 }, T { 3, 0 }, 1 },
       { T { 2, 17 }, T { 2, 17, range = { -3, 0 } }, -1 }, { T { 2, 64 }, T { 2, 64, range = { -3, 0 } }, -1 },
       { T { 2, 300 }, T { 2, 300, range = { -3, 0 } }, -1 },
-      { T { 1, 9000 }, T { 1, 9000, range = { -3, 0 } }, -1, dtypes = { "f32" } },
-      { T { 60, 40 }, T { 60, 40, range = { -3, 0 } }, 0, dtypes = { "f32" } },
+      { T { 1, 9000 }, T { 1, 9000, range = { -3, 0 } }, -1, dtypes = { "f32", "bf16" } },
+      { T { 60, 40 }, T { 60, 40, range = { -3, 0 } }, 0, dtypes = { "f32", "bf16" } },
     }
   end
   local backward_errors = {
