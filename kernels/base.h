@@ -17,7 +17,8 @@ extern "C" {
 #define TY_MAX_GPUS 16
 #define TY_MAX_STREAMS 32 /* of each GPU; number 0 is where work goes when nobody says otherwise */
 
-/* Order is the order of promotion within a class; ORDER DTYPE: dtype.c */
+/* Order is the order of promotion within a class; ORDER DTYPE: dtype.c. From TY_Q8_0 on: block-quantized, see quant_blocks.h.
+ * Tensors of these are contiguous, and their rows (the last dimension) are whole blocks. */
 typedef enum ty_dtype {
   TY_BOOL,
   TY_U8,
@@ -29,13 +30,20 @@ typedef enum ty_dtype {
   TY_BF16,
   TY_F32,
   TY_F64,
+  TY_Q8_0,
+  TY_Q4_0,
+  TY_Q4_K,
+  TY_Q6_K,
+  TY_NF4,
   TY_DTYPES,
   TY_DTYPE_DEFAULT = -1 /* in arguments: the op decides */
 } ty_dtype;
 
-extern const uint8_t ty_dtype_size[TY_DTYPES];     /* bytes */
+extern const uint8_t ty_dtype_size[TY_DTYPES];     /* bytes of an element, or of a block */
+extern const uint16_t ty_dtype_block[TY_DTYPES];   /* elements of a block; 1: not quantized */
 extern const char *const ty_dtype_name[TY_DTYPES]; /* "f32" ... */
-static inline bool ty_is_float(ty_dtype d) { return d >= TY_F16; }
+static inline bool ty_is_float(ty_dtype d) { return d >= TY_F16 && d <= TY_F64; }
+static inline bool ty_is_quantized(ty_dtype d) { return d > TY_F64; }
 static inline bool ty_is_half(ty_dtype d) { return d == TY_F16 || d == TY_BF16; }
 
 /* A strided window on memory. Strides count elements, not bytes, and may be 0 (broadcast), never negative. */
@@ -49,6 +57,21 @@ typedef struct ty_view {
   int64_t size[TY_MAX_DIMS];
   int64_t stride[TY_MAX_DIMS];
 } ty_view;
+
+enum { TY_NF4_GROUP = 256 }; /* blocks that share one f32 scale */
+
+/* Bytes of a row of `columns` elements, a multiple of the block. */
+static inline int64_t ty_row_bytes(ty_dtype d, int64_t columns) {
+  int64_t blocks = ty_is_quantized(d) ? columns / ty_dtype_block[d] : columns;
+  int64_t scales = d == TY_NF4 ? (blocks + TY_NF4_GROUP - 1) / TY_NF4_GROUP * (int64_t)sizeof(float) : 0;
+  return blocks * ty_dtype_size[d] + scales;
+}
+
+/* Bytes of the elements of a view, without what lies between them. */
+static inline int64_t ty_view_bytes(const ty_view *v) {
+  if (!ty_is_quantized((ty_dtype)v->dtype)) return v->count * ty_dtype_size[v->dtype];
+  return v->count ? v->count / v->size[v->ndim - 1] * ty_row_bytes((ty_dtype)v->dtype, v->size[v->ndim - 1]) : 0;
+}
 
 /* One launch. Absent optional inputs are NULL. `params` is the op's struct of params.h, or NULL. */
 typedef struct ty_kernel_args {

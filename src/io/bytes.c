@@ -87,6 +87,12 @@ bool ty_valid_utf8(const void *text, size_t size) {
 bool ty_count_bytes(ty_dtype dtype, int ndim, const int64_t *size, uint64_t *bytes) {
   uint64_t n = ty_dtype_size[dtype];
   bool empty = false;
+  if (ty_is_quantized(dtype)) { /* rows of whole blocks */
+    if (ndim == 0 || size[ndim - 1] < 0 || size[ndim - 1] % ty_dtype_block[dtype]) return false;
+    n = (uint64_t)ty_row_bytes(dtype, size[--ndim]);
+    empty = n == 0;
+    n += empty;
+  }
   for (int i = 0; i < ndim; i++) {
     empty |= size[i] == 0;
     if (size[i] < 0 || __builtin_mul_overflow(n, size[i] ? (uint64_t)size[i] : 1, &n)) return false;
@@ -104,7 +110,7 @@ ty_tensor *ty_mapping_tensor(ty_mapping *m, size_t offset, ty_dtype dtype, int n
   }
   uint8_t *data = bytes ? m->data + offset : NULL;
   ty_tensor *t;
-  if (copy || !bytes || (uintptr_t)data % ty_dtype_size[dtype]) {
+  if (copy || !bytes || (!ty_is_quantized(dtype) && (uintptr_t)data % ty_dtype_size[dtype])) {
     t = ty_tensor_new(TY_CPU, dtype, ndim, size);
     if (t && bytes) memcpy(t->v.data, data, bytes);
   } else {

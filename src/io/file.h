@@ -81,7 +81,7 @@ bool ty_file_remove(const char *path);             /* a file or an empty directo
 ty_tensor *ty_host_tensor(ty_tensor *t);
 
 /* Bytes of a tensor; false when the sizes other than 0 multiply to more than memory can hold, so that strides fit
- * too. */
+ * too, and when the rows of a block-quantized one are not whole blocks. */
 bool ty_count_bytes(ty_dtype dtype, int ndim, const int64_t *size, uint64_t *bytes);
 
 #endif

@@ -66,7 +66,7 @@ static bool read_dtype(header *h, item *it) {
   size_t n;
   if (!ty_json_string(&h->json, &s, &n)) return false;
   for (int d = 0; d < TY_DTYPES; d++)
-    if (strlen(dtype_names[d]) == n && memcmp(dtype_names[d], s, n) == 0) {
+    if (dtype_names[d] && strlen(dtype_names[d]) == n && memcmp(dtype_names[d], s, n) == 0) {
       it->dtype = (ty_dtype)d;
       return true;
     }
@@ -314,6 +314,10 @@ static bool make_header(ty_bytes *out, const ty_named *tensors, size_t count, co
   for (size_t i = 0; ok && i < count; i++, comma = true) {
     if (tensors[i].name_size == 12 && memcmp(tensors[i].name, "__metadata__", 12) == 0)
       return ty_fail(TY_EINVAL, "safetensors: a tensor may not be named \"__metadata__\"");
+    if (!dtype_names[tensors[i].tensor->v.dtype])
+      return ty_fail(TY_EINVAL,
+                     "safetensors: the format has no %s of tensor %s; save as .gguf, or convert to f32 or f16",
+                     ty_dtype_name[tensors[i].tensor->v.dtype], ty_quote(tensors[i].name, tensors[i].name_size));
     ok = (!comma || ty_bytes_put(out, ",", 1)) && put_item(out, &tensors[i], &end);
   }
   ok = ok && ty_bytes_put(out, "}", 1);
@@ -344,7 +348,7 @@ bool ty_safetensors_write(const char *path, const ty_bundle *b) {
     ok = ty_writer_open(&w, path) && ty_writer_put(&w, head.data, head.size);
     for (size_t i = 0; ok && i < b->count; i++) {
       ty_tensor *t = ty_host_tensor(sorted[i].tensor);
-      ok = t && ty_writer_put(&w, t->v.data, (size_t)t->v.count * ty_dtype_size[t->v.dtype]);
+      ok = t && ty_writer_put(&w, t->v.data, (size_t)ty_view_bytes(&t->v));
       ty_release(t);
     }
     ok = ty_writer_close(&w, ok);

@@ -393,8 +393,7 @@ static int to_bytes(lua_State *L) {
   begin(L);
   *host = ty_host_tensor(t);
   if (!*host) return ty_lua_error(L);
-  lua_pushlstring(L, (*host)->v.count ? (*host)->v.data : "",
-                  (size_t)(*host)->v.count * ty_dtype_size[(*host)->v.dtype]);
+  lua_pushlstring(L, (*host)->v.count ? (*host)->v.data : "", (size_t)ty_view_bytes(&(*host)->v));
   ty_io_unbox(host);
   return 1;
 }

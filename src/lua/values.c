@@ -120,6 +120,9 @@ static int tensor(lua_State *L) {
   bool empty = b.ndim && b.size[b.ndim - 1] == 0;
   b.dtype = class == 0 && !empty ? TY_BOOL : class == 1 ? TY_I64 : TY_F32;
   if (option(L, 2, "dtype")) b.dtype = check_dtype(L, -1, "tensor");
+  if (ty_is_quantized(b.dtype))
+    return luaL_error(L, "tensor: dtype: numbers are not %s; make a float tensor and call :to \"%s\"",
+                      ty_dtype_name[b.dtype], ty_dtype_name[b.dtype]);
   int device = TY_CPU;
   if (option(L, 2, "device") && !ty_device_parse(luaL_checkstring(L, -1), &device))
     return luaL_error(L, "tensor: device: %s", ty_error());
@@ -164,11 +167,16 @@ static void need_values(lua_State *L, const ty_tensor *t, const char *function) 
   if (ty_is_recording() && !ty_recorded_host_read(t, function)) ty_lua_error(L);
 }
 
-/* t where the host can read it: itself, or a copy of what is on a GPU, which is pushed. */
+/* t where the host can read it: itself, or a copy of what is on a GPU or block-quantized, which is pushed. */
 static const ty_tensor *readable(lua_State *L, ty_tensor *t) {
-  if (ty_device_of(t) < TY_CUDA) return t;
+  bool blocks = ty_is_quantized(ty_dtype_of(t)) && ty_device_of(t) != TY_META;
+  if (ty_device_of(t) < TY_CUDA && !blocks) return t;
   ty_handle *h = ty_lua_push_empty(L);
-  h->t = ty_host_tensor(t);
+  ty_scope scope;
+  ty_scope_open(&scope);
+  ty_tensor *values = blocks ? ty_dequantize(t, TY_F32) : t;
+  h->t = values ? ty_host_tensor(values) : NULL;
+  ty_scope_close(&scope);
   if (!h->t) ty_lua_error(L);
   return h->t;
 }
@@ -302,7 +310,7 @@ static int tostring(lua_State *L) {
     luaL_addstring(&p.b, ty_node_name(t->node));
   }
   if (ty_device_of(t) != TY_META) {
-    if (ty_is_float(ty_dtype_of(t))) {
+    if (ty_is_float(ty_dtype_of(p.t))) {
       double range[3] = { INFINITY, 0, 0 };
       each_shown(&p, 0, 0, find_range, range);
       p.integer = range[2] == 0 && range[1] < 1e6;
@@ -379,7 +387,9 @@ static int to(lua_State *L) {
     if (!ty_dtype_parse(name, &dtype) && !ty_device_parse(name, &device)) {
       if (strncmp(name, "cuda", 4) == 0) return luaL_error(L, "to: %s", ty_error());
       return luaL_error(
-          L, "to: \"%s\" is neither a dtype (f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool) nor a device (cpu meta cuda)",
+          L,
+          "to: \"%s\" is neither a dtype (f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool q8_0 q4_0 q4_k q6_k nf4) "
+          "nor a device (cpu meta cuda)",
           name);
     }
   } else if (lua_istable(L, 2)) {
@@ -402,7 +412,8 @@ static int to(lua_State *L) {
   ty_handle *h = ty_lua_push_empty(L);
   ty_scope scope; /* converted first where that makes it smaller */
   ty_scope_open(&scope);
-  bool first = ty_dtype_size[dtype] <= ty_dtype_size[ty_dtype_of(t)];
+  bool blocks = ty_is_quantized(ty_dtype_of(t));
+  bool first = ty_is_quantized(dtype) || (!blocks && ty_dtype_size[dtype] <= ty_dtype_size[ty_dtype_of(t)]);
   t = first ? ty_to(t, dtype) : t;
   if (t && device != ty_device_of(t)) t = ty_to_device(t, device, non_blocking);
   h->t = ty_retain(ty_to(t, dtype));

@@ -21,12 +21,14 @@ bool ty_set_grad_enabled(bool on) {
 static bool fail_interrupted(const ty_op *op) { return ty_op_fail_(op, TY_EINTR, "interrupted"); }
 
 static const char *class_text(uint32_t flags) {
+  if (flags & ANY) return "a tensor that is not block-quantized (:to \"f32\" decodes)";
   if (flags & FLOATS) return "a float tensor (f64 f32 f16 bf16)";
   if (flags & INTS) return "an integer or bool tensor";
   return "a number tensor (not bool)";
 }
 
 static bool in_class(ty_dtype d, uint32_t flags) {
+  if (ty_is_quantized(d)) return flags & QUANTIZED;
   if (flags & ANY) return true;
   if (flags & FLOATS) return ty_is_float(d);
   if (flags & INTS) return !ty_is_float(d);
@@ -35,6 +37,10 @@ static bool in_class(ty_dtype d, uint32_t flags) {
 
 static bool fail_class(const ty_op *op, const char *name, const ty_tensor *t) {
   return ty_op_fail_(op, TY_EINVAL, "%s: expected %s, got %s", name, class_text(op->flags), ty_describe(t));
+}
+
+static bool fail_quantized(const ty_op *op, const char *name, const ty_tensor *t) {
+  return ty_op_fail_(op, TY_EINVAL, "%s: expected %s, got %s", name, class_text(ANY), ty_describe(t));
 }
 
 static bool fail_devices(const ty_op *op, const char *name, const ty_tensor *first, const ty_tensor *t) {
@@ -86,6 +92,8 @@ static bool check_inputs(const ty_op *op, const ty_value *arg) {
         if (__builtin_expect(!in_class(ty_dtype_of(t), op->flags), 0)) return fail_class(op, op->args[i].name, t);
       } else if (__builtin_expect(ty_device_of(t) != ty_device_of(first), 0) && op->id != TY_OP_copy_) {
         return fail_devices(op, op->args[i].name, first, t);
+      } else if (__builtin_expect(ty_is_quantized(ty_dtype_of(t)), 0) && !(op->flags & QUANTIZED)) {
+        return fail_quantized(op, op->args[i].name, t);
       }
     } else if (arg[i].kind == TY_TENSORS) {
       for (int j = 0; j < arg[i].ts.n; j++) {
@@ -94,6 +102,9 @@ static bool check_inputs(const ty_op *op, const ty_value *arg) {
         if (!in_class(ty_dtype_of(t), op->flags)) return fail_class(op, op->args[i].name, t);
         if (ty_device_of(t) != ty_device_of(first)) return fail_devices(op, op->args[i].name, first, t);
       }
+    } else if (op->args[i].kind == TY_ARG_DTYPE && arg[i].i > TY_F64 && !(op->flags & QUANTIZED)) {
+      return ty_op_fail_(op, TY_EINVAL, "%s: expected a dtype that is not block-quantized, got %s", op->args[i].name,
+                         ty_dtype_name[arg[i].i]);
     } else if (op->args[i].kind == TY_ARG_OPERAND && !first && op->nargs == i + 1) {
       return ty_op_fail_(op, TY_EINVAL, "%s: expected at least one tensor, got numbers only", op->args[i].name);
     }

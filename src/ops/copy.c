@@ -23,7 +23,7 @@ void ty_view_expand(ty_view *out, const ty_view *v, int ndim, const int64_t *siz
  * That memory is not given out again before the GPU is done with it. */
 static bool move_bytes(ty_tensor *dst, const ty_tensor *src, bool non_blocking) {
   int to = ty_device_of(dst), from = ty_device_of(src), gpu = from >= TY_CUDA ? from : to;
-  size_t bytes = (size_t)src->v.count * ty_dtype_size[src->v.dtype];
+  size_t bytes = (size_t)ty_view_bytes(&src->v);
   ty_storage *locked = src->storage->pinned ? src->storage : dst->storage->pinned ? dst->storage : NULL;
   if (!locked || gpu < TY_CUDA) return ty_device_copy(to, dst->v.data, from, src->v.data, bytes);
   non_blocking = non_blocking && ty_storage_used(locked, gpu, ty_stream_current(gpu));
@@ -53,14 +53,31 @@ static bool copy_across(ty_tensor *dst, ty_tensor *src, bool non_blocking) {
   return ok;
 }
 
+/* Blocks are copied as the bytes that they are. */
+static bool copy_blocks(ty_tensor *dst, ty_tensor *src) {
+  ty_view out = { .data = dst->v.data, .dtype = TY_U8 }, in = { .data = src->v.data, .dtype = TY_U8 };
+  int64_t bytes = ty_view_bytes(&dst->v);
+  ty_view_set_contiguous(&out, 1, &bytes);
+  ty_view_set_contiguous(&in, 1, &bytes);
+  const ty_view *outs[] = { &out }, *ins[] = { &in };
+  return ty_run_kernel(TY_OP_cast, ty_device_of(dst), outs, 1, ins, 1, NULL);
+}
+
 static bool copy_into(ty_tensor *dst, ty_tensor *src, bool non_blocking) {
   int ndim;
+  bool blocks = ty_is_quantized(ty_dtype_of(dst)) || ty_is_quantized(ty_dtype_of(src));
+  if (blocks && (ty_dtype_of(dst) != ty_dtype_of(src) || !ty_same_shape(&dst->v, &src->v)))
+    return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL,
+                       "source: a block-quantized tensor is copied only to or from one of its dtype and shape, got %s "
+                       "into %s",
+                       ty_describe(src), ty_describe(dst));
   int64_t size[TY_MAX_DIMS];
   if (!ty_broadcast(&ty_ops[TY_OP_copy_], &dst->v, &src->v, &ndim, size)) return false;
   if (ndim != dst->v.ndim || memcmp(size, dst->v.size, sizeof *size * (size_t)ndim) != 0)
     return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL, "source: %s does not broadcast to %s", ty_describe(src),
                        ty_describe(dst));
   if (ty_device_of(dst) != ty_device_of(src)) return copy_across(dst, src, non_blocking);
+  if (blocks) return copy_blocks(dst, src);
   ty_view expanded;
   ty_view_expand(&expanded, &src->v, ndim, size);
   const ty_view *out = &dst->v, *in = &expanded;
@@ -127,6 +144,11 @@ bool fwd_cast(ty_call *c) {
   ty_tensor *x = a->x.t;
   ty_dtype dtype = a->dtype.i == TY_DTYPE_DEFAULT ? ty_dtype_of(x) : (ty_dtype)a->dtype.i;
   if (dtype == ty_dtype_of(x)) return ty_out_view(c, 0, x, x->v.ndim, x->v.size, x->v.stride, 0);
+  if (ty_is_quantized(dtype) || ty_is_quantized(ty_dtype_of(x))) { /* no gradient flows through codes */
+    c->record = false;
+    x = ty_is_quantized(ty_dtype_of(x)) ? ty_dequantize(x, ty_is_quantized(dtype) ? TY_F32 : dtype) : x;
+    return ty_out_set(c, 0, ty_is_quantized(dtype) && x ? ty_quantize(x, dtype) : x);
+  }
   return ty_out_like(c, 0, x, dtype) && ty_launch(c, &x, 1, NULL);
 }
 

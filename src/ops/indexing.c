@@ -53,6 +53,7 @@ bool fwd_embedding(ty_call *c) {
   if (a->padding_index.i < -1 || a->padding_index.i >= w->v.size[0])
     return ty_op_fail(c, TY_EINVAL, "padding_index: expected a row of weight %s or -1 for none, got %lld",
                       ty_describe(w), (long long)a->padding_index.i);
+  if (ty_is_quantized(ty_dtype_of(w))) return ty_out_set(c, 0, ty_embedding_quantized(w, index));
   int64_t size[TY_MAX_DIMS];
   memcpy(size, index->v.size, sizeof *size * (size_t)index->v.ndim);
   size[index->v.ndim] = w->v.size[1];

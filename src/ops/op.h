@@ -33,7 +33,8 @@ enum { /* the flags of ops.def */
        Y_FOR_X = 1 << 14,
        HALF_ON_GPU = 1 << 15,
        AUTO_HALF = 1 << 16,
-       AUTO_FULL = 1 << 17
+       AUTO_FULL = 1 << 17,
+       QUANTIZED = 1 << 18
 };
 
 typedef enum ty_arg_kind {

@@ -91,7 +91,7 @@ static bool make_fused(ty_program *p) {
       const launch *l = &p->launches.v[p->order.v[k]];
       const operand *out = &p->operands.v[l->first];
       slot *s = &p->slots.v[out->slot];
-      bool whole = out->offset == 0 && (size_t)out->view.count * ty_dtype_size[out->view.dtype] == s->bytes;
+      bool whole = out->offset == 0 && (size_t)ty_view_bytes(&out->view) == s->bytes;
       if (s->kind == SLOT_TEMPORARY && s->first == i && s->last == i && whole) s->kind = SLOT_INNER;
     }
     if (!(at->fused = ty_fused_new(p, at->begin, at->end))) return false;
@@ -194,7 +194,7 @@ static void prepare_results(ty_program *p) {
     for (int j = i - 1; j >= 0; j--)
       if (p->results[j].slot == r->slot) r->root = j;
     r->whole = r->root == i && r->view.contiguous && r->offset == 0 &&
-               (size_t)r->view.count * ty_dtype_size[r->view.dtype] == p->slots.v[r->slot].bytes;
+               (size_t)ty_view_bytes(&r->view) == p->slots.v[r->slot].bytes;
   }
 }
 

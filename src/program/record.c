@@ -101,6 +101,11 @@ void ty_recorded_free(ty_storage *s) {
 
 static void span(const ty_view *v, char **lo, char **hi) {
   int64_t last = 0;
+  if (ty_is_quantized((ty_dtype)v->dtype)) {
+    *lo = v->data;
+    *hi = *lo + ty_view_bytes(v);
+    return;
+  }
   for (int d = 0; d < v->ndim; d++) last += (v->size[d] - 1) * v->stride[d];
   *lo = v->data;
   *hi = *lo + (last + 1) * ty_dtype_size[v->dtype];

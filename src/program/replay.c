@@ -59,30 +59,37 @@ static bool make_arena(ty_program *p) {
   return true;
 }
 
+/* Elements of v's type in so many bytes. */
+static int64_t elements_in(const ty_view *v, int64_t bytes) {
+  if (!ty_is_quantized((ty_dtype)v->dtype)) return bytes / ty_dtype_size[v->dtype];
+  int64_t columns = v->size[v->ndim - 1];
+  return columns ? bytes / ty_row_bytes((ty_dtype)v->dtype, columns) * columns : 0;
+}
+
 static bool make_results(ty_program *p, ty_tensor *const *argument, ty_tensor **made) {
   for (int i = 0; i < p->nresults; i++) {
     const result *r = &p->results[i];
     const ty_view *v = &r->view;
     slot *s = r->slot >= 0 ? &p->slots.v[r->slot] : NULL;
-    int64_t bytes = ty_dtype_size[v->dtype];
     if (r->fixed) {
       made[i] = ty_retain(r->fixed);
     } else if (s->kind == SLOT_ARGUMENT) {
-      made[i] = ty_tensor_view(argument[s->number], v->ndim, v->size, v->stride, r->offset / bytes);
+      made[i] = ty_tensor_view(argument[s->number], v->ndim, v->size, v->stride, elements_in(v, r->offset));
     } else if (s->kind == SLOT_GRADIENT) {
       ty_tensor *grad = leaf_of(&p->leaves.v[s->number], argument)->grad;
-      made[i] = ty_tensor_view(grad, v->ndim, v->size, v->stride, r->offset / bytes);
+      made[i] = ty_tensor_view(grad, v->ndim, v->size, v->stride, elements_in(v, r->offset));
     } else if (r->whole) {
       made[i] = ty_tensor_new(p->device, (ty_dtype)v->dtype, v->ndim, v->size);
       if (made[i]) s->base = made[i]->v.data;
     } else {
-      int64_t count = (int64_t)s->bytes / bytes;
+      int64_t columns = ty_is_quantized((ty_dtype)v->dtype) && v->count ? v->size[v->ndim - 1] : 1;
+      int64_t size[] = { elements_in(v, (int64_t)s->bytes) / columns, columns };
       ty_tensor *root = r->root < i ? ty_tensor_alias(made[r->root])
-                                    : ty_tensor_new(p->device, (ty_dtype)v->dtype, 1, &count);
+                                    : ty_tensor_new(p->device, (ty_dtype)v->dtype, 2, size);
       if (!root) return false;
       s->base = root->storage->bytes;
       root->v.data = s->base;
-      made[i] = ty_tensor_view(root, v->ndim, v->size, v->stride, r->offset / bytes);
+      made[i] = ty_tensor_view(root, v->ndim, v->size, v->stride, elements_in(v, r->offset));
       ty_release(root);
     }
     if (!made[i]) return false;

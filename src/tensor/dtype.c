@@ -13,7 +13,11 @@ bool ty_dtype_parse(const char *name, ty_dtype *out) {
       return true;
     }
   }
-  return ty_fail(TY_EINVAL, "unknown dtype \"%s\"; expected f64 f32 f16 bf16 i64 i32 i16 i8 u8 or bool", name);
+  return ty_fail(
+      TY_EINVAL,
+      "unknown dtype \"%s\"; expected f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool, or block-quantized q8_0 q4_0 q4_k "
+      "q6_k nf4",
+      name);
 }
 
 ty_dtype ty_promote(ty_dtype a, ty_dtype b) {
@@ -92,7 +96,7 @@ double ty_item(ty_tensor *t, bool *ok) {
 
 ty_tensor *ty_from_data(const void *data, ty_dtype dtype, int ndim, const int64_t *size) {
   ty_tensor *t = ty_tensor_new(TY_CPU, dtype, ndim, size);
-  if (t && t->v.count) memcpy(t->v.data, data, (size_t)t->v.count * ty_dtype_size[dtype]);
+  if (t && t->v.count) memcpy(t->v.data, data, (size_t)ty_view_bytes(&t->v));
   if (ty_is_recording() && t) ty_recorded_host_write(t);
   return ty_scope_add(t);
 }

@@ -44,17 +44,24 @@ bool ty_same_shape(const ty_view *a, const ty_view *b) {
   return true;
 }
 
-/* Elements of a shape, or -1 when its bytes do not fit 62 bits. */
-static int64_t checked_count(int ndim, const int64_t *size, ty_dtype dtype) {
+/* Bytes of a shape; fails when they do not fit 62 bits, and when rows are not whole blocks. */
+static bool checked_bytes(int ndim, const int64_t *size, ty_dtype dtype, size_t *bytes) {
   int64_t count = 1;
-  bool empty = false;
-  for (int d = 0; d < ndim; d++) {
-    if (size[d] < 0) return -1;
-    if (size[d] == 0) empty = true;
-    else if (count > (INT64_MAX >> 2) / ty_dtype_size[dtype] / size[d]) return -1;
-    else count *= size[d];
+  bool empty = false, possible = ndim <= TY_MAX_DIMS;
+  for (int d = 0; d < ndim && possible; d++) {
+    possible = size[d] >= 0 && (size[d] == 0 || count <= (INT64_MAX >> 2) / ty_dtype_size[dtype] / size[d]);
+    empty |= size[d] == 0;
+    if (possible && size[d]) count *= size[d];
   }
-  return empty ? 0 : count;
+  if (!possible) return ty_fail(TY_EINVAL, "%s is not a possible shape", ty_shape_text(ndim, size));
+  if (ty_is_quantized(dtype) && (ndim == 0 || size[ndim - 1] % ty_dtype_block[dtype]))
+    return ty_fail(TY_EINVAL, "a %s tensor needs a last dimension that is a multiple of %d, got %s",
+                   ty_dtype_name[dtype], ty_dtype_block[dtype], ty_shape_text(ndim, size));
+  int64_t columns = ndim && !empty ? size[ndim - 1] : 1;
+  *bytes = empty                    ? 0
+           : ty_is_quantized(dtype) ? (size_t)(count / columns * ty_row_bytes(dtype, columns))
+                                    : (size_t)count * ty_dtype_size[dtype];
+  return true;
 }
 
 /* ---- tensors ---- */
@@ -81,12 +88,9 @@ ty_tensor *ty_tensor_new(int device, ty_dtype dtype, int ndim, const int64_t *si
     ty_fail(TY_EINVAL, "a tensor has at most %d dimensions, got %d", TY_MAX_DIMS, ndim);
     return NULL;
   }
-  int64_t count = checked_count(ndim, size, dtype);
-  if (count < 0) {
-    ty_fail(TY_EINVAL, "%s is not a possible shape", ty_shape_text(ndim, size));
-    return NULL;
-  }
-  ty_storage *s = ty_storage_new(device, (size_t)count * ty_dtype_size[dtype], dtype, ndim, size);
+  size_t bytes;
+  if (!checked_bytes(ndim, size, dtype, &bytes)) return NULL;
+  ty_storage *s = ty_storage_new(device, bytes, dtype, ndim, size);
   if (!s) return NULL;
   ty_tensor *t = blank(s, dtype);
   if (!t) {
@@ -97,16 +101,37 @@ ty_tensor *ty_tensor_new(int device, ty_dtype dtype, int ndim, const int64_t *si
   return t;
 }
 
+/* Of block-quantized tensors there are views of whole rows without gaps; their blocks are not taken apart. */
+static bool whole_rows(const ty_tensor *base, const ty_view *v) {
+  int64_t columns = base->v.size[base->v.ndim - 1];
+  if (v->contiguous && v->ndim && v->size[v->ndim - 1] == columns) return true;
+  return ty_fail(
+      TY_EINVAL,
+      "%s: a block-quantized tensor has views of whole rows only (parts of the first dimension, other leading "
+      "dimensions), not %s of it; :to \"f32\" decodes it",
+      ty_describe(base), ty_shape_text(v->ndim, v->size));
+}
+
 ty_tensor *ty_tensor_view(ty_tensor *base, int ndim, const int64_t *size, const int64_t *stride, int64_t offset) {
-  ty_tensor *t = blank(base->storage, ty_dtype_of(base));
+  ty_dtype dtype = ty_dtype_of(base);
+  ty_tensor *t = blank(base->storage, dtype);
   if (!t) return NULL;
   ty_storage_retain(base->storage);
-  t->v.data = base->v.data ? (char *)base->v.data + offset * ty_dtype_size[base->v.dtype] : NULL;
   t->v.ndim = (int16_t)ndim;
   memcpy(t->v.size, size, sizeof *size * (size_t)ndim);
   memcpy(t->v.stride, stride, sizeof *stride * (size_t)ndim);
   ty_view_update(&t->v);
   t->is_view = true;
+  int64_t bytes = offset * ty_dtype_size[dtype];
+  if (ty_is_quantized(dtype)) {
+    if (!whole_rows(base, &t->v)) {
+      ty_release(t);
+      return NULL;
+    }
+    int64_t columns = base->v.size[base->v.ndim - 1];
+    bytes = columns ? offset / columns * ty_row_bytes(dtype, columns) : 0;
+  }
+  t->v.data = base->v.data ? (char *)base->v.data + bytes : NULL;
   return t;
 }
 
@@ -132,9 +157,8 @@ static void release_foreign(ty_storage *s) {
 
 ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *size, void (*release)(void *),
                           void *owner) {
-  int64_t count = ndim <= TY_MAX_DIMS ? checked_count(ndim, size, dtype) : -1;
-  if (count < 0) {
-    ty_fail(TY_EINVAL, "%s is not a possible shape", ty_shape_text(ndim, size));
+  size_t bytes_needed;
+  if (!checked_bytes(ndim, size, dtype, &bytes_needed)) {
     release(owner);
     return NULL;
   }
@@ -146,12 +170,9 @@ ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *
     return NULL;
   }
   *f = (foreign){ release, owner };
-  *s = (ty_storage){ .refs = 1,
-                     .device = TY_CPU,
-                     .bytes = bytes,
-                     .nbytes = (size_t)count * ty_dtype_size[dtype],
-                     .release = release_foreign,
-                     .owner = f };
+  *s = (ty_storage){
+    .refs = 1, .device = TY_CPU, .bytes = bytes, .nbytes = bytes_needed, .release = release_foreign, .owner = f
+  };
   ty_tensor *t = blank(s, dtype);
   if (!t) {
     ty_storage_release(s);

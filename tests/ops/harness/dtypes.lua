@@ -43,6 +43,9 @@ function dtypes.forbidden(flags)
 end
 
 function dtypes.is_float(dtype) return dtype == "f32" or dtype == "f64" or dtype == "f16" or dtype == "bf16" end
+--- Block-quantized: { dtype = the elements of a block }.
+local blocks = { q8_0 = 32, q4_0 = 32, q4_k = 256, q6_k = 256, nf4 = 64 }
+function dtypes.is_quantized(dtype) return blocks[dtype] ~= nil end
 function dtypes.is_half(dtype) return dtype == "f16" or dtype == "bf16" end
 function dtypes.is_int(dtype) return bits[dtype] ~= nil end
 
@@ -78,6 +81,7 @@ end
 
 --- The value of `dtype` nearest to x; integers wrap around.
 function dtypes.round(x, dtype)
+  if blocks[dtype] then return x end
   if dtype == "f64" then return x + 0.0 end
   if dtype == "f32" then return to_digits(x, 24, -126, largest.f32) end
   if dtype == "f16" then return to_digits(to_digits(x, 24, -126, largest.f32), 11, -14, largest.f16) end

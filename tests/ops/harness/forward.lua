@@ -56,8 +56,10 @@ local function check_results(row, instance, got, want, where, is_meta)
       if is_meta then
         report.check(tostring(t.device) == "meta", name, at, "device %s, expected meta", t.device)
       elseif compare.has_values(w) then
-        local computed = dtypes.is_half(instance.dtype) and instance.dtype or t.dtype
-        local tol = dtypes.is_float(t.dtype) and compare.tolerance(instance.tol or row.tol, computed) or 0
+        local blocks = dtypes.is_quantized(t.dtype)
+        local computed = dtypes.is_half(instance.dtype) and not blocks and instance.dtype or t.dtype
+        local near = blocks or dtypes.is_float(t.dtype)
+        local tol = near and compare.tolerance(instance.tol or row.tol, computed) or 0
         local ok, text = compare.near(layout.values(t), w, tol, t.dtype, row.strict)
         report.check(ok, name, at, "%s", text)
       end

@@ -17,6 +17,9 @@ function layout.shaped(values, shape, dtype, device)
 end
 
 local function contiguous(array)
+  if dtypes.is_quantized(array.dtype) then
+    return ty.io.from_bytes(array.bytes or "", array.dtype, array.shape):to { device = layout.device }
+  end
   if #array.shape == 0 then return layout.shaped({ array[1] }, {}, array.dtype) end
   return layout.shaped(table.move(array, 1, template.count(array), 1, {}), array.shape, array.dtype)
 end
@@ -76,6 +79,7 @@ layout.names = { "contiguous", "strided", "broadcast" }
 --- The tensor of an array. For "broadcast", `dim` (1-based) is the dimension with equal values, nil: none. For
 -- "strided" the tensor around it comes second.
 function layout.tensor(array, name, dim)
+  if dtypes.is_quantized(array.dtype) then return contiguous(array) end
   if name == "strided" then return strided(array) end
   if name == "broadcast" and dim then return expanded(array, dim) end
   return contiguous(array)
@@ -84,6 +88,7 @@ end
 --- The values of a tensor in C order as numbers, booleans as 0 and 1.
 function layout.values(t)
   if t:numel() == 0 then return {} end
+  if dtypes.is_quantized(t.dtype) then t = t:dequantize() end
   local list = t:detach():reshape(-1):tolist()
   if type(list[1]) == "boolean" then
     for i, v in ipairs(list) do list[i] = v and 1 or 0 end

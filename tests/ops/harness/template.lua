@@ -7,7 +7,7 @@
 --   distinct = true    no two values closer than 0.05
 --   avoid = {0, 1}     no value closer than 0.1 to these
 --   values = {...}     exactly these
---   dtype = "f32"      always this dtype
+--   dtype = "f32"      always this dtype; of a block-quantized one, the values are what decoding what was encoded gives
 
 local dtypes = require "dtypes"
 
@@ -117,6 +117,13 @@ function template.fill(spec, dtype, follow_int)
     end
   end
   for i = 1, n do array[i] = dtypes.round(values[i], dtype) end
+  if dtypes.is_quantized(dtype) and n > 0 then
+    local ty = require "tycho"
+    local encoded = ty.tensor(values, { dtype = "f32" }):reshape(array.shape):quantize(dtype)
+    array.exact = true
+    array.bytes = ty.io.to_bytes(encoded)
+    table.move(encoded:dequantize():reshape(-1):tolist(), 1, n, 1, array)
+  end
   return array
 end
 
@@ -128,7 +135,7 @@ end
 
 --- The same shape, dtype and values, to be changed.
 function template.copy(array)
-  local c = { shape = array.shape, dtype = array.dtype, fixed = array.fixed, exact = array.exact }
+  local c = { shape = array.shape, dtype = array.dtype, fixed = array.fixed, exact = array.exact, bytes = array.bytes }
   return table.move(array, 1, template.count(array), 1, c)
 end
 

@@ -1,0 +1,116 @@
+/* Decoding of block-quantized tensors: dequantize, and rows of them by index (embedding_quantized). */
+#include "dequantize.h"
+
+#include "../quant_blocks.h"
+#include "indexing.h"
+
+/* Each decodes 32 elements from a multiple of 32 in its block. */
+
+static void decode_q8_0(const ty_q8_0 *b, float *restrict out) {
+  float d = ty_block_f16(b->d);
+  for (int i = 0; i < 32; i++) out[i] = d * b->q[i];
+}
+
+static void decode_q4_0(const ty_q4_0 *b, float *restrict out) {
+  float d = ty_block_f16(b->d);
+  for (int i = 0; i < 16; i++) {
+    out[i] = d * (float)((b->q[i] & 15) - 8);
+    out[i + 16] = d * (float)((b->q[i] >> 4) - 8);
+  }
+}
+
+static void decode_q4_k(const ty_q4_k *b, int part, float *restrict out) {
+  int scale, min, shift = part & 1 ? 4 : 0;
+  ty_q4_k_part(b->scale, part, &scale, &min);
+  float d = ty_block_f16(b->d) * (float)scale, m = ty_block_f16(b->dmin) * (float)min;
+  const uint8_t *q = b->q + part / 2 * 32;
+  for (int i = 0; i < 32; i++) out[i] = d * (float)(q[i] >> shift & 15) - m;
+}
+
+static void decode_q6_k(const ty_q6_k *b, int part, float *restrict out) {
+  int half = part / 4, quarter = part % 4, shift = quarter < 2 ? 0 : 4;
+  const uint8_t *low = b->low + half * 64 + quarter % 2 * 32, *high = b->high + half * 32;
+  float d = ty_block_f16(b->d);
+  for (int j = 0; j < 2; j++) {
+    float scaled = d * b->scale[part * 2 + j];
+    for (int i = 16 * j; i < 16 * j + 16; i++) {
+      int q = (low[i] >> shift & 15) | (high[i] >> 2 * quarter & 3) << 4;
+      out[i] = scaled * (float)(q - 32);
+    }
+  }
+}
+
+static void decode_nf4(const ty_nf4 *b, float absmax, int half, float *restrict out) {
+  static const float level[16] = { TY_NF4_LEVELS };
+  float scaled[16];
+  for (int i = 0; i < 16; i++) scaled[i] = absmax * level[i];
+  int shift = half ? 4 : 0;
+  for (int i = 0; i < 32; i++) out[i] = scaled[b->q[i] >> shift & 15];
+}
+
+void TY_KERNEL(decode_row)(ty_dtype dtype, const void *row, int64_t columns, int64_t begin, int64_t end, float *out) {
+  if (dtype == TY_NF4) {
+    const ty_nf4 *blocks = (const ty_nf4 *)(const void *)((const char *)row + ty_nf4_head(columns));
+    for (int64_t at = begin; at < end; at += 32, out += 32) {
+      const ty_nf4 *b = blocks + at / 64;
+      decode_nf4(b, ty_nf4_absmax(row, at / 64, b), at / 32 % 2, out);
+    }
+    return;
+  }
+  for (int64_t at = begin; at < end; at += 32, out += 32) {
+    switch (dtype) {
+      case TY_Q8_0: decode_q8_0((const ty_q8_0 *)row + at / 32, out); break;
+      case TY_Q4_0: decode_q4_0((const ty_q4_0 *)row + at / 32, out); break;
+      case TY_Q4_K: decode_q4_k((const ty_q4_k *)row + at / 256, at / 32 % 8, out); break;
+      default: decode_q6_k((const ty_q6_k *)row + at / 256, at / 32 % 8, out);
+    }
+  }
+}
+
+/* ---- whole tensors ---- */
+
+typedef struct job {
+  ty_dtype dtype;
+  const char *from;
+  float *to;
+  int64_t columns, row_bytes;
+  const ty_view *index;
+} job;
+
+enum { PIECE = 4096 }; /* elements decoded at a time */
+
+static void decode_pieces(void *context, int64_t begin, int64_t end) {
+  const job *j = context;
+  int64_t pieces = (j->columns + PIECE - 1) / PIECE;
+  for (int64_t i = begin; i < end; i++) {
+    int64_t row = i / pieces, at = i % pieces * PIECE, stop = at + PIECE < j->columns ? at + PIECE : j->columns,
+            from = row;
+    if (j->index) { from = ty_index_at(j->index->data, row, j->index->dtype == TY_I64); }
+    TY_KERNEL(decode_row)(j->dtype, j->from + from * j->row_bytes, j->columns, at, stop, j->to + row * j->columns + at);
+  }
+}
+
+static void decode_rows(const ty_view *x, const ty_view *index, const ty_view *out) {
+  if (!out->count) return;
+  int64_t columns = x->size[x->ndim - 1];
+  job j = { .dtype = (ty_dtype)x->dtype,
+            .from = x->data,
+            .to = out->data,
+            .columns = columns,
+            .row_bytes = ty_row_bytes((ty_dtype)x->dtype, columns),
+            .index = index };
+  int64_t rows = out->count / columns;
+  ty_parallel_for(rows * ((columns + PIECE - 1) / PIECE), 1 + 16384 / columns, decode_pieces, &j);
+}
+
+bool TY_KERNEL(dequantize)(const ty_kernel_args *k) {
+  decode_rows(k->in[0], NULL, k->out[0]);
+  return true;
+}
+
+bool TY_KERNEL(embedding_quantized)(const ty_kernel_args *k) {
+  const ty_view *x = k->in[0], *index = k->in[1];
+  if (!ty_index_check(index, x->size[0])) return false;
+  decode_rows(x, index, k->out[0]);
+  return true;
+}

@@ -1,0 +1,80 @@
+/* Block-quantized formats: the layout of a block and its values. Q8_0, Q4_0, Q4_K and Q6_K are those of ggml and of GGUF
+ * files, byte for byte (docs/gguf.md and ggml-common.h there). NF4 is the 4-bit NormalFloat of Dettmers et al. 2023
+ * ("QLoRA"), with the scales of blocks in 8 bits (double quantization). Members are bytes, so that blocks may lie at any
+ * address; a code times its scale is rounded once more where a minimum is taken away, never fused. Also for CUDA. */
+#ifndef TY_KERNELS_QUANT_BLOCKS_H
+#define TY_KERNELS_QUANT_BLOCKS_H
+
+#include "half.h"
+
+typedef struct ty_q8_0 { /* x = d q */
+  uint8_t d[2];
+  int8_t q[32];
+} ty_q8_0;
+
+typedef struct ty_q4_0 { /* x = d (q - 8); low nibbles are elements 0 to 15, high ones 16 to 31 */
+  uint8_t d[2];
+  uint8_t q[16];
+} ty_q4_0;
+
+/* x = d scale q - dmin min, with a 6-bit scale and min for each 32 elements. Each 32 bytes of q are 64 elements: first the
+ * low nibbles, then the high ones. */
+typedef struct ty_q4_k {
+  uint8_t d[2], dmin[2];
+  uint8_t scale[12];
+  uint8_t q[128];
+} ty_q4_k;
+
+/* x = d scale (q - 32), a scale for each 16 elements. Of each half of 128 elements, low holds the low 4 bits (64 bytes: low
+ * nibbles are elements 0 to 63, high ones 64 to 127), high the upper 2 (byte i: elements i, i + 32, i + 64, i + 96). */
+typedef struct ty_q6_k {
+  uint8_t low[128], high[64];
+  int8_t scale[16];
+  uint8_t d[2];
+} ty_q6_k;
+
+/* A row of NF4: an f32 scale for each TY_NF4_GROUP blocks, then the blocks. x = scale absmax^2 level[q]: 255^2 stands for
+ * the largest magnitude of the group, and squares keep the relative error of smaller ones low. Low nibbles are elements 0
+ * to 31, high ones 32 to 63. 4.125 bits, and 32 more for each 16384 elements or row: 4.127 in long rows. */
+typedef struct ty_nf4 {
+  uint8_t absmax;
+  uint8_t q[32];
+} ty_nf4;
+
+/* Quantiles of the normal distribution, as the paper's appendix E lists them. */
+#define TY_NF4_LEVELS                                                                                 \
+  -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,    \
+      -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, \
+      0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f
+
+TY_INLINE float ty_block_f16(const uint8_t *d) {
+  uint16_t h;
+  memcpy(&h, d, sizeof h);
+  return ty_f16_to_f32(h);
+}
+
+/* The 6-bit scale and min of part j (0 to 7) of a Q4_K block. */
+TY_INLINE void ty_q4_k_part(const uint8_t *s, int j, int *scale, int *min) {
+  if (j < 4) {
+    *scale = s[j] & 63;
+    *min = s[j + 4] & 63;
+  } else {
+    *scale = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    *min = s[j + 4] >> 4 | (s[j] >> 6) << 4;
+  }
+}
+
+/* Where the blocks of an NF4 row of `columns` begin, in bytes. */
+TY_INLINE int64_t ty_nf4_head(int64_t columns) {
+  int64_t group = 64 * TY_NF4_GROUP;
+  return (columns + group - 1) / group * (int64_t)sizeof(float);
+}
+
+/* The magnitude that the levels of block `i` of a row, which is at b, are multiplied by. */
+TY_INLINE float ty_nf4_absmax(const void *row, int64_t i, const ty_nf4 *b) {
+  float scale;
+  memcpy(&scale, (const char *)row + i / TY_NF4_GROUP * (int64_t)sizeof scale, sizeof scale);
+  return scale * (float)(b->absmax * b->absmax);
+}
+
+#endif

@@ -1,0 +1,116 @@
+-- Block-quantized tensors: the bytes of the formats against ggml's reference (tests/fixtures/make_quant.py), and what
+-- such tensors allow and refuse.
+
+local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+
+local test, equal, ok, fails = check.test, check.equal, check.ok, check.fails
+local fixture = ty.io.load(here .. "../fixtures/quant.npz")
+local bytes, from = ty.io.to_bytes, ty.io.from_bytes
+
+local function rms(x) return x:square():mean():sqrt():item() end
+
+test("q8_0 and q4_0 encode as the reference does, bit for bit", function()
+  for _, dtype in ipairs { "q8_0", "q4_0" } do
+    ok(bytes(fixture.x:to(dtype)) == bytes(fixture[dtype .. "_blocks"]), dtype)
+  end
+end)
+
+test("all of ggml's formats decode as the reference does, bit for bit", function()
+  for _, dtype in ipairs { "q8_0", "q4_0", "q4_k", "q6_k" } do
+    local x = from(bytes(fixture[dtype .. "_blocks"]), dtype, { 6, 512 })
+    ok(bytes(x:to "f32") == bytes(fixture[dtype .. "_values"]), dtype)
+  end
+end)
+
+test("errors of encoding random normal numbers, and bytes", function()
+  ty.manual_seed(1)
+  local x = ty.randn(8, 32768)
+  for dtype, want in pairs { -- rms error, bits of an element
+    q8_0 = { 0.0055, 8.5 }, q4_0 = { 0.088, 4.5 }, q4_k = { 0.073, 4.5 }, q6_k = { 0.0185, 6.5625 },
+    nf4 = { 0.0925, 4.127 },
+  } do
+    local y = x:to(dtype)
+    equal(y.dtype, dtype)
+    ok(rms(y:to "f32" - x) < want[1], dtype .. ": rms error")
+    check.close(#bytes(y) * 8 / x:numel(), want[2], 1e-4, dtype .. ": bits")
+  end
+end)
+
+test("nf4 keeps its levels", function()
+  -- Appendix E of the QLoRA paper
+  local level = {
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022833234,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+  }
+  local values = {}
+  for i = 0, 63 do values[i + 1] = level[i * 7 % 16 + 1] * 3 end
+  local x = ty.tensor(values):reshape(1, 64)
+  check.close(x:to "nf4":to "f32":tolist()[1], values, 1e-6)
+end)
+
+test("blocks with NaN or infinity do not decode to numbers; zeros stay zeros", function()
+  for dtype in pairs { q8_0 = 1, q4_0 = 1, q4_k = 1, q6_k = 1, nf4 = 1 } do
+    local x = ty.ones(2, 256)
+    x:select(0, 1):slice(0, 3, 4):fill_(0 / 0)
+    local y = x:to(dtype):to "f32"
+    ok(y:select(0, 0):isfinite():all():item(), dtype)
+    ok(y:select(0, 1):slice(0, 0, 32):isnan():any():item(), dtype)
+    ok(ty.zeros(2, 256):to(dtype):to "f32":eq(0):all():item(), dtype)
+  end
+end)
+
+test("views of whole rows", function()
+  ty.manual_seed(2)
+  for dtype in pairs { q8_0 = 1, q4_0 = 1, q4_k = 1, q6_k = 1, nf4 = 1 } do
+    local q = ty.randn(8, 512):to(dtype)
+    local x = q:to "f32"
+    ok(q["2:5"]:to "f32":eq(x["2:5"]):all():item(), dtype .. " slice")
+    ok(q:select(0, 3):to "f32":eq(x:select(0, 3)):all():item(), dtype .. " select")
+    ok(q:reshape(2, 4, 512):select(0, 1):to "f32":eq(x["4:8"]):all():item(), dtype .. " reshape")
+    ok(q:detach():clone():to "f32":eq(x):all():item(), dtype .. " clone")
+    ok(ty.embedding(q, ty.tensor { 7, 0 }):eq(ty.embedding(x, ty.tensor { 7, 0 })):all():item(), dtype)
+    fails(function() return q:transpose(0, 1) end, "views of whole rows only")
+    fails(function() return q[":, 0:256"] end, "views of whole rows only")
+    fails(function() return q["::2"] end, "views of whole rows only")
+    fails(function() return q:reshape(16, 256) end, "views of whole rows only")
+    fails(function() return q:unsqueeze(0):expand(2, 8, 512) end, "views of whole rows only")
+  end
+end)
+
+test("what they are not for is an error", function()
+  local x = ty.ones(2, 32)
+  local q = x:to "q8_0"
+  fails(function() return q + 1 end, "add: x: expected a tensor that is not block%-quantized")
+  fails(function() return x + q end, "add: y: expected")
+  fails(function() return q:sum() end, "sum: x: expected")
+  fails(function() return ty.concat { q, q } end, "concat")
+  fails(function() return q:fill_(1) end, "fill_")
+  fails(function() return x:copy_(q) end, "copied only to or from")
+  fails(function() return q:copy_(x) end, "copied only to or from")
+  fails(function() return q:requires_grad_() end, "float")
+  fails(function() return ty.zeros(2, 32, { dtype = "q8_0" }) end, "not block%-quantized, got q8_0")
+  fails(function() return ty.tensor({ 1 }, { dtype = "q8_0" }) end, "numbers are not q8_0")
+  fails(function() return x:to "q4_k" end, "multiple of 256")
+  fails(function() return from("123", "q8_0", { 1, 32 }) end, "needs 34")
+  fails(function() return ty.io.save_safetensors("/dev/null", { q = q }) end, "has no q8_0")
+  fails(function() return ty.io.save_npy("/dev/null", q) end, "has no q8_0")
+end)
+
+test("printing, values, copies, another format, meta", function()
+  local q = ty.tensor { { 1.5, 2, 3, 4 } }:tile(1, 8):to "q8_0"
+  ok(tostring(q):find("tensor [1, 32] q8_0 cpu", 1, true), tostring(q))
+  equal(#q:tolist()[1], 32)
+  equal(q:to "q4_0".dtype, "q4_0")
+  equal(q:to "f16".dtype, "f16")
+  equal(q:to "meta".dtype, "q8_0")
+  local other = ty.zeros(1, 32):to "q8_0"
+  other:copy_(q)
+  ok(bytes(other) == bytes(q), "copy_")
+  local w = ty.randn(2, 32):requires_grad_()
+  equal(w:to "q8_0".requires_grad, false)
+end)
+
+check.finish()
