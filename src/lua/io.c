@@ -137,9 +137,7 @@ static void begin(lua_State *L) {
 
 /* ---- bundles: tables of tensors ---- */
 
-/* Collects the table { name = tensor } at `index`; names and tensors are borrowed from it. Leaves a userdata on the
- * stack. */
-static void check_tensors(lua_State *L, int index, ty_bundle *b) {
+void ty_io_tensors(lua_State *L, int index, ty_bundle *b) {
   luaL_checktype(L, index, LUA_TTABLE);
   size_t count = 0;
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) count++;
@@ -223,7 +221,7 @@ static int save_safetensors(lua_State *L) {
   ty_bundle b;
   const char *path = ty_io_path(L, 1);
   lua_settop(L, 3);
-  check_tensors(L, 2, &b);
+  ty_io_tensors(L, 2, &b);
   check_notes(L, 3, &b);
   if (b.note_count) qsort(b.notes, b.note_count, sizeof *b.notes, by_key);
   begin(L);
@@ -244,7 +242,7 @@ static int save_npz(lua_State *L) {
   const char *path = ty_io_path(L, 1);
   ty_io_options(L, 3, options);
   bool compress = ty_io_flag(L, 3, "compress", false);
-  check_tensors(L, 2, &b);
+  ty_io_tensors(L, 2, &b);
   begin(L);
   return ty_npz_write(path, &b, compress) ? 0 : ty_lua_error(L);
 }
@@ -453,8 +451,9 @@ static bool has_ending(const char *path, const char *ending) {
   return n >= m && strcmp(path + n - m, ending) == 0;
 }
 
-/* load(path, ...): by the first bytes, else by the ending. Tensors of .safetensors, .npz and PyTorch's .pt, .pth, .bin
- * and .ckpt come as a table (and the metadata), .npy and images as a tensor, .csv as a tensor and names, .json as Lua values. */
+/* load(path, ...): by the first bytes, else by the ending. Tensors of .safetensors, .gguf, .npz and PyTorch's .pt, .pth,
+ * .bin and .ckpt come as a table (and the metadata), .npy and images as a tensor, .csv as a tensor and names, .json as
+ * Lua values. */
 static int load(lua_State *L) {
   static const char *const torch_endings[] = { ".pt", ".pth", ".bin", ".ckpt" };
   const char *path = ty_io_path(L, 1);
@@ -469,14 +468,14 @@ static int load(lua_State *L) {
   if (size >= 6 && memcmp(magic, "\x93NUMPY", 6) == 0) return load_npy(L);
   if (size >= 4 && (memcmp(magic, "PK\3\4", 4) == 0 || memcmp(magic, "PK\5\6", 4) == 0)) return load_npz(L);
   if (size >= 3 && (memcmp(magic, "\x89PN", 3) == 0 || memcmp(magic, "\xff\xd8\xff", 3) == 0)) return load_image(L);
-  if (size >= 4 && memcmp(magic, "GGUF", 4) == 0)
-    return luaL_error(L, "load: \"%s\" is a GGUF file, which io.load does not read", path);
+  if (size >= 4 && memcmp(magic, "GGUF", 4) == 0) return ty_io_load_gguf(L);
   return load_safetensors(L);
 }
 
-/* save(path, value, ...): by the ending: .safetensors, .npz, .npy, .png, .json */
+/* save(path, value, ...): by the ending: .safetensors, .gguf, .npz, .npy, .png, .json */
 static int save(lua_State *L) {
   static const luaL_Reg writers[] = { { ".safetensors", save_safetensors },
+                                      { ".gguf", ty_io_save_gguf },
                                       { ".npz", save_npz },
                                       { ".npy", save_npy },
                                       { ".png", save_image },
@@ -484,7 +483,7 @@ static int save(lua_State *L) {
   const char *path = ty_io_path(L, 1);
   for (size_t i = 0; i < sizeof writers / sizeof *writers; i++)
     if (has_ending(path, writers[i].name)) return writers[i].func(L);
-  return luaL_error(L, "save: the name \"%s\" must end in .safetensors, .npz, .npy, .png or .json", path);
+  return luaL_error(L, "save: the name \"%s\" must end in .safetensors, .gguf, .npz, .npy, .png or .json", path);
 }
 
 void ty_io_add_tensors(lua_State *L) {
@@ -518,6 +517,7 @@ int ty_lua_open_io(lua_State *L) {
   lua_newtable(L);
   ty_io_add_tensors(L);
   ty_io_add_files(L);
+  ty_io_add_gguf(L);
   ty_io_add_json(L);
   return 1;
 }

@@ -23,13 +23,20 @@ int64_t ty_io_count(lua_State *L, int index, const char *name, int64_t otherwise
 const char *ty_io_choice(lua_State *L, int index, const char *name,
                          const char *otherwise); /* the string lives in the table */
 
+/* Collects the table { name = tensor } at `index`; names and tensors are borrowed from it. Leaves a userdata on the
+ * stack. */
+void ty_io_tensors(lua_State *L, int index, ty_bundle *b);
+
 /* Sets the functions of one file in the table on the top of the stack. */
 void ty_io_add_tensors(lua_State *L);
 void ty_io_add_files(lua_State *L);
 void ty_io_add_json(lua_State *L);
+void ty_io_add_gguf(lua_State *L);
 
 /* Lua functions that io.load and io.save hand over to, called with their own arguments. */
 int ty_io_load_json(lua_State *L);
 int ty_io_save_json(lua_State *L);
+int ty_io_load_gguf(lua_State *L);
+int ty_io_save_gguf(lua_State *L);
 
 #endif

@@ -34,7 +34,8 @@ static ty_tensor *tensor_on(ty_storage *s, void *data, ty_dtype dtype, int ndim,
 
 ty_tensor *ty_tensor_new(int device, ty_dtype dtype, int ndim, const int64_t *size) {
   size_t bytes = ty_dtype_size[dtype];
-  for (int i = 0; i < ndim; i++)
+  if (ty_is_quantized(dtype)) bytes = (size_t)ty_row_bytes(dtype, size[ndim - 1]);
+  for (int i = 0; i < ndim - ty_is_quantized(dtype); i++)
     if (__builtin_mul_overflow(bytes, (size_t)size[i], &bytes) || bytes > MOST) {
       ty_fail(TY_ENOMEM, "too many bytes here");
       return NULL;

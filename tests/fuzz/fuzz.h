@@ -24,6 +24,10 @@ static inline void touch(ty_tensor *t) {
   if (!t) return;
   if (!t->v.count) return;
   size_t last = 0;
+  if (ty_is_quantized((ty_dtype)t->v.dtype)) {
+    touch_bytes(t->v.data, (size_t)ty_view_bytes(&t->v));
+    return;
+  }
   for (int i = 0; i < t->v.ndim; i++) last += (size_t)((t->v.size[i] - 1) * t->v.stride[i]);
   const uint8_t *p = t->v.data;
   touch_bytes(p, (last + 1) * ty_dtype_size[t->v.dtype]);

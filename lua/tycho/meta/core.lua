@@ -2,7 +2,7 @@
 -- Declarations of what is written in C, for the editor (LuaLS) and for help(). The ops are declared by their table, see
 -- tycho.meta; this file holds the rest.
 
----@alias Dtype "f64"|"f32"|"f16"|"bf16"|"i64"|"i32"|"i16"|"i8"|"u8"|"bool"
+---@alias Dtype "f64"|"f32"|"f16"|"bf16"|"i64"|"i32"|"i16"|"i8"|"u8"|"bool"|"q8_0"|"q4_0"|"q4_k"|"q6_k"|"nf4"
 ---@alias Device "cpu"|"meta"|string
 
 --- An n-dimensional array that counts from 0. x[i] selects, x["0:8, :, -1"] slices, both also write; arithmetic works
@@ -432,13 +432,13 @@ function ty.thread.new(setup, ...) end
 
 ty.io = {}
 
---- Reads a file by its first bytes or its ending: .safetensors and .npz give a table of tensors (and metadata), .npy
+--- Reads a file by its first bytes or its ending: .safetensors, .gguf and .npz give a table of tensors (and metadata), .npy
 --- and images a tensor, .csv a tensor and names, .json Lua values.
 ---@param path string
 ---@return any ...
 function ty.io.load(path, ...) end
 
---- Writes by the ending: .safetensors, .npz, .npy, .png, .json. Written beside and renamed.
+--- Writes by the ending: .safetensors, .gguf, .npz, .npy, .png, .json. Written beside and renamed.
 ---@param path string
 ---@param value any
 function ty.io.save(path, value, ...) end
@@ -459,6 +459,24 @@ function ty.io.load_torch(path, options) end
 ---@param tensors table<string, Tensor>
 ---@param metadata? table<string, string>
 function ty.io.save_safetensors(path, tensors, metadata) end
+
+--- A GGUF file (versions 2 and 3; ggml's docs/gguf.md), the tensors mapped, not copied: f32, f16, bf16, f64, i8 to i64,
+--- q8_0, q4_0, q4_k and q6_k, sizes in our order (the reverse of ggml's). Asking the table for a tensor of another format
+--- is an error that names it. Metadata values are Lua values, arrays lists; a u64 above 2^63 comes as a float. The third
+--- result has the file's `version` and `alignment`, `types` (of metadata: "u32", of arrays "u32[]") and `tensors`, a list
+--- of { name, format, shape, offset, bytes } in the order of the file.
+---@param path string
+---@param options? {mmap?: boolean}
+---@return table<string, Tensor>, table<string, any>, table
+function ty.io.load_gguf(path, options) end
+
+--- Writes GGUF version 3. Metadata values without an entry in `types` are written as u32 (negative: i32, larger: i64), f32,
+--- bool, string; lists of integers as i32 where all fit. The types that load_gguf gives write a file back as it was.
+---@param path string
+---@param tensors table<string, Tensor>
+---@param metadata? table<string, any>
+---@param options? {alignment?: integer, types?: table<string, string>}
+function ty.io.save_gguf(path, tensors, metadata, options) end
 
 ---@param path string
 ---@param options? {mmap?: boolean}
