@@ -42,10 +42,19 @@ static void decode_q6_k(const ty_q6_k *b, int part, float *restrict out) {
 
 static void decode_nf4(const ty_nf4 *b, float absmax, int half, float *restrict out) {
   static const float level[16] = { TY_NF4_LEVELS };
+#if defined(__AVX512F__)
+  const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(level), _mm512_set1_ps(absmax));
+  for (int i = 0; i < 32; i += 16) { /* only the low four bits of an index count */
+    __m128i q = _mm_loadu_si128((const __m128i *)(b->q + i));
+    if (half) q = _mm_srli_epi16(q, 4);
+    _mm512_storeu_ps(out + i, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(q), scaled));
+  }
+#else
   float scaled[16];
   for (int i = 0; i < 16; i++) scaled[i] = absmax * level[i];
   int shift = half ? 4 : 0;
   for (int i = 0; i < 32; i++) out[i] = scaled[b->q[i] >> shift & 15];
+#endif
 }
 
 void TY_KERNEL(decode_row)(ty_dtype dtype, const void *row, int64_t columns, int64_t begin, int64_t end, float *out) {

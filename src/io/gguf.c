@@ -245,11 +245,12 @@ static bool check_names(const reader *r, const ty_gguf *g) {
 bool ty_gguf_open(ty_mapping *m, const char *file, ty_gguf *g) {
   enum { ENTRY_LEAST = 13, TENSOR_LEAST = 24 };
   *g = (ty_gguf){ .alignment = TY_GGUF_ALIGNMENT };
-  reader r = { file, m->data, m->data + m->size };
+  reader r = { .file = file };
   uint64_t version = 0, tensors = 0, entries = 0;
   if (m->size < 24 || memcmp(m->data, "GGUF", 4) != 0)
     return fail(&r, "it does not begin with GGUF and three counts: it is cut short or no GGUF file");
-  r.at += 4;
+  r.at = m->data + 4;
+  r.end = m->data + m->size;
   take(&r.at, r.end, 4, &version), take(&r.at, r.end, 8, &tensors), take(&r.at, r.end, 8, &entries);
   if (version != 2 && version != 3)
     return fail(&r, version & 0xffff ? "its version is %llu, Tycho reads 2 and 3" : "it is big-endian (version %llu)",

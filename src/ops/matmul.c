@@ -164,7 +164,9 @@ bool vjp_matmul(ty_vjp *c) {
 static bool check_linear(ty_call *c) {
   const ty_linear_args *arg = TY_ARGS(linear, c);
   const ty_tensor *x = arg->x.t, *weight = arg->weight.t, *bias = arg->bias.t, *residual = arg->residual.t;
-  if (!ty_check_floats(c, 1) || !ty_check_ndim(c, 1, 2, 2, "[out, in]")) return false;
+  bool codes = ty_is_quantized(ty_dtype_of(weight));
+  if (!ty_check_floats(c, 0) || (!codes && !ty_check_floats(c, 1)) || !ty_check_ndim(c, 1, 2, 2, "[out, in]"))
+    return false;
   if (x->v.ndim == 0 || x->v.size[x->v.ndim - 1] != weight->v.size[1])
     return ty_op_fail(c, TY_EINVAL, "x: expected [..., %lld] for weight %s, got %s", (long long)weight->v.size[1],
                       ty_describe(weight), ty_describe(x));
@@ -191,11 +193,24 @@ static bool linear_apart(ty_call *c, ty_activation activation) {
   return ty_out_set(c, 0, y);
 }
 
+/* A block-quantized weight: an op of its own, and what follows it as separate ones. */
+static bool linear_of_codes(ty_call *c, ty_activation activation) {
+  const ty_linear_args *arg = TY_ARGS(linear, c);
+  bool was = ty_set_grad_enabled(c->record);
+  c->record = false;
+  ty_tensor *y = ty_linear_quantized(arg->x.t, arg->weight.t, arg->bias.t);
+  if (arg->residual.t) y = ty_add(y, ty_to(arg->residual.t, ty_dtype_of(arg->x.t)));
+  if (activation) y = ty_activate(y, activation);
+  ty_set_grad_enabled(was);
+  return ty_out_set(c, 0, y);
+}
+
 bool fwd_linear(ty_call *c) {
   const ty_linear_args *arg = TY_ARGS(linear, c);
   ty_tensor *x = arg->x.t, *weight = arg->weight.t, *bias = arg->bias.t, *residual = arg->residual.t;
   ty_activation activation;
   if (!ty_check_activation(c, 4, &activation) || !check_linear(c)) return false;
+  if (ty_is_quantized(ty_dtype_of(weight))) return linear_of_codes(c, activation);
   if (activation && c->record) return linear_apart(c, activation);
   ty_dtype dtype = ty_promote(ty_dtype_of(x), ty_dtype_of(weight)), wide = ty_is_half(dtype) ? TY_F32 : dtype;
   product p = { .ndim = x->v.ndim };

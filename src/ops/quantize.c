@@ -42,3 +42,66 @@ bool fwd_embedding_quantized(ty_call *c) {
   return ty_out(c, 0, ty_device_of(w), TY_F32, index->v.ndim + 1, size) &&
          ty_launch(c, (ty_tensor *[]){ w, index }, 2, NULL);
 }
+
+/* ---- products ---- */
+
+static bool check_weight(ty_call *c, const ty_tensor *w) {
+  if (!ty_is_quantized(ty_dtype_of(w)))
+    return ty_op_fail(c, TY_EINVAL, "weight: expected a block-quantized tensor, got %s", ty_describe(w));
+  return ty_check_ndim(c, 1, 2, 2, "[out, in]");
+}
+
+/* x with its last size, which must be `from`, replaced by `to`. */
+static bool out_rows(ty_call *c, const ty_tensor *x, const ty_tensor *w, int64_t from, int64_t to) {
+  int n = x->v.ndim;
+  if (!ty_check_floats(c, 0)) return false;
+  if (n == 0 || x->v.size[n - 1] != from)
+    return ty_op_fail(c, TY_EINVAL, "%s: expected [..., %lld] for weight %s, got %s", c->op->args[0].name,
+                      (long long)from, ty_describe(w), ty_describe(x));
+  int64_t size[TY_MAX_DIMS];
+  memcpy(size, x->v.size, sizeof size);
+  size[n - 1] = to;
+  return ty_out(c, 0, ty_device_of(x), ty_dtype_of(x), n, size);
+}
+
+/* The kernels compute in f32. */
+static bool launch_f32(ty_call *c, ty_tensor **in, int nin) {
+  ty_tensor *y = c->out[0], *wide = y;
+  if (ty_dtype_of(in[0]) != TY_F64) return ty_launch(c, in, nin, NULL);
+  if (!(in[0] = ty_to(in[0], TY_F32))) return false;
+  if (!(wide = ty_scope_add(ty_tensor_new(ty_device_of(y), TY_F32, y->v.ndim, y->v.size)))) return false;
+  return ty_launch_kernel((ty_op_id)c->op->id, &wide, 1, in, nin, NULL) && ty_copy_into(y, wide);
+}
+
+bool fwd_linear_quantized(ty_call *c) {
+  const ty_linear_quantized_args *a = TY_ARGS(linear_quantized, c);
+  ty_tensor *w = a->weight.t, *bias = a->bias.t;
+  if (!check_weight(c, w) || (bias && !ty_check_floats(c, 2))) return false;
+  if (bias && (bias->v.ndim != 1 || bias->v.size[0] != w->v.size[0]))
+    return ty_op_fail(c, TY_EINVAL, "bias: expected [%lld] for weight %s, got %s", (long long)w->v.size[0],
+                      ty_describe(w), ty_describe(bias));
+  if (bias && !(bias = ty_to(bias, TY_F32))) return false;
+  return out_rows(c, a->x.t, w, w->v.size[1], w->v.size[0]) && launch_f32(c, (ty_tensor *[]){ a->x.t, w, bias }, 3);
+}
+
+bool vjp_linear_quantized(ty_vjp *c) {
+  ty_tensor *g = c->g[0];
+  if (c->need[0]) c->dx[0] = ty_linear_quantized_backward(g, TY_ARGS(linear_quantized, c)->weight.t);
+  if (c->need[2]) {
+    ty_tensor *rows = ty_reshape(g, TY_INTS(-1, g->v.size[g->v.ndim - 1]));
+    c->dx[2] = ty_sum(rows, TY_INTS(0), false, TY_DTYPE_DEFAULT);
+  }
+  return true;
+}
+
+bool fwd_linear_quantized_backward(ty_call *c) {
+  const ty_linear_quantized_backward_args *a = TY_ARGS(linear_quantized_backward, c);
+  ty_tensor *w = a->weight.t;
+  return check_weight(c, w) && out_rows(c, a->g.t, w, w->v.size[0], w->v.size[1]) &&
+         launch_f32(c, (ty_tensor *[]){ a->g.t, w }, 2);
+}
+
+bool vjp_linear_quantized_backward(ty_vjp *c) {
+  c->dx[0] = ty_linear_quantized(c->g[0], TY_ARGS(linear_quantized_backward, c)->weight.t, NULL);
+  return true;
+}

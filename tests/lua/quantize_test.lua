@@ -113,4 +113,88 @@ test("printing, values, copies, another format, meta", function()
   equal(w:to "q8_0".requires_grad, false)
 end)
 
+-- Sizes: rows, outputs, inputs; few rows, tiles, remainders of both, long and short k.
+local sizes = {
+  { 1, 70, 512 }, { 3, 33, 2304 }, { 8, 40, 256 }, { 5, 31, 5632 }, { 9, 33, 768 }, { 70, 65, 2304 }, { 530, 40, 512 },
+  { 2, 3, 64 }, { 20, 5, 320 }, { 7, 5, 576 },
+}
+local function each_product(f)
+  for dtype, block in pairs { q8_0 = 32, q4_0 = 32, q4_k = 256, q6_k = 256, nf4 = 64 } do
+    for _, size in ipairs(sizes) do
+      local m, n, k = table.unpack(size)
+      if k % block == 0 then
+        f(dtype, m, n, k, (ty.randn(n, k) * 0.05):to(dtype), ("%s %d x %d x %d"):format(dtype, m, n, k))
+      end
+    end
+  end
+end
+
+test("products: the error is that of rounding x, the gradient that of the decoded weight", function()
+  ty.manual_seed(3)
+  each_product(function(dtype, m, n, k, w, what)
+    local x, bias, g = ty.randn(m, k):requires_grad_(), ty.randn(n):requires_grad_(), ty.randn(m, n)
+    local wide = w:to "f64"
+    local y = ty.linear(x, w, bias)
+    local off = (y:detach():to "f64" - ty.linear(x:detach():to "f64", wide, bias:detach():to "f64")):abs()
+    local most = x:detach():reshape(m, k // 32, 32):abs():max(2, true):expand(m, k // 32, 32):reshape(m, k):to "f64"
+    local bound = dtype == "nf4" and 2e-5 or ty.linear(most / 254, wide:abs()) * 1.001 + 2e-5
+    ok((off / bound):max():item() <= (dtype == "nf4" and 1 or 0.5), what) -- errors do not all add up
+    y:backward(g)
+    check.close((x.grad:to "f64" - ty.matmul(g:to "f64", wide)):abs():max():item(), 0, 2e-5, what .. " gradient of x")
+    check.close((bias.grad - g:sum(0)):abs():max():item(), 0, 1e-4, what .. " gradient of bias")
+  end)
+end)
+
+test("products: the same bits for every number of threads", function()
+  ty.manual_seed(4)
+  local before = ty.threads()
+  each_product(function(_, m, _, k, w, what)
+    local x = ty.randn(m, k)
+    ty.set_threads(1)
+    local one = bytes(ty.linear(x, w))
+    ty.set_threads(3)
+    ok(one == bytes(ty.linear(x, w)), what)
+  end)
+  ty.set_threads(before)
+end)
+
+test("linear with activation and residual, other dtypes of x, weights that are views, NaN and infinity", function()
+  ty.manual_seed(5)
+  local w, x, r, b = (ty.randn(12, 64) * 0.1):to "q8_0", ty.randn(5, 64), ty.randn(5, 12), ty.randn(12)
+  local plain = ty.linear(x, w, b)
+  local function near(a, c, tol, what) check.close((a:to "f32" - c):abs():max():item(), 0, tol, what) end
+  near(ty.linear(x, w, b, r, "silu"), (plain + r):silu(), 1e-6, "activation and residual")
+  local leaf, residual = x:clone():requires_grad_(), r:clone():requires_grad_()
+  ty.linear(leaf, w, b, residual, "gelu"):sum():backward()
+  ok(leaf.grad and residual.grad, "gradients")
+  for _, dtype in ipairs { "f16", "bf16", "f64" } do
+    local y = ty.linear(x:to(dtype), w, b)
+    equal(y.dtype, dtype)
+    near(y, plain, dtype == "bf16" and 0.05 or 0.02, dtype)
+  end
+  near(ty.linear(x, w["3:7"], b["3:7"]), plain[":, 3:7"], 1e-6, "rows of w")
+  near(ty.linear(ty.randn(64, 5):transpose(0, 1), w), ty.zeros(5, 12), 10, "x turned")
+  for _, bad in ipairs { 0 / 0, math.huge, -math.huge } do
+    for _, rows in ipairs { 2, 20 } do
+      local y = ty.randn(rows, 64)
+      y["1, 40"] = bad
+      local z = ty.linear(y, w)
+      ok(not z[1]:isfinite():any():item(), "not finite")
+      ok(z[0]:isfinite():all():item(), "the other rows are")
+    end
+  end
+  fails(function() return ty.linear(w, w) end, "x: expected a float tensor")
+  fails(function() return ty.matmul(x, w) end, "matmul: y: expected")
+end)
+
+test("compiled products", function()
+  ty.manual_seed(6)
+  local w = (ty.randn(40, 64) * 0.1):to "q4_0"
+  local f = ty.compile(function(x) return ty.linear(x, w):relu() end)
+  for _ = 1, 3 do
+    local x = ty.randn(9, 64)
+    ok(bytes(f(x)) == bytes(ty.linear(x, w):relu()), "replayed")
+  end
+end)
+
 check.finish()

@@ -1,0 +1,178 @@
+/* What products multiply: rows of block-quantized weights as bytes with scales, w = scale code - offset, and rows of x
+ * rounded to bytes. Included by files that are compiled for one instruction set. */
+#ifndef TY_KERNELS_CPU_QUANT_CODES_H
+#define TY_KERNELS_CPU_QUANT_CODES_H
+
+#include "../quant_blocks.h"
+#include "cpu.h"
+
+/* Of a format: elements with one scale, and the code that stands for 0; formats with mins have 0. */
+static inline int code_group(ty_dtype dtype) { return dtype == TY_Q6_K ? 16 : 32; }
+static inline int code_zero(ty_dtype dtype) {
+  return dtype == TY_Q8_0 ? 128 : dtype == TY_Q4_0 ? 8 : dtype == TY_Q6_K ? 32 : 0;
+}
+
+typedef uint8_t code_bytes __attribute__((vector_size(32), aligned(1), may_alias));
+typedef uint16_t code_words __attribute__((vector_size(32), aligned(1), may_alias));
+typedef uint8_t code_half __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint16_t code_half_words __attribute__((vector_size(16), aligned(1), may_alias));
+
+/* A vector of bytes seen as words, for shifts; what comes from the neighbour is to be masked. */
+#define AS_WORDS(v, shift) ((code_bytes)((code_words)(v)shift))
+
+enum { CODES_MOST = 2048 }; /* elements decoded at a time */
+
+/* Each decodes `blocks` blocks to codes and scales, and asks for what lies `ahead` bytes on. */
+
+static inline void codes_q8_0(const ty_q8_0 *b, int64_t blocks, int64_t ahead, uint8_t *restrict code,
+                              float *restrict scale) {
+  uint16_t half[CODES_MOST / 32];
+  for (int64_t i = 0; i < blocks; i++) {
+    __builtin_prefetch((const char *)(b + i) + ahead);
+    memcpy(&half[i], b[i].d, 2);
+    *(code_bytes *)(code + 32 * i) = *(const code_bytes *)b[i].q ^ 0x80;
+  }
+  ty_f16_load(scale, half, blocks);
+}
+
+static inline void codes_q4_0(const ty_q4_0 *b, int64_t blocks, int64_t ahead, uint8_t *restrict code,
+                              float *restrict scale) {
+  uint16_t half[CODES_MOST / 32];
+  for (int64_t i = 0; i < blocks; i++) {
+    __builtin_prefetch((const char *)(b + i) + ahead);
+    code_half q = *(const code_half *)b[i].q;
+    memcpy(&half[i], b[i].d, 2);
+    *(code_half *)(code + 32 * i) = q & 15;
+    *(code_half *)(code + 32 * i + 16) = (code_half)((code_half_words)q >> 4) & 15;
+  }
+  ty_f16_load(scale, half, blocks);
+}
+
+/* Sixteen bytes as f32, the first eight times a, the others times b. */
+#if defined(__AVX512F__)
+#define SCALES_16(name, type, widen)                                                         \
+  static inline void name(const type *s, float a, float b, float *low, float *high) {        \
+    __m512 x = _mm512_cvtepi32_ps(widen(_mm_loadu_si128((const __m128i *)(const void *)s))); \
+    _mm256_storeu_ps(low, _mm256_mul_ps(_mm512_castps512_ps256(x), _mm256_set1_ps(a)));      \
+    _mm256_storeu_ps(high, _mm256_mul_ps(_mm512_extractf32x8_ps(x, 1), _mm256_set1_ps(b)));  \
+  }
+#else
+#define SCALES_16(name, type, widen)                                                  \
+  static inline void name(const type *s, float a, float b, float *low, float *high) { \
+    for (int j = 0; j < 8; j++) low[j] = a * (float)s[j];                             \
+    for (int j = 0; j < 8; j++) high[j] = b * (float)s[j + 8];                        \
+  }
+#endif
+SCALES_16(scales_u8, uint8_t, _mm512_cvtepu8_epi32)
+SCALES_16(scales_i8, int8_t, _mm512_cvtepi8_epi32)
+#undef SCALES_16
+
+static inline void codes_q4_k(const ty_q4_k *b, int64_t blocks, int64_t ahead, uint8_t *restrict code,
+                              float *restrict scale, float *restrict min) {
+  enum { MOST = CODES_MOST / 256 };
+  uint16_t half[2 * MOST] = { 0 };
+  float d[2 * MOST];
+  for (int64_t i = 0; i < blocks; i++) memcpy(&half[i], b[i].d, 2), memcpy(&half[MOST + i], b[i].dmin, 2);
+  ty_f16_load(d, half, 2 * MOST);
+  for (int64_t i = 0; i < blocks; i++, b++, scale += 8, min += 8) {
+    uint32_t s[3], six[4]; /* the scales, then the mins, of 6 bits */
+    memcpy(s, b->scale, 12);
+    six[0] = s[0] & 0x3f3f3f3f;
+    six[1] = (s[2] & 0x0f0f0f0f) | (s[0] >> 2 & 0x30303030);
+    six[2] = s[1] & 0x3f3f3f3f;
+    six[3] = (s[2] >> 4 & 0x0f0f0f0f) | (s[1] >> 2 & 0x30303030);
+    scales_u8((const uint8_t *)six, d[i], d[MOST + i], scale, min);
+    for (int j = 0; j < 4; j++, code += 64) {
+      __builtin_prefetch((const char *)(b->q + 32 * j) + ahead);
+      code_bytes q = *(const code_bytes *)(b->q + 32 * j);
+      *(code_bytes *)code = q & 15;
+      *(code_bytes *)(code + 32) = AS_WORDS(q, >> 4) & 15;
+    }
+  }
+}
+
+static inline void codes_q6_k(const ty_q6_k *b, int64_t blocks, int64_t ahead, uint8_t *restrict code,
+                              float *restrict scale) {
+  enum { MOST = CODES_MOST / 256 };
+  uint16_t half[MOST] = { 0 };
+  float d[MOST];
+  for (int64_t i = 0; i < blocks; i++) memcpy(&half[i], b[i].d, 2);
+  ty_f16_load(d, half, MOST);
+  for (int64_t i = 0; i < blocks; i++, b++, scale += 16) {
+    scales_i8(b->scale, d[i], d[i], scale, scale + 8);
+    for (int h = 0; h < 2; h++, code += 128) {
+      __builtin_prefetch((const char *)b->low + 128 * h + ahead);
+      __builtin_prefetch((const char *)b->low + 128 * h + 64 + ahead);
+      code_bytes low0 = *(const code_bytes *)(b->low + 64 * h), low1 = *(const code_bytes *)(b->low + 64 * h + 32);
+      code_bytes high = *(const code_bytes *)(b->high + 32 * h);
+      *(code_bytes *)code = (low0 & 15) | (AS_WORDS(high, << 4) & 48);
+      *(code_bytes *)(code + 32) = (low1 & 15) | (AS_WORDS(high, << 2) & 48);
+      *(code_bytes *)(code + 64) = (AS_WORDS(low0, >> 4) & 15) | (high & 48);
+      *(code_bytes *)(code + 96) = (AS_WORDS(low1, >> 4) & 15) | (AS_WORDS(high, >> 2) & 48);
+    }
+  }
+}
+
+/* Elements [k0, k0 + n) of a row, at most CODES_MOST, in whole blocks: codes [n], scales [n / code_group] and, of formats
+ * with mins, min [n / 32]. */
+static inline void row_codes(ty_dtype dtype, const void *row, int64_t k0, int64_t n, int64_t ahead, uint8_t *code,
+                             float *scale, float *min) {
+  switch (dtype) {
+    case TY_Q8_0: codes_q8_0((const ty_q8_0 *)row + k0 / 32, n / 32, ahead, code, scale); break;
+    case TY_Q4_0: codes_q4_0((const ty_q4_0 *)row + k0 / 32, n / 32, ahead, code, scale); break;
+    case TY_Q4_K: codes_q4_k((const ty_q4_k *)row + k0 / 256, n / 256, ahead, code, scale, min); break;
+    default: codes_q6_k((const ty_q6_k *)row + k0 / 256, n / 256, ahead, code, scale);
+  }
+}
+#undef AS_WORDS
+
+/* ---- x ---- */
+
+/* Rows of x as bytes, x ~ scale q in groups of 32. In blocks of `block` elements of k: [block of k][row][element], and the
+ * same for what there is of each group. */
+typedef struct coded {
+  int64_t rows, k, block; /* rows: with those that pad */
+  int group, zero;        /* of the weights' format */
+  int8_t *q;
+  float *scale, *sum; /* sum: scale times the sum of the group */
+  int32_t *start;     /* for each `group` elements: the sum of q times -zero */
+} coded;
+
+static inline int64_t coded_at(const coded *c, int64_t row, int64_t k) {
+  int64_t b = k / c->block;
+  return (b * c->rows + row) * c->block + k - b * c->block;
+}
+
+/* Elements [0, k) of row x; NULL: a row of zeros. */
+static inline void code_row(const float *restrict x, int64_t row, const coded *c) {
+  for (int64_t k = 0; k < c->k; k += 32) {
+    int64_t at = coded_at(c, row, k);
+    int8_t *restrict q = c->q + at;
+    int32_t sum[2] = { 0, 0 };
+    float scale = 0;
+    if (x) {
+      float most = 0, any = 0;
+      for (int i = 0; i < 32; i++) {
+        float a = fabsf(x[k + i]);
+        most = a > most ? a : most;
+        any += x[k + i] - x[k + i]; /* NaN when there is one, or an infinity */
+      }
+      float inverse = most > 1e-30f ? 127 / most : 0;
+      for (int i = 0; i < 32; i++) {
+        float r = x[k + i] * inverse;
+        q[i] = (int8_t)(int)(r > -127.4f && r < 127.4f ? r + copysignf(0.5f, r) : 0);
+      }
+      for (int i = 0; i < 16; i++) sum[0] += q[i], sum[1] += q[i + 16];
+      scale = most / 127 + any;
+    } else {
+      memset(q, 0, 32);
+    }
+    c->scale[at / 32] = scale;
+    c->sum[at / 32] = scale * (float)(sum[0] + sum[1]);
+    int32_t *start = c->start + at / c->group;
+    if (c->group == 32) start[0] = -c->zero * (sum[0] + sum[1]);
+    else start[0] = -c->zero * sum[0], start[1] = -c->zero * sum[1];
+  }
+}
+
+#endif

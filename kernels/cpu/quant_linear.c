@@ -1,0 +1,174 @@
+/* Products with block-quantized weights: linear_quantized, y = x W' + bias, and linear_quantized_backward, dx = g W. Rows of
+ * x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is that of the
+ * rounding, at most 1/254 of the largest |x| of each group. NF4, whose levels are no integers, and gradients are multiplied
+ * in f32, decoded panel by panel. */
+#include "dequantize.h"
+#include "gemm.h"
+#include "quant_codes.h"
+#include "transpose.h"
+
+enum {
+  FEW = 8,     /* rows of x for which decoding W is most of the work */
+  AHEAD = 4096 /* bytes: W then comes from memory, row after row */
+};
+
+typedef struct product {
+  ty_dtype dtype;
+  const char *w;
+  int64_t w_row; /* bytes */
+  int64_t rows, n, columns;
+  const float *plain; /* x [rows][columns] */
+  const coded *x;     /* the same as bytes */
+  const float *bias;
+  float *y; /* [rows][n] */
+  bool failed;
+} product;
+
+#include "quant_dots.h"
+#include "quant_nf4.h"
+
+#if defined(__AVX512F__)
+#pragma GCC push_options
+#pragma GCC target("avx512vnni")
+#define VNNI
+#define row_dots row_dots_vnni
+#define dots_rows dots_rows_vnni
+#include "quant_dots.h"
+#undef row_dots
+#undef dots_rows
+#include "quant_tile.h"
+#undef VNNI
+#pragma GCC pop_options
+#endif
+
+/* ---- rows of x as bytes ---- */
+
+typedef struct coding {
+  const coded *to;
+  const float *x;
+  int64_t rows;
+} coding;
+
+static void code_rows(void *context, int64_t begin, int64_t end) {
+  const coding *c = context;
+  for (int64_t r = begin; r < end; r++) code_row(r < c->rows ? c->x + r * c->to->k : NULL, r, c->to);
+}
+
+static bool has_vnni(void) {
+#if defined(__AVX512F__)
+  return __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
+
+static bool by_codes(product *p) {
+  int64_t k = p->columns;
+  bool vnni = has_vnni(), tiles = vnni && p->rows > FEW;
+  coded c = { .k = k, .group = code_group(p->dtype), .zero = code_zero(p->dtype) };
+  c.rows = tiles ? (p->rows + 7) / 8 * 8 : p->rows;
+  c.block = tiles ? 256 : k;
+  int64_t count = (k + c.block - 1) / c.block * c.block * c.rows;
+  size_t bytes = (size_t)count + (size_t)(count / 32) * 2 * sizeof(float) + (size_t)(count / c.group) * sizeof(int32_t);
+  char *scratch = ty_scratch_alloc(bytes);
+  if (!scratch) return false;
+  c.scale = (float *)(void *)scratch;
+  c.sum = c.scale + count / 32;
+  c.start = (int32_t *)(void *)(c.sum + count / 32);
+  c.q = (int8_t *)(c.start + count / c.group);
+  p->x = &c;
+  ty_parallel_for(c.rows, 1 + 16384 / k, code_rows, &(coding){ &c, p->plain, p->rows });
+  int64_t grain = 1 + 65536 / k / p->rows;
+#if defined(__AVX512F__)
+  if (tiles) ty_parallel_for((p->n + TILE_COLUMNS - 1) / TILE_COLUMNS, 1 + grain / TILE_COLUMNS, tile_panels, p);
+  else if (vnni) ty_parallel_for(p->n, grain, dots_rows_vnni, p);
+  else
+#endif
+    ty_parallel_for(p->n, grain, dots_rows, p);
+  ty_scratch_free(scratch, bytes);
+  return p->failed ? ty_fail(TY_ENOMEM, "linear: out of memory") : true;
+}
+
+/* ---- in f32 ---- */
+
+typedef struct weights {
+  ty_dtype dtype;
+  const char *w;
+  int64_t w_row, columns;
+} weights;
+
+/* B[k][j] = W[j][k] */
+static void pack_turned(const void *context, int64_t k0, int64_t kc, int64_t j0, int64_t nc, void *dst,
+                        int64_t stride) {
+  enum { MOST = 256 };
+  const weights *w = context;
+  float rows[TY_PANEL_BYTES / sizeof(float)][MOST];
+  for (int64_t k = 0; k < kc; k += MOST) {
+    int64_t n = kc - k < MOST ? kc - k : MOST;
+    for (int64_t j = 0; j < nc; j++)
+      TY_KERNEL(decode_row)(w->dtype, w->w + (j0 + j) * w->w_row, w->columns, k0 + k, k0 + k + n, rows[j]);
+    ty_transpose_uint32_t((uint32_t *)dst + k * stride, stride, (const uint32_t *)(const void *)rows, MOST, n, nc);
+  }
+}
+
+/* B[k][j] = W[k][j] */
+static void pack_plain(const void *context, int64_t k0, int64_t kc, int64_t j0, int64_t nc, void *dst, int64_t stride) {
+  const weights *w = context;
+  int64_t begin = j0 / 32 * 32, end = (j0 + nc + 31) / 32 * 32;
+  float row[TY_PANEL_BYTES / sizeof(float) + 64];
+  for (int64_t k = 0; k < kc; k++) {
+    TY_KERNEL(decode_row)(w->dtype, w->w + (k0 + k) * w->w_row, w->columns, begin, end, row);
+    memcpy((float *)dst + k * stride, row + j0 - begin, (size_t)nc * sizeof(float));
+  }
+}
+
+bool TY_KERNEL(linear_quantized)(const ty_kernel_args *k) {
+  const ty_view *x = k->in[0], *w = k->in[1], *bias = k->in[2], *out = k->out[0];
+  if (!out->count) return true;
+  int64_t n = w->size[0], columns = w->size[1], rows = out->count / n;
+  ty_dtype dtype = (ty_dtype)w->dtype;
+  int64_t w_row = ty_row_bytes(dtype, columns);
+  product p = { .dtype = dtype,
+                .w = w->data,
+                .w_row = w_row,
+                .rows = rows,
+                .n = n,
+                .columns = columns,
+                .plain = x->data,
+                .bias = bias ? bias->data : NULL,
+                .y = out->data };
+  if (dtype != TY_NF4 && columns > 0) return by_codes(&p);
+  if (rows <= FEW && columns > 0) {
+    ty_parallel_for(n, 1 + 65536 / columns / rows, nf4_rows, &p);
+    return true;
+  }
+  weights b = { dtype, w->data, w_row, columns };
+  return TY_KERNEL(gemm_f32)(&(ty_gemm){ .m = rows,
+                                         .n = n,
+                                         .k = columns,
+                                         .a = x->data,
+                                         .a_row = columns,
+                                         .a_col = 1,
+                                         .b = &b,
+                                         .c = out->data,
+                                         .c_row = n,
+                                         .bias = bias ? bias->data : NULL,
+                                         .pack = pack_turned });
+}
+
+bool TY_KERNEL(linear_quantized_backward)(const ty_kernel_args *k) {
+  const ty_view *g = k->in[0], *w = k->in[1], *out = k->out[0];
+  if (!out->count) return true;
+  int64_t n = w->size[0], columns = w->size[1], rows = out->count / columns;
+  weights b = { (ty_dtype)w->dtype, w->data, ty_row_bytes((ty_dtype)w->dtype, columns), columns };
+  return TY_KERNEL(gemm_f32)(&(ty_gemm){ .m = rows,
+                                         .n = columns,
+                                         .k = n,
+                                         .a = g->data,
+                                         .a_row = n,
+                                         .a_col = 1,
+                                         .b = &b,
+                                         .c = out->data,
+                                         .c_row = columns,
+                                         .pack = pack_plain });
+}
