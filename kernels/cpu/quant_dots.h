@@ -60,7 +60,8 @@ static inline __attribute__((always_inline)) void dots_of(const coded *x, int64_
   }
     ROW(0, s0)
     ROW(1, s1)
-    ROW(2, s2) ROW(3, s3)
+    ROW(2, s2)
+    ROW(3, s3)
 #undef ROW
 #define PAIR(p, whole)                                                 \
   {                                                                    \

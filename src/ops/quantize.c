@@ -73,6 +73,16 @@ static bool launch_f32(ty_call *c, ty_tensor **in, int nin) {
   return ty_launch_kernel((ty_op_id)c->op->id, &wide, 1, in, nin, NULL) && ty_copy_into(y, wide);
 }
 
+/* GPUs: few rows read the codes themselves, many are multiplied with a decoded weight. */
+static bool decodes(const ty_tensor *x) {
+  enum { FEW = 8 };
+  int64_t last = x->v.ndim ? x->v.size[x->v.ndim - 1] : 0;
+  return ty_device_of(x) >= TY_CUDA && last > 0 && x->v.count / last > FEW;
+}
+
+/* In the type of x, in which it is multiplied. */
+static ty_tensor *decoded(const ty_tensor *x, ty_tensor *w) { return ty_dequantize(w, ty_dtype_of(x)); }
+
 bool fwd_linear_quantized(ty_call *c) {
   const ty_linear_quantized_args *a = TY_ARGS(linear_quantized, c);
   ty_tensor *w = a->weight.t, *bias = a->bias.t;
@@ -80,6 +90,7 @@ bool fwd_linear_quantized(ty_call *c) {
   if (bias && (bias->v.ndim != 1 || bias->v.size[0] != w->v.size[0]))
     return ty_op_fail(c, TY_EINVAL, "bias: expected [%lld] for weight %s, got %s", (long long)w->v.size[0],
                       ty_describe(w), ty_describe(bias));
+  if (decodes(a->x.t)) return ty_out_set(c, 0, ty_linear(a->x.t, decoded(a->x.t, w), bias, NULL, "none"));
   if (bias && !(bias = ty_to(bias, TY_F32))) return false;
   return out_rows(c, a->x.t, w, w->v.size[1], w->v.size[0]) && launch_f32(c, (ty_tensor *[]){ a->x.t, w, bias }, 3);
 }
@@ -97,6 +108,7 @@ bool vjp_linear_quantized(ty_vjp *c) {
 bool fwd_linear_quantized_backward(ty_call *c) {
   const ty_linear_quantized_backward_args *a = TY_ARGS(linear_quantized_backward, c);
   ty_tensor *w = a->weight.t;
+  if (check_weight(c, w) && decodes(a->g.t)) return ty_out_set(c, 0, ty_matmul(a->g.t, decoded(a->g.t, w)));
   return check_weight(c, w) && out_rows(c, a->g.t, w, w->v.size[0], w->v.size[1]) &&
          launch_f32(c, (ty_tensor *[]){ a->g.t, w }, 2);
 }

@@ -1,0 +1,183 @@
+/* Encoding of blocks, for every backend. Q8_0 and Q4_0 give the codes of ggml's reference; Q4_K and Q6_K choose the scales
+ * of their parts by least squares over a range of candidates, as that does. A block with a NaN becomes NaN. */
+#ifndef TY_KERNELS_QUANT_ENCODE_H
+#define TY_KERNELS_QUANT_ENCODE_H
+
+#include "quant_blocks.h"
+
+TY_INLINE void ty_store_f16(uint8_t *to, float x) {
+  uint16_t h = ty_f32_to_f16(x);
+  memcpy(to, &h, sizeof h);
+}
+
+/* Of the largest magnitude, with its sign; NaN when there is one. */
+TY_INLINE float ty_extreme(const float *x, int n) {
+  float most = 0;
+  for (int i = 0; i < n; i++)
+    if (most == most && !(fabsf(x[i]) <= fabsf(most))) most = x[i];
+  return most;
+}
+
+/* To the nearest integer in [low, high]; low for NaN. */
+TY_INLINE int ty_nearest(float x, int low, int high) {
+  if (!(x > (float)low)) return low;
+  return x >= (float)high ? high : (int)lrintf(x);
+}
+
+/* ---- Q8_0 and Q4_0 ---- */
+
+TY_INLINE void ty_encode_q8_0(const float *x, ty_q8_0 *b) {
+  float d = fabsf(ty_extreme(x, 32)) / 127, inverse = d != 0 ? 1 / d : 0;
+  ty_store_f16(b->d, d);
+  for (int i = 0; i < 32; i++) {
+    float q = x[i] * inverse, whole = truncf(q);
+    q = fabsf(q - whole) >= 0.5f ? whole + copysignf(1, q) : whole; /* halves away from zero */
+    b->q[i] = (int8_t)(q > -127 ? (q < 127 ? q : 127) : q == q ? -127 : 0);
+  }
+}
+
+TY_INLINE uint8_t ty_q4_code(float x, double inverse) {
+  double q = (double)x * inverse + 8.5;
+  return (uint8_t)(q >= 15 ? 15 : q > 0 ? (int)q : 0);
+}
+
+TY_INLINE void ty_encode_q4_0(const float *x, ty_q4_0 *b) {
+  float d = ty_extreme(x, 32) / -8, inverse = d != 0 ? 1 / d : 0;
+  ty_store_f16(b->d, d);
+  for (int i = 0; i < 16; i++) b->q[i] = (uint8_t)(ty_q4_code(x[i], inverse) | ty_q4_code(x[i + 16], inverse) << 4);
+}
+
+/* ---- Q4_K ---- */
+
+/* Scale and min (both >= 0) with x ~ scale q - min, q from 0 to 15, of 32 elements. Larger elements count more. */
+TY_INLINE void ty_fit_with_min(const float *x, float *scale, float *min) {
+  enum { N = 32, MOST = 15, STEPS = 20 };
+  float square = 0, low = x[0], high = x[0], w[N], sum_w = 0, sum_x = 0;
+  for (int i = 0; i < N; i++) square += x[i] * x[i];
+  float typical = sqrtf(square / N);
+  for (int i = 0; i < N; i++) {
+    low = x[i] < low ? x[i] : low;
+    high = x[i] > high ? x[i] : high;
+    w[i] = typical + fabsf(x[i]);
+    sum_w += w[i];
+    sum_x += w[i] * x[i];
+  }
+  if (low > 0) low = 0;
+  *scale = 0, *min = -low;
+  if (!(high > low)) return;
+  float least = INFINITY;
+  for (int step = 0; step <= STEPS + 1; step++) { /* the first: from the smallest to the largest, as they are */
+    float inverse = ((float)MOST + (step ? -1.0f + 0.1f * (float)(step - 1) : 0)) / (high - low);
+    float q[N], sum_q = 0, sum_qq = 0, sum_qx = 0, error = 0;
+    for (int i = 0; i < N; i++) {
+      float r = rintf(inverse * (x[i] - low));
+      q[i] = r > (float)MOST ? (float)MOST : r;
+      sum_q += w[i] * q[i];
+      sum_qq += w[i] * q[i] * q[i];
+      sum_qx += w[i] * q[i] * x[i];
+    }
+    float a = 1 / inverse, c = low, determinant = sum_w * sum_qq - sum_q * sum_q;
+    if (step && !(determinant > 0)) continue;
+    if (step) {
+      a = (sum_w * sum_qx - sum_x * sum_q) / determinant;
+      c = (sum_qq * sum_x - sum_q * sum_qx) / determinant;
+      if (c > 0) c = 0, a = sum_qx / sum_qq;
+    }
+    for (int i = 0; i < N; i++) error += w[i] * (a * q[i] + c - x[i]) * (a * q[i] + c - x[i]);
+    if (error < least) least = error, *scale = a, *min = -c;
+  }
+}
+
+TY_INLINE void ty_encode_q4_k(const float *x, ty_q4_k *b) {
+  float scale[8], min[8], most_scale = 0, most_min = 0;
+  memset(b, 0, sizeof *b);
+  for (int j = 0; j < 8; j++) {
+    ty_fit_with_min(x + 32 * j, &scale[j], &min[j]);
+    most_scale = scale[j] > most_scale ? scale[j] : most_scale;
+    most_min = min[j] > most_min ? min[j] : most_min;
+  }
+  float extreme_x = ty_extreme(x, 256);
+  ty_store_f16(b->d, extreme_x == extreme_x ? most_scale / 63 : extreme_x);
+  ty_store_f16(b->dmin, most_min / 63);
+  float d = ty_block_f16(b->d), dmin = ty_block_f16(b->dmin);
+  for (int j = 0; j < 8; j++) {
+    int s = most_scale > 0 ? ty_nearest(scale[j] * (63 / most_scale), 0, 63) : 0;
+    int m = most_min > 0 ? ty_nearest(min[j] * (63 / most_min), 0, 63) : 0;
+    if (j < 4) {
+      b->scale[j] = (uint8_t)s;
+      b->scale[j + 4] = (uint8_t)m;
+    } else {
+      b->scale[j + 4] = (uint8_t)((s & 15) | (m & 15) << 4);
+      b->scale[j - 4] |= (uint8_t)(s >> 4 << 6);
+      b->scale[j] |= (uint8_t)(m >> 4 << 6);
+    }
+    if (!(d * (float)s > 0)) continue;
+    float inverse = 1 / (d * (float)s);
+    for (int i = 0; i < 32; i++) {
+      int q = ty_nearest((x[32 * j + i] + dmin * (float)m) * inverse, 0, 15);
+      b->q[j / 2 * 32 + i] |= (uint8_t)(q << (j & 1 ? 4 : 0));
+    }
+  }
+}
+
+/* ---- Q6_K ---- */
+
+/* The scale with x ~ scale q, q from -32 to 31, of 16 elements, squares of x as weights. */
+TY_INLINE float ty_fit_symmetric(const float *x) {
+  enum { N = 16 };
+  float most = ty_extreme(x, N), best = 0, scale = 0;
+  if (!(fabsf(most) > 1e-15f)) return 0;
+  for (int step = -9; step <= 9; step++) {
+    float inverse = -(32 + 0.1f * (float)step) / most, sum_qx = 0, sum_qq = 0;
+    for (int i = 0; i < N; i++) {
+      float q = rintf(inverse * x[i]), w = x[i] * x[i];
+      q = q > 31 ? 31 : q < -32 ? -32 : q;
+      sum_qx += w * x[i] * q;
+      sum_qq += w * q * q;
+    }
+    if (sum_qq > 0 && sum_qx * sum_qx > best * sum_qq) scale = sum_qx / sum_qq, best = scale * sum_qx;
+  }
+  return scale;
+}
+
+TY_INLINE void ty_encode_q6_k(const float *x, ty_q6_k *b) {
+  float scale[16];
+  memset(b, 0, sizeof *b);
+  for (int j = 0; j < 16; j++) scale[j] = ty_fit_symmetric(x + 16 * j);
+  float most = ty_extreme(scale, 16), extreme_x = ty_extreme(x, 256);
+  ty_store_f16(b->d, extreme_x == extreme_x ? most / -128 : extreme_x);
+  float d = ty_block_f16(b->d);
+  for (int j = 0; j < 16; j++) {
+    int s = most != 0 ? ty_nearest(scale[j] * (-128 / most), -128, 127) : 0;
+    b->scale[j] = (int8_t)s;
+    float part = d * (float)s, inverse = part != 0 ? 1 / part : 0;
+    for (int i = 0; i < 16; i++) {
+      int q = ty_nearest(x[16 * j + i] * inverse, -32, 31) + 32, at = 16 * j + i;
+      int half = at / 128, quarter = at % 128 / 32, l = at % 32;
+      b->low[half * 64 + quarter % 2 * 32 + l] |= (uint8_t)((q & 15) << (quarter < 2 ? 0 : 4));
+      b->high[half * 32 + l] |= (uint8_t)(q >> 4 << 2 * quarter);
+    }
+  }
+}
+
+/* ---- NF4 ---- */
+
+TY_INLINE int ty_nf4_code(float x) {
+  const float level[16] = { TY_NF4_LEVELS };
+  int code = 0;
+  for (int i = 0; i < 15; i++) code += x > (level[i] + level[i + 1]) / 2;
+  return code;
+}
+
+/* What a group's largest magnitude makes of its scale. */
+TY_INLINE float ty_nf4_unit(float most) { return most / (255.0f * 255.0f); }
+
+TY_INLINE void ty_encode_nf4(const float *x, float unit, ty_nf4 *b) {
+  float absmax = fabsf(ty_extreme(x, 64));
+  b->absmax = (uint8_t)(unit > 0 ? ty_nearest(sqrtf(absmax / unit), 0, 255) : 0);
+  float inverse = unit * (float)(b->absmax * b->absmax);
+  inverse = inverse > 0 ? 1 / inverse : 0;
+  for (int i = 0; i < 32; i++) b->q[i] = (uint8_t)(ty_nf4_code(x[i] * inverse) | ty_nf4_code(x[i + 32] * inverse) << 4);
+}
+
+#endif
