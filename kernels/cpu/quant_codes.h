@@ -20,32 +20,53 @@ typedef uint16_t code_half_words __attribute__((vector_size(16), aligned(1), may
 /* A vector of bytes seen as words, for shifts; what comes from the neighbour is to be masked. */
 #define AS_WORDS(v, shift) ((code_bytes)((code_words)(v)shift))
 
-enum { CODES_MOST = 2048 }; /* elements decoded at a time */
+/* Each decodes `blocks` blocks to codes. */
 
-/* Each decodes `blocks` blocks to codes and scales, and asks for what lies `ahead` bytes on. */
-
-static inline void codes_q8_0(const ty_q8_0 *b, int64_t blocks, int64_t ahead, uint8_t *restrict code,
-                              float *restrict scale) {
-  uint16_t half[CODES_MOST / 32];
-  for (int64_t i = 0; i < blocks; i++) {
-    __builtin_prefetch((const char *)(b + i) + ahead);
-    memcpy(&half[i], b[i].d, 2);
-    *(code_bytes *)(code + 32 * i) = *(const code_bytes *)b[i].q ^ 0x80;
-  }
-  ty_f16_load(scale, half, blocks);
+static inline void codes_q8_0(const ty_q8_0 *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < blocks; i++) *(code_bytes *)(code + 32 * i) = *(const code_bytes *)b[i].q ^ 0x80;
 }
 
-static inline void codes_q4_0(const ty_q4_0 *b, int64_t blocks, int64_t ahead, uint8_t *restrict code,
-                              float *restrict scale) {
-  uint16_t half[CODES_MOST / 32];
+static inline void codes_q4_0(const ty_q4_0 *b, int64_t blocks, uint8_t *restrict code) {
   for (int64_t i = 0; i < blocks; i++) {
-    __builtin_prefetch((const char *)(b + i) + ahead);
     code_half q = *(const code_half *)b[i].q;
-    memcpy(&half[i], b[i].d, 2);
     *(code_half *)(code + 32 * i) = q & 15;
     *(code_half *)(code + 32 * i + 16) = (code_half)((code_half_words)q >> 4) & 15;
   }
-  ty_f16_load(scale, half, blocks);
+}
+
+static inline void codes_q4_k(const ty_q4_k *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < 4 * blocks; i++, code += 64) {
+    code_bytes q = *(const code_bytes *)(b[i / 4].q + i % 4 * 32);
+    *(code_bytes *)code = q & 15;
+    *(code_bytes *)(code + 32) = AS_WORDS(q, >> 4) & 15;
+  }
+}
+
+static inline void codes_q6_k(const ty_q6_k *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < 2 * blocks; i++, code += 128) {
+    const uint8_t *low = b[i / 2].low + i % 2 * 64;
+    code_bytes low0 = *(const code_bytes *)low, low1 = *(const code_bytes *)(low + 32);
+    code_bytes high = *(const code_bytes *)(b[i / 2].high + i % 2 * 32);
+    *(code_bytes *)code = (low0 & 15) | (AS_WORDS(high, << 4) & 48);
+    *(code_bytes *)(code + 32) = (low1 & 15) | (AS_WORDS(high, << 2) & 48);
+    *(code_bytes *)(code + 64) = (AS_WORDS(low0, >> 4) & 15) | (high & 48);
+    *(code_bytes *)(code + 96) = (AS_WORDS(low1, >> 4) & 15) | (AS_WORDS(high, >> 2) & 48);
+  }
+}
+#undef AS_WORDS
+
+/* ---- scales ---- */
+
+enum { SCALES_AT_ONCE = 64 }; /* blocks */
+
+/* The f16 numbers `step` bytes apart from d on. */
+static inline void gather_f16(const uint8_t *d, int64_t step, int64_t count, float *restrict out) {
+  uint16_t half[SCALES_AT_ONCE];
+  for (int64_t i = 0; i < count; i += SCALES_AT_ONCE) {
+    int64_t n = count - i < SCALES_AT_ONCE ? count - i : SCALES_AT_ONCE;
+    for (int64_t j = 0; j < n; j++, d += step) memcpy(&half[j], d, 2);
+    ty_f16_load(out + i, half, n);
+  }
 }
 
 /* Sixteen bytes as f32, the first eight times a, the others times b. */
@@ -67,64 +88,54 @@ SCALES_16(scales_u8, uint8_t, _mm512_cvtepu8_epi32)
 SCALES_16(scales_i8, int8_t, _mm512_cvtepi8_epi32)
 #undef SCALES_16
 
-static inline void codes_q4_k(const ty_q4_k *b, int64_t blocks, int64_t ahead, uint8_t *restrict code,
-                              float *restrict scale, float *restrict min) {
-  enum { MOST = CODES_MOST / 256 };
-  uint16_t half[2 * MOST] = { 0 };
-  float d[2 * MOST];
-  for (int64_t i = 0; i < blocks; i++) memcpy(&half[i], b[i].d, 2), memcpy(&half[MOST + i], b[i].dmin, 2);
-  ty_f16_load(d, half, 2 * MOST);
+static inline void scales_q4_k(const ty_q4_k *b, int64_t blocks, float *restrict scale, float *restrict min) {
+  float d[SCALES_AT_ONCE], dmin[SCALES_AT_ONCE];
   for (int64_t i = 0; i < blocks; i++, b++, scale += 8, min += 8) {
+    if (i % SCALES_AT_ONCE == 0) {
+      int64_t n = blocks - i < SCALES_AT_ONCE ? blocks - i : SCALES_AT_ONCE;
+      gather_f16(b->d, sizeof *b, n, d);
+      gather_f16(b->dmin, sizeof *b, n, dmin);
+    }
     uint32_t s[3], six[4]; /* the scales, then the mins, of 6 bits */
     memcpy(s, b->scale, 12);
     six[0] = s[0] & 0x3f3f3f3f;
     six[1] = (s[2] & 0x0f0f0f0f) | (s[0] >> 2 & 0x30303030);
     six[2] = s[1] & 0x3f3f3f3f;
     six[3] = (s[2] >> 4 & 0x0f0f0f0f) | (s[1] >> 2 & 0x30303030);
-    scales_u8((const uint8_t *)six, d[i], d[MOST + i], scale, min);
-    for (int j = 0; j < 4; j++, code += 64) {
-      __builtin_prefetch((const char *)(b->q + 32 * j) + ahead);
-      code_bytes q = *(const code_bytes *)(b->q + 32 * j);
-      *(code_bytes *)code = q & 15;
-      *(code_bytes *)(code + 32) = AS_WORDS(q, >> 4) & 15;
-    }
+    scales_u8((const uint8_t *)six, d[i % SCALES_AT_ONCE], dmin[i % SCALES_AT_ONCE], scale, min);
   }
 }
 
-static inline void codes_q6_k(const ty_q6_k *b, int64_t blocks, int64_t ahead, uint8_t *restrict code,
-                              float *restrict scale) {
-  enum { MOST = CODES_MOST / 256 };
-  uint16_t half[MOST] = { 0 };
-  float d[MOST];
-  for (int64_t i = 0; i < blocks; i++) memcpy(&half[i], b[i].d, 2);
-  ty_f16_load(d, half, MOST);
+static inline void scales_q6_k(const ty_q6_k *b, int64_t blocks, float *restrict scale) {
+  float d[SCALES_AT_ONCE];
   for (int64_t i = 0; i < blocks; i++, b++, scale += 16) {
-    scales_i8(b->scale, d[i], d[i], scale, scale + 8);
-    for (int h = 0; h < 2; h++, code += 128) {
-      __builtin_prefetch((const char *)b->low + 128 * h + ahead);
-      __builtin_prefetch((const char *)b->low + 128 * h + 64 + ahead);
-      code_bytes low0 = *(const code_bytes *)(b->low + 64 * h), low1 = *(const code_bytes *)(b->low + 64 * h + 32);
-      code_bytes high = *(const code_bytes *)(b->high + 32 * h);
-      *(code_bytes *)code = (low0 & 15) | (AS_WORDS(high, << 4) & 48);
-      *(code_bytes *)(code + 32) = (low1 & 15) | (AS_WORDS(high, << 2) & 48);
-      *(code_bytes *)(code + 64) = (AS_WORDS(low0, >> 4) & 15) | (high & 48);
-      *(code_bytes *)(code + 96) = (AS_WORDS(low1, >> 4) & 15) | (AS_WORDS(high, >> 2) & 48);
-    }
+    if (i % SCALES_AT_ONCE == 0)
+      gather_f16(b->d, sizeof *b, blocks - i < SCALES_AT_ONCE ? blocks - i : SCALES_AT_ONCE, d);
+    scales_i8(b->scale, d[i % SCALES_AT_ONCE], d[i % SCALES_AT_ONCE], scale, scale + 8);
   }
 }
 
-/* Elements [k0, k0 + n) of a row, at most CODES_MOST, in whole blocks: codes [n], scales [n / code_group] and, of formats
- * with mins, min [n / 32]. */
-static inline void row_codes(ty_dtype dtype, const void *row, int64_t k0, int64_t n, int64_t ahead, uint8_t *code,
-                             float *scale, float *min) {
+/* Elements [k0, k0 + n) of a row, in whole blocks: scales [n / code_group] and, of formats with mins, min [n / 32]. */
+static inline void row_scales(ty_dtype dtype, const void *row, int64_t k0, int64_t n, float *scale, float *min) {
+  const uint8_t *at = (const uint8_t *)row + k0 / ty_dtype_block[dtype] * ty_dtype_size[dtype];
   switch (dtype) {
-    case TY_Q8_0: codes_q8_0((const ty_q8_0 *)row + k0 / 32, n / 32, ahead, code, scale); break;
-    case TY_Q4_0: codes_q4_0((const ty_q4_0 *)row + k0 / 32, n / 32, ahead, code, scale); break;
-    case TY_Q4_K: codes_q4_k((const ty_q4_k *)row + k0 / 256, n / 256, ahead, code, scale, min); break;
-    default: codes_q6_k((const ty_q6_k *)row + k0 / 256, n / 256, ahead, code, scale);
+    case TY_Q8_0:
+    case TY_Q4_0: gather_f16(at, ty_dtype_size[dtype], n / 32, scale); break;
+    case TY_Q4_K: scales_q4_k((const ty_q4_k *)at, n / 256, scale, min); break;
+    default: scales_q6_k((const ty_q6_k *)at, n / 256, scale);
   }
 }
-#undef AS_WORDS
+
+/* Their codes [n]. */
+static inline void row_codes(ty_dtype dtype, const void *row, int64_t k0, int64_t n, uint8_t *code) {
+  const uint8_t *at = (const uint8_t *)row + k0 / ty_dtype_block[dtype] * ty_dtype_size[dtype];
+  switch (dtype) {
+    case TY_Q8_0: codes_q8_0((const ty_q8_0 *)at, n / 32, code); break;
+    case TY_Q4_0: codes_q4_0((const ty_q4_0 *)at, n / 32, code); break;
+    case TY_Q4_K: codes_q4_k((const ty_q4_k *)at, n / 256, code); break;
+    default: codes_q6_k((const ty_q6_k *)at, n / 256, code);
+  }
+}
 
 /* ---- x ---- */
 

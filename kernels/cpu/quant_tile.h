@@ -20,7 +20,9 @@ static void pack_panel(const product *p, int64_t j, int64_t columns, int64_t k0,
   uint32_t code[TILE_COLUMNS][TILE_K / 4] __attribute__((aligned(64)));
   float scale[TILE_COLUMNS][TILE_K / 16], min[TILE_COLUMNS][TILE_K / 32];
   for (int64_t i = 0; i < TILE_COLUMNS; i++) {
-    if (i < columns) row_codes(p->dtype, p->w + (j + i) * p->w_row, k0, kc, 0, (uint8_t *)code[i], scale[i], min[i]);
+    const char *row = p->w + (j + i) * p->w_row;
+    if (i < columns)
+      row_codes(p->dtype, row, k0, kc, (uint8_t *)code[i]), row_scales(p->dtype, row, k0, kc, scale[i], min[i]);
     else memset(code[i], 0, sizeof *code), memset(scale[i], 0, sizeof *scale), memset(min[i], 0, sizeof *min);
   }
   ty_transpose_uint32_t(to->code[0], TILE_COLUMNS, code[0], TILE_K / 4, kc / 4, TILE_COLUMNS);
