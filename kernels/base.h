@@ -17,8 +17,8 @@ extern "C" {
 #define TY_MAX_GPUS 16
 #define TY_MAX_STREAMS 32 /* of each GPU; number 0 is where work goes when nobody says otherwise */
 
-/* Order is the order of promotion within a class; ORDER DTYPE: dtype.c. From TY_Q8_0 on: block-quantized, see quant_blocks.h.
- * Tensors of these are contiguous, and their rows (the last dimension) are whole blocks. */
+/* Order is the order of promotion within a class; ORDER DTYPE: dtype.c. From TY_Q8_0 on: block-quantized, see
+ * quant_blocks.h. Tensors of these are contiguous, and their rows (the last dimension) are whole blocks. */
 typedef enum ty_dtype {
   TY_BOOL,
   TY_U8,

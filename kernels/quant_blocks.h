@@ -1,7 +1,8 @@
-/* Block-quantized formats: the layout of a block and its values. Q8_0, Q4_0, Q4_K and Q6_K are those of ggml and of GGUF
- * files, byte for byte (docs/gguf.md and ggml-common.h there). NF4 is the 4-bit NormalFloat of Dettmers et al. 2023
- * ("QLoRA"), with the scales of blocks in 8 bits (double quantization). Members are bytes, so that blocks may lie at any
- * address; a code times its scale is rounded once more where a minimum is taken away, never fused. Also for CUDA. */
+/* Block-quantized formats: the layout of a block and its values. Q8_0, Q4_0, Q4_K and Q6_K are those of ggml and of
+ * GGUF files, byte for byte (docs/gguf.md and ggml-common.h there). NF4 is the 4-bit NormalFloat of Dettmers et al.
+ * 2023 ("QLoRA"), with the scales of blocks in 8 bits (double quantization). Members are bytes, so that blocks may lie
+ * at any address; a code times its scale is rounded once more where a minimum is taken away, never fused. Also for
+ * CUDA. */
 #ifndef TY_KERNELS_QUANT_BLOCKS_H
 #define TY_KERNELS_QUANT_BLOCKS_H
 
@@ -17,25 +18,26 @@ typedef struct ty_q4_0 { /* x = d (q - 8); low nibbles are elements 0 to 15, hig
   uint8_t q[16];
 } ty_q4_0;
 
-/* x = d scale q - dmin min, with a 6-bit scale and min for each 32 elements. Each 32 bytes of q are 64 elements: first the
- * low nibbles, then the high ones. */
+/* x = d scale q - dmin min, with a 6-bit scale and min for each 32 elements. Each 32 bytes of q are 64 elements: first
+ * the low nibbles, then the high ones. */
 typedef struct ty_q4_k {
   uint8_t d[2], dmin[2];
   uint8_t scale[12];
   uint8_t q[128];
 } ty_q4_k;
 
-/* x = d scale (q - 32), a scale for each 16 elements. Of each half of 128 elements, low holds the low 4 bits (64 bytes: low
- * nibbles are elements 0 to 63, high ones 64 to 127), high the upper 2 (byte i: elements i, i + 32, i + 64, i + 96). */
+/* x = d scale (q - 32), a scale for each 16 elements. Of each half of 128 elements, low holds the low 4 bits (64 bytes:
+ * low nibbles are elements 0 to 63, high ones 64 to 127), high the upper 2 (byte i: elements i, i + 32, i + 64, i +
+ * 96). */
 typedef struct ty_q6_k {
   uint8_t low[128], high[64];
   int8_t scale[16];
   uint8_t d[2];
 } ty_q6_k;
 
-/* A row of NF4: an f32 scale for each TY_NF4_GROUP blocks, then the blocks. x = scale absmax^2 level[q]: 255^2 stands for
- * the largest magnitude of the group, and squares keep the relative error of smaller ones low. Low nibbles are elements 0
- * to 31, high ones 32 to 63. 4.125 bits, and 32 more for each 16384 elements or row: 4.127 in long rows. */
+/* A row of NF4: an f32 scale for each TY_NF4_GROUP blocks, then the blocks. x = scale absmax^2 level[q]: 255^2 stands
+ * for the largest magnitude of the group, and squares keep the relative error of smaller ones low. Low nibbles are
+ * elements 0 to 31, high ones 32 to 63. 4.125 bits, and 32 more for each 16384 elements or row: 4.127 in long rows. */
 typedef struct ty_nf4 {
   uint8_t absmax;
   uint8_t q[32];

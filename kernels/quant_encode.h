@@ -1,5 +1,5 @@
-/* Encoding of blocks, for every backend. Q8_0 and Q4_0 give the codes of ggml's reference; Q4_K and Q6_K choose the scales
- * of their parts by least squares over a range of candidates, as that does. A block with a NaN becomes NaN. */
+/* Encoding of blocks, for every backend. Q8_0 and Q4_0 give the codes of ggml's reference; Q4_K and Q6_K choose the
+ * scales of their parts by least squares over a range of candidates, as that does. A block with a NaN becomes NaN. */
 #ifndef TY_KERNELS_QUANT_ENCODE_H
 #define TY_KERNELS_QUANT_ENCODE_H
 

@@ -139,8 +139,8 @@ static inline void row_codes(ty_dtype dtype, const void *row, int64_t k0, int64_
 
 /* ---- x ---- */
 
-/* Rows of x as bytes, x ~ scale q in groups of 32. In blocks of `block` elements of k: [block of k][row][element], and the
- * same for what there is of each group. */
+/* Rows of x as bytes, x ~ scale q in groups of 32. In blocks of `block` elements of k: [block of k][row][element], and
+ * the same for what there is of each group. */
 typedef struct coded {
   int64_t rows, k, block; /* rows: with those that pad */
   int group, zero;        /* of the weights' format */

@@ -1,7 +1,7 @@
-/* Products with block-quantized weights: linear_quantized, y = x W' + bias, and linear_quantized_backward, dx = g W. Rows of
- * x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is that of the
- * rounding, at most 1/254 of the largest |x| of each group. NF4, whose levels are no integers, and gradients are multiplied
- * in f32, decoded panel by panel. */
+/* Products with block-quantized weights: linear_quantized, y = x W' + bias, and linear_quantized_backward, dx = g W.
+ * Rows of x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is
+ * that of the rounding, at most 1/254 of the largest |x| of each group. NF4, whose levels are no integers, and
+ * gradients are multiplied in f32, decoded panel by panel. */
 #include "dequantize.h"
 #include "gemm.h"
 #include "quant_codes.h"

@@ -1,5 +1,5 @@
-/* y = x W' for few rows of x and W in NF4: a row of W is decoded in registers, or in the first cache, and multiplied with
- * all rows of x in f32. Included by quant_linear.c. */
+/* y = x W' for few rows of x and W in NF4: a row of W is decoded in registers, or in the first cache, and multiplied
+ * with all rows of x in f32. Included by quant_linear.c. */
 
 #if defined(__AVX512F__)
 static inline __m512 nf4_levels(__m128i q, __m512 level) {

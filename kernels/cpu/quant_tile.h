@@ -36,8 +36,8 @@ static void pack_panel(const product *p, int64_t j, int64_t columns, int64_t k0,
 #define EACH_4(X) X(0) X(1) X(2) X(3)
 #define EACH_8(X) EACH_4(X) X(4) X(5) X(6) X(7)
 
-/* Adds the products of kc elements to the 8 x 32 sums at c. The rows of q lie `block` apart, what belongs to their groups
- * likewise. */
+/* Adds the products of kc elements to the 8 x 32 sums at c. The rows of q lie `block` apart, what belongs to their
+ * groups likewise. */
 static inline __attribute__((always_inline)) void tile_product(int64_t kc, const panel *b, const int group,
                                                                const bool mins, const int8_t *q, const float *scale,
                                                                const float *sum, const int32_t *start, float *c) {

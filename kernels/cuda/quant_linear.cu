@@ -1,5 +1,5 @@
-/* Products with block-quantized weights for few rows: the weight is read once and decoded in registers, the products are
- * of f32. Many rows are multiplied with a decoded weight, by the op (src/ops/quantize.c). */
+/* Products with block-quantized weights for few rows: the weight is read once and decoded in registers, the products
+ * are of f32. Many rows are multiplied with a decoded weight, by the op (src/ops/quantize.c). */
 #include "quant.cuh"
 
 namespace {

@@ -78,8 +78,8 @@ typedef struct ty_gguf_value {
 /* Reads the value of `type` at *at and moves behind it (behind the head of an array); false past `end`. */
 bool ty_gguf_read_value(const uint8_t **at, const uint8_t *end, ty_gguf_type type, ty_gguf_value *out);
 
-/* Writes tensors, after `entry_count` metadata entries as the format has them: key, type, value. A multiple of 8 that is
- * a power of two, `alignment` is written as an entry of its own when it is not TY_GGUF_ALIGNMENT. */
+/* Writes tensors, after `entry_count` metadata entries as the format has them: key, type, value. A multiple of 8 that
+ * is a power of two, `alignment` is written as an entry of its own when it is not TY_GGUF_ALIGNMENT. */
 bool ty_gguf_write(const char *path, const ty_bundle *tensors, const ty_bytes *entries, uint64_t entry_count,
                    uint64_t alignment);
 bool ty_gguf_put_string(ty_bytes *b, const char *text, size_t size);

@@ -56,6 +56,9 @@ function Tensor:is_contiguous() end
 --- In another dtype or on another device: x:to("f16"), x:to("cpu"), x:to(other), x:to { dtype =, device = }. The tensor
 --- itself when nothing changes. Recorded for gradients. With non_blocking = true a GPU copies from a tensor in pinned
 --- memory while the host goes on: do not change that tensor before the copy is done (it may be released).
+--- The block-quantized dtypes q8_0, q4_0, q4_k, q6_k (ggml's) and nf4 encode the rows of a float tensor, whose last size
+--- must be a multiple of 32, 32, 256, 256 or 64; a float dtype decodes them again. Such tensors have views of whole rows,
+--- and serve as weights of linear and embedding.
 ---@param what Dtype|Device|Tensor|{dtype?: Dtype, device?: Device, non_blocking?: boolean}
 ---@param options? {non_blocking?: boolean}
 ---@return Tensor
@@ -432,8 +435,8 @@ function ty.thread.new(setup, ...) end
 
 ty.io = {}
 
---- Reads a file by its first bytes or its ending: .safetensors, .gguf and .npz give a table of tensors (and metadata), .npy
---- and images a tensor, .csv a tensor and names, .json Lua values.
+--- Reads a file by its first bytes or its ending: .safetensors, .gguf and .npz give a table of tensors (and metadata),
+--- .npy and images a tensor, .csv a tensor and names, .json Lua values.
 ---@param path string
 ---@return any ...
 function ty.io.load(path, ...) end
@@ -461,17 +464,18 @@ function ty.io.load_torch(path, options) end
 function ty.io.save_safetensors(path, tensors, metadata) end
 
 --- A GGUF file (versions 2 and 3; ggml's docs/gguf.md), the tensors mapped, not copied: f32, f16, bf16, f64, i8 to i64,
---- q8_0, q4_0, q4_k and q6_k, sizes in our order (the reverse of ggml's). Asking the table for a tensor of another format
---- is an error that names it. Metadata values are Lua values, arrays lists; a u64 above 2^63 comes as a float. The third
---- result has the file's `version` and `alignment`, `types` (of metadata: "u32", of arrays "u32[]") and `tensors`, a list
---- of { name, format, shape, offset, bytes } in the order of the file.
+--- q8_0, q4_0, q4_k and q6_k, sizes in our order (the reverse of ggml's). Asking the table for a tensor of another
+--- format is an error that names it. Metadata values are Lua values, arrays lists; a u64 above 2^63 comes as a float.
+--- The third result has the file's `version` and `alignment`, `types` (of metadata: "u32", of arrays "u32[]") and
+--- `tensors`, a list of { name, format, shape, offset, bytes } in the order of the file.
 ---@param path string
 ---@param options? {mmap?: boolean}
 ---@return table<string, Tensor>, table<string, any>, table
 function ty.io.load_gguf(path, options) end
 
---- Writes GGUF version 3. Metadata values without an entry in `types` are written as u32 (negative: i32, larger: i64), f32,
---- bool, string; lists of integers as i32 where all fit. The types that load_gguf gives write a file back as it was.
+--- Writes GGUF version 3. Metadata values without an entry in `types` are written as u32 (negative: i32, larger: i64),
+--- f32, bool, string; lists of integers as i32 where all fit. The types that load_gguf gives write a file back as it
+--- was.
 ---@param path string
 ---@param tensors table<string, Tensor>
 ---@param metadata? table<string, any>
