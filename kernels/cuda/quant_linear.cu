@@ -29,7 +29,7 @@ template <class F, int ROWS> __global__ void __launch_bounds__(THREADS) dots(con
         for (int r = 0; r < ROWS; r++) {
           if (r0 + r >= t.rows) break;
           float x[4];
-          ty_load<float, 4>(t.x + (r0 + r) * t.columns + k, x);
+          ty_load<4>(t.x + (r0 + r) * t.columns + k, x);
 #pragma unroll
           for (int i = 0; i < 4; i++) sum[r] += w[i] * x[i];
         }
@@ -56,7 +56,7 @@ template <class F> __global__ void __launch_bounds__(THREADS) turned(const task 
 #pragma unroll
       for (int c = 0; c < 4; c++) sum[c] += g * w[c];
     }
-    ty_store<float, 4>(t.y + r * t.columns + k, sum);
+    ty_store<4>(t.y + r * t.columns + k, sum);
   }
 }
 

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(THREADS) decode(const rows_of r, index_list in
     if (INDEXED && !ty_in_range(watch, from, r.rows)) continue;
     float v[4];
     F::decode(r.x + from * r.row_bytes, r.columns, k, v);
-    ty_store<float, 4>(out + 4 * i, v);
+    ty_store<4>(out + 4 * i, v);
   }
 }
 
