@@ -154,7 +154,7 @@ void find(const wanted &w, state *s) {
   int64_t major = version / w.major, minor = version % w.major / w.minor, patch = version % w.minor;
   if (strcmp(w.name, "cuDNN") == 0 && version < 10000) /* as it counted before version 9 */
     major = version / 1000, minor = version % 1000 / 100;
-  char text[sizeof s->text], known[32];
+  char text[sizeof s->text], known[32], path[sizeof s->path];
   snprintf(text, sizeof text, "%lld.%lld.%lld", static_cast<long long>(major), static_cast<long long>(minor),
            static_cast<long long>(patch));
   if (major >= w.first && major <= w.last) {
@@ -164,7 +164,8 @@ void find(const wanted &w, state *s) {
     return;
   }
   snprintf(known, sizeof known, w.first == w.last ? "%d" : "%d to %d", w.first, w.last);
-  snprintf(s->problem, sizeof s->problem, "%s is version %s, wanted is %s", s->path, text, known);
+  memcpy(path, s->path, sizeof path);
+  snprintf(s->problem, sizeof s->problem, "%s is version %s, wanted is %s", path, text, known);
 }
 
 const state *look(ty_cuda_library_id id) {

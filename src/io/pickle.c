@@ -107,7 +107,7 @@ static bool take(ty_pickle *p, size_t size, const uint8_t **out) {
 }
 
 static bool take_number(ty_pickle *p, int bytes, uint64_t *out) {
-  const uint8_t *b;
+  const uint8_t *b = NULL;
   if (!take(p, (size_t)bytes, &b)) return false;
   *out = 0;
   for (int i = bytes - 1; i >= 0; i--) *out = *out << 8 | b[i];
@@ -124,7 +124,7 @@ static bool take_line(ty_pickle *p, const char **out, size_t *size) {
 }
 
 static bool push_text(ty_pickle *p, size_t size) {
-  const uint8_t *b;
+  const uint8_t *b = NULL;
   if (!take(p, size, &b)) return false;
   if (!ty_valid_utf8(b, size)) return fail(p, "data.pkl has text that is not UTF-8: %s", ty_quote(b, size));
   return push(p, (ty_pickle_value){ .kind = TY_PICKLE_TEXT, .text = (const char *)b, .count = (uint32_t)size });
@@ -268,7 +268,7 @@ static bool recall(ty_pickle *p, uint64_t slot) {
 }
 
 static bool push_long(ty_pickle *p) {
-  uint64_t size, n = 0;
+  uint64_t size = 0, n = 0;
   if (!take_number(p, 1, &size)) return false;
   if (size > 8) return fail(p, "data.pkl has an integer of %llu bytes", (unsigned long long)size);
   if (size && !take_number(p, (int)size, &n)) return false;
@@ -277,7 +277,7 @@ static bool push_long(ty_pickle *p) {
 }
 
 static bool push_float(ty_pickle *p) {
-  const uint8_t *b;
+  const uint8_t *b = NULL;
   uint64_t bits = 0;
   ty_pickle_value v = { .kind = TY_PICKLE_FLOAT };
   if (!take(p, 8, &b)) return false;
@@ -289,7 +289,7 @@ static bool push_float(ty_pickle *p) {
 static bool step(ty_pickle *p, uint8_t code, bool *done) {
   uint64_t n = 0;
   size_t mark;
-  uint32_t value;
+  uint32_t value = 0;
   switch (code) {
     case 0x80: /* PROTO */
       if (!take_number(p, 1, &n)) return false;
