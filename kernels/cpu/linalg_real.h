@@ -72,8 +72,10 @@ static void FN(slogdet)(void *context, int64_t begin, int64_t end) {
   REAL *lu = (REAL *)(void *)room;
   int *pivots = (int *)(void *)(room + square);
   for (int64_t i = begin; i < end; i++) {
-    memcpy(lu, (const REAL *)j->k->in[0]->data + i * n * n, square);
-    if (n) CALL(getrf)(&n, &n, lu, &n, pivots, &info);
+    if (n) { /* of nothing it is 1 */
+      memcpy(lu, (const REAL *)j->k->in[0]->data + i * n * n, square);
+      CALL(getrf)(&n, &n, lu, &n, pivots, &info);
+    }
     double sign = 1, sum = 0;
     for (int r = 0; r < n; r++) {
       double d = (double)lu[(int64_t)r * n + r];

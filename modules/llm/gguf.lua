@@ -1,5 +1,7 @@
 --- Models in GGUF files: the metadata as a config.json, the tensors under the published names. Block-quantized weights
 -- stay as they are; ty.linear computes with them.
+local ty = require "tycho"
+
 local M = {}
 
 -- architecture -> model_type, and whether files of it have the rows of queries and keys in another order.
@@ -40,6 +42,27 @@ function M.rename(name, architecture)
   local layer, part, ending = name:match "^blk%.(%d+)%.([%w_]+)%.(%a+)$"
   if not layer or not names.inner[part] then return nil end
   return names.layer:format(layer, names.inner[part] .. "." .. ending)
+end
+
+local function inverse(map)
+  local other = {}
+  for key, value in pairs(map) do other[value] = key end
+  return other
+end
+
+--- The other way: the name in a GGUF file of a published one, or nil.
+---@param name string
+---@param architecture string
+---@return string?
+function M.gguf_name(name, architecture)
+  local names = architecture == "gpt2" and gpt2 or decoder
+  local stem, kind = name:match "^(.*)%.(%a+)$"
+  local outer = inverse(names.outer)[stem]
+  if outer then return outer .. "." .. kind end
+  local layer, inner = stem:match "^model%.layers%.(%d+)%.(.*)$"
+  if architecture == "gpt2" then layer, inner = stem:match "^h%.(%d+)%.(.*)$" end
+  local part = inner and inverse(names.inner)[inner]
+  return part and ("blk.%s.%s.%s"):format(layer, part, kind)
 end
 
 --- The keys of a config.json by the metadata of a file.
@@ -131,6 +154,19 @@ function M.state(tensors, metadata, config)
     end
   end
   return state, interleaved
+end
+
+--- The tokenizer that a file has in its metadata, or nil.
+---@param metadata table<string, any>
+---@return Tokenizer?
+function M.tokenizer(metadata)
+  local function get(key) return metadata["tokenizer.ggml." .. key] end
+  if not get "model" then return nil end
+  local function id(name) return get(name .. "_token_id") end
+  return ty.tokenizer.new { model = get "model", pre = get "pre", tokens = get "tokens", scores = get "scores",
+    merges = get "merges", token_types = get "token_type", bos = id "bos", eos = id "eos", unk = id "unknown",
+    sep = id "seperator", pad = id "padding", add_bos = get "add_bos_token", add_eos = get "add_eos_token",
+    add_space_prefix = get "add_space_prefix" }
 end
 
 --- The dtype to compute in: that of the token embedding, f32 when it is block-quantized. Files keep norms in f32 beside

@@ -10,6 +10,7 @@ local loader = require "tycho.llm.load"
 
 local M = {
   load = loader.load,
+  tokenizer = loader.tokenizer,
   weights = loader.weights,
   assign = loader.assign,
 }

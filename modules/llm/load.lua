@@ -201,6 +201,19 @@ local function guard(what, fn, ...)
   return result
 end
 
+--- The tokenizer of a published model: of its folder, or of a GGUF file; nil when there is none.
+---@param path string
+---@return Tokenizer?
+function M.tokenizer(path)
+  if path:find "%.gguf$" then
+    local _, metadata = ty.io.load(path)
+    return require("tycho.llm.gguf").tokenizer(metadata)
+  end
+  local info = ty.io.stat(path)
+  local folder = info and info.kind == "directory" and path or path:match "^(.*)/[^/]*$" or "."
+  return ty.io.stat(folder .. "/tokenizer.json") and ty.tokenizer.load(folder) or nil
+end
+
 --- A published model: a folder with config.json, a weights file beside one, or a GGUF file. options: dtype (default:
 -- the file's), device, strict (true), check (false: NaN and infinities are not looked for), config (changes of
 -- config.json's keys), weights (false: as the family initialises them). The model comes in evaluation mode;

@@ -13,7 +13,7 @@ local r = ty.recipe.declare {
   paper = "Vaswani et al. 2017, Attention Is All You Need",
   time = "seconds; without --model a small untrained one",
   args = {
-    { "model", "", "a folder with config.json and weights (none: a small untrained model)" },
+    { "model", "", "a folder with config.json and weights, or a GGUF file (none: a small untrained model)" },
     { "prompt", "The meaning of life is", "text to go on from; needs the folder's tokenizer" },
     { "ids", "", "tokens to go on from in place of a prompt: 464,3290,318" },
     { "max_tokens", 100, "tokens to make at most", quick = 16 },
@@ -37,7 +37,7 @@ end
 local model, tokenizer
 if args.model ~= "" then
   model = load(args.model)
-  if ty.tokenizer then tokenizer = ty.tokenizer.load(args.model) end
+  tokenizer = llm.tokenizer(args.model)
 else
   model = llm.Llama { vocab_size = 512, hidden_size = 128, intermediate_size = 344, num_hidden_layers = 4,
     num_attention_heads = 4, num_key_value_heads = 2, max_position_embeddings = 1024 }:eval()
