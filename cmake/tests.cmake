@@ -18,7 +18,7 @@ endif()
 # The same tests on the emulated device, whose library they build. TYCHO_CUDA_LIBRARY is how the program finds it.
 if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target cuda_emulated cuda_stand_ins cuda_planted)
-  set_tests_properties(cuda_build PROPERTIES FIXTURES_SETUP cuda_built)
+  set_tests_properties(cuda_build PROPERTIES FIXTURES_SETUP cuda_built RESOURCE_LOCK build_folder)
   add_test(NAME cuda_ops COMMAND tycho tests/run_ops.lua --device cuda --quick $<$<BOOL:${TYCHO_SANITIZE}>:--no-grad> ${test_folder}
            COMMAND_EXPAND_LISTS)
   # And with stand-ins for NVIDIA's libraries, the ops that ask them.
@@ -53,7 +53,7 @@ if(c_tests)
   target_include_directories(c_test PRIVATE src)
   target_link_libraries(c_test PRIVATE ${core_libraries})
   add_test(NAME c_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target c_test)
-  set_tests_properties(c_build PROPERTIES FIXTURES_SETUP c_built)
+  set_tests_properties(c_build PROPERTIES FIXTURES_SETUP c_built RESOURCE_LOCK build_folder)
   add_test(NAME c COMMAND c_test ${test_folder})
   set_tests_properties(c PROPERTIES FIXTURES_REQUIRED c_built)
 endif()
