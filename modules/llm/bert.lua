@@ -56,7 +56,7 @@ end
 
 function Dense:forward(x)
   if self.activation == "tanh" then return self.dense(x):tanh() end
-  return ty.linear(x, self.dense.weight, self.dense.bias, nil, self.activation)
+  return self.dense(x, nil, self.activation)
 end
 
 local Layer = nn.module "BertLayer"
@@ -95,8 +95,8 @@ function Embeddings:forward(tokens, types)
   local t = tokens.shape[2]
   local room = self.position_embeddings.count
   if t > room then error(("Bert: %d tokens, but there are %d positions"):format(t, room), 4) end
-  local kinds = types and self.token_type_embeddings(types) or self.token_type_embeddings.weight:select(0, 0)
-  local x = self.word_embeddings(tokens) + kinds + self.position_embeddings.weight:narrow(0, 0, t)
+  local kinds = self.token_type_embeddings(types or ty.zeros({ 1 }, { dtype = "i64", device = tokens.device }))
+  local x = self.word_embeddings(tokens) + kinds + self.position_embeddings(ty.arange(t, { device = tokens.device }))
   return self.dropout(self.LayerNorm(x))
 end
 
@@ -196,7 +196,7 @@ function Transform:init(config)
 end
 
 function Transform:forward(x)
-  return self.LayerNorm(ty.linear(x, self.dense.weight, self.dense.bias, nil, self.activation))
+  return self.LayerNorm(self.dense(x, nil, self.activation))
 end
 
 local Predictions = nn.module "BertPredictions"

@@ -112,7 +112,7 @@ end
 
 --- Logits of hidden states.
 function Decoder:head(hidden)
-  return ty.linear(hidden, (self.lm_head or self.model.embed_tokens).weight)
+  return self.lm_head and self.lm_head(hidden) or ty.linear(hidden, self.model.embed_tokens.weight)
 end
 
 --- tokens i64 [n, t] to logits [n, t, vocabulary]. options: cache (from model:cache(), without gradients: the tokens

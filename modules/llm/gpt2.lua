@@ -11,6 +11,7 @@ local parameter = require("tycho.nn.options").parameter
 
 -- x [..., inputs] times weight [inputs, outputs] plus bias: the public checkpoints keep these weights untransposed.
 local Conv1D = nn.module "Conv1D"
+Conv1D.fan_in_fan_out = true
 
 function Conv1D:init(inputs, outputs, std)
   self.weight = parameter({ inputs, outputs }, function(t) nn.init.normal(t, 0, std) end)
@@ -80,6 +81,7 @@ end
 local GPT2 = nn.module("GPT2", LanguageModel)
 GPT2.model_type, GPT2.architecture = "gpt2", "GPT2LMHeadModel"
 GPT2.prefixes = { "transformer." }
+GPT2.published_prefix = "transformer." -- of the names of modules in transformers, which adapters go by
 GPT2.ignored_too = { "^lm_head%.weight$" } -- is the token embedding
 
 --- options: vocabulary (50257), context (1024), width (768), layers (12), heads (12), dropout (0), inner (4 * width),
@@ -135,7 +137,8 @@ function GPT2:hidden(tokens, options)
   end
   local mask, positions = cache:see(tokens, options and options.mask)
   local at = { mask = mask and mask:unsqueeze(1):unsqueeze(1), cache = cache.layers > 0 and cache or nil }
-  local x = self.drop(self.wte(tokens) + (positions and self.wpe(positions) or self.wpe.weight:narrow(0, past, t)))
+  positions = positions or ty.arange(past, past + t, { device = tokens.device })
+  local x = self.drop(self.wte(tokens) + self.wpe(positions))
   for i, block in ipairs(self.h) do
     at.layer = i
     x = block(x, at)

@@ -87,7 +87,7 @@ end
 
 function FeedForward:forward(x)
   if self.gated then return self.wo(ty.glu(self.wi_1(x), self.wi_0(x), self.activation)) end
-  return self.wo(ty.linear(x, self.wi.weight, nil, nil, self.activation))
+  return self.wo(self.wi(x, nil, self.activation))
 end
 
 -- One part of a block: a norm, what `name` is, the sum.
@@ -223,7 +223,9 @@ function T5:hidden(tokens, options)
 end
 
 --- Logits of hidden states.
-function T5:head(hidden) return ty.linear(hidden, (self.lm_head or self.shared).weight) end
+function T5:head(hidden)
+  return self.lm_head and self.lm_head(hidden) or ty.linear(hidden, self.shared.weight)
+end
 
 --- Source tokens i64 [n, s] and target tokens i64 [n, t] (beginning with decoder_start_token_id) to logits
 -- [n, t, vocabulary]. options: mask (of the source).

@@ -30,7 +30,8 @@ function Linear:init(inputs, outputs, given)
   if o.bias then self.bias = options.parameter({ outputs }, default_init(inputs)) end
 end
 
-function Linear:forward(x) return ty.linear(x, self.weight, self.bias) end
+--- residual, activation: as in ty.linear.
+function Linear:forward(x, residual, activation) return ty.linear(x, self.weight, self.bias, residual, activation) end
 
 function Linear:describe()
   return ("%d, %d%s"):format(self.in_features, self.out_features, self.bias and "" or ", bias = false")
