@@ -1,0 +1,328 @@
+--- The adapter of a model: which modules it changes, what is trained, switching it off and taking it away.
+local ty = require "tycho"
+local base = require "tycho.nn.module"
+local layers = require "tycho.peft.layers"
+
+local nn = ty.nn
+local M = {}
+
+--- Whether `name` is `wanted` or ends in it after a dot: "q_proj", "layers.0.self_attn.q_proj"; "^name" is a whole one.
+function M.ends_in(name, wanted)
+  if wanted:sub(1, 1) == "^" then return name == wanted:sub(2) end
+  return name == wanted or name:sub(-#wanted - 1) == "." .. wanted
+end
+
+--- Modules by name, each once, under its first name.
+function M.modules(model)
+  local names, found, seen = {}, {}, {}
+  for name, module in model:named_modules() do
+    if not seen[module] then
+      seen[module] = true
+      names[#names + 1], found[name] = name, module
+    end
+  end
+  return names, found
+end
+
+local function check_list(who, what, list)
+  if type(list) ~= "table" then error(("%s: %s must be a list of names, got %s"):format(who, what, type(list)), 0) end
+  for _, name in ipairs(list) do
+    if type(name) ~= "string" or name == "" then
+      error(("%s: %s must hold names, got %s"):format(who, what, tostring(name)), 0)
+    end
+  end
+  if #list == 0 then error(("%s: %s names nothing"):format(who, what), 0) end
+end
+
+--- The names that a list stands for, as a set. Every entry must stand for something.
+function M.listed(who, what, list, names)
+  check_list(who, what, list)
+  local set = {}
+  for _, wanted in ipairs(list) do
+    local count = 0
+    for _, name in ipairs(names) do
+      if name ~= "" and M.ends_in(name, wanted) then set[name], count = true, count + 1 end
+    end
+    if count == 0 then
+      local ends, known = {}, {}
+      for _, name in ipairs(names) do
+        local last = name:match "[^.]+$"
+        if last and not last:find "^%d+$" and not known[last] then ends[#ends + 1], known[last] = last, true end
+      end
+      error(("%s: %s: no module is named '%s'; there are %s"):format(who, what, wanted,
+        table.concat(ends, ", ", 1, math.min(#ends, 40))), 0)
+    end
+  end
+  return set
+end
+
+--- Names as transformers has them.
+function M.published(names, prefix)
+  local list = {}
+  for i, name in ipairs(names) do list[i] = prefix .. name end
+  return list
+end
+
+-- The names of the modules to adapt, in the model's order.
+local function chosen(who, model, targets)
+  local names, modules = M.modules(model)
+  local fits
+  if type(targets) == "table" then
+    local set = M.listed(who, "targets", targets, names)
+    fits = function(name) return set[name] end
+  elseif targets == "all-linear" then
+    fits = function(name, module) return layers.kind(module) == "linear" and module ~= rawget(model, "lm_head") end
+  elseif type(targets) == "string" then
+    fits = function(name, module) return layers.kind(module) and name:find("^" .. targets .. "$") end
+  elseif type(targets) == "function" then
+    fits = function(name, module) return layers.kind(module) and targets(name, module) end
+  else
+    error(("%s: targets must be a list of names, a pattern, 'all-linear' or a function, got %s"):format(who,
+      type(targets)), 0)
+  end
+  local result = {}
+  for _, name in ipairs(names) do
+    if name ~= "" and fits(name, modules[name]) then
+      if not layers.kind(modules[name]) then
+        error(("%s: '%s' is %s; adapters go on Linear, Conv1D and Embedding"):format(who, name,
+          getmetatable(modules[name]).__name), 0)
+      end
+      result[#result + 1] = name
+    end
+  end
+  if #result == 0 then error(("%s: targets: nothing matches %s"):format(who, tostring(targets)), 0) end
+  return result, modules, names
+end
+
+--- The value that a table of names gives a module, or nil. A key is a name or the end of one.
+function M.by_name(who, what, patterns, name)
+  if patterns ~= nil and type(patterns) ~= "table" then
+    error(("%s: %s must be a table by name, got %s"):format(who, what, type(patterns)), 0)
+  end
+  local value, from
+  for key, candidate in pairs(patterns or {}) do
+    if type(key) ~= "string" then error(("%s: %s must have names for keys"):format(who, what), 0) end
+    local plain = key:gsub("\\%.", ".")
+    if plain:sub(2):find "[%^%$%*%+%?%[%]%(%)|\\{}]" then
+      error(("%s: %s: '%s' is a regular expression; only names and ends of names are read"):format(who, what, key), 0)
+    end
+    if M.ends_in(name, plain) then
+      if from and value ~= candidate then
+        error(("%s: %s: '%s' and '%s' both stand for %s"):format(who, what, from, key, name), 0)
+      end
+      value, from = candidate, key
+    end
+  end
+  return value
+end
+
+--- Scale of B(A(x)). Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", for rslora.
+function M.scale(alpha, rank, rslora) return alpha / (rslora and math.sqrt(rank) or rank) end
+
+--- The adapter that a model has; an error when it has none.
+function M.of(who, model)
+  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 3) end
+  return rawget(model, "_adapter") or error(("%s: the model has no adapter; peft.lora or peft.load gives it one")
+    :format(who), 3)
+end
+
+--- Freezes a model and notes the adapter that is to come.
+function M.begin(who, model, record)
+  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end
+  if rawget(model, "_adapter") then
+    error(who .. ": the model has an adapter already; peft.remove takes it away", 0)
+  end
+  record.layers, record.saved, record.wanted = {}, {}, {}
+  for _, p in ipairs(model:parameters()) do
+    if p.requires_grad then record.wanted[#record.wanted + 1] = p end
+  end
+  model:requires_grad_(false)
+  rawset(model, "_adapter", record)
+  return record
+end
+
+--- Adapts the module `name`; spec as in layers.attach.
+function M.add_layer(record, name, module, spec)
+  layers.attach(module, spec)
+  record.layers[#record.layers + 1] = { name = name, module = module }
+end
+
+--- Makes the parameter `name` part of the adapter: a copy that is trained and saved with it.
+function M.add_saved(record, name, owner, key)
+  local original = rawget(owner, key)
+  rawset(owner, key, ty.keep(original:detach():clone():requires_grad_()))
+  record.saved[#record.saved + 1] = { name = name, owner = owner, key = key, original = original }
+end
+
+local biases = { none = true, all = true, lora_only = true }
+
+-- Names of the parameters to train whole: visit(name, owner, key).
+local function each_saved(model, modules_to_save, bias, adapted, visit)
+  base.walk_state(model, function(kind, name, tensor, owner, key)
+    if kind ~= "parameter" or not tensor:is_floating_point() then return end
+    local path = name:match "^(.*)%.[^.]+$" or ""
+    local inside = bias == "all" and name:find "bias" or bias == "lora_only" and adapted[path] and key == "bias"
+    local up = path
+    while not inside and up do
+      inside = modules_to_save[up]
+      up = up:match "^(.*)%.[^.]+$"
+    end
+    if inside then visit(name, owner, key) end
+  end)
+end
+
+local function positive(who, what, value)
+  if not (math.tointeger(value) and value > 0) then
+    error(("%s: %s must be a positive integer, got %s"):format(who, what, tostring(value)), 0)
+  end
+  return math.tointeger(value)
+end
+
+local function number(who, what, value)
+  if type(value) ~= "number" or value ~= value or math.abs(value) == math.huge then
+    error(("%s: %s must be a number, got %s"):format(who, what, tostring(value)), 0)
+  end
+  return value
+end
+
+--- That an adapter can be of this dtype.
+function M.check_dtype(who, dtype)
+  for _, name in ipairs { "f32", "f64", "f16", "bf16" } do
+    if dtype == name then return end
+  end
+  error(("%s: dtype must be f32, f64, f16 or bf16, got %s"):format(who, tostring(dtype)), 0)
+end
+
+--- Options that lora() and files share, checked.
+function M.check(who, o)
+  o.rank, o.alpha = positive(who, "rank", o.rank), number(who, "alpha", o.alpha)
+  if not (number(who, "dropout", o.dropout) >= 0 and o.dropout < 1) then
+    error(("%s: dropout must be within [0, 1), got %g"):format(who, o.dropout), 0)
+  end
+  if not biases[o.bias] then
+    error(("%s: bias must be none, all or lora_only, got %s"):format(who, tostring(o.bias)), 0)
+  end
+end
+
+local function lora(model, options)
+  local who = "peft.lora"
+  local o = nn.options(who, options, { rank = 8, alpha = 8, dropout = 0, targets = nn.none, rslora = false,
+    dora = false, rank_pattern = nn.none, alpha_pattern = nn.none, save = nn.none, bias = "none", dtype = "f32" })
+  M.check(who, o)
+  M.check_dtype(who, o.dtype)
+  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end
+  local names, modules, all = chosen(who, model, o.targets)
+  local to_save = o.save and M.listed(who, "save", o.save, all) or {}
+  local specs, adapted = {}, {}
+  for i, name in ipairs(names) do
+    local published = (model.published_prefix or "") .. name
+    local rank = positive(who, "rank_pattern", M.by_name(who, "rank_pattern", o.rank_pattern, published) or o.rank)
+    local alpha = number(who, "alpha_pattern", M.by_name(who, "alpha_pattern", o.alpha_pattern, published) or o.alpha)
+    if to_save[name] then error(("%s: '%s' is among targets and save"):format(who, name), 0) end
+    if o.dora and layers.kind(modules[name]) == "embedding" then
+      error(("%s: '%s' is an embedding, which dora does not adapt"):format(who, name), 0)
+    end
+    specs[i] = { rank = rank, alpha = alpha, scale = M.scale(alpha, rank, o.rslora), dropout = o.dropout, dora = o.dora,
+      dtype = o.dtype }
+    adapted[name] = true
+  end
+  local record = M.begin(who, model, { rank = o.rank, alpha = o.alpha, dropout = o.dropout, rslora = o.rslora,
+    dora = o.dora, bias = o.bias, save = o.save, targets = type(o.targets) == "table" and o.targets or nil })
+  each_saved(model, to_save, o.bias, adapted, function(...) M.add_saved(record, ...) end)
+  for i, name in ipairs(names) do M.add_layer(record, name, modules[name], specs[i]) end
+  ty.core.program.renew()
+  return model
+end
+
+--- Gives a model low-rank adapters, which change nothing until they are trained, and freezes everything else. options:
+-- targets (names or ends of names of modules, a Lua pattern for whole names, "all-linear", or a function of name and
+-- module), rank (8), alpha (8; the adapter counts alpha / rank, with rslora alpha / sqrt(rank)), dropout (0, of its
+-- input), rslora, dora, rank_pattern and alpha_pattern (values by name or end of name), save (names of modules that are
+-- trained and saved whole), bias ("none", "all", "lora_only": biases that are trained), dtype ("f32", of the adapter).
+-- Adapts Linear, GPT-2's Conv1D and Embedding. Returns the model; make the optimizer afterwards, of peft.parameters.
+---@param model Module
+---@param options table
+---@return Module model
+function M.lora(model, options)
+  local ok, message = pcall(lora, model, options)
+  if not ok then error(message, 2) end
+  return model
+end
+
+--- What is trained: the parameters of the adapter, and those of `save` and `bias`.
+---@param model Module
+---@return Tensor[]
+function M.parameters(model)
+  local record, list = M.of("peft.parameters", model), {}
+  for _, layer in ipairs(record.layers) do
+    for _, pair in ipairs(layers.parameters(layer.module)) do list[#list + 1] = pair[2] end
+  end
+  for _, saved in ipairs(record.saved) do
+    if not saved.frozen then list[#list + 1] = rawget(saved.owner, saved.key) end
+  end
+  return list
+end
+
+--- A tensor where and in the dtype in which `like` is, which may have been moved since.
+function M.moved(tensor, like)
+  if tensor.dtype ~= like.dtype then tensor = tensor:to(like.dtype) end
+  if tensor.device ~= like.device then tensor = tensor:to { device = like.device } end
+  return tensor
+end
+
+-- Exchanges a tensor for another; returns the one that was there.
+local function exchange(owner, key, tensor)
+  local before = rawget(owner, key)
+  rawset(owner, key, ty.keep(M.moved(tensor, before)))
+  return before
+end
+
+--- Calls fn(...) with the model as it was without the adapter, merged or not; returns what fn returns.
+---@param model Module
+---@param fn function
+function M.disable(model, fn, ...)
+  local record, back = M.of("peft.disable", model), {}
+  local function put(owner, key, tensor) back[#back + 1] = { owner, key, exchange(owner, key, tensor) } end
+  for _, layer in ipairs(record.layers) do
+    if layer.module._lora.merged == true then
+      error("peft.disable: the model was merged with keep = false", 2)
+    end
+  end
+  for _, layer in ipairs(record.layers) do
+    local a = layer.module._lora
+    if a.merged then put(layer.module, "weight", a.merged) end
+    a.off = true
+  end
+  for _, saved in ipairs(record.saved) do put(saved.owner, saved.key, saved.original) end
+  ty.core.program.renew()
+  local result = table.pack(pcall(fn, ...))
+  for _, layer in ipairs(record.layers) do layer.module._lora.off = nil end
+  for i = #back, 1, -1 do rawset(table.unpack(back[i])) end
+  ty.core.program.renew()
+  if not result[1] then error(result[2], 0) end
+  return table.unpack(result, 2, result.n)
+end
+
+--- Takes the adapter away: the model is what it was before peft.lora, or, where it was merged, one with the merged
+-- weights and without the layers of the adapter. Returns the model.
+---@param model Module
+---@return Module model
+function M.remove(model)
+  local record = M.of("peft.remove", model)
+  local merged = record.layers[1] and record.layers[1].module._lora.merged
+  for _, layer in ipairs(record.layers) do layers.detach(layer.module) end
+  for _, saved in ipairs(record.saved) do
+    if not merged then exchange(saved.owner, saved.key, saved.original) end
+  end
+  rawset(model, "_adapter", nil)
+  for _, p in ipairs(record.wanted) do p:requires_grad_() end
+  if merged then
+    for _, p in ipairs(model:parameters()) do
+      if p:is_floating_point() then p:requires_grad_(#record.wanted > 0) end
+    end
+  end
+  ty.core.program.renew()
+  return model
+end
+
+return M

@@ -1,0 +1,271 @@
+--- Adapters in files: a folder with adapter_config.json and adapter_model.safetensors, as the Python library peft has
+-- it; single files of diffusers and of kohya's scripts are read too.
+local ty = require "tycho"
+local base = require "tycho.nn.module"
+local adapter = require "tycho.peft.adapter"
+local layers = require "tycho.peft.layers"
+local names = require "tycho.peft.names"
+
+local nn = ty.nn
+local M = {}
+
+-- The set of adapted modules as target_modules: the list that was given where it still says just that.
+local function target_names(model, record, prefix)
+  local adapted, full = {}, {}
+  for i, layer in ipairs(record.layers) do adapted[layer.name], full[i] = true, prefix .. layer.name end
+  if not record.targets then return full end
+  local ok, set = pcall(adapter.listed, "", "", record.targets, (adapter.modules(model)))
+  if not ok then return full end
+  for name in pairs(set) do if not adapted[name] then return full end end
+  for name in pairs(adapted) do if not set[name] then return full end end
+  return record.targets
+end
+
+--- Writes the adapter to a folder that the Python library peft reads as well. options: base (name of the model that it
+-- belongs to), prefix (what module names begin with in the Python model; by default the family's).
+---@param model Module
+---@param folder string
+---@param options? {base?: string, prefix?: string}
+---@return Module model
+function M.save(model, folder, options)
+  local who = "peft.save"
+  local record = adapter.of(who, model)
+  local o = nn.options(who, options, { base = nn.none, prefix = nn.none })
+  local prefix = o.prefix or model.published_prefix or ""
+  local ranks, alphas, transposed = {}, {}, false
+  for _, layer in ipairs(record.layers) do
+    local a = layer.module._lora
+    if a.rank ~= record.rank then ranks[prefix .. layer.name] = a.rank end
+    if a.alpha ~= record.alpha then alphas[prefix .. layer.name] = a.alpha end
+    transposed = transposed or layer.module.fan_in_fan_out or false
+  end
+  local config = { peft_type = "LORA", r = record.rank, lora_alpha = record.alpha, lora_dropout = record.dropout,
+    target_modules = target_names(model, record, prefix), use_rslora = record.rslora, use_dora = record.dora,
+    bias = record.bias, fan_in_fan_out = transposed, inference_mode = true, init_lora_weights = true,
+    rank_pattern = next(ranks) and ranks, alpha_pattern = next(alphas) and alphas, modules_to_save = record.save,
+    base_model_name_or_path = o.base or record.base, task_type = record.task_type }
+  ty.io.mkdir(folder)
+  ty.io.save_safetensors(folder .. "/adapter_model.safetensors", names.state(record, prefix), { format = "pt" })
+  -- Patterns that are false would be written: PEFT wants objects or nothing.
+  for _, key in ipairs { "rank_pattern", "alpha_pattern" } do config[key] = config[key] or nil end
+  ty.io.write_atomic(folder .. "/adapter_config.json", ty.io.json_encode(config, { indent = 2 }) .. "\n")
+  return model
+end
+
+-- Settings of adapter_config.json under which the tensors mean something else than here.
+local other_meanings = { "layer_replication", "use_qalora", "lora_bias", "target_parameters", "trainable_token_indices",
+  "alora_invocation_tokens", "velora_config", "monteclora_config", "arrow_config", "use_bdlora", "megatron_config" }
+local base_changing = { pissa = true, olora = true, corda = true, loftq = true, lora_ga = true }
+
+local function optional(value, default)
+  if value == nil or value == ty.io.null then return default end
+  return value
+end
+
+local function read_config(path)
+  local c = ty.io.load_json(path)
+  if type(c) ~= "table" or #c > 0 then error("adapter_config.json: an object is wanted", 0) end
+  if c.peft_type ~= "LORA" then
+    error(("peft_type is %s; only LORA is read"):format(tostring(c.peft_type)), 0)
+  end
+  for _, key in ipairs(other_meanings) do
+    local value = optional(c[key], false)
+    if value and not (type(value) == "table" and not next(value)) then error(key .. " is not supported", 0) end
+  end
+  local start = optional(c.init_lora_weights, true)
+  if type(start) == "string" and base_changing[start:lower():match "^lora_ga" or start:lower():match "^%a+"] then
+    error(("init_lora_weights '%s' goes with weights that were changed at the start; let PEFT convert it to plain LoRA")
+      :format(start), 0)
+  end
+  local record = { rank = optional(c.r, 8), alpha = optional(c.lora_alpha, 8), dropout = optional(c.lora_dropout, 0),
+    rslora = optional(c.use_rslora, false) == true, dora = optional(c.use_dora, false) == true,
+    bias = optional(c.bias, "none"), alpha_pattern = optional(c.alpha_pattern), rank_pattern = optional(c.rank_pattern),
+    base = optional(c.base_model_name_or_path), task_type = optional(c.task_type), save = optional(c.modules_to_save) }
+  if type(record.save) ~= "table" or #record.save == 0 then record.save = nil end
+  local targets = optional(c.target_modules)
+  if type(targets) == "table" then record.targets = targets end
+  record.whole = record.targets and optional(c.layers_to_transform) == nil and optional(c.exclude_modules) == nil
+  adapter.check("adapter_config.json", record)
+  return record
+end
+
+local function read(path)
+  local info = ty.io.stat(path)
+  if not info then error("is not there", 0) end
+  if info.kind ~= "directory" then return ty.io.load(path), nil end
+  if not ty.io.stat(path .. "/adapter_config.json") then error("has no adapter_config.json", 0) end
+  local config = read_config(path .. "/adapter_config.json")
+  for _, name in ipairs { "adapter_model.safetensors", "adapter_model.bin" } do
+    if ty.io.stat(path .. "/" .. name) then return ty.io.load(path .. "/" .. name), config end
+  end
+  error("has neither adapter_model.safetensors nor adapter_model.bin", 0)
+end
+
+-- Sorts the tensors of a file by module: parts[name] = { a =, b =, magnitude =, alpha = }, whole[name] = tensor.
+local function sort(model, state, problems)
+  local all, modules = adapter.modules(model)
+  local known = {}
+  for name, p in model:named_parameters() do known[name] = p end
+  local resolve = names.resolver(model, all)
+  local function is_module(name) return modules[name] ~= nil end
+  local function is_parameter(name) return known[name] ~= nil end
+  local parts, whole = {}, {}
+  for key, tensor in pairs(state) do
+    local path, part = names.split(key)
+    local name, why = resolve(path, part and is_module or is_parameter)
+    local kind = name and part and layers.kind(modules[name])
+    if not ty.is_tensor(tensor) then
+      problems[#problems + 1] = key .. ": no tensor"
+    elseif not name then
+      problems[#problems + 1] = ("%s: %s"):format(key, why or "the model has no such module")
+    elseif part and not kind then
+      problems[#problems + 1] = ("%s: is for a %s; adapters go on Linear, Conv1D and Embedding"):format(key,
+        getmetatable(modules[name]).__name)
+    else
+      local place, index = whole, name
+      if part then
+        parts[name] = parts[name] or {}
+        place, index = parts[name], part
+      end
+      if place[index] then problems[#problems + 1] = key .. ": is there twice" end
+      place[index] = tensor
+    end
+  end
+  for name, tensor in pairs(whole) do
+    if names.shape_text(tensor) ~= names.shape_text(known[name]) then
+      problems[#problems + 1] = ("%s: the model has %s, the file %s"):format(name, names.shape_text(known[name]),
+        names.shape_text(tensor))
+    end
+  end
+  return parts, whole, all, modules
+end
+
+-- The adapter of one module checked: what its layers.attach needs.
+local function specify(name, module, part, config, o, prefix)
+  local inputs, outputs = layers.sizes(module)
+  if not (part.a and part.b) then return nil, ("%s: only one of A and B is there"):format(name) end
+  part.a, part.b = names.flat(part.a), names.flat(part.b)
+  local rank = part.a.shape[1] or 0
+  if #part.a.shape ~= 2 or #part.b.shape ~= 2 or part.a.shape[2] ~= inputs or part.b.shape[1] ~= outputs
+      or part.b.shape[2] ~= rank or rank < 1 then
+    return nil, ("%s: A %s and B %s do not fit; wanted are [rank, %d] and [%d, rank]"):format(name,
+      names.shape_text(part.a), names.shape_text(part.b), inputs, outputs)
+  end
+  if not (part.a:is_floating_point() and part.b:is_floating_point()) then
+    return nil, ("%s: A is %s and B %s; floating point is wanted"):format(name, part.a.dtype, part.b.dtype)
+  end
+  if part.magnitude then
+    if part.magnitude:numel() ~= outputs or layers.kind(module) ~= "linear" then
+      return nil, ("%s: the magnitudes are %s; [%d] is wanted"):format(name, names.shape_text(part.magnitude), outputs)
+    end
+  elseif config and config.dora then
+    return nil, name .. ": use_dora is set, but there are no magnitudes"
+  end
+  if part.alpha and part.alpha:numel() ~= 1 then return nil, name .. ": alpha is not one number" end
+  local alpha = o.alpha or part.alpha and part.alpha:item() or nil
+  if config then
+    local who, full = "adapter_config.json", prefix .. name
+    alpha = alpha or adapter.by_name(who, "alpha_pattern", config.alpha_pattern, full) or config.alpha
+    -- Ranks under regular expressions are those of the tensors.
+    local read_it, wanted = pcall(adapter.by_name, who, "rank_pattern", config.rank_pattern, full)
+    if read_it and (wanted or config.rank) ~= rank then
+      return nil, ("%s: the rank is %d, and %s in adapter_config.json"):format(name, rank,
+        tostring(wanted or config.rank))
+    end
+  end
+  alpha = alpha or rank
+  if type(alpha) ~= "number" then return nil, ("%s: alpha is %s, not a number"):format(name, tostring(alpha)) end
+  return { rank = rank, alpha = alpha, scale = adapter.scale(alpha, rank, config and config.rslora),
+    dropout = config and config.dropout or 0, dora = part.magnitude ~= nil, dtype = o.dtype }
+end
+
+local function fill(tensor, source) tensor:copy_(ty.reshape(source, tensor.shape)) end
+
+-- Whether the module `name` has parameters in `whole`.
+local function any_below(whole, name)
+  for key in pairs(whole) do
+    if key:sub(1, #name + 1) == name .. "." then return true end
+  end
+  return false
+end
+
+local function load(model, path, o)
+  adapter.check_dtype("dtype", o.dtype)
+  if o.alpha ~= nil and type(o.alpha) ~= "number" then error("alpha must be a number", 0) end
+  local state, config = read(path)
+  local problems, specs, order = {}, {}, {}
+  if not nn.is_module(model) then error("a module is wanted, got " .. type(model), 0) end
+  if rawget(model, "_adapter") then error("the model has an adapter already; peft.remove takes it away", 0) end
+  local parts, whole, all, modules = sort(model, state, problems)
+  local prefix = model.published_prefix or ""
+  for _, name in ipairs(all) do
+    if parts[name] then
+      local spec, why = specify(name, modules[name], parts[name], config, o, prefix)
+      specs[name], order[#order + 1] = spec, name
+      problems[#problems + 1] = why
+    end
+  end
+  if config and config.whole then
+    for name in pairs(adapter.listed("adapter_config.json", "target_modules", config.targets,
+      #prefix > 0 and adapter.published(all, prefix) or all)) do
+      name = name:sub(#prefix + 1)
+      if not parts[name] then problems[#problems + 1] = name .. ": is among target_modules, but not in the file" end
+    end
+  end
+  for _, wanted in ipairs(config and config.save or {}) do
+    for _, name in ipairs(all) do
+      if name ~= "" and adapter.ends_in(prefix .. name, tostring(wanted)) and not any_below(whole, name) then
+        problems[#problems + 1] = name .. ": is among modules_to_save, but not in the file"
+      end
+    end
+  end
+  if #order == 0 and #problems == 0 then error("holds no adapter", 0) end
+  if #problems > 0 then
+    table.sort(problems)
+    local more = #problems > 20 and ("\n  and %d more"):format(#problems - 20) or ""
+    error("the adapter does not fit the model\n  " .. table.concat(problems, "\n  ", 1, math.min(20, #problems))
+      .. more, 0)
+  end
+  config = config or { rank = specs[order[1]].rank, alpha = specs[order[1]].alpha, dropout = 0, rslora = false,
+    dora = specs[order[1]].dora, bias = "none" }
+  local record = adapter.begin("peft.load", model, config)
+  base.walk_state(model, function(_, name, _, owner, key)
+    if whole[name] then adapter.add_saved(record, name, owner, key) end
+  end)
+  ty.no_grad(function()
+    for _, saved in ipairs(record.saved) do fill(rawget(saved.owner, saved.key), whole[saved.name]) end
+    for _, name in ipairs(order) do
+      adapter.add_layer(record, name, modules[name], specs[name])
+      local part = parts[name]
+      for _, pair in ipairs(layers.parameters(modules[name])) do
+        fill(pair[2], pair[1]:find "_A" and part.a or pair[1]:find "_B" and part.b or part.magnitude)
+      end
+    end
+  end)
+  for _, saved in ipairs(record.saved) do
+    -- PEFT may save the weight that an adapter stands on, of embeddings, which is not trained for that.
+    saved.frozen = parts[saved.name:match "^(.*)%.weight$" or ""] ~= nil
+    if saved.frozen then rawget(saved.owner, saved.key):requires_grad_(false) end
+  end
+  if not o.train then
+    for _, p in ipairs(adapter.parameters(model)) do p:requires_grad_(false) end
+  end
+  ty.core.program.renew()
+end
+
+--- Gives a model the adapter of a folder (adapter_config.json and adapter_model.safetensors or .bin) or of a single
+-- file in the names of PEFT, diffusers or kohya's scripts. Every tensor has to find its module and fit it. options:
+-- train (false: the adapter is frozen), dtype ("f32", of the adapter), alpha (overrides what the file says; for a file
+-- that says nothing the default is the rank). Returns the model.
+---@param model Module
+---@param path string
+---@param options? {train?: boolean, dtype?: string, alpha?: number}
+---@return Module model
+function M.load(model, path, options)
+  local o = nn.options("peft.load", options, { train = false, dtype = "f32", alpha = nn.none })
+  local ok, message = pcall(load, model, path, o)
+  if not ok then error(("peft.load: %s: %s"):format(tostring(path), message), 2) end
+  return model
+end
+
+return M

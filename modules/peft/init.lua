@@ -1,0 +1,26 @@
+--- Fine-tuning with few parameters: require "tycho.peft".
+--
+--     local peft = require "tycho.peft"
+--     peft.lora(model, { rank = 8, alpha = 16, targets = { "q_proj", "v_proj" } })
+--     local opt = optim.AdamW(peft.parameters(model), { lr = 1e-4 })
+--     ...
+--     peft.save(model, "adapter")                    -- what the Python library peft reads, and peft.load
+--     print(peft.merge(model))                       -- into the weights; what changed and what rounding took
+--     peft.remove(model)
+--
+-- Works on every module with Linear or Embedding layers, and on all families of tycho.llm. Hu et al. 2021, "LoRA:
+-- Low-Rank Adaptation of Large Language Models".
+local adapter = require "tycho.peft.adapter"
+local files = require "tycho.peft.files"
+local merging = require "tycho.peft.merging"
+
+return {
+  lora = adapter.lora,
+  parameters = adapter.parameters,
+  disable = adapter.disable,
+  remove = adapter.remove,
+  merge = merging.merge,
+  unmerge = merging.unmerge,
+  save = files.save,
+  load = files.load,
+}

@@ -1,0 +1,162 @@
+--- Layers with an adapter. A layer stays the object that it was, with its weights under their names; its class becomes
+-- one that adds scale * B(A(x)), and it gets the parameters of that, named as PEFT names them.
+local ty = require "tycho"
+
+local nn = ty.nn
+local parameter = require("tycho.nn.options").parameter
+local M = {}
+
+local classes = {} -- class with adapter by class without
+
+--- "linear" or "embedding": how a module can be adapted; nil when it cannot.
+function M.kind(module)
+  local class = getmetatable(module)
+  while class do
+    if class == nn.Linear or rawget(class, "fan_in_fan_out") then return "linear" end
+    if class == nn.Embedding then return "embedding" end
+    class = rawget(class, "super")
+  end
+  return nil
+end
+
+--- Inputs and outputs of a linear layer, or rows and width of an embedding.
+function M.sizes(module)
+  local shape = module.weight.shape
+  if M.kind(module) == "embedding" or module.fan_in_fan_out then return shape[1], shape[2] end
+  return shape[2], shape[1]
+end
+
+-- [outputs, inputs] (embedding: [rows, width]), whatever way round and in whatever dtype the layer keeps it.
+local function dense(self, dtype)
+  local w = self.weight:detach():to(dtype)
+  return self.fan_in_fan_out and w:transpose(0, 1) or w
+end
+
+-- What the adapter adds to dense().
+local function change(self, dtype)
+  local embedding = self.lora_embedding_A
+  local a = (embedding or self.lora_A.weight):detach():to(dtype)
+  local b = (embedding and self.lora_embedding_B or self.lora_B.weight):detach():to(dtype)
+  local product = b:matmul(a) * self._lora.scale
+  return embedding and product:transpose(0, 1) or product
+end
+
+-- The norm of each output's row.
+local function row_norms(w) return w:norm(2, 1) end
+
+--- The weight with the adapter in it, in f64 and laid out as the layer's own.
+function M.merged_weight(self)
+  local w = dense(self, "f64") + change(self, "f64")
+  local magnitude = self.lora_magnitude_vector
+  if magnitude then w = w * (magnitude:detach():to("f64") / row_norms(w)):unsqueeze(1) end
+  return (self.fan_in_fan_out and w:transpose(0, 1) or w):contiguous()
+end
+
+local function activate(y, name)
+  if not name or name == "none" then return y end
+  if name == "gelu_tanh" then return ty.gelu(y, "tanh") end
+  return ty[name](y)
+end
+
+-- Weight-decomposed: the rows of the weight have learned lengths, and LoRA turns them. The norm counts as a constant.
+-- Liu et al. 2024, "DoRA: Weight-Decomposed Low-Rank Adaptation", section 4.3.
+local function decomposed(self, base, y, h, dropped, low)
+  local norms = ty.no_grad(function() return row_norms(dense(self, low.dtype) + change(self, low.dtype)) end)
+  local factor = self.lora_magnitude_vector / norms
+  local plain = dropped and base.forward(self, h:to(y.dtype)) or y
+  if self.bias then plain = plain - self.bias end
+  return y + ((factor - 1) * plain:to(low.dtype) + factor * self.lora_B(low)):to(y.dtype)
+end
+
+local function linear_forward(base)
+  return function(self, x, residual, activation)
+    local a = self._lora
+    if a.off or a.merged then return base.forward(self, x, residual, activation) end
+    local h, dropped = x:to(self.lora_A.weight.dtype), self.training and a.dropout > 0
+    if dropped then h = ty.dropout(h, a.dropout, true) end
+    local low = self.lora_A(h) * a.scale
+    if self.lora_magnitude_vector then
+      local y = decomposed(self, base, base.forward(self, x), h, dropped, low)
+      return activate(residual and y + residual or y, activation)
+    end
+    local y = base.forward(self, x, residual)
+    if y.dtype == low.dtype then return ty.linear(low, self.lora_B.weight, nil, y, activation) end
+    return activate(y + self.lora_B(low):to(y.dtype), activation)
+  end
+end
+
+local function embedding_forward(base)
+  return function(self, index)
+    local y, a = base.forward(self, index), self._lora
+    if a.off or a.merged then return y end
+    local low = ty.embedding(self.lora_embedding_A:transpose(0, 1), index) * a.scale
+    return y + ty.linear(low, self.lora_embedding_B):to(y.dtype)
+  end
+end
+
+local function adapted(base, kind)
+  if not classes[base] then
+    local class = nn.module("Lora" .. base.__name, base)
+    class.forward = (kind == "linear" and linear_forward or embedding_forward)(base)
+    function class:describe()
+      return ("%s, rank = %d%s"):format(base.describe(self), self._lora.rank, self._lora.merged and ", merged" or "")
+    end
+    classes[base] = class
+  end
+  return classes[base]
+end
+
+local added = { "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" }
+
+--- Gives a layer an adapter that changes nothing yet. spec: rank, scale, alpha, dropout, dora, dtype.
+function M.attach(module, spec)
+  local kind = M.kind(module)
+  local inputs, outputs = M.sizes(module)
+  rawset(module, "_lora", { rank = spec.rank, scale = spec.scale, alpha = spec.alpha, dropout = spec.dropout })
+  setmetatable(module, adapted(getmetatable(module), kind))
+  nn.with_defaults({ dtype = spec.dtype, device = module.weight.device }, function()
+    if kind == "linear" then
+      module.lora_A = nn.Linear(inputs, spec.rank, { bias = false })
+      module.lora_B = nn.Linear(spec.rank, outputs, { bias = false })
+      nn.init.zeros(module.lora_B.weight)
+    else
+      module.lora_embedding_A = parameter({ spec.rank, inputs }, nn.init.zeros)
+      module.lora_embedding_B = parameter({ outputs, spec.rank }, nn.init.normal)
+    end
+    if spec.dora then
+      module.lora_magnitude_vector = parameter({ outputs }, function(t)
+        ty.no_grad(function() t:copy_(row_norms(dense(module, "f32"))) end)
+      end)
+    end
+  end)
+  module:train(module.training)
+end
+
+--- Makes the layer what it was.
+function M.detach(module)
+  for _, name in ipairs(added) do
+    if rawget(module, name) ~= nil then
+      rawset(module, name, nil)
+      module._known[name], module._parameters[name] = nil, nil
+      for i, key in ipairs(module._order) do
+        if key == name then table.remove(module._order, i) break end
+      end
+    end
+  end
+  rawset(module, "_lora", nil)
+  setmetatable(module, getmetatable(module).super)
+end
+
+--- The adapter's parameters of a layer: a list of { name, tensor }, named as in PEFT's files.
+function M.parameters(module)
+  local list = {}
+  for _, name in ipairs(added) do
+    local value = rawget(module, name)
+    if value then
+      list[#list + 1] = nn.is_module(value) and { name .. ".weight", value.weight } or { name, value }
+    end
+  end
+  return list
+end
+
+return M

@@ -1,0 +1,99 @@
+--- Putting an adapter into the weights, and taking it out again.
+local ty = require "tycho"
+local adapter = require "tycho.peft.adapter"
+local layers = require "tycho.peft.layers"
+
+local nn = ty.nn
+local M = {}
+
+local Report = {}
+Report.__index = Report
+
+function Report.__tostring(r)
+  local text = ("merged %d modules: weights changed by %.3g at most, %.3g on average; rounding took %.3g at most, %.3g "
+    .. "on average"):format(r.modules, r.max_change, r.mean_change, r.max_error, r.mean_error)
+  if r.output then
+    text = text .. ("; the output changed by %.3g at most, %.3g on average"):format(r.output.max, r.output.mean)
+  end
+  return text
+end
+
+local function largest_and_sum(t)
+  if t:numel() == 0 then return 0, 0 end
+  t = t:abs()
+  return t:max():item(), t:sum():item()
+end
+
+--- Puts the adapter into the weights: sums are taken in f64 and rounded once, to the dtype of the weights. options:
+-- keep (true: the weights that were there stay in memory, for peft.unmerge), check (a function of the model that
+-- returns a tensor, called before and after). Returns a report, made for print: modules, max_change and mean_change (of
+-- the weights), max_error and mean_error (what rounding to the weights' dtype took), by_module (the same by name) and,
+-- with check, output = { max, mean } (how far its result moved).
+---@param model Module
+---@param options? {keep?: boolean, check?: fun(model: Module): Tensor}
+---@return table report
+function M.merge(model, options)
+  local who = "peft.merge"
+  local o = nn.options(who, options, { keep = true, check = nn.none })
+  local record = adapter.of(who, model)
+  if record.merged then error(who .. ": the adapter is merged already", 2) end
+  local before = o.check and ty.no_grad(o.check, model)
+  local report = setmetatable({ modules = #record.layers, by_module = {}, max_change = 0, mean_change = 0,
+    max_error = 0, mean_error = 0 }, Report)
+  local count, weights = 0, {}
+  ty.no_grad(function()
+    for i, layer in ipairs(record.layers) do
+      weights[i] = ty.scope(function()
+        local old = layer.module.weight:detach()
+        local exact = layers.merged_weight(layer.module)
+        local ok, new = pcall(exact.to, exact, old.dtype)
+        if not ok then error(("%s: %s: the weights are %s: %s"):format(who, layer.name, old.dtype, new), 0) end
+        local max_change, change = largest_and_sum(exact - old:to "f64")
+        local max_error, lost = largest_and_sum(new:to "f64" - exact)
+        local n = exact:numel()
+        report.by_module[layer.name] = { max_change = max_change, mean_change = change / math.max(n, 1),
+          max_error = max_error, mean_error = lost / math.max(n, 1) }
+        report.max_change = math.max(report.max_change, max_change)
+        report.max_error = math.max(report.max_error, max_error)
+        report.mean_change, report.mean_error = report.mean_change + change, report.mean_error + lost
+        count = count + n
+        return new
+      end)
+    end
+  end)
+  count = math.max(count, 1)
+  report.mean_change, report.mean_error = report.mean_change / count, report.mean_error / count
+  for i, layer in ipairs(record.layers) do
+    layer.module._lora.merged = o.keep and layer.module.weight or true
+    rawset(layer.module, "weight", ty.keep(weights[i]))
+  end
+  record.merged = true
+  ty.core.program.renew()
+  if before then
+    local after = ty.no_grad(o.check, model)
+    local max, sum = largest_and_sum(after:to "f64" - before:to "f64")
+    report.output = { max = max, mean = sum / math.max(after:numel(), 1) }
+  end
+  return report
+end
+
+--- Takes a merged adapter out of the weights, which become exactly what they were. Returns the model.
+---@param model Module
+---@return Module model
+function M.unmerge(model)
+  local record = adapter.of("peft.unmerge", model)
+  if not record.merged then error("peft.unmerge: the adapter is not merged", 2) end
+  for _, layer in ipairs(record.layers) do
+    if layer.module._lora.merged == true then error("peft.unmerge: the model was merged with keep = false", 2) end
+  end
+  for _, layer in ipairs(record.layers) do
+    local a = layer.module._lora
+    rawset(layer.module, "weight", ty.keep(adapter.moved(a.merged, layer.module.weight)))
+    a.merged = nil
+  end
+  record.merged = nil
+  ty.core.program.renew()
+  return model
+end
+
+return M
