@@ -6,7 +6,8 @@
 --     ...
 --     peft.save(model, "adapter")                    -- what the Python library peft reads, and peft.load
 --     print(peft.merge(model))                       -- into the weights; what changed and what rounding took
---     peft.remove(model)
+--     peft.remove(model)                             -- a plain model again, with the merged weights
+--     model:save "merged"
 --
 -- Works on every module with Linear or Embedding layers, and on all families of tycho.llm. Hu et al. 2021, "LoRA:
 -- Low-Rank Adaptation of Large Language Models".

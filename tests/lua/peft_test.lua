@@ -277,5 +277,24 @@ check.test("errors", function()
   check.fails(function() peft.lora(model, { targets = { "q_proj" } }) end, "has an adapter already")
 end)
 
+check.test("damaged files", function()
+  local model = base "gpt2"
+  local folder = scratch.file "damaged"
+  ty.io.mkdir(folder)
+  local texts = { "adapter_config.json", "adapter_model.safetensors" }
+  for _, name in ipairs(texts) do texts[name] = scratch.slurp(root .. "gpt2/" .. name) end
+  for _, broken in ipairs(texts) do
+    for _, name in ipairs(texts) do scratch.spit("damaged/" .. name, texts[name]) end
+    local head = texts[broken]:sub(1, 1500) -- the header of the tensors
+    scratch.flips(head, 200, function(text)
+      scratch.spit("damaged/" .. broken, text .. texts[broken]:sub(1501))
+      local ok, message = pcall(peft.load, model, folder)
+      if ok then peft.remove(model) end
+      check.ok(ok or message:find("peft.load", 1, true) and not message:find "attempt to", tostring(message))
+      check.equal(rawget(model, "_adapter"), nil, "nothing is left of what failed")
+    end)
+  end
+end)
+
 scratch.clean()
 check.finish()
