@@ -90,20 +90,30 @@ function Decoder:hidden(tokens, options)
   local cache = options and options.cache
   local past, t = cache and cache.past or 0, tokens.shape[2]
   cache = cache or Cache.new(0)
-  local mask, positions = cache:see(tokens, options and options.mask)
-  local cos, sin = self.rotary:table(past + t, tokens.device)
+  local cu_seqlens = options and options.cu_seqlens
+  local mask, positions
+  if cu_seqlens then
+    positions = layers.packed_positions(self.family.name, tokens, options)
+  else
+    mask, positions = cache:see(tokens, options and options.mask)
+  end
+  local cos, sin = self.rotary:table(cu_seqlens and options.longest or past + t, tokens.device)
   if positions then
     cos, sin = ty.embedding(cos, positions):unsqueeze(1), ty.embedding(sin, positions):unsqueeze(1)
-    mask = mask:unsqueeze(1):unsqueeze(1)
+    mask = mask and mask:unsqueeze(1):unsqueeze(1)
   else
     cos, sin = cos:narrow(0, past, t), sin:narrow(0, past, t)
   end
   local at = { cos = cos, sin = sin, interleaved = self.interleaved or false, mask = mask,
-    cache = cache.layers > 0 and cache or nil, record = options and options.record }
+    cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil, record = options and options.record }
   local stream, more = self.model.embed_tokens(tokens), nil
   for i, layer in ipairs(self.model.layers) do
     at.layer = i
-    stream, more = layer(stream, more, at)
+    if options and options.checkpoint then
+      stream, more = ty.checkpoint(layer, stream, more, at)
+    else
+      stream, more = layer(stream, more, at)
+    end
   end
   cache:advance(t)
   local _, x = layers.add_norm(self.model.norm, stream, more)
@@ -115,10 +125,15 @@ function Decoder:head(hidden)
   return self.lm_head and self.lm_head(hidden) or ty.linear(hidden, self.model.embed_tokens.weight)
 end
 
---- tokens i64 [n, t] to logits [n, t, vocabulary]. options: cache (from model:cache(), without gradients: the tokens
--- follow those of the calls before), mask (bool or i64 [n, t], 0: padding, on the left).
+--- tokens i64 [n, t] to logits [n, t, vocabulary]. options:
+--   cache       from model:cache(), without gradients: the tokens follow those of the calls before
+--   mask        bool or i64 [n, t], 0: padding, on the left
+--   cu_seqlens  i64 [sequences + 1]: where sequences packed into tokens [1, n] begin and end, from 0 to n; none
+--               sees another, and positions count from 0 in each
+--   longest     the most tokens that one of them may have (default n)
+--   checkpoint  true: the backward pass runs each layer again, whose results then need not be kept
 ---@param tokens Tensor
----@param options? {cache?: KVCache, mask?: Tensor}
+---@param options? {cache?: KVCache, mask?: Tensor, cu_seqlens?: Tensor, longest?: integer, checkpoint?: boolean}
 ---@return Tensor logits
 function Decoder:forward(tokens, options) return self:head(self:hidden(tokens, options)) end
 

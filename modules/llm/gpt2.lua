@@ -43,7 +43,7 @@ function Attention:forward(x, at)
   local qkv = self.c_attn(x):reshape(shape[1], shape[2], 3, self.heads, -1):permute(2, 0, 3, 1, 4)
   local q, k, v = qkv:select(0, 0), qkv:select(0, 1), qkv:select(0, 2)
   if at.cache then k, v = at.cache:append(at.layer, k, v) end
-  local y = ty.scaled_dot_product_attention(q, k, v, at.mask, true, self.scale)
+  local y = ty.scaled_dot_product_attention(q, k, v, at.mask, true, self.scale, -1, 0, at.cu_seqlens)
   return self.dropout(self.c_proj(layers.join_heads(y)))
 end
 
@@ -132,16 +132,24 @@ function GPT2:cache(options) return Cache.new(#self.h, options) end
 function GPT2:hidden(tokens, options)
   local cache = options and options.cache or Cache.new(0)
   local past, t = cache.past, tokens.shape[2]
-  if past + t > self.context then
-    error(("GPT2: %d tokens, but there is room for %d"):format(past + t, self.context), 3)
+  local cu_seqlens = options and options.cu_seqlens
+  local mask, positions
+  local longest = cu_seqlens and options.longest or past + t
+  if longest > self.context then
+    error(("GPT2: %d tokens, but there is room for %d"):format(longest, self.context), 3)
   end
-  local mask, positions = cache:see(tokens, options and options.mask)
-  local at = { mask = mask and mask:unsqueeze(1):unsqueeze(1), cache = cache.layers > 0 and cache or nil }
+  if cu_seqlens then
+    positions = layers.packed_positions("GPT2", tokens, options)
+  else
+    mask, positions = cache:see(tokens, options and options.mask)
+  end
+  local at = { mask = mask and mask:unsqueeze(1):unsqueeze(1), cu_seqlens = cu_seqlens,
+    cache = cache.layers > 0 and cache or nil }
   positions = positions or ty.arange(past, past + t, { device = tokens.device })
   local x = self.drop(self.wte(tokens) + self.wpe(positions))
   for i, block in ipairs(self.h) do
     at.layer = i
-    x = block(x, at)
+    if options and options.checkpoint then x = ty.checkpoint(block, x, at) else x = block(x, at) end
   end
   cache:advance(t)
   return self.ln_f(x)
@@ -151,9 +159,10 @@ end
 function GPT2:head(hidden) return ty.linear(hidden, self.wte.weight) end
 
 --- tokens i64 [n, t] to logits [n, t, vocabulary]. options: cache (from model:cache(), without gradients: the tokens
--- follow those of the calls before), mask (bool or i64 [n, t], 0: padding, on the left).
+-- follow those of the calls before), mask (bool or i64 [n, t], 0: padding, on the left), cu_seqlens, longest and
+-- checkpoint (as Decoder:forward() has them).
 ---@param tokens Tensor
----@param options? {cache?: KVCache, mask?: Tensor}
+---@param options? {cache?: KVCache, mask?: Tensor, cu_seqlens?: Tensor, longest?: integer, checkpoint?: boolean}
 ---@return Tensor logits
 function GPT2:forward(tokens, options) return self:head(self:hidden(tokens, options)) end
 

@@ -32,6 +32,22 @@ end
 --- And back.
 function M.join_heads(x) return x:transpose(1, 2):flatten(2) end
 
+--- The positions [1, n] of tokens [1, n] that are packed sequences, which begin and end at cu_seqlens i64 [sequences +
+-- 1] (from 0 to n): they count from 0 in each.
+function M.packed_positions(who, tokens, options)
+  local cu, shape = options.cu_seqlens, tokens.shape
+  if #shape ~= 2 or shape[1] ~= 1 then
+    error(("%s: with cu_seqlens, tokens [1, n] are wanted, got [%s]"):format(who, table.concat(shape, ", ")), 0)
+  end
+  if options.cache or options.mask then error(who .. ": cu_seqlens goes with neither a cache nor a mask", 0) end
+  local n, count = shape[2], cu.shape[1] - 1
+  local lengths = cu:narrow(0, 1, count) - cu:narrow(0, 0, count)
+  -- At each begin the length before it is taken off; an empty sequence at the end begins at n.
+  local jumps = ty.zeros({ n + 1 }, { dtype = "i64", device = tokens.device })
+  jumps = jumps:index_add(0, cu:narrow(0, 1, count), lengths)
+  return (ty.arange(n, { device = tokens.device }) - jumps:cumsum(0):narrow(0, 0, n)):unsqueeze(0)
+end
+
 --- Causal attention. options: hidden, heads, kv_heads, width (of a head), qkv_bias, out_bias, norm_eps (norms of q and
 -- k, as Qwen3 has them), window (how many tokens back a token sees, itself included).
 local Attention = nn.module "Attention"
@@ -50,7 +66,7 @@ function Attention:init(o)
 end
 
 --- at: cos, sin (of the tokens' positions), interleaved (pairs are neighbours, not halves), mask (bool or nil), cache
--- and layer (or nil).
+-- and layer (or nil), cu_seqlens (or nil).
 function Attention:forward(x, at)
   local q = M.split_heads(self.q_proj(x), self.heads)
   local k = M.split_heads(self.k_proj(x), self.kv_heads)
@@ -59,7 +75,7 @@ function Attention:forward(x, at)
   q = ty.rotary(q, at.cos, at.sin, at.interleaved)
   k = ty.rotary(k, at.cos, at.sin, at.interleaved)
   if at.cache then k, v = at.cache:append(at.layer, k, v) end
-  local y = ty.scaled_dot_product_attention(q, k, v, at.mask, true, 0, self.window)
+  local y = ty.scaled_dot_product_attention(q, k, v, at.mask, true, 0, self.window, 0, at.cu_seqlens)
   return self.o_proj(M.join_heads(y))
 end
 

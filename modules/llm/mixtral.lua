@@ -92,8 +92,10 @@ function Mixtral:loss(tokens, targets, options)
   options = options or {}
   local t = tokens.shape[2]
   local record = {}
-  local logits = self:forward(tokens, { mask = options.mask, record = record })
+  local logits = self:forward(tokens, { mask = options.mask, record = record, cu_seqlens = options.cu_seqlens,
+    longest = options.longest, checkpoint = options.checkpoint })
   if not targets then
+    if options.cu_seqlens then error("loss: packed sequences need their targets", 2) end
     targets, logits = tokens:narrow(1, 1, t - 1), logits:narrow(1, 0, t - 1)
     if options.mask then
       targets = targets:masked_fill(options.mask:narrow(1, 1, t - 1):to("bool"):logical_not(), -100)

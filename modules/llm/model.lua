@@ -22,19 +22,23 @@ function LanguageModel.from_config(class, config, state) return class(config) en
 function LanguageModel:rename(name) return name end
 
 --- Mean cross entropy, in nats, of the token after each one. tokens i64 [n, t]; targets [n, t] are the tokens one place
--- on (-100: not counted), by default those of `tokens` itself. options: mask (as in forward()).
+-- on (-100: not counted), by default those of `tokens` itself. options, as in forward(): mask, checkpoint, and with
+-- targets only cu_seqlens and longest.
 ---@param tokens Tensor
 ---@param targets? Tensor
 ---@return Tensor loss
 function LanguageModel:loss(tokens, targets, options)
-  local mask = options and options.mask
+  options = options or {}
+  local mask = options.mask
   if not targets then
+    if options.cu_seqlens then error("loss: packed sequences need their targets", 2) end
     local t = tokens.shape[2]
     targets = tokens:narrow(1, 1, t - 1)
     if mask then targets = targets:masked_fill(mask:narrow(1, 1, t - 1):to("bool"):logical_not(), -100) end
     tokens, mask = tokens:narrow(1, 0, t - 1), mask and mask:narrow(1, 0, t - 1)
   end
-  local logits = self:forward(tokens, { mask = mask })
+  local logits = self:forward(tokens, { mask = mask, cu_seqlens = options.cu_seqlens, longest = options.longest,
+    checkpoint = options.checkpoint })
   return nn.cross_entropy(logits:flatten(0, 1), targets:flatten())
 end
 

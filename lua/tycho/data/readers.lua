@@ -89,4 +89,9 @@ function M.digits(options)
   return all
 end
 
+--- The text of Genesis, Exodus and Leviticus in the King James Version (datasets/kjv): 494,446 bytes of ASCII, a verse
+-- on each line, chapters apart by an empty line.
+---@return string
+function M.kjv() return ty.io.read(shipped "kjv/genesis_to_leviticus.txt") end
+
 return M
