@@ -76,7 +76,7 @@ end
 --   every (0: steps between calls of evaluate(step), which returns numbers for the log), evaluate
 --   folder (where checkpoints go), save_every (200), resume (false: go on from the checkpoint there, bit for bit as if
 --   there had been no break), pause (the step after which to stop and save; the schedule is still that of `steps`)
---   logger, title, quiet: those of ty.train.steps
+--   log (folder of metrics.jsonl, which a resumed run continues), title, quiet
 -- Returns the loss of every step.
 ---@param model LanguageModel
 ---@param dataset PackedDataset
@@ -86,7 +86,7 @@ function M.fit(model, dataset, options)
   local none = ty.nn.none
   local o = ty.nn.options("llm.train.fit", options, { steps = 0, batch = 8, accumulate = 1, seed = 0, lr = 1e-3,
     warmup = 50, final = 0.1, weight_decay = 0.1, beta2 = 0.95, clip_norm = 1.0, checkpoint = false, device = none,
-    every = 0, evaluate = none, folder = none, save_every = 200, resume = false, pause = none, logger = none,
+    every = 0, evaluate = none, folder = none, save_every = 200, resume = false, pause = none, log = none,
     title = "language model", quiet = false })
   if not math.tointeger(o.accumulate) or o.accumulate < 1 then
     error("llm.train.fit: accumulate must be a positive integer, got " .. tostring(o.accumulate), 2)
@@ -95,14 +95,16 @@ function M.fit(model, dataset, options)
   local loader = ty.data.DataLoader(dataset, { batch_size = o.batch, shuffle = true, seed = o.seed, device = o.device })
   local parts = { model = model, optimizer = opt, loader = loader }
   local losses, start = {}, 0
+  if o.resume and not o.folder then error("llm.train.fit: resume needs the folder of the checkpoint", 2) end
   if o.resume and ty.train.has_checkpoint(o.folder) then
     local saved = ty.train.load_checkpoint(o.folder, parts)
     losses, start = saved.losses:tolist(), saved.step
   end
-  local last = o.pause or o.steps
+  local last = math.min(o.pause or o.steps, o.steps)
+  local logger = o.log and ty.train.Logger(o.log, { resume = start })
   model:train()
   for step, _, log in ty.train.steps(nil, last, { start = start, title = o.title, quiet = o.quiet,
-    logger = o.logger }) do
+    logger = logger }) do
     local batches = {}
     for i = 1, o.accumulate do batches[i] = loader:next() end
     losses[step] = M.backward(model, batches, { checkpoint = o.checkpoint })
@@ -118,6 +120,7 @@ function M.fit(model, dataset, options)
       ty.train.save_checkpoint(o.folder, parts)
     end
   end
+  if logger then logger:close() end
   return losses
 end
 

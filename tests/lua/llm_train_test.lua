@@ -152,16 +152,22 @@ check.test("N steps are k steps, a resume and N - k, bit for bit", function()
   end
   local straight, losses = run()
   check.equal(#losses, 12)
-  run { folder = folder, pause = 7 }
+  run { folder = folder, log = folder .. ".log", pause = 7 }
   ty.manual_seed(99)
-  local resumed, more = run { folder = folder, resume = true }
+  local resumed, more = run { folder = folder, log = folder .. ".log", resume = true }
+  local logged = {}
+  for line in ty.io.lines(folder .. ".log/metrics.jsonl") do logged[#logged + 1] = ty.io.json_decode(line).loss end
+  check.close(logged, losses, 1e-9)
   check.equal(more, losses)
   local other = resumed:state_dict()
   for key, tensor in pairs(straight:state_dict()) do
     check.equal(ty.io.to_bytes(other[key]) == ty.io.to_bytes(tensor), true, key)
   end
-  for _, file in ipairs(ty.io.listdir(folder)) do ty.io.remove(folder .. "/" .. file) end
-  ty.io.remove(folder)
+  for _, path in ipairs { folder, folder .. ".log" } do
+    for _, file in ipairs(ty.io.listdir(path)) do ty.io.remove(path .. "/" .. file) end
+    ty.io.remove(path)
+  end
+  check.fails(function() run { resume = true } end, "needs the folder")
 end)
 
 check.test("it learns, and evaluation says how well", function()
@@ -186,6 +192,11 @@ check.test("it learns, and evaluation says how well", function()
   check.ok(after.loss < 0.2, after.loss)
   local same = train.evaluate(model, data.Packed(source, { length = 16 }), { batch = 1 })
   check.close(same.loss, after.loss, 1e-5)
+end)
+
+check.test("the text that ships", function()
+  local text = ty.data.kjv()
+  check.equal({ #text, text:match "[^\n]+", select(2, text:gsub("\n\n", "")) }, { 494446, "Genesis 1", 116 })
 end)
 
 check.test("n-grams: probabilities sum to one, and repetition is cheap", function()
