@@ -3,6 +3,14 @@
 -- system: a Llama of 2 million parameters over byte-pair tokens, packed documents
 -- paper: Touvron et al. 2023, "LLaMA"; Chen and Goodman 1999 (the n-gram model)
 -- time: 4 minutes on two CPU cores
+--
+-- Recorded on two cores (AMD EPYC, Zen 4), 140 to 195 s each; bits per byte of the 42,226 held-out bytes:
+--   step             350     700    1050   perplexity of a token at the end
+--   seed 0        1.5830  1.3830  1.3303   19.84
+--   seed 1        1.5918  1.3800  1.3279   19.74
+--   seed 2        1.6183  1.4059  1.3464   20.58
+--   gzip -9       2.3819
+--   Kneser-Ney    1.6187 with 5 bytes, 1.3995 with 10 bytes, 1.3605 with 7 tokens, which is the bar
 local ty = require "tycho"
 local llm = require "tycho.llm"
 
