@@ -114,19 +114,19 @@ __global__ void __launch_bounds__(MM_THREADS, 1) mm_tiles(const mm_task t, bool 
       __syncthreads();
     }
 
-    /* What follows is said once, not E x E times: the sums move to memory of the thread's own, where a loop finds them. */
-    pack sums[E][EACH];
-#pragma unroll
-    for (int i = 0; i < E; i++)
-#pragma unroll
-      for (int j = 0; j < E; j++) sums[i][j / V].v[j % V] = sum[i][j];
+    /* What follows is said once, not E x E times: a loop takes the pack that is first in the sums and moves up the
+     * others, because an array of registers has no index. */
 #pragma unroll 1
     for (int i = 0; i < E * EACH; i++) {
+      pack x;
+#pragma unroll
+      for (int j = 0; j < V; j++) x.v[j] = sum[0][j];
+#pragma unroll
+      for (int j = 0; j + V < E * E; j++) sum[j / E][j % E] = sum[(j + V) / E][(j + V) % E];
       int64_t row = row0 + (i / EACH / V * MM_SIDE + ty) * V + i / EACH % V;
       int64_t column = column0 + (i % EACH * MM_SIDE + tx) * V;
       int64_t left = t.n - column, at = (batch * t.m + row) * t.n + column;
       if (row >= t.m || left <= 0) continue;
-      pack x = sums[i / EACH][i % EACH];
       ty_pack<Out, V> y;
 #pragma unroll
       for (int j = 0; j < V; j++) {
