@@ -277,9 +277,11 @@ template <class T> static bool at_run_operands(const at_plan &p, const at_gradie
   }
   if (ok && key_tasks) {
     dim3 grid(static_cast<unsigned>(key_tasks), d_chunks > v_chunks ? d_chunks : v_chunks);
-    ok = d_packs <= AT_SIDE && v_packs <= AT_SIDE
-             ? TY_LAUNCH((at_key_gradients<T, 1>), grid, AT_THREADS, at_room_bytes<C>(p, 2), p, a)
-             : TY_LAUNCH((at_key_gradients<T, 2>), grid, AT_THREADS, at_room_bytes<C>(p, 2), p, a);
+    const size_t bytes = at_room_bytes<C>(p, 2);
+    if constexpr (sizeof(T) > 2) /* halves as narrow as that are the tensor cores' */
+      if (d_packs <= AT_SIDE && v_packs <= AT_SIDE)
+        return TY_LAUNCH((at_key_gradients<T, 1>), grid, AT_THREADS, bytes, p, a);
+    ok = TY_LAUNCH((at_key_gradients<T, 2>), grid, AT_THREADS, bytes, p, a);
   }
   return ok;
 }
