@@ -8,20 +8,15 @@ local steps = {}
 
 local cpu = { device = "cpu" }
 
--- The one place that knows how a model trains in bf16: by autocast, or all of it in bf16 as long as there is none.
 local function place(model, on, inputs)
-  local dtype = not ty.autocast and on.dtype or nil
-  for i, x in ipairs(inputs) do
-    inputs[i] = ty.keep(x:to { device = on.device, dtype = x:is_floating_point() and dtype or nil })
-  end
-  return model:to { device = on.device, dtype = dtype }
+  for i, x in ipairs(inputs) do inputs[i] = ty.keep(x:to { device = on.device }) end
+  return model:to { device = on.device }
 end
 
 local function training(model, opt, loss, on)
   local function value_of() return loss(model) end
   return function()
-    local value
-    if ty.autocast and on.dtype then value = ty.autocast(on.dtype, value_of) else value = loss(model) end
+    local value = ty.autocast(on.dtype or false, value_of)
     opt:step(value)
     return value
   end
