@@ -60,8 +60,9 @@ struct gpu {
   pthread_mutex_t lock;
   dnn_handle handle;
   bool refused;
-  int compiled;            /* plans that were */
-  std::vector<plan> plans; /* PLANS: each stands at one of NEIGHBOURS places from that of its hash */
+  int compiled; /* plans that were */
+  plan
+      *plans; /* PLANS: each stands at one of NEIGHBOURS places from that of its hash; kept to the end of the process */
 } gpus[TY_MAX_GPUS];
 pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
@@ -78,9 +79,8 @@ gpu *current_gpu() {
   pthread_mutex_lock(&starting);
   if (!g->handle && !g->refused && !capturing()) {
     pthread_mutex_init(&g->lock, nullptr);
-    g->plans.resize(PLANS);
-    g->refused = dnn.Create(&g->handle) != DNN_STATUS_SUCCESS ||
-                 dnn.SetStream(g->handle, ty_cuda_stream()) != DNN_STATUS_SUCCESS;
+    g->plans = new plan[PLANS]();
+    g->refused = dnn.Create(&g->handle) != DNN_STATUS_SUCCESS;
   }
   pthread_mutex_unlock(&starting);
   return g->handle && !g->refused ? g : nullptr;
@@ -214,7 +214,7 @@ plan *plan_for(gpu *g, const dnn_key &key, int flags, const std::function<void(d
   }
   plan *p = empty ? empty : other;
   if (!p || capturing() || (flags & DNN_COMPILES && g->compiled >= MOST_COMPILED)) return nullptr;
-  if (!empty && cudaStreamSynchronize(ty_cuda_stream()) != cudaSuccess) return nullptr;
+  if (!empty && cudaDeviceSynchronize() != cudaSuccess) return nullptr; /* any stream may run it */
   destroy(&p->all);
   p->key = key;
   p->flags = flags;
@@ -278,7 +278,8 @@ dnn_outcome dnn_run(const char *op, const dnn_key &key, int flags, const std::fu
   if (p->workspace > 0) workspace.emplace(static_cast<size_t>(p->workspace));
   if (workspace && !workspace->data) return DNN_FAILED;
   p->captured = p->captured || capturing();
-  int status = execute(g, p, workspace ? workspace->data : nullptr, data);
+  int status = dnn.SetStream(g->handle, ty_cuda_stream());
+  if (status == DNN_STATUS_SUCCESS) status = execute(g, p, workspace ? workspace->data : nullptr, data);
   if (status == DNN_STATUS_SUCCESS) return DNN_DONE;
   ty_fail(TY_EUNSUPPORTED, "%s on cuda: cuDNN reports %s", op, dnn.GetErrorString(status));
   return DNN_FAILED;

@@ -233,6 +233,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   std::lock_guard<std::recursive_mutex> guard(hold);
   return drain(stream) ? cudaSuccess : note(cudaErrorLaunchFailure);
 }
+cudaError_t cudaDeviceSynchronize() {
+  std::lock_guard<std::recursive_mutex> guard(hold);
+  for (cudaStream_t stream : streams)
+    if (stream->device == device && !drain(stream)) return note(cudaErrorLaunchFailure);
+  return cudaSuccess;
+}
 /* Who asks again and again gets an end of it. */
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   std::lock_guard<std::recursive_mutex> guard(hold);

@@ -188,6 +188,22 @@ check.test("memory goes round in its stream, and to no other before it is done w
   check.equal(ty.memory.stats("cuda").cached, 0)
 end)
 
+check.test("libraries work on the current stream", function()
+  local image, kernel = ty.randn(1, 2, 6, 6), ty.randn(3, 2, 3, 3)
+  local left, right = ty.randn(4, 5), ty.randn(5, 3)
+  local s = ty.cuda.Stream()
+  local g = {}
+  for i, t in ipairs { image, kernel, left, right } do g[i] = t:to "cuda" end
+  ty.conv2d(g[1], g[2]) -- another stream is the first to have them
+  g[3]:matmul(g[4])
+  ty.cuda.synchronize()
+  local conv, product = ty.cuda.stream(s, function() -- read there, too: nothing else is waited for
+    return ty.conv2d(g[1], g[2]):to "cpu", g[3]:matmul(g[4]):to "cpu"
+  end)
+  check.close(conv:tolist(), ty.conv2d(image, kernel):tolist(), 1e-4)
+  check.close(product:tolist(), left:matmul(right):tolist(), 1e-4)
+end)
+
 check.test("an index out of range on another stream is raised too", function()
   local s, x = ty.cuda.Stream(), gpu(ty.ones(4, 2))
   local bad = gpu(ty.tensor { 1, 9 })
