@@ -60,18 +60,21 @@ end
 
 -- AdamW whose decay is for matrices alone, as GPT-3's training has it: norms and biases are left where they are.
 local function optimizer(model, o)
+  local schedule = ty.optim.cosine { steps = o.steps, warmup = math.min(o.warmup, o.steps // 4), final = o.final }
+  if o.optimizer then return o.optimizer(model, { lr = o.lr, schedule = schedule, clip_norm = o.clip_norm }) end
   local matrices, rest = {}, {}
   for _, p in ipairs(model:parameters()) do table.insert(p.ndim >= 2 and matrices or rest, p) end
   local groups = { { params = matrices, weight_decay = o.weight_decay } }
   if #rest > 0 then groups[2] = { params = rest, weight_decay = 0 } end
   return ty.optim.AdamW(groups, { lr = o.lr, beta2 = o.beta2, clip_norm = o.clip_norm,
-    schedule = ty.optim.cosine { steps = o.steps, warmup = math.min(o.warmup, o.steps // 4), final = o.final } })
+    schedule = schedule })
 end
 
 --- Trains a model on a dataset of tycho.llm.data.Packed. options:
 --   steps, batch (rows at a time, 8), accumulate (batches of a step, 1), seed (0)
 --   lr (1e-3), warmup (50 steps, at most a quarter), final (0.1: the share of lr at the end of the cosine),
 --   weight_decay (0.1), beta2 (0.95), clip_norm (1)
+--   optimizer (a function of the model and { lr, schedule, clip_norm } that makes one in place of AdamW)
 --   checkpoint (false: gradient checkpointing), device
 --   every (0: steps between calls of evaluate(step), which returns numbers for the log), evaluate
 --   folder (where checkpoints go), save_every (200), resume (false: go on from the checkpoint there, bit for bit as if
@@ -87,7 +90,7 @@ function M.fit(model, dataset, options)
   local o = ty.nn.options("llm.train.fit", options, { steps = 0, batch = 8, accumulate = 1, seed = 0, lr = 1e-3,
     warmup = 50, final = 0.1, weight_decay = 0.1, beta2 = 0.95, clip_norm = 1.0, checkpoint = false, device = none,
     every = 0, evaluate = none, folder = none, save_every = 200, resume = false, pause = none, log = none,
-    title = "language model", quiet = false })
+    optimizer = none, title = "language model", quiet = false })
   if not math.tointeger(o.accumulate) or o.accumulate < 1 then
     error("llm.train.fit: accumulate must be a positive integer, got " .. tostring(o.accumulate), 2)
   end

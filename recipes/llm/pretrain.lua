@@ -40,30 +40,12 @@ local r = ty.recipe.declare {
 local args = r.args
 
 -- Chapters, of which every tenth is never trained on, neither by the tokenizer nor by any model.
-local text = args.text ~= "" and ty.io.read(args.text) or ty.data.kjv()
-local documents = { training = {}, held_out = {} }
-local bytes, number = { training = 0, held_out = 0 }, 0
-for chapter in (text .. "\n\n"):gmatch "(.-\n)\n+" do
-  number = number + 1
-  local part = number % args.held_out == 0 and "held_out" or "training"
-  table.insert(documents[part], chapter)
-  bytes[part] = bytes[part] + #chapter
-end
-
-local mark = "<|endoftext|>"
-local tokenizer = ty.tokenizer.train(documents.training, { vocabulary = args.vocabulary, special = { mark } })
-local eos = tokenizer:id(mark)
-local sources, ids = {}, {}
-for part, chapters in pairs(documents) do
-  ids[part] = {}
-  -- The mark is what a chapter is predicted from at its begin, and has to be predicted at its end.
-  for i, chapter in ipairs(chapters) do ids[part][i] = tokenizer:encode(mark .. chapter .. mark) end
-  sources[part] = r:path(part .. ".safetensors")
-  llm.data.write(sources[part], ids[part])
-end
-local training = llm.data.Packed(sources.training, { length = args.length, jitter = true })
--- At least three quarters of a row are there to be seen where a token is predicted, but for the begin of a chapter.
-local held_out = llm.data.Packed(sources.held_out, { length = args.length, overlap = args.length * 3 // 4 })
+local corpus = llm.corpus.open {
+  folder = r.out, text = args.text ~= "" and ty.io.read(args.text) or nil, every = args.held_out,
+  vocabulary = args.vocabulary, length = args.length,
+}
+local documents, ids, bytes, tokenizer = corpus.documents, corpus.ids, corpus.bytes, corpus.tokenizer
+local training, held_out = corpus.training, corpus.held_out
 r:say("%d chapters of %d bytes (%d tokens) to train on, %d of %d bytes (%d tokens) held out", #documents.training,
   bytes.training, training.total, #documents.held_out, bytes.held_out, held_out.total)
 
@@ -127,16 +109,12 @@ local ngram_bits = ngrams()
 
 -- ---- the model ----
 
-local model = llm.Llama {
-  vocab_size = tokenizer.size, hidden_size = args.width, num_hidden_layers = args.layers,
-  intermediate_size = args.width * 8 // 3 // 16 * 16, num_attention_heads = math.max(1, args.width // 48),
-  max_position_embeddings = 2 * args.length, tie_word_embeddings = true,
-}
+local model = corpus:model { width = args.width, layers = args.layers }
 if r.device ~= "cpu" then model:to(r.device) end
 r:say("Llama with %d parameters over %d tokens", model:count_parameters(), tokenizer.size)
 
 local function evaluate()
-  return llm.train.evaluate(model, held_out, { bytes = bytes.held_out, device = r.device, batch = args.batch })
+  return corpus:evaluate(model, "held_out", { device = r.device, batch = args.batch })
 end
 local began = r:seconds()
 local losses = llm.train.fit(model, training, {
@@ -177,9 +155,9 @@ ty.plot.line {
 
 local samples = {}
 for i, begin in ipairs { "Genesis 51\n", "And God said", "And Moses" } do
-  local prompt = ty.concat({ ty.tensor({ eos }, { dtype = "i64" }), tokenizer:encode(begin) }, 0)
+  local prompt = ty.concat({ ty.tensor({ corpus.eos }, { dtype = "i64" }), tokenizer:encode(begin) }, 0)
   local tokens = model:eval():generate({ prompt }, math.min(120, 2 * args.length - prompt:numel()),
-    { temperature = 0.8, top_p = 0.95, seed = r.seed + i, stop_tokens = { eos } })[1]
+    { temperature = 0.8, top_p = 0.95, seed = r.seed + i, stop_tokens = { corpus.eos } })[1]
   samples[i] = tokenizer:decode(tokens)
   r:say("\n--- %s", samples[i])
 end

@@ -1,0 +1,147 @@
+--- A text in documents, of which some are never trained on, its tokenizer, and the model that is trained on it: what
+-- recipes of language models share. The text that ships is the first books of the King James Bible (datasets/kjv).
+local ty = require "tycho"
+local data = require "tycho.llm.data"
+local train = require "tycho.llm.train"
+
+local M = {}
+
+---@class Corpus
+---@field documents table<string, string[]>  of the parts training, held_out and, where it was asked for, validation
+---@field ids table<string, Tensor[]>        their tokens, i64 [n]
+---@field bytes table<string, integer>
+---@field training PackedDataset
+---@field held_out PackedDataset             results are measured on it, and nothing is chosen by it
+---@field validation? PackedDataset          rates and sizes are chosen by it
+---@field tokenizer Tokenizer                trained on the part `training` alone
+---@field eos integer                        id of the mark before and behind every document
+local Corpus = {}
+Corpus.__index = Corpus
+
+-- Names of the parts and their documents: empty lines end a document.
+local function split(text, every, validation)
+  local documents, number = { training = {}, held_out = {} }, 0
+  if validation then documents.validation = {} end
+  for document in (text .. "\n\n"):gmatch "(.-\n)\n+" do
+    number = number + 1
+    local place = number % every
+    local part = place == 0 and "held_out" or validation and place == every // 2 and "validation" or "training"
+    table.insert(documents[part], document)
+  end
+  for part, list in pairs(documents) do
+    if #list == 0 then
+      error(("llm.corpus: no document of %d for the part %s; every is %d"):format(number, part, every), 3)
+    end
+  end
+  return documents
+end
+
+--- Splits a text, trains a tokenizer on its training part and writes its tokens to a folder. options:
+--   folder (where the token files go), text (the one that ships), every (10: one document of so many is held out),
+--   validation (false: as many again are kept apart to choose settings by), vocabulary (1024; 257 is one token for a
+--   byte), length (tokens of a row, 128).
+---@param options table
+---@return Corpus
+function M.open(options)
+  local none = ty.nn.none
+  local o = ty.nn.options("llm.corpus.open", options, { folder = "", text = none, every = 10, validation = false,
+    vocabulary = 1024, length = 128 })
+  if o.folder == "" then error("llm.corpus.open: folder is wanted, where the token files go", 2) end
+  if not math.tointeger(o.every) or o.every < (o.validation and 3 or 2) then
+    error(("llm.corpus.open: every must be an integer of at least %d, got %s"):format(o.validation and 3 or 2,
+      tostring(o.every)), 2)
+  end
+  ty.io.mkdir(o.folder)
+  local documents = split(o.text or ty.data.kjv(), o.every, o.validation)
+  local mark = "<|endoftext|>"
+  local self = setmetatable({ documents = documents, ids = {}, bytes = {}, length = o.length }, Corpus)
+  self.tokenizer = ty.tokenizer.train(documents.training, { vocabulary = o.vocabulary, special = { mark } })
+  self.eos = self.tokenizer:id(mark)
+  for part, list in pairs(documents) do
+    local ids, bytes = {}, 0
+    for i, document in ipairs(list) do
+      -- The mark is what a document is predicted from at its begin, and has to be predicted at its end.
+      ids[i] = self.tokenizer:encode(mark .. document .. mark)
+      bytes = bytes + #document
+    end
+    local path = ("%s/%s.safetensors"):format(o.folder, part)
+    data.write(path, ids)
+    self.ids[part], self.bytes[part] = ids, bytes
+    -- What is measured on: at least three quarters of a row are there to be seen where a token is predicted, but for
+    -- the begin of a document.
+    self[part] = data.Packed(path, { length = o.length, jitter = part == "training",
+      overlap = part == "training" and 0 or o.length * 3 // 4 })
+  end
+  return self
+end
+
+--- The loss of a model over a part: loss (nats per token), perplexity, bits_per_byte. options as llm.train.evaluate's.
+---@param model LanguageModel
+---@param part? string  held_out
+---@param options? {batch?: integer, device?: string}
+---@return {loss: number, perplexity: number, tokens: integer, bits_per_byte: number}
+function Corpus:evaluate(model, part, options)
+  part = part or "held_out"
+  local o = { bytes = self.bytes[part] }
+  for key, value in pairs(options or {}) do o[key] = value end
+  return train.evaluate(model, self[part], o)
+end
+
+--- An untrained Llama for this text. options: width (192), layers (4), heads (one for 48 of the width), key_value_heads
+-- (as many as heads), hidden (8/3 of the width, a multiple of 16), context (positions; twice the length of a row), and
+-- other keys of its config.json under `config`.
+---@param options? table
+---@return LanguageModel
+function Corpus:model(options)
+  local none = ty.nn.none
+  local o = ty.nn.options("llm.corpus: model", options, { width = 192, layers = 4, heads = none, key_value_heads = none,
+    hidden = none, context = 2 * self.length, config = {} })
+  local config = {
+    vocab_size = self.tokenizer.size, hidden_size = o.width, num_hidden_layers = o.layers,
+    intermediate_size = o.hidden or o.width * 8 // 3 // 16 * 16,
+    num_attention_heads = o.heads or math.max(1, o.width // 48), num_key_value_heads = o.key_value_heads,
+    max_position_embeddings = o.context, tie_word_embeddings = true,
+  }
+  for key, value in pairs(o.config) do config[key] = value end
+  return require "tycho.llm.llama" (config)
+end
+
+local function text_of(value)
+  if type(value) ~= "table" then return tostring(value) end
+  local words = {}
+  for key, entry in pairs(value) do words[#words + 1] = ("%s=%s"):format(key, text_of(entry)) end
+  table.sort(words)
+  return "{" .. table.concat(words, " ") .. "}"
+end
+
+--- A model trained on this text: the one in `folder`, when it was trained with the same settings, otherwise it is
+-- trained and kept there. Recipes that begin with a trained model share it so. options: folder; model (as model()'s);
+-- train (as llm.train.fit's: steps, seed, lr ...), device.
+---@param options {folder: string, model?: table, train?: table, device?: string}
+---@return LanguageModel
+function Corpus:trained(options)
+  local none = ty.nn.none
+  local o = ty.nn.options("llm.corpus: trained", options, { folder = "", model = {}, train = {}, device = none })
+  if o.folder == "" then error("llm.corpus: trained: folder is wanted, where the model is kept", 2) end
+  local fit = { steps = 1050, batch = 8, lr = 3e-3, final = 0.02, seed = 0 }
+  for key, value in pairs(o.train) do fit[key] = value end
+  local settings = text_of { model = o.model, train = fit, length = self.length, tokens = self.training.total,
+    vocabulary = self.tokenizer.size }
+  local note = o.folder .. "/settings.txt"
+  local model
+  if ty.io.exists(note) and ty.io.read(note) == settings then
+    model = require("tycho.llm.load").load(o.folder)
+    if o.device then model:to(o.device) end
+    return model
+  end
+  ty.manual_seed(fit.seed)
+  model = self:model(o.model)
+  if o.device then model:to(o.device) end
+  fit.device = o.device
+  train.fit(model, self.training, fit)
+  model:save(o.folder)
+  ty.io.write_atomic(note, settings)
+  return model
+end
+
+return M

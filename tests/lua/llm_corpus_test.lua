@@ -1,0 +1,67 @@
+-- The corpus of the recipes: its parts, its tokenizer, and a trained model that is kept.
+local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+local llm = require "tycho.llm"
+local folder = os.tmpname()
+os.remove(folder)
+
+local text = {}
+for i = 1, 40 do text[i] = ("chapter %d of the book of numbers: %s\n"):format(i, ("so many words "):rep(i % 7 + 1)) end
+text = table.concat(text, "\n")
+local function open(more)
+  local options = { folder = folder, text = text, every = 5, validation = true, vocabulary = 300, length = 32 }
+  for key, value in pairs(more or {}) do options[key] = value end
+  return llm.corpus.open(options)
+end
+
+check.test("every document is in one part, and the tokens of a part are its text", function()
+  local corpus = open()
+  local all = {}
+  for part, documents in pairs(corpus.documents) do
+    local bytes, tokens = 0, 0
+    for i, document in ipairs(documents) do
+      check.ok(not all[document])
+      all[document] = part
+      bytes = bytes + #document
+      local ids = corpus.ids[part][i]
+      tokens = tokens + ids:numel()
+      check.equal(ids:select(0, 0):item(), corpus.eos)
+      check.equal(corpus.tokenizer:decode(ids:narrow(0, 1, ids:numel() - 2)), document)
+    end
+    check.equal(corpus.bytes[part], bytes)
+    check.equal(corpus[part].total, tokens)
+  end
+  local count = 0
+  for _ in pairs(all) do count = count + 1 end
+  check.equal(count, 40)
+  check.equal({ #corpus.documents.held_out, #corpus.documents.validation }, { 8, 8 })
+  check.equal(open({ validation = false }).validation, nil)
+end)
+
+check.test("a trained model is kept until its settings change", function()
+  local corpus = open()
+  local options = { folder = folder .. "/model", model = { width = 32, layers = 1 },
+    train = { steps = 4, quiet = true } }
+  local first, second = corpus:trained(options), corpus:trained(options)
+  check.equal(corpus:evaluate(second).loss, corpus:evaluate(first).loss)
+  check.ok(math.abs(corpus:evaluate(first, "training").bits_per_byte) < 20)
+  local other = corpus:trained { folder = options.folder, model = options.model, train = { steps = 5, quiet = true } }
+  check.ok(corpus:evaluate(other).loss ~= corpus:evaluate(first).loss)
+end)
+
+check.test("mistakes are errors", function()
+  check.fails(function() llm.corpus.open {} end, "folder")
+  check.fails(function() open { every = 1 } end, "every must be an integer of at least 3, got 1")
+  check.fails(function() open { text = "one\n\ntwo" } end, "no document of 2 for the part held_out")
+  check.fails(function() open():trained {} end, "folder is wanted")
+end)
+
+local function remove_all(path)
+  for _, name in ipairs(ty.io.stat(path).kind == "directory" and ty.io.listdir(path) or {}) do
+    remove_all(path .. "/" .. name)
+  end
+  ty.io.remove(path)
+end
+remove_all(folder)
+check.finish()
