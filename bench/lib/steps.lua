@@ -1,6 +1,6 @@
 --- Training steps of whole models, for the items that time them and for the processes whose memory is measured. Each
--- returns a function that does one step and what is known of it: parameters, and the operations of a forward pass. The
--- last argument says where, { device =, dtype = (of autocast) }; on the CPU in f32 when it is left out.
+-- but update() returns a function that does one step and what is known of it: parameters, and the operations of a
+-- forward pass. The last argument says where, { device =, dtype = (of autocast) }; left out: on the CPU in f32.
 local ty = require "tycho"
 
 local nn, optim = ty.nn, ty.optim
@@ -25,6 +25,17 @@ end
 -- A training loop looks at its loss.
 local function looked_at(step)
   return function() return ty.scope(function() return step():item() end) end
+end
+
+--- A step of an optimizer alone, for parameters of these shapes; randn(shape) makes their numbers.
+function steps.update(class, options, shapes, randn)
+  local parameters = {}
+  for i, shape in ipairs(shapes) do
+    parameters[i] = (randn(shape) * 0.02):requires_grad_()
+    parameters[i]:set_grad(randn(shape) * 0.01)
+  end
+  local opt = optim[class](parameters, options)
+  return function() opt:step() end
 end
 
 -- The models by names that bench/peer/models.py knows too.

@@ -61,8 +61,7 @@ struct gpu {
   dnn_handle handle;
   bool refused;
   int compiled; /* plans that were */
-  plan
-      *plans; /* PLANS: each stands at one of NEIGHBOURS places from that of its hash; kept to the end of the process */
+  plan *plans;  /* PLANS, kept to the end: each stands at one of NEIGHBOURS places from that of its hash */
 } gpus[TY_MAX_GPUS];
 pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
@@ -85,15 +84,6 @@ gpu *current_gpu() {
   pthread_mutex_unlock(&starting);
   return g->handle && !g->refused ? g : nullptr;
 }
-
-class locked {
-public:
-  explicit locked(pthread_mutex_t *lock) : lock_(lock) { pthread_mutex_lock(lock_); }
-  ~locked() { pthread_mutex_unlock(lock_); }
-
-private:
-  pthread_mutex_t *lock_;
-};
 
 void destroy(std::vector<dnn_descriptor> *all) {
   while (!all->empty()) { /* the users before the used */
@@ -271,7 +261,7 @@ dnn_outcome dnn_run(const char *op, const dnn_key &key, int flags, const std::fu
                     const std::vector<dnn_data> &data) {
   gpu *g = current_gpu();
   if (!g) return DNN_NOT_THERE;
-  locked use(&g->lock);
+  ty_cuda_locked use(&g->lock);
   plan *p = plan_for(g, key, flags, describe);
   if (!p) return DNN_NOT_THERE;
   std::optional<ty_cuda_scratch> workspace;

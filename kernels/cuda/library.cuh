@@ -3,6 +3,7 @@
 #define TY_KERNELS_CUDA_LIBRARY_CUH
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include "backend.h"
 
@@ -23,5 +24,17 @@ template <class Function> static inline bool ty_cuda_function(void *library, con
   *function = reinterpret_cast<Function>(dlsym(library, name));
   return *function != nullptr;
 }
+
+/* Holds a lock to the end of a block: plans and handles of a library serve one thread at a time. */
+class ty_cuda_locked {
+public:
+  explicit ty_cuda_locked(pthread_mutex_t *lock) : lock_(lock) { pthread_mutex_lock(lock_); }
+  ~ty_cuda_locked() { pthread_mutex_unlock(lock_); }
+  ty_cuda_locked(const ty_cuda_locked &) = delete;
+  ty_cuda_locked &operator=(const ty_cuda_locked &) = delete;
+
+private:
+  pthread_mutex_t *lock_;
+};
 
 #endif

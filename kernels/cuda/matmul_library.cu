@@ -94,15 +94,6 @@ gpu *current_gpu() {
   return g->refused ? nullptr : g;
 }
 
-class locked {
-public:
-  explicit locked(pthread_mutex_t *lock) : lock_(lock) { pthread_mutex_lock(lock_); }
-  ~locked() { pthread_mutex_unlock(lock_); }
-
-private:
-  pthread_mutex_t *lock_;
-};
-
 uint64_t hash(const plan_key &key) { /* FNV-1a over words */
   uint64_t words[sizeof key / 8], h = 14695981039346656037u;
   static_assert(sizeof key % 8 == 0, "whole words");
@@ -305,7 +296,7 @@ const void *aligned_bias(const mm_task &t, std::optional<ty_cuda_scratch> *copy)
 mm_outcome run(gpu *g, const mm_task &t, plan_key key, const char *x, const char *y, const void *bias, const char *c,
                char *out) {
   key.x_align = alignment(x), key.y_align = alignment(y), key.c_align = alignment(c), key.out_align = alignment(out);
-  locked use(&g->lock);
+  ty_cuda_locked use(&g->lock);
   plan *p = plan_for(g, key);
   if (!p) return MM_NOT_THERE;
   if (bias && !set(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) return MM_NOT_THERE;

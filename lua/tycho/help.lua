@@ -118,8 +118,8 @@ local function comment_of(f, name)
   for _, file in ipairs(not comment and folder and inside and program.list(folder) or {}) do
     if file:find("%.lua$") and not comment then comment, where, number = find_definition(folder .. file, short) end
   end
-  if not path then
-    local natives = package.searchpath("tycho.meta.core", package.path)
+  for _, part in ipairs(path and {} or { "core", "io", "tokenizer" }) do
+    local natives = not comment and package.searchpath("tycho.meta." .. part, package.path)
     if natives then comment, where, number = find_definition(natives, short) end
   end
   return comment, where, number

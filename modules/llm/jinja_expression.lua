@@ -334,31 +334,24 @@ local function negation(w)
   return function(env) return not values.truth(of(env)) end
 end
 
-local function conjunction(w)
-  local node = negation(w)
-  while accept(w, "and") do
-    local a, b = node, negation(w)
-    node = function(env)
-      local v = a(env)
-      if not values.truth(v) then return v end
-      return b(env)
+-- `word` between operands: the value of the first that is as `decides` says, else of the last.
+local function chain(operand, word, decides)
+  return function(w)
+    local node = operand(w)
+    while accept(w, word) do
+      local a, b = node, operand(w)
+      node = function(env)
+        local v = a(env)
+        if values.truth(v) == decides then return v end
+        return b(env)
+      end
     end
+    return node
   end
-  return node
 end
 
-local function disjunction(w)
-  local node = conjunction(w)
-  while accept(w, "or") do
-    local a, b = node, conjunction(w)
-    node = function(env)
-      local v = a(env)
-      if values.truth(v) then return v end
-      return b(env)
-    end
-  end
-  return node
-end
+local conjunction = chain(negation, "and", false)
+local disjunction = chain(conjunction, "or", true)
 
 function expression(w)
   w.depth = (w.depth or 0) + 1

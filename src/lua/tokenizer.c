@@ -293,7 +293,7 @@ static int decode(lua_State *L) {
   ty_tokenizer *t = check_tokenizer(L, 1);
   lua_settop(L, 3);
   ty_io_options(L, 3, names);
-  bool skip = ty_io_flag(L, 3, "skip_special", true);
+  bool skip = ty_io_flag(L, 3, "skip_special", true); /* marks such as <|endoftext|> are no text */
   id_list *l = check_ids(L, 2);
   ty_bytes *out = ty_io_box(L, sizeof *out, release_bytes);
   if (!ty_tokenizer_decode(t, l->id, l->count, skip, out)) return ty_lua_error(L);

@@ -1,7 +1,7 @@
 --- One optimizer step over the 124M parameters of GPT-2 on a GPU, in their shapes. The limit is the least traffic at
 -- the bandwidth of a copy.
-local ty = require "tycho"
 local full = require "bench.lib.gpt2_shapes"
+local steps = require "bench.lib.steps"
 
 return function(on)
   local shapes = on.size(full, { { 70, 64 }, { 64 }, { 48, 96 } })
@@ -11,15 +11,8 @@ return function(on)
   -- bytes: read and written for each parameter. The peer has no step of 8 bits.
   local function item(name, class, options, bytes)
     local peer = options.bits == nil and { "step", { optimizer = class, options = options, shapes = shapes } } or nil
-    return { name = name, work = { copy = bytes * count }, bars = { limit = 0.85 }, peer = peer, setup = function()
-      local parameters = {}
-      for i, shape in ipairs(shapes) do
-        parameters[i] = (on.randn(shape) * 0.02):requires_grad_()
-        parameters[i]:set_grad(on.randn(shape) * 0.01)
-      end
-      local opt = ty.optim[class](parameters, options)
-      return function() opt:step() end
-    end }
+    return { name = name, work = { copy = bytes * count }, bars = { limit = 0.85 }, peer = peer,
+      setup = function() return steps.update(class, options, shapes, on.randn) end }
   end
 
   return {

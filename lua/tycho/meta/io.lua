@@ -1,0 +1,191 @@
+---@meta
+-- Declarations of ty.io, which is written in C: see core.lua.
+
+---@class ty
+local ty = {}
+
+ty.io = {}
+
+--- Reads a file by its first bytes or its ending: .safetensors, .gguf and .npz give a table of tensors (and metadata),
+--- .npy and images a tensor, .csv a tensor and names, .json Lua values.
+---@param path string
+---@return any ...
+function ty.io.load(path, ...) end
+
+--- Writes by the ending: .safetensors, .gguf, .npz, .npy, .png, .json. Written beside and renamed.
+---@param path string
+---@param value any
+function ty.io.save(path, value, ...) end
+
+---@param path string
+---@param options? {mmap?: boolean}
+---@return table<string, Tensor>, table<string, string>
+function ty.io.load_safetensors(path, options) end
+
+--- A file of torch.save (1.6 or newer): tensors, and numbers and text as text. Names of nested dictionaries are joined
+--- by dots. Nothing in the file is ever run; what is not data is an error.
+---@param path string
+---@param options? {mmap?: boolean}
+---@return table<string, Tensor>, table<string, string>
+function ty.io.load_torch(path, options) end
+
+---@param path string
+---@param tensors table<string, Tensor>
+---@param metadata? table<string, string>
+function ty.io.save_safetensors(path, tensors, metadata) end
+
+--- A GGUF file (versions 2 and 3; ggml's docs/gguf.md), the tensors mapped, not copied: f32, f16, bf16, f64, i8 to i64,
+--- q8_0, q4_0, q4_k and q6_k, sizes in our order (the reverse of ggml's). Asking the table for a tensor of another
+--- format is an error that names it. Metadata values are Lua values, arrays lists; a u64 above 2^63 comes as a float.
+--- The third result has the file's `version` and `alignment`, `types` (of metadata: "u32", of arrays "u32[]") and
+--- `tensors`, a list of { name, format, shape, offset, bytes } in the order of the file.
+---@param path string
+---@param options? {mmap?: boolean}
+---@return table<string, Tensor>, table<string, any>, table
+function ty.io.load_gguf(path, options) end
+
+--- Writes GGUF version 3. Metadata values without an entry in `types` are written as u32 (negative: i32, larger: i64),
+--- f32, bool, string; lists of integers as i32 where all fit. The types that load_gguf gives write a file back as it
+--- was.
+---@param path string
+---@param tensors table<string, Tensor>
+---@param metadata? table<string, any>
+---@param options? {alignment?: integer, types?: table<string, string>}
+function ty.io.save_gguf(path, tensors, metadata, options) end
+
+---@param path string
+---@param options? {mmap?: boolean}
+---@return table<string, Tensor>
+function ty.io.load_npz(path, options) end
+
+---@param path string
+---@param tensors table<string, Tensor>
+---@param options? {compress?: boolean}
+function ty.io.save_npz(path, tensors, options) end
+
+---@param path string
+---@param options? {mmap?: boolean}
+---@return Tensor
+function ty.io.load_npy(path, options) end
+
+---@param path string
+---@param tensor Tensor
+function ty.io.save_npy(path, tensor) end
+
+--- A PNG or JPEG file as a u8 tensor [channels, height, width]; channels 0: as the file has them.
+---@param path string
+---@param options? {channels?: integer}
+---@return Tensor
+function ty.io.load_image(path, options) end
+
+--- Like load_image, from the bytes of a file.
+---@param bytes string
+---@param options? {channels?: integer}
+---@return Tensor
+function ty.io.decode_image(bytes, options) end
+
+--- Writes a PNG of a u8 tensor [channels, height, width].
+---@param path string
+---@param image Tensor
+---@param options? {level?: integer} 0 to 9
+function ty.io.save_image(path, image, options) end
+
+--- Like save_image; the bytes.
+---@param image Tensor
+---@param options? {level?: integer}
+---@return string
+function ty.io.encode_png(image, options) end
+
+--- A file of bare numbers, mapped into memory.
+---@param path string
+---@param options? {dtype?: Dtype, shape?: integer[], offset?: integer}
+---@return Tensor
+function ty.io.map(path, options) end
+
+--- A tensor from little-endian bytes in C order.
+---@param bytes string
+---@param dtype Dtype
+---@param shape? integer[]
+---@return Tensor
+function ty.io.from_bytes(bytes, dtype, shape) end
+
+--- The elements as little-endian bytes in C order.
+---@param tensor Tensor
+---@return string
+function ty.io.to_bytes(tensor) end
+
+--- A table of numbers as a tensor [rows, columns], and the names of the columns when the file has them.
+---@param path string
+---@param options? {header?: boolean|string, delimiter?: string, skip?: integer, missing?: string, dtype?: Dtype}
+---@return Tensor, string[]?
+function ty.io.load_csv(path, options) end
+
+---@param text string
+---@return any
+function ty.io.json_decode(text) end
+
+--- Keys in byte order.
+---@param value any
+---@param options? {indent?: integer}
+---@return string
+function ty.io.json_encode(value, options) end
+
+---@param path string
+---@return any
+function ty.io.load_json(path) end
+
+---@param path string
+---@param value any
+---@param options? {indent?: integer}
+function ty.io.save_json(path, value, options) end
+
+--- Marks a table as a JSON list, which matters when it is empty.
+---@param list? table
+---@return table
+function ty.io.array(list) end
+
+--- The text of a file; gzip is unpacked.
+---@param path string
+---@param options? {max?: integer} bytes
+---@return string
+function ty.io.read(path, options) end
+
+--- The lines of a file one by one; gzip is unpacked.
+---@param path string
+---@return fun(): string?
+function ty.io.lines(path) end
+
+--- Writes a file beside the old one and renames it: a kill at any moment leaves one or the other.
+---@param path string
+---@param text string
+function ty.io.write_atomic(path, text) end
+
+--- What is at a path, or nil.
+---@param path string
+---@return {kind: "file"|"directory"|"other", size: integer, mtime: number}?
+function ty.io.stat(path) end
+
+---@param path string
+---@return boolean
+function ty.io.exists(path) end
+
+--- Names in a folder, in byte order.
+---@param path? string
+---@return string[]
+function ty.io.listdir(path) end
+
+--- Makes a folder with its parents.
+---@param path string
+function ty.io.mkdir(path) end
+
+--- Removes a file or an empty folder.
+---@param path string
+function ty.io.remove(path) end
+
+--- Makes a folder and in it a file of events for TensorBoard. writer:scalar(tag, value, step), writer:close().
+---@param folder string
+---@return table writer
+---@return string path
+function ty.io.event_writer(folder) end
+
+return ty
