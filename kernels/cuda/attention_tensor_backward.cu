@@ -141,7 +141,8 @@ __global__ void __launch_bounds__(AT_TENSOR_THREADS)
     at_tensor_keys(const at_plan p, const at_gradients a, const ty_chunk *all_facts) {
   enum {
     KEYS = AT_WARPS * 16 * MT,
-    NT = ROWS / 8,
+    PIECE = ROWS / MT, /* rows at once: both products of more would not fit into registers beside the sums */
+    NT = PIECE / 8,
     OT = (W > 128 ? 128 : W) / 8,
     STAGE = ROWS * (W / 4 + AT_FACTS) + 1
   };
@@ -185,16 +186,18 @@ __global__ void __launch_bounds__(AT_TENSOR_THREADS)
     ty_wait_for_copies<0>();
     __syncthreads(); /* this also ends all use of the other stage */
     if (next < p.rows) bring(next, stage ^ 1);
-    if (awake) {
+    const bool all_seen = !p.mask && at_covers(at_span_in(queries[STAGE - 1]), j0, j0 + KEYS);
+#pragma unroll 1
+    for (int i0 = 0; awake && i0 < ROWS; i0 += PIECE) {
+      const ty_chunks piece = queries + i0 * W / 8, piece_slopes = slopes + i0 * W / 8;
       float s[MT][NT][4] = {}, ds[MT][NT][4] = {};
-      at_multiply_rows<T, W, MT, NT>(keys, key, queries, s);
-      at_multiply_rows<T, W, MT, NT>(values, key, slopes, ds);
-      const bool all_seen = !p.mask && at_covers(at_span_in(queries[STAGE - 1]), j0, j0 + KEYS);
+      at_multiply_rows<T, W, MT, NT>(keys, key, piece, s);
+      at_multiply_rows<T, W, MT, NT>(values, key, piece_slopes, ds);
 #pragma unroll
       for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-          const at_facts known = at_get_facts(facts + (n * 8 + lane % 4 * 2 + i) * AT_FACTS, at_two_facts(p));
+          const at_facts known = at_get_facts(facts + (i0 + n * 8 + lane % 4 * 2 + i) * AT_FACTS, at_two_facts(p));
 #pragma unroll
           for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -210,9 +213,9 @@ __global__ void __launch_bounds__(AT_TENSOR_THREADS)
         }
       uint32_t weights[MT][NT][2];
       at_narrow<T, MT, NT>(s, weights);
-      at_weigh_rows<T, W, MT, NT, OT>(weights, slopes, from, dv);
+      at_weigh_rows<T, W, MT, NT, OT>(weights, piece_slopes, from, dv);
       at_narrow<T, MT, NT>(ds, weights);
-      at_weigh_rows<T, W, MT, NT, OT>(weights, queries, from, dk);
+      at_weigh_rows<T, W, MT, NT, OT>(weights, piece, from, dk);
     }
     r0 = next;
     stage ^= 1;
