@@ -1,5 +1,6 @@
 /* Which struct of kernels/params.h each kernel takes, and which ops are elementwise. A kernel with parameters that is
  * not listed here cannot be recorded; tests/lua/compile_test.lua tries every op. */
+#include "../../kernels/bleu.h"
 #include "internal.h"
 
 /* clang-format off */
@@ -37,6 +38,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(group_norm_backward, PLAIN, norm)
   P(cross_entropy_rows, PLAIN, cross_entropy) P(cross_entropy_backward, PLAIN, cross_entropy)
   P(scaled_dot_product_attention, PLAIN, attention) P(attention_backward, PLAIN, attention) P(rotary, PLAIN, dim)
+  P(bleu, PLAIN, bleu)
   P(sgd_, OPTIM, optim) P(adam_, OPTIM, optim) P(adam_8bit_, OPTIM, optim) P(lion_, OPTIM, optim)
 #undef P
 };
