@@ -4,14 +4,14 @@
 -- paper: Filatov 2025, "TensorBLEU: Vectorized GPU-based BLEU Score Implementation"
 -- time: 6 seconds
 --
--- Recorded on two cores (AMD EPYC, Zen 4): differences of 3e-8 (f32); times as fast as the loop, by sentences and ids of
--- each, one reference (four in brackets):
+-- Recorded on two cores (AMD EPYC, Zen 4): differences of 3e-8 (f32); times as fast as the loop, by sentences and ids
+-- of each, one reference (four in brackets):
 --                     16        64             256        1024 sentences
 --   16 ids          42.0      85.9            81.2        36.9
 --   64 ids   80.3 (59.1)  79.1 (31.4)  28.0 (21.3)  27.4 (21.8)
 --   256 ids         68.2      30.7            24.2        29.7
--- At least 21.3 then, and 13.7 with --threads 1. NLTK itself takes 15,300 us for 64 sentences of 64 ids with one reference
--- (3.9 times the loop, 310 times the op) and 37,300 us with four.
+-- At least 21.3 then, and 13.7 with --threads 1. NLTK itself takes 15,300 us for 64 sentences of 64 ids with one
+-- reference (3.9 times the loop, 310 times the op) and 37,300 us with four.
 local ty = require "tycho"
 local bleu = require("tycho.llm").bleu
 
