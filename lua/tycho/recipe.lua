@@ -212,7 +212,8 @@ local function plain(x)
 end
 
 --- Ends the recipe: prints the table of claims and writes metrics.json. A row is { claim =, measured =, bar =, pass =
--- }; without `pass` a row passes when measured >= bar (below = true: measured <= bar). Under --quick nothing is judged.
+-- }; without `pass` a row passes when measured >= bar (below = true: measured <= bar). A row with judged = false says
+-- what this machine cannot measure. Under --quick nothing is judged.
 -- Returns the exit status: 0, or 1 with --strict when a row failed.
 ---@param rows table[]
 ---@return integer status
@@ -220,13 +221,14 @@ function Recipe:finish(rows)
   local lines = { { "claim", "measured", "bar", "" } }
   local results, failed = {}, 0
   for i, row in ipairs(rows) do
-    local pass = judge(row)
+    local judged = row.judged ~= false and not self.quick
+    local pass = row.judged ~= false and judge(row)
     local bar = type(row.bar) == "number" and ((row.below and "<= " or ">= ") .. text_of(row.bar)) or text_of(row.bar)
-    local verdict = self.quick and "not judged" or pass and "pass" or "FAIL"
+    local verdict = not judged and "not judged" or pass and "pass" or "FAIL"
     lines[#lines + 1] = { row.claim, text_of(row.measured), bar, verdict }
     results[i] = { claim = row.claim, measured = plain(row.measured), bar = row.bar }
-    if not self.quick then results[i].pass = pass end
-    if not pass and not self.quick then failed = failed + 1 end
+    if judged then results[i].pass = pass end
+    if judged and not pass then failed = failed + 1 end
   end
   io.stdout:write "\n"
   print_table(lines)

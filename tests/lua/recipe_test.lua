@@ -78,12 +78,14 @@ check.test("the closing table", function()
   local rows = {
     { claim = "good", measured = 0.97, bar = 0.95 }, { claim = "small", measured = 3, bar = 2, below = true },
     { claim = "told", measured = "yes", bar = "yes", pass = true },
+    { claim = "elsewhere", measured = "not here", bar = 3, judged = false },
   }
   local r = declare()
   r.metrics.extra = { 1, 2 }
   check.equal(r:finish(rows), 0, "a failed bar is no failed program")
   local saved = ty.io.load_json(root .. "/metrics.json")
   check.equal({ saved.results[1].pass, saved.results[2].pass, saved.results[3].pass }, { true, false, true })
+  check.equal({ saved.results[4].measured, saved.results[4].pass }, { "not here", nil })
   check.equal(saved.metrics.extra, { 1, 2 })
   check.equal(saved.args.steps, 100)
   check.equal(declare("--strict"):finish(rows), 1, "unless asked for")
