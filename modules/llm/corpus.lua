@@ -106,10 +106,11 @@ function Corpus:model(options)
   return require "tycho.llm.llama" (config)
 end
 
-local function text_of(value)
+--- Settings as text, to see whether they are still the same.
+function M.text_of(value)
   if type(value) ~= "table" then return tostring(value) end
   local words = {}
-  for key, entry in pairs(value) do words[#words + 1] = ("%s=%s"):format(key, text_of(entry)) end
+  for key, entry in pairs(value) do words[#words + 1] = ("%s=%s"):format(key, M.text_of(entry)) end
   table.sort(words)
   return "{" .. table.concat(words, " ") .. "}"
 end
@@ -125,7 +126,7 @@ function Corpus:trained(options)
   if o.folder == "" then error("llm.corpus: trained: folder is wanted, where the model is kept", 2) end
   local fit = { steps = 1050, batch = 8, lr = 3e-3, final = 0.02, seed = 0 }
   for key, value in pairs(o.train) do fit[key] = value end
-  local settings = text_of { model = o.model, train = fit, length = self.length, tokens = self.training.total,
+  local settings = M.text_of { model = o.model, train = fit, length = self.length, tokens = self.training.total,
     vocabulary = self.tokenizer.size }
   local note = o.folder .. "/settings.txt"
   local model

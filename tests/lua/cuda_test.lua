@@ -218,6 +218,41 @@ check.test("compiled functions: inputs that move, results that stay, one device"
   end, "copy_: source: inside ty.compile nothing is copied from cpu into a tensor on cuda:0")
 end)
 
+check.test("optimizers with a state in a subspace step as on the CPU", function()
+  local function wave(shape, offset)
+    return ((ty.arange(shape[1] * shape[2], { dtype = "f64" }) + offset) * 0.37):sin():to("f32"):reshape(shape)
+  end
+  local cases = { { "APOLLO", { rank = 3 } }, { "APOLLO", { mini = true } }, { "FRUGAL", { density = 0.6 } },
+    { "FRUGAL", { projection = "columns" } } }
+  if pcall(ty.svd, ty.ones({ 2, 2 }, { device = "cuda" })) then -- cuSOLVER is there
+    table.move({ { "GaLore", { rank = 3 } }, { "GaLore", { rank = 60, bits = 8 } },
+      { "FRUGAL", { projection = "random" } }, { "FRUGAL", { projection = "svd" } } }, 1, 4, #cases + 1, cases)
+  end
+  for _, case in ipairs(cases) do
+    case[2].refresh = 2
+    local function run(device)
+      ty.manual_seed(1)
+      local list = {}
+      for i, shape in ipairs { { 80, 70 }, { 65, 90 } } do
+        list[i] = wave(shape, i):to(device):requires_grad_()
+      end
+      local opt = optim[case[1]](list, case[2])
+      for _ = 1, 3 do
+        for _, p in ipairs(list) do p:set_grad(ty.randn(p.shape):to(device)) end
+        opt:step()
+      end
+      return list, opt:state_bytes()
+    end
+    local want, bytes = run "cpu"
+    local got, same = run "cuda"
+    check.equal(same, bytes)
+    for i in ipairs(want) do
+      local distance = (got[i]:to "cpu" - want[i]):abs():max():item()
+      check.ok(distance < 1e-3, ("%s: %g"):format(case[1], distance))
+    end
+  end
+end)
+
 check.test("an optimizer of 8 bits inside a compiled step", function()
   local function run(compiled)
     ty.manual_seed(5)

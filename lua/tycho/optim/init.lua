@@ -1,11 +1,14 @@
 --- Optimizers, schedules of the learning rate, clipping, averages of weights: require "tycho".optim.
 local ty = require "tycho"
 local Optimizer = require "tycho.optim.optimizer"
+local adam = require "tycho.optim.adam"
 
 local optim = {}
 for name, value in pairs(require "tycho.optim.schedules") do optim[name] = value end
 optim.EMA = require "tycho.optim.ema"
 optim.GradScaler = require "tycho.optim.grad_scaler"
+
+local function zeros(p) return ty.zeros_like(p) end
 
 -- Every optimizer takes these options besides its own, all of it done in one pass over the memory: clip_norm (the
 -- gradients are scaled so that their norm together is at most this), clip_value (every element is cut to it first),
@@ -19,52 +22,13 @@ optim.SGD = Optimizer.define("SGD",
   { lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false }, {
     setting = function(group) return group.momentum ~= 0 end,
     kind = function(group) return group.momentum ~= 0 and "momentum" or "plain" end,
-    slots = { plain = {}, momentum = { momentum_buffer = ty.zeros_like } },
+    slots = { plain = {}, momentum = { momentum_buffer = zeros } },
     step = function(_, group, batch, lr, clip)
       ty.sgd_(batch.params, batch.grads, batch.momentum_buffer or {}, batch.averages, lr, group.momentum,
         group.dampening, group.weight_decay, group.nesterov, clip.scale, clip.limit, clip.weight, batch.step,
         clip.control)
     end,
   })
-
-local block, small = 256, 4096 -- elements that share a scale; tensors below this size keep moments of 32 bits
-
-local function codes_of(first) return function(p) return ty.full_like(p, first, { dtype = "u8" }) end end
-
-local function adam(decoupled)
-  return {
-    check = function(group)
-      if group.bits ~= 8 and group.bits ~= 32 then
-        error(("Adam: bits must be 8 or 32, got %s"):format(tostring(group.bits)), 4)
-      end
-    end,
-    -- what a parameter has begun with, it keeps
-    kind = function(group, p, state)
-      if state then return state.scales and "bits8" or "bits32" end
-      return group.bits == 8 and p.dtype ~= "f64" and p:numel() >= small and "bits8" or "bits32"
-    end,
-    slots = {
-      bits32 = { exp_avg = ty.zeros_like, exp_avg_sq = ty.zeros_like },
-      bits8 = {
-        exp_avg = codes_of(127), exp_avg_sq = codes_of(0),
-        scales = function(p)
-          return ty.zeros({ 2, (p:numel() + block - 1) // block }, { dtype = "f32", device = p.device })
-        end,
-      },
-    },
-    step = function(kind, group, batch, lr, clip)
-      if kind == "bits8" then
-        ty.adam_8bit_(batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.scales, batch.averages, lr,
-          group.beta1, group.beta2, group.eps, group.weight_decay, decoupled, clip.scale, clip.limit, clip.weight,
-          batch.step, clip.control)
-      else
-        ty.adam_(batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.averages, lr, group.beta1,
-          group.beta2, group.eps, group.weight_decay, decoupled, clip.scale, clip.limit, clip.weight, batch.step,
-          clip.control)
-      end
-    end,
-  }
-end
 
 --- Adam; weight_decay is added to the gradient. Kingma and Ba 2015.
 -- options: lr (1e-3), beta1 (0.9), beta2 (0.999), eps (1e-8), weight_decay; bits (32; 8: the moments of parameters of
@@ -86,7 +50,7 @@ optim.AdamW = Optimizer.define("AdamW",
 ---@type fun(parameters: table, options?: table): Optimizer
 optim.Lion = Optimizer.define("Lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0 }, {
   kind = function() return "plain" end,
-  slots = { plain = { exp_avg = ty.zeros_like } },
+  slots = { plain = { exp_avg = zeros } },
   step = function(_, group, batch, lr, clip)
     ty.lion_(batch.params, batch.grads, batch.exp_avg, batch.averages, lr, group.beta1, group.beta2,
       group.weight_decay, clip.scale, clip.limit, clip.weight, batch.step, clip.control)
@@ -132,4 +96,18 @@ function optim.clip_grad_value(parameters, limit)
   end)
 end
 
-return optim
+-- Read when they are first asked for.
+local files = { GaLore = "galore", APOLLO = "apollo", FRUGAL = "frugal" }
+local names = {}
+for name in pairs(files) do names[#names + 1] = name end
+table.sort(names)
+
+return setmetatable(optim, {
+  __names = names,
+  __index = function(self, name)
+    if not files[name] then return nil end
+    local value = require("tycho.optim." .. files[name])
+    rawset(self, name, value)
+    return value
+  end,
+})

@@ -27,10 +27,13 @@ end
 --- Makes a class. `defaults`: settings of a group. `rules`:
 --   check(group)           raises on bad settings (may be absent)
 --   kind(group, p, state)  how parameter p (with its state so far, or nil) is treated; one of the keys of
---   slots                  { kind = { name of a state tensor = function(p) that makes it } }
+--   slots                  { kind = { name of a state tensor = function(p, group) that makes it } }
 --   setting(group)         the setting that kind() depends on: a change is noticed (may be absent)
+--   before(self, group)    called before each step (may be absent)
+--   eager                  true: a step looks at counts and seeds, which ty.compile would freeze
 --   step(kind, group, batch, lr, clip)  one native step; batch: lists params, grads, averages (which may be empty) and
---                          one per slot, and step, their count; clip: scale, limit and weight, that of new averages
+--                          one per slot, and step, their count; clip: scale, limit and weight, that of new averages;
+--                          those that are eager get the optimizer besides
 function Optimizer.define(name, defaults, rules)
   local class = setmetatable({}, { __index = Optimizer })
   class.__index = class
@@ -39,7 +42,7 @@ function Optimizer.define(name, defaults, rules)
 
   return function(parameters, options)
     local o = read(name, options, known)
-    local self = { groups = {}, state = {}, plans = {}, steps = 0, name = name, rules = rules }
+    local self = { groups = {}, state = {}, plans = {}, position = {}, steps = 0, name = name, rules = rules }
     setmetatable(self, class)
     self.clip_norm, self.clip_value, self.schedule, self.ema = o.clip_norm, o.clip_value, o.schedule, o.ema
     for key in pairs(shared) do o[key] = nil end
@@ -47,7 +50,7 @@ function Optimizer.define(name, defaults, rules)
     if type(parameters) ~= "table" or ty.is_tensor(parameters[1]) or not parameters[1] then
       groups = { { params = parameters } }
     end
-    local seen = {}
+    local position, count = self.position, 0
     for _, given in ipairs(groups) do
       check_list(name, given.params)
       local settings = {}
@@ -56,8 +59,9 @@ function Optimizer.define(name, defaults, rules)
       group.params = given.params
       if rules.check then rules.check(group) end
       for _, p in ipairs(group.params) do
-        if seen[p] then error(name .. ": a parameter is given twice", 2) end
-        seen[p] = true
+        if position[p] then error(name .. ": a parameter is given twice", 2) end
+        count = count + 1
+        position[p] = count
       end
       self.groups[#self.groups + 1] = group
     end
@@ -114,7 +118,7 @@ local function plan_of(self, group, setting)
       local n = #batch.params + 1
       batch.params[n], batch.averages[n], batch.states[n], batch.grads[n] = p, averages[p], state, ty.keep(grad)
       for slot, make in pairs(rules.slots[kind]) do
-        if not state[slot] then state[slot] = ty.keep(make(p)) end
+        if not state[slot] then state[slot] = ty.keep(make(p, group)) end
         batch[slot][n] = state[slot]
       end
     end
@@ -142,6 +146,7 @@ end
 
 local function step_group(self, group, lr, clip)
   local rules, recording = self.rules, program.is_recording()
+  if rules.before then rules.before(self, group) end
   local plan = prepare(self, group)
   for i = 1, #plan do
     local batch = plan[i]
@@ -152,7 +157,8 @@ local function step_group(self, group, lr, clip)
       end)
     end
     count(batch)
-    rules.step(batch.kind, group, batch, lr, clip)
+    if rules.eager then ty.autocast(false, rules.step, batch.kind, group, batch, lr, clip, self)
+    else rules.step(batch.kind, group, batch, lr, clip) end
     if recording and clip.norm and not clip.control then program.clip(clip.norm, self.clip_norm) end
   end
   drop_grads(plan.grads)
@@ -170,6 +176,10 @@ local function averaged(self)
 end
 
 local function step(self, scaler)
+  if self.rules.eager and (scaler or program.is_compiling()) then
+    error(("%s: does not work %s"):format(self.name, scaler and "with a GradScaler; train in bf16 or f32"
+      or "inside ty.compile; compile the forward and the backward pass alone"), 0)
+  end
   local clip = { scale = 1.0, limit = self.clip_value > 0 and self.clip_value or math.huge, weight = 0 }
   local ema = self.ema
   if scaler then
@@ -220,6 +230,21 @@ function Optimizer:step_scaled(scaler) return ty.no_grad(step, self, scaler) end
 --- The rate of the next step of the first group.
 function Optimizer:rate() return self.groups[1].lr * self.schedule(self.steps) end
 
+local width = { f64 = 8, f32 = 4, f16 = 2, bf16 = 2, i64 = 8, i32 = 4, u8 = 1 }
+
+--- The bytes of the tensors that live between steps: moments, their scales, projections, chosen positions. Averages of
+-- weights (`ema`) are not counted. What a parameter needs is there after the first step with its gradient.
+---@return integer bytes
+function Optimizer:state_bytes()
+  local bytes = self.left_out and 8 or 0
+  for _, state in pairs(self.state) do
+    for _, value in pairs(state) do
+      if ty.is_tensor(value) then bytes = bytes + value:numel() * width[value.dtype] end
+    end
+  end
+  return bytes
+end
+
 --- Everything needed to go on bit for bit: settings that are numbers or booleans, and the moments by position.
 function Optimizer:state_dict()
   local result = { steps = self.steps, groups = {}, state = {} }
@@ -252,20 +277,23 @@ function Optimizer:load_state_dict(state)
   if #state.groups ~= #self.groups then
     error(("%s: the state has %d groups, the optimizer %d"):format(self.name, #state.groups, #self.groups), 2)
   end
+  local settings = {} -- those that were saved, and the group's where there are none
   for i, group in ipairs(self.groups) do
     if state.groups[i].count ~= #group.params then
       error(("%s: group %d of the state has %d parameters, the optimizer %d")
         :format(self.name, i, state.groups[i].count, #group.params), 2)
     end
+    settings[i] = setmetatable({}, { __index = group })
+    for key, value in pairs(state.groups[i]) do settings[i][key] = value end
   end
   local position, loaded = 0, {}
-  for _, group in ipairs(self.groups) do
+  for i, group in ipairs(self.groups) do
     for _, p in ipairs(group.params) do
       local saved = state.state[tostring(position)]
       if saved then
         local new = { step = saved.step }
-        for slot, make in pairs(self.rules.slots[self.rules.kind(group, p, saved)]) do
-          local value, wanted = saved[slot], make(p)
+        for slot, make in pairs(self.rules.slots[self.rules.kind(settings[i], p, saved)]) do
+          local value, wanted = saved[slot], make(p, settings[i])
           if value then
             if table.concat(value.shape, ",") ~= table.concat(wanted.shape, ",") then
               error(("%s: %s of parameter %d has shape [%s], expected [%s]"):format(self.name, slot, position,
