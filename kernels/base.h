@@ -32,6 +32,8 @@ typedef enum ty_dtype {
   TY_F64,
   TY_Q8_0,
   TY_Q4_0,
+  TY_Q2_K,
+  TY_Q3_K,
   TY_Q4_K,
   TY_Q6_K,
   TY_NF4,

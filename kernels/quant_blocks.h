@@ -1,4 +1,4 @@
-/* Block-quantized formats: the layout of a block and its values. Q8_0, Q4_0, Q4_K and Q6_K are those of ggml and of
+/* Block-quantized formats: the layout of a block and its values. Q8_0, Q4_0, Q2_K, Q3_K, Q4_K and Q6_K are those of ggml and of
  * GGUF files, byte for byte (docs/gguf.md and ggml-common.h there). NF4 is the 4-bit NormalFloat of Dettmers et al.
  * 2023 ("QLoRA"), with the scales of blocks in 8 bits (double quantization). Members are bytes, so that blocks may lie
  * at any address; a code times its scale is rounded once more where a minimum is taken away, never fused. Also for
@@ -17,6 +17,23 @@ typedef struct ty_q4_0 { /* x = d (q - 8); low nibbles are elements 0 to 15, hig
   uint8_t d[2];
   uint8_t q[16];
 } ty_q4_0;
+
+/* x = d scale q - dmin min, with a scale (low nibble) and min (high one) for each 16 elements. Each 32 bytes of q are 128
+ * elements: bits 0 and 1 are the first 32, bits 2 and 3 the next. */
+typedef struct ty_q2_k {
+  uint8_t scale[16];
+  uint8_t q[64];
+  uint8_t d[2], dmin[2];
+} ty_q2_k;
+
+/* x = d (scale - 32) (q - 4), a 6-bit scale for each 16 elements. The low two bits of codes lie as in Q2_K, the third of
+ * element 32 j + i is bit j of high[i]. */
+typedef struct ty_q3_k {
+  uint8_t high[32];
+  uint8_t q[64];
+  uint8_t scale[12];
+  uint8_t d[2];
+} ty_q3_k;
 
 /* x = d scale q - dmin min, with a 6-bit scale and min for each 32 elements. Each 32 bytes of q are 64 elements: first
  * the low nibbles, then the high ones. */
@@ -53,6 +70,12 @@ TY_INLINE float ty_block_f16(const uint8_t *d) {
   uint16_t h;
   memcpy(&h, d, sizeof h);
   return ty_f16_to_f32(h);
+}
+
+/* The scale of part j (0 to 15) of a Q3_K block, -32 to 31: four bits in a nibble, two more in the last four bytes. */
+TY_INLINE int ty_q3_k_scale(const uint8_t *s, int j) {
+  int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4;
+  return (low | (s[8 + j % 4] >> 2 * (j / 4) & 3) << 4) - 32;
 }
 
 /* The 6-bit scale and min of part j (0 to 7) of a Q4_K block. */

@@ -1,5 +1,5 @@
-/* Encoding of blocks, for every backend. Q8_0 and Q4_0 give the codes of ggml's reference; Q4_K and Q6_K choose the
- * scales of their parts by least squares over a range of candidates, as that does. A block with a NaN becomes NaN. */
+/* Encoding of blocks, for every backend. Q8_0 and Q4_0 give the codes of ggml's reference; the others of ggml choose
+ * the scales of their parts by least squares over a range of candidates, as that does. A block with a NaN becomes NaN. */
 #ifndef TY_KERNELS_QUANT_ENCODE_H
 #define TY_KERNELS_QUANT_ENCODE_H
 
@@ -47,15 +47,15 @@ TY_INLINE void ty_encode_q4_0(const float *x, ty_q4_0 *b) {
   for (int i = 0; i < 16; i++) b->q[i] = (uint8_t)(ty_q4_code(x[i], inverse) | ty_q4_code(x[i + 16], inverse) << 4);
 }
 
-/* ---- Q4_K ---- */
+/* ---- Q2_K and Q4_K ---- */
 
-/* Scale and min (both >= 0) with x ~ scale q - min, q from 0 to 15, of 32 elements. Larger elements count more. */
-TY_INLINE void ty_fit_with_min(const float *x, float *scale, float *min) {
-  enum { N = 32, MOST = 15, STEPS = 20 };
+/* Scale and min (both >= 0) with x ~ scale q - min, q from 0 to `most`, of n elements. Larger elements count more. */
+TY_INLINE void ty_fit_with_min(const float *x, const int n, const int most, float *scale, float *min) {
+  enum { N = 32, STEPS = 20 }; /* N: at most */
   float square = 0, low = x[0], high = x[0], w[N], sum_w = 0, sum_x = 0;
-  for (int i = 0; i < N; i++) square += x[i] * x[i];
-  float typical = sqrtf(square / N);
-  for (int i = 0; i < N; i++) {
+  for (int i = 0; i < n; i++) square += x[i] * x[i];
+  float typical = sqrtf(square / (float)n);
+  for (int i = 0; i < n; i++) {
     low = x[i] < low ? x[i] : low;
     high = x[i] > high ? x[i] : high;
     w[i] = typical + fabsf(x[i]);
@@ -67,11 +67,11 @@ TY_INLINE void ty_fit_with_min(const float *x, float *scale, float *min) {
   if (!(high > low)) return;
   float least = INFINITY;
   for (int step = 0; step <= STEPS + 1; step++) { /* the first: from the smallest to the largest, as they are */
-    float inverse = ((float)MOST + (step ? -1.0f + 0.1f * (float)(step - 1) : 0)) / (high - low);
+    float inverse = ((float)most + (step ? -1.0f + 0.1f * (float)(step - 1) : 0)) / (high - low);
     float q[N], sum_q = 0, sum_qq = 0, sum_qx = 0, error = 0;
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; i < n; i++) {
       float r = rintf(inverse * (x[i] - low));
-      q[i] = r > (float)MOST ? (float)MOST : r;
+      q[i] = r > (float)most ? (float)most : r;
       sum_q += w[i] * q[i];
       sum_qq += w[i] * q[i] * q[i];
       sum_qx += w[i] * q[i] * x[i];
@@ -83,8 +83,33 @@ TY_INLINE void ty_fit_with_min(const float *x, float *scale, float *min) {
       c = (sum_qq * sum_x - sum_q * sum_qx) / determinant;
       if (c > 0) c = 0, a = sum_qx / sum_qq;
     }
-    for (int i = 0; i < N; i++) error += w[i] * (a * q[i] + c - x[i]) * (a * q[i] + c - x[i]);
+    for (int i = 0; i < n; i++) error += w[i] * (a * q[i] + c - x[i]) * (a * q[i] + c - x[i]);
     if (error < least) least = error, *scale = a, *min = -c;
+  }
+}
+
+TY_INLINE void ty_encode_q2_k(const float *x, ty_q2_k *b) {
+  float scale[16], min[16], most_scale = 0, most_min = 0;
+  memset(b, 0, sizeof *b);
+  for (int j = 0; j < 16; j++) {
+    ty_fit_with_min(x + 16 * j, 16, 3, &scale[j], &min[j]);
+    most_scale = scale[j] > most_scale ? scale[j] : most_scale;
+    most_min = min[j] > most_min ? min[j] : most_min;
+  }
+  float extreme_x = ty_extreme(x, 256);
+  ty_store_f16(b->d, extreme_x == extreme_x ? most_scale / 15 : extreme_x);
+  ty_store_f16(b->dmin, most_min / 15);
+  float d = ty_block_f16(b->d), dmin = ty_block_f16(b->dmin);
+  for (int j = 0; j < 16; j++) {
+    int s = most_scale > 0 ? ty_nearest(scale[j] * (15 / most_scale), 0, 15) : 0;
+    int m = most_min > 0 ? ty_nearest(min[j] * (15 / most_min), 0, 15) : 0;
+    b->scale[j] = (uint8_t)(s | m << 4);
+    if (!(d * (float)s > 0)) continue;
+    float inverse = 1 / (d * (float)s);
+    for (int i = 16 * j; i < 16 * j + 16; i++) {
+      int q = ty_nearest((x[i] + dmin * (float)m) * inverse, 0, 3);
+      b->q[i / 128 * 32 + i % 32] |= (uint8_t)(q << i % 128 / 32 * 2);
+    }
   }
 }
 
@@ -92,7 +117,7 @@ TY_INLINE void ty_encode_q4_k(const float *x, ty_q4_k *b) {
   float scale[8], min[8], most_scale = 0, most_min = 0;
   memset(b, 0, sizeof *b);
   for (int j = 0; j < 8; j++) {
-    ty_fit_with_min(x + 32 * j, &scale[j], &min[j]);
+    ty_fit_with_min(x + 32 * j, 32, 15, &scale[j], &min[j]);
     most_scale = scale[j] > most_scale ? scale[j] : most_scale;
     most_min = min[j] > most_min ? min[j] : most_min;
   }
@@ -120,18 +145,18 @@ TY_INLINE void ty_encode_q4_k(const float *x, ty_q4_k *b) {
   }
 }
 
-/* ---- Q6_K ---- */
+/* ---- Q3_K and Q6_K ---- */
 
-/* The scale with x ~ scale q, q from -32 to 31, of 16 elements, squares of x as weights. */
-TY_INLINE float ty_fit_symmetric(const float *x) {
+/* The scale with x ~ scale q, q from -half to half - 1, of 16 elements, squares of x as weights. */
+TY_INLINE float ty_fit_symmetric(const float *x, const float half) {
   enum { N = 16 };
   float most = ty_extreme(x, N), best = 0, scale = 0;
   if (!(fabsf(most) > 1e-15f)) return 0;
   for (int step = -9; step <= 9; step++) {
-    float inverse = -(32 + 0.1f * (float)step) / most, sum_qx = 0, sum_qq = 0;
+    float inverse = -(half + 0.1f * (float)step) / most, sum_qx = 0, sum_qq = 0;
     for (int i = 0; i < N; i++) {
       float q = rintf(inverse * x[i]), w = x[i] * x[i];
-      q = q > 31 ? 31 : q < -32 ? -32 : q;
+      q = q > half - 1 ? half - 1 : q < -half ? -half : q;
       sum_qx += w * x[i] * q;
       sum_qq += w * q * q;
     }
@@ -140,10 +165,30 @@ TY_INLINE float ty_fit_symmetric(const float *x) {
   return scale;
 }
 
+TY_INLINE void ty_encode_q3_k(const float *x, ty_q3_k *b) {
+  float scale[16];
+  memset(b, 0, sizeof *b);
+  for (int j = 0; j < 16; j++) scale[j] = ty_fit_symmetric(x + 16 * j, 4);
+  float most = ty_extreme(scale, 16), extreme_x = ty_extreme(x, 256);
+  ty_store_f16(b->d, extreme_x == extreme_x ? most / -32 : extreme_x);
+  float d = ty_block_f16(b->d);
+  for (int j = 0; j < 16; j++) {
+    int s = most != 0 ? ty_nearest(scale[j] * (-32 / most), -32, 31) : 0;
+    b->scale[j % 8] |= (uint8_t)(((s + 32) & 15) << (j < 8 ? 0 : 4));
+    b->scale[8 + j % 4] |= (uint8_t)((s + 32) >> 4 << 2 * (j / 4));
+    float part = d * (float)s, inverse = part != 0 ? 1 / part : 0;
+    for (int i = 16 * j; i < 16 * j + 16; i++) {
+      int q = ty_nearest(x[i] * inverse, -4, 3) + 4;
+      b->q[i / 128 * 32 + i % 32] |= (uint8_t)((q & 3) << i % 128 / 32 * 2);
+      b->high[i % 32] |= (uint8_t)(q >> 2 << i / 32);
+    }
+  }
+}
+
 TY_INLINE void ty_encode_q6_k(const float *x, ty_q6_k *b) {
   float scale[16];
   memset(b, 0, sizeof *b);
-  for (int j = 0; j < 16; j++) scale[j] = ty_fit_symmetric(x + 16 * j);
+  for (int j = 0; j < 16; j++) scale[j] = ty_fit_symmetric(x + 16 * j, 32);
   float most = ty_extreme(scale, 16), extreme_x = ty_extreme(x, 256);
   ty_store_f16(b->d, extreme_x == extreme_x ? most / -128 : extreme_x);
   float d = ty_block_f16(b->d);

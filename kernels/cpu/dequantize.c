@@ -19,6 +19,28 @@ static void decode_q4_0(const ty_q4_0 *b, float *restrict out) {
   }
 }
 
+static void decode_q2_k(const ty_q2_k *b, int part, float *restrict out) {
+  const uint8_t *q = b->q + part / 4 * 32;
+  float d = ty_block_f16(b->d), dmin = ty_block_f16(b->dmin);
+  for (int j = 0; j < 2; j++) {
+    uint8_t s = b->scale[part * 2 + j];
+    float scaled = d * (float)(s & 15), m = dmin * (float)(s >> 4);
+    for (int i = 16 * j; i < 16 * j + 16; i++) out[i] = scaled * (float)(q[i] >> part % 4 * 2 & 3) - m;
+  }
+}
+
+static void decode_q3_k(const ty_q3_k *b, int part, float *restrict out) {
+  const uint8_t *q = b->q + part / 4 * 32;
+  float d = ty_block_f16(b->d);
+  for (int j = 0; j < 2; j++) {
+    float scaled = d * (float)ty_q3_k_scale(b->scale, part * 2 + j);
+    for (int i = 16 * j; i < 16 * j + 16; i++) {
+      int code = (q[i] >> part % 4 * 2 & 3) | (b->high[i] >> part & 1) << 2;
+      out[i] = scaled * (float)(code - 4);
+    }
+  }
+}
+
 static void decode_q4_k(const ty_q4_k *b, int part, float *restrict out) {
   int scale, min, shift = part & 1 ? 4 : 0;
   ty_q4_k_part(b->scale, part, &scale, &min);
@@ -70,6 +92,8 @@ void TY_KERNEL(decode_row)(ty_dtype dtype, const void *row, int64_t columns, int
     switch (dtype) {
       case TY_Q8_0: decode_q8_0((const ty_q8_0 *)row + at / 32, out); break;
       case TY_Q4_0: decode_q4_0((const ty_q4_0 *)row + at / 32, out); break;
+      case TY_Q2_K: decode_q2_k((const ty_q2_k *)row + at / 256, at / 32 % 8, out); break;
+      case TY_Q3_K: decode_q3_k((const ty_q3_k *)row + at / 256, at / 32 % 8, out); break;
       case TY_Q4_K: decode_q4_k((const ty_q4_k *)row + at / 256, at / 32 % 8, out); break;
       default: decode_q6_k((const ty_q6_k *)row + at / 256, at / 32 % 8, out);
     }

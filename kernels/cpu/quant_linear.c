@@ -1,7 +1,7 @@
 /* Products with block-quantized weights: linear_quantized, y = x W' + bias, and linear_quantized_backward, dx = g W.
  * Rows of x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is
- * that of the rounding, at most 1/254 of the largest |x| of each group. NF4, whose levels are no integers, and
- * gradients are multiplied in f32, decoded panel by panel. */
+ * that of the rounding, at most 1/254 of the largest |x| of each group. NF4, whose levels are no integers, Q2_K and Q3_K
+ * with many rows of x, and gradients are multiplied in f32, decoded panel by panel. */
 #include "dequantize.h"
 #include "gemm.h"
 #include "quant_codes.h"
@@ -40,6 +40,8 @@ typedef struct product {
 #undef VNNI
 #pragma GCC pop_options
 #endif
+
+#include "quant_low_bits.h"
 
 /* ---- rows of x as bytes ---- */
 
@@ -89,6 +91,27 @@ static bool by_codes(product *p) {
   return p->failed ? ty_fail(TY_ENOMEM, "linear: out of memory") : true;
 }
 
+static bool low_bits(ty_dtype dtype) { return dtype == TY_Q2_K || dtype == TY_Q3_K; }
+
+#if defined(__AVX2__)
+static bool by_low_codes(product *p) {
+  coded c = { .k = p->columns, .block = p->columns, .rows = p->rows, .group = 16, .zero = -1 };
+  int64_t count = c.k * c.rows;
+  size_t bytes = (size_t)count + (size_t)(count / 32) * 2 * sizeof(float) + (size_t)(count / 16) * sizeof(int32_t);
+  char *scratch = ty_scratch_alloc(bytes);
+  if (!scratch) return ty_fail(TY_ENOMEM, "linear: out of memory");
+  c.scale = (float *)(void *)scratch;
+  c.sum = c.scale + count / 32;
+  c.start = (int32_t *)(void *)(c.sum + count / 32);
+  c.q = (int8_t *)(c.start + count / 16);
+  p->x = &c;
+  ty_parallel_for(c.rows, 1 + 16384 / c.k, code_rows, &(coding){ &c, p->plain, p->rows });
+  ty_parallel_for(p->n, 1 + 65536 / c.k / p->rows, low_rows, p);
+  ty_scratch_free(scratch, bytes);
+  return true;
+}
+#endif
+
 /* ---- in f32 ---- */
 
 typedef struct weights {
@@ -137,8 +160,11 @@ bool TY_KERNEL(linear_quantized)(const ty_kernel_args *k) {
                 .plain = x->data,
                 .bias = bias ? bias->data : NULL,
                 .y = out->data };
-  if (dtype != TY_NF4 && columns > 0) return by_codes(&p);
-  if (rows <= FEW && columns > 0) {
+  if (dtype != TY_NF4 && !low_bits(dtype) && columns > 0) return by_codes(&p);
+#if defined(__AVX2__)
+  if (low_bits(dtype) && rows <= FEW && columns > 0) return by_low_codes(&p);
+#endif
+  if (dtype == TY_NF4 && rows <= FEW && columns > 0) {
     ty_parallel_for(n, 1 + 65536 / columns / rows, nf4_rows, &p);
     return true;
   }

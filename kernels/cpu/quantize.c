@@ -31,6 +31,8 @@ static void encode_pieces(void *context, int64_t begin, int64_t end) {
       switch (j->dtype) {
         case TY_Q8_0: ty_encode_q8_0(x, (ty_q8_0 *)(void *)to); break;
         case TY_Q4_0: ty_encode_q4_0(x, (ty_q4_0 *)(void *)to); break;
+        case TY_Q2_K: ty_encode_q2_k(x, (ty_q2_k *)(void *)to); break;
+        case TY_Q3_K: ty_encode_q3_k(x, (ty_q3_k *)(void *)to); break;
         case TY_Q4_K: ty_encode_q4_k(x, (ty_q4_k *)(void *)to); break;
         default: ty_encode_q6_k(x, (ty_q6_k *)(void *)to);
       }

@@ -39,6 +39,29 @@ template <> struct quant_format<TY_Q4_0> {
   }
 };
 
+template <> struct quant_format<TY_Q2_K> {
+  static __device__ __forceinline__ void decode(const uint8_t *row, int64_t, int64_t k, float *v) {
+    const ty_q2_k *b = reinterpret_cast<const ty_q2_k *>(row) + k / 256;
+    int at = static_cast<int>(k % 256), shift = at % 128 / 32 * 2, s = b->scale[at / 16];
+    float d = quant_f16(b->d) * static_cast<float>(s & 15), m = quant_f16(b->dmin) * static_cast<float>(s >> 4);
+    const uint8_t *q = b->q + at / 128 * 32 + at % 32;
+    for (int i = 0; i < 4; i++) v[i] = quant_apart(d, static_cast<float>(q[i] >> shift & 3), m);
+  }
+};
+
+template <> struct quant_format<TY_Q3_K> {
+  static __device__ __forceinline__ void decode(const uint8_t *row, int64_t, int64_t k, float *v) {
+    const ty_q3_k *b = reinterpret_cast<const ty_q3_k *>(row) + k / 256;
+    int at = static_cast<int>(k % 256), part = at / 32, shift = part % 4 * 2;
+    float d = quant_f16(b->d) * static_cast<float>(ty_q3_k_scale(b->scale, at / 16));
+    const uint8_t *q = b->q + at / 128 * 32 + at % 32, *high = b->high + at % 32;
+    for (int i = 0; i < 4; i++) {
+      int code = (q[i] >> shift & 3) | (high[i] >> part & 1) << 2;
+      v[i] = d * static_cast<float>(code - 4);
+    }
+  }
+};
+
 template <> struct quant_format<TY_Q4_K> {
   static __device__ __forceinline__ void decode(const uint8_t *row, int64_t, int64_t k, float *v) {
     const ty_q4_k *b = reinterpret_cast<const ty_q4_k *>(row) + k / 256;
@@ -78,6 +101,8 @@ template <class Fn> static inline bool quant_for(int dtype, const char *op, Fn f
   switch (dtype) {
     case TY_Q8_0: return fn(quant_format<TY_Q8_0>{});
     case TY_Q4_0: return fn(quant_format<TY_Q4_0>{});
+    case TY_Q2_K: return fn(quant_format<TY_Q2_K>{});
+    case TY_Q3_K: return fn(quant_format<TY_Q3_K>{});
     case TY_Q4_K: return fn(quant_format<TY_Q4_K>{});
     case TY_Q6_K: return fn(quant_format<TY_Q6_K>{});
     case TY_NF4: return fn(quant_format<TY_NF4>{});

@@ -39,6 +39,8 @@ rows_of rows_for(const ty_view *x, const ty_view *out) {
 
 TY_DEVICE void encode_one(const float *x, ty_q8_0 *b) { ty_encode_q8_0(x, b); }
 TY_DEVICE void encode_one(const float *x, ty_q4_0 *b) { ty_encode_q4_0(x, b); }
+TY_DEVICE void encode_one(const float *x, ty_q2_k *b) { ty_encode_q2_k(x, b); }
+TY_DEVICE void encode_one(const float *x, ty_q3_k *b) { ty_encode_q3_k(x, b); }
 TY_DEVICE void encode_one(const float *x, ty_q4_k *b) { ty_encode_q4_k(x, b); }
 TY_DEVICE void encode_one(const float *x, ty_q6_k *b) { ty_encode_q6_k(x, b); }
 
@@ -78,6 +80,8 @@ TY_CUDA_KERNEL(quantize) {
   switch (out->dtype) {
     case TY_Q8_0: return encode_all<ty_q8_0, 32>(from, out);
     case TY_Q4_0: return encode_all<ty_q4_0, 32>(from, out);
+    case TY_Q2_K: return encode_all<ty_q2_k, 256>(from, out);
+    case TY_Q3_K: return encode_all<ty_q3_k, 256>(from, out);
     case TY_Q4_K: return encode_all<ty_q4_k, 256>(from, out);
     case TY_Q6_K: return encode_all<ty_q6_k, 256>(from, out);
     case TY_NF4: break;

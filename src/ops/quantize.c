@@ -9,7 +9,7 @@ bool fwd_quantize(ty_call *c) {
   ty_tensor *x = a->x.t;
   if (!ty_check_floats(c, 0)) return false;
   if (a->dtype.i == TY_DTYPE_DEFAULT || !ty_is_quantized((ty_dtype)a->dtype.i))
-    return ty_op_fail(c, TY_EINVAL, "dtype: expected q8_0, q4_0, q4_k, q6_k or nf4, got %s",
+    return ty_op_fail(c, TY_EINVAL, "dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k or nf4, got %s",
                       a->dtype.i == TY_DTYPE_DEFAULT ? "none" : ty_dtype_name[a->dtype.i]);
   if (!ty_out_like(c, 0, x, (ty_dtype)a->dtype.i) || !(x = ty_to(x, TY_F32))) return false;
   return ty_launch(c, &x, 1, NULL);
@@ -19,13 +19,34 @@ bool fwd_dequantize(ty_call *c) {
   const ty_dequantize_args *a = TY_ARGS(dequantize, c);
   ty_tensor *x = a->x.t;
   if (!ty_is_quantized(ty_dtype_of(x)))
-    return ty_op_fail(c, TY_EINVAL, "x: expected a block-quantized tensor (q8_0 q4_0 q4_k q6_k nf4), got %s",
+    return ty_op_fail(c, TY_EINVAL, "x: expected a block-quantized tensor (q8_0 q4_0 q2_k q3_k q4_k q6_k nf4), got %s",
                       ty_describe(x));
   ty_dtype dtype = a->dtype.i == TY_DTYPE_DEFAULT ? TY_F32 : (ty_dtype)a->dtype.i;
   if (!ty_is_float(dtype))
     return ty_op_fail(c, TY_EINVAL, "dtype: expected f32, f64, f16 or bf16, got %s", ty_dtype_name[dtype]);
   if (dtype != TY_F32) return ty_out_set(c, 0, ty_to(ty_dequantize(x, TY_F32), dtype));
   return ty_out_like(c, 0, x, TY_F32) && ty_launch(c, &x, 1, NULL);
+}
+
+bool fwd_quantize_columns(ty_call *c) {
+  const ty_quantize_columns_args *a = TY_ARGS(quantize_columns, c);
+  ty_tensor *in[] = { a->w.t, a->factor.t, a->scale.t, a->offset.t };
+  if (!ty_check_ndim(c, 0, 2, 2, "[rows, n]")) return false;
+  const int64_t n = in[0]->v.size[1];
+  ty_dtype dtype = ty_dtype_of(in[0]), wide = dtype == TY_F64 ? TY_F64 : TY_F32;
+  for (int i = 1; i < 4; i++) {
+    if (!ty_check_floats(c, i)) return false;
+    int64_t rows = i == 1 ? n : in[0]->v.size[0];
+    if (in[i]->v.ndim != 2 || in[i]->v.size[0] != rows || in[i]->v.size[1] != n)
+      return ty_op_fail(c, TY_EINVAL, "%s: expected [%lld, %lld] for w %s, got %s", c->op->args[i].name,
+                        (long long)rows, (long long)n, ty_describe(in[0]), ty_describe(in[i]));
+  }
+  if (a->levels.i < 2 || a->levels.i > 256)
+    return ty_op_fail(c, TY_EINVAL, "levels: expected 2 to 256, got %lld", (long long)a->levels.i);
+  for (int i = 0; i < 4; i++)
+    if (!(in[i] = ty_to(in[i], wide))) return false;
+  return ty_out_like(c, 0, in[0], TY_U8) && ty_out_like(c, 1, in[0], dtype) &&
+         ty_launch(c, in, 4, &(ty_p_dim){ .k = a->levels.i });
 }
 
 bool fwd_embedding_quantized(ty_call *c) {

@@ -17,6 +17,8 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(min, PLAIN, reduce) P(argmax, PLAIN, reduce) P(argmin, PLAIN, reduce) P(any, PLAIN, reduce) P(all, PLAIN, reduce)
   P(logsumexp, PLAIN, reduce)
 
+  P(quantize_columns, PLAIN, dim)
+
   P(glu, PLAIN, activation) P(glu_backward, PLAIN, activation) P(flip, PLAIN, dim) P(tril, PLAIN, dim) P(triu, PLAIN, dim) P(cumsum, PLAIN, dim) P(cumprod, PLAIN, dim)
   P(linear_scan, PLAIN, dim) P(linear_scan_backward, PLAIN, dim) P(sort, PLAIN, dim) P(topk, PLAIN, dim)
   P(softmax, PLAIN, dim) P(log_softmax, PLAIN, dim) P(softmax_backward, PLAIN, dim)

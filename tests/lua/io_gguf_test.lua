@@ -39,14 +39,14 @@ check.test("the file of the reference writer", function()
     for _, dtype in ipairs { "i8", "i16" } do check.equal(t[dtype]:tolist(), ty.arange(-3, 4):tolist(), dtype) end
     check.equal(t.i32:tolist(), ty.arange(24):reshape(2, 3, 4):tolist())
     check.equal(t.i64:tolist(), { 0, 1, 2 })
-    for _, dtype in ipairs { "q8_0", "q4_0", "q4_k", "q6_k" } do
+    for _, dtype in ipairs { "q8_0", "q4_0", "q2_k", "q3_k", "q4_k", "q6_k" } do
       check.equal(t[dtype].dtype, dtype)
       check.equal(t[dtype].shape, { 6, 512 }, dtype)
       check.ok(bytes_of(t[dtype]) == bytes_of(quant[dtype .. "_blocks"]), dtype)
     end
     check.equal(t.none, nil)
     check.fails(function() return t.q5_0 end, 'tensor "q5_0" is Q5_0, which Tycho does not have')
-    check.equal(#info.tensors, 12)
+    check.equal(#info.tensors, 14)
     check.equal(info.tensors[10].format, "Q5_0")
     check.equal(info.tensors[10].shape, { 6, 512 })
     check.equal(info.tensors[10].bytes, 6 * 512 // 32 * 22)

@@ -18,7 +18,7 @@ test("q8_0 and q4_0 encode as the reference does, bit for bit", function()
 end)
 
 test("all of ggml's formats decode as the reference does, bit for bit", function()
-  for _, dtype in ipairs { "q8_0", "q4_0", "q4_k", "q6_k" } do
+  for _, dtype in ipairs { "q8_0", "q4_0", "q2_k", "q3_k", "q4_k", "q6_k" } do
     local x = from(bytes(fixture[dtype .. "_blocks"]), dtype, { 6, 512 })
     ok(bytes(x:to "f32") == bytes(fixture[dtype .. "_values"]), dtype)
   end
@@ -28,7 +28,8 @@ test("errors of encoding random normal numbers, and bytes", function()
   ty.manual_seed(1)
   local x = ty.randn(8, 32768)
   for dtype, want in pairs { -- rms error, bits of an element
-    q8_0 = { 0.0055, 8.5 }, q4_0 = { 0.088, 4.5 }, q4_k = { 0.073, 4.5 }, q6_k = { 0.0185, 6.5625 },
+    q8_0 = { 0.0055, 8.5 }, q4_0 = { 0.088, 4.5 }, q2_k = { 0.33, 2.625 },
+    q3_k = { 0.165, 3.4375 }, q4_k = { 0.073, 4.5 }, q6_k = { 0.0185, 6.5625 },
     nf4 = { 0.0925, 4.127 },
   } do
     local y = x:to(dtype)
@@ -52,7 +53,7 @@ test("nf4 keeps its levels", function()
 end)
 
 test("blocks with NaN or infinity do not decode to numbers; zeros stay zeros", function()
-  for dtype in pairs { q8_0 = 1, q4_0 = 1, q4_k = 1, q6_k = 1, nf4 = 1 } do
+  for dtype in pairs { q8_0 = 1, q4_0 = 1, q2_k = 1, q3_k = 1, q4_k = 1, q6_k = 1, nf4 = 1 } do
     local x = ty.ones(2, 256)
     x:select(0, 1):slice(0, 3, 4):fill_(0 / 0)
     local y = x:to(dtype):to "f32"
@@ -64,7 +65,7 @@ end)
 
 test("views of whole rows", function()
   ty.manual_seed(2)
-  for dtype in pairs { q8_0 = 1, q4_0 = 1, q4_k = 1, q6_k = 1, nf4 = 1 } do
+  for dtype in pairs { q8_0 = 1, q4_0 = 1, q2_k = 1, q3_k = 1, q4_k = 1, q6_k = 1, nf4 = 1 } do
     local q = ty.randn(8, 512):to(dtype)
     local x = q:to "f32"
     ok(q["2:5"]:to "f32":eq(x["2:5"]):all():item(), dtype .. " slice")
@@ -119,7 +120,7 @@ local sizes = {
   { 2, 3, 64 }, { 20, 5, 320 }, { 7, 5, 576 },
 }
 local function each_product(f)
-  for dtype, block in pairs { q8_0 = 32, q4_0 = 32, q4_k = 256, q6_k = 256, nf4 = 64 } do
+  for dtype, block in pairs { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64 } do
     for _, size in ipairs(sizes) do
       local m, n, k = table.unpack(size)
       if k % block == 0 then

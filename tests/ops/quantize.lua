@@ -5,12 +5,12 @@ return function(row, T)
   local from = T.from
 
   -- The largest error that a code may have, of values up to 2.
-  local error = { q8_0 = 0.008, q4_0 = 0.27, q4_k = 0.15, q6_k = 0.07, nf4 = 0.32 }
+  local error = { q8_0 = 0.008, q4_0 = 0.27, q2_k = 0.8, q3_k = 0.5, q4_k = 0.15, q6_k = 0.07, nf4 = 0.32 }
 
   row("quantize", {
     cases = {
       { T { 3, 64 }, "q8_0" }, { T { 2, 2, 32 }, "q8_0" }, { T { 0, 32 }, "q8_0" }, { T { 3, 0 }, "q8_0" },
-      { T { 96 }, "q4_0" }, { T { 2, 256 }, "q4_k" }, { T { 512 }, "q6_k" }, { T { 3, 192 }, "nf4" },
+      { T { 96 }, "q4_0" }, { T { 2, 256 }, "q4_k" }, { T { 512 }, "q6_k" }, { T { 2, 512 }, "q2_k" }, { T { 256 }, "q3_k" }, { T { 3, 192 }, "nf4" },
     },
     ref = function(x, dtype)
       local y = from(x.shape, function(index) return T.at(x, index) end)
@@ -21,7 +21,7 @@ return function(row, T)
     errors = {
       { T { 2, 31 }, "q8_0", match = "multiple of 32, got [2, 31]" }, { T {}, "q8_0", match = "multiple of 32" },
       { T { 2, 128 }, "q4_k", match = "multiple of 256" }, { T { 2, 32 }, "nf4", match = "multiple of 64" },
-      { T { 2, 32 }, "f16", match = "dtype: expected q8_0, q4_0, q4_k, q6_k or nf4, got f16" },
+      { T { 2, 32 }, "f16", match = "dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k or nf4, got f16" },
       { T { 2, 32 }, match = "dtype: expected q8_0" }, { T { 2, 32, dtype = "q8_0" }, "q4_0", match = "expected a float tensor" },
     },
   })
@@ -32,6 +32,7 @@ return function(row, T)
     dtypes = { "f32" },
     cases = {
       { T { 3, 64, dtype = "q8_0" } }, { T { 2, 2, 32, dtype = "q4_0" } }, { T { 512, dtype = "q4_k" } },
+      { T { 2, 256, dtype = "q2_k" } }, { T { 512, dtype = "q3_k" } },
       { T { 2, 256, dtype = "q6_k" } }, { T { 2, 192, dtype = "nf4" } }, { T { 0, 32, dtype = "q8_0" } },
       { T { 2, 32, dtype = "q8_0" }, "f64" }, { T { 2, 32, dtype = "q8_0" }, "f16", tol = 2e-3 },
     },
@@ -43,6 +44,58 @@ return function(row, T)
     errors = {
       { T { 2, 32 }, match = "expected a block-quantized tensor" },
       { T { 2, 32, dtype = "q8_0" }, "i64", match = "dtype: expected f32, f64, f16 or bf16, got i64" },
+    },
+  })
+
+  -- Column by column, as the paper's algorithm has it. factor: an upper triangle; scales and offsets so that codes are
+  -- used from end to end, and some are cut.
+  local function triangle(n)
+    local v = {}
+    for i = 1, n do
+      for j = 1, n do v[#v + 1] = j < i and 7 or i == j and 1 + i % 3 / 4 or math.sin(3 * i + 5 * j) / 4 end
+    end
+    return T { n, n, values = v }
+  end
+  local function scales(rows, n, zero)
+    local v = {}
+    for i = 1, rows * n do v[i] = zero == i and 0 or 0.25 + i % 5 / 8 end
+    return T { rows, n, values = v }
+  end
+  row("quantize_columns", {
+    cases = {
+      { T { 3, 5 }, triangle(5), scales(3, 5), T { 3, 5, range = { -1.5, -0.5 } }, 4 },
+      { T { 1, 1 }, triangle(1), scales(1, 1), T { 1, 1 }, 2 },
+      { T { 17, 9 }, triangle(9), scales(17, 9, 8), T { 17, 9, range = { -1, 0 } }, 8 },
+      { T { 2, 40 }, triangle(40), scales(2, 40), T { 2, 40, range = { -1, 0 } }, 16 },
+      { T { 35, 33 }, triangle(33), scales(35, 33), T { 35, 33, range = { -1, 0 } }, 256 },
+      { T { 0, 4 }, triangle(4), scales(0, 4), T { 0, 4 }, 4 },
+    },
+    dtypes = { "f32", "f64" },
+    ref = function(w, factor, scale, offset, levels)
+      local rows, n, left = w.shape[1], w.shape[2], {}
+      local codes, errors = { shape = w.shape, dtype = "u8" }, { shape = w.shape }
+      for i = 1, rows * n do left[i] = w[i] end
+      for r = 1, rows do
+        for i = 1, n do
+          local at = (r - 1) * n + i
+          local x = scale[at] ~= 0 and (left[at] - offset[at]) / scale[at] or 0
+          local low = math.floor(x)
+          if x - low > 0.5 or (x - low == 0.5 and low % 2 == 1) then low = low + 1 end
+          codes[at] = math.max(0, math.min(levels - 1, low))
+          errors[at] = (left[at] - (scale[at] * codes[at] + offset[at])) / factor[(i - 1) * n + i]
+          for j = i + 1, n do
+            left[(r - 1) * n + j] = left[(r - 1) * n + j] - errors[at] * factor[(i - 1) * n + j]
+          end
+        end
+      end
+      return codes, errors
+    end,
+    errors = {
+      { T { 3 }, triangle(3), scales(1, 3), T { 1, 3 }, 4, match = "w: expected" },
+      { T { 2, 3 }, triangle(2), scales(2, 3), T { 2, 3 }, 4, match = "factor: expected [3, 3] for w" },
+      { T { 2, 3 }, triangle(3), scales(1, 3), T { 2, 3 }, 4, match = "scale: expected [2, 3] for w" },
+      { T { 2, 3 }, triangle(3), scales(2, 3), T { 2, 2 }, 4, match = "offset: expected [2, 3] for w" },
+      { T { 2, 3 }, triangle(3), scales(2, 3), T { 2, 3 }, 1, match = "levels: expected 2 to 256, got 1" },
     },
   })
 
@@ -88,6 +141,8 @@ return function(row, T)
     cases = {
       { T { 3, 64 }, T { 5, 64, dtype = "q8_0" }, T { 5 } }, { T { 64 }, T { 3, 64, dtype = "q4_0" } },
       { T { 2, 2, 256 }, T { 35, 256, dtype = "q4_k" }, T { 35 } }, { T { 9, 256 }, T { 3, 256, dtype = "q6_k" } },
+      { T { 256 }, T { 5, 256, dtype = "q2_k" }, T { 5 } }, { T { 7, 512 }, T { 3, 512, dtype = "q3_k" } },
+      { T { 10, 256 }, T { 4, 256, dtype = "q2_k" }, T { 4 } }, { T { 9, 256 }, T { 33, 256, dtype = "q3_k" } },
       { T { 11, 128 }, T { 4, 128, dtype = "nf4" }, T { 4 } }, { T { 2, 64 }, T { 4, 64, dtype = "nf4" } },
       { T { 0, 64 }, T { 5, 64, dtype = "q8_0" }, T { 5 } }, { T { 17, 96 }, T { 33, 96, dtype = "q8_0" } },
     },
@@ -106,7 +161,8 @@ return function(row, T)
     cases = {
       { T { 3, 5 }, T { 5, 64, dtype = "q8_0" } }, { T { 7 }, T { 7, 64, dtype = "nf4" } },
       { T { 2, 2, 9 }, T { 9, 256, dtype = "q4_k" } }, { T { 33, 9 }, T { 9, 96, dtype = "q4_0" } },
-      { T { 3, 5 }, T { 5, 256, dtype = "q6_k" } }, { T { 0, 5 }, T { 5, 64, dtype = "q8_0" } },
+      { T { 3, 5 }, T { 5, 256, dtype = "q6_k" } }, { T { 3, 5 }, T { 5, 256, dtype = "q2_k" } },
+      { T { 2, 9 }, T { 9, 512, dtype = "q3_k" } }, { T { 0, 5 }, T { 5, 64, dtype = "q8_0" } },
     },
     ref = function(g, w) return product(g, w, nil, true) end,
     tol = { f32 = 1e-5, f64 = 1e-5, f16 = 4e-3, bf16 = 4e-2 }, -- f64 is computed in f32
