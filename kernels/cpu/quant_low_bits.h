@@ -49,6 +49,8 @@ static inline __attribute__((always_inline)) __m256i low_codes(const ty_dtype dt
   return _mm256_or_si256(q, _mm256_and_si256(high, _mm256_set1_epi8(4)));
 }
 
+#define LOW_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+
 /* out[r] = a row of W times row r0 + r of x, r < rows. */
 static inline __attribute__((always_inline)) void low_dots_of(const ty_dtype dtype, const coded *x, int64_t r0,
                                                               const int rows, const char *row, float *out) {
@@ -77,10 +79,9 @@ static inline __attribute__((always_inline)) void low_dots_of(const ty_dtype dty
       sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_broadcast_ss(x->scale + from / 32), sum[r]); \
     }                                                                                                       \
   }
-    CHUNK(0)
-    CHUNK(1) CHUNK(2) CHUNK(3) CHUNK(4) CHUNK(5) CHUNK(6) CHUNK(7)
+    LOW_EACH(CHUNK)
 #undef CHUNK
-        _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {
+    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {
       int64_t from = (r0 + r) * x->k + at;
       const __m256i *of16 = (const __m256i *)(const void *)(x->start + from / 16);
       __m256i sums = _mm256_packs_epi32(_mm256_loadu_si256(of16), _mm256_loadu_si256(of16 + 1));
@@ -112,6 +113,7 @@ static inline __attribute__((always_inline)) void low_dots_of(const ty_dtype dty
 LOW_DOTS(low_dots_q2_k, TY_Q2_K)
 LOW_DOTS(low_dots_q3_k, TY_Q3_K)
 #undef LOW_DOTS
+#undef LOW_EACH
 
 /* Rows [begin, end) of W. */
 static void low_rows(void *context, int64_t begin, int64_t end) {

@@ -1,5 +1,7 @@
 /* Tiles of quantize_columns for one type. Included by quantize_columns.c. */
 
+typedef REAL FN(lanes) __attribute__((vector_size(LANES * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+
 static void FN(tiles)(void *context, int64_t begin, int64_t end) {
   job *j = context;
   const ty_kernel_args *k = j->k;
@@ -35,10 +37,8 @@ static void FN(tiles)(void *context, int64_t begin, int64_t end) {
         code[(first + r) * n + i] = (uint8_t)q[r];
         error[(first + r) * n + i] = e[r];
       }
-      for (int64_t next = i + 1; next < n; next++) {
-        const REAL f = factor[i * n + next];
-        for (int r = 0; r < LANES; r++) column[next][r] -= e[r] * f;
-      }
+      const FN(lanes) off = *(const FN(lanes) *)(const void *)e;
+      for (int64_t next = i + 1; next < n; next++) *(FN(lanes) *)(void *)column[next] -= off * factor[i * n + next];
     }
   }
   ty_scratch_free(column, bytes);

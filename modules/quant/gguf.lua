@@ -5,8 +5,9 @@ local gguf = require "tycho.llm.gguf"
 
 local M = {}
 
-local blocks = { q8_0 = 32, q4_0 = 32, q4_k = 256, q6_k = 256 }
-local file_types = { f32 = 0, f16 = 1, q4_0 = 2, q8_0 = 7, q4_k = 15, q6_k = 18, bf16 = 32 } -- general.file_type
+local blocks = { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256 }
+-- general.file_type
+local file_types = { f32 = 0, f16 = 1, q4_0 = 2, q8_0 = 7, q2_k = 10, q3_k = 11, q4_k = 15, q6_k = 18, bf16 = 32 }
 
 -- model_type -> architecture, and whether llama.cpp wants neighbouring pairs in the rows of queries and keys.
 local architectures = {
@@ -16,6 +17,10 @@ local architectures = {
 -- Rows of each head from halves (0, d/2), (1, d/2 + 1) ... to pairs (0, 1), (2, 3) ...
 local function pairs_of_rows(t, heads)
   local shape = t.shape
+  if blocks[t.dtype] then -- rows of bytes
+    local rows = ty.io.from_bytes(ty.io.to_bytes(t), "u8")
+    return ty.io.from_bytes(ty.io.to_bytes(pairs_of_rows(rows:reshape(shape[1], -1), heads)), t.dtype, shape)
+  end
   return t:reshape(heads, 2, shape[1] // heads // 2, -1):transpose(1, 2):reshape(shape)
 end
 
@@ -114,52 +119,36 @@ local function dtype_for(name, t, wanted, tied)
   if t.ndim < 2 or name:find "ffn_gate_inp" then return "f32" end
   local columns = t.shape[t.ndim]
   local head = name == "output.weight" or (tied and name == "token_embd.weight")
-  if head and wanted == "q4_k" then wanted = "q6_k" elseif head and wanted == "q4_0" then wanted = "q8_0" end
+  if head and wanted:find "^q[234]_k$" then wanted = "q6_k" elseif head and wanted == "q4_0" then wanted = "q8_0" end
   for _, dtype in ipairs { wanted, "q8_0" } do
     if not blocks[dtype] or columns % blocks[dtype] == 0 then return dtype end
   end
   return "f16"
 end
 
---- Writes a published model (a Hugging Face folder) as a GGUF file. dtype: q8_0, q4_0, q4_k, q6_k, or f32, f16, bf16;
---- rows that are no whole blocks take q8_0 or f16, vectors stay f32. Families: Llama, Mistral, Qwen2, Qwen3; GPT-2 with
---- f32, f16 and bf16 only, since its weights lie the other way.
----@param folder string
----@param path string  of the GGUF file
----@param dtype string
----@return { bytes: integer, parameters: integer, bits: number, error: number, tensors: table }  bits: of each parameter
---- that is quantized; error: the root mean square of what quantizing changed, over that of the weights
-function M.convert(folder, path, dtype)
-  if not file_types[dtype] then
-    error(("quant.convert: dtype: expected q8_0, q4_0, q4_k, q6_k, f32, f16 or bf16, got %s"):format(tostring(dtype)),
-      2)
-  end
-  local model = llm.load(folder)
+-- Writes a model; kind_of(name in the file, tensor, whether the head is the embedding) says in which dtype.
+local function write(who, model, path, folder, file_type, kind_of)
   local known = architectures[model.model_type]
-  if not known then
-    error(("quant.convert: a %s model cannot be written"):format(tostring(model.model_type)), 2)
-  end
-  local architecture, turns = known[1], known[2]
-  if architecture == "gpt2" and blocks[dtype] then
-    error("quant.convert: GPT-2's weights lie the other way: f32, f16 and bf16 only", 2)
-  end
+  if not known then error(("%s: a %s model cannot be written"):format(who, tostring(model.model_type)), 3) end
+  local architecture, turns = known[1], known[2] and not model.interleaved
   local metadata, types = model_metadata(model, architecture)
-  add_tokenizer(metadata, types, folder)
-  metadata["general.file_type"] = file_types[dtype]
+  if folder then add_tokenizer(metadata, types, folder) end
+  metadata["general.file_type"] = file_types[file_type]
   local tensors, report = {}, { parameters = 0, tensors = {} }
   local bits, counted, wrong, all = 0, 0, 0, 0
   local state = model:state_dict()
   local tied = not state["lm_head.weight"]
   for name, t in pairs(state) do
-    local new = gguf.gguf_name(name, architecture) or error("quant.convert: no name for " .. name, 0)
+    local new = gguf.gguf_name(name, architecture) or error(who .. ": no name for " .. name, 0)
     local c = model.config
+    if t.device ~= "cpu" then t = t:to "cpu" end
     if turns and name:find "%.[qk]_proj%." then
       t = pairs_of_rows(t, name:find "q_proj" and c.num_attention_heads or c.num_key_value_heads)
     elseif architecture == "gpt2" and t.ndim == 2 and name:find "c_" then
       t = t:transpose(0, 1):contiguous()
     end
-    local kind = dtype_for(new, t, dtype, tied)
-    local q = t:detach():to(kind)
+    local kind = kind_of(new, t, tied)
+    local q = t.dtype == kind and t:detach() or t:detach():to(kind)
     if blocks[kind] then
       local value = t:detach():to "f32"
       local change = (q:to "f32" - value):to "f64"
@@ -174,6 +163,53 @@ function M.convert(folder, path, dtype)
   report.bits = counted > 0 and bits / counted or 0
   report.error = all > 0 and math.sqrt(wrong / all) or 0
   return report
+end
+
+--- Writes a published model (a Hugging Face folder) as a GGUF file. dtype: q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, or f32,
+--- f16, bf16; rows that are no whole blocks take q8_0 or f16, vectors stay f32. Families: Llama, Mistral, Qwen2, Qwen3;
+--- GPT-2 with f32, f16 and bf16 only, since its weights lie the other way.
+---@param folder string
+---@param path string  of the GGUF file
+---@param dtype string
+---@return { bytes: integer, parameters: integer, bits: number, error: number, tensors: table }  bits: of each parameter
+--- that is quantized; error: the root mean square of what quantizing changed, over that of the weights
+function M.convert(folder, path, dtype)
+  if not file_types[dtype] then
+    error(("quant.convert: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, f32, f16 or bf16, got %s"):format(
+      tostring(dtype)), 2)
+  end
+  local model = llm.load(folder)
+  if model.model_type == "gpt2" and blocks[dtype] then
+    error("quant.convert: GPT-2's weights lie the other way: f32, f16 and bf16 only", 2)
+  end
+  return write("quant.convert", model, path, folder, dtype, function(name, t, tied)
+    return dtype_for(name, t, dtype, tied)
+  end)
+end
+
+--- Writes a model as a GGUF file, its block-quantized weights (of quant.gptq, or of a file) as they are. options:
+--- tokenizer (the folder whose tokenizer.json goes with it), dtype (f32: of the other matrices).
+---@param model LanguageModel
+---@param path string
+---@param options? { tokenizer?: string, dtype?: string }
+---@return table report  as convert() has it
+function M.save(model, path, options)
+  local o = ty.nn.options("quant.save", options, { tokenizer = ty.nn.none, dtype = "f32" })
+  if not file_types[o.dtype] then
+    error(("quant.save: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, f32, f16 or bf16, got %s"):format(
+      tostring(o.dtype)), 2)
+  end
+  local most, counts = o.dtype, {}
+  for name, t in pairs(model:state_dict()) do
+    if t.dtype == "nf4" then error(("quant.save: GGUF has no nf4, in which %s is"):format(name), 2) end
+    if blocks[t.dtype] then
+      counts[t.dtype] = (counts[t.dtype] or 0) + t:numel()
+      if counts[t.dtype] > (counts[most] or 0) then most = t.dtype end
+    end
+  end
+  return write("quant.save", model, path, o.tokenizer, most, function(name, t, tied)
+    return blocks[t.dtype] and t.dtype or dtype_for(name, t, o.dtype, tied)
+  end)
 end
 
 return M

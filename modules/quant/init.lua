@@ -2,4 +2,18 @@
 --
 --     local quant = require "tycho.quant"
 --     quant.convert("path/of/a/hugging-face/folder", "model.gguf", "q4_k")
-return { convert = require("tycho.quant.gguf").convert }
+--     quant.gptq.quantize(model, dataset, { format = "q3_k" })    -- with calibration; weights stay packed
+--     quant.save(model, "model.gguf")
+--     quant.eora.compensate(model, original, dataset, { rank = 16 })
+local gguf = require "tycho.quant.gguf"
+local blocks = require "tycho.quant.blocks"
+local gptq = require "tycho.quant.gptq"
+
+return {
+  convert = gguf.convert,
+  save = gguf.save,
+  gptq = gptq,
+  round = gptq.round,
+  linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
+  eora = require "tycho.quant.eora",
+}

@@ -1,0 +1,187 @@
+--- Calibration, block by block: what the linear layers of a decoder get to see of some text, each measured with
+-- everything before it as it has become. Only the activations of one block are kept.
+local ty = require "tycho"
+local layers = require "tycho.peft.layers"
+
+local nn = ty.nn
+local M = {}
+
+--- The decoder's list of blocks and its name: the first nn.ModuleList.
+---@param who string
+---@param model LanguageModel
+---@return Module[] blocks
+---@return string name
+function M.list(who, model)
+  if not nn.is_module(model) then error(("%s: a language model is wanted, got %s"):format(who, type(model)), 0) end
+  for name, module in model:named_modules() do
+    if getmetatable(module) == nn.ModuleList then return module, name end
+  end
+  error(("%s: the model has no list of layers (nn.ModuleList)"):format(who), 0)
+end
+
+--- The linear layers of the blocks, in order: { name, module, block }. skip: names, or ends of names after a dot, to
+-- leave out. Adapters' own layers do not count.
+---@param who string
+---@param model LanguageModel
+---@param skip? string[]
+---@return { name: string, module: Module, block: integer }[]
+function M.linears(who, model, skip)
+  local blocks, prefix = M.list(who, model)
+  local found = {}
+  for i, block in ipairs(blocks) do
+    for name, module in block:named_modules() do
+      local full, out = ("%s.%d.%s"):format(prefix, i - 1, name), name:find "lora_[AB]$"
+      for _, ending in ipairs(skip or {}) do
+        out = out or full == ending or full:sub(-#ending - 1) == "." .. ending
+      end
+      if not out and layers.kind(module) == "linear" then
+        found[#found + 1] = { name = full, module = module, block = i }
+      end
+    end
+  end
+  if #found == 0 then error(("%s: the blocks have no linear layers"):format(who), 0) end
+  return found
+end
+
+-- Runs the model up to its first block for every batch: what that block is called with.
+local function first_calls(model, block, batches)
+  local stop, calls = {}, {}
+  for i, batch in ipairs(batches) do
+    local remove = block:register_forward_pre_hook(function(_, ...)
+      calls[i] = table.pack(...)
+      error(stop, 0)
+    end)
+    local ok, message = pcall(model.forward, model, batch.tokens,
+      { cu_seqlens = batch.cu_seqlens, longest = batch.longest, mask = batch.mask })
+    remove()
+    if ok or message ~= stop then error(message, 0) end
+  end
+  return calls
+end
+
+-- Which layers see the same tensor, in the order of their calls: { {layer, ...}, ... }. Layers that no batch reaches
+-- (an expert that no token goes to) come last, alone.
+local function groups_of(block, linears, calls)
+  local order, placed, removes = {}, {}, {}
+  for _, layer in ipairs(linears) do
+    removes[#removes + 1] = layer.module:register_forward_pre_hook(function(_, x)
+      if placed[layer] then return end
+      placed[layer] = true
+      local last = order[#order]
+      if last and rawequal(last.x, x) then last[#last + 1] = layer else order[#order + 1] = { layer, x = x } end
+    end)
+  end
+  local ok, message = pcall(function()
+    for _, call in ipairs(calls) do
+      ty.scope(function() block(table.unpack(call, 1, call.n)) end)
+      for _, group in ipairs(order) do group.x = false end
+      local reached = 0
+      for _ in pairs(placed) do reached = reached + 1 end
+      if reached == #linears then return end
+    end
+  end)
+  for _, remove in ipairs(removes) do remove() end
+  if not ok then error(message, 0) end
+  for _, layer in ipairs(linears) do
+    if not placed[layer] then order[#order + 1] = { layer } end
+  end
+  return order
+end
+
+-- The sum of x' x over all rows of the inputs of a layer, f64, and their number.
+local function second_moment(who, layer, block, calls)
+  local inputs = layers.sizes(layer.module)
+  local device = layer.module.weight.device
+  local sum, count = ty.keep(ty.zeros({ inputs, inputs }, { dtype = "f64", device = device })), 0
+  local remove = layer.module:register_forward_pre_hook(function(_, x)
+    ty.scope(function()
+      local rows = x:reshape(-1, inputs)
+      if rows.dtype ~= "f64" then rows = rows:to "f32" end
+      sum:add_(ty.matmul(rows:transpose(0, 1), rows):to "f64")
+      count = count + rows.shape[1]
+    end)
+  end)
+  local ok, message = pcall(function()
+    for _, call in ipairs(calls) do ty.scope(function() block(table.unpack(call, 1, call.n)) end) end
+  end)
+  remove()
+  if not ok then error(message, 0) end
+  if not sum:isfinite():all():item() then
+    error(("%s: the inputs of %s are not finite: a weight or an activation is NaN or too large"):format(who,
+      layer.name), 0)
+  end
+  return sum, count
+end
+
+-- Batches from a dataset, or the list that was given.
+local function batches_of(who, data, o)
+  if type(data) ~= "table" then
+    error(("%s: data: a dataset of llm.data.Packed or a list of batches is wanted, got %s"):format(who, type(data)), 0)
+  end
+  if data[1] then return data end
+  if not data.size or data.size < 1 then error(("%s: data: there are no rows"):format(who), 0) end
+  local list, rows = {}, 0
+  local loader = ty.data.DataLoader(data, { batch_size = math.min(o.batch, o.rows), shuffle = true, seed = o.seed,
+    device = o.device })
+  while rows < math.min(o.rows, data.size) do
+    list[#list + 1] = ty.keep(loader:next())
+    rows = rows + math.min(o.batch, o.rows)
+  end
+  return list
+end
+
+--- Options of walk() with their defaults: rows of the dataset that are looked at, rows at a time, which ones, where.
+M.options = { rows = 128, batch = 8, seed = 0, device = nn.none, skip = {} }
+
+--- Goes through the blocks of a model. Layers that see the same input form a group; for each, in the order of their
+-- calls, visit(group, moment, count) is called with its layers, the sum of x' x over the `count` rows that it saw, f64
+-- [inputs, inputs]; it may change the layers, and what comes after sees the change. data: llm.data.Packed, or a list of
+-- its batches.
+---@param who string  in front of errors
+---@param model LanguageModel
+---@param data PackedDataset|table[]
+---@param o table     rows, batch, seed, device, skip as in M.options
+---@param visit fun(group: { name: string, module: Module }[], moment: Tensor, count: integer)
+function M.walk(who, model, data, o, visit)
+  for _, key in ipairs { "rows", "batch" } do
+    if not math.tointeger(o[key]) or o[key] < 1 then
+      error(("%s: %s: a positive integer is wanted, got %s"):format(who, key, tostring(o[key])), 0)
+    end
+  end
+  local blocks, linears = M.list(who, model), M.linears(who, model, o.skip)
+  local batches = batches_of(who, data, o)
+  local was_training = model.training
+  model:eval()
+  local ok, message = pcall(ty.no_grad, function()
+    local calls = first_calls(model, blocks[1], batches)
+    ty.core.program.renew()
+    for i, block in ipairs(blocks) do
+      local mine = {}
+      for _, layer in ipairs(linears) do
+        if layer.block == i then mine[#mine + 1] = layer end
+      end
+      if #mine > 0 then
+        for _, group in ipairs(groups_of(block, mine, calls)) do
+          ty.scope(function()
+            local moment, count = second_moment(who, group[1], block, calls)
+            visit(group, moment, count)
+            moment:free()
+          end)
+          ty.core.program.renew()
+        end
+      end
+      if i < #blocks then -- a block is called with what the one before returned, and with the last argument of all
+        for k, call in ipairs(calls) do
+          local out = table.pack(ty.scope(function() return block(table.unpack(call, 1, call.n)) end))
+          local last = call[call.n]
+          local n = call.n
+          calls[k] = table.move(out, 1, n - 1, 1, { n = n, [n] = last })
+        end
+      end
+    end
+  end)
+  model:train(was_training)
+  if not ok then error(message, 0) end
+end
+
+return M

@@ -1,0 +1,311 @@
+--- GPTQ: the linear layers of a decoder in 2, 3 or 4 bits, one column after another, the error of each taken out of the
+-- columns that are still to come. Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative
+-- Pre-trained Transformers"; what the names of the options mean is as in its authors' code.
+--
+--     local report = quant.gptq.quantize(model, corpus.training, { bits = 3, group = 64, act_order = true })
+--     local report = quant.gptq.quantize(model, corpus.training, { format = "q3_k" })   -- weights stay packed
+--     quant.save(model, "model.gguf", { tokenizer = folder })                            -- for llama.cpp as well
+--
+-- With a format the grid is the one that a block of it has: its scales are what rounding to nearest would choose, and
+-- GPTQ chooses the codes. So nothing is lost in packing, and the result is an ordinary file. Without one the grid is
+-- the paper's, with scales in f32, and the weights are left in the model's dtype.
+local ty = require "tycho"
+local blocks = require "tycho.quant.blocks"
+local formats = require "tycho.quant.formats"
+local layers = require "tycho.peft.layers"
+
+local nn = ty.nn
+local M = {}
+
+local grid_options = { bits = 4, group = 0, symmetric = false, mse = false, format = nn.none }
+
+-- Options of a grid, checked.
+local function check_grid(who, o)
+  if o.format ~= nil then
+    local format = formats.get(who, o.format)
+    o.bits, o.group = format.bits, format.group
+    return
+  end
+  if o.bits ~= 2 and o.bits ~= 3 and o.bits ~= 4 and o.bits ~= 8 then
+    error(("%s: bits: expected 2, 3, 4 or 8, got %s"):format(who, tostring(o.bits)), 0)
+  end
+  if not math.tointeger(o.group) or o.group < 0 then
+    error(("%s: group: columns that share a scale, or 0 for whole rows, got %s"):format(who, tostring(o.group)), 0)
+  end
+end
+
+local function check_columns(who, name, o, columns)
+  local format = o.format and formats.get(who, o.format)
+  if format and columns % format.columns ~= 0 then
+    error(("%s: format: blocks of %s have %d columns, which does not divide the %d inputs of %s"):format(who, o.format,
+      format.columns, columns, name), 0)
+  end
+  if o.group > 0 and columns % o.group ~= 0 then
+    error(("%s: group: %d does not divide the %d inputs of %s"):format(who, o.group, columns, name), 0)
+  end
+end
+
+-- ---- grids ----
+
+local function rounded(w, scale, offset, levels)
+  return ((w - offset) / scale):round():clamp(0, levels - 1) * scale + offset
+end
+
+--- The grid of columns w [rows, columns] that share it: scale and offset [rows, 1], a value being scale code + offset.
+-- 0 is on it. symmetric: as far below 0 as above. mse: the part of the range is searched that rounds with the least sum
+-- of |error|^2.4, as the authors' code does.
+---@param w Tensor
+---@param o { bits: integer, symmetric: boolean, mse: boolean }
+---@return Tensor scale
+---@return Tensor offset
+function M.grid(w, o)
+  local levels = 1 << o.bits
+  local low, high = w:min(1, true):clamp(nil, 0), w:max(1, true):clamp(0)
+  if o.symmetric then
+    high = ty.maximum(high, -low)
+    low = ty.where(low:lt(0), -high, low)
+  end
+  local empty = low:eq(0):logical_and(high:eq(0))
+  low, high = low:masked_fill(empty, -1), high:masked_fill(empty, 1)
+  local function of(share)
+    local scale = (high - low) * (share / (levels - 1))
+    local zero = o.symmetric and ty.full_like(scale, levels / 2) or (-low * share / scale):round()
+    return scale, -scale * zero
+  end
+  local scale, offset = of(1)
+  if not o.mse then return scale, offset end
+  local least = (rounded(w, scale, offset, levels) - w):abs():pow(2.4):sum(1, true)
+  for step = 1, 79 do
+    local s, z = of(1 - step / 100)
+    local error = (rounded(w, s, z, levels) - w):abs():pow(2.4):sum(1, true)
+    local better = error:lt(least)
+    scale, offset, least = ty.where(better, s, scale), ty.where(better, z, offset), ty.where(better, error, least)
+  end
+  return scale, offset
+end
+
+-- The grids of all groups of a matrix: scale and offset [rows, groups], and the encoded matrix of a format.
+local function grids(w, o)
+  if o.format then
+    local q = w:to "f32":contiguous():to(o.format)
+    local scale, offset = formats.grid(q)
+    return scale:to(w.dtype), offset:to(w.dtype), q
+  end
+  local rows, columns = w.shape[1], w.shape[2]
+  local group = o.group > 0 and o.group or columns
+  local scale, offset = M.grid(w:reshape(rows * (columns // group), group), o)
+  return scale:reshape(rows, -1), offset:reshape(rows, -1)
+end
+
+-- [rows, groups] for each column.
+local function spread(x, columns)
+  local rows, groups = x.shape[1], x.shape[2]
+  return x:unsqueeze(2):expand(rows, groups, columns // groups):reshape(rows, columns)
+end
+
+-- ---- the columns ----
+
+-- Upper triangular u with u' u = h^-1. With h turned about, h = r r' for an upper triangle r, and u = r^-1.
+local function inverse_factor(h)
+  local n = h.shape[1]
+  local lower = ty.cholesky(h:flip(0, 1))
+  return ty.solve_triangular(lower, ty.eye(n, { dtype = h.dtype, device = h.device })):flip(0, 1)
+end
+
+--- Quantizes w [rows, columns] for inputs whose x' x sums up to `moment` [columns, columns]. Options: those of grids
+-- (bits, group, symmetric, mse, format), act_order, damp, block. Computes in w's dtype, the factor in f64.
+---@param w Tensor
+---@param moment Tensor
+---@param o table
+---@return Tensor value  [rows, columns], as decoding gives it
+---@return Tensor codes  u8 [rows, columns]
+---@return Tensor? packed of a format
+function M.solve(w, moment, o)
+  local rows, columns = w.shape[1], w.shape[2]
+  local levels, group = 1 << o.bits, o.group > 0 and o.group or columns
+  -- H = 2 x x', of which a factor changes nothing. An input that is always zero has no say, which something on the
+  -- diagonal makes solvable, as in the authors' code.
+  local diagonal = moment:diagonal()
+  local dead = diagonal:eq(0):to(moment.dtype)
+  local mean = diagonal:mean():item()
+  local h = moment:clone()
+  h:diagonal():add_(dead * (mean > 0 and mean or 1) + o.damp * mean)
+  local order = o.act_order and h:diagonal():argsort(0, true)
+  if order then h = h:index_select(0, order):index_select(1, order) end
+  local factor = inverse_factor(h):to(w.dtype)
+  -- Where scales are known beforehand, columns may go in any order; otherwise a group's are those of the columns as
+  -- they have become when its turn comes.
+  local scale, offset, packed
+  local static = o.act_order or o.format ~= nil
+  if static then
+    scale, offset, packed = grids(w, o)
+    scale, offset = spread(scale, columns), spread(offset, columns)
+    if order then scale, offset = scale:index_select(1, order), offset:index_select(1, order) end
+  end
+  local left = order and w:index_select(1, order) or w:clone()
+  local codes, values, from = {}, {}, 0
+  while from < columns do
+    local n = math.min(o.block, columns - from)
+    if not static then
+      if from % group == 0 then scale, offset = M.grid(left:narrow(1, from, group), o) end
+      n = math.min(n, group - from % group)
+    end
+    local function mine(x) return static and x:narrow(1, from, n) or x:expand(rows, n) end
+    local s, z, triangle = mine(scale), mine(offset), factor:narrow(0, from, n)
+    local code, error = ty.quantize_columns(left:narrow(1, from, n), triangle:narrow(1, from, n), s, z, levels)
+    codes[#codes + 1], values[#values + 1] = code, code:to(w.dtype) * s + z
+    from = from + n
+    if from < columns then
+      left:narrow(1, from, columns - from):sub_(ty.matmul(error, triangle:narrow(1, from, columns - from)))
+    end
+  end
+  local value, code = ty.concat(values, 1), ty.concat(codes, 1)
+  if order then
+    local back = order:argsort()
+    value, code = value:index_select(1, back), code:index_select(1, back)
+  end
+  return value, code, packed and formats.with_codes(packed, code)
+end
+
+-- ---- layers ----
+
+-- The weight [outputs, inputs] of a layer, whatever way round it lies, f32 or f64.
+local function weight_of(who, layer)
+  local w = layer.module.weight
+  if not w:is_floating_point() then
+    error(("%s: %s is quantized already (%s)"):format(who, layer.name, w.dtype), 0)
+  end
+  w = w:detach()
+  if w.dtype ~= "f64" then w = w:to "f32" end
+  if not w:isfinite():all():item() then error(("%s: %s: a weight is not finite"):format(who, layer.name), 0) end
+  return (layer.module.fan_in_fan_out and w:transpose(0, 1) or w):contiguous()
+end
+
+local function put(module, value, packed)
+  if packed then
+    local device = module.weight.device
+    rawset(module, "weight", ty.keep(device == "cpu" and packed or packed:to { device = device }))
+  else
+    module.weight:detach():copy_(module.fan_in_fan_out and value:transpose(0, 1) or value)
+  end
+end
+
+-- That all layers can take the grid, before any is changed.
+local function check_layers(who, found, o)
+  for _, layer in ipairs(found) do
+    local inputs = layers.sizes(layer.module)
+    check_columns(who, layer.name, o, inputs)
+    if o.format and layer.module.fan_in_fan_out then
+      error(("%s: format: the weights of %s lie the other way (GPT-2's Conv1D) and cannot be packed; leave it out")
+        :format(who, layer.name), 0)
+    end
+    weight_of(who, layer)
+  end
+end
+
+-- Bits of a weight, with the scales: f16, and for an asymmetric grid a zero of `bits`.
+local function bits_of(o, columns)
+  local format = o.format and formats.get("quant.gptq", o.format)
+  if format then return 8 * format.bytes / format.columns end
+  return o.bits + (16 + (o.symmetric and 0 or o.bits)) / (o.group > 0 and o.group or columns)
+end
+
+local function summed(report)
+  local bits, all = 0, 0
+  for _, layer in ipairs(report) do bits, all = bits + layer.bits * layer.parameters, all + layer.parameters end
+  report.bits = bits / all
+  return report
+end
+
+local function quantize(model, data, options)
+  local who, defaults = "quant.gptq", { act_order = false, damp = 0.01, block = 128 }
+  for _, more in ipairs { grid_options, blocks.options } do
+    for key, value in pairs(more) do defaults[key] = value end
+  end
+  local o = nn.options(who, options, defaults)
+  check_grid(who, o)
+  if type(o.damp) ~= "number" or o.damp ~= o.damp or o.damp < 0 then
+    error(("%s: damp: a share of the mean of the diagonal, 0 or more, is wanted, got %s"):format(who,
+      tostring(o.damp)), 0)
+  end
+  if not math.tointeger(o.block) or o.block < 1 then
+    error(("%s: block: a positive integer is wanted, got %s"):format(who, tostring(o.block)), 0)
+  end
+  check_layers(who, blocks.linears(who, model, o.skip), o)
+  local report = {}
+  blocks.walk(who, model, data, o, function(group, moment)
+    for _, layer in ipairs(group) do
+      local w = weight_of(who, layer)
+      local ok, value, _, packed = pcall(M.solve, w, moment, o)
+      if not ok and tostring(value):find "not positive definite" then
+        error(("%s: the Hessian of %s is singular: its inputs depend on each other; use more rows or a damp above %g")
+          :format(who, layer.name, o.damp), 0)
+      elseif not ok then
+        error(value, 0)
+      end
+      local off = (w - value):to "f64"
+      local all = (ty.matmul(w:to "f64", moment) * w):sum():item()
+      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, w.shape[2]),
+        error = all > 0 and (ty.matmul(off, moment) * off):sum():item() / all or 0 }
+      put(layer.module, value, packed)
+    end
+  end)
+  return summed(report)
+end
+
+--- Quantizes the linear layers of a model's blocks in place; embeddings, norms, biases and the head stay. Blocks go one
+-- after the other, in each the layers by the order of their inputs, all with what came before already quantized. data:
+-- llm.data.Packed, or a list of its batches. options:
+--   bits (4; or 2, 3, 8), group (0: columns with one scale, 0 for a whole row), symmetric (false), mse (false: search
+--   for the range), or in their place format ("q2_k", "q3_k", "q4_k", "q4_0": weights become block-quantized)
+--   act_order (false: the columns with the largest inputs first; scales are then those of the weights as they were),
+--   damp (0.01 of the diagonal's mean is added to it), block (128: columns between updates of the rest)
+--   rows (128: rows of the dataset to calibrate with), batch (8: rows at a time), seed (0: which rows), device, skip
+--   (names of layers to leave out, or their ends)
+-- Returns a list of { name, parameters, bits, error }, error being |(W - Q) X|^2 / |W X|^2, and the mean of bits in
+-- `bits`.
+---@param model LanguageModel
+---@param data PackedDataset|table[]
+---@param options? table
+---@return table report
+function M.quantize(model, data, options)
+  local ok, result = pcall(quantize, model, data, options)
+  if not ok then error(result, 2) end
+  return result
+end
+
+local function round(model, options)
+  local who, defaults = "quant.round", { skip = {} }
+  for key, value in pairs(grid_options) do defaults[key] = value end
+  local o = nn.options(who, options, defaults)
+  check_grid(who, o)
+  local found, report = blocks.linears(who, model, o.skip), {}
+  check_layers(who, found, o)
+  for _, layer in ipairs(found) do
+    ty.scope(function()
+      ty.no_grad(function()
+        local w = weight_of(who, layer)
+        local scale, offset, packed = grids(w, o)
+        local columns = w.shape[2]
+        local value = not packed and rounded(w, spread(scale, columns), spread(offset, columns), 1 << o.bits)
+        put(layer.module, value, packed)
+        report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, columns) }
+      end)
+    end)
+  end
+  ty.core.program.renew()
+  return summed(report)
+end
+
+--- Rounds the linear layers of a model's blocks to the nearest values of the same grids: what GPTQ is measured against.
+-- options: bits, group, symmetric, mse, format, skip, as in quantize().
+---@param model LanguageModel
+---@param options? table
+---@return table report
+function M.round(model, options)
+  local ok, result = pcall(round, model, options)
+  if not ok then error(result, 2) end
+  return result
+end
+
+return M
