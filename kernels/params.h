@@ -94,6 +94,13 @@ typedef struct ty_p_attention {
   int64_t window, sinks;
 } ty_p_attention;
 
+/* Recurrent networks. Gates in this order: LSTM input, forget, cell, output; GRU reset, update, new; sLSTM input, forget,
+ * cell, output, the forget gate a sigmoid or (TY_SLSTM_EXP) an exponential. */
+typedef enum ty_cell { TY_LSTM, TY_GRU, TY_SLSTM, TY_SLSTM_EXP } ty_cell;
+typedef struct ty_p_recurrence {
+  ty_cell cell;
+} ty_p_recurrence;
+
 /* Multi-tensor optimizer steps: inputs are n parameters, n gradients, n first moments, ... in this order; with
  * `averaged` the last n are averages of the parameters, which move by average_weight towards the new values. With
  * `controlled` one more follows, f64 [2] on the device: a factor of the gradients, and how many steps were left out
