@@ -9,7 +9,6 @@ return function(row, T)
   local function tanh(x) return 1 - 2 / (exp(2 * x) + 1) end
   local function log_sigmoid(x) return (x < 0 and x or 0) - T.log1p(exp(-math.abs(x))) end
   local function log_forget(cell, f) return cell == "slstm_exp" and f or log_sigmoid(f) end
-  local function is_slstm(cell) return cell == "slstm" or cell == "slstm_exp" end
   local function gates_of(cell) return cell == "gru" and 3 or 4 end
   local function states_of(cell) return cell == "gru" and 1 or cell == "lstm" and 2 or 4 end
 

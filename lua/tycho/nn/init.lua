@@ -18,7 +18,8 @@ local nn = {
   none = options.none,
 }
 
-for _, part in ipairs { "layers", "norms", "containers", "activations", "attention", "functional" } do
+for _, part in ipairs { "layers", "norms", "containers", "activations", "attention", "recurrent",
+  "functional" } do
   for name, value in pairs(require("tycho.nn." .. part)) do nn[name] = value end
 end
 
