@@ -36,9 +36,11 @@ if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_streams COMMAND tycho tests/lua/cuda_streams_test.lua ${test_folder})
   add_test(NAME cuda_whole_lazy COMMAND tycho tests/lua/cuda_test.lua ${test_folder})
   add_test(NAME cuda_streams_lazy COMMAND tycho tests/lua/cuda_streams_test.lua ${test_folder})
+  add_test(NAME cuda_paged COMMAND tycho tests/lua/paged_test.lua ${test_folder})
+  add_test(NAME cuda_paged_lazy COMMAND tycho tests/lua/paged_test.lua ${test_folder})
   add_test(NAME cuda_planted COMMAND cuda_planted)
   set(with_libraries cuda_libraries cuda_versions cuda_whole cuda_autocast cuda_grad_scaler cuda_streams
-      cuda_whole_lazy cuda_streams_lazy) # stand-ins, below
+      cuda_whole_lazy cuda_streams_lazy cuda_paged cuda_paged_lazy) # stand-ins, below
   if(NOT TYCHO_SANITIZE)
     add_test(NAME cuda_bench COMMAND tycho bench/gpu.lua --tiny --no-peer ${test_folder})
     list(APPEND with_libraries cuda_bench)
@@ -69,7 +71,7 @@ if(TARGET cuda_emulated AND TARGET tycho)
   set_tests_properties(cuda_ops PROPERTIES ENVIRONMENT "${named};TYCHO_CUDA_PATH=${emulated}/solver")
   set_tests_properties(${with_libraries} PROPERTIES ENVIRONMENT
     "${named};TYCHO_CUDA_PATH=${emulated}/libraries:${emulated}/solver")
-  set_property(TEST cuda_whole_lazy cuda_streams_lazy APPEND PROPERTY ENVIRONMENT TYCHO_EMULATED_STREAMS=lazy)
+  set_property(TEST cuda_whole_lazy cuda_streams_lazy cuda_paged_lazy APPEND PROPERTY ENVIRONMENT TYCHO_EMULATED_STREAMS=lazy)
 endif()
 if(TYCHO_SANITIZE)
   get_property(names DIRECTORY PROPERTY TESTS)

@@ -4,7 +4,7 @@
 
 #include "../base.h"
 
-enum { TY_CUDA_BACKEND_VERSION = 3 };
+enum { TY_CUDA_BACKEND_VERSION = 4 };
 
 /* A library of NVIDIA's, or the driver. */
 typedef struct ty_cuda_found {
@@ -31,6 +31,8 @@ typedef struct ty_cuda_backend {
   int64_t (*memory)(int gpu);
   void *(*host_alloc)(size_t bytes); /* page-locked memory of the host; NULL without ty_fail() */
   void (*host_free)(void *p);
+  void *(*paged_alloc)(size_t bytes); /* unified memory, which every GPU reaches; NULL without ty_fail() */
+  void (*paged_free)(void *p);
   bool (*copy)(int to, void *dst, int from, const void *src, size_t bytes, ty_copy_mode mode);
   bool (*synchronize)(int gpu, int stream); /* -1: all; false after ty_fail() also for what went wrong in kernels */
 

@@ -183,6 +183,27 @@ void *host_alloc(size_t bytes) {
 
 void host_free(void *p) { cudaFreeHost(p); }
 
+void *paged_alloc(size_t bytes) {
+  visit v(current < 0 ? 0 : current);
+  void *p = nullptr;
+  if (!v.ok || cudaMallocManaged(&p, bytes, cudaMemAttachGlobal) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return p;
+}
+
+/* Whichever GPU it is that still uses it. */
+void paged_free(void *p) {
+  for (int i = 0; i < TY_MAX_GPUS; i++) {
+    if (!gpus[i].trouble) continue;
+    visit v(i);
+    cudaDeviceSynchronize();
+  }
+  visit v(current < 0 ? 0 : current);
+  if (v.ok) cudaFree(p);
+}
+
 /* ---- streams and events ---- */
 
 /* Numbers go round: there are as many streams as the driver can tell apart with profit, whatever the program makes. */
@@ -363,6 +384,8 @@ const ty_cuda_backend *ty_cuda_open(char *why, size_t room) {
   backend.synchronize = synchronize;
   backend.host_alloc = host_alloc;
   backend.host_free = host_free;
+  backend.paged_alloc = paged_alloc;
+  backend.paged_free = paged_free;
   backend.stream_new = stream_new;
   backend.stream = stream_number;
   backend.stream_use = stream_use;

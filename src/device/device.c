@@ -29,9 +29,9 @@ bool ty_device_parse(const char *name, int *device) {
 }
 
 const char *ty_device_name(int device) {
-  static const char names[TY_PINNED + 1][8] = {
+  static const char names[TY_PAGED + 1][8] = {
     "cpu",    "meta",   "cuda:0",  "cuda:1",  "cuda:2",  "cuda:3",  "cuda:4",  "cuda:5",  "cuda:6", "cuda:7",
-    "cuda:8", "cuda:9", "cuda:10", "cuda:11", "cuda:12", "cuda:13", "cuda:14", "cuda:15", "pinned",
+    "cuda:8", "cuda:9", "cuda:10", "cuda:11", "cuda:12", "cuda:13", "cuda:14", "cuda:15", "pinned", "paged",
   };
   return names[device];
 }
@@ -40,6 +40,8 @@ void *ty_device_alloc(int device, size_t bytes) { return ty_cuda()->alloc(device
 void ty_device_free(int device, void *p) { ty_cuda()->free(device - TY_CUDA, p); }
 void *ty_device_host_alloc(size_t bytes) { return ty_cuda()->host_alloc(bytes); }
 void ty_device_host_free(void *p) { ty_cuda()->host_free(p); }
+void *ty_device_paged_alloc(size_t bytes) { return ty_cuda()->paged_alloc(bytes); }
+void ty_device_paged_free(void *p) { ty_cuda()->paged_free(p); }
 int64_t ty_device_memory(int device) { return ty_cuda()->memory(device - TY_CUDA); }
 
 bool ty_device_caches(int device) { return ty_cuda() && ty_cuda()->caches; }

@@ -15,6 +15,8 @@ void *ty_device_alloc(int device, size_t bytes);
 void ty_device_free(int device, void *p);
 void *ty_device_host_alloc(size_t bytes); /* page-locked memory of the host, likewise; only where there is a GPU */
 void ty_device_host_free(void *p);
+void *ty_device_paged_alloc(size_t bytes); /* unified memory, likewise */
+void ty_device_paged_free(void *p);
 int64_t ty_device_memory(int device); /* bytes it has */
 bool ty_device_caches(int device);    /* is freed memory worth keeping? */
 

@@ -329,6 +329,7 @@ static int autocast_dtype(lua_State *L) {
 static int check_device(lua_State *L, int index) {
   int device;
   if (lua_type(L, index) == LUA_TSTRING && strcmp(lua_tostring(L, index), "pinned") == 0) return TY_PINNED;
+  if (lua_type(L, index) == LUA_TSTRING && strcmp(lua_tostring(L, index), "paged") == 0) return TY_PAGED;
   if (!ty_device_parse(luaL_optstring(L, index, "cpu"), &device)) return luaL_error(L, "memory: %s", ty_error());
   return device;
 }

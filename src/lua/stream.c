@@ -219,6 +219,24 @@ static int pin_memory(lua_State *L) {
   return h->t && ty_copy_into(h->t, t) ? 1 : ty_lua_error(L);
 }
 
+static int is_paged(lua_State *L) {
+  lua_pushboolean(L, ty_lua_check(L, 1)->storage->paged);
+  return 1;
+}
+
+static int page_memory(lua_State *L) {
+  ty_tensor *t = ty_lua_check(L, 1);
+  if (t->storage->paged || ty_device_of(t) == TY_META) {
+    lua_settop(L, 1);
+    return 1;
+  }
+  if (ty_is_recording()) return luaL_error(L, "page_memory: not inside ty.compile; page the argument");
+  ty_lua_poll(L);
+  ty_handle *h = ty_lua_push_empty(L);
+  h->t = ty_tensor_new_paged(ty_device_of(t), ty_dtype_of(t), t->v.ndim, t->v.size);
+  return h->t && ty_copy_into(h->t, t) ? 1 : ty_lua_error(L);
+}
+
 /* ---- opening ---- */
 
 static void new_class(lua_State *L, const char *name, const luaL_Reg *methods, const luaL_Reg *events) {
@@ -261,6 +279,8 @@ void ty_lua_open_streams(lua_State *L, int table) {
                 (const luaL_Reg[]){ { "record_stream", record_stream },
                                     { "is_pinned", is_pinned },
                                     { "pin_memory", pin_memory },
+                                    { "is_paged", is_paged },
+                                    { "page_memory", page_memory },
                                     { NULL, NULL } },
                 0);
   lua_pop(L, 1);

@@ -332,6 +332,11 @@ static int numel(lua_State *L) {
   return 1;
 }
 
+static int nbytes(lua_State *L) {
+  lua_pushinteger(L, ty_view_bytes(&ty_lua_check(L, 1)->v));
+  return 1;
+}
+
 static int length(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   if (t->v.ndim == 0) return luaL_error(L, "#: a 0-d tensor has no length");
@@ -492,6 +497,7 @@ void ty_lua_open_values(lua_State *L, int table) {
                 (const luaL_Reg[]){ { "item", item },
                                     { "tolist", tolist },
                                     { "numel", numel },
+                                    { "nbytes", nbytes },
                                     { "size", size },
                                     { "stride", stride },
                                     { "is_contiguous", is_contiguous },

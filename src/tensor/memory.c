@@ -1,7 +1,7 @@
-/* The caching allocator for storages: one pool for each device and one for page-locked memory of the host. Small ones on
- * the CPU live in one small block with their header. The others come from free lists by size class (eight per power of
- * two, so at most an eighth is wasted) behind a lock; what is freed stays cached until the budget or the user wants it
- * back.
+/* The caching allocator for storages: one pool for each device, one for page-locked memory of the host and one for the
+ * unified memory of all GPUs. Small ones on the CPU live in one small block with their header. The others come from free
+ * lists by size class (eight per power of two, so at most an eighth is wasted) behind a lock; what is freed stays cached
+ * until the budget or the user wants it back.
  *
  * On a GPU a block belongs to the stream that was current when it was made: freed, it can be given out there at once,
  * since what comes next is done after what was, and nowhere else. What other streams use as well (ty_storage_used) waits
@@ -73,7 +73,7 @@ static _Thread_local pool *in_use; /* for scratch memory of its GPU */
     }                                                                                           \
   }
 static pool cpu = POOL(cpu, TY_CPU);
-static pool gpus[TY_MAX_GPUS], pinned = POOL(pinned, TY_PINNED);
+static pool gpus[TY_MAX_GPUS], pinned = POOL(pinned, TY_PINNED), paged = POOL(paged, TY_PAGED);
 static pthread_once_t gpus_once = PTHREAD_ONCE_INIT;
 
 static void make_gpu_pools(void) {
@@ -82,6 +82,7 @@ static void make_gpu_pools(void) {
     gpus[i].exact = !ty_device_caches(TY_CUDA + i);
   }
   pinned.exact = !ty_device_caches(TY_CUDA);
+  paged.exact = true; /* what lies there stays for long, and a kept block would be some GPU's */
 }
 
 /* NULL for the meta device. */
@@ -89,7 +90,7 @@ static pool *pool_of(int device) {
   if (device == TY_CPU) return &cpu;
   if (device < TY_CUDA) return NULL;
   pthread_once(&gpus_once, make_gpu_pools);
-  return device == TY_PINNED ? &pinned : &gpus[device - TY_CUDA];
+  return device >= TY_PAGED ? &paged : device == TY_PINNED ? &pinned : &gpus[device - TY_CUDA];
 }
 
 /* Bytes of small storages of this thread not yet added to cpu.live: they come and go too often for a shared counter. */
@@ -103,6 +104,7 @@ _Thread_local void *ty_memory_reclaim_context;
 
 static int64_t default_budget(const pool *p) {
   if (p->device == TY_PINNED) return default_budget(&cpu) / 2;
+  if (p->device == TY_PAGED) return default_budget(&cpu); /* where all of it may have to go */
   if (p->device != TY_CPU) return ty_device_memory(p->device) / 20 * 19;
   int64_t bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   FILE *f = fopen("/sys/fs/cgroup/memory.max", "r");
@@ -155,6 +157,7 @@ static void free_scratch(pool *p, void *block, size_t bytes, int stream);
 static void *take_from_system(const pool *p, size_t bytes) {
   if (p->parent) return scratch_of(p->parent, bytes);
   if (p->device == TY_PINNED) return ty_device_host_alloc(bytes);
+  if (p->device == TY_PAGED) return ty_device_paged_alloc(bytes);
   if (p->device != TY_CPU) return ty_device_alloc(p->device, bytes);
   if (bytes < 2 * HUGE) return aligned_alloc(64, (bytes + 63) / 64 * 64);
   /* Huge pages: page faults on fresh activations cost more than many kernels. */
@@ -167,6 +170,7 @@ static void give_to_system(const pool *p, void *block, size_t capacity, int stre
   if (p->parent) free_scratch(p->parent, block, capacity, stream);
   else if (p->device == TY_CPU) free(block);
   else if (p->device == TY_PINNED) ty_device_host_free(block);
+  else if (p->device == TY_PAGED) ty_device_paged_free(block);
   else ty_device_free(p->device, block);
 }
 
@@ -350,7 +354,8 @@ static void *take_or_reclaim(pool *p, int class, size_t bytes, size_t *capacity,
   return take(p, class, bytes, capacity, stream);
 }
 
-static ty_storage *new_large(pool *p, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
+static ty_storage *new_large(int device, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
+  pool *p = pool_of(device);
   ty_storage *s = ty_small_alloc(sizeof *s);
   if (!s) return NULL;
   ty_live *l = ty_small_alloc(sizeof *l);
@@ -374,10 +379,13 @@ static ty_storage *new_large(pool *p, size_t nbytes, ty_dtype dtype, int ndim, c
   l->prev = &p->live_list;
   l->next->prev = l->prev->next = l;
   pthread_mutex_unlock(&p->lock);
-  bool locked = p == &pinned;
+  bool locked = p == &pinned, unified = p == &paged;
   *s = (ty_storage){ .refs = 1,
-                     .device = locked ? TY_CPU : p->device,
+                     .device = locked    ? TY_CPU
+                               : unified ? device - TY_PAGED + TY_CUDA
+                                         : device,
                      .pinned = locked,
+                     .paged = unified,
                      .bytes = block,
                      .nbytes = nbytes,
                      .capacity = capacity,
@@ -387,8 +395,9 @@ static ty_storage *new_large(pool *p, size_t nbytes, ty_dtype dtype, int ndim, c
 
 static ty_storage *storage_new(int device, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
   if (device == TY_CPU ? nbytes > SMALL : device != TY_META && nbytes > 0)
-    return new_large(pool_of(device), nbytes, dtype, ndim, size);
+    return new_large(device, nbytes, dtype, ndim, size);
   if (device == TY_PINNED) device = TY_CPU; /* empty */
+  if (device >= TY_PAGED) device = device - TY_PAGED + TY_CUDA;
   size_t inside = device == TY_CPU ? (nbytes + 63) / 64 * 64 : 0;
   ty_storage *s = ty_small_alloc(sizeof *s + inside);
   if (!s) return NULL;
@@ -416,13 +425,18 @@ ty_storage *ty_storage_new(int device, size_t nbytes, ty_dtype dtype, int ndim, 
 
 _Static_assert(sizeof(ty_storage) == 64, "the bytes of a small storage follow its header, 64-byte aligned");
 
+/* Whose large storage this is. */
+static pool *pool_of_storage(const ty_storage *s) {
+  return pool_of(s->pinned ? TY_PINNED : s->paged ? TY_PAGED : s->device);
+}
+
 void ty_storage_free(ty_storage *s) {
   if (ty_is_recording()) ty_recorded_free(s);
   if (s->release) {
     s->release(s);
     ty_small_free(s, sizeof *s);
   } else if (s->live) {
-    pool *p = pool_of(s->pinned ? TY_PINNED : s->device);
+    pool *p = pool_of_storage(s);
     ty_live *l = s->live;
     pthread_mutex_lock(&p->lock);
     l->next->prev = l->prev;
@@ -451,7 +465,7 @@ void ty_storage_free(ty_storage *s) {
 bool ty_storage_used(ty_storage *s, int device, int stream) {
   ty_live *l = s->live;
   if (!l || (device == s->device && stream == l->stream)) return true;
-  pool *p = pool_of(s->pinned ? TY_PINNED : s->device);
+  pool *p = pool_of_storage(s);
   pthread_mutex_lock(&p->lock);
   use *known = l->uses, *u = NULL;
   while (known && (known->device != device || known->stream != stream)) known = known->next;

@@ -15,8 +15,9 @@ typedef enum ty_device {
   TY_CPU,
   TY_META,
   TY_CUDA, /* TY_CUDA + i: GPU i */
-  TY_PINNED = TY_CUDA +
-              TY_MAX_GPUS, /* for ty_tensor_new() and counters: page-locked memory; its tensors are the CPU's */
+  /* For ty_tensor_new() and counters: */
+  TY_PINNED = TY_CUDA + TY_MAX_GPUS, /* page-locked memory; its tensors are the CPU's */
+  TY_PAGED, /* TY_PAGED + i: unified memory, whose pages the driver moves out of GPU i and back; tensors of that GPU */
   TY_DEVICE_DEFAULT = -1
 } ty_device;
 
@@ -25,6 +26,7 @@ typedef struct ty_storage {
   uint32_t version; /* bumped by every in-place write */
   int device;
   bool pinned;                          /* page-locked memory of the CPU, which GPUs copy from and to by themselves */
+  bool paged;                           /* unified memory of a GPU, or the CPU's in a file: pages go where room is */
   void *bytes;                          /* NULL on the meta device and for empty storages */
   size_t nbytes;                        /* as asked for */
   size_t capacity;                      /* as taken from the pool; 0: not ours (release() knows) */
@@ -68,6 +70,9 @@ ty_tensor *ty_tensor_new(int device, ty_dtype dtype, int ndim, const int64_t *si
 ty_tensor *ty_tensor_view(ty_tensor *base, int ndim, const int64_t *size, const int64_t *stride, int64_t offset);
 /* The same storage and shape without history. */
 ty_tensor *ty_tensor_alias(ty_tensor *t);
+/* The same with memory of its device that gives way when there is little: unified memory of a GPU; on the CPU a
+ * temporary file. Contents are zero on the CPU. */
+ty_tensor *ty_tensor_new_paged(int device, ty_dtype dtype, int ndim, const int64_t *size);
 /* A tensor on memory of somebody else; `release(owner)` is called when the last view is gone (also on failure). */
 ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *size, void (*release)(void *),
                           void *owner);

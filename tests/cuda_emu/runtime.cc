@@ -212,6 +212,7 @@ cudaError_t cudaSetDevice(int wanted) {
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes) { return allocate(p, bytes, &devices_memory); }
+cudaError_t cudaMallocManaged(void **p, size_t bytes, unsigned) { return allocate(p, bytes, &devices_memory); }
 cudaError_t cudaFree(void *p) {
   give_back(p, &devices_memory);
   return cudaSuccess;

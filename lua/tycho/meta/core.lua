@@ -40,6 +40,10 @@ function Tensor:tolist() end
 ---@return integer
 function Tensor:numel() end
 
+--- Bytes of its elements; of block-quantized ones with their scales. On the meta device, what it would take.
+---@return integer
+function Tensor:nbytes() end
+
 --- The size of one dimension, or all sizes.
 ---@param dim? integer
 ---@return integer ...
@@ -73,6 +77,16 @@ function Tensor:pin_memory() end
 --- Whether the tensor lies in page-locked memory.
 ---@return boolean
 function Tensor:is_pinned() end
+
+--- A copy in memory that gives way when there is little, the tensor itself when it is there already: on a GPU unified
+--- memory, whose pages the driver moves to the host and back; on the CPU a temporary file in $TMPDIR or /tmp, to which
+--- the kernel writes pages. Without history; not counted among the CPU's live bytes.
+---@return Tensor
+function Tensor:page_memory() end
+
+--- Whether the tensor lies in paged memory.
+---@return boolean
+function Tensor:is_paged() end
 
 --- Tells the allocator that a stream uses this tensor besides the one that was current when it was made: once released,
 --- its memory is not given out again before that stream has done what it was given until then. Returns the tensor.
@@ -230,11 +244,11 @@ function ty.gather_grads(list, known, grads) end
 ---@param grads (Tensor|false)[]
 function ty.drop_grads(grads) end
 
---- Native memory in bytes: live, cached, peak, budget; and the count of allocations. Of a device, or of "pinned":
---- page-locked memory.
+--- Native memory in bytes: live, cached, peak, budget; and the count of allocations. Of a device, of "pinned":
+--- page-locked memory, or of "paged": unified memory of all GPUs.
 ty.memory = {}
 
----@param device? Device|"pinned"
+---@param device? Device|"pinned"|"paged"
 ---@return {live: integer, cached: integer, peak: integer, budget: integer, allocations: integer}
 function ty.memory.stats(device) end
 

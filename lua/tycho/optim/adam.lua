@@ -28,6 +28,10 @@ local function adam(decoupled)
         end,
       },
     },
+    -- small ones, of which there are many, would waste most of a page
+    place = function(group, p, tensor)
+      return group.paged and p:numel() >= small and tensor:page_memory() or tensor
+    end,
     step = function(kind, group, batch, lr, clip)
       if kind == "bits8" then
         ty.adam_8bit_(batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.scales, batch.averages, lr,

@@ -33,16 +33,17 @@ optim.SGD = Optimizer.define("SGD",
 --- Adam; weight_decay is added to the gradient. Kingma and Ba 2015.
 -- options: lr (1e-3), beta1 (0.9), beta2 (0.999), eps (1e-8), weight_decay; bits (32; 8: the moments of parameters of
 -- 4096 elements and more are quantized block by block, a quarter of the memory, Dettmers et al. 2022; groups may
--- differ: embeddings are best left at 32); clip_norm, clip_value, schedule, ema.
+-- differ: embeddings are best left at 32), paged (false; true: the moments of such parameters lie in memory that gives
+-- way when there is little, see Tensor:page_memory, Dettmers et al. 2023); clip_norm, clip_value, schedule, ema.
 ---@type fun(parameters: table, options?: table): Optimizer
 optim.Adam = Optimizer.define("Adam",
-  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, bits = 32 }, adam(false))
+  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, bits = 32, paged = false }, adam(false))
 
 --- AdamW: the decay is taken from the weights themselves. Loshchilov and Hutter 2019. Options as Adam's, weight_decay
 -- 0.01.
 ---@type fun(parameters: table, options?: table): Optimizer
 optim.AdamW = Optimizer.define("AdamW",
-  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01, bits = 32 }, adam(true))
+  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01, bits = 32, paged = false }, adam(true))
 
 --- Lion: the sign of an average of the gradients, decoupled decay; wants a rate 3 to 10 times smaller and a decay as
 -- much larger than AdamW. Chen et al. 2023.

@@ -28,6 +28,7 @@ end
 --   check(group)           raises on bad settings (may be absent)
 --   kind(group, p, state)  how parameter p (with its state so far, or nil) is treated; one of the keys of
 --   slots                  { kind = { name of a state tensor = function(p, group) that makes it } }
+--   place(group, p, t)     a state tensor t of p, or a copy where it is to lie (may be absent)
 --   setting(group)         the setting that kind() depends on: a change is noticed (may be absent)
 --   before(self, group)    called before each step (may be absent)
 --   eager                  true: a step looks at counts and seeds, which ty.compile would freeze
@@ -118,7 +119,10 @@ local function plan_of(self, group, setting)
       local n = #batch.params + 1
       batch.params[n], batch.averages[n], batch.states[n], batch.grads[n] = p, averages[p], state, ty.keep(grad)
       for slot, make in pairs(rules.slots[kind]) do
-        if not state[slot] then state[slot] = ty.keep(make(p, group)) end
+        if not state[slot] then
+          local made = make(p, group)
+          state[slot] = ty.keep(rules.place and rules.place(group, p, made) or made)
+        end
         batch[slot][n] = state[slot]
       end
     end
@@ -286,7 +290,7 @@ function Optimizer:load_state_dict(state)
     settings[i] = setmetatable({}, { __index = group })
     for key, value in pairs(state.groups[i]) do settings[i][key] = value end
   end
-  local position, loaded = 0, {}
+  local position, loaded, place = 0, {}, self.rules.place
   for i, group in ipairs(self.groups) do
     for _, p in ipairs(group.params) do
       local saved = state.state[tostring(position)]
@@ -299,7 +303,8 @@ function Optimizer:load_state_dict(state)
               error(("%s: %s of parameter %d has shape [%s], expected [%s]"):format(self.name, slot, position,
                 table.concat(value.shape, ", "), table.concat(wanted.shape, ", ")), 2)
             end
-            new[slot] = ty.keep(value:to { device = p.device, dtype = wanted.dtype }:clone())
+            value = value:to { device = p.device, dtype = wanted.dtype }:clone()
+            new[slot] = ty.keep(place and place(group, p, value) or value)
           end
         end
         loaded[p] = new
@@ -311,7 +316,7 @@ function Optimizer:load_state_dict(state)
   program.renew()
   for i, group in ipairs(self.groups) do
     for key, value in pairs(state.groups[i]) do
-      if key ~= "count" then group[key] = value end
+      if key ~= "count" and key ~= "paged" then group[key] = value end -- where the moments lie is the program's choice
     end
   end
 end
