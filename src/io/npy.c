@@ -257,8 +257,8 @@ bool ty_npy_header(ty_tensor *t, ty_bytes *out) {
   };
   const ty_view *v = &t->v;
   if (!codes[v->dtype])
-    return ty_fail(TY_EINVAL, "npy: NumPy's format has no %s; convert to f32 first, or save as safetensors",
-                   ty_dtype_name[v->dtype]);
+    return ty_fail(TY_EINVAL, "npy: NumPy's format has no %s; convert to f32 first%s", ty_dtype_name[v->dtype],
+                   v->dtype == TY_BF16 ? ", or save as safetensors" : ty_elsewhere((ty_dtype)v->dtype));
   size_t start = out->size;
   bool ok = ty_bytes_put(out, "\x93NUMPY\1\0\0\0", 10) &&
             ty_bytes_printf(out, "{'descr': '%s', 'fortran_order': False, 'shape': (", codes[v->dtype]);

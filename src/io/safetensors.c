@@ -315,9 +315,9 @@ static bool make_header(ty_bytes *out, const ty_named *tensors, size_t count, co
     if (tensors[i].name_size == 12 && memcmp(tensors[i].name, "__metadata__", 12) == 0)
       return ty_fail(TY_EINVAL, "safetensors: a tensor may not be named \"__metadata__\"");
     if (!dtype_names[tensors[i].tensor->v.dtype])
-      return ty_fail(TY_EINVAL,
-                     "safetensors: the format has no %s of tensor %s; save as .gguf, or convert to f32 or f16",
-                     ty_dtype_name[tensors[i].tensor->v.dtype], ty_quote(tensors[i].name, tensors[i].name_size));
+      return ty_fail(TY_EINVAL, "safetensors: the format has no %s of tensor %s; convert to f32 or f16%s",
+                     ty_dtype_name[tensors[i].tensor->v.dtype], ty_quote(tensors[i].name, tensors[i].name_size),
+                     ty_elsewhere(ty_dtype_of(tensors[i].tensor)));
     ok = (!comma || ty_bytes_put(out, ",", 1)) && put_item(out, &tensors[i], &end);
   }
   ok = ok && ty_bytes_put(out, "}", 1);

@@ -97,7 +97,9 @@ test("what they are not for is an error", function()
   fails(function() return x:to "q4_k" end, "multiple of 256")
   fails(function() return from("123", "q8_0", { 1, 32 }) end, "needs 34")
   fails(function() return ty.io.save_safetensors("/dev/null", { q = q }) end, "has no q8_0")
-  fails(function() return ty.io.save_npy("/dev/null", q) end, "has no q8_0")
+  fails(function() return ty.io.save_npy("/dev/null", q) end,
+    "has no q8_0; convert to f32 first, or save as .gguf")
+  fails(function() return ty.io.save_npy("/dev/null", ty.ones(2, 64):to "nf4") end, "has no nf4; convert to f32 first$")
 end)
 
 test("printing, values, copies, another format, meta", function()
