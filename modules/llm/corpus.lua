@@ -18,22 +18,59 @@ local M = {}
 local Corpus = {}
 Corpus.__index = Corpus
 
--- Names of the parts and their documents: empty lines end a document.
-local function split(text, every, validation)
-  local documents, number = { training = {}, held_out = {} }, 0
+-- Empty lines end a document.
+local function documents_of(text)
+  local list = {}
+  for document in (text .. "\n\n"):gmatch "(.-\n)\n+" do list[#list + 1] = document end
+  return list
+end
+
+-- Names of the parts and their documents.
+local function split(all, every, validation)
+  local documents = { training = {}, held_out = {} }
   if validation then documents.validation = {} end
-  for document in (text .. "\n\n"):gmatch "(.-\n)\n+" do
-    number = number + 1
-    local place = number % every
+  for i, document in ipairs(all) do
+    local place = i % every
     local part = place == 0 and "held_out" or validation and place == every // 2 and "validation" or "training"
     table.insert(documents[part], document)
   end
   for part, list in pairs(documents) do
     if #list == 0 then
-      error(("llm.corpus: no document of %d for the part %s; every is %d"):format(number, part, every), 3)
+      error(("llm.corpus: no document of %d for the part %s; every is %d"):format(#all, part, every), 3)
     end
   end
   return documents
+end
+
+local mark = "<|endoftext|>"
+
+local function check_every(who, o)
+  if o.folder == "" then error(who .. ": folder is wanted, where the token files go", 3) end
+  if not math.tointeger(o.every) or o.every < (o.validation and 3 or 2) then
+    error(("%s: every must be an integer of at least %d, got %s"):format(who, o.validation and 3 or 2,
+      tostring(o.every)), 3)
+  end
+  ty.io.mkdir(o.folder)
+end
+
+-- Writes the tokens of all parts and opens them.
+local function encode(self, folder)
+  for part, list in pairs(self.documents) do
+    local ids, bytes = {}, 0
+    for i, document in ipairs(list) do
+      -- The mark is what a document is predicted from at its begin, and has to be predicted at its end.
+      ids[i] = self.tokenizer:encode(mark .. document .. mark)
+      bytes = bytes + #document
+    end
+    local path = ("%s/%s.safetensors"):format(folder, part)
+    data.write(path, ids)
+    self.ids[part], self.bytes[part] = ids, bytes
+    -- What is measured on: at least three quarters of a row are there to be seen where a token is predicted, but for
+    -- the begin of a document.
+    self[part] = data.Packed(path, { length = self.length, jitter = part == "training",
+      overlap = part == "training" and 0 or self.length * 3 // 4 })
+  end
+  return self
 end
 
 --- Splits a text, trains a tokenizer on its training part and writes its tokens to a folder. options:
@@ -46,33 +83,23 @@ function M.open(options)
   local none = ty.nn.none
   local o = ty.nn.options("llm.corpus.open", options, { folder = "", text = none, every = 10, validation = false,
     vocabulary = 1024, length = 128 })
-  if o.folder == "" then error("llm.corpus.open: folder is wanted, where the token files go", 2) end
-  if not math.tointeger(o.every) or o.every < (o.validation and 3 or 2) then
-    error(("llm.corpus.open: every must be an integer of at least %d, got %s"):format(o.validation and 3 or 2,
-      tostring(o.every)), 2)
-  end
-  ty.io.mkdir(o.folder)
-  local documents = split(o.text or ty.data.kjv(), o.every, o.validation)
-  local mark = "<|endoftext|>"
+  check_every("llm.corpus.open", o)
+  local documents = split(documents_of(o.text or ty.data.kjv()), o.every, o.validation)
   local self = setmetatable({ documents = documents, ids = {}, bytes = {}, length = o.length }, Corpus)
   self.tokenizer = ty.tokenizer.train(documents.training, { vocabulary = o.vocabulary, special = { mark } })
   self.eos = self.tokenizer:id(mark)
-  for part, list in pairs(documents) do
-    local ids, bytes = {}, 0
-    for i, document in ipairs(list) do
-      -- The mark is what a document is predicted from at its begin, and has to be predicted at its end.
-      ids[i] = self.tokenizer:encode(mark .. document .. mark)
-      bytes = bytes + #document
-    end
-    local path = ("%s/%s.safetensors"):format(o.folder, part)
-    data.write(path, ids)
-    self.ids[part], self.bytes[part] = ids, bytes
-    -- What is measured on: at least three quarters of a row are there to be seen where a token is predicted, but for
-    -- the begin of a document.
-    self[part] = data.Packed(path, { length = o.length, jitter = part == "training",
-      overlap = part == "training" and 0 or o.length * 3 // 4 })
-  end
-  return self
+  return encode(self, o.folder)
+end
+
+--- Another text in the tokens of this one, for models that are trained on this one and then fine-tuned. options:
+-- folder (where its token files go), documents (a list of texts), every and validation (as open()'s).
+---@param options {folder: string, documents: string[], every?: integer, validation?: boolean}
+---@return Corpus
+function Corpus:other(options)
+  local o = ty.nn.options("llm.corpus: other", options, { folder = "", documents = {}, every = 10, validation = false })
+  check_every("llm.corpus: other", o)
+  return encode(setmetatable({ documents = split(o.documents, o.every, o.validation), ids = {}, bytes = {},
+    length = self.length, tokenizer = self.tokenizer, eos = self.eos }, Corpus), o.folder)
 end
 
 --- The loss of a model over a part: loss (nats per token), perplexity, bits_per_byte. options as llm.train.evaluate's.

@@ -18,11 +18,17 @@ function Conv1D:init(inputs, outputs, std)
   self.bias = parameter({ outputs }, nn.init.zeros)
 end
 
-function Conv1D:forward(x) return ty.linear(x, self.weight:transpose(0, 1), self.bias) end
+-- Block-quantized weights are [outputs, inputs]: blocks lie along the inputs, as GGUF files have them.
+function Conv1D:forward(x)
+  local w = self.weight
+  return ty.linear(x, w:is_floating_point() and w:transpose(0, 1) or w, self.bias)
+end
 
 function Conv1D:describe()
   local shape = self.weight.shape
-  return ("%d, %d"):format(shape[1], shape[2])
+  local inputs, outputs = shape[1], shape[2]
+  if not self.weight:is_floating_point() then inputs, outputs = outputs, inputs end
+  return ("%d, %d"):format(inputs, outputs)
 end
 
 local Attention = nn.module "Attention"

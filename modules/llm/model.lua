@@ -68,7 +68,7 @@ function LanguageModel:published_config()
   for key, value in pairs(self.config) do
     if key ~= "given" and key ~= "unknown" then config[key] = value end
   end
-  for key, value in pairs(self.config.given) do
+  for key, value in pairs(self.config.given or {}) do
     if config[key] == nil then config[key] = value end
   end
   config.model_type = self.model_type

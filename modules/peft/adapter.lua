@@ -34,8 +34,37 @@ local function check_list(who, what, list)
   if #list == 0 then error(("%s: %s names nothing"):format(who, what), 0) end
 end
 
+-- What a model has, for a user who asked for something else: the last parts of names; where there are only numbers,
+-- the names with their classes.
+local function inventory(names, modules)
+  local list, known = {}, {}
+  for _, name in ipairs(names) do
+    local last = name:match "[^.]+$"
+    if last and not last:find "^%d+$" and not known[last] then list[#list + 1], known[last] = last, true end
+  end
+  if #list == 0 then
+    for _, name in ipairs(names) do
+      if name ~= "" then
+        list[#list + 1] = modules and ("%s (%s)"):format(name, getmetatable(modules[name]).__name) or name
+      end
+    end
+  end
+  if #list == 0 then return modules and "it is a single " .. getmetatable(modules[""]).__name or "there are none" end
+  return "there are " .. table.concat(list, ", ", 1, math.min(#list, 40))
+end
+
+-- The kinds of modules that a model has, for the same.
+local function classes(names, modules)
+  local list, known = {}, {}
+  for _, name in ipairs(names) do
+    local kind = getmetatable(modules[name]).__name
+    if not known[kind] then list[#list + 1], known[kind] = kind, true end
+  end
+  return table.concat(list, ", ", 1, math.min(#list, 40))
+end
+
 --- The names that a list stands for, as a set. Every entry must stand for something.
-function M.listed(who, what, list, names)
+function M.listed(who, what, list, names, modules)
   check_list(who, what, list)
   local set = {}
   for _, wanted in ipairs(list) do
@@ -44,13 +73,7 @@ function M.listed(who, what, list, names)
       if name ~= "" and M.ends_in(name, wanted) then set[name], count = true, count + 1 end
     end
     if count == 0 then
-      local ends, known = {}, {}
-      for _, name in ipairs(names) do
-        local last = name:match "[^.]+$"
-        if last and not last:find "^%d+$" and not known[last] then ends[#ends + 1], known[last] = last, true end
-      end
-      error(("%s: %s: no module is named '%s'; there are %s"):format(who, what, wanted,
-        table.concat(ends, ", ", 1, math.min(#ends, 40))), 0)
+      error(("%s: %s: no module is named '%s'; %s"):format(who, what, wanted, inventory(names, modules)), 0)
     end
   end
   return set
@@ -68,7 +91,7 @@ local function chosen(who, model, targets)
   local names, modules = M.modules(model)
   local fits
   if type(targets) == "table" then
-    local set = M.listed(who, "targets", targets, names)
+    local set = M.listed(who, "targets", targets, names, modules)
     fits = function(name) return set[name] end
   elseif targets == "all-linear" then
     fits = function(name, module) return layers.kind(module) == "linear" and module ~= rawget(model, "lm_head") end
@@ -90,7 +113,10 @@ local function chosen(who, model, targets)
       result[#result + 1] = name
     end
   end
-  if #result == 0 then error(("%s: targets: nothing matches %s"):format(who, tostring(targets)), 0) end
+  if #result == 0 then
+    error(("%s: targets: nothing matches %s; adapters go on Linear, Conv1D and Embedding, and the model has %s"):format(
+      who, type(targets) == "function" and "the function" or tostring(targets), classes(names, modules)), 0)
+  end
   return result, modules, names
 end
 
@@ -204,15 +230,22 @@ function M.check(who, o)
   end
 end
 
-local function lora(model, options)
-  local who = "peft.lora"
-  local o = nn.options(who, options, { rank = 8, alpha = 8, dropout = 0, targets = nn.none, rslora = false,
-    dora = false, rank_pattern = nn.none, alpha_pattern = nn.none, save = nn.none, bias = "none", dtype = "f32" })
+local defaults = { rank = 8, alpha = 8, dropout = 0, targets = nn.none, rslora = false, dora = false,
+  rank_pattern = nn.none, alpha_pattern = nn.none, save = nn.none, bias = "none", dtype = "f32" }
+
+--- Checks the options of an adapter, of which `more` are others' or have other defaults; returns a function that gives
+-- the model the adapter, and the options.
+function M.prepare(who, model, options, more)
+  local known = {}
+  for _, list in ipairs { defaults, more } do
+    for key, value in pairs(list) do known[key] = value end
+  end
+  local o = nn.options(who, options, known)
   M.check(who, o)
   M.check_dtype(who, o.dtype)
   if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end
   local names, modules, all = chosen(who, model, o.targets)
-  local to_save = o.save and M.listed(who, "save", o.save, all) or {}
+  local to_save = o.save and M.listed(who, "save", o.save, all, modules) or {}
   local specs, adapted = {}, {}
   for i, name in ipairs(names) do
     local published = (model.published_prefix or "") .. name
@@ -226,12 +259,16 @@ local function lora(model, options)
       dtype = o.dtype }
     adapted[name] = true
   end
-  local record = M.begin(who, model, { rank = o.rank, alpha = o.alpha, dropout = o.dropout, rslora = o.rslora,
-    dora = o.dora, bias = o.bias, save = o.save, targets = type(o.targets) == "table" and o.targets or nil })
-  each_saved(model, to_save, o.bias, adapted, function(...) M.add_saved(record, ...) end)
-  for i, name in ipairs(names) do M.add_layer(record, name, modules[name], specs[i]) end
-  ty.core.program.renew()
-  return model
+  if rawget(model, "_adapter") then
+    error(who .. ": the model has an adapter already; peft.remove takes it away", 0)
+  end
+  return function()
+    local record = M.begin(who, model, { rank = o.rank, alpha = o.alpha, dropout = o.dropout, rslora = o.rslora,
+      dora = o.dora, bias = o.bias, save = o.save, targets = type(o.targets) == "table" and o.targets or nil })
+    each_saved(model, to_save, o.bias, adapted, function(...) M.add_saved(record, ...) end)
+    for i, name in ipairs(names) do M.add_layer(record, name, modules[name], specs[i]) end
+    ty.core.program.renew()
+  end, o
 end
 
 --- Gives a model low-rank adapters, which change nothing until they are trained, and freezes everything else. options:
@@ -244,8 +281,9 @@ end
 ---@param options table
 ---@return Module model
 function M.lora(model, options)
-  local ok, message = pcall(lora, model, options)
-  if not ok then error(message, 2) end
+  local ok, attach = pcall(M.prepare, "peft.lora", model, options)
+  if not ok then error(attach, 2) end
+  attach()
   return model
 end
 
@@ -263,17 +301,17 @@ function M.parameters(model)
   return list
 end
 
---- A tensor where and in the dtype in which `like` is, which may have been moved since.
-function M.moved(tensor, like)
-  if tensor.dtype ~= like.dtype then tensor = tensor:to(like.dtype) end
+--- A tensor where and in the dtype in which `like` is, which may have been moved since; its dtype was `before` then.
+function M.moved(tensor, like, before)
+  if like.dtype ~= (before or tensor.dtype) then tensor = tensor:to(like.dtype) end
   if tensor.device ~= like.device then tensor = tensor:to { device = like.device } end
   return tensor
 end
 
 -- Exchanges a tensor for another; returns the one that was there.
-local function exchange(owner, key, tensor)
+local function exchange(owner, key, tensor, dtype)
   local before = rawget(owner, key)
-  rawset(owner, key, ty.keep(M.moved(tensor, before)))
+  rawset(owner, key, ty.keep(M.moved(tensor, before, dtype)))
   return before
 end
 
@@ -282,7 +320,7 @@ end
 ---@param fn function
 function M.disable(model, fn, ...)
   local record, back = M.of("peft.disable", model), {}
-  local function put(owner, key, tensor) back[#back + 1] = { owner, key, exchange(owner, key, tensor) } end
+  local function put(owner, key, ...) back[#back + 1] = { owner, key, exchange(owner, key, ...) } end
   for _, layer in ipairs(record.layers) do
     if layer.module._lora.merged == true then
       error("peft.disable: the model was merged with keep = false", 2)
@@ -290,7 +328,7 @@ function M.disable(model, fn, ...)
   end
   for _, layer in ipairs(record.layers) do
     local a = layer.module._lora
-    if a.merged then put(layer.module, "weight", a.merged) end
+    if a.merged then put(layer.module, "weight", a.merged, a.merged_dtype) end
     a.off = true
   end
   for _, saved in ipairs(record.saved) do put(saved.owner, saved.key, saved.original) end

@@ -9,14 +9,19 @@
 --     peft.remove(model)                             -- a plain model again, with the merged weights
 --     model:save "merged"
 --
+-- peft.qlora makes the frozen weights 4-bit codes as well, peft.footprint says what training will take.
+--
 -- Works on every module with Linear or Embedding layers, and on all families of tycho.llm. Hu et al. 2021, "LoRA:
 -- Low-Rank Adaptation of Large Language Models".
 local adapter = require "tycho.peft.adapter"
 local files = require "tycho.peft.files"
 local merging = require "tycho.peft.merging"
+local qlora = require "tycho.peft.qlora"
 
 return {
   lora = adapter.lora,
+  qlora = qlora.qlora,
+  footprint = qlora.footprint,
   parameters = adapter.parameters,
   disable = adapter.disable,
   remove = adapter.remove,

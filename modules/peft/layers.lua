@@ -19,18 +19,23 @@ function M.kind(module)
   return nil
 end
 
+-- Whether the weight is [inputs, outputs]. Codes never are: their blocks lie along the inputs.
+local function turned(self) return self.fan_in_fan_out and self.weight:is_floating_point() end
+
 --- Inputs and outputs of a linear layer, or rows and width of an embedding.
 function M.sizes(module)
   local shape = module.weight.shape
-  if M.kind(module) == "embedding" or module.fan_in_fan_out then return shape[1], shape[2] end
+  if M.kind(module) == "embedding" or turned(module) then return shape[1], shape[2] end
   return shape[2], shape[1]
 end
 
--- [outputs, inputs] (embedding: [rows, width]), whatever way round and in whatever dtype the layer keeps it.
-local function dense(self, dtype)
-  local w = self.weight:detach():to(dtype)
-  return self.fan_in_fan_out and w:transpose(0, 1) or w
+--- The weight as [outputs, inputs] (embedding: [rows, width]), whatever way round the layer keeps it.
+function M.by_rows(self)
+  local w = self.weight:detach()
+  return turned(self) and w:transpose(0, 1) or w
 end
+
+local function dense(self, dtype) return M.by_rows(self):to(dtype) end
 
 -- What the adapter adds to dense().
 local function change(self, dtype)
@@ -44,12 +49,18 @@ end
 -- The norm of each output's row.
 local function row_norms(w) return w:norm(2, 1) end
 
---- The weight with the adapter in it, in f64 and laid out as the layer's own.
+--- The weight with the adapter in it, in f64, as [outputs, inputs] or [rows, width].
 function M.merged_weight(self)
   local w = dense(self, "f64") + change(self, "f64")
   local magnitude = self.lora_magnitude_vector
   if magnitude then w = w * (magnitude:detach():to("f64") / row_norms(w)):unsqueeze(1) end
-  return (self.fan_in_fan_out and w:transpose(0, 1) or w):contiguous()
+  return w
+end
+
+--- Such a weight in a dtype, laid out as the layer keeps it in that.
+function M.laid_out(self, w, dtype)
+  w = w:to(dtype)
+  return self.fan_in_fan_out and w:is_floating_point() and w:transpose(0, 1):contiguous() or w
 end
 
 local function activate(y, name)

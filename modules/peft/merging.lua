@@ -25,16 +25,17 @@ local function largest_and_sum(t)
 end
 
 --- Puts the adapter into the weights: sums are taken in f64 and rounded once, to the dtype of the weights. options:
--- keep (true: the weights that were there stay in memory, for peft.unmerge), check (a function of the model that
+-- keep (true: the weights that were there stay in memory, for peft.unmerge), dtype (of the merged weights; without it
+-- block-quantized ones are encoded again, which takes more than rounding does), check (a function of the model that
 -- returns a tensor, called before and after). Returns a report, made for print: modules, max_change and mean_change (of
 -- the weights), max_error and mean_error (what rounding to the weights' dtype took), by_module (the same by name) and,
 -- with check, output = { max, mean } (how far its result moved).
 ---@param model Module
----@param options? {keep?: boolean, check?: fun(model: Module): Tensor}
+---@param options? {keep?: boolean, dtype?: string, check?: fun(model: Module): Tensor}
 ---@return table report
 function M.merge(model, options)
   local who = "peft.merge"
-  local o = nn.options(who, options, { keep = true, check = nn.none })
+  local o = nn.options(who, options, { keep = true, check = nn.none, dtype = nn.none })
   local record = adapter.of(who, model)
   if record.merged then error(who .. ": the adapter is merged already", 2) end
   local before = o.check and ty.no_grad(o.check, model)
@@ -44,13 +45,14 @@ function M.merge(model, options)
   ty.no_grad(function()
     for i, layer in ipairs(record.layers) do
       weights[i] = ty.scope(function()
-        local old = layer.module.weight:detach()
+        local old, dtype = layers.by_rows(layer.module), o.dtype or layer.module.weight.dtype
         local exact = layers.merged_weight(layer.module)
-        local ok, new = pcall(exact.to, exact, old.dtype)
-        if not ok then error(("%s: %s: the weights are %s: %s"):format(who, layer.name, old.dtype, new), 0) end
+        local ok, new = pcall(exact.to, exact, dtype)
+        if not ok then error(("%s: %s: the weights are to be %s: %s"):format(who, layer.name, dtype, new), 0) end
         local max_change, change = largest_and_sum(exact - old:to "f64")
         local max_error, lost = largest_and_sum(new:to "f64" - exact)
         local n = exact:numel()
+        new = layers.laid_out(layer.module, new, dtype)
         report.by_module[layer.name] = { max_change = max_change, mean_change = change / math.max(n, 1),
           max_error = max_error, mean_error = lost / math.max(n, 1) }
         report.max_change = math.max(report.max_change, max_change)
@@ -65,6 +67,7 @@ function M.merge(model, options)
   report.mean_change, report.mean_error = report.mean_change / count, report.mean_error / count
   for i, layer in ipairs(record.layers) do
     layer.module._lora.merged = o.keep and layer.module.weight or true
+    layer.module._lora.merged_dtype = weights[i].dtype
     rawset(layer.module, "weight", ty.keep(weights[i]))
   end
   record.merged = true
@@ -88,8 +91,8 @@ function M.unmerge(model)
   end
   for _, layer in ipairs(record.layers) do
     local a = layer.module._lora
-    rawset(layer.module, "weight", ty.keep(adapter.moved(a.merged, layer.module.weight)))
-    a.merged = nil
+    rawset(layer.module, "weight", ty.keep(adapter.moved(a.merged, layer.module.weight, a.merged_dtype)))
+    a.merged, a.merged_dtype = nil, nil
   end
   record.merged = nil
   ty.core.program.renew()

@@ -50,6 +50,19 @@ check.test("a trained model is kept until its settings change", function()
   check.ok(corpus:evaluate(other).loss ~= corpus:evaluate(first).loss)
 end)
 
+check.test("another text in the same tokens", function()
+  local corpus, documents = open(), {}
+  for i = 1, 12 do documents[i] = ("local x = %d\n\nreturn x\n"):format(i) end
+  local other = corpus:other { folder = folder .. "/other", documents = documents, every = 4, validation = true }
+  check.equal({ #other.documents.training, #other.documents.validation, #other.documents.held_out }, { 6, 3, 3 })
+  local ids = other.ids.held_out[1]
+  check.equal(corpus.tokenizer:decode(ids:narrow(0, 1, ids:numel() - 2)), documents[4])
+  check.equal(other.eos, corpus.eos)
+  check.ok(other:evaluate(corpus:model { width = 32, layers = 1 }).bits_per_byte > 0)
+  check.fails(function() corpus:other { documents = documents } end, "folder is wanted")
+  check.fails(function() corpus:other { folder = folder .. "/other" } end, "no document of 0")
+end)
+
 check.test("mistakes are errors", function()
   check.fails(function() llm.corpus.open {} end, "folder")
   check.fails(function() open { every = 1 } end, "every must be an integer of at least 3, got 1")

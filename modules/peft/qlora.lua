@@ -1,0 +1,58 @@
+--- QLoRA: adapters on a frozen model whose linear weights are 4-bit codes. Dettmers et al. 2023, "QLoRA: Efficient
+-- Finetuning of Quantized LLMs".
+local ty = require "tycho"
+local adapter = require "tycho.peft.adapter"
+local weights = require "tycho.quant.weights"
+
+local M = {}
+
+--- Encodes the linear weights of a model (quant.quantize) and gives it adapters on top, which change nothing until they
+-- are trained. Gradients go through the codes to what comes before; the model computes in the dtype that it has, best
+-- bf16. options: those of peft.lora, with the paper's defaults rank 64, alpha 16 and targets "all-linear"; quantize
+-- ("nf4", with scales of 8 bits: double quantization; or another block-quantized dtype), skip (names or ends of names
+-- of layers that keep their weights; by default "lm_head"). Returns the model, and the report of quant.quantize. Train
+-- peft.parameters with optim.AdamW { paged = true }, save the adapter with peft.save; peft.merge with dtype = "bf16"
+-- gives a model of full weights.
+---@param model Module
+---@param options? table
+---@return Module model
+---@return table report
+function M.qlora(model, options)
+  local ok, attach, o = pcall(adapter.prepare, "peft.qlora", model, options, { rank = 64, alpha = 16,
+    targets = "all-linear", quantize = "nf4", skip = { "lm_head" } })
+  if not ok then error(attach, 2) end
+  local fine, report = pcall(weights.quantize, model, { dtype = o.quantize, skip = o.skip })
+  if not fine then error((tostring(report):gsub("^quant%.quantize: dtype", "peft.qlora: quantize")), 2) end
+  attach()
+  return model, report
+end
+
+--- What a model with an adapter takes while it is trained, in bytes, without activations: frozen (of which codes are
+-- `quantized`), adapter, gradients (as large as the adapter) and, of an optimizer that is given, state. On the meta
+-- device it is what it would take.
+---@param model Module
+---@param optimizer? Optimizer
+---@return {frozen: integer, quantized: integer, adapter: integer, gradients: integer, state: integer, total: integer}
+function M.footprint(model, optimizer)
+  local trained, result = {}, { frozen = 0, quantized = 0, adapter = 0, state = 0 }
+  for _, p in ipairs(adapter.parameters(model)) do
+    trained[p] = true
+    result.adapter = result.adapter + p:nbytes()
+  end
+  for _, p in ipairs(model:parameters()) do
+    if not trained[p] then
+      result.frozen = result.frozen + p:nbytes()
+      if not p:is_floating_point() then result.quantized = result.quantized + p:nbytes() end
+    end
+  end
+  for _, state in pairs(optimizer and optimizer.state or {}) do
+    for _, value in pairs(state) do
+      if ty.is_tensor(value) then result.state = result.state + value:nbytes() end
+    end
+  end
+  result.gradients = result.adapter
+  result.total = result.frozen + result.adapter + result.gradients + result.state
+  return result
+end
+
+return M
