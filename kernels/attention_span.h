@@ -62,4 +62,13 @@ TY_INLINE bool ty_reach_rises(const ty_reach *r, int64_t i) {
   return x >= (i ? r->begins[(i - 1) * r->step] : 0) && x <= r->s;
 }
 
+/* Packed sequences begin where they can: false after ty_fail(). */
+static inline bool ty_reach_check(const ty_reach *r) {
+  for (int64_t i = 0; r->begins && i < r->count; i++)
+    if (!ty_reach_rises(r, i))
+      return ty_fail(TY_EINDEX, "cu_seqlens: index %lld is out of range for size %lld, or less than the one before",
+                     (long long)r->begins[i * r->step], (long long)r->s + 1);
+  return true;
+}
+
 #endif

@@ -7,27 +7,7 @@
 #include "../attention_span.h"
 #include "cpu.h"
 #include "exp_weight.h"
-
-#if defined(__AVX512F__)
-#define VEC_BYTES 64
-#define LANES_F32 16
-#define LANES_F64 8
-#define GROUP 8 /* rows of a product: their sums fill the vector registers */
-#elif defined(__AVX__)
-#define VEC_BYTES 32
-#define LANES_F32 8
-#define LANES_F64 4
-#define GROUP 4
-#else
-#define VEC_BYTES 16
-#define LANES_F32 4
-#define LANES_F64 2
-#ifdef __aarch64__
-#define GROUP 8
-#else
-#define GROUP 4
-#endif
-#endif
+#include "tile_names.h"
 
 enum {
   KEYS = 64,         /* keys of a tile */
@@ -119,38 +99,17 @@ static bool all_in_gap(const query *rows, int n, int64_t from, int64_t to) {
   return true;
 }
 
-/* Packed sequences begin where they can. */
-static bool check_begins(const ty_reach *r) {
-  for (int64_t i = 0; r->begins && i < r->count; i++)
-    if (!ty_reach_rises(r, i))
-      return ty_fail(TY_EINDEX, "cu_seqlens: index %lld is out of range for size %lld, or less than the one before",
-                     (long long)r->begins[i * r->step], (long long)r->s + 1);
-  return true;
-}
-
-static inline const char *element(const ty_view *v, int64_t a, int64_t b, int64_t c, int64_t d) {
-  int64_t offset = a * v->stride[0] + b * v->stride[1] + c * v->stride[2] + d * v->stride[3];
-  return (const char *)v->data + offset * ty_dtype_size[v->dtype];
-}
-
 typedef struct gradients {
   const ty_view *g, *y, *lse, *dq, *dk, *dv, *dmask;
 } gradients;
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
 #include "attention_names.h"
-
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
-
-enum { SET, ADD, RESCALE }; /* what a product does with what is there */
 
 #define REAL float
 #define REAL_INT int32_t
 #define LANES LANES_F32
 #define FN(name) name##_f32
+#include "tile.h"
 #include "attention_tile.h"
 #include "attention_forward.h"
 #include "attention_backward.h"
@@ -163,20 +122,21 @@ enum { SET, ADD, RESCALE }; /* what a product does with what is there */
 #define REAL_INT int64_t
 #define LANES LANES_F64
 #define FN(name) name##_f64
+#include "tile.h"
 #include "attention_tile.h"
 #include "attention_forward.h"
 #include "attention_backward.h"
 
 bool TY_KERNEL(attention)(const ty_kernel_args *k) {
   plan p = plan_of(k->in[0], k->in[1], k->in[2], k->in[3], k->in[4], k->params);
-  if (!check_begins(&p.reach)) return false;
+  if (!ty_reach_check(&p.reach)) return false;
   return k->in[0]->dtype == TY_F64 ? forward_f64(&p, k->out[0], k->out[1]) : forward_f32(&p, k->out[0], k->out[1]);
 }
 
 /* in: g, q, k, v, y, lse, mask, begins; out: dq, dk, dv and, when it has elements, the gradient of the mask. */
 bool TY_KERNEL(attention_backward)(const ty_kernel_args *k) {
   plan p = plan_of(k->in[1], k->in[2], k->in[3], k->in[6], k->in[7], k->params);
-  if (!check_begins(&p.reach)) return false;
+  if (!ty_reach_check(&p.reach)) return false;
   gradients a = { .g = k->in[0],
                   .y = k->in[4],
                   .lse = k->in[5],

@@ -2,7 +2,7 @@
 --
 --     local quant = require "tycho.quant"
 --     quant.convert("path/of/a/hugging-face/folder", "model.gguf", "q4_k")
---     print(quant.quantize(model, { dtype = "nf4" }).bits)        -- the model in memory; peft.qlora trains on top of it
+--     print(quant.quantize(model, { dtype = "nf4" }).bits)        -- in memory; peft.qlora trains on top of it
 --     quant.gptq.quantize(model, dataset, { format = "q3_k" })    -- with calibration; weights stay packed
 --     quant.save(model, "model.gguf")
 --     quant.eora.compensate(model, original, dataset, { rank = 16 })

@@ -5,7 +5,7 @@ local layers = require "tycho.peft.layers"
 local nn = ty.nn
 local M = {}
 
-local formats = { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64 } -- elements of a block
+local elements = { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64 } -- of a block
 
 local function ends_in(name, list)
   for _, wanted in ipairs(list) do
@@ -29,10 +29,10 @@ end
 
 --- Encodes the weights of the linear layers of a model (of GPT-2's Conv1D too), which are frozen from then on: no
 -- gradient flows into codes, but through them to what comes before. options: dtype ("nf4": the 4-bit NormalFloat with
--- scales of 8 bits, Dettmers et al. 2023; q8_0, q4_0, q2_k, q3_k, q4_k, q6_k), skip (names or ends of names of layers that
--- are left as they are; by default "lm_head"). Returns a report: modules (how many), parameters and bytes (of their weights),
--- bits (of a weight), error (root mean square of what encoding changed, over that of the weights; nil on the meta
--- device), left (names of layers whose rows are no whole blocks).
+-- scales of 8 bits, Dettmers et al. 2023; q8_0, q4_0, q2_k, q3_k, q4_k, q6_k), skip (names or ends of names of layers
+-- that are left as they are; by default "lm_head"). Returns a report: modules (how many), parameters and bytes (of their
+-- weights), bits (of a weight), error (root mean square of what encoding changed, over that of the weights; nil on the
+-- meta device), left (names of layers whose rows are no whole blocks).
 ---@param model Module
 ---@param options? {dtype?: string, skip?: string[]}
 ---@return {modules: integer, parameters: integer, bytes: integer, bits: number, error?: number, left: string[]} report
@@ -40,7 +40,7 @@ function M.quantize(model, options)
   local who = "quant.quantize"
   local o = nn.options(who, options, { dtype = "nf4", skip = { "lm_head" } })
   if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 2) end
-  if not formats[o.dtype] then
+  if not elements[o.dtype] then
     error(("%s: dtype: expected nf4, q8_0, q4_0, q2_k, q3_k, q4_k or q6_k, got %s"):format(who, tostring(o.dtype)), 2)
   end
   if type(o.skip) ~= "table" then error(("%s: skip must be a list of names, got %s"):format(who, type(o.skip)), 2) end
@@ -49,7 +49,7 @@ function M.quantize(model, options)
   for name, module in model:named_modules() do
     if layers.kind(module) == "linear" and not ends_in(name, o.skip) and module.weight:is_floating_point() then
       local old, inputs = module.weight, layers.sizes(module)
-      if inputs % formats[o.dtype] ~= 0 then
+      if inputs % elements[o.dtype] ~= 0 then
         table.insert(report.left, name)
       else
         local new = done[old]

@@ -3,8 +3,6 @@
 
 #include "op.h"
 
-static double scale_of(double scale, int64_t d) { return scale != 0 ? scale : d > 0 ? 1 / sqrt((double)d) : 1; }
-
 /* The mask as the kernels want it: bool, or in the precision of the computation, and expanded to [b, h, t, s]. */
 static bool expand_mask(ty_tensor **mask, const ty_tensor *q, const ty_tensor *k) {
   if (!*mask) return true;
@@ -62,9 +60,10 @@ bool fwd_attention(ty_call *c) {
   ty_dtype wide = ty_is_half(ty_dtype_of(q)) ? TY_F32 : ty_dtype_of(q);
   if (!ty_out(c, 0, ty_device_of(q), ty_dtype_of(q), 4, size) || !ty_out(c, 1, ty_device_of(q), wide, 3, size))
     return false;
-  ty_p_attention p = {
-    .scale = scale_of(a->scale.f, q->v.size[3]), .causal = a->causal.i, .window = a->window.i, .sinks = a->sinks.i
-  };
+  ty_p_attention p = { .scale = ty_attention_scale(a->scale.f, q->v.size[3]),
+                       .causal = a->causal.i,
+                       .window = a->window.i,
+                       .sinks = a->sinks.i };
   return ty_launch(c, (ty_tensor *[]){ q, a->k.t, a->v.t, mask, begins }, 5, &p);
 }
 
@@ -96,9 +95,10 @@ bool fwd_attention_backward(ty_call *c) {
     for (int i = 1; i <= mask->v.ndim; i++) size[4 - i] = mask->v.size[mask->v.ndim - i];
   }
   if (!ty_out(c, 3, ty_device_of(q), wide, 4, size) || !expand_mask(&mask, q, k)) return false;
-  ty_p_attention p = {
-    .scale = scale_of(a->scale.f, q->v.size[3]), .causal = a->causal.i, .window = a->window.i, .sinks = a->sinks.i
-  };
+  ty_p_attention p = { .scale = ty_attention_scale(a->scale.f, q->v.size[3]),
+                       .causal = a->causal.i,
+                       .window = a->window.i,
+                       .sinks = a->sinks.i };
   return ty_launch(c, (ty_tensor *[]){ g, q, k, v, y, lse, mask, begins }, 8, &p);
 }
 
@@ -155,7 +155,7 @@ static bool composed(ty_vjp *c) {
   ty_dtype dtype = ty_is_half(ty_vjp_dtype(c, 0)) ? TY_F32 : ty_vjp_dtype(c, 0);
   ty_tensor *q = ty_to(a->q.t, dtype), *k = ty_to(a->k.t, dtype), *v = ty_to(a->v.t, dtype), *g = ty_to(c->g[0], dtype);
   if (!q || !k || !v) return false;
-  double scale = scale_of(a->scale.f, q->v.size[3]);
+  double scale = ty_attention_scale(a->scale.f, q->v.size[3]);
   bool all;
   ty_tensor *see = visible(c, q->v.size[2], k->v.size[2], &all);
   if (!see && !all) return false;

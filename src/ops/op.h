@@ -5,7 +5,7 @@
 #include "../../kernels/params.h"
 #include "../tycho.h"
 
-#define TY_MAX_OUTPUTS 4
+#define TY_MAX_OUTPUTS 5
 #define TY_MAX_ARGS 20
 
 typedef enum ty_op_id {
@@ -205,6 +205,12 @@ void ty_store_scalar(void *p, ty_dtype dtype, ty_value value);
 /* Copies src into dst's elements (broadcasting, converting); not recorded; any devices. */
 bool ty_copy_into(ty_tensor *dst, ty_tensor *src);
 ty_tensor *ty_scalar(double value, ty_dtype dtype, int device); /* 0-d, scoped */
+/* t moved one position on along dim; `value` comes in at the free end. Recorded. */
+ty_tensor *ty_shifted(ty_tensor *t, int dim, bool backwards, double value);
+/* The scale of attention over keys of width d, where the user gives 0 for the usual one. */
+static inline double ty_attention_scale(double scale, int64_t d) {
+  return scale != 0 ? scale : d > 0 ? 1 / sqrt((double)d) : 1;
+}
 
 /* Philox block counter for n elements drawn, from this thread's generator. */
 ty_p_random ty_draw(int64_t n, double a, double b);

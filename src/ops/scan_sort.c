@@ -32,8 +32,7 @@ bool fwd_cumprod(ty_call *c) {
   return x && ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, &(ty_p_dim){ .dim = dim });
 }
 
-/* t moved one position on along dim; `value` comes in at the free end. */
-static ty_tensor *shifted(ty_tensor *t, int dim, bool backwards, double value) {
+ty_tensor *ty_shifted(ty_tensor *t, int dim, bool backwards, double value) {
   if (!t) return NULL;
   int64_t n = t->v.size[dim], size[TY_MAX_DIMS];
   memcpy(size, t->v.size, sizeof size);
@@ -52,7 +51,7 @@ bool vjp_cumprod(ty_vjp *c) {
     c->dx[0] = g;
     return true;
   }
-  c->dx[0] = ty_mul(shifted(c->out[0], dim, false, 1), ty_linear_scan(shifted(x, dim, true, 0), g, dim, true));
+  c->dx[0] = ty_mul(ty_shifted(c->out[0], dim, false, 1), ty_linear_scan(ty_shifted(x, dim, true, 0), g, dim, true));
   return true;
 }
 
@@ -90,9 +89,9 @@ bool vjp_linear_scan(ty_vjp *c) {
     c->dx[1] = g;
     return true;
   }
-  ty_tensor *s = ty_linear_scan(shifted(p, dim, !reverse, 0), g, dim, !reverse);
+  ty_tensor *s = ty_linear_scan(ty_shifted(p, dim, !reverse, 0), g, dim, !reverse);
   c->dx[1] = s;
-  if (c->need[0]) c->dx[0] = ty_mul(s, shifted(h, dim, reverse, 0));
+  if (c->need[0]) c->dx[0] = ty_mul(s, ty_shifted(h, dim, reverse, 0));
   return true;
 }
 
