@@ -189,7 +189,7 @@ TY_CUDA_KERNEL(attention) {
   at_plan p;
   if (!at_plan_of(&p, k->in[0], k->in[1], k->in[2], k->in[3], k->in[4],
                   static_cast<const ty_p_attention *>(k->params)) ||
-      !at_begins_checked(p))
+      !ty_begins_checked(p.reach))
     return false;
   at_result out = { k->out[0]->data, k->out[1]->data, 1, 0, nullptr, nullptr };
   return ty_for_floats(dtype, "attention", [&](auto x) {

@@ -4,8 +4,7 @@
 #ifndef TY_KERNELS_CUDA_ATTENTION_CUH
 #define TY_KERNELS_CUDA_ATTENTION_CUH
 
-#include "../attention_span.h"
-#include "cuda.cuh"
+#include "begins.cuh"
 
 enum { AT_TILE = 64, AT_SIDE = 16, AT_EACH = AT_TILE / AT_SIDE, AT_THREADS = AT_SIDE * AT_SIDE };
 
@@ -163,15 +162,6 @@ TY_DEVICE at_span at_tile_sees(const at_plan &p, int first, int end) {
   at_span any, all;
   at_rows_see(p, first, min(first + AT_TILE, end) - 1, &any, &all);
   return any;
-}
-
-/* Reports what is wrong with the beginnings of packed sequences. */
-static __global__ void __launch_bounds__(AT_THREADS) at_check_begins(const ty_reach reach, ty_cuda_watch watch) {
-  for (int64_t i = threadIdx.x; i < reach.count; i += AT_THREADS)
-    if (!ty_reach_rises(&reach, i)) ty_report(watch, TY_INDEX_OUT_OF_RANGE, reach.begins[i * reach.step], reach.s + 1);
-}
-static inline bool at_begins_checked(const at_plan &p) {
-  return !p.reach.begins || TY_LAUNCH(at_check_begins, 1, AT_THREADS, 0, p.reach, ty_cuda_watched());
 }
 
 /* The score of a row and a key, from their product: -infinity where the key is hidden. */

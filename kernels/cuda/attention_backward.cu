@@ -293,7 +293,7 @@ TY_CUDA_KERNEL(attention_backward) {
   const ty_view *q = k->in[1], *lse = k->in[5], *dmask = k->nout > 3 ? k->out[3] : nullptr;
   at_plan p;
   if (!at_plan_of(&p, q, k->in[2], k->in[3], k->in[6], k->in[7], static_cast<const ty_p_attention *>(k->params)) ||
-      !at_begins_checked(p))
+      !ty_begins_checked(p.reach))
     return false;
   at_gradients a = {};
   size_t bytes = at_computed_bytes(q, k->in[3]);

@@ -5,7 +5,7 @@ local lazily = {}
 
 --- model_type -> file of the family.
 M.by_model_type = { gpt2 = "gpt2", llama = "llama", mistral = "mistral", qwen2 = "qwen2", qwen3 = "qwen3",
-  mixtral = "mixtral", bert = "bert", t5 = "t5" }
+  mixtral = "mixtral", gla = "gla", bert = "bert", t5 = "t5" }
 
 -- Where one model_type has several classes, or a config has no model_type, `architectures` decides.
 lazily.bert = function(config)

@@ -193,7 +193,7 @@ return function(row, T)
       { T { 1, 1, 40, 3 }, T { 1, 1, 40, 3 }, T { 1, 1, 40, 3 }, T { 1, 1, 40, 3, values = resets },
         opts = { dy = T { 1, 1, 40, 3 } } },
     },
-    ref = backward,
+    ref = backward, tol = 5e-6,
     dtype = function(dtype, i) return i >= 4 and wide(dtype) or dtype end,
     errors = {
       { T { 1, 2, 3, 4 }, T { 1, 2, 3, 4 }, T { 1, 2, 3, 2 }, T { 1, 2, 3, 4 }, opts = { dy = T { 1, 2, 3, 4 } },

@@ -1,0 +1,248 @@
+-- Gated linear attention: a state of fixed size in place of keys and values
+-- claim: two forms agree, decoding takes the same time at any length, training is faster than softmax attention
+-- system: gated linear attention, in chunks for training and as a recurrence for decoding, one native op
+-- paper: Yang et al. 2024, Gated Linear Attention Transformers with Hardware-Efficient Training
+-- time: TIME
+local ty = require "tycho"
+local llm = require "tycho.llm"
+local layers = require "tycho.llm.layers"
+local rotary = require "tycho.llm.rotary"
+
+local r = ty.recipe.declare {
+  title = "Gated linear attention: a state of fixed size in place of keys and values",
+  claim = "two forms agree, decoding takes the same time at any length, training is faster than softmax attention",
+  system = "gated linear attention, in chunks for training and as a recurrence for decoding, one native op",
+  paper = "Yang et al. 2024, Gated Linear Attention Transformers with Hardware-Efficient Training",
+  time = "TIME",
+  args = {
+    { "longest", 8192, "tokens of the longest sequence that is timed", quick = 512 },
+    { "width", 256, "hidden size of the layers that are timed", quick = 64 },
+    { "heads", 4, "their heads" },
+    { "agree", 1024, "tokens of the sequences on which the forms are compared", quick = 100 },
+    { "tokens", 200, "decoded tokens that are timed at each length", quick = 5 },
+    { "repeats", 5, "training steps of a layer that are timed at each length", quick = 1 },
+    { "steps", 300, "training steps of the language models; 0: none are trained", quick = 2 },
+    { "seeds", 3, "of the language models", quick = 1 },
+    { "model_width", 128, "hidden size of the language models", quick = 32 },
+    { "models", "GLA Llama", "which language models are trained" },
+    { "rates", "2e-3 4e-3 8e-3", "learning rates, of which validation chooses for each model", quick = "3e-3" },
+  },
+}
+local args = r.args
+ty.manual_seed(r.seed)
+
+local function on_device(t) return r.device == "cpu" and t or t:to(r.device) end
+local function wait() if r.device ~= "cpu" then ty.cuda.synchronize() end end
+
+local function median(list)
+  table.sort(list)
+  return list[#list // 2 + 1]
+end
+
+local function seconds(fn)
+  wait()
+  local began = ty.system.clock()
+  ty.scope(fn)
+  wait()
+  return ty.system.clock() - began
+end
+
+-- ---- the two forms ----
+
+-- The recurrence in ops of f64, one token after the other.
+local function by_steps(q, k, v, g)
+  local state, rows = 0, {}
+  for t = 0, q.shape[3] - 1 do
+    local function at(x) return x:select(2, t) end
+    state = at(g):exp():unsqueeze(-1) * state + at(k):unsqueeze(-1) * at(v):unsqueeze(-2)
+    rows[t + 1] = (at(q):unsqueeze(-1) * state):sum(-2) / math.sqrt(q.shape[4])
+  end
+  return ty.stack(rows, 2), state
+end
+
+-- The op, a token a call.
+local function token_by_token(q, k, v, g)
+  local state, rows = nil, {}
+  for t = 0, q.shape[3] - 1 do
+    local function at(x) return x:narrow(2, t, 1) end
+    rows[t + 1], state = ty.gated_linear_attention(at(q), at(k), at(v), at(g), state)
+  end
+  return ty.concat(rows, 2), state
+end
+
+local function distance(a, b)
+  a, b = a:to { dtype = "f64", device = "cpu" }, b:to { dtype = "f64", device = "cpu" }
+  return (a - b):abs():max():item() / b:abs():max():item()
+end
+
+local kinds = {
+  { "gates of an untrained layer", function(shape) return ty.randn(shape):log_sigmoid() / 16 end },
+  { "strong gates, down to exp(-8)", function(shape) return ty.rand(shape) * -8 end },
+  -- Next to nothing is forgotten, then everything: sums of such gates have no digits left for the small ones.
+  { "hostile gates, of 1 and exp(-1000)", function(shape)
+    return ty.where(ty.rand(shape):lt(0.02), -1000, ty.rand(shape) * -0.001)
+  end },
+}
+local apart, off = 0, 0
+for _, kind in ipairs(kinds) do
+  ty.scope(function()
+    ty.no_grad(function()
+      local t, h, dk, dv = args.agree, args.heads, args.width // args.heads // 2, args.width // args.heads
+      local q, k, v = ty.randn(1, h, t, dk), ty.randn(1, h, t, dk), ty.randn(1, h, t, dv)
+      local g = kind[2](q.shape)
+      local y, state = by_steps(q:to "f64", k:to "f64", v:to "f64", g:to "f64")
+      q, k, v, g = on_device(q), on_device(k), on_device(v), on_device(g)
+      local chunks, last = ty.gated_linear_attention(q, k, v, g)
+      local steps, other = token_by_token(q, k, v, g)
+      local between = math.max(distance(chunks, steps), distance(last, other))
+      local from = math.max(distance(chunks, y), distance(steps, y), distance(last, state), distance(other, state))
+      r:say("%-36s chunks and recurrence %.1e apart, %.1e from the recurrence in f64", kind[1] .. ":", between, from)
+      apart, off = math.max(apart, between), math.max(off, from)
+    end)
+  end)
+end
+
+-- ---- layers of both kinds ----
+
+local lengths = {}
+do
+  local t = r.quick and 128 or 512
+  while t <= args.longest do lengths[#lengths + 1], t = t, 2 * t end
+end
+
+local gla = llm.GLA({ vocab_size = 2, hidden_size = args.width, num_hidden_layers = 1, num_heads = args.heads }).model
+  .layers[1].attn
+local softmax = layers.Attention { hidden = args.width, heads = args.heads, kv_heads = args.heads,
+  width = args.width // args.heads }
+if r.device ~= "cpu" then
+  gla:to(r.device)
+  softmax:to(r.device)
+end
+r:say("\nlayers of width %d with %d heads: %d parameters gated linear, %d softmax", args.width, args.heads,
+  gla:count_parameters(), softmax:count_parameters())
+local cos, sin
+do
+  local config = { max_position_embeddings = args.longest + 1024, rope_theta = 10000 }
+  cos, sin = rotary.new("gla", config, args.width // args.heads):table(args.longest + 1024, r.device)
+end
+local function positions(from, count, more)
+  local at = { cos = cos:narrow(0, from, count), sin = sin:narrow(0, from, count) }
+  for key, value in pairs(more or {}) do at[key] = value end
+  return at
+end
+
+-- ---- decoding: the time of a token behind so many others ----
+
+local decoding = {}
+ty.no_grad(function()
+  local caches = {}
+  for i, t in ipairs(lengths) do
+    local x = on_device(ty.randn(1, t, args.width))
+    caches[i] = { states = require("tycho.llm.states").new(1), keys = llm.Cache.new(1, { room = t + args.tokens }) }
+    ty.scope(function()
+      gla(x, { cache = caches[i].states, layer = 1 })
+      softmax(x, positions(0, t, { cache = caches[i].keys, layer = 1 }))
+    end)
+    caches[i].keys:advance(t)
+    decoding[i] = { {}, {} }
+  end
+  -- All lengths in turn, so that what else the machine does meets them alike.
+  local x = on_device(ty.randn(1, 1, args.width))
+  for _ = 1, args.tokens do
+    for i in ipairs(lengths) do
+      local states, keys = caches[i].states, caches[i].keys
+      table.insert(decoding[i][1], seconds(function() gla(x, { cache = states, layer = 1 }) end))
+      local at = positions(keys.past, 1, { cache = keys, layer = 1 })
+      table.insert(decoding[i][2], seconds(function() softmax(x, at) end))
+      keys:advance(1)
+    end
+  end
+end)
+
+-- ---- training: forward and backward ----
+
+local function step_of(layer, x, weight, at)
+  return seconds(function() ((layer(x, at)) * weight):sum():backward() end)
+end
+local training = {}
+for i, t in ipairs(lengths) do
+  local x, weight = on_device(ty.randn(1, t, args.width)):requires_grad_(), on_device(ty.randn(1, t, args.width))
+  local times = { {}, {} }
+  for repeated = 0, args.repeats do
+    local a, b = step_of(gla, x, weight, {}), step_of(softmax, x, weight, positions(0, t))
+    if repeated > 0 or r.quick then table.insert(times[1], a) table.insert(times[2], b) end
+  end
+  training[i] = { median(times[1]), median(times[2]) }
+end
+
+r:say("\n          a token decoded, microseconds    forward and backward, milliseconds")
+r:say("  tokens  gated linear   softmax   ratio   gated linear   softmax   ratio")
+local crossing, first = math.huge, nil
+for i, t in ipairs(lengths) do
+  local a, b = median(decoding[i][1]) * 1e6, median(decoding[i][2]) * 1e6
+  local c, d = training[i][1] * 1e3, training[i][2] * 1e3
+  first = first or a
+  decoding[i].ratio = a / first
+  if c < d and crossing == math.huge then crossing = t elseif c >= d then crossing = math.huge end
+  r:say("%8d  %12.1f  %8.1f  %6.2f  %13.2f  %8.2f  %6.2f", t, a, b, b / a, c, d, d / c)
+  r.metrics["decode_" .. t], r.metrics["softmax_decode_" .. t] = a, b
+  r.metrics["step_" .. t], r.metrics["softmax_step_" .. t] = c, d
+end
+local slower = decoding[#lengths].ratio
+
+-- ---- language models of equal size and budget ----
+
+local rows = {
+  { claim = "chunks and recurrence apart, of the largest value", measured = apart, bar = 1e-4, below = true },
+  { claim = "both from the recurrence in f64", measured = off, bar = 1e-4, below = true },
+  { claim = ("a token behind %d others, of its time behind %d"):format(lengths[#lengths], lengths[1]),
+    measured = slower, bar = 1.1, below = true },
+  { claim = "tokens from which on a training step is faster than softmax", measured = crossing, bar = 4096,
+    below = true },
+}
+
+if args.steps > 0 then
+  local corpus = llm.corpus.open { folder = r.out, validation = true, vocabulary = r.quick and 400 or 1024 }
+  local width = args.model_width
+  local make = {
+    GLA = function()
+      return llm.GLA { vocab_size = corpus.tokenizer.size, hidden_size = width, num_hidden_layers = 4,
+        num_heads = 2, intermediate_size = width * 8 // 3 // 16 * 16, tie_word_embeddings = true }
+    end,
+    Llama = function() return corpus:model { width = width, layers = 4, heads = math.max(1, width // 32) } end,
+  }
+  local function trained(name, rate, seed)
+    ty.manual_seed(seed)
+    local model = make[name]()
+    if r.device ~= "cpu" then model:to(r.device) end
+    llm.train.fit(model, corpus.training, { steps = args.steps, batch = 8, lr = rate, final = 0.02, seed = seed,
+      device = r.device, title = name, quiet = true })
+    return model
+  end
+  local means, rates = {}, {}
+  for rate in args.rates:gmatch "%S+" do rates[#rates + 1] = tonumber(rate) or error("rates: no number " .. rate, 0) end
+  for name in args.models:gmatch "%S+" do
+    local best, chosen, first_model = math.huge, nil, nil
+    for _, rate in ipairs(rates) do
+      local model = trained(name, rate, r.seed)
+      local bits = corpus:evaluate(model, "validation", { device = r.device }).bits_per_byte
+      r:say("%s, %d parameters, rate %g: %.4f bits per byte of validation", name, model:count_parameters(), rate, bits)
+      if bits < best then best, chosen, first_model = bits, rate, model end
+    end
+    local sum, words = 0.0, {}
+    for seed = r.seed, r.seed + args.seeds - 1 do
+      local model = seed == r.seed and first_model or trained(name, chosen, seed)
+      local bits = corpus:evaluate(model, "held_out", { device = r.device }).bits_per_byte
+      sum, words[#words + 1] = sum + bits, ("%.4f"):format(bits)
+    end
+    means[name] = sum / args.seeds
+    r:say("%s with rate %g: %.4f bits per byte held out (%s)", name, chosen, means[name], table.concat(words, " "))
+    r.metrics[name .. "_bits_per_byte"] = means[name]
+  end
+  if means.GLA and means.Llama then
+    rows[#rows + 1] = { claim = "bits per byte held out, against a Llama of that size and budget",
+      measured = means.GLA, bar = means.Llama * 1.02, below = true }
+  end
+end
+
+os.exit(r:finish(rows), true)
