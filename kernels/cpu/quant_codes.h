@@ -139,45 +139,102 @@ static inline void row_codes(ty_dtype dtype, const void *row, int64_t k0, int64_
 
 /* ---- x ---- */
 
-/* Rows of x as bytes, x ~ scale q in groups of 32. In blocks of `block` elements of k: [block of k][row][element], and
- * the same for what there is of each group. */
+/* Rows of x as bytes, x ~ scale q in groups of 32, in blocks of `block` elements of k: [block of k][row][element], and
+ * the same for what there is of each group.
+ *
+ * In lines, which is the order of quant_few.h, k is filled up with zeros. Each half of a group of 32 lies beside those
+ * of the three groups that it is multiplied together with, and scale holds, of 512 elements, what vectors of scales of
+ * W are multiplied with: where W has groups of 32, 16 scales and 16 sums, times zero; with mins 8 and 8 for each block
+ * of 256; where it has groups of 16, 16 and 16 for each block. */
 typedef struct coded {
   int64_t rows, k, block; /* rows: with those that pad */
   int group, zero;        /* of the weights' format */
+  bool lines, mins;
   int8_t *q;
   float *scale, *sum; /* sum: scale times the sum of the group */
   int32_t *start;     /* for each `group` elements: the sum of q times -zero */
 } coded;
+
+enum { LINE = 512 };
+
+static inline int64_t line_factors(int group) { return 2 * LINE / group; }
 
 static inline int64_t coded_at(const coded *c, int64_t row, int64_t k) {
   int64_t b = k / c->block;
   return (b * c->rows + row) * c->block + k - b * c->block;
 }
 
+/* 32 numbers as bytes; returns their scale. sum: of each half. */
+#if defined(__AVX512F__)
+static inline float code_32(const float *x, int8_t *q, int32_t sum[2]) {
+  const __m512 sign = _mm512_set1_ps(-0.0f), half = _mm512_set1_ps(0.5f), most_code = _mm512_set1_ps(127.4f);
+  __m512 v[2] = { _mm512_loadu_ps(x), _mm512_loadu_ps(x + 16) };
+  __m512 any = _mm512_add_ps(_mm512_sub_ps(v[0], v[0]),
+                             _mm512_sub_ps(v[1], v[1])); /* NaN where x is none, or infinite */
+  float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(v[0]), _mm512_abs_ps(v[1])));
+  __m512 inverse = _mm512_set1_ps(most > 1e-30f ? 127 / most : 0);
+  for (int i = 0; i < 2; i++) {
+    __m512 r = _mm512_mul_ps(v[i], inverse);
+    __mmask16 in = _mm512_cmp_ps_mask(_mm512_abs_ps(r), most_code, _CMP_LT_OQ);
+    r = _mm512_add_ps(r, _mm512_or_ps(_mm512_and_ps(r, sign), half));
+    __m512i code = _mm512_maskz_cvttps_epi32(in, r);
+    sum[i] = _mm512_reduce_add_epi32(code);
+    _mm_storeu_si128((__m128i *)(void *)(q + 16 * i), _mm512_cvtepi32_epi8(code));
+  }
+  bool finite = _mm512_cmp_ps_mask(any, any, _CMP_UNORD_Q) == 0;
+  return finite ? most / 127 : NAN;
+}
+#else
+static inline float code_32(const float *restrict x, int8_t *restrict q, int32_t sum[2]) {
+  float most = 0, any = 0;
+  for (int i = 0; i < 32; i++) {
+    float a = fabsf(x[i]);
+    most = a > most ? a : most;
+    any += x[i] - x[i]; /* NaN when there is one, or an infinity */
+  }
+  float inverse = most > 1e-30f ? 127 / most : 0;
+  for (int i = 0; i < 32; i++) {
+    float r = x[i] * inverse;
+    q[i] = (int8_t)(int)(r > -127.4f && r < 127.4f ? r + copysignf(0.5f, r) : 0);
+  }
+  sum[0] = sum[1] = 0;
+  for (int i = 0; i < 16; i++) sum[0] += q[i], sum[1] += q[i + 16];
+  return most / 127 + any;
+}
+#endif
+
+/* Group g of a line. */
+static inline void code_line(const coded *c, int g, const int8_t q[32], float scale, const int32_t sum[2], int8_t *line,
+                             float *factor) {
+  if (c->group == 16) {
+    factor += g / 8 * 32 + g % 8 * 2;
+    factor[0] = factor[1] = scale;
+    factor[16] = scale * (float)(c->zero * sum[0]), factor[17] = scale * (float)(c->zero * sum[1]);
+    memcpy(line + 32 * g, q, 32);
+    return;
+  }
+  int place = c->mins ? g % 2 * 2 + g / 2 % 2 : g % 4;
+  memcpy(line + g / 4 * 128 + place * 16, q, 16);
+  memcpy(line + g / 4 * 128 + place * 16 + 64, q + 16, 16);
+  if (c->mins) factor += g / 8 * 8; /* sums follow 8 scales, else 16 */
+  factor[g] = scale;
+  factor[g + (c->mins ? 8 : 16)] = scale * (float)((c->mins ? 1 : c->zero) * (sum[0] + sum[1]));
+}
+
 /* Elements [0, k) of row x; NULL: a row of zeros. */
 static inline void code_row(const float *restrict x, int64_t row, const coded *c) {
-  for (int64_t k = 0; k < c->k; k += 32) {
+  int64_t end = c->lines ? (c->k + LINE - 1) / LINE * LINE : c->k;
+  for (int64_t k = 0; k < end; k += 32) {
     int64_t at = coded_at(c, row, k);
-    int8_t *restrict q = c->q + at;
+    int8_t q[32] = { 0 };
     int32_t sum[2] = { 0, 0 };
-    float scale = 0;
-    if (x) {
-      float most = 0, any = 0;
-      for (int i = 0; i < 32; i++) {
-        float a = fabsf(x[k + i]);
-        most = a > most ? a : most;
-        any += x[k + i] - x[k + i]; /* NaN when there is one, or an infinity */
-      }
-      float inverse = most > 1e-30f ? 127 / most : 0;
-      for (int i = 0; i < 32; i++) {
-        float r = x[k + i] * inverse;
-        q[i] = (int8_t)(int)(r > -127.4f && r < 127.4f ? r + copysignf(0.5f, r) : 0);
-      }
-      for (int i = 0; i < 16; i++) sum[0] += q[i], sum[1] += q[i + 16];
-      scale = most / 127 + any;
-    } else {
-      memset(q, 0, 32);
+    float scale = x && k < c->k ? code_32(x + k, q, sum) : 0;
+    if (c->lines) {
+      int64_t line = at / LINE;
+      code_line(c, (int)(at % LINE / 32), q, scale, sum, c->q + line * LINE, c->scale + line * line_factors(c->group));
+      continue;
     }
+    memcpy(c->q + at, q, 32);
     c->scale[at / 32] = scale;
     c->sum[at / 32] = scale * (float)(sum[0] + sum[1]);
     int32_t *start = c->start + at / c->group;

@@ -30,14 +30,8 @@ typedef struct product {
 #if defined(__AVX512F__)
 #pragma GCC push_options
 #pragma GCC target("avx512vnni")
-#define VNNI
-#define row_dots row_dots_vnni
-#define dots_rows dots_rows_vnni
-#include "quant_dots.h"
-#undef row_dots
-#undef dots_rows
+#include "quant_few.h"
 #include "quant_tile.h"
-#undef VNNI
 #pragma GCC pop_options
 #endif
 
@@ -66,24 +60,26 @@ static bool has_vnni(void) {
 
 static bool by_codes(product *p) {
   int64_t k = p->columns;
-  bool vnni = has_vnni(), tiles = vnni && p->rows > FEW;
-  coded c = { .k = k, .group = code_group(p->dtype), .zero = code_zero(p->dtype) };
+  bool vnni = has_vnni(), tiles = vnni && p->rows > FEW, lines = vnni && !tiles;
+  coded c = { .k = k, .group = code_group(p->dtype), .zero = code_zero(p->dtype), .lines = lines };
+  c.mins = p->dtype == TY_Q4_K;
   c.rows = tiles ? (p->rows + 7) / 8 * 8 : p->rows;
-  c.block = tiles ? 256 : k;
+  c.block = tiles ? 256 : lines ? LINE : k;
   int64_t count = (k + c.block - 1) / c.block * c.block * c.rows;
-  size_t bytes = (size_t)count + (size_t)(count / 32) * 2 * sizeof(float) + (size_t)(count / c.group) * sizeof(int32_t);
+  int64_t factors = lines ? count / LINE * line_factors(c.group) : count / 32 * 2, starts = lines ? 0 : count / c.group;
+  size_t bytes = (size_t)count + (size_t)factors * sizeof(float) + (size_t)starts * sizeof(int32_t);
   char *scratch = ty_scratch_alloc(bytes);
   if (!scratch) return false;
   c.scale = (float *)(void *)scratch;
   c.sum = c.scale + count / 32;
-  c.start = (int32_t *)(void *)(c.sum + count / 32);
-  c.q = (int8_t *)(c.start + count / c.group);
+  c.start = (int32_t *)(void *)(c.scale + factors);
+  c.q = (int8_t *)(c.start + starts);
   p->x = &c;
   ty_parallel_for(c.rows, 1 + 16384 / k, code_rows, &(coding){ &c, p->plain, p->rows });
   int64_t grain = 1 + 65536 / k / p->rows;
 #if defined(__AVX512F__)
   if (tiles) ty_parallel_for((p->n + TILE_COLUMNS - 1) / TILE_COLUMNS, 1 + grain / TILE_COLUMNS, tile_panels, p);
-  else if (vnni) ty_parallel_for(p->n, grain, dots_rows_vnni, p);
+  else if (lines) ty_parallel_for(p->n, grain, few_rows, p);
   else
 #endif
     ty_parallel_for(p->n, grain, dots_rows, p);

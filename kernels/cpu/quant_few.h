@@ -1,0 +1,230 @@
+/* y = x W' for few rows of x with the integer dot products of AVX-512: codes are decoded in registers, in the order in
+ * which W lies in memory, and each vector of them meets all rows of x. Where a group has 32 elements, the two halves of
+ * four groups make two vectors whose products add up in the same lanes, four to a group; rows of x lie in that order.
+ * Included by quant_linear.c. */
+
+enum {
+  ALONE = 2,   /* rows of x with which a row of W is multiplied from end to end */
+  TOGETHER = 4 /* else: rows of W */
+};
+
+#define INLINE static inline __attribute__((always_inline))
+#define LOAD_512(p) _mm512_loadu_si512((const void *)(p))
+#define LOAD_128(p) _mm_loadu_si128((const __m128i *)(const void *)(p))
+
+/* Lane l: number 4 i + l / 4 of v; crossed: the second and third of the four change places. */
+INLINE __m512 spread(__m512 v, const int i, const bool crossed) {
+  const int b = crossed ? 2 : 1, c = 3 - b;
+  const __m512i four = _mm512_set_epi32(3, 3, 3, 3, c, c, c, c, b, b, b, b, 0, 0, 0, 0);
+  return _mm512_permutexvar_ps(_mm512_add_epi32(four, _mm512_set1_epi32(4 * i)), v);
+}
+
+/* Sixteen f16 numbers that lie `step` words apart. Words are loaded 32 at a time, and the place of a number in them is
+ * the same whichever they are. */
+INLINE __m512 apart_f16(const char *at, const int step) {
+  const __m512i lane = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 15, 14, 13, 12, 11, 10, 9, 8, 7,
+                                        6, 5, 4, 3, 2, 1, 0);
+  const __m512i place = _mm512_mullo_epi16(lane, _mm512_set1_epi16((short)step));
+  const int last = 15 * step / 32;
+  __m512i v = _mm512_setzero_si512();
+#pragma GCC unroll 8
+  for (int i = 0; i <= last; i++) {
+    int begin = (32 * i + step - 1) / step, end = (32 * i + 32 + step - 1) / step;
+    __mmask32 wanted = i < last ? ~0u : ~0u >> (31 - 15 * step % 32),
+              here = (1u << (i < last ? end : 16)) - (1u << begin);
+    v = _mm512_mask_permutexvar_epi16(v, here, place, _mm512_maskz_loadu_epi16(wanted, at + 64 * i));
+  }
+  return _mm512_cvtph_ps(_mm512_castsi512_si256(v));
+}
+
+/* Sixteen bytes of each of four blocks. */
+INLINE __m512i four_blocks(const char *at, const int64_t block) {
+  __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(LOAD_128(at)), LOAD_128(at + block), 1);
+  __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(LOAD_128(at + 2 * block)), LOAD_128(at + 3 * block), 1);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+/* Each adds the products of LINE elements of a row of W, whose blocks begin at w, with `rows` rows of x: their codes
+ * and factors (code_row) follow each other. */
+
+/* Four groups: two vectors of codes, part i of the line. */
+INLINE void add_groups(const int rows, const int8_t *q, const int i, const bool crossed, __m512i first, __m512i second,
+                       const __m512 *scale, __m512 *sum) {
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    const int8_t *at = q + LINE * r + 128 * i;
+    __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), first, LOAD_512(at));
+    dot = _mm512_dpbusd_epi32(dot, second, LOAD_512(at + 64));
+    sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), spread(scale[r], i, crossed), sum[r]);
+  }
+}
+
+INLINE void line_32(const bool nibbles, const int rows, const char *w, const int8_t *q, const float *x, __m512 *sum) {
+  const __m512i low4 = _mm512_set1_epi8(15), sign = _mm512_set1_epi8((char)0x80);
+  const int64_t block = nibbles ? 18 : 34;
+  __m512 d = apart_f16(w, (int)block / 2), scale[FEW];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    scale[r] = _mm512_mul_ps(d, _mm512_loadu_ps(x + 32 * r));
+    sum[r] = _mm512_fnmadd_ps(d, _mm512_loadu_ps(x + 32 * r + 16), sum[r]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    const char *at = w + 4 * i * block + 2;
+    __m512i v = four_blocks(at, block), first, second;
+    if (nibbles) {
+      first = _mm512_and_si512(v, low4);
+      second = _mm512_and_si512(_mm512_srli_epi16(v, 4), low4);
+    } else {
+      first = _mm512_xor_si512(v, sign);
+      second = _mm512_xor_si512(four_blocks(at + 16, block), sign);
+    }
+    add_groups(rows, q, i, false, first, second, scale, sum);
+  }
+}
+
+INLINE void line_q4_k(const int rows, const char *w, const int8_t *q, const float *x, __m512 *sum) {
+  const __m512i low4 = _mm512_set1_epi8(15);
+#pragma GCC unroll 2
+  for (int b = 0; b < 2; b++, w += 144) {
+    /* d, dmin and twelve bytes make eight scales and eight mins of six bits: words 0 and 2 have the low six bits of
+     * the first four of each, word 3 the low four bits of the others, and their upper two are those of words 0, 2. */
+    __m128i head = LOAD_128(w), s = _mm_shuffle_epi32(head, _MM_SHUFFLE(2, 2, 1, 1));
+    __m128i tail = _mm_shuffle_epi32(head, _MM_SHUFFLE(3, 3, 3, 3));
+    __m128i six = _mm_and_si128(s, _mm_set1_epi8(63));
+    __m128i more = _mm_or_si128(_mm_and_si128(_mm_srlv_epi32(tail, _mm_set_epi32(4, 0, 0, 0)), _mm_set1_epi8(15)),
+                                _mm_and_si128(_mm_srli_epi32(s, 2), _mm_set1_epi8(48)));
+    __m512 code = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_blend_epi32(six, more, 10)));
+    __m512 d = _mm512_broadcast_f32x4(_mm_cvtph_ps(head)), scale[FEW];
+    d = _mm512_permutexvar_ps(_mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0), d);
+    d = _mm512_mul_ps(d, code);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      scale[r] = _mm512_mul_ps(d, _mm512_loadu_ps(x + 32 * r + 16 * b));
+      sum[r] = _mm512_mask_sub_ps(sum[r], 0xff00, sum[r], scale[r]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      __m512i v = LOAD_512(w + 16 + 64 * i), low = _mm512_and_si512(v, low4);
+      __m512i high = _mm512_and_si512(_mm512_srli_epi16(v, 4), low4);
+      __m512i first = _mm512_shuffle_i64x2(low, high, _MM_SHUFFLE(2, 0, 2, 0));
+      __m512i second = _mm512_shuffle_i64x2(low, high, _MM_SHUFFLE(3, 1, 3, 1));
+      add_groups(rows, q + 256 * b, i, true, first, second, scale, sum);
+    }
+  }
+}
+
+INLINE void line_q6_k(const int rows, const char *w, const int8_t *q, const float *x, __m512 *sum) {
+  const __m512i low4 = _mm512_set1_epi8(15), high2 = _mm512_set1_epi8(48);
+  const __m512i left = _mm512_inserti64x4(_mm512_set1_epi16(4), _mm256_set1_epi16(2), 1);
+  const __m512i right = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(2), 1);
+#pragma GCC unroll 2
+  for (int b = 0; b < 2; b++, w += 210) {
+    __m512 d = _mm512_set1_ps(ty_block_f16((const uint8_t *)w + 208)), scale[FEW];
+    d = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(LOAD_128(w + 192))));
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      const float *at = x + 64 * r + 32 * b;
+      scale[r] = _mm512_mul_ps(d, _mm512_loadu_ps(at));
+      sum[r] = _mm512_fnmadd_ps(d, _mm512_loadu_ps(at + 16), sum[r]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      __m512i low = LOAD_512(w + i / 2 * 64);
+      __m512i high = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)(w + 128 + i / 2 * 32)));
+      if (i % 2) low = _mm512_srli_epi16(low, 4), high = _mm512_srlv_epi16(high, right);
+      else high = _mm512_sllv_epi16(high, left);
+      __m512i code = _mm512_or_si512(_mm512_and_si512(low, low4), _mm512_and_si512(high, high2));
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++) {
+        __m512i a = LOAD_512(q + LINE * r + 256 * b + 64 * i);
+        __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), code, a);
+        sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), spread(scale[r], i, false), sum[r]);
+      }
+    }
+  }
+}
+
+/* out[c * FEW + r]: the product of row c of W, c < count, with row r of x. Few rows of x lie in the first cache; of
+ * more, a line meets several rows of W before the next. */
+INLINE void rows_product(const ty_dtype dtype, const int rows, const coded *x, const char *w, int64_t w_row,
+                         const int64_t count, float *out) {
+  const int64_t bytes = LINE / 32 * (dtype == TY_Q8_0 ? 34 : 18) * (dtype == TY_Q6_K ? 35 : 24) / 24;
+  const int64_t factors = line_factors(dtype == TY_Q6_K ? 16 : 32), ahead = rows <= ALONE ? AHEAD : TOGETHER * w_row;
+  const int8_t *q = x->q;
+  const float *factor = x->scale;
+  char rest[LINE * 34 / 32];
+  __m512 sums[TOGETHER][FEW];
+  for (int c = 0; c < count; c++)
+    for (int r = 0; r < rows; r++) sums[c][r] = _mm512_setzero_ps();
+  for (int64_t left = x->k; left > 0; left -= LINE, w += bytes, q += LINE * rows, factor += factors * rows)
+    for (int64_t c = 0; c < count; c++) {
+      const char *at = w + c * w_row;
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b + ahead);
+      if (left < LINE) {
+        memset(rest, 0, sizeof rest);
+        at = memcpy(rest, at, (size_t)(bytes * left / LINE));
+      }
+      __m512 sum[FEW];
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++) sum[r] = sums[c][r];
+      switch (dtype) {
+        case TY_Q8_0: line_32(false, rows, at, q, factor, sum); break;
+        case TY_Q4_0: line_32(true, rows, at, q, factor, sum); break;
+        case TY_Q4_K: line_q4_k(rows, at, q, factor, sum); break;
+        default: line_q6_k(rows, at, q, factor, sum);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++) sums[c][r] = sum[r];
+    }
+  for (int64_t c = 0; c < count; c++)
+    for (int r = 0; r < rows; r++) out[c * FEW + r] = _mm512_reduce_add_ps(sums[c][r]);
+}
+
+typedef void rows_product_fn(const coded *x, const char *w, int64_t w_row, int64_t count, float *out);
+#define PRODUCT(dtype, rows)                                                                                         \
+  static void product_##dtype##_##rows(const coded *x, const char *w, int64_t w_row, int64_t count, float *out) {    \
+    if (rows > ALONE) {                                                                                              \
+      rows_product(TY_##dtype, rows, x, w, w_row, count, out);                                                       \
+      return;                                                                                                        \
+    }                                                                                                                \
+    for (int64_t c = 0; c < count; c++, w += w_row, out += FEW) rows_product(TY_##dtype, rows, x, w, w_row, 1, out); \
+  }
+#define PRODUCTS(dtype)                                                                 \
+  PRODUCT(dtype, 1)                                                                     \
+  PRODUCT(dtype, 2)                                                                     \
+  PRODUCT(dtype, 3)                                                                     \
+  PRODUCT(dtype, 4)                                                                     \
+  PRODUCT(dtype, 5)                                                                     \
+  PRODUCT(dtype, 6)                                                                     \
+  PRODUCT(dtype, 7)                                                                     \
+  PRODUCT(dtype, 8)                                                                     \
+  static rows_product_fn *const products_##dtype[FEW] = {                               \
+    product_##dtype##_1, product_##dtype##_2, product_##dtype##_3, product_##dtype##_4, \
+    product_##dtype##_5, product_##dtype##_6, product_##dtype##_7, product_##dtype##_8  \
+  };
+PRODUCTS(Q8_0)
+PRODUCTS(Q4_0)
+PRODUCTS(Q4_K)
+PRODUCTS(Q6_K)
+#undef PRODUCTS
+#undef PRODUCT
+
+/* Rows [begin, end) of W. */
+static void few_rows(void *context, int64_t begin, int64_t end) {
+  const product *p = context;
+  rows_product_fn *const *products = p->dtype == TY_Q8_0   ? products_Q8_0
+                                     : p->dtype == TY_Q4_0 ? products_Q4_0
+                                     : p->dtype == TY_Q4_K ? products_Q4_K
+                                                           : products_Q6_K;
+  for (int64_t j = begin; j < end && !ty_interrupted; j += TOGETHER) {
+    float y[TOGETHER * FEW];
+    int64_t count = end - j < TOGETHER ? end - j : TOGETHER;
+    products[p->rows - 1](p->x, p->w + j * p->w_row, p->w_row, count, y);
+    for (int64_t r = 0; r < p->rows; r++)
+      for (int64_t c = 0; c < count; c++) p->y[r * p->n + j + c] = y[c * FEW + r] + (p->bias ? p->bias[j + c] : 0);
+  }
+}
+#undef LOAD_128
+#undef LOAD_512
+#undef INLINE
