@@ -78,7 +78,3 @@ if(TYCHO_SANITIZE)
   set_property(TEST ${names} APPEND PROPERTY ENVIRONMENT
     "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/leaks.txt:print_suppressions=0;UBSAN_OPTIONS=print_stacktrace=1")
 endif()
-
-if(TYCHO_FUZZ)
-  add_subdirectory(tests/fuzz)
-endif()
