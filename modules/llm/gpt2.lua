@@ -114,7 +114,7 @@ function GPT2:init(options)
 end
 
 --- The model of a published config.json.
-function GPT2.from_config(class, given)
+function GPT2.from_config(class, given, state)
   local none = configs.none
   local c = configs.read("GPT2", given, {
     vocab_size = { "count" }, n_positions = { "count" }, n_embd = { "count" }, n_layer = { "few" },
@@ -124,10 +124,17 @@ function GPT2.from_config(class, given)
     scale_attn_by_inverse_layer_idx = { "flag", false }, reorder_and_upcast_attn = { "flag", false },
   })
   configs.divides("GPT2", c, "n_head", "n_embd")
-  return class { vocabulary = c.vocab_size, context = c.n_positions, width = c.n_embd, layers = c.n_layer,
+  local model = class { vocabulary = c.vocab_size, context = c.n_positions, width = c.n_embd, layers = c.n_layer,
     heads = c.n_head, dropout = c.resid_pdrop, inner = c.n_inner, activation = c.activation_function,
     eps = c.layer_norm_epsilon, scale_attn_weights = c.scale_attn_weights,
     scale_attn_by_inverse_layer_idx = c.scale_attn_by_inverse_layer_idx, config = c }
+  for name, module in model:named_modules() do
+    local source = module.fan_in_fan_out and state and state[name .. ".weight"]
+    if source and not source:is_floating_point() then -- makes room for codes, which lie the other way
+      module.weight = module.weight:transpose(0, 1):detach():requires_grad_()
+    end
+  end
+  return model
 end
 
 --- A cache for forward(). options: room (positions to begin with).

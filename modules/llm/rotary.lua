@@ -117,6 +117,14 @@ function M.new(who, config, width)
   return setmetatable({ width = turned, settings = p, tables = {} }, Rotary)
 end
 
+--- The frequencies by pair, in radians for each position, and the factor on cos and sin. length (default 1): of the
+-- sequence, which the dynamic scaling goes by.
+---@return number[] frequencies
+---@return number scale
+function Rotary:frequencies(length)
+  return scalings[self.settings.kind](self.width, self.settings.theta, self.settings, length or 1)
+end
+
 --- cos and sin [length, width / 2] in f32 of the positions from 0, for sequences of `length` in all. They are kept.
 ---@return Tensor cos
 ---@return Tensor sin
@@ -127,7 +135,7 @@ function Rotary:table(length, device)
   if not kept or kept.length < length or kept.dynamic ~= dynamic then
     local room = math.max(64, length)
     if kept then room = math.max(room, 2 * kept.length) end
-    local list, scale = scalings[self.settings.kind](self.width, self.settings.theta, self.settings, length)
+    local list, scale = self:frequencies(length)
     kept = lasting(ty.no_grad, function()
       local turns = ty.arange(room, { dtype = "f64" }):unsqueeze(1) * ty.tensor(list, { dtype = "f64" })
       local function put(t) return (t * scale):to("f32"):to { device = device } end
