@@ -50,9 +50,6 @@ function Decoder:init(given)
     config.head_dim = config.hidden_size // config.num_attention_heads
   end
   configs.divides(who, config, "num_key_value_heads", "num_attention_heads")
-  if config.attention_dropout > 0 then
-    error(("%s: attention_dropout %g is not supported; set it to 0"):format(who, config.attention_dropout), 0)
-  end
   if family.check then family.check(config) end
   self.config = config
   self.context = config.max_position_embeddings
@@ -68,7 +65,8 @@ end
 --- Options of layers.Attention by a config; `window` as the layer has it.
 function M.attention(config, more)
   local o = { hidden = config.hidden_size, heads = config.num_attention_heads, kv_heads = config.num_key_value_heads,
-    width = config.head_dim, qkv_bias = config.attention_bias, out_bias = config.attention_bias }
+    width = config.head_dim, qkv_bias = config.attention_bias, out_bias = config.attention_bias,
+    dropout = config.attention_dropout }
   for key, value in pairs(more or {}) do o[key] = value end
   return o
 end

@@ -41,7 +41,7 @@ function Attention:init(o, layer)
   end
   self.c_attn = Conv1D(o.width, 3 * o.width, 0.02)
   self.c_proj = Conv1D(o.width, o.width, 0.02 / math.sqrt(2 * o.layers))
-  self.dropout = nn.Dropout(o.dropout)
+  self.dropout, self.p = nn.Dropout(o.dropout), o.attention_dropout
 end
 
 function Attention:forward(x, at)
@@ -49,7 +49,7 @@ function Attention:forward(x, at)
   local qkv = self.c_attn(x):reshape(shape[1], shape[2], 3, self.heads, -1):permute(2, 0, 3, 1, 4)
   local q, k, v = qkv:select(0, 0), qkv:select(0, 1), qkv:select(0, 2)
   if at.cache then k, v = at.cache:append(at.layer, k, v) end
-  local y = ty.scaled_dot_product_attention(q, k, v, at.mask, true, self.scale, -1, 0, at.cu_seqlens)
+  local y = layers.attend(q, k, v, at, self.scale, -1, self.p, self.training)
   return self.dropout(self.c_proj(layers.join_heads(y)))
 end
 
@@ -90,24 +90,25 @@ GPT2.prefixes = { "transformer." }
 GPT2.published_prefix = "transformer." -- of the names of modules in transformers, which adapters go by
 GPT2.ignored_too = { "^lm_head%.weight$" } -- is the token embedding
 
---- options: vocabulary (50257), context (1024), width (768), layers (12), heads (12), dropout (0), inner (4 * width),
--- activation ("gelu_new"), eps (1e-5). The defaults are the smallest published size, 124M parameters. The head is the
+--- options: vocabulary (50257), context (1024), width (768), layers (12), heads (12), dropout (0, in training),
+-- embedding_dropout (as dropout), attention_dropout (0, of the weights of attention), inner (4 * width), activation
+-- ("gelu_new"), eps (1e-5). The defaults are the smallest published size, 124M parameters. The head is the
 -- token embedding.
 function GPT2:init(options)
   local o = nn.options("GPT2", options, { vocabulary = 50257, context = 1024, width = 768, layers = 12, heads = 12,
-    dropout = 0, inner = nn.none, activation = "gelu_new", eps = 1e-5, scale_attn_weights = true,
-    scale_attn_by_inverse_layer_idx = false, config = nn.none })
+    dropout = 0, embedding_dropout = nn.none, attention_dropout = 0, inner = nn.none, activation = "gelu_new",
+    eps = 1e-5, scale_attn_weights = true, scale_attn_by_inverse_layer_idx = false, config = nn.none })
   if o.width % o.heads ~= 0 then error(("GPT2: heads %d must divide width %d"):format(o.heads, o.width), 3) end
-  o.inner = o.inner or 4 * o.width
+  o.inner, o.embedding_dropout = o.inner or 4 * o.width, o.embedding_dropout or o.dropout
   self.config = o.config or { vocab_size = o.vocabulary, n_positions = o.context, n_embd = o.width, n_layer = o.layers,
     n_head = o.heads, n_inner = o.inner, activation_function = o.activation, layer_norm_epsilon = o.eps,
-    resid_pdrop = o.dropout, embd_pdrop = o.dropout, attn_pdrop = 0, scale_attn_weights = o.scale_attn_weights,
-    scale_attn_by_inverse_layer_idx = o.scale_attn_by_inverse_layer_idx }
+    resid_pdrop = o.dropout, embd_pdrop = o.embedding_dropout, attn_pdrop = o.attention_dropout,
+    scale_attn_weights = o.scale_attn_weights, scale_attn_by_inverse_layer_idx = o.scale_attn_by_inverse_layer_idx }
   o.activation = configs.activation("GPT2", o.activation)
   self.context, self.heads, self.width = o.context, o.heads, o.width
   self.wte = layers.embedding(o.vocabulary, o.width, 0.02)
   self.wpe = layers.embedding(o.context, o.width, 0.01)
-  self.drop = nn.Dropout(o.dropout)
+  self.drop = nn.Dropout(o.embedding_dropout)
   self.h = nn.ModuleList {}
   for i = 1, o.layers do self.h:append(Block(o, i)) end
   self.ln_f = nn.LayerNorm(o.width, { eps = o.eps })
@@ -125,9 +126,10 @@ function GPT2.from_config(class, given, state)
   })
   configs.divides("GPT2", c, "n_head", "n_embd")
   local model = class { vocabulary = c.vocab_size, context = c.n_positions, width = c.n_embd, layers = c.n_layer,
-    heads = c.n_head, dropout = c.resid_pdrop, inner = c.n_inner, activation = c.activation_function,
-    eps = c.layer_norm_epsilon, scale_attn_weights = c.scale_attn_weights,
-    scale_attn_by_inverse_layer_idx = c.scale_attn_by_inverse_layer_idx, config = c }
+    heads = c.n_head, dropout = c.resid_pdrop, embedding_dropout = c.embd_pdrop, attention_dropout = c.attn_pdrop,
+    inner = c.n_inner, activation = c.activation_function, eps = c.layer_norm_epsilon,
+    scale_attn_weights = c.scale_attn_weights, config = c,
+    scale_attn_by_inverse_layer_idx = c.scale_attn_by_inverse_layer_idx }
   for name, module in model:named_modules() do
     local source = module.fan_in_fan_out and state and state[name .. ".weight"]
     if source and not source:is_floating_point() then -- makes room for codes, which lie the other way

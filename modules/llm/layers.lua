@@ -48,13 +48,49 @@ function M.packed_positions(who, tokens, options)
   return (ty.arange(n, { device = tokens.device }) - jumps:cumsum(0):narrow(0, 0, n)):unsqueeze(0)
 end
 
+-- bool [t, s]: which keys each of the last t of s positions sees, of its own sequence and at most `window` back.
+local function seen(t, s, window, cu_seqlens, device)
+  local i = ty.arange(s - t, s, { device = device }):unsqueeze(1)
+  local j = ty.arange(s, { device = device }):unsqueeze(0)
+  local mask = j:le(i)
+  if window >= 0 then mask = mask:logical_and((i - j):le(window)) end
+  if cu_seqlens then
+    -- How many sequences have begun tells them apart.
+    local number = cu_seqlens:unsqueeze(0):le(ty.arange(s, { device = device }):unsqueeze(1)):to("i64"):sum({ 1 })
+    mask = mask:logical_and(number:unsqueeze(1):eq(number:unsqueeze(0)))
+  end
+  return mask
+end
+
+--- Causal attention with dropout of its weights in training (Srivastava et al. 2014; Vaswani et al. 2017): without it
+-- the one op, with it softmax and products, which keep the weights [b, heads, t, s] for the backward pass. at: mask and
+-- cu_seqlens; scale and window as in ty.scaled_dot_product_attention.
+function M.attend(q, k, v, at, scale, window, p, training)
+  if not training or p == 0 then
+    return ty.scaled_dot_product_attention(q, k, v, at.mask, true, scale, window, 0, at.cu_seqlens)
+  end
+  local shape, kv = q.shape, k.shape
+  local groups, t, s = shape[2] // kv[2], shape[3], kv[3]
+  if scale == 0 then scale = 1 / math.sqrt(shape[4]) end
+  q = q:reshape(shape[1], kv[2], groups * t, shape[4])
+  local scores = (q:matmul(k:transpose(2, 3)) * scale):reshape(shape[1], shape[2], t, s)
+  local visible = seen(t, s, window, at.cu_seqlens, q.device)
+  if at.mask then visible = visible:logical_and(at.mask) end
+  -- A row that sees nothing, which padding has, is zero, as in the op.
+  local weights = scores:to("f32"):masked_fill(visible:logical_not(), -1e30):softmax(-1)
+  weights = ty.dropout(weights:masked_fill(visible:logical_not(), 0), p, true):to(v.dtype)
+  return weights:reshape(shape[1], kv[2], groups * t, s):matmul(v):reshape(shape[1], shape[2], t, -1)
+end
+
 --- Causal attention. options: hidden, heads, kv_heads, width (of a head), qkv_bias, out_bias, norm_eps (norms of q and
--- k, as Qwen3 has them), window (how many tokens back a token sees, itself included).
+-- k, as Qwen3 has them), window (how many tokens back a token sees, itself included), dropout (of the weights, in
+-- training).
 local Attention = nn.module "Attention"
 M.Attention = Attention
 
 function Attention:init(o)
   self.heads, self.kv_heads, self.window = o.heads, o.kv_heads, o.window and o.window - 1 or -1
+  self.dropout = o.dropout or 0
   self.q_proj = M.linear(o.hidden, o.heads * o.width, o.qkv_bias)
   self.k_proj = M.linear(o.hidden, o.kv_heads * o.width, o.qkv_bias)
   self.v_proj = M.linear(o.hidden, o.kv_heads * o.width, o.qkv_bias)
@@ -75,7 +111,7 @@ function Attention:forward(x, at)
   q = ty.rotary(q, at.cos, at.sin, at.interleaved)
   k = ty.rotary(k, at.cos, at.sin, at.interleaved)
   if at.cache then k, v = at.cache:append(at.layer, k, v) end
-  local y = ty.scaled_dot_product_attention(q, k, v, at.mask, true, 0, self.window, 0, at.cu_seqlens)
+  local y = M.attend(q, k, v, at, 0, self.window, self.dropout, self.training)
   return self.o_proj(M.join_heads(y))
 end
 
