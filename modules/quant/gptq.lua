@@ -87,9 +87,9 @@ end
 -- The grids of all groups of a matrix: scale and offset [rows, groups], and the encoded matrix of a format.
 local function grids(w, o)
   if o.format then
-    local q = w:to "f32":contiguous():to(o.format)
+    local q = w:to({ dtype = "f32", device = "cpu" }):contiguous():to(o.format)
     local scale, offset = formats.grid(q)
-    return scale:to(w.dtype), offset:to(w.dtype), q
+    return scale:to { dtype = w.dtype, device = w.device }, offset:to { dtype = w.dtype, device = w.device }, q
   end
   local rows, columns = w.shape[1], w.shape[2]
   local group = o.group > 0 and o.group or columns
@@ -164,7 +164,7 @@ function M.solve(w, moment, o)
     local back = order:argsort()
     value, code = value:index_select(1, back), code:index_select(1, back)
   end
-  return value, code, packed and formats.with_codes(packed, code)
+  return value, code, packed and formats.with_codes(packed, code:to "cpu")
 end
 
 -- ---- layers ----
