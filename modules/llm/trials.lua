@@ -169,41 +169,35 @@ function Trials:run(method, rate, seed)
   return record
 end
 
---- The rate with the least validation loss of `tries`: `first`, its double and its half, and on in the direction that
--- falls; between known rates once the best has both neighbours.
+--- The rate with the least validation loss of `tries`: `first`, doubled or halved while the loss falls that way; once
+-- the best lies between others, halfway (by ratio) to the better of its neighbours.
 ---@param method OptimizerMethod
 ---@param first number
 ---@param tries integer at least 1
 ---@param seed integer
 ---@return number rate, table<number, number> losses by rate
 function Trials:tune(method, first, tries, seed)
-  local losses, order = {}, {}
-  local function try(exponent)
-    losses[exponent] = self:run(method, first * 2.0 ^ exponent, seed).validation
-    order[#order + 1] = exponent
+  local tried = {} -- { power of 2, loss }, by power
+  local function try(power)
+    table.insert(tried, { power, self:run(method, first * 2.0 ^ power, seed).validation })
+    table.sort(tried, function(a, b) return a[1] < b[1] end)
   end
   local function best()
-    local least = order[1]
-    for _, e in ipairs(order) do if losses[e] < losses[least] then least = e end end
+    local least = 1
+    for i, entry in ipairs(tried) do if entry[2] < tried[least][2] then least = i end end
     return least
   end
   try(0.0)
-  for n = 2, tries do
-    local e = best()
-    local up, down = losses[e + 1], losses[e - 1]
-    if n == 2 then try(1.0)
-    elseif not up then try(e + 1)
-    elseif not down then try(e - 1)
-    else
-      local half = up < down and 0.5 or -0.5
-      if losses[e + half] then half = -half end
-      if losses[e + half] then break end
-      try(e + half)
-    end
+  for _ = 2, tries do
+    local at = best()
+    local power, down, up = tried[at][1], tried[at - 1], tried[at + 1]
+    if not up then try(power + 1)
+    elseif not down then try(power - 1)
+    else try((power + (up[2] < down[2] and up or down)[1]) / 2) end
   end
   local by_rate = {}
-  for e, loss in pairs(losses) do by_rate[first * 2 ^ e] = loss end
-  return first * 2 ^ best(), by_rate
+  for _, entry in ipairs(tried) do by_rate[first * 2.0 ^ entry[1]] = entry[2] end
+  return first * 2.0 ^ tried[best()][1], by_rate
 end
 
 --- Chooses the rate with the first seed, then runs all seeds with it. Returns the rate, the losses of all tries, the
