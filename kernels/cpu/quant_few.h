@@ -3,11 +3,6 @@
  * four groups make two vectors whose products add up in the same lanes, four to a group; rows of x lie in that order.
  * Included by quant_linear.c. */
 
-enum {
-  ALONE = 2,   /* rows of x with which a row of W is multiplied from end to end */
-  TOGETHER = 4 /* else: rows of W */
-};
-
 #define INLINE static inline __attribute__((always_inline))
 #define LOAD_512(p) _mm512_loadu_si512((const void *)(p))
 #define LOAD_128(p) _mm_loadu_si128((const __m128i *)(const void *)(p))
@@ -145,50 +140,41 @@ INLINE void line_q6_k(const int rows, const char *w, const int8_t *q, const floa
   }
 }
 
-/* out[c * FEW + r]: the product of row c of W, c < count, with row r of x. Few rows of x lie in the first cache; of
- * more, a line meets several rows of W before the next. */
-INLINE void rows_product(const ty_dtype dtype, const int rows, const coded *x, const char *w, int64_t w_row,
-                         const int64_t count, float *out) {
+/* out[r]: the product of `length` elements of a row of W with row r of x, from where line `line` of x begins; `ahead`:
+ * where W is read from next, in bytes. */
+INLINE void row_product(const ty_dtype dtype, const int rows, const coded *x, const char *w, int64_t line,
+                        int64_t length, int64_t ahead, float *out) {
   const int64_t bytes = LINE / 32 * (dtype == TY_Q8_0 ? 34 : 18) * (dtype == TY_Q6_K ? 35 : 24) / 24;
-  const int64_t factors = line_factors(dtype == TY_Q6_K ? 16 : 32), ahead = rows <= ALONE ? AHEAD : TOGETHER * w_row;
-  const int8_t *q = x->q;
-  const float *factor = x->scale;
+  const int64_t factors = line_factors(dtype == TY_Q6_K ? 16 : 32);
+  const int8_t *q = x->q + line * LINE * rows;
+  const float *factor = x->scale + line * factors * rows;
   char rest[LINE * 34 / 32];
-  __m512 sums[TOGETHER][FEW];
-  for (int c = 0; c < count; c++)
-    for (int r = 0; r < rows; r++) sums[c][r] = _mm512_setzero_ps();
-  for (int64_t left = x->k; left > 0; left -= LINE, w += bytes, q += LINE * rows, factor += factors * rows)
-    for (int64_t c = 0; c < count; c++) {
-      const char *at = w + c * w_row;
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b + ahead);
-      if (left < LINE) {
-        memset(rest, 0, sizeof rest);
-        at = memcpy(rest, at, (size_t)(bytes * left / LINE));
-      }
-      __m512 sum[FEW];
+  __m512 sum[FEW];
 #pragma GCC unroll 8
-      for (int r = 0; r < rows; r++) sum[r] = sums[c][r];
-      switch (dtype) {
-        case TY_Q8_0: line_32(false, rows, at, q, factor, sum); break;
-        case TY_Q4_0: line_32(true, rows, at, q, factor, sum); break;
-        case TY_Q4_K: line_q4_k(rows, at, q, factor, sum); break;
-        default: line_q6_k(rows, at, q, factor, sum);
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < rows; r++) sums[c][r] = sum[r];
+  for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_ps();
+  w += line * bytes;
+  for (int64_t left = length; left > 0; left -= LINE, w += bytes, q += LINE * rows, factor += factors * rows) {
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(w + b + ahead);
+    if (left < LINE) {
+      memset(rest, 0, sizeof rest);
+      w = memcpy(rest, w, (size_t)(bytes * left / LINE));
     }
-  for (int64_t c = 0; c < count; c++)
-    for (int r = 0; r < rows; r++) out[c * FEW + r] = _mm512_reduce_add_ps(sums[c][r]);
+    switch (dtype) {
+      case TY_Q8_0: line_32(false, rows, w, q, factor, sum); break;
+      case TY_Q4_0: line_32(true, rows, w, q, factor, sum); break;
+      case TY_Q4_K: line_q4_k(rows, w, q, factor, sum); break;
+      default: line_q6_k(rows, w, q, factor, sum);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) out[r] = _mm512_reduce_add_ps(sum[r]);
 }
 
-typedef void rows_product_fn(const coded *x, const char *w, int64_t w_row, int64_t count, float *out);
-#define PRODUCT(dtype, rows)                                                                                         \
-  static void product_##dtype##_##rows(const coded *x, const char *w, int64_t w_row, int64_t count, float *out) {    \
-    if (rows > ALONE) {                                                                                              \
-      rows_product(TY_##dtype, rows, x, w, w_row, count, out);                                                       \
-      return;                                                                                                        \
-    }                                                                                                                \
-    for (int64_t c = 0; c < count; c++, w += w_row, out += FEW) rows_product(TY_##dtype, rows, x, w, w_row, 1, out); \
+typedef void row_product_fn(const coded *x, const char *w, int64_t line, int64_t length, int64_t ahead, float *out);
+#define PRODUCT(dtype, rows)                                                                                       \
+  static void product_##dtype##_##rows(const coded *x, const char *w, int64_t line, int64_t length, int64_t ahead, \
+                                       float *out) {                                                               \
+    row_product(TY_##dtype, rows, x, w, line, length, ahead, out);                                                 \
   }
 #define PRODUCTS(dtype)                                                                 \
   PRODUCT(dtype, 1)                                                                     \
@@ -199,7 +185,7 @@ typedef void rows_product_fn(const coded *x, const char *w, int64_t w_row, int64
   PRODUCT(dtype, 6)                                                                     \
   PRODUCT(dtype, 7)                                                                     \
   PRODUCT(dtype, 8)                                                                     \
-  static rows_product_fn *const products_##dtype[FEW] = {                               \
+  static row_product_fn *const products_##dtype[FEW] = {                                \
     product_##dtype##_1, product_##dtype##_2, product_##dtype##_3, product_##dtype##_4, \
     product_##dtype##_5, product_##dtype##_6, product_##dtype##_7, product_##dtype##_8  \
   };
@@ -210,19 +196,23 @@ PRODUCTS(Q6_K)
 #undef PRODUCTS
 #undef PRODUCT
 
-/* Rows [begin, end) of W. */
+/* Rows [begin, end) of W. Of x, what stays in the first cache meets a group of them before the next part. */
 static void few_rows(void *context, int64_t begin, int64_t end) {
   const product *p = context;
-  rows_product_fn *const *products = p->dtype == TY_Q8_0   ? products_Q8_0
-                                     : p->dtype == TY_Q4_0 ? products_Q4_0
-                                     : p->dtype == TY_Q4_K ? products_Q4_K
-                                                           : products_Q6_K;
-  for (int64_t j = begin; j < end && !ty_interrupted; j += TOGETHER) {
-    float y[TOGETHER * FEW];
-    int64_t count = end - j < TOGETHER ? end - j : TOGETHER;
-    products[p->rows - 1](p->x, p->w + j * p->w_row, p->w_row, count, y);
-    for (int64_t r = 0; r < p->rows; r++)
-      for (int64_t c = 0; c < count; c++) p->y[r * p->n + j + c] = y[c * FEW + r] + (p->bias ? p->bias[j + c] : 0);
+  row_product_fn *const *products = p->dtype == TY_Q8_0   ? products_Q8_0
+                                    : p->dtype == TY_Q4_0 ? products_Q4_0
+                                    : p->dtype == TY_Q4_K ? products_Q4_K
+                                                          : products_Q6_K;
+  row_product_fn *product = products[p->rows - 1];
+  int64_t k = p->columns, part = part_of(p, sizeof(int8_t)), ahead = part < k ? p->w_row : AHEAD;
+  for (int64_t j0 = begin; j0 < end && !ty_interrupted; j0 += GROUP) {
+    int64_t j1 = j0 + GROUP < end ? j0 + GROUP : end;
+    for (int64_t k0 = 0; k0 < k; k0 += part)
+      for (int64_t j = j0; j < j1; j++) {
+        float y[FEW];
+        product(p->x, p->w + j * p->w_row, k0 / LINE, k - k0 < part ? k - k0 : part, ahead, y);
+        put(p, j, k0 == 0, y);
+      }
   }
 }
 #undef LOAD_128

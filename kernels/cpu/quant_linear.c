@@ -8,8 +8,10 @@
 #include "transpose.h"
 
 enum {
-  FEW = 8,     /* rows of x for which decoding W is most of the work */
-  AHEAD = 4096 /* bytes: W then comes from memory, row after row */
+  FEW = 8,      /* rows of x for which decoding W is most of the work */
+  AHEAD = 4096, /* bytes: W then comes from memory, row after row */
+  NEAR = 16384, /* bytes of x that stay in the first cache beside W */
+  GROUP = 32    /* rows of W for each part of x where it has more */
 };
 
 typedef struct product {
@@ -19,10 +21,29 @@ typedef struct product {
   int64_t rows, n, columns;
   const float *plain; /* x [rows][columns] */
   const coded *x;     /* the same as bytes */
+  float *ordered;     /* the same for NF4 */
   const float *bias;
   float *y; /* [rows][n] */
   bool failed;
 } product;
+
+#if defined(__AVX512F__)
+/* Elements of k, whole lines, of which x's few rows stay in the first cache. A single row is read as fast from the second
+ * one as W from memory. */
+static int64_t part_of(const product *p, int64_t size) {
+  int64_t lines = NEAR / (LINE * size * p->rows);
+  if (p->rows == 1 || p->columns * size * p->rows <= NEAR) return p->columns;
+  return (lines > 1 ? lines : 1) * LINE;
+}
+
+/* y[r][j] from what the rows of x have made with (a part of) row j of W. */
+static inline void put(const product *p, int64_t j, bool first, const float *sums) {
+  for (int64_t r = 0; r < p->rows; r++) {
+    float *y = p->y + r * p->n + j;
+    *y = sums[r] + (!first ? *y : p->bias ? p->bias[j] : 0);
+  }
+}
+#endif
 
 #include "quant_dots.h"
 #include "quant_nf4.h"
@@ -60,7 +81,14 @@ static bool has_vnni(void) {
 
 static bool by_codes(product *p) {
   int64_t k = p->columns;
-  bool vnni = has_vnni(), tiles = vnni && p->rows > FEW, lines = vnni && !tiles;
+  bool vnni = has_vnni();
+  if (vnni && p->rows > FEW && p->rows <= 2 * FEW) { /* a tile of so few rows costs more than reading W again */
+    product head = *p, rest = *p;
+    head.rows = FEW, rest.rows -= FEW;
+    rest.plain += FEW * k, rest.y += FEW * p->n;
+    return by_codes(&head) && by_codes(&rest);
+  }
+  bool tiles = vnni && p->rows > FEW, lines = vnni && !tiles;
   coded c = { .k = k, .group = code_group(p->dtype), .zero = code_zero(p->dtype), .lines = lines };
   c.mins = p->dtype == TY_Q4_K;
   c.rows = tiles ? (p->rows + 7) / 8 * 8 : p->rows;
@@ -160,10 +188,7 @@ bool TY_KERNEL(linear_quantized)(const ty_kernel_args *k) {
 #if defined(__AVX2__)
   if (low_bits(dtype) && rows <= FEW && columns > 0) return by_low_codes(&p);
 #endif
-  if (dtype == TY_NF4 && rows <= FEW && columns > 0) {
-    ty_parallel_for(n, 1 + 65536 / columns / rows, nf4_rows, &p);
-    return true;
-  }
+  if (dtype == TY_NF4 && rows <= FEW && columns > 0) return by_nf4(&p);
   weights b = { dtype, w->data, w_row, columns };
   return TY_KERNEL(gemm_f32)(&(ty_gemm){ .m = rows,
                                          .n = n,

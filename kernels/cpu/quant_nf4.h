@@ -1,41 +1,122 @@
-/* y = x W' for few rows of x and W in NF4: a row of W is decoded in registers, or in the first cache, and multiplied
- * with all rows of x in f32. Included by quant_linear.c. */
+/* y = x W' for few rows of x and W in NF4, in f32: codes are decoded in registers, or in the first cache, and multiplied
+ * with all rows of x. Included by quant_linear.c. */
 
 #if defined(__AVX512F__)
-static inline __m512 nf4_levels(__m128i q, __m512 level) {
-  return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(q), level);
+/* In which order the elements of two blocks are multiplied: those that the low nibbles of bytes 0, 4, 8 ... of the first
+ * block and of the second stand for, those of the high nibbles, then the same for bytes 1, 5, 9 ... and so on: the
+ * number that looks a level up is what the 32 bits from there on have in their lowest four. */
+static void nf4_order(void *context, int64_t begin, int64_t end) {
+  const product *p = context;
+  for (int64_t at = begin; at < end; at++) {
+    int64_t line = at / p->rows, row = at % p->rows, k0 = line * LINE;
+    float *out = p->ordered + at * LINE;
+    if (k0 + LINE > p->columns) memset(out, 0, LINE * sizeof *out);
+    for (int64_t i = 0; i < LINE / 32 && k0 + 32 * i < p->columns; i++) { /* i: block, low or high */
+      const float *from = p->plain + row * p->columns + k0 + 32 * i;
+      ty_transpose_uint32_t((uint32_t *)(void *)(out + i / 4 * 128 + i % 2 * 16 + i / 2 % 2 * 8), 32,
+                            (const uint32_t *)(const void *)from, 4, 4, 8);
+    }
+  }
 }
 
-/* One row of W with `rows` rows of x, which lie k apart. */
-static inline __attribute__((always_inline)) void nf4_dots(const char *row, int64_t k, const float *x, const int rows,
-                                                           float *out) {
+/* Adds the products of 8 blocks with `rows` rows of x; past the end of a row of W, x is 0. */
+static inline __attribute__((always_inline)) void nf4_line(const int rows, const char *w, float scale, const float *x,
+                                                           __m512 *sum) {
   static const float levels[16] = { TY_NF4_LEVELS };
   const __m512 level = _mm512_loadu_ps(levels);
-  const ty_nf4 *b = (const ty_nf4 *)(const void *)(row + ty_nf4_head(k));
-  __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0, t0 = s0, t1 = s0, t2 = s0, t3 = s0;
-  for (int64_t i = 0; i < k / 64; i++, b++, x += 64) {
-    __builtin_prefetch((const char *)b + AHEAD);
-    __m512 absmax = _mm512_set1_ps(ty_nf4_absmax(row, i, b));
-    __m128i q0 = _mm_loadu_si128((const __m128i *)b->q), q1 = _mm_loadu_si128((const __m128i *)(b->q + 16));
-    /* only the low four bits of an index count */
-    __m512 w0 = nf4_levels(q0, level), w1 = nf4_levels(q1, level);
-    __m512 w2 = nf4_levels(_mm_srli_epi16(q0, 4), level), w3 = nf4_levels(_mm_srli_epi16(q1, 4), level);
-#define ROW(r)                                                                                             \
-  if (rows > r) {                                                                                          \
-    const float *p = x + r * k;                                                                            \
-    __m512 low = _mm512_mul_ps(w0, _mm512_loadu_ps(p)), high = _mm512_mul_ps(w2, _mm512_loadu_ps(p + 32)); \
-    low = _mm512_fmadd_ps(w1, _mm512_loadu_ps(p + 16), low);                                               \
-    high = _mm512_fmadd_ps(w3, _mm512_loadu_ps(p + 48), high);                                             \
-    s##r = _mm512_fmadd_ps(low, absmax, s##r);                                                             \
-    t##r = _mm512_fmadd_ps(high, absmax, t##r);                                                            \
+  const __m512i second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+  uint64_t magnitudes = 0;
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) magnitudes |= (uint64_t)(uint8_t)w[33 * i] << 8 * i;
+  __m512 magnitude = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_cvtsi64_si128((long long)magnitudes)));
+  magnitude = _mm512_mul_ps(_mm512_mul_ps(magnitude, magnitude), _mm512_set1_ps(scale));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    __m512 low[FEW], high[FEW];
+#pragma GCC unroll 4
+    for (int b = 0; b < 4; b++) {
+      const char *q = w + 66 * i + 1 + b;
+      __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)q));
+      v = _mm512_inserti64x4(v, _mm256_loadu_si256((const __m256i *)(const void *)(q + 33)), 1);
+      __m512 a = _mm512_permutexvar_ps(v, level), c = _mm512_permutexvar_ps(_mm512_srli_epi32(v, 4), level);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++) {
+        const float *at = x + LINE * r + 128 * i + 32 * b;
+        __m512 xa = _mm512_loadu_ps(at), xc = _mm512_loadu_ps(at + 16);
+        low[r] = b ? _mm512_fmadd_ps(a, xa, low[r]) : _mm512_mul_ps(a, xa);
+        if (rows == 1) high[r] = b ? _mm512_fmadd_ps(c, xc, high[r]) : _mm512_mul_ps(c, xc);
+        else low[r] = _mm512_fmadd_ps(c, xc, low[r]);
+      }
+    }
+    __m512 both = _mm512_permutexvar_ps(_mm512_add_epi32(second, _mm512_set1_epi32(2 * i)), magnitude);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      if (rows == 1) low[r] = _mm512_add_ps(low[r], high[r]); /* one chain would wait for itself */
+      sum[r] = _mm512_fmadd_ps(low[r], both, sum[r]);
+    }
   }
-    ROW(0) ROW(1) ROW(2) ROW(3)
-#undef ROW
+}
+
+/* out[r]: the product of elements [k0, k0 + length) of row j of W with row r of x. */
+static inline __attribute__((always_inline)) void nf4_product(const product *p, int64_t j, int64_t k0, int64_t length,
+                                                              int64_t ahead, const int rows, float *out) {
+  const char *row = p->w + j * p->w_row, *end = p->w + p->n * p->w_row;
+  const char *w = row + ty_nf4_head(p->columns) + k0 / 64 * 33;
+  const int64_t bytes = LINE / 64 * 33;
+  const float *x = p->ordered + k0 * rows;
+  char rest[LINE / 64 * 33 + 3];
+  __m512 sum[FEW];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_ps();
+  for (int64_t k = k0; k < k0 + length; k += LINE, w += bytes, x += LINE * rows) {
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(w + b + ahead);
+    float scale;
+    memcpy(&scale, row + k / (64 * TY_NF4_GROUP) * (int64_t)sizeof scale, sizeof scale);
+    if (w + sizeof rest > end) { /* loads reach three bytes past a block */
+      memset(rest, 0, sizeof rest);
+      w = memcpy(rest, w, (size_t)(end - w < bytes ? end - w : bytes));
+    }
+    nf4_line(rows, w, scale, x, sum);
   }
-  out[0] = _mm512_reduce_add_ps(_mm512_add_ps(s0, t0));
-  if (rows > 1) out[1] = _mm512_reduce_add_ps(_mm512_add_ps(s1, t1));
-  if (rows > 2) out[2] = _mm512_reduce_add_ps(_mm512_add_ps(s2, t2));
-  if (rows > 3) out[3] = _mm512_reduce_add_ps(_mm512_add_ps(s3, t3));
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) out[r] = _mm512_reduce_add_ps(sum[r]);
+}
+
+/* Rows [begin, end) of W, as few_rows. */
+static void nf4_rows(void *context, int64_t begin, int64_t end) {
+  const product *p = context;
+  int64_t k = p->columns, part = part_of(p, sizeof(float)), ahead = part < k ? p->w_row : AHEAD;
+  for (int64_t j0 = begin; j0 < end && !ty_interrupted; j0 += GROUP) {
+    int64_t j1 = j0 + GROUP < end ? j0 + GROUP : end;
+    for (int64_t k0 = 0; k0 < k; k0 += part)
+      for (int64_t j = j0; j < j1; j++) {
+        int64_t length = k - k0 < part ? k - k0 : part;
+        float y[FEW];
+        switch (p->rows) {
+          case 1: nf4_product(p, j, k0, length, ahead, 1, y); break;
+          case 2: nf4_product(p, j, k0, length, ahead, 2, y); break;
+          case 3: nf4_product(p, j, k0, length, ahead, 3, y); break;
+          case 4: nf4_product(p, j, k0, length, ahead, 4, y); break;
+          case 5: nf4_product(p, j, k0, length, ahead, 5, y); break;
+          case 6: nf4_product(p, j, k0, length, ahead, 6, y); break;
+          case 7: nf4_product(p, j, k0, length, ahead, 7, y); break;
+          default: nf4_product(p, j, k0, length, ahead, 8, y);
+        }
+        put(p, j, k0 == 0, y);
+      }
+  }
+}
+
+static bool by_nf4(product *p) {
+  int64_t lines = p->rows * ((p->columns + LINE - 1) / LINE);
+  size_t bytes = (size_t)lines * LINE * sizeof(float);
+  float *ordered = ty_scratch_alloc(bytes);
+  if (!ordered) return false;
+  p->ordered = ordered;
+  ty_parallel_for(lines, 32, nf4_order, p);
+  ty_parallel_for(p->n, 1 + 65536 / p->columns / p->rows, nf4_rows, p);
+  ty_scratch_free(ordered, bytes);
+  return true;
 }
 #else
 static inline void nf4_dots(const char *row, int64_t k, const float *x, const int rows, float *out) {
@@ -53,7 +134,6 @@ static inline void nf4_dots(const char *row, int64_t k, const float *x, const in
     for (int l = 0; l < LANES; l++) out[r] += sum[r][l];
   }
 }
-#endif
 
 static void nf4_rows(void *context, int64_t begin, int64_t end) {
   const product *p = context;
@@ -73,3 +153,9 @@ static void nf4_rows(void *context, int64_t begin, int64_t end) {
     for (int64_t r = 0; r < p->rows; r++) p->y[r * p->n + j] = y[r] + (p->bias ? p->bias[j] : 0);
   }
 }
+
+static bool by_nf4(product *p) {
+  ty_parallel_for(p->n, 1 + 65536 / p->columns / p->rows, nf4_rows, p);
+  return true;
+}
+#endif

@@ -116,10 +116,10 @@ test("printing, values, copies, another format, meta", function()
   equal(w:to "q8_0".requires_grad, false)
 end)
 
--- Sizes: rows, outputs, inputs; few rows, tiles, remainders of both, long and short k.
+-- Sizes: rows, outputs, inputs; few rows, tiles, remainders of both, long and short k, x past half the first cache.
 local sizes = {
   { 1, 70, 512 }, { 3, 33, 2304 }, { 8, 40, 256 }, { 5, 31, 5632 }, { 9, 33, 768 }, { 70, 65, 2304 }, { 530, 40, 512 },
-  { 2, 3, 64 }, { 20, 5, 320 }, { 7, 5, 576 },
+  { 2, 3, 64 }, { 20, 5, 320 }, { 7, 5, 576 }, { 1, 6, 17408 }, { 2, 6, 9216 }, { 4, 9, 1280 }, { 6, 5, 3072 },
 }
 local function each_product(f)
   for dtype, block in pairs { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64 } do
