@@ -5,7 +5,7 @@
 set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
 python3 -m venv "$root/build/peers"
-"$root/build/peers/bin/pip" install --quiet torch numpy setuptools
+"$root/build/peers/bin/pip" install --quiet torch numpy setuptools tokenizers
 "$root/build/peers/bin/python" -c 'import torch; print("torch", torch.__version__)'
 
 if command -v apt-get >/dev/null 2>&1; then

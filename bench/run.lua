@@ -17,7 +17,8 @@ package.path = root .. "/?.lua;" .. package.path
 
 local ty = require "tycho"
 local groups = { "startup", "overhead", "gemm", "conv", "attention", "memory_bound", "scan_sort", "optimizer",
-  "embedding", "quantized", "gpt2", "unet", "resnet", "memory" }
+  "embedding", "quantized", "gpt2", "unet", "resnet", "memory",
+  "tokenizer" }
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1

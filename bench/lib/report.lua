@@ -24,7 +24,7 @@ end
 local row = "%-38s %3s %10s %5s %10s %5s %-16s %7s %5s %6s %5s %s"
 
 function report.head()
-  print(row:format("item", "thr", "tycho", "", "pytorch", "", "its best mode", "times", "bar", "limit", "bar", ""))
+  print(row:format("item", "thr", "tycho", "", "peer", "", "its best mode", "times", "bar", "limit", "bar", ""))
 end
 
 -- The verdict counts where the bar was set: at all threads, or at the only number that the item runs with.
@@ -45,7 +45,7 @@ local function distance(result)
   for _, what in ipairs(result.failed) do
     local factor, text
     if what == "peer" then
-      factor, text = bars.peer / result.ratio, ("%.2fx PyTorch, wanted %.3g"):format(result.ratio, bars.peer)
+      factor, text = bars.peer / result.ratio, ("%.2fx the peer, wanted %.3g"):format(result.ratio, bars.peer)
     elseif what == "limit" then
       factor = bars.limit / result.share
       text = ("%.0f%% of the limit, wanted %.0f%%"):format(result.share * 100, bars.limit * 100)
