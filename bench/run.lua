@@ -16,9 +16,8 @@ _G.arg = { [0] = root .. "/bench/run.lua", table.unpack(arg) } -- what lib/ find
 package.path = root .. "/?.lua;" .. package.path
 
 local ty = require "tycho"
-local groups = { "startup", "overhead", "gemm", "conv", "attention", "memory_bound", "scan_sort", "optimizer",
-  "embedding", "quantized", "gpt2", "unet", "resnet", "memory",
-  "tokenizer" }
+local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort",
+  "optimizer", "embedding", "quantized", "tokenizer", "gpt2", "unet", "resnet", "memory" }
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1

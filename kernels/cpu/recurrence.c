@@ -71,8 +71,11 @@ static bool cut(job *j, size_t element) {
 #define REAL float
 #define LANES LANES_F32
 #define FN(name) PASTE(name, _f32)
+#define NAME FN
+#include "transpose_real.h"
 #include "recurrence_cells.h"
 #include "recurrence_real.h"
+#undef NAME
 #undef REAL
 #undef LANES
 #undef FN
@@ -80,8 +83,11 @@ static bool cut(job *j, size_t element) {
 #define REAL double
 #define LANES LANES_F64
 #define FN(name) PASTE(name, _f64)
+#define NAME FN
+#include "transpose_real.h"
 #include "recurrence_cells.h"
 #include "recurrence_real.h"
+#undef NAME
 
 static job job_of(ty_cell cell, const ty_view *y, const ty_view *w) {
   job j = { .cell = cell, .gates = cell == TY_GRU ? 3 : 4, .states = cell == TY_GRU ? 0 : cell == TY_LSTM ? 1 : 3 };

@@ -71,26 +71,12 @@ static void FN(pack_forward)(void *context, int64_t begin, int64_t end) {
   int64_t panels = FN(panels)(j), d = j->d;
   for (int64_t i = begin; i < end; i++) {
     int64_t head = i / panels, first = i % panels * LANES, n = d - first < LANES ? d - first : LANES;
-    const REAL *w = (const REAL *)j->w + head * j->gates * d * d;
-    REAL *to = (REAL *)j->pack + i * d * j->gates * LANES;
-    for (int64_t k = 0; k < d; k++)
-      for (int gate = 0; gate < j->gates; gate++, to += LANES)
-        for (int64_t e = 0; e < LANES; e++) to[e] = e < n ? w[(gate * d + first + e) * d + k] : 0;
+    const int64_t row = j->gates * LANES;
+    const REAL *w = (const REAL *)j->w + (head * j->gates * d + first) * d;
+    REAL *to = (REAL *)j->pack + i * d * row;
+    if (n < LANES) memset(to, 0, (size_t)(d * row) * sizeof(REAL));
+    for (int gate = 0; gate < j->gates; gate++) FN(transpose)(w + gate * d * d, d, n, d, to + gate * LANES, row);
   }
-}
-
-static inline __attribute__((always_inline)) void FN(cell_n)(ty_cell cell, const forward_unit *s, const int64_t n,
-                                                             const bool save) {
-  if (cell == TY_LSTM) FN(lstm)(s, n, save);
-  else if (cell == TY_GRU) FN(gru)(s, n, save);
-  else if (cell == TY_SLSTM) FN(slstm)(s, n, save, false);
-  else FN(slstm)(s, n, save, true);
-}
-
-static void FN(cell)(ty_cell cell, const forward_unit *s, int64_t n) {
-  if (n == LANES && s->saved) FN(cell_n)(cell, s, LANES, true);
-  else if (n == LANES) FN(cell_n)(cell, s, LANES, false);
-  else FN(cell_n)(cell, s, n, s->saved != NULL);
 }
 
 static void FN(forward_panel)(const job *j, int64_t t, int64_t head, int64_t panel, int64_t first_block,
@@ -100,6 +86,7 @@ static void FN(forward_panel)(const job *j, int64_t t, int64_t head, int64_t pan
   const REAL *weights = (const REAL *)j->pack + (head * FN(panels)(j) + panel) * d * j->gates * LANES;
   const REAL *h = t ? (const REAL *)j->y + (t - 1) * plane : j->state;
   REAL u[ROWS * WIDE * LANES] __attribute__((aligned(64)));
+  REAL nowhere[(3 + SAVED) * LANES]; /* where what nobody keeps is written */
   for (int64_t block = first_block; block < end_block; block++) {
     int64_t r0 = row_of(j, block), rows = row_of(j, block + 1) - r0;
     (j->gates == 3 ? FN(product_3) : FN(product_4))((int)rows, d, h + r0 * j->width + head * d, j->width, weights, u);
@@ -112,11 +99,17 @@ static void FN(forward_panel)(const job *j, int64_t t, int64_t head, int64_t pan
                          .state = (REAL *)j->last + plane + row * j->width + unit,
                          .y = (REAL *)j->y + t * plane + row * j->width + unit,
                          .d = d,
-                         .plane = plane };
-      if (j->kept) s.kept = (REAL *)j->kept + t * j->states * plane + row * j->width + unit;
-      if (j->saved)
+                         .plane = plane,
+                         .kept = nowhere,
+                         .kept_plane = LANES,
+                         .saved = nowhere + 3 * LANES,
+                         .apart = LANES };
+      if (j->saved) {
+        s.kept = (REAL *)j->kept + t * j->states * plane + row * j->width + unit, s.kept_plane = plane;
         s.saved = (REAL *)j->saved + (t * j->batch + row) * SAVED * j->width + head * SAVED * d + panel * LANES;
-      FN(cell)(j->cell, &s, n);
+        s.apart = d;
+      }
+      FN(cell_forward)(j->cell, &s, n);
     }
   }
 }
@@ -212,10 +205,7 @@ static void FN(backward_gates)(const job *j, int64_t t, int64_t head, int64_t fi
     for (int64_t e = 0; e < d; e += 64) { /* as many units as there are zeros for an absent gradient */
       int64_t n = d - e < 64 ? d - e : 64;
       s.g = j->g ? (const REAL *)j->g + t * plane + at + e : none;
-      if (j->cell == TY_LSTM) FN(lstm_back)(&s, n);
-      else if (j->cell == TY_GRU) FN(gru_back)(&s, n);
-      else if (j->cell == TY_SLSTM) FN(slstm_back)(&s, n, false);
-      else FN(slstm_back)(&s, n, true);
+      FN(cell_backward)(j->cell, &s, n);
       s.h += n, s.before += n, s.after += n, s.saved += n, s.dstate += n, s.dx += n, s.du += n;
     }
   }

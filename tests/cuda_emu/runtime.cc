@@ -193,10 +193,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int device) {
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
   cudaDeviceProp properties;
   cudaGetDeviceProperties(&properties, device);
-  *value = properties.major;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? properties.major : int(properties.sharedMemPerBlock);
   return cudaSuccess;
 }
 

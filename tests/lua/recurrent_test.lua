@@ -49,7 +49,8 @@ local function against_torch(name, kind, settings, given)
     loss:backward()
     local tolerance = dtype == "f64" and 1e-11 or 1e-5
     for i, x in ipairs(inputs) do
-      near(x.grad, fixture[("%s/grad_input%d"):format(name, i - 1)], ("%s %s input %d"):format(name, dtype, i), tolerance)
+      local what = ("%s %s input %d"):format(name, dtype, i)
+      near(x.grad, fixture[("%s/grad_input%d"):format(name, i - 1)], what, tolerance)
     end
     for key, p in module:named_parameters() do
       near(p.grad, fixture[("%s/grad/%s"):format(name, key)], ("%s %s %s"):format(name, dtype, key), tolerance)

@@ -32,8 +32,8 @@ local function each_layer(self, fn)
   end
 end
 
--- x through all layers. part(suffix) gives weight_ih, weight_hh [heads, gates * d, d] and the two biases; state(k), from
--- 1, what layer and direction k begin with, or nil. Returns y and the list of the last states.
+-- x through all layers. part(suffix) gives weight_ih, weight_hh [heads, gates * d, d] and the two biases; state(k),
+-- from 1, what layer and direction k begin with, or nil. Returns y and the list of the last states.
 local function run(self, who, x, cell, part, state)
   local shape = x.shape
   if #shape ~= 3 or shape[3] ~= self.input_size then
@@ -147,10 +147,10 @@ end
 
 GRU.describe = describe
 
---- LSTM with an exponential input gate, a normaliser and a stabiliser (Beck et al. 2024, xLSTM), its units in heads that
--- see only themselves in the recurrence. Gates input, forget, cell, output of each head, head after head.
+--- LSTM with an exponential input gate, a normaliser and a stabiliser (Beck et al. 2024, xLSTM), its units in heads
+-- that see only themselves in the recurrence. Gates input, forget, cell, output of each head, head after head.
 -- options: LSTM's, heads (1), forget ("sigmoid" or "exp"). The biases of the forget gates begin spread over each head,
--- -3 to 5 (exp: to 0, where nothing is forgotten), so that some units keep what they have for long and others do not.
+-- -3 to 5 (exp: to 0, where nothing is forgotten), so that some units keep what they have for long and others not.
 -- layer(x, state) gives y and the state [num_layers * directions, 4, batch, hidden]: h, c, n, m.
 ---@overload fun(inputs: integer, hidden: integer, options?: table): Module
 local SLSTM = base.define "SLSTM"
