@@ -5,6 +5,7 @@
  * Every sum is taken in the same order in both ways. */
 #include <string.h>
 
+#include "../recurrence.h"
 #include "../scalar.h"
 #include "cpu.h"
 
@@ -32,7 +33,6 @@
 
 enum {
   WIDE = 4,             /* vectors of a panel of the way back */
-  SAVED = 4,            /* numbers that are saved for each unit */
   PRIVATE = 768 << 10,  /* bytes of weights that a thread's own cache holds */
   SHARED_WORK = 1 << 20 /* multiply-adds of a step that are worth two meetings of the threads */
 };
@@ -90,7 +90,7 @@ static bool cut(job *j, size_t element) {
 #undef NAME
 
 static job job_of(ty_cell cell, const ty_view *y, const ty_view *w) {
-  job j = { .cell = cell, .gates = cell == TY_GRU ? 3 : 4, .states = cell == TY_GRU ? 0 : cell == TY_LSTM ? 1 : 3 };
+  job j = { .cell = cell, .gates = ty_cell_gates(cell), .states = ty_cell_states(cell) - 1 };
   j.steps = y->size[0], j.batch = y->size[1], j.width = y->size[2];
   j.heads = w->size[0], j.d = w->size[2];
   return j;

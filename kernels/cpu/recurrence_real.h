@@ -86,7 +86,7 @@ static void FN(forward_panel)(const job *j, int64_t t, int64_t head, int64_t pan
   const REAL *weights = (const REAL *)j->pack + (head * FN(panels)(j) + panel) * d * j->gates * LANES;
   const REAL *h = t ? (const REAL *)j->y + (t - 1) * plane : j->state;
   REAL u[ROWS * WIDE * LANES] __attribute__((aligned(64)));
-  REAL nowhere[(3 + SAVED) * LANES]; /* where what nobody keeps is written */
+  REAL nowhere[(3 + TY_SAVED_GATES) * LANES]; /* where what nobody keeps is written */
   for (int64_t block = first_block; block < end_block; block++) {
     int64_t r0 = row_of(j, block), rows = row_of(j, block + 1) - r0;
     (j->gates == 3 ? FN(product_3) : FN(product_4))((int)rows, d, h + r0 * j->width + head * d, j->width, weights, u);
@@ -106,7 +106,8 @@ static void FN(forward_panel)(const job *j, int64_t t, int64_t head, int64_t pan
                          .apart = LANES };
       if (j->saved) {
         s.kept = (REAL *)j->kept + t * j->states * plane + row * j->width + unit, s.kept_plane = plane;
-        s.saved = (REAL *)j->saved + (t * j->batch + row) * SAVED * j->width + head * SAVED * d + panel * LANES;
+        s.saved = (REAL *)j->saved + (t * j->batch + row) * TY_SAVED_GATES * j->width + head * TY_SAVED_GATES * d +
+                  panel * LANES;
         s.apart = d;
       }
       FN(cell_forward)(j->cell, &s, n);
@@ -196,7 +197,8 @@ static void FN(backward_gates)(const job *j, int64_t t, int64_t head, int64_t fi
     backward_unit s = { .h = (t ? (const REAL *)j->at_y + (t - 1) * plane : (const REAL *)j->state) + at,
                         .before = t ? states + (t - 1) * j->states * plane + at : (const REAL *)j->state + plane + at,
                         .after = states + t * j->states * plane + at,
-                        .saved = (const REAL *)j->at_gates + ((t * j->batch + row) * j->width + head * d) * SAVED,
+                        .saved = (const REAL *)j->at_gates +
+                                 ((t * j->batch + row) * j->width + head * d) * TY_SAVED_GATES,
                         .dstate = (REAL *)j->dstate + at,
                         .dx = (REAL *)j->dx + gates,
                         .du = (REAL *)j->du + gates,

@@ -96,7 +96,7 @@ TY_DEVICE void rnn_forward_step(const rnn_job<T> &j, const rnn_place &p, int64_t
     if (r >= p.rows) continue;
     const int64_t row = p.row + r, place = row * j.width + p.head * j.d + unit;
     C *kept = j.kept ? j.kept + t * j.states * j.plane + place : nullptr;
-    C *saved = j.saved ? j.saved + ((t * j.batch + row) * j.width + p.head * j.d) * RNN_SAVED + unit : nullptr;
+    C *saved = j.saved ? j.saved + ((t * j.batch + row) * j.width + p.head * j.d) * TY_SAVED_GATES + unit : nullptr;
     C before = h(r, unit);
     T y = ty_narrow<T>(
         rnn_forward_unit<G, C>(j.cell, x[r], u[r], before, j.last + j.plane + place, kept, saved, j.plane, j.d));
@@ -161,7 +161,7 @@ TY_DEVICE void rnn_backward_gates(const rnn_job<T> &j, const rnn_place &p, int64
     const int64_t row = p.row + r, place = row * j.width + p.head * j.d + unit;
     const int64_t gates = (t * j.batch + row) * G * j.width + p.head * G * j.d + unit;
     const C *before = t ? j.at_states + (t - 1) * j.states * j.plane + place : j.state + j.plane + place;
-    const C *saved = j.at_gates + ((t * j.batch + row) * j.width + p.head * j.d) * RNN_SAVED + unit;
+    const C *saved = j.at_gates + ((t * j.batch + row) * j.width + p.head * j.d) * TY_SAVED_GATES + unit;
     C dh = j.dstate[place] + (j.g ? ty_widen(j.g[t * j.plane + place]) : C(0)), dx[G], du[G];
     C h = G == 3 ? rnn_h(j, j.at_y, t, place) : C(0);
     j.dstate[place] = rnn_backward_unit<G, C>(j.cell, dh, h, before, j.at_states + t * j.states * j.plane + place,
@@ -256,13 +256,14 @@ template <class T> static bool rnn_shape_of(const rnn_job<T> &j, rnn_shape *s) {
 template <int G, class T> static bool rnn_run_forward(rnn_job<T> j) {
   typedef ty_compute<T> C;
   const int64_t n = j.heads * G * j.d * j.d;
-  rnn_shape s;
+  rnn_shape s = {};
   if (!rnn_shape_of(j, &s)) return false;
   ty_cuda_scratch packed(static_cast<size_t>(n) * sizeof(C));
   if (!packed.data) return false;
-  j.packed = packed.as<C>();
-  if (!TY_LAUNCH(rnn_pack<T>, ty_cuda_blocks(n, RNN_PACK), RNN_PACK, 0, j.w, packed.as<C>(), n, G * j.d, j.d))
-    return false;
+  C *to = packed.as<C>();
+  j.packed = to;
+  const int64_t rows = G * j.d;
+  if (!TY_LAUNCH(rnn_pack<T>, ty_cuda_blocks(n, RNN_PACK), RNN_PACK, 0, j.w, to, n, rows, j.d)) return false;
   const int64_t bytes = (G * j.d + 2 * s.tile) * j.d * static_cast<int64_t>(sizeof(C));
   if (bytes <= rnn_shared_bytes())
     return TY_LAUNCH((rnn_forward_alone<G, T>), s.alone, s.block, static_cast<size_t>(bytes), j);
@@ -273,7 +274,7 @@ template <int G, class T> static bool rnn_run_forward(rnn_job<T> j) {
 
 template <int G, class T> static bool rnn_run_backward(rnn_job<T> j) {
   typedef ty_compute<T> C;
-  rnn_shape s;
+  rnn_shape s = {};
   if (!rnn_shape_of(j, &s)) return false;
   const int64_t bytes = (j.d + s.tile) * G * j.d * static_cast<int64_t>(sizeof(C));
   if (bytes <= rnn_shared_bytes())
@@ -288,7 +289,7 @@ template <int G, class T> static bool rnn_run_backward(rnn_job<T> j) {
 template <class T> static rnn_job<T> rnn_job_of(const ty_kernel_args *k, const ty_view *y, const ty_view *w) {
   rnn_job<T> j = {};
   j.cell = static_cast<const ty_p_recurrence *>(k->params)->cell;
-  j.states = j.cell == TY_GRU ? 0 : j.cell == TY_LSTM ? 1 : 3;
+  j.states = ty_cell_states(j.cell) - 1;
   j.steps = y->size[0], j.batch = y->size[1], j.width = y->size[2], j.plane = j.batch * j.width;
   j.heads = w->size[0], j.d = w->size[2];
   j.w = static_cast<const T *>(w->data);
@@ -298,7 +299,7 @@ template <class T> static rnn_job<T> rnn_job_of(const ty_kernel_args *k, const t
 static bool rnn_copy(void *to, const void *from, const ty_view *like) {
   const size_t bytes = static_cast<size_t>(ty_view_bytes(like));
   if (!from) return ty_cuda_zero(to, bytes);
-  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, ty_cuda_stream());
+  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, ty_cuda_stream());
   return error == cudaSuccess || ty_fail(TY_EUNSUPPORTED, "copying on cuda: %s", cudaGetErrorString(error));
 }
 

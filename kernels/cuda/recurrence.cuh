@@ -2,6 +2,7 @@
 #ifndef TY_KERNELS_CUDA_RECURRENCE_CUH
 #define TY_KERNELS_CUDA_RECURRENCE_CUH
 
+#include "../recurrence.h"
 #include "cuda.cuh"
 
 TY_DEVICE float rnn_sigmoid(float x) { return ty_sigmoid_f32(x); }
@@ -13,14 +14,12 @@ TY_DEVICE double rnn_exp(double x) { return ty_exp_f64(x); }
 TY_DEVICE float rnn_log_sigmoid(float x) { return ty_log_sigmoid_f32(x); }
 TY_DEVICE double rnn_log_sigmoid(double x) { return ty_log_sigmoid_f64(x); }
 
-enum { RNN_SAVED = 4 };
-
 /* G gates: u is the recurrent product with its bias, x the input's part. h before the step; state: from c on, `plane`
  * apart. Gives h; kept and saved: NULL when not wanted. */
 template <int G, class C>
 TY_DEVICE C rnn_forward_unit(ty_cell cell, const C (&x)[G], const C (&u)[G], C h, C *state, C *kept, C *saved,
                              int64_t plane, int64_t d) {
-  C four[RNN_SAVED];
+  C four[TY_SAVED_GATES];
   if constexpr (G == 3) {
     C r = rnn_sigmoid(u[0] + x[0]), z = rnn_sigmoid(u[1] + x[1]), n = rnn_tanh(x[2] + r * u[2]);
     four[0] = r, four[1] = z, four[2] = n, four[3] = u[2];
@@ -42,9 +41,10 @@ TY_DEVICE C rnn_forward_unit(ty_cell cell, const C (&x)[G], const C (&u)[G], C h
     if (kept) kept[0] = c, kept[plane] = norm, kept[2 * plane] = m;
     h = o * (c / norm);
   }
-  if (saved)
+  if (saved) {
 #pragma unroll
-    for (int g = 0; g < RNN_SAVED; g++) saved[g * d] = four[g];
+    for (int g = 0; g < TY_SAVED_GATES; g++) saved[g * d] = four[g];
+  }
   return h;
 }
 

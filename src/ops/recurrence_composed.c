@@ -157,8 +157,7 @@ bool ty_recurrence_composed(ty_vjp *c) {
   size_t t = (size_t)ty_vjp_size(c, 0).v[0];
   if (t == 0 || a->weight.t->v.count == 0) { /* the state goes through; nothing else takes part */
     for (int i = 0; i < 3; i++)
-      if (c->need[i])
-        c->dx[i] = ty_zeros(ty_vjp_size(c, i), (int)ty_vjp_dtype(c, i), ty_vjp_device(c, i));
+      if (c->need[i]) c->dx[i] = ty_zeros(ty_vjp_size(c, i), (int)ty_vjp_dtype(c, i), ty_vjp_device(c, i));
     if (c->need[3]) c->dx[3] = c->g[1];
     return true;
   }
