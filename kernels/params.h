@@ -36,6 +36,12 @@ typedef struct ty_p_dim {
   bool flag, flag2;
 } ty_p_dim;
 
+/* count > 0: how many elements of a row stay; 0: those above the threshold. */
+typedef struct ty_p_sparsify {
+  int64_t count;
+  double threshold;
+} ty_p_sparsify;
+
 /* Norms: rows of `width` elements, `groups` for group_norm (then the input is [n, channels, spatial]). */
 typedef struct ty_p_norm {
   double eps;

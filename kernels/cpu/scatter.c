@@ -23,6 +23,7 @@ static void fill_range(void *context, int64_t begin, int64_t end) {
 }
 
 static void fill(const ty_view *out, const ty_view *x) {
+  if (x && x->data == out->data) return; /* in place */
   fill_ctx c = { out->data, x ? x->data : NULL };
   ty_parallel_for(out->count * ty_dtype_size[out->dtype], 1 << 18, fill_range, &c);
 }
@@ -138,7 +139,7 @@ static bool scatter(const ty_kernel_args *k, ty_range_fn *fn) {
   return !atomic_load(&c.bad) || ty_index_report(index, c.map.size);
 }
 
-/* in: x or NULL for zeros, index, src (shaped like index, or one value); dim. */
+/* in: x (which out may be) or NULL for zeros, index, src (shaped like index, or one value); dim. */
 bool TY_KERNEL(scatter)(const ty_kernel_args *k) {
   switch (ty_dtype_size[k->out[0]->dtype]) {
     case 1: return scatter(k, scatter1);
@@ -204,7 +205,7 @@ bool TY_KERNEL(index_add)(const ty_kernel_args *k) {
   const ty_p_dim *p = k->params;
   ty_lines l = ty_lines_of(out, p->dim);
   if (!ty_index_check(index, l.size)) return false;
-  if (!x || x->data != out->data) fill(out, x);
+  fill(out, x);
   if (src->count == 0) return true;
   index_add_ctx c = { .out = out->data,
                       .src = src->data,

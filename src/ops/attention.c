@@ -192,3 +192,56 @@ bool vjp_attention(ty_vjp *c) {
   if (c->need[3]) c->dx[3] = ty_reshape(d[3], ty_vjp_size(c, 3));
   return true;
 }
+
+/* ---- what keys receive ---- */
+
+/* k [b, hkv, s, d] and a block of queries q [b, h, n, d], of which the last sees all of k when causal; see: bool,
+ * [b, h, n, s] or NULL. */
+static ty_tensor *received_by(ty_tensor *q, ty_tensor *k, ty_tensor *see, bool causal, double scale) {
+  if (!q || !k) return NULL;
+  int64_t b = q->v.size[0], h = q->v.size[1], n = q->v.size[2], d = q->v.size[3], hkv = k->v.size[1], s = k->v.size[2];
+  ty_dtype wide = ty_is_half(ty_dtype_of(q)) ? TY_F32 : ty_dtype_of(q);
+  ty_tensor *grouped = ty_reshape(ty_mul(q, scale), TY_INTS(b, hkv, h / hkv * n, d));
+  ty_tensor *scores = ty_to(ty_matmul(grouped, ty_transpose(k, -2, -1)), wide);
+  if (causal && n > 1) {
+    int device = ty_device_of(q);
+    ty_tensor *at = ty_unsqueeze(ty_arange((double)(s - n), (double)s, 1, TY_I64, device), 1);
+    see = both(see, ty_le(ty_arange(0, (double)s, 1, TY_I64, device), at));
+  }
+  if (see) { /* a large negative number keeps rows that see nothing finite; they give nothing */
+    see = ty_reshape(ty_expand(see, TY_INTS(b, h, n, s)), TY_INTS(b, hkv, h / hkv * n, s));
+    scores = ty_where(see, scores, -1e30);
+  }
+  ty_tensor *weights = ty_softmax(scores, -1);
+  if (see) weights = ty_where(see, weights, 0.0);
+  return ty_sum(weights, TY_INTS(2), false, TY_DTYPE_DEFAULT);
+}
+
+bool fwd_attention_received(ty_call *c) {
+  const ty_attention_received_args *a = TY_ARGS(attention_received, c);
+  ty_tensor *q = a->q.t, *k = a->k.t, *mask = a->mask.t;
+  ty_call shapes = { c->op, (const ty_value[]){ a->q, a->k, a->k }, c->out, c->record };
+  if (!check_shapes(&shapes, 0, mask)) return false;
+  if (mask && ty_dtype_of(mask) != TY_BOOL)
+    return ty_op_fail(c, TY_EINVAL, "mask: expected bool, got %s", ty_describe(mask));
+  if (!expand_mask(&mask, q, k)) return false;
+  int64_t t = q->v.size[2], s = k->v.size[2], rows = q->v.size[0] * q->v.size[1] * s;
+  ty_dtype wide = ty_is_half(ty_dtype_of(q)) ? TY_F32 : ty_dtype_of(q);
+  enum { AT_ONCE = 1 << 22 /* weights */ };
+  int64_t block = rows ? AT_ONCE / rows : 1;
+  if (block < 1) block = 1;
+  ty_tensor *sum = NULL;
+  for (int64_t i = 0; i < t && rows; i += block) {
+    int64_t n = t - i < block ? t - i : block, seen = a->causal.i ? i + n + s - t : s;
+    if (seen <= 0) continue; /* more queries than keys: these see none */
+    ty_tensor *see = mask ? ty_narrow(ty_narrow(mask, 2, i, n), 3, 0, seen) : NULL;
+    if (mask && !see) return false;
+    ty_tensor *part = received_by(ty_narrow(q, 2, i, n), ty_narrow(k, 2, 0, seen), see, a->causal.i,
+                                  scale_of(a->scale.f, q->v.size[3]));
+    if (part && seen < s) part = ty_pad(part, TY_INTS(0, s - seen), "constant", 0);
+    if (!part) return false;
+    sum = sum ? ty_add(sum, part) : part;
+  }
+  if (!sum) sum = ty_zeros(TY_INTS(k->v.size[0], k->v.size[1], s), wide, ty_device_of(q));
+  return ty_out_set(c, 0, sum);
+}

@@ -27,7 +27,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(gather_backward, PLAIN, dim) P(scatter, PLAIN, dim) P(scatter_add, PLAIN, dim) P(index_select, PLAIN, dim)
   P(index_select_backward, PLAIN, dim) P(index_add, PLAIN, dim) P(one_hot, PLAIN, dim)
 
-  P(matmul, PLAIN, activation) P(triangular_solve, PLAIN, triangular) P(conv2d, PLAIN, conv)
+  P(matmul, PLAIN, activation) P(sparsify, PLAIN, sparsify) P(triangular_solve, PLAIN, triangular) P(conv2d, PLAIN, conv)
   P(conv2d_backward_input, PLAIN, conv) P(conv2d_backward_weight, PLAIN, conv)
   P(max_pool2d, PLAIN, pool) P(avg_pool2d, PLAIN, pool) P(adaptive_avg_pool2d, PLAIN, pool)
   P(adaptive_max_pool2d, PLAIN, pool) P(avg_pool2d_backward, PLAIN, pool)

@@ -66,6 +66,45 @@ return function(row, T)
 
   local half = { "f16", "bf16" }
 
+  local function received(q, k, mask, opts)
+    if is_options(mask) then mask, opts = nil, mask end
+    opts = opts or {}
+    local group, known = k.shape[2] > 0 and q.shape[2] // k.shape[2] or 1, {}
+    return from({ k.shape[1], k.shape[2], k.shape[3] }, function(p)
+      local sum = 0.0
+      for h = p[2] * group, p[2] * group + group - 1 do
+        for i = 0, q.shape[3] - 1 do
+          local key = (p[1] * q.shape[2] + h) * q.shape[3] + i
+          known[key] = known[key] or weights(q, k, mask, opts, p[1], h, i)
+          sum = sum + known[key][p[3]]
+        end
+      end
+      return sum
+    end)
+  end
+
+  row("attention_received", {
+    cases = {
+      { T { 2, 2, 4, 3 }, T { 2, 2, 5, 3 } }, { T { 1, 4, 5, 4 }, T { 1, 2, 5, 4 }, opts = { causal = true } },
+      { T { 1, 4, 1, 4 }, T { 1, 1, 6, 4 }, opts = { causal = true, scale = 0.3 } },
+      { T { 2, 2, 6, 2 }, T { 2, 1, 4, 2 }, opts = { causal = true } }, -- the first queries see no key
+      { T { 2, 2, 3, 4 }, T { 2, 1, 5, 4 }, T { 2, 1, 1, 5, bool = true }, opts = { causal = true } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 3, 5, values = half_seen, bool = true } },
+      { T { 1, 1, 0, 3 }, T { 1, 1, 4, 3 }, grad = false }, { T { 1, 2, 3, 4 }, T { 1, 2, 0, 4 }, grad = false },
+      { T { 0, 2, 3, 4 }, T { 0, 2, 3, 4 }, grad = false },
+    },
+    ref = received,
+    dtype = function(x) return (x == "f16" or x == "bf16") and "f32" or x end,
+    tol = { f64 = 1e-9, f32 = 2e-5, f16 = 2e-2, bf16 = 1e-1 },
+    errors = {
+      { T { 2, 3, 4 }, T { 2, 3, 4 }, match = { "q: expected [b, h, t, d]", "[2, 3, 4]" } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 3, 5 }, match = { "k: expected the batch size and the width of q" } },
+      { T { 1, 3, 3, 4 }, T { 1, 2, 3, 4 }, match = "a multiple of the 2 heads" },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 3, 5 }, match = "mask: expected bool" },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 5, 3, bool = true }, match = "mask: expected" },
+    },
+  })
+
   row("scaled_dot_product_attention", {
     cases = {
       { T { 2, 2, 4, 3 }, T { 2, 2, 5, 3 }, T { 2, 2, 5, 2 } },
