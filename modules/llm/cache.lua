@@ -10,16 +10,22 @@ local FIRST = 64 -- positions that there is room for at first; it doubles
 local Cache = {}
 Cache.__index = Cache
 
+-- Caches of other kinds, by the option that asks for them.
+local kinds = { paged = "tycho.llm.paged", h2o = "tycho.llm.h2o" }
+
 --- Room for `layers` layers; it grows as tokens come. options: room (positions to begin with); paged (true: the cache
--- of tycho.llm.paged, whose options are page, room and pool).
+-- of tycho.llm.paged, whose options are page, room and pool) or h2o (true: that of tycho.llm.h2o, whose options are
+-- heavy, recent and sinks).
 ---@param layers integer
 ---@param options? table
 ---@return KVCache
 function Cache.new(layers, options)
-  if type(options) == "table" and options.paged then
-    local rest = {}
-    for key, value in pairs(options) do if key ~= "paged" then rest[key] = value end end
-    return require("tycho.llm.paged").new(layers, rest)
+  for kind, module in pairs(kinds) do
+    if type(options) == "table" and options[kind] then
+      local rest = {}
+      for key, value in pairs(options) do if key ~= kind then rest[key] = value end end
+      return require(module).new(layers, rest)
+    end
   end
   local o = ty.nn.options("Cache", options, { room = FIRST })
   local self = setmetatable({ past = 0, room = o.room, layers = layers }, Cache)

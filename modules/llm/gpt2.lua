@@ -48,7 +48,6 @@ function Attention:forward(x, at)
   local shape = x.shape
   local qkv = self.c_attn(x):reshape(shape[1], shape[2], 3, self.heads, -1):permute(2, 0, 3, 1, 4)
   local q, k, v = qkv:select(0, 0), qkv:select(0, 1), qkv:select(0, 2)
-  if at.cache then k, v = at.cache:append(at.layer, k, v) end
   local y = layers.attend(q, k, v, at, self.scale, -1, self.p, self.training)
   return self.dropout(self.c_proj(layers.join_heads(y)))
 end

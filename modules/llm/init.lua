@@ -20,8 +20,8 @@ local M = {
 
 local files = { GPT2 = "gpt2", Llama = "llama", Mistral = "mistral", Qwen2 = "qwen2", Qwen3 = "qwen3",
   Mixtral = "mixtral", GLA = "gla", Bert = "bert", BertForMaskedLM = "bert", T5 = "t5", Cache = "cache",
-  chat = "chat", data = "data", train = "train", ngram = "ngram", corpus = "corpus", trials = "trials",
-  bleu = "bleu" }
+  HeavyHitterCache = "h2o", chat = "chat", data = "data", train = "train", ngram = "ngram", corpus = "corpus",
+  trials = "trials", bleu = "bleu" }
 
 -- A family's file is read when it is first asked for.
 return setmetatable(M, { __index = function(self, name)

@@ -62,10 +62,14 @@ local function seen(t, s, window, cu_seqlens, device)
   return mask
 end
 
---- Causal attention with dropout of its weights in training (Srivastava et al. 2014; Vaswani et al. 2017): without it
--- the one op, with it softmax and products, which keep the weights [b, heads, t, s] for the backward pass. at: mask and
--- cu_seqlens; scale and window as in ty.scaled_dot_product_attention.
+--- Causal attention of queries [b, h, t, d] to the keys and values [b, hkv, t, d] of the same tokens and those in the
+-- cache, which gets them. at: as Attention:forward() has it; scale and window as in ty.scaled_dot_product_attention.
+-- With dropout p of the weights (Srivastava et al. 2014; Vaswani et al. 2017) it is softmax and products in training,
+-- which keep the weights [b, h, t, s] for the backward pass, in place of the one op.
 function M.attend(q, k, v, at, scale, window, p, training)
+  local cache = at.cache
+  if cache and cache.attend then return cache:attend(at.layer, q, k, v, scale, window) end
+  if cache then k, v = cache:append(at.layer, k, v) end
   if not training or p == 0 then
     return ty.scaled_dot_product_attention(q, k, v, at.mask, true, scale, window, 0, at.cu_seqlens)
   end
@@ -110,9 +114,7 @@ function Attention:forward(x, at)
   if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
   q = ty.rotary(q, at.cos, at.sin, at.interleaved)
   k = ty.rotary(k, at.cos, at.sin, at.interleaved)
-  if at.cache then k, v = at.cache:append(at.layer, k, v) end
-  local y = M.attend(q, k, v, at, 0, self.window, self.dropout, self.training)
-  return self.o_proj(M.join_heads(y))
+  return self.o_proj(M.join_heads(M.attend(q, k, v, at, 0, self.window, self.dropout, self.training)))
 end
 
 --- down(activation(gate(x)) * up(x)). Shazeer 2020, "GLU Variants Improve Transformer".
