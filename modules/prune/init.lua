@@ -1,0 +1,29 @@
+--- Models with fewer weights, and products with fewer inputs: require "tycho.prune".
+--
+--     local prune = require "tycho.prune"
+--     prune.magnitude(model, { sparsity = 0.5 })     -- masks, which stay through training
+--     local parameters = prune.perp(model, { biases = true, norms = true, rank = 1 })
+--     ...                                            -- train these
+--     prune.merge(model)                             -- into the weights, whose zeros stay
+--     prune.release(model)                           -- a plain model again
+--
+--     prune.wina(model, { sparsity = 0.5 })          -- decoding reads half of the weights
+--
+-- Works on every module with Linear layers or GPT-2's Conv1D: the families of tycho.llm.
+local masks = require "tycho.prune.masks"
+local perp = require "tycho.prune.perp"
+local wina = require "tycho.prune.wina"
+
+
+return {
+  magnitude = masks.magnitude,
+  zeros = masks.zeros,
+  sparsity = masks.sparsity,
+  release = masks.release,
+  perp = perp.perp,
+  merge = perp.merge,
+  wina = wina.apply,
+  calibrate = wina.calibrate,
+  output_errors = wina.output_errors,
+  unwina = wina.remove,
+}

@@ -1,0 +1,213 @@
+--- Pruning by magnitude, and layers that keep to the mask they got. A layer stays the object that it was, with its
+-- weights under their names; its class becomes one that multiplies the weight with the mask while it is trained, so
+-- that a weight that is gone has no gradient and stays zero whatever the optimizer.
+local ty = require "tycho"
+local layers = require "tycho.peft.layers"
+
+local nn = ty.nn
+local M = {}
+
+local classes = {} -- class with a mask by class without
+
+--- The weight that a masked layer computes with: what perp.lua added to it included.
+function M.effective(module)
+  local p = module._pruned
+  local mask = p.mask
+  local weight = module.weight
+  if p.factors == nil or p.factors.dtype ~= weight.dtype or p.factors.device ~= weight.device then
+    p.factors = ty.keep(mask:to { dtype = weight.dtype, device = weight.device })
+  end
+  mask = p.factors
+  if p.adapter then return p.adapter(module, mask) end
+  return weight * mask
+end
+
+local function masked(base)
+  if classes[base] then return classes[base] end
+  local class = nn.module("Masked" .. base.__name, base)
+  function class:forward(x, residual, activation)
+    local p = self._pruned
+    -- A weight that is not trained has its zeros already: the mask is for gradients.
+    if not p.adapter and not self.weight.requires_grad then
+      return base.forward(self, x, residual, activation)
+    end
+    local weight = M.effective(self)
+    if self.fan_in_fan_out then weight = weight:transpose(0, 1) end
+    return ty.linear(x, weight, self.bias, residual, activation)
+  end
+  function class:describe() return ("%s, sparsity = %.3f"):format(base.describe(self), self._pruned.sparsity) end
+  classes[base] = class
+  return class
+end
+
+local function attach(module, mask)
+  local kept = mask:to("i64"):sum():item()
+  if rawget(module, "_pruned") then
+    error("prune: the model has masks already; prune.release takes them away", 0)
+  end
+  rawset(module, "_pruned", { mask = ty.keep(mask), kept = kept, sparsity = 1 - kept / math.max(mask:numel(), 1) })
+  ty.no_grad(function() module.weight:copy_(module.weight * mask:to(module.weight.dtype)) end)
+  setmetatable(module, masked(getmetatable(module)))
+end
+
+--- The layers to prune: linear ones whose name `targets` accepts (a Lua pattern, or a function of name and module);
+-- without it all but the head. A list of { name, module }, each module once.
+function M.layers(who, model, targets)
+  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end
+  local head, list, seen = rawget(model, "lm_head"), {}, {}
+  for name, module in model:named_modules() do
+    if layers.kind(module) == "linear" and not seen[module] then
+      local fits
+      if targets == nil then fits = module ~= head
+      elseif type(targets) == "function" then fits = targets(name, module)
+      elseif type(targets) == "string" then fits = name:find(targets) ~= nil
+      else error(("%s: targets must be a pattern or a function, got %s"):format(who, type(targets)), 0) end
+      if fits then
+        seen[module] = true
+        list[#list + 1] = { name = name, module = module }
+      end
+    end
+  end
+  if #list == 0 then error(("%s: targets: no linear layer matches %s"):format(who, tostring(targets)), 0) end
+  return list
+end
+
+--- Whether a share of weights or inputs to leave out is one.
+function M.check_sparsity(who, value)
+  if type(value) ~= "number" or not (value >= 0 and value < 1) then
+    error(("%s: sparsity must be a number within [0, 1), got %s"):format(who, tostring(value)), 0)
+  end
+  return value
+end
+
+-- true where one of the `count` smallest is not. scores: of any shape.
+local function all_but_smallest(scores, count)
+  local flat = ty.ones({ scores:numel() }, { dtype = "u8", device = scores.device })
+  if count > 0 then flat = flat:scatter(0, scores:flatten():argsort(0):narrow(0, 0, count), 0) end
+  return flat:reshape(scores.shape):to "bool"
+end
+
+-- The n largest of each m neighbours along the inputs.
+local function of_groups(weight, n, m, inputs_first)
+  local scores = weight:abs()
+  if inputs_first then scores = scores:transpose(0, 1) end
+  local shape = scores.shape
+  if shape[2] % m ~= 0 then
+    error(("prune.magnitude: %d:%d needs a multiple of %d inputs, got a weight of %d"):format(n, m, m, shape[2]), 0)
+  end
+  local groups = scores:reshape(-1, m)
+  local _, at = groups:topk(n, 1)
+  local mask = ty.zeros(groups.shape, { dtype = "u8", device = weight.device }):scatter(1, at, 1):reshape(shape)
+  if inputs_first then mask = mask:transpose(0, 1):contiguous() end
+  return mask:to "bool"
+end
+
+local function magnitude(model, options)
+  local who = "prune.magnitude"
+  local o = nn.options(who, options, { sparsity = nn.none, pattern = nn.none, scope = "layer", targets = nn.none })
+  if (o.sparsity == nil) == (o.pattern == nil) then error(who .. ": sparsity or pattern is wanted, and not both", 0) end
+  local n, m
+  if o.pattern then
+    n, m = tostring(o.pattern):match "^(%d+):(%d+)$"
+    n, m = math.tointeger(n), math.tointeger(m)
+    if not n or n < 1 or n >= m then
+      error(("%s: pattern must be kept:group, such as 2:4, got %s"):format(who, tostring(o.pattern)), 0)
+    end
+  else
+    M.check_sparsity(who, o.sparsity)
+  end
+  if o.scope ~= "layer" and o.scope ~= "global" then
+    error(("%s: scope must be layer or global, got %s"):format(who, tostring(o.scope)), 0)
+  end
+  local list = M.layers(who, model, o.targets)
+  ty.no_grad(function()
+    local new = {}
+    if not m and o.scope == "global" then
+      local parts = {}
+      for i, layer in ipairs(list) do parts[i] = layer.module.weight:abs():flatten() end
+      local all = ty.concat(parts, 0)
+      local mask, at = all_but_smallest(all, math.floor(o.sparsity * all:numel() + 0.5)), 0
+      for i, layer in ipairs(list) do
+        local count = layer.module.weight:numel()
+        new[i] = mask:narrow(0, at, count):reshape(layer.module.weight.shape):clone()
+        at = at + count
+      end
+    else
+      for i, layer in ipairs(list) do
+        local weight = layer.module.weight:detach()
+        new[i] = m and of_groups(weight, n, m, layer.module.fan_in_fan_out)
+          or all_but_smallest(weight:abs(), math.floor(o.sparsity * weight:numel() + 0.5))
+      end
+    end
+    for i, layer in ipairs(list) do attach(layer.module, new[i]) end
+  end)
+  ty.core.program.renew()
+  return model
+end
+
+--- Sets the smallest weights to zero, where they stay through training. options: sparsity (the share that goes), of
+-- each layer, or with scope = "global" of all together; or pattern ("2:4": of each 4 neighbouring inputs the 2 largest
+-- stay); targets (which linear layers: a Lua pattern of names, or a function of name and module; all but the head).
+-- Han et al. 2015, "Learning both Weights and Connections for Efficient Neural Networks". Returns the model.
+---@param model Module
+---@param options {sparsity?: number, pattern?: string, scope?: "layer"|"global", targets?: string|function}
+---@return Module model
+function M.magnitude(model, options)
+  local ok, message = pcall(magnitude, model, options)
+  if not ok then error(message, 2) end
+  return model
+end
+
+--- Makes masks of the weights that are zero, for a model that was pruned, saved and loaded. Returns the model.
+---@param model Module
+---@param targets? string|function  as magnitude() has them
+---@return Module model
+function M.zeros(model, targets)
+  local ok, message = pcall(function()
+    for _, layer in ipairs(M.layers("prune.zeros", model, targets)) do
+      attach(layer.module, layer.module.weight:detach():ne(0))
+    end
+    ty.core.program.renew()
+  end)
+  if not ok then error(message, 2) end
+  return model
+end
+
+--- The masked layers of a model: a list of { name, module }.
+function M.masked(model)
+  local list, seen = {}, {}
+  for name, module in model:named_modules() do
+    if rawget(module, "_pruned") and not seen[module] then
+      seen[module] = true
+      list[#list + 1] = { name = name, module = module }
+    end
+  end
+  return list
+end
+
+--- The share of zeros in the weights of the masked layers, counted.
+---@param model Module
+---@return number
+function M.sparsity(model)
+  local zeros, all = 0, 0
+  for _, layer in ipairs(M.masked(model)) do
+    local weight = layer.module.weight:detach()
+    zeros, all = zeros + weight:eq(0):to("i64"):sum():item(), all + weight:numel()
+  end
+  return all > 0 and zeros / all or 0.0
+end
+
+--- Takes the masks away; weights that are zero are as any other again. Returns the model.
+---@param model Module
+---@return Module model
+function M.release(model)
+  for _, layer in ipairs(M.masked(model)) do
+    if layer.module._pruned.adapter then error("prune.release: prune.merge the adapters first", 2) end
+    rawset(layer.module, "_pruned", nil)
+    setmetatable(layer.module, getmetatable(layer.module).super)
+  end
+  ty.core.program.renew()
+  return model
+end
+
+return M
