@@ -31,8 +31,8 @@ end
 -- gradient flows into codes, but through them to what comes before. options: dtype ("nf4": the 4-bit NormalFloat with
 -- scales of 8 bits, Dettmers et al. 2023; q8_0, q4_0, q2_k, q3_k, q4_k, q6_k), skip (names or ends of names of layers
 -- that are left as they are; by default "lm_head"). Returns a report: modules (how many), parameters and bytes (of
--- their weights), bits (of a weight), error (root mean square of what encoding changed, over that of the weights; nil on the
--- meta device), left (names of layers whose rows are no whole blocks).
+-- their weights), bits (of a weight), error (root mean square of what encoding changed, over that of the weights; nil
+-- on the meta device), left (names of layers whose rows are no whole blocks).
 ---@param model Module
 ---@param options? {dtype?: string, skip?: string[]}
 ---@return {modules: integer, parameters: integer, bytes: integer, bits: number, error?: number, left: string[]} report

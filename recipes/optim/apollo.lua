@@ -20,7 +20,7 @@
 --
 -- APOLLO-Mini misses its bar on the loss. Its rates come from one random direction for a whole matrix, and where the
 -- gradient has few large singular values, as in a small model, its length there is at times near nothing, so the rate
--- jumps with each projection (fewer of them are better, above). The paper's batches are of 131,072 tokens, these of 1024.
+-- jumps with each projection (fewer of them are better, above). The paper takes batches of 131,072 tokens, not 1024.
 local ty = require "tycho"
 local trials = require("tycho.llm").trials
 
