@@ -16,8 +16,9 @@
 --   GaLore of 8 bits    0.02    2.3318   2.3972   2.3932   2.3741     963,008  -85.5 %, loss x 1.0092
 -- Validation by rate, seed 0: AdamW 2.6442 (0.001), 2.4304 (0.002), 2.4633 (0.004), 3.4703 (0.008); GaLore 2.4902
 -- (0.02), 2.4759 (0.0283), 2.4900 (0.04), 2.5538 (0.08); of 8 bits 2.5506 (0.01), 2.4296 (0.02), 2.4517 (0.0283),
--- 2.4540 (0.04). Before that, with one run each: GaLore at 0.01 had 2.5856 with subspaces of 50 steps, 2.6273 with 20
--- and 2.5981 with 200; AdamW at 0.004 had 2.4997 with a beta2 of 0.999.
+-- 2.4540 (0.04). Before that, with one run each: GaLore at 0.01 had 2.5856 with subspaces of 50 steps, 2.6273 with 20,
+-- 2.5981 with 200, and 2.4748 with a scale of 0.5; of 8 bits at a rank of 28 2.5860; AdamW at 0.004 2.4997 with a beta2
+-- of 0.999.
 local ty = require "tycho"
 local trials = require("tycho.llm").trials
 
