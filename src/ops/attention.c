@@ -237,7 +237,7 @@ bool fwd_attention_received(ty_call *c) {
     ty_tensor *see = mask ? ty_narrow(ty_narrow(mask, 2, i, n), 3, 0, seen) : NULL;
     if (mask && !see) return false;
     ty_tensor *part = received_by(ty_narrow(q, 2, i, n), ty_narrow(k, 2, 0, seen), see, a->causal.i,
-                                  scale_of(a->scale.f, q->v.size[3]));
+                                  ty_attention_scale(a->scale.f, q->v.size[3]));
     if (part && seen < s) part = ty_pad(part, TY_INTS(0, s - seen), "constant", 0);
     if (!part) return false;
     sum = sum ? ty_add(sum, part) : part;
