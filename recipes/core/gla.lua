@@ -5,7 +5,8 @@
 -- time: 10 seconds on two CPU cores
 --
 -- Recorded on two cores (AMD EPYC, Zen 4), layers of width 256 with 4 heads, softmax being our own fused attention.
--- Chunks and recurrence are 5.8e-7 apart, both 5.3e-7 from the recurrence in f64, with hostile gates, 2.4e-7 with others.
+-- Chunks and recurrence are 5.8e-7 apart, both 5.3e-7 from the recurrence in f64, with hostile gates, 2.4e-7 with
+-- others.
 --             a token decoded, microseconds    forward and backward, milliseconds
 --     tokens   gated linear  softmax  ratio     gated linear  softmax  ratio
 --        512           77.8    188.3    2.4             6.18     8.12    1.3
