@@ -12,8 +12,9 @@
 --   2:4, rank 8     25.035 24.653 24.997    24.671 24.477 24.952    25.143 24.639 25.046    24.70, 24.94
 --   2:4, rank 32                            24.057 23.654 24.113    23.810 23.391 23.931    23.94, 23.71
 -- The bar is missed for 2:4 at rank 8, with every seed: there EoRA leaves the perplexity about where pruning had put
--- it, though it takes more of |E X|^2 from every layer than SVD can. By the validation part (seed 0: 25.23 pruned), adapters
--- beside attention alone make it 26.91, beside the feed-forward networks alone 25.39: it is attention that they harm.
+-- it, though it takes more of |E X|^2 from every layer than SVD can. By the validation part (seed 0: 25.23 when pruned)
+-- adapters beside attention alone make it 26.91, beside the feed-forward networks alone 25.39: it is attention that
+-- they harm.
 local ty = require "tycho"
 local llm, peft, quant = require "tycho.llm", require "tycho.peft", require "tycho.quant"
 
