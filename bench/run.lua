@@ -17,7 +17,7 @@ package.path = root .. "/?.lua;" .. package.path
 
 local ty = require "tycho"
 local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort",
-  "optimizer", "embedding", "quantized", "tokenizer", "gpt2", "unet", "resnet", "memory" }
+  "optimizer", "embedding", "quantized", "tokenizer", "llm", "gpt2", "unet", "resnet", "memory" }
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1

@@ -1,6 +1,6 @@
 --- Linear layers with block-quantized weights, in the shapes of a Llama model of 1.1 billion parameters: one row with
---- weights from memory (decode), 512 rows (prompt). f16 and bf16 stand beside them. llama.cpp is no peer of this
---- program: llama-bench says what it reaches.
+--- weights from memory (decode), 512 rows (prompt). f16 and bf16 stand beside them; whole models beside
+--- llama.cpp are in llm.lua.
 local ty = require "tycho"
 
 local items = {}
