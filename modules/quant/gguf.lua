@@ -20,6 +20,10 @@ local architectures = {
 -- Rows of each head from halves (0, d/2), (1, d/2 + 1) ... to pairs (0, 1), (2, 3) ...
 local function pairs_of_rows(t, heads)
   local shape = t.shape
+  if blocks[t.dtype] then -- rows of bytes
+    local rows = ty.io.from_bytes(ty.io.to_bytes(t), "u8")
+    return ty.io.from_bytes(ty.io.to_bytes(pairs_of_rows(rows:reshape(shape[1], -1), heads)), t.dtype, shape)
+  end
   return t:reshape(heads, 2, shape[1] // heads // 2, -1):transpose(1, 2):reshape(shape)
 end
 
