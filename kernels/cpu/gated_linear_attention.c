@@ -96,9 +96,9 @@ typedef struct context {
 
 static bool run(const plan *p, ty_range_fn *piece, context *c) {
   int64_t lines = p->sequences * p->heads,
-          work = p->length * p->dk * p->dv; /* of all sequences, when they are packed */
-  if (p->packed.begins && lines) work /= p->sequences;
-  ty_parallel_for(lines, 1 + 200000 / (work + 1), piece, c);
+          products = p->length * p->dk * p->dv; /* of all sequences, when they are packed */
+  if (p->packed.begins && lines) products /= p->sequences;
+  ty_parallel_for(lines, 1 + 200000 / (products + 1), piece, c);
   return !c->failed || ty_fail(TY_ENOMEM, "out of memory for the chunks of gated linear attention");
 }
 

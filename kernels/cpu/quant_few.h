@@ -203,14 +203,14 @@ static void few_rows(void *context, int64_t begin, int64_t end) {
                                     : p->dtype == TY_Q4_0 ? products_Q4_0
                                     : p->dtype == TY_Q4_K ? products_Q4_K
                                                           : products_Q6_K;
-  row_product_fn *product = products[p->rows - 1];
+  row_product_fn *of_row = products[p->rows - 1];
   int64_t k = p->columns, part = part_of(p, sizeof(int8_t)), ahead = part < k ? p->w_row : AHEAD;
   for (int64_t j0 = begin; j0 < end && !ty_interrupted; j0 += GROUP) {
     int64_t j1 = j0 + GROUP < end ? j0 + GROUP : end;
     for (int64_t k0 = 0; k0 < k; k0 += part)
       for (int64_t j = j0; j < j1; j++) {
         float y[FEW];
-        product(p->x, p->w + j * p->w_row, k0 / LINE, k - k0 < part ? k - k0 : part, ahead, y);
+        of_row(p->x, p->w + j * p->w_row, k0 / LINE, k - k0 < part ? k - k0 : part, ahead, y);
         put(p, j, k0 == 0, y);
       }
   }

@@ -181,7 +181,7 @@ static const ty_pickle_value *argument(const ty_pickle *p, const ty_pickle_value
 }
 
 static bool call(ty_pickle *p) {
-  uint32_t tuple, function;
+  uint32_t tuple = 0, function = 0;
   if (!pop(p, &tuple) || !pop(p, &function)) return false;
   const ty_pickle_value *args = at(p, tuple), *f = at(p, function);
   if (f->kind != TY_PICKLE_GLOBAL || args->kind != TY_PICKLE_TUPLE)
@@ -251,7 +251,7 @@ static bool set_one(ty_pickle *p, ty_pickle_kind kind) {
 }
 
 static bool remember(ty_pickle *p, uint64_t slot) {
-  uint32_t value, none = UINT32_MAX;
+  uint32_t value = 0, none = UINT32_MAX;
   if (!top(p, &value)) return false;
   if (slot >= VALUES_MOST || slot > p->size)
     return fail(p, "data.pkl remembers under the number %llu, which is too large", (unsigned long long)slot);
@@ -336,7 +336,7 @@ static bool step(ty_pickle *p, uint8_t code, bool *done) {
 bool ty_pickle_read(ty_pickle *p, const void *data, size_t size, const char *file) {
   *p = (ty_pickle){ .file = file, .data = data, .size = size };
   bool done = false;
-  const uint8_t *code;
+  const uint8_t *code = NULL;
   while (!done)
     if (!take(p, 1, &code) || !step(p, *code, &done)) return false;
   return true;
