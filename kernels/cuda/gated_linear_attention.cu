@@ -59,7 +59,7 @@ template <class T, bool GATED> __global__ void __launch_bounds__(PAIRS) pairs(co
   const line l = line_of(p, blockIdx.x);
   const int i = threadIdx.x / CHUNK, j = threadIdx.x % CHUNK, width = GATED ? p.dk : p.dv;
   for (int64_t t = l.begin + (int64_t)blockIdx.y * CHUNK; t < l.end; t += (int64_t)gridDim.y * CHUNK) {
-    const int n = (int)(l.end - t < CHUNK ? l.end - t : CHUNK);
+    const int n = static_cast<int>(l.end - t < CHUNK ? l.end - t : int64_t{ CHUNK });
     T sum = 0;
     for (int first = 0; first < width; first += SLICE) {
       const int slice = width - first < SLICE ? width - first : SLICE;
@@ -115,7 +115,7 @@ template <class T, bool BACK> __global__ void __launch_bounds__(THREADS) walk_co
   const int64_t chunks = (l.end - l.begin + CHUNK - 1) / CHUNK;
   for (int64_t turn = 0; turn < chunks; turn++) {
     const int64_t t = l.begin + (BACK ? chunks - 1 - turn : turn) * CHUNK;
-    const int n = (int)(l.end - t < CHUNK ? l.end - t : CHUNK);
+    const int n = static_cast<int>(l.end - t < CHUNK ? l.end - t : int64_t{ CHUNK });
     __syncthreads();
     for (int d = threadIdx.x; d < dk; d += THREADS) {
       T decay = 1;
@@ -183,7 +183,7 @@ template <class T, bool BACK> __global__ void __launch_bounds__(THREADS) walk_ro
   const int64_t chunks = (l.end - l.begin + CHUNK - 1) / CHUNK;
   for (int64_t turn = 0; turn < chunks; turn++) {
     const int64_t t = l.begin + (BACK ? chunks - 1 - turn : turn) * CHUNK;
-    const int n = (int)(l.end - t < CHUNK ? l.end - t : CHUNK);
+    const int n = static_cast<int>(l.end - t < CHUNK ? l.end - t : int64_t{ CHUNK });
     __syncthreads();
     for (int d = threadIdx.x; d < high; d += THREADS) {
       T a = 1;
