@@ -88,17 +88,25 @@ TY_INLINE void ty_fit_with_min(const float *x, const int n, const int most, floa
   }
 }
 
-TY_INLINE void ty_encode_q2_k(const float *x, ty_q2_k *b) {
-  float scale[16], min[16], most_scale = 0, most_min = 0;
-  memset(b, 0, sizeof *b);
-  for (int j = 0; j < 16; j++) {
-    ty_fit_with_min(x + 16 * j, 16, 3, &scale[j], &min[j]);
-    most_scale = scale[j] > most_scale ? scale[j] : most_scale;
-    most_min = min[j] > most_min ? min[j] : most_min;
+/* Scales and mins of the groups of `n` in a block of 256, the largest of each, and the block's own two numbers, of which
+ * those of the groups are codes up to `codes`. What is no number shows in d. */
+TY_INLINE void ty_fit_groups(const float *x, int n, int most, int codes, float *scale, float *min, float *most_scale,
+                             float *most_min, uint8_t *d, uint8_t *dmin) {
+  *most_scale = *most_min = 0;
+  for (int j = 0; j < 256 / n; j++) {
+    ty_fit_with_min(x + n * j, n, most, &scale[j], &min[j]);
+    *most_scale = scale[j] > *most_scale ? scale[j] : *most_scale;
+    *most_min = min[j] > *most_min ? min[j] : *most_min;
   }
   float extreme_x = ty_extreme(x, 256);
-  ty_store_f16(b->d, extreme_x == extreme_x ? most_scale / 15 : extreme_x);
-  ty_store_f16(b->dmin, most_min / 15);
+  ty_store_f16(d, extreme_x == extreme_x ? *most_scale / (float)codes : extreme_x);
+  ty_store_f16(dmin, *most_min / (float)codes);
+}
+
+TY_INLINE void ty_encode_q2_k(const float *x, ty_q2_k *b) {
+  float scale[16], min[16], most_scale, most_min;
+  memset(b, 0, sizeof *b);
+  ty_fit_groups(x, 16, 3, 15, scale, min, &most_scale, &most_min, b->d, b->dmin);
   float d = ty_block_f16(b->d), dmin = ty_block_f16(b->dmin);
   for (int j = 0; j < 16; j++) {
     int s = most_scale > 0 ? ty_nearest(scale[j] * (15 / most_scale), 0, 15) : 0;
@@ -114,16 +122,9 @@ TY_INLINE void ty_encode_q2_k(const float *x, ty_q2_k *b) {
 }
 
 TY_INLINE void ty_encode_q4_k(const float *x, ty_q4_k *b) {
-  float scale[8], min[8], most_scale = 0, most_min = 0;
+  float scale[8], min[8], most_scale, most_min;
   memset(b, 0, sizeof *b);
-  for (int j = 0; j < 8; j++) {
-    ty_fit_with_min(x + 32 * j, 32, 15, &scale[j], &min[j]);
-    most_scale = scale[j] > most_scale ? scale[j] : most_scale;
-    most_min = min[j] > most_min ? min[j] : most_min;
-  }
-  float extreme_x = ty_extreme(x, 256);
-  ty_store_f16(b->d, extreme_x == extreme_x ? most_scale / 63 : extreme_x);
-  ty_store_f16(b->dmin, most_min / 63);
+  ty_fit_groups(x, 32, 15, 63, scale, min, &most_scale, &most_min, b->d, b->dmin);
   float d = ty_block_f16(b->d), dmin = ty_block_f16(b->dmin);
   for (int j = 0; j < 8; j++) {
     int s = most_scale > 0 ? ty_nearest(scale[j] * (63 / most_scale), 0, 63) : 0;

@@ -1,7 +1,6 @@
 --- GPT-2 124M: training steps with AdamW, and decoding one token after 128 others. The limit of a step is its
 -- operations at the FMA rate and AdamW's traffic at the bandwidth of an update in place; of a token, reading every
 -- weight once.
-local ty = require "tycho"
 local steps = require "bench.lib.steps"
 
 local items = {}
@@ -22,15 +21,7 @@ for _, dtype in ipairs { "f32", "bf16" } do
     peer = { "decode", { past = past, dtype = dtype } }, setup = function()
       local model = require("tycho.llm").GPT2 {}
       if dtype == "bf16" then model:to "bf16" end
-      local cache = model:cache { room = past + 1 }
-      ty.no_grad(model.hidden, model, ty.zeros({ 1, past }, { dtype = "i64" }), { cache = cache })
-      local token = ty.zeros({ 1, 1 }, { dtype = "i64" })
-      return function()
-        ty.no_grad(ty.scope, function()
-          cache.past = past
-          return model(token, { cache = cache }):argmax(-1):item()
-        end)
-      end
+      return steps.decode(model, past)
     end }
 end
 

@@ -2,6 +2,7 @@
 -- in a GGUF file, beside llama.cpp, which reads the same file: one token after 128 others, and a prompt of 512. The
 -- limit of a token is reading the weights once.
 local ty = require "tycho"
+local steps = require "bench.lib.steps"
 local bits = { f16 = 16, q8_0 = 8.5, q4_0 = 4.5 }
 local layers, width, heads, kv_heads, ffn, vocabulary = 22, 2048, 32, 4, 5632, 32000
 local head = width // heads
@@ -47,15 +48,7 @@ for _, kind in ipairs { "f16", "q8_0", "q4_0" } do
     work = { read = (in_layers + vocabulary * width) * bits[kind] / 8 },
     peer = { "decode", { path = path, past = past } }, setup = function()
       local model = require("tycho.llm").load(file_of(kind))
-      local cache = model:cache { room = past + 1 }
-      ty.no_grad(model.hidden, model, ty.zeros({ 1, past }, { dtype = "i64" }), { cache = cache })
-      local token = ty.zeros({ 1, 1 }, { dtype = "i64" })
-      return function()
-        ty.no_grad(ty.scope, function()
-          cache.past = past
-          return model(token, { cache = cache }):argmax(-1):item()
-        end)
-      end
+      return steps.decode(model, past)
     end }
   items[#items + 1] = { name = "prompt-" .. kind, target = 0.5, rounds = 5, bars = { peer = 2.5 },
     work = { [kind == "f16" and "f32" or "int8"] = 2 * prompt * in_layers },

@@ -1,6 +1,7 @@
 --- Training steps of whole models, for the items that time them and for the processes whose memory is measured. Each
--- but update() returns a function that does one step and what is known of it: parameters, and the operations of a
--- forward pass. The last argument says where, { device =, dtype = (of autocast) }; left out: on the CPU in f32.
+-- but update() and decode() returns a function that does one step and what is known of it: parameters, and the
+-- operations of a forward pass. The last argument says where, { device =, dtype = (of autocast) }; left out: on the CPU
+-- in f32.
 local ty = require "tycho"
 
 local nn, optim = ty.nn, ty.optim
@@ -36,6 +37,19 @@ function steps.update(class, options, shapes, randn)
   end
   local opt = optim[class](parameters, options)
   return function() opt:step() end
+end
+
+--- Decoding the token that comes after `past` others.
+function steps.decode(model, past)
+  local cache = model:cache { room = past + 1 }
+  ty.no_grad(model.hidden, model, ty.zeros({ 1, past }, { dtype = "i64" }), { cache = cache })
+  local token = ty.zeros({ 1, 1 }, { dtype = "i64" })
+  return function()
+    ty.no_grad(ty.scope, function()
+      cache.past = past
+      return model(token, { cache = cache }):argmax(-1):item()
+    end)
+  end
 end
 
 -- The models by names that bench/peer/models.py knows too.

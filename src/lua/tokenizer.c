@@ -309,7 +309,7 @@ static int stream(lua_State *L) {
   check_tokenizer(L, 1);
   lua_settop(L, 2);
   ty_io_options(L, 2, names);
-  bool skip = ty_io_flag(L, 2, "skip_special", true);
+  bool skip = ty_io_flag(L, 2, "skip_special", true); /* as decode() has it */
   ty_stream *s = lua_newuserdatauv(L, sizeof *s, 1);
   *s = (ty_stream){ .skip_special = skip };
   lua_pushvalue(L, 1);
