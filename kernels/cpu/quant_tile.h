@@ -33,60 +33,44 @@ static void pack_panel(const product *p, int64_t j, int64_t columns, int64_t k0,
       for (int i = 0; i < TILE_COLUMNS; i++) to->min[g][i] = min[i][g];
 }
 
-#define EACH_4(X) X(0) X(1) X(2) X(3)
-#define EACH_8(X) EACH_4(X) X(4) X(5) X(6) X(7)
-
 /* Adds the products of kc elements to the 8 x 32 sums at c. The rows of q lie `block` apart, what belongs to their
- * groups likewise. */
+ * groups likewise. The integer sums of a group fill the registers: those at c stay in the first cache. */
 static inline __attribute__((always_inline)) void tile_product(int64_t kc, const panel *b, const int group,
                                                                const bool mins, const int8_t *q, const float *scale,
                                                                const float *sum, const int32_t *start, float *c) {
-#define LOAD(r) __m512 c##r##0 = _mm512_loadu_ps(c + 32 * r), c##r##1 = _mm512_loadu_ps(c + 32 * r + 16);
-  EACH_8(LOAD)
-#undef LOAD
-#define BEGIN(r, row) __m512i s##r##0 = _mm512_set1_epi32(start[(row) * (TILE_K / group) + g]), s##r##1 = s##r##0;
-#define STEP(r, row)                                                  \
-  {                                                                   \
-    int32_t four;                                                     \
-    memcpy(&four, q + (row)*TILE_K + g * group + 4 * u, sizeof four); \
-    __m512i a = _mm512_set1_epi32(four);                              \
-    s##r##0 = _mm512_dpbusd_epi32(s##r##0, w0, a);                    \
-    s##r##1 = _mm512_dpbusd_epi32(s##r##1, w1, a);                    \
-  }
-#define END(r, row)                                                                                \
-  {                                                                                                \
-    __m512 x = _mm512_set1_ps(scale[(row) * (TILE_K / 32) + g * group / 32]);                      \
-    c##row##0 = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(s##r##0), scale0), x, c##row##0); \
-    c##row##1 = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(s##r##1), scale1), x, c##row##1); \
-    if (mins) {                                                                                    \
-      __m512 total = _mm512_set1_ps(sum[(row) * (TILE_K / 32) + g]);                               \
-      c##row##0 = _mm512_fnmadd_ps(_mm512_loadu_ps(b->min[g]), total, c##row##0);                  \
-      c##row##1 = _mm512_fnmadd_ps(_mm512_loadu_ps(b->min[g] + 16), total, c##row##1);             \
-    }                                                                                              \
-  }
-#define HALF(r0, r1, r2, r3)                                                                                          \
-  {                                                                                                                   \
-    BEGIN(0, r0) BEGIN(1, r1) BEGIN(2, r2) BEGIN(3, r3) _Pragma("GCC unroll 8") for (int u = 0; u < group / 4; u++) { \
-      const uint32_t *w = b->code[g * group / 4 + u];                                                                 \
-      __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 16);                                            \
-      STEP(0, r0) STEP(1, r1) STEP(2, r2) STEP(3, r3)                                                                 \
-    }                                                                                                                 \
-    __m512 scale0 = _mm512_loadu_ps(b->scale[g]), scale1 = _mm512_loadu_ps(b->scale[g] + 16);                         \
-    END(0, r0) END(1, r1) END(2, r2) END(3, r3)                                                                       \
-  }
   for (int64_t g = 0; g < kc / group; g++) {
-    HALF(0, 1, 2, 3)
-    HALF(4, 5, 6, 7)
+    __m512i s[TILE_ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < TILE_ROWS; r++) s[r][0] = s[r][1] = _mm512_set1_epi32(start[r * (TILE_K / group) + g]);
+#pragma GCC unroll 8
+    for (int u = 0; u < group / 4; u++) {
+      const uint32_t *w = b->code[g * group / 4 + u];
+      __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 16);
+#pragma GCC unroll 8
+      for (int r = 0; r < TILE_ROWS; r++) {
+        int32_t four;
+        memcpy(&four, q + r * TILE_K + g * group + 4 * u, sizeof four);
+        __m512i a = _mm512_set1_epi32(four);
+        s[r][0] = _mm512_dpbusd_epi32(s[r][0], w0, a);
+        s[r][1] = _mm512_dpbusd_epi32(s[r][1], w1, a);
+      }
+    }
+    __m512 scale0 = _mm512_loadu_ps(b->scale[g]), scale1 = _mm512_loadu_ps(b->scale[g] + 16);
+#pragma GCC unroll 8
+    for (int r = 0; r < TILE_ROWS; r++) {
+      float *to = c + TILE_COLUMNS * r;
+      __m512 x = _mm512_set1_ps(scale[r * (TILE_K / 32) + g * group / 32]);
+      __m512 c0 = _mm512_fmadd_ps(_mm512_mul_ps(scale0, x), _mm512_cvtepi32_ps(s[r][0]), _mm512_loadu_ps(to));
+      __m512 c1 = _mm512_fmadd_ps(_mm512_mul_ps(scale1, x), _mm512_cvtepi32_ps(s[r][1]), _mm512_loadu_ps(to + 16));
+      if (mins) {
+        __m512 total = _mm512_set1_ps(sum[r * (TILE_K / 32) + g]);
+        c0 = _mm512_fnmadd_ps(_mm512_loadu_ps(b->min[g]), total, c0);
+        c1 = _mm512_fnmadd_ps(_mm512_loadu_ps(b->min[g] + 16), total, c1);
+      }
+      _mm512_storeu_ps(to, c0);
+      _mm512_storeu_ps(to + 16, c1);
+    }
   }
-#undef HALF
-#undef END
-#undef STEP
-#undef BEGIN
-#define STORE(r)                         \
-  _mm512_storeu_ps(c + 32 * r, c##r##0); \
-  _mm512_storeu_ps(c + 32 * r + 16, c##r##1);
-  EACH_8(STORE)
-#undef STORE
 }
 
 /* Asks for rows [i0, i1) of the 32 rows of W from j on, TILE_K elements from k0. */
@@ -141,5 +125,3 @@ static void tile_panels(void *context, int64_t begin, int64_t end) {
   }
   ty_scratch_free(sums, bytes);
 }
-#undef EACH_8
-#undef EACH_4

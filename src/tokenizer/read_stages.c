@@ -101,7 +101,7 @@ static bool read_key(ty_reading *r, ty_component *c, keys *k, const char *key, s
     if (ty_key_is(key, n, texts[i])) return k->has_content = true, ty_read_text(r, &c->content);
   if (ty_key_is(key, n, "delimiter") || ty_key_is(key, n, "word_delimiter_token"))
     return ty_read_text(r, &c->delimiter);
-  if (ty_key_is(key, n, "pattern")) return pattern(r, c);
+  if ((c->kind == TY_REPLACE || c->kind == TY_SPLIT) && ty_key_is(key, n, "pattern")) return pattern(r, c);
   if (ty_key_is(key, n, "precompiled_charsmap")) return charsmap(r, c);
   if (ty_key_is(key, n, "behavior")) {
     if (!choice(r, behaviors, behavior_values, &value)) return false;
