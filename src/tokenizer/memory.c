@@ -96,7 +96,7 @@ void ty_string_free(ty_string *s) {
 
 bool ty_string_put(ty_string *s, const void *text, size_t size, ty_span from) {
   if (!ty_bytes_put(&s->text, text, size)) return false;
-  if (!s->tracked) return true;
+  if (!s->tracked || !size) return true; /* of nothing there may be no memory */
   if (!ty_bytes_reserve(&s->from, size * sizeof from)) return false;
   ty_span *p = (ty_span *)(void *)(s->from.data + s->from.size);
   for (size_t i = 0; i < size; i++) p[i] = from;

@@ -386,6 +386,16 @@ check.test("GGUF: Unigram and WordPiece", function()
   check.equal(bert:encode(text):tolist(), ty.tokenizer.load(folder .. "bert_uncased.json"):encode(text):tolist())
 end)
 
+check.test("steps that take everything away, and keys that a step does not have", function()
+  local tok = ty.tokenizer.parse([[{"added_tokens":[],
+    "normalizer":{"type":"Replace","pattern":{"Regex":"[ x]{0,}"},"content":""},
+    "pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"never","pattern":{"Regex":"a"}},
+    "model":{"type":"WordLevel","vocab":{"a":0,"?":1},"unk_token":"?"}}]], "steps.json")
+  check.equal(tok:encode(""):tolist(), {})
+  check.equal(tok:encode(" x x"):tolist(), {})
+  check.equal(tok:encode(" xa x"):tolist(), { 0 })
+end)
+
 -- ---- bad files ----
 
 local function bad(text, message, what)
