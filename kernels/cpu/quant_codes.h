@@ -150,6 +150,8 @@ typedef struct coded {
   int64_t rows, k, block; /* rows: with those that pad */
   int group, zero;        /* of the weights' format */
   bool lines, mins;
+  bool power; /* scales are powers of two */
+  bool wide;  /* some of which, if so, are too far from 1 to be multiplied with by adding exponents */
   int8_t *q;
   float *scale, *sum; /* sum: scale times the sum of the group */
   int32_t *start;     /* for each `group` elements: the sum of q times -zero */
@@ -164,42 +166,57 @@ static inline int64_t coded_at(const coded *c, int64_t row, int64_t k) {
   return (b * c->rows + row) * c->block + k - b * c->block;
 }
 
+/* The scale of a group of which the largest magnitude is `most`: most / 127, or the next power of two above it. Groups
+ * of next to nothing become zeros. */
+static inline float code_scale(float most, bool power) {
+  if (most <= 1e-30f) return 1;
+  float scale = most / 127;
+  if (!power) return scale;
+  uint32_t bits;
+  memcpy(&bits, &scale, sizeof bits);
+  bits = (bits + 0x7fffff) & 0xff800000;
+  memcpy(&scale, &bits, sizeof scale);
+  return scale;
+}
+
 /* 32 numbers as bytes; returns their scale. sum: of each half. */
 #if defined(__AVX512F__)
-static inline float code_32(const float *x, int8_t *q, int32_t sum[2]) {
-  const __m512 sign = _mm512_set1_ps(-0.0f), half = _mm512_set1_ps(0.5f), most_code = _mm512_set1_ps(127.4f);
+static inline float code_32(const float *x, bool power, int8_t *q, int32_t sum[2]) {
+  const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
   __m512 v[2] = { _mm512_loadu_ps(x), _mm512_loadu_ps(x + 16) };
-  __m512 any = _mm512_add_ps(_mm512_sub_ps(v[0], v[0]),
-                             _mm512_sub_ps(v[1], v[1])); /* NaN where x is none, or infinite */
-  float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(v[0]), _mm512_abs_ps(v[1])));
-  __m512 inverse = _mm512_set1_ps(most > 1e-30f ? 127 / most : 0);
-  for (int i = 0; i < 2; i++) {
-    __m512 r = _mm512_mul_ps(v[i], inverse);
-    __mmask16 in = _mm512_cmp_ps_mask(_mm512_abs_ps(r), most_code, _CMP_LT_OQ);
-    r = _mm512_add_ps(r, _mm512_or_ps(_mm512_and_ps(r, sign), half));
-    __m512i code = _mm512_maskz_cvttps_epi32(in, r);
-    sum[i] = _mm512_reduce_add_epi32(code);
-    _mm_storeu_si128((__m128i *)(void *)(q + 16 * i), _mm512_cvtepi32_epi8(code));
-  }
-  bool finite = _mm512_cmp_ps_mask(any, any, _CMP_UNORD_Q) == 0;
-  return finite ? most / 127 : NAN;
+  /* The largest as an integer, for which infinity and NaN are larger than all numbers. */
+  int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(v[0]), no_sign),
+                                                          _mm512_and_si512(_mm512_castps_si512(v[1]), no_sign)));
+  float most;
+  memcpy(&most, &bits, sizeof most);
+  float scale = bits < 0x7f800000 ? code_scale(most, power) : NAN;
+  __m512 inverse = _mm512_set1_ps(most > 1e-30f && bits < 0x7f800000 ? 1 / scale : 0);
+  __m128i low = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v[0], inverse)));
+  __m128i high = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v[1], inverse)));
+  __m256i code = _mm256_set_m128i(high, low);
+  _mm256_storeu_si256((__m256i *)(void *)q, code);
+  uint64_t sums[4]; /* of code + 128, eight codes each */
+  _mm256_storeu_si256((__m256i *)(void *)sums,
+                      _mm256_sad_epu8(_mm256_xor_si256(code, _mm256_set1_epi8(-128)), _mm256_setzero_si256()));
+  for (int i = 0; i < 2; i++) sum[i] = (int32_t)(sums[2 * i] + sums[2 * i + 1]) - 16 * 128;
+  return scale;
 }
 #else
-static inline float code_32(const float *restrict x, int8_t *restrict q, int32_t sum[2]) {
+static inline float code_32(const float *restrict x, bool power, int8_t *restrict q, int32_t sum[2]) {
   float most = 0, any = 0;
   for (int i = 0; i < 32; i++) {
     float a = fabsf(x[i]);
     most = a > most ? a : most;
     any += x[i] - x[i]; /* NaN when there is one, or an infinity */
   }
-  float inverse = most > 1e-30f ? 127 / most : 0;
+  float scale = code_scale(most, power), inverse = most > 1e-30f ? 1 / scale : 0;
   for (int i = 0; i < 32; i++) {
     float r = x[i] * inverse;
     q[i] = (int8_t)(int)(r > -127.4f && r < 127.4f ? r + copysignf(0.5f, r) : 0);
   }
   sum[0] = sum[1] = 0;
   for (int i = 0; i < 16; i++) sum[0] += q[i], sum[1] += q[i + 16];
-  return most / 127 + any;
+  return scale + any;
 }
 #endif
 
@@ -221,26 +238,34 @@ static inline void code_line(const coded *c, int g, const int8_t q[32], float sc
   factor[g + (c->mins ? 8 : 16)] = scale * (float)((c->mins ? 1 : c->zero) * (sum[0] + sum[1]));
 }
 
-/* Elements [0, k) of row x; NULL: a row of zeros. */
-static inline void code_row(const float *restrict x, int64_t row, const coded *c) {
-  int64_t end = c->lines ? (c->k + LINE - 1) / LINE * LINE : c->k;
-  for (int64_t k = 0; k < end; k += 32) {
-    int64_t at = coded_at(c, row, k);
-    int8_t q[32] = { 0 };
-    int32_t sum[2] = { 0, 0 };
-    float scale = x && k < c->k ? code_32(x + k, q, sum) : 0;
-    if (c->lines) {
-      int64_t line = at / LINE;
-      code_line(c, (int)(at % LINE / 32), q, scale, sum, c->q + line * LINE, c->scale + line * line_factors(c->group));
-      continue;
-    }
-    memcpy(c->q + at, q, 32);
-    c->scale[at / 32] = scale;
-    c->sum[at / 32] = scale * (float)(sum[0] + sum[1]);
-    int32_t *start = c->start + at / c->group;
-    if (c->group == 32) start[0] = -c->zero * (sum[0] + sum[1]);
-    else start[0] = -c->zero * sum[0], start[1] = -c->zero * sum[1];
+/* The group of row `row` from element k on, at x; NULL: zeros. */
+static inline void code_part(const float *restrict x, int64_t row, int64_t k, coded *c) {
+  int64_t at = coded_at(c, row, k);
+  int8_t q[32] = { 0 };
+  int32_t sum[2] = { 0, 0 };
+  float scale = x ? code_32(x, c->power, q, sum) : 1;
+  if (c->power && !(scale > 0x1p-60f && scale < 0x1p60f)) __atomic_store_n(&c->wide, true, __ATOMIC_RELAXED);
+  if (c->lines) {
+    int64_t line = at / LINE;
+    code_line(c, (int)(at % LINE / 32), q, scale, sum, c->q + line * LINE, c->scale + line * line_factors(c->group));
+    return;
   }
+  memcpy(c->q + at, q, 32);
+  c->scale[at / 32] = scale;
+  c->sum[at / 32] = scale * (float)(sum[0] + sum[1]);
+  int32_t *start = c->start + at / c->group;
+  if (c->group == 32) start[0] = -c->zero * (sum[0] + sum[1]);
+  else start[0] = -c->zero * sum[0], start[1] = -c->zero * sum[1];
+}
+
+/* Rows [begin, end) of x [rows][k], beyond which are rows of zeros; block after block, because that is how they lie. */
+static inline void code_x(const float *restrict x, int64_t rows, int64_t begin, int64_t end, coded *c) {
+  int64_t stop = c->lines ? (c->k + LINE - 1) / LINE * LINE : c->k;
+  for (int64_t k0 = 0; k0 < stop; k0 += c->block)
+    for (int64_t row = begin; row < end; row++) {
+      int64_t k1 = k0 + c->block < stop ? k0 + c->block : stop;
+      for (int64_t k = k0; k < k1; k += 32) code_part(row < rows && k < c->k ? x + row * c->k + k : NULL, row, k, c);
+    }
 }
 
 #endif

@@ -1,6 +1,7 @@
 /* Products with block-quantized weights: linear_quantized, y = x W' + bias, and linear_quantized_backward, dx = g W.
  * Rows of x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is
- * that of the rounding, at most 1/254 of the largest |x| of each group. NF4, whose levels are no integers, Q2_K and Q3_K
+ * that of the rounding, at most 1/254 of the largest |x| of each group; with weights of 4 bits, whose own rounding is far
+ * coarser, scales are powers of two and it is at most 1/127. NF4, whose levels are no integers, Q2_K and Q3_K
  * with many rows of x, and gradients are multiplied in f32, decoded panel by panel. */
 #include "dequantize.h"
 #include "gemm.h"
@@ -61,14 +62,14 @@ static inline void put(const product *p, int64_t j, bool first, const float *sum
 /* ---- rows of x as bytes ---- */
 
 typedef struct coding {
-  const coded *to;
+  coded *to;
   const float *x;
   int64_t rows;
 } coding;
 
 static void code_rows(void *context, int64_t begin, int64_t end) {
   const coding *c = context;
-  for (int64_t r = begin; r < end; r++) code_row(r < c->rows ? c->x + r * c->to->k : NULL, r, c->to);
+  code_x(c->x, c->rows, begin, end, c->to);
 }
 
 static bool has_vnni(void) {
@@ -91,6 +92,7 @@ static bool by_codes(product *p) {
   bool tiles = vnni && p->rows > FEW, lines = vnni && !tiles;
   coded c = { .k = k, .group = code_group(p->dtype), .zero = code_zero(p->dtype), .lines = lines };
   c.mins = p->dtype == TY_Q4_K;
+  c.power = p->dtype == TY_Q4_0 || p->dtype == TY_Q4_K;
   c.rows = tiles ? (p->rows + 7) / 8 * 8 : p->rows;
   c.block = tiles ? 256 : lines ? LINE : k;
   int64_t count = (k + c.block - 1) / c.block * c.block * c.rows;

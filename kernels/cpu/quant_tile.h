@@ -13,63 +13,86 @@ typedef struct panel {
   uint32_t code[TILE_K / 4][TILE_COLUMNS];
   float scale[TILE_K / 16][TILE_COLUMNS];
   float min[TILE_K / 32][TILE_COLUMNS];
+  bool exponents; /* the bits of scale are less those of 1: those of a power of two added to them multiply with it */
 } panel;
+
+/* Takes the bits of 1 from those of the scales, if these are such that exponents can be added. */
+static void less_one(panel *b, int64_t groups) {
+  const __m512i one = _mm512_set1_epi32(0x3f800000);
+  __mmask16 all = 0xffff;
+  for (int64_t i = 0; i < groups * TILE_COLUMNS; i += 16) {
+    __m512 size = _mm512_abs_ps(_mm512_loadu_ps(b->scale[0] + i));
+    all &= _mm512_cmp_ps_mask(size, _mm512_set1_ps(0x1p-40f), _CMP_GT_OQ);
+    all &= _mm512_cmp_ps_mask(size, _mm512_set1_ps(0x1p40f), _CMP_LT_OQ);
+  }
+  b->exponents = all == 0xffff;
+  for (int64_t i = 0; b->exponents && i < groups * TILE_COLUMNS; i += 16) {
+    __m512i *at = (__m512i *)(void *)(b->scale[0] + i);
+    _mm512_storeu_si512(at, _mm512_sub_epi32(_mm512_loadu_si512(at), one));
+  }
+}
 
 /* Rows [j, j + columns) of W, elements [k0, k0 + kc). */
 static void pack_panel(const product *p, int64_t j, int64_t columns, int64_t k0, int64_t kc, panel *to) {
   uint32_t code[TILE_COLUMNS][TILE_K / 4] __attribute__((aligned(64)));
   float scale[TILE_COLUMNS][TILE_K / 16], min[TILE_COLUMNS][TILE_K / 32];
   for (int64_t i = 0; i < TILE_COLUMNS; i++) {
-    const char *row = p->w + (j + i) * p->w_row;
-    if (i < columns)
-      row_codes(p->dtype, row, k0, kc, (uint8_t *)code[i]), row_scales(p->dtype, row, k0, kc, scale[i], min[i]);
-    else memset(code[i], 0, sizeof *code), memset(scale[i], 0, sizeof *scale), memset(min[i], 0, sizeof *min);
+    const char *row = p->w + (j + (i < columns ? i : 0)) * p->w_row; /* what is beside W is the first row again */
+    row_codes(p->dtype, row, k0, kc, (uint8_t *)code[i]);
+    row_scales(p->dtype, row, k0, kc, scale[i], min[i]);
   }
   ty_transpose_uint32_t(to->code[0], TILE_COLUMNS, code[0], TILE_K / 4, kc / 4, TILE_COLUMNS);
-  for (int64_t g = 0; g < kc / p->x->group; g++)
+  int64_t groups = kc / p->x->group;
+  for (int64_t g = 0; g < groups; g++)
     for (int i = 0; i < TILE_COLUMNS; i++) to->scale[g][i] = scale[i][g];
   if (p->dtype == TY_Q4_K)
     for (int64_t g = 0; g < kc / 32; g++)
       for (int i = 0; i < TILE_COLUMNS; i++) to->min[g][i] = min[i][g];
+  to->exponents = p->x->power && !p->x->wide;
+  if (to->exponents) less_one(to, groups);
 }
 
-/* Adds the products of kc elements to the 8 x 32 sums at c. The rows of q lie `block` apart, what belongs to their
- * groups likewise. The integer sums of a group fill the registers: those at c stay in the first cache. */
-static inline __attribute__((always_inline)) void tile_product(int64_t kc, const panel *b, const int group,
-                                                               const bool mins, const int8_t *q, const float *scale,
-                                                               const float *sum, const int32_t *start, float *c) {
-  for (int64_t g = 0; g < kc / group; g++) {
-    __m512i s[TILE_ROWS][2];
+/* What four rows of x make with a group of W: exact sums [4][2], and what brings them to f32 and into the sums at c. */
+typedef struct group_sums {
+  const float *scale, *min;     /* of W [TILE_COLUMNS] */
+  const float *x_scale, *x_sum; /* of x, TILE_K / 32 apart */
+  float *c;                     /* [4][TILE_COLUMNS] */
+} group_sums;
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Adds sums i of 8 to c. */
+INLINE void add_sums(const group_sums *d, const bool mins, const bool exponents, __m512i sums, const int i) {
+  const int r = i / 2, v = i % 2 * 16;
+  float *c = d->c + r * TILE_COLUMNS + v;
+  __m512 x_scale = _mm512_set1_ps(d->x_scale[r * (TILE_K / 32)]), scale = _mm512_loadu_ps(d->scale + v);
+  if (exponents)
+    scale = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(scale), _mm512_castps_si512(x_scale)));
+  else scale = _mm512_mul_ps(scale, x_scale);
+  __m512 y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums), _mm512_loadu_ps(c));
+  if (mins) y = _mm512_fnmadd_ps(_mm512_loadu_ps(d->min + v), _mm512_set1_ps(d->x_sum[r * (TILE_K / 32)]), y);
+  _mm512_storeu_ps(c, y);
+}
+
+/* Multiplies a group of four rows at q, and adds what `done` holds to its c meanwhile: products of bytes and of floats
+ * take the same units, which a run of floats alone would leave half idle. */
+INLINE void multiply_group(const int group, const bool mins, const bool exponents, const uint32_t *w, const int8_t *q,
+                           const int32_t *start, __m512i s[8], const group_sums *d, const __m512i done[8]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; r++) s[2 * r] = s[2 * r + 1] = _mm512_set1_epi32(start[r * (TILE_K / group)]);
 #pragma GCC unroll 8
-    for (int r = 0; r < TILE_ROWS; r++) s[r][0] = s[r][1] = _mm512_set1_epi32(start[r * (TILE_K / group) + g]);
-#pragma GCC unroll 8
-    for (int u = 0; u < group / 4; u++) {
-      const uint32_t *w = b->code[g * group / 4 + u];
-      __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 16);
-#pragma GCC unroll 8
-      for (int r = 0; r < TILE_ROWS; r++) {
-        int32_t four;
-        memcpy(&four, q + r * TILE_K + g * group + 4 * u, sizeof four);
-        __m512i a = _mm512_set1_epi32(four);
-        s[r][0] = _mm512_dpbusd_epi32(s[r][0], w0, a);
-        s[r][1] = _mm512_dpbusd_epi32(s[r][1], w1, a);
-      }
+  for (int u = 0; u < group / 4; u++, w += TILE_COLUMNS) {
+    __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 16);
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
+      int32_t four;
+      memcpy(&four, q + r * TILE_K + 4 * u, sizeof four);
+      __m512i a = _mm512_set1_epi32(four);
+      s[2 * r] = _mm512_dpbusd_epi32(s[2 * r], w0, a);
+      s[2 * r + 1] = _mm512_dpbusd_epi32(s[2 * r + 1], w1, a);
     }
-    __m512 scale0 = _mm512_loadu_ps(b->scale[g]), scale1 = _mm512_loadu_ps(b->scale[g] + 16);
-#pragma GCC unroll 8
-    for (int r = 0; r < TILE_ROWS; r++) {
-      float *to = c + TILE_COLUMNS * r;
-      __m512 x = _mm512_set1_ps(scale[r * (TILE_K / 32) + g * group / 32]);
-      __m512 c0 = _mm512_fmadd_ps(_mm512_mul_ps(scale0, x), _mm512_cvtepi32_ps(s[r][0]), _mm512_loadu_ps(to));
-      __m512 c1 = _mm512_fmadd_ps(_mm512_mul_ps(scale1, x), _mm512_cvtepi32_ps(s[r][1]), _mm512_loadu_ps(to + 16));
-      if (mins) {
-        __m512 total = _mm512_set1_ps(sum[r * (TILE_K / 32) + g]);
-        c0 = _mm512_fnmadd_ps(_mm512_loadu_ps(b->min[g]), total, c0);
-        c1 = _mm512_fnmadd_ps(_mm512_loadu_ps(b->min[g] + 16), total, c1);
-      }
-      _mm512_storeu_ps(to, c0);
-      _mm512_storeu_ps(to + 16, c1);
-    }
+#pragma GCC unroll 2
+    for (int i = 32 / group * u; i < 32 / group * (u + 1); i++) add_sums(d, mins, exponents, done[i], i);
   }
 }
 
@@ -82,6 +105,51 @@ static inline void fetch_panel(const product *p, int64_t j, int64_t k0, int64_t 
     const char *at = p->w + (j + i) * p->w_row + k0 / block * size;
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, 2);
   }
+}
+
+/* Adds the products of kc elements of `rows` rows of x, whose parts begin at `first`, to the sums at c, and asks for the
+ * rows of W from next_j on meanwhile. */
+INLINE void multiply_panel(const product *p, const panel *b, int64_t kc, const int group, const bool mins,
+                           const bool exponents, int64_t first, int64_t rows, float *c, int64_t next_j,
+                           int64_t next_k) {
+  enum { HALF = TILE_ROWS / 2, GROUPS = TILE_K / 32 };
+  const int starts = TILE_K / group;
+  float none[HALF * TILE_COLUMNS] = { 0 };
+  __m512i upper[8], lower[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) lower[i] = _mm512_setzero_si512();
+  group_sums done = { b->scale[0], b->min[0], p->x->scale + first / 32, p->x->sum + first / 32, none };
+  int64_t share = (TILE_COLUMNS * TILE_ROWS + rows - 1) / rows;
+  for (int64_t r = 0; r < rows; r += TILE_ROWS, first += TILE_ROWS * TILE_K, c += TILE_ROWS * TILE_COLUMNS) {
+    fetch_panel(p, next_j, next_k, r / TILE_ROWS * share, (r / TILE_ROWS + 1) * share);
+    const int8_t *q = p->x->q + first;
+    const float *scale = p->x->scale + first / 32, *sum = p->x->sum + first / 32;
+    const int32_t *start = p->x->start + first / group;
+    for (int64_t g = 0; g < kc / group; g++) {
+      const uint32_t *w = b->code[g * group / 4];
+      int64_t at = g * group / 32;
+      multiply_group(group, mins, exponents, w, q + g * group, start + g, upper, &done, lower);
+      done = (group_sums){ b->scale[g], b->min[at], scale + at, sum + at, c };
+      multiply_group(group, mins, exponents, w, q + HALF * TILE_K + g * group, start + HALF * starts + g, lower, &done,
+                     upper);
+      done.x_scale += HALF * GROUPS, done.x_sum += HALF * GROUPS, done.c += HALF * TILE_COLUMNS;
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) add_sums(&done, mins, exponents, lower[i], i);
+}
+#undef INLINE
+
+/* y[r][j] from the sums of rows [r0, r1), and the bias. */
+static void put_sums(const product *p, int64_t j, int64_t columns, int64_t r0, int64_t r1, const float *sums) {
+  const __mmask16 in[2] = { columns < 16 ? (__mmask16)((1 << columns) - 1) : 0xffff,
+                            columns > 16 ? (__mmask16)((1 << (columns - 16)) - 1) : 0 };
+  __m512 bias[2] = { _mm512_setzero_ps(), _mm512_setzero_ps() };
+  for (int v = 0; p->bias && v < 2; v++) bias[v] = _mm512_maskz_loadu_ps(in[v], p->bias + j + 16 * v);
+  for (int64_t r = r0; r < r1; r++, sums += TILE_COLUMNS)
+    for (int v = 0; v < 2; v++)
+      _mm512_mask_storeu_ps(p->y + r * p->n + j + 16 * v, in[v],
+                            _mm512_add_ps(_mm512_loadu_ps(sums + 16 * v), bias[v]));
 }
 
 /* Panels [begin, end) of 32 rows of W, with all rows of x. */
@@ -104,23 +172,16 @@ static void tile_panels(void *context, int64_t begin, int64_t end) {
         int64_t kc = x->k - k0 < TILE_K ? x->k - k0 : TILE_K;
         pack_panel(p, j, columns, k0, kc, &b);
         bool last = k0 + kc == x->k;
-        int64_t next_j = last ? j + TILE_COLUMNS : j, next_k = last ? 0 : k0 + kc, step = 0;
-        int64_t share = (TILE_COLUMNS * TILE_ROWS + r1 - r0 - 1) / (r1 - r0), first = coded_at(x, r0, k0);
-        for (int64_t r = r0; r < r1; r += TILE_ROWS, step += share, first += TILE_ROWS * TILE_K) {
-          fetch_panel(p, next_j, next_k, step, step + share);
-          const int8_t *q = x->q + first;
-          const float *scale = x->scale + first / 32, *sum = x->sum + first / 32;
-          const int32_t *start = x->start + first / x->group;
-          float *c = sums + (r - r0) * TILE_COLUMNS;
-          if (p->dtype == TY_Q6_K) tile_product(kc, &b, 16, false, q, scale, sum, start, c);
-          else if (p->dtype == TY_Q4_K) tile_product(kc, &b, 32, true, q, scale, sum, start, c);
-          else tile_product(kc, &b, 32, false, q, scale, sum, start, c);
-        }
+        int64_t next_j = last ? j + TILE_COLUMNS : j, next_k = last ? 0 : k0 + kc, first = coded_at(x, r0, k0);
+#define MULTIPLY(...) multiply_panel(p, &b, kc, __VA_ARGS__, first, r1 - r0, sums, next_j, next_k)
+        if (p->dtype == TY_Q6_K) MULTIPLY(16, false, false);
+        else if (p->dtype == TY_Q4_K && b.exponents) MULTIPLY(32, true, true);
+        else if (p->dtype == TY_Q4_K) MULTIPLY(32, true, false);
+        else if (b.exponents) MULTIPLY(32, false, true);
+        else MULTIPLY(32, false, false);
+#undef MULTIPLY
       }
-      int64_t stop = r1 < p->rows ? r1 : p->rows;
-      for (int64_t r = r0; r < stop; r++)
-        for (int64_t i = 0; i < columns; i++)
-          p->y[r * p->n + j + i] = sums[(r - r0) * TILE_COLUMNS + i] + (p->bias ? p->bias[j + i] : 0);
+      put_sums(p, j, columns, r0, r1 < p->rows ? r1 : p->rows, sums);
     }
   }
   ty_scratch_free(sums, bytes);

@@ -148,6 +148,36 @@ test("products: the error is that of rounding x, the gradient that of the decode
   end)
 end)
 
+test("products: groups of very small and large numbers, weights of zeros, far from 1, and not finite", function()
+  ty.manual_seed(8)
+  local function factors(rows, groups, list) -- a factor for each group of 32, in turn
+    local f = {}
+    for i = 1, rows * groups do f[i] = list[(i - 1) % #list + 1] end
+    return ty.tensor(f):reshape(rows, groups, 1):expand(rows, groups, 32):reshape(rows, groups * 32)
+  end
+  for _, dtype in ipairs { "q4_0", "q8_0", "q4_k", "q6_k" } do
+    for _, xs in ipairs { { 1 }, { 1, 1e-5, 1e7, 0, 3e-3 }, { 1e-18, 1, 1e-25 }, { 1e18 }, { 1e-28 } } do
+      local function compare(w, what)
+        local x = ty.randn(20, 512) * factors(20, 16, xs)
+        local exact = ty.linear(x:to "f64", w:to "f64")
+        local most = x:abs():reshape(20, 16, 32):max(2, true):expand(20, 16, 32):reshape(20, 512)
+        local bound = ty.linear(most:to "f64" / 127, w:to "f64":abs()) * 1.001 + 1e-5 * xs[1]
+        local y = ty.linear(x, w)
+        ok(((y:to "f64" - exact):abs() / bound):max():item() <= 0.5, ("%s %s x %g"):format(dtype, what, xs[#xs]))
+        check.close((ty.linear(x["0:3"], w) - y["0:3"]):abs():max():item() / y:abs():max():item(), 0, 1e-5, "few rows")
+      end
+      compare(ty.randn(40, 512):to(dtype), "plain weights")
+      compare((ty.randn(40, 512) * factors(40, 16, { 1, 0, 0.01 })):to(dtype), "weights of zeros")
+      compare((ty.randn(40, 512) * factors(40, 16, { 1, 100, 1e-4 })):to(dtype), "weights small and large")
+    end
+    local w = ty.randn(40, 512)
+    w["3, 40"] = 0 / 0
+    local y = ty.linear(ty.randn(20, 512), w:to(dtype))
+    ok(not y[":, 3"]:isfinite():any():item(), dtype .. " NaN in a weight")
+    ok(y[":, 4:40"]:isfinite():all():item(), dtype .. " other weights")
+  end
+end)
+
 test("products: the same bits for every number of threads", function()
   ty.manual_seed(4)
   local before = ty.threads()
