@@ -8,6 +8,10 @@
 #include "../recurrence.h"
 #include "../scalar.h"
 #include "cpu.h"
+#if defined(__AVX512F__)
+#include "exp_rows.h"
+#include "recurrence_gates.h"
+#endif
 
 #if defined(__AVX512F__)
 #define VEC_BYTES 64
@@ -72,9 +76,13 @@ static bool cut(job *j, size_t element) {
 #define LANES LANES_F32
 #define FN(name) PASTE(name, _f32)
 #define NAME FN
+#if defined(__AVX512F__)
+#define GATE_VECTORS
+#endif
 #include "transpose_real.h"
 #include "recurrence_cells.h"
 #include "recurrence_real.h"
+#undef GATE_VECTORS
 #undef NAME
 #undef REAL
 #undef LANES

@@ -1,14 +1,36 @@
-/* Template (no guard: recurrence.c includes it once per element type): the gates of n units of one row and one step,
- * forward and back. u is the recurrent product, gate by gate in `apart` elements; x, bias and what is saved lie d apart
- * per gate; the planes of the states, of all rows, `plane` apart. The functions are flat: a call that is left in a loop
- * would keep it from becoming vectors. */
+/* Template (no guard: recurrence.c includes it once per element type): the gates of n units of some rows and one step,
+ * forward and back. u is the recurrent product, gate by gate LANES apart; x, bias and what is saved lie d apart per gate;
+ * the planes of the states, of all rows, `plane` apart; NAME_row is from a row to the next. NUMBER is one element of
+ * loops that the compiler makes vectors of, or, with GATE_VECTORS, a vector: the functions are flat, as a call that is
+ * left in a loop would keep it from becoming vectors. */
 
 #define FLAT static __attribute__((noinline, flatten)) void
+#define EACH_ROW static inline __attribute__((always_inline)) void
 
+#ifdef GATE_VECTORS
+#define NUMBER __m512
+#define EACH_UNIT for (int64_t e = 0; e < n; e += LANES)
+#define LOAD(p) (n % LANES == 0 ? _mm512_loadu_ps((p) + e) : _mm512_maskz_loadu_ps(row_mask(e, n), (p) + e))
+#define STORE(p, x) (n % LANES == 0 ? _mm512_storeu_ps((p) + e, x) : _mm512_mask_storeu_ps((p) + e, row_mask(e, n), x))
+#define sigmoid gate_sigmoid
+#define tanh_of gate_tanh
+#define exp_of ty_exp_weights
+#define log_sigmoid gate_log_sigmoid
+#define max_of(a, b) _mm512_max_ps(a, b)
+#define share_of_max gate_share
+#else
+#define NUMBER REAL
+#define EACH_UNIT _Pragma("omp simd") for (int64_t e = 0; e < n; e++)
+#define LOAD(p) (p)[e]
+#define STORE(p, x) ((p)[e] = (x))
 #define sigmoid FN(ty_sigmoid)
 #define tanh_of FN(ty_tanh)
 #define exp_of FN(ty_exp)
-#define log_sigmoid FN(ty_log_sigmoid)
+#define log_sigmoid(x, slope) (*(slope) = sigmoid(-(x)), FN(ty_log_sigmoid)(x))
+#define max_of(a, b) ((a) > (b) ? (a) : (b))
+#define share_of_max(a, b) ((a) > (b) ? (REAL)1 : (a) < (b) ? (REAL)0 : (REAL)0.5) /* at a tie both have half */
+#endif
+
 #define forward_unit FN(forward_unit)
 #define backward_unit FN(backward_unit)
 
@@ -18,65 +40,79 @@ typedef struct forward_unit {
   REAL *restrict state, *restrict y;    /* state: from c on, before and after the step */
   REAL *restrict kept, *restrict saved; /* for the way back */
   int64_t d, plane, apart, kept_plane;  /* apart: d, in what is saved */
+  int64_t rows, u_row, x_row, row, kept_row, saved_row;
 } forward_unit;
 
-#define GATE(i) (s->u[(i)*LANES + e] + s->x[(i)*s->d + e] + s->bias[(i)*s->d + e])
+/* The logarithm of the forget gate, and its slope. */
+#define log_forget(f, slope) (exponential ? (*(slope) = (NUMBER){ 0 } + 1, f) : log_sigmoid(f, slope))
 
-static inline __attribute__((always_inline)) void FN(lstm)(const forward_unit *s, const int64_t n) {
-  _Pragma("omp simd") for (int64_t e = 0; e < n; e++) {
-    REAL i = sigmoid(GATE(0)), f = sigmoid(GATE(1)), g = tanh_of(GATE(2)), o = sigmoid(GATE(3));
-    REAL c = f * s->state[e] + i * g;
-    s->state[e] = c;
-    s->y[e] = o * tanh_of(c);
-    s->kept[e] = c;
-    s->saved[e] = i, s->saved[s->apart + e] = f, s->saved[2 * s->apart + e] = g, s->saved[3 * s->apart + e] = o;
+#define GATE(i) (LOAD(s.u + (i)*LANES) + LOAD(s.x + (i)*s.d) + LOAD(s.bias + (i)*s.d))
+#define SAVE(i, value) STORE(s.saved + (i)*s.apart, value)
+
+EACH_ROW FN(lstm)(const forward_unit s, const int64_t n) {
+  EACH_UNIT {
+    NUMBER i = sigmoid(GATE(0)), f = sigmoid(GATE(1)), g = tanh_of(GATE(2)), o = sigmoid(GATE(3));
+    NUMBER c = f * LOAD(s.state) + i * g;
+    STORE(s.state, c);
+    STORE(s.y, o * tanh_of(c));
+    STORE(s.kept, c);
+    SAVE(0, i), SAVE(1, f), SAVE(2, g), SAVE(3, o);
   }
 }
 
-static inline __attribute__((always_inline)) void FN(gru)(const forward_unit *s, const int64_t n) {
-  _Pragma("omp simd") for (int64_t e = 0; e < n; e++) {
-    REAL r = sigmoid(GATE(0)), z = sigmoid(GATE(1)), q = s->u[2 * LANES + e] + s->bias[2 * s->d + e];
-    REAL a = tanh_of(s->x[2 * s->d + e] + r * q);
-    s->y[e] = a + z * (s->h[e] - a);
-    s->saved[e] = r, s->saved[s->apart + e] = z, s->saved[2 * s->apart + e] = a, s->saved[3 * s->apart + e] = q;
+EACH_ROW FN(gru)(const forward_unit s, const int64_t n) {
+  EACH_UNIT {
+    NUMBER r = sigmoid(GATE(0)), z = sigmoid(GATE(1)), q = LOAD(s.u + 2 * LANES) + LOAD(s.bias + 2 * s.d);
+    NUMBER a = tanh_of(LOAD(s.x + 2 * s.d) + r * q);
+    STORE(s.y, a + z * (LOAD(s.h) - a));
+    SAVE(0, r), SAVE(1, z), SAVE(2, a), SAVE(3, q);
   }
 }
 
 /* m keeps the exponentials in range; what it is does not change h. */
-static inline __attribute__((always_inline)) void FN(slstm)(const forward_unit *s, const int64_t n,
-                                                            const bool exponential) {
-  _Pragma("omp simd") for (int64_t e = 0; e < n; e++) {
-    REAL i = GATE(0), f = GATE(1), z = tanh_of(GATE(2)), o = sigmoid(GATE(3));
-    REAL before = (exponential ? f : log_sigmoid(f)) + s->state[2 * s->plane + e];
-    REAL m = i > before ? i : before, in = exp_of(i - m), forget = exp_of(before - m);
-    REAL c = forget * s->state[e] + in * z, norm = forget * s->state[s->plane + e] + in;
-    s->state[e] = c, s->state[s->plane + e] = norm, s->state[2 * s->plane + e] = m;
-    s->y[e] = o * (c / norm);
-    s->kept[e] = c, s->kept[s->kept_plane + e] = norm, s->kept[2 * s->kept_plane + e] = m;
-    s->saved[e] = i, s->saved[s->apart + e] = f, s->saved[2 * s->apart + e] = z, s->saved[3 * s->apart + e] = o;
+EACH_ROW FN(slstm_of)(const forward_unit s, const int64_t n, const bool exponential) {
+  EACH_UNIT {
+    NUMBER i = GATE(0), f = GATE(1), z = tanh_of(GATE(2)), o = sigmoid(GATE(3)), slope;
+    NUMBER before = log_forget(f, &slope) + LOAD(s.state + 2 * s.plane);
+    NUMBER m = max_of(i, before), in = exp_of(i - m), forget = exp_of(before - m);
+    NUMBER c = forget * LOAD(s.state) + in * z, norm = forget * LOAD(s.state + s.plane) + in;
+    STORE(s.state, c), STORE(s.state + s.plane, norm), STORE(s.state + 2 * s.plane, m);
+    STORE(s.y, o * (c / norm));
+    STORE(s.kept, c), STORE(s.kept + s.kept_plane, norm), STORE(s.kept + 2 * s.kept_plane, m);
+    SAVE(0, i), SAVE(1, f), SAVE(2, z), SAVE(3, o);
   }
 }
 
+EACH_ROW FN(slstm)(const forward_unit s, const int64_t n) { FN(slstm_of)(s, n, false); }
+EACH_ROW FN(slstm_exp)(const forward_unit s, const int64_t n) { FN(slstm_of)(s, n, true); }
+
 /* Of a whole vector of units, and of fewer. */
-#define WHOLE_AND_PART(name, call)               \
-  FLAT FN(name##_whole)(const forward_unit *s) { \
-    const int64_t n = LANES;                     \
-    call;                                        \
-  }                                              \
-  FLAT FN(name##_part)(const forward_unit *s, int64_t n) { call; }
-WHOLE_AND_PART(lstm, FN(lstm)(s, n))
-WHOLE_AND_PART(gru, FN(gru)(s, n))
-WHOLE_AND_PART(slstm, FN(slstm)(s, n, false))
-WHOLE_AND_PART(slstm_exp, FN(slstm)(s, n, true))
-#undef WHOLE_AND_PART
+#define ALL_ROWS(cell)                                                              \
+  EACH_ROW FN(cell##_rows)(forward_unit s, const int64_t n) {                       \
+    for (int64_t left = s.rows; left > 0; left--) {                                 \
+      FN(cell)(s, n);                                                               \
+      s.u += s.u_row, s.x += s.x_row, s.h += s.row, s.state += s.row, s.y += s.row; \
+      s.kept += s.kept_row, s.saved += s.saved_row;                                 \
+    }                                                                               \
+  }                                                                                 \
+  FLAT FN(cell##_forward)(const forward_unit *s, int64_t n) {                       \
+    if (n == LANES) FN(cell##_rows)(*s, LANES);                                     \
+    else FN(cell##_rows)(*s, n);                                                    \
+  }
+ALL_ROWS(lstm)
+ALL_ROWS(gru)
+ALL_ROWS(slstm)
+ALL_ROWS(slstm_exp)
+#undef ALL_ROWS
+#undef GATE
+#undef SAVE
 
 static void FN(cell_forward)(ty_cell cell, const forward_unit *s, int64_t n) {
-  bool whole = n == LANES;
   switch (cell) {
-    case TY_LSTM: whole ? FN(lstm_whole)(s) : FN(lstm_part)(s, n); break;
-    case TY_GRU: whole ? FN(gru_whole)(s) : FN(gru_part)(s, n); break;
-    case TY_SLSTM: whole ? FN(slstm_whole)(s) : FN(slstm_part)(s, n); break;
-    case TY_SLSTM_EXP: whole ? FN(slstm_exp_whole)(s) : FN(slstm_exp_part)(s, n); break;
+    case TY_LSTM: FN(lstm_forward)(s, n); break;
+    case TY_GRU: FN(gru_forward)(s, n); break;
+    case TY_SLSTM: FN(slstm_forward)(s, n); break;
+    case TY_SLSTM_EXP: FN(slstm_exp_forward)(s, n); break;
   }
 }
 
@@ -87,72 +123,104 @@ typedef struct backward_unit {
   REAL *restrict dstate, *restrict dx,
                              *restrict du; /* dstate: of h and the states, after the step and then before it */
   int64_t d, plane;
+  int64_t rows, g_row, row, saved_row, dx_row;
 } backward_unit;
 
-FLAT FN(lstm_back)(const backward_unit *s, const int64_t n) {
-  _Pragma("omp simd") for (int64_t e = 0; e < n; e++) {
-    REAL i = s->saved[e], f = s->saved[s->d + e], g = s->saved[2 * s->d + e], o = s->saved[3 * s->d + e];
-    REAL q = tanh_of(s->after[e]), dh = s->dstate[e] + s->g[e];
-    REAL dc = s->dstate[s->plane + e] + dh * o * (1 - q * q);
-    s->dx[e] = dc * g * (i * (1 - i));
-    s->dx[s->d + e] = dc * s->before[e] * (f * (1 - f));
-    s->dx[2 * s->d + e] = dc * i * (1 - g * g);
-    s->dx[3 * s->d + e] = dh * q * (o * (1 - o));
-    s->dstate[e] = 0;
-    s->dstate[s->plane + e] = dc * f;
+#define SAVED(i) LOAD(s.saved + (i)*s.d)
+#define DX(i, value) STORE(s.dx + (i)*s.d, value)
+#define DU(i, value) STORE(s.du + (i)*s.d, value)
+
+EACH_ROW FN(lstm_back)(const backward_unit s, const int64_t n) {
+  EACH_UNIT {
+    NUMBER i = SAVED(0), f = SAVED(1), g = SAVED(2), o = SAVED(3);
+    NUMBER q = tanh_of(LOAD(s.after)), dh = LOAD(s.dstate) + LOAD(s.g);
+    NUMBER dc = LOAD(s.dstate + s.plane) + dh * o * (1 - q * q);
+    DX(0, dc * g * (i * (1 - i)));
+    DX(1, dc * LOAD(s.before) * (f * (1 - f)));
+    DX(2, dc * i * (1 - g * g));
+    DX(3, dh * q * (o * (1 - o)));
+    STORE(s.dstate, (NUMBER){ 0 });
+    STORE(s.dstate + s.plane, dc * f);
   }
 }
 
-FLAT FN(gru_back)(const backward_unit *s, const int64_t n) {
-  _Pragma("omp simd") for (int64_t e = 0; e < n; e++) {
-    REAL r = s->saved[e], z = s->saved[s->d + e], a = s->saved[2 * s->d + e], q = s->saved[3 * s->d + e];
-    REAL dh = s->dstate[e] + s->g[e], da = dh * (1 - z) * (1 - a * a);
-    REAL dr = da * q * (r * (1 - r)), dz = dh * (s->h[e] - a) * (z * (1 - z));
-    s->dx[e] = dr, s->dx[s->d + e] = dz, s->dx[2 * s->d + e] = da;
-    s->du[e] = dr, s->du[s->d + e] = dz, s->du[2 * s->d + e] = da * r;
-    s->dstate[e] = dh * z;
+EACH_ROW FN(gru_back)(const backward_unit s, const int64_t n) {
+  EACH_UNIT {
+    NUMBER r = SAVED(0), z = SAVED(1), a = SAVED(2), q = SAVED(3);
+    NUMBER dh = LOAD(s.dstate) + LOAD(s.g), da = dh * (1 - z) * (1 - a * a);
+    NUMBER dr = da * q * (r * (1 - r)), dz = dh * (LOAD(s.h) - a) * (z * (1 - z));
+    DX(0, dr), DX(1, dz), DX(2, da);
+    DU(0, dr), DU(1, dz), DU(2, da * r);
+    STORE(s.dstate, dh * z);
   }
 }
 
-static inline __attribute__((always_inline)) void FN(slstm_back_of)(const backward_unit *s, const int64_t n,
-                                                                    const bool exponential) {
-  _Pragma("omp simd") for (int64_t e = 0; e < n; e++) {
-    REAL i = s->saved[e], f = s->saved[s->d + e], z = s->saved[2 * s->d + e], o = s->saved[3 * s->d + e];
-    REAL c = s->after[e], norm = s->after[s->plane + e], m = s->after[2 * s->plane + e];
-    REAL c0 = s->before[e], norm0 = s->before[s->plane + e];
-    REAL before = (exponential ? f : log_sigmoid(f)) + s->before[2 * s->plane + e];
-    REAL in = exp_of(i - m), forget = exp_of(before - m), ratio = c / norm;
-    REAL dh = s->dstate[e] + s->g[e], dr = dh * o / norm;
-    REAL dc = s->dstate[s->plane + e] + dr, dnorm = s->dstate[2 * s->plane + e] - dr * ratio;
-    REAL di = (dc * z + dnorm) * in, df = (dc * c0 + dnorm * norm0) * forget;
-    REAL dm = s->dstate[3 * s->plane + e] - di - df;
-    REAL share = i > before ? (REAL)1 : i < before ? (REAL)0 : (REAL)0.5; /* of the maximum; at a tie both have it */
+EACH_ROW FN(slstm_back_of)(const backward_unit s, const int64_t n, const bool exponential) {
+  EACH_UNIT {
+    NUMBER i = SAVED(0), f = SAVED(1), z = SAVED(2), o = SAVED(3), slope;
+    NUMBER c = LOAD(s.after), norm = LOAD(s.after + s.plane), m = LOAD(s.after + 2 * s.plane);
+    NUMBER c0 = LOAD(s.before), norm0 = LOAD(s.before + s.plane);
+    NUMBER before = log_forget(f, &slope) + LOAD(s.before + 2 * s.plane);
+    NUMBER in = exp_of(i - m), forget = exp_of(before - m), ratio = c / norm;
+    NUMBER dh = LOAD(s.dstate) + LOAD(s.g), dr = dh * o / norm;
+    NUMBER dc = LOAD(s.dstate + s.plane) + dr, dnorm = LOAD(s.dstate + 2 * s.plane) - dr * ratio;
+    NUMBER di = (dc * z + dnorm) * in, df = (dc * c0 + dnorm * norm0) * forget;
+    NUMBER dm = LOAD(s.dstate + 3 * s.plane) - di - df, share = share_of_max(i, before);
     df += dm * (1 - share);
-    s->dx[e] = di + dm * share;
-    s->dx[s->d + e] = exponential ? df : df * sigmoid(-f);
-    s->dx[2 * s->d + e] = dc * in * (1 - z * z);
-    s->dx[3 * s->d + e] = dh * ratio * (o * (1 - o));
-    s->dstate[e] = 0;
-    s->dstate[s->plane + e] = dc * forget, s->dstate[2 * s->plane + e] = dnorm * forget;
-    s->dstate[3 * s->plane + e] = df;
+    DX(0, di + dm * share);
+    DX(1, df * slope);
+    DX(2, dc * in * (1 - z * z));
+    DX(3, dh * ratio * (o * (1 - o)));
+    STORE(s.dstate, (NUMBER){ 0 });
+    STORE(s.dstate + s.plane, dc * forget), STORE(s.dstate + 2 * s.plane, dnorm * forget);
+    STORE(s.dstate + 3 * s.plane, df);
   }
 }
 
-FLAT FN(slstm_back)(const backward_unit *s, const int64_t n) { FN(slstm_back_of)(s, n, false); }
-FLAT FN(slstm_exp_back)(const backward_unit *s, const int64_t n) { FN(slstm_back_of)(s, n, true); }
+EACH_ROW FN(slstm_back)(const backward_unit s, const int64_t n) { FN(slstm_back_of)(s, n, false); }
+EACH_ROW FN(slstm_exp_back)(const backward_unit s, const int64_t n) { FN(slstm_back_of)(s, n, true); }
+
+/* Of whole vectors of units, and of others. */
+#define ALL_ROWS(cell)                                                                           \
+  EACH_ROW FN(cell##_rows)(backward_unit s, const int64_t n) {                                   \
+    for (int64_t left = s.rows; left > 0; left--) {                                              \
+      FN(cell)(s, n);                                                                            \
+      s.g += s.g_row, s.h += s.row, s.before += s.row, s.after += s.row, s.saved += s.saved_row; \
+      s.dstate += s.row, s.dx += s.dx_row, s.du += s.dx_row;                                     \
+    }                                                                                            \
+  }                                                                                              \
+  FLAT FN(cell##_all)(const backward_unit *s, int64_t n) {                                       \
+    if (n % LANES == 0) FN(cell##_rows)(*s, n / LANES * LANES);                                  \
+    else FN(cell##_rows)(*s, n);                                                                 \
+  }
+ALL_ROWS(lstm_back)
+ALL_ROWS(gru_back)
+ALL_ROWS(slstm_back)
+ALL_ROWS(slstm_exp_back)
+#undef ALL_ROWS
+#undef SAVED
+#undef DX
+#undef DU
 
 static void FN(cell_backward)(ty_cell cell, const backward_unit *s, int64_t n) {
   switch (cell) {
-    case TY_LSTM: FN(lstm_back)(s, n); break;
-    case TY_GRU: FN(gru_back)(s, n); break;
-    case TY_SLSTM: FN(slstm_back)(s, n); break;
-    case TY_SLSTM_EXP: FN(slstm_exp_back)(s, n); break;
+    case TY_LSTM: FN(lstm_back_all)(s, n); break;
+    case TY_GRU: FN(gru_back_all)(s, n); break;
+    case TY_SLSTM: FN(slstm_back_all)(s, n); break;
+    case TY_SLSTM_EXP: FN(slstm_exp_back_all)(s, n); break;
   }
 }
 
 #undef FLAT
-#undef GATE
+#undef EACH_ROW
+#undef NUMBER
+#undef EACH_UNIT
+#undef LOAD
+#undef STORE
 #undef sigmoid
 #undef tanh_of
 #undef exp_of
 #undef log_sigmoid
+#undef max_of
+#undef share_of_max
+#undef log_forget

@@ -90,28 +90,29 @@ static void FN(forward_panel)(const job *j, int64_t t, int64_t head, int64_t pan
   for (int64_t block = first_block; block < end_block; block++) {
     int64_t r0 = row_of(j, block), rows = row_of(j, block + 1) - r0;
     (j->gates == 3 ? FN(product_3) : FN(product_4))((int)rows, d, h + r0 * j->width + head * d, j->width, weights, u);
-    for (int64_t r = 0; r < rows; r++) {
-      int64_t row = r0 + r;
-      forward_unit s = { .u = u + r * j->gates * LANES,
-                         .x = (const REAL *)j->x + (t * j->batch + row) * row_gates + at,
-                         .bias = (const REAL *)j->bias + at,
-                         .h = h + row * j->width + unit,
-                         .state = (REAL *)j->last + plane + row * j->width + unit,
-                         .y = (REAL *)j->y + t * plane + row * j->width + unit,
-                         .d = d,
-                         .plane = plane,
-                         .kept = nowhere,
-                         .kept_plane = LANES,
-                         .saved = nowhere + 3 * LANES,
-                         .apart = LANES };
-      if (j->saved) {
-        s.kept = (REAL *)j->kept + t * j->states * plane + row * j->width + unit, s.kept_plane = plane;
-        s.saved = (REAL *)j->saved + (t * j->batch + row) * TY_SAVED_GATES * j->width + head * TY_SAVED_GATES * d +
-                  panel * LANES;
-        s.apart = d;
-      }
-      FN(cell_forward)(j->cell, &s, n);
+    forward_unit s = { .u = u,
+                       .x = (const REAL *)j->x + (t * j->batch + r0) * row_gates + at,
+                       .bias = (const REAL *)j->bias + at,
+                       .h = h + r0 * j->width + unit,
+                       .state = (REAL *)j->last + plane + r0 * j->width + unit,
+                       .y = (REAL *)j->y + t * plane + r0 * j->width + unit,
+                       .d = d,
+                       .plane = plane,
+                       .kept = nowhere,
+                       .kept_plane = LANES,
+                       .saved = nowhere + 3 * LANES,
+                       .apart = LANES,
+                       .rows = rows,
+                       .u_row = j->gates * LANES,
+                       .x_row = row_gates,
+                       .row = j->width };
+    if (j->saved) {
+      const int64_t four = TY_SAVED_GATES;
+      s.kept = (REAL *)j->kept + t * j->states * plane + r0 * j->width + unit, s.kept_plane = plane;
+      s.saved = (REAL *)j->saved + (t * j->batch + r0) * four * j->width + head * four * d + panel * LANES;
+      s.apart = d, s.kept_row = j->width, s.saved_row = four * j->width;
     }
+    FN(cell_forward)(j->cell, &s, n);
   }
 }
 
@@ -189,27 +190,29 @@ static void FN(pack_backward)(void *context, int64_t begin, int64_t end) {
 /* The gates of rows [first, end) of a head at step t. */
 static void FN(backward_gates)(const job *j, int64_t t, int64_t head, int64_t first, int64_t end) {
   static const REAL none[64];
-  const int64_t d = j->d, plane = j->batch * j->width;
-  for (int64_t row = first; row < end; row++) {
-    const int64_t at = row * j->width + head * d,
-                  gates = (t * j->batch + row) * j->gates * j->width + head * j->gates * d;
-    const REAL *states = j->at_states;
-    backward_unit s = { .h = (t ? (const REAL *)j->at_y + (t - 1) * plane : (const REAL *)j->state) + at,
-                        .before = t ? states + (t - 1) * j->states * plane + at : (const REAL *)j->state + plane + at,
-                        .after = states + t * j->states * plane + at,
-                        .saved = (const REAL *)j->at_gates +
-                                 ((t * j->batch + row) * j->width + head * d) * TY_SAVED_GATES,
-                        .dstate = (REAL *)j->dstate + at,
-                        .dx = (REAL *)j->dx + gates,
-                        .du = (REAL *)j->du + gates,
-                        .d = d,
-                        .plane = plane };
-    for (int64_t e = 0; e < d; e += 64) { /* as many units as there are zeros for an absent gradient */
-      int64_t n = d - e < 64 ? d - e : 64;
-      s.g = j->g ? (const REAL *)j->g + t * plane + at + e : none;
-      FN(cell_backward)(j->cell, &s, n);
-      s.h += n, s.before += n, s.after += n, s.saved += n, s.dstate += n, s.dx += n, s.du += n;
-    }
+  const int64_t d = j->d, plane = j->batch * j->width, at = first * j->width + head * d;
+  const int64_t gates = (t * j->batch + first) * j->gates * j->width + head * j->gates * d;
+  const REAL *states = j->at_states;
+  backward_unit s = { .h = (t ? (const REAL *)j->at_y + (t - 1) * plane : (const REAL *)j->state) + at,
+                      .before = t ? states + (t - 1) * j->states * plane + at : (const REAL *)j->state + plane + at,
+                      .after = states + t * j->states * plane + at,
+                      .saved = (const REAL *)j->at_gates +
+                               ((t * j->batch + first) * j->width + head * d) * TY_SAVED_GATES,
+                      .dstate = (REAL *)j->dstate + at,
+                      .dx = (REAL *)j->dx + gates,
+                      .du = (REAL *)j->du + gates,
+                      .d = d,
+                      .plane = plane,
+                      .rows = end - first,
+                      .g_row = j->g ? j->width : 0,
+                      .row = j->width,
+                      .saved_row = TY_SAVED_GATES * j->width,
+                      .dx_row = j->gates * j->width };
+  for (int64_t e = 0; e < d; e += 64) { /* as many units as there are zeros for an absent gradient */
+    int64_t n = d - e < 64 ? d - e : 64;
+    s.g = j->g ? (const REAL *)j->g + t * plane + at + e : none;
+    FN(cell_backward)(j->cell, &s, n);
+    s.h += n, s.before += n, s.after += n, s.saved += n, s.dstate += n, s.dx += n, s.du += n;
   }
 }
 

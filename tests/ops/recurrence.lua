@@ -178,6 +178,11 @@ return function(row, T)
     { T { 2, 7, 4 * 64 }, T { 1, 4 * 64, 64, range = calm }, opts = { cell = "slstm" }, grad = false,
       dtypes = { "f32", "f64" } },
     { T { 2, 1, 4 * 80 }, T { 1, 4 * 80, 80, range = calm }, grad = false, dtypes = { "f32", "bf16" } },
+    { T { 2, 3, 4 * 16, range = { -120, 120 } }, T { 1, 4 * 16, 16, range = calm }, grad = false, dtypes = { "f32" } },
+    { T { 3, 2, 4 * 16, range = { -120, 120 } }, T { 1, 4 * 16, 16, range = calm }, opts = { cell = "slstm" },
+      grad = false, dtypes = { "f32" } },
+    { T { 3, 2, 4 * 32 }, T { 1, 4 * 32, 32, range = calm }, opts = { cell = "slstm_exp" }, grad = false,
+      dtypes = { "f32" } },
   }
 
   row("recurrence", {
@@ -268,6 +273,9 @@ return function(row, T)
       -- Products over many units, with the weights so small that the gradients of half precision stay near.
       { T { 1, 4 * 37, 37, range = { -0.1, 0.1 } }, T { 2, 13, 37 }, T { 2, 13, 37 }, T { 2, 1, 13, 37 },
         T { 2, 13, 148, range = { 0.1, 0.9 } }, T { 2, 13, 37 } },
+      { T { 2, 4 * 16, 16, range = { -0.1, 0.1 } }, T { 4, 3, 32, range = positive }, T { 2, 3, 32 },
+        T { 2, 3, 3, 32, range = positive }, T { 2, 3, 128, range = { -30, 30 } }, T { 2, 3, 32 },
+        opts = { cell = "slstm" }, dtypes = { "f32", "f64" } },
       { T { 1, 3 * 150, 150, range = { -0.1, 0.1 } }, T { 1, 4, 150 }, T { 2, 4, 150 }, T { 2, 0, 4, 150 },
         T { 2, 4, 600, range = { 0.1, 0.9 } }, T { 2, 4, 150 }, opts = { cell = "gru" }, dtypes = { "f32", "f64" } },
     },
