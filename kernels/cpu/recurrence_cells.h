@@ -35,7 +35,8 @@
 #define backward_unit FN(backward_unit)
 
 typedef struct forward_unit {
-  const REAL *restrict u, *restrict x, *restrict bias;
+  REAL *restrict u; /* the product; between the two passes over the rows, what the first leaves for the second */
+  const REAL *restrict x, *restrict bias;
   const REAL *restrict h;               /* before the step; GRU's alone */
   REAL *restrict state, *restrict y;    /* state: from c on, before and after the step */
   REAL *restrict kept, *restrict saved; /* for the way back */
@@ -49,60 +50,84 @@ typedef struct forward_unit {
 #define GATE(i) (LOAD(s.u + (i)*LANES) + LOAD(s.x + (i)*s.d) + LOAD(s.bias + (i)*s.d))
 #define SAVE(i, value) STORE(s.saved + (i)*s.apart, value)
 
-EACH_ROW FN(lstm)(const forward_unit s, const int64_t n) {
+/* A cell is two functions, each of which goes over all rows: its chains of dependent steps are short enough for the
+ * processor to work on several rows at a time. */
+EACH_ROW FN(lstm_gates)(const forward_unit s, const int64_t n) {
   EACH_UNIT {
     NUMBER i = sigmoid(GATE(0)), f = sigmoid(GATE(1)), g = tanh_of(GATE(2)), o = sigmoid(GATE(3));
     NUMBER c = f * LOAD(s.state) + i * g;
     STORE(s.state, c);
-    STORE(s.y, o * tanh_of(c));
     STORE(s.kept, c);
+    STORE(s.u + 3 * LANES, o);
     SAVE(0, i), SAVE(1, f), SAVE(2, g), SAVE(3, o);
   }
 }
 
-EACH_ROW FN(gru)(const forward_unit s, const int64_t n) {
+EACH_ROW FN(lstm_rest)(const forward_unit s, const int64_t n) {
+  EACH_UNIT STORE(s.y, LOAD(s.u + 3 * LANES) * tanh_of(LOAD(s.state)));
+}
+
+EACH_ROW FN(gru_gates)(const forward_unit s, const int64_t n) {
   EACH_UNIT {
     NUMBER r = sigmoid(GATE(0)), z = sigmoid(GATE(1)), q = LOAD(s.u + 2 * LANES) + LOAD(s.bias + 2 * s.d);
-    NUMBER a = tanh_of(LOAD(s.x + 2 * s.d) + r * q);
-    STORE(s.y, a + z * (LOAD(s.h) - a));
-    SAVE(0, r), SAVE(1, z), SAVE(2, a), SAVE(3, q);
+    STORE(s.u + LANES, z);
+    STORE(s.u + 2 * LANES, LOAD(s.x + 2 * s.d) + r * q);
+    SAVE(0, r), SAVE(1, z), SAVE(3, q);
   }
 }
 
-/* m keeps the exponentials in range; what it is does not change h. */
-EACH_ROW FN(slstm_of)(const forward_unit s, const int64_t n, const bool exponential) {
+EACH_ROW FN(gru_rest)(const forward_unit s, const int64_t n) {
+  EACH_UNIT {
+    NUMBER a = tanh_of(LOAD(s.u + 2 * LANES));
+    STORE(s.y, a + LOAD(s.u + LANES) * (LOAD(s.h) - a));
+    SAVE(2, a);
+  }
+}
+
+EACH_ROW FN(slstm_gates_of)(const forward_unit s, const int64_t n, const bool exponential) {
   EACH_UNIT {
     NUMBER i = GATE(0), f = GATE(1), z = tanh_of(GATE(2)), o = sigmoid(GATE(3)), slope;
-    NUMBER before = log_forget(f, &slope) + LOAD(s.state + 2 * s.plane);
-    NUMBER m = max_of(i, before), in = exp_of(i - m), forget = exp_of(before - m);
-    NUMBER c = forget * LOAD(s.state) + in * z, norm = forget * LOAD(s.state + s.plane) + in;
-    STORE(s.state, c), STORE(s.state + s.plane, norm), STORE(s.state + 2 * s.plane, m);
-    STORE(s.y, o * (c / norm));
-    STORE(s.kept, c), STORE(s.kept + s.kept_plane, norm), STORE(s.kept + 2 * s.kept_plane, m);
+    STORE(s.u, i), STORE(s.u + LANES, log_forget(f, &slope)), STORE(s.u + 2 * LANES, z), STORE(s.u + 3 * LANES, o);
     SAVE(0, i), SAVE(1, f), SAVE(2, z), SAVE(3, o);
   }
 }
 
-EACH_ROW FN(slstm)(const forward_unit s, const int64_t n) { FN(slstm_of)(s, n, false); }
-EACH_ROW FN(slstm_exp)(const forward_unit s, const int64_t n) { FN(slstm_of)(s, n, true); }
+EACH_ROW FN(slstm_gates)(const forward_unit s, const int64_t n) { FN(slstm_gates_of)(s, n, false); }
+EACH_ROW FN(slstm_exp_gates)(const forward_unit s, const int64_t n) { FN(slstm_gates_of)(s, n, true); }
+
+/* m keeps the exponentials in range; what it is does not change h. */
+EACH_ROW FN(slstm_rest)(const forward_unit s, const int64_t n) {
+  EACH_UNIT {
+    NUMBER i = LOAD(s.u), before = LOAD(s.u + LANES) + LOAD(s.state + 2 * s.plane), m = max_of(i, before);
+    NUMBER in = exp_of(i - m), forget = exp_of(before - m);
+    NUMBER c = forget * LOAD(s.state) + in * LOAD(s.u + 2 * LANES), norm = forget * LOAD(s.state + s.plane) + in;
+    STORE(s.state, c), STORE(s.state + s.plane, norm), STORE(s.state + 2 * s.plane, m);
+    STORE(s.y, LOAD(s.u + 3 * LANES) * (c / norm));
+    STORE(s.kept, c), STORE(s.kept + s.kept_plane, norm), STORE(s.kept + 2 * s.kept_plane, m);
+  }
+}
+
+EACH_ROW FN(forward_next)(forward_unit *s) {
+  s->u += s->u_row, s->x += s->x_row, s->h += s->row, s->state += s->row, s->y += s->row;
+  s->kept += s->kept_row, s->saved += s->saved_row;
+}
 
 /* Of a whole vector of units, and of fewer. */
-#define ALL_ROWS(cell)                                                              \
-  EACH_ROW FN(cell##_rows)(forward_unit s, const int64_t n) {                       \
-    for (int64_t left = s.rows; left > 0; left--) {                                 \
-      FN(cell)(s, n);                                                               \
-      s.u += s.u_row, s.x += s.x_row, s.h += s.row, s.state += s.row, s.y += s.row; \
-      s.kept += s.kept_row, s.saved += s.saved_row;                                 \
-    }                                                                               \
-  }                                                                                 \
-  FLAT FN(cell##_forward)(const forward_unit *s, int64_t n) {                       \
-    if (n == LANES) FN(cell##_rows)(*s, LANES);                                     \
-    else FN(cell##_rows)(*s, n);                                                    \
+#define ALL_ROWS(cell, rest)                                                           \
+  EACH_ROW FN(cell##_rows)(const forward_unit *first, const int64_t n) {               \
+    forward_unit s = *first;                                                           \
+    for (int64_t r = 0; r < s.rows; r++, FN(forward_next)(&s)) FN(cell##_gates)(s, n); \
+    s = *first;                                                                        \
+    for (int64_t r = 0; r < s.rows; r++, FN(forward_next)(&s)) FN(rest)(s, n);         \
+  }                                                                                    \
+  FLAT FN(cell##_forward)(const forward_unit *s, int64_t n) {                          \
+    if (n == LANES) FN(cell##_rows)(s, LANES);                                         \
+    else FN(cell##_rows)(s, n);                                                        \
   }
-ALL_ROWS(lstm)
-ALL_ROWS(gru)
-ALL_ROWS(slstm)
-ALL_ROWS(slstm_exp)
+ALL_ROWS(lstm, lstm_rest)
+ALL_ROWS(gru, gru_rest)
+ALL_ROWS(slstm, slstm_rest)
+ALL_ROWS(slstm_exp, slstm_rest)
 #undef ALL_ROWS
 #undef GATE
 #undef SAVE
