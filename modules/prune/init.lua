@@ -2,6 +2,7 @@
 --
 --     local prune = require "tycho.prune"
 --     prune.magnitude(model, { sparsity = 0.5 })     -- masks, which stay through training
+--     prune.sparsegpt(model, dataset, { pattern = "2:4" })     -- with calibration
 --     local parameters = prune.perp(model, { biases = true, norms = true, rank = 1 })
 --     ...                                            -- train these
 --     prune.merge(model)                             -- into the weights, whose zeros stay
@@ -12,11 +13,13 @@
 -- Works on every module with Linear layers or GPT-2's Conv1D: the families of tycho.llm.
 local masks = require "tycho.prune.masks"
 local perp = require "tycho.prune.perp"
+local sparsegpt = require "tycho.prune.sparsegpt"
 local wina = require "tycho.prune.wina"
 
 
 return {
   magnitude = masks.magnitude,
+  sparsegpt = sparsegpt.sparsegpt,
   zeros = masks.zeros,
   sparsity = masks.sparsity,
   release = masks.release,

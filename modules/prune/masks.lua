@@ -40,7 +40,8 @@ local function masked(base)
   return class
 end
 
-local function attach(module, mask)
+--- Gives a linear layer without a mask one of its weight's shape: what is false becomes zero and stays so.
+function M.attach(module, mask)
   local kept = mask:to("i64"):sum():item()
   if rawget(module, "_pruned") then
     error("prune: the model has masks already; prune.release takes them away", 0)
@@ -80,42 +81,54 @@ function M.check_sparsity(who, value)
   return value
 end
 
--- true where one of the `count` smallest is not. scores: of any shape.
-local function all_but_smallest(scores, count)
+--- true where one of the `count` smallest is not. scores: of any shape.
+function M.all_but_smallest(scores, count)
   local flat = ty.ones({ scores:numel() }, { dtype = "u8", device = scores.device })
   if count > 0 then flat = flat:scatter(0, scores:flatten():argsort(0):narrow(0, 0, count), 0) end
   return flat:reshape(scores.shape):to "bool"
+end
+
+--- n and m of "2:4", or nothing without a pattern.
+function M.pattern(who, text)
+  if text == nil then return end
+  local n, m = tostring(text):match "^(%d+):(%d+)$"
+  n, m = math.tointeger(n), math.tointeger(m)
+  if not n or n < 1 or n >= m then
+    error(("%s: pattern must be kept:group, such as 2:4, got %s"):format(who, tostring(text)), 0)
+  end
+  return n, m
+end
+
+--- That a layer has a whole number of groups.
+function M.check_groups(who, n, m, inputs)
+  if inputs % m ~= 0 then
+    error(("%s: %d:%d needs a multiple of %d inputs, got a weight of %d"):format(who, n, m, m, inputs), 0)
+  end
+end
+
+--- true for the n largest of each m neighbours in a row. scores: [rows, columns].
+function M.largest_of_groups(scores, n, m)
+  local groups = scores:reshape(-1, m)
+  local _, at = groups:topk(n, 1)
+  return ty.zeros(groups.shape, { dtype = "u8", device = scores.device }):scatter(1, at, 1):reshape(scores.shape)
+    :to "bool"
 end
 
 -- The n largest of each m neighbours along the inputs.
 local function of_groups(weight, n, m, inputs_first)
   local scores = weight:abs()
   if inputs_first then scores = scores:transpose(0, 1) end
-  local shape = scores.shape
-  if shape[2] % m ~= 0 then
-    error(("prune.magnitude: %d:%d needs a multiple of %d inputs, got a weight of %d"):format(n, m, m, shape[2]), 0)
-  end
-  local groups = scores:reshape(-1, m)
-  local _, at = groups:topk(n, 1)
-  local mask = ty.zeros(groups.shape, { dtype = "u8", device = weight.device }):scatter(1, at, 1):reshape(shape)
-  if inputs_first then mask = mask:transpose(0, 1):contiguous() end
-  return mask:to "bool"
+  M.check_groups("prune.magnitude", n, m, scores.shape[2])
+  local mask = M.largest_of_groups(scores, n, m)
+  return inputs_first and mask:transpose(0, 1):contiguous() or mask
 end
 
 local function magnitude(model, options)
   local who = "prune.magnitude"
   local o = nn.options(who, options, { sparsity = nn.none, pattern = nn.none, scope = "layer", targets = nn.none })
   if (o.sparsity == nil) == (o.pattern == nil) then error(who .. ": sparsity or pattern is wanted, and not both", 0) end
-  local n, m
-  if o.pattern then
-    n, m = tostring(o.pattern):match "^(%d+):(%d+)$"
-    n, m = math.tointeger(n), math.tointeger(m)
-    if not n or n < 1 or n >= m then
-      error(("%s: pattern must be kept:group, such as 2:4, got %s"):format(who, tostring(o.pattern)), 0)
-    end
-  else
-    M.check_sparsity(who, o.sparsity)
-  end
+  local n, m = M.pattern(who, o.pattern)
+  if not m then M.check_sparsity(who, o.sparsity) end
   if o.scope ~= "layer" and o.scope ~= "global" then
     error(("%s: scope must be layer or global, got %s"):format(who, tostring(o.scope)), 0)
   end
@@ -126,7 +139,7 @@ local function magnitude(model, options)
       local parts = {}
       for i, layer in ipairs(list) do parts[i] = layer.module.weight:abs():flatten() end
       local all = ty.concat(parts, 0)
-      local mask, at = all_but_smallest(all, math.floor(o.sparsity * all:numel() + 0.5)), 0
+      local mask, at = M.all_but_smallest(all, math.floor(o.sparsity * all:numel() + 0.5)), 0
       for i, layer in ipairs(list) do
         local count = layer.module.weight:numel()
         new[i] = mask:narrow(0, at, count):reshape(layer.module.weight.shape):clone()
@@ -136,10 +149,10 @@ local function magnitude(model, options)
       for i, layer in ipairs(list) do
         local weight = layer.module.weight:detach()
         new[i] = m and of_groups(weight, n, m, layer.module.fan_in_fan_out)
-          or all_but_smallest(weight:abs(), math.floor(o.sparsity * weight:numel() + 0.5))
+          or M.all_but_smallest(weight:abs(), math.floor(o.sparsity * weight:numel() + 0.5))
       end
     end
-    for i, layer in ipairs(list) do attach(layer.module, new[i]) end
+    for i, layer in ipairs(list) do M.attach(layer.module, new[i]) end
   end)
   ty.core.program.renew()
   return model
@@ -165,7 +178,7 @@ end
 function M.zeros(model, targets)
   local ok, message = pcall(function()
     for _, layer in ipairs(M.layers("prune.zeros", model, targets)) do
-      attach(layer.module, layer.module.weight:detach():ne(0))
+      M.attach(layer.module, layer.module.weight:detach():ne(0))
     end
     ty.core.program.renew()
   end)

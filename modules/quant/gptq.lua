@@ -105,8 +105,24 @@ end
 
 -- ---- the columns ----
 
--- Upper triangular u with u' u = h^-1. With h turned about, h = r r' for an upper triangle r, and u = r^-1.
-local function inverse_factor(h)
+--- The matrix H = x x', of which a factor changes nothing, made solvable as in the authors' code: an input that is
+-- always zero has no say, and `damp` of the diagonal's mean is added to it.
+---@param moment Tensor [columns, columns]
+---@param damp number
+---@return Tensor
+function M.hessian(moment, damp)
+  local diagonal = moment:diagonal()
+  local dead = diagonal:eq(0):to(moment.dtype)
+  local mean = diagonal:mean():item()
+  local h = moment:clone()
+  h:diagonal():add_(dead * (mean > 0 and mean or 1) + damp * mean)
+  return h
+end
+
+--- Upper triangular u with u' u = h^-1. With h turned about, h = r r' for an upper triangle r, and u = r^-1.
+---@param h Tensor
+---@return Tensor
+function M.inverse_factor(h)
   local n = h.shape[1]
   local lower = ty.cholesky(h:flip(0, 1))
   return ty.solve_triangular(lower, ty.eye(n, { dtype = h.dtype, device = h.device })):flip(0, 1)
@@ -123,16 +139,10 @@ end
 function M.solve(w, moment, o)
   local rows, columns = w.shape[1], w.shape[2]
   local levels, group = 1 << o.bits, o.group > 0 and o.group or columns
-  -- H = 2 x x', of which a factor changes nothing. An input that is always zero has no say, which something on the
-  -- diagonal makes solvable, as in the authors' code.
-  local diagonal = moment:diagonal()
-  local dead = diagonal:eq(0):to(moment.dtype)
-  local mean = diagonal:mean():item()
-  local h = moment:clone()
-  h:diagonal():add_(dead * (mean > 0 and mean or 1) + o.damp * mean)
+  local h = M.hessian(moment, o.damp)
   local order = o.act_order and h:diagonal():argsort(0, true)
   if order then h = h:index_select(0, order):index_select(1, order) end
-  local factor = inverse_factor(h):to(w.dtype)
+  local factor = M.inverse_factor(h):to(w.dtype)
   -- Where scales are known beforehand, columns may go in any order; otherwise a group's are those of the columns as
   -- they have become when its turn comes.
   local scale, offset, packed
@@ -169,8 +179,8 @@ end
 
 -- ---- layers ----
 
--- The weight [outputs, inputs] of a layer, whatever way round it lies, f32 or f64.
-local function weight_of(who, layer)
+--- The weight [outputs, inputs] of a layer, whatever way round it lies, f32 or f64, once it is known to be finite.
+function M.weight_of(who, layer)
   local w = layer.module.weight
   if not w:is_floating_point() then
     error(("%s: %s is quantized already (%s)"):format(who, layer.name, w.dtype), 0)
@@ -199,7 +209,7 @@ local function check_layers(who, found, o)
       error(("%s: format: the weights of %s lie the other way (GPT-2's Conv1D) and cannot be packed; leave it out")
         :format(who, layer.name), 0)
     end
-    weight_of(who, layer)
+    M.weight_of(who, layer)
   end
 end
 
@@ -208,6 +218,35 @@ local function bits_of(o, columns)
   local format = o.format and formats.get("quant.gptq", o.format)
   if format then return 8 * format.bytes / format.columns end
   return o.bits + (16 + (o.symmetric and 0 or o.bits)) / (o.group > 0 and o.group or columns)
+end
+
+--- That damp and block of a solver's options make sense.
+function M.check_solver(who, o)
+  if type(o.damp) ~= "number" or o.damp ~= o.damp or o.damp < 0 then
+    error(("%s: damp: a share of the mean of the diagonal, 0 or more, is wanted, got %s"):format(who,
+      tostring(o.damp)), 0)
+  end
+  if not math.tointeger(o.block) or o.block < 1 then
+    error(("%s: block: a positive integer is wanted, got %s"):format(who, tostring(o.block)), 0)
+  end
+end
+
+--- solve(w, moment, o), with an error for the user when its Hessian is singular.
+function M.solved(who, name, solve, w, moment, o)
+  local result = table.pack(pcall(solve, w, moment, o))
+  if result[1] then return table.unpack(result, 2, result.n) end
+  if tostring(result[2]):find "not positive definite" then
+    error(("%s: the Hessian of %s is singular: its inputs depend on each other; use more rows or a damp above %g")
+      :format(who, name, o.damp), 0)
+  end
+  error(result[2], 0)
+end
+
+--- |(w - value) X|^2 / |w X|^2
+function M.error(w, value, moment)
+  local off = (w - value):to "f64"
+  local all = (ty.matmul(w:to "f64", moment) * w):sum():item()
+  return all > 0 and (ty.matmul(off, moment) * off):sum():item() / all or 0
 end
 
 local function summed(report)
@@ -224,29 +263,15 @@ local function quantize(model, data, options)
   end
   local o = nn.options(who, options, defaults)
   check_grid(who, o)
-  if type(o.damp) ~= "number" or o.damp ~= o.damp or o.damp < 0 then
-    error(("%s: damp: a share of the mean of the diagonal, 0 or more, is wanted, got %s"):format(who,
-      tostring(o.damp)), 0)
-  end
-  if not math.tointeger(o.block) or o.block < 1 then
-    error(("%s: block: a positive integer is wanted, got %s"):format(who, tostring(o.block)), 0)
-  end
+  M.check_solver(who, o)
   check_layers(who, blocks.linears(who, model, o.skip), o)
   local report = {}
   blocks.walk(who, model, data, o, function(group, moment)
     for _, layer in ipairs(group) do
-      local w = weight_of(who, layer)
-      local ok, value, _, packed = pcall(M.solve, w, moment, o)
-      if not ok and tostring(value):find "not positive definite" then
-        error(("%s: the Hessian of %s is singular: its inputs depend on each other; use more rows or a damp above %g")
-          :format(who, layer.name, o.damp), 0)
-      elseif not ok then
-        error(value, 0)
-      end
-      local off = (w - value):to "f64"
-      local all = (ty.matmul(w:to "f64", moment) * w):sum():item()
+      local w = M.weight_of(who, layer)
+      local value, _, packed = M.solved(who, layer.name, M.solve, w, moment, o)
       report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, w.shape[2]),
-        error = all > 0 and (ty.matmul(off, moment) * off):sum():item() / all or 0 }
+        error = M.error(w, value, moment) }
       put(layer.module, value, packed)
     end
   end)
@@ -284,7 +309,7 @@ local function round(model, options)
   for _, layer in ipairs(found) do
     ty.scope(function()
       ty.no_grad(function()
-        local w = weight_of(who, layer)
+        local w = M.weight_of(who, layer)
         local scale, offset, packed = grids(w, o)
         local columns = w.shape[2]
         local value = not packed and rounded(w, spread(scale, columns), spread(offset, columns), 1 << o.bits)

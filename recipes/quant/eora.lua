@@ -16,7 +16,8 @@
 -- adapters beside attention alone make it 26.91, beside the feed-forward networks alone 25.39: it is attention that
 -- they harm.
 local ty = require "tycho"
-local llm, peft, quant = require "tycho.llm", require "tycho.peft", require "tycho.quant"
+local llm, peft = require "tycho.llm", require "tycho.peft"
+local prune, quant = require "tycho.prune", require "tycho.quant"
 
 local r = ty.recipe.declare {
   title = "What compression took, given back by low-rank adapters",
@@ -29,26 +30,29 @@ local r = ty.recipe.declare {
     { "models", 3, "how many, with seeds from --seed on", quick = 1 },
     { "steps", 1050, "training steps of each", quick = 2 },
     { "rows", 128, "rows of training text to calibrate with", quick = 4 },
+    { "compress", "q2_k,2:4", "how: q2_k, 2:4 or 1:4 by SparseGPT, magnitude (2:4)" },
   },
 }
 local args = r.args
 
--- The two of four neighbouring weights that are largest stay.
-local function prune(model)
-  ty.no_grad(function()
-    for _, layer in ipairs(quant.linears(model)) do
-      local w = layer.module.weight:detach()
-      local four = w:reshape(-1, 4)
-      local mask = ty.zeros_like(four):scatter(1, select(2, four:abs():topk(2)), 1)
-      w:copy_((four * mask):reshape(w.shape))
-    end
-  end)
+-- Ways to compress; those of the paper prune by SparseGPT. Each gets the model and its seed.
+local function sparsegpt(pattern)
+  return function(model, corpus, seed)
+    prune.sparsegpt(model, corpus.training, { pattern = pattern, rows = args.rows, seed = seed, device = r.device })
+    prune.release(model)
+  end
 end
-
-local compressions = {
-  { name = "q2_k", make = function(model) quant.round(model, { format = "q2_k" }) end },
-  { name = "2:4", make = prune },
+local ways = {
+  q2_k = function(model) quant.round(model, { format = "q2_k" }) end,
+  ["2:4"] = sparsegpt "2:4",
+  ["1:4"] = sparsegpt "1:4",
+  magnitude = function(model) prune.release(prune.magnitude(model, { pattern = "2:4" })) end,
 }
+local compressions = {}
+for name in args.compress:gmatch "[^,]+" do
+  compressions[#compressions + 1] = { name = name, make = ways[name]
+    or error("--compress takes q2_k, 2:4, 1:4 and magnitude with commas between them, got " .. args.compress, 0) }
+end
 local ranks = r.quick and { 4 } or { 8, 32 }
 
 local folder = args.base ~= "" and args.base or r:path "base"
@@ -66,7 +70,7 @@ for seed = r.seed, r.seed + args.models - 1 do
   r:say("seed %d: perplexity %.3f", seed, whole)
   for _, compression in ipairs(compressions) do
     local compressed = base:clone()
-    compression.make(compressed)
+    compression.make(compressed, corpus, seed)
     local none = perplexity(compressed)
     r.metrics[("%s/none/%d"):format(compression.name, seed)] = none
     r:say("  %s: %.3f", compression.name, none)

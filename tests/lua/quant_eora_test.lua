@@ -28,6 +28,27 @@ check.test("the factors are the optimum of |(E - B A) X|", function()
   end
 end)
 
+check.test("they are the error's projection on the directions that outputs go off in: no token's error grows", function()
+  ty.manual_seed(5)
+  -- A few inputs are a hundred times the others, in directions of their own.
+  local x = ty.randn(200, 24, { dtype = "f64" })
+  x:narrow(0, 0, 5):mul_(100)
+  x:narrow(1, 0, 6):mul_(1e-3)
+  local moment, e = ty.matmul(x:transpose(0, 1), x), ty.randn(16, 24, { dtype = "f64" })
+  for _, rank in ipairs { 1, 6 } do
+    local b, a = eora.factors(e, moment, rank)
+    local _, u = ty.eigh(ty.matmul(ty.matmul(e, moment), e:transpose(0, 1)))
+    u = u:narrow(1, 16 - rank, rank)
+    check.close(ty.matmul(b, a):tolist(), ty.matmul(u, ty.matmul(u:transpose(0, 1), e)):tolist(), 1e-9)
+    -- Inputs that were not calibrated with as well. As the adapter keeps them, in f32.
+    local left = e - ty.matmul(b:to "f32", a:to "f32"):to "f64"
+    for _, inputs in ipairs { x, ty.randn(100, 24, { dtype = "f64" }) } do
+      local function of(w) return ty.matmul(inputs, w:transpose(0, 1)):square():sum(1) end
+      check.ok(of(left):le(of(e) * (1 + 1e-5)):all():item())
+    end
+  end
+end)
+
 check.test("fewer rows than inputs: nothing is left that they see, and what they do not see stays small", function()
   ty.manual_seed(2)
   local x, e = ty.randn(5, 12, { dtype = "f64" }), ty.randn(9, 12, { dtype = "f64" })
