@@ -37,6 +37,10 @@ local r = ty.recipe.declare {
     { "steps", 80, "of retraining, the same for all", quick = 3 },
     { "sparsity", "0.5,0.7,0.9", "shares of the weights that go", quick = "0.7" },
     { "vocabulary", 1024, "tokens", quick = 400 },
+    { "width", 192, "hidden size of the bases", quick = 64 },
+    { "layers", 4, "of the bases", quick = 2 },
+    { "rank", 0, "of matrices beside the weights of all linear layers: 2 / width of the parameters for each 1" },
+    { "variant", "scale", "what those do: mask (added) or scale (multiplied)" },
   },
 }
 local args = r.args
@@ -48,7 +52,8 @@ local function base(seed)
   local settings = args.base_steps == 1050 and {} or { steps = args.base_steps }
   settings.seed, settings.quiet = seed, true
   return corpus:trained { folder = ("%s/seed%d"):format(args.base ~= "" and args.base or r:path "bases", seed),
-    model = r.quick and { width = 64, layers = 2 } or {}, train = settings,
+    model = args.width == 192 and args.layers == 4 and {} or { width = args.width, layers = args.layers },
+    train = settings,
     device = r.device ~= "cpu" and r.device or nil }
 end
 
@@ -58,7 +63,8 @@ local function loss(model, part) return corpus:evaluate(model, part, { device = 
 -- plain sparse one again, and the share that was trained.
 local ways = {
   all = { rates = { 1e-4, 3e-4, 1e-3, 3e-3 } },
-  perp = { rates = { 1e-3, 3e-3, 1e-2, 3e-2 }, options = { add_biases = true } },
+  perp = { rates = { 1e-3, 3e-3, 1e-2, 3e-2 },
+    options = { add_biases = true, rank = args.rank, variant = args.variant } },
 }
 local function retrained(seed, sparsity, way, rate)
   local model = prune.magnitude(base(seed), { sparsity = sparsity })
@@ -98,9 +104,10 @@ for text in args.sparsity:gmatch "[^,]+" do
     end
     local recovered = (losses.pruned - losses.perp) / (losses.pruned - losses.all)
     r:say("%.0f %%, seed %d: held-out loss dense %.4f, pruned %.4f, all retrained %.4f, %.2f %% retrained %.4f: "
-      .. "%.1f %% recovered", 100 * sparsity, seed, losses.dense, losses.pruned, losses.all, 100 * ways.perp.share,
-      losses.perp, 100 * recovered)
+      .. "%.1f %% recovered; perplexity %.2f of all's %.2f", 100 * sparsity, seed, losses.dense, losses.pruned,
+      losses.all, 100 * ways.perp.share, losses.perp, 100 * recovered, math.exp(losses.perp), math.exp(losses.all))
     r.metrics[("recovered_%g_seed%d"):format(100 * sparsity, seed)] = recovered
+    for name, value in pairs(losses) do r.metrics[("%s_%g_seed%d"):format(name, 100 * sparsity, seed)] = value end
     sum = sum + recovered
   end
   rows[#rows + 1] = { claim = ("%.0f %% pruned: recovered of what retraining all does, mean"):format(100 * sparsity),

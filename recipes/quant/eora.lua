@@ -21,8 +21,8 @@
 -- median 0.16 to 0.82, and none has more than 0.4 % of a layer's error. But the errors of the layers make up for each
 -- other. By the validation part (seed 0, 23.12 whole, 24.53 pruned) ORIGINAL weights in all of attention, beside pruned
 -- feed-forward networks, give 26.66, in v alone 25.31; adapters in all of attention give 26.03 (EoRA) and 26.13 (SVD).
--- What brings attention alone nearer to the original makes such a model worse. Calibrating on the inputs of the original
--- model in place of the pruned one's changes little (all layers: 24.78 in place of 24.81).
+-- What brings attention alone nearer to the original makes such a model worse. Calibrating on the inputs of the
+-- original model in place of the pruned one's changes little (all layers: 24.78 in place of 24.81).
 local ty = require "tycho"
 local llm, peft = require "tycho.llm", require "tycho.peft"
 local prune, quant = require "tycho.prune", require "tycho.quant"
@@ -38,7 +38,7 @@ local r = ty.recipe.declare {
     { "models", 3, "how many, with seeds from --seed on", quick = 1 },
     { "steps", 1050, "training steps of each", quick = 2 },
     { "rows", 128, "rows of training text to calibrate with", quick = 4 },
-    { "compress", "q2_k,2:4,1:4", "how: q2_k, 2:4 or 1:4 by SparseGPT, magnitude (2:4)" },
+    { "compress", "q2_k,2:4,1:4", "how: q2_k, 2:4 or 1:4 by SparseGPT, magnitude (2:4)", quick = "q2_k,2:4" },
   },
 }
 local args = r.args
