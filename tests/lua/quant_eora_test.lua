@@ -28,7 +28,7 @@ check.test("the factors are the optimum of |(E - B A) X|", function()
   end
 end)
 
-check.test("they are the error's projection on the directions that outputs go off in: no token's error grows", function()
+check.test("they project the error on the directions that outputs go off in: no token's error grows", function()
   ty.manual_seed(5)
   -- A few inputs are a hundred times the others, in directions of their own.
   local x = ty.randn(200, 24, { dtype = "f64" })
