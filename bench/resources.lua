@@ -15,10 +15,10 @@ local hot = {
   "^weight_tiles$",
 }
 -- Of these only what computes with f32 counts: other types are not what models are made of. sin, cos and tan of large
--- numbers index the digits of pi.
+-- numbers index the digits of pi. at_forward has halves only of such widths as tensor cores cannot take.
 local cold = {
   "double", "long", "short", "int", "char", "_f64", "_i64", "reduce_integers", "reduce_bits", "sin_f32", "cos_f32",
-  "tan_f32",
+  "tan_f32", "at_forward<ty_",
 }
 
 local function fail(format, ...)
