@@ -53,7 +53,7 @@ end
 
 local function is_hot(family, name)
   for _, word in ipairs(cold) do
-    if name:find(word, #family, true) then return false end
+    if name:find(word, word:find "<" and 1 or #family, true) then return false end
   end
   for _, pattern in ipairs(hot) do
     if family:find(pattern) then return true end
