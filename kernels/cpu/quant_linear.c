@@ -80,6 +80,23 @@ static bool has_vnni(void) {
 #endif
 }
 
+/* Codes the rows of x as *c wants them, which p->x then is. Returns the bytes of scratch memory, from c->scale on; 0:
+ * an error is set. */
+static size_t code(product *p, coded *c) {
+  int64_t count = (c->k + c->block - 1) / c->block * c->block * c->rows;
+  int64_t factors = c->lines ? count / LINE * line_factors(c->group) : count / 32 * 2;
+  int64_t starts = c->lines ? 0 : count / c->group;
+  size_t bytes = (size_t)count + (size_t)factors * sizeof(float) + (size_t)starts * sizeof(int32_t);
+  c->scale = ty_scratch_alloc(bytes);
+  if (!c->scale) return ty_fail(TY_ENOMEM, "linear: out of memory"), 0;
+  c->sum = c->scale + count / 32;
+  c->start = (int32_t *)(void *)(c->scale + factors);
+  c->q = (int8_t *)(c->start + starts);
+  p->x = c;
+  ty_parallel_for(c->rows, 1 + 16384 / c->k, code_rows, &(coding){ c, p->plain, p->rows });
+  return bytes;
+}
+
 static bool by_codes(product *p) {
   int64_t k = p->columns;
   bool vnni = has_vnni();
@@ -95,17 +112,8 @@ static bool by_codes(product *p) {
   c.power = p->dtype == TY_Q4_0 || p->dtype == TY_Q4_K;
   c.rows = tiles ? (p->rows + 7) / 8 * 8 : p->rows;
   c.block = tiles ? 256 : lines ? LINE : k;
-  int64_t count = (k + c.block - 1) / c.block * c.block * c.rows;
-  int64_t factors = lines ? count / LINE * line_factors(c.group) : count / 32 * 2, starts = lines ? 0 : count / c.group;
-  size_t bytes = (size_t)count + (size_t)factors * sizeof(float) + (size_t)starts * sizeof(int32_t);
-  char *scratch = ty_scratch_alloc(bytes);
-  if (!scratch) return false;
-  c.scale = (float *)(void *)scratch;
-  c.sum = c.scale + count / 32;
-  c.start = (int32_t *)(void *)(c.scale + factors);
-  c.q = (int8_t *)(c.start + starts);
-  p->x = &c;
-  ty_parallel_for(c.rows, 1 + 16384 / k, code_rows, &(coding){ &c, p->plain, p->rows });
+  size_t bytes = code(p, &c);
+  if (!bytes) return false;
   int64_t grain = 1 + 65536 / k / p->rows;
 #if defined(__AVX512F__)
   if (tiles) ty_parallel_for((p->n + TILE_COLUMNS - 1) / TILE_COLUMNS, 1 + grain / TILE_COLUMNS, tile_panels, p);
@@ -113,7 +121,7 @@ static bool by_codes(product *p) {
   else
 #endif
     ty_parallel_for(p->n, grain, dots_rows, p);
-  ty_scratch_free(scratch, bytes);
+  ty_scratch_free(c.scale, bytes);
   return p->failed ? ty_fail(TY_ENOMEM, "linear: out of memory") : true;
 }
 
@@ -122,18 +130,10 @@ static bool low_bits(ty_dtype dtype) { return dtype == TY_Q2_K || dtype == TY_Q3
 #if defined(__AVX2__)
 static bool by_low_codes(product *p) {
   coded c = { .k = p->columns, .block = p->columns, .rows = p->rows, .group = 16, .zero = -1 };
-  int64_t count = c.k * c.rows;
-  size_t bytes = (size_t)count + (size_t)(count / 32) * 2 * sizeof(float) + (size_t)(count / 16) * sizeof(int32_t);
-  char *scratch = ty_scratch_alloc(bytes);
-  if (!scratch) return ty_fail(TY_ENOMEM, "linear: out of memory");
-  c.scale = (float *)(void *)scratch;
-  c.sum = c.scale + count / 32;
-  c.start = (int32_t *)(void *)(c.sum + count / 32);
-  c.q = (int8_t *)(c.start + count / 16);
-  p->x = &c;
-  ty_parallel_for(c.rows, 1 + 16384 / c.k, code_rows, &(coding){ &c, p->plain, p->rows });
+  size_t bytes = code(p, &c);
+  if (!bytes) return false;
   ty_parallel_for(p->n, 1 + 65536 / c.k / p->rows, low_rows, p);
-  ty_scratch_free(scratch, bytes);
+  ty_scratch_free(c.scale, bytes);
   return true;
 }
 #endif

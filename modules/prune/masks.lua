@@ -166,9 +166,7 @@ end
 ---@param options {sparsity?: number, pattern?: string, scope?: "layer"|"global", targets?: string|function}
 ---@return Module model
 function M.magnitude(model, options)
-  local ok, message = pcall(magnitude, model, options)
-  if not ok then error(message, 2) end
-  return model
+  return nn.for_caller(magnitude, model, options)
 end
 
 --- Makes masks of the weights that are zero, for a model that was pruned, saved and loaded. Returns the model.
@@ -176,21 +174,21 @@ end
 ---@param targets? string|function  as magnitude() has them
 ---@return Module model
 function M.zeros(model, targets)
-  local ok, message = pcall(function()
+  return nn.for_caller(function()
     for _, layer in ipairs(M.layers("prune.zeros", model, targets)) do
       M.attach(layer.module, layer.module.weight:detach():ne(0))
     end
     ty.core.program.renew()
+    return model
   end)
-  if not ok then error(message, 2) end
-  return model
 end
 
---- The masked layers of a model: a list of { name, module }.
-function M.masked(model)
+--- The layers of a model that have a field `mark`: a list of { name, module }, each module once.
+function M.marked(who, model, mark)
+  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end
   local list, seen = {}, {}
   for name, module in model:named_modules() do
-    if rawget(module, "_pruned") and not seen[module] then
+    if rawget(module, mark) and not seen[module] then
       seen[module] = true
       list[#list + 1] = { name = name, module = module }
     end
@@ -198,12 +196,15 @@ function M.masked(model)
   return list
 end
 
+--- The masked layers of a model.
+function M.masked(who, model) return M.marked(who, model, "_pruned") end
+
 --- The share of zeros in the weights of the masked layers, counted.
 ---@param model Module
 ---@return number
 function M.sparsity(model)
   local zeros, all = 0, 0
-  for _, layer in ipairs(M.masked(model)) do
+  for _, layer in ipairs(M.masked("prune.sparsity", model)) do
     local weight = layer.module.weight:detach()
     zeros, all = zeros + weight:eq(0):to("i64"):sum():item(), all + weight:numel()
   end
@@ -214,7 +215,7 @@ end
 ---@param model Module
 ---@return Module model
 function M.release(model)
-  for _, layer in ipairs(M.masked(model)) do
+  for _, layer in ipairs(M.masked("prune.release", model)) do
     if layer.module._pruned.adapter then error("prune.release: prune.merge the adapters first", 2) end
     rawset(layer.module, "_pruned", nil)
     setmetatable(layer.module, getmetatable(layer.module).super)

@@ -89,8 +89,8 @@ local function perp(model, options)
   if type(alpha) ~= "number" or alpha ~= alpha or math.abs(alpha) == math.huge then
     error(("%s: alpha must be a number, got %s"):format(who, tostring(alpha)), 0)
   end
+  local list = masks.masked(who, model)
   if o.head and not rawget(model, "lm_head") then error(who .. ": head: the model has no head of its own", 0) end
-  local list = masks.masked(model)
   if #list == 0 then error(who .. ": the model has no masks; prune.magnitude or prune.zeros gives it some", 0) end
   for _, layer in ipairs(list) do
     if layer.module._pruned.adapter then error(who .. ": the model is retrained already; prune.merge ends that", 0) end
@@ -143,9 +143,7 @@ end
 ---@return Tensor[] parameters
 ---@return number share
 function M.perp(model, options)
-  local result = table.pack(pcall(perp, model, options))
-  if not result[1] then error(result[2], 2) end
-  return table.unpack(result, 2, result.n)
+  return nn.for_caller(perp, model, options)
 end
 
 --- Puts the low-rank matrices into the weights and ends the retraining: every parameter can be trained again, and the
@@ -154,7 +152,7 @@ end
 ---@return Module model
 function M.merge(model)
   ty.no_grad(function()
-    for _, layer in ipairs(masks.masked(model)) do
+    for _, layer in ipairs(masks.masked("prune.merge", model)) do
       local module = layer.module
       if module._pruned.adapter then
         local mask = module._pruned.mask

@@ -63,7 +63,9 @@ local function sparsegpt(model, data, options)
   local n, m = masks.pattern(who, o.pattern)
   if not m then masks.check_sparsity(who, o.sparsity) end
   gptq.check_solver(who, o)
-  if #masks.masked(model) > 0 then error(who .. ": the model has masks already; prune.release takes them away", 0) end
+  if #masks.masked(who, model) > 0 then
+    error(who .. ": the model has masks already; prune.release takes them away", 0)
+  end
   for _, layer in ipairs(blocks.linears(who, model, o.skip)) do
     local w = gptq.weight_of(who, layer)
     if m then masks.check_groups(who, n, m, w.shape[2]) end
@@ -95,9 +97,7 @@ end
 ---@param options {sparsity?: number, pattern?: string, damp?: number, block?: integer, rows?: integer, seed?: integer}
 ---@return { name: string, error: number }[] report
 function M.sparsegpt(model, data, options)
-  local ok, result = pcall(sparsegpt, model, data, options)
-  if not ok then error(result, 2) end
-  return result
+  return nn.for_caller(sparsegpt, model, data, options)
 end
 
 return M

@@ -52,17 +52,8 @@ local function lay_out(module, by_input)
   rawset(module, "weight", ty.keep(new:requires_grad_(weight.requires_grad)))
 end
 
---- The sparse layers of a model: a list of { name, module }.
-local function layers_of(model)
-  local list, seen = {}, {}
-  for name, module in model:named_modules() do
-    if rawget(module, "_wina") and not seen[module] then
-      seen[module] = true
-      list[#list + 1] = { name = name, module = module }
-    end
-  end
-  return list
-end
+-- The sparse layers of a model: a list of { name, module }.
+local function layers_of(who, model) return masks.marked(who, model, "_wina") end
 
 local function apply(model, options)
   local who = "prune.wina"
@@ -74,7 +65,7 @@ local function apply(model, options)
     error(("%s: selection must be topk or threshold, got %s"):format(who, tostring(o.selection)), 0)
   end
   local list = masks.layers(who, model, o.targets)
-  local before = layers_of(model)[1]
+  local before = layers_of(who, model)[1]
   if before then error(who .. ": the model has sparse layers already; prune.unwina takes them away", 0) end
   for _, layer in ipairs(list) do
     local module = layer.module
@@ -110,14 +101,12 @@ end
 ---@param options table
 ---@return Module model
 function M.apply(model, options)
-  local ok, message = pcall(apply, model, options)
-  if not ok then error(message, 2) end
-  return model
+  return nn.for_caller(apply, model, options)
 end
 
 -- Calls run() with every layer taking all of its inputs, which watch(layer, x [n, in]) gets to see.
 local function observe(who, model, run, watch)
-  local list = layers_of(model)
+  local list = layers_of(who, model)
   if #list == 0 then error(who .. ": the model has no sparse layers; prune.wina makes them", 3) end
   for _, layer in ipairs(list) do
     layer.module._wina.watch = function(x)
@@ -191,7 +180,7 @@ end
 ---@param model Module
 ---@return Module model
 function M.remove(model)
-  for _, layer in ipairs(layers_of(model)) do
+  for _, layer in ipairs(layers_of("prune.unwina", model)) do
     rawset(layer.module, "_wina", nil)
     setmetatable(layer.module, getmetatable(layer.module).super)
     lay_out(layer.module, false)

@@ -118,9 +118,7 @@ end
 ---@param options? table
 ---@return table report
 function M.compensate(model, original, data, options)
-  local ok, result = pcall(compensate, model, original, data, options)
-  if not ok then error(result, 2) end
-  return result
+  return nn.for_caller(compensate, model, original, data, options)
 end
 
 return M

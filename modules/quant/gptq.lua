@@ -294,9 +294,7 @@ end
 ---@param options? table
 ---@return table report
 function M.quantize(model, data, options)
-  local ok, result = pcall(quantize, model, data, options)
-  if not ok then error(result, 2) end
-  return result
+  return nn.for_caller(quantize, model, data, options)
 end
 
 local function round(model, options)
@@ -328,9 +326,7 @@ end
 ---@param options? table
 ---@return table report
 function M.round(model, options)
-  local ok, result = pcall(round, model, options)
-  if not ok then error(result, 2) end
-  return result
+  return nn.for_caller(round, model, options)
 end
 
 return M

@@ -237,6 +237,10 @@ check.test("mistakes", function()
   fails("sparsity must be a number", prune.wina, llama(), {})
   fails("sparse layers already", prune.wina, prune.wina(llama(), { sparsity = 0.5 }), { sparsity = 0.5 })
   fails("has no sparse layers", prune.calibrate, llama(), function() end)
+  for _, name in ipairs { "perp", "wina", "unwina", "release", "merge", "sparsity" } do
+    local options = name == "wina" and { sparsity = 0.5 } or nil
+    fails(("prune.%s: a module is wanted, got nil"):format(name), prune[name], nil, options)
+  end
 end)
 
 scratch.clean()

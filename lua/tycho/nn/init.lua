@@ -15,6 +15,7 @@ local nn = {
   init = require "tycho.nn.initial",
   with_defaults = options.with_defaults,
   options = options.read,
+  for_caller = options.for_caller,
   none = options.none,
 }
 

@@ -52,6 +52,14 @@ function M.with_defaults(defaults, fn, ...)
   return table.unpack(result, 2, result.n)
 end
 
+--- Returns fn(...). For the last line of a public function, return nn.for_caller(...): errors, however deep they come
+-- from, are then those of the line that called the function.
+function M.for_caller(fn, ...)
+  local result = table.pack(pcall(fn, ...))
+  if not result[1] then error(result[2], 2) end -- the tail call has taken the place of the public function
+  return table.unpack(result, 2, result.n)
+end
+
 --- An integer above 0, or an error that names the argument.
 function M.positive(who, what, value)
   local n = math.tointeger(value)
