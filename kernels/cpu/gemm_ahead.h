@@ -8,9 +8,9 @@
 enum { TY_AHEAD_STEP = 16, TY_AHEAD_MOST = 16 }; /* steps of k per request, and requests per call */
 
 typedef struct ty_ahead {
-  const void *near_lines[TY_AHEAD_MOST], *far_lines[TY_AHEAD_MOST]; /* to the first and to the second cache */
-  const char *a;                                                    /* eight lines of A per request, `a_row` apart; */
-  int64_t a_row, a_next;                                            /* then `a_next` further */
+  const void *far_lines[TY_AHEAD_MOST]; /* to the second cache */
+  const char *a;                        /* to the first: eight lines of A per request, `a_row` apart, */
+  int64_t a_row, a_next;                /* then `a_next` further; or NULL */
 } ty_ahead;
 
 /* A region of memory as lines to come: `rows` rows of `bytes`, `stride` bytes apart. */
@@ -34,15 +34,6 @@ static inline void ty_ahead_far(ty_ahead *ahead, ty_region *r, int64_t count, co
     }
   }
   for (; n < TY_AHEAD_MOST; n++) ahead->far_lines[n] = there;
-}
-
-/* Sets the near lines: the first and the last of `rows` rows that will be written. */
-static inline void ty_ahead_near(ty_ahead *ahead, const void *c, int64_t stride, int64_t rows, int64_t bytes) {
-  for (int n = 0; n < TY_AHEAD_MOST / 2; n++) {
-    const char *row = (const char *)c + (n < rows ? n : 0) * stride;
-    ahead->near_lines[2 * n] = row;
-    ahead->near_lines[2 * n + 1] = row + bytes - 1;
-  }
 }
 
 #endif

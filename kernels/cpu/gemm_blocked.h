@@ -32,16 +32,8 @@ static ty_region NAME(next_panel)(const ty_gemm *g, int64_t units, int64_t k0, i
   return (ty_region){ b, g->b_col * size, nc, kc * size, 0 };
 }
 
-/* What to ask for while the panel of A at row i is in use: the next lines of it, or on the first way through the tile
- * the source of the panel that is packed next. */
-static void NAME(ahead_a)(const ty_gemm *g, ty_ahead *ahead, bool first, int64_t i, int64_t i0, int64_t i1, int64_t k0,
-                          const UNIT *panel) {
-  if (!first || i + MR >= i1) {
-    ahead->a = (const char *)(panel + TY_AHEAD_STEP * MR);
-    ahead->a_row = 2 * MR * (int64_t)sizeof(UNIT);
-    ahead->a_next = 0;
-    return;
-  }
+/* The source of the panel of A that follows the one at row i, which is packed next, for the micro-kernel to ask for. */
+static void NAME(ahead_a)(const ty_gemm *g, ty_ahead *ahead, int64_t i, int64_t i0, int64_t k0) {
   int64_t size = ELEMENT(g), at = k0 * GROUP * g->a_col;
   if (g->a_row == 1) { /* a line has rows of several panels: each asks for its share of the lines of the next ones */
     int64_t panels = 64 / (MR * size), index = (i - i0) / MR;
@@ -108,17 +100,21 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
         bool onto = c == edge ? false : add;
         if (packed_a) {
           UNIT *a = packed_a + (i - i0) * kc;
-          if (j == j0) NAME(pack_a)(g, i, mr, k0, kc, a);
-          NAME(ahead_a)(g, &ahead, j == j0, i, i0, i1, k0, a);
-          ty_ahead_near(&ahead, c, c_row * (int64_t)sizeof(REAL), mr, NR * (int64_t)sizeof(REAL));
+          ahead.a = NULL;
+          if (j == j0) {
+            NAME(pack_a)(g, i, mr, k0, kc, a);
+            if (i + MR < i1) NAME(ahead_a)(g, &ahead, i, i0, k0);
+          }
           ty_ahead_far(&ahead, &next, share, c);
           NAME(panels)[nc > VL][mr - 1](kc, a, b, c, c_row, onto, &ahead);
         }
 #ifdef STRIDED
         else {
           const REAL *a = (const REAL *)g->a + i * g->a_row + k0 * g->a_col;
-          ty_ahead_near(&ahead, c, c_row * (int64_t)sizeof(REAL), mr, NR * (int64_t)sizeof(REAL));
-          for (int r = 0; r < 2 * mr; r++) __builtin_prefetch(ahead.near_lines[r]);
+          for (int r = 0; r < mr; r++) {
+            __builtin_prefetch(c + r * c_row);
+            __builtin_prefetch(c + r * c_row + NR - 1);
+          }
           if (j == j0 && i + 2 * MR <= i1) NAME(fetch_a)(a + MR * g->a_row, g->a_row, kc);
           NAME(micro)[nc > VL][mr - 1](kc, a, g->a_row, g->a_col, b, b_row, c, c_row, onto);
         }
