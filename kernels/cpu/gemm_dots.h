@@ -10,7 +10,7 @@
 #endif
 #define DOT_ROWS 8 /* room for MR, in fours */
 enum {
-  NAME(dots_few) = 12 * MR,          /* rows of x up to which W is read rather than packed */
+  NAME(dots_few) = 12 * MR,          /* rows of x up to which W is read rather than packed and converted */
   NAME(dots_part) = 16 * 3,          /* rows of W that stay in the second cache for the rows of x */
   NAME(dots_k) = 4096 / sizeof(REAL) /* elements of k in a block, when x has more rows than a kernel */
 };
@@ -166,12 +166,13 @@ static bool NAME(dots_product)(const ty_gemm *g, bool *ok) {
   if (!by_a && !by_b) return false;
   NAME(dots) t = { g, &NAME(whole_dots_kind), turned, g->m, g->n, g->k, NULL, 0, g->b, g->b_col };
   if (turned) t = (NAME(dots)){ g, t.kind, turned, g->n, g->m, g->k, NULL, 0, g->a, g->a_row };
-  /* Adding up the lanes is little beside a long k, and beside packing W for few rows. */
+  /* Adding up the lanes is little beside a long k, and beside packing W for few rows: twice as many if it is also
+   * converted. */
   bool packs = false;
 #ifdef HALVES
   packs = g->half == TY_BF16 && TY_KERNEL(gemm_has_bf16)(); /* the instruction wins where W is read more than once */
 #endif
-  if (t.k < 128 || (t.m > THIN && (t.m > NAME(dots_few) || t.m * 8 > t.k || packs))) return false;
+  if (t.k < 128 || (t.m > THIN && (t.m > (g->half ? NAME(dots_few) : 6 * MR) || t.m * 8 > t.k || packs))) return false;
   if (t.m * t.n * t.k <= SMALL_WORK && t.m > 1) return false;
 #ifdef HALVES
   if (g->half) t.kind = g->half == TY_BF16 ? &NAME(bf16_dots_kind) : &NAME(f16_dots_kind);
