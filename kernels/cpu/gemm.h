@@ -37,6 +37,7 @@ typedef struct ty_gemm {
   ty_dtype c_half;    /* the same of C and residual; excludes `add` */
   ty_gemm_pack *pack; /* when set, B exists only through it, and `b` is its context */
   int64_t k0;         /* added to the k0 of `pack` */
+  bool signed_bytes;  /* A of matmul_int8 is i8, not u8 */
 } ty_gemm;
 
 /* Threaded unless called from a parallel piece. The result does not depend on the number of threads. False after

@@ -16,6 +16,7 @@
 #define HALVES
 #define UNIT uint32_t
 #define GROUP 2
+#define STARTS 0
 #define PIECE uint16_t
 #define FLIP_A(g) 0
 #define ELEMENT(g) ((int64_t)sizeof(uint16_t))

@@ -6,7 +6,7 @@
  * micro-kernels ask for the lines of the next panels as they go.
  *
  * Included with what gemm_micro.h wants, besides GROUP (elements of k in a unit), ELEMENT(g) (bytes of an element of A
- * and B), pack_a, pack_b, finish and finishes. */
+ * and B), pack_a, pack_b, finish, finishes, and if STARTS is 1 starts, which writes the row before a panel. */
 
 #define MT (MR * 64) /* a tile of A, MT x KC, stays in the second */
 #define NT (NR * 32)
@@ -61,7 +61,7 @@ static void NAME(fetch_a)(const REAL *a, int64_t a_row, int64_t k) {
 static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j0, int64_t j1, UNIT *packed_a,
                        REAL *sums) {
   const ty_gemm *g = t->g;
-  UNIT panel[KC * NR] __attribute__((aligned(64)));
+  UNIT space[(STARTS + KC) * NR] __attribute__((aligned(64))), *const panel = space + STARTS * NR;
   REAL edge[MR * NR] __attribute__((aligned(64)));
   ty_ahead ahead;
   int64_t units = (g->k + GROUP - 1) / GROUP;
@@ -83,7 +83,12 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
         b_row = g->b_row;
       } else
 #endif
+      {
         NAME(pack_b)(g, k0, kc, j, nc, panel);
+#if STARTS
+        NAME(starts)(g, kc, panel);
+#endif
+      }
       ty_region next = NAME(next_panel)(g, units, k0, j, j0, j1);
       int64_t share = (ty_region_lines(&next) * MR + i1 - i0 - 1) / (i1 - i0);
       for (int64_t i = i0; i < i1; i += MR) {

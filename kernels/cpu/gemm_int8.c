@@ -23,26 +23,21 @@ static ty_gemm product(const ty_kernel_args *k, int64_t index) {
                     .b_row = b->stride[0],
                     .b_col = b->stride[1],
                     .c = (int32_t *)out->data + index * m * n,
-                    .c_row = n };
+                    .c_row = n,
+                    .signed_bytes = a->dtype == TY_I8 };
 }
 
 /* ---- any CPU ---- */
 
-typedef struct plain {
-  const ty_gemm *g;
-  bool is_signed;
-} plain;
-
 static void plain_rows(void *context, int64_t begin, int64_t end) {
-  const plain *p = context;
-  const ty_gemm *g = p->g;
+  const ty_gemm *g = context;
   for (int64_t i = begin; i < end && !ty_interrupted; i++) {
     uint32_t *restrict c = (uint32_t *)g->c + i * g->c_row;
     const uint8_t *a = (const uint8_t *)g->a + i * g->a_row;
     const int8_t *restrict b = g->b;
     for (int64_t j = 0; j < g->n; j++) c[j] = 0;
     for (int64_t k = 0; k < g->k; k++, b += g->b_row) {
-      int32_t x = p->is_signed ? (int8_t)a[k * g->a_col] : a[k * g->a_col];
+      int32_t x = g->signed_bytes ? (int8_t)a[k * g->a_col] : a[k * g->a_col];
       if (g->b_col == 1) {
         for (int64_t j = 0; j < g->n; j++) c[j] += (uint32_t)(x * b[j]);
       } else {
@@ -65,7 +60,8 @@ static void plain_rows(void *context, int64_t begin, int64_t end) {
 #define GROUP 4
 #define PIECE uint8_t
 #define ELEMENT(g) 1
-#define FLIP_A(g) ((g)->bias ? 0x80808080u : 0u)
+#define STARTS 1
+#define FLIP_A(g) ((g)->signed_bytes ? 0x80808080u : 0u)
 #define MULTIPLY_ADD(c, a, b) c = (V)_mm512_dpbusd_epi32((__m512i)(c), _mm512_set1_epi32((int)(a)), (__m512i)(b))
 #define KC 256
 #define MIN2(a, b) ((a) < (b) ? (a) : (b))
@@ -73,58 +69,19 @@ static void plain_rows(void *context, int64_t begin, int64_t end) {
 #include "gemm_micro.h"
 #include "gemm_pairs.h"
 
-/* Signed bytes of A become unsigned by adding 128; `bias` takes 128 times the column sums of B away again. */
-static bool NAME(finishes)(const ty_gemm *g) { return g->bias != NULL; }
-
-static void NAME(finish)(const ty_gemm *g, int64_t i, int64_t rows, int64_t j, int64_t columns, const int32_t *sums,
-                         int64_t sums_row) {
-  for (int64_t r = 0; r < rows; r++) {
-    uint32_t *c = (uint32_t *)g->c + (i + r) * g->c_row + j;
-    for (int64_t s = 0; s < columns; s++) c[s] = (uint32_t)sums[r * sums_row + s] + ((const uint32_t *)g->bias)[j + s];
-  }
+/* Signed bytes of A become unsigned by adding 128: the sums of a block start with -128 times the column sums of B. */
+static void NAME(starts)(const ty_gemm *g, int64_t kc, uint32_t *panel) {
+  V sums[2] = { { 0 }, { 0 } };
+  for (int64_t i = 0; g->signed_bytes && i < kc; i++)
+    for (int v = 0; v < 2; v++) MULTIPLY_ADD(sums[v], 0x80808080u, *(const W *)(panel + i * NR + v * VL));
+  for (int v = 0; v < 2; v++) *(W *)(panel - NR + v * VL) = (W) - (W)sums[v];
 }
+
+static bool NAME(finishes)(const ty_gemm *g) { return false; }
+static void NAME(finish)(const ty_gemm *g, int64_t i, int64_t rows, int64_t j, int64_t columns, const int32_t *sums,
+                         int64_t sums_row) {}
 
 #include "gemm_blocked.h"
-
-static void column_sums(void *context, int64_t begin, int64_t end) {
-  const ty_gemm *g = context;
-  uint32_t *restrict sum = (uint32_t *)(uintptr_t)g->bias;
-  if (g->b_col == 1) {
-    for (int64_t j = begin; j < end; j++) sum[j] = 0;
-    for (int64_t k = 0; k < g->k; k++) {
-      const int8_t *restrict b = (const int8_t *)g->b + k * g->b_row;
-      for (int64_t j = begin; j < end; j++) sum[j] -= (uint32_t)(b[j] * 128);
-    }
-  } else {
-    for (int64_t j = begin; j < end; j++) {
-      const int8_t *restrict b = (const int8_t *)g->b + j * g->b_col;
-      uint32_t s = 0;
-      if (g->b_row == 1) {
-        for (int64_t k = 0; k < g->k; k++) s -= (uint32_t)(b[k] * 128);
-      } else {
-        for (int64_t k = 0; k < g->k; k++) s -= (uint32_t)(b[k * g->b_row] * 128);
-      }
-      sum[j] = s;
-    }
-  }
-}
-
-static bool by_instruction(const ty_kernel_args *k, int64_t count, bool is_signed) {
-  ty_gemm g = product(k, 0);
-  size_t bytes = sizeof(int32_t) * (size_t)g.n;
-  int32_t *sums = is_signed ? ty_scratch_alloc(bytes) : NULL;
-  if (is_signed && !sums) return false;
-  g.bias = sums;
-  if (sums) ty_parallel_for(g.n, 1 + 65536 / g.k, column_sums, &g);
-  bool ok = true;
-  for (int64_t i = 0; i < count && ok && !ty_interrupted; i++) {
-    g = product(k, i);
-    g.bias = sums;
-    ok = NAME(tiled)(&g, true);
-  }
-  if (sums) ty_scratch_free(sums, bytes);
-  return ok;
-}
 
 #pragma GCC pop_options
 #endif
@@ -132,15 +89,16 @@ static bool by_instruction(const ty_kernel_args *k, int64_t count, bool is_signe
 bool TY_KERNEL(matmul_int8)(const ty_kernel_args *k) {
   const ty_view *out = k->out[0];
   if (out->count == 0) return true;
-  ty_gemm g = product(k, 0);
-  int64_t count = out->count / (g.m * g.n);
-  bool is_signed = k->in[0]->dtype == TY_I8;
+  int64_t count = out->count / (out->size[out->ndim - 2] * out->size[out->ndim - 1]);
+  for (int64_t i = 0; i < count && !ty_interrupted; i++) {
+    ty_gemm g = product(k, i);
 #if defined(__AVX512F__)
-  if (g.k > 0 && __builtin_cpu_supports("avx512vnni")) return by_instruction(k, count, is_signed);
+    if (g.k > 0 && __builtin_cpu_supports("avx512vnni")) {
+      if (!NAME(tiled)(&g, true)) return ty_fail(TY_ENOMEM, "matmul_int8: out of memory");
+      continue;
+    }
 #endif
-  for (int64_t i = 0; i < count; i++) {
-    g = product(k, i);
-    ty_parallel_for(g.m, 1 + 65536 / (g.n * g.k + 1), plain_rows, &(plain){ &g, is_signed });
+    ty_parallel_for(g.m, 1 + 65536 / (g.n * g.k + 1), plain_rows, &g);
   }
   return true;
 }

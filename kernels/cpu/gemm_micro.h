@@ -2,6 +2,7 @@
  *   REAL, NAME(x)          type of the sums, and names
  *   UNIT                   what one step of k reads of A and of B: a number, or several neighbours in k
  *   MULTIPLY_ADD(c, a, b)  c, a vector of sums, plus the products of unit a and a vector of units b
+ *   STARTS                 what sums begin with: 0, or 1: a row before the panel of B
  *   STRIDED                set where kernels that read A and B by strides are wanted besides those that read panels
  *
  * A micro-kernel holds up to MR rows by one or two vectors of C in registers (8 x 2 of the 32 registers of AVX-512,
@@ -39,6 +40,13 @@ typedef UNIT NAME(units) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(si
 
 #define DECLARE(i) V c##i##0 = { 0 }, c##i##1 = { 0 };
 #define DECLARE_NARROW(i) V c##i##0 = { 0 };
+#if STARTS
+#define BEGIN(i) V c##i##0 = *(const V *)(b - NR), c##i##1 = *(const V *)(b - NR + VL);
+#define BEGIN_NARROW(i) V c##i##0 = *(const V *)(b - NR);
+#else
+#define BEGIN(i) DECLARE(i)
+#define BEGIN_NARROW(i) DECLARE_NARROW(i)
+#endif
 #define SET(i)                     \
   *(V *)(c + i * c_row) = c##i##0; \
   *(V *)(c + i * c_row + VL) = c##i##1;
@@ -88,7 +96,7 @@ typedef UNIT NAME(units) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(si
 #define PANELS(rows)                                                                                                  \
   static void NAME(panels_##rows)(int64_t k, const UNIT *restrict a, const UNIT *restrict b, REAL *restrict c,        \
                                   int64_t c_row, bool add, const ty_ahead *ahead) {                                   \
-    ROWS_##rows(DECLARE) const void *const *line = ahead->far_lines;                                                  \
+    ROWS_##rows(BEGIN) const void *const *line = ahead->far_lines;                                                    \
     const char *next = ahead->a, *near = (const char *)c;                                                             \
     const int64_t next_row = ahead->a_row, next_k = ahead->a_next, near_row = c_row * (int64_t)sizeof(REAL);          \
     if (next) {                                                                                                       \
@@ -101,7 +109,7 @@ typedef UNIT NAME(units) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(si
   }                                                                                                                   \
   static void NAME(panels_narrow_##rows)(int64_t k, const UNIT *restrict a, const UNIT *restrict b, REAL *restrict c, \
                                          int64_t c_row, bool add, const ty_ahead *ahead) {                            \
-    ROWS_##rows(DECLARE_NARROW) for (; k > 0; k--) STEP_ROWS_NARROW(rows) STORE(rows, SET_NARROW, ADD_NARROW)         \
+    ROWS_##rows(BEGIN_NARROW) for (; k > 0; k--) STEP_ROWS_NARROW(rows) STORE(rows, SET_NARROW, ADD_NARROW)           \
   }
 EACH_HEIGHT(PANELS)
 

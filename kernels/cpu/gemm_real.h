@@ -6,6 +6,7 @@
 
 #define UNIT REAL
 #define GROUP 1
+#define STARTS 0
 #define STRIDED
 #define MULTIPLY_ADD(c, a, b) c += (a) * (b)
 #define ELEMENT(g) ((int64_t)((g)->half ? 2 : sizeof(REAL)))
