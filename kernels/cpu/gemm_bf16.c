@@ -25,6 +25,7 @@
 #define MIN2(a, b) ((a) < (b) ? (a) : (b))
 
 #include "gemm_micro.h"
+#include "transpose_real.h"
 #include "gemm_pairs.h"
 #include "gemm_finish.h"
 #include "gemm_blocked.h"

@@ -67,6 +67,7 @@ static void plain_rows(void *context, int64_t begin, int64_t end) {
 #define MIN2(a, b) ((a) < (b) ? (a) : (b))
 
 #include "gemm_micro.h"
+#include "transpose_real.h"
 #include "gemm_pairs.h"
 
 /* Signed bytes of A become unsigned by adding 128: the sums of a block start with -128 times the column sums of B. */

@@ -8,7 +8,6 @@
 #define SHUFFLE_UNITS(x, y, ...) __builtin_shuffle(x, y, (__typeof__(x)){ __VA_ARGS__ })
 #endif
 
-typedef uint32_t __attribute__((aligned(sizeof(PIECE)), may_alias)) NAME(loose_unit);
 typedef uint32_t NAME(four) __attribute__((vector_size(16), aligned(1), may_alias));
 enum { NAME(bits) = 8 * sizeof(PIECE) };
 
@@ -51,28 +50,9 @@ static void NAME(pack)(const PIECE *restrict src, int64_t row, int64_t column, i
 #endif
     }
   } else if (row == 1) {
-    int64_t j = 0;
-    for (; j + 4 <= columns; j += 4) {
-      const PIECE *s = src + j * column;
-      for (u = 0; u + 4 <= whole; u += 4) {
-        NAME(four) r[4];
-        for (int q = 0; q < 4; q++) r[q] = *(const NAME(four) *)(s + q * column + u * GROUP) ^ flip;
-        NAME(four) a = SHUFFLE_UNITS(r[0], r[1], 0, 4, 1, 5), b = SHUFFLE_UNITS(r[2], r[3], 0, 4, 1, 5);
-        NAME(four) c = SHUFFLE_UNITS(r[0], r[1], 2, 6, 3, 7), d = SHUFFLE_UNITS(r[2], r[3], 2, 6, 3, 7);
-        uint32_t *to = dst + u * stride + j;
-        *(NAME(four) *)to = SHUFFLE_UNITS(a, b, 0, 1, 4, 5);
-        *(NAME(four) *)(to + stride) = SHUFFLE_UNITS(a, b, 2, 3, 6, 7);
-        *(NAME(four) *)(to + 2 * stride) = SHUFFLE_UNITS(c, d, 0, 1, 4, 5);
-        *(NAME(four) *)(to + 3 * stride) = SHUFFLE_UNITS(c, d, 2, 3, 6, 7);
-      }
-      for (; u < whole; u++)
-        for (int q = 0; q < 4; q++)
-          dst[u * stride + j + q] = *(const NAME(loose_unit) *)(s + q * column + u * GROUP) ^ flip;
-    }
-    for (; j < columns; j++)
-      for (u = 0; u < whole; u++)
-        dst[u * stride + j] = *(const NAME(loose_unit) *)(src + j * column + u * GROUP) ^ flip;
+    NAME(transpose_rows)(src, column * (int64_t)sizeof(PIECE), columns, whole, (NAME(loose) *)dst, stride);
     u = whole;
+    for (int64_t i = 0; flip && i < whole * columns; i++) dst[i] ^= flip; /* of A alone, whose panels have no gaps */
   }
   for (; u * GROUP < elements; u++)
     for (int64_t j = 0; j < columns; j++) {
