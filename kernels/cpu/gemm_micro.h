@@ -81,28 +81,30 @@ typedef UNIT NAME(units) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(si
     b += NR;                            \
   }
 
-/* Down k by TY_AHEAD_STEP: lines of C, which are the next panel's after its own, `far` lines, and with each two steps
- * `fetch`. */
-#define DOWN(rows, far, fetch)                                                                    \
-  for (; k >= TY_AHEAD_STEP; k -= TY_AHEAD_STEP, next += next_k, near += near_row, line += far) { \
-    __builtin_prefetch(near);                                                                     \
-    __builtin_prefetch(near + NR * sizeof(REAL) - 1);                                             \
-    for (int i = 0; i < far; i++) __builtin_prefetch(line[i], 0, 2);                              \
-    _Pragma("GCC unroll 8") for (int i = 0; i < TY_AHEAD_STEP; i += 2, next += next_row) {        \
-      fetch;                                                                                      \
-      STEP_ROWS(rows) STEP_ROWS(rows)                                                             \
-    }                                                                                             \
+/* Down k by TY_AHEAD_STEP: lines of C, which are the next panel's after its own, `far` lines, with each two steps
+ * `fetch`, and in the end `turn`. */
+#define DOWN(rows, far, fetch, turn)                                              \
+  for (; k >= TY_AHEAD_STEP; k -= TY_AHEAD_STEP, near += near_row, line += far) { \
+    __builtin_prefetch(near);                                                     \
+    __builtin_prefetch(near + NR * sizeof(REAL) - 1);                             \
+    for (int i = 0; i < far; i++) __builtin_prefetch(line[i], 0, 2);              \
+    _Pragma("GCC unroll 8") for (int i = 0; i < TY_AHEAD_STEP; i += 2) {          \
+      fetch;                                                                      \
+      STEP_ROWS(rows) STEP_ROWS(rows)                                             \
+    }                                                                             \
+    turn;                                                                         \
   }
 #define PANELS(rows)                                                                                                  \
   static void NAME(panels_##rows)(int64_t k, const UNIT *restrict a, const UNIT *restrict b, REAL *restrict c,        \
                                   int64_t c_row, bool add, const ty_ahead *ahead) {                                   \
     ROWS_##rows(BEGIN) const void *const *line = ahead->far_lines;                                                    \
     const char *next = ahead->a, *near = (const char *)c;                                                             \
-    const int64_t next_row = ahead->a_row, next_k = ahead->a_next, near_row = c_row * (int64_t)sizeof(REAL);          \
+    const int64_t near_row = c_row * (int64_t)sizeof(REAL);                                                           \
     if (next) {                                                                                                       \
-      DOWN(rows, 1, __builtin_prefetch(next))                                                                         \
+      const int64_t next_row = ahead->a_row, next_k = ahead->a_next;                                                  \
+      DOWN(rows, 1, (__builtin_prefetch(next), next += next_row), next += next_k)                                     \
     } else {                                                                                                          \
-      DOWN(rows, 4, (void)0)                                                                                          \
+      DOWN(rows, 4, (void)0, (void)0)                                                                                 \
     }                                                                                                                 \
     for (; k > 0; k--) STEP_ROWS(rows)                                                                                \
     STORE(rows, SET, ADD)                                                                                             \
