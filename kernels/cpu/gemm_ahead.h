@@ -5,7 +5,7 @@
 
 #include "../base.h"
 
-enum { TY_AHEAD_STEP = 16, TY_AHEAD_MOST = 64 }; /* steps of k per request, and far lines per call */
+enum { TY_AHEAD_STEP = 16, TY_AHEAD_FAR = 4, TY_AHEAD_MOST = 64 }; /* steps of k; far lines with them, and per call */
 
 typedef struct ty_ahead {
   const void *far_lines[TY_AHEAD_MOST]; /* to the second cache */

@@ -12,6 +12,8 @@
 #define NT (NR * 32)
 #define SERIAL_WORK 262144 /* m n k up to which one thread is faster than two */
 
+_Static_assert(KC / TY_AHEAD_STEP * TY_AHEAD_FAR <= TY_AHEAD_MOST, "a panel asks for more far lines than there are");
+
 typedef struct NAME(tiling) {
   const ty_gemm *g;
   int64_t tile_m, tile_n, tiles_n;

@@ -104,7 +104,7 @@ typedef UNIT NAME(units) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(si
       const int64_t next_row = ahead->a_row, next_k = ahead->a_next;                                                  \
       DOWN(rows, 1, (__builtin_prefetch(next), next += next_row), next += next_k)                                     \
     } else {                                                                                                          \
-      DOWN(rows, 4, (void)0, (void)0)                                                                                 \
+      DOWN(rows, TY_AHEAD_FAR, (void)0, (void)0)                                                                      \
     }                                                                                                                 \
     for (; k > 0; k--) STEP_ROWS(rows)                                                                                \
     STORE(rows, SET, ADD)                                                                                             \

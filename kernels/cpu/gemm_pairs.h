@@ -11,12 +11,36 @@
 typedef uint32_t NAME(four) __attribute__((vector_size(16), aligned(1), may_alias));
 enum { NAME(bits) = 8 * sizeof(PIECE) };
 
-#if GROUP == 4
+/* A row of units from GROUP rows of elements side by side. */
+#if GROUP == 2
+static inline void NAME(weave)(const PIECE *restrict s, int64_t row, int64_t columns, uint32_t flip,
+                               uint32_t *restrict d) {
+  for (int64_t j = 0; j < columns; j++) d[j] = ((uint32_t)s[j] | (uint32_t)s[row + j] << 16) ^ flip;
+}
+#else
 typedef uint8_t NAME(bytes) __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint16_t NAME(shorts) __attribute__((vector_size(16)));
-static inline NAME(bytes) NAME(interleaved)(NAME(bytes) a, NAME(bytes) b, int half) {
-  return half ? SHUFFLE_UNITS(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-              : SHUFFLE_UNITS(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+static inline NAME(shorts) NAME(interleaved)(NAME(bytes) a, NAME(bytes) b, int half) {
+  return (NAME(shorts))(half ? SHUFFLE_UNITS(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+                             : SHUFFLE_UNITS(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+}
+
+static inline void NAME(weave)(const PIECE *restrict s, int64_t row, int64_t columns, uint32_t flip,
+                               uint32_t *restrict d) {
+  int64_t j = 0;
+  for (; j + 16 <= columns; j += 16) {
+    NAME(bytes) r[4];
+    for (int q = 0; q < 4; q++) r[q] = *(const NAME(bytes) *)(s + q * row + j);
+    for (int half = 0; half < 2; half++) {
+      NAME(shorts) x = NAME(interleaved)(r[0], r[1], half), y = NAME(interleaved)(r[2], r[3], half);
+      *(NAME(four) *)(d + j + 8 * half) = (NAME(four))SHUFFLE_UNITS(x, y, 0, 8, 1, 9, 2, 10, 3, 11) ^ flip;
+      *(NAME(four) *)(d + j + 8 * half + 4) = (NAME(four))SHUFFLE_UNITS(x, y, 4, 12, 5, 13, 6, 14, 7, 15) ^ flip;
+    }
+  }
+  for (; j < columns; j++)
+    d[j] = ((uint32_t)s[j] | (uint32_t)s[row + j] << 8 | (uint32_t)s[2 * row + j] << 16 |
+            (uint32_t)s[3 * row + j] << 24) ^
+           flip;
 }
 #endif
 
@@ -26,29 +50,7 @@ static void NAME(pack)(const PIECE *restrict src, int64_t row, int64_t column, i
                        uint32_t flip, uint32_t *restrict dst, int64_t stride) {
   int64_t whole = elements / GROUP, u = 0;
   if (column == 1) {
-    for (; u < whole; u++) {
-      const PIECE *s = src + u * GROUP * row;
-      uint32_t *restrict d = dst + u * stride;
-#if GROUP == 2
-      for (int64_t j = 0; j < columns; j++) d[j] = ((uint32_t)s[j] | (uint32_t)s[row + j] << 16) ^ flip;
-#else
-      int64_t j = 0;
-      for (; j + 16 <= columns; j += 16) {
-        NAME(bytes) r[4];
-        for (int q = 0; q < 4; q++) r[q] = *(const NAME(bytes) *)(s + q * row + j);
-        for (int half = 0; half < 2; half++) {
-          NAME(shorts) x = (NAME(shorts))NAME(interleaved)(r[0], r[1], half);
-          NAME(shorts) y = (NAME(shorts))NAME(interleaved)(r[2], r[3], half);
-          *(NAME(four) *)(d + j + 8 * half) = (NAME(four))SHUFFLE_UNITS(x, y, 0, 8, 1, 9, 2, 10, 3, 11) ^ flip;
-          *(NAME(four) *)(d + j + 8 * half + 4) = (NAME(four))SHUFFLE_UNITS(x, y, 4, 12, 5, 13, 6, 14, 7, 15) ^ flip;
-        }
-      }
-      for (; j < columns; j++)
-        d[j] = ((uint32_t)s[j] | (uint32_t)s[row + j] << 8 | (uint32_t)s[2 * row + j] << 16 |
-                (uint32_t)s[3 * row + j] << 24) ^
-               flip;
-#endif
-    }
+    for (; u < whole; u++) NAME(weave)(src + u * GROUP * row, row, columns, flip, dst + u * stride);
   } else if (row == 1) {
     NAME(transpose_rows)(src, column * (int64_t)sizeof(PIECE), columns, whole, (NAME(loose) *)dst, stride);
     u = whole;

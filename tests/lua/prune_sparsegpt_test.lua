@@ -1,44 +1,27 @@
 -- SparseGPT: the weights against the algorithm of the paper without its shortcuts, models, what is refused.
 local here = arg and arg[0]:match ".*/" or "tests/lua/"
 local check = dofile(here .. "check.lua")
+local second_order = dofile(here .. "second_order.lua")
 local ty = require "tycho"
 local llm, prune = require "tycho.llm", require "tycho.prune"
 local solve = require("tycho.prune.sparsegpt").solve
 
--- Rows whose columns depend on each other, as x' x.
-local function moment_of(rows, columns)
-  local mix = ty.randn(columns, columns, { dtype = "f64" }) * 0.4 + ty.eye(columns, -1, "f64")
-  local x = ty.matmul(ty.randn(rows, columns, { dtype = "f64" }), mix)
-  return ty.matmul(x:transpose(0, 1), x)
-end
+local function moment_of(rows, columns) return (select(2, second_order.inputs(rows, columns, "f64"))) end
 
 -- Algorithm 1 as it stands: after each column the inverse of what is left of the Hessian is had by elimination.
 -- A weight of a block, or of a group, stays or goes by w^2 over the entry that its column has in the inverse when its
 -- turn comes. Tables from 1.
 local function plain(w, moment, o)
-  local rows, columns, mean = #w, #w[1], 0
-  for i = 1, columns do mean = mean + moment[i][i] / columns end
-  local h = {}
-  for i = 1, columns do
-    h[i] = { table.unpack(moment[i]) }
-    h[i][i] = h[i][i] + o.damp * mean
-  end
-  local inverse = ty.tensor(h, { dtype = "f64" }):inverse():tolist()
+  local rows, columns = #w, #w[1]
+  local inverse = second_order.inverse(moment, o.damp)
   local left, pivots = {}, {}
   for r = 1, rows do left[r] = { table.unpack(w[r]) } end
   -- The pivots do not depend on the weights: they are known beforehand.
   local rest = {}
   for i = 1, columns do rest[i] = { table.unpack(inverse[i]) } end
-  local function eliminate(m, i)
-    local row = { table.unpack(m[i]) }
-    for a = 1, columns do
-      local factor = m[a][i] / row[i]
-      for b = 1, columns do m[a][b] = m[a][b] - factor * row[b] end
-    end
-  end
   for i = 1, columns do
     pivots[i] = rest[i][i]
-    eliminate(rest, i)
+    second_order.eliminate(rest, i)
   end
   local gone = {}
   local function choose(list, count) -- the `count` with the least scores of a list of { row, column }
@@ -68,7 +51,7 @@ local function plain(w, moment, o)
         left[r][i] = 0
       end
     end
-    eliminate(inverse, i)
+    second_order.eliminate(inverse, i)
   end
   return left
 end

@@ -2,6 +2,7 @@
 local here = arg and arg[0]:match ".*/" or "tests/lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
+local second_order = dofile(here .. "second_order.lua")
 local ty = require "tycho"
 local llm, quant = require "tycho.llm", require "tycho.quant"
 local formats = require "tycho.quant.formats"
@@ -9,12 +10,7 @@ local formats = require "tycho.quant.formats"
 local gptq, bytes = quant.gptq, ty.io.to_bytes
 local root = check.root .. "tests/fixtures/llm/"
 
--- Rows whose columns depend on each other, and their x' x.
-local function inputs(rows, columns, dtype)
-  local mix = ty.randn(columns, columns, { dtype = dtype }) * 0.4 + ty.eye(columns, -1, dtype)
-  local x = ty.matmul(ty.randn(rows, columns, { dtype = dtype }), mix)
-  return x, ty.matmul(x:transpose(0, 1), x)
-end
+local inputs = second_order.inputs
 
 -- |(w - q) X|^2
 local function off(w, q, moment)
@@ -32,14 +28,7 @@ end
 -- is had by elimination; all rows in one order. Tables from 1.
 local function plain(w, moment, o)
   local columns, top = #w[1], (1 << o.bits) - 1
-  local mean = 0
-  for i = 1, columns do mean = mean + moment[i][i] / columns end
-  local h = {}
-  for i = 1, columns do
-    h[i] = { table.unpack(moment[i]) }
-    h[i][i] = h[i][i] + o.damp * mean
-  end
-  local inverse = ty.tensor(h, { dtype = "f64" }):inverse():tolist()
+  local inverse = second_order.inverse(moment, o.damp)
   local order = {}
   for i = 1, columns do order[i] = i end
   if o.act_order then table.sort(order, function(a, b) return moment[a][a] > moment[b][b] end) end
@@ -71,11 +60,7 @@ local function plain(w, moment, o)
         left[r][j] = left[r][j] - e * inverse[i][j]
       end
     end
-    local pivot, row = inverse[i][i], { table.unpack(inverse[i]) }
-    for a = 1, columns do
-      local factor = inverse[a][i] / pivot
-      for b = 1, columns do inverse[a][b] = inverse[a][b] - factor * row[b] end
-    end
+    second_order.eliminate(inverse, i)
   end
   return codes
 end
