@@ -81,6 +81,7 @@ typedef struct ty_kernel_args {
   const ty_view *const *out;
   const ty_view *const *in;
   const void *params;
+  struct ty_storage *weights; /* of in[1], when that is likely to be the same in later calls (kept.h); else NULL */
 } ty_kernel_args;
 
 /* Every kernel has this form and returns true, or false after ty_fail(). A kernel trusts shapes and dtypes (the

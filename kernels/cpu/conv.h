@@ -4,11 +4,14 @@
 
 #include "gemm.h"
 
+enum { MOST_CHANNELS = 1024 }; /* in one sum of conv_pointwise: longer ones are better taken in blocks */
+
 /* x [n, c, h, w], weight [o, c/groups, kh, kw], y [n, o, oh, ow]. */
 typedef struct conv_shape {
   int64_t n, c, h, w, o, kh, kw, oh, ow;
   int64_t sh, sw, ph, pw, dh, dw, groups;
-  int64_t cg, og; /* channels per group */
+  int64_t cg, og;             /* channels per group */
+  struct ty_storage *weights; /* ty_kernel_args.weights of conv2d, else NULL */
 } conv_shape;
 
 static inline conv_shape conv_shape_of(const ty_view *x, const ty_view *weight, const ty_view *y, const ty_p_conv *p) {
@@ -32,6 +35,13 @@ static inline conv_shape conv_shape_of(const ty_view *x, const ty_view *weight, 
     .cg = weight->size[1],
     .og = weight->size[0] / p->groups,
   };
+}
+
+/* ty_kept_open() for a form of the weight: `detail` is what else of the call its layout depends on. */
+static inline ty_kept conv_kept(const conv_shape *s, const float *weight, const void *maker, int64_t detail,
+                                size_t bytes, bool anyway) {
+  ty_kept_form form = { weight, maker, { s->o, s->cg, s->kh, s->kw, s->groups, s->dh, s->dw, detail } };
+  return ty_kept_open(s->weights, &form, bytes, anyway);
 }
 
 /* What is done to a result before it is stored: y = act(conv + bias + residual). */

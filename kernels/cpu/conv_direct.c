@@ -194,7 +194,7 @@ static void band_units(void *context, int64_t begin, int64_t end) {
   ty_scratch_free(in, bytes);
 }
 
-static bool run(plan *p) {
+static bool run(plan *p, const conv_shape *s) {
   int64_t chunks = chunks_of(p->o);
   int threads = ty_parallel_threads();
   p->band = p->oh;
@@ -211,12 +211,14 @@ static bool run(plan *p) {
   p->slice = up(chunks, p->slices);
   p->slices = up(chunks, p->slice);
   size_t bytes = sizeof(float) * (size_t)(p->groups * chunks * p->rows * PAIR);
-  p->packed = ty_scratch_alloc(bytes);
+  static const char maker;
+  ty_kept packed = conv_kept(s, p->weight, &maker, 0, bytes, true);
+  p->packed = packed.data;
   if (!p->packed) return false;
   double work = (double)p->slice * PAIR * (double)p->rows * (double)(p->band * p->ow);
-  ty_parallel_for(p->groups * chunks, 1 + 16384 / (PAIR * p->rows), pack_units, p);
+  if (!packed.filled) ty_parallel_for(p->groups * chunks, 1 + 16384 / (PAIR * p->rows), pack_units, p);
   if (!p->failed) ty_parallel_for(places * p->slices, 1 + (int64_t)(1e5 / (work + 1)), band_units, p);
-  ty_scratch_free(p->packed, bytes);
+  ty_kept_close(&packed, !p->failed && !ty_interrupted);
   return !p->failed;
 }
 
@@ -227,7 +229,7 @@ static bool run_with_taps(plan *p, const conv_shape *s, bool turned) {
   p->phase = ty_scratch_alloc(bytes);
   if (!p->phase) return false;
   find_taps(p, s, turned, (tap *)(void *)(p->phase + p->phases));
-  bool ok = run(p);
+  bool ok = run(p, s);
   ty_scratch_free(p->phase, bytes);
   return ok;
 }

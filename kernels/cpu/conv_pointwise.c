@@ -109,16 +109,17 @@ bool TY_KERNEL(conv_pointwise)(const conv_shape *s, const float *x, const float 
   p.panels = (all + PAIR - 1) / PAIR;
   p.run = p.panels / (4 * ty_parallel_threads());
   p.run = p.run > RUN ? RUN : p.run < 1 ? 1 : p.run;
-  size_t bytes = (sizeof(int64_t) + sizeof(float) * (size_t)(groups * ABREAST)) * (size_t)s->c;
-  int64_t *offset = ty_scratch_alloc(bytes);
-  if (!offset) return false;
+  int64_t offset[MOST_CHANNELS];
   for (int64_t k = 0; k < s->c; k++) offset[k] = k * PAIR;
-  tile_weights w = { weight, s->o, s->c, turned ? 1 : s->c, turned ? s->o : 1, (float *)(void *)(offset + s->c) };
+  static const char maker;
+  ty_kept packed = conv_kept(s, weight, &maker, turned, sizeof(float) * (size_t)(groups * ABREAST * s->c), true);
+  if (!packed.data) return false;
+  tile_weights w = { weight, s->o, s->c, turned ? 1 : s->c, turned ? s->o : 1, packed.data };
   p.offset = offset;
   p.packed = w.packed;
-  ty_parallel_for(groups, 1 + 32768 / (s->c * ABREAST), pack_groups, &w);
+  if (!packed.filled) ty_parallel_for(groups, 1 + 32768 / (s->c * ABREAST), pack_groups, &w);
   double work = (double)s->o * (double)s->c * (double)(p.run * PAIR);
   ty_parallel_for((p.panels + p.run - 1) / p.run, 1 + (int64_t)(1e5 / (work + 1)), run_units, &p);
-  ty_scratch_free(offset, bytes);
+  ty_kept_close(&packed, !ty_interrupted);
   return !p.failed;
 }

@@ -109,9 +109,9 @@ typedef struct call {
   float *y;
   int64_t block;           /* tile rows per unit */
   int64_t chunks, u_chunk; /* of output channels; floats of u for each */
-  float *u, *v;
+  float *u, *v;            /* u: NULL when each piece of work transforms what it needs */
   int64_t v_step;
-  bool failed;
+  bool filled, failed; /* u holds the kernels already */
 } call;
 
 static int64_t u_step(const call *w) { return spread(w->s->c * PAIR); }
@@ -197,37 +197,49 @@ static void block_units(void *context, int64_t begin, int64_t end) {
   give(v, floats);
 }
 
+/* The transformed kernels: of all calls, or of this one if `anyway`. */
+static ty_kept open_kernels(call *w, bool anyway) {
+  static const char maker;
+  ty_kept u = conv_kept(w->s, w->weight, &maker, w->turned, sizeof(float) * (size_t)(w->chunks * w->u_chunk), anyway);
+  w->u = u.data;
+  w->filled = u.filled;
+  return u;
+}
+
 static bool by_blocks(call *w) {
-  w->u = take(w, w->chunks * w->u_chunk);
-  if (!w->u) return false;
-  ty_parallel_for(w->chunks, 1, kernel_units, w);
+  ty_kept u = open_kernels(w, true);
+  if (!u.data) return false;
+  if (!w->filled) ty_parallel_for(w->chunks, 1, kernel_units, w);
   ty_parallel_for((w->in.rows + w->block - 1) / w->block, 1, block_units, w);
-  give(w->u, w->chunks * w->u_chunk);
+  ty_kept_close(&u, !ty_interrupted);
   return !w->failed;
 }
 
 static void chunk_units(void *context, int64_t begin, int64_t end) {
   call *w = context;
-  int64_t for_m = product_floats(w, w->block), floats = w->u_chunk + for_m + band_floats(w);
-  float *u = take(w, floats);
-  if (!u) return;
+  int64_t for_u = w->u ? 0 : w->u_chunk, for_m = product_floats(w, w->block), floats = for_u + for_m + band_floats(w);
+  float *m = take(w, floats), *band = m + for_m, *own = band + band_floats(w);
+  if (!m) return;
   for (int64_t chunk = begin; chunk < end && !ty_interrupted; chunk++) {
-    transform_kernels(w, chunk, u);
+    float *u = w->u ? w->u + chunk * w->u_chunk : own;
+    if (!w->filled) transform_kernels(w, chunk, u);
     for (int64_t row0 = 0; row0 < w->in.rows; row0 += w->block)
       multiply_chunk(w, chunk, row0, least(row0 + w->block, w->in.rows), w->v + row0 * w->in.tw * w->in.channels,
-                     w->v_step, u, u + w->u_chunk, u + w->u_chunk + for_m);
+                     w->v_step, u, m, band);
   }
-  give(u, floats);
+  give(m, floats);
 }
 
-/* For few tiles and many channels, where the kernels are most of the data: transformed chunk by chunk as they are
- * needed, each to be multiplied with all tiles. */
+/* For few tiles and many channels, where the kernels are most of the data: unless they are kept, they are transformed
+ * chunk by chunk as they are needed, each to be multiplied with all tiles. */
 static bool by_chunks(call *w) {
   w->v_step = spread(w->in.rows * w->in.tw * w->in.channels);
   w->v = take(w, POINTS * w->v_step);
   if (!w->v) return false;
+  ty_kept u = open_kernels(w, false);
   transform_all(&w->in, w->v, w->v_step, &w->failed);
   if (!w->failed) ty_parallel_for(w->chunks, 1, chunk_units, w);
+  ty_kept_close(&u, !w->failed && !ty_interrupted);
   give(w->v, POINTS * w->v_step);
   return !w->failed;
 }

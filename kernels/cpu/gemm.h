@@ -2,6 +2,7 @@
 #ifndef TY_KERNELS_CPU_GEMM_H
 #define TY_KERNELS_CPU_GEMM_H
 
+#include "../kept.h"
 #include "cpu.h"
 
 #if defined(__AVX512F__)
@@ -32,12 +33,13 @@ typedef struct ty_gemm {
   ty_activation activation;
   const void *residual; /* like C, with rows of its own; or NULL */
   int64_t residual_row;
-  bool add;           /* C += A B; excludes the biases and what follows them */
-  ty_dtype half;      /* TY_F16 or TY_BF16: the type of A and B in a product with f32 sums and biases; else 0 */
-  ty_dtype c_half;    /* the same of C and residual; excludes `add` */
-  ty_gemm_pack *pack; /* when set, B exists only through it, and `b` is its context */
-  int64_t k0;         /* added to the k0 of `pack` */
-  bool signed_bytes;  /* A of matmul_int8 is i8, not u8 */
+  bool add;                   /* C += A B; excludes the biases and what follows them */
+  ty_dtype half;              /* TY_F16 or TY_BF16: the type of A and B in a product with f32 sums and biases; else 0 */
+  ty_dtype c_half;            /* the same of C and residual; excludes `add` */
+  ty_gemm_pack *pack;         /* when set, B exists only through it, and `b` is its context */
+  int64_t k0;                 /* added to the k0 of `pack` */
+  bool signed_bytes;          /* A of matmul_int8 is i8, not u8 */
+  struct ty_storage *weights; /* of B, when packed panels of it may be kept (ty_kernel_args.weights); else NULL */
 } ty_gemm;
 
 /* Threaded unless called from a parallel piece. The result does not depend on the number of threads. False after

@@ -17,18 +17,67 @@ _Static_assert(KC / TY_AHEAD_STEP * TY_AHEAD_FAR <= TY_AHEAD_MOST, "a panel asks
 typedef struct NAME(tiling) {
   const ty_gemm *g;
   int64_t tile_m, tile_n, tiles_n;
+  UNIT *kept; /* all panels of B, or NULL: they are packed as they are needed */
   bool packs_a, failed;
 } NAME(tiling);
 
-/* The source of the panel of B that follows the one at k0, j in a tile of columns j0 .. j1. */
-static ty_region NAME(next_panel)(const ty_gemm *g, int64_t units, int64_t k0, int64_t j, int64_t j0, int64_t j1) {
+/* ---- panels of B that are kept ----
+ * Those of one block of k after the other, [block][panel][STARTS + kc][NR]. */
+
+/* The panel at k0, j, of kc units. */
+static UNIT *NAME(kept_panel)(const NAME(tiling) * t, int64_t k0, int64_t kc, int64_t j) {
+  int64_t wide = (t->g->n + NR - 1) / NR * NR;
+  return t->kept + (k0 + k0 / KC * STARTS) * wide + j * (STARTS + kc) + STARTS * NR;
+}
+
+static void NAME(fill_panel)(const ty_gemm *g, int64_t k0, int64_t kc, int64_t j, int64_t nc, UNIT *panel) {
+  NAME(pack_b)(g, k0, kc, j, nc, panel);
+#if STARTS
+  NAME(starts)(g, kc, panel);
+#endif
+}
+
+static void NAME(fill_panels)(void *context, int64_t begin, int64_t end) {
+  const NAME(tiling) *t = context;
+  const ty_gemm *g = t->g;
+  int64_t units = (g->k + GROUP - 1) / GROUP;
+  for (int64_t j = begin * NR; j < end * NR && j < g->n; j += NR)
+    for (int64_t k0 = 0; k0 < units; k0 += KC) {
+      int64_t kc = MIN2(KC, units - k0);
+      NAME(fill_panel)(g, k0, kc, j, MIN2(NR, g->n - j), NAME(kept_panel)(t, k0, kc, j));
+    }
+}
+
+static ty_kept NAME(open_kept)(NAME(tiling) * t, int threads) {
+  static const char maker;
+  const ty_gemm *g = t->g;
+  int64_t units = (g->k + GROUP - 1) / GROUP, panels = (g->n + NR - 1) / NR, blocks = (units + KC - 1) / KC;
+  ty_kept_form form = { g->b, &maker, { g->n, g->k, g->b_row, g->b_col, g->half, g->signed_bytes } };
+  size_t bytes = sizeof(UNIT) * (size_t)((units + blocks * STARTS) * panels * NR);
+  ty_kept kept = ty_kept_open(g->weights, &form, bytes, false);
+  t->kept = kept.data;
+  if (!kept.data || kept.filled) return kept;
+  if (threads > 1) ty_parallel_for(panels, 1, NAME(fill_panels), t);
+  else NAME(fill_panels)(t, 0, panels);
+  return kept;
+}
+
+/* ---- tiles ---- */
+
+/* The panel of B that follows the one at k0, j in a tile of columns j0 .. j1, or its source. */
+static ty_region NAME(next_panel)(const NAME(tiling) * t, int64_t units, int64_t k0, int64_t j, int64_t j0,
+                                  int64_t j1) {
+  const ty_gemm *g = t->g;
   j += NR;
   if (j >= j1) {
     j = j0;
     k0 += KC;
   }
   if (k0 >= units || g->pack) return (ty_region){ 0 };
-  int64_t size = ELEMENT(g), kc = MIN2(KC, units - k0) * GROUP, nc = MIN2(NR, j1 - j);
+  int64_t size = ELEMENT(g), kc = MIN2(KC, units - k0), nc = MIN2(NR, j1 - j);
+  if (t->kept)
+    return (ty_region){ (const char *)NAME(kept_panel)(t, k0, kc, j), 0, 1, kc * NR * (int64_t)sizeof(UNIT), 0 };
+  kc *= GROUP;
   const char *b = (const char *)g->b + (k0 * GROUP * g->b_row + j * g->b_col) * size;
   if (g->b_col == 1) return (ty_region){ b, g->b_row * size, kc, nc * size, 0 };
   return (ty_region){ b, g->b_col * size, nc, kc * size, 0 };
@@ -85,13 +134,12 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
         b_row = g->b_row;
       } else
 #endif
-      {
-        NAME(pack_b)(g, k0, kc, j, nc, panel);
-#if STARTS
-        NAME(starts)(g, kc, panel);
-#endif
+          if (t->kept) {
+        b = NAME(kept_panel)(t, k0, kc, j);
+      } else {
+        NAME(fill_panel)(g, k0, kc, j, nc, panel);
       }
-      ty_region next = NAME(next_panel)(g, units, k0, j, j0, j1);
+      ty_region next = NAME(next_panel)(t, units, k0, j, j0, j1);
       int64_t share = (ty_region_lines(&next) * MR + i1 - i0 - 1) / (i1 - i0);
       for (int64_t i = i0; i < i1; i += MR) {
         int64_t mr = MIN2(MR, i1 - i), c_row = g->c_row;
@@ -185,7 +233,9 @@ static bool NAME(tiled)(const ty_gemm *g, bool packs_a) {
   t.tile_n = NAME(even)(g->n, columns, NR);
   t.tiles_n = (g->n + t.tile_n - 1) / t.tile_n;
   int64_t tiles = (g->m + t.tile_m - 1) / t.tile_m * t.tiles_n;
+  ty_kept kept = NAME(open_kept)(&t, threads);
   if (threads > 1) ty_parallel_for(tiles, 1, NAME(tiles), &t);
   else NAME(tiles)(&t, 0, tiles);
+  ty_kept_close(&kept, !ty_interrupted);
   return !t.failed;
 }

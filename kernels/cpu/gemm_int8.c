@@ -24,7 +24,8 @@ static ty_gemm product(const ty_kernel_args *k, int64_t index) {
                     .b_col = b->stride[1],
                     .c = (int32_t *)out->data + index * m * n,
                     .c_row = n,
-                    .signed_bytes = a->dtype == TY_I8 };
+                    .signed_bytes = a->dtype == TY_I8,
+                    .weights = k->weights };
 }
 
 /* ---- any CPU ---- */

@@ -7,6 +7,7 @@ typedef struct batch {
   const ty_view *a, *b, *out;
   const void *bias, *residual;
   ty_activation activation;
+  struct ty_storage *weights; /* of one b for all */
   bool failed;
 } batch;
 
@@ -43,6 +44,7 @@ static ty_gemm product(const batch *p, int64_t index) {
     .residual_row = out->size[d - 1],
     .half = half,
     .c_half = half,
+    .weights = p->weights,
   };
 }
 
@@ -88,7 +90,8 @@ bool TY_KERNEL(matmul)(const ty_kernel_args *k) {
               .out = out,
               .bias = k->nin > 2 && k->in[2] ? k->in[2]->data : NULL,
               .residual = k->nin > 3 && k->in[3] ? k->in[3]->data : NULL,
-              .activation = params ? params->activation : TY_NO_ACTIVATION };
+              .activation = params ? params->activation : TY_NO_ACTIVATION,
+              .weights = out->ndim == 2 ? k->weights : NULL };
   if (out->count == 0) return true;
   int d = out->ndim;
   int64_t m = out->size[d - 2], n = out->size[d - 1], depth = p.a->size[d - 1], count = out->count / (m * n);

@@ -13,7 +13,7 @@ TY_CUDA_KERNEL(flip) {
   }
   mirrored.data = static_cast<char *>(mirrored.data) + shift * ty_dtype_size[mirrored.dtype];
   const ty_view *in = &mirrored;
-  ty_kernel_args args = { 1, 1, k->out, &in, nullptr };
+  ty_kernel_args args = { 1, 1, k->out, &in, nullptr, nullptr };
   return ty_for_sizes(mirrored.dtype, [&](auto x) {
     typedef decltype(x) T;
     return ew_run<1, T, T>(&args, ew_unchanged{});

@@ -168,7 +168,7 @@ const void *in_dtype(const ty_view *v, int dtype, std::optional<ty_cuda_scratch>
   memory->emplace(static_cast<size_t>(v->count) * ty_dtype_size[dtype]);
   to.data = (*memory)->data;
   const ty_view *out = &to, *in = v;
-  ty_kernel_args args = { 1, 1, &out, &in, nullptr };
+  ty_kernel_args args = { 1, 1, &out, &in, nullptr, nullptr };
   return to.data && ty_cuda_copy(&args) ? to.data : nullptr;
 }
 

@@ -116,7 +116,7 @@ bool finish(const ty_view *y, const ty_view *bias, const ty_view *residual, ty_a
 /* ---- our own kernels, which compute in f32 and f64, for halves ---- */
 
 bool convert(const ty_view *from, const ty_view *to) {
-  ty_kernel_args args = { 1, 1, &to, &from, nullptr };
+  ty_kernel_args args = { 1, 1, &to, &from, nullptr, nullptr };
   return from->count == 0 || ty_cuda_copy(&args);
 }
 
@@ -146,7 +146,7 @@ bool own(bool (*kernel)(const ty_kernel_args *), const ty_kernel_args *k) {
   result.emplace(k->out[0]);
   out[0] = &result->view;
   if (!out[0]->data) return false;
-  ty_kernel_args args = { 1, k->nin, out, in, k->params };
+  ty_kernel_args args = { 1, k->nin, out, in, k->params, nullptr };
   return kernel(&args) && convert(out[0], k->out[0]);
 }
 

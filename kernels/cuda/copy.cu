@@ -42,7 +42,7 @@ TY_CUDA_KERNEL(fill) {
   number.dtype = TY_F64;
   memset(number.stride, 0, sizeof number.stride);
   const ty_view *in = &number;
-  ty_kernel_args args = { 1, 1, k->out, &in, nullptr };
+  ty_kernel_args args = { 1, 1, k->out, &in, nullptr, nullptr };
   return ty_cuda_copy(&args);
 }
 

@@ -28,7 +28,7 @@ TY_CUDA_KERNEL(glu) {
   if (k->out[0]->count == 0) return true;
   halves v(k->in[0], k->in[1]);
   const ty_view *in[] = { &v.x, &v.gate };
-  ty_kernel_args args = { 1, 2, k->out, in, nullptr };
+  ty_kernel_args args = { 1, 2, k->out, in, nullptr, nullptr };
   return ty_for_floats(v.x.dtype, "glu", [&](auto x) {
     typedef decltype(x) T;
     return ew_run<2, T, T>(&args, gated{ activation_of(k) });

@@ -43,7 +43,7 @@ template <class T> static bool put(T *to, const T *from, const matrices &s, bool
   in.contiguous = !turn;
   out.contiguous = true;
   const ty_view *o = &out, *i = &in;
-  ty_kernel_args args = { 1, 1, &o, &i, nullptr };
+  ty_kernel_args args = { 1, 1, &o, &i, nullptr, nullptr };
   return ty_cuda_copy(&args);
 }
 

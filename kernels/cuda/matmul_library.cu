@@ -230,7 +230,7 @@ bool set_operand(operand *x, const mm_task &t, const void *data, int64_t rows, i
   to.data = x->copy->data;
   if (!to.data) return false;
   const ty_view *out = &to, *in = &from;
-  ty_kernel_args args = { 1, 1, &out, &in, nullptr };
+  ty_kernel_args args = { 1, 1, &out, &in, nullptr, nullptr };
   x->data = static_cast<const char *>(to.data);
   x->turned = false;
   x->lead = columns;
@@ -286,7 +286,7 @@ const void *aligned_bias(const mm_task &t, std::optional<ty_cuda_scratch> *copy)
   to.data = (*copy)->data;
   to.dtype = static_cast<int16_t>(t.dtype);
   const ty_view *out = &to, *in = &from;
-  ty_kernel_args args = { 1, 1, &out, &in, nullptr };
+  ty_kernel_args args = { 1, 1, &out, &in, nullptr, nullptr };
   return to.data && ty_cuda_copy(&args) ? to.data : nullptr;
 }
 

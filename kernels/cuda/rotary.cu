@@ -49,7 +49,7 @@ TY_CUDA_KERNEL(rotary) {
   if (rest) { /* what has no angle stays */
     ty_view to = part(out, 2 * pairs, rest, 1), from = part(x, 2 * pairs, rest, 1);
     const ty_view *tos = &to, *froms = &from;
-    ty_kernel_args args = { 1, 1, &tos, &froms, nullptr };
+    ty_kernel_args args = { 1, 1, &tos, &froms, nullptr, nullptr };
     if (!ty_cuda_copy(&args)) return false;
   }
   if (pairs == 0) return true;

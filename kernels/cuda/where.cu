@@ -28,6 +28,6 @@ TY_CUDA_KERNEL(where) {
     stride *= condition.size[d];
   }
   const ty_view *out = &condition, *in[] = { &condition, k->in[1], k->in[2] };
-  ty_kernel_args conversion = { 1, 1, &out, k->in, nullptr }, rest = { 1, 3, k->out, in, nullptr };
+  ty_kernel_args conversion = { 1, 1, &out, k->in, nullptr, nullptr }, rest = { 1, 3, k->out, in, nullptr, nullptr };
   return ty_cuda_copy(&conversion) && choose(&rest);
 }

@@ -116,6 +116,7 @@ ty_tensor *ty_mapping_tensor(ty_mapping *m, size_t offset, ty_dtype dtype, int n
   } else {
     ty_mapping_retain(m);
     t = ty_tensor_wrap(data, dtype, ndim, size, ty_mapping_release, m);
+    if (t) t->storage->settled = true;
   }
   if (!t || dtype != TY_BOOL) return t;
   uint8_t *truth = t->v.data; /* kernels count on 0 and 1; files hold anything. Pages are written only where needed. */

@@ -336,9 +336,10 @@ static int check_device(lua_State *L, int index) {
 
 static int memory_stats(lua_State *L) {
   ty_memory_stats s = ty_memory_stats_of(check_device(L, 1));
-  lua_createtable(L, 0, 5);
+  lua_createtable(L, 0, 6);
   lua_pushinteger(L, s.live), lua_setfield(L, -2, "live");
   lua_pushinteger(L, s.cached), lua_setfield(L, -2, "cached");
+  lua_pushinteger(L, s.kept), lua_setfield(L, -2, "kept");
   lua_pushinteger(L, s.peak), lua_setfield(L, -2, "peak");
   lua_pushinteger(L, s.budget), lua_setfield(L, -2, "budget");
   lua_pushinteger(L, (lua_Integer)s.allocations), lua_setfield(L, -2, "allocations");
@@ -360,6 +361,13 @@ static int memory_set_budget(lua_State *L) {
   lua_Integer bytes = luaL_optinteger(L, 2, 0);
   luaL_argcheck(L, bytes >= 0, 2, "expected bytes, or nothing for the default");
   ty_memory_set_budget(device, bytes);
+  return 0;
+}
+
+static int memory_keep_weights(lua_State *L) {
+  lua_Integer bytes = luaL_optinteger(L, 1, -1);
+  luaL_argcheck(L, lua_isnoneornil(L, 1) || bytes >= 0, 1, "expected bytes, or nothing for the default");
+  ty_kept_set_budget(bytes);
   return 0;
 }
 
@@ -429,6 +437,7 @@ void ty_lua_open_handles(lua_State *L, int table) {
                                       { "reset_peak", memory_reset_peak },
                                       { "empty_cache", memory_empty_cache },
                                       { "set_budget", memory_set_budget },
+                                      { "keep_weights", memory_keep_weights },
                                       { "fail_at", memory_fail_at },
                                       { "allocation_count", memory_allocation_count },
                                       { NULL, NULL } }));

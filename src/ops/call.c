@@ -132,7 +132,10 @@ static bool check_writable(const ty_op *op, ty_tensor *t, bool recorded) {
   return true;
 }
 
-static void wrote(ty_tensor *t) { t->version = ++t->storage->version; }
+static void wrote(ty_tensor *t) {
+  ty_storage_wrote(t->storage);
+  t->version = t->storage->version;
+}
 
 /* ---- calling ---- */
 
@@ -145,16 +148,20 @@ static bool fail_as(const ty_op *op) {
   return ty_op_fail_(op, ty_error_code(), "%s", ty_error());
 }
 
+static _Thread_local bool recorded; /* what runs is a part of an op that is being recorded */
+
 static bool run_forward(const ty_op *op, const ty_value *arg, ty_tensor **out, bool *record) {
   ty_call c = { op, arg, out, *record };
   ty_scope scope;
   ty_scope_open(&scope);
-  bool was = grad_enabled, cast = op->composed && !(op->flags & AUTO_FULL);
+  bool was = grad_enabled, within = recorded, cast = op->composed && !(op->flags & AUTO_FULL);
   int casting = cast ? ty_autocast_dtype : ty_autocast_set(TY_DTYPE_DEFAULT);
   grad_enabled = was && op->composed;
+  recorded |= *record;
   bool ok = op->forward(&c);
   *record = c.record;
   grad_enabled = was;
+  recorded = within;
   ty_autocast_dtype = casting;
   ty_scope_close(&scope);
   if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
@@ -319,13 +326,22 @@ bool ty_out_set(ty_call *c, int i, ty_tensor *scoped) {
 
 /* ---- kernels ---- */
 
+ty_storage *ty_weights_at_rest(const ty_tensor *weight) {
+  return weight->storage->settled && !(recorded && weight->requires_grad) ? weight->storage : NULL;
+}
+
 bool ty_run_kernel(ty_op_id id, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin,
                    const void *params) {
+  return ty_run_kernel_on(id, device, out, nout, in, nin, params, NULL);
+}
+
+bool ty_run_kernel_on(ty_op_id id, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin,
+                      const void *params, ty_storage *weights) {
   if (device == TY_META) return true;
   ty_kernel *kernel = ty_device_kernel(device, id);
   if (!kernel) return ty_fail(TY_EUNSUPPORTED, "%s: no kernel for %s", ty_ops[id].name, ty_device_name(device));
   if (device >= TY_CUDA && !ty_device_enter(device, ty_ops[id].name)) return false;
-  ty_kernel_args k = { nout, nin, out, in, params };
+  ty_kernel_args k = { nout, nin, out, in, params, weights };
   return kernel(&k) && (!ty_is_recording() || ty_recorded_launch(id, device, kernel, &k));
 }
 
@@ -340,6 +356,7 @@ static ty_tensor *prepare(ty_tensor *x, bool strided, bool half) {
 }
 
 bool ty_launch_kernel(ty_op_id id, ty_tensor *const *out, int nout, ty_tensor *const *in, int nin, const void *params) {
+  ty_storage *weights = NULL;
   uint32_t flags = ty_ops[id].flags;
   const ty_view *outs[TY_MAX_OUTPUTS + 1], *ins[nin + 1];
   outs[0] = ins[0] = NULL;
@@ -352,6 +369,7 @@ bool ty_launch_kernel(ty_op_id id, ty_tensor *const *out, int nout, ty_tensor *c
     ty_tensor *x = strided && half ? in[i] : prepare(in[i], strided, half);
     if (in[i] && !x) return false;
     ins[i] = x ? &x->v : NULL;
+    if (i == 1 && (flags & RESTS)) weights = ty_weights_at_rest(x);
   }
   for (int i = 0; i < nout; i++) {
     ty_tensor *y = out[i];
@@ -362,7 +380,7 @@ bool ty_launch_kernel(ty_op_id id, ty_tensor *const *out, int nout, ty_tensor *c
     }
     outs[i] = &y->v;
   }
-  if (!ty_run_kernel(id, device, outs, nout, ins, nin, params)) return false;
+  if (!ty_run_kernel_on(id, device, outs, nout, ins, nin, params, weights)) return false;
   for (int i = 0; i < nout; i++)
     if (target[i] && !ty_copy_into(out[i], target[i])) return false;
   return true;

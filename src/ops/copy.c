@@ -76,6 +76,7 @@ static bool copy_into(ty_tensor *dst, ty_tensor *src, bool non_blocking) {
   if (ndim != dst->v.ndim || memcmp(size, dst->v.size, sizeof *size * (size_t)ndim) != 0)
     return ty_op_fail_(&ty_ops[TY_OP_copy_], TY_EINVAL, "source: %s does not broadcast to %s", ty_describe(src),
                        ty_describe(dst));
+  if (dst->storage->kept) ty_kept_drop(dst->storage);
   if (ty_device_of(dst) != ty_device_of(src)) return copy_across(dst, src, non_blocking);
   if (blocks) return copy_blocks(dst, src);
   ty_view expanded;

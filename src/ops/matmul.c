@@ -38,7 +38,7 @@ static bool rows_merge(const ty_view *v, int64_t *stride) {
 
 /* Runs the kernel on p, whose result fills `out` (of any shape with as many elements, like residual). */
 static bool launch(const ty_op *op, product *p, const ty_view *bias, const ty_view *residual, ty_activation activation,
-                   ty_tensor *out) {
+                   ty_tensor *out, ty_storage *weights) {
   ty_view y = out->v;
   const ty_p_activation params = { activation };
   bool shared = true; /* is there one b for all of the batch? */
@@ -60,7 +60,7 @@ static bool launch(const ty_op *op, product *p, const ty_view *bias, const ty_vi
     ty_view_update(&a);
     ty_view_update(&b);
     const ty_view *outs[] = { &y }, *ins[] = { &a, &b, bias, residual };
-    return ty_run_kernel(TY_OP_matmul, ty_device_of(out), outs, 1, ins, 4, &params) ||
+    return ty_run_kernel_on(TY_OP_matmul, ty_device_of(out), outs, 1, ins, 4, &params, weights) ||
            ty_op_fail_(op, ty_error_code(), "%s", ty_error());
   }
   ty_view a, b;
@@ -73,7 +73,7 @@ static bool launch(const ty_op *op, product *p, const ty_view *bias, const ty_vi
   ty_view_expand(&b, &p->b, p->ndim, size);
   ty_view_set_contiguous(&y, p->ndim, p->size);
   const ty_view *outs[] = { &y }, *ins[] = { &a, &b, bias, residual };
-  return ty_run_kernel(TY_OP_matmul, ty_device_of(out), outs, 1, ins, 4, &params) ||
+  return ty_run_kernel_on(TY_OP_matmul, ty_device_of(out), outs, 1, ins, 4, &params, weights) ||
          ty_op_fail_(op, ty_error_code(), "%s", ty_error());
 }
 
@@ -117,7 +117,8 @@ bool fwd_matmul(ty_call *c) {
   memcpy(size, p.size, sizeof size);
   if (x->v.ndim > 1) size[ndim++] = m;
   if (y->v.ndim > 1) size[ndim++] = n;
-  return ty_out(c, 0, ty_device_of(x), dtype, ndim, size) && launch(c->op, &p, NULL, NULL, TY_NO_ACTIVATION, c->out[0]);
+  return ty_out(c, 0, ty_device_of(x), dtype, ndim, size) &&
+         launch(c->op, &p, NULL, NULL, TY_NO_ACTIVATION, c->out[0], NULL);
 }
 
 /* Everything before the last dimension as one. */
@@ -237,7 +238,8 @@ bool fwd_linear(ty_call *c) {
   }
   while (p.b.ndim < p.ndim) push_dim(&p.b, true, 1, 0);
   ty_view_update(&p.b);
-  return launch(c->op, &p, bias ? &bias->v : NULL, residual ? &residual->v : NULL, activation, c->out[0]);
+  return launch(c->op, &p, bias ? &bias->v : NULL, residual ? &residual->v : NULL, activation, c->out[0],
+                ty_weights_at_rest(weight));
 }
 
 bool vjp_linear(ty_vjp *c) {
@@ -278,5 +280,5 @@ bool fwd_matmul_int8(ty_call *c) {
     ty_view_set_contiguous(&out, 2, (int64_t[]){ rows, y->v.size[1] });
   }
   const ty_view *outs[] = { &out }, *ins[] = { &in, &y->v };
-  return ty_run_kernel(TY_OP_matmul_int8, ty_device_of(x), outs, 1, ins, 2, NULL);
+  return ty_run_kernel_on(TY_OP_matmul_int8, ty_device_of(x), outs, 1, ins, 2, NULL, ty_weights_at_rest(y));
 }

@@ -34,7 +34,8 @@ enum { /* the flags of ops.def */
        HALF_ON_GPU = 1 << 15,
        AUTO_HALF = 1 << 16,
        AUTO_FULL = 1 << 17,
-       QUANTIZED = 1 << 18
+       QUANTIZED = 1 << 18,
+       RESTS = 1 << 19
 };
 
 typedef enum ty_arg_kind {
@@ -170,6 +171,11 @@ bool ty_out_set(ty_call *c, int i, ty_tensor *scoped); /* false when NULL; takes
 bool ty_launch(ty_call *c, ty_tensor *const *in, int nin, const void *params);
 bool ty_run_kernel(ty_op_id kernel, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin,
                    const void *params);
+/* The same, with the storage of in[1] that ty_kernel_args.weights is to be. */
+bool ty_run_kernel_on(ty_op_id kernel, int device, const ty_view *const *out, int nout, const ty_view *const *in,
+                      int nin, const void *params, ty_storage *weights);
+/* That storage of a weight, when no gradient is being recorded for it, after which it would change; else NULL. */
+ty_storage *ty_weights_at_rest(const ty_tensor *weight);
 bool ty_launch_kernel(ty_op_id kernel, ty_tensor *const *out, int nout, ty_tensor *const *in, int nin,
                       const void *params);
 

@@ -48,7 +48,8 @@ static bool run(ty_call *c, int lists, unsigned written, const void *params, ty_
       ty_tensor *t = c->arg[a].ts.v[i];
       if (!(written >> a & 1)) continue;
       if (in[at] != t) ok = ty_copy_into(t, in[at]);
-      t->version = ++t->storage->version;
+      ty_storage_wrote(t->storage);
+      t->version = t->storage->version;
     }
   if (in != few) ty_scratch_free(in, bytes);
   return ok;

@@ -15,7 +15,7 @@ typedef struct slot {
   bool seen;           /* the host has looked at it */
   bool owned;          /* `storage` is counted */
   int number;          /* of the argument, leaf or result */
-  ty_storage *storage; /* of held ones; while recording of all */
+  ty_storage *storage; /* of held ones; while recording of all, during a replay of arguments */
   char *base;          /* where its bytes are: while recording, and during a replay */
   size_t bytes;
   int first, last; /* steps between which a temporary is alive */
@@ -41,6 +41,7 @@ typedef struct launch {
   int nout, nin, first; /* operands: outputs, then inputs */
   bool dead;
   bool writes_inputs; /* ops over lists, without outputs */
+  bool rests;         /* ty_kernel_args.weights was set: input 1 */
   uint8_t params;     /* PARAMS_ */
   size_t params_at;   /* in program.params */
   int hook;           /* -1: none; those without a kernel are a hook and nothing else */

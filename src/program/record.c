@@ -313,6 +313,7 @@ bool ty_recorded_launch(ty_op_id id, int device, ty_kernel *kernel, const ty_ker
                .nin = k->nin,
                .first = p->operands.n,
                .writes_inputs = !k->nout && (ty_ops[id].flags & WRITES),
+               .rests = k->weights != NULL,
                .params = k->params ? ty_program_params[id].kind : PARAMS_NONE,
                .params_at = (size_t)p->params.n,
                .hook = -1,

@@ -98,8 +98,11 @@ static bool make_results(ty_program *p, ty_tensor *const *argument, ty_tensor **
 }
 
 static void bind(ty_program *p, ty_tensor *const *argument) {
-  for (int i = 0; i < p->slots.n && p->slots.v[i].kind == SLOT_ARGUMENT; i++) /* they are the first slots */
-    p->slots.v[i].base = argument[p->slots.v[i].number]->v.data;
+  for (int i = 0; i < p->slots.n && p->slots.v[i].kind == SLOT_ARGUMENT; i++) { /* they are the first slots */
+    slot *s = &p->slots.v[i];
+    s->base = argument[s->number]->v.data;
+    s->storage = argument[s->number]->storage;
+  }
   for (int i = 0; i < p->leaves.n; i++) {
     const leaf *l = &p->leaves.v[i];
     if (l->slot >= 0) p->slots.v[l->slot].base = leaf_of(l, argument)->grad->v.data;
@@ -133,11 +136,19 @@ static bool run_hook(ty_program *p, const launch *l, ty_program_hook *hook, void
   return true;
 }
 
+/* The storage of a launch's weight (kept.h), if the program leaves it as it is. */
+static ty_storage *weights_of(const ty_program *p, const launch *l) {
+  int at = l->rests ? p->operands.v[l->first + l->nout + 1].slot : -1;
+  const slot *s = at >= 0 ? &p->slots.v[at] : NULL;
+  bool known = s && !s->written && (s->kind == SLOT_HELD || s->kind == SLOT_ARGUMENT);
+  return known && s->storage->settled ? s->storage : NULL;
+}
+
 static bool run_launch(ty_program *p, const launch *l, const ty_generator *random) {
   if (p->device >= TY_CUDA && !ty_device_enter(p->device, ty_ops[l->id].name)) return false;
   const ty_view **view = p->views + l->first;
   void *params = ty_launch_params(p, l);
-  ty_kernel_args k = { l->nout, l->nin, view, view + l->nout, params };
+  ty_kernel_args k = { l->nout, l->nin, view, view + l->nout, params, weights_of(p, l) };
   if (l->params == PARAMS_RANDOM) {
     _Alignas(8) char drawn[UINT8_MAX];
     ty_p_random *first = memcpy(drawn, params, ty_program_params[l->id].size);
@@ -191,7 +202,7 @@ static void renew_versions(const ty_program *p, ty_tensor *const *argument) {
     ty_storage *storage = s->kind == SLOT_ARGUMENT   ? argument[s->number]->storage
                           : s->kind == SLOT_GRADIENT ? leaf_of(&p->leaves.v[s->number], argument)->grad->storage
                                                      : s->storage;
-    storage->version++;
+    ty_storage_wrote(storage);
   }
 }
 

@@ -229,7 +229,11 @@ static void collect_locked(pool *p, bool wait) {
   }
 }
 
+/* What lies ready in vain when memory is short. */
+static int64_t spare(const pool *p) { return p->cached + (p == &cpu ? ty_kept_bytes() : 0); }
+
 static void empty_cache_locked(pool *p) {
+  if (p == &cpu) ty_kept_drop_all();
   collect_locked(p, true);
   for (int s = 0; s < TY_MAX_STREAMS; s++)
     for (int c = 0; c < CLASSES && p->lists[s]; c++)
@@ -259,9 +263,9 @@ static void *take(pool *p, int class, size_t bytes, size_t *capacity, int stream
   }
   if (!block) {
     *capacity = bytes;
-    if (p->live + p->cached + (int64_t)bytes > budget_of(p)) empty_cache_locked(p);
+    if (p->live + spare(p) + (int64_t)bytes > budget_of(p)) empty_cache_locked(p);
     if (p->live + (int64_t)bytes <= p->budget) block = take_from_system(p, bytes);
-    if (!block && p->cached) { /* somebody else has the device's memory */
+    if (!block && spare(p)) { /* somebody else has the device's memory */
       empty_cache_locked(p);
       block = take_from_system(p, bytes);
     }
@@ -386,6 +390,7 @@ static ty_storage *new_large(int device, size_t nbytes, ty_dtype dtype, int ndim
                                          : device,
                      .pinned = locked,
                      .paged = unified,
+                     .settled = p == &cpu,
                      .bytes = block,
                      .nbytes = nbytes,
                      .capacity = capacity,
@@ -432,8 +437,10 @@ static pool *pool_of_storage(const ty_storage *s) {
 
 void ty_storage_free(ty_storage *s) {
   if (ty_is_recording()) ty_recorded_free(s);
-  if (s->release) {
-    s->release(s);
+  if (s->kept) ty_kept_drop(s);
+  if (s->foreign) {
+    s->foreign->release(s->foreign->owner);
+    ty_small_free(s->foreign, sizeof *s->foreign);
     ty_small_free(s, sizeof *s);
   } else if (s->live) {
     pool *p = pool_of_storage(s);
@@ -533,7 +540,7 @@ ty_memory_stats ty_memory_stats_of(int device) {
   if (!p) return (ty_memory_stats){ .live = meta_live };
   pthread_mutex_lock(&p->lock);
   flush_pending(p);
-  ty_memory_stats s = { p->live, p->cached, p->peak, budget_of(p), p->allocations };
+  ty_memory_stats s = { p->live, p->cached, p->peak, budget_of(p), p->allocations, p == &cpu ? ty_kept_bytes() : 0 };
   pthread_mutex_unlock(&p->lock);
   return s;
 }

@@ -2,11 +2,13 @@
 #ifndef TY_MEMORY_H
 #define TY_MEMORY_H
 
+#include "kept.h"
 #include "tensor.h"
 
 typedef struct ty_memory_stats {
   int64_t live, cached, peak, budget;
   uint64_t allocations;
+  int64_t kept; /* of what kernels made of weights: kernels/kept.h; on the CPU only */
 } ty_memory_stats;
 
 /* Storage of `nbytes`; `ndim`, `size` and `dtype` are only for the out-of-memory report. Count is 1. */
@@ -17,6 +19,12 @@ static inline void ty_storage_release(ty_storage *s) {
   if (atomic_load_explicit(&s->refs, memory_order_acquire) == 1 ||
       atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) == 1)
     ty_storage_free(s);
+}
+
+/* After every write: a new version, and nothing made of the former is kept. */
+static inline void ty_storage_wrote(ty_storage *s) {
+  s->version++;
+  if (__builtin_expect(s->kept != NULL, 0)) ty_kept_drop(s);
 }
 
 /* The storage is used by what a stream has been given, or will be until the storage is freed: its memory goes to nobody

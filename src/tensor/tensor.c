@@ -144,17 +144,6 @@ ty_tensor *ty_tensor_alias(ty_tensor *t) {
   return a;
 }
 
-typedef struct foreign {
-  void (*release)(void *);
-  void *owner;
-} foreign;
-
-static void release_foreign(ty_storage *s) {
-  foreign *f = s->owner;
-  f->release(f->owner);
-  ty_small_free(f, sizeof *f);
-}
-
 ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *size, void (*release)(void *),
                           void *owner) {
   size_t bytes_needed;
@@ -163,16 +152,14 @@ ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *
     return NULL;
   }
   ty_storage *s = ty_small_alloc(sizeof *s);
-  foreign *f = s ? ty_small_alloc(sizeof *f) : NULL;
+  ty_foreign *f = s ? ty_small_alloc(sizeof *f) : NULL;
   if (!f) {
     ty_small_free(s, sizeof *s);
     release(owner);
     return NULL;
   }
-  *f = (foreign){ release, owner };
-  *s = (ty_storage){
-    .refs = 1, .device = TY_CPU, .bytes = bytes, .nbytes = bytes_needed, .release = release_foreign, .owner = f
-  };
+  *f = (ty_foreign){ release, owner };
+  *s = (ty_storage){ .refs = 1, .device = TY_CPU, .bytes = bytes, .nbytes = bytes_needed, .foreign = f };
   ty_tensor *t = blank(s, dtype);
   if (!t) {
     ty_storage_release(s);

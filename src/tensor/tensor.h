@@ -11,6 +11,12 @@ typedef struct ty_tensor ty_tensor;
 typedef struct ty_node ty_node;
 typedef struct ty_live ty_live;
 
+/* Memory of somebody else, and how it is given back. */
+typedef struct ty_foreign {
+  void (*release)(void *owner);
+  void *owner;
+} ty_foreign;
+
 typedef enum ty_device {
   TY_CPU,
   TY_META,
@@ -25,14 +31,15 @@ typedef struct ty_storage {
   atomic_uint refs;
   uint32_t version; /* bumped by every in-place write */
   int device;
-  bool pinned;                          /* page-locked memory of the CPU, which GPUs copy from and to by themselves */
-  bool paged;                           /* unified memory of a GPU, or the CPU's in a file: pages go where room is */
-  void *bytes;                          /* NULL on the meta device and for empty storages */
-  size_t nbytes;                        /* as asked for */
-  size_t capacity;                      /* as taken from the pool; 0: not ours (release() knows) */
-  ty_live *live;                        /* entry in the table of large live storages, for the out-of-memory report */
-  void (*release)(struct ty_storage *); /* set for foreign memory (mmap, a host program's buffer) */
-  void *owner;
+  bool pinned;                /* page-locked memory of the CPU, which GPUs copy from and to by themselves */
+  bool paged;                 /* unified memory of a GPU, or the CPU's in a file: pages go where room is */
+  bool settled;               /* nobody writes it but ops, which tell: what kernels make of it may be kept */
+  void *bytes;                /* NULL on the meta device and for empty storages */
+  size_t nbytes;              /* as asked for */
+  size_t capacity;            /* as taken from the pool; 0: not ours */
+  ty_live *live;              /* entry in the table of large live storages, for the out-of-memory report */
+  ty_foreign *foreign;        /* a mapped file, a host program's buffer; else NULL */
+  struct ty_kept_entry *kept; /* forms of weights in it: see kept.h */
 } ty_storage;
 
 /* What a hook on a gradient is: called with the gradient (borrowed), returns a new reference that replaces it,

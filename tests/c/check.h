@@ -49,7 +49,7 @@ int64_t live_bytes(void);
   X(error_texts) X(errors_stand) X(index_errors) \
   X(memory_counters) X(memory_budget) X(memory_reclaim) \
   X(gradients) X(second_gradients) X(training) X(allocation_failures) \
-  X(threads_compute) X(threads_share_storage) X(threads_have_their_own_state) X(threads_hand_over) \
+  X(threads_compute) X(threads_keep_weights) X(threads_share_storage) X(threads_have_their_own_state) X(threads_hand_over) \
   X(threads_share_the_pool) X(threads_after_fork) \
   X(f16_conversion) X(bf16_conversion) X(philox)
 /* clang-format on */

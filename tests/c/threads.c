@@ -41,6 +41,44 @@ void test_threads_compute(void) {
   start(compute, context);
 }
 
+/* All multiply with one weight, of which kernels keep panels: each result is the same whoever makes and uses them. */
+typedef struct multiplier {
+  ty_tensor *weight, *x, *want;
+} multiplier;
+
+static void *multiply_shared(void *context) {
+  multiplier *m = context;
+  for (int round = 0; round < ROUNDS; round++) {
+    ty_scope scope;
+    ty_scope_open(&scope);
+    ty_tensor *y = ty_linear(m->x, m->weight, NULL, NULL, "none"), *off;
+    bool ok;
+    off = ty_max(ty_abs(ty_sub(y, m->want)), TY_NO_INTS, false);
+    CHECK_NEAR(ty_item(off, &ok), 0, 0);
+    CHECK(ok);
+    if (round % 16 == 5) ty_kept_drop_all();
+    ty_scope_close(&scope);
+  }
+  ty_release(m->weight);
+  return NULL;
+}
+
+void test_threads_keep_weights(void) {
+  multiplier m[THREADS];
+  void *context[THREADS];
+  ty_tensor *weight = ty_randn(TY_INTS(160, 300), TY_F32, TY_CPU), *x = ty_randn(TY_INTS(100, 300), TY_F32, TY_CPU);
+  ty_tensor *want = ty_linear(x, weight, NULL, NULL, "none");
+  for (int i = 0; i < THREADS; i++) {
+    m[i] = (multiplier){ ty_keep(ty_detach(weight)), ty_keep(ty_clone(x)), ty_keep(ty_clone(want)) };
+    context[i] = &m[i];
+  }
+  start(multiply_shared, context);
+  for (int i = 0; i < THREADS; i++) ty_release(m[i].x), ty_release(m[i].want);
+  CHECK(ty_kept_bytes() >= 0);
+  ty_kept_drop_all();
+  CHECK_INT(ty_kept_bytes(), 0);
+}
+
 typedef struct sharer {
   ty_tensor *view;
   int id;

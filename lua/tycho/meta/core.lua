@@ -244,12 +244,12 @@ function ty.gather_grads(list, known, grads) end
 ---@param grads (Tensor|false)[]
 function ty.drop_grads(grads) end
 
---- Native memory in bytes: live, cached, peak, budget; and the count of allocations. Of a device, of "pinned":
---- page-locked memory, or of "paged": unified memory of all GPUs.
+--- Native memory in bytes: live, cached, kept, peak, budget; and the count of allocations. Of a device, of "pinned":
+--- page-locked memory, or of "paged": unified memory of all GPUs. kept: see ty.memory.keep_weights.
 ty.memory = {}
 
 ---@param device? Device|"pinned"|"paged"
----@return {live: integer, cached: integer, peak: integer, budget: integer, allocations: integer}
+---@return {live: integer, cached: integer, kept: integer, peak: integer, budget: integer, allocations: integer}
 function ty.memory.stats(device) end
 
 --- Lets the peak begin again at what is live now.
@@ -264,6 +264,13 @@ function ty.memory.empty_cache(device) end
 ---@param device? Device
 ---@param bytes? integer nothing: the default of the machine
 function ty.memory.set_budget(device, bytes) end
+
+--- The most bytes of the CPU's memory for what kernels make of weights: linear and conv2d copy a weight into panels, or
+--- transform it, before they multiply, and from its second use on keep that while the weight stays as it is. Not while
+--- gradients are recorded for the weight. What is kept goes when the weight is written or freed, with
+--- ty.memory.empty_cache, and when memory is short. stats().kept tells how much it is.
+---@param bytes? integer nothing: a 32nd of the budget; 0: nothing is kept
+function ty.memory.keep_weights(bytes) end
 
 --- NVIDIA GPUs. Tensors live there with device = "cuda" (the first one) or "cuda:1"; x:to "cuda" moves them.
 ty.cuda = {}
