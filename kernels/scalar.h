@@ -64,7 +64,7 @@ TY_INLINE float ty_exp_reduce_f32(float x, int32_t *n) {
 
 TY_INLINE float ty_exp2_int_f32(int32_t n) {
   return ty_from_bits_f32((uint32_t)(n + 127) << 23);
-} /* -126 <= n <= 127 */
+} /* -126 <= n <= 127; 0 for -127 */
 
 /* 2^k exp(x) for k of 0 and -1, without overflow in between. */
 TY_INLINE float ty_exp_scaled_f32(float x, int32_t k) {
@@ -79,6 +79,13 @@ TY_INLINE float ty_exp_scaled_f32(float x, int32_t k) {
 }
 
 TY_INLINE float ty_exp_f32(float x) { return ty_exp_scaled_f32(x, 0); }
+
+/* exp(x) for x < 80, with less work: 0 where the result would be denormal. */
+TY_INLINE float ty_exp_flushed_f32(float x) {
+  int32_t n;
+  float p = 1.0f + ty_expm1_reduced_f32(ty_exp_reduce_f32(x < -88.0f ? -88.0f : x, &n)); /* n >= -127, where 2^n is 0 */
+  return p * ty_exp2_int_f32(n);
+}
 
 TY_INLINE float ty_expm1_f32(float x) {
   int32_t n;
@@ -113,7 +120,7 @@ TY_INLINE float ty_tanh_f32(float x) {
 }
 
 TY_INLINE float ty_sigmoid_f32(float x) {
-  float e = ty_exp_f32(-ty_from_bits_f32(ty_bits_f32(x) & 0x7fffffffu));
+  float e = ty_exp_flushed_f32(ty_from_bits_f32(ty_bits_f32(x) | 0x80000000u));
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 

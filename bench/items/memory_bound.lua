@@ -86,7 +86,7 @@ for _, rows in ipairs { 256, 32768 } do
   add(("silu_gate/%s/fwd+bwd"):format(label), big, rows * width, 8, { "silu_gate", { rows = rows, width = width } },
     function()
       local x, y, g = ty.randn(rows, width), ty.randn(rows, width), ty.randn(rows, width)
-      return { x, y }, g, function() return ty.silu(x) * y end
+      return { x, y }, g, function() return ty.glu(y, x, "silu") end
     end)
 end
 

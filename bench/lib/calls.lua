@@ -4,7 +4,8 @@ local ty = require "tycho"
 local calls = {}
 
 function calls.forward(forward)
-  return function() ty.scope(forward) end
+  local function run() forward() end -- what a scope's function returns outlives the scope
+  return function() ty.scope(run) end
 end
 
 --- inputs: the tensors that want gradients; g: the gradient of what forward() returns, nil for a scalar loss.

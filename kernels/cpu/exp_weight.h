@@ -8,12 +8,7 @@
 #include <immintrin.h>
 #endif
 
-/* exp(x) for x < 80; 0 where the result would be denormal; NaN for NaN. */
-static inline float ty_exp_weight_f32(float x) {
-  int32_t n;
-  float p = 1.0f + ty_expm1_reduced_f32(ty_exp_reduce_f32(x < -87.3f ? -87.3f : x, &n));
-  return x < -87.3f ? 0.0f : p * ty_exp2_int_f32(n);
-}
+static inline float ty_exp_weight_f32(float x) { return ty_exp_flushed_f32(x); }
 #if defined(__AVX512F__)
 /* (2^f - 1) / f for |f| <= 1/2, so that 2^f is within 3e-9. */
 static inline __m512 ty_exp2_slopes(__m512 f) {

@@ -148,7 +148,8 @@ static bool fail_as(const ty_op *op) {
   return ty_op_fail_(op, ty_error_code(), "%s", ty_error());
 }
 
-static _Thread_local bool recorded; /* what runs is a part of an op that is being recorded */
+static _Thread_local bool recorded;            /* what runs is a part of an op that is being recorded */
+static _Thread_local bool weights_rest = true; /* outside of a backward pass */
 
 static bool run_forward(const ty_op *op, const ty_value *arg, ty_tensor **out, bool *record) {
   ty_call c = { op, arg, out, *record };
@@ -327,7 +328,14 @@ bool ty_out_set(ty_call *c, int i, ty_tensor *scoped) {
 /* ---- kernels ---- */
 
 ty_storage *ty_weights_at_rest(const ty_tensor *weight) {
-  return weight->storage->settled && !(recorded && weight->requires_grad) ? weight->storage : NULL;
+  bool rests = weights_rest && !(recorded && weight->requires_grad);
+  return rests && weight->storage->settled ? weight->storage : NULL;
+}
+
+bool ty_weights_let_rest(bool on) {
+  bool was = weights_rest;
+  weights_rest = on;
+  return was;
 }
 
 bool ty_run_kernel(ty_op_id id, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin,

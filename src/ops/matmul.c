@@ -118,7 +118,7 @@ bool fwd_matmul(ty_call *c) {
   if (x->v.ndim > 1) size[ndim++] = m;
   if (y->v.ndim > 1) size[ndim++] = n;
   return ty_out(c, 0, ty_device_of(x), dtype, ndim, size) &&
-         launch(c->op, &p, NULL, NULL, TY_NO_ACTIVATION, c->out[0], NULL);
+         launch(c->op, &p, NULL, NULL, TY_NO_ACTIVATION, c->out[0], y->v.ndim == 2 ? ty_weights_at_rest(y) : NULL);
 }
 
 /* Everything before the last dimension as one. */

@@ -48,6 +48,15 @@ test("linear layers", function()
   end
 end)
 
+test("products, and not in a backward pass", function()
+  local x, w = ty.randn(70, 300), ty.randn(300, 90)
+  uses(function() return ty.matmul(x, w) end, "a matrix")
+  uses(function() return ty.matmul(ty.stack({ x, x }), w) end, "a batch with one matrix")
+  local before, y = kept(), x:requires_grad_():matmul(w):sum()
+  for _ = 1, 3 do y:backward(nil, { keep_graph = true }) end
+  equal(kept(), before, "the gradient's products")
+end)
+
 test("two parts of one storage are two weights", function()
   local x, w = ty.randn(70, 300), ty.randn(180, 300)
   for i = 0, 1 do

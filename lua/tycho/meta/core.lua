@@ -265,9 +265,9 @@ function ty.memory.empty_cache(device) end
 ---@param bytes? integer nothing: the default of the machine
 function ty.memory.set_budget(device, bytes) end
 
---- The most bytes of the CPU's memory for what kernels make of weights: linear and conv2d copy a weight into panels, or
---- transform it, before they multiply, and from its second use on keep that while the weight stays as it is. Not while
---- gradients are recorded for the weight. What is kept goes when the weight is written or freed, with
+--- The most bytes of the CPU's memory for what kernels make of weights: linear, matmul and conv2d copy a weight into
+--- panels, or transform it, before they multiply, and from its second use on keep that while the weight stays as it is.
+--- Not while gradients are recorded for the weight. What is kept goes when the weight is written or freed, with
 --- ty.memory.empty_cache, and when memory is short. stats().kept tells how much it is.
 ---@param bytes? integer nothing: a 32nd of the budget; 0: nothing is kept
 function ty.memory.keep_weights(bytes) end
