@@ -62,7 +62,7 @@ static bool run(ew_loop *const *loops, ew_loop *const *mirrored, const ty_kernel
                .dtype = { TY_BOOL, d, d } };
   if (k->out[0]->count > 1 && ew_repeated(k->in[0])) { /* the loops take a repeated right side only */
     op.loop = mirrored[half ? TY_F32 : dtype];
-    ty_kernel_args turned = { 1, 2, k->out, (const ty_view *const[]){ k->in[1], k->in[0] }, NULL };
+    ty_kernel_args turned = { 1, 2, k->out, (const ty_view *const[]){ k->in[1], k->in[0] }, NULL, NULL };
     return ew_run(&op, &turned);
   }
   return ew_run(&op, k);

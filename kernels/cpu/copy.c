@@ -354,7 +354,7 @@ bool TY_KERNEL(fill)(const ty_kernel_args *k) {
   number.data = one;
   number.dtype = k->out[0]->dtype;
   const ty_view *in = &number;
-  return TY_KERNEL(copy)(&(ty_kernel_args){ 1, 1, k->out, &in, NULL });
+  return TY_KERNEL(copy)(&(ty_kernel_args){ 1, 1, k->out, &in, NULL, NULL });
 }
 
 typedef struct range {

@@ -14,4 +14,12 @@
 #define TY_PASTE(isa, name) TY_PASTE_(isa, name)
 #define TY_KERNEL(name) TY_PASTE(TY_ISA, name)
 
+#if defined(__AVX512F__)
+#define TY_VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define TY_VECTOR_BYTES 32
+#else
+#define TY_VECTOR_BYTES 16
+#endif
+
 #endif

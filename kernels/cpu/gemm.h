@@ -5,13 +5,6 @@
 #include "../kept.h"
 #include "cpu.h"
 
-#if defined(__AVX512F__)
-#define TY_VECTOR_BYTES 64
-#elif defined(__AVX__)
-#define TY_VECTOR_BYTES 32
-#else
-#define TY_VECTOR_BYTES 16
-#endif
 #define TY_PANEL_BYTES (2 * TY_VECTOR_BYTES) /* of a row of a full panel */
 
 /* Fills a panel of B: dst[i * stride + j] = B[k0 + i][j0 + j] for i < kc and j < nc; nc elements are at most

@@ -15,7 +15,6 @@ enum {
   LEAST_ROWS = 8, /* of a chunk */
   COLUMNS = 128,  /* taken together where neighbours are summed apart */
   ROWS = 32,      /* of them that are in the first cache together */
-  LANES = 16,     /* sums are cut where whole vectors end */
   TOGETHER = 4,   /* rows whose weight gradients are added at once */
   WIDEST = 16384, /* of which so many elements stay in the second cache */
   WORK = 16384    /* elements that are worth a thread */

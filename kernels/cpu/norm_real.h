@@ -2,6 +2,8 @@
  * gradient of h: dx = rstd (w g - average(w g) - h average(w g h)) (Ioffe and Szegedy 2015); without the middle term
  * for rms norm. */
 
+#define WIDE (TY_VECTOR_BYTES < 4 * sizeof(REAL) ? 4 : (int)(TY_VECTOR_BYTES / sizeof(REAL)))
+
 enum { FN(block) = STREAM_BLOCK / sizeof(REAL) };
 
 /* Mean and sum of squares around it, of what was added so far. */
@@ -19,29 +21,41 @@ static inline void FN(join)(FN(spread) * s, REAL mean, double rest, double squar
   s->n = all;
 }
 
-/* Adds n elements, at most BLOCK: their own mean first, then the squares around it, both while they are in the first
- * cache. Four sums side by side: one would wait for itself. */
+typedef REAL FN(quad) __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+typedef REAL FN(lanes) __attribute__((vector_size(WIDE * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+
+static inline REAL FN(total)(FN(lanes) v) {
+  FN(quad) q = { 0 };
+  for (int i = 0; i < WIDE; i += 4) q += *(const FN(quad) *)((const REAL *)&v + i);
+  return (q[0] + q[1]) + (q[2] + q[3]);
+}
+
+#define AT(p, i) (*(const FN(lanes) *)((p) + (i)))
+
+/* Adds n elements, at most BLOCK, by their distances from the mean of a few of them: with those of n / k elements their
+ * squares are at most k times as large as around the mean of all, and double holds what is taken off again. Four sums
+ * side by side: one would wait for itself. */
 static inline void FN(add_block)(FN(spread) * s, const REAL *restrict x, int64_t n) {
-  const int64_t q = n / (4 * LANES) * LANES;
-  REAL a = 0, b = 0, c = 0, d = 0;
-#pragma omp simd reduction(+ : a, b, c, d)
-  for (int64_t i = 0; i < q; i++) a += x[i], b += x[i + q], c += x[i + 2 * q], d += x[i + 3 * q];
-#pragma omp simd reduction(+ : a)
-  for (int64_t i = 4 * q; i < n; i++) a += x[i];
-  const REAL mean = (a + b + c + d) / (REAL)n;
-  REAL a2 = 0, b2 = 0;
-  a = b = 0; /* not 0 in the end, because the mean is rounded: they say by how much */
-#pragma omp simd reduction(+ : a, b, a2, b2)
-  for (int64_t i = 0; i < 2 * q; i++) {
-    REAL u = x[i] - mean, v = x[i + 2 * q] - mean;
-    a += u, a2 += u * u, b += v, b2 += v * v;
+  const int64_t q = n / (4 * WIDE) * WIDE;
+  REAL about = 0, rest = 0, square = 0;
+  if (q) about = FN(total)((AT(x, 0) + AT(x, q)) + (AT(x, 2 * q) + AT(x, 3 * q))) / (4 * WIDE);
+  else {
+    for (int64_t i = 0; i < n; i++) about += x[i];
+    about /= (REAL)n;
   }
-#pragma omp simd reduction(+ : a, a2)
+  FN(lanes) a[4] = { { 0 } }, a2[4] = { { 0 } };
+  for (int64_t i = 0; i < q; i += WIDE)
+    for (int k = 0; k < 4; k++) {
+      const FN(lanes) u = AT(x, i + k * q) - about;
+      a[k] += u, a2[k] += u * u;
+    }
   for (int64_t i = 4 * q; i < n; i++) {
-    REAL u = x[i] - mean;
-    a += u, a2 += u * u;
+    const REAL u = x[i] - about;
+    rest += u, square += u * u;
   }
-  FN(join)(s, mean, (double)a + (double)b, (double)a2 + (double)b2, n);
+  FN(join)
+  (s, about, (double)rest + (double)FN(total)((a[0] + a[1]) + (a[2] + a[3])),
+   (double)square + (double)FN(total)((a2[0] + a2[1]) + (a2[2] + a2[3])), n);
 }
 
 static inline void FN(add)(FN(spread) * s, const REAL *x, int64_t n) {
@@ -58,17 +72,40 @@ static inline REAL FN(split)(double mean, REAL *low) {
 static inline double FN(squares)(const REAL *restrict x, int64_t n) {
   double total = 0;
   for (int64_t at = 0; at < n; at += BLOCK) {
-    const int64_t k = at + BLOCK < n ? BLOCK : n - at, q = k / (4 * LANES) * LANES;
-    const REAL *restrict p = x + at;
-    REAL a = 0, b = 0, c = 0, d = 0;
-#pragma omp simd reduction(+ : a, b, c, d)
-    for (int64_t i = 0; i < q; i++)
-      a += p[i] * p[i], b += p[i + q] * p[i + q], c += p[i + 2 * q] * p[i + 2 * q], d += p[i + 3 * q] * p[i + 3 * q];
-#pragma omp simd reduction(+ : a)
-    for (int64_t i = 4 * q; i < k; i++) a += p[i] * p[i];
-    total += (double)(a + b + c + d);
+    const int64_t k = at + BLOCK < n ? BLOCK : n - at, q = k / (4 * WIDE) * WIDE;
+    FN(lanes) a[4] = { { 0 } };
+    REAL rest = 0;
+    for (int64_t i = at; i < at + q; i += WIDE)
+      for (int v = 0; v < 4; v++) a[v] += AT(x, i + v * q) * AT(x, i + v * q);
+    for (int64_t i = at + 4 * q; i < at + k; i++) rest += x[i] * x[i];
+    total += (double)rest + (double)FN(total)((a[0] + a[1]) + (a[2] + a[3]));
   }
   return total;
+}
+
+/* Adds the sums of w g and of w g (x - mean) over n elements; w NULL counts as ones. */
+static inline void FN(add_products)(const REAL *x, const REAL *g, const REAL *w, REAL mean, int64_t n, double *sum,
+                                    double *sum_h) {
+  for (int64_t at = 0; at < n; at += BLOCK) {
+    const int64_t k = at + BLOCK < n ? BLOCK : n - at, q = k / (2 * WIDE) * WIDE;
+    FN(lanes) a[2] = { { 0 } }, a_h[2] = { { 0 } };
+    REAL rest = 0, rest_h = 0;
+    if (w)
+      for (int64_t i = at; i < at + q; i += WIDE)
+        for (int v = 0; v < 2; v++) {
+          const FN(lanes) u = AT(g, i + v * q) * AT(w, i + v * q);
+          a[v] += u, a_h[v] += u * (AT(x, i + v * q) - mean);
+        }
+    else
+      for (int64_t i = at; i < at + q; i += WIDE)
+        for (int v = 0; v < 2; v++) a[v] += AT(g, i + v * q), a_h[v] += AT(g, i + v * q) * (AT(x, i + v * q) - mean);
+    for (int64_t i = at + 2 * q; i < at + k; i++) {
+      const REAL u = w ? g[i] * w[i] : g[i];
+      rest += u, rest_h += u * (x[i] - mean);
+    }
+    *sum += (double)rest + (double)FN(total)(a[0] + a[1]);
+    *sum_h += (double)rest_h + (double)FN(total)(a_h[0] + a_h[1]);
+  }
 }
 
 static void FN(rows)(void *context, int64_t begin, int64_t end) {
@@ -86,7 +123,7 @@ static void FN(rows)(void *context, int64_t begin, int64_t end) {
     } else {
       var = FN(squares)(x, n) / (double)n;
     }
-    const REAL rstd = (REAL)(1 / sqrt(var + c->eps));
+    const REAL rstd = (REAL)(1 / sqrt(var + c->eps)), off = low * rstd;
     for (int64_t at = 0; at < n; at += step) {
       const int64_t k = n - at < step ? n - at : step;
       const REAL *restrict from = x + at, *restrict w = c->weight ? (const REAL *)c->weight + at : NULL;
@@ -94,13 +131,13 @@ static void FN(rows)(void *context, int64_t begin, int64_t end) {
       REAL *restrict to = c->stream ? block : y + at;
       if (c->stream) stream_expect(from, ahead);
       if (w && b)
-        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * rstd * w[i] + b[i];
+        for (int64_t i = 0; i < k; i++) to[i] = ((from[i] - mean) * rstd - off) * w[i] + b[i];
       else if (w)
-        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * rstd * w[i];
+        for (int64_t i = 0; i < k; i++) to[i] = ((from[i] - mean) * rstd - off) * w[i];
       else if (b)
-        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * rstd + b[i];
+        for (int64_t i = 0; i < k; i++) to[i] = ((from[i] - mean) * rstd - off) + b[i];
       else
-        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * rstd;
+        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean) * rstd - off;
       if (c->stream) stream_copy(y + at, block, (size_t)k * sizeof(REAL));
     }
     if (c->centred) ((REAL *)c->mean_out)[row] = mean + low;
@@ -112,36 +149,10 @@ static void FN(rows)(void *context, int64_t begin, int64_t end) {
 /* The averages of w g and of w g h in a row; w NULL counts as ones. */
 static inline void FN(row_averages)(const job *c, int64_t row, REAL *average, REAL *average_h) {
   const int64_t n = c->width;
-  const REAL *restrict x = (const REAL *)c->x + row * n, *restrict g = (const REAL *)c->g + row * n,
-                       *restrict w = c->weight;
   const REAL mean = c->centred ? ((const REAL *)c->mean)[row] : 0, rstd = ((const REAL *)c->rstd)[row];
   double sum = 0, sum_h = 0;
-  for (int64_t at = 0; at < n; at += BLOCK) {
-    int64_t stop = at + BLOCK < n ? at + BLOCK : n, half = (stop - at) / (2 * LANES) * LANES;
-    REAL a = 0, a_h = 0, b = 0, b_h = 0;
-    if (w) {
-#pragma omp simd reduction(+ : a, a_h, b, b_h)
-      for (int64_t i = at; i < at + half; i++) {
-        REAL u = g[i] * w[i], v = g[i + half] * w[i + half];
-        a += u, a_h += u * ((x[i] - mean) * rstd), b += v, b_h += v * ((x[i + half] - mean) * rstd);
-      }
-#pragma omp simd reduction(+ : a, a_h)
-      for (int64_t i = at + 2 * half; i < stop; i++) {
-        REAL u = g[i] * w[i];
-        a += u, a_h += u * ((x[i] - mean) * rstd);
-      }
-    } else {
-#pragma omp simd reduction(+ : a, a_h, b, b_h)
-      for (int64_t i = at; i < at + half; i++) {
-        a += g[i], a_h += g[i] * ((x[i] - mean) * rstd);
-        b += g[i + half], b_h += g[i + half] * ((x[i + half] - mean) * rstd);
-      }
-#pragma omp simd reduction(+ : a, a_h)
-      for (int64_t i = at + 2 * half; i < stop; i++) a += g[i], a_h += g[i] * ((x[i] - mean) * rstd);
-    }
-    sum += (double)a + (double)b, sum_h += (double)a_h + (double)b_h;
-  }
-  *average = c->centred ? (REAL)(sum / (double)n) : 0, *average_h = (REAL)(sum_h / (double)n);
+  FN(add_products)((const REAL *)c->x + row * n, (const REAL *)c->g + row * n, c->weight, mean, n, &sum, &sum_h);
+  *average = c->centred ? (REAL)(sum / (double)n) : 0, *average_h = (REAL)(sum_h * (double)rstd / (double)n);
 }
 
 /* dx of a row from its averages; adds to the chunk's dw and db where wanted. */
@@ -270,13 +281,13 @@ static void FN(segments)(void *context, int64_t begin, int64_t end) {
     const REAL rstd = (REAL)(1 / sqrt(var + c->eps));
     for (int64_t s = 0; s < c->segments; s++) {
       int64_t channel = FN(channel)(c, row, s);
-      const REAL scale = w ? rstd * w[channel] : rstd, shift = b ? b[channel] : 0;
+      const REAL scale = w ? rstd * w[channel] : rstd, shift = (b ? b[channel] : 0) - low * scale;
       for (int64_t at = 0; at < n; at += step) {
         const int64_t k = n - at < step ? n - at : step, first = s * c->segment_step + at;
         const REAL *restrict from = x + first;
         REAL *restrict to = c->stream ? block : y + first;
         if (c->stream) stream_expect(from, ahead);
-        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean - low) * scale + shift;
+        for (int64_t i = 0; i < k; i++) to[i] = (from[i] - mean) * scale + shift;
         F(activate)(c->activation, to, k);
         if (c->stream) stream_copy(y + first, block, (size_t)k * sizeof(REAL));
       }
@@ -307,26 +318,18 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
       double of_segment = 0, of_segment_h = 0;
       for (int64_t from = 0; from < c->spatial; from += BLOCK) {
         int64_t stop = from + BLOCK < c->spatial ? from + BLOCK : c->spatial;
-        const int64_t half = (stop - from) / (2 * LANES) * LANES;
         if (c->activation)
           FN(through)(c, (REAL *)c->dx + at + from, (const REAL *)c->g + at + from, x + from, mean, v, u, stop - from);
-        REAL a = 0, a_h = 0, b = 0, b_h = 0;
-#pragma omp simd reduction(+ : a, a_h, b, b_h)
-        for (int64_t i = from; i < from + half; i++) {
-          a += g[i], a_h += g[i] * ((x[i] - mean) * rstd);
-          b += g[i + half], b_h += g[i + half] * ((x[i + half] - mean) * rstd);
-        }
-#pragma omp simd reduction(+ : a, a_h)
-        for (int64_t i = from + 2 * half; i < stop; i++) a += g[i], a_h += g[i] * ((x[i] - mean) * rstd);
-        of_segment += (double)a + (double)b, of_segment_h += (double)a_h + (double)b_h;
+        FN(add_products)(x + from, g + from, NULL, mean, stop - from, &of_segment, &of_segment_h);
       }
+      of_segment_h *= (double)rstd;
       double scale = w ? (double)w[channel] : 1;
       sum += scale * of_segment, sum_h += scale * of_segment_h;
       sums[2 * s] = (REAL)of_segment_h, sums[2 * s + 1] = (REAL)of_segment;
     }
     const REAL a = (REAL)(sum / (double)c->width), a_h = (REAL)(sum_h / (double)c->width);
     for (int64_t s = 0; s < c->segments; s++) {
-      const REAL scale = w ? w[FN(channel)(c, row, s)] : 1;
+      const REAL of_g = w ? rstd * w[FN(channel)(c, row, s)] : rstd, of_x = rstd * rstd * a_h, off = rstd * a;
       for (int64_t from = 0; from < c->spatial; from += step) {
         const int64_t k = c->spatial - from < step ? c->spatial - from : step;
         const int64_t at = row * c->row_step + s * c->segment_step + from;
@@ -335,7 +338,7 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
         if (c->stream) stream_expect(x, ahead);
         if (c->stream) stream_expect(g, ahead);
 #pragma omp simd
-        for (int64_t i = 0; i < k; i++) dx[i] = rstd * (g[i] * scale - a - (x[i] - mean) * rstd * a_h);
+        for (int64_t i = 0; i < k; i++) dx[i] = g[i] * of_g - ((x[i] - mean) * of_x + off);
         if (c->stream) stream_copy((REAL *)c->dx + at, block, (size_t)k * sizeof(REAL));
       }
     }
@@ -441,3 +444,6 @@ static void FN(columns_backward)(void *context, int64_t begin, int64_t end) {
       }
   }
 }
+
+#undef AT
+#undef WIDE

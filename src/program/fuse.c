@@ -233,7 +233,7 @@ static void run_units(void *context, int64_t begin, int64_t end) {
     int at = 0;
     for (int k = f->begin; k < f->end; k++) {
       const launch *l = &p->launches.v[p->order.v[k]];
-      ty_kernel_args args = { 1, l->nin, pointer + at, pointer + at + 1, ty_launch_params(p, l) };
+      ty_kernel_args args = { 1, l->nin, pointer + at, pointer + at + 1, ty_launch_params(p, l), NULL };
       at += 1 + l->nin;
       if (l->kernel(&args)) continue;
       ty_op_fail_(&ty_ops[l->id], ty_error_code(), "%s", ty_error());

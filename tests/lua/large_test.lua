@@ -29,6 +29,20 @@ local x, y = ty.randn(rows, width), ty.randn(rows, width)
 local w, b = ty.randn(width), ty.randn(width)
 local target = ty.randint(0, width, { rows })
 
+-- The sums of a row are taken around the mean of a few of its elements: these are far from the rest here.
+test("norms of rows with outliers", function()
+  local outliers = ty.randn(6, 3072) + 1e3
+  for at = 0, 3071, 256 do outliers:narrow(1, at, 16):mul_(at % 512 == 0 and 40 or -7) end
+  local wide = outliers:to "f64"
+  local function error_of(f)
+    local want = f(wide)
+    return ((f(outliers):to "f64" - want):abs():max() / want:abs():max()):item()
+  end
+  local worst = math.max(error_of(function(p) return (p:layer_norm({ 3072 })) end),
+    error_of(function(p) return (p:reshape(2, 3, 64, 48):group_norm(1)) end))
+  ok(worst < 3e-6, ("worst error %g"):format(worst))
+end)
+
 test("elementwise", function()
   by_rows("add", function(p, q) return p + q end, x, y)
   by_rows("add a row", function(p, q) return p + q end, x, w)
