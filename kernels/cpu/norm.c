@@ -41,6 +41,7 @@ static inline void *data_of(const ty_view *v) { return v && v->count ? v->data :
 #define FN(name) name##_f32
 #define F(name) ty_##name##_f32
 #include "norm_activation.h"
+#include "norm_sums.h"
 #include "norm_real.h"
 #undef REAL
 #undef FN
@@ -50,6 +51,7 @@ static inline void *data_of(const ty_view *v) { return v && v->count ? v->data :
 #define FN(name) name##_f64
 #define F(name) ty_##name##_f64
 #include "norm_activation.h"
+#include "norm_sums.h"
 #include "norm_real.h"
 
 #if defined(__AVX512F__)

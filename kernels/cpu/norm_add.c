@@ -7,10 +7,9 @@
 #include "stream.h"
 
 enum {
-  BLOCK = 1024,
-  CHUNKS = 64, /* at most, of rows whose parameter gradients are summed together */
+  BLOCK = 1024, /* elements summed in the element type before the sum goes on in double */
+  CHUNKS = 64,  /* at most, of rows whose parameter gradients are summed together */
   LEAST_ROWS = 8,
-  LANES = 16,
   COLUMNS = 128,
   WORK = 16384 /* elements that are worth a thread */
 };
@@ -40,12 +39,14 @@ MASK(f64, double)
 
 #define REAL float
 #define FN(name) name##_f32
+#include "norm_sums.h"
 #include "norm_add_real.h"
 #undef REAL
 #undef FN
 
 #define REAL double
 #define FN(name) name##_f64
+#include "norm_sums.h"
 #include "norm_add_real.h"
 
 static inline void *data_of(const ty_view *v) { return v && v->count ? v->data : NULL; }

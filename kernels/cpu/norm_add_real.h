@@ -24,43 +24,24 @@ static void FN(rows)(void *context, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; row++) {
     FN(add_row)(c, row);
     const REAL *restrict x = (const REAL *)c->sum + row * n;
-    REAL *restrict y = (REAL *)c->y + row * n, mean = 0;
-    double total = 0, square = 0, rest = 0;
-    for (int64_t at = 0; at < n && c->p.centred; at += BLOCK) {
-      const int64_t stop = at + BLOCK < n ? at + BLOCK : n, half = (stop - at) / (2 * LANES) * LANES;
-      REAL p = 0, q = 0;
-#pragma omp simd reduction(+ : p, q)
-      for (int64_t i = at; i < at + half; i++) p += x[i], q += x[i + half];
-#pragma omp simd reduction(+ : p)
-      for (int64_t i = at + 2 * half; i < stop; i++) p += x[i];
-      total += (double)p + (double)q;
+    REAL *restrict y = (REAL *)c->y + row * n, mean = 0, low = 0;
+    double var;
+    if (c->p.centred) {
+      FN(spread) s = { 0 };
+      FN(add)(&s, x, n);
+      mean = FN(split)(s.mean, &low), var = s.square / (double)n;
+    } else {
+      var = FN(squares)(x, n) / (double)n;
     }
-    if (c->p.centred) mean = (REAL)(total / (double)n);
-    for (int64_t at = 0; at < n; at += BLOCK) { /* around the rounded mean; `rest` says by how much it is off */
-      const int64_t stop = at + BLOCK < n ? at + BLOCK : n, half = (stop - at) / (2 * LANES) * LANES;
-      REAL p = 0, q = 0, p2 = 0, q2 = 0;
-#pragma omp simd reduction(+ : p, q, p2, q2)
-      for (int64_t i = at; i < at + half; i++) {
-        REAL u = x[i] - mean, v = x[i + half] - mean;
-        p += u, p2 += u * u, q += v, q2 += v * v;
-      }
-#pragma omp simd reduction(+ : p, p2)
-      for (int64_t i = at + 2 * half; i < stop; i++) {
-        REAL u = x[i] - mean;
-        p += u, p2 += u * u;
-      }
-      rest += (double)p + (double)q, square += (double)p2 + (double)q2;
-    }
-    const double off = c->p.centred ? rest / (double)n : 0, var = square / (double)n - off * off;
-    const REAL low = (REAL)off, rstd = (REAL)(1 / sqrt((var < 0 ? 0 : var) + c->p.eps));
+    const REAL rstd = (REAL)(1 / sqrt(var + c->p.eps)), off = low * rstd;
     if (w && b)
-      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean - low) * rstd * w[i] + b[i];
+      for (int64_t i = 0; i < n; i++) y[i] = ((x[i] - mean) * rstd - off) * w[i] + b[i];
     else if (w)
-      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean - low) * rstd * w[i];
+      for (int64_t i = 0; i < n; i++) y[i] = ((x[i] - mean) * rstd - off) * w[i];
     else if (b)
-      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean - low) * rstd + b[i];
+      for (int64_t i = 0; i < n; i++) y[i] = ((x[i] - mean) * rstd - off) + b[i];
     else
-      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean - low) * rstd;
+      for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean) * rstd - off;
     ((REAL *)c->mean_out)[row] = mean + low;
     ((REAL *)c->rstd_out)[row] = rstd;
   }
@@ -75,22 +56,8 @@ static inline void FN(row_backward)(const job *c, int64_t row, REAL *restrict dw
   REAL *restrict ds = (REAL *)c->dsum + first;
   const REAL mean = c->p.centred ? ((const REAL *)c->mean)[row] : 0, rstd = ((const REAL *)c->rstd)[row];
   double sum = 0, sum_h = 0;
-  for (int64_t at = 0; at < n; at += BLOCK) {
-    const int64_t stop = at + BLOCK < n ? at + BLOCK : n;
-    REAL p = 0, p_h = 0;
-    if (w) {
-#pragma omp simd reduction(+ : p, p_h)
-      for (int64_t i = at; i < stop; i++) {
-        REAL u = g[i] * w[i];
-        p += u, p_h += u * ((x[i] - mean) * rstd);
-      }
-    } else {
-#pragma omp simd reduction(+ : p, p_h)
-      for (int64_t i = at; i < stop; i++) p += g[i], p_h += g[i] * ((x[i] - mean) * rstd);
-    }
-    sum += (double)p, sum_h += (double)p_h;
-  }
-  const REAL a = c->p.centred ? (REAL)(sum / (double)n) : 0, a_h = (REAL)(sum_h / (double)n);
+  FN(add_products)(x, g, w, mean, n, &sum, &sum_h);
+  const REAL a = c->p.centred ? (REAL)(sum / (double)n) : 0, a_h = (REAL)(sum_h * (double)rstd / (double)n);
   if (w)
     for (int64_t i = 0; i < n; i++) ds[i] = rstd * (g[i] * w[i] - a - (x[i] - mean) * rstd * a_h);
   else
