@@ -225,7 +225,7 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
     }
     const REAL a = (REAL)(sum / (double)c->width), a_h = (REAL)(sum_h / (double)c->width);
     for (int64_t s = 0; s < c->segments; s++) {
-      const REAL of_g = w ? rstd * w[FN(channel)(c, row, s)] : rstd, of_x = rstd * rstd * a_h, off = rstd * a;
+      const REAL of_g = w ? rstd * w[FN(channel)(c, row, s)] : rstd, of_h = rstd * a_h, off = rstd * a;
       for (int64_t from = 0; from < c->spatial; from += step) {
         const int64_t k = c->spatial - from < step ? c->spatial - from : step;
         const int64_t at = row * c->row_step + s * c->segment_step + from;
@@ -234,7 +234,7 @@ static void FN(segments_backward)(void *context, int64_t begin, int64_t end) {
         if (c->stream) stream_expect(x, ahead);
         if (c->stream) stream_expect(g, ahead);
 #pragma omp simd
-        for (int64_t i = 0; i < k; i++) dx[i] = g[i] * of_g - ((x[i] - mean) * of_x + off);
+        for (int64_t i = 0; i < k; i++) dx[i] = g[i] * of_g - ((x[i] - mean) * rstd * of_h + off);
         if (c->stream) stream_copy((REAL *)c->dx + at, block, (size_t)k * sizeof(REAL));
       }
     }
