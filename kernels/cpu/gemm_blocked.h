@@ -126,19 +126,17 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
     bool last = k0 + kc == units, add = g->add || k0 > 0;
     for (int64_t j = j0; j < j1; j += NR) {
       int64_t nc = MIN2(NR, j1 - j);
-      const UNIT *b = panel;
+      const UNIT *b = t->kept ? NAME(kept_panel)(t, k0, kc, j) : panel;
+      bool lies = false; /* where it is */
 #ifdef STRIDED
       int64_t b_row = NR;
       if (in_place && nc == NR) {
         b = (const REAL *)g->b + k0 * g->b_row + j;
         b_row = g->b_row;
-      } else
-#endif
-          if (t->kept) {
-        b = NAME(kept_panel)(t, k0, kc, j);
-      } else {
-        NAME(fill_panel)(g, k0, kc, j, nc, panel);
+        lies = true;
       }
+#endif
+      if (!lies && !t->kept) NAME(fill_panel)(g, k0, kc, j, nc, panel);
       ty_region next = NAME(next_panel)(t, units, k0, j, j0, j1);
       int64_t share = (ty_region_lines(&next) * MR + i1 - i0 - 1) / (i1 - i0);
       for (int64_t i = i0; i < i1; i += MR) {

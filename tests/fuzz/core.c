@@ -9,11 +9,6 @@
 
 enum { MOST = 1 << 30 };
 
-typedef struct foreign {
-  void (*release)(void *);
-  void *owner;
-} foreign;
-
 static ty_tensor *tensor_on(ty_storage *s, void *data, ty_dtype dtype, int ndim, const int64_t *size,
                             const int64_t *stride) {
   ty_tensor *t = calloc(1, sizeof *t);
@@ -48,9 +43,10 @@ ty_tensor *ty_tensor_new(int device, ty_dtype dtype, int ndim, const int64_t *si
 ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *size, void (*release)(void *),
                           void *owner) {
   ty_storage *s = calloc(1, sizeof *s);
-  foreign *f = malloc(sizeof *f);
-  *f = (foreign){ release, owner };
-  *s = (ty_storage){ .refs = 1, .bytes = bytes, .owner = f };
+  s->foreign = malloc(sizeof *s->foreign);
+  *s->foreign = (ty_foreign){ release, owner };
+  s->refs = 1;
+  s->bytes = bytes;
   return tensor_on(s, bytes, dtype, ndim, size, NULL);
 }
 
@@ -64,10 +60,9 @@ void ty_tensor_free(ty_tensor *t) {
   ty_storage *s = t->storage;
   free(t);
   if (--s->refs) return;
-  foreign *f = s->owner;
-  if (f) f->release(f->owner);
+  if (s->foreign) s->foreign->release(s->foreign->owner);
   else free(s->bytes);
-  free(f);
+  free(s->foreign);
   free(s);
 }
 
