@@ -23,7 +23,7 @@ typedef struct ty_kept {
  * from its second use on. Otherwise the memory is that of this call, if `anyway`, with data NULL after ty_fail(); or
  * there is none. */
 ty_kept ty_kept_open(struct ty_storage *weights, const ty_kept_form *form, size_t bytes, bool anyway);
-/* After the last look at it. good: it holds what it should. */
+/* After the last look at it. good: it holds what it should, all of it: ty_parallel_for() may skip pieces. */
 void ty_kept_close(ty_kept *k, bool good);
 
 #endif

@@ -1,7 +1,8 @@
 /* One element: the arithmetic that every backend shares. ty_NAME_f32 are branch-free, so that loops over them
  * vectorise, and stay within about 2 ulp (erfc and gelu 5; gelu_tanh 20 at -4), with infinities, NaN, zeros and
- * denormals as in C's <math.h>; ty_NAME_f64 are the C library's. Plain C that is also C++ for CUDA. The polynomials
- * are weighted minimax fits made for this file. */
+ * denormals as in C's <math.h>, except that sigmoid, silu and gelu_tanh are 0 where their exponential is denormal;
+ * ty_NAME_f64 are the C library's. Plain C that is also C++ for CUDA. The polynomials are weighted minimax fits made for
+ * this file. */
 #ifndef TY_KERNELS_SCALAR_H
 #define TY_KERNELS_SCALAR_H
 

@@ -216,9 +216,9 @@ static bool run(plan *p, const conv_shape *s) {
   p->packed = packed.data;
   if (!p->packed) return false;
   double work = (double)p->slice * PAIR * (double)p->rows * (double)(p->band * p->ow);
-  if (!packed.filled) ty_parallel_for(p->groups * chunks, 1 + 16384 / (PAIR * p->rows), pack_units, p);
+  if (!packed.filled) ty_parallel_for_all(p->groups * chunks, 1 + 16384 / (PAIR * p->rows), pack_units, p);
   if (!p->failed) ty_parallel_for(places * p->slices, 1 + (int64_t)(1e5 / (work + 1)), band_units, p);
-  ty_kept_close(&packed, !p->failed && !ty_interrupted);
+  ty_kept_close(&packed, !p->failed);
   return !p->failed;
 }
 

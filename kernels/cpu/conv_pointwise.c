@@ -117,9 +117,9 @@ bool TY_KERNEL(conv_pointwise)(const conv_shape *s, const float *x, const float 
   tile_weights w = { weight, s->o, s->c, turned ? 1 : s->c, turned ? s->o : 1, packed.data };
   p.offset = offset;
   p.packed = w.packed;
-  if (!packed.filled) ty_parallel_for(groups, 1 + 32768 / (s->c * ABREAST), pack_groups, &w);
+  if (!packed.filled) ty_parallel_for_all(groups, 1 + 32768 / (s->c * ABREAST), pack_groups, &w);
   double work = (double)s->o * (double)s->c * (double)(p.run * PAIR);
   ty_parallel_for((p.panels + p.run - 1) / p.run, 1 + (int64_t)(1e5 / (work + 1)), run_units, &p);
-  ty_kept_close(&packed, !ty_interrupted);
+  ty_kept_close(&packed, true);
   return !p.failed;
 }

@@ -112,6 +112,7 @@ typedef struct call {
   float *u, *v;            /* u: NULL when each piece of work transforms what it needs */
   int64_t v_step;
   bool filled, failed; /* u holds the kernels already */
+  int64_t done;        /* chunks whose kernels are in u now: Ctrl-C skips some */
 } call;
 
 static int64_t u_step(const call *w) { return spread(w->s->c * PAIR); }
@@ -209,9 +210,9 @@ static ty_kept open_kernels(call *w, bool anyway) {
 static bool by_blocks(call *w) {
   ty_kept u = open_kernels(w, true);
   if (!u.data) return false;
-  if (!w->filled) ty_parallel_for(w->chunks, 1, kernel_units, w);
+  if (!w->filled) ty_parallel_for_all(w->chunks, 1, kernel_units, w);
   ty_parallel_for((w->in.rows + w->block - 1) / w->block, 1, block_units, w);
-  ty_kept_close(&u, !ty_interrupted);
+  ty_kept_close(&u, true);
   return !w->failed;
 }
 
@@ -223,6 +224,7 @@ static void chunk_units(void *context, int64_t begin, int64_t end) {
   for (int64_t chunk = begin; chunk < end && !ty_interrupted; chunk++) {
     float *u = w->u ? w->u + chunk * w->u_chunk : own;
     if (!w->filled) transform_kernels(w, chunk, u);
+    __atomic_fetch_add(&w->done, 1, __ATOMIC_RELAXED);
     for (int64_t row0 = 0; row0 < w->in.rows; row0 += w->block)
       multiply_chunk(w, chunk, row0, least(row0 + w->block, w->in.rows), w->v + row0 * w->in.tw * w->in.channels,
                      w->v_step, u, m, band);
@@ -239,7 +241,7 @@ static bool by_chunks(call *w) {
   ty_kept u = open_kernels(w, false);
   transform_all(&w->in, w->v, w->v_step, &w->failed);
   if (!w->failed) ty_parallel_for(w->chunks, 1, chunk_units, w);
-  ty_kept_close(&u, !w->failed && !ty_interrupted);
+  ty_kept_close(&u, w->done == w->chunks);
   give(w->v, POINTS * w->v_step);
   return !w->failed;
 }

@@ -57,7 +57,7 @@ static ty_kept NAME(open_kept)(NAME(tiling) * t, int threads) {
   ty_kept kept = ty_kept_open(g->weights, &form, bytes, false);
   t->kept = kept.data;
   if (!kept.data || kept.filled) return kept;
-  if (threads > 1) ty_parallel_for(panels, 1, NAME(fill_panels), t);
+  if (threads > 1) ty_parallel_for_all(panels, 1, NAME(fill_panels), t);
   else NAME(fill_panels)(t, 0, panels);
   return kept;
 }
@@ -127,16 +127,16 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
     for (int64_t j = j0; j < j1; j += NR) {
       int64_t nc = MIN2(NR, j1 - j);
       const UNIT *b = t->kept ? NAME(kept_panel)(t, k0, kc, j) : panel;
-      bool lies = false; /* where it is */
+      bool there = t->kept != NULL;
 #ifdef STRIDED
       int64_t b_row = NR;
       if (in_place && nc == NR) {
         b = (const REAL *)g->b + k0 * g->b_row + j;
         b_row = g->b_row;
-        lies = true;
+        there = true;
       }
 #endif
-      if (!lies && !t->kept) NAME(fill_panel)(g, k0, kc, j, nc, panel);
+      if (!there) NAME(fill_panel)(g, k0, kc, j, nc, panel);
       ty_region next = NAME(next_panel)(t, units, k0, j, j0, j1);
       int64_t share = (ty_region_lines(&next) * MR + i1 - i0 - 1) / (i1 - i0);
       for (int64_t i = i0; i < i1; i += MR) {
@@ -234,6 +234,6 @@ static bool NAME(tiled)(const ty_gemm *g, bool packs_a) {
   ty_kept kept = NAME(open_kept)(&t, threads);
   if (threads > 1) ty_parallel_for(tiles, 1, NAME(tiles), &t);
   else NAME(tiles)(&t, 0, tiles);
-  ty_kept_close(&kept, !ty_interrupted);
+  ty_kept_close(&kept, true);
   return !t.failed;
 }

@@ -268,7 +268,7 @@ static void FN(columns)(void *context, int64_t begin, int64_t end) {
     REAL *restrict y = (REAL *)c->y + first, *restrict average = c->mean_out, *restrict spread = c->var_out;
     REAL part[COLUMNS], part2[COLUMNS], mean[COLUMNS], low[COLUMNS], scale[COLUMNS], shift[COLUMNS];
     FN(spread) all_of[COLUMNS] = { { 0 } };
-    for (int64_t from = 0; from < n; from += ROWS) { /* as add_block(), in every column */
+    for (int64_t from = 0; from < n; from += ROWS) { /* around their own mean, in every column */
       const int64_t rows = from + ROWS < n ? ROWS : n - from;
       const REAL *restrict p = x + from * all;
       for (int64_t j = 0; j < width; j++) mean[j] = part[j] = part2[j] = 0;

@@ -1,6 +1,8 @@
 /* Template of the norms: sums over rows. REAL is the element, FN(x) gives names their suffix, BLOCK is how many elements
  * are summed in it before the sum goes on in double. */
 
+/* Lanes of a vector. Its sums are vectors to the end: lanes of several sums, added up by the compiler one sum after the
+ * other, cost more than the sums. */
 #define WIDE (TY_VECTOR_BYTES < 4 * sizeof(REAL) ? 4 : (int)(TY_VECTOR_BYTES / sizeof(REAL)))
 
 /* Mean and sum of squares around it, of what was added so far. */

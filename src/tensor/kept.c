@@ -7,21 +7,20 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "memory.h"
 
-enum { HUGE = 2 << 20, SHARE = 32 };
+enum { SHARE = 32, MOST = 64 }; /* MOST: forms of one storage, of which there may be parts without end */
 
 typedef struct ty_kept_entry {
   struct ty_kept_entry *next;           /* of this storage */
   struct ty_kept_entry *before, *after; /* of all */
   ty_storage *storage;                  /* NULL: dropped, to be freed by its last user */
   ty_kept_form form;
-  void *data; /* NULL: a mark, or being filled */
+  void *data; /* NULL: a mark */
   size_t bytes;
   int users;
-  bool filled;
+  bool filled; /* else its only user is filling it */
 } entry;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows, and of every storage's list */
@@ -78,20 +77,20 @@ static bool affordable(size_t bytes) {
   return kept <= most && memory.live + memory.cached + kept <= memory.budget;
 }
 
-static void *take(size_t bytes) {
-  if (bytes < 2 * HUGE) return aligned_alloc(64, (bytes + 63) / 64 * 64);
-  void *data = aligned_alloc(HUGE, (bytes + HUGE - 1) / HUGE * HUGE);
-  if (data) madvise(data, bytes, MADV_HUGEPAGE);
-  return data;
-}
-
 static entry *find_locked(const ty_storage *s, const ty_kept_form *form, size_t bytes) {
   entry *e = s->kept;
   while (e && (e->bytes != bytes || memcmp(&e->form, form, sizeof *form) != 0)) e = e->next;
   return e;
 }
 
+/* In the place of the oldest mark when there are too many. */
 static void mark_locked(ty_storage *s, const ty_kept_form *form, size_t bytes) {
+  int n = 0;
+  entry *oldest = NULL;
+  for (entry *e = s->kept; e; e = e->next, n++)
+    if (!e->data) oldest = e;
+  if (n >= MOST && !oldest) return;
+  if (n >= MOST) drop_locked(oldest);
   entry *e = malloc(sizeof *e); /* without it nothing is kept, that is all */
   if (!e) return;
   *e = (entry){ .next = s->kept, .before = &all, .after = all.after, .storage = s, .form = *form, .bytes = bytes };
@@ -118,7 +117,7 @@ static bool find_filled(ty_kept *k, ty_storage *s, const ty_kept_form *form) {
 }
 
 static void make_room(ty_kept *k, ty_storage *s, const ty_kept_form *form) {
-  void *data = take(k->bytes);
+  void *data = ty_system_alloc(k->bytes);
   if (!data) return;
   pthread_mutex_lock(&lock);
   entry *e = find_locked(s, form, k->bytes);

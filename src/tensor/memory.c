@@ -154,16 +154,19 @@ static void count_live(pool *p, int64_t bytes) {
 static void *scratch_of(pool *p, size_t bytes);
 static void free_scratch(pool *p, void *block, size_t bytes, int stream);
 
-static void *take_from_system(const pool *p, size_t bytes) {
-  if (p->parent) return scratch_of(p->parent, bytes);
-  if (p->device == TY_PINNED) return ty_device_host_alloc(bytes);
-  if (p->device == TY_PAGED) return ty_device_paged_alloc(bytes);
-  if (p->device != TY_CPU) return ty_device_alloc(p->device, bytes);
+void *ty_system_alloc(size_t bytes) {
   if (bytes < 2 * HUGE) return aligned_alloc(64, (bytes + 63) / 64 * 64);
   /* Huge pages: page faults on fresh activations cost more than many kernels. */
   void *block = aligned_alloc(HUGE, (bytes + HUGE - 1) / HUGE * HUGE);
   if (block) madvise(block, bytes, MADV_HUGEPAGE);
   return block;
+}
+
+static void *take_from_system(const pool *p, size_t bytes) {
+  if (p->parent) return scratch_of(p->parent, bytes);
+  if (p->device == TY_PINNED) return ty_device_host_alloc(bytes);
+  if (p->device == TY_PAGED) return ty_device_paged_alloc(bytes);
+  return p->device == TY_CPU ? ty_system_alloc(bytes) : ty_device_alloc(p->device, bytes);
 }
 
 static void give_to_system(const pool *p, void *block, size_t capacity, int stream) {

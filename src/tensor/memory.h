@@ -21,7 +21,11 @@ static inline void ty_storage_release(ty_storage *s) {
     ty_storage_free(s);
 }
 
-/* After every write: a new version, and nothing made of the former is kept. */
+/* Memory from the system, 64-byte aligned and on huge pages where these pay; for free(). Nothing counts it. */
+void *ty_system_alloc(size_t bytes);
+
+/* After every write: a new version, and nothing made of the former is kept. Ops call it; a program that writes through
+ * v.data of a tensor which ops have used calls it itself. */
 static inline void ty_storage_wrote(ty_storage *s) {
   s->version++;
   if (__builtin_expect(s->kept != NULL, 0)) ty_kept_drop(s);

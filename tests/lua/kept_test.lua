@@ -173,6 +173,22 @@ test("memory comes back: with the weight, with the cache, within the bound", fun
   fails(function() ty.memory.keep_weights(-1) end, "expected bytes")
 end)
 
+test("parts of one storage without end leave a bounded number of marks", function()
+  local data, x = ty.randn(3000, 300), ty.randn(70, 300)
+  local function part(i) return ty.linear(x, data:narrow(0, i, 90)) end
+  local before = kept()
+  for i = 1, 2000 do part(i):free() end
+  part(1):free()
+  equal(kept(), before, "the mark of the first is gone")
+  part(1):free()
+  local one = kept() - before
+  equal(one > 0, true, "that of a moment ago is there")
+  for i = 1, 100 do for _ = 1, 2 do part(i):free() end end
+  equal(kept() - before, 64 * one, "so many parts are kept")
+  local want = plainly(function() return part(100) end)
+  equal(same(part(100), want), true, "a part of which nothing is kept")
+end)
+
 test("when memory is short, what is kept goes first", function()
   ty.memory.empty_cache()
   local _, y = layer()
