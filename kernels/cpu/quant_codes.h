@@ -166,10 +166,73 @@ static inline int64_t coded_at(const coded *c, int64_t row, int64_t k) {
   return (b * c->rows + row) * c->block + k - b * c->block;
 }
 
+/* Groups whose largest magnitude is this or less become zeros. */
+#define TOO_SMALL 1e-30f
+
+enum { GROUPS_AT_ONCE = 8 };
+
+/* What groups of 32 numbers become: bytes, their scales, and the sums of the bytes of each half. */
+typedef struct coded_groups {
+  int8_t q[GROUPS_AT_ONCE][32] __attribute__((aligned(64)));
+  float scale[GROUPS_AT_ONCE];
+  int32_t sum[GROUPS_AT_ONCE][2];
+} coded_groups;
+
+#if defined(__AVX512F__)
+/* The largest of each of eight vectors of integers. */
+static inline __m256i largest_of_eight(const __m512i v[8]) {
+  __m512i two[4], four[2];
+  for (int i = 0; i < 4; i++)
+    two[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
+                              _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+  for (int i = 0; i < 2; i++)
+    four[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
+                               _mm512_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
+  __m512i all = _mm512_max_epi32(_mm512_shuffle_i32x4(four[0], four[1], 0x88),
+                                 _mm512_shuffle_i32x4(four[0], four[1], 0xdd));
+  all = _mm512_max_epi32(all, _mm512_shuffle_i32x4(all, all, 0xb1));
+  return _mm512_castsi512_si256(_mm512_shuffle_i32x4(all, all, 0x08));
+}
+
+static inline void code_groups(const float *x, bool power, coded_groups *to) {
+  const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+  const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  /* The largest as integers, for which infinity and NaN are larger than all numbers. */
+  __m512i largest[GROUPS_AT_ONCE];
+  for (int i = 0; i < GROUPS_AT_ONCE; i++)
+    largest[i] = _mm512_max_epi32(_mm512_and_si512(_mm512_loadu_si512(x + 32 * i), no_sign),
+                                  _mm512_and_si512(_mm512_loadu_si512(x + 32 * i + 16), no_sign));
+  __m256i bits = largest_of_eight(largest);
+  __m256 most = _mm256_castsi256_ps(bits), scale = _mm256_div_ps(most, _mm256_set1_ps(127));
+  __mmask8 none = _mm256_cmp_ps_mask(most, _mm256_set1_ps(TOO_SMALL), _CMP_LE_OQ);
+  __mmask8 bad = _mm256_cmpge_epi32_mask(bits, _mm256_set1_epi32(0x7f800000));
+  if (power)
+    scale = _mm256_castsi256_ps(_mm256_and_si256(
+        _mm256_add_epi32(_mm256_castps_si256(scale), _mm256_set1_epi32(0x7fffff)), _mm256_set1_epi32((int)0xff800000)));
+  scale = _mm256_mask_mov_ps(_mm256_mask_mov_ps(scale, none, _mm256_set1_ps(1)), bad, _mm256_set1_ps(NAN));
+  _mm256_storeu_ps(to->scale, scale);
+  __m512 inverse = _mm512_castps256_ps512(_mm256_maskz_div_ps((__mmask8) ~(none | bad), _mm256_set1_ps(1), scale));
+  __m512i sum[4]; /* of four codes each */
+  for (int i = 0; i < 4; i++, x += 64) {
+    __m512i v[4];
+    for (int j = 0; j < 4; j++)
+      v[j] = _mm512_cvtps_epi32(
+          _mm512_mul_ps(_mm512_loadu_ps(x + 16 * j), _mm512_permutexvar_ps(_mm512_set1_epi32(2 * i + j / 2), inverse)));
+    __m512i code = _mm512_permutexvar_epi32(
+        in_order, _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3])));
+    _mm512_store_si512(to->q[2 * i], code);
+    sum[i] = _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_set1_epi8(1), code), _mm512_set1_epi16(1));
+  }
+  __m512i low = _mm512_add_epi32(_mm512_unpacklo_epi32(sum[0], sum[1]), _mm512_unpackhi_epi32(sum[0], sum[1]));
+  __m512i high = _mm512_add_epi32(_mm512_unpacklo_epi32(sum[2], sum[3]), _mm512_unpackhi_epi32(sum[2], sum[3]));
+  __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+  _mm512_storeu_si512(to->sum, _mm512_permutexvar_epi32(in_order, all));
+}
+#else
 /* The scale of a group of which the largest magnitude is `most`: most / 127, or the next power of two above it. Groups
  * of next to nothing become zeros. */
 static inline float code_scale(float most, bool power) {
-  if (most <= 1e-30f) return 1;
+  if (most <= TOO_SMALL) return 1;
   float scale = most / 127;
   if (!power) return scale;
   uint32_t bits;
@@ -179,29 +242,6 @@ static inline float code_scale(float most, bool power) {
   return scale;
 }
 
-/* 32 numbers as bytes; returns their scale. sum: of each half. */
-#if defined(__AVX512F__)
-static inline float code_32(const float *x, bool power, int8_t *q, int32_t sum[2]) {
-  const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
-  __m512 v[2] = { _mm512_loadu_ps(x), _mm512_loadu_ps(x + 16) };
-  /* The largest as an integer, for which infinity and NaN are larger than all numbers. */
-  int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(v[0]), no_sign),
-                                                          _mm512_and_si512(_mm512_castps_si512(v[1]), no_sign)));
-  float most;
-  memcpy(&most, &bits, sizeof most);
-  float scale = bits < 0x7f800000 ? code_scale(most, power) : NAN;
-  __m512 inverse = _mm512_set1_ps(most > 1e-30f && bits < 0x7f800000 ? 1 / scale : 0);
-  __m128i low = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v[0], inverse)));
-  __m128i high = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v[1], inverse)));
-  __m256i code = _mm256_set_m128i(high, low);
-  _mm256_storeu_si256((__m256i *)(void *)q, code);
-  uint64_t sums[4]; /* of code + 128, eight codes each */
-  _mm256_storeu_si256((__m256i *)(void *)sums,
-                      _mm256_sad_epu8(_mm256_xor_si256(code, _mm256_set1_epi8(-128)), _mm256_setzero_si256()));
-  for (int i = 0; i < 2; i++) sum[i] = (int32_t)(sums[2 * i] + sums[2 * i + 1]) - 16 * 128;
-  return scale;
-}
-#else
 static inline float code_32(const float *restrict x, bool power, int8_t *restrict q, int32_t sum[2]) {
   float most = 0, any = 0;
   for (int i = 0; i < 32; i++) {
@@ -209,7 +249,7 @@ static inline float code_32(const float *restrict x, bool power, int8_t *restric
     most = a > most ? a : most;
     any += x[i] - x[i]; /* NaN when there is one, or an infinity */
   }
-  float scale = code_scale(most, power), inverse = most > 1e-30f ? 1 / scale : 0;
+  float scale = code_scale(most, power), inverse = most > TOO_SMALL ? 1 / scale : 0;
   for (int i = 0; i < 32; i++) {
     float r = x[i] * inverse;
     q[i] = (int8_t)(int)(r > -127.4f && r < 127.4f ? r + copysignf(0.5f, r) : 0);
@@ -217,6 +257,10 @@ static inline float code_32(const float *restrict x, bool power, int8_t *restric
   sum[0] = sum[1] = 0;
   for (int i = 0; i < 16; i++) sum[0] += q[i], sum[1] += q[i + 16];
   return scale + any;
+}
+
+static inline void code_groups(const float *x, bool power, coded_groups *to) {
+  for (int i = 0; i < GROUPS_AT_ONCE; i++) to->scale[i] = code_32(x + 32 * i, power, to->q[i], to->sum[i]);
 }
 #endif
 
@@ -238,33 +282,56 @@ static inline void code_line(const coded *c, int g, const int8_t q[32], float sc
   factor[g + (c->mins ? 8 : 16)] = scale * (float)((c->mins ? 1 : c->zero) * (sum[0] + sum[1]));
 }
 
-/* The group of row `row` from element k on, at x; NULL: zeros. */
-static inline void code_part(const float *restrict x, int64_t row, int64_t k, coded *c) {
-  int64_t at = coded_at(c, row, k);
-  int8_t q[32] = { 0 };
-  int32_t sum[2] = { 0, 0 };
-  float scale = x ? code_32(x, c->power, q, sum) : 1;
-  if (c->power && !(scale > 0x1p-60f && scale < 0x1p60f)) __atomic_store_n(&c->wide, true, __ATOMIC_RELAXED);
+/* The first n groups, which lie from `at` on. */
+static inline void put_groups(const coded_groups *from, int64_t n, int64_t at, coded *c) {
+  if (c->power)
+    for (int64_t i = 0; i < n; i++)
+      if (!(from->scale[i] > 0x1p-60f && from->scale[i] < 0x1p60f)) __atomic_store_n(&c->wide, true, __ATOMIC_RELAXED);
   if (c->lines) {
     int64_t line = at / LINE;
-    code_line(c, (int)(at % LINE / 32), q, scale, sum, c->q + line * LINE, c->scale + line * line_factors(c->group));
+    for (int64_t i = 0; i < n; i++)
+      code_line(c, (int)(at % LINE / 32 + i), from->q[i], from->scale[i], from->sum[i], c->q + line * LINE,
+                c->scale + line * line_factors(c->group));
     return;
   }
-  memcpy(c->q + at, q, 32);
-  c->scale[at / 32] = scale;
-  c->sum[at / 32] = scale * (float)(sum[0] + sum[1]);
-  int32_t *start = c->start + at / c->group;
-  if (c->group == 32) start[0] = -c->zero * (sum[0] + sum[1]);
-  else start[0] = -c->zero * sum[0], start[1] = -c->zero * sum[1];
+  memcpy(c->q + at, from->q, (size_t)(32 * n));
+  for (int64_t i = 0; i < n; i++) {
+    int32_t first = from->sum[i][0], second = from->sum[i][1];
+    c->scale[at / 32 + i] = from->scale[i];
+    c->sum[at / 32 + i] = from->scale[i] * (float)(first + second);
+    int32_t *start = c->start + at / 16 + 2 * i;
+    if (c->group == 32) c->start[at / 32 + i] = -c->zero * (first + second);
+    else start[0] = -c->zero * first, start[1] = -c->zero * second;
+  }
+}
+
+/* Elements [k, k + n) of row `row`, in whole groups, at most GROUPS_AT_ONCE of them. x: the row, NULL: zeros. */
+static inline void code_part(const float *x, int64_t row, int64_t k, int64_t n, coded *c) {
+  coded_groups g;
+  int64_t there = !x || k >= c->k ? 0 : c->k - k < n ? c->k - k : n;
+  if (there == 32 * GROUPS_AT_ONCE) {
+    code_groups(x + k, c->power, &g);
+  } else {
+    float part[32 * GROUPS_AT_ONCE] = { 0 };
+    if (there) memcpy(part, x + k, (size_t)there * sizeof *part);
+    code_groups(part, c->power, &g);
+  }
+  put_groups(&g, n / 32, coded_at(c, row, k), c);
 }
 
 /* Rows [begin, end) of x [rows][k], beyond which are rows of zeros; block after block, because that is how they lie. */
 static inline void code_x(const float *restrict x, int64_t rows, int64_t begin, int64_t end, coded *c) {
+  enum { PART = 32 * GROUPS_AT_ONCE, SOON_ROWS = 3 };
   int64_t stop = c->lines ? (c->k + LINE - 1) / LINE * LINE : c->k;
   for (int64_t k0 = 0; k0 < stop; k0 += c->block)
     for (int64_t row = begin; row < end; row++) {
       int64_t k1 = k0 + c->block < stop ? k0 + c->block : stop;
-      for (int64_t k = k0; k < k1; k += 32) code_part(row < rows && k < c->k ? x + row * c->k + k : NULL, row, k, c);
+      for (int64_t k = k0; k < k1; k += PART) {
+        /* Rows lie too far apart for the processor to see what comes next. */
+        for (int64_t i = 0; i < PART && row + SOON_ROWS < rows; i += 16)
+          __builtin_prefetch(x + (row + SOON_ROWS) * c->k + k + i, 0, 3);
+        code_part(row < rows ? x + row * c->k : NULL, row, k, k1 - k < PART ? k1 - k : PART, c);
+      }
     }
 }
 

@@ -40,7 +40,7 @@ INLINE __m512i four_blocks(const char *at, const int64_t block) {
 }
 
 /* Each adds the products of LINE elements of a row of W, whose blocks begin at w, with `rows` rows of x: their codes
- * and factors (code_part) follow each other. */
+ * and factors (code_line) follow each other. */
 
 /* Four groups: two vectors of codes, part i of the line. */
 INLINE void add_groups(const int rows, const int8_t *q, const int i, const bool crossed, __m512i first, __m512i second,

@@ -2,11 +2,15 @@
  * vector has four elements of sixteen rows, and multiplied with eight rows of x at a time. Sums of a group are exact
  * integers, which scales bring to f32. Included by quant_linear.c where VNNI is set. */
 
+#define INLINE static inline __attribute__((always_inline))
+
 enum {
   TILE_K = 256,
   TILE_COLUMNS = 32,
   TILE_ROWS = 8,
-  TILE_MOST = 512 /* rows of x; their sums stay in the second cache */
+  TILE_MOST = 512, /* rows of x; their sums stay in the second cache */
+  TILE_TURNS = 2,  /* panels that share a part of x while it is in the second cache */
+  SOON = 4         /* rows of W that are asked for ahead of decoding */
 };
 
 typedef struct panel {
@@ -32,11 +36,24 @@ static void less_one(panel *b, int64_t groups) {
   }
 }
 
+/* Asks for rows [i0, i1) of the 32 rows of W from j on, TILE_K elements from k0. near: 3 the first cache, 2 the
+ * second. */
+INLINE void fetch_rows(const product *p, int64_t j, int64_t k0, int64_t i0, int64_t i1, const int near) {
+  int64_t block = ty_dtype_block[p->dtype], size = ty_dtype_size[p->dtype], bytes = TILE_K / block * size;
+  if (i1 > p->n - j) i1 = p->n - j;
+  if (i1 > TILE_COLUMNS) i1 = TILE_COLUMNS;
+  for (int64_t i = i0; i < i1; i++) {
+    const char *at = p->w + (j + i) * p->w_row + k0 / block * size;
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, near);
+  }
+}
+
 /* Rows [j, j + columns) of W, elements [k0, k0 + kc). */
 static void pack_panel(const product *p, int64_t j, int64_t columns, int64_t k0, int64_t kc, panel *to) {
   uint32_t code[TILE_COLUMNS][TILE_K / 4] __attribute__((aligned(64)));
   float scale[TILE_COLUMNS][TILE_K / 16], min[TILE_COLUMNS][TILE_K / 32];
   for (int64_t i = 0; i < TILE_COLUMNS; i++) {
+    fetch_rows(p, j, k0, i + SOON, i + SOON + 1, 3);
     const char *row = p->w + (j + (i < columns ? i : 0)) * p->w_row; /* what is beside W is the first row again */
     row_codes(p->dtype, row, k0, kc, (uint8_t *)code[i]);
     row_scales(p->dtype, row, k0, kc, scale[i], min[i]);
@@ -58,8 +75,6 @@ typedef struct group_sums {
   const float *x_scale, *x_sum; /* of x, TILE_K / 32 apart */
   float *c;                     /* [4][TILE_COLUMNS] */
 } group_sums;
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* Adds sums i of 8 to c. */
 INLINE void add_sums(const group_sums *d, const bool mins, const bool exponents, __m512i sums, const int i) {
@@ -96,22 +111,11 @@ INLINE void multiply_group(const int group, const bool mins, const bool exponent
   }
 }
 
-/* Asks for rows [i0, i1) of the 32 rows of W from j on, TILE_K elements from k0. */
-static inline void fetch_panel(const product *p, int64_t j, int64_t k0, int64_t i0, int64_t i1) {
-  int64_t block = ty_dtype_block[p->dtype], size = ty_dtype_size[p->dtype], bytes = TILE_K / block * size;
-  if (i1 > p->n - j) i1 = p->n - j;
-  if (i1 > TILE_COLUMNS) i1 = TILE_COLUMNS;
-  for (int64_t i = i0; i < i1; i++) {
-    const char *at = p->w + (j + i) * p->w_row + k0 / block * size;
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, 2);
-  }
-}
-
-/* Adds the products of kc elements of `rows` rows of x, whose parts begin at `first`, to the sums at c, and asks for the
- * rows of W from next_j on meanwhile. */
+/* Adds the products of kc elements of `rows` rows of x, whose parts begin at `first`, to the sums at c, and asks
+ * meanwhile for the rows of W from next_j on and, unless y is NULL, for the rows there, which get the sums then. */
 INLINE void multiply_panel(const product *p, const panel *b, int64_t kc, const int group, const bool mins,
-                           const bool exponents, int64_t first, int64_t rows, float *c, int64_t next_j,
-                           int64_t next_k) {
+                           const bool exponents, int64_t first, int64_t rows, float *c, int64_t next_j, int64_t next_k,
+                           const float *y) {
   enum { HALF = TILE_ROWS / 2, GROUPS = TILE_K / 32 };
   const int starts = TILE_K / group;
   float none[HALF * TILE_COLUMNS] = { 0 };
@@ -121,7 +125,12 @@ INLINE void multiply_panel(const product *p, const panel *b, int64_t kc, const i
   group_sums done = { b->scale[0], b->min[0], p->x->scale + first / 32, p->x->sum + first / 32, none };
   int64_t share = (TILE_COLUMNS * TILE_ROWS + rows - 1) / rows;
   for (int64_t r = 0; r < rows; r += TILE_ROWS, first += TILE_ROWS * TILE_K, c += TILE_ROWS * TILE_COLUMNS) {
-    fetch_panel(p, next_j, next_k, r / TILE_ROWS * share, (r / TILE_ROWS + 1) * share);
+    fetch_rows(p, next_j, next_k, r / TILE_ROWS * share, (r / TILE_ROWS + 1) * share, 2);
+    if (y)
+      for (int64_t i = r; i < r + TILE_ROWS; i++) {
+        __builtin_prefetch(y + i * p->n, 1, 2);
+        __builtin_prefetch(y + i * p->n + 16, 1, 2);
+      }
     const int8_t *q = p->x->q + first;
     const float *scale = p->x->scale + first / 32, *sum = p->x->sum + first / 32;
     const int32_t *start = p->x->start + first / group;
@@ -138,7 +147,6 @@ INLINE void multiply_panel(const product *p, const panel *b, int64_t kc, const i
 #pragma GCC unroll 8
   for (int i = 0; i < 8; i++) add_sums(&done, mins, exponents, lower[i], i);
 }
-#undef INLINE
 
 /* y[r][j] from the sums of rows [r0, r1), and the bias. */
 static void put_sums(const product *p, int64_t j, int64_t columns, int64_t r0, int64_t r1, const float *sums) {
@@ -152,37 +160,53 @@ static void put_sums(const product *p, int64_t j, int64_t columns, int64_t r0, i
                             _mm512_add_ps(_mm512_loadu_ps(sums + 16 * v), bias[v]));
 }
 
-/* Panels [begin, end) of 32 rows of W, with all rows of x. */
+/* Panel `at` of W, elements of k from k0 on, with rows [r0, r1) of x; next: the panel and k that come then. */
+static void tile(const product *p, int64_t at, int64_t k0, int64_t r0, int64_t r1, float *sums, int64_t next,
+                 int64_t next_k) {
+  const coded *x = p->x;
+  int64_t j = at * TILE_COLUMNS, columns = p->n - j < TILE_COLUMNS ? p->n - j : TILE_COLUMNS;
+  int64_t kc = x->k - k0 < TILE_K ? x->k - k0 : TILE_K, first = coded_at(x, r0, k0);
+  const float *y = k0 + kc == x->k ? p->y + r0 * p->n + j : NULL;
+  panel b;
+  pack_panel(p, j, columns, k0, kc, &b);
+#define MULTIPLY(...) multiply_panel(p, &b, kc, __VA_ARGS__, first, r1 - r0, sums, next * TILE_COLUMNS, next_k, y)
+  if (p->dtype == TY_Q6_K) MULTIPLY(16, false, false);
+  else if (p->dtype == TY_Q4_K && b.exponents) MULTIPLY(32, true, true);
+  else if (p->dtype == TY_Q4_K) MULTIPLY(32, true, false);
+  else if (b.exponents) MULTIPLY(32, false, true);
+  else MULTIPLY(32, false, false);
+#undef MULTIPLY
+}
+
+/* Panels [begin, end) of 32 rows of W, with all rows of x; a few panels take turns at each part of x. */
 static void tile_panels(void *context, int64_t begin, int64_t end) {
   product *p = context;
   const coded *x = p->x;
-  size_t bytes = sizeof(float) * TILE_COLUMNS * (size_t)(x->rows < TILE_MOST ? x->rows : TILE_MOST);
+  int64_t size = TILE_COLUMNS * (x->rows < TILE_MOST ? x->rows : TILE_MOST);
+  size_t bytes = sizeof(float) * (size_t)(size * TILE_TURNS);
   float *sums = ty_scratch_alloc(bytes);
   if (!sums) {
     p->failed = true;
     return;
   }
-  panel b;
-  for (int64_t at = begin; at < end && !ty_interrupted; at++) {
-    int64_t j = at * TILE_COLUMNS, columns = p->n - j < TILE_COLUMNS ? p->n - j : TILE_COLUMNS;
+  for (int64_t at = begin, turns; at < end && !ty_interrupted; at += turns) {
+    turns = end - at < TILE_TURNS ? end - at : TILE_TURNS;
     for (int64_t r0 = 0; r0 < p->rows; r0 += TILE_MOST) {
       int64_t r1 = r0 + TILE_MOST < x->rows ? r0 + TILE_MOST : x->rows;
       memset(sums, 0, bytes);
-      for (int64_t k0 = 0; k0 < x->k; k0 += TILE_K) {
-        int64_t kc = x->k - k0 < TILE_K ? x->k - k0 : TILE_K;
-        pack_panel(p, j, columns, k0, kc, &b);
-        bool last = k0 + kc == x->k;
-        int64_t next_j = last ? j + TILE_COLUMNS : j, next_k = last ? 0 : k0 + kc, first = coded_at(x, r0, k0);
-#define MULTIPLY(...) multiply_panel(p, &b, kc, __VA_ARGS__, first, r1 - r0, sums, next_j, next_k)
-        if (p->dtype == TY_Q6_K) MULTIPLY(16, false, false);
-        else if (p->dtype == TY_Q4_K && b.exponents) MULTIPLY(32, true, true);
-        else if (p->dtype == TY_Q4_K) MULTIPLY(32, true, false);
-        else if (b.exponents) MULTIPLY(32, false, true);
-        else MULTIPLY(32, false, false);
-#undef MULTIPLY
+      for (int64_t k0 = 0; k0 < x->k; k0 += TILE_K)
+        for (int64_t i = 0; i < turns; i++) {
+          int64_t next = at + i + 1, next_k = k0;
+          if (next == at + turns && k0 + TILE_K < x->k) next = at, next_k = k0 + TILE_K;
+          else if (next == at + turns) next_k = 0;
+          tile(p, at + i, k0, r0, r1, sums + i * size, next, next_k);
+        }
+      for (int64_t i = 0; i < turns; i++) {
+        int64_t j = (at + i) * TILE_COLUMNS, columns = p->n - j < TILE_COLUMNS ? p->n - j : TILE_COLUMNS;
+        put_sums(p, j, columns, r0, r1 < p->rows ? r1 : p->rows, sums + i * size);
       }
-      put_sums(p, j, columns, r0, r1 < p->rows ? r1 : p->rows, sums);
     }
   }
   ty_scratch_free(sums, bytes);
 }
+#undef INLINE
