@@ -57,8 +57,8 @@ for _, kind in ipairs { "f16", "q8_0", "q4_0" } do
       local tokens = ty.zeros({ 1, prompt }, { dtype = "i64" })
       return function()
         ty.no_grad(ty.scope, function()
-          local hidden = model:hidden(tokens, { cache = model:cache { room = prompt } })
-          return model:head(hidden:narrow(1, prompt - 1, 1)):argmax(-1):item()
+          local hidden = model:hidden(tokens, { cache = model:cache { room = prompt }, last = 1 })
+          return model:head(hidden):argmax(-1):item()
         end)
       end
     end }

@@ -83,8 +83,11 @@ end
 ---@return KVCache
 function Decoder:cache(options) return Cache.new(#self.model.layers, options) end
 
---- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward().
+--- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward(), and last: of how
+-- many positions, the last ones, they are wanted, [n, last, hidden]; the last layer then does little more than their
+-- work.
 function Decoder:hidden(tokens, options)
+  local last = layers.last(self.family.name, options)
   local cache = options and options.cache
   local past, t = cache and cache.past or 0, tokens.shape[2]
   cache = cache or Cache.new(0)
@@ -110,11 +113,12 @@ function Decoder:hidden(tokens, options)
     if options and options.checkpoint then
       stream, more = ty.checkpoint(layer, stream, more, at)
     else
+      at.last = i == #self.model.layers and last or nil
       stream, more = layer(stream, more, at)
     end
   end
   cache:advance(t)
-  local _, x = layers.add_norm(self.model.norm, stream, more)
+  local _, x = layers.add_norm(self.model.norm, layers.tail(stream, 1, last), layers.tail(more, 1, last))
   return x
 end
 

@@ -98,7 +98,8 @@ function Attention:gates(x)
   return layers.split_heads(g, self.kv_heads)
 end
 
---- at: mask (bool [b, t] or nil), cache and layer (or nil), cu_seqlens (or nil).
+--- at: mask (bool [b, t] or nil), cache and layer (or nil), cu_seqlens (or nil), last (of how many positions the result
+-- is wanted; nil: of all).
 function Attention:forward(x, at)
   local q = layers.split_heads(self.q_proj(x), self.heads)
   local k = layers.split_heads(self.k_proj(x), self.kv_heads)
@@ -111,9 +112,9 @@ function Attention:forward(x, at)
   k, v, g = repeated(k, self.group), repeated(v, self.group), repeated(g, self.group)
   local y, state = ty.gated_linear_attention(q, k, v, g, at.cache and at.cache:get(at.layer), 0, at.cu_seqlens)
   if at.cache then at.cache:put(at.layer, state) end
-  y = layers.join_heads(self[self.norm_name](y))
+  y = layers.tail(layers.join_heads(self[self.norm_name](y)), 1, at.last)
   if self.g_proj then
-    local gate = self.g_proj(x)
+    local gate = self.g_proj(layers.tail(x, 1, at.last))
     y = ty.glu(y:to(gate.dtype), gate, self.activation) -- norms are f32 where autocast makes the rest halves
   end
   return self.o_proj(y)
@@ -133,7 +134,7 @@ end
 function Block:forward(stream, more, at)
   local x
   stream, x = layers.add_norm(self.attn_norm, stream, more)
-  stream, x = layers.add_norm(self.mlp_norm, stream, self.attn(x, at))
+  stream, x = layers.add_norm(self.mlp_norm, layers.tail(stream, 1, at.last), self.attn(x, at))
   return stream, self.mlp(x)
 end
 
@@ -178,8 +179,10 @@ end
 ---@return StateCache
 function GLA:cache(options) return States.new(#self.model.layers, options) end
 
---- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward().
+--- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward(), and last as in
+-- Decoder:hidden().
 function GLA:hidden(tokens, options)
+  local last = layers.last("GLA", options)
   options = options or {}
   local cache, mask = options.cache, options.mask
   if options.cu_seqlens and (cache or mask) then error("GLA: cu_seqlens goes with neither a cache nor a mask", 0) end
@@ -191,11 +194,12 @@ function GLA:hidden(tokens, options)
     if options.checkpoint then
       stream, more = ty.checkpoint(layer, stream, more, at)
     else
+      at.last = i == #self.model.layers and last or nil
       stream, more = layer(stream, more, at)
     end
   end
   if cache then cache:advance(tokens.shape[2]) end
-  local _, x = layers.add_norm(self.model.norm, stream, more)
+  local _, x = layers.add_norm(self.model.norm, layers.tail(stream, 1, last), layers.tail(more, 1, last))
   return x
 end
 

@@ -47,9 +47,9 @@ end
 function Attention:forward(x, at)
   local shape = x.shape
   local qkv = self.c_attn(x):reshape(shape[1], shape[2], 3, self.heads, -1):permute(2, 0, 3, 1, 4)
-  local q, k, v = qkv:select(0, 0), qkv:select(0, 1), qkv:select(0, 2)
-  local y = layers.attend(q, k, v, at, self.scale, -1, self.p, self.training)
-  return self.dropout(self.c_proj(layers.join_heads(y)))
+  local q, k, v = layers.tail(qkv:select(0, 0), 2, layers.asking(at)), qkv:select(0, 1), qkv:select(0, 2)
+  local y = layers.join_heads(layers.attend(q, k, v, at, self.scale, -1, self.p, self.training))
+  return self.dropout(self.c_proj(layers.tail(y, 1, at.last)))
 end
 
 local Mlp = nn.module "Mlp"
@@ -78,7 +78,7 @@ function Block:init(o, layer)
 end
 
 function Block:forward(x, at)
-  x = x + self.attn(self.ln_1(x), at)
+  x = layers.tail(x, 1, at.last) + self.attn(self.ln_1(x), at)
   return x + self.mlp(self.ln_2(x))
 end
 
@@ -142,8 +142,10 @@ end
 ---@return KVCache
 function GPT2:cache(options) return Cache.new(#self.h, options) end
 
---- Hidden states after the last norm: tokens i64 [n, t] to [n, t, width]. options as in forward().
+--- Hidden states after the last norm: tokens i64 [n, t] to [n, t, width]. options as in forward(), and last as in
+-- Decoder:hidden().
 function GPT2:hidden(tokens, options)
+  local last = layers.last("GPT2", options)
   local cache = options and options.cache or Cache.new(0)
   local past, t = cache.past, tokens.shape[2]
   local cu_seqlens = options and options.cu_seqlens
@@ -163,10 +165,15 @@ function GPT2:hidden(tokens, options)
   local x = self.drop(self.wte(tokens) + self.wpe(positions))
   for i, block in ipairs(self.h) do
     at.layer = i
-    if options and options.checkpoint then x = ty.checkpoint(block, x, at) else x = block(x, at) end
+    if options and options.checkpoint then
+      x = ty.checkpoint(block, x, at)
+    else
+      at.last = i == #self.h and last or nil
+      x = block(x, at)
+    end
   end
   cache:advance(t)
-  return self.ln_f(x)
+  return self.ln_f(layers.tail(x, 1, last))
 end
 
 --- Logits of hidden states.

@@ -32,6 +32,22 @@ end
 --- And back.
 function M.join_heads(x) return x:transpose(1, 2):flatten(2) end
 
+--- The last `count` places of x along a dimension; all of them without a count, or if there are no more.
+function M.tail(x, dim, count)
+  local size = x.shape[dim < 0 and x.ndim + dim + 1 or dim + 1]
+  if not count or count >= size then return x end
+  return x:narrow(dim, size - count, count)
+end
+
+--- What hidden() is asked for by its option `last`: how many of the last positions, nil for all.
+function M.last(who, options)
+  local last = options and options.last
+  if last ~= nil and (not math.tointeger(last) or last < 1) then
+    error(("%s: last must be a positive integer, got %s"):format(who, tostring(last)), 3)
+  end
+  return last
+end
+
 --- The positions [1, n] of tokens [1, n] that are packed sequences, which begin and end at cu_seqlens i64 [sequences +
 -- 1] (from 0 to n): they count from 0 in each.
 function M.packed_positions(who, tokens, options)
@@ -62,8 +78,13 @@ local function seen(t, s, window, cu_seqlens, device)
   return mask
 end
 
---- Causal attention of queries [b, h, t, d] to the keys and values [b, hkv, t, d] of the same tokens and those in the
--- cache, which gets them. at: as Attention:forward() has it; scale and window as in ty.scaled_dot_product_attention.
+--- How many of the last positions have to ask in attention, nil for all: those that are wanted, unless the cache looks
+-- at what all of them ask.
+function M.asking(at) return not (at.cache and at.cache.attend) and at.last or nil end
+
+--- Causal attention of queries [b, h, t, d] (or of the last ones alone) to the keys and values [b, hkv, t, d] of the
+-- same tokens and those in the cache, which gets them. at: as Attention:forward() has it; scale and window as in
+-- ty.scaled_dot_product_attention.
 -- With dropout p of the weights (Srivastava et al. 2014; Vaswani et al. 2017) it is softmax and products in training,
 -- which keep the weights [b, h, t, s] for the backward pass, in place of the one op.
 function M.attend(q, k, v, at, scale, window, p, training)
@@ -106,15 +127,17 @@ function Attention:init(o)
 end
 
 --- at: cos, sin (of the tokens' positions), interleaved (pairs are neighbours, not halves), mask (bool or nil), cache
--- and layer (or nil), cu_seqlens (or nil).
+-- and layer (or nil), cu_seqlens (or nil), last (of how many positions the result is wanted; nil: of all).
 function Attention:forward(x, at)
-  local q = M.split_heads(self.q_proj(x), self.heads)
+  local asking = M.asking(at)
+  local q = M.split_heads(self.q_proj(M.tail(x, 1, asking)), self.heads)
   local k = M.split_heads(self.k_proj(x), self.kv_heads)
   local v = M.split_heads(self.v_proj(x), self.kv_heads)
   if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
-  q = ty.rotary(q, at.cos, at.sin, at.interleaved)
+  q = ty.rotary(q, M.tail(at.cos, -2, asking), M.tail(at.sin, -2, asking), at.interleaved)
   k = ty.rotary(k, at.cos, at.sin, at.interleaved)
-  return self.o_proj(M.join_heads(M.attend(q, k, v, at, 0, self.window, self.dropout, self.training)))
+  local y = M.join_heads(M.attend(q, k, v, at, 0, self.window, self.dropout, self.training))
+  return self.o_proj(M.tail(y, 1, at.last))
 end
 
 --- down(activation(gate(x)) * up(x)). Shazeer 2020, "GLU Variants Improve Transformer".
@@ -152,11 +175,11 @@ local function add_norm(norm, stream, more)
 end
 M.add_norm = add_norm
 
---- stream, more [b, t, hidden]; more may be nil.
+--- stream, more [b, t, hidden]; more may be nil. Both are of the last at.last positions afterwards, if that is given.
 function DecoderLayer:forward(stream, more, at)
   local x
   stream, x = add_norm(self.input_layernorm, stream, more)
-  stream, x = add_norm(self.post_attention_layernorm, stream, self.self_attn(x, at))
+  stream, x = add_norm(self.post_attention_layernorm, M.tail(stream, 1, at.last), self.self_attn(x, at))
   return stream, self[self.mlp_name](x, at)
 end
 

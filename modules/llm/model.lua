@@ -81,8 +81,7 @@ end
 -- here.
 function LanguageModel:start(tokens, mask, cache)
   return tokens, mask, function(input, given)
-    -- Only the last position asks the head.
-    return self:head(self:hidden(input, { cache = cache, mask = given }):select(1, -1))
+    return self:head(self:hidden(input, { cache = cache, mask = given, last = 1 }):select(1, -1))
   end
 end
 

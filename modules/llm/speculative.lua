@@ -10,8 +10,7 @@ local M = {}
 local function ahead(model, cache, sequence, wanted, device)
   local rest = table.move(sequence, cache.past + 1, #sequence, 1, {})
   local input = ty.tensor({ rest }, { dtype = "i64", device = device })
-  local hidden = model:hidden(input, { cache = cache })
-  return model:head(hidden:narrow(1, hidden.shape[2] - wanted, wanted):flatten(0, 1))
+  return model:head(model:hidden(input, { cache = cache, last = wanted }):flatten(0, 1))
 end
 
 -- Up to `count` drafted tokens, appended to the sequence; where tokens are drawn, the probabilities of each as well.

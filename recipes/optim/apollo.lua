@@ -2,24 +2,25 @@
 -- claim: APOLLO keeps at most an eighth of AdamW's bytes, APOLLO-Mini about as few as SGD, at a loss within 1 %
 -- system: a Llama of 0.83 million parameters on a book; AdamW, APOLLO and APOLLO-Mini, rates tuned alike
 -- paper: Zhu et al. 2024, "APOLLO: SGD-like Memory, AdamW-level Performance"
--- time: 20 minutes on two CPU cores
+-- time: 11 minutes on two CPU cores
 --
 -- Matrices of the layers are treated so, embeddings and norms are AdamW's, as the paper has it: 6 % of the parameters
 -- here, because the vocabulary is small, and at a rank of 8 (a sixteenth of the width) half of APOLLO's state. Weights
 -- and gradients are f32 in the comparison with SGD, which has no state. No decay of weights.
 --
--- Recorded on one core each (AMD EPYC, Zen 4), 18 runs of about a minute; loss in nats per token, held out:
+-- Recorded on one core (AMD EPYC, Zen 4), 18 runs of half a minute; loss in nats per token, held out:
 --                  rate    seed 0   seed 1   seed 2   mean     bytes
---   AdamW          0.002   2.3372   2.3863   2.3338   2.3524   6,628,352
---   APOLLO         0.02    2.3274   2.3595   2.3365   2.3411     791,664  x 0.119 of AdamW's, loss x 0.9952
---   APOLLO-Mini    0.006   2.5631   2.5712   2.6306   2.5883     451,184  memory x 1.068 of SGD's, loss x 1.100: FAIL
--- Validation by rate, seed 0: AdamW 2.6442 (0.001), 2.4304 (0.002), 2.4633 (0.004), 3.4703 (0.008); APOLLO 2.4765
--- (0.01), 2.4266 (0.02), 2.4371 (0.0283), 2.4645 (0.04); APOLLO-Mini 2.7094 (0.003), 2.7086 (0.00424), 2.6505 (0.006),
--- 3.0214 (0.012). Before that, with one run each and a projection for 50 steps: APOLLO at 0.01 had 2.4816, APOLLO-Mini
+--   AdamW          0.002   2.3372   2.3862   2.3343   2.3525   6,628,352
+--   APOLLO         0.02    2.3273   2.3595   2.3364   2.3411     791,664  x 0.119 of AdamW's, loss x 0.9951
+--   APOLLO-Mini    0.006   2.5622   2.5558   2.6630   2.5937     451,184  memory x 1.068 of SGD's, loss x 1.103: FAIL
+-- Validation by rate, seed 0: AdamW 2.6442 (0.001), 2.4304 (0.002), 2.4697 (0.004), 3.4264 (0.008); APOLLO 2.4765
+-- (0.01), 2.4266 (0.02), 2.4371 (0.0283), 2.4654 (0.04); APOLLO-Mini 2.7093 (0.003), 2.6907 (0.00424), 2.6504 (0.006),
+-- 3.0448 (0.012). Before that, with one run each and a projection for 50 steps: APOLLO at 0.01 had 2.4816, APOLLO-Mini
 -- 2.7723 at 0.003 and 2.9956 at 0.01.
 --
--- APOLLO-Mini misses its bar on the loss: x 1.100, where 1.01 was wanted. Its steps are those of the authors' program
--- (optim_lowrank_test.lua); what it lacks is a rate for each channel. Losses on validation, seed 0, one run each:
+-- APOLLO-Mini misses its bar on the loss: x 1.103 (x 1.100 in an earlier run), where 1.01 was wanted. Its steps are
+-- those of the authors' program (optim_lowrank_test.lua); what it lacks is a rate for each channel. Losses on
+-- validation, seed 0, one run each:
 -- * Not the one random direction: one rate for a matrix, read off 8 directions, has 2.6824 (at 0.012, steps as long as
 --   with one at 0.006). With a rate for each channel from the same 8 it is APOLLO; from one, 3.3010 (0.02).
 -- * Not the noise of small batches: APOLLO follows the same raw gradients and does well. With 8,192 tokens a step and
@@ -44,7 +45,7 @@ local r = ty.recipe.declare {
   claim = "APOLLO keeps at most an eighth of AdamW's bytes, APOLLO-Mini about as few as SGD, at a loss within 1 %",
   system = "a Llama of 0.83 million parameters on a book; AdamW, APOLLO and APOLLO-Mini, rates tuned alike",
   paper = "Zhu et al. 2024, APOLLO: SGD-like Memory, AdamW-level Performance",
-  time = "20 minutes on two CPU cores",
+  time = "11 minutes on two CPU cores",
   args = table.move(trials.arguments, 1, #trials.arguments, 3, {
     { "refresh", 200, "steps between random projections", quick = 2 },
     { "rank", 8, "random dimensions of APOLLO" },

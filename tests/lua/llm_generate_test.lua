@@ -259,6 +259,42 @@ check.test("drawn tokens follow the large model, whatever the draft offers", fun
   check.close(kept / rounds, 0.1 + 0.2 + 0.1, 0.03)
 end)
 
+local function small_gla()
+  return llm.GLA { vocab_size = 64, hidden_size = 32, num_hidden_layers = 2, num_heads = 2, intermediate_size = 48 }
+end
+
+check.test("hidden states of the last positions alone", function()
+  ty.manual_seed(2)
+  local tokens, mask = ty.randint(1, 60, { 2, 9 }), ty.ones({ 2, 9 }, { dtype = "bool" })
+  mask:narrow(0, 1, 1):narrow(1, 0, 3):fill_(0)
+  for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "mixtral", "qwen2", "qwen3", "gla" } do
+    local model = name == "gla" and small_gla() or llm.load(root .. name, { dtype = "f32" })
+    -- Options are made anew for each call: a cache goes on with it.
+    local makers = { plain = function() return {} end, padding = function() return { mask = mask } end,
+      checkpoint = function() return { checkpoint = true } end }
+    local caches = name == "gla" and { {} } or { {}, { paged = true } }
+    if name == "llama" or name == "gpt2" then caches[3] = { h2o = true, heavy = 4, recent = 20 } end
+    for i, kind in ipairs(caches) do
+      makers["cache " .. i] = function()
+        local cache = model:cache(kind)
+        ty.no_grad(model.hidden, model, tokens:narrow(1, 0, 5), { cache = cache })
+        return { cache = cache }
+      end
+    end
+    for what, make in pairs(makers) do
+      for _, last in ipairs { 1, 4, 9, 20 } do
+        ty.no_grad(function()
+          local count, o = math.min(last, 9), make()
+          o.last = last
+          local got, want = model:hidden(tokens, o), model:hidden(tokens, make()):narrow(1, 9 - count, count)
+          check.close(got:tolist(), want:tolist(), 1e-5, ("%s, %s, last %d"):format(name, what, last))
+        end)
+      end
+    end
+    check.fails(function() model:hidden(tokens, { last = 0 }) end, "last must be a positive integer, got 0")
+  end
+end)
+
 check.test("mistakes are named", function()
   local model = llm.load(root .. "llama")
   local prompt = ty.tensor { { 1, 2 } }
