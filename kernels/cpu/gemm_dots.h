@@ -11,6 +11,8 @@
 #define DOT_ROWS 8 /* room for MR, in fours */
 enum {
   NAME(dots_few) = 12 * MR,          /* rows of x up to which W is read rather than packed and converted */
+  NAME(dots_far) = 4 << 20,          /* bytes of W that come from memory, not from a cache */
+  NAME(dots_ahead) = 4096,           /* bytes: nearer than that, memory does not answer in time */
   NAME(dots_part) = 16 * 3,          /* rows of W that stay in the second cache for the rows of x */
   NAME(dots_k) = 4096 / sizeof(REAL) /* elements of k in a block, when x has more rows than a kernel */
 };
@@ -90,6 +92,8 @@ static void NAME(add_lanes)(const REAL *sums, int64_t rows, int64_t columns, REA
 static void NAME(dots_sums)(const NAME(dots) * t, int64_t j0, int64_t j1, REAL *out, int64_t out_row) {
   int64_t size = t->kind->size, step = t->kind->parts * VL, whole = t->k / step, left = t->k % step;
   int64_t padded = (whole + (left > 0)) * step, block = t->group < t->m ? NAME(dots_k) / step : whole;
+  /* Memory gives one stream of halves a third more than three; of f32, less. */
+  bool one = t->m == 1 && size < (int64_t)sizeof(REAL) && t->n * t->w_row * size >= NAME(dots_far);
   REAL sums[DOT_COLUMNS * DOT_ROWS * VL] __attribute__((aligned(64))) = { 0 }, rest[DOT_COLUMNS * VL] = { 0 };
   for (int64_t s0 = 0; s0 == 0 || s0 < whole; s0 += block) {
     bool last = s0 + block >= whole;
@@ -98,12 +102,12 @@ static void NAME(dots_sums)(const NAME(dots) * t, int64_t j0, int64_t j1, REAL *
       int64_t rows = MIN2(t->group, t->m - i);
       const REAL *x = t->x + i * padded + s0 * step * rows;
       for (int64_t j = j0, columns; j < j1; j += columns) {
-        columns = j1 - j < DOT_COLUMNS ? 1 : DOT_COLUMNS;
+        columns = j1 - j < DOT_COLUMNS || one ? 1 : DOT_COLUMNS;
         const char *w = t->w + (j * t->w_row + s0 * step) * size, *next = w;
         int64_t group = i / t->group, next_row = 0;
         if (t->m <= 2 * t->group) { /* W comes in at the speed of memory: the next rows of this block */
           if (group == 0) {
-            next += columns * t->w_row * size;
+            next += (one ? NAME(dots_ahead) / (t->w_row * size) + 1 : columns) * t->w_row * size;
             next_row = t->w_row;
           }
         } else if (group < columns) { /* each of the first groups asks for one row of the next block, or part */
