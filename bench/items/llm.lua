@@ -50,7 +50,8 @@ for _, kind in ipairs { "f16", "q8_0", "q4_0" } do
       local model = require("tycho.llm").load(file_of(kind))
       return steps.decode(model, past)
     end }
-  items[#items + 1] = { name = "prompt-" .. kind, target = 0.5, rounds = 5, bars = { peer = 2.5 },
+  items[#items + 1] = { name = "prompt-" .. kind, target = 0.5, rounds = 5,
+    bars = kind == "f16" and { limit = 0.8 } or { peer = 2.5 },
     work = { [kind == "f16" and "f32" or "int8"] = 2 * prompt * in_layers },
     peer = { "prompt", { path = path, count = prompt } }, setup = function()
       local model = require("tycho.llm").load(file_of(kind))
