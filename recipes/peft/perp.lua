@@ -21,10 +21,10 @@
 -- that rounding had taken elsewhere, had 89.7, 27.4 and 65.6 %.) The best rates are inside the six but for norms and
 -- biases at 90 %, where it is the largest. Where pruning takes as much as from models of the paper (a perplexity of
 -- hundreds) the method does what it says; where it takes little, it recovers little here. Matrices of rank 1 in all
--- layers besides help, but are 1.2 % of the parameters at this width, 0.49 % at 512: --rank 1 --variant mask gave 94.7 % at
--- 90 % and 74.7 % at 70 %, scale 93.0 % and 73.8 % (seed 0, validation, 80 steps). A base of width 512 and 2 layers was
--- too dear to train here: after 400 steps its validation loss is 3.60 (3.02 for width 192), and pruning 70 % adds but
--- 0.04 to it, so that it says nothing about recovering.
+-- layers besides help, but are 1.2 % of the parameters at this width, 0.49 % at 512: --rank 1 --variant mask gave
+-- 94.7 % at 90 % and 74.7 % at 70 %, scale 93.0 % and 73.8 % (seed 0, validation, 80 steps). A base of width 512 and 2
+-- layers was too dear to train here: after 400 steps its validation loss is 3.60 (3.02 for width 192), and pruning 70 %
+-- adds but 0.04 to it, so that it says nothing about recovering.
 local ty = require "tycho"
 local llm = require "tycho.llm"
 local prune = require "tycho.prune"
