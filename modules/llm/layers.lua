@@ -79,8 +79,11 @@ local function seen(t, s, window, cu_seqlens, device)
 end
 
 --- How many of the last positions have to ask in attention, nil for all: those that are wanted, unless the cache looks
--- at what all of them ask.
-function M.asking(at) return not (at.cache and at.cache.attend) and at.last or nil end
+-- at what all of them ask, or packed sequences say which keys each of them has.
+function M.asking(at)
+  if at.cu_seqlens or at.cache and at.cache.attend then return nil end
+  return at.last
+end
 
 --- Causal attention of queries [b, h, t, d] (or of the last ones alone) to the keys and values [b, hkv, t, d] of the
 -- same tokens and those in the cache, which gets them. at: as Attention:forward() has it; scale and window as in

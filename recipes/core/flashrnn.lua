@@ -12,8 +12,8 @@
 -- sLSTM reaches the bar of 10; LSTM and GRU miss it, narrowly at a batch of 8 (single runs 7.8 to 10.6 and 9.4 to 11.2:
 -- other loads of the host move the times) and clearly at 32. Their products, 100 and 400 million operations, run near
 -- the processor's peak and are the same work in both ways: 0.44 and 1.75 ms of what the op takes at best, and the more
--- they weigh, the less there is to win. An earlier record had 10.3, 11.3 and 14.4 times at a batch of 8, with 1.56, 1.50
--- and 1.18 ms: since then the elementwise ops have become faster by more than the op has.
+-- they weigh, the less there is to win. An earlier record had 10.3, 11.3 and 14.4 times at a batch of 8, with 1.56,
+-- 1.50 and 1.18 ms: since then the elementwise ops have become faster by more than the op has.
 -- Parity after 600 steps of 64 sequences of 32 bits: right answers at lengths of 33 to 256 (and up to 32), at the best
 -- of four rates by validation, parameters:
 --   seed             0                1                2
