@@ -94,6 +94,7 @@ static void NAME(dots_sums)(const NAME(dots) * t, int64_t j0, int64_t j1, REAL *
   int64_t padded = (whole + (left > 0)) * step, block = t->group < t->m ? NAME(dots_k) / step : whole;
   /* Memory gives one stream of halves a third more than three; of f32, less. */
   bool one = t->m == 1 && size < (int64_t)sizeof(REAL) && t->n * t->w_row * size >= NAME(dots_far);
+  int64_t most = one ? 1 : DOT_COLUMNS, ahead = one ? NAME(dots_ahead) / (t->w_row * size) + 1 : most; /* rows */
   REAL sums[DOT_COLUMNS * DOT_ROWS * VL] __attribute__((aligned(64))) = { 0 }, rest[DOT_COLUMNS * VL] = { 0 };
   for (int64_t s0 = 0; s0 == 0 || s0 < whole; s0 += block) {
     bool last = s0 + block >= whole;
@@ -102,12 +103,12 @@ static void NAME(dots_sums)(const NAME(dots) * t, int64_t j0, int64_t j1, REAL *
       int64_t rows = MIN2(t->group, t->m - i);
       const REAL *x = t->x + i * padded + s0 * step * rows;
       for (int64_t j = j0, columns; j < j1; j += columns) {
-        columns = j1 - j < DOT_COLUMNS || one ? 1 : DOT_COLUMNS;
+        columns = j1 - j < most ? 1 : most;
         const char *w = t->w + (j * t->w_row + s0 * step) * size, *next = w;
         int64_t group = i / t->group, next_row = 0;
         if (t->m <= 2 * t->group) { /* W comes in at the speed of memory: the next rows of this block */
           if (group == 0) {
-            next += (one ? NAME(dots_ahead) / (t->w_row * size) + 1 : columns) * t->w_row * size;
+            next += ahead * t->w_row * size;
             next_row = t->w_row;
           }
         } else if (group < columns) { /* each of the first groups asks for one row of the next block, or part */

@@ -36,20 +36,25 @@ static void less_one(panel *b, int64_t groups) {
   }
 }
 
+/* How many rows of W the panel from row j on has; less than none beyond the last one. */
+static inline int64_t columns_at(const product *p, int64_t j) {
+  return p->n - j < TILE_COLUMNS ? p->n - j : TILE_COLUMNS;
+}
+
 /* Asks for rows [i0, i1) of the 32 rows of W from j on, TILE_K elements from k0. near: 3 the first cache, 2 the
  * second. */
 INLINE void fetch_rows(const product *p, int64_t j, int64_t k0, int64_t i0, int64_t i1, const int near) {
   int64_t block = ty_dtype_block[p->dtype], size = ty_dtype_size[p->dtype], bytes = TILE_K / block * size;
-  if (i1 > p->n - j) i1 = p->n - j;
-  if (i1 > TILE_COLUMNS) i1 = TILE_COLUMNS;
+  if (i1 > columns_at(p, j)) i1 = columns_at(p, j);
   for (int64_t i = i0; i < i1; i++) {
     const char *at = p->w + (j + i) * p->w_row + k0 / block * size;
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, near);
   }
 }
 
-/* Rows [j, j + columns) of W, elements [k0, k0 + kc). */
-static void pack_panel(const product *p, int64_t j, int64_t columns, int64_t k0, int64_t kc, panel *to) {
+/* Rows of W from j on, elements [k0, k0 + kc). */
+static void pack_panel(const product *p, int64_t j, int64_t k0, int64_t kc, panel *to) {
+  int64_t columns = columns_at(p, j);
   uint32_t code[TILE_COLUMNS][TILE_K / 4] __attribute__((aligned(64)));
   float scale[TILE_COLUMNS][TILE_K / 16], min[TILE_COLUMNS][TILE_K / 32];
   for (int64_t i = 0; i < TILE_COLUMNS; i++) {
@@ -149,7 +154,8 @@ INLINE void multiply_panel(const product *p, const panel *b, int64_t kc, const i
 }
 
 /* y[r][j] from the sums of rows [r0, r1), and the bias. */
-static void put_sums(const product *p, int64_t j, int64_t columns, int64_t r0, int64_t r1, const float *sums) {
+static void put_sums(const product *p, int64_t j, int64_t r0, int64_t r1, const float *sums) {
+  int64_t columns = columns_at(p, j);
   const __mmask16 in[2] = { columns < 16 ? (__mmask16)((1 << columns) - 1) : 0xffff,
                             columns > 16 ? (__mmask16)((1 << (columns - 16)) - 1) : 0 };
   __m512 bias[2] = { _mm512_setzero_ps(), _mm512_setzero_ps() };
@@ -164,11 +170,10 @@ static void put_sums(const product *p, int64_t j, int64_t columns, int64_t r0, i
 static void tile(const product *p, int64_t at, int64_t k0, int64_t r0, int64_t r1, float *sums, int64_t next,
                  int64_t next_k) {
   const coded *x = p->x;
-  int64_t j = at * TILE_COLUMNS, columns = p->n - j < TILE_COLUMNS ? p->n - j : TILE_COLUMNS;
-  int64_t kc = x->k - k0 < TILE_K ? x->k - k0 : TILE_K, first = coded_at(x, r0, k0);
+  int64_t j = at * TILE_COLUMNS, kc = x->k - k0 < TILE_K ? x->k - k0 : TILE_K, first = coded_at(x, r0, k0);
   const float *y = k0 + kc == x->k ? p->y + r0 * p->n + j : NULL;
   panel b;
-  pack_panel(p, j, columns, k0, kc, &b);
+  pack_panel(p, j, k0, kc, &b);
 #define MULTIPLY(...) multiply_panel(p, &b, kc, __VA_ARGS__, first, r1 - r0, sums, next * TILE_COLUMNS, next_k, y)
   if (p->dtype == TY_Q6_K) MULTIPLY(16, false, false);
   else if (p->dtype == TY_Q4_K && b.exponents) MULTIPLY(32, true, true);
@@ -201,10 +206,8 @@ static void tile_panels(void *context, int64_t begin, int64_t end) {
           else if (next == at + turns) next_k = 0;
           tile(p, at + i, k0, r0, r1, sums + i * size, next, next_k);
         }
-      for (int64_t i = 0; i < turns; i++) {
-        int64_t j = (at + i) * TILE_COLUMNS, columns = p->n - j < TILE_COLUMNS ? p->n - j : TILE_COLUMNS;
-        put_sums(p, j, columns, r0, r1 < p->rows ? r1 : p->rows, sums + i * size);
-      }
+      for (int64_t i = 0; i < turns; i++)
+        put_sums(p, (at + i) * TILE_COLUMNS, r0, r1 < p->rows ? r1 : p->rows, sums + i * size);
     }
   }
   ty_scratch_free(sums, bytes);

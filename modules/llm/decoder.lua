@@ -107,18 +107,10 @@ function Decoder:hidden(tokens, options)
   end
   local at = { cos = cos, sin = sin, interleaved = self.interleaved or false, mask = mask,
     cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil, record = options and options.record }
-  local stream, more = self.model.embed_tokens(tokens), nil
-  for i, layer in ipairs(self.model.layers) do
-    at.layer = i
-    if options and options.checkpoint then
-      stream, more = ty.checkpoint(layer, stream, more, at)
-    else
-      at.last = i == #self.model.layers and last or nil
-      stream, more = layer(stream, more, at)
-    end
-  end
+  local stream, more = layers.through(self.model.layers, self.model.embed_tokens(tokens), at,
+    options and options.checkpoint, last)
   cache:advance(t)
-  local _, x = layers.add_norm(self.model.norm, layers.tail(stream, 1, last), layers.tail(more, 1, last))
+  local _, x = layers.add_norm(self.model.norm, stream, more)
   return x
 end
 

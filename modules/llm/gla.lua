@@ -188,18 +188,9 @@ function GLA:hidden(tokens, options)
   if options.cu_seqlens and (cache or mask) then error("GLA: cu_seqlens goes with neither a cache nor a mask", 0) end
   local at = { cache = cache, cu_seqlens = options.cu_seqlens }
   if mask then at.hidden = mask:to("bool"):logical_not():unsqueeze(1):unsqueeze(-1) end
-  local stream, more = self.model.embeddings(tokens), nil
-  for i, layer in ipairs(self.model.layers) do
-    at.layer = i
-    if options.checkpoint then
-      stream, more = ty.checkpoint(layer, stream, more, at)
-    else
-      at.last = i == #self.model.layers and last or nil
-      stream, more = layer(stream, more, at)
-    end
-  end
+  local stream, more = layers.through(self.model.layers, self.model.embeddings(tokens), at, options.checkpoint, last)
   if cache then cache:advance(tokens.shape[2]) end
-  local _, x = layers.add_norm(self.model.norm, layers.tail(stream, 1, last), layers.tail(more, 1, last))
+  local _, x = layers.add_norm(self.model.norm, stream, more)
   return x
 end
 

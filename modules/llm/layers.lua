@@ -186,4 +186,20 @@ function DecoderLayer:forward(stream, more, at)
   return stream, self[self.mlp_name](x, at)
 end
 
+--- Sends the stream [b, t, hidden] through a list of layers such as DecoderLayer. checkpoint and last: the options
+-- of hidden(). Returns the stream and what is still to be added to it.
+function M.through(list, stream, at, checkpoint, last)
+  local more
+  for i, layer in ipairs(list) do
+    at.layer = i
+    if checkpoint then -- runs layers again when `at` has been changed, so that none may cut its result short
+      stream, more = ty.checkpoint(layer, stream, more, at)
+    else
+      at.last = i == #list and last or nil
+      stream, more = layer(stream, more, at)
+    end
+  end
+  return M.tail(stream, 1, last), M.tail(more, 1, last)
+end
+
 return M
