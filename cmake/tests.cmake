@@ -11,6 +11,13 @@ if(TARGET tycho)
     string(REGEX REPLACE "tests/lua/(.*)_test.lua" "lua_\\1" name ${file})
     add_test(NAME ${name} COMMAND tycho ${file} ${test_folder})
   endforeach()
+  # Each recipe's quick run, an entry of its own: they run side by side, on a thread each.
+  file(GLOB recipes RELATIVE ${CMAKE_SOURCE_DIR}/recipes CONFIGURE_DEPENDS recipes/*/*.lua)
+  foreach(file ${recipes})
+    string(REGEX REPLACE "\\.lua$" "" recipe ${file})
+    string(REPLACE "/" "_" name recipe_${recipe})
+    add_test(NAME ${name} COMMAND tycho tests/recipes/quick.lua ${recipe} ${test_folder})
+  endforeach()
   add_test(NAME program COMMAND tycho tests/cli/program_test.lua $<$<BOOL:${TYCHO_SANITIZE}>:--slow> ${test_folder}
            COMMAND_EXPAND_LISTS)
 endif()

@@ -134,21 +134,10 @@ function report.means(groups, bars)
   return missed
 end
 
---- A file name from the CPU's model.
-local function cpu_name()
-  local name = "cpu"
-  local file <close> = io.open "/proc/cpuinfo"
-  for line in file and file:lines() or function() end do
-    name = line:match "^model name%s*:%s*(.*)" or name
-    if name ~= "cpu" then break end
-  end
-  return (name:gsub("%(.-%)", ""):gsub("[^%w]+", "-"):gsub("^-+", ""):gsub("-+$", ""):lower()), name
-end
-
 --- What results belong to: { kind = "cpu" or "gpu", name =, path = of the file }.
 function report.this_cpu(root)
-  local short, name = cpu_name()
-  return { kind = "cpu", name = name, path = ("%s/bench/results/%s.json"):format(root, short) }
+  local cpu = require("tycho.machine").cpu()
+  return { kind = "cpu", name = cpu.name, path = ("%s/bench/results/%s.json"):format(root, cpu.file) }
 end
 
 --- What was saved for a machine: { limits, peers, items }, empty tables where there is nothing.

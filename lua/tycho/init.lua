@@ -31,7 +31,7 @@ end
 
 local parts = {
   nn = "tycho.nn", optim = "tycho.optim", data = "tycho.data", train = "tycho.train", plot = "tycho.plot",
-  recipe = "tycho.recipe", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
+  recipe = "tycho.recipe", stats = "tycho.stats", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
   tokenizer = "tycho.tokenizer",
 }
 -- Functions of parts that have several.

@@ -32,7 +32,7 @@ function M.open(corpus, options)
   return setmetatable({ corpus = corpus, options = o }, Trials)
 end
 
--- What recipes that compare optimizers declare besides their own arguments.
+-- What recipes that compare optimizers declare besides their own arguments and seeds.
 M.arguments = {
   { "steps", 400, "training steps", quick = 3 },
   { "batch", 8, "rows at a time", quick = 2 },
@@ -42,8 +42,7 @@ M.arguments = {
   { "layers", 4, "layers", quick = 1 },
   { "beta2", 0.95, "of all methods" },
   { "tries", 4, "learning rates of each method", quick = 1 },
-  { "seeds", 3, "runs of each method with the rate chosen", quick = 1 },
-  { "runs", "", "folder where runs are kept, which the recipes of optimizers may share (default: in the results)" },
+  { "runs", "", "folder where runs are kept, which recipes may share (default: in the results)", place = true },
 }
 
 --- The trials of a recipe that declared M.arguments, on the text that ships, and the parameters of its model.
@@ -215,6 +214,19 @@ function Trials:compare(method, options)
     result.state_bytes = math.max(result.state_bytes, run.state_bytes)
   end
   return result
+end
+
+--- The row of a recipe's table that compares the losses of two methods: the ratio of their means, and of each seed.
+---@param claim string
+---@param method table   as compare() returns it
+---@param baseline table
+---@param bar number     at most
+---@return RecipeRow
+function M.row(claim, method, baseline, bar)
+  local ratios = {}
+  for i, loss in ipairs(method.held_out) do ratios[i] = loss / baseline.held_out[i] end
+  return { claim = claim, measured = method.mean / baseline.mean, values = ratios, baseline = baseline.held_out,
+    bar = bar, below = true }
 end
 
 return M

@@ -4,31 +4,18 @@
 -- paper: Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning"
 -- time: 40 seconds on two CPU cores
 --
--- Recorded on two cores (AMD EPYC, Zen 4), f32, 4 heads of 64, causal; the rate of products of 2048 x 2048 matrices in
--- the same run was 201 GFLOP/s. Extra memory counts the results.
---               extra memory, MB       GFLOP/s (share of products)    with the T x T matrix
---        T    forward  + backward     forward       + backward        MB          GFLOP/s
---     1024        1.5        14.0    152 (76 %)     131 (65 %)     67,    68      50, 55
---     2048        3.0        28.7    155 (77 %)     146 (72 %)    139,   273      51, 59
---     4096        5.8        52.6    161 (80 %)     149 (74 %)    800,  1061      52, 54
---     8192        8.4        99.1    166 (83 %)     129 (64 %)   (the matrix alone: 1024)
---    16384       16.5       195.2    154 (77 %)     157 (78 %)   (the matrix alone: 4096)
--- Powers of T: 0.84 and 0.94. Largest difference from float64: 1.2e-6 (f32), 3.8e-3 (bf16), 4.7e-4 (f16). The bar of
--- cuDNN-class rates is one for GPUs; on the CPU it is not judged.
+-- Extra memory counts the results. Rates stand beside that of products of large matrices in the same run, and beside
+-- the form with the T x T matrix, which is also the reference in f64. The bar of cuDNN-class rates is one for GPUs; on
+-- the CPU it is not judged.
 local ty = require "tycho"
 local attend = ty.scaled_dot_product_attention
 
 local r = ty.recipe.declare {
-  title = "Attention as one op that never has the T x T matrix",
-  claim = "memory grows linearly in T, forward and backward; results equal a float64 reference",
-  system = "ty.scaled_dot_product_attention: causal, grouped queries, window, bias with gradient, packed sequences",
-  paper = "Dao 2023, FlashAttention-2",
-  time = "40 seconds on two CPU cores",
   args = {
     { "heads", 4, "heads" },
     { "width", 64, "of a head" },
-    { "longest", 16384, "tokens, from 1024 on in powers of two", quick = 2048 },
-    { "unfused", 4096, "tokens up to which the form with the matrix runs, for comparison", quick = 1024 },
+    { "longest", 16384, "tokens, from 1024 on in powers of two", quick = 1024 },
+    { "unfused", 4096, "tokens up to which the form with the matrix runs, for comparison", quick = 512 },
     { "dtype", "", "f32, bf16 or f16 of the timings (none: f32 on the CPU, bf16 on a GPU)" },
     { "rounds", 3, "timings, of which the median counts", quick = 1 },
   },
@@ -144,7 +131,7 @@ local function extra(fn)
   local before = ty.memory.stats(r.device).live
   ty.memory.reset_peak(r.device)
   ty.scope(fn)
-  if on_gpu then ty.cuda.synchronize(r.device) end
+  r:wait()
   return ty.memory.stats(r.device).peak - before
 end
 
@@ -165,28 +152,14 @@ end
 
 -- ---- FLOP/s, of the causal half; the backward pass counts twice the forward pass ----
 
-local function median(list)
-  table.sort(list)
-  return list[(#list + 1) // 2]
-end
-
-local function seconds_of(fn, rounds)
-  local times = {}
-  for i = 0, rounds do
-    local began = ty.system.clock()
-    ty.scope(fn)
-    if on_gpu then ty.cuda.synchronize(r.device) end
-    times[i] = ty.system.clock() - began -- the first warms up
-  end
-  return median(times)
-end
+local function seconds_of(fn) return r:time({ fn }, { rounds = args.rounds })[1] end
 
 -- What products of large matrices reach here, the practical limit.
 local limit
 do
   local n = r.quick and 512 or on_gpu and 8192 or 2048
   local a, b = ty.randn(n, n, { device = r.device }):to(dtype), ty.randn(n, n, { device = r.device }):to(dtype)
-  limit = 2 * n ^ 3 / seconds_of(function() ty.matmul(a, b) end, args.rounds)
+  limit = 2 * n ^ 3 / seconds_of(function() ty.matmul(a, b) end)
   r:say("products of %d x %d matrices, %s: %.0f GFLOP/s", n, n, dtype, limit / 1e9)
 end
 
@@ -196,7 +169,7 @@ r:say("\n%6s %22s %22s %10s %26s %26s", "", "extra memory, MB", "with the matrix
   "GFLOP/s (of products)", "with the matrix")
 r:say("%6s %11s%11s %11s%11s %10s %13s%13s %13s%13s", "T", "forward", "both", "forward", "both", "", "forward", "both",
   "forward", "both")
-local t = 1024
+local t = r.quick and 512 or 1024
 while t <= args.longest do
   local q, k, v, g = inputs_of(t)
   local work = 2 * heads * t * t * width
@@ -206,12 +179,12 @@ while t <= args.longest do
     if name == "fused" or t <= args.unfused then
       local forward, both = forward_of(form, q, k, v), both_of(form, q, k, v, g)
       row[name] = { memory = { extra(forward), extra(both) },
-        rate = { work / seconds_of(forward, args.rounds), 3 * work / seconds_of(both, args.rounds) } }
+        rate = { work / seconds_of(forward), 3 * work / seconds_of(both) } }
     end
   end
   for i, name in ipairs { "forward", "both" } do
     local list = points[name]
-    list[#list + 1] = { math.log(t), math.log(row.fused.memory[i]) }
+    list[#list + 1] = { t, row.fused.memory[i] }
   end
   rates[#rates + 1] = row
   local function megabytes(x) return x and ("%.1f"):format(x / 2 ^ 20) or "-" end
@@ -224,22 +197,14 @@ while t <= args.longest do
     rate(other.rate[2]))
   t = 2 * t
 end
-r.metrics.rows = rates
-
--- Slope of the least-squares line through logarithms: the power of T.
-local function power(list)
-  local n, sx, sy, sxx, sxy = #list, 0, 0, 0, 0
-  for _, p in ipairs(list) do
-    sx, sy, sxx, sxy = sx + p[1], sy + p[2], sxx + p[1] * p[1], sxy + p[1] * p[2]
-  end
-  return (n * sxy - sx * sy) / (n * sxx - sx * sx)
-end
+r.metrics.rows, r.metrics.products = rates, limit
 
 local last = rates[#rates].fused.rate
 os.exit(r:finish {
-  { claim = "power of T that extra memory grows with, forward", measured = power(points.forward), bar = 1.05,
+  { claim = "power of T that extra memory grows with, forward", measured = ty.stats.slope(points.forward, true),
+    bar = 1.05, below = true },
+  { claim = "the same, forward and backward", measured = ty.stats.slope(points.both, true), bar = 1.05,
     below = true },
-  { claim = "the same, forward and backward", measured = power(points.both), bar = 1.05, below = true },
   { claim = "difference from float64, in tolerances (f32 5e-6, bf16 8e-3, f16 1e-3)", measured = over, bar = 1,
     below = true },
   { claim = "share of the rate of products, forward and backward (cuDNN class on a GPU)",

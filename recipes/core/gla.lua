@@ -1,31 +1,18 @@
 -- Gated linear attention: a state of fixed size in place of keys and values
 -- claim: two forms agree, decoding takes the same time at any length, training is faster than softmax attention
 -- system: gated linear attention, in chunks for training and as a recurrence for decoding, one native op
--- paper: Yang et al. 2024, Gated Linear Attention Transformers with Hardware-Efficient Training
+-- paper: Yang et al. 2024, "Gated Linear Attention Transformers with Hardware-Efficient Training"
 -- time: 10 seconds on two CPU cores
 --
--- Recorded on two cores (AMD EPYC, Zen 4), layers of width 256 with 4 heads, softmax being our own fused attention.
--- Chunks and recurrence are 5.8e-7 apart, both 5.3e-7 from the recurrence in f64, with hostile gates, 2.4e-7 with
--- others.
---             a token decoded, microseconds    forward and backward, milliseconds
---     tokens   gated linear  softmax  ratio     gated linear  softmax  ratio
---        512           77.8    188.3    2.4             6.18     8.12    1.3
---       1024           62.0    236.6    3.8            12.46    21.93    1.8
---       2048           57.3    379.2    6.6            26.18    64.70    2.5
---       4096           61.3    658.1   10.7            52.84   204.65    3.9
---       8192           59.8   1245.1   20.8            98.12   710.42    7.2
--- (The first length of a turn finds the caches of the machine full of what softmax attention has read.)
+-- Both forms are compared with the recurrence in f64, with gates of an untrained layer, strong and hostile ones.
+-- Softmax is our own fused attention, in a layer of the same width and heads; all lengths take turns. The first length
+-- of a turn finds the caches of the machine full of what softmax attention has read, which makes it look slow.
 local ty = require "tycho"
 local llm = require "tycho.llm"
 local layers = require "tycho.llm.layers"
 local rotary = require "tycho.llm.rotary"
 
 local r = ty.recipe.declare {
-  title = "Gated linear attention: a state of fixed size in place of keys and values",
-  claim = "two forms agree, decoding takes the same time at any length, training is faster than softmax attention",
-  system = "gated linear attention, in chunks for training and as a recurrence for decoding, one native op",
-  paper = "Yang et al. 2024, Gated Linear Attention Transformers with Hardware-Efficient Training",
-  time = "10 seconds on two CPU cores",
   args = {
     { "longest", 8192, "tokens of the longest sequence that is timed", quick = 512 },
     { "width", 256, "hidden size of the layers that are timed", quick = 64 },
@@ -36,21 +23,14 @@ local r = ty.recipe.declare {
   },
 }
 local args = r.args
-ty.manual_seed(r.seed)
-
 local function on_device(t) return r.device == "cpu" and t or t:to(r.device) end
-local function wait() if r.device ~= "cpu" then ty.cuda.synchronize() end end
-
-local function median(list)
-  table.sort(list)
-  return list[#list // 2 + 1]
-end
+local median = ty.stats.median
 
 local function seconds(fn)
-  wait()
+  r:wait()
   local began = ty.system.clock()
   ty.scope(fn)
-  wait()
+  r:wait()
   return ty.system.clock() - began
 end
 
@@ -121,10 +101,8 @@ local gla = llm.GLA({ vocab_size = 2, hidden_size = args.width, num_hidden_layer
   .layers[1].attn
 local softmax = layers.Attention { hidden = args.width, heads = args.heads, kv_heads = args.heads,
   width = args.width // args.heads }
-if r.device ~= "cpu" then
-  gla:to(r.device)
-  softmax:to(r.device)
-end
+gla:to(r.device)
+softmax:to(r.device)
 r:say("\nlayers of width %d with %d heads: %d parameters gated linear, %d softmax", args.width, args.heads,
   gla:count_parameters(), softmax:count_parameters())
 local cos, sin
@@ -169,17 +147,13 @@ end)
 -- ---- training: forward and backward ----
 
 local function step_of(layer, x, weight, at)
-  return seconds(function() ((layer(x, at)) * weight):sum():backward() end)
+  return function() ((layer(x, at)) * weight):sum():backward() end
 end
 local training = {}
 for i, t in ipairs(lengths) do
   local x, weight = on_device(ty.randn(1, t, args.width)):requires_grad_(), on_device(ty.randn(1, t, args.width))
-  local times = { {}, {} }
-  for repeated = 0, args.repeats do
-    local a, b = step_of(gla, x, weight, {}), step_of(softmax, x, weight, positions(0, t))
-    if repeated > 0 or r.quick then table.insert(times[1], a) table.insert(times[2], b) end
-  end
-  training[i] = { median(times[1]), median(times[2]) }
+  training[i] = r:time({ step_of(gla, x, weight, {}), step_of(softmax, x, weight, positions(0, t)) },
+    { rounds = args.repeats, warmup = r.quick and 0 or 1 })
 end
 
 r:say("\n          a token decoded, microseconds    forward and backward, milliseconds")
@@ -202,8 +176,8 @@ local slower = decoding[#lengths].ratio
 os.exit(r:finish {
   { claim = "chunks and recurrence apart, of the largest value", measured = apart, bar = 1e-4, below = true },
   { claim = "both from the recurrence in f64", measured = off, bar = 1e-4, below = true },
-  { claim = ("a token behind %d others, of its time behind %d"):format(lengths[#lengths], lengths[1]),
-    measured = slower, bar = 1.1, below = true },
+  { claim = "a token behind the longest text, of its time behind the shortest", measured = slower, bar = 1.1,
+    below = true },
   { claim = "tokens from which on a training step is faster than softmax", measured = crossing, bar = 4096,
     below = true },
 }, true)

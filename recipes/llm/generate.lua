@@ -7,11 +7,6 @@ local ty = require "tycho"
 local llm = require "tycho.llm"
 
 local r = ty.recipe.declare {
-  title = "Text from a language model",
-  claim = "decoding with a cache gives the tokens that the model gives without one",
-  system = "transformer language models, published weights",
-  paper = "Vaswani et al. 2017, Attention Is All You Need",
-  time = "seconds; without --model a small untrained one",
   args = {
     { "model", "", "a folder with config.json and weights, or a GGUF file (none: a small untrained model)" },
     { "prompt", "The meaning of life is", "text to go on from; needs the folder's tokenizer" },
@@ -41,7 +36,7 @@ if args.model ~= "" then
 else
   model = llm.Llama { vocab_size = 512, hidden_size = 128, intermediate_size = 344, num_hidden_layers = 4,
     num_attention_heads = 4, num_key_value_heads = 2, max_position_embeddings = 1024 }:eval()
-  if r.device ~= "cpu" then model:to(r.device) end
+  model:to(r.device)
 end
 
 local function read_ids(text)

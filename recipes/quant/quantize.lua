@@ -7,11 +7,6 @@ local ty = require "tycho"
 local llm, quant = require "tycho.llm", require "tycho.quant"
 
 local r = ty.recipe.declare {
-  title = "A model in blocks of few bits",
-  claim = "8-bit blocks keep a model's predictions, 4-bit blocks nearly so",
-  system = "GGUF files, block-quantized",
-  paper = "Dettmers et al. 2022, LLM.int8()",
-  time = "seconds for a small model",
   args = {
     { "model", "", "a Hugging Face folder (none: a small untrained model)" },
     { "dtype", "q8_0", "q8_0, q4_0, q4_k, q6_k, f32, f16 or bf16" },

@@ -7,28 +7,22 @@ local ty = require "tycho"
 local vision = require "tycho.vision"
 
 local r = ty.recipe.declare {
-  title = "Handwritten digits, classified",
-  claim = "a small residual network reads at least 97 % of unseen 8 x 8 digits",
-  system = "ResNet",
-  paper = "He et al. 2016, Deep Residual Learning for Image Recognition",
-  time = "half a minute on two CPU cores",
+  seeds = 3,
   args = {
     { "steps", 500, "training steps of 64 images", quick = 20 },
-    { "seeds", 3, "independent runs, each with its own split", quick = 1 },
     { "width", 32, "channels of the first stage" },
   },
 }
 
 local accuracies, lines = {}, {}
-for run = 1, r.args.seeds do
-  local seed = r.seed + run - 1
+for run, seed in ipairs(r.seeds) do -- each with its own split
   ty.manual_seed(seed)
   local training, held_out = ty.data.digits { split = { 0.8, 0.2 }, seed = seed }
   local model = vision.ResNet {
     in_channels = 1, classes = 10, small = true, channels = { r.args.width, 2 * r.args.width }, blocks = { 1, 1 },
     dropout = 0.2,
   }
-  if r.device ~= "cpu" then model:to(r.device) end
+  model:to(r.device)
   if run == 1 then r:say("%s", model) end
   local losses = vision.fit(model, training, { steps = r.args.steps, seed = seed, title = "seed " .. seed })
   accuracies[run] = vision.accuracy(model, held_out)
@@ -40,10 +34,7 @@ end
 ty.plot.line { series = lines, title = "Cross entropy", x_label = "step", y_label = "loss", log_y = true }
   :save(r:path "loss.svg"):save(r:path "loss.png")
 
-local mean = 0
-for _, accuracy in ipairs(accuracies) do mean = mean + accuracy / #accuracies end
-r.metrics.accuracies = accuracies
 os.exit(r:finish {
   { claim = "held-out accuracy, worst seed", measured = math.min(table.unpack(accuracies)), bar = 0.97 },
-  { claim = "held-out accuracy, mean", measured = mean, bar = 0.97 },
+  { claim = "held-out accuracy, mean", values = accuracies, bar = 0.97 },
 }, true)

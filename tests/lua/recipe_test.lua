@@ -6,6 +6,7 @@ local recipe = ty.recipe
 
 local root = os.tmpname()
 os.remove(root)
+ty.io.mkdir(root)
 
 local function remove_all(path)
   local info = ty.io.stat(path)
@@ -16,8 +17,24 @@ local function remove_all(path)
   ty.io.remove(path)
 end
 
+-- A recipe's file, whose head says what it is.
+ty.io.mkdir(root .. "/recipes/family")
+local file = root .. "/recipes/family/example.lua"
+ty.io.write_atomic(file, [[
+-- A test
+-- claim: it works, in a sentence
+--   of two lines
+-- system: none
+-- paper: nobody 2024
+-- time: no time
+--
+-- What was learnt.
+--   claim: set in, so no field.
+return 1
+]])
+
 local spec = {
-  title = "A test", claim = "it works", system = "none", paper = "nobody 2024", time = "no time",
+  file = file,
   args = {
     { "steps", 100, "how many", quick = 3 }, { "rate", 0.5, "how fast" },
     { "name", "x", "called", choices = { "x", "y" } },
@@ -44,10 +61,9 @@ check.test("results that are infinite or undefined are text in metrics.json", fu
   local r = declare()
   r.metrics.smallest = 0 / 0
   r:finish { { claim = "a", measured = math.huge, bar = 1 }, { claim = "b", measured = 2, bar = 1 } }
-  local file <close> = io.open(r:path "metrics.json")
-  local saved = ty.io.json_decode(file:read "a")
-  check.equal(saved.results[1].measured, "inf")
-  check.equal(saved.results[2].measured, 2)
+  local saved = ty.io.load_json(r:path "metrics.json")
+  check.equal(saved.table[1].measured, "inf")
+  check.equal(saved.table[2].measured, 2)
   check.equal(type(saved.metrics.smallest), "string")
 end)
 
@@ -56,9 +72,9 @@ check.test("mistakes", function()
     local _, text = recipe.parse(spec.args, { ... })
     return text
   end
-  check.equal(problem("--steps", "2.5"), "--steps takes an integer, got '2.5'")
-  check.equal(problem("--rate", "fast"), "--rate takes a number, got 'fast'")
-  check.equal(problem("--name", "z"), "--name must be one of x, y, got 'z'")
+  check.equal(problem("--steps", "2.5"), "--steps: expected an integer, got '2.5'")
+  check.equal(problem("--rate", "fast"), "--rate: expected a number, got 'fast'")
+  check.equal(problem("--name", "z"), "--name: expected one of x, y, got 'z'")
   check.equal(problem("--steps"), "--steps needs a value")
   check.equal(problem("--stepz", "1"), "unknown argument '--stepz'; --help lists them")
   check.equal(problem("--flag=1"), "--flag takes no value")
@@ -67,9 +83,9 @@ check.test("mistakes", function()
 end)
 
 check.test("help", function()
-  local text = recipe.help_text(spec, spec.args)
-  for _, part in ipairs { "A test", "claim:  it works", "--steps N", "(default 100, 3 with --quick)", "--rate X",
-    "--no-warm", "--long-name N" } do
+  local text = recipe.help_text(declare().head, spec.args)
+  for _, part in ipairs { "A test", "claim:  it works, in a sentence of two lines\n", "--steps N",
+    "(default 100, 3 with --quick)", "--rate X", "--no-warm", "--long-name N" } do
     check.equal(text:find(part, 1, true) ~= nil, true, part)
   end
 end)
@@ -84,48 +100,118 @@ check.test("the closing table", function()
   r.metrics.extra = { 1, 2 }
   check.equal(r:finish(rows), 0, "a failed bar is no failed program")
   local saved = ty.io.load_json(root .. "/metrics.json")
-  check.equal({ saved.results[1].pass, saved.results[2].pass, saved.results[3].pass }, { true, false, true })
-  check.equal({ saved.results[4].measured, saved.results[4].pass }, { "not here", nil })
+  check.equal({ saved.table[1].pass, saved.table[2].pass, saved.table[3].pass }, { true, false, true })
+  check.equal({ saved.table[4].measured, saved.table[4].pass }, { "not here", nil })
   check.equal(saved.metrics.extra, { 1, 2 })
   check.equal(saved.args.steps, 100)
   check.equal(declare("--strict"):finish(rows), 1, "unless asked for")
   check.equal(declare("--strict", "--quick"):finish(rows), 0)
-  check.fails(function() declare():finish { { claim = "?" } } end, "needs pass")
+  check.fails(function() declare():finish { { claim = "?" } } end, "expected pass, or numbers")
 end)
 
--- Every recipe of the project must run with --quick and leave its metrics.
-local interpreter
-do
-  local first = 0
-  while arg[first - 1] do first = first - 1 end
-  interpreter = arg[first]
-end
+check.test("seeds", function()
+  local function seeds(...) return recipe.declare({ file = file, seeds = 2 }, { "--out", root, ... }).seeds end
+  check.equal(seeds(), { 0, 1 })
+  check.equal(seeds("--seed", "5", "--seeds", "3"), { 5, 6, 7 })
+  check.equal(seeds "--quick", { 0 })
+  local r = recipe.declare({ file = file, base = true, seeds = 1 }, { "--out", root })
+  check.equal({ r:base(), r:base "corpus", r:base(4) },
+    { root .. "/base", root .. "/base/corpus", root .. "/base/seed4" })
+  r = recipe.declare({ file = file, base = true }, { "--out", root, "--base", "shared" })
+  check.equal(r:base(4), "shared/seed4")
+end)
 
-local function recipes(folder, list)
-  for _, name in ipairs(ty.io.listdir(folder)) do
-    local path = folder .. "/" .. name
-    if ty.io.stat(path).kind == "directory" then recipes(path, list)
-    elseif name:match "%.lua$" then list[#list + 1] = path end
-  end
-  return list
-end
+check.test("rows of several seeds", function()
+  local r = declare()
+  r:finish {
+    { claim = "clear", values = { 1, 2, 3 }, bar = 1 }, { claim = "close", values = { 1, 2, 3 }, bar = 1.9 },
+    { claim = "worst", measured = 1, values = { 1, 2, 3 }, baseline = { 2, 2, 2 }, bar = 1.5 },
+    { claim = "one", values = { 4 }, bar = 4.1, below = true },
+  }
+  local saved = ty.io.load_json(root .. "/metrics.json").table
+  check.equal({ saved[1].measured, saved[1].spread, saved[1].pass, saved[1].noise }, { 2.0, 1.0, true, nil })
+  check.equal({ saved[2].pass, saved[2].noise }, { true, true }, "the bar is within the standard error, 0.58")
+  check.equal({ saved[3].measured, saved[3].pass, saved[3].noise }, { 1, false, true })
+  check.equal(saved[3].baseline, { 2, 2, 2 })
+  check.equal({ saved[4].measured, saved[4].spread, saved[4].pass, saved[4].noise }, { 4.0, nil, true, nil })
+end)
 
-for _, path in ipairs(recipes(check.root .. "recipes", {})) do
-  check.test("quick: " .. path:match "recipes/.*$", function()
-    local out = root .. "/" .. path:match "([^/]+)%.lua$"
-    local log = root .. "/log"
-    local function run(arguments)
-      return (os.execute(("'%s' '%s' %s >'%s' 2>&1"):format(interpreter, path, arguments, log)))
-    end
-    check.equal(run(("--quick --out '%s'"):format(out)), true, ty.io.exists(log) and ty.io.read(log))
-    check.equal(ty.io.exists(out .. "/metrics.json"), true, "metrics.json")
-    check.equal(run "--help", true)
-    check.equal(ty.io.read(log):find("--quick", 1, true) ~= nil, true)
-    check.equal(run "--no-such-thing", nil, "a mistake ends with a status")
-    local first = ty.io.read(path):match "^%-%- ([^\n]+)\n%-%- claim: [^\n]+\n"
-    check.equal(first ~= nil, true, "the header names title and claim")
-  end)
-end
+check.test("timing in turn", function()
+  local r, calls = declare(), { a = 0, b = 0 }
+  local order = {}
+  local medians, times = r:time({
+    a = function() calls.a, order[#order + 1] = calls.a + 1, "a" end,
+    b = function() calls.b, order[#order + 1] = calls.b + 1, "b" end,
+  }, { rounds = 4, warmup = 2, calls = { b = 2 } })
+  check.equal(calls, { a = 6, b = 12 })
+  check.equal(table.concat(order, "", 1, 6), "abbabb")
+  check.equal({ #times.a, #times.b }, { 4, 4 })
+  check.equal(medians.a, ty.stats.median(times.a))
+end)
+
+check.test("statistics", function()
+  local stats = ty.stats
+  check.equal({ stats.median { 3, 1, 2 }, stats.median { 4, 1, 3, 2 }, stats.median { 7 } }, { 2, 2.5, 7 })
+  check.equal({ stats.mean { 1, 2, 6 }, stats.spread { 2, 4 }, stats.spread { 5 } }, { 3.0, math.sqrt(2), 0.0 })
+  check.close(stats.slope { { 0, 1 }, { 1, 3 }, { 2, 5 } }, 2, 1e-12)
+  check.close(stats.slope({ { 1, 5 }, { 2, 20 }, { 4, 80 } }, true), 2, 1e-12)
+  local list = { 3, 1, 2 }
+  stats.median(list)
+  check.equal(list, { 3, 1, 2 }, "is left as it was")
+  check.fails(function() stats.median {} end, "stats.median: list: expected at least 1 numbers, got 0")
+  check.fails(function() stats.mean { 1, "x" } end, "stats.mean: list: expected numbers, got string at 2")
+  check.fails(function() stats.spread() end, "stats.spread: list: expected a table, got nil")
+end)
+
+check.test("names of recipes", function()
+  local name = require("tycho.recipe.head").name
+  check.equal({ name "recipes/core/gla.lua" }, { "core/gla", "." })
+  check.equal({ name "/a/b/recipes/llm/gla.lua" }, { "llm/gla", "/a/b" })
+  check.equal({ name "gla.lua" }, { "gla" })
+end)
+
+-- ---- records ----
+
+local records = require "tycho.recipe.records"
+
+check.test("a record is small, sorted and stable", function()
+  local run = { arguments = {}, device = "cpu", threads = 2, seed = 0, seconds = 1.23456789, version = "0",
+    commit = "c", metrics = { list = { 1 / 3, 2, 0 / 0 }, text = "a [b]\n{c}" },
+    table = { { claim = "x", measured = 1 / 3, pass = true } } }
+  local path = records.add(root, "family/example", run)
+  local first = ty.io.read(path)
+  check.equal(first:find('"list": [0.333333, 2, ', 1, true) ~= nil, true, first)
+  local saved = records.read(root, "family/example")
+  check.equal({ saved.recipe, #saved.runs, saved.runs[1].metrics.text }, { "family/example", 1, "a [b]\n{c}" })
+  records.add(root, "family/example", run)
+  check.equal(ty.io.read(path), first, "recorded again")
+  run.arguments = { steps = 7 }
+  records.add(root, "family/example", run)
+  saved = records.read(root, "family/example")
+  check.equal(#saved.runs, 2, "other arguments stand beside")
+  check.equal(records.plain_run(saved).arguments, {})
+  check.equal({ records.state(saved) }, { "met", 0, 1 })
+  run.arguments, run.table = {}, { { claim = "x", pass = false }, { claim = "y", pass = true }, { claim = "z" } }
+  records.add(root, "family/example", run)
+  check.equal({ records.state(records.read(root, "family/example")) }, { "missed 1 of 2", 1, 2 })
+  check.equal({ records.state(nil) }, { "not recorded", 0, 0 })
+end)
+
+check.test("only a clean tree is recorded", function()
+  local tree = root .. "/tree"
+  local function sh(text) return os.execute(("cd '%s' && (%s) >/dev/null 2>&1"):format(tree, text)) end
+  ty.io.mkdir(tree .. "/recipes/family")
+  check.fails(function() records.commit(tree) end, "is no git checkout")
+  ty.io.write_atomic(tree .. "/recipes/family/example.lua", ty.io.read(file))
+  local committed = sh "git init -q && git add -A && git -c user.name=x -c user.email=x@x commit -m x"
+  check.equal(committed, true, "git, which CI has")
+  check.equal(#records.commit(tree), 40)
+  ty.io.mkdir(tree .. "/records")
+  ty.io.write_atomic(tree .. "/records/a.json", "{}")
+  check.equal(#records.commit(tree), 40, "other records do not count")
+  ty.io.write_atomic(tree .. "/new.lua", "")
+  check.fails(function() records.commit(tree) end, "changes that are not committed")
+end)
 
 remove_all(root)
 check.finish()

@@ -1,0 +1,205 @@
+--- What every recipe shares: its head, its arguments, the folder for results, timing, the closing table, records.
+--
+--     -- Digits by flow matching
+--     -- claim: a class-conditional flow model draws digits that a classifier recognises
+--     -- paper: Lipman et al. 2023, "Flow Matching for Generative Modeling"
+--     -- time: 3 minutes on two CPU cores
+--     local r = recipe.declare {
+--       seeds = 3,
+--       args = { { "steps", 800, "training steps", quick = 20 }, { "guidance", 1.5, "strength of guidance" } },
+--     }
+--     for _, seed in ipairs(r.seeds) do ... r.args.steps, r.device, r.quick, r:path "samples.png" ... end
+--     os.exit(r:finish { { claim = "recognised", values = by_seed, bar = 0.95 } })
+local ty = require "tycho"
+local arguments = require "tycho.recipe.arguments"
+local head = require "tycho.recipe.head"
+local records = require "tycho.recipe.records"
+local rows = require "tycho.recipe.rows"
+local stats = require "tycho.stats"
+
+local M = { parse = arguments.parse, help_text = arguments.help }
+
+---@class Recipe
+---@field name string             family/name
+---@field head RecipeHead
+---@field args table<string, any> the declared arguments
+---@field seed integer
+---@field seeds? integer[]        the seeds of the runs, where `seeds` was declared
+---@field device string
+---@field quick boolean
+---@field out string              folder of the results
+---@field metrics table           numbers by name that the recipe wants to keep besides its table
+local Recipe = {}
+Recipe.__index = Recipe
+
+local function entries_of(spec)
+  local lists, known, entries = { spec.args or {}, {}, arguments.common }, {}, {}
+  if spec.seeds then table.insert(lists[2], arguments.seeds(spec.seeds)) end
+  if spec.base then table.insert(lists[2], arguments.base) end
+  for _, list in ipairs(lists) do
+    for _, entry in ipairs(list) do
+      if known[entry[1]] then error(("recipe.declare: argument '%s' is declared twice"):format(entry[1]), 3) end
+      known[entry[1]] = true
+      entries[#entries + 1] = entry
+    end
+  end
+  return entries
+end
+
+-- Ends the program with one line: the user's mistake, not the recipe's.
+local function refuse(text)
+  io.stderr:write((tostring(text):gsub("^.-:%d+: ", "")), "\n")
+  os.exit(2, true)
+end
+
+--- Declares a recipe and reads the command line; title, claim, system, paper and time come from the head of the file.
+-- spec: args, a list as tycho.recipe.arguments describes them; seeds (how many runs, for recipes that train: --seeds
+-- and r.seeds); base (true for recipes that begin with trained models: --base and r:base()); file (by default the
+-- caller's). --help prints and ends the program; a mistake prints a line and ends it with status 2.
+---@param spec { args?: RecipeArgument[], seeds?: integer, base?: boolean, file?: string }
+---@param words? string[]  instead of the command line
+---@return Recipe
+function M.declare(spec, words)
+  local file = spec.file or debug.getinfo(2, "S").source:match "^@(.*)$" or "recipe.lua"
+  local entries = entries_of(spec)
+  local self = setmetatable({ spec = spec, entries = entries, began = ty.system.clock(), metrics = {} }, Recipe)
+  self.head = head.read(file)
+  self.name, self.root = head.name(file)
+  local given, problem = arguments.parse(entries, words or rawget(_G, "arg") or {})
+  if problem == "help" then
+    io.stdout:write(arguments.help(self.head, entries))
+    os.exit(0, true)
+  elseif problem then
+    refuse(problem)
+  end
+  local args = arguments.values(entries, given)
+  self.args = args
+  for _, entry in ipairs(arguments.common) do self[entry[1]] = args[entry[1]] end
+  if self.out == "" then self.out = "runs/" .. self.name end
+  local fine, reason = pcall(function()
+    if self.threads > 0 then ty.set_threads(self.threads) end
+    if self.device ~= "cpu" then ty.zeros(1, { device = self.device }) end
+    if self.record then
+      if self.quick then error("--record: a quick run judges nothing; run it without --quick", 0) end
+      if not self.root then error(("--record: %s is in no folder recipes/"):format(file), 0) end
+      self.commit = records.commit(self.root)
+    end
+    ty.io.mkdir(self.out)
+  end)
+  if not fine then refuse(reason) end
+  if spec.seeds then
+    self.seeds = {}
+    for i = 1, args.seeds do self.seeds[i] = self.seed + i - 1 end
+  end
+  ty.manual_seed(self.seed)
+  return self
+end
+
+--- A path in the folder of the results.
+function Recipe:path(name) return self.out .. "/" .. name end
+
+--- A path in the folder of trained models: --base, or `base` in the folder of the results.
+---@param name? string|integer  a file in it; of a seed: the model trained with it
+function Recipe:base(name)
+  local folder = self.args.base ~= "" and self.args.base or self:path "base"
+  if math.type(name) == "integer" then name = "seed" .. name end
+  return name and folder .. "/" .. name or folder
+end
+
+--- Prints a line of the recipe's report.
+function Recipe:say(format, ...)
+  io.stdout:write(select("#", ...) > 0 and format:format(...) or format, "\n")
+  io.stdout:flush()
+end
+
+--- Seconds since the recipe began.
+function Recipe:seconds() return ty.system.clock() - self.began end
+
+--- Runs fn with new modules made on the recipe's device, and returns what it returns.
+---@param fn function
+---@param options? table  further defaults: dtype
+function Recipe:place(fn, options)
+  local defaults = { device = self.device }
+  for key, value in pairs(options or {}) do defaults[key] = value end
+  return ty.nn.with_defaults(defaults, fn)
+end
+
+--- Waits until the recipe's device has done what it was asked for.
+function Recipe:wait()
+  if self.device ~= "cpu" then ty.cuda.synchronize(self.device) end
+end
+
+--- Seconds that functions take, by the names they have in the table: medians, and all times. They take turns in every
+-- round, so that what disturbs one disturbs the others; each call is in a scope, and waited for.
+---@generic K
+---@param functions table<K, function>
+---@param options { rounds: integer, warmup?: integer, calls?: table<K, integer> }  warmup: rounds that do not count
+-- (1); calls: how often a function is called in a round, whose time is divided by it (1)
+---@return table<K, number> medians, table<K, number[]> times
+function Recipe:time(functions, options)
+  local names, times, medians = {}, {}, {}
+  for name in pairs(functions) do names[#names + 1] = name end
+  table.sort(names)
+  for round = 1 - (options.warmup or 1), options.rounds do
+    for _, name in ipairs(names) do
+      local calls = options.calls and options.calls[name] or 1
+      self:wait()
+      local began = ty.system.clock()
+      for _ = 1, calls do ty.scope(functions[name]) end
+      self:wait()
+      times[name] = times[name] or {}
+      if round > 0 then times[name][round] = (ty.system.clock() - began) / calls end
+    end
+  end
+  for name, list in pairs(times) do medians[name] = stats.median(list) end
+  return medians, times
+end
+
+--- The picture that stands for the recipe on its page: a small PNG in the folder of the results, which --record keeps.
+---@param name string
+---@return string path
+function Recipe:picture(name)
+  self.shown = self:path(name)
+  return self.shown
+end
+
+-- The recorded picture stands beside the record, under the recipe's name.
+local function keep_picture(self)
+  if not self.shown then return nil end
+  local content = ty.io.read(self.shown)
+  local target = ("%s/records/%s.png"):format(self.root, self.name)
+  if #content > 200000 then
+    error(("--record: %s: expected a picture of at most 200,000 bytes, got %d"):format(self.shown, #content), 0)
+  end
+  ty.io.mkdir(target:match "^(.*)/")
+  ty.io.write_atomic(target, content)
+  return target:match "[^/]+$"
+end
+
+--- Ends the recipe: prints the table of claims and writes metrics.json, with --record also the record. Under --quick
+-- nothing is judged. Returns the exit status: 0, or 1 with --strict when a row failed.
+---@param list RecipeRow[]
+---@return integer status
+function Recipe:finish(list)
+  local results, failed = {}, 0
+  for i, row in ipairs(list) do
+    results[i] = rows.result(row, not self.quick)
+    if results[i].pass == false then failed = failed + 1 end
+  end
+  io.stdout:write("\n", rows.text(results))
+  local seconds = self:seconds()
+  local run = { seed = self.seed, device = self.device, threads = ty.threads(), seconds = seconds, table = results,
+    metrics = self.metrics, version = ty.version, arguments = arguments.changed(self.entries, self.args) }
+  local metrics = { recipe = self.name, args = self.args }
+  for key, value in pairs(run) do metrics[key] = value end
+  ty.io.write_atomic(self:path "metrics.json", records.encode(metrics))
+  local note = self.quick and "quick run, bars not judged; " or ""
+  io.stdout:write(("\n%s%.1f s, results in %s\n"):format(note, seconds, self.out))
+  if self.record then
+    run.commit, run.picture = self.commit, keep_picture(self)
+    io.stdout:write("recorded in ", records.add(self.root, self.name, run), "\n")
+  end
+  return self.strict and failed > 0 and 1 or 0
+end
+
+return M

@@ -1,0 +1,72 @@
+--- Numbers that stand for lists of numbers: require "tycho.stats". Lists are Lua tables that count from 1; none of
+-- these functions changes its list. An empty list, or an entry that is no number, is an error.
+local M = {}
+
+local function check(who, list, least)
+  if type(list) ~= "table" then error(("stats.%s: list: expected a table, got %s"):format(who, type(list)), 3) end
+  if #list < (least or 1) then
+    error(("stats.%s: list: expected at least %d numbers, got %d"):format(who, least or 1, #list), 3)
+  end
+  for i, x in ipairs(list) do
+    if type(x) ~= "number" then
+      error(("stats.%s: list: expected numbers, got %s at %d"):format(who, type(x), i), 3)
+    end
+  end
+end
+
+local function mean(list)
+  local sum = 0.0
+  for _, x in ipairs(list) do sum = sum + x end
+  return sum / #list
+end
+
+--- The arithmetic mean.
+---@param list number[]
+---@return number
+function M.mean(list)
+  check("mean", list)
+  return mean(list)
+end
+
+--- The value in the middle; of an even count the mean of the two in the middle.
+---@param list number[]
+---@return number
+function M.median(list)
+  check("median", list)
+  local sorted = table.move(list, 1, #list, 1, {})
+  table.sort(sorted)
+  local n = #sorted
+  if n % 2 == 1 then return sorted[(n + 1) // 2] end
+  return (sorted[n // 2] + sorted[n // 2 + 1]) / 2
+end
+
+--- The sample standard deviation (divided by n - 1); 0 for one number.
+---@param list number[]
+---@return number
+function M.spread(list)
+  check("spread", list)
+  if #list == 1 then return 0.0 end
+  local middle, sum = mean(list), 0.0
+  for _, x in ipairs(list) do sum = sum + (x - middle) ^ 2 end
+  return math.sqrt(sum / (#list - 1))
+end
+
+--- Slope of the least-squares line through points { x, y }; through their logarithms with `log`: the power of x that y
+-- grows with.
+---@param points number[][]
+---@param log? boolean
+---@return number
+function M.slope(points, log)
+  local xs, ys = {}, {}
+  for i, point in ipairs(points) do
+    xs[i], ys[i] = point[1], point[2]
+    if log then xs[i], ys[i] = math.log(xs[i]), math.log(ys[i]) end
+  end
+  check("slope", xs, 2)
+  check("slope", ys, 2)
+  local x, y, above, below = mean(xs), mean(ys), 0.0, 0.0
+  for i = 1, #xs do above, below = above + (xs[i] - x) * (ys[i] - y), below + (xs[i] - x) ^ 2 end
+  return above / below
+end
+
+return M
