@@ -130,7 +130,7 @@ function Corpus:model(options)
     max_position_embeddings = o.context, tie_word_embeddings = true,
   }
   for key, value in pairs(o.config) do config[key] = value end
-  return require "tycho.llm.llama" (config)
+  return require "tycho.models.llama" (config)
 end
 
 --- Settings as text, to see whether they are still the same.

@@ -7,7 +7,7 @@
 --     local cache = model:cache { h2o = true, heavy = 64, recent = 64 }
 --     model:generate(tokens, 1000, { cache = cache })
 local ty = require "tycho"
-local lasting = require "tycho.llm.lasting"
+local lasting = require "tycho.models.lasting"
 
 ---@class HeavyHitterCache
 ---@field past integer    positions that went through, padding included
@@ -22,7 +22,7 @@ local function count(name, value, least)
   return math.tointeger(value)
 end
 
---- A cache with the interface of tycho.llm.cache, for models whose attention asks it (decoders and GPT2). options:
+--- A cache with the interface of tycho.models.cache, for models whose attention asks it (decoders and GPT2). options:
 -- heavy (how many tokens stay by their attention), recent (how many of the last ones), sinks (0: how many of the
 -- first).
 ---@param layers integer
@@ -38,7 +38,7 @@ function HeavyHitterCache.new(layers, options)
   return self
 end
 
---- See tycho.llm.cache. Which of the tokens are no padding is kept here: attend() gives it to the attention.
+--- See tycho.models.cache. Which of the tokens are no padding is kept here: attend() gives it to the attention.
 function HeavyHitterCache:see(tokens, mask)
   local shape = tokens.shape
   local b, t = shape[1], shape[2]
@@ -163,7 +163,7 @@ function HeavyHitterCache.append()
   error("HeavyHitterCache: the attention of this model does not take a cache that forgets", 0)
 end
 
---- See tycho.llm.cache.
+--- See tycho.models.cache.
 function HeavyHitterCache:advance(t) self.past = self.past + t end
 
 --- Nothing that was forgotten comes back.

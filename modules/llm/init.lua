@@ -18,17 +18,17 @@ local M = {
   assign = loader.assign,
 }
 
-local files = { GPT2 = "gpt2", Llama = "llama", Mistral = "mistral", Qwen2 = "qwen2", Qwen3 = "qwen3",
-  Mixtral = "mixtral", GLA = "gla", Bert = "bert", BertForMaskedLM = "bert", T5 = "t5", Cache = "cache",
-  HeavyHitterCache = "h2o", chat = "chat", data = "data", train = "train", ngram = "ngram", corpus = "corpus",
-  trials = "trials", bleu = "bleu" }
+local files = { Cache = "models.cache", HeavyHitterCache = "llm.h2o", chat = "llm.chat", data = "llm.data",
+  train = "llm.train", ngram = "llm.ngram", corpus = "llm.corpus", trials = "llm.trials", bleu = "llm.bleu" }
 
--- A family's file is read when it is first asked for.
+local families = { GPT2 = true, Llama = true, Mistral = true, Qwen2 = true, Qwen3 = true, Mixtral = true, GLA = true,
+  Bert = true, BertForMaskedLM = true, T5 = true }
+
+-- A file is read when its name is first asked for.
 return setmetatable(M, { __index = function(self, name)
   local file = files[name]
-  if not file then return nil end
-  local value = require("tycho.llm." .. file)
-  if file == "bert" then value = value[name] end
+  if not file and not families[name] then return nil end
+  local value = file and require("tycho." .. file) or require("tycho.models")[name]
   rawset(self, name, value)
   return value
 end })

@@ -7,7 +7,7 @@ local base = require "tycho.nn.module"
 local M = {}
 
 local function family_of(config, path)
-  local families = require "tycho.llm.families"
+  local families = require "tycho.models.families"
   local class = families.find(config)
   if class then return class end
   local names = {}

@@ -3,7 +3,7 @@
 -- "Efficient Memory Management for Large Language Model Serving with PagedAttention". A step copies the keys and values
 -- of its rows together for the attention; results are those of the contiguous cache.
 local ty = require "tycho"
-local lasting = require "tycho.llm.lasting"
+local lasting = require "tycho.models.lasting"
 
 -- ---- the pool ----
 
@@ -74,7 +74,7 @@ end
 local PagedCache = {}
 PagedCache.__index = PagedCache
 
---- A cache with the interface of tycho.llm.cache. options: page (tokens in a page, 16), room (tokens that the pool
+--- A cache with the interface of tycho.models.cache. options: page (tokens in a page, 16), room (tokens that the pool
 -- begins with; it grows), pool (of another cache of the same model, to share).
 ---@param layers integer
 ---@param options? table
@@ -107,7 +107,7 @@ function PagedCache:next_slot(row)
   return pages[index] * pool.page + place
 end
 
---- See tycho.llm.cache. Gives every token that is no padding its slot.
+--- See tycho.models.cache. Gives every token that is no padding its slot.
 function PagedCache:see(tokens, mask)
   local shape = tokens.shape
   local b, t = shape[1], shape[2]
@@ -140,7 +140,7 @@ function PagedCache:see(tokens, mask)
   return self.seen, (self.seen:to("i64"):cumsum(1):narrow(1, self.past, t) - 1):clamp(0)
 end
 
---- See tycho.llm.cache.
+--- See tycho.models.cache.
 function PagedCache:append(layer, k, v)
   local shape = k.shape
   local heads = shape[2]
@@ -155,7 +155,7 @@ function PagedCache:append(layer, k, v)
   return one("k", k), one("v", v)
 end
 
---- See tycho.llm.cache.
+--- See tycho.models.cache.
 function PagedCache:advance(t) self.past = self.past + t end
 
 -- The row gives back the pages that its length no longer needs.
@@ -168,7 +168,7 @@ local function trim(self, row)
   end
 end
 
---- See tycho.llm.cache. Pages that are no longer needed go back to the pool.
+--- See tycho.models.cache. Pages that are no longer needed go back to the pool.
 function PagedCache:truncate(past)
   if past > self.past then error(("cache: %d positions are wanted of %d"):format(past, self.past), 2) end
   for row in ipairs(self.tables) do

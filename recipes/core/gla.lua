@@ -9,8 +9,8 @@
 -- of a turn finds the caches of the machine full of what softmax attention has read, which makes it look slow.
 local ty = require "tycho"
 local llm = require "tycho.llm"
-local layers = require "tycho.llm.layers"
-local rotary = require "tycho.llm.rotary"
+local layers = require "tycho.models.layers"
+local rotary = require "tycho.models.rotary"
 
 local r = ty.recipe.declare {
   args = {
@@ -123,7 +123,7 @@ ty.no_grad(function()
   local caches = {}
   for i, t in ipairs(lengths) do
     local x = on_device(ty.randn(1, t, args.width))
-    caches[i] = { states = require("tycho.llm.states").new(1), keys = llm.Cache.new(1, { room = t + args.tokens }) }
+    caches[i] = { states = require("tycho.models.states").new(1), keys = llm.Cache.new(1, { room = t + args.tokens }) }
     ty.scope(function()
       gla(x, { cache = caches[i].states, layer = 1 })
       softmax(x, positions(0, t, { cache = caches[i].keys, layer = 1 }))

@@ -3,7 +3,7 @@ local here = arg and arg[0]:match ".*/" or "tests/lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"
-local layers = require "tycho.llm.layers"
+local layers = require "tycho.models.layers"
 
 local function off(a, b) return (a - b):abs():max():item() end
 

@@ -1,7 +1,7 @@
 --- What layers with a state of fixed size remember of the tokens so far: one tensor for each layer, however many tokens
 -- there were. It stands where decoders with attention have their cache of keys and values.
 local ty = require "tycho"
-local lasting = require "tycho.llm.lasting"
+local lasting = require "tycho.models.lasting"
 
 ---@class StateCache
 ---@field past integer  tokens seen, padding included

@@ -1,11 +1,11 @@
 --- The decoder of Llama and of the families that follow it: parameter names, forward, cache. A family is a table of
 -- what it does differently; see llama.lua.
 local ty = require "tycho"
-local Cache = require "tycho.llm.cache"
-local configs = require "tycho.llm.config"
-local layers = require "tycho.llm.layers"
-local rotary = require "tycho.llm.rotary"
-local LanguageModel = require "tycho.llm.model"
+local Cache = require "tycho.models.cache"
+local configs = require "tycho.models.config"
+local layers = require "tycho.models.layers"
+local rotary = require "tycho.models.rotary"
+local LanguageModel = require "tycho.models.model"
 
 local nn = ty.nn
 local M = {}

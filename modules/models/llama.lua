@@ -3,7 +3,7 @@
 --
 --     local model = llm.Llama { vocab_size = 1000, hidden_size = 64, intermediate_size = 172, num_hidden_layers = 4,
 --       num_attention_heads = 4, num_key_value_heads = 2 }
-local decoder = require "tycho.llm.decoder"
+local decoder = require "tycho.models.decoder"
 
 return decoder.define {
   name = "Llama", model_type = "llama", architecture = "LlamaForCausalLM",

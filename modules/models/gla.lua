@@ -5,10 +5,10 @@
 --
 --     local model = llm.GLA { vocab_size = 1000, hidden_size = 128, num_hidden_layers = 4, num_heads = 2 }
 local ty = require "tycho"
-local States = require "tycho.llm.states"
-local configs = require "tycho.llm.config"
-local layers = require "tycho.llm.layers"
-local LanguageModel = require "tycho.llm.model"
+local States = require "tycho.models.states"
+local configs = require "tycho.models.config"
+local layers = require "tycho.models.layers"
+local LanguageModel = require "tycho.models.model"
 
 local nn = ty.nn
 local none = configs.none

@@ -1,7 +1,7 @@
 --- Rotary position embeddings (Su et al. 2021): the cosines and sines by position, with the scalings that published
 -- models use: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023) and Llama 3's.
 local ty = require "tycho"
-local lasting = require "tycho.llm.lasting"
+local lasting = require "tycho.models.lasting"
 
 local M = {}
 

@@ -1,9 +1,9 @@
 --- Mixtral: Mistral with a mixture of experts in place of the feed-forward network. Jiang et al. 2024, "Mixtral of
 -- Experts"; the loss that keeps the experts busy is that of Fedus et al. 2022, "Switch Transformers".
 local ty = require "tycho"
-local configs = require "tycho.llm.config"
-local decoder = require "tycho.llm.decoder"
-local layers = require "tycho.llm.layers"
+local configs = require "tycho.models.config"
+local decoder = require "tycho.models.decoder"
+local layers = require "tycho.models.layers"
 
 local nn = ty.nn
 

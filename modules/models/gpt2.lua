@@ -1,10 +1,10 @@
 --- GPT-2, with the parameter names of the public checkpoints (wte.weight, h.0.attn.c_attn.weight, ...). Radford et al.
 -- 2019, "Language Models are Unsupervised Multitask Learners".
 local ty = require "tycho"
-local Cache = require "tycho.llm.cache"
-local configs = require "tycho.llm.config"
-local layers = require "tycho.llm.layers"
-local LanguageModel = require "tycho.llm.model"
+local Cache = require "tycho.models.cache"
+local configs = require "tycho.models.config"
+local layers = require "tycho.models.layers"
+local LanguageModel = require "tycho.models.model"
 
 local nn = ty.nn
 local parameter = require("tycho.nn.options").parameter

@@ -9,7 +9,7 @@ M.by_model_type = { gpt2 = "gpt2", llama = "llama", mistral = "mistral", qwen2 =
 
 -- Where one model_type has several classes, or a config has no model_type, `architectures` decides.
 lazily.bert = function(config)
-  local bert = require "tycho.llm.bert"
+  local bert = require "tycho.models.bert"
   local name = type(config.architectures) == "table" and config.architectures[1]
   return (name == "BertForMaskedLM" or name == "BertForPreTraining") and bert.BertForMaskedLM or bert.Bert
 end
@@ -26,7 +26,7 @@ function M.find(config)
   end
   if lazily[kind] then return lazily[kind](config) end
   local file = M.by_model_type[kind]
-  return file and require("tycho.llm." .. file)
+  return file and require("tycho.models." .. file)
 end
 
 return M

@@ -1,9 +1,9 @@
 --- BERT: a bidirectional encoder, also for sentence embeddings. Devlin et al. 2019, "BERT: Pre-training of Deep
 -- Bidirectional Transformers"; Reimers and Gurevych 2019, "Sentence-BERT". Parameter names as published.
 local ty = require "tycho"
-local configs = require "tycho.llm.config"
-local layers = require "tycho.llm.layers"
-local LanguageModel = require "tycho.llm.model"
+local configs = require "tycho.models.config"
+local layers = require "tycho.models.layers"
+local LanguageModel = require "tycho.models.model"
 
 local nn = ty.nn
 

@@ -1,11 +1,11 @@
 --- T5: an encoder and a decoder with relative positions. Raffel et al. 2020, "Exploring the Limits of Transfer Learning
 -- with a Unified Text-to-Text Transformer"; version 1.1 by Shazeer 2020. Parameter names as published.
 local ty = require "tycho"
-local Cache = require "tycho.llm.cache"
-local configs = require "tycho.llm.config"
-local lasting = require "tycho.llm.lasting"
-local layers = require "tycho.llm.layers"
-local LanguageModel = require "tycho.llm.model"
+local Cache = require "tycho.models.cache"
+local configs = require "tycho.models.config"
+local lasting = require "tycho.models.lasting"
+local layers = require "tycho.models.layers"
+local LanguageModel = require "tycho.models.model"
 
 local nn = ty.nn
 

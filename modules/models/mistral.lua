@@ -1,6 +1,6 @@
 --- Mistral: Llama with a sliding window. Jiang et al. 2023, "Mistral 7B".
-local configs = require "tycho.llm.config"
-local decoder = require "tycho.llm.decoder"
+local configs = require "tycho.models.config"
+local decoder = require "tycho.models.decoder"
 
 return decoder.define {
   name = "Mistral", model_type = "mistral", architecture = "MistralForCausalLM",

@@ -1,6 +1,6 @@
 --- Qwen3: Qwen2 with norms of queries and keys in place of biases. Yang et al. 2025, "Qwen3 Technical Report".
-local decoder = require "tycho.llm.decoder"
-local qwen2 = require("tycho.llm.qwen2").family
+local decoder = require "tycho.models.decoder"
+local qwen2 = require("tycho.models.qwen2").family
 
 local fields = { attention_bias = { "flag", false } }
 for name, field in pairs(qwen2.fields) do fields[name] = field end

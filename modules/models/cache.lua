@@ -1,7 +1,7 @@
 --- Keys and values of the tokens so far, so that decoding a token costs one token. In batches of different lengths the
 -- shorter rows begin with tokens that are masked (padding on the left).
 local ty = require "tycho"
-local lasting = require "tycho.llm.lasting"
+local lasting = require "tycho.models.lasting"
 
 local FIRST = 64 -- positions that there is room for at first; it doubles
 

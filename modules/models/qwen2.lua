@@ -1,7 +1,7 @@
 --- Qwen2 and Qwen2.5: biases of queries, keys and values; from layer max_window_layers on a sliding window, where the
 -- config asks for it. Yang et al. 2024, "Qwen2 Technical Report".
-local configs = require "tycho.llm.config"
-local decoder = require "tycho.llm.decoder"
+local configs = require "tycho.models.config"
+local decoder = require "tycho.models.decoder"
 
 local none = configs.none
 
