@@ -158,7 +158,7 @@ function Corpus:trained(options)
   local note = o.folder .. "/settings.txt"
   local model
   if ty.io.exists(note) and ty.io.read(note) == settings then
-    model = require("tycho.llm.load").load(o.folder)
+    model = require("tycho.hub").load(o.folder)
     if o.device then model:to(o.device) end
     return model
   end

@@ -9,16 +9,16 @@
 -- files, packed batches), train (accumulation, evaluation, the loop), corpus (a text in parts, its tokenizer and a
 -- model trained on it), trials (optimizers compared at equal budget), ngram (the baseline), bleu (scores of what was
 -- generated).
-local loader = require "tycho.llm.load"
+local hub = require "tycho.hub"
 
 local M = {
-  load = loader.load,
-  tokenizer = loader.tokenizer,
-  weights = loader.weights,
-  assign = loader.assign,
+  load = hub.load,
+  tokenizer = hub.tokenizer,
+  weights = hub.weights,
+  assign = hub.assign,
 }
 
-local files = { Cache = "models.cache", HeavyHitterCache = "llm.h2o", chat = "llm.chat", data = "llm.data",
+local files = { Cache = "models.cache", HeavyHitterCache = "llm.h2o", chat = "hub.chat", data = "llm.data",
   train = "llm.train", ngram = "llm.ngram", corpus = "llm.corpus", trials = "llm.trials", bleu = "llm.bleu" }
 
 local families = { GPT2 = true, Llama = true, Mistral = true, Qwen2 = true, Qwen3 = true, Mixtral = true, GLA = true,

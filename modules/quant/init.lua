@@ -6,14 +6,14 @@
 --     quant.gptq.quantize(model, dataset, { format = "q3_k" })    -- with calibration; weights stay packed
 --     quant.save(model, "model.gguf")
 --     quant.eora.compensate(model, original, dataset, { rank = 16 })
-local gguf = require "tycho.quant.gguf"
+local hub = require "tycho.hub"
 local blocks = require "tycho.quant.blocks"
 local gptq = require "tycho.quant.gptq"
 
 return {
-  convert = gguf.convert,
+  convert = hub.convert,
   quantize = require("tycho.quant.weights").quantize,
-  save = gguf.save,
+  save = hub.save_gguf,
   gptq = gptq,
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,

@@ -205,7 +205,7 @@ check.test("damaged files are one clear error; NaN is found where it is looked f
 end)
 
 check.test("GGUF: names, metadata, the order of queries and keys", function()
-  local gguf = require "tycho.llm.gguf"
+  local gguf = require "tycho.hub.gguf"
   local tokens = ty.tensor { { 5, 9, 2, 77 } }
   local want = llm.load(root .. "llama", { dtype = "f32" })
   local back = { ["model.embed_tokens"] = "token_embd", ["model.norm"] = "output_norm", lm_head = "output",

@@ -4,7 +4,7 @@ local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"
 local llm, quant = require "tycho.llm", require "tycho.quant"
-local gguf = require "tycho.llm.gguf"
+local gguf = require "tycho.hub.gguf"
 
 local root = check.root .. "tests/fixtures/"
 local tokens = ty.tensor { { 1, 2, 3, 40, 5, 6, 70, 8 } }

@@ -187,7 +187,7 @@ end
 
 -- What a GGUF file holds: config, state, interleaved (the order of queries and keys), dtype.
 local function read_gguf(path)
-  local gguf = require "tycho.llm.gguf"
+  local gguf = require "tycho.hub.gguf"
   local tensors, metadata = ty.io.load(path)
   local packed = { config = gguf.config(metadata, tensors), dtype = gguf.dtype(tensors) }
   packed.state, packed.interleaved = gguf.state(tensors, metadata, packed.config)
@@ -207,7 +207,7 @@ end
 function M.tokenizer(path)
   if path:find "%.gguf$" then
     local _, metadata = ty.io.load(path)
-    return require("tycho.llm.gguf").tokenizer(metadata)
+    return require("tycho.hub.gguf").tokenizer(metadata)
   end
   local info = ty.io.stat(path)
   local folder = info and info.kind == "directory" and path or path:match "^(.*)/[^/]*$" or "."

@@ -1,7 +1,7 @@
 --- What a tokenizer.json says, as GGUF files have it under tokenizer.ggml: "gpt2" (byte-level BPE), "llama"
 -- (SentencePiece's BPE with byte fallback), "t5" (Unigram), "bert" (WordPiece).
 local ty = require "tycho"
-local gguf = require "tycho.llm.gguf"
+local gguf = require "tycho.hub.gguf"
 
 local metaspace = "\u{2581}"
 local NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

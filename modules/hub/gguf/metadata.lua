@@ -1,6 +1,6 @@
 --- A model's config as the metadata of a GGUF file, and tensors that stand for a part of it.
 local ty = require "tycho"
-local gguf = require "tycho.llm.gguf"
+local gguf = require "tycho.hub.gguf"
 
 local function refuse(format, ...) error("quant.convert: " .. format:format(...), 0) end
 

@@ -4,7 +4,7 @@
 --     local text = chat:render({ { role = "user", content = "Hello" } })
 --     local tokens = tok:encode(text)
 local ty = require "tycho"
-local jinja = require "tycho.llm.jinja"
+local jinja = require "tycho.hub.jinja"
 
 local M = {}
 

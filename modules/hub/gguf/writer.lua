@@ -1,9 +1,9 @@
 --- Models to GGUF files, their large matrices in blocks of few bits.
 local ty = require "tycho"
-local llm = require "tycho.llm"
-local gguf = require "tycho.llm.gguf"
-local add_tokenizer = require "tycho.quant.gguf_tokenizer"
-local describe = require "tycho.quant.gguf_config"
+local loader = require "tycho.hub.load"
+local gguf = require "tycho.hub.gguf"
+local add_tokenizer = require "tycho.hub.gguf.vocabulary"
+local describe = require "tycho.hub.gguf.metadata"
 
 local M = {}
 
@@ -102,7 +102,7 @@ function M.convert(folder, path, dtype)
     error(("quant.convert: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, f32, f16 or bf16, got %s"):format(
       tostring(dtype)), 2)
   end
-  return write("quant.convert", llm.load(folder), path, folder, dtype, function(name, t, tied)
+  return write("quant.convert", loader.load(folder), path, folder, dtype, function(name, t, tied)
     return dtype_for(name, t, dtype, tied)
   end)
 end

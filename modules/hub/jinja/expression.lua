@@ -1,5 +1,5 @@
---- Expressions of chat templates: words, then functions of the variables. See tycho.llm.jinja.
-local values = require "tycho.llm.jinja_values"
+--- Expressions of chat templates: words, then functions of the variables. See tycho.hub.jinja.
+local values = require "tycho.hub.jinja.values"
 
 local M = { TEXT_MOST = 1 << 24, DEPTH_MOST = 100 }
 

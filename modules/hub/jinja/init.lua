@@ -3,8 +3,8 @@
 --
 --     local render = jinja.compile(template)
 --     local text = render { messages = { { role = "user", content = "Hello" } }, add_generation_prompt = true }
-local expressions = require "tycho.llm.jinja_expression"
-local values = require "tycho.llm.jinja_values"
+local expressions = require "tycho.hub.jinja.expression"
+local values = require "tycho.hub.jinja.values"
 
 local fail, accept, expect, name_of, whole = expressions.fail, expressions.accept, expressions.expect,
   expressions.name_of, expressions.whole
