@@ -1,4 +1,4 @@
-# What ctest runs: the op tests, each file of tests/lua and tests/c, the program's own tests, luacheck.
+# What ctest runs: the op tests, each file of tests/lua, tests/modules and tests/c, the program's own tests, luacheck.
 enable_testing()
 set(test_folder WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 
@@ -17,6 +17,12 @@ if(TARGET tycho)
     string(REGEX REPLACE "\\.lua$" "" recipe ${file})
     string(REPLACE "/" "_" name recipe_${recipe})
     add_test(NAME ${name} COMMAND tycho tests/recipes/quick.lua ${recipe} ${test_folder})
+  endforeach()
+  # Those of modules by family: tests/modules/peft/lora_test.lua is peft_lora.
+  file(GLOB module_tests RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS tests/modules/*/*_test.lua)
+  foreach(file ${module_tests})
+    string(REGEX REPLACE "tests/modules/(.*)/(.*)_test.lua" "\\1_\\2" name ${file})
+    add_test(NAME ${name} COMMAND tycho ${file} ${test_folder})
   endforeach()
   add_test(NAME program COMMAND tycho tests/cli/program_test.lua $<$<BOOL:${TYCHO_SANITIZE}>:--slow> ${test_folder}
            COMMAND_EXPAND_LISTS)

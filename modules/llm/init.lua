@@ -18,7 +18,7 @@ local M = {
   assign = hub.assign,
 }
 
-local files = { Cache = "models.cache", HeavyHitterCache = "llm.h2o", chat = "hub.chat", data = "llm.data",
+local files = { Cache = "models.cache", HeavyHitterCache = "llm.cache.h2o", chat = "hub.chat", data = "llm.data",
   train = "llm.train", ngram = "llm.ngram", corpus = "llm.corpus", trials = "llm.trials", bleu = "llm.bleu" }
 
 local families = { GPT2 = true, Llama = true, Mistral = true, Qwen2 = true, Qwen3 = true, Mixtral = true, GLA = true,

@@ -11,11 +11,11 @@ local Cache = {}
 Cache.__index = Cache
 
 -- Caches of other kinds, by the option that asks for them.
-local kinds = { paged = "tycho.llm.paged", h2o = "tycho.llm.h2o" }
+local kinds = { paged = "tycho.llm.cache.paged", h2o = "tycho.llm.cache.h2o" }
 
 --- Room for `layers` layers; it grows as tokens come. options: room (positions to begin with); paged (true: the cache
--- of tycho.llm.paged, whose options are page, room and pool) or h2o (true: that of tycho.llm.h2o, whose options are
--- heavy, recent and sinks).
+-- of tycho.llm.cache.paged, whose options are page, room and pool) or h2o (true: that of tycho.llm.cache.h2o, whose
+-- options are heavy, recent and sinks).
 ---@param layers integer
 ---@param options? table
 ---@return KVCache

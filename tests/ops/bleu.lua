@@ -1,4 +1,5 @@
--- Row of src/ops/bleu.c. The reference is the plain Lua of llm.bleu, which tests/lua/llm_bleu_test.lua compares with NLTK.
+-- Row of src/ops/bleu.c. The reference is the plain Lua of llm.bleu, which tests/modules/llm/bleu_test.lua
+-- compares with NLTK.
 
 return function(row, T)
   local bleu = require "tycho.llm.bleu"

@@ -1,5 +1,5 @@
 -- Generation: filters of the logits, seeds, stops, streaming, batches of different lengths, the caches.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/llm/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"

@@ -1,5 +1,5 @@
 -- The diffusion and vision modules: processes against models known in closed form, networks, measures.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/diffusion/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local diffusion = require "tycho.diffusion"

@@ -1,5 +1,5 @@
 -- Chat templates: the texts that Jinja makes of the same templates (tests/fixtures/make_chat.py), and mistakes.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/hub/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"

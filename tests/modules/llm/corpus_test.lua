@@ -1,5 +1,5 @@
 -- The corpus of the recipes: its parts, its tokenizer, and a trained model that is kept.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/llm/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"

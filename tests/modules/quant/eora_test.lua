@@ -1,5 +1,5 @@
 -- EoRA: the factors against the optimum, adapters of models, what is refused.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/quant/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"

@@ -1,8 +1,8 @@
 -- GPTQ: the codes against the algorithm of the paper without its shortcuts, packing, models, what is refused.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/quant/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
-local second_order = dofile(here .. "second_order.lua")
+local second_order = dofile(check.root .. "tests/modules/second_order.lua")
 local ty = require "tycho"
 local llm, quant = require "tycho.llm", require "tycho.quant"
 local formats = require "tycho.quant.formats"

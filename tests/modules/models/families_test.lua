@@ -1,6 +1,6 @@
 -- The language model families against transformers: logits, loss, gradients and greedy text of the small models of
 -- tests/fixtures/llm (make_llm.py), loaded from the folders that transformers wrote.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"

@@ -1,5 +1,5 @@
 -- Loading and saving language models: folders, shards, PyTorch's files, the report of what does not fit, damaged files.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/hub/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"

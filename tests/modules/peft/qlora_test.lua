@@ -1,5 +1,5 @@
 -- QLoRA: encoded linear weights with adapters on top, and what they take.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/peft/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"

@@ -1,5 +1,5 @@
 -- BLEU against NLTK (tests/fixtures/make_bleu.py): the op on padded tensors, and the plain Lua on lists.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/llm/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local bleu = require("tycho.llm").bleu

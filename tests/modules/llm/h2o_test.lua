@@ -1,5 +1,5 @@
 -- The cache of a fixed number of tokens: exact while they all fit, the tokens with the most attention when they do not.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/llm/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"

@@ -1,7 +1,7 @@
 -- SparseGPT: the weights against the algorithm of the paper without its shortcuts, models, what is refused.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/prune/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
-local second_order = dofile(here .. "second_order.lua")
+local second_order = dofile(check.root .. "tests/modules/second_order.lua")
 local ty = require "tycho"
 local llm, prune = require "tycho.llm", require "tycho.prune"
 local solve = require("tycho.prune.sparsegpt").solve

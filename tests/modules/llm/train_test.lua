@@ -1,5 +1,5 @@
 -- Training language models: token files, packing, accumulation, checkpointing, resuming, evaluation, the n-gram model.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/llm/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"

@@ -1,5 +1,5 @@
 -- Pruning: masks and what keeps to them, retraining by few parameters, and layers that leave inputs out.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/prune/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"

@@ -1,5 +1,5 @@
 -- Optimizers compared at equal budget: runs that are kept, the search for a rate, what is projected.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/llm/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"

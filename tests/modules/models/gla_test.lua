@@ -1,6 +1,6 @@
 -- The GLA family: the layer against its recurrence, states passed on in pieces, generation, padding, packed sequences,
 -- names and files.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"

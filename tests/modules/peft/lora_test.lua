@@ -1,6 +1,6 @@
 -- LoRA adapters against the Python library peft: adapters that it saved (tests/fixtures/peft, make_peft.py), logits
 -- with them, merged and without, gradients; adapters of our own; files; errors.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/peft/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"
