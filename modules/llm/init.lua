@@ -10,15 +10,33 @@
 -- model trained on it), trials (optimizers compared at equal budget), ngram (the baseline), bleu (scores of what was
 -- generated).
 local hub = require "tycho.hub"
+local Cache = require "tycho.models.cache"
+local LanguageModel = require "tycho.models.model"
+
+-- What the networks of tycho.models leave to this module.
+
+--- Continues token sequences; see tycho.llm.generate.
+---@param tokens Tensor|Tensor[]
+---@param count integer
+---@param options? table
+---@return Tensor|Tensor[] tokens
+function LanguageModel:generate(tokens, count, options)
+  return require("tycho.llm.generate").generate(self, tokens, count, options)
+end
+
+for kind, file in pairs { paged = "tycho.llm.cache.paged", h2o = "tycho.llm.cache.h2o" } do
+  Cache.kinds[kind] = function(layers, options) return require(file).new(layers, options) end
+end
 
 local M = {
+  Cache = Cache,
   load = hub.load,
   tokenizer = hub.tokenizer,
   weights = hub.weights,
   assign = hub.assign,
 }
 
-local files = { Cache = "models.cache", HeavyHitterCache = "llm.cache.h2o", chat = "hub.chat", data = "llm.data",
+local files = { HeavyHitterCache = "llm.cache.h2o", chat = "hub.chat", data = "llm.data",
   train = "llm.train", ngram = "llm.ngram", corpus = "llm.corpus", trials = "llm.trials", bleu = "llm.bleu" }
 
 local families = { GPT2 = true, Llama = true, Mistral = true, Qwen2 = true, Qwen3 = true, Mixtral = true, GLA = true,

@@ -10,21 +10,23 @@ local FIRST = 64 -- positions that there is room for at first; it doubles
 local Cache = {}
 Cache.__index = Cache
 
--- Caches of other kinds, by the option that asks for them.
-local kinds = { paged = "tycho.llm.cache.paged", h2o = "tycho.llm.cache.h2o" }
+--- Caches of other kinds, by the option that asks for them: kinds.h2o(layers, options) for model:cache { h2o = true }.
+-- The module of such a cache adds it here.
+---@type table<string, fun(layers: integer, options: table): KVCache>
+Cache.kinds = {}
 
---- Room for `layers` layers; it grows as tokens come. options: room (positions to begin with); paged (true: the cache
--- of tycho.llm.cache.paged, whose options are page, room and pool) or h2o (true: that of tycho.llm.cache.h2o, whose
--- options are heavy, recent and sinks).
+--- A cache with room for `layers` layers, which grows as tokens come. options: room (positions to begin with, 64); with
+-- tycho.llm loaded also paged (true: the cache of tycho.llm.cache.paged, whose options are page, room and pool) and
+-- h2o (true: that of tycho.llm.cache.h2o, whose options are heavy, recent and sinks).
 ---@param layers integer
 ---@param options? table
 ---@return KVCache
 function Cache.new(layers, options)
-  for kind, module in pairs(kinds) do
+  for kind, new in pairs(Cache.kinds) do
     if type(options) == "table" and options[kind] then
       local rest = {}
       for key, value in pairs(options) do if key ~= kind then rest[key] = value end end
-      return require(module).new(layers, rest)
+      return new(layers, rest)
     end
   end
   local o = ty.nn.options("Cache", options, { room = FIRST })

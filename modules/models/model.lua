@@ -85,9 +85,11 @@ function LanguageModel:start(tokens, mask, cache)
   end
 end
 
---- Continues token sequences; see tycho.llm.generate.
-function LanguageModel:generate(tokens, count, options)
-  return require("tycho.llm.generate").generate(self, tokens, count, options)
+--- Continues token sequences. Generation is a method, not a part of a network: tycho.llm puts its own here, whose
+-- options tycho.llm.generate has.
+function LanguageModel:generate()
+  error(("generate: expected require \"tycho.llm\" before a %s generates, got the network alone"):format(
+    getmetatable(self).__name), 2)
 end
 
 return LanguageModel
