@@ -25,6 +25,20 @@ function methods.is_floating_point(x)
 end
 ty.is_floating_point = methods.is_floating_point
 
+local function finish(thread, ok, ...)
+  if ok then return ... end
+  coroutine.close(thread)
+  error((...), 0)
+end
+
+--- Calls fn(...) outside of every scope that is open, and returns what it returns: tensors made inside live until Lua
+-- drops them, as a cache needs that is filled within the steps of a loop. Scopes belong to a coroutine, and fn runs in
+-- a new one.
+function ty.unscoped(fn, ...)
+  local thread = coroutine.create(fn)
+  return finish(thread, coroutine.resume(thread, ...))
+end
+
 for name, fn in pairs(require "tycho.views") do
   ty[name], methods[name] = fn, fn
 end

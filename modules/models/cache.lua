@@ -1,7 +1,6 @@
 --- Keys and values of the tokens so far, so that decoding a token costs one token. In batches of different lengths the
 -- shorter rows begin with tokens that are masked (padding on the left).
 local ty = require "tycho"
-local lasting = require "tycho.models.lasting"
 
 local FIRST = 64 -- positions that there is room for at first; it doubles
 
@@ -37,7 +36,8 @@ end
 
 local function grown(old, like, past, room)
   local shape = like.shape
-  local new = lasting(ty.empty, { shape[1], shape[2], room, shape[4] }, { dtype = like.dtype, device = like.device })
+  local new = ty.unscoped(ty.empty, { shape[1], shape[2], room, shape[4] },
+    { dtype = like.dtype, device = like.device })
   if old then new:narrow(2, 0, past):copy_(old:narrow(2, 0, past)) end
   return new
 end
@@ -65,7 +65,7 @@ function Cache:see(tokens, mask)
   local full = { dtype = "bool", device = tokens.device }
   mask = mask and mask:to "bool" or ty.ones({ b, t }, full)
   local before = self.seen or ty.ones({ b, self.past }, full)
-  self.seen = lasting(ty.concat, { before, mask }, 1)
+  self.seen = ty.unscoped(ty.concat, { before, mask }, 1)
   local positions = self.seen:to("i64"):cumsum(1):narrow(1, self.past, t) - 1
   return self.seen, positions:clamp(0)
 end
@@ -79,7 +79,7 @@ function Cache:truncate(past)
     error(("cache: %d positions are wanted of %d"):format(past, self.past), 2)
   end
   self.past = past
-  if self.seen then self.seen = lasting(ty.narrow, self.seen, 1, 0, past) end
+  if self.seen then self.seen = ty.unscoped(ty.narrow, self.seen, 1, 0, past) end
 end
 
 --- Keeps the rows `index` (i64 [n]) of the batch, for example those that are not finished.
@@ -87,9 +87,9 @@ function Cache:select(index)
   ty.no_grad(function()
     for i = 1, self.layers do
       local at = self[i]
-      for name, t in pairs(at) do at[name] = lasting(ty.index_select, t, 0, index) end
+      for name, t in pairs(at) do at[name] = ty.unscoped(ty.index_select, t, 0, index) end
     end
-    if self.seen then self.seen = lasting(ty.index_select, self.seen, 0, index) end
+    if self.seen then self.seen = ty.unscoped(ty.index_select, self.seen, 0, index) end
   end)
 end
 

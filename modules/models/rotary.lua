@@ -1,7 +1,6 @@
 --- Rotary position embeddings (Su et al. 2021): the cosines and sines by position, with the scalings that published
 -- models use: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023) and Llama 3's.
 local ty = require "tycho"
-local lasting = require "tycho.models.lasting"
 
 local M = {}
 
@@ -136,7 +135,7 @@ function Rotary:table(length, device)
     local room = math.max(64, length)
     if kept then room = math.max(room, 2 * kept.length) end
     local list, scale = self:frequencies(length)
-    kept = lasting(ty.no_grad, function()
+    kept = ty.unscoped(ty.no_grad, function()
       local turns = ty.arange(room, { dtype = "f64" }):unsqueeze(1) * ty.tensor(list, { dtype = "f64" })
       local function put(t) return (t * scale):to("f32"):to { device = device } end
       return { cos = put(turns:cos()), sin = put(turns:sin()), length = room, dynamic = dynamic }

@@ -1,7 +1,6 @@
 --- What layers with a state of fixed size remember of the tokens so far: one tensor for each layer, however many tokens
 -- there were. It stands where decoders with attention have their cache of keys and values.
 local ty = require "tycho"
-local lasting = require "tycho.models.lasting"
 
 ---@class StateCache
 ---@field past integer  tokens seen, padding included
@@ -21,7 +20,7 @@ end
 function States:get(layer) return self[layer] end
 
 --- Keeps a state, which may be a tensor of the current scope.
-function States:put(layer, state) self[layer] = lasting(state.detach, state) end
+function States:put(layer, state) self[layer] = ty.unscoped(state.detach, state) end
 
 --- Counts t tokens more, once every layer has put its state.
 function States:advance(t) self.past = self.past + t end
@@ -41,7 +40,7 @@ end
 function States:select(index)
   ty.no_grad(function()
     for i = 1, self.layers do
-      if self[i] then self[i] = lasting(ty.index_select, self[i], 0, index) end
+      if self[i] then self[i] = ty.unscoped(ty.index_select, self[i], 0, index) end
     end
   end)
 end

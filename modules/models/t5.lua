@@ -3,7 +3,6 @@
 local ty = require "tycho"
 local Cache = require "tycho.models.cache"
 local configs = require "tycho.models.config"
-local lasting = require "tycho.models.lasting"
 local layers = require "tycho.models.layers"
 local LanguageModel = require "tycho.models.model"
 
@@ -63,7 +62,7 @@ function Attention:forward(x, memory, bias, kept, append)
   else
     memory = memory or x
     k, v = layers.split_heads(self.k(memory), self.heads), layers.split_heads(self.v(memory), self.heads)
-    if kept then kept.k, kept.v = lasting(ty.clone, k), lasting(ty.clone, v) end
+    if kept then kept.k, kept.v = ty.unscoped(ty.clone, k), ty.unscoped(ty.clone, v) end
   end
   if append then k, v = append(k, v) end
   return self.o(layers.join_heads(ty.scaled_dot_product_attention(q, k, v, bias, false, 1)))

@@ -116,6 +116,29 @@ check.test("a scope belongs to its coroutine", function()
   check.equal({ other, live() - before }, { nil, 0 })
 end)
 
+check.test("unscoped: what is made there outlives the scopes around it", function()
+  local before = live()
+  local cache, lost = {}, nil
+  ty.scope(function()
+    ty.scope(function()
+      cache.x, cache.y = ty.unscoped(function(a, b) return ty.ones(a), ty.zeros(b) end, 2, 3)
+      lost = ty.ones(2)
+    end)
+  end)
+  check.equal({ cache.x:tolist(), cache.y:tolist() }, { { 1.0, 1.0 }, { 0.0, 0.0, 0.0 } })
+  check.fails(function() return lost + 1 end, "released")
+  cache, lost = nil, nil
+  check.equal({ cache, lost, live() - before }, { nil, nil, 0 })
+  local ok, message = pcall(ty.unscoped, function() error("no such thing", 0) end)
+  check.equal({ ok, message }, { false, "no such thing" }, "errors come as they are")
+  local closed = false
+  pcall(ty.unscoped, function()
+    local guard <close> = setmetatable({}, { __close = function() closed = true end })
+    error(guard)
+  end)
+  check.ok(closed, "variables to be closed are closed after an error")
+end)
+
 check.test("an unfinished coroutine with a scope is collected", function()
   local before = live()
   do

@@ -7,7 +7,6 @@
 --     local cache = model:cache { h2o = true, heavy = 64, recent = 64 }
 --     model:generate(tokens, 1000, { cache = cache })
 local ty = require "tycho"
-local lasting = require "tycho.models.lasting"
 
 ---@class HeavyHitterCache
 ---@field past integer    positions that went through, padding included
@@ -48,7 +47,7 @@ function HeavyHitterCache:see(tokens, mask)
   self.mask = mask and mask:to "bool" or ty.ones({ b, t }, full)
   local before = self.lengths or ty.full({ b, 1 }, self.past, { dtype = "i64", device = tokens.device })
   local places = before + self.mask:to("i64"):cumsum(1)
-  self.lengths = lasting(function() return places:narrow(1, t - 1, 1):clone() end)
+  self.lengths = ty.unscoped(function() return places:narrow(1, t - 1, 1):clone() end)
   return nil, (places - 1):clamp(0)
 end
 
@@ -136,7 +135,7 @@ local function extend(self, at, q, k, v, scale)
     local _, stay = priority(self, score, position, self.past + t - 1):topk(self.budget, 2)
     for name, x in pairs(now) do now[name] = picked(x, stay) end
   end
-  lasting(function()
+  ty.unscoped(function()
     if not at.k then
       for name, x in pairs(allot(self, k, v)) do at[name] = x end
     end
@@ -176,10 +175,10 @@ function HeavyHitterCache:select(index)
   ty.no_grad(function()
     for i = 1, self.layers do
       for name, t in pairs(self[i]) do
-        if ty.is_tensor(t) then self[i][name] = lasting(ty.index_select, t, 0, index) end
+        if ty.is_tensor(t) then self[i][name] = ty.unscoped(ty.index_select, t, 0, index) end
       end
     end
-    if self.lengths then self.lengths = lasting(ty.index_select, self.lengths, 0, index) end
+    if self.lengths then self.lengths = ty.unscoped(ty.index_select, self.lengths, 0, index) end
   end)
 end
 

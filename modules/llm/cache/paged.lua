@@ -3,7 +3,6 @@
 -- "Efficient Memory Management for Large Language Model Serving with PagedAttention". A step copies the keys and values
 -- of its rows together for the attention; results are those of the contiguous cache.
 local ty = require "tycho"
-local lasting = require "tycho.models.lasting"
 
 -- ---- the pool ----
 
@@ -41,7 +40,7 @@ function Pool:rows(layer, name, like)
   local old = at[name]
   if not old or old.shape[1] < wanted then
     local shape = like.shape
-    local new = lasting(ty.empty, { wanted, shape[2] * shape[4] }, { dtype = like.dtype, device = like.device })
+    local new = ty.unscoped(ty.empty, { wanted, shape[2] * shape[4] }, { dtype = like.dtype, device = like.device })
     if old then new:narrow(0, 0, old.shape[1]):copy_(old) end
     at[name] = new
   end
@@ -55,7 +54,7 @@ function Pool:copy(page)
     for name, rows in pairs(self[i]) do
       local first = page * self.page
       if new * self.page >= rows.shape[1] then
-        local grown = lasting(ty.empty, { self.pages * self.page, rows.shape[2] },
+        local grown = ty.unscoped(ty.empty, { self.pages * self.page, rows.shape[2] },
           { dtype = rows.dtype, device = rows.device })
         grown:narrow(0, 0, rows.shape[1]):copy_(rows)
         rows, self[i][name] = grown, grown
@@ -131,12 +130,12 @@ function PagedCache:see(tokens, mask)
   end
   self.runs = runs
   local new = ty.tensor(slots, { dtype = "i64", device = tokens.device })
-  self.slots = lasting(function() return self.slots and ty.concat({ self.slots, new }, 1) or new:clone() end)
+  self.slots = ty.unscoped(function() return self.slots and ty.concat({ self.slots, new }, 1) or new:clone() end)
   if not mask and not self.seen then return nil, nil end
   local full = { dtype = "bool", device = tokens.device }
   mask = mask and mask:to "bool" or ty.ones({ b, t }, full)
   local before = self.seen or ty.ones({ b, self.past }, full)
-  self.seen = lasting(ty.concat, { before, mask }, 1)
+  self.seen = ty.unscoped(ty.concat, { before, mask }, 1)
   return self.seen, (self.seen:to("i64"):cumsum(1):narrow(1, self.past, t) - 1):clamp(0)
 end
 
@@ -178,8 +177,8 @@ function PagedCache:truncate(past)
     trim(self, row)
   end
   self.past = past
-  self.slots = self.slots and lasting(function() return self.slots:narrow(1, 0, past) end)
-  if self.seen then self.seen = lasting(ty.narrow, self.seen, 1, 0, past) end
+  self.slots = self.slots and ty.unscoped(function() return self.slots:narrow(1, 0, past) end)
+  if self.seen then self.seen = ty.unscoped(ty.narrow, self.seen, 1, 0, past) end
 end
 
 --- Keeps the rows `index` (i64 [n]) of the batch; a row may be there several times and then shares its pages until the
@@ -196,8 +195,8 @@ function PagedCache:select(index)
   end
   self.tables, self.lengths = tables, lengths
   ty.no_grad(function()
-    self.slots = self.slots and lasting(ty.index_select, self.slots, 0, index)
-    self.seen = self.seen and lasting(ty.index_select, self.seen, 0, index)
+    self.slots = self.slots and ty.unscoped(ty.index_select, self.slots, 0, index)
+    self.seen = self.seen and ty.unscoped(ty.index_select, self.seen, 0, index)
   end)
 end
 
@@ -216,7 +215,7 @@ function PagedCache:join(other)
     end
   end
   if not parts[1] then parts, masks = { parts[2] }, { masks[2] } end
-  self.slots, self.seen = lasting(ty.concat, parts, 0), lasting(ty.concat, masks, 0)
+  self.slots, self.seen = ty.unscoped(ty.concat, parts, 0), ty.unscoped(ty.concat, masks, 0)
   if self.seen:all():item() then self.seen = nil end
   table.move(other.tables, 1, #other.tables, #self.tables + 1, self.tables)
   table.move(other.lengths, 1, #other.lengths, #self.lengths + 1, self.lengths)
