@@ -124,7 +124,16 @@ function Rotary:frequencies(length)
   return scalings[self.settings.kind](self.width, self.settings.theta, self.settings, length or 1)
 end
 
---- cos and sin [length, width / 2] in f32 of the positions from 0, for sequences of `length` in all. They are kept.
+-- Rows of the table that is made next: it grows by doubling, so that a sequence that grows by single tokens seldom asks
+-- for another, but not past the context of the dynamic scaling, whose tables beyond it hold for one length alone.
+local function rows(length, kept, dynamic)
+  if dynamic and length >= dynamic then return length end
+  local room = math.max(64, length, kept and 2 * kept.length or 0)
+  return dynamic and math.min(room, dynamic) or room
+end
+
+--- cos and sin, at least [length, width / 2], in f32 of the positions from 0, for sequences of `length` in all. They
+-- are kept.
 ---@return Tensor cos
 ---@return Tensor sin
 function Rotary:table(length, device)
@@ -132,8 +141,7 @@ function Rotary:table(length, device)
   -- Frequencies of the dynamic scaling hold for one length.
   local dynamic = self.settings.kind == "dynamic" and math.max(length, self.settings.context)
   if not kept or kept.length < length or kept.dynamic ~= dynamic then
-    local room = math.max(64, length)
-    if kept then room = math.max(room, 2 * kept.length) end
+    local room = rows(length, kept, dynamic)
     local list, scale = self:frequencies(length)
     kept = ty.unscoped(ty.no_grad, function()
       local turns = ty.arange(room, { dtype = "f64" }):unsqueeze(1) * ty.tensor(list, { dtype = "f64" })
