@@ -219,7 +219,7 @@ static bool gather(const ty_tokenizer *t, const uint32_t *ids, size_t count, boo
     const ty_added *a = ty_added_find(t, ids[i]);
     ty_str s = a ? a->normal : ids[i] < t->vocab.size ? t->vocab.token[ids[i]] : (ty_str){ 0 };
     if (!s.text) return ty_fail(TY_EINVAL, "tokenizer: decode: there is no token %u", ids[i]);
-    if (a && a->special && skip_special) continue;
+    if (a && a->skipped && skip_special) continue;
     if (!ty_bytes_put(&out->text, s.text, s.size) || !close_string(out)) return false;
   }
   return true;

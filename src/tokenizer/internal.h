@@ -254,6 +254,7 @@ typedef struct ty_added {
   uint32_t id;
   ty_str content, normal; /* as the text has it; after the normalizers, for the decoder */
   bool single_word, left, right, normalized, special;
+  bool skipped; /* what decoding puts out for it is a special token: left out where these are */
 } ty_added;
 
 typedef struct ty_template_piece {

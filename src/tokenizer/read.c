@@ -170,6 +170,22 @@ static int by_id(const void *pa, const void *pb) {
   return (a->id > b->id) - (a->id < b->id);
 }
 
+/* Which tokens decoding leaves out with the special ones: those that the normalizers have made, or left, one of them.
+ * The reference goes by the text that it puts out, and so does this. */
+static bool mark_skipped(ty_tokenizer *t) {
+  ty_vocab special = { .token = calloc(t->added_count + 1, sizeof *special.token) };
+  if (!special.token) return ty_fail(TY_ENOMEM, "no memory for a tokenizer");
+  for (size_t i = 0; i < t->added_count; i++)
+    if (t->added[i].special) special.token[special.size++] = t->added[i].content;
+  bool ok = ty_vocab_build(&special);
+  for (size_t i = 0; ok && i < t->added_count; i++) {
+    ty_added *a = &t->added[i];
+    a->skipped = ty_vocab_find(&special, a->normal.text, a->normal.size) != TY_NO_ID;
+  }
+  ty_vocab_free(&special);
+  return ok;
+}
+
 /* Ids, what the tokens look like after the normalizers, and the tries that find them. */
 static bool finish_added(ty_tokenizer *t, const char *name) {
   t->size = t->vocab.size;
@@ -212,7 +228,7 @@ static bool finish_added(ty_tokenizer *t, const char *name) {
   }
   free(entries);
   if (w) ty_work_give(t, w);
-  return ok;
+  return ok && mark_skipped(t);
 }
 
 static bool finish(ty_tokenizer *t, const char *name) {

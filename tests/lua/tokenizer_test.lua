@@ -386,6 +386,19 @@ check.test("GGUF: Unigram and WordPiece", function()
   check.equal(bert:encode(text):tolist(), ty.tokenizer.load(folder .. "bert_uncased.json"):encode(text):tolist())
 end)
 
+check.test("added tokens that the normalizers change: ids and decoded text equal the reference's", function()
+  local added = ty.io.load_json(folder .. "added.json")
+  for i, case in ipairs(added.cases) do
+    local tok = ty.tokenizer.parse(ty.io.json_encode(case.tokenizer), "case " .. i)
+    for k, ids in ipairs(case.ids) do
+      local text = added.texts[k]
+      if text then check.equal(tok:encode(text):tolist(), ids, ("ids %d of case %d"):format(k, i)) end
+      check.equal(tok:decode(ids), case.skipped[k], ("text %d of case %d"):format(k, i))
+      check.equal(tok:decode(ids, { skip_special = false }), case.all[k], ("text %d of case %d, whole"):format(k, i))
+    end
+  end
+end)
+
 check.test("steps that take everything away, and keys that a step does not have", function()
   local tok = ty.tokenizer.parse([[{"added_tokens":[],
     "normalizer":{"type":"Replace","pattern":{"Regex":"[ x]{0,}"},"content":""},
