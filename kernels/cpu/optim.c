@@ -104,7 +104,8 @@ typedef struct step_ctx step_ctx;
 struct step_ctx {
   multi m;
   const ty_p_optim *p;
-  double l2, shrink;  /* weight decay: added to the gradient, or a factor of the parameters */
+  double l2, decay;   /* weight decay: added to the gradient, or the share that parameters lose: 1 - decay as a factor
+                         would round to a share that is up to 1 % off */
   double rate, widen; /* adam: the step size and the factor of sqrt(v), corrected for the bias */
   int list[ROLES];    /* which list of the inputs plays the role; -1: none */
   unsigned written;   /* mask of roles */
@@ -236,7 +237,7 @@ bool TY_KERNEL(sgd)(const ty_kernel_args *k) {
 static void adam_factors(step_ctx *c) {
   const ty_p_optim *p = c->p;
   c->l2 = p->decoupled ? 0 : p->weight_decay;
-  c->shrink = p->decoupled ? 1 - p->lr * p->weight_decay : 1;
+  c->decay = p->decoupled ? p->lr * p->weight_decay : 0;
   c->rate = p->lr / (1 - pow(p->beta1, (double)p->step));
   c->widen = 1 / sqrt(1 - pow(p->beta2, (double)p->step));
 }
@@ -257,7 +258,7 @@ bool TY_KERNEL(lion)(const ty_kernel_args *k) {
   ty_p_optim p;
   if (!step_numbers(k, &p)) return true;
   return run(&(step_ctx){ .p = &p,
-                          .shrink = 1 - p.lr * p.weight_decay,
+                          .decay = p.lr * p.weight_decay,
                           .list = { 0, 1, 2, -1, p.averaged ? 3 : -1 },
                           .written = WRITES_ALL,
                           .f32 = f32_lion,

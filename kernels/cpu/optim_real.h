@@ -63,7 +63,7 @@ static void NAME(adam)(REAL *const *x, int64_t n, const step_ctx *c) {
   const REAL *restrict g = x[G];
   const ty_p_optim *o = c->p;
   const REAL beta1 = (REAL)o->beta1, fresh1 = (REAL)(1 - o->beta1), beta2 = (REAL)o->beta2;
-  const REAL fresh2 = (REAL)(1 - o->beta2), rate = (REAL)c->rate, shrink = (REAL)c->shrink;
+  const REAL fresh2 = (REAL)(1 - o->beta2), rate = (REAL)c->rate, decay = (REAL)c->decay;
   for (int64_t i = 0; i < n; i += STRIP) {
     REAL d[STRIP], s[STRIP];
     WILL_READ(g + i);
@@ -77,7 +77,7 @@ static void NAME(adam)(REAL *const *x, int64_t n, const step_ctx *c) {
       d[j] = m[i + j] = beta1 * m[i + j] + fresh1 * d[j];
     }
     NAME(by_root)(d, s, (REAL)c->widen, (REAL)o->eps);
-    FOR_STRIP p[i + j] = p[i + j] * shrink - rate * d[j];
+    FOR_STRIP p[i + j] -= rate * d[j] + decay * p[i + j];
     if (a) {
       WILL_WRITE(a + i);
       NAME(average)(a + i, p + i, c);
@@ -90,7 +90,7 @@ static void NAME(lion)(REAL *const *x, int64_t n, const step_ctx *c) {
   const REAL *restrict g = x[G];
   const ty_p_optim *o = c->p;
   const REAL beta1 = (REAL)o->beta1, fresh1 = (REAL)(1 - o->beta1), beta2 = (REAL)o->beta2;
-  const REAL fresh2 = (REAL)(1 - o->beta2), lr = (REAL)o->lr, shrink = (REAL)c->shrink;
+  const REAL fresh2 = (REAL)(1 - o->beta2), lr = (REAL)o->lr, decay = (REAL)c->decay;
   for (int64_t i = 0; i < n; i += STRIP) {
     REAL d[STRIP];
     WILL_READ(g + i);
@@ -101,7 +101,7 @@ static void NAME(lion)(REAL *const *x, int64_t n, const step_ctx *c) {
       REAL mean = beta1 * m[i + j] + fresh1 * d[j];
       m[i + j] = beta2 * m[i + j] + fresh2 * d[j];
       REAL sign = mean > 0 ? 1 : mean < 0 ? -1 : mean; /* NaN stays */
-      p[i + j] = p[i + j] * shrink - lr * sign;
+      p[i + j] -= lr * sign + decay * p[i + j];
     }
     if (a) {
       WILL_WRITE(a + i);

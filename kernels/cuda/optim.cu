@@ -22,7 +22,7 @@ struct lion {
     const X d = c.gradient(p, g), mean = c.beta1 * m + c.fresh1 * d;
     m = c.beta2 * m + c.fresh2 * d;
     const X sign = mean > 0 ? X(1) : mean < 0 ? X(-1) : mean; /* NaN stays */
-    p = p * c.shrink - c.lr * sign;
+    p -= c.lr * sign + c.decay * p;
   }
 };
 

@@ -79,7 +79,7 @@ template <class X> TY_DEVICE void optim_store(const optim_tensor &t, int role, i
 
 /* The numbers of a step in the type of its arithmetic. */
 template <class X> struct optim_numbers {
-  X lr, eps, l2, shrink; /* weight decay: added to the gradient, or a factor of the parameters */
+  X lr, eps, l2, decay; /* weight decay: added to the gradient, or the share that parameters lose */
   X beta1, fresh1, beta2, fresh2;
   X rate, widen;                   /* adam: the step size and the factor of sqrt(v), corrected for the bias */
   X keep, fresh, direct, averaged; /* sgd: of the momentum; what the parameter takes of gradient and momentum */
@@ -92,7 +92,7 @@ template <class X> struct optim_numbers {
     const bool decoupled = decouples || p.decoupled;
     lr = X(p.lr), eps = X(p.eps);
     l2 = decoupled ? X(0) : X(p.weight_decay);
-    shrink = decoupled ? X(1 - p.lr * p.weight_decay) : X(1);
+    decay = decoupled ? X(p.lr * p.weight_decay) : X(0);
     beta1 = X(p.beta1), fresh1 = X(1 - p.beta1), beta2 = X(p.beta2), fresh2 = X(1 - p.beta2);
     plain_lr = p.lr, plain_beta1 = p.beta1, plain_beta2 = p.beta2;
     plain_momentum = p.momentum, plain_dampening = p.dampening, steps = static_cast<double>(p.step);
@@ -136,7 +136,7 @@ struct optim_adam {
     const X d = c.gradient(p, g);
     v = c.beta2 * v + c.fresh2 * d * d;
     m = c.beta1 * m + c.fresh1 * d;
-    p = p * c.shrink - c.rate * (m / (optim_root(v) * c.widen + c.eps));
+    p -= c.rate * (m / (optim_root(v) * c.widen + c.eps)) + c.decay * p;
   }
 };
 

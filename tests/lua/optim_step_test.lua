@@ -59,6 +59,36 @@ check.test("parameters and gradients in any layout", function()
   check.fails(function() ty.sgd_({ ty.ones(1):expand(4) }, { ty.ones(4) }, {}, {}, 1) end, "params[0]: cannot write")
 end)
 
+-- 1 - lr * decay rounds to 0.99999899 in f32, which is 1.3 % more than 1 - 1e-6.
+check.test("a small decoupled decay in f32 is the one that was asked for", function()
+  local lr, decay, steps, n = 1e-4, 1e-2, 200, 1024
+  local ways = {
+    adam = function(p, zeros, step)
+      ty.adam_({ p }, { zeros[1] }, { zeros[2] }, { zeros[3] }, {}, lr, 0.9, 0.999, 1e-8, decay, true, 1, math.huge, 0,
+        step)
+    end,
+    lion = function(p, zeros) ty.lion_({ p }, { zeros[1] }, { zeros[2] }, {}, lr, 0.9, 0.99, decay) end,
+    adam_8bit = function(p, zeros, step)
+      ty.adam_8bit_({ p }, { zeros[1] }, { zeros.first }, { zeros.second }, { zeros.scales }, {}, lr, 0.9, 0.999, 1e-8,
+        decay, true, 1, math.huge, 0, step)
+    end,
+  }
+  for name, way in pairs(ways) do
+    for _, device in ipairs(ty.cuda.count() > 0 and { "cpu", "cuda" } or { "cpu" }) do
+      local before = ty.linspace(1, 2, n, { device = device })
+      local p, zeros = before:clone(), {
+        ty.zeros(n, { device = device }), ty.zeros(n, { device = device }), ty.zeros(n, { device = device }),
+        first = ty.full({ n }, 127, { dtype = "u8", device = device }),
+        second = ty.zeros(n, { dtype = "u8", device = device }),
+        scales = ty.zeros(2, n // 256, { device = device }),
+      }
+      for step = 1, steps do way(p, zeros, step) end
+      local share = ((before - p):to "f64" / before:to "f64"):mean():item() -- roundings of single elements cancel
+      check.close(share / (1 - (1 - lr * decay) ^ steps), 1, 1e-3, name .. " on " .. device)
+    end
+  end
+end)
+
 check.test("half precision parameters with f32 moments", function()
   for _, dtype in ipairs { "f16", "bf16" } do
     local p = ty.tensor({ 1, -2, 3 }, { dtype = dtype })
