@@ -125,8 +125,6 @@ check.test("schedules", function()
   check.close({ step(2), step(3), step(7) }, { 1, 0.5, 0.25 }, 1e-12)
   check.close(optim.step { milestones = { 5, 8 } }(8), 0.01, 1e-12)
   check.close(optim.exponential(0.9)(2), 0.81, 1e-12)
-  local cycle = optim.one_cycle { steps = 100 }
-  check.close({ cycle(0), cycle(30), cycle(100) }, { 1 / 25, 1, 1 / 25e4 }, 1e-12)
   check.close({ optim.warmup(4)(0), optim.warmup(4)(9) }, { 0.25, 1 }, 1e-12)
   check.fails(function() optim.cosine { warmup = 3 } end, "steps must be")
   local p = ty.zeros(1):requires_grad_()
@@ -142,6 +140,27 @@ check.test("schedules", function()
   local other = optim.Scheduler(optim.SGD({ p }, { lr = 2 }), optim.exponential(0.5))
   other:load_state_dict(scheduler:state_dict())
   check.close(other.optimizer.groups[1].lr, 1, 1e-12)
+end)
+
+-- Rates of torch.optim.lr_scheduler.OneCycleLR(max_lr = 1, total_steps, pct_start, div_factor, final_div_factor).
+check.test("one_cycle is PyTorch's, step by step", function()
+  local cases = {
+    { { steps = 10 }, { 0.04, 0.52, 1, 0.950484632013, 0.81174565395, 0.611262021936, 0.388741978064, 0.18825834605,
+      0.0495193679865, 4e-06 } },
+    { { steps = 11, peak = 0.25, start = 10, finish = 100, annealing = "linear" }, { 0.1, 0.614285714286,
+      0.969727272727, 0.848636363636, 0.727545454545, 0.606454545455, 0.485363636364, 0.364272727273, 0.243181818182,
+      0.122090909091, 0.001 } },
+    { { steps = 2 }, { 0.811745653949763, 4e-06 } }, { { steps = 1 }, { 4e-06 } },
+    { { steps = 5, peak = 1 }, { 0.04, 0.1805887450304573, 0.52, 0.8594112549695427, 1 } },
+  }
+  for _, case in ipairs(cases) do
+    local cycle, rates = optim.one_cycle(case[1]), {}
+    for step = 0, case[1].steps - 1 do rates[step + 1] = cycle(step) end
+    check.close(rates, case[2], 1e-11)
+    check.equal(cycle(case[1].steps + 7), rates[#rates])
+  end
+  check.fails(function() optim.one_cycle { steps = 5, annealing = "exp" } end,
+    "one_cycle: annealing: expected cosine or linear, got exp")
 end)
 
 check.test("averages of weights", function()

@@ -61,16 +61,26 @@ function schedules.exponential(gamma)
   return function(step) return gamma ^ step end
 end
 
---- Up from 1 / start to 1, then down to 1 / (start * finish), both by half cosines. Smith and Topin 2018.
--- options: steps, peak (0.3: share of steps on the way up), start (25), finish (1e4).
+local annealings = {
+  cosine = function(a, b, x) return b + (a - b) * 0.5 * (1 + math.cos(math.pi * x)) end,
+  linear = function(a, b, x) return a + (b - a) * x end,
+}
+
+--- Up from 1 / start to 1, then down to 1 / (start * finish) at the last step, as PyTorch's OneCycleLR. Smith and Topin
+-- 2018. options: steps, peak (0.3: share of steps on the way up), start (25), finish (1e4), annealing ("cosine": both
+-- ways by half cosines; or "linear").
 function schedules.one_cycle(options)
-  local o = read("one_cycle", options, { steps = 0, peak = 0.3, start = 25, finish = 1e4 })
+  local o = read("one_cycle", options, { steps = 0, peak = 0.3, start = 25, finish = 1e4, annealing = "cosine" })
   require_steps("one_cycle", o)
-  local up = math.max(1, math.floor(o.steps * o.peak))
-  local function between(a, b, x) return b + (a - b) * 0.5 * (1 + math.cos(math.pi * math.min(1, x))) end
+  local between = annealings[o.annealing]
+  if not between then
+    error(("one_cycle: annealing: expected cosine or linear, got %s"):format(tostring(o.annealing)), 2)
+  end
+  -- The published schedule is at the top when `up` steps are done, which may fall between two.
+  local up, last = o.peak * o.steps - 1, o.steps - 1
   return function(step)
     if step < up then return between(1 / o.start, 1, step / up) end
-    return between(1, 1 / (o.start * o.finish), (step - up) / math.max(1, o.steps - up))
+    return between(1, 1 / (o.start * o.finish), last > up and math.min(1, (step - up) / (last - up)) or 0)
   end
 end
 
