@@ -21,7 +21,8 @@ TY_INLINE ty_sample ty_sample_of(const ty_p_interpolate *p, int d, int64_t i, do
   ty_sample s;
   double at;
   if (p->mode == 0) {
-    at = p->scale[d] > 0 ? floor((double)i * step) : (double)(i * in / out);
+    /* A scale in f32, as PyTorch has it: 39 / 1.3 is then 30 and not just below. */
+    at = p->scale[d] > 0 ? (double)floorf((float)i * (float)step) : (double)(i * in / out);
   } else {
     at = p->align_corners ? (double)i * step : ((double)i + 0.5) * step - 0.5;
     if (at < 0) at = 0;

@@ -213,15 +213,21 @@ bool fwd_conv_transpose2d(ty_call *c) {
     return ty_op_fail(c, TY_EINVAL, "groups: too many");
   if (!check_bias(c, 2, size[1])) return false;
   for (int d = 0; d < 2; d++) {
-    if (extra[d] >= p.stride[d])
-      return ty_op_fail(c, TY_EINVAL, "output_padding: expected less than the stride {%lld, %lld}, got {%lld, %lld}",
-                        (long long)p.stride[0], (long long)p.stride[1], (long long)extra[0], (long long)extra[1]);
+    if (extra[d] >= p.stride[d] && extra[d] >= p.dilation[d])
+      return ty_op_fail(
+          c, TY_EINVAL,
+          "output_padding: expected less than the stride {%lld, %lld} or the dilation {%lld, %lld}, got {%lld, %lld}",
+          (long long)p.stride[0], (long long)p.stride[1], (long long)p.dilation[0], (long long)p.dilation[1],
+          (long long)extra[0], (long long)extra[1]);
     int64_t taps = weight->v.size[2 + d], in = x->v.size[2 + d];
     if (taps < 1 || in < 1 || __builtin_mul_overflow(in - 1, p.stride[d], &size[2 + d]) ||
         (size[2 + d] += span(&p, d, taps) + extra[d] - 2 * p.padding[d]) < 1)
       return ty_op_fail(c, TY_EINVAL, "x %s, weight %s, padding {%lld, %lld}: the result would be empty",
                         ty_describe(x), ty_describe(weight), (long long)p.padding[0], (long long)p.padding[1]);
   }
+  /* A convolution of the result takes steps into its padding, too: to where x has nothing. */
+  int64_t more[] = { extra[0] / p.stride[0], extra[1] / p.stride[1] };
+  if (more[0] || more[1]) x = ty_pad(x, TY_INTS(0, more[1], 0, more[0]), "constant", 0);
   ty_tensor *y = ty_conv2d_backward_input(x, weight, (ty_ints){ size, 4 }, (ty_ints){ p.stride, 2 },
                                           (ty_ints){ p.padding, 2 }, (ty_ints){ p.dilation, 2 }, p.groups);
   if (y && a->bias.t) y = ty_add(y, ty_reshape(a->bias.t, TY_INTS(1, size[1], 1, 1)));

@@ -16,6 +16,13 @@ static bool read_options(ty_call *c, ty_p_interpolate *p) {
   return true;
 }
 
+/* A scale that leaves a size as it is moves nothing, and nearest neighbours of a doubled size come in pairs: PyTorch then
+ * goes by the sizes, whatever the scale. */
+static void go_by_sizes(ty_p_interpolate *p, const int64_t *in, const int64_t *out) {
+  for (int d = 0; d < 2; d++)
+    if (out[d] == in[d] || (p->mode == 0 && out[d] == 2 * in[d])) p->scale[d] = 0;
+}
+
 bool fwd_interpolate(ty_call *c) {
   const ty_interpolate_args *a = TY_ARGS(interpolate, c);
   ty_tensor *x = a->x.t;
@@ -35,6 +42,7 @@ bool fwd_interpolate(ty_call *c) {
       out[d] = (int64_t)size;
     }
   }
+  go_by_sizes(&p, x->v.size + 2, out);
   int64_t size[] = { x->v.size[0], x->v.size[1], out[0], out[1] };
   return ty_out(c, 0, ty_device_of(x), ty_dtype_of(x), 4, size) && ty_launch(c, &x, 1, &p);
 }
@@ -53,6 +61,7 @@ bool fwd_interpolate_backward(ty_call *c) {
   ty_p_interpolate p;
   int64_t in[2];
   if (!ty_check_ndim(c, 0, 4, 4, "[n, c, oh, ow]") || !ty_check_pair(c, 1, 1, in) || !read_options(c, &p)) return false;
+  go_by_sizes(&p, in, g->v.size + 2);
   int64_t size[] = { g->v.size[0], g->v.size[1], in[0], in[1] };
   return ty_out(c, 0, ty_device_of(g), ty_dtype_of(g), 4, size) && ty_launch(c, &g, 1, &p);
 }

@@ -74,6 +74,7 @@ return function(row, T)
   local function backward_input(g, w, size, p)
     local dx = zeros(size)
     products(size, w.shape, p, function(n, o, oi, oj, channel, c, ki, kj, i, j)
+      if oi >= g.shape[3] or oj >= g.shape[4] then return end -- by an output padding of a whole stride
       local k = flat(size, n, channel, i, j)
       dx[k] = dx[k] + at(g, { n, o, oi, oj }) * at(w, { o, c, ki, kj })
     end)
@@ -252,6 +253,8 @@ return function(row, T)
       { T { 2, 3, 3, 4 }, T { 3, 4, 3, 3 }, T { 4 } }, { T { 1, 4, 3, 3 }, T { 4, 2, 2, 2 }, T { 4 }, opts = { stride = 2, groups = 2 } },
       { T { 1, 2, 3, 3 }, T { 2, 3, 3, 3 }, opts = { stride = 2, padding = 1, output_padding = 1 } },
       { T { 1, 2, 4, 3 }, T { 2, 2, 3, 2 }, opts = { dilation = 2, padding = { 1, 0 } } }, { T { 0, 2, 3, 3 }, T { 2, 2, 2, 2 } },
+      { T { 1, 2, 3, 3 }, T { 2, 2, 2, 3 }, T { 2 }, opts = { dilation = 3, padding = 1, output_padding = 2 } },
+      { T { 1, 2, 3, 2 }, T { 2, 1, 2, 2 }, opts = { stride = { 2, 1 }, dilation = { 4, 1 }, output_padding = { 3, 0 } } },
     },
     ref = function(x, w, bias, ...)
       local rest = { ... }
@@ -279,7 +282,10 @@ return function(row, T)
     end,
     errors = {
       { T { 1, 3, 3, 3 }, T { 4, 3, 3, 3 }, match = "weight: expected [3, out/groups, kh, kw]" },
-      { T { 1, 3, 3, 3 }, T { 3, 3, 3, 3 }, opts = { output_padding = 1 }, match = "output_padding" },
+      { T { 1, 3, 3, 3 }, T { 3, 3, 3, 3 }, opts = { output_padding = 1 },
+        match = { "output_padding: expected less than the stride {1, 1} or the dilation {1, 1}", "{1, 1}" } },
+      { T { 1, 3, 3, 3 }, T { 3, 3, 3, 3 }, opts = { stride = { 4, 2 }, dilation = { 1, 3 }, output_padding = 3 },
+        match = "output_padding: expected less than" },
       { T { 1, 3, 3, 3 }, T { 3, 3, 3, 3 }, opts = { padding = 5 }, match = "the result would be empty" },
     },
   })

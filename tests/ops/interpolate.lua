@@ -3,10 +3,16 @@
 return function(row, T)
   local from, at = T.from, T.at
 
+  local function f32(x) return (string.unpack("f", string.pack("f", x))) end
+
   -- { position, weight } pairs of output position i
   local function sources(i, in_size, out_size, scale, mode, corners)
+    if out_size == in_size or mode == "nearest" and out_size == 2 * in_size then scale = nil end
     local step = scale or in_size / out_size
-    if mode == "nearest" then return { { math.min(math.floor(i * step), in_size - 1), 1.0 } } end
+    if mode == "nearest" then
+      local at = scale and f32(i * f32(step)) or i * in_size // out_size
+      return { { math.min(math.floor(at), in_size - 1), 1.0 } }
+    end
     local p
     if corners then
       p = out_size > 1 and i * (in_size - 1) / (out_size - 1) or 0.0
@@ -57,6 +63,11 @@ return function(row, T)
       { T { 1, 2, 3, 4 }, { 7, 9 }, opts = { mode = "bilinear", align_corners = true } },
       { T { 1, 1, 1, 1 }, { 3, 2 }, opts = { mode = "bilinear" } }, { T { 0, 2, 3, 3 }, 6 },
       { T { 2, 2, 4, 6 }, { 1, 1 }, opts = { mode = "bilinear", align_corners = true } },
+      -- By a scale that sizes do not show: position 39 of 50 is 30 of 39; sizes that stay, or double.
+      { T { 1, 1, 39, 5, distinct = true, range = { -9, 9 } }, opts = { scale = 1.3 }, grad = false },
+      { T { 1, 1, 3, 7 }, opts = { scale = 1.3 } }, { T { 1, 1, 3, 7 }, opts = { scale = 1.3, mode = "bilinear" } },
+      { T { 1, 1, 5, 9 }, opts = { scale = 2.1 } }, { T { 1, 1, 5, 9 }, opts = { scale = 2.1, mode = "bilinear" } },
+      { T { 1, 1, 7, 5 }, opts = { scale = 0.6 } },
     },
     ref = resize,
     errors = {
@@ -70,7 +81,8 @@ return function(row, T)
   row("interpolate_backward", {
     cases = {
       { T { 2, 3, 8, 10 }, { 4, 5 } }, { T { 1, 2, 3, 3 }, { 5, 4 }, 0, "bilinear" }, { T { 1, 2, 7, 9 }, { 3, 4 }, 0, "bilinear", true },
-      { T { 1, 2, 6, 6 }, { 4, 4 }, 1.6, "bilinear" }, { T { 0, 2, 6, 6 }, 3 },
+      { T { 1, 2, 6, 6 }, { 4, 4 }, 1.6, "bilinear" }, { T { 0, 2, 6, 6 }, 3 }, { T { 1, 1, 50, 3 }, { 39, 3 }, 1.3 },
+      { T { 1, 1, 10, 3 }, { 5, 3 }, 2.1 }, { T { 1, 1, 3, 10 }, { 3, 5 }, 2.1, "bilinear" },
     },
     ref = function(g, size, scale, mode, corners)
       mode = mode or "nearest"
