@@ -16,12 +16,14 @@ local function token_text(value)
   return type(value) == "string" and value or nil
 end
 
+local special_names = { "bos", "eos", "pad", "unk", "cls", "sep", "mask" }
+
 -- What tokenizer_config.json says of special tokens and the chat template.
 local function read_config(tok, path)
   local config = io.load_json(path)
   if type(config) ~= "table" then return end
   local fields = native.fields(tok)
-  for _, name in ipairs { "bos", "eos", "pad", "unk", "cls", "sep", "mask" } do
+  for _, name in ipairs(special_names) do
     local text = token_text(config[name .. "_token"])
     fields[name] = text and tok:id(text)
   end
@@ -258,6 +260,25 @@ function tokenizer.train(texts, options)
 end
 
 -- ---- methods that are written in Lua ----
+
+local save_json = methods.save
+
+--- Writes a tokenizer.json, which others read, too. Into a folder that is there it writes tokenizer.json and
+--- tokenizer_config.json, with what read_config() and transformers' AutoTokenizer read: the special tokens by their
+--- roles (bos, eos ...), the chat template and the length.
+---@param path string a file, or a folder that is there
+function methods:save(path)
+  local info = type(path) == "string" and io.stat(path)
+  if not (info and info.kind == "directory") then return save_json(self, path) end
+  local config = { tokenizer_class = "PreTrainedTokenizerFast", clean_up_tokenization_spaces = false,
+    chat_template = self.chat_template, model_max_length = self.max_length }
+  for _, name in ipairs(special_names) do
+    local id = self[name]
+    config[name .. "_token"] = id and self:token(id)
+  end
+  save_json(self, path .. "/tokenizer.json")
+  io.save_json(path .. "/tokenizer_config.json", config)
+end
 
 local batch_options = { pad = true, pad_id = true, side = true, multiple = true, length = true }
 

@@ -88,6 +88,8 @@ function M.open(options)
   local self = setmetatable({ documents = documents, ids = {}, bytes = {}, length = o.length }, Corpus)
   self.tokenizer = ty.tokenizer.train(documents.training, { vocabulary = o.vocabulary, special = { mark } })
   self.eos = self.tokenizer:id(mark)
+  local fields = ty.tokenizer.fields(self.tokenizer)
+  fields.bos, fields.eos = self.eos, self.eos
   return encode(self, o.folder)
 end
 
@@ -127,10 +129,19 @@ function Corpus:model(options)
     vocab_size = self.tokenizer.size, hidden_size = o.width, num_hidden_layers = o.layers,
     intermediate_size = o.hidden or o.width * 8 // 3 // 16 * 16,
     num_attention_heads = o.heads or math.max(1, o.width // 48), num_key_value_heads = o.key_value_heads,
-    max_position_embeddings = o.context, tie_word_embeddings = true,
+    max_position_embeddings = o.context, tie_word_embeddings = true, bos_token_id = self.eos,
+    eos_token_id = self.eos,
   }
   for key, value in pairs(o.config) do config[key] = value end
   return require "tycho.models.llama" (config)
+end
+
+--- Writes a model that was trained on this text to a folder, with the tokenizer that it goes by.
+---@param model LanguageModel
+---@param folder string
+function Corpus:save(model, folder)
+  model:save(folder)
+  self.tokenizer:save(folder)
 end
 
 --- Settings as text, to see whether they are still the same.
@@ -167,7 +178,7 @@ function Corpus:trained(options)
   if o.device then model:to(o.device) end
   fit.device = o.device
   train.fit(model, self.training, fit)
-  model:save(o.folder)
+  self:save(model, o.folder)
   ty.io.write_atomic(note, settings)
   return model
 end

@@ -121,7 +121,7 @@ local function train(seed, out)
     end,
   })
   r:say("trained in %.0f s", r:seconds() - began)
-  model:save(out .. "/model")
+  corpus:save(model, out .. "/model")
   return model, evaluate()
 end
 

@@ -258,6 +258,13 @@ check.test("a folder with tokenizer_config.json", function()
   check.equal({ tok.bos, tok.eos, tok.chat_template }, { 0, 2, "{{ x }}" })
   check.equal(tok.pad, nil)
   check.equal(tok.max_length, nil)
+  local other = scratch.file "other"
+  ty.io.mkdir(other)
+  ty.tokenizer.fields(tok).max_length = 512
+  tok:save(other)
+  local again = ty.tokenizer.load(other)
+  check.equal({ again.bos, again.eos, again.pad, again.chat_template, again.max_length }, { 0, 2, nil, "{{ x }}", 512 })
+  check.equal(again:json(), tok:json())
 end)
 
 check.test("training equals the reference's, on every number of threads", function()

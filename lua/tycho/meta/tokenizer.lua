@@ -53,8 +53,8 @@ function Tokenizer:id(token) end
 ---@return "special"|"added"|nil
 function Tokenizer:token(id) end
 
---- Writes a tokenizer.json, which others read, too.
----@param path string
+--- Writes a tokenizer.json, which others read, too; into a folder also tokenizer_config.json.
+---@param path string a file, or a folder that is there
 function Tokenizer:save(path) end
 
 --- The text of its tokenizer.json.
