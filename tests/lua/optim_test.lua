@@ -71,7 +71,7 @@ check.test("groups have their own settings", function()
   check.close(b:tolist(), { 0.9, 0.9 }, 1e-6)
   check.fails(function() optim.SGD({ { params = { a }, rate = 1 } }, {}) end, "no option 'rate'")
   check.fails(function() optim.SGD({ a, a }) end, "given twice")
-  check.fails(function() optim.SGD {} end, "no parameters")
+  check.fails(function() optim.SGD {} end, "SGD: parameters: expected at least one tensor, got an empty table")
   check.fails(function() optim.Adam({ a }, { betas = { 0.9 } }) end, "Adam: no option 'betas'")
 end)
 
@@ -111,6 +111,94 @@ check.test("clipping", function()
   check.close(q:tolist(), { -1, 0.5 }, 1e-6)
 end)
 
+check.test("a module, a list or one tensor stand for parameters", function()
+  local function gradient_of(linear)
+    linear(ty.ones(1, 2)):sum():backward()
+    return linear
+  end
+  local function norm(linear)
+    local total = 0
+    for _, p in ipairs(linear:parameters()) do total = total + (p.grad * p.grad):sum():item() end
+    return math.sqrt(total)
+  end
+  local linear = gradient_of(ty.nn.Linear(2, 3))
+  check.close(optim.clip_grad_norm(linear, 1), 3, 1e-6)
+  check.close(norm(linear), 1, 1e-5)
+  optim.clip_grad_value(linear, 0.1)
+  check.close(norm(linear), 0.3, 1e-5)
+  local p = ty.zeros(2):requires_grad_()
+  p:sum():backward()
+  check.close(optim.clip_grad_norm(p, 1), math.sqrt(2), 1e-6)
+  for name in ("SGD Adam AdamW Lion GaLore APOLLO FRUGAL"):gmatch "%a+" do
+    check.equal(#optim[name](linear).groups[1].params, 2, name .. " of a module")
+    check.equal(#optim[name](p).groups[1].params, 1, name .. " of a tensor")
+    check.equal(#optim[name]({ { params = linear, lr = 1 }, { params = p } }).groups, 2, name .. " of groups")
+    for _, wrong in ipairs { 3, "weights", false } do
+      check.fails(function() optim[name](wrong) end, name .. ": parameters: expected a module or a tensor or a list")
+    end
+    check.fails(function() optim[name]() end, name .. ": parameters: expected")
+    check.fails(function() optim[name] { 1 } end, "got 1 as element 1")
+    check.fails(function() optim[name](ty.nn.ReLU()) end, "got a module ReLU without parameters")
+  end
+  for _, name in ipairs { "clip_grad_norm", "clip_grad_value" } do
+    check.fails(function() optim[name](nil, 1) end, name .. ": parameters: expected a module or a tensor or a list")
+    check.fails(function() optim[name]({ 1 }, 1) end, name .. ": parameters: expected")
+    check.fails(function() optim[name](p) end, "expected a number >= 0, got nil")
+    check.fails(function() optim[name](p, -1) end, "expected a number >= 0, got -1")
+    check.fails(function() optim[name](p, 0 / 0) end, "expected a number >= 0, got nan")
+  end
+end)
+
+check.test("settings that cannot be right", function()
+  local p = ty.zeros(2):requires_grad_()
+  local wrong = {
+    lr = { -1, 0 / 0, math.huge, "fast", false }, weight_decay = { -0.1, 0 / 0, math.huge }, eps = { -1e-8, 0 / 0 },
+    beta1 = { -0.1, 1, 0 / 0 }, beta2 = { -0.1, 1, 2 }, momentum = { -1, 1.5, 0 / 0 }, clip_norm = { -1, 0 / 0 },
+    clip_value = { -1, "x" }, schedule = { 1, "cosine" }, bits = { 4, "8" }, ema = { 0.9, {} },
+  }
+  local shared = { "lr", "weight_decay", "clip_norm", "clip_value", "schedule", "ema" }
+  local own = { SGD = { "momentum" }, Adam = { "beta1", "beta2", "eps", "bits" }, Lion = { "beta1", "beta2" },
+    AdamW = { "beta1", "beta2", "eps", "bits" }, GaLore = { "beta1", "eps", "bits" }, APOLLO = { "beta1", "eps" },
+    FRUGAL = { "beta1", "eps" } }
+  for name, settings in pairs(own) do
+    table.move(shared, 1, #shared, #settings + 1, settings)
+    for _, setting in ipairs(settings) do
+      for _, value in ipairs(wrong[setting]) do
+        check.fails(function() optim[name]({ p }, { [setting] = value }) end, name .. ": " .. setting .. ": expected")
+      end
+    end
+    check.fails(function() optim[name] { { params = { p }, lr = -1 } } end, name .. ": lr: expected")
+  end
+end)
+
+check.test("rates that become wrong between steps", function()
+  local p = ty.zeros(2):requires_grad_()
+  local function step(opt) opt:step(p:sum()) end
+  for _, factor in ipairs { -1, 0 / 0, math.huge, "1" } do
+    local opt = optim.SGD({ p }, { lr = 1, schedule = function() return factor end })
+    check.fails(function() step(opt) end, "SGD: schedule(0): expected a finite number >= 0")
+  end
+  local opt = optim.AdamW { p }
+  opt.groups[1].lr = -1
+  check.fails(function() step(opt) end, "AdamW: lr: expected a finite number >= 0, got -1")
+  check.equal(p:tolist(), { 0, 0 }, "nothing moved")
+  check.fails(function() optim.Scheduler(opt, function() return -1 end) end, "Scheduler: schedule(0): expected")
+end)
+
+check.test("schedules and averages of wrong arguments", function()
+  for _, name in ipairs { "cosine", "linear", "one_cycle" } do
+    check.fails(function() optim[name]() end, name .. ": steps: expected an integer >= 1, got nil")
+    check.fails(function() optim[name](5) end, name .. ": options: expected a table, got 5")
+    check.fails(function() optim[name] { steps = 0 } end, name .. ": steps: expected an integer >= 1, got 0")
+  end
+  check.fails(function() optim.cosine { steps = 5, final = -1 } end, "cosine: final: expected")
+  check.fails(function() optim.warmup() end, "warmup: warmup: expected a finite number >= 0, got nil")
+  check.fails(function() optim.exponential() end, "exponential: gamma: expected")
+  check.fails(function() optim.Scheduler() end, "Scheduler: optimizer: expected an optimizer, got nil")
+  check.fails(function() optim.EMA() end, "EMA: module: expected a module, got nil")
+  check.fails(function() optim.EMA(ty.nn.Linear(1, 1), { decay = 2 }) end, "EMA: decay: expected a number in [0, 1]")
+end)
+
 check.test("schedules", function()
   local cosine = optim.cosine { steps = 110, warmup = 10, final = 0.1 }
   check.close(cosine(0), 0.1, 1e-12)
@@ -126,7 +214,7 @@ check.test("schedules", function()
   check.close(optim.step { milestones = { 5, 8 } }(8), 0.01, 1e-12)
   check.close(optim.exponential(0.9)(2), 0.81, 1e-12)
   check.close({ optim.warmup(4)(0), optim.warmup(4)(9) }, { 0.25, 1 }, 1e-12)
-  check.fails(function() optim.cosine { warmup = 3 } end, "steps must be")
+  check.fails(function() optim.cosine { warmup = 3 } end, "cosine: steps: expected an integer >= 1, got nil")
   local p = ty.zeros(1):requires_grad_()
   local opt = optim.SGD({ p }, { lr = 2, schedule = optim.linear { steps = 2 } })
   opt:step(p:sum())
@@ -256,7 +344,7 @@ check.test("moments of 8 bits", function()
   local off = (full[1] - coarse[1]):abs():max():item()
   check.equal(off > 0 and off < 0.03, true)
   check.close(full[3]:tolist(), coarse[3]:tolist(), 0)
-  check.fails(function() optim.Adam(full, { bits = 4 }) end, "bits must be 8 or 32")
+  check.fails(function() optim.Adam(full, { bits = 4 }) end, "bits: expected 8 or 32, got 4")
 end)
 
 check.test("a state resumes bit for bit", function()

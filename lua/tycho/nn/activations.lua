@@ -3,7 +3,7 @@ local ty = require "tycho"
 local base = require "tycho.nn.module"
 local options = require "tycho.nn.options"
 
-local define = base.define
+local define, expect = base.define, options.expect
 local M = {}
 
 local function simple(name, fn)
@@ -26,7 +26,8 @@ M.GELU = GELU
 
 function GELU:init(given)
   if type(given) == "string" then given = { approximate = given } end
-  self.approximate = options.read("GELU", given, { approximate = "none" }).approximate
+  local kinds = { approximate = '"none" or "tanh"' }
+  self.approximate = options.read("GELU", given, { approximate = "none" }, kinds).approximate
 end
 
 function GELU:forward(x) return ty.gelu(x, self.approximate) end
@@ -36,20 +37,20 @@ function GELU:describe() return self.approximate == "none" and "" or self.approx
 local LeakyReLU = define "LeakyReLU"
 M.LeakyReLU = LeakyReLU
 
-function LeakyReLU:init(slope) self.slope = slope or 0.01 end
+function LeakyReLU:init(slope) self.slope = expect("LeakyReLU", "slope", slope, "a number or nil") or 0.01 end
 
 function LeakyReLU:forward(x) return ty.leaky_relu(x, self.slope) end
 
 local ELU = define "ELU"
 M.ELU = ELU
 
-function ELU:init(alpha) self.alpha = alpha or 1 end
+function ELU:init(alpha) self.alpha = expect("ELU", "alpha", alpha, "a number or nil") or 1 end
 
 function ELU:forward(x) return ty.elu(x, self.alpha) end
 
 local function over_dim(name, fn)
   local class = define(name)
-  function class:init(dim) self.dim = dim or -1 end
+  function class:init(dim) self.dim = expect(name, "dim", dim, "an integer or nil") or -1 end
   function class:forward(x) return fn(x, self.dim) end
   M[name] = class
 end
@@ -57,13 +58,17 @@ end
 over_dim("Softmax", ty.softmax)
 over_dim("LogSoftmax", ty.log_softmax)
 
+local size_kinds = { stride = false, padding = false, dilation = false } -- pair() and the op check them
+
 local function pool(name, defaults, fn)
   local class = define(name)
   function class:init(kernel, given)
-    local o = options.read(name, given, defaults)
-    self.kernel_size = options.pair(name, "kernel", kernel)
+    local o = options.read(name, given, defaults, size_kinds)
+    self.kernel_size = options.pair(name, "kernel", kernel, 1)
     for key, value in pairs(o) do self[key] = value end
-    self.stride = options.pair(name, "stride", o.stride or self.kernel_size)
+    self.stride = options.pair(name, "stride", o.stride or self.kernel_size, 1)
+    self.padding = options.pair(name, "padding", o.padding)
+    if o.dilation then self.dilation = options.pair(name, "dilation", o.dilation, 1) end
   end
   class.forward = fn
   function class:describe() return table.concat(self.kernel_size, "x") end
@@ -82,7 +87,7 @@ end)
 
 local function adaptive(name, fn)
   local class = define(name)
-  function class:init(size) self.size = options.pair(name, "size", size) end
+  function class:init(size) self.size = options.pair(name, "size", size, 1) end
   function class:forward(x) return (fn(x, self.size)) end
   function class:describe() return table.concat(self.size, "x") end
   M[name] = class
@@ -96,7 +101,8 @@ local Upsample = define "Upsample"
 M.Upsample = Upsample
 
 function Upsample:init(given)
-  local o = options.read("Upsample", given, { size = options.none, scale = 0, mode = "nearest", align_corners = false })
+  local o = options.read("Upsample", given, { size = options.none, scale = 0, mode = "nearest", align_corners = false },
+    { size = "an integer >= 1 or a pair of integers >= 1", scale = "a finite number >= 0" })
   self.size, self.scale, self.mode, self.align_corners = o.size or {}, o.scale, o.mode, o.align_corners
 end
 

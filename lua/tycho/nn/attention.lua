@@ -18,10 +18,13 @@ M.MultiheadAttention = MultiheadAttention
 function MultiheadAttention:init(width, heads, given)
   local who = "MultiheadAttention"
   local o = options.read(who, given,
-    { bias = true, dropout = 0, kdim = options.none, vdim = options.none, batch_first = true })
+    { bias = true, dropout = 0, kdim = options.none, vdim = options.none, batch_first = true },
+    { dropout = "a number in [0, 1]", kdim = "an integer >= 1", vdim = "an integer >= 1" })
   options.positive(who, "width", width)
   options.positive(who, "heads", heads)
-  if width % heads ~= 0 then error(("%s: heads %d must divide width %d"):format(who, heads, width), 3) end
+  if width % heads ~= 0 then
+    options.fail("%s: heads: expected a divisor of the width %d, got %d", who, width, heads)
+  end
   self.embed_dim, self.num_heads, self.dropout, self.batch_first = width, heads, o.dropout, o.batch_first
   local kdim, vdim = o.kdim or width, o.vdim or width
   if kdim == width and vdim == width then
@@ -56,6 +59,9 @@ function MultiheadAttention:forward(q, k, v, given)
   k = k or q
   v = v or k
   given = given or {}
+  if not ty.is_tensor(q) or q.ndim ~= 3 then
+    options.fail("MultiheadAttention: q: expected a tensor of 3 dimensions, got %s", options.describe(q))
+  end
   local function heads(x) -- [b, t, h * d] to [b, h, t, d]
     local shape = x.shape
     return x:reshape(shape[1], shape[2], self.num_heads, -1):transpose(1, 2)
@@ -83,7 +89,8 @@ M.TransformerEncoderLayer = TransformerEncoderLayer
 
 function TransformerEncoderLayer:init(width, heads, given)
   local o = options.read("TransformerEncoderLayer", given,
-    { feedforward = 2048, dropout = 0.1, activation = "relu", norm_first = false, eps = 1e-5 })
+    { feedforward = 2048, dropout = 0.1, activation = "relu", norm_first = false, eps = 1e-5 },
+    { feedforward = "an integer >= 1", dropout = "a number in [0, 1]", activation = '"relu" or "gelu"' })
   self.self_attn = MultiheadAttention(width, heads, { dropout = o.dropout })
   self.linear1 = layers.Linear(width, o.feedforward)
   self.dropout = layers.Dropout(o.dropout)
@@ -92,9 +99,6 @@ function TransformerEncoderLayer:init(width, heads, given)
   self.norm2 = norms.LayerNorm(width, { eps = o.eps })
   self.norm_first = o.norm_first
   self.activation = ty[o.activation]
-  if not self.activation then
-    error("TransformerEncoderLayer: unknown activation " .. tostring(o.activation), 3)
-  end
 end
 
 function TransformerEncoderLayer:forward(x, given)

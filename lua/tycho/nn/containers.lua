@@ -1,17 +1,14 @@
 --- Modules made of modules. In Lua lists count from 1; their names in state_dict() count from 0, as in public
 -- checkpoints.
 local base = require "tycho.nn.module"
-local ty = require "tycho"
+local options = require "tycho.nn.options"
 
 local define = base.define
 local containers = {}
 
-local function check_module(who, value)
-  if not base.is_module(value) then
-    error(("%s: expected a module, got %s"):format(who, type(value)), 4)
-  end
-  return value
-end
+local expect = options.expect
+
+local function check_module(who, at, value) return expect(who, ("module %s"):format(at), value, "a module") end
 
 --- Calls its modules one after the other. Takes modules or one list of them.
 ---@overload fun(...: Module): Module
@@ -19,9 +16,9 @@ local Sequential = define "Sequential"
 containers.Sequential = Sequential
 
 function Sequential:init(...)
-  local list = { ... }
-  if #list == 1 and type(list[1]) == "table" and not base.is_module(list[1]) then list = list[1] end
-  for i, module in ipairs(list) do self[i] = check_module("Sequential", module) end
+  local list = table.pack(...)
+  if list.n == 1 and type(list[1]) == "table" and not base.is_module(list[1]) then list = list[1] end
+  for i = 1, list.n or #list do self[i] = check_module("Sequential", i, list[i]) end
 end
 
 function Sequential:forward(x)
@@ -31,7 +28,7 @@ end
 
 --- Adds a module at the end; returns self.
 function Sequential:append(module)
-  self[#self + 1] = check_module("append", module)
+  self[#self + 1] = check_module(getmetatable(self).__name .. ":append", #self + 1, module)
   return self
 end
 
@@ -41,7 +38,8 @@ local ModuleList = define "ModuleList"
 containers.ModuleList = ModuleList
 
 function ModuleList:init(list)
-  for i, module in ipairs(list or {}) do self[i] = check_module("ModuleList", module) end
+  expect("ModuleList", "list", list, "a list or nil")
+  for i, module in ipairs(list or {}) do self[i] = check_module("ModuleList", i, module) end
 end
 
 ModuleList.append = Sequential.append
@@ -54,9 +52,10 @@ containers.ModuleDict = ModuleDict
 function ModuleDict:init(map)
   -- Tables have no order: sorted names make it the same in every run.
   local names = {}
-  for name in pairs(map or {}) do names[#names + 1] = name end
+  expect("ModuleDict", "map", map, "a list or nil")
+  for name in pairs(map or {}) do names[#names + 1] = expect("ModuleDict", "name", name, "a string") end
   table.sort(names)
-  for _, name in ipairs(names) do self[name] = check_module("ModuleDict", map[name]) end
+  for _, name in ipairs(names) do self[name] = check_module("ModuleDict", name, map[name]) end
 end
 
 --- A list of parameters.
@@ -64,8 +63,8 @@ local ParameterList = define "ParameterList"
 containers.ParameterList = ParameterList
 
 function ParameterList:init(list)
+  expect("ParameterList", "list", list, "a list of tensors or nil")
   for i, tensor in ipairs(list or {}) do
-    if not ty.is_tensor(tensor) then error("ParameterList: expected a tensor, got " .. type(tensor), 3) end
     self[i] = tensor.requires_grad and tensor or tensor:requires_grad_()
   end
 end

@@ -1,6 +1,8 @@
 --- Losses and small functions of tensors: nn.cross_entropy and so on. Those that are ops are the ops themselves.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 
+local expect, read = arguments.expect, arguments.read
 local F = {}
 
 for _, name in ipairs { "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "huber_loss", "bce_with_logits", "kl_div",
@@ -16,42 +18,51 @@ local reductions = {
   sum = function(x) return x:sum() end,
   none = function(x) return x end,
 }
-
-local function reduce(who, x, name)
-  local fn = reductions[name or "mean"]
-  if not fn then error(("%s: reduction must be mean, sum or none, got '%s'"):format(who, tostring(name)), 3) end
-  return fn(x)
-end
+local reduction_kind = '"mean" or "sum" or "none"'
 
 --- Huber's loss divided by beta: quadratic below beta, |x - target| - beta / 2 above. options: beta (1), reduction.
 function F.smooth_l1_loss(x, target, options)
-  local beta = options and options.beta or 1
-  return F.huber_loss(x, target, beta, options and options.reduction or "mean") * (1 / beta)
+  local o = read("smooth_l1_loss", options, { beta = 1, reduction = "mean" },
+    { beta = "a finite number > 0", reduction = reduction_kind })
+  return F.huber_loss(x, target, o.beta, o.reduction) * (1 / o.beta)
 end
 
---- x divided by its p-norm along `dim` (default the last), at least eps.
+local vector_kinds = { dim = "an integer", p = "a number >= 0", eps = "a finite number >= 0" }
+
+--- x divided by its p-norm along `dim` (default the last), at least eps. options: p (2), dim (-1), eps (1e-12).
 function F.normalize(x, options)
-  options = options or {}
-  local norm = x:norm(options.p or 2, options.dim or -1, true)
-  return x / norm:clamp(options.eps or 1e-12)
+  local o = read("normalize", options, { p = 2, dim = -1, eps = 1e-12 }, vector_kinds)
+  expect("normalize", "x", x, "a tensor")
+  return x / ty.norm(x, o.p, o.dim, true):clamp(o.eps)
 end
 
 --- Cosine of the angle between x and y along `dim` (default the last).
 function F.cosine_similarity(x, y, options)
-  local dim = options and options.dim or -1
+  local dim = read("cosine_similarity", options, { dim = -1 }, vector_kinds).dim
+  expect("cosine_similarity", "x", x, "a tensor")
+  expect("cosine_similarity", "y", y, "a tensor")
   return (F.normalize(x, { dim = dim, eps = 1e-8 }) * F.normalize(y, { dim = dim, eps = 1e-8 })):sum(dim)
 end
 
 --- max(0, margin + |anchor - positive| - |anchor - negative|) on rows [n, width]. options: margin (1), reduction.
 function F.triplet_loss(anchor, positive, negative, options)
-  options = options or {}
+  local o = read("triplet_loss", options, { margin = 1, reduction = "mean" }, { reduction = reduction_kind })
+  expect("triplet_loss", "anchor", anchor, "a tensor")
+  expect("triplet_loss", "positive", positive, "a tensor")
+  expect("triplet_loss", "negative", negative, "a tensor")
   local near = (anchor - positive):square():sum(-1):clamp(1e-12):sqrt()
   local far = (anchor - negative):square():sum(-1):clamp(1e-12):sqrt()
-  return reduce("triplet_loss", (near - far + (options.margin or 1)):relu(), options.reduction)
+  return reductions[o.reduction]((near - far + o.margin):relu())
 end
 
 --- Share of rows of logits [n, classes] whose largest entry is the label [n]; a number in [0, 1].
 function F.accuracy(logits, labels)
+  expect("accuracy", "logits", logits, "a tensor")
+  expect("accuracy", "labels", labels, "a tensor")
+  if labels.ndim ~= logits.ndim - 1 then
+    arguments.fail("accuracy: labels: expected one dimension less than the logits, got %s for %s",
+      arguments.describe(labels), arguments.describe(logits))
+  end
   return logits:argmax(-1):eq(labels):to("f32"):mean():item()
 end
 

@@ -4,7 +4,7 @@ local base = require "tycho.nn.module"
 local init = require "tycho.nn.initial"
 local options = require "tycho.nn.options"
 
-local define, positive, pair = base.define, options.positive, options.pair
+local define, expect, positive, pair = base.define, options.expect, options.positive, options.pair
 local layers = {}
 
 -- PyTorch's default for weight and bias alike: uniform within +-1 / sqrt(fan_in).
@@ -43,9 +43,12 @@ local Embedding = define "Embedding"
 layers.Embedding = Embedding
 
 function Embedding:init(count, width, given)
-  local o = options.read("Embedding", given, { padding_index = -1 })
+  local o = options.read("Embedding", given, { padding_index = -1 }, { padding_index = "an integer >= -1" })
   positive("Embedding", "count", count)
   positive("Embedding", "width", width)
+  if o.padding_index >= count then
+    options.fail("Embedding: padding_index: expected a row of [0, %d), got %d", count, o.padding_index)
+  end
   self.count, self.width, self.padding_index = count, width, o.padding_index
   self.weight = options.parameter({ count, width }, function(t)
     init.normal(t)
@@ -62,8 +65,7 @@ local Dropout = define "Dropout"
 layers.Dropout = Dropout
 
 function Dropout:init(p)
-  self.p = p or 0.5
-  if not (self.p >= 0 and self.p <= 1) then error("Dropout: p must be within [0, 1], got " .. tostring(p), 3) end
+  self.p = expect("Dropout", "p", p, "a number in [0, 1] or nil") or 0.5
 end
 
 function Dropout:forward(x)
@@ -77,7 +79,10 @@ function Dropout:describe() return ("%g"):format(self.p) end
 local Flatten = define "Flatten"
 layers.Flatten = Flatten
 
-function Flatten:init(start, stop) self.start, self.stop = start or 1, stop or -1 end
+function Flatten:init(start, stop)
+  self.start = expect("Flatten", "start", start, "an integer or nil") or 1
+  self.stop = expect("Flatten", "stop", stop, "an integer or nil") or -1
+end
 
 function Flatten:forward(x) return ty.flatten(x, self.start, self.stop) end
 
@@ -88,13 +93,15 @@ layers.Identity = Identity
 function Identity:forward(x) return x end
 
 local conv_defaults = { stride = 1, padding = 0, dilation = 1, groups = 1, bias = true }
+-- Sizes are checked by pair() and single() below.
+local conv_kinds = { stride = false, padding = false, output_padding = false, dilation = false, groups = false }
 
 local function check_groups(who, inputs, outputs, groups)
   positive(who, "inputs", inputs)
   positive(who, "outputs", outputs)
   positive(who, "groups", groups)
   if inputs % groups ~= 0 or outputs % groups ~= 0 then
-    error(("%s: groups %d must divide inputs %d and outputs %d"):format(who, groups, inputs, outputs), 3)
+    options.fail("%s: groups: expected a divisor of inputs %d and outputs %d, got %d", who, inputs, outputs, groups)
   end
 end
 
@@ -119,7 +126,7 @@ local function read_padding(who, o, kernel)
   for i = 1, #kernel do
     local span = o.dilation[i] * (kernel[i] - 1)
     if span % 2 ~= 0 or o.stride[i] ~= 1 then
-      error(who .. ": padding = \"same\" needs stride 1 and an odd span of the kernel", 4)
+      options.fail("%s: padding: \"same\" needs stride 1 and an odd span of the kernel", who)
     end
     result[i] = span // 2
   end
@@ -133,11 +140,11 @@ local Conv2d = define "Conv2d"
 layers.Conv2d = Conv2d
 
 function Conv2d:init(inputs, outputs, kernel, given)
-  local o = options.read("Conv2d", given, conv_defaults)
+  local o = options.read("Conv2d", given, conv_defaults, conv_kinds)
   check_groups("Conv2d", inputs, outputs, o.groups)
   self.in_channels, self.out_channels, self.groups = inputs, outputs, o.groups
-  self.kernel_size = pair("Conv2d", "kernel", kernel)
-  o.stride, o.dilation = pair("Conv2d", "stride", o.stride), pair("Conv2d", "dilation", o.dilation)
+  self.kernel_size = pair("Conv2d", "kernel", kernel, 1)
+  o.stride, o.dilation = pair("Conv2d", "stride", o.stride, 1), pair("Conv2d", "dilation", o.dilation, 1)
   self.stride, self.dilation = o.stride, o.dilation
   self.padding = pair("Conv2d", "padding", read_padding("Conv2d", o, self.kernel_size))
   local kh, kw = self.kernel_size[1], self.kernel_size[2]
@@ -157,21 +164,17 @@ local Conv1d = define "Conv1d"
 layers.Conv1d = Conv1d
 
 function Conv1d:init(inputs, outputs, kernel, given)
-  local o = options.read("Conv1d", given, conv_defaults)
+  local o = options.read("Conv1d", given, conv_defaults, conv_kinds)
   check_groups("Conv1d", inputs, outputs, o.groups)
   self.in_channels, self.out_channels, self.groups = inputs, outputs, o.groups
-  local function single(what, value)
+  local function single(what, value, least)
     if type(value) == "table" and #value == 1 then value = value[1] end
-    if not math.tointeger(value) then
-      error(("Conv1d: %s must be an integer, got %s"):format(what, tostring(value)), 4)
-    end
-    return { value }
+    return { expect("Conv1d", what, value, ("an integer >= %d"):format(least)) }
   end
-  self.kernel_size = single("kernel", kernel)
-  o.stride, o.dilation = single("stride", o.stride), single("dilation", o.dilation)
+  self.kernel_size = single("kernel", kernel, 1)
+  o.stride, o.dilation = single("stride", o.stride, 1), single("dilation", o.dilation, 1)
   self.stride, self.dilation = o.stride, o.dilation
-  local padding = read_padding("Conv1d", o, self.kernel_size)
-  self.padding = single("padding", padding)
+  self.padding = single("padding", read_padding("Conv1d", o, self.kernel_size), 0)
   local fill = default_init(inputs // o.groups * self.kernel_size[1])
   self.weight = options.parameter({ outputs, inputs // o.groups, self.kernel_size[1] }, fill)
   if o.bias then self.bias = options.parameter({ outputs }, fill) end
@@ -191,13 +194,13 @@ layers.ConvTranspose2d = ConvTranspose2d
 function ConvTranspose2d:init(inputs, outputs, kernel, given)
   local who = "ConvTranspose2d"
   local o = options.read(who, given,
-    { stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1, bias = true })
+    { stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1, bias = true }, conv_kinds)
   check_groups(who, inputs, outputs, o.groups)
   self.in_channels, self.out_channels, self.groups = inputs, outputs, o.groups
-  self.kernel_size = pair(who, "kernel", kernel)
-  for _, name in ipairs { "stride", "padding", "output_padding", "dilation" } do
-    self[name] = pair(who, name, o[name])
-  end
+  self.kernel_size = pair(who, "kernel", kernel, 1)
+  self.stride, self.padding = pair(who, "stride", o.stride, 1), pair(who, "padding", o.padding)
+  self.output_padding = pair(who, "output_padding", o.output_padding)
+  self.dilation = pair(who, "dilation", o.dilation, 1)
   local kh, kw = self.kernel_size[1], self.kernel_size[2]
   -- PyTorch takes the second size for fan_in here too, though it counts outputs.
   local fill = default_init(outputs // o.groups * kh * kw)

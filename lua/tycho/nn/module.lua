@@ -8,6 +8,9 @@
 --   * self:buffer(name, tensor) makes a tensor part of the saved state without being trained;
 --   * everything else is a plain field.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
+
+local expect = arguments.expect
 
 ---@class Module
 ---@field training boolean
@@ -28,9 +31,9 @@ local function check_plain_list(self, key, value)
   if getmetatable(value) ~= nil then return end
   local _, first = next(value)
   if is_module(first) or (is_tensor(first) and first.requires_grad) then
-    error(("%s: field '%s' is a plain table of %s, which parameters() would not see: use nn.ModuleList, nn.ModuleDict "
-      .. "or nn.ParameterList"):format(getmetatable(self).__name, tostring(key),
-      is_module(first) and "modules" or "parameters"), 3)
+    arguments.fail("%s: field '%s' is a plain table of %s, which parameters() would not see: use nn.ModuleList, "
+      .. "nn.ModuleDict or nn.ParameterList", getmetatable(self).__name, tostring(key),
+      is_module(first) and "modules" or "parameters")
   end
 end
 
@@ -39,7 +42,7 @@ function Module.__newindex(self, key, value)
   if value == nil then return end
   local known = rawget(self, "_known")
   if not known then
-    error(("%s: assign fields in init(), on a module made by calling its class"):format(getmetatable(self).__name), 2)
+    arguments.fail("%s: assign fields in init(), on a module made by calling its class", getmetatable(self).__name)
   end
   if type(value) == "table" and not is_module(value) then
     check_plain_list(self, key, value)
@@ -73,7 +76,7 @@ end
 
 --- Every class says what it computes.
 function Module:forward()
-  error(("%s has no forward()"):format(getmetatable(self).__name), 2)
+  arguments.fail("%s has no forward()", getmetatable(self).__name)
 end
 
 local function construct(class, ...)
@@ -93,7 +96,11 @@ function Module:init() end
 ---@return table class
 local function define(name, parent)
   if type(name) == "table" then name, parent = nil, name end
+  expect("nn.module", "name", name, "a string or nil")
   parent = parent or Module
+  if type(parent) ~= "table" or not parent._is_module or rawget(parent, "__index") ~= parent then
+    arguments.fail("nn.module: parent: expected a class of modules, got %s", arguments.describe(parent))
+  end
   local class = {}
   for key, value in pairs(parent) do
     if type(key) == "string" and key:sub(1, 2) == "__" then class[key] = value end
@@ -141,10 +148,10 @@ end
 ---@param tensor Tensor
 ---@param options? {persistent: boolean}  persistent = false leaves it out of state_dict()
 function Module:buffer(name, tensor, options)
-  if not is_tensor(tensor) then
-    error(("%s: buffer '%s' must be a tensor, got %s"):format(getmetatable(self).__name, name, type(tensor)), 2)
-  end
-  self._buffers[name] = not (options and options.persistent == false)
+  expect("Module:buffer", "name", name, "a string")
+  expect("Module:buffer", name, tensor, "a tensor")
+  options = arguments.read("Module:buffer", options, { persistent = true })
+  self._buffers[name] = options.persistent
   self[name] = ty.keep(tensor)
   return tensor
 end
@@ -152,6 +159,8 @@ end
 --- Registers a parameter that may start out frozen (an assigned tensor that requires a gradient is registered by
 -- itself).
 function Module:parameter(name, tensor)
+  expect("Module:parameter", "name", name, "a string")
+  expect("Module:parameter", name, tensor, "a tensor")
   self._parameters[name] = true
   self[name] = ty.keep(tensor)
   return tensor
@@ -223,6 +232,7 @@ end
 
 --- The module or tensor with a dotted name as in state_dict(), or nil: model:get "blocks.0.attn".
 function Module:get(path)
+  expect("Module:get", "path", path, "a string")
   local at = self
   for name in path:gmatch "[^.]+" do
     if not is_module(at) then return nil end
@@ -235,10 +245,12 @@ end
 
 --- Replaces the module or tensor with a dotted name: model:set("head", nn.Linear(64, 3)).
 function Module:set(path, value)
+  expect("Module:set", "path", path, "a string")
+  expect("Module:set", "value", value, "a module or a tensor")
   local parent_path, name = path:match "^(.*)%.([^.]+)$"
   local parent = parent_path and self:get(parent_path) or (not parent_path and self) or nil
   local key = is_module(parent) and child_key(parent, name or path)
-  if not key then error(("set: the module has no '%s'"):format(path), 2) end
+  if not key then arguments.fail("Module:set: path: the module has no '%s'", path) end
   if is_tensor(value) and value.requires_grad then parent._parameters[key] = true end
   parent[key] = value
   ty.core.program.renew()
@@ -253,6 +265,7 @@ end
 
 --- Calls fn(module) on every module below and at last on this one; returns self.
 function Module:apply(fn)
+  expect("Module:apply", "fn", fn, "a function")
   for _, child in self:named_children() do child:apply(fn) end
   fn(self)
   return self
@@ -296,8 +309,11 @@ end
 -- their dtype. The module gets new tensors: make the optimizer afterwards. Returns self.
 function Module:to(target)
   local device, dtype
+  expect("Module:to", "target", target, "a string or a table")
   if type(target) == "table" then
-    device, dtype = target.device, target.dtype
+    local o = arguments.read("Module:to", target, { device = arguments.none, dtype = arguments.none },
+      { device = "a string", dtype = "a string" })
+    device, dtype = o.device, o.dtype
   elseif ty.is_dtype(target) then
     dtype = target
   else
@@ -348,6 +364,7 @@ function Module:register_forward_pre_hook(fn) return self:_add_hook("before", fn
 function Module:register_forward_hook(fn) return self:_add_hook("after", fn) end
 
 function Module:_add_hook(where, fn)
+  expect(where == "after" and "register_forward_hook" or "register_forward_pre_hook", "fn", fn, "a function")
   local hooks = rawget(self, "_hooks")
   if not hooks then
     hooks = { before = {}, after = {} }

@@ -4,12 +4,14 @@ local base = require "tycho.nn.module"
 local init = require "tycho.nn.initial"
 local options = require "tycho.nn.options"
 
-local define, positive = base.define, options.positive
+local define, expect, positive = base.define, options.expect, options.positive
 local norms = {}
+local kinds = { eps = "a finite number >= 0", momentum = "a number in [0, 1]" }
 
 local function shape_of(who, shape)
-  if type(shape) == "number" then shape = { shape } end
-  for _, size in ipairs(shape) do positive(who, "shape", size) end
+  expect(who, "shape", shape, "an integer >= 1 or a list of integers >= 1")
+  if type(shape) == "number" then return { shape } end
+  if #shape == 0 then options.fail("%s: shape: expected at least one size, got an empty table", who) end
   return shape
 end
 
@@ -20,7 +22,7 @@ local LayerNorm = define "LayerNorm"
 norms.LayerNorm = LayerNorm
 
 function LayerNorm:init(shape, given)
-  local o = options.read("LayerNorm", given, { eps = 1e-5, elementwise_affine = true, bias = true })
+  local o = options.read("LayerNorm", given, { eps = 1e-5, elementwise_affine = true, bias = true }, kinds)
   self.normalized_shape, self.eps = shape_of("LayerNorm", shape), o.eps
   if o.elementwise_affine then
     self.weight = options.parameter(self.normalized_shape, init.ones)
@@ -38,7 +40,7 @@ local RMSNorm = define "RMSNorm"
 norms.RMSNorm = RMSNorm
 
 function RMSNorm:init(shape, given)
-  local o = options.read("RMSNorm", given, { eps = 1e-6, elementwise_affine = true })
+  local o = options.read("RMSNorm", given, { eps = 1e-6, elementwise_affine = true }, kinds)
   self.normalized_shape, self.eps = shape_of("RMSNorm", shape), o.eps
   if o.elementwise_affine then self.weight = options.parameter(self.normalized_shape, init.ones) end
 end
@@ -53,11 +55,11 @@ local GroupNorm = define "GroupNorm"
 norms.GroupNorm = GroupNorm
 
 function GroupNorm:init(groups, channels, given)
-  local o = options.read("GroupNorm", given, { eps = 1e-5, affine = true, activation = "none" })
+  local o = options.read("GroupNorm", given, { eps = 1e-5, affine = true, activation = "none" }, kinds)
   positive("GroupNorm", "groups", groups)
   positive("GroupNorm", "channels", channels)
   if channels % groups ~= 0 then
-    error(("GroupNorm: groups %d must divide channels %d"):format(groups, channels), 3)
+    options.fail("GroupNorm: groups: expected a divisor of the %d channels, got %d", channels, groups)
   end
   self.num_groups, self.num_channels, self.eps, self.activation = groups, channels, o.eps, o.activation
   if o.affine then
@@ -76,7 +78,8 @@ local function define_batch_norm(name, low, high, layout)
   local BatchNorm = define(name)
 
   function BatchNorm:init(channels, given)
-    local o = options.read(name, given, { eps = 1e-5, momentum = 0.1, affine = true, track_running_stats = true })
+    local o = options.read(name, given, { eps = 1e-5, momentum = 0.1, affine = true, track_running_stats = true },
+      kinds)
     positive(name, "channels", channels)
     self.num_features, self.eps, self.momentum = channels, o.eps, o.momentum
     if o.affine then
@@ -91,8 +94,8 @@ local function define_batch_norm(name, low, high, layout)
   end
 
   function BatchNorm:forward(x)
-    if x.ndim < low or x.ndim > high then
-      error(("%s: x must be %s, got [%s]"):format(name, layout, table.concat(x.shape, ", ")), 2)
+    if not ty.is_tensor(x) or x.ndim < low or x.ndim > high then
+      options.fail("%s: x: expected a tensor %s, got %s", name, layout, options.describe(x))
     end
     local own_statistics = self.training or not self.running_mean
     if self.training and self.num_batches_tracked then self.num_batches_tracked:add_(1) end

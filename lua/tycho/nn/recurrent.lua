@@ -8,15 +8,13 @@ local options = require "tycho.nn.options"
 local M = {}
 
 local defaults = { num_layers = 1, bias = true, batch_first = true, dropout = 0, bidirectional = false }
+local kinds = { num_layers = "an integer >= 1", dropout = "a number in [0, 1)", heads = "an integer >= 1",
+  forget = '"sigmoid" or "exp"' }
 
 -- What all of them have. `shape` gives sizes by the width of the inputs: of weight_ih, weight_hh and the biases.
 local function build(self, who, inputs, hidden, o)
   options.positive(who, "inputs", inputs)
   options.positive(who, "hidden", hidden)
-  options.positive(who, "num_layers", o.num_layers)
-  if not (o.dropout >= 0 and o.dropout < 1) then
-    error(("%s: dropout must be in [0, 1), got %s"):format(who, tostring(o.dropout)), 4)
-  end
   self.input_size, self.hidden_size, self.num_layers, self.bias = inputs, hidden, o.num_layers, o.bias
   self.batch_first, self.dropout, self.bidirectional = o.batch_first, o.dropout, o.bidirectional
 end
@@ -35,10 +33,9 @@ end
 -- x through all layers. part(suffix) gives weight_ih, weight_hh [heads, gates * d, d] and the two biases; state(k),
 -- from 1, what layer and direction k begin with, or nil. Returns y and the list of the last states.
 local function run(self, who, x, cell, part, state)
-  local shape = x.shape
-  if #shape ~= 3 or shape[3] ~= self.input_size then
-    error(("%s: x: expected %s, got [%s]"):format(who, (self.batch_first and "[batch, time, %d]" or "[time, batch, %d]")
-      :format(self.input_size), table.concat(shape, ", ")), 3)
+  if not ty.is_tensor(x) or x.ndim ~= 3 or x:size(2) ~= self.input_size then
+    options.fail("%s: x: expected a tensor %s, got %s", who, (self.batch_first and "[batch, time, %d]"
+      or "[time, batch, %d]"):format(self.input_size), options.describe(x))
   end
   if self.batch_first then x = x:transpose(0, 1) end
   local last, outs = {}, {}
@@ -90,9 +87,9 @@ end
 
 -- The k-th of the states [layers, b, hidden] that were given.
 local function nth(who, name, t, k)
-  if #t.shape ~= 3 or k > t.shape[1] then
-    error(("%s: %s: expected [layers * directions, batch, hidden], got [%s]"):format(who, name,
-      table.concat(t.shape, ", ")), 0)
+  if not ty.is_tensor(t) or t.ndim ~= 3 or k > t:size(0) then
+    options.fail("%s: %s: expected a tensor [layers * directions, batch, hidden], got %s", who, name,
+      options.describe(t))
   end
   return t:select(0, k - 1)
 end
@@ -112,13 +109,13 @@ local LSTM = base.define "LSTM"
 M.LSTM = LSTM
 
 function LSTM:init(inputs, hidden, given)
-  build(self, "LSTM", inputs, hidden, options.read("LSTM", given, defaults))
+  build(self, "LSTM", inputs, hidden, options.read("LSTM", given, defaults, kinds))
   torch_parameters(self, 4)
 end
 
 --- h and c: what to go on from, as an earlier call gave them; left out: zeros.
 function LSTM:forward(x, h, c)
-  if (h == nil) ~= (c == nil) then error("LSTM: h and c come together", 2) end
+  if (h == nil) ~= (c == nil) then options.fail "LSTM: h, c: expected both or none" end
   local y, last = run(self, "LSTM", x, "lstm", torch_part(self), function(k)
     return h and ty.stack { nth("LSTM", "h", h, k), nth("LSTM", "c", c, k) }
   end)
@@ -134,7 +131,7 @@ local GRU = base.define "GRU"
 M.GRU = GRU
 
 function GRU:init(inputs, hidden, given)
-  build(self, "GRU", inputs, hidden, options.read("GRU", given, defaults))
+  build(self, "GRU", inputs, hidden, options.read("GRU", given, defaults, kinds))
   torch_parameters(self, 3)
 end
 
@@ -159,12 +156,10 @@ M.SLSTM = SLSTM
 function SLSTM:init(inputs, hidden, given)
   local all = { heads = 1, forget = "sigmoid" }
   for name, value in pairs(defaults) do all[name] = value end
-  local o = options.read("SLSTM", given, all)
+  local o = options.read("SLSTM", given, all, kinds)
   build(self, "SLSTM", inputs, hidden, o)
-  options.positive("SLSTM", "heads", o.heads)
-  if hidden % o.heads ~= 0 then error(("SLSTM: heads %d must divide hidden %d"):format(o.heads, hidden), 3) end
-  if o.forget ~= "sigmoid" and o.forget ~= "exp" then
-    error(("SLSTM: forget must be \"sigmoid\" or \"exp\", got %s"):format(tostring(o.forget)), 3)
+  if hidden % o.heads ~= 0 then
+    options.fail("SLSTM: heads: expected a divisor of hidden %d, got %d", hidden, o.heads)
   end
   self.heads, self.forget = o.heads, o.forget
   local heads, d = o.heads, hidden // o.heads
@@ -187,7 +182,7 @@ end
 function SLSTM:forward(x, state)
   local y, last = run(self, "SLSTM", x, self.forget == "exp" and "slstm_exp" or "slstm", function(suffix)
     return self["weight_ih" .. suffix], self["weight_hh" .. suffix], self["bias" .. suffix]
-  end, function(k) return state and state:select(0, k - 1) end)
+  end, function(k) return state and ty.select(state, 0, k - 1) end)
   return y, ty.stack(last, 0)
 end
 

@@ -1,5 +1,6 @@
 --- Saving and loading the state of modules: state_dict, load_state_dict, save, load.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local base = require "tycho.nn.module"
 
 local Module = base.Module
@@ -61,7 +62,8 @@ local function shape_text(t) return "[" .. table.concat(t.shape, ", ") .. "]" en
 ---@param options? {strict: boolean}  strict (default): missing, unexpected and misshapen names are an error
 ---@return {missing: string[], unexpected: string[], mismatched: string[]} report
 function Module:load_state_dict(state, options)
-  local strict = not (options and options.strict == false)
+  local strict = arguments.read("load_state_dict", options, { strict = true }).strict
+  arguments.expect("load_state_dict", "state", state, "a table")
   local report = { missing = {}, unexpected = {}, mismatched = {} }
   local known, copies = {}, {}
   base.walk_state(self, function(kind, name, tensor, owner, key)
@@ -71,7 +73,7 @@ function Module:load_state_dict(state, options)
     if source == nil then
       table.insert(report.missing, name)
     elseif not ty.is_tensor(source) then
-      error(("load_state_dict: '%s' must be a tensor, got %s"):format(name, type(source)), 0)
+      arguments.fail("load_state_dict: %s: expected a tensor, got %s", name, arguments.describe(source))
     elseif shape_text(source) ~= shape_text(tensor) then
       table.insert(report.mismatched,
         ("%s: the module has %s, the state %s"):format(name, shape_text(tensor), shape_text(source)))
@@ -80,11 +82,11 @@ function Module:load_state_dict(state, options)
     end
   end)
   for name in pairs(state) do
-    if not known[name] then table.insert(report.unexpected, name) end
+    if not known[name] then table.insert(report.unexpected, tostring(name)) end
   end
   table.sort(report.unexpected)
   if strict and #report.missing + #report.unexpected + #report.mismatched > 0 then
-    error("load_state_dict: the state does not fit the module\n" .. report_text(report), 2)
+    arguments.fail("load_state_dict: the state does not fit the module\n%s", report_text(report))
   end
   ty.no_grad(function()
     for _, pair in ipairs(copies) do pair[1]:copy_(pair[2]) end
@@ -96,6 +98,8 @@ end
 ---@param path string
 ---@param metadata? table<string, string>
 function Module:save(path, metadata)
+  arguments.expect("Module:save", "path", path, "a string")
+  arguments.expect("Module:save", "metadata", metadata, "a table or nil")
   ty.io.save_safetensors(path, self:state_dict(), metadata)
   return self
 end
@@ -103,6 +107,7 @@ end
 --- Reads a safetensors file into the module; options as in load_state_dict(). Returns self and the report.
 ---@param path string
 function Module:load(path, options)
+  arguments.expect("Module:load", "path", path, "a string")
   local ok, report = pcall(self.load_state_dict, self, ty.io.load_safetensors(path), options)
   if not ok then error(path .. ": " .. tostring(report), 0) end
   return self, report

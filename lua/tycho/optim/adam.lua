@@ -9,11 +9,6 @@ local function codes_of(first) return function(p) return ty.full_like(p, first, 
 -- decoupled: AdamW
 local function adam(decoupled)
   return {
-    check = function(group)
-      if group.bits ~= 8 and group.bits ~= 32 then
-        error(("Adam: bits must be 8 or 32, got %s"):format(tostring(group.bits)), 4)
-      end
-    end,
     -- what a parameter has begun with, it keeps
     kind = function(group, p, state)
       if state then return state.scales and "bits8" or "bits32" end

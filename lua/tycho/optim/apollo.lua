@@ -18,13 +18,6 @@ rules.slots = {
   },
 }
 
-function rules.check(group)
-  lowrank.check("APOLLO", group)
-  if type(group.growth) ~= "number" or group.growth < 1 then
-    error(("APOLLO: growth must be a number of at least 1, got %s"):format(tostring(group.growth)), 4)
-  end
-end
-
 function rules.kind(group, p) return lowrank.is_low(group, p) and "low" or "bits32" end
 
 -- Normal random numbers of variance 1 / rank, which keep norms in the mean (Johnson and Lindenstrauss).

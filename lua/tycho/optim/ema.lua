@@ -1,6 +1,6 @@
 --- An exponential moving average of a module's weights.
 local ty = require "tycho"
-local read = require("tycho.nn.options").read
+local arguments = require "tycho.arguments"
 local program = ty.core.program
 
 ---@class EMA
@@ -19,7 +19,8 @@ end
 --- options: decay (0.999), warmup (true: the decay begins at 0.1 and grows as (1 + n) / (10 + n), so that the random
 -- start is soon forgotten).
 local function new(module, options)
-  local o = read("EMA", options, { decay = 0.999, warmup = true })
+  arguments.expect("EMA", "module", module, "a module")
+  local o = arguments.read("EMA", options, { decay = 0.999, warmup = true }, { decay = "a number in [0, 1]" })
   local self = setmetatable({ source = module, decay = o.decay, warmup = o.warmup, updates = 0 }, EMA)
   self.model = module:clone():eval():requires_grad_(false)
   self.averages, self.average_buffers = tensors(self.model)
@@ -72,13 +73,15 @@ end
 
 --- Copies the averages into another module of the same class (default: the module itself).
 function EMA:copy_to(module)
-  (module or self.source):load_state_dict(self.model:state_dict())
+  module = arguments.expect("EMA:copy_to", "module", module, "a module or nil") or self.source
+  module:load_state_dict(self.model:state_dict())
 end
 
 function EMA:state_dict() return { updates = self.updates, model = self.model:state_dict() } end
 
 function EMA:load_state_dict(state)
-  self.updates = state.updates
+  arguments.expect("EMA:load_state_dict", "state", state, "a table")
+  self.updates = arguments.expect("EMA:load_state_dict", "state.updates", state.updates, "an integer >= 0")
   self.model:load_state_dict(state.model)
 end
 

@@ -32,16 +32,6 @@ rules.slots = {
 
 local projections = { blocks = true, columns = "columns", random = "subspace", svd = "subspace" }
 
-function rules.check(group)
-  lowrank.check("FRUGAL", group)
-  if not projections[group.projection] then
-    error(("FRUGAL: projection must be blocks, columns, random or svd, got %s"):format(tostring(group.projection)), 4)
-  end
-  if type(group.density) ~= "number" or group.density < 0 or group.density > 1 then
-    error(("FRUGAL: density must be a number from 0 to 1, got %s"):format(tostring(group.density)), 4)
-  end
-end
-
 local function is_split(group, p) return p.ndim == 2 and group.density < 1 end
 
 function rules.kind(group, p, state)

@@ -22,13 +22,6 @@ end
 
 local rules = { slots = slots, eager = true }
 
-function rules.check(group)
-  lowrank.check("GaLore", group)
-  if group.bits ~= 8 and group.bits ~= 32 then
-    error(("GaLore: bits must be 8 or 32, got %s"):format(tostring(group.bits)), 4)
-  end
-end
-
 function rules.kind(group, p, state)
   if not lowrank.is_low(group, p) then return adam.kind(group, p, state) end
   return "low " .. adam.kind(group, lowrank.projected_like(p, group.rank, "meta"), state)

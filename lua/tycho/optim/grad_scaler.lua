@@ -1,11 +1,14 @@
 --- Scaling of losses for f16, whose smallest numbers are not small enough for gradients.
 local ty = require "tycho"
-local read = require("tycho.nn.options").read
+local arguments = require "tycho.arguments"
 local program = ty.core.program
 
 ---@class GradScaler
 local GradScaler = {}
 GradScaler.__index = GradScaler
+
+local kinds = { scale = "a finite number > 0", growth = "a finite number > 1", backoff = "a number in (0, 1)",
+  interval = "an integer >= 1" }
 
 --- Multiplies losses by a factor before the backward pass and gradients by its inverse in the optimizer's step. A step
 -- whose gradients are not all finite is left out and the factor made smaller; after `interval` good steps in a row it
@@ -23,11 +26,8 @@ GradScaler.__index = GradScaler
 ---@param options? {scale?: number, growth?: number, backoff?: number, interval?: integer, enabled?: boolean}
 ---@return GradScaler
 local function new(options)
-  local o = read("GradScaler", options,
-    { scale = 65536, growth = 2, backoff = 0.5, interval = 2000, enabled = true })
-  if o.scale <= 0 or o.growth <= 1 or o.backoff <= 0 or o.backoff >= 1 or o.interval < 1 then
-    error("GradScaler: expected scale > 0, growth > 1, 0 < backoff < 1 and interval >= 1", 2)
-  end
+  local o = arguments.read("GradScaler", options,
+    { scale = 65536, growth = 2, backoff = 0.5, interval = 2000, enabled = true }, kinds)
   return setmetatable({ options = o, first = { scale = o.scale, good = 0 } }, GradScaler)
 end
 
@@ -42,6 +42,7 @@ end
 ---@param loss Tensor
 ---@return Tensor
 function GradScaler:scale(loss)
+  arguments.expect("GradScaler:scale", "loss", loss, "a tensor")
   if not self.options.enabled then return loss end
   place(self, loss.device)
   return loss:to(loss.dtype == "f64" and "f64" or "f32") * self.factor:to(loss.dtype == "f64" and "f64" or "f32")
@@ -78,9 +79,13 @@ end
 ---@param loss? Tensor
 ---@return number|Tensor|nil norm
 function GradScaler:step(optimizer, loss)
+  if type(optimizer) ~= "table" or not optimizer.step_scaled then
+    arguments.fail("GradScaler:step: optimizer: expected an optimizer, got %s", arguments.describe(optimizer))
+  end
+  arguments.expect("GradScaler:step", "loss", loss, "a tensor or nil")
   if not self.options.enabled then return optimizer:step(loss) end
   if not loss then
-    if not self.factor then error("GradScaler: step: no loss was scaled before", 2) end
+    if not self.factor then arguments.fail "GradScaler:step: no loss was scaled before" end
     return optimizer:step_scaled(self)
   end
   optimizer:zero_grad()
@@ -119,6 +124,9 @@ end
 
 --- Takes over a state_dict().
 function GradScaler:load_state_dict(state)
+  arguments.expect("GradScaler:load_state_dict", "state", state, "a table")
+  arguments.expect("GradScaler:load_state_dict", "state.scale", state.scale, kinds.scale)
+  arguments.expect("GradScaler:load_state_dict", "state.good", state.good, "an integer >= 0")
   self.first = { scale = state.scale, good = state.good }
   if self.factor then
     self.factor:fill_(state.scale)

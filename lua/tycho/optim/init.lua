@@ -2,6 +2,7 @@
 local ty = require "tycho"
 local Optimizer = require "tycho.optim.optimizer"
 local adam = require "tycho.optim.adam"
+local expect = require("tycho.arguments").expect
 
 local optim = {}
 for name, value in pairs(require "tycho.optim.schedules") do optim[name] = value end
@@ -15,9 +16,12 @@ local function zeros(p) return ty.zeros_like(p) end
 -- schedule (a function of the number of steps done to a factor of lr), ema (an optim.EMA, whose averages then move
 -- within the step: don't call its update()).
 
---- Stochastic gradient descent. parameters: a list, or a list of groups { params = list, lr = ... }.
+-- `parameters` is a module, a list of tensors or one tensor, or a list of groups { params = any of those, lr = ... }
+-- whose settings are their own.
+
+--- Stochastic gradient descent. parameters: a module, a list of tensors, or a list of groups { params =, lr = ... }.
 -- options: lr (0.01), momentum, dampening, weight_decay, nesterov; clip_norm, clip_value, schedule, ema.
----@type fun(parameters: table, options?: table): Optimizer
+---@type fun(parameters: Module|Tensor[]|Tensor|table[], options?: table): Optimizer
 optim.SGD = Optimizer.define("SGD",
   { lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false }, {
     setting = function(group) return group.momentum ~= 0 end,
@@ -35,20 +39,20 @@ optim.SGD = Optimizer.define("SGD",
 -- 4096 elements and more are quantized block by block, a quarter of the memory, Dettmers et al. 2022; groups may
 -- differ: embeddings are best left at 32), paged (false; true: the moments of such parameters lie in memory that gives
 -- way when there is little, see Tensor:page_memory, Dettmers et al. 2023); clip_norm, clip_value, schedule, ema.
----@type fun(parameters: table, options?: table): Optimizer
+---@type fun(parameters: Module|Tensor[]|Tensor|table[], options?: table): Optimizer
 optim.Adam = Optimizer.define("Adam",
   { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, bits = 32, paged = false }, adam(false))
 
 --- AdamW: the decay is taken from the weights themselves. Loshchilov and Hutter 2019. Options as Adam's, weight_decay
 -- 0.01.
----@type fun(parameters: table, options?: table): Optimizer
+---@type fun(parameters: Module|Tensor[]|Tensor|table[], options?: table): Optimizer
 optim.AdamW = Optimizer.define("AdamW",
   { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01, bits = 32, paged = false }, adam(true))
 
 --- Lion: the sign of an average of the gradients, decoupled decay; wants a rate 3 to 10 times smaller and a decay as
 -- much larger than AdamW. Chen et al. 2023.
 -- options: lr (1e-4), beta1 (0.9), beta2 (0.99), weight_decay; clip_norm, clip_value, schedule, ema.
----@type fun(parameters: table, options?: table): Optimizer
+---@type fun(parameters: Module|Tensor[]|Tensor|table[], options?: table): Optimizer
 optim.Lion = Optimizer.define("Lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0 }, {
   kind = function() return "plain" end,
   slots = { plain = { exp_avg = zeros } },
@@ -58,9 +62,9 @@ optim.Lion = Optimizer.define("Lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, we
   end,
 })
 
-local function gradients(parameters)
+local function gradients(who, parameters)
   local grads = {}
-  for _, p in ipairs(parameters) do
+  for _, p in ipairs(Optimizer.parameters_of(who, parameters)) do
     local grad = p.grad
     if grad then grads[#grads + 1] = grad end
   end
@@ -69,10 +73,13 @@ end
 
 --- Scales the gradients so that their norm together is at most max_norm; returns the norm before, inside ty.compile as
 -- a 0-d tensor.
+---@param parameters Module|Tensor[]|Tensor
+---@param max_norm number
 ---@return number|Tensor
 function optim.clip_grad_norm(parameters, max_norm)
+  expect("clip_grad_norm", "max_norm", max_norm, "a number >= 0")
   return ty.no_grad(function()
-    local grads = gradients(parameters)
+    local grads = gradients("clip_grad_norm", parameters)
     if #grads == 0 then return 0.0 end
     local norm = ty.norm_list(grads, 2)
     if ty.core.program.is_compiling() then
@@ -91,9 +98,12 @@ function optim.clip_grad_norm(parameters, max_norm)
 end
 
 --- Cuts every element of the gradients to [-limit, limit].
+---@param parameters Module|Tensor[]|Tensor
+---@param limit number
 function optim.clip_grad_value(parameters, limit)
+  expect("clip_grad_value", "limit", limit, "a number >= 0")
   ty.no_grad(function()
-    for _, grad in ipairs(gradients(parameters)) do grad:clamp_(-limit, limit) end
+    for _, grad in ipairs(gradients("clip_grad_value", parameters)) do grad:clamp_(-limit, limit) end
   end)
 end
 

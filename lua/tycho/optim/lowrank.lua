@@ -84,19 +84,6 @@ function M.descend(batch, i, update, lr, weight_decay, clip)
     clip.weight, batch.step)
 end
 
---- Raises unless the settings that these optimizers share make sense.
-function M.check(who, group)
-  if not math.tointeger(group.refresh) or group.refresh < 1 then
-    error(("%s: refresh must be a positive integer, got %s"):format(who, tostring(group.refresh)), 5)
-  end
-  if group.rank and (not math.tointeger(group.rank) or group.rank < 0) then
-    error(("%s: rank must be an integer of at least 0, got %s"):format(who, tostring(group.rank)), 5)
-  end
-  if group.seed and not math.tointeger(group.seed) then
-    error(("%s: seed must be an integer, got %s"):format(who, tostring(group.seed)), 5)
-  end
-end
-
 --- Whether p has a state in a subspace: a matrix whose shorter side is longer than the rank, which is not 0.
 function M.is_low(group, p) return group.rank > 0 and p.ndim == 2 and M.short(p) > group.rank end
 

@@ -1,7 +1,8 @@
 --- What all optimizers share: groups of parameters, clipping, the step, the state.
 local ty = require "tycho"
-local settings_of = require("tycho.nn.options")
-local read = settings_of.read
+local arguments = require "tycho.arguments"
+
+local expect, fail, read = arguments.expect, arguments.fail, arguments.read
 local program = ty.core.program
 local clear_grads, gather_grads, drop_grads = ty.core.clear_grads, ty.core.gather_grads, ty.core.drop_grads
 
@@ -14,18 +15,54 @@ Optimizer.__index = Optimizer
 -- Settings of the whole optimizer, not of a group.
 local shared = { clip_norm = true, clip_value = true, schedule = true, ema = true }
 
-local function check_list(who, list)
-  if type(list) ~= "table" or #list == 0 then error(who .. ": no parameters given", 4) end
-  for i, p in ipairs(list) do
-    if not ty.is_tensor(p) then
-      error(("%s: parameter %d must be a tensor, got %s"):format(who, i, type(p)), 4)
-    end
-    if not p.is_leaf then error(("%s: parameter %d was computed; only leaves can be trained"):format(who, i), 4) end
+--- The parameters that are meant: those of a module, a list of tensors, or one tensor; as a list.
+---@param who string for errors
+---@param given Module|Tensor[]|Tensor
+---@return Tensor[]
+function Optimizer.parameters_of(who, given)
+  expect(who, "parameters", given, "a module or a tensor or a list of tensors")
+  if ty.is_tensor(given) then return { given } end
+  return given._is_module and given:parameters() or given
+end
+
+-- The list of a group; raises when there is nothing in it that can be trained.
+local function trainable(who, given)
+  local list = Optimizer.parameters_of(who, given)
+  if #list == 0 then
+    fail("%s: parameters: expected at least one tensor, got %s", who, list == given and "an empty table"
+      or arguments.describe(given) .. " without parameters")
   end
+  for i, p in ipairs(list) do
+    if not p.is_leaf then fail("%s: parameters: number %d was computed; only leaves can be trained", who, i) end
+  end
+  return list
+end
+
+-- Those of what all optimizers have, and of the settings that several have.
+local kinds = {
+  clip_norm = "a number >= 0", clip_value = "a number >= 0", schedule = "a function", ema = "a table",
+  lr = "a finite number >= 0", weight_decay = "a finite number >= 0", eps = "a finite number >= 0",
+  beta1 = "a number in [0, 1)", beta2 = "a number in [0, 1)", momentum = "a number in [0, 1]",
+  dampening = "a finite number", bits = "8 or 32", scale = "a finite number >= 0", refresh = "an integer >= 1",
+  rank = "an integer >= 0", seed = "an integer", density = "a number in [0, 1]", growth = "a number >= 1",
+  free_rate = "a finite number >= 0", projection = '"blocks" or "columns" or "random" or "svd"',
+}
+
+-- What the constructor was given as groups: lists of parameters with settings.
+local function groups_of(name, given)
+  local is_list = type(given) == "table" and not given._is_module
+  if is_list and type(given[1]) == "table" and not given[1]._is_module then
+    for i, group in ipairs(given) do
+      if type(group) ~= "table" then
+        fail("%s: group %d: expected a table with params, got %s", name, i, arguments.describe(group))
+      end
+    end
+    return given
+  end
+  return { { params = given } }
 end
 
 --- Makes a class. `defaults`: settings of a group. `rules`:
---   check(group)           raises on bad settings (may be absent)
 --   kind(group, p, state)  how parameter p (with its state so far, or nil) is treated; one of the keys of
 --   slots                  { kind = { name of a state tensor = function(p, group) that makes it } }
 --   place(group, p, t)     a state tensor t of p, or a copy where it is to lie (may be absent)
@@ -38,29 +75,27 @@ end
 function Optimizer.define(name, defaults, rules)
   local class = setmetatable({}, { __index = Optimizer })
   class.__index = class
-  local known = { clip_norm = 0, clip_value = 0, schedule = function() return 1 end, ema = settings_of.none }
+  local known = { clip_norm = 0, clip_value = 0, schedule = function() return 1 end, ema = arguments.none }
   for key, value in pairs(defaults) do known[key] = value end
 
   return function(parameters, options)
-    local o = read(name, options, known)
+    local o = read(name, options, known, kinds)
     local self = { groups = {}, state = {}, plans = {}, position = {}, steps = 0, name = name, rules = rules }
     setmetatable(self, class)
     self.clip_norm, self.clip_value, self.schedule, self.ema = o.clip_norm, o.clip_value, o.schedule, o.ema
-    for key in pairs(shared) do o[key] = nil end
-    local groups = parameters
-    if type(parameters) ~= "table" or ty.is_tensor(parameters[1]) or not parameters[1] then
-      groups = { { params = parameters } }
+    if o.ema and not o.ema.averages_of_weights then
+      fail("%s: ema: expected an optim.EMA, got %s", name, arguments.describe(o.ema))
     end
+    for key in pairs(shared) do o[key] = nil end
     local position, count = self.position, 0
-    for _, given in ipairs(groups) do
-      check_list(name, given.params)
+    for _, given in ipairs(groups_of(name, parameters)) do
+      local params = trainable(name, given.params)
       local settings = {}
       for key, value in pairs(given) do if key ~= "params" then settings[key] = value end end
-      local group = read(name, settings, o)
-      group.params = given.params
-      if rules.check then rules.check(group) end
-      for _, p in ipairs(group.params) do
-        if position[p] then error(name .. ": a parameter is given twice", 2) end
+      local group = read(name, settings, o, kinds)
+      group.params = params
+      for i, p in ipairs(params) do
+        if position[p] then fail("%s: parameters: number %d of group %d is given twice", name, i, #self.groups + 1) end
         count = count + 1
         position[p] = count
       end
@@ -68,6 +103,16 @@ function Optimizer.define(name, defaults, rules)
     end
     return self
   end
+end
+
+-- The rate of a group now. Both factors may be changed between steps: by the program and by its schedule.
+local function rate_of(self, group)
+  local factor, lr = self.schedule(self.steps), group.lr
+  if type(factor) ~= "number" or not (factor >= 0 and factor < math.huge) then
+    expect(self.name, ("schedule(%d)"):format(self.steps), factor, kinds.lr)
+  end
+  if type(lr) ~= "number" or not (lr >= 0 and lr < math.huge) then expect(self.name, "lr", lr, kinds.lr) end
+  return lr * factor
 end
 
 --- Drops the gradients of all parameters.
@@ -157,7 +202,7 @@ local function step_group(self, group, lr, clip)
     if recording then -- what a step does besides computing
       program.on_replay(function()
         count(batch)
-        return group.lr * self.schedule(self.steps), batch.step, clip.weight
+        return rate_of(self, group), batch.step, clip.weight
       end)
     end
     count(batch)
@@ -181,8 +226,8 @@ end
 
 local function step(self, scaler)
   if self.rules.eager and (scaler or program.is_compiling()) then
-    error(("%s: does not work %s"):format(self.name, scaler and "with a GradScaler; train in bf16 or f32"
-      or "inside ty.compile; compile the forward and the backward pass alone"), 0)
+    fail("%s: does not work %s", self.name, scaler and "with a GradScaler; train in bf16 or f32"
+      or "inside ty.compile; compile the forward and the backward pass alone")
   end
   local clip = { scale = 1.0, limit = self.clip_value > 0 and self.clip_value or math.huge, weight = 0 }
   local ema = self.ema
@@ -201,8 +246,7 @@ local function step(self, scaler)
     program.on_replay(function() clip.weight = ema:advance() end)
     clip.weight = ema:advance()
   end
-  local factor = self.schedule(self.steps)
-  for i = 1, #self.groups do step_group(self, self.groups[i], self.groups[i].lr * factor, clip) end
+  for i = 1, #self.groups do step_group(self, self.groups[i], rate_of(self, self.groups[i]), clip) end
   if ema then
     self.rest = self.rest or ema:others(averaged(self))
     if self.rest.weights[1] then program.on_replay(function() return clip.weight end) end
@@ -220,7 +264,8 @@ end
 ---@param loss? Tensor
 ---@return number|Tensor|nil norm
 function Optimizer:step(loss)
-  if not loss then return ty.no_grad(step, self) end
+  if loss == nil then return ty.no_grad(step, self) end
+  expect(self.name .. ":step", "loss", loss, "a tensor or nil")
   self:zero_grad()
   loss:backward()
   local norm = ty.no_grad(step, self)
@@ -232,7 +277,7 @@ end
 function Optimizer:step_scaled(scaler) return ty.no_grad(step, self, scaler) end
 
 --- The rate of the next step of the first group.
-function Optimizer:rate() return self.groups[1].lr * self.schedule(self.steps) end
+function Optimizer:rate() return rate_of(self, self.groups[1]) end
 
 local width = { f64 = 8, f32 = 4, f16 = 2, bf16 = 2, i64 = 8, i32 = 4, u8 = 1 }
 
@@ -278,14 +323,19 @@ end
 
 --- Takes over a state_dict() of an optimizer with the same parameters in the same order.
 function Optimizer:load_state_dict(state)
+  local who = self.name .. ":load_state_dict"
+  expect(who, "state", state, "a table")
+  expect(who, "state.groups", state.groups, "a list of tables")
+  expect(who, "state.state", state.state, "a table")
+  expect(who, "state.steps", state.steps, "an integer >= 0")
   if #state.groups ~= #self.groups then
-    error(("%s: the state has %d groups, the optimizer %d"):format(self.name, #state.groups, #self.groups), 2)
+    fail("%s: the state has %d groups, the optimizer %d", self.name, #state.groups, #self.groups)
   end
   local settings = {} -- those that were saved, and the group's where there are none
   for i, group in ipairs(self.groups) do
     if state.groups[i].count ~= #group.params then
-      error(("%s: group %d of the state has %d parameters, the optimizer %d")
-        :format(self.name, i, state.groups[i].count, #group.params), 2)
+      fail("%s: group %d of the state has %s parameters, the optimizer %d", self.name, i,
+        tostring(state.groups[i].count), #group.params)
     end
     settings[i] = setmetatable({}, { __index = group })
     for key, value in pairs(state.groups[i]) do settings[i][key] = value end
@@ -300,8 +350,8 @@ function Optimizer:load_state_dict(state)
           local value, wanted = saved[slot], make(p, settings[i])
           if value then
             if table.concat(value.shape, ",") ~= table.concat(wanted.shape, ",") then
-              error(("%s: %s of parameter %d has shape [%s], expected [%s]"):format(self.name, slot, position,
-                table.concat(value.shape, ", "), table.concat(wanted.shape, ", ")), 2)
+              fail("%s: %s of parameter %d has shape [%s], expected [%s]", self.name, slot, position,
+                table.concat(value.shape, ", "), table.concat(wanted.shape, ", "))
             end
             value = value:to { device = p.device, dtype = wanted.dtype }:clone()
             new[slot] = ty.keep(place and place(group, p, value) or value)
