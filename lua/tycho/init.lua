@@ -1,5 +1,13 @@
 --- Tycho: deep learning in Lua. `local ty = require "tycho"` gives the core (tensors, ops, gradients, files) and the
 -- library on top of it; the parts ty.nn, ty.optim, ty.data, ty.train, ty.plot and ty.recipe are loaded when first used.
+
+-- First of all, since the native library of another Lua cannot be loaded. This file stays readable for every Lua from
+-- 5.1 on, for that message's sake.
+if _VERSION ~= "Lua 5.4" then
+  local jit = rawget(_G, "jit")
+  error("Tycho needs Lua 5.4, this is " .. (jit and jit.version or _VERSION), 3) -- at the line with require
+end
+
 local core = require "tycho.core"
 
 local ty = {}

@@ -190,7 +190,7 @@ static ty_tensor *leaf_at(lua_State *L, int list, lua_Integer i) {
 
 /* clear_grads(list): drops them all. */
 static int clear_grads(lua_State *L) {
-  luaL_checktype(L, 1, LUA_TTABLE);
+  ty_lua_check_type(L, 1, LUA_TTABLE);
   lua_Integer n = (lua_Integer)lua_rawlen(L, 1);
   for (lua_Integer i = 1; i <= n; i++) {
     ty_clear_grad(leaf_at(L, 1, i));
@@ -202,7 +202,7 @@ static int clear_grads(lua_State *L) {
 /* gather_grads(list, known, grads): grads[i], a handle kept from call to call, gets the gradient of list[i]. False when
  * the list is not what it was, or when other leaves have gradients than those with a handle (the others: false). */
 static int gather_grads(lua_State *L) {
-  for (int i = 1; i <= 3; i++) luaL_checktype(L, i, LUA_TTABLE);
+  for (int i = 1; i <= 3; i++) ty_lua_check_type(L, i, LUA_TTABLE);
   lua_Integer n = (lua_Integer)lua_rawlen(L, 1);
   bool same = (lua_Integer)lua_rawlen(L, 2) == n;
   for (lua_Integer i = 1; i <= n && same; i++) {
@@ -225,7 +225,7 @@ static int gather_grads(lua_State *L) {
 
 /* drop_grads(grads): empties the handles. */
 static int drop_grads(lua_State *L) {
-  luaL_checktype(L, 1, LUA_TTABLE);
+  ty_lua_check_type(L, 1, LUA_TTABLE);
   lua_Integer n = (lua_Integer)lua_rawlen(L, 1);
   for (lua_Integer i = 1; i <= n; i++) {
     lua_rawgeti(L, 1, i);
@@ -265,7 +265,7 @@ static int hook_remove(lua_State *L) {
 /* register_hook(fn) -> {remove = function} */
 static int register_hook(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
-  luaL_checktype(L, 2, LUA_TFUNCTION);
+  ty_lua_check_callable(L, 2);
   ty_hook *h = malloc(sizeof *h);
   if (!h) return luaL_error(L, "out of memory");
   *h = (ty_hook){ .call = call_hook, .release = anchor_release, .owner = anchor_new(L, 2) };
@@ -340,8 +340,8 @@ static int hooks_results(lua_State *L, int status, lua_KContext context) { retur
 
 /* saved_tensor_hooks(pack, unpack, fn, ...) -> what fn returns */
 static int saved_tensor_hooks(lua_State *L) {
-  for (int i = 1; i <= 2; i++) luaL_checktype(L, i, LUA_TFUNCTION);
-  luaL_checkany(L, 3);
+  for (int i = 1; i <= 2; i++) ty_lua_check_callable(L, i);
+  ty_lua_check_callable(L, 3);
   hooks_box *b = lua_newuserdatauv(L, sizeof *b, 0);
   b->open = false;
   if (luaL_newmetatable(L, "tycho.saved_tensor_hooks")) {
@@ -404,9 +404,9 @@ static void custom_release(void *owner) {
 /* record(name, inputs, outputs, backward): outputs[i] get a node whose gradients backward(g1, g2 ...) computes. */
 static int record(lua_State *L) {
   int nin, nout;
-  const char *name = luaL_checkstring(L, 1);
+  const char *name = ty_lua_check_string(L, 1);
   ty_tensor **in = list_of(L, 2, &nin, "inputs", false), **out = list_of(L, 3, &nout, "outputs", false);
-  luaL_checktype(L, 4, LUA_TFUNCTION);
+  ty_lua_check_callable(L, 4);
   bool wanted = false;
   for (int i = 0; i < nin; i++) wanted |= in[i]->requires_grad;
   if (!wanted || !ty_grad_enabled()) return 0;

@@ -15,8 +15,8 @@ static int count(lua_State *L) {
 
 /* describe(index) -> "NVIDIA H100, 80 GiB, compute capability 9.0" */
 static int describe(lua_State *L) {
-  lua_Integer i = luaL_optinteger(L, 1, 0);
-  luaL_argcheck(L, i >= 0 && i < ty_cuda_count(NULL), 1, "there is no such GPU");
+  lua_Integer i = ty_lua_opt_integer(L, 1, 0);
+  if (i < 0 || i >= ty_cuda_count(NULL)) return ty_lua_refuse(L, 1, "the number of a GPU from 0");
   lua_pushstring(L, ty_cuda_describe((int)i));
   return 1;
 }
@@ -24,25 +24,25 @@ static int describe(lua_State *L) {
 /* synchronize(device): waits for a GPU ("cuda"); raises what went wrong in what it had been given to do */
 static int synchronize(lua_State *L) {
   int device;
-  if (!ty_device_parse(luaL_optstring(L, 1, "cuda"), &device)) return luaL_error(L, "synchronize: %s", ty_error());
+  if (!ty_device_parse(ty_lua_opt_string(L, 1, "cuda"), &device)) return luaL_error(L, "synchronize: %s", ty_error());
   return ty_device_synchronize(device) ? 0 : ty_lua_error(L);
 }
 
 /* allow_tf32(on): whether products of f32 on GPUs may round their factors to 10 bits of fraction, which tensor cores
  * multiply; off until it is called */
 static int allow_tf32(lua_State *L) {
-  luaL_checktype(L, 1, LUA_TBOOLEAN);
+  ty_lua_check_type(L, 1, LUA_TBOOLEAN);
   ty_cuda_allow_tf32(lua_toboolean(L, 1));
   return 0;
 }
 
 /* has_kernel(op, device): whether the op has a kernel there, or none on the CPU either, being made of others */
 static int has_kernel(lua_State *L) {
-  const char *name = luaL_checkstring(L, 1);
+  const char *name = ty_lua_check_string(L, 1);
   const ty_op *op = ty_op_find(name);
   int device;
-  luaL_argcheck(L, op, 1, "there is no such op");
-  if (!ty_device_parse(luaL_optstring(L, 2, "cuda"), &device)) return luaL_error(L, "has_kernel: %s", ty_error());
+  if (!op) return ty_lua_refuse(L, 1, "the name of an op");
+  if (!ty_device_parse(ty_lua_opt_string(L, 2, "cuda"), &device)) return luaL_error(L, "has_kernel: %s", ty_error());
   ty_kernel *none = ty_device_kernel(TY_CPU, TY_OP_empty); /* that of every row without one */
   lua_pushboolean(L, ty_device_kernel(TY_CPU, (ty_op_id)op->id) == none || ty_device_kernel(device, (ty_op_id)op->id));
   return 1;

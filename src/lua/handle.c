@@ -68,26 +68,6 @@ void ty_lua_push(lua_State *L, ty_tensor *t) {
   ty_lua_push_empty(L)->t = t;
 }
 
-ty_tensor *ty_lua_to(lua_State *L, int index) {
-  ty_handle *h = ty_lua_handle_at(L, index);
-  if (h && !h->t)
-    luaL_error(L,
-               "argument %d: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor out "
-               "of its scope",
-               index);
-  return h ? h->t : NULL;
-}
-
-const char *ty_lua_typename(lua_State *L, int index) {
-  return ty_lua_handle_at(L, index) ? "tensor" : luaL_typename(L, index);
-}
-
-ty_tensor *ty_lua_check(lua_State *L, int index) {
-  ty_tensor *t = ty_lua_to(L, index);
-  if (!t) luaL_error(L, "argument %d: expected a tensor, got %s", index, ty_lua_typename(L, index));
-  return t;
-}
-
 static void release_handle(ty_handle *h) {
   ty_tensor *t = h->t;
   unlink_handle(h);
@@ -223,7 +203,7 @@ static int scope_results(lua_State *L, int status, lua_KContext context) {
 
 /* scope(fn, ...) */
 static int scope_run(lua_State *L) {
-  luaL_checkany(L, 1);
+  ty_lua_check_callable(L, 1);
   push_scope(L);
   lua_insert(L, 1);
   lua_toclose(L, 1);
@@ -281,7 +261,7 @@ int ty_lua_call_guarded(lua_State *L, void (*set)(int64_t value, int64_t of), in
 static void set_grad(int64_t on, int64_t of) { ty_set_grad_enabled(on); }
 
 static int with_grad(lua_State *L, bool on) {
-  luaL_checkany(L, 1);
+  ty_lua_check_callable(L, 1);
   return ty_lua_call_guarded(L, set_grad, on, ty_grad_enabled(), 0);
 }
 
@@ -289,7 +269,7 @@ static int no_grad(lua_State *L) { return with_grad(L, false); }
 static int enable_grad(lua_State *L) { return with_grad(L, true); }
 
 static int set_grad_enabled(lua_State *L) {
-  luaL_checktype(L, 1, LUA_TBOOLEAN);
+  ty_lua_check_type(L, 1, LUA_TBOOLEAN);
   lua_pushboolean(L, ty_set_grad_enabled(lua_toboolean(L, 1)));
   return 1;
 }
@@ -312,7 +292,7 @@ static int autocast(lua_State *L) {
   if (!off && (lua_type(L, 1) != LUA_TSTRING || !ty_dtype_parse(lua_tostring(L, 1), &dtype) || !ty_is_half(dtype)))
     return luaL_error(L, "autocast: expected \"bf16\", \"f16\" or false, got %s",
                       lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : ty_lua_typename(L, 1));
-  luaL_checkany(L, 2);
+  ty_lua_check_callable(L, 2);
   lua_remove(L, 1);
   int before = ty_autocast_dtype;
   return ty_lua_call_guarded(L, set_autocast, off ? TY_DTYPE_DEFAULT : (int)dtype, before, before == TY_DTYPE_DEFAULT);
@@ -328,9 +308,11 @@ static int autocast_dtype(lua_State *L) {
 
 static int check_device(lua_State *L, int index) {
   int device;
+  if (!lua_isnoneornil(L, index) && lua_type(L, index) != LUA_TSTRING)
+    return ty_lua_refuse(L, index, "a device (cpu, cuda, cuda:1, ..., pinned or paged)");
   if (lua_type(L, index) == LUA_TSTRING && strcmp(lua_tostring(L, index), "pinned") == 0) return TY_PINNED;
   if (lua_type(L, index) == LUA_TSTRING && strcmp(lua_tostring(L, index), "paged") == 0) return TY_PAGED;
-  if (!ty_device_parse(luaL_optstring(L, index, "cpu"), &device)) return luaL_error(L, "memory: %s", ty_error());
+  if (!ty_device_parse(ty_lua_opt_string(L, index, "cpu"), &device)) return luaL_error(L, "memory: %s", ty_error());
   return device;
 }
 
@@ -358,21 +340,21 @@ static int memory_empty_cache(lua_State *L) {
 
 static int memory_set_budget(lua_State *L) {
   int device = check_device(L, 1);
-  lua_Integer bytes = luaL_optinteger(L, 2, 0);
-  luaL_argcheck(L, bytes >= 0, 2, "expected bytes, or nothing for the default");
+  lua_Integer bytes = ty_lua_opt_integer(L, 2, 0);
+  if (bytes < 0) return ty_lua_refuse(L, 2, "bytes, or nothing for the default");
   ty_memory_set_budget(device, bytes);
   return 0;
 }
 
 static int memory_keep_weights(lua_State *L) {
-  lua_Integer bytes = luaL_optinteger(L, 1, -1);
-  luaL_argcheck(L, lua_isnoneornil(L, 1) || bytes >= 0, 1, "expected bytes, or nothing for the default");
+  lua_Integer bytes = ty_lua_opt_integer(L, 1, -1);
+  if (!lua_isnoneornil(L, 1) && bytes < 0) return ty_lua_refuse(L, 1, "bytes, or nothing for the default");
   ty_kept_set_budget(bytes);
   return 0;
 }
 
 static int memory_fail_at(lua_State *L) {
-  ty_memory_fail_at(luaL_checkinteger(L, 1), lua_toboolean(L, 2));
+  ty_memory_fail_at(ty_lua_check_integer(L, 1), lua_toboolean(L, 2));
   return 0;
 }
 

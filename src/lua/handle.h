@@ -51,10 +51,26 @@ void ty_lua_push(lua_State *L, ty_tensor *t);
 ty_handle *ty_lua_push_empty(lua_State *L);
 /* Makes h, new, a member of the innermost scope of this coroutine, if there is one. */
 void ty_lua_enter_scope(lua_State *L, ty_lua_state *s, ty_handle *h);
+/* ---- arguments of native functions (arguments.c) ---- */
+
 /* The tensor of an argument, borrowed; raises when it is something else or was released. */
 ty_tensor *ty_lua_check(lua_State *L, int index);
 /* The same, or NULL when it is no tensor at all. */
 ty_tensor *ty_lua_to(lua_State *L, int index);
+/* As those of lauxlib, but strict (a text is no number) and with the errors of this library. */
+lua_Integer ty_lua_check_integer(lua_State *L, int index);
+lua_Integer ty_lua_opt_integer(lua_State *L, int index, lua_Integer otherwise);
+lua_Number ty_lua_check_number(lua_State *L, int index);
+const char *ty_lua_check_string(lua_State *L, int index);
+const char *ty_lua_check_lstring(lua_State *L, int index, size_t *size);
+const char *ty_lua_opt_string(lua_State *L, int index, const char *otherwise);
+void ty_lua_check_type(lua_State *L, int index, int type);
+void ty_lua_check_callable(lua_State *L, int index);
+/* Raises "FUNCTION: argument N: expected ..., got ...". */
+int ty_lua_refuse(lua_State *L, int index, const char *expected);
+/* The table in which errors look for the names of functions. */
+void ty_lua_remember_core(lua_State *L, int table);
+
 /* Raises ty_error() with the position of the caller. */
 int ty_lua_error(lua_State *L);
 /* What luaL_typename says, "tensor" for tensors. */

@@ -44,14 +44,14 @@ static void release_tensor(void *p) { ty_release(*(ty_tensor **)p); }
 
 const char *ty_io_path(lua_State *L, int index) {
   size_t size;
-  const char *path = luaL_checklstring(L, index, &size);
-  luaL_argcheck(L, size > 0 && strlen(path) == size, index, "a path must have characters, and no NUL among them");
+  const char *path = ty_lua_check_lstring(L, index, &size);
+  if (size == 0 || strlen(path) != size) ty_lua_refuse(L, index, "a path, with characters and no NUL among them");
   return path;
 }
 
 bool ty_io_options(lua_State *L, int index, const char *const *names) {
   if (lua_isnoneornil(L, index)) return false;
-  luaL_checktype(L, index, LUA_TTABLE);
+  ty_lua_check_type(L, index, LUA_TTABLE);
   lua_pushnil(L);
   while (lua_next(L, index)) {
     bool known = false;
@@ -138,7 +138,7 @@ static void begin(lua_State *L) {
 /* ---- bundles: tables of tensors ---- */
 
 void ty_io_tensors(lua_State *L, int index, ty_bundle *b) {
-  luaL_checktype(L, index, LUA_TTABLE);
+  ty_lua_check_type(L, index, LUA_TTABLE);
   size_t count = 0;
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) count++;
   *b = (ty_bundle){ .tensors = lua_newuserdatauv(L, (count + 1) * sizeof(ty_named), 0) };
@@ -157,7 +157,7 @@ void ty_io_tensors(lua_State *L, int index, ty_bundle *b) {
 
 static void check_notes(lua_State *L, int index, ty_bundle *b) {
   if (lua_isnoneornil(L, index)) return;
-  luaL_checktype(L, index, LUA_TTABLE);
+  ty_lua_check_type(L, index, LUA_TTABLE);
   size_t count = 0;
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) count++;
   b->notes = lua_newuserdatauv(L, (count + 1) * sizeof(ty_note), 0);
@@ -288,7 +288,7 @@ static int load_image(lua_State *L) {
 /* decode_image(bytes [, { channels = 0 }]) -> u8 tensor [channels, height, width] */
 static int decode_image(lua_State *L) {
   size_t size;
-  const char *bytes = luaL_checklstring(L, 1, &size);
+  const char *bytes = ty_lua_check_lstring(L, 1, &size);
   ty_io_options(L, 2, image_options);
   int channels = (int)ty_io_count(L, 2, "channels", 0, 4);
   begin(L);
@@ -364,8 +364,8 @@ static int map(lua_State *L) {
 /* from_bytes(string, dtype [, shape]) -> tensor, little-endian */
 static int from_bytes(lua_State *L) {
   size_t have;
-  const char *data = luaL_checklstring(L, 1, &have);
-  ty_dtype dtype = check_dtype(L, luaL_checkstring(L, 2));
+  const char *data = ty_lua_check_lstring(L, 1, &have);
+  ty_dtype dtype = check_dtype(L, ty_lua_check_string(L, 2));
   int64_t size[TY_MAX_DIMS];
   int ndim = 1;
   uint64_t want = 0;

@@ -28,7 +28,7 @@ static int read_text(lua_State *L) {
 /* write_atomic(path, text): written beside and renamed */
 static int write_atomic(lua_State *L) {
   size_t size;
-  const char *path = ty_io_path(L, 1), *text = luaL_checklstring(L, 2, &size);
+  const char *path = ty_io_path(L, 1), *text = ty_lua_check_lstring(L, 2, &size);
   return ty_file_write(path, text, size) ? 0 : ty_lua_error(L);
 }
 
@@ -97,7 +97,7 @@ static int exists(lua_State *L) {
 
 /* listdir(path) -> names in byte order */
 static int listdir(lua_State *L) {
-  const char *path = luaL_optstring(L, 1, ".");
+  const char *path = ty_lua_opt_string(L, 1, ".");
   ty_bytes *names = ty_io_box(L, sizeof *names, release_bytes);
   if (!ty_list_dir(path, names)) return ty_lua_error(L);
   lua_newtable(L);
@@ -142,10 +142,10 @@ static ty_events **check_events(lua_State *L) {
 static int events_scalar(lua_State *L) {
   size_t size;
   ty_events **e = check_events(L);
-  const char *tag = luaL_checklstring(L, 2, &size);
-  lua_Number value = luaL_checknumber(L, 3);
-  lua_Integer step = luaL_checkinteger(L, 4);
-  lua_Number wall = lua_isnoneornil(L, 5) ? now() : luaL_checknumber(L, 5);
+  const char *tag = ty_lua_check_lstring(L, 2, &size);
+  lua_Number value = ty_lua_check_number(L, 3);
+  lua_Integer step = ty_lua_check_integer(L, 4);
+  lua_Number wall = lua_isnoneornil(L, 5) ? now() : ty_lua_check_number(L, 5);
   if (!*e) return luaL_error(L, "event_writer: it is closed");
   if (!ty_events_scalar(*e, tag, size, step, wall, (float)value)) return ty_lua_error(L);
   lua_settop(L, 1);

@@ -313,7 +313,7 @@ int ty_io_save_gguf(lua_State *L) {
   int types = 0;
   int64_t alignment = TY_GGUF_ALIGNMENT;
   if (!lua_isnil(L, 3)) {
-    luaL_checktype(L, 3, LUA_TTABLE);
+    ty_lua_check_type(L, 3, LUA_TTABLE);
     alignment = ty_io_count(L, 3, "general.alignment", alignment, 1 << 30);
   }
   if (ty_io_options(L, 4, options)) {

@@ -89,7 +89,7 @@ static int decode(lua_State *L, const char *name, const char *text, size_t size)
 /* json_decode(text) -> value */
 static int json_decode(lua_State *L) {
   size_t size;
-  const char *text = luaL_checklstring(L, 1, &size);
+  const char *text = ty_lua_check_lstring(L, 1, &size);
   return decode(L, "JSON", text, size);
 }
 
@@ -253,7 +253,7 @@ static bool put_value(lua_State *L, encoder *e) {
 /* Encodes the value at `value` with the options behind it; leaves the box on the stack. */
 static encoder *encode(lua_State *L, int value, int indent) {
   static const char *const names[] = { "indent", NULL };
-  luaL_checkany(L, value);
+  if (lua_isnone(L, value)) ty_lua_refuse(L, value, "a value");
   lua_settop(L, value + 1);
   ty_io_options(L, value + 1, names);
   indent = (int)ty_io_count(L, value + 1, "indent", indent, 16);
@@ -288,7 +288,7 @@ static int array(lua_State *L) {
     lua_settop(L, 0);
     lua_newtable(L);
   }
-  luaL_checktype(L, 1, LUA_TTABLE);
+  ty_lua_check_type(L, 1, LUA_TTABLE);
   lua_settop(L, 1);
   lua_rawgetp(L, LUA_REGISTRYINDEX, &array_key);
   lua_setmetatable(L, 1);

@@ -24,6 +24,7 @@ int luaopen_tycho_core(lua_State *L) {
   lua_setfield(L, 1, "system");
   ty_lua_open_cuda(L);
   lua_setfield(L, 1, "cuda");
+  ty_lua_remember_core(L, 1);
   lua_pushliteral(L, TY_VERSION);
   lua_setfield(L, 1, "version");
   return 1;

@@ -337,9 +337,9 @@ static int call(lua_State *L) {
 
 /* new(fn, limit, warm, elementwise) -> function */
 static int new (lua_State *L) {
-  luaL_checkany(L, 1);
-  lua_Integer most = luaL_checkinteger(L, 2);
-  luaL_argcheck(L, most >= 1 && most <= MOST_PROGRAMS, 2, "expected a number of programs from 1 to 64");
+  ty_lua_check_callable(L, 1);
+  lua_Integer most = ty_lua_check_integer(L, 2);
+  if (most < 1 || most > MOST_PROGRAMS) return ty_lua_refuse(L, 2, "a number of programs in [1, 64]");
   compiled *c = lua_newuserdatauv(L, sizeof *c, 1);
   *c = (compiled){ .most = (int)most,
                    .warm = lua_toboolean(L, 3),
@@ -363,7 +363,7 @@ static int new (lua_State *L) {
 
 /* stats(function) -> a list with a table for each program */
 static int stats(lua_State *L) {
-  luaL_argcheck(L, lua_tocfunction(L, 1) == call, 1, "expected what ty.compile returned");
+  if (lua_tocfunction(L, 1) != call) return ty_lua_refuse(L, 1, "a function that ty.compile returned");
   lua_getupvalue(L, 1, 1);
   const compiled *c = lua_touserdata(L, -1);
   lua_createtable(L, c->n, 0);
@@ -396,7 +396,7 @@ static int is_recording(lua_State *L) {
 /* on_replay(fn): replays call fn here; the numbers it returns (lr, step, weight of averages) go into the optimizer launch
  * that follows. */
 static int on_replay(lua_State *L) {
-  luaL_checktype(L, 1, LUA_TFUNCTION);
+  ty_lua_check_callable(L, 1);
   if (!ty_is_recording()) return 0;
   lua_rawgetp(L, LUA_REGISTRYINDEX, &hooks_key);
   lua_pushvalue(L, 1);
@@ -407,7 +407,7 @@ static int on_replay(lua_State *L) {
 /* clip(norm, limit): the optimizer launch before takes gradients times min(1, limit / (norm + 1e-6)). */
 static int clip(lua_State *L) {
   ty_tensor *norm = ty_lua_check(L, 1);
-  double limit = luaL_checknumber(L, 2);
+  double limit = ty_lua_check_number(L, 2);
   if (!ty_is_recording()) return 0;
   return ty_program_clip(norm, limit) ? 0 : ty_lua_error(L);
 }

@@ -18,9 +18,16 @@ typedef struct event {
   void *handle;
 } event;
 
+/* A stream or an event. */
+static void *check_class(lua_State *L, int index, const char *name) {
+  void *object = luaL_testudata(L, index, name);
+  if (!object) ty_lua_refuse(L, index, lua_pushfstring(L, "a %s", name));
+  return object;
+}
+
 static int check_gpu(lua_State *L, int index, const char *who) {
   int device;
-  if (!ty_device_parse(luaL_optstring(L, index, "cuda"), &device)) luaL_error(L, "%s: %s", who, ty_error());
+  if (!ty_device_parse(ty_lua_opt_string(L, index, "cuda"), &device)) luaL_error(L, "%s: %s", who, ty_error());
   if (device < TY_CUDA) luaL_error(L, "%s: expected a GPU, got %s", who, ty_device_name(device));
   return device;
 }
@@ -60,27 +67,27 @@ static void use(int64_t number, int64_t device) { ty_stream_use((int)device, (in
 
 /* stream(s, fn, ...): fn(...) with s as the current stream of its GPU */
 static int with_stream(lua_State *L) {
-  const stream *s = luaL_checkudata(L, 1, stream_name);
+  const stream *s = check_class(L, 1, stream_name);
   int device = s->device, number = s->number;
   refuse_recording(L, "stream");
-  luaL_checkany(L, 2);
+  ty_lua_check_callable(L, 2);
   lua_remove(L, 1);
   return ty_lua_call_guarded(L, use, number, ty_stream_current(device), device);
 }
 
 static int stream_synchronize(lua_State *L) {
-  const stream *s = luaL_checkudata(L, 1, stream_name);
+  const stream *s = check_class(L, 1, stream_name);
   return ty_stream_synchronize(s->device, s->number) ? 0 : ty_lua_error(L);
 }
 
 static int stream_query(lua_State *L) {
-  const stream *s = luaL_checkudata(L, 1, stream_name);
+  const stream *s = check_class(L, 1, stream_name);
   lua_pushboolean(L, ty_stream_done(s->device, s->number));
   return 1;
 }
 
 static int stream_wait_stream(lua_State *L) {
-  const stream *s = luaL_checkudata(L, 1, stream_name), *other = luaL_checkudata(L, 2, stream_name);
+  const stream *s = check_class(L, 1, stream_name), *other = check_class(L, 2, stream_name);
   return ty_stream_wait(s->device, s->number, other->device, other->number) ? 0 : ty_lua_error(L);
 }
 
@@ -89,18 +96,18 @@ static bool wait_event(const stream *s, const event *e) {
 }
 
 static int stream_wait_event(lua_State *L) {
-  const stream *s = luaL_checkudata(L, 1, stream_name);
-  return wait_event(s, luaL_checkudata(L, 2, event_name)) ? 0 : ty_lua_error(L);
+  const stream *s = check_class(L, 1, stream_name);
+  return wait_event(s, check_class(L, 2, event_name)) ? 0 : ty_lua_error(L);
 }
 
 static int stream_equals(lua_State *L) {
-  const stream *a = luaL_checkudata(L, 1, stream_name), *b = luaL_checkudata(L, 2, stream_name);
+  const stream *a = check_class(L, 1, stream_name), *b = check_class(L, 2, stream_name);
   lua_pushboolean(L, a->device == b->device && a->number == b->number);
   return 1;
 }
 
 static int stream_tostring(lua_State *L) {
-  const stream *s = luaL_checkudata(L, 1, stream_name);
+  const stream *s = check_class(L, 1, stream_name);
   lua_pushfstring(L, "cuda stream %d of %s", s->number, ty_device_name(s->device));
   return 1;
 }
@@ -112,7 +119,7 @@ static int new_event(lua_State *L) {
   const char *why;
   if (ty_cuda_count(&why) == 0) return luaL_error(L, "Event: %s", why);
   if (!lua_isnoneornil(L, 1)) {
-    luaL_checktype(L, 1, LUA_TTABLE);
+    ty_lua_check_type(L, 1, LUA_TTABLE);
     lua_getfield(L, 1, "timing");
     timing = lua_toboolean(L, -1);
   }
@@ -129,18 +136,18 @@ static void drop(event *e) {
 }
 
 static int event_gc(lua_State *L) {
-  drop(luaL_checkudata(L, 1, event_name));
+  drop(check_class(L, 1, event_name));
   return 0;
 }
 
 /* The stream at `index`, or the current one of the GPU. */
 static stream stream_at(lua_State *L, int index, int device) {
   if (lua_isnoneornil(L, index)) return (stream){ device, ty_stream_current(device) };
-  return *(stream *)luaL_checkudata(L, index, stream_name);
+  return *(stream *)check_class(L, index, stream_name);
 }
 
 static int event_record(lua_State *L) {
-  event *e = luaL_checkudata(L, 1, event_name);
+  event *e = check_class(L, 1, event_name);
   stream s = stream_at(L, 2, e->device == TY_CPU ? TY_CUDA : e->device);
   refuse_recording(L, "record");
   if (e->device != s.device) drop(e); /* an event belongs to a GPU */
@@ -152,24 +159,24 @@ static int event_record(lua_State *L) {
 }
 
 static int event_wait(lua_State *L) {
-  const event *e = luaL_checkudata(L, 1, event_name);
+  const event *e = check_class(L, 1, event_name);
   stream s = stream_at(L, 2, e->device == TY_CPU ? TY_CUDA : e->device);
   return wait_event(&s, e) ? 0 : ty_lua_error(L);
 }
 
 static int event_synchronize(lua_State *L) {
-  const event *e = luaL_checkudata(L, 1, event_name);
+  const event *e = check_class(L, 1, event_name);
   return e->device == TY_CPU || ty_event_synchronize(e->device, e->handle) ? 0 : ty_lua_error(L);
 }
 
 static int event_query(lua_State *L) {
-  const event *e = luaL_checkudata(L, 1, event_name);
+  const event *e = check_class(L, 1, event_name);
   lua_pushboolean(L, e->device == TY_CPU || ty_event_done(e->device, e->handle));
   return 1;
 }
 
 static int event_elapsed(lua_State *L) {
-  const event *from = luaL_checkudata(L, 1, event_name), *to = luaL_checkudata(L, 2, event_name);
+  const event *from = check_class(L, 1, event_name), *to = check_class(L, 2, event_name);
   const event *both[] = { from, to };
   double ms;
   for (int i = 0; i < 2; i++) {
@@ -189,7 +196,7 @@ static int event_elapsed(lua_State *L) {
 
 static int record_stream(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
-  const stream *s = luaL_checkudata(L, 2, stream_name);
+  const stream *s = check_class(L, 2, stream_name);
   if (ty_device_of(t) < TY_CUDA && !t->storage->pinned)
     return luaL_error(L, "record_stream: expected a tensor on a GPU or in pinned memory, got %s", ty_describe(t));
   if (!ty_storage_used(t->storage, s->device, s->number)) return ty_lua_error(L);

@@ -26,14 +26,15 @@ static int system_time(lua_State *L) {
 
 /* isatty(descriptor) */
 static int system_isatty(lua_State *L) {
-  lua_pushboolean(L, isatty((int)luaL_checkinteger(L, 1)));
+  lua_pushboolean(L, isatty((int)ty_lua_check_integer(L, 1)));
   return 1;
 }
 
 /* columns(descriptor) -> width of the terminal, or nil */
 static int system_columns(lua_State *L) {
   struct winsize size;
-  if (ioctl((int)luaL_checkinteger(L, 1), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) lua_pushinteger(L, size.ws_col);
+  if (ioctl((int)ty_lua_check_integer(L, 1), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    lua_pushinteger(L, size.ws_col);
   else lua_pushnil(L);
   return 1;
 }
@@ -45,7 +46,7 @@ static int system_pid(lua_State *L) {
 
 /* sleep(seconds): until then, or Ctrl-C */
 static int system_sleep(lua_State *L) {
-  double end = seconds(CLOCK_MONOTONIC) + luaL_checknumber(L, 1), left;
+  double end = seconds(CLOCK_MONOTONIC) + ty_lua_check_number(L, 1), left;
   while ((left = end - seconds(CLOCK_MONOTONIC)) > 0) {
     if (ty_interrupted) {
       ty_fail(TY_EINTR, "interrupted");

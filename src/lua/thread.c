@@ -183,7 +183,7 @@ static worker **check_box(lua_State *L) {
   worker **box = lua_touserdata(L, 1);
   bool ours = box && lua_getmetatable(L, 1) && lua_rawgetp(L, LUA_REGISTRYINDEX, &worker_key) != LUA_TNIL &&
               lua_rawequal(L, -1, -2);
-  if (!ours) luaL_argerror(L, 1, "expected a thread");
+  if (!ours) ty_lua_refuse(L, 1, "a thread");
   lua_pop(L, 2);
   return box;
 }
@@ -221,7 +221,7 @@ static int worker_close(lua_State *L) {
 static ty_message *pack_paths(lua_State *L) {
   int top = lua_gettop(L);
   lua_getglobal(L, "package");
-  luaL_checktype(L, -1, LUA_TTABLE);
+  ty_lua_check_type(L, -1, LUA_TTABLE);
   lua_getfield(L, top + 1, "path");
   lua_getfield(L, top + 1, "cpath");
   lua_newtable(L); /* searchers beyond the four of Lua, when they are Lua functions */
@@ -239,7 +239,7 @@ static ty_message *pack_paths(lua_State *L) {
 
 /* new(setup, ...) */
 static int worker_new(lua_State *L) {
-  luaL_checktype(L, 1, LUA_TFUNCTION);
+  ty_lua_check_type(L, 1, LUA_TFUNCTION);
   int last = lua_gettop(L);
   worker **box = lua_newuserdatauv(L, sizeof *box, 0);
   *box = NULL;

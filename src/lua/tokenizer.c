@@ -18,13 +18,13 @@ static void *check_object(lua_State *L, int index, const void *key, const char *
     right = lua_rawequal(L, -1, -2);
     lua_pop(L, 2);
   }
-  if (!right) luaL_typeerror(L, index, name);
+  if (!right) ty_lua_refuse(L, index, lua_pushfstring(L, "a %s", name));
   return p;
 }
 
 static ty_tokenizer *check_tokenizer(lua_State *L, int index) {
   ty_tokenizer **t = check_object(L, index, &tokenizer_key, "tokenizer");
-  if (!*t) luaL_argerror(L, index, "the tokenizer is closed");
+  if (!*t) ty_lua_refuse(L, index, "a tokenizer that is not closed");
   return *t;
 }
 
@@ -46,7 +46,7 @@ static int push_tokenizer(lua_State *L, const char *name, const char *text, size
 /* parse(text [, name]) -> tokenizer */
 static int parse(lua_State *L) {
   size_t size;
-  const char *text = luaL_checklstring(L, 1, &size), *name = luaL_optstring(L, 2, "tokenizer.json");
+  const char *text = ty_lua_check_lstring(L, 1, &size), *name = ty_lua_opt_string(L, 2, "tokenizer.json");
   return push_tokenizer(L, name, text, size);
 }
 
@@ -118,7 +118,7 @@ static int encode(lua_State *L) {
   static const char *const names[] = { "special", "plain", "offsets", "types", "max_length", "truncate", "pair", NULL };
   size_t size, pair_size = 0;
   ty_tokenizer *t = check_tokenizer(L, 1);
-  const char *text = luaL_checklstring(L, 2, &size);
+  const char *text = ty_lua_check_lstring(L, 2, &size);
   lua_settop(L, 3);
   ty_encode_options o = encode_options(L, 3, names);
   bool types = ty_io_flag(L, 3, "types", false);
@@ -159,7 +159,7 @@ static void release_batch(void *p) {
 
 /* The list of strings at `index`, which stay its own. */
 static batch *check_texts(lua_State *L, int index) {
-  luaL_checktype(L, index, LUA_TTABLE);
+  ty_lua_check_type(L, index, LUA_TTABLE);
   batch *b = ty_io_box(L, sizeof *b, release_batch);
   b->count = lua_rawlen(L, index);
   b->text = malloc((b->count + 1) * sizeof *b->text);
@@ -198,7 +198,7 @@ static int encode_texts(lua_State *L) {
 static int encode_padded(lua_State *L) {
   static const char *const names[] = { "special", "plain", "max_length", "truncate", NULL };
   ty_tokenizer *t = check_tokenizer(L, 1);
-  int64_t pad = luaL_checkinteger(L, 4), multiple = luaL_checkinteger(L, 6), length = luaL_checkinteger(L, 7);
+  int64_t pad = ty_lua_check_integer(L, 4), multiple = ty_lua_check_integer(L, 6), length = ty_lua_check_integer(L, 7);
   bool left = lua_toboolean(L, 5);
   ty_encode_options o = encode_options(L, 3, names);
   batch *b = check_texts(L, 2);
@@ -259,11 +259,9 @@ static id_list *check_ids(lua_State *L, int index) {
   id_list *l = ty_io_box(L, sizeof *l, release_ids);
   ty_tensor *t = ty_lua_to(L, index);
   bool one = !t && lua_isinteger(L, index);
-  if (!t && !one) luaL_checktype(L, index, LUA_TTABLE);
+  if (!t && !one) ty_lua_check_type(L, index, LUA_TTABLE);
   if (t && (ty_is_float(ty_dtype_of(t)) || ty_dtype_of(t) == TY_BOOL || t->v.ndim > 1))
-    luaL_argerror(L, index,
-                  lua_pushfstring(L, "integers with one dimension are wanted, got %s with %d dimensions",
-                                  ty_dtype_name[ty_dtype_of(t)], (int)t->v.ndim));
+    ty_lua_refuse(L, index, "an integer, a list of integers or a 1-d tensor of integers");
   l->count = one ? 1 : t ? (size_t)t->v.count : lua_rawlen(L, index);
   l->id = malloc((l->count + 1) * sizeof *l->id);
   if (!l->id) luaL_error(L, "no memory for %I ids", (LUAI_UACINT)l->count);
@@ -359,7 +357,7 @@ static int id_of(lua_State *L) {
   size_t size;
   uint32_t id;
   ty_tokenizer *t = check_tokenizer(L, 1);
-  const char *token = luaL_checklstring(L, 2, &size);
+  const char *token = ty_lua_check_lstring(L, 2, &size);
   if (!ty_tokenizer_id(t, token, size, &id)) return 0;
   lua_pushinteger(L, id);
   return 1;
@@ -369,7 +367,7 @@ static int id_of(lua_State *L) {
 static int token_of(lua_State *L) {
   ty_token_info info;
   ty_tokenizer *t = check_tokenizer(L, 1);
-  lua_Integer id = luaL_checkinteger(L, 2);
+  lua_Integer id = ty_lua_check_integer(L, 2);
   if (id < 0 || id >= UINT32_MAX || !ty_tokenizer_token(t, (uint32_t)id, &info)) return 0;
   lua_pushlstring(L, info.text, info.size);
   if (!info.added) return 1;
@@ -443,10 +441,10 @@ static int trainer_gc(lua_State *L) {
 /* trainer(vocabulary, pattern, frequency, longest, prefix_space, special) -> trainer */
 static int trainer(lua_State *L) {
   ty_train_options o = {
-    .vocabulary = (uint32_t)luaL_checkinteger(L, 1),
-    .pattern = luaL_checkstring(L, 2),
-    .frequency = (uint64_t)luaL_checkinteger(L, 3),
-    .longest = (uint32_t)luaL_checkinteger(L, 4),
+    .vocabulary = (uint32_t)ty_lua_check_integer(L, 1),
+    .pattern = ty_lua_check_string(L, 2),
+    .frequency = (uint64_t)ty_lua_check_integer(L, 3),
+    .longest = (uint32_t)ty_lua_check_integer(L, 4),
     .prefix_space = lua_toboolean(L, 5),
   };
   lua_settop(L, 6);

@@ -110,10 +110,10 @@ static ty_dtype check_dtype(lua_State *L, int index, const char *function) {
 /* tensor(values, {dtype =, device =, requires_grad =}) */
 static int tensor(lua_State *L) {
   build b = { .L = L };
-  luaL_checkany(L, 1);
+  if (lua_isnoneornil(L, 1)) return ty_lua_refuse(L, 1, "a number or nested tables");
   if (ty_lua_to(L, 1))
     return luaL_error(L, "tensor: expected a number or nested tables, got a tensor; use :clone() or :to()");
-  luaL_argexpected(L, lua_isnoneornil(L, 2) || lua_istable(L, 2), 2, "table of options");
+  if (!lua_isnoneornil(L, 2)) ty_lua_check_type(L, 2, LUA_TTABLE);
   check_options(L, 2, "tensor", (const char *const[]){ "dtype", "device", "requires_grad", NULL });
   find_shape(&b, 1);
   int class = check_level(&b, 1, 0);
@@ -124,7 +124,7 @@ static int tensor(lua_State *L) {
     return luaL_error(L, "tensor: dtype: numbers are not %s; make a float tensor and call :to \"%s\"",
                       ty_dtype_name[b.dtype], ty_dtype_name[b.dtype]);
   int device = TY_CPU;
-  if (option(L, 2, "device") && !ty_device_parse(luaL_checkstring(L, -1), &device))
+  if (option(L, 2, "device") && !ty_device_parse(ty_lua_check_string(L, -1), &device))
     return luaL_error(L, "tensor: device: %s", ty_error());
   bool grad = option(L, 2, "requires_grad") && lua_toboolean(L, -1);
   if (grad && !ty_is_float(b.dtype))
@@ -358,7 +358,7 @@ static int size(lua_State *L) {
     push_ints(L, t->v.ndim, t->v.size);
     return 1;
   }
-  lua_Integer d = luaL_checkinteger(L, 2), n = t->v.ndim;
+  lua_Integer d = ty_lua_check_integer(L, 2), n = t->v.ndim;
   if (d < -n || d >= n)
     return luaL_error(L, "size: dim: expected a dimension in [%d, %d], got %d for %s", (int)-n, (int)n - 1, (int)d,
                       ty_describe(t));
@@ -383,7 +383,7 @@ static int to(lua_State *L) {
   ty_dtype dtype = ty_dtype_of(t);
   int device = ty_device_of(t), options = lua_gettop(L) >= 3 ? 3 : 2;
   if (options == 3) {
-    luaL_argexpected(L, lua_istable(L, 3), 3, "table of options");
+    ty_lua_check_type(L, 3, LUA_TTABLE);
     check_options(L, 3, "to", (const char *const[]){ "non_blocking", NULL });
   }
   bool non_blocking = option(L, options, "non_blocking") && lua_toboolean(L, -1);
@@ -400,7 +400,7 @@ static int to(lua_State *L) {
   } else if (lua_istable(L, 2)) {
     check_options(L, 2, "to", (const char *const[]){ "dtype", "device", "non_blocking", NULL });
     if (option(L, 2, "dtype")) dtype = check_dtype(L, -1, "to");
-    if (option(L, 2, "device") && !ty_device_parse(luaL_checkstring(L, -1), &device))
+    if (option(L, 2, "device") && !ty_device_parse(ty_lua_check_string(L, -1), &device))
       return luaL_error(L, "to: %s", ty_error());
   } else {
     ty_tensor *other = ty_lua_to(L, 2);
@@ -429,7 +429,7 @@ static int to(lua_State *L) {
 /* ---- the generator and the threads ---- */
 
 static int manual_seed(lua_State *L) {
-  ty_generator state = { .seed = (uint64_t)luaL_checkinteger(L, 1) };
+  ty_generator state = { .seed = (uint64_t)ty_lua_check_integer(L, 1) };
   if (ty_is_recording() && !ty_recorded_seed(NULL)) return ty_lua_error(L);
   *ty_default_generator() = state;
   return 0;
@@ -438,10 +438,13 @@ static int manual_seed(lua_State *L) {
 /* rng_state() -> {seed, offset}; rng_state(state) sets it */
 static int rng_state(lua_State *L) {
   ty_generator *g = ty_default_generator();
-  if (lua_istable(L, 1)) {
+  if (!lua_isnoneornil(L, 1)) {
+    ty_lua_check_type(L, 1, LUA_TTABLE);
+    int seed_is, offset_is;
     lua_rawgeti(L, 1, 1);
     lua_rawgeti(L, 1, 2);
-    ty_generator state = { (uint64_t)luaL_checkinteger(L, -2), (uint64_t)luaL_checkinteger(L, -1) };
+    ty_generator state = { (uint64_t)lua_tointegerx(L, -2, &seed_is), (uint64_t)lua_tointegerx(L, -1, &offset_is) };
+    if (!seed_is || !offset_is) return ty_lua_refuse(L, 1, "a list of two integers, as rng_state() returns it");
     if (ty_is_recording() && !ty_recorded_seed(&state)) return ty_lua_error(L);
     *g = state;
     return 0;
@@ -451,8 +454,8 @@ static int rng_state(lua_State *L) {
 }
 
 static int set_threads(lua_State *L) {
-  lua_Integer n = luaL_optinteger(L, 1, 0);
-  luaL_argcheck(L, n >= 0 && n <= 1024, 1, "expected a number of threads, or 0 for the default");
+  lua_Integer n = ty_lua_opt_integer(L, 1, 0);
+  if (n < 0 || n > 1024) return ty_lua_refuse(L, 1, "a number of threads in [0, 1024], 0 for the default");
   ty_set_num_threads((int)n);
   return 0;
 }
@@ -474,6 +477,16 @@ static int cpu(lua_State *L) {
   return 1;
 }
 
+/* device_available(name) -> true, or false and why tensors cannot be there */
+static int device_available(lua_State *L) {
+  int device;
+  bool there = ty_device_parse(ty_lua_check_string(L, 1), &device);
+  lua_pushboolean(L, there);
+  if (there) return 1;
+  lua_pushstring(L, ty_error());
+  return 2;
+}
+
 static int is_tensor(lua_State *L) {
   lua_pushboolean(L, strcmp(ty_lua_typename(L, 1), "tensor") == 0);
   return 1;
@@ -488,6 +501,7 @@ void ty_lua_open_values(lua_State *L, int table) {
                                     { "set_threads", set_threads },
                                     { "threads", threads },
                                     { "cpu", cpu },
+                                    { "device_available", device_available },
                                     { "is_tensor", is_tensor },
                                     { NULL, NULL } },
                 0);

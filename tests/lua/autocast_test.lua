@@ -36,7 +36,7 @@ check.test("the scope", function()
   check.equal(ty.autocast_dtype(), false)
   check.fails(function() ty.autocast("f32", print) end, 'autocast: expected "bf16", "f16" or false, got f32')
   check.fails(function() ty.autocast(print) end, 'got function')
-  check.fails(function() ty.autocast "bf16" end, "value expected")
+  check.fails(function() ty.autocast "bf16" end, "autocast: argument 2: expected a function, got nothing")
   local x = ty.ones(3) -- in place nothing is cast
   ty.autocast("f16", function() x:exp_():add_(ty.ones(3)) end)
   check.equal(x.dtype, "f32")

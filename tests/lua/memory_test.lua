@@ -359,4 +359,28 @@ check.test("dead small tensors do not pile up, whatever the collector's mode", f
   end
 end)
 
+check.test("wrong arguments", function()
+  local memory = ty.memory
+  check.fails(function() memory.set_budget(1 << 30) end, "memory.set_budget: argument 1: expected a device")
+  check.fails(function() memory.set_budget("cpu", "much") end, "memory.set_budget: argument 2: expected an integer")
+  check.fails(function() memory.set_budget("cpu", -1) end, "memory.set_budget: argument 2: expected bytes")
+  check.fails(function() memory.set_budget("gpu") end, 'unknown device "gpu"')
+  check.fails(function() memory.keep_weights(-1) end, "memory.keep_weights: argument 1: expected bytes")
+  check.fails(function() memory.stats(3) end, "memory.stats: argument 1: expected a device")
+  -- the name does not depend on how a function is called
+  local ok, message = pcall(memory.fail_at, "soon")
+  check.equal({ ok, message }, { false, 'memory.fail_at: argument 1: expected an integer, got "soon"' })
+end)
+
+check.test("device_available", function()
+  check.equal(ty.device_available "cpu", true)
+  check.equal(ty.device_available "meta", true)
+  local there, why = ty.device_available "gpu"
+  check.equal({ there, why }, { false, 'unknown device "gpu"; devices are cpu, meta, cuda and cuda:1 ...' })
+  there, why = ty.device_available "cuda"
+  if there then check.equal(ty.cuda.count() > 0, true)
+  else check.equal(why:find('device "cuda": ', 1, true) == 1 and not why:find "\n", true, "one line: " .. why) end
+  check.fails(function() ty.device_available(1) end, "device_available: argument 1: expected a string, got 1")
+end)
+
 check.finish()

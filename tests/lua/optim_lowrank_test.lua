@@ -306,8 +306,10 @@ check.test("mistakes are errors", function()
   check.fails(function() optim.APOLLO({ p }, { growth = 0.5 }) end, "APOLLO: growth: expected a number >= 1, got 0.5")
   check.fails(function() optim.APOLLO({ p }, { seed = "x" }) end, 'APOLLO: seed: expected an integer, got "x"')
   check.fails(function() optim.APOLLO({ p }, 3) end, "APOLLO: options: expected a table, got 3")
-  check.fails(function() optim.FRUGAL({ p }, { density = 2 }) end, "FRUGAL: density: expected a number in [0, 1], got 2")
-  check.fails(function() optim.FRUGAL({ p }, { projection = "rows" }) end, 'FRUGAL: projection: expected "blocks" or "columns"')
+  check.fails(function() optim.FRUGAL({ p }, { density = 2 }) end,
+    "FRUGAL: density: expected a number in [0, 1], got 2")
+  check.fails(function() optim.FRUGAL({ p }, { projection = "rows" }) end,
+    'FRUGAL: projection: expected "blocks" or "columns"')
   for _, name in ipairs { "GaLore", "APOLLO", "FRUGAL" } do
     local opt = optim[name]({ p }, {})
     local step = ty.compile(function(x)

@@ -16,7 +16,7 @@ check.test("set_threads: any number from 0", function()
   ty.set_threads(0)
   check.equal(ty.threads(), default)
   for _, wrong in ipairs { -1, 1025, 1.5, "many" } do
-    check.fails(function() ty.set_threads(wrong) end, "set_threads")
+    check.fails(function() ty.set_threads(wrong) end, "set_threads: argument 1: expected")
   end
   check.equal(ty.threads(), default)
 end)

@@ -239,8 +239,10 @@ check.test("options", function()
   check.equal(tok:decode_batch { { 2 }, { 3 } }, { "", "" })
   check.fails(function() tok:decode { 99999 } end, "there is no token 99999")
   check.fails(function() tok:decode { -1 } end, "-1")
-  check.fails(function() tok:decode(ty.tensor { 1.5 }) end, "integers with one dimension")
-  check.fails(function() tok:encode(ty.tensor { 1 }) end, "string expected")
+  check.fails(function() tok:decode(ty.tensor { 1.5 }) end,
+    "tokenizer:decode: argument 2: expected an integer, a list of integers or a 1-d tensor")
+  check.fails(function() tok:encode(ty.tensor { 1 }) end,
+    "tokenizer:encode: argument 2: expected a string, got a tensor")
   check.fails(function() tok:encode("x", { speciale = true }) end, "unknown option speciale")
   check.fails(function() tok:encode_batch { "a", {} } end, "pad")
   check.fails(function() tok:encode_batch({ "a", {} }, { pad_id = 0 }) end, "text 2: a string is wanted")

@@ -133,6 +133,11 @@ function ty.tensor(values, options) end
 ---@return boolean
 function ty.is_tensor(value) end
 
+--- Whether tensors can be on a device here, and if not why: a line of text.
+---@param name string "cpu", "cuda", "cuda:1" ...
+---@return boolean available, string? why
+function ty.device_available(name) end
+
 --- Gradients of outputs with respect to inputs, without touching .grad.
 --- Options: grad_outputs (what to multiply outputs with), create_graph, keep_graph, allow_unused.
 ---@param outputs Tensor|Tensor[]

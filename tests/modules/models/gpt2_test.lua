@@ -89,7 +89,7 @@ check.test("mistakes are named", function()
   check.fails(function()
     ty.no_grad(model.forward, model, ty.zeros({ 1, 1 }, { dtype = "i64" }), { cache = cache })
   end, "17 tokens, but there is room for 16")
-  check.fails(function() model:cache(1) end, "Cache: options must be a table, got number")
+  check.fails(function() model:cache(1) end, "Cache: options: expected a table, got 1")
 end)
 
 check.finish()
