@@ -1,9 +1,11 @@
---- What could follow the text before the cursor: fields after a dot, methods after a colon, globals and keywords, and
--- names of files inside strings.
+--- What could follow the text before the cursor: fields after a dot, methods after a colon, globals and keywords,
+-- options in the table that a call is given, modules after require, and names of files inside other strings.
 
 local inspect = require "tycho.inspect"
 local lexer = require "tycho.lexer"
+local names = require "tycho.names"
 local program = require "tycho.program"
+local sources = require "tycho.sources"
 
 local complete = {}
 
@@ -86,6 +88,36 @@ local function files(partial)
   return found
 end
 
+-- Modules whose names begin with `partial`: those that are loaded, and files where require looks, one folder at a time.
+local function modules(partial)
+  local folder = partial:match("^(.*%.)[^.]*$") or ""
+  local found, seen = {}, {}
+  local function add(name)
+    if not seen[name] and name:find("^[%w_.%-]+$") then
+      seen[name] = true
+      found[#found + 1] = name
+    end
+  end
+  for _, list in ipairs { package.loaded, package.preload } do
+    for name in next, list do
+      if type(name) == "string" and not name:sub(#folder + 1):find("%.") then add(name) end
+    end
+  end
+  local ty_io = require("tycho").core.io
+  local function look(root)
+    for _, name in ipairs(program.list(root) or {}) do
+      local is_folder = name:sub(-1) == "/"
+      local plain = name:match("^([%w_%-]+)%.lua$") or name:match("^([%w_%-]+)/$")
+      local holds = is_folder and plain and ty_io.exists(root .. plain .. "/init.lua")
+      if plain and plain ~= "init" and (not is_folder or holds) then add(folder .. plain) end
+    end
+  end
+  for root in package.path:gmatch("([^;?]*)%?%.lua") do look(root .. folder:gsub("%.", "/")) end
+  local inside = folder:match("^tycho%.(.*)$")
+  if inside and program.source_tree then look(program.home .. "/modules/" .. inside:gsub("%.", "/")) end
+  return found
+end
+
 local function starting_with(list, start)
   local words = {}
   for _, word in ipairs(list) do
@@ -94,6 +126,92 @@ local function starting_with(list, start)
   end
   table.sort(words)
   return words
+end
+
+-- ---- options ----
+
+local closing = { ["("] = ")", ["{"] = "}", ["["] = "]" }
+local opening = { [")"] = true, ["}"] = true, ["]"] = true }
+
+-- The token that opens the bracket which tokens[at] stands in, or nil.
+local function opener(tokens, at)
+  local depth = 0
+  for i = at, 1, -1 do
+    local value = tokens[i].kind == "symbol" and tokens[i].value
+    if opening[value] then depth = depth + 1 end
+    if closing[value] then
+      if depth == 0 then return i end
+      depth = depth - 1
+    end
+  end
+end
+
+-- The value of the chain of names, with a method perhaps, that ends at tokens[last]; its first token.
+local function called(tokens, last)
+  if not tokens[last] or tokens[last].kind ~= "name" then return nil end
+  local first = last
+  while first > 2 and (tokens[first - 1].value == "." or tokens[first - 1].value == ":")
+    and tokens[first - 2].kind == "name" do first = first - 2 end
+  if first > 1 and (tokens[first - 1].value == "." or tokens[first - 1].value == ":") then return nil end
+  return resolve(tokens, first, last), tokens[last].value
+end
+
+-- What can be given by name to an op: the arguments that have a default.
+local function options_of_op(f, name)
+  local ty = package.loaded["tycho"]
+  local methods = ty and ty.core.Tensor.methods
+  for _, op in ipairs(ty and ty.core.ops() or {}) do
+    if name == op.name and (f == ty[name] or f == methods[name]) then
+      local list = {}
+      for _, arg in ipairs(op.args) do
+        if not arg.required then list[#list + 1] = arg.name end
+      end
+      return list
+    end
+  end
+end
+
+-- The options that a call takes whose `{` is tokens[at].
+local function options_at(tokens, at)
+  local before = at - 1
+  if tokens[before] and tokens[before].kind == "symbol" then -- f(a, {
+    before = opener(tokens, before)
+    if not before or tokens[before].value ~= "(" then return nil end
+    before = before - 1
+  end
+  local value, name = called(tokens, before)
+  local f = value
+  if names.is_class(value) then f = names.constructor(value) end
+  if type(f) ~= "function" then return nil end
+  local list = options_of_op(f, name)
+  if list then return list end
+  list = sources.options(f)
+  local comment = #list == 0 and sources.comment_of(f, name, f ~= value)
+  return comment and sources.declared_options(comment) or list
+end
+
+-- Those of the table around the end of the text, if a name of a field can stand there; those already given left out.
+local function options(tokens, at)
+  local brace = opener(tokens, at)
+  if not brace or tokens[brace].value ~= "{" then return nil end
+  local last = tokens[at].value
+  if at ~= brace and last ~= "," and last ~= ";" then return nil end
+  local list, given = options_at(tokens, brace), {}
+  for i = brace + 1, at do
+    if tokens[i].kind == "name" and tokens[i + 1] and tokens[i + 1].value == "=" then given[tokens[i].value] = true end
+  end
+  local free = {}
+  for _, name in ipairs(list or {}) do
+    if not given[name] then free[#free + 1] = name end
+  end
+  return list and free
+end
+
+-- Whether the string that begins at tokens[at] is what require is given.
+local function is_required(tokens, at)
+  local before = tokens[at - 1]
+  if before and before.value == "(" then before = tokens[at - 2] end
+  return before ~= nil and before.kind == "name" and before.value == "require"
 end
 
 --- The words that could stand at the end of text, in order, and how many bytes of them are there already.
@@ -106,12 +224,16 @@ function complete.candidates(text)
   if last and last.kind == "open" then
     if last.value:find("^[%-%[]") then return {}, 0 end
     local partial = last.value:sub(2)
-    return starting_with(files(partial), partial), #partial
+    local list = is_required(tokens, #tokens) and modules(partial) or files(partial)
+    return starting_with(list, partial), #partial
   end
   local start, at = "", #tokens
   if last and last.kind == "name" and last.to == #text then start, at = last.value, at - 1 end
   local link = tokens[at] and tokens[at].value
   if link ~= "." and link ~= ":" then
+    local given = tokens[at] and options(tokens, at)
+    local found = given and starting_with(given, start)
+    if found and #found > 0 then return found, #start end
     local list = members(_G, false)
     table.move(keywords, 1, #keywords, #list + 1, list)
     return starting_with(list, start), #start

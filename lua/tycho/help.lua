@@ -1,32 +1,23 @@
 --- Documentation at the prompt: help(x), ?name, `tycho help NAME`. Ops are documented by the table of ops, everything
 -- else by the comment above its definition.
 
+local columns = require "tycho.columns"
+local names = require "tycho.names"
+local sources = require "tycho.sources"
+
 local help = {}
 
 local overview = [[
 help(x) or ?x documents an op, function or class: ?softmax, ?ty.nn.Linear, help(x.relu)
-help(ty) lists the ops; help(ty.nn), help(ty.optim) ... list what those hold; Tab completes.
-`_` is the last value. A `local` of the outermost level stays for the next lines. :time CODE measures.
+or what a name ends in: ?AdamW, ?Module:save
+help(ty) lists the ops; help(ty.nn), ?llm ... tell what those hold. Tab completes names, options and modules.
+`_` is the last value. A `local` of the outermost level stays for the next lines. :time CODE measures. exit leaves.
 Tensors count from 0: x[0], x["0:8, :, -1"]; Lua tables count from 1.]]
-
---- Words in columns down the page.
-local function in_columns(words)
-  local widest, width = 0, require("tycho").core.system.columns(1) or 100
-  for _, word in ipairs(words) do widest = math.max(widest, #word) end
-  local columns = math.max(1, width // (widest + 2))
-  local rows, lines = math.ceil(#words / columns), {}
-  for row = 1, rows do
-    local line = {}
-    for i = row, #words, rows do line[#line + 1] = words[i] .. (" "):rep(widest + 2 - #words[i]) end
-    lines[row] = table.concat(line):gsub("%s+$", "")
-  end
-  return table.concat(lines, "\n")
-end
 
 -- ---- ops ----
 
-local kinds = { optional = "tensor or nil", operand = "tensor or number", tensors = "list of tensors", int = "integer",
-  float = "number", bool = "boolean", ints = "integers", varints = "integers" }
+local kinds_of_arguments = { optional = "tensor or nil", operand = "tensor or number", tensors = "list of tensors",
+  int = "integer", float = "number", bool = "boolean", ints = "integers", varints = "integers" }
 
 local function ops()
   local list, by_name = require("tycho").core.ops(), {}
@@ -51,7 +42,8 @@ local function op_text(op)
   local parts, notes, is_method = {}, {}, op.args[1] and op.args[1].kind == "tensor"
   for i, arg in ipairs(op.args) do
     parts[i] = argument_text(arg)
-    if kinds[arg.kind] and arg.kind ~= "float" then notes[#notes + 1] = arg.name .. ": " .. kinds[arg.kind] end
+    local kind = kinds_of_arguments[arg.kind]
+    if kind and arg.kind ~= "float" then notes[#notes + 1] = arg.name .. ": " .. kind end
   end
   local lines = { ("ty.%s(%s)"):format(op.name, table.concat(parts, ", ")) }
   if is_method then
@@ -66,114 +58,72 @@ local function op_text(op)
   return table.concat(lines, "\n")
 end
 
--- ---- functions and classes written in Lua ----
+-- ---- functions, classes and tables ----
 
-local function lines_of(path)
-  local file, lines = io.open(path), {}
-  if file then
-    for line in file:lines() do lines[#lines + 1] = line end
-    file:close()
-  end
-  return lines
-end
-
--- The comment above line `number`, without its dashes, or nil.
-local function comment_above(lines, number)
-  local first = number
-  while first > 1 and lines[first - 1]:find("^%s*%-%-") do first = first - 1 end
-  if first == number then return nil end
-  local comment = {}
-  for i = first, number - 1 do comment[#comment + 1] = lines[i]:match("^%s*%-%-%-?%s?(.*)$") end
-  return comment
-end
-
--- Where a file defines `name`, and the comment above that.
-local function find_definition(path, name)
-  local lines = lines_of(path)
-  for number, line in ipairs(lines) do
-    local defined = line:match("^%s*local%s+([%w_]+)%s*=") or line:match("^%s*local%s+function%s+([%w_]+)")
-      or line:match("^%s*function%s+[%w_%.]-:?([%w_]+)%s*%(") or line:match("^%s*[%w_%.]-([%w_]+)%s*=[^=]")
-    if defined == name then
-      local comment = comment_above(lines, number)
-      if comment then return comment, path, number end
-    end
-  end
-end
-
--- The comment of a function: above its definition, or where `name` is defined with a comment in its file, in the files
--- beside that, or among the declarations of native functions.
-local function comment_of(f, name)
-  local info = debug.getinfo(f, "S")
-  local path = info.source:match("^@(.+)$")
-  local short = name and name:match("([%w_]+)$")
-  if path then
-    local comment = comment_above(lines_of(path), info.linedefined)
-    if comment then return comment, path, info.linedefined end
-  end
-  if not short then return nil end
-  local folder = path and path:match("^(.*/)") or nil
-  local comment, where, number
-  if path then comment, where, number = find_definition(path, short) end
-  local inside, program = pcall(require, "tycho.program")
-  for _, file in ipairs(not comment and folder and inside and program.list(folder) or {}) do
-    if file:find("%.lua$") and not comment then comment, where, number = find_definition(folder .. file, short) end
-  end
-  for _, part in ipairs(path and {} or { "core", "io", "tokenizer" }) do
-    local natives = not comment and package.searchpath("tycho.meta." .. part, package.path)
-    if natives then comment, where, number = find_definition(natives, short) end
-  end
-  return comment, where, number
-end
-
--- LuaLS tags as plain text: "@param x Tensor the input" becomes "x: Tensor the input".
-local function readable_line(text)
-  local name, rest = text:match("^@param%s+(%S+)%s*(.*)$")
-  if not name then name, rest = text:match("^@field%s+(%S+)%s*(.*)$") end
-  if name then return name .. ": " .. rest end
-  rest = text:match("^@return%s+(.*)$")
-  if rest then return "returns " .. rest end
-  if text:find("^@") then return nil end
-  return text
-end
-
--- How it is called, from "@overload fun(...)" or the line of the definition.
-local function signature(comment, path, number, name)
-  for _, text in ipairs(comment) do
-    local arguments = text:match("^@overload%s+fun(%b())") or text:match("^@type%s+fun(%b())")
-    if arguments then return name .. arguments end
-  end
-  local arguments = (lines_of(path)[number] or ""):match("function[%s%w_%.:]*(%b())")
-  return name .. (arguments or "")
-end
-
-local function function_text(f, name)
-  local comment, path, number = comment_of(f, name)
-  if not comment then
-    local info = debug.getinfo(f, "S")
-    local where = info.what == "C" and "a native function" or ("%s:%d"):format(info.short_src, info.linedefined)
-    return ("%s: no documentation (%s)"):format(name or "function", where)
-  end
-  local lines = { signature(comment, path, number, name or "function") }
-  for _, text in ipairs(comment) do
-    local line = readable_line(text)
-    if line then lines[#lines + 1] = "  " .. line end
-  end
-  lines[#lines + 1] = ("  (%s:%d)"):format(path, number)
+local function text_of(comment, path, line, name, module)
+  local lines = { sources.signature(comment, path, line, name) }
+  for _, text in ipairs(sources.readable(comment)) do lines[#lines + 1] = "  " .. text end
+  lines[#lines + 1] = ("  (%s:%d%s)"):format(path, line, module and ('; require "%s"'):format(module) or "")
   return table.concat(lines, "\n")
 end
 
-local function names_of(t)
-  local names = {}
-  for key in next, t do
-    if type(key) == "string" and not key:find("^_") then names[#names + 1] = key end
+-- The name of a function of Lua's own libraries in its manual.
+local function name_in_manual(f)
+  local found
+  local function look(t, prefix)
+    for name, value in next, t do
+      if value == f then found = prefix .. name end
+    end
   end
-  local meta = getmetatable(t)
-  for _, key in ipairs(type(meta) == "table" and meta.__names or {}) do names[#names + 1] = key end
-  table.sort(names)
-  return names
+  for _, library in ipairs { "string", "table", "math", "io", "os", "utf8", "debug", "coroutine", "package", "_G" } do
+    look(package.loaded[library] or {}, library == "_G" and "" or library .. ".")
+  end
+  return found
 end
 
-local function table_text(t, name)
+local function function_text(f, name, module, is_class)
+  local own = name_in_manual(f)
+  if own then return ("%s: of Lua itself, https://www.lua.org/manual/5.4/manual.html#pdf-%s"):format(own, own) end
+  local comment, path, line = sources.comment_of(f, name, is_class)
+  if comment then return text_of(comment, path, line, name or "function", module) end
+  path, line = sources.place(f)
+  if not path then return ("%s: no documentation (a native function)"):format(name or "function") end
+  local signature = sources.signature({}, path, line, name or "function")
+  return ("%s\n  no documentation (%s:%d)"):format(signature, path, line)
+end
+
+-- The module of the library that this table is, or nil.
+local function module_of(t)
+  for name, value in pairs(package.loaded) do
+    if value == t and name:find("^tycho") then return name end
+  end
+end
+
+local titles = { "classes", "functions", "parts", "values" }
+
+-- The names that a table holds, by kind, in columns.
+local function holdings(t)
+  local kinds, lines = names.by_kind(t), {}
+  for _, kind in ipairs(titles) do
+    if #kinds[kind] > 0 then lines[#lines + 1] = kind .. ":\n" .. columns.down(kinds[kind], "  ") end
+  end
+  return table.concat(lines, "\n")
+end
+
+-- The methods that a class has of its own; of a class that only the sources know, by its name.
+local function methods_of(class, name)
+  local list = {}
+  for _, key in ipairs(class and names.by_kind(class).functions or {}) do
+    if not names.of_every_class[key] then list[#list + 1] = key end
+  end
+  for _, entry in ipairs(class and {} or names.all()) do
+    local owner, method = entry.name:match("^(.*):(.*)$")
+    if owner == name then list[#list + 1] = method end
+  end
+  return #list > 0 and "\nmethods:\n" .. columns.down(list, "  ") or ""
+end
+
+local function table_text(t, name, module)
   local ty = require "tycho"
   if t == ty then
     local list = {}
@@ -181,22 +131,26 @@ local function table_text(t, name)
       if not op.flags.INTERNAL then list[#list + 1] = op.name end
     end
     table.sort(list)
-    return ("Ops (%d), ty.NAME(x, ...) or x:NAME(...):\n%s\n\nAlso in ty: %s"):format(#list, in_columns(list),
+    return ("Ops (%d), ty.NAME(x, ...) or x:NAME(...):\n%s\n\nAlso in ty: %s"):format(#list, columns.down(list),
       table.concat(help.other_names(ty), ", "))
   end
-  local class = rawget(t, "init") or rawget(t, "forward")
-  local meta = getmetatable(t)
-  if type(class) == "function" then return function_text(class, name or rawget(t, "__name")) end
-  if type(meta) == "table" and type(meta.__call) == "function" and #names_of(t) == 0 then
-    return function_text(meta.__call, name)
+  local make, meta = names.constructor(t), getmetatable(t)
+  if make then return function_text(make, name or rawget(t, "__name"), module, true) .. methods_of(t) end
+  if type(meta) == "table" and type(meta.__call) == "function" and #names.keys(t) == 0 then
+    return function_text(meta.__call, name, module)
   end
-  return (name or "table") .. " holds:\n" .. in_columns(names_of(t))
+  local own = module_of(t)
+  local path = own and sources.place_of_module(own)
+  local head = path and sources.head(path)
+  local lines = head and sources.readable(head) or {}
+  if #lines == 0 then lines[1] = (name or "table") .. " holds:" end
+  return table.concat(lines, "\n") .. "\n" .. holdings(t)
 end
 
 --- What the table of Tycho holds besides ops.
 function help.other_names(ty)
   local by_name, list = ops(), {}
-  for _, name in ipairs(names_of(ty)) do
+  for _, name in ipairs(names.keys(ty)) do
     if not by_name[name] and not by_name[name:gsub("_$", "")] then list[#list + 1] = name end
   end
   return list
@@ -213,61 +167,158 @@ local function op_of(f)
   end
 end
 
-local function nearby(name)
-  local found, wanted = {}, name:lower():gsub("%p", "")
-  for _, op in ipairs(select(2, ops())) do
-    local plain = op.name:gsub("_", "")
-    local close = plain:find(wanted, 1, true) or wanted:find(plain, 1, true) and #plain > 3
-    if not op.flags.INTERNAL and (close or op.doc:lower():find(name:lower(), 1, true)) then
-      found[#found + 1] = ("  %-20s %s"):format(op.name, op.doc)
-    end
-  end
-  if #found == 0 then return ("nothing is known of '%s'; help(ty) lists the ops"):format(name) end
-  table.sort(found)
-  return ("nothing is named '%s'; near it:\n%s"):format(name, table.concat(found, "\n", 1, math.min(#found, 20)))
+-- "name  first sentence", cut to the width of the terminal.
+local function row(name, sentence)
+  local room = columns.width() - 32
+  if #sentence > room then sentence = sentence:sub(1, math.max(0, room - 4)) .. " ..." end
+  return (("  %-28s  %s"):format(name, sentence):gsub("%s+$", ""))
 end
 
--- The value of "nn.Linear", "ty.nn.Linear" or "table.concat".
+local function sentence_of(entry)
+  local f, comment = entry.value, nil
+  local is_class = type(f) == "table"
+  if is_class then f = names.constructor(f) end
+  if f then comment = sources.comment_of(f, entry.name, is_class)
+  elseif entry.path then comment = sources.comment_at(entry.path, entry.line) end
+  return comment and sources.sentence(comment) or ""
+end
+
+local function full_name(entry)
+  if entry.module or entry.name:find("^%u") then return entry.name end
+  return "ty." .. entry.name
+end
+
+local function entry_text(entry)
+  if entry.value == nil then
+    local comment = sources.comment_at(entry.path, entry.line)
+    return text_of(comment, entry.path, entry.line, entry.name) .. methods_of(nil, entry.name)
+  end
+  if type(entry.value) == "table" then return table_text(entry.value, full_name(entry), entry.module) end
+  return function_text(entry.value, full_name(entry), entry.module)
+end
+
+local function rows_of(entries)
+  local lines = {}
+  for i, entry in ipairs(entries) do lines[i] = row(full_name(entry), sentence_of(entry)) end
+  return table.concat(lines, "\n")
+end
+
+-- Appends the other names that end in the same word.
+local function with_others(text, name, value)
+  local others = {}
+  for _, entry in ipairs(names.ending_in(name)) do
+    if entry.value ~= value or value == nil then others[#others + 1] = entry end
+  end
+  if #others == 0 then return text end
+  return text .. "\nand there is:\n" .. rows_of(others)
+end
+
+-- What is said of a name that nothing has: those spelt nearly so, and ops whose sentence mentions it.
+local function nearby(name)
+  local word = (name:match("([%w_]+)[^%w_]*$") or name):lower()
+  local plain, spelt, found = word:gsub("_", ""), name:gsub("_", ""):match("%w*$"), {}
+  local function consider(full, sentence, only_near)
+    local last = full:match("([%w_]+)$"):lower()
+    local compact = last:gsub("_", "")
+    local distance = #plain > 0 and names.distance(compact, plain) or math.huge
+    local close = distance <= math.max(1, #plain // 3)
+    local part = #plain > 2 and compact:find(plain, 1, true) or #compact > 3 and plain:find(compact, 1, true)
+    local mentioned = not only_near and #plain > 3 and sentence():lower():find(name:lower(), 1, true)
+    if close or part or mentioned then
+      local capitals = names.distance(full:match("([%w_]+)$"):gsub("_", ""), spelt) > distance and 0.5 or 0
+      found[#found + 1] = { full, sentence, rank = (close and distance or part and 100 or 200) + capitals }
+    end
+  end
+  for _, op in ipairs(select(2, ops())) do
+    if not op.flags.INTERNAL then consider("ty." .. op.name, function() return op.doc end) end
+  end
+  for _, entry in ipairs(names.all()) do
+    consider(full_name(entry), function() return sentence_of(entry) end, true)
+  end
+  if #found == 0 then return ("nothing is known of '%s'; help(ty) lists what there is"):format(name) end
+  table.sort(found, function(a, b)
+    if a.rank ~= b.rank then return a.rank < b.rank end
+    return a[1] < b[1]
+  end)
+  local lines = {}
+  for i = 1, math.min(#found, 12) do lines[i] = row(found[i][1], found[i][2]()) end
+  return ("nothing is named '%s'; near it:\n%s"):format(name, table.concat(lines, "\n"))
+end
+
+-- What `require "tycho.NAME"` gives, if there is such a module.
+local function module_named(name)
+  for _, module in ipairs(names.modules()) do
+    if module == name then return require("tycho." .. name) end
+  end
+end
+
+-- The value of "nn.Linear", "ty.nn.Linear", "llm.load" or "table.concat"; the module to require when it is in one.
 local function value_of(name)
-  for _, root in ipairs { require "tycho", _G } do
+  local module
+  local modules = setmetatable({}, { __index = function(_, key)
+    module = "tycho." .. key
+    return module_named(key)
+  end })
+  for _, root in ipairs { require "tycho", modules, _G } do
     local value = root
-    for part in name:gsub("^ty%.", ""):gmatch("[^%.:]+") do
+    for part in name:gsub("^tycho%.", ""):gsub("^ty%.", ""):gmatch("[^%.:]+") do
       local ok, member = pcall(function(t) return t[part] end, value)
       value = ok and member or nil
       if value == nil then break end
     end
-    if value ~= nil then return value end
+    if value ~= nil and value ~= root then return value, root == modules and module or nil end
   end
   return require("tycho").core.Tensor.methods[name:match("[%.:]([%w_]+)$")]
 end
 
---- The documentation of a value, or of what a string names.
----@param what any a function, table or value; a string is a name: "softmax", "x:softmax", "nn.Linear"
----@param name? string how the user called it
----@return string
-function help.text(what, name)
-  if what == nil then return overview end
-  if type(what) == "string" then
-    local by_name = ops()
-    local short = what:match("([%w_]+)%s*$") or what
-    local op = by_name[short] or by_name[(short:gsub("_$", ""))]
-    if op and (what == short or what:find("^ty%.[%w_]+$") or what:find(":")) then return op_text(op) end
-    local value = value_of(what)
-    if value == nil or type(value) == "string" then return nearby(what) end
-    return help.text(value, what)
+local function text_of_name(what)
+  local by_name = ops()
+  local short = what:match("([%w_]+)%s*$") or what
+  local op = by_name[short] or by_name[(short:gsub("_$", ""))]
+  if op and not op.flags.INTERNAL and (what == short or what:find("^ty%.[%w_]+$") or what:find(":")) then
+    return what == short and with_others(op_text(op), what) or op_text(op), true
   end
-  if type(what) == "function" then
-    local op = op_of(what)
-    return op and op_text(op) or function_text(what, name)
+  if what == "ty" or what == "tycho" then return table_text(require "tycho"), true end
+  local value, module = value_of(what)
+  if type(value) == "function" or type(value) == "table" and value ~= require("tycho").Tensor then
+    local text = help.text(value, what, module)
+    local ambiguous = what == short and type(value) == "function" and not name_in_manual(value)
+    return ambiguous and with_others(text, what, value) or text, true
   end
-  if type(what) == "table" then return table_text(what, name) end
-  return ("%s: %s"):format(name or type(what), require("tycho.inspect").show(what))
+  local found = names.ending_in(what)
+  if #found == 1 then return entry_text(found[1]), true end
+  if #found > 1 then return ("%d names end in '%s':\n%s"):format(#found, what, rows_of(found)), true end
+  return nearby(what), false
 end
 
---- `tycho help NAME`.
+--- The documentation of a value, or of what a string names.
+---@param what any a function, table or value; a string is a name: "softmax", "x:softmax", "nn.Linear", or the end of
+--- one: "Linear", "AdamW", "Module:save"
+---@param name? string how the user called it
+---@param module? string what to require for it
+---@return string text
+---@return boolean found false when nothing has that name
+function help.text(what, name, module)
+  if what == nil then return overview, true end
+  if type(what) == "string" then return text_of_name((what:gsub("%s+", ""))) end
+  if type(what) == "function" then
+    local op = op_of(what)
+    local text = op and op_text(op) or function_text(what, name, module)
+    return name and name_in_manual(what) and with_others(text, name, what) or text, true
+  end
+  if type(what) == "table" then return table_text(what, name, module), true end
+  return ("%s: %s"):format(name or type(what), require("tycho.inspect").show(what)), true
+end
+
+--- `tycho help NAME ...`: 1 when one of them names nothing.
 function help.command(words)
-  for _, word in ipairs(words) do print(help.text(word)) end
-  return 0
+  local status = 0
+  for _, word in ipairs(words) do
+    local text, found = help.text(word)
+    if found then print(text) else io.stderr:write(text, "\n") end
+    if not found then status = 1 end
+  end
+  return status
 end
 
 return help

@@ -1,5 +1,8 @@
 --- Values as the prompt shows them: short, never more than a screen, tables one level deep or two.
 
+local columns = require "tycho.columns"
+local names = require "tycho.names"
+
 local inspect = {}
 
 local limits = { entries = 24, depth = 2, text = 400 }
@@ -27,10 +30,10 @@ end
 local function show_function(f)
   local info = debug.getinfo(f, "Su")
   if info.what == "C" then return "function (native)" end
-  local names = {}
-  for i = 1, info.nparams do names[i] = debug.getlocal(f, i) end
-  if info.isvararg then names[#names + 1] = "..." end
-  return ("function(%s) %s:%d"):format(table.concat(names, ", "), info.short_src, info.linedefined)
+  local arguments = {}
+  for i = 1, info.nparams do arguments[i] = debug.getlocal(f, i) end
+  if info.isvararg then arguments[#arguments + 1] = "..." end
+  return ("function(%s) %s:%d"):format(table.concat(arguments, ", "), info.short_src, info.linedefined)
 end
 
 local class_order = { number = 1, string = 2 }
@@ -40,6 +43,50 @@ local function before(a, b)
   if ka ~= kb then return ka < kb end
   if ka == 3 then return tostring(a) < tostring(b) end
   return a < b
+end
+
+-- A table of functions and classes: a module, a part of one, the methods of a class.
+local function is_library(t)
+  local callable, count, meta = 0, 0, debug.getmetatable(t)
+  if type(meta) == "table" and meta.__names then return true end
+  for key, value in next, t do
+    if type(key) ~= "string" then return false end
+    count = count + 1
+    if type(value) == "function" or names.is_class(value) then callable = callable + 1 end
+  end
+  return callable > 4 and callable > count / 2
+end
+
+local titles = { "classes", "functions", "parts", "values" }
+
+-- What such a table holds, its names by kind. Of ops there are too many: they have help(ty).
+local function show_library(t)
+  local kinds, lines = names.by_kind(t), {}
+  local ty = package.loaded["tycho"]
+  if t == ty then
+    local ops, others = {}, {}
+    for _, op in ipairs(ty.core.ops()) do ops[op.name], ops[op.name .. "_"] = true, true end
+    for _, name in ipairs(kinds.functions) do
+      if not ops[name] then others[#others + 1] = name end
+    end
+    lines[1] = ("%d ops, which help(ty) lists"):format(#kinds.functions - #others)
+    kinds.functions = others
+  end
+  for _, kind in ipairs(titles) do
+    if #kinds[kind] > 0 then lines[#lines + 1] = kind .. ":\n" .. columns.down(kinds[kind], "  ") end
+  end
+  return table.concat(lines, "\n")
+end
+
+-- A class: its name, and its methods when it is looked at by itself.
+local function show_class(class, alone)
+  local text = "class " .. tostring(rawget(class, "__name") or "without a name")
+  local kinds, methods = names.by_kind(class), {}
+  for _, name in ipairs(kinds.functions) do
+    if name ~= "init" then methods[#methods + 1] = name end
+  end
+  if not alone or #methods == 0 then return text end
+  return text .. ", methods:\n" .. columns.down(methods, "  ")
 end
 
 local show
@@ -82,7 +129,14 @@ show = function(value, depth, seen)
     if depth < limits.depth and text:find("\n") then text = text:match("^[^\n]*") .. " ..." end
     return text
   end
-  if kind == "table" then return show_table(value, depth, seen) end
+  if kind == "table" then
+    if rawget(value, "__index") == value then return show_class(value, depth == limits.depth) end
+    if is_library(value) then
+      if depth == limits.depth then return show_library(value) end
+      return ("{%d functions and classes}"):format(#names.keys(value))
+    end
+    return show_table(value, depth, seen)
+  end
   if kind == "function" then return show_function(value) end
   return tostring(value)
 end

@@ -5,7 +5,9 @@
 --   local x = 1        at the outermost level of a line makes a global, so that the next line sees it
 --   ?name, ? value     documentation, also help(value)
 --   :time code         runs the code and says how long it took
+--   exit, quit         with parentheses or without: the end, unless the user has given the name a value
 
+local columns = require "tycho.columns"
 local inspect = require "tycho.inspect"
 local lexer = require "tycho.lexer"
 local system = require("tycho").core.system
@@ -46,8 +48,10 @@ end
 --- Makes a function of a line (or several).
 ---@param text string
 ---@return function|nil f
----@return string|nil message "incomplete": read another line and try again with both
+---@return string|nil message "incomplete": read another line and try again with both; "leave": end the prompt
 function prompt.compile(text)
+  local word = text:match("^%s*(%l+)%s*%(?%s*%)?%s*;?%s*$")
+  if (word == "exit" or word == "quit") and rawget(_G, word) == nil then return nil, "leave" end
   local question = text:match("^%s*%?%s*(.-)%s*$")
   if question then
     local f = question ~= "" and load("return " .. question, "=stdin", "t")
@@ -88,20 +92,7 @@ function prompt.complete(text)
   end
   local insert = common:sub(length + 1)
   if #words == 1 or insert ~= "" then return insert end
-  local widest = 0
-  for _, word in ipairs(words) do widest = math.max(widest, #word) end
-  local columns = math.max(1, (system.columns(1) or 80) // (widest + 2))
-  local rows = math.ceil(math.min(#words, 40 * columns) / columns)
-  local lines = {}
-  for row = 1, rows do
-    local line = {}
-    for i = row, math.min(#words, rows * columns), rows do
-      line[#line + 1] = words[i] .. (" "):rep(widest + 2 - #words[i])
-    end
-    lines[row] = table.concat(line):gsub("%s+$", "")
-  end
-  if #words > rows * columns then lines[#lines + 1] = ("... %d more"):format(#words - rows * columns) end
-  return "", table.concat(lines, "\n")
+  return "", columns.down(words, "", 40)
 end
 
 return prompt

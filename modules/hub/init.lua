@@ -17,16 +17,5 @@ local M = {
   assign = loader.assign,
 }
 
--- name -> file, and what of it.
-local files = { chat = { "chat" }, gguf = { "gguf" }, convert = { "gguf.writer", "convert" },
-  save_gguf = { "gguf.writer", "save" } }
-
--- A file is read when its name is first asked for.
-return setmetatable(M, { __index = function(self, name)
-  local file = files[name]
-  if not file then return nil end
-  local value = require("tycho.hub." .. file[1])
-  if file[2] then value = value[file[2]] end
-  rawset(self, name, value)
-  return value
-end })
+return require "tycho.lazy" (M, { chat = "tycho.hub.chat", gguf = "tycho.hub.gguf",
+  convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } })

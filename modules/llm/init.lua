@@ -36,17 +36,11 @@ local M = {
   assign = hub.assign,
 }
 
-local files = { HeavyHitterCache = "llm.cache.h2o", chat = "hub.chat", data = "llm.data",
-  train = "llm.train", ngram = "llm.ngram", corpus = "llm.corpus", trials = "llm.trials", bleu = "llm.bleu" }
+local files = { HeavyHitterCache = "tycho.llm.cache.h2o", chat = "tycho.hub.chat", data = "tycho.llm.data",
+  train = "tycho.llm.train", ngram = "tycho.llm.ngram", corpus = "tycho.llm.corpus", trials = "tycho.llm.trials",
+  bleu = "tycho.llm.bleu" }
+for family in ("GPT2 Llama Mistral Qwen2 Qwen3 Mixtral GLA Bert BertForMaskedLM T5"):gmatch "%S+" do
+  files[family] = { "tycho.models", family }
+end
 
-local families = { GPT2 = true, Llama = true, Mistral = true, Qwen2 = true, Qwen3 = true, Mixtral = true, GLA = true,
-  Bert = true, BertForMaskedLM = true, T5 = true }
-
--- A file is read when its name is first asked for.
-return setmetatable(M, { __index = function(self, name)
-  local file = files[name]
-  if not file and not families[name] then return nil end
-  local value = file and require("tycho." .. file) or require("tycho.models")[name]
-  rawset(self, name, value)
-  return value
-end })
+return require "tycho.lazy" (M, files)

@@ -8,19 +8,9 @@
 -- A network is nothing but its parameters and what it computes. Files are read by tycho.hub; what one does with a
 -- model (generation, schedules, adapters, quantization) is in the module of that method, which no file here requires.
 
--- name -> file; the file returns the class, or a table that has it under the name.
-local files = {
+return require "tycho.lazy" ({}, {
   -- language models
-  Bert = "bert", BertForMaskedLM = "bert", GLA = "gla", GPT2 = "gpt2", Llama = "llama", Mistral = "mistral",
-  Mixtral = "mixtral", Qwen2 = "qwen2", Qwen3 = "qwen3", T5 = "t5",
-}
-
--- The file of an architecture is read when its name is first asked for.
-return setmetatable({}, { __index = function(self, name)
-  local file = files[name]
-  if not file then return nil end
-  local value = require("tycho.models." .. file)
-  value = rawget(value, name) or value
-  rawset(self, name, value)
-  return value
-end })
+  Bert = { "tycho.models.bert", "Bert" }, BertForMaskedLM = { "tycho.models.bert", "BertForMaskedLM" },
+  GLA = "tycho.models.gla", GPT2 = "tycho.models.gpt2", Llama = "tycho.models.llama", Mistral = "tycho.models.mistral",
+  Mixtral = "tycho.models.mixtral", Qwen2 = "tycho.models.qwen2", Qwen3 = "tycho.models.qwen3", T5 = "tycho.models.t5",
+})

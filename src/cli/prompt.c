@@ -52,6 +52,7 @@ static ty_cli_input read_chunk(lua_State *L) {
     lua_pushvalue(L, COMPLETE + 1);
     lua_call(L, 1, 2);
     const char *problem = lua_tostring(L, -1);
+    if (lua_isnil(L, -2) && problem && strcmp(problem, "leave") == 0) return TY_CLI_END;
     if (lua_toboolean(L, -2) || !problem || strcmp(problem, "incomplete") != 0) return TY_CLI_LINE;
     lua_settop(L, COMPLETE + 1);
     input = ty_cli_edit_read(prompt_text(L, false), &line);
@@ -140,7 +141,7 @@ int ty_cli_prompt(lua_State *L) {
     return 1;
   }
   if (isatty(STDIN_FILENO)) {
-    printf("Tycho %s, Lua %s.%s.%s: ?name explains, Tab completes, Ctrl-C stops, Ctrl-D leaves\n", TY_VERSION,
+    printf("Tycho %s, Lua %s.%s.%s: ?name explains, Tab completes, Ctrl-C stops, exit or Ctrl-D leaves\n", TY_VERSION,
            LUA_VERSION_MAJOR, LUA_VERSION_MINOR, LUA_VERSION_RELEASE);
   }
   ty_cli_edit_open(complete, L);

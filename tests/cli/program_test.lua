@@ -108,7 +108,35 @@ check.test("words", function()
   expect("recipes no-such-recipe-anywhere", 1, "no recipe mentions")
   expect("doctor", 0, "kernels.*self test%s+passed")
   expect("help softmax", 0, "ty%.softmax%(x, dim.*along a dimension")
-  expect("help zqxzqx", 0, "nothing is known of")
+end)
+
+check.test("help by the end of a name", function()
+  expect("help AdamW", 0, "^ty%.optim%.AdamW%(.*Loshchilov and Hutter")
+  expect("help DataLoader", 0, "^ty%.data%.DataLoader%(dataset, options%)\n.*batch_size")
+  expect("help llm.load", 0, "^llm%.load%(path, options%)\n.*A published model.*require \"tycho%.llm\"")
+  expect("help optim.AdamW ty.optim.AdamW", 0, "^optim%.AdamW%(.*\nty%.optim%.AdamW%(")
+  expect("help dataloader", 0, "^ty%.data%.DataLoader%(")
+  expect("help Module:save", 0, "^ty%.nn%.Module:save%(.*safetensors")
+  expect("help Optimizer:zero_grad", 0, "^Optimizer:zero_grad%(")
+  expect("help GPT2", 0, "GPT2%(options%).*vocabulary")
+  expect("help Tensor", 0, "n%-dimensional array.*methods:.*backward")
+  local several = expect("help step", 0, "names end in 'step'")
+  for _, name in ipairs { "Optimizer:step", "Scheduler:step", "ty%.optim%.step" } do
+    check.ok(several:find(name), several)
+  end
+  expect("help load", 0, "^load%(path, .*and there is:.*llm%.load.*peft%.load")
+  expect("help llm", 0, "Language models:.*GPT2.*functions:.*load")
+  expect("help print", 0, "of Lua itself, https://www%.lua%.org/manual/5%.4/")
+  expect("help softmax", 0, "along a dimension.*and there is:\n  ty%.nn%.Softmax ")
+end)
+
+check.test("help for what there is not", function()
+  expect("help zqxzqx", 1, "nothing is known of 'zqxzqx'")
+  expect("help nonsense", 1, "nothing is")
+  expect("help softmax zqxzqx", 1, "nothing is known of 'zqxzqx'")
+  expect("help sofmtax", 1, "^nothing is named 'sofmtax'; near it:\n  ty%.softmax ")
+  expect("help AdmaW", 1, "near it:\n  ty%.optim%.AdamW ")
+  expect("help llm.laod", 1, "near it:.*llm%.load ")
 end)
 
 -- `timeout` sends SIGINT to the program it runs.
@@ -180,6 +208,10 @@ check.test("prompt from a pipe", function()
   check.ok(prompt(":time 1 + 1\n"):find("^%d+%.%d+ s\n2\n$"))
   check.ok(prompt("ty.ones(2)\n"):find("%[2%] f32 cpu\n.*1.*1"), "a tensor is shown")
   check.ok(prompt("return 5\nos.exit(3)\n"):find("^5\n$"))
+  for _, word in ipairs { "exit", "quit", "exit()", " quit ( ) ; " } do
+    check.equal(prompt("1\n" .. word .. "\n2\n"), "1\n", word .. " ends the prompt")
+  end
+  check.equal(prompt("local exit = 5\nexit\nexit + 1\n"), "5\n6\n", "a variable of that name is shown")
 end)
 
 -- Types into a terminal of its own, a pause after every line.
@@ -231,6 +263,39 @@ check.test("completion", function()
   _G.probe = nil
 end)
 
+check.test("completion of options", function()
+  local complete = require("tycho.complete").candidates
+  local function words(text) return table.concat((complete(text)), " ") end
+  local ty = require "tycho"
+  _G.nn, _G.optim, _G.data, _G.llm, _G.x = ty.nn, ty.optim, ty.data, require "tycho.llm", ty.ones(2)
+  check.equal(words "nn.Conv2d(1, 2, 3, { pad", "padding")
+  check.equal(words "nn.Conv2d(1, 2, 3, {", "bias dilation groups padding stride")
+  check.equal(words "m = nn.Conv2d(1, f(2), 3, { padding = g { 1, 2 }, str", "stride")
+  check.equal(words "nn.Conv2d(1, 2, 3, { padding = 1, bias = false, ", "dilation groups stride", "not those given")
+  check.equal(words "nn.Linear(1, 2, {\n  b", "bias")
+  check.equal(words "nn.SLSTM(1, 2, { h", "heads", "defaults put together in the constructor")
+  check.equal(words "nn.GRU(1, 2, { bi", "bias bidirectional")
+  check.equal(words "nn.GELU { ", "approximate", "a table is the only argument")
+  check.equal(words "optim.AdamW(nil, { weight_", "weight_decay")
+  check.equal(words "data.DataLoader(nil, { batch", "batch_size")
+  check.equal(words "llm.load('folder', { dt", "dtype")
+  check.equal(words "x:sum({ 0 }, { keep", "keepdim", "arguments of ops")
+  check.ok(words("x:sum({ 0 }, { keepdim = pri"):find("print"), "a value is no option")
+  check.ok(words("unknown { pri"):find("print"))
+  for _, name in ipairs { "nn", "optim", "data", "llm", "x" } do _G[name] = nil end
+end)
+
+check.test("completion of modules", function()
+  local complete = require("tycho.complete").candidates
+  local function words(text) return " " .. table.concat((complete(text)), " ") .. " " end
+  check.ok(words('require "'):find(" tycho ", 1, true), "the library itself")
+  check.equal(words('require "tycho.ll'), " tycho.llm ")
+  check.equal(words("require('tycho.opt"), " tycho.optim ")
+  check.equal(words("x = require 'tycho.optim.galo"), " tycho.optim.galore ")
+  check.ok(words('require "tycho.llm.'):find(" tycho.llm.gpt2 ", 1, true), "files of a module")
+  check.equal(words('print "tycho.ll'), "  ", "other strings are names of files")
+end)
+
 check.test("how values are shown", function()
   local show = require("tycho.inspect").show
   check.equal(show(1.0), "1.0")
@@ -244,6 +309,41 @@ check.test("how values are shown", function()
   for i = 1, 1000 do many[i] = i end
   check.ok(show(many):find("976 more"), show(many))
   check.ok(#show(("x"):rep(100000)) < 1000)
+end)
+
+check.test("how modules and classes are shown", function()
+  local show, ty = require("tycho.inspect").show, require "tycho"
+  for _, t in ipairs { ty, ty.nn, ty.optim, ty.data, ty.io, require "tycho.llm", require "tycho.peft", string } do
+    local text = show(t)
+    check.ok(#text < 4000 and not text:find("function", 1, true) or text:find("functions:\n", 1, true), text)
+    check.ok(not text:find("__", 1, true) and not text:find("%.lua:%d"), text)
+  end
+  check.ok(show(ty.nn):find("^classes:\n.*Linear.*\nfunctions:\n.*cross_entropy.*\nparts:\n.*init"), show(ty.nn))
+  check.ok(show(ty.optim):find("^classes:\n.*AdamW.*GaLore.*\nfunctions:\n.*cosine"), show(ty.optim))
+  check.ok(show(ty):find("^%d+ ops, which help%(ty%) lists\n"), show(ty))
+  check.ok(show(require "tycho.llm"):find("classes:.*GPT2.*functions:.*load"), "what is loaded when it is first used")
+  check.ok(show(ty.nn.Linear):find("^class Linear"), show(ty.nn.Linear))
+  check.equal(show({ ty.nn.Linear, 3 }), "{class Linear, 3}")
+  check.equal(show({ a = 1, b = 2, c = 3, d = 4, e = 5 }), "{a = 1, b = 2, c = 3, d = 4, e = 5}")
+end)
+
+check.test("every public name is documented", function()
+  local names, help = require "tycho.names", require("tycho.help").text
+  local all, of = names.all(), {}
+  check.ok(#all > 400, "the library has more public names than " .. #all)
+  for _, entry in ipairs(all) do
+    of[entry.name] = true
+    local text, found = help(entry.name)
+    check.ok(found and not text:find("no documentation"), ("%s (%s:%s) has no comment"):format(entry.name,
+      entry.path, entry.line))
+  end
+  for _, name in ipairs { "optim.GaLore", "llm.GPT2", "nn.init.normal", "Optimizer:step", "io.load_gguf" } do
+    check.ok(of[name], name .. " is one of them")
+  end
+  for _, module in ipairs(names.modules()) do -- what is loaded when first used has to be listed, or nobody finds it
+    local meta = getmetatable(require("tycho." .. module))
+    check.ok(not (meta and type(meta.__index) == "function") or meta.__names, module .. " has no __names")
+  end
 end)
 
 check.test("everything native is documented", function()

@@ -366,6 +366,14 @@ function ty.cuda.current_stream(device) end
 ---@return CudaStream
 function ty.cuda.default_stream(device) end
 
+--- Whether products of f32 on GPUs may round their factors to 10 bits of fraction, which tensor cores multiply faster.
+---@param on boolean
+function ty.cuda.allow_tf32(on) end
+
+--- NVIDIA's libraries that were looked for, as `tycho doctor` lists them.
+---@return {name: string, version?: string, path?: string, problem?: string, without: string}[]
+function ty.cuda.libraries() end
+
 --- Whether an op runs on a device.
 ---@param op string
 ---@param device? Device

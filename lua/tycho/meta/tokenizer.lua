@@ -61,4 +61,12 @@ function Tokenizer:save(path) end
 ---@return string
 function Tokenizer:json() end
 
-return Tokenizer
+---@class ty.tokenizer
+local tokenizer = {}
+
+--- The table of a tokenizer's fields besides those that the C part knows (bos, eos, chat_template ...), to be filled.
+---@param tok Tokenizer
+---@return table
+function tokenizer.fields(tok) end
+
+return Tokenizer, tokenizer

@@ -12,12 +12,19 @@ local function simple(name, fn)
   M[name] = class
 end
 
+--- max(x, 0).
 simple("ReLU", ty.relu)
+--- x * sigmoid(x), also called swish.
 simple("SiLU", ty.silu)
+--- 1 / (1 + exp(-x)).
 simple("Sigmoid", ty.sigmoid)
+--- The hyperbolic tangent.
 simple("Tanh", ty.tanh)
+--- x * tanh(log(1 + exp(x))). Misra 2019.
 simple("Mish", ty.mish)
+--- log(1 + exp(x)).
 simple("Softplus", ty.softplus)
+--- log(1 / (1 + exp(-x))).
 simple("LogSigmoid", ty.log_sigmoid)
 
 --- x * Phi(x); approximate = "tanh" for GPT-2's form. nn.GELU "tanh" or nn.GELU { approximate = "tanh" }.
@@ -34,6 +41,7 @@ function GELU:forward(x) return ty.gelu(x, self.approximate) end
 
 function GELU:describe() return self.approximate == "none" and "" or self.approximate end
 
+--- x where it is positive, elsewhere slope (0.01) times x.
 local LeakyReLU = define "LeakyReLU"
 M.LeakyReLU = LeakyReLU
 
@@ -41,6 +49,7 @@ function LeakyReLU:init(slope) self.slope = expect("LeakyReLU", "slope", slope, 
 
 function LeakyReLU:forward(x) return ty.leaky_relu(x, self.slope) end
 
+--- x where it is positive, elsewhere alpha (1) * (exp(x) - 1). Clevert et al. 2015.
 local ELU = define "ELU"
 M.ELU = ELU
 
@@ -55,7 +64,9 @@ local function over_dim(name, fn)
   M[name] = class
 end
 
+--- exp(x) / sum(exp(x)) along dimension dim (-1).
 over_dim("Softmax", ty.softmax)
+--- log(softmax(x)) along dimension dim (-1).
 over_dim("LogSoftmax", ty.log_softmax)
 
 local size_kinds = { stride = false, padding = false, dilation = false } -- pair() and the op check them
@@ -93,7 +104,9 @@ local function adaptive(name, fn)
   M[name] = class
 end
 
+--- Means of the parts that make x [n, c, h, w] one of `size` (a number or a pair).
 adaptive("AdaptiveAvgPool2d", ty.adaptive_avg_pool2d)
+--- Largest values of the parts that make x [n, c, h, w] one of `size` (a number or a pair).
 adaptive("AdaptiveMaxPool2d", ty.adaptive_max_pool2d)
 
 --- x [n, c, h, w] resized to `size` or by `scale`; mode "nearest" or "bilinear".

@@ -43,12 +43,17 @@ function init.gain(name, slope)
     .. '"leaky_relu" or "selu"')
 end
 
+--- Zeros.
 init.zeros = fill("zeros", {}, function(t) t:fill_(0) end)
+--- Ones.
 init.ones = fill("ones", {}, function(t) t:fill_(1) end)
+--- The same value everywhere: init.constant(t, value).
 init.constant = fill("constant", { "value", "a number" }, function(t, value) t:fill_(value) end)
+--- Uniform numbers: init.uniform(t, low (0), high (1)).
 init.uniform = fill("uniform", { "low", number, "high", number }, function(t, low, high)
   t:uniform_(low or 0, high or 1)
 end)
+--- Normal numbers: init.normal(t, mean (0), std (1)).
 init.normal = fill("normal", { "mean", number, "std", spread }, function(t, mean, std)
   t:normal_(mean or 0, std or 1)
 end)

@@ -12,6 +12,7 @@ local arguments = require "tycho.arguments"
 
 local expect = arguments.expect
 
+--- What all modules can do. `local Block = nn.module()` makes a class of them.
 ---@class Module
 ---@field training boolean
 local Module = {}
@@ -22,6 +23,7 @@ Module._hooks = false -- a module's own, when it gets some
 
 local is_tensor = ty.is_tensor
 
+--- Whether a value is a module: an instance, not a class.
 local function is_module(value)
   local class = type(value) == "table" and getmetatable(value)
   return class and rawget(class, "__index") == class and class._is_module == true or false
