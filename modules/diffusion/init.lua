@@ -13,8 +13,8 @@ local embedding = require "tycho.diffusion.embedding"
 return {
   Flow = require "tycho.diffusion.flow",
   DDPM = require "tycho.diffusion.ddpm",
-  UNet = require "tycho.diffusion.unet",
-  DiT = require "tycho.diffusion.dit",
+  UNet = require "tycho.models.unet",
+  DiT = require "tycho.models.dit",
   guided = embedding.guided,
   drop_labels = embedding.drop_labels,
   measure = require "tycho.diffusion.measure",

@@ -13,4 +13,6 @@ return require "tycho.lazy" ({}, {
   Bert = { "tycho.models.bert", "Bert" }, BertForMaskedLM = { "tycho.models.bert", "BertForMaskedLM" },
   GLA = "tycho.models.gla", GPT2 = "tycho.models.gpt2", Llama = "tycho.models.llama", Mistral = "tycho.models.mistral",
   Mixtral = "tycho.models.mixtral", Qwen2 = "tycho.models.qwen2", Qwen3 = "tycho.models.qwen3", T5 = "tycho.models.t5",
+  -- pictures
+  DiT = "tycho.models.dit", ResNet = "tycho.models.resnet", UNet = "tycho.models.unet",
 })

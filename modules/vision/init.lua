@@ -2,7 +2,7 @@
 local classify = require "tycho.vision.classify"
 
 return {
-  ResNet = require "tycho.vision.resnet",
+  ResNet = require "tycho.models.resnet",
   fit = classify.fit,
   predict = classify.predict,
   accuracy = classify.accuracy,

@@ -1,9 +1,14 @@
+<<<<<<<< HEAD:tests/modules/diffusion/processes_test.lua
 -- The diffusion and vision modules: processes against models known in closed form, networks, measures.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/diffusion/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
+========
+-- Diffusion processes against models known in closed form, guidance, measures.
+local here = arg and arg[0]:match ".*/" or "tests/modules/diffusion/"
+local check = dofile(here .. "../../lua/check.lua")
+>>>>>>>> e8b3c41 (modules/models: UNet, DiT and ResNet leave their domains; the tests of diffusion and vision by family):tests/modules/diffusion/process_test.lua
 local ty = require "tycho"
 local diffusion = require "tycho.diffusion"
-local vision = require "tycho.vision"
 
 -- Any callable table is a model.
 local function model_of(fn, null)
@@ -121,27 +126,6 @@ check.test("guidance and dropped labels", function()
   check.equal(diffusion.drop_labels(labels, 0, 10):tolist(), { 2, 4 })
 end)
 
-check.test("networks learn: every parameter gets a gradient", function()
-  local x, t, y = ty.randn(3, 1, 8, 8), ty.tensor { 0.0, 500.0, 999.0 }, ty.tensor { 0, 9, 10 }
-  for name, model in pairs {
-    unet = diffusion.UNet { channels = { 8, 16 }, classes = 10 },
-    plain = diffusion.UNet { channels = { 8 }, attention = { true }, scale_shift = false },
-    dit = diffusion.DiT { width = 16, depth = 2, heads = 2 },
-  } do
-    ty.no_grad(function() -- leave the zeros of the start
-      for _, p in ipairs(model:parameters()) do p:add_(ty.randn_like(p) * 0.1) end
-    end)
-    model(x, t, y):square():sum():backward()
-    for parameter, p in model:named_parameters() do
-      if p.requires_grad then check.ok(p.grad and p.grad:abs():sum():item() > 0, name .. " " .. parameter) end
-    end
-    check.equal(model(x, t, y).shape, { 3, 1, 8, 8 })
-  end
-  local conditional = diffusion.UNet { channels = { 8 }, attention = { false }, classes = 2 }
-  check.fails(function() conditional(x, t) end, "needs labels")
-  check.fails(function() diffusion.DiT { size = 8, patch = 3 } end, "patch 3 must divide size 8")
-end)
-
 check.test("measures", function()
   local a, b = ty.randn(4, 1, 2, 2), ty.randn(5, 1, 2, 2)
   local d = diffusion.measure.distances(a, b)
@@ -152,68 +136,6 @@ check.test("measures", function()
   check.close(mean, ((3 + 5 + 2) / 3 + 1) / 2, 1e-6)
   check.close(smallest, 1, 1e-6)
   check.close(diffusion.measure.nearest(ty.tensor { { 0.5 } }, samples), 0.5, 1e-6)
-end)
-
-check.test("vision: a network learns a few digits, shifts stay inside", function()
-  ty.manual_seed(0)
-  local few = ty.data.subset(ty.data.digits(), ty.arange(60))
-  local model = vision.ResNet { in_channels = 1, classes = 10, small = true, channels = { 8, 16 }, blocks = { 1, 1 } }
-  local losses = vision.fit(model, few, { steps = 120, batch_size = 20, quiet = true })
-  check.equal(#losses, 120)
-  check.equal(model.training, false)
-  check.ok(vision.accuracy(model, few) > 0.9, "learnt by heart")
-  check.equal(vision.predict(model, few:batch(ty.arange(3)).image).shape, { 3 })
-  local image = ty.zeros(1, 1, 5, 5)
-  image["0, 0, 2, 2"] = 1
-  for _ = 1, 10 do
-    local moved = vision.random_shift(image, 2, -1)
-    check.equal(moved.shape, { 1, 1, 5, 5 })
-    check.equal(moved:max():item(), 1)
-  end
-  local names = vision.ResNet({ classes = 3 }):state_dict()
-  for _, name in ipairs { "conv1.weight", "bn1.running_var", "layer2.0.downsample.0.weight", "layer4.1.bn2.bias",
-    "fc.weight" } do
-    check.ok(names[name], name)
-  end
-end)
-
-check.test("ResNet's defaults are torchvision's ResNet-18; the U-Net of DDPM's size", function()
-  local model = ty.nn.with_defaults({ device = "meta" }, vision.ResNet)
-  check.equal(model:count_parameters(), 11689512)
-  local state = model:state_dict()
-  check.equal(state["layer4.1.conv2.weight"].shape, { 512, 512, 3, 3 })
-  check.equal(state["layer2.0.downsample.0.weight"].shape, { 128, 64, 1, 1 })
-  check.equal(state["layer1.0.bn1.running_var"].shape, { 64 })
-  local unet = diffusion.UNet { in_channels = 3, out_channels = 3, channels = { 64, 128, 128 }, layers = 2,
-    attention = { false, true, false }, scale_shift = false }
-  check.equal(unet:count_parameters(), 6472195)
-end)
-
-check.test("ResNet-50 has torchvision's size and names", function()
-  local model = ty.nn.with_defaults({ device = "meta" }, vision.ResNet,
-    { block = "bottleneck", blocks = { 3, 4, 6, 3 } })
-  check.equal(model:count_parameters(), 25557032)
-  local state, count = model:state_dict(), 0
-  for _ in pairs(state) do count = count + 1 end
-  check.equal(count, 320)
-  check.equal(state["layer1.0.downsample.0.weight"].shape, { 256, 64, 1, 1 })
-  check.equal(state["layer2.0.conv1.weight"].shape, { 128, 256, 1, 1 })
-  check.equal(state["layer2.0.conv2.weight"].shape, { 128, 128, 3, 3 })
-  check.equal(state["layer4.2.conv3.weight"].shape, { 2048, 512, 1, 1 })
-  check.equal(state["layer4.2.bn3.running_mean"].shape, { 2048 })
-  check.equal(state["fc.weight"].shape, { 1000, 2048 })
-  check.equal(model(ty.zeros(2, 3, 64, 64, { device = "meta" })).shape, { 2, 1000 })
-  check.equal(model.layer2[1].conv2.stride[1], 2)
-  check.fails(function() vision.ResNet { block = "wide" } end, "ResNet: block must be basic or bottleneck, got wide")
-end)
-
-check.test("ResNet: bottlenecks learn a few digits", function()
-  ty.manual_seed(2)
-  local few = ty.data.subset(ty.data.digits(), ty.arange(60))
-  local model = vision.ResNet { in_channels = 1, classes = 10, small = true, channels = { 8, 16 }, blocks = { 1, 1 },
-    block = "bottleneck" }
-  vision.fit(model, few, { steps = 120, batch_size = 20, quiet = true })
-  check.ok(vision.accuracy(model, few) > 0.9, "learnt by heart")
 end)
 
 check.finish()
