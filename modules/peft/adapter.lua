@@ -233,6 +233,9 @@ end
 local defaults = { rank = 8, alpha = 8, dropout = 0, targets = nn.none, rslora = false, dora = false,
   rank_pattern = nn.none, alpha_pattern = nn.none, save = nn.none, bias = "none", dtype = "f32" }
 
+-- Chosen modules are a list of names, a pattern or a function.
+local kinds = { targets = "a string or a list of strings or a function" }
+
 --- Checks the options of an adapter, of which `more` are others' or have other defaults; returns a function that gives
 -- the model the adapter, and the options.
 function M.prepare(who, model, options, more)
@@ -240,7 +243,7 @@ function M.prepare(who, model, options, more)
   for _, list in ipairs { defaults, more } do
     for key, value in pairs(list) do known[key] = value end
   end
-  local o = nn.options(who, options, known)
+  local o = nn.options(who, options, known, kinds)
   M.check(who, o)
   M.check_dtype(who, o.dtype)
   if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end

@@ -248,7 +248,7 @@ check.test("one_cycle is PyTorch's, step by step", function()
     check.equal(cycle(case[1].steps + 7), rates[#rates])
   end
   check.fails(function() optim.one_cycle { steps = 5, annealing = "exp" } end,
-    "one_cycle: annealing: expected cosine or linear, got exp")
+    'one_cycle: annealing: expected "cosine" or "linear", got "exp"')
 end)
 
 check.test("averages of weights", function()

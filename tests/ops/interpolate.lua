@@ -10,8 +10,8 @@ return function(row, T)
     if out_size == in_size or mode == "nearest" and out_size == 2 * in_size then scale = nil end
     local step = scale or in_size / out_size
     if mode == "nearest" then
-      local at = scale and f32(i * f32(step)) or i * in_size // out_size
-      return { { math.min(math.floor(at), in_size - 1), 1.0 } }
+      local source = scale and f32(i * f32(step)) or i * in_size // out_size
+      return { { math.min(math.floor(source), in_size - 1), 1.0 } }
     end
     local p
     if corners then

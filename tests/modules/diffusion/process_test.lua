@@ -1,12 +1,6 @@
-<<<<<<<< HEAD:tests/modules/diffusion/processes_test.lua
--- The diffusion and vision modules: processes against models known in closed form, networks, measures.
-local here = (arg and arg[0]:match ".*/" or "tests/modules/diffusion/") .. "../../lua/"
-local check = dofile(here .. "check.lua")
-========
 -- Diffusion processes against models known in closed form, guidance, measures.
 local here = arg and arg[0]:match ".*/" or "tests/modules/diffusion/"
 local check = dofile(here .. "../../lua/check.lua")
->>>>>>>> e8b3c41 (modules/models: UNet, DiT and ResNet leave their domains; the tests of diffusion and vision by family):tests/modules/diffusion/process_test.lua
 local ty = require "tycho"
 local diffusion = require "tycho.diffusion"
 
