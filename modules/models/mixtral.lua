@@ -88,7 +88,7 @@ end
 --- As LanguageModel:loss(); where the config says output_router_logits, router_aux_loss_coef times balance() is added.
 function Mixtral:loss(tokens, targets, options)
   local config = self.config
-  if not config.output_router_logits then return getmetatable(self).super.loss(self, tokens, targets, options) end
+  if not config.output_router_logits then return Mixtral.super.loss(self, tokens, targets, options) end
   options = options or {}
   local t = tokens.shape[2]
   local record = {}

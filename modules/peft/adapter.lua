@@ -4,54 +4,8 @@ local base = require "tycho.nn.module"
 local layers = require "tycho.peft.layers"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local M = {}
-
---- Whether `name` is `wanted` or ends in it after a dot: "q_proj", "layers.0.self_attn.q_proj"; "^name" is a whole one.
-function M.ends_in(name, wanted)
-  if wanted:sub(1, 1) == "^" then return name == wanted:sub(2) end
-  return name == wanted or name:sub(-#wanted - 1) == "." .. wanted
-end
-
---- Modules by name, each once, under its first name.
-function M.modules(model)
-  local names, found, seen = {}, {}, {}
-  for name, module in model:named_modules() do
-    if not seen[module] then
-      seen[module] = true
-      names[#names + 1], found[name] = name, module
-    end
-  end
-  return names, found
-end
-
-local function check_list(who, what, list)
-  if type(list) ~= "table" then error(("%s: %s must be a list of names, got %s"):format(who, what, type(list)), 0) end
-  for _, name in ipairs(list) do
-    if type(name) ~= "string" or name == "" then
-      error(("%s: %s must hold names, got %s"):format(who, what, tostring(name)), 0)
-    end
-  end
-  if #list == 0 then error(("%s: %s names nothing"):format(who, what), 0) end
-end
-
--- What a model has, for a user who asked for something else: the last parts of names; where there are only numbers,
--- the names with their classes.
-local function inventory(names, modules)
-  local list, known = {}, {}
-  for _, name in ipairs(names) do
-    local last = name:match "[^.]+$"
-    if last and not last:find "^%d+$" and not known[last] then list[#list + 1], known[last] = last, true end
-  end
-  if #list == 0 then
-    for _, name in ipairs(names) do
-      if name ~= "" then
-        list[#list + 1] = modules and ("%s (%s)"):format(name, getmetatable(modules[name]).__name) or name
-      end
-    end
-  end
-  if #list == 0 then return modules and "it is a single " .. getmetatable(modules[""]).__name or "there are none" end
-  return "there are " .. table.concat(list, ", ", 1, math.min(#list, 40))
-end
 
 -- The kinds of modules that a model has, for the same.
 local function classes(names, modules)
@@ -63,22 +17,6 @@ local function classes(names, modules)
   return table.concat(list, ", ", 1, math.min(#list, 40))
 end
 
---- The names that a list stands for, as a set. Every entry must stand for something.
-function M.listed(who, what, list, names, modules)
-  check_list(who, what, list)
-  local set = {}
-  for _, wanted in ipairs(list) do
-    local count = 0
-    for _, name in ipairs(names) do
-      if name ~= "" and M.ends_in(name, wanted) then set[name], count = true, count + 1 end
-    end
-    if count == 0 then
-      error(("%s: %s: no module is named '%s'; %s"):format(who, what, wanted, inventory(names, modules)), 0)
-    end
-  end
-  return set
-end
-
 --- Names as transformers has them.
 function M.published(names, prefix)
   local list = {}
@@ -88,10 +26,10 @@ end
 
 -- The names of the modules to adapt, in the model's order.
 local function chosen(who, model, targets)
-  local names, modules = M.modules(model)
+  local names, modules = surgery.modules(model)
   local fits
   if type(targets) == "table" then
-    local set = M.listed(who, "targets", targets, names, modules)
+    local set = surgery.listed(who, "targets", targets, names, modules)
     fits = function(name) return set[name] end
   elseif targets == "all-linear" then
     fits = function(name, module) return layers.kind(module) == "linear" and module ~= rawget(model, "lm_head") end
@@ -132,7 +70,7 @@ function M.by_name(who, what, patterns, name)
     if plain:sub(2):find "[%^%$%*%+%?%[%]%(%)|\\{}]" then
       error(("%s: %s: '%s' is a regular expression; only names and ends of names are read"):format(who, what, key), 0)
     end
-    if M.ends_in(name, plain) then
+    if surgery.ends_in(name, plain) then
       if from and value ~= candidate then
         error(("%s: %s: '%s' and '%s' both stand for %s"):format(who, what, from, key, name), 0)
       end
@@ -147,14 +85,14 @@ function M.scale(alpha, rank, rslora) return alpha / (rslora and math.sqrt(rank)
 
 --- The adapter that a model has; an error when it has none.
 function M.of(who, model)
-  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 3) end
+  if not nn.is_module(model) then error(("%s: expected a module, got %s"):format(who, type(model)), 3) end
   return rawget(model, "_adapter") or error(("%s: the model has no adapter; peft.lora or peft.load gives it one")
     :format(who), 3)
 end
 
 --- Freezes a model and notes the adapter that is to come.
 function M.begin(who, model, record)
-  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end
+  surgery.check_model(who, model)
   if rawget(model, "_adapter") then
     error(who .. ": the model has an adapter already; peft.remove takes it away", 0)
   end
@@ -246,9 +184,9 @@ function M.prepare(who, model, options, more)
   local o = nn.options(who, options, known, kinds)
   M.check(who, o)
   M.check_dtype(who, o.dtype)
-  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end
+  surgery.check_model(who, model)
   local names, modules, all = chosen(who, model, o.targets)
-  local to_save = o.save and M.listed(who, "save", o.save, all, modules) or {}
+  local to_save = o.save and surgery.listed(who, "save", o.save, all, modules) or {}
   local specs, adapted = {}, {}
   for i, name in ipairs(names) do
     local published = (model.published_prefix or "") .. name

@@ -7,6 +7,7 @@ local layers = require "tycho.peft.layers"
 local names = require "tycho.peft.names"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local M = {}
 
 -- The set of adapted modules as target_modules: the list that was given where it still says just that.
@@ -14,7 +15,7 @@ local function target_names(model, record, prefix)
   local adapted, full = {}, {}
   for i, layer in ipairs(record.layers) do adapted[layer.name], full[i] = true, prefix .. layer.name end
   if not record.targets then return full end
-  local ok, set = pcall(adapter.listed, "", "", record.targets, (adapter.modules(model)))
+  local ok, set = pcall(surgery.listed, "", "", record.targets, (surgery.modules(model)))
   if not ok then return full end
   for name in pairs(set) do if not adapted[name] then return full end end
   for name in pairs(adapted) do if not set[name] then return full end end
@@ -64,7 +65,7 @@ end
 
 local function read_config(path)
   local c = ty.io.load_json(path)
-  if type(c) ~= "table" or #c > 0 then error("adapter_config.json: an object is wanted", 0) end
+  if type(c) ~= "table" or #c > 0 then error("adapter_config.json: expected an object", 0) end
   if c.peft_type ~= "LORA" then
     error(("peft_type is %s; only LORA is read"):format(tostring(c.peft_type)), 0)
   end
@@ -103,7 +104,7 @@ end
 
 -- Sorts the tensors of a file by module: parts[name] = { a =, b =, magnitude =, alpha = }, whole[name] = tensor.
 local function sort(model, state, problems)
-  local all, modules = adapter.modules(model)
+  local all, modules = surgery.modules(model)
   local known = {}
   for name, p in model:named_parameters() do known[name] = p end
   local resolve = names.resolver(model, all)
@@ -142,21 +143,21 @@ end
 
 -- The adapter of one module checked: what its layers.attach needs.
 local function specify(name, module, part, config, o, prefix)
-  local inputs, outputs = layers.sizes(module)
+  local inputs, outputs = surgery.sizes(module)
   if not (part.a and part.b) then return nil, ("%s: only one of A and B is there"):format(name) end
   part.a, part.b = names.flat(part.a), names.flat(part.b)
   local rank = part.a.shape[1] or 0
   if #part.a.shape ~= 2 or #part.b.shape ~= 2 or part.a.shape[2] ~= inputs or part.b.shape[1] ~= outputs
       or part.b.shape[2] ~= rank or rank < 1 then
-    return nil, ("%s: A %s and B %s do not fit; wanted are [rank, %d] and [%d, rank]"):format(name,
-      names.shape_text(part.a), names.shape_text(part.b), inputs, outputs)
+    return nil, ("%s: A and B: expected [rank, %d] and [%d, rank], got %s and %s"):format(name, inputs, outputs,
+      names.shape_text(part.a), names.shape_text(part.b))
   end
   if not (part.a:is_floating_point() and part.b:is_floating_point()) then
-    return nil, ("%s: A is %s and B %s; floating point is wanted"):format(name, part.a.dtype, part.b.dtype)
+    return nil, ("%s: A and B: expected floating point, got %s and %s"):format(name, part.a.dtype, part.b.dtype)
   end
   if part.magnitude then
     if part.magnitude:numel() ~= outputs or layers.kind(module) ~= "linear" then
-      return nil, ("%s: the magnitudes are %s; [%d] is wanted"):format(name, names.shape_text(part.magnitude), outputs)
+      return nil, ("%s: the magnitudes: expected [%d], got %s"):format(name, outputs, names.shape_text(part.magnitude))
     end
   elseif config and config.dora then
     return nil, name .. ": use_dora is set, but there are no magnitudes"
@@ -194,7 +195,7 @@ local function load(model, path, o)
   if o.alpha ~= nil and type(o.alpha) ~= "number" then error("alpha must be a number", 0) end
   local state, config = read(path)
   local problems, specs, order = {}, {}, {}
-  if not nn.is_module(model) then error("a module is wanted, got " .. type(model), 0) end
+  if not nn.is_module(model) then error("expected a module, got " .. type(model), 0) end
   if rawget(model, "_adapter") then error("the model has an adapter already; peft.remove takes it away", 0) end
   local parts, whole, all, modules = sort(model, state, problems)
   local prefix = model.published_prefix or ""
@@ -206,7 +207,7 @@ local function load(model, path, o)
     end
   end
   if config and config.whole then
-    for name in pairs(adapter.listed("adapter_config.json", "target_modules", config.targets,
+    for name in pairs(surgery.listed("adapter_config.json", "target_modules", config.targets,
       #prefix > 0 and adapter.published(all, prefix) or all)) do
       name = name:sub(#prefix + 1)
       if not parts[name] then problems[#problems + 1] = name .. ": is among target_modules, but not in the file" end
@@ -214,7 +215,7 @@ local function load(model, path, o)
   end
   for _, wanted in ipairs(config and config.save or {}) do
     for _, name in ipairs(all) do
-      if name ~= "" and adapter.ends_in(prefix .. name, tostring(wanted)) and not any_below(whole, name) then
+      if name ~= "" and surgery.ends_in(prefix .. name, tostring(wanted)) and not any_below(whole, name) then
         problems[#problems + 1] = name .. ": is among modules_to_save, but not in the file"
       end
     end

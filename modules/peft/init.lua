@@ -9,7 +9,8 @@
 --     peft.remove(model)                             -- a plain model again, with the merged weights
 --     model:save "merged"
 --
--- peft.qlora makes the frozen weights 4-bit codes as well, peft.footprint says what training will take.
+-- peft.qlora makes the frozen weights 4-bit codes as well, peft.footprint says what training will take. peft.eora makes
+-- adapters without training, which give a compressed model back what it lost.
 --
 -- Works on every module with Linear or Embedding layers, and on all families of tycho.llm. Hu et al. 2021, "LoRA:
 -- Low-Rank Adaptation of Large Language Models".
@@ -29,4 +30,5 @@ return {
   unmerge = merging.unmerge,
   save = files.save,
   load = files.load,
+  eora = require "tycho.peft.eora",
 }

@@ -3,39 +3,17 @@
 local ty = require "tycho"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local parameter = require("tycho.nn.options").parameter
 local M = {}
 
-local classes = {} -- class with adapter by class without
-
 --- "linear" or "embedding": how a module can be adapted; nil when it cannot.
 function M.kind(module)
-  local class = getmetatable(module)
-  while class do
-    if class == nn.Linear or rawget(class, "fan_in_fan_out") then return "linear" end
-    if class == nn.Embedding then return "embedding" end
-    class = rawget(class, "super")
-  end
-  return nil
+  local kind = surgery.kind(module)
+  return (kind == "linear" or kind == "embedding") and kind or nil
 end
 
--- Whether the weight is [inputs, outputs]. Codes never are: their blocks lie along the inputs.
-local function turned(self) return self.fan_in_fan_out and self.weight:is_floating_point() end
-
---- Inputs and outputs of a linear layer, or rows and width of an embedding.
-function M.sizes(module)
-  local shape = module.weight.shape
-  if M.kind(module) == "embedding" or turned(module) then return shape[1], shape[2] end
-  return shape[2], shape[1]
-end
-
---- The weight as [outputs, inputs] (embedding: [rows, width]), whatever way round the layer keeps it.
-function M.by_rows(self)
-  local w = self.weight:detach()
-  return turned(self) and w:transpose(0, 1) or w
-end
-
-local function dense(self, dtype) return M.by_rows(self):to(dtype) end
+local function dense(self, dtype) return surgery.rows(self):to(dtype) end
 
 -- What the adapter adds to dense().
 local function change(self, dtype)
@@ -57,18 +35,6 @@ function M.merged_weight(self)
   return w
 end
 
---- Such a weight in a dtype, laid out as the layer keeps it in that.
-function M.laid_out(self, w, dtype)
-  w = w:to(dtype)
-  return self.fan_in_fan_out and w:is_floating_point() and w:transpose(0, 1):contiguous() or w
-end
-
-local function activate(y, name)
-  if not name or name == "none" then return y end
-  if name == "gelu_tanh" then return ty.gelu(y, "tanh") end
-  return ty[name](y)
-end
-
 -- Weight-decomposed: the rows of the weight have learned lengths, and LoRA turns them. The norm counts as a constant.
 -- Liu et al. 2024, "DoRA: Weight-Decomposed Low-Rank Adaptation", section 4.3.
 local function decomposed(self, base, y, h, dropped, low)
@@ -88,11 +54,11 @@ local function linear_forward(base)
     local low = self.lora_A(h) * a.scale
     if self.lora_magnitude_vector then
       local y = decomposed(self, base, base.forward(self, x), h, dropped, low)
-      return activate(residual and y + residual or y, activation)
+      return surgery.finish(y, residual, activation)
     end
     local y = base.forward(self, x, residual)
     if y.dtype == low.dtype then return ty.linear(low, self.lora_B.weight, nil, y, activation) end
-    return activate(y + self.lora_B(low):to(y.dtype), activation)
+    return surgery.finish(y, self.lora_B(low):to(y.dtype), activation)
   end
 end
 
@@ -105,26 +71,17 @@ local function embedding_forward(base)
   end
 end
 
-local function adapted(base, kind)
-  if not classes[base] then
-    local class = nn.module("Lora" .. base.__name, base)
-    class.forward = (kind == "linear" and linear_forward or embedding_forward)(base)
-    function class:describe()
-      return ("%s, rank = %d%s"):format(base.describe(self), self._lora.rank, self._lora.merged and ", merged" or "")
-    end
-    classes[base] = class
-  end
-  return classes[base]
-end
-
-local added = { "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" }
+--- What makes a layer an adapted one.
+M.lora = surgery.wrapper { name = "Lora", field = "_lora",
+  fields = { "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" },
+  forward = function(base, kind) return (kind == "linear" and linear_forward or embedding_forward)(base) end,
+  describe = function(a) return ("rank = %d%s"):format(a.rank, a.merged and ", merged" or "") end }
 
 --- Gives a layer an adapter that changes nothing yet. spec: rank, scale, alpha, dropout, dora, dtype.
 function M.attach(module, spec)
   local kind = M.kind(module)
-  local inputs, outputs = M.sizes(module)
-  rawset(module, "_lora", { rank = spec.rank, scale = spec.scale, alpha = spec.alpha, dropout = spec.dropout })
-  setmetatable(module, adapted(getmetatable(module), kind))
+  local inputs, outputs = surgery.sizes(module)
+  M.lora:wrap(module, { rank = spec.rank, scale = spec.scale, alpha = spec.alpha, dropout = spec.dropout })
   nn.with_defaults({ dtype = spec.dtype, device = module.weight.device }, function()
     if kind == "linear" then
       module.lora_A = nn.Linear(inputs, spec.rank, { bias = false })
@@ -144,24 +101,12 @@ function M.attach(module, spec)
 end
 
 --- Makes the layer what it was.
-function M.detach(module)
-  for _, name in ipairs(added) do
-    if rawget(module, name) ~= nil then
-      rawset(module, name, nil)
-      module._known[name], module._parameters[name] = nil, nil
-      for i, key in ipairs(module._order) do
-        if key == name then table.remove(module._order, i) break end
-      end
-    end
-  end
-  rawset(module, "_lora", nil)
-  setmetatable(module, getmetatable(module).super)
-end
+function M.detach(module) M.lora:unwrap(module) end
 
 --- The adapter's parameters of a layer: a list of { name, tensor }, named as in PEFT's files.
 function M.parameters(module)
   local list = {}
-  for _, name in ipairs(added) do
+  for _, name in ipairs(M.lora.fields) do
     local value = rawget(module, name)
     if value then
       list[#list + 1] = nn.is_module(value) and { name .. ".weight", value.weight } or { name, value }

@@ -45,14 +45,14 @@ function M.merge(model, options)
   ty.no_grad(function()
     for i, layer in ipairs(record.layers) do
       weights[i] = ty.scope(function()
-        local old, dtype = layers.by_rows(layer.module), o.dtype or layer.module.weight.dtype
+        local old, dtype = nn.surgery.rows(layer.module), o.dtype or layer.module.weight.dtype
         local exact = layers.merged_weight(layer.module)
         local ok, new = pcall(exact.to, exact, dtype)
         if not ok then error(("%s: %s: the weights are to be %s: %s"):format(who, layer.name, dtype, new), 0) end
         local max_change, change = largest_and_sum(exact - old:to "f64")
         local max_error, lost = largest_and_sum(new:to "f64" - exact)
         local n = exact:numel()
-        new = layers.laid_out(layer.module, new, dtype)
+        new = nn.surgery.laid_out(layer.module, new)
         report.by_module[layer.name] = { max_change = max_change, mean_change = change / math.max(n, 1),
           max_error = max_error, mean_error = lost / math.max(n, 1) }
         report.max_change = math.max(report.max_change, max_change)

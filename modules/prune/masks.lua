@@ -2,12 +2,10 @@
 -- weights under their names; its class becomes one that multiplies the weight with the mask while it is trained, so
 -- that a weight that is gone has no gradient and stays zero whatever the optimizer.
 local ty = require "tycho"
-local layers = require "tycho.peft.layers"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local M = {}
-
-local classes = {} -- class with a mask by class without
 
 --- The weight that a masked layer computes with: what perp.lua added to it included.
 function M.effective(module)
@@ -22,53 +20,34 @@ function M.effective(module)
   return weight * mask
 end
 
-local function masked(base)
-  if classes[base] then return classes[base] end
-  local class = nn.module("Masked" .. base.__name, base)
-  function class:forward(x, residual, activation)
-    local p = self._pruned
+local function forward(base)
+  return function(self, x, residual, activation)
     -- A weight that is not trained has its zeros already: the mask is for gradients.
-    if not p.adapter and not self.weight.requires_grad then
+    if not self._pruned.adapter and not self.weight.requires_grad then
       return base.forward(self, x, residual, activation)
     end
-    local weight = M.effective(self)
-    if self.fan_in_fan_out then weight = weight:transpose(0, 1) end
-    return ty.linear(x, weight, self.bias, residual, activation)
+    return ty.linear(x, surgery.rows(self, M.effective(self)), self.bias, residual, activation)
   end
-  function class:describe() return ("%s, sparsity = %.3f"):format(base.describe(self), self._pruned.sparsity) end
-  classes[base] = class
-  return class
 end
+
+--- What makes a layer one with a mask.
+M.mask = surgery.wrapper { name = "Masked", field = "_pruned", forward = forward,
+  describe = function(p) return ("sparsity = %.3f"):format(p.sparsity) end }
 
 --- Gives a linear layer without a mask one of its weight's shape: what is false becomes zero and stays so.
 function M.attach(module, mask)
   local kept = mask:to("i64"):sum():item()
-  if rawget(module, "_pruned") then
+  if M.mask:state(module) then
     error("prune: the model has masks already; prune.release takes them away", 0)
   end
-  rawset(module, "_pruned", { mask = ty.keep(mask), kept = kept, sparsity = 1 - kept / math.max(mask:numel(), 1) })
+  M.mask:wrap(module, { mask = ty.keep(mask), kept = kept, sparsity = 1 - kept / math.max(mask:numel(), 1) })
   ty.no_grad(function() module.weight:copy_(module.weight * mask:to(module.weight.dtype)) end)
-  setmetatable(module, masked(getmetatable(module)))
 end
 
---- The layers to prune: linear ones whose name `targets` accepts (a Lua pattern, or a function of name and module);
--- without it all but the head. A list of { name, module }, each module once.
+--- The layers to prune: linear ones that `targets` accepts, as in nn.surgery.find(); without it all but the head. A
+-- list of { name, module }, each module once.
 function M.layers(who, model, targets)
-  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end
-  local head, list, seen = rawget(model, "lm_head"), {}, {}
-  for name, module in model:named_modules() do
-    if layers.kind(module) == "linear" and not seen[module] then
-      local fits
-      if targets == nil then fits = module ~= head
-      elseif type(targets) == "function" then fits = targets(name, module)
-      elseif type(targets) == "string" then fits = name:find(targets) ~= nil
-      else error(("%s: targets must be a pattern or a function, got %s"):format(who, type(targets)), 0) end
-      if fits then
-        seen[module] = true
-        list[#list + 1] = { name = name, module = module }
-      end
-    end
-  end
+  local list = surgery.find(who, model, { targets = targets, head = targets ~= nil })
   if #list == 0 then error(("%s: targets: no linear layer matches %s"):format(who, tostring(targets)), 0) end
   return list
 end
@@ -115,18 +94,16 @@ function M.largest_of_groups(scores, n, m)
 end
 
 -- The n largest of each m neighbours along the inputs.
-local function of_groups(weight, n, m, inputs_first)
-  local scores = weight:abs()
-  if inputs_first then scores = scores:transpose(0, 1) end
+local function of_groups(module, n, m)
+  local scores = surgery.rows(module):abs()
   M.check_groups("prune.magnitude", n, m, scores.shape[2])
-  local mask = M.largest_of_groups(scores, n, m)
-  return inputs_first and mask:transpose(0, 1):contiguous() or mask
+  return surgery.laid_out(module, M.largest_of_groups(scores, n, m))
 end
 
 local function magnitude(model, options)
   local who = "prune.magnitude"
   local o = nn.options(who, options, { sparsity = nn.none, pattern = nn.none, scope = "layer", targets = nn.none })
-  if (o.sparsity == nil) == (o.pattern == nil) then error(who .. ": sparsity or pattern is wanted, and not both", 0) end
+  if (o.sparsity == nil) == (o.pattern == nil) then error(who .. ": expected sparsity or pattern, and not both", 0) end
   local n, m = M.pattern(who, o.pattern)
   if not m then M.check_sparsity(who, o.sparsity) end
   if o.scope ~= "layer" and o.scope ~= "global" then
@@ -148,8 +125,8 @@ local function magnitude(model, options)
     else
       for i, layer in ipairs(list) do
         local weight = layer.module.weight:detach()
-        new[i] = m and of_groups(weight, n, m, layer.module.fan_in_fan_out)
-          or M.all_but_smallest(weight:abs(), math.floor(o.sparsity * weight:numel() + 0.5))
+        new[i] = m and of_groups(layer.module, n, m) or M.all_but_smallest(weight:abs(),
+          math.floor(o.sparsity * weight:numel() + 0.5))
       end
     end
     for i, layer in ipairs(list) do M.attach(layer.module, new[i]) end
@@ -183,21 +160,8 @@ function M.zeros(model, targets)
   end)
 end
 
---- The layers of a model that have a field `mark`: a list of { name, module }, each module once.
-function M.marked(who, model, mark)
-  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 0) end
-  local list, seen = {}, {}
-  for name, module in model:named_modules() do
-    if rawget(module, mark) and not seen[module] then
-      seen[module] = true
-      list[#list + 1] = { name = name, module = module }
-    end
-  end
-  return list
-end
-
 --- The masked layers of a model.
-function M.masked(who, model) return M.marked(who, model, "_pruned") end
+function M.masked(who, model) return M.mask:wrapped(who, model) end
 
 --- The share of zeros in the weights of the masked layers, counted.
 ---@param model Module
@@ -217,8 +181,7 @@ end
 function M.release(model)
   for _, layer in ipairs(M.masked("prune.release", model)) do
     if layer.module._pruned.adapter then error("prune.release: prune.merge the adapters first", 2) end
-    rawset(layer.module, "_pruned", nil)
-    setmetatable(layer.module, getmetatable(layer.module).super)
+    M.mask:unwrap(layer.module)
   end
   ty.core.program.renew()
   return model

@@ -5,6 +5,7 @@ local base = require "tycho.nn.module"
 local masks = require "tycho.prune.masks"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local parameter = require("tycho.nn.options").parameter
 local M = {}
 
@@ -43,13 +44,7 @@ local function attach(module, rank, alpha, variant)
 end
 
 local function detach(module)
-  for _, name in ipairs { "perp_A", "perp_B" } do
-    rawset(module, name, nil)
-    module._known[name], module._parameters[name] = nil, nil
-    for i, key in ipairs(module._order) do
-      if key == name then table.remove(module._order, i) break end
-    end
-  end
+  for _, name in ipairs { "perp_A", "perp_B" } do surgery.remove(module, name) end
   module._pruned.adapter = nil
 end
 
@@ -109,9 +104,9 @@ local function perp(model, options)
     for _, layer in ipairs(list) do
       local module = layer.module
       if not module.bias then
-        local shape = module.weight.shape
+        local _, outputs = surgery.sizes(module)
         nn.with_defaults({ dtype = module.weight.dtype, device = module.weight.device }, function()
-          module.bias = parameter({ module.fan_in_fan_out and shape[2] or shape[1] }, nn.init.zeros)
+          module.bias = parameter({ outputs }, nn.init.zeros)
         end)
       end
     end

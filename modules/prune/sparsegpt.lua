@@ -59,7 +59,7 @@ local function sparsegpt(model, data, options)
   local defaults = { sparsity = nn.none, pattern = nn.none, damp = 0.01, block = 128 }
   for key, value in pairs(blocks.options) do defaults[key] = value end
   local o = nn.options(who, options, defaults)
-  if (o.sparsity == nil) == (o.pattern == nil) then error(who .. ": sparsity or pattern is wanted, and not both", 0) end
+  if (o.sparsity == nil) == (o.pattern == nil) then error(who .. ": expected sparsity or pattern, and not both", 0) end
   local n, m = masks.pattern(who, o.pattern)
   if not m then masks.check_sparsity(who, o.sparsity) end
   gptq.check_solver(who, o)
@@ -76,9 +76,8 @@ local function sparsegpt(model, data, options)
       local module, w = layer.module, gptq.weight_of(who, layer)
       local value, keep = gptq.solved(who, layer.name, M.solve, w, moment, o)
       report[#report + 1] = { name = layer.name, error = gptq.error(w, value, moment) }
-      local turned = module.fan_in_fan_out
-      module.weight:detach():copy_(turned and value:transpose(0, 1) or value)
-      new[#new + 1] = { module, ty.keep(turned and keep:transpose(0, 1):contiguous() or keep) }
+      module.weight:detach():copy_(nn.surgery.laid_out(module, value))
+      new[#new + 1] = { module, ty.keep(nn.surgery.laid_out(module, keep)) }
     end
   end)
   for _, entry in ipairs(new) do masks.attach(entry[1], entry[2]) end

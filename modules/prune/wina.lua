@@ -6,9 +6,8 @@ local ty = require "tycho"
 local masks = require "tycho.prune.masks"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local M = {}
-
-local classes = {} -- class with selection by class without
 
 -- What the selection leaves of x [..., in].
 local function selected(w, x)
@@ -19,27 +18,19 @@ local function selected(w, x)
   return ty.sparsify(x, w.scale, w.threshold and 0 or w.count, w.threshold or 0)
 end
 
-local function columns_of(module)
-  return module.fan_in_fan_out and module.weight or module.weight:transpose(0, 1)
+local function columns_of(module) return surgery.rows(module, module.weight):transpose(0, 1) end
+
+local function forward(self, x, residual, activation)
+  local w = self._wina
+  if w.watch then w.watch(x) end
+  -- The weights of an input lie together, whichever way round the layer has its weight.
+  local y = ty.sparse_linear(w.watch and x or selected(w, x), columns_of(self), self.bias)
+  return surgery.finish(y, residual, activation)
 end
 
-local function sparse(base)
-  if classes[base] then return classes[base] end
-  local class = nn.module("Wina" .. base.__name, base)
-  function class:forward(x, residual, activation)
-    local w = self._wina
-    if w.watch then w.watch(x) end
-    -- The weights of an input lie together, whichever way round the layer has its weight.
-    local y = ty.sparse_linear(w.watch and x or selected(w, x), columns_of(self), self.bias)
-    if residual then y = y + residual end
-    if not activation or activation == "none" then return y end
-    if activation == "gelu_tanh" then return ty.gelu(y, "tanh") end
-    return ty[activation](y)
-  end
-  function class:describe() return ("%s, keeps %d"):format(base.describe(self), self._wina.count) end
-  classes[base] = class
-  return class
-end
+-- What makes a layer one that leaves inputs out.
+local wina = surgery.wrapper { name = "Wina", field = "_wina", forward = function() return forward end,
+  describe = function(w) return ("keeps %d"):format(w.count) end }
 
 -- Stores the weight transposed, as a parameter of the same shape.
 local function lay_out(module, by_input)
@@ -49,11 +40,8 @@ local function lay_out(module, by_input)
     if not by_input then return weight:detach():contiguous() end
     return weight:detach():transpose(0, 1):contiguous():transpose(0, 1)
   end)
-  rawset(module, "weight", ty.keep(new:requires_grad_(weight.requires_grad)))
+  surgery.exchange(module, "weight", new:requires_grad_(weight.requires_grad))
 end
-
--- The sparse layers of a model: a list of { name, module }.
-local function layers_of(who, model) return masks.marked(who, model, "_wina") end
 
 local function apply(model, options)
   local who = "prune.wina"
@@ -65,7 +53,7 @@ local function apply(model, options)
     error(("%s: selection must be topk or threshold, got %s"):format(who, tostring(o.selection)), 0)
   end
   local list = masks.layers(who, model, o.targets)
-  local before = layers_of(who, model)[1]
+  local before = wina:wrapped(who, model)[1]
   if before then error(who .. ": the model has sparse layers already; prune.unwina takes them away", 0) end
   for _, layer in ipairs(list) do
     local module = layer.module
@@ -73,19 +61,17 @@ local function apply(model, options)
     masks.check_sparsity(who, share)
     local w = module.weight
     if not w:is_floating_point() then
-      error(("%s: %s: the weight is %s; floats are wanted"):format(who, layer.name, w.dtype), 0)
+      error(("%s: %s: the weight: expected floats, got %s"):format(who, layer.name, w.dtype), 0)
     end
-    local inputs = w.shape[module.fan_in_fan_out and 1 or 2]
+    local inputs = surgery.sizes(module)
     local scale = nil
     if o.criterion == "wina" then
-      local outputs = module.fan_in_fan_out and 1 or 0 -- the dimension of the outputs
-      scale = ty.no_grad(function() return w:detach():to("f32"):norm(2, outputs) end)
+      scale = ty.no_grad(function() return surgery.rows(module):to("f32"):norm(2, 0) end)
       if w.dtype == "f64" then scale = scale:to "f64" end
     end
-    rawset(module, "_wina", { inputs = inputs, count = math.max(1, math.floor(inputs * (1 - share) + 0.5)),
+    wina:wrap(module, { inputs = inputs, count = math.max(1, math.floor(inputs * (1 - share) + 0.5)),
       sparsity = share, selection = o.selection, scale = scale and ty.keep(scale) })
     lay_out(module, true)
-    setmetatable(module, sparse(getmetatable(module)))
   end
   ty.core.program.renew()
   return model
@@ -106,7 +92,7 @@ end
 
 -- Calls run() with every layer taking all of its inputs, which watch(layer, x [n, in]) gets to see.
 local function observe(who, model, run, watch)
-  local list = layers_of(who, model)
+  local list = wina:wrapped(who, model)
   if #list == 0 then error(who .. ": the model has no sparse layers; prune.wina makes them", 3) end
   for _, layer in ipairs(list) do
     layer.module._wina.watch = function(x)
@@ -180,9 +166,8 @@ end
 ---@param model Module
 ---@return Module model
 function M.remove(model)
-  for _, layer in ipairs(layers_of("prune.unwina", model)) do
-    rawset(layer.module, "_wina", nil)
-    setmetatable(layer.module, getmetatable(layer.module).super)
+  for _, layer in ipairs(wina:wrapped("prune.unwina", model)) do
+    wina:unwrap(layer.module)
     lay_out(layer.module, false)
   end
   ty.core.program.renew()

@@ -1,9 +1,9 @@
 --- Calibration, block by block: what the linear layers of a decoder get to see of some text, each measured with
 -- everything before it as it has become. Only the activations of one block are kept.
 local ty = require "tycho"
-local layers = require "tycho.peft.layers"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local M = {}
 
 --- The decoder's list of blocks and its name: the first nn.ModuleList.
@@ -12,7 +12,7 @@ local M = {}
 ---@return Module[] blocks
 ---@return string name
 function M.list(who, model)
-  if not nn.is_module(model) then error(("%s: a language model is wanted, got %s"):format(who, type(model)), 0) end
+  if not nn.is_module(model) then error(("%s: expected a language model, got %s"):format(who, type(model)), 0) end
   for name, module in model:named_modules() do
     if getmetatable(module) == nn.ModuleList then return module, name end
   end
@@ -29,14 +29,10 @@ function M.linears(who, model, skip)
   local blocks, prefix = M.list(who, model)
   local found = {}
   for i, block in ipairs(blocks) do
-    for name, module in block:named_modules() do
-      local full, out = ("%s.%d.%s"):format(prefix, i - 1, name), name:find "lora_[AB]$"
-      for _, ending in ipairs(skip or {}) do
-        out = out or full == ending or full:sub(-#ending - 1) == "." .. ending
-      end
-      if not out and layers.kind(module) == "linear" then
-        found[#found + 1] = { name = full, module = module, block = i }
-      end
+    for _, layer in ipairs(surgery.find(who, block)) do
+      local full, out = ("%s.%d.%s"):format(prefix, i - 1, layer.name), false
+      for _, ending in ipairs(skip or {}) do out = out or surgery.ends_in(full, ending) end
+      if not out then found[#found + 1] = { name = full, module = layer.module, block = i } end
     end
   end
   if #found == 0 then error(("%s: the blocks have no linear layers"):format(who), 0) end
@@ -90,7 +86,7 @@ end
 
 -- The sum of x' x over all rows of the inputs of a layer, f64, and their number.
 local function second_moment(who, layer, block, calls)
-  local inputs = layers.sizes(layer.module)
+  local inputs = surgery.sizes(layer.module)
   local device = layer.module.weight.device
   local sum, count = ty.keep(ty.zeros({ inputs, inputs }, { dtype = "f64", device = device })), 0
   local remove = layer.module:register_forward_pre_hook(function(_, x)
@@ -116,7 +112,7 @@ end
 -- Batches from a dataset, or the list that was given.
 local function batches_of(who, data, o)
   if type(data) ~= "table" then
-    error(("%s: data: a dataset of llm.data.Packed or a list of batches is wanted, got %s"):format(who, type(data)), 0)
+    error(("%s: data: expected a dataset of llm.data.Packed or a list of batches, got %s"):format(who, type(data)), 0)
   end
   if data[1] then return data end
   if not data.size or data.size < 1 then error(("%s: data: there are no rows"):format(who), 0) end
@@ -145,7 +141,7 @@ M.options = { rows = 128, batch = 8, seed = 0, device = nn.none, skip = {} }
 function M.walk(who, model, data, o, visit)
   for _, key in ipairs { "rows", "batch" } do
     if not math.tointeger(o[key]) or o[key] < 1 then
-      error(("%s: %s: a positive integer is wanted, got %s"):format(who, key, tostring(o[key])), 0)
+      error(("%s: %s: expected a positive integer, got %s"):format(who, key, tostring(o[key])), 0)
     end
   end
   local blocks, linears = M.list(who, model), M.linears(who, model, o.skip)

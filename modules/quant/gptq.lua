@@ -12,9 +12,9 @@
 local ty = require "tycho"
 local blocks = require "tycho.quant.blocks"
 local formats = require "tycho.quant.formats"
-local layers = require "tycho.peft.layers"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local M = {}
 
 local grid_options = { bits = 4, group = 0, symmetric = false, mse = false, format = nn.none }
@@ -188,22 +188,22 @@ function M.weight_of(who, layer)
   w = w:detach()
   if w.dtype ~= "f64" then w = w:to "f32" end
   if not w:isfinite():all():item() then error(("%s: %s: a weight is not finite"):format(who, layer.name), 0) end
-  return (layer.module.fan_in_fan_out and w:transpose(0, 1) or w):contiguous()
+  return surgery.rows(layer.module, w):contiguous()
 end
 
 local function put(module, value, packed)
   if packed then
     local device = module.weight.device
-    rawset(module, "weight", ty.keep(device == "cpu" and packed or packed:to { device = device }))
+    surgery.exchange(module, "weight", device == "cpu" and packed or packed:to { device = device })
   else
-    module.weight:detach():copy_(module.fan_in_fan_out and value:transpose(0, 1) or value)
+    module.weight:detach():copy_(surgery.laid_out(module, value))
   end
 end
 
 -- That all layers can take the grid, before any is changed.
 local function check_layers(who, found, o)
   for _, layer in ipairs(found) do
-    local inputs = layers.sizes(layer.module)
+    local inputs = surgery.sizes(layer.module)
     check_columns(who, layer.name, o, inputs)
     if o.format and layer.module.fan_in_fan_out then
       error(("%s: format: the weights of %s lie the other way (GPT-2's Conv1D) and cannot be packed; leave it out")
@@ -223,11 +223,11 @@ end
 --- That damp and block of a solver's options make sense.
 function M.check_solver(who, o)
   if type(o.damp) ~= "number" or o.damp ~= o.damp or o.damp < 0 then
-    error(("%s: damp: a share of the mean of the diagonal, 0 or more, is wanted, got %s"):format(who,
+    error(("%s: damp: expected a share of the mean of the diagonal, 0 or more, got %s"):format(who,
       tostring(o.damp)), 0)
   end
   if not math.tointeger(o.block) or o.block < 1 then
-    error(("%s: block: a positive integer is wanted, got %s"):format(who, tostring(o.block)), 0)
+    error(("%s: block: expected a positive integer, got %s"):format(who, tostring(o.block)), 0)
   end
 end
 

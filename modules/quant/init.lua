@@ -5,7 +5,8 @@
 --     print(quant.quantize(model, { dtype = "nf4" }).bits)        -- in memory; peft.qlora trains on top of it
 --     quant.gptq.quantize(model, dataset, { format = "q3_k" })    -- with calibration; weights stay packed
 --     quant.save(model, "model.gguf")
---     quant.eora.compensate(model, original, dataset, { rank = 16 })
+--
+-- What quantizing took is given back by low-rank adapters: tycho.peft.eora.
 local hub = require "tycho.hub"
 local blocks = require "tycho.quant.blocks"
 local gptq = require "tycho.quant.gptq"
@@ -17,5 +18,4 @@ return {
   gptq = gptq,
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
-  eora = require "tycho.quant.eora",
 }

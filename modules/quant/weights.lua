@@ -1,18 +1,11 @@
 --- The weights of a model's linear layers in blocks of few bits, in place: what stays in memory is the codes.
 local ty = require "tycho"
-local layers = require "tycho.peft.layers"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local M = {}
 
 local elements = { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64 } -- of a block
-
-local function ends_in(name, list)
-  for _, wanted in ipairs(list) do
-    if name == wanted or name:sub(-#wanted - 1) == "." .. wanted then return true end
-  end
-  return false
-end
 
 -- The codes of w [outputs, inputs]; and the squares of what that changed and of the weights, added to what there was.
 local function encode(w, dtype, wrong, all)
@@ -39,26 +32,27 @@ end
 function M.quantize(model, options)
   local who = "quant.quantize"
   local o = nn.options(who, options, { dtype = "nf4", skip = { "lm_head" } })
-  if not nn.is_module(model) then error(("%s: a module is wanted, got %s"):format(who, type(model)), 2) end
   if not elements[o.dtype] then
     error(("%s: dtype: expected nf4, q8_0, q4_0, q2_k, q3_k, q4_k or q6_k, got %s"):format(who, tostring(o.dtype)), 2)
   end
-  if type(o.skip) ~= "table" then error(("%s: skip must be a list of names, got %s"):format(who, type(o.skip)), 2) end
+  local ok, found = pcall(surgery.find, who, model, { skip = o.skip })
+  if not ok then error(found, 2) end
   local report = { modules = 0, parameters = 0, bytes = 0, left = {} }
   local done, wrong, all = {}, 0.0, 0.0
-  for name, module in model:named_modules() do
-    if layers.kind(module) == "linear" and not ends_in(name, o.skip) and module.weight:is_floating_point() then
-      local old, inputs = module.weight, layers.sizes(module)
+  for _, layer in ipairs(found) do
+    local module = layer.module
+    if module.weight:is_floating_point() then
+      local old, inputs = module.weight, surgery.sizes(module)
       if inputs % elements[o.dtype] ~= 0 then
-        table.insert(report.left, name)
+        table.insert(report.left, layer.name)
       else
         local new = done[old]
         if not new then
-          new, wrong, all = encode(layers.by_rows(module), o.dtype, wrong, all)
+          new, wrong, all = encode(surgery.rows(module), o.dtype, wrong, all)
           done[old] = new
           report.parameters, report.bytes = report.parameters + new:numel(), report.bytes + new:nbytes()
         end
-        rawset(module, "weight", new)
+        surgery.exchange(module, "weight", new)
         report.modules = report.modules + 1
       end
     end

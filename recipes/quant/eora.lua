@@ -66,7 +66,7 @@ for i, seed in ipairs(r.seeds) do
       local got = {}
       for _, method in ipairs { "svd", "eora" } do
         local model = compressed:clone()
-        quant.eora.compensate(model, base, method == "eora" and corpus.training or nil, { rank = rank, method = method,
+        peft.eora.compensate(model, base, method == "eora" and corpus.training or nil, { rank = rank, method = method,
           rows = args.rows, seed = seed, device = r.device })
         got[method] = perplexity(model)
         r.metrics[("%s/rank %d/%s/%d"):format(compression.name, rank, method, seed)] = got[method]

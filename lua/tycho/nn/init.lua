@@ -17,6 +17,7 @@ local nn = {
   options = options.read,
   for_caller = options.for_caller,
   none = options.none,
+  surgery = require "tycho.nn.surgery",
 }
 
 for _, part in ipairs { "layers", "norms", "containers", "activations", "attention", "recurrent",

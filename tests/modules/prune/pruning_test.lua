@@ -216,8 +216,8 @@ check.test("mistakes", function()
     local ok, message = pcall(fn, ...)
     check.ok(not ok and tostring(message):find(text, 1, true), ("%s: %s"):format(text, tostring(message)))
   end
-  fails("prune.magnitude: a module is wanted, got number", prune.magnitude, 3, { sparsity = 0.5 })
-  fails("sparsity or pattern is wanted", prune.magnitude, llama(), {})
+  fails("prune.magnitude: expected a module, got number", prune.magnitude, 3, { sparsity = 0.5 })
+  fails("expected sparsity or pattern", prune.magnitude, llama(), {})
   fails("sparsity must be a number within [0, 1), got 1", prune.magnitude, llama(), { sparsity = 1 })
   fails("pattern must be kept:group", prune.magnitude, llama(), { pattern = "4:2" })
   fails("multiple of 5", prune.magnitude, llama(), { pattern = "2:5" })
@@ -239,7 +239,7 @@ check.test("mistakes", function()
   fails("has no sparse layers", prune.calibrate, llama(), function() end)
   for _, name in ipairs { "perp", "wina", "unwina", "release", "merge", "sparsity" } do
     local options = name == "wina" and { sparsity = 0.5 } or nil
-    fails(("prune.%s: a module is wanted, got nil"):format(name), prune[name], nil, options)
+    fails(("prune.%s: expected a module, got nil"):format(name), prune[name], nil, options)
   end
 end)
 

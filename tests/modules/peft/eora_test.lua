@@ -1,11 +1,11 @@
 -- EoRA: the factors against the optimum, adapters of models, what is refused.
-local here = (arg and arg[0]:match ".*/" or "tests/modules/quant/") .. "../../lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/peft/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"
 local llm, quant, peft = require "tycho.llm", require "tycho.quant", require "tycho.peft"
 
-local eora = quant.eora
+local eora = peft.eora
 
 check.test("the factors are the optimum of |(E - B A) X|", function()
   ty.manual_seed(1)
@@ -126,11 +126,11 @@ check.test("what is refused", function()
   local function fails(message, options, other, rows)
     check.fails(function() eora.compensate(compressed:clone(), other or original, rows or data, options) end, message)
   end
-  fails("quant.eora: rank: a positive integer", { rank = 0 })
+  fails("peft.eora: rank: expected a positive integer", { rank = 0 })
   fails("rank: 33 is more than model.layers.0.self_attn.q_proj has, 32", { rank = 33, skip = {} })
   fails("method: expected eora or svd, got lora", { method = "lora" })
   fails("original: model.layers.0.self_attn.q_proj is", {}, small "gpt2")
-  fails("data: a dataset", {}, nil, 3)
+  fails("data: expected a dataset", {}, nil, 3)
   fails("are not finite", {}, nil, (function()
     compressed.model.embed_tokens.weight:detach()["7"]:fill_(1 / 0)
     return { { tokens = ty.tensor({ { 7, 7, 7 } }, { dtype = "i64" }) } }

@@ -2,16 +2,17 @@
 -- 2024, "EoRA: Training-free Compensation for Compressed LLM with Eigenspace Low-Rank Approximation".
 --
 --     quant.round(model, { bits = 3, group = 64 })
---     quant.eora.compensate(model, original, corpus.training, { rank = 16 })
+--     peft.eora.compensate(model, original, corpus.training, { rank = 16 })
 --     peft.save(model, "adapter")
 --
 -- With the inputs' covariance X X' = Q L Q', the error E = W - W' is brought into the space Q L^(1/2), where the plain
 -- norm of a matrix is the norm of its products with X; cut off at rank r there, and brought back.
 local ty = require "tycho"
 local blocks = require "tycho.quant.blocks"
-local layers = require "tycho.peft.layers"
+local adapter = require "tycho.peft.adapter"
 
 local nn = ty.nn
+local surgery = nn.surgery
 local M = {}
 
 --- b [outputs, rank] and a [rank, inputs] that make |(error - b a) X| the least for inputs with X X' = moment, or,
@@ -39,22 +40,19 @@ function M.factors(error, moment, rank)
 end
 
 -- [outputs, inputs] of a layer in f64.
-local function dense(module)
-  local w = module.weight:detach():to "f64"
-  return module.fan_in_fan_out and w:transpose(0, 1) or w
-end
+local function dense(module) return surgery.rows(module):to "f64" end
 
 local function shape_text(t) return "[" .. table.concat(t.shape, ", ") .. "]" end
 
 local function compensate(model, original, data, options)
-  local who, defaults = "quant.eora", { rank = 16, method = "eora", dtype = "f32" }
+  local who, defaults = "peft.eora", { rank = 16, method = "eora", dtype = "f32" }
   for key, value in pairs(blocks.options) do defaults[key] = value end
   local o = nn.options(who, options, defaults)
   if o.method ~= "eora" and o.method ~= "svd" then
     error(("%s: method: expected eora or svd, got %s"):format(who, tostring(o.method)), 0)
   end
   if not math.tointeger(o.rank) or o.rank < 1 then
-    error(("%s: rank: a positive integer is wanted, got %s"):format(who, tostring(o.rank)), 0)
+    error(("%s: rank: expected a positive integer, got %s"):format(who, tostring(o.rank)), 0)
   end
   local found, wanted = blocks.linears(who, model, o.skip), {}
   for _, layer in ipairs(blocks.linears(who, original, o.skip)) do wanted[layer.name] = layer.module end
@@ -65,14 +63,14 @@ local function compensate(model, original, data, options)
       error(("%s: original: %s is %s in the model, %s in the original"):format(who, layer.name,
         shape_text(layer.module.weight), other and shape_text(other.weight) or "missing"), 0)
     end
-    local inputs, outputs = layers.sizes(layer.module)
+    local inputs, outputs = surgery.sizes(layer.module)
     if o.rank > math.min(inputs, outputs) then
       error(("%s: rank: %d is more than %s has, %d"):format(who, o.rank, layer.name, math.min(inputs, outputs)), 0)
     end
     targets[i] = layer.name
   end
   local report = {}
-  require("tycho.peft.adapter").lora(model, { rank = o.rank, alpha = o.rank, dtype = o.dtype,
+  adapter.lora(model, { rank = o.rank, alpha = o.rank, dtype = o.dtype,
     targets = function(name)
       for _, target in ipairs(targets) do
         if name == target then return true end
