@@ -43,6 +43,10 @@ end
 -- drops them, as a cache needs that is filled within the steps of a loop. Scopes belong to a coroutine, and fn runs in
 -- a new one.
 function ty.unscoped(fn, ...)
+  if type(fn) ~= "function" then
+    local callable = require("tycho.arguments").expect("unscoped", "fn", fn, "a function")
+    fn = function(...) return callable(...) end
+  end
   local thread = coroutine.create(fn)
   return finish(thread, coroutine.resume(thread, ...))
 end

@@ -32,9 +32,7 @@ function SelfAttention:init(config)
 end
 
 function SelfAttention:forward(x, mask)
-  local function part(linear) return layers.split_heads(linear(x), self.heads) end
-  local y = ty.scaled_dot_product_attention(part(self.query), part(self.key), part(self.value), mask)
-  return layers.join_heads(y)
+  return nn.attention(self.query(x), self.key(x), self.value(x), { heads = self.heads, mask = mask })
 end
 
 -- The published names nest: attention.self, attention.output.

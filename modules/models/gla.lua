@@ -95,15 +95,15 @@ function Attention:gates(x)
   if g.dtype == "f16" or g.dtype == "bf16" then g = g:to "f32" end
   g = g:log_sigmoid() / NORMALIZER
   if self.clamp_min then g = g:clamp(self.clamp_min) end
-  return layers.split_heads(g, self.kv_heads)
+  return nn.split_heads(g, self.kv_heads)
 end
 
 --- at: mask (bool [b, t] or nil), cache and layer (or nil), cu_seqlens (or nil), last (of how many positions the result
 -- is wanted; nil: of all).
 function Attention:forward(x, at)
-  local q = layers.split_heads(self.q_proj(x), self.heads)
-  local k = layers.split_heads(self.k_proj(x), self.kv_heads)
-  local v = layers.split_heads(self.v_proj(x), self.kv_heads)
+  local q = nn.split_heads(self.q_proj(x), self.heads)
+  local k = nn.split_heads(self.k_proj(x), self.kv_heads)
+  local v = nn.split_heads(self.v_proj(x), self.kv_heads)
   local g = self:gates(x)
   if self.feature_map then q, k = ty[self.feature_map](q), ty[self.feature_map](k) end
   if at.hidden then -- padding leaves the state as it is
@@ -112,7 +112,7 @@ function Attention:forward(x, at)
   k, v, g = repeated(k, self.group), repeated(v, self.group), repeated(g, self.group)
   local y, state = ty.gated_linear_attention(q, k, v, g, at.cache and at.cache:get(at.layer), 0, at.cu_seqlens)
   if at.cache then at.cache:put(at.layer, state) end
-  y = layers.tail(layers.join_heads(self[self.norm_name](y)), 1, at.last)
+  y = layers.tail(nn.join_heads(self[self.norm_name](y)), 1, at.last)
   if self.g_proj then
     local gate = self.g_proj(layers.tail(x, 1, at.last))
     y = ty.glu(y:to(gate.dtype), gate, self.activation) -- norms are f32 where autocast makes the rest halves

@@ -23,15 +23,6 @@ function M.embedding(count, width, std, pad)
   return layer
 end
 
---- The positions of [b, t, heads * d] as [b, heads, t, d].
-function M.split_heads(x, heads)
-  local shape = x.shape
-  return x:reshape(shape[1], shape[2], heads, -1):transpose(1, 2)
-end
-
---- And back.
-function M.join_heads(x) return x:transpose(1, 2):flatten(2) end
-
 --- The last `count` places of x along a dimension; all of them without a count, or if there are no more.
 function M.tail(x, dim, count)
   local size = x.shape[dim < 0 and x.ndim + dim + 1 or dim + 1]
@@ -64,20 +55,6 @@ function M.packed_positions(who, tokens, options)
   return (ty.arange(n, { device = tokens.device }) - jumps:cumsum(0):narrow(0, 0, n)):unsqueeze(0)
 end
 
--- bool [t, s]: which keys each of the last t of s positions sees, of its own sequence and at most `window` back.
-local function seen(t, s, window, cu_seqlens, device)
-  local i = ty.arange(s - t, s, { device = device }):unsqueeze(1)
-  local j = ty.arange(s, { device = device }):unsqueeze(0)
-  local mask = j:le(i)
-  if window >= 0 then mask = mask:logical_and((i - j):le(window)) end
-  if cu_seqlens then
-    -- How many sequences have begun tells them apart.
-    local number = cu_seqlens:unsqueeze(0):le(ty.arange(s, { device = device }):unsqueeze(1)):to("i64"):sum({ 1 })
-    mask = mask:logical_and(number:unsqueeze(1):eq(number:unsqueeze(0)))
-  end
-  return mask
-end
-
 --- How many of the last positions have to ask in attention, nil for all: those that are wanted, unless the cache looks
 -- at what all of them ask, or packed sequences say which keys each of them has.
 function M.asking(at)
@@ -86,28 +63,14 @@ function M.asking(at)
 end
 
 --- Causal attention of queries [b, h, t, d] (or of the last ones alone) to the keys and values [b, hkv, t, d] of the
--- same tokens and those in the cache, which gets them. at: as Attention:forward() has it; scale and window as in
--- ty.scaled_dot_product_attention.
--- With dropout p of the weights (Srivastava et al. 2014; Vaswani et al. 2017) it is softmax and products in training,
--- which keep the weights [b, h, t, s] for the backward pass, in place of the one op.
-function M.attend(q, k, v, at, scale, window, p, training)
+-- same tokens and those in the cache, which gets them: [b, t, h * d]. at: as Attention:forward() has it; scale, window
+-- and dropout (of the weights, in training) as in nn.attention().
+function M.attend(q, k, v, at, scale, window, dropout, training)
   local cache = at.cache
-  if cache and cache.attend then return cache:attend(at.layer, q, k, v, scale, window) end
+  if cache and cache.attend then return nn.join_heads(cache:attend(at.layer, q, k, v, scale, window)) end
   if cache then k, v = cache:append(at.layer, k, v) end
-  if not training or p == 0 then
-    return ty.scaled_dot_product_attention(q, k, v, at.mask, true, scale, window, 0, at.cu_seqlens)
-  end
-  local shape, kv = q.shape, k.shape
-  local groups, t, s = shape[2] // kv[2], shape[3], kv[3]
-  if scale == 0 then scale = 1 / math.sqrt(shape[4]) end
-  q = q:reshape(shape[1], kv[2], groups * t, shape[4])
-  local scores = (q:matmul(k:transpose(2, 3)) * scale):reshape(shape[1], shape[2], t, s)
-  local visible = seen(t, s, window, at.cu_seqlens, q.device)
-  if at.mask then visible = visible:logical_and(at.mask) end
-  -- A row that sees nothing, which padding has, is zero, as in the op.
-  local weights = scores:to("f32"):masked_fill(visible:logical_not(), -1e30):softmax(-1)
-  weights = ty.dropout(weights:masked_fill(visible:logical_not(), 0), p, true):to(v.dtype)
-  return weights:reshape(shape[1], kv[2], groups * t, s):matmul(v):reshape(shape[1], shape[2], t, -1)
+  return nn.attention(q, k, v, { mask = at.mask, causal = true, scale = scale, window = window,
+    cu_seqlens = at.cu_seqlens, dropout = training and dropout or 0 })
 end
 
 --- Causal attention. options: hidden, heads, kv_heads, width (of a head), qkv_bias, out_bias, norm_eps (norms of q and
@@ -133,13 +96,13 @@ end
 -- and layer (or nil), cu_seqlens (or nil), last (of how many positions the result is wanted; nil: of all).
 function Attention:forward(x, at)
   local asking = M.asking(at)
-  local q = M.split_heads(self.q_proj(M.tail(x, 1, asking)), self.heads)
-  local k = M.split_heads(self.k_proj(x), self.kv_heads)
-  local v = M.split_heads(self.v_proj(x), self.kv_heads)
+  local q = nn.split_heads(self.q_proj(M.tail(x, 1, asking)), self.heads)
+  local k = nn.split_heads(self.k_proj(x), self.kv_heads)
+  local v = nn.split_heads(self.v_proj(x), self.kv_heads)
   if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
   q = ty.rotary(q, M.tail(at.cos, -2, asking), M.tail(at.sin, -2, asking), at.interleaved)
   k = ty.rotary(k, at.cos, at.sin, at.interleaved)
-  local y = M.join_heads(M.attend(q, k, v, at, 0, self.window, self.dropout, self.training))
+  local y = M.attend(q, k, v, at, 0, self.window, self.dropout, self.training)
   return self.o_proj(M.tail(y, 1, at.last))
 end
 

@@ -56,16 +56,15 @@ end
 -- memory: what is attended to (nil: x). kept: keys and values of the memory from before.
 function Attention:forward(x, memory, bias, kept, append)
   local k, v
-  local q = layers.split_heads(self.q(x), self.heads)
   if kept and kept.k then
     k, v = kept.k, kept.v
   else
     memory = memory or x
-    k, v = layers.split_heads(self.k(memory), self.heads), layers.split_heads(self.v(memory), self.heads)
+    k, v = nn.split_heads(self.k(memory), self.heads), nn.split_heads(self.v(memory), self.heads)
     if kept then kept.k, kept.v = ty.unscoped(ty.clone, k), ty.unscoped(ty.clone, v) end
   end
   if append then k, v = append(k, v) end
-  return self.o(layers.join_heads(ty.scaled_dot_product_attention(q, k, v, bias, false, 1)))
+  return self.o(nn.attention(self.q(x), k, v, { heads = self.heads, mask = bias, scale = 1 }))
 end
 
 local FeedForward = nn.module "T5FeedForward"

@@ -5,6 +5,7 @@ local layers = require "tycho.peft.layers"
 
 local nn = ty.nn
 local surgery = nn.surgery
+local expect = require("tycho.arguments").expect
 local M = {}
 
 -- The kinds of modules that a model has, for the same.
@@ -24,12 +25,17 @@ function M.published(names, prefix)
   return list
 end
 
+local function listed(who, what, list, names, modules)
+  local set, problem = surgery.resolve(list, names, modules)
+  return set or error(("%s: %s: %s"):format(who, what, problem), 0)
+end
+
 -- The names of the modules to adapt, in the model's order.
 local function chosen(who, model, targets)
   local names, modules = surgery.modules(model)
   local fits
   if type(targets) == "table" then
-    local set = surgery.listed(who, "targets", targets, names, modules)
+    local set = listed(who, "targets", targets, names, modules)
     fits = function(name) return set[name] end
   elseif targets == "all-linear" then
     fits = function(name, module) return layers.kind(module) == "linear" and module ~= rawget(model, "lm_head") end
@@ -85,14 +91,14 @@ function M.scale(alpha, rank, rslora) return alpha / (rslora and math.sqrt(rank)
 
 --- The adapter that a model has; an error when it has none.
 function M.of(who, model)
-  if not nn.is_module(model) then error(("%s: expected a module, got %s"):format(who, type(model)), 3) end
+  expect(who, "model", model, "a module")
   return rawget(model, "_adapter") or error(("%s: the model has no adapter; peft.lora or peft.load gives it one")
     :format(who), 3)
 end
 
 --- Freezes a model and notes the adapter that is to come.
 function M.begin(who, model, record)
-  surgery.check_model(who, model)
+  expect(who, "model", model, "a module")
   if rawget(model, "_adapter") then
     error(who .. ": the model has an adapter already; peft.remove takes it away", 0)
   end
@@ -184,9 +190,9 @@ function M.prepare(who, model, options, more)
   local o = nn.options(who, options, known, kinds)
   M.check(who, o)
   M.check_dtype(who, o.dtype)
-  surgery.check_model(who, model)
+  expect(who, "model", model, "a module")
   local names, modules, all = chosen(who, model, o.targets)
-  local to_save = o.save and surgery.listed(who, "save", o.save, all, modules) or {}
+  local to_save = o.save and listed(who, "save", o.save, all, modules) or {}
   local specs, adapted = {}, {}
   for i, name in ipairs(names) do
     local published = (model.published_prefix or "") .. name
@@ -222,10 +228,10 @@ end
 ---@param options table
 ---@return Module model
 function M.lora(model, options)
-  local ok, attach = pcall(M.prepare, "peft.lora", model, options)
-  if not ok then error(attach, 2) end
-  attach()
-  return model
+  return nn.for_caller(function()
+    M.prepare("peft.lora", model, options)()
+    return model
+  end)
 end
 
 --- What is trained: the parameters of the adapter, and those of `save` and `bias`.

@@ -15,8 +15,8 @@ local function target_names(model, record, prefix)
   local adapted, full = {}, {}
   for i, layer in ipairs(record.layers) do adapted[layer.name], full[i] = true, prefix .. layer.name end
   if not record.targets then return full end
-  local ok, set = pcall(surgery.listed, "", "", record.targets, (surgery.modules(model)))
-  if not ok then return full end
+  local set = surgery.resolve(record.targets, (surgery.modules(model)))
+  if not set then return full end
   for name in pairs(set) do if not adapted[name] then return full end end
   for name in pairs(adapted) do if not set[name] then return full end end
   return record.targets
@@ -195,7 +195,7 @@ local function load(model, path, o)
   if o.alpha ~= nil and type(o.alpha) ~= "number" then error("alpha must be a number", 0) end
   local state, config = read(path)
   local problems, specs, order = {}, {}, {}
-  if not nn.is_module(model) then error("expected a module, got " .. type(model), 0) end
+  if not nn.is_module(model) then error("model: expected a module, got " .. type(model), 0) end
   if rawget(model, "_adapter") then error("the model has an adapter already; peft.remove takes it away", 0) end
   local parts, whole, all, modules = sort(model, state, problems)
   local prefix = model.published_prefix or ""
@@ -207,8 +207,9 @@ local function load(model, path, o)
     end
   end
   if config and config.whole then
-    for name in pairs(surgery.listed("adapter_config.json", "target_modules", config.targets,
-      #prefix > 0 and adapter.published(all, prefix) or all)) do
+    local set, problem = surgery.resolve(config.targets, #prefix > 0 and adapter.published(all, prefix) or all)
+    if not set then error("adapter_config.json: target_modules: " .. problem, 0) end
+    for name in pairs(set) do
       name = name:sub(#prefix + 1)
       if not parts[name] then problems[#problems + 1] = name .. ": is among target_modules, but not in the file" end
     end

@@ -18,13 +18,14 @@ local M = {}
 ---@return Module model
 ---@return table report
 function M.qlora(model, options)
-  local ok, attach, o = pcall(adapter.prepare, "peft.qlora", model, options, { rank = 64, alpha = 16,
-    targets = "all-linear", quantize = "nf4", skip = { "lm_head" } })
-  if not ok then error(attach, 2) end
-  local fine, report = pcall(weights.quantize, model, { dtype = o.quantize, skip = o.skip })
-  if not fine then error((tostring(report):gsub("^quant%.quantize: dtype", "peft.qlora: quantize")), 2) end
-  attach()
-  return model, report
+  return ty.nn.for_caller(function()
+    local who = "peft.qlora"
+    local attach, o = adapter.prepare(who, model, options, { rank = 64, alpha = 16, targets = "all-linear",
+      quantize = "nf4", skip = { "lm_head" } })
+    local report = weights.encode_linear(who, "quantize", model, o.quantize, o.skip)
+    attach()
+    return model, report
+  end)
 end
 
 --- What a model with an adapter takes while it is trained, in bytes, without activations: frozen (of which codes are

@@ -20,35 +20,24 @@ local function encode(w, dtype, wrong, all)
   return codes, wrong, all
 end
 
---- Encodes the weights of the linear layers of a model (of GPT-2's Conv1D too), which are frozen from then on: no
--- gradient flows into codes, but through them to what comes before. options: dtype ("nf4": the 4-bit NormalFloat with
--- scales of 8 bits, Dettmers et al. 2023; q8_0, q4_0, q2_k, q3_k, q4_k, q6_k), skip (names or ends of names of layers
--- that are left as they are; by default "lm_head"). Returns a report: modules (how many), parameters and bytes (of
--- their weights), bits (of a weight), error (root mean square of what encoding changed, over that of the weights; nil
--- on the meta device), left (names of layers whose rows are no whole blocks).
----@param model Module
----@param options? {dtype?: string, skip?: string[]}
----@return {modules: integer, parameters: integer, bytes: integer, bits: number, error?: number, left: string[]} report
-function M.quantize(model, options)
-  local who = "quant.quantize"
-  local o = nn.options(who, options, { dtype = "nf4", skip = { "lm_head" } })
-  if not elements[o.dtype] then
-    error(("%s: dtype: expected nf4, q8_0, q4_0, q2_k, q3_k, q4_k or q6_k, got %s"):format(who, tostring(o.dtype)), 2)
+--- What quantize() does, for a function `who` whose option `what` is the dtype.
+---@return table report
+function M.encode_linear(who, what, model, dtype, skip)
+  if not elements[dtype] then
+    error(("%s: %s: expected nf4, q8_0, q4_0, q2_k, q3_k, q4_k or q6_k, got %s"):format(who, what, tostring(dtype)), 0)
   end
-  local ok, found = pcall(surgery.find, who, model, { skip = o.skip })
-  if not ok then error(found, 2) end
   local report = { modules = 0, parameters = 0, bytes = 0, left = {} }
   local done, wrong, all = {}, 0.0, 0.0
-  for _, layer in ipairs(found) do
+  for _, layer in ipairs(surgery.find(who, model, { skip = skip })) do
     local module = layer.module
     if module.weight:is_floating_point() then
       local old, inputs = module.weight, surgery.sizes(module)
-      if inputs % elements[o.dtype] ~= 0 then
+      if inputs % elements[dtype] ~= 0 then
         table.insert(report.left, layer.name)
       else
         local new = done[old]
         if not new then
-          new, wrong, all = encode(surgery.rows(module), o.dtype, wrong, all)
+          new, wrong, all = encode(surgery.rows(module), dtype, wrong, all)
           done[old] = new
           report.parameters, report.bytes = report.parameters + new:numel(), report.bytes + new:nbytes()
         end
@@ -61,6 +50,23 @@ function M.quantize(model, options)
   report.error = all > 0 and math.sqrt(wrong / all) or nil
   ty.core.program.renew()
   return report
+end
+
+--- Encodes the weights of the linear layers of a model (of GPT-2's Conv1D too), which are frozen from then on: no
+-- gradient flows into codes, but through them to what comes before. options: dtype ("nf4": the 4-bit NormalFloat with
+-- scales of 8 bits, Dettmers et al. 2023; q8_0, q4_0, q2_k, q3_k, q4_k, q6_k), skip (names or ends of names of layers
+-- that are left as they are; by default "lm_head"). Returns a report: modules (how many), parameters and bytes (of
+-- their weights), bits (of a weight), error (root mean square of what encoding changed, over that of the weights; nil
+-- on the meta device), left (names of layers whose rows are no whole blocks).
+---@param model Module
+---@param options? {dtype?: string, skip?: string[]}
+---@return {modules: integer, parameters: integer, bytes: integer, bits: number, error?: number, left: string[]} report
+function M.quantize(model, options)
+  return nn.for_caller(function()
+    local who = "quant.quantize"
+    local o = nn.options(who, options, { dtype = "nf4", skip = { "lm_head" } })
+    return M.encode_linear(who, "dtype", model, o.dtype, o.skip)
+  end)
 end
 
 return M

@@ -72,15 +72,23 @@ end)
 
 check.test("mistakes are named", function()
   local model = Model()
-  check.fails(function() surgery.find("prune.it", 3) end, "prune.it: expected a module, got number")
-  check.fails(function() surgery.find("prune.it", model, { targets = { "v_proj" } }) end,
-    "prune.it: targets: no module is named 'v_proj'; there are embed, blocks, q_proj, mlp")
-  check.fails(function() surgery.find("prune.it", model, { targets = {} }) end, "targets names nothing")
-  check.fails(function() surgery.find("prune.it", model, { targets = { 3 } }) end, "targets must hold names, got 3")
-  check.fails(function() surgery.find("prune.it", model, { targets = 3 }) end,
-    "targets must be a pattern, a list of names or a function, got number")
-  check.fails(function() surgery.find("prune.it", model, { skip = "lm_head" }) end, "skip must be a list of names")
+  local function found(options, text)
+    check.fails(function() surgery.find("prune.it", model, options) end, text)
+  end
+  check.fails(function() surgery.find("prune.it", 3) end, "prune.it: model: expected a module, got 3")
+  found({ targets = { "v_proj" } }, "targets: no module is named 'v_proj'; there are embed, blocks, q_proj, mlp")
+  found({ targets = {} }, "prune.it: targets: expected a list of names, got an empty one")
+  found({ targets = { 3 } }, "targets: expected a list of names, which holds 3")
+  found({ targets = 3 }, "targets: expected a pattern, a list of names or a function, got 3")
+  found({ skip = "lm_head" }, 'skip: expected a list of strings, got "lm_head"')
+  found({ kind = {} }, "prune.it: no option 'kind'")
   check.fails(function() surgery.find("prune.it", nn.Linear(2, 2), { targets = { "x" } }) end, "it is a single Linear")
+  check.fails(function() surgery.rows(nn.ReLU()) end,
+    "surgery.rows: module: expected a layer (linear, conv, conv_transpose or embedding), got a module ReLU")
+  check.fails(function() surgery.laid_out(nn.Linear(2, 2), ty.zeros(3)) end, "rows: expected 4 elements, got a tensor")
+  check.fails(function() surgery.exchange(model, "nothing", ty.zeros(3)) end, "name: expected one of a tensor")
+  check.fails(function() surgery.finish(ty.zeros(3), nil, "sine") end, 'activation: expected "none" or "relu"')
+  check.fails(function() surgery.wrapper { name = "X", field = "_x" } end, "forward: expected a function, got nil")
 end)
 
 -- What a layer computes is its rows times the columns of its input.

@@ -9,6 +9,122 @@ local options = require "tycho.nn.options"
 local define = base.define
 local M = {}
 
+--- The positions of x [b, t, heads * d] by heads: [b, heads, t, d].
+---@param x Tensor
+---@param heads integer
+---@return Tensor
+function M.split_heads(x, heads)
+  if not ty.is_tensor(x) or x.ndim ~= 3 then
+    options.fail("split_heads: x: expected a tensor of 3 dimensions, got %s", options.describe(x))
+  end
+  local shape = x.shape
+  options.positive("split_heads", "heads", heads)
+  return x:reshape(shape[1], shape[2], heads, -1):transpose(1, 2)
+end
+
+--- The inverse of split_heads(): [b, heads, t, d] to [b, t, heads * d].
+---@param x Tensor
+---@return Tensor
+function M.join_heads(x)
+  if not ty.is_tensor(x) or x.ndim ~= 4 then
+    options.fail("join_heads: x: expected a tensor of 4 dimensions, got %s", options.describe(x))
+  end
+  return x:transpose(1, 2):flatten(2)
+end
+
+-- Which keys each query sees, bool [t, s]; the queries are the last t of the s positions. nil: all see all.
+local function visible(t, s, causal, window, cu_seqlens, device)
+  if not causal and window < 0 and not cu_seqlens then return nil end
+  local i = ty.arange(s - t, s, { device = device }):unsqueeze(1)
+  local j = ty.arange(s, { device = device }):unsqueeze(0)
+  local seen = causal and j:le(i) or ty.ones({ t, s }, { dtype = "bool", device = device })
+  if window >= 0 then seen = seen:logical_and((i - j):abs():le(window)) end
+  if cu_seqlens then -- how many sequences have begun tells them apart
+    local number = cu_seqlens:unsqueeze(0):le(ty.arange(s, { device = device }):unsqueeze(1)):to("i64"):sum({ 1 })
+    seen = seen:logical_and(number:narrow(0, s - t, t):unsqueeze(1):eq(number:unsqueeze(0)))
+  end
+  return seen
+end
+
+-- Softmax and products in place of the one op: the weights [b, h, t, s] are there to be dropped, and are kept for the
+-- backward pass. Srivastava et al. 2014; Vaswani et al. 2017.
+local function with_dropout(q, k, v, o)
+  local shape, kv = q.shape, k.shape
+  local groups, t, s = shape[2] // kv[2], shape[3], kv[3]
+  local scale = (o.scale or 0) ~= 0 and o.scale or 1 / math.sqrt(shape[4])
+  q = q:reshape(shape[1], kv[2], groups * t, shape[4])
+  local scores = (q:matmul(k:transpose(2, 3)) * scale):reshape(shape[1], shape[2], t, s):to "f32"
+  local seen, mask = visible(t, s, o.causal, o.window or -1, o.cu_seqlens, q.device), o.mask
+  if mask and mask.dtype == "bool" then
+    seen = seen and seen:logical_and(mask) or mask
+  elseif mask then
+    scores = scores + mask
+  end
+  if seen then scores = scores:masked_fill(seen:logical_not(), -1e30) end
+  local weights = scores:softmax(-1)
+  -- A row that sees nothing, which padding has, is zero, as in the op.
+  if seen then weights = weights:masked_fill(seen:logical_not(), 0) end
+  weights = ty.dropout(weights, o.dropout, true):to(v.dtype)
+  return weights:reshape(shape[1], kv[2], groups * t, s):matmul(v):reshape(shape[1], shape[2], t, -1)
+end
+
+local kinds = { heads = "an integer >= 1", kv_heads = "an integer >= 1", mask = "a tensor", causal = "a boolean",
+  scale = "a finite number", window = "an integer >= -1", cu_seqlens = "a tensor", dropout = "a number in [0, 1]" }
+local types = { heads = "number", kv_heads = "number", mask = "userdata", causal = "boolean", scale = "number",
+  window = "number", cu_seqlens = "userdata", dropout = "number" }
+
+-- The options, or an error. One token of a small model takes microseconds: what looks right is not looked at twice.
+local function checked(given)
+  for name, value in pairs(given) do
+    if type(value) ~= types[name] then
+      local defaults = {}
+      for key in pairs(kinds) do defaults[key] = options.none end
+      return options.read("attention", given, defaults, kinds)
+    end
+  end
+  return given
+end
+
+-- x by heads, whether it came so or as [b, t, heads * d].
+local function by_heads(what, x, heads)
+  if ty.is_tensor(x) and x.ndim == 4 then return x end
+  local shape = ty.is_tensor(x) and x.shape or {}
+  if #shape ~= 3 or not math.tointeger(heads) or heads < 1 or shape[3] % heads ~= 0 then
+    options.fail("attention: %s: expected [b, t, heads * d] with the option heads, or [b, heads, t, d], got %s with "
+      .. "heads = %s", what, options.describe(x), tostring(heads))
+  end
+  return x:reshape(shape[1], shape[2], heads, -1):transpose(1, 2)
+end
+
+--- Attention over heads: splits q, k and v by heads, takes ty.scaled_dot_product_attention and joins what comes out.
+-- q [b, t, heads * d], k [b, s, kv_heads * d] and v [b, s, kv_heads * dv] give [b, t, heads * dv]; what is by heads
+-- already, as rotary positions leave it and caches keep it, comes as [b, heads, t, d]. For a context take q of one
+-- sequence and k, v of another. options:
+--   heads, kv_heads     how many heads q has, and k and v (default: as many; fewer are shared by groups of queries)
+--   mask                bool (true: seen) or numbers that are added; broadcasts to [b, heads, t, s]
+--   causal, window, cu_seqlens  which keys a query sees: see the op; queries are the last of the positions
+--   scale               of the scores (0: 1 / sqrt(d))
+--   dropout             0: the share of the weights that is dropped; give it in training only
+---@param q Tensor
+---@param k Tensor
+---@param v Tensor
+---@param given? table
+---@return Tensor
+function M.attention(q, k, v, given)
+  local o = type(given) == "table" and checked(given)
+    or given == nil and {} or options.expect("attention", "options", given, "a table")
+  local kv_heads, dropout = o.kv_heads or o.heads, o.dropout or 0
+  q, k, v = by_heads("q", q, o.heads), by_heads("k", k, kv_heads), by_heads("v", v, kv_heads)
+  local y
+  if dropout > 0 then
+    y = with_dropout(q, k, v, o)
+  else
+    y = ty.scaled_dot_product_attention(q, k, v, o.mask, o.causal or false, o.scale or 0, o.window or -1, 0,
+      o.cu_seqlens)
+  end
+  return y:transpose(1, 2):flatten(2)
+end
+
 --- Multi-head attention (Vaswani et al. 2017). Inputs are [batch, time, width]: batch_first = true is the default here.
 -- options: bias, dropout (on the output of the heads, in training), kdim, vdim, batch_first.
 ---@overload fun(width: integer, heads: integer, options?: table): Module
@@ -62,19 +178,14 @@ function MultiheadAttention:forward(q, k, v, given)
   if not ty.is_tensor(q) or q.ndim ~= 3 then
     options.fail("MultiheadAttention: q: expected a tensor of 3 dimensions, got %s", options.describe(q))
   end
-  local function heads(x) -- [b, t, h * d] to [b, h, t, d]
-    local shape = x.shape
-    return x:reshape(shape[1], shape[2], self.num_heads, -1):transpose(1, 2)
-  end
   if not self.batch_first then
     local same_k, same_v = rawequal(k, q), rawequal(v, k)
     q = q:transpose(0, 1)
     k = same_k and q or k:transpose(0, 1)
     v = same_v and k or v:transpose(0, 1)
   end
-  local hq, hk, hv = project(self, q, k, v)
-  local y = ty.scaled_dot_product_attention(heads(hq), heads(hk), heads(hv), given.mask, given.causal or false)
-  y = y:transpose(1, 2):flatten(2)
+  q, k, v = project(self, q, k, v)
+  local y = M.attention(q, k, v, { heads = self.num_heads, mask = given.mask, causal = given.causal })
   if self.dropout > 0 and self.training then y = ty.dropout(y, self.dropout, true) end
   y = self.out_proj(y)
   return self.batch_first and y or y:transpose(0, 1)

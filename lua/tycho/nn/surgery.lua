@@ -9,9 +9,11 @@
 --     end
 --     for _, layer in ipairs(doubled:wrapped("double", model)) do doubled:unwrap(layer.module) end
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local base = require "tycho.nn.module"
 local layers = require "tycho.nn.layers"
 
+local expect, fail, describe = arguments.expect, arguments.fail, arguments.describe
 local M = {}
 
 -- ---- what a layer is ----
@@ -32,7 +34,21 @@ end
 -- outputs]), "conv", "conv_transpose" or "embedding", wrapped or not; nil for all others.
 ---@param module Module
 ---@return "linear"|"conv"|"conv_transpose"|"embedding"|nil
-function M.kind(module) return kind_of(getmetatable(module)) end
+function M.kind(module) return kind_of(getmetatable(expect("surgery.kind", "module", module, "a module"))) end
+
+local function kind_for(who, module)
+  return base.is_module(module) and kind_of(getmetatable(module))
+    or fail("%s: module: expected a layer (linear, conv, conv_transpose or embedding), got %s", who, describe(module))
+end
+
+-- A tensor with as many elements as the layer's weight has.
+local function fitting(who, what, module, tensor)
+  expect(who, what, tensor, "a tensor")
+  if tensor:numel() ~= module.weight:numel() then
+    fail("%s: %s: expected %d elements, got %s", who, what, module.weight:numel(), describe(tensor))
+  end
+  return tensor
+end
 
 -- Whether the weight is [inputs, outputs]. Block-quantized weights never are: their blocks lie along the inputs.
 local function turned(module, weight)
@@ -45,8 +61,8 @@ end
 ---@param weight? Tensor  the layer's own, detached, by default
 ---@return Tensor rows
 function M.rows(module, weight)
-  weight = weight or module.weight:detach()
-  local kind = M.kind(module)
+  local kind = kind_for("surgery.rows", module)
+  weight = weight and fitting("surgery.rows", "weight", module, weight) or module.weight:detach()
   if kind == "conv" then return weight:flatten(1) end
   if kind == "conv_transpose" then
     local shape = weight.shape
@@ -61,7 +77,8 @@ end
 ---@param rows Tensor
 ---@return Tensor weight
 function M.laid_out(module, rows)
-  local kind = M.kind(module)
+  local kind = kind_for("surgery.laid_out", module)
+  fitting("surgery.laid_out", "rows", module, rows)
   if kind == "conv" then return rows:reshape(module.weight.shape) end
   if kind == "conv_transpose" then
     local shape = module.weight.shape
@@ -76,7 +93,8 @@ end
 ---@return integer inputs
 ---@return integer outputs
 function M.sizes(module)
-  local shape, kind = module.weight.shape, M.kind(module)
+  local kind = kind_for("surgery.sizes", module)
+  local shape = module.weight.shape
   if kind == "conv" or kind == "conv_transpose" then
     local outputs = kind == "conv" and shape[1] or shape[2] * module.groups
     return module.weight:numel() // outputs, outputs
@@ -85,31 +103,30 @@ function M.sizes(module)
   return shape[2], shape[1]
 end
 
+local activations = '"none" or "relu" or "gelu" or "gelu_tanh" or "silu" or "sigmoid" or "tanh"'
+
 --- What nn.Linear does after its product: adds the residual, then applies the activation by its name.
 ---@param y Tensor
 ---@param residual? Tensor
 ---@param activation? string
 ---@return Tensor
 function M.finish(y, residual, activation)
-  if residual then y = y + residual end
+  expect("surgery.finish", "y", y, "a tensor")
+  if residual then y = y + expect("surgery.finish", "residual", residual, "a tensor") end
   if not activation or activation == "none" then return y end
   if activation == "gelu_tanh" then return ty.gelu(y, "tanh") end
-  return ty[activation](y)
+  return ty[expect("surgery.finish", "activation", activation, activations)](y)
 end
 
 -- ---- which layers ----
-
---- An error unless `model` is a module.
----@param who string  in front of it
-function M.check_model(who, model)
-  if not base.is_module(model) then error(("%s: expected a module, got %s"):format(who, type(model)), 0) end
-end
 
 --- Whether `name` is `wanted` or ends in it after a dot: "q_proj", "layers.0.self_attn.q_proj"; "^name" is a whole one.
 ---@param name string
 ---@param wanted string
 ---@return boolean
 function M.ends_in(name, wanted)
+  if type(name) ~= "string" then expect("surgery.ends_in", "name", name, "a string") end
+  if type(wanted) ~= "string" then expect("surgery.ends_in", "wanted", wanted, "a string") end
   if wanted:sub(1, 1) == "^" then return name == wanted:sub(2) end
   return name == wanted or name:sub(-#wanted - 1) == "." .. wanted
 end
@@ -119,6 +136,7 @@ end
 ---@return string[] names
 ---@return table<string, Module> modules
 function M.modules(model)
+  expect("surgery.modules", "model", model, "a module")
   local names, found, seen = {}, {}, {}
   for name, module in model:named_modules() do
     if not seen[module] then
@@ -148,30 +166,27 @@ local function inventory(names, modules)
   return "there are " .. table.concat(list, ", ", 1, math.min(#list, 40))
 end
 
---- The names that a list of names and ends of names stands for, as a set. Every entry must stand for something.
----@param who string   in front of errors
----@param what string  the option's name, for errors
+--- The names that a list of names and ends of names stands for, as a set; nil and what is wrong with the list where
+-- there is something. Every entry must stand for a name.
 ---@param list string[]
 ---@param names string[]  of modules(), or others
 ---@param modules? table<string, Module>
----@return table<string, true>
-function M.listed(who, what, list, names, modules)
-  if type(list) ~= "table" then error(("%s: %s must be a list of names, got %s"):format(who, what, type(list)), 0) end
-  for _, name in ipairs(list) do
-    if type(name) ~= "string" or name == "" then
-      error(("%s: %s must hold names, got %s"):format(who, what, tostring(name)), 0)
-    end
-  end
-  if #list == 0 then error(("%s: %s names nothing"):format(who, what), 0) end
+---@return table<string, true>?
+---@return string? problem
+function M.resolve(list, names, modules)
+  expect("surgery.resolve", "names", names, "a list of strings")
+  if type(list) ~= "table" then return nil, "expected a list of names, got " .. describe(list) end
+  if #list == 0 then return nil, "expected a list of names, got an empty one" end
   local set = {}
   for _, wanted in ipairs(list) do
+    if type(wanted) ~= "string" or wanted == "" then
+      return nil, "expected a list of names, which holds " .. describe(wanted)
+    end
     local count = 0
     for _, name in ipairs(names) do
       if name ~= "" and M.ends_in(name, wanted) then set[name], count = true, count + 1 end
     end
-    if count == 0 then
-      error(("%s: %s: no module is named '%s'; %s"):format(who, what, wanted, inventory(names, modules)), 0)
-    end
+    if count == 0 then return nil, ("no module is named '%s'; %s"):format(wanted, inventory(names, modules)) end
   end
   return set
 end
@@ -203,10 +218,11 @@ local function acceptor(who, model, targets)
   if kind == "function" then return targets end
   if kind == "string" then return function(name) return name:find(targets) ~= nil end end
   if kind == "table" then
-    local set = M.listed(who, "targets", targets, M.modules(model))
+    local set, problem = M.resolve(targets, M.modules(model))
+    if not set then fail("%s: targets: %s", who, problem) end
     return function(name) return set[name] end
   end
-  error(("%s: targets must be a pattern, a list of names or a function, got %s"):format(who, kind), 0)
+  fail("%s: targets: expected a pattern, a list of names or a function, got %s", who, describe(targets))
 end
 
 --- The layers of a model: a list of { name, module, kind }, in order, each module once. What wrappers added is not
@@ -221,22 +237,23 @@ end
 ---@param options? {kinds?: string[], targets?: string|string[]|function, skip?: string[], head?: boolean}
 ---@return {name: string, module: Module, kind: string}[]
 function M.find(who, model, options)
-  local o = options or {}
-  M.check_model(who, model)
-  if o.skip ~= nil and type(o.skip) ~= "table" then
-    error(("%s: skip must be a list of names, got %s"):format(who, type(o.skip)), 0)
+  if type(who) ~= "string" or who == "" then
+    fail("surgery.find: who: expected the name of a function, got %s", describe(who))
   end
+  expect(who, "model", model, "a module")
+  local o = arguments.read(who, options, { kinds = { "linear" }, targets = arguments.none, skip = {}, head = true },
+    { kinds = "a list of strings", skip = "a list of strings" })
   local wanted = {}
-  for _, kind in ipairs(o.kinds or { "linear" }) do wanted[kind] = true end
+  for _, kind in ipairs(o.kinds) do wanted[kind] = true end
   local accepts, added, head = acceptor(who, model, o.targets), added_modules(model), nil
-  if o.head == false then head = rawget(model, "lm_head") end
+  if not o.head then head = rawget(model, "lm_head") end
   local names, modules = M.modules(model)
   local list = {}
   for _, name in ipairs(names) do
     local module = modules[name]
     local kind = M.kind(module)
     local fits = wanted[kind] and not added[module] and module ~= head
-    for _, ending in ipairs(o.skip or {}) do fits = fits and not M.ends_in(name, ending) end
+    for _, ending in ipairs(o.skip) do fits = fits and not M.ends_in(name, ending) end
     if fits and accepts(name, module) then list[#list + 1] = { name = name, module = module, kind = kind } end
   end
   return list
@@ -251,7 +268,13 @@ end
 ---@param tensor Tensor
 ---@return Tensor before
 function M.exchange(module, name, tensor)
-  local before = rawget(module, name)
+  local who = "surgery.exchange"
+  expect(who, "module", module, "a module")
+  expect(who, "tensor", tensor, "a tensor")
+  local before = rawget(module, expect(who, "name", name, "a string"))
+  if not ty.is_tensor(before) then
+    fail("%s: name: expected one of a tensor of the module, got %s", who, describe(name))
+  end
   rawset(module, name, ty.keep(tensor))
   return before
 end
@@ -260,6 +283,8 @@ end
 ---@param module Module
 ---@param name string
 function M.remove(module, name)
+  expect("surgery.remove", "module", module, "a module")
+  expect("surgery.remove", "name", name, "a string")
   if rawget(module, name) == nil then return end
   rawset(module, name, nil)
   module._known[name], module._parameters[name], module._buffers[name] = nil, nil, nil
@@ -291,6 +316,12 @@ Wrapper.__index = Wrapper
 ---@param spec {name: string, field: string, fields?: string[], forward: function, describe?: function}
 ---@return LayerWrapper
 function M.wrapper(spec)
+  local who = "surgery.wrapper"
+  expect(who, "spec", spec, "a table")
+  for _, key in ipairs { "name", "field" } do expect(who, key, spec[key], "a string") end
+  expect(who, "forward", spec.forward, "a function")
+  expect(who, "fields", spec.fields, "a list of strings or nil")
+  expect(who, "describe", spec.describe, "a function or nil")
   return setmetatable({ name = spec.name, field = spec.field, fields = spec.fields or {}, forward = spec.forward,
     describe = spec.describe, classes = setmetatable({}, { __mode = "k" }) }, Wrapper)
 end
@@ -317,8 +348,10 @@ end
 ---@param state table
 ---@return Module module
 function Wrapper:wrap(module, state)
+  expect(self.name, "module", module, "a module")
+  expect(self.name, "state", state, "a table")
   if rawget(module, self.field) ~= nil then
-    error(("%s: the layer (%s) is wrapped already"):format(self.name, getmetatable(module).__name), 2)
+    fail("%s: the layer (%s) is wrapped already", self.name, getmetatable(module).__name)
   end
   rawset(module, self.field, state)
   setmetatable(module, class_on(self, getmetatable(module)))
@@ -329,14 +362,14 @@ end
 --- The state of a layer's wrapper; nil for one without.
 ---@param module Module
 ---@return table?
-function Wrapper:state(module) return rawget(module, self.field) end
+function Wrapper:state(module) return rawget(expect(self.name, "module", module, "a module"), self.field) end
 
 --- Makes the layer what it was; other wrappers stay on it.
 ---@param module Module
 ---@return Module module
 function Wrapper:unwrap(module)
-  if rawget(module, self.field) == nil then
-    error(("%s: the layer (%s) is not wrapped"):format(self.name, getmetatable(module).__name), 2)
+  if self:state(module) == nil then
+    fail("%s: the layer (%s) is not wrapped", self.name, getmetatable(module).__name)
   end
   local above, class = {}, getmetatable(module)
   while rawget(class, "_wrapper") ~= self do
@@ -357,7 +390,8 @@ end
 ---@param model Module
 ---@return {name: string, module: Module}[]
 function Wrapper:wrapped(who, model)
-  M.check_model(who, model)
+  expect(self.name, "who", who, "a string")
+  expect(who, "model", model, "a module")
   local list = {}
   local names, modules = M.modules(model)
   for _, name in ipairs(names) do

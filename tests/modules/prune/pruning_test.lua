@@ -216,7 +216,7 @@ check.test("mistakes", function()
     local ok, message = pcall(fn, ...)
     check.ok(not ok and tostring(message):find(text, 1, true), ("%s: %s"):format(text, tostring(message)))
   end
-  fails("prune.magnitude: expected a module, got number", prune.magnitude, 3, { sparsity = 0.5 })
+  fails("prune.magnitude: model: expected a module, got 3", prune.magnitude, 3, { sparsity = 0.5 })
   fails("expected sparsity or pattern", prune.magnitude, llama(), {})
   fails("sparsity must be a number within [0, 1), got 1", prune.magnitude, llama(), { sparsity = 1 })
   fails("pattern must be kept:group", prune.magnitude, llama(), { pattern = "4:2" })
@@ -239,7 +239,7 @@ check.test("mistakes", function()
   fails("has no sparse layers", prune.calibrate, llama(), function() end)
   for _, name in ipairs { "perp", "wina", "unwina", "release", "merge", "sparsity" } do
     local options = name == "wina" and { sparsity = 0.5 } or nil
-    fails(("prune.%s: expected a module, got nil"):format(name), prune[name], nil, options)
+    fails(("prune.%s: model: expected a module, got nil"):format(name), prune[name], nil, options)
   end
 end)
 
