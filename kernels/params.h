@@ -4,10 +4,27 @@
 
 #include "base.h"
 
-/* Elementwise ops with number parameters: clamp (min, max), gelu (a = 1: tanh form), leaky_relu, elu, softplus, lerp. */
+/* Elementwise ops with number parameters: gelu (a = 1: tanh form), leaky_relu, elu, softplus, hardtanh, lerp. */
 typedef struct ty_p_scalars {
   double a, b;
 } ty_p_scalars;
+
+/* A number for elements of any dtype: floats take f, integers take i, which holds every i64 exactly. */
+typedef struct ty_number {
+  double f;
+  int64_t i;
+} ty_number;
+
+/* fill: a. clamp: the bounds a and b; a bound that is not there is NaN in f and beyond all integers in i. */
+typedef struct ty_p_numbers {
+  ty_number a, b;
+} ty_p_numbers;
+
+/* arange and linspace. whole: i64 elements are counted in integers. */
+typedef struct ty_p_range {
+  ty_number start, step;
+  bool whole;
+} ty_p_range;
 
 /* What products, convolutions, group_norm and glu apply before they store. X(enumerator, f): ty_f_f32, ty_f_slope_f32 and
  * the same of f64 are in scalar.h; f is also the name in Lua. */

@@ -90,6 +90,7 @@ static inline ty_value ty_value_of_float(double f) {
   return v;
 }
 static inline ty_value ty_value_of_value(ty_value v) { return v; }
+#define TY_NO_NUMBER ((ty_value){ .kind = TY_NONE })
 #define ty_operand(x)                   \
   _Generic((x), ty_tensor *             \
            : ty_value_of_tensor, double \
@@ -129,6 +130,10 @@ static inline ty_value ty_value_of_value(ty_value v) { return v; }
 #define IV(n) , ty_ints n
 #define D(n) , int n
 #define V(n) , int n
+#define VR(n) , int n
+#define X(n) , ty_value n
+#define XR(n) , ty_value n
+#define M(n) , const char *n
 #define TY_PARAMS_0
 #define TY_PARAMS_1
 #define TY_PARAMS_2 , ty_tensor **out
@@ -162,6 +167,15 @@ static inline ty_value ty_value_of_value(ty_value v) { return v; }
 #define ty_gt(x, y) ty_gt(ty_operand(x), ty_operand(y))
 #define ty_ge(x, y) ty_ge(ty_operand(x), ty_operand(y))
 #define ty_where(c, x, y) ty_where(c, ty_operand(x), ty_operand(y))
+/* Inside an argument of a macro, (ty_ints){ v, n } needs parentheses of its own; TY_INTS(...) has them. */
+#define ty_full(size, value, dtype, device) ty_full(size, ty_operand(value), dtype, device)
+#define ty_full_like(x, value, dtype) ty_full_like(x, ty_operand(value), dtype)
+#define ty_fill_(x, value) ty_fill_(x, ty_operand(value))
+#define ty_masked_fill(x, mask, value) ty_masked_fill(x, mask, ty_operand(value))
+#define ty_pad(x, pads, mode, value) ty_pad(x, pads, mode, ty_operand(value))
+#define ty_clamp(x, min, max) ty_clamp(x, ty_operand(min), ty_operand(max)) /* TY_NO_NUMBER: no bound */
+#define ty_arange(start, stop, step, dtype, device) \
+  ty_arange(ty_operand(start), ty_operand(stop), ty_operand(step), dtype, device)
 
 /* ---- gradients: see autograd/autograd.h ---- */
 

@@ -86,7 +86,7 @@ local function load_rows(path)
       local once = report.check(first == nil, name, path, "a second row; the first is in %s", first and first.file)
       if not once then return end
       row.name, row.file, row.info = name, path, infos[name]
-      row.fn = ty[name] or ty.core[name]
+      row.fn = ty.core[name]
       row.cases = row.cases or {}
       rows[name] = row
     end, T)

@@ -334,11 +334,10 @@ bool TY_KERNEL(copy)(const ty_kernel_args *k) {
 /* ---- constants ---- */
 
 bool TY_KERNEL(fill)(const ty_kernel_args *k) {
-  const ty_p_scalars *p = k->params;
-  double value = p->a;
+  const ty_p_numbers *p = k->params;
+  bool exact = k->out[0]->dtype == TY_I64;
+  const void *value = exact ? (const void *)&p->a.i : &p->a.f;
   ty_view number = *k->out[0];
-  number.data = &value;
-  number.dtype = TY_F64;
   memset(number.stride, 0, sizeof number.stride);
   char one[8]; /* converted once, then repeated */
   walk w = { .n = 1,
@@ -346,9 +345,9 @@ bool TY_KERNEL(fill)(const ty_kernel_args *k) {
              .out = { 1 },
              .in = { 1 },
              .to = one,
-             .from = (const char *)&value,
+             .from = value,
              .out_dtype = (ty_dtype)k->out[0]->dtype,
-             .in_dtype = TY_F64,
+             .in_dtype = exact ? TY_I64 : TY_F64,
              .rows = 1 };
   copy_one_row(&w, 0, 1);
   number.data = one;
@@ -359,8 +358,15 @@ bool TY_KERNEL(fill)(const ty_kernel_args *k) {
 
 typedef struct range {
   const ty_view *out;
-  double start, step;
+  const ty_p_range *p;
 } range;
+
+static void count_up_whole(void *context, int64_t begin, int64_t end) {
+  const range *r = context;
+  int64_t *out = r->out->data;
+  uint64_t start = (uint64_t)r->p->start.i, step = (uint64_t)r->p->step.i; /* products on the way may wrap around */
+  for (int64_t i = begin; i < end; i++) out[i] = (int64_t)(start + (uint64_t)i * step);
+}
 
 static void count_up(void *context, int64_t begin, int64_t end) {
   const range *r = context;
@@ -368,15 +374,15 @@ static void count_up(void *context, int64_t begin, int64_t end) {
   int size = ty_dtype_size[r->out->dtype];
   for (int64_t i = begin; i < end; i += BLOCK) {
     int64_t n = end - i < BLOCK ? end - i : BLOCK;
-    for (int64_t j = 0; j < n; j++) block[j] = r->start + (double)(i + j) * r->step;
+    for (int64_t j = 0; j < n; j++) block[j] = r->p->start.f + (double)(i + j) * r->p->step.f;
     store_real64((ty_dtype)r->out->dtype, (char *)r->out->data + i * size, 1, n, block);
   }
 }
 
 bool TY_KERNEL(arange)(const ty_kernel_args *k) {
-  const ty_p_scalars *p = k->params;
-  range r = { k->out[0], p->a, p->b };
-  ty_parallel_for(r.out->count, GRAIN, count_up, &r);
+  range r = { k->out[0], k->params };
+  bool whole = r.p->whole && r.out->dtype == TY_I64;
+  ty_parallel_for(r.out->count, GRAIN, whole ? count_up_whole : count_up, &r);
   return true;
 }
 

@@ -44,6 +44,9 @@
   const ty_p_scalars *s = params;   \
   const X a = (X)s->a, b = (X)s->b; \
   (void)a, (void)b;
+#define NUMBERS                   \
+  const ty_p_numbers *s = params; \
+  const X a = (X)s->a.f, b = (X)s->b.f;
 
 #define F(f) ty_##f##_f32
 #define X float
@@ -52,7 +55,7 @@
 #define UNARY_EITHER(name, f, other) LOOP_EITHER(name, f32, f, other)
 #define UNARY_TRIG(name) LOOP_TRIG(name)
 #define UNARY_NUMBER(name, f, i) LOOP(name, f32, , f)
-#define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f32, SCALARS, f)
+#define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f32, NUMBERS, f)
 #include "../elementwise.def"
 #undef F
 #undef X
@@ -64,16 +67,15 @@
 #define UNARY_EITHER(name, f, other) LOOP_EITHER(name, f64, f, other)
 #define UNARY_TRIG(name) LOOP(name, f64, , F(name)(x))
 #define UNARY_NUMBER(name, f, i) LOOP(name, f64, , f)
-#define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f64, SCALARS, f)
+#define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f64, NUMBERS, f)
 #include "../elementwise.def"
 #undef F
 #undef X
 
-/* A bound of NaN is none. */
-#define BOUNDS(low, high)                                                  \
-  const ty_p_scalars *s = params;                                          \
-  const X a = s->a == s->a ? (X)ty_f64_to_i64(s->a, low, high) : (X)(low); \
-  const X b = s->b == s->b ? (X)ty_f64_to_i64(s->b, low, high) : (X)(high);
+#define BOUNDED(i, low, high) ((i) < (low) ? (X)(low) : (i) > (high) ? (X)(high) : (X)(i))
+#define BOUNDS(low, high)         \
+  const ty_p_numbers *s = params; \
+  const X a = BOUNDED(s->a.i, low, high), b = BOUNDED(s->b.i, low, high);
 
 #define X uint8_t
 #define U uint32_t

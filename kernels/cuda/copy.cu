@@ -35,11 +35,12 @@ TY_CUDA_KERNEL(copy) {
 /* ---- constants ---- */
 
 TY_CUDA_KERNEL(fill) {
-  double value = static_cast<const ty_p_scalars *>(k->params)->a;
+  ty_number value = static_cast<const ty_p_numbers *>(k->params)->a;
   ty_view number = *k->out[0];
+  bool exact = number.dtype == TY_I64;
   number.number = true; /* converted by the copy */
-  number.data = &value;
-  number.dtype = TY_F64;
+  number.data = exact ? static_cast<void *>(&value.i) : &value.f;
+  number.dtype = exact ? TY_I64 : TY_F64;
   memset(number.stride, 0, sizeof number.stride);
   const ty_view *in = &number;
   ty_kernel_args args = { 1, 1, k->out, &in, nullptr, nullptr };
@@ -53,10 +54,21 @@ __global__ void __launch_bounds__(EW_THREADS) count_up(T *out, int64_t n, double
     out[i] = ty_narrow<T>(converted<T, double>{}(start + static_cast<double>(i) * step));
 }
 
+/* Products on the way may wrap around. */
+__global__ void __launch_bounds__(EW_THREADS) count_up_whole(int64_t *out, int64_t n, uint64_t start, uint64_t step) {
+  int64_t stride = int64_t{ gridDim.x } * EW_THREADS;
+  for (int64_t i = int64_t{ blockIdx.x } * EW_THREADS + threadIdx.x; i < n; i += stride)
+    out[i] = static_cast<int64_t>(start + static_cast<uint64_t>(i) * step);
+}
+
 TY_CUDA_KERNEL(arange) {
-  const ty_p_scalars *p = static_cast<const ty_p_scalars *>(k->params);
+  const ty_p_range *p = static_cast<const ty_p_range *>(k->params);
   const ty_view *out = k->out[0];
-  double start = p->a, step = p->b;
+  double start = p->start.f, step = p->step.f;
+  if (out->count && p->whole && out->dtype == TY_I64)
+    return TY_LAUNCH(count_up_whole, ty_cuda_blocks(out->count, EW_THREADS), EW_THREADS, 0,
+                     static_cast<int64_t *>(out->data), out->count, static_cast<uint64_t>(p->start.i),
+                     static_cast<uint64_t>(p->step.i));
   return out->count == 0 || for_any(out->dtype, [&](auto x) {
            typedef decltype(x) T;
            T *to = static_cast<T *>(out->data);

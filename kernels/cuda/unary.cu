@@ -75,23 +75,31 @@
 
 /* ---- entries ---- */
 
-/* The numbers of a row as its type; a bound of NaN is none for integers. */
-template <class X> static X bound(double x, X none) {
-  return x == x ? static_cast<X>(ty_f64_to_i64(x, std::numeric_limits<X>::min(), std::numeric_limits<X>::max())) : none;
+/* The numbers of a row as its type: of ty_p_scalars, and of ty_p_numbers where integers have them too. */
+template <class F, class X> static F with_scalars(const ty_kernel_args *k, X) {
+  const ty_p_scalars *s = static_cast<const ty_p_scalars *>(k->params);
+  return s ? F{ static_cast<X>(s->a), static_cast<X>(s->b) } : F{ X(0), X(0) };
+}
+template <class X> static X number(ty_number x) {
+  typedef std::numeric_limits<X> limits;
+  if constexpr (std::is_floating_point<X>::value) return static_cast<X>(x.f);
+  else return x.i < limits::min() ? limits::min() : x.i > limits::max() ? limits::max() : static_cast<X>(x.i);
 }
 template <class F, class X> static F with_numbers(const ty_kernel_args *k, X) {
-  const ty_p_scalars *s = static_cast<const ty_p_scalars *>(k->params);
-  if (!s) return F{ X(0), X(0) };
-  if constexpr (std::is_floating_point<X>::value) return F{ static_cast<X>(s->a), static_cast<X>(s->b) };
-  else return F{ bound<X>(s->a, std::numeric_limits<X>::min()), bound<X>(s->b, std::numeric_limits<X>::max()) };
+  const ty_p_numbers *s = static_cast<const ty_p_numbers *>(k->params);
+  return F{ number<X>(s->a), number<X>(s->b) };
 }
 
-#define EW_RUN(functor, element, compute) ew_run<1, element, element>(k, with_numbers<functor>(k, compute{}))
+#define EW_RUN(functor, element, compute) ew_run<1, element, element>(k, with_scalars<functor>(k, compute{}))
 #define UNARY_FLOAT(name, f) EW_ENTRY(name, EW_FLOATS_OF(name))
 #define UNARY_SCALARS(name, f) EW_ENTRY(name, EW_FLOATS_OF(name))
 #define UNARY_EITHER(name, f, other) EW_ENTRY(name, EW_FLOATS_OF(name))
 #define UNARY_TRIG(name) EW_ENTRY(name, EW_FLOATS_OF(name))
 #define UNARY_NUMBER(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
-#define UNARY_NUMBER_SCALARS(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
 #define UNARY_INTEGER(name, i, b) EW_ENTRY(name, EW_BOOL_OF(name) EW_INTEGERS_OF(name))
+#include "../elementwise.def"
+
+#undef EW_RUN
+#define EW_RUN(functor, element, compute) ew_run<1, element, element>(k, with_numbers<functor>(k, compute{}))
+#define UNARY_NUMBER_SCALARS(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
 #include "../elementwise.def"

@@ -17,7 +17,8 @@ Tensors count from 0: x[0], x["0:8, :, -1"]; Lua tables count from 1.]]
 -- ---- ops ----
 
 local kinds_of_arguments = { optional = "tensor or nil", operand = "tensor or number", tensors = "list of tensors",
-  int = "integer", float = "number", bool = "boolean", ints = "integers", varints = "integers" }
+  int = "integer", float = "number", bool = "boolean", ints = "integers", varints = "integers",
+  named = "integers by name" }
 
 local function ops()
   local list, by_name = require("tycho").core.ops(), {}

@@ -72,7 +72,8 @@ return setmetatable(ty, {
   __names = names, -- for completion and help: what is there but not loaded yet
   __index = function(self, name)
     local part = parts[name] or members[name]
-    if not part then return nil end
+    if not part and type(name) ~= "string" then return nil end
+    if not part then error(("ty has no op or part '%s'%s"):format(name, core.nearest(name, self, names)), 2) end
     local value = require(part)
     if members[name] then value = value[name] end
     rawset(self, name, value)

@@ -24,7 +24,7 @@ typedef struct parse {
   int64_t ints[MAX_INTS];
   int nints;
   uint32_t given;  /* arguments that have come */
-  char sizes[160]; /* of rearrange: named sizes as text */
+  char named[256]; /* the text of a TY_ARG_NAMED_INTS whose integers came one by one */
 } parse;
 
 /* ---- errors ---- */
@@ -46,6 +46,8 @@ static const char *wanted_text(const ty_arg *a) {
     case TY_ARG_STRING: return "a string";
     case TY_ARG_DTYPE: return "a dtype name";
     case TY_ARG_DEVICE: return "a device name";
+    case TY_ARG_NUMBER: return "a number";
+    case TY_ARG_NAMED_INTS: return "a text like \"h=4 d=8\"";
     default: return "integers";
   }
 }
@@ -139,14 +141,14 @@ static void read(parse *p, int arg, int index) {
       v->t = tensor_at(p, arg, index);
       if (v->t) {
         v->kind = TY_TENSOR;
-      } else if (type == LUA_TNUMBER) {
-        *v = lua_isinteger(L, index) ? ty_value_of_int(lua_tointeger(L, index))
-                                     : ty_value_of_float(lua_tonumber(L, index));
-      } else if (type == LUA_TBOOLEAN) {
-        *v = ty_value_of_int(lua_toboolean(L, index));
-      } else {
-        fail(p, arg, wanted_text(a), index);
+        return;
       }
+      /* fall through */
+    case TY_ARG_NUMBER:
+      if (type == LUA_TBOOLEAN) *v = ty_value_of_int(lua_toboolean(L, index));
+      else if (type != LUA_TNUMBER) fail(p, arg, wanted_text(a), index);
+      else if (lua_isinteger(L, index)) *v = ty_value_of_int(lua_tointeger(L, index));
+      else *v = ty_value_of_float(lua_tonumber(L, index));
       return;
     case TY_ARG_LIST:
       if (type != LUA_TTABLE) fail(p, arg, wanted_text(a), index);
@@ -165,6 +167,7 @@ static void read(parse *p, int arg, int index) {
       v->i = lua_toboolean(L, index);
       return;
     case TY_ARG_STRING:
+    case TY_ARG_NAMED_INTS:
       if (type != LUA_TSTRING) fail(p, arg, wanted_text(a), index);
       v->s = lua_tostring(L, index);
       return;
@@ -208,6 +211,32 @@ static void unknown_option(parse *p, const char *key) {
   luaL_error(L, "%s: unknown option \"%s\"; its arguments are%s", p->op->name, key, lua_tostring(L, -1));
 }
 
+/* The argument that takes integers by names of the caller's choice, or -1. */
+static int find_named_ints(const ty_op *op) {
+  for (int i = 0; i < op->nargs; i++)
+    if (op->args[i].kind == TY_ARG_NAMED_INTS) return i;
+  return -1;
+}
+
+/* Adds the integer at `index` under its name to that argument's text. */
+static void add_named_int(parse *p, int arg, const char *name, int index) {
+  lua_State *L = p->L;
+  const ty_op *op = p->op;
+  int exact;
+  lua_Integer i = lua_tointegerx(L, index, &exact);
+  if (!exact || lua_type(L, index) != LUA_TNUMBER)
+    luaL_error(L, "%s: %s: expected an integer, got %s", op->name, name, ty_lua_typename(L, index));
+  if (p->value[arg].s != p->named && (p->given & (1u << arg)))
+    luaL_error(L, "%s: %s: given twice, as a text and by name", op->name, op->args[arg].name);
+  size_t n = strlen(p->named), room = sizeof p->named - n;
+  int length = snprintf(p->named + n, room, "%s%s=%lld", n ? " " : "", name, (long long)i);
+  if (length < 0 || (size_t)length >= room)
+    luaL_error(L, "%s: %s: expected names and integers of at most %d characters together", op->name, op->args[arg].name,
+               (int)sizeof p->named - 1);
+  p->value[arg].s = p->named;
+  p->given |= 1u << arg;
+}
+
 /* The string keys of the table; `list_used`: its list part was an argument already. */
 static void read_options(parse *p, int index, bool list_used) {
   lua_State *L = p->L;
@@ -224,14 +253,11 @@ static void read_options(parse *p, int index, bool list_used) {
     int i = 0;
     while (i < op->nargs && strcmp(op->args[i].name, key) != 0) i++;
     if (i == op->nargs) {
-      if (op->id == TY_OP_rearrange && lua_isinteger(L, at)) {
-        size_t n = strlen(p->sizes);
-        snprintf(p->sizes + n, sizeof p->sizes - n, "%s%s=%lld", n ? " " : "", key, (long long)lua_tointeger(L, at));
-        p->value[2].s = p->sizes;
-        lua_pop(L, 1);
-        continue;
-      }
-      unknown_option(p, key);
+      int named = find_named_ints(op);
+      if (named < 0) unknown_option(p, key);
+      add_named_int(p, named, key, at);
+      lua_pop(L, 1);
+      continue;
     }
     if (p->given & (1u << i)) luaL_error(L, "%s: %s: given twice, by position and by name", op->name, key);
     if (op->args[i].kind == TY_ARG_LIST) { /* leaves the array on the stack: below the key, so that lua_next goes on */
@@ -239,13 +265,8 @@ static void read_options(parse *p, int index, bool list_used) {
       lua_insert(L, at - 1);
       lua_pop(L, 1);
     } else {
-      if (op->args[i].kind == TY_ARG_STRING && lua_type(L, at) == LUA_TSTRING) { /* anchored by the options table */
-        p->value[i].s = lua_tostring(L, at);
-        p->given |= 1u << i;
-      } else {
-        read(p, i, at);
-      }
-      lua_pop(L, 1);
+      read(p, i, at);
+      lua_pop(L, 1); /* a string stays in the options table */
     }
   }
 }
@@ -273,6 +294,7 @@ static void set_defaults(const bound *b, int64_t *ints) {
       case TY_ARG_TENSOR:
       case TY_ARG_OPTIONAL:
       case TY_ARG_OPERAND:
+      case TY_ARG_NUMBER:
         v->t = NULL;
         v->kind = TY_NONE;
         break;
@@ -282,6 +304,7 @@ static void set_defaults(const bound *b, int64_t *ints) {
         break;
       case TY_ARG_FLOAT: *v = ty_value_of_float(a->number); break;
       case TY_ARG_STRING:
+      case TY_ARG_NAMED_INTS:
         v->s = a->text;
         v->kind = TY_STRING;
         break;
@@ -369,7 +392,7 @@ static int call_op(lua_State *L) {
   p.value = value;
   p.nints = 0;
   p.given = 0;
-  p.sizes[0] = '\0';
+  p.named[0] = '\0';
   memcpy(value, b->defaults, sizeof *value * op->nargs);
   read_all(&p);
   begin(L, s);
@@ -452,8 +475,8 @@ static bool is_simple(const ty_op *op) {
 /* ---- the table, for help and tests ---- */
 
 static const char *kind_name(uint8_t kind) {
-  static const char *const names[] = { "tensor", "optional", "operand", "tensors", "int",   "float",
-                                       "bool",   "string",   "ints",    "varints", "dtype", "device" };
+  static const char *const names[] = { "tensor", "optional", "operand", "tensors", "int",    "float",  "bool",
+                                       "string", "ints",     "varints", "dtype",   "device", "number", "named" };
   return names[kind];
 }
 
@@ -462,7 +485,8 @@ static void push_default(lua_State *L, const ty_arg *a) {
     case TY_ARG_INT: lua_pushinteger(L, a->integer); break;
     case TY_ARG_FLOAT: lua_pushnumber(L, a->number); break;
     case TY_ARG_BOOL: lua_pushboolean(L, (int)a->integer); break;
-    case TY_ARG_STRING: lua_pushstring(L, a->text); break;
+    case TY_ARG_STRING:
+    case TY_ARG_NAMED_INTS: lua_pushstring(L, a->text); break;
     case TY_ARG_INTS:
     case TY_ARG_VARINTS:
       lua_newtable(L);
@@ -522,7 +546,7 @@ static void push_closure(lua_State *L, bound *b, lua_CFunction f) {
 
 static bool is_method(const ty_op *op) {
   uint8_t k = op->nargs ? op->args[0].kind : TY_ARG_INT;
-  return k == TY_ARG_TENSOR || k == TY_ARG_OPERAND;
+  return (k == TY_ARG_TENSOR || k == TY_ARG_OPERAND) && !(op->flags & INTERNAL);
 }
 
 void ty_lua_open_ops(lua_State *L, int table) {

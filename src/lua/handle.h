@@ -99,6 +99,7 @@ void ty_lua_open_ops(lua_State *L, int table);      /* every op of the table, as
 void ty_lua_open_values(lua_State *L, int table);   /* ty.tensor, tolist, item, to, printing */
 void ty_lua_open_streams(lua_State *L, int table);  /* into ty.cuda, and methods of tensors */
 void ty_lua_open_index(lua_State *L, int table);    /* slices */
+void ty_lua_open_nearest(lua_State *L, int table);  /* nearest names */
 void ty_lua_open_autograd(lua_State *L, int table); /* backward, grad, hooks, custom ops */
 int ty_lua_open_program(lua_State *L);              /* leaves a table of what ty.compile is made of */
 int ty_lua_open_io(lua_State *L);                   /* leaves a table of readers and writers on the stack */
@@ -107,6 +108,11 @@ int ty_lua_open_cuda(lua_State *L);                 /* leaves a table of what co
 int ty_lua_open_thread(lua_State *L);               /* leaves a table of native threads on the stack */
 int ty_lua_open_system(lua_State *L);               /* leaves a table of clocks and the terminal on the stack */
 
+/* Pushes "; did you mean softmax?" with up to three of the table's keys and of the names in `more` (ended by NULL, or
+ * NULL) that are nearest to `wanted`; "" where none is near. */
+void ty_lua_push_nearest(lua_State *L, const char *wanted, int table, const char *const *more);
+/* Pushes the sizes of t as a list. */
+void ty_lua_push_shape(lua_State *L, const ty_tensor *t);
 /* Pushes the table of tensor methods. */
 void ty_lua_push_methods(lua_State *L);
 

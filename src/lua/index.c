@@ -70,13 +70,31 @@ static int parse(const char *text, item *items) {
   }
 }
 
+/* One position of dimension `at` of x, which is dimension `dim` of `whole`, the tensor that was indexed. */
+static ty_tensor *select_position(ty_tensor *x, int at, int64_t position, const ty_tensor *whole, int dim) {
+  if (whole->v.ndim == 0) {
+    ty_fail(TY_EINVAL, "index: expected a tensor with dimensions, got %s; :item() gives its element",
+            ty_describe(whole));
+    return NULL;
+  }
+  int64_t n = x->v.size[at];
+  if (position >= -n && position < n) return ty_select(x, at, position);
+  if (n == 0)
+    ty_fail(TY_EINDEX, "index: dimension %d of x %s is empty, got position %lld", dim, ty_describe(whole),
+            (long long)position);
+  else
+    ty_fail(TY_EINDEX, "index: expected a position in [%lld, %lld] of dimension %d, got %lld for x %s", (long long)-n,
+            (long long)n - 1, dim, (long long)position, ty_describe(whole));
+  return NULL;
+}
+
 /* The view, in the current C scope. */
 static ty_tensor *apply(ty_tensor *x, const char *text) {
   item items[MAX_ITEMS];
   int n = parse(text, items), taken = 0, rest = 0;
   if (n < 0) {
-    ty_fail(TY_EINVAL,
-            "index: \"%s\" is no slice; expected positions, start:stop:step, ... and None, separated by commas", text);
+    ty_fail(TY_EINVAL, "index: expected positions, start:stop:step, ... and None, separated by commas, got \"%s\"",
+            text);
     return NULL;
   }
   for (int i = 0; i < n; i++) {
@@ -90,16 +108,21 @@ static ty_tensor *apply(ty_tensor *x, const char *text) {
             text, ty_describe(x));
     return NULL;
   }
-  int dim = 0, ndim = x->v.ndim;
+  const ty_tensor *whole = x;
+  int at = 0, dim = 0, ndim = x->v.ndim; /* the next dimension of x as it is now, and of the whole */
   for (int i = 0; i < n && x; i++) {
     const item *it = &items[i];
     switch (it->kind) {
-      case REST: dim += ndim - taken; break;
-      case NEW_DIM: x = ty_unsqueeze(x, dim++); break;
-      case POSITION: x = ty_select(x, dim, it->start); break;
+      case REST:
+        at += ndim - taken;
+        dim += ndim - taken;
+        break;
+      case NEW_DIM: x = ty_unsqueeze(x, at++); break;
+      case POSITION: x = select_position(x, at, it->start, whole, dim++); break;
       case RANGE:
         if (it->start != 0 || it->stop != INT64_MAX || it->step != 1)
-          x = ty_slice(x, dim, it->start, it->stop, it->step);
+          x = ty_slice(x, at, it->start, it->stop, it->step);
+        at++;
         dim++;
     }
   }
@@ -116,29 +139,98 @@ static bool is_name(const char *s) {
 
 /* ---- tensors as indices ---- */
 
+/* The sizes of x without its first `taken` dimensions, after those given. */
+static ty_ints sizes_after(const ty_tensor *x, int taken, int n, const int64_t *first, int64_t *size) {
+  memcpy(size, first, sizeof *size * (size_t)n);
+  memcpy(size + n, x->v.size + taken, sizeof *size * (size_t)(x->v.ndim - taken));
+  return (ty_ints){ size, n + x->v.ndim - taken };
+}
+
+/* A mask stands for the first dimensions of x: all of them, or fewer. */
+static bool check_mask(const ty_tensor *x, const ty_tensor *mask) {
+  int n = mask->v.ndim;
+  if (n <= x->v.ndim && memcmp(mask->v.size, x->v.size, sizeof *x->v.size * (size_t)n) == 0) return true;
+  return ty_fail(TY_EINVAL,
+                 "index: expected a mask with the sizes of the first dimensions of x %s, got %s; ty.masked_select, "
+                 "ty.masked_fill and ty.where broadcast",
+                 ty_describe(x), ty_describe(mask));
+}
+
+/* The positions [count] where the mask is true, counted over all of its elements. */
+static ty_tensor *true_positions(ty_tensor *mask) {
+  ty_tensor *at = ty_nonzero(ty_reshape(mask, TY_INTS(mask->v.count)));
+  return at ? ty_reshape(at, TY_INTS(at->v.size[0])) : NULL;
+}
+
+static ty_tensor *by_mask(ty_tensor *x, ty_tensor *mask) {
+  int64_t size[TY_MAX_DIMS + 1];
+  if (!check_mask(x, mask)) return NULL;
+  ty_tensor *rows = ty_reshape(x, sizes_after(x, mask->v.ndim, 1, &mask->v.count, size));
+  return ty_index_select(rows, 0, true_positions(mask));
+}
+
 static ty_tensor *by_tensor(ty_tensor *x, ty_tensor *index) {
-  if (ty_dtype_of(index) == TY_BOOL) return ty_masked_select(x, index);
+  if (ty_dtype_of(index) == TY_BOOL) return by_mask(x, index);
   if (index->v.ndim == 1) return ty_index_select(x, 0, index);
   ty_tensor *rows = ty_index_select(x, 0, ty_reshape(index, TY_INTS(index->v.count)));
   int64_t size[2 * TY_MAX_DIMS];
-  int n = 0;
   if (!rows) return NULL;
   if (index->v.ndim + x->v.ndim - 1 > TY_MAX_DIMS) {
     ty_fail(TY_EINVAL, "index: %s rows of %s have more than %d dimensions", ty_describe(index), ty_describe(x),
             TY_MAX_DIMS);
     return NULL;
   }
-  for (int d = 0; d < index->v.ndim; d++) size[n++] = index->v.size[d];
-  for (int d = 1; d < x->v.ndim; d++) size[n++] = x->v.size[d];
-  return ty_reshape(rows, (ty_ints){ size, n });
+  return ty_reshape(rows, sizes_after(x, x->v.ndim ? 1 : 0, index->v.ndim, index->v.size, size));
+}
+
+/* ---- shapes ---- */
+
+static const char shape_key;
+
+void ty_lua_push_shape(lua_State *L, const ty_tensor *t) {
+  lua_createtable(L, t->v.ndim, 0);
+  for (int d = 0; d < t->v.ndim; d++) lua_pushinteger(L, t->v.size[d]), lua_rawseti(L, -2, d + 1);
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &shape_key);
+  lua_setmetatable(L, -2);
+}
+
+/* What a shape does not hold is nil as in any list, but for the positions that only tensors have. */
+static int shape_get(lua_State *L) {
+  if (lua_isinteger(L, 2) && lua_tointeger(L, 2) < 1)
+    return luaL_error(L,
+                      "shape: expected a position from 1 up, got %I: a shape is a list of Lua, which counts from 1; "
+                      "x:size(%I) counts as tensors do",
+                      (LUAI_UACINT)lua_tointeger(L, 2), (LUAI_UACINT)lua_tointeger(L, 2));
+  lua_pushnil(L);
+  return 1;
+}
+
+/* The metatable of shapes has a name in the module, so that threads can send shapes to each other. It is hidden: a shape
+ * is meant to look like any list. */
+static void open_shapes(lua_State *L, int table) {
+  lua_createtable(L, 0, 2);
+  lua_pushcfunction(L, shape_get), lua_setfield(L, -2, "__index");
+  lua_pushboolean(L, 0), lua_setfield(L, -2, "__metatable");
+  lua_pushvalue(L, -1), lua_rawsetp(L, LUA_REGISTRYINDEX, &shape_key);
+  lua_setfield(L, table, "Shape");
 }
 
 /* ---- reading ---- */
 
+/* What is wrong with an index or a value is said of the index, whichever op found it. */
+static int index_error(lua_State *L) {
+  if (ty_error_code() != TY_EINTR && strncmp(ty_error(), "index:", 6) != 0)
+    ty_fail(ty_error_code(), "index: %s", ty_error());
+  return ty_lua_error(L);
+}
+
+static const char *const properties[] = {
+  "shape", "dtype", "device", "ndim", "grad", "requires_grad", "is_leaf", NULL
+};
+
 static int property(lua_State *L, ty_tensor *t, const char *name) {
   if (strcmp(name, "shape") == 0) {
-    lua_createtable(L, t->v.ndim, 0);
-    for (int d = 0; d < t->v.ndim; d++) lua_pushinteger(L, t->v.size[d]), lua_rawseti(L, -2, d + 1);
+    ty_lua_push_shape(L, t);
   } else if (strcmp(name, "dtype") == 0) {
     lua_pushstring(L, ty_dtype_name[t->v.dtype]);
   } else if (strcmp(name, "device") == 0) {
@@ -155,7 +247,9 @@ static int property(lua_State *L, ty_tensor *t, const char *name) {
   } else if (strcmp(name, "is_leaf") == 0) {
     lua_pushboolean(L, !t->node);
   } else {
-    return luaL_error(L, "a tensor has no field or method \"%s\"", name);
+    ty_lua_push_methods(L);
+    ty_lua_push_nearest(L, name, -1, properties);
+    return luaL_error(L, "a tensor has no op '%s'%s", name, lua_tostring(L, -1));
   }
   return 1;
 }
@@ -180,18 +274,19 @@ static int index_get(lua_State *L) {
   ty_handle *h = ty_lua_push_empty(L);
   ty_scope scope;
   ty_scope_open(&scope);
-  r = index ? by_tensor(x, index) : type == LUA_TSTRING ? apply(x, lua_tostring(L, 2)) : ty_select(x, 0, position);
+  r = index                 ? by_tensor(x, index)
+      : type == LUA_TSTRING ? apply(x, lua_tostring(L, 2))
+                            : select_position(x, 0, position, x, 0);
   if (r == x)
     r = x->v.ndim ? ty_slice(x, 0, 0, INT64_MAX, 1) : ty_reshape(x, TY_NO_INTS); /* x[":"] is a view of its own */
   h->t = ty_retain(r);
   ty_scope_close(&scope);
-  return h->t ? 1 : ty_lua_error(L);
+  return h->t ? 1 : index_error(L);
 }
 
 /* ---- writing ---- */
 
-static bool write(ty_tensor *x, ty_tensor *part, ty_tensor *source, double number) {
-  if (!part) return false;
+static bool check_write(const ty_tensor *x, const ty_tensor *source) {
   if (ty_view_repeats(&x->v))
     return ty_fail(TY_EINVAL, "index: cannot write into the expanded view %s; call :clone() first", ty_describe(x));
   if (ty_grad_enabled() && (x->requires_grad || (source && source->requires_grad)))
@@ -199,7 +294,62 @@ static bool write(ty_tensor *x, ty_tensor *part, ty_tensor *source, double numbe
         TY_EINVAL,
         "index: writing into %s cannot be recorded for gradients; use ty.where, ty.scatter or ty.concat, or ty.no_grad",
         ty_describe(x));
-  return source ? ty_copy_(part, source, false) != NULL : ty_fill_(part, number) != NULL;
+  return true;
+}
+
+/* May `source` be repeated to this shape? */
+static bool check_values(const ty_tensor *source, ty_ints size) {
+  bool ok = source->v.ndim <= size.n;
+  for (int d = 1; ok && d <= source->v.ndim; d++) {
+    int64_t n = source->v.size[source->v.ndim - d];
+    ok = n == 1 || n == size.v[size.n - d];
+  }
+  return ok || ty_fail(TY_EINVAL, "index: expected values that broadcast to the %s written to, got %s",
+                       ty_shape_text(size.n, size.v), ty_describe(source));
+}
+
+static bool write_part(ty_tensor *part, ty_tensor *source, ty_value number) {
+  if (!part) return false;
+  if (!source) return ty_fill_(part, number) != NULL;
+  return check_values(source, (ty_ints){ part->v.size, part->v.ndim }) && ty_copy_(part, source, false) != NULL;
+}
+
+/* x with the same values wherever the mask [..., 1, 1] is true. */
+static ty_tensor *with_one_value(ty_tensor *x, ty_tensor *mask, int taken, ty_tensor *source, ty_value number) {
+  if (!source) return ty_masked_fill(x, mask, number);
+  if (source->v.ndim > x->v.ndim - taken) source = ty_squeeze(source, TY_INTS(0));
+  if (!source || !check_values(source, (ty_ints){ x->v.size + taken, x->v.ndim - taken })) return NULL;
+  return ty_where(mask, ty_to(source, ty_dtype_of(x)), x);
+}
+
+/* x with a value of its own for each position at which the mask is true, in order. */
+static ty_tensor *with_values_in_order(ty_tensor *x, ty_tensor *mask, ty_tensor *source) {
+  ty_tensor *at = true_positions(mask);
+  int64_t size[TY_MAX_DIMS + 1];
+  if (!at) return NULL;
+  int64_t count = at->v.size[0], width = 1;
+  ty_ints shape = sizes_after(x, mask->v.ndim, 1, &count, size);
+  for (int d = 1; d < shape.n; d++) width *= size[d];
+  if (!check_values(source, shape)) return NULL;
+  source = ty_reshape(ty_expand(ty_to(source, ty_dtype_of(x)), shape), TY_INTS(count, width));
+  ty_tensor *rows = ty_reshape(x, TY_INTS(mask->v.count, width));
+  ty_tensor *index = ty_expand(ty_unsqueeze(at, 1), TY_INTS(count, width));
+  rows = source ? ty_scatter(rows, 0, index, ty_value_of_tensor(source)) : NULL;
+  return ty_reshape(rows, (ty_ints){ x->v.size, x->v.ndim });
+}
+
+static bool write_masked(ty_tensor *x, ty_tensor *mask, ty_tensor *source, ty_value number) {
+  if (!check_mask(x, mask)) return false;
+  int taken = mask->v.ndim, rest = x->v.ndim - taken;
+  ty_tensor *filled;
+  if (!source || source->v.ndim <= rest || (source->v.ndim == rest + 1 && source->v.size[0] == 1)) {
+    int64_t size[TY_MAX_DIMS];
+    for (int d = 0; d < x->v.ndim; d++) size[d] = d < taken ? mask->v.size[d] : 1;
+    filled = with_one_value(x, ty_reshape(mask, (ty_ints){ size, x->v.ndim }), taken, source, number);
+  } else {
+    filled = with_values_in_order(x, mask, source);
+  }
+  return filled && ty_copy_(x, filled, false) != NULL;
 }
 
 static int index_set(lua_State *L) {
@@ -207,10 +357,11 @@ static int index_set(lua_State *L) {
   int type = lua_type(L, 2), exact = 0;
   if (type == LUA_TSTRING && is_name(lua_tostring(L, 2)))
     return luaL_error(L, "a tensor has no field \"%s\" to set; use :requires_grad_() and the like", lua_tostring(L, 2));
-  double number = 0;
+  ty_value number = TY_NO_NUMBER;
   if (!source) {
-    if (lua_isboolean(L, 3)) number = lua_toboolean(L, 3);
-    else if (lua_type(L, 3) == LUA_TNUMBER) number = lua_tonumber(L, 3);
+    if (lua_isboolean(L, 3)) number = ty_value_of_int(lua_toboolean(L, 3));
+    else if (lua_isinteger(L, 3)) number = ty_value_of_int(lua_tointeger(L, 3));
+    else if (lua_type(L, 3) == LUA_TNUMBER) number = ty_value_of_float(lua_tonumber(L, 3));
     else return luaL_error(L, "index: expected a number or a tensor to write, got %s", ty_lua_typename(L, 3));
   }
   ty_tensor *mask = type == LUA_TUSERDATA ? ty_lua_check(L, 2) : NULL;
@@ -218,23 +369,22 @@ static int index_set(lua_State *L) {
   if (!mask && type != LUA_TSTRING && !exact)
     return luaL_error(L, "index: expected an integer, a slice string or a bool tensor, got %s", luaL_typename(L, 2));
   if (mask && ty_dtype_of(mask) != TY_BOOL)
-    return luaL_error(L, "index: writing by a tensor takes a bool mask, got %s; use :scatter or :index_add",
+    return luaL_error(L, "index: expected a bool mask to write by, got %s; use :scatter or :index_add",
                       ty_describe(mask));
   ty_lua_current = L;
   ty_scope scope;
   ty_scope_open(&scope);
-  bool ok;
-  if (mask) {
-    ty_tensor *filled = source ? ty_where(mask, source, x) : ty_masked_fill(x, mask, number);
-    ok = write(x, filled ? x : NULL, filled, 0);
-  } else {
+  bool ok = check_write(x, source);
+  if (ok && mask) {
+    ok = write_masked(x, mask, source, number);
+  } else if (ok) {
     bool was = ty_set_grad_enabled(false);
-    ty_tensor *part = type == LUA_TSTRING ? apply(x, lua_tostring(L, 2)) : ty_select(x, 0, position);
+    ty_tensor *part = type == LUA_TSTRING ? apply(x, lua_tostring(L, 2)) : select_position(x, 0, position, x, 0);
     ty_set_grad_enabled(was);
-    ok = write(x, part, source, number);
+    ok = write_part(part, source, number);
   }
   ty_scope_close(&scope);
-  return ok ? 0 : ty_lua_error(L);
+  return ok ? 0 : index_error(L);
 }
 
 /* Lua turns the result into a boolean: the same tensor? Elementwise comparison is x:eq(y). */
@@ -249,6 +399,7 @@ static int no_order(lua_State *L) {
 }
 
 void ty_lua_open_index(lua_State *L, int table) {
+  open_shapes(L, table);
   lua_getfield(L, table, "Tensor");
   ty_lua_push_methods(L);
   lua_pushvalue(L, -1), lua_setfield(L, -3, "methods");

@@ -11,6 +11,7 @@ int luaopen_tycho_core(lua_State *L) {
   ty_lua_open_ops(L, 1);
   ty_lua_open_values(L, 1);
   ty_lua_open_index(L, 1);
+  ty_lua_open_nearest(L, 1);
   ty_lua_open_autograd(L, 1);
   ty_lua_open_program(L);
   lua_setfield(L, 1, "program");

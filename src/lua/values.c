@@ -355,7 +355,7 @@ static void push_ints(lua_State *L, int n, const int64_t *v) {
 static int size(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   if (lua_isnoneornil(L, 2)) {
-    push_ints(L, t->v.ndim, t->v.size);
+    ty_lua_push_shape(L, t);
     return 1;
   }
   lua_Integer d = ty_lua_check_integer(L, 2), n = t->v.ndim;

@@ -122,14 +122,14 @@ bool fwd_tile(ty_call *c) {
 
 /* ---- pad: one dimension after the other ---- */
 
-static ty_tensor *filled(ty_tensor *x, int dim, int64_t length, double value) {
+static ty_tensor *filled(ty_tensor *x, int dim, int64_t length, ty_value value) {
   int64_t size[TY_MAX_DIMS];
   memcpy(size, x->v.size, sizeof size);
   size[dim] = length;
-  return ty_full((ty_ints){ size, x->v.ndim }, value, ty_dtype_of(x), ty_device_of(x));
+  return ty_full(((ty_ints){ size, x->v.ndim }), value, ty_dtype_of(x), ty_device_of(x));
 }
 
-static ty_tensor *pad_one(ty_call *c, ty_tensor *x, int dim, int64_t before, int64_t after, int mode, double value) {
+static ty_tensor *pad_one(ty_call *c, ty_tensor *x, int dim, int64_t before, int64_t after, int mode, ty_value value) {
   int64_t n = x->v.size[dim];
   if (before < 0 || after < 0) { /* negative padding cuts */
     x = ty_slice(x, dim, before < 0 ? -before : 0, after < 0 ? n + after : n, 1);
@@ -181,13 +181,14 @@ bool fwd_pad(ty_call *c) {
       return ty_op_fail(c, TY_EINVAL, "pads: %lld does not fit dimension %d of x %s in mode \"%s\"",
                         (long long)pads.v[i], x->v.ndim - 1 - i / 2, ty_describe(x), a->mode.s);
   }
+  ty_value value = a->value.kind == TY_NONE ? ty_value_of_int(0) : a->value;
   ty_tensor *y = x;
   for (int i = 0; i < pads.n && y; i += 2) {
     int dim = x->v.ndim - 1 - i / 2;
     if (pads.v[i] < 0 && pads.v[i + 1] < 0 && -pads.v[i] - pads.v[i + 1] > x->v.size[dim])
       return ty_op_fail(c, TY_EINVAL, "pads: {%lld, %lld} cut more than dimension %d of x %s", (long long)pads.v[i],
                         (long long)pads.v[i + 1], dim, ty_describe(x));
-    y = pad_one(c, y, dim, pads.v[i], pads.v[i + 1], mode, a->value.f);
+    y = pad_one(c, y, dim, pads.v[i], pads.v[i + 1], mode, value);
   }
   return ty_out_set(c, 0, y == x ? ty_clone(x) : y);
 }

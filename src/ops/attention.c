@@ -112,8 +112,8 @@ static ty_tensor *visible(ty_vjp *c, int64_t t, int64_t s, bool *all) {
   int device = ty_device_of(a->q.t);
   *all = !a->causal.i && a->window.i < 0 && !a->cu_seqlens.t;
   if (*all) return NULL;
-  ty_tensor *keys = ty_arange(0, (double)s, 1, TY_I64, device), *begin = NULL;
-  ty_tensor *here = ty_unsqueeze(ty_arange((double)(s - t), (double)s, 1, TY_I64, device), 1);
+  ty_tensor *keys = ty_arange(0, s, 1, TY_I64, device), *begin = NULL;
+  ty_tensor *here = ty_unsqueeze(ty_arange(s - t, s, 1, TY_I64, device), 1);
   ty_tensor *ahead = ty_sub(keys, here), *see = a->causal.i ? ty_le(ahead, 0) : NULL;
   if (a->cu_seqlens.t) { /* the number of beginnings up to a position is that of its sequence */
     ty_tensor *begins = ty_to(a->cu_seqlens.t, TY_I64);
@@ -205,8 +205,8 @@ static ty_tensor *received_by(ty_tensor *q, ty_tensor *k, ty_tensor *see, bool c
   ty_tensor *scores = ty_to(ty_matmul(grouped, ty_transpose(k, -2, -1)), wide);
   if (causal && n > 1) {
     int device = ty_device_of(q);
-    ty_tensor *at = ty_unsqueeze(ty_arange((double)(s - n), (double)s, 1, TY_I64, device), 1);
-    see = both(see, ty_le(ty_arange(0, (double)s, 1, TY_I64, device), at));
+    ty_tensor *at = ty_unsqueeze(ty_arange(s - n, s, 1, TY_I64, device), 1);
+    see = both(see, ty_le(ty_arange(0, s, 1, TY_I64, device), at));
   }
   if (see) { /* a large negative number keeps rows that see nothing finite; they give nothing */
     see = ty_reshape(ty_expand(see, TY_INTS(b, h, n, s)), TY_INTS(b, hkv, h / hkv * n, s));

@@ -165,10 +165,10 @@ bool fwd_detach(ty_call *c) {
   return ty_out_view(c, 0, x, x->v.ndim, x->v.size, x->v.stride, 0);
 }
 
-ty_tensor *ty_scalar(double value, ty_dtype dtype, int device) {
-  if (device >= TY_CUDA) return ty_full((ty_ints){ NULL, 0 }, value, dtype, device);
+ty_tensor *ty_scalar_of(ty_value value, ty_dtype dtype, int device) {
+  if (device >= TY_CUDA) return ty_full(TY_NO_INTS, value, dtype, device);
   ty_tensor *t = ty_tensor_new(device, dtype, 0, NULL);
-  if (t && t->v.data) ty_store_scalar(t->v.data, dtype, ty_value_of_float(value));
+  if (t && t->v.data) ty_store_scalar(t->v.data, dtype, value);
   if (ty_is_recording() && t) ty_recorded_host_write(t);
   return ty_scope_add(t);
 }

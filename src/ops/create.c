@@ -21,10 +21,12 @@ static bool out_sized(ty_call *c, int arg, const ty_value *dtype, const ty_value
   return ty_out(c, 0, device_or_cpu(device), d, size.n, size.v);
 }
 
-static bool fill(ty_tensor *t, double value) {
-  ty_p_scalars p = { value, 0 };
+static bool fill_with(ty_tensor *t, ty_value value) {
+  ty_p_numbers p = { .a = ty_number_of(value) };
   return ty_launch_kernel(TY_OP_fill_, &t, 1, NULL, 0, &p);
 }
+
+static bool fill(ty_tensor *t, int64_t value) { return fill_with(t, ty_value_of_int(value)); }
 
 bool fwd_empty(ty_call *c) {
   const ty_empty_args *a = TY_ARGS(empty, c);
@@ -43,7 +45,7 @@ bool fwd_ones(ty_call *c) {
 
 bool fwd_full(ty_call *c) {
   const ty_full_args *a = TY_ARGS(full, c);
-  return out_sized(c, 0, &a->dtype, &a->device, TY_F32) && fill(c->out[0], a->value.f);
+  return out_sized(c, 0, &a->dtype, &a->device, TY_F32) && fill_with(c->out[0], a->value);
 }
 
 static bool out_like(ty_call *c, const ty_value *dtype) {
@@ -57,22 +59,35 @@ static bool out_like(ty_call *c, const ty_value *dtype) {
 bool fwd_empty_like(ty_call *c) { return out_like(c, &c->arg[1]); }
 bool fwd_zeros_like(ty_call *c) { return out_like(c, &c->arg[1]) && fill(c->out[0], 0); }
 bool fwd_ones_like(ty_call *c) { return out_like(c, &c->arg[1]) && fill(c->out[0], 1); }
-bool fwd_full_like(ty_call *c) { return out_like(c, &c->arg[2]) && fill(c->out[0], c->arg[1].f); }
+bool fwd_full_like(ty_call *c) { return out_like(c, &c->arg[2]) && fill_with(c->out[0], c->arg[1]); }
 
 /* ---- ranges ---- */
 
+static bool is_whole(ty_value v) { return v.kind == TY_INT || (v.f == floor(v.f) && fabs(v.f) < 0x1p63); }
+
+/* How many elements the range has; the bounds are finite, and the step is not 0. */
+static double range_count(ty_number start, ty_number stop, ty_number step, bool whole) {
+  if (!whole) return ceil((stop.f - start.f) / step.f);
+  if (step.i > 0 ? start.i >= stop.i : start.i <= stop.i) return 0;
+  uint64_t way = step.i > 0 ? (uint64_t)stop.i - (uint64_t)start.i : (uint64_t)start.i - (uint64_t)stop.i;
+  uint64_t stride = step.i > 0 ? (uint64_t)step.i : 0 - (uint64_t)step.i;
+  return (double)(way / stride + (way % stride != 0));
+}
+
 bool fwd_arange(ty_call *c) {
   const ty_arange_args *a = TY_ARGS(arange, c);
-  double start = a->start.f, stop = a->stop.f, step = a->step.f;
-  if (isnan(stop)) stop = start, start = 0; /* arange(n) */
-  if (step == 0 || !isfinite(start) || !isfinite(stop) || !isfinite(step))
-    return ty_op_fail(c, TY_EINVAL, "step: expected finite bounds and a step that is not 0, got %g, %g, %g", start,
-                      stop, step);
-  double n = ceil((stop - start) / step);
+  bool one = a->stop.kind == TY_NONE; /* arange(n) */
+  ty_value from = one ? ty_value_of_int(0) : a->start, to = one ? a->start : a->stop;
+  ty_value by = a->step.kind == TY_NONE ? ty_value_of_int(1) : a->step;
+  ty_number start = ty_number_of(from), stop = ty_number_of(to), step = ty_number_of(by);
+  if (step.f == 0 || !isfinite(start.f) || !isfinite(stop.f) || !isfinite(step.f))
+    return ty_op_fail(c, TY_EINVAL, "step: expected finite bounds and a step that is not 0, got %g, %g, %g", start.f,
+                      stop.f, step.f);
+  bool whole = is_whole(from) && is_whole(to) && is_whole(by);
+  double n = range_count(start, stop, step, whole);
   if (n > 0x1p53) return ty_op_fail(c, TY_EINVAL, "stop: %g elements are too many", n);
   int64_t count = n > 0 ? (int64_t)n : 0;
-  bool whole = start == floor(start) && step == floor(step) && stop == floor(stop);
-  ty_p_scalars p = { start, step };
+  ty_p_range p = { start, step, whole };
   return ty_out(c, 0, device_or_cpu(&a->device), dtype_or(&a->dtype, whole ? TY_I64 : TY_F32), 1, &count) &&
          ty_launch(c, NULL, 0, &p);
 }
@@ -84,7 +99,7 @@ bool fwd_linspace(ty_call *c) {
   if (n < 0) return ty_op_fail(c, TY_EINVAL, "count: expected at least 0, got %lld", (long long)n);
   if (!ty_is_float(d))
     return ty_op_fail(c, TY_EINVAL, "dtype: expected a float dtype (f64 f32 f16 bf16), got %s", ty_dtype_name[d]);
-  ty_p_scalars p = { a->start.f, n > 1 ? (a->stop.f - a->start.f) / (double)(n - 1) : 0 };
+  ty_p_range p = { .start.f = a->start.f, .step.f = n > 1 ? (a->stop.f - a->start.f) / (double)(n - 1) : 0 };
   return ty_out(c, 0, device_or_cpu(&a->device), d, 1, &n) && ty_launch(c, NULL, 0, &p);
 }
 
@@ -169,7 +184,7 @@ bool fwd_multinomial(ty_call *c) {
 
 static bool target(ty_call *c) { return (c->out[0] = ty_retain(c->arg[0].t)) != NULL; }
 
-bool fwd_fill_(ty_call *c) { return target(c) && fill(c->out[0], TY_ARGS(fill_, c)->value.f); }
+bool fwd_fill_(ty_call *c) { return target(c) && fill_with(c->out[0], TY_ARGS(fill_, c)->value); }
 
 bool fwd_uniform_(ty_call *c) {
   const ty_uniform__args *a = TY_ARGS(uniform_, c);

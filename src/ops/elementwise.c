@@ -39,11 +39,34 @@ bool fwd_gelu(ty_call *c) {
   return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, scalars(&p, form, 0));
 }
 
+/* ---- clamp ---- */
+
+static bool is_bound(const ty_value *v) { return v->kind == TY_INT || (v->kind == TY_FLOAT && !isnan(v->f)); }
+
+static ty_number bound_or(const ty_value *v, int64_t none) {
+  return is_bound(v) ? ty_number_of(*v) : (ty_number){ NAN, none };
+}
+
+/* Integers of this dtype can be what the bound asks for. */
+static bool check_reachable(ty_call *c, int arg, ty_dtype dtype) {
+  static const int64_t low[] = { [TY_U8] = 0, [TY_I8] = INT8_MIN, [TY_I16] = INT16_MIN, [TY_I32] = INT32_MIN },
+                       high[] = { [TY_U8] = UINT8_MAX, [TY_I8] = INT8_MAX, [TY_I16] = INT16_MAX, [TY_I32] = INT32_MAX };
+  const ty_value *v = &c->arg[arg];
+  if (dtype >= TY_I64 || v->kind != TY_INT || (arg == 1 ? v->i <= high[dtype] : v->i >= low[dtype])) return true;
+  return ty_op_fail(c, TY_EINVAL, "%s: expected a number that x %s can reach, got %lld", c->op->args[arg].name,
+                    ty_describe(c->arg[0].t), (long long)v->i);
+}
+
 bool fwd_clamp(ty_call *c) {
   const ty_clamp_args *a = TY_ARGS(clamp, c);
-  if (isnan(a->min.f) && isnan(a->max.f))
-    return ty_op_fail(c, TY_EINVAL, "min: expected min, max or both, got neither");
-  return fwd_unary(c);
+  ty_tensor *x = a->x.t;
+  bool min = is_bound(&a->min), max = is_bound(&a->max);
+  if (!min && !max) return ty_op_fail(c, TY_EINVAL, "min: expected min, max or both, got neither");
+  bool fractional = (min && a->min.kind == TY_FLOAT) || (max && a->max.kind == TY_FLOAT);
+  if (fractional && !ty_is_float(ty_dtype_of(x))) x = ty_to(x, TY_F32); /* as other ops with a fractional number */
+  if (!x || !check_reachable(c, 1, ty_dtype_of(x)) || !check_reachable(c, 2, ty_dtype_of(x))) return false;
+  ty_p_numbers p = { bound_or(&a->min, INT64_MIN), bound_or(&a->max, INT64_MAX) };
+  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, &p);
 }
 
 /* ---- two operands, tensors or numbers ---- */
@@ -125,6 +148,17 @@ bool fwd_binary(ty_call *c) {
   return apply(c, 0, d, d);
 }
 
+bool fwd_pow(ty_call *c) {
+  const ty_value *x = &c->arg[0], *y = &c->arg[1];
+  if (y->kind == TY_INT && y->i < 0 && !ty_is_float(compute_dtype(x, y)))
+    return ty_op_fail(
+        c, TY_EINVAL,
+        "y: expected an exponent of at least 0 for the integers x %s, got %lld; the exponent %lld.0 gives "
+        "fractions",
+        ty_describe(x->t), (long long)y->i, (long long)y->i);
+  return fwd_binary(c);
+}
+
 bool fwd_binary_float(ty_call *c) {
   ty_dtype d = compute_dtype(&c->arg[0], &c->arg[1]);
   if (!ty_is_float(d)) d = TY_F32;
@@ -159,7 +193,7 @@ bool fwd_where(ty_call *c) {
 bool fwd_masked_fill(ty_call *c) {
   const ty_masked_fill_args *a = TY_ARGS(masked_fill, c);
   ty_tensor *x = a->x.t;
-  ty_value value = ty_is_float(ty_dtype_of(x)) ? a->value : ty_value_of_int((int64_t)a->value.f);
+  ty_value value = ty_is_float(ty_dtype_of(x)) ? a->value : ty_value_of_int(ty_number_of(a->value).i);
   ty_tensor *r = ty_where(a->mask.t, value, x);
   if (!r) return false;
   if (!ty_same_shape(&r->v, &x->v))

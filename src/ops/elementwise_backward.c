@@ -90,8 +90,10 @@ static ty_tensor *inside(ty_tensor *x, double min, double max) {
   return below ? ty_logical_and(ty_value_of_tensor(above), ty_value_of_tensor(below)) : above;
 }
 
+static double bound(ty_value v) { return v.kind == TY_NONE ? NAN : ty_number_of(v).f; }
+
 RULE(hardtanh, ty_where(inside(X(c), TY_ARGS(hardtanh, c)->min.f, TY_ARGS(hardtanh, c)->max.f), G(c), 0.0))
-RULE(clamp, ty_where(inside(X(c), TY_ARGS(clamp, c)->min.f, TY_ARGS(clamp, c)->max.f), G(c), 0.0))
+RULE(clamp, ty_where(inside(X(c), bound(TY_ARGS(clamp, c)->min), bound(TY_ARGS(clamp, c)->max)), G(c), 0.0))
 RULE(masked_fill, ty_where(c->arg[1].t, 0.0, G(c)))
 
 bool vjp_where(ty_vjp *c) {

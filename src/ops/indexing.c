@@ -166,7 +166,7 @@ static bool scatter(ty_call *c, ty_tensor *x, ty_tensor *index, ty_value src) {
     if (!check_within(c, "src", index, src.t, -1)) return false;
     s = covered(source_as(c, src.t, ty_dtype_of(x)), index);
   } else {
-    s = ty_scalar(src.kind == TY_INT ? (double)src.i : src.f, ty_dtype_of(x), ty_device_of(x));
+    s = ty_scalar(src, ty_dtype_of(x), ty_device_of(x));
   }
   return s && ty_out_like(c, 0, x, ty_dtype_of(x)) &&
          ty_launch(c, (ty_tensor *[]){ x, index, s }, 3, &(ty_p_dim){ .dim = dim });
@@ -188,7 +188,7 @@ bool vjp_scatter(ty_vjp *c) {
   if (index->v.ndim && index->v.size[dim] > 1) {
     int64_t along[TY_MAX_DIMS];
     for (int d = 0; d < index->v.ndim; d++) along[d] = d == dim ? index->v.size[d] : 1;
-    ty_tensor *position = ty_reshape(ty_arange(0, (double)along[dim], 1, TY_I64, ty_device_of(index)),
+    ty_tensor *position = ty_reshape(ty_arange(0, along[dim], 1, TY_I64, ty_device_of(index)),
                                      (ty_ints){ along, index->v.ndim });
     position = ty_expand(position, (ty_ints){ index->v.size, index->v.ndim });
     ty_tensor *last = ty_zeros(ty_vjp_size(c, 0), TY_I64, ty_device_of(index));

@@ -100,7 +100,7 @@ bool fwd_solve_triangular(ty_call *c) {
   if (!check_square(c, 0)) return false;
   bool upper = p->upper.i, unit = p->unitriangular.i, vector = b->v.ndim == 1;
   if (!p->left.i) { /* a' x' = b' */
-    if (vector)
+    if (b->v.ndim < 2)
       return ty_op_fail(c, TY_EINVAL, "b: expected [..., m, n] when a is on the right, got %s", ty_describe(b));
     a = turned(a);
     b = turned(b);

@@ -92,7 +92,7 @@ typedef struct places {
 
 static bool find_places(places *at, ty_tensor *cu_seqlens, int64_t t, int device) {
   memset(at, 0, sizeof *at);
-  ty_tensor *here = ty_unsqueeze(ty_arange(0, (double)t, 1, TY_I64, device), 1);
+  ty_tensor *here = ty_unsqueeze(ty_arange(0, t, 1, TY_I64, device), 1);
   if (!cu_seqlens) {
     at->first = ty_eq(here, 0), at->last = ty_eq(here, t - 1);
     return at->first && at->last;
@@ -102,7 +102,7 @@ static bool find_places(places *at, ty_tensor *cu_seqlens, int64_t t, int device
   at->begins = ty_slice(all, 0, 0, n, 1), at->ends = ty_slice(all, 0, 1, n + 1, 1);
   /* The number of beginnings up to a token is that of its sequence, counted from 1. */
   ty_tensor *of = ty_sub(ty_sum(ty_ge(here, all), TY_INTS(1), false, TY_DTYPE_DEFAULT), 1);
-  at->own = ty_clamp(of, 0, (double)(n - 1));
+  at->own = ty_clamp(of, 0, n - 1);
   at->inside = ty_unsqueeze(ty_logical_and(ty_operand(ty_ge(of, 0)), ty_operand(ty_lt(of, n))), 1);
   ty_tensor *first = ty_any(ty_eq(here, at->begins), TY_INTS(1), true);
   ty_tensor *last = ty_any(ty_eq(ty_add(here, 1), at->ends), TY_INTS(1), true);
@@ -171,7 +171,7 @@ static bool composed(ty_vjp *c) {
     c->dx[4] = ty_squeeze(ty_slice(back, 2, 0, 1, 1), TY_INTS(2));
     return true;
   }
-  ty_tensor *of = ty_index_select(back, 2, ty_clamp(at.begins, 0, (double)(t - 1))); /* [1, h, n, d, dv] */
+  ty_tensor *of = ty_index_select(back, 2, ty_clamp(at.begins, 0, t - 1)); /* [1, h, n, d, dv] */
   of = ty_transpose(ty_squeeze(of, TY_INTS(0)), 0, 1);
   ty_tensor *empty = ty_reshape(ty_eq(at.begins, at.ends), TY_INTS(-1, 1, 1, 1)); /* their state is what it was */
   c->dx[4] = ds ? ty_where(empty, ds, of) : ty_where(empty, 0.0, of);

@@ -50,7 +50,9 @@ typedef enum ty_arg_kind {
   TY_ARG_INTS,
   TY_ARG_VARINTS,
   TY_ARG_DTYPE,
-  TY_ARG_DEVICE
+  TY_ARG_DEVICE,
+  TY_ARG_NUMBER, /* TY_INT, TY_FLOAT or TY_NONE */
+  TY_ARG_NAMED_INTS
 } ty_arg_kind;
 
 typedef struct ty_arg {
@@ -128,6 +130,10 @@ const ty_op *ty_op_find(const char *name); /* NULL when there is none */
 #define IV(n) ty_value n;
 #define D(n) ty_value n;
 #define V(n) ty_value n;
+#define VR(n) ty_value n;
+#define X(n) ty_value n;
+#define XR(n) ty_value n;
+#define M(n) ty_value n;
 #define OP(name, outs, args, ...)   \
   typedef struct ty_##name##_args { \
     args                            \
@@ -212,7 +218,10 @@ bool ty_read_value(const ty_tensor *t, ty_value *value);
 void ty_store_scalar(void *p, ty_dtype dtype, ty_value value);
 /* Copies src into dst's elements (broadcasting, converting); not recorded; any devices. */
 bool ty_copy_into(ty_tensor *dst, ty_tensor *src);
-ty_tensor *ty_scalar(double value, ty_dtype dtype, int device); /* 0-d, scoped */
+ty_tensor *ty_scalar_of(ty_value value, ty_dtype dtype, int device); /* 0-d, scoped */
+#define ty_scalar(value, dtype, device) ty_scalar_of(ty_operand(value), dtype, device)
+/* A TY_INT or TY_FLOAT as kernels take it; fractions are cut off in i, and what is beyond all integers is the last. */
+ty_number ty_number_of(ty_value value);
 /* t moved one position on along dim; `value` comes in at the free end. Recorded. */
 ty_tensor *ty_shifted(ty_tensor *t, int dim, bool backwards, double value);
 /* The scale of attention over keys of width d, where the user gives 0 for the usual one. */

@@ -37,7 +37,7 @@ ty_tensor *ty_shifted(ty_tensor *t, int dim, bool backwards, double value) {
   int64_t n = t->v.size[dim], size[TY_MAX_DIMS];
   memcpy(size, t->v.size, sizeof size);
   size[dim] = 1;
-  ty_tensor *edge = ty_full((ty_ints){ size, t->v.ndim }, value, ty_dtype_of(t), ty_device_of(t));
+  ty_tensor *edge = ty_full(((ty_ints){ size, t->v.ndim }), value, ty_dtype_of(t), ty_device_of(t));
   ty_tensor *rest = backwards ? ty_slice(t, dim, 1, n, 1) : ty_slice(t, dim, 0, n - 1, 1);
   return !edge || !rest ? NULL : backwards ? ty_concat(TY_LIST(rest, edge), dim) : ty_concat(TY_LIST(edge, rest), dim);
 }

@@ -18,6 +18,13 @@
 #undef ty_gt
 #undef ty_ge
 #undef ty_where
+#undef ty_full
+#undef ty_full_like
+#undef ty_fill_
+#undef ty_masked_fill
+#undef ty_clamp
+#undef ty_pad
+#undef ty_arange
 
 /* ---- arguments ---- */
 #define T(n) { .name = #n, .kind = TY_ARG_TENSOR, .required = true },
@@ -39,6 +46,10 @@
 #define IV(n) { .name = #n, .kind = TY_ARG_VARINTS, .text = "" },
 #define D(n) { .name = #n, .kind = TY_ARG_DTYPE, .integer = TY_DTYPE_DEFAULT },
 #define V(n) { .name = #n, .kind = TY_ARG_DEVICE, .integer = TY_DEVICE_DEFAULT },
+#define VR(n) { .name = #n, .kind = TY_ARG_DEVICE, .integer = TY_DEVICE_DEFAULT, .required = true },
+#define X(n) { .name = #n, .kind = TY_ARG_NUMBER },
+#define XR(n) { .name = #n, .kind = TY_ARG_NUMBER, .required = true },
+#define M(n) { .name = #n, .kind = TY_ARG_NAMED_INTS, .text = "" },
 #define OP(name, outs, args, ...) static const ty_arg args_of_##name[] = { args };
 #include "ops.def"
 #undef OP
@@ -63,6 +74,10 @@
 #define IV(n)
 #define D(n)
 #define V(n)
+#define VR(n)
+#define X(n)
+#define XR(n)
+#define M(n)
 enum {
 #define OP(name, outs, args, ...) inputs_of_##name = 0 args,
 #include "ops.def"
@@ -121,6 +136,10 @@ const ty_op *ty_op_find(const char *name) {
 #define IV(n) , (INTS, n)
 #define D(n) , (ENUM, n)
 #define V(n) , (ENUM, n)
+#define VR(n) , (ENUM, n)
+#define X(n) , (VALUE, n)
+#define XR(n) , (VALUE, n)
+#define M(n) , (STRING, n)
 
 #define PARAM_TENSOR(n) ty_tensor *n
 #define PARAM_VALUE(n) ty_value n
@@ -190,17 +209,52 @@ const ty_op *ty_op_find(const char *name) {
 static ty_tensor failed; /* told apart from the NULL result of an op without outputs */
 static inline ty_tensor *scoped_result(ty_tensor *t) { return t == &failed ? NULL : t; }
 
+static bool fail_value(const ty_op *op, int i, const char *expected) {
+  return ty_op_fail_(op, TY_EINVAL, "%s: expected %s, got NULL", op->args[i].name, expected);
+}
+
+/* Where a tensor is NULL, the call that should have made it has failed: its error stands. */
+static bool fail_tensor(const ty_op *op, int i, const char *expected) {
+  return ty_error_code() == TY_OK && fail_value(op, i, expected);
+}
+
+static bool check_code(const ty_op *op, int i, int64_t code, int64_t least, int64_t end, const char *expected) {
+  if (code >= least && code < end) return true;
+  return ty_op_fail_(op, TY_EINVAL, "%s: expected %s, got %lld", op->args[i].name, expected, (long long)code);
+}
+
+/* What the types of C leave open: NULL, and numbers that stand for nothing. */
+static bool check_value(const ty_op *op, int i, const ty_value *v) {
+  const ty_arg *a = &op->args[i];
+  switch (a->kind) {
+    case TY_ARG_TENSOR: return v->t || fail_tensor(op, i, "a tensor");
+    case TY_ARG_OPERAND:
+      if (v->kind == TY_TENSOR) return v->t || fail_tensor(op, i, "a tensor or a number");
+      return v->kind == TY_INT || v->kind == TY_FLOAT || fail_value(op, i, "a tensor or a number");
+    case TY_ARG_NUMBER:
+      if (v->kind == TY_NONE) return !a->required || fail_value(op, i, "a number");
+      return v->kind == TY_INT || v->kind == TY_FLOAT ||
+             ty_op_fail_(op, TY_EINVAL, "%s: expected a number, got a value of another kind", a->name);
+    case TY_ARG_LIST:
+      if (v->ts.n < 0 || (v->ts.n && !v->ts.v)) return fail_value(op, i, "a list of tensors");
+      for (int j = 0; j < v->ts.n; j++)
+        if (!v->ts.v[j]) return fail_tensor(op, i, "tensors");
+      return true;
+    case TY_ARG_INTS:
+    case TY_ARG_VARINTS: return (v->is.n >= 0 && (!v->is.n || v->is.v)) || fail_value(op, i, "a list of integers");
+    case TY_ARG_STRING: return v->s || fail_value(op, i, "a string");
+    case TY_ARG_DTYPE: return check_code(op, i, v->i, TY_DTYPE_DEFAULT, TY_DTYPES, "a dtype");
+    case TY_ARG_DEVICE: return check_code(op, i, v->i, a->required ? TY_CPU : TY_DEVICE_DEFAULT, TY_PINNED, "a device");
+    default: return true;
+  }
+}
+
 /* Calls, hands the outputs to the scope and returns the first. */
 static ty_tensor *call_scoped(ty_op_id id, const ty_value *arg, ty_tensor **user_out) {
   const ty_op *op = &ty_ops[id];
   ty_tensor *out[TY_MAX_OUTPUTS] = { NULL };
-  for (int i = 0; i < op->nargs; i++) {
-    const ty_arg *a = &op->args[i];
-    bool missing = (a->kind == TY_ARG_TENSOR && !arg[i].t) ||
-                   (a->kind == TY_ARG_OPERAND && arg[i].kind == TY_TENSOR && !arg[i].t);
-    for (int j = 0; a->kind == TY_ARG_LIST && j < arg[i].ts.n; j++) missing |= !arg[i].ts.v[j];
-    if (missing) return &failed;
-  }
+  for (int i = 0; i < op->nargs; i++)
+    if (!check_value(op, i, &arg[i])) return &failed;
   if (!ty_call_op(id, arg, out)) return &failed;
   bool ok = true;
   for (int i = 0; i < op->nout; i++) ok = (out[i] = ty_scope_add(out[i])) && ok;

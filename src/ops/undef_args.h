@@ -18,3 +18,7 @@
 #undef IV
 #undef D
 #undef V
+#undef VR
+#undef X
+#undef XR
+#undef M

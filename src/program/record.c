@@ -211,7 +211,7 @@ bool ty_recorded_constant(const ty_tensor *t, double *number) {
       const operand *o = &p->operands.v[l->first + j];
       if (o->slot != at) continue;
       if (l->id != TY_OP_fill_ || o->view.count != t->v.count) return false;
-      *number = ((const ty_p_scalars *)ty_launch_params(p, l))->a;
+      *number = ((const ty_p_numbers *)ty_launch_params(p, l))->a.f;
       return true;
     }
   }

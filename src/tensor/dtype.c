@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "../../kernels/half.h"
+#include "../../kernels/scalar.h"
 #include "../device/device.h"
 #include "../ops/op.h"
 #include "../program/recording.h"
@@ -43,13 +44,15 @@ static double load(const void *p, ty_dtype dtype) {
   }
 }
 
+ty_number ty_number_of(ty_value value) {
+  if (value.kind == TY_INT) return (ty_number){ (double)value.i, value.i };
+  return (ty_number){ value.f, ty_f64_to_i64(value.f, INT64_MIN, INT64_MAX) };
+}
+
 void ty_store_scalar(void *p, ty_dtype dtype, ty_value value) {
-  double f = value.kind == TY_INT ? (double)value.i : value.f;
-  int64_t i = value.kind == TY_INT         ? value.i
-              : f >= 9.2233720368547758e18 ? INT64_MAX
-              : f > -9.2233720368547758e18 ? (int64_t)f
-              : f == f                     ? INT64_MIN
-                                           : 0;
+  ty_number number = ty_number_of(value);
+  double f = number.f;
+  int64_t i = number.i;
   switch (dtype) {
     case TY_BOOL: *(uint8_t *)p = f != 0; break;
     case TY_U8: *(uint8_t *)p = (uint8_t)i; break;

@@ -82,4 +82,119 @@ check.test("gradients of running products through zeros", function()
   check.equal(h:tolist(), { 4, 42, 2, 36, 0 })
 end)
 
+-- What a mask of the first dimensions reads and writes, in plain Lua: nested lists, the mask's true positions in order.
+local function masked(x, mask, visit)
+  if type(mask) == "boolean" then
+    if mask then visit(x) end
+    return
+  end
+  for i, m in ipairs(mask) do
+    if m == true then visit(x, i) elseif m then masked(x[i], m, visit) end
+  end
+end
+
+check.test("a mask stands for the first dimensions", function()
+  ty.manual_seed(8)
+  for _, sizes in ipairs { { 5 }, { 4, 3 }, { 3, 4, 2 }, { 2, 3, 2, 2 } } do
+    for dims = 1, #sizes do
+      for _, dtype in ipairs { "f32", "i64", "bool", "bf16" } do
+        local what = table.concat(sizes, "x") .. " by " .. dims .. " " .. dtype
+        local x = (ty.randn(sizes) * 4):to(dtype)
+        if #sizes > 1 then x = x:transpose(0, 1):contiguous():transpose(0, 1) end -- strides of their own
+        local mask = ty.rand({ table.unpack(sizes, 1, dims) }):gt(0.4)
+
+        local expected = {}
+        masked(x:tolist(), mask:tolist(), function(list, i) expected[#expected + 1] = list[i] end)
+        check.equal(x[mask]:tolist(), expected, what)
+
+        local count, rest = #expected, { table.unpack(sizes, dims + 1) }
+        local values = (ty.randn { count, table.unpack(rest) } * 4):to(dtype)
+        for _, given in ipairs { values, values["0:1"], (ty.randn(rest) * 4):to(dtype), 1 } do
+          if count > 0 then
+            local rows = type(given) == "number" and ty.full({ count, table.unpack(rest) }, given, { dtype = dtype })
+              or given:expand { count, table.unpack(rest) }
+            local after, k = x:tolist(), 0
+            rows = rows:tolist()
+            masked(after, mask:tolist(), function(list, i)
+              k = k + 1
+              list[i] = rows[k]
+            end)
+            local y = x:clone()
+            local view = #sizes > 1 and y:transpose(0, 1):contiguous():transpose(0, 1) or y
+            view[mask] = given
+            check.equal(view:tolist(), after, what)
+          end
+        end
+      end
+    end
+  end
+end)
+
+check.test("a mask's gradient, a mask without dimensions, and masks that do not fit", function()
+  local x = ty.arange(6):reshape(3, 2)
+  local rows = ty.tensor { true, false, true }
+  local p = x:to("f64"):requires_grad_()
+  check.equal(ty.grad((p[rows] * ty.tensor { { 1, 2 }, { 3, 4 } }):sum(), { p })[1]:tolist(),
+    { { 1, 2 }, { 0, 0 }, { 3, 4 } })
+  check.equal(x[ty.tensor(true)].shape, { 1, 3, 2 })
+  check.equal(x[ty.tensor(false)].shape, { 0, 3, 2 })
+  local y = x:clone()
+  y[ty.tensor(false)] = 7
+  check.equal(y:tolist(), x:tolist())
+  y[rows] = 2.5 -- into integers: cut off, as fill_ does
+  check.equal(y:tolist(), { { 2, 2 }, { 2, 3 }, { 2, 2 } })
+  local big = ty.full({ 2, 2 }, (1 << 53) + 1, { dtype = "i64" }) -- what is not written stays as it is
+  big[ty.tensor { true, false }] = ty.tensor { 1.5, 2.5 }
+  check.equal(big:tolist(), { { 1, 2 }, { (1 << 53) + 1, (1 << 53) + 1 } })
+  local text = "index: expected a mask with the sizes of the first dimensions of x [3, 2]"
+  for _, mask in ipairs { ty.tensor { true, false }, ty.tensor { { true }, { true }, { false } }, x:unsqueeze(2):gt(0) } do
+    check.fails(function() return x[mask] end, text)
+    check.fails(function() x[mask] = 1 end, text)
+  end
+  check.fails(function() x[rows] = ty.ones(3, 2) end, "index: expected values that broadcast to the [2, 2] written to")
+  check.fails(function() x[rows] = ty.ones(3) end, "index: expected values that broadcast to the [2] written to")
+end)
+
+check.test("errors of an index speak of the index", function()
+  local x = ty.zeros(3, 2)
+  local function set(index, value) return function() x[index] = value end end
+  local function get(index) return function() return x[index] end end
+  for _, try in ipairs { get(7), set(7, 1), get "7", set("7, 0", 1) } do
+    check.fails(try, "index: expected a position in [-3, 2] of dimension 0, got 7 for x [3, 2] f32 cpu")
+  end
+  for _, try in ipairs { get ":, -3", set("..., -3", 1), get "None, 1:, None, -3" } do
+    check.fails(try, "index: expected a position in [-2, 1] of dimension 1, got -3 for x [3, 2] f32 cpu")
+  end
+  check.fails(get "::0", "index: slice: step")
+  check.fails(get "one", 'a tensor has no op')
+  check.fails(get "1 2", "index: expected positions, start:stop:step")
+  check.fails(get(ty.tensor { 9 }), "index: index_select: index 9 is out of range")
+  check.fails(set("0:2", ty.ones(5)), "index: expected values that broadcast to the [2, 2] written to, got [5]")
+  check.fails(function() return ty.zeros(0)[0] end, "index: dimension 0 of x [0] f32 cpu is empty, got position 0")
+  check.fails(function() return ty.tensor(1)[0] end, "index: expected a tensor with dimensions, got [] i64")
+end)
+
+check.test("a shape is a list that counts from 1, and says so", function()
+  local x = ty.zeros(3, 2)
+  for _, shape in ipairs { x.shape, x:size() } do
+    check.equal({ #shape, shape[1], shape[2], shape[3] }, { 2, 3, 2 })
+    check.equal({ table.unpack(shape) }, { 3, 2 })
+    check.equal(shape, { 3, 2 })
+    for _, wrong in ipairs { 0, -1 } do
+      check.fails(function() return shape[wrong] end, ("expected a position from 1 up, got %d"):format(wrong))
+      check.fails(function() return shape[wrong] end, ("x:size(%d)"):format(wrong))
+    end
+    check.equal(shape.other, nil)
+  end
+  check.equal({ x:size(0), x:size(-1) }, { 3, 2 })
+  local thread = ty.thread.new(function()
+    return function(shape) return shape, #shape, select(2, pcall(function() return shape[0] end)) end
+  end)
+  thread:send(x.shape)
+  local back, n, message = thread:receive()
+  thread:close()
+  check.equal({ back, n }, { { 3, 2 }, 2 })
+  check.ok(tostring(message):find("expected a position from 1 up", 1, true), "the other side's shape says so too")
+end)
+
 check.finish()

@@ -9,7 +9,7 @@
 --- An n-dimensional array that counts from 0. x[i] selects, x["0:8, :, -1"] slices, both also write; arithmetic works
 --- elementwise with broadcasting; comparison is by methods: x:lt(y).
 ---@class Tensor
----@field shape integer[] sizes of the dimensions, a Lua table
+---@field shape integer[] sizes of the dimensions: a list of Lua, which counts from 1; x:size(0) counts as tensors do
 ---@field dtype Dtype
 ---@field device Device
 ---@field ndim integer
@@ -137,6 +137,14 @@ function ty.is_tensor(value) end
 ---@param name string "cpu", "cuda", "cuda:1" ...
 ---@return boolean available, string? why
 function ty.device_available(name) end
+
+--- What an error about an unknown name adds: "; did you mean softmax?", with up to three of the string keys of `table`
+--- and of `names` that are nearest to `name`, or "" where none is near.
+---@param name string
+---@param table table
+---@param names? string[]
+---@return string
+function ty.nearest(name, table, names) end
 
 --- Gradients of outputs with respect to inputs, without touching .grad.
 --- Options: grad_outputs (what to multiply outputs with), create_graph, keep_graph, allow_unused.

@@ -7,6 +7,7 @@ local types = {
   tensor = "Tensor", optional = "Tensor", operand = "Tensor|number", tensors = "Tensor[]",
   int = "integer", float = "number", bool = "boolean", string = "string",
   ints = "integer|integer[]", varints = "integer|integer[]", dtype = "Dtype", device = "Device",
+  number = "number", named = "string",
 }
 
 local keywords = { ["end"] = true, ["repeat"] = true, ["and"] = true, ["or"] = true, ["not"] = true, ["in"] = true }

@@ -55,7 +55,7 @@ local function text() return "text" end
 local function tensor() return ty.ones(2, { device = layout.device }) end
 local wrong = { -- for each kind of argument a value of another kind
   tensor = text, optional = text, operand = text, tensors = text, bool = text, ints = text, varints = text,
-  int = tensor, float = tensor, string = tensor,
+  number = text, int = tensor, float = tensor, string = tensor, named = tensor,
   dtype = function() return "no_such_dtype" end, device = function() return "no_such_device" end,
 }
 

@@ -108,7 +108,7 @@ local function check_inplace(row, instance, where, name)
   local plain = forward.call(row, instance, instance:tensors(name))[1]
   if plain.dtype ~= first.array.dtype or not compare.same_shape(plain.shape, first.array.shape) then return end
   local tensors, wholes = instance:windows(name)
-  local twin = ty[row.name .. "_"]
+  local twin = ty.core[row.name .. "_"]
   if not report.check(twin ~= nil, row.name, where, "there is no %s_", row.name) then return end
   local before = filling(tensors, wholes)
   forward.call(row, instance, tensors, nil, twin)
