@@ -1,5 +1,7 @@
-/* Small blocks: tensors, graph nodes, small storages. Free lists per thread by multiples of 64 bytes; a thread that ends
- * leaves its lists to the others. */
+/* Small blocks: tensors, graph nodes, small storages, by multiples of 64 bytes. Each thread has free blocks of its own,
+ * in magazines as in Bonwick and Adams 2001, Magazines and Vmem: of each size the one in use and a full one. What is more
+ * goes to a depot, from where any thread takes it before the system is asked, a magazine at a time. So memory follows
+ * what is live, also when one thread makes what another frees, and when threads come and go. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -30,12 +32,12 @@ bool ty_memory_injected(void) {
 static pthread_key_t exit_key;
 static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
 static _Thread_local bool exit_armed;
-static void give_to_orphans(void);
+static void give_to_depot(void);
 
 static void thread_exit(void *unused) {
   ty_scope_thread_exit();
   ty_memory_thread_exit();
-  give_to_orphans();
+  give_to_depot();
   exit_armed = false;
 }
 
@@ -62,50 +64,82 @@ void *ty_small_alloc(size_t bytes) {
 
 void ty_small_free(void *p, size_t bytes) { free(p); }
 
-static void give_to_orphans(void) {}
+static void give_to_depot(void) {}
 
 #else
 
 typedef struct block {
   struct block *next;
+  size_t depth;                /* how many there are from this one to the end of its magazine */
+  struct block *next_magazine; /* of the first block of a magazine in the depot */
 } block;
 
-static _Thread_local block *lists[CLASSES + 1];
-static block *orphans[CLASSES + 1];
-static pthread_mutex_t orphans_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local block *loaded[CLASSES + 1], *full[CLASSES + 1];
+static block *depot[CLASSES + 1];
+static pthread_mutex_t depot_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void give_to_orphans(void) {
-  pthread_mutex_lock(&orphans_lock);
-  for (int c = 1; c <= CLASSES; c++) {
-    while (lists[c]) {
-      block *b = lists[c];
-      lists[c] = b->next;
-      b->next = orphans[c];
-      orphans[c] = b;
-    }
-  }
-  pthread_mutex_unlock(&orphans_lock);
+/* Whether a magazine of the class has room for one block more: it holds what a chunk from the system is cut into. */
+static bool has_room(size_t c, size_t depth) { return (depth + 1) * c <= CHUNK / UNIT; }
+
+static void give_locked(size_t c, block *first) {
+  if (!first) return;
+  first->next_magazine = depot[c];
+  depot[c] = first;
 }
 
-static void *refill(size_t c) {
-  ty_memory_arm_thread_exit();
-  pthread_mutex_lock(&orphans_lock);
-  block *b = orphans[c];
-  orphans[c] = NULL;
-  pthread_mutex_unlock(&orphans_lock);
-  if (b) {
-    lists[c] = b->next;
-    return b;
+static void give_to_depot(void) {
+  pthread_mutex_lock(&depot_lock);
+  for (size_t c = 1; c <= CLASSES; c++) {
+    give_locked(c, loaded[c]);
+    give_locked(c, full[c]);
+    loaded[c] = full[c] = NULL;
   }
+  pthread_mutex_unlock(&depot_lock);
+}
+
+static block *take_from_depot(size_t c) {
+  pthread_mutex_lock(&depot_lock);
+  block *first = depot[c];
+  if (first) depot[c] = first->next_magazine;
+  pthread_mutex_unlock(&depot_lock);
+  return first;
+}
+
+static block *put(block *b, block *on) {
+  b->next = on;
+  b->depth = on ? on->depth + 1 : 1;
+  return b;
+}
+
+static block *cut_chunk(size_t c) {
   char *chunk = aligned_alloc(UNIT, CHUNK);
-  if (!chunk) return NULL;
-  size_t size = c * UNIT, n = CHUNK / size;
-  for (size_t i = 1; i < n; i++) {
-    b = (block *)(chunk + i * size);
-    b->next = lists[c];
-    lists[c] = b;
+  block *first = NULL;
+  for (size_t i = CHUNK / (c * UNIT); chunk && i-- > 0;) first = put((block *)(chunk + i * c * UNIT), first);
+  return first;
+}
+
+/* A block when nothing is loaded: from the full magazine, the depot or a new chunk. */
+static void *refill(size_t c) {
+  block *first = full[c];
+  full[c] = NULL;
+  if (!first) {
+    ty_memory_arm_thread_exit();
+    first = take_from_depot(c);
   }
-  return chunk;
+  if (!first) first = cut_chunk(c);
+  loaded[c] = first ? first->next : NULL;
+  return first;
+}
+
+/* The loaded magazine becomes the full one, which goes to the depot. */
+static void unload(size_t c) {
+  if (full[c]) {
+    pthread_mutex_lock(&depot_lock);
+    give_locked(c, full[c]);
+    pthread_mutex_unlock(&depot_lock);
+  }
+  full[c] = loaded[c];
+  loaded[c] = NULL;
 }
 
 void *ty_small_alloc(size_t bytes) {
@@ -114,9 +148,9 @@ void *ty_small_alloc(size_t bytes) {
     size_t c = (bytes + UNIT - 1) / UNIT;
     if (__builtin_expect(c > CLASSES, 0)) {
       p = aligned_alloc(UNIT, c * UNIT);
-    } else if (lists[c]) {
-      p = lists[c];
-      lists[c] = lists[c]->next;
+    } else if (loaded[c]) {
+      p = loaded[c];
+      loaded[c] = loaded[c]->next;
     } else {
       p = refill(c);
     }
@@ -132,9 +166,14 @@ void ty_small_free(void *p, size_t bytes) {
     free(p);
     return;
   }
-  block *b = p;
-  b->next = lists[c];
-  lists[c] = b;
+  block *on = loaded[c];
+  if (__builtin_expect(!on, 0)) {
+    ty_memory_arm_thread_exit();
+  } else if (__builtin_expect(!has_room(c, on->depth), 0)) {
+    unload(c);
+    on = NULL;
+  }
+  loaded[c] = put(p, on);
 }
 
 #endif

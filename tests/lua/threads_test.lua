@@ -51,4 +51,46 @@ check.test("several Lua states compute at once, each with its own number of thre
   ty.set_threads(0)
 end)
 
+-- ---- memory between threads ----
+
+-- Resident megabytes of this process; nil where /proc is not, and under sanitizers, which hold back what was freed.
+local function resident()
+  local f = not os.getenv "UBSAN_OPTIONS" and io.open "/proc/self/status"
+  if not f then return nil end
+  local kb = f:read("a"):match "VmRSS:%s*(%d+)"
+  f:close()
+  return tonumber(kb) / 1024
+end
+
+-- Megabytes that the process grows by when `again` has run `count` times, after `warm` times.
+local function growth(warm, count, again)
+  for _ = 1, warm do again() end
+  collectgarbage()
+  local before = resident()
+  for _ = 1, count do again() end
+  collectgarbage()
+  return before and resident() - before or 0
+end
+
+check.test("loaders made again and again, each with threads of its own, take no more memory", function()
+  local dataset = ty.data.TensorDataset { x = ty.zeros(64, 4), y = ty.arange(64) }
+  local grown = growth(20, 80, function() -- 0.2 MB of small blocks were lost by each
+    local loader <close> = ty.data.DataLoader(dataset, { batch_size = 16, workers = 2 })
+    for _ = 1, 4 do loader:next() end
+  end)
+  check.ok(grown < 3, ("80 loaders grew by %.1f MB"):format(grown))
+end)
+
+check.test("what a thread makes and another frees goes back to the first", function()
+  local thread <close> = ty.thread.new(function()
+    local zeros = require("tycho").zeros
+    return function() return zeros(800) end
+  end)
+  local grown = growth(1000, 10000, function() -- 3.3 KB each
+    thread:send()
+    thread:receive():free()
+  end)
+  check.ok(grown < 3, ("10,000 tensors grew by %.1f MB"):format(grown))
+end)
+
 check.finish()
