@@ -5,6 +5,7 @@
 -- first number that is asked for runs fn once more with the generator's state of the first run, and the tensors then
 -- kept are handed out by their numbers. A checkpoint inside a checkpoint gives its arguments to the outer one.
 local ty = require "tycho"
+local expect = require("tycho.arguments").expect
 
 -- The tensor handed to the engine last. The engine holds a reference of its own by the time it asks for the next, so it
 -- is released then instead of waiting for the collector.
@@ -71,6 +72,7 @@ end
 ---@param fn function
 ---@return any ... what fn returns
 local function checkpoint(fn, ...)
+  expect("checkpoint", "fn", fn, "a function")
   if not ty.is_grad_enabled() then return fn(...) end
   local outer = current
   local self = { fn = fn, rng = ty.rng_state(), autocast = ty.autocast_dtype(), arguments = table.pack(...), wants = {},

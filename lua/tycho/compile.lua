@@ -1,13 +1,12 @@
 --- ty.compile and ty.fuse: functions whose calls are recorded once and then replayed without Lua and without dispatch.
 local ty = require "tycho"
+local checks = require "tycho.arguments"
 local program = ty.core.program
 
-local function check(who, fn, options, known)
-  local callable = type(fn) == "function" or (type(fn) == "table" and (getmetatable(fn) or {}).__call)
-  if not callable then error(("%s: expected a function, got %s"):format(who, type(fn)), 3) end
-  for key in pairs(options or {}) do
-    if known[key] == nil then error(("%s: no option '%s'"):format(who, tostring(key)), 3) end
-  end
+-- The number of forms that are recorded, from the options.
+local function limit_of(who, fn, options, limit)
+  checks.expect(who, "fn", fn, "a function")
+  return checks.read(who, options, { limit = limit }, { limit = "an integer in [1, 64]" }).limit
 end
 
 --- A function that does what fn does, faster: a whole training step, or the forward pass of a model.
@@ -51,8 +50,7 @@ end
 ---@param options? {limit: integer}
 ---@return F
 local function compile(fn, options)
-  check("compile", fn, options, { limit = true })
-  return program.new(fn, options and options.limit or 16, true, false)
+  return program.new(fn, limit_of("compile", fn, options, 16), true, false)
 end
 
 -- The gradients of f as a function: vjp(wanted, came, n, x1 .. xn, g ...) of f's arguments, where `wanted` has a letter
@@ -149,8 +147,7 @@ local function unrecorded(f) return as_op(f, f, unrecorded) end
 ---@param options? {limit: integer}
 ---@return F
 local function fuse(fn, options)
-  check("fuse", fn, options, { limit = true })
-  local limit = options and options.limit or 32
+  local limit = limit_of("fuse", fn, options, 32)
   return as_op(fn, program.new(fn, limit, false, true), function(vjp)
     return as_op(vjp, program.new(vjp, limit, false, false), unrecorded)
   end)

@@ -6,6 +6,9 @@
 --       backward = function(ctx, g) local x = ctx:saved() return g * 3 * x * x end,
 --     }
 local ty = require "tycho"
+local checks = require "tycho.arguments"
+
+local expect = checks.expect
 
 local Context = {}
 Context.__index = Context
@@ -39,10 +42,10 @@ local function shape_text(t) return table.concat(t.shape, ", ") end
 ---@param spec {name: string, forward: function, backward: function}
 ---@return function op
 local function custom_op(spec)
-  local name, forward, backward = spec.name or "custom op", spec.forward, spec.backward
-  if type(forward) ~= "function" or type(backward) ~= "function" then
-    error("custom_op: expected { name =, forward = function, backward = function }", 2)
-  end
+  expect("custom_op", "spec", spec, "a table")
+  local name = expect("custom_op", "name", spec.name, "a string or nil") or "custom op"
+  local forward = expect("custom_op", "forward", spec.forward, "a function")
+  local backward = expect("custom_op", "backward", spec.backward, "a function")
   return function(...)
     local ctx = setmetatable({}, Context)
     local arguments = table.pack(...)
@@ -58,7 +61,7 @@ local function custom_op(spec)
     for i = 1, results.n do
       local result = results[i]
       if not ty.is_tensor(result) then
-        error(("%s: forward must return tensors, got %s"):format(name, type(result)), 2)
+        checks.fail("%s: forward: expected tensors as results, got %s", name, checks.describe(result))
       end
       -- An input handed through needs a tensor of its own, which can get a history.
       for _, x in ipairs(inputs) do

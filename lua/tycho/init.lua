@@ -28,6 +28,7 @@ local methods = core.Tensor.methods
 
 --- Whether the tensor's numbers are f64, f32, f16 or bf16.
 function methods.is_floating_point(x)
+  if not core.is_tensor(x) then require("tycho.arguments").expect("is_floating_point", "x", x, "a tensor") end
   local dtype = x.dtype
   return dtype:sub(1, 1) == "f" or dtype == "bf16"
 end

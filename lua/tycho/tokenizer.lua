@@ -4,6 +4,9 @@
 -- that the file gives is not applied; its truncation and padding neither, unless they are asked for.
 local core = require "tycho.core"
 local native, io = core.tokenizer_core, core.io
+local arguments = require "tycho.arguments"
+
+local expect = arguments.expect
 
 local tokenizer = {}
 local methods = native.methods
@@ -36,6 +39,7 @@ end
 ---@param path string a tokenizer.json or a folder
 ---@return Tokenizer
 function tokenizer.load(path)
+  expect("tokenizer.load", "path", path, "a string")
   local info = io.stat(path)
   if not (info and info.kind == "directory") then return native.read(path) end
   local tok = native.read(path .. "/tokenizer.json")
@@ -48,7 +52,11 @@ end
 ---@param text string
 ---@param name? string for errors
 ---@return Tokenizer
-function tokenizer.parse(text, name) return native.parse(text, name) end
+function tokenizer.parse(text, name)
+  expect("tokenizer.parse", "text", text, "a string")
+  expect("tokenizer.parse", "name", name, "a string or nil")
+  return native.parse(text, name or "tokenizer.parse")
+end
 
 -- ---- from GGUF ----
 
@@ -99,10 +107,11 @@ function models.gpt2(spec)
   local pattern = spec.pattern
   if pattern == nil then pattern = patterns[spec.pre or "default"] end
   if pattern == nil then
-    error(("tokenizer.new: pre = %q is not known; pattern = gives its regular expression"):format(spec.pre), 3)
+    arguments.fail("tokenizer.new: pre: %q is not known; pattern = gives its regular expression", spec.pre)
   end
   local merges = {}
-  for i, merge in ipairs(spec.merges or error("tokenizer.new: model gpt2 needs merges", 3)) do merges[i] = merge end
+  if not spec.merges then arguments.fail "tokenizer.new: merges: model gpt2 needs them" end
+  for i, merge in ipairs(spec.merges) do merges[i] = merge end
   local bytes = { type = "ByteLevel", add_prefix_space = spec.add_space_prefix == true, trim_offsets = true,
     use_regex = not pattern }
   local split = pattern and { type = "Split", pattern = { Regex = pattern }, behavior = "Isolated", invert = false }
@@ -117,7 +126,7 @@ end
 
 function models.llama(spec)
   local vocab = vocab_of(spec.tokens)
-  local scores = spec.scores or error("tokenizer.new: model llama needs scores", 3)
+  local scores = spec.scores or arguments.fail "tokenizer.new: scores: model llama needs them"
   local steps = { { type = "Replace", pattern = { String = " " }, content = metaspace } }
   local prefix = spec.add_space_prefix ~= false
   if prefix then table.insert(steps, 1, { type = "Prepend", prepend = metaspace }) end
@@ -132,7 +141,7 @@ function models.llama(spec)
 end
 
 function models.t5(spec)
-  local scores, vocab = spec.scores or error("tokenizer.new: model t5 needs scores", 3), {}
+  local scores, vocab = spec.scores or arguments.fail "tokenizer.new: scores: model t5 needs them", {}
   for i, token in ipairs(spec.tokens) do vocab[i] = { token, scores[i] } end
   local steps = {}
   if spec.charsmap then steps[1] = { type = "Precompiled", precompiled_charsmap = spec.charsmap } end
@@ -186,6 +195,11 @@ local function template(spec, default_bos)
   return { type = "TemplateProcessing", single = pieces, pair = pair, special_tokens = special }
 end
 
+local spec_kinds = { model = '"gpt2" or "llama" or "t5" or "bert"', tokens = "a list of strings",
+  scores = "a list of numbers or a tensor or nil", merges = "a list of strings or nil",
+  token_types = "a list of integers or a tensor or nil", pre = "a string or nil", pattern = "a string or nil",
+  charsmap = "a string or nil", chat_template = "a string or nil" }
+
 --- A tokenizer from the values that GGUF files have under tokenizer.ggml: `model` "gpt2" (byte-level BPE; `pre` names
 --- how text is split, or `pattern` is the regular expression), "llama" (SentencePiece BPE with byte fallback, merges by
 --- scores), "t5" (Unigram) or "bert" (WordPiece); `tokens`, and with them `scores`, `merges` ("left right") and
@@ -194,12 +208,16 @@ end
 ---@param spec table
 ---@return Tokenizer
 function tokenizer.new(spec)
+  expect("tokenizer.new", "spec", spec, "a table")
+  for name, kind in pairs(spec_kinds) do expect("tokenizer.new", name, spec[name], kind) end
+  for _, name in ipairs { "bos", "eos", "unk", "sep", "pad" } do
+    local id = expect("tokenizer.new", name, spec[name], "an integer >= 0 or nil")
+    if id and id >= #spec.tokens then
+      arguments.fail("tokenizer.new: %s: expected one of the %d tokens, from 0, got %d", name, #spec.tokens, id)
+    end
+  end
   spec = setmetatable({}, { __index = spec })
   local make = models[spec.model]
-  if not make then
-    error(("tokenizer.new: model %q is not known; gpt2, llama, t5 and bert are"):format(tostring(spec.model)), 2)
-  end
-  if type(spec.tokens) ~= "table" then error("tokenizer.new: tokens, a list of strings, is missing", 2) end
   local added, types = {}, spec.token_types or {}
   if type(types) ~= "table" then types = types:tolist() end
   local whole = make(spec)
@@ -221,8 +239,11 @@ end
 
 -- ---- training ----
 
-local train_options = { vocabulary = true, kind = true, pattern = true, special = true, min_frequency = true,
-  max_token_length = true, prefix_space = true, files = true }
+local train_defaults = { vocabulary = 32768, kind = "bpe", pattern = "gpt2", special = {}, min_frequency = 0,
+  max_token_length = 0, prefix_space = false, files = false }
+local count = "an integer in [0, 268435456]"
+local train_kinds = { vocabulary = count, kind = '"bpe"', special = "a list of strings", min_frequency = count,
+  max_token_length = count }
 
 --- Learns a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) on all threads; the same text gives the same
 --- tokenizer, which is that of huggingface's BpeTrainer. Options: `vocabulary`, tokens in all (32768); `special`, a
@@ -233,25 +254,12 @@ local train_options = { vocabulary = true, kind = true, pattern = true, special 
 ---@param options? table
 ---@return Tokenizer
 function tokenizer.train(texts, options)
-  options = options or {}
-  for name in pairs(options) do
-    if not train_options[name] then error(("tokenizer.train: unknown option %s"):format(tostring(name)), 2) end
-  end
-  if (options.kind or "bpe") ~= "bpe" then
-    error(("tokenizer.train: kind %q is not known; \"bpe\" is"):format(tostring(options.kind)), 2)
-  end
+  local o = arguments.read("tokenizer.train", options, train_defaults, train_kinds)
+  expect("tokenizer.train", "texts", texts, "a string or a list of strings")
   if type(texts) == "string" then texts = { texts } end
-  if type(texts) ~= "table" then error("tokenizer.train: a list of texts is wanted, got " .. type(texts), 2) end
-  local function count(name, default)
-    local value = options[name] == nil and default or options[name]
-    if math.type(value) ~= "integer" or value < 0 or value > 1 << 28 then
-      error(("tokenizer.train: %s: an integer from 0 to 2^28 is wanted, got %s"):format(name, tostring(value)), 3)
-    end
-    return value
-  end
-  local trainer = native.trainer(count("vocabulary", 32768), options.pattern or "gpt2", count("min_frequency", 0),
-    count("max_token_length", 0), options.prefix_space == true, options.special or {})
-  if options.files then
+  local trainer = native.trainer(o.vocabulary, o.pattern, o.min_frequency, o.max_token_length, o.prefix_space,
+    o.special)
+  if o.files then
     for _, path in ipairs(texts) do trainer:add_file(path) end
   else
     trainer:add(texts)
@@ -289,20 +297,18 @@ local batch_options = { pad = true, pad_id = true, side = true, multiple = true,
 ---@param options? table
 ---@return Tensor ids, Tensor mask
 function methods:encode_batch(texts, options)
-  local encode, o = {}, options or {}
+  local encode, o = {}, expect("encode_batch", "options", options, "a table or nil") or {}
+  expect("encode_batch", "texts", texts, "a list")
   for name, value in pairs(o) do
     if not batch_options[name] then encode[name] = value end
   end
   if o.pad == false then return native.encode_texts(self, texts, encode) end
   local pad, side, multiple, length = o.pad_id or self.pad, o.side or self.pad_side, o.multiple or 1, o.length or 0
-  if math.type(pad) ~= "integer" then error("encode_batch: the tokenizer has no padding token; pad_id is wanted", 2) end
-  if side ~= "left" and side ~= "right" then error("encode_batch: side: \"left\" or \"right\" is wanted", 2) end
-  if math.type(multiple) ~= "integer" or multiple < 1 or multiple > 1 << 20 then
-    error("encode_batch: multiple: an integer from 1 is wanted, got " .. tostring(multiple), 2)
-  end
-  if math.type(length) ~= "integer" or length < 0 or length > 1 << 30 then
-    error("encode_batch: length: an integer is wanted, got " .. tostring(length), 2)
-  end
+  if pad == nil then arguments.fail "encode_batch: pad_id: the tokenizer has no padding token; expected its id" end
+  expect("encode_batch", "pad_id", pad, "an integer")
+  expect("encode_batch", "side", side, '"left" or "right"')
+  expect("encode_batch", "multiple", multiple, "an integer in [1, 1048576]")
+  expect("encode_batch", "length", length, "an integer in [0, 1073741824]")
   return native.encode_padded(self, texts, encode, pad, side == "left", multiple, length)
 end
 
@@ -311,6 +317,10 @@ end
 ---@param options? {skip_special?: boolean}
 ---@return string[]
 function methods:decode_batch(batch, options)
+  expect("decode_batch", "batch", batch, "a list or a tensor")
+  if type(batch) ~= "table" and batch.ndim ~= 2 then
+    arguments.fail("decode_batch: batch: expected a tensor [texts, n], got %s", arguments.describe(batch))
+  end
   local out, n = {}, type(batch) == "table" and #batch or batch.shape[1]
   for i = 1, n do out[i] = self:decode(type(batch) == "table" and batch[i] or batch[i - 1], options) end
   return out
@@ -337,6 +347,7 @@ local samples = { "Hello, world!", "  two  spaces\n\tand a tab", "it's 12345 o'c
 ---@param texts? string[] to try besides some that are built in
 ---@return {tokens: integer, shared: integer, lossless: boolean, failures: string[]}
 function methods:selftest(texts)
+  expect("selftest", "texts", texts, "a list of strings or nil")
   local report = { tokens = 0, shared = 0, lossless = true, failures = {} }
   for id = 0, self.size - 1 do
     local token = self:token(id)

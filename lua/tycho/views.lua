@@ -1,10 +1,14 @@
 --- Cutting a tensor into parts that share its memory: functions of ty and methods of tensors.
+local arguments = require "tycho.arguments"
+
+local expect = arguments.expect
 local views = {}
 
 local function size_of(who, x, dim)
-  local n = x.ndim
-  if not math.tointeger(dim) or dim < -n or dim >= n then
-    error(("%s: dim: expected a dimension in [%d, %d], got %s"):format(who, -n, n - 1, tostring(dim)), 3)
+  local n = expect(who, "x", x, "a tensor").ndim
+  expect(who, "dim", dim, "an integer")
+  if dim < -n or dim >= n then
+    arguments.fail("%s: dim: expected a dimension in [%d, %d], got %d", who, -n, n - 1, dim)
   end
   return x:size(dim)
 end
@@ -17,9 +21,9 @@ end
 function views.split(x, sizes, dim)
   dim = dim or 0
   local n = size_of("split", x, dim)
+  expect("split", "sizes", sizes, "an integer >= 1 or a list of integers >= 0")
   if type(sizes) == "number" then
     local size = math.tointeger(sizes)
-    if not size or size < 1 then error("split: expected a positive size, got " .. tostring(sizes), 2) end
     sizes = {}
     for start = 0, n - 1, size do sizes[#sizes + 1] = math.min(size, n - start) end
     if n == 0 then sizes[1] = 0 end
@@ -31,8 +35,8 @@ function views.split(x, sizes, dim)
     start = start + size
   end
   if start ~= n or #parts ~= #sizes then
-    error(("split: the sizes {%s} do not sum to %d, the size of dimension %d")
-      :format(table.concat(sizes, ", "), n, dim), 2)
+    arguments.fail("split: sizes: expected a sum of %d, the size of dimension %d, got {%s}", n, dim,
+      table.concat(sizes, ", "))
   end
   return table.unpack(parts)
 end
@@ -42,9 +46,7 @@ end
 function views.chunk(x, count, dim)
   dim = dim or 0
   local n = size_of("chunk", x, dim)
-  if not math.tointeger(count) or count < 1 then
-    error("chunk: expected a positive count, got " .. tostring(count), 2)
-  end
+  expect("chunk", "count", count, "an integer >= 1")
   return views.split(x, math.max(1, (n + count - 1) // count), dim)
 end
 

@@ -53,8 +53,7 @@ static bool find_name(lua_State *L, int wanted, const char *prefix, int depth) {
   return false;
 }
 
-/* The name of the running C function; leaves something on the stack. */
-static const char *running(lua_State *L) {
+const char *ty_lua_function_name(lua_State *L) {
   lua_Debug ar;
   if (!lua_getstack(L, 0, &ar)) return "?";
   lua_getinfo(L, "nf", &ar);
@@ -91,7 +90,7 @@ static const char *shown(lua_State *L, int index) {
 
 int ty_lua_refuse(lua_State *L, int index, const char *expected) {
   const char *got = shown(L, index); /* before the name, which leaves something where an absent argument would be */
-  return luaL_error(L, "%s: argument %d: expected %s, got %s", running(L), index, expected, got);
+  return luaL_error(L, "%s: argument %d: expected %s, got %s", ty_lua_function_name(L), index, expected, got);
 }
 
 ty_tensor *ty_lua_to(lua_State *L, int index) {
@@ -100,7 +99,7 @@ ty_tensor *ty_lua_to(lua_State *L, int index) {
     luaL_error(L,
                "%s: argument %d: this tensor was released (by its scope, <close> or :free()); ty.keep() takes a tensor "
                "out of its scope",
-               running(L), index);
+               ty_lua_function_name(L), index);
   return h ? h->t : NULL;
 }
 

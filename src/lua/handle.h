@@ -68,6 +68,8 @@ void ty_lua_check_type(lua_State *L, int index, int type);
 void ty_lua_check_callable(lua_State *L, int index);
 /* Raises "FUNCTION: argument N: expected ..., got ...". */
 int ty_lua_refuse(lua_State *L, int index, const char *expected);
+/* The name of the running C function, for errors: "io.load_npz"; it stays on the stack. */
+const char *ty_lua_function_name(lua_State *L);
 /* The table in which errors look for the names of functions. */
 void ty_lua_remember_core(lua_State *L, int table);
 

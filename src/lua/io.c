@@ -67,7 +67,8 @@ bool ty_io_options(lua_State *L, int index, const char *const *names) {
         luaL_addstring(&b, names[i]);
       }
       luaL_pushresult(&b);
-      luaL_error(L, "unknown option %s; options here: %s", key, lua_tostring(L, -1));
+      const char *known_names = lua_tostring(L, -1);
+      luaL_error(L, "%s: unknown option %s; options here: %s", ty_lua_function_name(L), key, known_names);
     }
     lua_pop(L, 1);
   }
@@ -147,11 +148,13 @@ void ty_io_tensors(lua_State *L, int index, ty_bundle *b) {
       luaL_error(L, "argument %d: the table changed while it was read", index); /* by a finalizer */
     ty_named *t = &b->tensors[b->count++];
     if (lua_type(L, -2) != LUA_TSTRING)
-      luaL_error(L, "argument %d: names must be strings, got a key of type %s", index, luaL_typename(L, -2));
+      luaL_error(L, "%s: argument %d: expected strings as names, got a key of type %s", ty_lua_function_name(L), index,
+                 luaL_typename(L, -2));
     t->name = lua_tolstring(L, -2, &t->name_size);
     t->tensor = ty_lua_to(L, -1);
     if (!t->tensor)
-      luaL_error(L, "argument %d: \"%s\" is a %s, a tensor is wanted", index, t->name, ty_lua_typename(L, -1));
+      luaL_error(L, "%s: argument %d: \"%s\": expected a tensor, got a %s", ty_lua_function_name(L), index, t->name,
+                 ty_lua_typename(L, -1));
   }
 }
 
@@ -165,8 +168,8 @@ static void check_notes(lua_State *L, int index, ty_bundle *b) {
     if (b->note_count == count) luaL_error(L, "argument %d: the table changed while it was read", index);
     ty_note *n = &b->notes[b->note_count++];
     if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
-      luaL_error(L, "argument %d: metadata must be { string = string }, got [%s] = %s", index, luaL_typename(L, -2),
-                 luaL_typename(L, -1));
+      luaL_error(L, "%s: argument %d: expected metadata { string = string }, got [%s] = %s", ty_lua_function_name(L),
+                 index, luaL_typename(L, -2), luaL_typename(L, -1));
     n->key = lua_tolstring(L, -2, &n->key_size);
     n->value = lua_tolstring(L, -1, &n->value_size);
   }

@@ -168,7 +168,8 @@ static batch *check_texts(lua_State *L, int index) {
   if (!b->text || !b->size || !b->out) luaL_error(L, "no memory for %I texts", (LUAI_UACINT)b->count);
   for (size_t i = 0; i < b->count; i++) {
     if (lua_rawgeti(L, index, (lua_Integer)i + 1) != LUA_TSTRING)
-      luaL_error(L, "text %I: a string is wanted, got %s", (LUAI_UACINT)i + 1, ty_lua_typename(L, -1));
+      luaL_error(L, "%s: text %I: expected a string, got a %s", ty_lua_function_name(L), (LUAI_UACINT)i + 1,
+                 ty_lua_typename(L, -1));
     b->text[i] = lua_tolstring(L, -1, &b->size[i]);
     lua_pop(L, 1);
   }

@@ -36,6 +36,7 @@ end
 --- Returns fn(...). For the last line of a public function, return nn.for_caller(...): errors, however deep they come
 -- from, are then those of the line that called the function.
 function M.for_caller(fn, ...)
+  expect("for_caller", "fn", fn, "a function")
   local result = table.pack(pcall(fn, ...))
   if not result[1] then
     local problem, here = result[2], arguments.where()

@@ -1,8 +1,11 @@
 --- Grids of images.
 local ty = require "tycho"
-local read = require("tycho.nn.options").read
-local none = require("tycho.nn.options").none
+local arguments = require "tycho.arguments"
 local font = require "tycho.plot.font"
+
+local none = arguments.none
+local kinds = { columns = "an integer >= 1", scale = "an integer >= 1", gap = "an integer >= 0",
+  range = "a pair of finite numbers", labels = "a list", background = "a number in [0, 255]" }
 
 ---@class ImageGrid
 ---@field pixels Tensor  u8 [channels, height, width]
@@ -38,12 +41,13 @@ end
 -- (list of texts), background (0 to 255: 60).
 ---@return ImageGrid grid  grid:save "samples.png"
 local function grid(images, options)
-  local o = read("plot.grid", options,
-    { columns = none, scale = 1, gap = 2, range = { -1, 1 }, invert = false, labels = none, background = 60 })
+  local o = arguments.read("plot.grid", options, { columns = none, scale = 1, gap = 2, range = { -1, 1 },
+    invert = false, labels = none, background = 60 }, kinds)
+  arguments.expect("plot.grid", "images", images, "a tensor")
   if images.ndim == 3 then images = images:unsqueeze(1) end
   local shape = images.shape
   if #shape ~= 4 or (shape[2] ~= 1 and shape[2] ~= 3) or shape[1] == 0 then
-    error(("plot.grid: images must be [n, 1 or 3, h, w] with n > 0, got [%s]"):format(table.concat(shape, ", ")), 2)
+    arguments.fail("plot.grid: images: expected [n, 1 or 3, h, w] with n > 0, got [%s]", table.concat(shape, ", "))
   end
   local n, channels = shape[1], shape[2]
   local columns = math.min(n, o.columns or math.ceil(math.sqrt(n)))
@@ -73,7 +77,8 @@ end
 
 --- Writes a .png file; returns self.
 function ImageGrid:save(path)
-  if not path:match "%.png$" then error("plot.grid: the file name must end in .png, got " .. path, 2) end
+  arguments.expect("ImageGrid:save", "path", path, "a string")
+  if not path:match "%.png$" then arguments.fail("ImageGrid:save: path: expected the ending .png, got %s", path) end
   ty.io.save_image(path, self.pixels)
   return self
 end

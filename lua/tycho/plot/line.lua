@@ -1,7 +1,6 @@
 --- Line plots.
 local ty = require "tycho"
-local read = require("tycho.nn.options").read
-local none = require("tycho.nn.options").none
+local arguments = require "tycho.arguments"
 local font = require "tycho.plot.font"
 local ticks = require "tycho.plot.ticks"
 
@@ -12,16 +11,17 @@ local palette = {
 }
 local ink, grid_color, white = { 0.15, 0.15, 0.15 }, { 0.88, 0.88, 0.88 }, { 1, 1, 1 }
 
+local none = arguments.none
+local kinds = { series = "a list of tables", label = "a string", x_range = "a pair of finite numbers",
+  y_range = "a pair of finite numbers", width = "an integer in [100, 16384]", height = "an integer in [100, 16384]" }
+
 ---@class LinePlot
 local LinePlot = {}
 LinePlot.__index = LinePlot
 
 local function numbers(who, values)
   if ty.is_tensor(values) then values = values:to("f64"):flatten():tolist() end
-  if type(values) ~= "table" then
-    error(("plot.line: %s must be a list or a tensor, got %s"):format(who, type(values)), 3)
-  end
-  return values
+  return arguments.expect("plot.line", who, values, "a tensor or a list of numbers")
 end
 
 local function finite(v) return v == v and v > -math.huge and v < math.huge end
@@ -79,17 +79,20 @@ end
 ---@param options table
 ---@return LinePlot plot  plot:save "loss.svg" or "loss.png"
 local function line(options)
-  local o = read("plot.line", options, { x = none, y = none, series = none, title = "", x_label = "", y_label = "",
-    label = none, log_x = false, log_y = false, x_range = none, y_range = none, width = 900, height = 540 })
+  local o = arguments.read("plot.line", options, { x = none, y = none, series = none, title = "", x_label = "",
+    y_label = "", label = none, log_x = false, log_y = false, x_range = none, y_range = none, width = 900, height = 540 },
+    kinds)
   local given = o.series or { { x = o.x, y = o.y, label = o.label } }
   o.series = {}
   for i, s in ipairs(given) do
     o.series[i] = {
-      x = s.x and numbers("x", s.x), y = numbers("y", s.y), label = s.label,
-      color = s.color or palette[(i - 1) % #palette + 1],
+      x = s.x and numbers("x", s.x), y = numbers("y", s.y),
+      label = arguments.expect("plot.line", "label", s.label, "a string or nil"),
+      color = arguments.expect("plot.line", "color", s.color, "a list of finite numbers or nil")
+        or palette[(i - 1) % #palette + 1],
     }
     if s.x and #o.series[i].x ~= #o.series[i].y then
-      error(("plot.line: series %d has %d x for %d y"):format(i, #o.series[i].x, #o.series[i].y), 2)
+      arguments.fail("plot.line: x: expected %d, as many as y, in series %d, got %d", #o.series[i].y, i, #o.series[i].x)
     end
   end
   return setmetatable(o, LinePlot)
@@ -203,12 +206,13 @@ end
 
 --- Writes an .svg or .png file; returns self.
 function LinePlot:save(path)
+  arguments.expect("LinePlot:save", "path", path, "a string")
   if path:match "%.svg$" then
     ty.io.write_atomic(path, self:svg())
   elseif path:match "%.png$" then
     ty.io.save_image(path, self:pixels())
   else
-    error("plot: the file name must end in .svg or .png, got " .. path, 2)
+    arguments.fail("LinePlot:save: path: expected the ending .svg or .png, got %s", path)
   end
   return self
 end
