@@ -86,13 +86,8 @@ local function judge(seed)
 end
 
 local function draw_loss(losses, path)
-  local smooth, sum = {}, nil
-  for i, loss in ipairs(losses) do
-    sum = sum and 0.95 * sum + 0.05 * loss or loss
-    smooth[i] = sum
-  end
   ty.plot.line {
-    series = { { y = losses, label = "each step", color = { 0.75, 0.82, 0.9 } }, { y = smooth, label = "smoothed" } },
+    y = losses, smooth = 20, label = "each step, smoothed",
     title = "Flow matching loss", x_label = "step", y_label = "mean square error",
   }:save(path .. ".svg"):save(path .. ".png")
 end

@@ -46,6 +46,182 @@ check.test("png", function()
   check.fails(function() p:save "x.pdf" end, "path: expected the ending .svg or .png, got x.pdf")
 end)
 
+-- The legend's box in an SVG, which is the last white rectangle but the ground, or nil; and all lines but samples.
+local function parts_of(svg)
+  local boxes, lines = {}, {}
+  for x, y, w, h in svg:gmatch '<rect x="([%d.]+)" y="([%d.]+)" width="([%d.]+)" height="([%d.]+)" fill="#ffffff"/>' do
+    boxes[#boxes + 1] = { x = tonumber(x), y = tonumber(y), w = tonumber(w), h = tonumber(h) }
+  end
+  for points, width in svg:gmatch '<polyline points="([^"]*)"[^>]*stroke%-width="([%d.]+)"' do
+    local line = { width = tonumber(width) }
+    for x, y in points:gmatch "([%d.]+),([%d.]+)" do line[#line + 1] = { tonumber(x), tonumber(y) } end
+    lines[#lines + 1] = line
+  end
+  return boxes[2], lines
+end
+
+-- Whether a line has a point in the box, by walking along it in steps of half a pixel.
+local function enters(box, line)
+  for i = 1, #line - 1 do
+    local a, b = line[i], line[i + 1]
+    local steps = 2 * math.ceil(math.max(math.abs(a[1] - b[1]), math.abs(a[2] - b[2]))) + 1
+    for k = 0, steps do
+      local x, y = a[1] + (b[1] - a[1]) * k / steps, a[2] + (b[2] - a[2]) * k / steps
+      if x > box.x and x < box.x + box.w and y > box.y and y < box.y + box.h then return true end
+    end
+  end
+  return false
+end
+
+check.test("the legend covers no curve", function()
+  local function curve(f)
+    local y = {}
+    for i = 0, 200 do y[i + 1] = f(i / 200) end
+    return y
+  end
+  local shapes = {
+    falling = { curve(function(t) return math.exp(-5 * t) end) },
+    rising = { curve(function(t) return t end), curve(function(t) return 0.9 + 0.1 * t end) },
+    top = { curve(function(t) return 1 - t * t * 0.01 end), curve(function() return 0 end) },
+    valley = { curve(function(t) return (t - 0.5) ^ 2 end) },
+    hill = { curve(function(t) return -(t - 0.5) ^ 2 end), curve(function(t) return -(t - 0.3) ^ 2 end) },
+    full = { curve(function(t) return math.sin(90 * t) end), curve(function(t) return math.cos(100 * t) end) },
+  }
+  for name, ys in pairs(shapes) do
+    local series = {}
+    for i, y in ipairs(ys) do series[i] = { y = y, label = "the series number " .. i } end
+    local box, lines = parts_of(plot.line({ series = series, title = name }):svg())
+    check.equal(#lines, 2 * #ys, name)
+    check.equal(box == nil, name == "full", name .. ": in the frame where there is room, else above it")
+    for _, line in ipairs(lines) do
+      if line.width == 2 and box then check.equal(enters(box, line), false, name) end
+    end
+    if not box then
+      local highest = math.huge -- of the curves; samples lie above
+      for _, line in ipairs(lines) do
+        for _, p in ipairs(line) do if line.width == 2 then highest = math.min(highest, p[2]) end end
+      end
+      for _, line in ipairs(lines) do
+        if line.width == 3 then check.equal(line[1][2] + 10 < highest, true, "the legend lies above the frame") end
+      end
+    end
+  end
+  local many = {}
+  for i = 1, 12 do many[i] = { y = curve(function(t) return math.sin(50 * t + i) end), label = "series " .. i } end
+  local _, lines = parts_of(plot.line({ series = many, width = 400 }):svg())
+  local rows = {}
+  for _, line in ipairs(lines) do
+    if line.width == 3 then
+      rows[line[1][2]] = true
+      check.equal(line[2][1] < 400 and line[1][1] >= 0, true, "rows end at the frame")
+    end
+  end
+  local count = 0
+  for _ in pairs(rows) do count = count + 1 end
+  check.equal(count > 2 and count < 12, true, "as many side by side as there is room for")
+end)
+
+check.test("letters descend below the line", function()
+  local font = require "tycho.plot.font"
+  local function ink(character)
+    local first, last = math.huge, -math.huge
+    font.draw(character, 0, 0, 1, function(_, y) first, last = math.min(first, y), math.max(last, y) end)
+    return first, last
+  end
+  local x_top, baseline = ink "x"
+  check.equal(baseline, font.height - 1)
+  for letter in ("gpqy"):gmatch "." do
+    local top, bottom = ink(letter)
+    check.equal({ top, bottom }, { x_top, baseline + font.depth }, letter .. " is as high as x and goes below the line")
+  end
+  check.equal({ select(2, ink "j"), select(2, ink ",") }, { baseline + font.depth, baseline + 1 })
+  for byte = 33, 126 do
+    local top, bottom = ink(string.char(byte))
+    check.equal(top >= 0 and bottom < font.height + font.depth, true, string.char(byte))
+  end
+  -- In a picture: the lowest ink of the label of the x axis is that of descenders, two pixels to each of the font's.
+  local function lowest(label)
+    local image = plot.line({ y = { 1, 2 }, width = 200, height = 150, x_label = label }):pixels()
+    local last = 0
+    for y = 0, 149 do
+      if image[("0, %d, :"):format(y)]:min():item() < 100 then last = y end
+    end
+    return last
+  end
+  check.equal(lowest "gap" - lowest "max", 2 * font.depth)
+end)
+
+check.test("an axis of logarithms has enough marks", function()
+  local fewest, most = math.huge, 0
+  for decades = 0.05, 14, 0.05 do
+    for low = -4, 4, 0.37 do
+      local at, labels = ticks.logarithmic(low, low + decades, 6)
+      fewest, most = math.min(fewest, #at), math.max(most, #at)
+      for i = 1, #at do
+        local inside = at[i] > low - 1e-6 and at[i] < low + decades + 1e-6
+        local right = math.abs(math.log(tonumber(labels[i]), 10) - at[i]) < 0.01
+        if not inside or not right or i > 1 and labels[i] == labels[i - 1] then
+          check.equal(labels, nil, ("%g to %g"):format(low, low + decades))
+        end
+      end
+    end
+  end
+  check.equal({ fewest >= 3, most <= 13 }, { true, true }, ("%d to %d marks"):format(fewest, most))
+  check.equal(select(2, ticks.logarithmic(math.log(3, 10), math.log(1500, 10), 6)),
+    { "3", "10", "30", "100", "300", "1000" })
+  check.equal(select(2, ticks.logarithmic(math.log(22, 10), math.log(43, 10), 6)), { "25", "30", "35", "40" })
+  check.equal(select(2, ticks.logarithmic(-6, 9, 6)), { "1e-6", "0.001", "1", "1000", "1e+6", "1e+9" })
+end)
+
+check.test("smoothed lines", function()
+  local function smooth(y, width)
+    local _, lines = parts_of(plot.line({ y = y, smooth = width, width = 400, height = 300 }):svg())
+    check.equal(#lines, 2, "the values and the smooth line over them")
+    return lines[2], lines[1]
+  end
+  local line, values = smooth({ 0, 1, 2, 3, 4, 5, 6 }, 3)
+  check.close({ line[1][2], line[4][2], line[7][2] }, { values[1][2], values[4][2], values[7][2] }, 0.02,
+    "a straight line stays")
+  check.equal(line[1][1] == values[1][1] and line[7][1] == values[7][1], true, "from the first value to the last")
+  local steep = {}
+  for i = 1, 200 do steep[i] = 10 * math.exp(-i / 40) end
+  line, values = smooth(steep, 5)
+  local worst = 0
+  for i = 1, 200 do worst = math.max(worst, math.abs(line[i][2] - values[i][2])) end
+  check.equal(worst < 6, true, ("it does not lag behind a falling curve: %.1f pixels"):format(worst))
+  local jump = {}
+  for i = 1, 101 do jump[i] = i < 51 and 0 or i > 51 and 1 or 0.5 end
+  line, values = smooth(jump, 8)
+  check.close(line[51][2], values[51][2], 0.02, "a step stays where it is")
+  -- Against the least squares solved point by point.
+  local y, width = {}, 4
+  for i = 1, 30 do y[i] = math.sin(i * i) + i / 10 end
+  y[7] = 0 / 0
+  local best = {}
+  for i = 1, 30 do
+    if i ~= 7 then
+      local w0, w1, w2, v0, v1 = 0, 0, 0, 0, 0
+      for j = 1, 30 do
+        local w, d = j == 7 and 0 or math.exp(-math.abs(i - j) / width), j - i
+        local v = j == 7 and 0 or w * y[j]
+        w0, w1, w2, v0, v1 = w0 + w, w1 + w * d, w2 + w * d * d, v0 + v, v1 + d * v
+      end
+      best[#best + 1] = (w2 * v0 - w1 * v1) / (w0 * w2 - w1 * w1)
+    end
+  end
+  local options = { y = y, smooth = width, width = 400, height = 300, y_range = { -2, 5 } }
+  local _, all = parts_of(plot.line(options):svg())
+  local drawn = {}
+  for k = 3, 4 do -- before and after the gap
+    for _, p in ipairs(all[k]) do drawn[#drawn + 1] = p[2] end
+  end
+  local again = {}
+  _, all = parts_of(plot.line({ y = best, width = 400, height = 300, y_range = { -2, 5 } }):svg())
+  for _, p in ipairs(all[1]) do again[#again + 1] = p[2] end
+  check.close(drawn, again, 0.02)
+  check.fails(function() plot.line { y = { 1 }, smooth = -1 } end, "smooth: expected a number of points")
+end)
+
 check.test("odd data", function()
   local nan, huge = 0 / 0, math.huge
   for _, y in ipairs { {}, { 5 }, { 2, 2, 2 }, { nan, nan }, { huge, 1, 2 }, { 1e300, -1e300 }, { 1e-12, 2e-12 } } do

@@ -20,7 +20,7 @@ local function to_bytes(images, range)
 end
 
 local function label_strip(labels, first, columns, cell, gap, width)
-  local height = font.height + 4
+  local height = font.height + font.depth + 4
   local mask = {}
   for i = 1, height * width do mask[i] = 0 end
   for column = 0, columns - 1 do

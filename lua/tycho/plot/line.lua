@@ -2,6 +2,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local font = require "tycho.plot.font"
+local legend = require "tycho.plot.legend"
 local ticks = require "tycho.plot.ticks"
 
 -- Distinct for readers with color blindness too. Okabe and Ito 2008.
@@ -57,6 +58,46 @@ local function thin(points, limit)
   return result
 end
 
+-- At each point the value there of the straight line that fits best, points at distance d weighing exp(-d / width): it
+-- begins and ends where the values do, and does not lag behind them. Local linear regression: Fan 1992.
+local function smoothed(values, width)
+  local keep, n = math.exp(-1 / width), #values
+  -- Sums over the points on one side of the current one: of weights, weights times distance and its square, and of
+  -- weights and weights times distance times values.
+  local function sums() return { w0 = 0, w1 = 0, w2 = 0, v0 = 0, v1 = 0 } end
+  local function pass(s, v)
+    if finite(v) then s.w0, s.v0 = s.w0 + 1, s.v0 + v end
+    s.w2 = keep * (s.w2 + 2 * s.w1 + s.w0)
+    s.w1, s.v1 = keep * (s.w1 + s.w0), keep * (s.v1 + s.v0)
+    s.w0, s.v0 = keep * s.w0, keep * s.v0
+  end
+  local before, side = {}, sums()
+  for i = 1, n do
+    before[i] = { w0 = side.w0, w1 = side.w1, w2 = side.w2, v0 = side.v0, v1 = side.v1 }
+    pass(side, values[i])
+  end
+  local result, after = {}, sums()
+  for i = n, 1, -1 do
+    local a, v = before[i], values[i]
+    if finite(v) then
+      local w0, w1, w2 = a.w0 + 1 + after.w0, after.w1 - a.w1, a.w2 + after.w2
+      local v0, v1 = a.v0 + v + after.v0, after.v1 - a.v1
+      local det = w0 * w2 - w1 * w1
+      result[i] = det > 0 and (w2 * v0 - w1 * v1) / det or v0 / w0
+    else
+      result[i] = 0 / 0
+    end
+    pass(after, v)
+  end
+  return result
+end
+
+local function pale(color)
+  local result = {}
+  for i = 1, 3 do result[i] = 1 - 0.35 * (1 - color[i]) end
+  return result
+end
+
 local function range_of(all, axis)
   local low, high = math.huge, -math.huge
   for _, points in ipairs(all) do
@@ -73,16 +114,17 @@ local function range_of(all, axis)
 end
 
 --- A plot of one or more lines. options:
---   y: list or 1-d tensor, x: the same (default 0, 1, ...); or series = { { y =, x =, label =, color = { r, g, b } },
--- ... };
+--   y: list or 1-d tensor, x: the same (default 0, 1, ...), label, smooth (0: as it is; else the width in points of the
+-- average that is drawn over the pale values);
+--   or series = { { y =, x =, label =, smooth =, color = { r, g, b } }, ... };
 --   title, x_label, y_label, log_x, log_y, x_range, y_range ({ low, high }), width (900), height (540) in pixels.
 ---@param options table
 ---@return LinePlot plot  plot:save "loss.svg" or "loss.png"
 local function line(options)
   local o = arguments.read("plot.line", options, { x = none, y = none, series = none, title = "", x_label = "",
-    y_label = "", label = none, log_x = false, log_y = false, x_range = none, y_range = none, width = 900, height = 540 },
-    kinds)
-  local given = o.series or { { x = o.x, y = o.y, label = o.label } }
+    y_label = "", label = none, smooth = 0, log_x = false, log_y = false, x_range = none, y_range = none, width = 900,
+    height = 540 }, kinds)
+  local given = o.series or { { x = o.x, y = o.y, label = o.label, smooth = o.smooth } }
   o.series = {}
   for i, s in ipairs(given) do
     o.series[i] = {
@@ -90,6 +132,7 @@ local function line(options)
       label = arguments.expect("plot.line", "label", s.label, "a string or nil"),
       color = arguments.expect("plot.line", "color", s.color, "a list of finite numbers or nil")
         or palette[(i - 1) % #palette + 1],
+      smooth = arguments.expect("plot.line", "smooth", s.smooth, "a finite number >= 0 or nil") or 0,
     }
     if s.x and #o.series[i].x ~= #o.series[i].y then
       arguments.fail("plot.line: x: expected %d, as many as y, in series %d, got %d", #o.series[i].y, i, #o.series[i].x)
@@ -98,7 +141,8 @@ local function line(options)
   return setmetatable(o, LinePlot)
 end
 
-local function frame(self, all)
+-- `above`: pixels between the title and the frame that the legend takes.
+local function frame(self, all, above)
   local function limits(axis, given, log, margin)
     local low, high = range_of(all, axis)
     if given then
@@ -118,7 +162,7 @@ local function frame(self, all)
   for _, label in ipairs(f.y_labels) do widest = math.max(widest, font.text_width(label, 2)) end
   f.left = 24 + widest + (self.y_label ~= "" and 28 or 0)
   f.right = self.width - 30
-  f.top = self.title ~= "" and 52 or 24
+  f.top = (self.title ~= "" and 52 or 24) + above
   f.bottom = self.height - 40 - (self.x_label ~= "" and 28 or 0)
   function f.px(x) return f.left + (x - f.x0) / (f.x1 - f.x0) * (f.right - f.left) end
   function f.py(y) return f.bottom - (y - f.y0) / (f.y1 - f.y0) * (f.bottom - f.top) end
@@ -146,51 +190,71 @@ local function draw_axes(self, f, canvas)
   end
 end
 
--- Cuts a step of the line to the frame in y, so that given ranges hold; x outside is left out.
-local function draw_series(f, points, color, canvas)
-  local run = {}
-  local function flush()
-    if #run > 0 then canvas:polyline(run, color, 2) end
-    run = {}
-  end
+-- The pieces of a curve in pixels: x, y, x, y ... Cut to the frame in y, so that given ranges hold; x outside is left
+-- out.
+local function runs_of(f, points)
+  local runs, run = {}, nil
   for _, p in ipairs(points) do
     if p and p[1] >= f.x0 - 1e-12 and p[1] <= f.x1 + 1e-12 then
+      if not run then
+        run = {}
+        runs[#runs + 1] = run
+      end
       run[#run + 1] = f.px(p[1])
       run[#run + 1] = math.max(f.top, math.min(f.bottom, f.py(p[2])))
     else
-      flush()
+      run = nil
     end
   end
-  flush()
+  return runs
 end
 
-local function draw_legend(self, f, canvas)
-  local entries, widest = {}, 0
+-- What is drawn of the series, back to front: of a smoothed one the values themselves, pale, and the smooth line.
+local function curves_of(self)
+  local back, front = {}, {}
   for _, s in ipairs(self.series) do
-    if s.label then
-      entries[#entries + 1] = s
-      widest = math.max(widest, font.text_width(s.label, 2))
+    local function add(list, y, color)
+      local points = points_of({ x = s.x, y = y }, self.log_x, self.log_y)
+      list[#list + 1] = { points = thin(points, 4 * self.width), color = color }
+    end
+    if s.smooth > 0 then
+      add(back, s.y, pale(s.color))
+      add(front, smoothed(s.y, s.smooth), s.color)
+    else
+      add(front, s.y, s.color)
     end
   end
-  if #entries == 0 then return end
-  local x, y = f.right - widest - 56, f.top + 8
-  canvas:rectangle(x - 8, y - 4, widest + 60, 22 * #entries + 8, grid_color)
-  canvas:rectangle(x - 7, y - 3, widest + 58, 22 * #entries + 6, white)
-  for i, s in ipairs(entries) do
-    local row = y + 22 * (i - 1) + 11
-    canvas:polyline({ x, row, x + 28, row }, s.color, 3)
-    canvas:text(x + 38, row + 6, s.label, ink, {})
-  end
+  return table.move(front, 1, #front, #back + 1, back)
 end
 
 -- Draws on a canvas of plot/raster.lua or plot/svg.lua.
 local function draw(self, canvas)
-  local all = {}
-  for i, s in ipairs(self.series) do all[i] = thin(points_of(s, self.log_x, self.log_y), 4 * self.width) end
-  local f = frame(self, all)
+  local curves, points, runs = curves_of(self), {}, {}
+  for i, curve in ipairs(curves) do points[i] = curve.points end
+  local entries = legend.entries(self.series)
+  local f = frame(self, points, 0)
+  local function place_curves()
+    runs = {}
+    for _, curve in ipairs(curves) do
+      curve.runs = runs_of(f, curve.points)
+      table.move(curve.runs, 1, #curve.runs, #runs + 1, runs)
+    end
+  end
+  place_curves()
+  local x, y, width, height
+  if #entries > 0 then x, y, width, height = legend.place(entries, f, runs) end
+  if #entries > 0 and not x then
+    f = frame(self, points, legend.height_above(entries, f.right - f.left))
+    place_curves()
+    legend.draw_above(entries, f, canvas, ink)
+  end
   draw_axes(self, f, canvas)
-  for i, s in ipairs(self.series) do draw_series(f, all[i], s.color, canvas) end
-  draw_legend(self, f, canvas)
+  for _, curve in ipairs(curves) do
+    for _, run in ipairs(curve.runs) do canvas:polyline(run, curve.color, 2) end
+  end
+  if x then
+    legend.draw_inside(entries, x, y, width, height, canvas, { ink = ink, grid = grid_color, background = white })
+  end
   return canvas
 end
 

@@ -38,23 +38,41 @@ function ticks.linear(low, high, count)
   return values, labels_of(values, step)
 end
 
---- Powers of ten within [low, high] (given as logarithms), with 2 and 5 between when there are few.
+-- What is marked of each decade, few marks first.
+local of_decade = { { 1 }, { 1, 3 }, { 1, 2, 5 }, { 1, 1.5, 2, 3, 4, 5, 7 } }
+
+--- Round values within [low, high], which are given as logarithms: powers of ten, and values between them when there
+-- are fewer than five. At least three marks, at most one and a half times `count`.
 function ticks.logarithmic(low, high, count)
-  local decades = high - low
-  local stride = math.max(1, math.ceil(decades / count))
-  local factors = decades <= 1.2 and { 1, 1.5, 2, 3, 4, 5, 7 } or decades <= 3 and { 1, 2, 5 } or { 1 }
-  local values, labels = {}, {}
-  for power = math.floor(low), math.ceil(high), stride do
-    for _, factor in ipairs(factors) do
-      local value = factor * 10.0 ^ power
-      local position = math.log(value, 10)
-      if position >= low - 1e-9 and position <= high + 1e-9 then
-        values[#values + 1] = position
-        labels[#labels + 1] = ("%.3g"):format(value)
+  local stride = math.max(1, math.ceil((high - low) / count))
+  local function marks(factors)
+    local values = {}
+    for power = math.floor(low / stride) * stride, math.ceil(high), stride do
+      for _, factor in ipairs(factors) do
+        local value = factor * 10.0 ^ power
+        local position = math.log(value, 10)
+        if position >= low - 1e-9 and position <= high + 1e-9 then values[#values + 1] = value end
       end
     end
+    return values
   end
-  return values, labels
+  local values = marks(of_decade[1])
+  for i = 2, stride == 1 and #of_decade or 1 do
+    local more = marks(of_decade[i])
+    if #values < 5 and #more <= 1.5 * count then values = more end
+  end
+  local labels = {}
+  if #values < 3 then -- less than half a decade: as on a linear axis
+    values, labels = ticks.linear(10 ^ low, 10 ^ high, count)
+  else
+    for i, value in ipairs(values) do
+      local plain = value >= 1e-4 and value < 1e6
+      labels[i] = plain and ("%.6g"):format(value) or (("%.3g"):format(value):gsub("e([+-])0", "e%1"))
+    end
+  end
+  local positions = {}
+  for i, value in ipairs(values) do positions[i] = math.log(value, 10) end
+  return positions, labels
 end
 
 return ticks
