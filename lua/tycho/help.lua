@@ -234,7 +234,9 @@ local function nearby(name)
     if not op.flags.INTERNAL then consider("ty." .. op.name, function() return op.doc end) end
   end
   for _, entry in ipairs(names.all()) do
-    consider(full_name(entry), function() return sentence_of(entry) end, true)
+    if not entry.alias or name:find("[.:]") then
+      consider(full_name(entry), function() return sentence_of(entry) end, true)
+    end
   end
   if #found == 0 then return ("nothing is known of '%s'; help(ty) lists what there is"):format(name) end
   table.sort(found, function(a, b)

@@ -11,6 +11,7 @@ local names = {}
 ---@field path string|nil   where it is defined, nil for native code
 ---@field line integer|nil
 ---@field module string|nil what to require for it, nil for what `require "tycho"` gives
+---@field alias boolean|nil  another entry with this value comes first: llm.load is hub.load
 
 local function is_public(key) return type(key) == "string" and key:find("^%a[%w_]*$") ~= nil end
 
@@ -122,28 +123,31 @@ end
 
 local function collect()
   local ty = require "tycho"
-  local list, seen, placed = {}, {}, {}
+  local list, seen, is_op, placed = {}, {}, {}, {}
   for _, op in ipairs(ty.core.ops()) do -- ops have their own documentation
     for _, name in ipairs { op.name, op.name .. "_" } do
-      seen[ty[name] or false], seen[ty.core.Tensor.methods[name] or false] = true, true
+      is_op[ty[name] or false], is_op[ty.core.Tensor.methods[name] or false] = true, true
     end
   end
   local function add(name, value, module)
-    local entry = { name = name, value = value, module = module }
+    local entry = { name = name, value = value, module = module, alias = seen[value] }
     local f = type(value) == "function" and value or names.constructor(value)
     if f then entry.path, entry.line = sources.place(f) end
     if type(value) == "function" and entry.path then placed[entry.path .. ":" .. entry.line] = true end
     list[#list + 1] = entry
   end
   local function walk(prefix, t, module)
-    local inner, hidden = {}, names.is_class(t) and names.of_every_class or not_for_users
+    local inner, of_class = {}, names.is_class(t)
+    local hidden = of_class and names.of_every_class or not_for_users
     for _, key in ipairs(names.keys(t)) do
       local ok, value = pcall(function() return t[key] end)
-      if ok and not hidden[key] and not seen[value or false] then
+      if ok and not hidden[key] and not is_op[value or false] then
         local class = names.is_class(value)
         if type(value) == "function" or class then add(prefix .. key, value, module) end
+        if type(value) == "table" and not seen[value] and not of_class then
+          inner[#inner + 1] = { prefix .. key .. (class and ":" or "."), value }
+        end
         if type(value) == "function" or type(value) == "table" then seen[value] = true end
-        if type(value) == "table" then inner[#inner + 1] = { prefix .. key .. (class and ":" or "."), value } end
       end
     end
     for _, pair in ipairs(inner) do walk(pair[1], pair[2], module) end -- the shortest name of a value comes first
@@ -193,15 +197,18 @@ local function ends_with(parts, wanted)
   return true
 end
 
---- The names that end in `name`, "AdamW", "nn.Linear" or "Module:save"; when there are none, those that do but for
--- capitals.
+--- The names that end in `name`, "AdamW", "nn.Linear" or "Module:save", of what has several the first; when there are
+-- none, those that do but for capitals.
 ---@param name string
 ---@return PublicName[]
 function names.ending_in(name)
   for _, fold in ipairs { function(text) return text end, string.lower } do
-    local wanted, found = parts_of(fold(name)), {}
+    local wanted, found, listed = parts_of(fold(name)), {}, {}
     for _, entry in ipairs(#wanted > 0 and names.all() or {}) do
-      if ends_with(parts_of(fold(entry.name)), wanted) then found[#found + 1] = entry end
+      if ends_with(parts_of(fold(entry.name)), wanted) and not (entry.value and listed[entry.value]) then
+        found[#found + 1] = entry
+        if entry.value then listed[entry.value] = true end
+      end
     end
     if #found > 0 then return found end
   end

@@ -73,7 +73,7 @@ local function find_definition(path, name)
     local defined = line:match("^%s*local%s+([%w_]+)%s*=") or line:match("^%s*local%s+function%s+([%w_]+)")
       or line:match("^%s*function%s+[%w_%.]-:?([%w_]+)%s*%(") or line:match("^%s*[%w_%.]-([%w_]+)%s*=[^=]")
       or line:match('^[%w_%.]+%s*%(?%s*"([%w_]+)"') -- made by a function: pool("MaxPool2d", ...)
-    if defined == name then
+    if defined and (defined == name or defined .. "_" == name) then -- init.normal_ is init.normal
       local comment = comment_above(lines, number)
       if comment then return comment, path, number end
     end

@@ -124,7 +124,7 @@ check.test("help by the end of a name", function()
   for _, name in ipairs { "Optimizer:step", "Scheduler:step", "ty%.optim%.step" } do
     check.ok(several:find(name), several)
   end
-  expect("help load", 0, "^load%(path, .*and there is:.*llm%.load.*peft%.load")
+  expect("help load", 0, "^load%(path, .*and there is:.*hub%.load.*peft%.load")
   expect("help llm", 0, "Language models:.*GPT2.*functions:.*load")
   expect("help print", 0, "of Lua itself, https://www%.lua%.org/manual/5%.4/")
   expect("help softmax", 0, "along a dimension.*and there is:\n  ty%.nn%.Softmax ")
@@ -292,7 +292,7 @@ check.test("completion of modules", function()
   check.equal(words('require "tycho.ll'), " tycho.llm ")
   check.equal(words("require('tycho.opt"), " tycho.optim ")
   check.equal(words("x = require 'tycho.optim.galo"), " tycho.optim.galore ")
-  check.ok(words('require "tycho.llm.'):find(" tycho.llm.gpt2 ", 1, true), "files of a module")
+  check.ok(words('require "tycho.models.'):find(" tycho.models.gpt2 ", 1, true), "files of a module")
   check.equal(words('print "tycho.ll'), "  ", "other strings are names of files")
 end)
 

@@ -261,6 +261,9 @@ function M.to_base64(bytes)
   end))
 end
 
+--- The bytes of a text in base64; what is no digit of it is passed over.
+---@param text string
+---@return string
 function M.from_base64(text)
   local value = {}
   for i = 1, #alphabet do value[alphabet:sub(i, i)] = i - 1 end
