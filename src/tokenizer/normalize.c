@@ -122,7 +122,8 @@ static bool unicode_form(const ty_piece *in, ty_string *out, bool compatible, bo
     utf8proc_int32_t parts[MOST_OF_ONE];
     int boundary = 0;
     utf8proc_ssize_t count = utf8proc_decompose_char((utf8proc_int32_t)c, parts, MOST_OF_ONE, options, &boundary);
-    if (count < 0 || count > MOST_OF_ONE) {
+    bool changed = count != 1 || parts[0] != (utf8proc_int32_t)c;
+    if (count < 0 || count > MOST_OF_ONE || (changed && ty_is_undecomposed(c))) {
       parts[0] = (utf8proc_int32_t)c;
       count = 1;
     }
@@ -163,7 +164,7 @@ static bool is_chinese(uint32_t c) {
 
 static bool put_lower(ty_string *out, uint32_t c, ty_span from) {
   if (c == 0x130) return put_char(out, 'i', from) && put_char(out, 0x307, from); /* SpecialCasing.txt */
-  return put_char(out, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c), from);
+  return put_char(out, ty_lower(c), from);
 }
 
 /* What a normalizer that sees one character at a time makes of it. */
@@ -171,7 +172,7 @@ static bool one_char(const ty_component *n, ty_string *out, uint32_t c, ty_span 
   switch (n->kind) {
     case TY_LOWERCASE: return put_lower(out, c, from);
     case TY_NMT: c = nmt(c); return c == TY_NO_ID || put_char(out, c, from);
-    case TY_STRIP_ACCENTS: return ty_is_mark(c) || put_char(out, c, from);
+    case TY_STRIP_ACCENTS: return ty_is_accent(c) || put_char(out, c, from);
     default: return put_char(out, c, from);
   }
 }
@@ -194,7 +195,7 @@ static bool bert_clean(const ty_component *n, const ty_piece *in, ty_string *out
     i += length;
     if (n->clean) {
       bool blank = c == '\t' || c == '\n' || c == '\r';
-      if (c == 0 || c == 0xfffd || (!blank && ty_is_other(c))) continue;
+      if (!blank && ty_is_control(c)) continue;
       if (blank || ty_is_space(c)) c = ' ';
     }
     bool spaced = n->chinese && is_chinese(c);

@@ -1,9 +1,11 @@
 /* What text is split by: a text, a known regular expression (scan.c), or any other by PCRE2. Files have expressions
  * in the syntax of Oniguruma, of which those parts that PCRE2 reads otherwise are rewritten; what has no counterpart
- * is an error. Limits on steps and memory keep a hostile expression from running for ever. */
+ * is an error. Categories get the characters that PCRE2's tables may be too old for. Limits on steps and memory keep a
+ * hostile expression from running for ever. */
 #define _GNU_SOURCE /* memmem */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -29,6 +31,7 @@ const char *const ty_pattern_qwen2 =
 #define WORDS                                                                                                     \
   "\\p{L}\\p{M}\\p{Nl}\\p{Nd}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{" \
   "1f189}"
+#define MORE_WORDS "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}" /* Oniguruma counts these to \w outside of brackets alone */
 
 typedef struct rewriting {
   const char *where, *p, *end;
@@ -44,6 +47,31 @@ static bool refuse(const rewriting *r, const char *what) {
 
 static bool put(rewriting *r, const char *text) { return ty_bytes_put(&r->out, text, strlen(text)); }
 
+/* Inside of brackets: the characters of a category that may be newer than PCRE2's tables. */
+static bool put_newer(rewriting *r, const char *category) {
+  size_t place = 0;
+  for (uint32_t first, last; ty_newer_next(category, &place, &first, &last);) {
+    char range[40];
+    snprintf(range, sizeof range, first == last ? "\\x{%x}" : "\\x{%x}-\\x{%x}", first, last);
+    if (!put(r, range)) return false;
+  }
+  return true;
+}
+
+/* A category, whole: inside of brackets, or as brackets of its own. What is not of it cannot have those that are newer
+ * taken out inside of brackets. */
+static bool put_category(rewriting *r, const char *category, bool negated, bool in_class) {
+  const char *open = in_class ? negated ? "\\P{" : "\\p{" : negated ? "[^\\p{" : "[\\p{";
+  return put(r, open) && put(r, category) && put(r, "}") && ((in_class && negated) || put_newer(r, category)) &&
+         (in_class || put(r, "]"));
+}
+
+/* \w, inside of brackets. */
+static bool put_word(rewriting *r) {
+  return put(r, WORDS) && put_newer(r, "L") && put_newer(r, "M") && put_newer(r, "Nd") && put_newer(r, "Nl") &&
+         put_newer(r, "Pc");
+}
+
 /* Whether s is the word, without case, blanks, hyphens and underlines. */
 static bool same_name(const char *s, size_t n, const char *word) {
   for (size_t i = 0; i < n; i++) {
@@ -56,7 +84,7 @@ static bool same_name(const char *s, size_t n, const char *word) {
 }
 
 /* \p{...} and \P{...}; r->p is at the p. */
-static bool property(rewriting *r) {
+static bool property(rewriting *r, bool in_class) {
   static const char *const names[][2] = {
     { "letter", "L" },
     { "mark", "M" },
@@ -92,26 +120,27 @@ static bool property(rewriting *r) {
   for (size_t i = 0; i < size; i++)
     if (!((name[i] | 32) >= 'a' && (name[i] | 32) <= 'z') && !strchr("_- &", name[i])) return refuse(r, "such a \\p{}");
   if (size == 0 || size > 60) return refuse(r, "such a \\p{}");
-  if (!put(r, negated ? "\\P{" : "\\p{")) return false;
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    if (same_name(name, size, names[i][0])) return put(r, names[i][1]) && put(r, "}");
-  if (size <= 2) return ty_bytes_put(&r->out, name, size) && put(r, "}");
-  return put(r, "sc:") && ty_bytes_put(&r->out, name, size) && put(r, "}"); /* not its script extensions */
+    if (same_name(name, size, names[i][0])) return put_category(r, names[i][1], negated, in_class);
+  char category[3] = { 0 };
+  if (size <= 2) return put_category(r, memcpy(category, name, size), negated, in_class);
+  return put(r, negated ? "\\P{sc:" : "\\p{sc:") && /* not its script extensions */
+         ty_bytes_put(&r->out, name, size) && put(r, "}");
 }
 
 /* After a backslash. */
 static bool escape(rewriting *r, bool in_class) {
   if (r->p == r->end) return refuse(r, "a backslash at the end");
   char c = *r->p;
-  const char *inside = c == 's' ? SPACES : c == 'S' ? NO_SPACES : c == 'w' ? WORDS : c == 'h' ? "0-9a-fA-F" : NULL;
-  if (c == 'p' || c == 'P') return property(r);
+  const char *inside = c == 's' ? SPACES : c == 'S' ? NO_SPACES : c == 'h' ? "0-9a-fA-F" : NULL;
+  if (c == 'p' || c == 'P') return property(r, in_class);
   r->p++;
   if (inside) return in_class ? put(r, inside) : put(r, "[") && put(r, inside) && put(r, "]");
   if ((c == 'W' || c == 'H') && in_class) return refuse(r, "\\W or \\H in brackets");
-  if (c == 'W') return put(r, "[^" WORDS "]");
+  if (c == 'w' && in_class) return put_word(r);
+  if (c == 'w' || c == 'W') return put(r, c == 'w' ? "[" : "[^") && put_word(r) && put(r, MORE_WORDS "]");
   if (c == 'H') return put(r, "[^0-9a-fA-F]");
-  if (c == 'd') return put(r, "\\p{Nd}");
-  if (c == 'D') return put(r, "\\P{Nd}");
+  if (c == 'd' || c == 'D') return put_category(r, "Nd", c == 'D', in_class);
   if (c == 'u') {
     if (r->end - r->p < 4) return refuse(r, "\\u without four digits");
     bool ok = put(r, "\\x{") && ty_bytes_put(&r->out, r->p, 4) && put(r, "}");

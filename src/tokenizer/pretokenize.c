@@ -227,7 +227,7 @@ bool ty_pretokenize(const ty_tokenizer *t, ty_work *w, ty_piece *piece) {
         ok = split_all(p, w, piece, ty_is_space, TY_REMOVED) && split_all(p, w, piece, ty_is_punctuation, TY_ISOLATED);
         break;
       case TY_PUNCTUATION: ok = split_all(p, w, piece, ty_is_punctuation, p->behavior); break;
-      case TY_DIGITS: ok = split_all(p, w, piece, ty_is_number, p->individual ? TY_ISOLATED : TY_CONTIGUOUS); break;
+      case TY_DIGITS: ok = split_all(p, w, piece, ty_is_digit, p->individual ? TY_ISOLATED : TY_CONTIGUOUS); break;
       case TY_DELIMITER: ok = split_all(p, w, piece, NULL, TY_REMOVED); break;
       case TY_METASPACE: ok = metaspace(p, w, piece); break;
       case TY_BYTE_LEVEL:

@@ -1,8 +1,13 @@
-/* Characters: see unicode.h. Categories are those of utf8proc. */
+/* Characters: see unicode.h. Categories are those of utf8proc, and for characters that are newer than it those of
+ * ranges.h, which also has the classes that the reference takes from tables of other ages. */
 #include "unicode.h"
 
 #include <string.h>
 #include <utf8proc.h>
+
+#include "ranges.h"
+
+#define COUNT(table) (sizeof(table) / sizeof *(table))
 
 unsigned ty_char_put(uint8_t out[4], uint32_t c) {
   if (c < 0x80) {
@@ -59,33 +64,74 @@ bool ty_is_space(uint32_t c) {
          c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-static bool category_between(uint32_t c, int first, int last) {
+static bool among(const ty_char_range *table, size_t count, uint32_t c) {
+  size_t low = 0, high = count;
+  while (low < high) {
+    size_t middle = (low + high) / 2;
+    if (table[middle].last < c) low = middle + 1;
+    else high = middle;
+  }
+  return low < count && table[low].first <= c;
+}
+
+/* The category of a character that utf8proc does not know, "" when it is not assigned. */
+static const char *newer_category(uint32_t c) {
+  size_t low = 0, high = COUNT(ty_newer);
+  while (low < high) {
+    size_t middle = (low + high) / 2;
+    if (ty_newer[middle].last < c) low = middle + 1;
+    else high = middle;
+  }
+  return low < COUNT(ty_newer) && ty_newer[low].first <= c ? ty_newer[low].category : "";
+}
+
+bool ty_newer_next(const char *category, size_t *place, uint32_t *first, uint32_t *last) {
+  size_t i = *place, n = strlen(category);
+  while (i < COUNT(ty_newer) && strncmp(ty_newer[i].category, category, n) != 0) i++;
+  if (i == COUNT(ty_newer)) return false;
+  *first = ty_newer[i].first, *last = ty_newer[i].last;
+  for (i++; i < COUNT(ty_newer) && ty_newer[i].first == *last + 1; i++) {
+    if (strncmp(ty_newer[i].category, category, n) != 0) break;
+    *last = ty_newer[i].last;
+  }
+  *place = i;
+  return true;
+}
+
+/* Whether the category is one from `first` to `last`, which have the letter `major`. */
+static bool category_between(uint32_t c, int first, int last, char major) {
   int k = (int)utf8proc_category((utf8proc_int32_t)c);
-  return k >= first && k <= last;
+  return k == UTF8PROC_CATEGORY_CN ? newer_category(c)[0] == major : k >= first && k <= last;
 }
 
 bool ty_is_letter(uint32_t c) {
   if (c < 0x80) return (c | 32) >= 'a' && (c | 32) <= 'z';
-  return category_between(c, UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO);
+  return category_between(c, UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO, 'L');
 }
 
 bool ty_is_number(uint32_t c) {
   if (c < 0x80) return c >= '0' && c <= '9';
-  return category_between(c, UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO);
+  return category_between(c, UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO, 'N');
 }
 
-bool ty_is_punctuation(uint32_t c) {
-  if (c < 0x80) return c > ' ' && c < 0x7f && !ty_is_letter(c) && !ty_is_number(c);
-  return category_between(c, UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PO);
+bool ty_is_digit(uint32_t c) { return ty_is_number(c) || among(ty_more_digits, COUNT(ty_more_digits), c); }
+
+bool ty_is_punctuation(uint32_t c) { return among(ty_punctuation, COUNT(ty_punctuation), c); }
+
+bool ty_is_accent(uint32_t c) { return c >= 0x300 && among(ty_accents, COUNT(ty_accents), c); }
+
+bool ty_is_nonspacing_mark(uint32_t c) { return c >= 0x300 && among(ty_nonspacing, COUNT(ty_nonspacing), c); }
+
+bool ty_is_control(uint32_t c) { return among(ty_controls, COUNT(ty_controls), c); }
+
+bool ty_is_undecomposed(uint32_t c) { return among(ty_undecomposed, COUNT(ty_undecomposed), c) || *newer_category(c); }
+
+uint32_t ty_lower(uint32_t c) {
+  for (size_t i = 0; c >= ty_newer_lower[0].first && i < COUNT(ty_newer_lower); i++)
+    if (c >= ty_newer_lower[i].first && c <= ty_newer_lower[i].last)
+      return (uint32_t)((int32_t)c + ty_newer_lower[i].offset);
+  return (uint32_t)utf8proc_tolower((utf8proc_int32_t)c);
 }
-
-bool ty_is_mark(uint32_t c) { return c >= 0x80 && category_between(c, UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME); }
-
-bool ty_is_nonspacing_mark(uint32_t c) {
-  return c >= 0x80 && category_between(c, UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_MN);
-}
-
-bool ty_is_other(uint32_t c) { return category_between(c, UTF8PROC_CATEGORY_CC, UTF8PROC_CATEGORY_CO); }
 
 /* UTS 18, annex C: Alphabetic, M, Nd, Pc and Join_Control. Alphabetic is L, Nl, marks and the letters in circles and
  * squares. */
@@ -106,6 +152,10 @@ bool ty_is_word(uint32_t c) {
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
     case UTF8PROC_CATEGORY_PC: return true;
+    case UTF8PROC_CATEGORY_CN: {
+      const char *k = newer_category(c);
+      return *k == 'L' || *k == 'M' || !strcmp(k, "Nd") || !strcmp(k, "Nl") || !strcmp(k, "Pc");
+    }
     default: return false;
   }
 }

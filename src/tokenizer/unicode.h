@@ -45,11 +45,18 @@ bool ty_utf8_repair(const uint8_t *p, size_t size, ty_bytes *out);
 bool ty_is_space(uint32_t c);           /* White_Space */
 bool ty_is_letter(uint32_t c);          /* L */
 bool ty_is_number(uint32_t c);          /* N */
-bool ty_is_punctuation(uint32_t c);     /* P, and all of ASCII that is no letter, digit, space or control */
-bool ty_is_mark(uint32_t c);            /* M */
-bool ty_is_nonspacing_mark(uint32_t c); /* Mn */
-bool ty_is_other(uint32_t c);           /* C, less what is not assigned */
-bool ty_is_word(uint32_t c);            /* what \w means in the reference's Whitespace */
+bool ty_is_digit(uint32_t c);           /* what the reference's Digits takes: N */
+bool ty_is_punctuation(uint32_t c);     /* what its Punctuation takes: P, and more of ASCII */
+bool ty_is_accent(uint32_t c);          /* what its StripAccents leaves out: M */
+bool ty_is_nonspacing_mark(uint32_t c); /* what its BertNormalizer takes for Mn */
+bool ty_is_control(uint32_t c);         /* and for C, less what is not assigned, and U+FFFD */
+bool ty_is_word(uint32_t c);            /* what \w means in its Whitespace */
+bool ty_is_undecomposed(uint32_t c);    /* its NFD and NFKD leave it as it is, in spite of newer tables */
+uint32_t ty_lower(uint32_t c);          /* the one character that it is in lower case */
+
+/* The next range of characters of a category ("L", "Nd") that libraries of Unicode 14 lack; *place is 0 at first. False:
+ * there is no more. */
+bool ty_newer_next(const char *category, size_t *place, uint32_t *first, uint32_t *last);
 
 /* The 256 characters that byte-level models write bytes as: printable ones stand for themselves, the others for
  * U+0100 and up (Radford et al. 2019, the released encoder.py). */
