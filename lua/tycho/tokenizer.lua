@@ -209,6 +209,7 @@ local spec_kinds = { model = '"gpt2" or "llama" or "t5" or "bert"', tokens = "a 
 ---@return Tokenizer
 function tokenizer.new(spec)
   expect("tokenizer.new", "spec", spec, "a table")
+  expect("tokenizer.new", "model", spec.model, spec_kinds.model)
   for name, kind in pairs(spec_kinds) do expect("tokenizer.new", name, spec[name], kind) end
   for _, name in ipairs { "bos", "eos", "unk", "sep", "pad" } do
     local id = expect("tokenizer.new", name, spec[name], "an integer >= 0 or nil")

@@ -147,7 +147,8 @@ check.test("a mask's gradient, a mask without dimensions, and masks that do not 
   big[ty.tensor { true, false }] = ty.tensor { 1.5, 2.5 }
   check.equal(big:tolist(), { { 1, 2 }, { (1 << 53) + 1, (1 << 53) + 1 } })
   local text = "index: expected a mask with the sizes of the first dimensions of x [3, 2]"
-  for _, mask in ipairs { ty.tensor { true, false }, ty.tensor { { true }, { true }, { false } }, x:unsqueeze(2):gt(0) } do
+  for _, mask in ipairs { ty.tensor { true, false }, ty.tensor { { true }, { true }, { false } },
+    x:unsqueeze(2):gt(0) } do
     check.fails(function() return x[mask] end, text)
     check.fails(function() x[mask] = 1 end, text)
   end

@@ -219,7 +219,7 @@ check.test("smoothed lines", function()
   _, all = parts_of(plot.line({ y = best, width = 400, height = 300, y_range = { -2, 5 } }):svg())
   for _, p in ipairs(all[1]) do again[#again + 1] = p[2] end
   check.close(drawn, again, 0.02)
-  check.fails(function() plot.line { y = { 1 }, smooth = -1 } end, "smooth: expected a number of points")
+  check.fails(function() plot.line { y = { 1 }, smooth = -1 } end, "plot.line: smooth: expected a finite number >= 0")
 end)
 
 check.test("odd data", function()

@@ -1,10 +1,10 @@
 -- Rotary embeddings: frequencies by every scaling against transformers' (tests/fixtures/llm/rotary.json), how tables
 -- grow, and decoding far past the context of the dynamic scaling.
-local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"
-local rotary = require "tycho.llm.rotary"
+local rotary = require "tycho.models.rotary"
 
 local root = check.root .. "tests/fixtures/llm/"
 
