@@ -18,6 +18,7 @@ if(TARGET tycho)
     string(REPLACE "/" "_" name recipe_${recipe})
     add_test(NAME ${name} COMMAND tycho tests/recipes/quick.lua ${recipe} ${test_folder})
   endforeach()
+  add_test(NAME recipe_page COMMAND tycho tests/recipes/page.lua ${test_folder})
   # Those of modules by family: tests/modules/peft/lora_test.lua is peft_lora.
   file(GLOB module_tests RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS tests/modules/*/*_test.lua)
   foreach(file ${module_tests})

@@ -46,8 +46,10 @@ end
 function M.spread(list)
   check("spread", list)
   if #list == 1 then return 0.0 end
-  local middle, sum = mean(list), 0.0
-  for _, x in ipairs(list) do sum = sum + (x - middle) ^ 2 end
+  local from_first = {} -- equal numbers have no spread at all
+  for i, x in ipairs(list) do from_first[i] = x - list[1] end
+  local middle, sum = mean(from_first), 0.0
+  for _, x in ipairs(from_first) do sum = sum + (x - middle) ^ 2 end
   return math.sqrt(sum / (#list - 1))
 end
 

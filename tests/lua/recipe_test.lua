@@ -153,6 +153,7 @@ check.test("statistics", function()
   local stats = ty.stats
   check.equal({ stats.median { 3, 1, 2 }, stats.median { 4, 1, 3, 2 }, stats.median { 7 } }, { 2, 2.5, 7 })
   check.equal({ stats.mean { 1, 2, 6 }, stats.spread { 2, 4 }, stats.spread { 5 } }, { 3.0, math.sqrt(2), 0.0 })
+  check.equal(stats.spread { 0.998, 0.998, 0.998 }, 0.0, "equal numbers have none at all")
   check.close(stats.slope { { 0, 1 }, { 1, 3 }, { 2, 5 } }, 2, 1e-12)
   check.close(stats.slope({ { 1, 5 }, { 2, 20 }, { 4, 80 } }, true), 2, 1e-12)
   local list = { 3, 1, 2 }
