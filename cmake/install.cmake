@@ -18,7 +18,7 @@ else()
 endif()
 
 set_target_properties(tycho_shared PROPERTIES INSTALL_RPATH "$ORIGIN") # what a bundle puts beside it
-if(TARGET cuda) # beside libtycho.so, which looks for it there
+if(build_cuda) # beside libtycho.so, which looks for it there
   install(TARGETS cuda LIBRARY DESTINATION ${INSTALL_CLIBDIR})
 endif()
 

@@ -27,6 +27,7 @@ if(TARGET tycho)
   endforeach()
   add_test(NAME program COMMAND tycho tests/cli/program_test.lua $<$<BOOL:${TYCHO_SANITIZE}>:--slow> ${test_folder}
            COMMAND_EXPAND_LISTS)
+  add_test(NAME run COMMAND tycho tests/cli/run_test.lua ${test_folder})
 endif()
 
 # The same tests on the emulated device, whose library they build. TYCHO_CUDA_LIBRARY is how the program finds it.

@@ -1,5 +1,6 @@
 -- luarocks --lua-version 5.4 make rockspec/tycho-scm-1.rockspec
--- CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) in the environment uses all cores; LUA_INCDIR=... says where lua.h is.
+-- The build uses all cores. It has kernels for GPUs where nvcc and a GPU are there; TYCHO_CUDA=ON in the environment
+-- builds them without one, TYCHO_CUDA=OFF leaves them out. LUA_INCDIR=... says where lua.h is.
 rockspec_format = "3.0"
 package = "tycho"
 version = "scm-1"
@@ -20,18 +21,14 @@ external_dependencies = {
   PCRE2 = { header = "pcre2.h" },
   UTF8PROC = { header = "utf8proc.h" },
 }
+-- Not the type "cmake", which runs one job at a time.
 build = {
-  type = "cmake",
-  variables = {
-    CMAKE_BUILD_TYPE = "Release",
-    CMAKE_INSTALL_PREFIX = "$(PREFIX)",
-    LUA_INCLUDE_DIR = "$(LUA_INCDIR)",
-    INSTALL_LUADIR = "$(LUADIR)",
-    INSTALL_LIBDIR = "$(LIBDIR)",
-    INSTALL_BINDIR = "$(BINDIR)",
-    INSTALL_DATADIR = "$(LUADIR)/tycho",
-    INSTALL_CLIBDIR = "$(LIBDIR)/tycho",
-    TYCHO_INSTALL_HEADERS = "OFF",
-  },
+  type = "command",
+  build_command = [[cmake -S . -B build.luarocks -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$(PREFIX)" ]]
+    .. [[-DLUA_INCLUDE_DIR="$(LUA_INCDIR)" -DINSTALL_LUADIR="$(LUADIR)" -DINSTALL_LIBDIR="$(LIBDIR)" ]]
+    .. [[-DINSTALL_BINDIR="$(BINDIR)" -DINSTALL_DATADIR="$(LUADIR)/tycho" -DINSTALL_CLIBDIR="$(LIBDIR)/tycho" ]]
+    .. [[-DTYCHO_INSTALL_HEADERS=OFF -DTYCHO_CUDA="${TYCHO_CUDA:-AUTO}" ]]
+    .. [[&& cmake --build build.luarocks --parallel `nproc`]],
+  install_command = "cmake --install build.luarocks",
 }
 test = { type = "command", command = "./run test" }
