@@ -161,7 +161,7 @@ local function options_of_op(f, name)
   local ty = package.loaded["tycho"]
   local methods = ty and ty.core.Tensor.methods
   for _, op in ipairs(ty and ty.core.ops() or {}) do
-    if name == op.name and (f == ty[name] or f == methods[name]) then
+    if name == op.name and (f == rawget(ty, name) or f == methods[name]) then
       local list = {}
       for _, arg in ipairs(op.args) do
         if not arg.required then list[#list + 1] = arg.name end

@@ -164,7 +164,7 @@ local function op_of(f)
   local ty = require "tycho"
   local methods = ty.core.Tensor.methods
   for name, op in pairs(ops()) do
-    if ty[name] == f or methods[name] == f or methods[name .. "_"] == f then return op end
+    if rawget(ty, name) == f or methods[name] == f or methods[name .. "_"] == f then return op end
   end
 end
 

@@ -126,7 +126,7 @@ local function collect()
   local list, seen, is_op, placed = {}, {}, {}, {}
   for _, op in ipairs(ty.core.ops()) do -- ops have their own documentation
     for _, name in ipairs { op.name, op.name .. "_" } do
-      is_op[ty[name] or false], is_op[ty.core.Tensor.methods[name] or false] = true, true
+      is_op[rawget(ty, name) or false], is_op[ty.core.Tensor.methods[name] or false] = true, true
     end
   end
   local function add(name, value, module)
