@@ -20,7 +20,7 @@ check.test("tensor datasets", function()
   check.equal(ds:batch(ty.tensor { 1, 4 }).id:tolist(), { 1, 4 })
   check.fails(function() ds:get(10) end, "position 10 is out of range for 10")
   check.fails(function() data.TensorDataset { a = ty.zeros(2), b = ty.zeros(3) } end, "items")
-  check.fails(function() data.TensorDataset { a = 3 } end, "must be a tensor")
+  check.fails(function() data.TensorDataset { a = 3 } end, "expected a tensor of at least one dimension, got 3")
 end)
 
 check.test("subsets, maps, joins, functions", function()
@@ -64,7 +64,8 @@ check.test("collation goes by field", function()
   check.equal(batch.name, { "a", "b" })
   check.equal(batch.ok:tolist(), { true, false })
   check.fails(function() data.collate { { x = 1 }, { y = 1 } } end, "lacks the field 'x'")
-  check.fails(function() data.collate { print } end, "cannot batch")
+  check.fails(function() data.collate { print } end,
+    "expected tensors, numbers, booleans, strings or tables of them, got a function")
 end)
 
 check.test("loaders: order, remainder, seeds", function()
@@ -89,6 +90,77 @@ check.test("loaders: order, remainder, seeds", function()
   check.equal(count, 7)
   check.fails(function() data.DataLoader(numbers(2), { batch_size = 3, drop_last = true }) end, "make no batch")
   check.fails(function() data.DataLoader(numbers(2), { batch = 3 }) end, "no option 'batch'")
+end)
+
+check.test("for batch in loader: one epoch, with and without workers", function()
+  local function threads()
+    local count = 0
+    for _ in ipairs(ty.io.listdir "/proc/self/task") do count = count + 1 end
+    return count
+  end
+  local before = threads()
+  for workers = 0, 2, 2 do
+    local loader = data.DataLoader(numbers(7), { batch_size = 3, workers = workers })
+    for _ = 1, 2 do
+      local seen = {}
+      for batch in loader do seen[#seen + 1] = batch.id:tolist() end
+      check.equal(seen, { { 0, 1, 2 }, { 3, 4, 5 }, { 6 } })
+    end
+    check.equal(loader.epoch, 2)
+    loader:next()
+    local rest = 0
+    for batch in loader do rest = rest + batch.id:numel() end
+    check.equal(rest, 4, "what is left of an epoch")
+    local first, second = {}, nil
+    for batch in loader do
+      first[#first + 1] = batch.id:tolist()
+      second = second or loader:next().id:tolist()
+    end
+    check.equal({ first, second }, { { { 0, 1, 2 }, { 6 } }, { 3, 4, 5 } }, "next() within a loop")
+    -- Left early, with the loader alive: the collector ends the threads.
+    for batch in loader do if batch then break end end
+    collectgarbage()
+    collectgarbage()
+    check.equal(threads(), before, "threads after a loop that was left")
+    local seen = {}
+    for batch in loader do seen[#seen + 1] = batch.id:tolist() end
+    check.equal(seen, { { 0, 1, 2 }, { 3, 4, 5 }, { 6 } }, "the next loop begins at the front")
+    for batch in loader() do if batch then break end end
+    check.equal(threads(), before, "loader() ends them at once")
+    check.equal({ loader.epoch, loader.position }, { 7, 0 })
+    check.fails(function()
+      for _ in loader do for b in loader do if b then break end end end
+    end, "need a loader each")
+    check.fails(function()
+      for _ in loader() do for b in loader() do if b then break end end end
+    end, "need a loader each")
+    loader:close()
+  end
+  local plain = data.DataLoader(data.from_function(4, function(i) return i end), { batch_size = 2, workers = 1,
+    collate = function(items) return items[1] .. "-" .. items[2] end })
+  local seen = {}
+  for batch in plain do seen[#seen + 1] = batch end
+  check.equal(seen, { "0-1", "2-3" }, "batches of any kind")
+  plain:close()
+  check.equal(threads(), before)
+end)
+
+check.test("what is printed", function()
+  local ds = data.TensorDataset { image = ty.zeros(10, 1, 8, 8), label = ty.arange(10) }
+  local text = "TensorDataset of 10 items { image f32 [1, 8, 8], label i64 [] }"
+  check.equal(tostring(ds), text)
+  check.equal(tostring(data.subset(ds, { 1, 2 })), "Subset of 2 items from " .. text)
+  check.equal(tostring(data.map(ds, print)), "Mapped of 10 items from " .. text)
+  check.equal(tostring(data.concat { ds, ds }), ("Joined of 20 items from %s, %s"):format(text, text))
+  check.equal(tostring(data.from_function(3, print)), "Dataset of 3 items")
+  local class = data.class "Pairs"
+  check.equal(tostring(setmetatable({ size = 4 }, class)), "Pairs of 4 items")
+  local loader = data.DataLoader(ds, { batch_size = 4, shuffle = true, workers = 2 })
+  check.equal(tostring(loader),
+    "DataLoader of 3 batches of 4 from " .. text .. ", shuffled, 2 workers, at epoch 0, batch 0")
+  loader:next()
+  check.ok(tostring(loader):find("at epoch 0, batch 1", 1, true))
+  loader:close()
 end)
 
 check.test("loaders resume in the middle of an epoch", function()
@@ -230,7 +302,28 @@ check.test("readers: csv", function()
   check.equal(names, { "a", "b", "label" })
   check.equal(ds:get(1).x:tolist(), { 3, 4 })
   check.equal(ds:get(1).label:item(), 1)
+  check.equal(ds:get(1).label.dtype, "i64")
+  check.equal(data.csv(path, { label = -1 }):get(1).label:item(), 1)
+  check.equal(data.csv(path, { label = 2, label_dtype = "f32" }):get(1).label.dtype, "f32")
   check.fails(function() data.csv(path, { label = "x" }) end, "no column 'x'")
+  check.fails(function() data.csv(path, { label = 3 }) end, "data.csv: label: expected a column from 0 to 2, got 3")
+  ty.io.write_atomic(path, "a,y\n1,0.25\n2,-1.5\n3,16777217\n") -- the target of a regression
+  local regression = data.csv(path, { label = "y" })
+  check.equal(regression.fields.label.dtype, "f32")
+  check.equal(regression.fields.label:tolist(), { 0.25, -1.5, 16777216 })
+  check.equal(data.csv(path, { label = "y", dtype = "f64" }).fields.label:tolist(), { 0.25, -1.5, 16777217 })
+  check.fails(function() data.csv(path, { label = "y", label_dtype = "i64" }) end,
+    'label_dtype: expected a float dtype for a column with fractions, got "i64"')
+  ty.io.write_atomic(path, "a,y\n0.5,16777217\n1,3\n") -- exact above what f32 holds
+  local identifiers = data.csv(path, { label = "y" }).fields
+  check.equal({ identifiers.label.dtype, identifiers.label:tolist() }, { "i64", { 16777217, 3 } })
+  check.equal(identifiers.x.dtype, "f32")
+  ty.io.write_atomic(path, "a,y\n1,inf\n2,1\n")
+  check.equal(data.csv(path, { label = "y" }).fields.label.dtype, "f32")
+  ty.io.write_atomic(path, "a,y\n")
+  check.equal(#data.csv(path, { label = "y" }), 0)
+  ty.io.write_atomic(path, "a;y\n1;2\n")
+  check.equal(data.csv(path, { label = "y", delimiter = ";" }):get(0).label:item(), 2)
   os.remove(path)
 end)
 

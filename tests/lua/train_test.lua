@@ -43,7 +43,7 @@ check.test("steps: counting, batches, scopes", function()
   check.equal(after:item(), 0, "the scope of a loop that was left is closed")
   check.fails(function() for _ in train.steps(nil, 2, { quiet = true }) do error "inside" end end, "inside")
   for _ in train.steps(nil, 0, { quiet = true }) do check.ok(false, "no step expected") end
-  check.fails(function() train.steps(nil, -1) end, "must be an integer >= 0")
+  check.fails(function() train.steps(nil, -1) end, "train.steps: count: expected an integer >= 0, got -1")
 end)
 
 check.test("memory stays flat over steps", function()

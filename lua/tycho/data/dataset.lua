@@ -2,31 +2,62 @@
 -- tensor, a number, or a table of those by field. dataset:batch(positions) may give many at once (positions: i64
 -- tensor).
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local expect = arguments.expect
 
 local M = {}
 
 local Dataset = {}
 Dataset.__index = Dataset
 
+-- get(self, i), and a length: that of a list or by __len.
+local function is_dataset(value)
+  if type(value) ~= "table" or not pcall(function() return #value end) then return false end
+  local ok, get = pcall(function() return value.get end)
+  return ok and type(get) == "function"
+end
+
+--- `value`, or an error of the function `who` when it is no dataset.
+function M.expect_dataset(who, what, value)
+  if is_dataset(value) then return value end
+  return arguments.fail("%s: %s: expected a dataset (get(i) and a length), got %s", who, what,
+    arguments.describe(value))
+end
+
 local function check_position(self, i)
   local n = #self
   if not math.tointeger(i) or i < 0 or i >= n then
-    error(("dataset: position %s is out of range for %d items"):format(tostring(i), n), 3)
+    arguments.fail("dataset: position %s is out of range for %d items", arguments.describe(i), n)
   end
 end
 
-local function define(parent)
-  local class = {}
-  class.__index = class
-  class.__len = function(self) return self.size end
-  return setmetatable(class, { __index = parent or Dataset })
+-- What is printed of a dataset: its kind, how many items, and what describe() of its class adds.
+local function text_of(self)
+  local detail = self.describe and self:describe()
+  return ("%s of %d items%s"):format(getmetatable(self).kind or "Dataset", #self, detail and " " .. detail or "")
 end
 
---- A new class of datasets: give it get(self, i), and `size` as a field of its objects (or __len).
-function M.class() return define() end
+local function define(kind)
+  local class = { kind = kind, __tostring = text_of, __name = kind or "Dataset" }
+  class.__index = class
+  class.__len = function(self) return self.size end
+  return setmetatable(class, { __index = Dataset })
+end
+
+--- A new class of datasets: give it get(self, i), and `size` as a field of its objects (or __len). describe(self), if
+-- there is one, adds its text to what tostring() shows.
+---@param kind? string how its objects are called in print(), "Dataset"
+function M.class(kind)
+  expect("data.class", "kind", kind, "a string or nil")
+  return define(kind)
+end
 
 --- A dataset of `size` items made by get(i).
+---@param size integer
+---@param get fun(i: integer): any
 function M.from_function(size, get)
+  expect("data.from_function", "size", size, "an integer >= 0")
+  expect("data.from_function", "get", get, "a function")
   local class = define()
   function class.get(_, i) return get(i) end
   return setmetatable({ size = size }, class)
@@ -41,26 +72,39 @@ function Dataset:each()
   end
 end
 
-local TensorDataset = define()
+local TensorDataset = define "TensorDataset"
 
 --- Tensors of equal first size by field, { image = [n, ...], label = [n] }; an item has the same fields without that
 -- size.
 ---@param fields table<string, Tensor>
 function M.TensorDataset(fields)
+  expect("TensorDataset", "fields", fields, "a table")
   local size, first
   for name, tensor in pairs(fields) do
+    expect("TensorDataset", "a field's name", name, "a string")
     if not ty.is_tensor(tensor) or tensor.ndim < 1 then
-      error(("TensorDataset: field '%s' must be a tensor of at least one dimension"):format(tostring(name)), 2)
+      arguments.fail("TensorDataset: field '%s': expected a tensor of at least one dimension, got %s", name,
+        arguments.describe(tensor))
     end
     if size and tensor.shape[1] ~= size then
-      error(("TensorDataset: '%s' has %d items, '%s' has %d")
-        :format(tostring(first), size, tostring(name), tensor.shape[1]), 2)
+      arguments.fail("TensorDataset: '%s' has %d items, '%s' has %d", first, size, name, tensor.shape[1])
     end
     size, first = tensor.shape[1], name
     ty.keep(tensor)
   end
-  if not size then error("TensorDataset: no fields given", 2) end
+  if not size then arguments.fail "TensorDataset: fields: expected at least one, got an empty table" end
   return setmetatable({ fields = fields, size = size }, TensorDataset)
+end
+
+-- Fields with the shape of one item, by name.
+function TensorDataset:describe()
+  local parts = {}
+  for name, tensor in pairs(self.fields) do
+    local shape = table.move(tensor.shape, 2, tensor.ndim, 1, {})
+    parts[#parts + 1] = ("%s %s [%s]"):format(name, tensor.dtype, table.concat(shape, ", "))
+  end
+  table.sort(parts)
+  return "{ " .. table.concat(parts, ", ") .. " }"
 end
 
 function TensorDataset:get(i)
@@ -76,14 +120,28 @@ function TensorDataset:batch(positions)
   return result
 end
 
-local Subset = define()
+local Subset = define "Subset"
 
 --- The items at `positions` (a list or an i64 tensor) of another dataset.
+---@param positions integer[]|Tensor
 function M.subset(dataset, positions)
+  M.expect_dataset("data.subset", "dataset", dataset)
+  expect("data.subset", "positions", positions, "a list of integers or a tensor")
   if type(positions) == "table" then positions = ty.tensor(positions, { dtype = "i64" }) end
+  if positions.dtype ~= "i64" or positions.ndim ~= 1 then
+    arguments.fail("data.subset: positions: expected i64 of one dimension, got %s [%s]", positions.dtype,
+      table.concat(positions.shape, ", "))
+  end
+  local n = #dataset
+  if positions:numel() > 0 and (positions:min():item() < 0 or positions:max():item() >= n) then
+    arguments.fail("data.subset: positions: expected 0 to %d, got %d to %d", n - 1, positions:min():item(),
+      positions:max():item())
+  end
   ty.keep(positions)
   return setmetatable({ dataset = dataset, positions = positions, size = positions:numel() }, Subset)
 end
+
+function Subset:describe() return "from " .. tostring(self.dataset) end
 
 function Subset:get(i)
   check_position(self, i)
@@ -98,6 +156,8 @@ end
 
 --- Draws with its own seed and leaves the default generator as it was.
 local function with_seed(seed, fn)
+  expect("data.with_seed", "seed", seed, "an integer")
+  expect("data.with_seed", "fn", fn, "a function")
   local before = ty.rng_state()
   ty.manual_seed(seed)
   local ok, result = pcall(fn)
@@ -107,23 +167,32 @@ local function with_seed(seed, fn)
 end
 M.with_seed = with_seed
 
---- Cuts a dataset at random into parts of the given sizes or shares: split(ds, { 0.8, 0.2 }, { seed = 0 }).
+--- Cuts a dataset at random into parts of the given sizes (integers) or shares (floats from 0 to 1):
+-- split(ds, { 0.8, 0.2 }, { seed = 0 }). Shares of everything leave the rounding to the last part.
+---@param parts number[]
+---@param options? {seed: integer}
 ---@return table ... one dataset per part
 function M.split(dataset, parts, options)
-  local n, sizes, used = #dataset, {}, 0
+  M.expect_dataset("data.split", "dataset", dataset)
+  expect("data.split", "parts", parts, "a list of numbers >= 0")
+  local o = arguments.read("data.split", options, { seed = 0 }, { seed = "an integer" })
+  if #parts == 0 then arguments.fail "data.split: parts: expected at least one, got an empty table" end
+  local n, sizes, used, whole = #dataset, {}, 0, 0.0
   for i, part in ipairs(parts) do
-    sizes[i] = part <= 1 and math.type(part) == "float" and math.floor(part * n) or math.tointeger(part)
-    if not sizes[i] or sizes[i] < 0 then error("split: parts are sizes or shares, got " .. tostring(part), 2) end
+    local share = math.type(part) == "float" and part <= 1
+    sizes[i] = share and math.floor(part * n) or math.tointeger(part)
+    if not sizes[i] then
+      arguments.fail("data.split: parts: expected sizes or shares up to 1.0, got %s as element %d", tostring(part), i)
+    end
     used = used + sizes[i]
+    whole = whole + (share and part or math.huge)
   end
-  local whole = 0.0
-  for _, part in ipairs(parts) do whole = whole + (math.type(part) == "float" and part or math.huge) end
-  if math.abs(whole - 1) < 1e-9 then -- shares of everything: the rounding goes to the last part
+  if math.abs(whole - 1) < 1e-9 then -- the rounding goes to the last part
     sizes[#sizes] = sizes[#sizes] + n - used
     used = n
   end
-  if used > n then error(("split: the parts need %d items, the dataset has %d"):format(used, n), 2) end
-  local order = with_seed(options and options.seed or 0, function() return ty.keep(ty.randperm(n)) end)
+  if used > n then arguments.fail("data.split: the parts need %d items, the dataset has %d", used, n) end
+  local order = with_seed(o.seed, function() return ty.keep(ty.randperm(n)) end)
   local result, start = {}, 0
   for i, size in ipairs(sizes) do
     result[i] = M.subset(dataset, order:narrow(0, start, size):clone())
@@ -132,28 +201,44 @@ function M.split(dataset, parts, options)
   return table.unpack(result)
 end
 
-local Mapped = define()
+local Mapped = define "Mapped"
 
 --- fn(item, i) on every item.
+---@param fn fun(item: any, i: integer): any
 function M.map(dataset, fn)
+  M.expect_dataset("data.map", "dataset", dataset)
+  expect("data.map", "fn", fn, "a function")
   return setmetatable({ dataset = dataset, fn = fn, size = #dataset }, Mapped)
 end
+
+function Mapped:describe() return "from " .. tostring(self.dataset) end
 
 function Mapped:get(i)
   check_position(self, i)
   return self.fn(self.dataset:get(i), i)
 end
 
-local Joined = define()
+local Joined = define "Joined"
 
 --- Datasets one after the other.
+---@param list table[]
 function M.concat(list)
+  if is_dataset(list) then arguments.fail "data.concat: list: expected a list of datasets, got one dataset" end
+  expect("data.concat", "list", list, "a list")
+  if #list == 0 then arguments.fail "data.concat: list: expected at least one dataset, got an empty table" end
   local size, starts = 0, {}
   for i, dataset in ipairs(list) do
+    M.expect_dataset("data.concat", "element " .. i, dataset)
     starts[i] = size
     size = size + #dataset
   end
   return setmetatable({ list = list, starts = starts, size = size }, Joined)
+end
+
+function Joined:describe()
+  local parts = {}
+  for i, dataset in ipairs(self.list) do parts[i] = tostring(dataset) end
+  return "from " .. table.concat(parts, ", ")
 end
 
 function Joined:get(i)
@@ -165,7 +250,9 @@ end
 
 --- Makes one batch of a list of items: tensors are stacked, numbers and booleans become a tensor, tables go field by
 -- field, strings stay a list.
+---@param items any[]
 function M.collate(items)
+  expect("data.collate", "items", items, "a list")
   local first = items[1]
   local kind = type(first)
   if ty.is_tensor(first) then
@@ -179,7 +266,9 @@ function M.collate(items)
     for field in pairs(first) do
       local column = {}
       for i, item in ipairs(items) do
-        if item[field] == nil then error(("collate: item %d of the batch lacks the field '%s'"):format(i, field), 0) end
+        if type(item) ~= "table" or item[field] == nil then
+          arguments.fail("data.collate: item %d of the batch lacks the field '%s'", i, tostring(field))
+        end
         column[i] = item[field]
       end
       result[field] = M.collate(column)
@@ -188,7 +277,8 @@ function M.collate(items)
   elseif kind == "string" then
     return items
   end
-  error("collate: cannot batch a " .. kind, 0)
+  arguments.fail("data.collate: items: expected tensors, numbers, booleans, strings or tables of them, got %s",
+    arguments.describe(first))
 end
 
 return M

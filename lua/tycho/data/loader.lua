@@ -5,7 +5,7 @@
 -- them (tensors by reference), so its functions may use their arguments, upvalues that can be copied, and `require`.
 local ty = require "tycho"
 local datasets = require "tycho.data.dataset"
-local read = require("tycho.nn.options").read
+local arguments = require "tycho.arguments"
 
 ---@class DataLoader
 ---@field epoch integer     epoch of the next batch, from 0
@@ -13,22 +13,27 @@ local read = require("tycho.nn.options").read
 local DataLoader = {}
 DataLoader.__index = DataLoader
 
+-- Pools of loops `for batch in loader do`, by the batch that the loop holds: a loop that was left holds none, and
+-- nobody is told of it, so that the collector ends its threads.
+local pools = setmetatable({}, { __mode = "k" })
+
 --- options: batch_size (1), shuffle (false), seed (0), drop_last (false), collate (items to batch), device (where
 -- batches go), pin_memory (false; batches pass through page-locked memory, from where a GPU copies them without anybody
 -- waiting), workers (0: in this thread), prefetch (2 batches per worker).
+---@param dataset table
+---@param options? table
 ---@return DataLoader
 local function new(dataset, options)
-  local o = read("DataLoader", options, { batch_size = 1, shuffle = false, seed = 0, drop_last = false,
-    collate = datasets.collate, device = require("tycho.nn.options").none, pin_memory = false,
-    workers = 0, prefetch = 2 })
-  if not math.tointeger(o.batch_size) or o.batch_size < 1 then
-    error("DataLoader: batch_size must be a positive integer, got " .. tostring(o.batch_size), 2)
-  end
+  datasets.expect_dataset("DataLoader", "dataset", dataset)
+  local o = arguments.read("DataLoader", options, { batch_size = 1, shuffle = false, seed = 0, drop_last = false,
+    collate = datasets.collate, device = arguments.none, pin_memory = false, workers = 0, prefetch = 2 },
+    { batch_size = "an integer > 0", seed = "an integer", device = "a string", workers = "an integer in [0, 1024]",
+      prefetch = "an integer > 0" })
   local self = setmetatable(o, DataLoader)
   self.dataset, self.epoch, self.position = dataset, 0, 0
   self.custom_collate = o.collate ~= datasets.collate
   if #self == 0 then
-    error(("DataLoader: %d items make no batch of %d"):format(#dataset, o.batch_size), 2)
+    arguments.fail("DataLoader: %d items make no batch of %d", #dataset, o.batch_size)
   end
   return self
 end
@@ -101,8 +106,12 @@ local function following(self, epoch, position)
   return epoch, position
 end
 
+-- The workers, if there are any: of a loop only the batch holds them.
+function DataLoader:_running() return self.pool or self.latest and self.latest.pool end
+
 -- Hands batches to the workers until each has `prefetch` in hand; answers come back in the order of the requests.
 function DataLoader:_fill()
+  self.pool = self:_running()
   if not self.pool then
     self.pool = require("tycho.data.workers").new(self.workers, self.dataset, self.custom_collate and self.collate)
     self.ahead_epoch, self.ahead_position = self.epoch, self.position
@@ -128,29 +137,88 @@ function DataLoader:next()
   return deliver(self, batch)
 end
 
---- Iterates the batches that are left of the current epoch: `for batch in loader() do`.
-function DataLoader.__call(self)
-  local epoch = self.epoch
-  return function()
-    if self.epoch == epoch then return self:next() end
+-- A loop takes what is left of the current epoch. One that was left early has ended its epoch: the next loop begins
+-- with the one after it, as loops over anything else begin at the front.
+function DataLoader:_begin()
+  if self.loop then
+    self:close()
+    if self.epoch == self.loop then self.epoch, self.position = self.epoch + 1, 0 end
   end
+  self.loop = self.epoch
+end
+
+local function another_loop()
+  arguments.fail "DataLoader: another loop has gone over this loader; loops within each other need a loader each"
+end
+
+-- The next batch of the loop that began with epoch `loop`, nil at its end.
+function DataLoader:_step(loop)
+  if self.loop ~= loop then another_loop() end
+  if self.epoch == loop then return self:next() end
+  self.loop = nil -- the workers go on to the next epoch
+end
+
+local function collectable(value) return type(value) == "table" or type(value) == "userdata" end
+
+--- Iterates the batches that are left of the current epoch: `for batch in loader do`. Left early, the loop ends its
+-- epoch, and its workers when the collector comes by or the next loop begins; `for batch in loader() do` ends them at
+-- once.
+function DataLoader.__call(self, ...)
+  if select("#", ...) == 0 then -- loader(): what a loop takes, with something to close
+    self:_begin()
+    local loop = self.loop
+    local guard = setmetatable({}, { __close = function()
+      if self.loop == loop then self:_begin() self.loop = nil end
+    end })
+    return function() return self:_step(loop) end, nil, nil, guard
+  end
+  local _, last = ...
+  if last == nil then
+    self:_begin()
+  elseif self.loop == nil or not rawequal(last, self.latest.batch) then
+    another_loop()
+  end
+  if collectable(last) then pools[last] = nil end
+  local batch = self:_step(self.loop)
+  if batch == nil then return nil end
+  self.latest = setmetatable({ batch = batch, pool = self.pool }, { __mode = "v" })
+  if self.pool and collectable(batch) then
+    pools[batch] = self.pool
+    self.pool = nil
+  end
+  return batch
+end
+
+--- As print() shows it.
+function DataLoader.__tostring(self)
+  return ("DataLoader of %d batches of %d from %s%s%s, at epoch %d, batch %d"):format(#self, self.batch_size,
+    tostring(self.dataset), self.shuffle and ", shuffled" or "",
+    self.workers > 0 and (", %d workers"):format(self.workers) or "", self.epoch, self.position)
 end
 
 --- Where the loader stands.
 function DataLoader:state_dict() return { epoch = self.epoch, position = self.position, seed = self.seed } end
 
 --- Goes to where a loader with the same dataset and options stood.
+---@param state {epoch: integer, position: integer, seed: integer}
 function DataLoader:load_state_dict(state)
+  local who = "DataLoader:load_state_dict"
+  arguments.expect(who, "state", state, "a table")
+  for _, name in ipairs { "epoch", "position" } do arguments.expect(who, name, state[name], "an integer >= 0") end
+  arguments.expect(who, "seed", state.seed, "an integer")
+  if state.position >= #self then
+    arguments.fail("%s: position: expected one of the %d batches of an epoch, got %d", who, #self, state.position)
+  end
   self:close()
   self.epoch, self.position, self.seed, self.order_epoch = state.epoch, state.position, state.seed, nil
+  self.loop = nil
 end
 
 --- Ends the worker threads; the loader can still be used (they start again).
 function DataLoader:close()
-  if self.pool then
-    self.pool:close()
-    self.pool = nil
-  end
+  local pool = self:_running()
+  self.pool, self.latest = nil, nil
+  if pool then pool:close() end
 end
 
 DataLoader.__close = DataLoader.close

@@ -1,44 +1,90 @@
 --- Datasets from files: tables of numbers, NumPy arrays, folders of images.
 local ty = require "tycho"
 local datasets = require "tycho.data.dataset"
-local read = require("tycho.nn.options").read
+local arguments = require "tycho.arguments"
+local expect, none, read = arguments.expect, arguments.none, arguments.read
 
 local M = {}
 
---- A CSV file of numbers (plain or .gz) as a TensorDataset: the column `label` (a position from 0 or a header name)
--- goes to the field `label`, the others to `x`. options: header (true), label, dtype ("f32").
-function M.csv(path, options)
-  local o = read("data.csv", options, { header = true, label = require("tycho.nn.options").none, dtype = "f32" })
-  local x, names = ty.io.load_csv(path, { header = o.header, dtype = o.dtype })
-  if o.label == nil then return datasets.TensorDataset { x = x }, names end
-  local label = o.label
+-- The position of a label column, from 0: of its name, or counted from the end when it is negative.
+local function label_column(label, names, columns, path)
   if type(label) == "string" then
-    local at
-    for i, name in ipairs(names or {}) do if name == label then at = i - 1 end end
-    if not at then error(("data.csv: %s has no column '%s'"):format(path, label), 2) end
-    label = at
+    for i, name in ipairs(names or {}) do if name == label then return i - 1 end end
+    arguments.fail("data.csv: label: %s has no column '%s'", path, label)
   end
+  local at = label < 0 and label + columns or label
+  if at < 0 or at >= columns then
+    arguments.fail("data.csv: label: expected a column from 0 to %d, got %d", columns - 1, label)
+  end
+  return math.tointeger(at)
+end
+
+-- Classes are whole numbers, exact in f64; anything else is a quantity.
+local function is_whole(column)
+  if column:numel() == 0 then return true end
+  return column:eq(column:floor()):all():item() and column:abs():max():item() <= 2.0 ^ 53
+end
+
+local function as_label(column, dtype, otherwise)
+  if dtype == nil then dtype = is_whole(column) and "i64" or otherwise end
+  if not dtype:find "^b?f%d" and not is_whole(column) then
+    arguments.fail("data.csv: label_dtype: expected a float dtype for a column with fractions, got \"%s\"", dtype)
+  end
+  return column:to(dtype)
+end
+
+--- A CSV file of numbers (plain or .gz) as a TensorDataset: the column `label` (a header name, or a position from 0,
+-- negative from the end) goes to the field `label`, the others to `x`. Labels that are all whole numbers become i64,
+-- as classes are wanted by losses; others, the targets of a regression, keep the dtype of x. options: header (true),
+-- label, label_dtype ("i64", "f32" ... says it outright), dtype ("f32"), and delimiter, skip, missing and max of
+-- io.load_csv. Returns the dataset and the names of all columns.
+---@param path string
+---@param options? table
+function M.csv(path, options)
+  expect("data.csv", "path", path, "a string")
+  local o = read("data.csv", options, { header = true, label = none, label_dtype = none, dtype = "f32",
+    delimiter = none, skip = none, missing = none, max = none },
+    { header = 'a boolean or "auto"', label = "an integer or a string", label_dtype = "a string",
+      delimiter = "a string", skip = "an integer >= 0", missing = "a string", max = "an integer >= 0" })
+  local labelled = o.label ~= nil
+  -- f64 holds labels that f32 does not: identifiers above 2^24.
+  local x, names = ty.io.load_csv(path, { header = o.header, dtype = labelled and "f64" or o.dtype,
+    delimiter = o.delimiter, skip = o.skip, missing = o.missing, max = o.max })
+  if not labelled then return datasets.TensorDataset { x = x }, names end
   local columns = x.shape[2]
+  local label = label_column(o.label, names, columns, path)
   local rest = {}
   for i = 0, columns - 1 do if i ~= label then rest[#rest + 1] = i end end
   return datasets.TensorDataset {
-    x = x:index_select(1, ty.tensor(rest, { dtype = "i64" })),
-    label = x:select(1, label):to "i64",
+    x = x:index_select(1, ty.tensor(rest, { dtype = "i64" })):to(o.dtype),
+    label = as_label(x:select(1, label), o.label_dtype, o.dtype),
   }, names
 end
 
---- The arrays of an .npz file by name, each with the same first size.
-function M.npz(path) return datasets.TensorDataset(ty.io.load_npz(path)) end
+--- The arrays of an .npz file by name, each with the same first size. options: those of io.load_npz.
+---@param path string
+---@param options? table
+function M.npz(path, options)
+  expect("data.npz", "path", path, "a string")
+  return datasets.TensorDataset((ty.io.load_npz(path, options)))
+end
 
 --- An .npy file: one field `x`.
-function M.npy(path) return datasets.TensorDataset { x = ty.io.load_npy(path) } end
+---@param path string
+function M.npy(path)
+  expect("data.npy", "path", path, "a string")
+  return datasets.TensorDataset { x = ty.io.load_npy(path) }
+end
 
 local image_names = { png = true, jpg = true, jpeg = true }
 
 --- A folder with one folder of images per class: items { image = u8 [c, h, w], label = position of the class in sorted
 -- order, path = file }. options: transform(image) on each image. Returns the dataset and the list of class names.
+---@param root string
+---@param options? {transform: fun(image: Tensor): Tensor}
 function M.image_folder(root, options)
-  local o = read("data.image_folder", options, { transform = require("tycho.nn.options").none })
+  expect("data.image_folder", "root", root, "a string")
+  local o = read("data.image_folder", options, { transform = none }, { transform = "a function" })
   local files, labels, classes = {}, {}, {}
   for _, class in ipairs(ty.io.listdir(root)) do
     local folder = root .. "/" .. class
@@ -52,7 +98,7 @@ function M.image_folder(root, options)
       end
     end
   end
-  if #files == 0 then error(("data.image_folder: %s has no folders with PNG or JPEG images"):format(root), 2) end
+  if #files == 0 then arguments.fail("data.image_folder: %s has no folders with PNG or JPEG images", root) end
   local transform = o.transform
   return datasets.from_function(#files, function(i)
     local image = require("tycho").io.load_image(files[i + 1])
@@ -63,6 +109,7 @@ end
 -- A file of the data that ships with the project. Seen from this file the folder datasets/ is at the root of the source
 -- tree, in PREFIX/share/tycho of an installed one, or in the library's folder of a LuaRocks tree; TYCHO_DATA overrides.
 local function shipped(name)
+  expect("data.shipped", "name", name, "a string")
   local here = debug.getinfo(1, "S").source:match "^@(.*)[/\\][^/\\]*$" or "."
   local roots = { here .. "/../../../datasets", here .. "/../../../../tycho/datasets", here .. "/../datasets" }
   local own = os.getenv "TYCHO_DATA"
@@ -79,7 +126,8 @@ M.shipped = shipped
 --- The UCI handwritten digits (datasets/digits): { image = f32 [1797, 1, 8, 8] from -1 (paper) to 1 (ink), label = i64
 -- [1797] } as a TensorDataset. options: split = { 0.8, 0.2 } and seed give one dataset per part.
 function M.digits(options)
-  local o = read("data.digits", options, { split = require("tycho.nn.options").none, seed = 0 })
+  local o = read("data.digits", options, { split = none, seed = 0 },
+    { split = "a list of numbers >= 0", seed = "an integer" })
   local arrays = ty.io.load_npz(shipped "digits/digits.npz")
   local all = datasets.TensorDataset {
     image = (arrays.images:to "f32" / 8 - 1):unsqueeze(1),

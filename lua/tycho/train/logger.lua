@@ -1,6 +1,7 @@
 --- Metrics to files: one JSON object per line in metrics.jsonl, and TensorBoard events.
 local ty = require "tycho"
-local read = require("tycho.nn.options").read
+local arguments = require "tycho.arguments"
+local expect = arguments.expect
 
 ---@class Logger
 local Logger = {}
@@ -25,13 +26,14 @@ end
 ---@param folder string
 ---@param options? {tensorboard: boolean, resume: integer}
 local function new(folder, options)
-  local o = read("train.Logger", options, { tensorboard = false, resume = 0 })
+  expect("train.Logger", "folder", folder, "a string")
+  local o = arguments.read("train.Logger", options, { tensorboard = false, resume = 0 }, { resume = "an integer >= 0" })
   ty.io.mkdir(folder)
   local path = folder .. "/metrics.jsonl"
   local resumed = o.resume > 0 and ty.io.stat(path)
   if resumed then rewind(path, o.resume) end
   local file, problem = io.open(path, resumed and "a" or "w")
-  if not file then error("train.Logger: " .. problem, 2) end
+  if not file then arguments.fail("train.Logger: %s", problem) end
   local self = setmetatable({ file = file, path = path }, Logger)
   if o.tensorboard then self.events = ty.io.event_writer(folder) end
   return self
@@ -41,6 +43,9 @@ end
 ---@param step integer
 ---@param values table<string, number>
 function Logger:log(step, values)
+  expect("Logger:log", "step", step, "an integer")
+  expect("Logger:log", "values", values, "a table")
+  if not self.file then arguments.fail "Logger:log: the logger is closed" end
   local entry = { step = step, time = os.time() }
   for name, value in pairs(values) do
     -- JSON has no infinities and no NaN; a diverging run should still be readable.

@@ -1,5 +1,7 @@
 --- The progress display: one line redrawn in place on a terminal, a few plain lines elsewhere.
 local system = require("tycho").system
+local arguments = require "tycho.arguments"
+local expect, none = arguments.expect, arguments.none
 
 ---@class Progress
 local Progress = {}
@@ -18,11 +20,16 @@ local function number_text(value)
 end
 
 --- options: title, start (steps already done), quiet, stream (default: standard error).
+---@param total integer
+---@param options? {title: string, start: integer, quiet: boolean, stream: file*}
 local function new(total, options)
-  local self = setmetatable({ total = total, title = options.title or "", done = options.start or 0 }, Progress)
-  self.first, self.quiet = self.done, options.quiet
-  self.stream = options.stream or io.stderr
-  self.terminal = not options.stream and system.isatty(2)
+  expect("train.progress", "total", total, "an integer >= 0")
+  local o = arguments.read("train.progress", options, { title = "", start = 0, quiet = false, stream = none },
+    { start = "an integer >= 0" })
+  local self = setmetatable({ total = total, title = o.title, done = o.start }, Progress)
+  self.first, self.quiet = self.done, o.quiet
+  self.stream = o.stream or io.stderr
+  self.terminal = not o.stream and system.isatty(2)
   self.began = system.clock()
   self.shown, self.shown_step, self.values, self.names = self.began, self.done, {}, {}
   return self
@@ -30,6 +37,7 @@ end
 
 --- Values to show beside the step: numbers by name.
 function Progress:set(values)
+  expect("Progress:set", "values", values, "a table")
   for name, value in pairs(values) do
     if self.values[name] == nil then
       self.names[#self.names + 1] = name
@@ -62,6 +70,7 @@ end
 --- Counts a step and shows it when it is time: ten times a second on a terminal; elsewhere at every tenth of the way
 -- and when half a minute was silent.
 function Progress:advance(step)
+  expect("Progress:advance", "step", step, "an integer >= 0")
   self.done = step
   if self.quiet then return end
   local now = system.clock()

@@ -1,11 +1,16 @@
 --- The training loop: `for step, batch, log in train.steps(loader, 1000) do ... end`.
 local ty = require "tycho"
 local new_progress = require "tycho.train.progress"
-local read = require("tycho.nn.options").read
-local none = require("tycho.nn.options").none
+local arguments = require "tycho.arguments"
+local expect, none = arguments.expect, arguments.none
 
 local Loop = {}
 Loop.__index = Loop
+
+local function has_next(source)
+  local ok, method = pcall(function() return source.next end)
+  return ok and type(method) == "function"
+end
 
 local function next_batch(source)
   if source == nil then return nil end
@@ -48,13 +53,21 @@ end
 ---@param count integer
 ---@param options? table
 function Loop.steps(loader, count, options)
-  local o = read("train.steps", options, { start = 0, title = "", quiet = false, logger = none, log_every = 1 })
-  if not math.tointeger(count) or count < 0 then
-    error("train.steps: the number of steps must be an integer >= 0, got " .. tostring(count), 2)
+  local o = arguments.read("train.steps", options, { start = 0, title = "", quiet = false, logger = none,
+    log_every = 1 }, { start = "an integer >= 0", logger = "a table", log_every = "an integer > 0" })
+  expect("train.steps", "count", count, "an integer >= 0")
+  if loader ~= nil and type(loader) ~= "function" and not has_next(loader) then
+    arguments.fail("train.steps: loader: expected a DataLoader, a function or nil, got %s", arguments.describe(loader))
   end
-  local self = setmetatable({ progress = new_progress(count, o) }, Loop)
+  if o.logger and type(o.logger.log) ~= "function" then
+    arguments.fail "train.steps: logger: expected a train.Logger, got a table without log()"
+  end
+  local self = setmetatable({
+    progress = new_progress(count, { start = o.start, title = o.title, quiet = o.quiet }),
+  }, Loop)
   local step = o.start
   local function log(values)
+    expect("log", "values", values, "a table")
     local logged = o.logger and (step % o.log_every == 0 or step == count)
     local numbers = {}
     for name, value in pairs(values) do numbers[name] = to_number(value) end
