@@ -77,8 +77,9 @@ end
 --   optimizer (a function of the model and { lr, schedule, clip_norm } that makes one in place of AdamW)
 --   checkpoint (false: gradient checkpointing), device
 --   every (0: steps between calls of evaluate(step), which returns numbers for the log), evaluate
---   folder (where checkpoints go), save_every (200), resume (false: go on from the checkpoint there, bit for bit as if
---   there had been no break), pause (the step after which to stop and save; the schedule is still that of `steps`)
+--   folder (where checkpoints go), save_every (200), resume (false; true: go on from the checkpoint there, bit for bit
+--   as if there had been no break, an error where there is none; "auto": start anew there and say so), pause (the step
+--   after which to stop and save; the schedule is still that of `steps`)
 --   log (folder of metrics.jsonl, which a resumed run continues), title, quiet
 -- Returns the loss of every step.
 ---@param model LanguageModel
@@ -90,7 +91,8 @@ function M.fit(model, dataset, options)
   local o = ty.nn.options("llm.train.fit", options, { steps = 0, batch = 8, accumulate = 1, seed = 0, lr = 1e-3,
     warmup = 50, final = 0.1, weight_decay = 0.1, beta2 = 0.95, clip_norm = 1.0, checkpoint = false, device = none,
     every = 0, evaluate = none, folder = none, save_every = 200, resume = false, pause = none, log = none,
-    optimizer = none, title = "language model", quiet = false })
+    optimizer = none, title = "language model", quiet = false },
+    { resume = 'a boolean or "auto"' })
   if not math.tointeger(o.accumulate) or o.accumulate < 1 then
     error("llm.train.fit: accumulate must be a positive integer, got " .. tostring(o.accumulate), 2)
   end
@@ -99,10 +101,8 @@ function M.fit(model, dataset, options)
   local parts = { model = model, optimizer = opt, loader = loader }
   local losses, start = {}, 0
   if o.resume and not o.folder then error("llm.train.fit: resume needs the folder of the checkpoint", 2) end
-  if o.resume and ty.train.has_checkpoint(o.folder) then
-    local saved = ty.train.load_checkpoint(o.folder, parts)
-    losses, start = saved.losses:tolist(), saved.step
-  end
+  local saved = o.resume and ty.train.resume_checkpoint(o.folder, parts, o.resume)
+  if saved then losses, start = saved.losses:tolist(), saved.step end
   local last = math.min(o.pause or o.steps, o.steps)
   local logger = o.log and ty.train.Logger(o.log, { resume = start })
   model:train()

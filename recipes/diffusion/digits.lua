@@ -33,7 +33,7 @@ local training, held_out = ty.data.digits { split = { 0.8, 0.2 }, seed = 0 }
 local flow = diffusion.Flow()
 
 -- A model trained with a seed (the average of its weights), and the loss of each step.
-local function train(seed, out)
+local function train(seed, out, resume)
   local model
   if args.model == "unet" then
     model = diffusion.UNet { channels = { args.width, 2 * args.width }, classes = 10, dropout = 0.1 }
@@ -53,8 +53,8 @@ local function train(seed, out)
   local folder = out .. "/checkpoint"
   local parts = { model = model, optimizer = opt, ema = ema, loader = loader }
   local losses, start = {}, 0
-  if args.resume and ty.train.has_checkpoint(folder) then
-    local saved = ty.train.load_checkpoint(folder, parts)
+  local saved = ty.train.resume_checkpoint(folder, parts, resume)
+  if saved then
     losses, start = saved.losses:tolist(), saved.step
     r:say("resumed at step %d", start)
   end
@@ -101,7 +101,7 @@ local read, recognised, spreads, smallest, nearest = {}, {}, {}, {}, {}
 for i, seed in ipairs(r.seeds) do
   local out = i == 1 and r.out or r:path("seed" .. seed)
   ty.manual_seed(seed)
-  local model, losses = train(seed, out)
+  local model, losses = train(seed, out, args.resume and (i == 1 or "auto")) -- a break leaves later seeds unbegun
   local began = r:seconds()
   local samples = flow:sample(model, { args.samples, 1, 8, 8 },
     { labels = labels:to(r.device), guidance = args.guidance, steps = args.sample_steps }):clamp(-1, 1):to "cpu"

@@ -101,7 +101,7 @@ local ngram_bits = ngrams()
 -- ---- the model ----
 
 -- Trains a model with a seed into a folder; how good it is on the held-out part.
-local function train(seed, out)
+local function train(seed, out, resume)
   ty.manual_seed(seed)
   local model = corpus:model { width = args.width, layers = args.layers }
   model:to(r.device)
@@ -113,7 +113,7 @@ local function train(seed, out)
   llm.train.fit(model, training, {
     steps = args.steps, batch = args.batch, accumulate = args.accumulate, seed = seed, lr = args.lr, final = 0.02,
     weight_decay = args.weight_decay, checkpoint = args.checkpoint, device = r.device, folder = out .. "/checkpoint",
-    resume = args.resume, log = out, every = args.every,
+    resume = resume, log = out, every = args.every,
     evaluate = function(step)
       local result = evaluate()
       r:say("step %d: %.4f bits per byte held out", step, result.bits_per_byte)
@@ -161,7 +161,7 @@ end
 local bits, of_gzip, of_ngram, perplexities = {}, {}, {}, {}
 for i, seed in ipairs(r.seeds) do
   local out = i == 1 and r.out or r:path("seed" .. seed)
-  local model, result = train(seed, out)
+  local model, result = train(seed, out, args.resume and (i == 1 or "auto")) -- a break leaves later seeds unbegun
   bits[i], perplexities[i] = result.bits_per_byte, result.perplexity
   of_gzip[i], of_ngram[i] = bits[i] / gzip_bits, bits[i] / ngram_bits
   if i == 1 then

@@ -44,6 +44,9 @@ bool ty_file_read(const char *path, size_t cap, ty_bytes *out);
 /* Up to `size` first bytes of a plain file; *got is 0 for what is not one. */
 bool ty_file_peek(const char *path, void *out, size_t size, size_t *got);
 
+/* The CRC-32 of a whole file, that of gzip and zip. */
+bool ty_file_crc32(const char *path, uint32_t *out);
+
 /* Writes beside and renames on success, so that a kill at any moment leaves the old file or the new one. What is not
  * a plain file (a pipe, /dev/stdout) is written directly.
  *   bool ok = ty_writer_open(&w, path) && ty_writer_put(&w, ...);

@@ -116,6 +116,14 @@ static int make_dirs(lua_State *L) { return ty_make_dirs(ty_io_path(L, 1)) ? 0 :
 /* remove(path): a file or an empty directory */
 static int remove_path(lua_State *L) { return ty_file_remove(ty_io_path(L, 1)) ? 0 : ty_lua_error(L); }
 
+/* crc32(path) -> integer: of the file's bytes, as gzip and zip have it */
+static int crc32_of(lua_State *L) {
+  uint32_t crc;
+  if (!ty_file_crc32(ty_io_path(L, 1), &crc)) return ty_lua_error(L);
+  lua_pushinteger(L, crc);
+  return 1;
+}
+
 /* ---- TensorBoard ---- */
 
 static const char events_key;
@@ -211,6 +219,7 @@ void ty_io_add_files(lua_State *L) {
                                     { "listdir", listdir },
                                     { "mkdir", make_dirs },
                                     { "remove", remove_path },
+                                    { "crc32", crc32_of },
                                     { "event_writer", event_writer },
                                     { NULL, NULL } },
                 0);

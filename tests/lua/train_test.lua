@@ -138,6 +138,78 @@ check.test("the generator is part of a checkpoint", function()
   check.equal(ty.rand(1):item(), other)
 end)
 
+-- Changes one bit of a file.
+local function flip(path, position)
+  local file = assert(io.open(path, "rb"))
+  local bytes = file:read "a"
+  file:close()
+  local at = math.floor(position * (#bytes - 1)) + 1
+  file = assert(io.open(path, "wb"))
+  file:write(bytes:sub(1, at - 1), string.char(bytes:byte(at) ~ 0x10), bytes:sub(at + 1))
+  file:close()
+end
+
+check.test("a checkpoint with a flipped bit is refused", function()
+  local path = root .. "/flipped"
+  local function parts()
+    ty.manual_seed(3)
+    local model = nn.Linear(3, 2)
+    return { model = model, opt = optim.AdamW(model:parameters()), note = "a text", step = 7 }
+  end
+  for _, name in ipairs { "model.safetensors", "state.safetensors", "state.json", "checksums.json" } do
+    for position = 0, 1, 0.25 do
+      train.save_checkpoint(path, parts())
+      flip(path .. "/" .. name, position)
+      local given = parts()
+      ty.no_grad(function() given.model.weight:fill_(5) end)
+      check.fails(function() train.load_checkpoint(path, given) end, "checkpoint: .*flipped is damaged: ")
+      check.equal(given.model.weight:tolist(), { { 5, 5, 5 }, { 5, 5, 5 } }, "nothing was loaded")
+    end
+  end
+  train.save_checkpoint(path, parts())
+  ty.io.remove(path .. "/state.safetensors")
+  check.fails(function() train.load_checkpoint(path, {}) end, "state.safetensors is not as it was written")
+  train.save_checkpoint(path, parts())
+  ty.io.remove(path .. "/checksums.json") -- as earlier programs wrote them
+  check.equal(train.load_checkpoint(path, parts()).step, 7)
+end)
+
+check.test("crc32 is that of gzip, whatever the number of threads", function()
+  local path = root .. "/crc"
+  ty.io.write_atomic(path, "123456789")
+  check.equal(ty.io.crc32(path), 0xcbf43926) -- the check value of the catalogue of parametrised CRCs
+  ty.io.write_atomic(path, "")
+  check.equal(ty.io.crc32(path), 0)
+  local bytes = ("The quick brown fox "):rep(170000) .. "x" -- three pieces and some
+  ty.io.write_atomic(path, bytes)
+  local pipe = assert(io.popen("gzip -1 -c " .. path .. " | tail -c 8 | head -c 4"))
+  local expected = ("<I4"):unpack(pipe:read "a")
+  pipe:close()
+  for _, threads in ipairs { 1, 2, 5 } do
+    ty.set_threads(threads)
+    check.equal(ty.io.crc32(path), expected)
+  end
+  ty.set_threads(0)
+  check.fails(function() ty.io.crc32(root .. "/nowhere") end, "nowhere")
+end)
+
+check.test("a resume with nothing to resume says so", function()
+  local path = root .. "/resumed"
+  check.equal(train.resume_checkpoint(path, {}, false), nil)
+  check.fails(function() train.resume_checkpoint(path, {}, true) end,
+    "nothing to resume: there is no checkpoint at .*resumed; without resume the run starts anew")
+  local stderr, said = io.stderr, nil
+  io.stderr = { write = function(_, text) said = text end } -- luacheck: ignore 122
+  local values = train.resume_checkpoint(path, {}, "auto")
+  io.stderr = stderr -- luacheck: ignore 122
+  check.equal(values, nil)
+  check.ok(said and said:find("nothing to resume: there is no checkpoint at", 1, true))
+  train.save_checkpoint(path, { step = 4 })
+  check.equal(train.resume_checkpoint(path, {}, true).step, 4)
+  check.equal(train.resume_checkpoint(path, {}, "auto").step, 4)
+  check.fails(function() train.resume_checkpoint(path, {}, "maybe") end, 'resume: expected a boolean or "auto" or nil')
+end)
+
 check.test("a kill between the renames leaves the old one", function()
   local path = root .. "/renames"
   train.save_checkpoint(path, { step = 1 })

@@ -4,10 +4,13 @@
 --   <path>/NAME.safetensors   the weights of each module, with the names of its state_dict()
 --   <path>/state.safetensors  all other tensors: moments of optimizers, and so on
 --   <path>/state.json         numbers, texts and the generator's state
+--   <path>/checksums.json     the CRC-32 of each of these files, which loading compares first
 --
 -- A new checkpoint is written to <path>.partial; then <path> becomes <path>.previous, .partial becomes <path>, and
 -- .previous is removed. Loading takes <path>, or <path>.previous when a kill fell between the two renames.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local expect = arguments.expect
 
 local M = {}
 local format_version = 1
@@ -112,6 +115,37 @@ local function rename(from, to)
   if not ok then error("checkpoint: " .. problem, 0) end
 end
 
+local function file_names(folder)
+  local names = {}
+  for _, name in ipairs(ty.io.listdir(folder)) do
+    if name ~= "checksums.json" then names[#names + 1] = name end
+  end
+  return names
+end
+
+local function write_checksums(folder)
+  local sums = {}
+  for _, name in ipairs(file_names(folder)) do sums[name] = ("%08x"):format(ty.io.crc32(folder .. "/" .. name)) end
+  ty.io.save_json(folder .. "/checksums.json", { crc32 = sums })
+end
+
+-- Raises where a file is not as it was written. Checkpoints of earlier programs have no sums.
+local function verify(folder)
+  local path = folder .. "/checksums.json"
+  if not exists(path) then return end
+  local ok, sums = pcall(ty.io.load_json, path)
+  sums = ok and type(sums) == "table" and sums.crc32
+  if type(sums) ~= "table" then arguments.fail("checkpoint: %s is damaged: checksums.json cannot be read", folder) end
+  for name, sum in pairs(sums) do
+    local file = folder .. "/" .. name
+    local found = exists(file) and ("%08x"):format(ty.io.crc32(file)) or "no file"
+    if found ~= sum then
+      arguments.fail("checkpoint: %s is damaged: %s is not as it was written (CRC-32: expected %s, got %s)", folder,
+        name, tostring(sum), found)
+    end
+  end
+end
+
 local is_module = function(value) return require("tycho.nn").is_module(value) end
 
 --- Saves modules, things with state_dict() (optimizers, schedulers, averages, loaders) and plain values by name, and
@@ -119,14 +153,16 @@ local is_module = function(value) return require("tycho.nn").is_module(value) en
 ---@param path string  the folder
 ---@param parts table<string, any>
 function M.save(path, parts)
+  expect("train.save_checkpoint", "path", path, "a string")
+  expect("train.save_checkpoint", "parts", parts, "a table")
   local partial, previous = path .. ".partial", path .. ".previous"
   remove_folder(partial)
   ty.io.mkdir(partial)
   local tensors, values = {}, {}
   for name, part in pairs(parts) do
     if type(name) ~= "string" or not name:match "^[%w_]+$" or name == "state" then
-      error(("checkpoint: '%s' is no name for a part: letters, digits and _ only, and not 'state'")
-        :format(tostring(name)), 2)
+      arguments.fail("checkpoint: '%s' is no name for a part: letters, digits and _ only, and not 'state'",
+        tostring(name))
     end
     if is_module(part) then
       ty.io.save_safetensors(("%s/%s.safetensors"):format(partial, name), part:state_dict())
@@ -139,6 +175,7 @@ function M.save(path, parts)
   local rng = encode(ty.rng_state(), "rng", tensors)
   ty.io.save_safetensors(partial .. "/state.safetensors", tensors)
   ty.io.save_json(partial .. "/state.json", { version = format_version, values = values, rng = rng })
+  write_checksums(partial)
   if exists(path) then
     remove_folder(previous)
     rename(path, previous)
@@ -155,21 +192,28 @@ local function find(path)
 end
 
 --- Whether there is a checkpoint at `path`.
-function M.exists(path) return find(path) ~= nil end
+---@param path string
+function M.exists(path)
+  expect("train.has_checkpoint", "path", path, "a string")
+  return find(path) ~= nil
+end
 
 --- Loads into the given modules and objects (load_state_dict()), sets the default generator, and returns the plain
--- values by name. A part that the checkpoint lacks is an error.
+-- values by name. A part that the checkpoint lacks is an error, and so is a file that is not as it was written.
 ---@param path string
 ---@param parts table<string, any>
 ---@param options? {rng: boolean}  rng = false leaves the generator alone
 ---@return table<string, any> values
 function M.load(path, parts, options)
+  expect("train.load_checkpoint", "path", path, "a string")
+  expect("train.load_checkpoint", "parts", parts, "a table or nil")
+  local o = arguments.read("train.load_checkpoint", options, { rng = true })
   local folder = find(path)
-  if not folder then error("checkpoint: there is none at " .. path, 2) end
+  if not folder then arguments.fail("checkpoint: there is none at %s", path) end
+  verify(folder)
   local state = ty.io.load_json(folder .. "/state.json")
   if state.version ~= format_version then
-    error(("checkpoint: %s has format %s, this program reads %d")
-      :format(path, tostring(state.version), format_version), 2)
+    arguments.fail("checkpoint: %s has format %s, this program reads %d", path, tostring(state.version), format_version)
   end
   local tensors = ty.io.load_safetensors(folder .. "/state.safetensors")
   local values = {}
@@ -178,13 +222,34 @@ function M.load(path, parts, options)
     if is_module(part) then
       part:load(("%s/%s.safetensors"):format(folder, name))
     elseif type(part) == "table" and part.load_state_dict then
-      if values[name] == nil then error(("checkpoint: %s has no '%s'"):format(path, name), 2) end
+      if values[name] == nil then arguments.fail("checkpoint: %s has no '%s'", path, name) end
       part:load_state_dict(values[name])
       values[name] = nil
     end
   end
-  if not (options and options.rng == false) then ty.rng_state(decode(state.rng, tensors)) end
+  if o.rng then ty.rng_state(decode(state.rng, tensors)) end
   return values
+end
+
+--- What --resume means: loads the checkpoint as load() does and returns its values. Where there is none, a resume that
+-- was asked for is an error, since starting over would pass for going on; with "auto", for jobs that are started again
+-- until they are done, a line on standard error says that the run begins anew. nil then, and for false.
+---@param path string
+---@param parts table<string, any>
+---@param resume boolean|"auto"
+---@return table<string, any>? values
+function M.resume(path, parts, resume)
+  expect("train.resume_checkpoint", "path", path, "a string")
+  expect("train.resume_checkpoint", "resume", resume, 'a boolean or "auto" or nil')
+  if not resume then return nil end
+  if not find(path) then
+    if resume == true then
+      arguments.fail("nothing to resume: there is no checkpoint at %s; without resume the run starts anew", path)
+    end
+    io.stderr:write(("nothing to resume: there is no checkpoint at %s; the run starts anew\n"):format(path))
+    return nil
+  end
+  return M.load(path, parts)
 end
 
 return M

@@ -7,5 +7,6 @@ return {
   progress = require "tycho.train.progress",
   save_checkpoint = checkpoint.save,
   load_checkpoint = checkpoint.load,
+  resume_checkpoint = checkpoint.resume,
   has_checkpoint = checkpoint.exists,
 }

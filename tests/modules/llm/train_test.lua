@@ -168,6 +168,7 @@ check.test("N steps are k steps, a resume and N - k, bit for bit", function()
     ty.io.remove(path)
   end
   check.fails(function() run { resume = true } end, "needs the folder")
+  check.fails(function() run { resume = true, folder = folder } end, "nothing to resume: there is no checkpoint at")
 end)
 
 check.test("it learns, and evaluation says how well", function()

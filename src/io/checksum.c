@@ -1,0 +1,42 @@
+/* CRC-32 of files, as gzip, zip and PNG have it: by zlib, in pieces on all threads, which are then put together. */
+#include <zlib.h>
+
+#include "../../kernels/cpu/parallel.h"
+#include "file.h"
+
+enum { PIECE = 1 << 20, ROUND = 256 }; /* bytes of a piece; pieces between looks for Ctrl-C */
+
+typedef struct round {
+  const uint8_t *data;
+  size_t size;
+  uint32_t crc[ROUND];
+} round;
+
+static size_t piece_size(const round *r, int64_t i) {
+  size_t left = r->size - (size_t)i * PIECE;
+  return left < PIECE ? left : PIECE;
+}
+
+static void sum_pieces(void *context, int64_t from, int64_t to) {
+  round *r = context;
+  for (int64_t i = from; i < to; i++)
+    r->crc[i] = (uint32_t)crc32(0, r->data + (size_t)i * PIECE, (uInt)piece_size(r, i));
+}
+
+bool ty_file_crc32(const char *path, uint32_t *out) {
+  ty_mapping *m = ty_mapping_open(path);
+  if (!m) return false;
+  uLong crc = crc32(0, NULL, 0);
+  bool ok = true;
+  for (size_t at = 0; ok && at < m->size; at += (size_t)ROUND * PIECE) {
+    size_t left = m->size - at, most = (size_t)ROUND * PIECE;
+    round r = { .data = m->data + at, .size = left < most ? left : most };
+    int64_t pieces = (int64_t)((r.size + PIECE - 1) / PIECE);
+    if (ty_interrupted) ok = ty_fail(TY_EINTR, "interrupted while reading %s", ty_quote_text(path));
+    else ty_parallel_for_all(pieces, 1, sum_pieces, &r);
+    for (int64_t i = 0; ok && i < pieces; i++) crc = crc32_combine(crc, r.crc[i], (z_off_t)piece_size(&r, i));
+  }
+  ty_mapping_release(m);
+  *out = (uint32_t)crc;
+  return ok;
+}
