@@ -41,6 +41,17 @@ function M.fail(text, ...)
   error(M.where() .. text, 0)
 end
 
+--- Raises an error that pcall caught at the line of the program that called into the library, unless it says where it
+-- is already; `prefix` comes before its text.
+---@param problem any
+---@param prefix? string
+function M.raise(problem, prefix)
+  if type(problem) ~= "string" then error(problem, 0) end
+  local here = M.where()
+  if problem:sub(1, #here) == here then problem = problem:sub(#here + 1) end
+  error(here .. (prefix or "") .. problem, 0)
+end
+
 -- ---- what came ----
 
 local function is_tensor(value) return require("tycho.core").is_tensor(value) end
@@ -49,6 +60,9 @@ local function is_module(value)
   local class = type(value) == "table" and getmetatable(value)
   return type(class) == "table" and rawget(class, "__index") == class and class._is_module == true
 end
+
+--- Whether a value is a module: an object, not a class.
+M.is_module = is_module
 
 local function is_callable(value)
   local meta = type(value) ~= "function" and getmetatable(value)
@@ -69,6 +83,8 @@ function M.describe(value)
     return ok and ("a tensor [%s]"):format(shape) or "a released tensor"
   elseif is_module(value) then
     return "a module " .. tostring(getmetatable(value).__name)
+  elseif kind == "table" and rawget(value, "__index") == value and value._is_module then
+    return ("the class %s, which is called to make a module"):format(tostring(value.__name))
   elseif kind == "table" then
     return next(value) == nil and "an empty table" or "a table"
   end
@@ -111,7 +127,7 @@ local nouns = {
   string = function(v) return type(v) == "string" end,
   boolean = function(v) return type(v) == "boolean" end,
   table = function(v) return type(v) == "table" end,
-  list = function(v) return type(v) == "table" and not is_module(v) end,
+  list = function(v) return type(v) == "table" and not is_module(v) and rawget(v, "__index") ~= v end, -- no class
 }
 
 -- A test of every element of a list (of `count` elements), by a word in the plural with its range.

@@ -1,5 +1,7 @@
 --- Numbers that stand for lists of numbers: require "tycho.stats". Lists are Lua tables that count from 1; none of
 -- these functions changes its list. An empty list, or an entry that is no number, is an error.
+local arguments = require "tycho.arguments"
+
 local M = {}
 
 local function check(who, list, least)
@@ -60,7 +62,9 @@ end
 ---@return number
 function M.slope(points, log)
   local xs, ys = {}, {}
+  arguments.expect("stats.slope", "points", points, "a list of lists")
   for i, point in ipairs(points) do
+    arguments.expect("stats.slope", ("point %d"):format(i), point, "a pair of numbers")
     xs[i], ys[i] = point[1], point[2]
     if log then xs[i], ys[i] = math.log(xs[i]), math.log(ys[i]) end
   end

@@ -1,6 +1,7 @@
 --- Embeddings of time and class that the diffusion networks share.
 local ty = require "tycho"
 
+local expect = require("tycho.arguments").expect
 local M = {}
 
 --- Frequencies exp(-ln(10000) i / half) for i below half, as a tensor [half].
@@ -20,6 +21,9 @@ function M.device_of(model) return type(model) == "table" and model.device and m
 
 --- Labels [n] of which a share p became `null`, at random: training for classifier-free guidance. Ho and Salimans 2022.
 function M.drop_labels(labels, p, null)
+  expect("drop_labels", "labels", labels, "a tensor")
+  expect("drop_labels", "p", p, "a number in [0, 1]")
+  expect("drop_labels", "null", null, "an integer")
   if p <= 0 then return labels end
   local dropped = ty.rand(labels.shape, { device = labels.device }):lt(p)
   return ty.where(dropped, null, labels)

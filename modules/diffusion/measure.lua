@@ -1,11 +1,19 @@
 --- How varied samples are, by Euclidean distances between them.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 
 local M = {}
 
+-- Rows of samples [n, ...] as f64 [n, width].
+local function rows(who, what, x)
+  arguments.expect(who, what, x, "a tensor")
+  if x.ndim < 2 then arguments.fail("%s: %s: expected [n, ...], got %s", who, what, arguments.describe(x)) end
+  return x:to("f64"):flatten(1)
+end
+
 --- Distances between the rows of a [n, ...] and b [m, ...], f64 [n, m].
 function M.distances(a, b)
-  a, b = a:to("f64"):flatten(1), b:to("f64"):flatten(1)
+  a, b = rows("measure.distances", "a", a), rows("measure.distances", "b", b)
   local squares = a:square():sum(1):unsqueeze(1) + b:square():sum(1):unsqueeze(0) - a:matmul(b:transpose(0, 1)) * 2
   return squares:clamp(0):sqrt()
 end
@@ -15,6 +23,10 @@ end
 ---@param labels Tensor   i64 [n]
 ---@return number mean, number smallest
 function M.spread_within_classes(samples, labels, classes)
+  local who = "measure.spread_within_classes"
+  rows(who, "samples", samples)
+  arguments.expect(who, "labels", labels, "a tensor")
+  arguments.expect(who, "classes", classes, "an integer >= 1")
   local total, count, smallest = 0.0, 0, math.huge
   for class = 0, classes - 1 do
     local positions = labels:eq(class):nonzero():squeeze(1)
@@ -31,6 +43,7 @@ end
 
 --- Mean distance from each sample to its nearest neighbour in `reference`: against copies of the training set.
 function M.nearest(samples, reference)
+  samples, reference = rows("measure.nearest", "samples", samples), rows("measure.nearest", "reference", reference)
   return M.distances(samples, reference):min(1):mean():item()
 end
 

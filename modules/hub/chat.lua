@@ -6,6 +6,8 @@
 local ty = require "tycho"
 local jinja = require "tycho.hub.jinja"
 
+local arguments = require "tycho.arguments"
+local expect = arguments.expect
 local M = {}
 
 ---@class Chat
@@ -17,6 +19,8 @@ Chat.__index = Chat
 ---@param variables? table<string, any>
 ---@return Chat
 function M.new(template, variables)
+  expect("chat.new", "template", template, "a string")
+  expect("chat.new", "variables", variables, "a table or nil")
   return setmetatable({ compiled = jinja.compile(template), variables = variables or {} }, Chat)
 end
 
@@ -26,11 +30,11 @@ end
 ---@param options? table
 ---@return string text
 function Chat:render(messages, options)
-  if type(messages) ~= "table" or #messages == 0 then error("chat: a list of messages is wanted", 2) end
+  expect("chat:render", "messages", messages, "a list of tables")
+  expect("chat:render", "options", options, "a table or nil")
+  if #messages == 0 then arguments.fail "chat:render: messages: expected at least one, got an empty table" end
   for i, message in ipairs(messages) do
-    if type(message) ~= "table" or type(message.role) ~= "string" then
-      error(("chat: message %d has no role"):format(i), 2)
-    end
+    expect("chat:render", ("role of message %d"):format(i), message.role, "a string")
   end
   local variables = { messages = messages, add_generation_prompt = true }
   for _, source in ipairs { self.variables, options or {} } do
@@ -45,6 +49,8 @@ end
 ---@param name? string
 ---@return Chat
 function M.load(folder, name)
+  expect("chat.load", "folder", folder, "a string")
+  expect("chat.load", "name", name, "a string or nil")
   name = name or "default"
   local config_path, file = folder .. "/tokenizer_config.json", folder .. "/chat_template.jinja"
   local config = ty.io.stat(config_path) and ty.io.load_json(config_path) or {}

@@ -2,6 +2,7 @@
 -- an index) or PyTorch's zip files. The weights are mapped, not copied: a model is there at once and its pages come as
 -- they are used. Nothing of a checkpoint is ever run.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local base = require "tycho.nn.module"
 
 local M = {}
@@ -147,7 +148,13 @@ end
 -- (false; true: NaN and infinities are an error, which reads all of the file).
 ---@return table report  lists missing, unexpected, misshapen, not_finite
 function M.assign(model, state, options)
-  options = options or {}
+  options = arguments.read("hub.assign", options, { strict = true, dtype = arguments.none, device = arguments.none,
+    check = false }, { dtype = "a string", device = "a string" })
+  arguments.expect("hub.assign", "model", model, "a module")
+  arguments.expect("hub.assign", "state", state, "a table")
+  if not model.prefixes then
+    arguments.fail("hub.assign: model: expected a network of tycho.models, got %s", arguments.describe(model))
+  end
   local report = { missing = {}, unexpected = {}, misshapen = {}, not_finite = {} }
   state = renamed(model, state)
   local seen, changes = {}, {}
@@ -197,7 +204,7 @@ end
 -- Errors of reading `what`, named by it.
 local function guard(what, fn, ...)
   local ok, result = pcall(fn, ...)
-  if not ok then error(("llm.load: %s: %s"):format(what, (tostring(result):gsub("^llm.load: ", ""))), 0) end
+  if not ok then arguments.raise((tostring(result):gsub("^llm.load: ", "")), ("llm.load: %s: "):format(what)) end
   return result
 end
 
@@ -205,6 +212,7 @@ end
 ---@param path string
 ---@return Tokenizer?
 function M.tokenizer(path)
+  arguments.expect("hub.tokenizer", "path", path, "a string")
   if path:find "%.gguf$" then
     local _, metadata = ty.io.load(path)
     return require("tycho.hub.gguf").tokenizer(metadata)
@@ -223,8 +231,9 @@ end
 ---@param options? table
 ---@return LanguageModel
 function M.load(path, options)
+  arguments.expect("llm.load", "path", path, "a string")
   local o = ty.nn.options("llm.load", options, { dtype = ty.nn.none, device = "cpu", strict = true, check = false,
-    config = ty.nn.none, weights = true })
+    config = ty.nn.none, weights = true }, { dtype = "a string", config = "a table" })
   local info = ty.io.stat(path)
   if not info then error(("llm.load: %s is not there"):format(path), 2) end
   local packed = path:find "%.gguf$" and guard(path, read_gguf, path)

@@ -36,6 +36,9 @@ local smoothed = {
   end,
 }
 
+local expect = options_of.expect
+local item_list = "a list of strings or a list of numbers"
+
 -- The reference's length that is closest to the candidate's; the shorter of two.
 local function closest_length(length, references)
   local closest
@@ -47,11 +50,10 @@ local function closest_length(length, references)
   return closest or 0
 end
 
-local function checked(who, options)
-  local o = options_of.read(who, options, defaults)
-  if not smoothed[o.smoothing] then error(("%s: unknown smoothing %s"):format(who, tostring(o.smoothing)), 3) end
-  return o
-end
+local kinds = { order = "an integer >= 1", weights = "a list of finite numbers", epsilon = "a finite number > 0",
+  smoothing = '"none" or "epsilon" or "add_one" or "geometric" or "length"', k = "a finite number > 0" }
+
+local function checked(who, options) return options_of.read(who, options, defaults, kinds) end
 
 local function score_of(matches, totals, length, closest, o)
   local order, smooth = #matches, smoothed[o.smoothing]
@@ -74,6 +76,14 @@ end
 ---@param options? BleuOptions
 ---@return number
 function M.score(matches, totals, length, closest, options)
+  expect("llm.bleu.score", "matches", matches, "a list of integers >= 0")
+  expect("llm.bleu.score", "totals", totals, "a list of integers >= 0")
+  if #matches == 0 or #totals ~= #matches then
+    options_of.fail("llm.bleu.score: totals: expected as many orders as matches, at least 1, got %d for %d", #totals,
+      #matches)
+  end
+  expect("llm.bleu.score", "length", length, "an integer >= 0")
+  expect("llm.bleu.score", "closest", closest, "an integer >= 0")
   return score_of(matches, totals, length, closest, checked("llm.bleu.score", options))
 end
 
@@ -87,6 +97,9 @@ end
 ---@return integer[] matches
 ---@return integer[] totals
 function M.sentence(candidate, references, options)
+  expect("llm.bleu.sentence", "candidate", candidate, item_list)
+  expect("llm.bleu.sentence", "references", references, "a list of lists")
+  for _, reference in ipairs(references) do expect("llm.bleu.sentence", "references", reference, item_list) end
   local o = checked("llm.bleu.sentence", options)
   local order, length = o.weights and #o.weights or o.order, #candidate
   local closest = closest_length(length, references)
@@ -180,10 +193,18 @@ end
 ---@return Tensor counts
 function M.batch(candidates, references, options)
   local o = options_of.read("llm.bleu.batch", options, { order = 4, weights = options_of.none, smoothing = "none",
-    epsilon = 0.1, k = 5, corpus = false, device = "cpu", dtype = "f32" })
+    epsilon = 0.1, k = 5, corpus = false, device = "cpu", dtype = "f32" }, kinds)
+  expect("llm.bleu.batch", "candidates", candidates, "a list of lists")
+  expect("llm.bleu.batch", "references", references, "a list of lists")
   local n = #candidates
   if #references ~= n then
-    error(("llm.bleu.batch: %d candidates, but references of %d"):format(n, #references), 2)
+    options_of.fail("llm.bleu.batch: references: expected those of %d candidates, got those of %d", n, #references)
+  end
+  for i = 1, n do
+    expect("llm.bleu.batch", "candidates", candidates[i], "a list of integers")
+    for _, reference in ipairs(references[i]) do
+      expect("llm.bleu.batch", "references", reference, "a list of integers")
+    end
   end
   local width, most, longest, flat = 0, 0, 0, {}
   for i = 1, n do

@@ -1,6 +1,7 @@
 --- A text in documents, of which some are never trained on, its tokenizer, and the model that is trained on it: what
 -- recipes of language models share. The text that ships is the first books of the King James Bible (datasets/kjv).
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local data = require "tycho.llm.data"
 local train = require "tycho.llm.train"
 
@@ -144,14 +145,19 @@ function Corpus:save(model, folder)
   self.tokenizer:save(folder)
 end
 
---- Settings as text, to see whether they are still the same.
-function M.text_of(value)
+local function text_of(value, depth)
   if type(value) ~= "table" then return tostring(value) end
+  if depth > 16 then arguments.fail "llm.corpus.text_of: value: expected at most 16 levels of tables" end
   local words = {}
-  for key, entry in pairs(value) do words[#words + 1] = ("%s=%s"):format(key, M.text_of(entry)) end
+  for key, entry in pairs(value) do words[#words + 1] = ("%s=%s"):format(key, text_of(entry, depth + 1)) end
   table.sort(words)
   return "{" .. table.concat(words, " ") .. "}"
 end
+
+--- Settings as text, to see whether they are still the same.
+---@param value any a table of tables without circles, or a plain value
+---@return string
+function M.text_of(value) return text_of(value, 1) end
 
 --- A model trained on this text: the one in `folder`, when it was trained with the same settings, otherwise it is
 -- trained and kept there. Recipes that begin with a trained model share it so. options: folder; model (as model()'s);

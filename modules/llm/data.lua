@@ -7,6 +7,8 @@
 -- document (Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination").
 local ty = require "tycho"
 
+local arguments = require "tycho.arguments"
+local expect, fail = arguments.expect, arguments.fail
 local M = {}
 
 local function smallest_dtype(largest)
@@ -18,34 +20,40 @@ end
 ---@return {tokens: Tensor, starts: Tensor}
 function M.join(documents)
   local parts, starts, total = {}, { 0 }, 0
+  expect("llm.data.join", "documents", documents, "a list")
   for i, document in ipairs(documents) do
+    if not ty.is_tensor(document) then
+      expect("llm.data.join", ("document %d"):format(i), document, "a tensor or a list of integers")
+    end
     local ids = ty.is_tensor(document) and document or ty.tensor(document, { dtype = "i64" })
     if ids.ndim ~= 1 or ids.dtype ~= "i64" then
-      error(("llm.data: document %d must be a list of ids or an i64 tensor [n], got %s %dd"):format(i, ids.dtype,
-        ids.ndim), 2)
+      fail("llm.data: document %d must be a list of ids or an i64 tensor [n], got %s %dd", i, ids.dtype, ids.ndim)
     end
     total = total + ids:numel()
     parts[i], starts[i + 1] = ids, total
   end
-  if total == 0 then error("llm.data: there are no tokens", 2) end
+  if total == 0 then fail "llm.data: there are no tokens" end
   local tokens = ty.concat(parts, 0)
-  if tokens:min():item() < 0 then error("llm.data: a token is below 0", 2) end
+  if tokens:min():item() < 0 then fail "llm.data: a token is below 0" end
   return { tokens = tokens:to(smallest_dtype(tokens:max():item())), starts = ty.tensor(starts, { dtype = "i64" }) }
 end
 
 --- Writes a token file.
 ---@param path string
 ---@param documents (Tensor|integer[])[]
-function M.write(path, documents) ty.io.save_safetensors(path, M.join(documents)) end
+function M.write(path, documents)
+  expect("llm.data.write", "path", path, "a string")
+  ty.io.save_safetensors(path, M.join(documents))
+end
 
 -- What comes from a file is checked once: every document lies within the tokens, behind the one before.
 local function check(source, name)
   local tokens, starts = source.tokens, source.starts
   local kinds = { u8 = true, i16 = true, i32 = true, i64 = true }
-  if not tokens or tokens.ndim ~= 1 or not kinds[tokens.dtype] or tokens:numel() == 0 then
+  if not ty.is_tensor(tokens) or tokens.ndim ~= 1 or not kinds[tokens.dtype] or tokens:numel() == 0 then
     error(("llm.data: %s: 'tokens' must be integers [n], n at least 1"):format(name), 3)
   end
-  if not starts or starts.ndim ~= 1 or starts.dtype ~= "i64" or starts:numel() < 2 then
+  if not ty.is_tensor(starts) or starts.ndim ~= 1 or starts.dtype ~= "i64" or starts:numel() < 2 then
     error(("llm.data: %s: 'starts' must be i64 [documents + 1]"):format(name), 3)
   end
   local count = starts:numel() - 1
@@ -72,6 +80,7 @@ local Packed = ty.data.class()
 ---@return PackedDataset
 function M.Packed(source, options)
   local o = ty.nn.options("llm.data.Packed", options, { length = 256, overlap = 0, jitter = false })
+  expect("llm.data.Packed", "source", source, "a string or a table")
   local name = type(source) == "string" and source or "source"
   if type(source) == "string" then source = ty.io.load_safetensors(source) end
   check(source, name)

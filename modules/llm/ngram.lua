@@ -2,6 +2,7 @@
 -- Ney 1995; Chen and Goodman 1999, "An Empirical Study of Smoothing Techniques for Language Modeling".
 --
 -- A document is a string of symbols of `width` bytes each, so that a context is a piece of it and its own key.
+local arguments = require "tycho.arguments"
 local M = {}
 
 ---@class NGram
@@ -55,10 +56,9 @@ end
 ---@param options? {order?: integer, width?: integer, vocabulary?: integer}
 ---@return NGram
 function M.train(documents, options)
-  local o = require("tycho").nn.options("llm.ngram", options, { order = 5, width = 1, vocabulary = 256 })
-  if not math.tointeger(o.order) or o.order < 1 then
-    error("llm.ngram: order must be a positive integer, got " .. tostring(o.order), 2)
-  end
+  local o = arguments.read("llm.ngram", options, { order = 5, width = 1, vocabulary = 256 },
+    { order = "an integer >= 1", width = "an integer >= 1", vocabulary = "an integer >= 1" })
+  arguments.expect("llm.ngram", "documents", documents, "a list of strings")
   local self = setmetatable({ order = o.order, width = o.width, vocabulary = o.vocabulary }, NGram)
   self.grams, self.discounts, self.totals, self.left = count(documents, o.order, o.width), {}, {}, {}
   for k, grams in ipairs(self.grams) do

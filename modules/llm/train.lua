@@ -2,7 +2,14 @@
 -- its checkpoints. Schedules, optimizers, loaders and checkpoint folders are those of the library.
 local ty = require "tycho"
 
+local arguments = require "tycho.arguments"
 local M = {}
+
+local function check_model(who, model)
+  if not arguments.is_module(model) or not model.loss then
+    arguments.fail("%s: model: expected a language model, got %s", who, arguments.describe(model))
+  end
+end
 
 local function loss_of(model, batch, checkpoint)
   return model:loss(batch.tokens, batch.targets, { cu_seqlens = batch.cu_seqlens, longest = batch.longest,
@@ -18,11 +25,17 @@ end
 ---@return integer tokens  that counted
 function M.backward(model, batches, options)
   local total, loss = 0, 0.0
-  for _, batch in ipairs(batches) do total = total + batch.count end
+  options = arguments.read("llm.train.backward", options, { checkpoint = false })
+  check_model("llm.train.backward", model)
+  arguments.expect("llm.train.backward", "batches", batches, "a list of tables")
+  for i, batch in ipairs(batches) do
+    total = total + arguments.expect("llm.train.backward", ("count of batch %d"):format(i), batch.count,
+      "an integer >= 0")
+  end
   if total == 0 then error("llm.train: no token of the batches counts", 2) end
   for _, batch in ipairs(batches) do
     if batch.count > 0 then -- the mean over no tokens is no number
-      local part = loss_of(model, batch, options and options.checkpoint) * (batch.count / total)
+      local part = loss_of(model, batch, options.checkpoint) * (batch.count / total)
       part:backward()
       loss = loss + part:item()
     end
@@ -39,7 +52,9 @@ end
 ---@return {loss: number, perplexity: number, tokens: integer, bits_per_byte?: number}
 function M.evaluate(model, dataset, options)
   local none = ty.nn.none
-  local o = ty.nn.options("llm.train.evaluate", options, { batch = 8, bytes = none, device = none })
+  local o = ty.nn.options("llm.train.evaluate", options, { batch = 8, bytes = none, device = none },
+    { batch = "an integer >= 1", bytes = "an integer >= 1", device = "a string" })
+  check_model("llm.train.evaluate", model)
   local loader = ty.data.DataLoader(dataset, { batch_size = o.batch, device = o.device })
   local was_training, sum, tokens = model.training, 0.0, 0
   model:eval()

@@ -1,6 +1,7 @@
 --- Keys and values of the tokens so far, so that decoding a token costs one token. In batches of different lengths the
 -- shorter rows begin with tokens that are masked (padding on the left).
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 
 local FIRST = 64 -- positions that there is room for at first; it doubles
 
@@ -28,7 +29,8 @@ function Cache.new(layers, options)
       return new(layers, rest)
     end
   end
-  local o = ty.nn.options("Cache", options, { room = FIRST })
+  local o = arguments.read("Cache", options, { room = FIRST }, { room = "an integer >= 1" })
+  arguments.expect("Cache", "layers", layers, "an integer in [0, 65536]")
   local self = setmetatable({ past = 0, room = o.room, layers = layers }, Cache)
   for i = 1, layers do self[i] = {} end
   return self
@@ -75,8 +77,9 @@ function Cache:advance(t) self.past = self.past + t end
 
 --- Forgets all but the first `past` positions.
 function Cache:truncate(past)
+  arguments.expect("Cache:truncate", "past", past, "an integer >= 0")
   if past > self.past then
-    error(("cache: %d positions are wanted of %d"):format(past, self.past), 2)
+    arguments.fail("Cache:truncate: past: expected at most the %d positions of the cache, got %d", self.past, past)
   end
   self.past = past
   if self.seen then self.seen = ty.unscoped(ty.narrow, self.seen, 1, 0, past) end
@@ -84,6 +87,7 @@ end
 
 --- Keeps the rows `index` (i64 [n]) of the batch, for example those that are not finished.
 function Cache:select(index)
+  arguments.expect("Cache:select", "index", index, "a tensor")
   ty.no_grad(function()
     for i = 1, self.layers do
       local at = self[i]

@@ -13,6 +13,7 @@ local adapter = require "tycho.peft.adapter"
 
 local nn = ty.nn
 local surgery = nn.surgery
+local expect = require("tycho.arguments").expect
 local M = {}
 
 --- b [outputs, rank] and a [rank, inputs] that make |(error - b a) X| the least for inputs with X X' = moment, or,
@@ -23,6 +24,10 @@ local M = {}
 ---@return Tensor b
 ---@return Tensor a
 function M.factors(error, moment, rank)
+  local who = "quant.eora.factors"
+  expect(who, "error", error, "a tensor")
+  expect(who, "moment", moment, "a tensor or nil")
+  expect(who, "rank", rank, "an integer >= 1")
   error = error:to "f64"
   local root, back
   if moment then

@@ -266,7 +266,7 @@ end
 function M.load(model, path, options)
   local o = nn.options("peft.load", options, { train = false, dtype = "f32", alpha = nn.none })
   local ok, message = pcall(load, model, path, o)
-  if not ok then error(("peft.load: %s: %s"):format(tostring(path), message), 2) end
+  if not ok then require("tycho.arguments").raise(message, ("peft.load: %s: "):format(tostring(path))) end
   return model
 end
 

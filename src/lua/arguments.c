@@ -60,8 +60,10 @@ const char *ty_lua_function_name(lua_State *L) {
   int wanted = lua_gettop(L);
   ty_lua_push_methods(L);
   if (find_name(L, wanted, "", 0)) return lua_tostring(L, -1);
-  if (lua_rawgetp(L, LUA_REGISTRYINDEX, &core_key) == LUA_TTABLE && find_name(L, wanted, "", 0))
-    return lua_tostring(L, -1);
+  if (lua_rawgetp(L, LUA_REGISTRYINDEX, &core_key) == LUA_TTABLE && find_name(L, wanted, "", 0)) {
+    const char *name = lua_tostring(L, -1); /* Tensor is a metatable: "Tensor.__index" is nobody's word */
+    return strncmp(name, "Tensor.__", 9) == 0 ? "tensor" : name;
+  }
   return ar.name ? ar.name : "?";
 }
 

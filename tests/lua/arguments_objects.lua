@@ -14,10 +14,17 @@ objects.skipped = {
   step_scaled = "called by GradScaler:step", limit = "called by optimizers", control = "called by optimizers",
   advance = "called by optimizers", averages_of_weights = "called by optimizers", others = "called by optimizers",
   move = "called by optimizers",
+  append = "of caches: called by networks, once a layer", see = "of caches: called by networks, once a step",
 }
 
---- The modules above the library.
-objects.families = { "llm", "diffusion", "vision", "peft", "quant", "prune" }
+--- The modules above the library: folders of modules/.
+objects.families = {}
+do
+  local modules = (arg[0]:match ".*/" or "./") .. "../../modules/"
+  for _, name in ipairs(ty.io.listdir(modules)) do
+    if ty.io.exists(modules .. name .. "/init.lua") then table.insert(objects.families, name) end
+  end
+end
 
 local function object(name, make) table.insert(objects.list, { name = name, make = make }) end
 
@@ -58,11 +65,69 @@ object("EMA", function() return optim.EMA(nn.Linear(1, 1)) end)
 object("GradScaler", function() return optim.GradScaler() end)
 object("Scheduler", function() return optim.Scheduler(optim.SGD { parameter() }, optim.constant()) end)
 
+object("Cache", function() return require("tycho.llm").Cache.new(2) end)
+object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)
+
 local tokenizer = ty.tokenizer.train({ "some words and some more words" }, { vocabulary = 270 })
 object("tokenizer", function() return tokenizer end)
 table.insert(objects.good, function() return tokenizer end)
 table.insert(objects.good, function() return optim.SGD { parameter() } end)
 table.insert(objects.good, function() return nn.Sequential(nn.Linear(2, 2), nn.ReLU()) end)
 table.insert(objects.good, function() return { ty.ones(2), ty.ones(2) } end)
+
+--- Right arguments of functions, by name: the walk replaces one of them, and so comes to the checks of the others.
+objects.calls = {}
+
+local function right(names, make)
+  for name in names:gmatch "%S+" do objects.calls[name] = make end
+end
+
+local function options() return {} end
+
+right("optim.SGD optim.Adam optim.AdamW optim.Lion optim.GaLore optim.APOLLO optim.FRUGAL",
+  function() return { parameter() }, options() end)
+right("optim.clip_grad_norm optim.clip_grad_value", function() return { parameter() }, 1 end)
+right("optim.cosine optim.linear optim.one_cycle", function() return { steps = 4 } end)
+right("optim.step optim.GradScaler", options)
+right("optim.warmup", function() return 3, function() return 1 end end)
+right("optim.EMA", function() return nn.Linear(1, 1), options() end)
+right("optim.Scheduler", function() return optim.SGD { parameter() }, function() return 1 end end)
+right("nn.Linear nn.Embedding nn.LSTM nn.GRU nn.SLSTM nn.GroupNorm", function() return 2, 2, options() end)
+right("nn.Conv2d nn.Conv1d nn.ConvTranspose2d", function() return 2, 2, 3, options() end)
+right("nn.LayerNorm nn.RMSNorm nn.BatchNorm1d nn.BatchNorm2d nn.MaxPool2d nn.AvgPool2d",
+  function() return 2, options() end)
+right("nn.MultiheadAttention nn.TransformerEncoderLayer", function() return 4, 2, options() end)
+right("nn.normalize", function() return ty.ones(2, 3), options() end)
+right("nn.cosine_similarity nn.smooth_l1_loss", function() return ty.ones(2, 3), ty.ones(2, 3), options() end)
+right("nn.triplet_loss", function() return ty.ones(2, 3), ty.ones(2, 3), ty.ones(2, 3), options() end)
+right("nn.accuracy vision.accuracy", function() return ty.ones(2, 3), ty.tensor { 0, 1 } end)
+right("nn.init.uniform nn.init.normal nn.init.trunc_normal", function() return ty.ones(2, 2), 0, 1 end)
+right("nn.init.constant nn.init.xavier_uniform nn.init.xavier_normal", function() return ty.ones(2, 2), 1 end)
+right("nn.init.kaiming_uniform nn.init.kaiming_normal", function() return ty.ones(2, 2), options() end)
+right("nn.with_defaults", function() return options(), function() end end)
+right("split chunk", function() return ty.ones(4, 2), 2, 0 end)
+right("compile fuse checkpoint", function() return function(x) return x end, options() end)
+right("plot.grid", function() return ty.ones(2, 1, 4, 4), options() end)
+right("plot.line", function() return { y = { 1, 2, 3 } } end)
+right("tokenizer.train", function() return { "some words" }, options() end)
+right("tokenizer.new", function() return { model = "gpt2", tokens = { "a", "b" }, merges = {} } end)
+right("tokenizer:encode_batch", function() return { "some", "words" }, { pad_id = 0 } end)
+right("tokenizer:decode_batch", function() return { { 1, 2 }, { 3 } }, options() end)
+right("data.split", function() return ty.data.TensorDataset { x = ty.ones(4, 2) }, { 0.5, 0.5 }, options() end)
+right("data.map", function() return ty.data.TensorDataset { x = ty.ones(4, 2) }, function(x) return x end end)
+right("data.subset", function() return ty.data.TensorDataset { x = ty.ones(4, 2) }, { 0, 1 } end)
+right("data.concat", function() return ty.data.TensorDataset { x = ty.ones(4, 2) } end)
+right("data.DataLoader", function() return ty.data.TensorDataset { x = ty.ones(4, 2) }, options() end)
+right("train.steps", function() return nil, 2, options() end)
+right("train.progress", function() return 10, { quiet = true } end)
+right("train.save_checkpoint train.load_checkpoint", function() return "checkpoint", { a = 1 } end)
+right("vision.random_shift", function() return ty.ones(2, 1, 4, 4), 1, 0 end)
+right("vision.predict", function() return nn.Flatten(), ty.ones(2, 1, 4, 4) end)
+right("diffusion.drop_labels", function() return ty.tensor { 0, 1 }, 0.5, 2 end)
+right("llm.bleu.sentence", function() return { 1, 2 }, { { 1, 2, 3 } }, options() end)
+right("llm.bleu.batch", function() return { { 1, 2 } }, { { { 1, 2, 3 } } }, options() end)
+right("llm.bleu.score", function() return { 1, 1 }, { 2, 1 }, 2, 2, options() end)
+right("llm.ngram.train", function() return { "abc" }, options() end)
+right("llm.data.join", function() return { { 1, 2 } } end)
 
 return objects

@@ -38,11 +38,7 @@ end
 function M.for_caller(fn, ...)
   expect("for_caller", "fn", fn, "a function")
   local result = table.pack(pcall(fn, ...))
-  if not result[1] then
-    local problem, here = result[2], arguments.where()
-    if type(problem) == "string" and problem:sub(1, #here) ~= here then problem = here .. problem end
-    error(problem, 0)
-  end
+  if not result[1] then arguments.raise(result[2]) end
   return table.unpack(result, 2, result.n)
 end
 

@@ -109,6 +109,6 @@ end
 function Module:load(path, options)
   arguments.expect("Module:load", "path", path, "a string")
   local ok, report = pcall(self.load_state_dict, self, ty.io.load_safetensors(path), options)
-  if not ok then error(path .. ": " .. tostring(report), 0) end
+  if not ok then arguments.raise(report, path .. ": ") end
   return self, report
 end

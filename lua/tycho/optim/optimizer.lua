@@ -22,7 +22,7 @@ local shared = { clip_norm = true, clip_value = true, schedule = true, ema = tru
 function Optimizer.parameters_of(who, given)
   expect(who, "parameters", given, "a module or a tensor or a list of tensors")
   if ty.is_tensor(given) then return { given } end
-  return given._is_module and given:parameters() or given
+  return arguments.is_module(given) and given:parameters() or given
 end
 
 -- The list of a group; raises when there is nothing in it that can be trained.
@@ -50,8 +50,8 @@ local kinds = {
 
 -- What the constructor was given as groups: lists of parameters with settings.
 local function groups_of(name, given)
-  local is_list = type(given) == "table" and not given._is_module
-  if is_list and type(given[1]) == "table" and not given[1]._is_module then
+  local is_list = type(given) == "table" and not arguments.is_module(given)
+  if is_list and type(given[1]) == "table" and not arguments.is_module(given[1]) then
     for i, group in ipairs(given) do
       if type(group) ~= "table" then
         fail("%s: group %d: expected a table with params, got %s", name, i, arguments.describe(group))

@@ -114,7 +114,10 @@ end
 ---@param options? { tokenizer?: string, dtype?: string }
 ---@return table report  as convert() has it
 function M.save(model, path, options)
-  local o = ty.nn.options("quant.save", options, { tokenizer = ty.nn.none, dtype = "f32" })
+  local o = ty.nn.options("quant.save", options, { tokenizer = ty.nn.none, dtype = "f32" }, { tokenizer = "a string" })
+  local expect = require("tycho.arguments").expect
+  expect("quant.save", "model", model, "a module")
+  expect("quant.save", "path", path, "a string")
   if not file_types[o.dtype] then
     error(("quant.save: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, f32, f16 or bf16, got %s"):format(
       tostring(o.dtype)), 2)

@@ -56,8 +56,9 @@ check.test("mistakes name the line, and nothing runs away", function()
   fails("{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", "16777216 bytes")
   fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deep")
   fails("{{ messages.__index }}{{ messages[0].os.exit() }}", "no method 'exit'")
-  check.fails(function() llm.chat.new("x"):render({}) end, "a list of messages")
-  check.fails(function() llm.chat.new("x"):render { { content = "x" } } end, "message 1 has no role")
+  check.fails(function() llm.chat.new("x"):render({}) end, "chat:render: messages: expected at least one")
+  check.fails(function() llm.chat.new("x"):render { { content = "x" } } end,
+    "role of message 1: expected a string, got nil")
 end)
 
 scratch.clean()

@@ -70,7 +70,8 @@ check.test("the plain Lua gives them too, of ids and of words", function()
     got[i] = bleu.sentence(candidate, references[i], { weights = weights, smoothing = "epsilon", epsilon = 0.01 })
   end
   check.ok(worst(got, f.weighted:tolist()) < 1e-14)
-  check.fails(function() bleu.sentence({}, {}, { smoothing = "method1" }) end, "unknown smoothing method1")
+  check.fails(function() bleu.sentence({}, {}, { smoothing = "method1" }) end,
+    'smoothing: expected "none" or "epsilon"')
 end)
 
 check.test("batch pads lists; an unsmoothed candidate without a match scores 0", function()
@@ -82,7 +83,7 @@ check.test("batch pads lists; an unsmoothed candidate without a match scores 0",
   check.close(scores:tolist(), { math.sqrt(1 / 2), 0, 0 }, 1e-6)
   check.equal(counts:tolist(), { { 3, 1, 3, 2, 3, 2 }, { 0, 0, 0, 0, 0, 1 }, { 0, 0, 1, 0, 1, 0 } })
   check.equal(bleu.batch({}, {}):numel(), 0)
-  check.fails(function() bleu.batch({ { 1 } }, {}) end, "1 candidates, but references of 0")
+  check.fails(function() bleu.batch({ { 1 } }, {}) end, "references: expected those of 1 candidates, got those of 0")
 end)
 
 check.finish()

@@ -142,7 +142,7 @@ check.test("a cache goes on, forgets and keeps rows", function()
     cache:select(rows)
     check.close(step(38, 1, tokens:index_select(0, rows)):tolist(),
       whole:index_select(0, rows):narrow(1, 38, 1):tolist(), 1e-3)
-    check.fails(function() cache:truncate(100) end, "100 positions are wanted of 39")
+    check.fails(function() cache:truncate(100) end, "expected at most the 39 positions of the cache, got 100")
   end)
 end)
 
