@@ -15,4 +15,7 @@ return require "tycho.lazy" ({}, {
   Mixtral = "tycho.models.mixtral", Qwen2 = "tycho.models.qwen2", Qwen3 = "tycho.models.qwen3", T5 = "tycho.models.t5",
   -- pictures
   DiT = "tycho.models.dit", ResNet = "tycho.models.resnet", UNet = "tycho.models.unet",
+  -- their parts: blocks, rotary positions, what they remember of the tokens so far
+  layers = "tycho.models.layers", rotary = "tycho.models.rotary", KVCache = "tycho.models.cache",
+  StateCache = "tycho.models.states",
 })

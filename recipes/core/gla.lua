@@ -9,8 +9,7 @@
 -- of a turn finds the caches of the machine full of what softmax attention has read, which makes it look slow.
 local ty = require "tycho"
 local llm = require "tycho.llm"
-local layers = require "tycho.models.layers"
-local rotary = require "tycho.models.rotary"
+local models = require "tycho.models"
 
 local r = ty.recipe.declare {
   args = {
@@ -99,7 +98,7 @@ end
 
 local gla = llm.GLA({ vocab_size = 2, hidden_size = args.width, num_hidden_layers = 1, num_heads = args.heads }).model
   .layers[1].attn
-local softmax = layers.Attention { hidden = args.width, heads = args.heads, kv_heads = args.heads,
+local softmax = models.layers.Attention { hidden = args.width, heads = args.heads, kv_heads = args.heads,
   width = args.width // args.heads }
 gla:to(r.device)
 softmax:to(r.device)
@@ -108,7 +107,7 @@ r:say("\nlayers of width %d with %d heads: %d parameters gated linear, %d softma
 local cos, sin
 do
   local config = { max_position_embeddings = args.longest + 1024, rope_theta = 10000 }
-  cos, sin = rotary.new("gla", config, args.width // args.heads):table(args.longest + 1024, r.device)
+  cos, sin = models.rotary.new("gla", config, args.width // args.heads):table(args.longest + 1024, r.device)
 end
 local function positions(from, count, more)
   local at = { cos = cos:narrow(0, from, count), sin = sin:narrow(0, from, count) }
@@ -123,7 +122,7 @@ ty.no_grad(function()
   local caches = {}
   for i, t in ipairs(lengths) do
     local x = on_device(ty.randn(1, t, args.width))
-    caches[i] = { states = require("tycho.models.states").new(1), keys = llm.Cache.new(1, { room = t + args.tokens }) }
+    caches[i] = { states = models.StateCache.new(1), keys = llm.Cache.new(1, { room = t + args.tokens }) }
     ty.scope(function()
       gla(x, { cache = caches[i].states, layer = 1 })
       softmax(x, positions(0, t, { cache = caches[i].keys, layer = 1 }))

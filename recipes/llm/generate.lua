@@ -62,7 +62,7 @@ end
 r:say("%s with %d parameters, %d tokens of prompt", getmetatable(model).__name, model:count_parameters(),
   prompt.shape[1])
 
-local stream = tokenizer and require("tycho.llm.text").stream(tokenizer)
+local stream = tokenizer and llm.stream(tokenizer)
 local function show(text)
   io.stdout:write(text)
   io.stdout:flush()

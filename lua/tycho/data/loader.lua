@@ -4,6 +4,7 @@
 -- next batch. Worker threads run dataset:get() and the collation in a Lua state of their own: the dataset is copied to
 -- them (tensors by reference), so its functions may use their arguments, upvalues that can be copied, and `require`.
 local ty = require "tycho"
+local batches = require "tycho.data.batches"
 local datasets = require "tycho.data.dataset"
 local arguments = require "tycho.arguments"
 
@@ -66,19 +67,6 @@ function DataLoader:_positions(epoch, batch)
   return self:_order_of(epoch):narrow(0, start, math.min(self.batch_size, #self.dataset - start))
 end
 
--- Draws in the dataset's code are seeded per batch: the same with any number of workers, and after a resume.
-local function make_batch(dataset, positions, seed, collate, custom)
-  return datasets.with_seed(seed, function()
-    if not custom and dataset.batch then
-      local batch = dataset:batch(positions)
-      if batch then return batch end
-    end
-    local items = {}
-    for i, position in ipairs(positions:tolist()) do items[i] = dataset:get(position) end
-    return collate(items)
-  end)
-end
-
 local function each_tensor(batch, fn)
   if ty.is_tensor(batch) then return fn(batch) end
   if type(batch) ~= "table" then return batch end
@@ -130,8 +118,8 @@ function DataLoader:next()
     self:_fill()
     batch = self.pool:receive()
   else
-    batch = make_batch(self.dataset, self:_positions(self.epoch, self.position), self:_seed(self.epoch, self.position),
-      self.collate, self.custom_collate)
+    batch = batches.make(self.dataset, self:_positions(self.epoch, self.position),
+      self:_seed(self.epoch, self.position), self.custom_collate and self.collate)
   end
   self.epoch, self.position = following(self, self.epoch, self.position)
   return deliver(self, batch)
@@ -224,4 +212,4 @@ end
 DataLoader.__close = DataLoader.close
 DataLoader.__gc = DataLoader.close
 
-return { new = new, make_batch = make_batch }
+return { new = new }

@@ -7,11 +7,8 @@ Pool.__index = Pool
 
 -- Runs in the worker: positions and a seed in, one batch out.
 local function serve(dataset, collate)
-  local loader = require "tycho.data.loader"
-  local default = require("tycho.data.dataset").collate
-  return function(positions, seed)
-    return loader.make_batch(dataset, positions, seed, collate or default, collate and true or false)
-  end
+  local batches = require "tycho.data.batches"
+  return function(positions, seed) return batches.make(dataset, positions, seed, collate) end
 end
 
 local M = {}

@@ -1,0 +1,34 @@
+-- Which module may require which, and why: what tests/lua/arrows_test.lua holds the sources to. A new arrow is a row
+-- here, with its reason; one that nobody uses any more is taken out.
+return {
+  -- Networks require nothing but the library: no technique, no method, no reader of files.
+  models = {},
+
+  -- Reading and writing what the world ships.
+  hub = {
+    models = "the class that a config.json asks for",
+  },
+
+  -- What one does with models of a domain.
+  llm = {
+    models = "networks under the module's names, the interface of caches",
+    hub = "llm.load and its like are the hub's",
+  },
+  diffusion = {
+    models = "networks under the module's names",
+  },
+  vision = {
+    models = "networks under the module's names",
+  },
+
+  -- Techniques, on any model: layers are found and changed by nn.surgery.
+  quant = {
+    hub = "quant.convert and quant.save write GGUF files",
+  },
+  peft = {
+    quant = "QLoRA trains on weights of few bits; EoRA makes up for what they lost, by the same calibration",
+  },
+  prune = {
+    quant = "SparseGPT solves as GPTQ does, by the same calibration",
+  },
+}
