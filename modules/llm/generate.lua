@@ -45,8 +45,8 @@ local function batch(prompts, pad, device)
   return ty.stack(padded), uneven and ty.stack(masks):to "bool" or nil, rows
 end
 
--- Which tokens end a row: a set.
-local function enders(model, o)
+-- The set of tokens that end a row.
+local function ending_tokens(model, o)
   local stop = o.stop_tokens
   if stop == nil then
     local generation = model.generation_config or {}
@@ -60,7 +60,7 @@ local function enders(model, o)
 end
 
 -- Marks `tokens` [n, t] in seen [n, vocabulary].
-local function mark(seen, tokens, mask)
+local function mark_seen(seen, tokens, mask)
   if mask then tokens = ty.where(mask, tokens, tokens:narrow(1, tokens.shape[2] - 1, 1)) end
   return seen:scatter(1, tokens, 1)
 end
@@ -89,9 +89,9 @@ local function stop_watch(o, n)
   end
 end
 
--- ended(row, token): whether the row ends with this new token of it.
-local function ender(model, o, n)
-  local ending, watch = enders(model, o), stop_watch(o, n)
+-- Returns ended(row, token): whether the row ends with its new token.
+local function stop_check(model, o, n)
+  local ending, watch = ending_tokens(model, o), stop_watch(o, n)
   return function(row, token)
     local ended = ending[token] or watch and watch(row, token) or false
     return o.on_token and o.on_token(row, token) == false or ended
@@ -111,7 +111,7 @@ local function run(first, mask, count, o, ended, next_logits)
       local now = seen
       if o.repetition_penalty ~= 1 then
         now = seen or ty.zeros(logits.shape, { dtype = "u8", device = logits.device })
-        now = mark(now, input, step == 1 and mask or nil)
+        now = mark_seen(now, input, step == 1 and mask or nil)
       end
       return sampling.sample(logits, o, now and now:to "bool"), now
     end)
@@ -178,7 +178,7 @@ function M.generate(model, tokens, count, options)
       for i in ipairs(rows) do rows[i] = first:select(0, i - 1) end
     end
     local columns, finished = {}, {}
-    local ended = ender(model, o, first.shape[1])
+    local ended = stop_check(model, o, first.shape[1])
     if o.draft then
       for i, token in ipairs(speculative(model, first, count, o, ended)) do columns[i] = { token } end
     else

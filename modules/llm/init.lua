@@ -13,7 +13,7 @@ local hub = require "tycho.hub"
 local Cache = require "tycho.models.cache"
 local LanguageModel = require "tycho.models.model"
 
--- What the networks of tycho.models leave to this module.
+-- The networks of tycho.models leave generation and further caches to this module.
 
 --- Continues token sequences; see tycho.llm.generate.
 ---@param tokens Tensor|Tensor[]

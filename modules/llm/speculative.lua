@@ -6,8 +6,8 @@ local sampling = require "tycho.llm.sampling"
 
 local M = {}
 
--- What follows the tokens of `sequence` that the cache lacks: hidden states of the last `wanted` of them, as logits.
-local function ahead(model, cache, sequence, wanted, device)
+-- Runs the model on the tokens of `sequence` that the cache lacks; returns the logits after the last `wanted` of them.
+local function next_logits(model, cache, sequence, wanted, device)
   local rest = table.move(sequence, cache.past + 1, #sequence, 1, {})
   local input = ty.tensor({ rest }, { dtype = "i64", device = device })
   return model:head(model:hidden(input, { cache = cache, last = wanted }):flatten(0, 1))
@@ -19,7 +19,7 @@ local function draft(model, cache, sequence, count, o, device)
   for i = 1, count do
     local token
     token, shares[i] = ty.scope(function()
-      local logits = ahead(model, cache, sequence, 1, device)
+      local logits = next_logits(model, cache, sequence, 1, device)
       if o.temperature == 0 then return logits:argmax(-1):item() end
       local p = sampling.filter(logits, o):softmax(-1)
       return ty.multinomial(p, 1, true):item(), p
@@ -50,7 +50,7 @@ function M.judge(logits, drafted, shares, o)
   local draws = ty.rand(count):tolist()
   for i = 1, count do
     if draws[i] >= ratio[i] then
-      -- What the draft offers too rarely makes up for what it offers too often.
+      -- The tokens that the draft offers too rarely make up for those that it offers too often.
       local rest = (p:select(0, i - 1) - q:select(0, i - 1)):clamp(0)
       if rest:sum():item() == 0 then rest = p:select(0, i - 1) end
       return i - 1, ty.multinomial(rest, 1, true):item()
@@ -77,7 +77,7 @@ function M.run(model, prompt, count, o, ended)
     local shares = draft(o.draft, other, sequence, ahead_of, o, device)
     local drafted = table.move(sequence, known + 1, #sequence, 1, {})
     local held, token = ty.scope(function()
-      local logits = ahead(model, cache, sequence, #drafted + 1, device)
+      local logits = next_logits(model, cache, sequence, #drafted + 1, device)
       if shares[1] and shares[1].shape[2] ~= logits.shape[2] then
         error(("generate: the draft has %d tokens, the model %d"):format(shares[1].shape[2], logits.shape[2]), 0)
       end

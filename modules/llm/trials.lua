@@ -32,7 +32,7 @@ function M.open(corpus, options)
   return setmetatable({ corpus = corpus, options = o }, Trials)
 end
 
--- What recipes that compare optimizers declare besides their own arguments and seeds.
+-- The arguments that recipes which compare optimizers declare besides their own and the seeds.
 M.arguments = {
   { "steps", 400, "training steps", quick = 3 },
   { "batch", 8, "rows at a time", quick = 2 },

@@ -22,10 +22,10 @@ local fields = {
   feature_map = { "text", none }, clamp_min = { "number", none }, use_output_gate = { "flag", true },
   hidden_act = { "text", "swish" }, elementwise_affine = { "flag", true }, norm_eps = { "number", 1e-6 },
   tie_word_embeddings = { "flag", false }, max_position_embeddings = { "count", 2048 },
-  -- Which of several implementations of the same computation flash-linear-attention takes; fuse_norm is in a name.
+  -- These choose between implementations of the same computation in flash-linear-attention; fuse_norm shows in a name.
   attn_mode = { "text", "chunk" }, fuse_norm = { "flag", true }, fuse_swiglu = { "flag", true },
   fuse_cross_entropy = { "flag", true }, fuse_linear_cross_entropy = { "flag", false }, use_l2warp = { "flag", false },
-  -- What would compute something else, and is not there.
+  -- These would compute something else; check() refuses them.
   use_short_conv = { "flag", false }, conv_size = { "count", 4 }, use_gk = { "flag", true }, use_gv = { "flag", false },
   attn = { "table", none }, attnres_block_size = { "count", none },
 }
@@ -59,8 +59,8 @@ local function check(config)
   end
 end
 
--- Heads that several heads of queries share, each as often as it is asked for.
-local function repeated(x, times)
+-- Repeats each head [b, heads, t, d] for the heads of queries that share it.
+local function repeat_heads(x, times)
   if times == 1 then return x end
   local s = x.shape
   return x:unsqueeze(2):expand(s[1], s[2], times, s[3], s[4]):reshape(s[1], s[2] * times, s[3], s[4])
@@ -98,18 +98,18 @@ function Attention:gates(x)
   return nn.split_heads(g, self.kv_heads)
 end
 
---- at: mask (bool [b, t] or nil), cache and layer (or nil), cu_seqlens (or nil), last (of how many positions the result
--- is wanted; nil: of all).
+--- at: padding (bool [b, 1, t, 1] or nil), cache and layer (or nil), cu_seqlens (or nil), last (the number of last
+-- positions whose result is wanted; nil: of all).
 function Attention:forward(x, at)
   local q = nn.split_heads(self.q_proj(x), self.heads)
   local k = nn.split_heads(self.k_proj(x), self.kv_heads)
   local v = nn.split_heads(self.v_proj(x), self.kv_heads)
   local g = self:gates(x)
   if self.feature_map then q, k = ty[self.feature_map](q), ty[self.feature_map](k) end
-  if at.hidden then -- padding leaves the state as it is
-    k, g = k:masked_fill(at.hidden, 0), g:masked_fill(at.hidden, 0)
+  if at.padding then -- padding leaves the state as it is
+    k, g = k:masked_fill(at.padding, 0), g:masked_fill(at.padding, 0)
   end
-  k, v, g = repeated(k, self.group), repeated(v, self.group), repeated(g, self.group)
+  k, v, g = repeat_heads(k, self.group), repeat_heads(v, self.group), repeat_heads(g, self.group)
   local y, state = ty.gated_linear_attention(q, k, v, g, at.cache and at.cache:get(at.layer), 0, at.cu_seqlens)
   if at.cache then at.cache:put(at.layer, state) end
   y = layers.tail(nn.join_heads(self[self.norm_name](y)), 1, at.last)
@@ -187,7 +187,7 @@ function GLA:hidden(tokens, options)
   local cache, mask = options.cache, options.mask
   if options.cu_seqlens and (cache or mask) then error("GLA: cu_seqlens goes with neither a cache nor a mask", 0) end
   local at = { cache = cache, cu_seqlens = options.cu_seqlens }
-  if mask then at.hidden = mask:to("bool"):logical_not():unsqueeze(1):unsqueeze(-1) end
+  if mask then at.padding = mask:to("bool"):logical_not():unsqueeze(1):unsqueeze(-1) end
   local stream, more = layers.through(self.model.layers, self.model.embeddings(tokens), at, options.checkpoint, last)
   if cache then cache:advance(tokens.shape[2]) end
   local _, x = layers.add_norm(self.model.norm, stream, more)

@@ -47,7 +47,7 @@ end
 function Attention:forward(x, at)
   local q, k, v = self.c_attn(x):chunk(3, -1)
   q, k, v = nn.split_heads(q, self.heads), nn.split_heads(k, self.heads), nn.split_heads(v, self.heads)
-  q = layers.tail(q, 2, layers.asking(at))
+  q = layers.tail(q, 2, layers.query_count(at))
   local y = layers.attend(q, k, v, at, self.scale, -1, self.p, self.training)
   return self.dropout(self.c_proj(layers.tail(y, 1, at.last)))
 end

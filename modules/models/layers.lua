@@ -30,7 +30,7 @@ function M.tail(x, dim, count)
   return x:narrow(dim, size - count, count)
 end
 
---- What hidden() is asked for by its option `last`: how many of the last positions, nil for all.
+--- Reads the option `last` of hidden(): the number of last positions that are wanted, nil for all.
 function M.last(who, options)
   local last = options and options.last
   if last ~= nil and (not math.tointeger(last) or last < 1) then
@@ -55,9 +55,9 @@ function M.packed_positions(who, tokens, options)
   return (ty.arange(n, { device = tokens.device }) - jumps:cumsum(0):narrow(0, 0, n)):unsqueeze(0)
 end
 
---- How many of the last positions have to ask in attention, nil for all: those that are wanted, unless the cache looks
--- at what all of them ask, or packed sequences say which keys each of them has.
-function M.asking(at)
+--- The number of last positions that need queries in attention, nil for all. The wanted positions are enough, unless
+-- the cache measures what all queries attend to, or packed sequences count every position.
+function M.query_count(at)
   if at.cu_seqlens or at.cache and at.cache.attend then return nil end
   return at.last
 end
@@ -95,12 +95,12 @@ end
 --- at: cos, sin (of the tokens' positions), interleaved (pairs are neighbours, not halves), mask (bool or nil), cache
 -- and layer (or nil), cu_seqlens (or nil), last (of how many positions the result is wanted; nil: of all).
 function Attention:forward(x, at)
-  local asking = M.asking(at)
-  local q = nn.split_heads(self.q_proj(M.tail(x, 1, asking)), self.heads)
+  local queries = M.query_count(at)
+  local q = nn.split_heads(self.q_proj(M.tail(x, 1, queries)), self.heads)
   local k = nn.split_heads(self.k_proj(x), self.kv_heads)
   local v = nn.split_heads(self.v_proj(x), self.kv_heads)
   if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
-  q = ty.rotary(q, M.tail(at.cos, -2, asking), M.tail(at.sin, -2, asking), at.interleaved)
+  q = ty.rotary(q, M.tail(at.cos, -2, queries), M.tail(at.sin, -2, queries), at.interleaved)
   k = ty.rotary(k, at.cos, at.sin, at.interleaved)
   local y = M.attend(q, k, v, at, 0, self.window, self.dropout, self.training)
   return self.o_proj(M.tail(y, 1, at.last))

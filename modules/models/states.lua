@@ -1,5 +1,5 @@
---- What layers with a state of fixed size remember of the tokens so far: one tensor for each layer, however many tokens
--- there were. It stands where decoders with attention have their cache of keys and values.
+--- The memory of layers with a state of fixed size: one tensor for each layer, however many tokens came. Models with
+-- such layers use this cache where decoders with attention use a cache of keys and values.
 local ty = require "tycho"
 
 ---@class StateCache

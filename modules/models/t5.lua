@@ -8,8 +8,8 @@ local LanguageModel = require "tycho.models.model"
 
 local nn = ty.nn
 
--- The bucket of a distance (key minus query): near ones have one each, far ones share them by logarithm.
-local function bucket(distance, both_ways, count, most)
+-- The bucket of a distance (key minus query): near distances have one each, far ones share buckets by logarithm.
+local function bucket(distance, both_ways, count, max_distance)
   local first = 0
   if both_ways then
     count = count // 2
@@ -20,7 +20,7 @@ local function bucket(distance, both_ways, count, most)
   end
   local exact = count // 2
   if distance < exact then return first + distance end
-  local far = exact + math.floor(math.log(distance / exact) / math.log(most / exact) * (count - exact))
+  local far = exact + math.floor(math.log(distance / exact) / math.log(max_distance / exact) * (count - exact))
   return first + math.min(far, count - 1)
 end
 
@@ -35,16 +35,16 @@ function Attention:init(config, options)
   self.v = layers.linear(config.d_model, inner, false, config.d_model ^ -0.5)
   self.o = layers.linear(inner, config.d_model, false, inner ^ -0.5)
   if options.positions then
-    self.buckets, self.most = config.relative_attention_num_buckets, config.relative_attention_max_distance
+    self.buckets, self.max_distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
     self.relative_attention_bias = layers.embedding(self.buckets, config.num_heads, config.d_model ^ -0.5)
   end
 end
 
---- What is added to the scores of queries past .. past + t - 1 and keys 0 .. s - 1: [1, heads, t, s].
+--- The bias of the scores of queries past .. past + t - 1 and keys 0 .. s - 1: [1, heads, t, s].
 function Attention:positions(past, t, s)
   local list, least = {}, -(past + t - 1)
   for distance = least, s - 1 - past do
-    list[#list + 1] = bucket(distance, self.both_ways, self.buckets, self.most)
+    list[#list + 1] = bucket(distance, self.both_ways, self.buckets, self.max_distance)
   end
   local device = self.relative_attention_bias.weight.device
   local on = { dtype = "i64", device = device }
@@ -53,7 +53,8 @@ function Attention:positions(past, t, s)
   return ty.embedding(by_distance, index):permute(2, 0, 1):unsqueeze(0)
 end
 
--- memory: what is attended to (nil: x). kept: keys and values of the memory from before.
+-- memory: the tokens that x attends to (nil: x itself). kept: a table that holds the keys and values of the memory
+-- after the first call. append(k, v): adds them to a cache and returns all.
 function Attention:forward(x, memory, bias, kept, append)
   local k, v
   if kept and kept.k then
@@ -174,7 +175,7 @@ local function added_mask(mask, like)
     :masked_fill(mask:logical_not(), -math.huge)
 end
 
-local function with(bias, mask) return mask and bias + mask or bias end
+local function add_mask(bias, mask) return mask and bias + mask or bias end
 
 --- The memory [n, s, d_model] of source tokens i64 [n, s]. options: mask (bool or i64 [n, s], 0: padding).
 ---@return Tensor memory
@@ -182,7 +183,7 @@ function T5:encode(tokens, options)
   local stack = self.encoder
   local x, s = stack.dropout(self.shared(tokens)), tokens.shape[2]
   local bias = stack.block[1].layer[1].SelfAttention:positions(0, s, s)
-  bias = with(bias, added_mask(options and options.mask, bias))
+  bias = add_mask(bias, added_mask(options and options.mask, bias))
   for _, block in ipairs(stack.block) do
     x = block.layer[1](x, nil, bias)
     x = block.layer[2](x)

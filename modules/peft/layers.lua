@@ -71,7 +71,7 @@ local function embedding_forward(base)
   end
 end
 
---- What makes a layer an adapted one.
+--- The wrapper that adds a low-rank adapter to a layer.
 M.lora = surgery.wrapper { name = "Lora", field = "_lora",
   fields = { "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" },
   forward = function(base, kind) return (kind == "linear" and linear_forward or embedding_forward)(base) end,

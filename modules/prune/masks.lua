@@ -7,7 +7,7 @@ local nn = ty.nn
 local surgery = nn.surgery
 local M = {}
 
---- The weight that a masked layer computes with: what perp.lua added to it included.
+--- The weight that a masked layer computes with, together with the matrices that perp.lua added.
 function M.effective(module)
   local p = module._pruned
   local mask = p.mask
@@ -30,11 +30,11 @@ local function forward(base)
   end
 end
 
---- What makes a layer one with a mask.
+--- The wrapper that holds a layer to its mask.
 M.mask = surgery.wrapper { name = "Masked", field = "_pruned", forward = forward,
   describe = function(p) return ("sparsity = %.3f"):format(p.sparsity) end }
 
---- Gives a linear layer without a mask one of its weight's shape: what is false becomes zero and stays so.
+--- Gives a linear layer a mask of its weight's shape: elements where it is false become zero and stay so.
 function M.attach(module, mask)
   local kept = mask:to("i64"):sum():item()
   if M.mask:state(module) then
@@ -52,7 +52,7 @@ function M.layers(who, model, targets)
   return list
 end
 
---- Whether a share of weights or inputs to leave out is one.
+--- Returns a share of weights or inputs to leave out, or raises.
 function M.check_sparsity(who, value)
   if type(value) ~= "number" or not (value >= 0 and value < 1) then
     error(("%s: sparsity must be a number within [0, 1), got %s"):format(who, tostring(value)), 0)
@@ -60,7 +60,7 @@ function M.check_sparsity(who, value)
   return value
 end
 
---- true where one of the `count` smallest is not. scores: of any shape.
+--- A mask that is false at the `count` smallest scores. scores: of any shape.
 function M.all_but_smallest(scores, count)
   local flat = ty.ones({ scores:numel() }, { dtype = "u8", device = scores.device })
   if count > 0 then flat = flat:scatter(0, scores:flatten():argsort(0):narrow(0, 0, count), 0) end
@@ -78,7 +78,7 @@ function M.pattern(who, text)
   return n, m
 end
 
---- That a layer has a whole number of groups.
+--- Raises unless a layer has a whole number of groups.
 function M.check_groups(who, n, m, inputs)
   if inputs % m ~= 0 then
     error(("%s: %d:%d needs a multiple of %d inputs, got a weight of %d"):format(who, n, m, m, inputs), 0)

@@ -9,7 +9,7 @@ local nn = ty.nn
 local surgery = nn.surgery
 local M = {}
 
--- What the selection leaves of x [..., in].
+-- x [..., in] with zeros for the inputs that are left out.
 local function selected(w, x)
   if w.count == w.inputs then return x end
   if w.selection == "threshold" and not w.threshold then
@@ -28,7 +28,7 @@ local function forward(self, x, residual, activation)
   return surgery.finish(y, residual, activation)
 end
 
--- What makes a layer one that leaves inputs out.
+-- The wrapper by which a layer leaves inputs out.
 local wina = surgery.wrapper { name = "Wina", field = "_wina", forward = function() return forward end,
   describe = function(w) return ("keeps %d"):format(w.count) end }
 
@@ -137,7 +137,7 @@ function M.calibrate(model, run, most)
   return model
 end
 
---- What leaving inputs out does to each layer: run() calls the model, whose layers take all of their inputs meanwhile.
+--- Measures how leaving inputs out changes each layer: run() calls the model, whose layers take all inputs meanwhile.
 -- Returns by name of the layer the squared error of its output over the squares of the output, and the mean of these.
 ---@param model Module
 ---@param run fun()

@@ -1,5 +1,5 @@
---- Calibration, block by block: what the linear layers of a decoder get to see of some text, each measured with
--- everything before it as it has become. Only the activations of one block are kept.
+--- Calibration, block by block: the inputs of a decoder's linear layers on some text, each measured after the layers
+-- before it were changed. Only the activations of one block are kept.
 local ty = require "tycho"
 
 local nn = ty.nn
@@ -39,7 +39,7 @@ function M.linears(who, model, skip)
   return found
 end
 
--- Runs the model up to its first block for every batch: what that block is called with.
+-- Runs the model up to its first block for every batch; returns the arguments that the block is called with.
 local function first_calls(model, block, batches)
   local stop, calls = {}, {}
   for i, batch in ipairs(batches) do
@@ -55,8 +55,8 @@ local function first_calls(model, block, batches)
   return calls
 end
 
--- Which layers see the same tensor, in the order of their calls: { {layer, ...}, ... }. Layers that no batch reaches
--- (an expert that no token goes to) come last, alone.
+-- Groups the layers that see the same tensor, in the order of their calls: { {layer, ...}, ... }. Layers that no batch
+-- reaches (an expert that no token goes to) come last, alone.
 local function groups_of(block, linears, calls)
   local order, placed, removes = {}, {}, {}
   for _, layer in ipairs(linears) do

@@ -1,5 +1,5 @@
 --- The fields of block-quantized tensors: the grid that a block's scales make, and the same block with other codes.
--- What ggml's formats look like is in kernels/quant_blocks.h.
+-- kernels/quant_blocks.h describes ggml's formats.
 local ty = require "tycho"
 
 local M = {}

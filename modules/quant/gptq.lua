@@ -1,6 +1,6 @@
 --- GPTQ: the linear layers of a decoder in 2, 3 or 4 bits, one column after another, the error of each taken out of the
 -- columns that are still to come. Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative
--- Pre-trained Transformers"; what the names of the options mean is as in its authors' code.
+-- Pre-trained Transformers"; the options have the names and meaning of the authors' code.
 --
 --     local report = quant.gptq.quantize(model, corpus.training, { bits = 3, group = 64, act_order = true })
 --     local report = quant.gptq.quantize(model, corpus.training, { format = "q3_k" })   -- weights stay packed
@@ -200,7 +200,7 @@ local function put(module, value, packed)
   end
 end
 
--- That all layers can take the grid, before any is changed.
+-- Raises unless all layers can take the grid, before any is changed.
 local function check_layers(who, found, o)
   for _, layer in ipairs(found) do
     local inputs = surgery.sizes(layer.module)
@@ -220,7 +220,7 @@ local function bits_of(o, columns)
   return o.bits + (16 + (o.symmetric and 0 or o.bits)) / (o.group > 0 and o.group or columns)
 end
 
---- That damp and block of a solver's options make sense.
+--- Raises unless damp and block of a solver's options make sense.
 function M.check_solver(who, o)
   if type(o.damp) ~= "number" or o.damp ~= o.damp or o.damp < 0 then
     error(("%s: damp: expected a share of the mean of the diagonal, 0 or more, got %s"):format(who,

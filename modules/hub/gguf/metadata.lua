@@ -28,7 +28,7 @@ function architectures.bert(c, set)
   set("pooling_type", 1) -- the mean over the tokens
 end
 
--- What the files have no keys for: the largest distance, activations, whether the head's input is scaled.
+-- Files have no keys for the largest distance, for activations and for whether the head's input is scaled.
 function architectures.t5(c, set)
   if c.relative_attention_max_distance ~= 128 then
     refuse("t5: relative_attention_max_distance %d cannot be written, only 128", c.relative_attention_max_distance)

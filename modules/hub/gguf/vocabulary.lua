@@ -1,5 +1,5 @@
---- What a tokenizer.json says, as GGUF files have it under tokenizer.ggml: "gpt2" (byte-level BPE), "llama"
--- (SentencePiece's BPE with byte fallback), "t5" (Unigram), "bert" (WordPiece).
+--- A tokenizer.json as the keys tokenizer.ggml of a GGUF file: "gpt2" (byte-level BPE), "llama" (SentencePiece's BPE
+-- with byte fallback), "t5" (Unigram), "bert" (WordPiece).
 local ty = require "tycho"
 local gguf = require "tycho.hub.gguf"
 

@@ -52,7 +52,7 @@ function HeavyHitterCache:see(tokens, mask)
 end
 
 -- The layer's tensors with room for one token more than the budget, so that a token can come before another goes.
-local function allot(self, k, v)
+local function allocate(self, k, v)
   local b, heads, room = k.shape[1], k.shape[2], self.budget + 1
   local function make(like)
     return ty.zeros({ b, heads, room, like.shape[4] }, { dtype = like.dtype, device = like.device })
@@ -62,7 +62,7 @@ local function allot(self, k, v)
     position = ty.zeros({ b, heads, room }, { dtype = "i64", device = k.device }) }
 end
 
--- What decides who stays: the attention so far, but of tokens that stay in any case more than any.
+-- The rank by which tokens stay: the attention that they got so far; tokens that stay in any case rank above all.
 local function priority(self, score, position, last)
   local forced = position:gt(last - self.recent)
   if self.sinks > 0 then forced = forced:logical_or(position:lt(self.sinks)) end
@@ -90,8 +90,8 @@ local function replace(self, at, q, k, v, scale)
   return y
 end
 
--- The places [b, hkv, n] of x [b, hkv, t] or [b, hkv, t, d].
-local function picked(x, places)
+-- Gathers the places [b, hkv, n] of x [b, hkv, t] or [b, hkv, t, d].
+local function gather_places(x, places)
   if x.ndim == 4 then
     local shape = places.shape
     places = places:unsqueeze(3):expand(shape[1], shape[2], shape[3], x.shape[4])
@@ -106,7 +106,7 @@ local function extend(self, at, q, k, v, scale)
   if at.free then -- the places that are taken, which are all but one
     local taken = ty.ones(at.score.shape, { dtype = "i64", device = device }):scatter(2, at.free, 0)
     local _, places = taken:topk(self.budget, 2)
-    for name, x in pairs(old) do old[name] = picked(x, places) end
+    for name, x in pairs(old) do old[name] = gather_places(x, places) end
   end
   local function all(name, new)
     return at.count > 0 and ty.concat({ old[name]:narrow(2, 0, at.count), new }, 2) or new
@@ -133,11 +133,11 @@ local function extend(self, at, q, k, v, scale)
   local now = { k = keys, v = values, score = score, position = position, seen = seen }
   if total > self.budget then
     local _, stay = priority(self, score, position, self.past + t - 1):topk(self.budget, 2)
-    for name, x in pairs(now) do now[name] = picked(x, stay) end
+    for name, x in pairs(now) do now[name] = gather_places(x, stay) end
   end
   ty.unscoped(function()
     if not at.k then
-      for name, x in pairs(allot(self, k, v)) do at[name] = x end
+      for name, x in pairs(allocate(self, k, v)) do at[name] = x end
     end
     if seen and not at.seen then at.seen = ty.ones(at.score.shape, { dtype = "bool", device = device }) end
     for name, x in pairs(now) do at[name]:narrow(2, 0, kept):copy_(x) end
