@@ -135,17 +135,17 @@ function DecoderLayer:init(attention, eps, mlp_name, make_mlp)
   self.post_attention_layernorm = nn.RMSNorm(attention.hidden, { eps = eps })
 end
 
-local function add_norm(norm, stream, more)
+--- Adds `more` (nil: nothing) to the stream [b, t, hidden] and takes the norm of the sum. Returns the sum and its norm.
+function M.add_norm(norm, stream, more)
   if not more then return stream, norm(stream) end
   return ty.add_rms_norm(more, stream, norm.weight, norm.eps, 0, false)
 end
-M.add_norm = add_norm
 
 --- stream, more [b, t, hidden]; more may be nil. Both are of the last at.last positions afterwards, if that is given.
 function DecoderLayer:forward(stream, more, at)
   local x
-  stream, x = add_norm(self.input_layernorm, stream, more)
-  stream, x = add_norm(self.post_attention_layernorm, M.tail(stream, 1, at.last), self.self_attn(x, at))
+  stream, x = M.add_norm(self.input_layernorm, stream, more)
+  stream, x = M.add_norm(self.post_attention_layernorm, M.tail(stream, 1, at.last), self.self_attn(x, at))
   return stream, self[self.mlp_name](x, at)
 end
 
