@@ -46,6 +46,7 @@ if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_versions COMMAND tycho tests/lua/cuda_library_test.lua ${test_folder})
   add_test(NAME cuda_whole COMMAND tycho tests/lua/cuda_test.lua ${test_folder})
   add_test(NAME cuda_autocast COMMAND tycho tests/lua/autocast_test.lua ${test_folder})
+  add_test(NAME cuda_kinks COMMAND tycho tests/lua/kinks_test.lua ${test_folder})
   add_test(NAME cuda_optimizers COMMAND tycho tests/lua/optim_step_test.lua ${test_folder})
   add_test(NAME cuda_grad_scaler COMMAND tycho tests/lua/grad_scaler_test.lua ${test_folder})
   # Streams at once and lazily, see tests/cuda_emu/runtime.cc.
@@ -55,7 +56,7 @@ if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_paged COMMAND tycho tests/lua/paged_test.lua ${test_folder})
   add_test(NAME cuda_paged_lazy COMMAND tycho tests/lua/paged_test.lua ${test_folder})
   add_test(NAME cuda_planted COMMAND cuda_planted)
-  set(with_libraries cuda_libraries cuda_versions cuda_whole cuda_autocast cuda_optimizers cuda_grad_scaler cuda_streams
+  set(with_libraries cuda_libraries cuda_versions cuda_whole cuda_autocast cuda_kinks cuda_optimizers cuda_grad_scaler cuda_streams
       cuda_whole_lazy cuda_streams_lazy cuda_paged cuda_paged_lazy) # stand-ins, below
   if(NOT TYCHO_SANITIZE)
     add_test(NAME cuda_bench COMMAND tycho bench/gpu.lua --tiny --no-peer ${test_folder})

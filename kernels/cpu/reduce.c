@@ -7,9 +7,9 @@
 #include "../scalar.h"
 #include "cpu.h"
 
-typedef enum kind { SUM, MEAN, PROD, MAX, MIN, ARGMAX, ARGMIN, ANY, ALL, LOGSUMEXP, VAR } kind;
+typedef enum kind { SUM, MEAN, SQUARES, PROD, MAX, MIN, ARGMAX, ARGMIN, ANY, ALL, LOGSUMEXP, VAR } kind;
 
-/* a: sum, product, extreme, mean or maximum of floats; i: of integers; b: sum of exponentials or of squared
+/* a: sum (of squares), product, extreme, mean or maximum of floats; i: of integers; b: sum of exponentials or of squared
  * deviations; n: how many elements (or whether any); at: position of the extreme. */
 typedef struct state {
   double a, b;
@@ -40,6 +40,7 @@ static void merge(kind k, bool integer, state *s, const state *t) {
   switch (k) {
     case SUM:
     case MEAN:
+    case SQUARES:
       s->a += t->a;
       s->i = (int64_t)((uint64_t)s->i + (uint64_t)t->i);
       return;
@@ -78,6 +79,15 @@ static void merge(kind k, bool integer, state *s, const state *t) {
   }
 }
 
+/* n and the mean and squared deviations of floats whose squares do not fit a float. */
+static state wide_deviations(const float *x, int64_t n) {
+  double mean = 0, squares = 0;
+  for (int64_t i = 0; i < n; i++) mean += (double)x[i];
+  mean /= (double)n;
+  for (int64_t i = 0; i < n; i++) squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+  return (state){ .n = n, .a = mean, .b = squares };
+}
+
 #define IS_NAN(x) ((x) != (x))
 #define NOT_A_NUMBER NAN
 #define WRAP(type) type
@@ -88,13 +98,16 @@ static void merge(kind k, bool integer, state *s, const state *t) {
 #define INTEGER 0
 #define SUFFIX f32
 #define EXP ty_exp_f32
+#define TOO_NARROW(squares) (!((squares) > 0x1p-100f && (squares) < INFINITY))
 #include "reduce_real.h"
 #undef REAL
 #undef SUFFIX
 #undef EXP
+#undef TOO_NARROW
 #define REAL double
 #define SUFFIX f64
 #define EXP exp
+#define TOO_NARROW(squares) false
 #include "reduce_real.h"
 #undef REAL
 #undef WIDE
@@ -103,6 +116,7 @@ static void merge(kind k, bool integer, state *s, const state *t) {
 #undef INTEGER
 #undef SUFFIX
 #undef EXP
+#undef TOO_NARROW
 #undef IS_NAN
 #undef NOT_A_NUMBER
 #undef WRAP
@@ -130,6 +144,7 @@ typedef struct plan {
   int64_t kept, reduced;
   const ty_view *out;
   double correction;
+  bool root;
   int64_t pieces, piece; /* the reduced elements are cut into pieces when there are few results */
   state *partial;
 } plan;
@@ -251,6 +266,7 @@ static void store(const plan *p, int64_t index, const state *s) {
     case ARGMIN: i = s->at; break;
     default: break;
   }
+  if (p->root) f = sqrt(f);
   switch (p->out->dtype) {
     case TY_F64: *(double *)(void *)to = f; break;
     case TY_F32: *(float *)(void *)to = (float)f; break;
@@ -374,7 +390,7 @@ static bool reduce_in_columns(const plan *p) {
 
 /* ---- all ---- */
 
-static bool reduce(kind k, const ty_kernel_args *args) {
+static bool reduce_to(kind k, bool root, const ty_kernel_args *args) {
   const ty_view *in = args->in[0];
   const ty_p_reduce *r = args->params;
   plan p = { .k = k,
@@ -382,7 +398,8 @@ static bool reduce(kind k, const ty_kernel_args *args) {
              .dtype = (ty_dtype)in->dtype,
              .size = ty_dtype_size[in->dtype],
              .out = args->out[0],
-             .correction = r->a };
+             .correction = r->a,
+             .root = root };
   int split = in->ndim - r->ndim_reduced;
   p.nkept = collapse(in, 0, split, p.kept_size, p.kept_stride, &p.kept);
   p.nreduced = collapse(in, split, in->ndim, p.reduced_size, p.reduced_stride, &p.reduced);
@@ -419,11 +436,15 @@ static bool reduce(kind k, const ty_kernel_args *args) {
 }
 
 #define REDUCTION(name, kind) \
-  bool TY_KERNEL(name)(const ty_kernel_args *k) { return reduce(kind, k); }
+  bool TY_KERNEL(name)(const ty_kernel_args *k) { return reduce_to(kind, false, k); }
+#define ROOT_OF_REDUCTION(name, kind) \
+  bool TY_KERNEL(name)(const ty_kernel_args *k) { return reduce_to(kind, true, k); }
 
 REDUCTION(sum, SUM)
 REDUCTION(mean, MEAN)
 REDUCTION(var, VAR)
+ROOT_OF_REDUCTION(std, VAR)
+ROOT_OF_REDUCTION(norm, SQUARES)
 REDUCTION(prod, PROD)
 REDUCTION(max, MAX)
 REDUCTION(min, MIN)

@@ -1,5 +1,5 @@
 /* The inner loops of the reductions for one compute type. Included by reduce.c with REAL (float, double, int64_t),
- * SUFFIX and EXP defined. A block is a short contiguous run of values in the compute type. */
+ * SUFFIX, EXP and TOO_NARROW (whether a sum of squares has left the range of REAL) defined. A block is a short contiguous run of values in the compute type. */
 
 #define NAME_(f, s) f##_##s
 #define NAME__(f, s) NAME_(f, s)
@@ -12,6 +12,15 @@ static WIDE NAME(sum)(const REAL *restrict x, int64_t n) {
   for (int64_t i = 0; i < n; i++) s += (WRAP(REAL))x[i];
   return (WIDE)s;
 }
+
+#if !INTEGER
+static double NAME(squares)(const REAL *restrict x, int64_t n) {
+  double s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t i = 0; i < n; i++) s += (double)x[i] * (double)x[i];
+  return s;
+}
+#endif
 
 static WIDE NAME(prod)(const REAL *restrict x, int64_t n) {
   WRAP(WIDE) s = 1;
@@ -70,6 +79,11 @@ static void NAME(merge_block)(kind k, const REAL *restrict x, int64_t n, int64_t
     case SUM:
     case MEAN: s->WIDE_FIELD = (WIDE)((WRAP(WIDE))s->WIDE_FIELD + (WRAP(WIDE))NAME(sum)(x, n)); return;
     case PROD: s->WIDE_FIELD = (WIDE)((WRAP(WIDE))s->WIDE_FIELD * (WRAP(WIDE))NAME(prod)(x, n)); return;
+    case SQUARES:
+#if !INTEGER
+      s->a += NAME(squares)(x, n);
+#endif
+      return;
     case ANY: s->i |= NAME(any)(x, n); return;
     case ALL: s->i &= NAME(all)(x, n); return;
     case MAX:
@@ -114,6 +128,7 @@ static void NAME(merge_block)(kind k, const REAL *restrict x, int64_t n, int64_t
       }
       double r = (double)rest / (double)n;
       state t = { .n = n, .a = (double)mean + r, .b = (double)m2 - r * r * (double)n };
+      if (TOO_NARROW(m2)) t = wide_deviations((const float *)x, n);
       merge(k, false, s, &t);
 #endif
       return;
@@ -186,6 +201,11 @@ static void NAME(columns_extreme)(bool largest, const REAL *const *row, int64_t 
 }
 
 #if !INTEGER
+static void NAME(columns_squares)(const REAL *const *row, int64_t rows, int64_t width, state *s) {
+  EACH_COLUMN(double, 0, a[j] + (double)x * (double)x)
+  for (int64_t j = 0; j < width; j++) s[j].a += a[j];
+}
+
 static void NAME(columns_var)(const REAL *const *row, int64_t rows, int64_t width, state *s) {
   EACH_COLUMN(REAL, 0, a[j] + x)
   REAL m2[COLUMNS], rest[COLUMNS];
@@ -202,6 +222,11 @@ static void NAME(columns_var)(const REAL *const *row, int64_t rows, int64_t widt
   for (int64_t j = 0; j < width; j++) {
     double r = (double)rest[j] / (double)rows;
     state t = { .n = rows, .a = (double)a[j] + r, .b = (double)m2[j] - r * r * (double)rows };
+    if (TOO_NARROW(m2[j])) {
+      float column[ROWS];
+      for (int64_t i = 0; i < rows; i++) column[i] = (float)row[i][j];
+      t = wide_deviations(column, rows);
+    }
     merge(VAR, false, &s[j], &t);
   }
 }
@@ -232,6 +257,7 @@ static void NAME(merge_columns)(kind k, const void *const *from, int64_t rows, i
     case ANY: NAME(columns_any)(row, rows, width, s); return;
     case ALL: NAME(columns_all)(row, rows, width, s); return;
 #if !INTEGER
+    case SQUARES: NAME(columns_squares)(row, rows, width, s); return;
     case VAR: NAME(columns_var)(row, rows, width, s); return;
     case LOGSUMEXP: NAME(columns_logsumexp)(row, rows, width, s); return;
 #endif

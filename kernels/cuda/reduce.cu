@@ -1,4 +1,4 @@
-/* sum, mean, var, prod, max, min, argmax, argmin, any, all, logsumexp. The view comes with the reduced dimensions
+/* sum, mean, norm, var, std, prod, max, min, argmax, argmin, any, all, logsumexp. The view comes with the reduced dimensions
  * last. */
 #include "reduce.cuh"
 
@@ -64,6 +64,20 @@ struct by_plus { /* a few elements are added in their own type first */
 struct by_times {
   template <class X> using within = double;
   template <class T> TY_DEVICE_MEMBER static T join(T a, T b) { return a * b; }
+};
+
+/* ---- the root of the squares, which are taken in f64: those of an f32 may not fit another ---- */
+
+template <class From> struct root_of_squares {
+  typedef From X;
+  typedef double S;
+  TY_DEVICE_MEMBER S start() const { return 0; }
+  template <int N, int V> TY_DEVICE_MEMBER void add(S &s, const X *x, int64_t, int64_t) const {
+#pragma unroll
+    for (int j = 0; j < N; j++) s += static_cast<double>(x[j]) * static_cast<double>(x[j]);
+  }
+  TY_DEVICE_MEMBER void join(S &s, const S &t) const { s += t; }
+  TY_DEVICE_MEMBER void store(void *out, int dtype, int64_t i, const S &s) const { store_real(out, dtype, i, sqrt(s)); }
 };
 
 /* ---- extremes: the smallest is the largest of what is turned round ---- */
@@ -165,6 +179,7 @@ template <class From> struct variance {
     double mean, squares, n; /* squares: of the deviations */
   };
   double correction;
+  bool root; /* std */
   TY_DEVICE_MEMBER S start() const { return { 0, 0, 0 }; }
   TY_DEVICE_MEMBER void join(S &s, const S &t) const {
     if (t.n == 0) return;
@@ -172,6 +187,17 @@ template <class From> struct variance {
     s.squares += t.squares + d * d * (s.n * share);
     s.mean += d * share;
     s.n = n;
+  }
+  /* Of floats whose squares do not fit a float. */
+  template <int N> TY_DEVICE_MEMBER static S wide_deviations(const X *x) {
+    double mean = 0, squares = 0;
+    for (int j = 0; j < N; j++) mean += static_cast<double>(x[j]);
+    mean /= N;
+    for (int j = 0; j < N; j++) {
+      const double d = static_cast<double>(x[j]) - mean;
+      squares += d * d;
+    }
+    return { mean, squares, N };
   }
   template <int N, int V> TY_DEVICE_MEMBER void add(S &s, const X *x, int64_t, int64_t) const {
     const X mean = tree<N>(x, ty_plus<X>{}) * static_cast<X>(1.0 / N);
@@ -182,12 +208,17 @@ template <class From> struct variance {
       squares += d * d;
       rest += d;
     }
+    if (sizeof(X) == sizeof(float) && !(squares > X(0x1p-100f) && squares < std::numeric_limits<X>::infinity())) {
+      join(s, wide_deviations<N>(x));
+      return;
+    }
     double r = static_cast<double>(rest) / N;
     join(s, { static_cast<double>(mean) + r, static_cast<double>(squares) - r * r * N, N });
   }
   TY_DEVICE_MEMBER void store(void *out, int dtype, int64_t i, const S &s) const {
-    double n = s.n - correction;
-    store_real(out, dtype, i, s.n == 0 ? std::numeric_limits<double>::quiet_NaN() : s.squares / (n > 0 ? n : 0));
+    const double n = s.n - correction;
+    const double y = s.n == 0 ? std::numeric_limits<double>::quiet_NaN() : s.squares / (n > 0 ? n : 0);
+    store_real(out, dtype, i, root ? sqrt(y) : y);
   }
 };
 
@@ -246,4 +277,7 @@ TY_CUDA_KERNEL(all) { return reduce_run<reduce_bits, 1>(k, found{ true, true });
 
 TY_CUDA_KERNEL(logsumexp) { return reduce_floats<log_sum_exp>(k, "logsumexp"); }
 
-TY_CUDA_KERNEL(var) { return reduce_floats<variance>(k, "var", static_cast<const ty_p_reduce *>(k->params)->a); }
+static double correction_of(const ty_kernel_args *k) { return static_cast<const ty_p_reduce *>(k->params)->a; }
+TY_CUDA_KERNEL(var) { return reduce_floats<variance>(k, "var", correction_of(k), false); }
+TY_CUDA_KERNEL(std) { return reduce_floats<variance>(k, "std", correction_of(k), true); }
+TY_CUDA_KERNEL(norm) { return reduce_floats<root_of_squares>(k, "norm"); }

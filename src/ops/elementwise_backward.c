@@ -169,14 +169,20 @@ static bool share(ty_vjp *c, bool larger) {
 bool vjp_maximum(ty_vjp *c) { return share(c, true); }
 bool vjp_minimum(ty_vjp *c) { return share(c, false); }
 
+static ty_value magnitude(ty_value v) {
+  return v.kind == TY_TENSOR ? ty_value_of_tensor(ty_abs(v.t)) : ty_value_of_float(fabs(number(v)));
+}
+
+/* (y, -x) / (x^2 + y^2), by coordinates relative to the larger, whose squares are in range; 0 at the origin. */
 bool vjp_atan2(ty_vjp *c) {
   ty_value x = c->arg[0], y = c->arg[1];
-  /* one of the two may be a number */
-  ty_value x2 = x.kind == TY_TENSOR ? ty_value_of_tensor(ty_square(x.t)) : ty_value_of_float(number(x) * number(x));
-  ty_value y2 = y.kind == TY_TENSOR ? ty_value_of_tensor(ty_square(y.t)) : ty_value_of_float(number(y) * number(y));
-  ty_tensor *scaled = ty_div(G(c), ty_add(x2, y2));
-  if (c->need[0]) c->dx[0] = ty_mul(scaled, y);
-  if (c->need[1]) c->dx[1] = ty_neg(ty_mul(scaled, x));
+  ty_tensor *reach = ty_detach(ty_maximum(magnitude(x), magnitude(y))), *origin = ty_eq(reach, 0);
+  ty_tensor *plain = ty_logical_or(ty_operand(origin), ty_operand(ty_isinf(reach))), *u, *v, *scaled;
+  reach = ty_where(plain, 1.0, reach);
+  u = ty_div(x, reach), v = ty_div(y, reach);
+  scaled = ty_div(ty_div(G(c), ty_where(origin, 1.0, ty_add(ty_square(u), ty_square(v)))), reach);
+  if (c->need[0]) c->dx[0] = ty_where(origin, 0.0, ty_mul(scaled, v));
+  if (c->need[1]) c->dx[1] = ty_where(origin, 0.0, ty_neg(ty_mul(scaled, u)));
   return true;
 }
 

@@ -132,7 +132,9 @@ bool vjp_linear_cross_entropy_fused(ty_vjp *c) {
   ty_tensor *t = ty_neg(ty_cross_entropy_backward(ones, ty_detach(logits), target, ones, a->class_weight.t,
                                                   a->ignore_index.i, a->label_smoothing.f, true));
   ty_tensor *d = ty_sub(ty_mul(ty_sum(t, TY_INTS(1), true, TY_DTYPE_DEFAULT), ty_softmax(logits, 1)), t);
-  d = ty_mul(d, ty_mul(ty_to(g, sums), share(a, sums)));
+  /* The share is infinite in the mean of no rows. */
+  ty_tensor *ignored = ty_eq(ty_unsqueeze(target, 1), a->ignore_index.i);
+  d = ty_mul(d, ty_where(ignored, 0.0, ty_mul(ty_to(g, sums), share(a, sums))));
   if (c->need[0]) c->dx[0] = ty_matmul(d, ty_to(weight, sums));
   if (c->need[1]) c->dx[1] = ty_matmul(ty_transpose(d, 0, 1), ty_to(x, sums));
   return true;

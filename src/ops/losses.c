@@ -159,6 +159,7 @@ bool vjp_cross_entropy_rows(ty_vjp *c) {
     ty_tensor *d = ty_neg(t);
     if (!a->log_probs.i)
       d = ty_sub(ty_mul(ty_sum(t, TY_INTS(1), true, TY_DTYPE_DEFAULT), ty_softmax(ty_to(x, wide(x)), 1)), t);
+    g = ty_where(ty_eq(target, ignore), 0.0, g); /* which is infinite in the mean of no rows */
     c->dx[0] = ty_mul(ty_unsqueeze(g, 1), d);
   }
   if (c->g[1] && !a->log_probs.i) { /* the log-sum-exp was used by itself */

@@ -77,10 +77,7 @@ bool fwd_var(ty_call *c) {
   return check_mask(c, 1, &mask) && reduce_as(c, mask, a->keepdim.i, ty_dtype_of(a->x.t), a->correction.f);
 }
 
-bool fwd_std(ty_call *c) {
-  const ty_std_args *a = TY_ARGS(std, c);
-  return ty_out_set(c, 0, ty_sqrt(ty_var(a->x.t, a->dims.is, a->correction.f, a->keepdim.i)));
-}
+bool fwd_std(ty_call *c) { return fwd_var(c); }
 
 /* Ops that need at least one element to choose from. */
 static bool choose(ty_call *c, ty_dtype dtype) {
@@ -98,6 +95,19 @@ bool fwd_min(ty_call *c) { return choose(c, ty_dtype_of(c->arg[0].t)); }
 bool fwd_argmax(ty_call *c) { return choose(c, TY_I64); }
 bool fwd_argmin(ty_call *c) { return choose(c, TY_I64); }
 
+/* What halves are computed in where roundings or the range between the steps would show. */
+static ty_tensor *widened(ty_tensor *x) { return x && ty_is_half(ty_dtype_of(x)) ? ty_to(x, TY_F32) : x; }
+
+/* (sum(x^p))^(1/p) for x >= 0, which is taken relative to the element that counts most: powers leave the range soon. */
+static ty_tensor *power_norm(ty_tensor *x, double p, ty_ints dims, bool keep) {
+  if (!x || x->v.count == 0) return ty_pow(ty_sum(x, dims, keep, TY_DTYPE_DEFAULT), 1 / p);
+  ty_tensor *top = p > 0 ? ty_max(x, dims, true) : ty_min(x, dims, true);
+  ty_tensor *usable = ty_logical_and(ty_operand(ty_gt(top, 0)), ty_operand(ty_isfinite(top)));
+  top = ty_where(usable, top, 1.0);
+  ty_tensor *y = ty_mul(ty_pow(ty_sum(ty_pow(ty_div(x, top), p), dims, true, TY_DTYPE_DEFAULT), 1 / p), top);
+  return keep ? y : ty_squeeze(y, dims);
+}
+
 bool fwd_norm(ty_call *c) {
   const ty_norm_args *a = TY_ARGS(norm, c);
   ty_ints dims = a->dims.is;
@@ -107,12 +117,12 @@ bool fwd_norm(ty_call *c) {
   uint32_t mask;
   if (!check_mask(c, 2, &mask)) return false;
   if (isnan(p)) return ty_op_fail(c, TY_EINVAL, "p: expected a number, got NaN");
-  if (p == 2) y = ty_sqrt(ty_sum(ty_square(x), dims, keep, TY_DTYPE_DEFAULT));
-  else if (p == 1) y = ty_sum(ty_abs(x), dims, keep, TY_DTYPE_DEFAULT);
+  if (p == 2) return reduce_as(c, mask, keep, ty_dtype_of(x), 0);
+  if (p == 1) y = ty_sum(ty_abs(x), dims, keep, TY_DTYPE_DEFAULT);
   else if (p == INFINITY) y = ty_max(ty_abs(x), dims, keep);
   else if (p == -INFINITY) y = ty_min(ty_abs(x), dims, keep);
   else if (p == 0) y = ty_sum(ty_to(ty_ne(x, 0), ty_dtype_of(x)), dims, keep, TY_DTYPE_DEFAULT);
-  else y = ty_pow(ty_sum(ty_pow(ty_abs(x), p), dims, keep, TY_DTYPE_DEFAULT), 1 / p);
+  else y = ty_to(power_norm(ty_abs(widened(x)), p, dims, keep), ty_dtype_of(x));
   return ty_out_set(c, 0, y);
 }
 
@@ -161,6 +171,17 @@ bool vjp_var(ty_vjp *c) {
   return true;
 }
 
+/* (x - mean) / (y (n - correction)); 0 for equal elements, where the deviation has a kink. */
+bool vjp_std(ty_vjp *c) {
+  const ty_std_args *a = TY_ARGS(std, c);
+  double n = reduced_count(c, a->dims.is) - a->correction.f;
+  ty_tensor *x = widened(a->x.t), *y = with_ones(c, widened(c->out[0]), a->dims.is);
+  ty_tensor *equal = ty_eq(y, 0), *ratio = ty_div(ty_sub(x, ty_mean(x, a->dims.is, true)), ty_where(equal, 1.0, y));
+  ratio = ty_where(equal, 0.0, ratio);
+  c->dx[0] = ty_mul(ratio, ty_mul(with_ones(c, widened(c->g[0]), a->dims.is), 1 / (n > 0 ? n : 0)));
+  return true;
+}
+
 bool vjp_logsumexp(ty_vjp *c) {
   const ty_logsumexp_args *a = TY_ARGS(logsumexp, c);
   ty_tensor *weight = ty_exp(ty_sub(a->x.t, with_ones(c, c->out[0], a->dims.is)));
@@ -168,12 +189,44 @@ bool vjp_logsumexp(ty_vjp *c) {
   return true;
 }
 
+/* 1 for the elements of x that equal the extreme y, shared among them. */
+static ty_tensor *shares_of(ty_tensor *x, ty_tensor *y, ty_ints dims) {
+  ty_tensor *reached = ty_to(ty_eq(x, ty_detach(y)), ty_dtype_of(x));
+  return ty_div(reached, ty_sum(reached, dims, true, TY_DTYPE_DEFAULT));
+}
+
 /* max and min: shared equally among the elements that reach the extreme. */
 bool vjp_extreme(ty_vjp *c) {
   const ty_max_args *a = TY_ARGS(max, c);
-  ty_tensor *reached = ty_to(ty_eq(a->x.t, ty_detach(with_ones(c, c->out[0], a->dims.is))), ty_dtype_of(a->x.t));
-  ty_tensor *count = ty_sum(reached, a->dims.is, true, TY_DTYPE_DEFAULT);
-  c->dx[0] = ty_mul(ty_div(reached, count), with_ones(c, c->g[0], a->dims.is));
+  ty_tensor *shares = shares_of(a->x.t, with_ones(c, c->out[0], a->dims.is), a->dims.is);
+  c->dx[0] = ty_mul(shares, with_ones(c, c->g[0], a->dims.is));
+  return true;
+}
+
+/* sign(x) (|x| / y)^(p - 1); 0 where y, and for p < 1 where x is 0: the kinks of the norm. */
+bool vjp_norm(ty_vjp *c) {
+  const ty_norm_args *a = TY_ARGS(norm, c);
+  ty_ints dims = a->dims.is;
+  double p = a->p.f;
+  ty_tensor *x = widened(a->x.t), *g = with_ones(c, widened(c->g[0]), dims), *y, *slope;
+  if (p == 0) {
+    c->dx[0] = ty_zeros_like(x, TY_DTYPE_DEFAULT);
+    return true;
+  }
+  if (p == 1) {
+    c->dx[0] = ty_mul(ty_sign(x), g);
+    return true;
+  }
+  y = with_ones(c, widened(c->out[0]), dims);
+  if (isinf(p)) {
+    c->dx[0] = ty_mul(ty_mul(ty_sign(x), shares_of(ty_abs(x), y, dims)), g);
+    return true;
+  }
+  ty_tensor *kink = ty_eq(y, 0);
+  if (p < 1) kink = ty_logical_or(ty_operand(kink), ty_operand(ty_eq(x, 0)));
+  ty_tensor *ratio = ty_div(x, ty_where(kink, 1.0, y));
+  slope = p == 2 ? ratio : ty_mul(ty_sign(x), ty_pow(ty_where(kink, 1.0, ty_abs(ratio)), p - 1));
+  c->dx[0] = ty_mul(ty_where(kink, 0.0, slope), g);
   return true;
 }
 

@@ -15,7 +15,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
 
   P(sum, PLAIN, reduce) P(mean, PLAIN, reduce) P(var, PLAIN, reduce) P(prod, PLAIN, reduce) P(max, PLAIN, reduce)
   P(min, PLAIN, reduce) P(argmax, PLAIN, reduce) P(argmin, PLAIN, reduce) P(any, PLAIN, reduce) P(all, PLAIN, reduce)
-  P(logsumexp, PLAIN, reduce)
+  P(logsumexp, PLAIN, reduce) P(std, PLAIN, reduce) P(norm, PLAIN, reduce)
 
   P(quantize_columns, PLAIN, dim)
 

@@ -152,19 +152,42 @@ return function(row, T)
       { T { 2, 3, values = { 1, inf, 2, nan, 1, 1 } }, 1, grad = false },
     }
   end
-  row("var", { cases = variance_cases(), ref = spread(false), errors = dim_errors(), big = big "var" })
-  row("std", { cases = variance_cases(), ref = spread(true), errors = dim_errors(), big = big "std" })
+  -- Squares that the dtype does not hold, of a deviation that it does: rows, columns, several blocks.
+  local function extreme_cases()
+    local list = {}
+    for _, range in ipairs { { 300, { "f16", "bf16", "f32", "f64" } }, { 1e30, { "bf16", "f32", "f64" } } } do
+      local s = range[1]
+      local few, many = { s, -2 * s, 3 * s, 4 * s, -5 * s, 2 * s }, {}
+      for i = 1, 1800 do many[i] = few[i % 6 + 1] end
+      list[#list + 1] = { T { 2, 3, values = few }, 1, grad = false, dtypes = range[2] }
+      list[#list + 1] = { T { 18, 100, values = many }, 0, grad = false, dtypes = range[2] }
+      list[#list + 1] = { T { 1800, values = many }, 0, grad = false, dtypes = range[2] }
+    end
+    return list
+  end
 
+  row("var", { cases = variance_cases(), ref = spread(false), errors = dim_errors(), big = big "var" })
+  local deviation_cases = variance_cases()
+  table.move(extreme_cases(), 1, 6, #deviation_cases + 1, deviation_cases)
+  row("std", { cases = deviation_cases, ref = spread(true), errors = dim_errors(), big = big "std" })
+
+  local norm_cases = {
+    { T { 3, 4 } }, { T { 3, 4, avoid = { 0 } }, 1 },
+    { T { 2, 3, 4 }, 2, { 0, 2 } }, { T { 2, 3 }, 2, { 1 }, true }, { T { 2, 3, avoid = { 0 } }, 3, 0 },
+    { T { 2, 3, avoid = { 0 } }, 1.5 }, { T { 3, 4, distinct = true, range = { 0.2, 3 } }, inf, 1 },
+    { T { 3, 4, distinct = true, range = { 0.2, 3 } }, -inf, 0 }, { T { 2, 3, values = { 0, 1, 2, 0, 0, 3 } }, 0, 1,
+      grad = false },
+    { T { 0, 3 }, 2, 0, grad = false }, { T { 4 }, opts = { dims = { 0 }, keepdim = true } }, { T { avoid = { 0 } } },
+    { T { 3, 5, avoid = { 0 } }, opts = { p = 1 } }, { T { 2, 3, avoid = { 0 } }, -1, 1 },
+    { T { 3, 2, avoid = { 0 } }, 0.5, 0, true },
+  }
+  for _, case in ipairs(extreme_cases()) do
+    norm_cases[#norm_cases + 1] = { case[1], 2, case[2], grad = false, dtypes = case.dtypes }
+    norm_cases[#norm_cases + 1] = { case[1], 3, case[2], grad = false, dtypes = case.dtypes }
+    norm_cases[#norm_cases + 1] = { case[1], -2, case[2], grad = false, dtypes = case.dtypes }
+  end
   row("norm", {
-    cases = {
-      { T { 3, 4 } }, { T { 3, 4, avoid = { 0 } }, 1 },
-      { T { 2, 3, 4 }, 2, { 0, 2 } }, { T { 2, 3 }, 2, { 1 }, true }, { T { 2, 3, avoid = { 0 } }, 3, 0 },
-      { T { 2, 3, avoid = { 0 } }, 1.5 }, { T { 3, 4, distinct = true, range = { 0.2, 3 } }, inf, 1 },
-      { T { 3, 4, distinct = true, range = { 0.2, 3 } }, -inf, 0 }, { T { 2, 3, values = { 0, 1, 2, 0, 0, 3 } }, 0, 1,
-        grad = false },
-      { T { 0, 3 }, 2, 0, grad = false }, { T { 4 }, opts = { dims = { 0 }, keepdim = true } }, { T { avoid = { 0 } } },
-      { T { 3, 5, avoid = { 0 } }, opts = { p = 1 } },
-    },
+    cases = norm_cases,
     ref = function(x, p, dims, keepdim)
       local opts = type(p) == "table" and p or type(keepdim) == "table" and keepdim or nil
       if opts then

@@ -29,19 +29,26 @@ end
 
 local vector_kinds = { dim = "an integer", p = "a number >= 0", eps = "a finite number >= 0" }
 
+-- Of halves in f32: their own range has no room for the eps.
+local function normalized(x, p, dim, eps)
+  if x.dtype == "f16" or x.dtype == "bf16" then x = x:to "f32" end
+  return x / x:norm(p, dim, true):clamp(eps)
+end
+
 --- x divided by its p-norm along `dim` (default the last), at least eps. options: p (2), dim (-1), eps (1e-12).
 function F.normalize(x, options)
   local o = read("normalize", options, { p = 2, dim = -1, eps = 1e-12 }, vector_kinds)
   expect("normalize", "x", x, "a tensor")
-  return x / ty.norm(x, o.p, o.dim, true):clamp(o.eps)
+  return normalized(x, o.p, o.dim, o.eps):to(x.dtype)
 end
 
---- Cosine of the angle between x and y along `dim` (default the last).
+--- Cosine of the angle between x and y along `dim` (default the last). options: dim (-1).
 function F.cosine_similarity(x, y, options)
   local dim = read("cosine_similarity", options, { dim = -1 }, vector_kinds).dim
   expect("cosine_similarity", "x", x, "a tensor")
   expect("cosine_similarity", "y", y, "a tensor")
-  return (F.normalize(x, { dim = dim, eps = 1e-8 }) * F.normalize(y, { dim = dim, eps = 1e-8 })):sum(dim)
+  local cosine = (normalized(x, 2, dim, 1e-8) * normalized(y, 2, dim, 1e-8)):sum(dim)
+  return x.dtype == y.dtype and cosine:to(x.dtype) or cosine
 end
 
 --- max(0, margin + |anchor - positive| - |anchor - negative|) on rows [n, width]. options: margin (1), reduction.
