@@ -9,8 +9,8 @@ local M = {}
 
 local function family_of(config, path)
   local families = require "tycho.models.families"
-  local class = families.find(config)
-  if class then return class end
+  local class, unknown = families.find(config)
+  if class then return { class, unknown } end
   local names = {}
   for name in pairs(families.by_model_type) do names[#names + 1] = name end
   table.sort(names)
@@ -109,17 +109,16 @@ end
 
 local function shape_text(t) return "[" .. table.concat(t.shape, ", ") .. "]" end
 
-local function ignored(model, name)
-  for _, list in ipairs { model.ignored, model.ignored_too or {} } do
-    for _, pattern in ipairs(list) do
-      if name:find(pattern) then return true end
-    end
+local function listed(name, patterns)
+  for _, pattern in ipairs(patterns or {}) do
+    if name:find(pattern) then return true end
   end
   return false
 end
 
--- Our names for those of the file: prefixes of other packagings taken off, single names by the family.
-local function renamed(model, state)
+-- Our names for those of the file: prefixes of other packagings taken off, single names by the family. What belongs to
+-- heads that the model does not have is noted in the report; where the config asks for an unknown class it stays.
+local function renamed(model, state, report)
   local ours, known, result, from = {}, model:state_dict(), {}, {}
   for name in pairs(known) do ours[name] = true end
   for name, tensor in pairs(state) do
@@ -131,7 +130,10 @@ local function renamed(model, state)
       if not ours[new] and ours[prefix .. new] then new = prefix .. new end
     end
     if not ours[new] then new = model:rename(new) end
-    if new and not (ignored(model, name) and not ours[new]) then
+    local other = new and not ours[new]
+    if other and not report.unknown and listed(name, model.other_heads) then
+      table.insert(report.left_out, name)
+    elseif new and not (other and (listed(name, model.ignored) or listed(name, model.ignored_too))) then
       if result[new] then
         local pair = { from[new], name }
         table.sort(pair)
@@ -145,18 +147,21 @@ end
 
 --- Puts tensors into a model by name. Where dtype and device are those of the file the model then stands on the file's
 -- mapped pages. options: strict (true: anything missing, unexpected or misshapen is an error), dtype, device, check
--- (false; true: NaN and infinities are an error, which reads all of the file).
----@return table report  lists missing, unexpected, misshapen, not_finite
+-- (false; true: NaN and infinities are an error, which reads all of the file), unknown (the architecture that the
+-- config asks for, where the model is not of it).
+---@return table report  lists missing, unexpected, misshapen, not_finite, left_out (heads of other classes); unknown
 function M.assign(model, state, options)
   options = arguments.read("hub.assign", options, { strict = true, dtype = arguments.none, device = arguments.none,
-    check = false }, { dtype = "a string", device = "a string" })
+    check = false, unknown = arguments.none }, { dtype = "a string", device = "a string", unknown = "a string" })
   arguments.expect("hub.assign", "model", model, "a module")
   arguments.expect("hub.assign", "state", state, "a table")
   if not model.prefixes then
     arguments.fail("hub.assign: model: expected a network of tycho.models, got %s", arguments.describe(model))
   end
-  local report = { missing = {}, unexpected = {}, misshapen = {}, not_finite = {} }
-  state = renamed(model, state)
+  local report = { missing = {}, unexpected = {}, misshapen = {}, not_finite = {}, left_out = {},
+    unknown = options.unknown }
+  state = renamed(model, state, report)
+  table.sort(report.left_out)
   local seen, changes = {}, {}
   base.walk_state(model, function(kind, name, tensor, owner, key)
     if kind == "buffer" and not owner._buffers[key] then return end
@@ -180,7 +185,11 @@ function M.assign(model, state, options)
   table.sort(report.unexpected)
   local bad = #report.not_finite
   if options.strict ~= false then bad = bad + #report.missing + #report.unexpected + #report.misshapen end
-  if bad > 0 then error("the weights do not fit the model\n" .. report_text(report), 0) end
+  if bad > 0 then
+    local why = report.unknown and (": the config's architecture is %s, which is not known; the model is a %s"):format(
+      report.unknown, getmetatable(model).__name) or ""
+    error(("the weights do not fit the model%s\n%s"):format(why, report_text(report)), 0)
+  end
   for _, change in ipairs(changes) do
     local t = change.source
     if options.dtype and t:is_floating_point() then t = t:to(options.dtype) end
@@ -225,8 +234,8 @@ end
 --- A published model: a folder with config.json, a weights file beside one, or a GGUF file. options: dtype (default:
 -- the file's), device, strict (true), check (false: NaN and infinities are not looked for), config (changes of
 -- config.json's keys), weights (false: as the family initialises them). The model comes in evaluation mode;
--- model.report says what did not fit where strict is false, model.config.unknown which keys of the config were not
--- understood.
+-- model.report says what did not fit where strict is false and which heads of the file the model does not have
+-- (left_out), model.config.unknown which keys of the config were not understood.
 ---@param path string
 ---@param options? table
 ---@return LanguageModel
@@ -243,14 +252,15 @@ function M.load(path, options)
   if not packed and not ty.io.stat(config_path) then error(("llm.load: %s has no config.json"):format(folder), 2) end
   local config = packed and packed.config or guard(config_path, read_json, config_path)
   for key, value in pairs(o.config or {}) do config[key] = value end
-  local class = guard(config_path, family_of, config, "config.json")
+  local class, unknown = table.unpack(guard(config_path, family_of, config, "config.json"), 1, 2)
   local state = o.weights and (packed and packed.state or guard(path, M.weights, path))
   config.model_type = config.model_type or class.model_type
   local model = guard(config_path, ty.nn.with_defaults, { device = state and "meta" or o.device,
     dtype = not state and o.dtype or nil }, function() return class:from_config(config, state) end)
   if state then
     model.report = guard(path, M.assign, model, state,
-      { strict = o.strict, dtype = o.dtype or packed and packed.dtype, device = o.device, check = o.check })
+      { strict = o.strict, dtype = o.dtype or packed and packed.dtype, device = o.device, check = o.check,
+        unknown = unknown })
     model.interleaved = packed and packed.interleaved or nil
   end
   local generation = folder .. "/generation_config.json"

@@ -1,6 +1,7 @@
 --- BERT: a bidirectional encoder, also for sentence embeddings. Devlin et al. 2019, "BERT: Pre-training of Deep
 -- Bidirectional Transformers"; Reimers and Gurevych 2019, "Sentence-BERT". Parameter names as published.
 local ty = require "tycho"
+local classifier = require "tycho.models.classifier"
 local configs = require "tycho.models.config"
 local layers = require "tycho.models.layers"
 local LanguageModel = require "tycho.models.model"
@@ -25,14 +26,15 @@ end
 local SelfAttention = nn.module "BertSelfAttention"
 
 function SelfAttention:init(config)
-  self.heads = config.num_attention_heads
+  self.heads, self.causal = config.num_attention_heads, config.is_decoder == true
   for _, name in ipairs { "query", "key", "value" } do
     self[name] = layers.linear(config.hidden_size, config.hidden_size, true, config.initializer_range)
   end
 end
 
 function SelfAttention:forward(x, mask)
-  return nn.attention(self.query(x), self.key(x), self.value(x), { heads = self.heads, mask = mask })
+  return nn.attention(self.query(x), self.key(x), self.value(x),
+    { heads = self.heads, mask = mask, causal = self.causal })
 end
 
 -- The published names nest: attention.self, attention.output.
@@ -114,6 +116,7 @@ local function read(given)
     error(("Bert: position_embedding_type '%s' is not supported; absolute is"):format(
       config.position_embedding_type), 0)
   end
+  if config.add_cross_attention == true then error("Bert: add_cross_attention = true is not supported", 0) end
   return config
 end
 
@@ -126,7 +129,7 @@ end
 local Bert = nn.module("Bert", LanguageModel)
 Bert.model_type, Bert.architecture = "bert", "BertModel"
 Bert.prefixes = { "bert." }
-Bert.ignored_too = { "^cls%.", "^classifier%.", "^qa_outputs%." } -- heads of other classes
+Bert.other_heads = { "^cls%.", "^classifier%.", "^qa_outputs%." }
 Bert.rename = rename
 
 --- config: the keys of config.json. pooler (true): with the layer over the first token.
@@ -184,7 +187,8 @@ end
 
 function Bert:loss() error("Bert: the encoder alone has no loss; take BertForMaskedLM", 2) end
 
--- cls.predictions.{transform.{dense, LayerNorm}, bias}: the head over the token embedding.
+-- cls.predictions.{transform.{dense, LayerNorm}, bias}: the head over the token embedding; untied it has weights of its
+-- own, decoder, and its bias there, but for files that have it under the old name.
 local Transform = nn.module "BertTransform"
 
 function Transform:init(config)
@@ -199,27 +203,41 @@ end
 
 local Predictions = nn.module "BertPredictions"
 
-function Predictions:init(config)
+function Predictions:init(config, old_bias)
+  local tied = config.tie_word_embeddings
   self.transform = Transform(config)
-  self.bias = require("tycho.nn.options").parameter({ config.vocab_size }, nn.init.zeros)
+  if not tied then
+    self.decoder = layers.linear(config.hidden_size, config.vocab_size, not old_bias, config.initializer_range)
+  end
+  if tied or old_bias then
+    self.bias = require("tycho.nn.options").parameter({ config.vocab_size }, nn.init.zeros)
+  end
 end
 
 local Head = nn.module "BertHead"
 
-function Head:init(config) self.predictions = Predictions(config) end
+function Head:init(...) self.predictions = Predictions(...) end
 
 ---@class BertForMaskedLM: LanguageModel
 local BertForMaskedLM = nn.module("BertForMaskedLM", LanguageModel)
 BertForMaskedLM.model_type, BertForMaskedLM.architecture = "bert", "BertForMaskedLM"
 BertForMaskedLM.rename = rename
-BertForMaskedLM.ignored_too = { "^cls%.predictions%.decoder%.", "^cls%.seq_relationship%.", "^bert%.pooler%." }
+BertForMaskedLM.other_heads = { "^cls%.seq_relationship%.", "^bert%.pooler%." }
 
---- config: the keys of config.json.
+--- config: the keys of config.json. old_bias (false): of an untied head, as files that are older have it.
 ---@param config table
-function BertForMaskedLM:init(config)
+function BertForMaskedLM:init(config, old_bias)
   self.bert = Bert(config, false)
   self.config = self.bert.config
-  self.cls = Head(self.config)
+  self.cls = Head(self.config, old_bias)
+  local tied = self.config.tie_word_embeddings
+  self.ignored_too = { tied and "^cls%.predictions%.decoder%." or "^cls%.predictions%.bias$" } -- are there twice
+end
+
+function BertForMaskedLM.from_config(class, config, state)
+  config = configs.untied(config, state, { "cls.predictions.decoder.weight" },
+    { "bert.embeddings.word_embeddings.weight" })
+  return class(config, state and state["cls.predictions.decoder.bias"] == nil)
 end
 
 --- Logits [n, t, vocabulary]; options as for Bert.
@@ -227,7 +245,8 @@ end
 ---@return Tensor logits
 function BertForMaskedLM:forward(tokens, options)
   local head = self.cls.predictions
-  return ty.linear(head.transform(self.bert(tokens, options)), self.bert.embeddings.word_embeddings.weight, head.bias)
+  local weight = (head.decoder or self.bert.embeddings.word_embeddings).weight
+  return ty.linear(head.transform(self.bert(tokens, options)), weight, head.bias or head.decoder.bias)
 end
 
 --- Mean cross entropy of the labels [n, t] (-100: not counted).
@@ -239,4 +258,55 @@ end
 --- As Bert:embed().
 function BertForMaskedLM:embed(tokens, options) return self.bert:embed(tokens, options) end
 
-return { Bert = Bert, BertForMaskedLM = BertForMaskedLM }
+---@class BertLMHeadModel: BertForMaskedLM
+local BertLMHeadModel = nn.module("BertLMHeadModel", BertForMaskedLM)
+BertLMHeadModel.architecture = "BertLMHeadModel"
+
+--- Mean cross entropy of the token after each one: targets [n, t] are the tokens one place on (-100: not counted), by
+-- default those of `tokens` itself.
+---@return Tensor loss
+function BertLMHeadModel:loss(tokens, targets, options) return LanguageModel.loss(self, tokens, targets, options) end
+
+-- A class with the encoder and one linear layer over it, which the file calls `name`. spec: pooled (true: over the
+-- pooler's output, one judgement of each text), outputs(config), loss(logits, labels, config).
+local function judge(architecture, name, spec)
+  local class = nn.module(architecture, LanguageModel)
+  class.model_type, class.architecture, class.rename = "bert", architecture, rename
+  class.other_heads = not spec.pooled and { "^bert%.pooler%." } or {}
+
+  function class:init(config)
+    self.bert = Bert(config, spec.pooled or false)
+    self.config = self.bert.config
+    self.dropout = nn.Dropout(self.config.classifier_dropout or self.config.hidden_dropout_prob)
+    self[name] = layers.linear(self.config.hidden_size, spec.outputs(self.config), true, self.config.initializer_range)
+  end
+
+  function class:forward(tokens, options)
+    local x = self.bert(tokens, options)
+    if spec.pooled then x = self.bert.pooler(x:select(1, 0)) end
+    return self[name](self.dropout(x))
+  end
+
+  function class:loss(tokens, labels, options)
+    return spec.loss(self:forward(tokens, options), labels, self.config)
+  end
+
+  function class:generate() error(architecture .. ": a classifier generates no text", 2) end
+
+  return class
+end
+
+return {
+  Bert = Bert, BertForMaskedLM = BertForMaskedLM, BertLMHeadModel = BertLMHeadModel,
+  --- Logits [n, labels] of texts.
+  BertForSequenceClassification = judge("BertForSequenceClassification", "classifier",
+    { pooled = true, outputs = configs.labels, loss = classifier.loss }),
+  --- Logits [n, t, labels] of tokens.
+  BertForTokenClassification = judge("BertForTokenClassification", "classifier",
+    { outputs = configs.labels, loss = classifier.loss }),
+  --- Logits [n, t, 2] of where an answer begins and where it ends; its labels are i64 [n, 2].
+  BertForQuestionAnswering = judge("BertForQuestionAnswering", "qa_outputs",
+    { outputs = function() return 2 end, loss = function(logits, labels)
+      return nn.cross_entropy(logits:transpose(1, 2):flatten(0, 1), labels:flatten())
+    end }),
+}

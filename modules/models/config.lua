@@ -23,11 +23,11 @@ local kinds = {
 local general = {}
 for name in ([[model_type architectures transformers_version torch_dtype dtype _name_or_path use_cache return_dict
   output_attentions output_hidden_states initializer_range initializer_factor pad_token_id bos_token_id eos_token_id
-  sep_token_id cls_token_id decoder_start_token_id is_decoder is_encoder_decoder add_cross_attention tie_encoder_decoder
-  chunk_size_feed_forward id2label label2id problem_type pretraining_tp gradient_checkpointing task_specific_params
-  attn_implementation n_ctx n_positions summary_type summary_use_proj summary_activation summary_proj_to_labels
-  summary_first_dropout output_past cross_attention_hidden_size torchscript pruned_heads tokenizer_class prefix
-  auto_map]])
+  sep_token_id cls_token_id decoder_start_token_id is_decoder is_encoder_decoder add_cross_attention
+  tie_encoder_decoder chunk_size_feed_forward id2label label2id num_labels problem_type pretraining_tp
+  gradient_checkpointing task_specific_params attn_implementation n_ctx n_positions summary_type summary_use_proj
+  summary_activation summary_proj_to_labels summary_first_dropout output_past cross_attention_hidden_size torchscript
+  pruned_heads tokenizer_class prefix auto_map]])
   :gmatch "%S+" do general[name] = true end
 
 --- The fields of a configuration from `given`. fields: name -> { kind, default }; without a default the field must be
@@ -87,6 +87,42 @@ function M.divides(who, config, divisor, number)
   if config[number] % config[divisor] ~= 0 then
     error(("%s: %s %d must divide %s %d"):format(who, divisor, config[divisor], number, config[number]), 0)
   end
+end
+
+--- The config with tie_word_embeddings = false where a file has a head that is not its embedding, whatever the config
+-- says: as transformers does. heads, embeddings: the names that they may have.
+---@param given table
+---@param state? table<string, Tensor>
+function M.untied(given, state, heads, embeddings)
+  local function named(names)
+    for _, name in ipairs(names) do
+      if state[name] then return state[name] end
+    end
+  end
+  local head, embedding = state and named(heads), state and named(embeddings)
+  if given.tie_word_embeddings == false or not head or not embedding or not head:is_floating_point() then
+    return given
+  end
+  local same = table.concat(head.shape, " ") == table.concat(embedding.shape, " ") and head.dtype == embedding.dtype
+    and head:eq(embedding):all():item()
+  if same then return given end
+  local config = {}
+  for key, value in pairs(given) do config[key] = value end
+  config.tie_word_embeddings = false
+  return config
+end
+
+--- How many labels a classifier's config has: transformers writes them as id2label, and 2 by leaving them out.
+function M.labels(config)
+  local count = 0
+  for _ in pairs(type(config.id2label) == "table" and config.id2label or {}) do count = count + 1 end
+  if count > 0 then return count end
+  local given = config.num_labels
+  if given == nil or given == ty.io.null then return 2 end
+  if not kinds.few[2](given) then
+    error(("config key 'num_labels' must be %s, got %s"):format(kinds.few[1], tostring(given)), 0)
+  end
+  return math.tointeger(given)
 end
 
 -- Activations by their names in config.json, as ty.glu and ty.linear call them.

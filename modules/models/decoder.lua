@@ -55,11 +55,23 @@ function Decoder:init(given)
   self.context = config.max_position_embeddings
   self.rotary = rotary.new(who, config, config.head_dim)
   self.model = Body(config, family)
+  self:make_head(config.hidden_size, config)
+end
+
+--- Makes what head() needs besides the body.
+function Decoder:make_head(width, config)
   if config.tie_word_embeddings then
     self.ignored_too = { "^lm_head%.weight$" } -- some files have it twice
   else
-    self.lm_head = layers.linear(config.hidden_size, config.vocab_size)
+    self.lm_head = layers.linear(width, config.vocab_size)
   end
+end
+
+function Decoder.from_config(class, config, state)
+  if config.tie_word_embeddings then
+    config = configs.untied(config, state, { "lm_head.weight" }, { "model.embed_tokens.weight", "embed_tokens.weight" })
+  end
+  return class(config)
 end
 
 --- Options of layers.Attention by a config; `window` as the layer has it.

@@ -1,32 +1,46 @@
 --- Which class a config.json asks for.
 local M = {}
 
-local lazily = {}
-
 --- model_type -> file of the family.
 M.by_model_type = { gpt2 = "gpt2", llama = "llama", mistral = "mistral", qwen2 = "qwen2", qwen3 = "qwen3",
   mixtral = "mixtral", gla = "gla", bert = "bert", t5 = "t5" }
 
--- Where one model_type has several classes, or a config has no model_type, `architectures` decides.
-lazily.bert = function(config)
-  local bert = require "tycho.models.bert"
-  local name = type(config.architectures) == "table" and config.architectures[1]
-  return (name == "BertForMaskedLM" or name == "BertForPreTraining") and bert.BertForMaskedLM or bert.Bert
+-- Of decoders with other heads, by what follows the family's name.
+local tasks = { ForSequenceClassification = "sequences", ForTokenClassification = "tokens" }
+local decoders = { gpt2 = true, llama = true, mistral = true, qwen2 = true, qwen3 = true, mixtral = true }
+
+-- The class of a family for one of config.json's `architectures`; nil when it has none of that name.
+local function by_architecture(kind, name)
+  if kind == "bert" then
+    local bert = require "tycho.models.bert"
+    return name == "BertForPreTraining" and bert.BertForMaskedLM or name == "BertModel" and bert.Bert or bert[name]
+  end
+  local class = require("tycho.models." .. M.by_model_type[kind])
+  if name == class.architecture then return class end
+  local task = decoders[kind] and tasks[name:match "For%u.*$"]
+  return task and require("tycho.models.classifier")[task](class)
 end
 
---- The class for a config, or nil.
+--- The class for a config, or nil. An architecture that the family does not have comes second: the class is then that
+-- of its language model, or of the encoder alone.
+---@return table? class
+---@return string? unknown
 function M.find(config)
+  local name = type(config.architectures) == "table" and config.architectures[1]
+  if type(name) ~= "string" then name = nil end
   local kind = config.model_type
-  if kind == nil and type(config.architectures) == "table" then
-    local name = tostring(config.architectures[1]):lower()
+  if kind == nil and name then
     for model_type in pairs(M.by_model_type) do
-      local rest = name:match("^" .. model_type .. "(.*)$")
+      local rest = name:lower():match("^" .. model_type .. "(.*)$")
       if rest and not rest:find "^%d" then kind = model_type end
     end
   end
-  if lazily[kind] then return lazily[kind](config) end
   local file = M.by_model_type[kind]
-  return file and require("tycho.models." .. file)
+  if not file then return nil end
+  local class = name and by_architecture(kind, name)
+  if class then return class end
+  class = require("tycho.models." .. file)
+  return kind == "bert" and class.Bert or class, name
 end
 
 return M

@@ -87,21 +87,21 @@ local GPT2 = nn.module("GPT2", LanguageModel)
 GPT2.model_type, GPT2.architecture = "gpt2", "GPT2LMHeadModel"
 GPT2.prefixes = { "transformer." }
 GPT2.published_prefix = "transformer." -- of the names of modules in transformers, which adapters go by
-GPT2.ignored_too = { "^lm_head%.weight$" } -- is the token embedding
 
 --- options: vocabulary (50257), context (1024), width (768), layers (12), heads (12), dropout (0, in training),
 -- embedding_dropout (as dropout), attention_dropout (0, of the weights of attention), inner (4 * width), activation
--- ("gelu_new"), eps (1e-5). The defaults are the smallest published size, 124M parameters. The head is the
--- token embedding.
+-- ("gelu_new"), eps (1e-5), tie (true: the head is the token embedding). The defaults are the smallest published size,
+-- 124M parameters.
 function GPT2:init(options)
   local o = nn.options("GPT2", options, { vocabulary = 50257, context = 1024, width = 768, layers = 12, heads = 12,
     dropout = 0, embedding_dropout = nn.none, attention_dropout = 0, inner = nn.none, activation = "gelu_new",
-    eps = 1e-5, scale_attn_weights = true, scale_attn_by_inverse_layer_idx = false, config = nn.none })
+    eps = 1e-5, tie = true, scale_attn_weights = true, scale_attn_by_inverse_layer_idx = false, config = nn.none })
   if o.width % o.heads ~= 0 then error(("GPT2: heads %d must divide width %d"):format(o.heads, o.width), 3) end
   o.inner, o.embedding_dropout = o.inner or 4 * o.width, o.embedding_dropout or o.dropout
   self.config = o.config or { vocab_size = o.vocabulary, n_positions = o.context, n_embd = o.width, n_layer = o.layers,
     n_head = o.heads, n_inner = o.inner, activation_function = o.activation, layer_norm_epsilon = o.eps,
     resid_pdrop = o.dropout, embd_pdrop = o.embedding_dropout, attn_pdrop = o.attention_dropout,
+    tie_word_embeddings = o.tie,
     scale_attn_weights = o.scale_attn_weights, scale_attn_by_inverse_layer_idx = o.scale_attn_by_inverse_layer_idx }
   o.activation = configs.activation("GPT2", o.activation)
   self.context, self.heads, self.width = o.context, o.heads, o.width
@@ -111,11 +111,22 @@ function GPT2:init(options)
   self.h = nn.ModuleList {}
   for i = 1, o.layers do self.h:append(Block(o, i)) end
   self.ln_f = nn.LayerNorm(o.width, { eps = o.eps })
+  self:make_head(o.width, self.config)
+end
+
+--- Makes what head() needs besides the body.
+function GPT2:make_head(width, config)
+  if config.tie_word_embeddings then
+    self.ignored_too = { "^lm_head%.weight$" } -- some files have it twice
+  else
+    self.lm_head = layers.linear(width, config.vocab_size)
+  end
 end
 
 --- The model of a published config.json.
 function GPT2.from_config(class, given, state)
   local none = configs.none
+  given = configs.untied(given, state, { "lm_head.weight" }, { "transformer.wte.weight", "wte.weight" })
   local c = configs.read("GPT2", given, {
     vocab_size = { "count" }, n_positions = { "count" }, n_embd = { "count" }, n_layer = { "few" },
     n_head = { "count" }, n_inner = { "count", none }, activation_function = { "text", "gelu_new" },
@@ -126,7 +137,7 @@ function GPT2.from_config(class, given, state)
   configs.divides("GPT2", c, "n_head", "n_embd")
   local model = class { vocabulary = c.vocab_size, context = c.n_positions, width = c.n_embd, layers = c.n_layer,
     heads = c.n_head, dropout = c.resid_pdrop, embedding_dropout = c.embd_pdrop, attention_dropout = c.attn_pdrop,
-    inner = c.n_inner, activation = c.activation_function, eps = c.layer_norm_epsilon,
+    inner = c.n_inner, activation = c.activation_function, eps = c.layer_norm_epsilon, tie = c.tie_word_embeddings,
     scale_attn_weights = c.scale_attn_weights, config = c,
     scale_attn_by_inverse_layer_idx = c.scale_attn_by_inverse_layer_idx }
   for name, module in model:named_modules() do
@@ -177,7 +188,9 @@ function GPT2:hidden(tokens, options)
 end
 
 --- Logits of hidden states.
-function GPT2:head(hidden) return ty.linear(hidden, self.wte.weight) end
+function GPT2:head(hidden)
+  return self.lm_head and self.lm_head(hidden) or ty.linear(hidden, self.wte.weight)
+end
 
 --- tokens i64 [n, t] to logits [n, t, vocabulary]. options: cache (from model:cache(), without gradients: the tokens
 -- follow those of the calls before), mask (bool or i64 [n, t], 0: padding, on the left), cu_seqlens, longest and

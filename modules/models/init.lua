@@ -11,6 +11,10 @@
 return require "tycho.lazy" ({}, {
   -- language models
   Bert = { "tycho.models.bert", "Bert" }, BertForMaskedLM = { "tycho.models.bert", "BertForMaskedLM" },
+  BertForQuestionAnswering = { "tycho.models.bert", "BertForQuestionAnswering" },
+  BertForSequenceClassification = { "tycho.models.bert", "BertForSequenceClassification" },
+  BertForTokenClassification = { "tycho.models.bert", "BertForTokenClassification" },
+  BertLMHeadModel = { "tycho.models.bert", "BertLMHeadModel" }, classifier = "tycho.models.classifier",
   GLA = "tycho.models.gla", GPT2 = "tycho.models.gpt2", Llama = "tycho.models.llama", Mistral = "tycho.models.mistral",
   Mixtral = "tycho.models.mixtral", Qwen2 = "tycho.models.qwen2", Qwen3 = "tycho.models.qwen3", T5 = "tycho.models.t5",
   -- pictures

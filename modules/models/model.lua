@@ -10,6 +10,10 @@ local LanguageModel = nn.module "LanguageModel"
 LanguageModel.ignored = { "%.attn%.bias$", "%.attn%.masked_bias$", "rotary_emb%.inv_freq$", "%.position_ids$",
   "^position_ids$" }
 
+--- Names that belong to the heads of other classes: loading leaves them out and says so in its report, unless the
+-- config asks for a class that is not known.
+LanguageModel.other_heads = {}
+
 --- Prefixes of published names that ours lack.
 LanguageModel.prefixes = {}
 

@@ -110,9 +110,10 @@ end
 -- Keys of config.json for the architectures that are not like Llama: configs[architecture](get, tensors, metadata).
 local configs = {}
 
-function configs.gpt2(get)
+function configs.gpt2(get, tensors)
   return { n_positions = get "context_length", n_embd = get "embedding_length", n_layer = get "block_count",
     n_head = get "attention.head_count", n_inner = get "feed_forward_length",
+    tie_word_embeddings = tensors["output.weight"] == nil,
     layer_norm_epsilon = get "attention.layer_norm_epsilon" }
 end
 
