@@ -249,6 +249,24 @@ function BertForMaskedLM:forward(tokens, options)
   return ty.linear(head.transform(self.bert(tokens, options)), weight, head.bias or head.decoder.bias)
 end
 
+function BertForMaskedLM:tied()
+  return not self.cls.predictions.decoder and self.bert.embeddings.word_embeddings or nil
+end
+
+--- The bias goes to the head's own place for it.
+function BertForMaskedLM:set_head(head)
+  local config = { tie_word_embeddings = false }
+  for _, key in ipairs { "vocab_size", "hidden_size", "initializer_range", "layer_norm_eps", "hidden_act" } do
+    config[key] = self.config[key]
+  end
+  local before, after = self.cls.predictions, nn.with_defaults({ device = "meta" }, Head, config)
+  after.predictions.transform = before.transform
+  rawset(after.predictions.decoder, "weight", head.weight)
+  rawset(after.predictions.decoder, "bias", before.bias)
+  self.cls = after
+  self.ignored_too = { "^cls%.predictions%.bias$" }
+end
+
 --- Mean cross entropy of the labels [n, t] (-100: not counted).
 ---@return Tensor loss
 function BertForMaskedLM:loss(tokens, labels, options)

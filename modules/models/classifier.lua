@@ -31,6 +31,8 @@ local function define(base, task, name, bias)
 
   function class:head(hidden) return self[name](hidden) end
 
+  function class:tied() return nil end
+
   function class:loss(tokens, labels, options)
     return M.loss(self:forward(tokens, options), labels, self.config)
   end

@@ -126,6 +126,8 @@ function Decoder:hidden(tokens, options)
   return x
 end
 
+function Decoder:tied() return not self.lm_head and self.model.embed_tokens or nil end
+
 --- Logits of hidden states.
 function Decoder:head(hidden)
   return self.lm_head and self.lm_head(hidden) or ty.linear(hidden, self.model.embed_tokens.weight)

@@ -194,6 +194,8 @@ function GLA:hidden(tokens, options)
   return x
 end
 
+function GLA:tied() return not self.lm_head and self.model.embeddings or nil end
+
 --- Logits of hidden states.
 function GLA:head(hidden)
   return self.lm_head and self.lm_head(hidden) or ty.linear(hidden, self.model.embeddings.weight)

@@ -187,6 +187,8 @@ function GPT2:hidden(tokens, options)
   return self.ln_f(layers.tail(x, 1, last))
 end
 
+function GPT2:tied() return not self.lm_head and self.wte or nil end
+
 --- Logits of hidden states.
 function GPT2:head(hidden)
   return self.lm_head and self.lm_head(hidden) or ty.linear(hidden, self.wte.weight)

@@ -80,6 +80,33 @@ function LanguageModel:published_config()
   return config
 end
 
+--- The embedding whose weights are those of the head, too; nil where the head has its own.
+---@return Module?
+function LanguageModel:tied() return nil end
+
+--- Gives a head that is tied to an embedding weights of its own, equal to the embedding's and frozen where these are,
+-- so that one can change without the other; config.tie_word_embeddings is false afterwards. A head that is not tied
+-- stays as it is. Returns the model.
+---@return LanguageModel model
+function LanguageModel:untie()
+  local embedding = self:tied()
+  if not embedding then return self end
+  local weight = embedding.weight
+  local head = nn.with_defaults({ device = "meta" }, nn.Linear, weight.shape[2], weight.shape[1], { bias = false })
+  rawset(head, "weight", ty.keep(ty.no_grad(weight.clone, weight):detach()))
+  if weight.requires_grad then head.weight:requires_grad_() end
+  rawset(self, "ignored_too", nil)
+  self:set_head(head)
+  self.config.tie_word_embeddings = false
+  if not self.training then self:eval() end
+  ty.core.program.renew()
+  return self
+end
+
+--- Puts a linear layer without a bias, which head() then goes through, where the files have it.
+---@param head Linear
+function LanguageModel:set_head(head) self.lm_head = head end
+
 --- What generation begins with: the first tokens [n, t] whose successors are wanted, their mask, and a function of
 -- tokens and mask that gives the logits [n, vocabulary] of the token after them. An encoder and decoder begins anew
 -- here.

@@ -221,6 +221,8 @@ function T5:hidden(tokens, options)
   return stack.dropout(stack.final_layer_norm(x)) * self.scale
 end
 
+function T5:tied() return not self.lm_head and self.shared or nil end
+
 --- Logits of hidden states.
 function T5:head(hidden)
   return self.lm_head and self.lm_head(hidden) or ty.linear(hidden, self.shared.weight)

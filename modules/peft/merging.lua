@@ -29,7 +29,8 @@ end
 -- block-quantized ones are encoded again, which takes more than rounding does), check (a function of the model that
 -- returns a tensor, called before and after). Returns a report, made for print: modules, max_change and mean_change (of
 -- the weights), max_error and mean_error (what rounding to the weights' dtype took), by_module (the same by name) and,
--- with check, output = { max, mean } (how far its result moved).
+-- with check, output = { max, mean } (how far its result moved). An adapter of an embedding that is the head as well
+-- is an error: model:untie() makes them two.
 ---@param model Module
 ---@param options? {keep?: boolean, dtype?: string, check?: fun(model: Module): Tensor}
 ---@return table report
@@ -38,6 +39,14 @@ function M.merge(model, options)
   local o = nn.options(who, options, { keep = true, check = nn.none, dtype = nn.none })
   local record = adapter.of(who, model)
   if record.merged then error(who .. ": the adapter is merged already", 2) end
+  local tied = type(model.tied) == "function" and model:tied()
+  for _, layer in ipairs(record.layers) do
+    if layer.module == tied then
+      error(("%s: %s: expected an embedding that is not the head as well, got a tied one: the adapter is the "
+        .. "embedding's alone, and merging would change the logits; model:untie() gives the head weights of its own")
+        :format(who, layer.name), 2)
+    end
+  end
   local before = o.check and ty.no_grad(o.check, model)
   local report = setmetatable({ modules = #record.layers, by_module = {}, max_change = 0, mean_change = 0,
     max_error = 0, mean_error = 0 }, Report)

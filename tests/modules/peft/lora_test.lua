@@ -210,6 +210,35 @@ check.test("weights beside the adapter", function()
   check.ok(same(logits(peft.remove(model), want.tokens), plain), "removed, to the bit")
 end)
 
+-- The adapter is the embedding's alone, and a tied head must not follow it.
+check.test("an embedding that is the head as well is merged once the head has weights of its own", function()
+  local embeddings = { gpt2 = "wte", llama3 = "embed_tokens", bert = "word_embeddings", t5 = "shared" }
+  for name, target in pairs(embeddings) do
+    local model = base(name)
+    local function run(m)
+      local tokens = ty.tensor { { 5, 9, 2, 31 } }
+      return ty.no_grad(function() return m(tokens, name == "t5" and ty.tensor { { 0, 7 } } or nil) end)
+    end
+    local plain = run(model)
+    peft.lora(model, { rank = 2, alpha = 4, targets = { target } })
+    ty.manual_seed(1)
+    for _, p in ipairs(peft.parameters(model)) do p:detach():copy_(ty.randn(p.shape)) end
+    local with = run(model)
+    check.ok((with - plain):abs():max():item() > 1e-2)
+    check.fails(function() peft.merge(model) end, target .. ": expected an embedding that is not the head as well")
+    check.ok(same(run(model), with), name .. " is as it was")
+    model:untie()
+    check.ok(same(run(model), with), name .. " with a head of its own")
+    peft.merge(model)
+    compare(run(model), with, name .. " merged")
+    peft.remove(model)
+    model:save(scratch.file("untied_" .. name))
+    local again = llm.load(scratch.file("untied_" .. name))
+    check.equal({ again.config.tie_word_embeddings, again:tied() }, { false, nil })
+    compare(run(again), with, name .. " merged and saved")
+  end
+end)
+
 check.test("errors", function()
   local model = base "llama"
   local function fails(options, text) check.fails(function() peft.lora(model, options) end, text) end
