@@ -21,7 +21,7 @@ local nn = {
 }
 
 for _, part in ipairs { "layers", "norms", "containers", "activations", "attention", "recurrent",
-  "functional" } do
+  "functional", "positions", "patches", "modulation" } do
   for name, value in pairs(require("tycho.nn." .. part)) do nn[name] = value end
 end
 
