@@ -55,9 +55,9 @@ end
 -- The models by names that bench/peer/models.py knows too.
 local gpt2 = { ["124M"] = {}, tiny = { vocabulary = 101, context = 32, width = 32, layers = 1, heads = 2 } }
 local unet = {
-  ["6M"] = { channels = { 64, 128, 128 }, layers = 2, attention = { false, true, false } },
-  ["36M"] = { channels = { 128, 256, 256, 256 }, layers = 2, attention = { false, true, false, false } },
-  tiny = { channels = { 8, 16 }, layers = 1, attention = { false, true } },
+  ["6M"] = { 64, { channels = 128, attention = true }, 128 },
+  ["36M"] = { 128, { channels = 256, attention = true }, 256, 256 },
+  tiny = { 8, { channels = 16, attention = true } },
 }
 local resnet = {
   ["18"] = {},
@@ -88,9 +88,9 @@ end
 --- The U-Net of DDPM for 32x32 images, AdamW. size: 6M (the default) or 36M parameters.
 function steps.unet(batch, size, on)
   batch, size, on = batch or 16, size or "6M", on or cpu
-  local o, pixels = unet[size], size == "tiny" and 8 or 32
-  local model = require("tycho.diffusion").UNet { in_channels = 3, out_channels = 3, channels = o.channels,
-    layers = o.layers, attention = o.attention, groups = 8, heads = 4, scale_shift = false }
+  local pixels = size == "tiny" and 8 or 32
+  local model = require("tycho.diffusion").UNet { in_channels = 3, out_channels = 3, levels = unet[size],
+    layers = size == "tiny" and 1 or 2, groups = 8, heads = 4, scale_shift = false }
   local shape = { batch, 3, pixels, pixels }
   local inputs = { ty.randn(shape), ty.randn(shape), ty.rand(batch) * 1000 }
   model = place(model, on, inputs)

@@ -1,21 +1,41 @@
 --- Diffusion and flow models: require "tycho.diffusion".
 --
 --     local diffusion = require "tycho.diffusion"
---     local model = diffusion.UNet { channels = { 32, 64 }, classes = 10 }
+--     local model = diffusion.UNet { levels = { 32, { channels = 64, attention = true } }, classes = 10 }
 --     local flow = diffusion.Flow()
---     local loss = flow:loss(model, images, labels)
---     local samples = flow:sample(model, { 16, 1, 8, 8 }, { labels = labels, guidance = 2 })
+--     local loss = flow:loss(model, pictures, { labels = labels })
+--     local samples = flow:sample(model, { 16, 1, 8, 8 }, { condition = { labels = labels }, guidance = 2 })
 --
--- A network is called as model(x, t, labels) with t from 0 to 1000 and has `null_label`, the label that stands for any
--- class.
-local embedding = require "tycho.diffusion.embedding"
+-- A network is called as model(x, t, condition) with t [n] from 0 to 1000 (what the schedule's network_time says) and a
+-- condition as in tycho.diffusion.condition. Everything else is a value of its own, and a method is another value:
+--
+--     schedule    how much of the clean sample and of the noise there is at a time
+--     spacing     which times a sampler visits
+--     prediction  epsilon, sample, v, flow, edm: each from each other
+--     objective   what the network is trained for: times, weighting
+--     solver      one step
+--     guidance    what is made of predictions for several conditions
+--     Sampler     the loop, with parts around its stages
+--
+-- Flow, DDPM and EDM are the usual ones put together.
+local process = require "tycho.diffusion.process"
 
 return {
-  Flow = require "tycho.diffusion.flow",
-  DDPM = require "tycho.diffusion.ddpm",
-  UNet = require "tycho.models.unet",
-  DiT = require "tycho.models.dit",
-  guided = embedding.guided,
-  drop_labels = embedding.drop_labels,
+  Flow = process.Flow,
+  DDPM = process.DDPM,
+  EDM = process.EDM,
+  Objective = require "tycho.diffusion.objective",
+  Sampler = require "tycho.diffusion.sampler",
+  compiled = require "tycho.diffusion.compiled",
+  condition = require "tycho.diffusion.condition",
+  guidance = require "tycho.diffusion.guidance",
   measure = require "tycho.diffusion.measure",
+  prediction = require "tycho.diffusion.prediction",
+  schedule = require "tycho.diffusion.schedule",
+  solver = require "tycho.diffusion.solver",
+  spacing = require "tycho.diffusion.spacing",
+  times = require "tycho.diffusion.times",
+  weighting = require "tycho.diffusion.weighting",
+  DiT = require "tycho.models.dit",
+  UNet = require "tycho.models.unet",
 }

@@ -1,12 +1,8 @@
 --- The diffusion transformer, with the parameter names of the public DiT checkpoints. Peebles and Xie 2023, "Scalable
 -- Diffusion Models with Transformers".
 local ty = require "tycho"
-local embedding = require "tycho.diffusion.embedding"
 
 local nn = ty.nn
-
--- x (1 + scale) + shift, for x [n, t, d] and shift, scale [n, d].
-local function modulate(x, shift, scale) return x * (scale:unsqueeze(1) + 1) + shift:unsqueeze(1) end
 
 local function zero(linear)
   nn.init.zeros(linear.weight)
@@ -61,14 +57,14 @@ function Block:init(width, heads, ratio)
   self.attn = Attention(width, heads)
   self.norm2 = nn.LayerNorm(width, plain)
   self.mlp = Mlp(width, math.floor(width * ratio))
-  self.adaLN_modulation = nn.Sequential(nn.SiLU(), zero(nn.Linear(width, 6 * width)))
+  self.adaLN_modulation = nn.Modulation(width, 6)
 end
 
 -- x [n, t, width], condition [n, width]
 function Block:forward(x, condition)
-  local shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(condition):chunk(6, 1)
-  x = x + gate1:unsqueeze(1) * self.attn(modulate(self.norm1(x), shift1, scale1))
-  return x + gate2:unsqueeze(1) * self.mlp(modulate(self.norm2(x), shift2, scale2))
+  local shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(condition)
+  x = x + gate1:unsqueeze(1) * self.attn(nn.modulate(self.norm1(x), shift1, scale1))
+  return x + gate2:unsqueeze(1) * self.mlp(nn.modulate(self.norm2(x), shift2, scale2))
 end
 
 local FinalLayer = nn.module "FinalLayer"
@@ -76,54 +72,28 @@ local FinalLayer = nn.module "FinalLayer"
 function FinalLayer:init(width, outputs)
   self.norm_final = nn.LayerNorm(width, { elementwise_affine = false, eps = 1e-6 })
   self.linear = zero(nn.Linear(width, outputs))
-  self.adaLN_modulation = nn.Sequential(nn.SiLU(), zero(nn.Linear(width, 2 * width)))
+  self.adaLN_modulation = nn.Modulation(width, 2)
 end
 
 function FinalLayer:forward(x, condition)
-  local shift, scale = self.adaLN_modulation(condition):chunk(2, 1)
-  return self.linear(modulate(self.norm_final(x), shift, scale))
+  local shift, scale = self.adaLN_modulation(condition)
+  return self.linear(nn.modulate(self.norm_final(x), shift, scale))
 end
-
-local PatchEmbed = nn.module "PatchEmbed"
-
-function PatchEmbed:init(channels, width, patch)
-  self.proj = nn.Conv2d(channels, width, patch, { stride = patch })
-  local weight = self.proj.weight -- initialised like a linear layer over the flattened patch
-  local bound = math.sqrt(6 / (channels * patch * patch + width))
-  nn.init.uniform(weight, -bound, bound)
-  nn.init.zeros(self.proj.bias)
-end
-
-function PatchEmbed:forward(x) return self.proj(x):flatten(2):transpose(1, 2) end
 
 local TimestepEmbedder = nn.module "TimestepEmbedder"
 
 function TimestepEmbedder:init(width)
   self.mlp = nn.Sequential(small_normal(nn.Linear(256, width)), nn.SiLU(), small_normal(nn.Linear(width, width)))
-  self:buffer("frequencies", embedding.frequencies(256), { persistent = false })
+  self.frequencies = nn.Sinusoidal(256)
 end
 
-function TimestepEmbedder:forward(t) return self.mlp(embedding.sinusoidal(t, self.frequencies)) end
+function TimestepEmbedder:forward(t) return self.mlp(self.frequencies(t)) end
 
 local LabelEmbedder = nn.module "LabelEmbedder"
 
 function LabelEmbedder:init(classes, width) self.embedding_table = small_normal(nn.Embedding(classes + 1, width)) end
 
 function LabelEmbedder:forward(labels) return self.embedding_table(labels) end
-
--- Fixed sines and cosines of column and row, [1, rows * rows, width].
-local function position_table(width, rows)
-  local quarter = width // 4
-  local omega = (ty.arange(quarter):to "f64" * (-math.log(10000) / quarter)):exp()
-  local steps = ty.arange(rows):to "f64"
-  local function encode(positions) -- [rows * rows] to [rows * rows, width / 2]
-    local angles = positions:unsqueeze(1) * omega:unsqueeze(0)
-    return ty.concat({ angles:sin(), angles:cos() }, 1)
-  end
-  local columns = steps:unsqueeze(0):expand(rows, rows):flatten()
-  local lines = steps:unsqueeze(1):expand(rows, rows):flatten()
-  return ty.concat({ encode(columns), encode(lines) }, 1):to("f32"):unsqueeze(0)
-end
 
 ---@class DiT: Module
 ---@field null_label integer  the label that means "any class"
@@ -135,30 +105,34 @@ function DiT:init(options)
   local o = nn.options("DiT", options, { size = 8, patch = 2, channels = 1, width = 128, depth = 4, heads = 4,
     mlp_ratio = 4, classes = 10, learn_sigma = false })
   if o.size % o.patch ~= 0 then error(("DiT: patch %d must divide size %d"):format(o.patch, o.size), 3) end
-  if o.width % (4 * o.heads) ~= 0 and o.width % 4 ~= 0 then
+  if o.width % 4 ~= 0 or o.width % o.heads ~= 0 then
     error(("DiT: width %d must be a multiple of 4 and of heads %d"):format(o.width, o.heads), 3)
   end
   self.patch, self.rows = o.patch, o.size // o.patch
   self.out_channels = o.learn_sigma and 2 * o.channels or o.channels
   self.null_label = o.classes
-  self.x_embedder = PatchEmbed(o.channels, o.width, o.patch)
+  self.x_embedder = nn.PatchEmbed(o.channels, o.width, o.patch)
   self.t_embedder = TimestepEmbedder(o.width)
   self.y_embedder = LabelEmbedder(o.classes, o.width)
-  self:parameter("pos_embed", position_table(o.width, self.rows))
+  self:parameter("pos_embed", nn.sinusoidal_2d(o.width, self.rows):unsqueeze(0))
   self.blocks = nn.ModuleList {}
   for _ = 1, o.depth do self.blocks:append(Block(o.width, o.heads, o.mlp_ratio)) end
   self.final_layer = FinalLayer(o.width, o.patch * o.patch * self.out_channels)
 end
 
---- x [n, channels, size, size], t [n] from 0 to 1000, labels i64 [n]: [n, out_channels, size, size].
-function DiT:forward(x, t, labels)
-  local condition = self.t_embedder(t) + self.y_embedder(labels)
+--- x [n, channels, size, size], t [n] from 0 to 1000: [n, out_channels, size, size].
+-- condition: labels (i64 [n]; null_label for any class).
+---@param x Tensor
+---@param t Tensor
+---@param condition {labels: Tensor}
+---@return Tensor
+function DiT:forward(x, t, condition)
+  local labels = condition and condition.labels
+  if not labels then error("DiT: condition.labels: expected i64 [n] (null_label for any class), got nil", 2) end
+  local c = self.t_embedder(t) + self.y_embedder(labels)
   x = self.x_embedder(x) + self.pos_embed
-  for _, block in ipairs(self.blocks) do x = block(x, condition) end
-  x = self.final_layer(x, condition) -- [n, rows * rows, patch * patch * out]
-  local n, rows, p = x.shape[1], self.rows, self.patch
-  x = x:reshape(n, rows, rows, p, p, self.out_channels):permute(0, 5, 1, 3, 2, 4)
-  return x:reshape(n, self.out_channels, rows * p, rows * p)
+  for _, block in ipairs(self.blocks) do x = block(x, c) end
+  return nn.unpatchify(self.final_layer(x, c), self.patch, self.rows)
 end
 
 return DiT

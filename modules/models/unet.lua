@@ -1,78 +1,46 @@
---- A U-Net for diffusion, conditioned on time and class, with the parameter names of diffusers' UNet2DModel.
--- Ronneberger et al. 2015; Ho et al. 2020; scale and shift by the time embedding: Dhariwal and Nichol 2021.
+--- A U-Net for diffusion, conditioned on time, class and text, with the parameter names of diffusers' UNet2DModel and
+-- (with a context) UNet2DConditionModel. Ronneberger et al. 2015; Ho et al. 2020; scale and shift by the time
+-- embedding: Dhariwal and Nichol 2021; text by cross-attention: Rombach et al. 2022.
 local ty = require "tycho"
-local embedding = require "tycho.diffusion.embedding"
+local blocks = require "tycho.models.unet_blocks"
 
 local nn = ty.nn
 
-local function zero(module)
-  nn.init.zeros(module.weight)
-  nn.init.zeros(module.bias)
-  return module
-end
-
--- norm, silu, conv, time, norm, silu, conv, and the input beside.
-local ResnetBlock = nn.module "ResnetBlock"
-
-function ResnetBlock:init(inputs, outputs, time, o)
-  self.norm1 = nn.GroupNorm(o.groups, inputs, { activation = "silu" })
-  self.conv1 = nn.Conv2d(inputs, outputs, 3, { padding = 1 })
-  self.time_emb_proj = nn.Linear(time, o.scale_shift and 2 * outputs or outputs)
-  self.norm2 = nn.GroupNorm(o.groups, outputs, { activation = o.scale_shift and "none" or "silu" })
-  self.dropout = nn.Dropout(o.dropout)
-  self.conv2 = zero(nn.Conv2d(outputs, outputs, 3, { padding = 1 }))
-  if inputs ~= outputs then self.conv_shortcut = nn.Conv2d(inputs, outputs, 1) end
-  self.scale_shift = o.scale_shift
-end
-
--- x [n, c, h, w]; time [n, time], already through silu.
-function ResnetBlock:forward(x, time)
-  local h = self.conv1(self.norm1(x))
-  local e = self.time_emb_proj(time):unsqueeze(-1):unsqueeze(-1)
-  if self.scale_shift then
-    local scale, shift = e:chunk(2, 1)
-    h = (self.norm2(h) * (scale + 1) + shift):silu()
-  else
-    h = self.norm2(h + e)
+-- Attention of a level as { heads, depth }, or false. given: false, true or { heads =, head_width =, depth = }.
+local function read_attention(where, given, channels, o)
+  if not given then return false end
+  local a = nn.options("UNet", given ~= true and given or nil, { heads = nn.none, head_width = nn.none, depth = 1 })
+  local heads = a.heads or (a.head_width and channels // a.head_width) or o.heads
+  if heads < 1 or channels % heads ~= 0 then
+    error(("UNet: %s: expected heads that divide %d channels, got %d"):format(where, channels, heads), 4)
   end
-  h = self.conv2(self.dropout(h))
-  return (self.conv_shortcut and self.conv_shortcut(x) or x) + h
+  return { heads = heads, depth = a.depth }
 end
 
--- Self-attention over positions, with the input beside.
-local Attention = nn.module "Attention"
-
-function Attention:init(channels, o)
-  self.heads = o.heads
-  self.group_norm = nn.GroupNorm(o.groups, channels)
-  self.to_q = nn.Linear(channels, channels)
-  self.to_k = nn.Linear(channels, channels)
-  self.to_v = nn.Linear(channels, channels)
-  self.to_out = nn.ModuleList { zero(nn.Linear(channels, channels)) }
+-- The option `levels` as a list of { channels, layers, attention }.
+local function read_levels(o)
+  if type(o.levels) ~= "table" or #o.levels == 0 then
+    error("UNet: levels: expected a list of numbers of channels or tables, got " .. tostring(o.levels), 4)
+  end
+  local result = {}
+  for i, level in ipairs(o.levels) do
+    if math.type(level) == "integer" then level = { channels = level } end
+    local l = nn.options("UNet", level, { channels = nn.none, layers = o.layers, attention = false })
+    local where = ("levels[%d]"):format(i)
+    if math.type(l.channels) ~= "integer" or l.channels < 1 or l.channels % o.groups ~= 0 then
+      error(("UNet: %s.channels: expected a multiple of the %d groups, got %s"):format(where, o.groups,
+        tostring(l.channels)), 4)
+    end
+    l.attention = read_attention(where .. ".attention", l.attention, l.channels, o)
+    result[i] = l
+  end
+  return result
 end
 
-function Attention:forward(x)
-  local shape = x.shape
-  local n, c, h, w = shape[1], shape[2], shape[3], shape[4]
-  local tokens = self.group_norm(x):flatten(2):transpose(1, 2) -- [n, hw, c]
-  local function heads(t) return t:reshape(n, h * w, self.heads, c // self.heads):transpose(1, 2) end
-  local q, k, v = self.to_q(tokens), self.to_k(tokens), self.to_v(tokens)
-  local y = ty.scaled_dot_product_attention(heads(q), heads(k), heads(v))
-  y = self.to_out[1](y:transpose(1, 2):reshape(n, h * w, c))
-  return x + y:transpose(1, 2):reshape(n, c, h, w)
+local function attention_block(channels, attention, o)
+  if o.context > 0 then return blocks.Transformer(channels, attention.heads, attention.depth, o) end
+  return blocks.Attention(channels, attention.heads, o)
 end
-
-local Downsample = nn.module "Downsample"
-
-function Downsample:init(channels) self.conv = nn.Conv2d(channels, channels, 3, { stride = 2, padding = 1 }) end
-
-function Downsample:forward(x) return self.conv(x) end
-
-local Upsample = nn.module "Upsample"
-
-function Upsample:init(channels) self.conv = nn.Conv2d(channels, channels, 3, { padding = 1 }) end
-
-function Upsample:forward(x) return self.conv(ty.interpolate(x, { scale = 2 })) end
 
 -- Residual blocks of one resolution, with attention after each where wanted.
 local Level = nn.module "Level"
@@ -81,25 +49,30 @@ function Level:init(inputs, outputs, time, attention, o)
   self.resnets = nn.ModuleList {}
   if attention then self.attentions = nn.ModuleList {} end
   for _, width in ipairs(inputs) do
-    self.resnets:append(ResnetBlock(width, outputs, time, o))
-    if attention then self.attentions:append(Attention(outputs, o)) end
+    self.resnets:append(blocks.ResnetBlock(width, outputs, time, o))
+    if attention then self.attentions:append(attention_block(outputs, attention, o)) end
   end
 end
 
-function Level:run(i, x, time)
+--- Residual block i and the attention after it.
+function Level:run(i, x, time, context, mask)
   x = self.resnets[i](x, time)
-  return self.attentions and self.attentions[i](x) or x
+  return self.attentions and self.attentions[i](x, context, mask) or x
 end
 
 local Middle = nn.module "Middle"
 
-function Middle:init(channels, time, o)
-  self.attentions = nn.ModuleList { Attention(channels, o) }
-  self.resnets = nn.ModuleList { ResnetBlock(channels, channels, time, o), ResnetBlock(channels, channels, time, o) }
+function Middle:init(channels, time, attention, o)
+  if attention then self.attentions = nn.ModuleList { attention_block(channels, attention, o) } end
+  self.resnets = nn.ModuleList {
+    blocks.ResnetBlock(channels, channels, time, o), blocks.ResnetBlock(channels, channels, time, o),
+  }
 end
 
-function Middle:forward(x, time)
-  return self.resnets[2](self.attentions[1](self.resnets[1](x, time)), time)
+function Middle:forward(x, time, context, mask)
+  x = self.resnets[1](x, time)
+  if self.attentions then x = self.attentions[1](x, context, mask) end
+  return self.resnets[2](x, time)
 end
 
 local TimeEmbedding = nn.module "TimeEmbedding"
@@ -115,16 +88,25 @@ function TimeEmbedding:forward(x) return self.linear_2(self.linear_1(x):silu()) 
 ---@field null_label? integer  the label that means "any class"
 local UNet = nn.module "UNet"
 
---- options: in_channels (1), out_channels (1), channels ({ 32, 64 }: width of each resolution), layers (1: blocks per
--- resolution), attention ({ false, true }), classes (0: unconditional), groups (8), heads (4), dropout (0), scale_shift
--- (true).
+--- options: in_channels (1), out_channels (1);
+-- levels ({ 32, { channels = 64, attention = true } }), one for each resolution: a number of channels, or a table of
+--   channels, layers (residual blocks; that of the U-Net), attention (false; true; or { heads =, head_width =, depth =
+--   } with depth blocks of a transformer where there is a context);
+-- middle (true: attention in the middle, as in the last level where that has some; false; or a table as above);
+-- layers (1) and heads (4) for levels that do not say; classes (0: not conditioned on a class);
+-- context (0; the width of text embeddings: attention is then to the map and to the text);
+-- linear_projection (false: 1x1 convolutions lead into the transformers, as in Stable Diffusion 1);
+-- groups (8), dropout (0), scale_shift (true: the time scales and shifts; false: it is added).
 function UNet:init(options)
-  local o = nn.options("UNet", options, { in_channels = 1, out_channels = 1, channels = { 32, 64 }, layers = 1,
-    attention = { false, true }, classes = 0, groups = 8, heads = 4, dropout = 0, scale_shift = true })
-  local first, levels = o.channels[1], #o.channels
+  local o = nn.options("UNet", options, { in_channels = 1, out_channels = 1,
+    levels = { 32, { channels = 64, attention = true } }, middle = true, layers = 1, heads = 4, classes = 0,
+    context = 0, linear_projection = false, groups = 8, dropout = 0, scale_shift = true })
+  local levels = read_levels(o)
+  local first, last = levels[1].channels, levels[#levels]
   local time = 4 * first
-  self.levels, self.layers = levels, o.layers
-  self:buffer("frequencies", embedding.frequencies(first), { persistent = false })
+  local middle = o.middle == true and last.attention or read_attention("middle", o.middle, last.channels, o)
+  self.context = o.context
+  self.time_proj = nn.Sinusoidal(first)
   self.conv_in = nn.Conv2d(o.in_channels, first, 3, { padding = 1 })
   self.time_embedding = TimeEmbedding(first, time)
   if o.classes > 0 then
@@ -134,52 +116,75 @@ function UNet:init(options)
 
   self.down_blocks = nn.ModuleList {}
   local skips, width = { first }, first
-  for i, channels in ipairs(o.channels) do
+  for i, l in ipairs(levels) do
     local inputs = {}
-    for layer = 1, o.layers do
-      inputs[layer] = layer == 1 and width or channels
-      skips[#skips + 1] = channels
+    for layer = 1, l.layers do
+      inputs[layer] = layer == 1 and width or l.channels
+      skips[#skips + 1] = l.channels
     end
-    local level = Level(inputs, channels, time, o.attention[i], o)
-    if i < levels then
-      level.downsamplers = nn.ModuleList { Downsample(channels) }
-      skips[#skips + 1] = channels
+    local level = Level(inputs, l.channels, time, l.attention, o)
+    if i < #levels then
+      level.downsamplers = nn.ModuleList { blocks.Downsample(l.channels) }
+      skips[#skips + 1] = l.channels
     end
     self.down_blocks:append(level)
-    width = channels
+    width = l.channels
   end
 
-  self.mid_block = Middle(width, time, o)
+  self.mid_block = Middle(width, time, middle, o)
 
   self.up_blocks = nn.ModuleList {}
-  for i = levels, 1, -1 do
-    local channels, inputs = o.channels[i], {}
-    for layer = 1, o.layers + 1 do
-      inputs[layer] = (layer == 1 and width or channels) + table.remove(skips)
+  for i = #levels, 1, -1 do
+    local l, inputs = levels[i], {}
+    for layer = 1, l.layers + 1 do
+      inputs[layer] = (layer == 1 and width or l.channels) + table.remove(skips)
     end
-    local level = Level(inputs, channels, time, o.attention[i], o)
-    if i > 1 then level.upsamplers = nn.ModuleList { Upsample(channels) } end
+    local level = Level(inputs, l.channels, time, l.attention, o)
+    if i > 1 then level.upsamplers = nn.ModuleList { blocks.Upsample(l.channels) } end
     self.up_blocks:append(level)
-    width = channels
+    width = l.channels
   end
 
   self.conv_norm_out = nn.GroupNorm(o.groups, first, { activation = "silu" })
-  self.conv_out = zero(nn.Conv2d(first, o.out_channels, 3, { padding = 1 }))
+  self.conv_out = blocks.zero(nn.Conv2d(first, o.out_channels, 3, { padding = 1 }))
 end
 
---- x [n, in_channels, h, w], t [n] from 0 to 1000, labels i64 [n] (with classes): [n, out_channels, h, w].
-function UNet:forward(x, t, labels)
-  local time = self.time_embedding(embedding.sinusoidal(t, self.frequencies))
+-- Embeddings [n, t, context] and mask [n, t] (bool, true: seen) of the condition's text.
+local function read_text(self, condition, n)
+  if self.context == 0 then return nil, nil end
+  local text = condition and condition.text
+  local embeddings = text and text.embeddings
+  if not embeddings then
+    error(("UNet: condition.text.embeddings: expected [%d, tokens, %d], got nil"):format(n, self.context), 3)
+  end
+  local shape = embeddings.shape
+  if #shape ~= 3 or shape[1] ~= n or shape[3] ~= self.context then
+    error(("UNet: condition.text.embeddings: expected [%d, tokens, %d], got [%s]"):format(n, self.context,
+      table.concat(shape, ", ")), 3)
+  end
+  return embeddings, text.mask
+end
+
+--- x [n, in_channels, h, w], t [n] from 0 to 1000: [n, out_channels, h, w].
+-- condition: labels (i64 [n]; null_label for any class), text = { embeddings [n, tokens, context], mask [n, tokens] }.
+---@param x Tensor
+---@param t Tensor
+---@param condition? table
+---@return Tensor
+function UNet:forward(x, t, condition)
+  local time = self.time_embedding(self.time_proj(t))
   if self.class_embedding then
-    if not labels then error("UNet: this model needs labels (null_label for any class)", 2) end
+    local labels = condition and condition.labels
+    if not labels then error("UNet: condition.labels: expected i64 [n] (null_label for any class), got nil", 2) end
     time = time + self.class_embedding(labels)
   end
+  local context, mask = read_text(self, condition, x.shape[1])
   time = time:silu()
   local h = self.conv_in(x)
   local skips = { h }
   for _, level in ipairs(self.down_blocks) do
-    for i = 1, self.layers do
-      h = level:run(i, h, time)
+    for i = 1, #level.resnets do
+      h = level:run(i, h, time, context, mask)
       skips[#skips + 1] = h
     end
     if level.downsamplers then
@@ -187,10 +192,15 @@ function UNet:forward(x, t, labels)
       skips[#skips + 1] = h
     end
   end
-  h = self.mid_block(h, time)
+  h = self.mid_block(h, time, context, mask)
   for _, level in ipairs(self.up_blocks) do
-    for i = 1, self.layers + 1 do h = level:run(i, ty.concat({ h, table.remove(skips) }, 1), time) end
-    if level.upsamplers then h = level.upsamplers[1](h) end
+    for i = 1, #level.resnets do
+      h = level:run(i, ty.concat({ h, table.remove(skips) }, 1), time, context, mask)
+    end
+    if level.upsamplers then
+      local beside = skips[#skips].shape
+      h = level.upsamplers[1](h, { beside[3], beside[4] })
+    end
   end
   return self.conv_out(self.conv_norm_out(h))
 end

@@ -36,7 +36,9 @@ local flow = diffusion.Flow()
 local function train(seed, out, resume)
   local model
   if args.model == "unet" then
-    model = diffusion.UNet { channels = { args.width, 2 * args.width }, classes = 10, dropout = 0.1 }
+    model = diffusion.UNet {
+      levels = { args.width, { channels = 2 * args.width, attention = true } }, classes = 10, dropout = 0.1,
+    }
   else
     model = diffusion.DiT { width = 4 * args.width, classes = 10 }
   end
@@ -60,7 +62,7 @@ local function train(seed, out, resume)
   end
   local logger = ty.train.Logger(out, { resume = start })
   for step, batch, log in ty.train.steps(loader, args.steps, { start = start, title = "flow", logger = logger }) do
-    local loss = flow:loss(model:train(), batch.image, batch.label)
+    local loss = flow:loss(model:train(), batch.image, { labels = batch.label })
     opt:step(loss)
     ema:update()
     losses[step] = loss:item()
@@ -104,7 +106,7 @@ for i, seed in ipairs(r.seeds) do
   local model, losses = train(seed, out, args.resume and (i == 1 or "auto")) -- a break leaves later seeds unbegun
   local began = r:seconds()
   local samples = flow:sample(model, { args.samples, 1, 8, 8 },
-    { labels = labels:to(r.device), guidance = args.guidance, steps = args.sample_steps }):clamp(-1, 1):to "cpu"
+    { condition = { labels = labels:to(r.device) }, guidance = args.guidance, steps = args.sample_steps }):clamp(-1, 1):to "cpu"
   r:say("%d images in %.1f s", args.samples, r:seconds() - began)
   local name = i == 1 and r:picture "samples.png" or out .. "/samples.png"
   ty.plot.grid(samples:narrow(0, 0, math.min(100, args.samples)), { columns = 10, scale = 5, invert = true }):save(name)

@@ -167,11 +167,11 @@ end)
 check.test("the UNet of the digits: numbers and memory", function()
   local diffusion = require "tycho.diffusion"
   local function make()
-    local model = diffusion.UNet { channels = { 8, 16 }, classes = 10, dropout = 0.1 }
+    local model = diffusion.UNet { levels = { 8, { channels = 16, attention = true } }, classes = 10, dropout = 0.1 }
     local flow = diffusion.Flow()
     local optimizer = optim.AdamW(model:parameters(), { lr = 2e-3, clip_norm = 1.0 })
     return function(x, y)
-      local loss = flow:loss(model, x, y)
+      local loss = flow:loss(model, x, { labels = y })
       optimizer:step(loss)
       return loss
     end, state_of(model)

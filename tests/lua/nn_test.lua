@@ -196,11 +196,11 @@ end)
 check.test("PyTorch: the U-Net has diffusers' names and results", function()
   local diffusion = require "tycho.diffusion"
   for _, shift in ipairs { "default", "scale_shift" } do
-    local model = fill(diffusion.UNet { channels = { 8, 16 }, classes = 10, groups = 4, heads = 2,
-      scale_shift = shift == "scale_shift" })
+    local model = fill(diffusion.UNet { levels = { 8, { channels = 16, attention = true } }, classes = 10, groups = 4,
+      heads = 2, scale_shift = shift == "scale_shift" })
     check.equal(model:count_parameters(), fixture["unet_" .. shift .. "/parameters"]:item(), "parameters")
     local x = wave({ 2, 1, 8, 8 }, 7, 1):to "f32"
-    near(model:eval()(x, ty.tensor { 10.0, 700.0 }, ty.tensor { 3, 10 }), "unet_" .. shift .. "/out", 1e-4)
+    near(model:eval()(x, ty.tensor { 10.0, 700.0 }, { labels = ty.tensor { 3, 10 } }), "unet_" .. shift .. "/out", 1e-4)
   end
 end)
 
@@ -218,7 +218,7 @@ check.test("the diffusion transformer has the public names", function()
   local count = 0
   for _ in pairs(state) do count = count + 1 end
   check.equal(count, 2 + 4 + 1 + 1 + 2 * 10 + 4, "nothing else")
-  local y = model(ty.randn(2, 1, 8, 8), ty.tensor { 1.0, 500.0 }, ty.tensor { 0, 10 })
+  local y = model(ty.randn(2, 1, 8, 8), ty.tensor { 1.0, 500.0 }, { labels = ty.tensor { 0, 10 } })
   check.equal(y.shape, { 2, 1, 8, 8 })
   check.equal(y:abs():max():item(), 0.0, "starts at zero")
   -- Column positions come first; position 0 is sin 0 = 0, cos 0 = 1.

@@ -1,0 +1,16 @@
+--- Solvers: one step from a point to the next. A solver is a value with
+--
+--     start(run)                          the state of one run, any table (may be left out)
+--     step(prediction, to, run, state)    x at the point `to`
+--
+-- where prediction.x is x at prediction.point, prediction:as(kind) what is predicted there ("epsilon", "sample", "v",
+-- "flow"), run:predict(x, point) evaluates once more, run:noise(x) draws noise like x. Tensors that the state keeps
+-- over steps are taken out of the step's scope with ty.keep. A new solver is a file beside these.
+return {
+  ddim = require "tycho.diffusion.solver.ddim",
+  ddpm = require "tycho.diffusion.solver.ddpm",
+  euler = require "tycho.diffusion.solver.euler",
+  heun = require "tycho.diffusion.solver.heun",
+  dpmpp_2m = require "tycho.diffusion.solver.dpmpp_2m",
+  frame = require "tycho.diffusion.solver.frame",
+}
