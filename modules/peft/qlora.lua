@@ -1,7 +1,6 @@
 --- QLoRA: adapters on a frozen model whose linear weights are 4-bit codes. Dettmers et al. 2023, "QLoRA: Efficient
 -- Finetuning of Quantized LLMs".
 local ty = require "tycho"
-local arguments = require "tycho.arguments"
 local adapter = require "tycho.peft.adapter"
 local weights = require "tycho.quant.weights"
 

@@ -105,8 +105,9 @@ for i, seed in ipairs(r.seeds) do
   ty.manual_seed(seed)
   local model, losses = train(seed, out, args.resume and (i == 1 or "auto")) -- a break leaves later seeds unbegun
   local began = r:seconds()
-  local samples = flow:sample(model, { args.samples, 1, 8, 8 },
-    { condition = { labels = labels:to(r.device) }, guidance = args.guidance, steps = args.sample_steps }):clamp(-1, 1):to "cpu"
+  local samples = flow:sample(model, { args.samples, 1, 8, 8 }, {
+    condition = { labels = labels:to(r.device) }, guidance = args.guidance, steps = args.sample_steps,
+  }):clamp(-1, 1):to "cpu"
   r:say("%d images in %.1f s", args.samples, r:seconds() - began)
   local name = i == 1 and r:picture "samples.png" or out .. "/samples.png"
   ty.plot.grid(samples:narrow(0, 0, math.min(100, args.samples)), { columns = 10, scale = 5, invert = true }):save(name)
