@@ -1,6 +1,6 @@
 -- The op tests: every op of the table against its row in tests/ops/*.lua. See tests/ops/harness and CONTRIBUTING.md.
 --
---   tycho tests/run_ops.lua [--device cuda] [--op NAME]... [--quick] [--all] [--no-grad]
+--   tycho tests/run_ops.lua [--device cuda] [--op NAME]... [--quick] [--all] [--no-grad] [--calls N [--seed N]]
 --
 -- A row file returns function(row, T) and calls row(name, { ... }) with these fields:
 --
@@ -21,7 +21,8 @@
 --
 -- --device: where; ops that have no kernel there are listed. --partial: what fails for want of a kernel is listed, not
 -- counted. --op: only these ops. --quick: fewer dtypes and layouts (for sanitizer runs). --all: prints every failure.
--- --no-grad: values and errors only. --time: the slowest ops. --trace: errors with a traceback.
+-- --calls: only calls with wrong arguments, N of them over all ops, and nothing else; without it each op gets a few among
+-- its other tests (harness/wrong_calls.lua). --seed: draws others. --no-grad: values and errors only. --time: the slowest ops. --trace: errors with a traceback.
 
 local here = (arg and arg[0] or "run_ops.lua"):match("^(.*/)") or "./"
 package.path = here .. "ops/harness/?.lua;" .. package.path
@@ -38,6 +39,7 @@ local failing = require "failing"
 local threads = require "threads"
 local replayed = require "replayed"
 local layout = require "layout"
+local wrong_calls = require "wrong_calls"
 
 local options = { ops = nil }
 do
@@ -50,6 +52,14 @@ do
     elseif arg[i] == "--device" then
       i = i + 1
       layout.device = arg[i] or ""
+    elseif arg[i] == "--calls" or arg[i] == "--seed" then
+      local name = arg[i]:sub(3)
+      i = i + 1
+      options[name] = math.tointeger(tonumber(arg[i] or ""))
+      if not options[name] then
+        io.stderr:write("--" .. name .. ": expected an integer, got " .. tostring(arg[i]) .. "\n")
+        os.exit(2)
+      end
     elseif arg[i] == "--partial" then report.partial = true
     elseif arg[i] == "--quick" then options.quick = true
     elseif arg[i] == "--all" then report.limit = math.huge
@@ -64,7 +74,7 @@ do
   end
 end
 
-for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads", "replayed" } do
+for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads", "replayed", "wrong_calls" } do
   require(name).use(ty)
 end
 
@@ -112,9 +122,11 @@ local function run(row)
   if layout.device ~= "cpu" and not ty.cuda.has_kernel(row.name, layout.device) then
     return report.without_kernel(row.name)
   end
+  if options.calls then return wrong_calls.run(row, options.calls_each, options.seed) end
   report.check(#row.cases > 0 or row.reason ~= nil, row.name, "row", "has no cases and no reason for that")
   for number, row_case in ipairs(row.cases) do forward.run(row, number, row_case, options) end
   errors.run(row)
+  if layout.device == "cpu" then wrong_calls.run(row, options.quick and 4 or 20, options.seed) end
   if options.no_grad then return end
   gradient.run(row, options)
   failing.run(row)
@@ -126,6 +138,12 @@ end
 
 for name in pairs(options.ops or {}) do
   report.check(infos[name] ~= nil, name, "--op", "the table of ops has no such op")
+end
+
+if options.calls then
+  local ops = 0
+  for _, name in ipairs(order) do ops = ops + ((not options.ops or options.ops[name]) and 1 or 0) end
+  options.calls_each = math.ceil(options.calls / ops)
 end
 
 local clock = {}
@@ -142,4 +160,5 @@ if options.time then
   table.sort(clock, function(a, b) return a[2] > b[2] end)
   for i = 1, math.min(15, #clock) do print(string.format("%7.2f s  %s", clock[i][2], clock[i][1])) end
 end
+print(("\n%d calls with wrong arguments"):format(wrong_calls.done))
 os.exit(report.finish(), true)

@@ -111,7 +111,7 @@ bool TY_KERNEL(normal)(const ty_kernel_args *k) { return run(k, normal_range); }
 static void randint_range(void *context, int64_t begin, int64_t end) {
   const job *j = context;
   int64_t low = (int64_t)j->p->a;
-  uint64_t range = (uint64_t)((int64_t)j->p->b - low);
+  uint64_t range = (uint64_t)ty_f64_to_i64(j->p->b, INT64_MIN, INT64_MAX) - (uint64_t)low;
   uint32_t w[BLOCK];
   for (int64_t i = begin; i < end; i += BLOCK) {
     int64_t n = end - i < BLOCK ? end - i : BLOCK;

@@ -73,7 +73,7 @@ bool fwd_add_norm_backward(ty_call *c) {
   ty_dtype dtype = wide(ty_dtype_of(total));
   int64_t none[] = { 0 }, last = total->v.ndim ? total->v.size[total->v.ndim - 1] : 1;
   int64_t rows = last ? total->v.count / last : in[4]->v.count;
-  if (!ty_check_floats(c, 0) || !check_p(c, a->p.f)) return false;
+  if (!ty_check_floats(c, 1) || !ty_check_floats(c, 2) || !check_p(c, a->p.f)) return false;
   for (int i = 0; i < 2; i++)
     if (in[i] && !ty_same_shape(&in[i]->v, &total->v))
       return ty_op_fail(c, TY_EINVAL, "%s: expected the shape of total %s, got %s", c->op->args[i].name,

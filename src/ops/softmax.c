@@ -16,7 +16,8 @@ bool fwd_softmax_backward(ty_call *c) {
   ty_tensor *g = c->arg[0].t, *y = c->arg[1].t;
   if (!ty_same_shape(&g->v, &y->v))
     return ty_op_fail(c, TY_EINVAL, "y: expected the shape of g, got %s for %s", ty_describe(y), ty_describe(g));
-  if (!ty_check_dim(c, 2, y->v.ndim, &p.dim) || !ty_out_like(c, 0, y, ty_dtype_of(y))) return false;
+  if (!ty_check_floats(c, 1) || !ty_check_dim(c, 2, y->v.ndim, &p.dim) || !ty_out_like(c, 0, y, ty_dtype_of(y)))
+    return false;
   return (g = ty_to(g, ty_dtype_of(y))) && ty_launch(c, (ty_tensor *[]){ g, y }, 2, &p);
 }
 
