@@ -21,8 +21,9 @@
 --
 -- --device: where; ops that have no kernel there are listed. --partial: what fails for want of a kernel is listed, not
 -- counted. --op: only these ops. --quick: fewer dtypes and layouts (for sanitizer runs). --all: prints every failure.
--- --calls: only calls with wrong arguments, N of them over all ops, and nothing else; without it each op gets a few among
--- its other tests (harness/wrong_calls.lua). --seed: draws others. --no-grad: values and errors only. --time: the slowest ops. --trace: errors with a traceback.
+-- --calls: only calls with wrong arguments, N of them over all ops; without it each op gets a few among its other tests
+-- (harness/wrong_calls.lua). --seed: draws others. --no-grad: values and errors only. --time: the slowest ops.
+-- --trace: errors with a traceback.
 
 local here = (arg and arg[0] or "run_ops.lua"):match("^(.*/)") or "./"
 package.path = here .. "ops/harness/?.lua;" .. package.path

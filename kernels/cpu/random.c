@@ -125,7 +125,7 @@ static void randint_range(void *context, int64_t begin, int64_t end) {
                         ty_philox_block(~j->p->seed, j->p->offset + (uint64_t)(i + k) / 4).w[(i + k) % 4];
         pick = (uint64_t)((unsigned __int128)wide * range >> 64);
       }
-      int64_t value = low + (int64_t)pick;
+      int64_t value = (int64_t)((uint64_t)low + pick);
       if (j->out->dtype == TY_I64) ((int64_t *)j->out->data)[element_offset(j->out, i + k)] = value;
       else put(j->out, i + k, (double)value);
     }
