@@ -99,11 +99,15 @@ function LabelEmbedder:forward(labels) return self.embedding_table(labels) end
 ---@field null_label integer  the label that means "any class"
 local DiT = nn.module "DiT"
 
+local size = "an integer >= 1"
+local kinds = { size = size, patch = size, channels = size, width = size, depth = size, heads = size,
+  mlp_ratio = "a finite number > 0", classes = "an integer >= 0" }
+
 --- options: size (8: height and width of the input), patch (2), channels (1), width (128), depth (4), heads (4),
 -- mlp_ratio (4), classes (10), learn_sigma (false: true doubles the output channels, as the public checkpoints have).
 function DiT:init(options)
   local o = nn.options("DiT", options, { size = 8, patch = 2, channels = 1, width = 128, depth = 4, heads = 4,
-    mlp_ratio = 4, classes = 10, learn_sigma = false })
+    mlp_ratio = 4, classes = 10, learn_sigma = false }, kinds)
   if o.size % o.patch ~= 0 then error(("DiT: patch %d must divide size %d"):format(o.patch, o.size), 3) end
   if o.width % 4 ~= 0 or o.width % o.heads ~= 0 then
     error(("DiT: width %d must be a multiple of 4 and of heads %d"):format(o.width, o.heads), 3)

@@ -68,8 +68,8 @@ void ty_lua_push_nearest(lua_State *L, const char *wanted, int table, const char
 
 /* nearest(name, table, names): "; did you mean softmax?" of the keys of a table and the names of a list, or "" */
 static int nearest_names(lua_State *L) {
-  const char *wanted = luaL_checkstring(L, 1), *more[128];
-  luaL_checktype(L, 2, LUA_TTABLE);
+  const char *wanted = ty_lua_check_string(L, 1), *more[128];
+  ty_lua_check_type(L, 2, LUA_TTABLE);
   int n = 0;
   for (int i = 1; lua_istable(L, 3) && n < 127; i++) {
     lua_settop(L, 3 + n);

@@ -175,6 +175,10 @@ end
 ---@return string? problem
 function M.resolve(list, names, modules)
   expect("surgery.resolve", "names", names, "a list of strings")
+  expect("surgery.resolve", "modules", modules, "a table or nil")
+  for i = 1, modules and #names or 0 do
+    expect("surgery.resolve", ("modules, for '%s'"):format(names[i]), modules[names[i]], "a module")
+  end
   if type(list) ~= "table" then return nil, "expected a list of names, got " .. describe(list) end
   if #list == 0 then return nil, "expected a list of names, got an empty one" end
   local set = {}
