@@ -57,7 +57,12 @@ local ResNet = nn.module "ResNet"
 -- pixels: a 3x3 stem without pooling), dropout (0, before the head).
 function ResNet:init(options)
   local o = nn.options("ResNet", options, { in_channels = 3, classes = 1000, channels = { 64, 128, 256, 512 },
-    blocks = { 2, 2, 2, 2 }, block = "basic", small = false, dropout = 0 })
+    blocks = { 2, 2, 2, 2 }, block = "basic", small = false, dropout = 0 },
+    { channels = "a list of integers >= 1", blocks = "a list of integers >= 1" })
+  if #o.channels == 0 or #o.blocks ~= #o.channels then
+    require("tycho.arguments").fail("ResNet: blocks: expected a number for each of the channels, got %d for %d",
+      #o.blocks, #o.channels)
+  end
   local Block = kinds[o.block]
   if not Block then error(("ResNet: block must be basic or bottleneck, got %s"):format(tostring(o.block)), 3) end
   local width = o.channels[1]

@@ -79,7 +79,8 @@ bool ty_io_flag(lua_State *L, int index, const char *name, bool otherwise) {
   if (!lua_istable(L, index)) return otherwise;
   int type = lua_getfield(L, index, name);
   if (type != LUA_TNIL && type != LUA_TBOOLEAN)
-    luaL_error(L, "option %s: true or false is wanted, got %s", name, luaL_typename(L, -1));
+    luaL_error(L, "%s: option %s: expected true or false, got a %s", ty_lua_function_name(L), name,
+               lua_typename(L, type));
   bool value = type == LUA_TNIL ? otherwise : lua_toboolean(L, -1);
   lua_pop(L, 1);
   return value;
@@ -90,9 +91,11 @@ int64_t ty_io_count(lua_State *L, int index, const char *name, int64_t otherwise
   int whole, type = lua_getfield(L, index, name);
   int64_t value = lua_tointegerx(L, -1, &whole);
   if (type == LUA_TNIL) value = otherwise;
-  else if (!whole || value < 0 || value > most)
-    luaL_error(L, "option %s: an integer from 0 to %I is wanted, got %s", name, (LUAI_UACINT)most,
-               luaL_tolstring(L, -1, NULL));
+  else if (!whole || value < 0 || value > most) {
+    const char *got = luaL_tolstring(L, -1, NULL);
+    luaL_error(L, "%s: option %s: expected an integer in [0, %I], got %s", ty_lua_function_name(L), name,
+               (LUAI_UACINT)most, got);
+  }
   lua_pop(L, 1);
   return value;
 }
@@ -101,7 +104,7 @@ const char *ty_io_choice(lua_State *L, int index, const char *name, const char *
   if (!lua_istable(L, index)) return otherwise;
   int type = lua_getfield(L, index, name);
   if (type != LUA_TNIL && type != LUA_TSTRING)
-    luaL_error(L, "option %s: a string is wanted, got %s", name, luaL_typename(L, -1));
+    luaL_error(L, "%s: option %s: expected a string, got a %s", ty_lua_function_name(L), name, lua_typename(L, type));
   const char *value = type == LUA_TNIL ? otherwise : lua_tostring(L, -1);
   lua_pop(L, 1);
   return value;
@@ -109,13 +112,16 @@ const char *ty_io_choice(lua_State *L, int index, const char *name, const char *
 
 static ty_dtype check_dtype(lua_State *L, const char *name) {
   ty_dtype dtype;
-  if (!ty_dtype_parse(name, &dtype)) luaL_error(L, "unknown dtype \"%s\"", name);
+  if (!ty_dtype_parse(name, &dtype)) luaL_error(L, "%s: unknown dtype \"%s\"", ty_lua_function_name(L), name);
   return dtype;
 }
 
 /* The list of sizes on the top of the stack; pops it. */
 static int check_shape(lua_State *L, int64_t *size) {
-  if (!lua_istable(L, -1)) luaL_error(L, "shape: a list of sizes is wanted, got %s", ty_lua_typename(L, -1));
+  if (!lua_istable(L, -1)) {
+    const char *got = ty_lua_typename(L, -1);
+    luaL_error(L, "%s: shape: expected a list of sizes, got a %s", ty_lua_function_name(L), got);
+  }
   lua_Unsigned n = lua_rawlen(L, -1);
   if (n > TY_MAX_DIMS) luaL_error(L, "shape: at most %d dimensions, got %I", TY_MAX_DIMS, (LUAI_UACINT)n);
   for (int i = 0; i < (int)n; i++) {
