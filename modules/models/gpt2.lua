@@ -45,10 +45,10 @@ function Attention:init(o, layer)
 end
 
 function Attention:forward(x, at)
-  local q, k, v = self.c_attn(x):chunk(3, -1)
-  q, k, v = nn.split_heads(q, self.heads), nn.split_heads(k, self.heads), nn.split_heads(v, self.heads)
-  q = layers.tail(q, 2, layers.query_count(at))
-  local y = layers.attend(q, k, v, at, self.scale, -1, self.p, self.training)
+  local shape = x.shape
+  local qkv = self.c_attn(x):reshape(shape[1], shape[2], 3, self.heads, -1):permute(2, 0, 3, 1, 4)
+  local q = layers.tail(qkv:select(0, 0), 2, layers.query_count(at))
+  local y = layers.attend(q, qkv:select(0, 1), qkv:select(0, 2), at, self.scale, -1, self.p, self.training)
   return self.dropout(self.c_proj(layers.tail(y, 1, at.last)))
 end
 

@@ -7,6 +7,7 @@ local norms = require "tycho.nn.norms"
 local options = require "tycho.nn.options"
 
 local define = base.define
+local is_tensor, fused_attention = ty.is_tensor, ty.scaled_dot_product_attention
 local M = {}
 
 --- The positions of x [b, t, heads * d] by heads: [b, heads, t, d].
@@ -14,11 +15,11 @@ local M = {}
 ---@param heads integer
 ---@return Tensor
 function M.split_heads(x, heads)
-  if not ty.is_tensor(x) or x.ndim ~= 3 then
+  local shape = is_tensor(x) and x.shape or {}
+  if #shape ~= 3 then
     options.fail("split_heads: x: expected a tensor of 3 dimensions, got %s", options.describe(x))
   end
-  local shape = x.shape
-  options.positive("split_heads", "heads", heads)
+  if not math.tointeger(heads) or heads < 1 then options.positive("split_heads", "heads", heads) end
   return x:reshape(shape[1], shape[2], heads, -1):transpose(1, 2)
 end
 
@@ -26,7 +27,7 @@ end
 ---@param x Tensor
 ---@return Tensor
 function M.join_heads(x)
-  if not ty.is_tensor(x) or x.ndim ~= 4 then
+  if not is_tensor(x) or x.ndim ~= 4 then
     options.fail("join_heads: x: expected a tensor of 4 dimensions, got %s", options.describe(x))
   end
   return x:transpose(1, 2):flatten(2)
@@ -87,8 +88,8 @@ end
 
 -- x by heads, whether it came so or as [b, t, heads * d].
 local function by_heads(what, x, heads)
-  if ty.is_tensor(x) and x.ndim == 4 then return x end
-  local shape = ty.is_tensor(x) and x.shape or {}
+  if is_tensor(x) and x.ndim == 4 then return x end
+  local shape = is_tensor(x) and x.shape or {}
   if #shape ~= 3 or not math.tointeger(heads) or heads < 1 or shape[3] % heads ~= 0 then
     options.fail("attention: %s: expected [b, t, heads * d] with the option heads, or [b, heads, t, d], got %s with "
       .. "heads = %s", what, options.describe(x), tostring(heads))
@@ -119,8 +120,7 @@ function M.attention(q, k, v, given)
   if dropout > 0 then
     y = with_dropout(q, k, v, o)
   else
-    y = ty.scaled_dot_product_attention(q, k, v, o.mask, o.causal or false, o.scale or 0, o.window or -1, 0,
-      o.cu_seqlens)
+    y = fused_attention(q, k, v, o.mask, o.causal or false, o.scale or 0, o.window or -1, 0, o.cu_seqlens)
   end
   return y:transpose(1, 2):flatten(2)
 end
