@@ -64,7 +64,7 @@ local Layer = nn.module "BertLayer"
 function Layer:init(config)
   self.attention = Attention(config)
   self.intermediate = Dense(config.hidden_size, config.intermediate_size,
-    configs.activation("Bert", config.hidden_act), config.initializer_range)
+    configs.activation("Bert", config.hidden_act, "hidden_act"), config.initializer_range)
   self.output = Output(config.intermediate_size, config)
 end
 
@@ -104,7 +104,7 @@ local fields = {
   vocab_size = { "count" }, hidden_size = { "count" }, num_hidden_layers = { "few" },
   num_attention_heads = { "count" }, intermediate_size = { "count" }, hidden_act = { "text", "gelu" },
   hidden_dropout_prob = { "share", 0.1 }, attention_probs_dropout_prob = { "share", 0.1 },
-  max_position_embeddings = { "count", 512 }, type_vocab_size = { "count", 2 }, layer_norm_eps = { "number", 1e-12 },
+  max_position_embeddings = { "count", 512 }, type_vocab_size = { "count", 2 }, layer_norm_eps = { "epsilon", 1e-12 },
   initializer_range = { "number", 0.02 }, position_embedding_type = { "text", "absolute" },
   tie_word_embeddings = { "flag", true }, classifier_dropout = { "share", configs.none },
 }
@@ -194,7 +194,7 @@ local Transform = nn.module "BertTransform"
 function Transform:init(config)
   self.dense = layers.linear(config.hidden_size, config.hidden_size, true, config.initializer_range)
   self.LayerNorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
-  self.activation = configs.activation("Bert", config.hidden_act)
+  self.activation = configs.activation("Bert", config.hidden_act, "hidden_act")
 end
 
 function Transform:forward(x)

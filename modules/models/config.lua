@@ -13,6 +13,7 @@ local kinds = {
   few = { "a positive integer up to 10000", function(v) return is_integer(v) and v >= 1 and v <= 10000 end },
   integer = { "an integer", is_integer },
   number = { "a number", function(v) return type(v) == "number" and v == v and math.abs(v) < math.huge end },
+  epsilon = { "a number >= 0", function(v) return type(v) == "number" and v >= 0 and v < math.huge end },
   share = { "a number in [0, 1]", function(v) return type(v) == "number" and v >= 0 and v <= 1 end },
   flag = { "true or false", function(v) return type(v) == "boolean" end },
   text = { "text", function(v) return type(v) == "string" end },
@@ -129,9 +130,14 @@ end
 local activations = { silu = "silu", swish = "silu", relu = "relu", gelu = "gelu", gelu_new = "gelu_tanh",
   gelu_pytorch_tanh = "gelu_tanh", gelu_fast = "gelu_tanh" }
 
---- The name of an activation for ty.glu and ty.linear.
-function M.activation(who, name)
-  return activations[name] or error(("%s: unknown activation '%s'"):format(who, tostring(name)), 0)
+--- The name of an activation for ty.glu and ty.linear. key: of the config, for errors.
+function M.activation(who, name, key)
+  if activations[name] then return activations[name] end
+  local names = {}
+  for known in pairs(activations) do names[#names + 1] = known end
+  table.sort(names)
+  error(("%s: config key '%s': unknown activation '%s'; there are %s"):format(who, key, tostring(name),
+    table.concat(names, ", ")), 0)
 end
 
 return M

@@ -16,7 +16,7 @@ local none = configs.none
 local shared = {
   vocab_size = { "count" }, hidden_size = { "count" }, intermediate_size = { "count" },
   num_hidden_layers = { "few" }, num_attention_heads = { "count" }, num_key_value_heads = { "count", none },
-  head_dim = { "count", none }, max_position_embeddings = { "count", 2048 }, rms_norm_eps = { "number", 1e-6 },
+  head_dim = { "count", none }, max_position_embeddings = { "count", 2048 }, rms_norm_eps = { "epsilon", 1e-6 },
   rope_theta = { "number", none }, rope_scaling = { "table", none }, rope_parameters = { "table", none },
   tie_word_embeddings = { "flag", false }, hidden_act = { "text", "silu" }, attention_dropout = { "share", 0 },
 }
@@ -85,7 +85,7 @@ end
 
 --- A layer with the gated feed-forward network.
 function M.layer(config, more)
-  local activation = configs.activation("config", config.hidden_act)
+  local activation = configs.activation("decoder", config.hidden_act, "hidden_act")
   return layers.DecoderLayer(M.attention(config, more), config.rms_norm_eps, "mlp", function()
     return layers.GatedMlp(config.hidden_size, config.intermediate_size, activation, config.mlp_bias)
   end)

@@ -20,7 +20,7 @@ local fields = {
   expand_v = { "number", 1 }, hidden_ratio = { "number", 4 }, intermediate_size = { "count", none },
   num_hidden_layers = { "few", 24 }, num_heads = { "count", 4 }, num_kv_heads = { "count", none },
   feature_map = { "text", none }, clamp_min = { "number", none }, use_output_gate = { "flag", true },
-  hidden_act = { "text", "swish" }, elementwise_affine = { "flag", true }, norm_eps = { "number", 1e-6 },
+  hidden_act = { "text", "swish" }, elementwise_affine = { "flag", true }, norm_eps = { "epsilon", 1e-6 },
   tie_word_embeddings = { "flag", false }, max_position_embeddings = { "count", 2048 },
   -- These choose between implementations of the same computation in flash-linear-attention; fuse_norm shows in a name.
   attn_mode = { "text", "chunk" }, fuse_norm = { "flag", true }, fuse_swiglu = { "flag", true },
@@ -42,7 +42,7 @@ local function check(config)
   if config.attnres_block_size and config.attnres_block_size ~= 1 then
     refuse("attnres_block_size", config.attnres_block_size)
   end
-  if config.feature_map then config.feature_map = configs.activation("GLA", config.feature_map) end
+  if config.feature_map then config.feature_map = configs.activation("GLA", config.feature_map, "feature_map") end
   config.num_kv_heads = config.num_kv_heads or config.num_heads
   configs.divides("GLA", config, "num_kv_heads", "num_heads")
   config.key_dim = math.tointeger(config.hidden_size * config.expand_k // 1)
@@ -79,7 +79,7 @@ function Attention:init(config)
   self.gk_proj = nn.Sequential(layers.linear(hidden, RANK), layers.linear(RANK, key // self.group, true))
   if config.use_output_gate then
     self.g_proj = layers.linear(hidden, value)
-    self.activation = configs.activation("GLA", config.hidden_act)
+    self.activation = configs.activation("GLA", config.hidden_act, "hidden_act")
   end
   self.o_proj = layers.linear(value, hidden)
   -- Published files name the norm by what it is fused with.
@@ -127,7 +127,7 @@ function Block:init(config)
   self.attn = Attention(config)
   self.mlp_norm = nn.RMSNorm(config.hidden_size, { eps = config.norm_eps })
   self.mlp = layers.GatedMlp(config.hidden_size, config.intermediate_size,
-    configs.activation("GLA", config.hidden_act))
+    configs.activation("GLA", config.hidden_act, "hidden_act"))
 end
 
 --- stream, more [b, t, hidden], as layers.DecoderLayer has them; more may be nil.

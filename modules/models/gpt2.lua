@@ -103,7 +103,7 @@ function GPT2:init(options)
     resid_pdrop = o.dropout, embd_pdrop = o.embedding_dropout, attn_pdrop = o.attention_dropout,
     tie_word_embeddings = o.tie,
     scale_attn_weights = o.scale_attn_weights, scale_attn_by_inverse_layer_idx = o.scale_attn_by_inverse_layer_idx }
-  o.activation = configs.activation("GPT2", o.activation)
+  o.activation = configs.activation("GPT2", o.activation, "activation_function")
   self.context, self.heads, self.width = o.context, o.heads, o.width
   self.wte = layers.embedding(o.vocabulary, o.width, 0.02)
   self.wpe = layers.embedding(o.context, o.width, 0.01)
@@ -130,7 +130,7 @@ function GPT2.from_config(class, given, state)
   local c = configs.read("GPT2", given, {
     vocab_size = { "count" }, n_positions = { "count" }, n_embd = { "count" }, n_layer = { "few" },
     n_head = { "count" }, n_inner = { "count", none }, activation_function = { "text", "gelu_new" },
-    layer_norm_epsilon = { "number", 1e-5 }, resid_pdrop = { "share", 0.1 }, embd_pdrop = { "share", 0.1 },
+    layer_norm_epsilon = { "epsilon", 1e-5 }, resid_pdrop = { "share", 0.1 }, embd_pdrop = { "share", 0.1 },
     attn_pdrop = { "share", 0.1 }, scale_attn_weights = { "flag", true }, tie_word_embeddings = { "flag", true },
     scale_attn_by_inverse_layer_idx = { "flag", false }, reorder_and_upcast_attn = { "flag", false },
   })

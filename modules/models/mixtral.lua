@@ -24,7 +24,7 @@ function Experts:init(config)
   self.chosen, self.count = config.num_experts_per_tok, config.num_local_experts
   self.gate = layers.linear(config.hidden_size, self.count)
   self.experts = nn.ModuleList {}
-  local activation = configs.activation("Mixtral", config.hidden_act)
+  local activation = configs.activation("Mixtral", config.hidden_act, "hidden_act")
   for _ = 1, self.count do
     self.experts:append(Expert(config.hidden_size, config.intermediate_size, activation))
   end

@@ -86,8 +86,13 @@ local function settings(who, config, width)
     "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "partial_rotary_factor" } do
     local value = p[key]
     if value ~= nil and not (type(value) == "number" and value > 0 and value < math.huge) then
-      error(("%s: rope setting '%s' must be a positive number, got %s"):format(who, key, tostring(value)), 0)
+      error(("%s: rope setting '%s' must be a positive number, got %s"):format(who,
+        key == "theta" and "rope_theta" or key, tostring(value)), 0)
     end
+  end
+  if p.partial_rotary_factor and p.partial_rotary_factor > 1 then
+    error(("%s: rope setting 'partial_rotary_factor' must be at most 1, got %g"):format(who,
+      p.partial_rotary_factor), 0)
   end
   if not scalings[p.kind] then
     error(("%s: unknown rope_type '%s'; there are default, linear, dynamic, yarn, llama3"):format(who,

@@ -74,7 +74,8 @@ function FeedForward:init(config)
   local wide = config.d_model ^ -0.5
   local gated = config.feed_forward_proj:match "^gated%-(.*)$"
   if gated == "gelu" then gated = "gelu_new" end -- what version 1.1 means by it
-  self.gated, self.activation = gated ~= nil, configs.activation("T5", gated or config.feed_forward_proj)
+  self.gated, self.activation = gated ~= nil, configs.activation("T5", gated or config.feed_forward_proj,
+    "feed_forward_proj")
   if gated then
     self.wi_0 = layers.linear(config.d_model, config.d_ff, false, wide)
     self.wi_1 = layers.linear(config.d_model, config.d_ff, false, wide)
@@ -134,7 +135,7 @@ function T5:init(config)
     vocab_size = { "count" }, d_model = { "count" }, d_kv = { "count" }, d_ff = { "count" }, num_layers = { "few" },
     num_heads = { "count" }, num_decoder_layers = { "few", none },
     relative_attention_num_buckets = { "count", 32 }, relative_attention_max_distance = { "count", 128 },
-    layer_norm_epsilon = { "number", 1e-6 }, feed_forward_proj = { "text", "relu" }, dropout_rate = { "share", 0.1 },
+    layer_norm_epsilon = { "epsilon", 1e-6 }, feed_forward_proj = { "text", "relu" }, dropout_rate = { "share", 0.1 },
     tie_word_embeddings = { "flag", true }, scale_decoder_outputs = { "flag", none },
     decoder_start_token_id = { "integer", 0 }, pad_token_id = { "integer", 0 }, dense_act_fn = { "text", none },
     is_gated_act = { "flag", none }, classifier_dropout = { "share", 0 },
