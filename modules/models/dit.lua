@@ -34,10 +34,8 @@ end
 
 function Attention:forward(x)
   local shape = x.shape
-  local n, t, width = shape[1], shape[2], shape[3]
-  local qkv = self.qkv(x):reshape(n, t, 3, self.heads, width // self.heads):permute(2, 0, 3, 1, 4)
-  local y = ty.scaled_dot_product_attention(qkv:select(0, 0), qkv:select(0, 1), qkv:select(0, 2))
-  return self.proj(y:transpose(1, 2):reshape(n, t, width))
+  local qkv = self.qkv(x):reshape(shape[1], shape[2], 3, self.heads, -1):permute(2, 0, 3, 1, 4)
+  return self.proj(nn.attention(qkv:select(0, 0), qkv:select(0, 1), qkv:select(0, 2)))
 end
 
 local Mlp = nn.module "Mlp"

@@ -48,11 +48,7 @@ local function to_map(tokens, shape) return tokens:transpose(1, 2):reshape(shape
 
 -- q [n, t, c], k and v [n, s, c], mask [n, s] (bool, true: seen; or nil): [n, t, c].
 local function attend(q, k, v, heads, mask)
-  local n, c = q.shape[1], q.shape[3]
-  local function split(x) return x:reshape(n, x.shape[2], heads, c // heads):transpose(1, 2) end
-  local seen = mask and mask:unsqueeze(1):unsqueeze(1) or nil
-  local y = ty.scaled_dot_product_attention(split(q), split(k), split(v), seen)
-  return y:transpose(1, 2):reshape(n, q.shape[2], c)
+  return nn.attention(q, k, v, { heads = heads, mask = mask and mask:unsqueeze(1):unsqueeze(1) })
 end
 
 -- Attention of tokens x to a context (left out: to themselves); diffusers' names.
