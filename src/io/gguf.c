@@ -193,7 +193,7 @@ static bool place_tensors(reader *r, ty_gguf *g) {
     ty_gguf_tensor *t = &g->tensors[i];
     if (t->offset != next)
       return fail(r,
-                  "tensor %s begins at byte %llu of the data where %llu is wanted: no gaps, no overlaps, and the "
+                  "tensor %s begins at byte %llu of the data, expected %llu: no gaps, no overlaps, and the "
                   "alignment %llu",
                   ty_quote(t->name, t->name_size), (unsigned long long)t->offset, (unsigned long long)next,
                   (unsigned long long)g->alignment);

@@ -53,7 +53,7 @@ ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int 
   const uint8_t *p = data;
   ty_tensor *t;
   if (channels != 0 && channels != 1 && channels != 3 && channels != 4) {
-    ty_fail(TY_EINVAL, "image: channels = %d; 1, 3 or 4 are wanted, or 0 for those of the file", channels);
+    ty_fail(TY_EINVAL, "image: channels: expected 1, 3 or 4, or 0 for those of the file, got %d", channels);
     return NULL;
   }
   if (size >= 8 && memcmp(p, "\x89PNG\r\n\x1a\n", 8) == 0) t = ty_png_decode(p, size, name);

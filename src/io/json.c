@@ -49,7 +49,7 @@ ty_json_kind ty_json_peek(ty_json *j) {
       default:
         if (*j->p == '-' || (*j->p >= '0' && *j->p <= '9')) return TY_JSON_NUMBER;
     }
-  ty_json_fail(j, "a JSON value is wanted, got %s", here(j));
+  ty_json_fail(j, "expected a JSON value, got %s", here(j));
   return TY_JSON_BAD;
 }
 
@@ -63,13 +63,13 @@ bool ty_json_word(ty_json *j) {
       return true;
     }
   }
-  return ty_json_fail(j, "null, true or false is wanted");
+  return ty_json_fail(j, "expected null, true or false");
 }
 
 static bool digits(ty_json *j) {
   const char *start = j->p;
   while (j->p < j->end && *j->p >= '0' && *j->p <= '9') j->p++;
-  return j->p > start || ty_json_fail(j, "a digit is wanted, got %s", here(j));
+  return j->p > start || ty_json_fail(j, "expected a digit, got %s", here(j));
 }
 
 bool ty_json_number(ty_json *j, ty_json_value *out) {
@@ -112,7 +112,7 @@ static bool hex4(ty_json *j, unsigned *out) {
                  : c >= 'a' && c <= 'f' ? (unsigned)(c - 'a') + 10
                  : c >= 'A' && c <= 'F' ? (unsigned)(c - 'A') + 10
                                         : 16;
-    if (d == 16) return ty_json_fail(j, "four hexadecimal digits are wanted after \\u");
+    if (d == 16) return ty_json_fail(j, "expected four hexadecimal digits after \\u");
     *out = *out * 16 + d;
   }
   return true;
@@ -151,7 +151,7 @@ static bool escape(ty_json *j) {
 
 bool ty_json_string(ty_json *j, const char **text, size_t *size) {
   blanks(j);
-  if (j->p >= j->end || *j->p != '"') return ty_json_fail(j, "a string is wanted, got %s", here(j));
+  if (j->p >= j->end || *j->p != '"') return ty_json_fail(j, "expected a string, got %s", here(j));
   const char *start = ++j->p, *piece = start;
   bool escaped = false;
   j->scratch.size = 0;
@@ -179,7 +179,7 @@ bool ty_json_string(ty_json *j, const char **text, size_t *size) {
 
 bool ty_json_enter(ty_json *j, char bracket) {
   blanks(j);
-  if (j->p >= j->end || *j->p != bracket) return ty_json_fail(j, "'%c' is wanted, got %s", bracket, here(j));
+  if (j->p >= j->end || *j->p != bracket) return ty_json_fail(j, "expected '%c', got %s", bracket, here(j));
   if (j->depth == TY_JSON_DEPTH) return ty_json_fail(j, "nested deeper than %d", TY_JSON_DEPTH);
   j->open[j->depth++] = *j->p++;
   j->first = true;
@@ -197,7 +197,7 @@ bool ty_json_next(ty_json *j, bool *more) {
     return true;
   }
   if (!j->first) {
-    if (j->p >= j->end || *j->p != ',') return ty_json_fail(j, "',' or '%c' is wanted, got %s", closer, here(j));
+    if (j->p >= j->end || *j->p != ',') return ty_json_fail(j, "expected ',' or '%c', got %s", closer, here(j));
     j->p++;
     blanks(j);
     if (j->p < j->end && *j->p == closer) return ty_json_fail(j, "a comma before '%c'", closer);
@@ -210,7 +210,7 @@ bool ty_json_next(ty_json *j, bool *more) {
 bool ty_json_key(ty_json *j, const char **text, size_t *size) {
   if (!ty_json_string(j, text, size)) return false;
   blanks(j);
-  if (j->p >= j->end || *j->p != ':') return ty_json_fail(j, "':' is wanted after a key, got %s", here(j));
+  if (j->p >= j->end || *j->p != ':') return ty_json_fail(j, "expected ':' after a key, got %s", here(j));
   j->p++;
   return true;
 }

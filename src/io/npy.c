@@ -51,7 +51,7 @@ static bool take_word(npy *n, const char *word) {
 
 static bool read_string(npy *n, char *out, size_t room) {
   char quote = take(n, '\'') ? '\'' : '"';
-  if (quote == '"' && !take(n, '"')) return fail(n, "the header is broken: a string is wanted");
+  if (quote == '"' && !take(n, '"')) return fail(n, "the header is broken: expected a string");
   const char *start = n->p;
   while (n->p < n->end && *n->p != quote) n->p++;
   size_t size = (size_t)(n->p - start);
@@ -111,7 +111,7 @@ static bool read_shape(npy *n) {
 
 static bool read_header(npy *n) {
   static const char *const keys[] = { "descr", "fortran_order", "shape" };
-  if (!take(n, '{')) return fail(n, "the header is broken: a dictionary is wanted");
+  if (!take(n, '{')) return fail(n, "the header is broken: expected a dictionary");
   while (!take(n, '}')) {
     char key[32];
     int which = -1;
@@ -121,14 +121,14 @@ static bool read_header(npy *n) {
     if (which < 0 || (n->seen & 1 << which))
       return fail(n, "the header is broken: key %s is unknown or there twice", ty_quote_text(key));
     n->seen |= 1 << which;
-    if (!take(n, ':')) return fail(n, "the header is broken: ':' is wanted");
+    if (!take(n, ':')) return fail(n, "the header is broken: expected ':'");
     bool ok = which == 0   ? read_descr(n)
               : which == 2 ? read_shape(n)
                            : (n->fortran = take_word(n, "True")) || take_word(n, "False");
     if (!ok) return which == 1 ? fail(n, "the header is broken: fortran_order must be True or False") : false;
     if (!take(n, ',')) {
       if (take(n, '}')) break;
-      return fail(n, "the header is broken: ',' or '}' is wanted");
+      return fail(n, "the header is broken: expected ',' or '}'");
     }
   }
   for (int i = 0; i < 3; i++)

@@ -246,7 +246,7 @@ static bool set_one(ty_pickle *p, ty_pickle_kind kind) {
   size_t n = stack_size(p), step = kind == TY_PICKLE_DICT ? 2 : 1;
   if (n < step + 1) return fail(p, "data.pkl takes from an empty stack");
   for (size_t i = n - step; i < n; i++)
-    if (at(p, stack(p)[i])->kind == TY_PICKLE_MARK) return fail(p, "data.pkl has a mark where a value is wanted");
+    if (at(p, stack(p)[i])->kind == TY_PICKLE_MARK) return fail(p, "data.pkl: expected a value, got a mark");
   return set_items(p, n - step - 1, n - step, kind);
 }
 

@@ -113,9 +113,9 @@ bool ty_png_encode(ty_tensor *image, int level, ty_bytes *out) {
   int channels = v->ndim == 3 ? (int)(v->size[0] <= 4 ? v->size[0] : 5) : 1;
   int64_t height = v->ndim >= 2 ? v->size[v->ndim - 2] : 0, width = v->ndim >= 2 ? v->size[v->ndim - 1] : 0;
   if (v->dtype != TY_U8 || v->ndim < 2 || v->ndim > 3 || channels < 1 || channels > 4 || width < 1 || height < 1)
-    return ty_fail(TY_EINVAL, "png: a u8 image [height, width] or [1 to 4 channels, height, width] is wanted, got %s",
+    return ty_fail(TY_EINVAL, "png: expected a u8 image [height, width] or [1 to 4 channels, height, width], got %s",
                    ty_describe(image));
-  if (level < 0 || level > 9) return ty_fail(TY_EINVAL, "png: level = %d; 0 (fast) to 9 (small) is wanted", level);
+  if (level < 0 || level > 9) return ty_fail(TY_EINVAL, "png: level: expected 0 (fast) to 9 (small), got %d", level);
   if (!ty_image_fits("to write", (uint64_t)width, (uint64_t)height)) return false;
   ty_tensor *host = ty_host_tensor(image);
   writer w = { .out = out };

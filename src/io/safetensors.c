@@ -91,8 +91,7 @@ static bool read_counts(header *h, const item *it, const char *field, int64_t *o
     ty_json_value v;
     if (!ty_json_number(&h->json, &v)) return false;
     if (!v.is_integer || v.integer < 0)
-      return fail(h, "tensor %s: %s holds %.17g where a count from 0 to 2^63-1 is wanted", item_name(h, it), field,
-                  v.number);
+      return fail(h, "tensor %s: %s: expected a count from 0 to 2^63-1, got %.17g", item_name(h, it), field, v.number);
     if (n == most) return fail(h, "tensor %s: %s has more than %d entries", item_name(h, it), field, most);
     out[n++] = v.integer;
   }
@@ -122,7 +121,7 @@ static bool read_item(header *h, text name) {
       case 2:
         ok = read_counts(h, &it, "data_offsets", offsets, 2, &count);
         if (ok && count != 2)
-          ok = fail(h, "tensor %s: data_offsets has %d entries, 2 are wanted", item_name(h, &it), count);
+          ok = fail(h, "tensor %s: data_offsets: expected 2 entries, got %d", item_name(h, &it), count);
         if (ok) it.begin = offsets[0], it.end = offsets[1];
         break;
       default: ok = ty_json_skip(&h->json); /* newer writers may say more */
@@ -212,9 +211,9 @@ static bool check(header *h, uint64_t buffer) {
       return fail(h, "tensor %s: data_offsets [%lld, %lld] run backwards", item_name(h, it), (long long)it->begin,
                   (long long)it->end);
     if (it->begin != end)
-      return fail(
-          h, "tensor %s begins at byte %lld of the buffer where %lld is wanted: tensors may not overlap or leave gaps",
-          item_name(h, it), (long long)it->begin, (long long)end);
+      return fail(h,
+                  "tensor %s begins at byte %lld of the buffer, expected %lld: tensors may not overlap or leave gaps",
+                  item_name(h, it), (long long)it->begin, (long long)end);
     if (!ty_count_bytes(it->dtype, it->ndim, it->shape, &bytes))
       return fail(h, "tensor %s: the sizes of shape %s multiply to more than memory can hold", item_name(h, it),
                   ty_shape_text(it->ndim, it->shape));

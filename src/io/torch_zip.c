@@ -123,7 +123,7 @@ static ty_tensor *storage(reader *r, const ty_pickle_value *v) {
   if (p->entry->method != 0) return fail(r, "storage %s is compressed, which torch.save never does", key), NULL;
   uint64_t bytes;
   if (!ty_count_bytes(dtype, 1, &v->i, &bytes) || bytes > p->entry->size)
-    return fail(r, "storage %s has %llu bytes, but %lld elements of %s are wanted of it", key,
+    return fail(r, "storage %s has %llu bytes, expected those of %lld elements of %s", key,
                 (unsigned long long)p->entry->size, (long long)v->i, ty_dtype_name[dtype]),
            NULL;
   return p->whole = ty_mapping_tensor(r->zip.map, p->entry->data, dtype, 1, &v->i, r->copy);

@@ -157,7 +157,7 @@ static uint32_t checksum(uint32_t crc, const uint8_t *p, uint64_t size) {
 
 static bool read_stored(ty_source *source, void *out, size_t size) {
   if (size > source->left)
-    return ty_fail(TY_EIO, "%zu bytes are wanted, %llu are left", size, (unsigned long long)source->left);
+    return ty_fail(TY_EIO, "expected %zu bytes, got the last %llu", size, (unsigned long long)source->left);
   if (size) memcpy(out, source->map->data + source->offset, size);
   source->offset += size;
   source->left -= size;
@@ -211,7 +211,7 @@ bool ty_zip_source_open(ty_zip_source *s, const ty_zip *z, const ty_zip_entry *e
 }
 
 bool ty_zip_source_finish(ty_zip_source *s) {
-  if (s->source.left) return fail_entry(s->zip, s->entry, "it has more bytes than were wanted");
+  if (s->source.left) return fail_entry(s->zip, s->entry, "it has more bytes than expected");
   if (!s->inflating) return true;
   uint8_t one;
   s->stream.next_out = &one;

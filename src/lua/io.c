@@ -129,7 +129,7 @@ static int check_shape(lua_State *L, int64_t *size) {
     lua_rawgeti(L, -1, i + 1);
     size[i] = lua_tointegerx(L, -1, &whole);
     if (!whole || size[i] < 0)
-      luaL_error(L, "shape: entry %d is %s, a size from 0 up is wanted", i + 1, luaL_tolstring(L, -1, NULL));
+      luaL_error(L, "shape: entry %d: expected a size from 0 up, got %s", i + 1, luaL_tolstring(L, -1, NULL));
     lua_pop(L, 1);
   }
   lua_pop(L, 1);
@@ -416,19 +416,19 @@ static int load_csv(lua_State *L) {
   ty_io_options(L, 2, names);
   const char *delimiter = ty_io_choice(L, 2, "delimiter", ","), *missing = ty_io_choice(L, 2, "missing", "error");
   if (strlen(delimiter) != 1 || strchr("\"\n\r+-.0123456789eE", delimiter[0]))
-    luaL_error(L, "option delimiter: one character is wanted, got \"%s\"", delimiter);
+    luaL_error(L, "option delimiter: expected one character, got \"%s\"", delimiter);
   if (strcmp(missing, "error") != 0 && strcmp(missing, "nan") != 0)
-    luaL_error(L, "option missing: \"error\" or \"nan\" is wanted, got \"%s\"", missing);
+    luaL_error(L, "option missing: expected \"error\" or \"nan\", got \"%s\"", missing);
   o.delimiter = delimiter[0];
   o.missing_nan = missing[0] == 'n';
   o.skip = ty_io_count(L, 2, "skip", 0, INT64_MAX);
   o.dtype = check_dtype(L, ty_io_choice(L, 2, "dtype", "f32"));
   if (o.dtype != TY_F32 && o.dtype != TY_F64)
-    luaL_error(L, "option dtype: f32 or f64 is wanted, got %s", ty_dtype_name[o.dtype]);
+    luaL_error(L, "option dtype: expected f32 or f64, got %s", ty_dtype_name[o.dtype]);
   if (lua_istable(L, 2) && lua_getfield(L, 2, "header") != LUA_TNIL) {
     bool automatic = lua_type(L, -1) == LUA_TSTRING && strcmp(lua_tostring(L, -1), "auto") == 0;
     if (!automatic && !lua_isboolean(L, -1))
-      luaL_error(L, "option header: true, false or \"auto\" is wanted, got %s", luaL_tolstring(L, -1, NULL));
+      luaL_error(L, "option header: expected true, false or \"auto\", got %s", luaL_tolstring(L, -1, NULL));
     o.header = automatic ? -1 : lua_toboolean(L, -1);
   }
   size_t most = (size_t)ty_io_count(L, 2, "max", TY_IO_TEXT_MOST, PTRDIFF_MAX);

@@ -205,8 +205,8 @@ static ty_gguf_type type_of(lua_State *L, const char *key) {
     case LUA_TTABLE: return TY_GGUF_ARRAY;
     case LUA_TNUMBER: break;
     default:
-      luaL_error(L, "save_gguf: metadata \"%s\": strings, numbers, booleans and lists of these are wanted, got a %s",
-                 key, luaL_typename(L, -1));
+      luaL_error(L, "save_gguf: metadata \"%s\": expected strings, numbers, booleans and lists of these, got a %s", key,
+                 luaL_typename(L, -1));
   }
   if (!lua_isinteger(L, -1)) return TY_GGUF_F32;
   int64_t i = lua_tointeger(L, -1);
@@ -225,7 +225,7 @@ static ty_gguf_type element_type(lua_State *L, const char *key, lua_Integer n) {
     bool number = whole || one == TY_GGUF_F32, all_number = all != TY_GGUF_STRING && all != TY_GGUF_BOOL;
     if (i == 1 || one == all) all = one;
     else if (number && all_number) all = one == TY_GGUF_F32 || all == TY_GGUF_F32 ? TY_GGUF_F32 : TY_GGUF_I64;
-    else luaL_error(L, "save_gguf: metadata \"%s\": a list of one type is wanted, element %d differs", key, (int)i);
+    else luaL_error(L, "save_gguf: metadata \"%s\": expected a list of one type, element %d differs", key, (int)i);
   }
   if (all == TY_GGUF_ARRAY) luaL_error(L, "save_gguf: metadata \"%s\": lists in lists are not written", key);
   return all;
@@ -242,7 +242,7 @@ static ty_gguf_type named_type(lua_State *L, const char *key, bool *is_list) {
       return (ty_gguf_type)i;
   luaL_error(
       L,
-      "save_gguf: types[\"%s\"]: one of u8 i8 u16 i16 u32 i32 f32 bool string u64 i64 f64 is wanted, followed by [] "
+      "save_gguf: types[\"%s\"]: expected one of u8 i8 u16 i16 u32 i32 f32 bool string u64 i64 f64, followed by [] "
       "for a list",
       key);
   return TY_GGUF_TYPES;
@@ -319,12 +319,12 @@ int ty_io_save_gguf(lua_State *L) {
   if (ty_io_options(L, 4, options)) {
     alignment = ty_io_count(L, 4, "alignment", alignment, 1 << 30);
     if (lua_getfield(L, 4, "types") != LUA_TNIL) {
-      if (!lua_istable(L, -1)) luaL_error(L, "option types: a table is wanted, got a %s", luaL_typename(L, -1));
+      if (!lua_istable(L, -1)) luaL_error(L, "option types: expected a table, got a %s", luaL_typename(L, -1));
       types = lua_gettop(L);
     }
   }
   if (alignment < 8 || (alignment & (alignment - 1)))
-    luaL_error(L, "option alignment: a power of two from 8 up is wanted, got %I", (LUAI_UACINT)alignment);
+    luaL_error(L, "option alignment: expected a power of two from 8 up, got %I", (LUAI_UACINT)alignment);
   ty_bytes *entries = ty_io_box(L, sizeof *entries, release_bytes);
   uint64_t count = lua_isnil(L, 3) ? 0 : put_entries(L, 3, types, entries);
   ty_lua_current = L;

@@ -76,7 +76,7 @@ static ty_encode_options encode_options(lua_State *L, int index, const char *con
   ty_io_options(L, index, names);
   const char *side = ty_io_choice(L, index, "truncate", "right");
   if (strcmp(side, "right") != 0 && strcmp(side, "left") != 0)
-    luaL_error(L, "option truncate: \"right\" or \"left\" is wanted, got \"%s\"", side);
+    luaL_error(L, "option truncate: expected \"right\" or \"left\", got \"%s\"", side);
   return (ty_encode_options){
     .special = ty_io_flag(L, index, "special", true),
     .plain = ty_io_flag(L, index, "plain", false),
@@ -278,7 +278,7 @@ static id_list *check_ids(lua_State *L, int index) {
       int whole;
       lua_rawgeti(L, index, (lua_Integer)i + 1);
       lua_Integer id = lua_tointegerx(L, -1, &whole);
-      if (!whole) luaL_error(L, "id %I: an integer is wanted, got %s", (LUAI_UACINT)i + 1, ty_lua_typename(L, -1));
+      if (!whole) luaL_error(L, "id %I: expected an integer, got %s", (LUAI_UACINT)i + 1, ty_lua_typename(L, -1));
       l->id[i] = one_id(L, id);
       lua_pop(L, 1);
     }

@@ -279,8 +279,8 @@ static bool assemble(ty_tokenizer *t, ty_work *w, bool paired, const ty_encode_o
   if (!paired) w->second.count = 0;
   if (o->most) {
     if (o->most < extra)
-      return ty_fail(TY_EINVAL, "tokenizer: at most %u tokens are wanted, but the special tokens alone are %zu",
-                     o->most, extra);
+      return ty_fail(TY_EINVAL, "tokenizer: expected at most %u tokens, but the special tokens alone are %zu", o->most,
+                     extra);
     if (paired) cut(&w->first, &w->second, o->most - extra, o->cut_left);
     else keep(&w->first, o->most - extra, o->cut_left);
   }

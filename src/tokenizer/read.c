@@ -8,7 +8,7 @@
 bool ty_read_bool(ty_reading *r, bool *out) {
   ty_json_kind kind = ty_json_peek(&r->j);
   if (kind != TY_JSON_TRUE && kind != TY_JSON_FALSE)
-    return kind == TY_JSON_BAD ? false : ty_json_fail(&r->j, "true or false is wanted");
+    return kind == TY_JSON_BAD ? false : ty_json_fail(&r->j, "expected true or false");
   *out = kind == TY_JSON_TRUE;
   return ty_json_word(&r->j);
 }
@@ -17,10 +17,10 @@ bool ty_read_count(ty_reading *r, uint64_t most, uint64_t *out) {
   ty_json_value v;
   ty_json_kind kind = ty_json_peek(&r->j);
   if (kind == TY_JSON_BAD) return false;
-  if (kind != TY_JSON_NUMBER) return ty_json_fail(&r->j, "a number is wanted");
+  if (kind != TY_JSON_NUMBER) return ty_json_fail(&r->j, "expected a number");
   if (!ty_json_number(&r->j, &v)) return false;
   if (!v.is_integer || v.integer < 0 || (uint64_t)v.integer > most)
-    return ty_json_fail(&r->j, "an integer from 0 to %llu is wanted", (unsigned long long)most);
+    return ty_json_fail(&r->j, "expected an integer from 0 to %llu", (unsigned long long)most);
   *out = (uint64_t)v.integer;
   return true;
 }

@@ -25,11 +25,11 @@ static bool scored_entry(ty_reading *r, model *m) {
   ty_json_value v;
   double *score = &r->t->unigram.score[m->count];
   if (!ty_json_enter(&r->j, '[') || !ty_json_next(&r->j, &more)) return false;
-  if (!more) return ty_json_fail(&r->j, "a token and its score are wanted");
+  if (!more) return ty_json_fail(&r->j, "expected a token and its score");
   if (!ty_read_text(r, &m->entry[m->count].token) || !ty_json_next(&r->j, &more)) return false;
   if (!more) return ty_json_fail(&r->j, "the score is missing");
   if (!ty_json_number(&r->j, &v) || !ty_json_next(&r->j, &more)) return false;
-  if (more) return ty_json_fail(&r->j, "a token and its score are wanted, and no more");
+  if (more) return ty_json_fail(&r->j, "expected a token and its score and no more");
   *score = v.number;
   m->entry[m->count].id = (uint32_t)m->count;
   return true;

@@ -28,7 +28,7 @@ static bool sequence_id(ty_reading *r, bool *second) {
   size_t n;
   if (!ty_json_string(&r->j, &s, &n)) return false;
   *second = ty_key_is(s, n, "B");
-  return *second || ty_key_is(s, n, "A") || ty_json_fail(&r->j, "A or B is wanted, got %s", ty_quote(s, n));
+  return *second || ty_key_is(s, n, "A") || ty_json_fail(&r->j, "expected A or B, got %s", ty_quote(s, n));
 }
 
 /* { "SpecialToken": { "id": name, "type_id": 0 } } or { "Sequence": { "id": "A", "type_id": 0 } } */
@@ -38,11 +38,11 @@ static bool piece(ty_reading *r, ty_template_piece *p, ty_str *token) {
   bool more, has_id = false;
   uint64_t type = 0;
   if (!ty_json_enter(&r->j, '{') || !ty_json_next(&r->j, &more)) return false;
-  if (!more) return ty_json_fail(&r->j, "SpecialToken or Sequence is wanted");
+  if (!more) return ty_json_fail(&r->j, "expected SpecialToken or Sequence");
   if (!ty_json_key(&r->j, &key, &n)) return false;
   p->sequence = ty_key_is(key, n, "Sequence");
   if (!p->sequence && !ty_key_is(key, n, "SpecialToken"))
-    return ty_json_fail(&r->j, "SpecialToken or Sequence is wanted, got %s", ty_quote(key, n));
+    return ty_json_fail(&r->j, "expected SpecialToken or Sequence, got %s", ty_quote(key, n));
   if (!ty_json_enter(&r->j, '{')) return false;
   while (next(r, &more) && more) {
     if (!ty_json_key(&r->j, &key, &n)) return false;
@@ -55,7 +55,7 @@ static bool piece(ty_reading *r, ty_template_piece *p, ty_str *token) {
   if (more) return false; /* next() failed */
   p->type = (uint8_t)type;
   if (!ty_json_next(&r->j, &more)) return false;
-  if (more || !has_id) return ty_json_fail(&r->j, "a piece of a template with an id is wanted");
+  if (more || !has_id) return ty_json_fail(&r->j, "expected a piece of a template with an id");
   return true;
 }
 
@@ -113,12 +113,12 @@ static bool token_and_id(ty_reading *r, uint32_t *out) {
   bool more;
   uint64_t id = 0;
   if (!ty_json_enter(&r->j, '[') || !ty_json_next(&r->j, &more)) return false;
-  if (!more) return ty_json_fail(&r->j, "a token and its id are wanted");
+  if (!more) return ty_json_fail(&r->j, "expected a token and its id");
   if (!ty_json_string(&r->j, &s, &n) || !ty_json_next(&r->j, &more)) return false;
-  if (!more) return ty_json_fail(&r->j, "a token and its id are wanted");
+  if (!more) return ty_json_fail(&r->j, "expected a token and its id");
   if (!ty_read_count(r, INT32_MAX, &id) || !ty_json_next(&r->j, &more)) return false;
   *out = (uint32_t)id;
-  return !more || ty_json_fail(&r->j, "a token and its id are wanted");
+  return !more || ty_json_fail(&r->j, "expected a token and its id");
 }
 
 static bool resolve(ty_reading *r, const post *p, ty_template *t, const ty_str *tokens) {

@@ -63,13 +63,13 @@ static bool pattern(ty_reading *r, ty_component *c) {
   ty_str text;
   if (c->pattern.text.text) return ty_json_fail(&r->j, "a key is there twice");
   if (!ty_json_enter(&r->j, '{') || !ty_json_next(&r->j, &more)) return false;
-  if (!more) return ty_json_fail(&r->j, "String or Regex is wanted");
+  if (!more) return ty_json_fail(&r->j, "expected String or Regex");
   if (!ty_json_key(&r->j, &key, &n)) return false;
   regex = ty_key_is(key, n, "Regex");
   if (!regex && !ty_key_is(key, n, "String"))
-    return ty_json_fail(&r->j, "String or Regex is wanted, got %s", ty_quote(key, n));
+    return ty_json_fail(&r->j, "expected String or Regex, got %s", ty_quote(key, n));
   if (!ty_read_text(r, &text) || !ty_json_next(&r->j, &more)) return false;
-  if (more) return ty_json_fail(&r->j, "one of String and Regex is wanted");
+  if (more) return ty_json_fail(&r->j, "expected one of String and Regex");
   return ty_pattern_compile(&c->pattern, r->j.name, regex, text, true);
 }
 

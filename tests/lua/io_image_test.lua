@@ -78,7 +78,7 @@ check.test("channels", function()
     "rgb to rgba")
   check.equal(load("gray_alpha.png", 4), picture(4, 7, 13,
     function(x, y, c) return pixels(x, y, c == 3 and 1 or 0) end), "gray and alpha to rgba")
-  check.fails(function() load("rgb.png", 2) end, "channels = 2; 1, 3 or 4 are wanted")
+  check.fails(function() load("rgb.png", 2) end, "channels: expected 1, 3 or 4, or 0 for those of the file, got 2")
   check.fails(function() load("rgb.png", 5) end, "option channels")
 end)
 

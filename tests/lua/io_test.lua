@@ -75,15 +75,15 @@ end)
 
 check.test("JSON: what the decoder refuses", function()
   for text, message in pairs {
-    [""] = "the end of the text", ["  "] = "line 1, column 3", ["{"] = "a string is wanted",
+    [""] = "the end of the text", ["  "] = "line 1, column 3", ["{"] = "expected a string",
     ["[1,]"] = "a comma before ']'",
-    ["[1 2]"] = "',' or ']' is wanted", ['{"a" 1}'] = "':' is wanted", ['{"a":1,}'] = "a comma before '}'",
-    ["{a:1}"] = "a string is wanted",
-    ["01"] = "may not begin with 0", ["1."] = "a digit is wanted", [".5"] = "a JSON value is wanted",
-    ["+1"] = "a JSON value is wanted",
-    ["1e"] = "a digit is wanted", ["-"] = "a digit is wanted", ["nul"] = "null, true or false",
-    ["NaN"] = "a JSON value is wanted",
-    ["1e999"] = "too large for a double", ["'a'"] = "a JSON value is wanted", ['"a'] = "ends inside a string",
+    ["[1 2]"] = "expected ',' or ']'", ['{"a" 1}'] = "expected ':'", ['{"a":1,}'] = "a comma before '}'",
+    ["{a:1}"] = "expected a string",
+    ["01"] = "may not begin with 0", ["1."] = "expected a digit", [".5"] = "expected a JSON value",
+    ["+1"] = "expected a JSON value",
+    ["1e"] = "expected a digit", ["-"] = "expected a digit", ["nul"] = "null, true or false",
+    ["NaN"] = "expected a JSON value",
+    ["1e999"] = "too large for a double", ["'a'"] = "expected a JSON value", ['"a'] = "ends inside a string",
     ['"\\x"'] = "no JSON escape",
     ['"\\u12g4"'] = "hexadecimal", ['"\\ud800"'] = "surrogate", ['"\\ud800\\u0041"'] = "surrogate",
     ['"\\udc00"'] = "surrogate",
@@ -150,7 +150,7 @@ check.test("CSV: errors say where", function()
   check.fails(function() csv("1", { delimiter = ",," }) end, "option delimiter")
   check.fails(function() csv("1", { header = 3 }) end, "option header")
   check.fails(function() csv("1", { missing = "zero" }) end, "option missing")
-  check.fails(function() csv("1", { dtype = "i64" }) end, "f32 or f64 is wanted")
+  check.fails(function() csv("1", { dtype = "i64" }) end, "expected f32 or f64")
   check.fails(function() csv("1,2\n3,4\n", { max = 5 }) end, "more than the 5 bytes allowed")
   check.fails(function() ty.io.load_csv(file "missing.csv") end, "No such file")
 end)

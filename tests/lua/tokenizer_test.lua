@@ -445,7 +445,7 @@ check.test("bad files are one clear error", function()
   local function with(part) return '{' .. part .. ',"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}' end
   check.equal(ty.tokenizer.parse(with '"normalizer":null').size, 1)
   bad(with '"normalizer":{"type":"Magic"}', "normalizer \"Magic\" is not supported")
-  bad(with '"normalizer":{"type":"BertNormalizer","strip_accents":x}', "a JSON value is wanted")
+  bad(with '"normalizer":{"type":"BertNormalizer","strip_accents":x}', "expected a JSON value")
   bad(with '"pre_tokenizer":{"type":"UnicodeScripts"}', "pre-tokenizer \"UnicodeScripts\" is not supported")
   bad(with '"normalizer":{"type":"Precompiled","precompiled_charsmap":"!!"}', "no character map")
   bad(with '"normalizer":{"type":"Precompiled","precompiled_charsmap":"/////w=="}', "no character map")
