@@ -1,7 +1,8 @@
 --- Expressions of chat templates: words, then functions of the variables. See tycho.hub.jinja.
+local budget = require "tycho.hub.jinja.budget"
 local values = require "tycho.hub.jinja.values"
 
-local M = { TEXT_MOST = 1 << 24, DEPTH_MOST = 100 }
+local M = { DEPTH_MOST = 100 }
 
 M.Named = {} -- the metatable of named arguments, which come last
 
@@ -88,6 +89,7 @@ local function arguments(w, close)
   end
   return function(env)
     local result, count = {}, #list
+    budget.step()
     for i, one in ipairs(list) do result[i] = one(env) end
     if named then
       count = count + 1
@@ -100,6 +102,13 @@ end
 
 local constants = { ["true"] = true, ["True"] = true, ["false"] = false, ["False"] = false, none = values.none,
   None = values.none }
+
+local function literal_list(items, env)
+  local list = values.list {}
+  budget.list(#items)
+  for i, item in ipairs(items) do list[i] = item(env) end
+  return list
+end
 
 local function primary(w)
   local next = w[w.at]
@@ -126,11 +135,7 @@ local function primary(w)
     local single = #items == 1 and w[w.at - 1][2] ~= ","
     expect(w, ")")
     if single then return items[1] end
-    return function(env)
-      local list = values.list {}
-      for i, item in ipairs(items) do list[i] = item(env) end
-      return list
-    end
+    return function(env) return literal_list(items, env) end
   end
   if next[2] == "[" then
     local items = {}
@@ -138,11 +143,7 @@ local function primary(w)
       items[#items + 1] = expression(w)
       if not peek(w, "]") then expect(w, ",") end
     end
-    return function(env)
-      local list = values.list {}
-      for i, item in ipairs(items) do list[i] = item(env) end
-      return list
-    end
+    return function(env) return literal_list(items, env) end
   end
   if next[2] == "{" then
     local keys, items = {}, {}
@@ -154,6 +155,7 @@ local function primary(w)
     end
     return function(env)
       local map = {}
+      budget.list(#keys)
       for i, key in ipairs(keys) do map[key(env)] = items[i](env) end
       return map
     end
@@ -243,15 +245,16 @@ local function postfix(w)
 end
 
 local function arithmetic(w, name, a, b)
-  if name == "~" then return values.text(a) .. values.text(b) end
-  if name == "+" and type(a) == "string" and type(b) == "string" then return a .. b end
+  budget.step()
+  if name == "~" then return values.concat { values.text(a), values.text(b) } end
+  if name == "+" and type(a) == "string" and type(b) == "string" then return values.concat { a, b } end
   if name == "+" and values.is_list(a) and values.is_list(b) then
+    budget.list(#a + #b)
     local result = values.list(table.move(a, 1, #a, 1, {}))
     return table.move(b, 1, #b, #result + 1, result)
   end
   if name == "*" and type(a) == "string" and math.type(b) == "integer" then
-    if #a * b > M.TEXT_MOST then fail(w, "a text of more than %d bytes", M.TEXT_MOST) end
-    return a:rep(b)
+    return values.rep(a, b)
   end
   if type(a) ~= "number" or type(b) ~= "number" then
     local function kind(v) return v == nil and "undefined" or values.is_none(v) and "None" or type(v) end

@@ -1,8 +1,9 @@
 --- The part of Jinja that chat templates are written in: output, if, for, set, macro, expressions with filters and
--- tests. A template comes from outside: it can only compute text, and no more than 16 MB of it.
+-- tests. A template comes from outside: it can only compute text, with what tycho.hub.jinja.budget allows.
 --
 --     local render = jinja.compile(template)
 --     local text = render { messages = { { role = "user", content = "Hello" } }, add_generation_prompt = true }
+local budget = require "tycho.hub.jinja.budget"
 local expressions = require "tycho.hub.jinja.expression"
 local values = require "tycho.hub.jinja.values"
 
@@ -11,7 +12,8 @@ local fail, accept, expect, name_of, whole = expressions.fail, expressions.accep
 
 local M = {}
 
-local RANGE_MOST, STEPS_MOST = 100000, 1000000
+local RANGE_MOST = 100000
+local ROUND = 32 -- entries of what a round of a loop and a call of a macro hold, which a template can keep
 
 -- ---- pieces: text, {{ }}, {% %}; comments are gone, white space is cut as transformers sets Jinja up ----
 
@@ -26,7 +28,7 @@ local function pieces(source)
     local kind, mark = from and source:sub(from + 1, from + 1), from and source:sub(from + 2, from + 2)
     if cut == "all" then text = text:gsub("^%s+", "") elseif cut == "line" then text = text:gsub("^\n", "") end
     if mark == "-" then
-      text = text:gsub("%s+$", "")
+      text = text:sub(1, -#text:reverse():match "^%s*" - 1) -- "%s+$" takes the square of the time
     elseif from and kind ~= "{" and mark ~= "+" then
       -- White space before a block goes when it is all of its line.
       local head = text:match "^(.*\n)[ \t]*$" or (text:match "^[ \t]*$" and (at == 1 or cut == "line") and "")
@@ -66,25 +68,23 @@ end
 local BREAK, CONTINUE = "break", "continue"
 
 local function put(env, text)
-  env.size = env.size + #text
-  if env.size > expressions.TEXT_MOST then
-    error(("template: a text of more than %d bytes"):format(expressions.TEXT_MOST), 0)
-  end
+  budget.text(#text)
   env.out[#env.out + 1] = text
 end
 
 -- Runs statements; a result is BREAK or CONTINUE on its way to the loop.
 local function run(body, env)
   for _, statement in ipairs(body) do
+    budget.step()
     local signal = statement(env)
     if signal then return signal end
   end
 end
 
 local function captured(body, env, vars)
-  local inner = { vars = vars or env.vars, out = {}, size = env.size, steps = env.steps }
+  local inner = { vars = vars or env.vars, out = {}, calls = env.calls }
   run(body, inner)
-  return table.concat(inner.out)
+  return values.concat(inner.out)
 end
 
 local function inherit(vars) return setmetatable({}, { __index = vars }) end
@@ -165,13 +165,13 @@ statements["for"] = function(state, w)
       for _, item in ipairs(items) do
         env.vars = inherit(outer)
         bind(env.vars, item)
+        budget.list(1)
         if values.truth(condition(env)) then kept[#kept + 1] = item end
       end
       items = kept
     end
     for i, item in ipairs(items) do
-      env.steps.count = env.steps.count + 1
-      if env.steps.count > STEPS_MOST then fail(w, "loops of more than %d rounds", STEPS_MOST) end
+      budget.list(ROUND)
       env.vars = inherit(outer)
       bind(env.vars, item)
       env.vars.loop = loop_state(items, i)
@@ -200,8 +200,9 @@ function statements.macro(state, w)
       if type(final) == "table" and getmetatable(final) == expressions.Named then
         named, given.n = final, given.n - 1
       end
-      env.steps.depth = (env.steps.depth or 0) + 1
-      if env.steps.depth > expressions.DEPTH_MOST then fail(w, "macros call each other too deep") end
+      budget.list(ROUND)
+      env.calls.depth = env.calls.depth + 1
+      if env.calls.depth > expressions.DEPTH_MOST then fail(w, "macros call each other too deep") end
       local vars = inherit(home)
       for i, parameter in ipairs(parameters) do
         local value = i <= given.n and given[i] or named and named[parameter.name]
@@ -209,7 +210,7 @@ function statements.macro(state, w)
         vars[parameter.name] = value
       end
       local text = captured(body, env, vars)
-      env.steps.depth = env.steps.depth - 1
+      env.calls.depth = env.calls.depth - 1
       return text
     end
   end
@@ -260,21 +261,34 @@ local functions = {
   range = function(first, last, step)
     if last == nil then first, last = 0, first end
     step = step or 1
-    local result = values.list {}
-    if math.type(first) ~= "integer" or math.type(last) ~= "integer" or math.type(step) ~= "integer" or step == 0
-      or (last - first) // step > RANGE_MOST then
-      error(("range: at most %d integers"):format(RANGE_MOST), 0)
+    for _, part in ipairs { first or "", last, step } do
+      if math.type(part) ~= "integer" then error("range: expected integers", 0) end
     end
-    for i = first, last - (step > 0 and 1 or -1), step do result[#result + 1] = i end
+    if step == 0 then error("range: a step of 0", 0) end
+    local count = math.max(0.0, (last - (first + 0.0)) / step) -- floats do not overflow
+    if count > RANGE_MOST then error(("range: at most %d integers"):format(RANGE_MOST), 0) end
+    local result = values.list {}
+    local n = math.max(0, (last - first + step - (step > 0 and 1 or -1)) // step)
+    budget.list(n)
+    for i = 1, n do result[i] = first + (i - 1) * step end
     return result
   end,
   namespace = function(named)
     local result = {}
-    for key, value in pairs(named or {}) do result[key] = value end
+    budget.list(0)
+    for key, value in pairs(type(named) == "table" and named or {}) do
+      budget.list(1)
+      result[key] = value
+    end
     return result
   end,
   raise_exception = function(message) error("the template says: " .. values.text(message), 0) end,
-  strftime_now = function(format) return os.date(format) end,
+  strftime_now = function(format)
+    if type(format) ~= "string" then error("strftime_now: expected a format", 0) end
+    budget.text(16 * #format)
+    local ok, text = pcall(os.date, format)
+    return ok and text or error("strftime_now: no such format", 0)
+  end,
 }
 functions.dict = functions.namespace
 
@@ -287,7 +301,7 @@ function M.compile(template)
   return function(variables)
     local vars = setmetatable({}, { __index = functions })
     for key, value in pairs(variables or {}) do vars[key] = value end
-    return captured(body, { vars = inherit(vars), size = 0, steps = { count = 0 } })
+    return budget.run(captured, body, { vars = inherit(vars), calls = { depth = 0 } })
   end
 end
 

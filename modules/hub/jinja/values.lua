@@ -1,8 +1,10 @@
 --- The values of chat templates and what can be done with them: Python's truth, texts, lists and dictionaries as far as
 -- published templates use them. Lists are Lua lists, counted from 0 in templates; nil is undefined, M.none is None.
 local ty = require "tycho"
+local budget = require "tycho.hub.jinja.budget"
 
 local M = {}
+local DEPTH_MOST = 64
 
 M.none = setmetatable({}, { __tostring = function() return "None" end })
 
@@ -26,6 +28,7 @@ end
 local function sorted_keys(map)
   local keys = {}
   for key in pairs(map) do keys[#keys + 1] = key end
+  budget.list(#keys)
   table.sort(keys, function(a, b) return tostring(a) < tostring(b) end)
   return keys
 end
@@ -47,13 +50,30 @@ local escapes = { ['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\r"] = "\\r"
   ["\f"] = "\\f" }
 
 local function quote(text)
+  budget.text(#text + 2)
   return '"' .. text:gsub('[%c"\\]', function(c) return escapes[c] or ("\\u%04x"):format(c:byte()) end) .. '"'
+end
+
+--- table.concat() and string.rep(), counted before they are made.
+function M.concat(parts, separator)
+  separator = separator or ""
+  local size = #separator * math.max(#parts - 1, 0)
+  for _, part in ipairs(parts) do size = size + #part end
+  budget.text(size)
+  return table.concat(parts, separator)
+end
+
+function M.rep(text, count)
+  if count <= 0 or text == "" then return "" end
+  budget.text(#text * (count + 0.0)) -- a float does not overflow
+  return text:rep(count)
 end
 
 --- JSON as Python writes it. Keys of dictionaries come in order, because Lua's tables have none of their own.
 function M.json(v, indent, depth)
   depth = depth or 0
-  if depth > 64 then error("tojson: values are nested too deep", 0) end
+  budget.step()
+  if depth > DEPTH_MOST then error("tojson: values are nested too deep", 0) end
   if type(v) == "string" then return quote(v) end
   if type(v) == "number" then return number_text(v) end
   if type(v) == "boolean" then return tostring(v) end
@@ -68,9 +88,9 @@ function M.json(v, indent, depth)
   end
   local open, close = list and "[" or "{", list and "]" or "}"
   if #parts == 0 then return open .. close end
-  if not indent then return open .. table.concat(parts, ", ") .. close end
-  local pad = "\n" .. (" "):rep(indent * (depth + 1))
-  return open .. pad .. table.concat(parts, "," .. pad) .. "\n" .. (" "):rep(indent * depth) .. close
+  if not indent then return open .. M.concat(parts, ", ") .. close end
+  local pad = "\n" .. M.rep(" ", indent * (depth + 1))
+  return open .. pad .. M.concat(parts, "," .. pad) .. "\n" .. M.rep(" ", indent * depth) .. close
 end
 
 --- As {{ v }} prints it.
@@ -81,15 +101,21 @@ function M.text(v)
   if v == false then return "False" end
   if type(v) == "number" then return number_text(v) end
   if M.is_none(v) then return "None" end
-  if type(v) == "table" then return (M.json(v):gsub('"', "'")) end
+  if type(v) == "table" then
+    local text = M.json(v)
+    budget.text(#text)
+    return (text:gsub('"', "'"))
+  end
   return tostring(v)
 end
 
 local function length(v)
+  budget.step(type(v) == "string" and #v or 0)
   if type(v) == "string" then return utf8.len(v) or #v end
   if type(v) ~= "table" then return 0 end
   local count = 0
   for _ in pairs(v) do count = count + 1 end
+  budget.step(count)
   return count
 end
 
@@ -98,6 +124,7 @@ function M.items(v)
   if M.is_list(v) then return v end
   if M.is_map(v) then return M.list(sorted_keys(v)) end
   if type(v) == "string" then
+    budget.list(#v)
     local result = M.list {}
     for c in v:gmatch(utf8.len(v) and utf8.charpattern or ".") do result[#result + 1] = c end
     return result
@@ -105,11 +132,28 @@ function M.items(v)
   return M.list {}
 end
 
+-- Characters first to last of a text, counted from 1 and cut to what there is.
+local function characters(text, first, last)
+  budget.step(#text)
+  if not utf8.len(text) then return text:sub(first, last) end
+  local from = utf8.offset(text, first)
+  local to = from and utf8.offset(text, last - first + 2, from)
+  local part = from and text:sub(from, (to or #text + 1) - 1) or ""
+  budget.text(#part)
+  return part
+end
+
 --- Element or attribute `key` of v.
 function M.index(v, key)
-  if math.type(key) == "integer" and (M.is_list(v) or type(v) == "string") then
-    local items = M.items(v)
-    return items[key < 0 and #items + key + 1 or key + 1]
+  budget.step()
+  if math.type(key) == "integer" and type(v) == "string" then
+    local n = length(v)
+    local at = key < 0 and n + key or key
+    if at < 0 or at >= n then return nil end
+    return characters(v, at + 1, at + 1)
+  end
+  if math.type(key) == "integer" and M.is_list(v) then
+    return v[key < 0 and #v + key + 1 or key + 1]
   end
   if type(v) == "table" and not M.is_none(v) then return v[key] end
   return nil
@@ -117,10 +161,14 @@ end
 
 --- v[first:last:step].
 function M.slice(v, first, last, step)
-  local items, result = M.items(v), M.list {}
-  local n = #items
   step = step or 1
+  for _, part in ipairs { first or 0, last or 0, step } do
+    if math.type(part) ~= "integer" then error("a slice goes by integers", 0) end
+  end
   if step == 0 then error("a slice with step 0", 0) end
+  local plain = type(v) == "string" and step == 1
+  local items = plain and {} or M.items(v)
+  local n = plain and length(v) or #items
   local function clip(at, otherwise)
     if at == nil then return otherwise end
     if at < 0 then at = at + n end
@@ -129,8 +177,11 @@ function M.slice(v, first, last, step)
   end
   first = clip(first, step > 0 and 0 or n - 1)
   last = clip(last, step > 0 and n or -1)
+  if plain then return first < last and characters(v, first + 1, last) or "" end
+  local result = M.list {}
+  budget.list(n)
   for i = first, last - (step > 0 and 1 or -1), step do result[#result + 1] = items[i + 1] end
-  return type(v) == "string" and table.concat(result) or result
+  return type(v) == "string" and M.concat(result) or result
 end
 
 local function find_set(chars)
@@ -140,6 +191,7 @@ local function find_set(chars)
 end
 
 local function strip(text, chars, left, right)
+  budget.text(#text)
   local set, a, b = find_set(chars), 1, #text
   while left and a <= b and set[text:sub(a, a)] do a = a + 1 end
   while right and b >= a and set[text:sub(b, b)] do b = b - 1 end
@@ -148,8 +200,12 @@ end
 
 local function split(text, separator, most)
   local result = M.list {}
+  budget.text(#text)
   if separator == nil or M.is_none(separator) then
-    for word in text:gmatch "%S+" do result[#result + 1] = word end
+    for word in text:gmatch "%S+" do
+      budget.list(1)
+      result[#result + 1] = word
+    end
     return result
   end
   if separator == "" then error("split: an empty separator", 0) end
@@ -157,6 +213,7 @@ local function split(text, separator, most)
   while true do
     local from, to = text:find(separator, at, true)
     if not from or (most and most >= 0 and #result >= most) then break end
+    budget.list(1)
     result[#result + 1] = text:sub(at, from - 1)
     at = to + 1
   end
@@ -166,11 +223,21 @@ end
 
 local function replace(text, old, new, count)
   local parts = split(text, old, count)
-  return table.concat(parts, new)
+  return M.concat(parts, new)
 end
 
-local function capitalize(text) return text:sub(1, 1):upper() .. text:sub(2):lower() end
-local function title(text) return (text:gsub("(%a)(%w*)", function(a, b) return a:upper() .. b:lower() end)) end
+-- Functions of a text to one of the same size.
+local function same_size(fn)
+  return function(text)
+    budget.text(#text)
+    return fn(text)
+  end
+end
+local upper, lower = same_size(string.upper), same_size(string.lower)
+local capitalize = same_size(function(text) return text:sub(1, 1):upper() .. text:sub(2):lower() end)
+local title = same_size(function(text)
+  return (text:gsub("(%a)(%w*)", function(a, b) return a:upper() .. b:lower() end))
+end)
 
 local function starts(text, with)
   for _, one in ipairs(type(with) == "table" and with or { with }) do
@@ -188,7 +255,10 @@ end
 
 local function pairs_of(map)
   local result = M.list {}
-  for i, key in ipairs(M.is_list(map) and {} or sorted_keys(map)) do result[i] = M.list { key, map[key] } end
+  for i, key in ipairs(M.is_list(map) and {} or sorted_keys(map)) do
+    budget.list(2)
+    result[i] = M.list { key, map[key] }
+  end
   return result
 end
 
@@ -198,12 +268,16 @@ M.text_methods = {
   lstrip = function(s, chars) return strip(s, chars, true, false) end,
   rstrip = function(s, chars) return strip(s, chars, false, true) end,
   split = split, replace = replace, startswith = starts, endswith = ends, title = title, capitalize = capitalize,
-  upper = string.upper, lower = string.lower,
-  find = function(s, what) return (s:find(what, 1, true) or 0) - 1 end,
+  upper = upper, lower = lower,
+  find = function(s, what)
+    budget.step(#s)
+    return (s:find(what, 1, true) or 0) - 1
+  end,
   join = function(s, list)
     local parts = {}
     for i, item in ipairs(M.items(list)) do parts[i] = M.text(item) end
-    return table.concat(parts, s)
+    budget.list(#parts)
+    return M.concat(parts, s)
   end,
 }
 
@@ -222,17 +296,21 @@ M.map_methods = {
   end,
 }
 
-local function equal(a, b)
+local function equal(a, b, depth)
+  depth = (depth or 0) + 1
+  budget.step()
+  if depth > DEPTH_MOST then error("values are nested too deep to be compared", 0) end
   if M.is_none(a) and M.is_none(b) then return true end
   if type(a) ~= "table" or type(b) ~= "table" then return a == b end
-  for key, value in pairs(a) do if not equal(value, b[key]) then return false end end
+  for key, value in pairs(a) do if not equal(value, b[key], depth) then return false end end
   for key in pairs(b) do if a[key] == nil then return false end end
   return true
 end
-M.equal = equal
+function M.equal(a, b) return equal(a, b) end
 
 --- Whether v is in a text, a list or the keys of a dictionary.
 function M.contains(container, v)
+  budget.step(type(container) == "string" and #container or 0)
   if type(container) == "string" then return type(v) == "string" and container:find(v, 1, true) ~= nil end
   if M.is_map(container) then return container[v] ~= nil end
   for _, item in ipairs(M.items(container)) do if equal(item, v) then return true end end
@@ -256,7 +334,7 @@ M.tests = {
   iterable = function(v) return type(v) == "string" or M.is_list(v) or M.is_map(v) end,
   even = function(v) return v % 2 == 0 end,
   odd = function(v) return v % 2 == 1 end,
-  equalto = equal, eq = equal,
+  equalto = M.equal, eq = M.equal,
   ne = function(a, b) return not equal(a, b) end,
   ["in"] = function(a, b) return M.contains(b, a) end,
 }
@@ -265,6 +343,7 @@ local function selected(list, name, arguments, wanted, of)
   local result = M.list {}
   local test = name == nil and M.truth or M.tests[name] or error("no test '" .. tostring(name) .. "'", 0)
   for _, item in ipairs(M.items(list)) do
+    budget.list(1)
     if M.truth(test(of(item), table.unpack(arguments))) == wanted then result[#result + 1] = item end
   end
   return result
@@ -276,8 +355,8 @@ local function itself(v) return v end
 M.filters = {
   trim = function(v, chars) return strip(M.text(v), chars, true, true) end,
   length = length, count = length, string = M.text, safe = itself,
-  upper = function(v) return M.text(v):upper() end,
-  lower = function(v) return M.text(v):lower() end,
+  upper = function(v) return upper(M.text(v)) end,
+  lower = function(v) return lower(M.text(v)) end,
   title = function(v) return title(M.text(v)) end,
   capitalize = function(v) return capitalize(M.text(v)) end,
   list = function(v) return M.slice(M.items(v)) end,
@@ -296,7 +375,8 @@ M.filters = {
   join = function(v, separator, options)
     local parts, attribute = {}, options and options.attribute
     for i, item in ipairs(M.items(v)) do parts[i] = M.text(attribute and M.index(item, attribute) or item) end
-    return table.concat(parts, separator or "")
+    budget.list(#parts)
+    return M.concat(parts, separator ~= nil and M.text(separator) or "")
   end,
   default = function(v, otherwise, always)
     if type(always) == "table" then always = always.boolean end
@@ -309,8 +389,12 @@ M.filters = {
   end,
   indent = function(v, width, first)
     if type(width) == "table" then width, first = width.width, width.first end
-    local pad = (" "):rep(width or 4)
-    return (first == true and pad or "") .. M.text(v):gsub("\n([^\n])", "\n" .. pad .. "%1")
+    if width ~= nil and math.type(width) ~= "integer" then error("indent: expected a whole number of spaces", 0) end
+    local pad, text = M.rep(" ", width or 4), M.text(v)
+    budget.step(#text)
+    local lines = select(2, text:gsub("\n[^\n]", "%0")) + 1
+    budget.text(#text + lines * (#pad + 0.0))
+    return (first == true and pad or "") .. text:gsub("\n([^\n])", "\n" .. pad .. "%1")
   end,
   select = function(v, name, ...) return selected(v, name, { ... }, true, itself) end,
   reject = function(v, name, ...) return selected(v, name, { ... }, false, itself) end,
@@ -323,6 +407,7 @@ M.filters = {
   map = function(v, name, ...)
     local result = M.list {}
     for i, item in ipairs(M.items(v)) do
+      budget.list(1)
       if type(name) == "table" then
         result[i] = M.index(item, name.attribute)
       else

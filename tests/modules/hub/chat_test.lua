@@ -34,6 +34,68 @@ check.test("templates of folders", function()
   check.equal(llm.chat.load(scratch.folder):render(talk), "file")
 end)
 
+-- The most resident memory so far, in MB; nil where /proc is not, and under sanitizers.
+local function peak()
+  local file = not os.getenv "UBSAN_OPTIONS" and io.open "/proc/self/status"
+  if not file then return nil end
+  local text = file:read "a"
+  file:close()
+  return tonumber(text:match "VmHWM:%s*(%d+)") / 1024
+end
+
+check.test("one budget for what a template makes, in whichever way", function()
+  local doubling = "{% set ns = namespace(x='0123456789', l=[1, 2]) %}{% for i in range(99) %}{% set ns.NAME = VALUE %}"
+    .. "{% endfor %}"
+  local function doubled(name, value)
+    return (doubling:gsub("[A-Z]+", { NAME = name, VALUE = (value:gsub("%%", "%%%%")) }))
+  end
+  local before = peak()
+  for i, template in ipairs {
+    doubled("x", "ns.x ~ ns.x"), doubled("x", "ns.x + ns.x"), doubled("x", "ns.x * 2"), "{{ 'ab' * 9999999999999 }}",
+    doubled("x", "ns.x | replace('0', '00')"), doubled("x", "ns.x.replace('1', '1111')"),
+    doubled("x", "[ns.x, ns.x] | join(ns.x)"), doubled("x", "ns.x.join([ns.x, ns.x])"),
+    doubled("l", "ns.l + ns.l"), doubled("l", "[ns.l, ns.l]") .. "{{ ns.l }}",
+    doubled("l", "[ns.l, ns.l]") .. "{{ ns.l | tojson }}", doubled("l", "[ns.l, ns.l]") .. "{{ ns.l == ns.l + [] }}",
+    doubled("l", "{'a': ns.l, 'b': ns.l}") .. "{{ ns.l | tojson(indent=2) }}",
+    "{{ messages | tojson(indent=1000000000) }}", "{{ 'a\nb' | indent(1000000000) }}",
+    doubled("x", "ns.x | indent(100000) ~ '\n' ~ ns.x"), doubled("x", "ns.x | indent(100000, true)"),
+    "{% set x = 'a' * 9000000 %}" .. ("{% set y = x | upper %}"):rep(50),
+    "{% set x = 'a' * 9000000 %}" .. ("{% set y = x | list %}"):rep(50),
+    "{% set x = 'a ' * 9000000 %}" .. ("{% set y = x.split() %}"):rep(50),
+    "{% set x = 'a' * 9000000 %}{% for i in range(99999) %}{% if 'b' in x %}{% endif %}{% endfor %}",
+    "{% set x = 'a' * 9000000 %}{% for i in range(99999) %}{{ x | length }}{% endfor %}",
+    "{% set x = 'a' * 9000000 %}{% for i in range(99999) %}{{ x[i] }}{{ x[1:2] }}{% endfor %}",
+    "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}" .. doubled("x", "m(ns.x)"),
+    "{% set s = namespace(x=0) %}{% for i in range(99999) %}{% for j in range(99) %}{% set s.x = [s.x, loop] %}"
+      .. "{% endfor %}{% endfor %}",
+    "{% for i in range(-9223372036854775807, 9223372036854775807) %}{% endfor %}",
+    "{% set x %}" .. ("{{ 'a' * 16000000 }}"):rep(20) .. "{% endset %}",
+    "{{ strftime_now('%c' * 8000000) }}",
+  } do
+    local began = os.clock()
+    local text = check.fails(function() llm.chat.new(template):render(talk) end)
+    check.ok(text:find "^template: a text of more than 16777216 bytes" or text:find "^template: rendering takes more"
+      or text:find "at most 100000 integers" or text:find "nested too deep", i .. ": " .. text)
+    check.ok(os.clock() - began < 20, ("template %d takes %.0f s"):format(i, os.clock() - began))
+    collectgarbage()
+  end
+  if before then check.ok(peak() - before < 1000, ("the templates took %.0f MB"):format(peak() - before)) end
+  local white = llm.chat.new((" "):rep(200000) .. "x{{- 1 }}")
+  check.equal(#white:render(talk), 200002, "white space is cut in linear time")
+  -- What is made in one rendering does not count in the next.
+  local chat = llm.chat.new "{% for i in range(2000) %}{{ 'x' * 1000 }}{% endfor %}"
+  for _ = 1, 60 do chat:render(talk) end
+end)
+
+check.test("texts and ranges by position", function()
+  local function render(template) return llm.chat.new(template):render(talk) end
+  check.equal(render "{{ 'täxt'[1] }}{{ 'täxt'[-1] }}{{ 'täxt'[9] }}|{{ 'täxt'[1:3] }}|{{ 'täxt'[:-1] }}", "ät|äx|täx")
+  check.equal(render "{{ 'täxt'[::-1] }}", "txät")
+  check.equal(render "{{ 'abc'[2:1] }}|{{ ''[0:] }}|{{ ''[0] }}|{{ 'abc'[5:] }}|{{ 'abcdef'[::2] }}", "||||ace")
+  check.equal(render "{{ range(3) }}{{ range(5, 1, -2) }}{{ range(2, 2) }}{{ range(9, 1) }}{{ range(1, 6, 2) }}",
+    "[0, 1, 2][5, 3][][][1, 3, 5]")
+end)
+
 check.test("mistakes name the line, and nothing runs away", function()
   local function fails(template, text)
     check.fails(function() llm.chat.new(template):render(talk) end, text)
@@ -52,7 +114,7 @@ check.test("mistakes name the line, and nothing runs away", function()
   fails("{{ (" .. ("("):rep(500) .. "1" .. (")"):rep(501) .. " }}", "nested more than")
   fails(("{% if 1 %}"):rep(500), "nested too deep")
   fails("{% for i in range(100001) %}{% endfor %}", "at most 100000")
-  fails("{% for i in range(5000) %}{% for j in range(5000) %}{% endfor %}{% endfor %}", "rounds")
+  fails("{% for i in range(5000) %}{% for j in range(5000) %}{% endfor %}{% endfor %}", "rendering takes more than the")
   fails("{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", "16777216 bytes")
   fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deep")
   fails("{{ messages.__index }}{{ messages[0].os.exit() }}", "no method 'exit'")
