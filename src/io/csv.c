@@ -6,6 +6,8 @@
 #include "formats.h"
 #include "number.h"
 
+enum { CELL_MOST = 1023 }; /* characters; a number of more has no value that it could not say in fewer */
+
 typedef struct csv {
   const char *name;
   const ty_csv_options *options;
@@ -36,6 +38,10 @@ static bool next_line(csv *c, const char **start, const char **end) {
   return true;
 }
 
+static bool fail_long(const csv *c, int64_t column, ptrdiff_t size) {
+  return fail(c, column, "a cell of %lld characters; %d are the most", (long long)size, CELL_MOST);
+}
+
 static bool is_blank(const csv *c, char x) { return x == ' ' || (x == '\t' && c->options->delimiter != '\t'); }
 
 /* The cell at *p: its text without blanks and outer quotes, *p past the delimiter, NULL after the last cell. Quotes
@@ -58,7 +64,7 @@ static bool next_cell(const csv *c, int64_t column, const char **p, const char *
     *to = stop;
     while (stop < end && is_blank(c, *stop)) stop++; /* several blanks separate like one */
     *p = stop < end ? stop : NULL;
-    return true;
+    return *to - *from <= CELL_MOST || fail_long(c, column, *to - *from);
   } else {
     stop = memchr(s, c->options->delimiter, (size_t)(end - s));
     if (!stop) stop = end;
@@ -67,7 +73,7 @@ static bool next_cell(const csv *c, int64_t column, const char **p, const char *
     while (*to > s && is_blank(c, (*to)[-1])) --*to;
   }
   *p = stop < end ? stop + 1 : NULL;
-  return true;
+  return *to - *from <= CELL_MOST || fail_long(c, column, *to - *from);
 }
 
 static bool read_number(const csv *c, int64_t column, const char *from, const char *to, double *out) {
@@ -116,7 +122,7 @@ static bool looks_like_names(const csv *c, const char *p, const char *end) {
   while (p) {
     const char *from, *to;
     double value;
-    if (!next_cell(c, 1, &p, end, &from, &to)) return false;
+    if (!next_cell(c, 1, &p, end, &from, &to)) return false; /* read_row() says what is wrong */
     if (from < to && ty_parse_number(from, to, &value) != to) return true;
   }
   return false;

@@ -40,7 +40,8 @@ bool ty_torch_read(ty_mapping *m, const char *name, bool copy, ty_bundle *out);
  * i64, u64 -> i64 with a check). Fortran order comes as a transposed view. */
 ty_tensor *ty_npy_read(ty_mapping *m, const char *name, bool copy);
 bool ty_npy_write(const char *path, ty_tensor *t);
-bool ty_npz_read(ty_mapping *m, const char *name, bool copy, ty_bundle *out);
+/* most: bytes that compressed arrays may inflate to in all; negative: what ty_inflated_most() says. */
+bool ty_npz_read(ty_mapping *m, const char *name, bool copy, int64_t most, ty_bundle *out);
 bool ty_npz_write(const char *path, const ty_bundle *b, bool compress);
 
 /* A source of bytes in order: a piece of a file or what inflating it gives. */
@@ -73,8 +74,16 @@ ty_text *ty_text_open(const char *path);
 void ty_text_close(ty_text *t);
 /* The next line without its end (\n or \r\n), valid until the next call; *line NULL at the end. */
 bool ty_text_line(ty_text *t, const char **line, size_t *size);
-/* What is left, at most `cap` bytes or it fails. */
-bool ty_text_rest(ty_text *t, size_t cap, ty_bytes *out);
+/* What is left, at most `most` bytes or it fails. Negative: the default, 2^32 of a plain file, and of gzip data, which
+ * can inflate to a thousand times its size, what ty_inflated_most() says. */
+bool ty_text_rest(ty_text *t, int64_t most, size_t floor, ty_bytes *out);
+/* The longest line, by the same rule; the default is that with a floor of TY_TEXT_FLOOR. */
+void ty_text_limit_lines(ty_text *t, int64_t most);
+
+/* How much `size` bytes of compressed data may inflate to when nobody has said: what files of numbers and text that mean
+ * well do, and no less than `floor`. */
+enum { TY_TEXT_FLOOR = 256 << 20, TY_JSON_FLOOR = 64 << 20, TY_NPZ_FLOOR = 1 << 30 };
+static inline uint64_t ty_inflated_most(uint64_t size, uint64_t floor) { return size > floor / 16 ? size * 16 : floor; }
 
 typedef struct ty_csv_options {
   char delimiter;

@@ -53,10 +53,21 @@ static bool read_all(const ty_zip *z, bool copy, ty_bundle *out) {
   return ok;
 }
 
-bool ty_npz_read(ty_mapping *m, const char *name, bool copy, ty_bundle *out) {
+static bool within(const ty_zip *z, uint64_t most) {
+  uint64_t total = 0;
+  for (size_t i = 0; i < z->count; i++)
+    if (z->entries[i].method != 0 && __builtin_add_overflow(total, z->entries[i].size, &total)) total = UINT64_MAX;
+  return total <= most || ty_fail(TY_EIO,
+                                  "npz %s unpacks to %llu bytes, more than the %llu allowed; the option max "
+                                  "allows more",
+                                  ty_quote_text(z->file), (unsigned long long)total, (unsigned long long)most);
+}
+
+bool ty_npz_read(ty_mapping *m, const char *name, bool copy, int64_t most, ty_bundle *out) {
   *out = (ty_bundle){ 0 };
   ty_zip zip;
-  bool ok = ty_zip_open(&zip, m, name) && read_all(&zip, copy, out);
+  uint64_t allowed = most >= 0 ? (uint64_t)most : ty_inflated_most(m->size, TY_NPZ_FLOOR);
+  bool ok = ty_zip_open(&zip, m, name) && within(&zip, allowed) && read_all(&zip, copy, out);
   ty_zip_close(&zip);
   if (!ok) ty_bundle_free(out);
   return ok;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include "formats.h"
@@ -14,6 +15,8 @@ struct ty_text {
   char *path;
   size_t from; /* where the unread part of `buffer` begins */
   ty_bytes buffer;
+  size_t file_size;
+  int64_t line_most;
   bool ended;
 };
 
@@ -27,6 +30,9 @@ ty_text *ty_text_open(const char *path) {
     t->path = strdup(path);
     t->gz = t->path ? gzdopen(fd, "rb") : NULL;
     if (t->gz) {
+      struct stat info;
+      if (fstat(fd, &info) == 0 && info.st_size > 0) t->file_size = (size_t)info.st_size;
+      t->line_most = -1;
       gzbuffer(t->gz, CHUNK);
       return t;
     }
@@ -67,6 +73,16 @@ static bool more(ty_text *t) {
                                        : message);
 }
 
+static bool within(const ty_text *t, size_t size, int64_t most, size_t floor, const char *what) {
+  uint64_t allowed = most >= 0         ? (uint64_t)most
+                     : gzdirect(t->gz) ? (uint64_t)1 << 32
+                                       : ty_inflated_most(t->file_size, floor);
+  return size <= allowed || ty_fail(TY_EIO, "%s %s more than the %llu bytes allowed; the option max allows more",
+                                    ty_quote_text(t->path), what, (unsigned long long)allowed);
+}
+
+void ty_text_limit_lines(ty_text *t, int64_t most) { t->line_most = most; }
+
 bool ty_text_line(ty_text *t, const char **line, size_t *size) {
   ty_bytes *b = &t->buffer;
   size_t seen = t->from;
@@ -91,15 +107,14 @@ bool ty_text_line(ty_text *t, const char **line, size_t *size) {
       t->from = 0;
     }
     seen = b->size;
-    if (!more(t)) return false;
+    if (!within(t, seen, t->line_most, TY_TEXT_FLOOR, "has a line of") || !more(t)) return false;
   }
 }
 
-bool ty_text_rest(ty_text *t, size_t cap, ty_bytes *out) {
+bool ty_text_rest(ty_text *t, int64_t most, size_t floor, ty_bytes *out) {
   while (!t->ended) {
     if (!more(t)) return false;
-    if (t->buffer.size - t->from > cap)
-      return ty_fail(TY_EIO, "%s has more than the %zu bytes allowed", ty_quote_text(t->path), cap);
+    if (!within(t, t->buffer.size - t->from, most, floor, "has")) return false;
   }
   if (t->from) {
     memmove(t->buffer.data, t->buffer.data + t->from, t->buffer.size - t->from);

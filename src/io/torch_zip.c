@@ -9,7 +9,7 @@
 #include "pickle.h"
 #include "zip.h"
 
-enum { PICKLE_MOST = 64 << 20, DEPTH_MOST = 32, VISITS_MOST = 1 << 22, NAME_MOST = 1000 };
+enum { PICKLE_MOST = 64 << 20, DEPTH_MOST = 32, VISITS_MOST = 1 << 22, NAME_MOST = 1000, POOL_MOST = 256 << 20 };
 
 /* Where a storage lies: its entry, and the tensor over all of it once one was asked for. */
 typedef struct place {
@@ -171,6 +171,8 @@ static ty_tensor *tensor(reader *r, const ty_pickle_value *v) {
 
 static bool keep_text(reader *r, const void *text, size_t size, size_t *at) {
   *at = r->pool.size;
+  if (size > POOL_MOST - r->pool.size) /* one text can be there under many names */
+    return fail(r, "names and texts of more than %d bytes", POOL_MOST);
   return ty_bytes_put(&r->pool, text, size);
 }
 

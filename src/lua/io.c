@@ -237,9 +237,20 @@ static int save_safetensors(lua_State *L) {
   return ty_safetensors_write(path, &b) ? 0 : ty_lua_error(L);
 }
 
-/* load_npz(path [, { mmap = true }]) -> { name = tensor } */
+/* load_npz(path [, { mmap = true, max = by size }]) -> { name = tensor } */
 static int load_npz(lua_State *L) {
-  load_bundle(L, ty_npz_read);
+  static const char *const options[] = { "mmap", "max", NULL };
+  const char *path = ty_io_path(L, 1);
+  ty_io_options(L, 2, options);
+  bool copy = !ty_io_flag(L, 2, "mmap", true);
+  int64_t most = ty_io_count(L, 2, "max", -1, INT64_MAX);
+  ty_bundle *b = ty_io_box(L, sizeof *b, release_bundle);
+  begin(L);
+  ty_mapping *m = ty_mapping_open(path);
+  bool ok = m && ty_npz_read(m, path, copy, most, b);
+  ty_mapping_release(m);
+  if (!ok) return ty_lua_error(L);
+  push_bundle(L, b);
   lua_pop(L, 1);
   return 1;
 }
@@ -407,7 +418,7 @@ static int to_bytes(lua_State *L) {
 
 /* ---- tables of numbers ---- */
 
-/* load_csv(path [, { header = "auto", delimiter = ",", skip = 0, missing = "error", dtype = "f32", max = 2^32 }])
+/* load_csv(path [, { header = "auto", delimiter = ",", skip = 0, missing = "error", dtype = "f32", max = by size }])
  * -> tensor, names or nil */
 static int load_csv(lua_State *L) {
   static const char *const names[] = { "header", "delimiter", "skip", "missing", "dtype", "max", NULL };
@@ -431,13 +442,13 @@ static int load_csv(lua_State *L) {
       luaL_error(L, "option header: expected true, false or \"auto\", got %s", luaL_tolstring(L, -1, NULL));
     o.header = automatic ? -1 : lua_toboolean(L, -1);
   }
-  size_t most = (size_t)ty_io_count(L, 2, "max", TY_IO_TEXT_MOST, PTRDIFF_MAX);
+  int64_t most = ty_io_count(L, 2, "max", -1, PTRDIFF_MAX);
   ty_bytes *header = ty_io_box(L, sizeof *header, release_bytes);
   begin(L);
   ty_handle *h = ty_lua_push_empty(L);
   ty_bytes text = { 0 };
   ty_text *file = ty_text_open(path);
-  if (file && ty_text_rest(file, most, &text))
+  if (file && ty_text_rest(file, most, TY_TEXT_FLOOR, &text))
     h->t = ty_csv_parse((const char *)text.data, text.size, path, &o, header);
   ty_text_close(file);
   ty_bytes_free(&text);

@@ -10,9 +10,6 @@
 void *ty_io_box(lua_State *L, size_t size, void (*release)(void *payload));
 void ty_io_unbox(void *payload); /* at once, and never again */
 
-/* Text files may inflate to this many bytes; the option max says otherwise. */
-#define TY_IO_TEXT_MOST ((int64_t)1 << 32)
-
 /* A path argument: text without NUL. */
 const char *ty_io_path(lua_State *L, int index);
 /* The options table at `index`, or none: raises on keys that are not in `names` (ended by NULL). Returns whether it

@@ -9,15 +9,15 @@
 
 static void release_bytes(void *p) { ty_bytes_free(p); }
 
-/* read(path [, { max = 2^32 }]) -> string; gzip is unpacked */
+/* read(path [, { max = by size }]) -> string; gzip is unpacked */
 static int read_text(lua_State *L) {
   static const char *const options[] = { "max", NULL };
   const char *path = ty_io_path(L, 1);
   ty_io_options(L, 2, options);
-  size_t most = (size_t)ty_io_count(L, 2, "max", TY_IO_TEXT_MOST, PTRDIFF_MAX);
+  int64_t most = ty_io_count(L, 2, "max", -1, PTRDIFF_MAX);
   ty_bytes *bytes = ty_io_box(L, sizeof *bytes, release_bytes);
   ty_text *file = ty_text_open(path);
-  bool ok = file && ty_text_rest(file, most, bytes);
+  bool ok = file && ty_text_rest(file, most, TY_TEXT_FLOOR, bytes);
   ty_text_close(file);
   if (!ok) return ty_lua_error(L);
   lua_pushlstring(L, bytes->size ? (const char *)bytes->data : "", bytes->size);
@@ -54,15 +54,19 @@ static int close_lines(lua_State *L) {
   return 0;
 }
 
-/* for line in lines(path) do: gzip is unpacked; the file closes when the loop ends, however it ends */
+/* for line in lines(path [, { max = bytes of the longest }]) do: gzip is unpacked; the file closes when the loop ends, however it ends */
 static int lines(lua_State *L) {
+  static const char *const options[] = { "max", NULL };
   const char *path = ty_io_path(L, 1);
+  ty_io_options(L, 2, options);
+  int64_t most = ty_io_count(L, 2, "max", -1, PTRDIFF_MAX);
   ty_text **file = lua_newuserdatauv(L, sizeof *file, 0);
   *file = NULL;
   lua_rawgetp(L, LUA_REGISTRYINDEX, &reader_key);
   lua_setmetatable(L, -2);
   *file = ty_text_open(path);
   if (!*file) return ty_lua_error(L);
+  ty_text_limit_lines(*file, most);
   lua_pushvalue(L, -1);
   lua_pushcclosure(L, next_line, 1);
   lua_insert(L, -2);

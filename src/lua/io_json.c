@@ -95,12 +95,15 @@ static int json_decode(lua_State *L) {
 
 static void release_bytes(void *p) { ty_bytes_free(p); }
 
-/* load_json(path) -> value */
+/* load_json(path [, { max = by size }]) -> value; gzip is unpacked */
 int ty_io_load_json(lua_State *L) {
+  static const char *const options[] = { "max", NULL };
   const char *path = ty_io_path(L, 1);
+  ty_io_options(L, 2, options);
+  int64_t most = ty_io_count(L, 2, "max", -1, PTRDIFF_MAX);
   ty_bytes *bytes = ty_io_box(L, sizeof *bytes, release_bytes);
   ty_text *file = ty_text_open(path);
-  bool ok = file && ty_text_rest(file, TY_IO_TEXT_MOST, bytes);
+  bool ok = file && ty_text_rest(file, most, TY_JSON_FLOOR, bytes);
   ty_text_close(file);
   if (!ok) return ty_lua_error(L);
   decode(L, path, (const char *)bytes->data, bytes->size);

@@ -327,5 +327,42 @@ check.test("TensorBoard events", function()
   check.fails(function() writer.scalar({}, "x", 1, 1) end, "event writer expected")
 end)
 
+check.test("compressed files inflate to a limit, which the option max raises", function()
+  -- A file of `megabytes` of the text, gzipped: about a thousandth of it.
+  local function bomb(name, text, megabytes)
+    local path = file(name)
+    assert(os.execute(("yes '%s' | tr -d '\\n' | head -c %d | gzip -1 > '%s'"):format(text, megabytes << 20, path)))
+    return path
+  end
+  local allowed = "bytes allowed; the option max allows more"
+  local numbers, json = bomb("bomb.csv.gz", "1,", 258), bomb("bomb.json.gz", "[],", 65)
+  check.fails(function() ty.io.load_csv(numbers) end, allowed)
+  check.fails(function() ty.io.read(numbers) end, "has more than the 268435456 " .. allowed)
+  check.fails(function() for _ in ty.io.lines(numbers) do check.ok(false, "no line") end end, "a line of more than the")
+  check.fails(function() ty.io.load_json(json) end, "has more than the 67108864 " .. allowed)
+  local small = bomb("small.txt.gz", "ab", 2)
+  check.equal(#ty.io.read(small), 2 << 20)
+  check.fails(function() ty.io.read(small, { max = 1000 }) end, "more than the 1000 " .. allowed)
+  check.equal(#ty.io.read(json, { max = 1 << 29 }), 65 << 20)
+  check.fails(function() ty.io.lines(small, { max = 100 })() end, "has a line of more than the 100 " .. allowed)
+  check.fails(function() ty.io.load_json(json, { max = -1 }) end, "option max")
+  local npz = file "zeros.npz"
+  ty.io.save_npz(npz, { a = ty.zeros(1 << 20), b = ty.zeros(1 << 20) }, { compress = true })
+  check.equal(ty.io.load_npz(npz).a:numel(), 1 << 20)
+  check.fails(function() ty.io.load_npz(npz, { max = 5 << 20 }) end, "more than the 5242880 allowed; the option max")
+  check.fails(function() ty.data.npz(npz, { max = 5 << 20 }) end, "the option max")
+end)
+
+check.test("a number longer than numbers are is an error, not a name", function()
+  local path = file "long.csv"
+  for _, text in ipairs { ("1"):rep(5000), "a,b\n1," .. ("0"):rep(2000) .. "1\n",
+    "\"" .. ("x"):rep(3000) .. "\"\n1\n" } do
+    ty.io.write_atomic(path, text)
+    check.fails(function() ty.io.load_csv(path) end, "a cell of %d+ characters; 1023 are the most")
+  end
+  ty.io.write_atomic(path, ("0"):rep(1000) .. "7,1\n")
+  check.equal(ty.io.load_csv(path):tolist(), { { 7, 1 } })
+end)
+
 scratch.clean()
 check.finish()
