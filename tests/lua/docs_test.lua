@@ -33,7 +33,8 @@ local commands = {
 -- must be there, and each recipe's quick run is a test of its own.
 local inline = {
   ["./run"] = "the prompt", ["./run doctor"] = "tests/cli", ["./run --help"] = "tests/cli",
-  ["./run recipes"] = "tests/cli", ["./run test "] = "the test of that name", ["./run bench"] = "takes minutes",
+  ["./run build"] = "builds what runs this", ["./run recipes"] = "tests/cli", ["./run test "] = "the test of that name",
+  ["./run bench"] = "takes minutes",
   ["cmake --"] = "builds what runs this", ["luarocks "] = "builds what runs this", ["tycho -e "] = "tests/cli",
 }
 
