@@ -121,6 +121,14 @@ end
 
 -- ---- the list ----
 
+-- Whether a table is what some file gives to require.
+local function is_loaded(t)
+  for _, value in next, package.loaded do
+    if value == t then return true end
+  end
+  return false
+end
+
 local function collect()
   local ty = require "tycho"
   local list, seen, is_op, placed = {}, {}, {}, {}
@@ -144,7 +152,8 @@ local function collect()
       if ok and not hidden[key] and not is_op[value or false] then
         local class = names.is_class(value)
         if type(value) == "function" or class then add(prefix .. key, value, module) end
-        if type(value) == "table" and not seen[value] and not of_class then
+        local holds_names = class or prefix == "" or is_loaded(value) -- other tables are values
+        if type(value) == "table" and holds_names and not seen[value] and not of_class then
           inner[#inner + 1] = { prefix .. key .. (class and ":" or "."), value }
         end
         if type(value) == "function" or type(value) == "table" then seen[value] = true end

@@ -109,6 +109,8 @@ function sources.comment_of(f, name, is_class)
   if path then
     comment, where, number = find_definition(path, short)
     if comment then return comment, where, number end
+    comment = path:match("([%w_]+)%.lua$") == short and sources.head(path) -- a file that is this function
+    if comment then return comment, path, line end
     local folder = path:match("^(.*/)")
     for _, file in ipairs(folder and lua_files(folder) or {}) do
       comment, where, number = find_definition(file, short)

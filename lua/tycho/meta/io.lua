@@ -169,6 +169,11 @@ function ty.io.stat(path) end
 ---@return boolean
 function ty.io.exists(path) end
 
+--- The checksum of a file's bytes, as zlib's crc32.
+---@param path string
+---@return integer
+function ty.io.crc32(path) end
+
 --- Names in a folder, in byte order.
 ---@param path? string
 ---@return string[]
