@@ -21,7 +21,8 @@ Objective.__index = Objective
 ---@return Objective
 local function new(options)
   local o = ty.nn.options("Objective", options, { schedule = none, predict = "epsilon", times = times.uniform(),
-    weighting = weighting.uniform(), data = 0.5, drop = 0, null = none, keep = none })
+    weighting = weighting.uniform(), data = 0.5, drop = 0, null = none, keep = none },
+    { drop = false }) -- a number or a table
   if type(o.schedule) ~= "table" then
     error("Objective: schedule: expected a schedule such as diffusion.schedule.flow(), got " .. type(o.schedule), 2)
   end

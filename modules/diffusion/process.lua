@@ -64,7 +64,7 @@ end
 ---@return Process
 function M.Flow(options)
   local o = ty.nn.options("Flow", options, { times = times.logit_normal(), shift = 1, weighting = weightings.uniform(),
-    drop = 0.1, null = none, keep = none })
+    drop = 0.1, null = none, keep = none }, { drop = false })
   local objective = new_objective { schedule = schedules.flow { shift = o.shift }, predict = "flow", times = o.times,
     weighting = o.weighting, drop = o.drop, null = o.null, keep = o.keep }
   return new(objective, { solver = solvers.heun(), steps = 20 })
@@ -77,7 +77,7 @@ end
 function M.DDPM(options)
   local o = ty.nn.options("DDPM", options, { steps = 1000, betas = "cosine", beta_start = none, beta_end = none,
     zero_snr = false, predict = "epsilon", times = times.uniform(), weighting = weightings.uniform(), drop = 0.1,
-    null = none, keep = none, clip = 1 })
+    null = none, keep = none, clip = 1 }, { betas = false, drop = false, clip = false })
   local schedule = schedules.discrete { steps = o.steps, betas = o.betas, beta_start = o.beta_start,
     beta_end = o.beta_end, zero_snr = o.zero_snr }
   local objective = new_objective { schedule = schedule, predict = o.predict, times = o.times,
@@ -92,7 +92,7 @@ end
 ---@return Process
 function M.EDM(options)
   local o = ty.nn.options("EDM", options, { sigma_min = 0.002, sigma_max = 80, rho = 7, data = 0.5,
-    times = times.log_normal(), drop = 0.1, null = none, keep = none })
+    times = times.log_normal(), drop = 0.1, null = none, keep = none }, { drop = false })
   local schedule = schedules.exploding { sigma_min = o.sigma_min, sigma_max = o.sigma_max, rho = o.rho }
   local objective = new_objective { schedule = schedule, predict = "edm", data = o.data, times = o.times,
     weighting = weightings.edm { data = o.data }, drop = o.drop, null = o.null, keep = o.keep }

@@ -47,7 +47,8 @@ end
 ---@return Sampler
 local function new(options)
   local o = ty.nn.options("Sampler", options, { schedule = none, predict = "epsilon", data = 0.5,
-    solver = solvers.ddim(), guidance = none, spacing = spacings.trailing(), steps = 50, clip = false, parts = {} })
+    solver = solvers.ddim(), guidance = none, spacing = spacings.trailing(), steps = 50, clip = false, parts = {} },
+    { clip = false }) -- false, a number or a function
   if type(o.schedule) ~= "table" then
     error("Sampler: schedule: expected a schedule such as diffusion.schedule.flow(), got " .. type(o.schedule), 2)
   end

@@ -25,7 +25,8 @@ local function read_levels(o)
   local result = {}
   for i, level in ipairs(o.levels) do
     if math.type(level) == "integer" then level = { channels = level } end
-    local l = nn.options("UNet", level, { channels = nn.none, layers = o.layers, attention = false })
+    local l = nn.options("UNet", level, { channels = nn.none, layers = o.layers, attention = false },
+      { attention = "a boolean or a table" })
     local where = ("levels[%d]"):format(i)
     if math.type(l.channels) ~= "integer" or l.channels < 1 or l.channels % o.groups ~= 0 then
       error(("UNet: %s.channels: expected a multiple of the %d groups, got %s"):format(where, o.groups,

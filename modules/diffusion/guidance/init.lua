@@ -48,7 +48,8 @@ ClassifierFree.__index = ClassifierFree
 -- itself. options: scale (1; a number, or a function of the point); interval ({ low, high } of sigma / alpha: outside
 -- of it the plain conditional prediction; Kynkäänniemi et al. 2024), rescale (0: see guidance.rescale).
 function M.classifier_free(options)
-  local self = ty.nn.options("guidance.classifier_free", options, { scale = 1, interval = ty.nn.none, rescale = 0 })
+  local self = ty.nn.options("guidance.classifier_free", options, { scale = 1, interval = ty.nn.none, rescale = 0 },
+    { scale = false })
   if type(self.scale) ~= "number" and type(self.scale) ~= "function" then
     error("guidance.classifier_free: scale: expected a number or a function, got " .. type(self.scale), 2)
   end

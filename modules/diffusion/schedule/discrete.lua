@@ -56,7 +56,8 @@ end
 local function new(options)
   local none = ty.nn.none
   local self = ty.nn.options("schedule.discrete", options,
-    { steps = 1000, betas = "linear", beta_start = none, beta_end = none, zero_snr = false })
+    { steps = 1000, betas = "linear", beta_start = none, beta_end = none, zero_snr = false },
+    { betas = false })
   local betas = self.betas
   if type(betas) == "string" then
     local make = makers[betas]

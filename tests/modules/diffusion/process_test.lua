@@ -21,8 +21,8 @@ check.test("flow: the loss of the right velocity is 0, samples of a point are th
     local x = flow:sample(known.point(flow.schedule, "flow", 0.7), { 5, 3 }, { steps = 4, solver = s })
     check.close(x:tolist(), ty.full({ 5, 3 }, 0.7):tolist(), 1e-5)
   end
-  check.fails(function() diffusion.Flow { times = "noon" } end, "Objective: times: expected a value of diffusion.times")
-  check.fails(function() flow:sample(nil, { 1, 1 }, { solver = "rk4" }) end, "Sampler: solver: expected a value")
+  check.fails(function() diffusion.Flow { times = "noon" } end, "Flow: times: expected a function")
+  check.fails(function() flow:sample(nil, { 1, 1 }, { solver = "rk4" }) end, "Sampler: solver: expected a table")
   check.fails(function() flow:loss(nil, ty.zeros(2, 1), ty.tensor { 1, 2 }) end,
     "Objective.loss: condition: expected a table such as { labels = labels }, got a tensor")
 end)
