@@ -366,4 +366,43 @@ check.test("the digits", function()
   check.equal({ #training, #held_out }, { 1437, 360 })
 end)
 
+check.test("wrong arguments of data and train are errors that say what was expected", function()
+  local ds = numbers(4)
+  local loader = data.DataLoader(ds)
+  local values = { 5, -1, 1.5, "/proc/nothing/x", true, {}, print, ty.zeros(2), ds, { 1, 2 }, { "a" }, { a = 1 }, 0 / 0,
+    loader }
+  local functions, state = {}, 1
+  for _, module in ipairs { "data", "train" } do
+    for name, fn in pairs(ty[module]) do functions[module .. "." .. name] = fn end
+  end
+  for _, name in ipairs { "get", "each", "batch" } do
+    functions["dataset:" .. name] = function(...) return ds[name](ds, ...) end
+  end
+  functions["loader:load_state_dict"] = function(...) return data.DataLoader(ds):load_state_dict(...) end
+  local names = {}
+  for name in pairs(functions) do names[#names + 1] = name end
+  table.sort(names)
+  local function any() -- nil among them
+    state = (state * 1103515245 + 12345) & 0x7fffffff
+    return values[(state >> 12) % (#values + 1) + 1]
+  end
+  for _, name in ipairs(names) do
+    for i = 1, 60 do
+      local ok, problem = pcall(functions[name], table.unpack({ any(), any(), any() }, 1, i % 4))
+      local text = tostring(problem)
+      local raw = not ok and (text:find "attempt to" or text:find "bad argument")
+      if raw then check.ok(false, name .. ": " .. text) end
+    end
+  end
+  check.fails(function() data.DataLoader(5) end, "DataLoader: dataset: expected a dataset (get(i) and a length), got 5")
+  check.fails(function() data.split(ds) end, "data.split: parts: expected a list of numbers >= 0, got nil")
+  check.fails(function() data.split(ds, {}) end, "data.split: parts: expected at least one")
+  check.fails(function() data.map(ds) end, "data.map: fn: expected a function, got nil")
+  check.fails(function() data.concat(ds) end, "data.concat: list: expected a list of datasets, got one dataset")
+  check.fails(function() data.concat { ds, 3 } end, "data.concat: element 2: expected a dataset")
+  check.fails(function() data.subset(ds, { 4 }) end, "data.subset: positions: expected 0 to 3, got 4 to 4")
+  check.fails(function() ty.train.steps(5, 10) end,
+    "train.steps: loader: expected a DataLoader, a function or nil, got 5")
+end)
+
 check.finish()
