@@ -355,7 +355,7 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
   w.options = options;
   w.options.keep_graph |= options.create_graph;
   bool was = ty_set_grad_enabled(options.create_graph), ok = true;
-  bool resting = ty_weights_let_rest(false);
+  bool resting = ty_set_weights_at_rest(false);
   int casting = ty_autocast_set(TY_DTYPE_DEFAULT);
   ty_scope scope;
   ty_scope_open(&scope);
@@ -393,7 +393,7 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
   if (w.nodes != w.few) free(w.nodes);
   ty_scope_close(&scope);
   ty_set_grad_enabled(was);
-  ty_weights_let_rest(resting);
+  ty_set_weights_at_rest(resting);
   ty_autocast_dtype = casting;
   for (int i = 0; i < ninputs && ok; i++)
     if (!results[i] && !options.allow_unused)

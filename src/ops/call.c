@@ -54,8 +54,9 @@ static bool is_number(const ty_op *op, const ty_value *arg, int i) {
          arg[i].t->v.ndim == 0;
 }
 
-/* The GPU that those operands make an op's, or the CPU: the usual case. */
-static int numbers_meet(const ty_op *op, const ty_value *arg) {
+/* The GPU on which an op has to run because such a number stands beside tensors of that GPU; TY_CPU, the usual case,
+ * when there is no such pair. */
+static int gpu_for_numbers(const ty_op *op, const ty_value *arg) {
   bool any = false;
   int device = TY_CPU;
   for (int i = 0; i < op->nargs; i++) {
@@ -66,8 +67,9 @@ static int numbers_meet(const ty_op *op, const ty_value *arg) {
   return any ? device : TY_CPU;
 }
 
-/* Those that want a gradient go there, so that it finds its way back. */
-static bool take_numbers(const ty_op *op, ty_value *arg, int device) {
+/* Replaces each such number by its value. One that requires a gradient is copied to the GPU instead: the copy is recorded,
+ * and the gradient comes back through it. */
+static bool replace_numbers(const ty_op *op, ty_value *arg, int device) {
   for (int i = 0; i < op->nargs; i++) {
     if (!is_number(op, arg, i)) continue;
     ty_tensor *t = arg[i].t;
@@ -148,7 +150,7 @@ static bool fail_as(const ty_op *op) {
   return ty_op_fail_(op, ty_error_code(), "%s", ty_error());
 }
 
-static _Thread_local bool recorded;            /* what runs is a part of an op that is being recorded */
+static _Thread_local bool recorded;            /* the op that runs is part of one that is being recorded */
 static _Thread_local bool weights_rest = true; /* outside of a backward pass */
 
 static bool run_forward(const ty_op *op, const ty_value *arg, ty_tensor **out, bool *record) {
@@ -195,11 +197,11 @@ static bool call(const ty_op *op, const ty_value *arg, ty_tensor **out) {
   return ok;
 }
 
-/* Whether some arguments are to be replaced before the call; *device: see numbers_meet(). */
+/* Whether some arguments are to be replaced before the call; *device: see gpu_for_numbers(). */
 static bool wants_others(const ty_op *op, const ty_value *arg, int *device) {
   bool casts = ty_autocast_dtype != TY_DTYPE_DEFAULT && (op->flags & (AUTO_HALF | AUTO_FULL));
   bool operand = op->args[0].kind == TY_ARG_OPERAND || op->id == TY_OP_where;
-  *device = operand ? numbers_meet(op, arg) : TY_CPU;
+  *device = operand ? gpu_for_numbers(op, arg) : TY_CPU;
   return casts || *device != TY_CPU;
 }
 
@@ -213,7 +215,7 @@ bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
   memcpy(others, arg, sizeof *arg * op->nargs);
   ty_scope scope;
   ty_scope_open(&scope);
-  bool ok = (device == TY_CPU || take_numbers(op, others, device)) &&
+  bool ok = (device == TY_CPU || replace_numbers(op, others, device)) &&
             (ty_autocast_dtype == TY_DTYPE_DEFAULT || !(op->flags & (AUTO_HALF | AUTO_FULL)) ||
              ty_autocast(op, others)) &&
             call(op, others, out);
@@ -280,7 +282,7 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
   if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
   if (arg[0].kind != TY_TENSOR)
     return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor to write into", op->args[0].name);
-  int device = numbers_meet(op, arg), casting = ty_autocast_set(TY_DTYPE_DEFAULT);
+  int device = gpu_for_numbers(op, arg), casting = ty_autocast_set(TY_DTYPE_DEFAULT);
   bool ok;
   if (device == TY_CPU || is_number(op, arg, 0)) {
     ok = call_inplace(op, arg);
@@ -289,7 +291,7 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
     memcpy(others, arg, sizeof *arg * op->nargs);
     ty_scope scope;
     ty_scope_open(&scope);
-    ok = take_numbers(op, others, device) && call_inplace(op, others);
+    ok = replace_numbers(op, others, device) && call_inplace(op, others);
     ty_scope_close(&scope);
   }
   ty_autocast_dtype = casting;
@@ -332,7 +334,7 @@ ty_storage *ty_weights_at_rest(const ty_tensor *weight) {
   return rests && weight->storage->settled ? weight->storage : NULL;
 }
 
-bool ty_weights_let_rest(bool on) {
+bool ty_set_weights_at_rest(bool on) {
   bool was = weights_rest;
   weights_rest = on;
   return was;

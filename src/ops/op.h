@@ -183,7 +183,7 @@ bool ty_run_kernel_on(ty_op_id kernel, int device, const ty_view *const *out, in
 /* That storage of a weight; NULL in a backward pass and when gradients are being recorded for it, after which it
  * changes. */
 ty_storage *ty_weights_at_rest(const ty_tensor *weight);
-bool ty_weights_let_rest(bool on); /* on this thread; returns what it was */
+bool ty_set_weights_at_rest(bool on); /* on this thread; returns what it was */
 bool ty_launch_kernel(ty_op_id kernel, ty_tensor *const *out, int nout, ty_tensor *const *in, int nin,
                       const void *params);
 

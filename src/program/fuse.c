@@ -39,7 +39,7 @@ static bool walks_forward(const ty_view *v) {
 }
 
 static bool fits(const ty_program *p, const launch *l, const ty_view *shape) {
-  if (p->device != TY_CPU) return false; /* its kernels wait for no cache */
+  if (p->device != TY_CPU) return false; /* blocks of this size pay by the caches of a CPU only */
   if (l->hook >= 0 || !ty_program_elementwise[l->id] || l->nout != 1) return false;
   const operand *o = p->operands.v + l->first;
   if (!o->view.contiguous || o->view.count < LEAST || o->slot < 0) return false;
