@@ -65,6 +65,7 @@ function Compiled:device() return self.model.device and self.model:device() or "
 ---@param model Module
 ---@return CompiledNetwork
 local function compiled(model)
+  require("tycho.arguments").expect("diffusion.compiled", "model", model, "a table")
   local self = setmetatable({ model = model, null_label = model.null_label, replays = {} }, Compiled)
   if model.null_condition then
     self.null_condition = function(_, condition) return model:null_condition(condition) end

@@ -8,6 +8,7 @@
 -- empty table (or nil) is the condition of a network that has none. The functions here never look at the names of the
 -- keys, so a network may invent its own.
 local ty = require "tycho"
+local expect = require("tycho.arguments").expect
 
 local M = {}
 
@@ -30,14 +31,20 @@ local function check_table(who, value)
 end
 M.check = check_table
 
-local function map(condition, fn, path)
+local DEEPEST = 16 -- levels of tables: a circle has more
+
+local function map(condition, fn, path, depth)
   local result = {}
+  depth = depth or 1
+  if depth > DEEPEST then
+    require("tycho.arguments").fail("condition: expected at most %d levels of tables, got more at %s", DEEPEST, path)
+  end
   for _, key in ipairs(sorted(condition)) do
     local value, here = condition[key], join(path, key)
     if ty.is_tensor(value) then
       result[key] = fn(value, here)
     elseif type(value) == "table" then
-      result[key] = map(value, fn, here)
+      result[key] = map(value, fn, here, depth + 1)
     else
       result[key] = value
     end
@@ -51,6 +58,7 @@ end
 ---@return table
 function M.map(condition, fn)
   check_table("condition.map", condition)
+  expect("condition.map", "fn", fn, "a function")
   return map(condition, fn, "")
 end
 
@@ -134,6 +142,8 @@ end
 ---@param conditions table[]
 ---@return table
 function M.concat(conditions)
+  expect("condition.concat", "conditions", conditions, "a list of tables")
+  expect("condition.concat", "conditions[1]", conditions[1], "a table")
   for i, condition in ipairs(conditions) do
     if type(condition) ~= "table" then
       error(("condition.concat: condition %d: expected a table, got %s"):format(i, type(condition)), 2)
@@ -155,6 +165,8 @@ end
 ---@return table
 function M.null(model, condition, given, keep)
   check_table("condition.null", condition)
+  expect("condition.null", "given", given, "a table or nil")
+  expect("condition.null", "keep", keep, "a table or nil")
   local is_table = type(model) == "table"
   local own = is_table and model.null_condition and model:null_condition(condition) or {}
   local result = {}

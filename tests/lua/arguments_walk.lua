@@ -12,6 +12,10 @@ local objects = dofile(here .. "arguments_objects.lua")
 
 local gptq = "a step of GPTQ, which quant.eora and prune.sparsegpt call with what they have checked"
 
+local layers = "of what networks are made: called by the files of tycho.models, once a layer"
+local sampling = "called by samplers, once a step, with what they have made"
+local checks = "a check, which other functions call about what they were given"
+
 local declared = "called by recipe.declare with what a recipe declares, which is no user's argument"
 
 -- Names of functions that are not called, and why.
@@ -27,8 +31,12 @@ local skipped = {
   ["quant.gptq.check_solver"] = gptq, ["quant.gptq.error"] = gptq,
   ["hub.gguf"] = "the parts of the reader that hub.load calls with what a file holds, which the fuzzers make hostile",
   ["llm.trials"] = "what recipes share: a call trains a model",
-  ["data"] = "its errors are mended next", ["train"] = "its errors are mended next",
-  ["data.expect_dataset"] = "a check, which other modules call about the data sets that they are given",
+  ["models.layers"] = layers, ["models.rotary"] = layers, ["models.classifier"] = layers,
+  ["diffusion.solver.frame"] = sampling, ["diffusion.guidance.rescale"] = sampling,
+  ["diffusion.prediction.new"] = sampling, ["diffusion.condition.keys"] = sampling,
+  ["diffusion.condition.like"] = sampling, ["diffusion.condition.check_batch"] = checks,
+  ["diffusion.condition.check"] = checks, ["diffusion.guidance.read"] = checks,
+  ["diffusion.prediction.check"] = checks, ["data.expect_dataset"] = checks,
   ["core"] = "the table that ty itself is made of",
   ["tokenizer_core"] = "called by ty.tokenizer, which is walked",
   ["program"] = "called by ty.compile and the optimizers, which are walked",

@@ -14,6 +14,9 @@ local M = {}
 ---@param scale Tensor
 ---@return Tensor
 function M.modulate(x, shift, scale)
+  options.expect("modulate", "x", x, "a tensor")
+  options.expect("modulate", "shift", shift, "a tensor")
+  options.expect("modulate", "scale", scale, "a tensor")
   for _ = 1, x.ndim - 2 do shift, scale = shift:unsqueeze(1), scale:unsqueeze(1) end
   return x * (scale + 1) + shift
 end

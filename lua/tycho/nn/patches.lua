@@ -13,6 +13,7 @@ local M = {}
 ---@return Tensor
 function M.patchify(x, patch)
   options.positive("patchify", "patch", patch)
+  options.expect("patchify", "x", x, "a tensor")
   local shape = x.shape
   if #shape ~= 4 or shape[3] % patch ~= 0 or shape[4] % patch ~= 0 then
     error(("patchify: x: expected [n, channels, height, width] with sides that patch %d divides, got [%s]"):format(

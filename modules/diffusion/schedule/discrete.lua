@@ -57,7 +57,7 @@ local function new(options)
   local none = ty.nn.none
   local self = ty.nn.options("schedule.discrete", options,
     { steps = 1000, betas = "linear", beta_start = none, beta_end = none, zero_snr = false },
-    { betas = false })
+    { betas = "a string or a list of numbers", beta_start = "a number in [0, 1]", beta_end = "a number in [0, 1]" })
   local betas = self.betas
   if type(betas) == "string" then
     local make = makers[betas]
