@@ -7,7 +7,7 @@
 #include "scalar.h"
 
 typedef struct ty_reach {
-  int64_t t, s, window, sinks; /* window < 0: none */
+  int64_t s, shift, window, sinks; /* shift: the key at which query 0 stands; window < 0: none */
   bool causal;
   const int64_t *begins; /* NULL, or where packed sequences begin and the last one ends */
   int64_t step, count;
@@ -19,7 +19,11 @@ typedef struct ty_span {
 } ty_span;
 
 static inline ty_reach ty_reach_of(int64_t t, int64_t s, const ty_p_attention *p, const ty_view *begins) {
-  ty_reach r = { t, s, p->window < s + t ? p->window : -1, p->sinks < s ? p->sinks : s, p->causal, NULL, 0, 0 };
+  ty_reach r = { .s = s,
+                 .shift = p->upper_left ? 0 : s - t,
+                 .window = p->window < s + t ? p->window : -1,
+                 .sinks = p->sinks < s ? p->sinks : s,
+                 .causal = p->causal };
   if (!begins) return r;
   r.begins = (const int64_t *)begins->data;
   r.step = begins->stride[0];
@@ -29,7 +33,7 @@ static inline ty_reach ty_reach_of(int64_t t, int64_t s, const ty_p_attention *p
 
 /* Bounds never fall from one position to the next. A span may be empty, with low >= high. */
 TY_INLINE ty_span ty_span_of(const ty_reach *r, int64_t pos) {
-  int64_t here = pos + r->s - r->t; /* the key that stands at the query's own position */
+  int64_t here = pos + r->shift; /* the key that stands at the query's own position */
   int64_t from = 0, to = r->s;
   if (r->begins) {
     int64_t before = 0, after = r->count; /* how many sequences begin up to here */

@@ -52,6 +52,19 @@ static bool check_reach(ty_call *c, int sinks, ty_tensor **begins) {
   return (*begins = ty_to(x, TY_I64)) != NULL;
 }
 
+static const char *const corners[] = { "lower_right", "upper_left", NULL };
+
+/* From the arguments at these places; scale and window follow causal. */
+static bool take_params(ty_call *c, int causal, int sinks, int corner, int64_t width, ty_p_attention *p) {
+  int at = ty_check_choice(c, corner, corners);
+  *p = (ty_p_attention){ .scale = ty_attention_scale(c->arg[causal + 1].f, width),
+                         .causal = c->arg[causal].i,
+                         .upper_left = at == 1,
+                         .window = c->arg[causal + 2].i,
+                         .sinks = c->arg[sinks].i };
+  return at >= 0;
+}
+
 bool fwd_attention(ty_call *c) {
   const ty_scaled_dot_product_attention_args *a = TY_ARGS(scaled_dot_product_attention, c);
   ty_tensor *q = a->q.t, *mask = a->mask.t, *begins;
@@ -60,10 +73,8 @@ bool fwd_attention(ty_call *c) {
   ty_dtype wide = ty_is_half(ty_dtype_of(q)) ? TY_F32 : ty_dtype_of(q);
   if (!ty_out(c, 0, ty_device_of(q), ty_dtype_of(q), 4, size) || !ty_out(c, 1, ty_device_of(q), wide, 3, size))
     return false;
-  ty_p_attention p = { .scale = ty_attention_scale(a->scale.f, q->v.size[3]),
-                       .causal = a->causal.i,
-                       .window = a->window.i,
-                       .sinks = a->sinks.i };
+  ty_p_attention p;
+  if (!take_params(c, 4, 7, 9, q->v.size[3], &p)) return false;
   return ty_launch(c, (ty_tensor *[]){ q, a->k.t, a->v.t, mask, begins }, 5, &p);
 }
 
@@ -95,10 +106,8 @@ bool fwd_attention_backward(ty_call *c) {
     for (int i = 1; i <= mask->v.ndim; i++) size[4 - i] = mask->v.size[mask->v.ndim - i];
   }
   if (!ty_out(c, 3, ty_device_of(q), wide, 4, size) || !expand_mask(&mask, q, k)) return false;
-  ty_p_attention p = { .scale = ty_attention_scale(a->scale.f, q->v.size[3]),
-                       .causal = a->causal.i,
-                       .window = a->window.i,
-                       .sinks = a->sinks.i };
+  ty_p_attention p;
+  if (!take_params(c, 7, 11, 13, q->v.size[3], &p)) return false;
   return ty_launch(c, (ty_tensor *[]){ g, q, k, v, y, lse, mask, begins }, 8, &p);
 }
 
@@ -113,7 +122,8 @@ static ty_tensor *visible(ty_vjp *c, int64_t t, int64_t s, bool *all) {
   *all = !a->causal.i && a->window.i < 0 && !a->cu_seqlens.t;
   if (*all) return NULL;
   ty_tensor *keys = ty_arange(0, s, 1, TY_I64, device), *begin = NULL;
-  ty_tensor *here = ty_unsqueeze(ty_arange(s - t, s, 1, TY_I64, device), 1);
+  int64_t shift = strcmp(a->corner.s, corners[1]) == 0 ? 0 : s - t;
+  ty_tensor *here = ty_unsqueeze(ty_arange(shift, shift + t, 1, TY_I64, device), 1);
   ty_tensor *ahead = ty_sub(keys, here), *see = a->causal.i ? ty_le(ahead, 0) : NULL;
   if (a->cu_seqlens.t) { /* the number of beginnings up to a position is that of its sequence */
     ty_tensor *begins = ty_to(a->cu_seqlens.t, TY_I64);
@@ -187,7 +197,7 @@ bool vjp_attention(ty_vjp *c) {
   if (!ty_vjp_plain()) return composed(c);
   ty_tensor *d[4] = { NULL };
   ty_attention_backward(c->g[0], a->q.t, a->k.t, a->v.t, c->out[0], c->out[1], a->mask.t, a->causal.i, a->scale.f,
-                        a->window.i, c->need[3], a->sinks.i, a->cu_seqlens.t, d);
+                        a->window.i, c->need[3], a->sinks.i, a->cu_seqlens.t, a->corner.s, d);
   for (int i = 0; i < 3; i++) c->dx[i] = d[i];
   if (c->need[3]) c->dx[3] = ty_reshape(d[3], ty_vjp_size(c, 3));
   return true;

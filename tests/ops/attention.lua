@@ -17,9 +17,10 @@ return function(row, T)
       while n < #cu and cu[n + 1] <= j do n = n + 1 end
       return n, cu[n]
     end
-    local own = cu and sequence(i + s - t)
+    local here = i + (opts.corner == "upper_left" and 0 or s - t)
+    local own = cu and sequence(here)
     for j = 0, s - 1 do
-      local ahead, x, first = j - (i + s - t), 0.0, j
+      local ahead, x, first = j - here, 0.0, j
       for e = 0, d - 1 do x = x + at(q, { b, h, i, e }) * at(k, { b, h // group, j, e }) end
       x = x * scale
       if cu then
@@ -152,6 +153,18 @@ return function(row, T)
         T { 1, 2, 0, 2 } },
       { T { 0, 2, 3, 4 }, T { 0, 2, 3, 4 }, T { 0, 2, 3, 4 } }, { T { 1, 2, 3, 4 }, T { 1, 2, 3, 4 },
         T { 1, 2, 3, 0 } },
+      -- The first query at the first key: fewer and more queries than keys, with all that positions decide.
+      { T { 1, 4, 3, 4 }, T { 1, 2, 6, 4 }, T { 1, 2, 6, 3 }, opts = { causal = true, corner = "upper_left" } },
+      { T { 1, 1, 6, 2 }, T { 1, 1, 4, 2 }, T { 1, 1, 4, 2 }, T { 6, 4 },
+        opts = { causal = true, corner = "upper_left" } },
+      { T { 2, 2, 3, 4 }, T { 2, 1, 7, 4 }, T { 2, 1, 7, 4 }, T { 2, 1, 1, 7, bool = true },
+        opts = { causal = true, window = 1, sinks = 1, corner = "upper_left" } },
+      { T { 1, 1, 5, 3 }, T { 1, 1, 9, 3 }, T { 1, 1, 9, 3 },
+        opts = { window = 2, corner = "upper_left", cu_seqlens = T { 3, values = { 0, 4, 9 }, dtype = "i64" } } },
+      { T { 1, 2, 70, 5 }, T { 1, 1, 90, 5 }, T { 1, 1, 90, 18 }, opts = { causal = true, corner = "upper_left" },
+        grad = false },
+      { T { 1, 2, 75, 8 }, T { 1, 1, 150, 8 }, T { 1, 1, 150, 8 }, opts = { causal = true, corner = "upper_left" },
+        dtypes = half, grad = false },
     },
     ref = attention,
     errors = {
@@ -169,6 +182,8 @@ return function(row, T)
         match = "mask: expected a bool or float" },
       { T { 1, 2, 3, 4, dtype = "f64" }, T { 1, 2, 3, 4, dtype = "f32" }, T { 1, 2, 3, 4, dtype = "f64" },
         match = { "one dtype", "f64", "f32" } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { corner = "top" },
+        match = { "corner: expected one of", "lower_right", "upper_left", "top" } },
       { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { sinks = -1 }, match = "sinks: expected 0 or more" },
       { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { cu_seqlens = T { 2, 1, int = { 0, 2 } } },
         match = { "cu_seqlens: expected [n + 1]", "[2, 1]" } },
@@ -270,6 +285,11 @@ return function(row, T)
         T { 1, 2, 64, 8 }, T { 1, 2, 64 }, opts = { scale = 0.2 } },
       { T { 1, 2, 65, 8 }, T { 1, 2, 65, 8, range = moderate }, T { 1, 2, 65, 8, range = moderate }, T { 1, 2, 65, 8 },
         T { 1, 2, 65, 8 }, T { 1, 2, 65 }, opts = { causal = true } },
+      -- The first query at the first key.
+      { T { 2, 2, 3, 2 }, T { 2, 2, 3, 4 }, T { 2, 1, 5, 4 }, T { 2, 1, 5, 2 }, T { 2, 2, 3, 2 }, T { 2, 2, 3 },
+        T { 2, 1, 5 }, opts = { causal = true, window = 1, mask_grad = true, corner = "upper_left" } },
+      { T { 1, 1, 75, 8 }, T { 1, 1, 75, 8, range = small }, T { 1, 1, 150, 8 }, T { 1, 1, 150, 8 }, T { 1, 1, 75, 8 },
+        T { 1, 1, 75, range = { 4, 6 } }, opts = { causal = true, corner = "upper_left" }, dtypes = half },
     },
     ref = backward,
     dtype = function(dtype, i) return i == 4 and wide(dtype) or dtype end,
