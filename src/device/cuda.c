@@ -28,7 +28,8 @@ static void load(void) {
     snprintf(path, sizeof path, "%.*slibtycho_cuda.so", slash ? (int)(slash - here.dli_fname + 1) : 0, here.dli_fname);
     FILE *f = fopen(path, "rb");
     if (!f) {
-      snprintf(problem, sizeof problem, "this build has no CUDA kernels (./run build --cuda builds them where nvcc is)");
+      snprintf(problem, sizeof problem,
+               "this build has no CUDA kernels (./run build --cuda builds them where nvcc is)");
       return;
     }
     fclose(f);
