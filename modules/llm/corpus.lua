@@ -83,7 +83,8 @@ end
 function M.open(options)
   local none = ty.nn.none
   local o = ty.nn.options("llm.corpus.open", options, { folder = "", text = none, every = 10, validation = false,
-    vocabulary = 1024, length = 128 })
+    vocabulary = 1024, length = 128 },
+    { text = "a string", every = false })
   check_every("llm.corpus.open", o)
   local documents = split(documents_of(o.text or ty.data.kjv()), o.every, o.validation)
   local self = setmetatable({ documents = documents, ids = {}, bytes = {}, length = o.length }, Corpus)

@@ -95,7 +95,9 @@ GPT2.published_prefix = "transformer." -- of the names of modules in transformer
 function GPT2:init(options)
   local o = nn.options("GPT2", options, { vocabulary = 50257, context = 1024, width = 768, layers = 12, heads = 12,
     dropout = 0, embedding_dropout = nn.none, attention_dropout = 0, inner = nn.none, activation = "gelu_new",
-    eps = 1e-5, tie = true, scale_attn_weights = true, scale_attn_by_inverse_layer_idx = false, config = nn.none })
+    eps = 1e-5, tie = true, scale_attn_weights = true, scale_attn_by_inverse_layer_idx = false, config = nn.none },
+    { vocabulary = "an integer >= 1", context = "an integer >= 1", width = "an integer >= 1",
+      layers = "an integer in [1, 65536]", heads = "an integer >= 1", inner = "an integer >= 1", config = "a table" })
   if o.width % o.heads ~= 0 then error(("GPT2: heads %d must divide width %d"):format(o.heads, o.width), 3) end
   o.inner, o.embedding_dropout = o.inner or 4 * o.width, o.embedding_dropout or o.dropout
   self.config = o.config or { vocab_size = o.vocabulary, n_positions = o.context, n_embd = o.width, n_layer = o.layers,

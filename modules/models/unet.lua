@@ -102,7 +102,7 @@ function UNet:init(options)
   local o = nn.options("UNet", options, { in_channels = 1, out_channels = 1,
     levels = { 32, { channels = 64, attention = true } }, middle = true, layers = 1, heads = 4, classes = 0,
     context = 0, linear_projection = false, groups = 8, dropout = 0, scale_shift = true },
-    { middle = "a boolean or a table", layers = "an integer >= 1", heads = "an integer >= 1" })
+    { middle = "a boolean or a table", layers = "an integer in [1, 1024]", heads = "an integer >= 1" })
   local levels = read_levels(o)
   local first, last = levels[1].channels, levels[#levels]
   local time = 4 * first

@@ -215,6 +215,7 @@ local function problem_of(message, given)
     if type(path) == "string" and path ~= "" and text:find(path:sub(1, 40), 1, true) then return nil end
   end
   if text:find '^cannot [%a ]+ "' then return nil end -- of a file, which it names
+  if text:find '^"[^"]*": line %d+' then return nil end -- of contents, by the name that the caller gave them
   if text:find "^a tensor on the meta device" then return nil end -- which no function can write
   local name = text:match '^"?([%a_][%w_%.:]*)' or "" -- contents are named in quotes: "JSON": line 1 ...
   for word in name:gmatch "[%w_]+" do

@@ -32,6 +32,7 @@ end
 ---@param columns? integer  (rows)
 ---@return Tensor
 function M.unpatchify(x, patch, rows, columns)
+  options.expect("unpatchify", "x", x, "a tensor")
   options.positive("unpatchify", "patch", patch)
   options.positive("unpatchify", "rows", rows)
   columns = options.positive("unpatchify", "columns", columns or rows)

@@ -162,7 +162,8 @@ local function inventory(names, modules)
       end
     end
   end
-  if #list == 0 then return modules and "it is a single " .. getmetatable(modules[""]).__name or "there are none" end
+  local whole = modules and modules[""]
+  if #list == 0 then return whole and "it is a single " .. getmetatable(whole).__name or "there are none" end
   return "there are " .. table.concat(list, ", ", 1, math.min(#list, 40))
 end
 

@@ -167,6 +167,9 @@ function M.save(path, parts)
     if is_module(part) then
       ty.io.save_safetensors(("%s/%s.safetensors"):format(partial, name), part:state_dict())
     elseif type(part) == "table" and part.state_dict then
+      if rawget(part, "__index") == part then
+        arguments.fail("train.save_checkpoint: %s: expected an object, got %s", name, arguments.describe(part))
+      end
       values[name] = encode(part:state_dict(), name, tensors)
     else
       values[name] = encode(part, name, tensors)

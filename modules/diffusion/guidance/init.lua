@@ -80,7 +80,8 @@ Sum.__index = Sum
 --
 -- options: base ("null"), terms (a list of { branch, from (the base), scale, interval }).
 function M.sum(options)
-  local self = ty.nn.options("guidance.sum", options, { base = "null", terms = {} })
+  local self = ty.nn.options("guidance.sum", options, { base = "null", terms = {} },
+    { terms = "a list of tables" })
   for i, term in ipairs(self.terms) do
     if type(term.branch) ~= "string" or type(term.scale) ~= "number" then
       error(("guidance.sum: terms[%d]: expected { branch = name, scale = number }, got branch = %s, scale = %s"):format(
