@@ -108,79 +108,110 @@ static void NAME(fetch_a)(const REAL *a, int64_t a_row, int64_t k) {
 }
 #endif
 
+/* Where the loops over a tile of C stand. */
+typedef struct {
+  int64_t i0, i1, j0, j1; /* the tile */
+  UNIT *packed_a;         /* room for its rows of A; NULL: A is read where it lies */
+  REAL *sums;             /* where sums go panel by panel, if C is of half precision; NULL: to C */
+  int64_t k0, kc;         /* the block of k, in units */
+  bool last, add;         /* it is the last one; its sums are added to what is there */
+  int64_t j, nc;          /* the panel of B */
+  const UNIT *b;
+  int64_t b_row;
+  ty_region next; /* what is read after this panel, of which each tile of rows asks for a share ahead */
+  int64_t share;
+} NAME(place);
+
+/* Puts sums of a panel that is no whole number of vectors wide to C. */
+static void NAME(put_edge)(const ty_gemm *g, const REAL *edge, int64_t mr, int64_t nc, bool add, REAL *to) {
+  for (int64_t r = 0; r < mr; r++)
+    for (int64_t s = 0; s < nc; s++)
+      to[r * g->c_row + s] = add ? to[r * g->c_row + s] + edge[r * NR + s] : edge[r * NR + s];
+}
+
+/* Up to MR rows of A, from row i on, times the panel, to c. */
+static inline void NAME(multiply)(const ty_gemm *g, NAME(place) * at, int64_t i, int64_t mr, REAL *c, int64_t c_row,
+                                  bool onto, ty_ahead *ahead) {
+  bool wide = at->nc > VL;
+#ifdef STRIDED
+  if (!at->packed_a) {
+    const REAL *a = (const REAL *)g->a + i * g->a_row + at->k0 * g->a_col;
+    for (int r = 0; r < mr; r++) {
+      __builtin_prefetch(c + r * c_row);
+      __builtin_prefetch(c + r * c_row + NR - 1);
+    }
+    if (at->j == at->j0 && i + 2 * MR <= at->i1) NAME(fetch_a)(a + MR * g->a_row, g->a_row, at->kc);
+    NAME(micro)[wide][mr - 1](at->kc, a, g->a_row, g->a_col, at->b, at->b_row, c, c_row, onto);
+    return;
+  }
+#endif
+  UNIT *a = at->packed_a + (i - at->i0) * at->kc;
+  ahead->a = NULL;
+  if (at->j == at->j0) {
+    NAME(pack_a)(g, i, mr, at->k0, at->kc, a);
+    if (i + MR < at->i1) NAME(ahead_a)(g, ahead, i, at->i0, at->k0);
+  }
+  ty_ahead_far(ahead, &at->next, at->share, c);
+  NAME(panels)[wide][mr - 1](at->kc, a, at->b, c, c_row, onto, ahead);
+}
+
+/* All rows of the tile times one panel of B. */
+static void NAME(panel_of_tile)(const ty_gemm *g, NAME(place) * at) {
+  REAL edge[MR * NR] __attribute__((aligned(64)));
+  ty_ahead ahead;
+  bool direct = at->nc == NR || at->nc == VL, finishes = at->last && NAME(finishes)(g);
+  for (int64_t i = at->i0; i < at->i1; i += MR) {
+    int64_t mr = MIN2(MR, at->i1 - i), c_row = g->c_row;
+    REAL *to = (REAL *)g->c + i * c_row + at->j, *c = to;
+    if (at->sums) {
+      c = at->sums + (at->j - at->j0) * (at->i1 - at->i0) + (i - at->i0) * NR;
+      c_row = NR;
+    } else if (!direct) {
+      c = edge;
+      c_row = NR;
+    }
+    NAME(multiply)(g, at, i, mr, c, c_row, c != edge && at->add, &ahead);
+    if (c == edge) {
+      NAME(put_edge)(g, edge, mr, at->nc, at->add, to);
+      c = to;
+      c_row = g->c_row;
+    }
+    if (finishes) NAME(finish)(g, i, mr, at->j, at->nc, c, c_row);
+  }
+}
+
 /* The tile of C at i0 .. i1, j0 .. j1. Sums go to C, or if it is of half precision to `sums`, panel by panel. */
 static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j0, int64_t j1, UNIT *packed_a,
                        REAL *sums) {
   const ty_gemm *g = t->g;
   UNIT space[(STARTS + KC) * NR] __attribute__((aligned(64))), *const panel = space + STARTS * NR;
-  REAL edge[MR * NR] __attribute__((aligned(64)));
-  ty_ahead ahead;
+  NAME(place) at = { .i0 = i0, .i1 = i1, .j0 = j0, .j1 = j1, .packed_a = packed_a, .sums = sums };
   int64_t units = (g->k + GROUP - 1) / GROUP;
 #ifdef STRIDED
   /* B is too rarely read to pay for packing, and its rows do not all fall into the same sets of the cache. */
   bool apart = g->b_row * ELEMENT(g) % 4096 != 0;
   bool in_place = !packed_a && !g->pack && g->b_col == 1 && i1 - i0 <= (apart ? 8 : 4) * MR;
 #endif
-  for (int64_t k0 = 0; k0 < units && !ty_interrupted; k0 += KC) {
-    int64_t kc = MIN2(KC, units - k0);
-    bool last = k0 + kc == units, add = g->add || k0 > 0;
-    for (int64_t j = j0; j < j1; j += NR) {
-      int64_t nc = MIN2(NR, j1 - j);
-      const UNIT *b = t->kept ? NAME(kept_panel)(t, k0, kc, j) : panel;
+  for (at.k0 = 0; at.k0 < units && !ty_interrupted; at.k0 += KC) {
+    at.kc = MIN2(KC, units - at.k0);
+    at.last = at.k0 + at.kc == units;
+    at.add = g->add || at.k0 > 0;
+    for (at.j = j0; at.j < j1; at.j += NR) {
+      at.nc = MIN2(NR, j1 - at.j);
+      at.b = t->kept ? NAME(kept_panel)(t, at.k0, at.kc, at.j) : panel;
+      at.b_row = NR;
       bool there = t->kept != NULL;
 #ifdef STRIDED
-      int64_t b_row = NR;
-      if (in_place && nc == NR) {
-        b = (const REAL *)g->b + k0 * g->b_row + j;
-        b_row = g->b_row;
+      if (in_place && at.nc == NR) {
+        at.b = (const REAL *)g->b + at.k0 * g->b_row + at.j;
+        at.b_row = g->b_row;
         there = true;
       }
 #endif
-      if (!there) NAME(fill_panel)(g, k0, kc, j, nc, panel);
-      ty_region next = NAME(next_panel)(t, units, k0, j, j0, j1);
-      int64_t share = (ty_region_lines(&next) * MR + i1 - i0 - 1) / (i1 - i0);
-      for (int64_t i = i0; i < i1; i += MR) {
-        int64_t mr = MIN2(MR, i1 - i), c_row = g->c_row;
-        REAL *to = (REAL *)g->c + i * c_row + j, *c = to;
-        bool direct = nc == NR || nc == VL;
-        if (sums) {
-          c = sums + (j - j0) * (i1 - i0) + (i - i0) * NR;
-          c_row = NR;
-        } else if (!direct) {
-          c = edge;
-          c_row = NR;
-        }
-        bool onto = c == edge ? false : add;
-        if (packed_a) {
-          UNIT *a = packed_a + (i - i0) * kc;
-          ahead.a = NULL;
-          if (j == j0) {
-            NAME(pack_a)(g, i, mr, k0, kc, a);
-            if (i + MR < i1) NAME(ahead_a)(g, &ahead, i, i0, k0);
-          }
-          ty_ahead_far(&ahead, &next, share, c);
-          NAME(panels)[nc > VL][mr - 1](kc, a, b, c, c_row, onto, &ahead);
-        }
-#ifdef STRIDED
-        else {
-          const REAL *a = (const REAL *)g->a + i * g->a_row + k0 * g->a_col;
-          for (int r = 0; r < mr; r++) {
-            __builtin_prefetch(c + r * c_row);
-            __builtin_prefetch(c + r * c_row + NR - 1);
-          }
-          if (j == j0 && i + 2 * MR <= i1) NAME(fetch_a)(a + MR * g->a_row, g->a_row, kc);
-          NAME(micro)[nc > VL][mr - 1](kc, a, g->a_row, g->a_col, b, b_row, c, c_row, onto);
-        }
-#endif
-        if (c == edge)
-          for (int64_t r = 0; r < mr; r++)
-            for (int64_t s = 0; s < nc; s++)
-              to[r * g->c_row + s] = add ? to[r * g->c_row + s] + edge[r * NR + s] : edge[r * NR + s];
-        if (last && NAME(finishes)(g)) {
-          if (c == edge) NAME(finish)(g, i, mr, j, nc, to, g->c_row);
-          else NAME(finish)(g, i, mr, j, nc, c, c_row);
-        }
-      }
+      if (!there) NAME(fill_panel)(g, at.k0, at.kc, at.j, at.nc, panel);
+      at.next = NAME(next_panel)(t, units, at.k0, at.j, j0, j1);
+      at.share = (ty_region_lines(&at.next) * MR + i1 - i0 - 1) / (i1 - i0);
+      NAME(panel_of_tile)(g, &at);
     }
   }
 }
