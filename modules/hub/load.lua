@@ -20,7 +20,7 @@ end
 
 local function read_json(path)
   local value = ty.io.load_json(path)
-  if type(value) ~= "table" or #value > 0 then error(path .. ": an object is wanted", 0) end
+  if type(value) ~= "table" or #value > 0 then error(path .. ": expected an object, got a list or a plain value", 0) end
   return value
 end
 

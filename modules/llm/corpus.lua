@@ -46,7 +46,7 @@ end
 local mark = "<|endoftext|>"
 
 local function check_every(who, o)
-  if o.folder == "" then error(who .. ": folder is wanted, where the token files go", 3) end
+  if o.folder == "" then error(who .. ": folder: expected a folder for the token files, got none", 3) end
   if not math.tointeger(o.every) or o.every < (o.validation and 3 or 2) then
     error(("%s: every must be an integer of at least %d, got %s"):format(who, o.validation and 3 or 2,
       tostring(o.every)), 3)
@@ -168,7 +168,7 @@ function M.text_of(value) return text_of(value, 1) end
 function Corpus:trained(options)
   local none = ty.nn.none
   local o = ty.nn.options("llm.corpus: trained", options, { folder = "", model = {}, train = {}, device = none })
-  if o.folder == "" then error("llm.corpus: trained: folder is wanted, where the model is kept", 2) end
+  if o.folder == "" then error("llm.corpus: trained: folder: expected a folder to keep the model in, got none", 2) end
   local fit = { steps = 1050, batch = 8, lr = 3e-3, final = 0.02, seed = 0 }
   for key, value in pairs(o.train) do fit[key] = value end
   local settings = M.text_of { model = o.model, train = fit, length = self.length, tokens = self.training.total,

@@ -86,7 +86,7 @@ function M.Packed(source, options)
   check(source, name)
   if not math.tointeger(o.length) or o.length < 1 or not math.tointeger(o.overlap) or o.overlap < 0
     or o.overlap >= o.length then
-    error(("llm.data.Packed: length %s and overlap %s: integers with 0 <= overlap < length are wanted"):format(
+    error(("llm.data.Packed: expected integers with 0 <= overlap < length, got length %s and overlap %s"):format(
       tostring(o.length), tostring(o.overlap)), 2)
   end
   o.tokens, o.starts = ty.keep(source.tokens), ty.keep(source.starts)

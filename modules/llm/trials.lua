@@ -26,7 +26,7 @@ function M.open(corpus, options)
   local none = ty.nn.none
   local o = ty.nn.options("llm.trials.open", options, { folder = "", model = {}, train = {}, device = none,
     say = function() end })
-  if o.folder == "" then error("llm.trials.open: folder is wanted, where results are kept", 2) end
+  if o.folder == "" then error("llm.trials.open: folder: expected a folder to keep results in, got none", 2) end
   if not corpus.validation then error("llm.trials.open: the corpus needs a part `validation`", 2) end
   ty.io.mkdir(o.folder)
   return setmetatable({ corpus = corpus, options = o }, Trials)

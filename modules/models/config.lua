@@ -40,7 +40,7 @@ for name in ([[model_type architectures transformers_version torch_dtype dtype _
 ---@return table config
 function M.read(who, given, fields)
   if type(given) ~= "table" then
-    error(("%s: a table with the config is wanted, got %s"):format(who, type(given)), 0)
+    error(("%s: expected a table with the config, got %s"):format(who, type(given)), 0)
   end
   local config, missing, unknown = { model_type = given.model_type, unknown = {} }, {}, {}
   for name, field in pairs(fields) do

@@ -44,7 +44,7 @@ end
 function M.packed_positions(who, tokens, options)
   local cu, shape = options.cu_seqlens, tokens.shape
   if #shape ~= 2 or shape[1] ~= 1 then
-    error(("%s: with cu_seqlens, tokens [1, n] are wanted, got [%s]"):format(who, table.concat(shape, ", ")), 0)
+    error(("%s: tokens: expected [1, n] with cu_seqlens, got [%s]"):format(who, table.concat(shape, ", ")), 0)
   end
   if options.cache or options.mask then error(who .. ": cu_seqlens goes with neither a cache nor a mask", 0) end
   local n, count = shape[2], cu.shape[1] - 1

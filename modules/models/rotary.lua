@@ -116,7 +116,7 @@ function M.new(who, config, width)
   local p = settings(who, config, width)
   local turned = math.floor(width * (p.partial_rotary_factor or 1))
   if turned % 2 ~= 0 or turned < 2 then
-    error(("%s: head_dim %d leaves %d elements to turn; an even number is wanted"):format(who, width, turned), 0)
+    error(("%s: head_dim %d: expected an even number of elements to turn, got %d"):format(who, width, turned), 0)
   end
   return setmetatable({ width = turned, settings = p, tables = {} }, Rotary)
 end

@@ -112,7 +112,7 @@ end
 
 local function primary(w)
   local next = w[w.at]
-  if not next then fail(w, "an expression is wanted") end
+  if not next then fail(w, "expected an expression, got the end") end
   w.at = w.at + 1
   if next[1] == "value" then
     local value = next[2]

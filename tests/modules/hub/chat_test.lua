@@ -102,7 +102,7 @@ check.test("mistakes name the line, and nothing runs away", function()
   end
   fails("a\n{% if x %}b", "line 2: a block has no end")
   fails("a\n\n{{ x", "line 3: '{{' has no end")
-  fails("{{ 1 + }}", "an expression is wanted")
+  fails("{{ 1 + }}", "expected an expression, got the end")
   fails("{{ 'a }}", "'{{' has no end")
   fails("{% endif %}", "no statement 'endif'")
   fails("{{ x | frobnicate }}", "no filter 'frobnicate'")

@@ -116,7 +116,7 @@ for _, name in ipairs { "GPT2", "Llama" } do
       check.ok((joined - packed:narrow(1, 0, 14)):abs():max():item() > 1e-2, "without cu_seqlens they are not")
     end)
     check.fails(function() model(ty.zeros({ 2, 3 }, { dtype = "i64" }), { cu_seqlens = batch.cu_seqlens }) end,
-      "tokens [1, n] are wanted")
+      "tokens: expected [1, n] with cu_seqlens")
     check.fails(function() model:loss(batch.tokens, nil, { cu_seqlens = batch.cu_seqlens }) end, "need their targets")
   end)
 

@@ -70,7 +70,7 @@ check.test("the rate is looked for around the first", function()
 end)
 
 check.test("mistakes are errors", function()
-  check.fails(function() llm.trials.open(corpus(true), {}) end, "folder is wanted")
+  check.fails(function() llm.trials.open(corpus(true), {}) end, "folder: expected a folder")
   check.fails(function() llm.trials.open(corpus(false), { folder = folder }) end, "needs a part `validation`")
 end)
 
