@@ -23,7 +23,10 @@ static inline ty_reach ty_reach_of(int64_t t, int64_t s, const ty_p_attention *p
                  .shift = p->upper_left ? 0 : s - t,
                  .window = p->window < s + t ? p->window : -1,
                  .sinks = p->sinks < s ? p->sinks : s,
-                 .causal = p->causal };
+                 .causal = p->causal,
+                 .begins = NULL,
+                 .step = 0,
+                 .count = 0 };
   if (!begins) return r;
   r.begins = (const int64_t *)begins->data;
   r.step = begins->stride[0];

@@ -55,7 +55,12 @@ exit "${STATUS-0}"
 ]]):format(folder))
   os.execute(("chmod +x %s/bin/* %s/run"):format(folder, folder))
   write("build/release/build.ninja", "")
-  write("build/release/Testing/Temporary/LastTest.log", "3 passed, 0 failed\n4 passed, 1 failed\n")
+  write("build/release/Testing/Temporary/LastTest.log", [[
+3 passed, 0 failed
+"ops" time elapsed: 00:01:15
+4 passed, 1 failed
+"lua_nn" time elapsed: 00:00:02
+]])
 
   local function run(arguments, settings)
     write("calls", "")
@@ -65,12 +70,13 @@ exit "${STATUS-0}"
 
   check.test("./run test", function()
     local text, status, calls = run "test"
-    check.equal({ text, status }, { "ran 2\nchecks: 7 passed, 1 failed\n", 0 })
+    check.equal({ text, status }, { "ran 2\nchecks: 7 passed, 1 failed\nslowest: ops 75 s, lua_nn 2 s\n", 0 })
     check.ok(calls:find("^ninja %-C [^\n]*build/release\nctest %-%-preset release\n$"), calls)
     text, status = run "test ops"
-    check.equal({ text, status }, { "ran 1\nchecks: 7 passed, 1 failed\n", 0 })
+    check.equal({ text, status }, { "ran 1\nchecks: 7 passed, 1 failed\nslowest: ops 75 s, lua_nn 2 s\n", 0 })
     text, status = run("test", "STATUS=8")
-    check.equal({ text, status }, { "ran 2\nchecks: 7 passed, 1 failed\n", 8 }, "failed tests are a failed run")
+    check.equal({ text, status }, { "ran 2\nchecks: 7 passed, 1 failed\nslowest: ops 75 s, lua_nn 2 s\n", 8 },
+      "failed tests are a failed run")
   end)
 
   check.test("./run test with a name that no test has", function()
