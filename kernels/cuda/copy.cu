@@ -65,10 +65,11 @@ TY_CUDA_KERNEL(arange) {
   const ty_p_range *p = static_cast<const ty_p_range *>(k->params);
   const ty_view *out = k->out[0];
   double start = p->start.f, step = p->step.f;
-  if (out->count && p->whole && out->dtype == TY_I64)
-    return TY_LAUNCH(count_up_whole, ty_cuda_blocks(out->count, EW_THREADS), EW_THREADS, 0,
-                     static_cast<int64_t *>(out->data), out->count, static_cast<uint64_t>(p->start.i),
-                     static_cast<uint64_t>(p->step.i));
+  if (out->count && p->whole && out->dtype == TY_I64) {
+    int64_t *to = static_cast<int64_t *>(out->data), n = out->count; /* a launch may outlive what *k points to */
+    uint64_t first = static_cast<uint64_t>(p->start.i), by = static_cast<uint64_t>(p->step.i);
+    return TY_LAUNCH(count_up_whole, ty_cuda_blocks(n, EW_THREADS), EW_THREADS, 0, to, n, first, by);
+  }
   return out->count == 0 || for_any(out->dtype, [&](auto x) {
            typedef decltype(x) T;
            T *to = static_cast<T *>(out->data);
