@@ -434,7 +434,9 @@ static bool keep(const ty_kernel_args *k, bool lower) {
   const ty_p_dim *p = k->params;
   const ty_view *v = k->out[0];
   if (v->count == 0) return true;
-  triangle t = { v, k->in[0], p->k, v->size[v->ndim - 2], v->size[v->ndim - 1], lower };
+  int64_t n = v->size[v->ndim - 2], m = v->size[v->ndim - 1];
+  int64_t diagonal = p->k > m ? m : p->k < -n ? -n : p->k; /* beyond these all or nothing is kept */
+  triangle t = { v, k->in[0], diagonal, n, m, lower };
   ty_parallel_for(v->count / t.m, GRAIN / t.m + 1, keep_triangle, &t);
   return true;
 }

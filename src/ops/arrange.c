@@ -105,6 +105,9 @@ bool fwd_tile(ty_call *c) {
       y = ty_expand(y, (ty_ints){ many, times.n });
       continue;
     }
+    if (y->v.size[d] > 0 && times.v[d] > INT64_MAX / y->v.size[d])
+      return ty_op_fail(c, TY_EINVAL, "times: %lld times the %lld elements of dimension %d are too many",
+                        (long long)times.v[d], (long long)y->v.size[d], d);
     /* [before, 1, rest] -> [before, t, rest] -> merged */
     int64_t before = 1, rest = 1;
     for (int i = 0; i < times.n; i++) {

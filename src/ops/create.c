@@ -173,6 +173,9 @@ bool fwd_multinomial(ty_call *c) {
   if (n == 0 || (!a->replacement.i && count > n))
     return ty_op_fail(c, TY_EINVAL, "count: cannot draw %lld of %lld without replacement from probs %s",
                       (long long)count, (long long)n, ty_describe(p));
+  if (count > INT64_MAX / (p->v.count > n ? p->v.count / n : 1))
+    return ty_op_fail(c, TY_EINVAL, "count: %lld for each row of probs %s are too many", (long long)count,
+                      ty_describe(p));
   memcpy(size, p->v.size, sizeof size);
   size[last] = count;
   ty_p_random r = ty_draw(a->replacement.i ? p->v.count / n * count : p->v.count, (double)count,

@@ -11,7 +11,7 @@ static bool reshaped_strides(const ty_view *v, int ndim, const int64_t *size, in
     int64_t step = 1;
     for (int d = ndim - 1; d >= 0; d--) {
       stride[d] = step;
-      step *= size[d] ? size[d] : 1;
+      step = (int64_t)((uint64_t)step * (uint64_t)(size[d] ? size[d] : 1)); /* may wrap where there is no element */
     }
     return true;
   }

@@ -83,4 +83,14 @@ for _, device in ipairs(devices) do
   end)
 end
 
+check.test("sizes and diagonals at the end of the range", function()
+  check.fails(function() ty.ones(2):tile(math.maxinteger) end, "are too many")
+  check.fails(function() ty.ones(2, 3):multinomial(math.maxinteger, true) end, "are too many")
+  local x = ty.ones(2, 3)
+  for _, far in ipairs { math.maxinteger, 4 } do
+    check.equal({ x:tril(far):sum():item(), x:triu(far):sum():item() }, { 6.0, 0.0 })
+    check.equal({ x:tril(-far):sum():item(), x:triu(-far):sum():item() }, { 0.0, 6.0 })
+  end
+end)
+
 check.finish()
