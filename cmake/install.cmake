@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 set(INSTALL_BINDIR ${CMAKE_INSTALL_BINDIR} CACHE STRING "the tycho program")
 set(INSTALL_LUADIR share/lua/5.4 CACHE STRING "Lua files")
 set(INSTALL_LIBDIR lib/lua/5.4 CACHE STRING "the C module of plain Lua")
-set(INSTALL_DATADIR share/tycho CACHE STRING "recipes and data sets")
+set(INSTALL_DATADIR share/tycho CACHE STRING "recipes, their records and data sets")
 set(INSTALL_CLIBDIR ${CMAKE_INSTALL_LIBDIR} CACHE STRING "libtycho.so")
 option(TYCHO_INSTALL_HEADERS "Install the headers of the C library" ON)
 
@@ -45,7 +45,7 @@ install(DIRECTORY lua/tycho/ modules/ DESTINATION ${INSTALL_LUADIR}/tycho FILES_
 if(TARGET meta)
   install(FILES ${CMAKE_BINARY_DIR}/meta/ops.lua DESTINATION ${INSTALL_LUADIR}/tycho/meta)
 endif()
-install(DIRECTORY recipes datasets DESTINATION ${INSTALL_DATADIR} PATTERN "__pycache__" EXCLUDE)
+install(DIRECTORY recipes records datasets DESTINATION ${INSTALL_DATADIR} PATTERN "__pycache__" EXCLUDE)
 
 if(TYCHO_INSTALL_HEADERS)
   # The headers include one another by the paths of the source tree; tycho/tycho.h leads there.
