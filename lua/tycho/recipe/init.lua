@@ -78,7 +78,8 @@ function M.declare(spec, words)
   if self.out == "" then self.out = "runs/" .. self.name end
   local fine, reason = pcall(function()
     if self.threads > 0 then ty.set_threads(self.threads) end
-    if self.device ~= "cpu" then ty.zeros(1, { device = self.device }) end
+    local available, why = ty.device_available(self.device)
+    if not available then error("--device: " .. why, 0) end
     if self.record then
       if self.quick then error("--record: a quick run judges nothing; run it without --quick", 0) end
       if not self.root then error(("--record: %s is in no folder recipes/"):format(file), 0) end
