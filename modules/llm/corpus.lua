@@ -1,5 +1,5 @@
 --- A text in documents, of which some are never trained on, its tokenizer, and the model that is trained on it: what
--- recipes of language models share. The text that ships is the first books of the King James Bible (datasets/kjv).
+-- recipes of language models share. The text that ships is the King James Bible (datasets/kjv).
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local data = require "tycho.llm.data"
@@ -75,18 +75,19 @@ local function encode(self, folder)
 end
 
 --- Splits a text, trains a tokenizer on its training part and writes its tokens to a folder. options:
---   folder (where the token files go), text (the one that ships), every (10: one document of so many is held out),
+--   folder (where the token files go), text (the one that ships), books (3: how many books of the one that ships; what
+--   is held out of the first ones stays so with more), every (10: one document of so many is held out),
 --   validation (false: as many again are kept apart to choose settings by), vocabulary (1024; 257 is one token for a
 --   byte), length (tokens of a row, 128).
 ---@param options table
 ---@return Corpus
 function M.open(options)
   local none = ty.nn.none
-  local o = ty.nn.options("llm.corpus.open", options, { folder = "", text = none, every = 10, validation = false,
-    vocabulary = 1024, length = 128 },
-    { text = "a string", every = false })
+  local o = ty.nn.options("llm.corpus.open", options, { folder = "", text = none, books = 3, every = 10,
+    validation = false, vocabulary = 1024, length = 128 },
+    { text = "a string", books = "an integer in [1, 66]", every = false })
   check_every("llm.corpus.open", o)
-  local documents = split(documents_of(o.text or ty.data.kjv()), o.every, o.validation)
+  local documents = split(documents_of(o.text or ty.data.kjv { books = o.books }), o.every, o.validation)
   local self = setmetatable({ documents = documents, ids = {}, bytes = {}, length = o.length }, Corpus)
   self.tokenizer = ty.tokenizer.train(documents.training, { vocabulary = o.vocabulary, special = { mark } })
   self.eos = self.tokenizer:id(mark)

@@ -352,6 +352,16 @@ check.test("readers: npz, npy, folders of images", function()
   end
 end)
 
+check.test("the King James Version", function()
+  local three, all = data.kjv(), data.kjv { books = 66 }
+  check.equal({ #three, three:sub(1, 10) }, { 494446, "Genesis 1\n" })
+  check.equal({ #all, select(2, all:gsub("\n\n", "")) + 1 }, { 4151868, 1189 })
+  check.equal(all:sub(1, #three), three)
+  check.equal(all:sub(#three + 1, #three + 11), "\nNumbers 1\n")
+  check.equal(data.kjv { books = 65 } .. "\n", all:sub(1, all:find("Revelation 1\n", 1, true) - 1))
+  check.fails(function() data.kjv { books = 67 } end, "books: expected an integer in [1, 66], got 67")
+end)
+
 check.test("the digits", function()
   local all = data.digits()
   check.equal(#all, 1797)

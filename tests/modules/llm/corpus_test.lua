@@ -39,6 +39,15 @@ check.test("every document is in one part, and the tokens of a part are its text
   check.equal(open({ validation = false }).validation, nil)
 end)
 
+check.test("more books hold out the same chapters of the first ones", function()
+  local function held_out(books)
+    return llm.corpus.open({ folder = folder, books = books, vocabulary = 257 }).documents.held_out
+  end
+  local one, two = held_out(1), held_out(2)
+  check.equal({ #one, #two }, { 5, 9 })
+  check.equal(table.move(two, 1, 5, 1, {}), one)
+end)
+
 check.test("a trained model is kept until its settings change", function()
   local corpus = open()
   local options = { folder = folder .. "/model", model = { width = 32, layers = 1 },
