@@ -54,23 +54,26 @@ local function check_every(who, o)
   ty.io.mkdir(o.folder)
 end
 
--- Writes the tokens of all parts and opens them.
-local function encode(self, folder)
-  for part, list in pairs(self.documents) do
-    local ids, bytes = {}, 0
-    for i, document in ipairs(list) do
-      -- The mark is what a document is predicted from at its begin, and has to be predicted at its end.
-      ids[i] = self.tokenizer:encode(mark .. document .. mark)
-      bytes = bytes + #document
-    end
-    local path = ("%s/%s.safetensors"):format(folder, part)
-    data.write(path, ids)
-    self.ids[part], self.bytes[part] = ids, bytes
-    -- What is measured on: at least three quarters of a row are there to be seen where a token is predicted, but for
-    -- the begin of a document.
-    self[part] = data.Packed(path, { length = self.length, jitter = part == "training",
-      overlap = part == "training" and 0 or self.length * 3 // 4 })
+-- Writes the tokens of a part and opens them.
+local function encode_part(self, part)
+  local ids, bytes = {}, 0
+  for i, document in ipairs(self.documents[part]) do
+    -- The mark is what a document is predicted from at its begin, and has to be predicted at its end.
+    ids[i] = self.tokenizer:encode(mark .. document .. mark)
+    bytes = bytes + #document
   end
+  local path = ("%s/%s.safetensors"):format(self.folder, part)
+  data.write(path, ids)
+  self.ids[part], self.bytes[part] = ids, bytes
+  -- What is measured on: at least three quarters of a row are there to be seen where a token is predicted, but for the
+  -- begin of a document.
+  self[part] = data.Packed(path, { length = self.length, jitter = part == "training",
+    overlap = part == "training" and 0 or self.length * 3 // 4 })
+end
+
+local function encode(self, folder)
+  self.folder = folder
+  for part in pairs(self.documents) do encode_part(self, part) end
   return self
 end
 
@@ -105,6 +108,23 @@ function Corpus:other(options)
   check_every("llm.corpus: other", o)
   return encode(setmetatable({ documents = split(o.documents, o.every, o.validation), ids = {}, bytes = {},
     length = self.length, tokenizer = self.tokenizer, eos = self.eos }, Corpus), o.folder)
+end
+
+--- One more part to measure on: some of the held-out documents, say, under a name of its own.
+---@param name string
+---@param documents string[]
+---@return PackedDataset
+function Corpus:part(name, documents)
+  local who = "llm.corpus: part"
+  arguments.expect(who, "name", name, "a string")
+  arguments.expect(who, "documents", documents, "a list of strings")
+  if #documents == 0 then arguments.fail("%s: documents: expected at least one, got an empty table", who) end
+  if rawget(self, name) ~= nil or Corpus[name] then
+    arguments.fail("%s: name: expected a new one, got '%s'", who, name)
+  end
+  self.documents[name] = documents
+  encode_part(self, name)
+  return self[name]
 end
 
 --- The loss of a model over a part: loss (nats per token), perplexity, bits_per_byte. options as llm.train.evaluate's.

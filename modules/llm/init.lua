@@ -38,7 +38,7 @@ local M = {
 
 local files = { HeavyHitterCache = "tycho.llm.cache.h2o", chat = "tycho.hub.chat", data = "tycho.llm.data",
   train = "tycho.llm.train", ngram = "tycho.llm.ngram", corpus = "tycho.llm.corpus", trials = "tycho.llm.trials",
-  bleu = "tycho.llm.bleu", stream = { "tycho.llm.text", "stream" } }
+  bleu = "tycho.llm.bleu", dropout = "tycho.llm.dropout", stream = { "tycho.llm.text", "stream" } }
 for family in ("GPT2 Llama Mistral Qwen2 Qwen3 Mixtral GLA Bert BertForMaskedLM T5"):gmatch "%S+" do
   files[family] = { "tycho.models", family }
 end

@@ -31,6 +31,7 @@ local skipped = {
   ["quant.gptq.check_solver"] = gptq, ["quant.gptq.error"] = gptq,
   ["hub.gguf"] = "the parts of the reader that hub.load calls with what a file holds, which the fuzzers make hostile",
   ["llm.trials"] = "what recipes share: a call trains a model",
+  ["zoo.language"] = "what recipes share: a call trains a model",
   ["models.layers"] = layers, ["models.rotary"] = layers, ["models.classifier"] = layers,
   ["diffusion.solver.frame"] = sampling, ["diffusion.guidance.rescale"] = sampling,
   ["diffusion.prediction.new"] = sampling, ["diffusion.condition.keys"] = sampling,

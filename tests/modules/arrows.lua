@@ -21,6 +21,12 @@ return {
     models = "networks under the module's names",
   },
 
+  -- The small models that ship.
+  zoo = {
+    hub = "a model of the zoo is a folder as any published one",
+    llm = "how the zoo's language models are trained",
+  },
+
   -- Techniques, on any model: layers are found and changed by nn.surgery.
   quant = {
     hub = "quant.convert and quant.save write GGUF files",

@@ -2,6 +2,7 @@
 local ty = require "tycho"
 local datasets = require "tycho.data.dataset"
 local arguments = require "tycho.arguments"
+local beside = require "tycho.shipped"
 local expect, none, read = arguments.expect, arguments.none, arguments.read
 
 local M = {}
@@ -106,18 +107,11 @@ function M.image_folder(root, options)
   end), classes
 end
 
--- A file of the data that ships with the project. Seen from this file the folder datasets/ is at the root of the source
--- tree, in PREFIX/share/tycho of an installed one, or in the library's folder of a LuaRocks tree; TYCHO_DATA overrides.
+-- A file of the data that ships with the project.
 local function shipped(name)
   expect("data.shipped", "name", name, "a string")
-  local here = debug.getinfo(1, "S").source:match "^@(.*)[/\\][^/\\]*$" or "."
-  local roots = { here .. "/../../../datasets", here .. "/../../../../tycho/datasets", here .. "/../datasets" }
-  local own = os.getenv "TYCHO_DATA"
-  if own then roots = { own } end
-  for _, root in ipairs(roots) do
-    local path = root .. "/" .. name
-    if ty.io.exists(path) then return path end
-  end
+  local path, roots = beside.find("datasets", name)
+  if path then return path end
   error(("the data set %s was not found in %s; TYCHO_DATA can name the folder")
     :format(name, table.concat(roots, ", ")), 0)
 end

@@ -19,9 +19,13 @@ M.common = {
   { "record", false, "keep the results in records/, of a clean tree", place = true },
 }
 
---- What recipes that train anything take: how many seeds, from --seed on. A record has three at least.
-function M.seeds(count)
-  return { "seeds", count, "runs, with seeds from --seed on", quick = 1, record = math.max(3, count), least = 1 }
+--- What recipes that train anything take: how many seeds, from --seed on. A record has three at least, or `record`.
+---@param count integer
+---@param record? integer
+---@return RecipeArgument
+function M.seeds(count, record)
+  return { "seeds", count, "runs, with seeds from --seed on", quick = 1, record = record or math.max(3, count),
+    least = 1 }
 end
 
 --- What recipes that begin with trained models take.

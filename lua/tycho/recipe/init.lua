@@ -34,7 +34,7 @@ Recipe.__index = Recipe
 
 local function entries_of(spec)
   local lists, known, entries = { spec.args or {}, {}, arguments.common }, {}, {}
-  if spec.seeds then table.insert(lists[2], arguments.seeds(spec.seeds)) end
+  if spec.seeds then table.insert(lists[2], arguments.seeds(spec.seeds, spec.recorded_seeds)) end
   if spec.base then table.insert(lists[2], arguments.base) end
   for _, list in ipairs(lists) do
     for _, entry in ipairs(list) do
@@ -54,9 +54,10 @@ end
 
 --- Declares a recipe and reads the command line; title, claim, system, paper and time come from the head of the file.
 -- spec: args, a list as tycho.recipe.arguments describes them; seeds (how many runs, for recipes that train: --seeds
--- and r.seeds); base (true for recipes that begin with trained models: --base and r:base()); file (by default the
--- caller's). --help prints and ends the program; a mistake prints a line and ends it with status 2.
----@param spec { args?: RecipeArgument[], seeds?: integer, base?: boolean, file?: string }
+-- and r.seeds); recorded_seeds (how many under --record: three at least, unless it says so); base (true for recipes
+-- that begin with trained models: --base and r:base()); file (by default the caller's). --help prints and ends the
+-- program; a mistake prints a line and ends it with status 2.
+---@param spec { args?: RecipeArgument[], seeds?: integer, recorded_seeds?: integer, base?: boolean, file?: string }
 ---@param words? string[]  instead of the command line
 ---@return Recipe
 function M.declare(spec, words)
@@ -123,6 +124,14 @@ function Recipe:place(fn, options)
   local defaults = { device = self.device }
   for key, value in pairs(options or {}) do defaults[key] = value end
   return ty.nn.with_defaults(defaults, fn)
+end
+
+--- The recorded run of another recipe, with the arguments that it has by itself, to compare with; nil where there is
+-- none.
+---@param name string  family/name
+---@return table?
+function Recipe:recorded(name)
+  return self.root and records.plain_run(records.read(self.root, name)) or nil
 end
 
 --- Waits until the recipe's device has done what it was asked for.

@@ -10,6 +10,7 @@
 -- .previous is removed. Loading takes <path>, or <path>.previous when a kill fell between the two renames.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local shipped = require "tycho.shipped"
 local expect = arguments.expect
 
 local M = {}
@@ -115,37 +116,6 @@ local function rename(from, to)
   if not ok then error("checkpoint: " .. problem, 0) end
 end
 
-local function file_names(folder)
-  local names = {}
-  for _, name in ipairs(ty.io.listdir(folder)) do
-    if name ~= "checksums.json" then names[#names + 1] = name end
-  end
-  return names
-end
-
-local function write_checksums(folder)
-  local sums = {}
-  for _, name in ipairs(file_names(folder)) do sums[name] = ("%08x"):format(ty.io.crc32(folder .. "/" .. name)) end
-  ty.io.save_json(folder .. "/checksums.json", { crc32 = sums })
-end
-
--- Raises where a file is not as it was written. Checkpoints of earlier programs have no sums.
-local function verify(folder)
-  local path = folder .. "/checksums.json"
-  if not exists(path) then return end
-  local ok, sums = pcall(ty.io.load_json, path)
-  sums = ok and type(sums) == "table" and sums.crc32
-  if type(sums) ~= "table" then arguments.fail("checkpoint: %s is damaged: checksums.json cannot be read", folder) end
-  for name, sum in pairs(sums) do
-    local file = folder .. "/" .. name
-    local found = exists(file) and ("%08x"):format(ty.io.crc32(file)) or "no file"
-    if found ~= sum then
-      arguments.fail("checkpoint: %s is damaged: %s is not as it was written (CRC-32: expected %s, got %s)", folder,
-        name, tostring(sum), found)
-    end
-  end
-end
-
 local is_module = function(value) return require("tycho.nn").is_module(value) end
 
 --- Saves modules, things with state_dict() (optimizers, schedulers, averages, loaders) and plain values by name, and
@@ -178,7 +148,7 @@ function M.save(path, parts)
   local rng = encode(ty.rng_state(), "rng", tensors)
   ty.io.save_safetensors(partial .. "/state.safetensors", tensors)
   ty.io.save_json(partial .. "/state.json", { version = format_version, values = values, rng = rng })
-  write_checksums(partial)
+  shipped.write_checksums(partial)
   if exists(path) then
     remove_folder(previous)
     rename(path, previous)
@@ -213,7 +183,7 @@ function M.load(path, parts, options)
   local o = arguments.read("train.load_checkpoint", options, { rng = true })
   local folder = find(path)
   if not folder then arguments.fail("checkpoint: there is none at %s", path) end
-  verify(folder)
+  shipped.verify("checkpoint", folder)
   local state = ty.io.load_json(folder .. "/state.json")
   if state.version ~= format_version then
     arguments.fail("checkpoint: %s has format %s, this program reads %d", path, tostring(state.version), format_version)

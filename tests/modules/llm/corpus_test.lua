@@ -48,6 +48,19 @@ check.test("more books hold out the same chapters of the first ones", function()
   check.equal(table.move(two, 1, 5, 1, {}), one)
 end)
 
+check.test("one more part to measure on", function()
+  local corpus = open()
+  local few = table.move(corpus.documents.held_out, 1, 3, 1, {})
+  local total = 0
+  for i = 1, 3 do total = total + corpus.ids.held_out[i]:numel() end
+  check.equal(corpus:part("few", few).total, total)
+  local model = corpus:model { width = 32, layers = 1 }
+  local result = corpus:evaluate(model, "few")
+  check.close(result.bits_per_byte, result.loss * result.tokens / math.log(2) / corpus.bytes.few, 1e-9)
+  check.fails(function() corpus:part("few", few) end, "name: expected a new one, got 'few'")
+  check.fails(function() corpus:part("none", {}) end, "documents: expected at least one")
+end)
+
 check.test("a trained model is kept until its settings change", function()
   local corpus = open()
   local options = { folder = folder .. "/model", model = { width = 32, layers = 1 },

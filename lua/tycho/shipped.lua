@@ -1,0 +1,103 @@
+--- Files that ship beside the library: data sets and small trained models, and the checksums they are held to.
+local core = require "tycho.core"
+local arguments = require "tycho.arguments"
+
+local fs = core.io
+local M = {}
+
+local variables = { datasets = "TYCHO_DATA", zoo = "TYCHO_ZOO" }
+
+-- Seen from this file a folder is at the root of the source tree, in PREFIX/share/tycho of an installed one, or in the
+-- library's folder of a LuaRocks tree.
+local function roots_of(kind)
+  local own = os.getenv(variables[kind])
+  if own then return { own } end
+  local here = debug.getinfo(1, "S").source:match "^@(.*)[/\\][^/\\]*$" or "."
+  return { here .. "/../../" .. kind, here .. "/../../../tycho/" .. kind, here .. "/" .. kind }
+end
+
+--- The path of a file or folder that ships, nil and the folders that were looked in where it is not there. kind:
+-- "datasets" (TYCHO_DATA names another folder) or "zoo" (TYCHO_ZOO).
+---@param kind "datasets"|"zoo"
+---@param name string
+---@return string? path
+---@return string[] roots
+function M.find(kind, name)
+  arguments.expect("shipped.find", "kind", kind, '"datasets" or "zoo"')
+  arguments.expect("shipped.find", "name", name, "a string")
+  local roots = roots_of(kind)
+  for _, root in ipairs(roots) do
+    local path = root .. "/" .. name
+    if fs.exists(path) then return path, roots end
+  end
+  return nil, roots
+end
+
+--- Names of the folders of a kind, sorted.
+---@param kind "datasets"|"zoo"
+---@return string[]
+function M.names(kind)
+  local list = {}
+  for _, root in ipairs(roots_of(arguments.expect("shipped.names", "kind", kind, '"datasets" or "zoo"'))) do
+    if fs.exists(root) then
+      for _, name in ipairs(fs.listdir(root)) do
+        if fs.stat(root .. "/" .. name).kind == "directory" then list[#list + 1] = name end
+      end
+      break
+    end
+  end
+  table.sort(list)
+  return list
+end
+
+-- ---- checksums ----
+
+local function sum_of(path) return fs.exists(path) and ("%08x"):format(fs.crc32(path)) or "no file" end
+
+--- Writes checksums.json, with the CRC-32 of the files in a folder. skip: names to leave out.
+---@param folder string
+---@param skip? table<string, true>
+function M.write_checksums(folder, skip)
+  arguments.expect("shipped.write_checksums", "folder", folder, "a string")
+  arguments.expect("shipped.write_checksums", "skip", skip, "a table or nil")
+  local sums = {}
+  for _, name in ipairs(fs.listdir(folder)) do
+    local path = folder .. "/" .. name
+    if name ~= "checksums.json" and not (skip and skip[name]) and fs.stat(path).kind ~= "directory" then
+      sums[name] = sum_of(path)
+    end
+  end
+  fs.save_json(folder .. "/checksums.json", { crc32 = sums })
+end
+
+--- Raises where a file of a folder is not as checksums.json says. only: one file of it. A folder without checksums.json
+-- passes unless `required`.
+---@param who string  in front of errors
+---@param folder string
+---@param options? {only?: string, required?: boolean}
+function M.verify(who, folder, options)
+  arguments.expect("shipped.verify", "who", who, "a string")
+  arguments.expect(who, "folder", folder, "a string")
+  local o = arguments.read(who, options, { only = arguments.none, required = false }, { only = "a string" })
+  local path = folder .. "/checksums.json"
+  if not fs.exists(path) then
+    if o.required then arguments.fail("%s: %s has no checksums.json", who, folder) end
+    return
+  end
+  local ok, sums = pcall(fs.load_json, path)
+  sums = ok and type(sums) == "table" and sums.crc32
+  if type(sums) ~= "table" then arguments.fail("%s: %s is damaged: checksums.json cannot be read", who, folder) end
+  if o.only then
+    if sums[o.only] == nil then arguments.fail("%s: %s: checksums.json does not know %s", who, folder, o.only) end
+    sums = { [o.only] = sums[o.only] }
+  end
+  for name, sum in pairs(sums) do
+    local found = sum_of(folder .. "/" .. tostring(name))
+    if found ~= sum then
+      arguments.fail("%s: %s is damaged: %s is not as it was written (CRC-32: expected %s, got %s)", who, folder,
+        tostring(name), tostring(sum), found)
+    end
+  end
+end
+
+return M

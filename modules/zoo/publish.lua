@@ -1,0 +1,63 @@
+--- Writing a trained model to zoo/NAME: its files, its page, its checksums.
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local rows = require "tycho.recipe.rows"
+local shipped = require "tycho.shipped"
+
+local function page_of(recipe, results, size)
+  local name = recipe.name:match "[^/]+$"
+  local lines = { ("# %s: %s"):format(name, recipe.head.title), "", recipe.head.claim .. ".", "", "| | |", "|---|---|",
+    ("| in Lua | `require(\"tycho.zoo\").load \"%s\"` |"):format(name),
+    ("| what it is | %s |"):format(recipe.head.system or ""), ("| after | %s |"):format(recipe.head.paper or ""),
+    ("| files | %.1f MB |"):format(size / 1e6),
+    ("| made by | `./run recipes/%s.lua --publish`, seed %d |"):format(recipe.name, recipe.seed), "",
+    "| measured | | bar | |", "|---|---|---|---|" }
+  for _, result in ipairs(results) do
+    lines[#lines + 1] = ("| %s | %s | %s | %s |"):format(result.claim, rows.measured_text(result),
+      rows.bar_text(result), rows.verdict(result))
+  end
+  lines[#lines + 1] = ""
+  lines[#lines + 1] = "A figure with ± is a mean over seeds and their standard deviation; the model that ships is that"
+    .. " of the first seed."
+  if recipe.head.notes ~= "" then
+    lines[#lines + 1] = ""
+    lines[#lines + 1] = recipe.head.notes
+  end
+  return table.concat(lines, "\n") .. "\n"
+end
+
+local function remove(folder)
+  if not ty.io.exists(folder) then return end
+  for _, name in ipairs(ty.io.listdir(folder)) do ty.io.remove(folder .. "/" .. name) end
+  ty.io.remove(folder)
+end
+
+--- Writes a model of the zoo: write(folder) puts the model's files there, in the layout of their kind; the page comes
+-- from the recipe's head and table. What was there before is replaced once all is written. root: the source tree.
+---@param recipe Recipe  recipes/zoo/NAME.lua, which the model is named by
+---@param list RecipeRow[]
+---@param write fun(folder: string)
+---@return string path
+return function(recipe, list, write)
+  local who = "zoo.publish"
+  arguments.expect(who, "recipe", recipe, "a table")
+  arguments.expect(who, "list", list, "a list of tables")
+  arguments.expect(who, "write", write, "a function")
+  local name = type(recipe.name) == "string" and recipe.name:match "^zoo/([%w_-]+)$"
+  if not name or not recipe.root then
+    arguments.fail("%s: recipe: expected one of recipes/zoo, got %s", who, arguments.describe(recipe.name))
+  end
+  local target = ("%s/zoo/%s"):format(recipe.root, name)
+  local partial = target .. ".partial"
+  remove(partial)
+  ty.io.mkdir(partial)
+  write(partial)
+  local size, results = 0, {}
+  for _, file in ipairs(ty.io.listdir(partial)) do size = size + ty.io.stat(partial .. "/" .. file).size end
+  for i, row in ipairs(list) do results[i] = rows.result(row, true) end
+  ty.io.write_atomic(partial .. "/README.md", page_of(recipe, results, size))
+  shipped.write_checksums(partial, { ["README.md"] = true })
+  remove(target)
+  assert(os.rename(partial, target))
+  return target
+end

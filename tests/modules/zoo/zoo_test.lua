@@ -1,0 +1,78 @@
+-- Models that ship: written with page and checksums, found by name, refused when damaged.
+local here = (arg and arg[0]:match ".*/" or "tests/modules/zoo/") .. "../../lua/"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+local llm, zoo = require "tycho.llm", require "tycho.zoo"
+local program = require "tycho.program"
+
+local root = os.tmpname()
+os.remove(root)
+ty.io.mkdir(root .. "/zoo")
+
+local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
+
+-- What a program of one line prints where the zoo is `folder`.
+local function run(folder, code)
+  local pipe <close> = assert(io.popen(("TYCHO_ZOO=%s %s -e %s 2>&1"):format(quoted(folder), quoted(program.executable),
+    quoted(code))))
+  return pipe:read "a"
+end
+
+local function match(text, pattern) check.ok(text:find(pattern), pattern .. " is not in: " .. text) end
+
+ty.manual_seed(3)
+local model = llm.Llama { vocab_size = 300, hidden_size = 32, intermediate_size = 48, num_hidden_layers = 1,
+  num_attention_heads = 2, max_position_embeddings = 32 }
+local recipe = { name = "zoo/small-lm", root = root, seed = 0,
+  head = { title = "A small model", claim = "it is small", system = "a Llama", paper = "none",
+    notes = "Nothing else." } }
+local rows = { { claim = "figure", values = { 0.5, 0.7 }, bar = 0.55 } }
+
+check.test("publishing writes the files, the page and the checksums, and replaces what was there", function()
+  for _ = 1, 2 do
+    local path = zoo.publish(recipe, rows, function(folder)
+      model:clone():to("f16"):save(folder)
+    end)
+    check.equal(path, root .. "/zoo/small-lm")
+  end
+  check.ok(not ty.io.exists(root .. "/zoo/small-lm.partial"))
+  local page = ty.io.read(root .. "/zoo/small-lm/README.md")
+  for _, text in ipairs { "# small%-lm: A small model", "it is small.", "recipes/zoo/small%-lm.lua", "0.6 ± 0.14",
+    ">= 0.55 | pass, within noise", "Nothing else." } do
+    check.ok(page:find(text), text)
+  end
+  local loaded = require("tycho.hub").load(root .. "/zoo/small-lm", { dtype = "f32" })
+  local tokens = ty.tensor { { 1, 2, 3 } }
+  check.close(loaded(tokens):tolist(), model:eval()(tokens):tolist(), 5e-3)
+end)
+
+check.test("models are loaded by name, in single precision", function()
+  local text = run(root .. "/zoo", [[local zoo = require "tycho.zoo"
+    local m = zoo.load "small-lm"
+    print(table.concat(zoo.names(), " "), m:parameters()[1].dtype, m.training, zoo.tokenizer "small-lm",
+      zoo.load("small-lm", { dtype = "f16" }):parameters()[1].dtype, zoo.info("small-lm").bytes > 10000)]])
+  check.equal(text, "small-lm\tf32\tfalse\tnil\tf16\ttrue\n")
+end)
+
+check.test("what is not there or damaged is one clear error", function()
+  local load = [[require("tycho.zoo").load "%s"]]
+  match(run(root .. "/zoo", load:format "smal-lm"),
+    "no model 'smal%-lm' ships; there are small%-lm; did you mean small%-lm")
+  match(run(root .. "/zoo", load:format "../zoo/small-lm"), "no model")
+  match(run(root .. "/nothing", load:format "small-lm"), "there are no models that ship in .*TYCHO_ZOO")
+  local file = root .. "/zoo/small-lm/model.safetensors"
+  local bytes = ty.io.read(file)
+  ty.io.write_atomic(file, bytes:sub(1, -2) .. string.char(bytes:byte(-1) ~ 1))
+  match(run(root .. "/zoo", load:format "small-lm"),
+    "zoo.load: .*small%-lm is damaged: model.safetensors is not as")
+  ty.io.write_atomic(file, bytes:sub(1, 1000))
+  match(run(root .. "/zoo", load:format "small-lm"), "model.safetensors is not as it was written")
+  ty.io.remove(file)
+  match(run(root .. "/zoo", load:format "small-lm"), "model.safetensors .*got no file")
+  ty.io.remove(root .. "/zoo/small-lm/checksums.json")
+  match(run(root .. "/zoo", load:format "small-lm"), "has no checksums.json")
+  check.fails(function() zoo.publish({ name = "llm/other" }, rows, print) end, "recipe: expected one of recipes/zoo")
+end)
+
+os.execute("rm -r " .. quoted(root))
+check.finish()
