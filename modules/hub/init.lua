@@ -1,7 +1,7 @@
 --- Models as the world ships them: require "tycho.hub".
 --
 --     local hub = require "tycho.hub"
---     local model = hub.load "path"             -- a Hugging Face folder, weights beside their config.json, or GGUF
+--     local model = hub.load "path"             -- a folder of transformers or diffusers, weights in it, or GGUF
 --     local tokenizer = hub.tokenizer "path"
 --     local text = hub.chat.load("path"):render { { role = "user", content = "Hello" } }
 --     hub.convert("path", "model.gguf", "q4_k")

@@ -1,6 +1,6 @@
---- Reading models as they are published: a folder with config.json and weights in safetensors (whole, or in shards with
--- an index) or PyTorch's zip files. The weights are mapped, not copied: a model is there at once and its pages come as
--- they are used. Nothing of a checkpoint is ever run.
+--- Reading models as they are published by transformers and diffusers: a folder with config.json and weights in
+-- safetensors (whole, or in shards with an index) or PyTorch's zip files. The weights are mapped, not copied: a model is
+-- there at once and its pages come as they are used. Nothing of a checkpoint is ever run.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local base = require "tycho.nn.module"
@@ -11,10 +11,13 @@ local function family_of(config, path)
   local families = require "tycho.models.families"
   local class, unknown = families.find(config)
   if class then return { class, unknown } end
+  local key = config._class_name ~= nil and "_class_name" or "model_type"
   local names = {}
-  for name in pairs(families.by_model_type) do names[#names + 1] = name end
+  for name in pairs(key == "model_type" and families.by_model_type or families.by_class_name) do
+    names[#names + 1] = name
+  end
   table.sort(names)
-  error(("%s: model_type '%s' is not known; there are %s"):format(path, tostring(config.model_type),
+  error(("%s: %s '%s' is not known; there are %s"):format(path, key, tostring(config[key]),
     table.concat(names, ", ")), 0)
 end
 
@@ -47,26 +50,32 @@ local function read_shards(folder, index_path)
   return state
 end
 
---- The tensors of a folder or file by name, mapped: model.safetensors, its index, pytorch_model.bin, its index; or the
--- file that `path` names.
+-- The files of weights that a folder may have, as transformers and diffusers name them; the first one counts.
+local weight_files = { "model.safetensors", "model.safetensors.index.json", "diffusion_pytorch_model.safetensors",
+  "diffusion_pytorch_model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+  "diffusion_pytorch_model.bin", "diffusion_pytorch_model.bin.index.json", "diffusion_pytorch_model.fp16.safetensors",
+  "diffusion_pytorch_model.safetensors.index.fp16.json" }
+
+--- The tensors of a folder or file by name, mapped: of model.safetensors or diffusion_pytorch_model.safetensors, their
+-- indices, their like in PyTorch's format (.bin); or of the file that `path` names.
 ---@param path string
 ---@return table<string, Tensor> state
 function M.weights(path)
   local info = ty.io.stat(path)
-  if not info then error(("llm.load: %s is not there"):format(path), 0) end
+  if not info then error(("hub.load: %s is not there"):format(path), 0) end
   if info.kind ~= "directory" then
     if path:find "%.index%.json$" then return read_shards(path:match "^(.*)/[^/]*$" or ".", path) end
     return (ty.io.load(path))
   end
-  for _, name in ipairs { "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-    "pytorch_model.bin.index.json" } do
+  for _, name in ipairs(weight_files) do
     local file = path .. "/" .. name
     if ty.io.stat(file) then
       if name:find "json$" then return read_shards(path, file) end
       return (ty.io.load(file))
     end
   end
-  error(("llm.load: %s has none of model.safetensors, pytorch_model.bin and their indices"):format(path), 0)
+  error(("hub.load: %s has none of model.safetensors, diffusion_pytorch_model.safetensors and their like"):format(path),
+    0)
 end
 
 -- Names that differ only in their prefix make one line: "model.layers.N.mlp" with a count and the first names.
@@ -213,7 +222,7 @@ end
 -- Errors of reading `what`, named by it.
 local function guard(what, fn, ...)
   local ok, result = pcall(fn, ...)
-  if not ok then arguments.raise((tostring(result):gsub("^llm.load: ", "")), ("llm.load: %s: "):format(what)) end
+  if not ok then arguments.raise((tostring(result):gsub("^hub.load: ", "")), ("hub.load: %s: "):format(what)) end
   return result
 end
 
@@ -240,16 +249,16 @@ end
 ---@param options? table
 ---@return LanguageModel
 function M.load(path, options)
-  arguments.expect("llm.load", "path", path, "a string")
-  local o = ty.nn.options("llm.load", options, { dtype = ty.nn.none, device = "cpu", strict = true, check = false,
+  arguments.expect("hub.load", "path", path, "a string")
+  local o = ty.nn.options("hub.load", options, { dtype = ty.nn.none, device = "cpu", strict = true, check = false,
     config = ty.nn.none, weights = true }, { dtype = "a string", config = "a table" })
   local info = ty.io.stat(path)
-  if not info then error(("llm.load: %s is not there"):format(path), 2) end
+  if not info then error(("hub.load: %s is not there"):format(path), 2) end
   local packed = path:find "%.gguf$" and guard(path, read_gguf, path)
   local folder = info.kind == "directory" and path or path:match "^(.*)/[^/]*$" or "."
   local config_path = folder .. "/config.json"
   if packed then config_path = path end
-  if not packed and not ty.io.stat(config_path) then error(("llm.load: %s has no config.json"):format(folder), 2) end
+  if not packed and not ty.io.stat(config_path) then error(("hub.load: %s has no config.json"):format(folder), 2) end
   local config = packed and packed.config or guard(config_path, read_json, config_path)
   for key, value in pairs(o.config or {}) do config[key] = value end
   local class, unknown = table.unpack(guard(config_path, family_of, config, "config.json"), 1, 2)

@@ -4,10 +4,22 @@ local ty = require "tycho"
 
 local M = {}
 
-local function is_integer(value) return math.tointeger(value) ~= nil end
+local function is_integer(value) return type(value) == "number" and math.tointeger(value) ~= nil end
+
+-- Whether a value is a list, short enough for a model, of elements that all pass the test.
+local function is_list(value, test)
+  if type(value) ~= "table" or #value == 0 or #value > 1000 then return false end
+  local count = 0
+  for _ in pairs(value) do count = count + 1 end
+  for _, element in ipairs(value) do
+    if not test(element) then return false end
+  end
+  return count == #value
+end
 
 -- What a kind of field accepts, and its name in errors.
-local kinds = {
+local kinds
+kinds = {
   count = { "a positive integer", function(v) return is_integer(v) and v >= 1 and v < 2 ^ 31 end },
   -- Modules are made one by one: a file must not ask for a million.
   few = { "a positive integer up to 10000", function(v) return is_integer(v) and v >= 1 and v <= 10000 end },
@@ -18,6 +30,12 @@ local kinds = {
   flag = { "true or false", function(v) return type(v) == "boolean" end },
   text = { "text", function(v) return type(v) == "string" end },
   table = { "an object", function(v) return type(v) == "table" end },
+  counts = { "a list of positive integers", function(v) return is_list(v, kinds.count[2]) end },
+  numbers = { "a list of numbers", function(v) return is_list(v, kinds.number[2]) end },
+  texts = { "a list of texts", function(v) return is_list(v, kinds.text[2]) end },
+  size = { "a positive integer or two of them", function(v)
+    return kinds.count[2](v) or is_list(v, kinds.count[2]) and #v == 2
+  end },
 }
 
 -- Keys that every published file may have and that do not change what is computed.
@@ -28,12 +46,13 @@ for name in ([[model_type architectures transformers_version torch_dtype dtype _
   tie_encoder_decoder chunk_size_feed_forward id2label label2id num_labels problem_type pretraining_tp
   gradient_checkpointing task_specific_params attn_implementation n_ctx n_positions summary_type summary_use_proj
   summary_activation summary_proj_to_labels summary_first_dropout output_past cross_attention_hidden_size torchscript
-  pruned_heads tokenizer_class prefix auto_map]])
+  pruned_heads tokenizer_class prefix auto_map _class_name _diffusers_version]])
   :gmatch "%S+" do general[name] = true end
 
 --- The fields of a configuration from `given`. fields: name -> { kind, default }; without a default the field must be
--- there; a default of M.none leaves it nil. Unknown names are an error in a table from a script; a published file
--- (which names its model_type) may say more than is needed, and what is not known comes as config.unknown.
+-- there; a default of M.none leaves it nil. A null of the file is as if the name were not there, unless the field has a
+-- `null` that stands for it. Unknown names are an error in a table from a script; a published file (which names its
+-- model_type or _class_name) may say more than is needed, and what is not known comes as config.unknown.
 ---@param who string            the family, for errors
 ---@param given table
 ---@param fields table<string, table>
@@ -46,7 +65,9 @@ function M.read(who, given, fields)
   for name, field in pairs(fields) do
     local value, kind = given[name], kinds[field[1]]
     if value == ty.io.null then value = nil end
-    if value == nil then
+    if value == nil and given[name] ~= nil and field.null ~= nil then
+      config[name] = field.null
+    elseif value == nil then
       if field[2] == nil then missing[#missing + 1] = name end
       if field[2] ~= M.none then config[name] = field[2] end
     elseif not kind[2](value) then
@@ -67,7 +88,7 @@ function M.read(who, given, fields)
     error(("%s: the config has no %s%s"):format(who, table.concat(missing, ", "),
       #unknown > 0 and "; it has the unknown " .. table.concat(unknown, ", ") or ""), 0)
   end
-  if #unknown > 0 and given.model_type == nil then
+  if #unknown > 0 and given.model_type == nil and given._class_name == nil then
     local names = {}
     for name in pairs(fields) do names[#names + 1] = name end
     table.sort(names)
@@ -82,6 +103,23 @@ function M.read(who, given, fields)
 end
 
 M.none = {}
+
+--- An error that names the key unless its value is the only one that is computed here, or one of those that are.
+---@param who string
+---@param config table
+---@param only table<string, any>  key -> the value, or a list of values (false: that, or null)
+function M.only(who, config, only)
+  for key, values in pairs(only) do
+    local value, list, ok = config[key], type(values) == "table" and values or { values }, false
+    for _, allowed in ipairs(list) do ok = ok or value == allowed or value == nil and allowed == false end
+    if not ok then
+      local texts = {}
+      for i, allowed in ipairs(list) do texts[i] = tostring(allowed) end
+      error(("%s: config key '%s': expected %s, got %s, which is not supported"):format(who, key,
+        table.concat(texts, " or "), type(value) == "table" and "a table" or tostring(value)), 0)
+    end
+  end
+end
 
 --- An error when `divisor` does not divide `number`, both named by config keys.
 function M.divides(who, config, divisor, number)

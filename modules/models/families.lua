@@ -5,6 +5,9 @@ local M = {}
 M.by_model_type = { gpt2 = "gpt2", llama = "llama", mistral = "mistral", qwen2 = "qwen2", qwen3 = "qwen3",
   mixtral = "mixtral", gla = "gla", bert = "bert", t5 = "t5" }
 
+--- _class_name of the components of diffusers -> file, and the class in it where the file has several.
+M.by_class_name = { AutoencoderKL = { "autoencoder_kl" } }
+
 -- Of decoders with other heads, by what follows the family's name.
 local tasks = { ForSequenceClassification = "sequences", ForTokenClassification = "tokens" }
 local decoders = { gpt2 = true, llama = true, mistral = true, qwen2 = true, qwen3 = true, mixtral = true }
@@ -26,6 +29,11 @@ end
 ---@return table? class
 ---@return string? unknown
 function M.find(config)
+  local component = M.by_class_name[config._class_name]
+  if component then
+    local file = require("tycho.models." .. component[1])
+    return component[2] and file[component[2]] or file
+  end
   local name = type(config.architectures) == "table" and config.architectures[1]
   if type(name) ~= "string" then name = nil end
   local kind = config.model_type

@@ -18,6 +18,7 @@ return require "tycho.lazy" ({}, {
   GLA = "tycho.models.gla", GPT2 = "tycho.models.gpt2", Llama = "tycho.models.llama", Mistral = "tycho.models.mistral",
   Mixtral = "tycho.models.mixtral", Qwen2 = "tycho.models.qwen2", Qwen3 = "tycho.models.qwen3", T5 = "tycho.models.t5",
   -- pictures
+  AutoencoderKL = "tycho.models.autoencoder_kl", Gaussian = "tycho.models.gaussian",
   DiT = "tycho.models.dit", ResNet = "tycho.models.resnet", UNet = "tycho.models.unet",
   -- their parts: blocks, rotary positions, what they remember of the tokens so far
   layers = "tycho.models.layers", rotary = "tycho.models.rotary", KVCache = "tycho.models.cache",

@@ -1,29 +1,15 @@
---- What all language models share: saving as a Hugging Face folder, losses, generation.
+--- What all language models share: their part of a Hugging Face folder, losses, generation.
 local ty = require "tycho"
+local Published = require "tycho.models.published"
 
 local nn = ty.nn
 
----@class LanguageModel: Module
-local LanguageModel = nn.module "LanguageModel"
+---@class LanguageModel: Published
+local LanguageModel = nn.module("LanguageModel", Published)
 
 -- Names of a file that hold no weights: buffers that older versions wrote.
 LanguageModel.ignored = { "%.attn%.bias$", "%.attn%.masked_bias$", "rotary_emb%.inv_freq$", "%.position_ids$",
   "^position_ids$" }
-
---- Names that belong to the heads of other classes: loading leaves them out and says so in its report, unless the
--- config asks for a class that is not known.
-LanguageModel.other_heads = {}
-
---- Prefixes of published names that ours lack.
-LanguageModel.prefixes = {}
-
---- The model of a config.json that was read. state: the tensors that it will get, where there are some.
----@param config table
----@param state? table<string, Tensor>
-function LanguageModel.from_config(class, config, state) return class(config) end
-
---- Renames one published name to ours, or returns nil for a name to skip.
-function LanguageModel:rename(name) return name end
 
 --- Mean cross entropy, in nats, of the token after each one. tokens i64 [n, t]; targets [n, t] are the tokens one place
 -- on (-100: not counted), by default those of `tokens` itself. options, as in forward(): mask, checkpoint, and with
@@ -46,38 +32,23 @@ function LanguageModel:loss(tokens, targets, options)
   return nn.cross_entropy(logits:flatten(0, 1), targets:flatten())
 end
 
---- Writes config.json, model.safetensors and generation_config.json to a folder that transformers reads as well. A path
--- that ends in .safetensors gets the weights alone.
----@param path string
-function LanguageModel:save(path, metadata)
-  if path:find "%.safetensors$" then return nn.Module.save(self, path, metadata) end
-  ty.io.mkdir(path)
-  local config = {}
-  for key, value in pairs(self:published_config()) do config[key] = value end
-  config.dtype = nil
-  config.torch_dtype = ({ f32 = "float32", f16 = "float16", bf16 = "bfloat16", f64 = "float64" })[
-    self:parameters()[1].dtype]
-  local function write(name, value)
-    ty.io.write_atomic(path .. "/" .. name, ty.io.json_encode(value, { indent = 2 }) .. "\n")
-  end
-  nn.Module.save(self, path .. "/model.safetensors", { format = "pt" })
-  if self.generation_config then write("generation_config.json", self.generation_config) end
-  write("config.json", config)
-  return self
-end
-
 --- The keys of config.json.
 function LanguageModel:published_config()
-  local config = {}
-  for key, value in pairs(self.config) do
-    if key ~= "given" and key ~= "unknown" then config[key] = value end
-  end
-  for key, value in pairs(self.config.given or {}) do
-    if config[key] == nil then config[key] = value end
-  end
+  local config = Published.published_config(self)
   config.model_type = self.model_type
   config.architectures = { self.architecture }
   return config
+end
+
+-- config.json with the dtype of the weights, and generation_config.json where there is one.
+function LanguageModel:published_files()
+  local files = Published.published_files(self)
+  local config = files["config.json"]
+  config.dtype = nil
+  config.torch_dtype = ({ f32 = "float32", f16 = "float16", bf16 = "bfloat16", f64 = "float64" })[
+    self:parameters()[1].dtype]
+  files["generation_config.json"] = self.generation_config
+  return files
 end
 
 --- The embedding whose weights are those of the head, too; nil where the head has its own.

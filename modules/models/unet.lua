@@ -38,42 +38,12 @@ local function read_levels(o)
   return result
 end
 
-local function attention_block(channels, attention, o)
-  if o.context > 0 then return blocks.Transformer(channels, attention.heads, attention.depth, o) end
-  return blocks.Attention(channels, attention.heads, o)
-end
-
--- Residual blocks of one resolution, with attention after each where wanted.
-local Level = nn.module "Level"
-
-function Level:init(inputs, outputs, time, attention, o)
-  self.resnets = nn.ModuleList {}
-  if attention then self.attentions = nn.ModuleList {} end
-  for _, width in ipairs(inputs) do
-    self.resnets:append(blocks.ResnetBlock(width, outputs, time, o))
-    if attention then self.attentions:append(attention_block(outputs, attention, o)) end
-  end
-end
-
---- Residual block i and the attention after it.
-function Level:run(i, x, time, context, mask)
-  x = self.resnets[i](x, time)
-  return self.attentions and self.attentions[i](x, context, mask) or x
-end
-
-local Middle = nn.module "Middle"
-
-function Middle:init(channels, time, attention, o)
-  if attention then self.attentions = nn.ModuleList { attention_block(channels, attention, o) } end
-  self.resnets = nn.ModuleList {
-    blocks.ResnetBlock(channels, channels, time, o), blocks.ResnetBlock(channels, channels, time, o),
-  }
-end
-
-function Middle:forward(x, time, context, mask)
-  x = self.resnets[1](x, time)
-  if self.attentions then x = self.attentions[1](x, context, mask) end
-  return self.resnets[2](x, time)
+-- Makes the attention of a level, for each of its residual blocks; nil where it has none.
+local function attention_blocks(channels, attention, o)
+  return attention and function()
+    if o.context > 0 then return blocks.Transformer(channels, attention.heads, attention.depth, o) end
+    return blocks.Attention(channels, attention.heads, o)
+  end or nil
 end
 
 local TimeEmbedding = nn.module "TimeEmbedding"
@@ -97,11 +67,12 @@ local UNet = nn.module "UNet"
 -- layers (1) and heads (4) for levels that do not say; classes (0: not conditioned on a class);
 -- context (0; the width of text embeddings: attention is then to the map and to the text);
 -- linear_projection (false: 1x1 convolutions lead into the transformers, as in Stable Diffusion 1);
--- groups (8), dropout (0), scale_shift (true: the time scales and shifts; false: it is added).
+-- groups (8) and eps (1e-5) of the norms, dropout (0);
+-- scale_shift (true: the time scales and shifts; false: it is added).
 function UNet:init(options)
   local o = nn.options("UNet", options, { in_channels = 1, out_channels = 1,
     levels = { 32, { channels = 64, attention = true } }, middle = true, layers = 1, heads = 4, classes = 0,
-    context = 0, linear_projection = false, groups = 8, dropout = 0, scale_shift = true },
+    context = 0, linear_projection = false, groups = 8, eps = 1e-5, dropout = 0, scale_shift = true },
     { middle = "a boolean or a table", layers = "an integer in [1, 1024]", heads = "an integer >= 1" })
   local levels = read_levels(o)
   local first, last = levels[1].channels, levels[#levels]
@@ -124,7 +95,7 @@ function UNet:init(options)
       inputs[layer] = layer == 1 and width or l.channels
       skips[#skips + 1] = l.channels
     end
-    local level = Level(inputs, l.channels, time, l.attention, o)
+    local level = blocks.Level(inputs, l.channels, time, attention_blocks(l.channels, l.attention, o), o)
     if i < #levels then
       level.downsamplers = nn.ModuleList { blocks.Downsample(l.channels) }
       skips[#skips + 1] = l.channels
@@ -133,7 +104,8 @@ function UNet:init(options)
     width = l.channels
   end
 
-  self.mid_block = Middle(width, time, middle, o)
+  local attention = attention_blocks(width, middle, o)
+  self.mid_block = blocks.Middle(2, width, time, attention and attention(), o)
 
   self.up_blocks = nn.ModuleList {}
   for i = #levels, 1, -1 do
@@ -141,13 +113,13 @@ function UNet:init(options)
     for layer = 1, l.layers + 1 do
       inputs[layer] = (layer == 1 and width or l.channels) + table.remove(skips)
     end
-    local level = Level(inputs, l.channels, time, l.attention, o)
+    local level = blocks.Level(inputs, l.channels, time, attention_blocks(l.channels, l.attention, o), o)
     if i > 1 then level.upsamplers = nn.ModuleList { blocks.Upsample(l.channels) } end
     self.up_blocks:append(level)
     width = l.channels
   end
 
-  self.conv_norm_out = nn.GroupNorm(o.groups, first, { activation = "silu" })
+  self.conv_norm_out = nn.GroupNorm(o.groups, first, { eps = o.eps, activation = "silu" })
   self.conv_out = blocks.zero(nn.Conv2d(first, o.out_channels, 3, { padding = 1 }))
 end
 

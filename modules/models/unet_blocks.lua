@@ -1,5 +1,5 @@
---- The parts of the U-Net of diffusion, with the parameter names of diffusers: residual blocks, self-attention, the
--- transformer that attends to a context, changes of size.
+--- The parts of the U-Net of diffusion and of its autoencoders, with the parameter names of diffusers: residual blocks,
+-- self-attention, the transformer that attends to a context, changes of size, levels of all these, the middle.
 local ty = require "tycho"
 
 local nn = ty.nn
@@ -12,30 +12,31 @@ local function zero(module)
 end
 M.zero = zero
 
--- norm, silu, conv, time, norm, silu, conv, and the input beside.
+-- norm, silu, conv, time, norm, silu, conv, and the input beside. time: the width of its embedding; nil: there is none.
+-- o: groups, eps, dropout, scale_shift.
 local ResnetBlock = nn.module "ResnetBlock"
 M.ResnetBlock = ResnetBlock
 
 function ResnetBlock:init(inputs, outputs, time, o)
-  self.norm1 = nn.GroupNorm(o.groups, inputs, { activation = "silu" })
+  self.norm1 = nn.GroupNorm(o.groups, inputs, { eps = o.eps, activation = "silu" })
   self.conv1 = nn.Conv2d(inputs, outputs, 3, { padding = 1 })
-  self.time_emb_proj = nn.Linear(time, o.scale_shift and 2 * outputs or outputs)
-  self.norm2 = nn.GroupNorm(o.groups, outputs, { activation = o.scale_shift and "none" or "silu" })
+  self.scale_shift = time and o.scale_shift
+  if time then self.time_emb_proj = nn.Linear(time, self.scale_shift and 2 * outputs or outputs) end
+  self.norm2 = nn.GroupNorm(o.groups, outputs, { eps = o.eps, activation = self.scale_shift and "none" or "silu" })
   self.dropout = nn.Dropout(o.dropout)
   self.conv2 = zero(nn.Conv2d(outputs, outputs, 3, { padding = 1 }))
   if inputs ~= outputs then self.conv_shortcut = nn.Conv2d(inputs, outputs, 1) end
-  self.scale_shift = o.scale_shift
 end
 
--- x [n, c, h, w]; time [n, time], already through silu.
+-- x [n, c, h, w]; time [n, time], already through silu, or nil.
 function ResnetBlock:forward(x, time)
   local h = self.conv1(self.norm1(x))
-  local e = self.time_emb_proj(time):unsqueeze(-1):unsqueeze(-1)
+  local e = self.time_emb_proj and self.time_emb_proj(time):unsqueeze(-1):unsqueeze(-1)
   if self.scale_shift then
     local scale, shift = e:chunk(2, 1)
     h = (self.norm2(h) * (scale + 1) + shift):silu()
   else
-    h = self.norm2(h + e)
+    h = self.norm2(e and h + e or h)
   end
   h = self.conv2(self.dropout(h))
   return (self.conv_shortcut and self.conv_shortcut(x) or x) + h
@@ -65,7 +66,7 @@ M.Attention = Attention
 
 function Attention:init(channels, heads, o)
   self.heads = heads
-  self.group_norm = nn.GroupNorm(o.groups, channels)
+  self.group_norm = nn.GroupNorm(o.groups, channels, { eps = o.eps })
   projections(self, channels, channels, true)
   zero(self.to_out[1])
 end
@@ -145,22 +146,71 @@ function Transformer:forward(x, context, mask)
   return x + self.proj_out(to_map(tokens, shape))
 end
 
+-- Half the size. padding 1: on all sides; 0: on the right and below alone, as autoencoders have it.
 local Downsample = nn.module "Downsample"
 M.Downsample = Downsample
 
-function Downsample:init(channels) self.conv = nn.Conv2d(channels, channels, 3, { stride = 2, padding = 1 }) end
+function Downsample:init(channels, padding)
+  self.conv = nn.Conv2d(channels, channels, 3, { stride = 2, padding = padding or 1 })
+  self.corner = padding == 0
+end
 
-function Downsample:forward(x) return self.conv(x) end
+function Downsample:forward(x) return self.conv(self.corner and x:pad { 0, 1, 0, 1 } or x) end
 
 local Upsample = nn.module "Upsample"
 M.Upsample = Upsample
 
 function Upsample:init(channels) self.conv = nn.Conv2d(channels, channels, 3, { padding = 1 }) end
 
--- size { h, w }: that of the map that comes beside it, which need not be twice x's where x's was odd.
+-- size { h, w }: that of the map that comes beside it, which need not be twice x's where x's was odd; nil: twice x's.
 function Upsample:forward(x, size)
-  local same = size[1] == 2 * x.shape[3] and size[2] == 2 * x.shape[4]
+  local same = not size or size[1] == 2 * x.shape[3] and size[2] == 2 * x.shape[4]
   return self.conv(ty.interpolate(x, same and { scale = 2 } or { size = size }))
+end
+
+-- Residual blocks of one resolution, inputs[i] channels into the i-th, and after each the module of attention(i), or
+-- nothing (nil).
+local Level = nn.module "Level"
+M.Level = Level
+
+function Level:init(inputs, outputs, time, attention, o)
+  self.resnets = nn.ModuleList {}
+  if attention then self.attentions = nn.ModuleList {} end
+  for i, width in ipairs(inputs) do
+    self.resnets:append(ResnetBlock(width, outputs, time, o))
+    if attention then self.attentions:append(attention(i)) end
+  end
+end
+
+--- Residual block i and the attention after it.
+function Level:run(i, x, time, context, mask)
+  x = self.resnets[i](x, time)
+  return self.attentions and self.attentions[i](x, context, mask) or x
+end
+
+--- All of them, and the change of size where there is one: the level of a network without skip connections.
+function Level:forward(x)
+  for i = 1, #self.resnets do x = self:run(i, x) end
+  local resize = self.downsamplers or self.upsamplers
+  return resize and resize[1](x) or x
+end
+
+-- The middle: residual blocks, with the module `attention` (or nothing) after the first.
+local Middle = nn.module "Middle"
+M.Middle = Middle
+
+function Middle:init(count, channels, time, attention, o)
+  if attention then self.attentions = nn.ModuleList { attention } end
+  self.resnets = nn.ModuleList {}
+  for _ = 1, count do self.resnets:append(ResnetBlock(channels, channels, time, o)) end
+end
+
+function Middle:forward(x, time, context, mask)
+  for i, resnet in ipairs(self.resnets) do
+    x = resnet(x, time)
+    if i == 1 and self.attentions then x = self.attentions[1](x, context, mask) end
+  end
+  return x
 end
 
 return M

@@ -14,6 +14,7 @@ objects.skipped = {
   step_scaled = "called by GradScaler:step", limit = "called by optimizers", control = "called by optimizers",
   advance = "called by optimizers", averages_of_weights = "called by optimizers", others = "called by optimizers",
   move = "called by optimizers",
+  rename = "called by hub.load, once a tensor",
   append = "of caches: called by networks, once a layer", see = "of caches: called by networks, once a step",
 }
 
@@ -65,6 +66,10 @@ object("EMA", function() return optim.EMA(nn.Linear(1, 1)) end)
 object("GradScaler", function() return optim.GradScaler() end)
 object("Scheduler", function() return optim.Scheduler(optim.SGD { parameter() }, optim.constant()) end)
 
+object("AutoencoderKL", function()
+  return require("tycho.models").AutoencoderKL { block_out_channels = { 2, 2 }, norm_num_groups = 1 }
+end)
+object("Gaussian", function() return require("tycho.models").Gaussian.new(ty.zeros(1, 2, 2, 2)) end)
 object("Cache", function() return require("tycho.llm").Cache.new(2) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)
 

@@ -2,11 +2,13 @@
 -- tests/fixtures/llm (make_llm.py), loaded from the folders that transformers wrote.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
+local reference = dofile(here .. "../modules/models/reference.lua")(check)
 local ty = require "tycho"
 local llm = require "tycho.llm"
 
 local root = check.root .. "tests/fixtures/llm/"
-local TOLERANCE = 1e-4
+local TOLERANCE = reference.TOLERANCE
+local compare, compare_gradients = reference.compare, reference.compare_gradients
 
 local function load(name, options)
   local o = { dtype = "f32" }
@@ -17,51 +19,6 @@ end
 local function expected(name)
   local tensors, notes = ty.io.load_safetensors(root .. name .. "/expected.safetensors")
   return tensors, ty.io.json_decode(notes.variants)
-end
-
--- Largest difference relative to the largest magnitude.
-local function compare(got, want, what)
-  check.equal(got.shape, want.shape, what .. " shape")
-  local scale = math.max(want:abs():max():item(), 1e-30)
-  local off = (got:to "f64" - want:to "f64"):abs():max():item() / scale
-  check.ok(off <= TOLERANCE, ("%s: relative error %.2g"):format(what, off))
-end
-
-local function wave(t) return (ty.arange(t:numel(), { dtype = "f64" }) * 0.37 + 1):sin():reshape(t.shape) end
-
--- Norms and products with a wave of all gradients; every one that the reference has must be there.
-local function compare_gradients(model, loss, want, prefix)
-  local parameters, left = {}, {}
-  for name, p in model:named_parameters() do
-    parameters[name] = p
-    left[name] = true
-  end
-  model:zero_grad()
-  loss:backward()
-  local largest = 0
-  for name, pair in pairs(want) do
-    if name:match "^grad" then largest = math.max(largest, pair:tolist()[1]) end
-  end
-  local floor = 1e-6 * largest -- some gradients are 0 but for rounding: those of the biases of BERT's keys
-  for name, pair in pairs(want) do
-    local key = name:match "^grad%.(.*)$"
-    if key then
-      key = key:gsub("^" .. (prefix or "$"), "")
-      local p = parameters[key]
-      left[key] = nil
-      if check.ok(p, "a parameter " .. key) then
-        local g = p.grad:to "f64"
-        local norm, product = pair:tolist()[1], pair:tolist()[2]
-        local got = g:square():sum():sqrt():item()
-        check.ok(math.abs(got - norm) <= TOLERANCE * norm + floor,
-          ("gradient of %s: norm %.8g, not %.8g"):format(key, got, norm))
-        got = (g * wave(g)):sum():item()
-        check.ok(math.abs(got - product) <= TOLERANCE * norm + floor,
-          ("gradient of %s: product %.8g, not %.8g"):format(key, got, product))
-      end
-    end
-  end
-  return left
 end
 
 local function compare_greedy(model, want, name)
