@@ -1,6 +1,6 @@
 --- Reading models as they are published by transformers and diffusers: a folder with config.json and weights in
--- safetensors (whole, or in shards with an index) or PyTorch's zip files. The weights are mapped, not copied: a model is
--- there at once and its pages come as they are used. Nothing of a checkpoint is ever run.
+-- safetensors (whole, or in shards with an index) or PyTorch's zip files. The weights are mapped, not copied: a model
+-- is there at once and its pages come as they are used. Nothing of a checkpoint is ever run.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local base = require "tycho.nn.module"

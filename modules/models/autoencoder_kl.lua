@@ -190,8 +190,8 @@ end
 
 --- Pictures [n, out_channels, h * factor, w * factor] of latents z [n, latent_channels, h, w]. options, for less
 -- memory: sliced (false; true: one sample after the other), tile (false; the side of tiles in pixels, or true: the
--- config's sample_size: what is larger is put together from overlapping tiles, which is close to the whole but not equal
--- to it), overlap (0.25: the share of a tile that it has in common with the next one).
+-- config's sample_size: what is larger is put together from overlapping tiles, which is close to the whole, not equal),
+-- overlap (0.25: the share of a tile that it has in common with the next one).
 ---@param z Tensor
 ---@param options? table
 ---@return Tensor
