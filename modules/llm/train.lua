@@ -73,73 +73,32 @@ function M.evaluate(model, dataset, options)
     bits_per_byte = o.bytes and sum / math.log(2) / o.bytes or nil }
 end
 
--- AdamW whose decay is for matrices alone, as GPT-3's training has it: norms and biases are left where they are.
-local function optimizer(model, o)
-  local schedule = ty.optim.cosine { steps = o.steps, warmup = math.min(o.warmup, o.steps // 4), final = o.final }
-  if o.optimizer then return o.optimizer(model, { lr = o.lr, schedule = schedule, clip_norm = o.clip_norm }) end
-  local matrices, rest = {}, {}
-  for _, p in ipairs(model:parameters()) do table.insert(p.ndim >= 2 and matrices or rest, p) end
-  local groups = { { params = matrices, weight_decay = o.weight_decay } }
-  if #rest > 0 then groups[2] = { params = rest, weight_decay = 0 } end
-  return ty.optim.AdamW(groups, { lr = o.lr, beta2 = o.beta2, clip_norm = o.clip_norm,
-    schedule = schedule })
-end
-
---- Trains a model on a dataset of tycho.llm.data.Packed. options:
---   steps, batch (rows at a time, 8), accumulate (batches of a step, 1), seed (0)
---   lr (1e-3), warmup (50 steps, at most a quarter), final (0.1: the share of lr at the end of the cosine),
---   weight_decay (0.1), beta2 (0.95), clip_norm (1)
---   optimizer (a function of the model and { lr, schedule, clip_norm } that makes one in place of AdamW)
+--- Trains a model on a dataset of tycho.llm.data.Packed. options: those of train.fit but loss, and
+--   batch (rows at a time, 8), accumulate (batches of a step, 1), seed (0)
 --   checkpoint (false: gradient checkpointing), device
---   every (0: steps between calls of evaluate(step), which returns numbers for the log), evaluate
---   folder (where checkpoints go), save_every (200), resume (false; true: go on from the checkpoint there, bit for bit
---   as if there had been no break, an error where there is none; "auto": start anew there and say so), pause (the step
---   after which to stop and save; the schedule is still that of `steps`)
---   log (folder of metrics.jsonl, which a resumed run continues), title, quiet
 -- Returns the loss of every step.
 ---@param model LanguageModel
 ---@param dataset PackedDataset
 ---@param options table
 ---@return number[] losses
 function M.fit(model, dataset, options)
-  local none = ty.nn.none
-  local o = ty.nn.options("llm.train.fit", options, { steps = 0, batch = 8, accumulate = 1, seed = 0, lr = 1e-3,
-    warmup = 50, final = 0.1, weight_decay = 0.1, beta2 = 0.95, clip_norm = 1.0, checkpoint = false, device = none,
-    every = 0, evaluate = none, folder = none, save_every = 200, resume = false, pause = none, log = none,
-    optimizer = none, title = "language model", quiet = false },
-    { resume = 'a boolean or "auto"' })
-  if not math.tointeger(o.accumulate) or o.accumulate < 1 then
-    error("llm.train.fit: accumulate must be a positive integer, got " .. tostring(o.accumulate), 2)
+  local own, rest = { batch = 8, accumulate = 1, seed = 0, checkpoint = false, device = arguments.none },
+    { title = "language model" }
+  arguments.expect("llm.train.fit", "options", options, "a table")
+  local given = {}
+  for key, value in pairs(options) do
+    if own[key] ~= nil then given[key] = value else rest[key] = value end
   end
-  local opt = optimizer(model, o)
+  local o = arguments.read("llm.train.fit", given, own, { batch = "an integer >= 1", accumulate = "an integer >= 1",
+    seed = "an integer", device = "a string" })
+  check_model("llm.train.fit", model)
   local loader = ty.data.DataLoader(dataset, { batch_size = o.batch, shuffle = true, seed = o.seed, device = o.device })
-  local parts = { model = model, optimizer = opt, loader = loader }
-  local losses, start = {}, 0
-  if o.resume and not o.folder then error("llm.train.fit: resume needs the folder of the checkpoint", 2) end
-  local saved = o.resume and ty.train.resume_checkpoint(o.folder, parts, o.resume)
-  if saved then losses, start = saved.losses:tolist(), saved.step end
-  local last = math.min(o.pause or o.steps, o.steps)
-  local logger = o.log and ty.train.Logger(o.log, { resume = start })
-  model:train()
-  for step, _, log in ty.train.steps(nil, last, { start = start, title = o.title, quiet = o.quiet,
-    logger = logger }) do
+  rest.backward = function(_, next_batch)
     local batches = {}
-    for i = 1, o.accumulate do batches[i] = loader:next() end
-    losses[step] = M.backward(model, batches, { checkpoint = o.checkpoint })
-    local values = { loss = losses[step], rate = opt:rate() }
-    values.norm = opt:step()
-    opt:zero_grad()
-    if o.evaluate and o.every > 0 and (step % o.every == 0 or step == last) then
-      for name, value in pairs(o.evaluate(step)) do values[name] = value end
-    end
-    log(values)
-    if o.folder and (step % o.save_every == 0 or step == last) then
-      parts.step, parts.losses = step, ty.tensor(losses, { dtype = "f64" })
-      ty.train.save_checkpoint(o.folder, parts)
-    end
+    for i = 1, o.accumulate do batches[i] = next_batch() end
+    return { loss = M.backward(model, batches, { checkpoint = o.checkpoint }) }
   end
-  if logger then logger:close() end
-  return losses
+  return ty.train.fit(model, loader, rest)
 end
 
 return M

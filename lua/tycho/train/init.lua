@@ -3,6 +3,7 @@ local checkpoint = require "tycho.train.checkpoint"
 
 return {
   steps = require "tycho.train.steps",
+  fit = require "tycho.train.fit",
   Logger = require "tycho.train.logger",
   progress = require "tycho.train.progress",
   save_checkpoint = checkpoint.save,
