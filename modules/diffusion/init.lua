@@ -26,6 +26,7 @@ return {
   EDM = process.EDM,
   Objective = require "tycho.diffusion.objective",
   Sampler = require "tycho.diffusion.sampler",
+  autoencoder = require "tycho.diffusion.autoencoder",
   compiled = require "tycho.diffusion.compiled",
   condition = require "tycho.diffusion.condition",
   guidance = require "tycho.diffusion.guidance",

@@ -1,4 +1,4 @@
---- How varied samples are, by Euclidean distances between them.
+--- How near pictures are to others, and how varied samples are.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
@@ -9,6 +9,24 @@ local function rows(who, what, x)
   arguments.expect(who, what, x, "a tensor")
   if x.ndim < 2 then arguments.fail("%s: %s: expected [n, ...], got %s", who, what, arguments.describe(x)) end
   return x:to("f64"):flatten(1)
+end
+
+--- The peak signal-to-noise ratio in dB of each picture of a [n, ...] against that of b, f64 [n]; equal ones give
+-- infinity. options: range (1: the difference between the largest and the smallest value there can be; 2 for pictures
+-- from -1 to 1, 255 for bytes).
+---@param a Tensor
+---@param b Tensor
+---@param options? {range: number}
+---@return Tensor
+function M.psnr(a, b, options)
+  local who = "measure.psnr"
+  local x, y = rows(who, "a", a), rows(who, "b", b)
+  local o = arguments.read(who, options, { range = 1 }, { range = "a finite number > 0" })
+  if table.concat(a.shape, ",") ~= table.concat(b.shape, ",") then
+    arguments.fail("%s: b: expected the shape of a, [%s], got [%s]", who, table.concat(a.shape, ", "),
+      table.concat(b.shape, ", "))
+  end
+  return (x - y):square():mean { 1 }:log() * (-10 / math.log(10)) + 20 * math.log(o.range, 10)
 end
 
 --- Distances between the rows of a [n, ...] and b [m, ...], f64 [n, m].
