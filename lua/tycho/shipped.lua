@@ -50,11 +50,9 @@ function M.names(kind)
   return list
 end
 
--- ---- checksums ----
+-- ---- checksums: checksums.json is { FILE: { "bytes": N, "crc32": "0123abcd" } } ----
 
-local function sum_of(path) return fs.exists(path) and ("%08x"):format(fs.crc32(path)) or "no file" end
-
---- Writes checksums.json, with the CRC-32 of the files in a folder. skip: names to leave out.
+--- Writes checksums.json, with the sizes and the CRC-32 of the files in a folder. skip: names to leave out.
 ---@param folder string
 ---@param skip? table<string, true>
 function M.write_checksums(folder, skip)
@@ -63,15 +61,45 @@ function M.write_checksums(folder, skip)
   local sums = {}
   for _, name in ipairs(fs.listdir(folder)) do
     local path = folder .. "/" .. name
-    if name ~= "checksums.json" and not (skip and skip[name]) and fs.stat(path).kind ~= "directory" then
-      sums[name] = sum_of(path)
+    local info = fs.stat(path)
+    if name ~= "checksums.json" and not (skip and skip[name]) and info.kind ~= "directory" then
+      sums[name] = { bytes = info.size, crc32 = ("%08x"):format(fs.crc32(path)) }
     end
   end
-  fs.save_json(folder .. "/checksums.json", { crc32 = sums })
+  fs.save_json(folder .. "/checksums.json", sums)
 end
 
---- Raises where a file of a folder is not as checksums.json says. only: one file of it. A folder without checksums.json
--- passes unless `required`.
+-- The lists of files that checksums.json has; nil where it cannot be understood. Checkpoints of earlier programs have
+-- only sums, under "crc32".
+local function read(path)
+  local ok, list = pcall(fs.load_json, path)
+  if not ok or type(list) ~= "table" then return nil end
+  if type(list.crc32) == "table" and list.crc32.crc32 == nil then
+    local sums = list.crc32
+    list = {}
+    for name, sum in pairs(sums) do list[name] = { crc32 = sum } end
+  end
+  for name, entry in pairs(list) do
+    if type(name) ~= "string" or type(entry) ~= "table" or type(entry.crc32) ~= "string" then return nil end
+  end
+  return list
+end
+
+local function check_file(who, folder, name, entry)
+  local path = folder .. "/" .. name
+  local function differs(what, wanted, found)
+    arguments.fail("%s: %s is damaged: %s is not as it was written: expected %s %s, got %s", who, folder, name, what,
+      wanted, found)
+  end
+  if not fs.exists(path) then differs("CRC-32", entry.crc32, "no file") end
+  local size = fs.stat(path).size
+  if entry.bytes and size ~= entry.bytes then differs("bytes", tostring(entry.bytes), size) end
+  local sum = ("%08x"):format(fs.crc32(path))
+  if sum ~= entry.crc32 then differs("CRC-32", entry.crc32, sum) end
+end
+
+--- Raises where a file of a folder is not as checksums.json says. only: one file of it, which passes where the list does
+-- not have it. A folder without checksums.json passes unless `required`.
 ---@param who string  in front of errors
 ---@param folder string
 ---@param options? {only?: string, required?: boolean}
@@ -84,19 +112,10 @@ function M.verify(who, folder, options)
     if o.required then arguments.fail("%s: %s has no checksums.json", who, folder) end
     return
   end
-  local ok, sums = pcall(fs.load_json, path)
-  sums = ok and type(sums) == "table" and sums.crc32
-  if type(sums) ~= "table" then arguments.fail("%s: %s is damaged: checksums.json cannot be read", who, folder) end
-  if o.only then
-    if sums[o.only] == nil then arguments.fail("%s: %s: checksums.json does not know %s", who, folder, o.only) end
-    sums = { [o.only] = sums[o.only] }
-  end
-  for name, sum in pairs(sums) do
-    local found = sum_of(folder .. "/" .. tostring(name))
-    if found ~= sum then
-      arguments.fail("%s: %s is damaged: %s is not as it was written (CRC-32: expected %s, got %s)", who, folder,
-        tostring(name), tostring(sum), found)
-    end
+  local list = read(path)
+  if not list then arguments.fail("%s: %s is damaged: checksums.json cannot be read", who, folder) end
+  for name, entry in pairs(list) do
+    if not o.only or name == o.only then check_file(who, folder, name, entry) end
   end
 end
 

@@ -2,7 +2,7 @@
 local ty = require "tycho"
 local datasets = require "tycho.data.dataset"
 local arguments = require "tycho.arguments"
-local beside = require "tycho.shipped"
+local shipped = require "tycho.data.shipped"
 local expect, none, read = arguments.expect, arguments.none, arguments.read
 
 local M = {}
@@ -107,14 +107,6 @@ function M.image_folder(root, options)
   end), classes
 end
 
--- A file of the data that ships with the project.
-local function shipped(name)
-  expect("data.shipped", "name", name, "a string")
-  local path, roots = beside.find("datasets", name)
-  if path then return path end
-  error(("the data set %s was not found in %s; TYCHO_DATA can name the folder")
-    :format(name, table.concat(roots, ", ")), 0)
-end
 M.shipped = shipped
 
 --- The UCI handwritten digits (datasets/digits): { image = f32 [1797, 1, 8, 8] from -1 (paper) to 1 (ink), label = i64

@@ -1,0 +1,249 @@
+--- Emoji: the pictures of Noto Color Emoji with their names and keywords in six languages. Its page,
+-- datasets/emoji/README.md, says where they are from.
+--
+--     local set = datasets.load("emoji", { size = 64 })
+--     local item = set:get(0)   -- { image = u8 [4, 64, 64], name = "grinning face", keywords = { "face", ... }, ... }
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local random = require "tycho.datasets.random"
+
+local M = {}
+
+local languages = { "en", "de", "fr", "es", "zh", "ja" }
+
+-- ---- what ships ----
+
+local function path(file) return ty.data.shipped("emoji/" .. file) end
+
+local index
+local function read_index()
+  index = index or ty.io.json_decode(ty.io.read(path "index.json.gz"))
+  return index
+end
+
+local words = {} -- by language: { names = list, keywords = list of lists }
+local function read_words(language)
+  words[language] = words[language] or ty.io.json_decode(ty.io.read(path(language .. ".json.gz")))
+  return words[language]
+end
+
+-- ---- pictures ----
+
+local packed -- PNG files one after the other, and where each begins
+local function read_packed()
+  if not packed then
+    local file = ty.io.load_safetensors(path "pictures.safetensors", { mmap = true })
+    packed = { png = ty.keep(file.png), offsets = file.offsets:tolist() }
+  end
+  return packed
+end
+
+-- Picture i as u8 [4, 128, 128]. The font's pictures are 136 wide, with nothing in the four columns at each side.
+local function decode(i)
+  local from, to = read_packed().offsets[i + 1], read_packed().offsets[i + 2]
+  local bytes = ty.io.to_bytes(packed.png:narrow(0, from, to - from))
+  return ty.io.decode_image(bytes, { channels = 4 }):narrow(2, 4, 128)
+end
+
+-- Half as large: the mean of each 2 x 2, colours weighted by their alpha, rounded half up. All numbers are below 2^24
+-- and all quotients further from an integer than f32 rounds, so that this is integer arithmetic: the same everywhere.
+local function halve(picture)
+  local alpha = picture:narrow(0, 3, 1):to "f32"
+  local weighted = ty.concat({ picture:narrow(0, 0, 3):to "f32" * alpha, alpha }, 0)
+  local sum = weighted:unsqueeze(0):avg_pool2d(2):squeeze(0) * 4
+  alpha = sum:narrow(0, 3, 1)
+  local colour = ((sum:narrow(0, 0, 3) + alpha * 0.5) / alpha:clamp(1)):floor()
+  return ty.concat({ colour, ((alpha + 2) * 0.25):floor() }, 0):to "u8"
+end
+
+-- All pictures of a size, filled as they are asked for.
+local atlases = {}
+local function atlas(size)
+  if not atlases[size] then
+    local pixels = ty.zeros({ #read_index().codes, 4, size, size }, { dtype = "u8" })
+    atlases[size] = { pixels = ty.keep(pixels), filled = {} }
+  end
+  return atlases[size]
+end
+
+-- The atlas of a size with pictures at the positions of a list in place.
+local function filled(size, positions)
+  local sheet = atlas(size)
+  for _, i in ipairs(positions) do
+    if not sheet.filled[i] then
+      ty.scope(function()
+        local picture = decode(i)
+        sheet.pixels:select(0, i):copy_(size == 64 and halve(picture) or picture)
+      end)
+      sheet.filled[i] = true
+    end
+  end
+  return sheet.pixels
+end
+
+-- ---- splits ----
+
+-- What a picture shows whoever does it: a man, a woman and a person who climb are one object, so that none of them is
+-- held out while another is trained on.
+local function object_of(code)
+  return (" " .. code .. " "):gsub(" FE0F%f[ ]", ""):gsub(" 200D 264[02]%f[ ]", "")
+    :gsub(" 1F46[89]%f[ ]", " 1F9D1"):match "^ (.-) ?$"
+end
+
+-- Of each subgroup a tenth of its objects is held out and another tenth for validation: which, the code points say.
+local splits
+local function read_splits()
+  if splits then return splits end
+  local subgroups, order = {}, {}
+  for i, code in ipairs(read_index().codes) do
+    local name = index.subgroups[i]
+    if not subgroups[name] then
+      subgroups[name] = { objects = {}, members = {} }
+      order[#order + 1] = name
+    end
+    local object, group = object_of(code), subgroups[name]
+    if not group.members[object] then
+      group.members[object] = {}
+      table.insert(group.objects, object)
+    end
+    table.insert(group.members[object], i - 1)
+  end
+  splits = { training = {}, validation = {}, held_out = {}, all = {} }
+  for _, name in ipairs(order) do
+    local group = subgroups[name]
+    local rank = {}
+    for _, object in ipairs(group.objects) do rank[object] = random.new(0, object, 0):bits() >> 1 end
+    table.sort(group.objects, function(a, b) return rank[a] < rank[b] end)
+    local tenth = (#group.objects + 5) // 10
+    for k, object in ipairs(group.objects) do
+      local part = k <= tenth and "held_out" or k <= 2 * tenth and "validation" or "training"
+      table.move(group.members[object], 1, #group.members[object], #splits[part] + 1, splits[part])
+    end
+  end
+  for i = 0, #index.codes - 1 do splits.all[i + 1] = i end
+  for _, part in pairs(splits) do table.sort(part) end
+  return splits
+end
+
+-- ---- the set ----
+
+local Emoji = ty.data.class "Emoji"
+
+-- The positions in `all` of a list or tensor of positions in this set, as a list.
+local function places_of(self, who, positions)
+  if ty.is_tensor(positions) then positions = positions:tolist() end
+  arguments.expect(who, "positions", positions, "a list of integers or a tensor")
+  local result = {}
+  for k, i in ipairs(positions) do
+    local place = self.places[i + 1]
+    if not place then
+      arguments.fail("%s: positions: expected 0 to %d, got %s", who, #self - 1, arguments.describe(i))
+    end
+    result[k] = place
+  end
+  return result
+end
+
+local function describe(self, place)
+  local item = { name = read_words "en".names[place + 1], keywords = read_words "en".keywords[place + 1], names = {},
+    code = index.codes[place + 1], group = index.groups[place + 1], subgroup = index.subgroups[place + 1] }
+  for _, language in ipairs(self.languages) do
+    item.names[language] = read_words(language).names[place + 1]
+    if language ~= "en" then
+      item.translations = item.translations or {}
+      item.translations[language] = read_words(language).keywords[place + 1]
+    end
+  end
+  return item
+end
+
+--- The pictures at some positions.
+---@param positions integer[]|Tensor
+---@return Tensor u8 [n, 4, size, size], RGB and alpha (colours not multiplied by it)
+function Emoji:pictures(positions)
+  local places = places_of(self, "Emoji:pictures", positions)
+  return filled(self.side, places):index_select(0, ty.tensor(places, { dtype = "i64" }))
+end
+
+--- { image = u8 [4, size, size], name, keywords (list of English words), names = { de = ... }, translations = { de =
+-- list of keywords }, group, subgroup, code = "1F34E" }
+---@param i integer
+function Emoji:get(i)
+  local place = places_of(self, "Emoji:get", { i })[1]
+  local item = describe(self, place)
+  item.image = filled(self.side, { place }):select(0, place):clone()
+  return item
+end
+
+--- Like get for many: image is u8 [n, 4, size, size], the other fields are lists.
+---@param positions integer[]|Tensor
+function Emoji:batch(positions)
+  local places = places_of(self, "Emoji:batch", positions)
+  local batch = { image = filled(self.side, places):index_select(0, ty.tensor(places, { dtype = "i64" })) }
+  for k, place in ipairs(places) do
+    for field, value in pairs(describe(self, place)) do
+      batch[field] = batch[field] or {}
+      batch[field][k] = value
+    end
+  end
+  return batch
+end
+
+--- The position of the picture with an English name, or nil where this split has none.
+---@param name string "red apple"
+---@return integer?
+function Emoji:find(name)
+  arguments.expect("Emoji:find", "name", name, "a string")
+  if not self.by_name then
+    self.by_name = {}
+    for i, place in ipairs(self.places) do self.by_name[read_words "en".names[place + 1]] = i - 1 end
+  end
+  return self.by_name[name]
+end
+
+function Emoji:describe() return ("of %d x %d (%s)"):format(self.side, self.side, self.split) end
+
+--- The position of the picture with an English name in the split "all", or nil.
+---@param name string "red apple"
+---@return integer?
+function M.find(name)
+  arguments.expect("datasets.emoji.find", "name", name, "a string")
+  for i, known in ipairs(read_words "en".names) do
+    if known == name then return i - 1 end
+  end
+  return nil
+end
+
+--- datasets.load("emoji", options). options: split ("training"; "validation", "held_out", "all"), size (64; or 128),
+-- languages (all six), groups (a list of groups or subgroups, "Food & Drink", "animal-mammal": only theirs).
+---@param options? {split: string, size: integer, languages: string[], groups: string[]}
+function M.load(options)
+  local o = arguments.read("datasets.emoji", options, { split = "training", size = 64, languages = languages,
+    groups = arguments.none }, { split = '"training" or "validation" or "held_out" or "all"', size = "64 or 128",
+    languages = "a list of strings", groups = "a list of strings" })
+  for _, language in ipairs(o.languages) do
+    local known = false
+    for _, name in ipairs(languages) do known = known or name == language end
+    if not known then
+      arguments.fail("datasets.emoji: languages: expected some of %s, got \"%s\"", table.concat(languages, ", "),
+        language)
+    end
+  end
+  local places = read_splits()[o.split]
+  if o.groups then
+    local wanted, some = {}, {}
+    for _, name in ipairs(o.groups) do wanted[name] = true end
+    for _, place in ipairs(places) do
+      if wanted[index.groups[place + 1]] or wanted[index.subgroups[place + 1]] then some[#some + 1] = place end
+    end
+    places = some
+  end
+  if #places == 0 then
+    arguments.fail("datasets.emoji: the split \"%s\" has no pictures of groups %s", o.split,
+      table.concat(o.groups, ", "))
+  end
+  return setmetatable({ places = places, size = #places, side = o.size, split = o.split, languages = o.languages },
+    Emoji)
+end
+
+return M
