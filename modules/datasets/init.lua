@@ -19,6 +19,7 @@ local M = {}
 local sets = {
   digits = "tycho.datasets.digits",
   emoji = "tycho.datasets.emoji",
+  scenes = "tycho.datasets.scenes",
 }
 
 local function known(who, name)

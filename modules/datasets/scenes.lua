@@ -1,0 +1,217 @@
+--- Scenes: one to five emoji on a background, with all that is known of them: boxes, masks, depth order, captions from
+-- a grammar and what they ask for. Item i depends on (seed, split, i) alone, to the last byte. The page is
+-- datasets/scenes/README.md.
+--
+--     local set = datasets.load("scenes", { split = "validation", fields = { "image", "caption" } })
+--     local item = set:get(0)       -- { image = u8 [3, 64, 64], caption = "two red apples on a blue background" }
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local atlas = require "tycho.datasets.scenes.atlas"
+local captions = require "tycho.datasets.scenes.captions"
+local colours = require "tycho.datasets.scenes.colours"
+local held_out = require "tycho.datasets.scenes.held_out"
+local layout = require "tycho.datasets.scenes.layout"
+local objects = require "tycho.datasets.scenes.objects"
+local random = require "tycho.datasets.random"
+local render = require "tycho.datasets.scenes.render"
+
+local M = {}
+
+--- The hundred objects, { name, plural, code, emoji, natural, held_out } each; the first is number 0 in labels, boxes
+-- and scenes.
+M.objects = objects
+
+---@class Scenes
+---@field size integer  items
+---@field side integer  pixels of a picture's side
+local Scenes = ty.data.class "Scenes"
+
+function Scenes:describe() return ("of %d x %d (%s, seed %d)"):format(self.side, self.side, self.split, self.seed) end
+
+-- Each part of an item has numbers of its own, so that what is asked for does not change the rest.
+local function generator(self, part, i) return random.new(self.seed, self.streams[part], i) end
+
+-- ---- fields ----
+
+-- Number of each object of each scene, i64 [n, k]; `none` where there is none.
+local function numbers_of(scenes, k, none)
+  local list, at = {}, 0
+  for _, scene in ipairs(scenes) do
+    for j = 1, k do
+      local object = scene.objects[j]
+      list[at + j] = object and object.object or none
+    end
+    at = at + k
+  end
+  return ty.tensor(list, { dtype = "i64" }):reshape(#scenes, k)
+end
+
+local function speak(self, b)
+  if b.captions then return end
+  b.captions, b.asked = {}, {}
+  for r, scene in ipairs(b.scenes) do
+    b.captions[r], b.asked[r] = captions.caption(scene, generator(self, "caption", b.positions[r]))
+  end
+end
+
+-- What makes a field of a batch b: { positions, k, scenes, image, owner, boxes }.
+local makers = {
+  image = function(_, b) return b.image end,
+  owner = function(_, b) return b.owner end,
+  scene = function(_, b) return b.scenes end,
+  caption = function(self, b)
+    speak(self, b)
+    return b.captions
+  end,
+  asked = function(self, b)
+    speak(self, b)
+    return b.asked
+  end,
+  labels = function(_, b)
+    local labels, ones = ty.zeros(#b.scenes, #objects + 1, { dtype = "u8" }), ty.ones(#b.scenes, b.k, { dtype = "u8" })
+    return labels:scatter(1, numbers_of(b.scenes, b.k, #objects), ones):narrow(1, 0, #objects):contiguous()
+  end,
+  boxes = function(_, b)
+    local numbers = numbers_of(b.scenes, b.k, -1):to "i32":unsqueeze(2)
+    return ty.concat({ numbers, b.boxes:narrow(2, 0, 4) }, 2)
+  end,
+  masks = function(_, b)
+    return b.owner:unsqueeze(1):eq(ty.arange(b.k, { dtype = "i8" }):reshape(1, b.k, 1, 1)):to "u8"
+  end,
+  full_masks = function(self, b) return render.full_masks(self, b.scenes, b.k) end,
+}
+
+local of_each_object = { boxes = true, masks = true, full_masks = true }
+
+local function batch_of(self, positions)
+  local generators = {}
+  for r, i in ipairs(positions) do
+    if not math.tointeger(i) or i < 0 or i >= self.size then
+      arguments.fail("dataset: position %s is out of range for %d items", arguments.describe(i), self.size)
+    end
+    positions[r] = math.tointeger(i)
+    generators[r] = generator(self, "scene", positions[r])
+  end
+  local b, result = { positions = positions, k = self.layout.high }, {}
+  b.scenes, b.image, b.owner, b.boxes = render.scenes(self, generators)
+  for _, field in ipairs(self.fields) do result[field] = makers[field](self, b) end
+  return result, b
+end
+
+--- The items at `positions`, drawn by one call: image u8 [n, 3, side, side]; caption, asked and scene as lists; labels
+-- u8 [n, 100]; boxes i32 [n, most, 5] (number, left, top, right, bottom), owner i8 [n, side, side], masks and
+-- full_masks u8 [n, most, side, side], where `most` is how many objects a scene may have; the number of one that is not
+-- there is -1.
+---@param positions integer[]|Tensor
+function Scenes:batch(positions)
+  if ty.is_tensor(positions) then positions = positions:tolist() end
+  arguments.expect("Scenes:batch", "positions", positions, "a list of integers or a tensor")
+  return (batch_of(self, table.move(positions, 1, #positions, 1, {})))
+end
+
+--- Item i: the fields of a batch without their first size; boxes and masks are of the objects that are there, in the
+-- order of scene.objects.
+---@param i integer
+function Scenes:get(i)
+  local batch, b = batch_of(self, { i })
+  local item = {}
+  for field, value in pairs(batch) do
+    value = ty.is_tensor(value) and value:select(0, 0) or value[1]
+    if of_each_object[field] then value = value:narrow(0, 0, #b.scenes[1].objects) end
+    item[field] = ty.is_tensor(value) and value:clone() or value
+  end
+  return item
+end
+
+-- ---- options ----
+
+local none = arguments.none
+local defaults = { split = "training", seed = 0, size = 64, length = none,
+  fields = { "image", "caption", "asked", "scene", "labels", "boxes" }, objects = { 1, 5 }, objects_of = none,
+  colours = none, backgrounds = none, rotation = 20, visible = 0.4 }
+local kinds = { split = "a string", seed = "an integer", size = "32 or 64 or 128", length = "an integer >= 0",
+  fields = "a list of strings", objects = "a pair of integers", objects_of = "a list of strings",
+  colours = "a list of strings", backgrounds = "a list of strings", rotation = "an integer in [0, 180]",
+  visible = "a number in [0, 1]" }
+
+--- Items of an epoch of each split.
+M.lengths = { training = 100000, validation = 5000, held_out_objects = 5000, held_out_combinations = 5000 }
+
+local function set_of(names)
+  local set = {}
+  for _, name in ipairs(names) do set[name] = true end
+  return set
+end
+
+-- The names of an option, each of which `known` has, or all of them; in the order of `all`.
+local function chosen(option, names, all)
+  if not names then return all end
+  local known, wanted = set_of(all), set_of(names)
+  for _, name in ipairs(names) do
+    if not known[name] then
+      arguments.fail("datasets.scenes: %s: there is no \"%s\"%s", option, name, ty.core.nearest(name, known))
+    end
+  end
+  local result = {}
+  for _, name in ipairs(all) do if wanted[name] then result[#result + 1] = name end end
+  if #result == 0 then arguments.fail("datasets.scenes: %s: expected at least one name, got none", option) end
+  return result
+end
+
+local function names_of(rows, key)
+  local names = {}
+  for i, row in ipairs(rows) do names[i] = row[key] end
+  return names
+end
+
+-- Positions of the objects of a split, of those that are wanted.
+local function objects_of(split, names)
+  local wanted, result = set_of(chosen("objects_of", names, names_of(objects, "name"))), {}
+  for _, i in ipairs(split == "held_out_objects" and held_out.objects or held_out.others) do
+    if wanted[objects[i + 1].name] then result[#result + 1] = i end
+  end
+  if #result == 0 then
+    arguments.fail("datasets.scenes: objects_of: the split \"%s\" has none of %s", split, table.concat(names, ", "))
+  end
+  return result
+end
+
+--- datasets.load("scenes", options). options: split ("training", "validation", "held_out_objects",
+-- "held_out_combinations"), seed (0), size (64 pixels a side; 32, 128), length (items of an epoch), fields (of image,
+-- caption, asked, scene, labels, boxes, owner, masks, full_masks: only these are made; all up to boxes by default),
+-- objects ({ 1, 5 }: the least and the most in a scene), objects_of (names: only these), colours (tints, and "natural"
+-- for an object's own look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), rotation (20
+-- degrees at most), visible (0.4: the share of each object that is not hidden, at least).
+---@param options? table
+---@return Scenes
+function M.load(options)
+  local o = arguments.read("datasets.scenes", options, defaults, kinds)
+  if not M.lengths[o.split] then
+    arguments.fail("datasets.scenes: split: there is no \"%s\"%s", o.split, ty.core.nearest(o.split, M.lengths))
+  end
+  local low, high = o.objects[1], o.objects[2]
+  if low < 1 or high > 5 or low > high then
+    arguments.fail("datasets.scenes: objects: expected { least, most } from 1 to 5, got { %d, %d }", low, high)
+  end
+  for _, field in ipairs(o.fields) do
+    if not makers[field] then
+      arguments.fail("datasets.scenes: fields: there is no \"%s\"%s", field, ty.core.nearest(field, makers))
+    end
+  end
+  local looks = names_of(colours.tints, 1)
+  table.insert(looks, 1, "natural")
+  looks = chosen("colours", o.colours, looks)
+  local natural = looks[1] == "natural"
+  if natural then looks = table.move(looks, 2, #looks, 1, {}) end
+  local backgrounds = chosen("backgrounds", o.backgrounds, layout.backgrounds)
+  local photos = set_of(backgrounds).photo and atlas.photos()
+  return setmetatable({ size = o.length or M.lengths[o.split], side = o.size, seed = o.seed, split = o.split,
+    fields = o.fields, visible = o.visible, atlas = atlas.objects(o.size == 128 and 128 or 64), photos = photos or nil,
+    streams = { scene = "scenes " .. o.split, caption = "captions " .. o.split },
+    layout = { objects_of = objects_of(o.split, o.objects_of), tints = looks, natural = natural, low = low, high = high,
+      backgrounds = backgrounds, photos = photos and photos.shape[1], rotation = o.rotation,
+      any_combination = o.split == "held_out_objects" or o.split == "held_out_combinations",
+      held_out = o.split == "held_out_combinations" } }, Scenes)
+end
+
+return M
