@@ -11,7 +11,7 @@
 #define TY_DRAW_ONE 65536      /* a pixel, or the whole share of a mixture */
 #define TY_DRAW_OPAQUE 65025u  /* 255 * 255 */
 #define TY_DRAW_COVERED 32513u /* the least alpha of a pixel that counts as covered */
-#define TY_DRAW_SIDE 4096 /* pixels of a side, at most: sums of squares fit 64 bits */
+#define TY_DRAW_SIDE 4096      /* pixels of a side, at most: sums of squares fit 64 bits */
 #define TY_DRAW_NOBODY (-1)
 
 /* ---- sprites ---- */

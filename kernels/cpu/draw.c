@@ -6,7 +6,7 @@
 
 #include "../draw.h"
 
-typedef uint16_t texel __attribute__((vector_size(8)));  /* red, green, blue times alpha, 255 alpha */
+typedef uint16_t texel __attribute__((vector_size(8)));   /* red, green, blue times alpha, 255 alpha */
 typedef uint32_t sample __attribute__((vector_size(16))); /* the same while it is computed */
 
 typedef struct draw_ctx {
@@ -17,12 +17,12 @@ typedef struct draw_ctx {
   int8_t *owner;
   int32_t *boxes, *overlap;
   int64_t tasks;
-  uint64_t *covers;   /* of a task: which rows of the list cover a pixel */
-  int32_t *slot;      /* of a sprite: its place among the pyramids, -1 for one that is not used */
-  int32_t *used;      /* the sprite of a slot */
-  texel *texels;      /* the pyramids, one after another */
-  ty_tint *tints;     /* of a slot; red, green and blue are the list's */
-  int64_t each;       /* texels of a pyramid */
+  uint64_t *covers; /* of a task: which rows of the list cover a pixel */
+  int32_t *slot;    /* of a sprite: its place among the pyramids, -1 for one that is not used */
+  int32_t *used;    /* the sprite of a slot */
+  texel *texels;    /* the pyramids, one after another */
+  ty_tint *tints;   /* of a slot; red, green and blue are the list's */
+  int64_t each;     /* texels of a pyramid */
 } draw_ctx;
 
 /* ---- pyramids ---- */
@@ -246,7 +246,7 @@ static void draw_backgrounds(void *context, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     const ty_background_job j = ty_background_read(c->list + i * TY_BACKGROUND_FIELDS);
     uint8_t *out = c->picture + i * 3 * plane;
-    if (j.b.kind <= TY_BACKGROUND_PLAIN || j.b.kind >= TY_BACKGROUND_KINDS) {
+    if (j.b.kind == TY_BACKGROUND_PLAIN) {
       for (int channel = 0; channel < 3; channel++)
         memset(out + channel * plane, ty_background_mix(&j.b, channel, 0), (size_t)plane);
       continue;
@@ -263,6 +263,12 @@ static void draw_backgrounds(void *context, int64_t begin, int64_t end) {
 bool TY_KERNEL(draw_background)(const ty_kernel_args *k) {
   const ty_view *picture = k->out[0];
   background_ctx c = { .h = picture->size[2], .w = picture->size[3], .list = k->in[0]->data, .picture = picture->data };
+  for (int64_t i = 0; i < picture->size[0]; i++) {
+    int32_t kind = c.list[i * TY_BACKGROUND_FIELDS];
+    if (kind < 0 || kind >= TY_BACKGROUND_KINDS)
+      return ty_fail(TY_EINDEX, "draw_background: list: kind %d of picture %lld is not one of the %d", kind,
+                     (long long)i, TY_BACKGROUND_KINDS);
+  }
   if (picture->count) ty_parallel_for(picture->size[0], 1, draw_backgrounds, &c);
   return true;
 }
