@@ -98,8 +98,8 @@ local function check_file(who, folder, name, entry)
   if sum ~= entry.crc32 then differs("CRC-32", entry.crc32, sum) end
 end
 
---- Raises where a file of a folder is not as checksums.json says. only: one file of it, which passes where the list does
--- not have it. A folder without checksums.json passes unless `required`.
+--- Raises where a file of a folder is not as checksums.json says. only: one file of it, which passes where the list
+-- does not have it. A folder without checksums.json passes unless `required`.
 ---@param who string  in front of errors
 ---@param folder string
 ---@param options? {only?: string, required?: boolean}

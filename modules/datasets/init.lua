@@ -19,6 +19,7 @@ local M = {}
 local sets = {
   digits = "tycho.datasets.digits",
   emoji = "tycho.datasets.emoji",
+  kjv = "tycho.datasets.kjv",
   scenes = "tycho.datasets.scenes",
 }
 
@@ -58,7 +59,9 @@ function M.info(name) return page.read(known("datasets.info", name)) end
 ---@param options? {path: string, split: string, count: integer, columns: integer, seed: integer}
 ---@return string path
 function M.show(name, options)
-  return require("tycho.datasets.sheet").write(M[known("datasets.show", name)], name, options)
+  local set = M[known("datasets.show", name)]
+  if set.show then return set.show(options) end -- sets without pictures
+  return require("tycho.datasets.sheet").write(set, name, options)
 end
 
 --- The path of a file that ships with a set, once it was compared with the set's checksums.
