@@ -171,9 +171,12 @@ function M.assign(model, state, options)
     unknown = options.unknown }
   state = renamed(model, state, report)
   table.sort(report.left_out)
-  local seen, changes = {}, {}
+  local seen, changes, restored = {}, {}, {}
   base.walk_state(model, function(kind, name, tensor, owner, key)
-    if kind == "buffer" and not owner._buffers[key] then return end
+    if kind == "buffer" and not owner._buffers[key] then
+      if tensor.device == "meta" then restored[#restored + 1] = { owner = owner, key = key } end
+      return
+    end
     seen[name] = true
     local source = state[name]
     if not source then
@@ -205,6 +208,9 @@ function M.assign(model, state, options)
     if options.device and options.device ~= "cpu" then t = t:to { device = options.device } end
     if change.trained and t:is_floating_point() then t = t:detach():requires_grad_() end
     rawset(change.owner, change.key, ty.keep(t))
+  end
+  for _, buffer in ipairs(restored) do -- what a module makes of its options alone
+    rawset(buffer.owner, buffer.key, ty.keep(buffer.owner:restore(buffer.key, options.device or "cpu")))
   end
   ty.core.program.renew()
   return report

@@ -14,7 +14,7 @@ local WHO = "AutoencoderKL"
 
 -- Attention over all positions with one head, for levels whose type has it and for the middle.
 local function attention(channels, o)
-  return function() return blocks.Attention(channels, 1, o) end
+  return function() return blocks.Attention(channels, 1, o.groups, o.eps) end
 end
 
 local function repeated(value, count)

@@ -36,6 +36,22 @@ kinds = {
   size = { "a positive integer or two of them", function(v)
     return kinds.count[2](v) or is_list(v, kinds.count[2]) and #v == 2
   end },
+  few_each = { "a positive integer up to 10000 or a list of them", function(v)
+    return kinds.few[2](v) or is_list(v, kinds.few[2])
+  end },
+  count_each = { "a positive integer or a list of them", function(v)
+    return kinds.count[2](v) or is_list(v, kinds.count[2])
+  end },
+  flag_each = { "true or false or a list of them", function(v)
+    return kinds.flag[2](v) or is_list(v, kinds.flag[2])
+  end },
+  depths = { "an integer in [0, 1000], a list of them or a list of such lists", function(v)
+    local function depth(d) return is_integer(d) and d >= 0 and d <= 1000 end
+    return depth(v) or is_list(v, function(each) return depth(each) or is_list(each, depth) end)
+  end },
+  places = { "a list of integers >= 0", function(v)
+    return type(v) == "table" and next(v) == nil or is_list(v, function(p) return is_integer(p) and p >= 0 end)
+  end },
 }
 
 -- Keys that every published file may have and that do not change what is computed.

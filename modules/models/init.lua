@@ -20,6 +20,8 @@ return require "tycho.lazy" ({}, {
   -- pictures
   AutoencoderKL = "tycho.models.autoencoder_kl", Gaussian = "tycho.models.gaussian",
   DiT = "tycho.models.dit", ResNet = "tycho.models.resnet", UNet = "tycho.models.unet",
+  UNet2DConditionModel = { "tycho.models.unet2d", "UNet2DConditionModel" },
+  UNet2DModel = { "tycho.models.unet2d", "UNet2DModel" },
   -- their parts: blocks, rotary positions, what they remember of the tokens so far
   layers = "tycho.models.layers", rotary = "tycho.models.rotary", KVCache = "tycho.models.cache",
   StateCache = "tycho.models.states",

@@ -13,11 +13,13 @@ end
 M.zero = zero
 
 -- norm, silu, conv, time, norm, silu, conv, and the input beside. time: the width of its embedding; nil: there is none.
--- o: groups, eps, dropout, scale_shift.
+-- o: groups, eps, dropout, scale_shift. resize: a function that makes maps of another size of the input and what goes
+-- into the first convolution.
 local ResnetBlock = nn.module "ResnetBlock"
 M.ResnetBlock = ResnetBlock
 
-function ResnetBlock:init(inputs, outputs, time, o)
+function ResnetBlock:init(inputs, outputs, time, o, resize)
+  self.resize = resize
   self.norm1 = nn.GroupNorm(o.groups, inputs, { eps = o.eps, activation = "silu" })
   self.conv1 = nn.Conv2d(inputs, outputs, 3, { padding = 1 })
   self.scale_shift = time and o.scale_shift
@@ -30,7 +32,9 @@ end
 
 -- x [n, c, h, w]; time [n, time], already through silu, or nil.
 function ResnetBlock:forward(x, time)
-  local h = self.conv1(self.norm1(x))
+  local h = self.norm1(x)
+  if self.resize then x, h = self.resize(x), self.resize(h) end
+  h = self.conv1(h)
   local e = self.time_emb_proj and self.time_emb_proj(time):unsqueeze(-1):unsqueeze(-1)
   if self.scale_shift then
     local scale, shift = e:chunk(2, 1)
@@ -60,19 +64,19 @@ local function projections(self, channels, context, bias)
   self.to_out = nn.ModuleList { nn.Linear(channels, channels) }
 end
 
--- Self-attention over positions, with the input beside.
+-- Self-attention over positions, with the input beside. groups: of the norm before it; nil: there is none.
 local Attention = nn.module "Attention"
 M.Attention = Attention
 
-function Attention:init(channels, heads, o)
+function Attention:init(channels, heads, groups, eps)
   self.heads = heads
-  self.group_norm = nn.GroupNorm(o.groups, channels, { eps = o.eps })
+  if groups then self.group_norm = nn.GroupNorm(groups, channels, { eps = eps }) end
   projections(self, channels, channels, true)
   zero(self.to_out[1])
 end
 
 function Attention:forward(x)
-  local tokens = to_tokens(self.group_norm(x))
+  local tokens = to_tokens(self.group_norm and self.group_norm(x) or x)
   local y = attend(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens), self.heads)
   return x + to_map(self.to_out[1](y), x.shape)
 end
@@ -107,9 +111,10 @@ function FeedForward:forward(x) return self.net(x) end
 
 local TransformerBlock = nn.module "BasicTransformerBlock"
 
-function TransformerBlock:init(channels, heads, o)
+function TransformerBlock:init(channels, heads, cross_only, o)
+  self.cross_only = cross_only
   self.norm1 = nn.LayerNorm(channels)
-  self.attn1 = TokenAttention(channels, heads, channels)
+  self.attn1 = TokenAttention(channels, heads, cross_only and o.context or channels)
   self.norm2 = nn.LayerNorm(channels)
   self.attn2 = TokenAttention(channels, heads, o.context)
   self.norm3 = nn.LayerNorm(channels)
@@ -118,22 +123,23 @@ end
 
 function TransformerBlock:forward(x, context, mask)
   local h = self.norm1(x)
-  x = x + self.attn1(h, h)
+  x = x + self.attn1(h, self.cross_only and context or h)
   x = x + self.attn2(self.norm2(x), context, mask)
   return x + self.ff(self.norm3(x))
 end
 
--- Transformer blocks over the positions of a map, each attending to the map and to the context, with the input beside.
+-- Transformer blocks over the positions of a map, each attending to the map (cross_only: to the context instead) and to
+-- the context, with the input beside. o: groups, context (its width), linear_projection, dropout.
 -- Rombach et al. 2022, "High-Resolution Image Synthesis with Latent Diffusion Models".
 local Transformer = nn.module "Transformer2D"
 M.Transformer = Transformer
 
-function Transformer:init(channels, heads, depth, o)
+function Transformer:init(channels, heads, depth, cross_only, o)
   self.norm = nn.GroupNorm(o.groups, channels, { eps = 1e-6 })
   self.linear = o.linear_projection
   self.proj_in = self.linear and nn.Linear(channels, channels) or nn.Conv2d(channels, channels, 1)
   self.transformer_blocks = nn.ModuleList {}
-  for _ = 1, depth do self.transformer_blocks:append(TransformerBlock(channels, heads, o)) end
+  for _ = 1, depth do self.transformer_blocks:append(TransformerBlock(channels, heads, cross_only, o)) end
   self.proj_out = zero(self.linear and nn.Linear(channels, channels) or nn.Conv2d(channels, channels, 1))
 end
 
@@ -144,6 +150,22 @@ function Transformer:forward(x, context, mask)
   for _, block in ipairs(self.transformer_blocks) do tokens = block(tokens, context, mask) end
   if self.linear then return x + to_map(self.proj_out(tokens), shape) end
   return x + self.proj_out(to_map(tokens, shape))
+end
+
+-- Two linear layers and a SiLU between, from the embedding of a time (or of what else says how to draw) to what the
+-- blocks get. guidance: the width of an embedding that is added to the input; nil: there is none.
+local TimeEmbedding = nn.module "TimestepEmbedding"
+M.TimeEmbedding = TimeEmbedding
+
+function TimeEmbedding:init(inputs, width, guidance)
+  self.linear_1 = nn.Linear(inputs, width)
+  if guidance then self.cond_proj = nn.Linear(guidance, inputs, { bias = false }) end
+  self.linear_2 = nn.Linear(width, width)
+end
+
+function TimeEmbedding:forward(x, guidance)
+  if guidance then x = x + self.cond_proj(guidance) end
+  return self.linear_2(self.linear_1(x, nil, "silu"))
 end
 
 -- Half the size. padding 1: on all sides; 0: on the right and below alone, as autoencoders have it.
@@ -168,6 +190,10 @@ function Upsample:forward(x, size)
   return self.conv(ty.interpolate(x, same and { scale = 2 } or { size = size }))
 end
 
+--- Half the size, and twice, without weights: what a residual block resizes by.
+function M.halve(x) return ty.avg_pool2d(x, { 2, 2 }) end
+function M.double(x) return ty.interpolate(x, { scale = 2 }) end
+
 -- Residual blocks of one resolution, inputs[i] channels into the i-th, and after each the module of attention(i), or
 -- nothing (nil).
 local Level = nn.module "Level"
@@ -188,11 +214,18 @@ function Level:run(i, x, time, context, mask)
   return self.attentions and self.attentions[i](x, context, mask) or x
 end
 
---- All of them, and the change of size where there is one: the level of a network without skip connections.
+--- The change of size after them, x itself where there is none. size: as in Upsample.
+function Level:resize(x, time, size)
+  local resize = self.downsamplers or self.upsamplers
+  if not resize then return x end
+  if resize[1].resize then return resize[1](x, time) end
+  return resize[1](x, size)
+end
+
+--- All of it: the level of a network without a time and skip connections.
 function Level:forward(x)
   for i = 1, #self.resnets do x = self:run(i, x) end
-  local resize = self.downsamplers or self.upsamplers
-  return resize and resize[1](x) or x
+  return self:resize(x)
 end
 
 -- The middle: residual blocks, with the module `attention` (or nothing) after the first.

@@ -69,6 +69,7 @@ object("Scheduler", function() return optim.Scheduler(optim.SGD { parameter() },
 object("AutoencoderKL", function()
   return require("tycho.models").AutoencoderKL { block_out_channels = { 2, 2 }, norm_num_groups = 1 }
 end)
+object("UNet", function() return require("tycho.models").UNet { levels = { 8 }, layers = 1 } end)
 object("Gaussian", function() return require("tycho.models").Gaussian.new(ty.zeros(1, 2, 2, 2)) end)
 object("Cache", function() return require("tycho.llm").Cache.new(2) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)

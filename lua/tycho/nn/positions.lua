@@ -22,11 +22,15 @@ function Sinusoidal:init(width, given)
     error(("Sinusoidal: shift: expected less than %d, half the width, got %s"):format(half, tostring(o.shift)), 3)
   end
   self.width, self.sines_first = width, o.sines_first
+  self.step = -math.log(o.period) / (half - o.shift)
   local frequencies = options.full({ half }, 0, "f32")
-  if frequencies.device ~= "meta" then
-    frequencies:copy_((ty.arange(half):to "f32" * (-math.log(o.period) / (half - o.shift))):exp())
-  end
+  if frequencies.device ~= "meta" then frequencies = self:restore("frequencies", frequencies.device) end
   self:buffer("frequencies", frequencies, { persistent = false })
+end
+
+--- The buffer anew on a device, for a module that was made without memory: it is in no file.
+function Sinusoidal:restore(name, device)
+  return (ty.arange(self.width // 2):to "f32" * self.step):exp():to { device = device }
 end
 
 function Sinusoidal:forward(t)
