@@ -6,8 +6,8 @@ M.by_model_type = { gpt2 = "gpt2", llama = "llama", mistral = "mistral", qwen2 =
   mixtral = "mixtral", gla = "gla", bert = "bert", t5 = "t5" }
 
 --- _class_name of the components of diffusers -> file, and the class in it where the file has several.
-M.by_class_name = { AutoencoderKL = { "autoencoder_kl" }, UNet2DModel = { "unet2d", "UNet2DModel" },
-  UNet2DConditionModel = { "unet2d", "UNet2DConditionModel" } }
+M.by_class_name = { AutoencoderKL = { "autoencoder_kl" }, SD3Transformer2DModel = { "sd3" },
+  UNet2DModel = { "unet2d", "UNet2DModel" }, UNet2DConditionModel = { "unet2d", "UNet2DConditionModel" } }
 
 -- Of decoders with other heads, by what follows the family's name.
 local tasks = { ForSequenceClassification = "sequences", ForTokenClassification = "tokens" }

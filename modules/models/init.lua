@@ -19,8 +19,8 @@ return require "tycho.lazy" ({}, {
   Mixtral = "tycho.models.mixtral", Qwen2 = "tycho.models.qwen2", Qwen3 = "tycho.models.qwen3", T5 = "tycho.models.t5",
   -- pictures
   AutoencoderKL = "tycho.models.autoencoder_kl", Gaussian = "tycho.models.gaussian",
-  DiT = "tycho.models.dit", ResNet = "tycho.models.resnet", UNet = "tycho.models.unet",
-  UNet2DConditionModel = { "tycho.models.unet2d", "UNet2DConditionModel" },
+  DiT = "tycho.models.dit", ResNet = "tycho.models.resnet", SD3Transformer2DModel = "tycho.models.sd3",
+  UNet = "tycho.models.unet",  UNet2DConditionModel = { "tycho.models.unet2d", "UNet2DConditionModel" },
   UNet2DModel = { "tycho.models.unet2d", "UNet2DModel" },
   -- their parts: blocks, rotary positions, what they remember of the tokens so far
   layers = "tycho.models.layers", rotary = "tycho.models.rotary", KVCache = "tycho.models.cache",

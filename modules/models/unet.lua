@@ -117,7 +117,8 @@ function UNet:init(options)
   local middle = o.middle == true and last.attention or read_attention("middle", o.middle, last.channels, o)
   o.levels, o.middle = levels, middle
   rawset(self, "options", o)
-  self.context, self.class_kind, self.centre, self.added_width = o.context, o.class_kind, o.centre, o.added_width
+  self.in_channels, self.context, self.added_width = o.in_channels, o.context, o.added_width
+  self.class_kind, self.centre = o.class_kind, o.centre
   local waves = { sines_first = o.sines_first, shift = o.frequency_shift }
   self.time_proj = nn.Sinusoidal(first, waves)
   self.conv_in = nn.Conv2d(o.in_channels, first, o.in_kernel, { padding = (o.in_kernel - 1) // 2 })
@@ -181,11 +182,17 @@ local function expected(name, what, got)
   arguments.fail("UNet: condition.%s: expected %s, got %s", name, what, shape)
 end
 
+-- The condition's text; an empty table where there is none.
+local function text_of(condition)
+  local text = condition and condition.text
+  return type(text) == "table" and text or {}
+end
+
 -- Embeddings [n, t, context] and mask [n, t] (bool, true: seen) of the condition's text.
 local function read_text(self, condition, n)
   if self.context == 0 then return nil, nil end
-  local text = condition and condition.text
-  local embeddings = text and text.embeddings
+  local text = text_of(condition)
+  local embeddings = text.embeddings
   local shape = ty.is_tensor(embeddings) and embeddings.shape or {}
   if #shape ~= 3 or shape[1] ~= n or shape[3] ~= self.context then
     expected("text.embeddings", ("[%d, tokens, %d]"):format(n, self.context), embeddings)
@@ -205,7 +212,7 @@ end
 -- What pooled text and sizes add to it.
 local function read_added(self, condition, n, dtype)
   if self.added_width == 0 then return nil end
-  local pooled, sizes = condition and condition.text and condition.text.pooled, condition and condition.sizes
+  local pooled, sizes = text_of(condition).pooled, condition and condition.sizes
   local each = self.add_time_proj.width
   local room = ty.is_tensor(pooled) and pooled.ndim == 2 and self.added_width - pooled.shape[2] or -1
   if room < 0 or room % each ~= 0 then
@@ -241,6 +248,7 @@ end
 ---@param condition? table
 ---@return Tensor
 function UNet:forward(x, t, condition)
+  Component.check_inputs("UNet", self.in_channels, x, t, condition)
   local context, mask = read_text(self, condition, x.shape[1])
   local time = embed(self, x, t, condition)
   local h = self.conv_in(self.centre and x * 2 - 1 or x)

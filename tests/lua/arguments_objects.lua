@@ -14,7 +14,8 @@ objects.skipped = {
   step_scaled = "called by GradScaler:step", limit = "called by optimizers", control = "called by optimizers",
   advance = "called by optimizers", averages_of_weights = "called by optimizers", others = "called by optimizers",
   move = "called by optimizers",
-  rename = "called by hub.load, once a tensor",
+  rename = "called by hub.load, once a tensor", from_config = "called by hub.load, of a class",
+  restore = "called by hub.load, once a buffer", check_inputs = "a check of what a network was given",
   append = "of caches: called by networks, once a layer", see = "of caches: called by networks, once a step",
 }
 
@@ -70,6 +71,10 @@ object("AutoencoderKL", function()
   return require("tycho.models").AutoencoderKL { block_out_channels = { 2, 2 }, norm_num_groups = 1 }
 end)
 object("UNet", function() return require("tycho.models").UNet { levels = { 8 }, layers = 1 } end)
+object("SD3Transformer2DModel", function()
+  return require("tycho.models").SD3Transformer2DModel { num_layers = 1, attention_head_dim = 4, in_channels = 2,
+    num_attention_heads = 1, joint_attention_dim = 2, pooled_projection_dim = 2, pos_embed_max_size = 2 }
+end)
 object("Gaussian", function() return require("tycho.models").Gaussian.new(ty.zeros(1, 2, 2, 2)) end)
 object("Cache", function() return require("tycho.llm").Cache.new(2) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)

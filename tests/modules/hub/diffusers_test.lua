@@ -51,7 +51,9 @@ for _, name in ipairs(names) do
     same(model, hub.load(path), name)
     local given, written = ty.io.load_json(root .. name .. "/config.json"), ty.io.load_json(path .. "/config.json")
     for key, value in pairs(given) do
-      if key:sub(1, 1) ~= "_" or key == "_class_name" then check.equal(written[key], value, name .. " " .. key) end
+      if key:sub(1, 1) ~= "_" or key == "_class_name" then
+        check.equal(ty.io.json_encode(written[key]), ty.io.json_encode(value), name .. " " .. key)
+      end
     end
     for key in pairs(written) do check.ok(given[key] ~= nil or not key:find "^_", name .. " " .. key) end
     -- Made from the config alone.
