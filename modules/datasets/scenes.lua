@@ -14,12 +14,16 @@ local layout = require "tycho.datasets.scenes.layout"
 local objects = require "tycho.datasets.scenes.objects"
 local random = require "tycho.datasets.random"
 local render = require "tycho.datasets.scenes.render"
+local statements = require "tycho.datasets.scenes.statements"
 
 local M = {}
 
 --- The hundred objects, { name, plural, code, emoji, natural, held_out } each; the first is number 0 in labels, boxes
 -- and scenes.
 M.objects = objects
+
+--- What a picture shows, as sentences that are true or not: see tycho.datasets.scenes.statements.
+M.statements = statements
 
 ---@class Scenes
 ---@field size integer  items
@@ -71,6 +75,7 @@ local makers = {
     local labels, ones = ty.zeros(#b.scenes, #objects + 1, { dtype = "u8" }), ty.ones(#b.scenes, b.k, { dtype = "u8" })
     return labels:scatter(1, numbers_of(b.scenes, b.k, #objects), ones):narrow(1, 0, #objects):contiguous()
   end,
+  statements = function(_, b) return statements.of(b.scenes) end,
   boxes = function(_, b)
     local numbers = numbers_of(b.scenes, b.k, -1):to "i32":unsqueeze(2)
     return ty.concat({ numbers, b.boxes:narrow(2, 0, 4) }, 2)
@@ -99,9 +104,9 @@ local function batch_of(self, positions)
 end
 
 --- The items at `positions`, drawn by one call: image u8 [n, 3, side, side]; caption, asked and scene as lists; labels
--- u8 [n, 100]; boxes i32 [n, most, 5] (number, left, top, right, bottom), owner i8 [n, side, side], masks and
--- full_masks u8 [n, most, side, side], where `most` is how many objects a scene may have; the number of one that is not
--- there is -1.
+-- u8 [n, 100]; statements u8 [n, 1900]; boxes i32 [n, most, 5] (number, left, top, right, bottom), owner i8 [n, side,
+-- side], masks and full_masks u8 [n, most, side, side], where `most` is how many objects a scene may have; the number
+-- of one that is not there is -1.
 ---@param positions integer[]|Tensor
 function Scenes:batch(positions)
   if ty.is_tensor(positions) then positions = positions:tolist() end
@@ -178,10 +183,10 @@ end
 
 --- datasets.load("scenes", options). options: split ("training", "validation", "held_out_objects",
 -- "held_out_combinations"), seed (0), size (64 pixels a side; 32, 128), length (items of an epoch), fields (of image,
--- caption, asked, scene, labels, boxes, owner, masks, full_masks: only these are made; all up to boxes by default),
--- objects ({ 1, 5 }: the least and the most in a scene), objects_of (names: only these), colours (tints, and "natural"
--- for an object's own look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), rotation (20
--- degrees at most), visible (0.4: the share of each object that is not hidden, at least).
+-- caption, asked, scene, labels, statements, boxes, owner, masks, full_masks: only these are made), objects ({ 1, 5 }:
+-- the least and the most in a scene), objects_of (names: only these), colours (tints, and "natural" for an object's own
+-- look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), rotation (20 degrees at most), visible
+-- (0.4: the share of each object that is not hidden, at least).
 ---@param options? table
 ---@return Scenes
 function M.load(options)
