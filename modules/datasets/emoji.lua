@@ -56,29 +56,23 @@ local function halve(picture)
   return ty.concat({ colour, ((alpha + 2) * 0.25):floor() }, 0):to "u8"
 end
 
--- All pictures of a size, filled as they are asked for.
-local atlases = {}
-local function atlas(size)
-  if not atlases[size] then
-    local pixels = ty.zeros({ #read_index().codes, 4, size, size }, { dtype = "u8" })
-    atlases[size] = { pixels = ty.keep(pixels), filled = {} }
+-- The pictures that were asked for so far, by size and place.
+local made = { [64] = {}, [128] = {} }
+local function picture(size, place)
+  local kept = made[size]
+  if not kept[place] then
+    kept[place] = ty.keep(ty.scope(function()
+      local whole = decode(place)
+      return size == 64 and halve(whole) or whole:clone()
+    end))
   end
-  return atlases[size]
+  return kept[place]
 end
 
--- The atlas of a size with pictures at the positions of a list in place.
-local function filled(size, positions)
-  local sheet = atlas(size)
-  for _, i in ipairs(positions) do
-    if not sheet.filled[i] then
-      ty.scope(function()
-        local picture = decode(i)
-        sheet.pixels:select(0, i):copy_(size == 64 and halve(picture) or picture)
-      end)
-      sheet.filled[i] = true
-    end
-  end
-  return sheet.pixels
+local function stacked(size, places)
+  local list = {}
+  for k, place in ipairs(places) do list[k] = picture(size, place) end
+  return #list > 0 and ty.stack(list, 0) or ty.empty({ 0, 4, size, size }, { dtype = "u8" })
 end
 
 -- ---- splits ----
@@ -161,8 +155,7 @@ end
 ---@param positions integer[]|Tensor
 ---@return Tensor u8 [n, 4, size, size], RGB and alpha (colours not multiplied by it)
 function Emoji:pictures(positions)
-  local places = places_of(self, "Emoji:pictures", positions)
-  return filled(self.side, places):index_select(0, ty.tensor(places, { dtype = "i64" }))
+  return stacked(self.side, places_of(self, "Emoji:pictures", positions))
 end
 
 --- { image = u8 [4, size, size], name, keywords (list of English words), names = { de = ... }, translations = { de =
@@ -171,7 +164,7 @@ end
 function Emoji:get(i)
   local place = places_of(self, "Emoji:get", { i })[1]
   local item = describe(self, place)
-  item.image = filled(self.side, { place }):select(0, place):clone()
+  item.image = picture(self.side, place):clone()
   return item
 end
 
@@ -179,7 +172,7 @@ end
 ---@param positions integer[]|Tensor
 function Emoji:batch(positions)
   local places = places_of(self, "Emoji:batch", positions)
-  local batch = { image = filled(self.side, places):index_select(0, ty.tensor(places, { dtype = "i64" })) }
+  local batch = { image = stacked(self.side, places) }
   for k, place in ipairs(places) do
     for field, value in pairs(describe(self, place)) do
       batch[field] = batch[field] or {}

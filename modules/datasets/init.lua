@@ -20,6 +20,7 @@ local sets = {
   digits = "tycho.datasets.digits",
   emoji = "tycho.datasets.emoji",
   kjv = "tycho.datasets.kjv",
+  photos = "tycho.datasets.photos",
   scenes = "tycho.datasets.scenes",
 }
 
