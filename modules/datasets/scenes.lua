@@ -12,6 +12,7 @@ local colours = require "tycho.datasets.scenes.colours"
 local held_out = require "tycho.datasets.scenes.held_out"
 local layout = require "tycho.datasets.scenes.layout"
 local objects = require "tycho.datasets.scenes.objects"
+local questions = require "tycho.datasets.scenes.questions"
 local random = require "tycho.datasets.random"
 local render = require "tycho.datasets.scenes.render"
 local statements = require "tycho.datasets.scenes.statements"
@@ -70,6 +71,14 @@ local makers = {
   asked = function(self, b)
     speak(self, b)
     return b.asked
+  end,
+  questions = function(self, b)
+    local lists = {}
+    for r, scene in ipairs(b.scenes) do
+      local numbers = generator(self, "questions", b.positions[r])
+      lists[r] = questions.ask(scene, numbers, self.questions, self.layout)
+    end
+    return lists
   end,
   labels = function(_, b)
     local labels, ones = ty.zeros(#b.scenes, #objects + 1, { dtype = "u8" }), ty.ones(#b.scenes, b.k, { dtype = "u8" })
@@ -133,11 +142,11 @@ end
 local none = arguments.none
 local defaults = { split = "training", seed = 0, size = 64, length = none,
   fields = { "image", "caption", "asked", "scene", "labels", "boxes" }, objects = { 1, 5 }, objects_of = none,
-  colours = none, backgrounds = none, rotation = 20, visible = 0.4 }
+  colours = none, backgrounds = none, rotation = 20, visible = 0.4, questions = 4 }
 local kinds = { split = "a string", seed = "an integer", size = "32 or 64 or 128", length = "an integer >= 0",
   fields = "a list of strings", objects = "a pair of integers", objects_of = "a list of strings",
   colours = "a list of strings", backgrounds = "a list of strings", rotation = "an integer in [0, 180]",
-  visible = "a number in [0, 1]" }
+  visible = "a number in [0, 1]", questions = "an integer in [1, 20]" }
 
 --- Items of an epoch of each split.
 M.lengths = { training = 100000, validation = 5000, held_out_objects = 5000, held_out_combinations = 5000 }
@@ -183,10 +192,10 @@ end
 
 --- datasets.load("scenes", options). options: split ("training", "validation", "held_out_objects",
 -- "held_out_combinations"), seed (0), size (64 pixels a side; 32, 128), length (items of an epoch), fields (of image,
--- caption, asked, scene, labels, statements, boxes, owner, masks, full_masks: only these are made), objects ({ 1, 5 }:
--- the least and the most in a scene), objects_of (names: only these), colours (tints, and "natural" for an object's own
--- look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), rotation (20 degrees at most), visible
--- (0.4: the share of each object that is not hidden, at least).
+-- caption, asked, scene, labels, statements, boxes, owner, masks, full_masks, questions: only these are made), objects
+-- ({ 1, 5 }: the least and the most in a scene), objects_of (names: only these), colours (tints, and "natural" for an
+-- object's own look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), rotation (20 degrees at
+-- most), visible (0.4: the share of each object that is not hidden, at least), questions (4 of each scene).
 ---@param options? table
 ---@return Scenes
 function M.load(options)
@@ -209,10 +218,11 @@ function M.load(options)
   local natural = looks[1] == "natural"
   if natural then looks = table.move(looks, 2, #looks, 1, {}) end
   local backgrounds = chosen("backgrounds", o.backgrounds, layout.backgrounds)
-  local photos = set_of(backgrounds).photo and atlas.photos()
+  local photos = set_of(backgrounds).photo and atlas.photos(o.split == "training" and "training" or "held_out")
   return setmetatable({ size = o.length or M.lengths[o.split], side = o.size, seed = o.seed, split = o.split,
     fields = o.fields, visible = o.visible, atlas = atlas.objects(o.size == 128 and 128 or 64), photos = photos or nil,
-    streams = { scene = "scenes " .. o.split, caption = "captions " .. o.split },
+    questions = o.questions,
+    streams = { scene = "scenes " .. o.split, caption = "captions " .. o.split, questions = "questions " .. o.split },
     layout = { objects_of = objects_of(o.split, o.objects_of), tints = looks, natural = natural, low = low, high = high,
       backgrounds = backgrounds, photos = photos and photos.shape[1], rotation = o.rotation,
       any_combination = o.split == "held_out_objects" or o.split == "held_out_combinations",

@@ -35,22 +35,32 @@ local function square(image, left, top, side)
   return ty.concat({ picture, ty.full({ 1, 1, photo_side, photo_side }, 255, { dtype = "u8" }) }, 1)
 end
 
-local photos
+-- The photos of each split of theirs that show none of the hundred objects.
+local names = {
+  training = { "bricks", "galaxies", "grass", "great wall", "louvre", "meadow", "mountains", "palace", "stairs",
+    "sunset", "windmill" },
+  held_out = { "gravel", "leaning tower", "stream", "temple" },
+}
 
---- Squares of the photos of the set `photos`, u8 [n, 4, 128, 128]: the two ends of each, or the whole where it is
--- square.
+local photos = {} -- by split
+
+--- Squares of photos, u8 [n, 4, 128, 128]: the two ends of each, or the whole where it is about square. Training
+-- scenes have other photos behind them than those that are measured on.
+---@param split "training"|"held_out"
 ---@return Tensor
-function M.photos()
-  if photos then return photos end
-  local set, list = require("tycho.datasets.photos").load { split = "all" }, {}
-  for _, item in set:each() do
-    local h, w = item.image.shape[2], item.image.shape[3]
-    local side = math.min(h, w, 2048)
-    list[#list + 1] = square(item.image, 0, 0, side)
-    if 4 * math.max(h, w) > 5 * side then list[#list + 1] = square(item.image, w - side, h - side, side) end
+function M.photos(split)
+  if photos[split] then return photos[split] end
+  local by_name, list = {}, {}
+  for _, item in require("tycho.datasets.photos").load({ split = split }):each() do by_name[item.name] = item.image end
+  for _, name in ipairs(names[split]) do
+    local image = by_name[name]
+    local h, w = image.shape[2], image.shape[3]
+    local side = math.min(h, w)
+    list[#list + 1] = square(image, 0, 0, side)
+    if 4 * math.max(h, w) > 5 * side then list[#list + 1] = square(image, w - side, h - side, side) end
   end
-  photos = ty.keep(ty.concat(list, 0))
-  return photos
+  photos[split] = ty.keep(ty.concat(list, 0))
+  return photos[split]
 end
 
 return M
