@@ -1,4 +1,4 @@
-/* Pictures drawn in integers: what the CPU and the GPU share of draw_sprites and draw_background, so that every
+/* Pictures drawn in integers: what the CPU and the GPU share of draw_sprites, draw_background and pixel_noise, so that every
  * device, instruction set and number of threads gives the same bytes.
  *
  * Lengths are 16.16: 65536 is a pixel of the picture, or a texel of the atlas. Colours are sRGB and are mixed as they
@@ -6,7 +6,7 @@
 #ifndef TY_KERNELS_DRAW_H
 #define TY_KERNELS_DRAW_H
 
-#include "scalar.h"
+#include "philox.h"
 
 #define TY_DRAW_ONE 65536      /* a pixel, or the whole share of a mixture */
 #define TY_DRAW_OPAQUE 65025u  /* 255 * 255 */
@@ -216,5 +216,20 @@ TY_INLINE int64_t ty_background_share(const ty_background_job *j, int64_t x, int
 TY_INLINE uint8_t ty_background_mix(const ty_background *b, int channel, int64_t share) {
   return (uint8_t)((b->first[channel] * (TY_DRAW_ONE - share) + b->second[channel] * share + TY_DRAW_ONE / 2) >> 16);
 }
+
+/* ---- noise ---- */
+
+enum { TY_NOISE_FIELDS = 3 };
+
+/* A byte with noise: the sum of the four bytes of a random word is bell-shaped, of deviation 147.8 around 510, and comes
+ * out with deviation sigma / 256. */
+TY_INLINE uint8_t ty_noisy(uint8_t x, uint32_t word, int64_t sigma) {
+  int64_t z = (int64_t)((word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24)) - 510;
+  int64_t y = x + ((z * sigma * 443 + (1 << 23)) >> 24); /* 443 / 2^24 is 1 / (147.8 * 256) */
+  return (uint8_t)(y < 0 ? 0 : y > 255 ? 255 : y);
+}
+
+TY_INLINE uint64_t ty_noise_seed(const int32_t *row) { return (uint32_t)row[0] | (uint64_t)(uint32_t)row[1] << 32; }
+TY_INLINE int64_t ty_noise_sigma(const int32_t *row) { return ty_draw_clamp(row[2], 0, 1 << 20); }
 
 #endif

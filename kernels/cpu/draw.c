@@ -1,4 +1,4 @@
-/* Pictures drawn in integers: draw_sprites and draw_background. A picture is the work of one thread. The sprites that
+/* Pictures drawn in integers: draw_sprites, draw_background and pixel_noise. A picture is the work of one thread. The sprites that
  * the list names are first made into pyramids of texels times alpha, which a pixel samples four times, bilinearly. */
 #include "cpu.h"
 
@@ -270,5 +270,37 @@ bool TY_KERNEL(draw_background)(const ty_kernel_args *k) {
                      (long long)i, TY_BACKGROUND_KINDS);
   }
   if (picture->count) ty_parallel_for(picture->size[0], 1, draw_backgrounds, &c);
+  return true;
+}
+
+/* ---- noise ---- */
+
+typedef struct noise_ctx {
+  int64_t each; /* bytes of a picture */
+  const int32_t *list;
+  const uint8_t *x;
+  uint8_t *y;
+} noise_ctx;
+
+static void add_noise(void *context, int64_t begin, int64_t end) {
+  const noise_ctx *c = context;
+  for (int64_t i = begin; i < end; i++) {
+    const int32_t *row = c->list + i * TY_NOISE_FIELDS;
+    const uint64_t seed = ty_noise_seed(row);
+    const int64_t sigma = ty_noise_sigma(row);
+    const uint8_t *x = c->x + i * c->each;
+    uint8_t *y = c->y + i * c->each;
+    for (int64_t at = 0; at < c->each; at += 4) {
+      const ty_philox random = ty_philox_block(seed, (uint64_t)at / 4);
+      for (int64_t k = 0; k < 4 && at + k < c->each; k++) y[at + k] = ty_noisy(x[at + k], random.w[k], sigma);
+    }
+  }
+}
+
+bool TY_KERNEL(pixel_noise)(const ty_kernel_args *k) {
+  const ty_view *x = k->in[0];
+  if (!x->count) return true;
+  noise_ctx c = { .each = x->count / x->size[0], .list = k->in[1]->data, .x = x->data, .y = k->out[0]->data };
+  ty_parallel_for(x->size[0], 1, add_noise, &c);
   return true;
 }

@@ -1,4 +1,4 @@
-/* Pictures drawn in integers: draw_sprites and draw_background, with the bytes of kernels/cpu/draw.c. A block makes the
+/* Pictures drawn in integers: draw_sprites, draw_background and pixel_noise, with the bytes of kernels/cpu/draw.c. A block makes the
  * pyramid of a sprite; a thread draws a pixel, through all rows of the list, and counts with integer atomics. */
 #include "../draw.h"
 #include "cuda.cuh"
@@ -211,4 +211,40 @@ TY_CUDA_KERNEL(draw_background) {
   b.picture = ty_data_of<uint8_t>(picture);
   b.watch = ty_cuda_watched();
   return !picture->count || TY_LAUNCH(background_draw, ty_cuda_blocks(picture->count / 3, THREADS), THREADS, 0, b);
+}
+
+/* ---- noise ---- */
+
+struct noise_job {
+  int64_t n, each, blocks; /* of a picture: bytes, and blocks of four of them */
+  const int32_t *list;
+  const uint8_t *x;
+  uint8_t *y;
+};
+
+__global__ void __launch_bounds__(THREADS) noise_add(noise_job j) {
+  const int64_t step = (int64_t)gridDim.x * THREADS;
+  for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < j.n * j.blocks; i += step) {
+    const int64_t picture = i / j.blocks, block = i % j.blocks;
+    const int32_t *row = j.list + picture * TY_NOISE_FIELDS;
+    const int64_t sigma = ty_noise_sigma(row);
+    const ty_philox random = ty_philox_block(ty_noise_seed(row), static_cast<uint64_t>(block));
+    for (int64_t k = 0; k < 4 && 4 * block + k < j.each; k++) {
+      const int64_t at = picture * j.each + 4 * block + k;
+      j.y[at] = ty_noisy(j.x[at], random.w[k], sigma);
+    }
+  }
+}
+
+TY_CUDA_KERNEL(pixel_noise) {
+  const ty_view *x = k->in[0];
+  if (!x->count) return true;
+  noise_job j = {};
+  j.n = x->size[0];
+  j.each = x->count / j.n;
+  j.blocks = (j.each + 3) / 4;
+  j.list = ty_data_of<const int32_t>(k->in[1]);
+  j.x = ty_data_of<const uint8_t>(x);
+  j.y = ty_data_of<uint8_t>(k->out[0]);
+  return TY_LAUNCH(noise_add, ty_cuda_blocks(j.n * j.blocks, THREADS), THREADS, 0, j);
 }

@@ -54,3 +54,15 @@ bool fwd_draw_background(ty_call *c) {
   int64_t size[] = { list->v.size[0], 3, side[0], side[1] };
   return ty_out(c, 0, ty_device_of(list), TY_U8, 4, size) && ty_launch(c, (ty_tensor *[]){ a->list.t }, 1, NULL);
 }
+
+bool fwd_pixel_noise(ty_call *c) {
+  const ty_pixel_noise_args *a = TY_ARGS(pixel_noise, c);
+  const ty_tensor *x = a->x.t, *list = a->list.t;
+  if (ty_dtype_of(x) != TY_U8 || x->v.ndim < 1)
+    return ty_op_fail(c, TY_EINVAL, "x: expected u8 [n, ...], got %s", ty_describe(x));
+  if (ty_dtype_of(list) != TY_I32 || list->v.ndim != 2 || list->v.size[0] != x->v.size[0] ||
+      list->v.size[1] != TY_NOISE_FIELDS)
+    return ty_op_fail(c, TY_EINVAL, "list: expected i32 [%lld, %d] for x %s, got %s", (long long)x->v.size[0],
+                      TY_NOISE_FIELDS, ty_describe(x), ty_describe(list));
+  return ty_out_like(c, 0, x, TY_U8) && ty_launch(c, (ty_tensor *[]){ a->x.t, a->list.t }, 2, NULL);
+}

@@ -329,4 +329,54 @@ return function(row, T)
       return ty.draw_background(list, 40, 33)
     end,
   })
+
+  -- ---- noise ----
+
+  -- Philox4x32-10 on { w0, w1, w2, w3 }, Salmon et al. 2011, fig. 2.
+  local function philox(low, high, block)
+    local c = { block & 0xffffffff, block >> 32, 0, 0 }
+    for _ = 1, 10 do
+      local p, q = 0xD2511F53 * c[1], 0xCD9E8D57 * c[3]
+      c = { (q >> 32) ~ c[2] ~ low, u32(q), (p >> 32) ~ c[4] ~ high, u32(p) }
+      low, high = u32(low + 0x9E3779B9), u32(high + 0xBB67AE85)
+    end
+    return c
+  end
+
+  local function pixel_noise(x, list)
+    local n, result = x.shape[1], { shape = x.shape, dtype = "u8" }
+    local each = 1
+    for d = 2, #x.shape do each = each * x.shape[d] end
+    for i = 0, n - 1 do
+      local low, high, sigma = u32(list[3 * i + 1]), u32(list[3 * i + 2]), clamp(list[3 * i + 3], 0, 1 << 20)
+      for at = 0, each - 1 do
+        local word = philox(low, high, at // 4)[at % 4 + 1]
+        local z = (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24) - 510
+        result[i * each + at + 1] = clamp(x[i * each + at + 1] + (z * sigma * 443 + (1 << 23)) // (1 << 24), 0, 255)
+      end
+    end
+    return result
+  end
+
+  local function noise_of(...) return T { select("#", ...) // 3, 3, values = { ... }, dtype = "i32" } end
+  row("pixel_noise", {
+    cases = {
+      { pixels(2, 3, 4, 5), noise_of(1, 2, 2560, -7, 2147483647, 500) },
+      { pixels(3, 7), noise_of(5, 0, 0, 5, 0, 9999, 1, 1, 256) },
+      { pixels(2), noise_of(1, 0, 5000, 2, -2147483648, 2147483647) }, { pixels(1, 5), noise_of(9, 9, -5) },
+      { pixels(0, 3), T { 0, 3, values = {}, dtype = "i32" } }, { pixels(2, 0), noise_of(1, 0, 5, 2, 0, 5) },
+    },
+    dtypes = { "u8" },
+    ref = pixel_noise,
+    broadcast = false,
+    errors = {
+      { T { 2, 3, dtype = "i32" }, noise_of(1, 0, 5, 2, 0, 5), match = "x: expected u8 [n, ...]" },
+      { T { values = { 3 }, dtype = "u8" }, noise_of(1, 0, 5), match = "x: expected u8 [n, ...]" },
+      { pixels(2, 3), noise_of(1, 0, 5), match = "list: expected i32 [2, 3]" },
+      { pixels(1, 3), T { 1, 3, dtype = "i64" }, match = "list: expected i32 [1, 3]" },
+    },
+    big = function(ty)
+      return ty.pixel_noise(ty.randint(0, 256, { 40, 3, 20, 21 }):to "u8", ty.randint(0, 5000, { 40, 3 }):to "i32")
+    end,
+  })
 end
