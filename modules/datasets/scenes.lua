@@ -51,27 +51,89 @@ local function numbers_of(scenes, k, none)
   return ty.tensor(list, { dtype = "i64" }):reshape(#scenes, k)
 end
 
-local function speak(self, b)
-  if b.captions then return end
-  b.captions, b.asked = {}, {}
-  for r, scene in ipairs(b.scenes) do
-    b.captions[r], b.asked[r] = captions.caption(scene, generator(self, "caption", b.positions[r]))
+-- The scenes that captions and labels are of, and their positions: their own, or with label_noise for some items those
+-- of another item, drawn at random. b.swapped says for which.
+local function told(self, b)
+  if b.told then return end
+  b.told, b.told_positions, b.swapped = b.scenes, b.positions, {}
+  local others, where = {}, {}
+  for r, i in ipairs(b.positions) do
+    b.swapped[r] = 0
+    if self.label_noise > 0 and self.size > 1 then
+      local numbers = generator(self, "labels", i)
+      if numbers:number() < self.label_noise then
+        local other = numbers:integer(0, self.size - 2)
+        if other >= i then other = other + 1 end
+        b.swapped[r] = 1
+        others[#others + 1], where[#where + 1] = other, r
+      end
+    end
   end
+  if #others == 0 then return end
+  b.told = table.move(b.scenes, 1, #b.scenes, 1, {})
+  b.told_positions = table.move(b.positions, 1, #b.positions, 1, {})
+  local generators = {}
+  for k, i in ipairs(others) do generators[k] = generator(self, "scene", i) end
+  local scenes = render.scenes(self, generators)
+  for k, r in ipairs(where) do b.told[r], b.told_positions[r] = scenes[k], others[k] end
+end
+
+-- Captions, and what they ask for, of scenes at positions.
+local function speak(self, scenes, positions)
+  local words, asked = {}, {}
+  for r, scene in ipairs(scenes) do
+    words[r], asked[r] = captions.caption(scene, generator(self, "caption", positions[r]))
+  end
+  return words, asked
+end
+
+local function told_words(self, b)
+  told(self, b)
+  if not b.captions then b.captions, b.asked = speak(self, b.told, b.told_positions) end
+end
+
+local function labels_of(scenes, k)
+  local n = #scenes
+  local labels, ones = ty.zeros(n, #objects + 1, { dtype = "u8" }), ty.ones(n, k, { dtype = "u8" })
+  return labels:scatter(1, numbers_of(scenes, k, #objects), ones):narrow(1, 0, #objects):contiguous()
+end
+
+-- Pixels with noise of so many grey levels, from a seed for each item.
+local function noisy(self, b)
+  local list, at = {}, 0
+  for _, i in ipairs(b.positions) do
+    local seed = generator(self, "noise", i):bits()
+    list[at + 1], list[at + 2] = (seed & 0xffffffff) - 0x80000000, (seed >> 32) - 0x80000000
+    list[at + 3] = math.floor(self.noise * 256 + 0.5)
+    at = at + 3
+  end
+  return ty.pixel_noise(b.image, ty.tensor(list, { dtype = "i32" }):reshape(#b.positions, 3))
 end
 
 -- What makes a field of a batch b: { positions, k, scenes, image, owner, boxes }.
 local makers = {
-  image = function(_, b) return b.image end,
+  image = function(self, b) return self.noise > 0 and noisy(self, b) or b.image end,
+  clean_image = function(_, b) return b.image end,
   owner = function(_, b) return b.owner end,
   scene = function(_, b) return b.scenes end,
   caption = function(self, b)
-    speak(self, b)
+    told_words(self, b)
     return b.captions
   end,
   asked = function(self, b)
-    speak(self, b)
+    told_words(self, b)
     return b.asked
   end,
+  labels = function(self, b)
+    told(self, b)
+    return labels_of(b.told, b.k)
+  end,
+  swapped = function(self, b)
+    told(self, b)
+    return ty.tensor(b.swapped, { dtype = "u8" })
+  end,
+  true_caption = function(self, b) return (speak(self, b.scenes, b.positions)) end,
+  true_labels = function(_, b) return labels_of(b.scenes, b.k) end,
   questions = function(self, b)
     local lists = {}
     for r, scene in ipairs(b.scenes) do
@@ -79,10 +141,6 @@ local makers = {
       lists[r] = questions.ask(scene, numbers, self.questions, self.layout)
     end
     return lists
-  end,
-  labels = function(_, b)
-    local labels, ones = ty.zeros(#b.scenes, #objects + 1, { dtype = "u8" }), ty.ones(#b.scenes, b.k, { dtype = "u8" })
-    return labels:scatter(1, numbers_of(b.scenes, b.k, #objects), ones):narrow(1, 0, #objects):contiguous()
   end,
   statements = function(_, b) return statements.of(b.scenes) end,
   boxes = function(_, b)
@@ -142,11 +200,13 @@ end
 local none = arguments.none
 local defaults = { split = "training", seed = 0, size = 64, length = none,
   fields = { "image", "caption", "asked", "scene", "labels", "boxes" }, objects = { 1, 5 }, objects_of = none,
-  colours = none, backgrounds = none, rotation = 20, visible = 0.4, questions = 4 }
+  colours = none, backgrounds = none, rotation = 20, visible = 0.4, questions = 4, noise = 0,
+  label_noise = 0 }
 local kinds = { split = "a string", seed = "an integer", size = "32 or 64 or 128", length = "an integer >= 0",
   fields = "a list of strings", objects = "a pair of integers", objects_of = "a list of strings",
   colours = "a list of strings", backgrounds = "a list of strings", rotation = "an integer in [0, 180]",
-  visible = "a number in [0, 1]", questions = "an integer in [1, 20]" }
+  visible = "a number in [0, 1]", questions = "an integer in [1, 20]",
+  noise = "a number in [0, 255]", label_noise = "a number in [0, 1]" }
 
 --- Items of an epoch of each split.
 M.lengths = { training = 100000, validation = 5000, held_out_objects = 5000, held_out_combinations = 5000 }
@@ -191,11 +251,14 @@ local function objects_of(split, names)
 end
 
 --- datasets.load("scenes", options). options: split ("training", "validation", "held_out_objects",
--- "held_out_combinations"), seed (0), size (64 pixels a side; 32, 128), length (items of an epoch), fields (of image,
--- caption, asked, scene, labels, statements, boxes, owner, masks, full_masks, questions: only these are made), objects
--- ({ 1, 5 }: the least and the most in a scene), objects_of (names: only these), colours (tints, and "natural" for an
--- object's own look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), rotation (20 degrees at
--- most), visible (0.4: the share of each object that is not hidden, at least), questions (4 of each scene).
+-- "held_out_combinations"), seed (0), size (64 pixels a side; 32, 128), length (items of an epoch), fields (only these
+-- are made: image, caption, asked, scene, labels, boxes by default, and statements, owner, masks, full_masks,
+-- questions), objects ({ 1, 5 }: the least and the most in a scene), objects_of (names: only these), colours (tints, and
+-- "natural" for an object's own look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), rotation
+-- (20 degrees at most), visible (0.4: the share of each object that is not hidden, at least), questions (4 of each
+-- scene), noise (0: the standard deviation of pixels, in grey levels; the field clean_image has none) and label_noise
+-- (0: the share of items with caption, asked and labels of another; the fields swapped, true_caption and true_labels say
+-- so).
 ---@param options? table
 ---@return Scenes
 function M.load(options)
@@ -221,8 +284,9 @@ function M.load(options)
   local photos = set_of(backgrounds).photo and atlas.photos(o.split == "training" and "training" or "held_out")
   return setmetatable({ size = o.length or M.lengths[o.split], side = o.size, seed = o.seed, split = o.split,
     fields = o.fields, visible = o.visible, atlas = atlas.objects(o.size == 128 and 128 or 64), photos = photos or nil,
-    questions = o.questions,
-    streams = { scene = "scenes " .. o.split, caption = "captions " .. o.split, questions = "questions " .. o.split },
+    questions = o.questions, noise = o.noise, label_noise = o.label_noise,
+    streams = { scene = "scenes " .. o.split, caption = "captions " .. o.split, questions = "questions " .. o.split,
+      noise = "noise " .. o.split, labels = "labels " .. o.split },
     layout = { objects_of = objects_of(o.split, o.objects_of), tints = looks, natural = natural, low = low, high = high,
       backgrounds = backgrounds, photos = photos and photos.shape[1], rotation = o.rotation,
       any_combination = o.split == "held_out_objects" or o.split == "held_out_combinations",

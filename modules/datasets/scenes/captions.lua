@@ -127,6 +127,17 @@ local backgrounds = {
   end,
 }
 
+--- How a background is called: with a preposition, "on a blue background", and as a noun, "a blue background".
+---@return string phrase
+---@return string noun
+function M.background(random, background) return backgrounds[background.kind](random, background.colours) end
+
+--- A place as words in a sentence: "at the top left".
+function M.place(random, place) return random:choose(places[place]) end
+
+--- A word for a size, drawn at random; nil for medium, which is not said.
+function M.size(random, size) return sizes[size] and random:choose(sizes[size]) end
+
 -- ---- one caption ----
 
 local Speaker = {}
@@ -155,7 +166,7 @@ function Speaker:background()
   local background = self.scene.background
   local c = background.colours
   self.asked.background = { kind = background.kind, colours = c and { c[1], c[2] } }
-  return backgrounds[background.kind](self.random, c)
+  return M.background(self.random, background)
 end
 
 function Speaker:list()

@@ -62,8 +62,9 @@ local function pick_grouping(random, n)
   return rows[#rows]
 end
 
--- The look of an object: nil for its own, or a tint that it has not by nature.
-local function pick_colour(random, object, o)
+--- The look of an object, drawn at random: nil for its own, or a tint that it has not by nature.
+---@return string?
+function M.colour(random, object, o)
   local natural = objects[object + 1].natural
   for _ = 1, 20 do
     local colour = o.tints[1]
@@ -105,7 +106,7 @@ local function pick_groups(random, o, n)
     if twin then
       object = groups[1].object
       for _ = 1, 10 do
-        colour = pick_colour(random, object, o)
+        colour = M.colour(random, object, o)
         if colour ~= groups[1].colour then break end
       end
       if colour == groups[1].colour then twin = false end
@@ -115,7 +116,7 @@ local function pick_groups(random, o, n)
         object = random:choose(o.objects_of)
         if not has(groups, object, true) then break end
       end
-      colour = pick_colour(random, object, o)
+      colour = M.colour(random, object, o)
       if has(groups, object, colour) then return nil end
     end
     groups[#groups + 1] = new_group(random, object, colour, row[i], n)
@@ -202,7 +203,8 @@ end
 
 -- ---- backgrounds ----
 
-local function pick_background(random, o, groups)
+--- A background, drawn at random, of other colours than those of the objects in `groups`.
+function M.background(random, o, groups)
   local kind = pick(random, background_shares, o.backgrounds)
   local background = { kind = kind }
   if kind == "photo" then
@@ -246,7 +248,7 @@ local function pick_held_out(random, o)
     while #groups < n do
       local object = random:choose(o.objects_of)
       if not has(groups, object, true) then
-        groups[#groups + 1] = new_group(random, object, pick_colour(random, object, o), 1, n)
+        groups[#groups + 1] = new_group(random, object, M.colour(random, object, o), 1, n)
       end
     end
     return groups
@@ -256,8 +258,8 @@ local function pick_held_out(random, o)
   for _ = 1, 200 do
     local other = random:choose(o.objects_of)
     if other ~= one and held_out.relation(one, relation, other) then
-      local groups = { new_group(random, one, pick_colour(random, one, o), 1, 2),
-        new_group(random, other, pick_colour(random, other, o), 1, 2) }
+      local groups = { new_group(random, one, M.colour(random, one, o), 1, 2),
+        new_group(random, other, M.colour(random, other, o), 1, 2) }
       for _, group in ipairs(groups) do if group.size == "large" then group.size = "medium" end end
       return groups, relation
     end
@@ -277,7 +279,7 @@ function M.draw(random, o)
   end
   local placed = groups and place_all(random, groups, o, wish)
   if not placed then return nil end
-  return { background = pick_background(random, o, groups), groups = groups, objects = placed }
+  return { background = M.background(random, o, groups), groups = groups, objects = placed }
 end
 
 return M

@@ -310,6 +310,45 @@ check.test("questions have the right answers, and are not to be guessed without 
   end
 end)
 
+check.test("noise of pixels is as strong as asked for and leaves the rest", function()
+  local fields = { "image", "clean_image", "caption" }
+  local noisy = datasets.load("scenes", { fields = fields, noise = 8, length = 50 }):batch(ty.arange(50))
+  local clean = datasets.load("scenes", { fields = fields, length = 50 }):batch(ty.arange(50))
+  check.equal(hash(noisy.clean_image), hash(clean.image))
+  check.equal(hash(clean.clean_image), hash(clean.image))
+  check.equal(noisy.caption, clean.caption)
+  local middle = clean.image:ge(60):logical_and(clean.image:le(190)):to "f64" -- where nothing is cut off
+  local d = (noisy.image:to "f64" - clean.image:to "f64") * middle
+  local n = middle:sum():item()
+  check.close({ d:sum():item() / n }, { 0 }, 0.05)
+  check.close({ (d:square():sum():item() / n) ^ 0.5 }, { 8 }, 0.05)
+  local one = datasets.load("scenes", { fields = { "image" }, noise = 8, length = 50 }):get(17)
+  check.equal(hash(one.image), hash(noisy.image:select(0, 17)))
+end)
+
+check.test("label noise: a share of captions and labels is of other items, and the truth is kept", function()
+  local fields = { "caption", "labels", "asked", "swapped", "true_caption", "true_labels", "scene" }
+  local n = 400
+  local b = datasets.load("scenes", { fields = fields, label_noise = 0.25, length = n }):batch(ty.arange(n))
+  local clean = datasets.load("scenes", { fields = fields, length = n }):batch(ty.arange(n))
+  check.equal(b.true_caption, clean.caption)
+  check.equal(hash(b.true_labels), hash(clean.labels))
+  check.equal(clean.swapped:to "i64":sum():item(), 0)
+  local of = {} -- captions by position
+  for r = 1, n do of[clean.caption[r]] = r end
+  local swapped = b.swapped:tolist()
+  local count = 0
+  for r = 1, n do
+    local other = of[b.caption[r]]
+    check.equal(other ~= nil, true, b.caption[r])
+    check.equal(swapped[r] == 1, b.caption[r] ~= clean.caption[r])
+    check.equal(hash(b.labels:select(0, r - 1)), hash(clean.labels:select(0, other - 1)))
+    check.equal(shows(clean.scene[other], b.asked[r]), true)
+    count = count + swapped[r]
+  end
+  check.equal(count > 70 and count < 130, true, count .. " swapped")
+end)
+
 -- ---- options ----
 
 check.test("options", function()
