@@ -18,8 +18,11 @@ Romans 1_Corinthians 2_Corinthians Galatians Ephesians Philippians Colossians 1_
 
 def main():
     program = sys.argv[1] if len(sys.argv) > 1 else "bible"
-    lines = subprocess.run([program, "-f", "gen1:1-rev22:21"], check=True, capture_output=True, text=True,
-                           stdin=subprocess.DEVNULL).stdout.splitlines()
+    try:
+        lines = subprocess.run([program, "-f", "gen1:1-rev22:21"], check=True, capture_output=True, text=True,
+                               stdin=subprocess.DEVNULL).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"{error}: the Debian packages bible-kjv and bible-kjv-text have the program and the text")
     chapters, short, seen = [], None, -1
     for line in lines:
         match = re.match(r"(\d?[A-Za-z]+)(\d+):(\d+) (.*)$", line)

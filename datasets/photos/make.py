@@ -104,12 +104,16 @@ PHOTOS = [
 ]
 
 
+def missing(what):
+    sys.exit(f"{what}; the head of make.py says which packages have the photographs")
+
+
 def read(path):
     try:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        sys.exit(f"{error.filename}: {error.strerror}; the head of make.py says which packages have the photographs")
+        missing(f"{error.filename}: {error.strerror}")
 
 
 def read_rcc(path, wanted):
@@ -185,7 +189,10 @@ def main():
 
     for name, caption, kind, split, package, source, author, licence, where in PHOTOS:
         file = name.replace(" ", "_") + ".jpg"
-        data, (width, height) = small(original(sys.argv[1], package, source))
+        try:
+            data, (width, height) = small(original(sys.argv[1], package, source))
+        except ImportError as error:
+            missing(error)
         write(file, data)
         entries.append({"name": name, "file": file, "caption": caption, "kind": kind, "split": split, "author": author,
                         "licence": licence, "source": f"{package}: {source}", "height": height, "width": width})
