@@ -123,19 +123,25 @@ end
 
 local Emoji = ty.data.class "Emoji"
 
--- The positions in `all` of a list or tensor of positions in this set, as a list.
+-- The position in `all` of position i of this set.
+local function place_of(self, who, what, i)
+  local place = math.type(i) == "integer" and self.places[i + 1]
+  return place or arguments.fail("%s: %s: expected 0 to %d, got %s", who, what, #self - 1, arguments.describe(i))
+end
+
+-- The same of a list or a tensor of positions, as a list.
 local function places_of(self, who, positions)
-  if ty.is_tensor(positions) then positions = positions:tolist() end
-  arguments.expect(who, "positions", positions, "a list of integers or a tensor")
-  local result = {}
-  for k, i in ipairs(positions) do
-    local place = self.places[i + 1]
-    if not place then
-      arguments.fail("%s: positions: expected 0 to %d, got %s", who, #self - 1, arguments.describe(i))
+  arguments.expect(who, "positions", positions, "a list or a tensor")
+  if ty.is_tensor(positions) then
+    if positions.ndim ~= 1 or positions.dtype ~= "i64" then
+      arguments.fail("%s: positions: expected i64 of one dimension, got %s [%s]", who, positions.dtype,
+        table.concat(positions.shape, ", "))
     end
-    result[k] = place
+    positions = positions:tolist()
   end
-  return result
+  local places = {}
+  for k, i in ipairs(positions) do places[k] = place_of(self, who, "positions", i) end
+  return places
 end
 
 local function describe(self, place)
@@ -162,7 +168,7 @@ end
 -- list of keywords }, group, subgroup, code = "1F34E" }
 ---@param i integer
 function Emoji:get(i)
-  local place = places_of(self, "Emoji:get", { i })[1]
+  local place = place_of(self, "Emoji:get", "i", i)
   local item = describe(self, place)
   item.image = picture(self.side, place):clone()
   return item

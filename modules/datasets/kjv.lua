@@ -55,7 +55,7 @@ function M.show(options)
     seed = "an integer", columns = "an integer >= 1" })
   local set, lines = M.load { split = o.split }, {}
   local draw = random.new(o.seed, "show", 0)
-  for k = 1, o.count do
+  for k = 1, math.min(o.count, #set) do
     local chapter = set:get(draw:integer(0, #set - 1))
     lines[k] = ("%s %d: %s"):format(chapter.book, chapter.number, chapter.verses[1])
     if #lines[k] > 132 then lines[k] = lines[k]:sub(1, 130) .. ".." end
