@@ -4,7 +4,10 @@ set(test_folder WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 
 if(TARGET tycho)
   if(EXISTS ${CMAKE_SOURCE_DIR}/tests/run_ops.lua)
-    add_test(NAME ops COMMAND tycho tests/run_ops.lua $<$<BOOL:${TYCHO_SANITIZE}>:--quick> ${test_folder} COMMAND_EXPAND_LISTS)
+    foreach(part 1 2) # two entries each for the ops, which two cores share
+      add_test(NAME ops_${part} COMMAND tycho tests/run_ops.lua --part ${part}/2 $<$<BOOL:${TYCHO_SANITIZE}>:--quick>
+               ${test_folder} COMMAND_EXPAND_LISTS)
+    endforeach()
   endif()
   file(GLOB lua_tests RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS tests/lua/*_test.lua)
   foreach(file ${lua_tests})
@@ -34,8 +37,10 @@ endif()
 if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target cuda_emulated cuda_stand_ins cuda_planted)
   set_tests_properties(cuda_build PROPERTIES FIXTURES_SETUP cuda_built RESOURCE_LOCK build_folder)
-  add_test(NAME cuda_ops COMMAND tycho tests/run_ops.lua --device cuda --quick $<$<BOOL:${TYCHO_SANITIZE}>:--no-grad> ${test_folder}
-           COMMAND_EXPAND_LISTS)
+  foreach(part 1 2)
+    add_test(NAME cuda_ops_${part} COMMAND tycho tests/run_ops.lua --device cuda --quick --part ${part}/2
+             $<$<BOOL:${TYCHO_SANITIZE}>:--no-grad> ${test_folder} COMMAND_EXPAND_LISTS)
+  endforeach()
   # And with stand-ins for NVIDIA's libraries, the ops that ask them.
   foreach(op matmul linear conv1d conv2d conv2d_backward_input conv2d_backward_weight conv_transpose2d
              scaled_dot_product_attention attention_backward)
@@ -62,7 +67,7 @@ if(TARGET cuda_emulated AND TARGET tycho)
     add_test(NAME cuda_bench COMMAND tycho bench/gpu.lua --tiny --no-peer ${test_folder})
     list(APPEND with_libraries cuda_bench)
   endif()
-  set_tests_properties(cuda_ops ${with_libraries} cuda_planted PROPERTIES FIXTURES_REQUIRED cuda_built)
+  set_tests_properties(cuda_ops_1 cuda_ops_2 ${with_libraries} cuda_planted PROPERTIES FIXTURES_REQUIRED cuda_built)
 endif()
 
 file(GLOB c_tests CONFIGURE_DEPENDS tests/c/*.c)
@@ -85,7 +90,7 @@ endif()
 if(TARGET cuda_emulated AND TARGET tycho)
   set(emulated ${CMAKE_BINARY_DIR}/emulated)
   set(named TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>)
-  set_tests_properties(cuda_ops PROPERTIES ENVIRONMENT "${named};TYCHO_CUDA_PATH=${emulated}/solver")
+  set_tests_properties(cuda_ops_1 cuda_ops_2 PROPERTIES ENVIRONMENT "${named};TYCHO_CUDA_PATH=${emulated}/solver")
   set_tests_properties(${with_libraries} PROPERTIES ENVIRONMENT
     "${named};TYCHO_CUDA_PATH=${emulated}/libraries:${emulated}/solver")
   set_property(TEST cuda_whole_lazy cuda_streams_lazy cuda_paged_lazy APPEND PROPERTY ENVIRONMENT TYCHO_EMULATED_STREAMS=lazy)

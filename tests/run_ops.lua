@@ -1,6 +1,7 @@
 -- The op tests: every op of the table against its row in tests/ops/*.lua. See tests/ops/harness and CONTRIBUTING.md.
 --
---   tycho tests/run_ops.lua [--device cuda] [--op NAME]... [--quick] [--all] [--no-grad] [--calls N [--seed N]]
+--   tycho tests/run_ops.lua [--device cuda] [--op NAME]... [--part K/N] [--quick] [--all] [--no-grad]
+--                           [--calls N [--seed N]]
 --
 -- A row file returns function(row, T) and calls row(name, { ... }) with these fields:
 --
@@ -20,7 +21,8 @@
 --   big      function(ty) whose results, and gradients, are compared between one thread and two
 --
 -- --device: where; ops that have no kernel there are listed. --partial: what fails for want of a kernel is listed, not
--- counted. --op: only these ops. --quick: fewer dtypes and layouts (for sanitizer runs). --all: prints every failure.
+-- counted. --op: only these ops. --part: every Nth of them, from the Kth: N processes share the work. --quick: fewer
+-- dtypes and layouts, and on other devices the CPU's gradients in place of differences. --all: prints every failure.
 -- --calls: only calls with wrong arguments, N of them over all ops; without it each op gets a few among its other tests
 -- (harness/wrong_calls.lua). --seed: draws others. --no-grad: values and errors only. --time: the slowest ops.
 -- --trace: errors with a traceback.
@@ -59,6 +61,14 @@ do
       options[name] = math.tointeger(tonumber(arg[i] or ""))
       if not options[name] then
         io.stderr:write("--" .. name .. ": expected an integer, got " .. tostring(arg[i]) .. "\n")
+        os.exit(2)
+      end
+    elseif arg[i] == "--part" then
+      i = i + 1
+      local part, parts = (arg[i] or ""):match "^(%d+)/(%d+)$"
+      options.part, options.parts = math.tointeger(part), math.tointeger(parts)
+      if not options.part or options.part < 1 or options.part > options.parts then
+        io.stderr:write("--part: expected K/N with K from 1 to N, got " .. tostring(arg[i]) .. "\n")
         os.exit(2)
       end
     elseif arg[i] == "--partial" then report.partial = true
@@ -141,20 +151,24 @@ for name in pairs(options.ops or {}) do
   report.check(infos[name] ~= nil, name, "--op", "the table of ops has no such op")
 end
 
-if options.calls then
-  local ops = 0
-  for _, name in ipairs(order) do ops = ops + ((not options.ops or options.ops[name]) and 1 or 0) end
-  options.calls_each = math.ceil(options.calls / ops)
+local chosen = {}
+do
+  local n = 0
+  for _, name in ipairs(order) do
+    if not options.ops or options.ops[name] then
+      n = n + 1
+      if not options.part or (n - options.part) % options.parts == 0 then chosen[#chosen + 1] = name end
+    end
+  end
 end
+if options.calls then options.calls_each = math.ceil(options.calls / #chosen) end
 
 local clock = {}
-for _, name in ipairs(order) do
-  if not options.ops or options.ops[name] then
-    local row = rows[name]
-    local started = os.clock()
-    if report.check(row ~= nil, name, "row", "the op has no row in tests/ops") then run(row) end
-    clock[#clock + 1] = { name, os.clock() - started }
-  end
+for _, name in ipairs(chosen) do
+  local row = rows[name]
+  local started = os.clock()
+  if report.check(row ~= nil, name, "row", "the op has no row in tests/ops") then run(row) end
+  clock[#clock + 1] = { name, os.clock() - started }
 end
 
 if options.time then

@@ -38,8 +38,8 @@ struct thread {
   int number;
   state now;
   uint32_t block_phase, warp_phase;
-  unsigned mask; /* of the exchange it waits for */
-  fiber *stack;
+  unsigned mask;            /* of the exchange it waits for */
+  fiber *stack;             /* from its first turn until it ends */
   std::vector<copy> copies; /* in groups, counted by `committed` */
   int committed;
 };
@@ -51,6 +51,7 @@ struct device {
   std::vector<thread> threads;
   std::vector<warp> warps;
   std::vector<std::unique_ptr<fiber>> stacks;
+  std::vector<fiber *> free_stacks; /* the last one that ended is the next to begin: its stack is in the cache */
   thread *self = nullptr;
   std::deque<region> regions;
   std::vector<std::unique_ptr<unsigned char[]>> memory;
@@ -71,6 +72,16 @@ void run_thread(void *argument) {
   static_cast<thread *>(argument)->now = ENDED;
 }
 
+void begin(thread *t) {
+  if (d.free_stacks.empty()) {
+    d.stacks.emplace_back(new fiber);
+    d.free_stacks.push_back(d.stacks.back().get());
+  }
+  t->stack = d.free_stacks.back();
+  d.free_stacks.pop_back();
+  t->stack->begin(run_thread, t);
+}
+
 void wait(state what) {
   d.self->now = what;
   fiber::yield();
@@ -86,7 +97,9 @@ bool turn(bool backwards) {
     any = true;
     d.self = t;
     d.at.thread = t->index;
+    if (!t->stack) begin(t);
     t->stack->resume();
+    if (t->now == ENDED) d.free_stacks.push_back(t->stack);
   }
   return any;
 }
@@ -124,21 +137,21 @@ void report_standstill() {
 void run_block(dim3 block, bool backwards) {
   int n = static_cast<int>(block.x * block.y * block.z);
   d.threads.resize(static_cast<size_t>(n));
-  d.warps.assign(static_cast<size_t>((n + WARP - 1) / WARP), warp());
-  while (d.stacks.size() < d.threads.size()) d.stacks.emplace_back(new fiber);
+  d.warps.resize(static_cast<size_t>((n + WARP - 1) / WARP));
+  for (warp &w : d.warps) w.arrived = 0;
+  d.free_stacks.clear();
+  for (const auto &stack : d.stacks) d.free_stacks.push_back(stack.get());
   for (int i = 0; i < n; i++) {
     unsigned u = static_cast<unsigned>(i);
     thread *t = &d.threads[static_cast<size_t>(i)];
-    *t = thread{ { u % block.x, u / block.x % block.y, u / (block.x * block.y) },
-                 i,
-                 READY,
-                 0,
-                 0,
-                 0,
-                 d.stacks[static_cast<size_t>(i)].get(),
-                 {},
-                 0 };
-    t->stack->begin(run_thread, t);
+    t->index = { u % block.x, u / block.x % block.y, u / (block.x * block.y) };
+    t->number = i;
+    t->now = READY;
+    t->block_phase = t->warp_phase = 0;
+    t->mask = 0;
+    t->stack = nullptr;
+    t->copies.clear();
+    t->committed = 0;
   }
   d.regions.clear();
   d.memory.clear();

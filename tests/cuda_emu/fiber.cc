@@ -23,7 +23,7 @@ fiber *running; /* one launch runs at a time, see emulator.cc */
 
 #if defined(__x86_64__)
 
-/* Keeps what the calling convention asks to keep, and the modes of floating point. */
+/* Keeps what the calling convention asks to keep, but for the modes of floating point: no kernel changes them. */
 extern "C" void ty_emu_switch(void **from, void *to);
 asm(R"(
 .text
@@ -37,14 +37,8 @@ ty_emu_switch:
   pushq %r13
   pushq %r14
   pushq %r15
-  subq $8, %rsp
-  stmxcsr (%rsp)
-  fnstcw 4(%rsp)
   movq %rsp, (%rdi)
   movq %rsi, %rsp
-  ldmxcsr (%rsp)
-  fldcw 4(%rsp)
-  addq $8, %rsp
   popq %r15
   popq %r14
   popq %r13
@@ -60,16 +54,11 @@ ty_emu_switch:
 static void swap(void **from, void *to) { ty_emu_switch(from, to); }
 
 /* A stack on which ty_emu_switch() finds zeros for the registers and `entry` to return to. */
-static void *fresh(void *stack, void (*entry)()) {
-  uint64_t *top = reinterpret_cast<uint64_t *>(static_cast<char *>(stack) + STACK) - 2;
+static void *fresh(void *stack, size_t size, void (*entry)()) {
+  uint64_t *top = reinterpret_cast<uint64_t *>(static_cast<char *>(stack) + size) - 2;
   *--top = 0; /* where `entry` would return to; it never does */
   *--top = reinterpret_cast<uint64_t>(entry);
   for (int i = 0; i < 6; i++) *--top = 0;
-  uint32_t modes[2];
-  asm volatile("stmxcsr %0" : "=m"(modes[0]));
-  modes[1] = 0;
-  asm volatile("fnstcw %0" : "=m"(modes[1]));
-  *--top = modes[0] | static_cast<uint64_t>(modes[1]) << 32;
   return top;
 }
 
@@ -81,11 +70,11 @@ static void swap(void **from, void *to) {
   swapcontext(&self, static_cast<ucontext_t *>(to));
 }
 
-static void *fresh(void *stack, void (*entry)()) {
+static void *fresh(void *stack, size_t size, void (*entry)()) {
   ucontext_t *c = static_cast<ucontext_t *>(stack); /* at the far end of its stack */
   getcontext(c);
   c->uc_stack.ss_sp = static_cast<char *>(stack) + 4096;
-  c->uc_stack.ss_size = STACK - 4096;
+  c->uc_stack.ss_size = size - 4096;
   c->uc_link = nullptr;
   makecontext(c, entry, 0);
   return c;
@@ -93,8 +82,17 @@ static void *fresh(void *stack, void (*entry)()) {
 
 #endif
 
+/* Stacks begin at different places of their pages. All at the same, and what the threads of a block have at the top of
+ * their stacks, one after another, would fall into the same few lines of the cache. */
+static size_t size_of_next() {
+  enum { LINE = 64, LINES = 4096 / LINE, APART = 11 };
+  static unsigned stacks;
+  return STACK - size_t{ LINE } * (stacks++ * APART % LINES);
+}
+
 fiber::fiber()
-    : stack_(mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), ended_(true) {
+    : size_(size_of_next()), stack_(mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
+      ended_(true) {
   if (stack_ == MAP_FAILED) abort();
 }
 fiber::~fiber() { munmap(stack_, STACK); }
@@ -118,7 +116,7 @@ void fiber::begin(void (*run)(void *), void *argument) {
   argument_ = argument;
   ended_ = false;
   inner_fake_ = nullptr;
-  position_ = fresh(stack_, main);
+  position_ = fresh(stack_, size_, main);
 }
 
 void fiber::resume() {

@@ -20,6 +20,7 @@ public:
   static void main();
 
 private:
+  size_t size_; /* of what is used of the stack */
   void *stack_, *position_, *outside_;
   void (*run_)(void *);
   void *argument_;

@@ -6,6 +6,9 @@ return function(row, T)
 
   local function is_options(t) return type(t) == "table" and not t.shape end
 
+  -- What stands before row i of head h in batch b.
+  local function before(x, b, h, i) return ((b * x.shape[2] + h) * x.shape[3] + i) * x.shape[4] end
+
   -- The weights of query i of head h in batch b over the keys, all 0 when it sees none; and the log-sum-exp.
   local function weights(q, k, mask, opts, b, h, i)
     local t, s, d = q.shape[3], k.shape[3], q.shape[4]
@@ -19,9 +22,10 @@ return function(row, T)
     end
     local here = i + (opts.corner == "upper_left" and 0 or s - t)
     local own = cu and sequence(here)
+    local query = before(q, b, h, i)
     for j = 0, s - 1 do
-      local ahead, x, first = j - here, 0.0, j
-      for e = 0, d - 1 do x = x + at(q, { b, h, i, e }) * at(k, { b, h // group, j, e }) end
+      local ahead, x, first, key = j - here, 0.0, j, before(k, b, h // group, j)
+      for e = 1, d do x = x + q[query + e] * k[key + e] end
       x = x * scale
       if cu then
         local of, begin = sequence(j)
@@ -56,8 +60,8 @@ return function(row, T)
     return from({ q.shape[1], q.shape[2], q.shape[3], v.shape[4] }, function(p)
       local key = (p[1] * q.shape[2] + p[2]) * q.shape[3] + p[3]
       known[key] = known[key] or weights(q, k, mask, opts, p[1], p[2], p[3])
-      local y = 0.0
-      for j = 0, k.shape[3] - 1 do y = y + known[key][j] * at(v, { p[1], p[2] // group, j, p[4] }) end
+      local y, w, first, width = 0.0, known[key], before(v, p[1], p[2] // group, 0) + p[4] + 1, v.shape[4]
+      for j = 0, k.shape[3] - 1 do y = y + w[j] * v[first + j * width] end
       return y
     end)
   end
@@ -230,17 +234,19 @@ return function(row, T)
       local b, h, i = p[1], p[2], p[3]
       local w, own = weights(q, k, mask, opts, b, h, i)
       local delta, shift = 0.0, math.exp(own - at(lse, p))
-      for e = 0, dv - 1 do delta = delta + at(g, { b, h, i, e }) * at(y, { b, h, i, e }) end
+      local of_y, of_q = before(y, b, h, i), before(q, b, h, i)
+      for e = 1, dv do delta = delta + g[of_y + e] * y[of_y + e] end
       for j = 0, k.shape[3] - 1 do
         local dp, weight = 0.0, w[j] * shift
-        for e = 0, dv - 1 do
-          dp = dp + at(g, { b, h, i, e }) * at(v, { b, h // group, j, e })
-          add(dvs, { b, h // group, j, e }, weight * at(g, { b, h, i, e }))
+        local of_k, of_v = before(k, b, h // group, j), before(v, b, h // group, j)
+        for e = 1, dv do
+          dp = dp + g[of_y + e] * v[of_v + e]
+          dvs[of_v + e] = dvs[of_v + e] + weight * g[of_y + e]
         end
         local ds = weight * (dp - delta)
-        for e = 0, d - 1 do
-          add(dq, { b, h, i, e }, ds * scale * at(k, { b, h // group, j, e }))
-          add(dk, { b, h // group, j, e }, ds * scale * at(q, { b, h, i, e }))
+        for e = 1, d do
+          dq[of_q + e] = dq[of_q + e] + ds * scale * k[of_k + e]
+          dk[of_k + e] = dk[of_k + e] + ds * scale * q[of_q + e]
         end
         if #dmask > 0 then add(dmask, { b, h, i, j }, ds) end
       end

@@ -66,7 +66,7 @@ return function(row, T)
     local y = from(shape, function(index) return bias and at(bias, { index[2] }) or 0.0 end)
     products(x.shape, w.shape, p, function(n, o, oi, oj, channel, c, ki, kj, i, j)
       local k = flat(shape, n, o, oi, oj)
-      y[k] = y[k] + at(x, { n, channel, i, j }) * at(w, { o, c, ki, kj })
+      y[k] = y[k] + x[flat(x.shape, n, channel, i, j)] * w[flat(w.shape, o, c, ki, kj)]
     end)
     return y
   end
@@ -76,7 +76,7 @@ return function(row, T)
     products(size, w.shape, p, function(n, o, oi, oj, channel, c, ki, kj, i, j)
       if oi >= g.shape[3] or oj >= g.shape[4] then return end -- by an output padding of a whole stride
       local k = flat(size, n, channel, i, j)
-      dx[k] = dx[k] + at(g, { n, o, oi, oj }) * at(w, { o, c, ki, kj })
+      dx[k] = dx[k] + g[flat(g.shape, n, o, oi, oj)] * w[flat(w.shape, o, c, ki, kj)]
     end)
     return dx
   end
@@ -214,7 +214,7 @@ return function(row, T)
       local dw = zeros(size)
       products(x.shape, size, parameters({ ... }, names), function(n, o, oi, oj, channel, c, ki, kj, i, j)
         local k = flat(size, o, c, ki, kj)
-        dw[k] = dw[k] + at(g, { n, o, oi, oj }) * at(x, { n, channel, i, j })
+        dw[k] = dw[k] + g[flat(g.shape, n, o, oi, oj)] * x[flat(x.shape, n, channel, i, j)]
       end)
       return dw
     end,

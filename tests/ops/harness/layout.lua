@@ -8,6 +8,16 @@ local ty
 
 function layout.use(library) ty = library end
 
+--- Calls fn(...) with tensors made on another device.
+function layout.on(device, fn, ...)
+  local before = layout.device
+  layout.device = device
+  local results = table.pack(pcall(fn, ...))
+  layout.device = before
+  if not results[1] then error(results[2], 0) end
+  return table.unpack(results, 2, results.n)
+end
+
 --- A tensor of a list of values.
 function layout.shaped(values, shape, dtype, device)
   local n = 1
