@@ -41,6 +41,12 @@ function M.fail(text, ...)
   error(M.where() .. text, 0)
 end
 
+-- Whatever prints an error object that has __tostring prints that alone, as the programs tycho and lua do.
+local Refusal = { __tostring = function(self) return self.text end }
+
+--- Raises a text for whoever runs a program, where its lines are not at fault: it is printed without a traceback.
+function M.refuse(text, ...) error(setmetatable({ text = text:format(...) }, Refusal), 0) end
+
 --- Raises an error that pcall caught at the line of the program that called into the library, unless it says where it
 -- is already; `prefix` comes before its text.
 ---@param problem any

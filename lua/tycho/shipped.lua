@@ -52,21 +52,24 @@ end
 
 -- ---- checksums: checksums.json is { FILE: { "bytes": N, "crc32": "0123abcd" } } ----
 
---- Writes checksums.json, with the sizes and the CRC-32 of the files in a folder. skip: names to leave out.
+--- Writes checksums.json, with the sizes and the CRC-32 of the files in a folder. skip: names to leave out; sums: the
+-- CRC-32 of files that need not be read for it, since whoever wrote them had it then.
 ---@param folder string
 ---@param skip? table<string, true>
-function M.write_checksums(folder, skip)
+---@param sums? table<string, integer>
+function M.write_checksums(folder, skip, sums)
   arguments.expect("shipped.write_checksums", "folder", folder, "a string")
   arguments.expect("shipped.write_checksums", "skip", skip, "a table or nil")
-  local sums = {}
+  arguments.expect("shipped.write_checksums", "sums", sums, "a table or nil")
+  local files = {}
   for _, name in ipairs(fs.listdir(folder)) do
     local path = folder .. "/" .. name
     local info = fs.stat(path)
     if name ~= "checksums.json" and not (skip and skip[name]) and info.kind ~= "directory" then
-      sums[name] = { bytes = info.size, crc32 = ("%08x"):format(fs.crc32(path)) }
+      files[name] = { bytes = info.size, crc32 = ("%08x"):format(sums and sums[name] or fs.crc32(path)) }
     end
   end
-  fs.save_json(folder .. "/checksums.json", sums)
+  fs.save_json(folder .. "/checksums.json", files)
 end
 
 -- The lists of files that checksums.json has; nil where it cannot be understood. Checkpoints of earlier programs have

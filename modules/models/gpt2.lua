@@ -77,7 +77,7 @@ function Block:init(o, layer)
   self.mlp = Mlp(o)
 end
 
-function Block:forward(x, at)
+function Block:forward(x, _, at)
   x = layers.tail(x, 1, at.last) + self.attn(self.ln_1(x), at)
   return x + self.mlp(self.ln_2(x))
 end
@@ -175,18 +175,10 @@ function GPT2:hidden(tokens, options)
   local at = { mask = mask and mask:unsqueeze(1):unsqueeze(1), cu_seqlens = cu_seqlens,
     cache = cache.layers > 0 and cache or nil }
   positions = positions or ty.arange(past, past + t, { device = tokens.device })
-  local x = self.drop(self.wte(tokens) + self.wpe(positions))
-  for i, block in ipairs(self.h) do
-    at.layer = i
-    if options and options.checkpoint then
-      x = ty.checkpoint(block, x, at)
-    else
-      at.last = i == #self.h and last or nil
-      x = block(x, at)
-    end
-  end
+  local x = layers.through(self.h, self.drop(self.wte(tokens) + self.wpe(positions)), at,
+    options and options.checkpoint, last)
   cache:advance(t)
-  return self.ln_f(layers.tail(x, 1, last))
+  return self.ln_f(x)
 end
 
 function GPT2:tied() return not self.lm_head and self.wte or nil end

@@ -149,8 +149,9 @@ function DecoderLayer:forward(stream, more, at)
   return stream, self[self.mlp_name](x, at)
 end
 
---- Sends the stream [b, t, hidden] through a list of layers such as DecoderLayer. checkpoint and last: the options
--- of hidden(). Returns the stream and what is still to be added to it.
+--- Sends the stream [b, t, hidden] through a list of layers such as DecoderLayer, or such as add to the stream
+-- themselves and return it alone. checkpoint and last: the options of hidden(). Returns the stream and what is still to
+-- be added to it, or nil.
 function M.through(list, stream, at, checkpoint, last)
   local more
   for i, layer in ipairs(list) do
@@ -162,7 +163,7 @@ function M.through(list, stream, at, checkpoint, last)
       stream, more = layer(stream, more, at)
     end
   end
-  return M.tail(stream, 1, last), M.tail(more, 1, last)
+  return M.tail(stream, 1, last), more and M.tail(more, 1, last)
 end
 
 return M

@@ -1,4 +1,4 @@
-/* CRC-32 of files, as gzip, zip and PNG have it: by zlib, in pieces on all threads, which are then put together. */
+/* CRC-32, as gzip, zip and PNG have it: by zlib, in pieces on all threads, which are then put together. */
 #include <zlib.h>
 
 #include "../../kernels/cpu/parallel.h"
@@ -23,20 +23,27 @@ static void sum_pieces(void *context, int64_t from, int64_t to) {
     r->crc[i] = (uint32_t)crc32(0, r->data + (size_t)i * PIECE, (uInt)piece_size(r, i));
 }
 
+uint32_t ty_crc32(uint32_t crc, const void *data, size_t size) {
+  for (size_t at = 0; at < size; at += (size_t)ROUND * PIECE) {
+    size_t left = size - at, most = (size_t)ROUND * PIECE;
+    round r = { .data = (const uint8_t *)data + at, .size = left < most ? left : most };
+    int64_t pieces = (int64_t)((r.size + PIECE - 1) / PIECE);
+    ty_parallel_for_all(pieces, 1, sum_pieces, &r);
+    for (int64_t i = 0; i < pieces; i++) crc = (uint32_t)crc32_combine(crc, r.crc[i], (z_off_t)piece_size(&r, i));
+  }
+  return crc;
+}
+
 bool ty_file_crc32(const char *path, uint32_t *out) {
   ty_mapping *m = ty_mapping_open(path);
   if (!m) return false;
-  uLong crc = crc32(0, NULL, 0);
   bool ok = true;
+  *out = 0;
   for (size_t at = 0; ok && at < m->size; at += (size_t)ROUND * PIECE) {
     size_t left = m->size - at, most = (size_t)ROUND * PIECE;
-    round r = { .data = m->data + at, .size = left < most ? left : most };
-    int64_t pieces = (int64_t)((r.size + PIECE - 1) / PIECE);
     if (ty_interrupted) ok = ty_fail(TY_EINTR, "interrupted while reading %s", ty_quote_text(path));
-    else ty_parallel_for_all(pieces, 1, sum_pieces, &r);
-    for (int64_t i = 0; ok && i < pieces; i++) crc = crc32_combine(crc, r.crc[i], (z_off_t)piece_size(&r, i));
+    else *out = ty_crc32(*out, m->data + at, left < most ? left : most);
   }
   ty_mapping_release(m);
-  *out = (uint32_t)crc;
   return ok;
 }

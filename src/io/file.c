@@ -13,6 +13,7 @@
 #include "file.h"
 
 enum { PIECE = 16 << 20, BUFFER = 1 << 18 }; /* bytes per system call, so that Ctrl-C is seen; the writer's buffer */
+enum { SUMMED = 4 << 20 };                   /* bytes that are summed before they are written */
 
 static bool fail_errno(const char *verb, const char *path) {
   return ty_fail(errno == EINTR    ? TY_EINTR
@@ -198,6 +199,15 @@ static bool flush(ty_writer *w) {
 }
 
 bool ty_writer_put(ty_writer *w, const void *data, size_t size) {
+  if (w->crc && size > SUMMED) { /* what is written next is in the cache then */
+    for (const char *p = data; size; p += SUMMED) {
+      size_t n = size < SUMMED ? size : SUMMED;
+      if (!ty_writer_put(w, p, n)) return false;
+      size -= n;
+    }
+    return true;
+  }
+  if (w->crc) *w->crc = ty_crc32(*w->crc, data, size);
   if (size > BUFFER - w->used && !flush(w)) return false;
   w->total += size;
   if (size > BUFFER) return ty_write_all(w->fd, w->path, data, size);

@@ -44,7 +44,8 @@ bool ty_file_read(const char *path, size_t cap, ty_bytes *out);
 /* Up to `size` first bytes of a plain file; *got is 0 for what is not one. */
 bool ty_file_peek(const char *path, void *out, size_t size, size_t *got);
 
-/* The CRC-32 of a whole file, that of gzip and zip. */
+/* The CRC-32 of gzip and zip: of more bytes after those whose sum is `crc` (of none: 0), and of a whole file. */
+uint32_t ty_crc32(uint32_t crc, const void *data, size_t size);
 bool ty_file_crc32(const char *path, uint32_t *out);
 
 /* Writes beside and renames on success, so that a kill at any moment leaves the old file or the new one. What is not
@@ -59,6 +60,7 @@ typedef struct ty_writer {
   uint8_t *buffer;
   size_t used;
   uint64_t total; /* bytes put so far */
+  uint32_t *crc;  /* of them, kept up to date where the caller points it at a 0; NULL: not wanted */
 } ty_writer;
 bool ty_writer_open(ty_writer *w, const char *path);
 bool ty_writer_put(ty_writer *w, const void *data, size_t size);

@@ -29,7 +29,7 @@ int ty_named_order(const void *a, const void *b); /* for qsort: by name */
 /* ---- safetensors ---- */
 /* Tensors are views on the mapping (unless `copy`), in file order. `name`: the file, for errors. */
 bool ty_safetensors_read(ty_mapping *m, const char *name, bool copy, ty_bundle *out);
-bool ty_safetensors_write(const char *path, const ty_bundle *b);
+bool ty_safetensors_write(const char *path, const ty_bundle *b, uint32_t *crc); /* of the file; NULL: not wanted */
 
 /* ---- PyTorch's zip checkpoints ---- */
 /* Names of nested dictionaries are joined by dots; numbers and text become notes. */

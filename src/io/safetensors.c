@@ -330,7 +330,7 @@ static bool make_header(ty_bytes *out, const ty_named *tensors, size_t count, co
   return true;
 }
 
-bool ty_safetensors_write(const char *path, const ty_bundle *b) {
+bool ty_safetensors_write(const char *path, const ty_bundle *b, uint32_t *crc) {
   ty_named *sorted = malloc((b->count + 1) * sizeof *sorted);
   if (!sorted) return ty_fail(TY_ENOMEM, "safetensors: no memory for %zu tensors", b->count);
   if (b->count) memcpy(sorted, b->tensors, b->count * sizeof *sorted);
@@ -344,7 +344,10 @@ bool ty_safetensors_write(const char *path, const ty_bundle *b) {
   ty_writer w;
   ok = ok && make_header(&head, sorted, b->count, b);
   if (ok) {
-    ok = ty_writer_open(&w, path) && ty_writer_put(&w, head.data, head.size);
+    ok = ty_writer_open(&w, path);
+    w.crc = crc;
+    if (crc) *crc = 0;
+    ok = ok && ty_writer_put(&w, head.data, head.size);
     for (size_t i = 0; ok && i < b->count; i++) {
       ty_tensor *t = ty_host_tensor(sorted[i].tensor);
       ok = t && ty_writer_put(&w, t->v.data, (size_t)ty_view_bytes(&t->v));

@@ -225,16 +225,23 @@ static int load_safetensors(lua_State *L) { return load_bundle(L, ty_safetensors
 /* load_torch(path [, { mmap = true }]) -> { name = tensor }, { key = text } */
 static int load_torch(lua_State *L) { return load_bundle(L, ty_torch_read); }
 
-/* save_safetensors(path, { name = tensor } [, { key = text }]) */
+/* save_safetensors(path, { name = tensor } [, { key = text } [, { crc32 = false }]]) [-> integer]: the file's CRC-32,
+ * where it is wanted, made while the bytes are written */
 static int save_safetensors(lua_State *L) {
+  static const char *const options[] = { "crc32", NULL };
   ty_bundle b;
+  uint32_t crc;
   const char *path = ty_io_path(L, 1);
+  ty_io_options(L, 4, options);
+  bool summed = ty_io_flag(L, 4, "crc32", false);
   lua_settop(L, 3);
   ty_io_tensors(L, 2, &b);
   check_notes(L, 3, &b);
   if (b.note_count) qsort(b.notes, b.note_count, sizeof *b.notes, by_key);
   begin(L);
-  return ty_safetensors_write(path, &b) ? 0 : ty_lua_error(L);
+  if (!ty_safetensors_write(path, &b, summed ? &crc : NULL)) return ty_lua_error(L);
+  if (summed) lua_pushinteger(L, crc);
+  return summed;
 }
 
 /* load_npz(path [, { mmap = true, max = by size }]) -> { name = tensor } */

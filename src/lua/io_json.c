@@ -11,13 +11,23 @@
 
 static const char null_key, array_key;
 
+/* How many values a text may have unless the caller allows more: a table takes thirty times the two characters that it
+ * is written with, so that a limit of bytes is none of memory. */
+enum { VALUES_MOST = 4 << 20 };
+
 /* ---- text to values ---- */
 
-static void release_json(void *p) { ty_json_close(p); }
+typedef struct decoder {
+  ty_json json;
+  int64_t values, most;
+} decoder;
 
-static bool push_value(lua_State *L, ty_json *j);
+static void release_decoder(void *p) { ty_json_close(&((decoder *)p)->json); }
 
-static bool push_array(lua_State *L, ty_json *j) {
+static bool push_value(lua_State *L, decoder *d);
+
+static bool push_array(lua_State *L, decoder *d) {
+  ty_json *j = &d->json;
   bool more;
   lua_newtable(L);
   if (!ty_json_enter(j, '[')) return false;
@@ -29,13 +39,14 @@ static bool push_array(lua_State *L, ty_json *j) {
       }
       return true;
     }
-    if (!push_value(L, j)) return false;
+    if (!push_value(L, d)) return false;
     lua_rawseti(L, -2, i);
   }
   return false;
 }
 
-static bool push_object(lua_State *L, ty_json *j) {
+static bool push_object(lua_State *L, decoder *d) {
+  ty_json *j = &d->json;
   bool more;
   const char *s;
   size_t n;
@@ -48,20 +59,23 @@ static bool push_object(lua_State *L, ty_json *j) {
     lua_pushvalue(L, -1);
     if (lua_rawget(L, -3) != LUA_TNIL) return ty_json_fail(j, "the key %s is there twice", ty_quote(s, n));
     lua_pop(L, 1);
-    if (!push_value(L, j)) return false;
+    if (!push_value(L, d)) return false;
     lua_rawset(L, -3);
   }
   return false;
 }
 
-static bool push_value(lua_State *L, ty_json *j) {
+static bool push_value(lua_State *L, decoder *d) {
+  ty_json *j = &d->json;
   const char *s;
   size_t n;
   ty_json_value v;
   luaL_checkstack(L, 8, "JSON");
+  if (d->values++ == d->most)
+    return ty_json_fail(j, "more than the %lld values allowed; the option values allows more", (long long)d->most);
   switch (ty_json_peek(j)) {
-    case TY_JSON_ARRAY: return push_array(L, j);
-    case TY_JSON_OBJECT: return push_object(L, j);
+    case TY_JSON_ARRAY: return push_array(L, d);
+    case TY_JSON_OBJECT: return push_object(L, d);
     case TY_JSON_STRING:
       if (!ty_json_string(j, &s, &n)) return false;
       lua_pushlstring(L, s, n);
@@ -78,35 +92,39 @@ static bool push_value(lua_State *L, ty_json *j) {
   }
 }
 
-static int decode(lua_State *L, const char *name, const char *text, size_t size) {
-  ty_json *j = ty_io_box(L, sizeof *j, release_json);
-  ty_json_open(j, name, text, size);
-  if (!push_value(L, j) || !ty_json_finish(j)) return ty_lua_error(L);
-  ty_io_unbox(j);
+static int decode(lua_State *L, const char *name, const char *text, size_t size, int64_t most) {
+  decoder *d = ty_io_box(L, sizeof *d, release_decoder);
+  ty_json_open(&d->json, name, text, size);
+  d->most = most;
+  if (!push_value(L, d) || !ty_json_finish(&d->json)) return ty_lua_error(L);
+  ty_io_unbox(d);
   return 1;
 }
 
-/* json_decode(text) -> value */
+/* json_decode(text [, { values = 4194304 }]) -> value; values: how many it may have */
 static int json_decode(lua_State *L) {
+  static const char *const options[] = { "values", NULL };
   size_t size;
   const char *text = ty_lua_check_lstring(L, 1, &size);
-  return decode(L, "JSON", text, size);
+  ty_io_options(L, 2, options);
+  return decode(L, "JSON", text, size, ty_io_count(L, 2, "values", VALUES_MOST, INT64_MAX));
 }
 
 static void release_bytes(void *p) { ty_bytes_free(p); }
 
-/* load_json(path [, { max = by size }]) -> value; gzip is unpacked */
+/* load_json(path [, { max = by size, values = 4194304 }]) -> value; gzip is unpacked */
 int ty_io_load_json(lua_State *L) {
-  static const char *const options[] = { "max", NULL };
+  static const char *const options[] = { "max", "values", NULL };
   const char *path = ty_io_path(L, 1);
   ty_io_options(L, 2, options);
-  int64_t most = ty_io_count(L, 2, "max", -1, PTRDIFF_MAX);
+  int64_t most = ty_io_count(L, 2, "max", -1, PTRDIFF_MAX),
+          values = ty_io_count(L, 2, "values", VALUES_MOST, INT64_MAX);
   ty_bytes *bytes = ty_io_box(L, sizeof *bytes, release_bytes);
   ty_text *file = ty_text_open(path);
   bool ok = file && ty_text_rest(file, most, TY_JSON_FLOOR, bytes);
   ty_text_close(file);
   if (!ok) return ty_lua_error(L);
-  decode(L, path, (const char *)bytes->data, bytes->size);
+  decode(L, path, (const char *)bytes->data, bytes->size, values);
   ty_io_unbox(bytes);
   return 1;
 }

@@ -112,6 +112,8 @@ check.test("words", function()
   expect("recipes --show", 1, "expected the name of a recipe")
   expect("recipes --frobnicate", 2, "unknown argument '%-%-frobnicate'")
   expect("recipes/llm/generate.lua --device gpu", 2, "^%-%-device: unknown device \"gpu\"[^\n]*\n$")
+  expect("recipes/diffusion/digits.lua --quick --resume --out nothing", 1,
+    "\ntycho: nothing to resume: there is no checkpoint at [^\n]*; without resume the run starts anew\n$")
   expect("recipes/llm/generate.lua --threads -1", 2, "^%-%-threads: expected at least 0, got %-1\n$")
   expect("recipes --rerun digits_classifier --quick --out rerun", 0,
     "against the record.*held%-out accuracy, mean: 0%.%d+, recorded 0%.99")

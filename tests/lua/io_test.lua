@@ -327,6 +327,21 @@ check.test("TensorBoard events", function()
   check.fails(function() writer.scalar({}, "x", 1, 1) end, "event writer expected")
 end)
 
+check.test("JSON has a budget of values, which the option values raises", function()
+  local allowed = "more than the %s values allowed; the option values allows more"
+  check.fails(function() decode("[1, {}, []]", { values = 3 }) end, "column 9: " .. allowed:format(3))
+  check.equal(#decode("[1, {}, []]", { values = 4 }), 3)
+  check.equal(decode('{"a": {"b": 1}}', { values = 3 }), { a = { b = 1 } })
+  check.fails(function() decode('{"a": {"b": 1}}', { values = 2 }) end, allowed:format(2))
+  local path = spit("many.json", "[" .. ("[],"):rep(4 << 20) .. "0]")
+  collectgarbage()
+  local before = collectgarbage "count"
+  check.fails(function() ty.io.load_json(path) end, 'many.json": line 1, .*' .. allowed:format(4194304))
+  check.ok(collectgarbage "count" - before < 500 * 1024, "KiB")
+  check.equal(ty.io.load_json(spit("few.json", "[1, 2]"), { values = 3 }), { 1, 2 })
+  check.fails(function() ty.io.load_json(path, { values = -1 }) end, "option values")
+end)
+
 check.test("compressed files inflate to a limit, which the option max raises", function()
   -- A file of `megabytes` of the text, gzipped: about a thousandth of it.
   local function bomb(name, text, megabytes)

@@ -165,6 +165,29 @@ check.test("hooks around forward", function()
   check.equal(seen[1], nil)
 end)
 
+check.test("the dropout of MultiheadAttention is of the weights", function()
+  -- Values that are all 1: what comes out of a head is the sum of its weights that are left, the same in all its width.
+  local mha = nn.MultiheadAttention(8, 2, { dropout = 0.5 })
+  nn.init.zeros(mha.in_proj_weight)
+  nn.init.zeros(mha.in_proj_bias)
+  nn.init.ones(mha.in_proj_bias:narrow(0, 16, 8):detach())
+  mha.out_proj.weight:detach():copy_(ty.eye(8))
+  local x = ty.randn(3, 4, 8)
+  ty.manual_seed(5)
+  local y = mha(x):detach():reshape(3, 4, 2, 4)
+  check.equal((y - y["..., 0:1"]):abs():max():item() < 1e-6, true)
+  local kept = {}
+  for _, sum in ipairs(y["..., 0"]:reshape(-1):tolist()) do kept[("%.3f"):format(sum)] = true end
+  local count = 0 -- of the sums of four weights of 1 / 4, each kept with 1 / 2 and doubled then: 0, 0.5 ... 2
+  for sum in pairs(kept) do
+    check.equal(tonumber(sum) * 2 % 1, 0.0)
+    count = count + 1
+  end
+  check.ok(count > 2, count)
+  mha:eval()
+  check.equal((mha(x) - 1):abs():max():item() < 1e-6, true)
+end)
+
 check.test("PyTorch: attention and the encoder layer", function()
   local x, memory = wave({ 2, 5, 8 }, 1, 1):to "f32", wave({ 2, 3, 8 }, 2, 1):to "f32"
   local wide = wave({ 2, 3, 6 }, 3, 1):to "f32"

@@ -193,11 +193,28 @@ check.test("crc32 is that of gzip, whatever the number of threads", function()
   check.fails(function() ty.io.crc32(root .. "/nowhere") end, "nowhere")
 end)
 
+check.test("the sum of a file that is being written is that of the file", function()
+  local path = root .. "/summed.safetensors"
+  for _, threads in ipairs { 1, 2 } do -- small tensors, and one of several pieces with a rest
+    ty.set_threads(threads)
+    for _, size in ipairs { 0, 3, (5 << 20) + 7, 1 } do
+      local tensors = { a = ty.arange(size, { dtype = "i32" }), b = ty.ones(5), c = ty.ones((size >> 2) + 1) }
+      local crc = ty.io.save_safetensors(path, tensors, { key = "text" }, { crc32 = true })
+      check.equal(crc, ty.io.crc32(path))
+    end
+  end
+  ty.set_threads(0)
+  check.equal(select("#", ty.io.save_safetensors(path, {})), 0)
+  check.fails(function() ty.io.save_safetensors(path, {}, nil, { crc = true }) end, "crc32")
+end)
+
 check.test("a resume with nothing to resume says so", function()
   local path = root .. "/resumed"
   check.equal(train.resume_checkpoint(path, {}, false), nil)
   check.fails(function() train.resume_checkpoint(path, {}, true) end,
     "nothing to resume: there is no checkpoint at .*resumed; without resume the run starts anew")
+  local _, problem = pcall(train.resume_checkpoint, path, {}, true)
+  check.ok(getmetatable(problem).__tostring, "programs print the text alone, without a traceback")
   local stderr, said = io.stderr, nil
   io.stderr = { write = function(_, text) said = text end } -- luacheck: ignore 122
   local values = train.resume_checkpoint(path, {}, "auto")

@@ -29,10 +29,13 @@ function ty.io.load_safetensors(path, options) end
 ---@return table<string, Tensor>, table<string, string>
 function ty.io.load_torch(path, options) end
 
+--- crc32: gives the file's, as ty.io.crc32() would, from the bytes on their way.
 ---@param path string
 ---@param tensors table<string, Tensor>
 ---@param metadata? table<string, string>
-function ty.io.save_safetensors(path, tensors, metadata) end
+---@param options? {crc32?: boolean}
+---@return integer?
+function ty.io.save_safetensors(path, tensors, metadata, options) end
 
 --- A GGUF file (versions 2 and 3; ggml's docs/gguf.md), the tensors mapped, not copied: f32, f16, bf16, f64, i8 to i64,
 --- q8_0, q4_0, q2_k, q3_k, q4_k and q6_k, sizes in our order (the reverse of ggml's). Asking for a tensor of another
@@ -120,9 +123,11 @@ function ty.io.to_bytes(tensor) end
 ---@return Tensor, string[]?
 function ty.io.load_csv(path, options) end
 
+--- values: how many a text may have (4194304), since Lua's tables take far more memory than what they are read from.
 ---@param text string
+---@param options? {values?: integer}
 ---@return any
-function ty.io.json_decode(text) end
+function ty.io.json_decode(text, options) end
 
 --- Keys in byte order.
 ---@param value any
@@ -130,9 +135,11 @@ function ty.io.json_decode(text) end
 ---@return string
 function ty.io.json_encode(value, options) end
 
+--- Like json_decode, from a file; gzip is unpacked. max: how many bytes it may have then.
 ---@param path string
+---@param options? {max?: integer, values?: integer}
 ---@return any
-function ty.io.load_json(path) end
+function ty.io.load_json(path, options) end
 
 ---@param path string
 ---@param value any

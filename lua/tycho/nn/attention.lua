@@ -126,7 +126,7 @@ function M.attention(q, k, v, given)
 end
 
 --- Multi-head attention (Vaswani et al. 2017). Inputs are [batch, time, width]: batch_first = true is the default here.
--- options: bias, dropout (on the output of the heads, in training), kdim, vdim, batch_first.
+-- options: bias, dropout (of the attention weights, in training), kdim, vdim, batch_first.
 ---@overload fun(width: integer, heads: integer, options?: table): Module
 local MultiheadAttention = define "MultiheadAttention"
 M.MultiheadAttention = MultiheadAttention
@@ -185,9 +185,8 @@ function MultiheadAttention:forward(q, k, v, given)
     v = same_v and k or v:transpose(0, 1)
   end
   q, k, v = project(self, q, k, v)
-  local y = M.attention(q, k, v, { heads = self.num_heads, mask = given.mask, causal = given.causal })
-  if self.dropout > 0 and self.training then y = ty.dropout(y, self.dropout, true) end
-  y = self.out_proj(y)
+  local y = self.out_proj(M.attention(q, k, v, { heads = self.num_heads, mask = given.mask, causal = given.causal,
+    dropout = self.training and self.dropout or 0 }))
   return self.batch_first and y or y:transpose(0, 1)
 end
 

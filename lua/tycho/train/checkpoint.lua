@@ -128,14 +128,17 @@ function M.save(path, parts)
   local partial, previous = path .. ".partial", path .. ".previous"
   remove_folder(partial)
   ty.io.mkdir(partial)
-  local tensors, values = {}, {}
+  local tensors, values, sums = {}, {}, {}
+  local function save_tensors(name, state)
+    sums[name] = ty.io.save_safetensors(partial .. "/" .. name, state, nil, { crc32 = true })
+  end
   for name, part in pairs(parts) do
     if type(name) ~= "string" or not name:match "^[%w_]+$" or name == "state" then
       arguments.fail("checkpoint: '%s' is no name for a part: letters, digits and _ only, and not 'state'",
         tostring(name))
     end
     if is_module(part) then
-      ty.io.save_safetensors(("%s/%s.safetensors"):format(partial, name), part:state_dict())
+      save_tensors(name .. ".safetensors", part:state_dict())
     elseif type(part) == "table" and part.state_dict then
       if rawget(part, "__index") == part then
         arguments.fail("train.save_checkpoint: %s: expected an object, got %s", name, arguments.describe(part))
@@ -146,9 +149,9 @@ function M.save(path, parts)
     end
   end
   local rng = encode(ty.rng_state(), "rng", tensors)
-  ty.io.save_safetensors(partial .. "/state.safetensors", tensors)
+  save_tensors("state.safetensors", tensors)
   ty.io.save_json(partial .. "/state.json", { version = format_version, values = values, rng = rng })
-  shipped.write_checksums(partial)
+  shipped.write_checksums(partial, nil, sums)
   if exists(path) then
     remove_folder(previous)
     rename(path, previous)
@@ -184,7 +187,7 @@ function M.load(path, parts, options)
   local folder = find(path)
   if not folder then arguments.fail("checkpoint: there is none at %s", path) end
   shipped.verify("checkpoint", folder)
-  local state = ty.io.load_json(folder .. "/state.json")
+  local state = ty.io.load_json(folder .. "/state.json", { values = math.maxinteger }) -- our own, and as it was written
   if state.version ~= format_version then
     arguments.fail("checkpoint: %s has format %s, this program reads %d", path, tostring(state.version), format_version)
   end
@@ -217,7 +220,7 @@ function M.resume(path, parts, resume)
   if not resume then return nil end
   if not find(path) then
     if resume == true then
-      arguments.fail("nothing to resume: there is no checkpoint at %s; without resume the run starts anew", path)
+      arguments.refuse("nothing to resume: there is no checkpoint at %s; without resume the run starts anew", path)
     end
     io.stderr:write(("nothing to resume: there is no checkpoint at %s; the run starts anew\n"):format(path))
     return nil
