@@ -8,7 +8,7 @@
 -- the form with the T x T matrix, which is also the reference in f64. The bar of cuDNN-class rates is one for GPUs; on
 -- the CPU it is not judged.
 local ty = require "tycho"
-local attend = ty.scaled_dot_product_attention
+local unfused = ty.nn.unfused.attention
 
 local r = ty.recipe.declare {
   args = {
@@ -25,42 +25,9 @@ local on_gpu = r.device ~= "cpu"
 local dtype = args.dtype ~= "" and args.dtype or on_gpu and "bf16" or "f32"
 local heads, width = args.heads, args.width
 
--- ---- the form with the matrix: the reference in f64, and the baseline ----
-
--- [t, s] bool: which keys a query sees, or nil for all.
-local function visible(t, s, o)
-  local keys = ty.arange(s, { device = r.device })
-  local here = ty.arange(s - t, s, { device = r.device }):unsqueeze(1)
-  local see
-  local function also(condition) see = see and see:logical_and(condition) or condition end
-  if o.causal then also(keys:le(here)) end
-  if o.window then
-    local near = (keys - here):abs():le(o.window)
-    also(o.sinks and near:logical_or(keys:lt(o.sinks)) or near)
-  end
-  if o.cu_seqlens then
-    local begins = o.cu_seqlens:unsqueeze(1)
-    also(begins:le(keys):sum { 0 }:eq(begins:le(here:squeeze(1)):sum { 0 }:unsqueeze(1)))
-  end
-  return see
-end
-
-local function unfused(q, k, v, bias, o)
-  local group = q.shape[2] // k.shape[2]
-  if group > 1 then
-    local function repeated(x) return x:unsqueeze(2):tile(1, 1, group, 1, 1):flatten(1, 2) end
-    k, v = repeated(k), repeated(v)
-  end
-  local scores = ty.matmul(q, k:transpose(-2, -1)) * (1 / math.sqrt(q.shape[4]))
-  if bias and bias.dtype ~= "bool" then scores = scores + bias:to(scores.dtype) end
-  local see = visible(q.shape[3], k.shape[3], o)
-  if bias and bias.dtype == "bool" then see = see and see:logical_and(bias) or bias end
-  if see then scores = scores:masked_fill(see:logical_not(), -math.huge) end
-  return ty.matmul(scores:softmax(-1), v)
-end
-
 local function fused(q, k, v, bias, o)
-  return (attend(q, k, v, bias, { causal = o.causal, window = o.window, sinks = o.sinks, cu_seqlens = o.cu_seqlens }))
+  return (ty.scaled_dot_product_attention(q, k, v, bias, { causal = o.causal, window = o.window, sinks = o.sinks,
+    cu_seqlens = o.cu_seqlens }))
 end
 
 -- ---- equality ----
@@ -74,24 +41,10 @@ local function differences(feature, kind)
   local g = values(2, 4, t, width)
   local mask = feature.mask and ty.rand(t, s, { device = r.device }):gt(0.3)
   if mask then mask = mask:logical_or(ty.eye(t, s, { dtype = "f32", device = r.device }):gt(0)) end
-  local o = feature.options
-  local function run(form, precision)
-    local x = {}
-    for i, value in ipairs(inputs) do x[i] = value:to(precision):detach():clone():requires_grad_() end
-    local y = form(x[1], x[2], x[3], x[4] or mask, o)
-    y:backward(g:to(precision))
-    local results = { y:detach() }
-    for i, value in ipairs(x) do results[i + 1] = value.grad end
-    return results
+  local function of(form)
+    return function(q, k, v, bias) return form(q, k, v, bias or mask, feature.options) end
   end
-  local mine, reference = run(fused, kind), run(unfused, "f64")
-  local worst = { 0, 0 } -- of the result, of gradients
-  for i, want in ipairs(reference) do
-    local difference = (mine[i]:to "f64" - want):abs():max():item() / want:abs():max():item()
-    local at = math.min(i, 2)
-    worst[at] = math.max(worst[at], difference)
-  end
-  return worst[1], worst[2]
+  return ty.recipe.from_reference(of(fused), of(unfused), inputs, g)
 end
 
 local features = {
@@ -123,17 +76,6 @@ end
 r:say("of the largest element: the result, then the gradients\n")
 
 -- ---- memory ----
-
--- The most bytes held at once during fn beyond those held before it.
-local function extra(fn)
-  collectgarbage()
-  collectgarbage()
-  local before = ty.memory.stats(r.device).live
-  ty.memory.reset_peak(r.device)
-  ty.scope(fn)
-  r:wait()
-  return ty.memory.stats(r.device).peak - before
-end
 
 local function inputs_of(t)
   local x = {}
@@ -178,7 +120,7 @@ while t <= args.longest do
     local form = name == "fused" and fused or unfused
     if name == "fused" or t <= args.unfused then
       local forward, both = forward_of(form, q, k, v), both_of(form, q, k, v, g)
-      row[name] = { memory = { extra(forward), extra(both) },
+      row[name] = { memory = { r:memory(forward), r:memory(both) },
         rate = { work / seconds_of(forward), 3 * work / seconds_of(both) } }
     end
   end

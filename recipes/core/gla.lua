@@ -10,6 +10,7 @@
 local ty = require "tycho"
 local llm = require "tycho.llm"
 local models = require "tycho.models"
+local distance, by_steps = ty.recipe.distance, ty.nn.unfused.gated_linear_attention
 
 local r = ty.recipe.declare {
   args = {
@@ -25,26 +26,7 @@ local args = r.args
 local function on_device(t) return r.device == "cpu" and t or t:to(r.device) end
 local median = ty.stats.median
 
-local function seconds(fn)
-  r:wait()
-  local began = ty.system.clock()
-  ty.scope(fn)
-  r:wait()
-  return ty.system.clock() - began
-end
-
 -- ---- the two forms ----
-
--- The recurrence in ops of f64, one token after the other.
-local function by_steps(q, k, v, g)
-  local state, rows = 0, {}
-  for t = 0, q.shape[3] - 1 do
-    local function at(x) return x:select(2, t) end
-    state = at(g):exp():unsqueeze(-1) * state + at(k):unsqueeze(-1) * at(v):unsqueeze(-2)
-    rows[t + 1] = (at(q):unsqueeze(-1) * state):sum(-2) / math.sqrt(q.shape[4])
-  end
-  return ty.stack(rows, 2), state
-end
 
 -- The op, a token a call.
 local function token_by_token(q, k, v, g)
@@ -54,11 +36,6 @@ local function token_by_token(q, k, v, g)
     rows[t + 1], state = ty.gated_linear_attention(at(q), at(k), at(v), at(g), state)
   end
   return ty.concat(rows, 2), state
-end
-
-local function distance(a, b)
-  a, b = a:to { dtype = "f64", device = "cpu" }, b:to { dtype = "f64", device = "cpu" }
-  return (a - b):abs():max():item() / b:abs():max():item()
 end
 
 local kinds = {
@@ -135,9 +112,9 @@ ty.no_grad(function()
   for _ = 1, args.tokens do
     for i in ipairs(lengths) do
       local states, keys = caches[i].states, caches[i].keys
-      table.insert(decoding[i][1], seconds(function() gla(x, { cache = states, layer = 1 }) end))
+      table.insert(decoding[i][1], r:clock(function() gla(x, { cache = states, layer = 1 }) end))
       local at = positions(keys.past, 1, { cache = keys, layer = 1 })
-      table.insert(decoding[i][2], seconds(function() softmax(x, at) end))
+      table.insert(decoding[i][2], r:clock(function() softmax(x, at) end))
       keys:advance(1)
     end
   end

@@ -124,4 +124,27 @@ check.test("mistakes", function()
   check.fails(function() nn.join_heads(x) end, "join_heads: x: expected a tensor of 4 dimensions")
 end)
 
+
+check.test("the ops written out give what the ops give", function()
+  local unfused = nn.unfused
+  local function values(...) return ty.randn({ ... }, { dtype = "f64" }) end
+  local q, k, v, bias = values(2, 4, 5, 3), values(2, 2, 7, 3), values(2, 2, 7, 6), values(1, 4, 5, 7)
+  local begins = ty.tensor({ 0, 3, 7 }, { dtype = "i64" })
+  for _, o in ipairs { {}, { causal = true }, { window = 2, sinks = 1 }, { causal = true, cu_seqlens = begins } } do
+    local want = ty.scaled_dot_product_attention(q, k, v, bias, o)
+    check.ok(off(unfused.attention(q, k, v, bias, o), want) < 1e-12)
+    local seen = bias:gt(0):logical_or(ty.eye(5, 7, { dtype = "f64" }):flip { 0, 1 }:gt(0)) -- each its own position
+    want = ty.scaled_dot_product_attention(q, k, v, seen, o)
+    check.ok(off(unfused.attention(q, k, v, seen, o), want) < 1e-12)
+  end
+  local g = (values(2, 4, 5, 3)):log_sigmoid()
+  local keys, wide = values(2, 4, 5, 3), values(2, 4, 5, 2)
+  local y, state = unfused.gated_linear_attention(q, keys, wide, g)
+  local want, last = ty.gated_linear_attention(q, keys, wide, g)
+  check.ok(off(y, want) < 1e-12 and off(state, last) < 1e-12)
+  check.fails(function() unfused.attention(q, k) end, "unfused.attention: v: expected a tensor [b, h, t, d], got nil")
+  check.fails(function() unfused.attention(q, k, v, nil, { windo = 2 }) end, "no option 'windo'")
+  check.fails(function() unfused.gated_linear_attention(q, k, v, 1) end, "g: expected a tensor [b, h, t, d], got 1")
+end)
+
 check.finish()

@@ -149,6 +149,24 @@ check.test("timing in turn", function()
   check.equal(medians.a, ty.stats.median(times.a))
 end)
 
+check.test("memory and distances", function()
+  local r, measures = declare(), ty.recipe
+  local kept = r:memory(function()
+    local a = ty.zeros(1 << 20)
+    return a + 1
+  end)
+  check.ok(kept >= 8 << 20 and kept < 9 << 20, kept)
+  check.equal(r:clock(function() end, 3) >= 0, true)
+  check.equal(measures.distance(ty.tensor { 1, 4.5 }, ty.tensor { 2, -4, }), 8.5 / 4)
+  local x, w = ty.tensor { 1.0, 2 }, ty.tensor { 3.0, 4 }
+  local function off(by)
+    return function(a, b) return a * b + a * by end
+  end
+  local result, gradients = measures.from_reference(off(1), off(0), { x, w }, ty.tensor { 1.0, 1 })
+  check.equal({ result, gradients }, { 2 / 8, 1 / 4 }) -- of { 3, 8 } the second; of the gradient w for x, { 3, 4 }
+  check.fails(function() measures.distance(x, 1) end, "recipe.distance: b: expected a tensor, got 1")
+end)
+
 check.test("statistics", function()
   local stats = ty.stats
   check.equal({ stats.median { 3, 1, 2 }, stats.median { 4, 1, 3, 2 }, stats.median { 7 } }, { 2, 2.5, 7 })

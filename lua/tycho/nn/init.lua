@@ -18,6 +18,7 @@ local nn = {
   for_caller = options.for_caller,
   none = options.none,
   surgery = require "tycho.nn.surgery",
+  unfused = require "tycho.nn.unfused",
 }
 
 for _, part in ipairs { "layers", "norms", "containers", "activations", "attention", "recurrent",

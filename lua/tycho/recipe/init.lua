@@ -13,11 +13,13 @@
 local ty = require "tycho"
 local arguments = require "tycho.recipe.arguments"
 local head = require "tycho.recipe.head"
+local measures = require "tycho.recipe.measures"
 local records = require "tycho.recipe.records"
 local rows = require "tycho.recipe.rows"
 local stats = require "tycho.stats"
 
-local M = { parse = arguments.parse, help_text = arguments.help }
+local M = { parse = arguments.parse, help_text = arguments.help, distance = measures.distance,
+  from_reference = measures.from_reference }
 
 ---@class Recipe
 ---@field name string             family/name
@@ -139,6 +141,32 @@ function Recipe:wait()
   if self.device ~= "cpu" then ty.cuda.synchronize(self.device) end
 end
 
+--- Seconds that one call of fn takes, in a scope, until the recipe's device has done it.
+---@param fn function
+---@param calls? integer  how often it is called; the seconds are of one (1)
+---@return number
+function Recipe:clock(fn, calls)
+  calls = calls or 1
+  self:wait()
+  local began = ty.system.clock()
+  for _ = 1, calls do ty.scope(fn) end
+  self:wait()
+  return (ty.system.clock() - began) / calls
+end
+
+--- The most bytes on the recipe's device at once during fn, beyond those held before it.
+---@param fn function
+---@return integer
+function Recipe:memory(fn)
+  collectgarbage()
+  collectgarbage()
+  local before = ty.memory.stats(self.device).live
+  ty.memory.reset_peak(self.device)
+  ty.scope(fn)
+  self:wait()
+  return ty.memory.stats(self.device).peak - before
+end
+
 --- Seconds that functions take, by the names they have in the table: medians, and all times. They take turns in every
 -- round, so that what disturbs one disturbs the others; each call is in a scope, and waited for.
 ---@generic K
@@ -152,13 +180,9 @@ function Recipe:time(functions, options)
   table.sort(names)
   for round = 1 - (options.warmup or 1), options.rounds do
     for _, name in ipairs(names) do
-      local calls = options.calls and options.calls[name] or 1
-      self:wait()
-      local began = ty.system.clock()
-      for _ = 1, calls do ty.scope(functions[name]) end
-      self:wait()
+      local seconds = self:clock(functions[name], options.calls and options.calls[name])
       times[name] = times[name] or {}
-      if round > 0 then times[name][round] = (ty.system.clock() - began) / calls end
+      if round > 0 then times[name][round] = seconds end
     end
   end
   for name, list in pairs(times) do medians[name] = stats.median(list) end
