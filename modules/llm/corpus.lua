@@ -11,6 +11,7 @@ local M = {}
 ---@field documents table<string, string[]>  of the parts training, held_out and, where it was asked for, validation
 ---@field ids table<string, Tensor[]>        their tokens, i64 [n]
 ---@field bytes table<string, integer>
+---@field folder string                      of the token files
 ---@field training PackedDataset
 ---@field held_out PackedDataset             results are measured on it, and nothing is chosen by it
 ---@field validation? PackedDataset          rates and sizes are chosen by it
@@ -137,6 +138,27 @@ function Corpus:evaluate(model, part, options)
   local o = { bytes = self.bytes[part] }
   for key, value in pairs(options or {}) do o[key] = value end
   return train.evaluate(model, self[part], o)
+end
+
+--- All rows of a part in batches that are kept, for what looks at them again and again. A batch: tokens, targets,
+-- cu_seqlens, longest, count, as llm.data.Packed gives them without overlap: every token is predicted once.
+---@param part string
+---@param options? {batch?: integer, device?: string}  batch: rows (16)
+---@return table[]
+function Corpus:batches(part, options)
+  local o = ty.nn.options("llm.corpus: batches", options, { batch = 16, device = "cpu" })
+  if not ty.is_tensor(self.ids[part] and self.ids[part][1]) then
+    arguments.fail("llm.corpus: batches: part: expected a part of the corpus, got %s", arguments.describe(part))
+  end
+  local list = {}
+  local packed = data.Packed(("%s/%s.safetensors"):format(self.folder, part), { length = self.length })
+  for batch in ty.data.DataLoader(packed, { batch_size = o.batch, device = o.device })() do
+    for _, t in pairs(batch) do
+      if ty.is_tensor(t) then ty.keep(t) end
+    end
+    list[#list + 1] = batch
+  end
+  return list
 end
 
 --- An untrained Llama for this text. options: width (192), layers (4), heads (one for 48 of the width), key_value_heads

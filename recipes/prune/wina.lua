@@ -39,21 +39,10 @@ local function measure(corpus, seed)
   default.seed, default.quiet = seed, true
   local small = r.quick and { width = 64, layers = 2 } or {}
   local function base()
-    return corpus:trained { folder = r:base(seed), model = small, train = default,
-      device = r.device }
+    return corpus:trained { folder = r:base(seed), model = small, train = default, device = r.device }:eval()
   end
   local parts = {}
-  for _, part in ipairs { "held_out", "validation" } do
-    parts[part] = {}
-    local packed = llm.data.Packed(("%s/%s.safetensors"):format(r.out, part), { length = corpus.length })
-    local loader = ty.data.DataLoader(packed, { batch_size = 16, device = r.device })
-    for batch in loader() do
-      for _, t in pairs(batch) do
-        if ty.is_tensor(t) then ty.keep(t) end
-      end
-      table.insert(parts[part], batch)
-    end
-  end
+  for _, part in ipairs { "held_out", "validation" } do parts[part] = corpus:batches(part, { device = r.device }) end
   local function forward(model, batch)
     return model(batch.tokens, { cu_seqlens = batch.cu_seqlens, longest = batch.longest })
   end
@@ -80,14 +69,14 @@ local function measure(corpus, seed)
     end)
     return loss / tokens, off / all, list
   end
-  local dense, _, want = judge(base():eval())
+  local dense, _, want = judge(base())
   r:say("seed %d: held-out loss %.4f with all inputs", seed, dense)
   r:say("  sparsity  chosen by               error of layers  of logits  loss    perplexity")
   local worst, losses = { layers = 0, logits = 0 }, {}
   for _, sparsity in ipairs(sparsities) do
     local results = {}
     for _, way in ipairs(ways) do
-      local sparse = prune.wina(base():eval(), { sparsity = sparsity, criterion = way[1], selection = way[2] })
+      local sparse = prune.wina(base(), { sparsity = sparsity, criterion = way[1], selection = way[2] })
       if way[2] == "threshold" then prune.calibrate(sparse, over(parts.validation, sparse, 2)) end
       local _, error_of_layers = prune.output_errors(sparse, over(parts.held_out, sparse, 2))
       local loss, error_of_logits = judge(sparse, want)
@@ -118,8 +107,6 @@ end
 
 -- ---- the speed of decoding ----
 
-local median = ty.stats.median
-
 local function decode()
   ty.manual_seed(r.seed)
   local model = ty.nn.with_defaults({ dtype = args.dtype, device = r.device }, function()
@@ -145,12 +132,12 @@ local function decode()
       if sparsity > 0 then prune.unwina(model) end
     end
   end
-  local dense = median(speeds[0])
+  local dense = ty.stats.median(speeds[0])
   r:say("\ndecoding of %.0f M parameters, %s: %.2f tokens/s with all inputs", model:count_parameters() / 1e6,
     args.dtype, dense)
   r.metrics.tokens_per_second_dense = dense
   for _, sparsity in ipairs { 0.25, 0.5, 0.65 } do
-    local speed = median(speeds[sparsity])
+    local speed = ty.stats.median(speeds[sparsity])
     r:say("  %.2f sparse: %.2f tokens/s, %.2f times as many", sparsity, speed, speed / dense)
     r.metrics[("tokens_per_second_%d"):format(sparsity * 100)] = speed
     speeds[sparsity] = speed / dense
@@ -158,17 +145,13 @@ local function decode()
   return speeds
 end
 
-local gain = decode()
-local table_rows = {}
-if args.quality then
-  table_rows = {
-    { claim = "error of layers' outputs, WINA over TEAL, largest of all",
-      measured = math.max(table.unpack(layers)), values = layers, bar = 1, below = true },
-    { claim = "error of the logits, WINA over TEAL, largest of all",
-      measured = math.max(table.unpack(logits)), values = logits, bar = 1, below = true },
-    { claim = "held-out loss, WINA less TEAL", values = differences, bar = 0, below = true },
-  }
-end
+local gain, table_rows = decode(), args.quality and {
+  { claim = "error of layers' outputs, WINA over TEAL, largest of all",
+    measured = math.max(table.unpack(layers)), values = layers, bar = 1, below = true },
+  { claim = "error of the logits, WINA over TEAL, largest of all",
+    measured = math.max(table.unpack(logits)), values = logits, bar = 1, below = true },
+  { claim = "held-out loss, WINA less TEAL", values = differences, bar = 0, below = true },
+} or {}
 table.move({
   { claim = "tokens/s at 50 % sparsity over dense", measured = gain[0.5], bar = 1 },
   { claim = "tokens/s at 65 % sparsity over dense", measured = gain[0.65], bar = 1 },

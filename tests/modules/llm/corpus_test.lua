@@ -39,6 +39,23 @@ check.test("every document is in one part, and the tokens of a part are its text
   check.equal(open({ validation = false }).validation, nil)
 end)
 
+check.test("the batches of a part predict every token once", function()
+  local corpus = open()
+  local batches, tokens, seen = corpus:batches("held_out", { batch = 3 }), 0, {}
+  for i, batch in ipairs(batches) do
+    tokens = tokens + batch.count
+    check.equal(batch.tokens.shape[1], 1)
+    check.ok(batch.tokens.shape[2] == 3 * 32 or i == #batches)
+    for _, id in ipairs(batch.tokens:reshape(-1):tolist()) do seen[#seen + 1] = id end
+  end
+  check.equal(tokens, corpus.held_out.total - #corpus.documents.held_out, "all but what begins a document")
+  local all = {}
+  for _, ids in ipairs(corpus.ids.held_out) do table.move(ids:tolist(), 1, ids:numel(), #all + 1, all) end
+  check.equal(table.move(seen, 1, #all, 1, {}), all)
+  check.fails(function() corpus:batches "heldout" end, "batches: part: expected a part of the corpus, got \"heldout\"")
+  check.fails(function() corpus:batches() end, "batches: part: expected a part of the corpus, got nil")
+end)
+
 check.test("more books hold out the same chapters of the first ones", function()
   local function held_out(books)
     return llm.corpus.open({ folder = folder, books = books, vocabulary = 257 }).documents.held_out
