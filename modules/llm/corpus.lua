@@ -78,6 +78,27 @@ local function encode(self, folder)
   return self
 end
 
+--- The texts of the files under a folder whose names match a pattern, in the order of their names.
+---@param folder string
+---@param pattern string  as string.find has them
+---@return string[]
+function M.files(folder, pattern)
+  arguments.expect("llm.corpus.files", "folder", folder, "a string")
+  arguments.expect("llm.corpus.files", "pattern", pattern, "a string")
+  local list = {}
+  local names = ty.io.listdir(folder)
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local path = folder .. "/" .. name
+    if ty.io.stat(path).kind == "directory" then
+      for _, text in ipairs(M.files(path, pattern)) do list[#list + 1] = text end
+    elseif name:find(pattern) then
+      list[#list + 1] = ty.io.read(path)
+    end
+  end
+  return list
+end
+
 --- Splits a text, trains a tokenizer on its training part and writes its tokens to a folder. options:
 --   folder (where the token files go), text (the one that ships), books (3: how many books of the one that ships; what
 --   is held out of the first ones stays so with more), every (10: one document of so many is held out),

@@ -9,7 +9,8 @@
 --     peft.remove(model)                             -- a plain model again, with the merged weights
 --     model:save "merged"
 --
--- peft.qlora makes the frozen weights 4-bit codes as well, peft.footprint says what training will take. peft.eora makes
+-- peft.qlora makes the frozen weights 4-bit codes as well, peft.footprint says what training
+-- will take, peft.account what it would take for any configuration. peft.eora makes
 -- adapters without training, which give a compressed model back what it lost.
 --
 -- Works on every module with Linear or Embedding layers, and on all families of tycho.llm. Hu et al. 2021, "LoRA:
@@ -23,6 +24,7 @@ return {
   lora = adapter.lora,
   qlora = qlora.qlora,
   footprint = qlora.footprint,
+  account = qlora.account,
   parameters = adapter.parameters,
   disable = adapter.disable,
   remove = adapter.remove,

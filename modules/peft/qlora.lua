@@ -1,6 +1,7 @@
 --- QLoRA: adapters on a frozen model whose linear weights are 4-bit codes. Dettmers et al. 2023, "QLoRA: Efficient
 -- Finetuning of Quantized LLMs".
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local adapter = require "tycho.peft.adapter"
 local weights = require "tycho.quant.weights"
 
@@ -54,6 +55,28 @@ function M.footprint(model, optimizer)
   result.gradients = result.adapter
   result.total = result.frozen + result.adapter + result.gradients + result.state
   return result
+end
+
+--- A model of a configuration as it is fine-tuned by qlora(), with gradients and the paged moments that the first step
+-- of AdamW makes: report (qlora's), footprint, parameters (of the model without adapters), model, optimizer. On the
+-- meta device, which computes nothing, any size takes no time.
+---@param class function      makes the model of its config
+---@param config table
+---@param device? string      meta
+---@return {report: table, footprint: table, parameters: integer, model: Module, optimizer: Optimizer}
+function M.account(class, config, device)
+  arguments.expect("peft.account", "class", class, "a function")
+  arguments.expect("peft.account", "config", config, "a table")
+  arguments.expect("peft.account", "device", device, "a string or nil")
+  local model = ty.nn.with_defaults({ device = device or "meta", dtype = "bf16" }, class, config)
+  local parameters = model:count_parameters()
+  local _, report = M.qlora(model)
+  local trained = adapter.parameters(model)
+  local optimizer = ty.optim.AdamW(trained, { paged = true })
+  for _, p in ipairs(trained) do p:set_grad(ty.zeros_like(p)) end
+  optimizer:step()
+  return { report = report, footprint = M.footprint(model, optimizer), parameters = parameters, model = model,
+    optimizer = optimizer }
 end
 
 return M

@@ -31,24 +31,15 @@ local llama = { vocab_size = 32000, hidden_size = 4096, intermediate_size = 1100
 
 local function megabytes(bytes) return bytes / 1e6 end
 
--- The model with adapters, and the moments that the first step makes.
-local function account(config, device)
-  local model = ty.nn.with_defaults({ device = device, dtype = "bf16" }, llm.Llama, config)
-  local whole = model:count_parameters()
-  local _, report = peft.qlora(model)
-  local optimizer = ty.optim.AdamW(peft.parameters(model), { paged = true })
-  for _, p in ipairs(peft.parameters(model)) do p:set_grad(ty.zeros_like(p)) end
-  optimizer:step()
-  return report, peft.footprint(model, optimizer), whole, model, optimizer
-end
-
-local report, large, whole = account(llama, "meta")
-r:say("Llama 2 7B, %d parameters, %d of them as NF4 with %.4f bits:", whole, report.parameters, report.bits)
+local counted = peft.account(llm.Llama, llama)
+local report, large = counted.report, counted.footprint
+r:say("Llama 2 7B, %d parameters, %d of them as NF4 with %.4f bits:", counted.parameters, report.parameters,
+  report.bits)
 r:say("  %8.1f MB frozen, of which %.1f codes and scales", megabytes(large.frozen), megabytes(large.quantized))
 r:say("  %8.1f MB adapters of rank 64 in f32, %.1f MB gradients, %.1f MB paged moments", megabytes(large.adapter),
   megabytes(large.gradients), megabytes(large.state))
 r:say("  %8.1f MB together; 16-bit fine-tuning takes %.1f (weights, gradients, two moments in f32)",
-  megabytes(large.total), megabytes(12 * whole))
+  megabytes(large.total), megabytes(12 * counted.parameters))
 
 -- One of its layers for real: the bytes that the allocator gave out against those accounted for.
 local function real_layer()
@@ -56,29 +47,28 @@ local function real_layer()
   for key, value in pairs(llama) do config[key] = value end
   config.num_hidden_layers, config.vocab_size = 1, 64
   if quick then config.hidden_size, config.intermediate_size = 512, 1408 end
-  local _, counted = account(config, "meta")
+  local wanted = peft.account(llm.Llama, config).footprint
   collectgarbage()
   local before = ty.memory.stats("cpu").live
-  local _, measured, _, model, optimizer = account(config, "cpu")
+  local made = peft.account(llm.Llama, config, "cpu")
+  local measured, model, optimizer = made.footprint, made.model, made.optimizer
   collectgarbage()
   local live = ty.memory.stats("cpu").live - before
-  for key, bytes in pairs(counted) do
-    if measured[key] ~= bytes then error(("qlora: %s is %d bytes, accounted for were %d"):format(key, measured[key],
-      bytes)) end
+  for key, bytes in pairs(wanted) do
+    assert(measured[key] == bytes, ("qlora: %s: expected %d bytes, got %d"):format(key, bytes, measured[key]))
   end
   optimizer:zero_grad()
   local loss = model:loss(ty.randint(0, 64, { 1, 16 }), nil, { checkpoint = true })
   optimizer:step(loss)
   r:say("one layer of it on the CPU: %.1f MB accounted for, %.1f MB in its tensors, %.1f MB taken by the allocator "
-    .. "(and %.1f MB paged)", megabytes(counted.total), megabytes(measured.total), megabytes(live),
+    .. "(and %.1f MB paged)", megabytes(wanted.total), megabytes(measured.total), megabytes(live),
     megabytes(measured.state))
-  return measured.total / counted.total
+  return measured.total / wanted.total
 end
 local agreement = real_layer()
 
 -- ---- the texts ----
 
--- The base has read the books of Moses; what it is to learn now is program text: the Lua sources of this library.
 local corpus = llm.corpus.open { folder = r:path "base-text", validation = true, vocabulary = quick and 400 or 1024 }
 local base_folder = r:base(r.seed)
 local base_options = { folder = base_folder, train = { quiet = true, seed = r.seed } }
@@ -88,17 +78,7 @@ if quick then
 end
 corpus:trained(base_options)
 
-local function sources(folder, list)
-  local names = ty.io.listdir(folder)
-  table.sort(names)
-  for _, name in ipairs(names) do
-    local path = folder .. "/" .. name
-    if ty.io.stat(path).kind == "directory" then sources(path, list)
-    elseif name:find "%.lua$" then list[#list + 1] = ty.io.read(path) end
-  end
-  return list
-end
-local files = sources(package.searchpath("tycho", package.path):match "^(.*)/[^/]*$", {})
+local files = llm.corpus.files(package.searchpath("tycho", package.path):match "^(.*)/[^/]*$", "%.lua$")
 if quick then files = { table.unpack(files, 1, 12) } end
 local code = corpus:other { folder = r:path "text", documents = files, every = quick and 4 or 8, validation = true }
 r:say("%d files of Lua to train on (%d tokens), %d to choose rates by (%d), %d held out (%d)",
@@ -161,10 +141,8 @@ for _, method in ipairs(methods) do
   method.losses = { loss_of(kept, "held_out") }
   for i = 2, #r.seeds do method.losses[i] = loss_of(train(method, method.rate, r.seeds[i]), "held_out") end
   method.loss = ty.stats.mean(method.losses)
-  local each = {}
-  for i, loss in ipairs(method.losses) do each[i] = ("%.4f"):format(loss) end
-  r:say("%s: held out %.4f before, %.4f after (%s), rate %g", method.name, method.before, method.loss,
-    table.concat(each, ", "), method.rate)
+  r:say("%s: held out %.4f before, %.4f after (spread %.4f), rate %g", method.name, method.before, method.loss,
+    ty.stats.spread(method.losses), method.rate)
   r.metrics[method.name] = { before = method.before, rate = method.rate, losses = method.losses }
 end
 

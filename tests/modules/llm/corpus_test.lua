@@ -56,6 +56,17 @@ check.test("the batches of a part predict every token once", function()
   check.fails(function() corpus:batches() end, "batches: part: expected a part of the corpus, got nil")
 end)
 
+check.test("the files under a folder, in the order of their names", function()
+  local root = folder .. "-files"
+  ty.io.mkdir(root .. "/b")
+  for name, content in pairs { ["c.lua"] = "3", ["b/z.lua"] = "2", ["a.lua"] = "1", ["b/y.txt"] = "no" } do
+    ty.io.write_atomic(root .. "/" .. name, content)
+  end
+  check.equal(llm.corpus.files(root, "%.lua$"), { "1", "2", "3" })
+  check.equal(llm.corpus.files(root .. "/b", "%.md$"), {})
+  check.fails(function() llm.corpus.files(root) end, "llm.corpus.files: pattern: expected a string, got nil")
+end)
+
 check.test("more books hold out the same chapters of the first ones", function()
   local function held_out(books)
     return llm.corpus.open({ folder = folder, books = books, vocabulary = 257 }).documents.held_out
