@@ -10,6 +10,7 @@ local kinds = { path = "a string", split = "a string", count = "an integer >= 1"
   seed = "an integer" }
 local cell = 128 -- pixels of a cell, about: small pictures are enlarged by a whole number
 local letter = 6 -- pixels of a character
+local rows = 4 -- of text, at most
 local paper = 224 -- grey behind what is transparent
 
 -- A picture as f32 [3, h, w] from 0 to 255: u8 of 1, 3 or 4 channels, or floats from -1 to 1.
@@ -35,12 +36,24 @@ local function fit(x, side)
   return ty.pad(x, { left, side - w - left, top, side - h - top }, "constant", paper)
 end
 
--- The beginning of a text, as much as there is place for, in letters that the plots have.
+-- The beginning of a text, as much as there is place for on `rows` lines, in letters that the plots have.
 local function short(text, width)
   text = tostring(text):gsub("[\xe2][\x80][\x98\x99]", "'"):gsub("[\xe2][\x80][\x9c\x9d]", '"')
     :gsub("[\xc2-\xf4][\x80-\xbf]+", "?"):gsub("[^\x20-\x7e]", " ")
-  local most = width // letter
-  return #text > most and text:sub(1, most - 2) .. ".." or text
+  local most, lines = width // letter, { "" }
+  for word in text:gmatch "%S+" do
+    local line = lines[#lines]
+    local longer = line == "" and word or line .. " " .. word
+    if #longer <= most then
+      lines[#lines] = longer
+    elseif line == "" or #lines == rows then -- cut off
+      lines[#lines] = longer:sub(1, most - 2) .. ".."
+      break
+    else
+      lines[#lines + 1] = #word > most and word:sub(1, most - 2) .. ".." or word
+    end
+  end
+  return table.concat(lines, "\n")
 end
 
 --- Draws items of a set, see datasets.show. set: its module, with load(options) and perhaps cell(item), which gives an

@@ -246,6 +246,12 @@ check.test("grids of images", function()
   check.equal(ty.io.load_image(path .. ".png"):tolist(), grid.pixels:tolist())
   os.remove(path .. ".png")
   check.equal(plot.grid(ty.zeros({ 5, 3, 4, 4 }, { dtype = "u8" }), { labels = { "a", "b", 3 } }).pixels.shape[1], 3)
+  local blank, one = ty.zeros({ 2, 1, 20, 20 }, { dtype = "u8" }), { columns = 2, labels = { "I", "I" } }
+  local rows = plot.grid(blank, one).pixels.shape[2]
+  local two = plot.grid(blank, { columns = 2, labels = { "I\nI", "I" } }).pixels
+  check.equal(two.shape[2] - rows, 11, "a second line")
+  check.equal(two:narrow(1, 14, 8):narrow(2, 0, 22):max():item(), 255, "has its letters below the first")
+  check.equal(two:narrow(1, 14, 8):narrow(2, 24, 20):max():item(), 60, "where the other label has none")
   check.equal(plot.grid(ty.zeros(4, 4, 4), { invert = true }).pixels[("0, 3, 3")]:item(), 127)
   check.fails(function() plot.grid(ty.zeros(2, 2, 4, 4)) end, "images: expected [n, 1 or 3, h, w]")
 end)

@@ -20,17 +20,25 @@ local function to_bytes(images, range)
 end
 
 local function label_strip(labels, first, columns, cell, gap, width)
-  local height = font.height + font.depth + 4
+  local lines, line_height = 1, font.height + font.depth + 2
+  for column = 0, columns - 1 do
+    local _, breaks = tostring(labels[first + column + 1] or ""):gsub("\n", "")
+    lines = math.max(lines, breaks + 1)
+  end
+  local height = lines * line_height + 2
   local mask = {}
   for i = 1, height * width do mask[i] = 0 end
   for column = 0, columns - 1 do
     local text = labels[first + column + 1]
     if text ~= nil then
-      text = tostring(text)
-      local left = gap + column * (cell + gap) + math.max(0, (cell - font.text_width(text, 1)) // 2)
-      font.draw(text, left, 3, 1, function(x, y)
-        if x < width then mask[y * width + x + 1] = 1 end
-      end)
+      local top = 3
+      for line in (tostring(text) .. "\n"):gmatch "(.-)\n" do
+        local left = gap + column * (cell + gap) + math.max(0, (cell - font.text_width(line, 1)) // 2)
+        font.draw(line, left, top, 1, function(x, y)
+          if x < width then mask[y * width + x + 1] = 1 end
+        end)
+        top = top + line_height
+      end
     end
   end
   return ty.tensor(mask, { dtype = "u8" }):reshape(1, height, width) * 255
@@ -38,7 +46,7 @@ end
 
 --- One picture of many. images: [n, c, h, w] (or [n, h, w]), c 1 or 3, u8 or floats in `range`.
 -- options: columns (about square), scale (1: pixels per pixel), gap (2), range ({ -1, 1 }), invert (false), labels
--- (list of texts), background (0 to 255: 60).
+-- (list of texts, which may have several lines), background (0 to 255: 60).
 ---@return ImageGrid grid  grid:save "samples.png"
 local function grid(images, options)
   local o = arguments.read("plot.grid", options, { columns = none, scale = 1, gap = 2, range = { -1, 1 },

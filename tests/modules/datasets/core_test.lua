@@ -56,6 +56,9 @@ check.test("sheets", function()
   local few = ty.io.load_image(datasets.show("digits", { path = scratch.file "digits.png", count = 4 }))
   check.equal(few.shape[3], 2 * (128 + 4) + 4)
   check.ok(few:max():item() == 255 and few:min():item() == 0)
+  local captions = ty.io.load_image(
+    datasets.show("scenes", { path = scratch.file "scenes.png", count = 5, columns = 5 }))
+  check.ok(captions.shape[2] > 128 + 4 + 13 + 4, "long texts have several lines")
   check.fails(function() datasets.show("emoji", { path = "sheet.jpg" }) end,
     'datasets.show: path: expected the ending .png, got "sheet.jpg"')
   check.fails(function() datasets.show("emoji", { count = 0 }) end,
