@@ -253,12 +253,12 @@ end
 --- datasets.load("scenes", options). options: split ("training", "validation", "held_out_objects",
 -- "held_out_combinations"), seed (0), size (64 pixels a side; 32, 128), length (items of an epoch), fields (only these
 -- are made: image, caption, asked, scene, labels, boxes by default, and statements, owner, masks, full_masks,
--- questions), objects ({ 1, 5 }: the least and the most in a scene), objects_of (names: only these), colours (tints, and
--- "natural" for an object's own look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), rotation
--- (20 degrees at most), visible (0.4: the share of each object that is not hidden, at least), questions (4 of each
--- scene), noise (0: the standard deviation of pixels, in grey levels; the field clean_image has none) and label_noise
--- (0: the share of items with caption, asked and labels of another; the fields swapped, true_caption and true_labels say
--- so).
+-- questions), objects ({ 1, 5 }: the least and the most in a scene), objects_of (names: only these), colours (tints,
+-- and "natural" for an object's own look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo),
+-- rotation (20 degrees at most), visible (0.4: the share of each object that is not hidden, at least), questions (4 of
+-- each scene), noise (0: the standard deviation of pixels, in grey levels; the field clean_image has none) and
+-- label_noise (0: the share of items with caption, asked and labels of another; the fields swapped, true_caption and
+-- true_labels say so).
 ---@param options? table
 ---@return Scenes
 function M.load(options)

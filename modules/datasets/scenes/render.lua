@@ -42,12 +42,17 @@ local function sprites_of(set, scenes, k)
   return tensor_of(list, #scenes, k, rows.sprite_fields)
 end
 
-local function draw(set, scenes, k)
-  local backgrounds, at = {}, 0
-  for i = 1, #scenes do at = rows.background(backgrounds, at, scenes[i].background, set.side) end
-  local canvas = ty.draw_background(tensor_of(backgrounds, #scenes, rows.background_fields), set.side, set.side)
+--- The backgrounds of scenes, u8 [n, 3, side, side]. set: side and, where a background may be a photo, photos.
+function M.backgrounds(set, scenes)
+  local list, at = {}, 0
+  for i = 1, #scenes do at = rows.background(list, at, scenes[i].background, set.side) end
+  local canvas = ty.draw_background(tensor_of(list, #scenes, rows.background_fields), set.side, set.side)
   if set.photos then put_photos(set, scenes, canvas) end
-  return ty.draw_sprites(canvas, set.atlas, sprites_of(set, scenes, k))
+  return canvas
+end
+
+local function draw(set, scenes, k)
+  return ty.draw_sprites(M.backgrounds(set, scenes), set.atlas, sprites_of(set, scenes, k))
 end
 
 --- Masks of all of each object, seen or not, u8 [n, k, side, side]: each drawn alone.
