@@ -289,6 +289,19 @@ function Clips:get(i)
   return item
 end
 
+--- What datasets.show draws of an item: eight of its frames beside each other, and the caption.
+---@param item table
+function M.cell(item)
+  arguments.expect("datasets.clips.cell", "item", item, "a table")
+  arguments.expect("datasets.clips.cell", "item.video", item.video, "a tensor")
+  local last, list = item.video.shape[1] - 1, {}
+  for i = 0, 7 do
+    list[#list + 1] = item.video:select(0, (i * last + 3) // 7)
+    if i < 7 then list[#list + 1] = ty.full({ 3, item.video.shape[3], 1 }, 60, { dtype = "u8" }) end
+  end
+  return ty.concat(list, 2), item.caption
+end
+
 -- ---- options ----
 
 local none = arguments.none

@@ -36,6 +36,15 @@ local function fit(x, side)
   return ty.pad(x, { left, side - w - left, top, side - h - top }, "constant", paper)
 end
 
+-- Whether pictures are strips, of frames beside each other, that are all of a size.
+local function are_strips(pictures)
+  local h, w = pictures[1].shape[2], pictures[1].shape[3]
+  for _, picture in ipairs(pictures) do
+    if picture.shape[2] ~= h or picture.shape[3] ~= w then return false end
+  end
+  return w >= 3 * h
+end
+
 -- The beginning of a text, as much as there is place for on `rows` lines, in letters that the plots have.
 local function short(text, width)
   text = tostring(text):gsub("[\xe2][\x80][\x98\x99]", "'"):gsub("[\xe2][\x80][\x9c\x9d]", '"')
@@ -83,12 +92,17 @@ function M.write(set, name, options)
     pictures[k], texts[k] = opaque(image), text or ""
     largest = math.max(largest, pictures[k].shape[2], pictures[k].shape[3])
   end
-  local side = math.min(largest, cell)
-  local scale = math.max(1, cell // side)
-  for k, picture in ipairs(pictures) do
-    pictures[k], texts[k] = fit(picture, side), short(texts[k], side * scale)
+  local scale, columns
+  if are_strips(pictures) then
+    scale, columns = math.max(1, cell // (2 * pictures[1].shape[2])), o.columns or 2
+  else
+    local side = math.min(largest, cell)
+    columns = o.columns
+    scale = math.max(1, cell // side)
+    for k, picture in ipairs(pictures) do pictures[k] = fit(picture, side) end
   end
-  ty.plot.grid(ty.stack(pictures, 0):round():to "u8", { columns = o.columns, scale = scale, gap = 4, labels = texts })
+  for k, picture in ipairs(pictures) do texts[k] = short(texts[k], picture.shape[3] * scale) end
+  ty.plot.grid(ty.stack(pictures, 0):round():to "u8", { columns = columns, scale = scale, gap = 4, labels = texts })
     :save(o.path)
   return o.path
 end
