@@ -249,13 +249,13 @@ local makers = {
 
 local of_each_object = { tracks = true, masks = true, objects = true }
 
-local function batch_of(self, positions)
+local function batch_of(self, who, positions)
   local generators = {}
   for r, i in ipairs(positions) do
-    if not math.tointeger(i) or i < 0 or i >= self.size then
-      arguments.fail("dataset: position %s is out of range for %d items", arguments.describe(i), self.size)
+    positions[r] = type(i) == "number" and math.tointeger(i)
+    if not positions[r] or i < 0 or i >= self.size then
+      arguments.fail("%s: expected positions from 0 to %d, got %s", who, self.size - 1, arguments.describe(i))
     end
-    positions[r] = math.tointeger(i)
     generators[r] = generator(self, "clip", positions[r])
   end
   local b, result = { positions = positions, k = self.layout.high * (self.cuts > 0 and 2 or 1) }, {}
@@ -272,13 +272,14 @@ end
 function Clips:batch(positions)
   if ty.is_tensor(positions) then positions = positions:tolist() end
   arguments.expect("Clips:batch", "positions", positions, "a list of integers or a tensor")
-  return (batch_of(self, table.move(positions, 1, #positions, 1, {})))
+  return (batch_of(self, "Clips:batch", table.move(positions, 1, #positions, 1, {})))
 end
 
 --- Item i: the fields of a batch without their first size, of the objects that are there.
 ---@param i integer
 function Clips:get(i)
-  local batch, b = batch_of(self, { i })
+  arguments.expect("Clips:get", "i", i, "an integer")
+  local batch, b = batch_of(self, "Clips:get", { i })
   local item, count = {}, 0
   each_object(b.clips[1], function() count = count + 1 end)
   for field, value in pairs(batch) do

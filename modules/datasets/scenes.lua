@@ -155,13 +155,13 @@ local makers = {
 
 local of_each_object = { boxes = true, masks = true, full_masks = true }
 
-local function batch_of(self, positions)
+local function batch_of(self, who, positions)
   local generators = {}
   for r, i in ipairs(positions) do
-    if not math.tointeger(i) or i < 0 or i >= self.size then
-      arguments.fail("dataset: position %s is out of range for %d items", arguments.describe(i), self.size)
+    positions[r] = type(i) == "number" and math.tointeger(i)
+    if not positions[r] or i < 0 or i >= self.size then
+      arguments.fail("%s: expected positions from 0 to %d, got %s", who, self.size - 1, arguments.describe(i))
     end
-    positions[r] = math.tointeger(i)
     generators[r] = generator(self, "scene", positions[r])
   end
   local b, result = { positions = positions, k = self.layout.high }, {}
@@ -178,14 +178,15 @@ end
 function Scenes:batch(positions)
   if ty.is_tensor(positions) then positions = positions:tolist() end
   arguments.expect("Scenes:batch", "positions", positions, "a list of integers or a tensor")
-  return (batch_of(self, table.move(positions, 1, #positions, 1, {})))
+  return (batch_of(self, "Scenes:batch", table.move(positions, 1, #positions, 1, {})))
 end
 
 --- Item i: the fields of a batch without their first size; boxes and masks are of the objects that are there, in the
 -- order of scene.objects.
 ---@param i integer
 function Scenes:get(i)
-  local batch, b = batch_of(self, { i })
+  arguments.expect("Scenes:get", "i", i, "an integer")
+  local batch, b = batch_of(self, "Scenes:get", { i })
   local item = {}
   for field, value in pairs(batch) do
     value = ty.is_tensor(value) and value:select(0, 0) or value[1]

@@ -80,6 +80,8 @@ object("Cache", function() return require("tycho.llm").Cache.new(2) end)
 object("Emoji", function() return require("tycho.datasets").load("emoji", { split = "held_out" }) end)
 object("Photos", function() return require("tycho.datasets").load("photos", { split = "held_out" }) end)
 object("Crops", function() return require("tycho.datasets").load("photos", { crop = 16 }) end)
+object("Scenes", function() return require("tycho.datasets").load("scenes", { length = 4 }) end)
+object("Clips", function() return require("tycho.datasets").load("clips", { length = 4 }) end)
 object("Random", function() return require("tycho.datasets").random.new(0, "walk", 0) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)
 

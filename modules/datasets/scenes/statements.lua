@@ -69,6 +69,7 @@ end
 ---@return { kind: string, index: integer }[]
 function M.asked(asked)
   arguments.expect("statements.asked", "asked", asked, "a table")
+  arguments.expect("statements.asked", "asked.objects", asked.objects, "a list of tables")
   local list = {}
   for _, said in ipairs(asked.objects) do
     list[#list + 1] = { kind = "object", index = said.object }
