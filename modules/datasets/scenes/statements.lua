@@ -53,6 +53,7 @@ function M.of(scenes)
     rows[n], columns[n] = row, column
   end
   for r, scene in ipairs(scenes) do
+    arguments.expect("statements.of", "a scene's objects", scene.objects, "a list of tables")
     for _, object in ipairs(scene.objects) do
       say(r - 1, object.object)
       say(r - 1, colour_at(object.object, object.colour))

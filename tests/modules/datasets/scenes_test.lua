@@ -46,6 +46,26 @@ check.test("the hundred objects", function()
   end
 end)
 
+check.test("sprites keep their area and their middle at every size, place and turn, and smooth edges", function()
+  local rows = require "tycho.datasets.scenes.rows"
+  local sprite = ty.zeros({ 1, 4, 64, 64 }, { dtype = "u8" })
+  sprite:narrow(2, 8, 48):narrow(3, 8, 48):fill_(255) -- a white square of three quarters of the frame
+  local at = ty.arange(64):to "f64" + 0.5
+  for _, side in ipairs { 90, 200, 333, 512, 700 } do
+    for _, turn in ipairs { 0, 13, 45, 90, 200 } do
+      local list = {}
+      rows.sprite(list, 0, 0, 500, 517, side, turn, turn == 13, nil, 64, 64)
+      local picture = ty.draw_sprites(ty.zeros({ 1, 3, 64, 64 }, { dtype = "u8" }), sprite,
+        ty.tensor(list, { dtype = "i32" }):reshape(1, 1, 12))
+      local light = picture:select(1, 0):select(0, 0):to "f64" / 255
+      local area, width = light:sum():item(), side / 16 * 0.75
+      check.close({ area / (width * width) }, { 1 }, 0.03)
+      check.close({ (light:sum { 0 } * at):sum():item() / area, (light:sum { 1 } * at):sum():item() / area },
+        { 500 / 16, 517 / 16 }, 0.03)
+    end
+  end
+end)
+
 -- The zoo's networks were trained on these bytes.
 check.test("the same bytes as when the zoo was trained", function()
   local pinned = { training = "225339e90fa44e43", validation = "0749bbf3892a4930",
