@@ -3,6 +3,7 @@
 --     local hub = require "tycho.hub"
 --     local model = hub.load "path"             -- a folder of transformers or diffusers, weights in it, or GGUF
 --     local tokenizer = hub.tokenizer "path"
+--     local unet = hub.pipeline("path").components.unet   -- a folder of diffusers with model_index.json
 --     local text = hub.chat.load("path"):render { { role = "user", content = "Hello" } }
 --     hub.convert("path", "model.gguf", "q4_k")
 --
@@ -18,4 +19,5 @@ local M = {
 }
 
 return require "tycho.lazy" (M, { chat = "tycho.hub.chat", gguf = "tycho.hub.gguf",
+  pipeline = { "tycho.hub.pipeline", "load" }, save_pipeline = { "tycho.hub.pipeline", "save" },
   convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } })
