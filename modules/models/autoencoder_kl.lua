@@ -114,6 +114,11 @@ local function read(given)
   configs.only(WHO, config, { act_fn = { "silu", "swish" } })
   each_level(config, "down_block_types", { "DownEncoderBlock2D", "AttnDownEncoderBlock2D" })
   each_level(config, "up_block_types", { "UpDecoderBlock2D", "AttnUpDecoderBlock2D" })
+  -- Each level halves the size, and modules are made one by one: a file must not ask for more than there can be.
+  if #config.block_out_channels > 16 or config.layers_per_block > 100 then
+    error(("%s: expected block_out_channels of at most 16 levels and layers_per_block of at most 100, got %d and %d")
+      :format(WHO, #config.block_out_channels, config.layers_per_block), 0)
+  end
   for i, channels in ipairs(config.block_out_channels) do
     if channels % config.norm_num_groups ~= 0 then
       error(("%s: norm_num_groups %d must divide block_out_channels[%d], which is %d"):format(WHO,

@@ -123,6 +123,20 @@ check.test("forward, slices, tiles, scales", function()
   for _, m in ipairs { scaled, standard, model } do compare(m:unscale(m:scale(z)), z, "there and back") end
 end)
 
+check.test("compiled, it computes the same", function()
+  local model = models.AutoencoderKL(small):eval()
+  local decode, encode = ty.compile(function(z) return model:decode(z) end), ty.compile(function(x)
+    return model:encode(x).mean
+  end)
+  for _ = 1, 3 do
+    local x, z = ty.randn(2, 3, 16, 16), ty.randn(2, 4, 4, 4)
+    ty.no_grad(function()
+      check.equal(decode(z):tolist(), model:decode(z):tolist())
+      check.equal(encode(x):tolist(), model:encode(x).mean:tolist())
+    end)
+  end
+end)
+
 check.test("it learns", function()
   ty.manual_seed(1)
   local model = models.AutoencoderKL { block_out_channels = { 8, 16 }, norm_num_groups = 4 }
@@ -150,6 +164,10 @@ check.test("configs and inputs that cannot be are one clear error", function()
     "config key 'up_block_types': expected UpDecoderBlock2D or AttnUpDecoderBlock2D, got UpBlock2D")
   fails({ block_out_channels = { 8, "8" } },
     "AutoencoderKL: config key 'block_out_channels' must be a list of positive integers, got a table")
+  fails({ layers_per_block = 9000 }, "at most 16 levels and layers_per_block of at most 100, got 3 and 9000")
+  local many = {}
+  for i = 1, 70 do many[i] = 8 end
+  fails({ block_out_channels = many }, "at most 16 levels and layers_per_block of at most 100, got 70 and 1")
   fails({ latents_std = { 1 } }, "'latents_std': expected one for each of the 4 latent_channels, got 1")
   fails({ latent_chanels = 4 }, "AutoencoderKL: no config key 'latent_chanels'")
   local model = models.AutoencoderKL(small)

@@ -67,6 +67,19 @@ check.test("a new one is zero and learns", function()
   check.ok(last < 0.5 * first, ("from %.3f to %.3f"):format(first, last))
 end)
 
+check.test("compiled, it computes the same", function()
+  local model = models.SD3Transformer2DModel(with { qk_norm = "rms_norm", dual_attention_layers = { 1 } }):eval()
+  ty.no_grad(function()
+    for _, p in ipairs(model:parameters()) do p:add_(ty.randn_like(p) * 0.1) end
+    local text = { embeddings = ty.randn(2, 3, 6), pooled = ty.randn(2, 5) }
+    local compiled = ty.compile(function(x, t) return model(x, t, { text = text }) end)
+    for i = 1, 3 do
+      local x, t = ty.randn(2, 4, 8, 8), ty.tensor { 100.0 * i, 800.0 }
+      check.equal(compiled(x, t):tolist(), model(x, t, { text = text }):tolist())
+    end
+  end)
+end)
+
 check.test("configs and inputs that cannot be are one clear error", function()
   local function fails(changes, text)
     check.fails(function() models.SD3Transformer2DModel(with(changes)) end, "SD3Transformer2DModel: " .. text)
