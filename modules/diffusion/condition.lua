@@ -2,6 +2,7 @@
 --
 --     { labels = i64 [n],
 --       text = { embeddings = [n, tokens, width], mask = bool [n, tokens], pooled = [n, width] },
+--       sizes = [n, 6], guidance = [n, width],
 --       pictures = [n, c, h, w], masks = [n, 1, h, w], cameras = { ... } }
 --
 -- A network reads the keys it knows. Numbers, strings and booleans are allowed: they belong to the whole batch. An
