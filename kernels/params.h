@@ -102,6 +102,17 @@ typedef struct ty_p_interpolate {
   double scale[2]; /* in/out, 0: from sizes */
 } ty_p_interpolate;
 
+/* Between pictures and their projections: detectors lie `spacing` sides of a pixel apart. */
+typedef struct ty_p_radon {
+  double spacing;
+} ty_p_radon;
+
+/* Numbers by a seed and the position: kernels/seeded.h. */
+typedef struct ty_p_seeded_noise {
+  uint64_t seed;
+  int kind; /* 0 normal, 1 uniform, 2 poisson */
+} ty_p_seeded_noise;
+
 typedef struct ty_p_cross_entropy {
   int64_t ignore_index;
   double label_smoothing;

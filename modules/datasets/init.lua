@@ -23,6 +23,7 @@ local sets = {
   kjv = "tycho.datasets.kjv",
   photos = "tycho.datasets.photos",
   scenes = "tycho.datasets.scenes",
+  volumes = "tycho.datasets.volumes",
 }
 
 local function known(who, name)

@@ -162,6 +162,16 @@ bool fwd_bernoulli(ty_call *c) {
   return ty_out_like(c, 0, p, ty_dtype_of(p)) && ty_launch(c, &p, 1, &r);
 }
 
+bool fwd_seeded_noise(ty_call *c) {
+  static const char *const kinds[] = { "normal", "uniform", "poisson", NULL };
+  const ty_seeded_noise_args *a = TY_ARGS(seeded_noise, c);
+  ty_tensor *x = a->x.t;
+  const int kind = ty_check_choice(c, 2, kinds);
+  if (kind < 0) return false;
+  const ty_p_seeded_noise p = { .seed = (uint64_t)a->seed.i, .kind = kind };
+  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, &p);
+}
+
 bool fwd_multinomial(ty_call *c) {
   const ty_multinomial_args *a = TY_ARGS(multinomial, c);
   ty_tensor *p = a->probs.t;

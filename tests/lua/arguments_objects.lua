@@ -82,6 +82,7 @@ object("Photos", function() return require("tycho.datasets").load("photos", { sp
 object("Crops", function() return require("tycho.datasets").load("photos", { crop = 16 }) end)
 object("Scenes", function() return require("tycho.datasets").load("scenes", { length = 4 }) end)
 object("Clips", function() return require("tycho.datasets").load("clips", { length = 4 }) end)
+object("Volumes", function() return require("tycho.datasets").load("volumes", { size = 32 }) end)
 object("Random", function() return require("tycho.datasets").random.new(0, "walk", 0) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)
 
