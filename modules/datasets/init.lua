@@ -17,6 +17,7 @@ local M = {}
 
 -- The sets. A further one is a row here, a file and a page.
 local sets = {
+  arm = "tycho.datasets.arm",
   clips = "tycho.datasets.clips",
   digits = "tycho.datasets.digits",
   emoji = "tycho.datasets.emoji",

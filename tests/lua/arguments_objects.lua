@@ -83,6 +83,12 @@ object("Crops", function() return require("tycho.datasets").load("photos", { cro
 object("Scenes", function() return require("tycho.datasets").load("scenes", { length = 4 }) end)
 object("Clips", function() return require("tycho.datasets").load("clips", { length = 4 }) end)
 object("Volumes", function() return require("tycho.datasets").load("volumes", { size = 32 }) end)
+object("ArmEpisodes", function() return require("tycho.datasets").load("arm", { size = 32 }) end)
+object("ArmEnv", function()
+  local env = require("tycho.datasets").arm.env { size = 32 }
+  env:reset(0)
+  return env
+end)
 object("Random", function() return require("tycho.datasets").random.new(0, "walk", 0) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)
 
