@@ -6,7 +6,7 @@ local configs = require "tycho.models.config"
 local layers = require "tycho.models.layers"
 local LanguageModel = require "tycho.models.model"
 
-local nn = ty.nn
+local nn, Dense = ty.nn, layers.Dense
 
 -- A linear layer, dropout, the sum with the residual and its norm, which is how each half of a layer ends.
 local Output = nn.module "BertOutput"
@@ -46,18 +46,6 @@ function Attention:init(config)
 end
 
 function Attention:forward(x, mask) return self.output(self.self(x, mask), x) end
-
-local Dense = nn.module "BertDense"
-
-function Dense:init(inputs, outputs, activation, std)
-  self.dense = layers.linear(inputs, outputs, true, std)
-  self.activation = activation
-end
-
-function Dense:forward(x)
-  if self.activation == "tanh" then return self.dense(x):tanh() end
-  return self.dense(x, nil, self.activation)
-end
 
 local Layer = nn.module "BertLayer"
 

@@ -184,11 +184,13 @@ end
 local activations = { silu = "silu", swish = "silu", relu = "relu", gelu = "gelu", gelu_new = "gelu_tanh",
   gelu_pytorch_tanh = "gelu_tanh", gelu_fast = "gelu_tanh" }
 
---- The name of an activation for ty.glu and ty.linear. key: of the config, for errors.
-function M.activation(who, name, key)
+--- The name of an activation for ty.glu and ty.linear. key: of the config, for errors. more: a table with further names
+-- that the caller has.
+function M.activation(who, name, key, more)
   if activations[name] then return activations[name] end
   local names = {}
   for known in pairs(activations) do names[#names + 1] = known end
+  for known in pairs(more or {}) do names[#names + 1] = known end
   table.sort(names)
   error(("%s: config key '%s': unknown activation '%s'; there are %s"):format(who, key, tostring(name),
     table.concat(names, ", ")), 0)

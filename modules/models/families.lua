@@ -1,26 +1,36 @@
 --- Which class a config.json asks for.
 local M = {}
 
---- model_type -> file of the family.
-M.by_model_type = { gpt2 = "gpt2", llama = "llama", mistral = "mistral", qwen2 = "qwen2", qwen3 = "qwen3",
-  mixtral = "mixtral", gla = "gla", bert = "bert", t5 = "t5" }
+--- model_type -> file of the family, and where the file has several classes that of a config without architectures.
+M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral" }, qwen2 = { "qwen2" },
+  qwen3 = { "qwen3" }, mixtral = { "mixtral" }, gla = { "gla" }, bert = { "bert", "Bert" }, t5 = { "t5" },
+  vit = { "vit", "ViT" }, clip = { "clip", "CLIPModel" }, clip_text_model = { "clip", "CLIPTextModel" },
+  clip_vision_model = { "clip", "CLIPVisionModel" } }
 
 --- _class_name of the components of diffusers -> file, and the class in it where the file has several.
 M.by_class_name = { AutoencoderKL = { "autoencoder_kl" }, SD3Transformer2DModel = { "sd3" },
   UNet2DModel = { "unet2d", "UNet2DModel" }, UNet2DConditionModel = { "unet2d", "UNet2DConditionModel" } }
 
+-- Architectures whose weights another class reads.
+local as = { BertForPreTraining = "BertForMaskedLM" }
+
 -- Of decoders with other heads, by what follows the family's name.
 local tasks = { ForSequenceClassification = "sequences", ForTokenClassification = "tokens" }
 local decoders = { gpt2 = true, llama = true, mistral = true, qwen2 = true, qwen3 = true, mixtral = true }
 
+-- The class that a row of the tables names, and the classes of its file.
+local function class_of(row)
+  local file = require("tycho.models." .. row[1])
+  if row[2] then return file[row[2]], file end
+  return file, { file }
+end
+
 -- The class of a family for one of config.json's `architectures`; nil when it has none of that name.
 local function by_architecture(kind, name)
-  if kind == "bert" then
-    local bert = require "tycho.models.bert"
-    return name == "BertForPreTraining" and bert.BertForMaskedLM or name == "BertModel" and bert.Bert or bert[name]
+  local class, all = class_of(M.by_model_type[kind])
+  for _, other in pairs(all) do
+    if other.architecture == (as[name] or name) then return other end
   end
-  local class = require("tycho.models." .. M.by_model_type[kind])
-  if name == class.architecture then return class end
   local task = decoders[kind] and tasks[name:match "For%u.*$"]
   return task and require("tycho.models.classifier")[task](class)
 end
@@ -31,10 +41,7 @@ end
 ---@return string? unknown
 function M.find(config)
   local component = M.by_class_name[config._class_name]
-  if component then
-    local file = require("tycho.models." .. component[1])
-    return component[2] and file[component[2]] or file
-  end
+  if component then return (class_of(component)) end
   local name = type(config.architectures) == "table" and config.architectures[1]
   if type(name) ~= "string" then name = nil end
   local kind = config.model_type
@@ -44,12 +51,10 @@ function M.find(config)
       if rest and not rest:find "^%d" then kind = model_type end
     end
   end
-  local file = M.by_model_type[kind]
-  if not file then return nil end
+  if not M.by_model_type[kind] then return nil end
   local class = name and by_architecture(kind, name)
   if class then return class end
-  class = require("tycho.models." .. file)
-  return kind == "bert" and class.Bert or class, name
+  return (class_of(M.by_model_type[kind])), name
 end
 
 return M

@@ -22,6 +22,12 @@ return require "tycho.lazy" ({}, {
   DiT = "tycho.models.dit", ResNet = "tycho.models.resnet", SD3Transformer2DModel = "tycho.models.sd3",
   UNet = "tycho.models.unet",  UNet2DConditionModel = { "tycho.models.unet2d", "UNet2DConditionModel" },
   UNet2DModel = { "tycho.models.unet2d", "UNet2DModel" },
+  ViT = { "tycho.models.vit", "ViT" }, ViTForImageClassification = { "tycho.models.vit", "ViTForImageClassification" },
+  -- pictures and words
+  CLIPModel = { "tycho.models.clip", "CLIPModel" }, CLIPTextModel = { "tycho.models.clip", "CLIPTextModel" },
+  CLIPTextModelWithProjection = { "tycho.models.clip", "CLIPTextModelWithProjection" },
+  CLIPVisionModel = { "tycho.models.clip", "CLIPVisionModel" },
+  CLIPVisionModelWithProjection = { "tycho.models.clip", "CLIPVisionModelWithProjection" },
   -- their parts: blocks, rotary positions, what they remember of the tokens so far
   layers = "tycho.models.layers", rotary = "tycho.models.rotary", KVCache = "tycho.models.cache",
   StateCache = "tycho.models.states",

@@ -1,6 +1,7 @@
 --- The blocks that the decoders share: attention with grouped heads and rotary positions, the gated feed-forward
 -- network, the layer of both. What a family does differently is an option here and named in its file.
 local ty = require "tycho"
+local configs = require "tycho.models.config"
 
 local nn = ty.nn
 local M = {}
@@ -22,6 +23,32 @@ function M.embedding(count, width, std, pad)
   if layer.weight.device ~= "meta" then nn.init.normal(layer.weight, 0, std or 0.02) end
   return layer
 end
+
+-- Activations that ty.linear does not have, by their names in config.json.
+local apart = { quick_gelu = function(x) return ty.glu(x, x * 1.702, "sigmoid") end, tanh = ty.tanh }
+
+--- The name of an activation for activated(), of a config's key: one of config.activation(), quick_gelu or tanh.
+function M.activation(who, config, key)
+  return apart[config[key]] and config[key] or configs.activation(who, config[key], key, apart)
+end
+
+--- The activation of what a linear layer makes of x.
+function M.activated(layer, x, activation)
+  local fn = apart[activation]
+  if fn then return fn(layer(x)) end
+  return layer(x, nil, activation)
+end
+
+--- A linear layer that published files call `dense`, with an activation (nil: none).
+local Dense = nn.module "Dense"
+M.Dense = Dense
+
+function Dense:init(inputs, outputs, activation, std)
+  self.dense = M.linear(inputs, outputs, true, std)
+  self.activation = activation or "none"
+end
+
+function Dense:forward(x) return M.activated(self.dense, x, self.activation) end
 
 --- The last `count` places of x along a dimension; all of them without a count, or if there are no more.
 function M.tail(x, dim, count)

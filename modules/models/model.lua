@@ -1,15 +1,11 @@
---- What all language models share: their part of a Hugging Face folder, losses, generation.
+--- What all language models share: losses, heads, generation.
 local ty = require "tycho"
-local Published = require "tycho.models.published"
+local Pretrained = require "tycho.models.pretrained"
 
 local nn = ty.nn
 
----@class LanguageModel: Published
-local LanguageModel = nn.module("LanguageModel", Published)
-
--- Names of a file that hold no weights: buffers that older versions wrote.
-LanguageModel.ignored = { "%.attn%.bias$", "%.attn%.masked_bias$", "rotary_emb%.inv_freq$", "%.position_ids$",
-  "^position_ids$" }
+---@class LanguageModel: Pretrained
+local LanguageModel = nn.module("LanguageModel", Pretrained)
 
 --- Mean cross entropy, in nats, of the token after each one. tokens i64 [n, t]; targets [n, t] are the tokens one place
 -- on (-100: not counted), by default those of `tokens` itself. options, as in forward(): mask, checkpoint, and with
@@ -30,25 +26,6 @@ function LanguageModel:loss(tokens, targets, options)
   local logits = self:forward(tokens, { mask = mask, cu_seqlens = options.cu_seqlens, longest = options.longest,
     checkpoint = options.checkpoint })
   return nn.cross_entropy(logits:flatten(0, 1), targets:flatten())
-end
-
---- The keys of config.json.
-function LanguageModel:published_config()
-  local config = Published.published_config(self)
-  config.model_type = self.model_type
-  config.architectures = { self.architecture }
-  return config
-end
-
--- config.json with the dtype of the weights, and generation_config.json where there is one.
-function LanguageModel:published_files()
-  local files = Published.published_files(self)
-  local config = files["config.json"]
-  config.dtype = nil
-  config.torch_dtype = ({ f32 = "float32", f16 = "float16", bf16 = "bfloat16", f64 = "float64" })[
-    self:parameters()[1].dtype]
-  files["generation_config.json"] = self.generation_config
-  return files
 end
 
 --- The embedding whose weights are those of the head, too; nil where the head has its own.

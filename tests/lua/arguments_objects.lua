@@ -5,7 +5,7 @@ local nn, optim = ty.nn, ty.optim
 local objects = { list = {}, good = {} }
 
 --- With what an error about contents begins, besides names of functions: what it is that has them.
-objects.words = { "JSON", "image", "png" }
+objects.words = { "JSON", "image", "png", "CLIP" }
 
 --- Methods that are not called, and why.
 objects.skipped = {
@@ -74,6 +74,16 @@ object("UNet", function() return require("tycho.models").UNet { levels = { 8 }, 
 object("SD3Transformer2DModel", function()
   return require("tycho.models").SD3Transformer2DModel { num_layers = 1, attention_head_dim = 4, in_channels = 2,
     num_attention_heads = 1, joint_attention_dim = 2, pooled_projection_dim = 2, pos_embed_max_size = 2 }
+end)
+local encoder = { hidden_size = 4, intermediate_size = 4, num_hidden_layers = 1, num_attention_heads = 2, image_size = 4,
+  patch_size = 2 }
+object("ViT", function() return require("tycho.models").ViT(encoder) end)
+object("ViTForImageClassification", function() return require("tycho.models").ViTForImageClassification(encoder) end)
+local text = { vocab_size = 8, hidden_size = 4, intermediate_size = 4, num_hidden_layers = 1, num_attention_heads = 2 }
+object("CLIPTextModel", function() return require("tycho.models").CLIPTextModel(text) end)
+object("CLIPVisionModel", function() return require("tycho.models").CLIPVisionModel(encoder) end)
+object("CLIPModel", function()
+  return require("tycho.models").CLIPModel { text_config = text, vision_config = encoder, projection_dim = 2 }
 end)
 object("Gaussian", function() return require("tycho.models").Gaussian.new(ty.zeros(1, 2, 2, 2)) end)
 object("Cache", function() return require("tycho.llm").Cache.new(2) end)
