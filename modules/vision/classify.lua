@@ -1,14 +1,10 @@
---- Training and evaluating image classifiers on datasets of { image, label }.
+--- Training and evaluating image classifiers on datasets of { image, label }, of one label or of many.
 local ty = require "tycho"
 
-local nn, optim, data, train = ty.nn, ty.optim, ty.data, ty.train
+local nn, optim, data = ty.nn, ty.optim, ty.data
 local arguments = require "tycho.arguments"
-local expect = arguments.expect
+local expect, none = arguments.expect, arguments.none
 local M = {}
-
-local fit_kinds = { steps = "an integer >= 1", batch_size = "an integer >= 1", lr = "a finite number >= 0",
-  weight_decay = "a finite number >= 0", smoothing = "a number in [0, 1)", shift = "an integer >= 0",
-  seed = "an integer" }
 
 local function check_dataset(who, dataset)
   if type(dataset) ~= "table" or type(dataset.batch) ~= "function" then
@@ -27,56 +23,122 @@ function M.random_shift(images, most, fill)
   return padded:narrow(2, most + d[1], shape[3]):narrow(3, most + d[2], shape[4])
 end
 
---- Trains a classifier with AdamW, a one-cycle rate and label smoothing; returns the losses as a list.
--- options: steps (600), batch_size (64), lr (3e-3), weight_decay (0.01), smoothing (0.05), shift (0: pixels of random
--- movement), fill (-1), seed (0), title, quiet.
----@param model Module
----@param dataset table  items { image = [c, h, w], label = integer }
----@return number[] losses
-function M.fit(model, dataset, options)
-  local o = nn.options("vision.fit", options, { steps = 600, batch_size = 64, lr = 3e-3, weight_decay = 0.01,
-    smoothing = 0.05, shift = 0, fill = -1, seed = 0, title = "classifier", quiet = false },
-    fit_kinds)
-  expect("vision.fit", "model", model, "a module")
-  check_dataset("vision.fit", dataset)
-  local loader = data.DataLoader(dataset,
-    { batch_size = math.min(o.batch_size, #dataset), shuffle = true, seed = o.seed, drop_last = true,
-      device = model:device() })
-  local opt = optim.AdamW(model:parameters(), { lr = o.lr, weight_decay = o.weight_decay,
-    schedule = optim.one_cycle { steps = o.steps } })
-  local losses = {}
-  model:train()
-  for step, batch, log in train.steps(loader, o.steps, { title = o.title, quiet = o.quiet }) do
-    local images = o.shift > 0 and M.random_shift(batch.image, o.shift, o.fill) or batch.image
-    local loss = nn.cross_entropy(model(images), batch.label, { label_smoothing = o.smoothing })
-    opt:step(loss)
-    losses[step] = loss:item()
-    log { loss = losses[step] }
+local own = { steps = 600, batch_size = 64, smoothing = 0.05, shift = 0, fill = -1, seed = 0, image = "image",
+  label = "label", transform = none, device = none }
+
+local own_kinds = { steps = "an integer >= 1", batch_size = "an integer >= 1", smoothing = "a number in [0, 1)",
+  shift = "an integer >= 0", seed = "an integer", transform = "a function", device = "a string" }
+
+-- The options of fit(): those of its own, and those for train.fit.
+local function split_options(options)
+  expect("vision.fit", "options", options, "a table or nil")
+  local given, rest = {}, { title = "classifier", lr = 3e-3, weight_decay = 0.01, clip_norm = 0 }
+  for key, value in pairs(options or {}) do
+    if own[key] ~= nil then given[key] = value else rest[key] = value end
   end
-  model:eval()
-  return losses
+  local o = arguments.read("vision.fit", given, own, own_kinds)
+  rest.steps = o.steps
+  rest.schedule = rest.schedule or optim.one_cycle { steps = o.steps }
+  local weight_decay = expect("vision.fit", "weight_decay", rest.weight_decay, "a finite number >= 0")
+  rest.optimizer = rest.optimizer or function(model, with)
+    with.weight_decay = weight_decay
+    return optim.AdamW(model:parameters(), with)
+  end
+  return o, rest
 end
 
---- Predicted labels i64 [n] of images [n, c, h, w], in batches and in evaluation mode, on the device of the images.
-function M.predict(model, images)
-  expect("vision.predict", "model", model, "a module")
-  expect("vision.predict", "images", images, "a tensor")
+-- A field of a batch, or an error that names those that there are.
+local function field(batch, name)
+  if type(batch) == "table" and ty.is_tensor(batch[name]) then return batch[name] end
+  local names = {}
+  for key in pairs(type(batch) == "table" and batch or {}) do names[#names + 1] = tostring(key) end
+  table.sort(names)
+  return arguments.fail("vision.fit: dataset: expected a tensor in the field '%s' of a batch, which has %s", name,
+    #names > 0 and table.concat(names, ", ") or "none")
+end
+
+--- The loss of a classifier's logits [n, classes]: of labels i64 [n] the mean cross entropy with label smoothing; of
+-- labels [n, classes], 1 for every class that is there and else 0, the mean binary cross entropy.
+---@param logits Tensor
+---@param labels Tensor
+---@param smoothing? number  (0)
+---@return Tensor loss
+function M.classifier_loss(logits, labels, smoothing)
+  expect("vision.classifier_loss", "logits", logits, "a tensor")
+  expect("vision.classifier_loss", "labels", labels, "a tensor")
+  smoothing = expect("vision.classifier_loss", "smoothing", smoothing, "a number in [0, 1) or nil") or 0
+  if labels.ndim == 2 then return nn.bce_with_logits(logits, labels:to(logits.dtype)) end
+  return nn.cross_entropy(logits, labels, { label_smoothing = smoothing })
+end
+
+--- Trains a classifier with AdamW and a one-cycle rate; returns the losses as a list, and the model with the averaged
+-- weights, where an average was asked for. What labels are says the loss: one of the classes, i64, with label
+-- smoothing; or a 0 or 1 for each class, which then are there or not one by one. options: steps (600), batch_size (64),
+-- lr (3e-3), weight_decay (0.01), smoothing (0.05), shift (0: pixels of random movement), fill (-1), seed (0), image
+-- and label (the fields' names), transform (a function of the images, before the shift), device (the model's), title,
+-- quiet, and those of train.fit: average, every, evaluate, folder, resume, log ...
+---@param model Module
+---@param dataset table  items { image = [c, h, w], label = integer or [classes] }, or a DataLoader of them
+---@return number[] losses
+---@return Module averaged
+function M.fit(model, dataset, options)
+  local o, rest = split_options(options)
+  expect("vision.fit", "model", model, "a module")
+  local loader = dataset
+  if type(dataset) ~= "table" or type(dataset.next) ~= "function" then
+    check_dataset("vision.fit", dataset)
+    loader = data.DataLoader(dataset, { batch_size = math.min(o.batch_size, #dataset), shuffle = true, seed = o.seed,
+      drop_last = true, device = o.device or model:device() })
+  end
+  function rest.loss(network, batch)
+    local images, labels = field(batch, o.image), field(batch, o.label)
+    if o.transform then images = o.transform(images) end
+    if o.shift > 0 then images = M.random_shift(images, o.shift, o.fill) end
+    return M.classifier_loss(network(images), labels, o.smoothing)
+  end
+  local losses, averaged = ty.train.fit(model, loader, rest)
+  model:eval()
+  averaged:eval()
+  return losses, averaged
+end
+
+-- What fn makes of the logits of images, in batches and in evaluation mode, on the device of the images.
+local function in_batches(who, model, images, fn)
+  expect(who, "model", model, "a module")
+  expect(who, "images", images, "a tensor")
   if images.ndim ~= 4 or images:size(0) == 0 then
-    arguments.fail("vision.predict: images: expected [n, c, h, w] with n > 0, got %s", arguments.describe(images))
+    arguments.fail("%s: images: expected [n, c, h, w] with n > 0, got %s", who, arguments.describe(images))
   end
   local training, device = model.training, model:device()
   model:eval()
-  local parts = ty.no_grad(function()
+  local ok, parts = pcall(ty.no_grad, function()
     local list = {}
     for start = 0, images.shape[1] - 1, 256 do
       list[#list + 1] = ty.scope(function()
-        return model(images:narrow(0, start, math.min(256, images.shape[1] - start)):to { device = device }):argmax(-1)
+        return fn(model(images:narrow(0, start, math.min(256, images.shape[1] - start)):to { device = device }))
       end)
     end
     return list
   end)
   model:train(training)
+  if not ok then error(parts, 0) end
   return ty.concat(parts, 0):to { device = images.device }
+end
+
+--- Predicted labels i64 [n] of images [n, c, h, w], in batches and in evaluation mode, on the device of the images.
+---@param model Module
+---@param images Tensor
+---@return Tensor labels
+function M.predict(model, images)
+  return in_batches("vision.predict", model, images, function(logits) return logits:argmax(-1) end)
+end
+
+--- Logits [n, classes] of images [n, c, h, w], in batches and in evaluation mode, on the device of the images.
+---@param model Module
+---@param images Tensor
+---@return Tensor logits
+function M.scores(model, images)
+  return in_batches("vision.scores", model, images, function(logits) return logits end)
 end
 
 --- Share of a dataset's items whose label is predicted.

@@ -75,8 +75,8 @@ object("SD3Transformer2DModel", function()
   return require("tycho.models").SD3Transformer2DModel { num_layers = 1, attention_head_dim = 4, in_channels = 2,
     num_attention_heads = 1, joint_attention_dim = 2, pooled_projection_dim = 2, pos_embed_max_size = 2 }
 end)
-local encoder = { hidden_size = 4, intermediate_size = 4, num_hidden_layers = 1, num_attention_heads = 2, image_size = 4,
-  patch_size = 2 }
+local encoder = { hidden_size = 4, intermediate_size = 4, num_hidden_layers = 1, num_attention_heads = 2,
+  image_size = 4, patch_size = 2 }
 object("ViT", function() return require("tycho.models").ViT(encoder) end)
 object("ViTForImageClassification", function() return require("tycho.models").ViTForImageClassification(encoder) end)
 local text = { vocab_size = 8, hidden_size = 4, intermediate_size = 4, num_hidden_layers = 1, num_attention_heads = 2 }

@@ -90,6 +90,7 @@ local function fit(model, loader, options)
   local logger = o.log and ty.train.Logger(o.log, { resume = start })
   local function next_batch() return loader:next() end
   model:train()
+  opt:zero_grad() -- gradients that were left from before are none of the first step
   for step, _, log in ty.train.steps(nil, last, { start = start, title = o.title, quiet = o.quiet,
     logger = logger }) do
     local values = backward(model, next_batch)
