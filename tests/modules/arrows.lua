@@ -24,6 +24,10 @@ return {
     models = "networks under the module's names",
   },
 
+  vlm = {
+    models = "networks under the module's names",
+  },
+
   -- The small models that ship.
   zoo = {
     hub = "a model of the zoo is a folder as any published one",

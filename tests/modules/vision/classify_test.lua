@@ -41,7 +41,8 @@ check.test("fit is AdamW with a one-cycle rate, number by number", function()
   local nn = ty.nn
   local function network()
     ty.manual_seed(4)
-    return vision.ResNet { in_channels = 1, classes = 10, small = true, channels = { 4 }, blocks = { 1 }, dropout = 0.2 }
+    return vision.ResNet { in_channels = 1, classes = 10, small = true, channels = { 4 }, blocks = { 1 },
+      dropout = 0.2 }
   end
   local set, options = ty.data.digits(), { steps = 12, batch_size = 16, lr = 2e-3, weight_decay = 0.02, smoothing = 0.1,
     seed = 3, quiet = true }
@@ -66,7 +67,8 @@ check.test("fit is AdamW with a one-cycle rate, number by number", function()
   vision.fit(model, set, options)
   options.pause, options.resume, options.average = nil, true, nil
   check.equal(vision.fit(model, set, options), losses)
-  local trained, averaged = network(), nil
+  local trained = network()
+  local averaged
   losses, averaged = vision.fit(trained, set, { steps = 3, average = 0.9, quiet = true })
   check.equal({ #losses, averaged.training, averaged ~= trained }, { 3, false, true })
 end)
@@ -111,7 +113,8 @@ check.test("mean average precision", function()
   local function fails(scores, labels, text)
     check.fails(function() vision.mean_average_precision(scores, labels) end, text)
   end
-  fails(ty.ones(2, 3), ty.ones(2, 2), "expected scores and labels [n, classes], got a tensor [2, 3] and a tensor [2, 2]")
+  fails(ty.ones(2, 3), ty.ones(2, 2),
+    "expected scores and labels [n, classes], got a tensor [2, 3] and a tensor [2, 2]")
   fails(ty.ones(2, 2), ty.ones(2, 2) * 2, "labels: expected 0 and 1 alone, got others")
   fails(ty.ones(2, 2), ty.zeros(2, 2), "labels: expected at least one class that is there, got none")
   fails(ty.full({ 1, 1 }, 0 / 0), ty.ones(1, 1), "scores: expected numbers, got NaN")

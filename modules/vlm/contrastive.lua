@@ -1,0 +1,91 @@
+--- Training pictures and texts to meet in one space. Radford et al. 2021, "Learning Transferable Visual Models From
+-- Natural Language Supervision"; van den Oord et al. 2018, "Representation Learning with Contrastive Predictive
+-- Coding".
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+
+local nn = ty.nn
+local expect = arguments.expect
+local M = {}
+
+local MOST = 100 -- the scale of the similarities goes no further, as in CLIP
+
+--- The symmetric loss of pictures and texts that belong together, row by row: the mean of the cross entropy of finding
+-- each picture's text among all texts and each text's picture among all pictures. image, text [n, d] (of any length:
+-- cosines count); scale: what the cosines are multiplied by, a number or a tensor, at most 100. Returns the loss and
+-- the logits [n, n], a row for each picture.
+---@param image Tensor
+---@param text Tensor
+---@param scale number|Tensor
+---@return Tensor loss
+---@return Tensor logits
+function M.loss(image, text, scale)
+  local who = "vlm.contrastive_loss"
+  expect(who, "image", image, "a tensor")
+  expect(who, "text", text, "a tensor")
+  if image.ndim ~= 2 or image:numel() == 0 or table.concat(image.shape, " ") ~= table.concat(text.shape, " ") then
+    arguments.fail("%s: expected image and text [n, d] alike, got %s and %s", who, arguments.describe(image),
+      arguments.describe(text))
+  end
+  if ty.is_tensor(scale) then
+    scale = scale:clamp(nil, MOST)
+  else
+    scale = math.min(expect(who, "scale", scale, "a tensor or a finite number"), MOST)
+  end
+  local logits = nn.normalize(image):matmul(nn.normalize(text):transpose(0, 1)) * scale
+  local own = ty.arange(image.shape[1], { device = image.device })
+  return (nn.cross_entropy(logits, own) + nn.cross_entropy(logits:transpose(0, 1), own)) * 0.5, logits
+end
+
+-- Pictures, tokens and mask of a batch, by the names that data sets give them.
+local function inputs_of(batch)
+  return batch.pictures or batch.image, batch.tokens, batch.mask
+end
+
+--- An error of the function `who` unless the model has what CLIPModel has.
+function M.check_model(who, model)
+  expect(who, "model", model, "a module")
+  if not (model.image_features and model.text_features and ty.is_tensor(model.logit_scale)) then
+    arguments.fail("%s: model: expected a CLIPModel (image_features, text_features, logit_scale), got %s", who,
+      arguments.describe(model))
+  end
+end
+
+--- Trains a CLIPModel on batches of pictures and texts that belong together: the symmetric loss, with the logarithm of
+-- the scale learnt and kept at most log 100. The optimizer, schedule, average, evaluation and checkpoints are those of
+-- train.fit, whose options are taken; and
+--   inputs     a function of a batch that returns pictures, tokens and mask (nil: none); by default its fields pictures
+--              (or image), tokens and mask
+--   checkpoint (false: gradient checkpointing)
+-- Returns what train.fit returns. The log has the accuracy of finding pictures' texts in the batch.
+---@param model CLIPModel
+---@param loader DataLoader
+---@param options table
+---@return number[] losses
+---@return Module averaged
+function M.fit(model, loader, options)
+  local who = "vlm.fit_contrastive"
+  M.check_model(who, model)
+  expect(who, "options", options, "a table")
+  local own, rest = { inputs = options.inputs, checkpoint = options.checkpoint }, { title = "contrastive" }
+  for key, value in pairs(options) do
+    if own[key] == nil then rest[key] = value end
+  end
+  local o = arguments.read(who, own, { inputs = arguments.none, checkpoint = false }, { inputs = "a function" })
+  local inputs = o.inputs or inputs_of
+  function rest.loss(network, batch)
+    local pictures, tokens, mask = inputs(batch)
+    if not ty.is_tensor(pictures) or not ty.is_tensor(tokens) then
+      arguments.fail("%s: inputs: expected pictures and tokens of a batch, got %s and %s", who,
+        arguments.describe(pictures), arguments.describe(tokens))
+    end
+    ty.no_grad(function() network.logit_scale:clamp_(nil, math.log(MOST)) end)
+    local loss, logits = M.loss(network:image_features(pictures, { checkpoint = o.checkpoint }),
+      network:text_features(tokens, { mask = mask, checkpoint = o.checkpoint }), network.logit_scale:exp())
+    local own_row = ty.arange(logits.shape[1], { device = logits.device })
+    return loss, { accuracy = logits:argmax(1):eq(own_row):to("f32"):mean(), scale = network.logit_scale:exp() }
+  end
+  return ty.train.fit(model, loader, rest)
+end
+
+return M
