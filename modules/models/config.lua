@@ -62,7 +62,7 @@ for name in ([[model_type architectures transformers_version torch_dtype dtype _
   tie_encoder_decoder chunk_size_feed_forward id2label label2id num_labels problem_type pretraining_tp
   gradient_checkpointing task_specific_params attn_implementation n_ctx n_positions summary_type summary_use_proj
   summary_activation summary_proj_to_labels summary_first_dropout output_past cross_attention_hidden_size torchscript
-  pruned_heads tokenizer_class prefix auto_map _class_name _diffusers_version]])
+  out_features out_indices stage_names pruned_heads tokenizer_class prefix auto_map _class_name _diffusers_version]])
   :gmatch "%S+" do general[name] = true end
 
 --- The fields of a configuration from `given`. fields: name -> { kind, default }; without a default the field must be

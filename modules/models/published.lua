@@ -29,6 +29,10 @@ function Published.from_config(class, config, state) return class(config) end
 --- Renames one published name to ours, or returns nil for a name to skip.
 function Published:rename(name) return name end
 
+--- The tensors of the folder, by their names there.
+---@return table<string, Tensor>
+function Published:published_state() return self:state_dict() end
+
 --- The keys of config.json: those that were read, and what else the file had that they were read from.
 ---@return table
 function Published:published_config()
@@ -58,7 +62,7 @@ function Published:save(path, metadata)
     ty.io.write_atomic(path .. "/" .. name, ty.io.json_encode(files[name], { indent = 2 }) .. "\n")
   end
   ty.io.mkdir(path)
-  nn.Module.save(self, path .. "/" .. self.weights_file, { format = "pt" })
+  ty.io.save_safetensors(path .. "/" .. self.weights_file, self:published_state(), { format = "pt" })
   for name in pairs(files) do
     if name ~= "config.json" then write(name) end
   end

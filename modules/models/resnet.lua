@@ -1,5 +1,9 @@
---- Residual networks for images, with torchvision's parameter names. He et al. 2016.
+--- Residual networks for images, with torchvision's parameter names; folders have those of transformers. He et al.
+-- 2016, "Deep Residual Learning for Image Recognition".
 local ty = require "tycho"
+local classifier = require "tycho.models.classifier"
+local configs = require "tycho.models.config"
+local Pretrained = require "tycho.models.pretrained"
 
 local nn = ty.nn
 
@@ -49,23 +53,37 @@ end
 
 local kinds = { basic = BasicBlock, bottleneck = Bottleneck }
 
----@class ResNet: Module
-local ResNet = nn.module "ResNet"
+---@class ResNet: Pretrained
+local ResNet = nn.module("ResNet", Pretrained)
+ResNet.model_type, ResNet.architecture = "resnet", "ResNetForImageClassification"
+
+-- What transformers' config.json says of a network by our options.
+local function config_of(o)
+  local sizes = {}
+  for i, channels in ipairs(o.channels) do sizes[i] = channels * kinds[o.block].expansion end
+  return { num_channels = o.in_channels, embedding_size = o.stem or o.channels[1], hidden_sizes = sizes,
+    depths = o.blocks, layer_type = o.block, hidden_act = "relu", downsample_in_first_stage = false,
+    downsample_in_bottleneck = false, num_labels = o.classes, small = o.small or nil,
+    classifier_dropout = o.dropout > 0 and o.dropout or nil }
+end
 
 --- options: in_channels (3), classes (1000), channels ({ 64, 128, 256, 512 }), blocks ({ 2, 2, 2, 2 }: ResNet-18),
--- block ("basic"; "bottleneck", with blocks = { 3, 4, 6, 3 } ResNet-50), small (false; true for images of a few dozen
--- pixels: a 3x3 stem without pooling), dropout (0, before the head).
+-- block ("basic"; "bottleneck", with blocks = { 3, 4, 6, 3 } ResNet-50), stem (channels[1]: channels of the first
+-- convolution), small (false; true for images of a few dozen pixels: a 3x3 stem without pooling, which transformers
+-- does not have), dropout (0, before the head).
 function ResNet:init(options)
   local o = nn.options("ResNet", options, { in_channels = 3, classes = 1000, channels = { 64, 128, 256, 512 },
-    blocks = { 2, 2, 2, 2 }, block = "basic", small = false, dropout = 0 },
-    { channels = "a list of integers >= 1", blocks = "a list of integers >= 1" })
+    blocks = { 2, 2, 2, 2 }, block = "basic", stem = nn.none, small = false, dropout = 0, config = nn.none },
+    { channels = "a list of integers >= 1", blocks = "a list of integers >= 1", stem = "an integer >= 1",
+      config = "a table" })
   if #o.channels == 0 or #o.blocks ~= #o.channels then
     require("tycho.arguments").fail("ResNet: blocks: expected a number for each of the channels, got %d for %d",
       #o.blocks, #o.channels)
   end
   local Block = kinds[o.block]
   if not Block then error(("ResNet: block must be basic or bottleneck, got %s"):format(tostring(o.block)), 3) end
-  local width = o.channels[1]
+  self.config = o.config or config_of(o)
+  local width = o.stem or o.channels[1]
   if o.small then
     self.conv1 = nn.Conv2d(o.in_channels, width, 3, { padding = 1, bias = false })
   else
@@ -101,5 +119,74 @@ end
 
 --- x [n, in_channels, h, w] to logits [n, classes].
 function ResNet:forward(x) return self.fc(self.dropout(self:features(x))) end
+
+--- The loss of labels, of one i64 [n] or of many [n, classes], as of models.ViTForImageClassification.
+---@param x Tensor
+---@param labels Tensor
+---@return Tensor loss
+function ResNet:loss(x, labels) return classifier.loss(self:forward(x), labels, self.config) end
+
+--- The model of a published config.json.
+function ResNet.from_config(class, given)
+  local c = configs.read("ResNet", given, {
+    num_channels = { "count", 3 }, embedding_size = { "count", 64 },
+    hidden_sizes = { "counts", { 256, 512, 1024, 2048 } }, depths = { "counts", { 3, 4, 6, 3 } },
+    layer_type = { "text", "bottleneck" }, hidden_act = { "text", "relu" },
+    downsample_in_first_stage = { "flag", false }, downsample_in_bottleneck = { "flag", false },
+    small = { "flag", configs.none }, classifier_dropout = { "share", configs.none },
+  })
+  configs.only("ResNet", c, { hidden_act = "relu", downsample_in_first_stage = false,
+    downsample_in_bottleneck = false, layer_type = { "basic", "bottleneck" } })
+  local expansion, channels = kinds[c.layer_type].expansion, {}
+  for i, size in ipairs(c.hidden_sizes) do
+    if size % expansion ~= 0 then
+      error(("ResNet: hidden_sizes[%d] must be a multiple of %d, got %d"):format(i, expansion, size), 0)
+    end
+    channels[i] = size // expansion
+  end
+  for i, depth in ipairs(c.depths) do
+    if depth > 10000 then error(("ResNet: depths[%d] must be at most 10000, got %d"):format(i, depth), 0) end
+  end
+  return class { in_channels = c.num_channels, classes = configs.labels(c), channels = channels, blocks = c.depths,
+    block = c.layer_type, stem = c.embedding_size, small = c.small, dropout = c.classifier_dropout, config = c }
+end
+
+-- Parts of names, ours and those of transformers.
+local names = {
+  { "^conv1", "resnet.embedder.embedder.convolution" }, { "^bn1", "resnet.embedder.embedder.normalization" },
+  { "^fc", "classifier.1" },
+}
+
+--- Renames one published name to ours.
+function ResNet:rename(name)
+  for _, pair in ipairs(names) do
+    local theirs = pair[2] .. "."
+    if name:sub(1, #theirs) == theirs then return pair[1]:sub(2) .. name:sub(#theirs) end
+  end
+  local stage, block, rest = name:match "^resnet%.encoder%.stages%.(%d+)%.layers%.(%d+)%.(.*)$"
+  if not stage then return name end
+  rest = rest:gsub("^shortcut%.convolution", "downsample.0"):gsub("^shortcut%.normalization", "downsample.1")
+    :gsub("^layer%.(%d+)%.(%a+)", function(i, part)
+      return ({ convolution = "conv", normalization = "bn" })[part] .. math.tointeger(i) + 1
+    end)
+  return ("layer%d.%s.%s"):format(math.tointeger(stage) + 1, block, rest)
+end
+
+--- The tensors by transformers' names.
+function ResNet:published_state()
+  local state = {}
+  for name, t in pairs(self:state_dict()) do
+    for _, pair in ipairs(names) do name = name:gsub(pair[1], pair[2]) end
+    local stage, block, rest = name:match "^layer(%d+)%.(%d+)%.(.*)$"
+    if stage then
+      rest = rest:gsub("^downsample%.0", "shortcut.convolution"):gsub("^downsample%.1", "shortcut.normalization")
+        :gsub("^conv(%d+)", function(i) return ("layer.%d.convolution"):format(i - 1) end)
+        :gsub("^bn(%d+)", function(i) return ("layer.%d.normalization"):format(i - 1) end)
+      name = ("resnet.encoder.stages.%d.layers.%s.%s"):format(stage - 1, block, rest)
+    end
+    state[name] = t
+  end
+  return state
+end
 
 return ResNet

@@ -7,8 +7,8 @@ local M = {}
 --- The mean over classes of their average precision, which is the mean, over what is there, of the share of what is
 -- there among all that scores at least as high: the area under the curve of precision over recall in steps. Classes
 -- of which nothing is there are left out. scores [n, classes] (any numbers that order, logits say), labels [n, classes]
--- (1: there, 0: not). Returns it, and f64 [classes] by class, NaN for those left out. Everingham et al. 2010, "The PASCAL
--- Visual Object Classes Challenge"; computed as scikit-learn has it.
+-- (1: there, 0: not). Returns it, and f64 [classes] by class, NaN for those left out. Everingham et al. 2010, "The
+-- PASCAL Visual Object Classes Challenge"; computed as scikit-learn has it.
 ---@param scores Tensor
 ---@param labels Tensor
 ---@return number mean

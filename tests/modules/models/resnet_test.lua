@@ -2,6 +2,8 @@
 local here = arg and arg[0]:match ".*/" or "tests/modules/models/"
 local check = dofile(here .. "../../lua/check.lua")
 local ty = require "tycho"
+local reference = dofile(here .. "reference.lua")(check)
+local hub = require "tycho.hub"
 local vision = require "tycho.vision"
 
 check.test("ResNet's defaults are torchvision's ResNet-18", function()
@@ -29,6 +31,46 @@ check.test("ResNet-50 has torchvision's size and names", function()
   check.equal(model(ty.zeros(2, 3, 64, 64, { device = "meta" })).shape, { 2, 1000 })
   check.equal(model.layer2[1].conv2.stride[1], 2)
   check.fails(function() vision.ResNet { block = "wide" } end, "ResNet: block must be basic or bottleneck, got wide")
+end)
+
+for _, name in ipairs { "resnet_basic", "resnet_bottleneck" } do
+  check.test(name .. ": logits and gradients of transformers", function()
+    local folder = check.root .. "tests/fixtures/vision/" .. name
+    local model, want = hub.load(folder, { dtype = "f32" }), ty.io.load_safetensors(folder .. "/expected.safetensors")
+    check.equal({ model.report.unexpected, model.report.missing }, { {}, {} })
+    local ours = {}
+    for key, pair in pairs(want) do
+      local theirs = key:match "^grad%.(.*)$"
+      if theirs then ours["grad." .. model:rename(theirs)] = pair end
+    end
+    local x = want.x:detach():requires_grad_()
+    local logits = model(x)
+    reference.compare(logits, want.logits, "logits")
+    local loss = (logits * reference.wave(logits):to "f32"):sum()
+    check.equal(reference.compare_gradients(model, loss, ours), {}, "gradients left")
+    reference.compare(x.grad, want["input_grad.x"], "gradient for the pictures")
+    -- The weights alone have torchvision's names, and are read too.
+    local other = vision.ResNet { in_channels = model.config.num_channels, classes = #want.logits[0]:tolist(),
+      channels = name == "resnet_basic" and { 6, 8 } or { 2, 4, 6 }, blocks = model.config.depths, stem = 6,
+      block = model.config.layer_type }
+    hub.assign(other, model:state_dict())
+    reference.compare(other:eval()(x), want.logits, "logits by torchvision's names")
+    check.close(model:loss(x, ty.tensor { 0, 1, 2 }):item(),
+      ty.nn.cross_entropy(logits, ty.tensor { 0, 1, 2 }):item(), 1e-6)
+  end)
+end
+
+check.test("ResNet: what is not computed here is an error", function()
+  local ResNet = vision.ResNet
+  local function fails(config, text)
+    config.model_type = "resnet"
+    check.fails(function() ResNet:from_config(config) end, text)
+  end
+  fails({ hidden_act = "gelu" }, "ResNet: config key 'hidden_act': expected relu, got gelu, which is not supported")
+  fails({ downsample_in_bottleneck = true }, "config key 'downsample_in_bottleneck': expected false, got true")
+  fails({ layer_type = "wide" }, "config key 'layer_type': expected basic or bottleneck, got wide")
+  fails({ hidden_sizes = { 6, 8, 8, 8 } }, "ResNet: hidden_sizes[1] must be a multiple of 4, got 6")
+  fails({ depths = { 1, 2 } }, "ResNet: blocks: expected a number for each of the channels, got 2 for 4")
 end)
 
 check.finish()
