@@ -50,7 +50,7 @@ local function ending_tokens(model, o)
   local stop = o.stop_tokens
   if stop == nil then
     local generation = model.generation_config or {}
-    stop = generation.eos_token_id or model.config and model.config.eos_token_id
+    stop = generation.eos_token_id or model:end_tokens()
   end
   if stop == nil or stop == ty.io.null or stop == false then return {} end
   if type(stop) ~= "table" then stop = { stop } end
@@ -152,7 +152,8 @@ end
 -- or a list; by default eos_token_id of the model's files; false: none); stop (list of texts, with tokenizer);
 -- on_token(row, token), called for each token as it comes, rows counted from 1, false ends the row; pad (0); draft (a
 -- smaller model of the same tokens, which proposes draft_tokens, 4, at a time; the text is distributed as without;
--- stats, a table, gets rounds, drafted, accepted); cache (to go on from, tokens then follow those in it).
+-- stats, a table, gets rounds, drafted, accepted); cache (to go on from, tokens then follow those in it); pictures (for
+-- models that see some: those of all rows, one after another).
 ---@param model LanguageModel
 ---@param tokens Tensor|Tensor[]
 ---@param count integer
@@ -162,7 +163,11 @@ function M.generate(model, tokens, count, options)
   local none = ty.nn.none
   local o = ty.nn.options("generate", options, { temperature = 1, top_k = 0, top_p = 1, min_p = 0,
     repetition_penalty = 1, seed = none, stop_tokens = none, stop = {}, tokenizer = none, on_token = none, pad = 0,
-    cache = none, draft = none, draft_tokens = 4, stats = none })
+    cache = none, draft = none, draft_tokens = 4, stats = none, pictures = none }, { pictures = "a tensor" })
+  if o.pictures and not model.picture_features then
+    error(("generate: pictures: expected a model that sees them, got a %s"):format(getmetatable(model).__name), 2)
+  end
+  if o.pictures and o.draft then error("generate: a draft goes with no pictures", 2) end
   sampling.check("generate", o)
   if not math.tointeger(count) or count < 1 then
     error(("generate: the number of tokens must be a positive integer, got %s"):format(tostring(count)), 2)
@@ -173,7 +178,7 @@ function M.generate(model, tokens, count, options)
     local prompts, mask, rows = batch(tokens, o.pad, model:device())
     local cache = o.cache or model:cache { room = prompts.shape[2] + count }
     local first, next_logits
-    first, mask, next_logits = model:start(prompts, mask, cache)
+    first, mask, next_logits = model:start(prompts, mask, cache, o.pictures)
     if rows and first ~= prompts then -- an encoder had the prompts
       for i in ipairs(rows) do rows[i] = first:select(0, i - 1) end
     end

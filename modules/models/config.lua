@@ -33,6 +33,7 @@ kinds = {
   counts = { "a list of positive integers", function(v) return is_list(v, kinds.count[2]) end },
   numbers = { "a list of numbers", function(v) return is_list(v, kinds.number[2]) end },
   texts = { "a list of texts", function(v) return is_list(v, kinds.text[2]) end },
+  layers = { "an integer or a list of integers", function(v) return is_integer(v) or is_list(v, is_integer) end },
   size = { "a positive integer or two of them", function(v)
     return kinds.count[2](v) or is_list(v, kinds.count[2]) and #v == 2
   end },

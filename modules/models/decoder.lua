@@ -97,7 +97,7 @@ function Decoder:cache(options) return Cache.new(#self.model.layers, options) en
 
 --- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward(), and last: of how
 -- many positions, the last ones, they are wanted, [n, last, hidden]; the last layer then does little more than their
--- work.
+-- work; embeddings: [n, t, hidden], in place of those of the tokens.
 function Decoder:hidden(tokens, options)
   local last = layers.last(self.family.name, options)
   local cache = options and options.cache
@@ -119,8 +119,8 @@ function Decoder:hidden(tokens, options)
   end
   local at = { cos = cos, sin = sin, interleaved = self.interleaved or false, mask = mask,
     cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil, record = options and options.record }
-  local stream, more = layers.through(self.model.layers, self.model.embed_tokens(tokens), at,
-    options and options.checkpoint, last)
+  local stream, more = layers.through(self.model.layers,
+    options and options.embeddings or self.model.embed_tokens(tokens), at, options and options.checkpoint, last)
   cache:advance(t)
   local _, x = layers.add_norm(self.model.norm, stream, more)
   return x

@@ -5,7 +5,7 @@ local M = {}
 M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral" }, qwen2 = { "qwen2" },
   qwen3 = { "qwen3" }, mixtral = { "mixtral" }, gla = { "gla" }, bert = { "bert", "Bert" }, t5 = { "t5" },
   vit = { "vit", "ViT" }, clip = { "clip", "CLIPModel" }, clip_text_model = { "clip", "CLIPTextModel" },
-  clip_vision_model = { "clip", "CLIPVisionModel" }, resnet = { "resnet" } }
+  clip_vision_model = { "clip", "CLIPVisionModel" }, resnet = { "resnet" }, llava = { "llava" } }
 
 --- _class_name of the components of diffusers -> file, and the class in it where the file has several.
 M.by_class_name = { AutoencoderKL = { "autoencoder_kl" }, SD3Transformer2DModel = { "sd3" },

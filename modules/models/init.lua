@@ -28,6 +28,7 @@ return require "tycho.lazy" ({}, {
   CLIPTextModelWithProjection = { "tycho.models.clip", "CLIPTextModelWithProjection" },
   CLIPVisionModel = { "tycho.models.clip", "CLIPVisionModel" },
   CLIPVisionModelWithProjection = { "tycho.models.clip", "CLIPVisionModelWithProjection" },
+  Llava = "tycho.models.llava",
   -- their parts: blocks, rotary positions, what they remember of the tokens so far
   layers = "tycho.models.layers", rotary = "tycho.models.rotary", KVCache = "tycho.models.cache",
   StateCache = "tycho.models.states",

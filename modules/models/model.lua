@@ -23,8 +23,10 @@ function LanguageModel:loss(tokens, targets, options)
     if mask then targets = targets:masked_fill(mask:narrow(1, 1, t - 1):to("bool"):logical_not(), -100) end
     tokens, mask = tokens:narrow(1, 0, t - 1), mask and mask:narrow(1, 0, t - 1)
   end
-  local logits = self:forward(tokens, { mask = mask, cu_seqlens = options.cu_seqlens, longest = options.longest,
-    checkpoint = options.checkpoint })
+  local with = {}
+  for key, value in pairs(options) do with[key] = value end
+  with.mask = mask
+  local logits = self:forward(tokens, with)
   return nn.cross_entropy(logits:flatten(0, 1), targets:flatten())
 end
 
@@ -55,9 +57,12 @@ end
 ---@param head Linear
 function LanguageModel:set_head(head) self.lm_head = head end
 
+--- The token, or the list of tokens, that ends a text by the config.
+function LanguageModel:end_tokens() return self.config and self.config.eos_token_id end
+
 --- What generation begins with: the first tokens [n, t] whose successors are wanted, their mask, and a function of
 -- tokens and mask that gives the logits [n, vocabulary] of the token after them. An encoder and decoder begins anew
--- here.
+-- here. Models that see pictures get those of the prompts as well.
 function LanguageModel:start(tokens, mask, cache)
   return tokens, mask, function(input, given)
     return self:head(self:hidden(input, { cache = cache, mask = given, last = 1 }):select(1, -1))

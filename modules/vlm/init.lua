@@ -4,11 +4,17 @@
 --     vlm.fit_contrastive(clip, loader, { steps = 2000 })
 --     print(vlm.retrieval(clip, pictures, captions, { among = 100 }).captions)
 --
--- The networks are those of tycho.models: CLIPModel, Llava.
+--     local model = hub.load "path/of/llava"
+--     model:generate(tokens, 40, { pictures = pictures })
+--
+-- Networks: CLIPModel, Llava, of tycho.models.
 local contrastive = require "tycho.vlm.contrastive"
+require "tycho.llm" -- what Llava generates with
 
-return {
+local M = {
   contrastive_loss = contrastive.loss,
   fit_contrastive = contrastive.fit,
   retrieval = require "tycho.vlm.retrieval",
 }
+
+return require "tycho.lazy" (M, { CLIPModel = { "tycho.models", "CLIPModel" }, Llava = { "tycho.models", "Llava" } })

@@ -16,6 +16,7 @@ objects.skipped = {
   move = "called by optimizers",
   rename = "called by hub.load, once a tensor", from_config = "called by hub.load, of a class",
   restore = "called by hub.load, once a buffer", check_inputs = "a check of what a network was given",
+  start = "called by llm.generate, with what it has checked",
   append = "of caches: called by networks, once a layer", see = "of caches: called by networks, once a step",
 }
 
@@ -84,6 +85,10 @@ object("CLIPTextModel", function() return require("tycho.models").CLIPTextModel(
 object("CLIPVisionModel", function() return require("tycho.models").CLIPVisionModel(encoder) end)
 object("CLIPModel", function()
   return require("tycho.models").CLIPModel { text_config = text, vision_config = encoder, projection_dim = 2 }
+end)
+object("Llava", function()
+  return require("tycho.models").Llava { text_config = text, vision_config = encoder, image_token_index = 7,
+    vision_feature_layer = -1 }
 end)
 object("Gaussian", function() return require("tycho.models").Gaussian.new(ty.zeros(1, 2, 2, 2)) end)
 object("Cache", function() return require("tycho.llm").Cache.new(2) end)

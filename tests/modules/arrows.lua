@@ -26,6 +26,7 @@ return {
 
   vlm = {
     models = "networks under the module's names",
+    llm = "generation of text about pictures",
   },
 
   -- The small models that ship.
