@@ -60,6 +60,17 @@ for _, name in ipairs { "resnet_basic", "resnet_bottleneck" } do
   end)
 end
 
+check.test("ResNet: a small one, which transformers does not have, is written and read with its labels", function()
+  local scratch = dofile(here .. "../../lua/scratch.lua")
+  local model = vision.ResNet { in_channels = 1, classes = 7, small = true, channels = { 4, 6 }, blocks = { 1, 2 },
+    block = "bottleneck", stem = 5, dropout = 0.1 }:eval()
+  model:save(scratch.file "small")
+  local again, x = hub.load(scratch.file "small"), ty.randn(2, 1, 8, 8)
+  check.equal({ again.maxpool, again.dropout.p, again.config.unknown }, { nil, 0.1, {} })
+  check.equal(again(x):tolist(), model(x):tolist())
+  check.equal(model(x).shape, { 2, 7 })
+end)
+
 check.test("ResNet: what is not computed here is an error", function()
   local ResNet = vision.ResNet
   local function fails(config, text)
