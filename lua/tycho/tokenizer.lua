@@ -5,6 +5,7 @@
 local core = require "tycho.core"
 local native, io = core.tokenizer_core, core.io
 local arguments = require "tycho.arguments"
+local bpe_files = require "tycho.bpe_files"
 
 local expect = arguments.expect
 
@@ -35,14 +36,20 @@ local function read_config(tok, path)
 end
 
 --- Reads a tokenizer.json, or the one in a folder; there tokenizer_config.json, if there is one, gives the fields bos,
---- eos, pad, unk, cls, sep, mask (ids), chat_template and max_length.
+--- eos, pad, unk, cls, sep, mask (ids), chat_template and max_length. Older folders, which have vocab.json and
+--- merges.txt in its place, are read as those of GPT-2 or CLIP.
 ---@param path string a tokenizer.json or a folder
 ---@return Tokenizer
 function tokenizer.load(path)
   expect("tokenizer.load", "path", path, "a string")
   local info = io.stat(path)
   if not (info and info.kind == "directory") then return native.read(path) end
-  local tok = native.read(path .. "/tokenizer.json")
+  local file, tok = path .. "/tokenizer.json"
+  if not io.exists(file) and bpe_files.are_in(path) then
+    tok = native.parse(bpe_files.json(path), path .. "/vocab.json")
+  else
+    tok = native.read(file)
+  end
   local config = path .. "/tokenizer_config.json"
   if io.exists(config) then read_config(tok, config) end
   return tok

@@ -243,7 +243,9 @@ function M.tokenizer(path)
   end
   local info = ty.io.stat(path)
   local folder = info and info.kind == "directory" and path or path:match "^(.*)/[^/]*$" or "."
-  return ty.io.stat(folder .. "/tokenizer.json") and ty.tokenizer.load(folder) or nil
+  local there = ty.io.stat(folder .. "/tokenizer.json")
+    or ty.io.stat(folder .. "/vocab.json") and ty.io.stat(folder .. "/merges.txt")
+  return there and ty.tokenizer.load(folder) or nil
 end
 
 --- A published model: a folder with config.json, a weights file beside one, or a GGUF file. options: dtype (default:

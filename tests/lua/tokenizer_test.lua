@@ -473,4 +473,34 @@ check.test("a hostile expression stops", function()
   check.fails(function() tok:encode(("a"):rep(5000) .. "b") end, "matching the regular expression")
 end)
 
+check.test("folders with vocab.json and merges.txt are those with tokenizer.json", function()
+  local samples = { "", "A photo of two CATS, it's 12345!", "  Grün \n\tÄÖÜ ß  don't", "你好 мир \u{1F469}",
+    "<|endoftext|> end" }
+  for _, name in ipairs { "clip", "gpt2" } do
+    local whole = ty.io.load_json(folder .. name .. ".json")
+    local path = scratch.file(name)
+    ty.io.mkdir(path)
+    ty.io.save_json(path .. "/vocab.json", whole.model.vocab)
+    local lines = { "#version: 0.2" }
+    for i, merge in ipairs(whole.model.merges) do
+      lines[i + 1] = type(merge) == "table" and table.concat(merge, " ") or merge
+    end
+    ty.io.write_atomic(path .. "/merges.txt", table.concat(lines, "\n") .. "\n")
+    ty.io.save_json(path .. "/tokenizer_config.json", { eos_token = "<|endoftext|>", model_max_length = 77 })
+    local tok, want = ty.tokenizer.load(path), ty.tokenizer.load(folder .. name .. ".json")
+    check.equal({ tok.size, tok.eos, tok.max_length }, { want.size, want:id "<|endoftext|>", 77 })
+    for _, text in ipairs(samples) do
+      local ids = want:encode(text)
+      check.equal(tok:encode(text):tolist(), ids:tolist(), name .. " " .. text)
+      check.equal(tok:decode(ids), want:decode(ids), name .. " " .. text)
+    end
+    local hub = require "tycho.hub"
+    check.equal(hub.tokenizer(path):encode("a cat"):tolist(), want:encode("a cat"):tolist())
+    ty.io.write_atomic(path .. "/vocab.json", '{"a": "b"}')
+    check.fails(function() ty.tokenizer.load(path) end, "vocab.json: expected tokens and their ids, got a = b")
+    ty.io.write_atomic(path .. "/vocab.json", '{"a": 99999999999}')
+    check.fails(function() ty.tokenizer.load(path) end, "vocab.json")
+  end
+end)
+
 check.finish()
