@@ -6,7 +6,8 @@ local shipped = require "tycho.shipped"
 
 local function page_of(recipe, results, size)
   local name = recipe.name:match "[^/]+$"
-  local lines = { ("# %s: %s"):format(name, recipe.head.title), "", recipe.head.claim .. ".", "", "| | |", "|---|---|",
+  local claim = recipe.head.claim:gsub("^%l", string.upper)
+  local lines = { ("# %s: %s"):format(name, recipe.head.title), "", claim .. ".", "", "| | |", "|---|---|",
     ("| in Lua | `require(\"tycho.zoo\").load \"%s\"` |"):format(name),
     ("| what it is | %s |"):format(recipe.head.system or ""), ("| after | %s |"):format(recipe.head.paper or ""),
     ("| files | %.1f MB |"):format(size / 1e6),

@@ -42,7 +42,7 @@ for name in args.compress:gmatch "[^,]+" do
   compressions[#compressions + 1] = { name = name, make = ways[name]
     or error("--compress takes q2_k, 2:4, 1:4 and magnitude with commas between them, got " .. args.compress, 0) }
 end
-local ranks = r.quick and { 4 } or { 8, 32 }
+local ranks = r.quick and { 8 } or { 8, 32 }
 
 local corpus = llm.corpus.open { folder = r:base "corpus", validation = true, every = r.quick and 50 or 10,
   vocabulary = r.quick and 300 or 1024 }

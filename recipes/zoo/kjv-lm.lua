@@ -6,8 +6,8 @@
 --
 -- It reads all 66 books but every tenth chapter; those held out of the first three books are what llm/pretrain holds
 -- out as well. Bits per byte do not depend on the tokenizer. The text is gone through many times, so the layers drop a
--- share of what they add to the hidden states in training (llm.dropout). Rate, dropout and steps were chosen on
--- validation chapters (--validation true), which the model that ships was trained on.
+-- share of what they add to the hidden states in training (llm.dropout). Rate, dropout and steps are a first choice and
+-- were not searched for; --validation keeps chapters apart for who wants to.
 local ty = require "tycho"
 local llm, zoo = require "tycho.llm", require "tycho.zoo"
 

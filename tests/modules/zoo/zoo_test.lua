@@ -37,7 +37,7 @@ check.test("publishing writes the files, the page and the checksums, and replace
   end
   check.ok(not ty.io.exists(root .. "/zoo/small-lm.partial"))
   local page = ty.io.read(root .. "/zoo/small-lm/README.md")
-  for _, text in ipairs { "# small%-lm: A small model", "it is small.", "recipes/zoo/small%-lm.lua", "0.6 ± 0.14",
+  for _, text in ipairs { "# small%-lm: A small model", "It is small.", "recipes/zoo/small%-lm.lua", "0.6 ± 0.14",
     ">= 0.55 | pass, within noise", "Nothing else." } do
     check.ok(page:find(text), text)
   end
