@@ -153,9 +153,11 @@ static void draw_picture(const draw_ctx *c, int64_t picture, uint64_t *covers) {
   const int64_t plane = c->h * c->w, k = c->k;
   int32_t *boxes = c->boxes + picture * k * 5, *overlap = c->overlap + picture * k * k;
   int8_t *owner = c->owner + picture * plane;
-  memset(owner, TY_DRAW_NOBODY, (size_t)plane);
-  memset(covers, 0, (size_t)plane * sizeof *covers);
-  memset(overlap, 0, (size_t)(k * k) * sizeof *overlap);
+  if (plane) {
+    memset(owner, TY_DRAW_NOBODY, (size_t)plane);
+    memset(covers, 0, (size_t)plane * sizeof *covers);
+  }
+  if (k) memset(overlap, 0, (size_t)(k * k) * sizeof *overlap);
   for (int64_t j = 0; j < k; j++) {
     int32_t nothing[5] = { (int32_t)c->w, (int32_t)c->h, 0, 0, 0 };
     memcpy(boxes + j * 5, nothing, sizeof nothing);
