@@ -119,6 +119,17 @@ local function read_splits()
   return splits
 end
 
+--- Names of all subgroups ("animal-mammal") in the order of Unicode's list.
+---@return string[]
+function M.subgroups()
+  local names, known = {}, {}
+  for _, name in ipairs(read_index().subgroups) do
+    if not known[name] then names[#names + 1] = name end
+    known[name] = true
+  end
+  return names
+end
+
 -- ---- the set ----
 
 local Emoji = ty.data.class "Emoji"

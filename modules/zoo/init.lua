@@ -74,4 +74,5 @@ function M.info(name)
     record = require("tycho.recipe.records").read(folder .. "/../..", "zoo/" .. name) }
 end
 
-return require "tycho.lazy" (M, { publish = "tycho.zoo.publish", language = "tycho.zoo.language" })
+return require "tycho.lazy" (M, { publish = "tycho.zoo.publish", language = "tycho.zoo.language",
+  scenes = "tycho.zoo.scenes", judge = "tycho.zoo.judge" })

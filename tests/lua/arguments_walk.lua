@@ -32,6 +32,8 @@ local skipped = {
   ["hub.gguf"] = "the parts of the reader that hub.load calls with what a file holds, which the fuzzers make hostile",
   ["llm.trials"] = "what recipes share: a call trains a model",
   ["zoo.language"] = "what recipes share: a call trains a model",
+  ["zoo.scenes"] = "the same",
+  ["zoo.judge"] = "the same",
   ["models.layers"] = layers, ["models.rotary"] = layers, ["models.classifier"] = layers,
   ["diffusion.solver.frame"] = sampling, ["diffusion.guidance.rescale"] = sampling,
   ["diffusion.prediction.new"] = sampling, ["diffusion.condition.keys"] = sampling,

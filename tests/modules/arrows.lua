@@ -33,6 +33,8 @@ return {
   zoo = {
     hub = "a model of the zoo is a folder as any published one",
     llm = "how the zoo's language models are trained",
+    datasets = "models of scenes are trained on them",
+    vision = "judges of scenes are measured by its figures",
   },
 
   -- Techniques, on any model: layers are found and changed by nn.surgery.

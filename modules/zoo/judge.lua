@@ -1,0 +1,130 @@
+--- Classifiers of scenes: what recipes/zoo/scene-vit.lua and scene-resnet.lua share. A network says of a picture which
+-- of the 1,900 sentences of datasets.scenes.statements are true of it and which subgroups of emoji it shows, so that it
+-- can judge what was drawn from a caption. The hundred objects come first.
+local ty = require "tycho"
+local datasets = require "tycho.datasets"
+local scenes = require "tycho.zoo.scenes"
+local vision = require "tycho.vision"
+
+local nn = ty.nn
+local M = {}
+
+local statements = datasets.scenes.statements
+
+-- names: of the subgroups; place: of each by name, from 0; of_object: f32 [objects, subgroups], a 1 where an object is
+-- of a subgroup.
+local groups
+local function read_groups()
+  if groups then return groups end
+  groups = { names = datasets.emoji.subgroups(), place = {} }
+  for i, name in ipairs(groups.names) do groups.place[name] = i - 1 end
+  local emoji, rows = datasets.load("emoji", { split = "all", languages = {} }), {}
+  for i, object in ipairs(datasets.scenes.objects) do
+    rows[i] = groups.place[emoji:get(emoji:find(object.emoji)).subgroup]
+  end
+  groups.of_object = ty.keep(ty.one_hot(ty.tensor(rows), #groups.names):to "f32")
+  return groups
+end
+
+--- Names of the labels: the sentences, and then the subgroups of emoji.
+---@return string[]
+function M.labels()
+  local names, all = statements.names(), read_groups().names
+  return table.move(all, 1, #all, #names + 1, names)
+end
+
+-- Which subgroups are in scenes, f32 [n, subgroups], by which objects are, u8 [n, objects].
+local function groups_of_scenes(labels)
+  return labels:to("f32"):matmul(read_groups().of_object:to { device = labels.device }):clamp(0, 1)
+end
+
+-- The loss of a batch of scenes with single emoji behind them, of which only the subgroup is known. Sums over labels
+-- are divided by 50, so that gradients are of the usual size.
+local function loss_of(network, batch, emoji)
+  local n, count = batch.image.shape[1], statements.count
+  local truth = batch.statements:to "f32"
+  local pictures, places = emoji:draw(math.max(1, n // 7))
+  local logits = network(ty.concat({ scenes.pictures(batch.image), pictures:to { device = truth.device } }, 0))
+  local said = nn.bce_with_logits(logits:narrow(0, 0, n):narrow(1, 0, count), truth) * (count / 50)
+  local subgroups = {}
+  for i, place in ipairs(places:tolist()) do subgroups[i] = read_groups().place[emoji.subgroups[place + 1]] end
+  local single = ty.one_hot(ty.tensor(subgroups), #groups.names):to "f32"
+  local shown = ty.concat({ groups_of_scenes(truth:narrow(1, 0, #datasets.scenes.objects)),
+    single:to { device = truth.device } }, 0)
+  local grouped = nn.bce_with_logits(logits:narrow(1, count, #groups.names), shown) * (#groups.names / 50)
+  return said + grouped, { statements = said:detach(), subgroups = grouped:detach() }
+end
+
+--- How good a judge a network is: objects, the mean average precision of the hundred objects in pictures of a split;
+-- colour and place, shares of what captions of real pictures ask for that it sees (datasets.scenes.statements.score).
+---@param model Module
+---@param split string
+---@param count integer  pictures
+---@return { mean_average_precision: number, object: number, colour: number, place: number }
+function M.measure(model, split, count)
+  local batch = scenes.set(split, { "image", "labels", "asked" }):batch(ty.arange(count))
+  local logits = vision.scores(model, scenes.pictures(batch.image))
+  local shares = statements.score(logits:narrow(1, 0, statements.count), batch.asked)
+  shares.mean_average_precision = vision.mean_average_precision(
+    logits:narrow(1, 0, #datasets.scenes.objects):sigmoid(), batch.labels)
+  return shares
+end
+
+--- The share of emoji that were never trained on whose subgroup, of about a hundred, is the likeliest to a network.
+---@param model Module
+---@return number
+function M.subgroups(model)
+  local set = datasets.load("emoji", { split = "held_out", languages = {} })
+  local batch, right = set:batch(ty.arange(#set)), 0
+  local guess = vision.scores(model, scenes.on_colours(batch.image)):narrow(1, statements.count, #read_groups().names)
+    :argmax(1):tolist()
+  for i, name in ipairs(batch.subgroup) do right = right + (groups.names[guess[i] + 1] == name and 1 or 0) end
+  return right / #guess
+end
+
+--- Trains a network with an output for each of labels(), keeps it in the folder of its seed, and returns it.
+---@param r Recipe
+---@param network Module
+---@param seed integer
+---@return Module
+function M.train(r, network, seed)
+  local args, emoji = r.args, scenes.emoji()
+  r:say("seed %d: %d parameters", seed, network:count_parameters())
+  local _, averaged = ty.train.fit(network, scenes.loader(r, { "image", "statements" }, seed),
+    scenes.fit_options(r, seed, { loss = function(m, batch) return loss_of(m, batch, emoji) end,
+      evaluate = function(step, m)
+        local found = M.measure(m, "validation", math.min(500, args.count))
+        r:say("step %d: mean average precision %.3f, colours %.3f, places %.3f", step, found.mean_average_precision,
+          found.colour or 0, found.place or 0)
+        return found
+      end }))
+  averaged:save(scenes.folder(r, seed))
+  return averaged:eval()
+end
+
+--- Trains a network made by make() for each seed and measures it: the rows of the recipe's table.
+---@param r Recipe
+---@param make fun(): Module
+---@return RecipeRow[]
+function M.rows(r, make)
+  local measured = { mean_average_precision = {}, colour = {}, place = {}, combinations = {}, subgroups = {} }
+  for i, seed in ipairs(r.seeds) do
+    ty.manual_seed(seed)
+    local model = M.train(r, make():to(r.device), seed)
+    for name, value in pairs(M.measure(model, "validation", r.args.count)) do
+      if measured[name] then measured[name][i] = value end
+    end
+    measured.combinations[i] = M.measure(model, "held_out_combinations", r.args.count).mean_average_precision
+    measured.subgroups[i] = M.subgroups(model)
+  end
+  return {
+    { claim = "mean average precision of 90 objects in scenes of the validation part",
+      values = measured.mean_average_precision, bar = 0.95 },
+    { claim = "the same in scenes with combinations never seen", values = measured.combinations, judged = false },
+    { claim = "colours that captions name, share seen", values = measured.colour, judged = false },
+    { claim = "places that captions name, share seen", values = measured.place, judged = false },
+    { claim = "subgroup of emoji never seen, share right", values = measured.subgroups, judged = false },
+  }
+end
+
+return M

@@ -1,0 +1,168 @@
+--- What the recipes of the models of scenes share: recipes/zoo/scene-*.lua. Their pictures, their arguments, how they
+-- train with checkpoints and an average of the weights, and the words that captions are made of.
+local ty = require "tycho"
+local datasets = require "tycho.datasets"
+local hub = require "tycho.hub"
+
+local M = {}
+
+--- The arguments of such a recipe: those that all have, with the defaults of `own` (steps, batch, lr, every, count),
+-- and then its list `more`.
+---@param own table<string, number>
+---@param more? RecipeArgument[]
+---@return RecipeArgument[]
+function M.arguments(own, more)
+  local list = {
+    { "steps", own.steps, "training steps", quick = 3 },
+    { "batch", own.batch, "pictures of a step", quick = own.quick or 4 },
+    { "lr", own.lr, "peak learning rate" },
+    { "count", own.count or 1000, "pictures of a split to measure with", quick = own.quick_count or 8 },
+    { "every", own.every, "steps between evaluations" },
+  }
+  table.move(more or {}, 1, #(more or {}), #list + 1, list)
+  list[#list + 1] = { "resume", false, "go on from the checkpoints in the results folder", place = true }
+  list[#list + 1] = { "publish", false, "write the first seed's model to zoo/", place = true }
+  return list
+end
+
+--- Scenes of a split with some fields: a data set.
+---@param split string
+---@param fields string[]
+---@param more? table  other options of the set
+---@return Scenes
+function M.set(split, fields, more)
+  local options = { split = split, fields = fields }
+  for key, value in pairs(more or {}) do options[key] = value end
+  return datasets.load("scenes", options)
+end
+
+--- Training scenes in batches, in another order in every epoch, made by a thread of their own.
+---@param r Recipe
+---@param fields string[]
+---@param seed integer
+---@return DataLoader
+function M.loader(r, fields, seed)
+  return ty.data.DataLoader(M.set("training", fields), { batch_size = r.args.batch, shuffle = true, seed = seed,
+    drop_last = true, device = r.device, workers = 1 })
+end
+
+--- The options that train.fit and its like take in such a recipe: checkpoints and a log under the results of this seed,
+-- an average of the weights, and the arguments of the command line.
+---@param r Recipe
+---@param seed integer
+---@param more? table  options that are added, or are in the place of these
+---@return table
+function M.fit_options(r, seed, more)
+  local args, folder = r.args, r:path("seed" .. seed)
+  local options = { steps = args.steps, lr = args.lr, final = 0.02, weight_decay = 0.05, average = 0.999,
+    every = args.every, folder = folder .. "/checkpoint", log = folder, resume = args.resume and "auto" or false,
+    title = r.name:match "[^/]+$" }
+  for key, value in pairs(more or {}) do options[key] = value end
+  return options
+end
+
+--- Where the trained model of a seed is kept.
+---@param r Recipe
+---@param seed? integer  (the first)
+---@return string
+function M.folder(r, seed) return r:path("seed" .. (seed or r.seeds[1]) .. "/model") end
+
+--- Pictures of bytes as networks take them: floats from -1 to 1.
+---@param image Tensor
+---@return Tensor
+function M.pictures(image) return image:to "f32" / 127.5 - 1 end
+
+--- Writes the first seed's model in half precision, and the tokenizer if there is one.
+---@param r Recipe
+---@param folder string
+---@param tokenizer? Tokenizer
+function M.write(r, folder, tokenizer)
+  hub.load(M.folder(r), { dtype = "f16" }):save(folder)
+  if tokenizer then tokenizer:save(folder) end
+end
+
+-- ---- single emoji ----
+
+---@class TrainingEmoji
+---@field names string[]
+---@field subgroups string[]
+---@field pictures Tensor  u8 [n, 4, 64, 64]
+local TrainingEmoji = {}
+TrainingEmoji.__index = TrainingEmoji
+
+--- The emoji that models of scenes may be trained on: the training part of datasets.emoji but those whose objects no
+-- training scene has.
+---@return TrainingEmoji
+function M.emoji()
+  local held_out, places = {}, {}
+  for _, object in ipairs(datasets.scenes.objects) do held_out[object.code] = object.held_out end
+  local set = datasets.load("emoji", { size = 64, languages = {} })
+  local all = set:batch(ty.arange(#set))
+  local list = setmetatable({ names = {}, subgroups = {} }, TrainingEmoji)
+  for i, code in ipairs(all.code) do
+    if not held_out[code] then
+      local n = #places + 1
+      places[n], list.names[n], list.subgroups[n] = i - 1, all.name[i], all.subgroup[i]
+    end
+  end
+  list.pictures = all.image:index_select(0, ty.tensor(places))
+  return list
+end
+
+--- Pictures of emoji with transparency, u8 [n, 4, h, w], on plain backgrounds of random colours, as networks take them.
+---@param pictures Tensor
+---@return Tensor f32 [n, 3, h, w]
+function M.on_colours(pictures)
+  local x = pictures:to "f32" / 255
+  local alpha = x:narrow(1, 3, 1)
+  return (x:narrow(1, 0, 3) * alpha + ty.rand(pictures.shape[1], 3, 1, 1) * (1 - alpha)) * 2 - 1
+end
+
+--- n emoji drawn at random on plain backgrounds, and their places in the lists, i64 [n].
+---@param n integer
+---@return Tensor pictures  f32 [n, 3, 64, 64]
+---@return Tensor places
+function TrainingEmoji:draw(n)
+  local places = ty.randint(0, #self.names, { n })
+  return M.on_colours(self.pictures:index_select(0, places)), places
+end
+
+-- ---- words ----
+
+local first, last = "<|startoftext|>", "<|endoftext|>"
+
+--- A tokenizer of captions, as CLIP's: byte-level BPE of small letters, a mark before a text and another behind it,
+-- which fills batches up as well. Learnt from captions of training scenes and from the texts of `more`.
+---@param count integer      captions
+---@param vocabulary integer
+---@param more? string[]
+---@return Tokenizer
+function M.tokenizer(count, vocabulary, more)
+  local texts = M.set("training", { "caption" }):batch(ty.arange(count)).caption
+  for _, text in ipairs(more or {}) do texts[#texts + 1] = text:lower() end
+  local learnt = ty.tokenizer.train(texts, { vocabulary = vocabulary, special = { first, last } })
+  local json = ty.io.json_decode(learnt:json())
+  local function piece(token) return { SpecialToken = { id = token, type_id = 0 } } end
+  local function text(name) return { Sequence = { id = name, type_id = 0 } } end
+  json.normalizer = { type = "Lowercase" }
+  json.post_processor = { type = "TemplateProcessing",
+    single = ty.io.array { piece(first), text "A", piece(last) },
+    pair = ty.io.array { piece(first), text "A", piece(last), text "B", piece(last) },
+    special_tokens = { [first] = { id = first, ids = ty.io.array { 0 }, tokens = ty.io.array { first } },
+      [last] = { id = last, ids = ty.io.array { 1 }, tokens = ty.io.array { last } } } }
+  local made = ty.tokenizer.parse(ty.io.json_encode(json))
+  local fields = ty.tokenizer.fields(made)
+  fields.bos, fields.eos, fields.pad, fields.unk = 0, 1, 1, 1
+  return made
+end
+
+--- Tokens of captions, i64 [n, t]: cut to a length, and filled up with the mark of the end to that of the longest.
+---@param tokenizer Tokenizer
+---@param captions string[]
+---@param length integer
+---@return Tensor
+function M.tokens(tokenizer, captions, length)
+  return (tokenizer:encode_batch(captions, { max_length = length }))
+end
+
+return M

@@ -1,0 +1,67 @@
+-- An autoencoder of scenes
+-- claim: 64 x 64 pictures go through 16 x 16 x 4 latents and come back at 30 dB, those of objects never seen as well
+-- system: an AutoencoderKL in the shape of Stable Diffusion's, of 0.7 million parameters
+-- paper: Rombach et al. 2022, "High-Resolution Image Synthesis with Latent Diffusion Models"
+-- time: 80 minutes a seed on one CPU core
+--
+-- It is trained for the mean square of the error alone, without an adversary or a perceptual distance, so that what
+-- other recipes measure stays plain. The weights are an average over the last steps; the scaling factor gives latents
+-- of training scenes unit variance. In the same time, 2.2 times as many channels below the first level were 0.6 dB
+-- worse, and half the logarithm of each picture's mean square, in the place of the mean square, 0.9 dB.
+local ty = require "tycho"
+local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models", require "tycho.zoo"
+local autoencoder, scenes = diffusion.autoencoder, zoo.scenes
+
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
+  args = scenes.arguments({ steps = 12000, batch = 16, lr = 2e-3, every = 2000, quick = 2, quick_count = 8 }, {
+    { "kl", 1e-3, "weight of the divergence" },
+    { "channels", "16,32,64", "of each level", quick = "8,8,8" },
+    { "layers", 1, "residual blocks of a level" },
+  }) }
+local args = r.args
+
+local validation, unseen = scenes.set("validation", { "image" }), scenes.set("held_out_objects", { "image" })
+local measured = { count = args.count, device = r.device }
+
+local channels = {}
+for n in args.channels:gmatch "%d+" do channels[#channels + 1] = math.tointeger(n) end
+
+local function train(seed)
+  ty.manual_seed(seed)
+  local model = models.AutoencoderKL { block_out_channels = channels, layers_per_block = args.layers,
+    norm_num_groups = 8, sample_size = 64 }:to(r.device)
+  r:say("seed %d: %d parameters", seed, model:count_parameters())
+  local _, averaged = autoencoder.fit(model, scenes.loader(r, { "image" }, seed),
+    scenes.fit_options(r, seed, { kl = args.kl, weight_decay = 0.01, evaluate = function(step, m)
+      local psnr = autoencoder.psnr(m, validation, { count = math.min(200, args.count), device = r.device })
+      r:say("step %d: %.2f dB", step, psnr)
+      return { psnr = psnr }
+    end }))
+  autoencoder.set_scale(averaged, scenes.set("training", { "image" }), measured)
+  averaged:save(scenes.folder(r, seed))
+  return averaged:eval()
+end
+
+-- Scenes with objects never seen, above what becomes of them.
+local function sheet(model, path)
+  local x = autoencoder.pictures(unseen:batch(ty.arange(8)).image):to { device = r.device }
+  local y = ty.no_grad(function() return model(x):clamp(-1, 1) end)
+  ty.plot.grid(ty.concat({ x, y }, 0):to "cpu", { columns = 8, scale = 2 }):save(path)
+end
+
+local seen, new = {}, {}
+for i, seed in ipairs(r.seeds) do
+  local model = train(seed)
+  seen[i] = autoencoder.psnr(model, validation, measured)
+  new[i] = autoencoder.psnr(model, unseen, measured)
+  if i == 1 then sheet(model, r:picture "scene-vae.png") end
+end
+
+local rows = {
+  { claim = "PSNR of scenes of the validation part, dB", values = seen, bar = 30 },
+  { claim = "PSNR of scenes with objects never seen, dB", values = new, bar = 30 },
+}
+if args.publish then
+  zoo.publish(r, rows, function(folder) scenes.write(r, folder) end)
+end
+os.exit(r:finish(rows), true)

@@ -1,0 +1,31 @@
+-- A judge of scenes: a vision transformer
+-- claim: of 90 objects it ranks the scenes that show one before those that do not, at a mean average precision of 0.95
+-- system: a ViT of 2.7 million parameters on 8 x 8 patches of 64 x 64 pictures
+-- paper: Dosovitskiy et al. 2021, "An Image Is Worth 16x16 Words: Transformers for Image Recognition at Scale"
+-- time: 90 minutes a seed on one CPU core
+--
+-- It says which of 1,900 sentences are true of a scene, "there is an apple", "... a red apple", "... an apple at the
+-- top left", and the subgroup of an emoji. Scenes are drawn as training goes on, so hardly any is seen twice; an eighth
+-- of a batch are single emoji. The bar is on the objects; colours and places are what judges of drawn pictures need.
+local ty = require "tycho"
+local models, zoo = require "tycho.models", require "tycho.zoo"
+
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
+  args = zoo.scenes.arguments({ steps = 4000, batch = 64, lr = 1e-3, every = 500, quick = 4, quick_count = 40 }, {
+    { "width", 192, "hidden size", quick = 16 },
+    { "layers", 6, "layers", quick = 1 },
+  }) }
+local args = r.args
+local labels = zoo.judge.labels()
+
+local rows = zoo.judge.rows(r, function()
+  local model = models.ViTForImageClassification { image_size = 64, patch_size = 8, hidden_size = args.width,
+    intermediate_size = 4 * args.width, num_hidden_layers = args.layers,
+    num_attention_heads = math.max(1, args.width // 32),
+    num_labels = #labels, problem_type = "multi_label_classification" }
+  -- Few sentences are true, and no steps are spent to learn that.
+  ty.no_grad(function() model.classifier.bias:fill_(-5) end)
+  return model
+end)
+if args.publish then zoo.publish(r, rows, function(folder) zoo.scenes.write(r, folder) end) end
+os.exit(r:finish(rows), true)

@@ -1,0 +1,94 @@
+-- What the recipes of scenes share: the tokenizer of captions, single emoji, and the labels of judges.
+local here = (arg and arg[0]:match ".*/" or "tests/modules/zoo/") .. "../../lua/"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+local datasets, zoo = require "tycho.datasets", require "tycho.zoo"
+
+check.test("the tokenizer of captions writes CLIP's marks and is read back the same", function()
+  local tokenizer = zoo.scenes.tokenizer(200, 400, { "Rolling on the floor" })
+  local words = { "Two red apples on a blue background", "a pig" }
+  local tokens = zoo.scenes.tokens(tokenizer, words, 48)
+  check.equal(tokens.shape[1], 2)
+  for i, text in ipairs(words) do
+    local row = tokens[i - 1]:tolist()
+    check.equal(row[1], tokenizer.bos)
+    local ends = 0
+    for k = 2, #row do
+      if row[k] == tokenizer.eos then
+        ends = k
+        break
+      end
+    end
+    for k = ends, #row do check.equal(row[k], tokenizer.eos) end
+    check.equal(tokenizer:decode(table.move(row, 2, ends - 1, 1, {})), text:lower())
+  end
+  check.equal(zoo.scenes.tokens(tokenizer, words, 5).shape, { 2, 5 })
+  check.equal(zoo.scenes.tokens(tokenizer, words, 5)[0][4]:item(), tokenizer.eos)
+  local folder = os.tmpname()
+  os.remove(folder)
+  ty.io.mkdir(folder)
+  tokenizer:save(folder)
+  local again = ty.tokenizer.load(folder)
+  check.equal(again:encode_batch(words):tolist(), tokens:tolist())
+  check.equal({ again.bos, again.eos, again.pad }, { 0, 1, 1 })
+end)
+
+check.test("single emoji are none of the objects that are held out, on colours where they are transparent", function()
+  local emoji = zoo.scenes.emoji()
+  local held_out, names = 0, {}
+  for _, name in ipairs(emoji.names) do names[name] = true end
+  for _, object in ipairs(datasets.scenes.objects) do
+    if object.held_out then
+      held_out = held_out + 1
+      check.ok(not names[object.emoji], object.emoji)
+    end
+  end
+  check.equal(held_out, 10)
+  ty.manual_seed(4)
+  local shown, places = emoji:draw(3)
+  check.equal(shown.shape, { 3, 3, 64, 64 })
+  local pictures = emoji.pictures:index_select(0, places)
+  for i = 0, 2 do
+    local alpha, x = pictures[i][3], pictures[i]:narrow(0, 0, 3):to "f32" / 127.5 - 1
+    local solid, clear = alpha:eq(255), alpha:eq(0)
+    for c = 0, 2 do
+      check.ok((shown[i][c] - x[c]):abs():masked_fill(solid:logical_not(), 0):max():item() < 1e-5)
+      local background = shown[i][c]:masked_select(clear)
+      check.ok((background:max() - background:min()):item() < 1e-6)
+    end
+  end
+end)
+
+check.test("labels of a judge: sentences, then subgroups", function()
+  local labels, subgroups = zoo.judge.labels(), datasets.emoji.subgroups()
+  check.equal(#labels, 1900 + #subgroups)
+  check.equal(labels[1], "dog")
+  check.equal(labels[1901], "face-smiling")
+  local seen = {}
+  for _, name in ipairs(subgroups) do
+    check.ok(not seen[name], name)
+    seen[name] = true
+  end
+  check.ok(seen["food-fruit"] and seen["animal-mammal"])
+end)
+
+check.test("a judge that knows the labels is right, one that says nothing is not", function()
+  local batch = zoo.scenes.set("validation", { "image", "statements", "labels" }):batch(ty.arange(60))
+  local sure = batch.statements:to "f32" * 20 - 10
+  local at = 0
+  local Oracle = ty.nn.module "Oracle"
+  function Oracle:forward(x)
+    local rows = sure:narrow(0, at, x.shape[1])
+    at = at + x.shape[1]
+    return ty.concat({ rows, ty.zeros(x.shape[1], #datasets.emoji.subgroups()) }, 1)
+  end
+  local oracle = Oracle()
+  local found = zoo.judge.measure(oracle, "validation", 60)
+  check.equal({ found.object, found.colour, found.place, found.mean_average_precision }, { 1, 1, 1, 1 })
+  at, sure = 0, ty.zeros(60, 1900) - 1
+  found = zoo.judge.measure(oracle, "validation", 60)
+  check.equal({ found.object, found.colour, found.place }, { 0, 0, 0 })
+  check.ok(found.mean_average_precision < 0.3)
+end)
+
+check.finish()
