@@ -52,23 +52,45 @@ end
 
 -- ---- checksums: checksums.json is { FILE: { "bytes": N, "crc32": "0123abcd" } } ----
 
---- Writes checksums.json, with the sizes and the CRC-32 of the files in a folder. skip: names to leave out; sums: the
--- CRC-32 of files that need not be read for it, since whoever wrote them had it then.
----@param folder string
----@param skip? table<string, true>
----@param sums? table<string, integer>
-function M.write_checksums(folder, skip, sums)
-  arguments.expect("shipped.write_checksums", "folder", folder, "a string")
-  arguments.expect("shipped.write_checksums", "skip", skip, "a table or nil")
-  arguments.expect("shipped.write_checksums", "sums", sums, "a table or nil")
-  local files = {}
+-- Calls fn(name, path, stat) for each file of a folder and, where they are wanted, of the folders in it; names are like
+-- "unet/config.json".
+local function each_file(folder, folders, fn, prefix)
   for _, name in ipairs(fs.listdir(folder)) do
-    local path = folder .. "/" .. name
+    local path, full = folder .. "/" .. name, (prefix or "") .. name
     local info = fs.stat(path)
-    if name ~= "checksums.json" and not (skip and skip[name]) and info.kind ~= "directory" then
-      files[name] = { bytes = info.size, crc32 = ("%08x"):format(sums and sums[name] or fs.crc32(path)) }
+    if info.kind ~= "directory" then
+      fn(full, path, info)
+    elseif folders then
+      each_file(path, true, fn, full .. "/")
     end
   end
+end
+
+--- The bytes of all files in a folder.
+---@param folder string
+---@return integer
+function M.size(folder)
+  local sum = 0
+  arguments.expect("shipped.size", "folder", folder, "a string")
+  each_file(folder, true, function(_, _, info) sum = sum + info.size end)
+  return sum
+end
+
+--- Writes checksums.json, with the sizes and the CRC-32 of the files in a folder. options: skip (names to leave out),
+-- sums (the CRC-32 of files that need not be read for it, since whoever wrote them had it then), folders (false: true
+-- for the files of the folders in it as well).
+---@param folder string
+---@param options? { skip?: table<string, true>, sums?: table<string, integer>, folders?: boolean }
+function M.write_checksums(folder, options)
+  local who = "shipped.write_checksums"
+  arguments.expect(who, "folder", folder, "a string")
+  local o = arguments.read(who, options, { skip = {}, sums = {}, folders = false })
+  local files = {}
+  each_file(folder, o.folders, function(name, path, info)
+    if name ~= "checksums.json" and not o.skip[name] then
+      files[name] = { bytes = info.size, crc32 = ("%08x"):format(o.sums[name] or fs.crc32(path)) }
+    end
+  end)
   fs.save_json(folder .. "/checksums.json", files)
 end
 

@@ -4,75 +4,17 @@
 --     local model, tokenizer = zoo.load "kjv-lm", zoo.tokenizer "kjv-lm"
 --     print(zoo.info("kjv-lm").page)
 --
+--     local painter = require("tycho.diffusion").TextToImage(zoo.load "scene-unet")
+--
 -- A model is a folder zoo/NAME in the layout of its kind, which tycho.hub reads as it reads any published one, with a
 -- page (README.md) and checksums. recipes/zoo/NAME.lua trained it; what it reaches is in records/zoo/NAME.json.
-local ty = require "tycho"
-local arguments = require "tycho.arguments"
-local hub = require "tycho.hub"
-local shipped = require "tycho.shipped"
+local shelf = require "tycho.zoo.shelf"
 
-local M = {}
-
---- Names of the models that ship, sorted.
----@return string[]
-function M.names() return shipped.names "zoo" end
-
-local verified = {} -- folders whose files were compared with their checksums, once in a process
-
-local function folder_of(who, name)
-  arguments.expect(who, "name", name, "a string")
-  local plain = name:find "^[%w_-]+$"
-  local folder, roots = nil, nil
-  if plain then folder, roots = shipped.find("zoo", name) end
-  if not folder then
-    local names = M.names()
-    if #names == 0 then
-      arguments.fail("%s: there are no models that ship in %s; TYCHO_ZOO can name the folder zoo/ of a source tree",
-        who, table.concat(roots or {}, ", "))
-    end
-    arguments.fail("%s: no model '%s' ships; there are %s%s", who, name, table.concat(names, ", "),
-      ty.core.nearest(name, {}, names))
-  end
-  if not verified[folder] then
-    shipped.verify(who, folder, { required = true })
-    verified[folder] = true
-  end
-  return folder
-end
-
---- The folder of a model, after its files were compared with their checksums.
----@param name string
----@return string path
-function M.path(name) return folder_of("zoo.path", name) end
-
---- A trained model, in evaluation mode. options: those of hub.load; dtype is f32 unless it says otherwise, since files
--- are in half precision.
----@param name string
----@param options? table
----@return Module model
-function M.load(name, options)
-  local folder = folder_of("zoo.load", name)
-  local given = { dtype = "f32" }
-  arguments.expect("zoo.load", "options", options, "a table or nil")
-  for key, value in pairs(options or {}) do given[key] = value end
-  return hub.load(folder, given)
-end
-
---- The tokenizer of a model; nil for one that reads no text.
----@param name string
----@return Tokenizer?
-function M.tokenizer(name) return hub.tokenizer(folder_of("zoo.tokenizer", name)) end
-
---- What there is to know of a model: its folder, the text of its page, the bytes that it takes, and its record.
----@param name string
----@return {path: string, page: string, bytes: integer, record?: table}
-function M.info(name)
-  local folder = folder_of("zoo.info", name)
-  local bytes = 0
-  for _, file in ipairs(ty.io.listdir(folder)) do bytes = bytes + ty.io.stat(folder .. "/" .. file).size end
-  return { path = folder, page = ty.io.read(folder .. "/README.md"), bytes = bytes,
-    record = require("tycho.recipe.records").read(folder .. "/../..", "zoo/" .. name) }
-end
-
-return require "tycho.lazy" (M, { publish = "tycho.zoo.publish", language = "tycho.zoo.language",
-  scenes = "tycho.zoo.scenes", judge = "tycho.zoo.judge" })
+return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = shelf.load, tokenizer = shelf.tokenizer,
+  info = shelf.info }, {
+  publish = "tycho.zoo.publish",
+  language = "tycho.zoo.language",
+  scenes = "tycho.zoo.scenes",
+  judge = "tycho.zoo.judge",
+  painter = "tycho.zoo.painter",
+})

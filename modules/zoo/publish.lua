@@ -29,7 +29,10 @@ end
 
 local function remove(folder)
   if not ty.io.exists(folder) then return end
-  for _, name in ipairs(ty.io.listdir(folder)) do ty.io.remove(folder .. "/" .. name) end
+  for _, name in ipairs(ty.io.listdir(folder)) do
+    local path = folder .. "/" .. name
+    if ty.io.stat(path).kind == "directory" then remove(path) else ty.io.remove(path) end
+  end
   ty.io.remove(folder)
 end
 
@@ -53,11 +56,10 @@ return function(recipe, list, write)
   remove(partial)
   ty.io.mkdir(partial)
   write(partial)
-  local size, results = 0, {}
-  for _, file in ipairs(ty.io.listdir(partial)) do size = size + ty.io.stat(partial .. "/" .. file).size end
+  local size, results = shipped.size(partial), {}
   for i, row in ipairs(list) do results[i] = rows.result(row, true) end
   ty.io.write_atomic(partial .. "/README.md", page_of(recipe, results, size))
-  shipped.write_checksums(partial, { ["README.md"] = true })
+  shipped.write_checksums(partial, { skip = { ["README.md"] = true }, folders = true })
   remove(target)
   assert(os.rename(partial, target))
   return target

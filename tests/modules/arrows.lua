@@ -34,6 +34,8 @@ return {
     hub = "a model of the zoo is a folder as any published one",
     llm = "how the zoo's language models are trained",
     datasets = "models of scenes are trained on them",
+    models = "the text encoder of a CLIP as a network of its own",
+    diffusion = "how networks that draw are trained, and drawing",
     vision = "judges of scenes are measured by its figures",
   },
 

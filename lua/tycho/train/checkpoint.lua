@@ -151,7 +151,7 @@ function M.save(path, parts)
   local rng = encode(ty.rng_state(), "rng", tensors)
   save_tensors("state.safetensors", tensors)
   ty.io.save_json(partial .. "/state.json", { version = format_version, values = values, rng = rng })
-  shipped.write_checksums(partial, nil, sums)
+  shipped.write_checksums(partial, { sums = sums })
   if exists(path) then
     remove_folder(previous)
     rename(path, previous)

@@ -1,0 +1,187 @@
+--- Networks that draw scenes from captions: what recipes/zoo/scene-unet.lua and scene-dit.lua share. The pictures of
+-- training scenes are latents of the zoo's autoencoder, made once; captions are read by the text encoder of its CLIP.
+-- Drawn pictures are measured by judges of the zoo, which say what of a caption they see.
+local ty = require "tycho"
+local datasets = require "tycho.datasets"
+local diffusion = require "tycho.diffusion"
+local hub = require "tycho.hub"
+local models = require "tycho.models"
+local scenes = require "tycho.zoo.scenes"
+local shelf = require "tycho.zoo.shelf"
+local vision = require "tycho.vision"
+
+local M = {}
+
+local statements = datasets.scenes.statements
+
+--- The arguments of such a recipe.
+---@param own table<string, number>  steps, batch, lr, every
+---@param more? RecipeArgument[]
+---@return RecipeArgument[]
+function M.arguments(own, more)
+  local list = {
+    { "scenes", 40000, "that are trained on", quick = 24 },
+    { "most", 3, "objects in a scene" },
+    { "length", 32, "tokens of a caption" },
+    { "guidance", 4.0, "scale of classifier-free guidance in drawing" },
+    { "drawing_steps", 20, "steps of drawing", quick = 2 },
+    { "judge", "scene-vit", "model of the zoo that judges" },
+  }
+  table.move(more or {}, 1, #(more or {}), #list + 1, list)
+  return scenes.arguments(own, list)
+end
+
+-- The text encoder of a CLIP as a network of its own.
+local function text_encoder_of(clip)
+  local config = clip:published_config().text_config
+  config.projection_dim = clip.config.projection_dim
+  local encoder, state = models.CLIPTextModelWithProjection(config), {}
+  local all = clip:state_dict()
+  for name in pairs(encoder:state_dict()) do state[name] = all[name] end
+  encoder:load_state_dict(state)
+  return encoder:eval()
+end
+
+--- The pipeline that a network becomes part of: the zoo's autoencoder and text encoder, a scheduler's config.
+---@param r Recipe
+---@param name string      "unet" or "transformer"
+---@param network Module
+---@param scheduler table  as scheduler_config.json has it
+---@return Pipeline
+function M.pipeline(r, name, network, scheduler)
+  local tokenizer = shelf.tokenizer "scene-clip"
+  ty.tokenizer.fields(tokenizer).max_length = r.args.length
+  return { class = name == "unet" and "StableDiffusionPipeline" or "StableDiffusion3Pipeline", components = {
+    [name] = network, vae = shelf.load("scene-vae", { device = r.device }), tokenizer = tokenizer,
+    text_encoder = text_encoder_of(shelf.load("scene-clip")):to(r.device), scheduler = scheduler } }
+end
+
+-- Latents and tokens of the scenes that are trained on; kept in a file of the results, which other seeds share.
+local function data_of(r, painter)
+  local args = r.args
+  local path = r:path(("latents-%d-%d.safetensors"):format(args.scenes, args.most))
+  if not ty.io.exists(path) then
+    local set = scenes.set("training", { "image", "caption" }, { objects = { 1, args.most } })
+    local latents, tokens = {}, {}
+    for start = 0, args.scenes - 1, 100 do
+      local batch = set:batch(ty.arange(start, math.min(start + 100, args.scenes)))
+      latents[#latents + 1] = ty.scope(function()
+        return painter:encode(batch.image):to { dtype = "f16", device = "cpu" }
+      end)
+      tokens[#tokens + 1] = painter:tokens(batch.caption)
+    end
+    ty.io.save_safetensors(path, { latents = ty.concat(latents, 0), tokens = ty.concat(tokens, 0) })
+  end
+  return ty.data.TensorDataset(ty.io.load_safetensors(path, { mmap = true }))
+end
+
+-- What a judge sees in pictures of what captions ask for: shares by kind.
+local function judged(judge, pictures, asked)
+  local logits = vision.scores(judge, scenes.pictures(pictures)):narrow(1, 0, statements.count)
+  return statements.score(logits, asked)
+end
+
+--- How much of what captions of a split ask for is in the pictures that a painter draws, by a judge, and in the real
+-- pictures of these captions: { object, colour, place } each, and the pictures.
+---@param r Recipe
+---@param painter TextToImage
+---@param split string
+---@param count integer
+---@return table drawn
+---@return table real
+---@return Tensor pictures
+---@return string[] captions
+function M.measure(r, painter, split, count)
+  local args, judge = r.args, shelf.load(r.args.judge)
+  local set = scenes.set(split, { "image", "caption", "asked" }, { objects = { 1, args.most } })
+  local batch = set:batch(ty.arange(count))
+  local pictures = painter:paint(batch.caption, { steps = args.drawing_steps, guidance = args.guidance }):to "cpu"
+  return judged(judge, pictures, batch.asked), judged(judge, batch.image, batch.asked), pictures, batch.caption
+end
+
+--- Trains a network as part of a pipeline, keeps the pipeline in the folder of its seed, and returns the painter.
+---@param r Recipe
+---@param name string      "unet" or "transformer"
+---@param network Module
+---@param scheduler table
+---@param seed integer
+---@return TextToImage
+function M.train(r, name, network, scheduler, seed)
+  local args = r.args
+  local pipeline = M.pipeline(r, name, network, scheduler)
+  local painter = diffusion.TextToImage(pipeline)
+  r:say("seed %d: %d parameters", seed, network:count_parameters())
+  local loader = ty.data.DataLoader(data_of(r, painter), { batch_size = args.batch, shuffle = true, seed = seed,
+    drop_last = true, device = r.device })
+  local objective = painter.process.objective
+  objective.null = painter:condition { "" }
+  local function judge_now(m)
+    painter.network = m
+    local drawn = M.measure(r, painter, "validation", math.min(100, args.count))
+    painter.network = network
+    return drawn
+  end
+  local _, averaged = ty.train.fit(network, loader, scenes.fit_options(r, seed, {
+    loss = function(m, batch)
+      return objective:loss(m, batch.latents:to "f32", painter:condition(batch.tokens))
+    end,
+    evaluate = function(step, m)
+      local drawn = judge_now(m)
+      r:say("step %d: of what captions ask for a judge sees objects %.3f, colours %.3f, places %.3f", step,
+        drawn.object or 0, drawn.colour or 0, drawn.place or 0)
+      return drawn
+    end }))
+  pipeline.components[name], painter.network = averaged:eval(), averaged
+  hub.save_pipeline(scenes.folder(r, seed), pipeline)
+  return painter
+end
+
+--- Trains a network for each seed and measures what it draws: the rows of the recipe's table. make() gives a network;
+-- pictures of the first seed go to the recipe's picture.
+---@param r Recipe
+---@param name string
+---@param make fun(): Module
+---@param scheduler table
+---@return RecipeRow[]
+function M.rows(r, name, make, scheduler)
+  local drawn, real, combinations = {}, {}, {}
+  local function note(list, i, shares)
+    for _, kind in ipairs { "object", "colour", "place" } do
+      list[kind] = list[kind] or {}
+      list[kind][i] = shares[kind] or 0
+    end
+  end
+  for i, seed in ipairs(r.seeds) do
+    ty.manual_seed(seed)
+    local painter = M.train(r, name, make():to(r.device), scheduler, seed)
+    local of_drawn, of_real, pictures = M.measure(r, painter, "validation", r.args.count)
+    note(drawn, i, of_drawn)
+    note(real, i, of_real)
+    note(combinations, i, (M.measure(r, painter, "held_out_combinations", r.args.count)))
+    if i == 1 then
+      local shown = pictures:narrow(0, 0, math.min(32, pictures.shape[1]))
+      ty.plot.grid(scenes.pictures(shown), { columns = 8, scale = 2 }):save(r:picture(r.name:match "[^/]+$" .. ".png"))
+    end
+  end
+  local bars = { object = 0.9, colour = 0.85, place = 0.8 }
+  local rows = {}
+  for _, kind in ipairs { "object", "colour", "place" } do
+    rows[#rows + 1] = { claim = ("%ss that captions ask for, share that %s sees"):format(kind, r.args.judge),
+      values = drawn[kind], bar = bars[kind] }
+    rows[#rows + 1] = { claim = ("%ss, in real pictures of these captions"):format(kind), values = real[kind],
+      judged = false }
+    rows[#rows + 1] = { claim = ("%ss, drawn of combinations never seen"):format(kind), values = combinations[kind],
+      judged = false }
+  end
+  return rows
+end
+
+--- Writes the first seed's pipeline in half precision.
+---@param r Recipe
+---@param folder string
+function M.write(r, folder)
+  local pipeline = hub.pipeline(scenes.folder(r), { dtype = "f16" })
+  hub.save_pipeline(folder, pipeline)
+end
+
+return M
