@@ -5,7 +5,7 @@
 #include "params.h"
 #include "scalar.h"
 
-/* Those that lie in the image, and by how many the mean is divided. */
+/* The positions that lie in the image, and by how many the mean is divided. */
 typedef struct ty_window {
   int64_t first, last, step, count;
 } ty_window;

@@ -13,7 +13,7 @@ enum ty_cuda_library_id { TY_CUBLASLT, TY_CUDNN, TY_CUSOLVER, TY_NCCL, TY_CUDA_L
  * toolkit, in Python packages; or NULL. It stays loaded. */
 void *ty_cuda_library(ty_cuda_library_id id);
 
-/* Its version as the library counts them, 0 where there is none. */
+/* A library's version in its own count, 0 where there is none. */
 int64_t ty_cuda_library_version(ty_cuda_library_id id);
 
 /* What is to be said about library `index`; false after the last. */

@@ -1,7 +1,7 @@
 --- Gradient checkpointing: ty.checkpoint(fn, ...) keeps the arguments instead of what fn's ops would keep for the
 -- backward pass, and runs fn again when the first of those is wanted. Chen et al. 2016.
 --
--- It stands on saved-tensor hooks. While fn runs, each tensor that a node would keep is replaced by its number; the
+-- The means are saved-tensor hooks. While fn runs, each tensor that a node would keep is replaced by its number; the
 -- first number that is asked for runs fn once more with the generator's state of the first run, and the tensors then
 -- kept are handed out by their numbers. A checkpoint inside a checkpoint gives its arguments to the outer one.
 local ty = require "tycho"

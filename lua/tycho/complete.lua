@@ -190,7 +190,7 @@ local function options_at(tokens, at)
   return comment and sources.declared_options(comment) or list
 end
 
--- Those of the table around the end of the text, if a name of a field can stand there; those already given left out.
+-- The options that may be written next in the table around the end of the text, if a field's name can stand there.
 local function options(tokens, at)
   local brace = opener(tokens, at)
   if not brace or tokens[brace].value ~= "{" then return nil end

@@ -120,7 +120,7 @@ function M.exponential(options)
   end)
 end
 
---- Those of the variance-preserving process in continuous time (Song et al. 2021; Karras et al. 2022, table 1):
+--- The points of the variance-preserving process in continuous time (Song et al. 2021; Karras et al. 2022, table 1):
 -- sqrt(exp(beta_d t^2 / 2 + beta_min t) - 1), t from 1 to `last`. options: beta_d (19.9), beta_min (0.1), last (1e-3),
 -- final.
 function M.vp(options)

@@ -155,7 +155,7 @@ local function number(who, what, value)
   return value
 end
 
---- That an adapter can be of this dtype.
+--- Raises unless an adapter can be of this dtype.
 function M.check_dtype(who, dtype)
   for _, name in ipairs { "f32", "f64", "f16", "bf16" } do
     if dtype == name then return end

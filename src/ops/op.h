@@ -180,7 +180,7 @@ bool ty_run_kernel(ty_op_id kernel, int device, const ty_view *const *out, int n
 /* The same, with the storage of in[1] that ty_kernel_args.weights is to be. */
 bool ty_run_kernel_on(ty_op_id kernel, int device, const ty_view *const *out, int nout, const ty_view *const *in,
                       int nin, const void *params, ty_storage *weights);
-/* That storage of a weight; NULL in a backward pass and when gradients are being recorded for it, after which it
+/* The storage of a weight; NULL in a backward pass and when gradients are being recorded for it, after which it
  * changes. */
 ty_storage *ty_weights_at_rest(const ty_tensor *weight);
 bool ty_set_weights_at_rest(bool on); /* on this thread; returns what it was */
@@ -203,7 +203,7 @@ int ty_check_choice(ty_call *c, int arg, const char *const *choices);
 /* An activation by its name: of an argument, checked, and in a rule (checked already). */
 bool ty_check_activation(ty_call *c, int arg, ty_activation *kind);
 ty_activation ty_activation_named(const char *name);
-/* It, and its derivative, as differentiable ops. */
+/* An activation and its derivative, as differentiable ops. */
 ty_tensor *ty_activate(ty_tensor *x, ty_activation kind);
 ty_tensor *ty_activation_slope(ty_tensor *x, ty_activation kind);
 

@@ -75,7 +75,7 @@ local make = Optimizer.define("APOLLO", { lr = 0.01, rank = 256, mini = false, r
 -- would scale the gradient there, measured on a projection to `rank` random dimensions, the only place with moments.
 -- [m, n], m >= n, takes 2 m rank + 1 numbers between steps in place of 2 m n: the projection is drawn again from its
 -- seed at each step, another one every `refresh` steps. No update is more than `growth` times as long as the last one.
--- What is no matrix, and matrices whose shorter side is no longer than rank, are AdamW's. Zhu et al. 2024.
+-- AdamW steps for vectors and for matrices whose shorter side is no longer than rank. Zhu et al. 2024.
 --
 --     local opt = optim.APOLLO({ { params = matrices }, { params = embeddings_and_norms, rank = 0 } }, { mini = true })
 --

@@ -38,7 +38,7 @@ local function trainable(who, given)
   return list
 end
 
--- Those of what all optimizers have, and of the settings that several have.
+-- What values the options may have that all optimizers take, and the settings that several have.
 local kinds = {
   clip_norm = "a number >= 0", clip_value = "a number >= 0", schedule = "a function", ema = "a table",
   lr = "a finite number >= 0", weight_decay = "a finite number >= 0", eps = "a finite number >= 0",

@@ -141,7 +141,7 @@ function M.values(entries, given)
   return args
 end
 
---- Those of the arguments that may change results and are not what a plain run has, recorded or not.
+--- The arguments that may change results and differ from those of a plain run, recorded or not.
 ---@param entries RecipeArgument[]
 ---@param args table<string, any>
 ---@return table<string, any>
