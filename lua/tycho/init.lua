@@ -59,7 +59,7 @@ end
 local parts = {
   nn = "tycho.nn", optim = "tycho.optim", data = "tycho.data", train = "tycho.train", plot = "tycho.plot",
   recipe = "tycho.recipe", stats = "tycho.stats", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
-  tokenizer = "tycho.tokenizer",
+  tokenizer = "tycho.tokenizer", profile = "tycho.profile",
 }
 -- Functions of parts that have several.
 local members = { compile = "tycho.compile", graph = "tycho.compile", fuse = "tycho.compile" }

@@ -52,6 +52,7 @@ struct ty_node {
   uint16_t nin, nout;
   bool spent;      /* what was kept is gone after a backward without keep_graph */
   bool needed;     /* engine: leads to one of the inputs asked for */
+  uint32_t scope;  /* of the profile in which it was made, see ops/profile.h */
   uint64_t seq;    /* inputs have lower numbers than what is computed from them */
   uint64_t pass;   /* engine: the last backward that reached this node */
   const ty_op *op; /* NULL: custom */

@@ -1,6 +1,7 @@
 /* The engine: walks the graph from the outputs back in the order of creation, one node at a time, without recursion. */
 #include "autograd.h"
 #include "../ops/autocast.h"
+#include "../ops/profile.h"
 #include "../program/recording.h"
 
 #include <stdlib.h>
@@ -219,7 +220,7 @@ static ty_tensor *open_sum(const walk *w, const ty_edge *e) {
 
 enum { INLINE = 16 };
 
-static bool run_rule(walk *w, ty_node *n, const bool *need, ty_tensor *const *sum, ty_tensor **dx) {
+static bool run_rule_itself(walk *w, ty_node *n, const bool *need, ty_tensor *const *sum, ty_tensor **dx) {
   if (!n->op) return n->custom.backward(n->custom.owner, n->grad, n->nout, dx, n->nin);
   const ty_op *op = n->op;
   ty_value arg[TY_MAX_ARGS];
@@ -249,6 +250,19 @@ static bool run_rule(walk *w, ty_node *n, const bool *need, ty_tensor *const *su
   ty_vjp c = { op, arg, n->in, n->nin, out, n->grad, sum, dx, need };
   ty_error_clear();
   return op->backward(&c) && ty_error_code() == TY_OK;
+}
+
+/* The rule's kernels count for the part of the model that ran the op. */
+static bool run_rule(walk *w, ty_node *n, const bool *need, ty_tensor *const *sum, ty_tensor **dx) {
+  ty_profile *p = ty_profiling;
+  if (!p) return run_rule_itself(w, n, need, sum, dx);
+  uint32_t scope = p->scope;
+  bool backward = p->backward;
+  p->scope = n->scope;
+  p->backward = true;
+  bool ok = run_rule_itself(w, n, need, sum, dx);
+  if (p == ty_profiling) p->scope = scope, p->backward = backward;
+  return ok;
 }
 
 static bool step(walk *w, ty_node *n) {

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../ops/profile.h"
 #include "autograd.h"
 
 static _Thread_local const ty_saved_hooks *current_hooks;
@@ -130,6 +131,7 @@ static ty_node *node_new(const ty_op *op, int nin, int nout, int narg, size_t ex
   if (!p) return NULL;
   ty_node *n = (ty_node *)p;
   *n = (ty_node){ .refs = 1, .nin = (uint16_t)nin, .nout = (uint16_t)nout, .op = op, .bytes = bytes };
+  if (ty_profiling) n->scope = ty_profiling->scope;
   n->seq = atomic_fetch_add_explicit(&sequence, 1, memory_order_relaxed);
   n->in = (ty_edge *)(p + at_in);
   n->arg = (ty_value *)(p + at_arg);

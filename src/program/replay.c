@@ -5,6 +5,7 @@
 #include "../device/device.h"
 #include "../device/stream.h"
 #include "../ops/autocast.h"
+#include "../ops/profile.h"
 #include "internal.h"
 
 /* ---- does a call fit? ---- */
@@ -155,14 +156,22 @@ static bool run_launch(ty_program *p, const launch *l, const ty_generator *rando
     first->seed = random->seed;
     first->offset += random->offset;
     k.params = drawn;
-    return l->kernel(&k);
+    return ty_profile_kernel(l->id, p->device, l->kernel, &k);
   }
   if (l->clip >= 0) {
     double norm;
     if (!ty_device_copy(TY_CPU, &norm, p->device, view[l->clip - l->first]->data, sizeof norm)) return false;
     ((ty_p_optim *)params)->grad_scale = fmin(1, l->limit / (norm + 1e-6));
   }
-  return l->kernel(&k);
+  return ty_profile_kernel(l->id, p->device, l->kernel, &k);
+}
+
+/* A loop of several ops: to a profile one event, by the name of the first. */
+static bool run_fused(ty_program *p, const step *s, const launch *l) {
+  int64_t begin = ty_profiling ? ty_profile_now() : 0;
+  bool ok = ty_fused_replay(p, s->fused);
+  if (ty_profiling) ty_profile_note(l->id, p->device, NULL, begin, true);
+  return ok;
 }
 
 bool ty_program_run(ty_program *p, int begin, int end, ty_program_hook *hook, void *owner) {
@@ -170,9 +179,7 @@ bool ty_program_run(ty_program *p, int begin, int end, ty_program_hook *hook, vo
   for (int i = begin; i < end; i++) {
     const step *s = &p->steps.v[i];
     const launch *l = &p->launches.v[p->order.v[s->begin]];
-    bool ok = s->fused       ? ty_fused_replay(p, s->fused)
-              : l->hook >= 0 ? run_hook(p, l, hook, owner)
-                             : run_launch(p, l, random);
+    bool ok = s->fused ? run_fused(p, s, l) : l->hook >= 0 ? run_hook(p, l, hook, owner) : run_launch(p, l, random);
     if (__builtin_expect(ty_interrupted != 0, 0)) return ty_fail(TY_EINTR, "compile: interrupted");
     if (!ok) return s->fused || l->hook >= 0 ? false : ty_op_fail_(&ty_ops[l->id], ty_error_code(), "%s", ty_error());
   }

@@ -34,6 +34,7 @@ local skipped = {
   ["zoo.language"] = "what recipes share: a call trains a model",
   ["zoo.scenes"] = "the same",
   ["zoo.judge"] = "the same",
+  ["zoo.painter"] = "the same",
   ["models.layers"] = layers, ["models.rotary"] = layers, ["models.classifier"] = layers,
   ["diffusion.solver.frame"] = sampling, ["diffusion.guidance.rescale"] = sampling,
   ["diffusion.prediction.new"] = sampling, ["diffusion.condition.keys"] = sampling,

@@ -1,0 +1,153 @@
+-- ty.profile: which kernels ran, for which part of a model, and how much work was in them.
+local here = arg and arg[0]:match ".*/" or "tests/lua/"
+local check = dofile(here .. "check.lua")
+local scratch = dofile(here .. "scratch.lua")
+local ty = require "tycho"
+local nn = ty.nn
+
+local known = { limits = { flops = 1e9, bandwidth = 1e8 } }
+local function with(more)
+  local options = { limits = known.limits }
+  for key, value in pairs(more) do options[key] = value end
+  return options
+end
+
+local function find(list, wanted)
+  for _, event in ipairs(list) do
+    local fits = true
+    for key, value in pairs(wanted) do fits = fits and event[key] == value end
+    if fits then return event end
+  end
+end
+
+check.test("work of products, convolutions and attention is counted exactly", function()
+  local x, y = ty.ones(6, 5), ty.ones(5, 7)
+  local p, z, more = ty.profile(function() return x:matmul(y), "more" end, known)
+  check.equal(z.shape, { 6, 7 })
+  check.equal(more, "more")
+  check.equal(#p.events, 1)
+  local e = p.events[1]
+  check.equal({ e.op, e.flops, e.bytes, e.shapes, e.backward, e.fused }, { "matmul", 2.0 * 6 * 5 * 7,
+    4 * (6 * 5 + 5 * 7 + 6 * 7), "f32 [6, 5] [5, 7]", false, false })
+  local image, weight = ty.ones(2, 4, 9, 9), ty.ones(6, 2, 3, 3)
+  p = ty.profile(function() return image:conv2d(weight, { groups = 2, padding = 1 }) end, known)
+  check.equal(find(p.events, { op = "conv2d" }).flops, 2.0 * (2 * 6 * 9 * 9) * (2 * 3 * 3))
+  local q, k = ty.ones(2, 4, 5, 8), ty.ones(2, 2, 7, 8)
+  p = ty.profile(function() return ty.scaled_dot_product_attention(q, k, k) end, known)
+  check.equal(find(p.events, { op = "scaled_dot_product_attention" }).flops, 2 * 2.0 * (2 * 4) * 5 * 7 * 8)
+  p = ty.profile(function() return ty.ones(1, 8):expand(100, 8) + 1 end, known)
+  check.equal(find(p.events, { op = "add" }).bytes, 4 * (8 + 800)) -- what is repeated is read once
+end)
+
+local Net = nn.module "Net"
+function Net:init()
+  self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+end
+function Net:forward(x) return self.second(self.first(x):relu()) end
+
+check.test("kernels are those of modules, and of their backward passes", function()
+  ty.manual_seed(1)
+  local net, x = Net(), ty.randn(3, 8)
+  local p = ty.profile(function() net(x):square():sum():backward() end, with { model = net })
+  local function of(op, module, backward) return find(p.events, { op = op, module = module, backward = backward }) end
+  check.equal(of("matmul", "first", false).flops, 2.0 * 3 * 8 * 16)
+  check.equal(of("matmul", "second", false).flops, 2.0 * 3 * 16 * 4)
+  check.ok(of("matmul", "first", true))
+  check.ok(of("matmul", "second", true))
+  check.ok(of("relu", "Net", false))
+  check.ok(not of("square", "Net", false))
+  check.ok(of("square", nil, false))
+  local names = {}
+  for _, call in ipairs(p.scopes) do
+    names[#names + 1] = call.name
+    check.ok(call.begin >= 0 and call.seconds >= 0 and call.begin + call.seconds <= p.seconds)
+  end
+  check.equal(names, { "first", "second", "Net" })
+  check.equal(rawget(net, "_hooks"), false) -- the hooks are gone
+  -- A node of an earlier profile has a number that means nothing in a later one.
+  local y
+  ty.profile(function() y = net(x):sum() end, with { model = net })
+  local other = Net()
+  p = ty.profile(function() y:backward() end, with { model = other })
+  for _, e in ipairs(p.events) do check.equal(e.module, nil) end
+end)
+
+check.test("sums, shares of the limit, and a table of text", function()
+  local x = ty.ones(10, 10)
+  local p = ty.profile(function()
+    for _ = 1, 3 do x:matmul(x) end
+    x:exp()
+  end, known)
+  local sums = {}
+  for _, sum in ipairs(p:sums()) do sums[sum.name] = sum end
+  check.equal({ sums.matmul.calls, sums.matmul.flops, sums.matmul.bytes }, { 3, 6000.0, 3600 })
+  check.close({ sums.matmul.limit }, { 3 * 1200 / 1e8 }, 1e-12) -- memory is the limit: 12 us against 2
+  check.close({ sums.exp.limit }, { 800 / 1e8 }, 1e-12)
+  check.close({ p:in_kernels() }, { sums.matmul.seconds + sums.exp.seconds }, 1e-12)
+  check.ok(p:in_kernels() <= p.seconds)
+  check.equal(#p:sums "shapes", 2)
+  local text = tostring(p)
+  for _, part in ipairs { "^op +calls", "matmul +3 ", "exp +1 ", "4 kernels" } do check.ok(text:find(part), part) end
+  check.ok(p:table({ rows = 1 }):find "and 1 more")
+end)
+
+check.test("what is compiled is seen, loops of several ops as one", function()
+  local f = ty.compile(function(x) return ((x * 2):exp() + 1):matmul(x) end)
+  local x = ty.ones(512, 512)
+  for _ = 1, 3 do f(x) end
+  local p, y = ty.profile(function() return f(x) end, known)
+  check.ok(find(p.events, { op = "matmul", fused = false }))
+  check.ok(find(p.events, { fused = true }))
+  check.close({ y[0][0]:item() }, { 512 * (math.exp(2) + 1) }, 0.1)
+  check.equal(p:sums()[1].calls >= 1, true)
+end)
+
+check.test("a picture and a trace", function()
+  local net, x = Net(), ty.randn(3, 8)
+  local p = ty.profile(function() net(x):sum():backward() end, with { model = net })
+  local path = scratch.file "flame.svg"
+  check.equal(p:flame(path, { width = 400 }), path)
+  local svg = io.open(path):read "a"
+  for _, part in ipairs { "^<svg", "<title>all: ", "<title>forward: ", "<title>backward: ", "<title>matmul: ",
+    "</svg>\n$" } do
+    check.ok(svg:find(part), part)
+  end
+  local _, opened = svg:gsub("<g>", "")
+  local _, closed = svg:gsub("</g>", "")
+  check.equal(opened, closed)
+  path = scratch.file "trace.json"
+  p:trace(path)
+  local trace = ty.io.load_json(path)
+  check.equal(#trace.traceEvents, #p.events + #p.scopes)
+  for _, e in ipairs(trace.traceEvents) do
+    check.equal(e.ph, "X")
+    check.ok(e.ts >= 0 and e.dur >= 0)
+  end
+end)
+
+check.test("errors pass, and end the profile", function()
+  check.fails(function() ty.profile(function() error "mine" end, known) end, "mine")
+  check.fails(function()
+    ty.profile(function() ty.profile(function() end, known) end, known)
+  end, "profile: this thread is being profiled already")
+  local p = ty.profile(function() return ty.ones(3) + 1 end, known)
+  check.ok(#p.events > 0)
+  p = ty.profile(function() for _ = 1, 5 do ty.ones(3):exp() end end, with { most = 4 })
+  check.equal(#p.events, 4)
+  check.ok(p.lost >= 1 and tostring(p):find "more kernels were not kept")
+  check.fails(function() ty.profile(3) end, "profile: fn: expected a function, got 3")
+  check.fails(function() ty.profile(print, { model = 3 }) end, "profile: model: expected a module, got 3")
+  check.fails(function() ty.profile(print, { limits = {} }) end,
+    "profile: limits.flops: expected a number > 0, got nil")
+  check.fails(function() p:sums "size" end, 'Profile:sums: by: expected "op" or "module" or "shapes", got "size"')
+  check.fails(function() p:table { rows = 0 } end, "Profile:table: rows: expected an integer >= 1, got 0")
+  check.fails(function() p:flame() end, "Profile:flame: path: expected a string, got nil")
+end)
+
+check.test("limits are measured once, and are above nothing", function()
+  local limits = ty.profile.limits()
+  check.ok(limits.flops > 1e8 and limits.bandwidth > 1e8)
+  check.equal(ty.profile.limits(), limits)
+end)
+
+check.finish()
