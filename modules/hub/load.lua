@@ -232,6 +232,15 @@ local function guard(what, fn, ...)
   return result
 end
 
+--- Raises where a model cannot go to a device, before a byte of it is read. who: the function that asks.
+---@param who string
+---@param device string
+function M.check_device(who, device)
+  arguments.expect(who, "device", device, "a string")
+  local available, why = ty.device_available(device)
+  if not available and device ~= "meta" then arguments.fail("%s: %s", who, why) end
+end
+
 --- The tokenizer of a published model: of its folder, or of a GGUF file; nil when there is none.
 ---@param path string
 ---@return Tokenizer?
@@ -260,6 +269,7 @@ function M.load(path, options)
   arguments.expect("hub.load", "path", path, "a string")
   local o = ty.nn.options("hub.load", options, { dtype = ty.nn.none, device = "cpu", strict = true, check = false,
     config = ty.nn.none, weights = true }, { dtype = "a string", config = "a table" })
+  M.check_device("hub.load", o.device)
   local info = ty.io.stat(path)
   if not info then error(("hub.load: %s is not there"):format(path), 2) end
   local packed = path:find "%.gguf$" and guard(path, read_gguf, path)

@@ -71,6 +71,7 @@ function M.load(path, options)
   local o = arguments.read("hub.pipeline", options, { components = arguments.none, dtype = arguments.none,
     device = "cpu", strict = true, check = false, weights = true }, { components = "a list of strings",
     dtype = "a string" })
+  loader.check_device("hub.pipeline", o.device)
   local info = ty.io.stat(path)
   if not info or info.kind ~= "directory" then arguments.fail("hub.pipeline: path: expected a folder, got %s", path) end
   local wanted

@@ -3,7 +3,7 @@ local here = (arg and arg[0]:match ".*/" or "tests/modules/hub/") .. "../../lua/
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"
-local llm = require "tycho.llm"
+local hub, llm = require "tycho.hub", require "tycho.llm"
 
 local root = check.root .. "tests/fixtures/llm/"
 
@@ -257,6 +257,16 @@ check.test("GGUF: names, metadata, the order of queries and keys", function()
     tensors["rope_freqs.weight"] = nil
     ty.io.save_gguf(path, tensors, metadata)
     check.close(llm.load(path)(tokens):tolist(), want(tokens):tolist(), 1e-4)
+  end
+end)
+
+check.test("a device that is not there is one line, before a file is looked for", function()
+  for _, load in ipairs { hub.load, hub.pipeline } do
+    for device, text in pairs { gpu = 'unknown device "gpu"', ["cuda:77"] = 'device "cuda:77": ' } do
+      local message = check.fails(function() load("nowhere", { device = device }) end, text)
+      local _, positions = message:gsub("%.lua:%d+:", "")
+      check.ok(positions <= 1 and not message:find "nowhere", message)
+    end
   end
 end)
 
