@@ -10,6 +10,7 @@
 --     print(env:success())
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local items = require "tycho.datasets.items"
 local expert = require "tycho.datasets.arm.expert"
 local picture = require "tycho.datasets.arm.picture"
 local random = require "tycho.datasets.random"
@@ -94,14 +95,11 @@ local makers = {
   success = function(_, p) return p.success end,
 }
 
-local function batch_of(self, positions, who)
+local function batch_of(self, positions)
   local result, plays = {}, {}
   local painter = self.drawn and picture.painter(self.o.size) or nil
   for k, i in ipairs(positions) do
-    if not math.tointeger(i) or i < 0 or i >= self.size then
-      arguments.fail("%s: expected 0 to %d, got %s", who, self.size - 1, arguments.describe(i))
-    end
-    local task, steps, states, actions, success = play(self.o, math.tointeger(i), painter)
+    local task, steps, states, actions, success = play(self.o, i, painter)
     plays[k] = { task = task, steps = steps, states = states, actions = actions, success = success }
   end
   if painter and #plays > 0 then
@@ -122,16 +120,14 @@ end
 --- The episodes at `positions`, a list for each field: their lengths differ. Their pictures are drawn by one call.
 ---@param positions integer[]|Tensor
 function Episodes:batch(positions)
-  if ty.is_tensor(positions) then positions = positions:tolist() end
-  arguments.expect("ArmEpisodes:batch", "positions", positions, "a list of integers or a tensor")
-  return batch_of(self, positions, "ArmEpisodes:batch: positions")
+  return batch_of(self, items.positions("ArmEpisodes:batch", positions, self.size))
 end
 
 --- Episode i: { images, states, actions, task ... }. Picture and state t are what is seen before action t.
 ---@param i integer
 function Episodes:get(i)
   local item = {}
-  for field, list in pairs(batch_of(self, { i }, "ArmEpisodes:get: i")) do item[field] = list[1] end
+  for field, list in pairs(batch_of(self, items.position("ArmEpisodes:get", i, self.size))) do item[field] = list[1] end
   return item
 end
 

@@ -9,6 +9,7 @@ local atlas = require "tycho.datasets.scenes.atlas"
 local captions = require "tycho.datasets.clips.captions"
 local colours = require "tycho.datasets.scenes.colours"
 local held_out = require "tycho.datasets.scenes.held_out"
+local items = require "tycho.datasets.items"
 local layout = require "tycho.datasets.scenes.layout"
 local motion = require "tycho.datasets.clips.motion"
 local objects = require "tycho.datasets.scenes.objects"
@@ -247,17 +248,9 @@ local makers = {
   end,
 }
 
-local of_each_object = { tracks = true, masks = true, objects = true }
-
-local function batch_of(self, who, positions)
+local function batch_of(self, positions)
   local generators = {}
-  for r, i in ipairs(positions) do
-    positions[r] = type(i) == "number" and math.tointeger(i)
-    if not positions[r] or i < 0 or i >= self.size then
-      arguments.fail("%s: expected positions from 0 to %d, got %s", who, self.size - 1, arguments.describe(i))
-    end
-    generators[r] = generator(self, "clip", positions[r])
-  end
+  for r, i in ipairs(positions) do generators[r] = generator(self, "clip", i) end
   local b, result = { positions = positions, k = self.layout.high * (self.cuts > 0 and 2 or 1) }, {}
   b.clips, b.video, b.owner = make(self, generators, b.k)
   for _, field in ipairs(self.fields) do result[field] = makers[field](self, b) end
@@ -270,24 +263,16 @@ end
 -- side], masks u8 [n, most, frames, side, side]; objects that are not there are -1.
 ---@param positions integer[]|Tensor
 function Clips:batch(positions)
-  if ty.is_tensor(positions) then positions = positions:tolist() end
-  arguments.expect("Clips:batch", "positions", positions, "a list of integers or a tensor")
-  return (batch_of(self, "Clips:batch", table.move(positions, 1, #positions, 1, {})))
+  return (batch_of(self, items.positions("Clips:batch", positions, self.size)))
 end
 
 --- Item i: the fields of a batch without their first size, of the objects that are there.
 ---@param i integer
 function Clips:get(i)
-  arguments.expect("Clips:get", "i", i, "an integer")
-  local batch, b = batch_of(self, "Clips:get", { i })
-  local item, count = {}, 0
+  local batch, b = batch_of(self, items.position("Clips:get", i, self.size))
+  local count = 0
   each_object(b.clips[1], function() count = count + 1 end)
-  for field, value in pairs(batch) do
-    value = ty.is_tensor(value) and value:select(0, 0) or value[1]
-    if of_each_object[field] then value = value:narrow(0, 0, count) end
-    item[field] = ty.is_tensor(value) and value:clone() or value
-  end
-  return item
+  return items.first(batch, { tracks = count, masks = count, objects = count })
 end
 
 --- What datasets.show draws of an item: eight of its frames beside each other, and the caption.

@@ -10,6 +10,7 @@ local atlas = require "tycho.datasets.scenes.atlas"
 local captions = require "tycho.datasets.scenes.captions"
 local colours = require "tycho.datasets.scenes.colours"
 local held_out = require "tycho.datasets.scenes.held_out"
+local items = require "tycho.datasets.items"
 local layout = require "tycho.datasets.scenes.layout"
 local objects = require "tycho.datasets.scenes.objects"
 local questions = require "tycho.datasets.scenes.questions"
@@ -153,17 +154,9 @@ local makers = {
   full_masks = function(self, b) return render.full_masks(self, b.scenes, b.k) end,
 }
 
-local of_each_object = { boxes = true, masks = true, full_masks = true }
-
-local function batch_of(self, who, positions)
+local function batch_of(self, positions)
   local generators = {}
-  for r, i in ipairs(positions) do
-    positions[r] = type(i) == "number" and math.tointeger(i)
-    if not positions[r] or i < 0 or i >= self.size then
-      arguments.fail("%s: expected positions from 0 to %d, got %s", who, self.size - 1, arguments.describe(i))
-    end
-    generators[r] = generator(self, "scene", positions[r])
-  end
+  for r, i in ipairs(positions) do generators[r] = generator(self, "scene", i) end
   local b, result = { positions = positions, k = self.layout.high }, {}
   b.scenes, b.image, b.owner, b.boxes = render.scenes(self, generators)
   for _, field in ipairs(self.fields) do result[field] = makers[field](self, b) end
@@ -176,24 +169,16 @@ end
 -- of one that is not there is -1.
 ---@param positions integer[]|Tensor
 function Scenes:batch(positions)
-  if ty.is_tensor(positions) then positions = positions:tolist() end
-  arguments.expect("Scenes:batch", "positions", positions, "a list of integers or a tensor")
-  return (batch_of(self, "Scenes:batch", table.move(positions, 1, #positions, 1, {})))
+  return (batch_of(self, items.positions("Scenes:batch", positions, self.size)))
 end
 
 --- Item i: the fields of a batch without their first size; boxes and masks are of the objects that are there, in the
 -- order of scene.objects.
 ---@param i integer
 function Scenes:get(i)
-  arguments.expect("Scenes:get", "i", i, "an integer")
-  local batch, b = batch_of(self, "Scenes:get", { i })
-  local item = {}
-  for field, value in pairs(batch) do
-    value = ty.is_tensor(value) and value:select(0, 0) or value[1]
-    if of_each_object[field] then value = value:narrow(0, 0, #b.scenes[1].objects) end
-    item[field] = ty.is_tensor(value) and value:clone() or value
-  end
-  return item
+  local batch, b = batch_of(self, items.position("Scenes:get", i, self.size))
+  local count = #b.scenes[1].objects
+  return items.first(batch, { boxes = count, masks = count, full_masks = count })
 end
 
 -- ---- options ----

@@ -7,6 +7,7 @@
 local ty = require "tycho"
 local anatomy = require "tycho.datasets.volumes.anatomy"
 local arguments = require "tycho.arguments"
+local items = require "tycho.datasets.items"
 local findings = require "tycho.datasets.volumes.findings"
 local random = require "tycho.datasets.random"
 local report = require "tycho.datasets.volumes.report"
@@ -140,15 +141,9 @@ local makers = {
   denied = function(_, b) return each(b, "denied") end,
 }
 
-local function batch_of(self, positions, who)
+local function batch_of(self, positions)
   local b, result = { positions = positions, cases = {} }, {}
-  for k, i in ipairs(positions) do
-    if not math.tointeger(i) or i < 0 or i >= self.size then
-      arguments.fail("%s: expected 0 to %d, got %s", who, self.size - 1, arguments.describe(i))
-    end
-    positions[k] = math.tointeger(i)
-    b.cases[k] = draw_case(self, positions[k])
-  end
+  for k, i in ipairs(positions) do b.cases[k] = draw_case(self, i) end
   for _, field in ipairs(self.fields) do result[field] = makers[field](self, b) end
   return result
 end
@@ -157,20 +152,15 @@ end
 -- w], report, findings and denied as lists.
 ---@param positions integer[]|Tensor
 function Volumes:batch(positions)
-  if ty.is_tensor(positions) then positions = positions:tolist() end
-  arguments.expect("Volumes:batch", "positions", positions, "a list of integers or a tensor")
-  if #positions == 0 then arguments.fail("Volumes:batch: positions: expected at least one, got none") end
-  return batch_of(self, table.move(positions, 1, #positions, 1, {}), "Volumes:batch: positions")
+  local list = items.positions("Volumes:batch", positions, self.size)
+  if #list == 0 then arguments.fail("Volumes:batch: positions: expected at least one, got none") end
+  return batch_of(self, list)
 end
 
 --- Item i: the fields of a batch without their first size.
 ---@param i integer
 function Volumes:get(i)
-  local item = {}
-  for field, value in pairs(batch_of(self, { i }, "Volumes:get: i")) do
-    if ty.is_tensor(value) then item[field] = value:squeeze(0) else item[field] = value[1] end
-  end
-  return item
+  return items.first(batch_of(self, items.position("Volumes:get", i, self.size)))
 end
 
 -- ---- options ----

@@ -301,7 +301,7 @@ check.test("options, and wrong ones", function()
   fails({ fields = { "image" } }, 'fields: there is no "image"')
   fails({ cuts = 2 }, "cuts: expected a number in [0, 1], got 2")
   local few = datasets.load("clips", { length = 5 })
-  check.fails(function() return few:get(5) end, "get: expected positions from 0 to 4, got 5")
+  check.fails(function() return few:get(5) end, "get: i: expected 0 to 4, got 5")
 end)
 
 check.finish()
