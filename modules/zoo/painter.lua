@@ -25,7 +25,7 @@ function M.arguments(own, more)
     { "length", 32, "tokens of a caption" },
     { "guidance", 4.0, "scale of classifier-free guidance in drawing" },
     { "drawing_steps", 20, "steps of drawing", quick = 2 },
-    { "judge", "scene-vit", "model of the zoo that judges" },
+    { "judge", "scene-resnet", "model of the zoo that judges" },
   }
   table.move(more or {}, 1, #(more or {}), #list + 1, list)
   return scenes.arguments(own, list)
