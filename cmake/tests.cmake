@@ -60,13 +60,13 @@ if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_streams_lazy COMMAND tycho tests/lua/cuda_streams_test.lua ${test_folder})
   add_test(NAME cuda_paged COMMAND tycho tests/lua/paged_test.lua ${test_folder})
   add_test(NAME cuda_paged_lazy COMMAND tycho tests/lua/paged_test.lua ${test_folder})
-  add_test(NAME cuda_zoo COMMAND tycho tests/modules/zoo/shipped_test.lua ${test_folder})
   add_test(NAME cuda_planted COMMAND cuda_planted)
   set(with_libraries cuda_libraries cuda_versions cuda_whole cuda_autocast cuda_kinks cuda_optimizers cuda_grad_scaler cuda_streams
-      cuda_whole_lazy cuda_streams_lazy cuda_paged cuda_paged_lazy cuda_zoo) # stand-ins, below
+      cuda_whole_lazy cuda_streams_lazy cuda_paged cuda_paged_lazy) # stand-ins, below
   if(NOT TYCHO_SANITIZE)
     add_test(NAME cuda_bench COMMAND tycho bench/gpu.lua --tiny --no-peer ${test_folder})
-    list(APPEND with_libraries cuda_bench)
+    add_test(NAME cuda_zoo COMMAND tycho tests/modules/zoo/shipped_test.lua ${test_folder})
+    list(APPEND with_libraries cuda_bench cuda_zoo)
   endif()
   set_tests_properties(cuda_ops_1 cuda_ops_2 ${with_libraries} cuda_planted PROPERTIES FIXTURES_REQUIRED cuda_built)
 endif()
