@@ -3,9 +3,11 @@
 
 #include "handle.h"
 
-/* start(most) */
+/* start(most, watch): watch 0 for nothing, 1 for NaN, 2 for NaN and infinities */
 static int profile_start(lua_State *L) {
-  if (!ty_profile_start(ty_lua_check_integer(L, 1))) return ty_lua_error(L);
+  lua_Integer most = ty_lua_check_integer(L, 1), watch = ty_lua_opt_integer(L, 2, 0);
+  if (watch < 0 || watch > 2) return ty_lua_refuse(L, 2, "0, 1 or 2");
+  if (!ty_profile_start(most, (ty_profile_watch)watch)) return ty_lua_error(L);
   return 0;
 }
 
@@ -50,6 +52,10 @@ static int push_events(lua_State *L) {
     set_number(L, "seconds", 1e-9 * (double)(e->end - e->begin));
     set_integer(L, "bytes", e->bytes);
     set_number(L, "flops", e->flops);
+    if (e->bad) {
+      set_boolean(L, "bad", true);
+      set_boolean(L, "given", e->given);
+    }
     lua_rawseti(L, -2, i + 1);
   }
   lua_pushinteger(L, p->lost);

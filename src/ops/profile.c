@@ -16,11 +16,12 @@ int64_t ty_profile_now(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-bool ty_profile_start(int64_t most) {
+bool ty_profile_start(int64_t most, ty_profile_watch watch) {
   if (ty_profiling) return ty_fail(TY_EINVAL, "profile: this thread is being profiled already");
   ty_profile *p = calloc(1, sizeof *p);
   if (!p) return ty_fail(TY_ENOMEM, "profile: out of memory");
   p->most = most;
+  p->watch = watch;
   ty_profiling = p;
   return true;
 }
@@ -84,6 +85,76 @@ static int64_t bytes_of(const ty_view *v) {
   return ty_is_quantized((ty_dtype)v->dtype) ? ty_view_bytes(v) : n * (int64_t)ty_dtype_size[v->dtype];
 }
 
+/* ---- numbers that are none ---- */
+
+/* Whether a number with these bits is NaN, or infinite where that counts: all bits of the exponent are set. */
+static bool is_bad(uint64_t bits, uint64_t exponent, uint64_t fraction, bool infinite) {
+  return (bits & exponent) == exponent && (infinite || (bits & fraction) != 0);
+}
+
+static bool row_is_bad(const char *row, int64_t n, int64_t stride, ty_dtype dtype, bool infinite) {
+  for (int64_t i = 0; i < n; i++) {
+    const char *at = row + i * stride * ty_dtype_size[dtype];
+    uint64_t wide;
+    uint32_t single;
+    uint16_t half;
+    bool bad = false;
+    switch (dtype) {
+      case TY_F64:
+        memcpy(&wide, at, sizeof wide);
+        bad = is_bad(wide, 0x7ff0000000000000, 0x000fffffffffffff, infinite);
+        break;
+      case TY_F32:
+        memcpy(&single, at, sizeof single);
+        bad = is_bad(single, 0x7f800000, 0x007fffff, infinite);
+        break;
+      case TY_F16:
+        memcpy(&half, at, sizeof half);
+        bad = is_bad(half, 0x7c00, 0x03ff, infinite);
+        break;
+      case TY_BF16:
+        memcpy(&half, at, sizeof half);
+        bad = is_bad(half, 0x7f80, 0x007f, infinite);
+        break;
+      default: return false;
+    }
+    if (bad) return true;
+  }
+  return false;
+}
+
+/* Whether a view has such a number. Of a GPU only what is contiguous is looked through, as outputs are. */
+static bool view_is_bad(const ty_view *v, int device, bool infinite) {
+  if (!v || v->number || !v->count || !ty_is_float((ty_dtype)v->dtype)) return false;
+  ty_dtype dtype = (ty_dtype)v->dtype;
+  if (device >= TY_CUDA) {
+    size_t bytes = (size_t)ty_view_bytes(v);
+    char *copy = v->contiguous ? malloc(bytes) : NULL;
+    bool bad = copy && ty_device_copy(TY_CPU, copy, device, v->data, bytes) &&
+               row_is_bad(copy, v->count, 1, dtype, infinite);
+    free(copy);
+    return bad;
+  }
+  if (v->contiguous) return row_is_bad(v->data, v->count, 1, dtype, infinite);
+  int last = v->ndim - 1;
+  int64_t index[TY_MAX_DIMS] = { 0 }, rows = v->count / v->size[last];
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t offset = 0;
+    for (int d = 0; d < last; d++) offset += index[d] * v->stride[d];
+    if (row_is_bad((const char *)v->data + offset * ty_dtype_size[dtype], v->size[last], v->stride[last], dtype,
+                   infinite))
+      return true;
+    for (int d = last - 1; d >= 0 && ++index[d] == v->size[d]; d--) index[d] = 0;
+  }
+  return false;
+}
+
+static bool any_is_bad(const ty_view *const *list, int n, int device, bool infinite) {
+  for (int i = 0; i < n; i++)
+    if (view_is_bad(list[i], device, infinite)) return true;
+  return false;
+}
+
 static void describe(char *text, size_t room, const ty_kernel_args *k) {
   size_t at = 0;
   const char *last = "";
@@ -110,26 +181,45 @@ static void describe(char *text, size_t room, const ty_kernel_args *k) {
   if (at >= room) memcpy(text + room - 4, "...", 4);
 }
 
-void ty_profile_note(ty_op_id id, int device, const ty_kernel_args *k, int64_t begin, bool fused) {
+static bool infinite_counts(const ty_profile *p) { return p->watch == TY_WATCH_NAN_OR_INFINITE; }
+
+bool ty_profile_given(int device, const ty_kernel_args *k) {
+  const ty_profile *p = ty_profiling;
+  return p && p->watch && any_is_bad(k->in, k->nin, device, infinite_counts(p));
+}
+
+/* Room for one more event; NULL where there is none. The one that was watched for takes the place of the last. */
+static ty_profile_event *next_event(ty_profile *p, bool bad) {
+  if (p->count < p->room) return &p->event[p->count++];
+  int64_t room = p->room ? 2 * p->room : 1024;
+  if (room > p->most) room = p->most;
+  ty_profile_event *more = room > p->room ? realloc(p->event, sizeof *more * (size_t)room) : NULL;
+  if (more) {
+    p->event = more;
+    p->room = room;
+    return &p->event[p->count++];
+  }
+  p->lost++;
+  return bad && p->count ? &p->event[p->count - 1] : NULL;
+}
+
+void ty_profile_note(ty_op_id id, int device, const ty_kernel_args *k, int64_t begin, bool fused, bool given) {
   ty_profile *p = ty_profiling;
   if (!p) return;
   if (device >= TY_CUDA && ty_error_code() == TY_OK) ty_device_synchronize(device);
   int64_t end = ty_profile_now();
-  if (p->count == p->room) {
-    int64_t room = p->room ? 2 * p->room : 1024;
-    if (room > p->most) room = p->most;
-    ty_profile_event *more = room > p->room ? realloc(p->event, sizeof *more * (size_t)room) : NULL;
-    if (!more) {
-      p->lost++;
-      return;
-    }
-    p->event = more;
-    p->room = room;
-  }
-  ty_profile_event *e = &p->event[p->count++];
-  *e = (ty_profile_event){
-    .id = id, .scope = p->scope, .backward = p->backward, .fused = fused, .begin = begin, .end = end
-  };
+  bool bad = p->watch && k && any_is_bad(k->out, k->nout, device, infinite_counts(p));
+  if (bad) p->watch = TY_WATCH_NOTHING;
+  ty_profile_event *e = next_event(p, bad);
+  if (!e) return;
+  *e = (ty_profile_event){ .id = id,
+                           .scope = p->scope,
+                           .backward = p->backward,
+                           .fused = fused,
+                           .begin = begin,
+                           .end = end,
+                           .bad = bad,
+                           .given = given };
   if (!k) return;
   e->flops = flops_of(id, k);
   for (int i = 0; i < k->nout; i++) e->bytes += bytes_of(k->out[i]);

@@ -170,7 +170,7 @@ static bool run_launch(ty_program *p, const launch *l, const ty_generator *rando
 static bool run_fused(ty_program *p, const step *s, const launch *l) {
   int64_t begin = ty_profiling ? ty_profile_now() : 0;
   bool ok = ty_fused_replay(p, s->fused);
-  if (ty_profiling) ty_profile_note(l->id, p->device, NULL, begin, true);
+  if (ty_profiling) ty_profile_note(l->id, p->device, NULL, begin, true, false);
   return ok;
 }
 

@@ -144,6 +144,66 @@ check.test("errors pass, and end the profile", function()
   check.fails(function() p:flame() end, "Profile:flame: path: expected a string, got nil")
 end)
 
+check.test("the first NaN is found, and where it began", function()
+  local net, x, blame = Net(), ty.ones(3, 8), ty.profile.blame
+  local found, y = blame(function() return net(x) end, { model = net })
+  check.equal(found, nil)
+  check.equal(y.shape, { 3, 4 })
+  found = blame(function() return (net(x) * 0 - 1):sqrt():exp() end, { model = net })
+  check.equal({ found.op, found.module, found.backward, found.given, found.shapes }, { "sqrt", nil, false, false,
+    "f32 [3, 4]" })
+  check.equal(tostring(found), "sqrt(f32 [3, 4]): the first NaN began there, with inputs that had none")
+  -- A weight that is none: the layer's product is where it came in.
+  ty.no_grad(function() net.second.weight[1][2]:fill_(0 / 0) end)
+  found = blame(function() net(x) end, { model = net })
+  check.equal({ found.op, found.module, found.given }, { "matmul", "second", true })
+  check.ok(tostring(found):find " in second: the first NaN came in with its inputs")
+  -- Only the gradient: of the square root at 0 by an infinite factor, which is 0 in the forward pass.
+  local at = ty.zeros(2):requires_grad_()
+  found = blame(function() (at:sqrt() * 0):sum():backward() end)
+  check.equal({ found.backward, found.given }, { true, false })
+  -- Infinities are looked for when they are wanted; what is written in place is not taken for what came in.
+  local grow = function() ty.full({ 4 }, 1e30):mul_(1e30):add_(1) end
+  check.equal(blame(grow), nil)
+  found = blame(grow, { infinite = true })
+  check.equal({ found.op, found.given }, { "mul", false })
+  for _, dtype in ipairs { "f16", "bf16", "f64" } do
+    check.equal(blame(function() ty.full({ 2, 3 }, -1, { dtype = dtype }):sqrt() end).op, "sqrt")
+    check.equal(blame(function() ty.full({ 2, 3 }, 60000, { dtype = dtype }):exp() end, { infinite = true }).op, "exp")
+  end
+  -- Views with gaps: the NaN is in what the view leaves out.
+  local wide = ty.ones(4, 6)
+  wide[2][5]:fill_(0 / 0)
+  check.equal(blame(function() return wide:narrow(1, 0, 5) + 1 end), nil)
+  check.equal(blame(function() return wide:narrow(1, 1, 5) + 1 end).op, "add")
+  check.fails(function() blame(1) end, "profile.blame: fn: expected a function, got 1")
+end)
+
+check.test("a model's shapes, parameters and work", function()
+  local net = Net()
+  local s = net:summary { 3, 8 }
+  local rows = {}
+  for _, row in ipairs(s.rows) do rows[row.name] = row end
+  check.equal(#s.rows, 3)
+  check.equal({ rows.first.shape, rows.second.shape, rows[""].shape }, { { 3, 16 }, { 3, 4 }, { 3, 4 } })
+  check.equal({ rows.first.parameters, rows[""].parameters }, { 144, 144 + 68 })
+  check.equal(rows.first.flops, 2.0 * 3 * 8 * 16)
+  check.equal(rows[""].flops, 2.0 * 3 * 8 * 16 + 2.0 * 3 * 16 * 4 + 3 * 16) -- and one for each number of relu
+  check.equal(s.activations, 4 * (3 * 16 + 3 * 4 + 3 * 4))
+  check.ok(tostring(s):find "first: Linear +%[3, 16%] +144 +768")
+  check.ok(tostring(s):find "212 parameters, 1,200 FLOPs forward")
+  check.equal(#net:summary(ty.ones(2, 8), { depth = 0 }).rows, 1)
+  check.equal(net:summary({ ty.ones(2, 8) }).rows[1].shape, { 2, 4 })
+  local deep = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Linear(8, 8), Net()))
+  s = deep:summary { 1, 8 }
+  check.equal(deep.training, true)
+  check.equal(s.rows[1].flops, 2.0 * 8 * 8 + 2 * 8 * 16 + 2 * 16 * 4 + 16)
+  check.fails(function() net:summary "big" end, "Module:summary: inputs: expected a list of integers, got ")
+  check.fails(function() net:summary {} end, "Module:summary: inputs: expected at least one, got none")
+  check.fails(function() net:summary { 3, 9 } end, "linear: ")
+  check.equal(rawget(net, "_hooks"), false)
+end)
+
 check.test("limits are measured once, and are above nothing", function()
   local limits = ty.profile.limits()
   check.ok(limits.flops > 1e8 and limits.bandwidth > 1e8)

@@ -381,6 +381,10 @@ function Module:_add_hook(where, fn)
   end
 end
 
+--- Shapes, parameters and work by module, seen in one forward pass on zeros of a shape: print(model:summary { 8, 3, 64,
+--- 64 }). See ty.profile.summary for other inputs and options.
+function Module:summary(inputs, options) return ty.profile.summary(self, inputs, options) end
+
 --- What stands between the parentheses when printed.
 function Module:describe() return "" end
 

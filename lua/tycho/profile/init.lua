@@ -9,15 +9,16 @@
 --     print(p:table { by = "module" })
 --     p:flame "flame.svg"            -- open it in a browser
 --     p:trace "trace.json"           -- open it at https://ui.perfetto.dev
+--     print(ty.profile.blame(step, { model = model }))   -- where the first NaN came from
+--     print(model:summary { 8, 3, 64, 64 })              -- shapes, parameters and work by module
 --
 -- Times are those of kernels, on the thread that called; what lies between them (Lua, checks, allocation) is told as a
 -- whole. On a GPU every kernel is waited for, so that its time is its own, and the whole takes longer than without a
 -- profile. Worker threads of a DataLoader are not seen.
-local core = require "tycho.core"
 local arguments = require "tycho.arguments"
 local limits = require "tycho.profile.limits"
+local take = require "tycho.profile.take"
 
-local native, clock = core.profile_core, core.system.clock
 local expect = arguments.expect
 
 ---@class Profile
@@ -29,34 +30,6 @@ local expect = arguments.expect
 local Profile = {}
 Profile.__index = Profile
 Profile.__name = "Profile"
-
--- ---- taking one ----
-
-local numbered = 0 -- scopes of all profiles so far: a node of an older one must not be taken for one of this
-
--- Gives the modules below `model` hooks that number their scopes. Returns the names by number, the calls, and a
--- function that takes the hooks away.
-local function watch(model)
-  local names, calls, undo, seen, open = {}, {}, {}, {}, {}
-  for name, module in model:named_modules() do
-    if not seen[module] then -- one that is shared has the first of its names
-      seen[module] = true
-      numbered = numbered + 1
-      local number = numbered
-      names[number] = name == "" and getmetatable(model).__name or name
-      undo[#undo + 1] = module:register_forward_pre_hook(function()
-        open[#open + 1] = { before = native.scope(number), name = names[number], begin = clock() }
-      end)
-      undo[#undo + 1] = module:register_forward_hook(function()
-        local call = table.remove(open)
-        native.scope(call.before)
-        call.seconds = clock() - call.begin
-        calls[#calls + 1] = call
-      end)
-    end
-  end
-  return names, calls, function() for _, fn in ipairs(undo) do fn() end end
-end
 
 --- Runs fn() and returns what was seen, and then what fn returned. options: model (a module: its parts become those of
 -- the tables and the picture), most (1,000,000 events are kept), limits (what the machine can do: { flops = per second,
@@ -74,23 +47,9 @@ local function profile(fn, options)
     expect(who, "limits.flops", o.limits.flops, "a number > 0")
     expect(who, "limits.bandwidth", o.limits.bandwidth, "a number > 0")
   end
-  local self = setmetatable({ limits = o.limits or limits() }, Profile)
-  local names, calls, unwatch = {}, {}, function() end
-  if o.model then names, calls, unwatch = watch(o.model) end
-  native.start(o.most)
-  local begin = clock()
-  local results = table.pack(xpcall(fn, debug.traceback))
-  self.seconds = clock() - begin
-  local events, lost = native.stop()
-  unwatch()
-  if not results[1] then error(results[2], 0) end
-  for _, event in ipairs(events) do
-    event.begin, event.module = event.begin - begin, names[event.scope]
-    event.scope = nil
-  end
-  for _, call in ipairs(calls) do call.begin, call.before = call.begin - begin, nil end
-  self.events, self.scopes, self.lost = events, calls, lost
-  return self, table.unpack(results, 2, results.n)
+  local run, results = take(fn, { model = o.model, most = o.most })
+  run.limits = o.limits or limits()
+  return setmetatable(run, Profile), table.unpack(results, 1, results.n)
 end
 
 -- ---- sums ----
@@ -204,4 +163,6 @@ function Profile:flame(path, options) return require "tycho.profile.flame"(self,
 ---@return string path
 function Profile:trace(path) return require "tycho.profile.trace"(self, path) end
 
-return setmetatable({ limits = limits }, { __call = function(_, ...) return profile(...) end })
+local M = { limits = limits, blame = require "tycho.profile.blame", summary = require "tycho.profile.summary" }
+
+return setmetatable(M, { __call = function(_, ...) return profile(...) end })
