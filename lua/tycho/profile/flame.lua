@@ -39,12 +39,22 @@ local function depth_of(node)
   return deepest + 1
 end
 
+-- A colour of hue (degrees), saturation and lightness as #rrggbb: not every viewer knows hsl().
+local function rgb(hue, saturation, lightness)
+  local reach = saturation * math.min(lightness, 1 - lightness)
+  local function channel(n)
+    local k = (n + hue / 30) % 12
+    return math.floor(255 * (lightness - reach * math.max(-1, math.min(k - 3, 9 - k, 1))) + 0.5)
+  end
+  return ("#%02x%02x%02x"):format(channel(0), channel(8), channel(4))
+end
+
 -- A colour by what a part is and by its name, so that the same op looks the same everywhere.
 local function colour_of(node)
   local sum = 0
   for i = 1, #node.name do sum = (sum * 31 + node.name:byte(i)) % 997 end
   local hue = ({ pass = 215, module = 95, op = 5 })[node.kind] + sum % 45
-  return ("hsl(%d, %d%%, %d%%)"):format(hue, node.kind == "op" and 75 or 45, 62 + sum % 14)
+  return rgb(hue, node.kind == "op" and 0.75 or 0.45, 0.62 + sum % 14 / 100)
 end
 
 ---@param self Profile
