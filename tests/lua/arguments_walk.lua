@@ -2,11 +2,16 @@
 -- that are missing or wrong, and prints what no user should see.
 --
 --   tycho arguments_walk.lua CALLS SEED [PATTERN]      PATTERN: only functions whose name matches
+--
+-- Functions that write files are called too, with names that come by chance: it runs in a folder that may be spoilt.
 
 local calls, seed, pattern = math.tointeger(tonumber(arg[1])), math.tointeger(tonumber(arg[2])), arg[3]
 local here = arg[0]:match ".*/" or "./"
 local ty = require "tycho"
 local objects = dofile(here .. "arguments_objects.lua")
+if not calls or not seed or ty.io.exists "CMakeLists.txt" then
+  error("expected CALLS and SEED, and another folder to run in than the source tree", 0)
+end
 
 -- ---- what is walked ----
 
