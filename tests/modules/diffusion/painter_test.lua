@@ -6,7 +6,7 @@ local ty = require "tycho"
 local diffusion, hub = require "tycho.diffusion", require "tycho.hub"
 
 local root = check.root .. "tests/fixtures/diffusers/"
-local expected = ty.io.load_safetensors(root .. "painter.safetensors")
+local expected = ty.io.load_safetensors(check.root .. "tests/fixtures/painter.safetensors")
 local unet, vae = hub.load(root .. "unet_sd1", { dtype = "f32" }), hub.load(root .. "autoencoder", { dtype = "f32" })
 local sd3 = hub.load(root .. "sd3", { dtype = "f32" })
 
