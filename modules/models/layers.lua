@@ -101,32 +101,52 @@ function M.attend(q, k, v, at, scale, window, dropout, training)
 end
 
 --- Causal attention. options: hidden, heads, kv_heads, width (of a head), qkv_bias, out_bias, norm_eps (norms of q and
--- k, as Qwen3 has them), window (how many tokens back a token sees, itself included), dropout (of the weights, in
--- training).
+-- k, of each head as Qwen3 has them; with whole_norms of all heads at once, as OLMo 2), window (how many tokens back a
+-- token sees, itself included), dropout (of the weights, in training), fused (one layer qkv_proj in place of three).
 local Attention = nn.module "Attention"
 M.Attention = Attention
 
 function Attention:init(o)
   self.heads, self.kv_heads, self.window = o.heads, o.kv_heads, o.window and o.window - 1 or -1
   self.dropout = o.dropout or 0
-  self.q_proj = M.linear(o.hidden, o.heads * o.width, o.qkv_bias)
-  self.k_proj = M.linear(o.hidden, o.kv_heads * o.width, o.qkv_bias)
-  self.v_proj = M.linear(o.hidden, o.kv_heads * o.width, o.qkv_bias)
+  if o.fused then
+    self.qkv_proj = M.linear(o.hidden, (o.heads + 2 * o.kv_heads) * o.width, o.qkv_bias)
+  else
+    self.q_proj = M.linear(o.hidden, o.heads * o.width, o.qkv_bias)
+    self.k_proj = M.linear(o.hidden, o.kv_heads * o.width, o.qkv_bias)
+    self.v_proj = M.linear(o.hidden, o.kv_heads * o.width, o.qkv_bias)
+  end
   self.o_proj = M.linear(o.heads * o.width, o.hidden, o.out_bias)
   if o.norm_eps then
-    self.q_norm = nn.RMSNorm(o.width, { eps = o.norm_eps })
-    self.k_norm = nn.RMSNorm(o.width, { eps = o.norm_eps })
+    self.whole_norms = o.whole_norms or false
+    self.q_norm = nn.RMSNorm(self.whole_norms and o.heads * o.width or o.width, { eps = o.norm_eps })
+    self.k_norm = nn.RMSNorm(self.whole_norms and o.kv_heads * o.width or o.width, { eps = o.norm_eps })
   end
+end
+
+-- Queries of the last `count` positions (nil: of all), keys and values of all, [b, heads, t, width] each.
+local function project(self, x, count)
+  local q, k, v
+  if self.qkv_proj then
+    local all, heads = self.qkv_proj(x), self.heads + 2 * self.kv_heads
+    local width = all.shape[3] // heads
+    local own, shared = self.heads * width, self.kv_heads * width
+    q, k, v = all:narrow(-1, 0, own), all:narrow(-1, own, shared), all:narrow(-1, own + shared, shared)
+    q = M.tail(q, 1, count)
+  else
+    q, k, v = self.q_proj(M.tail(x, 1, count)), self.k_proj(x), self.v_proj(x)
+  end
+  if self.q_norm and self.whole_norms then q, k = self.q_norm(q), self.k_norm(k) end
+  q, k, v = nn.split_heads(q, self.heads), nn.split_heads(k, self.kv_heads), nn.split_heads(v, self.kv_heads)
+  if self.q_norm and not self.whole_norms then q, k = self.q_norm(q), self.k_norm(k) end
+  return q, k, v
 end
 
 --- at: cos, sin (of the tokens' positions), interleaved (pairs are neighbours, not halves), mask (bool or nil), cache
 -- and layer (or nil), cu_seqlens (or nil), last (of how many positions the result is wanted; nil: of all).
 function Attention:forward(x, at)
   local queries = M.query_count(at)
-  local q = nn.split_heads(self.q_proj(M.tail(x, 1, queries)), self.heads)
-  local k = nn.split_heads(self.k_proj(x), self.kv_heads)
-  local v = nn.split_heads(self.v_proj(x), self.kv_heads)
-  if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
+  local q, k, v = project(self, x, queries)
   q = ty.rotary(q, M.tail(at.cos, -2, queries), M.tail(at.sin, -2, queries), at.interleaved)
   k = ty.rotary(k, at.cos, at.sin, at.interleaved)
   local y = M.attend(q, k, v, at, 0, self.window, self.dropout, self.training)

@@ -1,5 +1,6 @@
 --- Rotary position embeddings (Su et al. 2021): the cosines and sines by position, with the scalings that published
--- models use: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023) and Llama 3's.
+-- models use: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023), LongRoPE (Ding et al. 2024) and Llama
+-- 3's.
 local ty = require "tycho"
 
 local M = {}
@@ -60,6 +61,19 @@ function scalings.llama3(width, theta, p)
   return list, 1
 end
 
+-- Each frequency by a number of its own: one list for sequences of the length that the model was first trained on, and
+-- another for longer ones.
+function scalings.longrope(width, theta, p, length)
+  local original = p.original_max_position_embeddings
+  local divisors = length > original and p.long_factor or p.short_factor
+  local list = frequencies(width, theta)
+  for i, f in ipairs(list) do list[i] = f / divisors[i] end
+  local factor = p.factor or p.context / original
+  local scale = p.attention_factor
+    or (factor <= 1 and 1 or math.sqrt(1 + math.log(factor) / math.log(original)))
+  return list, scale
+end
+
 -- Each frequency by a number of its own, as GGUF files have Llama 3's scaling.
 function scalings.divided(width, theta, p)
   local list = frequencies(width, theta)
@@ -68,6 +82,7 @@ function scalings.divided(width, theta, p)
 end
 
 local wanted = { linear = { "factor" }, dynamic = { "factor" }, yarn = {}, default = {}, divided = {},
+  longrope = { "original_max_position_embeddings", "short_factor", "long_factor" },
   llama3 = { "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings" } }
 
 -- The settings of a config.json of any age: rope_parameters, or rope_theta beside rope_scaling, which called its type
@@ -82,6 +97,8 @@ local function settings(who, config, width)
   p.kind = p.rope_type or p.type or "default"
   p.theta = p.rope_theta or config.rope_theta or 10000
   p.context = config.max_position_embeddings
+  p.original_max_position_embeddings = p.original_max_position_embeddings or config.original_max_position_embeddings
+  p.partial_rotary_factor = p.partial_rotary_factor or config.partial_rotary_factor
   for _, key in ipairs { "factor", "theta", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
     "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "partial_rotary_factor" } do
     local value = p[key]
@@ -95,8 +112,19 @@ local function settings(who, config, width)
       p.partial_rotary_factor), 0)
   end
   if not scalings[p.kind] then
-    error(("%s: unknown rope_type '%s'; there are default, linear, dynamic, yarn, llama3"):format(who,
+    error(("%s: unknown rope_type '%s'; there are default, linear, dynamic, yarn, longrope, llama3"):format(who,
       tostring(p.kind)), 0)
+  end
+  for _, key in ipairs { "short_factor", "long_factor" } do
+    local list = p[key]
+    local count = math.floor(width * (p.partial_rotary_factor or 1)) // 2
+    local fits = list == nil or type(list) == "table" and #list == count
+    for _, divisor in ipairs(fits and list or {}) do
+      fits = fits and type(divisor) == "number" and divisor > 0 and divisor < math.huge
+    end
+    if not fits then
+      error(("%s: rope setting '%s' must be a list of %d positive numbers"):format(who, key, count), 0)
+    end
   end
   if p.kind == "divided" and (type(p.divisors) ~= "table" or #p.divisors ~= width // 2) then
     error(("%s: rope_type 'divided' needs %d divisors"):format(who, width // 2), 0)
@@ -129,12 +157,24 @@ function Rotary:frequencies(length)
   return scalings[self.settings.kind](self.width, self.settings.theta, self.settings, length or 1)
 end
 
+-- Which of its tables a scaling takes for sequences of a length, and up to which length that one holds (nil: any).
+-- Past the context a table of the dynamic scaling holds for one length alone.
+local function variant_of(p, length)
+  if p.kind == "dynamic" then
+    local most = math.max(length, p.context)
+    return most, most
+  elseif p.kind == "longrope" then
+    local long = length > p.original_max_position_embeddings
+    return long, not long and p.original_max_position_embeddings or nil
+  end
+end
+
 -- Rows of the table that is made next: it grows by doubling, so that a sequence that grows by single tokens seldom asks
--- for another, but not past the context of the dynamic scaling, whose tables beyond it hold for one length alone.
-local function rows(length, kept, dynamic)
-  if dynamic and length >= dynamic then return length end
+-- for another, up to the length that the table holds for.
+local function rows(length, kept, most)
+  if most and length >= most then return length end
   local room = math.max(64, length, kept and 2 * kept.length or 0)
-  return dynamic and math.min(room, dynamic) or room
+  return most and math.min(room, most) or room
 end
 
 --- cos and sin, at least [length, width / 2], in f32 of the positions from 0, for sequences of `length` in all. They
@@ -143,15 +183,14 @@ end
 ---@return Tensor sin
 function Rotary:table(length, device)
   local kept = self.tables[device]
-  -- Frequencies of the dynamic scaling hold for one length.
-  local dynamic = self.settings.kind == "dynamic" and math.max(length, self.settings.context)
-  if not kept or kept.length < length or kept.dynamic ~= dynamic then
-    local room = rows(length, kept, dynamic)
+  local variant, most = variant_of(self.settings, length)
+  if not kept or kept.length < length or kept.variant ~= variant then
+    local room = rows(length, kept, most)
     local list, scale = self:frequencies(length)
     kept = ty.unscoped(ty.no_grad, function()
       local turns = ty.arange(room, { dtype = "f64" }):unsqueeze(1) * ty.tensor(list, { dtype = "f64" })
       local function put(t) return (t * scale):to("f32"):to { device = device } end
-      return { cos = put(turns:cos()), sin = put(turns:sin()), length = room, dynamic = dynamic }
+      return { cos = put(turns:cos()), sin = put(turns:sin()), length = room, variant = variant }
     end)
     self.tables[device] = kept
   end

@@ -76,6 +76,22 @@ check.test("tables of the others grow by doubling", function()
   check.equal(made, 7) -- 64 to 4096 rows
 end)
 
+check.test("LongRoPE's lists fit the head", function()
+  local function llama(rope)
+    rope.rope_type, rope.original_max_position_embeddings = "longrope", 16
+    return function()
+      llm.Llama { vocab_size = 9, hidden_size = 16, intermediate_size = 8, num_hidden_layers = 1,
+        num_attention_heads = 2, rope_scaling = rope }
+    end
+  end
+  llama { short_factor = { 1, 1, 1, 1 }, long_factor = { 1, 2, 3, 4 } }()
+  check.fails(llama { short_factor = { 1, 1, 1, 1 } }, "rope_type 'longrope' needs 'long_factor'")
+  for _, list in ipairs { { 1, 2, 3 }, { 1, 2, 3, 0 }, { 1, 2, 3, "x" }, "long" } do
+    check.fails(llama { short_factor = { 1, 1, 1, 1 }, long_factor = list },
+      "rope setting 'long_factor' must be a list of 4 positive numbers")
+  end
+end)
+
 check.test("decoding past the context", function()
   local want = ty.io.load_safetensors(root .. "llama_dynamic/expected.safetensors")
   local model = llm.load(root .. "llama_dynamic", { dtype = "f32" })
