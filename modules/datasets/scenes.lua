@@ -24,6 +24,9 @@ local M = {}
 -- and scenes.
 M.objects = objects
 
+--- The colours that objects may be tinted with: position by name, from 1.
+M.tints = colours.tint
+
 --- What a picture shows, as sentences that are true or not: see tycho.datasets.scenes.statements.
 M.statements = statements
 

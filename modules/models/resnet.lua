@@ -109,13 +109,16 @@ function ResNet:init(options)
   end
 end
 
---- Features before the head: x [n, in_channels, h, w] to [n, width].
-function ResNet:features(x)
+--- The maps of the last stage: x [n, in_channels, h, w] to [n, width, rows, columns].
+function ResNet:maps(x)
   x = self.bn1(self.conv1(x)):relu()
   if self.maxpool then x = self.maxpool(x) end
   for i = 1, self.stages do x = self["layer" .. i](x) end
-  return x:mean { 2, 3 }
+  return x
 end
+
+--- Features before the head, the means of the maps: x [n, in_channels, h, w] to [n, width].
+function ResNet:features(x) return self:maps(x):mean { 2, 3 } end
 
 --- x [n, in_channels, h, w] to logits [n, classes].
 function ResNet:forward(x) return self.fc(self.dropout(self:features(x))) end

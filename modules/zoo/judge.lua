@@ -38,13 +38,67 @@ local function groups_of_scenes(labels)
   return labels:to("f32"):matmul(read_groups().of_object:to { device = labels.device }):clamp(0, 1)
 end
 
+-- ---- what is learnt ----
+
+-- A network in training: its own outputs, and for each of its cells, the patches or the places of its last maps, which
+-- object and which colour are on top there. Labels of cells teach much faster than those of whole pictures do. Jiang et
+-- al. 2021, "All Tokens Matter: Token Labeling for Training Better Vision Transformers".
+local Student = nn.module "Student"
+
+-- How many looks a cell may have: an object's own (0), the tints, and none, the last.
+local looks = 2
+for _ in pairs(datasets.scenes.tints) do looks = looks + 1 end
+
+function Student:init(network, see, width)
+  self.network = network
+  rawset(self, "see", see)
+  self.cells = nn.Linear(width, #datasets.scenes.objects + 1 + looks)
+end
+
+--- pictures [n, 3, h, w] to logits [n, labels] and [n, cells, objects + 1 + looks].
+function Student:forward(pictures)
+  local logits, positions = self.see(self.network, pictures)
+  return logits, self.cells(positions)
+end
+
+--- What is on top in each cell of a grid over scenes, as shares of its pixels: of the objects and nothing, f32
+-- [n, side * side, objects + 1], and of an object's own colours, the tints and none, f32 [n, side * side, tints + 2].
+-- batch: with the fields owner, boxes and scene.
+---@param batch table
+---@param side integer  cells of a row
+---@return Tensor objects
+---@return Tensor colours
+function M.cells(batch, side)
+  local owner, boxes, k = batch.owner, batch.boxes, batch.boxes.shape[2]
+  local n, size = owner.shape[1], owner.shape[2]
+  local objects, colours, device = #datasets.scenes.objects, {}, owner.device
+  for i, scene in ipairs(batch.scene) do
+    colours[i] = {}
+    for j = 1, k do
+      local object = scene.objects[j]
+      colours[i][j] = object and (object.colour and datasets.scenes.tints[object.colour] or 0) or looks - 1
+    end
+    colours[i][k + 1] = looks - 1 -- the background
+  end
+  local numbers = boxes:select(2, 0):to "i64"
+  numbers = numbers:masked_fill(numbers:lt(0), objects)
+  numbers = ty.concat({ numbers, ty.full({ n, 1 }, objects, { dtype = "i64", device = device }) }, 1)
+  local top = owner:to "i64"
+  top = ty.one_hot(top:masked_fill(top:lt(0), k), k + 1):to("f32"):permute { 0, 3, 1, 2 }
+  local share = top:contiguous():avg_pool2d(size // side):flatten(2):transpose(1, 2) -- [n, cells, k + 1]
+  local tint = ty.tensor(colours, { dtype = "i64" }):to { device = device }
+  return share:matmul(ty.one_hot(numbers, objects + 1):to "f32"), share:matmul(ty.one_hot(tint, looks):to "f32")
+end
+
+local function soft_cross_entropy(logits, shares) return -(shares * logits:log_softmax(-1)):sum(-1):mean() end
+
 -- The loss of a batch of scenes with single emoji behind them, of which only the subgroup is known. Sums over labels
 -- are divided by 50, so that gradients are of the usual size.
-local function loss_of(network, batch, emoji)
+local function loss_of(student, batch, emoji)
   local n, count = batch.image.shape[1], statements.count
   local truth = batch.statements:to "f32"
   local pictures, places = emoji:draw(math.max(1, n // 7))
-  local logits = network(ty.concat({ scenes.pictures(batch.image), pictures:to { device = truth.device } }, 0))
+  local logits, cells = student(ty.concat({ scenes.pictures(batch.image), pictures:to { device = truth.device } }, 0))
   local said = nn.bce_with_logits(logits:narrow(0, 0, n):narrow(1, 0, count), truth) * (count / 50)
   local subgroups = {}
   for i, place in ipairs(places:tolist()) do subgroups[i] = read_groups().place[emoji.subgroups[place + 1]] end
@@ -52,8 +106,16 @@ local function loss_of(network, batch, emoji)
   local shown = ty.concat({ groups_of_scenes(truth:narrow(1, 0, #datasets.scenes.objects)),
     single:to { device = truth.device } }, 0)
   local grouped = nn.bce_with_logits(logits:narrow(1, count, #groups.names), shown) * (#groups.names / 50)
-  return said + grouped, { statements = said:detach(), subgroups = grouped:detach() }
+  local objects, colours = M.cells(batch, math.tointeger(cells.shape[2] ^ 0.5))
+  cells = cells:narrow(0, 0, n)
+  local width = objects.shape[3]
+  local of_cells = soft_cross_entropy(cells:narrow(2, 0, width), objects)
+    + soft_cross_entropy(cells:narrow(2, width, looks), colours)
+  return said + grouped + of_cells, { statements = said:detach(), subgroups = grouped:detach(),
+    cells = of_cells:detach() }
 end
+
+-- ---- how good it is ----
 
 --- How good a judge a network is: objects, the mean average precision of the hundred objects in pictures of a split;
 -- colour and place, shares of what captions of real pictures ask for that it sees (datasets.scenes.statements.score).
@@ -83,34 +145,42 @@ function M.subgroups(model)
 end
 
 --- Trains a network with an output for each of labels(), keeps it in the folder of its seed, and returns it.
+-- see(network, pictures): its logits [n, labels] and the features of its cells [n, cells, width], a square of them.
 ---@param r Recipe
 ---@param network Module
+---@param see fun(network: Module, pictures: Tensor): Tensor, Tensor
+---@param width integer
 ---@param seed integer
 ---@return Module
-function M.train(r, network, seed)
+function M.train(r, network, see, width, seed)
   local args, emoji = r.args, scenes.emoji()
   r:say("seed %d: %d parameters", seed, network:count_parameters())
-  local _, averaged = ty.train.fit(network, scenes.loader(r, { "image", "statements" }, seed),
-    scenes.fit_options(r, seed, { loss = function(m, batch) return loss_of(m, batch, emoji) end,
-      evaluate = function(step, m)
-        local found = M.measure(m, "validation", math.min(500, args.count))
-        r:say("step %d: mean average precision %.3f, colours %.3f, places %.3f", step, found.mean_average_precision,
-          found.colour or 0, found.place or 0)
-        return found
-      end }))
-  averaged:save(scenes.folder(r, seed))
-  return averaged:eval()
+  local student = Student(network, see, width):to(r.device)
+  local loader = scenes.loader(r, { "image", "statements", "owner", "boxes", "scene" }, seed)
+  local _, averaged = ty.train.fit(student, loader, scenes.fit_options(r, seed, {
+    loss = function(m, batch) return loss_of(m, batch, emoji) end,
+    evaluate = function(step, m)
+      local found = M.measure(m.network, "validation", math.min(500, args.count))
+      r:say("step %d: mean average precision %.3f, colours %.3f, places %.3f", step, found.mean_average_precision,
+        found.colour or 0, found.place or 0)
+      return found
+    end }))
+  averaged.network:save(scenes.folder(r, seed))
+  return averaged.network:eval()
 end
 
---- Trains a network made by make() for each seed and measures it: the rows of the recipe's table.
+--- Trains a network made by make() for each seed and measures it: the rows of the recipe's table. see and width: as
+-- train() has them.
 ---@param r Recipe
 ---@param make fun(): Module
+---@param see fun(network: Module, pictures: Tensor): Tensor, Tensor
+---@param width integer
 ---@return RecipeRow[]
-function M.rows(r, make)
+function M.rows(r, make, see, width)
   local measured = { mean_average_precision = {}, colour = {}, place = {}, combinations = {}, subgroups = {} }
   for i, seed in ipairs(r.seeds) do
     ty.manual_seed(seed)
-    local model = M.train(r, make():to(r.device), seed)
+    local model = M.train(r, make(), see, width, seed)
     for name, value in pairs(M.measure(model, "validation", r.args.count)) do
       if measured[name] then measured[name][i] = value end
     end

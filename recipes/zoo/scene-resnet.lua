@@ -22,13 +22,20 @@ local function numbers(text)
   for n in text:gmatch "%d+" do list[#list + 1] = math.tointeger(n) end
   return list
 end
+local channels = numbers(r.args.channels)
+
+-- The logits of a network, and the features at each place of its last maps.
+local function see(network, pictures)
+  local maps = network:maps(pictures)
+  return network.fc(maps:mean { 2, 3 }), maps:flatten(2):transpose(1, 2)
+end
 
 local rows = zoo.judge.rows(r, function()
-  local model = models.ResNet { channels = numbers(r.args.channels), blocks = numbers(r.args.blocks), small = true,
+  local model = models.ResNet { channels = channels, blocks = numbers(r.args.blocks), small = true,
     classes = #labels }
   -- Few sentences are true, and no steps are spent to learn that.
   ty.no_grad(function() model.fc.bias:fill_(-5) end)
   return model
-end)
+end, see, channels[#channels])
 if r.args.publish then zoo.publish(r, rows, function(folder) zoo.scenes.write(r, folder) end) end
 os.exit(r:finish(rows), true)

@@ -18,6 +18,12 @@ local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
 local args = r.args
 local labels = zoo.judge.labels()
 
+-- The logits of a network, and the hidden states of its patches.
+local function see(network, pictures)
+  local hidden = network.vit:hidden(pictures)
+  return network.classifier(hidden:select(1, 0)), hidden:narrow(1, 1, hidden.shape[2] - 1)
+end
+
 local rows = zoo.judge.rows(r, function()
   local model = models.ViTForImageClassification { image_size = 64, patch_size = 8, hidden_size = args.width,
     intermediate_size = 4 * args.width, num_hidden_layers = args.layers,
@@ -26,6 +32,6 @@ local rows = zoo.judge.rows(r, function()
   -- Few sentences are true, and no steps are spent to learn that.
   ty.no_grad(function() model.classifier.bias:fill_(-5) end)
   return model
-end)
+end, see, args.width)
 if args.publish then zoo.publish(r, rows, function(folder) zoo.scenes.write(r, folder) end) end
 os.exit(r:finish(rows), true)

@@ -72,6 +72,35 @@ check.test("labels of a judge: sentences, then subgroups", function()
   check.ok(seen["food-fruit"] and seen["animal-mammal"])
 end)
 
+check.test("cells of scenes: shares of what is on top, counted pixel by pixel", function()
+  local set = zoo.scenes.set("validation", { "image", "owner", "boxes", "scene" })
+  local batch = set:batch { 3, 11, 12, 40 }
+  local objects, colours = zoo.judge.cells(batch, 8)
+  local none = 1 -- behind an object's own colours and the tints
+  for _ in pairs(datasets.scenes.tints) do none = none + 1 end
+  check.equal({ objects.shape, colours.shape }, { { 4, 64, 101 }, { 4, 64, none + 1 } })
+  for i, scene in ipairs(batch.scene) do
+    local owner = batch.owner[i - 1]:tolist()
+    for cell = 0, 63 do
+      local wanted, tinted = {}, {}
+      for y = cell // 8 * 8 + 1, cell // 8 * 8 + 8 do
+        for x = cell % 8 * 8 + 1, cell % 8 * 8 + 8 do
+          local object = scene.objects[owner[y][x] + 1]
+          local number = object and object.object or 100
+          local look = not object and none or object.colour and datasets.scenes.tints[object.colour] or 0
+          wanted[number] = (wanted[number] or 0) + 1 / 64
+          tinted[look] = (tinted[look] or 0) + 1 / 64
+        end
+      end
+      local got, seen = objects[i - 1][cell], colours[i - 1][cell]
+      for number, share in pairs(wanted) do check.close(got[number]:item(), share, 1e-6) end
+      for look, share in pairs(tinted) do check.close(seen[look]:item(), share, 1e-6) end
+      check.close(got:sum():item(), 1, 1e-5)
+      check.close(seen:sum():item(), 1, 1e-5)
+    end
+  end
+end)
+
 check.test("a judge that knows the labels is right, one that says nothing is not", function()
   local batch = zoo.scenes.set("validation", { "image", "statements", "labels" }):batch(ty.arange(60))
   local sure = batch.statements:to "f32" * 20 - 10
