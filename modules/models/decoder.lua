@@ -28,7 +28,7 @@ function Body:init(config, family)
   self.embed_tokens = layers.embedding(config.vocab_size, config.hidden_size, nil, config.pad_token_id)
   self.layers = nn.ModuleList {}
   for i = 1, config.num_hidden_layers do self.layers:append(family.layer(config, i)) end
-  self.norm = nn.RMSNorm(config.hidden_size, { eps = config.rms_norm_eps })
+  self.norm = family.norm and family.norm(config) or nn.RMSNorm(config.hidden_size, { eps = config.rms_norm_eps })
 end
 
 ---@class Decoder: LanguageModel
@@ -145,7 +145,8 @@ end
 ---@return Tensor logits
 function Decoder:forward(tokens, options) return self:head(self:hidden(tokens, options)) end
 
---- A family. spec: name, model_type, architecture, fields (more config keys), layer(config, i), check(config), ignored.
+--- A family. spec: name, model_type, architecture, fields (more config keys), layer(config, i), check(config), norm(
+-- config) (the last norm, an RMSNorm without it).
 function M.define(spec)
   local class = nn.module(spec.name, Decoder)
   class.family, class.model_type, class.architecture = spec, spec.model_type, spec.architecture

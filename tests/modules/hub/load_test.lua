@@ -165,8 +165,8 @@ end)
 
 check.test("every key of every config with values that it cannot have", function()
   local odd = { 0, -1, 3, 1.5, 1e300, -math.huge, "x", true, false, ty.io.null, {}, { a = 1 }, { "x", 2 } }
-  for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "olmo2", "phi3", "bert",
-    "t5" } do
+  for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "olmo2", "phi3",
+    "gpt_neox", "bert", "t5" } do
     local config = ty.io.load_json(root .. name .. "/config.json")
     local state = llm.weights(root .. name)
     local path = folder(name, state)

@@ -34,7 +34,8 @@ local function compare_greedy(model, want, name)
   for i, row in ipairs(together) do check.equal(row:tolist(), alone[i], name .. " in a batch " .. i) end
 end
 
-for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "olmo2", "phi3" } do
+for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "olmo2", "phi3",
+  "gpt_neox" } do
   check.test(name, function()
     local want, variants = expected(name)
     local model = load(name)

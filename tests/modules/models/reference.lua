@@ -35,6 +35,7 @@ return function(check)
       local key = name:match "^grad%.(.*)$"
       if key then
         key = key:gsub("^" .. (prefix or "$"), "")
+        key = not parameters[key] and model.rename and model:rename(key) or key
         local p = parameters[key]
         left[key] = nil
         if check.ok(p, "a parameter " .. key) then
