@@ -1,6 +1,6 @@
 --- GPT-NeoX, the shape of Pythia: attention and the feed-forward network side by side, after LayerNorms with biases,
--- one product for queries, keys and values by heads, and a quarter of each head turned. Black et al. 2022, "GPT-NeoX-20B";
--- Biderman et al. 2023, "Pythia".
+-- one product for queries, keys and values by heads, and a quarter of each head turned. Black et al. 2022,
+-- "GPT-NeoX-20B"; Biderman et al. 2023, "Pythia".
 local ty = require "tycho"
 local configs = require "tycho.models.config"
 local decoder = require "tycho.models.decoder"
