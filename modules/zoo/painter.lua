@@ -9,6 +9,7 @@ local models = require "tycho.models"
 local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
 local vision = require "tycho.vision"
+local vlm = require "tycho.vlm"
 
 local M = {}
 
@@ -75,14 +76,24 @@ local function data_of(r, painter)
   return ty.data.TensorDataset(ty.io.load_safetensors(path, { mmap = true }))
 end
 
--- What a judge sees in pictures of what captions ask for: shares by kind.
-local function judged(judge, pictures, asked)
-  local logits = vision.scores(judge, scenes.pictures(pictures)):narrow(1, 0, statements.count)
-  return statements.score(logits, asked)
+-- What is found in pictures of what captions ask for: by the judge, if it ships, shares by kind; by CLIP the share of
+-- pictures whose caption is the right one among a hundred.
+local function judged(r, pictures, captions, asked)
+  local ships = {}
+  for _, name in ipairs(shelf.names()) do ships[name] = true end
+  local shares, x = {}, scenes.pictures(pictures)
+  if ships[r.args.judge] then
+    local logits = vision.scores(shelf.load(r.args.judge), x):narrow(1, 0, statements.count)
+    shares = statements.score(logits, asked)
+  end
+  local tokens = scenes.tokens(shelf.tokenizer "scene-clip", captions, r.args.length)
+  shares.caption = vlm.retrieval(shelf.load "scene-clip", x, tokens, { among = math.min(100, #captions) }).captions
+  return shares
 end
 
---- How much of what captions of a split ask for is in the pictures that a painter draws, by a judge, and in the real
--- pictures of these captions: { object, colour, place } each, and the pictures.
+--- How much of what captions of a split ask for is in the pictures that a painter draws, and in the real pictures of
+-- these captions: { object, colour, place } by the judge (left out where it does not ship) and `caption`, the share of
+-- pictures whose caption CLIP finds among a hundred, each; and the pictures.
 ---@param r Recipe
 ---@param painter TextToImage
 ---@param split string
@@ -90,13 +101,12 @@ end
 ---@return table drawn
 ---@return table real
 ---@return Tensor pictures
----@return string[] captions
 function M.measure(r, painter, split, count)
-  local args, judge = r.args, shelf.load(r.args.judge)
+  local args = r.args
   local set = scenes.set(split, { "image", "caption", "asked" }, { objects = { 1, args.most } })
   local batch = set:batch(ty.arange(count))
   local pictures = painter:paint(batch.caption, { steps = args.drawing_steps, guidance = args.guidance }):to "cpu"
-  return judged(judge, pictures, batch.asked), judged(judge, batch.image, batch.asked), pictures, batch.caption
+  return judged(r, pictures, batch.caption, batch.asked), judged(r, batch.image, batch.caption, batch.asked), pictures
 end
 
 --- Trains a network as part of a pipeline, keeps the pipeline in the folder of its seed, and returns the painter.
@@ -127,8 +137,8 @@ function M.train(r, name, network, scheduler, seed)
     end,
     evaluate = function(step, m)
       local drawn = judge_now(m)
-      r:say("step %d: of what captions ask for a judge sees objects %.3f, colours %.3f, places %.3f", step,
-        drawn.object or 0, drawn.colour or 0, drawn.place or 0)
+      r:say("step %d: of what captions ask for objects %.3f, colours %.3f, places %.3f; captions found %.3f", step,
+        drawn.object or 0, drawn.colour or 0, drawn.place or 0, drawn.caption)
       return drawn
     end }))
   pipeline.components[name], painter.network = averaged:eval(), averaged
@@ -146,9 +156,9 @@ end
 function M.rows(r, name, make, scheduler)
   local drawn, real, combinations = {}, {}, {}
   local function note(list, i, shares)
-    for _, kind in ipairs { "object", "colour", "place" } do
+    for kind, share in pairs(shares) do
       list[kind] = list[kind] or {}
-      list[kind][i] = shares[kind] or 0
+      list[kind][i] = share
     end
   end
   for i, seed in ipairs(r.seeds) do
@@ -166,11 +176,18 @@ function M.rows(r, name, make, scheduler)
   local bars = { object = 0.9, colour = 0.85, place = 0.8 }
   local rows = {}
   for _, kind in ipairs { "object", "colour", "place" } do
+    local judge = drawn[kind] and true or false
+    local why = not judge and ("%s does not ship yet"):format(r.args.judge) or nil
     rows[#rows + 1] = { claim = ("%ss that captions ask for, share that %s sees"):format(kind, r.args.judge),
-      values = drawn[kind], bar = bars[kind] }
-    rows[#rows + 1] = { claim = ("%ss, in real pictures of these captions"):format(kind), values = real[kind],
-      judged = false }
-    rows[#rows + 1] = { claim = ("%ss, drawn of combinations never seen"):format(kind), values = combinations[kind],
+      values = drawn[kind] or {}, measured = why, bar = bars[kind], judged = judge }
+    rows[#rows + 1] = { claim = ("%ss, in real pictures of these captions"):format(kind), values = real[kind] or {},
+      measured = why, judged = false }
+    rows[#rows + 1] = { claim = ("%ss, drawn of combinations never seen"):format(kind),
+      values = combinations[kind] or {}, measured = why, judged = false }
+  end
+  for _, list in ipairs { { drawn, "drawn" }, { real, "real pictures" },
+    { combinations, "drawn of combinations never seen" } } do
+    rows[#rows + 1] = { claim = "right caption among 100 by scene-clip, " .. list[2], values = list[1].caption,
       judged = false }
   end
   return rows

@@ -37,6 +37,7 @@ return {
     models = "the text encoder of a CLIP as a network of its own",
     diffusion = "how networks that draw are trained, and drawing",
     vision = "judges of scenes are measured by its figures",
+    vlm = "how well a drawn picture fits its caption",
   },
 
   -- Techniques, on any model: layers are found and changed by nn.surgery.

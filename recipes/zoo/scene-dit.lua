@@ -1,0 +1,28 @@
+-- A transformer that draws scenes from words
+-- claim: of what captions ask for, a judge finds 90 % of the objects, 85 % of the colours and 80 % of the places
+-- system: an SD3Transformer2DModel with rectified flow, in the shape of Stable Diffusion 3's, of 5.4 million parameters
+-- paper: Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis"
+-- time: 55 minutes a seed on one CPU core
+--
+-- As scene-unet, it draws latents of scene-vae from what scene-clip's text encoder makes of a caption, but along
+-- straight paths, and patches of 2 x 2 latents and words attend to each other in every layer.
+local ty = require "tycho"
+local models, zoo = require "tycho.models", require "tycho.zoo"
+
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
+  args = zoo.painter.arguments({ steps = 4400, batch = 32, lr = 1e-3, every = 2000, count = 500, quick = 4,
+    quick_count = 4 }, {
+    { "width", 160, "hidden size", quick = 32 },
+    { "layers", 6, "layers", quick = 1 },
+  }) }
+local args = r.args
+
+local rows = zoo.painter.rows(r, "transformer", function()
+  local text = zoo.load("scene-clip").config
+  return models.SD3Transformer2DModel { sample_size = 16, patch_size = 2, in_channels = 4, out_channels = 4,
+    num_layers = args.layers, attention_head_dim = 32, num_attention_heads = args.width // 32,
+    caption_projection_dim = args.width, joint_attention_dim = text.text_config.hidden_size,
+    pooled_projection_dim = text.projection_dim, pos_embed_max_size = 8, qk_norm = "rms_norm" }
+end, { _class_name = "FlowMatchEulerDiscreteScheduler", num_train_timesteps = 1000, shift = 1.0 })
+if args.publish then zoo.publish(r, rows, function(folder) zoo.painter.write(r, folder) end) end
+os.exit(r:finish(rows), true)
