@@ -1,5 +1,6 @@
-/* Reading and writing by index: gather, index_select, nonzero. Pure moves work on elements of 1, 2, 4 or 8 bytes,
+/* Reading and writing by index: gather, index_select, ravel_index, nonzero. Pure moves work on elements of 1, 2, 4 or 8 bytes,
  * whatever their dtype. Writers (scatter ...) are in scatter.c. */
+#include "../indexing.h"
 #include "cpu.h"
 
 #include <stdatomic.h>
@@ -118,6 +119,46 @@ bool TY_KERNEL(index_select)(const ty_kernel_args *k) {
   ty_range_fn *f = c.row > 8 || (c.row & (c.row - 1)) ? select_long
                                                       : by_size(c.row, select1, select2, select4, select8);
   ty_parallel_for(l.outer * c.count, 1 + (int64_t)(4 * GRAIN / c.row), f, &c);
+  return true;
+}
+
+/* ---- ravel_index ---- */
+
+typedef struct ravel_ctx {
+  const ty_kernel_args *k;
+  atomic_bool bad;
+} ravel_ctx;
+
+static void ravel_range(void *context, int64_t begin, int64_t end) {
+  ravel_ctx *c = context;
+  const ty_p_sizes *p = c->k->params;
+  int64_t *restrict out = c->k->out[0]->data;
+  bool bad = false;
+  for (int j = 0; j < p->n; j++) {
+    const int64_t *restrict index = c->k->in[j]->data;
+    const int64_t size = p->size[j];
+    for (int64_t i = begin; i < end; i++) {
+      int64_t at = index[i] < 0 ? index[i] + size : index[i];
+      bad |= (uint64_t)at >= (uint64_t)size;
+      out[i] = (j ? (int64_t)((uint64_t)out[i] * (uint64_t)size) : 0) + at;
+    }
+  }
+  if (bad) atomic_store(&c->bad, true);
+}
+
+/* in: positions i64 in each of the dimensions; sizes. out: their number over all. */
+bool TY_KERNEL(ravel_index)(const ty_kernel_args *k) {
+  const ty_p_sizes *p = k->params;
+  ravel_ctx c = { .k = k };
+  ty_parallel_for(k->out[0]->count, GRAIN, ravel_range, &c);
+  if (!atomic_load(&c.bad)) return true;
+  for (int j = 0; j < p->n; j++) {
+    for (int64_t i = 0; i < k->in[j]->count; i++) {
+      int64_t at = ((const int64_t *)k->in[j]->data)[i];
+      if (at < -p->size[j] || at >= p->size[j])
+        return ty_fail(TY_EINDEX, "index %lld is out of range for size %lld", (long long)at, (long long)p->size[j]);
+    }
+  }
   return true;
 }
 

@@ -1,5 +1,6 @@
-/* Writing by index: scatter, scatter_add, index_add. Every destination belongs to one task, and a task visits its
+/* Writing by index: scatter, scatter_add, scatter_combine, index_add, index_copy. Every destination belongs to one task, and a task visits its
  * sources in ascending order: nothing races, the last of repeated indices wins, and sums do not depend on the threads. */
+#include "../indexing.h"
 #include "cpu.h"
 
 #include <stdatomic.h>
@@ -166,14 +167,61 @@ bool TY_KERNEL(scatter_add)(const ty_kernel_args *k) {
   return scatter(k, by_number((ty_dtype)k->out[0]->dtype, add_u8, add_u16, add_u32, add_u64, add_f32, add_f64));
 }
 
-/* ---- index_add ---- */
+/* ---- scatter_combine ---- */
+
+#define LARGER(to, from) (to) = (from) > (to) ? (from) : (to)
+#define SMALLER(to, from) (to) = (from) < (to) ? (from) : (to)
+#define LARGER_OR_NAN(to, from) (to) = (from) > (to) || (from) != (from) ? (from) : (to)
+#define SMALLER_OR_NAN(to, from) (to) = (from) < (to) || (from) != (from) ? (from) : (to)
+#define TIMES(to, from) (to) *= (from)
+#define COMBINE_INTEGER(T, name)    \
+  SCATTER(larger_##name, T, LARGER) \
+  SCATTER(smaller_##name, T, SMALLER)
+COMBINE_INTEGER(uint8_t, u8)
+COMBINE_INTEGER(int8_t, i8)
+COMBINE_INTEGER(int16_t, i16)
+COMBINE_INTEGER(int32_t, i32)
+COMBINE_INTEGER(int64_t, i64)
+SCATTER(larger_f32, float, LARGER_OR_NAN)
+SCATTER(larger_f64, double, LARGER_OR_NAN)
+SCATTER(smaller_f32, float, SMALLER_OR_NAN)
+SCATTER(smaller_f64, double, SMALLER_OR_NAN)
+/* products wrap like sums; those of 16 bits are computed in int, which they do not leave when unsigned */
+#define TIMES_16(to, from) (to) = (uint16_t)((unsigned)(to) * (from))
+SCATTER(times_u8, uint8_t, TIMES)
+SCATTER(times_u16, uint16_t, TIMES_16)
+SCATTER(times_u32, uint32_t, TIMES)
+SCATTER(times_u64, uint64_t, TIMES)
+SCATTER(times_f32, float, TIMES)
+SCATTER(times_f64, double, TIMES)
+
+#define BY_DTYPE(d, name)       \
+  ((d) == TY_F32   ? name##_f32 \
+   : (d) == TY_F64 ? name##_f64 \
+   : (d) == TY_U8  ? name##_u8  \
+   : (d) == TY_I8  ? name##_i8  \
+   : (d) == TY_I16 ? name##_i16 \
+   : (d) == TY_I32 ? name##_i32 \
+                   : name##_i64)
+
+/* The same, combining: p_dim.k says how. */
+bool TY_KERNEL(scatter_combine)(const ty_kernel_args *k) {
+  ty_dtype d = (ty_dtype)k->out[0]->dtype;
+  switch (((const ty_p_dim *)k->params)->k) {
+    case TY_COMBINE_MAX: return scatter(k, BY_DTYPE(d, larger));
+    case TY_COMBINE_MIN: return scatter(k, BY_DTYPE(d, smaller));
+    default: return scatter(k, by_number(d, times_u8, times_u16, times_u32, times_u64, times_f32, times_f64));
+  }
+}
+
+/* ---- index_add, index_copy ---- */
 
 typedef struct index_add_ctx {
   cut work;
   void *out;
   const void *src;
   const void *index;
-  bool wide;
+  bool wide, one;                   /* one: a value for all */
   int64_t count, size, inner, skip; /* skip: an index that adds nothing */
 } index_add_ctx;
 
@@ -198,25 +246,65 @@ INDEX_ADD(rows_u64, uint64_t)
 INDEX_ADD(rows_f32, float)
 INDEX_ADD(rows_f64, double)
 
-/* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing (-1:
- * none). */
-bool TY_KERNEL(index_add)(const ty_kernel_args *k) {
+#define INDEX_COPY(name, T)                                                  \
+  static void name(void *context, int64_t begin, int64_t end) {              \
+    const index_add_ctx *c = context;                                        \
+    for (int64_t t = begin; t < end; t++) {                                  \
+      task k = cut_task(&c->work, t, c->inner, c->size);                     \
+      for (int64_t j = 0; j < c->count; j++) {                               \
+        int64_t at = ty_index_at(c->index, j, c->wide);                      \
+        if (at < k.lo || at >= k.hi) continue;                               \
+        T *restrict out = (T *)c->out + (k.outer * c->size + at) * c->inner; \
+        const T *restrict src = c->src;                                      \
+        if (c->one) {                                                        \
+          for (int64_t i = k.i0; i < k.i1; i++) out[i] = *src;               \
+        } else {                                                             \
+          src += (k.outer * c->count + j) * c->inner;                        \
+          memcpy(out + k.i0, src + k.i0, (size_t)(k.i1 - k.i0) * sizeof(T)); \
+        }                                                                    \
+      }                                                                      \
+    }                                                                        \
+  }
+INDEX_COPY(set_u8, uint8_t)
+INDEX_COPY(set_u16, uint16_t)
+INDEX_COPY(set_u32, uint32_t)
+INDEX_COPY(set_u64, uint64_t)
+
+static bool by_rows(const ty_kernel_args *k, ty_range_fn *fn, bool one, int64_t skip) {
   const ty_view *x = k->in[0], *index = k->in[1], *src = k->in[2], *out = k->out[0];
   const ty_p_dim *p = k->params;
   ty_lines l = ty_lines_of(out, p->dim);
   if (!ty_index_check(index, l.size)) return false;
   fill(out, x);
-  if (src->count == 0) return true;
+  if (out->count == 0 || index->count == 0) return true;
   index_add_ctx c = { .out = out->data,
                       .src = src->data,
                       .index = index->data,
                       .wide = index->dtype == TY_I64,
+                      .one = one,
                       .count = index->count,
                       .size = l.size,
                       .inner = l.inner,
-                      .skip = p->k };
+                      .skip = skip };
   c.work = cut_work(l.outer, c.count, l.inner, l.size);
-  run_tasks(&c.work, src->count,
-            by_number((ty_dtype)out->dtype, rows_u8, rows_u16, rows_u32, rows_u64, rows_f32, rows_f64), &c);
+  run_tasks(&c.work, l.outer * c.count * l.inner, fn, &c);
   return true;
+}
+
+/* in: x (which out may be), index of any shape taken flat, src or one value; dim. */
+bool TY_KERNEL(index_copy)(const ty_kernel_args *k) {
+  bool one = k->in[2]->ndim == 0;
+  switch (ty_dtype_size[k->out[0]->dtype]) {
+    case 1: return by_rows(k, set_u8, one, -1);
+    case 2: return by_rows(k, set_u16, one, -1);
+    case 4: return by_rows(k, set_u32, one, -1);
+    default: return by_rows(k, set_u64, one, -1);
+  }
+}
+
+/* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing (-1:
+ * none). */
+bool TY_KERNEL(index_add)(const ty_kernel_args *k) {
+  return by_rows(k, by_number((ty_dtype)k->out[0]->dtype, rows_u8, rows_u16, rows_u32, rows_u64, rows_f32, rows_f64),
+                 false, ((const ty_p_dim *)k->params)->k);
 }

@@ -1,5 +1,6 @@
-/* Reading by index: gather, index_select, nonzero. Pure moves work on elements of 1, 2, 4 or 8 bytes, whatever their
+/* Reading by index: gather, index_select, ravel_index, nonzero. Pure moves work on elements of 1, 2, 4 or 8 bytes, whatever their
  * dtype. Writers (scatter ...) are in scatter.cu. */
+#include "../indexing.h"
 #include "indexing.cuh"
 
 namespace {
@@ -65,6 +66,26 @@ template <class Fn> bool for_packs(int64_t bytes, const void *a, const void *b, 
          : all % 4 == 0 ? fn(uint32_t{})
          : all % 2 == 0 ? fn(uint16_t{})
                         : fn(uint8_t{});
+}
+
+/* ---- ravel_index ---- */
+
+struct dimensions {
+  int n;
+  const int64_t *index[TY_MAX_DIMS];
+  int64_t size[TY_MAX_DIMS];
+};
+
+__global__ void __launch_bounds__(INDEX_THREADS) ravel(dimensions d, int64_t n, int64_t *out, ty_cuda_watch watch) {
+  for (int64_t i = int64_t{ blockIdx.x } * INDEX_THREADS + threadIdx.x; i < n;
+       i += int64_t{ gridDim.x } * INDEX_THREADS) {
+    int64_t all = 0;
+    for (int j = 0; j < d.n; j++) {
+      int64_t given = d.index[j][i], at = given < 0 && given >= -d.size[j] ? given + d.size[j] : given;
+      all = all * d.size[j] + (ty_in_range(watch, at, d.size[j]) ? at : 0);
+    }
+    out[i] = all;
+  }
 }
 
 /* ---- nonzero: tiles are counted, the counts summed up, and every tile writes its positions from there ---- */
@@ -192,4 +213,19 @@ TY_CUDA_KERNEL(nonzero) {
            TY_LAUNCH(sum_up, 1, 1024, 0, starts, tiles) &&
            TY_LAUNCH(write_nonzero<T>, blocks, INDEX_THREADS, 0, from, n, mask, starts, c, to, rows);
   });
+}
+
+/* in: positions i64 in each of the dimensions; sizes. out: their number over all. */
+TY_CUDA_KERNEL(ravel_index) {
+  const ty_p_sizes *p = static_cast<const ty_p_sizes *>(k->params);
+  const int64_t n = k->out[0]->count;
+  if (n == 0) return true;
+  dimensions d = { p->n, {}, {} };
+  for (int j = 0; j < p->n; j++) {
+    d.index[j] = static_cast<const int64_t *>(k->in[j]->data);
+    d.size[j] = p->size[j];
+  }
+  const ty_cuda_watch watch = ty_cuda_watched();
+  return TY_LAUNCH(ravel, ty_cuda_blocks(n, INDEX_THREADS), INDEX_THREADS, 0, d, n,
+                   static_cast<int64_t *>(k->out[0]->data), watch);
 }

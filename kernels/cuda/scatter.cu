@@ -1,6 +1,7 @@
-/* Writing by index: scatter, scatter_add, index_add. Of repeated indices the last wins, and sums over them have one
+/* Writing by index: scatter, scatter_add, scatter_combine, index_add, index_copy. Of repeated indices the last wins, and sums over them have one
  * order: positions are sorted by index, threads sum up pieces of a fixed number of them, and where an index goes on
  * over several pieces their sums are put together from the first to the last. */
+#include "../indexing.h"
 #include "index_sort.cuh"
 
 namespace {
@@ -99,17 +100,39 @@ struct runs {
   int lanes; /* threads that share a row, a power of two */
 };
 
-/* V neighbours, and sums of them: of what they are computed with, which are rounded once, when they are put. */
-template <class T, int V> struct row_sum {
+/* How two become one, and what a run of them begins with: the first, or what changes nothing. */
+struct join_sum {
+  enum { STARTS = true };
+  template <class C> static TY_DEVICE_MEMBER C join(C a, C b) { return a + b; }
+};
+struct join_product {
+  enum { STARTS = false };
+  template <class C> static TY_DEVICE_MEMBER C join(C a, C b) { return static_cast<C>(a * b); }
+};
+struct join_larger {
+  enum { STARTS = false };
+  template <class C> static TY_DEVICE_MEMBER C join(C a, C b) { return b > a || b != b ? b : a; }
+};
+struct join_smaller {
+  enum { STARTS = false };
+  template <class C> static TY_DEVICE_MEMBER C join(C a, C b) { return b < a || b != b ? b : a; }
+};
+
+/* V neighbours, and sums of them (or what Join makes): of what they are computed with, which are rounded once, when they
+ * are put. */
+template <class T, int V, class Join> struct row_sum {
   typedef ty_compute<T> C;
   C x[V];
+  bool empty;
   TY_DEVICE_MEMBER void clear() {
+    empty = !Join::STARTS;
     for (int k = 0; k < V; k++) x[k] = 0;
   }
   template <class From> TY_DEVICE_MEMBER void add(const From *from) {
     C y[V];
     ty_load<V>(from, y);
-    for (int k = 0; k < V; k++) x[k] += y[k];
+    for (int k = 0; k < V; k++) x[k] = !Join::STARTS && empty ? y[k] : Join::join(x[k], y[k]);
+    empty = false;
   }
   template <class To> TY_DEVICE_MEMBER void put(To *to) const { ty_store<V>(to, x); }
 };
@@ -130,13 +153,13 @@ template <class Fn> TY_DEVICE void for_pieces(const runs &r, Fn fn) {
 
 /* Runs of a key within a piece are added to their target; the sum of one that comes from the piece before is the first
  * partial sum of its piece, and the second that of one that begins here and goes on. */
-template <class T, int V, class Place>
+template <class T, int V, class Join, class Place>
 __global__ void __launch_bounds__(INDEX_THREADS, 1) sum_runs(runs r, Place place, ty_compute<T> *partial) {
   for_pieces(r, [&](int64_t outer, int64_t piece, int64_t i) {
     uint32_t begin = static_cast<uint32_t>(piece) * r.piece, end = piece_end(r, begin), j = begin;
     while (j < end && r.keys[j] < r.dropped) {
       const uint32_t first = j, key = r.keys[j], position = r.positions[j];
-      row_sum<T, V> sum;
+      row_sum<T, V, Join> sum;
       sum.clear();
       do sum.add(place.source(outer, r.positions[j], i));
       while (++j < end && r.keys[j] == key);
@@ -153,14 +176,14 @@ __global__ void __launch_bounds__(INDEX_THREADS, 1) sum_runs(runs r, Place place
 }
 
 /* Runs over several pieces: by the piece that each begins in. */
-template <class T, int V, class Place>
+template <class T, int V, class Join, class Place>
 __global__ void __launch_bounds__(INDEX_THREADS, 1) join_runs(runs r, Place place, const ty_compute<T> *partial) {
   for_pieces(r, [&](int64_t outer, int64_t piece, int64_t i) {
     uint32_t begin = static_cast<uint32_t>(piece) * r.piece, end = piece_end(r, begin);
     const uint32_t key = r.keys[end - 1];
     if (!goes_on(r, end) || key >= r.dropped || (r.keys[begin] == key && goes_on(r, begin))) return;
     const ty_compute<T> *from = partial + (((outer * r.pieces + piece) * 2 + 1) * r.width + i) * V;
-    row_sum<T, V> sum;
+    row_sum<T, V, Join> sum;
     sum.clear();
     sum.add(from);
     from -= r.width * V; /* to the first ones */
@@ -175,7 +198,7 @@ __global__ void __launch_bounds__(INDEX_THREADS, 1) join_runs(runs r, Place plac
   });
 }
 
-template <class T, int V, class Place> bool add_runs(runs r, const Place &place) {
+template <class T, int V, class Join, class Place> bool add_runs(runs r, const Place &place) {
   /* Short pieces where there is little to do, so that there are threads enough. */
   for (r.piece = 8; r.piece < 64 && r.n / r.piece * r.width * r.outer > 1 << 18;) r.piece *= 2;
   r.pieces = (int64_t{ r.n } + r.piece - 1) / r.piece;
@@ -184,8 +207,8 @@ template <class T, int V, class Place> bool add_runs(runs r, const Place &place)
   if (!memory.data) return false;
   ty_compute<T> *partial = memory.as<ty_compute<T>>();
   const unsigned blocks = ty_cuda_blocks(r.outer * r.pieces, INDEX_THREADS / r.lanes);
-  return TY_LAUNCH((sum_runs<T, V, Place>), blocks, INDEX_THREADS, 0, r, place, partial) &&
-         TY_LAUNCH((join_runs<T, V, Place>), blocks, INDEX_THREADS, 0, r, place, partial);
+  return TY_LAUNCH((sum_runs<T, V, Join, Place>), blocks, INDEX_THREADS, 0, r, place, partial) &&
+         TY_LAUNCH((join_runs<T, V, Join, Place>), blocks, INDEX_THREADS, 0, r, place, partial);
 }
 
 /* ---- scatter_add ---- */
@@ -222,7 +245,7 @@ __global__ void __launch_bounds__(INDEX_THREADS)
 /* Around 4 million positions at a time, whose pairs stay in the cache while they are sorted. */
 enum { CHUNK = 1 << 22 };
 
-template <class T>
+template <class T, class Join>
 bool scatter_add_chunk(index_sorter *sorter, const ty_view *out, const ty_view *index, const ty_view *src, int dim) {
   const ty_lines l = ty_lines_of(index, dim);
   const ty_cuda_watch watch = ty_cuda_watched();
@@ -241,10 +264,11 @@ bool scatter_add_chunk(index_sorter *sorter, const ty_view *out, const ty_view *
     return false;
   element_place<T> place = { m.plan, m.step, m.wide };
   for (int d = 0; d < place.plan.ndim; d++) place.plan.divisor[d].set(static_cast<uint32_t>(place.plan.size[d]));
-  return add_runs<T, 1>(runs{ sorter->keys, sorter->positions, n, dropped, 0, 0, 1, 1, 0 }, place);
+  return add_runs<T, 1, Join>(runs{ sorter->keys, sorter->positions, n, dropped, 0, 0, 1, 1, 0 }, place);
 }
 
-template <class T> bool scatter_add_sorted(const ty_view *out, const ty_view *index, const ty_view *src, int dim) {
+template <class T, class Join>
+bool scatter_add_sorted(const ty_view *out, const ty_view *index, const ty_view *src, int dim) {
   /* Positions of the outermost dimension have destinations of their own, unless it is the indexed one. */
   int64_t positions = dim > 0 ? index->size[0] : 1, count = index->count / positions, targets = out->count;
   int64_t each = count > CHUNK ? 1 : CHUNK / count < positions ? CHUNK / count : positions;
@@ -263,7 +287,7 @@ template <class T> bool scatter_add_sorted(const ty_view *out, const ty_view *in
       from.data = static_cast<char *>(from.data) + begin * count * static_cast<int64_t>(sizeof(T));
       to.data = static_cast<char *>(to.data) + out->count / out->size[0] * begin * static_cast<int64_t>(sizeof(T));
     }
-    if (!scatter_add_chunk<T>(&sorter, &to, &at, &from, dim)) return false;
+    if (!scatter_add_chunk<T, Join>(&sorter, &to, &at, &from, dim)) return false;
   }
   return sorter.ok;
 }
@@ -296,7 +320,31 @@ bool add_rows(const runs &r, const ty_lines &l, const ty_view *out, const ty_vie
   packs.width = l.inner / V;
   row_place<T, V> place = { static_cast<const T *>(src->data), static_cast<T *>(out->data), count, l.size,
                             packs.width };
-  return add_runs<T, V>(packs, place);
+  return add_runs<T, V, join_sum>(packs, place);
+}
+
+/* ---- index_copy ---- */
+
+/* The last position that names a row, counted from 1. */
+__global__ void __launch_bounds__(INDEX_THREADS)
+    find_last_rows(index_list index, uint32_t n, int64_t size, uint32_t *last, ty_cuda_watch watch) {
+  for (uint32_t i = blockIdx.x * INDEX_THREADS + threadIdx.x; i < n; i += gridDim.x * INDEX_THREADS) {
+    int64_t at = index_at(index, i);
+    if (ty_in_range(watch, at, size)) atomicMax(last + at, i + 1);
+  }
+}
+
+/* Element i of [outer, count, inner]; src_step 0: one value for all. */
+template <class T>
+__global__ void __launch_bounds__(INDEX_THREADS)
+    copy_rows(const T *src, int64_t src_step, T *out, index_list index, int64_t count, int64_t size, int64_t inner,
+              int64_t all, const uint32_t *last) {
+  for (int64_t i = int64_t{ blockIdx.x } * INDEX_THREADS + threadIdx.x; i < all;
+       i += int64_t{ gridDim.x } * INDEX_THREADS) {
+    int64_t row = i / inner, outer = row / count, j = row - outer * count, at = index_at(index, j);
+    if (at < 0 || at >= size || last[at] != static_cast<uint32_t>(j) + 1) continue;
+    out[(outer * size + at) * inner + (i - row * inner)] = src[i * src_step];
+  }
 }
 
 /* fn(T{}) for the type that the dtype is added in: integers as unsigned, which wrap. */
@@ -333,7 +381,7 @@ TY_CUDA_KERNEL(scatter_add) {
   if (index->count == 0) return true;
   return for_sums(out->dtype, [&](auto x) {
     typedef decltype(x) T;
-    if (ty_lines_of(index, dim).size > 1) return scatter_add_sorted<T>(out, index, src, dim);
+    if (ty_lines_of(index, dim).size > 1) return scatter_add_sorted<T, join_sum>(out, index, src, dim);
     index_map m;
     index_map_init(&m, out, index, dim, src);
     return scatter_plainly<T>(m, nullptr, add{});
@@ -371,5 +419,47 @@ TY_CUDA_KERNEL(index_add) {
         return add_rows<T, V>(r, l, out, src, index->count);
     }
     return add_rows<T, 1>(r, l, out, src, index->count);
+  });
+}
+
+/* The same as scatter_add, combining: p_dim.k says how. */
+TY_CUDA_KERNEL(scatter_combine) {
+  const ty_view *index = k->in[1], *src = k->in[2], *out = k->out[0];
+  const ty_p_dim *p = static_cast<const ty_p_dim *>(k->params);
+  if (!fill(out, k->in[0])) return false;
+  if (index->count == 0) return true;
+  if (p->k == TY_COMBINE_PRODUCT)
+    return for_sums(out->dtype,
+                    [&](auto x) { return scatter_add_sorted<decltype(x), join_product>(out, index, src, p->dim); });
+  return ty_for_numbers(out->dtype, "scatter_reduce", [&](auto x) {
+    typedef decltype(x) T;
+    return p->k == TY_COMBINE_MAX ? scatter_add_sorted<T, join_larger>(out, index, src, p->dim)
+                                  : scatter_add_sorted<T, join_smaller>(out, index, src, p->dim);
+  });
+}
+
+/* in: x (which out may be), index of any shape taken flat, src or one value; dim. */
+TY_CUDA_KERNEL(index_copy) {
+  const ty_view *index = k->in[1], *src = k->in[2], *out = k->out[0];
+  const ty_lines l = ty_lines_of(out, static_cast<const ty_p_dim *>(k->params)->dim);
+  if (!fill(out, k->in[0])) return false;
+  if (index->count == 0) return true;
+  if (index->count >= INT32_MAX) return ty_fail(TY_EUNSUPPORTED, "2^31 indices are not supported on cuda");
+  const uint32_t n = static_cast<uint32_t>(index->count);
+  const size_t bytes = static_cast<size_t>(l.size ? l.size : 1) * sizeof(uint32_t);
+  ty_cuda_scratch memory(bytes);
+  if (!memory.data || !ty_cuda_zero(memory.data, bytes)) return false;
+  const int64_t all = l.outer * n * l.inner, step = src->ndim > 0, count = n, size = l.size, inner = l.inner;
+  const index_list list = index_list_of(index);
+  const ty_cuda_watch watch = ty_cuda_watched();
+  uint32_t *last = memory.as<uint32_t>();
+  if (!TY_LAUNCH(find_last_rows, ty_cuda_blocks(n, INDEX_THREADS), INDEX_THREADS, 0, list, n, size, last, watch))
+    return false;
+  if (all == 0) return true;
+  return ty_for_sizes(out->dtype, [&](auto x) {
+    typedef decltype(x) T;
+    return TY_LAUNCH((copy_rows<T>), ty_cuda_blocks(all, INDEX_THREADS), INDEX_THREADS, 0,
+                     static_cast<const T *>(src->data), step, static_cast<T *>(out->data), list, count, size, inner,
+                     all, last);
   });
 }

@@ -1,18 +1,20 @@
-/* x.name, x[i], x["0:8, :, -1"], x[tensor] and writes through them. */
+/* x.name, x[i], x["0:8, :, -1"], x[tensor], x[{ list }] and writes through them. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../device/device.h"
+#include "../ops/op.h"
 #include "../program/recording.h"
 #include "handle.h"
 
 /* ---- slice strings ---- */
 
-typedef enum item_kind { RANGE, POSITION, REST, NEW_DIM } item_kind;
+typedef enum item_kind { RANGE, POSITION, REST, NEW_DIM, TENSOR } item_kind;
 typedef struct item {
   item_kind kind;
   int64_t start, stop, step;
+  ty_tensor *tensor; /* TENSOR: positions or a mask */
 } item;
 
 enum { MAX_ITEMS = 2 * TY_MAX_DIMS + 1 };
@@ -39,7 +41,7 @@ static int parse(const char *text, item *items) {
   for (;;) {
     if (n == MAX_ITEMS) return -1;
     item *it = &items[n++];
-    *it = (item){ RANGE, 0, INT64_MAX, 1 };
+    *it = (item){ .kind = RANGE, .stop = INT64_MAX, .step = 1 };
     s = skip(s);
     if (strncmp(s, "...", 3) == 0) {
       it->kind = REST;
@@ -70,64 +72,141 @@ static int parse(const char *text, item *items) {
   }
 }
 
-/* One position of dimension `at` of x, which is dimension `dim` of `whole`, the tensor that was indexed. */
-static ty_tensor *select_position(ty_tensor *x, int at, int64_t position, const ty_tensor *whole, int dim) {
-  if (whole->v.ndim == 0) {
-    ty_fail(TY_EINVAL, "index: expected a tensor with dimensions, got %s; :item() gives its element",
-            ty_describe(whole));
-    return NULL;
+/* ---- a list of slices and tensors ---- */
+
+/* What is between the brackets: slices, and tensors with the dimension of the slices' result that each begins at. */
+typedef struct keys {
+  item items[MAX_ITEMS];
+  int n;
+  ty_tensor *tensors[TY_MAX_DIMS];
+  int64_t dims[TY_MAX_DIMS];
+  int ntensors;
+  int64_t steps[4 * MAX_ITEMS]; /* for ty_apply_slices() */
+  int nsteps;
+} keys;
+
+static int dims_taken(const item *it) {
+  switch (it->kind) {
+    case RANGE:
+    case POSITION: return 1;
+    case TENSOR: return ty_dtype_of(it->tensor) == TY_BOOL ? it->tensor->v.ndim : 1;
+    default: return 0;
   }
-  int64_t n = x->v.size[at];
-  if (position >= -n && position < n) return ty_select(x, at, position);
-  if (n == 0)
-    ty_fail(TY_EINDEX, "index: dimension %d of x %s is empty, got position %lld", dim, ty_describe(whole),
-            (long long)position);
-  else
-    ty_fail(TY_EINDEX, "index: expected a position in [%lld, %lld] of dimension %d, got %lld for x %s", (long long)-n,
-            (long long)n - 1, dim, (long long)position, ty_describe(whole));
-  return NULL;
 }
 
-/* The view, in the current C scope. */
-static ty_tensor *apply(ty_tensor *x, const char *text) {
-  item items[MAX_ITEMS];
-  int n = parse(text, items), taken = 0, rest = 0;
-  if (n < 0) {
-    ty_fail(TY_EINVAL, "index: expected positions, start:stop:step, ... and None, separated by commas, got \"%s\"",
-            text);
-    return NULL;
+/* A position of dimension `dim` of x. */
+static bool check_position(const ty_tensor *x, int dim, int64_t position) {
+  if (x->v.ndim == 0)
+    return ty_fail(TY_EINVAL, "index: expected a tensor with dimensions, got %s; :item() gives its element",
+                   ty_describe(x));
+  int64_t n = x->v.size[dim];
+  if (position >= -n && position < n) return true;
+  if (n == 0)
+    return ty_fail(TY_EINDEX, "index: dimension %d of x %s is empty, got position %lld", dim, ty_describe(x),
+                   (long long)position);
+  return ty_fail(TY_EINDEX, "index: expected a position in [%lld, %lld] of dimension %d, got %lld for x %s",
+                 (long long)-n, (long long)n - 1, dim, (long long)position, ty_describe(x));
+}
+
+static void add_step(keys *k, int64_t what, int64_t a, int64_t b, int64_t c) {
+  int64_t *step = k->steps + k->nsteps;
+  step[0] = what, step[1] = a, step[2] = b, step[3] = c;
+  k->nsteps += 4;
+}
+
+/* Checks the items against x, and makes the steps and the tensors' dimensions of them. text: as the user wrote it. */
+static bool plan(keys *k, const ty_tensor *x, const char *text) {
+  int taken = 0, rest = 0;
+  for (int i = 0; i < k->n; i++) {
+    taken += dims_taken(&k->items[i]);
+    rest += k->items[i].kind == REST;
   }
-  for (int i = 0; i < n; i++) {
-    taken += items[i].kind == RANGE || items[i].kind == POSITION;
-    rest += items[i].kind == REST;
-  }
-  if (taken > x->v.ndim || rest > 1) {
-    ty_fail(TY_EINVAL,
-            rest > 1 ? "index: \"%s\" has more than one ... for x %s"
-                     : "index: \"%s\" names more dimensions than x %s has",
-            text, ty_describe(x));
-    return NULL;
-  }
-  const ty_tensor *whole = x;
-  int at = 0, dim = 0, ndim = x->v.ndim; /* the next dimension of x as it is now, and of the whole */
-  for (int i = 0; i < n && x; i++) {
-    const item *it = &items[i];
+  if (k->n == 1 && k->items[0].kind == POSITION && x->v.ndim == 0) return check_position(x, 0, 0);
+  if (taken > x->v.ndim || rest > 1)
+    return ty_fail(TY_EINVAL,
+                   rest > 1 ? "index: \"%s\" has more than one ... for x %s"
+                            : "index: \"%s\" names more dimensions than x %s has",
+                   text, ty_describe(x));
+  int at = 0, dim = 0; /* the next dimension of the result, and of x */
+  for (int i = 0; i < k->n; i++) {
+    const item *it = &k->items[i];
+    int n = it->kind == REST ? x->v.ndim - taken : dims_taken(it);
     switch (it->kind) {
-      case REST:
-        at += ndim - taken;
-        dim += ndim - taken;
+      case NEW_DIM: add_step(k, TY_SLICE_NEW_DIM, 0, 0, 0), at++; break;
+      case POSITION:
+        if (!check_position(x, dim, it->start)) return false;
+        add_step(k, TY_SLICE_POSITION, it->start, 0, 0);
         break;
-      case NEW_DIM: x = ty_unsqueeze(x, at++); break;
-      case POSITION: x = select_position(x, at, it->start, whole, dim++); break;
       case RANGE:
         if (it->start != 0 || it->stop != INT64_MAX || it->step != 1)
-          x = ty_slice(x, at, it->start, it->stop, it->step);
+          add_step(k, TY_SLICE_RANGE, it->start, it->stop, it->step);
+        else add_step(k, TY_SLICE_SKIP, 1, 0, 0);
         at++;
-        dim++;
+        break;
+      case TENSOR:
+        if (k->ntensors == TY_MAX_DIMS)
+          return ty_fail(TY_EINVAL, "index: expected at most %d tensors, got more", TY_MAX_DIMS);
+        k->tensors[k->ntensors] = it->tensor;
+        k->dims[k->ntensors++] = at;
+        /* fall through */
+      case REST: add_step(k, TY_SLICE_SKIP, n, 0, 0); at += n;
     }
+    dim += n;
   }
-  return x;
+  for (bool trailing = true; trailing && k->nsteps;) { /* steps that lead nowhere */
+    trailing = k->steps[k->nsteps - 4] == TY_SLICE_SKIP;
+    if (trailing) k->nsteps -= 4;
+  }
+  return true;
 }
+
+static bool plan_text(keys *k, const ty_tensor *x, const char *text) {
+  k->n = parse(text, k->items);
+  k->ntensors = k->nsteps = 0;
+  if (k->n < 0)
+    return ty_fail(TY_EINVAL,
+                   "index: expected positions, start:stop:step, ... and None, separated by commas, got "
+                   "\"%s\"",
+                   text);
+  return plan(k, x, text);
+}
+
+/* x[{...}]: integers, slice strings and tensors, in the order of the dimensions. Raises for anything else. */
+static void read_list(lua_State *L, int index, keys *k) {
+  lua_Integer n = (lua_Integer)lua_rawlen(L, index);
+  k->n = k->ntensors = k->nsteps = 0;
+  if (n == 0) luaL_error(L, "index: expected a list of integers, slice strings and tensors, got an empty table");
+  for (lua_Integer i = 1; i <= n; i++) {
+    item list[MAX_ITEMS];
+    int found = 1, exact = 0, type = lua_rawgeti(L, index, i);
+    list[0] = (item){ .kind = POSITION };
+    if (type == LUA_TUSERDATA) {
+      list[0].kind = TENSOR;
+      list[0].tensor = ty_lua_check(L, -1);
+      if (ty_dtype_of(list[0].tensor) == TY_BOOL && list[0].tensor->v.ndim == 0)
+        luaL_error(L, "index: expected masks with at least one dimension in a list, got %s",
+                   ty_describe(list[0].tensor));
+    } else if (type == LUA_TNUMBER) {
+      list[0].start = lua_tointegerx(L, -1, &exact);
+      if (!exact) luaL_error(L, "index: expected integers, slice strings and tensors in a list, got a fraction");
+    } else if (type == LUA_TSTRING) {
+      found = parse(lua_tostring(L, -1), list);
+      if (found < 0)
+        luaL_error(L, "index: expected positions, start:stop:step, ... and None, separated by commas, got \"%s\"",
+                   lua_tostring(L, -1));
+    } else {
+      luaL_error(L, "index: expected integers, slice strings and tensors in a list, got %s", luaL_typename(L, -1));
+    }
+    if (k->n + found > MAX_ITEMS) luaL_error(L, "index: expected at most %d entries, got more", MAX_ITEMS);
+    memcpy(k->items + k->n, list, sizeof *list * (size_t)found);
+    k->n += found;
+    lua_pop(L, 1); /* the list keeps what it holds alive */
+  }
+}
+
+static ty_ints steps_of(const keys *k) { return (ty_ints){ k->steps, k->nsteps }; }
+static ty_ints dims_of(const keys *k) { return (ty_ints){ k->dims, k->ntensors }; }
+static ty_tensors tensors_of(const keys *k) { return (ty_tensors){ k->tensors, k->ntensors }; }
 
 /* Letters, digits and underscores only: a name, not a slice ("None" alone is a slice). */
 static bool is_name(const char *s) {
@@ -171,16 +250,13 @@ static ty_tensor *by_mask(ty_tensor *x, ty_tensor *mask) {
 
 static ty_tensor *by_tensor(ty_tensor *x, ty_tensor *index) {
   if (ty_dtype_of(index) == TY_BOOL) return by_mask(x, index);
-  if (index->v.ndim == 1) return ty_index_select(x, 0, index);
-  ty_tensor *rows = ty_index_select(x, 0, ty_reshape(index, TY_INTS(index->v.count)));
-  int64_t size[2 * TY_MAX_DIMS];
-  if (!rows) return NULL;
-  if (index->v.ndim + x->v.ndim - 1 > TY_MAX_DIMS) {
-    ty_fail(TY_EINVAL, "index: %s rows of %s have more than %d dimensions", ty_describe(index), ty_describe(x),
-            TY_MAX_DIMS);
-    return NULL;
-  }
-  return ty_reshape(rows, sizes_after(x, x->v.ndim ? 1 : 0, index->v.ndim, index->v.size, size));
+  if (x->v.ndim == 0) return check_position(x, 0, 0) ? x : NULL; /* which says no */
+  return ty_index(x, TY_LIST(index), TY_NO_INTS);
+}
+
+static ty_tensor *by_keys(ty_tensor *x, const keys *k) {
+  x = ty_apply_slices(x, steps_of(k));
+  return x && k->ntensors ? ty_index(x, tensors_of(k), dims_of(k)) : x;
 }
 
 /* ---- shapes ---- */
@@ -267,16 +343,19 @@ static int index_get(lua_State *L) {
   ty_tensor *x = ty_lua_check(L, 1), *index = type == LUA_TUSERDATA ? ty_lua_check(L, 2) : NULL, *r;
   int exact = 0;
   lua_Integer position = type == LUA_TNUMBER ? lua_tointegerx(L, 2, &exact) : 0;
-  if (!index && type != LUA_TSTRING && !exact)
-    return luaL_error(L, "index: expected an integer, a slice string or a tensor, got %s", luaL_typename(L, 2));
+  if (!index && type != LUA_TSTRING && type != LUA_TTABLE && !exact)
+    return luaL_error(L, "index: expected an integer, a slice string, a tensor or a list of these, got %s",
+                      luaL_typename(L, 2));
+  keys k;
+  if (type == LUA_TTABLE) read_list(L, 2, &k);
   ty_lua_current = L;
   ty_lua_poll(L);
   ty_handle *h = ty_lua_push_empty(L);
   ty_scope scope;
   ty_scope_open(&scope);
-  r = index                 ? by_tensor(x, index)
-      : type == LUA_TSTRING ? apply(x, lua_tostring(L, 2))
-                            : select_position(x, 0, position, x, 0);
+  if (index) r = by_tensor(x, index);
+  else if (exact) r = check_position(x, 0, position) ? ty_select(x, 0, position) : NULL;
+  else r = (type == LUA_TSTRING ? plan_text(&k, x, lua_tostring(L, 2)) : plan(&k, x, "{...}")) ? by_keys(x, &k) : NULL;
   if (r == x)
     r = x->v.ndim ? ty_slice(x, 0, 0, INT64_MAX, 1) : ty_reshape(x, TY_NO_INTS); /* x[":"] is a view of its own */
   h->t = ty_retain(r);
@@ -286,14 +365,22 @@ static int index_get(lua_State *L) {
 
 /* ---- writing ---- */
 
-static bool check_write(const ty_tensor *x, const ty_tensor *source) {
+/* *recorded: the write becomes part of a graph. */
+static bool check_write(const ty_tensor *x, const ty_tensor *source, bool *recorded) {
+  *recorded = ty_grad_enabled() && (x->requires_grad || (source && source->requires_grad));
   if (ty_view_repeats(&x->v))
     return ty_fail(TY_EINVAL, "index: cannot write into the expanded view %s; call :clone() first", ty_describe(x));
-  if (ty_grad_enabled() && (x->requires_grad || (source && source->requires_grad)))
-    return ty_fail(
-        TY_EINVAL,
-        "index: writing into %s cannot be recorded for gradients; use ty.where, ty.scatter or ty.concat, or ty.no_grad",
-        ty_describe(x));
+  if (!*recorded) return true;
+  if (x->requires_grad && !x->node)
+    return ty_fail(TY_EINVAL,
+                   "index: %s is a leaf that requires a gradient and cannot be written while gradients are recorded; "
+                   "call :clone() first, or use ty.no_grad",
+                   ty_describe(x));
+  if (x->is_view)
+    return ty_fail(TY_EINVAL,
+                   "index: a write through the view %s cannot be recorded for gradients; write into the tensor that it "
+                   "is a view of, as x[{0, \"2:4\"}] = y, or call :clone() first",
+                   ty_describe(x));
   return true;
 }
 
@@ -352,6 +439,28 @@ static bool write_masked(ty_tensor *x, ty_tensor *mask, ty_tensor *source, ty_va
   return filled && ty_copy_(x, filled, false) != NULL;
 }
 
+/* What slices and tensors name. Recorded, it becomes one node, or those of the part that is read, changed and put back. */
+static bool write_keys(ty_tensor *x, const keys *k, ty_tensor *source, ty_value number, bool recorded) {
+  ty_value values = source ? ty_value_of_tensor(source) : number;
+  if (k->ntensors && !k->nsteps) return ty_index_put_(x, tensors_of(k), values, false, dims_of(k)) != NULL;
+  bool was = ty_set_grad_enabled(false);
+  ty_tensor *part = ty_apply_slices(x, steps_of(k));
+  ty_set_grad_enabled(was);
+  if (!part) return false;
+  if (!recorded)
+    return k->ntensors ? ty_index_put_(part, tensors_of(k), values, false, dims_of(k)) != NULL
+                       : write_part(part, source, number);
+  if (k->ntensors) {
+    part = ty_apply_slices(x, steps_of(k));
+    part = part ? ty_index_put(part, tensors_of(k), values, false, dims_of(k)) : NULL;
+    if (!part) return false;
+    values = ty_value_of_tensor(part);
+  } else if (source && !check_values(source, (ty_ints){ part->v.size, part->v.ndim })) {
+    return false;
+  }
+  return ty_slice_put_(x, values, steps_of(k)) != NULL;
+}
+
 static int index_set(lua_State *L) {
   ty_tensor *x = ty_lua_check(L, 1), *source = lua_type(L, 3) == LUA_TUSERDATA ? ty_lua_check(L, 3) : NULL;
   int type = lua_type(L, 2), exact = 0;
@@ -364,24 +473,23 @@ static int index_set(lua_State *L) {
     else if (lua_type(L, 3) == LUA_TNUMBER) number = ty_value_of_float(lua_tonumber(L, 3));
     else return luaL_error(L, "index: expected a number or a tensor to write, got %s", ty_lua_typename(L, 3));
   }
-  ty_tensor *mask = type == LUA_TUSERDATA ? ty_lua_check(L, 2) : NULL;
+  ty_tensor *index = type == LUA_TUSERDATA ? ty_lua_check(L, 2) : NULL;
   lua_Integer position = type == LUA_TNUMBER ? lua_tointegerx(L, 2, &exact) : 0;
-  if (!mask && type != LUA_TSTRING && !exact)
-    return luaL_error(L, "index: expected an integer, a slice string or a bool tensor, got %s", luaL_typename(L, 2));
-  if (mask && ty_dtype_of(mask) != TY_BOOL)
-    return luaL_error(L, "index: expected a bool mask to write by, got %s; use :scatter or :index_add",
-                      ty_describe(mask));
+  if (!index && type != LUA_TSTRING && type != LUA_TTABLE && !exact)
+    return luaL_error(L, "index: expected an integer, a slice string, a tensor or a list of these, got %s",
+                      luaL_typename(L, 2));
+  bool mask = index && ty_dtype_of(index) == TY_BOOL, recorded;
+  keys k = { .n = 1, .items = { { .kind = index ? TENSOR : POSITION, .start = position, .tensor = index } } };
+  if (type == LUA_TTABLE) read_list(L, 2, &k);
   ty_lua_current = L;
   ty_scope scope;
   ty_scope_open(&scope);
-  bool ok = check_write(x, source);
+  bool ok = check_write(x, source, &recorded);
   if (ok && mask) {
-    ok = write_masked(x, mask, source, number);
+    ok = write_masked(x, index, source, number);
   } else if (ok) {
-    bool was = ty_set_grad_enabled(false);
-    ty_tensor *part = type == LUA_TSTRING ? apply(x, lua_tostring(L, 2)) : select_position(x, 0, position, x, 0);
-    ty_set_grad_enabled(was);
-    ok = write_part(part, source, number);
+    ok = type == LUA_TSTRING ? plan_text(&k, x, lua_tostring(L, 2)) : plan(&k, x, "{...}");
+    ok = ok && write_keys(x, &k, source, number, recorded);
   }
   ty_scope_close(&scope);
   return ok ? 0 : index_error(L);

@@ -222,6 +222,14 @@ ty_tensor *ty_scalar_of(ty_value value, ty_dtype dtype, int device); /* 0-d, sco
 #define ty_scalar(value, dtype, device) ty_scalar_of(ty_operand(value), dtype, device)
 /* A TY_INT or TY_FLOAT as kernels take it; fractions are cut off in i, and what is beyond all integers is the last. */
 ty_number ty_number_of(ty_value value);
+/* The part of x that steps lead to, four integers each: what, and its numbers. Scoped; recorded. */
+enum {
+  TY_SLICE_SKIP,     /* so many dimensions, which stay as they are */
+  TY_SLICE_NEW_DIM,  /* none */
+  TY_SLICE_POSITION, /* the position */
+  TY_SLICE_RANGE     /* start, stop, step */
+};
+ty_tensor *ty_apply_slices(ty_tensor *x, ty_ints items);
 /* t moved one position on along dim; `value` comes in at the free end. Recorded. */
 ty_tensor *ty_shifted(ty_tensor *t, int dim, bool backwards, double value);
 /* The scale of attention over keys of width d, where the user gives 0 for the usual one. */

@@ -265,8 +265,8 @@ static ty_tensor *call_scoped(ty_op_id id, const ty_value *arg, ty_tensor **user
 
 #define DEFINE(op, outs, ...)                                            \
   TY_RESULT_##outs ty_##op(EACH(PARAM_, __VA_ARGS__) TY_PARAMS_##outs) { \
-    ty_value values[] = { EACH(ARG_, __VA_ARGS__) };                     \
-    FINISH_##outs(call_scoped(TY_OP_##op, values, OUT_##outs));          \
+    ty_value argv[] = { EACH(ARG_, __VA_ARGS__) };                       \
+    FINISH_##outs(call_scoped(TY_OP_##op, argv, OUT_##outs));            \
   }
 #define OP(op, outs, args, ...) DEFINE(op, outs args)
 #include "ops.def"

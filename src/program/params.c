@@ -1,6 +1,7 @@
 /* Which struct of kernels/params.h each kernel takes, and which ops are elementwise. A kernel with parameters that is
  * not listed here cannot be recorded; tests/lua/compile_test.lua tries every op. */
 #include "../../kernels/bleu.h"
+#include "../../kernels/indexing.h"
 #include "internal.h"
 
 /* clang-format off */
@@ -26,6 +27,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(embedding_add_, PLAIN, dim) P(gather, PLAIN, dim)
   P(gather_backward, PLAIN, dim) P(scatter, PLAIN, dim) P(scatter_add, PLAIN, dim) P(index_select, PLAIN, dim)
   P(index_select_backward, PLAIN, dim) P(index_add, PLAIN, dim) P(one_hot, PLAIN, dim)
+  P(index_copy, PLAIN, dim) P(ravel_index, PLAIN, sizes) P(scatter_combine, PLAIN, dim)
 
   P(matmul, PLAIN, activation) P(sparsify, PLAIN, sparsify) P(triangular_solve, PLAIN, triangular) P(conv2d, PLAIN, conv)
   P(conv2d_backward_input, PLAIN, conv) P(conv2d_backward_weight, PLAIN, conv)

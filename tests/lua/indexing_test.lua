@@ -169,7 +169,7 @@ check.test("errors of an index speak of the index", function()
   check.fails(get "::0", "index: slice: step")
   check.fails(get "one", 'a tensor has no op')
   check.fails(get "1 2", "index: expected positions, start:stop:step")
-  check.fails(get(ty.tensor { 9 }), "index: index_select: index 9 is out of range")
+  check.fails(get(ty.tensor { 9 }), "index: ravel_index: index 9 is out of range")
   check.fails(set("0:2", ty.ones(5)), "index: expected values that broadcast to the [2, 2] written to, got [5]")
   check.fails(function() return ty.zeros(0)[0] end, "index: dimension 0 of x [0] f32 cpu is empty, got position 0")
   check.fails(function() return ty.tensor(1)[0] end, "index: expected a tensor with dimensions, got [] i64")
@@ -196,6 +196,120 @@ check.test("a shape is a list that counts from 1, and says so", function()
   thread:close()
   check.equal({ back, n }, { { 3, 2 }, 2 })
   check.ok(tostring(message):find("expected a position from 1 up", 1, true), "the other side's shape says so too")
+end)
+
+-- ---- lists of slices, positions, tensors and masks ----
+
+local function gradients(y, inputs, weight) return ty.grad((y * weight):sum(), inputs) end
+
+check.test("lists of slices and tensors read", function()
+  local x = ty.arange(24):reshape(2, 3, 4)
+  local i, j = ty.tensor { 0, -1 }, ty.tensor { 2, 0 }
+  check.equal(x[{ 1, 2, 3 }]:item(), 23)
+  check.equal(x[{ 0, "1:", -1 }]:tolist(), { 7, 11 })
+  check.equal(x[{ "..., None" }].shape, { 2, 3, 4, 1 })
+  check.equal(x[{ i, j }]:tolist(), { { 8, 9, 10, 11 }, { 12, 13, 14, 15 } })
+  check.equal(x[{ ":", i, j }]:tolist(), { { 2, 8 }, { 14, 20 } })
+  check.equal(x[{ i, ":", j }]:tolist(), { { 2, 6, 10 }, { 12, 16, 20 } }, "apart: the index comes first")
+  check.equal(x[{ 1, "::2", i }]:tolist(), { { 12, 15 }, { 20, 23 } })
+  check.equal(x[{ i:unsqueeze(1), j }].shape, { 2, 2, 4 })
+  check.equal(x[{ "...", ty.tensor { true, false, false, true } }]:tolist(),
+    { { { 0, 3 }, { 4, 7 }, { 8, 11 } }, { { 12, 15 }, { 16, 19 }, { 20, 23 } } })
+  check.equal(x[ty.tensor { -1 }]:tolist(), x["1:"]:tolist())
+  check.equal(x[ty.tensor(-2)]:tolist(), x[0]:tolist())
+end)
+
+check.test("lists of slices and tensors write", function()
+  local x = ty.zeros({ 3, 4 }, { dtype = "i64" })
+  x[{ ty.tensor { 0, -1 }, ty.tensor { 1, 3 } }] = ty.tensor { 5, 6 }
+  x[{ 1, "::2" }] = 7
+  x[{ ":", ty.tensor { -1 } }] = ty.tensor { 1, 2, 3 }:unsqueeze(1)
+  check.equal(x:tolist(), { { 0, 5, 0, 1 }, { 7, 0, 7, 2 }, { 0, 0, 0, 3 } })
+  x[ty.tensor { 0, 0, -1 }] = ty.tensor { { 1, 1, 1, 1 }, { 2, 2, 2, 2 }, { 3, 3, 3, 3 } }
+  check.equal(x:tolist(), { { 2, 2, 2, 2 }, { 7, 0, 7, 2 }, { 3, 3, 3, 3 } }, "the last of repeated positions wins")
+  local t = x:transpose(0, 1)
+  t[{ ty.tensor { 0, 1 } }] = 9
+  check.equal(x:tolist(), { { 9, 9, 2, 2 }, { 9, 9, 7, 2 }, { 9, 9, 3, 3 } }, "through strides of its own")
+  x[{ ty.tensor { 0, 1 } }] = x["1:3"]
+  check.equal(x:tolist(), { { 9, 9, 7, 2 }, { 9, 9, 3, 3 }, { 9, 9, 3, 3 } }, "from its own memory")
+end)
+
+check.test("written parts have gradients", function()
+  local function leaf(...) return ty.randn({ ... }, { dtype = "f64" }):requires_grad_() end
+  ty.manual_seed(11)
+  local a, y = leaf(3, 4), leaf(4)
+  local keys = {
+    [1] = { 1, function(w) return w[1] end }, -- key, and its part of the gradient of what was written to
+    [2] = { "1, ::2", function(w) return w["1, ::2"] end, leaf(2) },
+    [3] = { { ":", -1 }, function(w) return w[":, -1"] end, leaf(3) },
+    [4] = { { ty.tensor { 2, 0 }, ty.tensor { 1, -1 } }, function(w)
+      return ty.stack { w["2, 1"], w["0, 3"] }
+    end, leaf(2) },
+    [5] = { { "1:", ty.tensor { 3, 0, 2 } }, function(w)
+      return ty.stack({ w["1:, 3"], w["1:, 0"], w["1:, 2"] }, 1)
+    end, leaf(2, 3) },
+    [6] = { ty.tensor { true, false, true }, function(w) return w["::2"]:sum { 0 } end },
+    [7] = { ty.tensor { -2 }, function(w) return w["1:2"] end, leaf(1, 4) },
+  }
+  for i, case in ipairs(keys) do
+    local key, part, values = case[1], case[2], case[3] or y
+    local x, weight = a * 2, ty.randn({ 3, 4 }, { dtype = "f64" })
+    x[key] = values * 3
+    check.equal(x:detach()[key]:reshape(-1):tolist(), (values * 3):detach():expand(x[key].shape):reshape(-1):tolist())
+    local ga, gv = table.unpack(gradients(x, { a, values }, weight))
+    local kept = weight:clone()
+    kept[key] = 0
+    check.equal(ga:tolist(), (kept * 2):tolist(), "of x, case " .. i)
+    check.ok((gv - part(weight) * 3):abs():max():item() < 1e-12, "of the values, case " .. i)
+
+    -- a number cuts the gradient, and the square of what was written has second derivatives
+    x = a * 2
+    x[key] = 1.5
+    check.equal(gradients(x, { a }, weight)[1]:tolist(), (kept * 2):tolist())
+    x = a * 1
+    x[key] = values
+    local g = ty.grad((x ^ 3):sum(), { values }, { create_graph = true })[1]
+    local h = ty.grad(g:sum(), { values })[1]
+    local times = i == 6 and 2 or 1
+    check.ok((h - values:detach() * 6 * times):abs():max():item() < 1e-12, "second derivative, case " .. i)
+  end
+  local x = ty.zeros({ 3, 4 }, { dtype = "f64" }) -- itself without a gradient
+  x[0] = y
+  check.ok(x.requires_grad)
+  check.equal(gradients(x, { y }, ty.ones(3, 4))[1]:tolist(), { 1, 1, 1, 1 })
+end)
+
+check.test("of repeated positions the last has the gradient, and sums give it to all", function()
+  local v = ty.tensor({ 1, 2, 3 }, { dtype = "f64" }):requires_grad_()
+  local at, weight = { ty.tensor { 1, 0, 1 } }, ty.tensor({ 10, 20 }, { dtype = "f64" })
+  check.equal(gradients(ty.index_put(ty.zeros({ 2 }, { dtype = "f64" }), at, v), { v }, weight)[1]:tolist(),
+    { 0, 10, 20 })
+  check.equal(gradients(ty.index_put(ty.zeros({ 2 }, { dtype = "f64" }), at, v, true), { v }, weight)[1]:tolist(),
+    { 20, 10, 20 })
+end)
+
+check.test("what of writes cannot be recorded, and wrong lists", function()
+  local x = ty.ones(3, 2):requires_grad_()
+  check.fails(function() x[0] = 1 end, "index: [3, 2] f32 cpu is a leaf that requires a gradient")
+  check.fails(function() (x * 1):reshape(2, 3)[0] = 1 end, "index: a write through the view [2, 3]")
+  check.fails(function() ty.ones(1, 2):expand(3, 2)["0"] = x[0] end, "index: cannot write into the expanded view")
+  local y = x * 2
+  local z = y:square()
+  y[0] = 1
+  check.fails(function() z:sum():backward() end, "changed")
+  ty.no_grad(function() x[{ 0, 1 }] = 5 end)
+  check.equal(x:detach():tolist(), { { 1, 5 }, { 1, 1 }, { 1, 1 } })
+  y = ty.zeros(3, 2)
+  check.fails(function() return y[{}] end, "index: expected a list of integers, slice strings and tensors, got an")
+  check.fails(function() return y[{ 0, true }] end, "slice strings and tensors in a list, got boolean")
+  check.fails(function() return y[{ 0.5 }] end, "in a list, got a fraction")
+  check.fails(function() return y[{ 0, 0, 0 }] end, "names more dimensions than x [3, 2] f32 cpu has")
+  check.fails(function() return y[{ 3 }] end, "index: expected a position in [-3, 2] of dimension 0, got 3")
+  check.fails(function() return y[{ ty.tensor { 3 } }] end, "index 3 is out of range for size 3")
+  check.fails(function() return y[{ ty.tensor { 0.5 } }] end, "expected tensors of dtype i64, i32 or bool")
+  check.fails(function() y[{ ty.tensor { 0, 1 } }] = ty.ones(3) end, "expected what broadcasts to the [2, 2]")
+  check.fails(function() y[{ ":", true }] = 1 end, "got boolean")
+  check.fails(function() y[y] = 1 end, "expected tensors of dtype i64, i32 or bool")
 end)
 
 check.finish()

@@ -6,8 +6,9 @@
 ---@alias Quantized "q8_0"|"q4_0"|"q2_k"|"q3_k"|"q4_k"|"q6_k"|"nf4"
 ---@alias Device "cpu"|"meta"|string
 
---- An n-dimensional array that counts from 0. x[i] selects, x["0:8, :, -1"] slices, both also write; arithmetic works
---- elementwise with broadcasting; comparison is by methods: x:lt(y).
+--- An n-dimensional array that counts from 0. x[i] selects, x["0:8, :, -1"] slices, x[mask] and x[positions] pick, and
+--- a list of these goes dimension by dimension: x[{ 0, "2:4", positions }]. All also write, and writes into a tensor that
+--- is no view are recorded for gradients. Tensors in a list select together, as in NumPy. Arithmetic works elementwise with broadcasting; comparison is by methods: x:lt(y).
 ---@class Tensor
 ---@field shape integer[] sizes of the dimensions: a list of Lua, which counts from 1; x:size(0) counts as tensors do
 ---@field dtype Dtype
@@ -25,7 +26,7 @@
 ---@operator pow(Tensor|number): Tensor
 ---@operator unm: Tensor
 ---@operator len: integer
----@field [integer|string|Tensor] Tensor
+---@field [integer|string|Tensor|(integer|string|Tensor)[]] Tensor
 local Tensor = {}
 
 --- The only element, as a Lua number or boolean.
