@@ -16,8 +16,9 @@
 --            gradtol the same for gradients; strict = true: relative to each element, not to the largest
 --   dtype    dtype of the results where the rules of harness/compare.lua do not know it: a name, a list, or
 --            function(dtype, result number)
---   dtypes   instead of those of the op's class; constant = { x = true }: inputs without gradient; broadcast, inplace,
---            meta = false: leaves these variants out; writes = true: changes its inputs although not flagged WRITES
+--   dtypes   instead of those of the op's class; constant = { x = true }: inputs without gradient; strided, broadcast,
+--            inplace, meta = false: leaves these variants out; writes = true: changes its inputs although not flagged
+--            WRITES
 --   big      function(ty) whose results, and gradients, are compared between one thread and two
 --
 -- --device: where; ops that have no kernel there are listed. --partial: what fails for want of a kernel is listed, not

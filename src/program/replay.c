@@ -67,6 +67,16 @@ static int64_t elements_in(const ty_view *v, int64_t bytes) {
   return columns ? bytes / ty_row_bytes((ty_dtype)v->dtype, columns) * columns : 0;
 }
 
+/* A result's view of what lies at so many bytes from the start of base, whose dtype may be another one. */
+static ty_tensor *view_of(ty_tensor *base, const ty_view *v, int64_t bytes) {
+  bool same = v->dtype == base->v.dtype;
+  ty_tensor *t = ty_tensor_view(base, v->ndim, v->size, v->stride, same ? elements_in(v, bytes) : 0);
+  if (!t || same) return t;
+  t->v.data = (char *)base->v.data + bytes;
+  t->v.dtype = v->dtype;
+  return t;
+}
+
 static bool make_results(ty_program *p, ty_tensor *const *argument, ty_tensor **made) {
   for (int i = 0; i < p->nresults; i++) {
     const result *r = &p->results[i];
@@ -75,10 +85,10 @@ static bool make_results(ty_program *p, ty_tensor *const *argument, ty_tensor **
     if (r->fixed) {
       made[i] = ty_retain(r->fixed);
     } else if (s->kind == SLOT_ARGUMENT) {
-      made[i] = ty_tensor_view(argument[s->number], v->ndim, v->size, v->stride, elements_in(v, r->offset));
+      made[i] = view_of(argument[s->number], v, r->offset);
     } else if (s->kind == SLOT_GRADIENT) {
       ty_tensor *grad = leaf_of(&p->leaves.v[s->number], argument)->grad;
-      made[i] = ty_tensor_view(grad, v->ndim, v->size, v->stride, elements_in(v, r->offset));
+      made[i] = view_of(grad, v, r->offset);
     } else if (r->whole) {
       made[i] = ty_tensor_new(p->device, (ty_dtype)v->dtype, v->ndim, v->size);
       if (made[i]) s->base = made[i]->v.data;
@@ -90,7 +100,7 @@ static bool make_results(ty_program *p, ty_tensor *const *argument, ty_tensor **
       if (!root) return false;
       s->base = root->storage->bytes;
       root->v.data = s->base;
-      made[i] = ty_tensor_view(root, v->ndim, v->size, v->stride, elements_in(v, r->offset));
+      made[i] = view_of(root, v, r->offset);
       ty_release(root);
     }
     if (!made[i]) return false;

@@ -50,9 +50,10 @@ local function check_case(row, number, row_case, dtype)
   if not instance then return false end
   local where = case.where(number, dtype, "failing allocations")
   local writes = row.info.flags.WRITES or row.writes
-  local tensors = instance:tensors("strided")
+  local form = row.strided == false and "contiguous" or "strided"
+  local tensors = instance:tensors(form)
   fail_in_turn(row, where, function()
-    forward.call(row, instance, writes and instance:tensors("strided") or tensors)
+    forward.call(row, instance, writes and instance:tensors(form) or tensors)
   end)
   if not row.info.differentiable or writes or type(row.grad) == "string" then return true end
   local any = false

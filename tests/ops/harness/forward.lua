@@ -175,7 +175,7 @@ function forward.run(row, number, row_case, options)
           variant = not (info.flags.WRITES or row.broadcast == false) and instance:repeated() or nil
           if variant then variant.tol = row_case.tol end
         end
-        if name == "strided" and #instance.slots == 0 then variant = nil end
+        if name == "strided" and (#instance.slots == 0 or row.strided == false) then variant = nil end
         if variant then check_layout(row, number, variant, name) end
       end
       if not instance:follows() then break end -- every dtype would be the same call
