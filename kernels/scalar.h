@@ -88,6 +88,15 @@ TY_INLINE float ty_exp_flushed_f32(float x) {
   return p * ty_exp2_int_f32(n);
 }
 
+TY_INLINE float ty_exp2_f32(float x) {
+  x = x < -151.0f ? -151.0f : x;
+  x = x > 129.0f ? 129.0f : x;
+  float z = x + TY_ROUNDER_F32, r = x - (z - TY_ROUNDER_F32);
+  int32_t n = (int32_t)(ty_bits_f32(z) - ty_bits_f32(TY_ROUNDER_F32)), half = n >> 1;
+  return (1.0f + ty_expm1_reduced_f32(r * 0.693147181f)) * ty_from_bits_f32(((uint32_t)half + 127u) << 23) *
+         ty_from_bits_f32(((uint32_t)n - (uint32_t)half + 127u) << 23);
+}
+
 TY_INLINE float ty_expm1_f32(float x) {
   int32_t n;
   float c = x < -18.0f ? -18.0f : x;
@@ -184,6 +193,23 @@ TY_INLINE float ty_softplus_f32(float x) { /* log(1 + exp(x)) */
   return (x < 0.0f ? 0.0f : x) + ty_log1p_f32(ty_exp_f32(-ty_from_bits_f32(ty_bits_f32(x) & 0x7fffffffu)));
 }
 TY_INLINE float ty_log_sigmoid_f32(float x) { return -ty_softplus_f32(-x); }
+
+/* The inverses of sinh, cosh and tanh. From 10^4 on log(2 |x|) is asinh and acosh, and squares would overflow later. */
+TY_INLINE float ty_asinh_f32(float x) {
+  float a = ty_from_bits_f32(ty_bits_f32(x) & 0x7fffffffu), z = a * a;
+  float t = a > 1.0e4f ? a - 1.0f : a + z / (1.0f + sqrtf(z + 1.0f));
+  return ty_copysign_f32(ty_log1p_f32(t) + (a > 1.0e4f ? 0.693147181f : 0.0f), x);
+}
+TY_INLINE float ty_acosh_f32(float x) {
+  float t = x - 1.0f;
+  float u = x > 1.0e4f ? t : t + sqrtf(t * (x + 1.0f));
+  float y = ty_log1p_f32(u) + (x > 1.0e4f ? 0.693147181f : 0.0f);
+  return x < 1.0f ? NAN : y;
+}
+TY_INLINE float ty_atanh_f32(float x) {
+  float a = ty_from_bits_f32(ty_bits_f32(x) & 0x7fffffffu);
+  return ty_copysign_f32(0.5f * ty_log1p_f32(2.0f * a / (1.0f - a)), x);
+}
 
 /* ---- angles ---- */
 
@@ -453,6 +479,10 @@ TY_FROM_LIBM(atan)
 TY_FROM_LIBM(sinh)
 TY_FROM_LIBM(cosh)
 TY_FROM_LIBM(tanh)
+TY_FROM_LIBM(asinh)
+TY_FROM_LIBM(acosh)
+TY_FROM_LIBM(atanh)
+TY_FROM_LIBM(exp2)
 TY_FROM_LIBM(erf)
 TY_FROM_LIBM(erfc)
 TY_FROM_LIBM(sqrt)

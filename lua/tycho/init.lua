@@ -56,6 +56,13 @@ for name, fn in pairs(require "tycho.views") do
   ty[name], methods[name] = fn, fn
 end
 
+do
+  local familiar = require "tycho.familiar"
+  for name, op in pairs(familiar.others) do ty[name], methods[name] = core[op], methods[op] end
+  for name, fn in pairs(familiar.functions) do ty[name], methods[name] = fn, fn end
+  for name, fn in pairs(familiar.methods) do methods[name] = fn end
+end
+
 local parts = {
   nn = "tycho.nn", optim = "tycho.optim", data = "tycho.data", train = "tycho.train", plot = "tycho.plot",
   recipe = "tycho.recipe", stats = "tycho.stats", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",

@@ -503,7 +503,8 @@ static void push_op(lua_State *L, const ty_op *op) {
   } flags[] = { { FLOATS, "FLOATS" },     { NUMBERS, "NUMBERS" },     { INTS, "INTS" },          { ANY, "ANY" },
                 { SAVE_OUT, "SAVE_OUT" }, { VIEW, "VIEW" },           { INPLACE, "INPLACE" },    { STRIDED, "STRIDED" },
                 { HALF, "HALF" },         { INTERNAL, "INTERNAL" },   { RANDOM, "RANDOM" },      { WRITES, "WRITES" },
-                { FIRST, "FIRST" },       { AUTO_HALF, "AUTO_HALF" }, { AUTO_FULL, "AUTO_FULL" } };
+                { FIRST, "FIRST" },       { AUTO_HALF, "AUTO_HALF" }, { AUTO_FULL, "AUTO_FULL" },
+                { PROMOTED, "PROMOTED" } };
   lua_createtable(L, 0, 8);
   lua_pushstring(L, op->name), lua_setfield(L, -2, "name");
   lua_pushstring(L, op->doc), lua_setfield(L, -2, "doc");

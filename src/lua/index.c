@@ -301,8 +301,23 @@ static int index_error(lua_State *L) {
 }
 
 static const char *const properties[] = {
-  "shape", "dtype", "device", "ndim", "grad", "requires_grad", "is_leaf", NULL
+  "shape", "dtype", "device", "ndim", "grad", "requires_grad", "is_leaf", "T", "mT", NULL
 };
+
+/* x.T of a matrix, x.mT of the last two dimensions. */
+static int transposed(lua_State *L, ty_tensor *t, const char *name) {
+  if (name[0] == 'T' ? t->v.ndim > 2 : t->v.ndim < 2)
+    return luaL_error(L, "%s: expected %s, got %s", name,
+                      name[0] == 'T' ? "at most 2 dimensions (x.mT swaps the last two of more)" : "at least 2 dimensions",
+                      ty_describe(t));
+  ty_lua_current = L;
+  ty_handle *h = ty_lua_push_empty(L);
+  ty_scope scope;
+  ty_scope_open(&scope);
+  h->t = ty_retain(t->v.ndim < 2 ? ty_reshape(t, (ty_ints){ t->v.size, t->v.ndim }) : ty_transpose(t, -2, -1));
+  ty_scope_close(&scope);
+  return h->t ? 1 : ty_lua_error(L);
+}
 
 static int property(lua_State *L, ty_tensor *t, const char *name) {
   if (strcmp(name, "shape") == 0) {
@@ -320,6 +335,8 @@ static int property(lua_State *L, ty_tensor *t, const char *name) {
     else lua_pushnil(L);
   } else if (strcmp(name, "requires_grad") == 0) {
     lua_pushboolean(L, t->requires_grad);
+  } else if (strcmp(name, "T") == 0 || strcmp(name, "mT") == 0) {
+    return transposed(L, t, name);
   } else if (strcmp(name, "is_leaf") == 0) {
     lua_pushboolean(L, !t->node);
   } else {

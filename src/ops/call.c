@@ -198,12 +198,18 @@ static bool call(const ty_op *op, const ty_value *arg, ty_tensor **out) {
   return ok;
 }
 
+/* Integers or bool for an op that makes f32 of them. */
+static bool wants_floats(const ty_op *op, const ty_value *arg) {
+  return (op->flags & PROMOTED) && arg[0].kind == TY_TENSOR && !ty_is_float(ty_dtype_of(arg[0].t)) &&
+         !ty_is_quantized(ty_dtype_of(arg[0].t));
+}
+
 /* Whether some arguments are to be replaced before the call; *device: see gpu_for_numbers(). */
 static bool wants_others(const ty_op *op, const ty_value *arg, int *device) {
   bool casts = ty_autocast_dtype != TY_DTYPE_DEFAULT && (op->flags & (AUTO_HALF | AUTO_FULL));
   bool operand = op->args[0].kind == TY_ARG_OPERAND || op->id == TY_OP_where;
   *device = operand ? gpu_for_numbers(op, arg) : TY_CPU;
-  return casts || *device != TY_CPU;
+  return casts || *device != TY_CPU || wants_floats(op, arg);
 }
 
 bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
@@ -217,6 +223,7 @@ bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
   ty_scope scope;
   ty_scope_open(&scope);
   bool ok = (device == TY_CPU || replace_numbers(op, others, device)) &&
+            (!wants_floats(op, others) || (others[0].t = ty_to(others[0].t, TY_F32)) != NULL) &&
             (ty_autocast_dtype == TY_DTYPE_DEFAULT || !(op->flags & (AUTO_HALF | AUTO_FULL)) ||
              ty_autocast(op, others)) &&
             call(op, others, out);

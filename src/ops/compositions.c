@@ -56,9 +56,8 @@ bool fwd_outer(ty_call *c) {
   return ty_out_set(c, 0, ty_mul(ty_unsqueeze(a->x.t, 1), a->y.t));
 }
 
-/* beta x + alpha (a b); x is not looked at when beta is 0. */
-static bool add_product(ty_call *c, ty_tensor *x, ty_tensor *a, ty_tensor *b, double beta, double alpha) {
-  ty_tensor *y = ty_matmul(a, b);
+/* beta x + alpha y; x is not looked at when beta is 0. */
+static bool add_product(ty_call *c, ty_tensor *x, ty_tensor *y, double beta, double alpha) {
   int64_t size[TY_MAX_DIMS];
   int ndim;
   if (!y || !ty_broadcast(c->op, &y->v, &x->v, &ndim, size)) return false;
@@ -73,13 +72,25 @@ static bool add_product(ty_call *c, ty_tensor *x, ty_tensor *a, ty_tensor *b, do
 bool fwd_addmm(ty_call *c) {
   const ty_addmm_args *a = TY_ARGS(addmm, c);
   return ty_check_ndim(c, 1, 2, 2, "[n, k]") && ty_check_ndim(c, 2, 2, 2, "[k, m]") &&
-         add_product(c, a->x.t, a->a.t, a->b.t, a->beta.f, a->alpha.f);
+         add_product(c, a->x.t, ty_matmul(a->a.t, a->b.t), a->beta.f, a->alpha.f);
 }
 
 bool fwd_baddbmm(ty_call *c) {
   const ty_baddbmm_args *a = TY_ARGS(baddbmm, c);
   return ty_check_ndim(c, 1, 3, 3, "[batch, n, k]") && ty_check_ndim(c, 2, 3, 3, "[batch, k, m]") &&
-         add_product(c, a->x.t, a->a.t, a->b.t, a->beta.f, a->alpha.f);
+         add_product(c, a->x.t, ty_matmul(a->a.t, a->b.t), a->beta.f, a->alpha.f);
+}
+
+bool fwd_addmv(ty_call *c) {
+  const ty_addmv_args *a = TY_ARGS(addmv, c);
+  return ty_check_ndim(c, 1, 2, 2, "[n, k]") && ty_check_ndim(c, 2, 1, 1, "[k]") &&
+         add_product(c, a->x.t, ty_matmul(a->a.t, a->b.t), a->beta.f, a->alpha.f);
+}
+
+bool fwd_addr(ty_call *c) {
+  const ty_addr_args *a = TY_ARGS(addr, c);
+  return ty_check_ndim(c, 1, 1, 1, "[n]") && ty_check_ndim(c, 2, 1, 1, "[m]") &&
+         add_product(c, a->x.t, ty_outer(a->a.t, a->b.t), a->beta.f, a->alpha.f);
 }
 
 /* Whether the first three arguments broadcast; the error is this op's. */

@@ -35,7 +35,8 @@ enum { /* the flags of ops.def */
        AUTO_HALF = 1 << 16,
        AUTO_FULL = 1 << 17,
        QUANTIZED = 1 << 18,
-       RESTS = 1 << 19
+       RESTS = 1 << 19,
+       PROMOTED = 1 << 20
 };
 
 typedef enum ty_arg_kind {

@@ -105,6 +105,30 @@ return function(row, T)
     errors = { { T { 2, 4 }, T { 2, 3 }, T { 3, 4 }, match = "a: expected [batch, n, k]" } },
   })
 
+  row("addmv", {
+    cases = { { T { 2 }, T { 2, 3 }, T { 3 } }, { T { 1 }, T { 2, 3 }, T { 3 }, 0.5, 2 } },
+    ref = function(x, a, b, beta, alpha)
+      return from({ a.shape[1] }, function(i)
+        local s = 0
+        for k = 0, a.shape[2] - 1 do s = s + at(a, { i[1], k }) * b[k + 1] end
+        return (alpha or 1) * s + (beta or 1) * at(x, i)
+      end)
+    end,
+    tol = 1e-5,
+    errors = { { T { 2 }, T { 2, 3 }, T { 3, 1 }, match = "b: expected [k]" }, { T { 4 }, T { 2, 3 }, T { 3 }, match =
+      "addmv" } },
+  })
+
+  row("addr", {
+    cases = { { T { 2, 3 }, T { 2 }, T { 3 } }, { T { 3 }, T { 2 }, T { 3 }, 0.5, 2 } },
+    ref = function(x, a, b, beta, alpha)
+      return from({ #a, #b }, function(i)
+        return (alpha or 1) * a[i[1] + 1] * b[i[2] + 1] + (beta or 1) * at(x, i)
+      end)
+    end,
+    errors = { { T { 2, 3 }, T { 2, 1 }, T { 3 }, match = "a: expected [n]" } },
+  })
+
   row("addcmul", {
     cases = { { T { 2, 3 }, T { 2, 3 }, T { 3 } }, { T { 3 }, T { 3 }, T { 3 }, -0.5 }, { T { 0 }, T { 0 }, T { 0 } } },
     ref = function(x, a, b, value)

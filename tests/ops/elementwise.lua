@@ -41,6 +41,7 @@ return function(row, T)
   unary("sign", function(x) return x > 0 and 1 or x < 0 and -1 or 0 end, { special = { inf, -inf, 0, 3 } })
   unary("square", function(x) return x * x end, { special = edges })
   unary("exp", math.exp, { special = edges, wide = { -20, 20 } })
+  unary("exp2", function(x) return 2.0 ^ x end, { special = edges, wide = { -20, 20 } })
   unary("expm1", T.expm1, { special = edges, wide = { -1e-3, 1e-3 } })
   unary("log", function(x) return math.log(x) end, {
     range = { 0.2, 3 }, special = { nan, inf, 0.0, 1.0 }, wide = { 1e-4, 1e4 },
@@ -61,6 +62,17 @@ return function(row, T)
   unary("atan", math.atan, { special = edges, wide = { -50, 50 } })
   unary("sinh", T.sinh, { special = edges, wide = { -9, 9 } })
   unary("cosh", T.cosh, { special = edges, wide = { -9, 9 } })
+  unary("asinh", function(x)
+    local a = math.abs(x)
+    if a == 0 or x ~= x or a == inf then return x end
+    return (x < 0 and -1 or 1) * T.log1p(a + a * a / (1 + math.sqrt(a * a + 1)))
+  end, { special = edges, wide = { -50, 50 } })
+  unary("acosh", function(x) return T.log1p(x - 1 + math.sqrt((x - 1) * (x + 1))) end, {
+    range = { 1.2, 3 }, special = { nan, inf, 0.0, 1.0 }, wide = { 1, 50 },
+  })
+  unary("atanh", function(x) return 0.5 * (T.log1p(x) - T.log1p(-x)) end, {
+    range = { -0.9, 0.9 }, special = { nan, inf, 0.0, 1.0, -1.0, 2.0 },
+  })
   unary("tanh", T.tanh, { special = edges, wide = { -12, 12 } })
   unary("erf", T.erf, { special = edges, wide = { -5, 5 } })
   unary("erfc", T.erfc, { special = edges, wide = { -5, 5 } })

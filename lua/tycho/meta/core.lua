@@ -17,6 +17,8 @@
 ---@field ndim integer
 ---@field grad Tensor? what backward() has added up
 ---@field requires_grad boolean
+---@field T Tensor the transpose of a matrix
+---@field mT Tensor the last two dimensions swapped
 ---@field is_leaf boolean not computed from tensors that require gradients
 ---@operator add(Tensor|number): Tensor
 ---@operator sub(Tensor|number): Tensor

@@ -36,6 +36,7 @@ end
 
 --- A dtype that the op's class forbids, or nil.
 function dtypes.forbidden(flags)
+  if flags.PROMOTED then return nil end
   if flags.FLOATS then return "i64" end
   if flags.NUMBERS then return "bool" end
   if flags.INTS then return "f32" end

@@ -160,6 +160,25 @@ local function check_layout(row, number, instance, name)
   if not ok then report.check(false, row.name, where, "%s", message) end
 end
 
+-- Integers and bool give what they give as f32.
+local function check_promoted(row, number, instance)
+  local tensors = instance:tensors "contiguous"
+  for _, dtype in ipairs { "i64", "u8", "bool" } do
+    tensors[1] = ty.arange(tensors[1]:numel()):reshape(instance.slots[1].array.shape):to { dtype = dtype,
+      device = layout.device }
+    local ok, got = pcall(forward.call, row, instance, tensors)
+    local where = case.where(number, dtype, "promoted")
+    if report.check(ok, row.name, where, "%s", got) then
+      tensors[1] = tensors[1]:to "f32"
+      local want = forward.call(row, instance, tensors)
+      for i, t in ipairs(want) do
+        local same, text = compare.equal(layout.values(got[i]), layout.values(t))
+        report.check(same and got[i].dtype == "f32", row.name, where, "%s %s", got[i].dtype, text)
+      end
+    end
+  end
+end
+
 --- All value checks of one case.
 function forward.run(row, number, row_case, options)
   local info = row.info
@@ -168,6 +187,7 @@ function forward.run(row, number, row_case, options)
     local instance = case.new(info, number, row_case, dtype)
     if instance then
       instance.tol = row_case.tol
+      if info.flags.PROMOTED and dtype == "f32" and number == 1 then check_promoted(row, number, instance) end
       for _, name in ipairs(options.quick and (dtype == "f32" or dtype == "i64") and layout.names or
         options.quick and { "contiguous" } or layout.names) do
         local variant = instance
