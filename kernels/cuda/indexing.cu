@@ -226,6 +226,6 @@ TY_CUDA_KERNEL(ravel_index) {
     d.size[j] = p->size[j];
   }
   const ty_cuda_watch watch = ty_cuda_watched();
-  return TY_LAUNCH(ravel, ty_cuda_blocks(n, INDEX_THREADS), INDEX_THREADS, 0, d, n,
-                   static_cast<int64_t *>(k->out[0]->data), watch);
+  int64_t *out = static_cast<int64_t *>(k->out[0]->data);
+  return TY_LAUNCH(ravel, ty_cuda_blocks(n, INDEX_THREADS), INDEX_THREADS, 0, d, n, out, watch);
 }

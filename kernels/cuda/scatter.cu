@@ -458,8 +458,9 @@ TY_CUDA_KERNEL(index_copy) {
   if (all == 0) return true;
   return ty_for_sizes(out->dtype, [&](auto x) {
     typedef decltype(x) T;
-    return TY_LAUNCH((copy_rows<T>), ty_cuda_blocks(all, INDEX_THREADS), INDEX_THREADS, 0,
-                     static_cast<const T *>(src->data), step, static_cast<T *>(out->data), list, count, size, inner,
-                     all, last);
+    const T *from = static_cast<const T *>(src->data);
+    T *to = static_cast<T *>(out->data);
+    return TY_LAUNCH((copy_rows<T>), ty_cuda_blocks(all, INDEX_THREADS), INDEX_THREADS, 0, from, step, to, list, count,
+                     size, inner, all, last);
   });
 }

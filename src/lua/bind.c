@@ -500,9 +500,10 @@ static void push_op(lua_State *L, const ty_op *op) {
   static const struct {
     uint32_t bit;
     const char *name;
-  } flags[] = { { FLOATS, "FLOATS" },     { NUMBERS, "NUMBERS" },     { INTS, "INTS" },          { ANY, "ANY" },
-                { SAVE_OUT, "SAVE_OUT" }, { VIEW, "VIEW" },           { INPLACE, "INPLACE" },    { STRIDED, "STRIDED" },
-                { HALF, "HALF" },         { INTERNAL, "INTERNAL" },   { RANDOM, "RANDOM" },      { WRITES, "WRITES" },
+  } flags[] = { { FLOATS, "FLOATS" },     { NUMBERS, "NUMBERS" },     { INTS, "INTS" },
+                { ANY, "ANY" },           { SAVE_OUT, "SAVE_OUT" },   { VIEW, "VIEW" },
+                { INPLACE, "INPLACE" },   { STRIDED, "STRIDED" },     { HALF, "HALF" },
+                { INTERNAL, "INTERNAL" }, { RANDOM, "RANDOM" },       { WRITES, "WRITES" },
                 { FIRST, "FIRST" },       { AUTO_HALF, "AUTO_HALF" }, { AUTO_FULL, "AUTO_FULL" },
                 { PROMOTED, "PROMOTED" } };
   lua_createtable(L, 0, 8);

@@ -300,15 +300,15 @@ static int index_error(lua_State *L) {
   return ty_lua_error(L);
 }
 
-static const char *const properties[] = {
-  "shape", "dtype", "device", "ndim", "grad", "requires_grad", "is_leaf", "T", "mT", NULL
-};
+static const char *const properties[] = { "shape",         "dtype",   "device", "ndim", "grad",
+                                          "requires_grad", "is_leaf", "T",      "mT",   NULL };
 
 /* x.T of a matrix, x.mT of the last two dimensions. */
 static int transposed(lua_State *L, ty_tensor *t, const char *name) {
   if (name[0] == 'T' ? t->v.ndim > 2 : t->v.ndim < 2)
     return luaL_error(L, "%s: expected %s, got %s", name,
-                      name[0] == 'T' ? "at most 2 dimensions (x.mT swaps the last two of more)" : "at least 2 dimensions",
+                      name[0] == 'T' ? "at most 2 dimensions (x.mT swaps the last two of more)"
+                                     : "at least 2 dimensions",
                       ty_describe(t));
   ty_lua_current = L;
   ty_handle *h = ty_lua_push_empty(L);

@@ -360,7 +360,8 @@ bool ty_run_kernel_on(ty_op_id id, int device, const ty_view *const *out, int no
   if (!kernel) return ty_fail(TY_EUNSUPPORTED, "%s: no kernel for %s", ty_ops[id].name, ty_device_name(device));
   if (device >= TY_CUDA && !ty_device_enter(device, ty_ops[id].name)) return false;
   ty_kernel_args k = { nout, nin, out, in, params, weights };
-  return ty_profile_kernel(id, device, kernel, &k) && (!ty_is_recording() || ty_recorded_launch(id, device, kernel, &k));
+  return ty_profile_kernel(id, device, kernel, &k) &&
+         (!ty_is_recording() || ty_recorded_launch(id, device, kernel, &k));
 }
 
 static bool is_half(const ty_tensor *t) { return t && ty_is_half(ty_dtype_of(t)); }

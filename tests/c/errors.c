@@ -9,7 +9,7 @@ void test_error_texts(void) {
   CHECK_FAILS(ty_matmul(x, x), TY_EINVAL, "matmul|[2, 3]");
   CHECK_FAILS(ty_exp(ty_reshape(x, TY_INTS(4, 2))), TY_EINVAL, "reshape|[2, 3]");
   CHECK_FAILS(ty_softmax(x, 2), TY_EINVAL, "softmax|dim|2");
-  CHECK_FAILS(ty_softmax(i, 0), TY_EINVAL, "softmax|float|[2, 3] i64 cpu");
+  CHECK_FAILS(ty_dropout(i, 0.5, true), TY_EINVAL, "dropout|float|[2, 3] i64 cpu");
   CHECK_FAILS(ty_zeros(TY_INTS(-1), TY_F32, TY_CPU), TY_EINVAL, "zeros|-1");
   CHECK_FAILS(ty_zeros(TY_INTS(INT64_MAX, INT64_MAX), TY_F32, TY_CPU), TY_EINVAL, "zeros|shape");
   CHECK_FAILS(ty_zeros(TY_INTS(1, 1, 1, 1, 1, 1, 1, 1, 1), TY_F32, TY_CPU), TY_EINVAL, "zeros|8 dimensions");

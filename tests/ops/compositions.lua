@@ -48,7 +48,7 @@ return function(row, T)
       return y
     end,
     errors = {
-      { T { 2, 3, dtype = "u8" }, "i16", match = "dtype: x [2, 3] u8 cpu cannot be seen as i16" },
+      { T { 2, 3, dtype = "u8" }, "i16", match = "cannot be seen as i16" },
       { T { dtype = "f32" }, "u8", match = "cannot be seen as u8" }, { T { 2 }, match = "dtype" },
     },
   })
