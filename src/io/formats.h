@@ -60,10 +60,25 @@ static inline const char *ty_elsewhere(ty_dtype dtype) { return dtype == TY_NF4 
 
 /* ---- images: u8 tensors [channels, height, width]; 1 gray, 2 gray+alpha, 3 RGB, 4 RGBA ---- */
 /* PNG or JPEG, told apart by their first bytes. channels: 0 as in the file, else 1, 3 or 4 to convert to. */
-ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels);
+/* A box of a picture, in pixels of the file, and how many rows and columns are made of it (0: as many as it has). Height
+ * 0 stands for the whole picture. */
+typedef struct ty_image_part {
+  double top, left, height, width;
+  int64_t rows, columns;
+} ty_image_part;
+/* The box, which is checked, of a picture of such a size. */
+bool ty_image_part_of(ty_image_part *part, const char *name, int64_t width, int64_t height);
+/* part: NULL for all of it */
+ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels, const ty_image_part *part);
+/* Channels, height and width, which the file claims. */
+bool ty_image_size(const void *data, size_t size, const char *name, int64_t out[3]);
 bool ty_png_encode(ty_tensor *image, int level, ty_bytes *out);
 ty_tensor *ty_png_decode(const uint8_t *data, size_t size, const char *name);
-ty_tensor *ty_jpeg_decode(const uint8_t *data, size_t size, const char *name);
+/* part: NULL, or what will be made of it: the picture may come smaller and without what is not needed; the box becomes
+ * one of what came. */
+ty_tensor *ty_jpeg_decode(const uint8_t *data, size_t size, const char *name, ty_image_part *part);
+bool ty_jpeg_size(const uint8_t *data, size_t size, const char *name, int64_t out[3]);
+bool ty_png_size(const uint8_t *data, size_t size, const char *name, int64_t out[3]);
 /* [h, w, c] bytes to a new tensor [c, h, w], and the checks all image readers share. */
 bool ty_image_fits(const char *name, uint64_t width, uint64_t height);
 ty_tensor *ty_image_planes(const uint8_t *pixels, int64_t width, int64_t height, int channels);

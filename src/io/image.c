@@ -49,22 +49,74 @@ static ty_tensor *convert(ty_tensor *t, int channels) {
   return out;
 }
 
-ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels) {
-  const uint8_t *p = data;
-  ty_tensor *t;
+bool ty_image_part_of(ty_image_part *part, const char *name, int64_t width, int64_t height) {
+  if (part->height == 0) {
+    part->top = part->left = 0;
+    part->height = (double)height, part->width = (double)width;
+  }
+  bool inside = part->top >= 0 && part->left >= 0 && part->height > 0 && part->width > 0 &&
+                part->top + part->height <= (double)height && part->left + part->width <= (double)width;
+  if (!inside)
+    return ty_fail(TY_EINVAL,
+                   "image %s: crop: expected { top, left, height, width } inside of %lld x %lld pixels, got "
+                   "{ %g, %g, %g, %g }",
+                   ty_quote_text(name), (long long)height, (long long)width, part->top, part->left, part->height,
+                   part->width);
+  if (!part->rows) part->rows = part->height < 1 ? 1 : (int64_t)(part->height + 0.5);
+  if (!part->columns) part->columns = part->width < 1 ? 1 : (int64_t)(part->width + 0.5);
+  return true;
+}
+
+/* The box at its size. */
+static ty_tensor *cut(ty_tensor *t, const ty_image_part *part) {
+  ty_scope scope;
+  ty_scope_open(&scope);
+  ty_tensor *box = ty_scope_add(ty_tensor_new(TY_CPU, TY_F64, 2, (const int64_t[]){ 1, 4 }));
+  ty_tensor *y = NULL;
+  if (box) {
+    memcpy(box->v.data, (const double[]){ part->top, part->left, part->height, part->width }, 4 * sizeof(double));
+    y = ty_crop_resize(ty_unsqueeze(t, 0), box, TY_INTS(part->rows, part->columns), "bilinear");
+    y = y ? ty_retain(ty_select(y, 0, 0)) : NULL;
+  }
+  ty_scope_close(&scope);
+  return y;
+}
+
+enum { UNKNOWN, PNG, JPEG };
+static int kind_of(const uint8_t *p, size_t size, const char *name) {
+  if (size >= 8 && memcmp(p, "\x89PNG\r\n\x1a\n", 8) == 0) return PNG;
+  if (size >= 3 && memcmp(p, "\xff\xd8\xff", 3) == 0) return JPEG;
+  ty_fail(TY_EIO, "image %s is neither PNG nor JPEG (%zu bytes, beginning with %s)", ty_quote_text(name), size,
+          ty_quote((const char *)p, size < 8 ? size : 8));
+  return UNKNOWN;
+}
+
+ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels, const ty_image_part *wanted) {
+  ty_image_part part;
+  if (wanted) part = *wanted;
   if (channels != 0 && channels != 1 && channels != 3 && channels != 4) {
     ty_fail(TY_EINVAL, "image: channels: expected 1, 3 or 4, or 0 for those of the file, got %d", channels);
     return NULL;
   }
-  if (size >= 8 && memcmp(p, "\x89PNG\r\n\x1a\n", 8) == 0) t = ty_png_decode(p, size, name);
-  else if (size >= 3 && memcmp(p, "\xff\xd8\xff", 3) == 0) t = ty_jpeg_decode(p, size, name);
-  else {
-    ty_fail(TY_EIO, "image %s is neither PNG nor JPEG (%zu bytes, beginning with %s)", ty_quote_text(name), size,
-            ty_quote(p, size < 8 ? size : 8));
-    return NULL;
+  int kind = kind_of(data, size, name);
+  if (kind == UNKNOWN) return NULL;
+  ty_tensor *t = kind == PNG ? ty_png_decode(data, size, name)
+                             : ty_jpeg_decode(data, size, name, wanted ? &part : NULL);
+  if (t && channels && t->v.size[0] != channels) {
+    ty_tensor *converted = convert(t, channels);
+    ty_release(t);
+    t = converted;
   }
-  if (!t || !channels || t->v.size[0] == channels) return t;
-  ty_tensor *converted = convert(t, channels);
+  if (!t || !wanted) return t;
+  ty_tensor *y = NULL;
+  if (kind != PNG || ty_image_part_of(&part, name, t->v.size[2], t->v.size[1])) y = cut(t, &part);
   ty_release(t);
-  return converted;
+  return y;
+}
+
+bool ty_image_size(const void *data, size_t size, const char *name, int64_t out[3]) {
+  int kind = kind_of(data, size, name);
+  if (kind == UNKNOWN) return false;
+  return (kind == PNG ? ty_png_size : ty_jpeg_size)(data, size, name, out) &&
+         ty_image_fits(name, (uint64_t)out[2], (uint64_t)out[1]);
 }

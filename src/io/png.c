@@ -130,3 +130,16 @@ bool ty_png_encode(ty_tensor *image, int level, ty_bytes *out) {
   ty_release(host);
   return ok;
 }
+
+/* The first chunk, IHDR, has them at fixed places. */
+bool ty_png_size(const uint8_t *data, size_t size, const char *name, int64_t out[3]) {
+  static const uint8_t channels[] = { 1, 0, 3, 3, 2, 0, 4 }; /* by colour type */
+  if (size < 26 || memcmp(data + 12, "IHDR", 4) != 0 || data[25] > 6 || !channels[data[25]])
+    return ty_fail(TY_EIO, "png %s: the file has no header", ty_quote_text(name));
+  out[0] = channels[data[25]];
+  for (int i = 0; i < 2; i++) {
+    const uint8_t *p = data + 16 + 4 * i;
+    out[2 - i] = (int64_t)p[0] << 24 | (int64_t)p[1] << 16 | (int64_t)p[2] << 8 | p[3];
+  }
+  return true;
+}

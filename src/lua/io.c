@@ -297,30 +297,82 @@ static int save_npy(lua_State *L) {
 
 /* ---- images ---- */
 
-static const char *const image_options[] = { "channels", NULL };
+static const char *const image_options[] = { "channels", "crop", "size", NULL };
 
-/* load_image(path [, { channels = 0 }]) -> u8 tensor [channels, height, width] */
+/* The numbers of a list of `count` in the option, if there is one. */
+static bool numbers_of(lua_State *L, const char *name, int count, double *out) {
+  if (lua_type(L, 2) != LUA_TTABLE || lua_getfield(L, 2, name) == LUA_TNIL) return false;
+  bool ok = lua_type(L, -1) == LUA_TTABLE && (int)lua_rawlen(L, -1) == count;
+  for (int i = 0; i < count && ok; i++) {
+    int number;
+    lua_rawgeti(L, -1, i + 1);
+    out[i] = lua_tonumberx(L, -1, &number);
+    ok = number && lua_type(L, -1) == LUA_TNUMBER;
+    lua_pop(L, 1);
+  }
+  if (!ok) luaL_error(L, "image: %s: expected a list of %d numbers, got %s", name, count, luaL_typename(L, -1));
+  lua_pop(L, 1);
+  return true;
+}
+
+/* What of the picture the options crop and size ask for; NULL: all of it. */
+static const ty_image_part *part_of(lua_State *L, ty_image_part *part) {
+  double place[4], size[2];
+  *part = (ty_image_part){ 0 };
+  bool boxed = numbers_of(L, "crop", 4, place), sized = numbers_of(L, "size", 2, size);
+  if (boxed) {
+    if (!(place[2] > 0 && place[3] > 0))
+      luaL_error(L, "image: crop: expected a height and width above 0, got %f and %f", place[2], place[3]);
+    part->top = place[0], part->left = place[1], part->height = place[2], part->width = place[3];
+  }
+  if (sized) {
+    for (int i = 0; i < 2; i++)
+      if (!(size[i] >= 1 && size[i] <= 65535 && size[i] == (double)(int)size[i]))
+        luaL_error(L, "image: size: expected { height, width } of 1 to 65535, got %f", size[i]);
+    part->rows = (int64_t)size[0], part->columns = (int64_t)size[1];
+  }
+  return boxed || sized ? part : NULL;
+}
+
+/* load_image(path [, { channels = 0, crop = { top, left, height, width }, size = { height, width } }]) -> u8 tensor
+ * [channels, height, width] */
 static int load_image(lua_State *L) {
   const char *path = ty_io_path(L, 1);
+  ty_image_part part;
   ty_io_options(L, 2, image_options);
   int channels = (int)ty_io_count(L, 2, "channels", 0, 4);
+  const ty_image_part *wanted = part_of(L, &part);
   begin(L);
   ty_handle *h = ty_lua_push_empty(L);
   ty_bytes bytes = { 0 };
-  if (ty_file_read(path, (size_t)1 << 31, &bytes)) h->t = ty_image_decode(bytes.data, bytes.size, path, channels);
+  if (ty_file_read(path, (size_t)1 << 31, &bytes))
+    h->t = ty_image_decode(bytes.data, bytes.size, path, channels, wanted);
   ty_bytes_free(&bytes);
   return h->t ? 1 : ty_lua_error(L);
 }
 
-/* decode_image(bytes [, { channels = 0 }]) -> u8 tensor [channels, height, width] */
+/* image_size(bytes) -> channels, height, width */
+static int image_size(lua_State *L) {
+  size_t size;
+  const char *bytes = ty_lua_check_lstring(L, 1, &size);
+  int64_t out[3];
+  begin(L);
+  if (!ty_image_size(bytes, size, "in memory", out)) return ty_lua_error(L);
+  for (int i = 0; i < 3; i++) lua_pushinteger(L, out[i]);
+  return 3;
+}
+
+/* decode_image(bytes [, options of load_image]) -> u8 tensor [channels, height, width] */
 static int decode_image(lua_State *L) {
   size_t size;
   const char *bytes = ty_lua_check_lstring(L, 1, &size);
+  ty_image_part part;
   ty_io_options(L, 2, image_options);
   int channels = (int)ty_io_count(L, 2, "channels", 0, 4);
+  const ty_image_part *wanted = part_of(L, &part);
   begin(L);
   ty_handle *h = ty_lua_push_empty(L);
-  h->t = ty_image_decode(bytes, size, "in memory", channels);
+  h->t = ty_image_decode(bytes, size, "in memory", channels, wanted);
   return h->t ? 1 : ty_lua_error(L);
 }
 
@@ -527,6 +579,7 @@ void ty_io_add_tensors(lua_State *L) {
                                     { "load_image", load_image },
                                     { "save_image", save_image },
                                     { "decode_image", decode_image },
+                                    { "image_size", image_size },
                                     { "encode_png", encode_png },
                                     { "load_csv", load_csv },
                                     { "map", map },

@@ -133,10 +133,43 @@ check.test("hostile images", function()
   check.fails(function() decode(sized(5000, 5000)) end, "the file is cut short")
 end)
 
+check.test("a part of a picture, at a size", function()
+  for _, name in ipairs { "rgb.png", "palette_alpha.png", "baseline.jpg", "progressive.jpg", "subsampled.jpg", "cmyk.jpg" } do
+    local bytes = slurp(FIXTURES .. name)
+    local all = ty.io.decode_image(bytes)
+    local c, h, w = table.unpack(all.shape)
+    local claimed = { ty.io.image_size(bytes) }
+    check.equal({ claimed[2], claimed[3] }, { h, w }, name)
+    local top, left, height, width = h // 4, w // 3, h // 2, w // 2
+    local part = ty.io.decode_image(bytes, { crop = { top, left, height, width } })
+    local want = all[(":, %d:%d, %d:%d"):format(top, top + height, left, left + width)]
+    check.equal(part.shape, { c, height, width }, name)
+    check.ok((part:to "f32" - want:to "f32"):abs():max():item() <= 3, name .. ": a crop")
+    local large = ty.io.decode_image(bytes, { size = { 2 * h, 3 * w + 1 }, channels = 3 })
+    check.ok(ty.equal(large, ty.crop_resize(ty.io.decode_image(bytes, { channels = 3 }):unsqueeze(0),
+      ty.tensor { { 0, 0, h, w } }, { 2 * h, 3 * w + 1 })[0]), name .. ": larger")
+    local small = ty.io.decode_image(bytes, { size = { h // 3, w // 3 } }):to "f32"
+    local filtered = ty.crop_resize(all:unsqueeze(0), ty.tensor { { 0, 0, h, w } }, { h // 3, w // 3 })[0]:to "f32"
+    check.ok((small - filtered):abs():mean():item() < 12, name .. ": smaller, by libjpeg's own reduction")
+    for _, box in ipairs { { 0, 0, h + 1, w }, { -1, 0, 2, 2 }, { 0, w - 1, 2, 2 } } do
+      check.fails(function() ty.io.decode_image(bytes, { crop = box }) end, "crop: expected { top, left, height, width }")
+    end
+  end
+  local bytes = slurp(FIXTURES .. "rgb.png")
+  check.fails(function() ty.io.decode_image(bytes, { crop = { 0, 0, 2 } }) end, "crop: expected a list of 4 numbers")
+  check.fails(function() ty.io.decode_image(bytes, { crop = { 0, 0, 0, 2 } }) end, "a height and width above 0")
+  check.fails(function() ty.io.decode_image(bytes, { size = { 3, 1.5 } }) end, "size: expected { height, width }")
+  check.fails(function() ty.io.decode_image(bytes, { size = 3 }) end, "size: expected a list of 2 numbers")
+  check.fails(function() ty.io.image_size "not a picture" end, "neither PNG nor JPEG")
+  check.fails(function() ty.io.image_size(bytes:sub(1, 20)) end, "the file has no header")
+end)
+
 check.test("cut at every byte, any byte changed", function()
   local function survive(bytes)
     local ok, t = pcall(ty.io.decode_image, bytes)
     if ok then t:tolist() end
+    pcall(ty.io.decode_image, bytes, { crop = { 1, 1, 5, 4.5 }, size = { 2, 7 } })
+    pcall(ty.io.image_size, bytes)
     return ok
   end
   for _, name in ipairs { "rgb.png", "interlaced.png", "palette_alpha.png", "gray16.png" } do

@@ -218,6 +218,41 @@ function Mapped:get(i)
   return self.fn(self.dataset:get(i), i)
 end
 
+local Transformed = define "Transformed"
+
+--- The items and batches of a dataset through transforms, one after the other: functions of a batch, such as those of
+-- data.transforms. A DataLoader runs them in its worker threads, on whole batches.
+---@param dataset table
+---@param ... fun(batch: table): table
+function M.transform(dataset, ...)
+  M.expect_dataset("data.transform", "dataset", dataset)
+  local list = { ... }
+  for i, fn in ipairs(list) do expect("data.transform", "transform " .. i, fn, "a function") end
+  return setmetatable({ dataset = dataset, list = list, size = #dataset }, Transformed)
+end
+
+function Transformed:describe() return "from " .. tostring(self.dataset) end
+
+function Transformed:_through(batch)
+  for _, fn in ipairs(self.list) do batch = fn(batch) end
+  return batch
+end
+
+function Transformed:get(i)
+  check_position(self, i)
+  return self:_through(self.dataset:get(i))
+end
+
+function Transformed:batch(positions)
+  local batch = self.dataset.batch and self.dataset:batch(positions)
+  if not batch then
+    local items = {}
+    for i, position in ipairs(positions:tolist()) do items[i] = self.dataset:get(position) end
+    batch = M.collate(items)
+  end
+  return self:_through(batch)
+end
+
 local Joined = define "Joined"
 
 --- Datasets one after the other.

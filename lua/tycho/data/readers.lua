@@ -79,13 +79,34 @@ end
 
 local image_names = { png = true, jpg = true, jpeg = true }
 
+-- What of a picture of h x w pixels is decoded: the crop, and the size it gets.
+local function part_of(o, h, w)
+  local size = type(o.size) == "number" and { o.size, o.size } or o.size
+  if o.crop == "random" then
+    return { require("tycho.data.transforms.geometry").random_place(h, w, o.scale, o.ratio) }, size
+  elseif o.crop == "center" then -- the largest part in the middle with the proportions of the size
+    local scale = math.min(h / size[1], w / size[2])
+    local height, width = math.min(h, size[1] * scale), math.min(w, size[2] * scale)
+    return { (h - height) / 2, (w - width) / 2, height, width }, size
+  end
+  return nil, size
+end
+
 --- A folder with one folder of images per class: items { image = u8 [c, h, w], label = position of the class in sorted
--- order, path = file }. options: transform(image) on each image. Returns the dataset and the list of class names.
+-- order, path = file }. options: channels (0: those of each file; 3 makes all colours), size (a side or { height,
+-- width }: every picture is decoded to it, JPEG files no larger than that takes), crop ("center": the largest part in
+-- the middle with the proportions of the size; "random": a part drawn as transforms.random_resized_crop does, with
+-- scale and ratio; "none": all of it), transform(image) on each image. Returns the dataset and the list of class
+-- names.
 ---@param root string
----@param options? {transform: fun(image: Tensor): Tensor}
+---@param options? table
 function M.image_folder(root, options)
   expect("data.image_folder", "root", root, "a string")
-  local o = read("data.image_folder", options, { transform = none }, { transform = "a function" })
+  local o = read("data.image_folder", options, { transform = none, channels = 0, size = none, crop = "center",
+    scale = { 0.08, 1 }, ratio = { 3 / 4, 4 / 3 } },
+    { transform = "a function", channels = "an integer in [0, 4]", crop = '"center" or "random" or "none"',
+      size = "an integer in [1, 65535] or a pair of integers in [1, 65535]", scale = "a pair of numbers in (0, 1]",
+      ratio = "a pair of numbers > 0" })
   local files, labels, classes = {}, {}, {}
   for _, class in ipairs(ty.io.listdir(root)) do
     local folder = root .. "/" .. class
@@ -100,9 +121,22 @@ function M.image_folder(root, options)
     end
   end
   if #files == 0 then arguments.fail("data.image_folder: %s has no folders with PNG or JPEG images", root) end
+  local function load(path)
+    if not o.size then return ty.io.load_image(path, { channels = o.channels }) end
+    local bytes = ty.io.read(path)
+    local ok, image = pcall(function()
+      local _, h, w = ty.io.image_size(bytes)
+      local crop, size = part_of(o, h, w)
+      return ty.io.decode_image(bytes, { channels = o.channels, crop = crop, size = size })
+    end)
+    if not ok then -- without the line here that asked
+      arguments.raise((tostring(image):gsub("^[^\n]-%.lua:%d+: ", "")), ("data.image_folder: %s: "):format(path))
+    end
+    return image
+  end
   local transform = o.transform
   return datasets.from_function(#files, function(i)
-    local image = require("tycho").io.load_image(files[i + 1])
+    local image = load(files[i + 1])
     return { image = transform and transform(image) or image, label = labels[i + 1], path = files[i + 1] }
   end), classes
 end

@@ -75,17 +75,26 @@ function ty.io.load_npy(path, options) end
 ---@param tensor Tensor
 function ty.io.save_npy(path, tensor) end
 
---- A PNG or JPEG file as a u8 tensor [channels, height, width]; channels 0: as the file has them.
+--- A PNG or JPEG file as a u8 tensor [channels, height, width]; channels 0: as the file has them. crop: a box { top,
+--- left, height, width } in pixels of the file, fractions too; size: { height, width } that the box, or the whole, is
+--- resized to, as crop_resize does (bilinear). A JPEG file is decoded no larger than that takes, which is much faster.
 ---@param path string
----@param options? {channels?: integer}
+---@param options? {channels?: integer, crop?: number[], size?: integer[]}
 ---@return Tensor
 function ty.io.load_image(path, options) end
 
 --- Like load_image, from the bytes of a file.
 ---@param bytes string
----@param options? {channels?: integer}
+---@param options? {channels?: integer, crop?: number[], size?: integer[]}
 ---@return Tensor
 function ty.io.decode_image(bytes, options) end
+
+--- Channels, height and width that the bytes of a PNG or JPEG file claim; nothing is decoded.
+---@param bytes string
+---@return integer channels
+---@return integer height
+---@return integer width
+function ty.io.image_size(bytes) end
 
 --- Writes a PNG of a u8 tensor [channels, height, width].
 ---@param path string
