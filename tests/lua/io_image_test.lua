@@ -134,7 +134,8 @@ check.test("hostile images", function()
 end)
 
 check.test("a part of a picture, at a size", function()
-  for _, name in ipairs { "rgb.png", "palette_alpha.png", "baseline.jpg", "progressive.jpg", "subsampled.jpg", "cmyk.jpg" } do
+  for _, name in ipairs { "rgb.png", "palette_alpha.png", "baseline.jpg", "progressive.jpg", "subsampled.jpg",
+    "cmyk.jpg" } do
     local bytes = slurp(FIXTURES .. name)
     local all = ty.io.decode_image(bytes)
     local c, h, w = table.unpack(all.shape)
@@ -152,7 +153,7 @@ check.test("a part of a picture, at a size", function()
     local filtered = ty.crop_resize(all:unsqueeze(0), ty.tensor { { 0, 0, h, w } }, { h // 3, w // 3 })[0]:to "f32"
     check.ok((small - filtered):abs():mean():item() < 12, name .. ": smaller, by libjpeg's own reduction")
     for _, box in ipairs { { 0, 0, h + 1, w }, { -1, 0, 2, 2 }, { 0, w - 1, 2, 2 } } do
-      check.fails(function() ty.io.decode_image(bytes, { crop = box }) end, "crop: expected { top, left, height, width }")
+      check.fails(function() ty.io.decode_image(bytes, { crop = box }) end, "crop: expected { top, left")
     end
   end
   local bytes = slurp(FIXTURES .. "rgb.png")
