@@ -5,4 +5,12 @@ local data = { DataLoader = require("tycho.data.loader").new }
 for name, value in pairs(datasets) do data[name] = value end
 for name, value in pairs(require "tycho.data.readers") do data[name] = value end
 
-return require("tycho.lazy")(data, { transforms = "tycho.data.transforms" })
+return require("tycho.lazy")(data, {
+  transforms = "tycho.data.transforms",
+  WeightedSampler = { "tycho.data.samplers", "WeightedSampler" },
+  DistributedSampler = { "tycho.data.samplers", "DistributedSampler" },
+  stream = { "tycho.data.stream", "new" },
+  jsonl = { "tycho.data.shards", "jsonl" }, shards = { "tycho.data.shards", "shards" },
+  load_wav = { "tycho.data.audio", "load_wav" }, save_wav = { "tycho.data.audio", "save_wav" },
+  resample = { "tycho.data.audio", "resample" },
+})

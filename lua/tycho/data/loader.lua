@@ -19,39 +19,67 @@ DataLoader.__index = DataLoader
 local pools = setmetatable({}, { __mode = "k" })
 
 --- options: batch_size (1), shuffle (false), seed (0), drop_last (false), collate (items to batch), device (where
--- batches go), pin_memory (false; batches pass through page-locked memory, from where a GPU copies them without anybody
--- waiting), workers (0: in this thread), prefetch (2 batches per worker).
+-- batches go), pin_memory (false; batches pass through page-locked memory, from where a GPU copies them without
+-- anybody waiting), workers (0: in this thread), prefetch (2 batches per worker), sampler (which positions an epoch
+-- has, in which order, in place of all of them and of shuffle: data.WeightedSampler ...).
 ---@param dataset table
 ---@param options? table
 ---@return DataLoader
 local function new(dataset, options)
   datasets.expect_dataset("DataLoader", "dataset", dataset)
   local o = arguments.read("DataLoader", options, { batch_size = 1, shuffle = false, seed = 0, drop_last = false,
-    collate = datasets.collate, device = arguments.none, pin_memory = false, workers = 0, prefetch = 2 },
+    collate = datasets.collate, device = arguments.none, pin_memory = false, workers = 0, prefetch = 2,
+    sampler = arguments.none },
     { batch_size = "an integer > 0", seed = "an integer", device = "a string", workers = "an integer in [0, 1024]",
       prefetch = "an integer > 0" })
+  if o.sampler ~= nil and not require("tycho.data.samplers").is_sampler(o.sampler) then
+    arguments.fail("DataLoader: sampler: expected one with order(seed) and a length, got %s",
+      arguments.describe(o.sampler))
+  elseif o.sampler ~= nil and o.shuffle then
+    arguments.fail "DataLoader: shuffle: expected none with a sampler, which has an order of its own"
+  end
   local self = setmetatable(o, DataLoader)
   self.dataset, self.epoch, self.position = dataset, 0, 0
   self.custom_collate = o.collate ~= datasets.collate
   if #self == 0 then
-    arguments.fail("DataLoader: %d items make no batch of %d", #dataset, o.batch_size)
+    arguments.fail("DataLoader: %d items make no batch of %d", self:_count(), o.batch_size)
   end
   return self
 end
 
+-- Positions of an epoch.
+function DataLoader:_count() return self.sampler and #self.sampler or #self.dataset end
+
 --- Batches of one epoch.
 function DataLoader.__len(self)
-  local n = #self.dataset
+  local n = self:_count()
   return self.drop_last and n // self.batch_size or (n + self.batch_size - 1) // self.batch_size
+end
+
+-- What the sampler gives, checked.
+function DataLoader:_sampled(seed)
+  local order, n = self.sampler:order(seed), self:_count()
+  if not ty.is_tensor(order) or order.dtype ~= "i64" or order.ndim ~= 1 or order:numel() ~= n then
+    arguments.fail("DataLoader: sampler: expected %d positions of i64 from order(seed), got %s", n,
+      ty.is_tensor(order) and ("%s [%s]"):format(order.dtype, table.concat(order.shape, ", ")) or
+      arguments.describe(order))
+  end
+  if n > 0 and (order:min():item() < 0 or order:max():item() >= #self.dataset) then
+    arguments.fail("DataLoader: sampler: expected positions from 0 to %d, got %d to %d", #self.dataset - 1,
+      order:min():item(), order:max():item())
+  end
+  return order
 end
 
 -- The order of an epoch as an i64 tensor; only the current one is held.
 function DataLoader:_order_of(epoch)
   if self.order_epoch ~= epoch then
-    local n = #self.dataset
-    if self.shuffle then
-      -- The epoch goes into the upper bits, so that (seed, epoch) and (seed + 1, epoch - 1) differ.
-      local seed = (self.seed ~ (epoch << 32)) * 2
+    local n = self:_count()
+    -- The epoch goes into the upper bits, so that (seed, epoch) and (seed + 1, epoch - 1) differ.
+    local seed = (self.seed ~ (epoch << 32)) * 2
+    if self.sampler then
+      self.order = ty.keep(self:_sampled(seed))
+    elseif self.shuffle then
       self.order = datasets.with_seed(seed, function() return ty.keep(ty.randperm(n)) end)
     else
       self.order = ty.keep(ty.arange(n))
@@ -64,7 +92,7 @@ end
 -- Positions of one batch, an i64 tensor.
 function DataLoader:_positions(epoch, batch)
   local start = batch * self.batch_size
-  return self:_order_of(epoch):narrow(0, start, math.min(self.batch_size, #self.dataset - start))
+  return self:_order_of(epoch):narrow(0, start, math.min(self.batch_size, self:_count() - start))
 end
 
 local function each_tensor(batch, fn)

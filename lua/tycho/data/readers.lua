@@ -2,6 +2,7 @@
 local ty = require "tycho"
 local datasets = require "tycho.data.dataset"
 local arguments = require "tycho.arguments"
+local pictures = require "tycho.data.pictures"
 local shipped = require "tycho.data.shipped"
 local expect, none, read = arguments.expect, arguments.none, arguments.read
 
@@ -77,21 +78,6 @@ function M.npy(path)
   return datasets.TensorDataset { x = ty.io.load_npy(path) }
 end
 
-local image_names = { png = true, jpg = true, jpeg = true }
-
--- What of a picture of h x w pixels is decoded: the crop, and the size it gets.
-local function part_of(o, h, w)
-  local size = type(o.size) == "number" and { o.size, o.size } or o.size
-  if o.crop == "random" then
-    return { require("tycho.data.transforms.geometry").random_place(h, w, o.scale, o.ratio) }, size
-  elseif o.crop == "center" then -- the largest part in the middle with the proportions of the size
-    local scale = math.min(h / size[1], w / size[2])
-    local height, width = math.min(h, size[1] * scale), math.min(w, size[2] * scale)
-    return { (h - height) / 2, (w - width) / 2, height, width }, size
-  end
-  return nil, size
-end
-
 --- A folder with one folder of images per class: items { image = u8 [c, h, w], label = position of the class in sorted
 -- order, path = file }. options: channels (0: those of each file; 3 makes all colours), size (a side or { height,
 -- width }: every picture is decoded to it, JPEG files no larger than that takes), crop ("center": the largest part in
@@ -102,11 +88,9 @@ end
 ---@param options? table
 function M.image_folder(root, options)
   expect("data.image_folder", "root", root, "a string")
-  local o = read("data.image_folder", options, { transform = none, channels = 0, size = none, crop = "center",
-    scale = { 0.08, 1 }, ratio = { 3 / 4, 4 / 3 } },
-    { transform = "a function", channels = "an integer in [0, 4]", crop = '"center" or "random" or "none"',
-      size = "an integer in [1, 65535] or a pair of integers in [1, 65535]", scale = "a pair of numbers in (0, 1]",
-      ratio = "a pair of numbers > 0" })
+  local defaults, kinds = pictures.options { transform = none }
+  kinds.transform = "a function"
+  local o = read("data.image_folder", options, defaults, kinds)
   local files, labels, classes = {}, {}, {}
   for _, class in ipairs(ty.io.listdir(root)) do
     local folder = root .. "/" .. class
@@ -114,7 +98,7 @@ function M.image_folder(root, options)
     if info and info.kind == "directory" then
       classes[#classes + 1] = class
       for _, name in ipairs(ty.io.listdir(folder)) do
-        if image_names[(name:match "%.([^.]+)$" or ""):lower()] then
+        if pictures.endings[(name:match "%.([^.]+)$" or ""):lower()] then
           files[#files + 1], labels[#labels + 1] = folder .. "/" .. name, #classes - 1
         end
       end
@@ -122,13 +106,7 @@ function M.image_folder(root, options)
   end
   if #files == 0 then arguments.fail("data.image_folder: %s has no folders with PNG or JPEG images", root) end
   local function load(path)
-    if not o.size then return ty.io.load_image(path, { channels = o.channels }) end
-    local bytes = ty.io.read(path)
-    local ok, image = pcall(function()
-      local _, h, w = ty.io.image_size(bytes)
-      local crop, size = part_of(o, h, w)
-      return ty.io.decode_image(bytes, { channels = o.channels, crop = crop, size = size })
-    end)
+    local ok, image = pcall(pictures.decode, ty.io.read(path), o)
     if not ok then -- without the line here that asked
       arguments.raise((tostring(image):gsub("^[^\n]-%.lua:%d+: ", "")), ("data.image_folder: %s: "):format(path))
     end

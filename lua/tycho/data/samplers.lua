@@ -1,0 +1,100 @@
+--- Orders in which a DataLoader goes through a dataset, in place of all positions or a shuffle of them:
+-- DataLoader(dataset, { sampler = data.WeightedSampler(weights) }). A sampler has `#sampler` positions an epoch and
+-- sampler:order(seed), an i64 tensor of them that depends on the seed alone.
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local datasets = require "tycho.data.dataset"
+
+local expect = arguments.expect
+local M = {}
+
+local function class(name)
+  local methods = { __name = name, __len = function(self) return self.count end }
+  methods.__index = methods
+  methods.__tostring = function(self) return ("%s of %d positions"):format(name, self.count) end
+  return methods
+end
+
+--- Whether a value is a sampler: order(self, seed) and a length.
+function M.is_sampler(value)
+  if type(value) ~= "table" then return false end
+  local ok, order = pcall(function() return #value and value.order end)
+  return ok and type(order) == "function"
+end
+
+local Weighted = class "WeightedSampler"
+
+--- Positions drawn with the probabilities that `weights` have to each other: for classes of unequal size. options:
+-- count (as many as there are weights), replacement (true; false: each at most once).
+---@param weights Tensor|number[]  [n], at least 0
+---@param options? {count: integer, replacement: boolean}
+---@return Sampler
+function M.WeightedSampler(weights, options)
+  expect("WeightedSampler", "weights", weights, "a tensor or a list of numbers >= 0")
+  if type(weights) == "table" then weights = ty.tensor(weights, { dtype = "f64" }) end
+  weights = weights:to { dtype = "f64", device = "cpu" }
+  if weights.ndim ~= 1 or weights:numel() == 0 or not weights:ge(0):all():item() or not weights:isfinite():all():item()
+    or weights:sum():item() <= 0 then
+    arguments.fail("WeightedSampler: weights: expected finite numbers >= 0 [n], one above 0, got [%s]",
+      table.concat(weights.shape, ", "))
+  end
+  local o = arguments.read("WeightedSampler", options, { count = weights:numel(), replacement = true },
+    { count = "an integer > 0" })
+  local possible = weights:gt(0):sum():item()
+  if not o.replacement and o.count > possible then
+    arguments.fail("WeightedSampler: count: expected at most the %d positions with a weight above 0, got %d", possible,
+      o.count)
+  end
+  return setmetatable({ weights = ty.keep(weights), count = o.count, size = weights:numel(),
+    replacement = o.replacement }, Weighted)
+end
+
+function Weighted:order(seed)
+  return datasets.with_seed(seed, function()
+    if not self.replacement then -- the largest of weights to the power of draws (Efraimidis and Spirakis 2006)
+      local keys = self.weights:log() - (-(1 - ty.rand({ self.size }, { dtype = "f64" })):log()):log()
+      return keys:argsort(0, true):narrow(0, 0, self.count):clone()
+    end
+    local sums = self.weights:cumsum(0)
+    local draws = ty.rand({ self.count }, { dtype = "f64" }) * sums[-1]
+    -- Where each falls among the sums: found by sorting both together.
+    local order = ty.concat({ sums, draws }, 0):argsort(0)
+    local of_sums = order:lt(self.size)
+    local passed = of_sums:to("i64"):cumsum(0)
+    local position = ty.zeros({ self.size + self.count }, { dtype = "i64" }):scatter(0, order, passed)
+    local last = self.weights:gt(0):nonzero():max():item()
+    return position:narrow(0, self.size, self.count):clamp(0, last)
+  end)
+end
+
+local Distributed = class "DistributedSampler"
+
+--- What one of several processes takes of an epoch: every `ranks`-th position from `rank` on, of the same order in all
+-- of them; all take equally many, the first ones again where the size does not divide. options: rank (0), ranks (1),
+-- shuffle (true), drop_last (false: cut instead).
+---@param size integer  of the dataset
+---@param options? {rank: integer, ranks: integer, shuffle: boolean, drop_last: boolean}
+---@return Sampler
+function M.DistributedSampler(size, options)
+  expect("DistributedSampler", "size", size, "an integer >= 1")
+  local o = arguments.read("DistributedSampler", options, { rank = 0, ranks = 1, shuffle = true, drop_last = false },
+    { rank = "an integer >= 0", ranks = "an integer >= 1" })
+  if o.rank >= o.ranks then
+    arguments.fail("DistributedSampler: rank: expected one of the %d ranks from 0, got %d", o.ranks, o.rank)
+  end
+  local count = o.drop_last and size // o.ranks or (size + o.ranks - 1) // o.ranks
+  if count == 0 then
+    arguments.fail("DistributedSampler: size: expected at least one position for each of %d ranks, got %d", o.ranks,
+      size)
+  end
+  return setmetatable({ count = count, size = size, rank = o.rank, ranks = o.ranks, shuffle = o.shuffle }, Distributed)
+end
+
+function Distributed:order(seed)
+  local all = self.shuffle and datasets.with_seed(seed, function() return ty.randperm(self.size) end)
+    or ty.arange(self.size)
+  local positions = (ty.arange(self.count) * self.ranks + self.rank):remainder(self.size)
+  return all:index_select(0, positions)
+end
+
+return M
