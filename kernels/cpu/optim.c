@@ -1,5 +1,5 @@
-/* Optimizer steps over lists of tensors in one pass over memory: sgd, adam, lion, adam_8bit, lerp_list; norm_list. The lists are walked
- * as if all tensors were one; elements of other dtypes than that of the arithmetic go through small buffers. */
+/* Optimizer steps over lists of tensors in one pass over memory: sgd, adam, lion, adaptive, adam_8bit, lerp_list; norm_list.
+ * The lists are walked as if all tensors were one; elements of other dtypes than that of the arithmetic go through small buffers. */
 #include "cpu.h"
 
 #include <math.h>
@@ -9,6 +9,7 @@
 #endif
 
 #include "../half.h"
+#include "../optim_rules.h"
 
 #define GRAIN 32768
 #define BLOCK 1024
@@ -98,7 +99,7 @@ static void store_f64(const ty_view *v, int64_t from, int64_t n, const double *x
 }
 
 /* The lists of a step by what they are to it. */
-enum { P, G, FIRST, SECOND, AVERAGE, ROLES };
+enum { P, G, FIRST, SECOND, THIRD, AVERAGE, ROLES };
 
 typedef struct step_ctx step_ctx;
 struct step_ctx {
@@ -107,8 +108,9 @@ struct step_ctx {
   double l2, decay;   /* weight decay: added to the gradient, or the share that parameters lose: 1 - decay as a factor
                          would round to a share that is up to 1 % off */
   double rate, widen; /* adam: the step size and the factor of sqrt(v), corrected for the bias */
-  int list[ROLES];    /* which list of the inputs plays the role; -1: none */
-  unsigned written;   /* mask of roles */
+  ty_optim_factors factors; /* adaptive */
+  int list[ROLES];          /* which list of the inputs plays the role; -1: none */
+  unsigned written;         /* mask of roles */
   void (*f32)(float *const *x, int64_t n, const step_ctx *c);
   void (*f64)(double *const *x, int64_t n, const step_ctx *c);
 };
@@ -145,17 +147,23 @@ static inline void f32_by_root(float *restrict x, const float *restrict s, float
 #define REAL float
 #define NAME(name) f32_##name
 #define MAGNITUDE fabsf
+#define ROOT sqrtf
 #include "optim_real.h"
+#include "optim_rules_real.h"
 #undef REAL
 #undef NAME
 #undef MAGNITUDE
+#undef ROOT
 #define REAL double
 #define NAME(name) f64_##name
 #define MAGNITUDE fabs
+#define ROOT sqrt
 #include "optim_real.h"
+#include "optim_rules_real.h"
 #undef REAL
 #undef NAME
 #undef MAGNITUDE
+#undef ROOT
 
 /* ---- walking ---- */
 
@@ -226,7 +234,7 @@ bool TY_KERNEL(sgd)(const ty_kernel_args *k) {
   const bool momentum = p.momentum != 0;
   return run(&(step_ctx){ .p = &p,
                           .l2 = p.weight_decay,
-                          .list = { 0, 1, momentum ? 2 : -1, -1, p.averaged ? 2 + momentum : -1 },
+                          .list = { 0, 1, momentum ? 2 : -1, -1, -1, p.averaged ? 2 + momentum : -1 },
                           .written = WRITES_ALL,
                           .f32 = f32_sgd,
                           .f64 = f64_sgd },
@@ -247,7 +255,7 @@ bool TY_KERNEL(adam)(const ty_kernel_args *k) {
   ty_p_optim p;
   if (!step_numbers(k, &p)) return true;
   step_ctx c = {
-    .p = &p, .list = { 0, 1, 2, 3, p.averaged ? 4 : -1 }, .written = WRITES_ALL, .f32 = f32_adam, .f64 = f64_adam
+    .p = &p, .list = { 0, 1, 2, 3, -1, p.averaged ? 4 : -1 }, .written = WRITES_ALL, .f32 = f32_adam, .f64 = f64_adam
   };
   adam_factors(&c);
   return run(&c, k);
@@ -259,11 +267,31 @@ bool TY_KERNEL(lion)(const ty_kernel_args *k) {
   if (!step_numbers(k, &p)) return true;
   return run(&(step_ctx){ .p = &p,
                           .decay = p.lr * p.weight_decay,
-                          .list = { 0, 1, 2, -1, p.averaged ? 3 : -1 },
+                          .list = { 0, 1, 2, -1, -1, p.averaged ? 3 : -1 },
                           .written = WRITES_ALL,
                           .f32 = f32_lion,
                           .f64 = f64_lion },
              k);
+}
+
+/* in: n parameters, n gradients, n of each state that the rule has, with averaged n averages. */
+bool TY_KERNEL(adaptive)(const ty_kernel_args *k) {
+  static void (*const f32[])(float *const *, int64_t, const step_ctx *) = { f32_rmsprop, f32_adagrad, f32_adadelta,
+                                                                            f32_adamax,  f32_nadam,   f32_radam,
+                                                                            f32_rprop,   f32_asgd };
+  static void (*const f64[])(double *const *, int64_t, const step_ctx *) = { f64_rmsprop, f64_adagrad, f64_adadelta,
+                                                                             f64_adamax,  f64_nadam,   f64_radam,
+                                                                             f64_rprop,   f64_asgd };
+  ty_p_optim p;
+  if (!step_numbers(k, &p)) return true;
+  step_ctx c = { .p = &p, .list = { 0, 1 }, .written = WRITES_ALL, .f32 = f32[p.rule], .f64 = f64[p.rule] };
+  c.l2 = p.decoupled ? 0 : p.weight_decay;
+  c.decay = p.decoupled ? p.lr * p.weight_decay : 0;
+  c.factors = ty_optim_factors_at(&p, (double)p.step);
+  int lists = 2;
+  for (int r = FIRST; r <= THIRD; r++) c.list[r] = p.lists >> (r - FIRST) & 1 ? lists++ : -1;
+  c.list[AVERAGE] = p.averaged ? lists : -1;
+  return run(&c, k);
 }
 
 #include "optim_8bit.h"
@@ -271,7 +299,7 @@ bool TY_KERNEL(lion)(const ty_kernel_args *k) {
 /* in: n tensors that move, n tensors they move to; params: ty_p_scalars, a: the weight. */
 bool TY_KERNEL(lerp_list)(const ty_kernel_args *k) {
   return run(&(step_ctx){ .p = &(ty_p_optim){ .average_weight = ((const ty_p_scalars *)k->params)->a },
-                          .list = { 1, -1, -1, -1, 0 },
+                          .list = { 1, -1, -1, -1, -1, 0 },
                           .written = 1 << AVERAGE,
                           .f32 = f32_lerp,
                           .f64 = f64_lerp },

@@ -71,7 +71,7 @@ typedef struct ctx_8bit {
 
 /* One block of n elements; n a multiple of STRIP but for the rest of the tensor, which is padded. */
 static void step_8bit(const ctx_8bit *c, const ty_view *const *v, const ty_view *scales, int64_t from, int64_t n) {
-  float pb[QBLOCK], gb[QBLOCK], ab[QBLOCK], first[QBLOCK], second[QBLOCK], *x[ROLES];
+  float pb[QBLOCK], gb[QBLOCK], ab[QBLOCK], first[QBLOCK], second[QBLOCK], *x[ROLES] = { NULL };
   uint8_t q1[QBLOCK] = { 0 }, q2[QBLOCK] = { 0 };
   int64_t blocks = scales->count / 2, block = from / QBLOCK, strips = (n + STRIP - 1) / STRIP * STRIP;
   float *most = scales->data;
@@ -108,8 +108,8 @@ static void range_8bit(void *context, int64_t begin, int64_t end) {
   const multi *m = &c->step.m;
   for (int64_t i = multi_find(m, begin), u = begin; u < end; i++) {
     const ty_view *const *in = m->in + i;
-    const ty_view *v[ROLES] = { in[0], in[m->n], in[2 * m->n], in[3 * m->n],
-                                c->step.p->averaged ? in[5 * m->n] : NULL };
+    const ty_view *v[ROLES] = { in[0],        in[m->n], in[2 * m->n],
+                                in[3 * m->n], NULL,     c->step.p->averaged ? in[5 * m->n] : NULL };
     for (; u < end && u < m->start[i + 1]; u++) {
       int64_t from = (u - m->start[i]) * QBLOCK, left = v[P]->count - from;
       step_8bit(c, v, in[4 * m->n], from, left < QBLOCK ? left : QBLOCK);

@@ -2,8 +2,6 @@
  * tensors as its parameters hold; a block works on a chunk of one of them. */
 #include "optim.cuh"
 
-enum { CHUNK = 4096 };
-
 struct sgd {
   template <class X> TY_DEVICE_MEMBER static void step(const optim_numbers<X> &c, bool momentum, X &p, X g, X &m, X &) {
     const X d = c.gradient(p, g);
@@ -36,8 +34,8 @@ __global__ void __launch_bounds__(OPTIM_THREADS) step_many(const optim_table tab
   optim_numbers<X> c = numbers;
   if (!c.take_control()) return;
   const optim_tensor &t = optim_find(table);
-  const int64_t begin = int64_t{ static_cast<int32_t>(blockIdx.x) - t.first } * CHUNK;
-  const int64_t end = begin + CHUNK < t.count ? begin + CHUNK : t.count;
+  const int64_t begin = int64_t{ static_cast<int32_t>(blockIdx.x) - t.first } * OPTIM_CHUNK;
+  const int64_t end = begin + OPTIM_CHUNK < t.count ? begin + OPTIM_CHUNK : t.count;
   for (int64_t i = begin + 4 * static_cast<int>(threadIdx.x); i < end; i += 4 * OPTIM_THREADS) {
     const int n = end - i < 4 ? static_cast<int>(end - i) : 4;
     X p[4], g[4] = {}, m[4] = {}, v[4] = {}, a[4];
@@ -56,31 +54,12 @@ __global__ void __launch_bounds__(OPTIM_THREADS) step_many(const optim_table tab
   }
 }
 
-/* The tensors whose arithmetic is in X: double when anything that is updated is. */
 template <class Step, class X>
 static bool run_in(const ty_kernel_args *k, const ty_p_optim &p, const int *list, int64_t n, bool decouples) {
-  const bool wide = sizeof(X) == sizeof(double);
   const optim_numbers<X> numbers(k, p, decouples);
-  optim_table table;
-  int64_t blocks = 0;
-  table.n = 0;
-  const auto launch = [&]() {
-    const bool ok = table.n == 0 ||
-                    TY_LAUNCH((step_many<Step, X>), static_cast<unsigned>(blocks), OPTIM_THREADS, 0, table, numbers);
-    table.n = 0, blocks = 0;
-    return ok;
-  };
-  for (int64_t i = 0; i < n; i++) {
-    bool any_wide = false;
-    for (int r = 0; r < ROLES; r++)
-      if (list[r] >= 0 && r != G && (r != P || list[G] >= 0)) any_wide |= k->in[list[r] * n + i]->dtype == TY_F64;
-    if (any_wide != wide || k->in[i]->count == 0) continue;
-    const int64_t more = (k->in[i]->count + CHUNK - 1) / CHUNK;
-    if ((table.n == OPTIM_TENSORS || blocks + more > INT32_MAX) && !launch()) return false;
-    optim_add(&table, k, list, n, i, static_cast<int32_t>(blocks));
-    blocks += more;
-  }
-  return launch();
+  return optim_each<X>(k, list, n, [&](const optim_table &table, unsigned blocks) {
+    return TY_LAUNCH((step_many<Step, X>), blocks, OPTIM_THREADS, 0, table, numbers);
+  });
 }
 
 template <class Step>
@@ -97,24 +76,24 @@ static const ty_p_optim &numbers_of(const ty_kernel_args *k) { return *static_ca
 TY_CUDA_KERNEL(sgd) {
   const ty_p_optim &p = numbers_of(k);
   const int momentum = p.momentum != 0;
-  return run<sgd>(k, p, { 0, 1, momentum ? 2 : -1, -1, p.averaged ? 2 + momentum : -1 }, false);
+  return run<sgd>(k, p, { 0, 1, momentum ? 2 : -1, -1, -1, p.averaged ? 2 + momentum : -1 }, false);
 }
 
 /* in: n parameters, n gradients, n first moments, n second moments, with averaged n averages. */
 TY_CUDA_KERNEL(adam) {
   const ty_p_optim &p = numbers_of(k);
-  return run<optim_adam>(k, p, { 0, 1, 2, 3, p.averaged ? 4 : -1 }, false);
+  return run<optim_adam>(k, p, { 0, 1, 2, 3, -1, p.averaged ? 4 : -1 }, false);
 }
 
 /* in: n parameters, n gradients, n moments, with averaged n averages. */
 TY_CUDA_KERNEL(lion) {
   const ty_p_optim &p = numbers_of(k);
-  return run<lion>(k, p, { 0, 1, 2, -1, p.averaged ? 3 : -1 }, true);
+  return run<lion>(k, p, { 0, 1, 2, -1, -1, p.averaged ? 3 : -1 }, true);
 }
 
 /* in: n tensors that move, n tensors they move to; params: ty_p_scalars, a: the weight. */
 TY_CUDA_KERNEL(lerp_list) {
   ty_p_optim p = {};
   p.average_weight = static_cast<const ty_p_scalars *>(k->params)->a;
-  return run<standing>(k, p, { 1, -1, -1, -1, 0 }, false);
+  return run<standing>(k, p, { 1, -1, -1, -1, -1, 0 }, false);
 }

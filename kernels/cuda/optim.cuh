@@ -5,8 +5,8 @@
 #include "cuda.cuh"
 
 /* The lists of a step by what they are to it. */
-enum { P, G, FIRST, SECOND, AVERAGE, ROLES };
-enum { OPTIM_TENSORS = 48, OPTIM_THREADS = 256 };
+enum { P, G, FIRST, SECOND, THIRD, AVERAGE, ROLES };
+enum { OPTIM_TENSORS = 44, OPTIM_THREADS = 256, OPTIM_CHUNK = 4096 };
 
 /* The tensors of one launch, which are a parameter of the kernel: at most 4 KB. */
 struct optim_tensor {
@@ -157,6 +157,32 @@ static inline optim_tensor *optim_add(optim_table *t, const ty_kernel_args *k, c
     x->packs = x->packs && ty_aligned(v->data, bytes < 16 ? bytes : 16);
   }
   return x;
+}
+
+/* Calls launch(table, blocks) for the tensors whose arithmetic is in X, double when anything that is updated is, as many
+ * at a time as the table holds. A block does OPTIM_CHUNK elements. */
+template <class X, class Launch>
+static bool optim_each(const ty_kernel_args *k, const int *list, int64_t n, const Launch &launch) {
+  const bool wide = sizeof(X) == sizeof(double);
+  optim_table table;
+  int64_t blocks = 0;
+  table.n = 0;
+  const auto flush = [&]() {
+    const bool ok = table.n == 0 || launch(table, static_cast<unsigned>(blocks));
+    table.n = 0, blocks = 0;
+    return ok;
+  };
+  for (int64_t i = 0; i < n; i++) {
+    bool any_wide = false;
+    for (int r = 0; r < ROLES; r++)
+      if (list[r] >= 0 && r != G && (r != P || list[G] >= 0)) any_wide |= k->in[list[r] * n + i]->dtype == TY_F64;
+    if (any_wide != wide || k->in[i]->count == 0) continue;
+    const int64_t more = (k->in[i]->count + OPTIM_CHUNK - 1) / OPTIM_CHUNK;
+    if ((table.n == OPTIM_TENSORS || blocks + more > INT32_MAX) && !flush()) return false;
+    optim_add(&table, k, list, n, i, static_cast<int32_t>(blocks));
+    blocks += more;
+  }
+  return flush();
 }
 
 #endif

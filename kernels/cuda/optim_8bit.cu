@@ -139,7 +139,7 @@ __global__ void put_codes(const both_codes codes, both_codes *there) {
  * n averages. */
 TY_CUDA_KERNEL(adam_8bit) {
   const ty_p_optim &p = *static_cast<const ty_p_optim *>(k->params);
-  const int list[ROLES] = { 0, 1, 2, 3, p.averaged ? 5 : -1 };
+  const int list[ROLES] = { 0, 1, 2, 3, -1, p.averaged ? 5 : -1 };
   const int64_t n = k->nin / (p.averaged ? 6 : 5), together = int64_t{ TY_CODED_TOGETHER } * WARPS * REPEATED;
   const optim_numbers<float> numbers(k, p, false);
   both_codes codes;

@@ -1,4 +1,6 @@
-/* Optimizer steps over lists of tensors: sgd_, adam_, adam_8bit_, lion_, lerp_list_, norm_list. They write into their arguments. */
+/* Optimizer steps over lists of tensors: sgd_, adam_, adam_8bit_, lion_, adaptive_, lerp_list_, norm_list. They write into their
+ * arguments. */
+#include "../../kernels/optim_rules.h"
 #include "op.h"
 
 enum { FEW = 128, BLOCK_8BIT = 256 }; /* tensors handled without scratch memory; elements that share a scale */
@@ -155,6 +157,30 @@ bool fwd_lion_(ty_call *c) {
   for (int i = 0; i < 3; i++)
     if (!check_list(c, i, i != 1)) return false;
   return check_averages(c, 3) && run(c, 4, 13, &p, a->control.t);
+}
+
+/* The rules in the order of optim_rules.h, and masks of the states that each needs. */
+static const char *const rules[] = { "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam",
+                                     "rprop",   "asgd",    "nadamw",   "radamw", NULL };
+static const uint8_t rule_states[] = { 1, 1, 3, 3, 3, 3, 3, 1 };
+
+bool fwd_adaptive_(ty_call *c) {
+  const ty_adaptive__args *a = TY_ARGS(adaptive_, c);
+  ty_p_optim p = STEP(a, .beta1 = a->beta1.f, .beta2 = a->beta2.f, .eps = a->eps.f, .low = a->low.f, .high = a->high.f);
+  int rule = ty_check_choice(c, 6, rules);
+  if (rule < 0 || !check_step(c, &p)) return false;
+  p.decoupled = rule > TY_ASGD;
+  p.rule = (uint8_t)(p.decoupled ? rule - TY_ASGD - 1 + TY_NADAM : rule);
+  p.lists = rule_states[p.rule];
+  if (rule == TY_RMSPROP) p.lists |= (uint8_t)((p.beta1 != 0 ? 2 : 0) | (a->third.ts.n ? 4 : 0));
+  for (int i = 0; i < 5; i++) {
+    bool wanted = i < 2 || p.lists >> (i - 2) & 1;
+    if (wanted && !check_list(c, i, i != 1)) return false;
+    if (!wanted && c->arg[i].ts.n)
+      return ty_op_fail(c, TY_EINVAL, "%s: expected none for the rule %s, got %d tensors", c->op->args[i].name,
+                        rules[rule], c->arg[i].ts.n);
+  }
+  return check_averages(c, 5) && run(c, 6, 61, &p, a->control.t);
 }
 
 bool fwd_lerp_list_(ty_call *c) {

@@ -187,10 +187,12 @@ const ty_op *ty_op_find(const char *name) {
 #define EACH15(f, x, ...) f x, EACH14(f, __VA_ARGS__)
 #define EACH16(f, x, ...) f x, EACH15(f, __VA_ARGS__)
 #define EACH17(f, x, ...) f x, EACH16(f, __VA_ARGS__)
-#define PICK(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, each, ...) each
-#define EACH(f, ...)                                                                                                   \
-  PICK(__VA_ARGS__, EACH17, EACH16, EACH15, EACH14, EACH13, EACH12, EACH11, EACH10, EACH9, EACH8, EACH7, EACH6, EACH5, \
-       EACH4, EACH3, EACH2, EACH1, )                                                                                   \
+#define EACH18(f, x, ...) f x, EACH17(f, __VA_ARGS__)
+#define EACH19(f, x, ...) f x, EACH18(f, __VA_ARGS__)
+#define PICK(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, each, ...) each
+#define EACH(f, ...)                                                                                              \
+  PICK(__VA_ARGS__, EACH19, EACH18, EACH17, EACH16, EACH15, EACH14, EACH13, EACH12, EACH11, EACH10, EACH9, EACH8, \
+       EACH7, EACH6, EACH5, EACH4, EACH3, EACH2, EACH1, )                                                         \
   (f, __VA_ARGS__)
 
 #define OUT_0 NULL

@@ -48,6 +48,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(recurrence_steps, PLAIN, recurrence) P(recurrence_backward, PLAIN, recurrence)
   P(gated_linear_attention, PLAIN, attention) P(gated_linear_attention_backward, PLAIN, attention)
   P(sgd_, OPTIM, optim) P(adam_, OPTIM, optim) P(adam_8bit_, OPTIM, optim) P(lion_, OPTIM, optim)
+  P(adaptive_, OPTIM, optim)
 #undef P
 };
 

@@ -67,6 +67,10 @@ object("GRU", function() return nn.GRU(2, 2) end)
 object("SLSTM", function() return nn.SLSTM(2, 2) end)
 object("SGD", function() return optim.SGD { parameter() } end)
 object("AdamW", function() return optim.AdamW { parameter() } end)
+object("RMSprop", function() return optim.RMSprop { parameter() } end)
+object("LBFGS", function() return optim.LBFGS { parameter() } end)
+object("SAM", function() return optim.SAM(optim.SGD { parameter() }) end)
+object("ReduceLROnPlateau", function() return optim.ReduceLROnPlateau(optim.SGD { parameter() }) end)
 object("EMA", function() return optim.EMA(nn.Linear(1, 1)) end)
 object("GradScaler", function() return optim.GradScaler() end)
 object("Scheduler", function() return optim.Scheduler(optim.SGD { parameter() }, optim.constant()) end)
@@ -126,10 +130,19 @@ end
 
 local function options() return {} end
 
+right("optim.RMSprop optim.Adagrad optim.Adadelta optim.Adamax optim.NAdam optim.RAdam optim.Rprop optim.ASGD",
+  function() return { parameter() }, options() end)
+right("optim.LBFGS optim.Muon optim.LAMB optim.Adafactor optim.Shampoo optim.SOAP",
+  function() return { parameter() }, options() end)
+right("optim.SAM optim.ReduceLROnPlateau", function() return optim.SGD { parameter() }, options() end)
+right("optim.sequential", function() return { optim.constant(), optim.constant() }, { 3 } end)
+right("optim.chained", function() return { optim.constant() } end)
+right("optim.cyclic", function() return { up = 4 } end)
 right("optim.SGD optim.Adam optim.AdamW optim.Lion optim.GaLore optim.APOLLO optim.FRUGAL",
   function() return { parameter() }, options() end)
 right("optim.clip_grad_norm optim.clip_grad_value", function() return { parameter() }, 1 end)
-right("optim.cosine optim.linear optim.one_cycle", function() return { steps = 4 } end)
+right("optim.cosine optim.linear optim.one_cycle optim.polynomial optim.cosine_restarts",
+  function() return { steps = 4 } end)
 right("optim.step optim.GradScaler", options)
 right("optim.warmup", function() return 3, function() return 1 end end)
 right("optim.EMA", function() return nn.Linear(1, 1), options() end)

@@ -14,6 +14,7 @@ local optimizers = {
   end,
   adam8 = function(p, o) return optim.Adam(p, { lr = 1e-2, bits = 8, clip_norm = o.clip_norm }) end,
   lion = function(p, o) return optim.Lion(p, { lr = 1e-2, clip_norm = o.clip_norm }) end,
+  nadam = function(p, o) return optim.NAdam(p, { lr = 1e-2, clip_norm = o.clip_norm, ema = o.ema }) end,
 }
 
 -- Some steps; o.bad: those whose loss is infinite. Without a scaler they are not taken at all.

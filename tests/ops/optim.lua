@@ -150,6 +150,126 @@ return function(row, T)
     },
   })
 
+  -- The rules of adaptive_: step(o, g, p, s, t, u, n) gives the new p and states; s, t and u are lists of states, o the
+  -- options, n the number of the step.
+  local rules = {}
+
+  function rules.rmsprop(o, g, p, s, t, u)
+    s = o.beta2 * s + (1 - o.beta2) * g ^ 2
+    if u then u = o.beta2 * u + (1 - o.beta2) * g end
+    local d = g / (math.sqrt(s - (u or 0) ^ 2) + o.eps)
+    if t then
+      t = o.beta1 * t + d
+      d = t
+    end
+    return p - o.lr * d, s, t, u
+  end
+
+  function rules.adagrad(o, g, p, s, _, _, n)
+    s = s + g ^ 2
+    return p - o.lr / (1 + (n - 1) * o.low) * g / (math.sqrt(s) + o.eps), s
+  end
+
+  function rules.adadelta(o, g, p, s, t)
+    s = o.beta2 * s + (1 - o.beta2) * g ^ 2
+    local d = math.sqrt(t + o.eps) / math.sqrt(s + o.eps) * g
+    return p - o.lr * d, s, o.beta2 * t + (1 - o.beta2) * d ^ 2
+  end
+
+  function rules.adamax(o, g, p, s, t, _, n)
+    s, t = o.beta1 * s + (1 - o.beta1) * g, math.max(o.beta2 * t, math.abs(g) + o.eps)
+    return p - o.lr / (1 - o.beta1 ^ n) * s / t, s, t
+  end
+
+  function rules.nadam(o, g, p, s, t, _, n)
+    local function momentum(k) return o.beta1 * (1 - 0.5 * 0.96 ^ (k * o.low)) end
+    local product = 1.0
+    for k = 1, n do product = product * momentum(k) end
+    s, t = o.beta1 * s + (1 - o.beta1) * g, o.beta2 * t + (1 - o.beta2) * g ^ 2
+    local root = math.sqrt(t / (1 - o.beta2 ^ n)) + o.eps
+    p = p - o.lr * (1 - momentum(n)) / (1 - product) * g / root
+    return p - o.lr * momentum(n + 1) / (1 - product * momentum(n + 1)) * s / root, s, t
+  end
+
+  function rules.radam(o, g, p, s, t, _, n)
+    local most = 2 / (1 - o.beta2) - 1
+    local rho = most - 2 * n * o.beta2 ^ n / (1 - o.beta2 ^ n)
+    s, t = o.beta1 * s + (1 - o.beta1) * g, o.beta2 * t + (1 - o.beta2) * g ^ 2
+    local d = s / (1 - o.beta1 ^ n)
+    if rho > 5 then
+      d = d * math.sqrt((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho))
+        * math.sqrt(1 - o.beta2 ^ n) / (math.sqrt(t) + o.eps)
+    end
+    return p - o.lr * d, s, t
+  end
+
+  function rules.rprop(o, g, p, s, t)
+    local factor = g * s > 0 and o.beta2 or g * s < 0 and o.beta1 or 1
+    t = math.max(o.low, math.min(o.high, t * factor))
+    if g * s < 0 then g = 0 end
+    return p - t * (g > 0 and 1 or g < 0 and -1 or 0), g, t
+  end
+
+  function rules.asgd(o, g, p, s, _, _, n)
+    local eta = o.lr / (1 + o.low * o.lr * (n - 1)) ^ o.beta1
+    p = p * (1 - o.low * eta) - eta * g
+    return p, s + 1 / math.max(1, n - 1 - o.high) * (p - s)
+  end
+
+  local function adaptive_case(rule, states, opts, shapes, spec)
+    local l = lists(6, shapes or some, spec or { [3] = { range = { 0.3, 1 } }, [4] = positive,
+      [5] = { range = { -0.4, 0.4 } } })
+    return { l[1], l[2], l[3], states:find "t" and l[4] or {}, states:find "u" and l[5] or {},
+      opts.average_weight and l[6] or {}, rule, 0.1, opts = opts }
+  end
+  local limits = { beta1 = 0.5, beta2 = 1.2, low = 1e-6, high = 50 }
+  local few = { [2] = { values = { 1, -2, 0, 3 } }, [3] = { values = { 1, 1, 2, -1 } },
+    [4] = { values = { 1, 1e-6, 2, 49 } } }
+
+  row("adaptive_", {
+    cases = {
+      adaptive_case("rmsprop", "s", { beta1 = 0, beta2 = 0.99 }),
+      adaptive_case("rmsprop", "st", { beta1 = 0.9, beta2 = 0.9, weight_decay = 0.1, step = 3 }),
+      adaptive_case("rmsprop", "su", { beta1 = 0, beta2 = 0.99, eps = 1e-3 }, { { 3, 17 }, { 16 } }),
+      adaptive_case("rmsprop", "stu", { beta1 = 0.5, beta2 = 0.99, average_weight = 0.3, grad_limit = 0.5 }),
+      adaptive_case("adagrad", "s", { low = 0.1, step = 5 }), adaptive_case("adagrad", "s", { weight_decay = 0.1 }),
+      adaptive_case("adadelta", "st", { beta2 = 0.9, eps = 1e-6, grad_scale = 0.3 }, { { 40, 60 }, { 7 } }),
+      adaptive_case("adamax", "st", { step = 4, weight_decay = 0.1 }),
+      adaptive_case("nadam", "st", { low = 4e-3, step = 1 }), adaptive_case("nadam", "st", { low = 4e-3, step = 700 }),
+      adaptive_case("nadam", "st", { low = 4e-3, step = 9, weight_decay = 0.2, average_weight = 0.1 }),
+      adaptive_case("nadamw", "st", { low = 4e-3, step = 9, weight_decay = 0.2 }),
+      adaptive_case("radam", "st", { step = 2, weight_decay = 0.2 }), adaptive_case("radam", "st", { step = 50 }),
+      adaptive_case("radamw", "st", { step = 9, weight_decay = 0.2 }, { { 50 } }),
+      adaptive_case("rprop", "st", limits), adaptive_case("rprop", "st", limits, { { 4 } }, few),
+      adaptive_case("asgd", "s", { low = 1e-2, beta1 = 0.75, high = 10, step = 3, weight_decay = 0.1 }),
+      adaptive_case("asgd", "s", { low = 1e-2, beta1 = 0.75, high = 10, step = 20 }),
+      adaptive_case("nadam", "st", { step = 5 }, some, { [2] = { dtype = "bf16" }, [3] = { dtype = "f32" },
+        [4] = { dtype = "f32", range = { 0, 1 } } }),
+    },
+    ref = function(params, grads, first, second, third, averages, rule, lr, given)
+      local o = options(given, { beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, low = 0, high = 0, step = 1,
+        lr = lr })
+      local plain, decoupled = rule:gsub("w$", "")
+      each(params, function(i, j)
+        local p, g = params[i][j], gradient(grads[i][j], o)
+        if decoupled > 0 then p = p * (1 - lr * o.weight_decay) else g = g + o.weight_decay * p end
+        local s, t, u
+        p, s, t, u = rules[plain](o, g, p, first[i][j], second[i] and second[i][j], third[i] and third[i][j], o.step)
+        params[i][j], first[i][j] = p, s
+        if second[i] then second[i][j] = t end
+        if third[i] then third[i][j] = u end
+        average(averages, params, i, j, o)
+      end)
+    end,
+    errors = {
+      { { T { 2 } }, { T { 2 } }, { T { 2 } }, {}, {}, {}, "adam", 0.1, match = "rule" },
+      { { T { 2 } }, { T { 2 } }, { T { 2 } }, {}, {}, {}, "adamax", 0.1, match = "second: expected 1 tensors" },
+      { { T { 2 } }, { T { 2 } }, { T { 2 } }, { T { 2 } }, {}, {}, "adagrad", 0.1, match = "second: expected none" },
+      { { T { 2 } }, { T { 2 } }, { T { 3 } }, {}, {}, {}, "adagrad", 0.1, match = "first[0]: expected the shape" },
+      { { T { 2 } }, { T { 2 } }, { T { 2 } }, {}, {}, {}, "asgd", 0.1, opts = { step = 0 }, match = "step" },
+    },
+  })
+
   -- The quantization maps of Dettmers et al. 2022: values in order, and the code of the nearest.
   local function map_of(signed)
     local half = { 1 }

@@ -17,7 +17,7 @@ local function zeros(p) return ty.zeros_like(p) end
 -- within the step: don't call its update()).
 
 -- `parameters` is a module, a list of tensors or one tensor, or a list of groups { params = any of those, lr = ... }
--- whose settings are their own.
+-- whose settings are their own, a schedule among them.
 
 --- Stochastic gradient descent. parameters: a module, a list of tensors, or a list of groups { params =, lr = ... }.
 -- options: lr (0.01), momentum, dampening, weight_decay, nesterov; clip_norm, clip_value, schedule, ema.
@@ -108,7 +108,12 @@ function optim.clip_grad_value(parameters, limit)
 end
 
 -- Read when they are first asked for.
-local files = { GaLore = "galore", APOLLO = "apollo", FRUGAL = "frugal" }
+local files = { GaLore = "galore", APOLLO = "apollo", FRUGAL = "frugal", Muon = "muon", LAMB = "lamb",
+  Adafactor = "adafactor", Shampoo = "shampoo", SOAP = "soap", LBFGS = "lbfgs", SAM = "sam",
+  ReduceLROnPlateau = "plateau" }
+for _, name in ipairs { "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD" } do
+  files[name] = { "rules", name }
+end
 local names = {}
 for name in pairs(files) do names[#names + 1] = name end
 table.sort(names)
@@ -117,7 +122,9 @@ return setmetatable(optim, {
   __names = names,
   __index = function(self, name)
     if not files[name] then return nil end
-    local value = require("tycho.optim." .. files[name])
+    local place = files[name]
+    local value = type(place) == "table" and require("tycho.optim." .. place[1])[place[2]]
+      or require("tycho.optim." .. place)
     rawset(self, name, value)
     return value
   end,

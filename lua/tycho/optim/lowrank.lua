@@ -1,6 +1,6 @@
---- What the optimizers share that keep the state of a matrix in a subspace of its shorter side: optim.GaLore, APOLLO
--- and FRUGAL. A basis is [short, rank]; a tall matrix [m, n], m >= n, is projected to [m, rank], a wide one to
--- [rank, n].
+--- What the optimizers share that do more with a matrix than a native pass does, and those that keep its state in a
+-- subspace of its shorter side: optim.GaLore, APOLLO and FRUGAL. A basis is [short, rank]; a tall matrix [m, n],
+-- m >= n, is projected to [m, rank], a wide one to [rank, n].
 local ty = require "tycho"
 
 local M = {}
@@ -64,6 +64,12 @@ function M.cut(g, clip) return clip.limit < math.huge and g:clamp(-clip.limit, c
 
 -- Moments of the dtype of p, directions in at least f32.
 local function wide(p) return p.dtype == "f64" and "f64" or "f32" end
+
+--- The gradient cut and scaled, in at least f32, for steps that have no native pass.
+function M.clipped(g, clip)
+  g = M.cut(g, clip):to(wide(g))
+  return clip.scale == 1 and g or g * clip.scale
+end
 
 --- Adam's direction, m / (sqrt(v) + eps) without their bias, of each of `low`, projected gradients, times `scale`.
 -- rules: adam(true); kind: one of its kinds; batch: lists exp_avg, exp_avg_sq and so on, and step.

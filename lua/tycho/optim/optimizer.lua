@@ -45,10 +45,16 @@ local kinds = {
   beta1 = "a number in [0, 1)", beta2 = "a number in [0, 1)", momentum = "a number in [0, 1]",
   dampening = "a finite number", bits = "8 or 32", scale = "a finite number >= 0", refresh = "an integer >= 1",
   rank = "an integer >= 0", seed = "an integer", density = "a number in [0, 1]", growth = "a number >= 1",
-  free_rate = "a finite number >= 0", projection = '"blocks" or "columns" or "random" or "svd"',
+  free_rate = "a finite number >= 0", alpha = "a finite number >= 0", rho = "a number in [0, 1)",
+  lr_decay = "a finite number >= 0", initial = "a finite number >= 0", momentum_decay = "a finite number >= 0",
+  shrink = "a number in (0, 1]", grow = "a number >= 1", smallest = "a finite number >= 0",
+  largest = "a number >= 0", decay = "a finite number >= 0", start = "a number >= 0", eps1 = "a finite number >= 0",
+  eps2 = "a finite number >= 0", limit = "a number > 0", iterations = "an integer >= 0",
+  adam_rate = "a finite number >= 0", adjust = '"original" or "rms"',
+  projection = '"blocks" or "columns" or "random" or "svd"',
 }
 
--- What the constructor was given as groups: lists of parameters with settings.
+-- What the constructor was given as groups: lists of parameters with settings, perhaps a schedule of their own.
 local function groups_of(name, given)
   local is_list = type(given) == "table" and not arguments.is_module(given)
   if is_list and type(given[1]) == "table" and not arguments.is_module(given[1]) then
@@ -87,12 +93,14 @@ function Optimizer.define(name, defaults, rules)
       fail("%s: ema: expected an optim.EMA, got %s", name, arguments.describe(o.ema))
     end
     for key in pairs(shared) do o[key] = nil end
+    local settings_of_groups = { schedule = arguments.none }
+    for key, value in pairs(o) do settings_of_groups[key] = value end
     local position, count = self.position, 0
     for _, given in ipairs(groups_of(name, parameters)) do
       local params = trainable(name, given.params)
       local settings = {}
       for key, value in pairs(given) do if key ~= "params" then settings[key] = value end end
-      local group = read(name, settings, o, kinds)
+      local group = read(name, settings, settings_of_groups, kinds)
       group.params = params
       for i, p in ipairs(params) do
         if position[p] then fail("%s: parameters: number %d of group %d is given twice", name, i, #self.groups + 1) end
@@ -107,7 +115,7 @@ end
 
 -- The rate of a group now. Both factors may be changed between steps: by the program and by its schedule.
 local function rate_of(self, group)
-  local factor, lr = self.schedule(self.steps), group.lr
+  local factor, lr = (group.schedule or self.schedule)(self.steps), group.lr
   if type(factor) ~= "number" or not (factor >= 0 and factor < math.huge) then
     expect(self.name, ("schedule(%d)"):format(self.steps), factor, kinds.lr)
   end

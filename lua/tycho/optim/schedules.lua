@@ -8,6 +8,8 @@ local schedules = {}
 local expect = arguments.expect
 local kinds = { steps = "an integer >= 1", warmup = "a finite number >= 0", final = "a finite number >= 0",
   every = "an integer >= 0", milestones = "a list of finite numbers", gamma = "a finite number >= 0",
+  power = "a finite number >= 0", growth = "an integer >= 1", up = "an integer >= 1", down = "an integer >= 0",
+  low = "a number in [0, 1]", mode = '"triangular" or "triangular2" or "exponential"',
   peak = "a number in [0, 1]", start = "a finite number > 0", finish = "a finite number > 0" }
 
 -- Options as arguments.read has them; `steps`, which has no default, must be there.
@@ -50,7 +52,8 @@ function schedules.linear(options)
   end)
 end
 
---- Times gamma every `every` steps, or at each of `milestones`. options: every, milestones, gamma (0.1).
+--- Times gamma every `every` steps, or at each of `milestones` (PyTorch's StepLR, MultiStepLR).
+-- options: every, milestones, gamma (0.1).
 function schedules.step(options)
   local o = read("step", options, { every = 0, milestones = {}, gamma = 0.1 })
   return function(step)
@@ -59,6 +62,81 @@ function schedules.step(options)
       if step >= milestone then passed = passed + 1 end
     end
     return o.gamma ^ passed
+  end
+end
+
+--- From 1 to `final` along (1 - step / steps)^power, then constant. options: steps, power (1), final (0).
+function schedules.polynomial(options)
+  local o = read("polynomial", options, { steps = arguments.none, power = 1, final = 0 })
+  return function(step) return o.final + (1 - o.final) * (1 - math.min(step, o.steps) / o.steps) ^ o.power end
+end
+
+--- Half a cosine down to `final`, again and again, each `growth` times as long as the last. Loshchilov and Hutter 2017.
+-- options: steps (of the first), growth (1), final (0).
+function schedules.cosine_restarts(options)
+  local o = read("cosine_restarts", options, { steps = arguments.none, growth = 1, final = 0 })
+  return function(step)
+    local length = o.steps
+    if o.growth == 1 then
+      step = step % length
+    else
+      while step >= length do step, length = step - length, length * o.growth end
+    end
+    return o.final + (1 - o.final) * 0.5 * (1 + math.cos(math.pi * step / length))
+  end
+end
+
+--- Up from `low` to 1 in `up` steps and down again in `down`, over and over. Smith 2017.
+-- options: up, down (as many), low (0.1), mode ("triangular"; "triangular2": each cycle half as high as the last;
+-- "exponential": the height times gamma at each step), gamma (1).
+function schedules.cyclic(options)
+  local o = read("cyclic", options, { up = arguments.none, down = 0, low = 0.1, mode = "triangular", gamma = 1 })
+  expect("cyclic", "up", o.up, kinds.up)
+  local down = o.down > 0 and o.down or o.up
+  return function(step)
+    local cycle, at = step // (o.up + down), step % (o.up + down)
+    local height = at <= o.up and at / o.up or (o.up + down - at) / down
+    if o.mode == "triangular2" then height = height / 2 ^ cycle
+    elseif o.mode == "exponential" then height = height * o.gamma ^ step end
+    return o.low + (1 - o.low) * height
+  end
+end
+
+local function check_schedules(who, list)
+  expect(who, "schedules", list, "a list of functions")
+  if #list == 0 then arguments.fail("%s: schedules: expected at least one, got an empty table", who) end
+end
+
+--- One schedule after the other: the next begins, from its step 0, at each of `milestones`.
+---@param list (fun(step: integer): number)[]
+---@param milestones integer[]  one less than schedules, rising
+function schedules.sequential(list, milestones)
+  check_schedules("sequential", list)
+  expect("sequential", "milestones", milestones, "a list of integers >= 0")
+  if #milestones ~= #list - 1 then
+    arguments.fail("sequential: milestones: expected %d, one less than schedules, got %d", #list - 1, #milestones)
+  end
+  for i = 2, #milestones do
+    if milestones[i] <= milestones[i - 1] then
+      arguments.fail("sequential: milestones: expected rising numbers, got %d after %d", milestones[i],
+        milestones[i - 1])
+    end
+  end
+  return function(step)
+    local i = 1
+    while milestones[i] and step >= milestones[i] do i = i + 1 end
+    return list[i](step - (milestones[i - 1] or 0))
+  end
+end
+
+--- The product of several schedules.
+---@param list (fun(step: integer): number)[]
+function schedules.chained(list)
+  check_schedules("chained", list)
+  return function(step)
+    local factor = 1
+    for _, schedule in ipairs(list) do factor = factor * schedule(step) end
+    return factor
   end
 end
 
@@ -96,14 +174,17 @@ end
 local Scheduler = {}
 Scheduler.__index = Scheduler
 
---- Call step() after each optimizer step.
+--- Call step() after each optimizer step. schedule: one for all groups, or a list with one for each.
 ---@param optimizer table
----@param schedule fun(step: integer): number
+---@param schedule (fun(step: integer): number)|(fun(step: integer): number)[]
 function schedules.Scheduler(optimizer, schedule)
   if type(optimizer) ~= "table" or type(optimizer.groups) ~= "table" then
     arguments.fail("Scheduler: optimizer: expected an optimizer, got %s", arguments.describe(optimizer))
   end
-  expect("Scheduler", "schedule", schedule, "a function")
+  expect("Scheduler", "schedule", schedule, "a function or a list of functions")
+  if type(schedule) == "table" and getmetatable(schedule) == nil and #schedule ~= #optimizer.groups then
+    arguments.fail("Scheduler: schedule: expected one for each of %d groups, got %d", #optimizer.groups, #schedule)
+  end
   local self = setmetatable({ optimizer = optimizer, schedule = schedule, steps = 0, base = {} }, Scheduler)
   for i, group in ipairs(optimizer.groups) do self.base[i] = group.lr end
   self:_set()
@@ -111,9 +192,15 @@ function schedules.Scheduler(optimizer, schedule)
 end
 
 function Scheduler:_set()
-  local factor = self.schedule(self.steps)
-  expect("Scheduler", ("schedule(%d)"):format(self.steps), factor, "a finite number >= 0")
-  for i, group in ipairs(self.optimizer.groups) do group.lr = self.base[i] * factor end
+  local schedule, factor = self.schedule, nil
+  local own = type(schedule) == "table" and getmetatable(schedule) == nil
+  for i, group in ipairs(self.optimizer.groups) do
+    if own or not factor then
+      factor = (own and schedule[i] or schedule)(self.steps)
+      expect("Scheduler", ("schedule(%d)"):format(self.steps), factor, "a finite number >= 0")
+    end
+    group.lr = self.base[i] * factor
+  end
 end
 
 --- Goes on to the next step's rate.
