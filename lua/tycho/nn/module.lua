@@ -206,11 +206,17 @@ function Module:named_parameters() return named(self, "parameter") end
 --- Iterates name, tensor over the buffers.
 function Module:named_buffers() return named(self, "buffer") end
 
---- Iterates name, module over this module (named "") and all below it.
-function Module:named_modules()
+--- Iterates name, module over this module (named "") and all below it; over those whose names a Lua pattern finds:
+-- `for name, block in model:named_modules "^blocks%.%d+$" do`.
+---@param pattern? string
+function Module:named_modules(pattern)
+  expect("Module:named_modules", "pattern", pattern, "a string or nil")
+  local ok, problem = pcall(string.find, "", pattern or "")
+  if not ok then arguments.fail("Module:named_modules: pattern: %s", problem) end
   local names, modules = {}, {}
   walk(self, "", function(module, prefix)
-    names[#names + 1], modules[#modules + 1] = prefix:gsub("%.$", ""), module
+    local name = prefix:gsub("%.$", "")
+    if not pattern or name:find(pattern) then names[#names + 1], modules[#modules + 1] = name, module end
   end)
   return pairs_of(names, modules)
 end
