@@ -87,6 +87,12 @@ define("MultiMarginLoss", losses.multi_margin_loss, { p = 1, margin = 1, weight 
 define("MultiLabelMarginLoss", losses.multilabel_margin_loss, {})
 --- nn.multilabel_soft_margin_loss. options: weight, reduction.
 define("MultiLabelSoftMarginLoss", losses.multilabel_soft_margin_loss, { weight = none })
+--- ty.ctc_loss of log-probabilities [t, n, classes]: loss(log_probs, targets, input_lengths, target_lengths).
+-- options: blank (0), zero_infinity (false), reduction.
+define("CTCLoss", ty.ctc_loss, { blank = 0, zero_infinity = false })
+--- ty.rnnt_loss of logits [n, t, u + 1, classes]: loss(logits, targets, input_lengths, target_lengths). options: blank
+-- (-1: the last class), reduction.
+define("RNNTLoss", ty.rnnt_loss, { blank = -1 })
 --- nn.focal_loss. options: alpha (0.25), gamma (2), reduction.
 define("FocalLoss", losses.focal_loss, { alpha = 0.25, gamma = 2 })
 --- nn.dice_loss. options: smooth (1), squared (false), reduction.
