@@ -6,8 +6,8 @@ local expect, read = arguments.expect, arguments.read
 local F = {}
 
 for _, name in ipairs { "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "huber_loss", "bce_with_logits", "kl_div",
-  "softmax", "log_softmax", "dropout", "scaled_dot_product_attention", "linear_cross_entropy", "ctc_loss", "rnnt_loss", "glu", "add_layer_norm",
-  "add_rms_norm", "rotary" } do
+  "softmax", "log_softmax", "dropout", "scaled_dot_product_attention", "linear_cross_entropy",
+  "ctc_loss", "rnnt_loss", "glu", "add_layer_norm", "add_rms_norm", "rotary" } do
   F[name] = ty[name]
 end
 
