@@ -56,11 +56,12 @@ for name, fn in pairs(require "tycho.views") do
   ty[name], methods[name] = fn, fn
 end
 
-do
-  local familiar = require "tycho.familiar"
+for _, part in ipairs { "tycho.familiar", "tycho.familiar_maths" } do
+  local familiar = require(part)
   for name, op in pairs(familiar.others) do ty[name], methods[name] = core[op], methods[op] end
   for name, fn in pairs(familiar.functions) do ty[name], methods[name] = fn, fn end
   for name, fn in pairs(familiar.methods) do methods[name] = fn end
+  for name, fn in pairs(familiar.of_ty or {}) do ty[name] = fn end
 end
 
 local parts = {
