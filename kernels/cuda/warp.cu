@@ -1,6 +1,6 @@
-/* Pictures at other sizes and places: crop_resize and warp, with the bytes of kernels/cpu/resample.c. A thread makes a
+/* Pictures at other sizes and places: crop_resize and warp, with the bytes of kernels/cpu/warp.c. A thread makes a
  * pixel of one plane. */
-#include "../resample.h"
+#include "../warp.h"
 #include "cuda.cuh"
 
 namespace {
@@ -15,7 +15,7 @@ struct shape {
 
 shape shape_of(const ty_kernel_args *k) {
   const ty_view *x = k->in[0], *y = k->out[0];
-  const ty_p_resample *p = static_cast<const ty_p_resample *>(k->params);
+  const ty_p_warp *p = static_cast<const ty_p_warp *>(k->params);
   return shape{ x->size[1], x->size[2], x->size[3], y->size[2],
                 y->size[3], y->count,   p->mode,    x->dtype == TY_U8 ? ty_warp_fill_byte(p->fill) : p->fill };
 }
@@ -29,21 +29,21 @@ template <class T> struct sums {
 template <> struct sums<uint8_t> {
   typedef int32_t C;
   static TY_DEVICE_MEMBER C share(int32_t weight) { return weight; }
-  static TY_DEVICE_MEMBER C between(C sum) { return ty_resample_between(sum); }
-  static TY_DEVICE_MEMBER uint8_t put(C sum) { return ty_resample_byte(sum); }
+  static TY_DEVICE_MEMBER C between(C sum) { return ty_taps_between(sum); }
+  static TY_DEVICE_MEMBER uint8_t put(C sum) { return ty_taps_byte(sum); }
 };
 
-/* Weights of the taps one after the other: what ty_resample_weights() makes, without a place to keep them. */
+/* Weights of the taps one after the other: what ty_taps_weights() makes, without a place to keep them. */
 struct tap_weights {
-  ty_resample_side side;
+  ty_taps_side side;
   int64_t centre, total, rest, best, first, n;
-  TY_DEVICE_MEMBER int64_t raw(int64_t k) const { return ty_resample_filter(&side, centre, first + k); }
+  TY_DEVICE_MEMBER int64_t raw(int64_t k) const { return ty_taps_filter(&side, centre, first + k); }
   TY_DEVICE_MEMBER int64_t rounded(int64_t k) const {
     return total > 0 ? (raw(k) * 2 * TY_WEIGHT_ONE + total) / (2 * total) : 0;
   }
-  TY_DEVICE_MEMBER tap_weights(const ty_resample_side &s, int64_t i, int64_t count) : side(s) {
+  TY_DEVICE_MEMBER tap_weights(const ty_taps_side &s, int64_t i, int64_t count) : side(s) {
     centre = s.start + (2 * i + 1) * s.length / (2 * count);
-    n = ty_resample_taps(&s, i, count, &first);
+    n = ty_taps_of(&s, i, count, &first);
     total = best = 0;
     rest = TY_WEIGHT_ONE;
     for (int64_t k = 0; k < n; k++) total += raw(k);
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(THREADS) resize_pixels(shape s, const T *x, co
   for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < s.all; i += (int64_t)gridDim.x * THREADS) {
     const int64_t column = i % s.out_w, row = i / s.out_w % s.out_h, plane = i / s.out_w / s.out_h;
     const double *box = boxes + 4 * (plane / s.channels);
-    const tap_weights down(ty_resample_side_of(box[0], box[2], s.h, s.out_h, s.mode), row, s.out_h);
-    const tap_weights across(ty_resample_side_of(box[1], box[3], s.w, s.out_w, s.mode), column, s.out_w);
+    const tap_weights down(ty_taps_side_of(box[0], box[2], s.h, s.out_h, s.mode), row, s.out_h);
+    const tap_weights across(ty_taps_side_of(box[1], box[3], s.w, s.out_w, s.mode), column, s.out_w);
     C sum = 0;
     for (int64_t k = 0; k < across.n; k++) {
       const T *from = x + (plane * s.h + down.first) * s.w + across.first + k;
@@ -107,7 +107,7 @@ template <class Fn> bool for_pictures(int dtype, Fn fn) {
 
 } // namespace
 
-/* in: pictures, boxes f64; resample. */
+/* in: pictures, boxes f64; warp. */
 TY_CUDA_KERNEL(crop_resize) {
   const shape s = shape_of(k);
   if (s.all == 0) return true;
@@ -120,7 +120,7 @@ TY_CUDA_KERNEL(crop_resize) {
   });
 }
 
-/* in: pictures, matrices f64; resample. */
+/* in: pictures, matrices f64; warp. */
 TY_CUDA_KERNEL(warp) {
   const shape s = shape_of(k);
   if (s.all == 0) return true;

@@ -1,5 +1,5 @@
 /* Pictures at other sizes and places: crop_resize and warp. A plane, or some rows of it, is the work of one thread. */
-#include "../resample.h"
+#include "../warp.h"
 
 #include "cpu.h"
 
@@ -22,10 +22,10 @@ typedef struct taps {
   size_t bytes;
 } taps;
 
-static bool make_taps(taps *t, const ty_resample_side *s, int64_t n, int64_t size) {
+static bool make_taps(taps *t, const ty_taps_side *s, int64_t n, int64_t size) {
   t->most = 0;
   for (int64_t i = 0; i < n; i++) {
-    int64_t first, count = ty_resample_taps(s, i, n, &first);
+    int64_t first, count = ty_taps_of(s, i, n, &first);
     if (count > t->most) t->most = count;
   }
   t->bytes = (size_t)n * (2 * sizeof(int64_t) + (size_t)(t->most + 1) * sizeof(int32_t)) +
@@ -36,8 +36,8 @@ static bool make_taps(taps *t, const ty_resample_side *s, int64_t n, int64_t siz
   t->weight = t->at + n;
   int32_t *own = t->weight + n * t->most;
   for (int64_t i = 0; i < n; i++) {
-    t->count[i] = ty_resample_taps(s, i, n, &t->first[i]);
-    ty_resample_weights(s, i, n, t->first[i], t->count[i], own);
+    t->count[i] = ty_taps_of(s, i, n, &t->first[i]);
+    ty_taps_weights(s, i, n, t->first[i], t->count[i], own);
     const int64_t at = t->first[i] + t->most > size ? size - t->most : t->first[i], moved = t->first[i] - at;
     t->at[i] = (int32_t)at;
     for (int64_t k = 0; k < t->most; k++)
@@ -72,7 +72,7 @@ static bool make_taps(taps *t, const ty_resample_side *s, int64_t n, int64_t siz
     }                                                                                                                \
   }
 #define AS_IT_IS(x) (x)
-RESIZE_PLANE(resize_u8, uint8_t, int32_t, 1, ty_resample_between, ty_resample_byte)
+RESIZE_PLANE(resize_u8, uint8_t, int32_t, 1, ty_taps_between, ty_taps_byte)
 RESIZE_PLANE(resize_f32, float, float, (1.0f / TY_WEIGHT_ONE), AS_IT_IS, AS_IT_IS)
 RESIZE_PLANE(resize_f64, double, double, (1.0 / TY_WEIGHT_ONE), AS_IT_IS, AS_IT_IS)
 
@@ -86,8 +86,8 @@ static void resize_pictures(void *context, int64_t begin, int64_t end) {
   bool ok = room != NULL;
   for (int64_t i = begin; i < end && ok; i++) {
     const double *box = boxes + 4 * i;
-    const ty_resample_side down = ty_resample_side_of(box[0], box[2], c->h, c->out_h, c->mode);
-    const ty_resample_side across = ty_resample_side_of(box[1], box[3], c->w, c->out_w, c->mode);
+    const ty_taps_side down = ty_taps_side_of(box[0], box[2], c->h, c->out_h, c->mode);
+    const ty_taps_side across = ty_taps_side_of(box[1], box[3], c->w, c->out_w, c->mode);
     taps rows, columns;
     if (!(ok = make_taps(&rows, &down, c->out_h, c->h))) break;
     if ((ok = make_taps(&columns, &across, c->out_w, c->w))) {
@@ -111,12 +111,12 @@ static void resize_pictures(void *context, int64_t begin, int64_t end) {
   if (!ok) atomic_store(&c->failed, true);
 }
 
-/* in: pictures, boxes f64; resample. */
+/* in: pictures, boxes f64; warp. */
 bool TY_KERNEL(crop_resize)(const ty_kernel_args *k) {
   const ty_view *x = k->in[0], *y = k->out[0];
   if (y->count == 0) return true;
   resize_ctx c = {
-    k, x->size[1], x->size[2], x->size[3], y->size[2], y->size[3], ((const ty_p_resample *)k->params)->mode, false
+    k, x->size[1], x->size[2], x->size[3], y->size[2], y->size[3], ((const ty_p_warp *)k->params)->mode, false
   };
   ty_parallel_for(x->size[0], 1, resize_pictures, &c);
   return !atomic_load(&c.failed) || ty_fail(TY_ENOMEM, "not enough memory for a row of a picture");
@@ -168,10 +168,10 @@ static void warp_rows(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* in: pictures, matrices f64; resample. */
+/* in: pictures, matrices f64; warp. */
 bool TY_KERNEL(warp)(const ty_kernel_args *k) {
   const ty_view *x = k->in[0], *y = k->out[0];
-  const ty_p_resample *p = k->params;
+  const ty_p_warp *p = k->params;
   if (y->count == 0) return true;
   const double fill = x->dtype == TY_U8 ? ty_warp_fill_byte(p->fill) : p->fill;
   warp_ctx c = { k, x->size[1], x->size[2], x->size[3], y->size[2], y->size[3], p->mode, fill };

@@ -1,5 +1,5 @@
 /* Pictures at other sizes and places: crop_resize, warp. */
-#include "../../kernels/resample.h"
+#include "../../kernels/warp.h"
 
 #include "op.h"
 
@@ -7,12 +7,12 @@
 static bool check_picture(ty_call *c, const ty_tensor *x, ty_ints size) {
   if (x->v.ndim != 4 || (ty_dtype_of(x) != TY_U8 && !ty_is_float(ty_dtype_of(x))))
     return ty_op_fail(c, TY_EINVAL, "x: expected u8 or floats [n, c, h, w], got %s", ty_describe(x));
-  if (x->v.size[2] < 1 || x->v.size[3] < 1 || x->v.size[2] > TY_RESAMPLE_SIDE || x->v.size[3] > TY_RESAMPLE_SIDE)
-    return ty_op_fail(c, TY_EINVAL, "x: expected sides of 1 to %d pixels, got %s", TY_RESAMPLE_SIDE, ty_describe(x));
+  if (x->v.size[2] < 1 || x->v.size[3] < 1 || x->v.size[2] > TY_TAPS_SIDE || x->v.size[3] > TY_TAPS_SIDE)
+    return ty_op_fail(c, TY_EINVAL, "x: expected sides of 1 to %d pixels, got %s", TY_TAPS_SIDE, ty_describe(x));
   bool ok = size.n == 2;
-  for (int i = 0; i < size.n; i++) ok = ok && size.v[i] >= 1 && size.v[i] <= TY_RESAMPLE_SIDE;
+  for (int i = 0; i < size.n; i++) ok = ok && size.v[i] >= 1 && size.v[i] <= TY_TAPS_SIDE;
   if (!ok)
-    return ty_op_fail(c, TY_EINVAL, "size: expected { height, width } of 1 to %d, got %s", TY_RESAMPLE_SIDE,
+    return ty_op_fail(c, TY_EINVAL, "size: expected { height, width } of 1 to %d, got %s", TY_TAPS_SIDE,
                       ty_shape_text(size.n, size.v));
   return true;
 }
@@ -21,7 +21,7 @@ static bool launch(ty_call *c, ty_tensor *x, ty_tensor *places, ty_ints size, in
   const int64_t out[] = { x->v.size[0], x->v.size[1], size.v[0], size.v[1] };
   places = ty_to(places, TY_F64);
   return places && ty_out(c, 0, ty_device_of(x), ty_dtype_of(x), 4, out) &&
-         ty_launch(c, (ty_tensor *[]){ x, places }, 2, &(ty_p_resample){ .mode = mode, .fill = fill });
+         ty_launch(c, (ty_tensor *[]){ x, places }, 2, &(ty_p_warp){ .mode = mode, .fill = fill });
 }
 
 bool fwd_crop_resize(ty_call *c) {

@@ -1,4 +1,4 @@
--- Rows of src/ops/resample.c. The references follow what kernels/resample.h says in Lua integers: bytes must be equal.
+-- Rows of src/ops/warp.c. The references follow what kernels/warp.h says in Lua integers: bytes must be equal.
 
 return function(row, T)
   local ONE, WEIGHT = 65536, 16384
