@@ -92,6 +92,7 @@ typedef struct ty_p_triangular {
 
 typedef struct ty_p_pool {
   int64_t kernel[2], stride[2], padding[2], dilation[2];
+  int64_t divisor; /* of sums, in place of how many positions a window has; 0: none */
   bool count_include_pad;
   bool adaptive; /* windows from floor(i*in/out) to ceil((i+1)*in/out) */
 } ty_p_pool;

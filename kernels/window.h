@@ -25,6 +25,7 @@ TY_INLINE ty_window ty_window_of(const ty_p_pool *p, int d, int64_t i, int64_t s
   w.first = start < 0 ? start + (-start + w.step - 1) / w.step * w.step : start;
   w.last = stop < size ? stop : size;
   w.count = p->count_include_pad ? (stop < padded ? stop : padded) - start : w.last - w.first;
+  if (p->divisor) w.count = d == 0 ? p->divisor : 1;
   return w;
 }
 

@@ -57,17 +57,33 @@ bool ty_check_dims(ty_call *c, int arg, int ndim, uint32_t *mask) {
   return true;
 }
 
-bool ty_check_pair(ty_call *c, int arg, int64_t lo, int64_t out[2]) {
-  ty_ints v = c->arg[arg].is;
-  if (v.n != 1 && v.n != 2)
-    return ty_op_fail(c, TY_EINVAL, "%s: expected one or two integers, got %d", c->op->args[arg].name, v.n);
-  out[0] = v.v[0];
-  out[1] = v.v[v.n - 1];
-  if (out[0] < lo || out[1] < lo || out[0] > INT32_MAX || out[1] > INT32_MAX)
-    return ty_op_fail(c, TY_EINVAL, "%s: expected integers of at least %lld, got {%lld, %lld}", c->op->args[arg].name,
-                      (long long)lo, (long long)out[0], (long long)out[1]);
-  return true;
+const char *ty_ints_text(int n, const int64_t *v) {
+  static _Thread_local char buffers[6][96];
+  static _Thread_local int at;
+  char *b = buffers[at = (at + 1) % 6];
+  size_t used = (size_t)snprintf(b, sizeof *buffers, "{");
+  for (int i = 0; i < n && used < sizeof *buffers; i++)
+    used += (size_t)snprintf(b + used, sizeof *buffers - used, i ? ", %lld" : "%lld", (long long)v[i]);
+  if (used < sizeof *buffers) snprintf(b + used, sizeof *buffers - used, "}");
+  return b;
 }
+
+bool ty_check_each(ty_call *c, int arg, int n, int64_t lo, int64_t *out) {
+  static const char *const words[] = { "one", "one", "one or two", "one or three" };
+  ty_ints v = c->arg[arg].is;
+  if (v.n != 1 && v.n != n)
+    return ty_op_fail(c, TY_EINVAL, "%s: expected %s integer%s, got %d", c->op->args[arg].name, words[n],
+                      n == 1 ? "" : "s", v.n);
+  bool good = true;
+  for (int i = 0; i < n; i++) {
+    out[i] = v.v[v.n == 1 ? 0 : i];
+    good = good && out[i] >= lo && out[i] <= INT32_MAX;
+  }
+  return good || ty_op_fail(c, TY_EINVAL, "%s: expected integers of at least %lld, got %s", c->op->args[arg].name,
+                            (long long)lo, ty_ints_text(n, out));
+}
+
+bool ty_check_pair(ty_call *c, int arg, int64_t lo, int64_t out[2]) { return ty_check_each(c, arg, 2, lo, out); }
 
 int ty_check_choice(ty_call *c, int arg, const char *const *choices) {
   const char *text = c->arg[arg].s;

@@ -197,6 +197,10 @@ bool ty_check_dim(ty_call *c, int arg, int ndim, int *dim); /* negative counts f
 bool ty_check_dims(ty_call *c, int arg, int ndim, uint32_t *mask);
 /* One or two integers to two: stride, padding ... ; each at least lo. */
 bool ty_check_pair(ty_call *c, int arg, int64_t lo, int64_t out[2]);
+/* One integer, or n of them (1 to 3), to n. */
+bool ty_check_each(ty_call *c, int arg, int n, int64_t lo, int64_t *out);
+/* "{1, 2}"; each text lives until the sixth after it. */
+const char *ty_ints_text(int n, const int64_t *v);
 bool ty_broadcast(const ty_op *op, const ty_view *a, const ty_view *b, int *ndim, int64_t *size);
 /* Index of `text` in the NULL-ended list, or fails listing them. */
 int ty_check_choice(ty_call *c, int arg, const char *const *choices);

@@ -1,32 +1,70 @@
 /* Pooling over windows of [n, c, h, w]. */
 #include <string.h>
 
-#include "op.h"
+#include "pool.h"
 
-static int64_t windows(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
-  int64_t room = size + 2 * padding - dilation * (kernel - 1) - 1;
-  return room < 0 ? 0 : room / stride + 1;
+/* Where the last window may reach beyond the padding, it begins in the image or in the padding before it. */
+static int64_t count_windows(const ty_windows *w, int d, int64_t size) {
+  int64_t room = size + 2 * w->padding[d] - w->dilation[d] * (w->kernel[d] - 1) - 1;
+  if (room < 0) return 0;
+  if (!w->ceil_mode) return room / w->stride[d] + 1;
+  int64_t n = (room + w->stride[d] - 1) / w->stride[d] + 1;
+  return (n - 1) * w->stride[d] >= size + w->padding[d] ? n - 1 : n;
 }
 
-/* kernel, stride (the kernel when empty) and padding at positions 1 to 3, and the size of the result. */
-static bool read_windows(ty_call *c, int first, const int64_t *in, ty_p_pool *p, int64_t *out) {
-  if (!ty_check_pair(c, first, 1, p->kernel)) return false;
-  memcpy(p->stride, p->kernel, sizeof p->stride);
-  if (c->arg[first + 1].is.n && !ty_check_pair(c, first + 1, 1, p->stride)) return false;
-  if (!ty_check_pair(c, first + 2, 0, p->padding)) return false;
-  for (int d = 0; d < 2; d++) {
-    if (p->padding[d] > p->kernel[d] / 2)
-      return ty_op_fail(c, TY_EINVAL, "padding: expected at most half of the kernel {%lld, %lld}, got {%lld, %lld}",
-                        (long long)p->kernel[0], (long long)p->kernel[1], (long long)p->padding[0],
-                        (long long)p->padding[1]);
-    out[d] = windows(in[d], p->kernel[d], p->stride[d], p->padding[d], p->dilation[d]);
-    if (out[d] < 1)
-      return ty_op_fail(
-          c, TY_EINVAL, "kernel: {%lld, %lld} with padding {%lld, %lld} and dilation {%lld, %lld} does not fit into %s",
-          (long long)p->kernel[0], (long long)p->kernel[1], (long long)p->padding[0], (long long)p->padding[1],
-          (long long)p->dilation[0], (long long)p->dilation[1], ty_shape_text(2, in));
+static bool fit(ty_call *c, int n, const int64_t *in, ty_windows *w) {
+  for (int d = 0; d < n; d++) {
+    if (w->padding[d] > w->kernel[d] / 2)
+      return ty_op_fail(c, TY_EINVAL, "padding: expected at most half of the kernel %s, got %s",
+                        ty_ints_text(n, w->kernel), ty_ints_text(n, w->padding));
+    w->out[d] = count_windows(w, d, in[d]);
+    if (w->out[d] < 1)
+      return ty_op_fail(c, TY_EINVAL, "kernel: %s with padding %s and dilation %s does not fit into %s",
+                        ty_ints_text(n, w->kernel), ty_ints_text(n, w->padding), ty_ints_text(n, w->dilation),
+                        ty_shape_text(n, in));
   }
   return true;
+}
+
+static bool read_steps(ty_call *c, int first, int n, ty_windows *w) {
+  if (!ty_check_each(c, first, n, 1, w->kernel)) return false;
+  memcpy(w->stride, w->kernel, sizeof w->stride);
+  return c->arg[first + 1].is.n == 0 || ty_check_each(c, first + 1, n, 1, w->stride);
+}
+
+bool ty_read_windows(ty_call *c, int first, int n, const int64_t *in, ty_windows *w) {
+  return read_steps(c, first, n, w) && ty_check_each(c, first + 2, n, 0, w->padding) && fit(c, n, in, w);
+}
+
+bool ty_read_kernel(ty_call *c, int first, int n, const int64_t *in, ty_windows *w) {
+  return read_steps(c, first, n, w) && fit(c, n, in, w);
+}
+
+bool ty_windows_see_something(ty_call *c, int n, const int64_t *in, const ty_windows *w) {
+  for (int d = 0; d < n; d++) {
+    if (w->dilation[d] == 1 || w->padding[d] == 0) continue;
+    for (int64_t i = 0; i < w->out[d]; i++) {
+      bool sees = false;
+      for (int64_t k = 0; k < w->kernel[d] && !sees; k++) {
+        int64_t at = i * w->stride[d] - w->padding[d] + k * w->dilation[d];
+        sees = at >= 0 && at < in[d];
+      }
+      if (!sees)
+        return ty_op_fail(c, TY_EINVAL, "padding: a window of %s with dilation %s sees only padding of x %s",
+                          ty_ints_text(n, w->kernel), ty_ints_text(n, w->dilation), ty_describe(c->arg[0].t));
+    }
+  }
+  return true;
+}
+
+/* What the kernels of two dimensions take. */
+static ty_p_pool parameters(const ty_windows *w) {
+  ty_p_pool p = { .count_include_pad = true };
+  for (int d = 0; d < 2; d++) {
+    p.kernel[d] = w->kernel[d], p.stride[d] = w->stride[d];
+    p.padding[d] = w->padding[d], p.dilation[d] = w->dilation[d];
+  }
+  return p;
 }
 
 /* The `size` argument of the adaptive pools. */
@@ -46,32 +84,13 @@ static bool pool(ty_call *c, const ty_p_pool *p, const int64_t *out, bool positi
   return ty_launch(c, &x, 1, p);
 }
 
-/* With dilation a window can lie so that all its positions are padding: there is no largest. */
-static bool windows_see_something(ty_call *c, const ty_p_pool *p, const int64_t *in, const int64_t *out) {
-  for (int d = 0; d < 2; d++) {
-    if (p->dilation[d] == 1 || p->padding[d] == 0) continue;
-    for (int64_t i = 0; i < out[d]; i++) {
-      bool sees = false;
-      for (int64_t k = 0; k < p->kernel[d] && !sees; k++) {
-        int64_t at = i * p->stride[d] - p->padding[d] + k * p->dilation[d];
-        sees = at >= 0 && at < in[d];
-      }
-      if (!sees)
-        return ty_op_fail(c, TY_EINVAL,
-                          "padding: a window of {%lld, %lld} with dilation {%lld, %lld} sees only padding of x %s",
-                          (long long)p->kernel[0], (long long)p->kernel[1], (long long)p->dilation[0],
-                          (long long)p->dilation[1], ty_describe(c->arg[0].t));
-    }
-  }
-  return true;
-}
-
 bool fwd_max_pool2d(ty_call *c) {
-  ty_p_pool p = { .count_include_pad = true };
-  int64_t out[2];
-  if (!ty_check_ndim(c, 0, 4, 4, "[n, c, h, w]") || !ty_check_pair(c, 4, 1, p.dilation)) return false;
+  ty_windows w = { .ceil_mode = TY_ARGS(max_pool2d, c)->ceil_mode.i };
+  if (!ty_check_ndim(c, 0, 4, 4, "[n, c, h, w]") || !ty_check_pair(c, 4, 1, w.dilation)) return false;
   const int64_t *in = c->arg[0].t->v.size + 2;
-  return read_windows(c, 1, in, &p, out) && windows_see_something(c, &p, in, out) && pool(c, &p, out, true);
+  if (!ty_read_windows(c, 1, 2, in, &w) || !ty_windows_see_something(c, 2, in, &w)) return false;
+  ty_p_pool p = parameters(&w);
+  return pool(c, &p, w.out, true);
 }
 
 bool fwd_adaptive_max_pool2d(ty_call *c) {
@@ -88,22 +107,34 @@ bool vjp_max_pool2d(ty_vjp *c) {
   const ty_max_pool2d_args *a = TY_ARGS(max_pool2d, c);
   if (c->g[0])
     c->dx[0] = ty_max_pool2d_backward(c->g[0], c->out[1], image_size(c), a->kernel.is, a->stride.is, a->padding.is,
-                                      a->dilation.is, false);
+                                      a->dilation.is, false, a->ceil_mode.i);
   return true;
 }
 
 bool vjp_adaptive_max_pool2d(ty_vjp *c) {
   if (c->g[0])
     c->dx[0] = ty_max_pool2d_backward(c->g[0], c->out[1], image_size(c), TY_NO_INTS, TY_NO_INTS, TY_INTS(0), TY_INTS(1),
-                                      true);
+                                      true, false);
   return true;
 }
 
+/* Zero or more; zero: windows are divided by what they see. */
+bool ty_check_divisor(ty_call *c, int arg) {
+  int64_t divisor = c->arg[arg].i;
+  return (divisor >= 0 && divisor <= INT32_MAX) ||
+         ty_op_fail(c, TY_EINVAL, "divisor: expected a positive integer, got %lld", (long long)divisor);
+}
+
 bool fwd_avg_pool2d(ty_call *c) {
-  ty_p_pool p = { .dilation = { 1, 1 }, .count_include_pad = TY_ARGS(avg_pool2d, c)->count_include_pad.i };
-  int64_t out[2];
-  return ty_check_ndim(c, 0, 4, 4, "[n, c, h, w]") && read_windows(c, 1, c->arg[0].t->v.size + 2, &p, out) &&
-         pool(c, &p, out, false);
+  const ty_avg_pool2d_args *a = TY_ARGS(avg_pool2d, c);
+  ty_windows w = { .dilation = { 1, 1, 1 }, .ceil_mode = a->ceil_mode.i };
+  if (!ty_check_ndim(c, 0, 4, 4, "[n, c, h, w]") || !ty_read_windows(c, 1, 2, a->x.t->v.size + 2, &w) ||
+      !ty_check_divisor(c, 6))
+    return false;
+  ty_p_pool p = parameters(&w);
+  p.count_include_pad = a->count_include_pad.i;
+  p.divisor = a->divisor.i;
+  return pool(c, &p, w.out, false);
 }
 
 bool fwd_adaptive_avg_pool2d(ty_call *c) {
@@ -115,24 +146,23 @@ bool fwd_adaptive_avg_pool2d(ty_call *c) {
 bool vjp_avg_pool2d(ty_vjp *c) {
   const ty_avg_pool2d_args *a = TY_ARGS(avg_pool2d, c);
   c->dx[0] = ty_avg_pool2d_backward(c->g[0], image_size(c), a->kernel.is, a->stride.is, a->padding.is,
-                                    a->count_include_pad.i, false);
+                                    a->count_include_pad.i, false, a->ceil_mode.i, a->divisor.i);
   return true;
 }
 
 bool vjp_adaptive_avg_pool2d(ty_vjp *c) {
-  c->dx[0] = ty_avg_pool2d_backward(c->g[0], image_size(c), TY_NO_INTS, TY_NO_INTS, TY_INTS(0), true, true);
+  c->dx[0] = ty_avg_pool2d_backward(c->g[0], image_size(c), TY_NO_INTS, TY_NO_INTS, TY_INTS(0), true, true, false, 0);
   return true;
 }
 
 /* g against the size of the input at position `first`, behind which are kernel, stride and padding. */
-static bool check_gradient(ty_call *c, int first, ty_p_pool *p, int64_t *in) {
+static bool check_gradient(ty_call *c, int first, bool adaptive, ty_windows *w, int64_t *in) {
   const ty_tensor *g = c->arg[0].t;
-  int64_t out[2];
   if (!ty_check_ndim(c, 0, 4, 4, "[n, c, oh, ow]") || !ty_check_pair(c, first, 1, in)) return false;
-  if (p->adaptive) return true;
-  if (!read_windows(c, first + 1, in, p, out)) return false;
-  return (out[0] == g->v.size[2] && out[1] == g->v.size[3]) ||
-         ty_op_fail(c, TY_EINVAL, "g: expected [n, c, %lld, %lld], got %s", (long long)out[0], (long long)out[1],
+  if (adaptive) return true;
+  if (!ty_read_windows(c, first + 1, 2, in, w)) return false;
+  return (w->out[0] == g->v.size[2] && w->out[1] == g->v.size[3]) ||
+         ty_op_fail(c, TY_EINVAL, "g: expected [n, c, %lld, %lld], got %s", (long long)w->out[0], (long long)w->out[1],
                     ty_describe(g));
 }
 
@@ -140,8 +170,12 @@ bool fwd_avg_pool2d_backward(ty_call *c) {
   const ty_avg_pool2d_backward_args *a = TY_ARGS(avg_pool2d_backward, c);
   ty_tensor *g = a->g.t;
   int64_t in[2];
-  ty_p_pool p = { .dilation = { 1, 1 }, .count_include_pad = a->count_include_pad.i, .adaptive = a->adaptive.i };
-  if (!check_gradient(c, 1, &p, in)) return false;
+  ty_windows w = { .dilation = { 1, 1, 1 }, .ceil_mode = a->ceil_mode.i };
+  if (!check_gradient(c, 1, a->adaptive.i, &w, in) || !ty_check_divisor(c, 8)) return false;
+  ty_p_pool p = parameters(&w);
+  p.count_include_pad = a->count_include_pad.i;
+  p.adaptive = a->adaptive.i;
+  p.divisor = a->divisor.i;
   int64_t size[] = { g->v.size[0], g->v.size[1], in[0], in[1] };
   return ty_out(c, 0, ty_device_of(g), ty_dtype_of(g), 4, size) && ty_launch(c, &g, 1, &p);
 }
@@ -150,7 +184,8 @@ bool fwd_avg_pool2d_backward(ty_call *c) {
 bool vjp_avg_pool2d_backward(ty_vjp *c) {
   const ty_avg_pool2d_backward_args *a = TY_ARGS(avg_pool2d_backward, c);
   c->dx[0] = a->adaptive.i ? ty_adaptive_avg_pool2d(c->g[0], image_size(c))
-                           : ty_avg_pool2d(c->g[0], a->kernel.is, a->stride.is, a->padding.is, a->count_include_pad.i);
+                           : ty_avg_pool2d(c->g[0], a->kernel.is, a->stride.is, a->padding.is, a->count_include_pad.i,
+                                           a->ceil_mode.i, a->divisor.i);
   return true;
 }
 
@@ -158,11 +193,13 @@ bool fwd_max_pool2d_backward(ty_call *c) {
   const ty_max_pool2d_backward_args *a = TY_ARGS(max_pool2d_backward, c);
   ty_tensor *g = a->g.t, *position = a->position.t;
   int64_t in[2];
-  ty_p_pool p = { .adaptive = a->adaptive.i };
-  if (!ty_check_pair(c, 6, 1, p.dilation) || !check_gradient(c, 2, &p, in)) return false;
+  ty_windows w = { .ceil_mode = a->ceil_mode.i };
+  if (!ty_check_pair(c, 6, 1, w.dilation) || !check_gradient(c, 2, a->adaptive.i, &w, in)) return false;
   if (!ty_same_shape(&g->v, &position->v) || ty_dtype_of(position) != TY_I64)
     return ty_op_fail(c, TY_EINVAL, "position: expected the shape of g, i64, for %s, got %s", ty_describe(g),
                       ty_describe(position));
+  ty_p_pool p = parameters(&w);
+  p.adaptive = a->adaptive.i;
   int64_t size[] = { g->v.size[0], g->v.size[1], in[0], in[1] };
   return ty_out(c, 0, ty_device_of(g), ty_dtype_of(g), 4, size) && ty_launch(c, (ty_tensor *[]){ g, position }, 2, &p);
 }

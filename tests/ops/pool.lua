@@ -51,12 +51,20 @@ return function(row, T)
     end)
   end
 
-  local function by_kernel(x, kernel, stride, padding, dilation, f)
+  local function by_kernel(x, kernel, stride, padding, dilation, f, ceil_mode)
     kernel, padding, dilation = pair(kernel), pair(padding, { 0, 0 }), pair(dilation, { 1, 1 })
     stride = pair(stride, kernel)
     local n = #x.shape
     local function count(d)
-      return (x.shape[n - 2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1
+      local size, span = x.shape[n - 2 + d], dilation[d] * (kernel[d] - 1) + 1
+      local windows = 0
+      repeat -- a window fits, or (ceil_mode) reaches over the end by less than a step and begins in x
+        local start = windows * stride[d] - padding[d]
+        local over = start + span - size - padding[d]
+        local good = over <= 0 or (ceil_mode and over < stride[d] and start < size)
+        if good then windows = windows + 1 end
+      until not good
+      return windows
     end
     return pooled(x, count(1), count(2), function(d, i)
       return window(i, x.shape[n - 2 + d], kernel[d], stride[d], padding[d], dilation[d])
@@ -89,11 +97,14 @@ return function(row, T)
     cases = {
       { T { 2, 3, 6, 6, distinct = true }, 2 }, { T { 1, 3, 5, 7, distinct = true }, { 3, 2 }, { 2, 1 }, 1 },
       { T { 1, 2, 7, 6, distinct = true }, 2, 1, 0, 2 }, { T { 1, 1, 4, 4, distinct = true }, 3, 2, 1 },
-      { T { 0, 2, 4, 4 }, 2 }, { T { 2, 2, 1, 1 }, 1 },
+      { T { 0, 2, 4, 4 }, 2 }, { T { 2, 2, 1, 1 }, 1 }, { T { 1, 2, 5, 7, distinct = true, range = { -9, 9 } }, 2, 2, 0, 1, true },
+      { T { 1, 2, 6, 5, distinct = true }, 3, { 2, 4 }, 1, opts = { ceil_mode = true } },
       { T { 1, 1, 2, 3, values = { 1, T.nan, 2, 5, 3, T.inf } }, { 2, 1 }, grad = false },
     },
-    ref = function(x, kernel, stride, padding, dilation)
-      return by_kernel(x, kernel, stride, padding, dilation, largest), by_kernel(x, kernel, stride, padding, dilation, where)
+    ref = function(x, kernel, stride, padding, dilation, up)
+      if type(dilation) == "table" and dilation.ceil_mode then dilation, up = nil, true end
+      return by_kernel(x, kernel, stride, padding, dilation, largest, up),
+        by_kernel(x, kernel, stride, padding, dilation, where, up)
     end,
     errors = {
       { T { 4, 4 }, 2, match = "x: expected [n, c, h, w]" }, { T { 1, 1, 2, 2 }, 3, match = "does not fit into [2, 2]" },
@@ -106,15 +117,20 @@ return function(row, T)
     cases = {
       { T { 2, 3, 6, 6 }, 2 }, { T { 1, 3, 5, 7 }, { 3, 2 }, { 2, 1 }, 1 }, { T { 1, 2, 5, 5 }, 3, 2, 1, false },
       { T { 1, 1, 4, 4 }, 3, 2, 1, opts = { count_include_pad = false } }, { T { 0, 2, 4, 4 }, 2 }, { T { 2, 0, 4, 4 }, 2 },
+      { T { 1, 2, 5, 6 }, 2, 2, 0, true, true }, { T { 1, 2, 6, 5 }, { 4, 3 }, { 3, 4 }, { 2, 1 }, false, true },
+      { T { 1, 2, 6, 5 }, 3, 2, 1, true, true }, { T { 1, 2, 6, 5 }, 3, 2, 1, opts = { divisor = 7 } },
     },
-    ref = function(x, kernel, stride, padding, include, options)
+    ref = function(x, kernel, stride, padding, include, up, options)
       if type(include) == "table" then include, options = nil, include end
-      if options and options.count_include_pad ~= nil then include = options.count_include_pad end
+      options = options or {}
+      if options.count_include_pad ~= nil then include = options.count_include_pad end
       return by_kernel(x, kernel, stride, padding, 1, function(values, positions, full)
+        if options.divisor then return mean(values, positions, options.divisor, true) end
         return mean(values, positions, full, include ~= false)
-      end)
+      end, up)
     end,
-    errors = { { T { 4, 4 }, 2, match = "x: expected [n, c, h, w]" }, { T { 1, 1, 2, 2 }, 3, match = "does not fit" } },
+    errors = {
+      { T { 1, 1, 4, 4 }, 2, opts = { divisor = -2 }, match = "divisor: expected a positive integer, got -2" }, { T { 4, 4 }, 2, match = "x: expected [n, c, h, w]" }, { T { 1, 1, 2, 2 }, 3, match = "does not fit" } },
   })
 
   row("adaptive_avg_pool2d", {
@@ -135,9 +151,10 @@ return function(row, T)
   row("avg_pool2d_backward", {
     cases = {
       { T { 2, 3, 3, 3 }, { 6, 6 }, 2, 2, 0 }, { T { 1, 2, 3, 3 }, { 5, 5 }, 3, 2, 1, false }, { T { 1, 3, 3, 4 }, { 5, 7 }, 3, { 2, 2 }, 1, true },
-      { T { 1, 2, 3, 2 }, { 5, 7 }, {}, {}, 0, false, true }, { T { 0, 2, 2, 2 }, { 4, 4 }, 2, {}, 0 },
+      { T { 1, 2, 3, 2 }, { 5, 7 }, {}, {}, 0, false, true },
+      { T { 1, 1, 3, 4 }, { 5, 7 }, 2, 2, 0, true, false, true }, { T { 1, 1, 2, 3 }, { 5, 7 }, 2, 2, 0, true, false, false, 3 }, { T { 0, 2, 2, 2 }, { 4, 4 }, 2, {}, 0 },
     },
-    ref = function(g, size, kernel, stride, padding, include, adaptive)
+    ref = function(g, size, kernel, stride, padding, include, adaptive, _, divisor)
       local n = #g.shape
       local dx = from(sizes(g, size[1], size[2]), function() return 0.0 end)
       local spec = from(dx.shape, function() return 0.0 end)
@@ -148,7 +165,7 @@ return function(row, T)
         from(g.shape, function(index)
           local rows, full_rows = windows(1, index[n - 1])
           local columns, full_columns = windows(2, index[n])
-          local count = (include ~= false and not adaptive) and full_rows * full_columns or #rows * #columns
+          local count = divisor or (include ~= false and not adaptive) and full_rows * full_columns or #rows * #columns
           for _, r in ipairs(rows) do
             for _, c in ipairs(columns) do
               local flat = 1
@@ -184,6 +201,7 @@ return function(row, T)
       { T { 1, 1, 3, 3 }, T { 1, 1, 3, 3, values = { 6, 6, 8, 6, 6, 13, 16, 18, 18 }, dtype = "i64" }, { 5, 5 }, 3, 2, 1 },
       { T { 1, 1, 5, 4 }, T { 1, 1, 5, 4, values = dilated, dtype = "i64" }, { 7, 6 }, 2, 1, 0, 2 },
       { T { 1, 1, 3, 2 }, T { 1, 1, 3, 2, values = { 10, 10, 10, 10, 21, 34 }, dtype = "i64" }, { 5, 7 }, opts = { adaptive = true } },
+      { T { 1, 1, 3, 2 }, T { 1, 1, 3, 2, values = { 1, 2, 7, 8, 12, 14 }, dtype = "i64" }, { 5, 3 }, 2, opts = { ceil_mode = true } },
       { T { 0, 2, 2, 2 }, T { 0, 2, 2, 2, int = { 0, 4 } }, { 4, 4 }, 2 },
     },
     ref = function(g, position, size)
