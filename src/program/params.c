@@ -34,8 +34,8 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(conv2d_backward_input, PLAIN, conv) P(conv2d_backward_weight, PLAIN, conv)
   P(max_pool2d, PLAIN, pool) P(avg_pool2d, PLAIN, pool) P(adaptive_avg_pool2d, PLAIN, pool)
   P(adaptive_max_pool2d, PLAIN, pool) P(avg_pool2d_backward, PLAIN, pool)
-  P(max_pool2d_backward, PLAIN, pool)
   P(crop_resize, PLAIN, warp) P(warp, PLAIN, warp)
+  P(max_pool2d_backward, PLAIN, pool) P(unfold, PLAIN, pool) P(fold, PLAIN, pool)
   P(interpolate, PLAIN, interpolate) P(interpolate_backward, PLAIN, interpolate)
 
   P(add_norm, DROPOUT, add_norm) P(add_norm_backward, DROPOUT, add_norm)

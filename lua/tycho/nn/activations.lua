@@ -1,4 +1,4 @@
---- Activations and pools as modules; the functions themselves are ops.
+--- Activations as modules; the functions themselves are ops.
 local ty = require "tycho"
 local base = require "tycho.nn.module"
 local options = require "tycho.nn.options"
@@ -68,57 +68,5 @@ end
 over_dim("Softmax", ty.softmax)
 --- log(softmax(x)) along dimension dim (-1).
 over_dim("LogSoftmax", ty.log_softmax)
-
-local size_kinds = { stride = false, padding = false, dilation = false } -- pair() and the op check them
-
-local function pool(name, defaults, fn)
-  local class = define(name)
-  function class:init(kernel, given)
-    local o = options.read(name, given, defaults, size_kinds)
-    self.kernel_size = options.pair(name, "kernel", kernel, 1)
-    for key, value in pairs(o) do self[key] = value end
-    self.stride = options.pair(name, "stride", o.stride or self.kernel_size, 1)
-    self.padding = options.pair(name, "padding", o.padding)
-    if o.dilation then self.dilation = options.pair(name, "dilation", o.dilation, 1) end
-  end
-  class.forward = fn
-  function class:describe() return table.concat(self.kernel_size, "x") end
-  M[name] = class
-end
-
---- Largest value of each window of x [n, c, h, w]. options: stride (the kernel), padding, dilation.
-pool("MaxPool2d", { stride = options.none, padding = 0, dilation = 1 }, function(self, x)
-  return (ty.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation))
-end)
-
---- Mean of each window of x [n, c, h, w]. options: stride (the kernel), padding, count_include_pad.
-pool("AvgPool2d", { stride = options.none, padding = 0, count_include_pad = true }, function(self, x)
-  return ty.avg_pool2d(x, self.kernel_size, self.stride, self.padding, self.count_include_pad)
-end)
-
-local function adaptive(name, fn)
-  local class = define(name)
-  function class:init(size) self.size = options.pair(name, "size", size, 1) end
-  function class:forward(x) return (fn(x, self.size)) end
-  function class:describe() return table.concat(self.size, "x") end
-  M[name] = class
-end
-
---- Means of the parts that make x [n, c, h, w] one of `size` (a number or a pair).
-adaptive("AdaptiveAvgPool2d", ty.adaptive_avg_pool2d)
---- Largest values of the parts that make x [n, c, h, w] one of `size` (a number or a pair).
-adaptive("AdaptiveMaxPool2d", ty.adaptive_max_pool2d)
-
---- x [n, c, h, w] resized to `size` or by `scale`; mode "nearest" or "bilinear".
-local Upsample = define "Upsample"
-M.Upsample = Upsample
-
-function Upsample:init(given)
-  local o = options.read("Upsample", given, { size = options.none, scale = 0, mode = "nearest", align_corners = false },
-    { size = "an integer >= 1 or a pair of integers >= 1", scale = "a finite number >= 0" })
-  self.size, self.scale, self.mode, self.align_corners = o.size or {}, o.scale, o.mode, o.align_corners
-end
-
-function Upsample:forward(x) return ty.interpolate(x, self.size, self.scale, self.mode, self.align_corners) end
 
 return M

@@ -45,6 +45,21 @@ end
 --- An integer above 0, or an error that names the argument.
 function M.positive(who, what, value) return math.tointeger(expect(who, what, value, "an integer >= 1")) end
 
+--- An integer, or a list of n, as a list of n; `least` (default 0): what each is at least. n 2: as M.pair.
+function M.each(who, what, value, n, least)
+  if n == 2 then return M.pair(who, what, value, least) end
+  local range = (">= %d"):format(least or 0)
+  expect(who, what, value, ("an integer %s or a list of integers %s"):format(range, range))
+  if type(value) ~= "table" then value = { value } end
+  if #value ~= 1 and #value ~= n then
+    arguments.fail("%s: %s: expected %s integer%s, got %d", who, what, n == 1 and "one" or "one or " .. n,
+      n == 1 and "" or "s", #value)
+  end
+  local list = {}
+  for d = 1, n do list[d] = value[d] or value[1] end
+  return list
+end
+
 --- An integer or a pair of them as a pair; `least` (default 0): what each is at least.
 function M.pair(who, what, value, least)
   if type(value) == "table" and #value == 1 then value = value[1] end
