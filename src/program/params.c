@@ -2,6 +2,7 @@
  * not listed here cannot be recorded; tests/lua/compile_test.lua tries every op. */
 #include "../../kernels/bleu.h"
 #include "../../kernels/indexing.h"
+#include "../../kernels/resample.h"
 #include "../../kernels/warp.h"
 #include "internal.h"
 
@@ -36,6 +37,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(adaptive_max_pool2d, PLAIN, pool) P(avg_pool2d_backward, PLAIN, pool)
   P(crop_resize, PLAIN, warp) P(warp, PLAIN, warp)
   P(max_pool2d_backward, PLAIN, pool) P(unfold, PLAIN, pool) P(fold, PLAIN, pool)
+  P(resample, PLAIN, resample) P(resample_backward, PLAIN, resample)
   P(interpolate, PLAIN, interpolate) P(interpolate_backward, PLAIN, interpolate)
 
   P(add_norm, DROPOUT, add_norm) P(add_norm_backward, DROPOUT, add_norm)
