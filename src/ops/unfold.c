@@ -65,7 +65,7 @@ bool vjp_fold(ty_vjp *c) {
   return true;
 }
 
-/* ---- pixels and channels ---- */
+/* ---- pixels and channels: windows side by side, or, of what is no float, dimensions in another order ---- */
 
 /* x as [before, ...] with dimensions of `sizes` for the last three, permuted, and seen as the result's last three. */
 static bool rearranged(ty_call *c, ty_tensor *x, const int64_t *inner, const int64_t *order, const int64_t *last) {
@@ -77,6 +77,22 @@ static bool rearranged(ty_call *c, ty_tensor *x, const int64_t *inner, const int
   ty_tensor *y = ty_reshape(x, TY_INTS(before, inner[0], inner[1], inner[2], inner[3], inner[4]));
   y = y ? ty_contiguous(ty_permute(y, (ty_ints){ dims, 6 })) : NULL;
   return ty_out_set(c, 0, y ? ty_reshape(y, (ty_ints){ size, n + 3 }) : NULL);
+}
+
+/* x [..., sizes], the sizes a, b and, unless it is 0, d, with one dimension before them. */
+static ty_tensor *columns_of(ty_tensor *x, int64_t a, int64_t b, int64_t d) {
+  int64_t before = 1;
+  for (int i = 0; i < x->v.ndim - 3; i++) before *= x->v.size[i];
+  return ty_reshape(x, (ty_ints){ (int64_t[]){ before, a, b, d }, d ? 4 : 3 });
+}
+
+/* The result y with the dimensions of x before its last three, which are a, b and d. */
+static bool seen_as(ty_call *c, const ty_tensor *x, ty_tensor *y, int64_t a, int64_t b, int64_t d) {
+  int64_t size[TY_MAX_DIMS];
+  int n = x->v.ndim;
+  memcpy(size, x->v.size, sizeof size);
+  size[n - 3] = a, size[n - 2] = b, size[n - 1] = d;
+  return ty_out_set(c, 0, y ? ty_reshape(y, (ty_ints){ size, n }) : NULL);
 }
 
 static bool check_factor(ty_call *c, int64_t *factor) {
@@ -95,6 +111,11 @@ bool fwd_pixel_shuffle(ty_call *c) {
     return ty_op_fail(c, TY_EINVAL, "x: expected a multiple of %lld channels, got %s", (long long)(r * r),
                       ty_describe(x));
   int64_t depth = s[0] / (r * r);
+  if (ty_is_float(ty_dtype_of(x)) && s[1] > 0 && s[2] > 0) {
+    ty_tensor *y = columns_of(x, s[0], s[1] * s[2], 0);
+    y = y ? ty_fold(y, TY_INTS(s[1] * r, s[2] * r), TY_INTS(r), TY_INTS(1), TY_INTS(0), TY_INTS(r)) : NULL;
+    return seen_as(c, x, y, depth, s[1] * r, s[2] * r);
+  }
   return rearranged(c, x, (int64_t[]){ depth, r, r, s[1], s[2] }, (int64_t[]){ 0, 3, 1, 4, 2 },
                     (int64_t[]){ depth, s[1] * r, s[2] * r });
 }
@@ -107,6 +128,11 @@ bool fwd_pixel_unshuffle(ty_call *c) {
   if (s[1] % r || s[2] % r)
     return ty_op_fail(c, TY_EINVAL, "x: expected height and width that %lld divides, got %s", (long long)r,
                       ty_describe(x));
+  if (ty_is_float(ty_dtype_of(x)) && s[1] > 0 && s[2] > 0) {
+    ty_tensor *y = columns_of(x, s[0], s[1], s[2]);
+    y = y ? ty_unfold(y, TY_INTS(r), TY_INTS(1), TY_INTS(0), TY_INTS(r)) : NULL;
+    return seen_as(c, x, y, s[0] * r * r, s[1] / r, s[2] / r);
+  }
   return rearranged(c, x, (int64_t[]){ s[0], s[1] / r, r, s[2] / r, r }, (int64_t[]){ 0, 2, 4, 1, 3 },
                     (int64_t[]){ s[0] * r * r, s[1] / r, s[2] / r });
 }

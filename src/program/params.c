@@ -1,6 +1,7 @@
 /* Which struct of kernels/params.h each kernel takes, and which ops are elementwise. A kernel with parameters that is
  * not listed here cannot be recorded; tests/lua/compile_test.lua tries every op. */
 #include "../../kernels/bleu.h"
+#include "../../kernels/grid_sample.h"
 #include "../../kernels/indexing.h"
 #include "../../kernels/resample.h"
 #include "../../kernels/warp.h"
@@ -38,6 +39,8 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(crop_resize, PLAIN, warp) P(warp, PLAIN, warp)
   P(max_pool2d_backward, PLAIN, pool) P(unfold, PLAIN, pool) P(fold, PLAIN, pool)
   P(resample, PLAIN, resample) P(resample_backward, PLAIN, resample)
+  P(grid_sample, PLAIN, grid_sample) P(grid_sample_backward_input, PLAIN, grid_sample)
+  P(grid_sample_backward_grid, PLAIN, grid_sample)
   P(interpolate, PLAIN, interpolate) P(interpolate_backward, PLAIN, interpolate)
 
   P(add_norm, DROPOUT, add_norm) P(add_norm_backward, DROPOUT, add_norm)
