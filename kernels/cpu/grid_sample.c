@@ -7,8 +7,8 @@ ty_kernel TY_KERNEL(grid_sample);
 ty_kernel TY_KERNEL(grid_sample_backward_input);
 ty_kernel TY_KERNEL(grid_sample_backward_grid);
 
-#define BLOCK 64     /* positions whose neighbours are found together */
-#define CHANNELS 4   /* whose gradients go together */
+#define BLOCK 64   /* positions whose neighbours are found together */
+#define CHANNELS 4 /* whose gradients go together */
 #define NEIGHBOURS 16
 
 /* x [n, channels, pixels], grid [n, places, dims], g or y [n, channels, places]. */
@@ -79,7 +79,7 @@ bool TY_KERNEL(grid_sample_backward_grid)(const ty_kernel_args *k) {
   sampling s = { .g = k->in[0]->data, .x = k->in[1]->data, .to = k->out[0]->data };
   if (!prepare(k, k->in[1], k->in[2], &s)) return false;
   if (k->out[0]->count == 0) return true;
-  run(k->in[1], k->in[1]->size[0] * blocks_of(&s), 256 / (s.channels * s.all + 16), slope_blocks_f32,
-      slope_blocks_f64, &s);
+  run(k->in[1], k->in[1]->size[0] * blocks_of(&s), 256 / (s.channels * s.all + 16), slope_blocks_f32, slope_blocks_f64,
+      &s);
   return true;
 }

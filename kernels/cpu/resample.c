@@ -51,13 +51,12 @@ static bool run(const ty_kernel_args *k, const ty_view *image, const ty_view *re
   }
   resizing r = { k->in[0]->data, k->out[0]->data, in, out, inner, taps, spans, weights };
   if (inner == 1)
-    ty_parallel_for(outer, 1 + 16384 / (in + out * taps), back ? (wide ? back_lines_f64 : back_lines_f32)
-                                                               : (wide ? lines_f64 : lines_f32), &r);
+    ty_parallel_for(outer, 1 + 16384 / (in + out * taps),
+                    back ? (wide ? back_lines_f64 : back_lines_f32) : (wide ? lines_f64 : lines_f32), &r);
   else if (back)
-    ty_parallel_for(outer * ((inner + BLOCK - 1) / BLOCK), 1 + 16 / (in + out), wide ? back_blocks_f64 : back_blocks_f32,
-                    &r);
-  else
-    ty_parallel_for(outer * out, 1 + 16384 / (inner * taps), wide ? rows_f64 : rows_f32, &r);
+    ty_parallel_for(outer * ((inner + BLOCK - 1) / BLOCK), 1 + 16 / (in + out),
+                    wide ? back_blocks_f64 : back_blocks_f32, &r);
+  else ty_parallel_for(outer * out, 1 + 16384 / (inner * taps), wide ? rows_f64 : rows_f32, &r);
   ty_scratch_free(memory, bytes);
   return true;
 }

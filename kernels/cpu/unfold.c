@@ -42,10 +42,8 @@ static bool run(const ty_kernel_args *k, const ty_view *image, bool back) {
   if (k->out[0]->count == 0) return true;
   int64_t planes = image->size[0] * image->size[1], taps = p->kernel[0] * p->kernel[1], windows = out[0] * out[1];
   bool wide = k->out[0]->dtype == TY_F64;
-  if (back)
-    ty_parallel_for(planes, 1 + 16384 / (windows * taps + 1), wide ? fold_planes_f64 : fold_planes_f32, &q);
-  else
-    ty_parallel_for(planes * taps, 1 + 16384 / (windows + 1), wide ? unfold_taps_f64 : unfold_taps_f32, &q);
+  if (back) ty_parallel_for(planes, 1 + 16384 / (windows * taps + 1), wide ? fold_planes_f64 : fold_planes_f32, &q);
+  else ty_parallel_for(planes * taps, 1 + 16384 / (windows + 1), wide ? unfold_taps_f64 : unfold_taps_f32, &q);
   return true;
 }
 

@@ -47,8 +47,7 @@ TY_DEVICE void each_neighbour(const sampling &s, const typename axis<T>::type *a
   }
 }
 
-template <class T>
-TY_DEVICE void find(const sampling &s, const T *grid, int64_t position, typename axis<T>::type *a) {
+template <class T> TY_DEVICE void find(const sampling &s, const T *grid, int64_t position, typename axis<T>::type *a) {
   for (int d = 0; d < s.dims; d++) axis<T>::of(s.p, grid[position * s.dims + s.dims - 1 - d], s.size[d], a + d);
 }
 
@@ -71,8 +70,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) sample(sampling s,
 }
 
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    slopes(sampling s, const T *gradient, const T *image, const T *grid, T *to) {
+__global__ void __launch_bounds__(THREADS) slopes(sampling s, const T *gradient, const T *image, const T *grid, T *to) {
   for (int64_t i = blockIdx.x * int64_t{ THREADS } + threadIdx.x; i < s.count; i += int64_t{ gridDim.x } * THREADS) {
     typename axis<T>::type a[3];
     find(s, grid, i, a);
@@ -118,9 +116,8 @@ TY_CUDA_KERNEL(grid_sample) {
   const sampling s = sampling_of(k, k->in[0], k->in[1]);
   return ty_for_reals(k->in[0]->dtype, "grid_sample", [&](auto type) {
     typedef decltype(type) T;
-    return TY_LAUNCH(sample<T>, ty_cuda_blocks(s.count, THREADS), THREADS, 0, s,
-                     static_cast<const T *>(k->in[0]->data), static_cast<const T *>(k->in[1]->data),
-                     static_cast<T *>(k->out[0]->data));
+    return TY_LAUNCH(sample<T>, ty_cuda_blocks(s.count, THREADS), THREADS, 0, s, static_cast<const T *>(k->in[0]->data),
+                     static_cast<const T *>(k->in[1]->data), static_cast<T *>(k->out[0]->data));
   });
 }
 
@@ -130,8 +127,8 @@ TY_CUDA_KERNEL(grid_sample_backward_grid) {
   const sampling s = sampling_of(k, k->in[1], k->in[2]);
   return ty_for_reals(k->in[1]->dtype, "grid_sample_backward_grid", [&](auto type) {
     typedef decltype(type) T;
-    return TY_LAUNCH(slopes<T>, ty_cuda_blocks(s.count, THREADS), THREADS, 0, s,
-                     static_cast<const T *>(k->in[0]->data), static_cast<const T *>(k->in[1]->data),
-                     static_cast<const T *>(k->in[2]->data), static_cast<T *>(k->out[0]->data));
+    return TY_LAUNCH(slopes<T>, ty_cuda_blocks(s.count, THREADS), THREADS, 0, s, static_cast<const T *>(k->in[0]->data),
+                     static_cast<const T *>(k->in[1]->data), static_cast<const T *>(k->in[2]->data),
+                     static_cast<T *>(k->out[0]->data));
   });
 }

@@ -39,8 +39,7 @@ static bool result_size(ty_call *c, const int64_t *x, const int64_t *weight, con
   for (int d = 0; d < 3; d++) {
     int64_t taps = weight[2 + d], have = x[2 + d] + 2 * p->padding[d];
     if (taps < 1 || have < span(p, d, taps))
-      return ty_op_fail(c, TY_EINVAL,
-                        "weight: a kernel of %s does not fit into x %s with padding %s and dilation %s",
+      return ty_op_fail(c, TY_EINVAL, "weight: a kernel of %s does not fit into x %s with padding %s and dilation %s",
                         ty_shape_text(5, weight), ty_shape_text(5, x), ty_ints_text(3, p->padding),
                         ty_ints_text(3, p->dilation));
     size[2 + d] = (have - span(p, d, taps)) / p->stride[d] + 1;
@@ -75,8 +74,7 @@ static bool check_size(ty_call *c, int arg) {
 }
 
 /* Both gradients check that g is what conv3d would give. */
-static bool check_gradient(ty_call *c, const ty_tensor *g, const int64_t *x, const int64_t *weight,
-                           const geometry *p) {
+static bool check_gradient(ty_call *c, const ty_tensor *g, const int64_t *x, const int64_t *weight, const geometry *p) {
   int64_t size[5];
   if (!result_size(c, x, weight, p, size)) return false;
   return memcmp(size, g->v.size, sizeof size) == 0 ||
@@ -264,8 +262,7 @@ static bool transposed_size(ty_call *c, int n, geometry *p, int64_t *extra, int6
   if (!check_bias(c, size[1])) return false;
   for (int d = 0; d < n; d++) {
     if (extra[d] >= p->stride[d] && extra[d] >= p->dilation[d])
-      return ty_op_fail(c, TY_EINVAL,
-                        "output_padding: expected less than the stride %s or the dilation %s, got %s",
+      return ty_op_fail(c, TY_EINVAL, "output_padding: expected less than the stride %s or the dilation %s, got %s",
                         ty_ints_text(n, p->stride), ty_ints_text(n, p->dilation), ty_ints_text(n, extra));
     int64_t taps = weight->v.size[2 + d], in = x->v.size[2 + d];
     if (taps < 1 || in < 1 || __builtin_mul_overflow(in - 1, p->stride[d], &size[2 + d]) ||
@@ -296,8 +293,7 @@ bool fwd_conv_transpose3d(ty_call *c) {
   /* A convolution of the result takes steps into its padding, too: to where x has nothing. */
   int64_t more[] = { extra[0] / p.stride[0], extra[1] / p.stride[1], extra[2] / p.stride[2] };
   ty_tensor *x = a->x.t;
-  if (more[0] || more[1] || more[2])
-    x = ty_pad(x, TY_INTS(0, more[2], 0, more[1], 0, more[0]), "constant", 0);
+  if (more[0] || more[1] || more[2]) x = ty_pad(x, TY_INTS(0, more[2], 0, more[1], 0, more[0]), "constant", 0);
   if (!x) return false;
   ty_tensor *y = ty_conv3d_backward_input(x, a->weight.t, (ty_ints){ size, 5 }, (ty_ints){ p.stride, 3 },
                                           (ty_ints){ p.padding, 3 }, (ty_ints){ p.dilation, 3 }, p.groups);

@@ -8,8 +8,9 @@
 
 static bool read_options(ty_call *c, int first, int dims, ty_p_grid_sample *p) {
   int mode = ty_check_choice(c, first, (const char *const[]){ "bilinear", "nearest", "bicubic", NULL });
-  int padding = mode < 0 ? -1
-                         : ty_check_choice(c, first + 1, (const char *const[]){ "zeros", "border", "reflection", NULL });
+  int padding = mode < 0
+                    ? -1
+                    : ty_check_choice(c, first + 1, (const char *const[]){ "zeros", "border", "reflection", NULL });
   if (padding < 0) return false;
   p->mode = (ty_grid_mode)mode;
   p->padding = (ty_grid_padding)padding;
@@ -26,8 +27,7 @@ static bool check_grid(ty_call *c, int arg, int dims, const int64_t *size) {
     return ty_op_fail(c, TY_EINVAL, "grid: expected [%lld, %s, %d] for an image of %s, got %s", (long long)size[0],
                       dims == 2 ? "oh, ow" : "od, oh, ow", dims, ty_shape_text(dims + 2, size), ty_describe(grid));
   for (int d = 0; d < dims; d++)
-    if (size[2 + d] < 1)
-      return ty_op_fail(c, TY_EINVAL, "x: nothing to sample in %s", ty_shape_text(dims + 2, size));
+    if (size[2 + d] < 1) return ty_op_fail(c, TY_EINVAL, "x: nothing to sample in %s", ty_shape_text(dims + 2, size));
   return true;
 }
 
@@ -133,8 +133,8 @@ static bool axis_of(const ty_p_grid_sample *p, ty_tensor *g, int64_t size, axis 
     ty_tensor *unused, *v = k == 0 ? ty_add(t, 1.0) : k == 1 ? t : ty_sub(ty_full_like(t, k - 1, TY_DTYPE_DEFAULT), t);
     double side = k < 2 ? by_grid : -by_grid;
     a->weight[k] = near ? polynomial(v, c + 2, -c - 3, 0, 1) : polynomial(v, c, -5 * c, 8 * c, -4 * c);
-    a->slope[k] = ty_mul(near ? polynomial(v, 0, 3 * (c + 2), -2 * (c + 3), 0) : polynomial(v, 0, 3 * c, -10 * c, 8 * c),
-                         side);
+    a->slope[k] = ty_mul(
+        near ? polynomial(v, 0, 3 * (c + 2), -2 * (c + 3), 0) : polynomial(v, 0, 3 * c, -10 * c, 8 * c), side);
     ty_tensor *at = inside(p, ty_add(before, (double)(k - 1)), size, &unused);
     if (!a->weight[k] || !a->slope[k] || !at || !place(a, k, ty_round(at), size)) return false;
   }

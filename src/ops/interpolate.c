@@ -73,8 +73,7 @@ bool fwd_interpolate(ty_call *c) {
     if (x->v.size[2 + d] < 1) return ty_op_fail(c, TY_EINVAL, "x: nothing to resize in %s", ty_describe(x));
   if (!read_size(c, n, out)) return false;
   if (of_images(n, mode, a->antialias.i)) {
-    ty_p_interpolate p =
-        parameters(mode == TY_RESIZE_BILINEAR, a->align_corners.i, a->scale.f, x->v.size + 2, out);
+    ty_p_interpolate p = parameters(mode == TY_RESIZE_BILINEAR, a->align_corners.i, a->scale.f, x->v.size + 2, out);
     int64_t size[] = { x->v.size[0], x->v.size[1], out[0], out[1] };
     return ty_out(c, 0, ty_device_of(x), ty_dtype_of(x), 4, size) && ty_launch(c, &x, 1, &p);
   }

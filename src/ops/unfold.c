@@ -38,8 +38,7 @@ bool fwd_unfold(ty_call *c) {
 bool vjp_unfold(ty_vjp *c) {
   const ty_unfold_args *a = TY_ARGS(unfold, c);
   ty_ints size = ty_vjp_size(c, 0);
-  c->dx[0] =
-      ty_fold(c->g[0], (ty_ints){ size.v + 2, 2 }, a->kernel.is, a->dilation.is, a->padding.is, a->stride.is);
+  c->dx[0] = ty_fold(c->g[0], (ty_ints){ size.v + 2, 2 }, a->kernel.is, a->dilation.is, a->padding.is, a->stride.is);
   return true;
 }
 
@@ -98,8 +97,7 @@ static bool seen_as(ty_call *c, const ty_tensor *x, ty_tensor *y, int64_t a, int
 static bool check_factor(ty_call *c, int64_t *factor) {
   *factor = c->arg[1].i;
   return (*factor >= 1 && *factor <= 1 << 15) ||
-         ty_op_fail(c, TY_EINVAL, "%s: expected a positive integer, got %lld", c->op->args[1].name,
-                    (long long)*factor);
+         ty_op_fail(c, TY_EINVAL, "%s: expected a positive integer, got %lld", c->op->args[1].name, (long long)*factor);
 }
 
 bool fwd_pixel_shuffle(ty_call *c) {

@@ -3,15 +3,12 @@ local ty = require "tycho"
 local base = require "tycho.nn.module"
 local init = require "tycho.nn.initial"
 local options = require "tycho.nn.options"
+local parts = require "tycho.nn.convolution"
 
 local define, expect, positive, pair = base.define, options.expect, options.positive, options.pair
+local default_init, check_groups, read_padding = parts.default_init, parts.check_groups, parts.read_padding
+local conv_defaults, conv_kinds, describe_conv = parts.defaults, parts.kinds, parts.describe
 local layers = {}
-
--- PyTorch's default for weight and bias alike: uniform within +-1 / sqrt(fan_in).
-local function default_init(fan_in)
-  local bound = fan_in > 0 and 1 / math.sqrt(fan_in) or 0
-  return function(t) init.uniform(t, -bound, bound) end
-end
 
 --- x [..., inputs] times weight [outputs, inputs] transposed, plus bias [outputs].
 ---@class Linear: Module
@@ -91,47 +88,6 @@ local Identity = define "Identity"
 layers.Identity = Identity
 
 function Identity:forward(x) return x end
-
-local conv_defaults = { stride = 1, padding = 0, dilation = 1, groups = 1, bias = true }
--- Sizes are checked by pair() and single() below.
-local conv_kinds = { stride = false, padding = false, output_padding = false, dilation = false, groups = false }
-
-local function check_groups(who, inputs, outputs, groups)
-  positive(who, "inputs", inputs)
-  positive(who, "outputs", outputs)
-  positive(who, "groups", groups)
-  if inputs % groups ~= 0 or outputs % groups ~= 0 then
-    options.fail("%s: groups: expected a divisor of inputs %d and outputs %d, got %d", who, inputs, outputs, groups)
-  end
-end
-
-local function describe_conv(self)
-  local text = ("%d, %d, %s"):format(self.in_channels, self.out_channels, table.concat(self.kernel_size, "x"))
-  for _, name in ipairs { "stride", "padding", "dilation" } do
-    local default, values = conv_defaults[name], self[name]
-    if values[1] ~= default or values[#values] ~= default then
-      local same = values[1] == values[#values]
-      text = text .. (", %s = %s"):format(name, same and values[1] or table.concat(values, "x"))
-    end
-  end
-  if self.groups ~= 1 then text = text .. ", groups = " .. self.groups end
-  if not self.bias then text = text .. ", bias = false" end
-  return text
-end
-
--- padding = "same" keeps the size at stride 1.
-local function read_padding(who, o, kernel)
-  if o.padding ~= "same" then return o.padding end
-  local result = {}
-  for i = 1, #kernel do
-    local span = o.dilation[i] * (kernel[i] - 1)
-    if span % 2 ~= 0 or o.stride[i] ~= 1 then
-      options.fail("%s: padding: \"same\" needs stride 1 and an odd span of the kernel", who)
-    end
-    result[i] = span // 2
-  end
-  return result
-end
 
 --- Convolution of x [n, inputs, h, w] with weight [outputs, inputs / groups, kh, kw].
 -- options: stride, padding (number, pair or "same"), dilation, groups, bias.

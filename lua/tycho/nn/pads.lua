@@ -6,7 +6,8 @@ local options = require "tycho.nn.options"
 
 local M = {}
 
--- A number for every side, or before and after of the last dimension, then of the one before it ..., as ty.pad takes it.
+-- A number for every side, or before and after of the last dimension, then of the one before it ..., as ty.pad takes
+-- it.
 local function sides(who, value, n)
   options.expect(who, "pads", value, "an integer or a list of integers")
   if type(value) ~= "table" then value = { value } end
@@ -40,27 +41,32 @@ pad("ZeroPad2d", 2, "constant")
 pad("ZeroPad3d", 3, "constant")
 --- The inside mirrored, without the edge, around x [n, c, w]: pads, a number or {before, after}; negative ones cut.
 pad("ReflectionPad1d", 1, "reflect")
---- The inside mirrored, without the edge, around x [n, c, h, w]: pads, a number or {left, right, top, bottom}; negative ones cut.
+--- The inside mirrored, without the edge, around x [n, c, h, w]: pads, a number or {left, right, top, bottom};
+-- negative ones cut.
 pad("ReflectionPad2d", 2, "reflect")
---- The inside mirrored, without the edge, around x [n, c, d, h, w]: pads, a number or {left, right, top, bottom, front, back}; negative ones cut.
+--- The inside mirrored, without the edge, around x [n, c, d, h, w]: pads, a number or {left, right, top, bottom,
+-- front, back}; negative ones cut.
 pad("ReflectionPad3d", 3, "reflect")
 --- The edge repeated around x [n, c, w]: pads, a number or {before, after}; negative ones cut.
 pad("ReplicationPad1d", 1, "replicate")
 --- The edge repeated around x [n, c, h, w]: pads, a number or {left, right, top, bottom}; negative ones cut.
 pad("ReplicationPad2d", 2, "replicate")
---- The edge repeated around x [n, c, d, h, w]: pads, a number or {left, right, top, bottom, front, back}; negative ones cut.
+--- The edge repeated around x [n, c, d, h, w]: pads, a number or {left, right, top, bottom, front, back}; negative
+-- ones cut.
 pad("ReplicationPad3d", 3, "replicate")
 --- The other end around x [n, c, w]: pads, a number or {before, after}; negative ones cut.
 pad("CircularPad1d", 1, "circular")
 --- The other end around x [n, c, h, w]: pads, a number or {left, right, top, bottom}; negative ones cut.
 pad("CircularPad2d", 2, "circular")
---- The other end around x [n, c, d, h, w]: pads, a number or {left, right, top, bottom, front, back}; negative ones cut.
+--- The other end around x [n, c, d, h, w]: pads, a number or {left, right, top, bottom, front, back}; negative ones
+-- cut.
 pad("CircularPad3d", 3, "circular")
 --- `value` around x [n, c, w]: (pads, value), pads a number or {before, after}; negative ones cut.
 pad("ConstantPad1d", 1, "constant", true)
 --- `value` around x [n, c, h, w]: (pads, value), pads a number or {left, right, top, bottom}; negative ones cut.
 pad("ConstantPad2d", 2, "constant", true)
---- `value` around x [n, c, d, h, w]: (pads, value), pads a number or {left, right, top, bottom, front, back}; negative ones cut.
+--- `value` around x [n, c, d, h, w]: (pads, value), pads a number or {left, right, top, bottom, front, back};
+-- negative ones cut.
 pad("ConstantPad3d", 3, "constant", true)
 
 return M

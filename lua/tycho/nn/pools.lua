@@ -54,24 +54,30 @@ end
 local avg_defaults = { stride = options.none, padding = 0, count_include_pad = true, ceil_mode = false,
   divisor = options.none }
 
---- Largest value of each window of x [n, c, w]. options: stride (the kernel), padding, dilation, ceil_mode,
--- return_indices (false): a second result, the positions that MaxUnpool1d takes.
+--- Largest value of each window of x [n, c, w].
+-- options: stride (the kernel), padding, dilation, ceil_mode, return_indices (false): a second result, the positions
+-- that MaxUnpool1d takes.
 pool("MaxPool1d", 1, max_defaults, largest(ty.max_pool1d))
---- Largest value of each window of x [n, c, h, w]. options: stride (the kernel), padding, dilation, ceil_mode,
--- return_indices (false): a second result, the positions that MaxUnpool2d takes.
+--- Largest value of each window of x [n, c, h, w].
+-- options: stride (the kernel), padding, dilation, ceil_mode, return_indices (false): a second result, the positions
+-- that MaxUnpool2d takes.
 pool("MaxPool2d", 2, max_defaults, largest(ty.max_pool2d))
---- Largest value of each window of x [n, c, d, h, w]. options: stride (the kernel), padding, dilation, ceil_mode,
--- return_indices (false): a second result, the positions that MaxUnpool3d takes.
+--- Largest value of each window of x [n, c, d, h, w].
+-- options: stride (the kernel), padding, dilation, ceil_mode, return_indices (false): a second result, the positions
+-- that MaxUnpool3d takes.
 pool("MaxPool3d", 3, max_defaults, largest(ty.max_pool3d))
 
---- Mean of each window of x [n, c, w]. options: stride (the kernel), padding, count_include_pad (true), ceil_mode,
--- divisor: of the sums, in place of how many positions a window has.
+--- Mean of each window of x [n, c, w].
+-- options: stride (the kernel), padding, count_include_pad (true), ceil_mode, divisor: of the sums, in place of how
+-- many positions a window has.
 pool("AvgPool1d", 1, avg_defaults, mean(ty.avg_pool1d))
---- Mean of each window of x [n, c, h, w]. options: stride (the kernel), padding, count_include_pad (true), ceil_mode,
--- divisor: of the sums, in place of how many positions a window has.
+--- Mean of each window of x [n, c, h, w].
+-- options: stride (the kernel), padding, count_include_pad (true), ceil_mode, divisor: of the sums, in place of how
+-- many positions a window has.
 pool("AvgPool2d", 2, avg_defaults, mean(ty.avg_pool2d))
---- Mean of each window of x [n, c, d, h, w]. options: stride (the kernel), padding, count_include_pad (true), ceil_mode,
--- divisor: of the sums, in place of how many positions a window has.
+--- Mean of each window of x [n, c, d, h, w].
+-- options: stride (the kernel), padding, count_include_pad (true), ceil_mode, divisor: of the sums, in place of how
+-- many positions a window has.
 pool("AvgPool3d", 3, avg_defaults, mean(ty.avg_pool3d))
 
 local function unpool(name, n, op)
@@ -80,11 +86,14 @@ local function unpool(name, n, op)
   end)
 end
 
---- Zeros with x [n, c, w] at the positions that MaxPool1d gave: (x, position, size?). options: stride, padding.
+--- Zeros with x [n, c, w] at the positions that MaxPool1d gave: (x, position, size?).
+-- options: stride, padding.
 unpool("MaxUnpool1d", 1, ty.max_unpool1d)
---- Zeros with x [n, c, h, w] at the positions that MaxPool2d gave: (x, position, size?). options: stride, padding.
+--- Zeros with x [n, c, h, w] at the positions that MaxPool2d gave: (x, position, size?).
+-- options: stride, padding.
 unpool("MaxUnpool2d", 2, ty.max_unpool2d)
---- Zeros with x [n, c, d, h, w] at the positions that MaxPool3d gave: (x, position, size?). options: stride, padding.
+--- Zeros with x [n, c, d, h, w] at the positions that MaxPool3d gave: (x, position, size?).
+-- options: stride, padding.
 unpool("MaxUnpool3d", 3, ty.max_unpool3d)
 
 local function norm(name, n, op)
