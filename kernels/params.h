@@ -123,9 +123,9 @@ typedef struct ty_p_cross_entropy {
 /* q [b, h, t, d], k and v [b, hkv, s, d or dv]. Query i stands at key at(i) = i + s - t, or i where they are aligned at
  * the upper left corner of [t, s]. window < 0: none, else key j is seen by query i when at(i) - j <= window (and, when
  * causal, j <= at(i); otherwise also j - at(i) <= window), or when j is among the first `sinks` keys:
- * kernels/attention_span.h. */
+ * kernels/attention_span.h. A score, scaled, becomes softcap * tanh(score / softcap) before the mask; 0: it stays. */
 typedef struct ty_p_attention {
-  double scale;
+  double scale, softcap;
   bool causal, upper_left;
   int64_t window, sinks;
 } ty_p_attention;

@@ -26,7 +26,7 @@ typedef struct query {
 typedef struct plan {
   const ty_view *q, *k, *v, *mask; /* mask: NULL or broadcast to [b, h, t, s] */
   int64_t batch, heads, kv_heads, group, t, s, d, dv;
-  double scale;
+  double scale, softcap; /* softcap 0: none */
   ty_reach reach;
 } plan;
 
@@ -46,6 +46,7 @@ static plan plan_of(const ty_view *q, const ty_view *k, const ty_view *v, const 
     .d = q->size[3],
     .dv = v->size[3],
     .scale = p->scale,
+    .softcap = p->softcap,
     .reach = ty_reach_of(q->size[2], k->size[2], p, begins),
   };
 }

@@ -60,9 +60,11 @@ static void span_load(const backward_context *c, int64_t b, int64_t kv_head, int
 }
 
 /* Weights and dS of one row in columns [begin, end); zero in the rest of the tile, which the products over rows
- * read. */
+ * read. bent: dS before the cap of the scores, as queries and keys want it and the mask does not. */
 static inline void weights_row(const plan *p, int64_t b, const query *r, int64_t j0, int64_t begin, int64_t end,
-                               REAL lse, REAL delta, REAL *restrict s, REAL *restrict ds) {
+                               REAL lse, REAL delta, bool bent, REAL *restrict s, REAL *restrict ds) {
+  REAL slopes[KEYS];
+  if (p->softcap > 0) cap_row(p, begin, end, s, slopes);
   limit_row(p, b, r, j0, begin, end, s);
   int64_t n = (end - begin) / LANES * LANES; /* known to the compiler now */
   REAL *restrict s0 = s + begin, *restrict ds0 = ds + begin;
@@ -80,6 +82,8 @@ static inline void weights_row(const plan *p, int64_t b, const query *r, int64_t
     ds0[j] = weight * (ds0[j] - delta);
   }
 #endif
+  if (p->softcap > 0 && bent)
+    for (int64_t j = 0; j < n; j++) ds0[j] *= slopes[begin + j];
   int64_t from = most_of(begin, r->low - j0), to = least(end, r->high - j0);
   /* What the row does not see stays out even where the hidden key holds NaN, or lse is -infinity. */
   if (to < from) from = to = KEYS;
@@ -109,7 +113,7 @@ static void block_weights(const backward_context *c, int64_t b, int64_t i, int64
     product_scores(count, end - begin, p->d, w->q_panels + at * p->d, w->keys + begin, s + begin);
     product_scores(count, end - begin, p->dv, w->g_panels + at * p->dv, w->values + begin, ds + begin);
     for (int r = 0; r < count; r++)
-      weights_row(p, b, rows + r, j0, begin, end, w->lse[at + r], w->delta[at + r], s + r * KEYS, ds + r * KEYS);
+      weights_row(p, b, rows + r, j0, begin, end, w->lse[at + r], w->delta[at + r], true, s + r * KEYS, ds + r * KEYS);
     product_queries(count, c->room, to - begin, ds + begin, w->key_rows + begin * c->room, w->dq + at * c->room);
   }
 }
@@ -265,7 +269,7 @@ static void mask_block(const backward_context *c, int64_t b, int64_t head, int64
       }
       if (from >= to) continue;
       REAL *ds = w->ds + in_group * KEYS;
-      weights_row(p, b, rows, j0, 0, KEYS, w->lse[r], w->delta[r], w->p + in_group * KEYS, ds);
+      weights_row(p, b, rows, j0, 0, KEYS, w->lse[r], w->delta[r], false, w->p + in_group * KEYS, ds);
       REAL *to_mask = (REAL *)m->data + (at * m->size[2] + (m->size[2] == 1 ? 0 : rows->pos)) * m->size[3];
       if (m->size[3] == 1)
         for (int64_t j = from; j < to; j++) to_mask[0] += ds[j];

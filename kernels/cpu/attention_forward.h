@@ -39,6 +39,26 @@ static bool mask_shows(const plan *p, int64_t b, const query *rows, int n, int64
   return false;
 }
 
+/* Bends scores in columns [begin, end), multiples of LANES, before the mask; slopes: NULL, or what their derivatives
+ * are to be multiplied by. */
+static inline void cap_row(const plan *p, int64_t begin, int64_t end, REAL *restrict s, REAL *restrict slopes) {
+  const REAL cap = (REAL)p->softcap, inverse = (REAL)(1 / p->softcap);
+  int64_t n = (end - begin) / LANES * LANES; /* known to the compiler now */
+  s += begin;
+  if (!slopes) {
+#pragma omp simd
+    for (int64_t j = 0; j < n; j++) s[j] = cap * tanh_of(s[j] * inverse);
+    return;
+  }
+  slopes += begin;
+#pragma omp simd
+  for (int64_t j = 0; j < n; j++) {
+    REAL bent = tanh_of(s[j] * inverse);
+    s[j] = cap * bent;
+    slopes[j] = 1 - bent * bent;
+  }
+}
+
 /* Scores of one row in columns [begin, end) of the tile at key j0: -infinity for what the row may not see. */
 static inline void limit_row(const plan *p, int64_t b, const query *r, int64_t j0, int64_t begin, int64_t end,
                              REAL *s) {
@@ -125,6 +145,7 @@ static void block_tile(const plan *p, int64_t b, int64_t kv_head, int64_t j0, in
     for (int i = 0; i < GROUP; i++) top[i] = (REAL)-INFINITY;
     for (int i = 0; i < count; i++) {
       REAL *s = w->scores + i * KEYS;
+      if (p->softcap > 0) cap_row(p, begin, end, s, NULL);
       limit_row(p, b, rows + i, j0, begin, end, s);
       top[i] = row_max(s + begin, end - begin);
     }

@@ -25,8 +25,8 @@ struct at_plan {
   at_view q, k, v;
   int batch, heads, kv_heads, group, t, s, rows; /* rows: group * t */
   ty_reach reach;
-  double scale;
-  const void *mask; /* NULL or [batch, heads, t, s] */
+  double scale, softcap; /* softcap 0: none */
+  const void *mask;      /* NULL or [batch, heads, t, s] */
   int64_t mask_stride[4];
   bool mask_is_bool;
 };
@@ -42,14 +42,16 @@ static inline at_view at_view_of(const ty_view *v, size_t compute_bytes) {
   return x;
 }
 
-/* Halves of up to this width go to the tensor cores: attention_tensor.cu and attention_tensor_backward.cu. */
+/* Halves of up to this width go to the tensor cores: attention_tensor.cu and attention_tensor_backward.cu, which have no
+ * registers left for the cap of scores. */
 enum { AT_TENSOR_WIDEST = 256 };
-static inline bool at_on_tensor_cores(const ty_view *q, const ty_view *v) {
-  return ty_is_half((ty_dtype)q->dtype) && q->size[3] <= AT_TENSOR_WIDEST && v->size[3] <= AT_TENSOR_WIDEST;
+static inline bool at_on_tensor_cores(const ty_view *q, const ty_view *v, const ty_p_attention *params) {
+  return ty_is_half((ty_dtype)q->dtype) && q->size[3] <= AT_TENSOR_WIDEST && v->size[3] <= AT_TENSOR_WIDEST &&
+         params->softcap == 0;
 }
 /* Of an element in shared memory: tensor cores take halves as they are. */
-static inline size_t at_computed_bytes(const ty_view *q, const ty_view *v) {
-  return q->dtype == TY_F64 ? 8 : at_on_tensor_cores(q, v) ? 2 : 4;
+static inline size_t at_computed_bytes(const ty_view *q, const ty_view *v, const ty_p_attention *params) {
+  return q->dtype == TY_F64 ? 8 : at_on_tensor_cores(q, v, params) ? 2 : 4;
 }
 
 /* Where the results go. */
@@ -82,7 +84,7 @@ static inline bool at_plan_of(at_plan *p, const ty_view *q, const ty_view *k, co
   int64_t group = k->size[1] ? q->size[1] / k->size[1] : 0, reach = q->size[2] + k->size[2];
   if (group * q->size[2] > most || reach > most || q->size[3] > most || v->size[3] > most)
     return ty_fail(TY_EUNSUPPORTED, "attention: too long for cuda");
-  size_t bytes = at_computed_bytes(q, v);
+  size_t bytes = at_computed_bytes(q, v, params);
   *p = {};
   p->q = at_view_of(q, bytes), p->k = at_view_of(k, bytes), p->v = at_view_of(v, bytes);
   p->batch = static_cast<int>(q->size[0]), p->heads = static_cast<int>(q->size[1]);
@@ -90,7 +92,7 @@ static inline bool at_plan_of(at_plan *p, const ty_view *q, const ty_view *k, co
   p->t = static_cast<int>(q->size[2]), p->s = static_cast<int>(k->size[2]);
   p->rows = p->group * p->t;
   p->reach = ty_reach_of(p->t, p->s, params, begins);
-  p->scale = params->scale;
+  p->scale = params->scale, p->softcap = params->softcap;
   if (!mask) return true;
   p->mask = mask->data;
   p->mask_is_bool = mask->dtype == TY_BOOL;
@@ -164,11 +166,21 @@ TY_DEVICE at_span at_tile_sees(const at_plan &p, int first, int end) {
   return any;
 }
 
-/* The score of a row and a key, from their product: -infinity where the key is hidden. */
-template <class C> TY_DEVICE C at_score(const at_plan &p, int b, const at_row &row, int key, C product) {
+TY_DEVICE float at_tanh(float x) { return ty_tanh_f32(x); }
+TY_DEVICE double at_tanh(double x) { return ty_tanh_f64(x); }
+
+/* The score of a row and a key, from their product: -infinity where the key is hidden. bend: where there is a cap of
+ * scores, what their derivatives are to be multiplied by. */
+template <class C>
+TY_DEVICE C at_score(const at_plan &p, int b, const at_row &row, int key, C product, C *bend = nullptr) {
   const C hidden = -std::numeric_limits<C>::infinity();
   if (!at_has(row.keys, key)) return hidden;
   C x = product * static_cast<C>(p.scale);
+  if (p.softcap > 0) {
+    const C bent = at_tanh(x / static_cast<C>(p.softcap));
+    x = static_cast<C>(p.softcap) * bent;
+    if (bend) *bend = 1 - bent * bent;
+  }
   if (!p.mask) return x;
   int64_t at = b * p.mask_stride[0] + row.head * p.mask_stride[1] + row.pos * p.mask_stride[2] + key * p.mask_stride[3];
   if (p.mask_is_bool) return static_cast<const uint8_t *>(p.mask)[at] ? x : hidden;

@@ -69,14 +69,15 @@ TY_DEVICE at_known<C> at_known_of(const at_plan &p, const at_gradients &a, int b
   return x;
 }
 
-/* From both products to the weight and the slope of the score. What the row does not see stays out even where the hidden
- * key holds NaN. */
-template <class C>
+/* From both products to the weight and the slope of the score, before its cap or (BENT: false, as the mask wants it)
+ * after. What the row does not see stays out even where the hidden key holds NaN. */
+template <bool BENT, class C>
 TY_DEVICE void at_slope(const at_plan &p, int b, const at_known<C> &known, int key, C *weight, C *slope) {
   bool seen = at_has(known.row.keys, key);
-  C w = at_exp(at_score(p, b, known.row, key, *weight) - known.lse);
+  C bend = 1;
+  C w = at_exp(at_score(p, b, known.row, key, *weight, &bend) - known.lse);
   *weight = seen ? w : 0;
-  *slope = seen ? w * (*slope - known.delta) : 0;
+  *slope = seen ? w * (*slope - known.delta) * (BENT ? bend : 1) : 0;
 }
 
 /* delta: a warp takes a row. */
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(AT_THREADS) at_query_gradients(const at_plan p
 #pragma unroll
     for (int i = 0; i < AT_EACH; i++)
 #pragma unroll
-      for (int j = 0; j < AT_EACH; j++) at_slope(p, b, rows[i], j0 + tx + j * AT_SIDE, &s[i][j], &ds[i][j]);
+      for (int j = 0; j < AT_EACH; j++) at_slope<true>(p, b, rows[i], j0 + tx + j * AT_SIDE, &s[i][j], &ds[i][j]);
     at_put<C>(m.slopes, ds);
     if (m.d_chunks > 1) at_load_keys<C, T>(m.other_d, p, p.k, b, kv_head, j0, result); /* its readers have met since */
     __syncthreads();
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(AT_THREADS) at_key_gradients(const at_plan p, 
     for (int j = 0; j < AT_EACH; j++) {
       const at_known<C> row = at_known_of<C>(p, a, b, kv_head, r0 + tx + j * AT_SIDE, p.rows);
 #pragma unroll
-      for (int i = 0; i < AT_EACH; i++) at_slope(p, b, row, j0 + ty * AT_EACH + i, &s[i][j], &ds[i][j]);
+      for (int i = 0; i < AT_EACH; i++) at_slope<true>(p, b, row, j0 + ty * AT_EACH + i, &s[i][j], &ds[i][j]);
     }
     at_put<C>(m.weights, s);
     at_put<C>(m.slopes, ds);
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(AT_THREADS, 1) at_mask_gradient(const at_plan 
             const at_known<C> row = at_known_of<C>(p, a, b, kv_head, r0 + ty * AT_EACH + i, row_end);
 #pragma unroll
             for (int j = 0; j < AT_EACH; j++) {
-              at_slope(p, b, row, j0 + tx + j * AT_SIDE, &s[i][j], &ds[i][j]);
+              at_slope<false>(p, b, row, j0 + tx + j * AT_SIDE, &s[i][j], &ds[i][j]);
               sum[i][j] += ds[i][j];
             }
           }
@@ -291,12 +292,11 @@ TY_CUDA_KERNEL(attention_backward) {
   dnn_outcome outcome = ty_attention_backward_by_library(k);
   if (outcome != DNN_NOT_THERE) return outcome == DNN_DONE;
   const ty_view *q = k->in[1], *lse = k->in[5], *dmask = k->nout > 3 ? k->out[3] : nullptr;
+  const ty_p_attention *params = static_cast<const ty_p_attention *>(k->params);
   at_plan p;
-  if (!at_plan_of(&p, q, k->in[2], k->in[3], k->in[6], k->in[7], static_cast<const ty_p_attention *>(k->params)) ||
-      !ty_begins_checked(p.reach))
-    return false;
+  if (!at_plan_of(&p, q, k->in[2], k->in[3], k->in[6], k->in[7], params) || !ty_begins_checked(p.reach)) return false;
   at_gradients a = {};
-  size_t bytes = at_computed_bytes(q, k->in[3]);
+  size_t bytes = at_computed_bytes(q, k->in[3], params);
   a.g = at_view_of(k->in[0], bytes), a.y = at_view_of(k->in[4], bytes);
   a.lse = lse->data;
   for (int d = 0; d < 3; d++) a.lse_stride[d] = lse->stride[d];
@@ -305,7 +305,7 @@ TY_CUDA_KERNEL(attention_backward) {
     a.dmask = dmask->data;
     for (int d = 0; d < 4; d++) a.mask_size[d] = static_cast<int>(dmask->size[d]);
   }
-  const bool tensor = at_on_tensor_cores(q, k->in[3]);
+  const bool tensor = at_on_tensor_cores(q, k->in[3], params);
   if (tensor && !ty_cuda_attention_tensor_backward(p, a, q->dtype)) return false;
   if (tensor && !a.dmask) return true;
   ty_cuda_scratch delta((static_cast<size_t>(p.batch) * static_cast<size_t>(p.heads) * static_cast<size_t>(p.t) + 1) *

@@ -33,12 +33,13 @@ bool takes_rows(const ty_view *v, dnn_shape *shape) {
 }
 
 /* What the engines of all 9.x do, and do well: halves, heads of at most 128 in steps of 8, no mask but the causal one of
- * as many keys as queries, no packed sequences. A plan takes about a second to make (0.6 to 1.2 s each on 9.19), which little work does not pay
+ * as many keys as queries, no packed sequences, no cap of scores. A plan takes about a second to make (0.6 to 1.2 s each on 9.19), which little work does not pay
  * back, and few queries (decoding) are better served by our own kernels anyway, which split the keys. */
 bool set_task(task *x, const ty_view *q, const ty_view *k, const ty_view *v, const ty_view *mask, const ty_view *begins,
               const ty_p_attention *params) {
   const int64_t t = q->size[2], s = k->size[2], d = q->size[3], dv = v->size[3];
-  if (!ty_is_half(static_cast<ty_dtype>(q->dtype)) || mask || begins || params->window >= 0) return false;
+  if (!ty_is_half(static_cast<ty_dtype>(q->dtype)) || mask || begins || params->window >= 0 || params->softcap > 0)
+    return false;
   if (d > 128 || dv > 128 || d % 8 || dv % 8 || t < 64 || s < 64 || (params->causal && t != s)) return false;
   if (q->count == 0 || k->count == 0 || v->count == 0 || t > INT32_MAX || s > INT32_MAX) return false;
   *x = { dnn_type(q->dtype),

@@ -54,10 +54,14 @@ static bool check_reach(ty_call *c, int sinks, ty_tensor **begins) {
 
 static const char *const corners[] = { "lower_right", "upper_left", NULL };
 
-/* From the arguments at these places; scale and window follow causal. */
+/* From the arguments at these places; scale and window follow causal, softcap the corner. */
 static bool take_params(ty_call *c, int causal, int sinks, int corner, int64_t width, ty_p_attention *p) {
   int at = ty_check_choice(c, corner, corners);
+  double softcap = c->arg[corner + 1].f;
+  if (!(softcap >= 0 && softcap < (double)INFINITY))
+    return ty_op_fail(c, TY_EINVAL, "softcap: expected a positive number or 0 for none, got %g", softcap);
   *p = (ty_p_attention){ .scale = ty_attention_scale(c->arg[causal + 1].f, width),
+                         .softcap = softcap,
                          .causal = c->arg[causal].i,
                          .upper_left = at == 1,
                          .window = c->arg[causal + 2].i,
@@ -170,7 +174,11 @@ static bool composed(ty_vjp *c) {
   ty_tensor *see = visible(c, q->v.size[2], k->v.size[2], &all);
   if (!see && !all) return false;
   k = repeat_heads(k, q->v.size[1]), v = repeat_heads(v, q->v.size[1]);
-  ty_tensor *scores = ty_mul(ty_matmul(q, ty_transpose(k, -2, -1)), scale), *mask = a->mask.t;
+  ty_tensor *scores = ty_mul(ty_matmul(q, ty_transpose(k, -2, -1)), scale), *mask = a->mask.t, *bent = NULL;
+  if (a->softcap.f > 0) {
+    bent = ty_tanh(ty_mul(scores, 1 / a->softcap.f));
+    scores = ty_mul(bent, a->softcap.f);
+  }
   if (mask) {
     ty_tensor *shown = mask;
     if (ty_dtype_of(mask) != TY_BOOL) {
@@ -184,10 +192,11 @@ static bool composed(ty_vjp *c) {
   if (see) p = ty_where(see, p, 0.0);
   ty_tensor *dp = ty_matmul(g, ty_transpose(v, -2, -1));
   ty_tensor *ds = ty_mul(p, ty_sub(dp, ty_sum(ty_mul(dp, p), TY_INTS(-1), true, TY_DTYPE_DEFAULT)));
+  if (c->need[3]) c->dx[3] = ty_sum_to(ds, ty_vjp_size(c, 3)); /* the mask comes after the cap */
+  if (bent) ds = ty_mul(ds, ty_sub(1.0, ty_square(bent)));
   if (c->need[0]) c->dx[0] = ty_mul(ty_matmul(ds, k), scale);
   if (c->need[1]) c->dx[1] = sum_heads(ty_mul(ty_matmul(ty_transpose(ds, -2, -1), q), scale), ty_vjp_size(c, 1));
   if (c->need[2]) c->dx[2] = sum_heads(ty_matmul(ty_transpose(p, -2, -1), g), ty_vjp_size(c, 2));
-  if (c->need[3]) c->dx[3] = ty_sum_to(ds, ty_vjp_size(c, 3));
   return true;
 }
 
@@ -197,7 +206,7 @@ bool vjp_attention(ty_vjp *c) {
   if (!ty_vjp_plain()) return composed(c);
   ty_tensor *d[4] = { NULL };
   ty_attention_backward(c->g[0], a->q.t, a->k.t, a->v.t, c->out[0], c->out[1], a->mask.t, a->causal.i, a->scale.f,
-                        a->window.i, c->need[3], a->sinks.i, a->cu_seqlens.t, a->corner.s, d);
+                        a->window.i, c->need[3], a->sinks.i, a->cu_seqlens.t, a->corner.s, a->softcap.f, d);
   for (int i = 0; i < 3; i++) c->dx[i] = d[i];
   if (c->need[3]) c->dx[3] = ty_reshape(d[3], ty_vjp_size(c, 3));
   return true;

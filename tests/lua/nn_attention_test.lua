@@ -8,7 +8,7 @@ local function off(a, b) return (a - b):abs():max():item() end
 
 -- Softmax and products, one head and one query after the other. sees(i, j): whether query i sees key j; both count
 -- positions from 0, queries are the last.
-local function reference(q, k, v, heads, kv_heads, scale, sees, added)
+local function reference(q, k, v, heads, kv_heads, scale, sees, added, softcap)
   local b, t, s = q.shape[1], q.shape[2], k.shape[2]
   local d, dv = q.shape[3] // heads, v.shape[3] // kv_heads
   local y = ty.zeros({ b, t, heads * dv }, { dtype = "f64" })
@@ -19,6 +19,7 @@ local function reference(q, k, v, heads, kv_heads, scale, sees, added)
       for i = 0, t - 1 do
         local query = q:select(0, row):select(0, i):narrow(0, h * d, d)
         local scores = ty.matmul(keys, query) * scale
+        if softcap then scores = (scores / softcap):tanh() * softcap end
         if added then scores = scores + added:select(0, row):select(0, h):select(0, i) end
         local list, any = scores:tolist(), false
         for j = 0, s - 1 do
@@ -52,6 +53,7 @@ local cases = {
   ["padded and causal"] = { mask = padding:unsqueeze(1):unsqueeze(1), causal = true,
     sees = function(i, j, row) return j <= i and (row > 0 or j >= 2) end },
   added = { mask = ty.randn({ 2, 4, 6, 6 }, { dtype = "f64" }) },
+  ["capped and added"] = { mask = ty.randn({ 2, 4, 6, 6 }, { dtype = "f64" }), softcap = 0.7 },
   packed = { b = 1, cu_seqlens = cu, sees = function(i, j) return sequence(i) == sequence(j) end },
   ["packed, causal, grouped, with a window"] = { b = 1, cu_seqlens = cu, kv_heads = 2, causal = true, window = 1,
     sees = function(i, j) return sequence(i) == sequence(j) and j <= i and i - j <= 1 end },
@@ -65,7 +67,7 @@ for name, case in pairs(cases) do
     local function make(...) return ty.randn({ ... }, { dtype = "f64" }):requires_grad_() end
     local q, k, v = make(b, t, heads * d), make(b, s, kv * d), make(b, s, kv * dv)
     local options = { heads = heads, kv_heads = case.kv_heads, causal = case.causal, window = case.window,
-      scale = case.scale, mask = case.mask, cu_seqlens = case.cu_seqlens }
+      scale = case.scale, mask = case.mask, cu_seqlens = case.cu_seqlens, softcap = case.softcap }
     local weight = ty.randn({ b, t, heads * dv }, { dtype = "f64" })
     local function run(dropout)
       options.dropout = dropout
@@ -75,7 +77,8 @@ for name, case in pairs(cases) do
       return { y:detach(), q.grad, k.grad, v.grad }
     end
     local added = case.mask and case.mask.dtype ~= "bool" and case.mask or nil
-    local want = reference(q:detach(), k:detach(), v:detach(), heads, kv, case.scale or d ^ -0.5, case.sees, added)
+    local want = reference(q:detach(), k:detach(), v:detach(), heads, kv, case.scale or d ^ -0.5, case.sees, added,
+      case.softcap)
     local got = run()
     check.ok(off(got[1], want) < 1e-12, ("values are off by %g"):format(off(got[1], want)))
     -- With next to no dropout the composition is the op: values and gradients.
@@ -84,7 +87,7 @@ for name, case in pairs(cases) do
     end
     local split = nn.attention(nn.split_heads(q, heads), nn.split_heads(k, kv), nn.split_heads(v, kv),
       { causal = case.causal, window = case.window, scale = case.scale, mask = case.mask,
-        cu_seqlens = case.cu_seqlens })
+        cu_seqlens = case.cu_seqlens, softcap = case.softcap })
     check.equal(off(split, got[1]), 0.0, "what comes by heads")
   end)
 end
@@ -130,7 +133,8 @@ check.test("the ops written out give what the ops give", function()
   local function values(...) return ty.randn({ ... }, { dtype = "f64" }) end
   local q, k, v, bias = values(2, 4, 5, 3), values(2, 2, 7, 3), values(2, 2, 7, 6), values(1, 4, 5, 7)
   local begins = ty.tensor({ 0, 3, 7 }, { dtype = "i64" })
-  for _, o in ipairs { {}, { causal = true }, { window = 2, sinks = 1 }, { causal = true, cu_seqlens = begins } } do
+  for _, o in ipairs { {}, { causal = true }, { window = 2, sinks = 1 }, { causal = true, cu_seqlens = begins },
+    { causal = true, softcap = 0.8 } } do
     local want = ty.scaled_dot_product_attention(q, k, v, bias, o)
     check.ok(off(unfused.attention(q, k, v, bias, o), want) < 1e-12)
     local seen = bias:gt(0):logical_or(ty.eye(5, 7, { dtype = "f64" }):flip { 0, 1 }:gt(0)) -- each its own position

@@ -9,12 +9,14 @@ return function(row, T)
   -- What stands before row i of head h in batch b.
   local function before(x, b, h, i) return ((b * x.shape[2] + h) * x.shape[3] + i) * x.shape[4] end
 
-  -- The weights of query i of head h in batch b over the keys, all 0 when it sees none; and the log-sum-exp.
+  -- The weights of query i of head h in batch b over the keys, all 0 when it sees none; the log-sum-exp; and the
+  -- derivatives of capped scores.
   local function weights(q, k, mask, opts, b, h, i)
     local t, s, d = q.shape[3], k.shape[3], q.shape[4]
     local scale = opts.scale and opts.scale ~= 0 and opts.scale or 1 / math.sqrt(d)
     local window, group = opts.window or -1, q.shape[2] // k.shape[2]
-    local w, top, sum, cu = {}, -inf, 0.0, opts.cu_seqlens
+    local w, top, sum, cu, bends = {}, -inf, 0.0, opts.cu_seqlens, {}
+    local cap = opts.softcap and opts.softcap > 0 and opts.softcap
     local function sequence(j) -- its number, and where it begins
       local n = 0
       while n < #cu and cu[n + 1] <= j do n = n + 1 end
@@ -27,6 +29,11 @@ return function(row, T)
       local ahead, x, first, key = j - here, 0.0, j, before(k, b, h // group, j)
       for e = 1, d do x = x + q[query + e] * k[key + e] end
       x = x * scale
+      bends[j] = 1.0
+      if cap then
+        local bent = T.tanh(x / cap)
+        x, bends[j] = cap * bent, 1 - bent * bent
+      end
       if cu then
         local of, begin = sequence(j)
         if of ~= own or of == 0 or of == #cu then x = -inf else first = j - begin end
@@ -43,14 +50,14 @@ return function(row, T)
     end
     if top == -inf then
       for j = 0, s - 1 do w[j] = 0.0 end
-      return w, -inf
+      return w, -inf, bends
     end
     for j = 0, s - 1 do
       w[j] = math.exp(w[j] - top)
       sum = sum + w[j]
     end
     for j = 0, s - 1 do w[j] = w[j] / sum end
-    return w, top + math.log(sum)
+    return w, top + math.log(sum), bends
   end
 
   local function attention(q, k, v, mask, opts)
@@ -169,6 +176,20 @@ return function(row, T)
         grad = false },
       { T { 1, 2, 75, 8 }, T { 1, 1, 150, 8 }, T { 1, 1, 150, 8 }, opts = { causal = true, corner = "upper_left" },
         dtypes = half, grad = false },
+      -- Capped scores: small and large ones, before masks of both kinds.
+      { T { 1, 2, 3, 4 }, T { 1, 1, 5, 4 }, T { 1, 1, 5, 3 }, opts = { softcap = 0.7 } },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 3, 5 }, opts = { causal = true, softcap = 0.5,
+        scale = 1.5 } },
+      { T { 2, 2, 7, 3 }, T { 2, 1, 7, 3 }, T { 2, 1, 7, 3 }, T { 2, 1, 1, 7, bool = true },
+        opts = { causal = true, window = 2, sinks = 1, softcap = 1.2 } },
+      { T { 2, 2, 3, 2 }, T { 2, 2, 4, 2 }, T { 2, 2, 4, 2 }, T { 2, 1, 1, 4 }, opts = { softcap = 0.4 } },
+      { T { 1, 1, 2, 3, range = { -40, 40 } }, T { 1, 1, 30, 3 }, T { 1, 1, 30, 3 }, opts = { softcap = 5 },
+        grad = false },
+      { T { 1, 2, 1, 4 }, T { 1, 1, 600, 4 }, T { 1, 1, 600, 3 }, opts = { softcap = 0.8 }, grad = false },
+      { T { 1, 2, 75, 8 }, T { 1, 1, 150, 8 }, T { 1, 1, 150, 8 }, opts = { causal = true, softcap = 0.6 },
+        grad = false },
+      { T { 1, 2, 66, 8 }, T { 1, 2, 66, 8 }, T { 1, 2, 66, 8 }, opts = { softcap = 2 }, dtypes = half,
+        grad = false },
     },
     ref = attention,
     errors = {
@@ -189,6 +210,11 @@ return function(row, T)
       { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { corner = "top" },
         match = { "corner: expected one of", "lower_right", "upper_left", "top" } },
       { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { sinks = -1 }, match = "sinks: expected 0 or more" },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { softcap = -2 },
+        match = "softcap: expected a positive number or 0 for none, got -2" },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { softcap = math.huge },
+        match = "softcap: expected a positive number or 0 for none, got inf" },
+      { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { softcap = 0 / 0 }, match = "softcap: expected" },
       { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { cu_seqlens = T { 2, 1, int = { 0, 2 } } },
         match = { "cu_seqlens: expected [n + 1]", "[2, 1]" } },
       { T { 1, 2, 3, 4 }, T { 1, 2, 5, 4 }, T { 1, 2, 5, 4 }, opts = { cu_seqlens = T { 0, int = { 0, 2 } } },
@@ -204,7 +230,11 @@ return function(row, T)
       local y = ty.scaled_dot_product_attention(q, k, v, mask, { causal = true })
       local decoded = ty.scaled_dot_product_attention(q:detach()["0:1, :, 0:1"], ty.randn(1, 2, 3000, 40), ty.randn(1,
         2, 3000, 40))
-      return y:detach(), decoded, table.unpack(ty.grad((y * ty.randn(2, 6, 300, 24)):sum(), { q, k, v, mask }))
+      local weight, leaves = ty.randn(2, 6, 300, 24), { q, k, v, mask }
+      local capped = ty.scaled_dot_product_attention(q, k, v, mask, { causal = true, softcap = 2 })
+      local gradients = ty.grad((y * weight):sum(), leaves)
+      for _, g in ipairs(ty.grad((capped * weight):sum(), leaves)) do gradients[#gradients + 1] = g end
+      return y:detach(), decoded, capped:detach(), table.unpack(gradients)
     end,
   })
 
@@ -232,7 +262,7 @@ return function(row, T)
     end
     from({ q.shape[1], q.shape[2], q.shape[3] }, function(p)
       local b, h, i = p[1], p[2], p[3]
-      local w, own = weights(q, k, mask, opts, b, h, i)
+      local w, own, bends = weights(q, k, mask, opts, b, h, i)
       local delta, shift = 0.0, math.exp(own - at(lse, p))
       local of_y, of_q = before(y, b, h, i), before(q, b, h, i)
       for e = 1, dv do delta = delta + g[of_y + e] * y[of_y + e] end
@@ -245,8 +275,8 @@ return function(row, T)
         end
         local ds = weight * (dp - delta)
         for e = 1, d do
-          dq[of_q + e] = dq[of_q + e] + ds * scale * k[of_k + e]
-          dk[of_k + e] = dk[of_k + e] + ds * scale * q[of_q + e]
+          dq[of_q + e] = dq[of_q + e] + ds * bends[j] * scale * k[of_k + e]
+          dk[of_k + e] = dk[of_k + e] + ds * bends[j] * scale * q[of_q + e]
         end
         if #dmask > 0 then add(dmask, { b, h, i, j }, ds) end
       end
@@ -296,6 +326,13 @@ return function(row, T)
         T { 2, 1, 5 }, opts = { causal = true, window = 1, mask_grad = true, corner = "upper_left" } },
       { T { 1, 1, 75, 8 }, T { 1, 1, 75, 8, range = small }, T { 1, 1, 150, 8 }, T { 1, 1, 150, 8 }, T { 1, 1, 75, 8 },
         T { 1, 1, 75, range = { 4, 6 } }, opts = { causal = true, corner = "upper_left" }, dtypes = half },
+      -- Capped scores: dq and dk take the cap's derivative, the mask's gradient does not.
+      { T { 1, 2, 3, 2 }, T { 1, 2, 3, 4 }, T { 1, 1, 5, 4 }, T { 1, 1, 5, 2 }, T { 1, 2, 3, 2 }, T { 1, 2, 3 },
+        T { 1, 2, 3, 5 }, opts = { causal = true, mask_grad = true, softcap = 0.6 } },
+      { T { 2, 2, 3, 2 }, T { 2, 2, 3, 4 }, T { 2, 1, 5, 4 }, T { 2, 1, 5, 2 }, T { 2, 2, 3, 2 }, T { 2, 2, 3 },
+        T { 3, 1 }, opts = { scale = 0.7, mask_grad = true, softcap = 1.1 } },
+      { T { 1, 1, 75, 8 }, T { 1, 1, 75, 8, range = moderate }, T { 1, 1, 150, 8 }, T { 1, 1, 150, 8 },
+        T { 1, 1, 75, 8 }, T { 1, 1, 75, range = { 4, 6 } }, opts = { causal = true, softcap = 0.3 } },
     },
     ref = backward,
     dtype = function(dtype, i) return i == 4 and wide(dtype) or dtype end,

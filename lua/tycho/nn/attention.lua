@@ -55,6 +55,7 @@ local function with_dropout(q, k, v, o)
   local scale = (o.scale or 0) ~= 0 and o.scale or 1 / math.sqrt(shape[4])
   q = q:reshape(shape[1], kv[2], groups * t, shape[4])
   local scores = (q:matmul(k:transpose(2, 3)) * scale):reshape(shape[1], shape[2], t, s):to "f32"
+  if (o.softcap or 0) > 0 then scores = (scores / o.softcap):tanh() * o.softcap end
   local seen, mask = visible(t, s, o.causal, o.window or -1, o.cu_seqlens, q.device), o.mask
   if mask and mask.dtype == "bool" then
     seen = seen and seen:logical_and(mask) or mask
@@ -70,9 +71,10 @@ local function with_dropout(q, k, v, o)
 end
 
 local kinds = { heads = "an integer >= 1", kv_heads = "an integer >= 1", mask = "a tensor", causal = "a boolean",
-  scale = "a finite number", window = "an integer >= -1", cu_seqlens = "a tensor", dropout = "a number in [0, 1]" }
+  scale = "a finite number", window = "an integer >= -1", cu_seqlens = "a tensor", dropout = "a number in [0, 1]",
+  softcap = "a number >= 0" }
 local types = { heads = "number", kv_heads = "number", mask = "userdata", causal = "boolean", scale = "number",
-  window = "number", cu_seqlens = "userdata", dropout = "number" }
+  window = "number", cu_seqlens = "userdata", dropout = "number", softcap = "number" }
 
 -- The options, or an error. One token of a small model takes microseconds: what looks right is not looked at twice.
 local function checked(given)
@@ -105,6 +107,7 @@ end
 --   mask                bool (true: seen) or numbers that are added; broadcasts to [b, heads, t, s]
 --   causal, window, cu_seqlens  which keys a query sees: see the op; queries are the last of the positions
 --   scale               of the scores (0: 1 / sqrt(d))
+--   softcap             of the scores, before the mask: softcap * tanh(score / softcap) (0: none)
 --   dropout             0: the share of the weights that is dropped; give it in training only
 ---@param q Tensor
 ---@param k Tensor
@@ -120,7 +123,8 @@ function M.attention(q, k, v, given)
   if dropout > 0 then
     y = with_dropout(q, k, v, o)
   else
-    y = fused_attention(q, k, v, o.mask, o.causal or false, o.scale or 0, o.window or -1, 0, o.cu_seqlens)
+    y = fused_attention(q, k, v, o.mask, o.causal or false, o.scale or 0, o.window or -1, 0, o.cu_seqlens,
+      nil, o.softcap)
   end
   return y:transpose(1, 2):flatten(2)
 end

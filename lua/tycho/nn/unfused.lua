@@ -35,7 +35,7 @@ local function tensors(who, ...)
 end
 
 --- ty.scaled_dot_product_attention with the T x T matrix. q [b, h, t, d]; k, v [b, hk, s, d]; bias (nil): bool (true:
--- seen) or numbers that are added. options: causal, window, sinks, cu_seqlens, as the op has them.
+-- seen) or numbers that are added. options: causal, window, sinks, cu_seqlens, softcap, as the op has them.
 ---@param q Tensor
 ---@param k Tensor
 ---@param v Tensor
@@ -45,14 +45,16 @@ end
 function M.attention(q, k, v, bias, given)
   tensors("attention", "q", q, "k", k, "v", v)
   local o = options.read("unfused.attention", given,
-    { causal = false, window = options.none, sinks = options.none, cu_seqlens = options.none },
-    { window = "an integer >= 0", sinks = "an integer >= 0", cu_seqlens = "a tensor" })
+    { causal = false, window = options.none, sinks = options.none, cu_seqlens = options.none,
+      softcap = 0 },
+    { window = "an integer >= 0", sinks = "an integer >= 0", cu_seqlens = "a tensor", softcap = "a number >= 0" })
   local group = q.shape[2] // k.shape[2]
   if group > 1 then
     local function repeated(x) return x:unsqueeze(2):tile(1, 1, group, 1, 1):flatten(1, 2) end
     k, v = repeated(k), repeated(v)
   end
   local scores = ty.matmul(q, k:transpose(-2, -1)) * (1 / math.sqrt(q.shape[4]))
+  if o.softcap > 0 then scores = (scores / o.softcap):tanh() * o.softcap end
   if bias and bias.dtype ~= "bool" then scores = scores + bias:to(scores.dtype) end
   local see = visible(q.shape[3], k.shape[3], o, q.device)
   if bias and bias.dtype == "bool" then see = see and see:logical_and(bias) or bias end
