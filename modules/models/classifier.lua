@@ -23,7 +23,7 @@ end
 -- What all of them share: `name` is the layer of the head, in the files too.
 local function define(base, task, name, bias)
   local class = nn.module(base.__name .. task, base)
-  class.architecture = base.architecture:gsub("LMHeadModel$", ""):gsub("ForCausalLM$", "") .. task
+  class.architecture = (base.judges or base.architecture:gsub("LMHeadModel$", ""):gsub("ForCausalLM$", "")) .. task
 
   function class:make_head(width, config)
     self[name] = layers.linear(width, configs.labels(config), bias)

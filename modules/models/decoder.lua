@@ -31,6 +31,12 @@ function Body:init(config, family)
   self.norm = family.norm and family.norm(config) or nn.RMSNorm(config.hidden_size, { eps = config.rms_norm_eps })
 end
 
+-- Rotary positions by the config, and those of layers that have some of their own, or nil.
+function M.rotaries(family, who, config)
+  if family.rotary then return family.rotary(who, config) end
+  return rotary.new(who, config, config.head_dim)
+end
+
 ---@class Decoder: LanguageModel
 local Decoder = nn.module("Decoder", LanguageModel)
 
@@ -53,7 +59,7 @@ function Decoder:init(given)
   if family.check then family.check(config) end
   self.config = config
   self.context = config.max_position_embeddings
-  self.rotary = rotary.new(who, config, config.head_dim)
+  self.rotary, self.local_rotary = M.rotaries(family, who, config)
   self.model = Body(config, family)
   self:make_head(config.hidden_size, config)
 end
@@ -68,7 +74,9 @@ function Decoder:make_head(width, config)
 end
 
 function Decoder.from_config(class, config, state)
-  if config.tie_word_embeddings then
+  local tied, field = config.tie_word_embeddings, (class.family.fields or {}).tie_word_embeddings
+  if tied == nil and field then tied = field[2] end
+  if tied then
     config = configs.untied(config, state, { "lm_head.weight" }, { "model.embed_tokens.weight", "embed_tokens.weight" })
   end
   return class(config)
@@ -95,6 +103,9 @@ end
 ---@return KVCache
 function Decoder:cache(options) return Cache.new(#self.model.layers, options) end
 
+--- What the layers get of tokens i64 [n, t]: [n, t, hidden].
+function Decoder:embed(tokens) return self.model.embed_tokens(tokens) end
+
 --- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward(), and last: of how
 -- many positions, the last ones, they are wanted, [n, last, hidden]; the last layer then does little more than their
 -- work; embeddings: [n, t, hidden], in place of those of the tokens.
@@ -110,17 +121,20 @@ function Decoder:hidden(tokens, options)
   else
     mask, positions = cache:see(tokens, options and options.mask)
   end
-  local cos, sin = self.rotary:table(cu_seqlens and options.longest or past + t, tokens.device)
-  if positions then
-    cos, sin = ty.embedding(cos, positions):unsqueeze(1), ty.embedding(sin, positions):unsqueeze(1)
-    mask = mask and mask:unsqueeze(1):unsqueeze(1)
-  else
-    cos, sin = cos:narrow(0, past, t), sin:narrow(0, past, t)
+  local function turns(by)
+    local cos, sin = by:table(cu_seqlens and options.longest or past + t, tokens.device)
+    if not positions then return cos:narrow(0, past, t), sin:narrow(0, past, t) end
+    return ty.embedding(cos, positions):unsqueeze(1), ty.embedding(sin, positions):unsqueeze(1)
   end
-  local at = { cos = cos, sin = sin, interleaved = self.interleaved or false, mask = mask,
-    cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil, record = options and options.record }
+  local cos, sin = turns(self.rotary)
+  local local_cos, local_sin
+  if self.local_rotary then local_cos, local_sin = turns(self.local_rotary) end
+  if positions then mask = mask and mask:unsqueeze(1):unsqueeze(1) end
+  local at = { cos = cos, sin = sin, local_cos = local_cos, local_sin = local_sin, mask = mask,
+    interleaved = self.interleaved or false, cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil,
+    record = options and options.record }
   local stream, more = layers.through(self.model.layers,
-    options and options.embeddings or self.model.embed_tokens(tokens), at, options and options.checkpoint, last)
+    options and options.embeddings or self:embed(tokens), at, options and options.checkpoint, last)
   cache:advance(t)
   local _, x = layers.add_norm(self.model.norm, stream, more)
   return x
@@ -132,6 +146,7 @@ function Decoder:tied() return not self.lm_head and self.model.embed_tokens or n
 function Decoder:head(hidden)
   return self.lm_head and self.lm_head(hidden) or ty.linear(hidden, self.model.embed_tokens.weight)
 end
+M.head = Decoder.head
 
 --- tokens i64 [n, t] to logits [n, t, vocabulary]. options:
 --   cache       from model:cache(), without gradients: the tokens follow those of the calls before
@@ -146,7 +161,8 @@ end
 function Decoder:forward(tokens, options) return self:head(self:hidden(tokens, options)) end
 
 --- A family. spec: name, model_type, architecture, fields (more config keys), layer(config, i), check(config), norm(
--- config) (the last norm, an RMSNorm without it).
+-- config) (the last norm, an RMSNorm without it), rotary(who, config) (positions, and those of layers that have some
+-- of their own).
 function M.define(spec)
   local class = nn.module(spec.name, Decoder)
   class.family, class.model_type, class.architecture = spec, spec.model_type, spec.architecture

@@ -90,25 +90,31 @@ function M.query_count(at)
 end
 
 --- Causal attention of queries [b, h, t, d] (or of the last ones alone) to the keys and values [b, hkv, t, d] of the
--- same tokens and those in the cache, which gets them: [b, t, h * d]. at: as Attention:forward() has it; scale, window
--- and dropout (of the weights, in training) as in nn.attention().
-function M.attend(q, k, v, at, scale, window, dropout, training)
+-- same tokens and those in the cache, which gets them: [b, t, h * d]. at: as Attention:forward() has it; scale, window,
+-- dropout (of the weights, in training) and softcap as in nn.attention().
+function M.attend(q, k, v, at, scale, window, dropout, training, softcap)
   local cache = at.cache
-  if cache and cache.attend then return nn.join_heads(cache:attend(at.layer, q, k, v, scale, window)) end
+  if cache and cache.attend then
+    if softcap then error("cache: capped scores of attention do not go with a cache that attends itself", 0) end
+    return nn.join_heads(cache:attend(at.layer, q, k, v, scale, window))
+  end
   if cache then k, v = cache:append(at.layer, k, v) end
   return nn.attention(q, k, v, { mask = at.mask, causal = true, scale = scale, window = window,
-    cu_seqlens = at.cu_seqlens, dropout = training and dropout or 0 })
+    cu_seqlens = at.cu_seqlens, dropout = training and dropout or 0, softcap = softcap })
 end
 
 --- Causal attention. options: hidden, heads, kv_heads, width (of a head), qkv_bias, out_bias, norm_eps (norms of q and
--- k, of each head as Qwen3 has them; with whole_norms of all heads at once, as OLMo 2), window (how many tokens back a
--- token sees, itself included), dropout (of the weights, in training), fused (one layer qkv_proj in place of three).
+-- k, of each head as Qwen3 has them; with whole_norms of all heads at once, as OLMo 2), norm(width, eps) (makes these;
+-- nil: RMSNorms), window (how many tokens back a token sees, itself included), dropout (of the weights, in training),
+-- fused (one layer qkv_proj in place of three), scale and softcap (of the scores), local_positions (cos and sin are
+-- those of the layers that see a window).
 local Attention = nn.module "Attention"
 M.Attention = Attention
 
 function Attention:init(o)
   self.heads, self.kv_heads, self.window = o.heads, o.kv_heads, o.window and o.window - 1 or -1
-  self.dropout = o.dropout or 0
+  self.dropout, self.scale, self.softcap = o.dropout or 0, o.scale or 0, o.softcap or nil
+  self.local_positions = o.local_positions or false
   if o.fused then
     self.qkv_proj = M.linear(o.hidden, (o.heads + 2 * o.kv_heads) * o.width, o.qkv_bias)
   else
@@ -119,8 +125,9 @@ function Attention:init(o)
   self.o_proj = M.linear(o.heads * o.width, o.hidden, o.out_bias)
   if o.norm_eps then
     self.whole_norms = o.whole_norms or false
-    self.q_norm = nn.RMSNorm(self.whole_norms and o.heads * o.width or o.width, { eps = o.norm_eps })
-    self.k_norm = nn.RMSNorm(self.whole_norms and o.kv_heads * o.width or o.width, { eps = o.norm_eps })
+    local norm = o.norm or function(width, eps) return nn.RMSNorm(width, { eps = eps }) end
+    self.q_norm = norm(self.whole_norms and o.heads * o.width or o.width, o.norm_eps)
+    self.k_norm = norm(self.whole_norms and o.kv_heads * o.width or o.width, o.norm_eps)
   end
 end
 
@@ -142,14 +149,17 @@ local function project(self, x, count)
   return q, k, v
 end
 
---- at: cos, sin (of the tokens' positions), interleaved (pairs are neighbours, not halves), mask (bool or nil), cache
--- and layer (or nil), cu_seqlens (or nil), last (of how many positions the result is wanted; nil: of all).
+--- at: cos, sin (of the tokens' positions), local_cos, local_sin (those of layers with local_positions), interleaved
+-- (pairs are neighbours, not halves), mask (bool or nil), cache and layer (or nil), cu_seqlens (or nil), last (of how
+-- many positions the result is wanted; nil: of all).
 function Attention:forward(x, at)
   local queries = M.query_count(at)
   local q, k, v = project(self, x, queries)
-  q = ty.rotary(q, M.tail(at.cos, -2, queries), M.tail(at.sin, -2, queries), at.interleaved)
-  k = ty.rotary(k, at.cos, at.sin, at.interleaved)
-  local y = M.attend(q, k, v, at, 0, self.window, self.dropout, self.training)
+  local cos, sin = at.cos, at.sin
+  if self.local_positions then cos, sin = at.local_cos, at.local_sin end
+  q = ty.rotary(q, M.tail(cos, -2, queries), M.tail(sin, -2, queries), at.interleaved)
+  k = ty.rotary(k, cos, sin, at.interleaved)
+  local y = M.attend(q, k, v, at, self.scale, self.window, self.dropout, self.training, self.softcap)
   return self.o_proj(M.tail(y, 1, at.last))
 end
 

@@ -35,7 +35,7 @@ local function compare_greedy(model, want, name)
 end
 
 for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "olmo2", "phi3",
-  "gpt_neox" } do
+  "gpt_neox", "gemma2", "gemma3" } do
   check.test(name, function()
     local want, variants = expected(name)
     local model = load(name)
@@ -53,6 +53,42 @@ for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", 
     compare_greedy(model, want, name)
   end)
 end
+
+check.test("Gemma's embeddings are scaled by a number of the weights' dtype", function()
+  local tokens = ty.tensor { { 5, 9, 2 } }
+  for dtype, scale in pairs { bf16 = 5.65625, f16 = 5.65625, f64 = math.sqrt(32) } do
+    local model = load("gemma3", { dtype = dtype })
+    local want = model.model.embed_tokens(tokens) * scale
+    check.equal(model:embed(tokens):tolist(), want:tolist(), dtype)
+    check.equal(model(tokens).dtype, dtype)
+  end
+end)
+
+check.test("what Gemma's configs cannot be is one clear error", function()
+  local function fails(name, change, text)
+    check.fails(function() load(name, { config = change, weights = false }) end, text)
+  end
+  fails("gemma2", { layer_types = { "full_attention" } },
+    "config key 'layer_types': expected one for each of the 2 layers, got 1")
+  fails("gemma3", { layer_types = { "full_attention", "chunked", "full_attention" } },
+    "Gemma3: config key 'layer_types': expected full_attention or sliding_attention, got chunked")
+  fails("gemma2", { attn_logit_softcapping = -1 }, "'attn_logit_softcapping': expected a positive number, got -1")
+  fails("gemma3", { attn_logit_softcapping = 50 }, "'attn_logit_softcapping': expected false, got 50")
+  fails("gemma2", { use_bidirectional_attention = true }, "'use_bidirectional_attention': expected false, got true")
+  fails("gemma2", { query_pre_attn_scalar = 0 }, "'query_pre_attn_scalar': expected a positive number, got 0")
+  fails("gemma2", { hidden_activation = "sine" }, "config key 'hidden_activation': unknown activation 'sine'")
+  fails("gemma3", { rope_parameters = { full_attention = { rope_type = "spiral" } } }, "unknown rope_type 'spiral'")
+  fails("gemma3", { rope_local_base_freq = -1, rope_parameters = { sliding_attention = {} } },
+    "rope setting 'rope_theta' must be a positive number, got -1")
+  -- The published files of 2025 have the older keys.
+  local old = { rope_parameters = ty.io.null, rope_theta = 5e5, rope_local_base_freq = 300, layer_types = ty.io.null,
+    sliding_window_pattern = 2, rope_scaling = { rope_type = "linear", factor = 8 } }
+  local model = load("gemma3", { config = old, weights = false })
+  local settings = model.rotary.settings
+  check.equal({ settings.theta, settings.factor, settings.kind }, { 5e5, 8, "linear" })
+  check.equal({ model.local_rotary.settings.theta, model.local_rotary.settings.kind }, { 300, "default" })
+  check.equal(model.config.layer_types, { "sliding_attention", "full_attention", "sliding_attention" })
+end)
 
 check.test("bert", function()
   local want = expected "bert"

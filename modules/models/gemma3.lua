@@ -1,0 +1,55 @@
+--- Gemma 3, the decoder of texts: Gemma 2 with norms of queries and keys in place of caps, one full layer in six, and
+-- rotary positions of a base of their own where layers see a window. Gemma Team 2025, "Gemma 3 Technical Report".
+local ty = require "tycho"
+local configs = require "tycho.models.config"
+local decoder = require "tycho.models.decoder"
+local rotary = require "tycho.models.rotary"
+local shared = require("tycho.models.gemma2").family.shared
+
+local none = configs.none
+
+local fields = { rope_local_base_freq = { "number", 10000 }, sliding_window_pattern = { "count", 6 },
+  _sliding_window_pattern = { "count", none } }
+for name, field in pairs(shared.fields) do fields[name] = field end
+
+local function given(value) return type(value) == "table" and value or nil end
+
+-- Positions of the layers that see all and of those that see a window: newer files have the settings of each by its
+-- name in rope_parameters, older ones rope_theta and rope_scaling of the first beside rope_local_base_freq.
+local function rotaries(who, config)
+  local by_kind = config.rope_parameters or {}
+  local function of(kind, theta, scaling)
+    local settings = { rope_type = "default", rope_theta = theta }
+    for _, part in ipairs { scaling or {}, given(by_kind[kind]) or {} } do
+      for key, value in pairs(part) do
+        if value ~= ty.io.null then settings[key] = value end
+      end
+    end
+    return rotary.new(who, { rope_parameters = settings, max_position_embeddings = config.max_position_embeddings },
+      config.head_dim)
+  end
+  return of("full_attention", config.rope_theta or 1e6, config.rope_scaling),
+    of("sliding_attention", config.rope_local_base_freq)
+end
+
+local Gemma3 = shared.finish(decoder.define {
+  name = "Gemma3", model_type = "gemma3_text", architecture = "Gemma3ForCausalLM", fields = fields,
+  rotary = rotaries,
+  check = function(config)
+    shared.check("Gemma3", config)
+    configs.only("Gemma3", config, { attn_logit_softcapping = false }) -- transformers does not compute it either
+    config.layer_types = shared.layer_types("Gemma3", config, config.sliding_window_pattern)
+  end,
+  layer = function(config, i)
+    local kind = config.layer_types[i]
+    local attention = shared.attention(config, kind)
+    attention.norm_eps, attention.norm = config.rms_norm_eps, shared.Norm
+    attention.local_positions = kind == "sliding_attention"
+    return shared.Layer("Gemma3", config, attention)
+  end,
+  norm = function(config) return shared.Norm(config.hidden_size, config.rms_norm_eps) end,
+})
+
+Gemma3.judges = "Gemma3Text" -- Gemma3For... are those of pictures and texts
+
+return Gemma3
