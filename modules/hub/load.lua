@@ -136,7 +136,9 @@ local function renamed(model, state, report)
       if not ours[new] and new:sub(1, #prefix) == prefix then new = new:sub(#prefix + 1) end
     end
     for _, prefix in ipairs(model.missing_prefixes or {}) do
-      if not ours[new] and ours[prefix .. new] then new = prefix .. new end
+      local longer = not ours[new] and prefix .. new
+      if longer and not ours[longer] then longer = model:rename(longer) end
+      if longer and ours[longer] then new = longer end
     end
     if not ours[new] then new = model:rename(new) end
     local other = new and not ours[new]

@@ -4,7 +4,7 @@
 --     local model = llm.load "path/of/a/hugging-face/folder"
 --     local tokens = model:generate(ty.tensor { { 464, 3290 } }, 20, { top_k = 40 })
 --
--- Families: GPT2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Olmo2, Phi3, GPTNeoX, Gemma2, Gemma3, GLA, Bert,
+-- Families: GPT2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Olmo2, Phi3, GPTNeoX, Gemma2, Gemma3, OPT, Falcon, GLA, Bert,
 -- BertForMaskedLM, T5. Each takes the keys of its config.json (GPT2: options of its own) and has the parameter names of
 -- the published files.
 -- Training: data (token files, packed batches), train (accumulation, evaluation, the loop), corpus (a text in parts,
@@ -40,8 +40,8 @@ local M = {
 local files = { HeavyHitterCache = "tycho.llm.cache.h2o", chat = "tycho.hub.chat", data = "tycho.llm.data",
   train = "tycho.llm.train", ngram = "tycho.llm.ngram", corpus = "tycho.llm.corpus", trials = "tycho.llm.trials",
   bleu = "tycho.llm.bleu", dropout = "tycho.llm.dropout", stream = { "tycho.llm.text", "stream" } }
-for family in ([[GPT2 Llama Mistral Qwen2 Qwen3 Mixtral Olmo2 Phi3 GPTNeoX Gemma2 Gemma3 GLA Bert BertForMaskedLM
-  T5]]):gmatch "%S+" do
+for family in ([[GPT2 Llama Mistral Qwen2 Qwen3 Mixtral Olmo2 Phi3 GPTNeoX Gemma2 Gemma3 OPT Falcon GLA Bert
+  BertForMaskedLM T5]]):gmatch "%S+" do
   files[family] = { "tycho.models", family }
 end
 

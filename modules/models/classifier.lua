@@ -77,8 +77,8 @@ end
 ---@param base table
 function M.tokens(base)
   if not made.tokens[base] then
-    made.tokens[base] = define(base, "ForTokenClassification", base.model_type == "gpt2" and "classifier" or "score",
-      true)
+    local name = ({ gpt2 = true, gpt_neox = true, falcon = true })[base.model_type] and "classifier" or "score"
+    made.tokens[base] = define(base, "ForTokenClassification", name, true)
   end
   return made.tokens[base]
 end

@@ -77,7 +77,9 @@ function Decoder.from_config(class, config, state)
   local tied, field = config.tie_word_embeddings, (class.family.fields or {}).tie_word_embeddings
   if tied == nil and field then tied = field[2] end
   if tied then
-    config = configs.untied(config, state, { "lm_head.weight" }, { "model.embed_tokens.weight", "embed_tokens.weight" })
+    local names = { "model.embed_tokens.weight", "embed_tokens.weight" }
+    for i, name in ipairs { table.unpack(names) } do names[i + 2] = M.renamed(class.family, name, 1, 2) end
+    config = configs.untied(config, state, { "lm_head.weight" }, names)
   end
   return class(config)
 end
@@ -129,8 +131,10 @@ function Decoder:hidden(tokens, options)
   local cos, sin = turns(self.rotary)
   local local_cos, local_sin
   if self.local_rotary then local_cos, local_sin = turns(self.local_rotary) end
+  local bias = self.bias and self:bias(mask and (mask:to("i64"):cumsum(1) - 1):clamp(0) or cu_seqlens and positions
+    or ty.arange(past + t, { device = tokens.device }):unsqueeze(0), mask)
   if positions then mask = mask and mask:unsqueeze(1):unsqueeze(1) end
-  local at = { cos = cos, sin = sin, local_cos = local_cos, local_sin = local_sin, mask = mask,
+  local at = { cos = cos, sin = sin, local_cos = local_cos, local_sin = local_sin, mask = mask, bias = bias,
     interleaved = self.interleaved or false, cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil,
     record = options and options.record }
   local stream, more = layers.through(self.model.layers,
@@ -160,12 +164,31 @@ M.head = Decoder.head
 ---@return Tensor logits
 function Decoder:forward(tokens, options) return self:head(self:hidden(tokens, options)) end
 
+--- A name of a parameter in the family's files for ours (from 1 to 2) or the other way round.
+function M.renamed(spec, name, from, to)
+  for _, pair in ipairs(spec.names or {}) do
+    if name:sub(1, #pair[from]) == pair[from] then return pair[to] .. name:sub(#pair[from] + 1) end
+  end
+  return name
+end
+
 --- A family. spec: name, model_type, architecture, fields (more config keys), layer(config, i), check(config), norm(
 -- config) (the last norm, an RMSNorm without it), rotary(who, config) (positions, and those of layers that have some
--- of their own).
+-- of their own), names (of files: pairs of the beginnings of a name, ours and the published one).
 function M.define(spec)
   local class = nn.module(spec.name, Decoder)
   class.family, class.model_type, class.architecture = spec, spec.model_type, spec.architecture
+  if spec.names then
+    --- Renames one published name to ours.
+    function class:rename(name) return M.renamed(spec, name, 2, 1) end
+
+    --- The tensors by transformers' names.
+    function class:published_state()
+      local state = {}
+      for name, t in pairs(self:state_dict()) do state[M.renamed(spec, name, 1, 2)] = t end
+      return state
+    end
+  end
   return class
 end
 

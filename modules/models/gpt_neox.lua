@@ -59,6 +59,8 @@ end
 
 local GPTNeoX = decoder.define {
   name = "GPTNeoX", model_type = "gpt_neox", architecture = "GPTNeoXForCausalLM",
+  names = { { "model.embed_tokens.", "gpt_neox.embed_in." }, { "model.norm.", "gpt_neox.final_layer_norm." },
+    { "model.", "gpt_neox." }, { "lm_head.", "embed_out." } },
   fields = { layer_norm_eps = { "epsilon", 1e-5 }, hidden_act = { "text", "gelu" }, rotary_pct = { "number", 0.25 },
     rotary_emb_base = { "number", 10000 }, use_parallel_residual = { "flag", true },
     attention_bias = { "flag", true }, hidden_dropout = { "share", 0 }, classifier_dropout = { "share", 0.1 },
@@ -78,26 +80,5 @@ local GPTNeoX = decoder.define {
 
 GPTNeoX.ignored = { "%.attention%.bias$", "%.attention%.masked_bias$", "%.rotary_emb%.inv_freq$" }
 GPTNeoX.missing_prefixes = { "gpt_neox." }
-
--- The beginnings of names, ours and the published ones.
-local names = { { "model.embed_tokens.", "gpt_neox.embed_in." }, { "model.norm.", "gpt_neox.final_layer_norm." },
-  { "model.", "gpt_neox." }, { "lm_head.", "embed_out." } }
-
-local function renamed(name, from, to)
-  for _, pair in ipairs(names) do
-    if name:sub(1, #pair[from]) == pair[from] then return pair[to] .. name:sub(#pair[from] + 1) end
-  end
-  return name
-end
-
---- Renames one published name to ours.
-function GPTNeoX:rename(name) return renamed(name, 2, 1) end
-
---- The tensors by transformers' names.
-function GPTNeoX:published_state()
-  local state = {}
-  for name, t in pairs(self:state_dict()) do state[renamed(name, 1, 2)] = t end
-  return state
-end
 
 return GPTNeoX

@@ -19,7 +19,7 @@ return require "tycho.lazy" ({}, {
   Mixtral = "tycho.models.mixtral", Qwen2 = "tycho.models.qwen2",
   Qwen3 = "tycho.models.qwen3", Olmo2 = "tycho.models.olmo2", Phi3 = "tycho.models.phi3",
   GPTNeoX = "tycho.models.gpt_neox", Gemma2 = "tycho.models.gemma2", Gemma3 = "tycho.models.gemma3",
-  T5 = "tycho.models.t5",
+  OPT = "tycho.models.opt", Falcon = "tycho.models.falcon", T5 = "tycho.models.t5",
   -- pictures
   AutoencoderKL = "tycho.models.autoencoder_kl", Gaussian = "tycho.models.gaussian",
   DiT = "tycho.models.dit", ResNet = "tycho.models.resnet", SD3Transformer2DModel = "tycho.models.sd3",

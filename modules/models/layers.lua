@@ -95,11 +95,13 @@ end
 function M.attend(q, k, v, at, scale, window, dropout, training, softcap)
   local cache = at.cache
   if cache and cache.attend then
-    if softcap then error("cache: capped scores of attention do not go with a cache that attends itself", 0) end
+    if softcap or at.bias then
+      error("cache: capped or biased scores of attention do not go with a cache that attends itself", 0)
+    end
     return nn.join_heads(cache:attend(at.layer, q, k, v, scale, window))
   end
   if cache then k, v = cache:append(at.layer, k, v) end
-  return nn.attention(q, k, v, { mask = at.mask, causal = true, scale = scale, window = window,
+  return nn.attention(q, k, v, { mask = at.bias or at.mask, causal = true, scale = scale, window = window,
     cu_seqlens = at.cu_seqlens, dropout = training and dropout or 0, softcap = softcap })
 end
 
@@ -150,8 +152,9 @@ local function project(self, x, count)
 end
 
 --- at: cos, sin (of the tokens' positions), local_cos, local_sin (those of layers with local_positions), interleaved
--- (pairs are neighbours, not halves), mask (bool or nil), cache and layer (or nil), cu_seqlens (or nil), last (of how
--- many positions the result is wanted; nil: of all).
+-- (pairs are neighbours, not halves), mask (bool or nil), bias (nil: what is added to the scores, the mask
+-- included), cache and layer (or nil), cu_seqlens (or nil), last (of how many positions the result is wanted; nil: of
+-- all).
 function Attention:forward(x, at)
   local queries = M.query_count(at)
   local q, k, v = project(self, x, queries)

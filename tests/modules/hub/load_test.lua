@@ -41,8 +41,8 @@ check.test("the file's dtype, or another; mapped memory is not the file", functi
 end)
 
 check.test("what is saved is loaded again, tied weights once", function()
-  for _, name in ipairs { "gpt2", "llama3", "qwen2", "mixtral", "gemma2", "gemma3", "bert", "t5",
-    "t5_v1_1" } do
+  for _, name in ipairs { "gpt2", "llama3", "qwen2", "mixtral", "gpt_neox", "gemma2", "gemma3", "opt_narrow",
+    "falcon_new", "bert", "t5", "t5_v1_1" } do
     local model = llm.load(root .. name)
     local path = scratch.file("saved_" .. name)
     model:save(path)
@@ -53,7 +53,8 @@ check.test("what is saved is loaded again, tied weights once", function()
       check.equal((t:to "f32" - b[key]:to "f32"):abs():max():item(), 0, name .. " " .. key)
     end
     local written = ty.io.load_json(path .. "/config.json")
-    check.equal(written.model_type, ({ llama3 = "llama", t5_v1_1 = "t5", gemma3 = "gemma3_text" })[name] or name)
+    check.equal(written.model_type, ({ llama3 = "llama", t5_v1_1 = "t5", gemma3 = "gemma3_text",
+      opt_narrow = "opt", falcon_new = "falcon" })[name] or name)
     check.equal(written.torch_dtype, "bfloat16")
     check.equal(again.config.unknown, {})
     if name:find "t5" then check.equal(again.scale, model.scale) end
@@ -93,6 +94,11 @@ check.test("shards with an index, PyTorch's file, bodies alone, other prefixes",
   local bare = {}
   for name, t in pairs(state) do bare[name:gsub("^model%.", "")] = t end
   check.equal(llm.load(folder("llama", bare))(tokens):tolist(), want)
+  for family, prefix in pairs { falcon_rw = "transformer.", gpt_neox = "gpt_neox.", opt_narrow = "model." } do
+    local alone, all = {}, ty.io.load(root .. family .. "/model.safetensors")
+    for name, t in pairs(all) do alone[name:gsub("^" .. prefix:gsub("%.", "%%."), "")] = t end
+    check.equal(llm.load(folder(family, alone))(tokens):tolist(), llm.load(root .. family)(tokens):tolist(), family)
+  end
   local gpt2 = llm.load(root .. "gpt2")
   local published = {}
   for name, t in pairs(gpt2:state_dict()) do published[name] = t end
@@ -167,7 +173,7 @@ end)
 check.test("every key of every config with values that it cannot have", function()
   local odd = { 0, -1, 3, 1.5, 1e300, -math.huge, "x", true, false, ty.io.null, {}, { a = 1 }, { "x", 2 } }
   for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "olmo2", "phi3",
-    "gpt_neox", "gemma2", "gemma3", "bert", "t5" } do
+    "gpt_neox", "gemma2", "gemma3", "opt", "opt_narrow", "falcon", "falcon_new", "falcon_rw", "bert", "t5" } do
     local config = ty.io.load_json(root .. name .. "/config.json")
     local state = llm.weights(root .. name)
     local path = folder(name, state)

@@ -268,7 +268,7 @@ check.test("hidden states of the last positions alone", function()
   local tokens, mask = ty.randint(1, 60, { 2, 9 }), ty.ones({ 2, 9 }, { dtype = "bool" })
   mask:narrow(0, 1, 1):narrow(1, 0, 3):fill_(0)
   for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "mixtral", "qwen2", "qwen3", "olmo2", "phi3",
-    "gpt_neox", "gemma2", "gemma3", "gla" } do
+    "gpt_neox", "gemma2", "gemma3", "opt", "opt_narrow", "falcon", "falcon_new", "falcon_rw", "gla" } do
     local model = name == "gla" and small_gla() or llm.load(root .. name, { dtype = "f32" })
     -- Options are made anew for each call: a cache goes on with it.
     local makers = { plain = function() return {} end, padding = function() return { mask = mask } end,

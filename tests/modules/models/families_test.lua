@@ -35,7 +35,7 @@ local function compare_greedy(model, want, name)
 end
 
 for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "olmo2", "phi3",
-  "gpt_neox", "gemma2", "gemma3" } do
+  "gpt_neox", "gemma2", "gemma3", "opt", "opt_narrow", "falcon", "falcon_new", "falcon_rw" } do
   check.test(name, function()
     local want, variants = expected(name)
     local model = load(name)
@@ -88,6 +88,32 @@ check.test("what Gemma's configs cannot be is one clear error", function()
   check.equal({ settings.theta, settings.factor, settings.kind }, { 5e5, 8, "linear" })
   check.equal({ model.local_rotary.settings.theta, model.local_rotary.settings.kind }, { 300, "default" })
   check.equal(model.config.layer_types, { "sliding_attention", "full_attention", "sliding_attention" })
+end)
+
+check.test("what configs of OPT and Falcon cannot be is one clear error", function()
+  local function fails(name, change, text)
+    check.fails(function() load(name, { config = change, weights = false }) end, text)
+  end
+  fails("opt", { layerdrop = 0.1 }, "OPT: config key 'layerdrop': expected 0, got 0.1")
+  fails("opt", { num_attention_heads = 3 }, "num_attention_heads 3 must divide hidden_size 32")
+  fails("opt", { activation_function = "sine" }, "config key 'activation_function': unknown activation 'sine'")
+  fails("opt", { word_embed_proj_dim = 0 }, "config key 'word_embed_proj_dim' must be a positive integer, got 0")
+  fails("falcon_new", { num_kv_heads = 3 }, "num_kv_heads 3 must divide num_attention_heads 4")
+  fails("falcon_new", { parallel_attn = false }, "Falcon: config key 'parallel_attn': expected true, got false")
+  fails("falcon", { num_ln_in_parallel_attn = 2 }, "config key 'num_ln_in_parallel_attn': expected false or 1, got 2")
+  fails("falcon", { hidden_dropout = 0.5 }, "config key 'hidden_dropout': expected 0, got 0.5")
+  local long = load("opt", { config = { max_position_embeddings = 4 }, weights = false })
+  check.fails(function() long(ty.tensor { { 1, 2, 3, 4, 5 } }) end, "OPT: 5 tokens, but there is room for 4")
+end)
+
+check.test("caches that attend themselves take no capped or biased scores", function()
+  for _, name in ipairs { "gemma2", "falcon_rw" } do
+    local model = load(name, { config = { layer_types = { "full_attention", "full_attention" } } })
+    check.fails(function()
+      local cache = model:cache { h2o = true, heavy = 4, recent = 20 }
+      ty.no_grad(model.forward, model, ty.tensor { { 1, 2 } }, { cache = cache })
+    end, "capped or biased scores of attention do not go with")
+  end
 end)
 
 check.test("bert", function()

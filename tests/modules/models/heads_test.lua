@@ -18,7 +18,8 @@ local kinds = { gpt2_untied = "GPT2", gpt2_sequence = "GPT2ForSequenceClassifica
   gpt2_token = "GPT2ForTokenClassification", llama_sequence = "LlamaForSequenceClassification",
   qwen2_token = "Qwen2ForTokenClassification", bert_untied = "BertForMaskedLM", bert_decoder = "BertLMHeadModel",
   bert_sequence = "BertForSequenceClassification", bert_token = "BertForTokenClassification",
-  bert_answers = "BertForQuestionAnswering" }
+  bert_answers = "BertForQuestionAnswering", falcon_sequence = "FalconForSequenceClassification",
+  falcon_token = "FalconForTokenClassification", opt_sequence = "OPTForSequenceClassification" }
 
 for name, kind in pairs(kinds) do
   check.test(name, function()
