@@ -1,10 +1,10 @@
 --- BERT: a bidirectional encoder, also for sentence embeddings. Devlin et al. 2019, "BERT: Pre-training of Deep
--- Bidirectional Transformers"; Reimers and Gurevych 2019, "Sentence-BERT". Parameter names as published.
+-- Bidirectional Transformers". Parameter names as published. roberta.lua goes on from it.
 local ty = require "tycho"
-local classifier = require "tycho.models.classifier"
 local configs = require "tycho.models.config"
 local layers = require "tycho.models.layers"
 local LanguageModel = require "tycho.models.model"
+local text_encoder = require "tycho.models.text_encoder"
 
 local nn, Dense = ty.nn, layers.Dense
 
@@ -49,10 +49,10 @@ function Attention:forward(x, mask) return self.output(self.self(x, mask), x) en
 
 local Layer = nn.module "BertLayer"
 
-function Layer:init(config)
+function Layer:init(config, who)
   self.attention = Attention(config)
   self.intermediate = Dense(config.hidden_size, config.intermediate_size,
-    configs.activation("Bert", config.hidden_act, "hidden_act"), config.initializer_range)
+    configs.activation(who, config.hidden_act, "hidden_act"), config.initializer_range)
   self.output = Output(config.intermediate_size, config)
 end
 
@@ -63,29 +63,38 @@ end
 
 local Encoder = nn.module "BertEncoder"
 
-function Encoder:init(config)
+function Encoder:init(config, who)
   self.layer = nn.ModuleList {}
-  for _ = 1, config.num_hidden_layers do self.layer:append(Layer(config)) end
+  for _ = 1, config.num_hidden_layers do self.layer:append(Layer(config, who)) end
 end
 
 local Embeddings = nn.module "BertEmbeddings"
 
-function Embeddings:init(config)
+-- pad: the token that stands for nothing, by which positions are counted: from behind its number, and the same for all
+-- padding. nil: positions count all tokens.
+function Embeddings:init(config, who, pad)
   local width, std = config.hidden_size, config.initializer_range
-  self.word_embeddings = layers.embedding(config.vocab_size, width, std, config.pad_token_id or 0)
-  self.position_embeddings = layers.embedding(config.max_position_embeddings, width, std)
+  self.who, self.pad = who, pad
+  self.word_embeddings = layers.embedding(config.vocab_size, width, std, config.pad_token_id or pad or 0)
+  self.position_embeddings = layers.embedding(config.max_position_embeddings, width, std, pad)
   self.token_type_embeddings = layers.embedding(config.type_vocab_size, width, std)
   self.LayerNorm = nn.LayerNorm(width, { eps = config.layer_norm_eps })
   self.dropout = nn.Dropout(config.hidden_dropout_prob)
 end
 
 function Embeddings:forward(tokens, types)
-  local t = tokens.shape[2]
-  local room = self.position_embeddings.count
-  if t > room then error(("Bert: %d tokens, but there are %d positions"):format(t, room), 4) end
+  local t, pad = tokens.shape[2], self.pad
+  local room = self.position_embeddings.count - (pad and pad + 1 or 0)
+  if t > room then error(("%s: %d tokens, but there are %d positions"):format(self.who, t, room), 4) end
   local kinds = self.token_type_embeddings(types or ty.zeros({ 1 }, { dtype = "i64", device = tokens.device }))
-  local x = self.word_embeddings(tokens) + kinds + self.position_embeddings(ty.arange(t, { device = tokens.device }))
-  return self.dropout(self.LayerNorm(x))
+  local positions
+  if pad then
+    local seen = tokens:ne(pad):to "i64"
+    positions = seen:cumsum(1) * seen + pad
+  else
+    positions = ty.arange(t, { device = tokens.device })
+  end
+  return self.dropout(self.LayerNorm(self.word_embeddings(tokens) + kinds + self.position_embeddings(positions)))
 end
 
 local fields = {
@@ -97,14 +106,10 @@ local fields = {
   tie_word_embeddings = { "flag", true }, classifier_dropout = { "share", configs.none },
 }
 
-local function read(given)
-  local config = configs.read("Bert", given, fields)
-  configs.divides("Bert", config, "num_attention_heads", "hidden_size")
-  if config.position_embedding_type ~= "absolute" then
-    error(("Bert: position_embedding_type '%s' is not supported; absolute is"):format(
-      config.position_embedding_type), 0)
-  end
-  if config.add_cross_attention == true then error("Bert: add_cross_attention = true is not supported", 0) end
+local function read(who, given, known)
+  local config = configs.read(who, given, known)
+  configs.divides(who, config, "num_attention_heads", "hidden_size")
+  configs.only(who, config, { position_embedding_type = "absolute", add_cross_attention = false })
   return config
 end
 
@@ -114,19 +119,20 @@ local function rename(_, name)
 end
 
 ---@class Bert: LanguageModel
-local Bert = nn.module("Bert", LanguageModel)
+local Bert = nn.module("Bert", text_encoder.TextEncoder)
 Bert.model_type, Bert.architecture = "bert", "BertModel"
 Bert.prefixes = { "bert." }
 Bert.other_heads = { "^cls%.", "^classifier%.", "^qa_outputs%." }
-Bert.rename = rename
+Bert.rename, Bert.fields = rename, fields
 
 --- config: the keys of config.json. pooler (true): with the layer over the first token.
 ---@param config table
 function Bert:init(config, pooler)
-  config = read(config)
+  local who = getmetatable(self).__name
+  config = read(who, config, self.fields)
   self.config = config
-  self.embeddings = Embeddings(config)
-  self.encoder = Encoder(config)
+  self.embeddings = Embeddings(config, who, self.pad_of and self.pad_of(config))
+  self.encoder = Encoder(config, who)
   if pooler ~= false then
     self.pooler = Dense(config.hidden_size, config.hidden_size, "tanh", config.initializer_range)
   end
@@ -134,7 +140,8 @@ end
 
 -- Sentence encoders are published without a pooler as well as with one.
 function Bert.from_config(class, config, state)
-  return class(config, not state or (state["pooler.dense.weight"] or state["bert.pooler.dense.weight"]) ~= nil)
+  local pooler = "pooler.dense.weight"
+  return class(config, not state or (state[pooler] or state[class.prefixes[1] .. pooler]) ~= nil)
 end
 
 --- Hidden states [n, t, hidden] of tokens i64 [n, t]. options: mask (bool or i64 [n, t], 0: padding), types (i64 [n,
@@ -143,37 +150,11 @@ end
 ---@param options? {mask?: Tensor, types?: Tensor}
 ---@return Tensor hidden
 function Bert:forward(tokens, options)
-  local mask = options and options.mask
-  if mask then mask = mask:to("bool"):unsqueeze(1):unsqueeze(1) end
+  local mask = text_encoder.padding(options)
   local x = self.embeddings(tokens, options and options.types)
   for _, layer in ipairs(self.encoder.layer) do x = layer(x, mask) end
   return x
 end
-
---- Sentence embeddings [n, hidden]. options: those of forward(), pooling ("mean" over the tokens that are no padding,
--- "first" or "pooler"), normalize (true: to length 1).
----@param tokens Tensor
----@return Tensor embeddings
-function Bert:embed(tokens, options)
-  options = options or {}
-  local x, pooling = self:forward(tokens, options), options.pooling or "mean"
-  if pooling == "mean" and options.mask then
-    local weight = options.mask:to(x.dtype):unsqueeze(-1)
-    x = (x * weight):sum(1) / weight:sum(1):clamp(1e-9)
-  elseif pooling == "mean" then
-    x = x:mean(1)
-  elseif pooling == "first" then
-    x = x:select(1, 0)
-  elseif pooling == "pooler" and self.pooler then
-    x = self.pooler(x:select(1, 0))
-  else
-    error(("Bert.embed: pooling '%s' is not one of mean, first, pooler%s"):format(tostring(pooling),
-      self.pooler and "" or ", or this model has no pooler"), 2)
-  end
-  return options.normalize == false and x or nn.normalize(x)
-end
-
-function Bert:loss() error("Bert: the encoder alone has no loss; take BertForMaskedLM", 2) end
 
 -- cls.predictions.{transform.{dense, LayerNorm}, bias}: the head over the token embedding; untied it has weights of its
 -- own, decoder, and its bias there, but for files that have it under the old name.
@@ -273,46 +254,27 @@ BertLMHeadModel.architecture = "BertLMHeadModel"
 ---@return Tensor loss
 function BertLMHeadModel:loss(tokens, targets, options) return LanguageModel.loss(self, tokens, targets, options) end
 
--- A class with the encoder and one linear layer over it, which the file calls `name`. spec: pooled (true: over the
--- pooler's output, one judgement of each text), outputs(config), loss(logits, labels, config).
-local function judge(architecture, name, spec)
-  local class = nn.module(architecture, LanguageModel)
-  class.model_type, class.architecture, class.rename = "bert", architecture, rename
-  class.other_heads = not spec.pooled and { "^bert%.pooler%." } or {}
-
-  function class:init(config)
-    self.bert = Bert(config, spec.pooled or false)
-    self.config = self.bert.config
-    self.dropout = nn.Dropout(self.config.classifier_dropout or self.config.hidden_dropout_prob)
-    self[name] = layers.linear(self.config.hidden_size, spec.outputs(self.config), true, self.config.initializer_range)
-  end
-
-  function class:forward(tokens, options)
-    local x = self.bert(tokens, options)
-    if spec.pooled then x = self.bert.pooler(x:select(1, 0)) end
-    return self[name](self.dropout(x))
-  end
-
-  function class:loss(tokens, labels, options)
-    return spec.loss(self:forward(tokens, options), labels, self.config)
-  end
-
-  function class:generate() error(architecture .. ": a classifier generates no text", 2) end
-
-  return class
+-- A class of text_encoder.head() with one linear layer over the encoder, which the file calls `name`. pooled: over the
+-- pooler's output, one judgement of each text.
+local function judge(task, name, pooled, outputs, loss)
+  local make, logits = text_encoder.linear_head(name, outputs, function(config)
+    return config.classifier_dropout or config.hidden_dropout_prob
+  end)
+  return text_encoder.head { architecture = "BertFor" .. task, model_type = "bert", body = "bert", rename = rename,
+    other_heads = not pooled and { "^bert%.pooler%." } or {}, make = make, loss = loss,
+    encoder = function(config) return Bert(config, pooled) end,
+    logits = function(self, x)
+      return logits(self, pooled and self.bert.pooler(x:select(1, 0)) or x)
+    end }
 end
 
 return {
   Bert = Bert, BertForMaskedLM = BertForMaskedLM, BertLMHeadModel = BertLMHeadModel,
   --- Logits [n, labels] of texts.
-  BertForSequenceClassification = judge("BertForSequenceClassification", "classifier",
-    { pooled = true, outputs = configs.labels, loss = classifier.loss }),
+  BertForSequenceClassification = judge("SequenceClassification", "classifier", true, configs.labels),
   --- Logits [n, t, labels] of tokens.
-  BertForTokenClassification = judge("BertForTokenClassification", "classifier",
-    { outputs = configs.labels, loss = classifier.loss }),
+  BertForTokenClassification = judge("TokenClassification", "classifier", false, configs.labels),
   --- Logits [n, t, 2] of where an answer begins and where it ends; its labels are i64 [n, 2].
-  BertForQuestionAnswering = judge("BertForQuestionAnswering", "qa_outputs",
-    { outputs = function() return 2 end, loss = function(logits, labels)
-      return nn.cross_entropy(logits:transpose(1, 2):flatten(0, 1), labels:flatten())
-    end }),
+  BertForQuestionAnswering = judge("QuestionAnswering", "qa_outputs", false, function() return 2 end,
+    text_encoder.spans),
 }

@@ -145,6 +145,27 @@ function M.divides(who, config, divisor, number)
   end
 end
 
+--- The kinds of the layers, "sliding_attention" or "full_attention": by the config's layer_types, else those for which
+-- full(i) is true see all, counted from 1.
+---@return string[]
+function M.layer_types(who, config, full)
+  local types, count = config.layer_types, config.num_hidden_layers
+  if not types then
+    types = {}
+    for i = 1, count do types[i] = full(i) and "full_attention" or "sliding_attention" end
+  end
+  if #types ~= count then
+    error(("%s: config key 'layer_types': expected one for each of the %d layers, got %d"):format(who, count,
+      #types), 0)
+  end
+  for _, kind in ipairs(types) do
+    if kind ~= "full_attention" and kind ~= "sliding_attention" then
+      error(("%s: config key 'layer_types': expected full_attention or sliding_attention, got %s"):format(who, kind), 0)
+    end
+  end
+  return types
+end
+
 --- The config with tie_word_embeddings = false where a file has a head that is not its embedding, whatever the config
 -- says: as transformers does. heads, embeddings: the names that they may have.
 ---@param given table

@@ -6,6 +6,9 @@ M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral
   qwen3 = { "qwen3" }, olmo2 = { "olmo2" }, phi3 = { "phi3" }, gpt_neox = { "gpt_neox" },
   gemma2 = { "gemma2" }, gemma3_text = { "gemma3" }, opt = { "opt" }, falcon = { "falcon" },
   mixtral = { "mixtral" }, gla = { "gla" }, bert = { "bert", "Bert" }, t5 = { "t5" },
+  roberta = { "roberta", "Roberta" }, ["xlm-roberta"] = { "roberta", "Roberta" },
+  camembert = { "roberta", "Roberta" }, distilbert = { "distilbert", "DistilBert" },
+  modernbert = { "modernbert", "ModernBert" },
   vit = { "vit", "ViT" }, clip = { "clip", "CLIPModel" }, clip_text_model = { "clip", "CLIPTextModel" },
   clip_vision_model = { "clip", "CLIPVisionModel" }, resnet = { "resnet" }, llava = { "llava" } }
 
@@ -32,8 +35,9 @@ end
 -- The class of a family for one of config.json's `architectures`; nil when it has none of that name.
 local function by_architecture(kind, name)
   local class, all = class_of(M.by_model_type[kind])
+  local wanted = as[name] or name:gsub("^XLMRoberta", "Roberta"):gsub("^Camembert", "Roberta") -- which are the same
   for _, other in pairs(all) do
-    if other.architecture == (as[name] or name) then return other end
+    if other.architecture == wanted then return other end
   end
   local task = decoders[kind] and tasks[name:match "For%u.*$"]
   return task and require("tycho.models.classifier")[task](class)
@@ -51,7 +55,7 @@ function M.find(config)
   local kind = config.model_type
   if kind == nil and name then
     for model_type in pairs(M.by_model_type) do
-      local rest = name:lower():match("^" .. model_type .. "(.*)$")
+      local rest = name:lower():match("^" .. model_type:gsub("%-", "") .. "(.*)$")
       if rest and not rest:find "^%d" then kind = model_type end
     end
   end

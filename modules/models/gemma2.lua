@@ -42,28 +42,6 @@ function Layer:forward(stream, _, at)
   return stream + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(stream)))
 end
 
---- The kinds of the layers, "sliding_attention" or "full_attention": by the config's layer_types, else every
--- `period`-th is full.
-local function layer_types(who, config, period)
-  local types = config.layer_types
-  if not types then
-    types = {}
-    for i = 1, config.num_hidden_layers do
-      types[i] = i % period == 0 and "full_attention" or "sliding_attention"
-    end
-  end
-  if #types ~= config.num_hidden_layers then
-    error(("%s: config key 'layer_types': expected one for each of the %d layers, got %d"):format(who,
-      config.num_hidden_layers, #types), 0)
-  end
-  for _, kind in ipairs(types) do
-    if kind ~= "full_attention" and kind ~= "sliding_attention" then
-      error(("%s: config key 'layer_types': expected full_attention or sliding_attention, got %s"):format(who, kind), 0)
-    end
-  end
-  return types
-end
-
 local function positive(who, config, keys)
   for _, key in ipairs(keys) do
     if config[key] and config[key] <= 0 then
@@ -73,7 +51,7 @@ local function positive(who, config, keys)
 end
 
 -- Of the whole family: fields of the config, the layer, what embeddings and logits go through.
-local M = { Norm = Norm, Layer = Layer, layer_types = layer_types, fields = {
+local M = { Norm = Norm, Layer = Layer, fields = {
   head_dim = { "count", 256 }, hidden_act = { "text", none }, hidden_activation = { "text", "gelu_pytorch_tanh" },
   attention_bias = { "flag", false }, tie_word_embeddings = { "flag", true },
   query_pre_attn_scalar = { "number", 256 }, sliding_window = { "count", 4096 }, layer_types = { "texts", none },
@@ -126,7 +104,7 @@ local Gemma2 = M.finish(decoder.define {
   name = "Gemma2", model_type = "gemma2", architecture = "Gemma2ForCausalLM", fields = fields, shared = M,
   check = function(config)
     M.check("Gemma2", config)
-    config.layer_types = layer_types("Gemma2", config, 2)
+    config.layer_types = configs.layer_types("Gemma2", config, function(i) return i % 2 == 0 end)
   end,
   layer = function(config, i) return Layer("Gemma2", config, M.attention(config, config.layer_types[i])) end,
   norm = function(config) return Norm(config.hidden_size, config.rms_norm_eps) end,

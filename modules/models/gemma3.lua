@@ -1,6 +1,5 @@
 --- Gemma 3, the decoder of texts: Gemma 2 with norms of queries and keys in place of caps, one full layer in six, and
 -- rotary positions of a base of their own where layers see a window. Gemma Team 2025, "Gemma 3 Technical Report".
-local ty = require "tycho"
 local configs = require "tycho.models.config"
 local decoder = require "tycho.models.decoder"
 local rotary = require "tycho.models.rotary"
@@ -12,24 +11,9 @@ local fields = { rope_local_base_freq = { "number", 10000 }, sliding_window_patt
   _sliding_window_pattern = { "count", none } }
 for name, field in pairs(shared.fields) do fields[name] = field end
 
-local function given(value) return type(value) == "table" and value or nil end
-
--- Positions of the layers that see all and of those that see a window: newer files have the settings of each by its
--- name in rope_parameters, older ones rope_theta and rope_scaling of the first beside rope_local_base_freq.
 local function rotaries(who, config)
-  local by_kind = config.rope_parameters or {}
-  local function of(kind, theta, scaling)
-    local settings = { rope_type = "default", rope_theta = theta }
-    for _, part in ipairs { scaling or {}, given(by_kind[kind]) or {} } do
-      for key, value in pairs(part) do
-        if value ~= ty.io.null then settings[key] = value end
-      end
-    end
-    return rotary.new(who, { rope_parameters = settings, max_position_embeddings = config.max_position_embeddings },
-      config.head_dim)
-  end
-  return of("full_attention", config.rope_theta or 1e6, config.rope_scaling),
-    of("sliding_attention", config.rope_local_base_freq)
+  return rotary.pair(who, config, config.head_dim, { theta = config.rope_theta or 1e6, scaling = config.rope_scaling },
+    { theta = config.rope_local_base_freq })
 end
 
 local Gemma3 = shared.finish(decoder.define {
@@ -38,7 +22,9 @@ local Gemma3 = shared.finish(decoder.define {
   check = function(config)
     shared.check("Gemma3", config)
     configs.only("Gemma3", config, { attn_logit_softcapping = false }) -- transformers does not compute it either
-    config.layer_types = shared.layer_types("Gemma3", config, config.sliding_window_pattern)
+    config.layer_types = configs.layer_types("Gemma3", config, function(i)
+      return i % config.sliding_window_pattern == 0
+    end)
   end,
   layer = function(config, i)
     local kind = config.layer_types[i]

@@ -149,6 +149,23 @@ function M.new(who, config, width)
   return setmetatable({ width = turned, settings = p, tables = {} }, Rotary)
 end
 
+--- For heads of `width` in layers that see all and in those that see a window. Newer configs have the settings of each
+-- by its name in rope_parameters; what these lack is in `full` and `sliding`: theta, scaling (a table or nil).
+---@return Rotary full, Rotary sliding
+function M.pair(who, config, width, full, sliding)
+  local by_kind = config.rope_parameters or {}
+  local function of(kind, other)
+    local p, own = { rope_type = "default", rope_theta = other.theta }, by_kind[kind]
+    for _, part in ipairs { other.scaling or {}, type(own) == "table" and own or {} } do
+      for key, value in pairs(part) do
+        if value ~= ty.io.null then p[key] = value end
+      end
+    end
+    return M.new(who, { rope_parameters = p, max_position_embeddings = config.max_position_embeddings }, width)
+  end
+  return of("full_attention", full), of("sliding_attention", sliding)
+end
+
 --- The frequencies by pair, in radians for each position, and the factor on cos and sin. length (default 1): of the
 -- sequence, which the dynamic scaling goes by.
 ---@return number[] frequencies

@@ -42,7 +42,7 @@ end)
 
 check.test("what is saved is loaded again, tied weights once", function()
   for _, name in ipairs { "gpt2", "llama3", "qwen2", "mixtral", "gpt_neox", "gemma2", "gemma3", "opt_narrow",
-    "falcon_new", "bert", "t5", "t5_v1_1" } do
+    "falcon_new", "bert", "roberta", "distilbert", "modernbert", "t5", "t5_v1_1" } do
     local model = llm.load(root .. name)
     local path = scratch.file("saved_" .. name)
     model:save(path)
@@ -139,7 +139,7 @@ end)
 
 check.test("configs that cannot be are one clear error", function()
   local function fails(change, text) check.fails(function() llm.load(folder("llama", {}, change)) end, text) end
-  fails({ model_type = "mamba" }, "model_type 'mamba' is not known; there are bert, clip, ")
+  fails({ model_type = "mamba" }, "model_type 'mamba' is not known; there are bert, camembert, clip, ")
   fails({ hidden_size = ty.io.null, hiden_size = 32 }, "the config has no hidden_size; it has the unknown hiden_size")
   fails({ num_hidden_layers = "two" }, "'num_hidden_layers' must be a positive integer up to 10000, got two")
   fails({ num_hidden_layers = 0 }, "up to 10000, got 0")
@@ -173,7 +173,8 @@ end)
 check.test("every key of every config with values that it cannot have", function()
   local odd = { 0, -1, 3, 1.5, 1e300, -math.huge, "x", true, false, ty.io.null, {}, { a = 1 }, { "x", 2 } }
   for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "olmo2", "phi3",
-    "gpt_neox", "gemma2", "gemma3", "opt", "opt_narrow", "falcon", "falcon_new", "falcon_rw", "bert", "t5" } do
+    "gpt_neox", "gemma2", "gemma3", "opt", "opt_narrow", "falcon", "falcon_new", "falcon_rw", "bert", "roberta",
+    "distilbert", "modernbert", "t5" } do
     local config = ty.io.load_json(root .. name .. "/config.json")
     local state = llm.weights(root .. name)
     local path = folder(name, state)

@@ -3,6 +3,7 @@
 local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local reference = dofile(here .. "../modules/models/reference.lua")(check)
+local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"
 local llm = require "tycho.llm"
 
@@ -134,6 +135,79 @@ check.test("bert", function()
   check.close(encoder:embed(want.tokens, options):square():sum(1):tolist(), { 1, 1 }, 1e-5)
 end)
 
+for name, base in pairs { roberta = "Roberta", distilbert = "DistilBert", modernbert = "ModernBert" } do
+  check.test(name, function()
+    local want = expected(name)
+    local model, options = load(name), { mask = want.mask }
+    check.equal(getmetatable(model).__name, base .. "ForMaskedLM")
+    local seen = want.mask:to("bool"):unsqueeze(-1):to "f32"
+    compare(model(want.tokens, options) * seen, want.logits * seen, name .. " logits")
+    compare(model:embed(want.tokens, options), want.embedding, name .. " embeddings")
+    local loss = model:loss(want.tokens, want.labels, options)
+    check.close(loss:item(), want.loss:item(), TOLERANCE, name .. " loss")
+    check.equal(compare_gradients(model, loss, want), {}, name .. " gradients left")
+
+    -- The encoder alone, from the same file.
+    local encoder = load(name, { config = { architectures = { base .. "Model" } } })
+    check.equal(getmetatable(encoder).__name, base)
+    check.ok(#encoder.report.left_out > 0)
+    compare(encoder:embed(want.tokens, options), want.embedding, name .. " alone")
+    check.equal(#encoder:embed(want.tokens, { mask = want.mask, pooling = "first" }).shape, 2)
+    check.fails(function() encoder:embed(want.tokens, { pooling = "most" }) end,
+      base .. ".embed: pooling 'most' is not")
+    check.fails(function() encoder:loss() end, "take " .. base .. "ForMaskedLM")
+
+    -- Untied, the head changes alone; saved and loaded it is untied still.
+    local path = scratch.file(name)
+    local untied = load(name):untie()
+    check.equal(untied:tied(), nil)
+    compare(untied(want.tokens, options) * seen, want.logits * seen, name .. " untied")
+    untied:save(path)
+    compare(llm.load(path)(want.tokens, options) * seen, want.logits * seen, name .. " untied and saved")
+    check.fails(function() model:generate({ { 1 } }, 1) end, "generates no text")
+  end)
+end
+
+check.test("what configs of encoders cannot be is one clear error", function()
+  local function fails(name, change, text)
+    check.fails(function() load(name, { config = change, weights = false }) end, text)
+  end
+  fails("roberta", { pad_token_id = 31 }, "Roberta: config key 'pad_token_id': expected a row of the 32 positions")
+  fails("roberta", { hidden_act = "sine" }, "Roberta: config key 'hidden_act': unknown activation 'sine'")
+  fails("roberta", { position_embedding_type = "relative_key" },
+    "config key 'position_embedding_type': expected absolute, got relative_key")
+  fails("distilbert", { n_heads = 3 }, "n_heads 3 must divide dim 16")
+  fails("modernbert", { classifier_pooling = "max" },
+    "ModernBert: config key 'classifier_pooling': expected cls or mean, got max")
+  fails("modernbert", { layer_types = { "full_attention" } },
+    "ModernBert: config key 'layer_types': expected one for each of the 4 layers, got 1")
+  check.fails(function() load("roberta")(ty.full({ 1, 31 }, 5, { dtype = "i64" })) end,
+    "Roberta: 31 tokens, but there are 30 positions")
+  check.fails(function() load("distilbert")(ty.full({ 1, 33 }, 5, { dtype = "i64" })) end,
+    "DistilBert: 33 tokens, but there are 32 positions")
+  -- The published files have the older keys.
+  local old = { rope_parameters = ty.io.null, global_rope_theta = 7e4, local_rope_theta = 300,
+    layer_types = ty.io.null, global_attn_every_n_layers = 2 }
+  local model = load("modernbert", { config = old, weights = false }).model
+  check.equal({ model.rotary.settings.theta, model.local_rotary.settings.theta }, { 7e4, 300 })
+  check.equal(model.config.layer_types, { "full_attention", "sliding_attention", "full_attention",
+    "sliding_attention" })
+end)
+
+check.test("models that are RoBERTa by another name", function()
+  local want = expected "roberta"
+  for kind, prefix in pairs { ["xlm-roberta"] = "XLMRoberta", camembert = "Camembert" } do
+    local change = { model_type = kind, architectures = { prefix .. "ForMaskedLM" } }
+    local model = load("roberta", { config = change })
+    compare(model(want.tokens, { mask = want.mask }):narrow(0, 0, 1), want.logits:narrow(0, 0, 1), kind)
+    local path = scratch.file(kind)
+    model:save(path)
+    local written = ty.io.load_json(path .. "/config.json")
+    check.equal({ written.model_type, written.architectures }, { kind, { prefix .. "ForMaskedLM" } })
+    check.equal(getmetatable(llm.load(path)).__name, "RobertaForMaskedLM")
+  end
+end)
+
 for _, name in ipairs { "t5", "t5_v1_1" } do
   check.test(name, function()
     local want = expected(name)
@@ -153,4 +227,5 @@ for _, name in ipairs { "t5", "t5_v1_1" } do
   end)
 end
 
+scratch.clean()
 check.finish()

@@ -19,7 +19,13 @@ local kinds = { gpt2_untied = "GPT2", gpt2_sequence = "GPT2ForSequenceClassifica
   qwen2_token = "Qwen2ForTokenClassification", bert_untied = "BertForMaskedLM", bert_decoder = "BertLMHeadModel",
   bert_sequence = "BertForSequenceClassification", bert_token = "BertForTokenClassification",
   bert_answers = "BertForQuestionAnswering", falcon_sequence = "FalconForSequenceClassification",
-  falcon_token = "FalconForTokenClassification", opt_sequence = "OPTForSequenceClassification" }
+  falcon_token = "FalconForTokenClassification", opt_sequence = "OPTForSequenceClassification",
+  modernbert_mean = "ModernBertForSequenceClassification" }
+for base, class in pairs { roberta = "Roberta", distilbert = "DistilBert", modernbert = "ModernBert" } do
+  kinds[base .. "_untied"], kinds[base .. "_sequence"] = class .. "ForMaskedLM", class .. "ForSequenceClassification"
+  kinds[base .. "_token"] = class .. "ForTokenClassification"
+  kinds[base .. "_answers"] = class .. "ForQuestionAnswering"
+end
 
 for name, kind in pairs(kinds) do
   check.test(name, function()
