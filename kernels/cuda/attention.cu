@@ -186,9 +186,9 @@ TY_CUDA_KERNEL(attention) {
   if (outcome != DNN_NOT_THERE) return outcome == DNN_DONE;
   const int dtype = k->in[0]->dtype;
   const ty_p_attention *params = static_cast<const ty_p_attention *>(k->params);
-  const bool tensor = at_on_tensor_cores(k->in[0], k->in[2], params);
+  const bool tensor = at_on_tensor_cores(k->in[0], k->in[2]);
   at_plan p;
-  if (!at_plan_of(&p, k->in[0], k->in[1], k->in[2], k->in[3], k->in[4], params) || !ty_begins_checked(p.reach))
+  if (!at_plan_of(&p, k->in[0], k->in[1], k->in[2], k->in[3], k->in[4], params, tensor) || !ty_begins_checked(p.reach))
     return false;
   at_result out = { k->out[0]->data, k->out[1]->data, 1, 0, nullptr, nullptr };
   return ty_for_floats(dtype, "attention", [&](auto x) {

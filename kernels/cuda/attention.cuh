@@ -42,16 +42,15 @@ static inline at_view at_view_of(const ty_view *v, size_t compute_bytes) {
   return x;
 }
 
-/* Halves of up to this width go to the tensor cores: attention_tensor.cu and attention_tensor_backward.cu, which have no
- * registers left for the cap of scores. */
+/* Halves of up to this width go to the tensor cores: attention_tensor.cu and attention_tensor_backward.cu, but for the
+ * gradients of capped scores. */
 enum { AT_TENSOR_WIDEST = 256 };
-static inline bool at_on_tensor_cores(const ty_view *q, const ty_view *v, const ty_p_attention *params) {
-  return ty_is_half((ty_dtype)q->dtype) && q->size[3] <= AT_TENSOR_WIDEST && v->size[3] <= AT_TENSOR_WIDEST &&
-         params->softcap == 0;
+static inline bool at_on_tensor_cores(const ty_view *q, const ty_view *v) {
+  return ty_is_half((ty_dtype)q->dtype) && q->size[3] <= AT_TENSOR_WIDEST && v->size[3] <= AT_TENSOR_WIDEST;
 }
 /* Of an element in shared memory: tensor cores take halves as they are. */
-static inline size_t at_computed_bytes(const ty_view *q, const ty_view *v, const ty_p_attention *params) {
-  return q->dtype == TY_F64 ? 8 : at_on_tensor_cores(q, v, params) ? 2 : 4;
+static inline size_t at_computed_bytes(const ty_view *q, bool tensor) {
+  return q->dtype == TY_F64 ? 8 : tensor ? 2 : 4;
 }
 
 /* Where the results go. */
@@ -79,12 +78,12 @@ bool ty_cuda_attention_tensor_backward(const at_plan &p, const at_gradients &a, 
 
 /* False after ty_fail() for what is longer than positions in a tile can count. */
 static inline bool at_plan_of(at_plan *p, const ty_view *q, const ty_view *k, const ty_view *v, const ty_view *mask,
-                              const ty_view *begins, const ty_p_attention *params) {
+                              const ty_view *begins, const ty_p_attention *params, bool tensor) {
   const int64_t most = INT32_MAX - 2 * AT_TILE;
   int64_t group = k->size[1] ? q->size[1] / k->size[1] : 0, reach = q->size[2] + k->size[2];
   if (group * q->size[2] > most || reach > most || q->size[3] > most || v->size[3] > most)
     return ty_fail(TY_EUNSUPPORTED, "attention: too long for cuda");
-  size_t bytes = at_computed_bytes(q, v, params);
+  size_t bytes = at_computed_bytes(q, tensor);
   *p = {};
   p->q = at_view_of(q, bytes), p->k = at_view_of(k, bytes), p->v = at_view_of(v, bytes);
   p->batch = static_cast<int>(q->size[0]), p->heads = static_cast<int>(q->size[1]);

@@ -279,7 +279,7 @@ template <class T> static bool at_run_operands(const at_plan &p, const at_gradie
   if (ok && key_tasks) {
     dim3 grid(static_cast<unsigned>(key_tasks), d_chunks > v_chunks ? d_chunks : v_chunks);
     const size_t bytes = at_room_bytes<C>(p, 2);
-    if constexpr (sizeof(T) > 2) /* halves as narrow as that are the tensor cores' */
+    if constexpr (sizeof(T) > 2) /* halves as narrow as that are the tensor cores', but for capped scores */
       if (d_packs <= AT_SIDE && v_packs <= AT_SIDE)
         return TY_LAUNCH((at_key_gradients<T, 1>), grid, AT_THREADS, bytes, p, a);
     ok = TY_LAUNCH((at_key_gradients<T, 2>), grid, AT_THREADS, bytes, p, a);
@@ -293,10 +293,12 @@ TY_CUDA_KERNEL(attention_backward) {
   if (outcome != DNN_NOT_THERE) return outcome == DNN_DONE;
   const ty_view *q = k->in[1], *lse = k->in[5], *dmask = k->nout > 3 ? k->out[3] : nullptr;
   const ty_p_attention *params = static_cast<const ty_p_attention *>(k->params);
+  const bool tensor = at_on_tensor_cores(q, k->in[3]) && params->softcap == 0;
   at_plan p;
-  if (!at_plan_of(&p, q, k->in[2], k->in[3], k->in[6], k->in[7], params) || !ty_begins_checked(p.reach)) return false;
+  if (!at_plan_of(&p, q, k->in[2], k->in[3], k->in[6], k->in[7], params, tensor) || !ty_begins_checked(p.reach))
+    return false;
   at_gradients a = {};
-  size_t bytes = at_computed_bytes(q, k->in[3], params);
+  size_t bytes = at_computed_bytes(q, tensor);
   a.g = at_view_of(k->in[0], bytes), a.y = at_view_of(k->in[4], bytes);
   a.lse = lse->data;
   for (int d = 0; d < 3; d++) a.lse_stride[d] = lse->stride[d];
@@ -305,7 +307,6 @@ TY_CUDA_KERNEL(attention_backward) {
     a.dmask = dmask->data;
     for (int d = 0; d < 4; d++) a.mask_size[d] = static_cast<int>(dmask->size[d]);
   }
-  const bool tensor = at_on_tensor_cores(q, k->in[3], params);
   if (tensor && !ty_cuda_attention_tensor_backward(p, a, q->dtype)) return false;
   if (tensor && !a.dmask) return true;
   ty_cuda_scratch delta((static_cast<size_t>(p.batch) * static_cast<size_t>(p.heads) * static_cast<size_t>(p.t) + 1) *

@@ -12,7 +12,7 @@ TY_DEVICE float at_quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-template <class T, int W, int MT, int KEYS>
+template <class T, int W, int MT, int KEYS, bool CAP>
 __global__ void __launch_bounds__(AT_TENSOR_THREADS) at_tensor_forward(const at_plan p, const at_result out) {
   enum { ROWS = AT_WARPS * 16 * MT, NT = KEYS / 8, OT = W / 8 };
   const float none = -std::numeric_limits<float>::infinity();
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(AT_TENSOR_THREADS) at_tensor_forward(const at_
 
     /* Where all is seen the scale waits until the exponent, which takes it in the same multiplication and addition. */
     float factor = static_cast<float>(p.scale * 1.4426950408889634);
-    if (p.mask || factor < 0 || !at_covers(all, j0, j0 + KEYS)) {
+    if (CAP || p.mask || factor < 0 || !at_covers(all, j0, j0 + KEYS)) {
       factor = 1;
 #pragma unroll
       for (int m = 0; m < MT; m++)
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(AT_TENSOR_THREADS) at_tensor_forward(const at_
           for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int e = 2 * h; e < 2 * h + 2; e++)
-              s[m][n][e] = at_score2(p, known, j0 + n * 8 + lane % 4 * 2 + e % 2, s[m][n][e]);
+              s[m][n][e] = at_score2<CAP>(p, known, j0 + n * 8 + lane % 4 * 2 + e % 2, s[m][n][e]);
         }
     }
     uint32_t weights[MT][NT][2];
@@ -146,12 +146,18 @@ __global__ void __launch_bounds__(AT_TENSOR_THREADS) at_tensor_forward(const at_
   });
 }
 
-template <class T, int W, int MT, int KEYS>
-static bool at_launch(const at_plan &p, const at_result &out, unsigned tasks) {
+template <class T, int W, int MT, int KEYS, bool CAP>
+static bool at_launch_as(const at_plan &p, const at_result &out, unsigned tasks) {
   enum { ROWS = AT_WARPS * 16 * MT };
   const size_t chunks = (ROWS + 2 * KEYS) * W / 8 + ROWS * AT_FACTS;
-  return TY_LAUNCH((at_tensor_forward<T, W, MT, KEYS>), tasks * static_cast<unsigned>(out.splits), AT_TENSOR_THREADS,
-                   chunks * sizeof(ty_chunk), p, out);
+  return TY_LAUNCH((at_tensor_forward<T, W, MT, KEYS, CAP>), tasks * static_cast<unsigned>(out.splits),
+                   AT_TENSOR_THREADS, chunks * sizeof(ty_chunk), p, out);
+}
+
+template <class T, int W, int MT, int KEYS>
+static bool at_launch(const at_plan &p, const at_result &out, unsigned tasks) {
+  return p.softcap > 0 ? at_launch_as<T, W, MT, KEYS, true>(p, out, tasks)
+                       : at_launch_as<T, W, MT, KEYS, false>(p, out, tasks);
 }
 
 /* 32 rows for each warp and 64 keys, as long as their sums fit into its registers. */

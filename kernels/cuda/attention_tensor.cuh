@@ -131,11 +131,16 @@ TY_DEVICE at_span at_span_in(const ty_chunk &x) {
 
 TY_DEVICE bool at_two_facts(const at_plan &p) { return p.mask || p.reach.sinks; }
 
-/* The score times log2(e) of a row and a key, from their product: -infinity where the key is hidden. */
-TY_DEVICE float at_score2(const at_plan &p, const at_facts &row, int key, float product) {
+/* The score times log2(e) of a row and a key, from their product: -infinity where the key is hidden. CAP: there is a cap
+ * of scores. */
+template <bool CAP = false> TY_DEVICE float at_score2(const at_plan &p, const at_facts &row, int key, float product) {
   const float hidden = -std::numeric_limits<float>::infinity();
   if (!at_has(row.keys, key)) return hidden;
   float x = product * static_cast<float>(p.scale * 1.4426950408889634);
+  if (CAP) {
+    const float cap = static_cast<float>(p.softcap * 1.4426950408889634);
+    x = cap * at_tanh(x / cap);
+  }
   if (!p.mask) return x;
   int64_t at = row.mask + key * p.mask_stride[3];
   if (p.mask_is_bool) return static_cast<const uint8_t *>(p.mask)[at] ? x : hidden;

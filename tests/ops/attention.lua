@@ -190,6 +190,12 @@ return function(row, T)
         grad = false },
       { T { 1, 2, 66, 8 }, T { 1, 2, 66, 8 }, T { 1, 2, 66, 8 }, opts = { softcap = 2 }, dtypes = half,
         grad = false },
+      { T { 1, 2, 20, 72 }, T { 1, 2, 40, 72 }, T { 1, 2, 40, 65 }, T { 40, bool = true },
+        opts = { scale = -0.1, softcap = 0.5 }, dtypes = half, grad = false },
+      { T { 1, 1, 17, 136 }, T { 1, 1, 70, 136 }, T { 1, 1, 70, 144 }, T { 17, 70 },
+        opts = { causal = true, softcap = 1 }, dtypes = half, grad = false },
+      { T { 1, 3, 1, 8 }, T { 1, 1, 530, 8 }, T { 1, 1, 530, 8 }, opts = { softcap = 0.7 }, dtypes = half,
+        grad = false },
     },
     ref = attention,
     errors = {
