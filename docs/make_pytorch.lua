@@ -43,6 +43,10 @@ local renamed = {
     feature_alpha_dropout = "nn.AlphaDropout", embedding_bag = "nn.EmbeddingBag", instance_norm = "nn.InstanceNorm2d",
     local_response_norm = "nn.LocalResponseNorm", multi_head_attention_forward = "nn.MultiheadAttention",
     triplet_margin_with_distance_loss = "nn.triplet_margin_loss",
+    max_pool1d_with_indices = "max_pool1d", max_pool2d_with_indices = "max_pool2d",
+    max_pool3d_with_indices = "max_pool3d", adaptive_max_pool1d_with_indices = "adaptive_max_pool1d",
+    adaptive_max_pool2d_with_indices = "adaptive_max_pool2d",
+    adaptive_max_pool3d_with_indices = "adaptive_max_pool3d",
   },
   ["torch.nn"] = {
     NLLLoss2d = "nn.NLLLoss", Softmax2d = "nn.Softmax", UpsamplingBilinear2d = "nn.Upsample",
@@ -54,7 +58,8 @@ local renamed = {
   ["torch.optim"] = {},
   ["torch.optim.lr_scheduler"] = {
     ConstantLR = "optim.Scheduler", CosineAnnealingLR = "optim.cosine",
-    CosineAnnealingWarmRestarts = "optim.cosine_restarts", CyclicLR = "optim.cyclic", ExponentialLR = "optim.exponential",
+    CosineAnnealingWarmRestarts = "optim.cosine_restarts", CyclicLR = "optim.cyclic",
+    ExponentialLR = "optim.exponential",
     LambdaLR = "optim.Scheduler", LinearLR = "optim.linear", MultiStepLR = "optim.step",
     MultiplicativeLR = "optim.chained", OneCycleLR = "optim.one_cycle", PolynomialLR = "optim.polynomial",
     SequentialLR = "optim.sequential", StepLR = "optim.step", ReduceLROnPlateau = "optim.ReduceLROnPlateau",
@@ -82,6 +87,7 @@ local left_out = {
   { "^SparseAdam", "gradients are dense" }, { "^Optional", "a type, no function" },
   { "^histogramdd", "rarely used" }, { "^nextafter", "bits of floats: x:view(\"i32\") has them" },
   { "^frexp", "bits of floats: x:view(\"i32\") has them" }, { "^isreal", "complex numbers are pairs" },
+  { "^matrix_sqrth", "of symmetric matrices eigh gives it" }, { "^SyncBatchNorm", "distributed" },
   { "^vmap", "not there yet" }, { "^poisson$", "seeded_noise{kind = \"poisson\"} draws it" },
 }
 
@@ -109,8 +115,8 @@ local function reason(name)
   return nil
 end
 
-local function page()
-  local all = ty.io.load_json(here .. "../tests/fixtures/torch_names.json")
+local function page(folder)
+  local all = ty.io.load_json((folder or here) .. "../tests/fixtures/torch_names.json")
   local lines, total, there, unknown = {}, 0, 0, {}
   for _, module in ipairs(order) do
     local present, missing = {}, {}
@@ -135,9 +141,9 @@ local function page()
   end
   local head = ([[# Coming from PyTorch
 
-Made by `tycho docs/make_pytorch.lua`. The public functions and classes of PyTorch %s, without what is quantized,
+Made by docs/make_pytorch.lua. The public functions and classes of PyTorch %s, without what is quantized,
 distributed, deprecated or of a backend, and what they are called here where that is another name. Dimensions count from
-0 as there; options come as a table, `ty.fft(x, { dim = -2 })`; complex numbers are pairs, the last dimension `[..., 2]`.
+0 as there; options come as a table, `ty.fft(x, { dim = -2 })`; complex numbers are pairs, the last dimension.
 
 %d of %d (%.0f %%) are there.
 ]]):format(all.version, there, total, 100 * there / total)

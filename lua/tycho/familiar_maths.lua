@@ -90,7 +90,9 @@ end
 ---@return Tensor
 function functions.addbmm(x, a, b, beta, alpha)
   tensor("addbmm", x)
-  if tensor("addbmm", a, "a").ndim ~= 3 or tensor("addbmm", b, "b").ndim ~= 3 then
+  tensor("addbmm", a, "a")
+  tensor("addbmm", b, "b")
+  if a.ndim ~= 3 or b.ndim ~= 3 then
     fail("addbmm: a: expected batches of matrices [batch, n, k] and [batch, k, m], got %d and %d dimensions", a.ndim,
       b.ndim)
   end
@@ -104,7 +106,9 @@ end
 ---@param y Tensor
 ---@return Tensor
 function functions.inner(x, y)
-  if tensor("inner", x).ndim == 0 or tensor("inner", y, "y").ndim == 0 then return x * y end
+  tensor("inner", x)
+  tensor("inner", y, "y")
+  if x.ndim == 0 or y.ndim == 0 then return x * y end
   return functions.tensordot(x, y, { { -1 }, { -1 } })
 end
 
@@ -182,7 +186,9 @@ end
 ---@param y Tensor
 ---@return Tensor
 function functions.vdot(x, y)
-  if tensor("vdot", x).ndim ~= 1 or tensor("vdot", y, "y").ndim ~= 1 or x:size(0) ~= y:size(0) then
+  tensor("vdot", x)
+  tensor("vdot", y, "y")
+  if x.ndim ~= 1 or y.ndim ~= 1 or x:size(0) ~= y:size(0) then
     fail("vdot: y: expected two lists of one length, got [%s] and [%s]", table.concat(x.shape, ", "),
       table.concat(y.shape, ", "))
   end

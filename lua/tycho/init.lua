@@ -56,7 +56,7 @@ for name, fn in pairs(require "tycho.views") do
   ty[name], methods[name] = fn, fn
 end
 
-for _, part in ipairs { "tycho.familiar", "tycho.familiar_maths" } do
+for _, part in ipairs { "tycho.familiar", "tycho.familiar_maths", "tycho.familiar_linalg" } do
   local familiar = require(part)
   for name, op in pairs(familiar.others) do ty[name], methods[name] = core[op], methods[op] end
   for name, fn in pairs(familiar.functions) do ty[name], methods[name] = fn, fn end

@@ -42,45 +42,9 @@ r:say("%d chapters of %d bytes (%d tokens) to train on, %d of %d bytes (%d token
 
 -- ---- what it has to beat ----
 
--- Bits per byte of gzip -9, where there is one; what the held-out text adds behind the training text counts if it is
--- less than what it takes alone. Otherwise of the deflate of NPZ files, at level 6.
-local function gzip()
-  local function size(name, content)
-    local path = r:path(name)
-    ty.io.write_atomic(path, content)
-    local done = os.execute(("gzip -9nc '%s' > '%s.gz' 2> /dev/null"):format(path:gsub("'", "'\\''"),
-      path:gsub("'", "'\\''")))
-    local packed = path .. ".gz"
-    if not done then
-      packed = path .. ".npz"
-      ty.io.save_npz(packed, { text = ty.io.from_bytes(content, "u8") }, { compress = true })
-    end
-    local result = ty.io.stat(packed).size
-    for _, file in ipairs { path, path .. ".gz", path .. ".npz" } do
-      if ty.io.exists(file) then ty.io.remove(file) end
-    end
-    return result, done and "gzip -9" or "deflate (there is no gzip)"
-  end
-  local before, after = table.concat(documents.training), table.concat(documents.held_out)
-  local alone, name = size("text", after)
-  return 8 * math.min(alone, size("text", before .. after) - size("text", before)) / bytes.held_out, name
-end
-
 -- The best order by the held-out text itself, which favours the baseline; over bytes and over the model's own tokens.
 local function ngrams()
-  local best, words = math.huge, {}
-  local function try(name, sets, width, vocabulary, orders)
-    local least = math.huge
-    for _, order in ipairs(orders) do
-      local model = llm.ngram.train(sets.training, { order = order, width = width, vocabulary = vocabulary })
-      local bits = model:bits(sets.held_out) / bytes.held_out
-      r.metrics[("%d_gram_over_%s"):format(order, name)] = bits
-      if bits < least then least, words[name] = bits, ("%d-gram over %s"):format(order, name) end
-    end
-    r:say("%s: %.4f bits per byte", words[name], least)
-    best = math.min(best, least)
-  end
-  local raw, coded = { training = {}, held_out = {} }, { training = {}, held_out = {} }
+  local best, raw, coded = math.huge, { training = {}, held_out = {} }, { training = {}, held_out = {} }
   for part, chapters in pairs(documents) do
     for i, chapter in ipairs(chapters) do
       raw[part][i] = "\0" .. chapter .. "\0"
@@ -89,12 +53,20 @@ local function ngrams()
       coded[part][i] = table.concat(list)
     end
   end
+  local function try(name, sets, width, vocabulary, orders)
+    local bits, order = llm.compressors.best_ngram(sets, { width = width, vocabulary = vocabulary, orders = orders,
+      each = function(n, of) r.metrics[("%d_gram_over_%s"):format(n, name)] = of / bytes.held_out end })
+    r:say("%d-gram over %s: %.4f bits per byte", order, name, bits / bytes.held_out)
+    best = math.min(best, bits / bytes.held_out)
+  end
   try("bytes", raw, 1, 256, r.quick and { 4 } or { 5, 6, 7, 8, 9, 10 })
   try("tokens", coded, 2, tokenizer.size, r.quick and { 2 } or { 3, 4, 5, 6, 7 })
   return best
 end
 
-local gzip_bits, gzip_name = gzip()
+local gzip_bits, gzip_name = llm.compressors.gzip(r:path "text", table.concat(documents.training),
+  table.concat(documents.held_out))
+gzip_bits = gzip_bits / bytes.held_out
 r:say("%s: %.4f bits per byte", gzip_name, gzip_bits)
 local ngram_bits = ngrams()
 

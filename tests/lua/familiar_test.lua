@@ -182,4 +182,69 @@ test("numbers", function()
   check.ok(w.grad:abs():sum():item() > 0)
 end)
 
+local function f64(...) return ty.tensor(..., { dtype = "f64" }) end
+
+test("linear algebra by a few ops", function()
+  ty.manual_seed(5)
+  local a = f64 { { 2, 1, 0 }, { 1, 3, 1 }, { 0, 1, 4 } }
+  check.close({ a:det():item(), a:logdet():item(), a:trace():item() }, { 18, math.log(18), 9 }, 1e-12)
+  check.ok((-a):logdet():isnan():item(), "the logarithm of a negative determinant")
+  local m = ty.randn({ 2, 4, 3 }, { dtype = "f64" })
+  check.ok(m:svdvals():square():sum { -1 }:allclose(m:square():sum { -1, -2 }, 0, 1e-10))
+  check.ok(a:eigvalsh():sum():allclose(f64(9), 0, 1e-10))
+  check.ok(a:matrix_power(5):allclose(a:mm(a):mm(a):mm(a):mm(a), 0, 1e-9))
+  check.ok(a:matrix_power(-2):mm(a):mm(a):allclose(ty.eye(3, { dtype = "f64" }), 0, 1e-10))
+  equal(a:matrix_power(0):tolist(), { { 1, 0, 0 }, { 0, 1, 0 }, { 0, 0, 1 } })
+  local b = f64 { { 1, -2 }, { 3, 4 } }
+  equal({ b:matrix_norm(1):item(), b:matrix_norm(math.huge):item(), b:matrix_norm(-1):item() }, { 6, 7, 4 })
+  check.close(b:matrix_norm():item(), math.sqrt(30), 1e-12)
+  check.close(b:matrix_norm(2):item() * b:matrix_norm(-2):item(), 10, 1e-10)
+  check.close(b:matrix_norm "nuc":item() ^ 2, 30 + 2 * 10, 1e-9)
+  check.close(b:condition_number():item(), b:matrix_norm(2):item() / b:matrix_norm(-2):item(), 1e-10)
+  equal(ty.matrix_rank(f64 { { { 1, 2 }, { 2, 4 } }, { { 1, 0 }, { 0, 1e-3 } } }):tolist(), { 1, 2 })
+  equal(ty.matrix_rank(f64 { { 1, 0 }, { 0, 1e-3 } }, { atol = 0.1 }):item(), 1)
+  local list = { ty.randn({ 10, 2 }, { dtype = "f64" }), ty.randn({ 2, 30 }, { dtype = "f64" }),
+    ty.randn({ 30, 5 }, { dtype = "f64" }), ty.randn({ 5 }, { dtype = "f64" }) }
+  check.ok(ty.multi_dot(list):allclose(list[1]:mm(list[2]):mm(list[3]):mv(list[4]), 0, 1e-9))
+  equal(ty.kron(f64 { { 1, 2 } }, f64 { { 1 }, { 10 } }):tolist(), { { 1, 2 }, { 10, 20 } })
+  equal(ty.tensor({ 2.0, 3 }):vander(3):tolist(), { { 1, 2, 4 }, { 1, 3, 9 } })
+  equal(ty.tensor({ 2.0, 3 }):vander(3, false):tolist(), { { 4, 2, 1 }, { 9, 3, 1 } })
+  local factor, right = a:cholesky(), ty.randn({ 3, 2 }, { dtype = "f64" })
+  check.ok(a:mm(ty.cholesky_solve(right, factor)):allclose(right, 0, 1e-12))
+  check.ok(a:mm(ty.cholesky_solve(right, factor.mT, true)):allclose(right, 0, 1e-12))
+  check.ok(factor:cholesky_inverse():allclose(a:inverse(), 0, 1e-12))
+  fails(function() m:det() end, "det: x: expected square matrices [..., n, n], got [2, 4, 3]")
+  fails(function() b:matrix_norm(3) end, 'matrix_norm: kind: expected "fro"')
+  fails(function() ty.multi_dot { list[1], list[3] } end, "multi_dot: list[2]: expected a matrix [2, n], got [30, 5]")
+end)
+
+test("matrix_exp: of symmetric matrices by eigenvalues, large, nilpotent, and its gradient", function()
+  ty.manual_seed(6)
+  for _, scale in ipairs { 1e-3, 1, 30 } do
+    local m = ty.randn({ 3, 5, 5 }, { dtype = "f64" })
+    m = (m + m:transpose(-2, -1)) * scale / 5
+    local values, vectors = ty.eigh(m)
+    local want = (vectors * values:exp():unsqueeze(-2)):matmul(vectors:transpose(-2, -1))
+    local off = (m:matrix_exp() - want):abs():max():item() / want:abs():max():item()
+    check.ok(off < 1e-12, ("scale %g: off by %g"):format(scale, off))
+  end
+  check.close(f64({ { 0, 2, 1 }, { 0, 0, 3 }, { 0, 0, 0 } }):matrix_exp():tolist(),
+    { { 1, 2, 4 }, { 0, 1, 3 }, { 0, 0, 1 } }, 1e-14)
+  local t = 0.7 -- a rotation
+  check.close(f64({ { 0, -t }, { t, 0 } }):matrix_exp():tolist(),
+    { { math.cos(t), -math.sin(t) }, { math.sin(t), math.cos(t) } }, 1e-14)
+  local m, g = ty.randn({ 3, 3 }, { dtype = "f64" }), ty.randn({ 3, 3 }, { dtype = "f64" })
+  local leaf = m:clone():requires_grad_()
+  ty.sum(leaf:matrix_exp() * g):backward()
+  for i = 0, 8 do
+    local step = ty.zeros({ 9 }, { dtype = "f64" })
+    step[i] = 1e-5
+    step = step:reshape(3, 3)
+    local slope = (((m + step):matrix_exp() - (m - step):matrix_exp()) * g):sum():item() / 2e-5
+    check.close(leaf.grad:reshape(-1)[i]:item(), slope, 1e-6)
+  end
+  equal(ty.zeros({ 2, 2 }):matrix_exp().dtype, "f32")
+  check.ok(f64({ { 1 / 0, 0 }, { 0, 0 } }):matrix_exp():isnan():any():item())
+end)
+
 check.finish()

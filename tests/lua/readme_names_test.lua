@@ -56,7 +56,8 @@ check.test("methods", function()
   local llm = require "tycho.llm"
   local model = llm.GPT2 { vocabulary = 8, context = 8, width = 8, layers = 1, heads = 1 }
   local tokenizer = ty.tokenizer.load(check.root .. "tests/fixtures/tokenizers/bert_cased.json")
-  local objects = { model, tokenizer, ty.ones(1), ty.optim.AdamW(model:parameters(), { lr = 1 }) }
+  local objects = { model, tokenizer, ty.ones(1), ty.optim.AdamW(model:parameters(), { lr = 1 }),
+    ty.data.DataLoader(ty.data.TensorDataset { x = ty.ones(2) }) }
   local count = 0
   for _, piece in ipairs(code) do
     for name in piece.text:gmatch "%f[%w_][%a_][%w_]*[%w_)%]]*:([%a_][%w_]*)%s*[%({\"]" do

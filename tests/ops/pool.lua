@@ -130,7 +130,8 @@ return function(row, T)
       end, up)
     end,
     errors = {
-      { T { 1, 1, 4, 4 }, 2, opts = { divisor = -2 }, match = "divisor: expected a positive integer, got -2" }, { T { 4, 4 }, 2, match = "x: expected [n, c, h, w]" }, { T { 1, 1, 2, 2 }, 3, match = "does not fit" } },
+      { T { 1, 1, 4, 4 }, 2, opts = { divisor = -2 }, match = "divisor: expected a positive integer, got -2" },
+      { T { 4, 4 }, 2, match = "x: expected [n, c, h, w]" }, { T { 1, 1, 2, 2 }, 3, match = "does not fit" } },
   })
 
   row("adaptive_avg_pool2d", {

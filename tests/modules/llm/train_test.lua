@@ -219,5 +219,21 @@ check.test("n-grams: probabilities sum to one, and repetition is cheap", functio
     llm.ngram.train(long, { order = 4 }):bits { "\0the cat sat" }, 1e-9)
 end)
 
+check.test("compressors: gzip alone or behind another text, the order of n-grams that is best", function()
+  local before, text = ("the cat sat on the mat. "):rep(40), ("the cat sat on the mat, and "):rep(3)
+  local path = os.tmpname()
+  local behind, name = llm.compressors.gzip(path, before, text)
+  local alone = llm.compressors.gzip(path, "", text)
+  check.ok(behind > 0 and behind < alone, ("%d, %d"):format(behind, alone))
+  check.ok(name:find "gzip %-9" or name:find "deflate", name)
+  check.ok(not ty.io.exists(path) and not ty.io.exists(path .. ".gz"), "files are gone")
+  local sets, tried = { training = { "\0" .. before }, held_out = { "\0the cat sat on the mat." } }, {}
+  local bits, order = llm.compressors.best_ngram(sets, { orders = { 1, 2, 5 },
+    each = function(n, of) tried[n] = of end })
+  check.equal({ order, bits }, { 5, math.min(tried[1], tried[2], tried[5]) })
+  check.close(tried[2], (llm.ngram.train(sets.training, { order = 2 }):bits(sets.held_out)), 1e-12)
+  check.fails(function() llm.compressors.best_ngram(sets, { orders = { 0 } }) end, "orders: expected a list of")
+end)
+
 os.remove(scratch)
 check.finish()
