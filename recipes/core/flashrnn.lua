@@ -31,52 +31,14 @@ if args.longest <= args.length then error("--longest must be above --length", 0)
 
 -- ---- speed: forward and backward against the same cell, written out ----
 
-local gates_of, states_of = { lstm = 4, gru = 3, slstm = 4 }, { lstm = 2, gru = 1, slstm = 4 }
-local cells = {} -- one step of each: x and u, the gates' parts [heads, b, gates * d]; s, the state
-
-function cells.lstm(x, u, s, gate)
-  local p = x + u
-  local i, f, g, o = gate(p, 0):sigmoid(), gate(p, 1):sigmoid(), gate(p, 2):tanh(), gate(p, 3):sigmoid()
-  local c = f * s[2] + i * g
-  return { o * c:tanh(), c }
-end
-
-function cells.gru(x, u, s, gate)
-  local reset, z = (gate(x, 0) + gate(u, 0)):sigmoid(), (gate(x, 1) + gate(u, 1)):sigmoid()
-  local n = (gate(x, 2) + reset * gate(u, 2)):tanh()
-  return { n + z * (s[1] - n) }
-end
-
-function cells.slstm(x, u, s, gate)
-  local p = x + u
-  local i, z, o = gate(p, 0), gate(p, 2):tanh(), gate(p, 3):sigmoid()
-  local kept = ty.log_sigmoid(gate(p, 1)) + s[4]
-  local m = ty.maximum(i, kept)
-  local write, keep = (i - m):exp(), (kept - m):exp()
-  local c, n = keep * s[2] + write * z, keep * s[3] + write
-  return { o * (c / n), c, n, m }
-end
-
--- What ty.recurrence does, step by step.
-local function written_out(cell, x, weight)
-  local t, b, heads, d = x.shape[1], x.shape[2], weight.shape[1], weight.shape[3]
-  local function gate(p, i) return p:narrow(-1, i * d, d) end
-  local steps, across = x:reshape(t, b, heads, gates_of[cell] * d):transpose(1, 2), weight:transpose(1, 2)
-  local state, ys = {}, {}
-  for i = 1, states_of[cell] do state[i] = ty.full({ heads, b, d }, i == 4 and -math.huge or 0) end
-  for k = 0, t - 1 do
-    state = cells[cell](steps:select(0, k), state[1]:matmul(across), state, gate)
-    ys[k + 1] = state[1]
-  end
-  return ty.stack(ys, 0):transpose(1, 2):reshape(t, b, heads * d)
-end
+local gates_of = { lstm = 4, gru = 3, slstm = 4 }
 
 local function measure(cell, t, b, heads, d)
   ty.manual_seed(r.seed)
   local x = ty.randn(t, b, heads * gates_of[cell] * d):requires_grad_()
   local weight = (ty.randn(heads, gates_of[cell] * d, d) / math.sqrt(d)):requires_grad_()
   local y = ty.recurrence(x, weight, { cell = cell })
-  local apart = (y - written_out(cell, x, weight)):abs():max():item()
+  local apart = (y - nn.unfused.recurrence(x, weight, { cell = cell })):abs():max():item()
   if apart > 1e-4 then error(("%s: the two ways are %g apart"):format(cell, apart), 0) end
   local function training(forward)
     return function()
@@ -84,7 +46,7 @@ local function measure(cell, t, b, heads, d)
       return table.unpack(ty.grad((out * out):sum(), { x, weight }))
     end
   end
-  local function plain() return written_out(cell, x, weight) end
+  local function plain() return nn.unfused.recurrence(x, weight, { cell = cell }) end
   local times = r:time({
     fused = training(function() return (ty.recurrence(x, weight, { cell = cell })) end), eager = training(plain),
     compiled = ty.compile(training(plain)),

@@ -146,6 +146,13 @@ check.test("the ops written out give what the ops give", function()
   local y, state = unfused.gated_linear_attention(q, keys, wide, g)
   local want, last = ty.gated_linear_attention(q, keys, wide, g)
   check.ok(off(y, want) < 1e-12 and off(state, last) < 1e-12)
+  for cell, gates in pairs { lstm = 4, gru = 3, slstm = 4 } do
+    local x, weight = values(6, 3, 2 * gates * 4), values(2, gates * 4, 4)
+    local states = ty.recurrence(x, weight, { cell = cell })
+    check.ok(off(unfused.recurrence(x, weight, { cell = cell }), states) < 1e-12, cell)
+    check.fails(function() unfused.recurrence(x, weight:transpose(1, 2), { cell = cell }) end, "weight: expected [")
+  end
+  check.fails(function() unfused.recurrence(q, k, { cell = "rnn" }) end, 'cell: expected "lstm" or "gru" or "slstm"')
   check.fails(function() unfused.attention(q, k) end, "unfused.attention: v: expected a tensor [b, h, t, d], got nil")
   check.fails(function() unfused.attention(q, k, v, nil, { windo = 2 }) end, "no option 'windo'")
   check.fails(function() unfused.gated_linear_attention(q, k, v, 1) end, "g: expected a tensor [b, h, t, d], got 1")

@@ -80,4 +80,61 @@ function M.gated_linear_attention(q, k, v, g)
   return ty.stack(rows, 2), state
 end
 
+-- One step of each cell: x and u, the gates' parts of input and state [heads, b, gates * d]; s, the state; gate(p, i),
+-- one of them.
+local cells, gates_of, states_of = {}, { lstm = 4, gru = 3, slstm = 4 }, { lstm = 2, gru = 1, slstm = 4 }
+
+function cells.lstm(x, u, s, gate)
+  local p = x + u
+  local i, f, g, o = gate(p, 0):sigmoid(), gate(p, 1):sigmoid(), gate(p, 2):tanh(), gate(p, 3):sigmoid()
+  local c = f * s[2] + i * g
+  return { o * c:tanh(), c }
+end
+
+function cells.gru(x, u, s, gate)
+  local reset, z = (gate(x, 0) + gate(u, 0)):sigmoid(), (gate(x, 1) + gate(u, 1)):sigmoid()
+  local n = (gate(x, 2) + reset * gate(u, 2)):tanh()
+  return { n + z * (s[1] - n) }
+end
+
+function cells.slstm(x, u, s, gate)
+  local p = x + u
+  local i, z, o = gate(p, 0), gate(p, 2):tanh(), gate(p, 3):sigmoid()
+  local kept = ty.log_sigmoid(gate(p, 1)) + s[4]
+  local m = ty.maximum(i, kept)
+  local write, keep = (i - m):exp(), (kept - m):exp()
+  local c, n = keep * s[2] + write * z, keep * s[3] + write
+  return { o * (c / n), c, n, m }
+end
+
+--- ty.recurrence from a state of zeros, step by step: x [t, b, heads * gates * d] with weight [heads, gates * d, d] to
+-- y [t, b, heads * d]. options: cell ("lstm", "gru" or "slstm").
+---@param x Tensor
+---@param weight Tensor
+---@param given {cell: string}
+---@return Tensor
+function M.recurrence(x, weight, given)
+  local o = options.read("unfused.recurrence", given, { cell = "lstm" }, { cell = '"lstm" or "gru" or "slstm"' })
+  options.expect("unfused.recurrence", "x", x, "a tensor")
+  options.expect("unfused.recurrence", "weight", weight, "a tensor")
+  local gates = gates_of[o.cell]
+  if weight.ndim ~= 3 or x.ndim ~= 3 or weight:size(1) ~= gates * weight:size(2)
+    or x:size(2) ~= weight:size(0) * weight:size(1) then
+    options.fail("unfused.recurrence: weight: expected [heads, %d * d, d] for x [t, b, heads * %d * d], got [%s] for "
+      .. "[%s]", gates, gates, table.concat(weight.shape, ", "), table.concat(x.shape, ", "))
+  end
+  local t, b, heads, d = x:size(0), x:size(1), weight:size(0), weight:size(2)
+  local function gate(p, i) return p:narrow(-1, i * d, d) end
+  local steps, across = x:reshape(t, b, heads, gates * d):transpose(1, 2), weight:transpose(1, 2)
+  local state, ys = {}, {}
+  for i = 1, states_of[o.cell] do
+    state[i] = ty.full({ heads, b, d }, i == 4 and -math.huge or 0, { dtype = x.dtype, device = x.device })
+  end
+  for k = 0, t - 1 do
+    state = cells[o.cell](steps:select(0, k), state[1]:matmul(across), state, gate)
+    ys[k + 1] = state[1]
+  end
+  return ty.stack(ys, 0):transpose(1, 2):reshape(t, b, heads * d)
+end
+
 return M
