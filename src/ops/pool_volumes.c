@@ -181,9 +181,13 @@ bool fwd_lp_pool(ty_call *c) {
   if (!ty_read_kernel(c, 2, n, a->x.t->v.size + 2, &w)) return false;
   ty_tensor *powers = p == 1 ? a->x.t : p == 2 ? ty_square(a->x.t) : ty_pow(a->x.t, p), *sum;
   ty_ints kernel = { w.kernel, n }, stride = { w.stride, n };
-  if (n == 1) sum = ty_avg_pool1d(powers, kernel, stride, TY_INTS(0), true, w.ceil_mode, 1);
-  else if (n == 2) sum = ty_avg_pool2d(powers, kernel, stride, TY_INTS(0), true, w.ceil_mode, 1);
-  else sum = ty_avg_pool3d(powers, kernel, stride, TY_INTS(0), true, w.ceil_mode, 1);
+  /* With ceil_mode the means of windows that are cut off stand for whole ones, as in PyTorch. */
+  int64_t divisor = w.ceil_mode ? 0 : 1, whole = 1;
+  for (int d = 0; d < n; d++) whole *= w.kernel[d];
+  if (n == 1) sum = ty_avg_pool1d(powers, kernel, stride, TY_INTS(0), true, w.ceil_mode, divisor);
+  else if (n == 2) sum = ty_avg_pool2d(powers, kernel, stride, TY_INTS(0), true, w.ceil_mode, divisor);
+  else sum = ty_avg_pool3d(powers, kernel, stride, TY_INTS(0), true, w.ceil_mode, divisor);
+  if (sum && w.ceil_mode) sum = ty_mul(sum, (double)whole);
   if (!sum || p == 1) return ty_out_set(c, 0, sum);
   ty_tensor *none = ty_eq(sum, 0), *safe = none ? ty_masked_fill(sum, none, 1) : NULL;
   ty_tensor *root = !safe ? NULL : p == 2 ? ty_sqrt(safe) : ty_pow(safe, 1 / p);

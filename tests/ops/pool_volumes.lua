@@ -277,10 +277,12 @@ return function(row, T)
   local function lp_ref(n)
     return function(x, p, ...)
       local o = merged({ "kernel", "stride", "ceil_mode" }, ...)
-      return pooled(n, x, o, function(values)
+      local kernel, whole = each(n, o.kernel), 1
+      for d = 1, n do whole = whole * kernel[d] end
+      return pooled(n, x, o, function(values) -- a window that is cut off counts as if whole, by its mean
         local total = 0.0
         for _, v in ipairs(values) do total = total + (p == 2 and v * v or v ^ p) end
-        return total ^ (1 / p)
+        return (total * whole / #values) ^ (1 / p)
       end)
     end
   end
