@@ -21,12 +21,18 @@ typedef struct sampling {
 } sampling;
 
 #define REAL float
+#define FLOOR floorf
+#define RINT rintf
 #define NAME(x) x##_f32
 #include "grid_sample_real.h"
 #undef REAL
+#undef FLOOR
+#undef RINT
 #undef NAME
 
 #define REAL double
+#define FLOOR floor
+#define RINT rint
 #define NAME(x) x##_f64
 #include "grid_sample_real.h"
 

@@ -110,6 +110,10 @@ static void NAME(adaptive_max_planes)(void *context, int64_t begin, int64_t end)
 static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
   const ty_p_pool *p = q->p;
+  /* Windows whole .. cut - 1 of a row lie in the image with all they have. */
+  const int64_t before = (p->padding[1] + p->stride[1] - 1) / p->stride[1];
+  const int64_t whole = before < q->ow ? before : q->ow, room = q->w + p->padding[1] - p->kernel[1];
+  const int64_t fit = room < 0 ? 0 : room / p->stride[1] + 1, cut = fit < whole ? whole : fit < q->ow ? fit : q->ow;
   for (int64_t plane = begin; plane < end; plane++) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
     REAL *restrict y = q->y + plane * q->oh * q->ow;
@@ -126,7 +130,13 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
           FOR_STRIDE(p->stride[1], BODY)
 #undef BODY
         }
-      for (int64_t j = 0; j < q->ow; j++) y[j] /= (REAL)(v.count * ty_window_of(p, 1, j, q->w, q->ow).count);
+      int64_t j = 0;
+      for (; j < whole; j++) y[j] /= (REAL)(v.count * ty_window_of(p, 1, j, q->w, q->ow).count);
+      if (whole < cut) {
+        const REAL count = (REAL)(v.count * ty_window_of(p, 1, whole, q->w, q->ow).count);
+        for (; j < cut; j++) y[j] /= count;
+      }
+      for (; j < q->ow; j++) y[j] /= (REAL)(v.count * ty_window_of(p, 1, j, q->w, q->ow).count);
     }
   }
 }
