@@ -116,8 +116,9 @@ TY_CUDA_KERNEL(grid_sample) {
   const sampling s = sampling_of(k, k->in[0], k->in[1]);
   return ty_for_reals(k->in[0]->dtype, "grid_sample", [&](auto type) {
     typedef decltype(type) T;
-    return TY_LAUNCH(sample<T>, ty_cuda_blocks(s.count, THREADS), THREADS, 0, s, static_cast<const T *>(k->in[0]->data),
-                     static_cast<const T *>(k->in[1]->data), static_cast<T *>(k->out[0]->data));
+    const T *x = static_cast<const T *>(k->in[0]->data), *grid = static_cast<const T *>(k->in[1]->data);
+    T *to = static_cast<T *>(k->out[0]->data);
+    return TY_LAUNCH(sample<T>, ty_cuda_blocks(s.count, THREADS), THREADS, 0, s, x, grid, to);
   });
 }
 
@@ -127,8 +128,9 @@ TY_CUDA_KERNEL(grid_sample_backward_grid) {
   const sampling s = sampling_of(k, k->in[1], k->in[2]);
   return ty_for_reals(k->in[1]->dtype, "grid_sample_backward_grid", [&](auto type) {
     typedef decltype(type) T;
-    return TY_LAUNCH(slopes<T>, ty_cuda_blocks(s.count, THREADS), THREADS, 0, s, static_cast<const T *>(k->in[0]->data),
-                     static_cast<const T *>(k->in[1]->data), static_cast<const T *>(k->in[2]->data),
-                     static_cast<T *>(k->out[0]->data));
+    const T *g = static_cast<const T *>(k->in[0]->data), *x = static_cast<const T *>(k->in[1]->data);
+    const T *grid = static_cast<const T *>(k->in[2]->data);
+    T *to = static_cast<T *>(k->out[0]->data);
+    return TY_LAUNCH(slopes<T>, ty_cuda_blocks(s.count, THREADS), THREADS, 0, s, g, x, grid, to);
   });
 }
