@@ -34,10 +34,11 @@ static void NAME(rows)(void *context, int64_t begin, int64_t end) {
     const ty_resample_span s = r->spans[row];
     const REAL *x = (const REAL *)r->from + (plane * r->in + s.first) * r->inner;
     REAL *y = (REAL *)r->to + i * r->inner;
-    for (int64_t j = 0; j < r->inner; j += BLOCK)
-      NAME(blend)
-      (x + j, r->inner, (const REAL *)r->weights + row * r->taps, s.count, y + j,
-       r->inner - j < BLOCK ? r->inner - j : BLOCK);
+    const REAL *w = (const REAL *)r->weights + row * r->taps;
+    for (int64_t j = 0; j < r->inner; j += BLOCK) {
+      const int64_t width = r->inner - j < BLOCK ? r->inner - j : BLOCK;
+      NAME(blend)(x + j, r->inner, w, s.count, y + j, width);
+    }
   }
 }
 
