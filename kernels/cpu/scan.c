@@ -1,4 +1,6 @@
-/* Running sums, products and first-order linear recurrences along one dimension. f32 accumulates in f64. */
+/* Running sums, products, extremes and first-order linear recurrences along one dimension. f32 accumulates in f64. */
+#include <math.h>
+
 #include "cpu.h"
 
 #include "lines.h"
@@ -13,7 +15,7 @@ typedef struct scan_ctx {
   bool reverse;
   const void *x;
   void *y;
-  void *sums; /* what precedes each chunk */
+  void *sums; /* what precedes each chunk; of extremes, the positions */
   int64_t chunks;
 } scan_ctx;
 
@@ -71,6 +73,50 @@ SCAN(cumsum_i64, uint64_t, uint64_t, 0, PLUS)
 SCAN(cumprod_f32, float, double, 1, TIMES)
 SCAN(cumprod_f64, double, double, 1, TIMES)
 SCAN(cumprod_i64, uint64_t, uint64_t, 1, TIMES)
+
+/* log(exp(a) + exp(b)) */
+static inline double log_plus(double a, double b) {
+  if (a == b) return a + 0.69314718055994530942; /* infinities too */
+  return a > b ? a + log1p(exp(b - a)) : b + log1p(exp(a - b));
+}
+SCAN(logcumsumexp_f32, float, double, -(double)INFINITY, log_plus)
+SCAN(logcumsumexp_f64, double, double, -(double)INFINITY, log_plus)
+
+/* The extreme so far and where it is, of equal ones the last; from a NaN on, NaN. */
+#define EXTREME(name, T, AT_LEAST)                                                    \
+  static void name(void *context, int64_t begin, int64_t end) {                       \
+    const scan_ctx *c = context;                                                      \
+    for (int64_t p = begin; p < end; p++) {                                           \
+      piece w = piece_at(&c->l, p);                                                   \
+      const T *x = (const T *)c->x + w.base;                                          \
+      T *y = (T *)c->y + w.base;                                                      \
+      int64_t *at = (int64_t *)c->sums + w.base;                                      \
+      T best[LANES];                                                                  \
+      int64_t where[LANES];                                                           \
+      for (int64_t t = 0; t < c->l.size; t++) {                                       \
+        const T *restrict from = x + t * c->l.inner;                                  \
+        T *restrict to = y + t * c->l.inner;                                          \
+        int64_t *restrict positions = at + t * c->l.inner;                            \
+        for (int i = 0; i < w.lanes; i++) {                                           \
+          bool better = t == 0 || (from[i] AT_LEAST best[i]) || (from[i] != from[i]); \
+          best[i] = better ? from[i] : best[i];                                       \
+          where[i] = better ? t : where[i];                                           \
+          to[i] = best[i];                                                            \
+          positions[i] = where[i];                                                    \
+        }                                                                             \
+      }                                                                               \
+    }                                                                                 \
+  }
+#define EXTREMES(type, T)       \
+  EXTREME(cummax_##type, T, >=) \
+  EXTREME(cummin_##type, T, <=)
+EXTREMES(f32, float)
+EXTREMES(f64, double)
+EXTREMES(i64, int64_t)
+EXTREMES(i32, int32_t)
+EXTREMES(i16, int16_t)
+EXTREMES(i8, int8_t)
+EXTREMES(u8, uint8_t)
 
 /* Long lines: ranges count chunks of all lines; inner is 1. */
 #define LONG(name, T, A)                                                                              \
@@ -140,6 +186,29 @@ bool TY_KERNEL(cumprod)(const ty_kernel_args *k) {
   run(&c.l, d == TY_F32 ? cumprod_f32 : d == TY_F64 ? cumprod_f64 : cumprod_i64, &c);
   return true;
 }
+
+bool TY_KERNEL(logcumsumexp)(const ty_kernel_args *k) {
+  const ty_p_dim *p = k->params;
+  scan_ctx c = { .l = ty_lines_of(k->in[0], p->dim), .x = k->in[0]->data, .y = k->out[0]->data };
+  run(&c.l, k->in[0]->dtype == TY_F32 ? logcumsumexp_f32 : logcumsumexp_f64, &c);
+  return true;
+}
+
+#define EXTREME_ENTRY(name)                                                                                  \
+  bool TY_KERNEL(name)(const ty_kernel_args *k) {                                                            \
+    static ty_range_fn *const fn[TY_DTYPES] = {                                                              \
+      [TY_F32] = name##_f32, [TY_F64] = name##_f64, [TY_I64] = name##_i64, [TY_I32] = name##_i32,            \
+      [TY_I16] = name##_i16, [TY_I8] = name##_i8,   [TY_U8] = name##_u8,   [TY_BOOL] = name##_u8,            \
+    };                                                                                                       \
+    const ty_p_dim *p = k->params;                                                                           \
+    scan_ctx c = {                                                                                           \
+      .l = ty_lines_of(k->in[0], p->dim), .x = k->in[0]->data, .y = k->out[0]->data, .sums = k->out[1]->data \
+    };                                                                                                       \
+    run(&c.l, fn[k->in[0]->dtype], &c);                                                                      \
+    return true;                                                                                             \
+  }
+EXTREME_ENTRY(cummax)
+EXTREME_ENTRY(cummin)
 
 /* ---- h[t] = a[t] h[t-1] + b[t] ---- */
 

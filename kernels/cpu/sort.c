@@ -1,4 +1,4 @@
-/* sort and topk along one dimension. Values become unsigned keys whose order is the wanted one (NaN largest, -0 equal
+/* sort, topk and single order statistics along one dimension. Values become unsigned keys whose order is the wanted one (NaN largest, -0 equal
  * to 0), paired with their position, so that equal values keep their order. */
 #include "cpu.h"
 
@@ -238,3 +238,103 @@ bool TY_KERNEL(sort)(const ty_kernel_args *k) { return sort_lines(k, -1); }
 
 /* The same for the k first in order; flag: the largest. */
 bool TY_KERNEL(topk)(const ty_kernel_args *k) { return sort_lines(k, ((const ty_p_dim *)k->params)->k); }
+
+/* ---- one element of the order ---- */
+
+typedef struct select_ctx {
+  sort_ctx s;
+  int64_t rank;
+  bool median, skip; /* skip: the median of what is no NaN; else a NaN is the median where there is one */
+} select_ctx;
+
+/* The byte of a key at `shift`; the same of all elements that are left leaves those whose byte has the rank. */
+#define SELECT(name, P, MAKE, DIGIT, AT)                                                  \
+  static inline __attribute__((always_inline))                                            \
+  int64_t name##_select(const select_ctx *c, int64_t base, P *a, P *b, const int dtype) { \
+    int64_t n = c->s.l.size, step = c->s.l.inner, rank = c->rank;                         \
+    const char *x = (const char *)c->s.x + base * ty_dtype_size[dtype];                   \
+    const uint64_t nan = key_mask(dtype);                                                 \
+    int64_t numbers = 0;                                                                  \
+    for (int64_t i = 0; i < n; i++) {                                                     \
+      uint64_t key = key_at(x, i * step, dtype);                                          \
+      numbers += key != nan;                                                              \
+      a[i] = MAKE(key, i);                                                                \
+    }                                                                                     \
+    if (!ty_is_float((ty_dtype)dtype)) numbers = n;                                       \
+    if (c->median) rank = numbers < n ? numbers : (n - 1) / 2;                            \
+    if (c->skip) rank = numbers > 0 ? (numbers - 1) / 2 : 0;                              \
+    for (int shift = 8 * ty_dtype_size[dtype] - 8; shift >= 0 && n > 1; shift -= 8) {     \
+      int64_t counts[256] = { 0 }, left = 0;                                              \
+      for (int64_t i = 0; i < n; i++) counts[DIGIT(a[i], shift)]++;                       \
+      uint64_t digit = 0;                                                                 \
+      while (rank >= counts[digit]) rank -= counts[digit++];                              \
+      if (counts[digit] == n) continue;                                                   \
+      for (int64_t i = 0; i < n; i++) {                                                   \
+        b[left] = a[i];                                                                   \
+        left += DIGIT(a[i], shift) == digit;                                              \
+      }                                                                                   \
+      P *other = a;                                                                       \
+      a = b;                                                                              \
+      b = other;                                                                          \
+      n = left;                                                                           \
+    }                                                                                     \
+    return AT(a[rank]); /* equal ones are in order */                                     \
+  }
+SELECT(narrow, uint64_t, MAKE_NARROW, NARROW_DIGIT, NARROW_AT)
+SELECT(wide, wide, MAKE_WIDE, WIDE_DIGIT, WIDE_AT)
+
+static int64_t select_in_line(const select_ctx *c, int64_t from, void *scratch) {
+  uint64_t *a = scratch, *b = a + c->s.l.size;
+  wide *wa = scratch, *wb = wa + c->s.l.size;
+  if (!c->s.fits) {
+    switch (c->s.dtype) {
+      case TY_I64: return wide_select(c, from, wa, wb, TY_I64);
+      case TY_F64: return wide_select(c, from, wa, wb, TY_F64);
+      default: return wide_select(c, from, wa, wb, c->s.dtype);
+    }
+  }
+  switch (c->s.dtype) {
+    case TY_F16: return narrow_select(c, from, a, b, TY_F16);
+    case TY_BF16: return narrow_select(c, from, a, b, TY_BF16);
+    case TY_F32: return narrow_select(c, from, a, b, TY_F32);
+    default: return narrow_select(c, from, a, b, c->s.dtype);
+  }
+}
+
+static void select_tasks(void *context, int64_t begin, int64_t end) {
+  const select_ctx *c = context;
+  int64_t lines = c->s.l.outer * c->s.l.inner;
+  size_t each = (size_t)c->s.l.size * 2 * (c->s.fits ? sizeof(uint64_t) : sizeof(wide));
+  int64_t share = (lines + c->s.tasks - 1) / c->s.tasks;
+  for (int64_t t = begin; t < end; t++)
+    for (int64_t line = t * share; line < (t + 1) * share && line < lines && !ty_interrupted; line++) {
+      int64_t from = line / c->s.l.inner * c->s.l.size * c->s.l.inner + line % c->s.l.inner;
+      emit(&c->s, from, line, select_in_line(c, from, c->s.scratch + (size_t)t * each));
+    }
+}
+
+/* in: x; out: values and positions with one element in the dimension; k: the rank; flag: the median, the lower of two;
+ * flag2: that of what is no NaN. */
+bool TY_KERNEL(order_statistic)(const ty_kernel_args *k) {
+  const ty_view *x = k->in[0];
+  const ty_p_dim *p = k->params;
+  select_ctx c = { .s = { .l = ty_lines_of(x, p->dim),
+                          .dtype = x->dtype,
+                          .k = 1,
+                          .x = x->data,
+                          .values = k->out[0]->data,
+                          .positions = k->out[1]->data },
+                   .rank = p->k,
+                   .median = p->flag,
+                   .skip = p->flag2 };
+  int64_t lines = c.s.l.outer * c.s.l.inner;
+  if (lines == 0) return true;
+  c.s.fits = ty_dtype_size[x->dtype] <= 4 && c.s.l.size <= UINT32_MAX;
+  c.s.tasks = x->count < 4096 ? 1 : ty_parallel_threads() * 4;
+  if (c.s.tasks > lines) c.s.tasks = lines;
+  size_t bytes = (size_t)c.s.tasks * (size_t)c.s.l.size * 2 * (c.s.fits ? sizeof(uint64_t) : sizeof(wide));
+  if (!(c.s.scratch = ty_scratch_alloc(bytes))) return false;
+  ty_parallel_for(c.s.tasks, 1, select_tasks, &c);
+  ty_scratch_free(c.s.scratch, bytes);
+  return true;
+}

@@ -1,4 +1,4 @@
-/* Along one dimension: cumsum, cumprod, linear_scan, sort, argsort, topk. */
+/* Along one dimension: cumsum, cumprod, logcumsumexp, cummax, cummin, linear_scan, sort, argsort, topk. */
 #include <string.h>
 
 #include "../autograd/autograd.h"
@@ -52,6 +52,46 @@ bool vjp_cumprod(ty_vjp *c) {
     return true;
   }
   c->dx[0] = ty_mul(ty_shifted(c->out[0], dim, false, 1), ty_linear_scan(ty_shifted(x, dim, true, 0), g, dim, true));
+  return true;
+}
+
+/* ---- running log-sum-exp ---- */
+
+bool fwd_logcumsumexp(ty_call *c) {
+  ty_tensor *x = TY_ARGS(logcumsumexp, c)->x.t;
+  int dim;
+  return ty_check_dim(c, 1, x->v.ndim, &dim) && ty_out_like(c, 0, x, ty_dtype_of(x)) &&
+         ty_launch(c, &x, 1, &(ty_p_dim){ .dim = dim });
+}
+
+/* dx[k] = exp(x[k] - y[k]) s[k] with s[k] = g[k] + exp(y[k] - y[k+1]) s[k+1]: no exponent is positive. */
+bool vjp_logcumsumexp(ty_vjp *c) {
+  const ty_logcumsumexp_args *a = TY_ARGS(logcumsumexp, c);
+  ty_tensor *x = a->x.t, *y = c->out[0];
+  int dim = (int)a->dim.i + (a->dim.i < 0 ? x->v.ndim : 0);
+  if (x->v.ndim == 0 || x->v.size[dim] == 0) {
+    c->dx[0] = c->g[0];
+    return true;
+  }
+  ty_tensor *none = ty_eq(y, -(double)INFINITY), *share = ty_exp(ty_where(none, -(double)INFINITY, ty_sub(x, y)));
+  ty_tensor *next = ty_shifted(y, dim, true, INFINITY);
+  ty_tensor *factor = ty_exp(ty_where(none, -(double)INFINITY, ty_sub(y, next)));
+  c->dx[0] = ty_mul(share, ty_linear_scan(factor, c->g[0], dim, true));
+  return true;
+}
+
+/* ---- running extremes ---- */
+
+bool fwd_running_extreme(ty_call *c) {
+  const ty_cummax_args *a = TY_ARGS(cummax, c); /* cummin has the same */
+  ty_tensor *x = a->x.t;
+  int dim;
+  return ty_check_dim(c, 1, x->v.ndim, &dim) && ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_out_like(c, 1, x, TY_I64) &&
+         ty_launch(c, &x, 1, &(ty_p_dim){ .dim = dim });
+}
+
+bool vjp_running_extreme(ty_vjp *c) {
+  c->dx[0] = ty_gather_backward(c->g[0], TY_ARGS(cummax, c)->dim.i, c->out[1], ty_vjp_size(c, 0));
   return true;
 }
 

@@ -22,6 +22,9 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(logsumexp, PLAIN, reduce) P(std, PLAIN, reduce) P(norm, PLAIN, reduce)
 
   P(quantize_columns, PLAIN, dim)
+  P(searchsorted, PLAIN, dim) P(histogram_counts, PLAIN, dim) P(order_statistic, PLAIN, dim)
+  P(logcumsumexp, PLAIN, dim) P(cummax, PLAIN, dim) P(cummin, PLAIN, dim)
+  P(cdist, PLAIN, scalars) P(cdist_backward, PLAIN, scalars)
 
   P(glu, PLAIN, activation) P(glu_backward, PLAIN, activation) P(flip, PLAIN, dim) P(tril, PLAIN, dim) P(triu, PLAIN, dim) P(cumsum, PLAIN, dim) P(cumprod, PLAIN, dim)
   P(linear_scan, PLAIN, dim) P(linear_scan_backward, PLAIN, dim) P(sort, PLAIN, dim) P(topk, PLAIN, dim)

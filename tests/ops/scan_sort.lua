@@ -84,6 +84,51 @@ return function(row, T)
       ty.rand(300, 700):mul(0.01):add(1):cumprod(1) end,
   })
 
+  row("logcumsumexp", {
+    cases = {
+      { T { 5 }, 0 }, { T { 3, 4 }, 0 }, { T { 2, 3, 4 }, -2 }, { T {}, 0 }, { T { 0, 3 }, 0 }, { T { 0, 3 }, 1 },
+      { T { 6, values = { -inf, 1, 1000, -inf, 2, 1001 } }, 0, grad = false, dtypes = { "f32", "f64" } },
+      { T { 4, values = { 1, inf, 2, nan } }, 0, grad = false }, { T { 150, 40 }, 0, grad = false, dtypes = { "f32" } },
+    },
+    ref = function(x, dim)
+      return lines(x, dim, like(x), function(get, set, n)
+        for t = 0, n - 1 do
+          local top, sum = -inf, 0
+          for k = 0, t do top = (get(k) ~= get(k) or top ~= top) and nan or math.max(top, get(k)) end
+          for k = 0, t do sum = sum + (get(k) == top and 1 or math.exp(get(k) - top)) end
+          set(t, math.abs(top) == inf and top or top + math.log(sum))
+        end
+      end)
+    end,
+    errors = { { T { 3, 4 }, 2, match = "dim" } },
+    big = function(ty) return ty.randn(300, 700):logcumsumexp(0), ty.randn(300, 700):logcumsumexp(1) end,
+  })
+
+  local function extremes(name, at_least)
+    row(name, {
+      cases = {
+        { T { 6, distinct = true }, 0 }, { T { 3, 4, distinct = true }, 0 }, { T { 2, 5, 3, distinct = true }, -2 }, { T {}, 0 },
+        { T { 0, 3 }, 0 }, { T { 7, int = { 0, 3 } }, 0 }, { T { 6, values = { 1, inf, -inf, nan, 2, nan } }, 0, grad = false },
+        { T { 60, 200, range = { -99, 99 } }, 0, grad = false },
+      },
+      ref = function(x, dim)
+        local positions = { shape = x.shape, dtype = "i64" }
+        return lines(x, dim, like(x), function(get, set, n)
+          local best, where
+          for t = 0, n - 1 do
+            local v = get(t)
+            if t == 0 or v ~= v or at_least(v, best) then best, where = v, t end
+            set(t, best)
+            set(t, where, positions)
+          end
+        end), positions
+      end,
+      errors = { { T { 3, 4 }, 2, match = "dim" } },
+    })
+  end
+  extremes("cummax", function(a, b) return a >= b end)
+  extremes("cummin", function(a, b) return a <= b end)
+
   local function recurrence(a, b, dim, reverse)
     local shape = T.broadcast(a, b)
     local wide = T.zip(function(x) return x, 0 end, a, T.from(shape, function() return 0 end))
