@@ -108,6 +108,14 @@ typedef struct ty_p_radon {
   double spacing;
 } ty_p_radon;
 
+/* Fourier and cosine transforms of n positions along a dimension, the dimension of pairs not counted: kernels/fft.h. */
+typedef struct ty_p_fft {
+  int64_t n;
+  int dim;
+  bool inverse, doubled;
+  double scale, first;
+} ty_p_fft;
+
 /* Numbers by a seed and the position: kernels/seeded.h. */
 typedef struct ty_p_seeded_noise {
   uint64_t seed;

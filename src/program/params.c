@@ -53,6 +53,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(cross_entropy_rows, PLAIN, cross_entropy) P(cross_entropy_backward, PLAIN, cross_entropy)
   P(scaled_dot_product_attention, PLAIN, attention) P(attention_backward, PLAIN, attention) P(rotary, PLAIN, dim)
   P(bleu, PLAIN, bleu) P(radon, PLAIN, radon) P(backproject, PLAIN, radon) P(seeded_noise, PLAIN, seeded_noise)
+  P(fft_line, PLAIN, fft) P(rfft_line, PLAIN, fft) P(irfft_line, PLAIN, fft) P(dct_line, PLAIN, fft)
   P(recurrence_steps, PLAIN, recurrence) P(recurrence_backward, PLAIN, recurrence)
   P(gated_linear_attention, PLAIN, attention) P(gated_linear_attention_backward, PLAIN, attention)
   P(sgd_, OPTIM, optim) P(adam_, OPTIM, optim) P(adam_8bit_, OPTIM, optim) P(lion_, OPTIM, optim)

@@ -1,0 +1,77 @@
+/* Fourier and cosine transforms: kernels/fft.h. Short lines, and lines across memory, go several at once through the
+ * lanes of vectors; long ones are cut into matrices, whose columns and rows do. */
+#include <string.h>
+
+#include "../fft.h"
+#include "../fft_plan.h"
+#include "cpu.h"
+
+#define VEC_BYTES TY_VECTOR_BYTES
+
+#define REAL float
+#define REAL_INT int32_t
+#define PAIRS 2
+#if VEC_BYTES == 64
+#define LANES 16
+#elif VEC_BYTES == 32
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define FN(x) x##_f32
+#include "fft_real.h"
+#undef REAL
+#undef REAL_INT
+#undef PAIRS
+#undef LANES
+#undef FN
+
+#define REAL double
+#define REAL_INT int64_t
+#define PAIRS 1
+#if VEC_BYTES == 64
+#define LANES 8
+#elif VEC_BYTES == 32
+#define LANES 4
+#else
+#define LANES 2
+#endif
+#define FN(x) x##_f64
+#include "fft_real.h"
+
+static bool run(const ty_kernel_args *k, ty_fft_kind kind) {
+  const ty_p_fft *p = k->params;
+  const ty_view *x = k->in[0], *y = k->out[0];
+  if (!y->count) return true;
+  int64_t outer = 1, inner = 1;
+  const int ndim = y->ndim - (kind == TY_FFT_COMPLEX || kind == TY_FFT_REAL);
+  for (int d = 0; d < p->dim; d++) outer *= y->size[d];
+  for (int d = p->dim + 1; d < ndim; d++) inner *= y->size[d];
+#define JOB(type, real)        \
+  type j = {                   \
+    .kind = kind,              \
+    .x = x->data,              \
+    .y = y->data,              \
+    .lines = outer * inner,    \
+    .inner = inner,            \
+    .n = p->n,                 \
+    .length = x->size[p->dim], \
+    .out = y->size[p->dim],    \
+    .inverse = p->inverse,     \
+    .doubled = p->doubled,     \
+    .scale = (real)p->scale,   \
+    .first = (real)p->first    \
+  }
+  if (x->dtype == TY_F64) {
+    JOB(job_f64, double);
+    return run_f64(&j);
+  }
+  JOB(job_f32, float);
+  return run_f32(&j);
+#undef JOB
+}
+
+bool TY_KERNEL(fft_line)(const ty_kernel_args *k) { return run(k, TY_FFT_COMPLEX); }
+bool TY_KERNEL(rfft_line)(const ty_kernel_args *k) { return run(k, TY_FFT_REAL); }
+bool TY_KERNEL(irfft_line)(const ty_kernel_args *k) { return run(k, TY_FFT_HALF); }
+bool TY_KERNEL(dct_line)(const ty_kernel_args *k) { return run(k, TY_FFT_COSINE); }
