@@ -150,6 +150,8 @@ return function(row, T)
       { T { 2, 3, 4, 2 }, 3, -2, 3, opts = { scale = 0.25, inverse = true } }, { T { 0, 4, 2 }, 4, 1, 4 },
       { T { 2, 0, 2 }, 4, 1, 4 }, { T { 2, 4, 2 }, 4, 1, 0 }, { T { 2, 300, 2 }, 256, 1, 200, grad = false },
       { T { 300, 2, 2 }, 320, 0, 330, true, grad = false },
+      { T { 1, 2187, 2 }, 2187, 1, 2187, grad = false, dtypes = { "f64" } },
+      { T { 1, 4374, 2 }, 4374, 1, 99, grad = false, dtypes = { "f32" } },
     }, function(n) return n end),
     ref = fft_line, broadcast = false, tol = 4e-6,
     errors = {
