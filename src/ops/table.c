@@ -102,7 +102,8 @@ const ty_op ty_ops[TY_OP_COUNT] = {
     .args = args_of_##op,                                                    \
     .forward = fwd_##fwd,                                                    \
     .backward = vjp_##bwd,                                                   \
-    .composed = #bwd[0] == 'c' && #bwd[1] == 'o' && #bwd[2] == 'm',          \
+    .composed = sizeof #bwd == sizeof "composed" && #bwd[0] == 'c' &&        \
+                #bwd[1] == 'o' && #bwd[2] == 'm',                            \
     .differentiable = !(#bwd[0] == 'n' && #bwd[1] == 'o' && #bwd[2] == 'n'), \
     .doc = text },
 #include "ops.def"
