@@ -1,5 +1,6 @@
 /* Elementwise kernels of two inputs of one dtype with a result of that dtype. */
 #include "elementwise.h"
+#include "../bessel.h"
 
 /* Two arrays, or one of them a single repeated element. */
 #define LOOP(name, type, e)                                                                                  \

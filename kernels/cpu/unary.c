@@ -1,5 +1,6 @@
 /* Elementwise kernels of one input: arithmetic, activations, and tests with bool results. */
 #include "elementwise.h"
+#include "../special.h"
 
 #pragma GCC diagnostic ignored "-Wtype-limits" /* x < 0 is always false for u8 */
 

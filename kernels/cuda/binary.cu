@@ -1,5 +1,6 @@
 /* Elementwise kernels of two inputs of one dtype, with a result of the same. */
 #include "elementwise.cuh"
+#include "../bessel.h"
 
 #define FUNCTOR(name, type, e)                                                  \
   struct name##_##type {                                                        \

@@ -1,5 +1,6 @@
 /* Elementwise kernels of one input: arithmetic, activations, and tests with bool results. */
 #include "elementwise.cuh"
+#include "../special.h"
 
 #ifdef __CUDACC__
 #pragma nv_diag_suppress 186 /* x < 0 is always false for u8 */

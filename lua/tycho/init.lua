@@ -55,6 +55,7 @@ end
 for name, fn in pairs(require "tycho.views") do
   ty[name], methods[name] = fn, fn
 end
+for name, fn in pairs(require "tycho.grids") do ty[name] = fn end
 
 for _, part in ipairs { "tycho.familiar", "tycho.familiar_maths", "tycho.familiar_linalg" } do
   local familiar = require(part)

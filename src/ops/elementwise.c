@@ -148,6 +148,25 @@ bool fwd_binary(ty_call *c) {
   return apply(c, 0, d, d);
 }
 
+bool fwd_shift(ty_call *c) {
+  if (compute_dtype(&c->arg[0], &c->arg[1]) == TY_BOOL)
+    return ty_op_fail(c, TY_EINVAL, "x: expected integers, got bool");
+  return fwd_binary(c);
+}
+
+bool fwd_signbit(ty_call *c) {
+  ty_tensor *x = TY_ARGS(signbit, c)->x.t;
+  return ty_out_set(c, 0, ty_lt(ty_is_float(ty_dtype_of(x)) ? ty_copysign(ty_operand(1.0), ty_operand(x)) : x, 0));
+}
+
+bool fwd_frac(ty_call *c) {
+  ty_tensor *x = TY_ARGS(frac, c)->x.t;
+  return ty_out_set(c, 0, ty_sub(x, ty_trunc(x)));
+}
+
+bool fwd_deg2rad(ty_call *c) { return ty_out_set(c, 0, ty_mul(TY_ARGS(deg2rad, c)->x.t, M_PI / 180)); }
+bool fwd_rad2deg(ty_call *c) { return ty_out_set(c, 0, ty_mul(TY_ARGS(rad2deg, c)->x.t, 180 / M_PI)); }
+
 bool fwd_pow(ty_call *c) {
   const ty_value *x = &c->arg[0], *y = &c->arg[1];
   if (y->kind == TY_INT && y->i < 0 && !ty_is_float(compute_dtype(x, y)))

@@ -197,6 +197,27 @@ bool vjp_logaddexp(ty_vjp *c) {
   return true;
 }
 
+bool vjp_logaddexp2(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = ty_mul(G(c), ty_exp(ty_mul(ty_sub(c->arg[0], Y(c)), M_LN2)));
+  if (c->need[1]) c->dx[1] = ty_mul(G(c), ty_exp(ty_mul(ty_sub(c->arg[1], Y(c)), M_LN2)));
+  return true;
+}
+
+/* x / y; 0 at the origin */
+bool vjp_hypot(ty_vjp *c) {
+  ty_tensor *zero = ty_eq(Y(c), 0), *length = ty_where(zero, 1.0, Y(c));
+  for (int i = 0; i < 2; i++)
+    if (c->need[i]) c->dx[i] = ty_mul(G(c), ty_div(c->arg[i], length));
+  return true;
+}
+
+/* 1 or -1 as the sign has changed or not; 0 at 0 */
+bool vjp_copysign(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = ty_mul(G(c), ty_detach(ty_mul(ty_sign(Y(c)), ty_sign(X(c)))));
+  if (c->need[1]) c->dx[1] = ty_mul(G(c), 0.0);
+  return true;
+}
+
 /* x - y trunc(x / y): constant quotient between the jumps */
 bool vjp_fmod(ty_vjp *c) {
   if (c->need[0]) c->dx[0] = G(c);

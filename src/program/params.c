@@ -12,7 +12,8 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
 #define P(op, kind, type) [TY_OP_##op] = { PARAMS_##kind, sizeof(ty_p_##type) },
   P(fill_, PLAIN, numbers) P(arange, PLAIN, range) P(linspace, PLAIN, range) P(clamp, PLAIN, numbers)
   P(gelu, SCALARS, scalars) P(leaky_relu, SCALARS, scalars) P(elu, SCALARS, scalars) P(softplus, SCALARS, scalars)
-  P(hardtanh, SCALARS, scalars) P(lerp_list_, SCALARS, scalars) P(norm_list, SCALARS, scalars)
+  P(hardtanh, SCALARS, scalars) P(polygamma, SCALARS, scalars) P(logit, SCALARS, scalars)
+  P(lerp_list_, SCALARS, scalars) P(norm_list, SCALARS, scalars)
 
   P(uniform_, RANDOM, random) P(normal_, RANDOM, random) P(randint_, RANDOM, random) P(randperm, RANDOM, random)
   P(bernoulli, RANDOM, random) P(multinomial, RANDOM, random) P(dropout_apply, RANDOM, random)

@@ -329,4 +329,14 @@ check.test("split, chunk, unbind share memory", function()
   check.fails(function() x:split(2, 3) end, "dim")
 end)
 
+check.test("meshgrid", function()
+  local x, y = ty.meshgrid { ty.tensor { 1, 2 }, ty.tensor { 3, 4, 5 } }
+  check.equal({ x:tolist(), y:tolist() }, { { { 1, 1, 1 }, { 2, 2, 2 } }, { { 3, 4, 5 }, { 3, 4, 5 } } })
+  x, y = ty.meshgrid({ ty.tensor { 1, 2 }, ty.tensor { 3, 4, 5 } }, { indexing = "xy" })
+  check.equal({ x:tolist(), y:tolist() }, { { { 1, 2 }, { 1, 2 }, { 1, 2 } }, { { 3, 3 }, { 4, 4 }, { 5, 5 } } })
+  check.equal(select("#", ty.meshgrid { ty.arange(2), ty.tensor(1), ty.arange(3) }), 3)
+  check.fails(function() ty.meshgrid({ x }, { indexing = "yx" }) end, "meshgrid: indexing")
+  check.fails(function() ty.meshgrid { ty.zeros(2, 2) } end, "meshgrid: xs: expected lists [n]")
+end)
+
 check.finish()

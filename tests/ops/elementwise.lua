@@ -202,7 +202,8 @@ return function(row, T)
   binary("minimum", function(x, y) return (x ~= x or y ~= y) and nan or math.min(x, y) end, { cases = { edge_case } })
   row("logaddexp", {
     cases = {
-      { T { 3, 4 }, T { 3, 4 } }, { T { 2, 3 }, T { 3 } }, { T { 2, 1 }, T { 1, 3 } }, { T {}, T { 2 } }, { T { 0, 3 }, T { 3 } },
+      { T { 3, 4 }, T { 3, 4 } }, { T { 2, 3 }, T { 3 } }, { T { 2, 1 }, T { 1, 3 } }, { T {}, T { 2 } },
+        { T { 0, 3 }, T { 3 } },
       { T { 3 }, 0.5 }, { -0.5, T { 3 } }, special({ -inf, -inf, inf, 1000, 0.0, nan }, { -inf, 1, 1, 1000, -1000, 1 }),
     },
     ref = function(p, q)
@@ -213,6 +214,64 @@ return function(row, T)
     end,
     errors = { { T { 2, 3 }, T { 4 }, match = "do not broadcast" } },
   })
+  row("logaddexp2", {
+    cases = {
+      { T { 3, 4 }, T { 3, 4 } }, { T { 2, 1 }, T { 1, 3 } }, { T {}, T { 2 } }, { T { 0, 3 }, T { 3 } },
+      { T { 3 }, 0.5 }, { -0.5, T { 3 } }, special({ -inf, -inf, inf, 1000, 0.0, nan }, { -inf, 1, 1, 1000, -1000, 1 }),
+    },
+    ref = function(p, q)
+      return T.zip(function(x, y)
+        if x == y then return x + 1 end
+        return (x ~= x or y ~= y) and nan or math.max(x, y) + math.log(1 + 2 ^ -math.abs(x - y), 2)
+      end, p, q)
+    end,
+    errors = { { T { 2, 3 }, T { 4 }, match = "do not broadcast" } },
+  })
+  binary("hypot", function(x, y)
+    if math.abs(x) == inf or math.abs(y) == inf then return inf end
+    local top = math.max(math.abs(x), math.abs(y))
+    return (x ~= x or y ~= y) and nan or top == 0 and 0 or top * math.sqrt((x / top) ^ 2 + (y / top) ^ 2)
+  end, {
+    cases = { special({ inf, nan, 0.0, 3, -3 },
+      { nan, 1, 0.0, 4, 4 }), { T { 2, values = { 1e200, 3e30 } }, T { 2, values = { 1e200, 4e30 } },
+        grad = false, dtypes = { "f64" } } },
+  })
+  local function negative(y) return y < 0 or 1 / y == -inf end
+  binary("copysign", function(x, y, int)
+    if int then return y < 0 and -math.abs(x) or math.abs(x) end
+    return negative(y) and -math.abs(x) or math.abs(x)
+  end, {
+    x = { avoid = { 0 } }, y = { avoid = { 0 } },
+    cases = { special({ 1, 1, -2, inf, 3 }, { -0.0, 0.0, inf, -1, -inf }) },
+  })
+  binary("heaviside", function(x, y)
+    if x == 0 then return y end
+    return x ~= x and nan or x > 0 and 1 or 0
+  end, { cases = { special({ 0.0, -0.0, nan, inf, -inf, 0.0 }, { 0.5, 2, 1, 3, 3, nan }) } })
+  row("signbit", {
+    cases = { { T { 3, 4 } }, { T {} }, { T { 0 } }, { T { 5, values = { 0.0, -0.0, inf, -inf, -2 } } },
+      { T { 3, bool = true } } },
+    ref = function(x)
+      local y = T.map(x,
+        function(v) return math.type(v) == "integer" and (v < 0 and 1 or 0) or negative(v) and 1 or 0 end)
+      y.dtype = "bool"
+      return y
+    end,
+  })
+  row("frac", {
+    cases = { { T { 3, 4, range = { -5, 5 } } }, { T {} }, { T { 0 } },
+      { T { 4, values = { 2.5, -2.5, 3, -0.25 } }, grad = false } },
+    ref = function(x) return T.map(x, function(v) return v - (v < 0 and math.ceil(v) or math.floor(v)) end) end,
+  })
+  local function angles(name, factor)
+    row(name, {
+      cases = { { T { 3, 4, range = { -100, 100 } } }, { T {} }, { T { 0 } } },
+      ref = function(x) return T.map(x, function(v) return v * factor end) end,
+      dtype = function(d) return d:find "^b?f" and d or "f32" end,
+    })
+  end
+  angles("deg2rad", math.pi / 180)
+  angles("rad2deg", 180 / math.pi)
   binary("atan2", function(x, y) return math.atan(x, y) end, {
     x = { avoid = { 0 } }, y = { avoid = { 0 } },
     cases = { special({ 1, -1, 0.0, 0.0, 1, inf }, { 0.0, 0.0, 1, -1, -1, 1 }) },
@@ -255,6 +314,34 @@ return function(row, T)
   bitwise("bitwise_and", function(x, y) return x & y end)
   bitwise("bitwise_or", function(x, y) return x | y end)
   bitwise("bitwise_xor", function(x, y) return x ~ y end)
+
+  local width = { i64 = 64, i32 = 32, i16 = 16, i8 = 8, u8 = 8 }
+  local function shift(name, f)
+    local INTS = { "i64", "i32", "i16", "i8", "u8" }
+    row(name, {
+      dtypes = INTS,
+      cases = {
+        { T { 3, 4, range = { -100, 100 } }, T { 3, 4, int = { 0, 7 } } }, { T { 2, 3, range = { -100, 100 } }, 2 },
+        { 3, T { 2, 3, int = { 0, 5 } } }, { T { 2, 1, range = { -9, 9 } }, T { 3, int = { 0, 3 } } },
+          { T {}, T {} }, { T { 0 }, 1 },
+        { T { 6, values = { 100, -100, 1, -1, 5, -5 } }, T { 6, values = { 64, 64, -1, -1, 70, 63 } },
+          dtypes = { "i64", "i32", "i16", "i8" } },
+      },
+      ref = function(x, y)
+        local bits = width[type(x) == "table" and x.dtype or y.dtype]
+        return T.zip(function(u, v) return f(u, v, bits) end, x, y)
+      end,
+      errors = {
+        { T { 3 }, T { 3, dtype = "f32" }, match = "y" },
+          { T { 3, bool = true }, T { 3, bool = true }, match = "x: expected integers, got bool" },
+      },
+    })
+  end
+  shift("bitwise_left_shift", function(x, y, bits) return (y < 0 or y >= bits) and 0 or x << y end)
+  shift("bitwise_right_shift", function(x, y)
+    if y < 0 or y > 63 then return x < 0 and -1 or 0 end
+    return x // (1 << math.min(y, 62)) // (y > 62 and 2 or 1)
+  end)
 
   -- ---- others ----
 

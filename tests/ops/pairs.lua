@@ -26,7 +26,8 @@ return function(row, T)
   local function distances(x, y, p)
     if type(p) == "table" then p = p.p end
     local nx, ny = #x.shape, #y.shape
-    local shape = T.broadcast({ shape = table.move(x.shape, 1, nx - 2, 1, {}) }, { shape = table.move(y.shape, 1, ny - 2, 1, {}) })
+    local shape = T.broadcast({ shape = table.move(x.shape, 1, nx - 2, 1, {}) },
+      { shape = table.move(y.shape, 1, ny - 2, 1, {}) })
     local batch = #shape
     shape[batch + 1], shape[batch + 2] = x.shape[nx - 1], y.shape[ny - 1]
     return from(shape, function(i)
@@ -37,18 +38,22 @@ return function(row, T)
 
   row("cdist", {
     cases = {
-      { T { 3, 4 }, T { 5, 4 } }, { T { 2, 3, 2 }, T { 2, 4, 2 }, 1 }, { T { 2, 1, 3, 2 }, T { 5, 2 }, 3 }, { T { 3, 4 }, T { 2, 4 }, inf },
-      { T { 3, 4 }, T { 2, 4 }, 1.5 }, { T { 3, 2, values = { 0, 1, 1, 1, 0, 0 } }, T { 2, 2, values = { 0, 1, 1, 0 } }, 0, grad = false },
+      { T { 3, 4 }, T { 5, 4 } }, { T { 2, 3, 2 }, T { 2, 4, 2 }, 1 }, { T { 2, 1, 3, 2 }, T { 5, 2 }, 3 },
+        { T { 3, 4 }, T { 2, 4 }, inf },
+      { T { 3, 4 }, T { 2, 4 }, 1.5 },
+        { T { 3, 2, values = { 0, 1, 1, 1, 0, 0 } }, T { 2, 2, values = { 0, 1, 1, 0 } }, 0, grad = false },
       { T { 0, 4 }, T { 2, 4 } }, { T { 3, 0 }, T { 2, 0 } }, { T { 9, 70 }, T { 11, 70 }, grad = false },
       { T { 3, 4 }, T { 2, 4 }, opts = { p = 0.5 }, grad = false },
       { T { 2, 2, values = { 1, 2, 3, 4 } }, T { 2, 2, values = { 1, 2, 0, 0 } }, grad = false },
     },
     ref = distances, tol = 1e-5,
     errors = {
-      { T { 3 }, T { 2, 3 }, match = "x: expected [..., n, d]" }, { T { 3, 2 }, T { 3, 3 }, match = "y: expected points of 2 coordinates" },
+      { T { 3 }, T { 2, 3 }, match = "x: expected [..., n, d]" },
+        { T { 3, 2 }, T { 3, 3 }, match = "y: expected points of 2 coordinates" },
       { T { 3, 2 }, T { 3, 2 }, -1, match = "p: expected" }, { T { 2, 3, 2 }, T { 3, 3, 2 }, match = "broadcast" },
     },
-    big = function(ty) return ty.cdist(ty.randn(200, 20):requires_grad_(), ty.randn(300, 20)), ty.cdist(ty.randn(200, 20), ty.randn(300, 20), 1) end,
+    big = function(ty) return ty.cdist(ty.randn(200, 20):requires_grad_(), ty.randn(300, 20)), ty.cdist(ty.randn(200,
+      20), ty.randn(300, 20), 1) end,
   })
 
   local function gradient(g, r, x, y, p)
@@ -71,8 +76,10 @@ return function(row, T)
   end
   row("cdist_backward", {
     cases = {
-      { T { 3, 2 }, T { 3, 2, range = { 1, 2 } }, T { 3, 4 }, T { 2, 4 }, 2 }, { T { 3, 2 }, T { 3, 2, range = { 1, 2 } }, T { 3, 4 }, T { 2, 4 }, 1 },
-      { T { 2, 3, 2 }, T { 2, 3, 2, range = { 1, 2 } }, T { 2, 3, 4 }, T { 2, 2, 4 }, 3 }, { T { 1, 2 }, T { 1, 2, values = { 0, 5 } }, T { 1, 2 }, T { 2, 2 }, 2 },
+      { T { 3, 2 }, T { 3, 2, range = { 1, 2 } }, T { 3, 4 }, T { 2, 4 }, 2 },
+        { T { 3, 2 }, T { 3, 2, range = { 1, 2 } }, T { 3, 4 }, T { 2, 4 }, 1 },
+      { T { 2, 3, 2 }, T { 2, 3, 2, range = { 1, 2 } }, T { 2, 3, 4 }, T { 2, 2, 4 }, 3 },
+        { T { 1, 2 }, T { 1, 2, values = { 0, 5 } }, T { 1, 2 }, T { 2, 2 }, 2 },
       { T { 1, 1 }, T { 1, 1, values = { 2 } }, T { 1, 2, values = { 3, 1 } }, T { 1, 2, values = { 1, 0 } }, inf },
       { T { 1, 1 }, T { 1, 1, values = { 2 } }, T { 1, 2, values = { 3, 1 } }, T { 1, 2, values = { 1, 0 } }, 0 },
     },
@@ -113,10 +120,13 @@ return function(row, T)
       return r
     end
   end
-  local triangles = { { 3 }, { 3, 5 }, { 5, 3, 1 }, { 4, 4, -2 }, { 0 }, { 3, 0 }, { 3, 3, 9 }, { 3, 3, -9 }, { 3, opts = { offset = 1 } } }
+  local triangles = { { 3 }, { 3, 5 }, { 5, 3, 1 }, { 4, 4, -2 }, { 0 }, { 3, 0 }, { 3, 3, 9 }, { 3, 3, -9 },
+    { 3, opts = { offset = 1 } } }
   local triangle_errors = { { -1, match = "rows: expected" } }
-  row("tril_indices", { cases = triangles, ref = triangle(function(d, offset) return d <= offset end), errors = triangle_errors })
-  row("triu_indices", { cases = triangles, ref = triangle(function(d, offset) return d >= offset end), errors = triangle_errors })
+  row("tril_indices", { cases = triangles, ref = triangle(function(d, offset) return d <= offset end),
+    errors = triangle_errors })
+  row("triu_indices", { cases = triangles, ref = triangle(function(d, offset) return d >= offset end),
+    errors = triangle_errors })
 
   -- ---- sets ----
 
@@ -150,7 +160,8 @@ return function(row, T)
   })
 
   row("combinations", {
-    cases = { { T { 5 } }, { T { 4 }, 3 }, { T { 3 }, 2, true }, { T { 3 }, 3, true }, { T { 2 }, 3 }, { T { 4 }, 1 }, { T { 3 }, 0 }, { T { 0 } },
+    cases = { { T { 5 } }, { T { 4 }, 3 }, { T { 3 }, 2, true }, { T { 3 }, 3, true }, { T { 2 }, 3 },
+      { T { 4 }, 1 }, { T { 3 }, 0 }, { T { 0 } },
       { T { 7 }, 5 } },
     ref = function(x, r, replacement)
       r = r or 2
@@ -171,11 +182,13 @@ return function(row, T)
       choose(1, 1)
       return matrix(all, r)
     end,
-    errors = { { T { 2, 2 }, match = "x: expected [n]" }, { T { 3 }, -1, match = "r: expected" }, { T { 900 }, 60, match = "fewer combinations" } },
+    errors = { { T { 2, 2 }, match = "x: expected [n]" }, { T { 3 }, -1, match = "r: expected" },
+      { T { 900 }, 60, match = "fewer combinations" } },
   })
 
   row("block_diag", {
-    cases = { { { T { 2, 3 }, T { 1, 2 } } }, { { T { 3 }, T {}, T { 2, 2 } } }, { { T { 2, 2 } } }, { { T { 0, 2 }, T { 2, 1 } } } },
+    cases = { { { T { 2, 3 }, T { 1, 2 } } }, { { T { 3 }, T {}, T { 2, 2 } } }, { { T { 2, 2 } } },
+      { { T { 0, 2 }, T { 2, 1 } } } },
     ref = function(xs)
       local rows, columns, parts = 0, 0, {}
       for i, x in ipairs(xs) do

@@ -107,8 +107,10 @@ return function(row, T)
   local function extremes(name, at_least)
     row(name, {
       cases = {
-        { T { 6, distinct = true }, 0 }, { T { 3, 4, distinct = true }, 0 }, { T { 2, 5, 3, distinct = true }, -2 }, { T {}, 0 },
-        { T { 0, 3 }, 0 }, { T { 7, int = { 0, 3 } }, 0 }, { T { 6, values = { 1, inf, -inf, nan, 2, nan } }, 0, grad = false },
+        { T { 6, distinct = true }, 0 }, { T { 3, 4, distinct = true }, 0 }, { T { 2, 5, 3, distinct = true }, -2 },
+          { T {}, 0 },
+        { T { 0, 3 }, 0 }, { T { 7, int = { 0, 3 } }, 0 },
+          { T { 6, values = { 1, inf, -inf, nan, 2, nan } }, 0, grad = false },
         { T { 60, 200, range = { -99, 99 } }, 0, grad = false },
       },
       ref = function(x, dim)

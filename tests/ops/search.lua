@@ -11,8 +11,7 @@ return function(row, T)
     return b ~= b or a < b
   end
 
-  -- f(values, positions in C order) -> numbers for each line of x along dim (nil: all of x, flat), the reduced dimension
-  -- kept or not.
+  -- f(values) -> numbers for each line of x along dim (nil: all of x, flat); the reduced dimension is kept or not.
   local function lines(x, dim, keepdim, results, f)
     local nd, out, shape, inner, d = #x.shape, {}, {}, {}, nil
     if dim then d = nd > 0 and dim_of(dim, nd) or nil end
@@ -62,7 +61,8 @@ return function(row, T)
       order = ordered(x)
       for _, o in ipairs(order) do o[2] = o[2] + 1 end
     end
-    local values, inverse, counts = { shape = {}, dtype = x.dtype }, { shape = x.shape, dtype = "i64" }, { dtype = "i64" }
+    local values, inverse, counts = { shape = {}, dtype = x.dtype }, { shape = x.shape, dtype = "i64" },
+      { dtype = "i64" }
     for i, o in ipairs(order) do
       if i == 1 or o[1] ~= order[i - 1][1] then
         values[#values + 1] = o[1]
@@ -111,8 +111,10 @@ return function(row, T)
     cases = {
       { T { 5, values = rising }, T { 2, 4, values = { 0, 1, 2, 3, 4, 7, 8, 2 } }, dtypes = NUMBERS },
       { T { 5, values = rising }, T { 2, 4, values = { 0, 1, 2, 3, 4, 7, 8, 2 } }, true, dtypes = NUMBERS },
-      { T { 2, 3, values = { 1, 2, 3, 4, 5, 6 } }, T { 2, 2, values = { 2, 9, 4, 5 } }, opts = { right = true }, dtypes = NUMBERS },
-      { T { 5, values = rising }, T { values = { 3 } }, dtypes = NUMBERS }, { T { 0 }, T { 3 } }, { T { 2, 0 }, T { 2, 3 } },
+      { T { 2, 3, values = { 1, 2, 3, 4, 5, 6 } }, T { 2, 2, values = { 2, 9, 4, 5 } }, opts = { right = true },
+        dtypes = NUMBERS },
+      { T { 5, values = rising }, T { values = { 3 } }, dtypes = NUMBERS }, { T { 0 }, T { 3 } },
+        { T { 2, 0 }, T { 2, 3 } },
       { T { 3 , values = { 0, 1, 2 } }, T { 2, 0 }, dtypes = NUMBERS },
       { T { 5, values = { -inf, 0, 1, inf, nan } }, T { 5, values = { nan, inf, -inf, 0.5, 1 } } },
       { T { 5, values = { -inf, 0, 1, nan, nan } }, T { 5, values = { nan, inf, -inf, 0.5, 1 } }, true },
@@ -120,7 +122,8 @@ return function(row, T)
     },
     ref = search,
     errors = {
-      { T {}, T { 3 }, match = "sorted: expected [..., n]" }, { T { 2, 3 }, T { 3, 3 }, match = "values: expected the dimensions of sorted" },
+      { T {}, T { 3 }, match = "sorted: expected [..., n]" },
+        { T { 2, 3 }, T { 3, 3 }, match = "values: expected the dimensions of sorted" },
       { T { 2, 3 }, T { 3 }, match = "values: expected" },
     },
     big = function(ty) return ty.searchsorted(ty.randn(1000):sort(0), ty.randn(300, 700)) end,
@@ -140,7 +143,8 @@ return function(row, T)
 
   row("bincount", {
     cases = {
-      { T { 7, int = { 0, 5 } } }, { T { 7, int = { 0, 5 } }, opts = { least = 9 } }, { T { 0 } }, { T { 0 }, opts = { least = 3 } },
+      { T { 7, int = { 0, 5 } } }, { T { 7, int = { 0, 5 } }, opts = { least = 9 } }, { T { 0 } },
+        { T { 0 }, opts = { least = 3 } },
       { T { 5, values = { 0, 3, 1, 3, 3 }, dtype = "i64" }, T { 5, dtype = "f64" } },
       { T { 5, values = { 0, 3, 1, 3, 3 }, dtype = "i64" }, T { 5, values = { 1, 2, 3, 4, 5 }, dtype = "i32" }, 6 },
     },
@@ -155,7 +159,8 @@ return function(row, T)
       return y
     end,
     errors = {
-      { T { 2, 2, dtype = "i64" }, match = "x: expected [n]" }, { T { 2, values = { 1, -1 }, dtype = "i64" }, match = "x: expected integers of at least 0, got -1" },
+      { T { 2, 2, dtype = "i64" }, match = "x: expected [n]" },
+        { T { 2, values = { 1, -1 }, dtype = "i64" }, match = "x: expected integers of at least 0, got -1" },
       { T { 3, int = { 0, 2 } }, T { 2, dtype = "f32" }, match = "weight: expected the shape of x" },
       { T { 3, int = { 0, 2 } }, opts = { least = -1 }, match = "least" },
     },
@@ -211,7 +216,8 @@ return function(row, T)
       { T { 12, values = off }, 4, 0, 4 }, { T { 3, 4, values = off }, 4 },
       { T { 12, values = off }, T { 4, values = { -1, 1, 1.5, 4 } } },
       { T { 5, values = { 0, 1, 2, 3, 4 } }, T { 3, values = { 1, 2, 4 } } },
-      { T { 12, values = off }, 4, 0, 4, T { 12 }, true }, { T { 12, values = off }, 3, -2, 6, opts = { density = true } },
+      { T { 12, values = off }, 4, 0, 4, T { 12 }, true },
+        { T { 12, values = off }, 3, -2, 6, opts = { density = true } },
       { T { 12, values = off }, T { 4, values = { -1, 1, 1.5, 4 } }, opts = { weight = T { 12 } } },
     },
     ref = function(x, bins, low, high, weight, density)
@@ -230,7 +236,8 @@ return function(row, T)
     end,
     tol = 1e-5,
     errors = {
-      { T { 3 }, 0.5, match = "bins: expected an integer" }, { T { 3 }, T { 1 }, match = "bins: expected a number, or" },
+      { T { 3 }, 0.5, match = "bins: expected an integer" },
+        { T { 3 }, T { 1 }, match = "bins: expected a number, or" },
       { T { 3 }, 2, 0, match = "max: expected both" }, { T { 3 }, 2, 0, 1, T { 2 }, match = "weight: expected floats" },
     },
   })
@@ -245,7 +252,8 @@ return function(row, T)
       y.dtype = "i64"
       return y
     end,
-    errors = { { T { 3 }, T { 1 }, match = "edges: expected at least two" }, { T { 3, 1 }, T { 2 }, match = "x: expected [n]" } },
+    errors = { { T { 3 }, T { 1 }, match = "edges: expected at least two" },
+      { T { 3, 1 }, T { 2 }, match = "x: expected [n]" } },
   })
 
   -- ---- order statistics ----
@@ -275,23 +283,28 @@ return function(row, T)
 
   row("order_statistic", {
     cases = {
-      { T { 3, 6, distinct = true }, 1, 2 }, { T { 6, 3, distinct = true }, 0, 5 }, { T { 2, 5, 3, distinct = true }, 1, 0, "median" },
-      { T { 2, 700, range = { -9, 9 } }, 1, 300, grad = false }, { T { 3, 4, values = with_nan }, 1, 0, "nanmedian", grad = false },
-      { T { 3, 4, values = with_nan }, 1, 0, "median", grad = false }, { T { 0, 3 }, 1, 0 }, { T { 5000, range = { -99, 99 } }, 0, 1234, grad = false },
+      { T { 3, 6, distinct = true }, 1, 2 }, { T { 6, 3, distinct = true }, 0, 5 },
+        { T { 2, 5, 3, distinct = true }, 1, 0, "median" },
+      { T { 2, 700, range = { -9, 9 } }, 1, 300, grad = false },
+        { T { 3, 4, values = with_nan }, 1, 0, "nanmedian", grad = false },
+      { T { 3, 4, values = with_nan }, 1, 0, "median", grad = false }, { T { 0, 3 }, 1, 0 },
+        { T { 5000, range = { -99, 99 } }, 0, 1234, grad = false },
     },
     ref = function(x, dim, rank, how)
       return with_positions(lines(x, dim, true, 2, found(how == "median" and median_rank or how == "nanmedian"
         and nanmedian_rank or function() return rank end)))
     end,
     errors = {
-      { T { 3 }, 0, 3, match = "rank: expected" }, { T {}, 0, 0, match = "x: expected [..., n]" }, { T { 3 }, 0, 0, "mean", match = "how" },
+      { T { 3 }, 0, 3, match = "rank: expected" }, { T {}, 0, 0, match = "x: expected [..., n]" },
+        { T { 3 }, 0, 0, "mean", match = "how" },
       { T { 3 }, 1, 0, match = "dim" },
     },
   })
 
   row("kthvalue", {
     cases = {
-      { T { 3, 6, distinct = true }, 2 }, { T { 3, 6, distinct = true }, 3, 0 }, { T { 2, 5, 3, distinct = true }, 5, 1, true },
+      { T { 3, 6, distinct = true }, 2 }, { T { 3, 6, distinct = true }, 3, 0 },
+        { T { 2, 5, 3, distinct = true }, 5, 1, true },
       { T {}, 1 }, { T { 2, 64, range = { -9, 9 } }, 20, opts = { keepdim = true }, grad = false },
     },
     ref = function(x, k, dim, keepdim)
@@ -299,7 +312,8 @@ return function(row, T)
       return with_positions(lines(x, dim or -1, keepdim, 2, found(function() return k - 1 end)))
     end,
     errors = {
-      { T { 3 }, 0, match = "k: expected one of the 3 positions" }, { T { 3 }, 4, match = "k: expected" }, { T { 3 }, 1, 1, match = "dim" },
+      { T { 3 }, 0, match = "k: expected one of the 3 positions" }, { T { 3 }, 4, match = "k: expected" },
+        { T { 3 }, 1, 1, match = "dim" },
     },
   })
 
@@ -310,12 +324,14 @@ return function(row, T)
     end
   end
   local medians = {
-    { T { 3, 6, distinct = true } }, { T { 3, 6, distinct = true }, 1 }, { T { 3, 5, distinct = true }, 0, true }, { T {} },
+    { T { 3, 6, distinct = true } }, { T { 3, 6, distinct = true }, 1 }, { T { 3, 5, distinct = true }, 0, true },
+      { T {} },
     { T { 3, 4, values = with_nan }, 1, grad = false }, { T { 3, 4, values = with_nan }, grad = false },
     { T { 2, 3, distinct = true }, opts = { keepdim = true } }, { T { 0, 3 }, 1 },
   }
   local median_errors = {
-    { T { 3 }, 1, match = "dim: expected a dimension in [-1, 0]" }, { T { 0 }, match = "x: expected at least one element" },
+    { T { 3 }, 1, match = "dim: expected a dimension in [-1, 0]" },
+      { T { 0 }, match = "x: expected at least one element" },
     { T { 3 }, 0.5, match = "dim" },
   }
   row("median", {
@@ -354,19 +370,23 @@ return function(row, T)
     end
   end
   local quantiles = {
-    { T { 3, 6, distinct = true }, 0.3 }, { T { 3, 6, distinct = true }, 0.5, 1 }, { T { 5, 2, distinct = true }, 0.7, 0, true },
+    { T { 3, 6, distinct = true }, 0.3 }, { T { 3, 6, distinct = true }, 0.5, 1 },
+      { T { 5, 2, distinct = true }, 0.7, 0, true },
     { T { 3, 6, distinct = true }, T { 3, values = { 0, 0.35, 1 }, dtype = "f64" }, -1 },
-    { T { 2, 6, distinct = true }, T { 2, values = { 0.2, 0.9 }, dtype = "f64" } }, { T { 7, distinct = true }, T { values = { 0.25 }, dtype = "f64" } },
+    { T { 2, 6, distinct = true }, T { 2, values = { 0.2, 0.9 }, dtype = "f64" } },
+      { T { 7, distinct = true }, T { values = { 0.25 }, dtype = "f64" } },
     { T { 2, 6, distinct = true }, 0.35, opts = { interpolation = "lower", dim = 1 } },
     { T { 2, 6, distinct = true }, 0.35, opts = { interpolation = "higher", dim = 1 } },
     { T { 2, 6, distinct = true }, 0.35, opts = { interpolation = "nearest", dim = 1 } },
     { T { 2, 6, distinct = true }, 0.35, opts = { interpolation = "midpoint", dim = 1, keepdim = true } },
     { T { 6, distinct = true }, 0.4, opts = { interpolation = "midpoint" } }, { T {}, 0.5 },
-    { T { 3, 4, values = with_nan }, 0.4, 1, grad = false }, { T { 2, 2, values = { nan, nan, 1, 2 } }, 0.5, 1, grad = false },
+    { T { 3, 4, values = with_nan }, 0.4, 1, grad = false },
+      { T { 2, 2, values = { nan, nan, 1, 2 } }, 0.5, 1, grad = false },
     { T { 3, values = { -inf, inf, inf } }, T { 4, values = { 0, 1, -0.5, 2 }, dtype = "f64" }, grad = false },
   }
   local quantile_errors = {
-    { T { 3 }, 1.5, match = "q: expected a number in [0, 1], got 1.5" }, { T { 3 }, T { 2, 2 }, match = "q: expected a number or floats" },
+    { T { 3 }, 1.5, match = "q: expected a number in [0, 1], got 1.5" },
+      { T { 3 }, T { 2, 2 }, match = "q: expected a number or floats" },
     { T { 3 }, 0.5, 1, match = "dim" }, { T { 0 }, 0.5, match = "x: expected at least one" },
     { T { 3 }, 0.5, opts = { interpolation = "cubic" }, match = "interpolation" },
   }
@@ -375,8 +395,10 @@ return function(row, T)
 
   row("mode", {
     cases = {
-      { T { 3, 6, int = { 0, 3 } } }, { T { 5, 3, int = { 0, 3 } }, 0 }, { T { 5, 3, int = { 0, 3 } }, 0, true }, { T {} },
-      { T { 2, 5, distinct = true } }, { T { 7, values = { 2, 1, 2, 1, 3, 3, 0 } }, grad = false }, { T { 3, 0, 2 }, 0 },
+      { T { 3, 6, int = { 0, 3 } } }, { T { 5, 3, int = { 0, 3 } }, 0 }, { T { 5, 3, int = { 0, 3 } }, 0, true },
+        { T {} },
+      { T { 2, 5, distinct = true } }, { T { 7, values = { 2, 1, 2, 1, 3, 3, 0 } }, grad = false },
+        { T { 3, 0, 2 }, 0 },
     },
     ref = function(x, dim, keepdim)
       return with_positions(lines(x, dim or -1, keepdim, 2, function(values)
@@ -408,8 +430,10 @@ return function(row, T)
     return s
   end
   local sums = {
-    { T { 3, 4 } }, { T { 3, 4 }, 1 }, { T { 2, 3, 4 }, 1, true }, { T {} }, { T { 3, 4, values = with_nan }, 0, grad = false },
-    { T { 2, 3, values = { nan, nan, nan, 1, 2, nan } }, 1, grad = false }, { T { 3, 4, values = { nan, 1, 4, nan, 2, 3, 7, 5, -1, 6, nan, nan } } },
+    { T { 3, 4 } }, { T { 3, 4 }, 1 }, { T { 2, 3, 4 }, 1, true }, { T {} },
+      { T { 3, 4, values = with_nan }, 0, grad = false },
+    { T { 2, 3, values = { nan, nan, nan, 1, 2, nan } }, 1, grad = false },
+      { T { 3, 4, values = { nan, 1, 4, nan, 2, 3, 7, 5, -1, 6, nan, nan } } },
   }
   row("nansum", {
     cases = sums, ref = function(x, dims, keepdim) return (over(x, dims, keepdim, 1, sum_of)) end,
@@ -424,9 +448,11 @@ return function(row, T)
     errors = { { T { 3 }, 1, match = "dim" } },
   })
   row("aminmax", {
-    cases = { { T { 3, 4, distinct = true } }, { T { 3, 4, distinct = true }, 1 }, { T { 2, 3, 4, distinct = true }, 0, true }, { T {} } },
+    cases = { { T { 3, 4, distinct = true } }, { T { 3, 4, distinct = true }, 1 },
+      { T { 2, 3, 4, distinct = true }, 0, true }, { T {} } },
     ref = function(x, dims, keepdim)
-      return over(x, dims, keepdim, 2, function(values) return math.min(table.unpack(values)), math.max(table.unpack(values)) end)
+      return over(x, dims, keepdim, 2, function(values) return math.min(table.unpack(values)),
+        math.max(table.unpack(values)) end)
     end,
     errors = { { T { 3 }, 1, match = "dim" }, { T { 0 }, match = "nothing to choose" } },
   })
@@ -459,7 +485,8 @@ return function(row, T)
   -- ---- covariance ----
 
   local function covariance(x, correction, counts, weight)
-    if type(correction) == "table" then counts, weight, correction = correction.counts, correction.weight, correction.correction end
+    if type(correction) == "table" then counts, weight, correction = correction.counts, correction.weight,
+      correction.correction end
     local rows, n = #x.shape > 1 and x.shape[1] or 1, #x.shape > 0 and x.shape[#x.shape] or 1
     local w, total, own = {}, 0, 0
     for i = 1, n do
@@ -472,22 +499,24 @@ return function(row, T)
       means[r] = 0
       for i = 1, n do means[r] = means[r] + w[i] * x[(r - 1) * n + i] / total end
     end
-    local off = (correction or 1) * (weight and own / total or 1)
+    local taken = (correction or 1) * (weight and own / total or 1)
     return from(#x.shape > 1 and { rows, rows } or {}, function(i)
       local s, a, b = 0, (i[1] or 0) + 1, (i[2] or 0) + 1
       for k = 1, n do s = s + w[k] * (x[(a - 1) * n + k] - means[a]) * (x[(b - 1) * n + k] - means[b]) end
-      return s / math.max(total - off, 0)
+      return s / math.max(total - taken, 0)
     end)
   end
   row("cov", {
     cases = {
-      { T { 3, 5 } }, { T { 6 } }, { T { 2, 4 }, 0 }, { T { 3, 5 }, 1, T { 5, values = { 1, 2, 1, 3, 1 }, dtype = "i64" } },
+      { T { 3, 5 } }, { T { 6 } }, { T { 2, 4 }, 0 },
+        { T { 3, 5 }, 1, T { 5, values = { 1, 2, 1, 3, 1 }, dtype = "i64" } },
       { T { 3, 5 }, opts = { weight = T { 5, range = { 0.5, 2 } } } },
       { T { 2, 4 }, 1, T { 4, values = { 1, 2, 1, 1 }, dtype = "i64" }, T { 4, range = { 0.5, 2 } } },
     },
     ref = covariance, tol = 1e-5,
     errors = {
-      { T { 2, 2, 2 }, match = "x: expected [variables, observations]" }, { T { 2, 3 }, 1, T { 2 }, match = "counts: expected a number for each of 3" },
+      { T { 2, 2, 2 }, match = "x: expected [variables, observations]" },
+        { T { 2, 3 }, 1, T { 2 }, match = "counts: expected a number for each of 3" },
     },
   })
   row("corrcoef", {

@@ -11,7 +11,7 @@ local BOOL = {
 }
 local I64 = { "argmax", "argmin", "argsort", "nonzero", "one_hot", "randint", "randperm", "multinomial" }
 local SECOND_I64 = { "sort", "topk", "max_pool2d", "adaptive_max_pool2d" }
-local INTS_TO_F32 = { "div", "atan2" }
+local INTS_TO_F32 = { "div", "atan2", "hypot", "copysign" }
 
 local rule = {}
 for _, name in ipairs(BOOL) do rule[name] = function() return "bool" end end
