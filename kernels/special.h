@@ -43,21 +43,46 @@ TY_INLINE double ty_cos_pi(double x) {
 /* ---- error functions ---- */
 
 /* A start by Winitzki 2008, then steps of Halley's method on erf, or on erfc where x is near 1. */
-TY_INLINE double ty_erfinv_steps(double x, int steps) {
+TY_INLINE double ty_erfinv_f64(double x) {
   double a = fabs(x);
+  if (x == 0) return x;
   if (!(a < 1)) return a == 1 ? x * INFINITY : NAN;
   double w = log1p(-a * a), h = 2 / (TY_PI * 0.147) + 0.5 * w;
   double y = a < 0.1 ? a * 0.88622692545275801365 * (1 + a * a * 0.26179938779914943654)
                      : sqrt(sqrt(h * h - w / 0.147) - h);
-  for (int i = 0; i < steps; i++) {
+  for (int i = 0; i < 3; i++) {
     double off = a < 0.5 ? erf(y) - a : (1 - a) - erfc(y);
     double e = off * 0.88622692545275801365 * exp(y * y);
     y -= e / (1 + y * e);
   }
   return x < 0 ? -y : y;
 }
-TY_INLINE double ty_erfinv_f64(double x) { return x == 0 ? x : ty_erfinv_steps(x, 3); }
-TY_INLINE float ty_erfinv_f32(float x) { return x == 0.0f ? x : (float)ty_erfinv_steps((double)x, 1); }
+/* Branch-free: erfinv(x) / x as polynomials in w = -log(1 - x^2), where that is below 5, and in its root beyond. */
+TY_INLINE float ty_erfinv_f32(float x) {
+  float w = -ty_log_f32((1.0f - x) * (1.0f + x)), t = w - 2.5f, u = sqrtf(w < 5.0f ? 5.0f : w) - 3.15f;
+  float p = -8.739831e-09f;
+  p = p * t + 2.3285844e-08f;
+  p = p * t + 4.6542874e-07f;
+  p = p * t - 3.4633563e-06f;
+  p = p * t - 4.9597434e-06f;
+  p = p * t + 0.00021834692f;
+  p = p * t - 0.0012527484f;
+  p = p * t - 0.0041773897f;
+  p = p * t + 0.2466403f;
+  p = p * t + 1.5014094f;
+  float q = 0.000114687144f;
+  q = q * u - 0.00015673453f;
+  q = q * u - 0.00033202773f;
+  q = q * u + 0.0012684857f;
+  q = q * u - 0.0023407487f;
+  q = q * u + 0.0034710572f;
+  q = q * u - 0.0049359365f;
+  q = q * u + 0.0066663083f;
+  q = q * u + 1.0040613f;
+  q = q * u + 2.9834175f;
+  float y = (w < 5.0f ? p : q) * x;
+  return fabsf(x) == 1.0f ? x * INFINITY : y;
+}
 
 /* exp(x^2) with the rounding of x^2 made good. */
 TY_INLINE double ty_exp_square(double x) {
@@ -80,6 +105,12 @@ TY_INLINE double ty_log_ndtr_f64(double x) {
 /* ---- elementary ---- */
 
 TY_INLINE double ty_sinc_f64(double x) { return x == 0 ? 1 : fabs(x) == INFINITY ? 0 : ty_sin_pi(x) / (TY_PI * x); }
+TY_INLINE float ty_sinc_f32(float x) { /* branch-free: |x - n| <= 1/2, and n is even or odd */
+  float n = rintf(x), h = 0.5f * n, s = ty_sin_f32(3.14159274f * (x - n));
+  float y = (h != floorf(h) ? -s : s) / (3.14159274f * x);
+  y = x == 0.0f ? 1.0f : y;
+  return fabsf(x) == INFINITY ? 0.0f : y;
+}
 TY_INLINE double ty_logit_f64(double x) {
   return fabs(x - 0.5) < 0.25 ? log1p((2 * x - 1) / (1 - x)) : log(x / (1 - x));
 }
@@ -397,7 +428,6 @@ TY_INLINE double ty_i1_f64(double x) {
   TY_INLINE float ty_##name##_f32(float x, float y) { return (float)ty_##name##_f64((double)x, (double)y); }
 TY_ROUNDED(erfcx)
 TY_ROUNDED(log_ndtr)
-TY_ROUNDED(sinc)
 TY_ROUNDED(lgamma)
 TY_ROUNDED(digamma)
 TY_ROUNDED(i0)

@@ -109,9 +109,13 @@ bool fwd_bincount(ty_call *c) {
   }
   if (n < a->least.i) n = a->least.i;
   int device = ty_device_of(x);
-  ty_tensor *one = weight ? weight : ty_expand(ty_ones(TY_INTS(1), TY_I64, device), TY_INTS(x->v.count));
-  ty_tensor *none = one ? ty_zeros(TY_INTS(n), ty_dtype_of(one), device) : NULL;
-  return none && ty_out_set(c, 0, ty_index_add(none, 0, ty_to(x, TY_I64), one));
+  if (weight) {
+    ty_tensor *none = ty_zeros(TY_INTS(n), ty_dtype_of(weight), device);
+    return none && ty_out_set(c, 0, ty_index_add(none, 0, ty_to(x, TY_I64), weight));
+  }
+  if (n == 0) return ty_out_set(c, 0, ty_zeros(TY_INTS(0), TY_I64, device));
+  ty_tensor *edges = ty_arange(0.0, (double)n + 1, TY_NO_NUMBER, TY_F64, device);
+  return edges && ty_out_set(c, 0, ty_histogram_counts(ty_to(x, TY_F64), edges, true));
 }
 
 /* bins + 1 edges, evenly between low and high; where both are the same, between those of x. Scoped. */
