@@ -459,8 +459,8 @@ static int call_simple(lua_State *L) {
   return 1;
 }
 
-/* Lua passes the operand of -x twice. */
-static int call_unary_minus(lua_State *L) {
+/* Lua passes the operand of -x and ~x twice. */
+static int call_unary_operator(lua_State *L) {
   lua_settop(L, 1);
   return call_simple(L);
 }
@@ -554,8 +554,19 @@ static bool is_method(const ty_op *op) {
 void ty_lua_open_ops(lua_State *L, int table) {
   static const struct {
     const char *event, *op;
-  } operators[] = { { "__add", "add" }, { "__sub", "sub" },        { "__mul", "mul" },      { "__div", "div" },
-                    { "__pow", "pow" }, { "__idiv", "floor_div" }, { "__mod", "remainder" } };
+  } operators[] = { { "__add", "add" },
+                    { "__sub", "sub" },
+                    { "__mul", "mul" },
+                    { "__div", "div" },
+                    { "__pow", "pow" },
+                    { "__idiv", "floor_div" },
+                    { "__mod", "remainder" },
+                    { "__band", "bitwise_and" },
+                    { "__bor", "bitwise_or" },
+                    { "__bxor", "bitwise_xor" },
+                    { "__shl", "bitwise_left_shift" },
+                    { "__shr", "bitwise_right_shift" } },
+    unary_operators[] = { { "__unm", "neg" }, { "__bnot", "bitwise_not" } };
   static const char key;
   size_t nargs = 0;
   for (int i = 0; i < TY_OP_COUNT; i++) nargs += ty_ops[i].nargs;
@@ -587,8 +598,10 @@ void ty_lua_open_ops(lua_State *L, int table) {
     push_closure(L, &all[ty_op_find(operators[i].op)->id], call_simple);
     lua_setfield(L, -2, operators[i].event);
   }
-  push_closure(L, &all[TY_OP_neg], call_unary_minus);
-  lua_setfield(L, -2, "__unm");
+  for (size_t i = 0; i < sizeof unary_operators / sizeof *unary_operators; i++) {
+    push_closure(L, &all[ty_op_find(unary_operators[i].op)->id], call_unary_operator);
+    lua_setfield(L, -2, unary_operators[i].event);
+  }
   lua_pop(L, 2);
   lua_pushcfunction(L, list_ops);
   lua_setfield(L, table, "ops");

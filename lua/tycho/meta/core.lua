@@ -9,7 +9,7 @@
 --- An n-dimensional array that counts from 0. x[i] selects, x["0:8, :, -1"] slices, x[mask] and x[positions] pick, and
 --- a list of these goes dimension by dimension: x[{ 0, "2:4", positions }]. All also write, and writes into a tensor
 --- that is no view are recorded for gradients. Tensors in a list select together, as in NumPy. Arithmetic works
---- elementwise with broadcasting; comparison is by methods: x:lt(y).
+--- elementwise with broadcasting, & | ~ << >> on integers and masks; comparison is by methods: x:lt(y).
 ---@class Tensor
 ---@field shape integer[] sizes of the dimensions: a list of Lua, which counts from 1; x:size(0) counts as tensors do
 ---@field dtype Dtype
@@ -28,6 +28,12 @@
 ---@operator mod(Tensor|number): Tensor
 ---@operator pow(Tensor|number): Tensor
 ---@operator unm: Tensor
+---@operator band(Tensor|integer|boolean): Tensor
+---@operator bor(Tensor|integer|boolean): Tensor
+---@operator bxor(Tensor|integer|boolean): Tensor
+---@operator shl(Tensor|integer): Tensor
+---@operator shr(Tensor|integer): Tensor
+---@operator bnot: Tensor
 ---@operator len: integer
 ---@field [integer|string|Tensor|(integer|string|Tensor)[]] Tensor
 local Tensor = {}
