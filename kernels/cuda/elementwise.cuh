@@ -154,13 +154,15 @@ static inline bool ew_vectors(const ew_plan &p, int v, const int *bytes) {
   return true;
 }
 
-/* fn(plan) for a plan, in parts of less than 2^30 elements each, whose positions fit 32 bits whatever is added. */
-template <class Fn> static inline bool ew_in_parts(const ew_plan &whole, const int *bytes, const Fn &fn) {
+/* fn(plan) for a plan, in parts of less than 2^30 elements each, whose positions fit 32 bits whatever is added. What does
+ * not hang on fn is compiled once. */
+typedef bool (*ew_part)(const void *fn, const ew_plan &part);
+static inline bool ew_each_part(const ew_plan &whole, const int *bytes, ew_part call, const void *fn) {
   ew_plan p = whole;
   if (p.count == 0) return true;
   if (p.count < 1 << 30) {
     for (int d = 0; d < p.ndim; d++) p.divisor[d].set(static_cast<uint32_t>(p.size[d]));
-    return fn(p);
+    return call(fn, p);
   }
   int longest = 0;
   for (int d = 1; d < p.ndim; d++)
@@ -172,9 +174,13 @@ template <class Fn> static inline bool ew_in_parts(const ew_plan &whole, const i
     p.count = whole.count / whole.size[longest] * p.size[longest];
     for (int o = 0; o <= p.nin; o++)
       p.data[o] = static_cast<const char *>(p.data[o]) + begin * p.stride[o][longest] * bytes[o];
-    if (!ew_in_parts(p, bytes, fn)) return false;
+    if (!ew_each_part(p, bytes, call, fn)) return false;
   }
   return true;
+}
+template <class Fn> static inline bool ew_in_parts(const ew_plan &whole, const int *bytes, const Fn &fn) {
+  const ew_part call = [](const void *f, const ew_plan &part) { return (*static_cast<const Fn *>(f))(part); };
+  return ew_each_part(whole, bytes, call, &fn);
 }
 
 /* Computes out = f(in...) of N inputs, all but the first of one dtype. */

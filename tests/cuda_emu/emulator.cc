@@ -47,7 +47,7 @@ struct thread {
 struct device {
   place at;
   const char *kernel;
-  const std::function<void()> *body;
+  closure body;
   std::vector<thread> threads;
   std::vector<warp> warps;
   std::vector<std::unique_ptr<fiber>> stacks;
@@ -68,7 +68,7 @@ device d;
 std::mutex one_launch;
 
 void run_thread(void *argument) {
-  (*d.body)();
+  d.body.call(d.body.bytes);
   static_cast<thread *>(argument)->now = ENDED;
 }
 
@@ -201,10 +201,10 @@ void refuse(const region *r, int64_t at, bool writes, const access &other, bool 
        writes ? "writes" : "reads", r->name, static_cast<long long>(at), other.thread, other_writes ? "wrote" : "read");
 }
 
-bool run(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body) {
+bool run(const char *name, dim3 grid, dim3 block, size_t shared_bytes, const closure &body) {
   std::lock_guard<std::mutex> hold(one_launch);
   d.kernel = name;
-  d.body = &body;
+  d.body = body;
   d.at.block_size = block;
   d.at.grid_size = grid;
   d.dynamic_bytes = shared_bytes;
@@ -236,15 +236,17 @@ void fail(const char *format, ...) {
   __builtin_unreachable();
 }
 
-bool launch(cudaStream_t stream, const char *name, dim3 grid, dim3 block, size_t shared_bytes,
-            const std::function<void()> &body) {
+bool launch_closure(cudaStream_t stream, const char *name, dim3 grid, dim3 block, size_t shared_bytes,
+                    const closure &body) {
   uint64_t n = uint64_t{ block.x } * block.y * block.z;
   bool possible = n >= 1 && n <= MOST_THREADS && block.z <= 64 && grid.x >= 1 && grid.y >= 1 && grid.z >= 1 &&
                   grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535 && shared_bytes <= SHARED;
   if (!possible)
     return ty_fail(TY_EUNSUPPORTED, "launching %s on cuda: %u x %u x %u blocks of %u x %u x %u threads with %zu bytes",
                    name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes);
-  return enqueue(stream, [=] { return run(name, grid, block, shared_bytes, body); });
+  std::vector<std::max_align_t> bytes((body.size + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
+  memcpy(bytes.data(), body.bytes, body.size);
+  return enqueue(stream, [=] { return run(name, grid, block, shared_bytes, { body.call, bytes.data(), body.size }); });
 }
 
 /* ---- threads that wait for each other ---- */

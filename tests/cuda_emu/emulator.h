@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
+#include <type_traits>
 
 #include "runtime.h"
 
@@ -54,8 +55,20 @@ struct place {
 };
 place &here();
 
-bool launch(cudaStream_t stream, const char *name, dim3 grid, dim3 block, size_t shared_bytes,
-            const std::function<void()> &body);
+/* What a thread runs. It is copied as bytes: std::function would compile its own code for each of a thousand kernels. */
+struct closure {
+  void (*call)(const void *bytes);
+  const void *bytes;
+  size_t size;
+};
+bool launch_closure(cudaStream_t stream, const char *name, dim3 grid, dim3 block, size_t shared_bytes,
+                    const closure &body);
+template <class F>
+bool launch(cudaStream_t stream, const char *name, dim3 grid, dim3 block, size_t shared_bytes, const F &body) {
+  static_assert(std::is_trivially_copyable<F>::value && alignof(F) <= alignof(std::max_align_t), "kernels take values");
+  return launch_closure(stream, name, grid, block, shared_bytes,
+                        { [](const void *f) { (*static_cast<const F *>(f))(); }, &body, sizeof body });
+}
 /* The kernel has done what it must not: ends the launch. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
