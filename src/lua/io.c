@@ -598,6 +598,7 @@ int ty_lua_open_io(lua_State *L) {
   ty_io_add_tensors(L);
   ty_io_add_files(L);
   ty_io_add_gguf(L);
+  ty_io_add_onnx(L);
   ty_io_add_json(L);
   return 1;
 }

@@ -29,6 +29,7 @@ void ty_io_add_tensors(lua_State *L);
 void ty_io_add_files(lua_State *L);
 void ty_io_add_json(lua_State *L);
 void ty_io_add_gguf(lua_State *L);
+void ty_io_add_onnx(lua_State *L);
 
 /* Lua functions that io.load and io.save hand over to, called with their own arguments. */
 int ty_io_load_json(lua_State *L);
