@@ -20,4 +20,4 @@ local M = {
 
 return require "tycho.lazy" (M, { chat = "tycho.hub.chat", gguf = "tycho.hub.gguf",
   pipeline = { "tycho.hub.pipeline", "load" }, save_pipeline = { "tycho.hub.pipeline", "save" },
-  convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } })
+  onnx = "tycho.hub.onnx", convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } })

@@ -259,7 +259,8 @@ function M.tokenizer(path)
   return there and ty.tokenizer.load(folder) or nil
 end
 
---- A published model: a folder with config.json, a weights file beside one, or a GGUF file. options: dtype (default:
+--- A published model: a folder with config.json, a weights file beside one, a GGUF file, or an ONNX file (which takes
+-- of the options dtype and device; see hub.onnx.load). options: dtype (default:
 -- the file's), device, strict (true), check (false: NaN and infinities are not looked for), config (changes of
 -- config.json's keys), weights (false: as the family initialises them). The model comes in evaluation mode;
 -- model.report says what did not fit where strict is false and which heads of the file the model does not have
@@ -274,6 +275,9 @@ function M.load(path, options)
   M.check_device("hub.load", o.device)
   local info = ty.io.stat(path)
   if not info then error(("hub.load: %s is not there"):format(path), 2) end
+  if path:find "%.onnx$" then
+    return guard(path, require("tycho.hub.onnx").load, path, { dtype = o.dtype, device = o.device })
+  end
   local packed = path:find "%.gguf$" and guard(path, read_gguf, path)
   local folder = info.kind == "directory" and path or path:match "^(.*)/[^/]*$" or "."
   local config_path = folder .. "/config.json"
