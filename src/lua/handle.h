@@ -104,6 +104,7 @@ void ty_lua_open_index(lua_State *L, int table);    /* slices */
 void ty_lua_open_nearest(lua_State *L, int table);  /* nearest names */
 void ty_lua_open_autograd(lua_State *L, int table); /* backward, grad, hooks, custom ops */
 int ty_lua_open_program(lua_State *L);              /* leaves a table of what ty.compile is made of */
+int ty_lua_trace(lua_State *L);                     /* one of them: trace.c */
 int ty_lua_open_io(lua_State *L);                   /* leaves a table of readers and writers on the stack */
 int ty_lua_open_tokenizer(lua_State *L);            /* leaves a table of what tokenizers are made of on the stack */
 int ty_lua_open_cuda(lua_State *L);                 /* leaves a table of what concerns GPUs on the stack */

@@ -436,6 +436,7 @@ int ty_lua_open_program(lua_State *L) {
                                       { "clip", clip },
                                       { "peek", peek },
                                       { "renew", renew },
+                                      { "trace", ty_lua_trace },
                                       { NULL, NULL } }));
   return 1;
 }

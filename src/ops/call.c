@@ -6,6 +6,7 @@
 #include "../program/program.h"
 #include "autocast.h"
 #include "profile.h"
+#include "trace.h"
 
 static _Thread_local bool grad_enabled = true;
 
@@ -212,10 +213,7 @@ static bool wants_others(const ty_op *op, const ty_value *arg, int *device) {
   return casts || *device != TY_CPU || wants_floats(op, arg);
 }
 
-bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
-  const ty_op *op = &ty_ops[id];
-  for (int i = 0; i < op->nout; i++) out[i] = NULL;
-  if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
+static bool call_plain(const ty_op *op, const ty_value *arg, ty_tensor **out) {
   int device;
   if (__builtin_expect(!wants_others(op, arg, &device), 1)) return call(op, arg, out);
   ty_value others[TY_MAX_ARGS];
@@ -228,6 +226,18 @@ bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
              ty_autocast(op, others)) &&
             call(op, others, out);
   ty_scope_close(&scope);
+  return ok;
+}
+
+bool ty_call_op(ty_op_id id, const ty_value *arg, ty_tensor **out) {
+  const ty_op *op = &ty_ops[id];
+  for (int i = 0; i < op->nout; i++) out[i] = NULL;
+  if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
+  if (__builtin_expect(!ty_tracing, 1)) return call_plain(op, arg, out);
+  int64_t event = ty_trace_begin(op, arg, false);
+  if (event < 0) return false;
+  bool ok = call_plain(op, arg, out);
+  ty_trace_end(event, ok, out);
   return ok;
 }
 
@@ -290,6 +300,8 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
   if (__builtin_expect(ty_interrupted != 0, 0)) return fail_interrupted(op);
   if (arg[0].kind != TY_TENSOR)
     return ty_op_fail_(op, TY_EINVAL, "%s: expected a tensor to write into", op->args[0].name);
+  int64_t event = ty_tracing ? ty_trace_begin(op, arg, true) : 0;
+  if (event < 0) return false;
   int device = gpu_for_numbers(op, arg), casting = ty_autocast_set(TY_DTYPE_DEFAULT);
   bool ok;
   if (device == TY_CPU || is_number(op, arg, 0)) {
@@ -303,6 +315,7 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
     ty_scope_close(&scope);
   }
   ty_autocast_dtype = casting;
+  if (ty_tracing) ty_trace_end(event, ok, &arg[0].t);
   return ok;
 }
 
