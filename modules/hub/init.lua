@@ -6,6 +6,8 @@
 --     local unet = hub.pipeline("path").components.unet   -- a folder of diffusers with model_index.json
 --     local text = hub.chat.load("path"):render { { role = "user", content = "Hello" } }
 --     hub.convert("path", "model.gguf", "q4_k")
+--     local network = hub.load "model.onnx"               -- any ONNX file: it runs and trains
+--     hub.save_onnx(network, inputs, "other.onnx")
 --
 -- What a file asks for is looked up in tycho.models. Files come from outside and are hostile until checked; nothing of
 -- a checkpoint is ever run.
@@ -20,4 +22,5 @@ local M = {
 
 return require "tycho.lazy" (M, { chat = "tycho.hub.chat", gguf = "tycho.hub.gguf",
   pipeline = { "tycho.hub.pipeline", "load" }, save_pipeline = { "tycho.hub.pipeline", "save" },
-  onnx = "tycho.hub.onnx", convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } })
+  onnx = "tycho.hub.onnx", convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" },
+  save_onnx = { "tycho.hub.onnx.writer", "save" } })
