@@ -41,7 +41,8 @@ install(TARGETS lua_module LIBRARY DESTINATION ${INSTALL_LIBDIR}/tycho)
 set_rpath(lua_module ${INSTALL_LIBDIR}/tycho)
 
 # modules/X becomes tycho.X: beside the library, where require looks.
-install(DIRECTORY lua/tycho/ modules/ DESTINATION ${INSTALL_LUADIR}/tycho FILES_MATCHING PATTERN "*.lua")
+install(DIRECTORY lua/tycho/ modules/ DESTINATION ${INSTALL_LUADIR}/tycho FILES_MATCHING PATTERN "*.lua"
+        PATTERN "*.html" PATTERN "*.css" PATTERN "*.js")
 if(TARGET meta)
   install(FILES ${CMAKE_BINARY_DIR}/meta/ops.lua DESTINATION ${INSTALL_LUADIR}/tycho/meta)
 endif()

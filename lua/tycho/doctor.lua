@@ -47,6 +47,7 @@ end
 local wanted = {
   LAPACK = { "cholesky, solve, qr, svd, eigh and their like cannot be computed", "libopenblas0-pthread" },
   libedit = { "the prompt has no line editing, history and completion", "libedit2" },
+  libmicrohttpd = { "`tycho watch` cannot show runs", "libmicrohttpd12" },
 }
 
 local function describe_libraries()

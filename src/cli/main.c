@@ -11,6 +11,7 @@
 static const char usage[] =
     "usage: tycho [options] [FILE.lua [arguments]]\n"
     "       tycho recipes [WORD]     the runnable recipes, or those that mention WORD\n"
+    "       tycho watch [DIR]        a page, on this machine, of the training runs below DIR (runs): --help\n"
     "       tycho doctor             this machine, what Tycho found on it and what is missing\n"
     "       tycho help [NAME]        this text, or the documentation of an op or function\n"
     "       tycho version\n"
@@ -210,7 +211,9 @@ static int run_command(lua_State *L, const char *module, int argc, char **argv, 
 
 /* Returns whether the word was one of ours; then *status says how it went. */
 static bool run_word(lua_State *L, int argc, char **argv, const options *o, int *status, int *exit_status) {
-  static const char *const modules[][2] = { { "recipes", "tycho.recipes" }, { "doctor", "tycho.doctor" } };
+  static const char *const modules[][2] = { { "recipes", "tycho.recipes" },
+                                            { "watch", "tycho.watch" },
+                                            { "doctor", "tycho.doctor" } };
   const char *word = argv[o->script];
   if (o->standard_input || strcmp(argv[o->script - 1], "--") == 0) return false;
   for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) {

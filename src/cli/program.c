@@ -177,6 +177,7 @@ static int l_libraries(lua_State *L) {
   const ty_lapack *lapack = ty_lapack_open();
   add_library(L, "LAPACK", lapack ? lapack->name : NULL);
   add_library(L, "libedit", loads("libedit.so.2") || loads("libedit.so.0") ? "" : NULL);
+  add_library(L, "libmicrohttpd", loads("libmicrohttpd.so.12") ? "" : NULL);
   return 1;
 }
 

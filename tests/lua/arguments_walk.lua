@@ -48,6 +48,7 @@ local skipped = {
   ["diffusion.prediction.check"] = checks, ["data.expect_dataset"] = checks,
   ["core"] = "the table that ty itself is made of",
   ["tokenizer_core"] = "called by ty.tokenizer, which is walked",
+  ["http_core"] = "called by `tycho watch`, which has tests of its own",
   ["program"] = "called by ty.compile and the optimizers, which are walked",
   ["Tensor"] = "the metatable of tensors; its methods are walked with the ops",
   ["nn.Module"] = "the class of all modules: its methods are walked on objects",

@@ -20,6 +20,7 @@ local substitutions = {
 local commands = {
   ["./run recipes/diffusion/digits.lua"] = { add = "--quick --out digits" },
   ["./run test"] = { reason = "is what runs this" },
+  ["./run watch runs"] = { reason = "runs until Ctrl-C: tests/lua/watch_test.lua" },
   ["./run recipes/llm/pretrain.lua"] = { add = "--quick --out pretrain", first = true },
   ['./run recipes/llm/generate.lua --model PATH --prompt "Once"'] = { add = "--quick --out generate" },
   ["./run recipes/quant/quantize.lua --model PATH --dtype q4_k"] = { add = "--quick --out quantize" },

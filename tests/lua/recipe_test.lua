@@ -57,6 +57,13 @@ check.test("arguments", function()
   check.equal(declare("--quick").args.steps, 3)
 end)
 
+check.test("what runs, while it runs", function()
+  local r = declare("--steps 7")
+  local about = ty.io.load_json(r:path "recipe.json")
+  check.equal({ about.recipe, about.args.steps }, { r.name, 7 })
+  check.ok(#about.title > 0)
+end)
+
 check.test("results that are infinite or undefined are text in metrics.json", function()
   local r = declare()
   r.metrics.smallest = 0 / 0

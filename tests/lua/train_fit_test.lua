@@ -103,6 +103,13 @@ check.test("frozen weights, other optimizers, own backward passes", function()
   check.ok(weights(m)[3][1] ~= before[3][1])
 end)
 
+check.test("its log says what the run is", function()
+  train.fit(model(), loader(), options { log = folder .. "/log", pause = 5, title = "short" })
+  local about = ty.io.load_json(folder .. "/log/run.json")
+  check.equal({ about.steps, about.stop, about.start, about.title }, { 12, 5, 0, "short" })
+  check.equal({ about.options.lr, about.options.average, about.options.loss }, { 1e-2, 0.9 })
+end)
+
 check.test("mistakes are errors", function()
   local m = model()
   check.fails(function() train.fit(3, loader(), options()) end, "train.fit: model: expected a module, got 3")

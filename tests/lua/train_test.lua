@@ -94,6 +94,24 @@ check.test("metrics as JSON lines, continued when resumed", function()
   check.equal(events, 1)
 end)
 
+check.test("what a run is, beside its metrics", function()
+  local folder = root .. "/about"
+  local logger <close> = train.Logger(folder)
+  local function about() return ty.io.load_json(folder .. "/run.json") end
+  logger:about { steps = 7, title = "first", options = { lr = 0.5, huge = math.huge, widths = { 1, print, 3 },
+    run = print, nested = { a = { b = { c = 1 } } }, bytes = "\255" } }
+  local read = about()
+  check.equal({ read.steps, read.title, read.options.lr, read.options.huge }, { 7, "first", 0.5, "inf" })
+  check.equal(read.options.widths, { 1, "function", 3 })
+  check.equal({ read.options.run, read.options.bytes, read.options.nested.a.b }, {})
+  check.ok(math.abs(read.began - os.time()) < 100)
+  for _ in train.steps(nil, 3, { logger = logger, quiet = true, title = "second" }) do break end
+  check.equal({ about().steps, about().title, about().start }, { 7, "first", 0 }, "what was said first stays")
+  logger:close()
+  check.fails(function() logger:about {} end, "Logger:about: the logger is closed")
+  check.fails(function() logger:about(3) end, "Logger:about: values: expected a table")
+end)
+
 check.test("checkpoints keep every kind of value", function()
   local path = root .. "/values"
   local values = {

@@ -89,6 +89,9 @@ function M.declare(spec, words)
       self.commit = records.commit(self.root)
     end
     ty.io.mkdir(self.out)
+    -- For `tycho watch`, while the recipe runs.
+    ty.io.write_atomic(self:path "recipe.json", records.encode { recipe = self.name, title = self.head.title,
+      args = args })
   end)
   if not fine then refuse(reason) end
   if spec.seeds then

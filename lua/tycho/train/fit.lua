@@ -61,7 +61,7 @@ end
 --   folder (where checkpoints go), save_every (200), resume (false; true: go on from the checkpoint there, bit for bit
 --   as if there had been no break, an error where there is none; "auto": start anew there and say so), pause (the step
 --   after which to stop and save; the schedule is still that of `steps`)
---   log (folder of metrics.jsonl, which a resumed run continues), title, quiet
+--   log (folder of metrics.jsonl, which a resumed run continues and `tycho watch` shows), title, quiet
 -- Returns the loss of every step, and the model with the averaged weights (without an average, the model itself).
 ---@param model Module
 ---@param loader DataLoader
@@ -88,6 +88,9 @@ local function fit(model, loader, options)
   if saved then losses, start = saved.losses:tolist(), saved.step end
   local last = math.min(o.pause or o.steps, o.steps)
   local logger = o.log and ty.train.Logger(o.log, { resume = start })
+  if logger then
+    logger:about { steps = o.steps, stop = last < o.steps and last or nil, start = start, title = o.title, options = o }
+  end
   local function next_batch() return loader:next() end
   model:train()
   opt:zero_grad() -- gradients that were left from before are none of the first step

@@ -65,6 +65,9 @@ function Loop.steps(loader, count, options)
   local self = setmetatable({
     progress = new_progress(count, { start = o.start, title = o.title, quiet = o.quiet }),
   }, Loop)
+  if o.logger and type(o.logger.about) == "function" then
+    o.logger:about { steps = count, start = o.start, title = o.title }
+  end
   local step = o.start
   local function log(values)
     expect("log", "values", values, "a table")
