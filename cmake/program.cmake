@@ -15,6 +15,11 @@ if(program_lua)
                                            ${ZLIB_INCLUDE_DIRS})
   target_compile_options(tycho PRIVATE -fPIC) # as a PIE it would get its own copy of the library's variables
   target_link_libraries(tycho PRIVATE ${program_lua} tycho_shared ${core_libraries})
+  foreach(name WEBP FLAC)
+    if(${name}_FOUND)
+      target_compile_definitions(tycho PRIVATE TY_HAVE_${name})
+    endif()
+  endforeach()
   find_path(EDIT_INCLUDE_DIR histedit.h) # headers only: libedit is loaded when the prompt starts
   if(EDIT_INCLUDE_DIR)
     target_compile_definitions(tycho PRIVATE TY_HAVE_EDIT)

@@ -47,6 +47,8 @@ end
 local wanted = {
   LAPACK = { "cholesky, solve, qr, svd, eigh and their like cannot be computed", "libopenblas0-pthread" },
   libedit = { "the prompt has no line editing, history and completion", "libedit2" },
+  libwebp = { "pictures in WebP cannot be read: built without it", "libwebp-dev" },
+  libFLAC = { "sound in FLAC cannot be read: built without it", "libflac-dev" },
   libmicrohttpd = { "`tycho watch` cannot show runs", "libmicrohttpd12" },
 }
 

@@ -23,6 +23,12 @@
 #include <png.h>
 #include <utf8proc.h>
 #include <zlib.h>
+#ifdef TY_HAVE_WEBP
+#include <webp/decode.h>
+#endif
+#ifdef TY_HAVE_FLAC
+#include <FLAC/format.h>
+#endif
 
 #include "../tycho.h"
 
@@ -168,6 +174,19 @@ static int l_libraries(lua_State *L) {
   char jpeg[16];
   snprintf(jpeg, sizeof jpeg, "%d", JPEG_LIB_VERSION);
   add_library(L, "libjpeg", jpeg);
+#endif
+#ifdef TY_HAVE_WEBP
+  const int webp = WebPGetDecoderVersion();
+  char numbers[32];
+  snprintf(numbers, sizeof numbers, "%d.%d.%d", webp >> 16, webp >> 8 & 255, webp & 255);
+  add_library(L, "libwebp", numbers);
+#else
+  add_library(L, "libwebp", NULL);
+#endif
+#ifdef TY_HAVE_FLAC
+  add_library(L, "libFLAC", FLAC__VERSION_STRING);
+#else
+  add_library(L, "libFLAC", NULL);
 #endif
   char version[64] = "";
   pcre2_config(PCRE2_CONFIG_VERSION, version);

@@ -59,7 +59,7 @@ bool ty_npy_header(ty_tensor *t, ty_bytes *out);
 static inline const char *ty_elsewhere(ty_dtype dtype) { return dtype == TY_NF4 ? "" : ", or save as .gguf"; }
 
 /* ---- images: u8 tensors [channels, height, width]; 1 gray, 2 gray+alpha, 3 RGB, 4 RGBA ---- */
-/* PNG or JPEG, told apart by their first bytes. channels: 0 as in the file, else 1, 3 or 4 to convert to. */
+/* PNG, JPEG or WebP, told apart by their first bytes. channels: 0 as in the file, else 1, 3 or 4 to convert to. */
 /* A box of a picture, in pixels of the file, and how many rows and columns are made of it (0: as many as it has). Height
  * 0 stands for the whole picture. */
 typedef struct ty_image_part {
@@ -79,9 +79,21 @@ ty_tensor *ty_png_decode(const uint8_t *data, size_t size, const char *name);
 ty_tensor *ty_jpeg_decode(const uint8_t *data, size_t size, const char *name, ty_image_part *part);
 bool ty_jpeg_size(const uint8_t *data, size_t size, const char *name, int64_t out[3]);
 bool ty_png_size(const uint8_t *data, size_t size, const char *name, int64_t out[3]);
+/* WebP, where the build has it. quality: negative for a lossless file; level: 0 (fast) to 9 (small). */
+ty_tensor *ty_webp_decode(const uint8_t *data, size_t size, const char *name);
+bool ty_webp_size(const uint8_t *data, size_t size, const char *name, int64_t out[3]);
+bool ty_webp_encode(ty_tensor *image, int quality, int level, ty_bytes *out);
 /* [h, w, c] bytes to a new tensor [c, h, w], and the checks all image readers share. */
 bool ty_image_fits(const char *name, uint64_t width, uint64_t height);
 ty_tensor *ty_image_planes(const uint8_t *pixels, int64_t width, int64_t height, int channels);
+
+/* ---- sound: FLAC, where the build has it ---- */
+/* f32 [channels, samples] from -1 to 1, of the samples from `from` on `count` at most (negative: all); an error past `most`
+ * numbers in all. */
+ty_tensor *ty_flac_decode(const uint8_t *data, size_t size, const char *name, int64_t from, int64_t count, int64_t most,
+                          int64_t *rate, int *bits);
+/* Of i32 samples [samples, channels] that fit into `bits`. */
+bool ty_flac_encode(ty_tensor *sound, int64_t rate, int bits, int level, ty_bytes *out);
 
 /* ---- text ---- */
 typedef struct ty_text ty_text; /* an open text file, gzip or plain */

@@ -82,11 +82,12 @@ static ty_tensor *cut(ty_tensor *t, const ty_image_part *part) {
   return y;
 }
 
-enum { UNKNOWN, PNG, JPEG };
+enum { UNKNOWN, PNG, JPEG, WEBP };
 static int kind_of(const uint8_t *p, size_t size, const char *name) {
   if (size >= 8 && memcmp(p, "\x89PNG\r\n\x1a\n", 8) == 0) return PNG;
   if (size >= 3 && memcmp(p, "\xff\xd8\xff", 3) == 0) return JPEG;
-  ty_fail(TY_EIO, "image %s is neither PNG nor JPEG (%zu bytes, beginning with %s)", ty_quote_text(name), size,
+  if (size >= 12 && memcmp(p, "RIFF", 4) == 0 && memcmp(p + 8, "WEBP", 4) == 0) return WEBP;
+  ty_fail(TY_EIO, "image %s is neither PNG nor JPEG nor WebP (%zu bytes, beginning with %s)", ty_quote_text(name), size,
           ty_quote((const char *)p, size < 8 ? size : 8));
   return UNKNOWN;
 }
@@ -100,8 +101,9 @@ ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int 
   }
   int kind = kind_of(data, size, name);
   if (kind == UNKNOWN) return NULL;
-  ty_tensor *t = kind == PNG ? ty_png_decode(data, size, name)
-                             : ty_jpeg_decode(data, size, name, wanted ? &part : NULL);
+  ty_tensor *t = kind == PNG    ? ty_png_decode(data, size, name)
+                 : kind == WEBP ? ty_webp_decode(data, size, name)
+                                : ty_jpeg_decode(data, size, name, wanted ? &part : NULL);
   if (t && channels && t->v.size[0] != channels) {
     ty_tensor *converted = convert(t, channels);
     ty_release(t);
@@ -109,7 +111,7 @@ ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int 
   }
   if (!t || !wanted) return t;
   ty_tensor *y = NULL;
-  if (kind != PNG || ty_image_part_of(&part, name, t->v.size[2], t->v.size[1])) y = cut(t, &part);
+  if (kind == JPEG || ty_image_part_of(&part, name, t->v.size[2], t->v.size[1])) y = cut(t, &part);
   ty_release(t);
   return y;
 }
@@ -117,6 +119,8 @@ ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int 
 bool ty_image_size(const void *data, size_t size, const char *name, int64_t out[3]) {
   int kind = kind_of(data, size, name);
   if (kind == UNKNOWN) return false;
-  return (kind == PNG ? ty_png_size : ty_jpeg_size)(data, size, name, out) &&
+  return (kind == PNG    ? ty_png_size
+          : kind == WEBP ? ty_webp_size
+                         : ty_jpeg_size)(data, size, name, out) &&
          ty_image_fits(name, (uint64_t)out[2], (uint64_t)out[1]);
 }

@@ -295,115 +295,6 @@ static int save_npy(lua_State *L) {
   return ty_npy_write(path, t) ? 0 : ty_lua_error(L);
 }
 
-/* ---- images ---- */
-
-static const char *const image_options[] = { "channels", "crop", "size", NULL };
-
-/* The numbers of a list of `count` in the option, if there is one. */
-static bool numbers_of(lua_State *L, const char *name, int count, double *out) {
-  if (lua_type(L, 2) != LUA_TTABLE || lua_getfield(L, 2, name) == LUA_TNIL) return false;
-  bool ok = lua_type(L, -1) == LUA_TTABLE && (int)lua_rawlen(L, -1) == count;
-  for (int i = 0; i < count && ok; i++) {
-    int number;
-    lua_rawgeti(L, -1, i + 1);
-    out[i] = lua_tonumberx(L, -1, &number);
-    ok = number && lua_type(L, -1) == LUA_TNUMBER;
-    lua_pop(L, 1);
-  }
-  if (!ok) luaL_error(L, "image: %s: expected a list of %d numbers, got %s", name, count, luaL_typename(L, -1));
-  lua_pop(L, 1);
-  return true;
-}
-
-/* What of the picture the options crop and size ask for; NULL: all of it. */
-static const ty_image_part *part_of(lua_State *L, ty_image_part *part) {
-  double place[4], size[2];
-  *part = (ty_image_part){ 0 };
-  bool boxed = numbers_of(L, "crop", 4, place), sized = numbers_of(L, "size", 2, size);
-  if (boxed) {
-    if (!(place[2] > 0 && place[3] > 0))
-      luaL_error(L, "image: crop: expected a height and width above 0, got %f and %f", place[2], place[3]);
-    part->top = place[0], part->left = place[1], part->height = place[2], part->width = place[3];
-  }
-  if (sized) {
-    for (int i = 0; i < 2; i++)
-      if (!(size[i] >= 1 && size[i] <= 65535 && size[i] == (double)(int)size[i]))
-        luaL_error(L, "image: size: expected { height, width } of 1 to 65535, got %f", size[i]);
-    part->rows = (int64_t)size[0], part->columns = (int64_t)size[1];
-  }
-  return boxed || sized ? part : NULL;
-}
-
-/* load_image(path [, { channels = 0, crop = { top, left, height, width }, size = { height, width } }]) -> u8 tensor
- * [channels, height, width] */
-static int load_image(lua_State *L) {
-  const char *path = ty_io_path(L, 1);
-  ty_image_part part;
-  ty_io_options(L, 2, image_options);
-  int channels = (int)ty_io_count(L, 2, "channels", 0, 4);
-  const ty_image_part *wanted = part_of(L, &part);
-  begin(L);
-  ty_handle *h = ty_lua_push_empty(L);
-  ty_bytes bytes = { 0 };
-  if (ty_file_read(path, (size_t)1 << 31, &bytes))
-    h->t = ty_image_decode(bytes.data, bytes.size, path, channels, wanted);
-  ty_bytes_free(&bytes);
-  return h->t ? 1 : ty_lua_error(L);
-}
-
-/* image_size(bytes) -> channels, height, width */
-static int image_size(lua_State *L) {
-  size_t size;
-  const char *bytes = ty_lua_check_lstring(L, 1, &size);
-  int64_t out[3];
-  begin(L);
-  if (!ty_image_size(bytes, size, "in memory", out)) return ty_lua_error(L);
-  for (int i = 0; i < 3; i++) lua_pushinteger(L, out[i]);
-  return 3;
-}
-
-/* decode_image(bytes [, options of load_image]) -> u8 tensor [channels, height, width] */
-static int decode_image(lua_State *L) {
-  size_t size;
-  const char *bytes = ty_lua_check_lstring(L, 1, &size);
-  ty_image_part part;
-  ty_io_options(L, 2, image_options);
-  int channels = (int)ty_io_count(L, 2, "channels", 0, 4);
-  const ty_image_part *wanted = part_of(L, &part);
-  begin(L);
-  ty_handle *h = ty_lua_push_empty(L);
-  h->t = ty_image_decode(bytes, size, "in memory", channels, wanted);
-  return h->t ? 1 : ty_lua_error(L);
-}
-
-static const char *const png_options[] = { "level", NULL };
-
-/* encode_png(image [, { level = 6 }]) -> bytes */
-static int encode_png(lua_State *L) {
-  ty_tensor *t = ty_lua_check(L, 1);
-  ty_io_options(L, 2, png_options);
-  int level = (int)ty_io_count(L, 2, "level", 6, 9);
-  ty_bytes *bytes = ty_io_box(L, sizeof *bytes, release_bytes);
-  begin(L);
-  if (!ty_png_encode(t, level, bytes)) return ty_lua_error(L);
-  lua_pushlstring(L, (const char *)bytes->data, bytes->size);
-  ty_io_unbox(bytes);
-  return 1;
-}
-
-/* save_image(path, image [, { level = 6 }]) */
-static int save_image(lua_State *L) {
-  const char *path = ty_io_path(L, 1);
-  ty_tensor *t = ty_lua_check(L, 2);
-  ty_io_options(L, 3, png_options);
-  int level = (int)ty_io_count(L, 3, "level", 6, 9);
-  begin(L);
-  ty_bytes bytes = { 0 };
-  bool ok = ty_png_encode(t, level, &bytes) && ty_file_write(path, bytes.data, bytes.size);
-  ty_bytes_free(&bytes);
-  return ok ? 0 : ty_lua_error(L);
-}
-
 /* ---- raw bytes ---- */
 
 /* map(path [, { dtype = "u8", shape = {...}, offset = 0 }]) -> tensor: a file of bare numbers, mapped. Without a
@@ -541,28 +432,31 @@ static int load(lua_State *L) {
   if (has_ending(path, ".safetensors")) return load_safetensors(L);
   for (size_t i = 0; i < sizeof torch_endings / sizeof *torch_endings; i++)
     if (has_ending(path, torch_endings[i])) return load_torch(L);
-  uint8_t magic[8];
+  uint8_t magic[12];
   size_t size;
   if (!ty_file_peek(path, magic, sizeof magic, &size)) return ty_lua_error(L);
   if (size >= 6 && memcmp(magic, "\x93NUMPY", 6) == 0) return load_npy(L);
   if (size >= 4 && (memcmp(magic, "PK\3\4", 4) == 0 || memcmp(magic, "PK\5\6", 4) == 0)) return load_npz(L);
-  if (size >= 3 && (memcmp(magic, "\x89PN", 3) == 0 || memcmp(magic, "\xff\xd8\xff", 3) == 0)) return load_image(L);
+  if (size >= 3 && (memcmp(magic, "\x89PN", 3) == 0 || memcmp(magic, "\xff\xd8\xff", 3) == 0))
+    return ty_io_load_image(L);
+  if (size >= 12 && memcmp(magic, "RIFF", 4) == 0 && memcmp(magic + 8, "WEBP", 4) == 0) return ty_io_load_image(L);
   if (size >= 4 && memcmp(magic, "GGUF", 4) == 0) return ty_io_load_gguf(L);
   return load_safetensors(L);
 }
 
-/* save(path, value, ...): by the ending: .safetensors, .gguf, .npz, .npy, .png, .json */
+/* save(path, value, ...): by the ending: .safetensors, .gguf, .npz, .npy, .png, .webp, .json */
 static int save(lua_State *L) {
   static const luaL_Reg writers[] = { { ".safetensors", save_safetensors },
                                       { ".gguf", ty_io_save_gguf },
                                       { ".npz", save_npz },
                                       { ".npy", save_npy },
-                                      { ".png", save_image },
+                                      { ".png", ty_io_save_image },
+                                      { ".webp", ty_io_save_image },
                                       { ".json", ty_io_save_json } };
   const char *path = ty_io_path(L, 1);
   for (size_t i = 0; i < sizeof writers / sizeof *writers; i++)
     if (has_ending(path, writers[i].name)) return writers[i].func(L);
-  return luaL_error(L, "save: the name \"%s\" must end in .safetensors, .gguf, .npz, .npy, .png or .json", path);
+  return luaL_error(L, "save: the name \"%s\" must end in .safetensors, .gguf, .npz, .npy, .png, .webp or .json", path);
 }
 
 void ty_io_add_tensors(lua_State *L) {
@@ -576,11 +470,6 @@ void ty_io_add_tensors(lua_State *L) {
                                     { "save_npy", save_npy },
                                     { "load_npz", load_npz },
                                     { "save_npz", save_npz },
-                                    { "load_image", load_image },
-                                    { "save_image", save_image },
-                                    { "decode_image", decode_image },
-                                    { "image_size", image_size },
-                                    { "encode_png", encode_png },
                                     { "load_csv", load_csv },
                                     { "map", map },
                                     { "from_bytes", from_bytes },
@@ -597,6 +486,7 @@ int ty_lua_open_io(lua_State *L) {
   lua_newtable(L);
   ty_io_add_tensors(L);
   ty_io_add_files(L);
+  ty_io_add_media(L);
   ty_io_add_gguf(L);
   ty_io_add_onnx(L);
   ty_io_add_json(L);

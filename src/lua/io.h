@@ -27,11 +27,14 @@ void ty_io_tensors(lua_State *L, int index, ty_bundle *b);
 /* Sets the functions of one file in the table on the top of the stack. */
 void ty_io_add_tensors(lua_State *L);
 void ty_io_add_files(lua_State *L);
+void ty_io_add_media(lua_State *L);
 void ty_io_add_json(lua_State *L);
 void ty_io_add_gguf(lua_State *L);
 void ty_io_add_onnx(lua_State *L);
 
 /* Lua functions that io.load and io.save hand over to, called with their own arguments. */
+int ty_io_load_image(lua_State *L);
+int ty_io_save_image(lua_State *L);
 int ty_io_load_json(lua_State *L);
 int ty_io_save_json(lua_State *L);
 int ty_io_load_gguf(lua_State *L);

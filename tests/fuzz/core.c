@@ -88,3 +88,60 @@ bool ty_recorded_host_read(const ty_tensor *t, const char *who) {
   (void)t, (void)who;
   return true;
 }
+
+/* ---- what cuts a box out of a picture ---- */
+
+/* One scope at a time. */
+static ty_tensor *held[8];
+static int held_count;
+
+bool ty_scope_open(ty_scope *scope) {
+  (void)scope;
+  return true;
+}
+
+ty_tensor *ty_scope_add(ty_tensor *t) {
+  if (held_count == sizeof held / sizeof *held) abort();
+  if (t) held[held_count++] = t;
+  return t;
+}
+
+void ty_scope_close(ty_scope *scope) {
+  (void)scope;
+  while (held_count) ty_release(held[--held_count]);
+}
+
+ty_tensor *ty_unsqueeze(ty_tensor *x, int64_t dim) {
+  int64_t size[TY_MAX_DIMS] = { 1 }, stride[TY_MAX_DIMS] = { 0 };
+  if (!x || dim != 0) abort();
+  for (int i = 0; i < x->v.ndim; i++) size[i + 1] = x->v.size[i], stride[i + 1] = x->v.stride[i];
+  return ty_scope_add(ty_tensor_view(x, x->v.ndim + 1, size, stride, 0));
+}
+
+ty_tensor *ty_select(ty_tensor *x, int64_t dim, int64_t index) {
+  if (!x) return NULL;
+  if (dim != 0 || index != 0) abort();
+  return ty_scope_add(ty_tensor_view(x, x->v.ndim - 1, x->v.size + 1, x->v.stride + 1, 0));
+}
+
+/* The nearest elements. The box must lie within the picture. */
+ty_tensor *ty_crop_resize(ty_tensor *x, ty_tensor *boxes, ty_ints size, const char *mode) {
+  if (!x || x->v.ndim != 4 || size.n != 2) abort();
+  (void)mode;
+  const double *box = boxes->v.data;
+  const int64_t h = x->v.size[2], w = x->v.size[3], rows = size.v[0], columns = size.v[1];
+  /* What libjpeg left out to be faster may be a row or a column at the edge. */
+  if (!(box[0] >= 0 && box[1] >= 0 && box[0] + box[2] < (double)h + 2 && box[1] + box[3] < (double)w + 2)) abort();
+  ty_tensor *y = ty_tensor_new(TY_CPU, TY_U8, 4, (const int64_t[]){ 1, x->v.size[1], rows, columns });
+  uint8_t *out = y ? y->v.data : NULL;
+  for (int64_t c = 0; y && c < x->v.size[1]; c++)
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++) {
+        int64_t row = (int64_t)(box[0] + ((double)i + 0.5) * box[2] / (double)rows);
+        int64_t column = (int64_t)(box[1] + ((double)j + 0.5) * box[3] / (double)columns);
+        row = row < h ? row : h - 1;
+        column = column < w ? column : w - 1;
+        *out++ = ((const uint8_t *)x->v.data)[c * x->v.stride[1] + row * x->v.stride[2] + column * x->v.stride[3]];
+      }
+  return ty_scope_add(y);
+}

@@ -58,7 +58,7 @@ check.test("arguments", function()
 end)
 
 check.test("what runs, while it runs", function()
-  local r = declare("--steps 7")
+  local r = declare("--steps", "7")
   local about = ty.io.load_json(r:path "recipe.json")
   check.equal({ about.recipe, about.args.steps }, { r.name, 7 })
   check.ok(#about.title > 0)

@@ -105,7 +105,9 @@ check.test("what a run is, beside its metrics", function()
   check.equal(read.options.widths, { 1, "function", 3 })
   check.equal({ read.options.run, read.options.bytes, read.options.nested.a.b }, {})
   check.ok(math.abs(read.began - os.time()) < 100)
-  for _ in train.steps(nil, 3, { logger = logger, quiet = true, title = "second" }) do break end
+  local count = 0
+  for _ in train.steps(nil, 3, { logger = logger, quiet = true, title = "second" }) do count = count + 1 end
+  check.equal(count, 3)
   check.equal({ about().steps, about().title, about().start }, { 7, "first", 0 }, "what was said first stays")
   logger:close()
   check.fails(function() logger:about {} end, "Logger:about: the logger is closed")

@@ -12,5 +12,6 @@ return require("tycho.lazy")(data, {
   stream = { "tycho.data.stream", "new" },
   jsonl = { "tycho.data.shards", "jsonl" }, shards = { "tycho.data.shards", "shards" },
   load_wav = { "tycho.data.audio", "load_wav" }, save_wav = { "tycho.data.audio", "save_wav" },
+  load_audio = { "tycho.data.audio", "load_audio" }, save_flac = { "tycho.data.audio", "save_flac" },
   resample = { "tycho.data.audio", "resample" },
 })

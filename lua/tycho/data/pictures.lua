@@ -5,7 +5,7 @@ local arguments = require "tycho.arguments"
 local M = {}
 
 --- Endings of the names of files that are decoded.
-M.endings = { png = true, jpg = true, jpeg = true }
+M.endings = { png = true, jpg = true, jpeg = true, webp = true }
 
 --- The options of a reader of pictures, with its own ones: defaults and kinds for arguments.read.
 ---@param own table

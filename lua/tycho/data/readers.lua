@@ -104,7 +104,7 @@ function M.image_folder(root, options)
       end
     end
   end
-  if #files == 0 then arguments.fail("data.image_folder: %s has no folders with PNG or JPEG images", root) end
+  if #files == 0 then arguments.fail("data.image_folder: %s has no folders with PNG, JPEG or WebP images", root) end
   local function load(path)
     local ok, image = pcall(pictures.decode, ty.io.read(path), o)
     if not ok then -- without the line here that asked

@@ -3,6 +3,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local datasets = require "tycho.data.dataset"
+local audio = require "tycho.data.audio"
 local pictures = require "tycho.data.pictures"
 
 local expect = arguments.expect
@@ -127,8 +128,9 @@ local decoders = {
 local Shards = datasets.class "Shards"
 
 --- The items of tar archives: files that follow each other and have one name up to the first dot, as fields called
--- after the rest of their names, and `key`, that name. Pictures (png, jpg, jpeg) become u8 tensors in the field
--- `image`, json is decoded, txt a string, cls an integer in the field `label`, others are strings of bytes. options:
+-- after the rest of their names, and `key`, that name. Pictures (png, jpg, jpeg, webp) become u8 tensors in the field
+-- `image`, sound (wav, flac) floats [channels, samples] in the field `sound` with `rate` beside it, json is decoded,
+-- txt a string, cls an integer in the field `label`, others are strings of bytes. options:
 -- size, crop, scale, ratio and channels as in image_folder; decode (true; false: all fields as bytes).
 ---@param paths string|string[]
 ---@param options? table
@@ -173,6 +175,11 @@ function Shards:get(i)
       if pictures.endings[last] then
         name = ending == last and "image" or ending
         ok, value = pcall(pictures.decode, bytes, self.o)
+      elseif last == "wav" or last == "flac" then
+        name = ending == last and "sound" or ending
+        local rate
+        ok, value, rate = pcall(audio.decode_audio, bytes, "sound", item.key)
+        if ok then result.rate = rate end
       elseif decoders[last] then
         name = ending == "cls" and "label" or ending
         ok, value = pcall(decoders[last], bytes)

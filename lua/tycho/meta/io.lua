@@ -12,7 +12,7 @@ ty.io = {}
 ---@return any ...
 function ty.io.load(path, ...) end
 
---- Writes by the ending: .safetensors, .gguf, .npz, .npy, .png, .json. Written beside and renamed.
+--- Writes by the ending: .safetensors, .gguf, .npz, .npy, .png, .webp, .json. Written beside and renamed.
 ---@param path string
 ---@param value any
 function ty.io.save(path, value, ...) end
@@ -75,9 +75,10 @@ function ty.io.load_npy(path, options) end
 ---@param tensor Tensor
 function ty.io.save_npy(path, tensor) end
 
---- A PNG or JPEG file as a u8 tensor [channels, height, width]; channels 0: as the file has them. crop: a box { top,
---- left, height, width } in pixels of the file, fractions too; size: { height, width } that the box, or the whole, is
---- resized to, as crop_resize does (bilinear). A JPEG file is decoded no larger than that takes, which is much faster.
+--- A PNG, JPEG or WebP file as a u8 tensor [channels, height, width]; channels 0: as the file has them. crop: a box {
+--- top, left, height, width } in pixels of the file, fractions too; size: { height, width } that the box, or the whole,
+--- is resized to, as crop_resize does (bilinear). A JPEG file is decoded no larger than that takes, which is much
+--- faster. WebP: of one picture only, where the build has libwebp.
 ---@param path string
 ---@param options? {channels?: integer, crop?: number[], size?: integer[]}
 ---@return Tensor
@@ -89,17 +90,18 @@ function ty.io.load_image(path, options) end
 ---@return Tensor
 function ty.io.decode_image(bytes, options) end
 
---- Channels, height and width that the bytes of a PNG or JPEG file claim; nothing is decoded.
+--- Channels, height and width that the bytes of a PNG, JPEG or WebP file claim; nothing is decoded.
 ---@param bytes string
 ---@return integer channels
 ---@return integer height
 ---@return integer width
 function ty.io.image_size(bytes) end
 
---- Writes a PNG of a u8 tensor [channels, height, width].
+--- Writes a u8 tensor [channels, height, width]: WebP where the path ends in .webp, else PNG. level: 0 (fast) to 9
+--- (small); quality: 0 to 100, of a WebP file that is not to be exact.
 ---@param path string
 ---@param image Tensor
----@param options? {level?: integer} 0 to 9
+---@param options? {level?: integer, quality?: integer}
 function ty.io.save_image(path, image, options) end
 
 --- Like save_image; the bytes.
@@ -107,6 +109,29 @@ function ty.io.save_image(path, image, options) end
 ---@param options? {level?: integer}
 ---@return string
 function ty.io.encode_png(image, options) end
+
+--- A WebP file's bytes of a u8 tensor [channels, height, width]; it has colours, gray or not. The same numbers come
+--- back unless a quality is given. level: 0 (fast) to 9 (small).
+---@param image Tensor
+---@param options? {level?: integer, quality?: integer} quality: 0 to 100
+---@return string
+function ty.io.encode_webp(image, options) end
+
+--- The sound of a FLAC file's bytes: f32 [channels, samples] from -1 to 1, samples a second, bits of a sample. from
+--- and count: a part of it, found without decoding what stands before. max: how many numbers there may be (2^29).
+---@param bytes string
+---@param options? {from?: integer, count?: integer, max?: integer, name?: string} name: of the file, for errors
+---@return Tensor sound
+---@return integer rate
+---@return integer bits
+function ty.io.decode_flac(bytes, options) end
+
+--- A FLAC file's bytes of i32 samples [samples, channels] that fit into the bits (16; 4 to 24). level: 0 (fast) to 8.
+---@param samples Tensor
+---@param rate integer
+---@param options? {bits?: integer, level?: integer}
+---@return string
+function ty.io.encode_flac(samples, rate, options) end
 
 --- A file of bare numbers, mapped into memory.
 ---@param path string
