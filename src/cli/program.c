@@ -196,7 +196,11 @@ static int l_libraries(lua_State *L) {
   const ty_lapack *lapack = ty_lapack_open();
   add_library(L, "LAPACK", lapack ? lapack->name : NULL);
   add_library(L, "libedit", loads("libedit.so.2") || loads("libedit.so.0") ? "" : NULL);
+#ifdef TY_HAVE_MICROHTTPD
   add_library(L, "libmicrohttpd", loads("libmicrohttpd.so.12") ? "" : NULL);
+#else
+  add_library(L, "libmicrohttpd", NULL);
+#endif
   return 1;
 }
 

@@ -110,6 +110,8 @@ check.test("words", function()
   expect("recipes --show digits_classifier", 0, "held%-out accuracy, mean +0%.99")
   expect("recipes --show nobody", 1, "no recipe is named 'nobody'")
   expect("recipes --show", 1, "expected the name of a recipe")
+  expect("watch --help", 0, "^usage: tycho watch")
+  expect("watch no-such-folder", 2, "no%-such%-folder: expected a folder")
   expect("recipes --frobnicate", 2, "unknown argument '%-%-frobnicate'")
   expect("recipes/llm/generate.lua --device gpu", 2, "^%-%-device: unknown device \"gpu\"[^\n]*\n$")
   expect("recipes/diffusion/digits.lua --quick --resume --out nothing", 1,
