@@ -170,7 +170,9 @@ async function readLines(run) {
     run.size = run.info.size
     run.changed = run.info.changed
     const query = new URLSearchParams({ run: run.name, from: run.next, mark: run.mark })
-    const bytes = new Uint8Array(await (await fetch("api/lines?" + query)).arrayBuffer())
+    const reply = await fetch("api/lines?" + query)
+    if (!reply.ok) return // it is gone; the next list will say so
+    const bytes = new Uint8Array(await reply.arrayBuffer())
     const end = bytes.indexOf(10), decoder = new TextDecoder()
     const head = JSON.parse(decoder.decode(bytes.subarray(0, end)))
     if (head.reset) Object.assign(run, nothing())
@@ -187,7 +189,9 @@ async function readLines(run) {
 async function readAbout(run) {
   if (run.version === run.info.version) return
   run.version = run.info.version
-  const about = await (await fetch("api/about?" + new URLSearchParams({ run: run.name }))).json()
+  const reply = await fetch("api/about?" + new URLSearchParams({ run: run.name }))
+  if (!reply.ok) return
+  const about = await reply.json()
   const parse = text => { try { return JSON.parse(text) || {} } catch { return {} } }
   const results = parse(about.results), recipe = parse(about.recipe)
   const own = parse(about.run), all = { ...results.args, ...recipe, ...recipe.args, ...own.options, ...own }
