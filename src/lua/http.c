@@ -23,11 +23,12 @@
 
 enum { CONNECTIONS_MOST = 100, IDLE_SECONDS = 60 };
 
-#define MHD_FUNCTIONS(X)                                                                              \
-  X(MHD_start_daemon)                                                                                 \
-  X(MHD_stop_daemon)                                                                                  \
-  X(MHD_run_wait) X(MHD_create_response_from_buffer) X(MHD_add_response_header) X(MHD_queue_response) \
-      X(MHD_destroy_response) X(MHD_lookup_connection_value) X(MHD_get_connection_values)
+/* clang-format off */
+#define MHD_FUNCTIONS(X) \
+  X(MHD_start_daemon) X(MHD_stop_daemon) X(MHD_run_wait) X(MHD_create_response_from_buffer) \
+  X(MHD_add_response_header) X(MHD_queue_response) X(MHD_destroy_response) X(MHD_lookup_connection_value) \
+  X(MHD_get_connection_values)
+/* clang-format on */
 
 #define DECLARE(name) __typeof__(name) *name##_;
 static struct { MHD_FUNCTIONS(DECLARE) } mhd;
