@@ -13,7 +13,9 @@ M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral
   clip_vision_model = { "clip", "CLIPVisionModel" }, resnet = { "resnet" }, llava = { "llava" } }
 
 --- _class_name of the components of diffusers -> file, and the class in it where the file has several.
-M.by_class_name = { AutoencoderKL = { "autoencoder_kl" }, SD3Transformer2DModel = { "sd3" },
+M.by_class_name = { AutoencoderKL = { "autoencoder_kl" }, AutoencoderTiny = { "autoencoder_tiny" },
+  ControlNetModel = { "controlnet" }, DiTTransformer2DModel = { "dit2d" }, FluxTransformer2DModel = { "flux" },
+  PixArtTransformer2DModel = { "pixart" }, SD3Transformer2DModel = { "sd3" },
   UNet2DModel = { "unet2d", "UNet2DModel" }, UNet2DConditionModel = { "unet2d", "UNet2DConditionModel" } }
 
 -- Architectures whose weights another class reads.

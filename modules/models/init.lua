@@ -37,7 +37,11 @@ return require "tycho.lazy" ({}, {
   ModernBertForTokenClassification = { "tycho.models.modernbert", "ModernBertForTokenClassification" },
   -- pictures
   AutoencoderKL = "tycho.models.autoencoder_kl", Gaussian = "tycho.models.gaussian",
-  DiT = "tycho.models.dit", ResNet = "tycho.models.resnet", SD3Transformer2DModel = "tycho.models.sd3",
+  Fixed = "tycho.models.fixed",
+  AutoencoderTiny = "tycho.models.autoencoder_tiny", ControlNetModel = "tycho.models.controlnet",
+  DiT = "tycho.models.dit", DiTTransformer2DModel = "tycho.models.dit2d",
+  FluxTransformer2DModel = "tycho.models.flux", PixArtTransformer2DModel = "tycho.models.pixart",
+  ResNet = "tycho.models.resnet", SD3Transformer2DModel = "tycho.models.sd3",
   UNet = "tycho.models.unet",  UNet2DConditionModel = { "tycho.models.unet2d", "UNet2DConditionModel" },
   UNet2DModel = { "tycho.models.unet2d", "UNet2DModel" },
   ViT = { "tycho.models.vit", "ViT" }, ViTForImageClassification = { "tycho.models.vit", "ViTForImageClassification" },

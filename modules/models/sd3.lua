@@ -5,11 +5,13 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local blocks = require "tycho.models.unet_blocks"
 local configs = require "tycho.models.config"
+local parts = require "tycho.models.dit_blocks"
 local Component = require "tycho.models.component"
 
 local nn = ty.nn
 local WHO = "SD3Transformer2DModel"
-local EPS = 1e-6
+local EPS = parts.EPS
+local AdaLayerNorm, FeedForward, gated = parts.AdaLayerNorm, parts.FeedForward, parts.gated
 
 -- Patches of a map and their places on a larger grid, from whose middle they are cut.
 local PlacedPatches = nn.module("PatchEmbed", nn.PatchEmbed)
@@ -31,46 +33,6 @@ function PlacedPatches:forward(x)
   places = places:narrow(2, (side - columns) // 2, columns)
   return nn.PatchEmbed.forward(self, x) + places:flatten(1, 2):to(x.dtype)
 end
-
-local Conditioning = nn.module "CombinedTimestepTextProjEmbeddings"
-
-function Conditioning:init(pooled, width)
-  self.time_proj = nn.Sinusoidal(256)
-  self.timestep_embedder = blocks.TimeEmbedding(256, width)
-  self.text_embedder = blocks.TimeEmbedding(pooled, width)
-end
-
-function Conditioning:forward(t, pooled)
-  return self.timestep_embedder(self.time_proj(t):to(pooled.dtype)) + self.text_embedder(pooled)
-end
-
--- A norm and, from the condition [n, width], what modulates the half block after it: `parts` tensors [n, width], all 0
--- at the start (adaLN-Zero, Peebles and Xie 2023).
-local AdaLayerNorm = nn.module "AdaLayerNorm"
-
-function AdaLayerNorm:init(width, parts)
-  self.parts = parts
-  self.linear = nn.Linear(width, parts * width)
-  if self.linear.weight.device ~= "meta" then blocks.zero(self.linear) end
-  self.norm = nn.LayerNorm(width, { elementwise_affine = false, eps = EPS })
-end
-
--- The norm of x and the parts; condition has been through silu.
-function AdaLayerNorm:forward(x, condition) return self.norm(x), self.linear(condition):chunk(self.parts, 1) end
-
-local Expand = nn.module "GELU"
-
-function Expand:init(width) self.proj = nn.Linear(width, 4 * width) end
-
-function Expand:forward(x) return self.proj(x, nil, "gelu_tanh") end
-
-local FeedForward = nn.module "FeedForward"
-
-function FeedForward:init(width) -- the published names count a dropout between
-  self.net = nn.Sequential(Expand(width), nn.Identity(), nn.Linear(4 * width, width))
-end
-
-function FeedForward:forward(x) return self.net(x) end
 
 -- Attention of patches to patches and, where `context` says so, to the text: "both" comes out, or "patches" alone (the
 -- last block); nil: there is no text.
@@ -111,8 +73,6 @@ function JointAttention:forward(x, text, mask)
   local y, t, s = nn.attention(q, k, v, { mask = mask }), x.shape[2], text.shape[2]
   return self.to_out[1](y:narrow(1, 0, t)), self.to_add_out(y:narrow(1, t, s))
 end
-
-local function gated(x, gate, change) return x + gate:unsqueeze(1) * change end
 
 -- options: dual (attention of the patches alone besides), last (the text ends here).
 local JointBlock = nn.module "JointTransformerBlock"
@@ -182,7 +142,7 @@ function SD3:init(given)
   local width = config.num_attention_heads * config.attention_head_dim
   self.config = config
   self.pos_embed = PlacedPatches(config, width)
-  self.time_text_embed = Conditioning(config.pooled_projection_dim, width)
+  self.time_text_embed = parts.Conditioning(config.pooled_projection_dim, width)
   self.context_embedder = nn.Linear(config.joint_attention_dim, width)
   self.transformer_blocks = nn.ModuleList {}
   local dual = {}
@@ -196,22 +156,11 @@ end
 
 -- The condition's text embeddings, pooled text and the mask of attention, or an error that names what is wrong.
 local function read_text(config, condition, n, patches)
-  local text = condition and condition.text
-  if type(text) ~= "table" then text = {} end
-  local function want(key, dims, last, words)
-    local shape = ty.is_tensor(text[key]) and text[key].shape or {}
-    if #shape ~= dims or shape[1] ~= n or last and shape[dims] ~= last then
-      arguments.fail("%s: condition.text.%s: expected %s, got %s", WHO, key, words, arguments.describe(text[key]))
-    end
-  end
-  local wide, deep = config.joint_attention_dim, config.pooled_projection_dim
-  want("embeddings", 3, wide, ("[%d, tokens, %d]"):format(n, wide))
-  want("pooled", 2, deep, ("[%d, %d]"):format(n, deep))
-  if text.mask == nil then return text.embeddings, text.pooled, nil end
-  local tokens = text.embeddings.shape[2]
-  want("mask", 2, tokens, ("[%d, %d] or nil"):format(n, tokens))
-  local seen = ty.ones({ n, patches }, { dtype = "bool", device = text.mask.device })
-  return text.embeddings, text.pooled, ty.concat({ seen, text.mask:to "bool" }, 1):unsqueeze(1):unsqueeze(1)
+  local embeddings, pooled, mask = parts.text(WHO, condition, n, config.joint_attention_dim,
+    config.pooled_projection_dim)
+  if not mask then return embeddings, pooled, nil end
+  local seen = ty.ones({ n, patches }, { dtype = "bool", device = mask.device })
+  return embeddings, pooled, ty.concat({ seen, mask:to "bool" }, 1):unsqueeze(1):unsqueeze(1)
 end
 
 --- x [n, in_channels, h, w] with sides that patch_size divides, t [n] from 0 to 1000: [n, out_channels, h, w].

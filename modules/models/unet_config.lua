@@ -185,13 +185,9 @@ local function context_of(who, config)
   return widths[1]
 end
 
---- The options of a UNet2DConditionModel.
----@param given table
----@return table options
----@return table config  as it was read
-function M.read_conditional(given)
-  local who = "UNet2DConditionModel"
-  local config = configs.read(who, given, conditional_fields)
+-- The options of a UNet2DConditionModel, or of a class whose config has such fields too.
+local function read_conditional(who, given, fields)
+  local config = configs.read(who, given, fields)
   -- Half precision in attention sums in f32 anyway: upcast_attention asks for nothing.
   configs.only(who, config, { dual_cross_attention = false, encoder_hid_dim = false, encoder_hid_dim_type = false,
     num_attention_heads = false, resnet_skip_time_act = false, resnet_out_scale_factor = 1,
@@ -234,7 +230,47 @@ function M.read_conditional(given)
         "a positive integer with addition_embed_type text_time", nil)
     end
   end
-  return o, restored(config, conditional_fields)
+  return o, restored(config, fields)
+end
+
+--- The options of a UNet2DConditionModel.
+---@param given table
+---@return table options
+---@return table config  as it was read
+function M.read_conditional(given) return read_conditional("UNet2DConditionModel", given, conditional_fields) end
+
+-- What a ControlNetModel's config has of its own, and what it lacks of a U-Net's.
+local control_fields = {
+  conditioning_channels = { "count", 3 }, controlnet_conditioning_channel_order = { "text", "rgb" },
+  conditioning_embedding_out_channels = { "counts", { 16, 32, 96, 256 } }, global_pool_conditions = { "flag", false },
+}
+local no_control = { "sample_size", "center_input_sample", "out_channels", "time_embedding_type", "time_embedding_dim",
+  "dropout", "up_block_types", "reverse_transformer_layers_per_block", "dual_cross_attention", "resnet_skip_time_act",
+  "resnet_out_scale_factor", "time_embedding_act_fn", "timestep_post_act", "time_cond_proj_dim", "conv_in_kernel",
+  "conv_out_kernel", "attention_type", "class_embeddings_concat", "mid_block_only_cross_attention",
+  "cross_attention_norm", "null_label" }
+
+--- The options of the U-Net that a ControlNetModel is the beginning of.
+---@param given table
+---@return table options
+---@return table config  as it was read
+function M.read_control(given)
+  local who = "ControlNetModel"
+  local fields, full = {}, {}
+  for key, field in pairs(conditional_fields) do fields[key] = field end
+  for key, field in pairs(control_fields) do fields[key] = field end
+  for key, value in pairs(type(given) == "table" and given or {}) do full[key] = value end
+  if type(full.down_block_types) == "table" then -- it has no way up, and a U-Net's is the mirror of its way down
+    full.up_block_types = {}
+    for i, name in ipairs(full.down_block_types) do
+      full.up_block_types[#full.down_block_types + 1 - i] = tostring(name):gsub("Down", "Up", 1)
+    end
+  end
+  local o, config = read_conditional(who, type(given) == "table" and full or given, fields)
+  configs.only(who, config, { controlnet_conditioning_channel_order = { "rgb", "bgr" } })
+  for _, key in ipairs(no_control) do config[key] = nil end
+  config.given = given
+  return o, config
 end
 
 -- ---- writing ----

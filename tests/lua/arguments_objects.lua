@@ -122,6 +122,29 @@ object("AutoencoderKL", function()
   return require("tycho.models").AutoencoderKL { block_out_channels = { 2, 2 }, norm_num_groups = 1 }
 end)
 object("UNet", function() return require("tycho.models").UNet { levels = { 8 }, layers = 1 } end)
+object("AutoencoderTiny", function()
+  return require("tycho.models").AutoencoderTiny { encoder_block_out_channels = { 2 }, num_encoder_blocks = { 1 },
+    decoder_block_out_channels = { 2 }, num_decoder_blocks = { 1 } }
+end)
+object("Fixed", function() return require("tycho.models").Fixed.new(ty.zeros(1, 2, 2, 2)) end)
+object("ControlNetModel", function()
+  return require("tycho.models").ControlNetModel { block_out_channels = { 4 }, layers_per_block = 1, norm_num_groups = 2,
+    cross_attention_dim = 2, attention_head_dim = 2, down_block_types = { "DownBlock2D" },
+    conditioning_embedding_out_channels = { 2 } }
+end)
+object("FluxTransformer2DModel", function()
+  return require("tycho.models").FluxTransformer2DModel { in_channels = 8, num_layers = 1, num_single_layers = 1,
+    attention_head_dim = 8, num_attention_heads = 1, joint_attention_dim = 2, pooled_projection_dim = 2,
+    axes_dims_rope = { 2, 2, 4 } }
+end)
+object("DiTTransformer2DModel", function()
+  return require("tycho.models").DiTTransformer2DModel { sample_size = 4, num_layers = 1, attention_head_dim = 4,
+    num_attention_heads = 1, num_embeds_ada_norm = 2 }
+end)
+object("PixArtTransformer2DModel", function()
+  return require("tycho.models").PixArtTransformer2DModel { sample_size = 4, num_layers = 1, attention_head_dim = 4,
+    num_attention_heads = 1, cross_attention_dim = 2 }
+end)
 object("SD3Transformer2DModel", function()
   return require("tycho.models").SD3Transformer2DModel { num_layers = 1, attention_head_dim = 4, in_channels = 2,
     num_attention_heads = 1, joint_attention_dim = 2, pooled_projection_dim = 2, pos_embed_max_size = 2 }

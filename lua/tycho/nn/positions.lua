@@ -42,27 +42,33 @@ end
 function Sinusoidal:describe() return ("%d"):format(self.width) end
 
 --- The fixed table of places on a grid, f32 [rows * columns, width], row by row: sines and cosines of the column, then
--- of the row, as ViT-MAE and DiT have them. width must be a multiple of 4. scale (1): how far neighbours are apart.
+-- of the row, as ViT-MAE and DiT have them. width must be a multiple of 4. scale (1): how far neighbours are apart;
+-- two numbers: those of the row and of the column.
 ---@param width integer
 ---@param rows integer
 ---@param columns? integer  (rows)
----@param scale? number
+---@param scale? number|number[]
 ---@return Tensor
 function M.sinusoidal_2d(width, rows, columns, scale)
   options.positive("sinusoidal_2d", "width", width)
   options.positive("sinusoidal_2d", "rows", rows)
   columns = options.positive("sinusoidal_2d", "columns", columns or rows)
   if width % 4 ~= 0 then error(("sinusoidal_2d: width: expected a multiple of 4, got %d"):format(width), 2) end
-  scale = options.expect("sinusoidal_2d", "scale", scale, "a finite number or nil") or 1
+  scale = options.expect("sinusoidal_2d", "scale", scale, "a finite number or a list of finite numbers or nil") or 1
+  if type(scale) == "table" and #scale ~= 2 then
+    error(("sinusoidal_2d: scale: expected one number or two, got %d"):format(#scale), 2)
+  end
+  local down, right = scale, scale
+  if type(scale) == "table" then down, right = scale[1], scale[2] end
   local quarter = width // 4
   local omega = (ty.arange(quarter):to "f64" * (-math.log(10000) / quarter)):exp()
-  local function encode(positions) -- [rows * columns] to [rows * columns, width / 2]
-    local angles = (positions * scale):unsqueeze(1) * omega:unsqueeze(0)
+  local function encode(positions, apart) -- [rows * columns] to [rows * columns, width / 2]
+    local angles = (positions * apart):unsqueeze(1) * omega:unsqueeze(0)
     return ty.concat({ angles:sin(), angles:cos() }, 1)
   end
   local x = ty.arange(columns):to("f64"):unsqueeze(0):expand(rows, columns):flatten()
   local y = ty.arange(rows):to("f64"):unsqueeze(1):expand(rows, columns):flatten()
-  return ty.concat({ encode(x), encode(y) }, 1):to "f32"
+  return ty.concat({ encode(x, right), encode(y, down) }, 1):to "f32"
 end
 
 return M
