@@ -3,6 +3,7 @@
 -- Synthesis with Latent Diffusion Models".
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local base = require "tycho.nn.module"
 local blocks = require "tycho.models.unet_blocks"
 local configs = require "tycho.models.config"
 local Component = require "tycho.models.component"
@@ -151,6 +152,25 @@ end
 
 local kinds = { tile = "an integer >= 1 or a boolean", overlap = "a number in [0, 1)" }
 
+-- fn(x) with the weights in f32, and the result in x's dtype, where f16 would overflow: files say so by force_upcast.
+-- Where gradients are recorded the weights stay what they are.
+local function upcast(self, x, fn)
+  if x.dtype ~= "f16" or not self.config.force_upcast or ty.is_grad_enabled() then return fn(x) end
+  local back = {}
+  base.walk_state(self, function(_, _, tensor, owner, key)
+    if tensor.dtype == "f16" then
+      back[#back + 1] = { owner, key, tensor }
+      rawset(owner, key, tensor:to "f32")
+    end
+  end)
+  ty.core.program.renew()
+  local ok, result = pcall(fn, x:to "f32")
+  for _, entry in ipairs(back) do rawset(table.unpack(entry)) end
+  ty.core.program.renew()
+  if not ok then error(result, 0) end
+  return result:to "f16"
+end
+
 -- fn(x) as the options of encode() and decode() say. from, to: how many numbers of x, and of what fn gives, are the
 -- side of a latent.
 local function in_parts(who, self, x, fn, options, from, to)
@@ -158,7 +178,7 @@ local function in_parts(who, self, x, fn, options, from, to)
     arguments.fail("%s: %s: expected a tensor of 4 dimensions, got %s", who, from == 1 and "z" or "x",
       arguments.describe(x))
   end
-  if options == nil then return fn(x) end
+  if options == nil then return upcast(self, x, fn) end
   local o = arguments.read(who, options, { sliced = false, tile = false, overlap = 0.25 }, kinds)
   local size = self.config.sample_size
   local tile = (o.tile == true and (type(size) == "table" and size[1] or size) or o.tile or 0) // self.factor
@@ -169,14 +189,17 @@ local function in_parts(who, self, x, fn, options, from, to)
     if not o.tile or math.max(part.shape[3], part.shape[4]) <= tile * from then return fn(part) end
     return tiles.map(part, fn, tile, from, to, o.overlap)
   end
-  if not o.sliced or x.shape[1] <= 1 then return whole(x) end
-  local parts = {}
-  for i = 1, x.shape[1] do parts[i] = whole(x:narrow(0, i - 1, 1)) end
-  return ty.concat(parts, 0)
+  if not o.sliced or x.shape[1] <= 1 then return upcast(self, x, whole) end
+  return upcast(self, x, function(all)
+    local parts = {}
+    for i = 1, all.shape[1] do parts[i] = whole(all:narrow(0, i - 1, 1)) end
+    return ty.concat(parts, 0)
+  end)
 end
 
 --- The distribution of the latents [n, latent_channels, h / factor, w / factor] of pictures x [n, in_channels, h, w].
--- options, as of decode(): sliced, tile, overlap.
+-- In f16, without gradients, the weights are f32 meanwhile where the config says force_upcast. options, as of decode():
+-- sliced, tile, overlap.
 ---@param x Tensor
 ---@param options? table
 ---@return Gaussian

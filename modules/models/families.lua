@@ -18,6 +18,9 @@ M.by_class_name = { AutoencoderKL = { "autoencoder_kl" }, AutoencoderTiny = { "a
   PixArtTransformer2DModel = { "pixart" }, SD3Transformer2DModel = { "sd3" },
   UNet2DModel = { "unet2d", "UNet2DModel" }, UNet2DConditionModel = { "unet2d", "UNet2DConditionModel" } }
 
+-- Architectures with a file of their own.
+local apart = { T5EncoderModel = "t5_encoder" }
+
 -- Architectures whose weights another class reads.
 local as = { BertForPreTraining = "BertForMaskedLM" }
 
@@ -36,6 +39,7 @@ end
 
 -- The class of a family for one of config.json's `architectures`; nil when it has none of that name.
 local function by_architecture(kind, name)
+  if apart[name] then return (class_of { apart[name] }) end
   local class, all = class_of(M.by_model_type[kind])
   local wanted = as[name] or name:gsub("^XLMRoberta", "Roberta"):gsub("^Camembert", "Roberta") -- which are the same
   for _, other in pairs(all) do

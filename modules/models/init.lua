@@ -20,6 +20,7 @@ return require "tycho.lazy" ({}, {
   Qwen3 = "tycho.models.qwen3", Olmo2 = "tycho.models.olmo2", Phi3 = "tycho.models.phi3",
   GPTNeoX = "tycho.models.gpt_neox", Gemma2 = "tycho.models.gemma2", Gemma3 = "tycho.models.gemma3",
   OPT = "tycho.models.opt", Falcon = "tycho.models.falcon", T5 = "tycho.models.t5",
+  T5EncoderModel = "tycho.models.t5_encoder",
   Roberta = { "tycho.models.roberta", "Roberta" },
   RobertaForMaskedLM = { "tycho.models.roberta", "RobertaForMaskedLM" },
   RobertaForQuestionAnswering = { "tycho.models.roberta", "RobertaForQuestionAnswering" },

@@ -128,8 +128,8 @@ object("AutoencoderTiny", function()
 end)
 object("Fixed", function() return require("tycho.models").Fixed.new(ty.zeros(1, 2, 2, 2)) end)
 object("ControlNetModel", function()
-  return require("tycho.models").ControlNetModel { block_out_channels = { 4 }, layers_per_block = 1, norm_num_groups = 2,
-    cross_attention_dim = 2, attention_head_dim = 2, down_block_types = { "DownBlock2D" },
+  return require("tycho.models").ControlNetModel { block_out_channels = { 4 }, layers_per_block = 1,
+    norm_num_groups = 2, cross_attention_dim = 2, attention_head_dim = 2, down_block_types = { "DownBlock2D" },
     conditioning_embedding_out_channels = { 2 } }
 end)
 object("FluxTransformer2DModel", function()
@@ -155,6 +155,10 @@ object("ViT", function() return require("tycho.models").ViT(encoder) end)
 object("ViTForImageClassification", function() return require("tycho.models").ViTForImageClassification(encoder) end)
 local text = { vocab_size = 8, hidden_size = 4, intermediate_size = 4, num_hidden_layers = 1, num_attention_heads = 2 }
 object("CLIPTextModel", function() return require("tycho.models").CLIPTextModel(text) end)
+object("T5EncoderModel", function()
+  return require("tycho.models").T5EncoderModel { vocab_size = 8, d_model = 4, d_kv = 2, d_ff = 4, num_layers = 1,
+    num_heads = 2 }
+end)
 object("CLIPVisionModel", function() return require("tycho.models").CLIPVisionModel(encoder) end)
 object("CLIPModel", function()
   return require("tycho.models").CLIPModel { text_config = text, vision_config = encoder, projection_dim = 2 }

@@ -153,6 +153,27 @@ check.test("it learns", function()
   check.ok(last < 0.5 * first, ("from %.3f to %.3f"):format(first, last))
 end)
 
+check.test("in f16 what would overflow is computed in f32, where the config says so", function()
+  local function decoded(upcast)
+    ty.manual_seed(3)
+    local model = models.AutoencoderKL(with { force_upcast = upcast }):eval()
+    return ty.no_grad(function()
+      model.decoder.conv_in.weight:mul_(2e5)
+      model:to "f16"
+      local weight = model.decoder.conv_in.weight
+      local z = ty.randn(2, 4, 4, 4):to "f16"
+      local y = model:decode(z, { sliced = true })
+      check.equal({ y.dtype, rawequal(weight, model.decoder.conv_in.weight), weight.dtype }, { "f16", true, "f16" })
+      local whole = models.AutoencoderKL(with { force_upcast = upcast }):eval()
+      hub.assign(whole, model:state_dict(), { dtype = "f32" })
+      return y, whole:decode(z:to "f32")
+    end)
+  end
+  local y, want = decoded(true)
+  check.ok((y:to "f32" - want):abs():max():item() <= 2e-3 * want:abs():max():item(), "f16, upcast")
+  check.ok(not decoded(false):isfinite():all():item(), "without it the test would not overflow")
+end)
+
 check.test("configs and inputs that cannot be are one clear error", function()
   local function fails(changes, text) check.fails(function() models.AutoencoderKL(with(changes)) end, text) end
   fails({ norm_num_groups = 3 }, "AutoencoderKL: norm_num_groups 3 must divide block_out_channels[1], which is 8")

@@ -222,6 +222,12 @@ for _, name in ipairs { "t5", "t5_v1_1" } do
       local got = model:generate(want["source." .. i]:unsqueeze(0), 200, { temperature = 0 })
       check.equal(got:select(0, 0):tolist(), want["greedy." .. i]:tolist(), name .. " greedy " .. i)
     end
+    -- The encoder alone, of the same file.
+    local reader = load(name, { config = { architectures = { "T5EncoderModel" } } })
+    check.equal(getmetatable(reader).__name, "T5EncoderModel")
+    check.ok(#reader.report.left_out > 0 and #reader.report.unexpected == 0, name .. " left out")
+    check.equal(reader(want.tokens, { mask = want.mask }):tolist(),
+      model:encode(want.tokens, { mask = want.mask }):tolist(), name .. " encoder")
     local rows = model:generate({ want["source.0"], want["source.1"] }, 200, { temperature = 0 })
     for i = 0, 1 do check.equal(rows[i + 1]:tolist(), want["greedy." .. i]:tolist(), name .. " in a batch " .. i) end
   end)
