@@ -49,6 +49,8 @@ local function new(options)
   run.call_network = through(run, "call", function(request) return call(run, request) end)
   run.make_prediction = through(run, "predict", function(x, point)
     local output = run.guidance:guide(run, x, point)
+    -- What some networks say of variances besides, in as many channels again, no solver here asks for.
+    if x.ndim == 4 and output.shape[2] == 2 * x.shape[2] then output = output:narrow(1, 0, x.shape[2]) end
     local made = predictions.new(run.kind, x, output, point, run.data)
     return run.clip and made:with_sample(run.clip(made:as "sample", point)) or made
   end)

@@ -9,7 +9,7 @@
 -- (Stable Diffusion 3: a transformer, straight flows).
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
-local published = require "tycho.diffusion.published"
+local prompting = require "tycho.diffusion.prompts"
 
 local expect, fail = arguments.expect, arguments.fail
 local WHO = "TextToImage"
@@ -17,8 +17,9 @@ local WHO = "TextToImage"
 ---@class TextToImage
 ---@field network Module        the denoiser
 ---@field autoencoder AutoencoderKL
----@field text_encoder Module
+---@field text_encoder Module   the first, where there are several
 ---@field tokenizer Tokenizer
+---@field prompts Prompts       what the network is told, by the pipeline's class
 ---@field process Process       what the network was trained for
 ---@field scaled boolean        sampling begins with sigma times standard noise
 ---@field length integer        tokens of a prompt: longer ones are cut, shorter ones filled up
@@ -28,29 +29,23 @@ TextToImage.__name = WHO
 
 -- ---- construction ----
 
---- pipeline: { components = { tokenizer, text_encoder, unet or transformer, vae, scheduler (its config) } }, as
--- hub.pipeline() reads a folder. options: length (tokens of a prompt; what the tokenizer or the text encoder says).
+--- pipeline: { class, components = { tokenizer, text_encoder, unet or transformer, vae, scheduler (its config) } }, as
+-- hub.pipeline() reads a folder; SDXL, Stable Diffusion 3 and Flux have more text encoders, by diffusers' names.
+-- options: length (tokens of a prompt, of T5 where there are several encoders; what the tokenizer or the encoder says),
+-- warn (a function of a text: what is said when a prompt is cut; to the error stream).
 ---@param pipeline Pipeline
----@param options? { length?: integer }
+---@param options? { length?: integer, warn?: fun(text: string) }
 ---@return TextToImage
 local function new(pipeline, options)
   expect(WHO, "pipeline", pipeline, "a table")
   local parts = expect(WHO, "pipeline.components", pipeline.components, "a table")
-  local o = arguments.read(WHO, options, { length = arguments.none }, { length = "an integer >= 2" })
-  local network = parts.unet or parts.transformer
-  for name, part in pairs { ["unet or transformer"] = network or false, vae = parts.vae or false,
-    text_encoder = parts.text_encoder or false, scheduler = parts.scheduler or false,
-    tokenizer = parts.tokenizer or false } do
-    if not part then
-      local reason = pipeline.left_out and pipeline.left_out[name]
-      fail("%s: pipeline.components.%s: expected one, got %s", WHO, name, reason or "nil")
-    end
-  end
-  local self = setmetatable({ network = network, autoencoder = parts.vae, text_encoder = parts.text_encoder,
-    tokenizer = parts.tokenizer }, TextToImage)
-  self.process, self.scaled = published(parts.scheduler)
-  local room = self.text_encoder.config.max_position_embeddings
-  self.length = o.length or math.min(self.tokenizer.max_length or room, room)
+  local o = arguments.read(WHO, options, { length = arguments.none,
+    warn = function(text) io.stderr:write(text, "\n") end }, { length = "an integer >= 2", warn = "a function" })
+  local self = setmetatable({ prompts = prompting.new(pipeline, o.length, o.warn) }, TextToImage)
+  self.network, self.autoencoder = self.prompts.network, prompting.component(pipeline, "vae")
+  self.text_encoder, self.tokenizer = parts.text_encoder, parts.tokenizer
+  self.length = self.prompts.readers[1].length
+  self.process, self.scaled = self.prompts:process(self:default_size())
   return self
 end
 
@@ -61,7 +56,7 @@ function TextToImage:device() return self.network:device() end
 ---@param options table|string  as of Module:to
 ---@return TextToImage
 function TextToImage:to(options)
-  for _, name in ipairs { "network", "autoencoder", "text_encoder" } do self[name]:to(options) end
+  for _, name in ipairs { "network", "autoencoder", "prompts" } do self[name]:to(options) end
   return self
 end
 
@@ -72,25 +67,43 @@ local function check_prompts(who, prompts)
   if #prompts == 0 then fail("%s: prompts: expected at least one, got none", who) end
 end
 
---- Tokens of prompts, i64 [n, length].
+--- Tokens of prompts for the first text encoder, i64 [n, length].
 ---@param prompts string[]
 ---@return Tensor
 function TextToImage:tokens(prompts)
   check_prompts("TextToImage:tokens", prompts)
-  return (self.tokenizer:encode_batch(prompts, { max_length = self.length, length = self.length }))
+  return (self.prompts.readers[1]:tokens(prompts))
 end
 
---- The condition that the network takes, of prompts or of their tokens i64 [n, length]: { text = { embeddings, pooled }
--- }, where pooled is left out for a text encoder without it. Not recorded.
+local told = { height = "an integer >= 1", width = "an integer >= 1", guidance = "a finite number" }
+
+-- The options of condition() and null().
+local function read_told(self, who, options)
+  local factor = self:factor()
+  local rows, columns = self:default_size()
+  return arguments.read(who, options, { height = rows * factor, width = columns * factor, guidance = 4.0 }, told)
+end
+
+--- The condition that the network takes, of prompts or, for a pipeline with one text encoder, of their tokens i64 [n,
+-- length]: { text = { embeddings, pooled, mask }, sizes, guidance }, of which a network has what it was trained with.
+-- options: height and width of the picture (what the network was trained for), guidance (4). Not recorded.
 ---@param prompts string[]|Tensor
+---@param options? { height?: integer, width?: integer, guidance?: number }
 ---@return table condition
-function TextToImage:condition(prompts)
-  local tokens = ty.is_tensor(prompts) and prompts or self:tokens(prompts)
-  return ty.no_grad(function()
-    local hidden, pooled = self.text_encoder(tokens:to { device = self.text_encoder:device() })
-    if ty.is_tensor(pooled) and hidden.ndim == 2 then hidden, pooled = pooled, hidden end
-    return { text = { embeddings = hidden, pooled = pooled } }
-  end)
+function TextToImage:condition(prompts, options)
+  local who = "TextToImage:condition"
+  if not ty.is_tensor(prompts) then check_prompts(who, prompts) end
+  return self.prompts:condition(prompts, read_told(self, who, options))
+end
+
+--- The condition that guidance pushes away from, for one picture, of a negative prompt (""). options: as of
+-- condition().
+---@param negative? string
+---@param options? table
+---@return table condition
+function TextToImage:null(negative, options)
+  expect("TextToImage:null", "negative", negative, "a string or nil")
+  return self.prompts:null(negative or "", read_told(self, "TextToImage:null", options))
 end
 
 -- ---- pictures ----
@@ -125,15 +138,28 @@ local paint_kinds = { steps = "an integer >= 1", guidance = "a finite number", s
   negative = "a string", width = "an integer >= 1", height = "an integer >= 1", batch = "an integer >= 1",
   solver = "a table", parts = "a table", on_step = "a function", noise = "a tensor" }
 
+--- How many pixels a latent is high and wide.
+---@return integer
+function TextToImage:factor() return 1 << (#self.autoencoder.config.block_out_channels - 1) end
+
+--- Rows and columns of the latents that the network was trained for.
+---@return integer rows
+---@return integer columns
+function TextToImage:default_size()
+  local size = self.network.config.sample_size or (self.network.config.axes_dims_rope and 128 or 64)
+  if type(size) == "table" then return size[1], size[2] end
+  return size, size
+end
+
 -- Rows and columns of the latents that pictures of a size have.
 local function latent_size(self, o)
-  local config = self.autoencoder.config
-  local factor = 2 ^ (#config.block_out_channels - 1) // 1 | 0
-  local sides = {}
+  local factor, unit = self:factor(), self.prompts.unit
+  local default, sides = { self:default_size() }, {}
   for i, key in ipairs { "height", "width" } do
-    local side = o[key] or (self.network.config.sample_size or 64) * factor
-    if side % factor ~= 0 then
-      fail("TextToImage:paint: %s: expected a multiple of the autoencoder's %d, got %d", key, factor, side)
+    local side = o[key] or default[i] * factor
+    if side % (factor * unit) ~= 0 then
+      fail("TextToImage:paint: %s: expected a multiple of the autoencoder's %d%s, got %d", key, factor,
+        unit > 1 and (" times the network's %d"):format(unit) or "", side)
     end
     sides[i] = side // factor
   end
@@ -141,9 +167,10 @@ local function latent_size(self, o)
 end
 
 --- Pictures u8 [n, 3, height, width] of prompts; the same seed gives the same pictures, whatever the batch. options:
--- steps (20), guidance (4: classifier-free; 1: none), negative (""), seed (0), width and height (what the network was
--- trained for), solver (what the scheduler names), parts ({}: of the sampler), batch (32: pictures at a time), noise
--- (standard noise of the latents' shape, in the place of that of the seed), on_step(i, latents, run).
+-- steps (20), guidance (4: classifier-free; 1: none; networks like Flux are told it instead), negative (""), seed (0),
+-- width and height (what the network was trained for), solver (what the scheduler names), parts ({}: of the sampler),
+-- batch (32: pictures at a time), noise (standard noise of the latents' shape, in the place of that of the seed),
+-- on_step(i, latents, run).
 ---@param prompts string[]
 ---@param options? table
 ---@return Tensor pictures
@@ -163,15 +190,19 @@ function TextToImage:paint(prompts, options)
   elseif table.concat(noise.shape, ", ") ~= table.concat(shape, ", ") then
     fail("%s: noise: expected [%s], got [%s]", who, table.concat(shape, ", "), table.concat(noise.shape, ", "))
   end
-  local sampler = self.process:sampler { guidance = o.guidance, steps = o.steps, solver = o.solver, parts = o.parts }
-  local null = o.guidance ~= 1 and self:condition { o.negative } or nil
+  local guided = self.prompts.guided
+  local told_of = { height = rows * self:factor(), width = columns * self:factor(), guidance = o.guidance }
+  local process = self.prompts.dynamic and self.prompts:process(rows, columns) or self.process
+  local sampler = process:sampler { guidance = not guided and o.guidance or nil, steps = o.steps, solver = o.solver,
+    parts = o.parts }
+  local null = not guided and o.guidance ~= 1 and self:null(o.negative, told_of) or nil
   local pictures, latents = {}, {}
   for start = 1, #prompts, o.batch do
     local part = table.move(prompts, start, math.min(start + o.batch - 1, #prompts), 1, {})
     pictures[#pictures + 1], latents[#latents + 1] = ty.scope(function()
       local x = noise:narrow(0, start - 1, #part):to { device = self:device() }
       if self.scaled then x = x * sampler:points()[1].sigma end
-      x = sampler:sample(self.network, x.shape, { condition = self:condition(part), null = null, x = x,
+      x = sampler:sample(self.network, x.shape, { condition = self:condition(part, told_of), null = null, x = x,
         on_step = o.on_step })
       return self:decode(x), x
     end)

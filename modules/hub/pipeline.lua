@@ -15,8 +15,18 @@ local M = {}
 
 local function fail(text, ...) error("hub.pipeline: " .. text:format(...), 0) end
 
+-- Numbers that Python writes and JSON does not have, as the largest ones.
+local infinite = { ["Infinity"] = "1.7976931348623157e308", ["-Infinity"] = "-1.7976931348623157e308", NaN = "null" }
+
 local function read_object(path)
-  local value = ty.io.load_json(path)
+  local file = io.open(path, "rb") or fail("%s: cannot be read", path)
+  local text = file:read "a"
+  file:close()
+  text = (text or ""):gsub('("%s*:%s*)(%-?[IN]%a+)(%s*[,}])', function(before, word, after)
+    return infinite[word] and before .. infinite[word] .. after
+  end)
+  local ok, value = pcall(ty.io.json_decode, text)
+  if not ok then fail("%s: %s", path, (tostring(value):gsub("^json_decode: ", ""))) end
   if type(value) ~= "table" or #value > 0 then fail("%s: expected an object, got a list or a plain value", path) end
   return value
 end

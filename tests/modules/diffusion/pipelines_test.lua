@@ -1,0 +1,118 @@
+-- Whole pipelines of diffusers: the same pictures from the same noise (tests/fixtures/make_pipelines.py).
+local here = (arg and arg[0]:match ".*/" or "tests/modules/diffusion/") .. "../../lua/"
+local check = dofile(here .. "check.lua")
+local scratch = dofile(here .. "scratch.lua")
+local ty = require "tycho"
+local diffusion, hub = require "tycho.diffusion", require "tycho.hub"
+
+local root = check.root .. "tests/fixtures/pipelines/"
+local prompts = { "two red apples", "A fox on a hill, in the rain" }
+
+-- As DRAWN of make_pipelines.py.
+local drawn = {
+  sd15 = { guidance = 3, negative = "blurry", height = 16, width = 16 },
+  sdxl = { guidance = 3, height = 16, width = 24 },
+  sd3 = { guidance = 3, negative = "blurry", height = 16, width = 16, length = 20 },
+  flux = { guidance = 3.5, height = 16, width = 24, length = 20 },
+  pixart = { guidance = 3, negative = "blurry", height = 16, width = 24, length = 20 },
+}
+
+local function psnr(a, b)
+  local error_ = (a:to "f64" - b:to "f64"):square():mean():item()
+  return error_ == 0 and math.huge or 10 * math.log(255 ^ 2 / error_, 10)
+end
+
+local function options(name, more)
+  local o = { steps = 4 }
+  for key, value in pairs(drawn[name]) do o[key] = key ~= "length" and value or nil end
+  for key, value in pairs(more or {}) do o[key] = value end
+  return o
+end
+
+local function painter(name, path, said)
+  return diffusion.TextToImage(hub.pipeline(path or root .. name, { dtype = "f32" }), { length = drawn[name].length,
+    warn = function(text) table.insert(said or {}, text) end })
+end
+
+local names = {}
+for name in pairs(drawn) do names[#names + 1] = name end
+table.sort(names)
+
+for _, name in ipairs(names) do
+  check.test(name .. ": diffusers' pictures, from the folder and from the folder written again", function()
+    local want = ty.io.load_safetensors(root .. name .. "/expected.safetensors")
+    local said = {}
+    local p = painter(name, nil, said)
+    local function same(from, what)
+      local pictures, latents = from:paint(prompts, options(name, { noise = want.noise }))
+      local off = (latents - want.latents):abs():max():item() / want.latents:abs():max():item()
+      check.ok(off < 1e-4, ("%s: latents differ by %.2g"):format(what, off))
+      local ratio = psnr(pictures, want.picture)
+      check.ok(ratio >= 60, ("%s: %.1f dB"):format(what, ratio))
+    end
+    same(p, name)
+    check.equal(#said, ({ sd15 = 1, sdxl = 2, sd3 = 3, flux = 2, pixart = 1 })[name], table.concat(said, "\n"))
+    check.ok(said[1]:find("TextToImage: prompts: the text encoder reads %d+ tokens, prompt 2 has %d+; the rest is cut"),
+      said[1])
+    same(p, name .. " again")
+    check.equal(#said, ({ sd15 = 1, sdxl = 2, sd3 = 3, flux = 2, pixart = 1 })[name]) -- said once
+
+    hub.save_pipeline(scratch.file(name), hub.pipeline(root .. name, { dtype = "f32" }))
+    same(painter(name, scratch.file(name)), name .. " written")
+
+    -- The same seed, one picture at a time.
+    local a = p:paint(prompts, options(name, { seed = 3 }))
+    local b = p:paint(prompts, options(name, { seed = 3, batch = 1 }))
+    check.ok((a:to "f32" - b:to "f32"):abs():max():item() <= 1, name .. ": batches")
+  end)
+end
+
+check.test("a negative prompt of nothing is zeros where the pipeline says so", function()
+  local p = painter "sdxl"
+  local null = p:null("", { height = 16, width = 24 })
+  check.equal({ null.text.embeddings:abs():max():item(), null.text.pooled:abs():max():item() }, { 0, 0 })
+  check.equal(null.sizes:tolist(), { { 16, 24, 0, 0, 16, 24 } })
+  check.ok(p:null("x").text.embeddings:abs():max():item() > 0)
+  p.prompts.options.force_zeros_for_empty_prompt = false
+  check.ok(p:null("").text.embeddings:abs():max():item() > 0)
+end)
+
+check.test("a Stable Diffusion 3 without T5", function()
+  local pipeline = hub.pipeline(root .. "sd3", { dtype = "f32" })
+  pipeline.components.text_encoder_3, pipeline.components.tokenizer_3 = nil, nil
+  local p = diffusion.TextToImage(pipeline, { length = 20, warn = function() end })
+  local embeddings = p:condition({ "a" }).text.embeddings
+  check.equal(embeddings.shape, { 1, 12 + 20, 16 })
+  check.equal(embeddings:narrow(1, 12, 20):abs():max():item(), 0)
+end)
+
+check.test("what is wrong is one clear error", function()
+  local function fails(name, missing, text)
+    local pipeline = hub.pipeline(root .. name, { dtype = "f32" })
+    pipeline.components[missing] = nil
+    pipeline.left_out[missing] = "a Strange, which is not read"
+    check.fails(function() diffusion.TextToImage(pipeline) end, "TextToImage: pipeline.components." .. text)
+  end
+  fails("sdxl", "text_encoder_2", "text_encoder_2: expected one, got a Strange, which is not read")
+  fails("sdxl", "tokenizer_2", "tokenizer_2: expected one, got a Strange, which is not read")
+  fails("flux", "vae", "vae: expected one, got a Strange, which is not read")
+  fails("pixart", "scheduler", "scheduler: expected one, got a Strange, which is not read")
+  fails("sd15", "unet", "unet or transformer: expected one, got nil")
+  local p = painter "flux"
+  check.fails(function() p:paint({ "a" }, { width = 18 }) end,
+    "TextToImage:paint: width: expected a multiple of the autoencoder's 2 times the network's 2, got 18")
+  check.fails(function() painter("sd15"):paint({ "a" }, { height = 15 }) end,
+    "TextToImage:paint: height: expected a multiple of the autoencoder's 2, got 15")
+  check.fails(function() p:condition(ty.tensor { { 1, 2 } }) end,
+    "TextToImage:condition: prompts: expected a list of strings (the pipeline has 2 text encoders), got a tensor")
+  check.fails(function() p:condition({ "a" }, { size = 3 }) end, "no option 'size'")
+  check.fails(function() p:null(3) end, "TextToImage:null: negative: expected a string or nil, got 3")
+  -- A folder that lost a component.
+  local path = scratch.file "lost"
+  hub.save_pipeline(path, hub.pipeline(root .. "sd15", { dtype = "f32" }))
+  for _, file in ipairs(ty.io.listdir(path .. "/vae")) do os.remove(path .. "/vae/" .. file) end
+  os.remove(path .. "/vae")
+  check.fails(function() hub.pipeline(path) end, "vae is not there: a AutoencoderKL of model_index.json")
+end)
+
+check.finish()
