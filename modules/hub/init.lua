@@ -4,6 +4,7 @@
 --     local model = hub.load "path"             -- a folder of transformers or diffusers, weights in it, or GGUF
 --     local tokenizer = hub.tokenizer "path"
 --     local unet = hub.pipeline("path").components.unet   -- a folder of diffusers with model_index.json
+--     local drawer = hub.load "sd_xl_base.safetensors"    -- a checkpoint in one file, with its authors' names
 --     local text = hub.chat.load("path"):render { { role = "user", content = "Hello" } }
 --     hub.convert("path", "model.gguf", "q4_k")
 --     local network = hub.load "model.onnx"               -- any ONNX file: it runs and trains

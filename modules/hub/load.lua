@@ -159,11 +159,12 @@ end
 --- Puts tensors into a model by name. Where dtype and device are those of the file the model then stands on the file's
 -- mapped pages. options: strict (true: anything missing, unexpected or misshapen is an error), dtype, device, check
 -- (false; true: NaN and infinities are an error, which reads all of the file), unknown (the architecture that the
--- config asks for, where the model is not of it).
+-- config asks for, where the model is not of it), unexpected (names that count as unexpected besides).
 ---@return table report  lists missing, unexpected, misshapen, not_finite, left_out (heads of other classes); unknown
 function M.assign(model, state, options)
   options = arguments.read("hub.assign", options, { strict = true, dtype = arguments.none, device = arguments.none,
-    check = false, unknown = arguments.none }, { dtype = "a string", device = "a string", unknown = "a string" })
+    check = false, unknown = arguments.none, unexpected = arguments.none }, { dtype = "a string", device = "a string",
+    unknown = "a string", unexpected = "a list of strings" })
   arguments.expect("hub.assign", "model", model, "a module")
   arguments.expect("hub.assign", "state", state, "a table")
   if not model.prefixes then
@@ -196,6 +197,7 @@ function M.assign(model, state, options)
   for name in pairs(state) do
     if not seen[name] then table.insert(report.unexpected, name) end
   end
+  for _, name in ipairs(options.unexpected or {}) do table.insert(report.unexpected, name) end
   table.sort(report.unexpected)
   local bad = #report.not_finite
   if options.strict ~= false then bad = bad + #report.missing + #report.unexpected + #report.misshapen end
@@ -259,19 +261,63 @@ function M.tokenizer(path)
   return there and ty.tokenizer.load(folder) or nil
 end
 
---- A published model: a folder with config.json, a weights file beside one, a GGUF file, or an ONNX file (which takes
--- of the options dtype and device; see hub.onnx.load). options: dtype (default:
--- the file's), device, strict (true), check (false: NaN and infinities are not looked for), config (changes of
--- config.json's keys), weights (false: as the family initialises them). The model comes in evaluation mode;
--- model.report says what did not fit where strict is false and which heads of the file the model does not have
--- (left_out), model.config.unknown which keys of the config were not understood.
+--- The network of a config with a state (nil: as the family initialises it), in evaluation mode. where: what errors
+-- name the config by; path: what the weights come from. o: dtype, device, strict, check. unexpected: names of tensors
+-- that nobody knew what to do with before.
+---@param where string
+---@param path string
+---@param config table
+---@param state? table<string, Tensor>
+---@param o table
+---@param unexpected? string[]
+---@return Module
+function M.make(where, path, config, state, o, unexpected)
+  local class, unknown = table.unpack(guard(where, family_of, config, "config.json"), 1, 2)
+  config.model_type = config.model_type or class.model_type
+  local model = guard(where, ty.nn.with_defaults, { device = state and "meta" or o.device,
+    dtype = not state and o.dtype or nil }, function() return class:from_config(config, state) end)
+  if state then
+    model.report = guard(path, M.assign, model, state, { strict = o.strict, dtype = o.dtype, device = o.device,
+      check = o.check, unknown = unknown, unexpected = unexpected })
+  end
+  return model:eval()
+end
+
+-- The network of a checkpoint in one file, by its component's name; the one that draws where none is asked for.
+local function load_single(path, o)
+  local single = require "tycho.hub.single"
+  local c = o.config
+  local given = c and (o.component and { [o.component] = c } or { unet = c, transformer = c, vae = c })
+  local read = guard(path, single.read, path, given)
+  local name = o.component
+  for _, each in ipairs(single.networks) do
+    if not name and read.parts[each] then name = each end
+  end
+  local part = read.parts[name]
+  if not part then
+    local names = {}
+    for each in pairs(read.parts) do names[#names + 1] = each end
+    table.sort(names)
+    arguments.fail("hub.load: %s: component: expected one of %s, got %s", path, table.concat(names, ", "), name)
+  end
+  return M.make(path, path, part.config, part.state, o, part.unknown)
+end
+
+--- A published model: a folder with config.json, a weights file beside one, a GGUF file, an ONNX file (which takes of
+-- the options dtype and device; see hub.onnx.load), or a checkpoint of Stable Diffusion or Flux in one file with the
+-- names of its authors (safetensors, .ckpt). options: dtype (default: the file's), device, strict (true), check (false: NaN and infinities are not looked for), config (changes of
+-- config.json's keys, or of those that were inferred), weights (false: as the family initialises them), component (of a
+-- checkpoint in one file: "unet" or "transformer", which is what comes by default, "vae", "text_encoder" ...). The
+-- model comes in evaluation mode; model.report says what did not fit where strict is false and which heads of the file
+-- the model does not have (left_out), model.config.unknown which keys of the config were not understood.
 ---@param path string
 ---@param options? table
 ---@return LanguageModel
 function M.load(path, options)
   arguments.expect("hub.load", "path", path, "a string")
   local o = ty.nn.options("hub.load", options, { dtype = ty.nn.none, device = "cpu", strict = true, check = false,
-    config = ty.nn.none, weights = true }, { dtype = "a string", config = "a table" })
+    config = ty.nn.none, weights = true, component = ty.nn.none }, { dtype = "a string", config = "a table",
+    component = "a string" })
   M.check_device("hub.load", o.device)
   local info = ty.io.stat(path)
   if not info then error(("hub.load: %s is not there"):format(path), 2) end
@@ -282,23 +328,19 @@ function M.load(path, options)
   local folder = info.kind == "directory" and path or path:match "^(.*)/[^/]*$" or "."
   local config_path = folder .. "/config.json"
   if packed then config_path = path end
-  if not packed and not ty.io.stat(config_path) then error(("hub.load: %s has no config.json"):format(folder), 2) end
+  if not packed and not ty.io.stat(config_path) then
+    if info.kind ~= "directory" and not path:find "%.json$" then return load_single(path, o) end
+    error(("hub.load: %s has no config.json"):format(folder), 2)
+  end
   local config = packed and packed.config or guard(config_path, read_json, config_path)
   for key, value in pairs(o.config or {}) do config[key] = value end
-  local class, unknown = table.unpack(guard(config_path, family_of, config, "config.json"), 1, 2)
-  local state = o.weights and (packed and packed.state or guard(path, M.weights, path))
-  config.model_type = config.model_type or class.model_type
-  local model = guard(config_path, ty.nn.with_defaults, { device = state and "meta" or o.device,
-    dtype = not state and o.dtype or nil }, function() return class:from_config(config, state) end)
-  if state then
-    model.report = guard(path, M.assign, model, state,
-      { strict = o.strict, dtype = o.dtype or packed and packed.dtype, device = o.device, check = o.check,
-        unknown = unknown })
-    model.interleaved = packed and packed.interleaved or nil
-  end
+  local state = o.weights and (packed and packed.state or guard(path, M.weights, path)) or nil
+  if packed then o.dtype = o.dtype or packed.dtype end
+  local model = M.make(config_path, path, config, state, o)
+  if packed and state then model.interleaved = packed.interleaved or nil end
   local generation = folder .. "/generation_config.json"
   if not packed and ty.io.stat(generation) then model.generation_config = guard(generation, read_json, generation) end
-  return model:eval()
+  return model
 end
 
 return M

@@ -69,21 +69,61 @@ local function read_component(folder, class, options)
   return nil, ("a %s, which is not read"):format(class)
 end
 
+-- The pipeline of a checkpoint in one file. What it does not hold comes from the folder `rest`.
+local function load_single(path, o, wanted)
+  local single = require "tycho.hub.single"
+  local ok, read = pcall(single.read, path, o.config)
+  if not ok then fail("%s: %s", path, read) end
+  local rest = o.rest and M.load(o.rest, { device = o.device, dtype = o.dtype, strict = o.strict, check = o.check,
+    weights = o.weights })
+  local pipeline = { class = rest and rest.class or single.classes[read.family], classes = {}, components = {},
+    options = rest and rest.options or {}, left_out = {} }
+  for name, value in pairs(rest and rest.components or {}) do
+    pipeline.components[name], pipeline.classes[name] = value, rest.classes[name]
+  end
+  for name, part in pairs(read.parts) do
+    if wanted and not wanted[name] then
+      pipeline.left_out[name] = "not asked for"
+    else
+      pipeline.components[name] = loader.make(path .. ": " .. name, path .. ": " .. name, part.config, part.state, o,
+        part.unknown)
+      pipeline.classes[name] = pipeline.components[name].architecture
+    end
+  end
+  if o.strict ~= false and #read.unknown > 0 then
+    fail("%s: expected tensors of the networks, got %d others: %s", path, #read.unknown,
+      table.concat(read.unknown, ", ", 1, math.min(5, #read.unknown)))
+  end
+  if not pipeline.components.scheduler then
+    pipeline.components.scheduler = single.scheduler(read)
+    pipeline.classes.scheduler = pipeline.components.scheduler._class_name
+  end
+  return pipeline
+end
+
 --- A pipeline of diffusers as a table of its components: networks in evaluation mode, tokenizers, the scheduler's
 -- config. What is not read (pictures' preprocessing, networks that tycho.models does not have) is in left_out, with the
 -- reason. options: components (the names wanted; all), and for the networks dtype, device, strict, check, weights as
--- hub.load() has them.
+-- hub.load() has them. path may be a checkpoint in one file as well, with the names of its authors: options are then
+-- also rest (a pipeline's folder, for tokenizers and whatever else the file does not hold) and config (by component,
+-- keys that are not to be inferred).
 ---@param path string
 ---@param options? table
 ---@return Pipeline
 function M.load(path, options)
   arguments.expect("hub.pipeline", "path", path, "a string")
   local o = arguments.read("hub.pipeline", options, { components = arguments.none, dtype = arguments.none,
-    device = "cpu", strict = true, check = false, weights = true }, { components = "a list of strings",
-    dtype = "a string" })
+    device = "cpu", strict = true, check = false, weights = true, rest = arguments.none, config = arguments.none },
+    { components = "a list of strings", dtype = "a string", rest = "a string", config = "a table" })
   loader.check_device("hub.pipeline", o.device)
   local info = ty.io.stat(path)
-  if not info or info.kind ~= "directory" then arguments.fail("hub.pipeline: path: expected a folder, got %s", path) end
+  local alone = info and info.kind ~= "directory"
+  if not info then arguments.fail("hub.pipeline: path: expected a folder or a checkpoint, got %s", path) end
+  for _, key in ipairs { "rest", "config" } do
+    if o[key] and not alone then
+      arguments.fail("hub.pipeline: %s: expected nil for a folder, got %s", key, arguments.describe(o[key]))
+    end
+  end
   local wanted
   for _, name in ipairs(o.components or {}) do
     wanted = wanted or {}
@@ -91,6 +131,8 @@ function M.load(path, options)
   end
   o.components = nil
   return ty.nn.for_caller(function()
+    if alone then return load_single(path, o, wanted) end
+    o.rest, o.config = nil, nil
     local classes, rest, class = read_index(path)
     local pipeline = { class = class, classes = classes, components = {}, options = rest, left_out = {} }
     for name in pairs(wanted or {}) do

@@ -79,7 +79,8 @@ check.test("components are read, what is not is said", function()
 end)
 
 check.test("what does not fit is one clear error", function()
-  check.fails(function() hub.pipeline(scratch.file "nowhere") end, "hub.pipeline: path: expected a folder, got ")
+  check.fails(function() hub.pipeline(scratch.file "nowhere") end,
+    "hub.pipeline: path: expected a folder or a checkpoint, got ")
   check.fails(function() hub.pipeline(root .. "diffusers/autoencoder") end, "has no model_index.json")
   local path = published "broken"
   check.fails(function() hub.pipeline(path, { components = { "vea" } }) end,
