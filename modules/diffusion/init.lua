@@ -31,6 +31,7 @@ return {
   compiled = require "tycho.diffusion.compiled",
   condition = require "tycho.diffusion.condition",
   guidance = require "tycho.diffusion.guidance",
+  lora = require "tycho.diffusion.lora",
   measure = require "tycho.diffusion.measure",
   published = require "tycho.diffusion.published",
   prediction = require "tycho.diffusion.prediction",

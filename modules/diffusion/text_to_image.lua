@@ -19,6 +19,7 @@ local WHO = "TextToImage"
 ---@field autoencoder AutoencoderKL
 ---@field text_encoder Module   the first, where there are several
 ---@field tokenizer Tokenizer
+---@field pipeline Pipeline     what it was made of
 ---@field prompts Prompts       what the network is told, by the pipeline's class
 ---@field process Process       what the network was trained for
 ---@field scaled boolean        sampling begins with sigma times standard noise
@@ -41,7 +42,7 @@ local function new(pipeline, options)
   local parts = expect(WHO, "pipeline.components", pipeline.components, "a table")
   local o = arguments.read(WHO, options, { length = arguments.none,
     warn = function(text) io.stderr:write(text, "\n") end }, { length = "an integer >= 2", warn = "a function" })
-  local self = setmetatable({ prompts = prompting.new(pipeline, o.length, o.warn) }, TextToImage)
+  local self = setmetatable({ pipeline = pipeline, prompts = prompting.new(pipeline, o.length, o.warn) }, TextToImage)
   self.network, self.autoencoder = self.prompts.network, prompting.component(pipeline, "vae")
   self.text_encoder, self.tokenizer = parts.text_encoder, parts.tokenizer
   self.length = self.prompts.readers[1].length

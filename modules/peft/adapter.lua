@@ -51,15 +51,15 @@ local function chosen(who, model, targets)
   for _, name in ipairs(names) do
     if name ~= "" and fits(name, modules[name]) then
       if not layers.kind(modules[name]) then
-        error(("%s: '%s' is %s; adapters go on Linear, Conv1D and Embedding"):format(who, name,
+        error(("%s: '%s' is %s; adapters go on Linear, Conv1D, Conv2d and Embedding"):format(who, name,
           getmetatable(modules[name]).__name), 0)
       end
       result[#result + 1] = name
     end
   end
   if #result == 0 then
-    error(("%s: targets: nothing matches %s; adapters go on Linear, Conv1D and Embedding, and the model has %s"):format(
-      who, type(targets) == "function" and "the function" or tostring(targets), classes(names, modules)), 0)
+    error(("%s: targets: nothing matches %s; adapters go on Linear, Conv1D, Conv2d and Embedding, and the model has %s")
+      :format(who, type(targets) == "function" and "the function" or tostring(targets), classes(names, modules)), 0)
   end
   return result, modules, names
 end
@@ -199,8 +199,9 @@ function M.prepare(who, model, options, more)
     local rank = positive(who, "rank_pattern", M.by_name(who, "rank_pattern", o.rank_pattern, published) or o.rank)
     local alpha = number(who, "alpha_pattern", M.by_name(who, "alpha_pattern", o.alpha_pattern, published) or o.alpha)
     if to_save[name] then error(("%s: '%s' is among targets and save"):format(who, name), 0) end
-    if o.dora and layers.kind(modules[name]) == "embedding" then
-      error(("%s: '%s' is an embedding, which dora does not adapt"):format(who, name), 0)
+    if o.dora and layers.kind(modules[name]) ~= "linear" then
+      error(("%s: '%s' is %s, which dora does not adapt"):format(who, name,
+        layers.kind(modules[name]) == "conv" and "a convolution" or "an embedding"), 0)
     end
     specs[i] = { rank = rank, alpha = alpha, scale = M.scale(alpha, rank, o.rslora), dropout = o.dropout, dora = o.dora,
       dtype = o.dtype }
@@ -223,7 +224,8 @@ end
 -- module), rank (8), alpha (8; the adapter counts alpha / rank, with rslora alpha / sqrt(rank)), dropout (0, of its
 -- input), rslora, dora, rank_pattern and alpha_pattern (values by name or end of name), save (names of modules that are
 -- trained and saved whole), bias ("none", "all", "lora_only": biases that are trained), dtype ("f32", of the adapter).
--- Adapts Linear, GPT-2's Conv1D and Embedding. Returns the model; make the optimizer afterwards, of peft.parameters.
+-- Adapts Linear, GPT-2's Conv1D, Conv2d (in one group) and Embedding. Returns the model; make the optimizer
+-- afterwards, of peft.parameters.
 ---@param model Module
 ---@param options table
 ---@return Module model

@@ -120,7 +120,7 @@ local function sort(model, state, problems)
     elseif not name then
       problems[#problems + 1] = ("%s: %s"):format(key, why or "the model has no such module")
     elseif part and not kind then
-      problems[#problems + 1] = ("%s: is for a %s; adapters go on Linear, Conv1D and Embedding"):format(key,
+      problems[#problems + 1] = ("%s: is for a %s; adapters go on Linear, Conv1D, Conv2d and Embedding"):format(key,
         getmetatable(modules[name]).__name)
     else
       local place, index = whole, name
@@ -145,12 +145,16 @@ end
 local function specify(name, module, part, config, o, prefix)
   local inputs, outputs = surgery.sizes(module)
   if not (part.a and part.b) then return nil, ("%s: only one of A and B is there"):format(name) end
+  local given_a, given_b = part.a, part.b
+  if layers.kind(module) == "conv" and part.a.ndim == 4 and part.b.ndim >= 2 then
+    part.a, part.b = part.a:flatten(1), part.b:flatten(1)
+  end
   part.a, part.b = names.flat(part.a), names.flat(part.b)
   local rank = part.a.shape[1] or 0
   if #part.a.shape ~= 2 or #part.b.shape ~= 2 or part.a.shape[2] ~= inputs or part.b.shape[1] ~= outputs
       or part.b.shape[2] ~= rank or rank < 1 then
     return nil, ("%s: A and B: expected [rank, %d] and [%d, rank], got %s and %s"):format(name, inputs, outputs,
-      names.shape_text(part.a), names.shape_text(part.b))
+      names.shape_text(given_a), names.shape_text(given_b))
   end
   if not (part.a:is_floating_point() and part.b:is_floating_point()) then
     return nil, ("%s: A and B: expected floating point, got %s and %s"):format(name, part.a.dtype, part.b.dtype)

@@ -13,8 +13,8 @@
 -- will take, peft.account what it would take for any configuration. peft.eora makes
 -- adapters without training, which give a compressed model back what it lost.
 --
--- Works on every module with Linear or Embedding layers, and on all families of tycho.llm. Hu et al. 2021, "LoRA:
--- Low-Rank Adaptation of Large Language Models".
+-- Works on every module with Linear, Conv2d or Embedding layers, and on all families of tycho.llm. Hu et al. 2021,
+-- "LoRA: Low-Rank Adaptation of Large Language Models".
 local adapter = require "tycho.peft.adapter"
 local files = require "tycho.peft.files"
 local merging = require "tycho.peft.merging"

@@ -7,9 +7,10 @@ local surgery = nn.surgery
 local parameter = require("tycho.nn.options").parameter
 local M = {}
 
---- "linear" or "embedding": how a module can be adapted; nil when it cannot.
+--- "linear", "embedding" or "conv" (of pictures, in one group): how a module can be adapted; nil when it cannot.
 function M.kind(module)
   local kind = surgery.kind(module)
+  if kind == "conv" then return module.groups == 1 and module.weight.ndim == 4 and kind or nil end
   return (kind == "linear" or kind == "embedding") and kind or nil
 end
 
@@ -20,6 +21,8 @@ local function change(self, dtype)
   local embedding = self.lora_embedding_A
   local a = (embedding or self.lora_A.weight):detach():to(dtype)
   local b = (embedding and self.lora_embedding_B or self.lora_B.weight):detach():to(dtype)
+  -- Of a convolution, A has its kernel and B has one of 1 x 1.
+  if a.ndim == 4 then a, b = a:flatten(1), b:flatten(1) end
   local product = b:matmul(a) * self._lora.scale
   return embedding and product:transpose(0, 1) or product
 end
@@ -71,10 +74,22 @@ local function embedding_forward(base)
   end
 end
 
+local function conv_forward(base)
+  return function(self, x)
+    local y, a = base.forward(self, x), self._lora
+    if a.off or a.merged then return y end
+    local h = x:to(self.lora_A.weight.dtype)
+    if self.training and a.dropout > 0 then h = ty.dropout(h, a.dropout, true) end
+    return y + self.lora_B(self.lora_A(h) * a.scale):to(y.dtype)
+  end
+end
+
+local forwards = { linear = linear_forward, embedding = embedding_forward, conv = conv_forward }
+
 --- The wrapper that adds a low-rank adapter to a layer.
 M.lora = surgery.wrapper { name = "Lora", field = "_lora",
   fields = { "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" },
-  forward = function(base, kind) return (kind == "linear" and linear_forward or embedding_forward)(base) end,
+  forward = function(base, kind) return forwards[kind](base) end,
   describe = function(a) return ("rank = %d%s"):format(a.rank, a.merged and ", merged" or "") end }
 
 --- Gives a layer an adapter that changes nothing yet. spec: rank, scale, alpha, dropout, dora, dtype.
@@ -86,6 +101,11 @@ function M.attach(module, spec)
     if kind == "linear" then
       module.lora_A = nn.Linear(inputs, spec.rank, { bias = false })
       module.lora_B = nn.Linear(spec.rank, outputs, { bias = false })
+      nn.init.zeros(module.lora_B.weight)
+    elseif kind == "conv" then
+      module.lora_A = nn.Conv2d(module.in_channels, spec.rank, module.kernel_size, { stride = module.stride,
+        padding = module.padding, dilation = module.dilation, bias = false })
+      module.lora_B = nn.Conv2d(spec.rank, outputs, 1, { bias = false })
       nn.init.zeros(module.lora_B.weight)
     else
       module.lora_embedding_A = parameter({ spec.rank, inputs }, nn.init.zeros)

@@ -19,6 +19,7 @@ return {
   },
   diffusion = {
     models = "networks under the module's names",
+    peft = "LoRA files of pipelines are adapters of peft",
   },
   vision = {
     models = "networks under the module's names",

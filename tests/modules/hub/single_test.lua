@@ -140,8 +140,8 @@ check.test("what does not fit is one clear error", function()
 
   local other = scratch.file "other.safetensors"
   ty.io.save_safetensors(other, { ["model.layers.0.weight"] = ty.zeros(2), ["lm_head.weight"] = ty.zeros(2) })
-  check.fails(function() hub.load(other) end, "other.safetensors: expected a checkpoint of Stable Diffusion 1, 2, XL or "
-    .. "3 or of Flux, got tensors such as lm_head.weight, model.layers.0.weight")
+  check.fails(function() hub.load(other) end, "other.safetensors: expected a checkpoint of Stable Diffusion 1, 2, XL "
+    .. "or 3 or of Flux, got tensors such as lm_head.weight, model.layers.0.weight")
   check.fails(function() hub.pipeline(other) end, "expected a checkpoint of Stable Diffusion")
   check.fails(function() hub.load(single .. "flux.safetensors", { component = "vae" }) end,
     "component: expected one of transformer, got vae")

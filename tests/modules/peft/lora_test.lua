@@ -265,7 +265,7 @@ check.test("errors", function()
   other(nn.Sequential(nn.Linear(4, 4), nn.GELU()), { "zzz" }, "named 'zzz'; there are 0 (Linear), 1 (GELU)")
   other(nn.Linear(4, 4), { "zzz" }, "no module is named 'zzz'; it is a single Linear")
   other(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GELU()), "all-linear", "nothing matches all-linear; adapters go on Linear"
-    .. ", Conv1D and Embedding, and the model has Sequential, Conv2d, GELU")
+    .. ", Conv1D, Conv2d and Embedding, and the model has Sequential, Conv2d, GELU")
   check.fails(function() peft.parameters(model) end, "has no adapter")
   check.fails(function() peft.merge(model) end, "has no adapter")
   check.equal(rawget(model, "_adapter"), nil, "nothing is left of what failed")
