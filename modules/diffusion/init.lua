@@ -30,6 +30,7 @@ return {
   autoencoder = require "tycho.diffusion.autoencoder",
   compiled = require "tycho.diffusion.compiled",
   condition = require "tycho.diffusion.condition",
+  controlled = require "tycho.diffusion.controlled",
   guidance = require "tycho.diffusion.guidance",
   lora = require "tycho.diffusion.lora",
   measure = require "tycho.diffusion.measure",

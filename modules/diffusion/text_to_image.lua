@@ -9,6 +9,8 @@
 -- (Stable Diffusion 3: a transformer, straight flows).
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local conditions = require "tycho.diffusion.condition"
+local controlled = require "tycho.diffusion.controlled"
 local prompting = require "tycho.diffusion.prompts"
 
 local expect, fail = arguments.expect, arguments.fail
@@ -134,10 +136,11 @@ end
 
 local paint_defaults = { steps = 20, guidance = 4.0, seed = 0, negative = "", width = arguments.none,
   height = arguments.none, solver = arguments.none, parts = {}, batch = 32, on_step = arguments.none,
-  noise = arguments.none }
+  noise = arguments.none, controls = {} }
 local paint_kinds = { steps = "an integer >= 1", guidance = "a finite number", seed = "an integer",
   negative = "a string", width = "an integer >= 1", height = "an integer >= 1", batch = "an integer >= 1",
-  solver = "a table", parts = "a table", on_step = "a function", noise = "a tensor" }
+  solver = "a table", parts = "a table", on_step = "a function", noise = "a tensor",
+  controls = "a list of tables" }
 
 --- How many pixels a latent is high and wide.
 ---@return integer
@@ -167,11 +170,34 @@ local function latent_size(self, o)
   return sides[1], sides[2]
 end
 
+-- The network with those that control it, and their pictures [n, channels, height, width] from 0 to 1 on its device.
+local function with_controls(self, who, list, n, told_of)
+  if #list == 0 then return self.network, nil end
+  local controls, pictures = {}, {}
+  for i, control in ipairs(list) do
+    local o = arguments.read(("%s: controls[%d]"):format(who, i), control, {
+      net = self.pipeline.components.controlnet or arguments.none, picture = arguments.none, strength = 1 },
+      { net = "a module", picture = "a tensor", strength = "a finite number" })
+    local x = o.picture
+    if not x or x.ndim < 3 or x.ndim > 4 or x.ndim == 4 and x.shape[1] ~= n and x.shape[1] ~= 1
+        or x.shape[x.ndim - 1] ~= told_of.height or x.shape[x.ndim] ~= told_of.width then
+      fail("%s: controls[%d].picture: expected [channels, %d, %d], or %d of them, got %s", who, i, told_of.height,
+        told_of.width, n, arguments.describe(x))
+    end
+    if x.ndim == 3 then x = x:unsqueeze(0) end
+    x = (x.dtype == "u8" and x:to "f32" / 255 or x):to { device = self:device() }
+    pictures[i] = x:expand(n, x.shape[2], x.shape[3], x.shape[4])
+    controls[i] = { net = o.net, strength = o.strength }
+  end
+  return controlled(self.network, controls), pictures
+end
+
 --- Pictures u8 [n, 3, height, width] of prompts; the same seed gives the same pictures, whatever the batch. options:
 -- steps (20), guidance (4: classifier-free; 1: none; networks like Flux are told it instead), negative (""), seed (0),
 -- width and height (what the network was trained for), solver (what the scheduler names), parts ({}: of the sampler),
 -- batch (32: pictures at a time), noise (standard noise of the latents' shape, in the place of that of the seed),
--- on_step(i, latents, run).
+-- on_step(i, latents, run), controls ({}: a list of { net = a ControlNetModel (the pipeline's), picture = u8 or from 0
+-- to 1, [channels, height, width] or one for each prompt, strength = 1 }).
 ---@param prompts string[]
 ---@param options? table
 ---@return Tensor pictures
@@ -197,13 +223,16 @@ function TextToImage:paint(prompts, options)
   local sampler = process:sampler { guidance = not guided and o.guidance or nil, steps = o.steps, solver = o.solver,
     parts = o.parts }
   local null = not guided and o.guidance ~= 1 and self:null(o.negative, told_of) or nil
+  local network, seen = with_controls(self, who, o.controls, #prompts, told_of)
   local pictures, latents = {}, {}
   for start = 1, #prompts, o.batch do
     local part = table.move(prompts, start, math.min(start + o.batch - 1, #prompts), 1, {})
     pictures[#pictures + 1], latents[#latents + 1] = ty.scope(function()
       local x = noise:narrow(0, start - 1, #part):to { device = self:device() }
       if self.scaled then x = x * sampler:points()[1].sigma end
-      x = sampler:sample(self.network, x.shape, { condition = self:condition(part, told_of), null = null, x = x,
+      local condition = self:condition(part, told_of)
+      if seen then condition.controls = conditions.narrow(seen, start - 1, #part) end
+      x = sampler:sample(network, x.shape, { condition = condition, null = null, x = x, keep = { controls = true },
         on_step = o.on_step })
       return self:decode(x), x
     end)

@@ -86,6 +86,47 @@ check.test("a Stable Diffusion 3 without T5", function()
   check.equal(embeddings:narrow(1, 12, 20):abs():max():item(), 0)
 end)
 
+check.test("ControlNets: one and two of them draw what diffusers draws", function()
+  local net = hub.load(root .. "control", { dtype = "f32" })
+  local want = ty.io.load_safetensors(root .. "control/expected.safetensors")
+  local p = painter "sd15"
+  local function same(controls, name, more)
+    local o = { noise = want.noise, controls = controls }
+    for key, value in pairs(more or {}) do o[key] = value end
+    local _, latents = p:paint(prompts, options("sd15", o))
+    local off = (latents - want[name]):abs():max():item() / want[name]:abs():max():item()
+    check.ok(off < 1e-4, ("%s: latents differ by %.2g"):format(name, off))
+  end
+  local one = { { net = net, picture = want.picture0, strength = 0.8 } }
+  same(one, "one")
+  same(one, "one", { batch = 1 })
+  same({ { net = net, picture = want.picture0:to "f32" / 255, strength = 0.5 },
+    { net = net, picture = want.picture1, strength = 0.7 } }, "two")
+  p.pipeline.components.controlnet = net
+  same({ { picture = want.picture0, strength = 0.8 } }, "one")
+  check.fails(function() p:paint({ "a" }, options("sd15", { controls = { { picture = want.picture0 } } })) end,
+    "TextToImage:paint: controls[1].picture: expected [channels, 16, 16], or 1 of them, got a tensor [2, 3, 16, 16]")
+  check.fails(function() diffusion.controlled(p.network, {}) end,
+    "diffusion.controlled: controls: expected at least one, got none")
+  check.fails(function() diffusion.controlled(p.network, { { strength = 1 } }) end,
+    "diffusion.controlled: controls[1].net: expected a ControlNetModel, got nil")
+  local both = diffusion.controlled(p.network, { { net = net } })
+  check.fails(function() both(ty.zeros(1, 4, 8, 8), ty.tensor { 1.0 }, {}) end,
+    "diffusion.controlled: condition.controls: expected a list of 1 pictures, got nil")
+end)
+
+check.test("quick views by the small autoencoder", function()
+  local tiny = hub.load(check.root .. "tests/fixtures/diffusers/autoencoder_tiny", { weights = false,
+    config = { latent_channels = 4, encoder_block_out_channels = { 4, 4 }, decoder_block_out_channels = { 4, 4 },
+      num_encoder_blocks = { 1, 1 }, num_decoder_blocks = { 1, 1 }, block_out_channels = { 4, 4 } } })
+  local pipeline = hub.pipeline(root .. "sd15", { dtype = "f32" })
+  pipeline.components.vae = tiny
+  local p = diffusion.TextToImage(pipeline, { warn = function() end })
+  local pictures, latents = p:paint({ "a" }, options "sd15")
+  check.equal({ pictures.shape, latents.shape }, { { 1, 3, 16, 16 }, { 1, 4, 8, 8 } })
+  check.equal(p:encode(pictures).shape, { 1, 4, 8, 8 })
+end)
+
 check.test("what is wrong is one clear error", function()
   local function fails(name, missing, text)
     local pipeline = hub.pipeline(root .. name, { dtype = "f32" })
