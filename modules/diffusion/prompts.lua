@@ -136,15 +136,21 @@ local function pixart(length)
   return family
 end
 
--- By the beginning of the class's name; the longest counts. Others are read as Stable Diffusion.
+-- By the beginning of the class's name. Others are read as Stable Diffusion.
 local families = { StableDiffusionXL = sdxl, StableDiffusion3 = sd3, Flux = flux, PixArtAlpha = pixart(120),
   PixArtSigma = pixart(300) }
 
-local function family_of(class)
-  for name, family in pairs(families) do
-    if type(class) == "string" and class:sub(1, #name) == name then return family end
+-- The family of a pipeline. One that never had the second text encoder of its class is read by its first.
+local function family_of(pipeline)
+  local class, family = pipeline.class, plain
+  for name, known in pairs(families) do
+    if type(class) == "string" and class:sub(1, #name) == name then family = known end
   end
-  return plain
+  local second = family.readers[2] and family.readers[2][2]
+  for _, list in ipairs { pipeline.components, pipeline.classes or {}, pipeline.left_out or {} } do
+    if second and list[second] then second = nil end
+  end
+  return second and plain or family
 end
 
 -- ---- prompts of a pipeline ----
@@ -183,7 +189,7 @@ end
 ---@param warn fun(text: string)
 ---@return Prompts
 function M.new(pipeline, length, warn)
-  local parts, family = pipeline.components, family_of(pipeline.class)
+  local parts, family = pipeline.components, family_of(pipeline)
   local network = parts.unet or parts.transformer or component(pipeline, "unet or transformer")
   local self = setmetatable({ family = family, network = network, options = pipeline.options or {}, length = length,
     readers = {}, scheduler = component(pipeline, "scheduler") }, Prompts)

@@ -86,6 +86,14 @@ check.test("a Stable Diffusion 3 without T5", function()
   check.equal(embeddings:narrow(1, 12, 20):abs():max():item(), 0)
 end)
 
+check.test("a pipeline that never had the second text encoder of its class is read by its first", function()
+  local parts = hub.pipeline(root .. "sd15", { dtype = "f32" }).components
+  local p = diffusion.TextToImage({ class = "StableDiffusion3Pipeline", components = parts }, { warn = function() end })
+  check.equal(p:condition({ "a" }).text.embeddings:tolist(),
+    painter("sd15"):condition({ "a" }).text.embeddings:tolist())
+  check.equal(p:condition(p:tokens { "a" }).text.embeddings:tolist(), p:condition({ "a" }).text.embeddings:tolist())
+end)
+
 check.test("ControlNets: one and two of them draw what diffusers draws", function()
   local net = hub.load(root .. "control", { dtype = "f32" })
   local want = ty.io.load_safetensors(root .. "control/expected.safetensors")
