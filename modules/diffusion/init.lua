@@ -31,6 +31,7 @@ return {
   compiled = require "tycho.diffusion.compiled",
   condition = require "tycho.diffusion.condition",
   controlled = require "tycho.diffusion.controlled",
+  finetune = require "tycho.diffusion.finetune",
   guidance = require "tycho.diffusion.guidance",
   lora = require "tycho.diffusion.lora",
   measure = require "tycho.diffusion.measure",

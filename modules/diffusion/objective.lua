@@ -63,7 +63,9 @@ end
 --- What the network says about noisy samples (as `noisy` returns them).
 function Objective:output(model, noisy, condition)
   local scale = predictions.input_scale(self.predict, noisy.alpha, noisy.sigma, self.data)
-  return model(scale and noisy.x * scale or noisy.x, self.schedule:network_time(noisy.t), condition)
+  local y = model(scale and noisy.x * scale or noisy.x, self.schedule:network_time(noisy.t), condition)
+  -- What some networks say of variances besides, in as many channels again, is not trained.
+  return y.ndim == 4 and y.shape[2] == 2 * noisy.x.shape[2] and y:narrow(1, 0, noisy.x.shape[2]) or y
 end
 
 --- The training loss, a mean square error: a tensor of no dimensions.

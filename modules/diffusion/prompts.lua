@@ -238,15 +238,17 @@ local function complete(self, text, o)
 end
 
 --- The condition of prompts, or, for pipelines with one text encoder, of their tokens. o: height, width (of the
--- picture), guidance. Not recorded.
+-- picture), guidance. recorded: gradients reach the text encoders.
 ---@param prompts string[]|Tensor
 ---@param o table
+---@param recorded? boolean
 ---@return table
-function Prompts:condition(prompts, o)
+function Prompts:condition(prompts, o, recorded)
   if ty.is_tensor(prompts) and self.family ~= plain then
     fail("TextToImage:condition: prompts: expected a list of strings (the pipeline has %d text encoders), got %s",
       #self.family.readers, arguments.describe(prompts))
   end
+  if recorded then return complete(self, self.family.text(self, prompts), o) end
   return ty.no_grad(function() return complete(self, self.family.text(self, prompts), o) end)
 end
 
