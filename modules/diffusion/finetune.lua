@@ -273,7 +273,8 @@ function M.save(painter, path)
         names[i] = layer.name
       end
       settings[each.name .. ".r"], settings[each.name .. ".lora_alpha"] = record.rank, record.alpha
-      settings[each.name .. ".target_modules"] = names
+      -- Ends of names where they were asked for: what stands before differs between versions of transformers.
+      settings[each.name .. ".target_modules"] = record.targets or names
     end
   end
   if not any then fail("%s: painter: expected one with adapters, as finetune.train leaves them, got none", who) end
