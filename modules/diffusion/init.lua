@@ -33,6 +33,7 @@ return {
   controlled = require "tycho.diffusion.controlled",
   finetune = require "tycho.diffusion.finetune",
   guidance = require "tycho.diffusion.guidance",
+  inversion = require "tycho.diffusion.inversion",
   lora = require "tycho.diffusion.lora",
   measure = require "tycho.diffusion.measure",
   published = require "tycho.diffusion.published",

@@ -17,9 +17,25 @@ local WHO = "TextToImage"
 local Reader = {}
 Reader.__index = Reader
 
+-- A prompt with what its own words stand for in their place, the longest words first.
+local function spelled(prompt, words)
+  local list = {}
+  for word in pairs(words) do list[#list + 1] = word end
+  table.sort(list, function(a, b) return #a > #b or #a == #b and a < b end)
+  for _, word in ipairs(list) do
+    prompt = prompt:gsub(word:gsub("%p", "%%%0"), (words[word]:gsub("%%", "%%%%")))
+  end
+  return prompt
+end
+
 -- Tokens [n, length] and mask of prompts; says once where one is longer than that.
 function Reader:tokens(prompts)
   local tokenizer, length = self.tokenizer, self.length
+  if next(self.words) then
+    local written = {}
+    for i, prompt in ipairs(prompts) do written[i] = spelled(prompt, self.words) end
+    prompts = written
+  end
   if not self.said and type(tokenizer) == "userdata" then -- others cut for themselves
     for i, ids in ipairs(tokenizer:encode_batch(prompts, { pad = false })) do
       if #ids > length then
@@ -158,6 +174,7 @@ end
 ---@class Prompts
 ---@field guided boolean   the network is told the strength of guidance, and asked once a step
 ---@field unit integer     latents that sides have to be multiples of
+---@field words table<string, string>  words of a painter's own, and the tokens that they stand for
 ---@field dynamic boolean  the process is another one for another size
 local Prompts = {}
 Prompts.__index = Prompts
@@ -192,7 +209,7 @@ function M.new(pipeline, length, warn)
   local parts, family = pipeline.components, family_of(pipeline)
   local network = parts.unet or parts.transformer or component(pipeline, "unet or transformer")
   local self = setmetatable({ family = family, network = network, options = pipeline.options or {}, length = length,
-    readers = {}, scheduler = component(pipeline, "scheduler") }, Prompts)
+    readers = {}, words = {}, scheduler = component(pipeline, "scheduler") }, Prompts)
   local long
   for _, row in ipairs(family.readers) do long = long or row.length end
   for i, row in ipairs(family.readers) do
@@ -200,7 +217,8 @@ function M.new(pipeline, length, warn)
     if there or not row.optional then
       local encoder, tokenizer = component(pipeline, row[2]), component(pipeline, row[1])
       local most = length_of(row, tokenizer, encoder, (row.length or not long) and length or nil)
-      self.readers[i] = setmetatable({ tokenizer = tokenizer, encoder = encoder, length = most, warn = warn }, Reader)
+      self.readers[i] = setmetatable({ tokenizer = tokenizer, encoder = encoder, length = most, warn = warn,
+        words = encoder.text_model and self.words or {} }, Reader)
     end
   end
   self.guided = family.guided ~= nil
@@ -300,6 +318,14 @@ function Prompts:process(height, width)
     process.defaults.spacing = spacings.linspace { last = 0.001 }
   end
   return process, scaled
+end
+
+--- The text encoders.
+---@return Module[]
+function Prompts:encoders()
+  local list = {}
+  for _, reader in pairs(self.readers) do list[#list + 1] = reader.encoder end
+  return list
 end
 
 --- Moves the text encoders.
