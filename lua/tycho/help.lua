@@ -218,6 +218,7 @@ end
 local function nearby(name)
   local word = (name:match("([%w_]+)[^%w_]*$") or name):lower()
   local plain, spelt, found = word:gsub("_", ""), name:gsub("_", ""):match("%w*$"), {}
+  local place = name:match "^(.*)[.:]"
   local function consider(full, sentence, only_near)
     local last = full:match("([%w_]+)$"):lower()
     local compact = last:gsub("_", "")
@@ -227,7 +228,8 @@ local function nearby(name)
     local mentioned = not only_near and #plain > 3 and sentence():lower():find(name:lower(), 1, true)
     if close or part or mentioned then
       local capitals = names.distance(full:match("([%w_]+)$"):gsub("_", ""), spelt) > distance and 0.5 or 0
-      found[#found + 1] = { full, sentence, rank = (close and distance or part and 100 or 200) + capitals }
+      local there = place and full:match "^(.*)[.:]" == place and 0.25 or 0 -- in the module that was asked for
+      found[#found + 1] = { full, sentence, rank = (close and distance or part and 100 or 200) + capitals - there }
     end
   end
   for _, op in ipairs(select(2, ops())) do

@@ -71,6 +71,13 @@ function M.folder(path, options)
   end }
 end
 
+local function check_painter(who, painter)
+  expect(who, "painter", painter, "a table")
+  if type(painter.prompts) ~= "table" then
+    fail("%s: painter: expected a TextToImage, got %s", who, arguments.describe(painter))
+  end
+end
+
 local function check_set(who, what, set)
   expect(who, what, set, "a table")
   expect(who, what .. ".captions", set.captions, "a list of strings")
@@ -101,7 +108,20 @@ local function latents_of(who, painter, set)
   end
   return ty.concat(list, 0), height, width
 end
-M.latents = latents_of
+
+--- Latents [n, c, h, w] of a set's pictures, made one by one, on the processor; and the height and width that all of
+-- the pictures have. who: what errors begin with.
+---@param painter TextToImage
+---@param set PictureSet
+---@param who? string
+---@return Tensor latents
+---@return integer height
+---@return integer width
+function M.latents(painter, set, who)
+  who = expect("finetune.latents", "who", who, "a string or nil") or "finetune.latents"
+  check_painter(who, painter)
+  return latents_of(who, painter, check_set(who, "set", set))
+end
 
 -- ---- what is trained ----
 
@@ -244,8 +264,7 @@ end
 ---@return number[] losses
 function M.train(painter, set, options)
   local who = "finetune.train"
-  expect(who, "painter", painter, "a table")
-  expect(who, "painter.network", painter.network, "a module")
+  check_painter(who, painter)
   check_set(who, "set", set)
   local o = arguments.read(who, options, defaults, kinds)
   return ty.data.with_seed(o.seed, function() return run(who, painter, set, o) end)
@@ -257,8 +276,7 @@ end
 ---@param path string  ends in .safetensors
 function M.save(painter, path)
   local who = "finetune.save"
-  expect(who, "painter", painter, "a table")
-  expect(who, "painter.network", painter.network, "a module")
+  check_painter(who, painter)
   expect(who, "path", path, "a string")
   local state, settings, any = {}, {}, false
   for _, each in ipairs(models_of(painter, true)) do

@@ -205,7 +205,7 @@ local kinds = { token = "a string", start = "a string", vectors = "an integer in
 
 local function run(who, painter, set, o)
   local list = encoders_of(who, painter)
-  local x, height, width = finetune.latents(who, painter, set)
+  local x, height, width = finetune.latents(painter, set, who)
   if not painter.prompts.words[o.token] then M.add(painter, o.token, start_of(list, o.start, o.vectors)) end
   list = places(who, painter, o.token)
   local told, parts, frozen = { height = height, width = width, guidance = o.guidance }, {}, {}

@@ -42,7 +42,7 @@ local set = finetune.folder(path, { caption = "a box", size = 16 })
 
 -- The mean loss over fixed times and noises: what training is to lower.
 local function measured(p, captions)
-  local x, height, width = finetune.latents("test", p, set)
+  local x, height, width = finetune.latents(p, set)
   ty.manual_seed(77)
   local told = { height = height, width = width, guidance = 3.5 }
   local sum, count = 0, 8
