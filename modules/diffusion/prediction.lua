@@ -125,6 +125,7 @@ end
 ---@field output Tensor  what the network (or guidance) said
 ---@field kind string
 ---@field point Point
+---@field plain? Prediction  as it was before the clean sample was cut, where it was
 local Prediction = {}
 Prediction.__index = Prediction
 
@@ -148,9 +149,14 @@ function Prediction:as(kind)
   return found
 end
 
---- The same with another estimate of the clean sample (cut to its range, say); all else follows from that.
+--- The same with another estimate of the clean sample (cut to its range, say); all else follows from that. The field
+-- `plain` of what comes back is the prediction as it was.
 ---@param x0 Tensor
 ---@return Prediction
-function Prediction:with_sample(x0) return M.new("sample", self.x, x0, self.point, self.data) end
+function Prediction:with_sample(x0)
+  local made = M.new("sample", self.x, x0, self.point, self.data)
+  made.plain = self.plain or self
+  return made
+end
 
 return M

@@ -76,10 +76,11 @@ end
 ---@return Process
 function M.DDPM(options)
   local o = ty.nn.options("DDPM", options, { steps = 1000, betas = "cosine", beta_start = none, beta_end = none,
-    zero_snr = false, predict = "epsilon", times = times.uniform(), weighting = weightings.uniform(), drop = 0.1,
+    zero_snr = false, least = 0,
+    predict = "epsilon", times = times.uniform(), weighting = weightings.uniform(), drop = 0.1,
     null = none, keep = none, clip = 1 }, { betas = false, drop = false, clip = false })
   local schedule = schedules.discrete { steps = o.steps, betas = o.betas, beta_start = o.beta_start,
-    beta_end = o.beta_end, zero_snr = o.zero_snr }
+    beta_end = o.beta_end, zero_snr = o.zero_snr, least = o.least }
   local objective = new_objective { schedule = schedule, predict = o.predict, times = o.times,
     weighting = o.weighting, drop = o.drop, null = o.null, keep = o.keep }
   return new(objective, { solver = solvers.ddim(), steps = math.min(50, schedule.steps), clip = o.clip })

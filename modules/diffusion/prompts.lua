@@ -282,42 +282,19 @@ function Prompts:null(negative, o)
   end)
 end
 
--- How far a flow is shifted for a number of tokens of a picture: linear in it, through two points.
-local function shift_for(config, tokens)
-  local function value(key, default)
-    return config[key] ~= nil and arguments.expect(WHO, "scheduler." .. key, config[key], "a finite number") or default
-  end
-  local few, many = value("base_image_seq_len", 256), value("max_image_seq_len", 4096)
-  local low, high = value("base_shift", 0.5), value("max_shift", 1.15)
-  local mu = low + (high - low) / (many - few) * (tokens - few)
-  return config.time_shift_type == "linear" and mu or math.exp(mu)
-end
-
---- The process for latents of a size, and whether sampling begins with sigma times standard noise. Schedulers with
--- use_dynamic_shifting shift large pictures more.
+--- The process of a scheduler's config for latents of a size: flows with use_dynamic_shifting are shifted more for large
+-- pictures.
 ---@param height integer  of the latents
 ---@param width integer
+---@param config? table  the pipeline's
 ---@return Process
----@return boolean scaled
-function Prompts:process(height, width)
-  local config, patch, dynamic = self.scheduler, self.unit, self.dynamic
-  if type(config) == "table" then
-    config = {}
-    for key, value in pairs(self.scheduler) do
-      if value ~= ty.io.null then config[key] = value end -- diffusers writes what is not set as null
-    end
-  end
-  if dynamic then
-    config.use_dynamic_shifting, config.shift = false, shift_for(config, height * width // (patch * patch))
-  end
-  local process, scaled = published(config)
-  if process.objective.predict ~= "flow" then return process, scaled end
-  if self.family.trailing and not config.use_flow_sigmas then
+function Prompts:process(height, width, config)
+  config = config or self.scheduler
+  local process = published(config, { tokens = math.max(1, height * width // (self.unit * self.unit)) })
+  if self.family.trailing and process.objective.predict == "flow" and not config.use_flow_sigmas then
     process.defaults.spacing = spacings.trailing()
-  elseif dynamic then
-    process.defaults.spacing = spacings.linspace { last = 0.001 }
   end
-  return process, scaled
+  return process
 end
 
 --- The text encoders.

@@ -12,6 +12,7 @@ local predictions = require "tycho.diffusion.prediction"
 ---@field condition table
 ---@field state table          by part (and for the solver): what each keeps over the steps of this run
 ---@field calls integer        calls of the network so far
+---@field draws integer        how often fresh noise was drawn so far
 ---@field evaluations table<string, integer>  samples that went through the network so far, by branch
 local Run = {}
 Run.__index = Run
@@ -41,11 +42,12 @@ local function call(run, request)
 end
 
 --- options: model, schedule, kind, data, guidance, solver, clip (a function of the clean sample, or nil), points,
--- condition, branches, parts.
+-- condition, branches, parts, fresh.
 ---@return Run
 local function new(options)
   local run = setmetatable(options, Run)
   run.calls, run.evaluations, run.state, run.step, run.joined = 0, {}, {}, 0, {}
+  run.draws = 0
   run.call_network = through(run, "call", function(request) return call(run, request) end)
   run.make_prediction = through(run, "predict", function(x, point)
     local output = run.guidance:guide(run, x, point)
@@ -118,8 +120,11 @@ function Run:predict(x, point) return self.make_prediction(x, point) end
 ---@return Tensor
 function Run:advance(prediction, to) return self.make_step(prediction, to) end
 
---- Fresh standard noise like x.
+--- Fresh standard noise like x: of the generator, or of the sampler's option `fresh`.
 ---@return Tensor
-function Run:noise(x) return ty.randn_like(x) end -- luacheck: ignore 212
+function Run:noise(x)
+  self.draws = self.draws + 1
+  return self.fresh and self.fresh(self.draws, x) or ty.randn_like(x)
+end
 
 return new

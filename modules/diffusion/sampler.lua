@@ -21,6 +21,7 @@ local ty = require "tycho"
 local conditions = require "tycho.diffusion.condition"
 local guidances = require "tycho.diffusion.guidance"
 local new_run = require "tycho.diffusion.run"
+local seeds = require "tycho.diffusion.seeds"
 local predictions = require "tycho.diffusion.prediction"
 local solvers = require "tycho.diffusion.solver"
 local spacings = require "tycho.diffusion.spacing"
@@ -85,23 +86,35 @@ end
 --- Samples of `shape`, by steps from noise. Also returns the run: how often the network was called, what parts noted.
 -- options: condition ({}), null and keep (see condition.null), branches (further conditions by name, for guidance.sum),
 -- noise (standard noise of that shape to begin with), x (the sample at the first point itself, in the place of noise),
--- points (instead of those of the spacing), on_step(i, x, run), called after each step, from 1.
+-- seeds (one for each sample: its noise, at the beginning and in every step, depends on it alone and not on the batch),
+-- fresh (the noise of the solver's steps: a function (draw, x), draw from 1, that gives standard noise like x), points
+-- (instead of those of the spacing), on_step(i, x, run), called after each step, from 1; what it returns as false ends
+-- the run there.
 ---@param model fun(x: Tensor, t: Tensor, condition: table): Tensor
 ---@param shape integer[]
 ---@param options? table
 ---@return Tensor samples, Run run
 function Sampler:sample(model, shape, options)
   local o = ty.nn.options("Sampler.sample", options, { condition = {}, null = none, keep = none, branches = none,
-    noise = none, x = none, points = none, on_step = none })
+    noise = none, x = none, seeds = none, fresh = none, points = none, on_step = none },
+    { seeds = "a list of integers", fresh = "a function", on_step = "a function" })
+  local seeded
+  if o.seeds then
+    if #o.seeds ~= shape[1] then
+      error(("Sampler.sample: seeds: expected %d, one for each sample, got %d"):format(shape[1], #o.seeds), 2)
+    end
+    seeded = seeds.noise(o.seeds)
+  end
   conditions.check("Sampler.sample", o.condition)
   conditions.check_batch("Sampler.sample", o.condition, shape[1])
   return ty.no_grad(function()
     local run = new_run { model = model, schedule = self.schedule, kind = self.predict, data = self.data,
       guidance = self.guidance, solver = self.solver, clip = self.clip, points = o.points or self:points(),
-      condition = o.condition, branches = branches_of(model, o), parts = self.parts }
+      condition = o.condition, branches = branches_of(model, o), parts = self.parts, fresh = o.fresh or seeded }
     local x = o.x
     if not x then
-      x = o.noise or ty.randn(shape, { device = device_of(model) })
+      local device = device_of(model)
+      x = o.noise or seeded and seeded(0, ty.empty(shape, { device = device })) or ty.randn(shape, { device = device })
       local scale = self.schedule:noise_scale(run.points[1])
       if scale ~= 1 then x = x * scale end
     end
@@ -112,7 +125,7 @@ function Sampler:sample(model, shape, options)
       x = ty.scope(function()
         return run:advance(run:predict(before, run.points[run.step]), run.points[run.step + 1])
       end)
-      if o.on_step then o.on_step(run.step, x, run) end
+      if o.on_step and o.on_step(run.step, x, run) == false then break end
     end
     for _, part in ipairs(self.parts) do
       if part.finish then part:finish(run, x) end

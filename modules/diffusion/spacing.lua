@@ -2,10 +2,11 @@
 -- from noise to clean; the functions here make such functions. Any list of times works too: spacing.times { 999, 500, 0
 -- }.
 --
--- leading, trailing and linspace are those of table 2 in Lin et al. 2024 and of diffusers; karras, exponential and vp
--- choose sigma / alpha (Karras et al. 2022). All take final = "clean" (the last step ends in the clean sample) or
--- "first" (it ends at the schedule's least noise, as the published Stable Diffusion files have it).
+-- leading, trailing and linspace are those of table 2 in Lin et al. 2024 and of diffusers; karras, exponential, beta
+-- and vp choose sigma / alpha (Karras et al. 2022). All take final = "clean" (the last step ends in the clean sample)
+-- or "first" (it ends at the schedule's least noise, as the published Stable Diffusion files have it).
 local ty = require "tycho"
+local betas = require "tycho.diffusion.beta"
 
 local M = {}
 
@@ -117,6 +118,18 @@ function M.exponential(options)
   local o = read("exponential", options, { min = ty.nn.none, max = ty.nn.none })
   return by_ratio("exponential", o, function(share, largest, smallest)
     return math.exp(math.log(largest) + share * (math.log(smallest) - math.log(largest)))
+  end)
+end
+
+--- sigma / alpha at the quantiles of a beta distribution, which are dense at both ends. Lee et al. 2024. options: a and
+-- b of the distribution (0.6), min, max, final.
+function M.beta(options)
+  local o = read("beta", options, { a = 0.6, b = 0.6, min = ty.nn.none, max = ty.nn.none })
+  if not (o.a > 0 and o.b > 0) then
+    error(("spacing.beta: a, b: expected two numbers above 0, got %s and %s"):format(tostring(o.a), tostring(o.b)), 2)
+  end
+  return by_ratio("beta", o, function(share, largest, smallest)
+    return smallest + betas.quantile(1 - share, o.a, o.b) * (largest - smallest)
   end)
 end
 

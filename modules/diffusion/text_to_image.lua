@@ -24,7 +24,6 @@ local WHO = "TextToImage"
 ---@field pipeline Pipeline     what it was made of
 ---@field prompts Prompts       what the network is told, by the pipeline's class
 ---@field process Process       what the network was trained for
----@field scaled boolean        sampling begins with sigma times standard noise
 ---@field length integer        tokens of a prompt: longer ones are cut, shorter ones filled up
 local TextToImage = {}
 TextToImage.__index = TextToImage
@@ -48,7 +47,7 @@ local function new(pipeline, options)
   self.network, self.autoencoder = self.prompts.network, prompting.component(pipeline, "vae")
   self.text_encoder, self.tokenizer = parts.text_encoder, parts.tokenizer
   self.length = self.prompts.readers[1].length
-  self.process, self.scaled = self.prompts:process(self:default_size())
+  self.process = self.prompts:process(self:default_size())
   return self
 end
 
@@ -229,10 +228,9 @@ function TextToImage:paint(prompts, options)
     local part = table.move(prompts, start, math.min(start + o.batch - 1, #prompts), 1, {})
     pictures[#pictures + 1], latents[#latents + 1] = ty.scope(function()
       local x = noise:narrow(0, start - 1, #part):to { device = self:device() }
-      if self.scaled then x = x * sampler:points()[1].sigma end
       local condition = self:condition(part, told_of)
       if seen then condition.controls = conditions.narrow(seen, start - 1, #part) end
-      x = sampler:sample(network, x.shape, { condition = condition, null = null, x = x, keep = { controls = true },
+      x = sampler:sample(network, x.shape, { condition = condition, null = null, noise = x, keep = { controls = true },
         on_step = o.on_step })
       return self:decode(x), x
     end)

@@ -51,13 +51,16 @@ local function without_signal_at_the_end(alpha_bar)
 end
 
 --- options: steps (1000), betas ("linear", "scaled_linear", "cosine", or a list of numbers), beta_start (1e-4;
--- scaled_linear 8.5e-4) and beta_end (0.02; scaled_linear 0.012), both for 1,000 steps unless given, zero_snr (false).
+-- scaled_linear 8.5e-4) and beta_end (0.02; scaled_linear 0.012), both for 1,000 steps unless given, zero_snr (false),
+-- least (0: the least share of the clean sample at the noisy end, where zero_snr leaves none).
 ---@return DiscreteSchedule
 local function new(options)
   local none = ty.nn.none
   local self = ty.nn.options("schedule.discrete", options,
-    { steps = 1000, betas = "linear", beta_start = none, beta_end = none, zero_snr = false },
-    { betas = "a string or a list of numbers", beta_start = "a number in [0, 1]", beta_end = "a number in [0, 1]" })
+    { steps = 1000, betas = "linear", beta_start = none, beta_end = none, zero_snr = false,
+      least = 0 },
+    { betas = "a string or a list of numbers", beta_start = "a number in [0, 1]", beta_end = "a number in [0, 1]",
+      least = "a number in [0, 1)" })
   local betas = self.betas
   if type(betas) == "string" then
     local make = makers[betas]
@@ -77,6 +80,7 @@ local function new(options)
   self.steps = #betas
   self.alpha_bar = products(betas)
   if self.zero_snr then self.alpha_bar = without_signal_at_the_end(self.alpha_bar) end
+  self.alpha_bar[self.steps] = math.max(self.least, self.alpha_bar[self.steps])
   self.table = ty.keep(ty.tensor(self.alpha_bar, { dtype = "f32" }))
   -- Where there is no signal, sigma / alpha is no number to integrate over.
   self.frame = self.alpha_bar[self.steps] > 0 and "noise" or "flow"

@@ -119,14 +119,16 @@ check.test("what is wrong is one clear error", function()
   check.fails(function() diffusion.TextToImage { components = { unet = unet, vae = vae, tokenizer = reader } } end,
     "TextToImage: pipeline.components.")
   local published = diffusion.published
-  check.fails(function() published { _class_name = "UniPCMultistepScheduler" } end,
-    "diffusion.published: config._class_name: expected one of DDIMScheduler, DDPMScheduler, ")
+  check.fails(function() published { _class_name = "XScheduler" } end,
+    "diffusion.published: config._class_name: expected one of DDIMScheduler, DDPMScheduler, DEISMultistepScheduler, ")
   check.fails(function() published { _class_name = "DDIMScheduler", prediction_type = "noise" } end,
     "diffusion.published: prediction_type: expected epsilon or sample or v_prediction, got noise")
   check.fails(function() published { _class_name = "DDIMScheduler", beta_start = "x" } end,
     "diffusion.published: beta_start: expected a finite number, got ")
-  check.fails(function() published { _class_name = "DDIMScheduler", thresholding = true } end,
-    "diffusion.published: thresholding: expected false, got true")
+  check.fails(function() published { _class_name = "DDIMScheduler", thresholds = true } end,
+    "diffusion.published: config: no key 'thresholds' is known")
+  check.fails(function() published { _class_name = "FlowMatchEulerDiscreteScheduler", invert_sigmas = true } end,
+    "diffusion.published: invert_sigmas: expected false, got true")
 end)
 
 check.finish()

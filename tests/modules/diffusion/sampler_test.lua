@@ -99,6 +99,34 @@ check.test("a step that changes the size, and the points to come", function()
   check.close(x:flatten():tolist()[7], 0.5, 1e-6)
 end)
 
+check.test("a sample's noise depends on its own seed: alone, in a batch, in another place", function()
+  local table_of = diffusion.schedule.discrete()
+  local perfect = known.gaussian(table_of, "epsilon", 0.5)
+  for name, method in pairs { ancestral = solver.ddim { eta = 1 }, sde = solver.dpm { sde = true } } do
+    local sampler = diffusion.Sampler { schedule = table_of, solver = method, steps = 6 }
+    local state = ty.rng_state()
+    local both = sampler:sample(perfect, { 3, 2 }, { seeds = { 7, 8, 7 } })
+    check.equal(ty.rng_state(), state) -- the generator is left as it was
+    local alone = sampler:sample(perfect, { 1, 2 }, { seeds = { 8 } })
+    check.equal(both:narrow(0, 1, 1):tolist(), alone:tolist(), name)
+    check.equal(both:narrow(0, 0, 1):tolist(), both:narrow(0, 2, 1):tolist(), name)
+    check.ok(both:narrow(0, 0, 1):ne(alone):all():item(), name)
+    local draws = {}
+    sampler:sample(perfect, { 1, 2 }, { fresh = function(draw, x)
+      draws[#draws + 1] = draw
+      return ty.zeros_like(x)
+    end })
+    check.equal(draws, { 1, 2, 3, 4, 5 })
+  end
+  check.fails(function() sample({}, { seeds = { 1 } }) end,
+    "Sampler.sample: seeds: expected 4, one for each sample, got 1")
+end)
+
+check.test("a run that is ended early", function()
+  local x, run = sample({ steps = 6 }, { on_step = function(i) return i < 2 end })
+  check.equal({ run.step, x.shape }, { 2, { 4, 1 } })
+end)
+
 check.test("a start in the middle: a picture with noise", function()
   local x0 = ty.full({ 4, 1 }, 0.5)
   local points = diffusion.spacing.times { 0.4, 0.2 } (flow)

@@ -132,4 +132,17 @@ check.test("tensors and numbers agree; ratios find their times", function()
   check.close(between.alpha ^ 2 + between.sigma ^ 2, 1, 1e-12)
 end)
 
+check.test("quantiles of the beta distribution, and the spacing made of them", function()
+  local betas = require "tycho.diffusion.beta"
+  -- scipy.stats.beta.ppf
+  for _, row in ipairs { { 0.001, 0.6, 0.6, 1.85587385175e-05 }, { 0.3, 0.6, 0.6, 0.234017003875 },
+    { 0.999, 0.6, 0.6, 0.999981441261 }, { 0.1, 2, 5, 0.09259525891312873 }, { 0.77, 2, 5, 0.402118402610099 } } do
+    check.close(betas.quantile(row[1], row[2], row[3]), row[4], 1e-10 * math.max(1, row[4]), "quantile of " .. row[1])
+  end
+  local ends = diffusion.schedule.exploding { sigma_min = 1, sigma_max = 3 }
+  local points = diffusion.spacing.beta { a = 1, b = 1 } (ends, 5)
+  for i, sigma in ipairs { 3, 2.5, 2, 1.5, 1, 0 } do check.close(points[i].sigma, sigma, 1e-12) end
+  check.fails(function() diffusion.spacing.beta { a = 0 } end, "spacing.beta: a, b: expected two numbers above 0")
+end)
+
 check.finish()
