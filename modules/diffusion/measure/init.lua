@@ -1,8 +1,14 @@
---- How near pictures are to others, and how varied samples are.
+--- How near pictures are to others, and how varied samples are. Likeness of pictures, one by one: psnr, ssim, ms_ssim,
+-- perceptual. Nearness of sets of them, by features: frechet, kernel, precision_recall. To their texts: alignment.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local distribution = require "tycho.diffusion.measure.distribution"
+local likeness = require "tycho.diffusion.measure.likeness"
 
 local M = {}
+for _, part in ipairs { likeness, distribution } do
+  for name, fn in pairs(part) do M[name] = fn end
+end
 
 -- Rows of samples [n, ...] as f64 [n, width].
 local function rows(who, what, x)
