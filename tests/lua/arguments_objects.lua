@@ -145,6 +145,14 @@ object("PixArtTransformer2DModel", function()
   return require("tycho.models").PixArtTransformer2DModel { sample_size = 4, num_layers = 1, attention_head_dim = 4,
     num_attention_heads = 1, cross_attention_dim = 2 }
 end)
+local function dit() return require("tycho.models").DiT { size = 2, patch = 1, width = 4, depth = 1, heads = 1 } end
+object("Blocks", function() return require("tycho.diffusion").blocks(dit()) end)
+object("Comparison", function()
+  local diffusion = require "tycho.diffusion"
+  local sampler = diffusion.Sampler { schedule = diffusion.schedule.flow(), predict = "flow", steps = 1 }
+  return diffusion.compare(dit(), { 1, 1, 2, 2 }, sampler, { same = sampler }, { rounds = 1,
+    condition = { labels = ty.tensor { 1 } } })
+end)
 object("SD3Transformer2DModel", function()
   return require("tycho.models").SD3Transformer2DModel { num_layers = 1, attention_head_dim = 4, in_channels = 2,
     num_attention_heads = 1, joint_attention_dim = 2, pooled_projection_dim = 2, pos_embed_max_size = 2 }

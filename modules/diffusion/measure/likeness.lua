@@ -7,8 +7,9 @@ local expect, fail, describe = arguments.expect, arguments.fail, arguments.descr
 local M = {}
 
 local function pictures(who, a, b, least)
+  expect(who, "a", a, "a tensor")
+  expect(who, "b", b, "a tensor")
   for what, x in pairs { a = a, b = b } do
-    expect(who, what, x, "a tensor")
     if x.ndim ~= 4 or x.shape[3] < least or x.shape[4] < least then
       fail("%s: %s: expected [n, c, h, w] with sides of at least %d, got %s", who, what, least, describe(x))
     end
