@@ -72,7 +72,13 @@ bool ty_image_part_of(ty_image_part *part, const char *name, int64_t width, int6
 ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels, const ty_image_part *part);
 /* Channels, height and width, which the file claims. */
 bool ty_image_size(const void *data, size_t size, const char *name, int64_t out[3]);
-bool ty_png_encode(ty_tensor *image, int level, ty_bytes *out);
+/* What stands in a PNG beside its pixels, by keys of 1 to 79 characters of ASCII; UTF-8. */
+typedef struct ty_png_text {
+  const char *key, *value;
+} ty_png_text;
+bool ty_png_encode(ty_tensor *image, int level, const ty_png_text *texts, int count, ty_bytes *out);
+/* All texts of a PNG: key, 0, value, 0, key ... in UTF-8, in the file's order. */
+bool ty_png_texts(const uint8_t *data, size_t size, const char *name, ty_bytes *out);
 ty_tensor *ty_png_decode(const uint8_t *data, size_t size, const char *name);
 /* part: NULL, or what will be made of it: the picture may come smaller and without what is not needed; the box becomes
  * one of what came. */

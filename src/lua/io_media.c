@@ -1,4 +1,5 @@
 /* ty.io: pictures and sound. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "io.h"
@@ -92,17 +93,57 @@ static int decode_image(lua_State *L) {
   return h->t ? 1 : ty_lua_error(L);
 }
 
-static const char *const writing[] = { "level", "quality", NULL };
-
 static bool has_ending(const char *path, const char *ending) {
   size_t n = strlen(path), m = strlen(ending);
   return n >= m && strcmp(path + n - m, ending) == 0;
 }
 
-/* The bytes of a file of the image, PNG or WebP, by the options at `index`. */
-static bool encode(lua_State *L, ty_tensor *t, bool webp, int level, int quality, ty_bytes *out) {
+static int by_key(const void *a, const void *b) {
+  return strcmp(((const ty_png_text *)a)->key, ((const ty_png_text *)b)->key);
+}
+
+/* The option `text` of the table at `index`, sorted by key; its strings stay in that table. The list is a userdata that
+ * stays on the stack. */
+static const ty_png_text *texts_of(lua_State *L, int index, int *count) {
+  *count = 0;
+  if (!lua_istable(L, index) || lua_getfield(L, index, "text") == LUA_TNIL) return NULL;
+  if (!lua_istable(L, -1)) luaL_error(L, "png: text: expected a table of strings, got a %s", luaL_typename(L, -1));
+  int table = lua_gettop(L), most = 0;
+  for (lua_pushnil(L); lua_next(L, table); lua_pop(L, 1)) most++;
+  ty_png_text *texts = lua_newuserdatauv(L, (size_t)(most + 1) * sizeof *texts, 0);
+  for (lua_pushnil(L); lua_next(L, table); lua_pop(L, 1)) {
+    bool strings = lua_type(L, -2) == LUA_TSTRING && lua_type(L, -1) == LUA_TSTRING;
+    if (!strings || strlen(lua_tostring(L, -2)) != lua_rawlen(L, -2) ||
+        strlen(lua_tostring(L, -1)) != lua_rawlen(L, -1))
+      luaL_error(L, "png: text: expected a table of strings without NUL, got a %s under a %s", luaL_typename(L, -1),
+                 luaL_typename(L, -2));
+    texts[(*count)++] = (ty_png_text){ lua_tostring(L, -2), lua_tostring(L, -1) };
+  }
+  qsort(texts, (size_t)*count, sizeof *texts, by_key);
+  return texts;
+}
+
+/* How a picture is written. */
+typedef struct {
+  bool webp;
+  int level, quality, count; /* of texts */
+  const ty_png_text *texts;
+} writing;
+
+/* The options at `index`; lists of texts stay on the stack. */
+static writing writing_of(lua_State *L, int index, bool webp) {
+  static const char *const of_png[] = { "level", "text", NULL }, *const of_webp[] = { "level", "quality", NULL };
+  writing w = { .webp = webp };
+  ty_io_options(L, index, webp ? of_webp : of_png);
+  w.level = (int)ty_io_count(L, index, "level", 6, 9);
+  if (webp) w.quality = (int)ty_io_count(L, index, "quality", -1, 100);
+  else w.texts = texts_of(L, index, &w.count);
+  return w;
+}
+
+static bool encode(lua_State *L, ty_tensor *t, const writing *w, ty_bytes *out) {
   begin(L);
-  return webp ? ty_webp_encode(t, quality, level, out) : ty_png_encode(t, level, out);
+  return w->webp ? ty_webp_encode(t, w->quality, w->level, out) : ty_png_encode(t, w->level, w->texts, w->count, out);
 }
 
 static int push_bytes(lua_State *L, ty_bytes *bytes) {
@@ -111,40 +152,47 @@ static int push_bytes(lua_State *L, ty_bytes *bytes) {
   return 1;
 }
 
-/* encode_png(image [, { level = 6 }]) -> bytes */
-static int encode_png(lua_State *L) {
+static int push_encoded(lua_State *L, bool webp) {
   ty_tensor *t = ty_lua_check(L, 1);
-  static const char *const options[] = { "level", NULL };
-  ty_io_options(L, 2, options);
-  int level = (int)ty_io_count(L, 2, "level", 6, 9);
+  writing w = writing_of(L, 2, webp);
   ty_bytes *bytes = ty_io_box(L, sizeof *bytes, release_bytes);
-  return encode(L, t, false, level, -1, bytes) ? push_bytes(L, bytes) : ty_lua_error(L);
+  return encode(L, t, &w, bytes) ? push_bytes(L, bytes) : ty_lua_error(L);
 }
+
+/* encode_png(image [, { level = 6, text = { key = string } }]) -> bytes */
+static int encode_png(lua_State *L) { return push_encoded(L, false); }
 
 /* encode_webp(image [, { level = 6, quality = nil }]) -> bytes */
-static int encode_webp(lua_State *L) {
-  ty_tensor *t = ty_lua_check(L, 1);
-  ty_io_options(L, 2, writing);
-  int level = (int)ty_io_count(L, 2, "level", 6, 9), quality = (int)ty_io_count(L, 2, "quality", -1, 100);
-  ty_bytes *bytes = ty_io_box(L, sizeof *bytes, release_bytes);
-  return encode(L, t, true, level, quality, bytes) ? push_bytes(L, bytes) : ty_lua_error(L);
-}
+static int encode_webp(lua_State *L) { return push_encoded(L, true); }
 
-/* save_image(path, image [, { level = 6, quality = nil }]): WebP where the path ends in .webp, else PNG */
+/* save_image(path, image [, options of encode_webp where the path ends in .webp, else of encode_png]) */
 int ty_io_save_image(lua_State *L) {
   const char *path = ty_io_path(L, 1);
   ty_tensor *t = ty_lua_check(L, 2);
-  bool webp = has_ending(path, ".webp");
-  ty_io_options(L, 3, writing);
-  int level = (int)ty_io_count(L, 3, "level", 6, 9), quality = (int)ty_io_count(L, 3, "quality", -1, 100);
-  if (quality >= 0 && !webp)
-    return luaL_error(L, "%s: option quality: PNG has none; it is of files whose names end in .webp",
-                      ty_lua_function_name(L));
+  writing w = writing_of(L, 3, has_ending(path, ".webp"));
   ty_bytes *bytes = ty_io_box(L, sizeof *bytes, release_bytes);
-  if (!encode(L, t, webp, level, quality, bytes) || !ty_file_write(path, bytes->data, bytes->size))
-    return ty_lua_error(L);
+  if (!encode(L, t, &w, bytes) || !ty_file_write(path, bytes->data, bytes->size)) return ty_lua_error(L);
   ty_io_unbox(bytes);
   return 0;
+}
+
+/* png_text(bytes) -> { key = string }; of a key that is there twice, the last */
+static int png_text(lua_State *L) {
+  size_t size;
+  const char *bytes = ty_lua_check_lstring(L, 1, &size);
+  ty_bytes *out = ty_io_box(L, sizeof *out, release_bytes);
+  begin(L);
+  if (!ty_png_texts((const uint8_t *)bytes, size, "in memory", out)) return ty_lua_error(L);
+  lua_newtable(L);
+  const char *p = (const char *)out->data, *end = p + out->size;
+  while (p < end) {
+    const char *value = p + strlen(p) + 1;
+    lua_pushstring(L, value);
+    lua_setfield(L, -2, p);
+    p = value + strlen(value) + 1;
+  }
+  ty_io_unbox(out);
+  return 1;
 }
 
 /* ---- sound ---- */
@@ -189,6 +237,7 @@ void ty_io_add_media(lua_State *L) {
                                     { "image_size", image_size },
                                     { "encode_png", encode_png },
                                     { "encode_webp", encode_webp },
+                                    { "png_text", png_text },
                                     { "decode_flac", decode_flac },
                                     { "encode_flac", encode_flac },
                                     { NULL, NULL } },

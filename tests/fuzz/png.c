@@ -16,6 +16,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   ty_tensor *t = ty_png_decode(file, size, "fuzz");
   touch(t);
   ty_release(t);
+  ty_bytes texts = { 0 };
+  ty_png_texts(file, size, "fuzz", &texts);
+  ty_bytes_free(&texts);
   free(file);
   return 0;
 }

@@ -63,6 +63,32 @@ check.test("PNG: round trips", function()
   check.fails(function() ty.io.encode_png(t, { level = 10 }) end, "option level")
 end)
 
+check.test("text beside the pixels of a PNG", function()
+  local t = ty.randint(0, 256, { 3, 4, 5 }):to "u8"
+  local texts = { parameters = "a fox\nSteps: 20", prompt = "Füchse, 狐", empty = "", ["a b"] = ("x"):rep(100000) }
+  local png = ty.io.encode_png(t, { text = texts })
+  check.equal(ty.io.png_text(png), texts)
+  check.equal(ty.io.decode_image(png):tolist(), t:tolist())
+  check.equal(ty.io.encode_png(t, { text = texts }), png, "the same bytes whatever the order of the table")
+  check.equal(png:find("tEXtparameters\0a fox", 1, true) ~= nil and png:find("iTXtprompt\0", 1, true) ~= nil, true)
+  check.equal(ty.io.png_text(ty.io.encode_png(t)), {})
+  ty.io.save_image(file "text.png", t, { text = { seed = "7" } })
+  check.equal(ty.io.png_text(ty.io.read(file "text.png")), { seed = "7" })
+  -- Latin-1, as other programs write it: a byte in the middle of a tEXt, with its checksum.
+  local python = "\x89PNG\x0d\x0a\x1a\x0a\x00\x00\x00\x0dIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00"
+    .. "\x00\x00:~\x9bU\x00\x00\x00\x04tEXtk\x00\xe4b\xc2\x0d\x90\xd6\x00\x00\x00\x0aIDATx\xdac`"
+    .. "\x00\x00\x00\x02\x00\x01\xe5'\xde\xfc\x00\x00\x00\x00IEND\xaeB`\x82"
+  check.equal(ty.io.png_text(python), { k = "äb" })
+  check.fails(function() ty.io.encode_png(t, { text = { [""] = "x" } }) end, "png: text: expected keys of 1 to 79")
+  check.fails(function() ty.io.encode_png(t, { text = { ["ä"] = "x" } }) end, "png: text: expected keys of 1 to 79")
+  check.fails(function() ty.io.encode_png(t, { text = { a = 3 } }) end, "png: text: expected a table of strings")
+  check.fails(function() ty.io.encode_png(t, { text = { a = "x\0" } }) end, "strings without NUL")
+  check.fails(function() ty.io.encode_png(t, { text = "x" }) end,
+    "png: text: expected a table of strings, got a string")
+  check.fails(function() ty.io.png_text "no picture" end, "expected a PNG, got something else")
+  for cut = 1, #png - 1, 97 do pcall(ty.io.png_text, png:sub(1, cut)) end
+end)
+
 check.test("channels", function()
   local function load(name, channels) return ty.io.load_image(FIXTURES .. name, { channels = channels }):tolist() end
   local function luma(x, y)

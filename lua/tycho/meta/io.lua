@@ -98,15 +98,16 @@ function ty.io.decode_image(bytes, options) end
 function ty.io.image_size(bytes) end
 
 --- Writes a u8 tensor [channels, height, width]: WebP where the path ends in .webp, else PNG. level: 0 (fast) to 9
---- (small); quality: 0 to 100, of a WebP file that is not to be exact.
+--- (small); quality: 0 to 100, of a WebP file that is not to be exact. text: strings that go into a PNG file beside the
+--- pixels, by keys of 1 to 79 characters of ASCII ("parameters", say); png_text reads them.
 ---@param path string
 ---@param image Tensor
----@param options? {level?: integer, quality?: integer}
+---@param options? {level?: integer, quality?: integer, text?: table<string, string>}
 function ty.io.save_image(path, image, options) end
 
 --- Like save_image; the bytes.
 ---@param image Tensor
----@param options? {level?: integer}
+---@param options? {level?: integer, text?: table<string, string>}
 ---@return string
 function ty.io.encode_png(image, options) end
 
@@ -132,6 +133,11 @@ function ty.io.decode_flac(bytes, options) end
 ---@param options? {bits?: integer, level?: integer}
 ---@return string
 function ty.io.encode_flac(samples, rate, options) end
+
+--- The texts in the bytes of a PNG file, by their keys: ty.io.png_text(ty.io.read "a.png").
+---@param bytes string
+---@return table<string, string>
+function ty.io.png_text(bytes) end
 
 --- A file of bare numbers, mapped into memory.
 ---@param path string
