@@ -37,6 +37,7 @@ return {
   guidance = require "tycho.diffusion.guidance",
   inversion = require "tycho.diffusion.inversion",
   lora = require "tycho.diffusion.lora",
+  inpaint = require "tycho.diffusion.inpaint",
   measure = require "tycho.diffusion.measure",
   published = require "tycho.diffusion.published",
   prediction = require "tycho.diffusion.prediction",

@@ -105,9 +105,13 @@ end
 -- The picture is to look as if nothing of it had been cut away.
 function sdxl.sizes(_, o) return { o.height, o.width, 0, 0, o.height, o.width } end
 
-function sdxl.nothing(self, text, negative)
-  if negative ~= "" or self.options.force_zeros_for_empty_prompt == false then return nil end
-  return { embeddings = ty.zeros_like(text.embeddings), pooled = ty.zeros_like(text.pooled) }
+-- An empty prompt is told as zeros.
+function sdxl.null(self, text, negatives)
+  if self.options.force_zeros_for_empty_prompt == false then return text end
+  local said = {}
+  for i, negative in ipairs(negatives) do said[i] = negative ~= "" end
+  said = ty.tensor(said, { device = text.embeddings.device }):unsqueeze(1)
+  return { embeddings = ty.where(said:unsqueeze(2), text.embeddings, 0), pooled = ty.where(said, text.pooled, 0) }
 end
 
 local sd3 = { unit = "patch_size", readers = { { "tokenizer", "text_encoder" }, { "tokenizer_2", "text_encoder_2" },
@@ -175,7 +179,6 @@ end
 ---@field guided boolean   the network is told the strength of guidance, and asked once a step
 ---@field unit integer     latents that sides have to be multiples of
 ---@field words table<string, string>  words of a painter's own, and the tokens that they stand for
----@field dynamic boolean  the process is another one for another size
 local Prompts = {}
 Prompts.__index = Prompts
 
@@ -222,7 +225,6 @@ function M.new(pipeline, length, warn)
     end
   end
   self.guided = family.guided ~= nil
-  self.dynamic = type(self.scheduler) == "table" and self.scheduler.use_dynamic_shifting == true
   local unit = family.unit
   self.unit = type(unit) == "string" and network.config[unit] or unit or 1
   return self
@@ -270,20 +272,20 @@ function Prompts:condition(prompts, o, recorded)
   return ty.no_grad(function() return complete(self, self.family.text(self, prompts), o) end)
 end
 
---- The condition that guidance pushes away from: of a negative prompt; "" may mean zeros.
----@param negative string
+--- The condition that guidance pushes away from: of negative prompts, a row for each; "" may mean zeros.
+---@param negatives string[]
 ---@param o table
 ---@return table
-function Prompts:null(negative, o)
+function Prompts:null(negatives, o)
   return ty.no_grad(function()
-    local text = self.family.text(self, { negative })
-    local nothing = self.family.nothing and self.family.nothing(self, text, negative)
-    return complete(self, nothing or text, o)
+    local text = self.family.text(self, negatives)
+    if self.family.null then text = self.family.null(self, text, negatives) end
+    return complete(self, text, o)
   end)
 end
 
---- The process of a scheduler's config for latents of a size: flows with use_dynamic_shifting are shifted more for large
--- pictures.
+--- The process of a scheduler's config for latents of a size: flows with use_dynamic_shifting are shifted more for
+-- large pictures.
 ---@param height integer  of the latents
 ---@param width integer
 ---@param config? table  the pipeline's

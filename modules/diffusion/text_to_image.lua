@@ -4,13 +4,14 @@
 --     local pipeline = hub.pipeline "path/of/stable-diffusion"
 --     local painter = diffusion.TextToImage(pipeline)
 --     local pictures = painter:paint({ "two red apples", "a fox" }, { steps = 20, guidance = 4, seed = 1 })
+--     local changed = painter:paint({ "a fox in snow" }, { image = pictures["1:"], strength = 0.6 })
 --
 -- Rombach et al. 2022 (Stable Diffusion: a U-Net with cross-attention, noise of a discrete schedule); Esser et al. 2024
 -- (Stable Diffusion 3: a transformer, straight flows).
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
-local conditions = require "tycho.diffusion.condition"
-local controlled = require "tycho.diffusion.controlled"
+local named = require "tycho.diffusion.published.named"
+local paint = require "tycho.diffusion.painting"
 local prompting = require "tycho.diffusion.prompts"
 
 local expect, fail = arguments.expect, arguments.fail
@@ -23,6 +24,7 @@ local WHO = "TextToImage"
 ---@field tokenizer Tokenizer
 ---@field pipeline Pipeline     what it was made of
 ---@field prompts Prompts       what the network is told, by the pipeline's class
+---@field scheduler table       the config that the process comes from
 ---@field process Process       what the network was trained for
 ---@field length integer        tokens of a prompt: longer ones are cut, shorter ones filled up
 local TextToImage = {}
@@ -47,7 +49,18 @@ local function new(pipeline, options)
   self.network, self.autoencoder = self.prompts.network, prompting.component(pipeline, "vae")
   self.text_encoder, self.tokenizer = parts.text_encoder, parts.tokenizer
   self.length = self.prompts.readers[1].length
-  self.process = self.prompts:process(self:default_size())
+  return self:use(self.prompts.scheduler)
+end
+
+--- Samples by another scheduler: the config of one, or a short name such as "dpmpp_2m_karras" (see published/named.lua)
+-- of one for what the network was trained for. Returns itself.
+---@param scheduler table|string
+---@return TextToImage
+function TextToImage:use(scheduler)
+  expect("TextToImage:use", "scheduler", scheduler, "a table or a string")
+  if type(scheduler) == "string" then scheduler = named.config(self.scheduler, scheduler) end
+  local rows, columns = self:default_size()
+  self.process, self.scheduler = self.prompts:process(rows, columns, scheduler), scheduler
   return self
 end
 
@@ -98,14 +111,15 @@ function TextToImage:condition(prompts, options)
   return self.prompts:condition(prompts, read_told(self, who, options))
 end
 
---- The condition that guidance pushes away from, for one picture, of a negative prompt (""). options: as of
--- condition().
----@param negative? string
+--- The condition that guidance pushes away from, for one picture, of a negative prompt (""), or for several of a list
+-- of them. options: as of condition().
+---@param negative? string|string[]
 ---@param options? table
 ---@return table condition
 function TextToImage:null(negative, options)
-  expect("TextToImage:null", "negative", negative, "a string or nil")
-  return self.prompts:null(negative or "", read_told(self, "TextToImage:null", options))
+  expect("TextToImage:null", "negative", negative, "a string or a list of strings or nil")
+  if type(negative) ~= "table" then negative = { negative or "" } end
+  return self.prompts:null(negative, read_told(self, "TextToImage:null", options))
 end
 
 -- ---- pictures ----
@@ -133,14 +147,6 @@ function TextToImage:decode(latents)
   end)
 end
 
-local paint_defaults = { steps = 20, guidance = 4.0, seed = 0, negative = "", width = arguments.none,
-  height = arguments.none, solver = arguments.none, parts = {}, batch = 32, on_step = arguments.none,
-  noise = arguments.none, controls = {} }
-local paint_kinds = { steps = "an integer >= 1", guidance = "a finite number", seed = "an integer",
-  negative = "a string", width = "an integer >= 1", height = "an integer >= 1", batch = "an integer >= 1",
-  solver = "a table", parts = "a table", on_step = "a function", noise = "a tensor",
-  controls = "a list of tables" }
-
 --- How many pixels a latent is high and wide.
 ---@return integer
 function TextToImage:factor() return 1 << (#self.autoencoder.config.block_out_channels - 1) end
@@ -154,88 +160,29 @@ function TextToImage:default_size()
   return size, size
 end
 
--- Rows and columns of the latents that pictures of a size have.
-local function latent_size(self, o)
-  local factor, unit = self:factor(), self.prompts.unit
-  local default, sides = { self:default_size() }, {}
-  for i, key in ipairs { "height", "width" } do
-    local side = o[key] or default[i] * factor
-    if side % (factor * unit) ~= 0 then
-      fail("TextToImage:paint: %s: expected a multiple of the autoencoder's %d%s, got %d", key, factor,
-        unit > 1 and (" times the network's %d"):format(unit) or "", side)
-    end
-    sides[i] = side // factor
-  end
-  return sides[1], sides[2]
-end
-
--- The network with those that control it, and their pictures [n, channels, height, width] from 0 to 1 on its device.
-local function with_controls(self, who, list, n, told_of)
-  if #list == 0 then return self.network, nil end
-  local controls, pictures = {}, {}
-  for i, control in ipairs(list) do
-    local o = arguments.read(("%s: controls[%d]"):format(who, i), control, {
-      net = self.pipeline.components.controlnet or arguments.none, picture = arguments.none, strength = 1 },
-      { net = "a module", picture = "a tensor", strength = "a finite number" })
-    local x = o.picture
-    if not x or x.ndim < 3 or x.ndim > 4 or x.ndim == 4 and x.shape[1] ~= n and x.shape[1] ~= 1
-        or x.shape[x.ndim - 1] ~= told_of.height or x.shape[x.ndim] ~= told_of.width then
-      fail("%s: controls[%d].picture: expected [channels, %d, %d], or %d of them, got %s", who, i, told_of.height,
-        told_of.width, n, arguments.describe(x))
-    end
-    if x.ndim == 3 then x = x:unsqueeze(0) end
-    x = (x.dtype == "u8" and x:to "f32" / 255 or x):to { device = self:device() }
-    pictures[i] = x:expand(n, x.shape[2], x.shape[3], x.shape[4])
-    controls[i] = { net = o.net, strength = o.strength }
-  end
-  return controlled(self.network, controls), pictures
-end
-
---- Pictures u8 [n, 3, height, width] of prompts; the same seed gives the same pictures, whatever the batch. options:
--- steps (20), guidance (4: classifier-free; 1: none; networks like Flux are told it instead), negative (""), seed (0),
--- width and height (what the network was trained for), solver (what the scheduler names), parts ({}: of the sampler),
--- batch (32: pictures at a time), noise (standard noise of the latents' shape, in the place of that of the seed),
--- on_step(i, latents, run), controls ({}: a list of { net = a ControlNetModel (the pipeline's), picture = u8 or from 0
--- to 1, [channels, height, width] or one for each prompt, strength = 1 }).
+--- Pictures u8 [n, 3, height, width] of prompts, and their latents. options:
+--   steps (20), solver (what the scheduler names; use() names another scheduler), parts ({}: of the sampler)
+--   guidance (4: classifier-free; 1: none; networks like Flux are told it instead; or a value of diffusion.guidance),
+--     rescale (0: see guidance.rescale)
+--   negative (""; or one for each prompt)
+--   seed (0: the first prompt's, each further one's is one more; or one for each prompt): a picture depends on its own
+--     alone, so that it is the same by itself and in any batch
+--   width and height (those of image, or what the network was trained for)
+--   image ([n or 1, 3, h, w], u8 or floats from -1 to 1): it is changed instead of beginning with noise alone
+--   strength (0.8; 1 with a mask): how much of the way is gone anew; steps shrink with it
+--   mask ([n or 1, 1, h, w], 1 where something new comes): the rest of image stays. Networks that were trained for it
+--     see mask and image, with others the rest is put back after each step
+--   controls ({}: a list of { net = a ControlNetModel (the pipeline's), picture = u8 or from 0 to 1, [channels, height,
+--     width] or one for each prompt, strength = 1 })
+--   batch (32: pictures at a time), noise (standard noise of the latents' shape, in the place of that of the seeds),
+--   on_step(i, latents, run) after each step; false from it ends the batch there
 ---@param prompts string[]
 ---@param options? table
 ---@return Tensor pictures
 ---@return Tensor latents
 function TextToImage:paint(prompts, options)
-  local who = "TextToImage:paint"
-  check_prompts(who, prompts)
-  local o = arguments.read(who, options, paint_defaults, paint_kinds)
-  local rows, columns = latent_size(self, o)
-  local shape = { #prompts, self.autoencoder.config.latent_channels, rows, columns }
-  local noise = o.noise
-  if not noise then
-    local state = ty.rng_state()
-    ty.manual_seed(o.seed)
-    noise = ty.randn(shape)
-    ty.rng_state(state)
-  elseif table.concat(noise.shape, ", ") ~= table.concat(shape, ", ") then
-    fail("%s: noise: expected [%s], got [%s]", who, table.concat(shape, ", "), table.concat(noise.shape, ", "))
-  end
-  local guided = self.prompts.guided
-  local told_of = { height = rows * self:factor(), width = columns * self:factor(), guidance = o.guidance }
-  local process = self.prompts.dynamic and self.prompts:process(rows, columns) or self.process
-  local sampler = process:sampler { guidance = not guided and o.guidance or nil, steps = o.steps, solver = o.solver,
-    parts = o.parts }
-  local null = not guided and o.guidance ~= 1 and self:null(o.negative, told_of) or nil
-  local network, seen = with_controls(self, who, o.controls, #prompts, told_of)
-  local pictures, latents = {}, {}
-  for start = 1, #prompts, o.batch do
-    local part = table.move(prompts, start, math.min(start + o.batch - 1, #prompts), 1, {})
-    pictures[#pictures + 1], latents[#latents + 1] = ty.scope(function()
-      local x = noise:narrow(0, start - 1, #part):to { device = self:device() }
-      local condition = self:condition(part, told_of)
-      if seen then condition.controls = conditions.narrow(seen, start - 1, #part) end
-      x = sampler:sample(network, x.shape, { condition = condition, null = null, noise = x, keep = { controls = true },
-        on_step = o.on_step })
-      return self:decode(x), x
-    end)
-  end
-  return ty.concat(pictures, 0), ty.concat(latents, 0)
+  check_prompts("TextToImage:paint", prompts)
+  return paint(self, prompts, options)
 end
 
 return new

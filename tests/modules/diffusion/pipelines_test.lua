@@ -155,7 +155,8 @@ check.test("what is wrong is one clear error", function()
   check.fails(function() p:condition(ty.tensor { { 1, 2 } }) end,
     "TextToImage:condition: prompts: expected a list of strings (the pipeline has 2 text encoders), got a tensor")
   check.fails(function() p:condition({ "a" }, { size = 3 }) end, "no option 'size'")
-  check.fails(function() p:null(3) end, "TextToImage:null: negative: expected a string or nil, got 3")
+  check.fails(function() p:null(3) end,
+    "TextToImage:null: negative: expected a string or a list of strings or nil, got 3")
   -- A folder that lost a component.
   local path = scratch.file "lost"
   hub.save_pipeline(path, hub.pipeline(root .. "sd15", { dtype = "f32" }))
