@@ -34,6 +34,7 @@ return {
   condition = require "tycho.diffusion.condition",
   controlled = require "tycho.diffusion.controlled",
   finetune = require "tycho.diffusion.finetune",
+  gallery = require "tycho.diffusion.gallery",
   guidance = require "tycho.diffusion.guidance",
   inversion = require "tycho.diffusion.inversion",
   lora = require "tycho.diffusion.lora",
