@@ -63,7 +63,7 @@ end
 
 local painter = diffusion.TextToImage(load(args.model))
 if args.scheduler ~= "" then painter:use(args.scheduler) end
-for path in args.words:gmatch "[^,]+" do r:say("the word %s", painter:learn(path)) end
+for path in args.words:gmatch "[^,]+" do r:say("the word %s", diffusion.inversion.load(painter, path)) end
 
 local prompts = {}
 for prompt in (args.prompt .. "|"):gmatch "(.-)|" do
