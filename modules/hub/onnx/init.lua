@@ -59,6 +59,9 @@ function Model:init(file, options)
   local graph, state, constants, known = file.graph, {}, {}, { ["="] = true }
   graphs.check_operators(graph)
   local fixed, given = not_trained(graph), {}
+  for _, key in ipairs { "state", "inputs", "outputs", "opset", "metadata", "moved", "moved_to", "plan" } do
+    rawset(self, key, false) -- no parameter is called so
+  end
   rawset(self, "state", state)
   for _, one in ipairs(graph.initializers) do
     local t, name = one.tensor, one.name

@@ -98,6 +98,12 @@ for n = 1, 3 do
   end
 end
 
+function M.fold(b, a)
+  local function two(list) return spread(list, 2) end
+  return b:emit("Col2Im", { b:name(a.x), b:constant(two(a.size)), b:constant(two(a.kernel)) },
+    { dilations = two(a.dilation), pads = twice(two(a.padding)), strides = two(a.stride) })
+end
+
 local resize_modes = {
   nearest = { mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor" },
   ["nearest-exact"] = { mode = "nearest", coordinate_transformation_mode = "half_pixel",

@@ -94,6 +94,32 @@ function M.cumsum(b, a, out)
     { reverse = a.reverse and 1 or 0 })
 end
 
+-- Channels and pixels: [.., c, f, f, h, w] and [.., c, h, f, w, f].
+local function shuffled(b, name, outer, c, f, h, w, apart)
+  local n = #outer
+  local wide, dims = table.move(outer, 1, n, 1, {}), {}
+  table.move(apart and { c, h, f, w, f } or { c, f, f, h, w }, 1, 5, n + 1, wide)
+  for i = 1, n + 1 do dims[i] = i - 1 end
+  for i, at in ipairs(apart and { 2, 4, 1, 3 } or { 3, 1, 4, 2 }) do dims[n + 1 + i] = n + at end
+  return b:emit("Transpose", { b:emit("Reshape", { name, b:constant(wide) }) }, { perm = dims })
+end
+
+local function outer_of(t) return table.move(t.shape, 1, t.ndim - 3, 1, {}) end
+
+function M.pixel_shuffle(b, a, out)
+  local shape, f = a.x.shape, a.factor
+  local n = #shape
+  local y = shuffled(b, b:name(a.x), outer_of(a.x), shape[n - 2] // (f * f), f, shape[n - 1], shape[n])
+  return to_shape(b, y, out[1].shape)
+end
+
+function M.pixel_unshuffle(b, a, out)
+  local shape, f = a.x.shape, a.factor
+  local n = #shape
+  local y = shuffled(b, b:name(a.x), outer_of(a.x), shape[n - 2], f, shape[n - 1] // f, shape[n] // f, true)
+  return to_shape(b, y, out[1].shape)
+end
+
 -- ---- positions that are data ----
 
 function M.embedding(b, a) return b:emit("Gather", { b:name(a.weight), b:operand(a.index, "i64") }, { axis = 0 }) end
