@@ -46,8 +46,8 @@ bool ty_onnx_dtype(int32_t type, ty_dtype *out) {
 
 int32_t ty_onnx_type_of(ty_dtype dtype) {
   static const int32_t of[TY_DTYPES] = {
-    [TY_BOOL] = TY_ONNX_BOOL, [TY_U8] = TY_ONNX_UINT8,    [TY_I8] = TY_ONNX_INT8,      [TY_I16] = TY_ONNX_INT16,
-    [TY_I32] = TY_ONNX_INT32, [TY_I64] = TY_ONNX_INT64,   [TY_F16] = TY_ONNX_FLOAT16,  [TY_BF16] = TY_ONNX_BFLOAT16,
+    [TY_BOOL] = TY_ONNX_BOOL, [TY_U8] = TY_ONNX_UINT8,   [TY_I8] = TY_ONNX_INT8,     [TY_I16] = TY_ONNX_INT16,
+    [TY_I32] = TY_ONNX_INT32, [TY_I64] = TY_ONNX_INT64,  [TY_F16] = TY_ONNX_FLOAT16, [TY_BF16] = TY_ONNX_BFLOAT16,
     [TY_F32] = TY_ONNX_FLOAT, [TY_F64] = TY_ONNX_DOUBLE,
   };
   return of[dtype];
@@ -138,8 +138,8 @@ static bool look_through(walk *w, const uint8_t *at, const uint8_t *end, message
 static bool check_graph(const ty_onnx *o, const TyOnnx__Graph *g);
 
 static bool check_tensor_name(const ty_onnx *o, const TyOnnx__Tensor *t) {
-  if (t->segment.len || t->has_segment) return fail(o->path, "tensor %s is a segment of one, which is not read",
-                                                    ty_quote_text(t->name ? t->name : ""));
+  if (t->segment.len || t->has_segment)
+    return fail(o->path, "tensor %s is a segment of one, which is not read", ty_quote_text(t->name ? t->name : ""));
   return true;
 }
 
@@ -461,7 +461,7 @@ static void append(ProtobufCBuffer *buffer, size_t size, const uint8_t *data) {
 /* One initializer's bytes into the file of weights; the entries that say so are allocated like unpacked ones. */
 static bool put_beside(ty_writer *w, TyOnnx__Tensor *t, TyOnnx__Entry **entries, TyOnnx__Entry *room, char *text,
                        const char *data_name) {
-  uint64_t gap = (uint64_t)-(int64_t)w->total & 63;
+  uint64_t gap = (uint64_t) - (int64_t)w->total & 63;
   if (!ty_writer_pad(w, 0, gap)) return false;
   snprintf(text, 24, "%llu", (unsigned long long)w->total);
   snprintf(text + 24, 24, "%zu", t->raw_data.len);

@@ -8,8 +8,8 @@
 
 typedef struct ty_trace_event {
   ty_op_id id;
-  int depth;    /* 0: called from outside of all ops */
-  bool inplace; /* its result went into the first argument */
+  int depth;                 /* 0: called from outside of all ops */
+  bool inplace;              /* its result went into the first argument */
   ty_value arg[TY_MAX_ARGS]; /* copies; tensors are counted */
   ty_tensor *out[TY_MAX_OUTPUTS];
 } ty_trace_event;
