@@ -92,19 +92,18 @@ bool vjp_none(ty_vjp *c) { return ty_op_fail(c, TY_EUNSUPPORTED, "not differenti
 bool vjp_composed(ty_vjp *c) { return ty_op_fail(c, TY_EUNSUPPORTED, "is made of other ops"); }
 
 const ty_op ty_ops[TY_OP_COUNT] = {
-#define OP(op, outs, arguments, fwd, bwd, kernel, flag_set, text)            \
-  { .name = #op,                                                             \
-    .id = TY_OP_##op,                                                        \
-    .nout = outs,                                                            \
-    .nargs = sizeof args_of_##op / sizeof *args_of_##op,                     \
-    .ninputs = inputs_of_##op,                                               \
-    .flags = flag_set,                                                       \
-    .args = args_of_##op,                                                    \
-    .forward = fwd_##fwd,                                                    \
-    .backward = vjp_##bwd,                                                   \
-    .composed = sizeof #bwd == sizeof "composed" && #bwd[0] == 'c' &&        \
-                #bwd[1] == 'o' && #bwd[2] == 'm',                            \
-    .differentiable = !(#bwd[0] == 'n' && #bwd[1] == 'o' && #bwd[2] == 'n'), \
+#define OP(op, outs, arguments, fwd, bwd, kernel, flag_set, text)                                       \
+  { .name = #op,                                                                                        \
+    .id = TY_OP_##op,                                                                                   \
+    .nout = outs,                                                                                       \
+    .nargs = sizeof args_of_##op / sizeof *args_of_##op,                                                \
+    .ninputs = inputs_of_##op,                                                                          \
+    .flags = flag_set,                                                                                  \
+    .args = args_of_##op,                                                                               \
+    .forward = fwd_##fwd,                                                                               \
+    .backward = vjp_##bwd,                                                                              \
+    .composed = sizeof #bwd == sizeof "composed" && #bwd[0] == 'c' && #bwd[1] == 'o' && #bwd[2] == 'm', \
+    .differentiable = !(#bwd[0] == 'n' && #bwd[1] == 'o' && #bwd[2] == 'n'),                            \
     .doc = text },
 #include "ops.def"
 #undef OP

@@ -112,7 +112,8 @@ if build_has("WebP", "libwebp-dev", function() return ty.io.load_image(FIXTURES 
     check.fails(function() ty.io.encode_webp(ty.ones(3, 4, 4)) end, "a u8 image")
     check.fails(function() ty.io.encode_webp(ty.zeros(1, 16384, { dtype = "u8" })) end, "at most 16383 pixels")
     check.fails(function() ty.io.encode_webp(t, { quality = 101 }) end, "quality: expected an integer in [0, 100]")
-    check.fails(function() ty.io.save_image(file "a.png", t, { quality = 50 }) end, "unknown option quality; options here: level, text")
+    check.fails(function() ty.io.save_image(file "a.png", t, { quality = 50 }) end,
+      "unknown option quality; options here: level, text")
   end)
 
   check.test("WebP: hostile files", function()
