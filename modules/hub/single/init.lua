@@ -96,7 +96,11 @@ function kinds.vae(state, family, given)
   return config, rules.vae(levels)
 end
 
-function kinds.clip(state, _, given) return configs.clip(state, given), rules.same end
+-- Flux takes the vector of the whole text as it comes, before any projection.
+function kinds.clip(state, family, given)
+  if family == "flux" then state["text_projection.weight"] = nil end
+  return configs.clip(state, given), rules.same
+end
 
 function kinds.t5(state, _, given) return configs.t5(state, given), rules.same end
 
@@ -141,13 +145,15 @@ function M.read(path, given)
     end
     for name in pairs(rest) do some[#some + 1] = name end
     table.sort(some)
-    fail("expected a checkpoint of Stable Diffusion 1, 2, XL or 3 or of Flux, got tensors such as %s",
+    fail("expected a config.json beside it, or a checkpoint of Stable Diffusion 1, 2, XL or 3 or of Flux, got tensors "
+      .. "such as %s",
       #some > 0 and table.concat(some, ", ", 1, math.min(3, #some)) or "none")
   end
   local result = { family = family, parts = {}, unknown = {} }
   for name in pairs(rest) do table.insert(result.unknown, name) end
   for key, part in pairs(parts) do
     local name = key == "network" and (names[family] or names.network) or key
+    if family == "flux" and name == "text_encoder_3" then name = "text_encoder_2" end -- T5 is its second
     local ok, config, list = pcall(kinds[part.place[2]], part.state, family, given and given[name], part.place[4])
     if not ok then fail("%s: %s", name, config) end
     local state, unknown = rules.apply(part.state, list)

@@ -107,6 +107,31 @@ check.test("Stable Diffusion 2: the text encoder of OpenCLIP without its last la
   check.equal(p.components.scheduler.prediction_type, "v_prediction")
 end)
 
+check.test("Flux with its text encoders in the same file", function()
+  local file = scratch.file "whole.safetensors"
+  local state = {}
+  for key, t in pairs(ty.io.load(single .. "flux.safetensors")) do state["model.diffusion_model." .. key] = t end
+  for key, t in pairs(ty.io.load(single .. "vae.ckpt")) do
+    local rest = key:match "^state_dict%.(.*)$"
+    if rest then state["vae." .. rest] = t end
+  end
+  local text = hub.load(folders .. "flux/text_encoder")
+  for key, t in pairs(text:state_dict()) do state["text_encoders.clip_l.transformer." .. key] = t end
+  state["text_encoders.clip_l.transformer.text_projection.weight"] = ty.zeros({ 8, 8 }, { dtype = "bf16" })
+  for key, t in pairs(hub.load(folders .. "flux/text_encoder_2"):state_dict()) do
+    state["text_encoders.t5xxl.transformer." .. key] = t
+  end
+  ty.io.save_safetensors(file, state)
+  local p = hub.pipeline(file, { config = { transformer = given.flux.transformer, vae = vae,
+    text_encoder = given.sd15.text_encoder, text_encoder_2 = { relative_attention_max_distance = 32 } } })
+  check.equal({ p.classes.text_encoder, p.classes.text_encoder_2, p.components.text_encoder_3 },
+    { "CLIPTextModel", "T5EncoderModel" })
+  local want = hub.pipeline(folders .. "flux")
+  for _, name in ipairs { "transformer", "vae", "text_encoder", "text_encoder_2" } do
+    same(p.components[name], want.components[name], "whole flux " .. name)
+  end
+end)
+
 check.test("an autoencoder alone, as training writes it, in PyTorch's format", function()
   same(hub.load(single .. "vae.ckpt", { config = vae }), hub.load(folders .. "flux/vae"), "vae.ckpt")
 end)
@@ -140,9 +165,9 @@ check.test("what does not fit is one clear error", function()
 
   local other = scratch.file "other.safetensors"
   ty.io.save_safetensors(other, { ["model.layers.0.weight"] = ty.zeros(2), ["lm_head.weight"] = ty.zeros(2) })
-  check.fails(function() hub.load(other) end, "other.safetensors: expected a checkpoint of Stable Diffusion 1, 2, XL "
-    .. "or 3 or of Flux, got tensors such as lm_head.weight, model.layers.0.weight")
-  check.fails(function() hub.pipeline(other) end, "expected a checkpoint of Stable Diffusion")
+  check.fails(function() hub.load(other) end, "other.safetensors: expected a config.json beside it, or a checkpoint of "
+    .. "Stable Diffusion 1, 2, XL or 3 or of Flux, got tensors such as lm_head.weight, model.layers.0.weight")
+  check.fails(function() hub.pipeline(other) end, "or a checkpoint of Stable Diffusion")
   check.fails(function() hub.load(single .. "flux.safetensors", { component = "vae" }) end,
     "component: expected one of transformer, got vae")
   check.fails(function() hub.load(changed("sd15", function(state)
