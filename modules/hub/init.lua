@@ -23,5 +23,5 @@ local M = {
 
 return require "tycho.lazy" (M, { chat = "tycho.hub.chat", gguf = "tycho.hub.gguf",
   pipeline = { "tycho.hub.pipeline", "load" }, save_pipeline = { "tycho.hub.pipeline", "save" },
-  onnx = "tycho.hub.onnx", convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" },
-  save_onnx = { "tycho.hub.onnx.writer", "save" } })
+  save_onnx = { "tycho.hub.onnx.writer", "save" },
+  convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } })

@@ -303,17 +303,23 @@ local function load_single(path, o)
   return M.make(path, path, part.config, part.state, o, part.unknown)
 end
 
---- A published model: a folder with config.json, a weights file beside one, a GGUF file, an ONNX file (which takes of
--- the options dtype and device; see hub.onnx.load), or a checkpoint of Stable Diffusion or Flux in one file with the
+--- A published model: a folder with config.json, a weights file beside one, a GGUF file, an ONNX file, or a
+-- checkpoint of Stable Diffusion or Flux in one file with the
 -- names of its authors (safetensors, .ckpt). options: dtype (default: the file's), device, strict (true), check (false:
 -- NaN and infinities are not looked for), config (changes of config.json's keys, or of those that were inferred),
 -- weights (false: as the family initialises them), component (of a checkpoint in one file: "unet" or "transformer",
--- which is what comes by default, "vae", "text_encoder" ...). The model comes in evaluation mode; model.report says what
--- did not fit where strict is false and which heads of the file the model does not have (left_out),
+-- which is what comes by default, "vae", "text_encoder" ...). The model comes in evaluation mode; model.report says
+-- what did not fit where strict is false and which heads of the file the model does not have (left_out),
 -- model.config.unknown which keys of the config were not understood.
+--
+-- An ONNX file, of opset 7 to 25, becomes a module whose parameters are its initializers of floats, under their names;
+-- of the options it takes dtype and device. It is called with its inputs in their order, or in one table by name, and
+-- gives its outputs; model.inputs and model.outputs are lists of { name, dtype, shape } where a shape has numbers,
+-- names or false. In training mode dropout drops and batch normalisation takes the batch's statistics, elsewhere both
+-- do what the file says.
 ---@param path string
 ---@param options? table
----@return LanguageModel
+---@return LanguageModel|Module
 function M.load(path, options)
   arguments.expect("hub.load", "path", path, "a string")
   local o = ty.nn.options("hub.load", options, { dtype = ty.nn.none, device = "cpu", strict = true, check = false,

@@ -1,5 +1,5 @@
--- ONNX files as tables: round trips, every element type, weights in other files, and hostile files: every one is one clear
--- error.
+-- ONNX files as tables: round trips, every element type, weights in other files, and hostile files: every one is one
+-- clear error.
 
 local check = dofile((arg[0]:match(".*/") or "./") .. "check.lua")
 local scratch = dofile(check.root .. "tests/lua/scratch.lua")
@@ -98,8 +98,8 @@ local function sample()
         { name = "b", tensor = ty.tensor { 1, 0 }:ne(0) }, { name = "e", tensor = ty.zeros(0, 2) } },
       nodes = {
         { op = "Add", name = "first", domain = "somewhere", inputs = { "x", "", "w" }, outputs = { "t" }, attributes = {
-          int = -3, float = 0.5, text = "a\0b", ints = { 1, 1 << 40 }, floats = { 0.5, 1 }, texts = { "p", "" }, none = {},
-          tensor = ty.tensor { { 1, 2 }, { 3, 4 } } } },
+          int = -3, float = 0.5, text = "a\0b", ints = { 1, 1 << 40 }, floats = { 0.5, 1 }, texts = { "p", "" },
+            none = {}, tensor = ty.tensor { { 1, 2 }, { 3, 4 } } } },
         { op = "If", inputs = { "t" }, outputs = { "z" }, attributes = { then_branch = { name = "inner", inputs = {},
           outputs = { { name = "o" } }, initializers = {}, nodes = { { op = "Identity", inputs = { "t" },
           outputs = { "o" } } } } } },

@@ -56,6 +56,23 @@ function ty.io.load_gguf(path, options) end
 ---@param options? {alignment?: integer, types?: table<string, string>}
 function ty.io.save_gguf(path, tensors, metadata, options) end
 
+--- An ONNX file as a table: { graph, opset = { [""] = version }, ir_version, model_version, producer_name,
+--- producer_version, domain, metadata }. A graph is { name, nodes, initializers, inputs, outputs }: nodes { op, name,
+--- domain, inputs, outputs, attributes }, whose attributes are integers, floats, strings, tensors, graphs and lists;
+--- initializers { name, tensor }; inputs and outputs { name, dtype, shape }, where sizes are numbers, names or false.
+--- Weights in files beside are mapped. Of types that Tycho lacks u16 comes as i32, u32 and u64 as i64, four bits as
+--- eight. To run it: hub.load. Needs a build with libprotobuf-c.
+---@param path string
+---@return table model
+function ty.io.load_onnx(path) end
+
+--- Writes a table as load_onnx makes them. Numbers among the attributes are written as what they are in Lua, integers
+--- or floats. external: tensors of 1 KB and more go into the file path.data.
+---@param path string
+---@param model table
+---@param options? {external?: boolean}
+function ty.io.save_onnx(path, model, options) end
+
 ---@param path string
 ---@param options? {mmap?: boolean}
 ---@return table<string, Tensor>

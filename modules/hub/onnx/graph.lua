@@ -1,5 +1,5 @@
---- The graph of an ONNX file made ready: names checked, operators looked up, what is constant computed, and for each value
--- known where it is used last; and running it.
+--- The graph of an ONNX file made ready: names checked, operators looked up, what is constant computed, and for each
+-- value known where it is used last; and running it.
 local ty = require "tycho"
 local operators = require "tycho.hub.onnx.operators"
 
@@ -10,14 +10,15 @@ local never_folded = { RandomNormal = true, RandomNormalLike = true, RandomUnifo
   Bernoulli = true, Dropout = true, If = true, Loop = true, Scan = true }
 
 -- Operators whose results are, or hold, values that somebody else has as well.
-local shares = { If = true, Loop = true, Scan = true, SequenceAt = true, SequenceConstruct = true, SequenceInsert = true,
-  SequenceErase = true, SequenceEmpty = true, SplitToSequence = true, Identity = true, Constant = true }
+local shares = { If = true, Loop = true, Scan = true, SequenceAt = true, SequenceConstruct = true,
+  SequenceInsert = true, SequenceErase = true, SequenceEmpty = true, SplitToSequence = true, Identity = true,
+  Constant = true }
 
 -- Operators of which all inputs but the first are read on the host: shapes, dimensions, bounds.
 M.by_host = { Reshape = true, Expand = true, Slice = true, Pad = true, Tile = true, Resize = true, Upsample = true,
   Squeeze = true, Unsqueeze = true, Split = true, TopK = true, Clip = true, CumSum = true, Trilu = true, Dropout = true,
-  ConstantOfShape = true, Range = true, CenterCropPad = true, AffineGrid = true, MaxUnpool = true, If = true, Loop = true,
-  SplitToSequence = true, SequenceAt = true, SequenceInsert = true, SequenceErase = true }
+  ConstantOfShape = true, Range = true, CenterCropPad = true, AffineGrid = true, MaxUnpool = true, If = true,
+  Loop = true, SplitToSequence = true, SequenceAt = true, SequenceInsert = true, SequenceErase = true }
 for name in pairs(operators) do
   if name:find "^Reduce" then M.by_host[name] = true end
 end
@@ -90,8 +91,8 @@ local function fold(step, constants, opset)
   return true
 end
 
---- Makes a graph ready. known: names that are there before it, of what is around it. constants: tensors by name, to which
--- what is computed is added. Returns { inputs, outputs, steps, uses }: uses are the names of the surroundings.
+--- Makes a graph ready. known: names that are there before it, of what is around it. constants: tensors by name, to
+-- which what is computed is added. Returns { inputs, outputs, steps, uses }: uses are the names of the surroundings.
 ---@param graph table
 ---@param known table<string, boolean>
 ---@param constants table<string, Tensor>

@@ -43,7 +43,8 @@ end
 local function not_trained(graph)
   local names = {}
   graphs.each_node(graph, function(node)
-    local from = node.op == "BatchNormalization" and 4 or (graphs.by_host[node.op] or node.op:find "QuantizeLinear") and 2
+    local from = node.op == "BatchNormalization" and 4 or (graphs.by_host[node.op]
+      or node.op:find "QuantizeLinear") and 2
       or math.huge
     for i = from, #node.inputs do
       if i <= #node.inputs then names[node.inputs[i]] = true end
@@ -128,7 +129,8 @@ local function check_input(input, t, sizes)
       if fits and math.type(size) == "integer" then fits = size == t.shape[i] end
       if fits and type(size) == "string" then
         if sizes[size] and sizes[size] ~= t.shape[i] then
-          arguments.fail("%s: expected %s with %s = %d as in another input, got %s", who, wanted, size, sizes[size], got)
+          arguments.fail("%s: expected %s with %s = %d as in another input, got %s", who, wanted, size, sizes[size],
+            got)
         end
         sizes[size] = t.shape[i]
       end
@@ -196,10 +198,10 @@ end
 
 function Model:describe() return ("%d nodes, opset %d"):format(#self.plan.steps, self.opset) end
 
---- An ONNX file as a model, in evaluation mode. Its initializers of floats are parameters under their names, other large
--- ones buffers. In training mode dropout drops and batch normalisation takes the batch's statistics, elsewhere both do
--- what the file says. Fields: inputs and outputs, lists of { name, dtype, shape } where a shape has numbers, names or
--- false; opset; metadata.
+--- An ONNX file as a model, in evaluation mode. Its initializers of floats are parameters under their names, other
+-- large ones buffers. In training mode dropout drops and batch normalisation takes the batch's statistics, elsewhere
+-- both do what the file says. Fields: inputs and outputs, lists of { name, dtype, shape } where a shape has numbers,
+-- names or false; opset; metadata.
 ---@param path string
 ---@param options? {dtype?: string, device?: string}
 ---@return Module

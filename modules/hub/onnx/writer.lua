@@ -24,8 +24,8 @@ local Builder = {}
 Builder.__index = Builder
 
 local function new_builder()
-  return setmetatable({ nodes = {}, initializers = {}, names = {}, live = {}, parameters = {}, constants = {}, taken = {},
-    viewed = {}, count = 0, problems = {} }, Builder)
+  return setmetatable({ nodes = {}, initializers = {}, names = {}, live = {}, parameters = {}, constants = {},
+    taken = {}, viewed = {}, count = 0, problems = {} }, Builder)
 end
 
 -- A name that is free.
@@ -220,15 +220,15 @@ local function same_results(who, again, results)
       local off = ty.where(same, ty.zeros_like(a), (a - e):abs()):max():item()
       local size = ty.where(e:isfinite(), e:abs(), ty.zeros_like(e)):max():item()
       local limit = (want.dtype == "f16" or want.dtype == "bf16") and 0.05 or 1e-3
-      if not (off <= limit * (size + 1e-6)) then
+      if off ~= off or off > limit * (size + 1e-6) then
         error(("hub.save_onnx: %s, result %d differs by %g of %g"):format(who, i, off, size), 0)
       end
     end
   end
 end
 
--- What was written, read again, gives the same numbers; also those of the inputs turned around, which tells of decisions
--- that the model made by looking at numbers, and the file has made for good.
+-- What was written, read again, gives the same numbers; also those of the inputs turned around, which tells of
+-- decisions that the model made by looking at numbers, and the file has made for good.
 local function compare(path, run, inputs, results)
   local model = require("tycho.hub.onnx").load(path)
   local here, turned = {}, {}
@@ -347,10 +347,10 @@ end
 
 --- Writes what a model does to inputs as an ONNX file of opset 20: one call is traced, in evaluation mode and without
 -- gradients. Sizes are those of the inputs. Names of initializers are those of the parameters. All ops that ONNX has no
--- nodes for are named in one error. The file is then read again, and its results compared with the model's for the inputs
--- and for the inputs turned around, so that decisions which the model makes by looking at numbers do not go unseen.
--- options: input_names, output_names (lists of strings), call (a function(model, inputs...) in place of the model's own
--- call), external (weights in the file path.data; by itself from 1.5 GB on), check (true).
+-- nodes for are named in one error. The file is then read again, and its results compared with the model's for the
+-- inputs and for the inputs turned around, so that decisions which the model makes by looking at numbers do not go
+-- unseen. options: input_names, output_names (lists of strings), call (a function(model, inputs...) in place of the
+-- model's own call), external (weights in the file path.data; by itself from 1.5 GB on), check (true).
 ---@param model Module|function
 ---@param inputs Tensor|Tensor[]
 ---@param path string

@@ -1,4 +1,5 @@
--- The operators of ONNX by the standard's own tests (tests/fixtures/make_onnx.py), with a list of those that differ and why.
+-- The operators of ONNX by the standard's own tests (tests/fixtures/make_onnx.py), with a list of those that differ and
+-- why.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/hub/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
@@ -13,14 +14,15 @@ local different = {
   { "^test_bitwise_not_3d$", "u16 is held by i32, whose bits are more" },
   { "^test_quantizelinear_u?int4$", "the bounds of four bits are not known of a zero point held by eight" },
   { "^test_qlinearmatmul_.D_int8_", "results saturate, as in onnxruntime" },
-  { "^test_resize_downsample_scales_%a+_align_corners$", "sizes are whole when corners are aligned, as in onnxruntime" },
+  { "^test_resize_downsample_scales_%a+_align_corners$",
+    "sizes are whole when corners are aligned, as in onnxruntime" },
   { "^test_scan_sum$", "Scan of opset 8 has another form" },
   { "^test_not_", "of opset 1" },
 }
 
 -- Operators that are not read.
-local unread = { "DeformConv", "ImageDecoder", "MelWeightMatrix", "OptionalGetElement", "OptionalHasElement", "RoiAlign",
-  "SequenceMap", "TfIdfVectorizer" }
+local unread = { "DeformConv", "ImageDecoder", "MelWeightMatrix", "OptionalGetElement", "OptionalHasElement",
+  "RoiAlign", "SequenceMap", "TfIdfVectorizer" }
 
 local function reason(name)
   for _, row in ipairs(different) do

@@ -127,7 +127,8 @@ check.test("control flow, what is constant, names that come twice", function()
 
   local branch = function(op) return { inputs = {}, outputs = { { name = "r" } }, initializers = {},
     nodes = { node(op, { "h" }, { "r" }) } } end
-  model = hub.load(written { inputs = { x23, { name = "flag", dtype = "bool", shape = {} } }, outputs = { { name = "y" } },
+  model = hub.load(written { inputs = { x23, { name = "flag", dtype = "bool", shape = {} } },
+    outputs = { { name = "y" } },
     nodes = { node("Neg", { "x" }, { "h" }), node("If", { "flag" }, { "y" }, { then_branch = branch "Relu",
       else_branch = branch "Identity" }) } })
   x = ty.randn(2, 3)

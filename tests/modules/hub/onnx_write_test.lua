@@ -1,6 +1,6 @@
 -- hub.save_onnx: what is written gives the model's numbers when it is read again; what cannot be written says so.
--- With TYCHO_ONNX_KEEP=FOLDER in the environment the files stay there, for tests/fixtures/check_onnx_written.py, which runs
--- them by onnxruntime.
+-- With TYCHO_ONNX_KEEP=FOLDER in the environment the files stay there, for tests/fixtures/check_onnx_written.py, which
+-- runs them by onnxruntime.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/hub/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
@@ -79,16 +79,16 @@ check.test("ops one by one", function()
   end
   local x, y = ty.randn(2, 3, 4), ty.randn(2, 3, 4)
   local positive = x:abs() + 0.5
-  for _, op in ipairs { "neg", "abs", "sign", "square", "exp", "expm1", "sin", "cos", "tan", "atan", "sinh", "cosh", "asinh",
-    "tanh", "erf", "erfc", "sigmoid", "log_sigmoid", "relu", "leaky_relu", "elu", "gelu", "silu", "mish", "softplus", "hardtanh",
-    "floor", "ceil", "round", "trunc", "isnan", "isinf", "isfinite", "logical_not", "exp2" } do
+  for _, op in ipairs { "neg", "abs", "sign", "square", "exp", "expm1", "sin", "cos", "tan", "atan", "sinh", "cosh",
+    "asinh", "tanh", "erf", "erfc", "sigmoid", "log_sigmoid", "relu", "leaky_relu", "elu", "gelu", "silu", "mish",
+    "softplus", "hardtanh", "floor", "ceil", "round", "trunc", "isnan", "isinf", "isfinite", "logical_not", "exp2" } do
     f(op, function(t) return ty[op](t) end, x * 3)
   end
   for _, op in ipairs { "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "acosh" } do
     f(op, function(t) return ty[op](t) end, positive + 0.5)
   end
-  for _, op in ipairs { "add", "sub", "mul", "div", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logaddexp",
-    "logical_and", "logical_or", "logical_xor", "remainder", "fmod", "floor_div" } do
+  for _, op in ipairs { "add", "sub", "mul", "div", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge",
+    "logaddexp", "logical_and", "logical_or", "logical_xor", "remainder", "fmod", "floor_div" } do
     f(op, function(a, b) return ty[op](a, b) end, x, y)
     f(op .. " of a number", function(a) return ty[op](a, 2) end, x)
     if not op:find "log" then
@@ -98,8 +98,10 @@ check.test("ops one by one", function()
   f("a number first", function(a) return 1 - a, 2 / a, 2 ^ a end, positive)
   f("other dtypes", function(a, i) return a + i, i / 2, i * 0.5, a:gt(i) end, x, ty.randint(0, 5, { 2, 3, 4 }))
   f("pow", function(a) return a ^ 2.5, a ^ a end, positive)
-  f("where", function(a, b) return ty.where(a:gt(b), a, 0), a:masked_fill(b:lt(0), -1), a:clamp(-0.5), a:clamp(0, 1) end,
-    x, y)
+  f("where", function(a, b)
+    return ty.where(a:gt(b), a, 0), a:masked_fill(b:lt(0), -1), a:clamp(-0.5),
+      a:clamp(0, 1)
+  end, x, y)
   f("casts", function(a) return a:to "i64", a:to "bool", a:to "f16", a:to "f64" end, x * 5)
   f("reductions", function(a)
     return a:sum(), a:sum { 1 }, a:mean({ 0, 2 }, true), a:max { -1 }, a:min(), a:prod { 1 }, a:logsumexp { 2 },
@@ -109,7 +111,8 @@ check.test("ops one by one", function()
   f("shapes", function(a)
     return a:reshape(6, 4), a:transpose(0, 2), a:permute(1, 2, 0), a:unsqueeze(1):expand(2, 5, 3, 4), a:flatten(1),
       a:slice(2, 1, 4, 2), a:select(1, -1), a:narrow(0, 1, 1), a["0:1, :, -2:"], a:flip { 0, 2 }, a:roll({ 1 }, { 2 }),
-      a:tile(2, 1, 2), ty.concat({ a, a * 2 }, 1), ty.stack({ a, a * 2 }, 0), a:pad { 1, 2 }, a:rearrange "a b c -> c (a b)",
+      a:tile(2, 1, 2), ty.concat({ a, a * 2 }, 1), ty.stack({ a, a * 2 }, 0), a:pad { 1, 2 },
+      a:rearrange "a b c -> c (a b)",
       a:pad({ 1, 2 }, "reflect"), a:pad({ 1, 2, 1, 1 }, "replicate"), a:pad({ 3, 3 }, "circular"), a:tril(), a:triu(1),
       a:cumsum(1), a:cumsum(2, true), a:softmax(1), a:log_softmax(2)
   end, x)
@@ -119,8 +122,8 @@ check.test("ops one by one", function()
       a:index_add(1, i, a), a:scatter_add(1, i:reshape(1, 3, 1):expand(2, 3, 4):contiguous(), a)
   end, x, ty.tensor({ 2, 0, 1 }, { dtype = "i64" }))
   f("products", function(a, b)
-    return ty.matmul(a, b:transpose(1, 2)), ty.einsum("bij,bkj->bik", { a, b }), ty.linear(a, b:select(0, 0)), ty.glu(a),
-      ty.glu(a, b, "gelu")
+    return ty.matmul(a, b:transpose(1, 2)), ty.einsum("bij,bkj->bik", { a, b }), ty.linear(a, b:select(0, 0)),
+      ty.glu(a), ty.glu(a, b, "gelu")
   end, x, y)
   local image = ty.randn(2, 4, 6, 6)
   f("windows", function(a)
@@ -133,7 +136,8 @@ check.test("ops one by one", function()
         { stride = 2 }), ty.fold(a:reshape(2, 24, 6), { 3, 4 }, { 2, 2 })
   end, image)
   f("normalisations", function(a)
-    return ty.layer_norm(a, { 6 }), ty.rms_norm(a, { 6 }), ty.group_norm(a, 2), ty.group_norm(a, 4, nil, nil, 1e-5, "silu")
+    return ty.layer_norm(a, { 6 }), ty.rms_norm(a, { 6 }), ty.group_norm(a, 2), ty.group_norm(a, 4, nil, nil, 1e-5,
+      "silu")
   end, image)
   local q, k = ty.randn(2, 4, 3, 8), ty.randn(2, 2, 5, 8)
   f("attention", function(a, b)

@@ -6,11 +6,11 @@ local M = {}
 
 -- ---- one input ----
 
-for name, fn in pairs { Abs = ty.abs, Acos = ty.acos, Acosh = ty.acosh, Asin = ty.asin, Asinh = ty.asinh, Atan = ty.atan,
-  Atanh = ty.atanh, Ceil = ty.ceil, Cos = ty.cos, Cosh = ty.cosh, Erf = ty.erf, Exp = ty.exp, Floor = ty.floor,
-  IsNaN = ty.isnan, Log = ty.log, Neg = ty.neg, Not = ty.logical_not, Reciprocal = ty.reciprocal, Relu = ty.relu,
-  Round = ty.round, Sigmoid = ty.sigmoid, Sign = ty.sign, Sin = ty.sin, Sinh = ty.sinh, Sqrt = ty.sqrt, Tan = ty.tan,
-  Tanh = ty.tanh, Softplus = ty.softplus, Mish = ty.mish, BitwiseNot = ty.bitwise_not } do
+for name, fn in pairs { Abs = ty.abs, Acos = ty.acos, Acosh = ty.acosh, Asin = ty.asin, Asinh = ty.asinh,
+  Atan = ty.atan, Atanh = ty.atanh, Ceil = ty.ceil, Cos = ty.cos, Cosh = ty.cosh, Erf = ty.erf, Exp = ty.exp,
+  Floor = ty.floor, IsNaN = ty.isnan, Log = ty.log, Neg = ty.neg, Not = ty.logical_not, Reciprocal = ty.reciprocal,
+  Relu = ty.relu, Round = ty.round, Sigmoid = ty.sigmoid, Sign = ty.sign, Sin = ty.sin, Sinh = ty.sinh, Sqrt = ty.sqrt,
+  Tan = ty.tan, Tanh = ty.tanh, Softplus = ty.softplus, Mish = ty.mish, BitwiseNot = ty.bitwise_not } do
   M[name] = function(x) return fn(x[1]) end
 end
 
@@ -66,9 +66,10 @@ end
 
 -- ---- two inputs ----
 
-for name, fn in pairs { Add = ty.add, Sub = ty.sub, Mul = ty.mul, Equal = ty.eq, Greater = ty.gt, GreaterOrEqual = ty.ge,
-  Less = ty.lt, LessOrEqual = ty.le, And = ty.logical_and, Or = ty.logical_or, Xor = ty.logical_xor,
-  BitwiseAnd = ty.bitwise_and, BitwiseOr = ty.bitwise_or, BitwiseXor = ty.bitwise_xor } do
+for name, fn in pairs { Add = ty.add, Sub = ty.sub, Mul = ty.mul, Equal = ty.eq,
+  Greater = ty.gt, GreaterOrEqual = ty.ge, Less = ty.lt, LessOrEqual = ty.le, And = ty.logical_and,
+  Or = ty.logical_or, Xor = ty.logical_xor, BitwiseAnd = ty.bitwise_and, BitwiseOr = ty.bitwise_or,
+  BitwiseXor = ty.bitwise_xor } do
   M[name] = function(x) return fn(x[1], x[2]) end
 end
 

@@ -93,7 +93,8 @@ function M.QLinearConv(x, a)
   local y = nn.Conv({ t, w, bias, n = 3 }, a)
   local scale = x[5]:to "f64"
   if scale:numel() > 1 then scale = scale:reshape(1, -1, table.unpack(values.copies(1, w.ndim - 2))) end
-  local factor = x[2]:to "f64":reshape({}) * (scale:numel() > 1 and scale or scale:reshape({})) / x[7]:to "f64":reshape({})
+  local factor = x[2]:to "f64":reshape({}) * (scale:numel() > 1 and scale or scale:reshape({}))
+    / x[7]:to "f64":reshape({})
   return quantize(y * factor, x[8]:reshape({}), x[8].dtype)
 end
 

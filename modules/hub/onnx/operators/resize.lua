@@ -1,5 +1,5 @@
---- Resize and Upsample of ONNX: each dimension by itself, as sums of few elements whose positions and weights are computed
--- here; nearest takes one, linear two, cubic four, antialias more.
+--- Resize and Upsample of ONNX: each dimension by itself, as sums of few elements whose positions and weights are
+-- computed here; nearest takes one, linear two, cubic four, antialias more.
 local ty = require "tycho"
 local values = require "tycho.hub.onnx.values"
 

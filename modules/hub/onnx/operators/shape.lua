@@ -357,7 +357,8 @@ function M.SequenceErase(x)
 end
 
 function M.SplitToSequence(x, a)
-  local dim, sizes = axis(a.axis or 0, x[1].ndim), nil
+  local dim = axis(a.axis or 0, x[1].ndim)
+  local sizes
   local total = x[1].shape[dim + 1]
   if not x[2] then
     sizes = values.copies(1, total)

@@ -239,7 +239,7 @@ for op, node in pairs { argmax = "ArgMax", argmin = "ArgMin" } do
     if a.x.dtype == "bool" then x = b:cast(x, "i32") end
     if #dims ~= 1 then
       if #dims ~= a.x.ndim then return nil, "of several dimensions" end
-      x, dims = b:emit("Reshape", { x, b:constant { -1 } }), { 0 }
+      x = b:emit("Reshape", { x, b:constant { -1 } })
       local y = b:emit(node, { x }, { axis = 0, keepdims = 0 })
       return b:emit("Reshape", { y, b:constant(out[1].shape) })
     end
