@@ -16,8 +16,13 @@
 --     solver      one step
 --     guidance    what is made of predictions for several conditions
 --     Sampler     the loop, with parts around its stages
+--     blocks      a network's blocks left out and replaced, as a part
+--     inpaint     a part of a picture painted anew, as a part
+--     measure     how alike pictures are, and sets of them
+--     compare     samplers beside a full one: likeness, evaluations, operations, seconds
 --
--- Flow, DDPM and EDM are the usual ones put together.
+-- Flow, DDPM and EDM are the usual ones put together; published makes one of diffusers' scheduler_config.json, and
+-- TextToImage paints with a folder of diffusers.
 local process = require "tycho.diffusion.process"
 
 return {

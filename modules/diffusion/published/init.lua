@@ -95,12 +95,13 @@ local function threshold(ratio, most)
   end
 end
 
--- What is done to the clean sample: false, a number or a function, as the sampler's option `clip`.
-local function clip_of(config, default)
-  if value_of(config, "thresholding", false) then
+-- What is done to the clean sample: false, a number or a function, as the sampler's option `clip`. thresholds: whether
+-- the class can; cuts: whether it cuts where the config does not say, nil where it never does.
+local function clip_of(config, thresholds, cuts)
+  if thresholds and value_of(config, "thresholding", false) then
     return threshold(value_of(config, "dynamic_thresholding_ratio", 0.995), value_of(config, "sample_max_value", 1.0))
   end
-  return value_of(config, "clip_sample", default) and value_of(config, "clip_sample_range", 1.0)
+  return cuts ~= nil and value_of(config, "clip_sample", cuts) and value_of(config, "clip_sample_range", 1.0) or false
 end
 
 -- ---- solvers ----
@@ -147,25 +148,27 @@ local function lcm(config) return solvers.lcm { scaling = value_of(config, "time
 local function plain_ddim() return solvers.ddim { clipped_noise = false } end
 local function plain(make) return function() return make() end end
 local function ancestral() return solvers.ddim { eta = 1 } end
-local function pndm(config) return solvers.pndm { runge_kutta = not value_of(config, "skip_prk_steps", false) } end
+local function pndm(config)
+  return solvers.pndm { runge_kutta = not value_of(config, "skip_prk_steps", false), mean = "output" }
+end
 
 -- ---- classes ----
 
 -- By class: solver; spacing, beta_start, beta_end, betas: where the config has none; clip (whether the clean sample is
 -- cut where the config does not say), last (set_alpha_to_one's default; nil: as final_sigmas_type says); fine: times
 -- need not be whole; ahead: the spacing is that of one step more without its last time; sigma: noise begins as sigma
--- times standard noise, where others begin with standard noise itself; cut: what is done to times of a curve; curves:
--- whether it has any; floor: there is some signal everywhere.
+-- times standard noise, where others begin with standard noise itself; cut_karras: times of that curve are rounded;
+-- curves: whether it has any; floor: there is some signal everywhere.
 local discrete = {
   DDPMScheduler = { solver = ddpm, spacing = "leading", clip = true, last = true },
   DDIMScheduler = { solver = plain_ddim, spacing = "leading", clip = true, last = true },
   PNDMScheduler = { solver = pndm, spacing = "leading", last = false },
   LCMScheduler = { solver = lcm, spacing = "leading", last = true, beta_start = 0.00085, beta_end = 0.012,
-    betas = "scaled_linear", distilled = true },
+    betas = "scaled_linear", distilled = true, clip = false },
   EulerDiscreteScheduler = { solver = plain(solvers.euler), fine = true, sigma = true, floor = true, curves = true },
   EulerAncestralDiscreteScheduler = { solver = ancestral, fine = true, sigma = true, floor = true, last = true },
   HeunDiscreteScheduler = { solver = plain(solvers.heun), fine = true, sigma = true, beta_start = 0.00085,
-    beta_end = 0.012, curves = true, last = true },
+    beta_end = 0.012, curves = true, last = true, clip = false },
   KDPM2DiscreteScheduler = { solver = plain(solvers.dpm2), fine = true, sigma = true, beta_start = 0.00085,
     beta_end = 0.012, curves = true, last = true, cut_karras = true },
   LMSDiscreteScheduler = { solver = plain(solvers.lms), fine = true, sigma = true, curves = true, last = true },
@@ -229,7 +232,7 @@ local function straight_multistep(config, name, known, o)
   tell(made.schedule, count)
   local curve = curve_of(config)
   if curve then fail("%s: use_flow_sigmas: expected false beside %s sigmas, got true", WHO, curve) end
-  return finish(made, { solver = known.solver(config), steps = 20, clip = clip_of(config, false),
+  return finish(made, { solver = known.solver(config), steps = 20, clip = clip_of(config, true),
     spacing = points.flow { count = count, kind = unified and "ahead" or "noise", cut = true,
       terminal = unified and optional_number(config, "shift_terminal") or nil,
       final = (known.last == false or final_of(config) == "first") and "last" or "clean" } })
@@ -250,7 +253,7 @@ local function edm(config, name)
   elseif config.prediction_type == "sample" then
     fail("%s: prediction_type: expected epsilon or v_prediction, got sample", WHO)
   end
-  return finish(made, { solver = exploding[name](config), steps = 18, parts = parts, clip = clip_of(config, false),
+  return finish(made, { solver = exploding[name](config), steps = 18, parts = parts, clip = clip_of(config, true),
     spacing = points.exploding { curve = curve, rho = rho, final = final_of(config) } })
 end
 
@@ -258,7 +261,7 @@ local function table_of_betas(config, name, known)
   local count, spacing = value_of(config, "num_train_timesteps", 1000),
     value_of(config, "timestep_spacing", known.spacing or "linspace")
   one_of("timestep_spacing", spacing, { leading = true, linspace = true, trailing = true })
-  local clips = clip_of(config, known.clip or false)
+  local clips = clip_of(config, not known.fine and name ~= "PNDMScheduler", known.clip)
   local zero = value_of(config, "rescale_betas_zero_snr", false)
   local kinds = name == "EulerDiscreteScheduler" and { epsilon = "epsilon", v_prediction = "v", sample = "sample",
     original_sample = "sample" } or predictions

@@ -20,6 +20,7 @@ function DEIS:start() return { past = {} } end -- luacheck: ignore 212
 
 function DEIS:step(prediction, to, run, state)
   local from, past = prediction.point, state.past
+  if from.alpha == 0 then return frames.from_noise(prediction, to) end
   local ratio = from.sigma / from.alpha
   table.insert(past, 1, { e = ty.keep(prediction:as "epsilon"), u = math.log(ratio) })
   past[self.order + 1] = nil

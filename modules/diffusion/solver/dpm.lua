@@ -2,6 +2,7 @@
 -- algorithm 2), which predicts the clean sample, and DPM-Solver (Lu et al. 2022, "DPM-Solver"), which predicts the
 -- noise; orders 1 to 3; for the ODE, and for the SDE that adds fresh noise in every step (the same paper, appendix).
 local ty = require "tycho"
+local frames = require "tycho.diffusion.solver.frame"
 local lambda = require "tycho.diffusion.solver.lambda"
 
 local DPM = {}
@@ -50,7 +51,15 @@ local function differences(past, h, order)
 end
 
 function DPM:step(prediction, to, run, state)
-  local from, m = prediction.point, prediction:as(self.of)
+  local from = prediction.point
+  if self.of == "epsilon" then
+    if self.sde and to.sigma == 0 then return prediction:as "sample" * to.alpha end -- its noise would not end there
+    if from.alpha == 0 then
+      if not self.sde then return frames.from_noise(prediction, to) end
+      return prediction:as "sample" * to.alpha + run:noise(prediction.x) * to.sigma -- nothing of x is left
+    end
+  end
+  local m = prediction:as(self.of)
   if lambda.at(from) == lambda.at(to) then return prediction.x end
   table.insert(state.past, 1, { m = ty.keep(m), l = lambda.at(from) })
   state.past[self.order + 1] = nil

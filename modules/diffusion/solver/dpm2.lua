@@ -11,6 +11,7 @@ local function new(options) return setmetatable(ty.nn.options("solver.dpm2", opt
 
 function DPM2:step(prediction, to, run) -- luacheck: ignore 212
   local x, from, frame = prediction.x, prediction.point, frames.noise
+  if from.alpha == 0 then return frames.from_noise(prediction, to) end
   local here = prediction:as "epsilon"
   if to.sigma == 0 then return frames.move(frame, x, here, from, to) end
   local middle = run.schedule:point_at(math.sqrt(frame.place(from) * frame.place(to)))

@@ -42,4 +42,13 @@ function M.move(frame, x, derivative, from, to)
   return after ~= 1 and x * after or x
 end
 
+--- The step of first order from a point without signal, where x / alpha and ln(alpha / sigma) are no numbers: along the
+-- flow, which has that point. For solvers that integrate predicted noise in those.
+---@param prediction Prediction
+---@param to Point
+---@return Tensor
+function M.from_noise(prediction, to)
+  return M.move(M.flow, prediction.x, prediction:as "flow", prediction.point, to)
+end
+
 return M

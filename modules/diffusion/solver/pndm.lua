@@ -12,10 +12,13 @@ PNDM.__index = PNDM
 -- Weights of this evaluation and those before it, by how many there are.
 local adams = { { 1 }, { 3 / 2, -1 / 2 }, { 23 / 12, -16 / 12, 5 / 12 }, { 55 / 24, -59 / 24, 37 / 24, -9 / 24 } }
 
---- options: runge_kutta (false), frame (the schedule's; "noise" or "flow").
+--- options: runge_kutta (false), frame (the schedule's; "noise" or "flow"), mean: of what evaluations are averaged
+-- ("frame": what the frame integrates; "output": what the network predicts, as diffusers has it, which for networks
+-- that predict v is off by more).
 local function new(options)
-  return setmetatable(ty.nn.options("solver.pndm", options, { runge_kutta = false, frame = ty.nn.none },
-    { frame = "a string" }), PNDM)
+  return setmetatable(ty.nn.options("solver.pndm", options,
+    { runge_kutta = false, frame = ty.nn.none, mean = "frame" },
+    { frame = "a string", mean = '"frame" or "output"' }), PNDM)
 end
 
 function PNDM:start() return { past = {} } end -- luacheck: ignore 212
@@ -35,8 +38,7 @@ end
 function PNDM:step(prediction, to, run, state)
   local frame = frames.get("solver.pndm", self.frame, run.schedule)
   local x, from, past = prediction.x, prediction.point, state.past
-  -- Networks that predict v are averaged in v, as in diffusers; others in what the frame integrates.
-  local kind = prediction.kind == "v" and "v" or frame.kind
+  local kind = self.mean == "output" and prediction.kind or frame.kind
   local here = prediction:as(kind)
   local function move(output, target)
     return frames.move(frame, x, predictions.convert(kind, frame.kind, x, output, from.alpha, from.sigma), from, target)

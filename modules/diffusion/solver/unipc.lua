@@ -2,6 +2,7 @@
 -- predictor, and a corrector that goes over the step before with the prediction made at its end. Orders 1 to 3, each
 -- one more with the corrector; in l = ln(alpha / sigma), on predictions of the clean sample or of the noise.
 local ty = require "tycho"
+local frames = require "tycho.diffusion.solver.frame"
 local lambda = require "tycho.diffusion.solver.lambda"
 
 local UniPC = {}
@@ -73,6 +74,7 @@ local function move(self, x, past, to, order, there)
 end
 
 function UniPC:step(prediction, to, run, state)
+  if prediction.point.alpha == 0 and self.of == "epsilon" then return frames.from_noise(prediction, to) end
   local from, x, m = prediction.point, prediction.x, prediction:as(self.of)
   local past, before = state.past, state.before
   if before and not self.skips[run.step - 1] and past[1].l > -math.huge then

@@ -123,4 +123,42 @@ check.test("Runge and Kutta begin PNDM better than one step of two evaluations",
   end
 end)
 
+-- One network for all: data at 0.3, from any point that has noise, in any list of times.
+check.test("every solver takes any list of times, from points without signal too", function()
+  local solvers = { ddim = solver.ddim(), ancestral = solver.ddim { eta = 1 }, ddpm = solver.ddpm(),
+    deis = solver.deis { order = 3, lower_final = true }, dpm = solver.dpm { order = 3, lower_final = true },
+    of_noise = solver.dpm { of = "epsilon" }, sde = solver.dpm { sde = true },
+    sde_of_noise = solver.dpm { of = "epsilon", sde = true }, dpm2 = solver.dpm2(), euler = solver.euler(),
+    heun = solver.heun(), lcm = solver.lcm { scaling = false }, lms = solver.lms(), pndm = solver.pndm(),
+    runge_kutta = solver.pndm { runge_kutta = true }, unipc = solver.unipc { order = 3 },
+    unipc_of_noise = solver.unipc { of = "epsilon" },
+    unipc_to_the_end = solver.unipc { order = 3, lower_final = false } }
+  local whole = { 999, 998, 600, 599, 123, 7, 0 }
+  local lists = { { schedule.flow(), { 1.0, 0.93, 0.4, 0.39, 0.1, 0.003 } }, { schedule.discrete(), whole },
+    { schedule.discrete { zero_snr = true }, whole }, { schedule.exploding(), { 80, 70, 3, 2.9, 0.1, 0.01 } },
+    { schedule.flow(), { 0.5 } }, { schedule.flow(), { 1.0 } }, { schedule.flow(), { 1.0, 0.5 } } }
+  for name, method in pairs(solvers) do
+    for i, list in ipairs(lists) do
+      for _, kind in ipairs { "flow", "v", "sample" } do
+        local point
+        local part = { predict = function(_, _, next, x, p)
+          point = p
+          return next(x, p)
+        end }
+        local model = function(x)
+          return diffusion.prediction.convert("sample", kind, x, ty.full_like(x, 0.3), point.alpha, point.sigma)
+        end
+        local y = diffusion.Sampler { schedule = list[1], predict = kind, solver = method, parts = { part } }
+          :sample(model, { 2, 3 }, { points = spacing.times(list[2])(list[1]), seeds = { 1, 2 } })
+        -- They end where the data is; multistep methods on the noise may be anywhere after steps as long as these.
+        check.ok(y:isfinite():all():item(), ("%s, list %d, %s"):format(name, i, kind))
+        if not name:find "of_noise" and name ~= "deis" and name ~= "runge_kutta" then
+          check.close(y:flatten():tolist(), { 0.3, 0.3, 0.3, 0.3, 0.3, 0.3 }, 2e-3,
+            ("%s, list %d, %s"):format(name, i, kind))
+        end
+      end
+    end
+  end
+end)
+
 check.finish()
