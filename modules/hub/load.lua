@@ -303,11 +303,10 @@ local function load_single(path, o)
   return M.make(path, path, part.config, part.state, o, part.unknown)
 end
 
---- A published model: a folder with config.json, a weights file beside one, a GGUF file, an ONNX file, or a
--- checkpoint of Stable Diffusion or Flux in one file with the
--- names of its authors (safetensors, .ckpt). options: dtype (default: the file's), device, strict (true), check (false:
--- NaN and infinities are not looked for), config (changes of config.json's keys, or of those that were inferred),
--- weights (false: as the family initialises them), component (of a checkpoint in one file: "unet" or "transformer",
+--- A published model: a folder with config.json, a weights file beside one, a GGUF file, an ONNX file, or a checkpoint
+-- of Stable Diffusion or Flux in one file with the names of its authors (safetensors, .ckpt). options: dtype (default:
+-- the file's), device, strict (true), check (false: NaN and infinities are not looked for), config (changes of
+-- config.json's keys, or of those that were inferred), weights (false: as the family initialises them), component (of a checkpoint in one file: "unet" or "transformer",
 -- which is what comes by default, "vae", "text_encoder" ...). The model comes in evaluation mode; model.report says
 -- what did not fit where strict is false and which heads of the file the model does not have (left_out),
 -- model.config.unknown which keys of the config were not understood.
