@@ -26,7 +26,7 @@
 -- dtypes and layouts, and on other devices the CPU's gradients in place of differences. --all: prints every failure.
 -- --calls: only calls with wrong arguments, N of them over all ops; without it each op gets a few among its other tests
 -- (harness/wrong_calls.lua). --seed: draws others. --no-grad: values and errors only. --time: the slowest ops.
--- --trace: errors with a traceback.
+-- --mapped: only the calls inside ty.vmap. --trace: errors with a traceback.
 
 local here = (arg and arg[0] or "run_ops.lua"):match("^(.*/)") or "./"
 package.path = here .. "ops/harness/?.lua;" .. package.path
@@ -44,6 +44,7 @@ local threads = require "threads"
 local replayed = require "replayed"
 local layout = require "layout"
 local wrong_calls = require "wrong_calls"
+local mapped = require "mapped"
 
 local options = { ops = nil }
 do
@@ -77,6 +78,7 @@ do
     elseif arg[i] == "--all" then report.limit = math.huge
     elseif arg[i] == "--no-grad" then options.no_grad = true
     elseif arg[i] == "--time" then options.time = true
+    elseif arg[i] == "--mapped" then options.mapped = true
     elseif arg[i] == "--trace" then report.trace = true
     else
       io.stderr:write("unknown argument " .. arg[i] .. "; see the head of tests/run_ops.lua\n")
@@ -86,7 +88,8 @@ do
   end
 end
 
-for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads", "replayed", "wrong_calls" } do
+for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads", "replayed", "wrong_calls",
+  "mapped" } do
   require(name).use(ty)
 end
 
@@ -134,6 +137,7 @@ local function run(row)
   if layout.device ~= "cpu" and not ty.cuda.has_kernel(row.name, layout.device) then
     return report.without_kernel(row.name)
   end
+  if options.mapped then return mapped.run(row) end
   if options.calls then return wrong_calls.run(row, options.calls_each, options.seed) end
   report.check(#row.cases > 0 or row.reason ~= nil, row.name, "row", "has no cases and no reason for that")
   for number, row_case in ipairs(row.cases) do forward.run(row, number, row_case, options) end
@@ -144,6 +148,7 @@ local function run(row)
   failing.run(row)
   if layout.device == "cpu" and not options.quick then threads.run(row) end
   replayed.run(row)
+  if not options.quick then mapped.run(row) end
   local after = live()
   report.check(before == after, row.name, "memory", "%d bytes live after the tests, %d before", after, before)
 end
@@ -177,4 +182,5 @@ if options.time then
   for i = 1, math.min(15, #clock) do print(string.format("%7.2f s  %s", clock[i][2], clock[i][1])) end
 end
 print(("\n%d calls with wrong arguments"):format(wrong_calls.done))
+if next(mapped.covered) then print(mapped.summary()) end
 os.exit(report.finish(), true)

@@ -73,6 +73,7 @@ local parts = {
 -- Functions of parts that have several.
 local members = { compile = "tycho.compile", graph = "tycho.compile", fuse = "tycho.compile" }
 for name in ("vjp jvp jacobian hessian functional_call"):gmatch "%S+" do members[name] = "tycho.functional" end
+members.vmap = "tycho.vmap"
 
 local names = {}
 for name in pairs(parts) do names[#names + 1] = name end

@@ -16,8 +16,10 @@ local names = {}
 local function is_public(key) return type(key) == "string" and key:find("^%a[%w_]*$") ~= nil end
 
 -- What a table holds for the library itself, and what every class has. Methods of tensors are known by declarations.
-local not_for_users = { core = true, program = true, tokenizer_core = true, profile_core = true, http_core = true,
-  Tensor = true }
+local not_for_users = {
+  core = true, program = true, tokenizer_core = true, profile_core = true, http_core = true, vmap_core = true,
+  Tensor = true,
+}
 names.of_every_class = { super = true, init = true, forward = true, describe = true }
 
 --- Whether a table is a class: its instances, or it itself, look things up in it.

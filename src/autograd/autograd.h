@@ -11,6 +11,7 @@ typedef struct ty_saved {
   ty_storage *storage; /* NULL: not kept, or packed */
   void *data;
   void *packed; /* what the pack hook made of it */
+  ty_batch *batch;
   uint32_t version;
   int8_t dtype, ndim;
   int64_t size[TY_MAX_DIMS];
@@ -64,7 +65,8 @@ struct ty_node {
   ty_value *arg;
   ty_saved *out;        /* kept outputs, NULL unless SAVE_OUT */
   ty_tensor **grad;     /* engine: gradients per output, summed so far */
-  struct ty_node *next; /* in the list of nodes to be freed */
+  struct ty_node_levels *levels; /* of ty.vmap, see ops/vmap.h; NULL: none */
+  struct ty_node *next;          /* in the list of nodes to be freed */
   size_t bytes;
 };
 

@@ -2,6 +2,7 @@
 #include "autograd.h"
 #include "../ops/autocast.h"
 #include "../ops/profile.h"
+#include "../ops/vmap.h"
 #include "../program/recording.h"
 
 #include <stdlib.h>
@@ -103,7 +104,7 @@ static bool accumulate(ty_tensor **sum, ty_tensor *g, bool create_graph) {
     return true;
   }
   ty_tensor *s = *sum;
-  if (is_own(s) && !create_graph) {
+  if (is_own(s) && !create_graph && !g->batch) {
     ty_value arg[] = { ty_value_of_tensor(s), ty_value_of_tensor(g) };
     return ty_call_inplace(TY_OP_add, arg);
   }
@@ -138,6 +139,11 @@ static ty_tensor *run_hooks(ty_hook *hooks, int output, ty_tensor *g) {
 
 /* A leaf's own gradient: its memory must be nobody else's, since optimizers and later passes write to it. */
 static bool accumulate_leaf(ty_tensor *leaf, ty_tensor *g, bool create_graph) {
+  if (g->batch)
+    return ty_fail(TY_EUNSUPPORTED,
+                   "backward: inside ty.vmap the gradient of %s differs by sample and cannot be added to its grad; "
+                   "use ty.grad",
+                   ty_describe(leaf));
   if (ty_is_recording()) ty_recorded_grad(leaf, true);
   if (leaf->grad) return accumulate(&leaf->grad, g, create_graph);
   bool steal = g->refs == 2 && g->v.contiguous && atomic_load(&g->storage->refs) == 1; /* scope's and caller's */
@@ -157,6 +163,7 @@ static bool accumulate_leaf(ty_tensor *leaf, ty_tensor *g, bool create_graph) {
 /* Brings a rule's result to the shape and dtype of the input: sums what was broadcast, undoes promotion. */
 static ty_tensor *fit(ty_node *n, int i, ty_tensor *g) {
   const ty_edge *e = &n->in[i];
+  if (n->levels && !(g = ty_map_sum_over(n->levels, i, g))) return NULL;
   if (g->v.ndim != e->ndim || memcmp(g->v.size, e->size, sizeof *e->size * (size_t)e->ndim) != 0)
     g = ty_sum_to(g, (ty_ints){ e->size, e->ndim });
   return g ? ty_to(g, (ty_dtype)e->dtype) : NULL;
@@ -220,6 +227,26 @@ static ty_tensor *open_sum(const walk *w, const ty_edge *e) {
 
 enum { INLINE = 16 };
 
+static bool is_mapped(const ty_node *n) {
+  for (int i = 0; i < n->nout; i++)
+    if (n->grad[i] && n->grad[i]->batch) return true;
+  return false;
+}
+
+/* For tensors of ty.vmap: by a composition where the fused kernel cannot be mapped. */
+static bool run_mapped(const ty_node *n, ty_vjp *c) {
+  ty_tensor *g[TY_MAX_OUTPUTS];
+  if (n->levels && n->op->id == TY_OP_dropout_apply) { /* what it draws goes by the place among all samples */
+    if (!(g[0] = ty_map_spread(n->levels, c->g[0]))) return false;
+    c->g = g;
+  }
+  bool was = ty_vjp_mapped;
+  ty_vjp_mapped = !ty_map_plain_backward(c);
+  bool ok = n->op->backward(c) && ty_error_code() == TY_OK;
+  ty_vjp_mapped = was;
+  return ok;
+}
+
 static bool run_rule_itself(walk *w, ty_node *n, const bool *need, ty_tensor *const *sum, ty_tensor **dx) {
   if (!n->op) return n->custom.backward(n->custom.owner, n->grad, n->nout, dx, n->nin);
   const ty_op *op = n->op;
@@ -249,6 +276,7 @@ static bool run_rule_itself(walk *w, ty_node *n, const bool *need, ty_tensor *co
     if (!(out[i] = ty_scope_add(ty_node_output(n, i)))) return false;
   ty_vjp c = { op, arg, n->in, n->nin, out, n->grad, sum, dx, need };
   ty_error_clear();
+  if (__builtin_expect(n->levels || is_mapped(n), 0)) return run_mapped(n, &c);
   return op->backward(&c) && ty_error_code() == TY_OK;
 }
 
@@ -298,13 +326,13 @@ static bool step(walk *w, ty_node *n) {
     dx = malloc(sizeof *dx * n->nin);
     sum = malloc(sizeof *sum * n->nin);
   }
-  bool ok = need && dx && sum, wanted = false;
+  bool ok = need && dx && sum, wanted = false, mapped = n->levels || is_mapped(n);
   if (!ok) ty_fail(TY_ENOMEM, "backward: out of memory");
   for (int i = 0; i < n->nin && ok; i++) {
     need[i] = edge_needed(w, &n->in[i]);
     wanted |= need[i];
     dx[i] = NULL;
-    sum[i] = need[i] ? open_sum(w, &n->in[i]) : NULL;
+    sum[i] = need[i] && !mapped ? open_sum(w, &n->in[i]) : NULL;
   }
   if (ok && wanted) {
     ok = run_rule(w, n, need, sum, dx);

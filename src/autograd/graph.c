@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "../ops/profile.h"
+#include "../ops/vmap.h"
 #include "autograd.h"
 
 static _Thread_local const ty_saved_hooks *current_hooks;
@@ -43,6 +44,7 @@ static bool save(ty_node *n, ty_saved *s, ty_tensor *t) {
   s->version = t->storage->version;
   memcpy(s->stride, t->v.stride, sizeof *s->stride * (size_t)t->v.ndim);
   ty_storage_retain(t->storage);
+  if ((s->batch = t->batch)) ty_batch_retain(t->batch);
   return true;
 }
 
@@ -53,7 +55,10 @@ static void describe(ty_saved *s, const ty_tensor *t) {
 }
 
 static void drop(ty_node *n, ty_saved *s) {
-  if (s->storage) ty_storage_release(s->storage);
+  if (s->storage) {
+    ty_storage_release(s->storage);
+    if (s->batch) ty_batch_release(s->batch);
+  }
   if (s->packed) n->hooks->drop(n->hooks->owner, s->packed);
   s->storage = NULL;
   s->packed = NULL;
@@ -89,6 +94,7 @@ static ty_tensor *restore(ty_node *n, const ty_saved *s) {
   memcpy(t->v.stride, s->stride, sizeof *s->stride * (size_t)s->ndim);
   ty_view_update(&t->v);
   ty_storage_retain(s->storage);
+  if ((t->batch = s->batch)) ty_batch_retain(t->batch);
   return t;
 }
 
@@ -207,6 +213,26 @@ static bool serves(const ty_op *op, const ty_value *arg, int i) {
   return other->kind == TY_TENSOR && other->t->requires_grad;
 }
 
+/* The inputs in the order of the node's. */
+static bool note_levels(ty_node *n, const ty_op *op, const ty_value *arg, ty_tensor *const *out) {
+  ty_tensor **in = calloc((size_t)n->nin + 1, sizeof *in);
+  if (!in) return ty_fail(TY_ENOMEM, "out of memory while recording %s", op->name);
+  for (int i = 0, k = 0; i < op->nargs; i++) {
+    switch (op->args[i].kind) {
+      case TY_ARG_TENSOR:
+      case TY_ARG_OPTIONAL:
+      case TY_ARG_OPERAND: in[k++] = arg[i].kind == TY_TENSOR ? arg[i].t : NULL; break;
+      case TY_ARG_LIST:
+        for (int j = 0; j < arg[i].ts.n; j++) in[k++] = arg[i].ts.v[j];
+        break;
+      default: break;
+    }
+  }
+  bool ok = ty_node_note_levels(n, in, out, op->nout);
+  free(in);
+  return ok;
+}
+
 bool ty_record(const ty_op *op, const ty_value *arg, ty_tensor *const *out) {
   int nin = 0;
   size_t extra = 0;
@@ -270,6 +296,8 @@ bool ty_record(const ty_op *op, const ty_value *arg, ty_tensor *const *out) {
     describe(&n->out[i], out[i]);
     ok = save(n, &n->out[i], out[i]);
   }
+  if (ok && __builtin_expect(atomic_load_explicit(&ty_mapped_tensors, memory_order_relaxed) != 0, 0))
+    ok = note_levels(n, op, arg, out);
   if (ok) set_outputs(n, out);
   ty_node_release(n); /* the outputs hold it now */
   return ok;
@@ -285,6 +313,7 @@ bool ty_record_custom(ty_custom custom, ty_tensor *const *in, int nin, ty_tensor
   bool ok = true;
   for (int i = 0; i < nin && ok; i++)
     if (in[i]) ok = set_edge(n, &n->in[i], in[i], false);
+  if (ok && custom.release != ty_map_release_level) ok = ty_node_note_levels(n, in, out, nout);
   if (ok) set_outputs(n, out);
   ty_node_release(n);
   return ok;
@@ -311,6 +340,7 @@ static void free_node(ty_node *n) {
     if (n->retained) ty_release(n->retained[i]);
   }
   free(n->retained);
+  ty_node_forget_levels(n->levels);
   while (n->grad_hooks) {
     ty_hook *h = n->grad_hooks;
     n->grad_hooks = h->next;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include "../program/recording.h"
 #include "../ops/op.h"
+#include "../ops/vmap.h"
 #include "formats.h"
 
 bool ty_bytes_reserve(ty_bytes *b, size_t more) {
@@ -126,6 +127,7 @@ ty_tensor *ty_mapping_tensor(ty_mapping *m, size_t offset, ty_dtype dtype, int n
 }
 
 ty_tensor *ty_host_tensor(ty_tensor *t) {
+  if (t->batch && !ty_map_check_value(t, "writing")) return NULL;
   if (ty_device_of(t) == TY_META) {
     ty_fail(TY_EINVAL, "a tensor on the meta device (%s) has no values to write", ty_describe(t));
     return NULL;

@@ -7,6 +7,7 @@
 #include "../io/file.h"
 #include "../program/recording.h"
 #include "handle.h"
+#include "../ops/vmap.h"
 
 /* ---- from Lua tables ---- */
 
@@ -163,6 +164,7 @@ static void push_element(lua_State *L, const ty_tensor *t, int64_t offset) {
 }
 
 static void need_values(lua_State *L, const ty_tensor *t, const char *function) {
+  if (t->batch && !ty_map_check_value(t, function)) ty_lua_error(L);
   if (ty_device_of(t) == TY_META) luaL_error(L, "%s: a meta tensor has no values: %s", function, ty_describe(t));
   if (ty_is_recording() && !ty_recorded_host_read(t, function)) ty_lua_error(L);
 }
@@ -299,6 +301,10 @@ static int tostring(lua_State *L) {
   }
   if (ty_is_recording() && !ty_recorded_host_read(h->t, "tostring")) return ty_lua_error(L);
   const ty_tensor *t = h->t;
+  if (t->batch) { /* values are those of many */
+    lua_pushfstring(L, "tensor %s of each sample of ty.vmap", ty_describe(t));
+    return 1;
+  }
   print p = { .t = readable(L, h->t), .decimals = 4, .shorten = t->v.count > ALL };
   char tail[256];
   snprintf(tail, sizeof tail, "%s%s%s", ty_describe(t), t->requires_grad ? " requires_grad" : "", "");

@@ -7,6 +7,7 @@
 #include "autocast.h"
 #include "profile.h"
 #include "trace.h"
+#include "vmap.h"
 
 static _Thread_local bool grad_enabled = true;
 
@@ -182,11 +183,13 @@ static void drop_outputs(const ty_op *op, ty_tensor **out) {
 
 static bool call(const ty_op *op, const ty_value *arg, ty_tensor **out) {
   if (!check_inputs(op, arg)) return false;
-  if (ty_is_recording() && !ty_recorded_inputs(op, arg)) return false;
+  ty_level *level = ty_mapped_call(op, arg);
+  if (ty_is_recording() && !level && !ty_recorded_inputs(op, arg)) return false;
   bool record = grad_enabled && op->differentiable && !op->composed && ty_inputs_want_grad(op, arg);
   bool writes = (op->flags & WRITES) && op->args[0].kind == TY_ARG_TENSOR;
   if (writes && !check_writable(op, arg[0].t, record)) return false;
-  bool ok = run_forward(op, arg, out, &record);
+  bool ok = level && (!op->composed || ty_has_map_rule(op)) ? ty_call_mapped(level, op, arg, out, &record)
+                                                            : run_forward(op, arg, out, &record);
   if (writes && ok) wrote(arg[0].t);
   if (ok && record) {
     ok = ty_record(op, arg, out);
@@ -259,12 +262,13 @@ static bool shares_storage(const ty_op *op, const ty_value *arg, const ty_tensor
 
 static bool call_inplace(const ty_op *op, const ty_value *arg) {
   if (!check_inputs(op, arg)) return false;
-  if (ty_is_recording() && !ty_recorded_inputs(op, arg)) return false;
+  const ty_level *level = ty_mapped_call(op, arg);
+  if (ty_is_recording() && !level && !ty_recorded_inputs(op, arg)) return false;
   ty_tensor *t = arg[0].t;
   bool record = grad_enabled && op->differentiable && ty_inputs_want_grad(op, arg);
   if (!check_writable(op, t, record)) return false;
 
-  if (!record && !op->composed && !shares_storage(op, arg, t)) { /* the kernel writes into t itself */
+  if (!level && !record && !op->composed && !shares_storage(op, arg, t)) { /* the kernel writes into t itself */
     ty_tensor *out[1] = { ty_retain(t) };
     bool ok = run_forward(op, arg, out, &record);
     if (ok) wrote(t);
@@ -321,6 +325,11 @@ bool ty_call_inplace(ty_op_id id, const ty_value *arg) {
 
 /* ---- outputs ---- */
 
+/* An op that has no rule, or a composition that looks at memory itself. */
+static bool fail_mapped(const ty_op *op) {
+  return ty_op_fail_(op, TY_EUNSUPPORTED, "ty.vmap has no rule for this op; call it outside of the mapped function");
+}
+
 bool ty_out(ty_call *c, int i, int device, ty_dtype dtype, int ndim, const int64_t *size) {
   ty_tensor *t = c->out[i];
   if (__builtin_expect(!t, 1)) return (c->out[i] = ty_tensor_new(device, dtype, ndim, size)) != NULL;
@@ -332,6 +341,7 @@ bool ty_out(ty_call *c, int i, int device, ty_dtype dtype, int ndim, const int64
 
 bool ty_out_view(ty_call *c, int i, ty_tensor *t, int ndim, const int64_t *size, const int64_t *stride,
                  int64_t offset) {
+  if (t->batch) return fail_mapped(c->op);
   return (c->out[i] = ty_tensor_view(t, ndim, size, stride, offset)) != NULL;
 }
 
@@ -398,6 +408,7 @@ bool ty_launch_kernel(ty_op_id id, ty_tensor *const *out, int nout, ty_tensor *c
     if (in[i]) device = ty_device_of(in[i]);
   bool strided = flags & STRIDED, half = flags & (device >= TY_CUDA ? HALF | HALF_ON_GPU : HALF);
   for (int i = 0; i < nin; i++) {
+    if (__builtin_expect(in[i] && in[i]->batch, 0)) return fail_mapped(&ty_ops[id]);
     ty_tensor *x = strided && half ? in[i] : prepare(in[i], strided, half);
     if (in[i] && !x) return false;
     ins[i] = x ? &x->v : NULL;
@@ -405,6 +416,7 @@ bool ty_launch_kernel(ty_op_id id, ty_tensor *const *out, int nout, ty_tensor *c
   }
   for (int i = 0; i < nout; i++) {
     ty_tensor *y = out[i];
+    if (__builtin_expect(y->batch != NULL, 0)) return fail_mapped(&ty_ops[id]);
     bool convert = !half && is_half(y), gather = !strided && !y->v.contiguous;
     if (convert || gather) {
       y = target[i] = ty_scope_add(ty_tensor_new(device, convert ? TY_F32 : ty_dtype_of(y), y->v.ndim, y->v.size));

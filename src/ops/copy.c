@@ -5,6 +5,7 @@
 #include "../device/device.h"
 #include "../device/stream.h"
 #include "../program/recording.h"
+#include "vmap.h"
 
 void ty_view_expand(ty_view *out, const ty_view *v, int ndim, const int64_t *size) {
   out->data = v->data;
@@ -85,7 +86,9 @@ static bool copy_into(ty_tensor *dst, ty_tensor *src, bool non_blocking) {
   return ty_run_kernel(TY_OP_cast, ty_device_of(dst), &out, 1, &in, 1, NULL);
 }
 
-bool ty_copy_into(ty_tensor *dst, ty_tensor *src) { return copy_into(dst, src, false); }
+bool ty_copy_into(ty_tensor *dst, ty_tensor *src) {
+  return dst->batch || (src && src->batch) ? ty_map_copy_into(dst, src) : copy_into(dst, src, false);
+}
 
 /* Does a write to `a` change what is read through `b`? */
 static bool overlap(const ty_tensor *a, const ty_tensor *b) { return a->storage == b->storage && a->v.data != NULL; }

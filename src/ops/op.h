@@ -254,7 +254,8 @@ ty_tensor *ty_normalized(ty_tensor *x, ty_ints dims, bool centred, double eps, t
 ty_tensor *ty_normalized_gradient(ty_tensor *gh, ty_tensor *h, ty_tensor *rstd, ty_ints dims, bool centred);
 
 /* Gradient mode off while a fused backward may run: true when the rule's results need no graph of their own. */
-static inline bool ty_vjp_plain(void) { return !ty_grad_enabled(); }
+extern _Thread_local bool ty_vjp_mapped; /* see vmap.h */
+static inline bool ty_vjp_plain(void) { return !ty_grad_enabled() && !ty_vjp_mapped; }
 /* Of tensor input i of a rule. */
 ty_ints ty_vjp_size(const ty_vjp *c, int i);
 ty_dtype ty_vjp_dtype(const ty_vjp *c, int i);

@@ -6,6 +6,7 @@
 #include "../device/device.h"
 #include "../ops/op.h"
 #include "../program/recording.h"
+#include "../ops/vmap.h"
 
 bool ty_dtype_parse(const char *name, ty_dtype *out) {
   for (int d = 0; d < TY_DTYPES; d++) {
@@ -74,6 +75,7 @@ double ty_load_scalar(const ty_tensor *t, int64_t offset) {
 bool ty_read_value(const ty_tensor *t, ty_value *value) {
   int64_t bits;
   ty_dtype dtype = ty_dtype_of(t);
+  if (t->batch && !ty_map_check_value(t, "item")) return false;
   if (!ty_device_copy(TY_CPU, &bits, ty_device_of(t), t->v.data, ty_dtype_size[dtype])) return false;
   if (ty_is_float(dtype)) *value = ty_value_of_float(load(&bits, dtype));
   else *value = ty_value_of_int(dtype == TY_I64 ? bits : (int64_t)load(&bits, dtype));

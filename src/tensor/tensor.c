@@ -78,6 +78,7 @@ static ty_tensor *blank(ty_storage *s, ty_dtype dtype) {
   t->node = NULL;
   t->grad = NULL;
   t->hooks = NULL;
+  t->batch = NULL;
   t->node_output = 0;
   t->requires_grad = t->is_view = t->retains_grad = false;
   return t;
@@ -141,6 +142,7 @@ ty_tensor *ty_tensor_alias(ty_tensor *t) {
   ty_storage_retain(t->storage);
   a->v = t->v;
   a->is_view = t->is_view;
+  if ((a->batch = t->batch)) ty_batch_retain(t->batch);
   return a;
 }
 
@@ -183,6 +185,7 @@ void ty_tensor_free(ty_tensor *t) {
   if (t->node) ty_node_release(t->node);
   if (t->grad) ty_release(t->grad);
   if (t->hooks) free_hooks(t->hooks);
+  if (t->batch) ty_batch_release(t->batch);
   ty_small_free(t, sizeof *t);
 }
 

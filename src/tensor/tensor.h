@@ -10,6 +10,7 @@
 typedef struct ty_tensor ty_tensor;
 typedef struct ty_node ty_node;
 typedef struct ty_live ty_live;
+typedef struct ty_batch ty_batch;
 
 /* Memory of somebody else, and how it is given back. */
 typedef struct ty_foreign {
@@ -60,6 +61,7 @@ struct ty_tensor {
   ty_node *node;   /* what computed it, when that is being recorded; NULL: a leaf */
   ty_tensor *grad; /* leaves (and those that retain_grad) only */
   ty_hook *hooks;  /* leaves only; hooks of computed tensors live in the node */
+  ty_batch *batch; /* of all samples, inside ty.vmap: see ops/vmap.h; else NULL */
   uint16_t node_output;
   bool requires_grad; /* a leaf that wants a gradient, or has a node */
   bool is_view;
@@ -89,6 +91,8 @@ static inline ty_tensor *ty_retain(ty_tensor *t) {
   return t;
 }
 void ty_node_release(ty_node *n); /* autograd/graph.c */
+void ty_batch_retain(ty_batch *b); /* ops/vmap.c */
+void ty_batch_release(ty_batch *b);
 void ty_tensor_free(ty_tensor *t);
 static inline void ty_release(ty_tensor *t) {
   if (t && --t->refs == 0) ty_tensor_free(t);
