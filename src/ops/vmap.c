@@ -148,6 +148,25 @@ ty_tensor *ty_map_leave(ty_tensor *x, ty_level *level) {
   return expanded(x, level->size); /* whose gradient is summed */
 }
 
+/* The gradient is that of each sample, which the engine sums where the level is over, as it does for any op. */
+static bool backward_of_each(void *owner, ty_tensor *const *g, int nout, ty_tensor **dx, int nin) {
+  dx[0] = ty_retain(g[0]);
+  return true;
+}
+
+static void release_each(void *owner) { ty_level_release(owner); }
+
+ty_tensor *ty_map_each(ty_tensor *x, ty_level *level) {
+  if (!x) return NULL;
+  bool record = ty_grad_enabled() && x->requires_grad, was = ty_set_grad_enabled(false);
+  ty_tensor *plain = ty_scope_add(ty_tensor_alias(x)), *y = plain ? insert(expanded(plain, level->size), level) : NULL;
+  ty_set_grad_enabled(was);
+  if (!y || !record) return y;
+  level->refs++;
+  ty_custom custom = { "vmap", backward_of_each, release_each, level };
+  return ty_record_custom(custom, &x, 1, &y, 1) ? y : NULL;
+}
+
 /* ---- values ---- */
 
 bool ty_map_check_value(const ty_tensor *t, const char *who) {

@@ -69,6 +69,8 @@ void ty_level_release(ty_level *level);
  * scoped. */
 ty_tensor *ty_map_enter(ty_tensor *x, ty_level *level);
 ty_tensor *ty_map_leave(ty_tensor *x, ty_level *level);
+/* x, the same for all samples, as each sample's own. Differentiable; scoped. */
+ty_tensor *ty_map_each(ty_tensor *x, ty_level *level);
 /* The sample's tensor of `full`, which has no history. A new reference. */
 ty_tensor *ty_map_of_full(ty_tensor *full, ty_level *level);
 /* How the nodes of both give their level back, by which they are known. */

@@ -529,7 +529,7 @@ bool map_index_put(ty_mapped *m) {
 /* A composition, which writes into a copy: of x as each sample's own. */
 bool map_index_put_copy(ty_mapped *m) {
   const ty_index_put_args *a = TY_ARGS(index_put, m);
-  ty_tensor *x = ty_differs(m, a->x.t) ? a->x.t : ty_map_enter(ty_map_leave(a->x.t, m->level), m->level);
+  ty_tensor *x = ty_differs(m, a->x.t) ? a->x.t : ty_map_each(a->x.t, m->level);
   x = ty_clone(x);
   return x && ty_map_give_sample(m, 0, ty_index_put_(x, a->indices.ts, a->values, a->accumulate.i, a->dims.is));
 }

@@ -533,7 +533,7 @@ bool map_dropout(ty_mapped *m) {
   }
   int64_t count = m->level->size * x->v.count;
   for (const ty_level *l = m->level->outer; l; l = l->outer) count *= l->randomness == TY_RANDOM_SAME ? 1 : l->size;
-  if (!ty_differs(m, x)) x = ty_map_enter(ty_map_leave(x, m->level), m->level);
+  if (!ty_differs(m, x)) x = ty_map_each(x, m->level);
   if (!x) return false;
   ty_p_random r = ty_draw(count, p, 0);
   return ty_map_give_sample(m, 0, ty_dropout_apply(x, p, (int64_t)r.seed, (int64_t)r.offset));
