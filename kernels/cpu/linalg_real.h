@@ -1,6 +1,8 @@
 /* Factorizations of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function of
  * it. What is written here as a matrix of LAPACK's is the transpose of ours. */
 
+#include "turn_real.h"
+
 static void FN(cholesky)(void *context, int64_t begin, int64_t end) {
   job *j = context;
   int n = j->n, info;
@@ -26,67 +28,6 @@ static void FN(solve_triangular)(void *context, int64_t begin, int64_t end) {
     memcpy(x, b, sizeof *x * (size_t)n * (size_t)m);
     CALL(trsm)("R", p->upper ? "L" : "U", "N", p->unit ? "U" : "N", &m, &n, &one, a, &n, x, &m, 1, 1, 1, 1);
   }
-}
-
-/* to [columns, rows] = from [rows, columns] turned, by squares that stay in the cache. */
-static void FN(turn)(REAL *to, const REAL *from, int64_t rows, int64_t columns) {
-  enum { SIDE = 32 };
-  for (int64_t r0 = 0; r0 < rows; r0 += SIDE)
-    for (int64_t c0 = 0; c0 < columns; c0 += SIDE)
-      for (int64_t r = r0; r < r0 + SIDE && r < rows; r++)
-        for (int64_t c = c0; c < c0 + SIDE && c < columns; c++) to[c * rows + r] = from[r * columns + c];
-}
-
-static void FN(solve)(void *context, int64_t begin, int64_t end) {
-  job *j = context;
-  int n = j->n, m = j->m, info;
-  size_t square = sizeof(REAL) * (size_t)n * (size_t)n, right = sizeof(REAL) * (size_t)n * (size_t)m;
-  size_t bytes = square + right + sizeof(int) * (size_t)n;
-  char *room = ty_scratch_alloc(bytes);
-  if (!room) {
-    j->out_of_memory = true;
-    return;
-  }
-  REAL *lu = (REAL *)(void *)room, *b = (REAL *)(void *)(room + square);
-  int *pivots = (int *)(void *)(room + square + right);
-  for (int64_t i = begin; i < end; i++) {
-    memcpy(lu, (const REAL *)j->k->in[0]->data + i * n * n, square);
-    FN(turn)(b, (const REAL *)j->k->in[1]->data + i * n * m, n, m);
-    CALL(getrf)(&n, &n, lu, &n, pivots, &info);
-    if (info) note(j, i, info);
-    else CALL(getrs)("T", &n, &m, lu, &n, pivots, b, &n, &info, 1);
-    FN(turn)((REAL *)j->k->out[0]->data + i * n * m, b, m, n);
-  }
-  ty_scratch_free(room, bytes);
-}
-
-static void FN(slogdet)(void *context, int64_t begin, int64_t end) {
-  job *j = context;
-  int n = j->n, info;
-  size_t square = sizeof(REAL) * (size_t)n * (size_t)n, bytes = square + sizeof(int) * (size_t)n;
-  char *room = ty_scratch_alloc(bytes);
-  if (!room) {
-    j->out_of_memory = true;
-    return;
-  }
-  REAL *lu = (REAL *)(void *)room;
-  int *pivots = (int *)(void *)(room + square);
-  for (int64_t i = begin; i < end; i++) {
-    if (n) { /* of nothing it is 1 */
-      memcpy(lu, (const REAL *)j->k->in[0]->data + i * n * n, square);
-      CALL(getrf)(&n, &n, lu, &n, pivots, &info);
-    }
-    double sign = 1, sum = 0;
-    for (int r = 0; r < n; r++) {
-      double d = (double)lu[(int64_t)r * n + r];
-      if ((d < 0) != (pivots[r] != r + 1)) sign = -sign;
-      if (d == 0) sign = 0;
-      sum += log(fabs(d));
-    }
-    ((REAL *)j->k->out[0]->data)[i] = (REAL)sign;
-    ((REAL *)j->k->out[1]->data)[i] = (REAL)sum;
-  }
-  ty_scratch_free(room, bytes);
 }
 
 /* Our q r is the transpose of LAPACK's l q. */

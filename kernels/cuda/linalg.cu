@@ -170,25 +170,48 @@ TY_CUDA_KERNEL(triangular_solve) {
 
 /* ---- LU ---- */
 
-/* A copy of square matrices that LU replaces, as the library sees it: turned. */
+/* A thread for each matrix. pivots: `least` of every n, which count from 1. */
+__global__ void rows_of_swaps(const int *pivots, int64_t *rows, int64_t count, int m, int n, int least) {
+  for (int64_t i = blockIdx.x * THREADS + threadIdx.x; i < count; i += int64_t{ gridDim.x } * THREADS) {
+    int64_t *const order = rows + i * m;
+    for (int r = 0; r < m; r++) order[r] = r;
+    for (int r = 0; r < least; r++) {
+      const int other = pivots[i * n + r] - 1;
+      const int64_t row = order[r];
+      order[r] = order[other];
+      order[other] = row;
+    }
+  }
+}
+
+/* A copy of matrices [m, n] that LU replaces. */
 template <class T> struct lu_of {
-  lu_of(const matrices &square)
-      : s(square), each(int64_t{ s.n } * s.n), lu(sizeof(T) * static_cast<size_t>(s.count * each)),
+  lu_of(const matrices &shape)
+      : s(shape), each(int64_t{ s.m } * s.n), lu(sizeof(T) * static_cast<size_t>(s.count * each)),
         pivots(sizeof(int) * static_cast<size_t>(s.count * s.n)), info(sizeof(int) * static_cast<size_t>(s.count)) {}
-  bool factorize(const solver &library, const T *a) {
+  /* Of a; or, square and not turned for the library's columns, of the transpose. */
+  bool factorize(const solver &library, const T *a, bool turn) {
     const auto &f = library.of<T>();
     int lwork = 0;
-    if (!lu.data || !pivots.data || !info.data || !put(lu.template as<T>(), a, s, false) ||
-        !library.ok(f.getrf_bufferSize(library.handle, s.n, s.n, lu.template as<T>(), s.n, &lwork), "getrf"))
+    if (!lu.data || !pivots.data || !info.data || !put(lu.template as<T>(), a, s, turn) ||
+        !library.ok(f.getrf_bufferSize(library.handle, s.m, s.n, lu.template as<T>(), s.m, &lwork), "getrf"))
       return false;
     ty_cuda_scratch work(sizeof(T) * static_cast<size_t>(lwork));
     if (!work.data) return false;
     for (int64_t i = 0; i < s.count; i++)
-      if (!library.ok(f.getrf(library.handle, s.n, s.n, matrix(i), s.n, work.template as<T>(), pivot(i),
+      if (!library.ok(f.getrf(library.handle, s.m, s.n, matrix(i), s.m, work.template as<T>(), pivot(i),
                               info.template as<int>() + i),
                       "getrf"))
         return false;
     return true;
+  }
+  /* The factors by rows, and the row of a that each of their rows is. */
+  bool give(T *to, int64_t *rows) const {
+    const int least = s.m < s.n ? s.m : s.n, m = s.m, n = s.n;
+    const int64_t count = s.count;
+    const int *const swaps = pivots.template as<int>();
+    return put(to, lu.template as<T>(), { s.n, s.m, s.count }, true) &&
+           TY_LAUNCH(rows_of_swaps, ty_cuda_blocks(count, THREADS), THREADS, 0, swaps, rows, count, m, n, least);
   }
   T *matrix(int64_t i) const { return lu.template as<T>() + i * each; }
   int *pivot(int64_t i) const { return pivots.template as<int>() + i * s.n; }
@@ -197,23 +220,46 @@ template <class T> struct lu_of {
   const ty_cuda_scratch lu, pivots, info;
 };
 
-TY_CUDA_KERNEL(solve) {
+__global__ void rows_in_order(int64_t *rows, int64_t count, int64_t m) {
+  for (int64_t i = blockIdx.x * THREADS + threadIdx.x; i < count; i += int64_t{ gridDim.x } * THREADS) rows[i] = i % m;
+}
+
+TY_CUDA_KERNEL(lu_factor) {
+  matrices s = {};
+  if (k->out[1]->count == 0) return true;
+  if (!matrices_of(k->in[0], &s)) return false;
+  int64_t *const rows = static_cast<int64_t *>(k->out[1]->data);
+  if (s.n == 0) {
+    const int64_t count = k->out[1]->count, m = s.m;
+    return TY_LAUNCH(rows_in_order, ty_cuda_blocks(count, THREADS), THREADS, 0, rows, count, m);
+  }
+  return with_solver(k, "lu_factor", [&](const solver &library, auto type) {
+    typedef decltype(type) T;
+    lu_of<T> lu(s);
+    return lu.factorize(library, static_cast<const T *>(k->in[0]->data), true) &&
+           lu.give(static_cast<T *>(k->out[0]->data), rows);
+  });
+}
+
+TY_CUDA_KERNEL(lu_system) {
   matrices square = {}, right = {};
-  if (k->in[1]->count == 0) return true;
+  if (k->in[0]->count == 0) return true;
   if (!matrices_of(k->in[0], &square) || !matrices_of(k->in[1], &right)) return false;
-  return with_solver(k, "solve", [&](const solver &library, auto type) {
+  return with_solver(k, "lu_system", [&](const solver &library, auto type) {
     typedef decltype(type) T;
     const auto &f = library.of<T>();
     lu_of<T> lu(square);
     const int64_t each = int64_t{ right.m } * right.n;
+    if (!lu.factorize(library, static_cast<const T *>(k->in[0]->data), true) ||
+        !report(lu.info.template as<int>(), square.count, TY_SINGULAR) ||
+        !lu.give(static_cast<T *>(k->out[1]->data), static_cast<int64_t *>(k->out[2]->data)))
+      return false;
+    if (right.n == 0) return true;
     ty_cuda_scratch columns(sizeof(T) * static_cast<size_t>(right.count * each)), info(sizeof(int));
     T *b = columns.as<T>();
-    if (!b || !info.data || !lu.factorize(library, static_cast<const T *>(k->in[0]->data)) ||
-        !report(lu.info.template as<int>(), square.count, TY_SINGULAR) ||
-        !put(b, static_cast<const T *>(k->in[1]->data), right, true))
-      return false;
+    if (!b || !info.data || !put(b, static_cast<const T *>(k->in[1]->data), right, true)) return false;
     for (int64_t i = 0; i < right.count; i++)
-      if (!library.ok(f.getrs(library.handle, SOLVER_TURNED, square.n, right.n, lu.matrix(i), square.n, lu.pivot(i),
+      if (!library.ok(f.getrs(library.handle, SOLVER_AS_IT_IS, square.n, right.n, lu.matrix(i), square.n, lu.pivot(i),
                               b + i * each, square.n, info.as<int>()),
                       "getrs"))
         return false;
@@ -266,7 +312,7 @@ TY_CUDA_KERNEL(slogdet) {
     const T *factors = lu.matrix(0);
     const int *pivots = lu.pivot(0);
     T *signs = static_cast<T *>(k->out[0]->data), *logs = static_cast<T *>(k->out[1]->data);
-    return lu.factorize(library, static_cast<const T *>(k->in[0]->data)) &&
+    return lu.factorize(library, static_cast<const T *>(k->in[0]->data), false) &&
            TY_LAUNCH((diagonals<T>), static_cast<unsigned>(s.count), TY_WARP, 0, factors, pivots, n, signs, logs);
   });
 }

@@ -8,7 +8,7 @@
 typedef struct cusolverDnContext *solver_handle;
 enum {
   SOLVER_UPPER = 1,
-  SOLVER_TURNED = 1,
+  SOLVER_AS_IT_IS = 0,
   SOLVER_VECTORS = 1
 }; /* cublasFillMode_t, cublasOperation_t, cusolverEigMode_t */
 

@@ -35,6 +35,8 @@ static ty_tensor *identity(int64_t n, const ty_tensor *like) {
   return ty_eye(n, -1, ty_dtype_of(like), ty_device_of(like));
 }
 
+static ty_tensor *plus(ty_tensor *a, ty_tensor *b) { return !a ? b : !b ? a : ty_add(a, b); }
+
 /* ---- cholesky ---- */
 
 bool fwd_cholesky(ty_call *c) {
@@ -127,19 +129,130 @@ bool vjp_triangular_solve(ty_vjp *c) {
   return true;
 }
 
-bool fwd_solve(ty_call *c) {
-  const ty_solve_args *p = TY_ARGS(solve, c);
-  ty_tensor *a = p->a.t, *b = p->b.t;
-  return check_square(c, 0) && pair_up(c, &a, &b) && launch_system(c, a, b, NULL);
+/* ---- LU ---- */
+
+/* The rows `order` [..., n] of x [..., n, m]; the one that lacks dimensions of the batch is expanded. */
+static ty_tensor *rows_in_order(ty_tensor *x, ty_tensor *order) {
+  if (!x || !order) return NULL;
+  if (order->v.ndim == 1) return ty_index_select(x, -2, order);
+  int64_t size[TY_MAX_DIMS];
+  const int n = order->v.ndim + 1, more = x->v.ndim - n;
+  if (more < 0) {
+    memcpy(size, order->v.size, sizeof size);
+    size[n - 1] = columns_of(x);
+    x = ty_expand(x, (ty_ints){ size, n });
+  } else if (more > 0) {
+    memcpy(size, x->v.size, sizeof size);
+    memcpy(size + more, order->v.size, sizeof *size * (size_t)(n - 1));
+    order = ty_expand(order, (ty_ints){ size, x->v.ndim - 1 });
+  }
+  return x && order ? ty_take_along_dim(x, ty_unsqueeze(order, -1), ty_operand(-2)) : NULL;
 }
 
-bool vjp_solve(ty_vjp *c) {
-  ty_tensor *x = c->out[0], *g = c->g[0];
-  bool vector = ty_vjp_size(c, 1).n == 1;
-  if (vector) x = ty_unsqueeze(x, -1), g = ty_unsqueeze(g, -1);
-  ty_tensor *db = ty_solve(turned(TY_ARGS(solve, c)->a.t), g);
-  c->dx[1] = vector ? ty_squeeze(db, TY_INTS(-1)) : db;
-  if (c->need[0]) c->dx[0] = ty_neg(times(db, turned(x)));
+/* y u^-T, u the upper triangle of lu. */
+static ty_tensor *over_upper(ty_tensor *lu, ty_tensor *y) {
+  return turned(ty_triangular_solve(lu, turned(y), true, false));
+}
+
+bool fwd_lu_factor(ty_call *c) {
+  ty_tensor *x = TY_ARGS(lu_factor, c)->x.t;
+  return check_matrix(c, 0) && ty_out_like(c, 0, x, ty_dtype_of(x)) &&
+         ty_out(c, 1, ty_device_of(x), TY_I64, x->v.ndim - 1, x->v.size) && ty_launch(c, &x, 1, NULL);
+}
+
+/* Of a square matrix, without the permutation: l^-T (tril(l' g, -1) + triu(g u')) u^-T. */
+static ty_tensor *lu_gradient(ty_tensor *lu, ty_tensor *gl, ty_tensor *gu) {
+  ty_tensor *inner = NULL;
+  if (gl) {
+    ty_tensor *l = ty_add(ty_tril(lu, -1), identity(columns_of(lu), lu));
+    inner = ty_tril(times(turned(l), ty_tril(gl, -1)), -1);
+  }
+  if (gu) inner = plus(inner, ty_triu(times(ty_triu(gu, 0), turned(ty_triu(lu, 0))), 0));
+  return over_upper(lu, ty_triangular_solve(turned(lu), inner, true, true));
+}
+
+bool vjp_lu_factor(ty_vjp *c) {
+  ty_tensor *lu = c->out[0], *g = c->g[0], *dx;
+  if (!g) return true;
+  const int64_t m = rows_of(lu), n = columns_of(lu);
+  if (m == n) {
+    dx = lu_gradient(lu, g, g);
+  } else if (m > n) { /* x = [x1; x2] = [l1; l2] u: l2 = x2 u^-1 */
+    ty_tensor *square = ty_narrow(lu, -2, 0, n), *l2 = ty_narrow(lu, -2, n, m - n);
+    ty_tensor *g1 = ty_narrow(g, -2, 0, n), *d2 = over_upper(square, ty_narrow(g, -2, n, m - n));
+    ty_tensor *d1 = lu_gradient(square, g1, ty_sub(g1, times(turned(l2), d2)));
+    dx = d1 && d2 ? ty_concat(TY_LIST(d1, d2), -2) : NULL;
+  } else { /* x = [x1 x2] = l [u1 u2]: u2 = l^-1 x2 */
+    ty_tensor *square = ty_narrow(lu, -1, 0, m), *u2 = ty_narrow(lu, -1, m, n - m);
+    ty_tensor *g1 = ty_narrow(g, -1, 0, m);
+    ty_tensor *d2 = ty_triangular_solve(turned(square), ty_narrow(g, -1, m, n - m), true, true);
+    ty_tensor *d1 = lu_gradient(square, ty_sub(g1, times(d2, turned(u2))), g1);
+    dx = d1 && d2 ? ty_concat(TY_LIST(d1, d2), -1) : NULL;
+  }
+  c->dx[0] = rows_in_order(dx, ty_argsort(c->out[1], -1, false));
+  return true;
+}
+
+bool fwd_lu(ty_call *c) {
+  ty_tensor *x = TY_ARGS(lu, c)->x.t, *f[2];
+  if (!check_matrix(c, 0) || !ty_lu_factor(x, f)) return false;
+  const int64_t m = rows_of(x), n = columns_of(x), k = m < n ? m : n;
+  ty_tensor *p = m ? turned(ty_to(ty_one_hot(f[1], m), ty_dtype_of(x))) : times(x, turned(x));
+  ty_tensor *l = ty_narrow(f[0], -1, 0, k), *u = ty_narrow(f[0], -2, 0, k);
+  return ty_out_set(c, 0, p) &&
+         ty_out_set(c, 1, ty_add(ty_tril(l, -1), ty_eye(m, k, ty_dtype_of(x), ty_device_of(x)))) &&
+         ty_out_set(c, 2, ty_triu(u, 0));
+}
+
+bool fwd_lu_solve(ty_call *c) {
+  const ty_lu_solve_args *p = TY_ARGS(lu_solve, c);
+  ty_tensor *lu = p->lu.t, *order = p->permutation.t, *b = p->b.t;
+  if (!check_square(c, 0) || !ty_check_floats(c, 2)) return false;
+  if (ty_dtype_of(order) != TY_I64 || order->v.ndim != lu->v.ndim - 1 || columns_of(order) != rows_of(lu))
+    return ty_op_fail(c, TY_EINVAL, "permutation: expected lu_factor's, i64 [..., %lld], for an lu %s, got %s",
+                      (long long)rows_of(lu), ty_describe(lu), ty_describe(order));
+  const bool vector = b->v.ndim == 1;
+  ty_dtype dtype = ty_promote(ty_dtype_of(lu), ty_dtype_of(b));
+  lu = ty_to(lu, dtype), b = ty_to(b, dtype);
+  if (vector) b = ty_unsqueeze(b, -1);
+  if (!lu || !b) return false;
+  if (rows_of(b) != rows_of(lu))
+    return ty_op_fail(c, TY_EINVAL, "b: expected [..., %lld, m] for an lu %s, got %s", (long long)rows_of(lu),
+                      ty_describe(p->lu.t), ty_describe(p->b.t));
+  ty_tensor *x;
+  if (!p->adjoint.i) { /* l u x = b in order */
+    x = ty_triangular_solve(lu, ty_triangular_solve(lu, rows_in_order(b, order), false, true), true, false);
+  } else { /* u' l' (x in order) = b */
+    ty_tensor *t = turned(lu);
+    x = ty_triangular_solve(t, ty_triangular_solve(t, b, false, false), true, true);
+    x = rows_in_order(x, ty_argsort(order, -1, false));
+  }
+  return ty_out_set(c, 0, vector ? ty_squeeze(x, TY_INTS(-1)) : x);
+}
+
+bool fwd_solve(ty_call *c) {
+  const ty_solve_args *p = TY_ARGS(solve, c);
+  ty_tensor *a = p->a.t, *b = p->b.t, *f[3];
+  bool vector = b->v.ndim == 1;
+  if (!check_square(c, 0) || !pair_up(c, &a, &b) || !ty_lu_system(a, b, f)) return false;
+  return ty_out_set(c, 0, vector ? ty_squeeze(f[0], TY_INTS(-1)) : f[0]);
+}
+
+bool fwd_lu_system(ty_call *c) {
+  const ty_lu_system_args *p = TY_ARGS(lu_system, c);
+  ty_tensor *a = p->a.t, *b = p->b.t;
+  return check_square(c, 0) && check_matrix(c, 1) && pair_up(c, &a, &b) && ty_out_like(c, 1, a, ty_dtype_of(a)) &&
+         ty_out(c, 2, ty_device_of(a), TY_I64, a->v.ndim - 1, a->v.size) && launch_system(c, a, b, NULL);
+}
+
+/* The factors that are there serve the gradient, unless there will be a gradient of it. */
+bool vjp_lu_system(ty_vjp *c) {
+  ty_tensor *g = c->g[0];
+  if (!g) return true;
+  ty_tensor *db = ty_vjp_plain() ? ty_lu_solve(c->out[1], c->out[2], g, true)
+                                 : ty_solve(turned(TY_ARGS(lu_system, c)->a.t), g);
+  c->dx[1] = db;
+  if (c->need[0]) c->dx[0] = ty_neg(times(db, turned(c->out[0])));
   return true;
 }
 
@@ -180,8 +293,6 @@ bool fwd_qr(ty_call *c) {
   ty_tensor *x = TY_ARGS(qr, c)->x.t;
   return check_matrix(c, 0) && two_factors(c, x, 0, 1) && ty_launch(c, &x, 1, NULL);
 }
-
-static ty_tensor *plus(ty_tensor *a, ty_tensor *b) { return !a ? b : !b ? a : ty_add(a, b); }
 
 /* For a square r: (gq + q sym(m)) r^-T, m = r gr' - gq' q, where sym() copies the lower triangle to the upper. */
 static ty_tensor *qr_gradient(ty_tensor *q, ty_tensor *r, ty_tensor *gq, ty_tensor *gr) {

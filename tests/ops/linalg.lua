@@ -237,6 +237,137 @@ return function(row, T)
     },
   })
 
+  -- ---- LU ----
+
+  -- l (without its ones) and u of a [m, n] in place; the row of a that each row is
+  local function lu_factor(a, m, n)
+    local order = {}
+    for i = 1, m do order[i] = i - 1 end
+    for k = 1, math.min(m, n) do
+      local best = k
+      for i = k + 1, m do
+        if math.abs(a[i][k]) > math.abs(a[best][k]) then best = i end
+      end
+      a[k], a[best], order[k], order[best] = a[best], a[k], order[best], order[k]
+      for i = k + 1, m do
+        if a[k][k] ~= 0 then a[i][k] = a[i][k] / a[k][k] end
+        for j = k + 1, n do a[i][j] = a[i][j] - a[i][k] * a[k][j] end
+      end
+    end
+    return order
+  end
+
+  local turned_rows = { 0.1, 0.4, -0.3, 0.9, -0.2, 0.6, -0.7, 0.5, 0.3 } -- each step swaps rows
+  local lu_cases = {
+    { T { 3, 3, values = well(3, 3) } }, { T { 3, 3, values = turned_rows } }, { T { 2, 3, 3, values = well(3, 3, 2) } },
+    { T { 4, 2, values = well(4, 2) } }, { T { 2, 4, values = well(2, 4) } }, { T { 2, 3, 2, values = well(3, 2, 2) } },
+    { T { 1, 1, values = { -2 } } }, { T { 0, 3 } }, { T { 3, 0 } }, { T { 0, 2, 2 } }, { T { 2, 0, 2 } },
+    { T { 2, 2, values = { 1, 2, 2, 4 } }, grad = false }, { T { 40, 40, values = well(40, 40) }, grad = false },
+    { T { 40, 28, values = well(40, 28) }, grad = false }, { T { 2, 7, 33, values = well(7, 33, 2) }, grad = false },
+  }
+  row("lu_factor", {
+    cases = lu_cases,
+    ref = function(x)
+      local nd = #x.shape
+      local m, n = x.shape[nd - 1], x.shape[nd]
+      local y, order = shaped(x, m, n), shaped(x, m)
+      order.dtype = "i64"
+      each(x, function(a)
+        put(order, lu_factor(a, m, n))
+        put(y, a)
+      end)
+      return y, order
+    end,
+    dtype = function(dtype, i) return i == 2 and "i64" or dtype end,
+    tol = { f32 = 2e-5, f64 = 1e-11 },
+    errors = { { T { 3 }, match = "x: expected [..., m, n]" } },
+    big = function(ty) return ty.lu_factor(ty.randn(20, 40, 40)) end,
+  })
+  row("lu", {
+    cases = lu_cases,
+    ref = function(x)
+      local nd = #x.shape
+      local m, n = x.shape[nd - 1], x.shape[nd]
+      local least = math.min(m, n)
+      local p, l, u = shaped(x, m, m), shaped(x, m, least), shaped(x, least, n)
+      each(x, function(a)
+        local order = lu_factor(a, m, n)
+        for i = 0, m - 1 do
+          for j = 1, m do p[#p + 1] = order[j] == i and 1 or 0 end
+        end
+        for i = 1, m do
+          for j = 1, least do l[#l + 1] = i == j and 1 or i > j and a[i][j] or 0 end
+          for j = 1, i <= least and n or 0 do u[#u + 1] = j >= i and a[i][j] or 0 end
+        end
+      end)
+      return p, l, u
+    end,
+    tol = { f32 = 2e-5, f64 = 1e-11 },
+    errors = { { T { 3 }, match = "x: expected [..., m, n]" } },
+  })
+
+  -- a x = b of the a that lu and order stand for, or a' x = b
+  local function lu_solve(lu, order, b, adjoint)
+    if type(adjoint) == "table" then adjoint = adjoint.adjoint end
+    local n, batch = lu.shape[#lu.shape], #order / lu.shape[#lu.shape]
+    local a = { shape = lu.shape }
+    for w = 0, batch - 1 do
+      for i = 1, n do
+        local row_of = order[w * n + i]
+        for j = 1, n do
+          local sum = 0
+          for k = 1, math.min(i, j) do
+            local l = k == i and 1 or lu[(w * n + i - 1) * n + k]
+            sum = sum + l * lu[(w * n + k - 1) * n + j]
+          end
+          a[(w * n + (adjoint and j - 1 or row_of)) * n + (adjoint and row_of or j - 1) + 1] = sum
+        end
+      end
+    end
+    return system()(a, b)
+  end
+  local orders = T { 2, 3, dtype = "i64", values = { 2, 0, 1, 1, 0, 2 } }
+  local order = T { 3, dtype = "i64", values = { 2, 0, 1 } }
+  row("lu_solve", {
+    cases = {
+      { T { 3, 3, values = well(3, 3) }, order, T { 3, 2 } }, { T { 3, 3, values = well(3, 3) }, order, T { 3 } },
+      { T { 3, 3, values = well(3, 3) }, order, T { 3, 2 }, true },
+      { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 2, 3, 1 }, true },
+      { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 2, 3, 2 } },
+      { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 3, 1 } },
+      { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 3, 2, 3, 1 }, grad = false },
+      { T { 3, 3, values = well(3, 3) }, order, T { 2, 3, 2 }, opts = { adjoint = true } },
+      { T { 0, 0 }, T { 0, dtype = "i64" }, T { 0, 2 } }, { T { 3, 3, values = well(3, 3) }, order, T { 3, 0 } },
+    },
+    ref = lu_solve,
+    tol = { f32 = 2e-5, f64 = 1e-11 },
+    errors = {
+      { T { 2, 3 }, order, T { 3, 1 }, match = "lu: expected square matrices" },
+      { T { 3, 3 }, T { 2, dtype = "i64", values = { 0, 1 } }, T { 3, 1 }, match = "permutation: expected lu_factor's" },
+      { T { 3, 3 }, T { 3 }, T { 3, 1 }, match = "permutation: expected lu_factor's" },
+      { T { 3, 3 }, T { 3, dtype = "i64", values = { 0, 3, 1 } }, T { 3, 1 }, match = "out of range" },
+      { T { 3, 3 }, order, T { 2, 1 }, match = "b: expected [..., 3, m]" },
+    },
+  })
+  row("lu_system", {
+    cases = {
+      { T { 2, 3, 3, values = well(3, 3, 2) }, T { 2, 3, 2 } }, { T { 3, 3, values = turned_rows }, T { 3, 1 } },
+      { T { 0, 0 }, T { 0, 2 } }, { T { 40, 40, values = well(40, 40) }, T { 40, 3 }, grad = false },
+    },
+    ref = function(a, b)
+      local y, order = shaped(a, a.shape[#a.shape], a.shape[#a.shape]), shaped(a, a.shape[#a.shape])
+      order.dtype = "i64"
+      each(a, function(p)
+        put(order, lu_factor(p, #p, #p))
+        put(y, p)
+      end)
+      return system()(a, b), y, order
+    end,
+    dtype = function(dtype, i) return i == 3 and "i64" or dtype end,
+    grad = "through solve: that of the factors is lu_factor's",
+    tol = { f32 = 2e-5, f64 = 1e-11 },
+  })
+
   local triangular_cases = {
     { T { 3, 3, values = well(3, 3) }, T { 3, 2 } }, { T { 3, 3, values = well(3, 3) }, T { 3, 2 }, true },
     { T { 2, 3, 3, values = well(3, 3, 2) }, T { 3, 2 } }, { T { 0, 0 }, T { 0, 2 } }, { T { 40, 40, values = well(40, 40) }, T { 40, 3 }, grad = false },
