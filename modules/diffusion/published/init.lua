@@ -127,6 +127,14 @@ local function dpm(config)
     lower_final = value_of(config, "lower_order_final", true), euler_final = value_of(config, "euler_at_final", false) }
 end
 
+-- Where it ends in the clean sample, or the steps are no whole groups, its last steps are of lower order in any case.
+local function dpm_single(config)
+  local algorithm = one_of("algorithm_type", config.algorithm_type or "dpmsolver++", { dpmsolver = "epsilon",
+    ["dpmsolver++"] = "sample", deis = "sample" })
+  return solvers.dpm_single { order = value_of(config, "solver_order", 2), of = algorithm,
+    rule = one_of("solver_type", config.solver_type or "midpoint", rules) }
+end
+
 local weights = { bh1 = "bh1", bh2 = "bh2", midpoint = "bh2", heun = "bh2", logrho = "bh2" }
 
 local function unipc(config)
@@ -158,7 +166,7 @@ end
 -- cut where the config does not say), last (set_alpha_to_one's default; nil: as final_sigmas_type says); fine: times
 -- need not be whole; ahead: the spacing is that of one step more without its last time; sigma: noise begins as sigma
 -- times standard noise, where others begin with standard noise itself; cut_karras: times of that curve are rounded;
--- curves: whether it has any; floor: there is some signal everywhere.
+-- curves: whether it has any; only_spacing: the one it has; floor: there is some signal everywhere.
 local discrete = {
   DDPMScheduler = { solver = ddpm, spacing = "leading", clip = true, last = true },
   DDIMScheduler = { solver = plain_ddim, spacing = "leading", clip = true, last = true },
@@ -173,6 +181,7 @@ local discrete = {
     beta_end = 0.012, curves = true, last = true, cut_karras = true },
   LMSDiscreteScheduler = { solver = plain(solvers.lms), fine = true, sigma = true, curves = true, last = true },
   DPMSolverMultistepScheduler = { solver = dpm, ahead = true, floor = true, curves = true },
+  DPMSolverSinglestepScheduler = { solver = dpm_single, ahead = true, curves = true, only_spacing = "linspace" },
   UniPCMultistepScheduler = { solver = unipc, ahead = true, floor = true, curves = true },
   DEISMultistepScheduler = { solver = deis, ahead = true, curves = true, last = false },
 }
@@ -259,10 +268,10 @@ end
 
 local function table_of_betas(config, name, known)
   local count, spacing = value_of(config, "num_train_timesteps", 1000),
-    value_of(config, "timestep_spacing", known.spacing or "linspace")
+    known.only_spacing or value_of(config, "timestep_spacing", known.spacing or "linspace")
   one_of("timestep_spacing", spacing, { leading = true, linspace = true, trailing = true })
   local clips = clip_of(config, not known.fine and name ~= "PNDMScheduler", known.clip)
-  local zero = value_of(config, "rescale_betas_zero_snr", false)
+  local zero = not known.only_spacing and value_of(config, "rescale_betas_zero_snr", false)
   local kinds = name == "EulerDiscreteScheduler" and { epsilon = "epsilon", v_prediction = "v", sample = "sample",
     original_sample = "sample" } or predictions
   local made = process.DDPM { steps = count, clip = clips, zero_snr = zero, least = zero and known.floor and LEAST or 0,
@@ -291,7 +300,7 @@ local function table_of_betas(config, name, known)
   elseif known.cut_karras and curve == "karras" then
     cut = "round"
   end
-  local least = known.ahead and name == "DPMSolverMultistepScheduler" and config.lambda_min_clipped
+  local least = name:find "^DPMSolver" and config.lambda_min_clipped
   made.defaults = { solver = known.solver(config), clip = clips, steps = math.min(20, count),
     spacing = points.discrete { spacing = spacing, offset = value_of(config, "steps_offset", 0), fine = known.fine,
       ahead = known.ahead, original = known.distilled and value_of(config, "original_inference_steps", 50),

@@ -17,6 +17,8 @@ local tables = {
   dpmpp_2m = class("DPMSolverMultistepScheduler", { algorithm_type = "dpmsolver++", solver_order = 2 }),
   dpmpp_3m = class("DPMSolverMultistepScheduler", { algorithm_type = "dpmsolver++", solver_order = 3 }),
   dpmpp_2m_sde = class("DPMSolverMultistepScheduler", { algorithm_type = "sde-dpmsolver++", solver_order = 2 }),
+  dpmpp_2s = class("DPMSolverSinglestepScheduler", { algorithm_type = "dpmsolver++", solver_order = 2,
+    lower_order_final = true }),
   unipc = class "UniPCMultistepScheduler",
   deis = class "DEISMultistepScheduler",
   lcm = class "LCMScheduler",
@@ -39,8 +41,8 @@ for key in ([[num_train_timesteps beta_start beta_end beta_schedule trained_beta
 local curves = { karras = true, exponential = true, beta = true }
 
 --- The config of the scheduler of that name for a network with this config: ddim, ddpm, pndm, lms, euler, euler_a,
--- heun, dpm2, dpmpp_2m, dpmpp_3m, dpmpp_2m_sde, unipc, deis, lcm, of a flow euler, heun, dpmpp_2m, unipc, deis; with
--- _karras, _exponential or _beta behind it for such a spacing.
+-- heun, dpm2, dpmpp_2m, dpmpp_3m, dpmpp_2m_sde, dpmpp_2s, unipc, deis, lcm, of a flow euler, heun, dpmpp_2m, unipc,
+-- deis; with _karras, _exponential or _beta behind it for such a spacing.
 ---@param config table  of the network's scheduler
 ---@param name string
 ---@return table config

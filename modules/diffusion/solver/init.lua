@@ -14,6 +14,7 @@ return {
   deis = require "tycho.diffusion.solver.deis",
   dpm = require "tycho.diffusion.solver.dpm",
   dpm2 = require "tycho.diffusion.solver.dpm2",
+  dpm_single = require "tycho.diffusion.solver.dpm_single",
   dpmpp_2m = require "tycho.diffusion.solver.dpmpp_2m",
   euler = require "tycho.diffusion.solver.euler",
   heun = require "tycho.diffusion.solver.heun",

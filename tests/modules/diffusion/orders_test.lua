@@ -84,6 +84,8 @@ local rows = {
   { "dpm, heun", solver.dpm { rule = "heun" }, 2 }, { "dpm of noise", solver.dpm { of = "epsilon" }, 2 },
   { "dpm of order 3", solver.dpm { order = 3 }, 3 },
   { "dpm of noise of order 3", solver.dpm { order = 3, of = "epsilon" }, 3 },
+  { "dpm_single", solver.dpm_single { lower_final = false }, 2 },
+  { "dpm_single of noise, heun", solver.dpm_single { of = "epsilon", rule = "heun", lower_final = false }, 2 },
   { "deis", solver.deis(), 2 }, { "deis of order 3", solver.deis { order = 3 }, 3 },
   { "unipc of order 1", solver.unipc { order = 1, lower_final = false }, 2 },
   { "unipc", solver.unipc { lower_final = false }, 3 },
@@ -114,6 +116,22 @@ check.test("orders, on a straight path", function()
   end), 0.8)
 end)
 
+check.test("orders of whole groups of three steps", function()
+  for _, o in ipairs { { of = "sample", rule = "heun" }, { of = "epsilon", rule = "heun" }, { of = "epsilon",
+    rule = "midpoint" } } do
+    o.order, o.lower_final = 3, false
+    local found = slope(schedule.flow(), "flow", solver.dpm_single(o), function(s, steps)
+      local list = {}
+      for i = 0, steps do
+        local ratio = math.exp(3 - 5 * i / steps)
+        list[i + 1] = s:point(ratio / (1 + ratio))
+      end
+      return list
+    end, 0.8, { 150, 300 })
+    check.ok(found > 2.7 and found < 3.6, ("%s, %s: %.2f"):format(o.of, o.rule, found))
+  end
+end)
+
 check.test("Runge and Kutta begin PNDM better than one step of two evaluations", function()
   local s = schedule.discrete()
   for _, row in ipairs { { false, 2e-3 }, { true, 1e-3 } } do
@@ -126,6 +144,7 @@ end)
 -- One network for all: data at 0.3, from any point that has noise, in any list of times.
 check.test("every solver takes any list of times, from points without signal too", function()
   local solvers = { ddim = solver.ddim(), ancestral = solver.ddim { eta = 1 }, ddpm = solver.ddpm(),
+    single = solver.dpm_single { order = 3 }, single_of_noise = solver.dpm_single { of = "epsilon" },
     deis = solver.deis { order = 3, lower_final = true }, dpm = solver.dpm { order = 3, lower_final = true },
     of_noise = solver.dpm { of = "epsilon" }, sde = solver.dpm { sde = true },
     sde_of_noise = solver.dpm { of = "epsilon", sde = true }, dpm2 = solver.dpm2(), euler = solver.euler(),
