@@ -6,6 +6,7 @@ local conditions = require "tycho.diffusion.condition"
 local controlled = require "tycho.diffusion.controlled"
 local guidances = require "tycho.diffusion.guidance"
 local inpaint = require "tycho.diffusion.inpaint"
+local prompting = require "tycho.diffusion.prompts"
 local seeded = require "tycho.diffusion.seeds"
 
 local fail, none = arguments.fail, arguments.none
@@ -107,7 +108,8 @@ local function with_controls(painter, o, n)
         o.told.width, n, arguments.describe(x))
     end
     if x.ndim == 3 then x = x:unsqueeze(0) end
-    x = (x.dtype == "u8" and x:to "f32" / 255 or x):to { device = painter:device() }
+    x = (x.dtype == "u8" and x:to "f32" / 255 or x):to { device = painter:device(),
+      dtype = prompting.dtype(painter.network) }
     pictures[i] = x:expand(n, x.shape[2], x.shape[3], x.shape[4])
     controls[i] = { net = control.net, strength = control.strength }
   end
@@ -138,6 +140,16 @@ end
 
 -- ---- painting ----
 
+-- A part for networks whose weights are halves: they see the sample as such, while the steps are taken in f32.
+local function in_dtype(dtype)
+  return { call = function(_, _, next, request)
+    local seen = {}
+    for key, value in pairs(request) do seen[key] = value end
+    seen.x = request.x:to(dtype)
+    return next(seen):to(request.x.dtype)
+  end }
+end
+
 -- The latents of the prompts from `start` on, one batch.
 local function paint_batch(painter, o, known, start, part)
   local count = #part
@@ -156,6 +168,8 @@ local function paint_batch(painter, o, known, start, part)
       table.insert(parts, 1, inpaint.keep(latents, mask, noise))
     end
   end
+  local dtype = prompting.dtype(painter.network)
+  if dtype ~= noise.dtype then table.insert(parts, in_dtype(dtype)) end
   local condition = painter:condition(part, o.told)
   if o.seen then condition.controls = conditions.narrow(o.seen, start - 1, count) end
   local sampler = o.process:sampler { guidance = o.guide, steps = o.steps, solver = o.solver, parts = parts }

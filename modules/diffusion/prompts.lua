@@ -238,17 +238,24 @@ local function converted(text, dtype)
   return text
 end
 
-local function dtype_of(network)
+--- The dtype that a network computes in: that of most of its numbers.
+---@param network Module
+---@return Dtype
+function M.dtype(network)
+  local counts, most = {}, "f32"
   for _, p in ipairs(network:parameters()) do
-    if p:is_floating_point() then return p.dtype end
+    if p:is_floating_point() then counts[p.dtype] = (counts[p.dtype] or 0) + p:numel() end
   end
-  return "f32"
+  for dtype, count in pairs(counts) do
+    if count > (counts[most] or 0) then most = dtype end
+  end
+  return most
 end
 
 -- The condition of text for n pictures. o: height, width, guidance.
 local function complete(self, text, o)
   local family = self.family
-  local condition = { text = converted(text, dtype_of(self.network)) }
+  local condition = { text = converted(text, M.dtype(self.network)) }
   local sizes = family.sizes and family.sizes(self, o)
   if sizes then condition.sizes = rows(text.embeddings, sizes) end
   if family.guided and self.network.config[family.guided] then

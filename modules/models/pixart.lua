@@ -160,7 +160,7 @@ function PixArt:forward(x, t, condition)
   else
     sizes = nil
   end
-  local h = self.pos_embed(x)
+  local h = self.pos_embed(x):to(x.dtype) -- published files keep its weights in f32
   local modulation, embedded = self.adaln_single(t, sizes, h.dtype)
   if modulation.shape[1] ~= n then
     modulation, embedded = modulation:expand(n, modulation.shape[2]), embedded:expand(n, embedded.shape[2])

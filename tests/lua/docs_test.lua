@@ -9,14 +9,16 @@ local ty = require "tycho"
 -- ---- what the documents have ----
 
 -- What is shorter here than in the text: { document, text, what is run in its place }. MODEL is the model that the
--- command of pretrain makes.
+-- command of pretrain makes, PIPELINE a small one of the fixtures.
 local substitutions = {
   { "README.md", "train.steps(loader, 300)", "train.steps(loader, 2)" },
   { "README.md", 'llm.load "path", llm.tokenizer "path"', 'llm.load "MODEL", llm.tokenizer "MODEL"' },
+  { "README.md", 'hub.pipeline "path"', 'hub.pipeline "PIPELINE"' },
+  { "README.md", "steps = 20, guidance = 4", "steps = 2, guidance = 4" },
 }
 
--- Commands of indented blocks: how they are run here (arguments that are added, PATH: the model of pretrain), or why
--- they are not.
+-- Commands of indented blocks: how they are run here (arguments that are added, PATH: the model of pretrain,
+-- PIPELINE), or why they are not.
 local commands = {
   ["./run recipes/diffusion/digits.lua"] = { add = "--quick --out digits" },
   ["./run test"] = { reason = "is what runs this" },
@@ -24,6 +26,9 @@ local commands = {
   ["./run recipes/llm/pretrain.lua"] = { add = "--quick --out pretrain", first = true },
   ['./run recipes/llm/generate.lua --model PATH --prompt "Once"'] = { add = "--quick --out generate" },
   ["./run recipes/quant/quantize.lua --model PATH --dtype q4_k"] = { add = "--quick --out quantize" },
+  ['./run recipes/diffusion/generate.lua --model PIPELINE --prompt "a fox|two red apples"'] =
+    { add = "--quick --out painted" },
+  ["./run recipes/diffusion/finetune.lua"] = { add = "--quick --out finetune" },
   ["cc examples/embed_c/regression.c $(pkg-config --cflags --libs tycho) -lm -o regression && ./regression"] =
     { reason = "needs an installed Tycho" },
   ["cc examples/embed_c/regression.c -Isrc -Lbuild/release -ltycho -Wl,-rpath,$PWD/build/release -lm -o regression && "
@@ -125,12 +130,18 @@ end
 local all = {}
 for _, name in ipairs(documents) do all[name] = table.pack(read(name)) end
 
+-- A text with the folders that its examples need.
+local function with_models(text)
+  local pipeline = absolute(root .. "tests/fixtures/pipelines/sd15"):gsub("%%", "%%%%")
+  return (text:gsub("MODEL", "pretrain/model"):gsub("PIPELINE", pipeline))
+end
+
 -- ./run FILE ...: what it ends with.
 local function run_file(command, more)
   local line = command:gsub("^%./run (%S+)", function(file)
     return quoted(executable) .. " " .. quoted(absolute(root .. file))
   end)
-  run(line:gsub("PATH", "pretrain/model") .. " " .. more, command)
+  run(with_models(line:gsub("PATH", "MODEL")) .. " " .. more, command)
 end
 
 -- The program in C: against the build that this test runs with, unless that has sanitizers, which programs must know.
@@ -172,7 +183,7 @@ check.test("Lua blocks", function()
           end
         end
       end
-      local file = scratch.spit(("block%d.lua"):format(i), (body:gsub("MODEL", "pretrain/model")) .. "\n")
+      local file = scratch.spit(("block%d.lua"):format(i), with_models(body) .. "\n")
       run(quoted(executable) .. " " .. quoted(file), ("%s, Lua block %d"):format(name, i))
     end
   end

@@ -38,6 +38,21 @@ local names = {}
 for name in pairs(drawn) do names[#names + 1] = name end
 table.sort(names)
 
+check.test("networks in halves draw nearly the same", function()
+  for _, name in ipairs(names) do
+    local noise = ty.io.load_safetensors(root .. name .. "/expected.safetensors").noise
+    local plain
+    for _, dtype in ipairs { "f32", "f16", "bf16", "file" } do
+      local p = diffusion.TextToImage(hub.pipeline(root .. name, { dtype = dtype ~= "file" and dtype or nil }),
+        { length = drawn[name].length, warn = function() end })
+      local _, latents = p:paint(prompts, options(name, { noise = noise }))
+      plain = plain or latents
+      local off = (latents - plain):abs():max():item() / plain:abs():max():item()
+      check.ok(latents.dtype == "f32" and off < 0.1, ("%s in %s: latents differ by %.2g"):format(name, dtype, off))
+    end
+  end
+end)
+
 for _, name in ipairs(names) do
   check.test(name .. ": diffusers' pictures, from the folder and from the folder written again", function()
     local want = ty.io.load_safetensors(root .. name .. "/expected.safetensors")
