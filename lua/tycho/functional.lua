@@ -1,4 +1,5 @@
---- Derivatives of functions of tensors: ty.vjp, ty.jvp, ty.jacobian, ty.hessian; modules as functions of their
+--- Derivatives of functions of tensors: ty.vjp, ty.jvp, ty.jacobian, ty.hessian (ty.vmap, which maps
+-- functions over a batch, is a file of its own); modules as functions of their
 -- parameters: ty.functional_call.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
@@ -118,27 +119,57 @@ function M.jvp(fn, inputs, v, options)
   return one_or_all(outputs, #outputs == 1), one_or_all(products, #products == 1)
 end
 
--- The Jacobian of y for each of the inputs, row by row.
-local function rows_of(y, list, create)
+-- Rows `start` to `stop` of the Jacobian of y for each of the inputs, by a backward pass for each row.
+local function rows_one_by_one(y, list, create, start, stop)
   local rows, n = {}, y:numel()
   for k in ipairs(list) do rows[k] = {} end
-  for i = 0, n - 1 do
+  for i = start, stop do
     local one = ty.zeros({ n }, { dtype = y.dtype, device = y.device })
     one:select(0, i):fill_(1)
     local grads = gradients({ y }, list, { one:reshape(y.shape) }, { create_graph = create, keep_graph = true })
-    for k, g in ipairs(grads) do rows[k][i + 1] = g end
+    for k, g in ipairs(grads) do rows[k][i - start + 1] = g end
+  end
+  for k in ipairs(list) do rows[k] = ty.stack(rows[k]) end
+  return rows
+end
+
+local AT_ONCE = 64 -- rows; more take memory without being faster
+
+-- The same by one pass that ty.vmap maps over the rows; nil where an op has no rule.
+local function rows_at_once(y, list, create, start, stop)
+  local ones = ty.one_hot(ty.arange(start, stop + 1, { device = y.device }), y:numel()):to(y.dtype)
+  local shape = y.shape
+  table.insert(shape, 1, stop - start + 1)
+  local rows = table.pack(pcall(ty.vmap(function(v)
+    return table.unpack(gradients({ y }, list, { v }, { create_graph = create, keep_graph = true }))
+  end), ones:reshape(shape)))
+  if rows[1] then return table.move(rows, 2, rows.n, 1, {}) end
+  if not tostring(rows[2]):find("vmap", 1, true) then error(rows[2], 0) end
+  return nil
+end
+
+-- The Jacobian of y for each of the inputs.
+local function rows_of(y, list, create)
+  local parts, n, mapped = {}, y:numel(), y:numel() > 1
+  for k in ipairs(list) do parts[k] = {} end
+  for start = 0, n - 1, AT_ONCE do
+    local stop = math.min(start + AT_ONCE, n) - 1
+    local rows = mapped and rows_at_once(y, list, create, start, stop)
+    mapped = rows ~= nil and mapped
+    rows = rows or rows_one_by_one(y, list, create, start, stop)
+    for k, part in ipairs(rows) do table.insert(parts[k], part) end
   end
   local result = {}
   for k, x in ipairs(list) do
     local shape = y.shape
     table.move(x.shape, 1, x.ndim, #shape + 1, shape)
-    result[k] = n > 0 and ty.stack(rows[k]):reshape(shape) or ty.zeros(shape, { dtype = x.dtype, device = x.device })
+    result[k] = n > 0 and ty.concat(parts[k]):reshape(shape) or ty.zeros(shape, { dtype = x.dtype, device = x.device })
   end
   return result
 end
 
 --- The derivatives of each element of the outputs of fn by each element of its inputs: [output's shape, input's shape].
--- A backward pass for each element of the outputs.
+-- One backward pass, mapped over the elements of the outputs; one for each element where an op has no rule for ty.vmap.
 ---@param fn fun(...: Tensor): Tensor
 ---@param inputs Tensor|Tensor[]  a list: of each output a list, by inputs
 ---@param options? {create_graph: boolean}  for derivatives of the result

@@ -1,5 +1,5 @@
---- ty.vmap: a function of single samples called on a batch of them at once. The ops inside run by rules (src/ops/vmap.h),
--- not in a loop; what is here takes arguments apart and puts results together.
+--- ty.vmap: a function of single samples called on a batch of them at once. The ops inside run by rules
+-- (src/ops/vmap.h), not in a loop; what is here takes arguments apart and puts results together.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
@@ -35,8 +35,8 @@ local function has_tensor(value)
   return false
 end
 
--- Calls visit(tensor, dim, where) for each tensor of a value that has a batch dimension, and returns the value with what
--- that gives in their places.
+-- Calls visit(tensor, dim, where) for each tensor of a value that has a batch dimension, and returns the value with
+-- what that gives in their places.
 local function each_tensor(value, dims, where, visit)
   if dims == false or dims == nil then return value end
   if ty.is_tensor(value) then return visit(value, dim_of(where, dims, value), where) end
@@ -168,10 +168,10 @@ end
 -- sample inside and cannot steer Lua; ops whose result has a size that depends on values, and a few without a rule, are
 -- refused by name. After the idea of torch.func.vmap and jax.vmap.
 ---@param fn fun(...): ...  of tensors, tables of tensors, and other values; returns tensors, or tables of them
----@param options? {in_dims: integer|false|table, out_dims: integer|integer[], randomness: string, chunk_size: integer}
+---@param options? {in_dims: any, out_dims: integer|integer[], randomness: string, chunk_size: integer}
 -- in_dims: the batch dimension (0) of each argument, a list where they differ, false for one without; for an argument
 -- that is a table, a table by its keys or one for all. out_dims: where it is in the results (0). randomness: what ops
--- that draw do, "error", "different" numbers for each sample or the "same" for all. chunk_size: so many samples at once.
+-- that draw do, "error", "different" numbers for each sample, the "same" for all. chunk_size: so many samples at once.
 ---@return fun(...): ...
 local function vmap(fn, options)
   expect("vmap", "fn", fn, "a function")

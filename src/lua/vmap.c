@@ -8,13 +8,13 @@ static const char *const kinds[] = { "error", "different", "same", NULL };
 #define LEVEL "tycho.vmap.level"
 
 static ty_level **check_level(lua_State *L, int index) {
-  ty_level **level = luaL_checkudata(L, index, LEVEL);
-  if (!*level) luaL_error(L, "vmap: this level is over");
+  ty_level **level = luaL_testudata(L, index, LEVEL);
+  if (!level) ty_lua_refuse(L, index, "a level of ty.vmap");
   return level;
 }
 
 static int close_level(lua_State *L) {
-  ty_level **level = luaL_checkudata(L, 1, LEVEL);
+  ty_level **level = check_level(L, 1);
   if (*level) ty_level_close(*level);
   *level = NULL;
   return 0;
@@ -42,6 +42,7 @@ static int open_level(lua_State *L) {
 static int move(lua_State *L, ty_tensor *(*f)(ty_tensor *, ty_level *)) {
   ty_tensor *x = ty_lua_check(L, 1);
   ty_level *level = *check_level(L, 2);
+  if (!level) return ty_lua_refuse(L, 2, "a level that is not over");
   ty_handle *h = ty_lua_push_empty(L);
   ty_scope scope;
   ty_scope_open(&scope);

@@ -1,17 +1,17 @@
 /* Functions mapped over a batch dimension: ty.vmap.
  *
  * Inside a mapped function a tensor that differs by sample is shown without its batch dimension: a ty_tensor whose
- * `batch` holds the whole, `full`, with that dimension in front, and the level, which is one call of a mapped function.
- * Levels nest: `full` may itself be one of a level further out, which has a lower id. ty_call_op() asks for the rule of
- * the op (vmap_rules.c, vmap.def) where an argument is such a tensor; it calls the op, or a few others, on the whole.
- * Ops that are compositions need no rule: what they call has one.
+ * `batch` holds the whole, `full`, with that dimension in front, and the level, which is one call of a mapped
+ * function. Levels nest: `full` may itself be one of a level further out, which has a lower id. ty_call_op() asks
+ * for the rule of the op (vmap_rules.c, vmap.def) where an argument is such a tensor; it calls the op, or a few
+ * others, on the whole. Ops that are compositions need no rule: what they call has one.
  *
- * This stands below Lua and beside autograd, not above it, for two reasons. All compositions, modules and backward rules
- * call ops through ty_call_op(), so that one hook serves them all. And there is one graph: a node that is recorded for
- * such tensors keeps them as they are, and its backward rule runs mapped. Entering and leaving a level are nodes of that
- * graph. What comes back to an input that was the same for all samples is summed over them where the level is over, as
- * the gradient of a sum of all samples is; while it is still running, a gradient stays one for each sample, as in a loop
- * that calls ty.grad. The `full` tensors have no history.
+ * This stands below Lua and beside autograd, not above it, for two reasons. All compositions, modules and backward
+ * rules call ops through ty_call_op(), so that one hook serves them all. And there is one graph: a node that is
+ * recorded for such tensors keeps them as they are, and its backward rule runs mapped. Entering and leaving a level
+ * are nodes of that graph. What comes back to an input that was the same for all samples is summed over them where
+ * the level is over, as the gradient of a sum of all samples is; while it is still running, a gradient stays one for
+ * each sample, as in a loop that calls ty.grad. The `full` tensors have no history.
  *
  * While nobody maps anything all of it costs one look at ty_mapped_tensors. */
 #ifndef TY_OPS_VMAP_H
@@ -65,8 +65,8 @@ ty_level *ty_level_running(void);
 ty_level *ty_level_set_running(ty_level *level); /* returns what it was */
 void ty_level_release(ty_level *level);
 
-/* x [size, ...] as the tensor of one sample, and back: [size, ...], expanded where x is the same for all. Differentiable;
- * scoped. */
+/* x [size, ...] as the tensor of one sample, and back: [size, ...], expanded where x is the same for all.
+ * Differentiable; scoped. */
 ty_tensor *ty_map_enter(ty_tensor *x, ty_level *level);
 ty_tensor *ty_map_leave(ty_tensor *x, ty_level *level);
 /* x, the same for all samples, as each sample's own. Differentiable; scoped. */
@@ -91,7 +91,8 @@ typedef struct ty_node_levels {
 
 bool ty_node_note_levels(ty_node *n, ty_tensor *const *in, ty_tensor *const *out, int nout);
 void ty_node_forget_levels(ty_node_levels *levels);
-/* The gradient for input i, summed over the samples of levels that are over and that the input does not have. Scoped. */
+/* The gradient for input i, summed over the samples of levels that are over and that the input does not have.
+ * Scoped. */
 ty_tensor *ty_map_sum_over(const ty_node_levels *levels, int i, ty_tensor *g);
 /* g with the batch of every level of the outputs. Scoped. */
 ty_tensor *ty_map_spread(const ty_node_levels *levels, ty_tensor *g);

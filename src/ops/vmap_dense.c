@@ -1,5 +1,5 @@
-/* Rules of ty.vmap for ops on batches [n, ...], where all samples' n become one: convolutions, pools, losses, attention,
- * norms, recurrences; and for positions that come as data. */
+/* Rules of ty.vmap for ops on batches [n, ...], where all samples' n become one: convolutions, pools, losses,
+ * attention, norms, recurrences; and for positions that come as data. */
 #include <string.h>
 
 #include "map_rules.h"
@@ -337,8 +337,8 @@ bool map_channels(ty_mapped *m) {
 
 /* ---- positions as data ---- */
 
-/* Positions in n rows of each sample as positions in the rows of all: [batch, ...]. One that is not in [-n, n) becomes one
- * that no tensor has, so that the kernel finds it. */
+/* Positions in n rows of each sample as positions in the rows of all: [batch, ...]. One that is not in [-n, n)
+ * becomes one that no tensor has, so that the kernel finds it. */
 static ty_tensor *rows_of_all(ty_mapped *m, ty_tensor *index, int64_t n) {
   int64_t size[TY_MAX_DIMS + 1];
   ty_tensor *at = ty_to(ty_whole(m, index), TY_I64);

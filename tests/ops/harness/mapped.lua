@@ -1,6 +1,7 @@
--- Every op inside ty.vmap: what it gives for a batch is what a loop over the samples gives, whichever of its inputs differ
--- by sample; so are the gradients taken inside, of each sample, and outside, through the mapped call. An op without a rule
--- must say so. The samples are the case's values, moved round by one, two ... places where the op takes that.
+-- Every op inside ty.vmap: what it gives for a batch is what a loop over the samples gives, whichever of its inputs
+-- differ by sample; so are the gradients taken inside, of each sample, and outside, through the mapped call. An op
+-- without a rule must say so. The samples are the case's values, moved round by one, two ... places where the op takes
+-- that.
 
 local case = require "case"
 local compare = require "compare"
@@ -117,7 +118,6 @@ local function check_map(row, instance, arrays, map, leaves, where)
   local got = table.pack(pcall(ty.vmap(fn, { in_dims = dims }), table.unpack(list)))
   if not got[1] then
     report.check(is_refusal(got[2]), row.name, where, "fails in another way than by a refusal: %s", got[2])
-    if os.getenv "WHY" then print(row.name, where, got[2]) end
     return false
   end
   if not report.check(same_shapes(samples), row.name, where, "has a result where shapes differ by sample") then
@@ -201,17 +201,17 @@ local function check_case(row, number, instance)
     if wanted and row.info.differentiable and not row.info.flags.WRITES then leaves[#leaves + 1] = i end
   end
   for k, map in ipairs(all_maps(instance)) do
-    local there, samples
-    local arrays
+    local there, arrays
     for way = 1, 3 do
       arrays = samples_of(instance, way)
-      there, samples = check_map(row, instance, arrays, map, nil, where .. " " .. k)
+      there = check_map(row, instance, arrays, map, nil, where .. " " .. k)
       if there ~= nil then break end
     end
     if there then mapped.covered[row.name] = true
     elseif there == false then mapped.refused[row.name] = true end
     if there and #leaves > 0 and not row.grad then
-      there, samples = check_map(row, instance, arrays, map, leaves, where .. " " .. k .. " gradient")
+      local ok, samples = check_map(row, instance, arrays, map, leaves, where .. " " .. k .. " gradient")
+      there = ok
       if there then check_outside(row, instance, arrays, map, leaves, samples, where .. " " .. k)
       elseif there == false then mapped.refused[row.name .. "'s gradient"] = true end
     end
