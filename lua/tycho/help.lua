@@ -2,6 +2,7 @@
 -- else by the comment above its definition.
 
 local columns = require "tycho.columns"
+local documented = require "tycho.documented"
 local names = require "tycho.names"
 local sources = require "tycho.sources"
 
@@ -14,59 +15,24 @@ help(ty) lists the ops; help(ty.nn), ?llm ... tell what those hold. Tab complete
 `_` is the last value. A `local` of the outermost level stays for the next lines. :time CODE measures. exit leaves.
 Tensors count from 0: x[0], x["0:8, :, -1"]; Lua tables count from 1.]]
 
--- ---- ops ----
-
-local kinds_of_arguments = { optional = "tensor or nil", operand = "tensor or number", tensors = "list of tensors",
-  int = "integer", float = "number", bool = "boolean", ints = "integers", varints = "integers",
-  named = "integers by name" }
-
-local function ops()
-  local list, by_name = require("tycho").core.ops(), {}
-  for _, op in ipairs(list) do by_name[op.name] = op end
-  return by_name, list
-end
-
-local function default_text(arg)
-  local value = arg.default
-  if type(value) == "table" then return "{" .. table.concat(value, ", ") .. "}" end
-  if type(value) == "string" and arg.kind == "string" then return ('"%s"'):format(value) end
-  if value ~= value then return "nil" end
-  return tostring(value)
-end
-
-local function argument_text(arg)
-  if arg.required or arg.default == nil then return arg.name end
-  return arg.name .. " = " .. default_text(arg)
-end
-
-local function op_text(op)
-  local parts, notes, is_method = {}, {}, op.args[1] and op.args[1].kind == "tensor"
-  for i, arg in ipairs(op.args) do
-    parts[i] = argument_text(arg)
-    local kind = kinds_of_arguments[arg.kind]
-    if kind and arg.kind ~= "float" then notes[#notes + 1] = arg.name .. ": " .. kind end
+-- The text of a description.
+local function text_of(found, module)
+  local lines = { table.unpack(found.signatures) }
+  for _, list in ipairs { found.text, found.notes } do
+    for _, text in ipairs(list) do lines[#lines + 1] = "  " .. text end
   end
-  local lines = { ("ty.%s(%s)"):format(op.name, table.concat(parts, ", ")) }
-  if is_method then
-    lines[2] = ("x:%s(%s)"):format(op.name, table.concat(parts, ", ", 2))
-    if op.flags.INPLACE then lines[2] = lines[2] .. (", in place x:%s_(...)"):format(op.name) end
+  if #found.options > 0 then lines[#lines + 1] = "  Defaults: " .. table.concat(found.options, ", ") end
+  if found.path then
+    lines[#lines + 1] = ("  (%s:%d%s)"):format(found.path, found.line,
+      module and ('; require "%s"'):format(module) or "")
   end
-  lines[#lines + 1] = "  " .. op.doc
-  if #notes > 0 then lines[#lines + 1] = "  " .. table.concat(notes, "; ") end
-  lines[#lines + 1] = op.differentiable == false and "  Not differentiable." or nil
-  lines[#lines + 1] = op.flags.AUTO_HALF and "  Under ty.autocast it computes in that dtype." or nil
-  lines[#lines + 1] = op.flags.AUTO_FULL and "  Under ty.autocast it computes in f32." or nil
   return table.concat(lines, "\n")
 end
+
+local ops = documented.ops
+local function op_text(op) return text_of(documented.op(op)) end
 
 -- ---- functions, classes and tables ----
-
-local function text_of(comment, path, line, name, module)
-  local lines = { sources.signature(comment, path, line, name) }
-  for _, text in ipairs(sources.readable(comment)) do lines[#lines + 1] = "  " .. text end
-  lines[#lines + 1] = ("  (%s:%d%s)"):format(path, line, module and ('; require "%s"'):format(module) or "")
-  return table.concat(lines, "\n")
-end
 
 -- The name of a function of Lua's own libraries in its manual.
 local function name_in_manual(f)
@@ -85,19 +51,12 @@ end
 local function function_text(f, name, module, is_class)
   local own = name_in_manual(f)
   if own then return ("%s: of Lua itself, https://www.lua.org/manual/5.4/manual.html#pdf-%s"):format(own, own) end
-  local comment, path, line = sources.comment_of(f, name, is_class)
-  if comment then return text_of(comment, path, line, name or "function", module) end
-  path, line = sources.place(f)
+  local found = documented.of_function(f, name, is_class)
+  if found then return text_of(found, module) end
+  local path, line = sources.place(f)
   if not path then return ("%s: no documentation (a native function)"):format(name or "function") end
   local signature = sources.signature({}, path, line, name or "function")
   return ("%s\n  no documentation (%s:%d)"):format(signature, path, line)
-end
-
--- The module of the library that this table is, or nil.
-local function module_of(t)
-  for name, value in pairs(package.loaded) do
-    if value == t and name:find("^tycho") then return name end
-  end
 end
 
 local titles = { "classes", "functions", "parts", "values" }
@@ -136,14 +95,14 @@ local function table_text(t, name, module)
       table.concat(help.other_names(ty), ", "))
   end
   local make, meta = names.constructor(t), getmetatable(t)
-  if make then return function_text(make, name or rawget(t, "__name"), module, true) .. methods_of(t) end
+  if make or names.is_class(t) and (not documented.head(t) or not next(names.by_kind(t).functions)) then
+    local found = documented.entry({ value = t }, name or rawget(t, "__name") or "class")
+    if found then return text_of(found, module) .. methods_of(t) end
+  end
   if type(meta) == "table" and type(meta.__call) == "function" and #names.keys(t) == 0 then
     return function_text(meta.__call, name, module)
   end
-  local own = module_of(t)
-  local path = own and sources.place_of_module(own)
-  local head = path and sources.head(path)
-  local lines = head and sources.readable(head) or {}
+  local lines = documented.head(t) or {}
   if #lines == 0 then lines[1] = (name or "table") .. " holds:" end
   return table.concat(lines, "\n") .. "\n" .. holdings(t)
 end
@@ -175,24 +134,11 @@ local function row(name, sentence)
   return (("  %-28s  %s"):format(name, sentence):gsub("%s+$", ""))
 end
 
-local function sentence_of(entry)
-  local f, comment = entry.value, nil
-  local is_class = type(f) == "table"
-  if is_class then f = names.constructor(f) end
-  if f then comment = sources.comment_of(f, entry.name, is_class)
-  elseif entry.path then comment = sources.comment_at(entry.path, entry.line) end
-  return comment and sources.sentence(comment) or ""
-end
-
-local function full_name(entry)
-  if entry.module or entry.name:find("^%u") then return entry.name end
-  return "ty." .. entry.name
-end
+local sentence_of, full_name = documented.sentence, documented.full_name
 
 local function entry_text(entry)
   if entry.value == nil then
-    local comment = sources.comment_at(entry.path, entry.line)
-    return text_of(comment, entry.path, entry.line, entry.name) .. methods_of(nil, entry.name)
+    return text_of(documented.entry(entry)) .. methods_of(nil, entry.name)
   end
   if type(entry.value) == "table" then return table_text(entry.value, full_name(entry), entry.module) end
   return function_text(entry.value, full_name(entry), entry.module)
@@ -280,6 +226,10 @@ local function text_of_name(what)
   local by_name = ops()
   local short = what:match("([%w_]+)%s*$") or what
   local op = by_name[short] or by_name[(short:gsub("_$", ""))]
+  if op and what:gsub("^ty%.", ""):find("[.:]") then -- Module:clone is no op
+    local entry = names.ending_in(what)[1]
+    if entry and entry.name:sub(-#what) == what:gsub("^ty%.", ""):sub(-#what) then return entry_text(entry), true end
+  end
   if op and not op.flags.INTERNAL and (what == short or what:find("^ty%.[%w_]+$") or what:find(":")) then
     return what == short and with_others(op_text(op), what) or op_text(op), true
   end

@@ -174,6 +174,7 @@ local function collect()
   for _, path in ipairs(library_files()) do
     for _, method in ipairs(sources.methods(path)) do
       local hidden = names.of_every_class[method.name:match(":(.*)$") or ""]
+      hidden = hidden or method.name == "ty" -- declared for editors
       if not hidden and not placed[path .. ":" .. method.line] and not known[method.name] then
         known[method.name] = true
         list[#list + 1] = method

@@ -41,6 +41,15 @@ function sources.place_of_module(name)
   end
 end
 
+--- The file that gives a table to require, or nil.
+---@param t table
+---@return string|nil path
+function sources.place_of_table(t)
+  for name, value in pairs(package.loaded) do
+    if value == t and name:find("^tycho") then return sources.place_of_module(name) end
+  end
+end
+
 -- The comment above line `number`, without its dashes, or nil.
 local function comment_above(lines, number)
   local first = number
@@ -78,6 +87,16 @@ local function find_definition(path, name)
       if comment then return comment, path, number end
     end
   end
+end
+
+--- Where a file defines `name` below a comment, or nil.
+---@param path string|nil
+---@param name string
+---@return string[]|nil comment
+---@return string|nil path
+---@return integer|nil line
+function sources.definition(path, name)
+  if path then return find_definition(path, name) end
 end
 
 local function lua_files(folder)
@@ -200,32 +219,59 @@ end
 
 local readers = { read = true, options = true } -- nn.options.read and what it is called where it is used
 
--- The keys of a table written out: "{ stride = 1, padding = 0 }".
-local function keys_of_text(text)
-  local keys = {}
-  text = text:sub(2, -2):gsub("%b{}", "{}"):gsub("%b()", "()"):gsub('"[^"]*"', '""')
-  for key in ("," .. text):gmatch("[,;]%s*([%a_][%w_]*)%s*=") do keys[#keys + 1] = key end
-  return keys
+-- A default as a reader wants it: numbers, booleans, texts, short lists of numbers; nil for what says "not set" or is
+-- computed.
+local function shown(value)
+  if type(value) == "string" then return ("%q"):format(value) end
+  if type(value) == "number" then return ("%.14g"):format(value) end
+  if type(value) == "boolean" then return tostring(value) end
+  if type(value) ~= "table" or #value == 0 or #value > 4 then return nil end
+  local parts = {}
+  for i, part in ipairs(value) do parts[i] = type(part) == "number" and shown(part) or nil end
+  return #parts == #value and "{ " .. table.concat(parts, ", ") .. " }" or nil
 end
 
--- The keys of the defaults that a call of `read` is given: written there, a table of the file, or a local one that
--- begins as a written table and takes in another.
-local function keys_of_defaults(given, text, values)
+-- The same of a default that is written in a source.
+local function written_default(text)
+  text = text:match("^%s*(.-)%s*$")
+  local plain = tonumber(text) or text == "true" or text == "false" or text:find('^"[^"]*"$')
+  if plain then return text end
+  local list = text:match("^{%s*([%d%s.,-]+)}$")
+  return list and "{ " .. list:match("^(.-)%s*$") .. " }" or nil
+end
+
+-- The options of a table written out, "{ stride = 1, padding = 0 }", as a list of { key =, default = }.
+local function options_of_text(text)
+  local list, rest = {}, "," .. text:sub(2, -2) .. ","
+  local blank = rest:gsub("%b{}", function(inner) return ("{"):rep(#inner) end)
+  blank = blank:gsub("%b()", function(inner) return ("("):rep(#inner) end)
+  blank = blank:gsub('"[^"]*"', function(inner) return ('"'):rep(#inner) end)
+  for key, from, to in blank:gmatch("%f[,;][,;]%s*([%a_][%w_]*)%s*=()[^,;]*()%f[,;]") do
+    list[#list + 1] = { key = key, default = written_default(rest:sub(from, to - 1)) }
+  end
+  return list
+end
+
+-- The options whose defaults a call of `read` is given: written there, a table of the file, or a local one that begins
+-- as a written table and takes in another.
+local function options_of_defaults(given, text, values)
   local written = given:match("^%b{}")
-  if written then return keys_of_text(written) end
+  if written then return options_of_text(written) end
   local name = given:match("^[%a_][%w_]*")
   if not name then return nil end
-  local keys = {}
+  local list = {}
   local function take(defaults)
-    for key in pairs(defaults) do keys[#keys + 1] = tostring(key) end
-    return keys
+    local taken = {}
+    for key, value in pairs(defaults) do taken[#taken + 1] = { key = tostring(key), default = shown(value) } end
+    table.sort(taken, function(a, b) return a.key < b.key end)
+    return table.move(taken, 1, #taken, #list + 1, list)
   end
   if type(values[name]) == "table" then return take(values[name]) end
   written = text:match("%f[%w_]local%s+" .. name .. "%s*=%s*(%b{})")
   if not written then return nil end
-  keys = keys_of_text(written)
+  list = options_of_text(written)
   local other = values[text:match("in%s+pairs%(([%w_]+)%)%s+do%s+" .. name .. "%[") or ""]
-  return type(other) == "table" and take(other) or keys
+  return type(other) == "table" and take(other) or list
 end
 
 local function upvalues(f)
@@ -238,12 +284,8 @@ local function upvalues(f)
   return values
 end
 
---- The names of the options that a function declares where it reads them, `read("Conv2d", given, { stride = 1, ... })`,
--- itself or in a function of its file that it hands them to.
----@param f function
----@param depth? integer how many calls deep it looks (2)
----@return string[]
-function sources.options(f, depth)
+-- The options that a function declares where it reads them, see sources.options.
+local function declared(f, depth)
   local path, first, last = sources.place(f)
   if not path then return {} end
   local text = table.concat(sources.lines(path), "\n", first, math.min(last, #sources.lines(path)))
@@ -251,18 +293,40 @@ function sources.options(f, depth)
   for reader, at in text:gmatch("%f[%w_]([%a_][%w_]*)%s*()%(") do
     local arguments = readers[reader] and text:match("^%b()", at)
     local rest = arguments and arguments:match("^%([^,]+,%s*[%a_][%w_]*%s*,%s*(.*)%)$")
-    local keys = rest and keys_of_defaults(rest, text, values)
-    if keys then return keys end
+    local list = rest and options_of_defaults(rest, text, values)
+    if list then return list end
   end
-  if (depth or 2) > 0 then
+  if depth > 0 then
     for name, value in pairs(values) do
       if type(value) == "function" and text:find("%f[%w_]" .. name .. "%s*%(") and sources.place(value) == path then
-        local keys = sources.options(value, (depth or 2) - 1)
-        if #keys > 0 then return keys end
+        local list = declared(value, depth - 1)
+        if #list > 0 then return list end
       end
     end
   end
   return {}
+end
+
+--- The names of the options that a function declares where it reads them, `read("Conv2d", given, { stride = 1, ... })`,
+-- itself or in a function of its file that it hands them to.
+---@param f function
+---@param depth? integer how many calls deep it looks (2)
+---@return string[]
+function sources.options(f, depth)
+  local keys = {}
+  for i, option in ipairs(declared(f, depth or 2)) do keys[i] = option.key end
+  return keys
+end
+
+--- The same with the defaults: "stride = 1"; of an option without one, or with one that is computed, its name.
+---@param f function
+---@return string[]
+function sources.defaults(f)
+  local list = {}
+  for i, option in ipairs(declared(f, 2)) do
+    list[i] = option.default and ("%s = %s"):format(option.key, option.default) or option.key
+  end
+  return list
 end
 
 --- The names of the options that a comment declares: "options?: {bias: boolean, eps?: number}", or a class of them.

@@ -59,6 +59,7 @@ end
 
 -- ---- episodes ----
 
+--- A data set of demonstrations: items are episodes of the scripted expert.
 ---@class ArmEpisodes
 local Episodes = ty.data.class "ArmEpisodes"
 
@@ -156,6 +157,7 @@ end
 
 -- ---- the environment ----
 
+--- A robot arm in a simulated world, one episode at a time: env:reset(), then env:step(action) until it is done.
 ---@class ArmEnv
 local Env = {}
 Env.__index = Env

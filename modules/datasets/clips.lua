@@ -23,6 +23,7 @@ local M = {}
 M.laws = motion.laws
 M.objects = objects
 
+--- Clips of emoji that move by simple laws, drawn on demand, as a data set.
 ---@class Clips
 ---@field size integer    items
 ---@field frames integer

@@ -8,6 +8,7 @@ local M = {}
 
 local splits = { training = true, held_out = true, all = true }
 
+--- The chapters of the King James Bible as a data set of texts.
 ---@class Chapters
 local Chapters = ty.data.class "Chapters"
 

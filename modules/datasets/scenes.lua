@@ -30,6 +30,7 @@ M.tints = colours.tint
 --- What a picture shows, as sentences that are true or not: see tycho.datasets.scenes.statements.
 M.statements = statements
 
+--- Scenes of emoji with captions, questions, boxes and masks, drawn on demand, as a data set.
 ---@class Scenes
 ---@field size integer  items
 ---@field side integer  pixels of a picture's side

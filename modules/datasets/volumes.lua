@@ -22,6 +22,7 @@ M.organs = anatomy.organs
 --- Attenuation of water in 1/cm, at 60 keV (Hubbell and Seltzer 1995, NISTIR 5632): 1 of the unit that volumes have.
 M.water = 0.2059
 
+--- Chests in 3-D with findings and reports, drawn on demand, as a data set.
 ---@class Volumes
 ---@field size integer  items
 ---@field side integer  voxels of a side

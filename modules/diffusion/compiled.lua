@@ -37,6 +37,7 @@ local function signature(condition, parts, path)
   return parts
 end
 
+--- A network whose calls are recorded and replayed by ty.compile, for samplers.
 ---@class CompiledNetwork
 local Compiled = {}
 Compiled.__index = Compiled

@@ -120,6 +120,7 @@ function M.input_scale(kind, alpha, sigma, data)
   return 1 / root(alpha * alpha * (data or 0.5) ^ 2 + sigma * sigma)
 end
 
+--- What a network says about a noisy point, seen as the clean sample, the noise or the velocity.
 ---@class Prediction
 ---@field x Tensor       the noisy sample
 ---@field output Tensor  what the network (or guidance) said

@@ -15,6 +15,7 @@ local weightings = require "tycho.diffusion.weighting"
 local none = ty.nn.none
 local M = {}
 
+--- A schedule, an objective and defaults of sampling that belong together, for training and for sampling.
 ---@class Process
 ---@field schedule table
 ---@field objective Objective

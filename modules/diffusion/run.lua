@@ -3,6 +3,7 @@ local ty = require "tycho"
 local conditions = require "tycho.diffusion.condition"
 local predictions = require "tycho.diffusion.prediction"
 
+--- One sampling as a solver sees it: the point, the schedule and the network's predictions.
 ---@class Run
 ---@field model any
 ---@field schedule table

@@ -10,6 +10,7 @@ local arguments = require "tycho.arguments"
 local expect = arguments.expect
 local M = {}
 
+--- A model's chat template, which turns a list of messages into the text or the tokens that it was trained on.
 ---@class Chat
 local Chat = {}
 Chat.__index = Chat

@@ -7,6 +7,7 @@ local train = require "tycho.llm.train"
 
 local M = {}
 
+--- A text in parts for training and held out, with a tokenizer trained on it and the tokens of every document.
 ---@class Corpus
 ---@field documents table<string, string[]>  of the parts training, held_out and, where it was asked for, validation
 ---@field ids table<string, Tensor[]>        their tokens, i64 [n]

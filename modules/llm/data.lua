@@ -63,6 +63,7 @@ local function check(source, name)
   end
 end
 
+--- Token files packed into rows of one length, as a data set.
 ---@class PackedDataset
 ---@field tokens Tensor
 ---@field starts Tensor

@@ -5,6 +5,7 @@
 local arguments = require "tycho.arguments"
 local M = {}
 
+--- A language model that counts: the share of each token after the last few, smoothed.
 ---@class NGram
 ---@field order integer
 local NGram = {}

@@ -13,6 +13,7 @@ local M = {}
 ---@field settings? table    of it, besides lr, schedule and clip_norm
 ---@field others? table      settings of the group of what is no matrix of a layer: embeddings, norms
 
+--- Optimizers compared at equal budget on a corpus: of llm.trials.
 ---@class OptimizerTrials
 local Trials = {}
 Trials.__index = Trials

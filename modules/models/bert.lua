@@ -245,6 +245,7 @@ end
 --- As Bert:embed().
 function BertForMaskedLM:embed(tokens, options) return self.bert:embed(tokens, options) end
 
+--- BERT as a decoder: each token sees those before it, and the head predicts the one after.
 ---@class BertLMHeadModel: BertForMaskedLM
 local BertLMHeadModel = nn.module("BertLMHeadModel", BertForMaskedLM)
 BertLMHeadModel.architecture = "BertLMHeadModel"

@@ -239,15 +239,19 @@ local function single(name, architecture, model_type, part, fields, Transformer,
   return class
 end
 
+--- CLIP's text encoder.
 ---@class CLIPTextModel: Pretrained
 local CLIPTextModel = single("CLIPTextModel", "CLIPTextModel", "clip_text_model", "text_model", text_fields,
   TextTransformer)
+--- CLIP's text encoder, with the projection into the space that texts and pictures share.
 ---@class CLIPTextModelWithProjection: CLIPTextModel
 local CLIPTextModelWithProjection = single("CLIPTextModelWithProjection", "CLIPTextModelWithProjection",
   "clip_text_model", "text_model", text_fields, TextTransformer, "text_projection")
+--- CLIP's picture encoder.
 ---@class CLIPVisionModel: Pretrained
 local CLIPVisionModel = single("CLIPVisionModel", "CLIPVisionModel", "clip_vision_model", "vision_model",
   vision_fields, VisionTransformer)
+--- CLIP's picture encoder, with the projection into the space that texts and pictures share.
 ---@class CLIPVisionModelWithProjection: CLIPVisionModel
 local CLIPVisionModelWithProjection = single("CLIPVisionModelWithProjection", "CLIPVisionModelWithProjection",
   "clip_vision_model", "vision_model", vision_fields, VisionTransformer, "visual_projection")

@@ -4,6 +4,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local Published = require "tycho.models.published"
 
+--- A part of a diffusers pipeline: a network with its config.json and diffusion_pytorch_model.safetensors.
 ---@class Component: Published
 local Component = ty.nn.module("Component", Published)
 

@@ -37,6 +37,7 @@ function M.rotaries(family, who, config)
   return rotary.new(who, config, config.head_dim)
 end
 
+--- What all decoders have: embedding, layers with a cache, the last norm and the head.
 ---@class Decoder: LanguageModel
 local Decoder = nn.module("Decoder", LanguageModel)
 

@@ -4,6 +4,7 @@ local Pretrained = require "tycho.models.pretrained"
 
 local nn = ty.nn
 
+--- What all language models have: loss, caches, generation.
 ---@class LanguageModel: Pretrained
 local LanguageModel = nn.module("LanguageModel", Pretrained)
 

@@ -3,6 +3,7 @@
 local ty = require "tycho"
 local Published = require "tycho.models.published"
 
+--- A network with a config and weights in the names of published files: from_pretrained, save_pretrained.
 ---@class Pretrained: Published
 ---@field model_type string    the kind of network, as config.json has it
 ---@field architecture string  the class in transformers

@@ -4,6 +4,7 @@ local ty = require "tycho"
 
 local nn = ty.nn
 
+--- A module with the config of a published model, kept as it was read.
 ---@class Published: Module
 ---@field config table     the keys of config.json, as tycho.models.config read them
 local Published = nn.module "Published"

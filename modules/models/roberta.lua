@@ -13,6 +13,7 @@ local nn = ty.nn
 local fields = { pad_token_id = { "integer", 1 } }
 for name, field in pairs(bert.Bert.fields) do fields[name] = field end
 
+--- RoBERTa's body, which gives a vector for each token.
 ---@class Roberta: Bert
 local Roberta = nn.module("Roberta", bert.Bert)
 Roberta.model_type, Roberta.architecture = "roberta", "RobertaModel"

@@ -135,6 +135,7 @@ local function settings(who, config, width)
   return p
 end
 
+--- The rotations of positions that attention applies to queries and keys.
 ---@class Rotary
 local Rotary = {}
 Rotary.__index = Rotary

@@ -83,6 +83,7 @@ end
 
 -- ---- single emoji ----
 
+--- The emoji that models of scenes are trained on, with their names.
 ---@class TrainingEmoji
 ---@field names string[]
 ---@field subgroups string[]

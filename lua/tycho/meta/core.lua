@@ -139,6 +139,7 @@ local ty = {}
 ---@return Tensor
 function ty.tensor(values, options) end
 
+--- Whether a value is a tensor.
 ---@param value any
 ---@return boolean
 function ty.is_tensor(value) end
@@ -179,6 +180,7 @@ function ty.enable_grad(fn, ...) end
 ---@return boolean
 function ty.set_grad_enabled(on) end
 
+--- Whether what is computed is recorded for gradients.
 ---@return boolean
 function ty.is_grad_enabled() end
 
@@ -267,10 +269,11 @@ function ty.gather_grads(list, known, grads) end
 ---@param grads (Tensor|false)[]
 function ty.drop_grads(grads) end
 
---- Native memory in bytes: live, cached, kept, peak, budget; and the count of allocations. Of a device, of "pinned":
---- page-locked memory, or of "paged": unified memory of all GPUs. kept: see ty.memory.keep_weights.
+--- Native memory: what tensors take, what is kept besides, and the most they may take.
 ty.memory = {}
 
+--- Native memory in bytes: live, cached, kept, peak, budget; and the count of allocations. Of a device, of
+--- "pinned": page-locked memory, or of "paged": unified memory of all GPUs. kept: see ty.memory.keep_weights.
 ---@param device? Device|"pinned"|"paged"
 ---@return {live: integer, cached: integer, kept: integer, peak: integer, budget: integer, allocations: integer}
 function ty.memory.stats(device) end
@@ -363,6 +366,7 @@ function Event:elapsed_time(other) end
 ---@return CudaStream
 function ty.cuda.Stream(device) end
 
+--- A new event. timing: it can be asked for elapsed_time.
 ---@param options? {timing?: boolean}
 ---@return CudaEvent
 function ty.cuda.Event(options) end
@@ -375,6 +379,7 @@ function ty.cuda.Event(options) end
 ---@return any ...
 function ty.cuda.stream(stream, fn, ...) end
 
+--- The stream that this thread's kernels and copies go to now.
 ---@param device? Device
 ---@return CudaStream
 function ty.cuda.current_stream(device) end

@@ -17,6 +17,7 @@ function ty.io.load(path, ...) end
 ---@param value any
 function ty.io.save(path, value, ...) end
 
+--- The tensors of a safetensors file by name, mapped and not copied unless mmap is false, and its metadata.
 ---@param path string
 ---@param options? {mmap?: boolean}
 ---@return table<string, Tensor>, table<string, string>
@@ -73,21 +74,25 @@ function ty.io.load_onnx(path) end
 ---@param options? {external?: boolean}
 function ty.io.save_onnx(path, model, options) end
 
+--- The tensors of a NumPy archive by name.
 ---@param path string
 ---@param options? {mmap?: boolean}
 ---@return table<string, Tensor>
 function ty.io.load_npz(path, options) end
 
+--- Writes tensors as a NumPy archive.
 ---@param path string
 ---@param tensors table<string, Tensor>
 ---@param options? {compress?: boolean}
 function ty.io.save_npz(path, tensors, options) end
 
+--- The tensor of a NumPy file, mapped and not copied unless mmap is false.
 ---@param path string
 ---@param options? {mmap?: boolean}
 ---@return Tensor
 function ty.io.load_npy(path, options) end
 
+--- Writes a tensor as a NumPy file.
 ---@param path string
 ---@param tensor Tensor
 function ty.io.save_npy(path, tensor) end
@@ -198,6 +203,7 @@ function ty.io.json_encode(value, options) end
 ---@return any
 function ty.io.load_json(path, options) end
 
+--- Writes a value as JSON, as json_encode gives it.
 ---@param path string
 ---@param value any
 ---@param options? {indent?: integer}
@@ -229,6 +235,7 @@ function ty.io.write_atomic(path, text) end
 ---@return {kind: "file"|"directory"|"other", size: integer, mtime: number}?
 function ty.io.stat(path) end
 
+--- Whether there is a file or a folder at a path.
 ---@param path string
 ---@return boolean
 function ty.io.exists(path) end

@@ -304,6 +304,7 @@ end
 
 -- ---- wrappers ----
 
+--- A change of layers that can be put on and taken off again, of nn.surgery.wrapper.
 ---@class LayerWrapper
 ---@field fields string[]
 local Wrapper = {}

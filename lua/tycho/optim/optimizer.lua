@@ -6,6 +6,7 @@ local expect, fail, read = arguments.expect, arguments.fail, arguments.read
 local program = ty.core.program
 local clear_grads, gather_grads, drop_grads = ty.core.clear_grads, ty.core.gather_grads, ty.core.drop_grads
 
+--- What all optimizers have: groups of parameters, a step, state that can be saved.
 ---@class Optimizer
 ---@field groups table[]  lists of parameters with their settings: group.lr and so on may be changed at any time
 ---@field steps integer   steps done

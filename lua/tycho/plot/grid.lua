@@ -7,6 +7,7 @@ local none = arguments.none
 local kinds = { columns = "an integer >= 1", scale = "an integer >= 1", gap = "an integer >= 0",
   range = "a pair of finite numbers", labels = "a list", background = "a number in [0, 255]" }
 
+--- A sheet of pictures, of ty.plot.grid.
 ---@class ImageGrid
 ---@field pixels Tensor  u8 [channels, height, width]
 local ImageGrid = {}

@@ -16,6 +16,7 @@ local none = arguments.none
 local kinds = { series = "a list of tables", label = "a string", x_range = "a pair of finite numbers",
   y_range = "a pair of finite numbers", width = "an integer in [100, 16384]", height = "an integer in [100, 16384]" }
 
+--- A plot of lines, of ty.plot.line.
 ---@class LinePlot
 local LinePlot = {}
 LinePlot.__index = LinePlot

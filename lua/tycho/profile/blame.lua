@@ -2,6 +2,7 @@
 local arguments = require "tycho.arguments"
 local take = require "tycho.profile.take"
 
+--- Where the first NaN or infinity began: what ty.profile.blame returns. tostring() gives it as a sentence.
 ---@class Blame
 ---@field op string        whose output has it
 ---@field shapes string    of the op's inputs

@@ -21,6 +21,7 @@ local take = require "tycho.profile.take"
 
 local expect = arguments.expect
 
+--- What ty.profile has noted. tostring() gives the table of ops.
 ---@class Profile
 ---@field events table[]   in the order they ran: op, module, backward, fused, begin and seconds, bytes, flops, shapes
 ---@field scopes table[]   calls of modules: name, begin, seconds

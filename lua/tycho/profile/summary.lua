@@ -2,6 +2,7 @@
 local arguments = require "tycho.arguments"
 local take = require "tycho.profile.take"
 
+--- A module's parts with shapes, parameters and work, of model:summary. tostring() gives the table.
 ---@class Summary
 ---@field rows table[]  name, class, depth, shape (of the first output), parameters, flops, numbers (of the outputs)
 local Summary = {}

@@ -21,6 +21,7 @@ local stats = require "tycho.stats"
 local M = { parse = arguments.parse, help_text = arguments.help, distance = measures.distance,
   from_reference = measures.from_reference }
 
+--- What recipe.declare returns: a recipe's arguments, seeds, folders and its end.
 ---@class Recipe
 ---@field name string             family/name
 ---@field head RecipeHead

@@ -3,6 +3,7 @@ local system = require("tycho").system
 local arguments = require "tycho.arguments"
 local expect, none = arguments.expect, arguments.none
 
+--- A progress bar, with the rate, the time left and the latest numbers; plain lines where there is no terminal.
 ---@class Progress
 local Progress = {}
 Progress.__index = Progress

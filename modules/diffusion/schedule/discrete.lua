@@ -4,6 +4,7 @@
 local ty = require "tycho"
 local base = require "tycho.diffusion.schedule.base"
 
+--- A schedule of a table of times: of DDPM and of what was trained as it was.
 ---@class DiscreteSchedule
 ---@field steps integer
 ---@field alpha_bar number[]  share of the clean sample's variance at time t, at index t + 1

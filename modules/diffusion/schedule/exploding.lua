@@ -3,6 +3,7 @@
 local ty = require "tycho"
 local base = require "tycho.diffusion.schedule.base"
 
+--- A schedule whose signal stays as it is while noise is added (variance exploding): alpha = 1.
 ---@class ExplodingSchedule
 local Exploding = base.family()
 

@@ -3,6 +3,7 @@
 local ty = require "tycho"
 local base = require "tycho.diffusion.schedule.base"
 
+--- The schedule of flow matching: a straight line from the sample to noise.
 ---@class FlowSchedule
 local Flow = base.family()
 

@@ -68,6 +68,7 @@ end
 
 -- ---- the cache of some rows ----
 
+--- Keys and values in pages of a pool, which sequences with the same beginning share.
 ---@class PagedCache
 ---@field past integer  positions of the longest row
 local PagedCache = {}
