@@ -120,6 +120,7 @@ local wrapper = nn.surgery.wrapper { name = "Ordered", field = "_order_of", forw
   end
 end }
 
+--- The blocks of a network of diffusion, to be left out or replaced from outside.
 ---@class Blocks
 ---@field names string[]  of the blocks, in the order that they run in
 local Blocks = {}

@@ -29,6 +29,7 @@ local WHO = "diffusion.compare"
 ---@field judged table<string, number>  with the option judges
 ---@field samples Tensor     what decode gave
 
+--- Samplers compared with a full one: what each costs, and how near its pictures are.
 ---@class Comparison
 ---@field list ComparisonRow[]
 local Comparison = {}

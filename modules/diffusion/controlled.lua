@@ -8,6 +8,7 @@ local arguments = require "tycho.arguments"
 
 local WHO = "diffusion.controlled"
 
+--- A network of diffusion with ControlNets beside it.
 ---@class Controlled
 ---@field network Module
 ---@field controls { net: Module, strength: number }[]

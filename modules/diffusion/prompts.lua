@@ -175,6 +175,7 @@ end
 
 -- ---- prompts of a pipeline ----
 
+--- What a pipeline's network is told of prompts, by the pipeline's class.
 ---@class Prompts
 ---@field guided boolean   the network is told the strength of guidance, and asked once a step
 ---@field unit integer     latents that sides have to be multiples of
