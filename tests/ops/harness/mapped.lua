@@ -218,11 +218,11 @@ local function check_case(row, number, instance)
   end
 end
 
--- What is drawn goes by the place among all samples.
-local draws = { dropout_apply = true }
+-- What is drawn goes by the place among all samples; what nobody wrote is no value.
+local no_values = { dropout_apply = true, empty_like = true }
 
 function mapped.run(row)
-  if row.info.flags.RANDOM or draws[row.name] then return end -- tests/lua/vmap_test.lua
+  if row.info.flags.RANDOM or no_values[row.name] then return end -- tests/lua/vmap_test.lua
   for number, row_case in ipairs(row.cases) do
     if number > CASES then break end
     for _, dtype in ipairs(row_case.dtypes or row.dtypes or dtypes.of(row.info.flags, true)) do
