@@ -23,6 +23,7 @@ if(program_lua)
       target_compile_definitions(tycho PRIVATE TY_HAVE_${name})
     endif()
   endforeach()
+  with_onnx(tycho)
   find_path(EDIT_INCLUDE_DIR histedit.h) # headers only: libedit is loaded when the prompt starts
   if(EDIT_INCLUDE_DIR)
     target_compile_definitions(tycho PRIVATE TY_HAVE_EDIT)

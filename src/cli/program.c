@@ -29,6 +29,9 @@
 #ifdef TY_HAVE_FLAC
 #include <FLAC/format.h>
 #endif
+#ifdef TY_HAVE_ONNX
+#include <protobuf-c/protobuf-c.h>
+#endif
 
 #include "../tycho.h"
 
@@ -195,6 +198,11 @@ static int l_libraries(lua_State *L) {
   add_library(L, "utf8proc", utf8proc_version());
   const ty_lapack *lapack = ty_lapack_open();
   add_library(L, "LAPACK", lapack ? lapack->name : NULL);
+#ifdef TY_HAVE_ONNX
+  add_library(L, "libprotobuf-c", protobuf_c_version());
+#else
+  add_library(L, "libprotobuf-c", NULL);
+#endif
   add_library(L, "libedit", loads("libedit.so.2") || loads("libedit.so.0") ? "" : NULL);
 #ifdef TY_HAVE_MICROHTTPD
   add_library(L, "libmicrohttpd", loads("libmicrohttpd.so.12") ? "" : NULL);

@@ -9,9 +9,10 @@ local ty = require "tycho"
 -- ---- what the documents have ----
 
 -- What is shorter here than in the text: { document, text, what is run in its place }. MODEL is the model that the
--- command of pretrain makes, PIPELINE a small one of the fixtures.
+-- command of pretrain makes, PIPELINE a small one of the fixtures, NETWORK an ONNX file there.
 local substitutions = {
   { "README.md", "train.steps(loader, 300)", "train.steps(loader, 2)" },
+  { "README.md", 'hub.load "model.onnx"', 'hub.load "NETWORK"' },
   { "README.md", 'llm.load "path", llm.tokenizer "path"', 'llm.load "MODEL", llm.tokenizer "MODEL"' },
   { "README.md", 'hub.pipeline "path"', 'hub.pipeline "PIPELINE"' },
   { "README.md", "steps = 20, guidance = 4", "steps = 2, guidance = 4" },
@@ -133,7 +134,8 @@ for _, name in ipairs(documents) do all[name] = table.pack(read(name)) end
 -- A text with the folders that its examples need.
 local function with_models(text)
   local pipeline = absolute(root .. "tests/fixtures/pipelines/sd15"):gsub("%%", "%%%%")
-  return (text:gsub("MODEL", "pretrain/model"):gsub("PIPELINE", pipeline))
+  local network = absolute(root .. "tests/fixtures/onnx/convnet.onnx"):gsub("%%", "%%%%")
+  return (text:gsub("MODEL", "pretrain/model"):gsub("PIPELINE", pipeline):gsub("NETWORK", network))
 end
 
 -- ./run FILE ...: what it ends with.
