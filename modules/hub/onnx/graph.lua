@@ -2,6 +2,7 @@
 -- value known where it is used last; and running it.
 local ty = require "tycho"
 local operators = require "tycho.hub.onnx.operators"
+local values = require "tycho.hub.onnx.values"
 
 local M = {}
 
@@ -11,8 +12,7 @@ local never_folded = { RandomNormal = true, RandomNormalLike = true, RandomUnifo
 
 -- Operators whose results are, or hold, values that somebody else has as well.
 local shares = { If = true, Loop = true, Scan = true, SequenceAt = true, SequenceConstruct = true,
-  SequenceInsert = true, SequenceErase = true, SequenceEmpty = true, SplitToSequence = true, Identity = true,
-  Constant = true }
+  SequenceInsert = true, SequenceErase = true, SequenceEmpty = true, SplitToSequence = true, Constant = true }
 
 -- Operators of which all inputs but the first are read on the host: shapes, dimensions, bounds.
 M.by_host = { Reshape = true, Expand = true, Slice = true, Pad = true, Tile = true, Resize = true, Upsample = true,
@@ -64,6 +64,25 @@ function M.check_operators(graph)
   error("operators that are not read: " .. table.concat(names, ", "), 0)
 end
 
+-- What went wrong in an operator, without the place in its source; of inputs or attributes that it did not expect.
+local function reason(text)
+  text = tostring(text)
+  local place = text:match "([%w_]+/[%w_]+%.lua:%d+): [^\n]*attempt to"
+  if place then return ("its inputs or attributes are not what the operator takes (%s)"):format(place) end
+  return (text:gsub("^[^\n]-%.lua:%d+: ", ""))
+end
+
+-- Whether what a step makes of constants may be too much to be kept, by the operators that make much of little.
+local function makes_much(step, x)
+  if step.op == "ConstantOfShape" then return values.product(values.ints(x[1])) > MOST_FOLDED end
+  if step.op == "Expand" then return values.product(values.ints(x[2])) > MOST_FOLDED end
+  if step.op == "Tile" then return values.product(values.ints(x[2])) * x[1]:numel() > MOST_FOLDED end
+  if step.op == "Range" then
+    return math.abs((values.scalar(x[2]) - values.scalar(x[1])) / values.scalar(x[3])) > MOST_FOLDED
+  end
+  return step.op == "OneHot" or step.op == "Pad" or step.op == "Resize"
+end
+
 -- Makes inputs of a node ready and calls its operator.
 local function call(step, x, c)
   c.outputs = #step.outputs
@@ -79,6 +98,8 @@ local function fold(step, constants, opset)
       if not x[i] then return false end
     end
   end
+  local ok, much = pcall(makes_much, step, x)
+  if not ok or much then return false end
   local results = ty.no_grad(call, step, x, { opset = opset })
   if not results[1] then return false end
   for i = 1, #step.outputs do
@@ -210,7 +231,7 @@ function M.run(plan, around, inputs, context)
     end
     if context.device ~= "cpu" then move(x, step, context.device, context.moved) end
     local results = call(step, x, c)
-    if not results[1] then error(("%s: %s"):format(step.label, tostring(results[2])), 0) end
+    if not results[1] then error(("%s: %s"):format(step.label, reason(results[2])), 0) end
     for i, name in ipairs(step.outputs) do
       local t = results[i + 1]
       if name ~= "" then

@@ -143,6 +143,27 @@ check.test("control flow, what is constant, names that come twice", function()
   check.equal(next(model:state_dict()), nil)
 end)
 
+check.test("intermediates go when they have been used last", function()
+  local nodes = {}
+  for i = 1, 30 do
+    nodes[#nodes + 1] = node("Neg", { i == 1 and "x" or "t" .. i - 1 }, { "n" .. i })
+    nodes[#nodes + 1] = node("Reshape", { "n" .. i, "s" }, { "r" .. i })
+    nodes[#nodes + 1] = node("Identity", { "r" .. i }, { "t" .. i })
+  end
+  local model = hub.load(written { inputs = { { name = "x", dtype = "f32", shape = { 512, 512 } } },
+    outputs = { { name = "t30" }, { name = "t29" } }, nodes = nodes,
+    initializers = { { name = "s", tensor = ty.tensor { 512, 512 } } } })
+  local x = ty.randn(512, 512)
+  for _ = 1, 2 do
+    collectgarbage()
+    ty.memory.reset_peak()
+    local before = ty.memory.stats().live
+    local last, one = ty.no_grad(model, x)
+    check.ok(ty.memory.stats().peak - before < 5 * 2 ^ 20, ("%d bytes at most"):format(ty.memory.stats().peak - before))
+    check.ok(far(last, x) < 1e-6 and far(one, -x) < 1e-6)
+  end
+end)
+
 check.test("names of parameters that modules cannot have", function()
   local names = { "forward", "a.b", "a", "_parameters", "inputs", "x.to.y", "0.weight", "..", "p q/r:s" }
   local graph = { inputs = { x23 }, outputs = { { name = "y" } }, initializers = {}, nodes = {} }
@@ -195,6 +216,26 @@ check.test("wrong files", function()
   ty.io.save_onnx(scratch.file "none.onnx", { ir_version = 8, graph = graph { node("Relu", { "x" }, { "y" }) } })
   check.fails(function() hub.load(scratch.file "none.onnx") end, "which opset it is of")
   check.fails(function() hub.load(root .. "lstm.onnx", { device = "mars" }) end, "mars")
+end)
+
+check.test("operators that lack inputs or attributes", function()
+  local function fails(text, op, inputs, attributes, initializers)
+    local ok, model = pcall(hub.load, written { inputs = { x23 }, outputs = { { name = "y" } },
+      initializers = initializers, nodes = { node(op, inputs, { "y" }, attributes) } })
+    local _, problem = pcall(ok and model or error, ok and ty.ones(2, 3) or model)
+    check.ok(tostring(problem):find(text) and not tostring(problem):find "attempt to", op .. ": " .. tostring(problem))
+  end
+  fails("node 1 %(Add%): add: y", "Add", { "x" })
+  fails("node 1 %(Reshape%): its inputs or attributes are not what", "Reshape", { "x" })
+  fails("node 1 %(Cast%): element type nil", "Cast", { "x" })
+  fails("node 1 %(Concat%): its inputs or attributes", "Concat", { "x", "x" })
+  fails("node 1 %(Softmax%): axis 7 is not one of 2 dimensions", "Softmax", { "x" }, { axis = 7 })
+  fails("node 1 %(Split%): its inputs or attributes", "Split", { "x" }, { num_outputs = 0 })
+  fails("node 1 %(Transpose%): permute", "Transpose", { "x" }, { perm = { 0, 0 } })
+  fails("node 1 %(Conv%)", "Conv", { "x", "x" })
+  fails("node 1 %(If%)", "If", { "x" })
+  fails("node 1 %(ConstantOfShape%): .*memory", "ConstantOfShape", { "s" }, nil,
+    { { name = "s", tensor = ty.tensor { 1 << 30, 1 << 14 } } })
 end)
 
 check.test("wrong inputs", function()
