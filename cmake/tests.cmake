@@ -21,6 +21,12 @@ if(TARGET tycho)
     string(REPLACE "/" "_" name recipe_${recipe})
     add_test(NAME ${name} COMMAND tycho tests/recipes/quick.lua ${recipe} ${test_folder})
   endforeach()
+  # Each tutorial: its blocks are run, and print what the page shows.
+  file(GLOB tutorials RELATIVE ${CMAKE_SOURCE_DIR}/docs/tutorials CONFIGURE_DEPENDS docs/tutorials/*.md)
+  foreach(file ${tutorials})
+    string(REGEX REPLACE "^([0-9]+)-(.*)\\.md$" "tutorial_\\1_\\2" name ${file})
+    add_test(NAME ${name} COMMAND tycho tests/docs/tutorial.lua docs/tutorials/${file} ${test_folder})
+  endforeach()
   add_test(NAME recipe_page COMMAND tycho tests/recipes/page.lua ${test_folder})
   # Those of modules by family: tests/modules/peft/lora_test.lua is peft_lora.
   file(GLOB module_tests RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS tests/modules/*/*_test.lua)

@@ -13,8 +13,8 @@ end
 
 local lua_words = set [[and break do else elseif end false for function goto if in local nil not or repeat return then
   true until while]]
-local c_words = set [[auto bool break case char const continue default do double else enum extern false float for goto if
-  int long return short signed sizeof static struct switch true typedef union unsigned void while NULL]]
+local c_words = set [[auto bool break case char const continue default do double else enum extern false float for goto
+  if int long return short signed sizeof static struct switch true typedef union unsigned void while NULL]]
 
 local function span(class, text) return ('<span class="%s">%s</span>'):format(class, escape(text)) end
 

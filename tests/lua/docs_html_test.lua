@@ -1,5 +1,5 @@
--- ./run docs: every page is there, its links lead somewhere, the search knows all names. Takes Debian's cmark-gfm, which
--- ./run installs; where that is missing, only the parts that need none are looked at.
+-- ./run docs: every page is there, its links lead somewhere, the search knows all names. Takes the program cmark-gfm,
+-- which ./run installs; where that is missing, only the parts that need none are looked at.
 local here = arg and arg[0]:match ".*/" or "tests/lua/"
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")

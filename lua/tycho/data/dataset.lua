@@ -114,7 +114,17 @@ function TensorDataset:get(i)
   return item
 end
 
+-- Positions of a batch as an i64 tensor: a user may write them as a list.
+local function positions_of(positions)
+  expect("batch", "positions", positions, "a list of integers or a tensor")
+  return type(positions) == "table" and ty.tensor(positions, { dtype = "i64" }) or positions
+end
+
+--- The items at `positions`, with the fields of an item: tensors with one size more in front.
+---@param positions integer[]|Tensor
+---@return table<string, Tensor>
 function TensorDataset:batch(positions)
+  positions = positions_of(positions)
   local result = {}
   for name, tensor in pairs(self.fields) do result[name] = tensor:index_select(0, positions) end
   return result
@@ -149,7 +159,7 @@ function Subset:get(i)
 end
 
 function Subset:batch(positions)
-  local inner = self.positions:index_select(0, positions)
+  local inner = self.positions:index_select(0, positions_of(positions))
   if self.dataset.batch then return self.dataset:batch(inner) end
   return nil
 end
@@ -244,6 +254,7 @@ function Transformed:get(i)
 end
 
 function Transformed:batch(positions)
+  positions = positions_of(positions)
   local batch = self.dataset.batch and self.dataset:batch(positions)
   if not batch then
     local items = {}
