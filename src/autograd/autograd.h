@@ -63,8 +63,8 @@ struct ty_node {
   ty_tensor **retained;  /* per output, for retain_grad; NULL until asked for */
   ty_edge *in;
   ty_value *arg;
-  ty_saved *out;        /* kept outputs, NULL unless SAVE_OUT */
-  ty_tensor **grad;     /* engine: gradients per output, summed so far */
+  ty_saved *out;                 /* kept outputs, NULL unless SAVE_OUT */
+  ty_tensor **grad;              /* engine: gradients per output, summed so far */
   struct ty_node_levels *levels; /* of ty.vmap, see ops/vmap.h; NULL: none */
   struct ty_node *next;          /* in the list of nodes to be freed */
   size_t bytes;

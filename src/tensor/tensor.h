@@ -90,7 +90,7 @@ static inline ty_tensor *ty_retain(ty_tensor *t) {
   if (t) t->refs++;
   return t;
 }
-void ty_node_release(ty_node *n); /* autograd/graph.c */
+void ty_node_release(ty_node *n);  /* autograd/graph.c */
 void ty_batch_retain(ty_batch *b); /* ops/vmap.c */
 void ty_batch_release(ty_batch *b);
 void ty_tensor_free(ty_tensor *t);
