@@ -306,10 +306,10 @@ end
 --- A published model: a folder with config.json, a weights file beside one, a GGUF file, an ONNX file, or a checkpoint
 -- of Stable Diffusion or Flux in one file with the names of its authors (safetensors, .ckpt). options: dtype (default:
 -- the file's), device, strict (true), check (false: NaN and infinities are not looked for), config (changes of
--- config.json's keys, or of those that were inferred), weights (false: as the family initialises them), component (of a checkpoint in one file: "unet" or "transformer",
--- which is what comes by default, "vae", "text_encoder" ...). The model comes in evaluation mode; model.report says
--- what did not fit where strict is false and which heads of the file the model does not have (left_out),
--- model.config.unknown which keys of the config were not understood.
+-- config.json's keys, or of those that were inferred), weights (false: as the family initialises them), component (of a
+-- checkpoint in one file: "unet" or "transformer", which is what comes by default, "vae", "text_encoder" ...). The
+-- model comes in evaluation mode; model.report says what did not fit where strict is false and which heads of the file
+-- the model does not have (left_out), model.config.unknown which keys of the config were not understood.
 --
 -- An ONNX file, of opset 7 to 25, becomes a module whose parameters are its initializers of floats, under their names;
 -- of the options it takes dtype and device. It is called with its inputs in their order, or in one table by name, and
