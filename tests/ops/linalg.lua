@@ -327,26 +327,26 @@ return function(row, T)
     return system()(a, b)
   end
   local orders = T { 2, 3, dtype = "i64", values = { 2, 0, 1, 1, 0, 2 } }
-  local turned = T { 3, dtype = "i64", values = { 2, 0, 1 } }
+  local permuted = T { 3, dtype = "i64", values = { 2, 0, 1 } }
   row("lu_solve", {
     cases = {
-      { T { 3, 3, values = well(3, 3) }, turned, T { 3, 2 } }, { T { 3, 3, values = well(3, 3) }, turned, T { 3 } },
-      { T { 3, 3, values = well(3, 3) }, turned, T { 3, 2 }, true },
+      { T { 3, 3, values = well(3, 3) }, permuted, T { 3, 2 } }, { T { 3, 3, values = well(3, 3) }, turned, T { 3 } },
+      { T { 3, 3, values = well(3, 3) }, permuted, T { 3, 2 }, true },
       { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 2, 3, 1 }, true },
       { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 2, 3, 2 } },
       { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 3, 1 } },
       { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 3, 2, 3, 1 }, grad = false },
-      { T { 3, 3, values = well(3, 3) }, turned, T { 2, 3, 2 }, opts = { adjoint = true } },
-      { T { 0, 0 }, T { 0, dtype = "i64" }, T { 0, 2 } }, { T { 3, 3, values = well(3, 3) }, turned, T { 3, 0 } },
+      { T { 3, 3, values = well(3, 3) }, permuted, T { 2, 3, 2 }, opts = { adjoint = true } },
+      { T { 0, 0 }, T { 0, dtype = "i64" }, T { 0, 2 } }, { T { 3, 3, values = well(3, 3) }, permuted, T { 3, 0 } },
     },
     ref = lu_solve,
     tol = { f32 = 2e-5, f64 = 1e-11 },
     errors = {
-      { T { 2, 3 }, turned, T { 3, 1 }, match = "lu: expected square matrices" },
+      { T { 2, 3 }, permuted, T { 3, 1 }, match = "lu: expected square matrices" },
       { T { 3, 3 }, T { 2, dtype = "i64", values = { 0, 1 } }, T { 3, 1 }, match = "permutation: expected lu_factor's" },
       { T { 3, 3 }, T { 3 }, T { 3, 1 }, match = "permutation: expected lu_factor's" },
       { T { 3, 3 }, T { 3, dtype = "i64", values = { 0, 3, 1 } }, T { 3, 1 }, match = "out of range" },
-      { T { 3, 3 }, turned, T { 2, 1 }, match = "b: expected [..., 3, m]" },
+      { T { 3, 3 }, permuted, T { 2, 1 }, match = "b: expected [..., 3, m]" },
     },
   })
   row("lu_system", {
