@@ -57,9 +57,10 @@ TY_INLINE double ty_erfinv_f64(double x) {
   }
   return x < 0 ? -y : y;
 }
-/* Branch-free: erfinv(x) / x as polynomials in w = -log(1 - x^2), where that is below 5, and in its root beyond. */
-TY_INLINE float ty_erfinv_f32(float x) {
-  float w = -ty_log_f32((1.0f - x) * (1.0f + x)), t = w - 2.5f, u = sqrtf(w < 5.0f ? 5.0f : w) - 3.15f;
+/* Branch-free: erfinv(x) / x as polynomials in w = -log(1 - x^2), where that is below 5, and in its root beyond, up to
+ * 16. */
+TY_INLINE float ty_erfinv_by_f32(float x, float w) {
+  float t = w - 2.5f, u = sqrtf(w < 5.0f ? 5.0f : w) - 3.15f;
   float p = -8.739831e-09f;
   p = p * t + 2.3285844e-08f;
   p = p * t + 4.6542874e-07f;
@@ -80,7 +81,10 @@ TY_INLINE float ty_erfinv_f32(float x) {
   q = q * u + 0.0066663083f;
   q = q * u + 1.0040613f;
   q = q * u + 2.9834175f;
-  float y = (w < 5.0f ? p : q) * x;
+  return (w < 5.0f ? p : q) * x;
+}
+TY_INLINE float ty_erfinv_f32(float x) {
+  float y = ty_erfinv_by_f32(x, -ty_log_f32((1.0f - x) * (1.0f + x)));
   return fabsf(x) == 1.0f ? x * INFINITY : y;
 }
 
@@ -97,6 +101,88 @@ TY_INLINE double ty_erfcx_f64(double x) { /* exp(x^2) erfc(x) */
 
 TY_INLINE double ty_ndtr_f64(double x) { return 0.5 * erfc(-x * 0.70710678118654752440); }
 TY_INLINE float ty_ndtr_f32(float x) { return 0.5f * ty_erfc_scaled_f32(-x, 0.707106781f, 0.5f); }
+/* Wichura 1988, "Algorithm AS 241: The Percentage Points of the Normal Distribution": quotients of polynomials, near the
+ * middle in the square of the distance from it, else in the root of -log of the tail. */
+TY_INLINE double ty_ndtri_middle_f64(double r) {
+  double n = 2.5090809287301226727e3;
+  n = n * r + 3.3430575583588128105e4;
+  n = n * r + 6.7265770927008700853e4;
+  n = n * r + 4.5921953931549871457e4;
+  n = n * r + 1.3731693765509461125e4;
+  n = n * r + 1.9715909503065514427e3;
+  n = n * r + 1.3314166789178437745e2;
+  n = n * r + 3.3871328727963666080e0;
+  double d = 5.2264952788528545610e3;
+  d = d * r + 2.8729085735721942674e4;
+  d = d * r + 3.9307895800092710610e4;
+  d = d * r + 2.1213794301586595867e4;
+  d = d * r + 5.3941960214247511077e3;
+  d = d * r + 6.8718700749205790830e2;
+  d = d * r + 4.2313330701600911252e1;
+  d = d * r + 1;
+  return n / d;
+}
+TY_INLINE double ty_ndtri_near_f64(double r) {
+  double n = 7.74545014278341407640e-4;
+  n = n * r + 2.27238449892691845833e-2;
+  n = n * r + 2.41780725177450611770e-1;
+  n = n * r + 1.27045825245236838258;
+  n = n * r + 3.64784832476320460504;
+  n = n * r + 5.76949722146069140550;
+  n = n * r + 4.63033784615654529590;
+  n = n * r + 1.42343711074968357734;
+  double d = 1.05075007164441684324e-9;
+  d = d * r + 5.47593808499534494600e-4;
+  d = d * r + 1.51986665636164571966e-2;
+  d = d * r + 1.48103976427480074590e-1;
+  d = d * r + 6.89767334985100004550e-1;
+  d = d * r + 1.67638483018380384940;
+  d = d * r + 2.05319162663775882187;
+  d = d * r + 1;
+  return n / d;
+}
+TY_INLINE double ty_ndtri_far_f64(double r) {
+  double n = 2.01033439929228813265e-7;
+  n = n * r + 2.71155556874348757815e-5;
+  n = n * r + 1.24266094738807843860e-3;
+  n = n * r + 2.65321895265761230930e-2;
+  n = n * r + 2.96560571828504891230e-1;
+  n = n * r + 1.78482653991729133580;
+  n = n * r + 5.46378491116411436990;
+  n = n * r + 6.65790464350110377720;
+  double d = 2.04426310338993978564e-15;
+  d = d * r + 1.42151175831644588870e-7;
+  d = d * r + 1.84631831751005468180e-5;
+  d = d * r + 7.86869131145613259100e-4;
+  d = d * r + 1.48753612908506148525e-2;
+  d = d * r + 1.36929880922735805310e-1;
+  d = d * r + 5.99832206555887937690e-1;
+  d = d * r + 1;
+  return n / d;
+}
+TY_INLINE double ty_ndtri_f64(double p) {
+  double q = p - 0.5, tail = p < 0.5 ? p : 1 - p;
+  if (fabs(q) <= 0.425) return q * ty_ndtri_middle_f64(0.180625 - q * q);
+  if (!(tail > 0)) return p == 0 ? -INFINITY : p == 1 ? INFINITY : NAN;
+  double r = sqrt(-log(tail)), y = r <= 5 ? ty_ndtri_near_f64(r - 1.6) : ty_ndtri_far_f64(r - 5);
+  return q < 0 ? -y : y;
+}
+/* erfinv's polynomials, with 1 - x^2 = 4 p (1 - p), and one more for what is below 1e-7. */
+TY_INLINE float ty_ndtri_f32(float p) {
+  float x = 2.0f * p - 1.0f, w = -(ty_log_f32(p) + ty_log_f32(1.0f - p) + 1.3862943611f);
+  float u = sqrtf(w < 16.0f ? 16.0f : w) - 7.1f;
+  float q = 1.8601179e-08f;
+  q = q * u - 1.1467119e-07f;
+  q = q * u + 3.2224111e-07f;
+  q = q * u - 1.672909e-06f;
+  q = q * u + 7.7328726e-06f;
+  q = q * u + 1.1112713e-05f;
+  q = q * u - 0.0007221422f;
+  q = q * u + 1.4262256f;
+  q = q * u + 9.8568905f;
+  float y = w < 16.0f ? 1.41421356f * ty_erfinv_by_f32(x, w) : p < 0.5f ? -q : q;
+  return p == 0.0f ? -INFINITY : p == 1.0f ? INFINITY : y;
+}
 TY_INLINE double ty_log_ndtr_f64(double x) {
   if (x > -1) return log1p(-0.5 * erfc(x * 0.70710678118654752440));
   return log(0.5 * ty_erfcx_f64(-x * 0.70710678118654752440)) - 0.5 * x * x;

@@ -39,12 +39,6 @@ bool TY_KERNEL(triangular_solve)(const ty_kernel_args *k) {
   return run(k, &turned, solve_triangular_f32, solve_triangular_f64, &j);
 }
 
-bool TY_KERNEL(qr)(const ty_kernel_args *k) {
-  job j;
-  if (k->in[0]->count == 0) return true;
-  return run(k, k->in[0], qr_f32, qr_f64, &j);
-}
-
 static bool converged(const job *j) {
   return j->failed == INT64_MAX ||
          ty_fail(TY_EINVAL, "x: matrix %lld: the iteration did not converge", (long long)j->failed);

@@ -30,38 +30,6 @@ static void FN(solve_triangular)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Our q r is the transpose of LAPACK's l q. */
-static void FN(qr)(void *context, int64_t begin, int64_t end) {
-  job *j = context;
-  int m = j->m, n = j->n, k = m < n ? m : n, info, least = -1;
-  REAL want[2];
-  CALL(gelqf)(&n, &m, want, &n, want, &want[0], &least, &info);
-  CALL(orglq)(&k, &m, &k, want, &n, want, &want[1], &least, &info);
-  int lwork = room_of(want[0] > want[1] ? want[0] : want[1]);
-  size_t whole = sizeof(REAL) * (size_t)m * (size_t)n;
-  size_t bytes = whole + sizeof(REAL) * ((size_t)k + (size_t)lwork);
-  REAL *a = ty_scratch_alloc(bytes);
-  if (!a) {
-    j->out_of_memory = true;
-    return;
-  }
-  REAL *tau = a + (int64_t)m * n, *work = tau + k;
-  for (int64_t i = begin; i < end; i++) {
-    REAL *q = (REAL *)j->k->out[0]->data + i * m * k, *r = (REAL *)j->k->out[1]->data + i * k * n;
-    memcpy(a, (const REAL *)j->k->in[0]->data + i * m * n, whole);
-    CALL(gelqf)(&n, &m, a, &n, tau, work, &lwork, &info);
-    for (int64_t row = 0; row < k; row++)
-      for (int64_t c = 0; c < n; c++) r[row * n + c] = c >= row ? a[row * n + c] : 0;
-    CALL(orglq)(&k, &m, &k, a, &n, tau, work, &lwork, &info);
-    for (int64_t row = 0; row < k; row++) { /* the one whose r has no negative diagonal */
-      REAL sign = r[row * n + row] < 0 ? -1 : 1;
-      for (int64_t c = row; c < n; c++) r[row * n + c] *= sign;
-      for (int64_t c = 0; c < m; c++) q[c * k + row] = sign * a[c * n + row];
-    }
-  }
-  ty_scratch_free(a, bytes);
-}
-
 static bool FN(finite)(const REAL *x, int64_t n) {
   for (int64_t i = 0; i < n; i++)
     if (!isfinite(x[i])) return false;

@@ -319,52 +319,78 @@ TY_CUDA_KERNEL(slogdet) {
 
 /* ---- qr ---- */
 
-/* r [k, n], without negative diagonal, from what geqrf leaves: columns of m. */
-template <class T> __global__ void take_r(const T *a, T *r, T *signs, int m, int n, int rows) {
+/* r [rows, n], without negative diagonal, from what geqrf leaves: columns of m. The signs of its first `least` rows. */
+template <class T> __global__ void take_r(const T *a, T *r, T *signs, int m, int n, int rows, int least) {
   for (int64_t e = blockIdx.x * THREADS + threadIdx.x; e < int64_t{ rows } * n; e += int64_t{ gridDim.x } * THREADS) {
     const int64_t i = e / n, c = e % n;
-    const T sign = a[i * m + i] < 0 ? T(-1) : T(1);
+    const T sign = i < least && a[i * m + i] < 0 ? T(-1) : T(1);
     r[e] = c >= i ? sign * a[c * m + i] : T(0);
     if (c == i) signs[i] = sign;
   }
 }
-template <class T> __global__ void take_q(const T *a, T *q, const T *signs, int m, int columns) {
-  for (int64_t e = blockIdx.x * THREADS + threadIdx.x; e < int64_t{ m } * columns; e += int64_t{ gridDim.x } * THREADS)
-    q[e] = signs[e % columns] * a[e % columns * m + e / columns];
+template <class T> __global__ void take_q(const T *a, T *q, const T *signs, int m, int columns, int least) {
+  for (int64_t e = blockIdx.x * THREADS + threadIdx.x; e < int64_t{ m } * columns;
+       e += int64_t{ gridDim.x } * THREADS) {
+    const int64_t c = e % columns;
+    q[e] = (c < least ? signs[c] : T(1)) * a[c * m + e / columns];
+  }
+}
+template <class T> __global__ void unit_columns(T *q, int64_t m, int64_t count) {
+  for (int64_t e = blockIdx.x * THREADS + threadIdx.x; e < count; e += int64_t{ gridDim.x } * THREADS)
+    q[e] = e / m % m == e % m ? T(1) : T(0);
 }
 
 TY_CUDA_KERNEL(qr) {
   matrices s = {};
-  if (k->in[0]->count == 0) return true;
+  const ty_view *const outs[] = { k->out[0], k->out[1] };
+  if (outs[0]->count == 0 && outs[1]->count == 0) return true;
   if (!matrices_of(k->in[0], &s)) return false;
+  const int columns = static_cast<int>(outs[0]->size[outs[0]->ndim - 1]);
+  const int rows = static_cast<int>(outs[1]->size[outs[1]->ndim - 2]);
+  if (s.n == 0)
+    return ty_for_reals(k->in[0]->dtype, "qr", [&](auto type) {
+      typedef decltype(type) T;
+      T *const q = static_cast<T *>(outs[0]->data);
+      const int64_t m = s.m, count = outs[0]->count;
+      return TY_LAUNCH((unit_columns<T>), ty_cuda_blocks(count, THREADS), THREADS, 0, q, m, count);
+    });
   return with_solver(k, "qr", [&](const solver &library, auto type) {
     typedef decltype(type) T;
     const auto &f = library.of<T>();
-    const int m = s.m, n = s.n, least = m < n ? m : n;
+    const int m = s.m, n = s.n, least = m < n ? m : n, widest = n > columns ? n : columns;
     const int64_t each = int64_t{ m } * n;
+    /* x of all, and of one what geqrf leaves, with room for the columns of a complete q */
     ty_cuda_scratch whole(sizeof(T) * static_cast<size_t>(s.count * each)),
-        tau(sizeof(T) * 2 * static_cast<size_t>(least));
+        wide(sizeof(T) * static_cast<size_t>(m) * static_cast<size_t>(widest)),
+        tau(sizeof(T) * static_cast<size_t>(least + rows));
     ty_cuda_scratch info(sizeof(int));
     T *const signs = tau.as<T>() + least;
     int first = 0, second = 0;
-    if (!whole.data || !tau.data || !info.data ||
+    if (!whole.data || !wide.data || !tau.data || !info.data ||
         !put(whole.as<T>(), static_cast<const T *>(k->in[0]->data), s, true) ||
         !library.ok(f.geqrf_bufferSize(library.handle, m, n, whole.as<T>(), m, &first), "geqrf") ||
-        !library.ok(f.orgqr_bufferSize(library.handle, m, least, least, whole.as<T>(), m, tau.as<T>(), &second),
-                    "orgqr"))
+        (columns &&
+         !library.ok(f.orgqr_bufferSize(library.handle, m, columns, least, wide.as<T>(), m, tau.as<T>(), &second),
+                     "orgqr")))
       return false;
     const int lwork = first > second ? first : second;
     ty_cuda_scratch work(sizeof(T) * static_cast<size_t>(lwork));
     if (!work.data) return false;
     for (int64_t i = 0; i < s.count; i++) {
-      T *const a = whole.as<T>() + i * each, *q = static_cast<T *>(k->out[0]->data) + i * m * least,
-               *r = static_cast<T *>(k->out[1]->data) + i * least * n;
-      if (!library.ok(f.geqrf(library.handle, m, n, a, m, tau.as<T>(), work.as<T>(), lwork, info.as<int>()), "geqrf") ||
-          !TY_LAUNCH((take_r<T>), ty_cuda_blocks(int64_t{ least } * n, THREADS), THREADS, 0, a, r, signs, m, n,
-                     least) ||
-          !library.ok(f.orgqr(library.handle, m, least, least, a, m, tau.as<T>(), work.as<T>(), lwork, info.as<int>()),
-                      "orgqr") ||
-          !TY_LAUNCH((take_q<T>), ty_cuda_blocks(int64_t{ m } * least, THREADS), THREADS, 0, a, q, signs, m, least))
+      T *const x = whole.as<T>() + i * each, *const a = columns > n ? wide.as<T>() : x;
+      T *const q = static_cast<T *>(outs[0]->data) + i * m * columns, *const r = static_cast<T *>(outs[1]->data) +
+                                                                                 i * rows * n;
+      if (!library.ok(f.geqrf(library.handle, m, n, x, m, tau.as<T>(), work.as<T>(), lwork, info.as<int>()), "geqrf") ||
+          !TY_LAUNCH((take_r<T>), ty_cuda_blocks(int64_t{ rows } * n, THREADS), THREADS, 0, x, r, signs, m, n, rows,
+                     least))
+        return false;
+      if (columns == 0) continue;
+      if (a != x && !put(a, x, { n, m, 1 }, false)) return false;
+      if (!library.ok(
+              f.orgqr(library.handle, m, columns, least, a, m, tau.as<T>(), work.as<T>(), lwork, info.as<int>()),
+              "orgqr") ||
+          !TY_LAUNCH((take_q<T>), ty_cuda_blocks(int64_t{ m } * columns, THREADS), THREADS, 0, a, q, signs, m, columns,
+                     least))
         return false;
     }
     return true;

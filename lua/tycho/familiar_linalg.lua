@@ -107,13 +107,31 @@ function functions.matrix_rank(x, options)
   return values:gt((values:max({ -1 }, true) * rtol):clamp(o.atol)):to("i64"):sum { -1 }
 end
 
---- The ratio of the largest singular value to the smallest.
----@param x Tensor  [..., n, m]
+--- The norm of x times that of its inverse: of what is computed with x, how much larger relative errors can become.
+--- kind as matrix_norm's; 2 and -2, the ratio of the largest singular value to the smallest and the other way round, also
+--- take matrices that are not square. inf of singular ones.
+---@param x Tensor  [..., n, m]; [..., n, n] for kinds other than 2 and -2
+---@param kind? string|number  (2)
 ---@return Tensor [...]
-function functions.condition_number(x)
-  local values = functions.svdvals(x)
-  return values:max { -1 } / values:min { -1 }
+function functions.cond(x, kind)
+  kind = kind or 2
+  if kind == 2 or kind == -2 then
+    local values = functions.svdvals(matrix("cond", x))
+    local high, low = values:max { -1 }, values:min { -1 }
+    return kind == 2 and high / low or low / high
+  end
+  matrix("cond", x, "x", true)
+  if kind ~= "fro" and kind ~= "nuc" and math.type(kind) ~= "integer" and kind ~= math.huge and kind ~= -math.huge then
+    fail('cond: kind: expected "fro", "nuc", 2, -2, 1, -1, math.huge or -math.huge, got %s', arguments.describe(kind))
+  end
+  local sign = core.slogdet(x:detach())
+  local singular = sign:eq(0)
+  local one = core.eye(x:size(-1), { dtype = x.dtype, device = x.device })
+  local safe = core.where(singular:unsqueeze(-1):unsqueeze(-1), one, x)
+  local number = functions.matrix_norm(x, kind) * functions.matrix_norm(safe:inverse(), kind)
+  return core.where(singular, math.huge, number)
 end
+functions.condition_number = functions.cond
 
 --- The product of several matrices, in the order that takes the fewest multiplications. The first may be a row [n], the
 --- last a column [n].

@@ -277,21 +277,29 @@ bool vjp_slogdet(ty_vjp *c) {
 
 /* ---- qr ---- */
 
-/* Makes the outputs [..., m, k] and [..., k, n]. */
-static bool two_factors(ty_call *c, ty_tensor *x, int first, int second) {
-  int64_t size[TY_MAX_DIMS], m = rows_of(x), n = columns_of(x), k = m < n ? m : n;
+/* Makes the outputs [..., m, a] and [..., b, n]. */
+static bool two_factors(ty_call *c, ty_tensor *x, int first, int second, int64_t a, int64_t b) {
+  int64_t size[TY_MAX_DIMS], n = columns_of(x);
   int ndim = x->v.ndim;
   memcpy(size, x->v.size, sizeof size);
-  size[ndim - 1] = k;
+  size[ndim - 1] = a;
   if (!ty_out(c, first, ty_device_of(x), ty_dtype_of(x), ndim, size)) return false;
-  size[ndim - 2] = k;
+  size[ndim - 2] = b;
   size[ndim - 1] = n;
   return ty_out(c, second, ty_device_of(x), ty_dtype_of(x), ndim, size);
 }
 
+static int64_t least_side(const ty_tensor *x) { return rows_of(x) < columns_of(x) ? rows_of(x) : columns_of(x); }
+
 bool fwd_qr(ty_call *c) {
-  ty_tensor *x = TY_ARGS(qr, c)->x.t;
-  return check_matrix(c, 0) && two_factors(c, x, 0, 1) && ty_launch(c, &x, 1, NULL);
+  const ty_qr_args *p = TY_ARGS(qr, c);
+  ty_tensor *x = p->x.t;
+  if (!check_matrix(c, 0)) return false;
+  const bool complete = !strcmp(p->mode.s, "complete"), r_alone = !strcmp(p->mode.s, "r");
+  if (!complete && !r_alone && strcmp(p->mode.s, "reduced"))
+    return ty_op_fail(c, TY_EINVAL, "mode: expected \"reduced\", \"complete\" or \"r\", got \"%s\"", p->mode.s);
+  const int64_t k = complete ? rows_of(x) : least_side(x);
+  return two_factors(c, x, 0, 1, r_alone ? 0 : k, k) && ty_launch(c, &x, 1, NULL);
 }
 
 /* For a square r: (gq + q sym(m)) r^-T, m = r gr' - gq' q, where sym() copies the lower triangle to the upper. */
@@ -305,6 +313,8 @@ bool vjp_qr(ty_vjp *c) {
   ty_tensor *q = c->out[0], *r = c->out[1], *gq = c->g[0], *gr = c->g[1];
   int64_t m = rows_of(q), n = columns_of(r);
   if (!gq && !gr) return true;
+  if (columns_of(q) != (m < n ? m : n))
+    return ty_op_fail(c, TY_EUNSUPPORTED, "mode \"%s\" has no gradient here: take \"reduced\"", TY_ARGS(qr, c)->mode.s);
   if (m >= n) {
     c->dx[0] = qr_gradient(q, r, gq, gr);
     return true;
@@ -324,10 +334,12 @@ bool fwd_lstsq(ty_call *c) {
   bool vector = b->v.ndim == 1;
   if (!check_matrix(c, 0) || !pair_up(c, &a, &b)) return false;
   ty_tensor *x;
-  if (rows_of(a) >= columns_of(a)) {
-    x = ty_qr(a, f) ? ty_triangular_solve(f[1], times(turned(f[0]), b), true, false) : NULL;
+  if (p->rtol.f >= 0) {
+    x = times(ty_pinv(a, p->rtol.f), b);
+  } else if (rows_of(a) >= columns_of(a)) {
+    x = ty_qr(a, "reduced", f) ? ty_triangular_solve(f[1], times(turned(f[0]), b), true, false) : NULL;
   } else { /* a = r' q' */
-    x = ty_qr(turned(a), f) ? times(f[0], ty_triangular_solve(turned(f[1]), b, false, false)) : NULL;
+    x = ty_qr(turned(a), "reduced", f) ? times(f[0], ty_triangular_solve(turned(f[1]), b, false, false)) : NULL;
   }
   return ty_out_set(c, 0, vector ? ty_squeeze(x, TY_INTS(-1)) : x);
 }
@@ -336,10 +348,10 @@ bool fwd_lstsq(ty_call *c) {
 
 bool fwd_svd(ty_call *c) {
   ty_tensor *x = TY_ARGS(svd, c)->x.t;
-  if (!check_matrix(c, 0) || !two_factors(c, x, 0, 2)) return false;
-  int64_t size[TY_MAX_DIMS], m = rows_of(x), n = columns_of(x);
+  if (!check_matrix(c, 0) || !two_factors(c, x, 0, 2, least_side(x), least_side(x))) return false;
+  int64_t size[TY_MAX_DIMS];
   memcpy(size, x->v.size, sizeof size);
-  size[x->v.ndim - 2] = m < n ? m : n;
+  size[x->v.ndim - 2] = least_side(x);
   return ty_out(c, 1, ty_device_of(x), ty_dtype_of(x), x->v.ndim - 1, size) && ty_launch(c, &x, 1, NULL);
 }
 
@@ -399,9 +411,16 @@ bool fwd_pinv(ty_call *c) {
 /* ---- eigh ---- */
 
 bool fwd_eigh(ty_call *c) {
-  ty_tensor *f[2];
-  if (!check_square(c, 0) || !ty_eigh_symmetric(symmetric(TY_ARGS(eigh, c)->x.t), f)) return false;
-  return ty_out_set(c, 0, f[0]) && ty_out_set(c, 1, f[1]);
+  const ty_eigh_args *p = TY_ARGS(eigh, c);
+  ty_tensor *f[2], *x = p->x.t;
+  const bool lower = !strcmp(p->triangle.s, "lower"), upper = !strcmp(p->triangle.s, "upper");
+  if (!check_square(c, 0)) return false;
+  if (!lower && !upper && strcmp(p->triangle.s, "both"))
+    return ty_op_fail(c, TY_EINVAL, "triangle: expected \"both\", \"lower\" or \"upper\", got \"%s\"", p->triangle.s);
+  x = lower   ? ty_add(ty_tril(x, 0), turned(ty_tril(x, -1)))
+      : upper ? ty_add(ty_triu(x, 0), turned(ty_triu(x, 1)))
+              : symmetric(x);
+  return ty_eigh_symmetric(x, f) && ty_out_set(c, 0, f[0]) && ty_out_set(c, 1, f[1]);
 }
 
 bool fwd_eigh_symmetric(ty_call *c) {

@@ -460,25 +460,66 @@ return function(row, T)
     return q, r
   end
 
+  -- Columns that make the first k of q [m] a basis, by the unit vectors of what is left over.
+  local function completed(q, m, k)
+    for c = k + 1, m do
+      local best, most
+      for e = 1, m do
+        local v = {}
+        for i = 1, m do v[i] = i == e and 1 or 0 end
+        for _ = 1, 2 do
+          for l = 1, c - 1 do
+            local dot = 0
+            for i = 1, m do dot = dot + q[i][l] * v[i] end
+            for i = 1, m do v[i] = v[i] - dot * q[i][l] end
+          end
+        end
+        local size = 0
+        for i = 1, m do size = size + v[i] * v[i] end
+        if not most or size > most then best, most = v, size end
+      end
+      for i = 1, m do q[i][c] = best[i] / math.sqrt(most) end
+    end
+  end
+
+  local function mode_of(mode) return type(mode) == "table" and mode.mode or mode or "reduced" end
   row("qr", {
     cases = {
       { T { 3, 3, values = well(3, 3) } }, { T { 4, 2, values = well(4, 2) } }, { T { 2, 4, values = well(2, 4) } },
       { T { 2, 3, 2, values = well(3, 2, 2) } }, { T { 0, 3 } }, { T { 3, 0 } }, { T { 1, 1, values = { -2 } } },
-      { T { 33, 20, values = well(33, 20) }, grad = false },
+      { T { 33, 20, values = well(33, 20) }, grad = false }, { T { 50, 70, values = well(50, 70) }, grad = false },
+      { T { 2, 70, 41, values = well(70, 41, 2) }, grad = false },
+      { T { 3, 3, values = well(3, 3) }, "complete" }, { T { 2, 4, values = well(2, 4) }, opts = { mode = "complete" } },
+      { T { 3, 2, values = well(3, 2) }, "complete", grad = false }, { T { 2, 0 }, "complete", grad = false },
+      { T { 35, 34, values = well(35, 34) }, "complete", grad = false },
+      { T { 2, 3, 2, values = well(3, 2, 2) }, "r", grad = false }, { T { 40, 35, values = well(40, 35) }, "r", grad = false },
+      { T { 2, 3, values = { 1e25, 0, 2e25, 0, -1e-25, 1e-25 } }, dtypes = { "f32", "f64" }, grad = false },
     },
-    ref = function(x)
+    ref = function(x, mode)
+      mode = mode_of(mode)
       local nd = #x.shape
       local m, n = x.shape[nd - 1], x.shape[nd]
-      local q, r = shaped(x, m, math.min(m, n)), shaped(x, math.min(m, n), n)
+      local least = math.min(m, n)
+      local k = mode == "complete" and m or least
+      local q, r = shaped(x, m, mode == "r" and 0 or k), shaped(x, k, n)
       each(x, function(a)
         local p, s = gram_schmidt(a, m, n)
-        put(q, p)
+        completed(p, m, mode == "complete" and least or m)
+        for i = least + 1, k do
+          s[i] = {}
+          for j = 1, n do s[i][j] = 0 end
+        end
+        if mode ~= "r" then put(q, p) end
         put(r, s)
       end)
       return q, r
     end,
     tol = { f32 = 2e-5, f64 = 1e-11 },
-    errors = { { T { 3 }, match = "x: expected [..., m, n]" } },
+    errors = {
+      { T { 3 }, match = "x: expected [..., m, n]" },
+      { T { 2, 2 }, "full", match = 'mode: expected "reduced", "complete" or "r", got "full"' },
+    },
+    big = function(ty) return ty.qr(ty.randn(300, 200)) end,
   })
 
   -- ---- svd, by one-sided Jacobi; eigh, by Jacobi ----
@@ -603,8 +644,11 @@ return function(row, T)
     cases = {
       { T { 4, 2, values = well(4, 2) }, T { 4, 2 } }, { T { 4, 2, values = well(4, 2) }, T { 4 } }, { T { 3, 3, values = well(3, 3) }, T { 3, 1 } },
       { T { 2, 4, values = well(2, 4) }, T { 2, 2 } }, { T { 2, 4, 3, values = well(4, 3, 2) }, T { 2, 4, 1 } },
+      { T { 4, 2, values = well(4, 2) }, T { 4, 2 }, 0 }, { T { 3, 2, values = { 1, 2, 2, 4, 3, 6 } }, T { 3 }, 1e-3, grad = false },
+      { T { 2, 3, values = { 1, 2, 3, 2, 4, 6 } }, T { 2, 2 }, opts = { rtol = 1e-3 }, grad = false },
     },
-    ref = function(a, b) -- by the pseudo-inverse
+    ref = function(a, b, rtol) -- by the pseudo-inverse
+      if type(rtol) == "table" then rtol = rtol.rtol end
       local nd = #a.shape
       local m, n = a.shape[nd - 1], a.shape[nd]
       local vector = #b.shape == 1
@@ -618,6 +662,7 @@ return function(row, T)
             local sum = 0
             for l = 0, k - 1 do
               local dot = 0
+              if s[p * k + l + 1] <= (rtol or 0) * s[p * k + 1] then break end
               for r = 0, m - 1 do
                 dot = dot + u[(p * m + r) * k + l + 1] * b[((#b.shape > 2 and p or 0) * m + r) * columns + j + 1]
               end
@@ -635,9 +680,10 @@ return function(row, T)
   })
 
   local function eigh(average)
-    return function(x)
+    return function(x, triangle)
       local n = x.shape[#x.shape]
       local values, vectors = shaped(x, n), shaped(x, n, n)
+      if type(triangle) == "table" then triangle = triangle.triangle end
       each(x, function(a)
         a = average and averaged(a, n) or a
         local v = {}
@@ -679,15 +725,28 @@ return function(row, T)
     end
   end
 
+  local function one_triangle(x, triangle)
+    if type(triangle) == "table" then triangle = triangle.triangle end
+    if triangle ~= "lower" and triangle ~= "upper" then return eigh(true)(x) end
+    local n, y = x.shape[#x.shape], { shape = x.shape }
+    for at = 0, #x - 1 do
+      local i, j = at // n % n, at % n
+      local taken = (triangle == "lower") == (i >= j)
+      y[at + 1] = x[taken and at + 1 or at - i * n - j + j * n + i + 1]
+    end
+    return eigh(false)(y)
+  end
   row("eigh", {
     cases = {
+      { T { 3, 3, values = well(3, 3) }, "lower" }, { T { 2, 3, 3, values = well(3, 3, 2) }, opts = { triangle = "upper" } },
       { T { 3, 3, values = well(3, 3) } }, { T { 2, 3, 3, values = positive(3, 2) } }, { T { 0, 0 } }, { T { 1, 1 } }, { T { 0, 2, 2 } },
       { T { 11, 11, values = positive(11) }, grad = false },
     },
-    ref = eigh(true),
+    ref = one_triangle,
     tol = { f32 = 3e-5, f64 = 1e-10 },
     errors = {
       { T { 2, 3 }, match = "x: expected square matrices" },
+      { T { 2, 2 }, "left", match = 'triangle: expected "both", "lower" or "upper", got "left"' },
       { T { 2, 2, values = { 1, T.inf, 0, 1 } }, match = "matrix 0 holds a number that is not finite" },
     },
   })

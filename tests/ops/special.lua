@@ -44,6 +44,17 @@ return function(row, T)
   unary("log_ndtr", function(x) return math.log(ndtr(x)) end, { special = { nan, inf, 0.0 }, wide = { -9, 6 },
     tol = 1e-5 })
 
+  unary("ndtri", function(p)
+    if p ~= p or p < 0 or p > 1 then return nan end
+    if p == 0 or p == 1 then return p == 0 and -inf or inf end
+    local low, high = -9, 9
+    for _ = 1, 200 do
+      local mid = (low + high) / 2
+      if ndtr(mid) < p then low = mid else high = mid end
+    end
+    return (low + high) / 2
+  end, { range = { 0.02, 0.98 }, special = { nan, 0.0, 1.0, -0.5, 1.5, 0.5, 1e-5, 1e-9 } })
+
   -- ---- elementary ----
 
   unary("sinc", function(x)
