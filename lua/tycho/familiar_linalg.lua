@@ -108,8 +108,8 @@ function functions.matrix_rank(x, options)
 end
 
 --- The norm of x times that of its inverse: of what is computed with x, how much larger relative errors can become.
---- kind as matrix_norm's; 2 and -2, the ratio of the largest singular value to the smallest and the other way round, also
---- take matrices that are not square. inf of singular ones.
+--- kind as matrix_norm's; 2 and -2, the ratio of the largest singular value to the smallest and the other way round,
+--- also take matrices that are not square. inf of singular ones.
 ---@param x Tensor  [..., n, m]; [..., n, n] for kinds other than 2 and -2
 ---@param kind? string|number  (2)
 ---@return Tensor [...]

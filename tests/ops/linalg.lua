@@ -680,10 +680,9 @@ return function(row, T)
   })
 
   local function eigh(average)
-    return function(x, triangle)
+    return function(x)
       local n = x.shape[#x.shape]
       local values, vectors = shaped(x, n), shaped(x, n, n)
-      if type(triangle) == "table" then triangle = triangle.triangle end
       each(x, function(a)
         a = average and averaged(a, n) or a
         local v = {}
@@ -725,14 +724,14 @@ return function(row, T)
     end
   end
 
-  local function one_triangle(x, triangle)
-    if type(triangle) == "table" then triangle = triangle.triangle end
-    if triangle ~= "lower" and triangle ~= "upper" then return eigh(true)(x) end
+  local function one_triangle(x, side)
+    if type(side) == "table" then side = side.triangle end
+    if side ~= "lower" and side ~= "upper" then return eigh(true)(x) end
     local n, y = x.shape[#x.shape], { shape = x.shape }
-    for at = 0, #x - 1 do
-      local i, j = at // n % n, at % n
-      local taken = (triangle == "lower") == (i >= j)
-      y[at + 1] = x[taken and at + 1 or at - i * n - j + j * n + i + 1]
+    for k = 0, #x - 1 do
+      local i, j = k // n % n, k % n
+      local taken = (side == "lower") == (i >= j)
+      y[k + 1] = x[taken and k + 1 or k - i * n - j + j * n + i + 1]
     end
     return eigh(false)(y)
   end
