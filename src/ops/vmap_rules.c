@@ -310,13 +310,6 @@ bool map_alike(ty_mapped *m) {
   return replace(m, arg, NULL, ty_whole_of_rank, 0) && ty_map_call(m, arg);
 }
 
-bool map_solve(ty_mapped *m) {
-  ty_tensor *a = m->arg[0].t, *b = m->arg[1].t;
-  if (b->v.ndim != 1) return map_matrices(m);
-  ty_tensor *x = ty_solve(a, ty_unsqueeze(b, 1));
-  return x && ty_map_give_sample(m, 0, ty_squeeze(x, TY_INTS(-1)));
-}
-
 bool map_matmul(ty_mapped *m) {
   ty_tensor *x = m->arg[0].t, *y = m->arg[1].t;
   int p = x->v.ndim, q = y->v.ndim;

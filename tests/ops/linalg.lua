@@ -330,7 +330,7 @@ return function(row, T)
   local permuted = T { 3, dtype = "i64", values = { 2, 0, 1 } }
   row("lu_solve", {
     cases = {
-      { T { 3, 3, values = well(3, 3) }, permuted, T { 3, 2 } }, { T { 3, 3, values = well(3, 3) }, turned, T { 3 } },
+      { T { 3, 3, values = well(3, 3) }, permuted, T { 3, 2 } }, { T { 3, 3, values = well(3, 3) }, permuted, T { 3 } },
       { T { 3, 3, values = well(3, 3) }, permuted, T { 3, 2 }, true },
       { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 2, 3, 1 }, true },
       { T { 2, 3, 3, values = well(3, 3, 2) }, orders, T { 2, 3, 2 } },
