@@ -393,15 +393,44 @@ static int is_recording(lua_State *L) {
   return 1;
 }
 
+/* Adds fn, at 1, to the hooks of the recording. */
+static void keep_hook(lua_State *L) {
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &hooks_key);
+  lua_pushvalue(L, 1);
+  lua_rawseti(L, -2, luaL_len(L, -2) + 1);
+}
+
 /* on_replay(fn): replays call fn here; the numbers it returns (lr, step, weight of averages) go into the optimizer launch
  * that follows. */
 static int on_replay(lua_State *L) {
   ty_lua_check_callable(L, 1);
   if (!ty_is_recording()) return 0;
-  lua_rawgetp(L, LUA_REGISTRYINDEX, &hooks_key);
-  lua_pushvalue(L, 1);
-  lua_rawseti(L, -2, luaL_len(L, -2) + 1);
+  keep_hook(L);
   return ty_program_add_hook() >= 0 ? 0 : ty_lua_error(L);
+}
+
+/* number(fn, t, number): fills t with the number, and in replays with what fn returns then. */
+static int number(lua_State *L) {
+  ty_lua_check_callable(L, 1);
+  ty_tensor *t = ty_lua_check(L, 2);
+  double value = ty_lua_check_number(L, 3);
+  if (!ty_is_recording()) return luaL_error(L, "number: nothing is being recorded");
+  keep_hook(L);
+  ty_scope scope;
+  ty_scope_open(&scope);
+  bool ok = ty_program_number(t, value);
+  ty_scope_close(&scope);
+  return ok ? 0 : ty_lua_error(L);
+}
+
+/* aside(fn): calls fn, which no recording sees. */
+static int aside(lua_State *L) {
+  ty_lua_check_callable(L, 1);
+  void *paused = ty_program_pause();
+  lua_settop(L, 1);
+  int status = lua_pcall(L, 0, 0, 0);
+  ty_program_resume(paused);
+  return status == LUA_OK ? 0 : lua_error(L);
 }
 
 /* clip(norm, limit): the optimizer launch before takes gradients times min(1, limit / (norm + 1e-6)). */
@@ -434,6 +463,8 @@ int ty_lua_open_program(lua_State *L) {
                                       { "is_recording", is_recording },
                                       { "on_replay", on_replay },
                                       { "clip", clip },
+                                      { "number", number },
+                                      { "aside", aside },
                                       { "peek", peek },
                                       { "renew", renew },
                                       { "trace", ty_lua_trace },

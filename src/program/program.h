@@ -50,6 +50,11 @@ bool ty_program_finish(ty_program *p, ty_tensor *const *result, int nresults);
 int ty_program_add_hook(void);
 /* The optimizer launch before takes its gradients times min(1, limit / (norm + 1e-6)), norm a recorded f64 scalar. */
 bool ty_program_clip(const ty_tensor *norm, double limit);
+/* Fills t with the number; replays fill it with what a hook gives at this place. */
+bool ty_program_number(ty_tensor *t, double number);
+/* What runs in between is no part of the recording. */
+void *ty_program_pause(void);
+void ty_program_resume(void *paused);
 /* The first launch that does not work element by element, by name; NULL: there is none. */
 const char *ty_program_not_elementwise(const ty_program *p);
 

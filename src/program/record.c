@@ -19,6 +19,7 @@ typedef struct ty_recorder {
   ty_tensor *const *argument;
   LIST(extent) live; /* by address, without overlaps */
   int hook;          /* a hook that waits for the launch it gives numbers to, or -1 */
+  bool fills;        /* that launch fills a tensor; else it is an optimizer's */
   bool failed;
   ty_code code;
   char problem[512];
@@ -206,6 +207,9 @@ bool ty_recorded_constant(const ty_tensor *t, double *number) {
   int at = slot_of(ty_recording, t);
   for (int i = p->launches.n - 1; i >= 0 && at >= 0; i--) { /* the last one that wrote it */
     const launch *l = &p->launches.v[i];
+    if (l->hook < 0 && i > 0 && p->launches.v[i - 1].hooked == i && l->id == TY_OP_fill_ &&
+        p->operands.v[l->first].slot == at)
+      return false; /* a number that a hook gives anew */
     int written = l->writes_inputs ? l->nin : l->nout;
     for (int j = 0; j < written && l->hook < 0; j++) {
       const operand *o = &p->operands.v[l->first + j];
@@ -335,7 +339,7 @@ bool ty_recorded_launch(ty_op_id id, int device, ty_kernel *kernel, const ty_ker
     if (random->seed == p->random.seed && random->offset >= p->random.offset) random->offset -= p->random.offset;
     else l.params = PARAMS_PLAIN; /* not from the generator: a place that the caller has fixed */
   }
-  if (r->hook >= 0 && (l.params == PARAMS_OPTIM || id == TY_OP_lerp_list_)) {
+  if (r->hook >= 0 && (r->fills ? id == TY_OP_fill_ : l.params == PARAMS_OPTIM || id == TY_OP_lerp_list_)) {
     p->launches.v[r->hook].hooked = p->launches.n;
     r->hook = -1;
   }
@@ -348,9 +352,24 @@ int ty_program_add_hook(void) {
   ty_program *p = r->program;
   if (!ROOM(p->launches, 1)) return lost(r), -1;
   r->hook = p->launches.n;
+  r->fills = false;
   p->launches.v[p->launches.n++] = (launch){ .hook = p->hooks, .hooked = -1, .clip = -1, .first = p->operands.n };
   return p->hooks++;
 }
+
+bool ty_program_number(ty_tensor *t, double number) {
+  if (ty_program_add_hook() < 0) return false;
+  ty_recording->fills = true;
+  return ty_fill_(t, number) != NULL;
+}
+
+void *ty_program_pause(void) {
+  void *paused = ty_recording;
+  ty_recording = NULL;
+  return paused;
+}
+
+void ty_program_resume(void *paused) { ty_recording = paused; }
 
 bool ty_program_clip(const ty_tensor *norm, double limit) {
   ty_recorder *r = ty_recording;

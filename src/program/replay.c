@@ -141,6 +141,8 @@ static bool run_hook(ty_program *p, const launch *l, ty_program_hook *hook, void
     o->lr = number[0];
     if (n > 1) o->step = (int64_t)number[1];
     if (n > 2) o->average_weight = number[2];
+  } else if (to->id == TY_OP_fill_) {
+    ((ty_p_numbers *)params)->a = ty_number_of(ty_value_of_float(number[0]));
   } else {
     ((ty_p_scalars *)params)->a = number[0];
   }

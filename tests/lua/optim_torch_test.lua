@@ -371,6 +371,60 @@ check.test("rules inside ty.compile and with a GradScaler", function()
   end
 end)
 
+check.test("composed steps inside ty.compile: the numbers of plain ones, recorded once", function()
+  local program = ty.core.program
+  local cases = {
+    { "LAMB", { clip_norm = 0.5, weight_decay = 0.1 } }, { "LAMB", {} }, { "Adafactor", { weight_decay = 0.1 } },
+    { "Adafactor", { clip_norm = 0.5 } }, { "Muon", { clip_norm = 0.5, adam_rate = 0.3 } }, { "Muon", {} },
+    { "Shampoo", { refresh = 3, momentum = 0.9, clip_norm = 0.5 } }, { "Shampoo", { refresh = 2 } },
+    { "SOAP", { refresh = 3, clip_norm = 0.5 } }, { "SOAP", { refresh = 2 } },
+  }
+  for _, case in ipairs(cases) do
+    for _, dtype in ipairs { "f32", "f64", "bf16" } do
+      local name, model = case[1], ty.nn.Linear(4, 6):to(dtype)
+      local twin = model:clone()
+      local p, q = { model.weight, model.bias }, { twin.weight, twin.bias }
+      local function options(module)
+        local o = { lr = 0.02, schedule = optim.exponential(0.9), ema = optim.EMA(module, { decay = 0.9 }) }
+        for key, value in pairs(case[2]) do o[key] = value end
+        return o
+      end
+      local of_p, of_q = options(model), options(twin)
+      local plain, recorded = optim[name](p, of_p), optim[name](q, of_q)
+      local step = ty.compile(function(scale)
+        local loss = loss_of(q) * scale
+        local norm = recorded:step(loss)
+        return loss, norm
+      end)
+      for i = 1, 9 do
+        local loss = loss_of(p) * ty.tensor(1 + 0.1 * i, { dtype = dtype })
+        local norm = plain:step(loss)
+        local same, of_same = step(ty.tensor(1 + 0.1 * i, { dtype = dtype }))
+        check.equal(same:item(), loss:item(), name .. " " .. dtype)
+        if norm then check.equal(of_same:item(), norm, name .. "'s norm") end
+      end
+      for k = 1, 2 do
+        check.equal(q[k]:tolist(), p[k]:tolist(), name .. " " .. dtype)
+        check.equal(of_q.ema:averages_of_weights()[q[k]]:tolist(), of_p.ema:averages_of_weights()[p[k]]:tolist())
+      end
+      check.equal(recorded.steps, plain.steps)
+      check.equal(#program.stats(step), 1, name .. " is recorded")
+    end
+  end
+end)
+
+check.test("steps with closures say that they are not for ty.compile", function()
+  local p = parameters()
+  local sam, lbfgs = optim.SAM(optim.SGD(p)), optim.LBFGS(p)
+  for name, opt in pairs { SAM = sam, LBFGS = lbfgs } do
+    local step = ty.compile(function(x)
+      opt:step(function() return loss_of(p) end)
+      return x
+    end)
+    check.fails(function() step(ty.ones(1)) end, name .. ": does not work inside ty.compile")
+  end
+end)
+
 -- ---- schedules ----
 
 local schedules = {

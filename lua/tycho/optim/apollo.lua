@@ -8,7 +8,7 @@ local function projected(make)
   return function(p, group) return make(lowrank.projected_like(p, group.rank)) end
 end
 
-local rules = { eager = true }
+local rules = { composed = true, eager = true }
 
 rules.slots = {
   bits32 = adam.slots.bits32,

@@ -19,7 +19,7 @@ end
 
 local low = { exp_avg = projected(full.exp_avg), exp_avg_sq = projected(full.exp_avg_sq) }
 
-local rules = { eager = true }
+local rules = { composed = true, eager = true }
 
 rules.slots = {
   full = full, free = {},

@@ -20,7 +20,7 @@ for kind, makers in pairs(adam.slots) do
   slots[kind], slots["low " .. kind] = makers, low
 end
 
-local rules = { slots = slots, eager = true }
+local rules = { slots = slots, composed = true, eager = true }
 
 function rules.kind(group, p, state)
   if not lowrank.is_low(group, p) then return adam.kind(group, p, state) end

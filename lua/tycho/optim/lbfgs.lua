@@ -165,6 +165,10 @@ end
 ---@return number loss
 function LBFGS:step(closure)
   expect("LBFGS:step", "closure", closure, "a function")
+  if ty.core.program.is_compiling() then
+    arguments.fail("LBFGS: does not work inside ty.compile: how often it calls closure() depends on the values; compile "
+      .. "the closure")
+  end
   expect("LBFGS", "lr", self.groups[1].lr, "a finite number > 0")
   local o = self.options
   self.evaluated = 0

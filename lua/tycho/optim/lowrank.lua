@@ -68,7 +68,9 @@ local function wide(p) return p.dtype == "f64" and "f64" or "f32" end
 --- The gradient cut and scaled, in at least f32, for steps that have no native pass.
 function M.clipped(g, clip)
   g = M.cut(g, clip):to(wide(g))
-  return clip.scale == 1 and g or g * clip.scale
+  local factor = clip.factor
+  if ty.is_tensor(factor) then return g * factor:to(g.dtype) end
+  return factor == 1 and g or g * factor
 end
 
 --- Adam's direction, m / (sqrt(v) + eps) without their bias, of each of `low`, projected gradients, times `scale`.
@@ -80,12 +82,17 @@ function M.directions(rules, kind, group, batch, low, clip, scale)
   end
   local plain = setmetatable({ weight_decay = 0 }, { __index = group })
   local lists = setmetatable({ params = result, grads = low, averages = {} }, { __index = batch })
-  rules.step(kind, plain, lists, -scale, { scale = clip.scale, limit = math.huge, weight = 0 })
+  local own = { scale = clip.scale, limit = math.huge, weight = 0, norm = clip.norm }
+  batch:again(own, function() return -scale end)
+  rules.step(kind, plain, lists, -scale, own)
+  batch:scaled(own)
   return result
 end
 
---- p = p (1 - lr weight_decay) - lr update for parameter i of a batch, and its average.
-function M.descend(batch, i, update, lr, weight_decay, clip)
+--- p = p (1 - lr weight_decay) - lr update for parameter i of a batch, and its average. lr is the batch's rate, or what
+-- fn() returns at every step.
+function M.descend(batch, i, update, lr, weight_decay, clip, fn)
+  batch:again(clip, fn)
   ty.sgd_({ batch.params[i] }, { update }, {}, { batch.averages[i] }, lr, 0, 0, weight_decay, false, 1, math.huge,
     clip.weight, batch.step)
 end

@@ -4,7 +4,7 @@ local Optimizer = require "tycho.optim.optimizer"
 local adam = require "tycho.optim.adam" (true)
 local lowrank = require "tycho.optim.lowrank"
 
-local rules = { eager = true }
+local rules = { composed = true }
 
 rules.slots = {
   bits32 = adam.slots.bits32,
@@ -38,7 +38,9 @@ end
 function rules.step(kind, group, batch, lr, clip)
   if kind ~= "matrix" then
     local settings = setmetatable({ eps = 1e-8, beta1 = 0.9, beta2 = 0.95 }, { __index = group })
-    return adam.step("bits32", settings, batch, lr * group.adam_rate, clip)
+    batch:again(clip, function() return batch:rate() * group.adam_rate end)
+    adam.step("bits32", settings, batch, lr * group.adam_rate, clip)
+    return batch:scaled(clip)
   end
   for i, p in ipairs(batch.params) do
     ty.scope(function()
@@ -63,7 +65,7 @@ end
 -- options: lr (0.02), momentum (0.95), nesterov (true), weight_decay (0.1: decoupled), iterations (5), matrices (true),
 -- adjust ("original": the rate times sqrt(max(1, m / n)); "rms": times 0.2 sqrt(max(m, n)), which lets one rate and
 -- decay serve Muon and AdamW), adam_rate (1: the rate of AdamW as a multiple of lr); clip_norm, clip_value, schedule,
--- ema. Not inside ty.compile.
+-- ema.
 ---@type fun(parameters: table, options?: table): Optimizer
 local Muon = Optimizer.define("Muon", { lr = 0.02, momentum = 0.95, nesterov = true, weight_decay = 0.1,
   iterations = 5, matrices = true, adjust = "original", adam_rate = 1 }, rules)

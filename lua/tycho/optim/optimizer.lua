@@ -75,10 +75,13 @@ end
 --   place(group, p, t)     a state tensor t of p, or a copy where it is to lie (may be absent)
 --   setting(group)         the setting that kind() depends on: a change is noticed (may be absent)
 --   before(self, group)    called before each step (may be absent)
---   eager                  true: a step looks at counts and seeds, which ty.compile would freeze
+--   composed               true: a step is made of ops besides native ones. It takes what changes from step to step
+--                          from batch:number(), and calls batch:again() before each native step; clip.factor is what
+--                          gradients are multiplied with: a number, while ty.compile records a tensor
+--   eager                  true, of composed ones: a step looks at seeds or gradients in Lua, which cannot be recorded
 --   step(kind, group, batch, lr, clip)  one native step; batch: lists params, grads, averages (which may be empty) and
 --                          one per slot, and step, their count; clip: scale, limit and weight, that of new averages;
---                          those that are eager get the optimizer besides
+--                          those that are composed get the optimizer besides
 function Optimizer.define(name, defaults, rules)
   local class = setmetatable({}, { __index = Optimizer })
   class.__index = class
@@ -149,6 +152,42 @@ end
 --- The norm of all gradients together, a number.
 function Optimizer:grad_norm() return ty.norm_list(gradients(self), 2):item() end
 
+-- What rules that are composed ask of a batch.
+local Batch = {}
+Batch.__index = Batch
+
+--- The rate of the step.
+function Batch:rate() return rate_of(self.of, self.group) end
+
+--- What fn returns, a number that depends on the rate and the count of steps: itself, and while ty.compile records a
+-- tensor beside p, which replays fill anew.
+function Batch:number(p, fn)
+  local value = fn()
+  if not program.is_recording() then return value end
+  local t = ty.empty({}, { dtype = p.dtype == "f64" and "f64" or "f32", device = p.device })
+  program.number(fn, t, value)
+  return t
+end
+
+--- Before a native step: replays give it fn()'s rate (the batch's own), the count of steps and the averages' weight.
+function Batch:again(clip, fn)
+  if not program.is_recording() then return end
+  program.on_replay(function() return fn and fn() or self:rate(), self.step, clip.weight end)
+end
+
+--- After a native step on gradients that are not scaled yet.
+function Batch:scaled(clip)
+  if program.is_recording() and clip.norm then program.clip(clip.norm, self.of.clip_norm) end
+end
+
+--- Runs fn now and, by itself, at this place of replays: what is done every so many steps, to states alone.
+function Batch:aside(fn)
+  local function run() ty.no_grad(ty.scope, fn) end
+  if not program.is_recording() then return run() end
+  program.on_replay(run)
+  program.aside(run)
+end
+
 -- The batches of a group: parameters with gradients that are treated alike and have taken part in equally many steps
 -- share one native call. plan.params are the parameters it was made for and plan.grads the handles of their gradients,
 -- false where there is none; the batches have the same handles. Between steps the handles are empty: what they hold
@@ -166,7 +205,8 @@ local function plan_of(self, group, setting)
       local key = ("%s %d %s"):format(kind, state.step, averages[p] and "averaged" or "")
       local batch = by_key[key]
       if not batch then
-        batch = { kind = kind, step = state.step, states = {}, params = {}, grads = {}, averages = {} }
+        batch = setmetatable({ kind = kind, step = state.step, states = {}, params = {}, grads = {}, averages = {} }, Batch)
+        batch.of, batch.group = self, group
         for slot in pairs(rules.slots[kind]) do batch[slot] = {} end
         by_key[key], plan[#plan + 1] = batch, batch
       end
@@ -215,9 +255,9 @@ local function step_group(self, group, lr, clip)
       end)
     end
     count(batch)
-    if rules.eager then ty.autocast(false, rules.step, batch.kind, group, batch, lr, clip, self)
+    if rules.composed then ty.autocast(false, rules.step, batch.kind, group, batch, lr, clip, self)
     else rules.step(batch.kind, group, batch, lr, clip) end
-    if recording and clip.norm and not clip.control then program.clip(clip.norm, self.clip_norm) end
+    if recording and clip.norm and not clip.control and not rules.composed then program.clip(clip.norm, self.clip_norm) end
   end
   drop_grads(plan.grads)
 end
@@ -234,9 +274,11 @@ local function averaged(self)
 end
 
 local function step(self, scaler)
-  if self.rules.eager and (scaler or program.is_compiling()) then
-    fail("%s: does not work %s", self.name, scaler and "with a GradScaler; train in bf16 or f32"
-      or "inside ty.compile; compile the forward and the backward pass alone")
+  local rules = self.rules
+  if rules.composed and scaler then
+    fail("%s: does not work with a GradScaler; train in bf16 or f32", self.name)
+  elseif rules.eager and program.is_compiling() then
+    fail("%s: does not work inside ty.compile; compile the forward and the backward pass alone", self.name)
   end
   local clip = { scale = 1.0, limit = self.clip_value > 0 and self.clip_value or math.huge, weight = 0 }
   local ema = self.ema
@@ -250,6 +292,10 @@ local function step(self, scaler)
   elseif self.clip_norm > 0 then
     clip.norm = ty.norm_list(gradients(self), 2, clip.limit)
     clip.scale = math.min(1.0, self.clip_norm / (program.peek(clip.norm) + 1e-6))
+  end
+  clip.factor = clip.scale
+  if rules.composed and clip.norm and program.is_recording() then
+    clip.factor = (self.clip_norm / (clip.norm + 1e-6)):clamp { max = 1.0 }
   end
   if ema then
     program.on_replay(function() clip.weight = ema:advance() end)

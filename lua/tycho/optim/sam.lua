@@ -45,6 +45,9 @@ end
 ---@return Tensor loss
 function SAM:step(closure)
   expect("SAM:step", "closure", closure, "a function")
+  if ty.core.program.is_compiling() then
+    arguments.fail "SAM: does not work inside ty.compile: its closure() runs twice; compile what closure() does"
+  end
   self.optimizer:zero_grad()
   local loss = expect("SAM:step", "closure()", closure(), "a tensor")
   loss:backward()

@@ -3,7 +3,7 @@ local ty = require "tycho"
 local Optimizer = require "tycho.optim.optimizer"
 local lowrank = require "tycho.optim.lowrank"
 
-local rules = { eager = true }
+local rules = { composed = true }
 
 local function momentum(p) return ty.zeros_like(p) end
 
@@ -45,10 +45,11 @@ function rules.step(kind, group, batch, lr, clip)
         local x, left, right = g:flatten(1), batch.left[i], batch.right[i]
         left:add_(x:matmul(x:transpose()))
         right:add_(x:transpose():matmul(x))
-        if (batch.step - 1) % group.refresh == 0 then
+        batch:aside(function()
+          if (batch.step - 1) % group.refresh ~= 0 then return end
           batch.left_root[i]:copy_(inverse_root(left, group.eps))
           batch.right_root[i]:copy_(inverse_root(right, group.eps))
-        end
+        end)
         g = batch.left_root[i]:matmul(x):matmul(batch.right_root[i]):reshape(p.shape)
       end
       if group.momentum ~= 0 then
@@ -64,7 +65,7 @@ end
 -- more dimensions are matrices [first, rest]. Vectors, and matrices with a side longer than `largest`, are divided by
 -- the root of the sum of squares. Gupta et al. 2018.
 -- options: lr (0.1), momentum (0), weight_decay (0: decoupled), eps (1e-4: of the identity that L and R begin with),
--- refresh (1: steps between new roots), largest (2048); clip_norm, clip_value, schedule, ema. Not inside ty.compile.
+-- refresh (1: steps between new roots), largest (2048); clip_norm, clip_value, schedule, ema.
 ---@type fun(parameters: table, options?: table): Optimizer
 local Shampoo = Optimizer.define("Shampoo", { lr = 0.1, momentum = 0, weight_decay = 0, eps = 1e-4, refresh = 1,
   largest = 2048 }, rules)
