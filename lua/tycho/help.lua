@@ -226,7 +226,7 @@ local function text_of_name(what)
   local by_name = ops()
   local short = what:match("([%w_]+)%s*$") or what
   local op = by_name[short] or by_name[(short:gsub("_$", ""))]
-  if op and what:gsub("^ty%.", ""):find("[.:]") then -- Module:clone is no op
+  if what:find ":" or op and what:gsub("^ty%.", ""):find "%." then -- Module:clone is no op, Profile:trace no Tensor's
     local entry = names.ending_in(what)[1]
     if entry and entry.name:sub(-#what) == what:gsub("^ty%.", ""):sub(-#what) then return entry_text(entry), true end
   end

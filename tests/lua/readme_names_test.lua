@@ -58,6 +58,8 @@ check.test("methods", function()
   local tokenizer = ty.tokenizer.load(check.root .. "tests/fixtures/tokenizers/bert_cased.json")
   local objects = { model, tokenizer, ty.ones(1), ty.optim.AdamW(model:parameters(), { lr = 1 }),
     ty.data.DataLoader(ty.data.TensorDataset { x = ty.ones(2) }) }
+  objects[#objects + 1] = require("tycho.diffusion").TextToImage(require("tycho.hub").pipeline(check.root ..
+    "tests/fixtures/pipelines/sd15"))
   local count = 0
   for _, piece in ipairs(code) do
     for name in piece.text:gmatch "%f[%w_][%a_][%w_]*[%w_)%]]*:([%a_][%w_]*)%s*[%({\"]" do

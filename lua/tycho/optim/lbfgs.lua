@@ -166,7 +166,7 @@ end
 function LBFGS:step(closure)
   expect("LBFGS:step", "closure", closure, "a function")
   if ty.core.program.is_compiling() then
-    arguments.fail("LBFGS: does not work inside ty.compile: how often it calls closure() depends on the values; compile "
+    arguments.fail("LBFGS: does not work inside ty.compile: how often it calls closure() depends on values; compile "
       .. "the closure")
   end
   expect("LBFGS", "lr", self.groups[1].lr, "a finite number > 0")

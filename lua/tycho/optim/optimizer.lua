@@ -205,7 +205,8 @@ local function plan_of(self, group, setting)
       local key = ("%s %d %s"):format(kind, state.step, averages[p] and "averaged" or "")
       local batch = by_key[key]
       if not batch then
-        batch = setmetatable({ kind = kind, step = state.step, states = {}, params = {}, grads = {}, averages = {} }, Batch)
+        batch = setmetatable({ kind = kind, step = state.step, states = {}, params = {}, grads = {},
+          averages = {} }, Batch)
         batch.of, batch.group = self, group
         for slot in pairs(rules.slots[kind]) do batch[slot] = {} end
         by_key[key], plan[#plan + 1] = batch, batch
@@ -257,7 +258,9 @@ local function step_group(self, group, lr, clip)
     count(batch)
     if rules.composed then ty.autocast(false, rules.step, batch.kind, group, batch, lr, clip, self)
     else rules.step(batch.kind, group, batch, lr, clip) end
-    if recording and clip.norm and not clip.control and not rules.composed then program.clip(clip.norm, self.clip_norm) end
+    if recording and clip.norm and not clip.control and not rules.composed then
+      program.clip(clip.norm, self.clip_norm)
+    end
   end
   drop_grads(plan.grads)
 end
