@@ -81,7 +81,7 @@ bool ty_copy_into(ty_tensor *dst, ty_tensor *src) {
   return ty_fail(TY_EUNSUPPORTED, "no copies here");
 }
 
-/* Nor is anything mapped. */
+/* Nothing is mapped here, and nothing recorded. */
 bool ty_map_check_value(const ty_tensor *t, const char *who) {
   (void)t;
   (void)who;
