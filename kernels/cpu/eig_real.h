@@ -61,7 +61,7 @@ static void FN(eig)(void *context, int64_t begin, int64_t end) {
   int *order = (int *)(void *)(a + reals);
   for (int64_t i = begin; i < end; i++) {
     REAL *values = (REAL *)j->k->out[0]->data + 2 * i * n;
-    memcpy(a, (const REAL *)j->k->in[0]->data + i * n * n, sizeof *a * square);
+    if (n) memcpy(a, (const REAL *)j->k->in[0]->data + i * n * n, sizeof *a * square);
     if (!FN(all_finite)(a, (int64_t)square)) {
       note(j, i, NOT_FINITE);
       continue;

@@ -35,7 +35,7 @@ static int FN(lu_small)(REAL *restrict a, int m, int n, int *pivots) {
 /* The same of x [m, n] to lu. room [m * n] is for what LAPACK works on. */
 static int FN(lu)(const job *j, const REAL *x, REAL *lu, int m, int n, int *pivots, REAL *room) {
   if (m <= SMALL && n <= SMALL) {
-    memcpy(lu, x, sizeof *x * (size_t)m * (size_t)n);
+    if (m && n) memcpy(lu, x, sizeof *x * (size_t)m * (size_t)n);
     return FN(lu_small)(lu, m, n, pivots);
   }
   int info;
@@ -118,8 +118,9 @@ static void FN(lu_system)(void *context, int64_t begin, int64_t end) {
       continue;
     }
     FN(rows_of)(pivots, n, n, rows);
+    if (m == 0) continue;
     for (int r = 0; r < n; r++) memcpy(x + (int64_t)r * m, b + rows[r] * m, sizeof *x * (size_t)m);
-    if (m) FN(substitute)(j, lu, x, n, m);
+    FN(substitute)(j, lu, x, n, m);
   }
   ty_scratch_free(room, bytes);
 }
@@ -132,7 +133,7 @@ static void FN(slogdet)(void *context, int64_t begin, int64_t end) {
   if (!lu) return;
   int *pivots = (int *)(void *)(lu + (int64_t)n * n);
   for (int64_t i = begin; i < end; i++) {
-    memcpy(lu, (const REAL *)j->k->in[0]->data + i * n * n, sizeof *lu * (size_t)n * (size_t)n);
+    if (n) memcpy(lu, (const REAL *)j->k->in[0]->data + i * n * n, sizeof *lu * (size_t)n * (size_t)n);
     if (n > SMALL) CALL(getrf)(&n, &n, lu, &n, pivots, &info); /* of the transpose, which has the same determinant */
     else FN(lu_small)(lu, n, n, pivots);
     double sign = 1, sum = 0; /* of nothing the determinant is 1 */

@@ -179,7 +179,7 @@ static bool FN(qr_one)(const job *j, const REAL *x, REAL *q, REAL *r, REAL *room
     FN(qr_small)(j, x, q, r, room);
     return true;
   }
-  memcpy(a, x, sizeof *a * (size_t)m * (size_t)n);
+  if (m && n) memcpy(a, x, sizeof *a * (size_t)m * (size_t)n);
   for (int64_t at = 0; at < k; at += PANEL) {
     const int64_t count = k - at < PANEL ? k - at : PANEL, left = m - at;
     REAL *v = vectors + at * m + at, *t = triangles + at * PANEL;
@@ -203,7 +203,7 @@ static bool FN(qr_one)(const job *j, const REAL *x, REAL *q, REAL *r, REAL *room
   }
   const int64_t columns = j->columns;
   if (columns == 0) return true;
-  memset(q, 0, sizeof *q * (size_t)m * (size_t)columns);
+  if (m) memset(q, 0, sizeof *q * (size_t)m * (size_t)columns);
   for (int64_t i = 0; i < columns; i++) q[i * columns + i] = i < k ? signs[i] : 1;
   for (int64_t at = (k - 1) / PANEL * PANEL; at >= 0 && k > 0; at -= PANEL) {
     const int64_t count = k - at < PANEL ? k - at : PANEL;

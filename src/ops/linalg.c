@@ -216,7 +216,7 @@ bool fwd_lu_solve(ty_call *c) {
   lu = ty_to(lu, dtype), b = ty_to(b, dtype);
   if (vector) b = ty_unsqueeze(b, -1);
   if (!lu || !b) return false;
-  if (rows_of(b) != rows_of(lu))
+  if (b->v.ndim < 2 || rows_of(b) != rows_of(lu))
     return ty_op_fail(c, TY_EINVAL, "b: expected [..., %lld, m] for an lu %s, got %s", (long long)rows_of(lu),
                       ty_describe(p->lu.t), ty_describe(p->b.t));
   ty_tensor *x;
