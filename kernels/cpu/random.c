@@ -1,6 +1,7 @@
 /* Random numbers. Element i takes word i % 4 of block offset + i / 4, so the result does not depend on how the work is
  * split. */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "../half.h"
@@ -173,26 +174,149 @@ static void sort_keys(keyed *x, keyed *spare, int64_t n) { /* merge sort: equal 
   while (j < n) x[k++] = spare[j++];
 }
 
-/* The order that sorts random keys of 53 bits: two words an element. */
-bool TY_KERNEL(randperm)(const ty_kernel_args *k) {
-  const ty_p_random *p = k->params;
-  int64_t n = k->out[0]->count;
-  if (n == 0) return true;
-  size_t bytes = (size_t)n * sizeof(keyed);
-  keyed *x = ty_scratch_alloc(bytes), *spare = ty_scratch_alloc(bytes);
-  if (x && spare) {
-    for (int64_t i = 0; i < n; i++) {
-      ty_philox b = ty_philox_block(p->seed, p->offset + (uint64_t)i / 2);
-      const uint32_t *w = b.w + i % 2 * 2;
-      x[i] = (keyed){ (double)(w[0] >> 5) * 67108864.0 + (double)(w[1] >> 6), i };
+/* The order that sorts random keys of 53 bits, two words an element; equal ones by index. An element is the upper 32
+ * bits of its key over its index. Keys spread evenly: they are dealt by their first bits into parts that fit a
+ * cache, and these once more, after which almost all are in order and an insertion sort ends it. Where 32 bits are
+ * equal, the words are drawn once more for the rest. */
+enum {
+  PART_BITS = 12,
+  INNER_BITS = 14,
+  PART = 2048 /* elements of a part, as far as PART_BITS allow */,
+  MOST_CHUNKS = 64
+};
+
+typedef struct order {
+  const ty_p_random *p;
+  const ty_view *out;
+  int64_t n, chunk, chunks;
+  int bits; /* parts: 2^bits */
+  uint64_t *dealt;
+  int64_t *starts; /* of parts by chunk: [chunks][parts], then [parts + 1] of all */
+  atomic_bool failed;
+} order;
+
+static inline uint32_t upper_bits(const uint32_t *w) { return (w[0] >> 5) << 5 | w[1] >> 27; }
+
+static uint64_t whole_key(const ty_p_random *p, int64_t i) {
+  ty_philox b = ty_philox_block(p->seed, p->offset + (uint64_t)i / 2);
+  const uint32_t *w = b.w + i % 2 * 2;
+  return (uint64_t)(w[0] >> 5) << 26 | w[1] >> 6;
+}
+
+static __attribute__((noinline)) bool comes_after_by_all(const ty_p_random *p, uint64_t a, uint64_t b) {
+  uint64_t x = whole_key(p, (int64_t)(a & 0xffffffffu)), y = whole_key(p, (int64_t)(b & 0xffffffffu));
+  return x != y ? x > y : a > b;
+}
+
+static inline bool comes_after(const ty_p_random *p, uint64_t a, uint64_t b) {
+  return __builtin_expect(a >> 32 != b >> 32, 1) ? a > b : comes_after_by_all(p, a, b);
+}
+
+static inline int64_t part_of(const order *o, uint32_t upper) { return o->bits ? upper >> (32 - o->bits) : 0; }
+
+/* Elements of a chunk by part. Their keys are left in the result, whose elements have room for them. */
+static void count_tasks(void *context, int64_t begin, int64_t end) {
+  const order *o = context;
+  uint32_t w[RANDOM_WORDS], *upper = o->out->data;
+  for (int64_t c = begin; c < end; c++) {
+    int64_t *count = o->starts + (c << o->bits), to = (c + 1) * o->chunk < o->n ? (c + 1) * o->chunk : o->n;
+    for (int64_t i = c * o->chunk; i < to; i += RANDOM_WORDS / 2) {
+      int64_t m = to - i < RANDOM_WORDS / 2 ? to - i : RANDOM_WORDS / 2;
+      random_words(o->p, 2 * i, w);
+      for (int64_t k = 0; k < m; k++) count[part_of(o, upper[i + k] = upper_bits(w + 2 * k))]++;
     }
-    sort_keys(x, spare, n);
-    for (int64_t i = 0; i < n; i++) put(k->out[0], i, (double)x[i].index);
   }
-  bool ok = x && spare;
-  ty_scratch_free(x, bytes);
-  ty_scratch_free(spare, bytes);
-  return ok;
+}
+
+static void deal_tasks(void *context, int64_t begin, int64_t end) {
+  const order *o = context;
+  const uint32_t *upper = o->out->data;
+  for (int64_t c = begin; c < end; c++) {
+    int64_t *at = o->starts + (c << o->bits), to = (c + 1) * o->chunk < o->n ? (c + 1) * o->chunk : o->n;
+    for (int64_t i = c * o->chunk; i < to; i++)
+      o->dealt[at[part_of(o, upper[i])]++] = (uint64_t)upper[i] << 32 | (uint64_t)i;
+  }
+}
+
+/* Parts in order, into the result. */
+static void order_tasks(void *context, int64_t begin, int64_t end) {
+  order *o = context;
+  const int64_t *first = o->starts + (o->chunks << o->bits);
+  int64_t largest = 0;
+  for (int64_t b = begin; b < end; b++)
+    if (first[b + 1] - first[b] > largest) largest = first[b + 1] - first[b];
+  size_t bytes = (size_t)largest * sizeof(uint64_t) + (sizeof(uint32_t) << INNER_BITS);
+  char *room = ty_scratch_alloc(bytes);
+  if (!room) {
+    atomic_store(&o->failed, true);
+    return;
+  }
+  uint64_t *x = (uint64_t *)(void *)room;
+  uint32_t *at = (uint32_t *)(void *)(room + (size_t)largest * sizeof *x);
+  for (int64_t b = begin; b < end; b++) {
+    const uint64_t *in = o->dealt + first[b];
+    const int64_t m = first[b + 1] - first[b];
+    int inner = 0;
+    while (inner < INNER_BITS && inner < 32 - o->bits && (int64_t)1 << inner < m) inner++;
+    const int shift = 64 - o->bits - inner;
+    const uint64_t mask = ((uint64_t)1 << inner) - 1;
+    memset(at, 0, sizeof *at << inner);
+    for (int64_t i = 0; i < m; i++) at[in[i] >> shift & mask]++;
+    uint32_t sum = 0;
+    for (uint64_t i = 0; i <= mask; i++) {
+      uint32_t here = at[i];
+      at[i] = sum;
+      sum += here;
+    }
+    for (int64_t i = 0; i < m; i++) x[at[in[i] >> shift & mask]++] = in[i];
+    for (int64_t i = 1; i < m; i++) {
+      const uint64_t e = x[i];
+      int64_t k = i;
+      for (; k > 0 && comes_after(o->p, x[k - 1], e); k--) x[k] = x[k - 1];
+      x[k] = e;
+    }
+    if (o->out->dtype == TY_I64) {
+      int64_t *to = (int64_t *)o->out->data + first[b];
+      for (int64_t i = 0; i < m; i++) to[i] = (int64_t)(x[i] & 0xffffffffu);
+    } else {
+      int32_t *to = (int32_t *)o->out->data + first[b];
+      for (int64_t i = 0; i < m; i++) to[i] = (int32_t)(x[i] & 0xffffffffu);
+    }
+  }
+  ty_scratch_free(room, bytes);
+}
+
+bool TY_KERNEL(randperm)(const ty_kernel_args *k) {
+  order o = { .p = k->params, .out = k->out[0], .n = k->out[0]->count };
+  if (o.n == 0) return true;
+  if (o.n > UINT32_MAX) return ty_fail(TY_EUNSUPPORTED, "randperm: n: at most 4294967295, got %lld", (long long)o.n);
+  while (o.bits < PART_BITS && o.n >> o.bits > PART) o.bits++;
+  o.chunk = (o.n + MOST_CHUNKS - 1) / MOST_CHUNKS;
+  if (o.chunk < GRAIN) o.chunk = GRAIN;
+  o.chunk = (o.chunk + RANDOM_WORDS - 1) / RANDOM_WORDS * RANDOM_WORDS;
+  o.chunks = (o.n + o.chunk - 1) / o.chunk;
+  const int64_t parts = (int64_t)1 << o.bits;
+  size_t count = (size_t)((o.chunks + 1) * parts + 1), bytes = (size_t)o.n * sizeof *o.dealt + count * sizeof *o.starts;
+  char *room = ty_scratch_alloc(bytes);
+  if (!room) return false;
+  o.dealt = (uint64_t *)(void *)room;
+  o.starts = (int64_t *)(void *)(room + (size_t)o.n * sizeof *o.dealt);
+  memset(o.starts, 0, count * sizeof *o.starts);
+  ty_parallel_for(o.chunks, 1, count_tasks, &o);
+  int64_t sum = 0, *first = o.starts + (o.chunks << o.bits);
+  for (int64_t b = 0; b < parts; b++) {
+    first[b] = sum;
+    for (int64_t c = 0; c < o.chunks; c++) {
+      int64_t here = o.starts[(c << o.bits) + b];
+      o.starts[(c << o.bits) + b] = sum;
+      sum += here;
+    }
+  }
+  first[parts] = sum;
+  ty_parallel_for(o.chunks, 1, deal_tasks, &o);
+  ty_parallel_for(parts, 64, order_tasks, &o);
+  ty_scratch_free(room, bytes);
+  return !atomic_load(&o.failed) || ty_fail(TY_ENOMEM, "randperm: out of memory for %lld elements", (long long)o.n);
 }
 
 /* ---- multinomial: a = draws per row, b = with replacement ---- */
@@ -226,6 +350,55 @@ static double uniform_at(const ty_p_random *p, int64_t i) {
   return ((double)ty_philox_block(p->seed, p->offset + (uint64_t)i / 4).w[i % 4] + 0.5) * 0x1p-32;
 }
 
+enum { FEW = 16 }; /* up to this part of a row, those drawn are kept in a heap */
+
+static double uniform_of(uint32_t w) { return ((double)w + 0.5) * 0x1p-32; }
+
+static void all_arrivals(const ty_p_random *p, const ty_view *in, int64_t row, int64_t n, keyed *x) {
+  for (int64_t i = 0; i < n; i++) {
+    double rate = get(in, row * n + i);
+    x[i] = (keyed){ rate > 0 ? -log(uniform_at(p, row * n + i)) / rate : INFINITY, i };
+  }
+}
+
+static bool later(keyed a, keyed b) { return a.key != b.key ? a.key > b.key : a.index > b.index; }
+
+static void sink(keyed *heap, int64_t n, int64_t at) { /* the latest on top */
+  keyed e = heap[at];
+  for (int64_t child; (child = 2 * at + 1) < n; at = child) {
+    if (child + 1 < n && later(heap[child + 1], heap[child])) child++;
+    if (!later(heap[child], e)) break;
+    heap[at] = heap[child];
+  }
+  heap[at] = e;
+}
+
+/* The `count` first of them, in any order. As -log(u) >= 1 - u, most are known to be later without a logarithm. */
+static void first_arrivals(const ty_p_random *p, const ty_view *in, int64_t row, int64_t n, keyed *x, int64_t count) {
+  uint32_t w[RANDOM_WORDS];
+  int64_t have = 0;
+  for (int64_t i = 0; i < n;) {
+    const int64_t begin = (row * n + i) / 4 * 4, skip = row * n + i - begin, left = RANDOM_WORDS - skip;
+    const int64_t m = n - i < left ? n - i : left;
+    random_words(p, begin, w);
+    for (int64_t k = 0; k < m; k++) {
+      const double rate = get(in, row * n + i + k), u = uniform_of(w[skip + k]);
+      if (!(rate > 0)) continue;
+      if (have < count) {
+        x[have++] = (keyed){ -log(u) / rate, i + k };
+        if (have == count)
+          for (int64_t h = count / 2; h-- > 0;) sink(x, count, h);
+      } else if ((1 - u) * (1 - 1e-12) <= x[0].key * rate) {
+        const keyed e = { -log(u) / rate, i + k };
+        if (!later(x[0], e)) continue;
+        x[0] = e;
+        sink(x, count, 0);
+      }
+    }
+    i += m;
+  }
+}
+
 bool TY_KERNEL(multinomial)(const ty_kernel_args *k) {
   const ty_p_random *p = k->params;
   const ty_view *in = k->in[0], *out = k->out[0];
@@ -253,11 +426,9 @@ bool TY_KERNEL(multinomial)(const ty_kernel_args *k) {
             (long long)row, (long long)positive, (long long)count);
         break;
       }
-      for (int64_t i = 0; i < n; i++) {
-        double rate = get(in, row * n + i);
-        x[i] = (keyed){ rate > 0 ? -log(uniform_at(p, row * n + i)) / rate : INFINITY, i };
-      }
-      sort_keys(x, spare, n);
+      if (count <= n / FEW) first_arrivals(p, in, row, n, x, count);
+      else all_arrivals(p, in, row, n, x);
+      sort_keys(x, spare, count <= n / FEW ? count : n);
       for (int64_t i = 0; i < count; i++) to[row * count + i] = x[i].index;
     }
   }

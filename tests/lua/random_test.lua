@@ -105,7 +105,29 @@ check.test("permutations", function()
     first[v] = first[v] + 1
   end
   for i = 0, 3 do check.close(first[i], 1000, 4 * math.sqrt(750)) end
+  ty.manual_seed(70005) -- the order of the random keys by a stable sort, whatever sorts them
+  local hash = 17
+  for _, v in ipairs(ty.randperm(70000):tolist()) do hash = (hash * 1000003 + v) & math.maxinteger end
+  check.equal(hash, 1195216994085242915)
+  ty.manual_seed(5)
+  local wide = ty.randperm(300000)
+  ty.manual_seed(5)
+  check.ok(wide:eq(ty.randperm(300000, { dtype = "i32" })):all():item(), "in both dtypes")
   check.ok(not ty.randperm(100):eq(ty.randperm(100)):all():item(), "another one each time")
+end)
+
+check.test("few draws are the first of many", function()
+  for _, dtype in ipairs { "f32", "f64" } do
+    ty.manual_seed(9)
+    local p = ty.rand({ 3, 5000 }, { dtype = dtype })
+    p:masked_fill_(ty.rand_like(p):lt(0.1), 0)
+    ty.manual_seed(10)
+    local many = p:multinomial(4000)
+    for _, count in ipairs { 1, 7, 300 } do
+      ty.manual_seed(10)
+      check.equal(p:multinomial(count):tolist(), many:narrow(1, 0, count):contiguous():tolist())
+    end
+  end
 end)
 
 check.test("multinomial", function()
