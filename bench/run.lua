@@ -2,7 +2,8 @@
 --
 --     ./run bench                        everything (an hour)
 --     ./run bench gemm conv/resnet       the items whose names begin so
---     ./run bench --show [NAME ...]      the table of what was saved last
+--     ./run bench --show [NAME ...]      the table of what was saved last on a CPU like this one
+--     ./run bench --of amd-epyc [NAME ...]   the same of another machine in bench/results
 --     options: --list  --quick (fewer rounds)  --threads 1,2  --rounds N  --no-peer  --no-save
 --              --eager (the peer without torch.compile, which takes long to compile: for a first look)
 --
@@ -16,6 +17,12 @@ _G.arg = { [0] = root .. "/bench/run.lua", table.unpack(arg) } -- what lib/ find
 package.path = root .. "/?.lua;" .. package.path
 
 local ty = require "tycho"
+
+local function stop(text, ...)
+  io.stderr:write("bench: ", text:format(...), "\n")
+  os.exit(2, true)
+end
+
 local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort",
   "optimizer", "embedding", "quantized", "tokenizer", "llm", "gpt2", "unet", "resnet", "memory" }
 
@@ -25,7 +32,7 @@ while arg[i] do
   local word = arg[i]
   local function value()
     i = i + 1
-    return arg[i] or error("bench: " .. word .. " wants a value", 0)
+    return arg[i] or stop("%s: expected a value, got none", word)
   end
   if word == "--list" then options.list = true
   elseif word == "--show" then options.show = true
@@ -33,11 +40,12 @@ while arg[i] do
   elseif word == "--eager" then options.eager = true
   elseif word == "--no-peer" then options.peer = false
   elseif word == "--no-save" then options.save = false
+  elseif word == "--of" then options.of, options.show = value(), true
   elseif word == "--rounds" then options.rounds = math.max(1, math.tointeger(tonumber(value())) or 1)
   elseif word == "--threads" then
     options.threads = {}
     for n in value():gmatch "%d+" do table.insert(options.threads, math.tointeger(tonumber(n))) end
-  elseif word:sub(1, 1) == "-" then error("bench: unknown option " .. word, 0)
+  elseif word:sub(1, 1) == "-" then stop("unknown option %s", word)
   else names[#names + 1] = word end
   i = i + 1
 end
@@ -85,7 +93,7 @@ if options.list then
   end
   return
 end
-if found == 0 then error("bench: nothing is named so; --list shows the names", 0) end
+if found == 0 then stop "nothing is named so; --list shows the names" end
 local report = require "bench.lib.report"
 local missed, means, mean_bars = {}, {}, {}
 
@@ -108,7 +116,14 @@ local function finish()
 end
 
 if options.show then
-  local saved = report.load(report.this_cpu(root))
+  local machine = report.this_cpu(root, options.of)
+  if not ty.io.exists(machine.path) then
+    local known = {}
+    for _, file in ipairs(ty.io.listdir(root .. "/bench/results")) do known[#known + 1] = file:match "^(.*)%.json$" end
+    table.sort(known)
+    stop("nothing is saved for %s; --of NAME shows another machine's: %s", machine.name, table.concat(known, ", "))
+  end
+  local saved = report.load(machine)
   for _, threads in ipairs(thread_counts) do
     if saved.limits[tostring(threads)] then report.limits(saved.limits[tostring(threads)], threads) end
   end
@@ -132,12 +147,16 @@ local run, machine = { limits = {}, peers = {}, items = {} }, report.this_cpu(ro
 
 local function measure_group(group, threads, entries)
   local peer = options.peer and Peer.start(threads) or nil
-  if peer then run.peers.pytorch = peer.about end
+  if peer then
+    if not run.peers.pytorch then report.peer(peer.about) end
+    run.peers.pytorch = peer.about
+  end
   for _, entry in ipairs(entries) do
     local item = entry.item
     if item.skip and item.skip() then
       print(("%-38s %s"):format(item.name, item.skip()))
     else
+      options.rates = run.limits[tostring(threads)]
       local ok, result = xpcall(measure.item, debug.traceback, item, threads, peer, options)
       if ok then
         take(entry, result)

@@ -105,25 +105,41 @@ local function processes(item, rounds, with_peer, result)
 end
 
 -- On a CPU the other side's threads must have stopped, and rounds that other programs disturbed are thrown away and
--- repeated, up to three for each that counts. Returns how many were disturbed.
+-- repeated, up to three for each that counts. Returns how many were disturbed, and how many of these count all the same
+-- because there was no end of them.
 local function rounds_on_cpu(rounds, round, peer, ours, others)
-  local spare, disturbed = 2 * rounds, 0
+  local spare, disturbed, kept = 2 * rounds, 0, 0
   for _ = 1, rounds do
     local mark = #ours
     while watched(round, peer) > 0.05 do
       disturbed = disturbed + 1
-      if spare == 0 then break end
+      if spare == 0 then
+        kept = kept + 1
+        break
+      end
       spare = spare - 1
       ours[mark + 1], others[mark + 1] = nil, nil
     end
   end
-  return disturbed > 0 and disturbed or nil
+  return disturbed > 0 and disturbed or nil, kept > 0 and kept or nil
+end
+
+-- The kinds of a result's limits whose rate, the best of its rounds, is far below what the head of the report found:
+-- the probe was in the way of something, and a share of its limit would be flattered.
+local function collapsed(rates, known)
+  local list = {}
+  for kind, rate in pairs(rates) do
+    if known and known[kind] and rate < 0.8 * known[kind] then list[#list + 1] = kind end
+  end
+  table.sort(list)
+  return #list > 0 and list or nil
 end
 
 local function nothing() end
 
---- Measures `item` with `threads` threads. options: rounds, target (seconds of a sample); for a GPU on (lib/on.lua) and
--- most (seconds, after which no further round begins). Returns a result: ours = { median, min, max, mode }, peer the
+--- Measures `item` with `threads` threads. options: rounds, target (seconds of a sample), rates (limits of that number
+-- of threads, as the head of the report found them); for a GPU on (lib/on.lua) and most (seconds, after which no
+-- further round begins). Returns a result: ours = { median, min, max, mode }, peer the
 -- same or nil, limit (seconds), rates, modes of both sides, ratio, share; on a GPU peak and peer_peak, the most bytes
 -- that tensors took.
 function measure.item(item, threads, peer, options)
@@ -207,7 +223,7 @@ function measure.item(item, threads, peer, options)
       round()
     end
   else
-    result.disturbed = rounds_on_cpu(rounds, round, peer, ours, others)
+    result.disturbed, result.kept = rounds_on_cpu(rounds, round, peer, ours, others)
   end
   if peer then peer:ask { ["do"] = "drop" } end
 
@@ -221,7 +237,7 @@ function measure.item(item, threads, peer, options)
   if result.limit then
     result.share = result.limit / result.ours.median
     result.peer_share = result.peer and result.limit / result.peer.median
-    result.rates = rates
+    result.rates, result.collapsed = rates, collapsed(rates, options.rates)
   end
   return result
 end

@@ -18,13 +18,30 @@ local function allocator()
   for _, folder in ipairs { "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib" } do
     local jemalloc = folder .. "/libjemalloc.so.2"
     if exists(jemalloc) then
-      return "jemalloc", ("LD_PRELOAD='%s' MALLOC_CONF=%s"):format(jemalloc,
-        "thp:always,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0")
+      return "jemalloc", jemalloc,
+        "MALLOC_CONF=thp:always,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0"
     end
     local tcmalloc = folder .. "/libtcmalloc_minimal.so.4"
-    if exists(tcmalloc) then return "tcmalloc", ("LD_PRELOAD='%s'"):format(tcmalloc) end
+    if exists(tcmalloc) then return "tcmalloc", tcmalloc, "" end
   end
-  return "the C library's", ""
+  return "the C library's", nil, ""
+end
+
+-- A library that frees MKL from asking who made the CPU (free_mkl.c), made once; nil and why where there is none. The
+-- first value is what the report says.
+local function free_mkl()
+  local file <close> = io.open "/proc/cpuinfo"
+  if not (file and file:read("a"):find("AuthenticAMD", 1, true)) then return "as it comes, at its best here" end
+  local folder = root .. "/build/bench"
+  local library = folder .. "/free_mkl.so"
+  if not exists(library) then
+    ty.io.mkdir(folder)
+    local command = "cc -O1 -shared -fPIC -o '%s.new' '%s/bench/peer/free_mkl.c' 2>/dev/null && mv '%s.new' '%s'"
+    if not os.execute(command:format(library, root, library, library)) then
+      return "NOT freed of its slower code for AMD: no C compiler", nil
+    end
+  end
+  return "freed of its slower code for AMD", library
 end
 
 --- The Python of the peers' environment (TYCHO_PEER_PYTHON names another), or nil when there is none. For a GPU
@@ -44,19 +61,22 @@ end
 Peer.compiled = root .. "/build/bench/inductor-gpu"
 
 --- What every peer is started with, without the traps that make it slow: a preset BLAS core type, AVX2 code paths,
--- the allocator (`plain`: the C library's all the same). On a GPU what is compiled is kept for the next process.
+-- MKL's slower code for AMD, the allocator (`plain`: the C library's all the same). On a GPU what is compiled is kept
+-- for the next process.
 function Peer.environment(plain, device)
   if device then
     return ("env TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_AUTOGRAD_CACHE=1 "
       .. "TORCHINDUCTOR_CACHE_DIR='%s'"):format(Peer.compiled)
   end
-  local _, preload = allocator()
-  if plain then preload = "" end
+  local _, library, settings = allocator()
+  if plain then library, settings = nil, "" end
+  local _, free = free_mkl()
+  local libraries = table.concat({ free or library, free and library }, " ")
   local file <close> = io.open "/proc/cpuinfo"
   local capability = file and file:read("a"):find("avx512f", 1, true) and "avx512" or "avx2"
   return ("env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE -u OMP_NUM_THREADS -u MKL_NUM_THREADS ATEN_CPU_CAPABILITY=%s "
-    .. "TORCHINDUCTOR_COMPILE_THREADS=1 TORCHINDUCTOR_CACHE_DIR='%s/build/bench/inductor' %s")
-    :format(capability, root, preload)
+    .. "TORCHINDUCTOR_COMPILE_THREADS=1 TORCHINDUCTOR_CACHE_DIR='%s/build/bench/inductor' LD_PRELOAD='%s' %s")
+    :format(capability, root, libraries, settings)
 end
 
 --- Starts bench/peer/serve.py with `threads` threads; nil when there is no environment or it does not start. device:
@@ -80,7 +100,7 @@ function Peer.start(threads, device)
     return nil
   end
   self.pid, self.about = hello.pid, hello.about
-  if not device then self.about.allocator = (allocator()) end
+  if not device then self.about.allocator, self.about.mkl = allocator(), (free_mkl()) end
   return self
 end
 

@@ -27,13 +27,16 @@ function report.head()
   print(row:format("item", "thr", "tycho", "", "peer", "", "its best mode", "times", "bar", "limit", "bar", ""))
 end
 
--- The verdict counts where the bar was set: at all threads, or at the only number that the item runs with.
+-- The verdict counts where the bar was set: at all threads, or at the only number that the item runs with. Nothing
+-- passes on rounds that other programs disturbed, nor on a limit whose probe collapsed.
 function report.judge(item, result, judged)
   local bars, failed = item.bars or {}, {}
   if judged then
     if bars.peer and result.ratio and result.ratio < bars.peer then failed[#failed + 1] = "peer" end
     if bars.limit and result.share and result.share < bars.limit then failed[#failed + 1] = "limit" end
     if bars.most and result.ours.median > bars.most then failed[#failed + 1] = "most" end
+    if next(bars) and result.kept then failed[#failed + 1] = "disturbed" end
+    if bars.limit and result.collapsed then failed[#failed + 1] = "probe" end
   end
   result.bars, result.failed, result.judged, result.unit = bars, failed, judged, item.unit
   return #failed == 0
@@ -46,6 +49,10 @@ local function distance(result)
     local factor, text
     if what == "peer" then
       factor, text = bars.peer / result.ratio, ("%.2fx the peer, wanted %.3g"):format(result.ratio, bars.peer)
+    elseif what == "disturbed" then
+      factor, text = 1, ("%d rounds were disturbed and count"):format(result.kept)
+    elseif what == "probe" then
+      factor, text = 1, "the limit's probe collapsed: " .. table.concat(result.collapsed, ", ")
     elseif what == "limit" then
       factor = bars.limit / result.share
       text = ("%.0f%% of the limit, wanted %.0f%%"):format(result.share * 100, bars.limit * 100)
@@ -77,7 +84,7 @@ function report.line(item, result)
   local bars = result.bars
   local mine, my_spread = spread(item, result.ours)
   local theirs, their_spread = spread(item, result.peer)
-  local mode = result.peer and result.peer.mode or result.peer_error and "error" or ""
+  local mode = result.peer and result.peer.mode or result.peer_error and "error" or item.peer and "no peer" or ""
   local verdict = #result.failed > 0 and "FAIL " .. table.concat(result.failed, ", ")
     or (next(bars) and result.judged and (result.ratio or result.share or bars.most) and "pass" or "")
   if result.ours.mode and result.ours.mode ~= "eager" then verdict = verdict .. " (" .. result.ours.mode .. ")" end
@@ -116,6 +123,12 @@ function report.gpu_limits(rates, peer)
     peer and "PyTorch " .. peer.about.torch .. ", " .. (peer.about.device or "on the CPU") or "no peer"))
 end
 
+--- What the peer is, once for all rows: its version, and whether MKL was freed of its slower code for AMD.
+function report.peer(about)
+  print(("peer: PyTorch %s (%s), MKL %s, allocator: %s"):format(about.torch, about.capability, about.mkl,
+    about.allocator))
+end
+
 --- Geometric means of the ratios of groups of results: groups = { name = { ratios } }, bars = { name = bar }.
 function report.means(groups, bars)
   local missed, names = false, {}
@@ -134,9 +147,9 @@ function report.means(groups, bars)
   return missed
 end
 
---- What results belong to: { kind = "cpu" or "gpu", name =, path = of the file }.
-function report.this_cpu(root)
-  local cpu = require("tycho.machine").cpu()
+--- What results belong to: { kind = "cpu" or "gpu", name =, path = of the file }. file: of another machine's results.
+function report.this_cpu(root, file)
+  local cpu = file and { name = file, file = file } or require("tycho.machine").cpu()
   return { kind = "cpu", name = cpu.name, path = ("%s/bench/results/%s.json"):format(root, cpu.file) }
 end
 

@@ -2,7 +2,7 @@
 local M = {}
 
 --- The CPU: its name as the maker writes it, with family and model where the name leaves them open ("AMD EPYC" alone
--- stands for many), and the same as part of a file's name.
+-- stands for many), and its brand, family and model as part of a file's name.
 ---@return { name: string, file: string }
 function M.cpu()
   local found = {}
@@ -16,6 +16,9 @@ function M.cpu()
   local short = name:gsub("%(.-%)", ""):gsub("[^%w]+", "-"):gsub("^-+", ""):gsub("-+$", ""):lower()
   if found["cpu family"] and not name:find "%d" then
     name = ("%s (family %s, model %s)"):format(name, found["cpu family"], found.model)
+  end
+  for _, key in ipairs { "cpu family", "model" } do
+    if found[key] then short = short .. "-" .. found[key] end
   end
   return { name = name, file = short }
 end
