@@ -1,4 +1,4 @@
--- Flux, DiT, PixArt, ControlNet and the small autoencoder against diffusers: the models of tests/fixtures/diffusers
+-- Flux, Z-Image, DiT, PixArt, ControlNet and the small autoencoder against diffusers: the models of tests/fixtures/diffusers
 -- (make_diffusers.py), loaded from the folders that diffusers wrote.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
@@ -61,6 +61,34 @@ for _, name in ipairs { "flux", "flux_schnell" } do
     end)
   end)
 end
+
+check.test("z_image: outputs and gradients of diffusers", function()
+  local model, want, inputs = load "z_image"
+  local text = { embeddings = want.text }
+  local y = model(want.x, want.t, { text = text })
+  compare(y, want.y, "z_image")
+  gradients("z_image", model, want, inputs, { y })
+  ty.no_grad(function()
+    compare(model(want.other, want.t, { text = text }), want.other_y, "another size")
+    text.mask = want.mask
+    local masked = model(want.x, want.t, { text = text })
+    compare(masked, want.masked, "a short text beside a long one")
+    -- What fills the short text up is not seen.
+    local filled = { embeddings = want.text:clone(), mask = want.mask }
+    filled.embeddings[1]:narrow(0, 7, 28):fill_(5)
+    check.equal(model(want.x, want.t, { text = filled }):tolist(), masked:tolist())
+    local alone = model(want.x[1]:unsqueeze(0), want.t:narrow(0, 1, 1),
+      { text = { embeddings = want.text[1]:narrow(0, 0, 7):unsqueeze(0) } })
+    check.close(alone[0]:tolist(), masked[1]:tolist(), 1e-5)
+  end)
+  local c = { text = { embeddings = want.text } }
+  check.fails(function() model(want.x:narrow(2, 0, 5), want.t, c) end,
+    "ZImageTransformer2DModel: x: expected sides that patch_size 2 divides, got")
+  check.fails(function() model(ty.zeros(2, 3, 40, 8), want.t, c) end,
+    "ZImageTransformer2DModel: x: expected at most 16 places (config key 'axes_lens'), got 20")
+  check.fails(function() model(want.x, want.t, { text = { embeddings = want.text:narrow(2, 0, 5) } }) end,
+    "ZImageTransformer2DModel: condition.text.embeddings: expected [2, tokens, 6], got")
+end)
 
 check.test("dit: outputs and gradients of diffusers", function()
   local model, want, inputs = load "dit"
@@ -127,6 +155,8 @@ for _, name in ipairs { "controlnet", "controlnet_sd1" } do
 end
 
 local small = {
+  ZImageTransformer2DModel = { in_channels = 2, dim = 8, n_layers = 1, n_refiner_layers = 1, n_heads = 1,
+    cap_feat_dim = 6, axes_dims = { 4, 2, 2 }, axes_lens = { 64, 8, 8 } },
   FluxTransformer2DModel = { in_channels = 8, num_layers = 1, num_single_layers = 1, attention_head_dim = 8,
     num_attention_heads = 2, joint_attention_dim = 6, pooled_projection_dim = 5, axes_dims_rope = { 2, 2, 4 } },
   DiTTransformer2DModel = { sample_size = 8, in_channels = 2, num_layers = 1, attention_head_dim = 4,
@@ -151,6 +181,7 @@ end
 
 local x, t = ty.randn(2, 2, 8, 8), ty.tensor { 3.0, 800.0 }
 local conditions = {
+  ZImageTransformer2DModel = { text = { embeddings = ty.randn(2, 3, 6) } },
   FluxTransformer2DModel = { text = { embeddings = ty.randn(2, 3, 6), pooled = ty.randn(2, 5) } },
   DiTTransformer2DModel = { labels = ty.tensor { 0, 3 } },
   PixArtTransformer2DModel = { text = { embeddings = ty.randn(2, 3, 6) }, sizes = ty.ones(2, 3) },
