@@ -21,8 +21,10 @@ local statements = datasets.scenes.statements
 ---@return RecipeArgument[]
 function M.arguments(own, more)
   local list = {
-    { "scenes", 40000, "that are trained on", quick = 24 },
-    { "most", 3, "objects in a scene" },
+    { "scenes", 60000, "that are trained on", quick = 24 },
+    { "most", 2, "objects in a scene" },
+    { "backgrounds", "plain,gradient", "of the scenes; all: of every kind" },
+    { "rotation", 0, "of objects, in degrees at most" },
     { "length", 32, "tokens of a caption" },
     { "guidance", 4.0, "scale of classifier-free guidance in drawing" },
     { "drawing_steps", 20, "steps of drawing", quick = 2 },
@@ -57,12 +59,23 @@ function M.pipeline(r, name, network, scheduler)
     text_encoder = text_encoder_of(shelf.load("scene-clip")):to(r.device), scheduler = scheduler } }
 end
 
+-- The scenes of a split that the network is made for.
+local function set_of(args, split, fields)
+  local options = { objects = { 1, args.most }, rotation = args.rotation }
+  if args.backgrounds ~= "all" then
+    options.backgrounds = {}
+    for name in args.backgrounds:gmatch "[^,]+" do table.insert(options.backgrounds, name) end
+  end
+  return scenes.set(split, fields, options)
+end
+
 -- Latents and tokens of the scenes that are trained on; kept in a file of the results, which other seeds share.
 local function data_of(r, painter)
   local args = r.args
-  local path = r:path(("latents-%d-%d.safetensors"):format(args.scenes, args.most))
+  local path = r:path(("latents-%d-%d-%s-%d.safetensors"):format(args.scenes, args.most, args.backgrounds,
+    args.rotation))
   if not ty.io.exists(path) then
-    local set = scenes.set("training", { "image", "caption" }, { objects = { 1, args.most } })
+    local set = set_of(args, "training", { "image", "caption" })
     local latents, tokens = {}, {}
     for start = 0, args.scenes - 1, 100 do
       local batch = set:batch(ty.arange(start, math.min(start + 100, args.scenes)))
@@ -76,13 +89,18 @@ local function data_of(r, painter)
   return ty.data.TensorDataset(ty.io.load_safetensors(path, { mmap = true }))
 end
 
+local function ships(model)
+  for _, name in ipairs(shelf.names()) do
+    if name == model then return true end
+  end
+  return false
+end
+
 -- What is found in pictures of what captions ask for: by the judge, if it ships, shares by kind; by CLIP the share of
 -- pictures whose caption is the right one among a hundred.
 local function judged(r, pictures, captions, asked)
-  local ships = {}
-  for _, name in ipairs(shelf.names()) do ships[name] = true end
   local shares, x = {}, scenes.pictures(pictures)
-  if ships[r.args.judge] then
+  if ships(r.args.judge) then
     local logits = vision.scores(shelf.load(r.args.judge), x):narrow(1, 0, statements.count)
     shares = statements.score(logits, asked)
   end
@@ -103,10 +121,22 @@ end
 ---@return Tensor pictures
 function M.measure(r, painter, split, count)
   local args = r.args
-  local set = scenes.set(split, { "image", "caption", "asked" }, { objects = { 1, args.most } })
+  local set = set_of(args, split, { "image", "caption", "asked" })
   local batch = set:batch(ty.arange(count))
   local pictures = painter:paint(batch.caption, { steps = args.drawing_steps, guidance = args.guidance }):to "cpu"
   return judged(r, pictures, batch.caption, batch.asked), judged(r, batch.image, batch.caption, batch.asked), pictures
+end
+
+-- Muon for the matrices inside of blocks, AdamW for all else. With the same pictures the error on others is as small
+-- after 500 steps as after about 800 of AdamW at twice its usual rate.
+local function muon(model, o)
+  local inner, rest = {}, {}
+  for name, p in model:named_parameters() do
+    local hidden = p.ndim >= 2 and (name:find("block", 1, true) or name:find("layers", 1, true))
+    table.insert(hidden and inner or rest, p)
+  end
+  return ty.optim.Muon({ { params = inner }, { params = rest, matrices = false } }, { lr = o.lr, weight_decay = 0.01,
+    schedule = o.schedule, clip_norm = o.clip_norm, adam_rate = 0.05 })
 end
 
 --- Trains a network as part of a pipeline, keeps the pipeline in the folder of its seed, and returns the painter.
@@ -131,7 +161,7 @@ function M.train(r, name, network, scheduler, seed)
     painter.network = network
     return drawn
   end
-  local _, averaged = ty.train.fit(network, loader, scenes.fit_options(r, seed, {
+  local _, averaged = ty.train.fit(network, loader, scenes.fit_options(r, seed, { optimizer = muon,
     loss = function(m, batch)
       return objective:loss(m, batch.latents:to "f32", painter:condition(batch.tokens))
     end,
@@ -176,14 +206,15 @@ function M.rows(r, name, make, scheduler)
   local bars = { object = 0.9, colour = 0.85, place = 0.8 }
   local rows = {}
   for _, kind in ipairs { "object", "colour", "place" } do
-    local judge = drawn[kind] and true or false
-    local why = not judge and ("%s does not ship yet"):format(r.args.judge) or nil
-    rows[#rows + 1] = { claim = ("%ss that captions ask for, share that %s sees"):format(kind, r.args.judge),
-      values = drawn[kind] or {}, measured = why, bar = bars[kind], judged = judge }
-    rows[#rows + 1] = { claim = ("%ss, in real pictures of these captions"):format(kind), values = real[kind] or {},
-      measured = why, judged = false }
-    rows[#rows + 1] = { claim = ("%ss, drawn of combinations never seen"):format(kind),
-      values = combinations[kind] or {}, measured = why, judged = false }
+    local none = ships(r.args.judge) and "not asked for" or ("%s does not ship yet"):format(r.args.judge)
+    local function row(claim, list, bar)
+      local values = list[kind]
+      rows[#rows + 1] = { claim = ("%ss%s"):format(kind, claim), values = values, measured = not values and none or nil,
+        bar = bar, judged = values ~= nil and bar ~= nil }
+    end
+    row((" that captions ask for, share that %s sees"):format(r.args.judge), drawn, bars[kind])
+    row(", in real pictures of these captions", real)
+    row(", drawn of combinations never seen", combinations)
   end
   for _, list in ipairs { { drawn, "drawn" }, { real, "real pictures" },
     { combinations, "drawn of combinations never seen" } } do
