@@ -1,5 +1,5 @@
--- Flux, Z-Image, DiT, PixArt, ControlNet and the small autoencoder against diffusers: the models of tests/fixtures/diffusers
--- (make_diffusers.py), loaded from the folders that diffusers wrote.
+-- Flux, Z-Image, DiT, PixArt, ControlNet and the small autoencoder against diffusers: the models of
+-- tests/fixtures/diffusers (make_diffusers.py), loaded from the folders that diffusers wrote.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local reference = dofile(here .. "../modules/models/reference.lua")(check)
