@@ -27,6 +27,16 @@ static inline __attribute__((always_inline)) void gather_rows(gather_ctx *c, int
     int64_t o = r / m->count, stop = (o + 1) * m->count;
     if (stop > end) stop = end;
     const char *x = c->x + ty_index_outer(m, o) * (int64_t)esize;
+    if (m->inner == 1 && m->step == 1 && m->size) { /* along the last dimension */
+      const void *index = m->index;                 /* nothing that bytes are written to is read again */
+      const uint64_t size = (uint64_t)m->size;
+      char *restrict out = c->out;
+      for (; r < stop; r++) {
+        uint64_t at = (uint64_t)ty_index_at(index, r, wide);
+        bad |= at >= size;
+        memcpy(out + (size_t)r * esize, x + (at < size ? at : 0) * esize, esize);
+      }
+    }
     for (; r < stop; r++) {
       for (int64_t i = 0; i < m->inner; i++) {
         int64_t at = ty_index_at(m->index, r * m->inner + i, wide);

@@ -196,7 +196,12 @@ static const void *load(const plan *p, const char *from, int64_t stride, int64_t
     case TY_I64:
       if (stride == 1) return from;
       GATHER(int64_t, int64_t, )
-    case TY_F16: GATHER(uint16_t, float, ty_f16_to_f32)
+    case TY_F16:
+      if (stride == 1) {
+        ty_f16_load(buffer, (const uint16_t *)(const void *)from, n);
+        return buffer;
+      }
+      GATHER(uint16_t, float, ty_f16_to_f32)
     case TY_BF16: GATHER(uint16_t, float, ty_bf16_to_f32)
     case TY_I32: GATHER(int32_t, int64_t, )
     case TY_I16: GATHER(int16_t, int64_t, )
@@ -214,6 +219,14 @@ static void merge_block(const plan *p, const void *x, int64_t n, int64_t first, 
   else merge_block_f32(p->k, x, n, first, s);
 }
 
+/* The sum of bf16 that lie beside each other, widened on the way. */
+static double sum_bf16(const uint16_t *restrict x, int64_t n) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t i = 0; i < n; i++) s += ty_bf16_to_f32(x[i]);
+  return (double)s;
+}
+
 /* Reduced elements [begin, end) of the result whose first element is `base`. */
 static void reduce_run(const plan *p, const char *base, int64_t begin, int64_t end, state *s) {
   double buffer[BLOCK];
@@ -222,6 +235,7 @@ static void reduce_run(const plan *p, const char *base, int64_t begin, int64_t e
   bool in_place = stride == 1 && (p->dtype == TY_F32 || p->dtype == TY_F64 || p->dtype == TY_I64);
   bool extreme = p->k == MAX || p->k == MIN || p->k == ARGMAX || p->k == ARGMIN; /* has no rounding to keep small */
   int64_t most = in_place && extreme ? LONG_BLOCK : BLOCK;
+  bool halves = p->dtype == TY_BF16 && stride == 1 && (p->k == SUM || p->k == MEAN);
   for (int64_t i = begin; i < end;) {
     int64_t in_row = i % width, n = width - in_row;
     if (n > end - i) n = end - i;
@@ -243,7 +257,8 @@ static void reduce_run(const plan *p, const char *base, int64_t begin, int64_t e
       i += filled;
       continue;
     }
-    merge_block(p, load(p, from, stride, n, buffer), n, i, s);
+    if (halves) s->a += sum_bf16((const uint16_t *)(const void *)from, n);
+    else merge_block(p, load(p, from, stride, n, buffer), n, i, s);
     i += n;
   }
 }
@@ -291,8 +306,24 @@ static void store_many(const plan *p, int64_t index, const state *s, int64_t n) 
   for (int64_t j = 0; j < n; j++) to[j] = (float)(s[j].a / count);
 }
 
+/* Sums and means of f32 rows that are one block each, without a state between. */
+static void each_short_row(const plan *p, int64_t begin, int64_t end) {
+  const int64_t n = p->reduced;
+  const double count = p->k == MEAN ? (double)n : 1;
+  float *to = p->out->data;
+  for (int64_t i = begin; i < end; i++) {
+    const float *x = (const float *)p->data + offset_of(p->nkept, p->kept_size, p->kept_stride, i);
+    to[i] = (float)(sum_f32(x, n) / count);
+  }
+}
+
 static void each_kept(void *context, int64_t begin, int64_t end) {
   const plan *p = context;
+  if (p->dtype == TY_F32 && p->out->dtype == TY_F32 && (p->k == SUM || p->k == MEAN) && p->nreduced == 1 &&
+      p->reduced_stride[0] == 1 && p->reduced <= BLOCK) {
+    each_short_row(p, begin, end);
+    return;
+  }
   for (int64_t i = begin; i < end; i++) {
     state s = start(p->k);
     const char *base = p->data + offset_of(p->nkept, p->kept_size, p->kept_stride, i) * p->size;

@@ -1,5 +1,6 @@
-/* Writing by index: scatter, scatter_add, scatter_combine, index_add, index_copy. Every destination belongs to one task, and a task visits its
- * sources in ascending order: nothing races, the last of repeated indices wins, and sums do not depend on the threads. */
+/* Writing by index: scatter, scatter_add, scatter_combine, index_add, index_copy. Every destination belongs to one task,
+ * and a task visits its sources in ascending order: nothing races, the last of repeated indices wins, and sums do not
+ * depend on the threads. */
 #include "../indexing.h"
 #include "cpu.h"
 
@@ -95,6 +96,18 @@ typedef struct scatter_ctx {
     for (int64_t t = begin; t < end; t++) {                                                                           \
       task k = cut_task(&c->work, t, m->inner, m->size);                                                              \
       T *out = (T *)c->out + ty_index_outer(m, k.outer);                                                              \
+      if (m->inner == 1 && m->step == 1 && k.lo == 0 && k.hi == m->size) { /* along the last dimension */             \
+        const T *from = src + k.outer * m->count * c->src_step;                                                       \
+        const void *index = m->index;                                                                                 \
+        const int64_t first = k.outer * m->count, count = m->count, step = c->src_step;                               \
+        const uint64_t size = (uint64_t)m->size;                                                                      \
+        for (int64_t j = 0; j < count; j++) {                                                                         \
+          uint64_t at = (uint64_t)ty_index_at(index, first + j, wide);                                                \
+          if (at >= size) bad = true;                                                                                 \
+          else PUT(out[at], from[j * step]);                                                                          \
+        }                                                                                                             \
+        continue;                                                                                                     \
+      }                                                                                                               \
       for (int64_t j = 0; j < m->count; j++) {                                                                        \
         int64_t row = (k.outer * m->count + j) * m->inner;                                                            \
         for (int64_t i = k.i0; i < k.i1; i++) {                                                                       \
