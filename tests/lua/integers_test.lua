@@ -93,4 +93,33 @@ check.test("sizes and diagonals at the end of the range", function()
   end
 end)
 
+check.test("long lines of i64 are sorted exactly, close together or not", function()
+  local n = 900
+  for _, ends in ipairs { { 0, 1000 }, { math.mininteger, math.mininteger + 0xffffffff },
+    { math.maxinteger - 0x100000000, math.maxinteger }, { math.mininteger, math.maxinteger }, { -7, -7 } } do
+    local list = { ends[1], ends[2] }
+    for i = 3, n do
+      local width = ends[2] - ends[1]
+      list[i] = ends[1] + (width == -1 and (i * 0x9e3779b97f4a7c15) or width <= 0 and 0 or i * 7919 % (width + 1))
+    end
+    for _, descending in ipairs { false, true } do
+      local order = {}
+      for i = 1, n do order[i] = i end
+      table.sort(order, function(a, b)
+        if list[a] ~= list[b] then return (list[a] < list[b]) ~= descending end
+        return a < b
+      end)
+      local want, at = {}, {}
+      for i, from in ipairs(order) do want[i], at[i] = list[from], from - 1 end
+      local values, positions = ty.tensor(list):sort(0, descending)
+      check.equal(values:tolist(), want)
+      check.equal(positions:tolist(), at)
+      -- Down the columns of a matrix.
+      values, positions = ty.tensor(list):unsqueeze(1):expand(n, 2):contiguous():sort(0, descending)
+      check.equal({ values:narrow(1, 1, 1):flatten():tolist(), positions:narrow(1, 0, 1):flatten():tolist() },
+        { want, at })
+    end
+  end
+end)
+
 check.finish()
