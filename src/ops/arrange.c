@@ -1,6 +1,7 @@
 /* Ops that move elements: concat and stack, tile, pad, flip, roll, triangles. */
 #include <string.h>
 
+#include "../../kernels/pad.h"
 #include "../autograd/autograd.h"
 
 bool fwd_concat(ty_call *c) {
@@ -123,48 +124,83 @@ bool fwd_tile(ty_call *c) {
   return ty_out_set(c, 0, y == x ? ty_clone(x) : ty_contiguous(y));
 }
 
-/* ---- pad: one dimension after the other ---- */
+/* ---- pad ---- */
 
-static ty_tensor *filled(ty_tensor *x, int dim, int64_t length, ty_value value) {
+bool fwd_pad_edges(ty_call *c) {
+  const ty_pad_edges_args *a = TY_ARGS(pad_edges, c);
+  ty_tensor *x = a->x.t, *value = a->value.t;
+  ty_p_pad p = { .mode = (ty_padding)a->mode.i };
   int64_t size[TY_MAX_DIMS];
   memcpy(size, x->v.size, sizeof size);
-  size[dim] = length;
-  return ty_full(((ty_ints){ size, x->v.ndim }), value, ty_dtype_of(x), ty_device_of(x));
+  bool fits = a->pads.is.n % 2 == 0 && a->pads.is.n / 2 <= x->v.ndim && value->v.count == 1 &&
+              ty_dtype_of(value) == ty_dtype_of(x) && a->mode.i >= TY_PAD_CONSTANT && a->mode.i <= TY_PAD_CIRCULAR;
+  for (int i = 0; fits && i < a->pads.is.n; i += 2) {
+    int d = x->v.ndim - 1 - i / 2;
+    int64_t before = a->pads.is.v[i], after = a->pads.is.v[i + 1];
+    int64_t most = p.mode == TY_PAD_REFLECT ? size[d] - 1 : p.mode == TY_PAD_CIRCULAR ? size[d] : INT32_MAX;
+    if (p.mode == TY_PAD_REPLICATE && size[d] == 0) most = 0;
+    most = most < 0 ? 0 : most;
+    fits = before >= 0 && after >= 0 && before <= most && after <= most;
+    p.before[d] = before;
+    size[d] += before + after;
+  }
+  if (!fits) return ty_op_fail(c, TY_EINVAL, "pads: they do not fit x %s", ty_describe(x));
+  return ty_out(c, 0, ty_device_of(x), ty_dtype_of(x), x->v.ndim, size) &&
+         ty_launch(c, (ty_tensor *[]){ x, value }, 2, &p);
 }
 
-static ty_tensor *pad_one(ty_call *c, ty_tensor *x, int dim, int64_t before, int64_t after, int mode, ty_value value) {
-  int64_t n = x->v.size[dim];
-  if (before < 0 || after < 0) { /* negative padding cuts */
-    x = ty_slice(x, dim, before < 0 ? -before : 0, after < 0 ? n + after : n, 1);
-    before = before < 0 ? 0 : before;
-    after = after < 0 ? 0 : after;
+/* g [.., n, ..] among zeros: `before` and `after` of them in dimension d. */
+static ty_tensor *among_zeros(ty_tensor *g, int d, int64_t before, int64_t after) {
+  if (!g) return NULL;
+  int64_t pads[2 * TY_MAX_DIMS] = { 0 };
+  int n = 2 * (g->v.ndim - d);
+  pads[n - 2] = before, pads[n - 1] = after;
+  return ty_pad(g, ((ty_ints){ pads, n }), "constant", 0);
+}
+
+/* What edges of dimension d that were copied from x add to the gradient of x [.., n, ..]. */
+static ty_tensor *add_edges(ty_tensor *dx, ty_tensor *g, int d, int64_t before, int64_t after, ty_padding mode) {
+  int64_t n = dx->v.size[d], end = before + n + after;
+  for (int side = 0; side < 2; side++) {
+    int64_t width = side ? after : before;
+    if (!width || !dx) continue;
+    ty_tensor *edge = side ? ty_slice(g, d, before + n, end, 1) : ty_slice(g, d, 0, before, 1);
+    if (!edge) return NULL;
+    int64_t at; /* where in x the edge came from */
+    if (mode == TY_PAD_REFLECT) {
+      edge = ty_flip(edge, TY_INTS(d));
+      at = side ? n - 1 - width : 1;
+    } else if (mode == TY_PAD_REPLICATE) {
+      edge = ty_sum(edge, TY_INTS(d), true, TY_DTYPE_DEFAULT);
+      at = side ? n - 1 : 0;
+      width = 1;
+    } else {
+      at = side ? 0 : n - width;
+    }
+    edge = among_zeros(edge, d, at, n - at - width);
+    dx = edge ? ty_add(dx, edge) : NULL;
   }
-  if (!x || (!before && !after)) return x;
-  ty_tensor *parts[3] = { NULL, x, NULL };
-  if (mode == 0) {
-    if (before) parts[0] = filled(x, dim, before, value);
-    if (after) parts[2] = filled(x, dim, after, value);
-  } else if (mode == 1) { /* reflect: the edge itself is not repeated */
-    if (before) parts[0] = ty_flip(ty_slice(x, dim, 1, before + 1, 1), TY_INTS(dim));
-    if (after) parts[2] = ty_flip(ty_slice(x, dim, n - 1 - after, n - 1, 1), TY_INTS(dim));
-  } else if (mode == 2) {
-    int64_t size[TY_MAX_DIMS];
-    memcpy(size, x->v.size, sizeof size);
-    size[dim] = before;
-    if (before) parts[0] = ty_expand(ty_slice(x, dim, 0, 1, 1), (ty_ints){ size, x->v.ndim });
-    size[dim] = after;
-    if (after) parts[2] = ty_expand(ty_slice(x, dim, n - 1, n, 1), (ty_ints){ size, x->v.ndim });
-  } else {
-    if (before) parts[0] = ty_slice(x, dim, n - before, n, 1);
-    if (after) parts[2] = ty_slice(x, dim, 0, after, 1);
+  return dx;
+}
+
+bool vjp_pad_edges(ty_vjp *c) {
+  const ty_pad_edges_args *a = TY_ARGS(pad_edges, c);
+  ty_tensor *g = c->g[0];
+  for (int i = 0; i < a->pads.is.n && g; i += 2) {
+    int d = g->v.ndim - 1 - i / 2;
+    int64_t before = a->pads.is.v[i], after = a->pads.is.v[i + 1];
+    if (!before && !after) continue;
+    ty_tensor *dx = ty_slice(g, d, before, g->v.size[d] - after, 1);
+    g = dx && a->mode.i != TY_PAD_CONSTANT ? add_edges(dx, g, d, before, after, (ty_padding)a->mode.i) : dx;
   }
-  ty_tensor *list[3];
-  int k = 0;
-  for (int i = 0; i < 3; i++) {
-    if (!parts[i] && ((i == 0 && before) || (i == 2 && after))) return NULL;
-    if (parts[i]) list[k++] = parts[i];
+  c->dx[0] = g;
+  if (c->need[1] && g) { /* of the constant */
+    ty_tensor *all = ty_sum(c->g[0], (ty_ints){ 0 }, false, TY_DTYPE_DEFAULT);
+    ty_tensor *own = ty_sum(g, (ty_ints){ 0 }, false, TY_DTYPE_DEFAULT);
+    if (a->mode.i != TY_PAD_CONSTANT) own = all;
+    c->dx[1] = all && own ? ty_sub(all, own) : NULL;
   }
-  return ty_concat((ty_tensors){ list, k }, dim);
+  return true;
 }
 
 bool fwd_pad(ty_call *c) {
@@ -184,16 +220,29 @@ bool fwd_pad(ty_call *c) {
       return ty_op_fail(c, TY_EINVAL, "pads: %lld does not fit dimension %d of x %s in mode \"%s\"",
                         (long long)pads.v[i], x->v.ndim - 1 - i / 2, ty_describe(x), a->mode.s);
   }
-  ty_value value = a->value.kind == TY_NONE ? ty_value_of_int(0) : a->value;
+  /* Edges first, from the whole of x; then negative padding cuts. */
+  int64_t around[2 * TY_MAX_DIMS] = { 0 };
+  bool any = false;
+  for (int i = 0; i < pads.n; i++) {
+    around[i] = pads.v[i] < 0 ? 0 : pads.v[i];
+    any = any || around[i];
+  }
   ty_tensor *y = x;
+  if (any) {
+    ty_value value = a->value.kind == TY_NONE ? ty_value_of_int(0) : a->value;
+    ty_tensor *one = ty_full((ty_ints){ 0 }, value, ty_dtype_of(x), ty_device_of(x));
+    y = one ? ty_pad_edges(x, one, (ty_ints){ around, pads.n }, mode) : NULL;
+  }
   for (int i = 0; i < pads.n && y; i += 2) {
     int dim = x->v.ndim - 1 - i / 2;
-    if (pads.v[i] < 0 && pads.v[i + 1] < 0 && -pads.v[i] - pads.v[i + 1] > x->v.size[dim])
-      return ty_op_fail(c, TY_EINVAL, "pads: {%lld, %lld} cut more than dimension %d of x %s", (long long)pads.v[i],
-                        (long long)pads.v[i + 1], dim, ty_describe(x));
-    y = pad_one(c, y, dim, pads.v[i], pads.v[i + 1], mode, value);
+    int64_t before = pads.v[i], after = pads.v[i + 1];
+    if (before < 0 && after < 0 && -before - after > x->v.size[dim])
+      return ty_op_fail(c, TY_EINVAL, "pads: {%lld, %lld} cut more than dimension %d of x %s", (long long)before,
+                        (long long)after, dim, ty_describe(x));
+    if (before < 0 || after < 0)
+      y = ty_slice(y, dim, before < 0 ? -before : 0, y->v.size[dim] + (after < 0 ? after : 0), 1);
   }
-  return ty_out_set(c, 0, y == x ? ty_clone(x) : y);
+  return y && ty_out_set(c, 0, y == x ? ty_clone(x) : y);
 }
 
 /* ---- order along dimensions ---- */

@@ -417,6 +417,34 @@ return function(row, T)
     errors = { { T { 2, 3 }, 2, match = "times" }, { T { 2 }, -1, match = "times" } },
   })
 
+  local function padded(x, pads, mode, value)
+    if type(mode) == "table" then mode, value = mode.mode, mode.value end
+    mode, value = mode or "constant", value or 0
+    local nd, shape, before = #x.shape, {}, {}
+    for d, size in ipairs(x.shape) do
+      local k = 2 * (nd - d) + 1
+      before[d] = pads[k] or 0
+      shape[d] = size + before[d] + (pads[k + 1] or 0)
+    end
+    return from(shape, function(index)
+      local source = {}
+      for d, n in ipairs(x.shape) do
+        local p = index[d] - before[d]
+        if mode == "reflect" and n > 1 then
+          p = p % (2 * n - 2)
+          p = p < n and p or 2 * n - 2 - p
+        elseif mode == "replicate" then
+          p = math.max(0, math.min(n - 1, p))
+        elseif mode == "circular" then
+          p = p % n
+        end
+        if p < 0 or p >= n then return value end
+        source[d] = p
+      end
+      return at(x, source)
+    end)
+  end
+
   row("pad", {
     cases = {
       { T { 3, 4 }, { 1, 2 } }, {
@@ -428,35 +456,12 @@ return function(row, T)
       {
         T { 1, 2, 3, 3 }, { 1, 2, 2, 0 }, "replicate",
       }, { T { 2, 4 }, { 3, 2 }, "circular" }, { T { 1, 1, 3, 3 }, { 1, 1, 2, 0 }, "circular" },
+      { T { 2, 3, 2, 4 }, { 0, 0, 2, 1, 0, 0, 1, 0 } }, { T { 4, 2, 4 }, { 0, 0, 1, 1, 2, 3 }, "reflect" },
+      { T { 2, 3, 4 }, { 1, -2, -1, 2 }, "replicate" }, { T { 2, 6 }, { -1, 3 }, "circular" },
+      { T { 2, 6 }, { 4, -1 }, "reflect" },
       { T { 0, 2 }, { 1, 1 } }, { T { 3 }, { 0, 0 } }, { T { 3 }, { 1, 1 }, opts = { value = 2 } },
     },
-    ref = function(x, pads, mode, value)
-      if type(mode) == "table" then mode, value = mode.mode, mode.value end
-      mode, value = mode or "constant", value or 0
-      local nd, shape, before = #x.shape, {}, {}
-      for d, size in ipairs(x.shape) do
-        local k = 2 * (nd - d) + 1
-        before[d] = pads[k] or 0
-        shape[d] = size + before[d] + (pads[k + 1] or 0)
-      end
-      return from(shape, function(index)
-        local source = {}
-        for d, n in ipairs(x.shape) do
-          local p = index[d] - before[d]
-          if mode == "reflect" and n > 1 then
-            p = p % (2 * n - 2)
-            p = p < n and p or 2 * n - 2 - p
-          elseif mode == "replicate" then
-            p = math.max(0, math.min(n - 1, p))
-          elseif mode == "circular" then
-            p = p % n
-          end
-          if p < 0 or p >= n then return value end
-          source[d] = p
-        end
-        return at(x, source)
-      end)
-    end,
+    ref = padded,
     errors = {
       { T { 3 }, { 1 }, match = "pads" }, { T { 3 }, { 1, 1, 1, 1 }, match = "pads" }, {
         T { 3 }, { 1, 1 }, "mirror", match = "mode",
@@ -465,6 +470,18 @@ return function(row, T)
         T { 2, 3 }, { 4, 0 }, "circular", match = "pads",
       },
     },
+  })
+
+  local modes = { [0] = "constant", "reflect", "replicate", "circular" }
+  row("pad_edges", {
+    cases = {
+      { T { 2, 3 }, T { values = { 5 } }, { 1, 2, 0, 1 } }, { T { 2, 5, 2 }, T { values = { 0 } }, { 0, 0, 3, 4 }, 1 },
+      { T { 2, 3 }, T { values = { 0 } }, { 1, 2, 3, 1 }, 2 }, { T { 3, 4 }, T { values = { 0 } }, { 4, 2, 1, 0 }, 3 },
+      { T { 0, 3 }, T { values = { 0 } }, { 1, 1 } },
+    },
+    ref = function(x, value, pads, mode) return padded(x, pads, modes[mode or 0], at(value, {})) end,
+    errors = { { T { 3 }, T { values = { 0 } }, { 3, 0 }, 1, match = "pads: they do not fit x" },
+      { T { 3 }, T { values = { 0 } }, { 1 }, match = "pads" } },
   })
 
   row("flip", {

@@ -1,0 +1,85 @@
+/* Edges around a tensor (kernels/pad.h): every line of the result is written once. A line is the last dimension that has
+ * edges, with those after it as blocks of bytes that stay together. */
+#include "../pad.h"
+
+#include <string.h>
+
+#include "cpu.h"
+
+enum { GRAIN = 65536 }; /* bytes that are worth a thread */
+
+typedef struct pad_job {
+  const ty_view *out, *in;
+  const ty_p_pad *p;
+  const char *value; /* one element */
+  int last;          /* the dimension that lines lie along */
+  size_t block;      /* bytes of an element of a line */
+  int size;          /* bytes of an element of the tensors */
+} pad_job;
+
+static inline __attribute__((always_inline)) void put_constant(char *to, const char *value, size_t bytes, int size) {
+  if (size == 4) {
+    uint32_t v, *out = (uint32_t *)(void *)to;
+    memcpy(&v, value, sizeof v);
+    for (size_t i = 0; i < bytes / 4; i++) out[i] = v;
+  } else {
+    for (size_t i = 0; i < bytes; i += (size_t)size) memcpy(to + i, value, (size_t)size);
+  }
+}
+
+static inline __attribute__((always_inline)) void pad_lines(const pad_job *j, int64_t begin, int64_t end,
+                                                            const size_t block) {
+  const int64_t n = j->in->size[j->last], before = j->p->before[j->last], length = j->out->size[j->last];
+  const ty_padding mode = j->p->mode;
+  int64_t at[TY_MAX_DIMS], rest = begin; /* the line's place in the result */
+  for (int d = j->last - 1; d >= 0; d--) {
+    at[d] = rest % j->out->size[d];
+    rest /= j->out->size[d];
+  }
+  for (int64_t line = begin; line < end; line++) {
+    int64_t from_line = 0;
+    for (int d = 0; d < j->last && from_line >= 0; d++) {
+      int64_t source = ty_pad_source(mode, at[d] - j->p->before[d], j->in->size[d]);
+      from_line = source < 0 ? -1 : from_line * j->in->size[d] + source;
+    }
+    for (int d = j->last - 1; d >= 0 && ++at[d] == j->out->size[d]; d--) at[d] = 0;
+    char *to = (char *)j->out->data + (size_t)(line * length) * block;
+    if (from_line < 0) {
+      put_constant(to, j->value, (size_t)length * block, j->size);
+      continue;
+    }
+    const char *from = (const char *)j->in->data + (size_t)(from_line * n) * block;
+    memcpy(to + (size_t)before * block, from, (size_t)n * block);
+    if (mode == TY_PAD_CONSTANT) {
+      put_constant(to, j->value, (size_t)before * block, j->size);
+      put_constant(to + (size_t)(before + n) * block, j->value, (size_t)(length - before - n) * block, j->size);
+      continue;
+    }
+    for (int64_t i = 0; i < before; i++)
+      memcpy(to + (size_t)i * block, from + (size_t)ty_pad_source(mode, i - before, n) * block, block);
+    for (int64_t i = before + n; i < length; i++)
+      memcpy(to + (size_t)i * block, from + (size_t)ty_pad_source(mode, i - before, n) * block, block);
+  }
+}
+
+static void pad_range(void *context, int64_t begin, int64_t end) {
+  const pad_job *j = context;
+  switch (j->block) {
+    case 2: pad_lines(j, begin, end, 2); break;
+    case 4: pad_lines(j, begin, end, 4); break;
+    default: pad_lines(j, begin, end, j->block);
+  }
+}
+
+/* in: x, the constant; out is no smaller than x in any dimension. */
+bool TY_KERNEL(pad_edges)(const ty_kernel_args *k) {
+  const ty_view *out = k->out[0], *in = k->in[0];
+  pad_job j = { .out = out, .in = in, .p = k->params, .value = k->in[1]->data, .size = ty_dtype_size[in->dtype] };
+  if (out->count == 0) return true;
+  j.block = (size_t)j.size;
+  for (j.last = out->ndim - 1; j.last > 0 && out->size[j.last] == in->size[j.last]; j.last--)
+    j.block *= (size_t)in->size[j.last];
+  int64_t line = out->size[j.last] * (int64_t)j.block;
+  ty_parallel_for(out->count * j.size / line, GRAIN / line + 1, pad_range, &j);
+  return true;
+}
