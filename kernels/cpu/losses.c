@@ -8,7 +8,9 @@
 
 enum {
   WORK = 16384, /* elements that are worth a thread */
-  BLOCK = 1024  /* that are read once, from memory, and then again from the first cache */
+  BLOCK = 1024, /* that are read once, from memory, and then again from the first cache */
+  SHORT = 64,   /* of a row, that make vectors with too much left over */
+  LINE = 1024   /* of such rows, beside each other */
 };
 
 typedef struct job {

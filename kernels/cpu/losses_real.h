@@ -48,9 +48,70 @@ static inline REAL FN(log_sum)(const REAL *x, int64_t n) {
   return top > (REAL)-INFINITY ? top + FN(ty_log)(sum) : (REAL)NAN;
 }
 
+#if !defined(__AVX512F__)
+/* Rows of at most SHORT elements, many at a time: their exponentials are computed as one line, whose vectors are full. */
+static void FN(short_rows)(const job *c, int64_t begin, int64_t end) {
+  const int64_t n = c->classes;
+  REAL line[LINE], top[LINE];
+  for (int64_t first = begin, rows; first < end; first += rows) {
+    rows = end - first < LINE / n ? end - first : LINE / n;
+    const REAL *x = (const REAL *)c->x + first * n;
+    for (int64_t r = 0; r < rows; r++) {
+      const REAL m = FN(row_max)(x + r * n, n), from = m > (REAL)-INFINITY ? m : 0;
+      top[r] = m;
+      for (int64_t i = 0; i < n; i++) line[r * n + i] = x[r * n + i] - from;
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < rows * n; i++) line[i] = FN(ty_exp_weight)(line[i]);
+    for (int64_t r = 0; r < rows; r++) {
+      REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < n; i++) sum += line[r * n + i];
+      FN(finish)(c, first + r, top[r] > (REAL)-INFINITY ? top[r] + FN(ty_log)(sum) : (REAL)NAN);
+    }
+  }
+}
+
+static void FN(short_rows_backward)(const job *c, int64_t begin, int64_t end) {
+  const int64_t n = c->classes;
+  const REAL *restrict w = c->weight;
+  const double of_class = c->p.label_smoothing / (double)n;
+  REAL line[LINE];
+  for (int64_t first = begin, rows; first < end; first += rows) {
+    rows = end - first < LINE / n ? end - first : LINE / n;
+    const REAL *x = (const REAL *)c->x + first * n;
+    for (int64_t r = 0; r < rows; r++) {
+      const REAL lse = ((const REAL *)c->lse)[first + r];
+      for (int64_t i = 0; i < n; i++) line[r * n + i] = x[r * n + i] - lse;
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < rows * n; i++) line[i] = FN(ty_exp_weight)(line[i]);
+    for (int64_t r = 0; r < rows; r++) {
+      const REAL g = ((const REAL *)c->g)[first + r];
+      REAL *restrict dx = (REAL *)c->dx + (first + r) * n;
+      const int64_t y = target_at(c, first + r);
+      if (y == c->p.ignore_index) {
+        for (int64_t i = 0; i < n; i++) dx[i] = 0;
+        continue;
+      }
+      const double hard = (1 - c->p.label_smoothing) * (w ? (double)w[y] : 1);
+      const REAL smooth = (REAL)of_class * g, all = (REAL)(hard + of_class * c->weight_sum) * g;
+      for (int64_t i = 0; i < n; i++) dx[i] = line[r * n + i] * all - (w ? smooth * w[i] : smooth);
+      dx[y] -= (REAL)hard * g;
+    }
+  }
+}
+#endif
+
 static void FN(rows)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
   const int64_t n = c->classes;
+#if !defined(__AVX512F__)
+  if (n > 0 && n <= SHORT && !c->p.log_probs) {
+    FN(short_rows)(c, begin, end);
+    return;
+  }
+#endif
   for (int64_t row = begin; row < end; row++) {
     const REAL *x = (const REAL *)c->x + row * n;
     FN(finish)(c, row, c->p.log_probs ? 0 : FN(log_sum)(x, n));
@@ -61,6 +122,12 @@ static void FN(rows_backward)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
   const int64_t n = c->classes, step = FN(block);
   const REAL *restrict w = c->weight;
+#if !defined(__AVX512F__)
+  if (n > 0 && n <= SHORT && !c->p.log_probs) {
+    FN(short_rows_backward)(c, begin, end);
+    return;
+  }
+#endif
   REAL block[FN(block)];
   for (int64_t row = begin; row < end; row++) {
     const REAL *restrict x = (const REAL *)c->x + row * n;
