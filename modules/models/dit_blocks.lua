@@ -5,6 +5,7 @@ local arguments = require "tycho.arguments"
 local blocks = require "tycho.models.unet_blocks"
 
 local nn = ty.nn
+local parameter = require("tycho.nn.options").parameter
 local M = {}
 
 --- Of the norms.
@@ -72,15 +73,18 @@ function AdaLayerNorm:forward(x, condition) return self.norm(x), self.linear(con
 
 local Expand = nn.module "GELU"
 
-function Expand:init(width) self.proj = nn.Linear(width, 4 * width) end
+function Expand:init(width, inner) self.proj = nn.Linear(width, inner) end
 
 function Expand:forward(x) return self.proj(x, nil, "gelu_tanh") end
 
 local FeedForward = nn.module "FeedForward"
 M.FeedForward = FeedForward
 
-function FeedForward:init(width, dropout) -- the published names count a dropout between
-  self.net = nn.Sequential(Expand(width), dropout and nn.Dropout(dropout) or nn.Identity(), nn.Linear(4 * width, width))
+-- inner: its width inside (4 width).
+function FeedForward:init(width, dropout, inner) -- the published names count a dropout between
+  inner = inner or 4 * width
+  self.net = nn.Sequential(Expand(width, inner), dropout and nn.Dropout(dropout) or nn.Identity(),
+    nn.Linear(inner, width))
 end
 
 function FeedForward:forward(x) return self.net(x) end
@@ -102,6 +106,41 @@ function Attention:forward(x, context, mask)
   context = context or x
   return self.to_out[1](nn.attention(self.to_q(x), self.to_k(context), self.to_v(context), { heads = self.heads,
     mask = mask and mask:to("bool"):unsqueeze(1):unsqueeze(1) }))
+end
+
+-- Text embeddings at the network's width.
+local TextProjection = nn.module "PixArtAlphaTextProjection"
+M.TextProjection = TextProjection
+
+function TextProjection:init(inputs, width)
+  self.linear_1 = nn.Linear(inputs, width)
+  self.linear_2 = nn.Linear(width, width)
+end
+
+function TextProjection:forward(x) return self.linear_2(self.linear_1(x, nil, "gelu_tanh")) end
+
+--- Numbers that are learnt and added to what modulates: [...], the last of them the width.
+---@param shape integer[]
+---@return Tensor
+function M.scale_shift(shape)
+  return parameter(shape, function(t) nn.init.normal(t, 0, shape[#shape] ^ -0.5) end)
+end
+
+--- How far queries and keys turn at places along several axes, of which each has so many numbers of a head: { cos, sin
+-- [..., head / 2] } of integer tensors [...], one for each axis. Su et al. 2021.
+---@param widths integer[]
+---@param theta number      1 / theta is the slowest turn
+---@param at Tensor[]         the places, axis by axis
+---@return { cos: Tensor, sin: Tensor }
+function M.turns(widths, theta, at)
+  local angles = {}
+  for axis, width in ipairs(widths) do
+    local frequencies = (ty.arange(width // 2, { dtype = "f64", device = at[axis].device })
+      * (-2 * math.log(theta) / width)):exp()
+    angles[axis] = at[axis]:to("f64"):unsqueeze(-1) * frequencies
+  end
+  local all = ty.concat(angles, -1)
+  return { cos = all:cos():to "f32", sin = all:sin():to "f32" }
 end
 
 --- x with a change whose strength the condition says: gate [n, width].

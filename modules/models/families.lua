@@ -16,7 +16,7 @@ M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral
 M.by_class_name = { AutoencoderKL = { "autoencoder_kl" }, AutoencoderTiny = { "autoencoder_tiny" },
   ControlNetModel = { "controlnet" }, DiTTransformer2DModel = { "dit2d" }, FluxTransformer2DModel = { "flux" },
   PixArtTransformer2DModel = { "pixart" }, SD3Transformer2DModel = { "sd3" },
-  ZImageTransformer2DModel = { "z_image" },
+  WanTransformer3DModel = { "wan" }, ZImageTransformer2DModel = { "z_image" },
   UNet2DModel = { "unet2d", "UNet2DModel" }, UNet2DConditionModel = { "unet2d", "UNet2DConditionModel" } }
 
 -- Architectures with a file of their own.

@@ -139,19 +139,6 @@ function Flux:init(given)
   self.proj_out = blocks.zero(nn.Linear(width, config.out_channels or config.in_channels))
 end
 
--- Cosines and sines [tokens, head / 2] of places [tokens, 3].
-local function turns(axes, places)
-  local angles = {}
-  places = places:to "f64"
-  for axis, width in ipairs(axes) do
-    local frequencies = (ty.arange(width // 2, { dtype = "f64", device = places.device })
-      * (-2 * math.log(10000) / width)):exp()
-    angles[axis] = places:narrow(1, axis - 1, 1) * frequencies
-  end
-  local all = ty.concat(angles, 1)
-  return { cos = all:cos():to "f32", sin = all:sin():to "f32" }
-end
-
 -- Latents [n, c, h, w] as patches [n, h / 2 * w / 2, 4 c], each channel's four beside each other; and back.
 local function pack(x)
   local n, c, h, w = table.unpack(x.shape)
@@ -222,7 +209,7 @@ function Flux:forward(x, t, condition)
   local s = text.shape[2]
   -- All of the text is at the place 0.
   local where = ty.concat({ ty.zeros({ s, 3 }, { dtype = at.dtype, device = at.device }), at }, 0)
-  local turned = turns(config.axes_dims_rope, where)
+  local turned = parts.turns(config.axes_dims_rope, 10000, { where:unbind(1) })
   for _, block in ipairs(self.transformer_blocks) do h, text = block(h, text, embedded, turned) end
   local both = ty.concat({ text, h }, 1)
   for _, block in ipairs(self.single_transformer_blocks) do both = block(both, embedded, turned) end

@@ -45,7 +45,7 @@ return require "tycho.lazy" ({}, {
   ResNet = "tycho.models.resnet", SD3Transformer2DModel = "tycho.models.sd3",
   UNet = "tycho.models.unet",  UNet2DConditionModel = { "tycho.models.unet2d", "UNet2DConditionModel" },
   UNet2DModel = { "tycho.models.unet2d", "UNet2DModel" },
-  ZImageTransformer2DModel = "tycho.models.z_image",
+  WanTransformer3DModel = "tycho.models.wan", ZImageTransformer2DModel = "tycho.models.z_image",
   ViT = { "tycho.models.vit", "ViT" }, ViTForImageClassification = { "tycho.models.vit", "ViTForImageClassification" },
   -- pictures and words
   CLIPModel = { "tycho.models.clip", "CLIPModel" }, CLIPTextModel = { "tycho.models.clip", "CLIPTextModel" },

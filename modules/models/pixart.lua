@@ -8,13 +8,7 @@ local parts = require "tycho.models.dit_blocks"
 local Component = require "tycho.models.component"
 
 local nn = ty.nn
-local parameter = require("tycho.nn.options").parameter
 local WHO = "PixArtTransformer2DModel"
-
--- Numbers that are learnt for all blocks' modulation: [count, width].
-local function scale_shift(count, width)
-  return parameter({ count, width }, function(t) nn.init.normal(t, 0, width ^ -0.5) end)
-end
 
 -- Time and, where `sizes` says so, the height, width and their ratio that the picture is to have.
 local Embeddings = nn.module "PixArtAlphaCombinedTimestepSizeEmbeddings"
@@ -49,15 +43,6 @@ function Single:forward(t, sizes, dtype)
   return self.linear(embedded:silu()), embedded
 end
 
-local TextProjection = nn.module "PixArtAlphaTextProjection"
-
-function TextProjection:init(inputs, width)
-  self.linear_1 = nn.Linear(inputs, width)
-  self.linear_2 = nn.Linear(width, width)
-end
-
-function TextProjection:forward(x) return self.linear_2(self.linear_1(x, nil, "gelu_tanh")) end
-
 local Block = nn.module "BasicTransformerBlock"
 
 function Block:init(config, width, context)
@@ -68,7 +53,7 @@ function Block:init(config, width, context)
   self.norm2 = nn.LayerNorm(width, norm)
   self.attn2 = parts.Attention(width, heads, context, bias)
   self.ff = parts.FeedForward(width, config.dropout)
-  self.scale_shift_table = scale_shift(6, width)
+  self.scale_shift_table = parts.scale_shift { 6, width }
 end
 
 function Block:forward(x, text, mask, condition)
@@ -135,10 +120,10 @@ function PixArt:init(given)
   self.transformer_blocks = nn.ModuleList {}
   for _ = 1, config.num_layers do self.transformer_blocks:append(Block(config, width, config.cross_attention_dim)) end
   self.norm_out = nn.LayerNorm(width, { elementwise_affine = false, eps = parts.EPS })
-  self.scale_shift_table = scale_shift(2, width)
+  self.scale_shift_table = parts.scale_shift { 2, width }
   self.proj_out = blocks.zero(nn.Linear(width, patch * patch * outputs))
   self.adaln_single = Single(width, config.use_additional_conditions)
-  if config.caption_channels then self.caption_projection = TextProjection(config.caption_channels, width) end
+  if config.caption_channels then self.caption_projection = parts.TextProjection(config.caption_channels, width) end
 end
 
 --- x [n, in_channels, h, w] with sides that patch_size divides, t [n] from 0 to 1000: [n, out_channels, h, w].

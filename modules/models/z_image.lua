@@ -166,18 +166,6 @@ end
 -- The least multiple that n fits into.
 local function filled(n) return (n + MULTIPLE - 1) // MULTIPLE * MULTIPLE end
 
--- Cosines and sines [..., head / 2] of places, an integer tensor for each axis.
-local function turns(config, places)
-  local angles = {}
-  for axis, width in ipairs(config.axes_dims) do
-    local frequencies = (ty.arange(width // 2, { dtype = "f64", device = places[axis].device })
-      * (-2 * math.log(config.rope_theta) / width)):exp()
-    angles[axis] = places[axis]:to("f64"):unsqueeze(-1) * frequencies
-  end
-  local all = ty.concat(angles, -1)
-  return { cos = all:cos():to "f32", sin = all:sin():to "f32" }
-end
-
 -- Latents [n, c, h, w] as patches [n, rows * columns, patch * patch * c], channels beside each other; and back.
 local function pack(x, p)
   local n, c, h, w = table.unpack(x.shape)
@@ -219,8 +207,9 @@ end
 -- The turns of text [s] and of patches, by sample where their texts have other lengths.
 local function places(config, s, ends, rows, columns, device)
   local function line(count) return ty.arange(count, { device = device }) end
+  local function turns(at) return parts.turns(config.axes_dims, config.rope_theta, at) end
   local zeros = ty.zeros(s, { dtype = "i64", device = device })
-  local text = turns(config, { line(s) + 1, zeros, zeros })
+  local text = turns { line(s) + 1, zeros, zeros }
   local count = rows * columns
   local room = filled(count) - count
   local rest = ty.zeros(room, { dtype = "i64", device = device })
@@ -228,11 +217,11 @@ local function places(config, s, ends, rows, columns, device)
   local row = ended(line(rows):unsqueeze(1):expand(rows, columns):flatten())
   local column = ended(line(columns):unsqueeze(0):expand(rows, columns):flatten())
   local real = ended(ty.ones(count, { dtype = "i64", device = device }))
-  if type(ends) == "number" then return text, turns(config, { real * (ends + 1), row, column }) end
+  if type(ends) == "number" then return text, turns { real * (ends + 1), row, column } end
   local n = ends.shape[1]
   local first = (ends + 1):reshape(n, 1, 1) * real
-  return text, turns(config, { first, row:reshape(1, 1, -1):expand(n, 1, count + room),
-    column:reshape(1, 1, -1):expand(n, 1, count + room) })
+  return text, turns { first, row:reshape(1, 1, -1):expand(n, 1, count + room),
+    column:reshape(1, 1, -1):expand(n, 1, count + room) }
 end
 
 local function joined(a, b, n)

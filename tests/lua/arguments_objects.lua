@@ -137,6 +137,10 @@ object("FluxTransformer2DModel", function()
     attention_head_dim = 8, num_attention_heads = 1, joint_attention_dim = 2, pooled_projection_dim = 2,
     axes_dims_rope = { 2, 2, 4 } }
 end)
+object("WanTransformer3DModel", function()
+  return require("tycho.models").WanTransformer3DModel { num_attention_heads = 1, attention_head_dim = 8,
+    in_channels = 2, out_channels = 2, text_dim = 2, freq_dim = 8, ffn_dim = 8, num_layers = 1 }
+end)
 object("ZImageTransformer2DModel", function()
   return require("tycho.models").ZImageTransformer2DModel { in_channels = 2, dim = 8, n_layers = 1,
     n_refiner_layers = 1, n_heads = 1, cap_feat_dim = 2, axes_dims = { 4, 2, 2 }, axes_lens = { 64, 8, 8 } }

@@ -1,4 +1,4 @@
--- Flux, Z-Image, DiT, PixArt, ControlNet and the small autoencoder against diffusers: the models of
+-- Flux, Z-Image, Wan, DiT, PixArt, ControlNet, the small autoencoder against diffusers: the models of
 -- tests/fixtures/diffusers (make_diffusers.py), loaded from the folders that diffusers wrote.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
@@ -90,6 +90,24 @@ check.test("z_image: outputs and gradients of diffusers", function()
     "ZImageTransformer2DModel: condition.text.embeddings: expected [2, tokens, 6], got")
 end)
 
+for _, name in ipairs { "wan", "wan_frames" } do
+  check.test(name .. ": outputs and gradients of diffusers", function()
+    local model, want, inputs = load(name)
+    local text = { embeddings = want.text }
+    local y = model(want.x, want.t, { text = text })
+    compare(y, want.y, name)
+    gradients(name, model, want, inputs, { y })
+    ty.no_grad(function()
+      compare(model(want.other, want.t, { text = text }), want.other_y, name .. ": another size")
+      -- What the mask leaves out is not seen.
+      local short = { embeddings = want.text:narrow(1, 0, 3) }
+      local masked = { embeddings = want.text, mask = ty.tensor { { 1, 1, 1, 0, 0 }, { 1, 1, 1, 0, 0 } } }
+      check.close(model(want.x, want.t, { text = masked }):tolist(), model(want.x, want.t, { text = short }):tolist(),
+        1e-5)
+    end)
+  end)
+end
+
 check.test("dit: outputs and gradients of diffusers", function()
   local model, want, inputs = load "dit"
   local y = model(want.x, want.t, { labels = want.labels })
@@ -155,6 +173,8 @@ for _, name in ipairs { "controlnet", "controlnet_sd1" } do
 end
 
 local small = {
+  WanTransformer3DModel = { num_attention_heads = 1, attention_head_dim = 8, in_channels = 2, out_channels = 2,
+    text_dim = 6, freq_dim = 8, ffn_dim = 16, num_layers = 1 },
   ZImageTransformer2DModel = { in_channels = 2, dim = 8, n_layers = 1, n_refiner_layers = 1, n_heads = 1,
     cap_feat_dim = 6, axes_dims = { 4, 2, 2 }, axes_lens = { 64, 8, 8 } },
   FluxTransformer2DModel = { in_channels = 8, num_layers = 1, num_single_layers = 1, attention_head_dim = 8,
@@ -179,8 +199,9 @@ local function make(class, changes)
   return models[class](config)
 end
 
-local x, t = ty.randn(2, 2, 8, 8), ty.tensor { 3.0, 800.0 }
+local latents, t = ty.randn(2, 2, 8, 8), ty.tensor { 3.0, 800.0 }
 local conditions = {
+  WanTransformer3DModel = { text = { embeddings = ty.randn(2, 3, 6) } },
   ZImageTransformer2DModel = { text = { embeddings = ty.randn(2, 3, 6) } },
   FluxTransformer2DModel = { text = { embeddings = ty.randn(2, 3, 6), pooled = ty.randn(2, 5) } },
   DiTTransformer2DModel = { labels = ty.tensor { 0, 3 } },
@@ -191,6 +212,7 @@ for class, c in pairs(conditions) do
   check.test(class .. ": a new one is zero and learns; compiled, it computes the same", function()
     ty.manual_seed(2)
     local model = make(class)
+    local x = class:find "3D" and latents:unsqueeze(2) or latents
     check.equal(model(x, t, c):abs():max():item(), 0)
     local opt = ty.optim.AdamW(model:parameters(), { lr = 1e-2 })
     local first, last
@@ -205,7 +227,7 @@ for class, c in pairs(conditions) do
       model:eval()
       local compiled = ty.compile(function(a, b) return model(a, b, c) end)
       for i = 1, 3 do
-        local a = ty.randn(2, 2, 8, 8)
+        local a = ty.randn_like(x)
         check.equal(compiled(a, t * i):tolist(), model(a, t * i, c):tolist())
       end
     end)
@@ -249,7 +271,7 @@ check.test("configs and inputs that cannot be are one clear error", function()
     "config key 'down_block_types': expected as many as block_out_channels, 2, got 1")
 
   local function wrong(class, text, picture, condition)
-    check.fails(function() make(class)(picture or x, t, condition) end, class .. ": " .. text)
+    check.fails(function() make(class)(picture or latents, t, condition) end, class .. ": " .. text)
   end
   local flux = conditions.FluxTransformer2DModel
   wrong("FluxTransformer2DModel", "x: expected [n, 2, h, w] or [n, tokens, 8], got a tensor [2, 3, 8, 8]",
@@ -259,7 +281,7 @@ check.test("configs and inputs that cannot be are one clear error", function()
   wrong("FluxTransformer2DModel", "condition.text.embeddings: expected [2, tokens, 6], got nil")
   wrong("FluxTransformer2DModel", "condition.guidance: expected nil (the config has no guidance_embeds), got a tensor",
     nil, { text = flux.text, guidance = ty.ones(2) })
-  check.fails(function() make("FluxTransformer2DModel", { guidance_embeds = true })(x, t, flux) end,
+  check.fails(function() make("FluxTransformer2DModel", { guidance_embeds = true })(latents, t, flux) end,
     "condition.guidance: expected [2] (the config has guidance_embeds), got nil")
   wrong("DiTTransformer2DModel", "condition.labels: expected i64 [2] (3 for any class), got nil")
   wrong("DiTTransformer2DModel", "x: expected sides that patch_size 2 divides, got a tensor [2, 2, 8, 7]",
