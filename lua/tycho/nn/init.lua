@@ -24,7 +24,7 @@ local nn = {
 for _, part in ipairs { "layers", "norms", "containers", "activations", "attention", "recurrent",
   "functional", "positions", "patches", "modulation", "pools", "volumes", "pads", "resizing", "losses", "loss_modules",
   "activation_modules", "dropouts", "channel_norms", "pairings", "transformer", "parametrizations",
-  "recurrent_cells" } do
+  "recurrent_cells", "sequences" } do
   for name, value in pairs(require("tycho.nn." .. part)) do nn[name] = value end
 end
 
