@@ -68,6 +68,7 @@ end
 local parts = {
   nn = "tycho.nn", optim = "tycho.optim", data = "tycho.data", train = "tycho.train", plot = "tycho.plot",
   recipe = "tycho.recipe", stats = "tycho.stats", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
+  gradcheck = "tycho.gradcheck",
   tokenizer = "tycho.tokenizer", profile = "tycho.profile",
 }
 -- Functions of parts that have several.

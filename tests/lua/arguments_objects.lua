@@ -275,6 +275,7 @@ right("nn.init.kaiming_uniform nn.init.kaiming_normal", function() return ty.one
 right("nn.with_defaults", function() return options(), function() end end)
 right("vjp jvp", function() return ty.sin, ty.ones(2), ty.ones(2), options() end)
 right("jacobian", function() return ty.sin, ty.ones(2), options() end)
+right("gradcheck", function() return ty.sin, ty.ones(2), options() end)
 right("hessian", function() return ty.sum, ty.ones(2), options() end)
 right("functional_call", function() return nn.ReLU(), options(), ty.ones(2) end)
 right("split chunk", function() return ty.ones(4, 2), 2, 0 end)

@@ -126,4 +126,26 @@ check.test("modules by pattern, hooks before and after", function()
   check.equal(seen, { "before", "after" })
 end)
 
+check.test("gradcheck finds gradients that are off", function()
+  local m, n = f64 { { 0.3, -1.2 }, { 2, 0.7 } }, f64 { 1.5, -0.4 }
+  local function two(x, y) return (x * y):sin(), y:exp() end
+  check.equal(ty.gradcheck(two, { m, n }, { second = true }), true)
+  check.equal(ty.gradcheck(ty.tanh, ty.tensor { 0.5, -0.2 }), true, "f32, roughly")
+  check.equal(m:tolist(), { { 0.3, -1.2 }, { 2, 0.7 } }, "inputs stay as they were")
+  local function squared(backward)
+    return ty.custom_op { name = "squared", forward = function(ctx, x) ctx:save(x) return x * x end,
+      backward = backward }
+  end
+  local half = squared(function(ctx, g) return g * ctx:saved() end)
+  check.fails(function() ty.gradcheck(half, m) end, "gradcheck: the gradient by argument 1, element 0: expected")
+  check.fails(function() ty.gradcheck(function(x, y) return x + half(y) end, { m, n }) end, "by argument 2, element 0")
+  local flat = squared(function(ctx, g) return 2 * g * ctx:saved():detach() end)
+  check.equal(ty.gradcheck(flat, m), true)
+  check.fails(function() ty.gradcheck(flat, m, { second = true }) end, "the second derivative by argument 1")
+  check.fails(function() ty.gradcheck(function(x) return x:detach() * 3 end, m) end, "got 0")
+  check.fails(function() ty.gradcheck(ty.sin, {}) end, "inputs: expected at least one tensor")
+  check.fails(function() ty.gradcheck(ty.sin, ty.tensor { 1, 2 }) end, "expected float tensors, got i64")
+  check.fails(function() ty.gradcheck(function() end, m) end, "expected it to return a tensor, got nothing")
+end)
+
 check.finish()
