@@ -256,4 +256,9 @@ check.test("grids of images", function()
   check.fails(function() plot.grid(ty.zeros(2, 2, 4, 4)) end, "images: expected [n, 1 or 3, h, w]")
 end)
 
+check.test("lines by name are refused", function()
+  check.fails(function() plot.line { series = { loss = { 1, 2 } } } end,
+    'series: expected a list { { y = ..., label = "loss" }, ... }, got a table with names')
+end)
+
 check.finish()

@@ -126,6 +126,10 @@ local function line(options)
     y_label = "", label = none, smooth = 0, log_x = false, log_y = false, x_range = none, y_range = none, width = 900,
     height = 540 }, kinds)
   local given = o.series or { { x = o.x, y = o.y, label = o.label, smooth = o.smooth } }
+  if #given == 0 and next(given) ~= nil then
+    arguments.fail("plot.line: series: expected a list { { y = ..., label = \"%s\" }, ... }, got a table with names",
+      tostring((next(given))))
+  end
   o.series = {}
   for i, s in ipairs(given) do
     o.series[i] = {
