@@ -51,7 +51,7 @@ install(DIRECTORY recipes records datasets DESTINATION ${INSTALL_DATADIR} PATTER
 if(TYCHO_INSTALL_HEADERS)
   # The headers include one another by the paths of the source tree; tycho/tycho.h leads there.
   set(headers ${CMAKE_INSTALL_INCLUDEDIR}/tycho)
-  install(FILES cmake/tycho.h DESTINATION ${headers})
+  install(FILES cmake/tycho.h src/tycho_lua.h DESTINATION ${headers})
   install(FILES src/tycho.h DESTINATION ${headers}/src)
   install(FILES src/tensor/tensor.h src/tensor/memory.h src/tensor/kept.h DESTINATION ${headers}/src/tensor)
   install(FILES src/ops/ops.def src/ops/undef_args.h DESTINATION ${headers}/src/ops)

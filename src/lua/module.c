@@ -1,11 +1,17 @@
 /* require "tycho.core": the table that lua/tycho/init.lua builds on. */
+#include "../tycho_lua.h"
 #include "handle.h"
 
 __attribute__((visibility("default"))) int luaopen_tycho_core(lua_State *L);
 
+/* For modules of others: see tycho_lua.h. */
+static const ty_lua_api api = { TY_LUA_API_VERSION, ty_lua_to, ty_lua_poll, ty_lua_push };
+
 int luaopen_tycho_core(lua_State *L) {
   luaL_checkversion(L);
   lua_settop(L, 0);
+  lua_pushlightuserdata(L, (void *)&api);
+  lua_setfield(L, LUA_REGISTRYINDEX, TY_LUA_API);
   lua_newtable(L);
   ty_lua_open_handles(L, 1);
   ty_lua_open_ops(L, 1);
