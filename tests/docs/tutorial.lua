@@ -75,11 +75,13 @@ if mode == "--child" then
       ty.io.write_atomic(part.word, part.body .. "\n")
     elseif part.language == "sh" then
       for line in part.body:gsub("\\\n", " "):gmatch "[^\n]+" do
-        line = line:gsub("^%./run%f[ ]", (quoted(program):gsub("%%", "%%%%")))
-          :gsub("^tycho%f[ ]", (quoted(program):gsub("%%", "%%%%")))
+        -- What is written for the source tree, from the scratch folder. The program comes last: its path may have
+        -- build/release in it.
         local build = program:match "^(.*)/[^/]*$"
-        line = line:gsub("%-Isrc", "-I" .. quoted(root .. "src")):gsub("%$PWD/build/release", "build/release")
-          :gsub("build/release", (quoted(build):gsub("%%", "%%%%"))):gsub("examples/", root .. "examples/")
+        local function literally(text) return (quoted(text):gsub("%%", "%%%%")) end
+        line = line:gsub("%-Isrc", "-I" .. literally(root .. "src")):gsub("%$PWD/build/release", "build/release")
+          :gsub("build/release", literally(build)):gsub("examples/", literally(root) .. "examples/")
+          :gsub("^%./run%f[ ]", literally(program)):gsub("^tycho%f[ ]", literally(program))
         local pipe = assert(io.popen("exec 2>errors; " .. line))
         printed[#printed + 1] = pipe:read "a"
         if not pipe:close() then problem = ("%s: %s"):format(line, ty.io.read "errors") break end
