@@ -57,7 +57,7 @@ end
 local function load(path)
   if path == "" then return untrained() end
   local options = { device = r.device, dtype = args.dtype ~= "" and args.dtype or nil }
-  if ty.io.exists(path .. "/model_index.json") then return hub.pipeline(path, options) end
+  if path:find "/" or ty.io.exists(path) then return hub.pipeline(path, options) end
   return zoo.load(path, options)
 end
 
