@@ -8,7 +8,7 @@
 --   lua fails       an error is expected; the `text` block that follows is its message
 --   lua NAME.lua    (also c NAME.c, csv NAME.csv ...) written to that file
 --   lua shown       not run
---   sh              commands, one to a line; `./run` and `tycho` are the program that runs this
+--   sh              commands, one to a line (not run with `shown`); `./run` and `tycho` are the program that runs this
 --   text            exactly what the block before printed
 --   text about      the same words; numbers may be off by a third
 --   text like       as many lines; samples of models differ between kinds of processors
@@ -73,7 +73,7 @@ if mode == "--child" then
       elseif not ok then problem = wrong end
     elseif part.word and part.word:find "^[%w_-]+%.%w+$" and part.language ~= "text" then
       ty.io.write_atomic(part.word, part.body .. "\n")
-    elseif part.language == "sh" then
+    elseif part.language == "sh" and part.word ~= "shown" then
       for line in part.body:gsub("\\\n", " "):gmatch "[^\n]+" do
         -- What is written for the source tree, from the scratch folder. The program comes last: its path may have
         -- build/release in it.
