@@ -79,7 +79,7 @@ end
 corpus:trained(base_options)
 
 local files = llm.corpus.files(package.searchpath("tycho", package.path):match "^(.*)/[^/]*$", "%.lua$")
-if quick then files = { table.unpack(files, 1, 12) } end
+if quick then files = { table.unpack(files, 1, 6) } end
 local code = corpus:other { folder = r:path "text", documents = files, every = quick and 4 or 8, validation = true }
 r:say("%d files of Lua to train on (%d tokens), %d to choose rates by (%d), %d held out (%d)",
   #code.documents.training, code.training.total, #code.documents.validation, code.validation.total,
@@ -87,12 +87,13 @@ r:say("%d files of Lua to train on (%d tokens), %d to choose rates by (%d), %d h
 
 -- ---- the methods ----
 
+local rates = quick and { 1e-2 } or { 3e-3, 1e-2, 3e-2 }
 local methods = {
-  { name = "QLoRA, NF4", rates = { 3e-3, 1e-2, 3e-2 }, dtype = "bf16", adapt = function(model)
+  { name = "QLoRA, NF4", rates = rates, dtype = "bf16", adapt = function(model)
     local _, facts = peft.qlora(model, { rank = args.rank, alpha = args.rank })
     return facts
   end },
-  { name = "LoRA, bf16", rates = { 3e-3, 1e-2, 3e-2 }, dtype = "bf16", adapt = function(model)
+  { name = "LoRA, bf16", rates = rates, dtype = "bf16", adapt = function(model)
     peft.lora(model, { rank = args.rank, alpha = args.rank, targets = "all-linear" })
   end },
 }

@@ -40,7 +40,7 @@ local grids = {
 if r.quick then grids = { grids[3], grids[5] } end
 
 local function quality()
-  local corpus = llm.corpus.open { folder = r:base "corpus", validation = true, every = r.quick and 50 or 10,
+  local corpus = llm.corpus.open { folder = r:base "corpus", validation = true, every = r.quick and 100 or 10,
     vocabulary = r.quick and 300 or 1024 }
   local quickly = llm.data.Packed(r:base "corpus/validation.safetensors", { length = corpus.length })
   local function perplexity(model) return corpus:evaluate(model, "held_out", { device = r.device }).perplexity end
