@@ -137,6 +137,9 @@ object("FluxTransformer2DModel", function()
     attention_head_dim = 8, num_attention_heads = 1, joint_attention_dim = 2, pooled_projection_dim = 2,
     axes_dims_rope = { 2, 2, 4 } }
 end)
+object("VonMisesFisher", function()
+  return require("tycho.distributions").VonMisesFisher { mean = require("tycho").ones(3), concentration = 2 }
+end)
 object("WanTransformer3DModel", function()
   return require("tycho.models").WanTransformer3DModel { num_attention_heads = 1, attention_head_dim = 8,
     in_channels = 2, out_channels = 2, text_dim = 2, freq_dim = 8, ffn_dim = 8, num_layers = 1 }

@@ -4,6 +4,9 @@ return {
   -- Data requires nothing but the library.
   datasets = {},
 
+  -- Nor do probability distributions.
+  distributions = {},
+
   -- Networks require nothing but the library: no technique, no method, no reader of files.
   models = {},
 
