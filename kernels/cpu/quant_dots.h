@@ -2,6 +2,67 @@
  * (scale of w) (scale of x) (sum of code q - zero sum of q), and where there are mins less min (scale of x) (sum of q).
  * Included by quant_linear.c. */
 
+#if defined(__AVX2__)
+/* Codes become signed, w = code - zero; then |w| (-w where w < 0 is x's) are products of bytes without a sign and with
+ * one, of which the sum of two stays below 2^15: 2 128 127. */
+static inline __attribute__((always_inline)) void row_dots_of(const ty_dtype dtype, const coded *x, const int rows,
+                                                              const char *row, const float *scale, const float *min,
+                                                              float *out) {
+  enum { PART = 256 };
+  const int group = code_group(dtype);
+  const __m256i zero = _mm256_set1_epi8((char)code_zero(dtype)), ones = _mm256_set1_epi16(1);
+  uint8_t code[PART] __attribute__((aligned(64)));
+  __m256 sum[FEW];
+  float mins[FEW] = { 0 };
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_ps();
+  for (int64_t k0 = 0; k0 < x->k; k0 += PART) {
+    int64_t n = x->k - k0 < PART ? x->k - k0 : PART;
+    row_codes(dtype, row, k0, n, code);
+    for (int64_t at = 0; at < n; at += 32) {
+      const float *s = scale + (k0 + at) / group;
+      __m256 ws = group == 32 ? _mm256_broadcast_ss(s) : _mm256_set_m128(_mm_broadcast_ss(s + 1), _mm_broadcast_ss(s));
+      __m256i w = _mm256_sub_epi8(_mm256_load_si256((const __m256i *)(const void *)(code + at)), zero);
+      __m256i size = _mm256_abs_epi8(w);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++) {
+        int64_t first = r * x->k + k0 + at;
+        __m256i q = _mm256_loadu_si256((const __m256i *)(const void *)(x->q + first));
+        __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(q, w)), ones);
+        __m256 factor = _mm256_mul_ps(ws, _mm256_broadcast_ss(x->scale + first / 32));
+        sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, sum[r]);
+        if (dtype == TY_Q4_K) mins[r] += min[(k0 + at) / 32] * x->sum[first / 32];
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(sum[r]), _mm256_extractf128_ps(sum[r], 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    out[r] = _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four))) - mins[r];
+  }
+}
+
+static inline __attribute__((always_inline)) void row_dots_by(const ty_dtype dtype, const coded *x, int64_t rows,
+                                                              const char *row, const float *scale, const float *min,
+                                                              float *out) {
+#define ROWS(n) \
+  case n: row_dots_of(dtype, x, n, row, scale, min, out); break;
+  switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+#undef ROWS
+}
+
+/* out[r] for the rows of x, at most FEW. */
+static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *row, const float *scale,
+                     const float *min, float *out) {
+  switch (dtype) {
+    case TY_Q8_0: row_dots_by(TY_Q8_0, x, rows, row, scale, min, out); break;
+    case TY_Q4_0: row_dots_by(TY_Q4_0, x, rows, row, scale, min, out); break;
+    case TY_Q4_K: row_dots_by(TY_Q4_K, x, rows, row, scale, min, out); break;
+    default: row_dots_by(TY_Q6_K, x, rows, row, scale, min, out);
+  }
+}
+#else
 /* out[r] for the rows of x, at most FEW. */
 static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *row, const float *scale,
                      const float *min, float *out) {
@@ -33,6 +94,7 @@ static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *r
     for (int i = 0; i < LANES; i++) out[r] += sums[r][i];
   }
 }
+#endif
 
 /* Rows [begin, end) of W. */
 static void dots_rows(void *context, int64_t begin, int64_t end) {
