@@ -16,7 +16,13 @@ local LanguageModel = require "tycho.models.model"
 
 -- The networks of tycho.models leave generation and further caches to this module.
 
---- Continues token sequences; see tycho.llm.generate.
+--- Continues tokens by up to `count` more. tokens: i64 [n, t], and the result is [n, t + new]; or a list of rows of
+-- different lengths, and the result is a list of i64 tensors, each a prompt and what follows it. options: temperature
+-- (1; 0 takes the most likely token), top_k, top_p, min_p, repetition_penalty; seed (the generator is left as it was);
+-- stop_tokens (one or a list; by default eos_token_id of the model's files; false: none); stop (list of texts, with
+-- tokenizer); on_token(row, token), called for each token as it comes, rows counted from 1, false ends the row; pad
+-- (0); draft (a smaller model of the same tokens, which proposes draft_tokens, 4, at a time), stats; cache (to go on
+-- from); pictures (for models that see some). tycho.llm.generate tells more.
 ---@param tokens Tensor|Tensor[]
 ---@param count integer
 ---@param options? table
