@@ -17,4 +17,5 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   scenes = "tycho.zoo.scenes",
   judge = "tycho.zoo.judge",
   painter = "tycho.zoo.painter",
+  yardstick = "tycho.zoo.yardstick",
 })

@@ -16,6 +16,7 @@ return {
   dpm2 = require "tycho.diffusion.solver.dpm2",
   dpm_single = require "tycho.diffusion.solver.dpm_single",
   dpmpp_2m = require "tycho.diffusion.solver.dpmpp_2m",
+  dualfast = require "tycho.diffusion.solver.dualfast",
   euler = require "tycho.diffusion.solver.euler",
   heun = require "tycho.diffusion.solver.heun",
   lcm = require "tycho.diffusion.solver.lcm",

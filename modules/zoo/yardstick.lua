@@ -1,0 +1,165 @@
+--- What recipes of sampling measure with: a network of the zoo that draws scenes, captions of a split with fixed noise,
+-- and how near drawn pictures come to real ones of the same split, by the features of scene-clip's picture tower, of
+-- scene-resnet as a second network that nothing is chosen by, and by whether captions are found in them.
+local ty = require "tycho"
+local datasets = require "tycho.datasets"
+local diffusion = require "tycho.diffusion"
+local scenes = require "tycho.zoo.scenes"
+local shelf = require "tycho.zoo.shelf"
+local vision = require "tycho.vision"
+local vlm = require "tycho.vlm"
+
+local measure, statements = diffusion.measure, datasets.scenes.statements
+
+--- What recipes of sampling measure with.
+---@class Yardstick
+---@field painter TextToImage
+---@field real table   moments of real pictures' features, by split and network
+local Yardstick = {}
+Yardstick.__index = Yardstick
+Yardstick.__name = "Yardstick"
+
+--- Captions of a split with the noise that is drawn from for each.
+---@class YardstickPrompts
+---@field split string
+---@field captions string[]
+---@field asked table[]     what each asks for, as statements.score takes it
+---@field seeds integer[]
+---@field condition table
+
+local BATCH = 32
+
+local function in_parts(x, fn)
+  local list, n = {}, x.shape[1]
+  for start = 0, n - 1, BATCH do
+    list[#list + 1] = ty.scope(function() return fn(x:narrow(0, start, math.min(BATCH, n - start))) end)
+  end
+  return #list == 1 and list[1] or ty.concat(list, 0)
+end
+
+local networks = {
+  ["scene-clip"] = function(model, x) return model:image_features(x) end,
+  ["scene-resnet"] = function(model, x) return model:features(x) end,
+}
+
+--- options: model ("scene-dit": one of the zoo, or a TextToImage), device ("cpu"), most (2: objects in a scene), real
+-- (256: real pictures of a split that drawn ones are compared with), size (64: their side in pixels).
+---@param options? table
+---@return Yardstick
+local function new(options)
+  local who = "zoo.yardstick"
+  local o = ty.nn.options(who, options, { model = "scene-dit", device = "cpu", most = 2, real = 256, size = 64 },
+    { model = "a string or a table", real = "an integer >= 2", size = "64 or 128" })
+  local self = setmetatable({ judges = {}, real = {}, count = o.real, most = o.most, size = o.size, device = o.device },
+    Yardstick)
+  self.painter = type(o.model) == "table" and o.model
+    or diffusion.TextToImage(shelf.load(o.model, { device = o.device }))
+  self.null = ty.keep(self.painter:null "")
+  return self
+end
+
+function Yardstick:judge(name)
+  self.judges[name] = self.judges[name] or shelf.load(name, { device = self.device })
+  return self.judges[name]
+end
+
+function Yardstick:set(split, fields)
+  return scenes.set(split, fields, { objects = { 1, self.most }, size = self.size })
+end
+
+--- Captions number first, first + 1, ... (from 0) of a split, each with noise of its own that `seed` changes.
+---@param split string
+---@param first integer
+---@param count integer
+---@param seed integer
+---@return YardstickPrompts
+function Yardstick:prompts(split, first, count, seed)
+  local batch = self:set(split, { "caption", "asked" }):batch(ty.arange(first, first + count))
+  local seeds = {}
+  for i = 1, count do seeds[i] = seed * 1000003 + first + i end
+  local rows = {}
+  for i = 1, count, BATCH do
+    rows[#rows + 1] = self.painter:condition(table.move(batch.caption, i, math.min(i + BATCH - 1, count), 1, {}))
+  end
+  return { split = split, captions = batch.caption, asked = batch.asked, seeds = seeds,
+    condition = ty.keep(diffusion.condition.concat(rows)) }
+end
+
+--- Latents that a sampler draws for prompts, and the run of the last batch.
+---@param sampler Sampler
+---@param prompts YardstickPrompts
+---@param options? { network?: Module|function, side?: integer, points?: Point[], batch?: integer, fresh?: function }
+---@return Tensor latents
+---@return Run run
+function Yardstick:draw(sampler, prompts, options)
+  local o = ty.nn.options("Yardstick:draw", options, { network = self.painter.network, side = self.size // 4,
+    points = ty.nn.none, batch = BATCH }, { network = false, points = "a list of tables" })
+  local list, last = {}, nil
+  for start = 1, #prompts.seeds, o.batch do
+    local count = math.min(o.batch, #prompts.seeds - start + 1)
+    local condition = diffusion.condition.narrow(prompts.condition, start - 1, count)
+    local x, run = sampler:sample(o.network, { count, 4, o.side, o.side }, { condition = condition, null = self.null,
+      points = o.points, seeds = table.move(prompts.seeds, start, start + count - 1, 1, {}) })
+    list[#list + 1], last = x, run
+  end
+  return #list == 1 and list[1] or ty.concat(list, 0), last
+end
+
+--- Pictures u8 [n, 3, h, w] of latents.
+---@param latents Tensor
+---@return Tensor
+function Yardstick:decode(latents)
+  return in_parts(latents, function(x) return self.painter:decode(x) end)
+end
+
+--- Features of pictures [n, 3, h, w] of bytes by one of the networks, f32 [n, width]; pictures of other sides than 64
+-- are brought to that.
+---@param pictures Tensor
+---@param by string  "scene-clip" or "scene-resnet"
+---@return Tensor
+function Yardstick:features(pictures, by)
+  local see, model = networks[by], self:judge(by)
+  return ty.no_grad(function()
+    return in_parts(pictures:to { device = self.device }, function(x)
+      x = scenes.pictures(x)
+      if x.shape[3] > 64 then x = x:avg_pool2d(x.shape[3] // 64) end
+      return see(model, x)
+    end)
+  end)
+end
+
+--- The Fréchet distance of pictures to real ones of a split, in a network's features.
+---@param pictures Tensor
+---@param split string
+---@param by? string  ("scene-clip")
+---@return number
+function Yardstick:frechet(pictures, split, by)
+  by = by or "scene-clip"
+  local key = split .. "/" .. by
+  if not self.real[key] then
+    local set = self:set(split, { "image" })
+    -- From behind: no captions are taken from there.
+    local images = set:batch(ty.arange(#set - self.count, #set)).image
+    local moments = measure.moments(self:features(images, by))
+    self.real[key] = { mean = ty.keep(moments.mean), cov = ty.keep(moments.cov), count = moments.count }
+  end
+  return measure.frechet(self:features(pictures, by), self.real[key])
+end
+
+--- Shares of what captions ask for that is in the pictures: object, colour and place as scene-resnet sees it, and
+-- `caption`, the share of pictures whose caption scene-clip finds among all of them (at most a hundred).
+---@param pictures Tensor
+---@param prompts YardstickPrompts
+---@return table<string, number>
+function Yardstick:asked(pictures, prompts)
+  local x = scenes.pictures(pictures)
+  if x.shape[3] > 64 then x = x:avg_pool2d(x.shape[3] // 64) end
+  local logits = vision.scores(self:judge "scene-resnet", x):narrow(1, 0, statements.count)
+  local shares = statements.score(logits, prompts.asked)
+  local tokens = scenes.tokens(shelf.tokenizer "scene-clip", prompts.captions, 32)
+  shares.caption = vlm.retrieval(self:judge "scene-clip", x, tokens, { among = math.min(100, #prompts.captions) })
+    .captions
+  return shares
+end
+
+return new
