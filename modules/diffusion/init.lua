@@ -17,6 +17,7 @@
 --     guidance    what is made of predictions for several conditions
 --     Sampler     the loop, with parts around its stages
 --     blocks      a network's blocks left out and replaced, as a part
+--     search      times and blocks for few steps, found by evolution
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
 --     compare     samplers beside a full one: likeness, evaluations, operations, seconds
@@ -48,6 +49,7 @@ return {
   published = require "tycho.diffusion.published",
   prediction = require "tycho.diffusion.prediction",
   schedule = require "tycho.diffusion.schedule",
+  search = require "tycho.diffusion.search",
   solver = require "tycho.diffusion.solver",
   spacing = require "tycho.diffusion.spacing",
   times = require "tycho.diffusion.times",
