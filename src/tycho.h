@@ -42,7 +42,8 @@ ty_tensor *ty_keep(ty_tensor *t); /* a reference of the caller's own */
 /* ---- values ---- */
 
 ty_tensor *ty_from_data(const void *data, ty_dtype dtype, int ndim, const int64_t *size); /* copies; scoped */
-double ty_item(ty_tensor *t, bool *ok); /* of a tensor with one element, any dtype */
+/* Of a tensor with one element, any dtype. *ok says whether there was one; where ok is NULL a failure is NAN. */
+double ty_item(ty_tensor *t, bool *ok);
 bool ty_dtype_parse(const char *name, ty_dtype *out);
 ty_dtype ty_promote(ty_dtype a, ty_dtype b);
 

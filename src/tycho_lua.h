@@ -49,6 +49,12 @@ static inline ty_tensor *ty_lua_tensor(lua_State *L, int index) {
   return t;
 }
 
+/* Pushes a tensor, which Lua then holds as well; NULL raises ty_error(). */
+static inline void ty_lua_push_tensor(lua_State *L, ty_tensor *t) {
+  const ty_lua_api *api = ty_lua_api_of(L);
+  api->push(L, t ? ty_keep(t) : NULL);
+}
+
 /* Between these two nothing may raise: ty_ functions do not, functions of Lua might. */
 static inline void ty_lua_begin(lua_State *L, ty_scope *scope) {
   ty_lua_api_of(L)->poll(L);

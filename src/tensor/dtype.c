@@ -83,20 +83,23 @@ bool ty_read_value(const ty_tensor *t, ty_value *value) {
 }
 
 double ty_item(ty_tensor *t, bool *ok) {
+  bool ignored;
+  double none = ok ? 0 : NAN;
+  if (!ok) ok = &ignored;
   *ok = false;
-  if (!t) return 0;
+  if (!t) return none;
   if (t->v.count != 1) {
     ty_fail(TY_EINVAL, "item: expected a tensor with one element, got %s", ty_describe(t));
-    return 0;
+    return none;
   }
   if (ty_device_of(t) == TY_META) {
     ty_fail(TY_EINVAL, "item: a meta tensor has no values: %s", ty_describe(t));
-    return 0;
+    return none;
   }
-  if (ty_is_recording() && !ty_recorded_host_read(t, "item")) return 0;
+  if (ty_is_recording() && !ty_recorded_host_read(t, "item")) return none;
   ty_value v;
   *ok = ty_read_value(t, &v);
-  return !*ok ? 0 : v.kind == TY_INT ? (double)v.i : v.f;
+  return !*ok ? none : v.kind == TY_INT ? (double)v.i : v.f;
 }
 
 ty_tensor *ty_from_data(const void *data, ty_dtype dtype, int ndim, const int64_t *size) {

@@ -43,6 +43,8 @@ void test_view_layout(void) {
   ty_tensor *scalar = ty_select(ty_select(ty_select(x, 0, -1), 0, -1), 0, -1);
   bool ok;
   CHECK_NEAR(ty_item(scalar, &ok), 23, 0);
+  CHECK_NEAR(ty_item(scalar, NULL), 23, 0);
+  CHECK(isnan(ty_item(NULL, NULL)));
   CHECK(ok && scalar->v.ndim == 0);
   ty_tensor *d = ty_diagonal(ty_select(x, 0, 0), 1, 0, 1);
   CHECK(d && d->v.count == 3);
