@@ -18,6 +18,7 @@
 --     Sampler     the loop, with parts around its stages
 --     blocks      a network's blocks left out and replaced, as a part
 --     search      times and blocks for few steps, found by evolution
+--     stages      steps at several sizes, as a part
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
 --     compare     samplers beside a full one: likeness, evaluations, operations, seconds
@@ -52,6 +53,7 @@ return {
   search = require "tycho.diffusion.search",
   solver = require "tycho.diffusion.solver",
   spacing = require "tycho.diffusion.spacing",
+  stages = require "tycho.diffusion.stages",
   times = require "tycho.diffusion.times",
   weighting = require "tycho.diffusion.weighting",
   DiT = require "tycho.models.dit",
