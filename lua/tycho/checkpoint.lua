@@ -68,7 +68,8 @@ end
 
 --- Runs fn(...) so that the backward pass runs it again instead of keeping its intermediate results. fn must compute
 -- the same each time it gets the same arguments (random numbers are replayed); tensors among the arguments and results
--- are found at the top level and inside result tables.
+-- are found at the top level and inside result tables. It runs in a ty.scope: tensors that it puts elsewhere need
+-- ty.keep.
 ---@param fn function
 ---@return any ... what fn returns
 local function checkpoint(fn, ...)
@@ -98,7 +99,8 @@ local function checkpoint(fn, ...)
     handed[1] = tensor
     return tensor
   end
-  return run_in(self.frame, ty.saved_tensor_hooks, function(t) return pack_in(self.frame, t) end, unpack, fn,
+  -- In a scope of its own: what fn made on the way is not to wait for the collector, or for the end of the step.
+  return run_in(self.frame, ty.saved_tensor_hooks, function(t) return pack_in(self.frame, t) end, unpack, ty.scope, fn,
     table.unpack(inputs, 1, inputs.n))
 end
 

@@ -118,14 +118,14 @@ check.test("memory: a deep net needs the activations of one segment", function()
     for _ = 1, 8 do h = h:sin():cos() end
     return h
   end
-  local function peak(f)
+  local function peak(f, apart)
     collectgarbage()
     ty.memory.reset_peak "cpu"
     local before = ty.memory.stats("cpu").live
     ty.scope(function()
       local x = ty.randn(64, 1024):requires_grad_()
       local h = x
-      for _ = 1, 8 do h = ty.scope(f, h) end
+      for _ = 1, 8 do h = apart and f(h) or ty.scope(f, h) end
       h:sum():backward()
     end)
     return ty.memory.stats("cpu").peak - before
@@ -133,6 +133,8 @@ check.test("memory: a deep net needs the activations of one segment", function()
   local plain = peak(deep)
   local kept = peak(function(h) return ty.checkpoint(deep, h) end)
   check.equal(kept * 3 < plain, true, ("%d bytes with checkpoints, %d without"):format(kept, plain))
+  local alone = peak(function(h) return ty.checkpoint(deep, h) end, true)
+  check.equal(alone <= kept, true, ("%d bytes without a scope around each, %d with one"):format(alone, kept))
 end)
 
 check.finish()
