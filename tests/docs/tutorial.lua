@@ -200,6 +200,27 @@ check.test("pictures", function()
   check.ok(count >= 1, "a page has a picture")
 end)
 
+check.test("what the text names", function()
+  local folder, help = page:match "^(.*/)" or "./", require "tycho.help"
+  for _, part in ipairs(parts) do
+    local text = part.text or ""
+    for address in text:gmatch "%]%(([^)#:]+)[^)]*%)" do
+      check.ok(ty.io.exists(folder .. address), "a link to " .. address)
+    end
+    for name in text:gmatch '`help "([^"]+)"`' do
+      local found = help.text(name)
+      check.ok(not found:find "^nothing is ", ('help "%s" says: %s'):format(name, found:match "[^\n]*"))
+    end
+    for file, options in text:gmatch "`%./run (recipes/[%w/_-]+%.lua)([^`]*)`" do
+      local source = ty.io.exists(root .. "/" .. file) and ty.io.read(root .. "/" .. file)
+      check.ok(source, file .. " is there")
+      for option in options:gmatch "%-%-([%w-]+)" do
+        check.ok(source and source:find(('"%s"'):format(option:gsub("-", "_")), 1, true), file .. " has --" .. option)
+      end
+    end
+  end
+end)
+
 if mode == "--write" and check.failed == 0 then
   local out = {}
   for i, part in ipairs(parts) do

@@ -41,7 +41,7 @@ local commands = {
 local inline = {
   ["./run"] = "the prompt", ["./run doctor"] = "tests/cli", ["./run --help"] = "tests/cli",
   ["./run build"] = "builds what runs this", ["./run recipes"] = "tests/cli", ["./run test "] = "the test of that name",
-  ["./run bench"] = "takes minutes",
+  ["./run bench"] = "takes minutes", ["./run docs"] = "tests/lua/docs_html_test.lua",
   ["cmake --"] = "builds what runs this", ["luarocks "] = "builds what runs this", ["tycho -e "] = "tests/cli",
 }
 
