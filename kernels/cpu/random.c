@@ -258,17 +258,17 @@ static void order_tasks(void *context, int64_t begin, int64_t end) {
     const int64_t m = first[b + 1] - first[b];
     int inner = 0;
     while (inner < INNER_BITS && inner < 32 - o->bits && (int64_t)1 << inner < m) inner++;
-    const int shift = 64 - o->bits - inner;
+    const int shift = 63 - o->bits - inner; /* and one more: 64 in one go is undefined */
     const uint64_t mask = ((uint64_t)1 << inner) - 1;
     memset(at, 0, sizeof *at << inner);
-    for (int64_t i = 0; i < m; i++) at[in[i] >> shift & mask]++;
+    for (int64_t i = 0; i < m; i++) at[in[i] >> shift >> 1 & mask]++;
     uint32_t sum = 0;
     for (uint64_t i = 0; i <= mask; i++) {
       uint32_t here = at[i];
       at[i] = sum;
       sum += here;
     }
-    for (int64_t i = 0; i < m; i++) x[at[in[i] >> shift & mask]++] = in[i];
+    for (int64_t i = 0; i < m; i++) x[at[in[i] >> shift >> 1 & mask]++] = in[i];
     for (int64_t i = 1; i < m; i++) {
       const uint64_t e = x[i];
       int64_t k = i;
