@@ -24,8 +24,10 @@ function M.arguments(own, more)
     { "scenes", 60000, "that are trained on", quick = 24 },
     { "most", 2, "objects in a scene" },
     { "backgrounds", "plain,gradient", "of the scenes; all: of every kind" },
+    { "kinds", "dog,cat,panda,pig,frog,fish,octopus,butterfly,apple,banana,strawberry,watermelon,carrot,pizza,donut,"
+      .. "cactus,sunflower,car,airplane,sailboat,house,star,heart,umbrella", "of objects; all: each of the ninety" },
     { "rotation", 0, "of objects, in degrees at most" },
-    { "length", 32, "tokens of a caption" },
+    { "length", 24, "tokens of a caption" },
     { "guidance", 4.0, "scale of classifier-free guidance in drawing" },
     { "drawing_steps", 20, "steps of drawing", quick = 2 },
     { "judge", "scene-resnet", "model of the zoo that judges" },
@@ -59,21 +61,31 @@ function M.pipeline(r, name, network, scheduler)
     text_encoder = text_encoder_of(shelf.load("scene-clip")):to(r.device), scheduler = scheduler } }
 end
 
+-- The names that an argument lists; nil for "all".
+local function listed(argument)
+  if argument == "all" then return nil end
+  local names = {}
+  for name in argument:gmatch "[^,]+" do names[#names + 1] = name end
+  return names
+end
+
 -- The scenes of a split that the network is made for.
 local function set_of(args, split, fields)
-  local options = { objects = { 1, args.most }, rotation = args.rotation }
-  if args.backgrounds ~= "all" then
-    options.backgrounds = {}
-    for name in args.backgrounds:gmatch "[^,]+" do table.insert(options.backgrounds, name) end
-  end
-  return scenes.set(split, fields, options)
+  return scenes.set(split, fields, { objects = { 1, args.most }, rotation = args.rotation,
+    backgrounds = listed(args.backgrounds), objects_of = listed(args.kinds) })
+end
+
+-- A name for the scenes of these arguments: other ones make another.
+local function name_of(args)
+  local sum = 0
+  for _, byte in utf8.codes(args.backgrounds .. " " .. args.kinds) do sum = (sum * 31 + byte) & 0xffffffff end
+  return ("%d-%d-%d-%d-%08x"):format(args.scenes, args.most, args.rotation, args.length, sum)
 end
 
 -- Latents and tokens of the scenes that are trained on; kept in a file of the results, which other seeds share.
 local function data_of(r, painter)
   local args = r.args
-  local path = r:path(("latents-%d-%d-%s-%d.safetensors"):format(args.scenes, args.most, args.backgrounds,
-    args.rotation))
+  local path = r:path(("latents-%s.safetensors"):format(name_of(args)))
   if not ty.io.exists(path) then
     local set = set_of(args, "training", { "image", "caption" })
     local latents, tokens = {}, {}
