@@ -280,6 +280,10 @@ function Blocks:part(choose)
     return { memory = new_memory() }
   end
   function part.call(_, run, next, request)
+    if request.samples then
+      fail("%s: expected calls of the network for all samples, got one for %d of them: no part or "
+        .. "guidance that decides sample by sample can stand around this one", who, #request.samples)
+    end
     local call = { run = run, request = request, branches = request.branches, memory = run.state[part].memory }
     local given = choose(call)
     expect(who, "choose(call)", given, "a table or nil")

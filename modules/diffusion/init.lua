@@ -17,6 +17,7 @@
 --     guidance    what is made of predictions for several conditions
 --     Sampler     the loop, with parts around its stages
 --     blocks      a network's blocks left out and replaced, as a part
+--     cache       calls and blocks left out where what was said before serves, as parts
 --     search      times and blocks for few steps, found by evolution
 --     stages      steps at several sizes, as a part
 --     inpaint     a part of a picture painted anew, as a part
@@ -35,6 +36,7 @@ return {
   Sampler = require "tycho.diffusion.sampler",
   TextToImage = require "tycho.diffusion.text_to_image",
   blocks = require "tycho.diffusion.blocks",
+  cache = require "tycho.diffusion.cache",
   autoencoder = require "tycho.diffusion.autoencoder",
   compare = require "tycho.diffusion.compare",
   compiled = require "tycho.diffusion.compiled",

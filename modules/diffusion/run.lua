@@ -94,12 +94,20 @@ local function joined_condition(self, names)
   return self.joined[key]
 end
 
---- Asks the network for several branches in one call. Returns their outputs by name.
+--- Asks the network for several branches in one call. Returns their outputs by name. samples: positions of samples of
+-- the batch, from 0, that x is cut to by this (all of it).
 ---@param x Tensor
 ---@param point Point
 ---@param names string[]
+---@param samples? integer[]
 ---@return table<string, Tensor>
-function Run:evaluate(x, point, names)
+function Run:evaluate(x, point, names, samples)
+  if samples then
+    local index = ty.tensor(samples, { dtype = "i64", device = x.device })
+    if #names ~= 1 then error("Run:evaluate: names: expected one where samples are given, got " .. #names, 2) end
+    return { [names[1]] = self.call_network { x = x:index_select(0, index), point = point, branches = names,
+      condition = conditions.select(self:branch(names[1]), index), samples = samples } }
+  end
   local n, copies = x.shape[1], {}
   for i = 1, #names do copies[i] = x end
   local request = { x = #names > 1 and ty.concat(copies, 0) or x, point = point, branches = names,

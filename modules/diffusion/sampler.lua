@@ -10,7 +10,8 @@
 --     start(self, run)                         returns the part's state for this run: run.state[part]
 --     call(self, run, next, request)           around a call of the network; next(request) returns its output.
 --                                              request: x (the branches one after the other), point, branches (their
---                                              names), condition
+--                                              names), condition; samples, where it is for some of them alone (see
+--                                              cache/samples.lua)
 --     predict(self, run, next, x, point)       around a guided prediction, which next(x, point) makes
 --     advance(self, run, next, prediction, to) around the solver's step: next(prediction, to) returns x at `to`. x may
 --                                              change its size here, and the points after `to` may change

@@ -13,7 +13,7 @@ local vlm = require "tycho.vlm"
 
 local M = {}
 
-local statements = datasets.scenes.statements
+local shown, statements = scenes.drawn, datasets.scenes.statements
 
 --- The arguments of such a recipe.
 ---@param own table<string, number>  steps, batch, lr, every
@@ -22,11 +22,10 @@ local statements = datasets.scenes.statements
 function M.arguments(own, more)
   local list = {
     { "scenes", 60000, "that are trained on", quick = 24 },
-    { "most", 2, "objects in a scene" },
-    { "backgrounds", "plain,gradient", "of the scenes; all: of every kind" },
-    { "kinds", "dog,cat,panda,pig,frog,fish,octopus,butterfly,apple,banana,strawberry,watermelon,carrot,pizza,donut,"
-      .. "cactus,sunflower,car,airplane,sailboat,house,star,heart,umbrella", "of objects; all: each of the ninety" },
-    { "rotation", 0, "of objects, in degrees at most" },
+    { "most", shown.objects[2], "objects in a scene" },
+    { "backgrounds", table.concat(shown.backgrounds, ","), "of the scenes; all: of every kind" },
+    { "kinds", table.concat(shown.objects_of, ","), "of objects; all: each of the ninety" },
+    { "rotation", shown.rotation, "of objects, in degrees at most" },
     { "length", 24, "tokens of a caption" },
     { "guidance", 4.0, "scale of classifier-free guidance in drawing" },
     { "drawing_steps", 20, "steps of drawing", quick = 2 },
@@ -211,8 +210,8 @@ function M.rows(r, name, make, scheduler)
     note(real, i, of_real)
     note(combinations, i, (M.measure(r, painter, "held_out_combinations", r.args.count)))
     if i == 1 then
-      local shown = pictures:narrow(0, 0, math.min(32, pictures.shape[1]))
-      ty.plot.grid(scenes.pictures(shown), { columns = 8, scale = 2 }):save(r:picture(r.name:match "[^/]+$" .. ".png"))
+      local few = pictures:narrow(0, 0, math.min(32, pictures.shape[1]))
+      ty.plot.grid(scenes.pictures(few), { columns = 8, scale = 2 }):save(r:picture(r.name:match "[^/]+$" .. ".png"))
     end
   end
   local bars = { object = 0.9, colour = 0.85, place = 0.8 }

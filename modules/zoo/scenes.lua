@@ -25,6 +25,12 @@ function M.arguments(own, more)
   return list
 end
 
+--- What scenes show that networks of the zoo draw: one or two objects of two dozen kinds on a plain colour or a
+-- gradient. With all ninety kinds a network of that size draws blobs of the right colours after hours of training.
+M.drawn = { objects = { 1, 2 }, rotation = 0, backgrounds = { "plain", "gradient" }, objects_of = { "dog", "cat",
+  "panda", "pig", "frog", "fish", "octopus", "butterfly", "apple", "banana", "strawberry", "watermelon", "carrot",
+  "pizza", "donut", "cactus", "sunflower", "car", "airplane", "sailboat", "house", "star", "heart", "umbrella" } }
+
 --- Scenes of a split with some fields: a data set.
 ---@param split string
 ---@param fields string[]

@@ -42,16 +42,18 @@ local networks = {
   ["scene-resnet"] = function(model, x) return model:features(x) end,
 }
 
---- options: model ("scene-dit": one of the zoo, or a TextToImage), device ("cpu"), most (2: objects in a scene), real
--- (256: real pictures of a split that drawn ones are compared with), size (64: their side in pixels).
+--- options: model ("scene-dit": one of the zoo, or a TextToImage), device ("cpu"), scenes (what networks of the zoo
+-- draw: options of the data set), real (256: real pictures of a split that drawn ones are compared with), size (64:
+-- their side in pixels).
 ---@param options? table
 ---@return Yardstick
 local function new(options)
   local who = "zoo.yardstick"
-  local o = ty.nn.options(who, options, { model = "scene-dit", device = "cpu", most = 2, real = 256, size = 64 },
-    { model = "a string or a table", real = "an integer >= 2", size = "64 or 128" })
-  local self = setmetatable({ judges = {}, real = {}, count = o.real, most = o.most, size = o.size, device = o.device },
-    Yardstick)
+  local o = ty.nn.options(who, options, { model = "scene-dit", device = "cpu", scenes = scenes.drawn,
+    real = 256, size = 64 }, { model = "a string or a table", scenes = "a table", real = "an integer >= 2",
+    size = "64 or 128" })
+  local self = setmetatable({ judges = {}, real = {}, count = o.real, scenes = o.scenes, size = o.size,
+    device = o.device }, Yardstick)
   self.painter = type(o.model) == "table" and o.model
     or diffusion.TextToImage(shelf.load(o.model, { device = o.device }))
   self.null = ty.keep(self.painter:null "")
@@ -64,7 +66,9 @@ function Yardstick:judge(name)
 end
 
 function Yardstick:set(split, fields)
-  return scenes.set(split, fields, { objects = { 1, self.most }, size = self.size })
+  local options = { size = self.size }
+  for key, value in pairs(self.scenes) do options[key] = value end
+  return scenes.set(split, fields, options)
 end
 
 --- Captions number first, first + 1, ... (from 0) of a split, each with noise of its own that `seed` changes.

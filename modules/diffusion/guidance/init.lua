@@ -6,6 +6,7 @@
 -- these branches, which returns a table of outputs by name. "condition" is what was asked for, "null" the null
 -- condition, further names are those of the sampler's option `branches`. A new guidance is a file beside this one.
 local ty = require "tycho"
+local adaptive = require "tycho.diffusion.guidance.adaptive"
 
 local M = {}
 
@@ -123,5 +124,9 @@ function M.read(who, given)
   if type(given) == "table" and given.guide then return given end
   error(("%s: guidance: expected a number or a value of diffusion.guidance, got %s"):format(who, type(given)), 3)
 end
+
+-- Guidance that asks for less.
+M.adaptive, M.trace = adaptive.adaptive, adaptive.trace
+M.recorder, M.linear = adaptive.recorder, adaptive.linear
 
 return M
