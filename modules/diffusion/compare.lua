@@ -94,12 +94,19 @@ local function judge(row, full, o)
   end
 end
 
+local function has(list, name)
+  for _, entry in ipairs(list) do
+    if entry == name then return true end
+  end
+  return false
+end
+
 --- Compares samplers with a full one. samplers: by name; a sampler, or { sampler, model } for one with a network of its
 -- own. options: those of Sampler.sample (condition, null, keep, branches, seeds; by default the seeds 1, 2, ...);
 -- decode (pictures of samples; the samples), range (2: between the least and the largest value of pictures), features
 -- (a function as measure.perceptual takes it), judges ({}: functions of the pictures, by name, that give numbers),
 -- rounds (3: how often each is timed), flops (true: counted by one run under the profiler), fewer (true: the full
--- sampler with fewer steps beside each).
+-- sampler with fewer steps beside each; or a list of the names of those beside which it shall stand).
 ---@param model Module|function
 ---@param shape integer[]
 ---@param full Sampler
@@ -113,7 +120,8 @@ local function compare(model, shape, full, samplers, options)
   local o = arguments.read(WHO, options, { condition = {}, null = none, keep = none, branches = none, seeds = none,
     decode = none, range = 2, features = none, judges = {}, rounds = 3, flops = true, fewer = true },
     { null = "a table", keep = "a table", branches = "a table", seeds = "a list of integers", decode = "a function",
-      range = "a finite number > 0", features = "a function", rounds = "an integer >= 1" })
+      range = "a finite number > 0", features = "a function", rounds = "an integer >= 1",
+      fewer = "a boolean or a list of strings" })
   o.decode = o.decode or function(x) return x end
   o.wait = function(x) return x:flatten():narrow(0, 0, 1):to("cpu"):item() end -- a GPU is waited for
   local seeds = o.seeds
@@ -145,12 +153,20 @@ local function compare(model, shape, full, samplers, options)
   time(rows, list, draw, o)
   if o.fewer then
     local more, plain = {}, {}
+    local wanted = o.fewer == true and names or o.fewer
+    for i, name in ipairs(wanted) do
+      if not samplers[name] then
+        fail("%s: fewer[%d]: expected the name of a sampler, got %s", WHO, i, arguments.describe(name))
+      end
+    end
     for i = 2, #rows do
-      -- As many steps as fit into its time, at least one.
-      local steps = math.floor(rows[1].steps * rows[i].seconds / rows[1].seconds + 0.5)
-      local sampler = sampler_like(full, math.max(1, math.min(rows[1].steps, steps)))
-      plain[#plain + 1] = sampler
-      more[#more + 1] = measure_run(rows[i].name .. ", fewer steps", sampler, draw, o)
+      if has(wanted, rows[i].name) then
+        -- As many steps as fit into its time, at least one.
+        local steps = math.floor(rows[1].steps * rows[i].seconds / rows[1].seconds + 0.5)
+        local sampler = sampler_like(full, math.max(1, math.min(rows[1].steps, steps)))
+        plain[#plain + 1] = sampler
+        more[#more + 1] = measure_run(rows[i].name .. ", fewer steps", sampler, draw, o)
+      end
     end
     time(more, plain, draw, o)
     table.move(more, 1, #more, #rows + 1, rows)

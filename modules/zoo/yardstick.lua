@@ -4,6 +4,7 @@
 local ty = require "tycho"
 local datasets = require "tycho.datasets"
 local diffusion = require "tycho.diffusion"
+local hub = require "tycho.hub"
 local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
 local vision = require "tycho.vision"
@@ -42,9 +43,9 @@ local networks = {
   ["scene-resnet"] = function(model, x) return model:features(x) end,
 }
 
---- options: model ("scene-dit": one of the zoo, or a TextToImage), device ("cpu"), scenes (what networks of the zoo
--- draw: options of the data set), real (256: real pictures of a split that drawn ones are compared with), size (64:
--- their side in pixels).
+--- options: model ("scene-dit": one of the zoo, the path of a folder of diffusers, or a TextToImage), device ("cpu"),
+-- scenes (what networks of the zoo draw: options of the data set), real (256: real pictures of a split that drawn ones
+-- are compared with), size (64: their side in pixels).
 ---@param options? table
 ---@return Yardstick
 local function new(options)
@@ -54,8 +55,12 @@ local function new(options)
     size = "64 or 128" })
   local self = setmetatable({ judges = {}, real = {}, count = o.real, scenes = o.scenes, size = o.size,
     device = o.device }, Yardstick)
-  self.painter = type(o.model) == "table" and o.model
-    or diffusion.TextToImage(shelf.load(o.model, { device = o.device }))
+  if type(o.model) == "table" then
+    self.painter = o.model
+  else
+    local load = o.model:find "/" and hub.pipeline or shelf.load
+    self.painter = diffusion.TextToImage(load(o.model, { device = o.device, dtype = "f32" }))
+  end
   self.null = ty.keep(self.painter:null "")
   return self
 end
@@ -164,6 +169,63 @@ function Yardstick:asked(pictures, prompts)
   shares.caption = vlm.retrieval(self:judge "scene-clip", x, tokens, { among = math.min(100, #prompts.captions) })
     .captions
   return shares
+end
+
+-- ---- samplers beside a full one ----
+
+-- The layers of scene-resnet for the perceptual distance, which is the mean over them: about as large as LPIPS.
+local seen_by = { "layer1", "layer2", "layer3" }
+
+--- Samplers beside a full one, for prompts of a split and noise of each seed: diffusion.compare with pictures decoded,
+-- the perceptual distance in the features of scene-resnet, and as judges the Fréchet distance to real pictures by
+-- scene-resnet and the share of captions that are found by scene-clip. options: split ("validation"), first (0), count
+-- (32: prompts), seeds ({ 0 }), rounds (1: of timing), fewer (true: the full sampler with fewer steps beside each; or
+-- names of those).
+---@param full Sampler
+---@param samplers table<string, Sampler>
+---@param options? table
+---@return Comparison[] list  one for each seed
+function Yardstick:compare(full, samplers, options)
+  local o = ty.nn.options("Yardstick:compare", options, { split = "validation", first = 0, count = 32, seeds = { 0 },
+    rounds = 1, fewer = true }, { seeds = "a list of integers", fewer = "a boolean or a list of strings" })
+  local side, list = self.size // 4, {}
+  local inside = measure.features(self:judge "scene-resnet", seen_by)
+  for i, seed in ipairs(o.seeds) do
+    local prompts = self:prompts(o.split, o.first, o.count, seed)
+    list[i] = diffusion.compare(self.painter.network, { o.count, 4, side, side }, full, samplers, {
+      condition = prompts.condition, null = self.null, seeds = prompts.seeds, range = 255, rounds = o.rounds,
+      fewer = o.fewer, decode = function(x) return self:decode(x) end,
+      features = function(x) return inside(scenes.pictures(x)) end,
+      judges = { frechet = function(x) return self:frechet(x, o.split, "scene-resnet") end,
+        captions = function(x) return self:asked(x, prompts).caption end } })
+    for _, row in ipairs(list[i].list) do row.perceptual = row.perceptual and row.perceptual / #seen_by end
+  end
+  return list
+end
+
+--- Rows of a recipe's table of what several comparisons of the same samplers gave: as of Comparison:rows, with a value
+-- for each comparison.
+---@param list Comparison[]
+---@param name string
+---@param bars table<string, number>
+---@param beats? string[]
+---@return RecipeRow[]
+function Yardstick.rows(list, name, bars, beats)
+  local rows
+  for i, comparison in ipairs(list) do
+    local own = comparison:rows(name, bars, beats)
+    rows = rows or own
+    for j, row in ipairs(own) do
+      rows[j].values = rows[j].values or {}
+      rows[j].values[i] = row.measured
+      if row.baseline then
+        rows[j].baselines = rows[j].baselines or {}
+        rows[j].baselines[i] = row.baseline
+      end
+    end
+  end
+  for _, row in ipairs(rows) do row.measured, row.baseline, row.baselines = nil, row.baselines, nil end
+  return rows
 end
 
 return new

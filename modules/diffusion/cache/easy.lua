@@ -15,13 +15,14 @@ local Easy = {}
 Easy.__index = Easy
 
 --- A part of a sampler. options: threshold (0.1; 0: the network is called in every step), warmup (10: first steps with
--- a call; the last step has one too), reuse ("difference": x + (v' - x'); "output": v' itself, which is what the paper
--- compares with).
----@param options? { threshold?: number, warmup?: integer, reuse?: "difference"|"output" }
+-- a call; the last step has one too), reuse ("difference": x + (v' - x'); "output": v' itself), every (a call in every
+-- so many steps, whatever the estimate says). The last two are what the method is compared with.
+---@param options? { threshold?: number, warmup?: integer, reuse?: "difference"|"output", every?: integer }
 ---@return table part
 local function new(options)
-  local self = ty.nn.options("cache.easy", options, { threshold = 0.1, warmup = 10, reuse = "difference" },
-    { threshold = "a number >= 0", warmup = "an integer >= 1", reuse = '"difference" or "output"' })
+  local self = ty.nn.options("cache.easy", options, { threshold = 0.1, warmup = 10, reuse = "difference",
+    every = ty.nn.none }, { threshold = "a number >= 0", warmup = "an integer >= 1", reuse = '"difference" or "output"',
+      every = "an integer >= 1" })
   return setmetatable(self, Easy)
 end
 
@@ -40,6 +41,7 @@ end
 -- Which samples need a call in this step, by what their first branch looks like now.
 local function decide(self, run, state, ids, rows)
   local forced = run.step <= self.warmup or run.step == #run.points - 1
+    or self.every and (run.step - self.warmup) % self.every == 0
   local last, outputs = {}, {}
   for i, id in ipairs(ids) do
     local kept = state.kept[id]
@@ -50,7 +52,7 @@ local function decide(self, run, state, ids, rows)
     local kept = state.kept[id] or { error = 0.0, difference = {}, calls = 0 }
     state.kept[id] = kept
     kept.error = kept.k and kept.error + kept.k * moved[i] / level[i] or math.huge
-    kept.skips = not forced and kept.error < self.threshold
+    kept.skips = not forced and (self.every ~= nil or kept.error < self.threshold)
     kept.last = ty.keep(rows[i]:clone())
     state.noted[id + 1] = state.noted[id + 1] or {}
     state.noted[id + 1][run.step] = { error = kept.error, called = not kept.skips }
