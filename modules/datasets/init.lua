@@ -24,6 +24,7 @@ local sets = {
   kjv = "tycho.datasets.kjv",
   photos = "tycho.datasets.photos",
   scenes = "tycho.datasets.scenes",
+  text_tasks = "tycho.datasets.text_tasks",
   volumes = "tycho.datasets.volumes",
 }
 
