@@ -64,6 +64,15 @@ local function chosen(who, model, targets)
   return result, modules, names
 end
 
+--- The modules that `targets` (as in peft.lora) stands for: a list of { name, module }, in the model's order.
+---@return {name: string, module: Module}[]
+function M.targets(who, model, targets)
+  local names, modules = chosen(who, model, targets)
+  local list = {}
+  for i, name in ipairs(names) do list[i] = { name = name, module = modules[name] } end
+  return list
+end
+
 --- The value that a table of names gives a module, or nil. A key is a name or the end of one.
 function M.by_name(who, what, patterns, name)
   if patterns ~= nil and type(patterns) ~= "table" then

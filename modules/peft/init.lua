@@ -13,6 +13,8 @@
 -- will take, peft.account what it would take for any configuration. peft.eora makes
 -- adapters without training, which give a compressed model back what it lost.
 --
+-- peft.lamda trains small square matrices between fixed directions of the weights.
+--
 -- Works on every module with Linear, Conv2d or Embedding layers, and on all families of tycho.llm. Hu et al. 2021,
 -- "LoRA: Low-Rank Adaptation of Large Language Models".
 local adapter = require "tycho.peft.adapter"
@@ -33,4 +35,6 @@ return {
   save = files.save,
   load = files.load,
   eora = require "tycho.peft.eora",
+  lamda = require "tycho.peft.lamda",
+  compare = require "tycho.peft.compare",
 }

@@ -16,11 +16,19 @@ end
 
 local function dense(self, dtype) return surgery.rows(self):to(dtype) end
 
+-- B of a linear layer, [outputs, rank]: a parameter, or what other parameters make of it.
+local function outer(self, dtype)
+  local a = self._lora
+  if a.outer then return a.outer(self, dtype) end
+  local b = self.lora_B.weight
+  return dtype and b:to(dtype) or b
+end
+
 -- What the adapter adds to dense().
 local function change(self, dtype)
   local embedding = self.lora_embedding_A
   local a = (embedding or self.lora_A.weight):detach():to(dtype)
-  local b = (embedding and self.lora_embedding_B or self.lora_B.weight):detach():to(dtype)
+  local b = (embedding and self.lora_embedding_B:to(dtype) or outer(self, dtype)):detach()
   -- Of a convolution, A has its kernel and B has one of 1 x 1.
   if a.ndim == 4 then a, b = a:flatten(1), b:flatten(1) end
   local product = b:matmul(a) * self._lora.scale
@@ -60,8 +68,8 @@ local function linear_forward(base)
       return surgery.finish(y, residual, activation)
     end
     local y = base.forward(self, x, residual)
-    if y.dtype == low.dtype then return ty.linear(low, self.lora_B.weight, nil, y, activation) end
-    return surgery.finish(y, self.lora_B(low):to(y.dtype), activation)
+    if y.dtype == low.dtype then return ty.linear(low, outer(self), nil, y, activation) end
+    return surgery.finish(y, ty.linear(low, outer(self)):to(y.dtype), activation)
   end
 end
 
@@ -88,7 +96,8 @@ local forwards = { linear = linear_forward, embedding = embedding_forward, conv 
 
 --- The wrapper that adds a low-rank adapter to a layer.
 M.lora = surgery.wrapper { name = "Lora", field = "_lora",
-  fields = { "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" },
+  fields = { "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector", "lora_S",
+    "lora_B_frozen", "lora_start" },
   forward = function(base, kind) return forwards[kind](base) end,
   describe = function(a) return ("rank = %d%s"):format(a.rank, a.merged and ", merged" or "") end }
 
@@ -123,16 +132,22 @@ end
 --- Makes the layer what it was.
 function M.detach(module) M.lora:unwrap(module) end
 
---- The adapter's parameters of a layer: a list of { name, tensor }, named as in PEFT's files.
+--- The adapter's parameters of a layer, those that are trained: a list of { name, tensor }, named as in PEFT's files.
 function M.parameters(module)
-  local list = {}
+  local list, fixed = {}, module._lora.fixed or {}
   for _, name in ipairs(M.lora.fields) do
     local value = rawget(module, name)
-    if value then
+    if value and not fixed[name] then
       list[#list + 1] = nn.is_module(value) and { name .. ".weight", value.weight } or { name, value }
     end
   end
   return list
+end
+
+--- What PEFT's files say of a layer's adapter: a list of { name, tensor }. One whose B is computed is plain LoRA there.
+function M.published(module)
+  if not module._lora.outer then return M.parameters(module) end
+  return { { "lora_A.weight", module.lora_A.weight }, { "lora_B.weight", ty.no_grad(outer, module) } }
 end
 
 return M

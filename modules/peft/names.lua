@@ -68,7 +68,7 @@ function M.state(record, prefix)
   local start = "base_model.model." .. prefix
   for _, layer in ipairs(record.layers) do
     adapted[layer.module] = true
-    for _, pair in ipairs(layers.parameters(layer.module)) do
+    for _, pair in ipairs(layers.published(layer.module)) do
       state[start .. layer.name .. "." .. pair[1]] = pair[2]:detach()
     end
   end

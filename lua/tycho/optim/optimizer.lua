@@ -337,6 +337,53 @@ function Optimizer:step_scaled(scaler) return ty.no_grad(step, self, scaler) end
 --- The rate of the next step of the first group.
 function Optimizer:rate() return rate_of(self, self.groups[1]) end
 
+--- Trains another tensor in the place of a parameter: what is left of it once some of its rows or columns are trained
+-- no more. change(t) gives its part of each state tensor, all of which must have the parameter's shape. Without
+-- `tensor` the parameter is trained no more. The state of what is not trained any more is released.
+---@param parameter Tensor
+---@param tensor? Tensor
+---@param change? fun(t: Tensor): Tensor  a state tensor of the parameter's shape to one of the tensor's
+function Optimizer:exchange(parameter, tensor, change)
+  local who = self.name .. ":exchange"
+  expect(who, "parameter", parameter, "a tensor")
+  expect(who, "tensor", tensor, "a tensor or nil")
+  expect(who, "change", change, tensor and "a function" or "a function or nil")
+  local position, state = self.position[parameter], self.state[parameter]
+  if not position then fail("%s: parameter: expected one that the optimizer trains, got another", who) end
+  if self.ema then fail("%s: expected an optimizer without ema, got one whose averages are of the whole", who) end
+  if tensor and (self.position[tensor] or not tensor.is_leaf) then
+    fail("%s: tensor: expected a leaf that the optimizer does not train yet, got another", who)
+  end
+  local new
+  if tensor and state then
+    new = {}
+    for slot, value in pairs(state) do
+      if ty.is_tensor(value) then
+        if table.concat(value.shape, ",") ~= table.concat(parameter.shape, ",") then
+          fail("%s: %s: expected a state of the parameter's shape, got [%s]", who, slot,
+            table.concat(value.shape, ", "))
+        end
+        value = ty.keep(change(value):clone())
+      end
+      new[slot] = value
+    end
+  end
+  for _, group in ipairs(self.groups) do
+    for i, p in ipairs(group.params) do
+      if rawequal(p, parameter) then
+        local list = table.move(group.params, 1, #group.params, 1, {}) -- the list may be the caller's
+        if tensor then list[i] = tensor else table.remove(list, i) end
+        group.params = list
+        if self.plans[group] then drop_grads(self.plans[group].grads) end
+        self.plans[group] = nil
+        break
+      end
+    end
+  end
+  self.position[parameter], self.state[parameter] = nil, nil
+  if tensor then self.position[tensor], self.state[tensor] = position, new end
+end
+
 local width = { f64 = 8, f32 = 4, f16 = 2, bf16 = 2, i64 = 8, i32 = 4, u8 = 1 }
 
 --- The bytes of the tensors that live between steps: moments, their scales, projections, chosen positions. Averages of
