@@ -213,6 +213,29 @@ TY_INLINE float ty_hypot_f32(float x, float y) {
   return (fabsf(x) == INFINITY) | (fabsf(y) == INFINITY) ? INFINITY : r;
 }
 TY_INLINE double ty_copysign_f64(double x, double sign) { return copysign(x, sign); }
+/* The numbers of E2M1, a float of four bits (0, 0.5, 1, 1.5, 2, 3, 4, 6): steps of 1/2 below 2, of 1 below 4, of 2
+ * above. Halves go to the code that is even, which is where rint puts them; larger numbers become 6. */
+TY_INLINE double ty_round_e2m1_f64(double x, double scale) {
+  double q = x / scale, a = fabs(q), low = 0.5 * rint(a + a), high = 2 * rint(0.5 * a);
+  double r = a < 2 ? low : a < 4 ? rint(a) : high > 6 ? 6 : high;
+  return scale == 0 ? 0 : copysign(r, q) * scale;
+}
+TY_INLINE float ty_round_e2m1_f32(float x, float scale) {
+  float q = x / scale, a = fabsf(q), low = 0.5f * rintf(a + a), high = 2.0f * rintf(0.5f * a);
+  float r = a < 2.0f ? low : a < 4.0f ? rintf(a) : high > 6.0f ? 6.0f : high;
+  return scale == 0.0f ? 0.0f : ty_copysign_f32(r, q) * scale;
+}
+/* The neighbour below, or the one above where the part of the step that is passed is more than u in [0, 1). */
+TY_INLINE double ty_round_e2m1_stochastic_f64(double x, double u) {
+  double a = fabs(x), steps = a < 2 ? 2 : a < 4 ? 1 : 0.5, n = a * steps, low = floor(n);
+  double r = (low + (n - low > u ? 1 : 0)) / steps;
+  return copysign(a > 6 ? 6 : r, x);
+}
+TY_INLINE float ty_round_e2m1_stochastic_f32(float x, float u) {
+  float a = fabsf(x), steps = a < 2.0f ? 2.0f : a < 4.0f ? 1.0f : 0.5f, n = a * steps, low = floorf(n);
+  float r = (low + (n - low > u ? 1.0f : 0.0f)) / steps;
+  return ty_copysign_f32(a > 6.0f ? 6.0f : r, x);
+}
 TY_INLINE double ty_logaddexp2_f64(double x, double y) { /* equal operands, infinities among them, need no difference */
   double high = x > y ? x : y, gap = x == y ? 0 : x > y ? y - x : x - y;
   return high + log1p(exp(gap * TY_LN2)) * 1.44269504088896340736;

@@ -248,6 +248,50 @@ return function(row, T)
     if x == 0 then return y end
     return x ~= x and nan or x > 0 and 1 or 0
   end, { cases = { special({ 0.0, -0.0, nan, inf, -inf, 0.0 }, { 0.5, 2, 1, 3, 3, nan }) } })
+  -- The numbers of E2M1 by their codes, and the place of a among them: the code below, and the part of the step passed.
+  local e2m1 = { [0] = 0, 0.5, 1, 1.5, 2, 3, 4, 6 }
+  local function place(a)
+    local code = 0
+    while code < 7 and e2m1[code + 1] <= a do code = code + 1 end
+    return code, code == 7 and 0 or (a - e2m1[code]) / (e2m1[code + 1] - e2m1[code])
+  end
+  local halves = { 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5, 6, 7, -100, 0.0 }
+  local function positive(...) return T { range = { 0.3, 2 }, ... } end
+  row("round_e2m1", {
+    cases = {
+      { T { 3, 4, range = { -9, 9 } }, positive(3, 4) }, { T { 2, 5, range = { -9, 9 } }, positive(2, 1) },
+      { T { 2, 1 }, positive(1, 3) }, { T {}, positive(2) }, { T { 0, 3 }, positive(3) },
+      { T { 67, range = { -9, 9 } }, 0.5 }, { 3.5, positive(3) },
+      { T { #halves, values = halves }, 1.0 }, { T { 3, values = { inf, -inf, nan } }, 1.0 },
+      { T { 3, values = { 1.0, 0.0, -7.0 } }, T { 1, values = { 0.0 } } },
+    },
+    ref = function(p, q)
+      return T.zip(function(x, scale)
+        local y = scale == 0 and 0.0 or x / scale
+        if y ~= y then return y end
+        local code, passed = place(math.abs(y))
+        if passed > 0.5 or passed == 0.5 and code % 2 == 1 then code = code + 1 end
+        return (y < 0 and -1 or 1) * e2m1[code] * scale
+      end, p, q)
+    end,
+    errors = { { T { 2, 3 }, T { 4 }, match = "do not broadcast" } },
+  })
+  row("round_e2m1_stochastic", {
+    cases = {
+      { T { 30, 40, range = { -9, 9 } }, T { 30, 40, range = { 0, 0.99 } } }, { T { 2, 1 }, T { 1, 3, range = { 0, 0.9 } } },
+      { T {}, T { 2, range = { 0, 0.9 } } }, { T { 0, 3 }, T { 3 } }, { T { 5, range = { -9, 9 } }, 0.3 },
+      { 3.4, T { 3, range = { 0, 0.9 } } }, { T { 15, values = { 0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -3, 7, -9, inf, -inf,
+        nan } }, 0.0 },
+    },
+    ref = function(p, q)
+      return T.zip(function(x, u)
+        if x ~= x then return x end
+        local code, passed = place(math.abs(x))
+        return (x < 0 and -1 or 1) * e2m1[passed > u and code + 1 or code]
+      end, p, q)
+    end,
+    errors = { { T { 2, 3 }, T { 4 }, match = "do not broadcast" } },
+  })
   row("signbit", {
     cases = { { T { 3, 4 } }, { T {} }, { T { 0 } }, { T { 5, values = { 0.0, -0.0, inf, -inf, -2 } } },
       { T { 3, bool = true } } },
