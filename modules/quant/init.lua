@@ -16,6 +16,9 @@ return {
   quantize = require("tycho.quant.weights").quantize,
   save = hub.save_gguf,
   gptq = gptq,
+  fp4 = require "tycho.quant.fp4",
+  hadamard = require "tycho.quant.hadamard",
+  linear = require "tycho.quant.quant_linear",
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
 }
