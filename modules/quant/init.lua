@@ -19,6 +19,7 @@ return {
   fp4 = require "tycho.quant.fp4",
   hadamard = require "tycho.quant.hadamard",
   linear = require "tycho.quant.quant_linear",
+  quartet = require "tycho.quant.quartet",
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
 }
