@@ -20,6 +20,7 @@ return {
   hadamard = require "tycho.quant.hadamard",
   linear = require "tycho.quant.quant_linear",
   quartet = require "tycho.quant.quartet",
+  fp4_design = require "tycho.quant.fp4_design",
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
 }
