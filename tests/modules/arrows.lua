@@ -28,6 +28,10 @@ return {
     models = "networks under the module's names",
   },
 
+  distill = {
+    diffusion = "teachers make trajectories with its samplers; students learn its processes",
+  },
+
   vlm = {
     models = "networks under the module's names",
     llm = "generation of text about pictures",

@@ -40,8 +40,8 @@ local kinds = { steps = "an integer >= 0", loss = "a function", backward = "a fu
 
 -- The gradients of a batch's loss, and the numbers for the log.
 local function plain_backward(loss_of)
-  return function(model, next_batch)
-    local loss, values = loss_of(model, next_batch())
+  return function(model, next_batch, averaged)
+    local loss, values = loss_of(model, next_batch(), averaged)
     loss:backward()
     values = values or {}
     values.loss = loss
@@ -50,9 +50,10 @@ local function plain_backward(loss_of)
 end
 
 --- Trains a model on the batches of a loader. options:
---   steps; loss (a function of the model and a batch: the loss, and optionally further numbers for the log), or
---   backward (a function of the model and next(), which gives batches: adds the gradients of a step, returns numbers
---   for the log with `loss` among them)
+--   steps; loss (a function of the model, a batch and, with `average`, the averaged model, which some methods learn
+--   from: the loss, and optionally further numbers for the log), or
+--   backward (a function of the model, next(), which gives batches, and the averaged model: adds the gradients of a
+--   step, returns numbers for the log with `loss` among them)
 --   lr (1e-3), warmup (50 steps, at most a quarter), final (0.1: the share of lr at the end of the cosine), schedule
 --   (one of ty.optim in place of the cosine), weight_decay (0.1, of matrices), beta2 (0.95), clip_norm (1)
 --   optimizer (a function of the model and { lr, schedule, clip_norm } that makes one in place of AdamW)
@@ -96,7 +97,7 @@ local function fit(model, loader, options)
   opt:zero_grad() -- gradients that were left from before are none of the first step
   for step, _, log in ty.train.steps(nil, last, { start = start, title = o.title, quiet = o.quiet,
     logger = logger }) do
-    local values = backward(model, next_batch)
+    local values = backward(model, next_batch, ema and ema.model)
     if ty.is_tensor(values.loss) then values.loss = values.loss:item() end
     losses[step], values.rate = values.loss, opt:rate()
     values.norm = opt:step()

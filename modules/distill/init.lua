@@ -1,0 +1,27 @@
+--- Networks that learn from other networks, to sample in fewer evaluations: require "tycho.distill".
+--
+--     local distill = require "tycho.distill"
+--     local teacher = distill.teacher(model)
+--     local store = distill.store("runs/pairs", { base = "digits", seed = 0, count = 2000 }, function()
+--       return distill.pairs(teacher, sampler, { 2000, 1, 8, 8 }, { condition = { labels = labels } })
+--     end)
+--     local losses, student = distill.fit(model:clone():requires_grad_(), store:loader { batch = 64 }, { steps = 500,
+--       teacher = teacher, loss = function(parts, batch) ... end, average = 0.999 })
+--     print(store.evaluations)          -- what the material took of the teacher, made now or before
+--
+--     teacher       a frozen network whose evaluations are counted
+--     fit           the loop: ty.train.fit with teacher and moving average at hand in the loss
+--     store         material of a teacher, made once for each base and seed
+--     pairs         noise and the samples that a solver makes of it
+--     trajectories  states of guided sampling, with the guided predictions there
+local material = require "tycho.distill.material"
+
+return {
+  teacher = require "tycho.distill.teacher",
+  fit = require "tycho.distill.fit",
+  store = require "tycho.distill.store",
+  pairs = material.pairs,
+  trajectories = material.trajectories,
+  flatten = material.flatten,
+  condition = material.condition,
+}
