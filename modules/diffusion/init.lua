@@ -22,6 +22,7 @@
 --     stages      steps at several sizes, as a part
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
+--     FlowMap     jumps along the paths of a flow, learnt by self-distillation
 --     compare     samplers beside a full one: likeness, evaluations, operations, seconds
 --
 -- Flow, DDPM and EDM are the usual ones put together; published makes one of diffusers' scheduler_config.json, and
@@ -42,6 +43,7 @@ return {
   compiled = require "tycho.diffusion.compiled",
   condition = require "tycho.diffusion.condition",
   controlled = require "tycho.diffusion.controlled",
+  FlowMap = require "tycho.diffusion.flowmap",
   finetune = require "tycho.diffusion.finetune",
   gallery = require "tycho.diffusion.gallery",
   guidance = require "tycho.diffusion.guidance",

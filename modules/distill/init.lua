@@ -19,6 +19,8 @@ local material = require "tycho.distill.material"
 return {
   teacher = require "tycho.distill.teacher",
   fit = require "tycho.distill.fit",
+  digits = require "tycho.distill.digits",
+  points = require "tycho.distill.points",
   store = require "tycho.distill.store",
   pairs = material.pairs,
   trajectories = material.trajectories,

@@ -38,7 +38,7 @@ return require "tycho.lazy" ({}, {
   ModernBertForTokenClassification = { "tycho.models.modernbert", "ModernBertForTokenClassification" },
   -- pictures
   AutoencoderKL = "tycho.models.autoencoder_kl", Gaussian = "tycho.models.gaussian",
-  Fixed = "tycho.models.fixed",
+  Fixed = "tycho.models.fixed", TimeMLP = "tycho.models.time_mlp",
   AutoencoderTiny = "tycho.models.autoencoder_tiny", ControlNetModel = "tycho.models.controlnet",
   DiT = "tycho.models.dit", DiTTransformer2DModel = "tycho.models.dit2d",
   FluxTransformer2DModel = "tycho.models.flux", PixArtTransformer2DModel = "tycho.models.pixart",

@@ -158,6 +158,10 @@ object("PixArtTransformer2DModel", function()
 end)
 local function dit() return require("tycho.models").DiT { size = 2, patch = 1, width = 4, depth = 1, heads = 1 } end
 object("Blocks", function() return require("tycho.diffusion").blocks(dit()) end)
+object("FlowMap", function()
+  return require("tycho.diffusion").FlowMap(require("tycho.models").TimeMLP { width = 4, depth = 1, waves = 4 },
+    { width = 4, waves = 4 })
+end)
 object("Teacher", function() return require("tycho.distill").teacher(nn.Linear(2, 2)) end)
 object("MaterialStore", function()
   return require("tycho.distill").store("material", { base = "none" }, function() return { x = ty.ones(4, 2) }, 0 end)

@@ -30,6 +30,7 @@ return {
 
   distill = {
     diffusion = "teachers make trajectories with its samplers; students learn its processes",
+    vision = "the judge of drawn digits is one of its classifiers",
   },
 
   vlm = {

@@ -1,0 +1,119 @@
+--- The handwritten digits as recipes of distillation use them: a small trained model to begin with, a judge that reads
+-- what is drawn, and how far drawn digits are from real ones by what the judge sees.
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local diffusion = require "tycho.diffusion"
+local vision = require "tycho.vision"
+
+local expect, measure = arguments.expect, diffusion.measure
+local M = {}
+
+--- The digits: what is trained on, and what is held out.
+---@return TensorDataset training
+---@return TensorDataset held_out
+function M.data() return ty.data.digits { split = { 0.8, 0.2 }, seed = 0 } end
+
+local function seeded(seed, fn)
+  return ty.data.with_seed(seed, fn)
+end
+
+-- A module with the weights in a folder; trained and kept there where there are none.
+local function kept(path, make, train)
+  local model = make()
+  if ty.io.exists(path) then
+    model:load(path)
+  else
+    model = train(model)
+    ty.io.mkdir(path:match "^(.*)/")
+    model:save(path)
+  end
+  return model:eval()
+end
+
+--- A class-conditional flow of digits, trained with a seed, or read from the folder: the diffusion transformer, and the
+-- process it was trained with (a tenth of the labels dropped, for guidance). options: steps (700), batch (64), lr
+-- (2e-3), width (64), depth (4), seed (0).
+---@param folder string
+---@param options? table
+---@return DiT model
+---@return Process flow
+function M.base(folder, options)
+  local who = "distill.digits.base"
+  expect(who, "folder", folder, "a string")
+  local count = "an integer >= 1"
+  local o = arguments.read(who, options, { steps = 700, batch = 64, lr = 2e-3, width = 64, depth = 4, seed = 0 },
+    { steps = count, batch = count, width = count, depth = count, seed = "an integer" })
+  local flow = diffusion.Flow()
+  local path = ("%s/digits-%d-%d-%d-%d.safetensors"):format(folder, o.width, o.depth, o.steps, o.seed)
+  return seeded(o.seed, function()
+    return kept(path, function() return diffusion.DiT { width = o.width, depth = o.depth, classes = 10 } end,
+      function(model)
+        local loader = ty.data.DataLoader(M.data(), { batch_size = o.batch, shuffle = true, seed = o.seed,
+          drop_last = true })
+        local _, averaged = ty.train.fit(model, loader, { steps = o.steps, lr = o.lr, beta2 = 0.99, final = 0.02,
+          weight_decay = 0.01, average = 0.99, quiet = true,
+          loss = function(m, batch) return flow:loss(m, batch.image, { labels = batch.label }) end })
+        return averaged:requires_grad_()
+      end)
+  end), flow
+end
+
+---@class DigitJudge
+---@field classifier ResNet
+---@field accuracy number  share of the held-out digits that it reads
+---@field real table       moments of the features of the held-out digits
+local Judge = {}
+Judge.__index = Judge
+Judge.__name = "DigitJudge"
+
+--- A classifier of digits that judges what is drawn, trained or read from the folder. options: steps (300), seed (1000:
+-- none that a recipe's models have).
+---@param folder string
+---@param options? { steps?: integer, seed?: integer }
+---@return DigitJudge
+function M.judge(folder, options)
+  local who = "distill.digits.judge"
+  expect(who, "folder", folder, "a string")
+  local o = arguments.read(who, options, { steps = 300, seed = 1000 }, { steps = "an integer >= 1",
+    seed = "an integer" })
+  local training, held_out = M.data()
+  local classifier = seeded(o.seed, function()
+    return kept(("%s/judge-%d-%d.safetensors"):format(folder, o.steps, o.seed), function()
+      return vision.ResNet { in_channels = 1, classes = 10, small = true, channels = { 32, 64 }, blocks = { 1, 1 },
+        dropout = 0.2 }
+    end, function(model)
+      vision.fit(model, training, { steps = o.steps, seed = o.seed, quiet = true })
+      return model
+    end)
+  end)
+  local self = setmetatable({ classifier = classifier }, Judge)
+  self.accuracy = vision.accuracy(classifier, held_out)
+  local moments = measure.moments(self:features(held_out:batch(ty.arange(#held_out)).image))
+  self.real = { mean = ty.keep(moments.mean), cov = ty.keep(moments.cov), count = moments.count }
+  return self
+end
+
+--- What the classifier makes of digits before it decides, [n, 64].
+---@param images Tensor  [n, 1, 8, 8]
+---@return Tensor
+function Judge:features(images)
+  expect("DigitJudge:features", "images", images, "a tensor")
+  return ty.no_grad(function() return self.classifier:features(images:clamp(-1, 1)) end)
+end
+
+--- The Fréchet distance of drawn digits to the held-out ones. It depends on the number drawn: compare equal ones.
+---@param images Tensor
+---@return number
+function Judge:frechet(images) return measure.frechet(self:features(images), self.real) end
+
+--- The share of drawn digits that are read as what was asked for.
+---@param images Tensor
+---@param labels Tensor  i64 [n]
+---@return number
+function Judge:recognised(images, labels)
+  expect("DigitJudge:recognised", "images", images, "a tensor")
+  expect("DigitJudge:recognised", "labels", labels, "a tensor")
+  return vision.predict(self.classifier, images:clamp(-1, 1)):eq(labels):to("f64"):mean():item()
+end
+
+return M

@@ -1,0 +1,55 @@
+-- What recipes of distillation begin with and measure by: points of a board, the digits' model and judge.
+local here = (arg and arg[0]:match ".*/" or "tests/modules/distill/") .. "../../lua/"
+local check = dofile(here .. "check.lua")
+local scratch = dofile(here .. "scratch.lua")
+local ty = require "tycho"
+local distill = require "tycho.distill"
+
+local points, digits = distill.points, distill.digits
+
+check.test("points of the board lie on dark cells, evenly", function()
+  ty.manual_seed(1)
+  local x = points.checkerboard(20000)
+  local dark = 0
+  for _, p in ipairs(x:narrow(0, 0, 2000):tolist()) do
+    local column, row = math.floor(p[1]), math.floor(p[2])
+    if column >= -2 and column < 2 and row >= -2 and row < 2 and (column + row) % 2 == 0 then dark = dark + 1 end
+  end
+  check.equal(dark, 2000)
+  local shares = points.histogram(x)
+  check.close(shares:sum():item(), 1, 1e-12)
+  check.equal(shares:gt(0):sum():item(), 128)
+  -- The expected sum of |deviations| of 128 shares of 20000 points: sqrt(2 / pi) sqrt(128 / 20000) / 2.
+  check.close(points.off_board(x), math.sqrt(2 / math.pi * 128 / 20000) / 2, 0.004)
+  check.equal(points.off_board(x + ty.tensor { 1, 0 }), 1.0, "on light cells")
+  check.close(points.off_board(ty.where(x:select(1, 0):lt(0):unsqueeze(1), x, x + 100)), 0.5, 0.03)
+  check.equal(points.off_board(ty.full({ 10, 2 }, 0 / 0)), 1.0)
+  -- Rows from above: the corner at the top right is light, that at the bottom right is dark... of 20 x 20 with borders.
+  local corner = points.histogram(ty.tensor { { 1.9, -1.9 } })
+  check.equal(corner:select(0, 17):select(0, 17):item(), 1.0)
+  check.fails(function() points.histogram(ty.ones(3)) end, "points: expected [n, 2] with n > 0, got a tensor [3]")
+  check.fails(function() points.checkerboard(0) end, "n: expected an integer >= 1, got 0")
+end)
+
+check.test("the digits' model and judge are trained once", function()
+  local folder = scratch.file "digits"
+  local options = { steps = 2, width = 16, depth = 1, batch = 8, seed = 3 }
+  local model, flow = digits.base(folder, options)
+  local again = digits.base(folder, options)
+  local x, t, c = ty.randn(2, 1, 8, 8), ty.full({ 2 }, 500), { labels = ty.tensor { 1, 10 } }
+  check.equal(again(x, t, c):tolist(), model(x, t, c):tolist())
+  check.equal({ flow.objective.drop, model.training }, { 0.1, false })
+  local judge = digits.judge(folder, { steps = 30 })
+  local same = digits.judge(folder, { steps = 30 })
+  local _, held_out = digits.data()
+  local real = held_out:batch(ty.arange(#held_out))
+  check.ok(judge.accuracy > 0.3 and judge.accuracy == same.accuracy, ("reads %g"):format(judge.accuracy))
+  check.close(judge:recognised(real.image, real.label), judge.accuracy, 1e-9)
+  check.close(judge:frechet(real.image), 0, 1e-6)
+  check.ok(judge:frechet(ty.randn(200, 1, 8, 8)) > judge:frechet(digits.data():batch(ty.arange(200)).image))
+  check.fails(function() digits.base(3) end, "distill.digits.base: folder: expected a string, got 3")
+  check.fails(function() judge:recognised(real.image) end, "labels: expected a tensor, got nil")
+end)
+
+scratch.clean()
+check.finish()
