@@ -179,18 +179,24 @@ function Env:observe()
     state = ty.tensor(self.world:state(), { dtype = "f32" }), task = self.task.text }
 end
 
+--- Begins episode i without drawing it.
+---@param i integer
+function Env:begin(i)
+  arguments.expect("ArmEnv:begin", "i", i, "an integer >= 0")
+  self.index = math.tointeger(i)
+  self.task = task_of(self, self.index)
+  self.world = world.new(self.task.objects, self.task.q)
+end
+
 --- Begins episode i; returns the first observation.
 ---@param i integer
 ---@return {image: Tensor, state: Tensor, task: string}
 function Env:reset(i)
   arguments.expect("ArmEnv:reset", "i", i, "an integer >= 0")
-  self.index = math.tointeger(i)
-  self.task = task_of(self, self.index)
-  self.world = world.new(self.task.objects, self.task.q)
+  self:begin(i)
   return self:observe()
 end
 
--- A step without a picture.
 local function advance(self, action, who)
   if not self.world then arguments.fail("%s: expected an episode that has begun: call reset first", who) end
   if ty.is_tensor(action) then action = action:flatten():tolist() end
@@ -208,6 +214,10 @@ function Env:step(action)
   advance(self, action, "ArmEnv:step")
   return self:observe(), self:done()
 end
+
+--- Does an action, as step does, without drawing what comes of it.
+---@param action number[]|Tensor
+function Env:advance(action) advance(self, action, "ArmEnv:advance") end
 
 --- Whether the task is done.
 ---@return boolean
@@ -254,6 +264,28 @@ function M.observe(envs, actions)
   return { images = picture.draw(worlds, looks, envs[1].size), tasks = words,
     states = ty.tensor(states, { dtype = "f32" }):reshape(#envs, 4) }
 end
+
+--- Demonstrations as key poses, and ways to them: see datasets.arm.poses.
+M.poses = require "tycho.datasets.arm.poses"
+
+--- What is seen at key poses of the expert's episodes, and where its hand goes next: { images u8 [n, 3, size, size],
+-- states f32 [n, 4], tasks (a list of words), targets f32 [n, 2] in [-1, 1], hands f32 [n]: 1 closed, 0 open }.
+-- options: split ("training"), episodes (100), first (0), tasks (kinds; all five), size (64), seed (0), between (1:
+-- further steps of each way, at random).
+---@param options? table
+---@return table
+function M.examples(options) return M.poses.examples(M, options) end
+
+--- Lets a policy act in the same 200 episodes every time, all at once: { success (share), by_kind, episodes (booleans),
+-- steps, looks (means), strips }. act(seen) gets images u8 [n, 3, size, size], states f32 [n, 4], tasks (a list),
+-- episodes and worlds of those that go on, and returns what each does up to its next look: [n, k, 4] or a list of
+-- [k, 4]. options: split ("validation"), episodes (200), first (0), tasks, size (64), seed (0), looks (120: after so
+-- many an episode is over), strips (0: of how many episodes the pictures are kept), change (a function of the
+-- pictures).
+---@param act fun(seen: table): Tensor|Tensor[]
+---@param options? table
+---@return table
+function M.trial(act, options) return require("tycho.datasets.arm.trial").run(M, act, options) end
 
 --- Draws episodes into a PNG file, each a strip of its pictures with its words. datasets.show "arm" calls it; options:
 -- path, split, count (episodes), columns (pictures of a strip), seed, size.

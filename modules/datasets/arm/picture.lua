@@ -229,7 +229,7 @@ end
 --- All that were added, u8 [n, 3, side, side].
 ---@return Tensor
 function Painter:pictures()
-  atlas = atlas or make_atlas()
+  atlas = atlas or ty.keep(make_atlas())
   local n, side = self.n, self.side
   local backgrounds = ty.tensor(self.backgrounds, { dtype = "i32" }):reshape(n, fields)
   local list = ty.tensor(self.list, { dtype = "i32" }):reshape(n, self.most, fields)
