@@ -110,7 +110,8 @@ end
 -- Read when they are first asked for.
 local files = { GaLore = "galore", APOLLO = "apollo", FRUGAL = "frugal", Muon = "muon", LAMB = "lamb",
   Adafactor = "adafactor", Shampoo = "shampoo", SOAP = "soap", LBFGS = "lbfgs", SAM = "sam",
-  ReduceLROnPlateau = "plateau" }
+  ReduceLROnPlateau = "plateau", DAdaptAdamW = "dadapt", Prodigy = "prodigy", DoG = "dog", Mechanic = "mechanic",
+  ScheduleFree = "schedule_free" }
 for _, name in ipairs { "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD" } do
   files[name] = { "rules", name }
 end

@@ -51,6 +51,8 @@ local kinds = {
   shrink = "a number in (0, 1]", grow = "a number >= 1", smallest = "a finite number >= 0",
   largest = "a number >= 0", decay = "a finite number >= 0", start = "a number >= 0", eps1 = "a finite number >= 0",
   eps2 = "a finite number >= 0", limit = "a number > 0", iterations = "an integer >= 0",
+  first_distance = "a finite number > 0", coefficient = "a finite number > 0", beta3 = "a number in [0, 1)",
+  power = "a finite number >= 0", warmup = "an integer >= 0", averaging = "a finite number >= 0",
   adam_rate = "a finite number >= 0", adjust = '"original" or "rms"',
   projection = '"blocks" or "columns" or "random" or "svd"',
 }
@@ -79,12 +81,17 @@ end
 --                          from batch:number(), and calls batch:again() before each native step; clip.factor is what
 --                          gradients are multiplied with: a number, while ty.compile records a tensor
 --   eager                  true, of composed ones: a step looks at seeds or gradients in Lua, which cannot be recorded
+--   together(self, parts, clip)  in place of step, of those that are composed and eager: all batches of all groups in
+--                          one call, a list of { group =, batch =, lr = }. Numbers of the optimizer that are kept in
+--                          self.groups[1] are saved with its settings
+--   methods                of the class (may be absent)
 --   step(kind, group, batch, lr, clip)  one native step; batch: lists params, grads, averages (which may be empty) and
 --                          one per slot, and step, their count; clip: scale, limit and weight, that of new averages;
 --                          those that are composed get the optimizer besides
 function Optimizer.define(name, defaults, rules)
   local class = setmetatable({}, { __index = Optimizer })
   class.__index = class
+  for method, fn in pairs(rules.methods or {}) do class[method] = fn end
   local known = { clip_norm = 0, clip_value = 0, schedule = function() return 1 end, ema = arguments.none }
   for key, value in pairs(defaults) do known[key] = value end
 
@@ -265,6 +272,18 @@ local function step_group(self, group, lr, clip)
   drop_grads(plan.grads)
 end
 
+local function step_together(self, clip)
+  local parts = {}
+  for _, group in ipairs(self.groups) do
+    for _, batch in ipairs(prepare(self, group)) do
+      count(batch)
+      parts[#parts + 1] = { group = group, batch = batch, lr = rate_of(self, group) }
+    end
+  end
+  ty.autocast(false, self.rules.together, self, parts, clip)
+  for _, group in ipairs(self.groups) do drop_grads(self.plans[group].grads) end
+end
+
 -- The parameters that got their average in the pass.
 local function averaged(self)
   local done = {}
@@ -304,7 +323,11 @@ local function step(self, scaler)
     program.on_replay(function() clip.weight = ema:advance() end)
     clip.weight = ema:advance()
   end
-  for i = 1, #self.groups do step_group(self, self.groups[i], rate_of(self, self.groups[i]), clip) end
+  if rules.together then
+    step_together(self, clip)
+  else
+    for i = 1, #self.groups do step_group(self, self.groups[i], rate_of(self, self.groups[i]), clip) end
+  end
   if ema then
     self.rest = self.rest or ema:others(averaged(self))
     if self.rest.weights[1] then program.on_replay(function() return clip.weight end) end
