@@ -20,6 +20,7 @@ typedef struct walk {
   ty_backward_options options;
   struct hooked {
     ty_tensor *leaf, *sum;
+    int pending; /* uses of the leaf in nodes that are still to come */
   } * hooked; /* leaves whose hooks wait for the whole gradient */
   int nhooked;
 } walk;
@@ -44,11 +45,35 @@ static bool push(walk *w, ty_node *n) {
   return true;
 }
 
+static struct hooked *hooked_of(const walk *w, const ty_tensor *leaf) {
+  for (int i = w->nhooked - 1; i >= 0; i--)
+    if (w->hooked[i].leaf == leaf) return &w->hooked[i];
+  return NULL;
+}
+
+/* The entry of a leaf with hooks; a new one when there is none. */
+static struct hooked *note_hooked(walk *w, ty_tensor *leaf) {
+  struct hooked *known = hooked_of(w, leaf);
+  if (known) return known;
+  struct hooked *list = realloc(w->hooked, sizeof *list * (size_t)(w->nhooked + 1));
+  if (!list) return ty_fail(TY_ENOMEM, "backward: out of memory"), NULL;
+  w->hooked = list;
+  list[w->nhooked] = (struct hooked){ ty_retain(leaf), NULL, 0 };
+  return &list[w->nhooked++];
+}
+
 /* Every node in reach. The array is its own queue. */
 static bool find(walk *w) {
-  for (int i = 0; i < w->count; i++)
-    for (int j = 0; j < w->nodes[i]->nin; j++)
-      if (w->nodes[i]->in[j].node && !push(w, w->nodes[i]->in[j].node)) return false;
+  for (int i = 0; i < w->count; i++) {
+    for (int j = 0; j < w->nodes[i]->nin; j++) {
+      const ty_edge *e = &w->nodes[i]->in[j];
+      if (e->node && !push(w, e->node)) return false;
+      if (!e->leaf || !e->leaf->hooks) continue;
+      struct hooked *h = note_hooked(w, e->leaf);
+      if (!h) return false;
+      h->pending++;
+    }
+  }
   return true;
 }
 
@@ -137,6 +162,17 @@ static ty_tensor *run_hooks(ty_hook *hooks, int output, ty_tensor *g) {
   return g;
 }
 
+/* The gradient with memory that is nobody else's; `counts`: references of g that are known of. */
+static ty_tensor *own(ty_tensor *g, uint32_t counts) {
+  bool steal = g->refs == counts && g->v.contiguous && atomic_load(&g->storage->refs) == 1;
+  if (steal && g->is_view) { /* what is left of a tensor turned to and fro, if it is all of it */
+    steal = !ty_is_recording() && g->v.data == g->storage->bytes &&
+            g->v.count * ty_dtype_size[g->v.dtype] == (int64_t)g->storage->nbytes;
+    if (steal) g->is_view = false;
+  }
+  return steal ? g : ty_clone(g);
+}
+
 /* A leaf's own gradient: its memory must be nobody else's, since optimizers and later passes write to it. */
 static bool accumulate_leaf(ty_tensor *leaf, ty_tensor *g, bool create_graph) {
   if (g->batch)
@@ -146,16 +182,7 @@ static bool accumulate_leaf(ty_tensor *leaf, ty_tensor *g, bool create_graph) {
                    ty_describe(leaf));
   if (ty_is_recording()) ty_recorded_grad(leaf, true);
   if (leaf->grad) return accumulate(&leaf->grad, g, create_graph);
-  bool steal = g->refs == 2 && g->v.contiguous && atomic_load(&g->storage->refs) == 1; /* scope's and caller's */
-  if (steal && g->is_view) { /* what is left of a tensor turned to and fro, if it is all of it */
-    steal = !ty_is_recording() && g->v.data == g->storage->bytes &&
-            g->v.count * ty_dtype_size[g->v.dtype] == (int64_t)g->storage->nbytes;
-    if (steal) g->is_view = false;
-  }
-  if (!steal && !create_graph) {
-    g = ty_clone(g);
-    if (!g) return false;
-  }
+  if (!create_graph && !(g = own(g, 2))) return false; /* the scope's and the caller's */
   leaf->grad = ty_retain(g);
   return true;
 }
@@ -182,15 +209,10 @@ static bool deliver_leaf(walk *w, ty_tensor *leaf, ty_tensor *g) {
 
 /* Hooks see a leaf's gradient once, when all parts have come. */
 static bool collect_hooked(walk *w, ty_tensor *leaf, ty_tensor *g) {
-  int i = 0;
-  while (i < w->nhooked && w->hooked[i].leaf != leaf) i++;
-  if (i == w->nhooked) {
-    struct hooked *list = realloc(w->hooked, sizeof *list * (size_t)(i + 1));
-    if (!list) return ty_fail(TY_ENOMEM, "backward: out of memory");
-    w->hooked = list;
-    w->hooked[w->nhooked++] = (struct hooked){ ty_retain(leaf), NULL };
-  }
-  return accumulate(&w->hooked[i].sum, g, w->options.create_graph);
+  struct hooked *h = note_hooked(w, leaf);
+  if (!h) return false;
+  if (!h->sum && !w->options.create_graph && !g->batch && !(g = own(g, 1))) return false; /* the scope's */
+  return accumulate(&h->sum, g, w->options.create_graph);
 }
 
 static bool deliver_hooked(walk *w, struct hooked *h) {
@@ -198,9 +220,22 @@ static bool deliver_hooked(walk *w, struct hooked *h) {
   ty_scope_open(&scope);
   ty_tensor *g = ty_scope_add(ty_retain(h->sum));
   g = g ? run_hooks(h->leaf->hooks, -1, g) : NULL;
+  ty_release(h->sum);
+  h->sum = NULL;
   bool ok = g && deliver_leaf(w, h->leaf, g);
   ty_scope_close(&scope);
   return ok;
+}
+
+/* After a node: leaves of which it was the last use have their gradient, and nobody has to wait for the others'. */
+static bool deliver_complete(walk *w, const ty_node *n) {
+  for (int i = 0; i < n->nin; i++) {
+    const ty_edge *e = &n->in[i];
+    struct hooked *h = e->leaf ? hooked_of(w, e->leaf) : NULL;
+    if (!h || !h->pending || --h->pending || !h->sum) continue;
+    if (!deliver_hooked(w, h)) return false;
+  }
+  return true;
 }
 
 static bool deliver(walk *w, const ty_edge *e, ty_tensor *g) {
@@ -214,7 +249,10 @@ static ty_tensor *open_sum(const walk *w, const ty_edge *e) {
   if (w->options.create_graph) return NULL;
   if (e->node) {
     s = e->node->grad[e->output];
-  } else if (!e->leaf->hooks) { /* hooks see the whole sum, which is elsewhere until then */
+  } else if (e->leaf->hooks) {
+    const struct hooked *h = hooked_of(w, e->leaf);
+    s = h ? h->sum : NULL;
+  } else {
     int i = w->inputs ? index_of(w, NULL, 0, e->leaf) : -1;
     s = w->inputs ? w->results[i] : e->leaf->grad;
   }
@@ -419,6 +457,7 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
       ty_scope_open(&inner);
       ok = step(&w, n);
       ty_scope_close(&inner);
+      ok = ok && (!w.nhooked || deliver_complete(&w, n));
     }
     for (int j = 0; j < n->nout; j++) {
       ty_release(n->grad[j]);
@@ -427,7 +466,7 @@ bool ty_run_backward(ty_tensor *const *outputs, ty_tensor *const *grads, int nou
     ty_node_release(n);
   }
   for (int i = 0; i < w.nhooked; i++) {
-    ok = ok && deliver_hooked(&w, &w.hooked[i]);
+    ok = ok && (!w.hooked[i].sum || deliver_hooked(&w, &w.hooked[i]));
     ty_release(w.hooked[i].sum);
     ty_release(w.hooked[i].leaf);
   }

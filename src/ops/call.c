@@ -4,6 +4,7 @@
 #include "../autograd/autograd.h"
 #include "../device/device.h"
 #include "../program/program.h"
+#include "../tier/tier.h"
 #include "autocast.h"
 #include "profile.h"
 #include "trace.h"
@@ -92,6 +93,7 @@ static bool check_inputs(const ty_op *op, const ty_value *arg) {
   for (int i = 0; i < op->nargs; i++) {
     if (arg[i].kind == TY_TENSOR) {
       const ty_tensor *t = arg[i].t;
+      if (__builtin_expect(ty_device_of(t) == TY_META, 0) && ty_bring_back && !ty_bring_back(arg[i].t)) return false;
       if (!first) {
         first = t;
         if (__builtin_expect(!in_class(ty_dtype_of(t), op->flags), 0)) return fail_class(op, op->args[i].name, t);
@@ -103,6 +105,8 @@ static bool check_inputs(const ty_op *op, const ty_value *arg) {
     } else if (arg[i].kind == TY_TENSORS) {
       for (int j = 0; j < arg[i].ts.n; j++) {
         const ty_tensor *t = arg[i].ts.v[j];
+        if (__builtin_expect(ty_device_of(t) == TY_META, 0) && ty_bring_back && !ty_bring_back(arg[i].ts.v[j]))
+          return false;
         if (!first) first = t;
         if (!in_class(ty_dtype_of(t), op->flags)) return fail_class(op, op->args[i].name, t);
         if (ty_device_of(t) != ty_device_of(first)) return fail_devices(op, op->args[i].name, first, t);

@@ -19,7 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SMALL = 4096, LEAST = 512, STEPS = 8, CLASSES = 40 * STEPS, HUGE = 2 << 20, REPORTED = 8 };
+enum { SMALL = 4096, LEAST = 512, STEPS = 8, CLASSES = 40 * STEPS, HUGE = 2 << 20, PAGE = 4096, WHOLE_PAGES = 32 << 10, REPORTED = 8 };
 
 typedef struct use { /* by a stream */
   struct use *next;
@@ -155,7 +155,8 @@ static void *scratch_of(pool *p, size_t bytes);
 static void free_scratch(pool *p, void *block, size_t bytes, int stream);
 
 void *ty_system_alloc(size_t bytes) {
-  if (bytes < 2 * HUGE) return aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (bytes < WHOLE_PAGES) return aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (bytes < 2 * HUGE) return aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE); /* disks take it as it is */
   /* Huge pages: page faults on fresh activations cost more than many kernels. */
   void *block = aligned_alloc(HUGE, (bytes + HUGE - 1) / HUGE * HUGE);
   if (block) madvise(block, bytes, MADV_HUGEPAGE);
