@@ -50,6 +50,7 @@ return {
   },
 
   -- Techniques, on any model: layers are found and changed by nn.surgery.
+  offload = {},
   quant = {
     hub = "quant.convert and quant.save write GGUF files",
   },

@@ -354,6 +354,62 @@ function Optimizer:step(loss)
   return norm
 end
 
+-- ---- a step in parts, for states that are not all in memory at once: tycho.offload ----
+
+-- The groups with only those of their parameters that are in the list: they have the group's settings and plans of
+-- their own. One list, the same table each time, is looked up once.
+local function groups_within(self, list)
+  self.parts = self.parts or setmetatable({}, { __mode = "k" })
+  if self.parts[list] then return self.parts[list] end
+  local wanted, found = {}, {}
+  for _, p in ipairs(list) do wanted[p] = true end
+  for _, group in ipairs(self.groups) do
+    local params = {}
+    for _, p in ipairs(group.params) do if wanted[p] then params[#params + 1] = p end end
+    if params[1] then found[#found + 1] = setmetatable({ params = params }, { __index = group }) end
+  end
+  self.parts[list] = found
+  return found
+end
+
+--- Begins a step in parts: all gradients are there when clip_norm is set, which scales by the norm of all. Each
+-- parameter is then in one step_part(), and close_parts() ends the step. The numbers are those of step().
+---@return table clip what step_part() and close_parts() take
+function Optimizer:open_parts()
+  if self.rules.before or self.ema then
+    fail("%s: no step in parts %s", self.name, self.ema and "with ema" or "of an optimizer that chooses among all")
+  end
+  local clip = { scale = 1.0, limit = self.clip_value > 0 and self.clip_value or math.huge, weight = 0 }
+  if self.clip_norm > 0 then
+    ty.no_grad(function()
+      clip.norm = ty.norm_list(gradients(self), 2, clip.limit):item()
+      clip.scale = math.min(1.0, self.clip_norm / (clip.norm + 1e-6))
+    end)
+  end
+  clip.factor = clip.scale
+  return clip
+end
+
+--- The step of some parameters, those of the list that have gradients.
+---@param clip table
+---@param list Tensor[]
+function Optimizer:step_part(clip, list)
+  expect(self.name .. ":step_part", "clip", clip, "a table")
+  expect(self.name .. ":step_part", "list", list, "a list of tensors")
+  ty.no_grad(function()
+    for _, group in ipairs(groups_within(self, list)) do step_group(self, group, rate_of(self, group), clip) end
+  end)
+end
+
+--- The end of a step in parts. Returns the norm of the gradients when clip_norm is set.
+---@param clip table
+---@return number? norm
+function Optimizer:close_parts(clip)
+  expect(self.name .. ":close_parts", "clip", clip, "a table")
+  self.steps = self.steps + 1
+  return clip.norm
+end
+
 --- What GradScaler:step does with gradients of a scaled loss.
 function Optimizer:step_scaled(scaler) return ty.no_grad(step, self, scaler) end
 

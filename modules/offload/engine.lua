@@ -1,0 +1,486 @@
+-- Training with parameters, gradients, moments and saved activations where a plan says: in the device's memory, in the
+-- host's, in a file. What moves when is the policy's, a table of hooks; what holds always is here: nothing is computed
+-- with what is not there, and the numbers are those of the same run in memory, bit for bit.
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local Cell = require "tycho.offload.cell"
+local Saved = require "tycho.offload.saved"
+local Store = require "tycho.offload.store"
+local units_of = require "tycho.offload.units"
+local window = require "tycho.offload.window"
+
+local expect, fail = arguments.expect, arguments.fail
+local tier, clock = ty.core.tier_core, ty.core.system.clock
+
+--- What offload.engine makes.
+---@class OffloadEngine
+---@field units OffloadUnit[]  the parts of the model
+---@field counters table       stalls, waited (seconds), forwarded (bytes), shared (saved tensors that were there)
+local Engine = {}
+Engine.__index = Engine
+
+local places = '"device" or "host" or "file"'
+local defaults = { parameters = "device", gradients = "device", moments = "device", activations = "device",
+  file = arguments.none, budget = arguments.none, backend = "auto", policy = arguments.none, smallest = 16384,
+  in_flight = 64 << 20 }
+local kinds = { parameters = places, gradients = places, moments = places, activations = places,
+  backend = '"auto" or "uring" or "threads"', file = "a string", policy = "a table", budget = "a table",
+  smallest = "an integer >= 0", in_flight = "an integer >= 0" }
+
+local tiered = ty.nn.surgery.wrapper {
+  name = "Tiered", field = "_tiered",
+  forward = function(base)
+    return function(self, ...)
+      return self._tiered.enter(base.forward, self, ...)
+    end
+  end,
+}
+
+-- ---- making ----
+
+local function store_for(self, place)
+  if place == "device" then return nil end
+  if not self.stores[place] then
+    local folder = place == "file" and (self.plan.file or os.getenv "TMPDIR" or "/tmp") or nil
+    self.stores[place] = Store.open(place, folder, self.plan.backend, self.events)
+  end
+  return self.stores[place]
+end
+
+local function describe_parameters(self, model)
+  local names = {}
+  for name, p in model:named_parameters() do names[p] = name end
+  local store = store_for(self, self.plan.parameters)
+  for _, unit in ipairs(self.units) do
+    for _, p in ipairs(unit.all) do
+      local known = self.of[p]
+      if not known then
+        known = { name = names[p] or "?", unit = unit, moments = {} }
+        if p.device ~= "cpu" then
+          fail("offload.engine: model: expected parameters on the CPU, which is the device here, got %s on %s",
+            known.name, p.device)
+        end
+        if store and not unit.outer and p:nbytes() >= self.plan.smallest then
+          known.cell = Cell.new(self, p, "parameters", store, known.name)
+          known.cell:arrived()
+        else
+          self.parameters_at[tier.memory_of(p)] = true -- of no cell
+        end
+        self.of[p] = known
+      end
+      if known.cell then table.insert(unit.cells, known.cell) end
+    end
+  end
+end
+
+local function watch_gradients(self)
+  for p, known in pairs(self.of) do
+    if p.requires_grad then
+      known.unit.wanted = (known.unit.wanted or 0) + 1
+      local hook = p:register_hook(function(g)
+        g:free()
+        self:complete(known)
+      end)
+      self.undo[#self.undo + 1] = hook.remove
+    end
+  end
+end
+
+--- Takes a model and its optimizer in charge: what the plan sends away goes now. plan:
+--   parameters, gradients, moments, activations   "device" (the default), "host" or "file": where they are while they
+--                  are not in use. The device is the CPU's memory that ty.memory counts; the host is memory beside it
+--   file           the folder of the file ($TMPDIR, or /tmp)
+--   policy         what moves when: offload.window (the default), offload.superpipeline, offload.ssdtrain, ...
+--   smallest       bytes below which a tensor stays on the device (16384)
+--   in_flight      bytes of writes that may be under way while the program goes on (64 MiB)
+--   backend        "auto", "uring" or "threads", of the file
+-- Inference takes no optimizer. The optimizer is one of ty.optim without ema; gradients that go away cannot be clipped
+-- by their norm.
+---@param model Module
+---@param optimizer? Optimizer
+---@param plan? table  or what offload.plan returned
+---@return OffloadEngine
+function Engine.new(model, optimizer, plan)
+  expect("offload.engine", "model", model, "a module")
+  expect("offload.engine", "optimizer", optimizer, "a table or nil")
+  plan = arguments.read("offload.engine", plan, defaults, kinds)
+  if optimizer and not optimizer.step_part then
+    fail("offload.engine: optimizer: expected one of ty.optim that can step in parts, got %s",
+      arguments.describe(optimizer))
+  end
+  if optimizer and optimizer.clip_norm > 0 and plan.gradients ~= "device" then
+    fail("offload.engine: plan.gradients: expected \"device\" with clip_norm, which takes all of them, got \"%s\"",
+      plan.gradients)
+  end
+  local self = setmetatable({ model = model, optimizer = optimizer, plan = plan, policy = plan.policy or window {},
+    units = units_of(model), of = {}, here = {}, leaving = {}, parameters_at = {}, stores = {}, events = {}, undo = {},
+    order = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
+    counters = { stalls = 0, waited = 0, forwarded = 0, shared = 0 } }, Engine)
+  for _, unit in ipairs(self.units) do
+    if tiered:state(unit.module) then fail("offload.engine: model: it has an engine already; close() that first") end
+  end
+  if self.policy.updates_within and optimizer and optimizer.clip_norm > 0 then
+    fail("offload.engine: plan.policy: it steps within the backward pass, before the norm for clip_norm is known")
+  end
+  describe_parameters(self, model)
+  self.saved = Saved.new(self, plan.smallest)
+  self.saved:begin()
+  if optimizer then watch_gradients(self) end
+  for _, unit in ipairs(self.units) do
+    if not unit.outer then
+      tiered:wrap(unit.module, { enter = function(forward, module, ...)
+        if module ~= unit.module then return forward(module, ...) end -- a clone
+        return self:enter(unit, forward, module, ...)
+      end })
+    end
+    if optimizer then self:watch_moments(unit) end
+  end
+  self:keep {}
+  for _, cell in ipairs(self:cells "moments") do cell:drop() end
+  return self
+end
+
+-- ---- cells ----
+
+--- The cells of a kind that have their memory.
+function Engine:cells(kind)
+  local list = {}
+  for cell, of in pairs(self.here) do if of == kind then list[#list + 1] = cell end end
+  return list
+end
+
+--- What fn makes; when memory is short, after what is leaving has left.
+function Engine:room(fn)
+  local ok, made = pcall(fn)
+  if ok then return made end
+  self:settle(true)
+  self.saved:sweep(0)
+  return fn()
+end
+
+--- Gives free what has been written; wait: all of it.
+function Engine:settle(wait)
+  local bytes, list, problem = 0, {}, nil
+  for cell in pairs(self.leaving) do list[#list + 1] = cell end
+  for _, cell in ipairs(list) do
+    local ok, text = pcall(cell.settle, cell, wait)
+    problem = problem or not ok and text or nil
+    if self.leaving[cell] then bytes = bytes + cell.nbytes end
+  end
+  if problem then error(problem, 0) end
+  if bytes > self.in_flight then self:settle(true) end
+end
+
+--- Only the parameters of these units stay on the device; others that are there go.
+---@param units OffloadUnit[]
+function Engine:keep(units)
+  local stay = {}
+  for _, unit in ipairs(units) do
+    for _, cell in ipairs(unit.cells) do stay[cell] = true end
+  end
+  for _, cell in ipairs(self:cells "parameters") do if not stay[cell] then cell:drop() end end
+  self:settle()
+end
+
+--- The parameters of a unit are there when it returns.
+function Engine:need(unit)
+  for _, cell in ipairs(unit.cells) do cell:fetch() end
+  for _, cell in ipairs(unit.cells) do cell:need() end
+end
+
+--- Begins to bring the parameters of a unit.
+function Engine:fetch(unit)
+  for _, cell in ipairs(unit.cells) do cell:fetch() end
+end
+
+--- The unit that runs `distance` after the one that ran as number `at` of a pass (before it, when negative), as the
+-- passes until now tell; nil beyond the ends, or the first again when inference goes round.
+function Engine:neighbour(at, distance)
+  local number = at + distance
+  if not self.stepping and self.length and number > self.length then number = (number - 1) % self.length + 1 end
+  return self.order[number]
+end
+
+-- ---- a pass ----
+
+local function log(self, name, kind, from)
+  if #self.events < 100000 then
+    self.events[#self.events + 1] = { name = name, kind = kind, row = "compute", from = from, to = clock() }
+  end
+end
+
+local function first_with_history(results)
+  for i = 1, results.n do
+    local x = results[i]
+    if ty.is_tensor(x) and x.requires_grad and not x.is_leaf then return x end
+  end
+end
+
+--- Runs the forward pass of a unit with the policy's hooks around it. In a scope: what it made on the way goes at once.
+function Engine:enter(unit, forward, module, ...)
+  if self.backward then -- a checkpoint runs it again
+    self:need(unit)
+    return forward(module, ...)
+  end
+  if not self.stepping and unit == self.order[1] and self.at > 0 then self.length, self.at = self.at, 0 end
+  local at = self.at + 1
+  self.at, self.order[at], self.unit, self.number = at, unit, unit, at
+  self.policy.before_forward(self, unit, at)
+  local from = clock()
+  local results = table.pack(ty.scope(forward, module, ...))
+  log(self, unit.name, "forward", from)
+  self.unit, self.number = nil, nil
+  local y = self.stepping and first_with_history(results)
+  if y then
+    y:register_hook(function(g)
+      g:free()
+      if self.stepping then self:before_backward(unit, at) end
+    end)
+  end
+  if self.stepping then self.saved:older() end
+  self.policy.after_forward(self, unit, at)
+  return table.unpack(results, 1, results.n)
+end
+
+--- Where what a unit keeps for its backward pass goes: a store, or nil for the device.
+function Engine:place_for(unit, nbytes)
+  if self.plan.activations == "device" or not unit or not self.stepping then return nil end
+  if self.policy.keeps and self.policy.keeps(self, unit, self.number, nbytes) then return nil end
+  return store_for(self, self.plan.activations)
+end
+
+function Engine:before_backward(unit, at)
+  if self.since then log(self, self.since[1], "backward", self.since[2]) end
+  self.since = { unit.name, clock() }
+  self.saved:release(nil)
+  self:flush()
+  self.policy.before_backward(self, unit, at)
+end
+
+-- The hook of a leaf runs before the gradient is in its place: it is, when the next one runs.
+function Engine:complete(known)
+  self:flush()
+  local unit = known.unit
+  unit.missing = (unit.missing or unit.wanted) - 1
+  if unit.missing == 0 then
+    unit.missing = nil
+    table.insert(self.complete_units, unit)
+  end
+end
+
+function Engine:flush()
+  local list = self.complete_units
+  self.complete_units = {}
+  for _, unit in ipairs(list) do
+    self.policy.gradients(self, unit)
+  end
+end
+
+-- ---- the update ----
+
+--- The cells of the moments of a unit's parameters, as they are now.
+function Engine:watch_moments(unit)
+  local store = store_for(self, self.plan.moments)
+  if not store then return end
+  for _, p in ipairs(unit.params) do
+    local known = self.of[p]
+    for key, value in pairs(self.optimizer.state[p] or {}) do
+      local cell = known.moments[key]
+      if ty.is_tensor(value) and (not cell or cell.tensor ~= value) and value:nbytes() >= self.plan.smallest then
+        if cell then cell:forget() end
+        known.moments[key] = Cell.new(self, value, "moments", store, known.name .. " " .. key)
+        known.moments[key]:arrived()
+      end
+    end
+  end
+end
+
+local function each_cell(self, unit, fn)
+  for _, p in ipairs(unit.params) do
+    local known = self.of[p]
+    if known.cell then fn(known.cell) end
+    for _, cell in pairs(known.moments) do fn(cell) end
+    if known.gradient then fn(known.gradient) end
+  end
+end
+
+--- Begins to bring all that the update of a unit takes.
+function Engine:fetch_update(unit)
+  each_cell(self, unit, function(cell) cell:fetch() end)
+end
+
+--- Sends the gradients of a unit away, where the plan says so.
+function Engine:drop_gradients(unit)
+  local store = store_for(self, self.plan.gradients)
+  if not store then return end
+  for _, p in ipairs(unit.params) do
+    local known, g = self.of[p], p.grad
+    if g and g:nbytes() >= self.plan.smallest and not known.gradient then
+      known.gradient = Cell.new(self, ty.keep(g), "gradients", store, known.name)
+      known.gradient:arrived()
+      known.gradient:drop()
+    end
+  end
+  self:settle()
+end
+
+--- Steps the parameters of a unit, whose gradients are whole, and drops these; its moments go, its parameters stay for
+-- the policy to send away.
+function Engine:update(unit)
+  if self.updated[unit] then return end
+  self.updated[unit] = true
+  self:fetch_update(unit)
+  each_cell(self, unit, function(cell) cell:need() end)
+  local from, has = clock(), false
+  for _, p in ipairs(unit.params) do has = has or p.grad ~= nil end
+  if has then self.optimizer:step_part(self.clip, unit.params) end
+  for _, p in ipairs(unit.params) do
+    local known, g = self.of[p], p.grad
+    if g then
+      if known.cell then known.cell:changed() end
+      for _, cell in pairs(known.moments) do cell:changed() end
+      if known.gradient then
+        known.gradient:forget()
+        known.gradient.tensor:free()
+        known.gradient = nil
+      end
+      p:set_grad()
+      g:free()
+    end
+  end
+  log(self, unit.name, "update", from)
+  self:watch_moments(unit)
+  for _, p in ipairs(unit.params) do
+    for _, cell in pairs(self.of[p].moments) do cell:drop() end
+  end
+  self:settle()
+end
+
+-- ---- a step ----
+
+-- What a step that failed leaves: no gradients, nothing under way, every parameter somewhere.
+local function recover(self)
+  self.saved:finish()
+  for _, known in pairs(self.of) do
+    if known.gradient then
+      known.gradient:forget()
+      known.gradient = nil
+    end
+  end
+  self.optimizer:zero_grad()
+  pcall(self.settle, self, true)
+end
+
+local function finish(self)
+  self.stepping, self.backward, self.at, self.since, self.clip, self.unit = false, false, 0, nil, nil, nil
+  for _, unit in ipairs(self.units) do unit.missing = nil end
+  self.complete_units = {}
+end
+
+local function run_step(self, fn, ...)
+  local loss = ty.saved_tensor_hooks(function(t) return self.saved:pack(t) end,
+    function(packed) return self.saved:unpack(packed) end, fn, ...)
+  expect("OffloadEngine:step", "fn", loss, "a tensor")
+  self.length = self.at
+  if self.policy.updates_within then self.clip = self.optimizer:open_parts() end
+  self.backward = true
+  loss:backward()
+  if self.since then log(self, self.since[1], "backward", self.since[2]) end
+  self:flush()
+  local value = loss:item()
+  self.saved:finish()
+  self.clip = self.clip or self.optimizer:open_parts()
+  self.policy.after_backward(self)
+  for _, unit in ipairs(self.units) do self:update(unit) end
+  local norm = self.optimizer:close_parts(self.clip)
+  return value, norm
+end
+
+--- One step: fn(...) computes the loss of a batch, its gradients come, the optimizer steps. Afterwards what the plan
+-- sends away is away. Raises when a transfer failed; the model is then whole, as it was before the step or, when the
+-- optimizer had begun, partly stepped.
+---@param fn function  returns the loss, a tensor of one element
+---@return number loss
+---@return number? norm  of the gradients, when clip_norm is set
+function Engine:step(fn, ...)
+  expect("OffloadEngine:step", "fn", fn, "a function")
+  if not self.optimizer then fail("OffloadEngine:step: the engine was made without an optimizer") end
+  if self.stepping then fail("OffloadEngine:step: called within a step") end
+  self.optimizer:zero_grad()
+  self.stepping, self.at, self.updated = true, 0, {}
+  self.saved:begin()
+  local result = table.pack(pcall(ty.scope, run_step, self, fn, ...))
+  finish(self)
+  if not result[1] then
+    recover(self)
+    error(result[2], 0)
+  end
+  self:settle()
+  return table.unpack(result, 2, result.n)
+end
+
+--- Runs fn(...) for inference, without gradients; the model may as well be called by itself.
+---@param fn function
+---@return any ...
+function Engine:run(fn, ...)
+  expect("OffloadEngine:run", "fn", fn, "a function")
+  if self.stepping then fail("OffloadEngine:run: called within a step") end
+  self.at = 0
+  return ty.no_grad(ty.scope, fn, ...)
+end
+
+-- ---- looking, ending ----
+
+--- What went where: by store ("host", "file") the bytes written and read, by kind in `counters`, the most that was
+-- there, whether it was direct; of the engine stalls, seconds waited, bytes handed over without a read.
+---@return table
+function Engine:stats()
+  local stats = {}
+  for key, value in pairs(self.counters) do stats[key] = value end
+  for name, store in pairs(self.stores) do stats[name] = store:stats() end
+  return stats
+end
+
+--- Writes the timeline for chrome://tracing and Perfetto: computing, and each store's reads and writes, in rows.
+---@param path string
+---@return string path
+function Engine:trace(path)
+  expect("OffloadEngine:trace", "path", path, "a string")
+  local list, rows, count = ty.core.io.array {}, { compute = 0 }, 0
+  list[1] = { name = "thread_name", ph = "M", pid = 0, tid = 0, args = { name = "compute" } }
+  for _, e in ipairs(self.events) do
+    if not rows[e.row] then
+      count = count + 1
+      rows[e.row] = count
+      list[#list + 1] = { name = "thread_name", ph = "M", pid = 0, tid = count, args = { name = e.row } }
+    end
+    list[#list + 1] = { name = e.name, cat = e.kind, ph = "X", pid = 0, tid = rows[e.row], ts = e.from * 1e6,
+      dur = (e.to - e.from) * 1e6 }
+  end
+  ty.core.io.save_json(path, { traceEvents = list, displayTimeUnit = "ms" })
+  return path
+end
+
+--- Brings everything back to the device, for saving the model and the optimizer's state_dict().
+function Engine:gather()
+  for _, known in pairs(self.of) do
+    if known.cell then known.cell:need() end
+    for _, cell in pairs(known.moments) do cell:need() end
+  end
+end
+
+--- Brings everything back and lets go of the model and the optimizer, which are then as others.
+function Engine:close()
+  if self.closed then return end
+  self:gather()
+  self.closed = true
+  for _, known in pairs(self.of) do
+    if known.cell then known.cell:forget() end
+    for _, cell in pairs(known.moments) do cell:forget() end
+  end
+  for _, remove in ipairs(self.undo) do remove() end
+  for _, unit in ipairs(self.units) do if not unit.outer then tiered:unwrap(unit.module) end end
+  for _, store in pairs(self.stores) do store:close() end
+end
+
+return Engine

@@ -1,0 +1,18 @@
+--- Training and running models that do not fit: require "tycho.offload".
+--
+--     local engine = offload.engine(model, optimizer, { parameters = "file", moments = "file", file = "/data" })
+--     for batch in batches do
+--       local loss = engine:step(function() return nn.cross_entropy(model(batch.x), batch.y) end)
+--     end
+--     engine:close()                                -- everything is back; the model is as others
+--
+-- One engine for any model and any optimizer of ty.optim: parameters, gradients, moments and saved activations are each
+-- on the device, in the host's memory or in a file, and come when they are wanted. Which moves when is a policy:
+-- offload.window, and those that are named after the systems that they are.
+local Engine = require "tycho.offload.engine"
+
+return {
+  engine = Engine.new,
+  plan = require "tycho.offload.plan",
+  window = require "tycho.offload.window",
+}

@@ -1,0 +1,88 @@
+-- Where memory goes that is away: a file of the disk, or memory outside of the device's. Places in it by size, and what
+-- went through it.
+local ty = require "tycho"
+
+local tier = ty.core.tier_core
+local block = 4096
+
+---@class OffloadStore
+---@field name string     "file" or "host"
+---@field counters table  by kind: { written =, read = } in bytes
+---@field used integer    bytes of places that are taken
+---@field most integer    the most there were
+local Store = {}
+Store.__index = Store
+
+--- Opens one. events: a list that gets { name, kind, row, begin, end } for each transfer, seconds of system.clock().
+---@param name string       "file" or "host"
+---@param folder? string    of the file
+---@param backend? string   "auto", "uring" or "threads"
+---@param events table
+---@return OffloadStore
+function Store.open(name, folder, backend, events)
+  return setmetatable({ name = name, folder = folder or "memory", free = {}, top = 0, used = 0, most = 0, leaving = 0,
+    counters = {}, events = events, tier = tier.open(folder, backend, true) }, Store)
+end
+
+local function rounded(nbytes) return math.max(1, (nbytes + block - 1) // block) * block end
+
+--- A place for so many bytes.
+function Store:place(nbytes)
+  local size = rounded(nbytes)
+  local list = self.free[size]
+  local place = list and table.remove(list)
+  if not place then
+    place = self.top
+    self.top = place + size
+  end
+  self.used = self.used + size
+  self.most = math.max(self.most, self.used)
+  return place
+end
+
+--- Gives a place back.
+function Store:release(place, nbytes)
+  local size = rounded(nbytes)
+  self.free[size] = self.free[size] or {}
+  table.insert(self.free[size], place)
+  self.used = self.used - size
+end
+
+local function count(self, kind, what, nbytes)
+  local c = self.counters[kind]
+  if not c then
+    c = { written = 0, read = 0 }
+    self.counters[kind] = c
+  end
+  c[what] = c[what] + nbytes
+end
+
+--- Begins a transfer; what wait() needs of it.
+function Store:begin(what, tensor, place, kind, name)
+  local nbytes = tensor:nbytes()
+  local ticket = what == "write" and self.tier:write(tensor, place) or self.tier:read(tensor, place)
+  count(self, kind, what == "write" and "written" or "read", nbytes)
+  return { ticket = ticket, what = what, kind = kind, name = name }
+end
+
+function Store:done(transfer) return self.tier:done(transfer.ticket) end
+
+--- Waits for a transfer; raises when it failed.
+function Store:wait(transfer)
+  local from, to = self.tier:wait(transfer.ticket)
+  if #self.events < 100000 then -- a timeline is for some steps
+    self.events[#self.events + 1] = { name = transfer.name, kind = transfer.kind,
+      row = self.name .. " " .. transfer.what, from = from, to = to }
+  end
+end
+
+function Store:stats()
+  local s = self.tier:stats()
+  s.counters, s.most = {}, self.most
+  for kind, c in pairs(self.counters) do s.counters[kind] = { written = c.written, read = c.read } end
+  return s
+end
+
+function Store:close() self.tier:close() end
+
+return Store
