@@ -10,6 +10,7 @@
 local ty = require "tycho"
 local blocks = require "tycho.quant.blocks"
 local adapter = require "tycho.peft.adapter"
+local moments = require "tycho.quant.moments"
 
 local nn = ty.nn
 local surgery = nn.surgery
@@ -31,11 +32,8 @@ function M.factors(error, moment, rank)
   error = error:to "f64"
   local root, back
   if moment then
-    local values, vectors = ty.eigh(moment:to "f64")
-    -- Directions that no input has, but for rounding, get nothing and cost nothing.
-    local least = values:max():item() * 1e-12
-    local length = values:clamp(least > 0 and least or 1):sqrt()
-    root, back = vectors * length:unsqueeze(0), (vectors / length:unsqueeze(0)):transpose(0, 1)
+    local s, inverse = moments.whiten(moment)
+    root, back = s:transpose(0, 1), inverse:transpose(0, 1)
     error = ty.matmul(error, root)
   end
   local u, s, v = ty.svd(error)

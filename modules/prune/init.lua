@@ -10,10 +10,15 @@
 --
 --     prune.wina(model, { sparsity = 0.5 })          -- decoding reads half of the weights
 --
+--     prune.structured(model, { ratio = 0.25 })      -- a smaller model
+--     model:save "small"; local again = prune.load "small"
+--
 -- Works on every module with Linear layers or GPT-2's Conv1D: the families of tycho.llm.
 local masks = require "tycho.prune.masks"
 local perp = require "tycho.prune.perp"
+local shrink = require "tycho.prune.shrink"
 local sparsegpt = require "tycho.prune.sparsegpt"
+local structured = require "tycho.prune.structured"
 local wina = require "tycho.prune.wina"
 
 
@@ -25,6 +30,8 @@ return {
   release = masks.release,
   perp = perp.perp,
   merge = perp.merge,
+  structured = structured.structured,
+  load = shrink.load,
   wina = wina.apply,
   calibrate = wina.calibrate,
   output_errors = wina.output_errors,

@@ -4,6 +4,7 @@
 local ty = require "tycho"
 local blocks = require "tycho.quant.blocks"
 local gptq = require "tycho.quant.gptq"
+local moments = require "tycho.quant.moments"
 local masks = require "tycho.prune.masks"
 
 local nn = ty.nn
@@ -19,7 +20,7 @@ local M = {}
 function M.solve(w, moment, o)
   local n, m = masks.pattern("prune.sparsegpt", o.pattern)
   local columns = w.shape[2]
-  local factor = gptq.inverse_factor(gptq.hessian(moment, o.damp))
+  local factor = gptq.inverse_factor(moments.damped(moment, o.damp))
   local left, kept, from = w:to("f64"):clone(), {}, 0
   -- What the error of the layer grows by when a weight goes, and the others make up for it: equation 3 of the paper.
   local function scores(at, count)

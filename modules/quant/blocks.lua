@@ -1,6 +1,7 @@
 --- Calibration, block by block: the inputs of a decoder's linear layers on some text, each measured after the layers
 -- before it were changed. Only the activations of one block are kept.
 local ty = require "tycho"
+local moments = require "tycho.quant.moments"
 
 local nn = ty.nn
 local surgery = nn.surgery
@@ -86,48 +87,20 @@ end
 
 -- The sum of x' x over all rows of the inputs of a layer, f64, and their number.
 local function second_moment(who, layer, block, calls)
-  local inputs = surgery.sizes(layer.module)
-  local device = layer.module.weight.device
-  local sum, count = ty.keep(ty.zeros({ inputs, inputs }, { dtype = "f64", device = device })), 0
-  local remove = layer.module:register_forward_pre_hook(function(_, x)
-    ty.scope(function()
-      local rows = x:reshape(-1, inputs)
-      if rows.dtype ~= "f64" then rows = rows:to "f32" end
-      sum:add_(ty.matmul(rows:transpose(0, 1), rows):to "f64")
-      count = count + rows.shape[1]
-    end)
-  end)
+  local moment = moments.new(surgery.sizes(layer.module), layer.module.weight.device)
+  local remove = layer.module:register_forward_pre_hook(function(_, x) moments.add(moment, x) end)
   local ok, message = pcall(function()
     for _, call in ipairs(calls) do ty.scope(function() block(table.unpack(call, 1, call.n)) end) end
   end)
   remove()
   if not ok then error(message, 0) end
-  if not sum:isfinite():all():item() then
-    error(("%s: the inputs of %s are not finite: a weight or an activation is NaN or too large"):format(who,
-      layer.name), 0)
-  end
-  return sum, count
-end
-
--- Batches from a dataset, or the list that was given.
-local function batches_of(who, data, o)
-  if type(data) ~= "table" then
-    error(("%s: data: expected a dataset of llm.data.Packed or a list of batches, got %s"):format(who, type(data)), 0)
-  end
-  if data[1] then return data end
-  if not data.size or data.size < 1 then error(("%s: data: there are no rows"):format(who), 0) end
-  local list, rows = {}, 0
-  local loader = ty.data.DataLoader(data, { batch_size = math.min(o.batch, o.rows), shuffle = true, seed = o.seed,
-    device = o.device })
-  while rows < math.min(o.rows, data.size) do
-    list[#list + 1] = ty.keep(loader:next())
-    rows = rows + math.min(o.batch, o.rows)
-  end
-  return list
+  moments.check_finite(who, layer.name, moment)
+  return moment.sum, moment.count
 end
 
 --- Options of walk() with their defaults: rows of the dataset that are looked at, rows at a time, which ones, where.
-M.options = { rows = 128, batch = 8, seed = 0, device = nn.none, skip = {} }
+M.options = { skip = {} }
+for key, value in pairs(moments.options) do M.options[key] = value end
 
 --- Goes through the blocks of a model. Layers that see the same input form a group; for each, in the order of their
 -- calls, visit(group, moment, count) is called with its layers, the sum of x' x over the `count` rows that it saw, f64
@@ -139,13 +112,9 @@ M.options = { rows = 128, batch = 8, seed = 0, device = nn.none, skip = {} }
 ---@param o table     rows, batch, seed, device, skip as in M.options
 ---@param visit fun(group: { name: string, module: Module }[], moment: Tensor, count: integer)
 function M.walk(who, model, data, o, visit)
-  for _, key in ipairs { "rows", "batch" } do
-    if not math.tointeger(o[key]) or o[key] < 1 then
-      error(("%s: %s: expected a positive integer, got %s"):format(who, key, tostring(o[key])), 0)
-    end
-  end
+  moments.check(who, o)
   local blocks, linears = M.list(who, model), M.linears(who, model, o.skip)
-  local batches = batches_of(who, data, o)
+  local batches = moments.batches(who, data, o)
   local was_training = model.training
   model:eval()
   local ok, message = pcall(ty.no_grad, function()

@@ -12,6 +12,7 @@
 local ty = require "tycho"
 local blocks = require "tycho.quant.blocks"
 local formats = require "tycho.quant.formats"
+local moments = require "tycho.quant.moments"
 
 local nn = ty.nn
 local surgery = nn.surgery
@@ -105,20 +106,6 @@ end
 
 -- ---- the columns ----
 
---- The matrix H = x x', of which a factor changes nothing, made solvable as in the authors' code: an input that is
--- always zero has no say, and `damp` of the diagonal's mean is added to it.
----@param moment Tensor [columns, columns]
----@param damp number
----@return Tensor
-function M.hessian(moment, damp)
-  local diagonal = moment:diagonal()
-  local dead = diagonal:eq(0):to(moment.dtype)
-  local mean = diagonal:mean():item()
-  local h = moment:clone()
-  h:diagonal():add_(dead * (mean > 0 and mean or 1) + damp * mean)
-  return h
-end
-
 --- Upper triangular u with u' u = h^-1. With h turned about, h = r r' for an upper triangle r, and u = r^-1.
 ---@param h Tensor
 ---@return Tensor
@@ -139,7 +126,7 @@ end
 function M.solve(w, moment, o)
   local rows, columns = w.shape[1], w.shape[2]
   local levels, group = 1 << o.bits, o.group > 0 and o.group or columns
-  local h = M.hessian(moment, o.damp)
+  local h = moments.damped(moment, o.damp)
   local order = o.act_order and h:diagonal():argsort(0, true)
   if order then h = h:index_select(0, order):index_select(1, order) end
   local factor = M.inverse_factor(h):to(w.dtype)

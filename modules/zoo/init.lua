@@ -14,6 +14,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   info = shelf.info }, {
   publish = "tycho.zoo.publish",
   language = "tycho.zoo.language",
+  chapters = "tycho.zoo.chapters",
   scenes = "tycho.zoo.scenes",
   judge = "tycho.zoo.judge",
   painter = "tycho.zoo.painter",

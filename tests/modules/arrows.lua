@@ -58,6 +58,8 @@ return {
     quant = "QLoRA trains on weights of few bits; EoRA makes up for what they lost, by the same calibration",
   },
   prune = {
-    quant = "SparseGPT solves as GPTQ does, by the same calibration",
+    quant = "SparseGPT solves as GPTQ does, by the same calibration; second moments of layers' inputs",
+    hub = "a model whose layers have sizes of their own is a folder that hub reads and assigns",
+    models = "the class of such a folder, and attention over heads of other widths",
   },
 }
