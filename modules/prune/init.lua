@@ -10,11 +10,12 @@
 --
 --     prune.wina(model, { sparsity = 0.5 })          -- decoding reads half of the weights
 --
---     prune.structured(model, { ratio = 0.25 })      -- a smaller model
+--     prune.modegpt(model, dataset, { ratio = 0.25 })          -- a smaller model, without training
 --     model:save "small"; local again = prune.load "small"
 --
 -- Works on every module with Linear layers or GPT-2's Conv1D: the families of tycho.llm.
 local masks = require "tycho.prune.masks"
+local modegpt = require "tycho.prune.modegpt"
 local perp = require "tycho.prune.perp"
 local shrink = require "tycho.prune.shrink"
 local sparsegpt = require "tycho.prune.sparsegpt"
@@ -30,6 +31,8 @@ return {
   release = masks.release,
   perp = perp.perp,
   merge = perp.merge,
+  modegpt = modegpt.compress,
+  modegpt_statistics = modegpt.statistics,
   structured = structured.structured,
   load = shrink.load,
   wina = wina.apply,
