@@ -23,6 +23,7 @@
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
+--     policy      what is seen to what is done: training and drawing with such networks
 --     compare     samplers beside a full one: likeness, evaluations, operations, seconds
 --
 -- Flow, DDPM and EDM are the usual ones put together; published makes one of diffusers' scheduler_config.json, and
@@ -51,6 +52,7 @@ return {
   lora = require "tycho.diffusion.lora",
   inpaint = require "tycho.diffusion.inpaint",
   measure = require "tycho.diffusion.measure",
+  policy = require "tycho.diffusion.policy",
   published = require "tycho.diffusion.published",
   prediction = require "tycho.diffusion.prediction",
   schedule = require "tycho.diffusion.schedule",
