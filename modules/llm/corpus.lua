@@ -104,19 +104,21 @@ end
 --   folder (where the token files go), text (the one that ships), books (3: how many books of the one that ships; what
 --   is held out of the first ones stays so with more), every (10: one document of so many is held out),
 --   validation (false: as many again are kept apart to choose settings by), vocabulary (1024; 257 is one token for a
---   byte), length (tokens of a row, 128).
+--   byte), tokenizer (in place of one that is trained; it has to know the mark <|endoftext|>), length (tokens of a row,
+--   128).
 ---@param options table
 ---@return Corpus
 function M.open(options)
   local none = ty.nn.none
   local o = ty.nn.options("llm.corpus.open", options, { folder = "", text = none, books = 3, every = 10,
-    validation = false, vocabulary = 1024, length = 128 },
-    { text = "a string", books = "an integer in [1, 66]", every = false })
+    validation = false, vocabulary = 1024, tokenizer = none, length = 128 },
+    { text = "a string", books = "an integer in [1, 66]", every = false, tokenizer = false })
   check_every("llm.corpus.open", o)
   local documents = split(documents_of(o.text or ty.data.kjv { books = o.books }), o.every, o.validation)
   local self = setmetatable({ documents = documents, ids = {}, bytes = {}, length = o.length }, Corpus)
-  self.tokenizer = ty.tokenizer.train(documents.training, { vocabulary = o.vocabulary, special = { mark } })
-  self.eos = self.tokenizer:id(mark)
+  self.tokenizer = o.tokenizer or ty.tokenizer.train(documents.training, { vocabulary = o.vocabulary,
+    special = { mark } })
+  self.eos = self.tokenizer:id(mark) or error("llm.corpus.open: tokenizer: expected one that has " .. mark, 2)
   local fields = ty.tokenizer.fields(self.tokenizer)
   fields.bos, fields.eos = self.eos, self.eos
   return encode(self, o.folder)

@@ -40,8 +40,12 @@ function M.linears(who, model, skip)
   return found
 end
 
--- Runs the model up to its first block for every batch; returns the arguments that the block is called with.
-local function first_calls(model, block, batches)
+--- Runs the model up to its first block for every batch; returns the arguments that the block is called with.
+---@param model LanguageModel
+---@param block Module
+---@param batches table[]
+---@return table[] calls  of table.pack
+function M.first_calls(model, block, batches)
   local stop, calls = {}, {}
   for i, batch in ipairs(batches) do
     local remove = block:register_forward_pre_hook(function(_, ...)
@@ -54,6 +58,15 @@ local function first_calls(model, block, batches)
     if ok or message ~= stop then error(message, 0) end
   end
   return calls
+end
+
+--- The arguments of the next block: what this one returns for `call`, and the last argument of all blocks.
+---@param block Module
+---@param call table  of table.pack
+---@return table
+function M.next_call(block, call)
+  local out = table.pack(ty.scope(function() return block(table.unpack(call, 1, call.n)) end))
+  return table.move(out, 1, call.n - 1, 1, { n = call.n, [call.n] = call[call.n] })
 end
 
 -- Groups the layers that see the same tensor, in the order of their calls: { {layer, ...}, ... }. Layers that no batch
@@ -118,7 +131,7 @@ function M.walk(who, model, data, o, visit)
   local was_training = model.training
   model:eval()
   local ok, message = pcall(ty.no_grad, function()
-    local calls = first_calls(model, blocks[1], batches)
+    local calls = M.first_calls(model, blocks[1], batches)
     ty.core.program.renew()
     for i, block in ipairs(blocks) do
       local mine = {}
@@ -135,13 +148,8 @@ function M.walk(who, model, data, o, visit)
           ty.core.program.renew()
         end
       end
-      if i < #blocks then -- a block is called with what the one before returned, and with the last argument of all
-        for k, call in ipairs(calls) do
-          local out = table.pack(ty.scope(function() return block(table.unpack(call, 1, call.n)) end))
-          local last = call[call.n]
-          local n = call.n
-          calls[k] = table.move(out, 1, n - 1, 1, { n = n, [n] = last })
-        end
+      if i < #blocks then
+        for k, call in ipairs(calls) do calls[k] = M.next_call(block, call) end
       end
     end
   end)

@@ -13,6 +13,7 @@ local ty = require "tycho"
 local blocks = require "tycho.quant.blocks"
 local formats = require "tycho.quant.formats"
 local moments = require "tycho.quant.moments"
+local stored = require "tycho.quant.stored"
 
 local nn = ty.nn
 local surgery = nn.surgery
@@ -40,9 +41,6 @@ local function check_columns(who, name, o, columns)
   if format and columns % format.columns ~= 0 then
     error(("%s: format: blocks of %s have %d columns, which does not divide the %d inputs of %s"):format(who, o.format,
       format.columns, columns, name), 0)
-  end
-  if o.group > 0 and columns % o.group ~= 0 then
-    error(("%s: group: %d does not divide the %d inputs of %s"):format(who, o.group, columns, name), 0)
   end
 end
 
@@ -94,14 +92,19 @@ local function grids(w, o)
   end
   local rows, columns = w.shape[1], w.shape[2]
   local group = o.group > 0 and o.group or columns
-  local scale, offset = M.grid(w:reshape(rows * (columns // group), group), o)
-  return scale:reshape(rows, -1), offset:reshape(rows, -1)
+  local groups = (columns + group - 1) // group
+  if groups * group > columns then -- 0 is on every grid, so that zeros change none
+    w = ty.concat({ w, ty.zeros({ rows, groups * group - columns }, { dtype = w.dtype, device = w.device }) }, 1)
+  end
+  local scale, offset = M.grid(w:reshape(rows * groups, group), o)
+  return scale:reshape(rows, groups), offset:reshape(rows, groups)
 end
 
 -- [rows, groups] for each column.
-local function spread(x, columns)
+local function spread(x, columns, o)
   local rows, groups = x.shape[1], x.shape[2]
-  return x:unsqueeze(2):expand(rows, groups, columns // groups):reshape(rows, columns)
+  local group = o.group > 0 and o.group or columns
+  return x:unsqueeze(2):expand(rows, groups, group):reshape(rows, groups * group):narrow(1, 0, columns)
 end
 
 -- ---- the columns ----
@@ -136,7 +139,7 @@ function M.solve(w, moment, o)
   local static = o.act_order or o.format ~= nil
   if static then
     scale, offset, packed = grids(w, o)
-    scale, offset = spread(scale, columns), spread(offset, columns)
+    scale, offset = spread(scale, columns, o), spread(offset, columns, o)
     if order then scale, offset = scale:index_select(1, order), offset:index_select(1, order) end
   end
   local left = order and w:index_select(1, order) or w:clone()
@@ -144,7 +147,9 @@ function M.solve(w, moment, o)
   while from < columns do
     local n = math.min(o.block, columns - from)
     if not static then
-      if from % group == 0 then scale, offset = M.grid(left:narrow(1, from, group), o) end
+      if from % group == 0 then
+        scale, offset = M.grid(left:narrow(1, from, math.min(group, columns - from)), o)
+      end
       n = math.min(n, group - from % group)
     end
     local function mine(x) return static and x:narrow(1, from, n) or x:expand(rows, n) end
@@ -200,11 +205,11 @@ local function check_layers(who, found, o)
   end
 end
 
--- Bits of a weight, with the scales: f16, and for an asymmetric grid a zero of `bits`.
-local function bits_of(o, columns)
+-- Bits of a weight as stored.
+local function bits_of(o, rows, columns)
   local format = o.format and formats.get("quant.gptq", o.format)
   if format then return 8 * format.bytes / format.columns end
-  return o.bits + (16 + (o.symmetric and 0 or o.bits)) / (o.group > 0 and o.group or columns)
+  return 8 * stored.grid(rows, columns, o) / (rows * columns)
 end
 
 --- Raises unless damp and block of a solver's options make sense.
@@ -257,7 +262,7 @@ local function quantize(model, data, options)
     for _, layer in ipairs(group) do
       local w = M.weight_of(who, layer)
       local value, _, packed = M.solved(who, layer.name, M.solve, w, moment, o)
-      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, w.shape[2]),
+      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, w.shape[1], w.shape[2]),
         error = M.error(w, value, moment) }
       put(layer.module, value, packed)
     end
@@ -268,8 +273,9 @@ end
 --- Quantizes the linear layers of a model's blocks in place; embeddings, norms, biases and the head stay. Blocks go one
 -- after the other, in each the layers by the order of their inputs, all with what came before already quantized. data:
 -- llm.data.Packed, or a list of its batches. options:
---   bits (4; or 2, 3, 8), group (0: columns with one scale, 0 for a whole row), symmetric (false), mse (false: search
---   for the range), or in their place format ("q2_k", "q3_k", "q4_k", "q4_0": weights become block-quantized)
+--   bits (4; or 2, 3, 8), group (0: columns with one scale, 0 for a whole row; the last group of a row may have fewer),
+--   symmetric (false), mse (false: search for the range), or in their place format ("q2_k", "q3_k", "q4_k", "q4_0":
+--   weights become block-quantized)
 --   act_order (false: the columns with the largest inputs first; scales are then those of the weights as they were),
 --   damp (0.01 of the diagonal's mean is added to it), block (128: columns between updates of the rest)
 --   rows (128: rows of the dataset to calibrate with), batch (8: rows at a time), seed (0: which rows), device, skip
@@ -297,9 +303,9 @@ local function round(model, options)
         local w = M.weight_of(who, layer)
         local scale, offset, packed = grids(w, o)
         local columns = w.shape[2]
-        local value = not packed and rounded(w, spread(scale, columns), spread(offset, columns), 1 << o.bits)
+        local value = not packed and rounded(w, spread(scale, columns, o), spread(offset, columns, o), 1 << o.bits)
         put(layer.module, value, packed)
-        report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, columns) }
+        report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, w.shape[1], columns) }
       end)
     end)
   end

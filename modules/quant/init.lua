@@ -21,6 +21,8 @@ return {
   linear = require "tycho.quant.quant_linear",
   quartet = require "tycho.quant.quartet",
   fp4_design = require "tycho.quant.fp4_design",
+  stored = require "tycho.quant.stored",
+  baselines = require "tycho.quant.baselines",
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
 }
