@@ -220,9 +220,9 @@ end
 
 --- The loss of self-distillation on clean samples: flow matching at s = t on a share of the batch, one of the
 -- conditions on the rest, each balanced by its learned weight w(s, t): exp(-w) error + w. Returns it, and the mean
--- errors of both. options: kind ("lagrangian"; nil with share = 1: flow matching alone), stop (of eulerian), share (0.75: of the batch,
--- on the diagonal), balance (true), teacher (the map itself; its moving average, say), s, t, u ([rest], drawn evenly:
--- the larger of two is s), noise (as x0, drawn), times (the diagonal's, drawn evenly).
+-- errors of both. options: kind ("lagrangian"; nil with share = 1: flow matching alone), stop (of eulerian), share
+-- (0.75: of the batch, on the diagonal), balance (true), teacher (the map itself; its moving average, say), s, t, u
+-- ([rest], drawn evenly: the larger of two is s), noise (as x0, drawn), times (the diagonal's, drawn evenly).
 ---@param x0 Tensor  [n, ...]
 ---@param condition? table
 ---@param options? table

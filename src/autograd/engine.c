@@ -21,7 +21,7 @@ typedef struct walk {
   struct hooked {
     ty_tensor *leaf, *sum;
     int pending; /* uses of the leaf in nodes that are still to come */
-  } * hooked; /* leaves whose hooks wait for the whole gradient */
+  } * hooked;    /* leaves whose hooks wait for the whole gradient */
   int nhooked;
 } walk;
 

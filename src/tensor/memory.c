@@ -19,7 +19,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SMALL = 4096, LEAST = 512, STEPS = 8, CLASSES = 40 * STEPS, HUGE = 2 << 20, PAGE = 4096, WHOLE_PAGES = 32 << 10, REPORTED = 8 };
+enum {
+  SMALL = 4096,
+  LEAST = 512,
+  STEPS = 8,
+  CLASSES = 40 * STEPS,
+  HUGE = 2 << 20,
+  PAGE = 4096,
+  WHOLE_PAGES = 32 << 10,
+  REPORTED = 8
+};
 
 typedef struct use { /* by a stream */
   struct use *next;
