@@ -195,12 +195,13 @@ function M.load(options)
 end
 
 --- How well a language model answers: an answer is exact where each of its tokens is the likeliest one after those
--- before it, which is to say that greedy generation gives it. options: batch (items at a time, 64), device. Returns
--- exact (share of the items), loss (nats per token of the answers), by_task (by name the same two), hits (for each item
--- 1 or 0) and losses (for each item the sum over its answer, in nats).
+-- before it, which is to say that greedy generation gives it. options: batch (items at a time, 64), device, positions
+-- (a list of the items that count, all by default). Returns exact (share of the items), loss (nats per token of the
+-- answers), by_task (by name the same two), hits (for each item 1 or 0) and losses (for each item the sum over its
+-- answer, in nats).
 ---@param model LanguageModel
 ---@param set TextTasks with a tokenizer
----@param options? {batch: integer, device: string}
+---@param options? {batch?: integer, device?: string, positions?: integer[]}
 ---@return {exact: number, loss: number, by_task: table, hits: integer[], losses: number[]}
 function M.score(model, set, options)
   local who = "datasets.text_tasks.score"
@@ -208,8 +209,14 @@ function M.score(model, set, options)
   if getmetatable(set) ~= TextTasks then
     arguments.fail("%s: set: expected one of datasets.load \"text_tasks\", got %s", who, arguments.describe(set))
   end
-  local o = arguments.read(who, options, { batch = 64, device = arguments.none },
-    { batch = "an integer >= 1", device = "a string" })
+  local o = arguments.read(who, options, { batch = 64, device = arguments.none, positions = arguments.none },
+    { batch = "an integer >= 1", device = "a string", positions = "a list of integers" })
+  local wanted = o.positions
+  if not wanted then
+    wanted = {}
+    for i = 1, #set do wanted[i] = i - 1 end
+  end
+  if #wanted == 0 then arguments.fail("%s: positions: expected at least one, got none", who) end
   local was_training, hits, losses, sums = model.training, {}, {}, {}
   model:eval()
   local function add(name, hit, loss, count)
@@ -218,9 +225,8 @@ function M.score(model, set, options)
     sum.items, sum.exact, sum.loss = sum.items + 1, sum.exact + hit, sum.loss + loss
     sum.tokens = sum.tokens + count
   end
-  for from = 0, #set - 1, o.batch do
-    local positions = {}
-    for i = from, math.min(from + o.batch, #set) - 1 do positions[#positions + 1] = i end
+  for from = 1, #wanted, o.batch do
+    local positions = table.move(wanted, from, math.min(from + o.batch - 1, #wanted), 1, {})
     local right, nats, targets, cu = ty.scope(function()
       return ty.no_grad(function()
         local batch = set:batch(positions)
@@ -238,7 +244,7 @@ function M.score(model, set, options)
       for at = cu[k] + 1, cu[k + 1] do
         if targets[at] ~= -100 then hit, loss, count = hit * right[at], loss + nats[at], count + 1 end
       end
-      hits[position + 1], losses[position + 1] = hit, loss
+      hits[from + k - 1], losses[from + k - 1] = hit, loss
       local task = set.tasks[position % #set.tasks + 1]
       for _, name in ipairs { "", task } do add(name, hit, loss, count) end
     end

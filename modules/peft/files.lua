@@ -31,6 +31,7 @@ end
 function M.save(model, folder, options)
   local who = "peft.save"
   local record = adapter.of(who, model)
+  nn.for_caller(adapter.plain, who, record)
   local o = nn.options(who, options, { base = nn.none, prefix = nn.none })
   local prefix = o.prefix or model.published_prefix or ""
   local ranks, alphas, transposed = {}, {}, false

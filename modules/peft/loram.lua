@@ -199,6 +199,7 @@ end
 -- other's layer.
 local function transfer(who, from, map, to, sized)
   local record = adapter.of(who, from)
+  adapter.plain(who, record)
   arguments.expect(who, "map", map, "a table")
   arguments.expect(who, "the other model", to, "a module")
   if #record.saved > 0 then error(who .. ": expected an adapter of matrices alone, got one with save or bias", 0) end

@@ -38,6 +38,7 @@ function M.merge(model, options)
   local who = "peft.merge"
   local o = nn.options(who, options, { keep = true, check = nn.none, dtype = nn.none })
   local record = adapter.of(who, model)
+  nn.for_caller(adapter.plain, who, record)
   if record.merged then error(who .. ": the adapter is merged already", 2) end
   local tied = type(model.tied) == "function" and model:tied()
   for _, layer in ipairs(record.layers) do
