@@ -24,6 +24,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(logsumexp, PLAIN, reduce) P(std, PLAIN, reduce) P(norm, PLAIN, reduce)
 
   P(quantize_columns, PLAIN, dim)
+  P(matmul_trit, PLAIN, dim)
   P(searchsorted, PLAIN, dim) P(histogram_counts, PLAIN, dim) P(order_statistic, PLAIN, dim)
   P(logcumsumexp, PLAIN, dim) P(cummax, PLAIN, dim) P(cummin, PLAIN, dim)
   P(cdist, PLAIN, scalars) P(cdist_backward, PLAIN, scalars)

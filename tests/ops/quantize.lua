@@ -172,4 +172,53 @@ return function(row, T)
       { T { 2, 5 }, T { 4, 64, dtype = "q8_0" }, match = "g: expected [..., 4] for weight" },
     },
   })
+
+  -- Digits of base 3 in bytes, the value of a weight's element, and the product. Bytes above 242 count as their digits
+  -- do. x and scales are small integers where sums have to be exact.
+  local function trits(groups, rows, planes, bytes, top)
+    local v = {}
+    for i = 1, groups * rows * planes * bytes do v[i] = (37 * i + i * i // 7) % (top or 243) end
+    return T { groups, rows, planes, bytes, values = v, dtype = "u8" }
+  end
+  local function whole(n, columns, top)
+    local v = {}
+    for i = 1, n * columns do v[i] = (29 * i + i * i // 5) % (2 * top + 1) - top end
+    return v
+  end
+  row("matmul_trit", {
+    cases = {
+      { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 4, 2 }, 10 }, { T { 7 }, trits(1, 3, 1, 2), T { 1, 3, 1 }, 7 },
+      { T { 2, 2, 20 }, trits(3, 5, 2, 2), T { 3, 5, 2 }, 8 }, { T { 2, 6 }, trits(6, 3, 2, 1), T { 6, 3, 2 }, 1 },
+      { T { 2, 33 }, trits(2, 9, 3, 6), T { 2, 9, 3 }, 30 }, { T { 2, 9 }, trits(1, 3, 5, 3, 256), T { 1, 3, 5 }, 12 },
+      { T { 3, 64, values = whole(3, 64, 9) }, trits(1, 5, 2, 13), T { 1, 5, 2, values = whole(5, 2, 4) }, 64, tol = 0 },
+      { T { 2, 100, values = whole(2, 100, 9) }, trits(4, 7, 2, 6), T { 4, 7, 2, values = whole(28, 2, 4) }, 30, tol = 0 },
+      { T { 0, 10 }, trits(1, 4, 2, 2), T { 1, 4, 2 }, 10 }, { T { 2, 5 }, trits(1, 0, 2, 1), T { 1, 0, 2 }, 5 },
+    },
+    ref = function(x, codes, factors, group)
+      local shape = table.move(x.shape, 1, #x.shape, 1, {})
+      local k = shape[#shape]
+      shape[#shape] = codes.shape[2]
+      return from(shape, function(at)
+        local place, n, sum = table.move(at, 1, #at, 1, {}), at[#at], 0.0
+        for i = 0, k - 1 do
+          place[#place] = i
+          for p = 0, codes.shape[3] - 1 do
+            local code = T.at(codes, { i // group, n, p, i % group // 5 })
+            local trit = code // 3 ^ (i % group % 5) % 3 - 1
+            sum = sum + T.at(x, place) * trit * T.at(factors, { i // group, n, p })
+          end
+        end
+        return sum
+      end)
+    end,
+    tol = { f16 = 2e-2, bf16 = 0.2 }, -- scales are rounded as x is
+    errors = {
+      { T { 3, 10 }, trits(2, 4, 2, 2), T { 2, 4, 2 }, 10, match = "trits: expected u8 [1, n, planes, 2] for x" },
+      { T { 3, 10 }, trits(2, 4, 2, 2), T { 2, 4, 2 }, 5, match = "trits: expected u8 [2, n, planes, 1] for x" },
+      { T { 3, 10 }, T { 1, 4, 2, 2 }, T { 1, 4, 2 }, 10, match = "trits: expected u8" },
+      { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 4, 1 }, 10, match = "scales: expected [1, 4, 2] for trits" },
+      { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 4, 2 }, 0, match = "group: expected at least 1, got 0" },
+      { T { 3, 0 }, trits(0, 4, 2, 2), T { 0, 4, 2 }, 10, match = "x: expected [..., k] with k above 0" },
+    },
+  })
 end
