@@ -269,9 +269,9 @@ end
 M.poses = require "tycho.datasets.arm.poses"
 
 --- What is seen at key poses of the expert's episodes, and where its hand goes next: { images u8 [n, 3, size, size],
--- states f32 [n, 4], tasks (a list of words), targets f32 [n, 2] in [-1, 1], hands f32 [n]: 1 closed, 0 open }.
--- options: split ("training"), episodes (100), first (0), tasks (kinds; all five), size (64), seed (0), between (1:
--- further steps of each way, at random).
+-- states f32 [n, 4], tasks (a list of words), targets f32 [n, 2] in [-1, 1], hands f32 [n]: 1 closed, 0 open, starts
+-- i64 [episodes + 1]: the first row of each }. options: split ("training"), episodes (100), first (0), tasks (kinds;
+-- all five), size (64), seed (0), between (1: further steps of each way, at random).
 ---@param options? table
 ---@return table
 function M.examples(options) return M.poses.examples(M, options) end

@@ -132,8 +132,8 @@ end
 
 --- What datasets.arm.examples does. What is seen at key poses of the expert's episodes, and where its hand goes next: {
 -- images u8 [n, 3, size, size], states f32 [n, 4], tasks (a list of words), targets f32 [n, 2] in [-1, 1], hands f32
--- [n]: 1 closed, 0 open }. options: split ("training"), episodes (100), first (0), tasks (kinds; all five), size (64),
--- seed (0), between (1: further steps of each way, at random).
+-- [n]: 1 closed, 0 open, starts i64 [episodes + 1]: the first row of each }. options: split ("training"), episodes
+-- (100), first (0), tasks (kinds; all five), size (64), seed (0), between (1: further steps of each way, at random).
 ---@param arm table  datasets.arm
 ---@param options? table
 ---@return table
@@ -144,7 +144,7 @@ function M.examples(arm, options)
     tasks = "a list of strings", size = "32 or 64 or 128", seed = "an integer", between = "an integer >= 0" })
   local env = arm.env { split = o.split, seed = o.seed, size = o.size, tasks = o.tasks }
   local painter, r = picture.painter(o.size), random.new(o.seed, "poses", o.first)
-  local seen, tasks, targets, hands = {}, {}, {}, {}
+  local seen, tasks, targets, hands, starts = {}, {}, {}, {}, { 0 }
   for i = o.first, o.first + o.episodes - 1 do
     env:begin(i)
     local next_action, states, actions = env:expert(), {}, {}
@@ -171,9 +171,11 @@ function M.examples(arm, options)
       end
       env:advance(actions[step + 1])
     end
+    if #tasks > starts[#starts] then starts[#starts + 1] = #tasks end
   end
   return { images = painter:pictures(), states = ty.tensor(seen, { dtype = "f32" }):reshape(-1, 4), tasks = tasks,
-    targets = ty.tensor(targets, { dtype = "f32" }):reshape(-1, 2), hands = ty.tensor(hands, { dtype = "f32" }) }
+    targets = ty.tensor(targets, { dtype = "f32" }):reshape(-1, 2), hands = ty.tensor(hands, { dtype = "f32" }),
+    starts = ty.tensor(starts, { dtype = "i64" }) }
 end
 
 return M

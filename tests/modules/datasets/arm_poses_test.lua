@@ -100,6 +100,7 @@ check.test("examples: what is seen at each pose, and the next one", function()
     end
   end
   check.equal(found.images.shape[1], at)
+  check.equal({ found.starts.shape[1], found.starts:tolist()[6] }, { 6, at })
   check.ok(arm.examples { episodes = 5, size = 32 }.images.shape[1] > at)
 end)
 
