@@ -19,6 +19,7 @@
 --     blocks      a network's blocks left out and replaced, as a part
 --     cache       calls and blocks left out where what was said before serves, as parts
 --     search      times and blocks for few steps, found by evolution
+--     inverse     volumes from few measurements, classical and by a prior of slices
 --     stages      steps at several sizes, as a part
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
@@ -48,6 +49,7 @@ return {
   finetune = require "tycho.diffusion.finetune",
   gallery = require "tycho.diffusion.gallery",
   guidance = require "tycho.diffusion.guidance",
+  inverse = require "tycho.diffusion.inverse",
   inversion = require "tycho.diffusion.inversion",
   lora = require "tycho.diffusion.lora",
   inpaint = require "tycho.diffusion.inpaint",

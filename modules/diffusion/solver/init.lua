@@ -22,6 +22,7 @@ return {
   lcm = require "tycho.diffusion.solver.lcm",
   lms = require "tycho.diffusion.solver.lms",
   pndm = require "tycho.diffusion.solver.pndm",
+  predictor_corrector = require "tycho.diffusion.solver.predictor_corrector",
   unipc = require "tycho.diffusion.solver.unipc",
   frame = require "tycho.diffusion.solver.frame",
 }
