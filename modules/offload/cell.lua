@@ -21,7 +21,9 @@ local watching = false
 
 local function bring_back(memory)
   local cell = absent[memory]
-  if cell then cell:need() end
+  if not cell then return end
+  cell.engine:was_asked(cell)
+  cell:need()
 end
 
 ---@param engine table  for counters, and for room when memory is short

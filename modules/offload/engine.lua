@@ -7,7 +7,7 @@ local Cell = require "tycho.offload.cell"
 local Saved = require "tycho.offload.saved"
 local Store = require "tycho.offload.store"
 local units_of = require "tycho.offload.units"
-local window = require "tycho.offload.window"
+local superpipeline = require "tycho.offload.superpipeline"
 
 local expect, fail = arguments.expect, arguments.fail
 local tier, clock = ty.core.tier_core, ty.core.system.clock
@@ -90,7 +90,7 @@ end
 --   parameters, gradients, moments, activations   "device" (the default), "host" or "file": where they are while they
 --                  are not in use. The device is the CPU's memory that ty.memory counts; the host is memory beside it
 --   file           the folder of the file ($TMPDIR, or /tmp)
---   policy         what moves when: offload.window (the default), offload.superpipeline, offload.ssdtrain, ...
+--   policy         what moves when: offload.superpipeline (the default), offload.ssdtrain, ...
 --   smallest       bytes below which a tensor stays on the device (16384)
 --   in_flight      bytes of writes that may be under way while the program goes on (64 MiB)
 --   backend        "auto", "uring" or "threads", of the file
@@ -112,14 +112,15 @@ function Engine.new(model, optimizer, plan)
     fail("offload.engine: plan.gradients: expected \"device\" with clip_norm, which takes all of them, got \"%s\"",
       plan.gradients)
   end
-  local self = setmetatable({ model = model, optimizer = optimizer, plan = plan, policy = plan.policy or window {},
+  local policy = plan.policy or superpipeline {}
+  local self = setmetatable({ model = model, optimizer = optimizer, plan = plan, policy = policy,
     units = units_of(model), of = {}, here = {}, leaving = {}, parameters_at = {}, stores = {}, events = {}, undo = {},
-    order = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
+    order = {}, asked = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
     counters = { stalls = 0, waited = 0, forwarded = 0, shared = 0 } }, Engine)
   for _, unit in ipairs(self.units) do
     if tiered:state(unit.module) then fail("offload.engine: model: it has an engine already; close() that first") end
   end
-  if self.policy.updates_within and optimizer and optimizer.clip_norm > 0 then
+  if policy.updates_within and optimizer and optimizer.clip_norm > 0 then
     fail("offload.engine: plan.policy: it steps within the backward pass, before the norm for clip_norm is known")
   end
   describe_parameters(self, model)
@@ -134,6 +135,10 @@ function Engine.new(model, optimizer, plan)
       end })
     end
     if optimizer then self:watch_moments(unit) end
+  end
+  if rawget(model, "device") == nil then
+    rawset(model, "device", function() return "cpu" end) -- where it computes, whatever its first parameter is
+    self.undo[#self.undo + 1] = function() rawset(model, "device", nil) end
   end
   self:keep {}
   for _, cell in ipairs(self:cells "moments") do cell:drop() end
@@ -171,10 +176,21 @@ function Engine:settle(wait)
   if bytes > self.in_flight then self:settle(true) end
 end
 
---- Only the parameters of these units stay on the device; others that are there go.
+--- An op has asked for memory that was away, while unit number `at` ran or after it: next time it is brought then.
+function Engine:was_asked(cell)
+  if self.backward or self.at == 0 or cell.kind ~= "parameters" then return end
+  local list = self.asked[self.at] or {}
+  self.asked[self.at] = list
+  for _, known in ipairs(list) do if known == cell then return end end
+  list[#list + 1] = cell
+end
+
+--- Only the parameters of these units stay on the device, and what is asked for behind number `at`; others go.
 ---@param units OffloadUnit[]
-function Engine:keep(units)
+---@param at? integer
+function Engine:keep(units, at)
   local stay = {}
+  for _, cell in ipairs(at and self.asked[at] or {}) do stay[cell] = true end
   for _, unit in ipairs(units) do
     for _, cell in ipairs(unit.cells) do stay[cell] = true end
   end
@@ -191,6 +207,11 @@ end
 --- Begins to bring the parameters of a unit.
 function Engine:fetch(unit)
   for _, cell in ipairs(unit.cells) do cell:fetch() end
+end
+
+--- Begins to bring what is asked for behind number `at`.
+function Engine:fetch_asked(at)
+  for _, cell in ipairs(self.asked[at] or {}) do cell:fetch() end
 end
 
 --- The unit that runs `distance` after the one that ran as number `at` of a pass (before it, when negative), as the
@@ -426,7 +447,9 @@ function Engine:run(fn, ...)
   expect("OffloadEngine:run", "fn", fn, "a function")
   if self.stepping then fail("OffloadEngine:run: called within a step") end
   self.at = 0
-  return ty.no_grad(ty.scope, fn, ...)
+  local result = table.pack(ty.no_grad(ty.scope, fn, ...))
+  self.length = self.at
+  return table.unpack(result, 1, result.n)
 end
 
 -- ---- looking, ending ----

@@ -8,11 +8,11 @@
 --
 -- One engine for any model and any optimizer of ty.optim: parameters, gradients, moments and saved activations are each
 -- on the device, in the host's memory or in a file, and come when they are wanted. Which moves when is a policy:
--- offload.window, and those that are named after the systems that they are.
+-- offload.superpipeline, and others that are named after the systems that they are.
 local Engine = require "tycho.offload.engine"
 
 return {
   engine = Engine.new,
   plan = require "tycho.offload.plan",
-  window = require "tycho.offload.window",
+  superpipeline = require "tycho.offload.superpipeline",
 }

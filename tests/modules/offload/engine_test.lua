@@ -117,8 +117,8 @@ for kind in pairs(kinds) do
     for _, what in ipairs { "parameters", "gradients", "moments", "activations" } do
       same(plain, train(kind, { [what] = "host", smallest = 512 }), what)
     end
-    same(plain, train(kind, all("host", { policy = offload.window { window = 1, ahead = 0 } })), "one unit")
-    same(plain, train(kind, all("host", { policy = offload.window { window = 4, ahead = 2 } })), "four units")
+    same(plain, train(kind, all("host", { policy = offload.superpipeline { window = 1, ahead = 0 } })), "one unit")
+    same(plain, train(kind, all("host", { policy = offload.superpipeline { window = 4, ahead = 2 } })), "four units")
   end)
 end
 
@@ -171,7 +171,7 @@ check.test("what the plan sends away is away, and comes by itself when it is ask
 end)
 
 check.test("bytes by kind are those that have to move", function()
-  local result = train("tied", all("file", { policy = offload.window { window = 2, ahead = 1 } }), adamw, 3)
+  local result = train("tied", all("file", { policy = offload.superpipeline { window = 2, ahead = 1 } }), adamw, 3)
   local counters, large = result.stats.file.counters, 0
   for _, p in ipairs(result.parameters) do if p:nbytes() >= 512 then large = large + p:nbytes() end end
   check.equal(counters.moments.written, 3 * 2 * large, "moments are written once a step")
@@ -372,7 +372,7 @@ check.test("wrong arguments", function()
   check.fails(function() engine:step(function() end) end, "made without an optimizer")
   engine:close()
   engine:close()
-  check.fails(function() offload.window { window = 2, ahead = 2 } end, "ahead: expected less than window")
+  check.fails(function() offload.superpipeline { window = 2, ahead = 2 } end, "ahead: expected less than window")
 end)
 
 check.finish()

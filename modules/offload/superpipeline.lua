@@ -1,5 +1,7 @@
--- The policy that the others vary: a window of units is on the device, some of them loaded ahead; the optimizer steps
--- after the backward pass, unit by unit, while the next unit's moments are read.
+-- Superpipeline: a window of units is on the device, some of them loaded ahead, for inference and for training. Abbasi
+-- and Lim 2024, "Superpipeline: A Universal Approach for Reducing GPU Memory Usage in Large Models". The policy that
+-- the others vary. The optimizer, of which the paper says nothing, steps after the backward pass, unit by unit, while
+-- the next unit's moments are read.
 local arguments = require "tycho.arguments"
 
 -- The units around number `at` that stay, and those that are to come: `window` in all, `ahead` of them in the direction
@@ -19,8 +21,9 @@ end
 local function move(engine, o, unit, at, direction)
   local stay, coming = around(engine, o, at, direction)
   stay[#stay + 1] = unit
-  engine:keep(stay)
+  engine:keep(stay, at)
   engine:need(unit)
+  if direction > 0 then engine:fetch_asked(at) end
   for _, other in ipairs(coming) do engine:fetch(other) end
 end
 
@@ -29,10 +32,10 @@ end
 ---@param options? {window?: integer, ahead?: integer}
 ---@return table policy
 return function(options)
-  local o = arguments.read("offload.window", options, { window = 2, ahead = 1 },
+  local o = arguments.read("offload.superpipeline", options, { window = 2, ahead = 1 },
     { window = "an integer >= 1", ahead = "an integer >= 0" })
   if o.ahead >= o.window then
-    arguments.fail("offload.window: ahead: expected less than window (%d), got %d", o.window, o.ahead)
+    arguments.fail("offload.superpipeline: ahead: expected less than window (%d), got %d", o.window, o.ahead)
   end
   local policy = { window = o.window, ahead = o.ahead }
 
