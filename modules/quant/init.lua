@@ -5,6 +5,7 @@
 --     print(quant.quantize(model, { dtype = "nf4" }).bits)        -- in memory; peft.qlora trains on top of it
 --     quant.gptq.quantize(model, dataset, { format = "q3_k" })    -- with calibration; weights stay packed
 --     quant.save(model, "model.gguf")
+--     quant.trit.quantize(model, { group = 128 })                 -- two trit-planes, without data
 --
 -- What quantizing took is given back by low-rank adapters: tycho.peft.eora.
 local hub = require "tycho.hub"
@@ -21,6 +22,7 @@ return {
   linear = require "tycho.quant.quant_linear",
   quartet = require "tycho.quant.quartet",
   fp4_design = require "tycho.quant.fp4_design",
+  trit = require "tycho.quant.trit",
   stored = require "tycho.quant.stored",
   baselines = require "tycho.quant.baselines",
   round = gptq.round,

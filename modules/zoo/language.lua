@@ -43,6 +43,35 @@ function M.corpus(r)
   return corpus
 end
 
+--- The text that kjv-lm was trained on in its own tokens, for what is done to that model afterwards: the part
+-- `training` is what it has seen; of the chapters that it has not, every fourth is in the part `choice`, for settings,
+-- and of the others so many as are wanted in the part `measured`. Returns the corpus, and loss(model, part): nats per token of a
+-- part, in rows without overlap. options: books (66), chapters (of `measured`: all).
+---@param folder string  for the token files
+---@param options? { books?: integer, chapters?: integer, device?: string }
+---@return Corpus
+---@return fun(model: LanguageModel, part: string): number
+function M.unseen(folder, options)
+  local o = ty.nn.options("zoo.language.unseen", options, { books = 66, chapters = 1 << 30, device = "cpu" })
+  local shelf = require "tycho.zoo.shelf"
+  local corpus = llm.corpus.open { folder = folder, books = o.books, tokenizer = shelf.tokenizer "kjv-lm",
+    length = 256 }
+  local choice, others = {}, {}
+  for i, chapter in ipairs(corpus.documents.held_out) do table.insert(i % 4 == 1 and choice or others, chapter) end
+  -- Evenly from the whole book, so that fewer are like all.
+  local step, measured = math.max(1, #others / o.chapters), {}
+  for i = 1, #others do
+    if #measured < i / step then measured[#measured + 1] = others[i] end
+  end
+  corpus:part("choice", choice)
+  corpus:part("measured", #measured > 0 and measured or choice)
+  local sets = {}
+  return corpus, function(model, part)
+    sets[part] = sets[part] or llm.data.Packed(("%s/%s.safetensors"):format(folder, part), { length = corpus.length })
+    return llm.train.evaluate(model, sets[part], { device = o.device }).loss
+  end
+end
+
 --- Trains the model of a seed; it is in the folder "seedN/model" of the results as well.
 ---@param r Recipe
 ---@param corpus Corpus
