@@ -11,13 +11,17 @@
 --     prune.wina(model, { sparsity = 0.5 })          -- decoding reads half of the weights
 --
 --     prune.modegpt(model, dataset, { ratio = 0.25 })          -- a smaller model, without training
+--     prune.rocket(model, dataset, { keep = 0.7 })             -- layers as a dictionary and sparse coefficients
 --     model:save "small"; local again = prune.load "small"
 --
 -- Works on every module with Linear layers or GPT-2's Conv1D: the families of tycho.llm.
 local masks = require "tycho.prune.masks"
 local modegpt = require "tycho.prune.modegpt"
 local perp = require "tycho.prune.perp"
+local rocket = require "tycho.prune.rocket"
 local shrink = require "tycho.prune.shrink"
+local slice = require "tycho.prune.slice"
+local sparse = require "tycho.prune.sparse"
 local sparsegpt = require "tycho.prune.sparsegpt"
 local structured = require "tycho.prune.structured"
 local wina = require "tycho.prune.wina"
@@ -33,7 +37,13 @@ return {
   merge = perp.merge,
   modegpt = modegpt.compress,
   modegpt_statistics = modegpt.statistics,
+  rocket = rocket.compress,
+  rocket_moments = rocket.moments,
+  slice = slice.slice,
   structured = structured.structured,
+  pack = sparse.pack,
+  save = sparse.save,
+  unpack = sparse.unpack,
   load = shrink.load,
   wina = wina.apply,
   calibrate = wina.calibrate,

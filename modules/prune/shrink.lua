@@ -10,6 +10,7 @@ local ty = require "tycho"
 local families = require "tycho.models.families"
 local hub = require "tycho.hub"
 local layers = require "tycho.models.layers"
+local sparse = require "tycho.prune.sparse"
 
 local nn = ty.nn
 local surgery = nn.surgery
@@ -264,7 +265,7 @@ end
 -- Raises unless a config's sizes are some that its layers can have. The file is hostile.
 local function check_sizes(path, config, shrunk)
   local function refuse(text, ...) error(("prune.load: %s: " .. text):format(path, ...), 0) end
-  if type(shrunk) ~= "table" then refuse("config.json has no sizes of layers ('shrunk'): hub.load reads it") end
+  if type(shrunk) ~= "table" then refuse("shrunk: expected an object, got %s", type(shrunk)) end
   local list, ranks = shrunk.layers, shrunk.ranks
   if list ~= nil and (type(list) ~= "table" or #list ~= config.num_hidden_layers) then
     refuse("shrunk.layers: expected sizes of %d layers", config.num_hidden_layers)
@@ -326,9 +327,15 @@ local function load(path, options)
   end
   local state = hub.weights(path)
   local model = nn.with_defaults({ device = "meta" }, function() return class:from_config(config, state) end)
-  check_sizes(path, model.config, config.shrunk)
-  resize(path, model, config.shrunk)
-  model.report = hub.assign(model, state, { dtype = o.dtype, device = o.device })
+  if config.shrunk ~= nil then
+    check_sizes(path, model.config, config.shrunk)
+    resize(path, model, config.shrunk)
+  end
+  local tensors, packed = sparse.unpacked(state, model:state_dict())
+  if packed == 0 and config.shrunk == nil then
+    arguments.fail("%s: %s: no layer of it is packed or shrunk: hub.load reads it", who, path)
+  end
+  model.report = hub.assign(model, tensors, { dtype = o.dtype, device = o.device })
   for i, part in ipairs(M.parts(who, model)) do
     local pairs_of = rawget(part.attention, "rotary_pairs")
     if pairs_of and pairs_of:numel() > 0 then
@@ -342,8 +349,8 @@ local function load(path, options)
   return model:eval()
 end
 
---- A model that was shrunk (or whose layers were made two) and saved by model:save(). options: dtype (default: the
--- file's), device. The model comes in evaluation mode.
+--- A model that was shrunk (or whose layers were made two) and saved by model:save() or prune.save(). options: dtype
+-- (default: the file's), device. The model comes in evaluation mode.
 ---@param path string
 ---@param options? { dtype?: string, device?: string }
 ---@return LanguageModel

@@ -154,7 +154,7 @@ check.test("what is refused: models, and files that lie", function()
   check.fails(function() prune.structured(small(), { shares = { 1 } }) end, "shares: expected one for each of 3 layers")
   local model, path = small(), scratch.file "lies"
   model:save(path)
-  check.fails(function() prune.load(path) end, "has no sizes of layers")
+  check.fails(function() prune.load(path) end, "no layer of it is packed or shrunk")
   check.fails(function() prune.load(scratch.file "none") end, "has no config.json")
   prune.structured(model)
   model:save(path)
