@@ -45,8 +45,8 @@ end
 
 --- The text that kjv-lm was trained on in its own tokens, for what is done to that model afterwards: the part
 -- `training` is what it has seen; of the chapters that it has not, every fourth is in the part `choice`, for settings,
--- and of the others so many as are wanted in the part `measured`. Returns the corpus, and loss(model, part): nats per token of a
--- part, in rows without overlap. options: books (66), chapters (of `measured`: all).
+-- and of the others so many as are wanted in the part `measured`. Returns the corpus, and loss(model, part): nats per
+-- token of a part, in rows without overlap. options: books (66), chapters (of `measured`: all).
 ---@param folder string  for the token files
 ---@param options? { books?: integer, chapters?: integer, device?: string }
 ---@return Corpus
