@@ -36,6 +36,7 @@ local skipped = {
   ["quant.gptq.check_solver"] = gptq, ["quant.gptq.error"] = gptq,
   ["hub.gguf"] = "the parts of the reader that hub.load calls with what a file holds, which the fuzzers make hostile",
   ["llm.trials"] = "what recipes share: a call trains a model",
+  ["distill.digits"] = "the same",
   ["zoo.language"] = "what recipes share: a call trains a model",
   ["zoo.scenes"] = "the same",
   ["zoo.chapters"] = "the same: a call writes token files",
