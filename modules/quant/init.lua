@@ -23,6 +23,7 @@ return {
   quartet = require "tycho.quant.quartet",
   fp4_design = require "tycho.quant.fp4_design",
   trit = require "tycho.quant.trit",
+  efficient_qat = require "tycho.quant.efficient_qat",
   stored = require "tycho.quant.stored",
   baselines = require "tycho.quant.baselines",
   round = gptq.round,

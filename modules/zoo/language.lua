@@ -67,7 +67,8 @@ function M.unseen(folder, options)
   corpus:part("measured", #measured > 0 and measured or choice)
   local sets = {}
   return corpus, function(model, part)
-    sets[part] = sets[part] or llm.data.Packed(("%s/%s.safetensors"):format(folder, part), { length = corpus.length })
+    local path = ("%s/%s.safetensors"):format(folder, part)
+    sets[part] = sets[part] or llm.data.Packed(path, { length = corpus.length })
     return llm.train.evaluate(model, sets[part], { device = o.device }).loss
   end
 end
