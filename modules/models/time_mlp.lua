@@ -29,6 +29,22 @@ end
 
 function TimeEmbedder:forward(t) return self.fc2(self.fc1(self.frequencies(t)):silu()) end
 
+-- Numbers of a sample with cosines and sines of them, at frequencies from 0.5 to 4: networks of smooth functions learn
+-- edges slowly by themselves. Tancik et al. 2020, "Fourier Features Let Networks Learn High Frequency Functions in Low
+-- Dimensional Domains".
+local Places = nn.module "TimeMLPPlaces"
+
+function Places:init(waves)
+  local steps = {}
+  for i = 1, waves do steps[i] = 0.5 * 2 ^ (3 * (i - 1) / math.max(1, waves - 1)) end
+  self:buffer("frequencies", ty.tensor(steps), { persistent = false })
+end
+
+function Places:forward(x)
+  local angles = (x:unsqueeze(2) * self.frequencies):flatten(1)
+  return ty.concat({ x, angles:cos(), angles:sin() }, 1)
+end
+
 ---@class TimeMLP: Module
 ---@field null_label? integer  the label that means "any class"
 local TimeMLP = nn.module "TimeMLP"
@@ -36,12 +52,15 @@ local TimeMLP = nn.module "TimeMLP"
 local size = "an integer >= 1"
 
 --- options: features (2: numbers of a sample), width (128), depth (3: residual blocks), classes (0: not conditioned on
--- a class), waves (64: cosines and sines of the time, an even number).
+-- a class), waves (64: cosines and sines of the time, an even number), places (0: frequencies at which cosines and sines
+-- of the numbers themselves are added to these).
 function TimeMLP:init(options)
-  local o = nn.options("TimeMLP", options, { features = 2, width = 128, depth = 3, classes = 0, waves = 64 },
-    { features = size, width = size, depth = size, classes = "an integer >= 0", waves = size })
+  local o = nn.options("TimeMLP", options, { features = 2, width = 128, depth = 3, classes = 0, waves = 64,
+    places = 0 }, { features = size, width = size, depth = size, classes = "an integer >= 0", waves = size,
+    places = "an integer >= 0" })
   self.features, self.classes = o.features, o.classes
-  self.x_embedder = nn.Linear(o.features, o.width)
+  if o.places > 0 then self.places = Places(o.places) end
+  self.x_embedder = nn.Linear(o.features * (1 + 2 * o.places), o.width)
   self.t_embedder = TimeEmbedder(o.waves, o.width)
   if o.classes > 0 then
     self.null_label = o.classes
@@ -70,7 +89,8 @@ function TimeMLP:forward(x, t, condition)
     local labels = arguments.expect("TimeMLP", "condition.labels", condition and condition.labels, "a tensor")
     c = c + self.y_embedder(labels)
   end
-  local h = self.x_embedder(x:reshape(-1, self.features))
+  local h = x:reshape(-1, self.features)
+  h = self.x_embedder(self.places and self.places(h) or h)
   for _, block in ipairs(self.blocks) do h = block(h, c) end
   return self.linear(self.norm(h)):reshape(x.shape)
 end

@@ -79,7 +79,7 @@ end)
 local function networks()
   ty.manual_seed(3)
   local list = {
-    TimeMLP = { models.TimeMLP { features = 64, width = 12, depth = 2, classes = 10 },
+    TimeMLP = { models.TimeMLP { features = 64, width = 12, depth = 2, classes = 10, places = 2 },
       { labels = ty.tensor { 1, 2 } } },
     DiT = { diffusion.DiT { width = 16, depth = 1, heads = 2, classes = 10 }, { labels = ty.tensor { 1, 2 } } },
     UNet = { diffusion.UNet { levels = { 8, { channels = 16, attention = true } }, classes = 10 },
