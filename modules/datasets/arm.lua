@@ -11,6 +11,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local items = require "tycho.datasets.items"
+local chunks = require "tycho.datasets.arm.chunks"
 local expert = require "tycho.datasets.arm.expert"
 local picture = require "tycho.datasets.arm.picture"
 local random = require "tycho.datasets.random"
@@ -275,6 +276,21 @@ M.poses = require "tycho.datasets.arm.poses"
 ---@param options? table
 ---@return table
 function M.examples(options) return M.poses.examples(M, options) end
+
+--- What is seen at up to `looks` (8) steps of each of the expert's episodes, and what it does then: { images u8 [n, 3,
+-- size, size], states f32 [n, 8] (of `back` = 4 steps before, and now), tasks (a list), actions f32 [n, horizon, 4] in
+-- [-1, 1] }; with geometry also front i64 [n, 8, 8] (which of arm.layers is in front at a place) and points f32 [n, 6]
+-- (elbow, wrist and tip, x and y in [-1, 1], y down). options: split ("training"), episodes (100), first (0), tasks,
+-- size (64), seed (0), looks, horizon (8), back, geometry (false).
+---@param options? table
+---@return table
+function M.chunks(options) return chunks.examples(M, options) end
+
+--- Chunks of actions [n, horizon, 4] in [-1, 1], as policies draw them, as the environment takes them.
+M.actions = chunks.actions
+
+--- What may be in front at a place, from the back to the front.
+M.layers = chunks.layers
 
 --- Lets a policy act in the same 200 episodes every time, all at once: { success (share), by_kind, episodes (booleans),
 -- steps, looks (means), strips }. act(seen) gets images u8 [n, 3, size, size], states f32 [n, 4], tasks (a list),

@@ -49,6 +49,7 @@ return {
   finetune = require "tycho.diffusion.finetune",
   gallery = require "tycho.diffusion.gallery",
   guidance = require "tycho.diffusion.guidance",
+  ChunkPolicy = require "tycho.diffusion.chunk_policy",
   inverse = require "tycho.diffusion.inverse",
   inversion = require "tycho.diffusion.inversion",
   lora = require "tycho.diffusion.lora",

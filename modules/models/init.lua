@@ -52,7 +52,10 @@ return require "tycho.lazy" ({}, {
   CLIPTextModelWithProjection = { "tycho.models.clip", "CLIPTextModelWithProjection" },
   CLIPVisionModel = { "tycho.models.clip", "CLIPVisionModel" },
   CLIPVisionModelWithProjection = { "tycho.models.clip", "CLIPVisionModelWithProjection" },
-  Llava = "tycho.models.llava", MiniDiffuser = { "tycho.models.mini_diffuser", "MiniDiffuser" },
+  Llava = "tycho.models.llava", FusedPolicy = { "tycho.models.fusion", "FusedPolicy" },
+  Fusion = { "tycho.models.fusion", "Fusion" }, GeometryNet = { "tycho.models.fusion", "GeometryNet" },
+  PixelPolicy = { "tycho.models.fusion", "PixelPolicy" },
+  MiniDiffuser = { "tycho.models.mini_diffuser", "MiniDiffuser" },
   -- their parts: blocks, rotary positions, what they remember of the tokens so far
   layers = "tycho.models.layers", rotary = "tycho.models.rotary", KVCache = "tycho.models.cache",
   StateCache = "tycho.models.states",
