@@ -230,10 +230,20 @@ local function log(self, name, kind, from)
   end
 end
 
-local function first_with_history(results)
+-- fn() once, when the first gradient comes to one of the results.
+local function on_gradient(results, fn)
+  local waiting = true
   for i = 1, results.n do
     local x = results[i]
-    if ty.is_tensor(x) and x.requires_grad and not x.is_leaf then return x end
+    if ty.is_tensor(x) and x.requires_grad and not x.is_leaf then
+      x:register_hook(function(g)
+        g:free()
+        if waiting then
+          waiting = false
+          fn()
+        end
+      end)
+    end
   end
 end
 
@@ -251,14 +261,10 @@ function Engine:enter(unit, forward, module, ...)
   local results = table.pack(ty.scope(forward, module, ...))
   log(self, unit.name, "forward", from)
   self.unit, self.number = nil, nil
-  local y = self.stepping and first_with_history(results)
-  if y then
-    y:register_hook(function(g)
-      g:free()
-      if self.stepping then self:before_backward(unit, at) end
-    end)
+  if self.stepping then
+    on_gradient(results, function() if self.stepping then self:before_backward(unit, at) end end)
+    self.saved:older()
   end
-  if self.stepping then self.saved:older() end
   self.policy.after_forward(self, unit, at)
   return table.unpack(results, 1, results.n)
 end

@@ -15,4 +15,5 @@ return {
   engine = Engine.new,
   plan = require "tycho.offload.plan",
   superpipeline = require "tycho.offload.superpipeline",
+  ssdtrain = require "tycho.offload.ssdtrain",
 }

@@ -107,7 +107,7 @@ function Saved:pack(t)
 end
 
 local function fetch(self, record)
-  if record.bytes or record.reading or not record.place then return end
+  if record.bytes or record.reading or not record.place or record.packs == 0 then return end
   local bytes = self.engine:room(function() return ty.keep(ty.empty({ record.nbytes }, { dtype = "u8" })) end)
   record.reading = record.store:begin("read", bytes, record.place, "activations", record.name)
   record.coming = bytes
