@@ -62,6 +62,8 @@ end
 ---@return table
 function M.examples(arm, options)
   local who = "datasets.arm.chunks"
+  arguments.expect(who, "arm", arm, "a table")
+  arguments.expect(who, "arm.env", arm.env, "a function")
   local o = arguments.read(who, options, { split = "training", episodes = 100, first = 0, tasks = none, size = 64,
     seed = 0, looks = 8, horizon = 8, back = 4, geometry = false }, { split = "a string", episodes = "an integer >= 1",
     first = "an integer >= 0", tasks = "a list of strings", size = "32 or 64 or 128", seed = "an integer",

@@ -140,6 +140,7 @@ end
 function M.examples(arm, options)
   local who, none = "datasets.arm.examples", arguments.none
   arguments.expect(who, "arm", arm, "a table")
+  arguments.expect(who, "arm.env", arm.env, "a function")
   local o = arguments.read(who, options, { split = "training", episodes = 100, first = 0, tasks = none, size = 64,
     seed = 0, between = 1 }, { split = "a string", episodes = "an integer >= 1", first = "an integer >= 0",
     tasks = "a list of strings", size = "32 or 64 or 128", seed = "an integer", between = "an integer >= 0" })

@@ -44,6 +44,7 @@ end
 ---@param options? table
 ---@return table
 function M.run(arm, act, options)
+  arguments.expect("datasets.arm.trial", "arm", arm, "a table")
   arguments.expect("datasets.arm.trial", "act", act, "a function")
   local o = arguments.read("datasets.arm.trial", options, { split = "validation", episodes = 200, first = 0,
     tasks = none, size = 64, seed = 0, looks = arm.limit, strips = 0, change = none }, { split = "a string",
