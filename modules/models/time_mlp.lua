@@ -52,8 +52,8 @@ local TimeMLP = nn.module "TimeMLP"
 local size = "an integer >= 1"
 
 --- options: features (2: numbers of a sample), width (128), depth (3: residual blocks), classes (0: not conditioned on
--- a class), waves (64: cosines and sines of the time, an even number), places (0: frequencies at which cosines and sines
--- of the numbers themselves are added to these).
+-- a class), waves (64: cosines and sines of the time, an even number), places (0: frequencies at which cosines and
+-- sines of the numbers themselves are added to these).
 function TimeMLP:init(options)
   local o = nn.options("TimeMLP", options, { features = 2, width = 128, depth = 3, classes = 0, waves = 64,
     places = 0 }, { features = size, width = size, depth = size, classes = "an integer >= 0", waves = size,

@@ -53,8 +53,8 @@ end
 ---@return {mean: number, low: number, high: number, items: integer}
 function M.paired(a, b)
   local who = "peft.compare.paired"
-  for name, lists in pairs { a = a, b = b } do
-    arguments.expect(who, name, lists, "a list of tables")
+  for _, pair in ipairs { { "a", a }, { "b", b } } do
+    local name, lists = pair[1], arguments.expect(who, pair[1], pair[2], "a list of tables")
     if #lists == 0 then arguments.fail("%s: %s: expected a list for each seed, got none", who, name) end
   end
   local differences, items = {}, #a[1]
