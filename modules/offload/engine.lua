@@ -3,6 +3,7 @@
 -- with what is not there, and the numbers are those of the same run in memory, bit for bit.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local again = require "tycho.offload.again"
 local Cell = require "tycho.offload.cell"
 local Saved = require "tycho.offload.saved"
 local Store = require "tycho.offload.store"
@@ -79,7 +80,7 @@ local function watch_gradients(self)
       known.unit.wanted = (known.unit.wanted or 0) + 1
       local hook = p:register_hook(function(g)
         g:free()
-        self:complete(known)
+        if not self.again then self:complete(known) end
       end)
       self.undo[#self.undo + 1] = hook.remove
     end
@@ -115,7 +116,7 @@ function Engine.new(model, optimizer, plan)
   local policy = plan.policy or superpipeline {}
   local self = setmetatable({ model = model, optimizer = optimizer, plan = plan, policy = policy,
     units = units_of(model), of = {}, here = {}, leaving = {}, parameters_at = {}, stores = {}, events = {}, undo = {},
-    order = {}, asked = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
+    order = {}, asked = {}, handed = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
     counters = { stalls = 0, waited = 0, forwarded = 0, shared = 0 } }, Engine)
   for _, unit in ipairs(self.units) do
     if tiered:state(unit.module) then fail("offload.engine: model: it has an engine already; close() that first") end
@@ -258,7 +259,12 @@ function Engine:enter(unit, forward, module, ...)
   self.at, self.order[at], self.unit, self.number = at, unit, unit, at
   self.policy.before_forward(self, unit, at)
   local from = clock()
-  local results = table.pack(ty.scope(forward, module, ...))
+  local results
+  if self.stepping and self.policy.recomputes and self.policy.recomputes(self, unit, at) then
+    results = table.pack(again(self, unit, forward, module, ...))
+  else
+    results = table.pack(ty.scope(forward, module, ...))
+  end
   log(self, unit.name, "forward", from)
   self.unit, self.number = nil, nil
   if self.stepping then
@@ -280,8 +286,15 @@ function Engine:before_backward(unit, at)
   if self.since then log(self, self.since[1], "backward", self.since[2]) end
   self.since = { unit.name, clock() }
   self.saved:release(nil)
+  self:release_handed()
   self:flush()
   self.policy.before_backward(self, unit, at)
+end
+
+-- Gradients that a unit which was computed again gave to the graph, which has references of its own by now.
+function Engine:release_handed()
+  for _, g in ipairs(self.handed) do g:free() end
+  self.handed = {}
 end
 
 -- The hook of a leaf runs before the gradient is in its place: it is, when the next one runs.
@@ -400,6 +413,8 @@ end
 
 local function finish(self)
   self.stepping, self.backward, self.at, self.since, self.clip, self.unit = false, false, 0, nil, nil, nil
+  self.again = false
+  self:release_handed()
   for _, unit in ipairs(self.units) do unit.missing = nil end
   self.complete_units = {}
 end
@@ -413,6 +428,7 @@ local function run_step(self, fn, ...)
   self.backward = true
   loss:backward()
   if self.since then log(self, self.since[1], "backward", self.since[2]) end
+  self:release_handed()
   self:flush()
   local value = loss:item()
   self.saved:finish()

@@ -16,4 +16,5 @@ return {
   plan = require "tycho.offload.plan",
   superpipeline = require "tycho.offload.superpipeline",
   ssdtrain = require "tycho.offload.ssdtrain",
+  horizon = require "tycho.offload.horizon",
 }

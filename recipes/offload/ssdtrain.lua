@@ -117,7 +117,8 @@ for text in args.widths:gmatch "%d+" do
     local c = stats.file.counters.activations
     r:say("width %d, seed %d: peak %.1f MB kept, %.1f again, %.1f disk; step %.3f s, %.3f, %.3f; %.1f MB "
       .. "written a step, %.2f s waited, %d shared", width, seed, peak.memory / 1e6, peak.again / 1e6,
-      peak.disk / 1e6, seconds.memory, seconds.again, seconds.disk, c.written / #ways.disk.losses / 1e6, stats.waited, stats.shared)
+      peak.disk / 1e6, seconds.memory, seconds.again, seconds.disk, c.written / #ways.disk.losses / 1e6,
+      stats.waited, stats.shared)
     local m = r.metrics
     m[("width%d_seed%d_peak_with_gradients"):format(width, seed)] = all.disk / all.memory
     m[("width%d_seed%d_peak_again"):format(width, seed)] = peak.again / peak.memory
