@@ -85,8 +85,10 @@ local packed = surgery.wrapper {
 ---@param module Module
 ---@return Tensor
 function M.weight(module)
-  local o = packed:state(module) or fail("quant.efficient_qat.weight: module: expected a packed layer, got %s",
-    arguments.describe(module))
+  local o = type(module) == "table" and packed:state(module)
+  if not o then
+    fail("quant.efficient_qat.weight: module: expected a packed layer, got %s", arguments.describe(module))
+  end
   local groups = module.steps.shape[2]
   local function spread(x) -- [rows, groups] for each column
     return x:unsqueeze(2):expand(o.rows, groups, o.group):reshape(o.rows, groups * o.group):narrow(1, 0, o.columns)
