@@ -14,11 +14,18 @@
 --     store         material of a teacher, made once for each base and seed
 --     pairs         noise and the samples that a solver makes of it
 --     trajectories  states of guided sampling, with the guided predictions there
+--     GuidanceAdapters  one pass in the place of two: guidance in adapters of a frozen network
+--     base          what a recipe begins with, by name: digits, a painter of the zoo
+--     digits        their small base and their judge; points: a checkerboard
+local bases = require "tycho.distill.base"
+local guidance = require "tycho.distill.guidance"
 local material = require "tycho.distill.material"
 
 return {
   teacher = require "tycho.distill.teacher",
   fit = require "tycho.distill.fit",
+  base = bases.base,
+  sampler = bases.sampler,
   digits = require "tycho.distill.digits",
   points = require "tycho.distill.points",
   store = require "tycho.distill.store",
@@ -26,4 +33,6 @@ return {
   trajectories = material.trajectories,
   flatten = material.flatten,
   condition = material.condition,
+  GuidanceAdapters = guidance.GuidanceAdapters,
+  guidance_loss = guidance.loss,
 }

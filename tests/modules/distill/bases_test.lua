@@ -3,7 +3,8 @@ local here = (arg and arg[0]:match ".*/" or "tests/modules/distill/") .. "../../
 local check = dofile(here .. "check.lua")
 local scratch = dofile(here .. "scratch.lua")
 local ty = require "tycho"
-local distill = require "tycho.distill"
+local diffusion, distill = require "tycho.diffusion", require "tycho.distill"
+local models, zoo = require "tycho.models", require "tycho.zoo"
 
 local points, digits = distill.points, distill.digits
 
@@ -49,6 +50,33 @@ check.test("the digits' model and judge are trained once", function()
   check.ok(judge:frechet(ty.randn(200, 1, 8, 8)) > judge:frechet(digits.data():batch(ty.arange(200)).image))
   check.fails(function() digits.base(3) end, "distill.digits.base: folder: expected a string, got 3")
   check.fails(function() judge:recognised(real.image) end, "labels: expected a tensor, got nil")
+end)
+
+check.test("a painter as a base: conditions, samples, judges", function()
+  ty.manual_seed(4)
+  local network = models.SD3Transformer2DModel { sample_size = 16, patch_size = 2, in_channels = 4, out_channels = 4,
+    num_layers = 1, attention_head_dim = 8, num_attention_heads = 2, caption_projection_dim = 16,
+    joint_attention_dim = zoo.load("scene-clip").config.text_config.hidden_size,
+    pooled_projection_dim = zoo.load("scene-clip").config.projection_dim, pos_embed_max_size = 8 }
+  local function painter(scheduler)
+    return diffusion.TextToImage(zoo.painter.pipeline({ args = { length = 32 }, device = "cpu" }, "transformer",
+      network, scheduler))
+  end
+  local base = distill.base(painter { _class_name = "FlowMatchEulerDiscreteScheduler", num_train_timesteps = 1000,
+    shift = 1.0 }, scratch.file "none")
+  check.equal({ base.shape, base.guidance, base.name }, { { 4, 16, 16 }, 4, "painter" })
+  local prompts = base.prompts("validation", 3, 2, 1)
+  check.equal({ prompts.noise.shape, prompts.condition.text.embeddings.shape[1] }, { { 2, 4, 16, 16 }, 2 })
+  local made, evaluations = distill.pairs(base.model, distill.sampler(base, 1, 2), { 2, 4, 16, 16 },
+    { condition = prompts.condition, null = base.null })
+  check.equal({ evaluations, base.decode(made.sample).shape }, { 4, { 2, 3, 64, 64 } })
+  local student = distill.GuidanceAdapters(base.model, { kind = "attention", hidden = 4 })
+  local states = distill.trajectories(student:off(), distill.sampler(base, 1, 1), { 2, 4, 16, 16 },
+    { condition = prompts.condition, null = base.null })
+  check.ok(distill.guidance_loss({ student = student:off(false) }, states):item() >= 0)
+  check.fails(function() distill.base(painter { _class_name = "DDIMScheduler" }, scratch.file "none") end,
+    "expected a painter that predicts velocities, got one that predicts epsilon")
+  check.fails(function() distill.base(3, "folder") end, "distill.base: name: expected a string or a table, got 3")
 end)
 
 scratch.clean()

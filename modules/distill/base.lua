@@ -1,0 +1,99 @@
+--- What a recipe of distillation begins with, under one name: a flow that draws, what it is told, and how its samples
+-- are judged. "digits" is trained in half a minute where there is none; others are painters of the zoo, such as
+-- "scene-dit".
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local diffusion = require "tycho.diffusion"
+local digits = require "tycho.distill.digits"
+
+local expect, fail = arguments.expect, arguments.fail
+local WHO = "distill.base"
+
+--- What is asked of a base, with the noise to begin with.
+---@class DistillPrompts
+---@field split string
+---@field condition table
+---@field noise Tensor  [n, ...]
+
+---@class DistillBase
+---@field name string
+---@field model Module
+---@field flow Process
+---@field shape integer[]    of a sample
+---@field null? table        the condition for nothing, where the model does not say so
+---@field guidance number    scale that it draws with
+---@field decode fun(x: Tensor): Tensor  pictures of samples
+---@field prompts fun(split: string, first: integer, count: integer, seed: integer): DistillPrompts
+---@field distance fun(x: Tensor, prompts: DistillPrompts): number  Fréchet, to held-out pictures of the split
+---@field asked fun(x: Tensor, prompts: DistillPrompts): number     share in which is found what was asked for
+
+local function noise_of(shape, count, seed)
+  return ty.data.with_seed(seed, function() return ty.randn { count, table.unpack(shape) } end)
+end
+
+-- Labels in turn; of the held-out digits there is only one split.
+local function of_digits(folder, o)
+  local model, flow = digits.base(folder, { seed = o.seed, steps = o.steps })
+  local judge, shape = digits.judge(folder, { steps = o.judge_steps }), { 1, 8, 8 }
+  return { model = model, flow = flow, shape = shape, guidance = 1.5,
+    decode = function(x) return x:clamp(-1, 1) end,
+    prompts = function(split, first, count, seed)
+      return { split = split, condition = { labels = ty.arange(first, first + count) % 10 },
+        noise = noise_of(shape, count, seed) }
+    end,
+    distance = function(x) return judge:frechet(x) end,
+    asked = function(x, prompts) return judge:recognised(x, prompts.condition.labels) end }
+end
+
+local function of_painter(painter)
+  local yardstick = require "tycho.zoo.yardstick" { model = painter }
+  painter = yardstick.painter
+  if painter.process.objective.predict ~= "flow" then
+    fail("%s: name: expected a painter that predicts velocities, got one that predicts %s", WHO,
+      painter.process.objective.predict)
+  end
+  local rows, columns = painter:default_size()
+  local shape = { painter.network.config.in_channels, rows, columns }
+  return { model = painter.network, flow = painter.process, shape = shape, guidance = 4, null = yardstick.null,
+    decode = function(x) return yardstick:decode(x) end,
+    prompts = function(split, first, count, seed)
+      local prompts = yardstick:prompts(split, first, count, seed)
+      prompts.noise = noise_of(shape, count, seed)
+      return prompts
+    end,
+    distance = function(x, prompts) return yardstick:frechet(yardstick:decode(x), prompts.split) end,
+    asked = function(x, prompts) return yardstick:asked(yardstick:decode(x), prompts).object end }
+end
+
+--- A base by name: "digits", or a painter of the zoo (or a TextToImage) that predicts velocities. folder: where the
+-- digits' model and judge are kept. options: seed (0), steps (700) and judge_steps (300) of the digits.
+---@param name string|TextToImage
+---@param folder string
+---@param options? { seed?: integer, steps?: integer, judge_steps?: integer }
+---@return DistillBase
+local function base(name, folder, options)
+  expect(WHO, "name", name, "a string or a table")
+  expect(WHO, "folder", folder, "a string")
+  local o = arguments.read(WHO, options, { seed = 0, steps = 700, judge_steps = 300 }, { seed = "an integer",
+    steps = "an integer >= 1", judge_steps = "an integer >= 1" })
+  local made = name == "digits" and of_digits(folder, o) or of_painter(name)
+  made.name = type(name) == "string" and name or "painter"
+  return made
+end
+
+--- The sampler of a base's process with classifier-free guidance of a scale (its own), Heun's in so many steps.
+---@param made DistillBase
+---@param steps integer
+---@param guidance? number
+---@param solver? table
+---@return Sampler
+local function sampler(made, steps, guidance, solver)
+  expect("distill.sampler", "base", made, "a table")
+  expect("distill.sampler", "base.flow", made.flow, "a table")
+  expect("distill.sampler", "steps", steps, "an integer >= 1")
+  expect("distill.sampler", "guidance", guidance, "a finite number or nil")
+  return made.flow:sampler { steps = steps, guidance = guidance or made.guidance,
+    solver = solver or diffusion.solver.heun() }
+end
+
+return { base = base, sampler = sampler }
