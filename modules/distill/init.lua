@@ -14,12 +14,15 @@
 --     store         material of a teacher, made once for each base and seed
 --     pairs         noise and the samples that a solver makes of it
 --     trajectories  states of guided sampling, with the guided predictions there
+--     reflow_loss   straightens a flow on its own pairs; straightness says how far that went
+--     one_step_loss makes one step do what a flow does
 --     GuidanceAdapters  one pass in the place of two: guidance in adapters of a frozen network
 --     base          what a recipe begins with, by name: digits, a painter of the zoo
 --     digits        their small base and their judge; points: a checkerboard
 local bases = require "tycho.distill.base"
 local guidance = require "tycho.distill.guidance"
 local material = require "tycho.distill.material"
+local reflow = require "tycho.distill.reflow"
 
 return {
   teacher = require "tycho.distill.teacher",
@@ -33,6 +36,10 @@ return {
   trajectories = material.trajectories,
   flatten = material.flatten,
   condition = material.condition,
+  reflow_loss = reflow.reflow_loss,
+  one_step = reflow.one_step,
+  one_step_loss = reflow.one_step_loss,
+  straightness = reflow.straightness,
   GuidanceAdapters = guidance.GuidanceAdapters,
   guidance_loss = guidance.loss,
 }

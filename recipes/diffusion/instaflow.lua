@@ -1,0 +1,227 @@
+-- One step in the place of many, by way of straight paths
+-- claim: reflow straightens the paths of a flow, and one step distilled from them is near the flow in many steps
+-- system: rectified flow, reflow on coupled pairs, one-step distillation
+-- paper: Liu et al. 2024, "InstaFlow: One Step is Enough for High-Quality Diffusion-Based Text-to-Image Generation"
+-- time: 6 minutes on one CPU core
+--
+-- A flow is trained on a checkerboard and one on the digits by class; pairs of noise and of what many guided steps make
+-- of it are stored with what they cost. Reflow trains on the pairs from the flow's own weights; its pairs, in few steps
+-- and without guidance, which is in them already, then teach one step. The baseline distils one step directly from the
+-- first pairs and is trained for as many steps more as reflow and the second pairs would have cost, a training step
+-- being three evaluations a sample. Rates are chosen for each by the first seed, two each. "Near" is at most 1.25 times
+-- the distance of many steps (checkerboard: share of the points that would have to move; digits: Fréchet distance by a
+-- classifier's features to held-out digits); bars were set before the first run. --model takes a painter of the zoo
+-- that predicts velocities in the digits' place.
+local ty = require "tycho"
+local distill, diffusion, models = require "tycho.distill", require "tycho.diffusion", require "tycho.models"
+
+local r = ty.recipe.declare {
+  seeds = 3, base = true,
+  args = {
+    { "model", "digits", "the base besides the checkerboard's: digits, or a painter of the zoo" },
+    { "pairs", 1000, "of noise and sample for the base", quick = 24 },
+    { "points", 10000, "of noise and point for the checkerboard", quick = 200 },
+    { "point_steps", 800, "training steps of the checkerboard's flow", quick = 5 },
+    { "base_steps", 700, "of the digits' flow", quick = 4 },
+    { "reflow", 250, "training steps of reflow", quick = 3 },
+    { "distil", 300, "of one-step distillation", quick = 3 },
+    { "batch", 64, "samples of a step; four times as many points", quick = 8 },
+    { "steps", 16, "of Heun's method for the first pairs", quick = 3 },
+    { "few", 8, "of Euler's method for the pairs of the straightened flow", quick = 2 },
+    { "guidance", 0.0, "scale for the first pairs (0: the base's own)" },
+    { "count", 500, "samples to measure with", quick = 20 },
+    { "judge_steps", 300, "training steps of the digits' judge", quick = 5 },
+  },
+}
+local args = r.args
+local RATES = r.quick and { 1e-3 } or { 5e-4, 2e-3 }
+
+-- The checkerboard's flow as a base.
+local function checkerboard(seed)
+  local flow = diffusion.Flow { drop = 0 }
+  local path = r:base(("points-%d-%d.safetensors"):format(args.point_steps, seed))
+  ty.manual_seed(seed)
+  local model = models.TimeMLP { width = r.quick and 16 or 128, places = 6 }
+  if ty.io.exists(path) then
+    model:load(path)
+  else
+    local loader = ty.data.DataLoader(ty.data.TensorDataset { x = distill.points.checkerboard(100000) },
+      { batch_size = 256, shuffle = true, seed = seed })
+    local _, averaged = ty.train.fit(model, loader, { steps = args.point_steps, lr = 3e-3, final = 0.02, beta2 = 0.99,
+      weight_decay = 0, average = 0.99, quiet = true, loss = function(m, batch) return flow:loss(m, batch.x) end })
+    model = averaged:requires_grad_()
+    ty.io.mkdir(r:base())
+    model:save(path)
+  end
+  return { name = "checkerboard", model = model:eval(), flow = flow, shape = { 2 }, guidance = 1,
+    prompts = function(split, _, count, noise_seed)
+      return { split = split, condition = {},
+        noise = ty.data.with_seed(noise_seed, function() return ty.randn(count, 2) end) }
+    end,
+    distance = distill.points.off_board }
+end
+
+local function digits(seed)
+  return distill.base(args.model, r:base(), { seed = seed, steps = args.base_steps, judge_steps = args.judge_steps })
+end
+
+local tasks = {
+  { name = "checkerboard", make = checkerboard, pairs = args.points, batch = 4 * args.batch,
+    count = r.quick and 200 or 10000 },
+  { name = args.model, make = digits, pairs = args.pairs, batch = args.batch, count = args.count },
+}
+
+-- The base's guided velocity as a network, for measuring the bend of what pairs are made by.
+local function guided(base, scale)
+  if scale == 1 then return base.model end
+  return function(x, t, condition)
+    local null = diffusion.condition.null(base.model, condition, base.null)
+    local free = base.model(x, t, null)
+    return free + (base.model(x, t, condition) - free) * scale
+  end
+end
+
+local function store(base, task, seed, stage, teacher, sampler, rate)
+  local about = { base = base.name, seed = seed, stage = stage, count = task.pairs, steps = args.steps,
+    base_steps = base.name == "checkerboard" and args.point_steps or args.base_steps, guidance = args.guidance,
+    reflow = stage == 2 and args.reflow or 0, few = stage == 2 and args.few or 0, rate = rate or 0 }
+  return distill.store(r:path "pairs", about, function()
+    ty.manual_seed(seed + 100 * stage)
+    local prompts = base.prompts("training", 0, task.pairs, seed + 100 * stage)
+    return distill.pairs(teacher, sampler, { task.pairs, table.unpack(base.shape) },
+      { condition = prompts.condition, null = base.null, batch = task.batch == args.batch and 256 or 2500 })
+  end)
+end
+
+local function learn(from, material, task, seed, steps, rate, loss)
+  ty.manual_seed(seed)
+  local _, averaged = distill.fit(from:clone():requires_grad_(), material:loader { batch = task.batch, seed = seed },
+    { steps = steps, lr = rate, final = 0.02, warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98, quiet = true,
+      loss = loss })
+  return averaged
+end
+
+local rates = {}
+
+-- All stages of one base, and what was measured.
+local function run(task, seed)
+  local base = task.make(seed)
+  local flow, model = base.flow, base.model
+  local scale = args.guidance > 0 and args.guidance or base.guidance
+  local prompts = base.prompts("validation", 0, task.count, 54321)
+  local function far(x) return base.distance(x, prompts) end
+  local function one_step(m)
+    return ty.no_grad(distill.one_step, m, flow, prompts.noise, prompts.condition)
+  end
+  local found = {}
+  rates[task.name] = rates[task.name] or {}
+  -- Rates by the first seed, with other noise than what is reported.
+  local choosing = base.prompts("validation", 0, task.count, 99)
+  local function tuned(name, fn, score)
+    local known, best, least = rates[task.name], nil, math.huge
+    for _, rate in ipairs(known[name] and { known[name] } or RATES) do
+      local candidate = fn(rate)
+      local d = #RATES > 1 and not known[name] and score(candidate) or 0
+      if d < least then best, least, found[name] = candidate, d, rate end
+    end
+    known[name] = known[name] or found[name]
+    return best
+  end
+  local function score_step(m)
+    return base.distance(ty.no_grad(distill.one_step, m, flow, choosing.noise, choosing.condition), choosing)
+  end
+
+  local first = store(base, task, seed, 1, distill.teacher(model:clone()), distill.sampler(base, args.steps, scale))
+  local straightened = tuned("reflow", function(rate)
+    return learn(model, first, task, seed, args.reflow, rate, distill.reflow_loss(flow))
+  end, function(m) -- by what comes of the pairs that it will make
+    local _, x = distill.straightness(m, flow, choosing.noise, { condition = choosing.condition, steps = args.few })
+    return base.distance(x, choosing)
+  end)
+  local second = store(base, task, seed, 2, distill.teacher(straightened:clone()),
+    distill.sampler(base, args.few, 1, diffusion.solver.euler()), found.reflow)
+  local one = tuned("distil", function(rate)
+    return learn(straightened, second, task, seed, args.distil, rate, distill.one_step_loss(flow))
+  end, score_step)
+  local more = args.distil + args.reflow + second.evaluations // (3 * task.batch)
+  local direct = tuned("direct", function(rate)
+    return learn(model, first, task, seed, more, rate, distill.one_step_loss(flow))
+  end, score_step)
+
+  local many = distill.sampler(base, args.steps, scale):sample(model, prompts.noise.shape,
+    { condition = prompts.condition, null = base.null, noise = prompts.noise })
+  local paths = {}
+  local S1, _, path1 = distill.straightness(guided(base, scale), flow, prompts.noise,
+    { condition = prompts.condition, steps = r.quick and 3 or 32, states = true })
+  local S2, _, path2 = distill.straightness(straightened, flow, prompts.noise,
+    { condition = prompts.condition, steps = r.quick and 3 or 32, states = true })
+  paths[1], paths[2] = path1, path2
+  local shown = { many = many, one = one_step(one), direct = one_step(direct),
+    euler1 = ty.no_grad(function()
+      return prompts.noise - guided(base, scale)(prompts.noise, ty.full({ task.count }, 1000), prompts.condition)
+    end), euler2 = one_step(straightened) }
+  for name, x in pairs(shown) do found[name] = far(x) end
+  if base.asked then
+    for name, x in pairs(shown) do found[name .. "_asked"] = base.asked(x, prompts) end
+  end
+  found.S1, found.S2, found.more = S1, S2, more
+  found.evaluations = first.evaluations + second.evaluations + 3 * task.batch * (args.reflow + args.distil)
+  found.evaluations_direct = first.evaluations + 3 * task.batch * more
+  r:say("%s, seed %d: bend %.4f, after reflow %.4f; distance in many steps %.4f, one step of the flow %.4f, of the "
+    .. "straightened %.4f, distilled %.4f, directly %.4f; evaluations %d, directly %d", task.name, seed, S1, S2,
+    found.many, found.euler1, found.euler2, found.one, found.direct, found.evaluations, found.evaluations_direct)
+  return found, shown, paths, base
+end
+
+-- Paths of the two flows of points, side by side: the second moved to the right.
+local function draw_paths(paths, path)
+  local series = {}
+  for stage, states in ipairs(paths) do
+    local x, y = {}, {}
+    for i = 0, math.min(60, states[1].shape[1]) - 1 do
+      for _, state in ipairs(states) do
+        local p = state:select(0, i):tolist()
+        x[#x + 1], y[#y + 1] = p[1] + (stage - 1) * 7, p[2]
+      end
+      x[#x + 1], y[#y + 1] = 0 / 0, 0 / 0
+    end
+    series[stage] = { x = x, y = y, label = stage == 1 and "rectified flow" or "after reflow" }
+  end
+  ty.plot.line { series = series, title = "Paths from noise to the board", width = 900, height = 480 }:save(path)
+end
+
+local rows = {}
+for _, task in ipairs(tasks) do
+  local all = {}
+  for i, seed in ipairs(r.seeds) do
+    local found, shown, paths, base = run(task, seed)
+    for name, value in pairs(found) do
+      all[name] = all[name] or {}
+      all[name][i] = value
+    end
+    if i == 1 and task.name == "checkerboard" then draw_paths(paths, r:picture "instaflow.png") end
+    if i == 1 and base.decode then
+      local sheet = {}
+      for _, name in ipairs { "many", "euler1", "euler2", "direct", "one" } do
+        sheet[#sheet + 1] = base.decode(shown[name]:narrow(0, 0, math.min(20, task.count)))
+      end
+      ty.plot.grid(ty.concat(sheet, 0), { columns = math.min(20, task.count), scale = args.model == "digits" and 4 or 1,
+        invert = args.model == "digits" }):save(r:path "samples.png")
+    end
+  end
+  r.metrics[task.name] = all
+  local function over(a, b)
+    local list = {}
+    for i in ipairs(all[a]) do list[i] = all[a][i] / all[b][i] end
+    return list
+  end
+  rows[#rows + 1] = { claim = task.name .. ": bend of the paths after reflow, of that before",
+    values = over("S2", "S1"), baseline = all.S1, bar = 0.5, below = true }
+  rows[#rows + 1] = { claim = task.name .. ": distance in one distilled step, of many steps'",
+    values = over("one", "many"), baseline = all.many, bar = 1.25, below = true }
+  rows[#rows + 1] = { claim = task.name .. ": distance in one distilled step, of direct distillation's",
+    values = over("one", "direct"), baseline = all.direct, bar = 1, below = true }
+  rows[#rows + 1] = { claim = task.name .. ": distance in one step of the straightened flow, of the first's",
+    values = over("euler2", "euler1"), baseline = all.euler1, bar = 0.5, below = true }
+end
+os.exit(r:finish(rows), true)
