@@ -1,8 +1,8 @@
 -- Horizon-LM: the host has the model, the device is where it passes through. Two units have their parameters there, one
 -- that computes and one that comes; each keeps its inputs alone, which leave too, and is computed again in the backward
 -- pass; gradients leave as soon as they are whole; the optimizer steps unit by unit where the moments are. What is on
--- the device is bounded by two units, whatever the depth. Yuan et al. 2026, "Horizon-LM: A RAM-Centric Architecture for LLM
--- Training".
+-- the device is bounded by two units, whatever the depth. Yuan et al. 2026, "Horizon-LM: A RAM-Centric Architecture for
+-- LLM Training".
 local arguments = require "tycho.arguments"
 local superpipeline = require "tycho.offload.superpipeline"
 
