@@ -266,6 +266,7 @@ function Engine:enter(unit, forward, module, ...)
     results = table.pack(ty.scope(forward, module, ...))
   end
   log(self, unit.name, "forward", from)
+  unit.seconds = clock() - from
   self.unit, self.number = nil, nil
   if self.stepping then
     on_gradient(results, function() if self.stepping then self:before_backward(unit, at) end end)
@@ -426,7 +427,9 @@ local function run_step(self, fn, ...)
   self.length = self.at
   if self.policy.updates_within then self.clip = self.optimizer:open_parts() end
   self.backward = true
+  local from = clock()
   loss:backward()
+  self.backward_seconds = clock() - from
   if self.since then log(self, self.since[1], "backward", self.since[2]) end
   self:release_handed()
   self:flush()

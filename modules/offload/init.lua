@@ -17,4 +17,5 @@ return {
   superpipeline = require "tycho.offload.superpipeline",
   ssdtrain = require "tycho.offload.ssdtrain",
   horizon = require "tycho.offload.horizon",
+  fuyou = require("tycho.offload.fuyou").policy,
 }

@@ -113,6 +113,13 @@ local function fetch(self, record)
   record.coming = bytes
 end
 
+--- Bytes that went away, of what the part that ran as number `at` kept.
+function Saved:bytes(at)
+  local bytes = 0
+  for _, record in ipairs(self.units[at] or {}) do bytes = bytes + record.nbytes end
+  return bytes
+end
+
 --- Begins to read what the part that ran as number `at` kept.
 function Saved:fetch(at)
   for _, record in ipairs(self.units[at] or {}) do fetch(self, record) end

@@ -76,6 +76,19 @@ function Store:wait(transfer)
   end
 end
 
+--- Bytes a second that are written and read here, measured now with so many bytes. They count as the kind "probe".
+function Store:probe(nbytes)
+  local tensor, place, rates = ty.zeros({ nbytes }, { dtype = "u8" }), self:place(nbytes), {}
+  for _, what in ipairs { "write", "write", "read" } do -- the first write makes room in the file
+    local since = ty.core.system.clock()
+    self:wait(self:begin(what, tensor, place, "probe", "probe"))
+    rates[what] = nbytes / (ty.core.system.clock() - since)
+  end
+  tensor:free()
+  self:release(place, nbytes)
+  return rates.write, rates.read
+end
+
 function Store:stats()
   local s = self.tier:stats()
   s.counters, s.most = {}, self.most

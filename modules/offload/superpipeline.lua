@@ -48,7 +48,7 @@ return function(options)
   --- Before its backward pass.
   function policy.before_backward(engine, unit, at)
     move(engine, o, unit, at, -1)
-    for distance = 0, math.max(1, o.ahead) do engine.saved:fetch(at - distance) end
+    for distance = 0, o.ahead do engine.saved:fetch(at - distance) end
   end
 
   --- When the gradients of a unit are whole.
@@ -58,9 +58,10 @@ return function(options)
   function policy.after_backward(engine)
     local units = engine.units
     for i, unit in ipairs(units) do
-      engine:keep { unit, units[i + 1] }
+      local following = o.ahead > 0 and units[i + 1] or nil
+      engine:keep { unit, following }
       engine:fetch_update(unit)
-      if units[i + 1] then engine:fetch_update(units[i + 1]) end
+      if following then engine:fetch_update(following) end
       engine:update(unit)
     end
     engine:keep {}
