@@ -84,7 +84,7 @@ end
 
 --- How far the paths of a flow are from straight: the mean over path and time of |(e - x0) - v(x_t, t)|^2 along the
 -- flow's own paths, a mean over numbers too; 0 where every path is a straight line, which one step follows exactly.
--- Section 2.1 of Liu et al. 2023. By Euler's method from `noise`, with these steps, so that x0 is what it ends at.
+-- S of Liu et al. 2023. By Euler's method from `noise`, with these steps, so that x0 is what it ends at.
 -- options: condition ({}), steps (50). Returns it, the samples, and the states on the way (steps + 1 of them) where
 -- `states` is true.
 ---@param model fun(x: Tensor, t: Tensor, condition: table): Tensor
