@@ -156,9 +156,9 @@ end
 ---@return table
 function M.cost(design, rows, inputs, outputs)
   local who = "quant.fp4_design.cost"
-  for name, value in pairs { rows = rows, inputs = inputs, outputs = outputs } do
-    expect(who, name, value, "an integer >= 1")
-  end
+  expect(who, "rows", rows, "an integer >= 1")
+  expect(who, "inputs", inputs, "an integer >= 1")
+  expect(who, "outputs", outputs, "an integer >= 1")
   local p = M.policy(design)
   local size = { x = rows * inputs, w = inputs * outputs, g = rows * outputs }
   local result = { operations = 0, bytes = 0, products = 3 * 2 * rows * inputs * outputs }

@@ -12,7 +12,9 @@ local matrices = {}
 
 local function check_block(who, block)
   expect(who, "block", block, "an integer >= 1")
-  if block & (block - 1) ~= 0 then fail("%s: block: expected a power of 2, got %d", who, block) end
+  if block & (block - 1) ~= 0 or block > 4096 then
+    fail("%s: block: expected a power of 2 up to 4096, got %d", who, block)
+  end
   return block
 end
 
