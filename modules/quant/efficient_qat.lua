@@ -85,7 +85,7 @@ local packed = surgery.wrapper {
 ---@param module Module
 ---@return Tensor
 function M.weight(module)
-  local o = type(module) == "table" and packed:state(module)
+  local o = nn.is_module(module) and packed:state(module)
   if not o then
     fail("quant.efficient_qat.weight: module: expected a packed layer, got %s", arguments.describe(module))
   end
