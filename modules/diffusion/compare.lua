@@ -115,6 +115,7 @@ end
 ---@return Comparison
 local function compare(model, shape, full, samplers, options)
   expect(WHO, "shape", shape, "a list of integers >= 1")
+  if #shape == 0 then fail("%s: shape: expected at least one size, got none", WHO) end
   expect(WHO, "samplers", samplers, "a table")
   local none = arguments.none
   local o = arguments.read(WHO, options, { condition = {}, null = none, keep = none, branches = none, seeds = none,
