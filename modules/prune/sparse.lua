@@ -1,15 +1,32 @@
---- Matrices with zeros, stored without them: a bit for each element, and the others one after another in f16. Of a
--- matrix with a share s of zeros that is 2 (1 - s) + 1/8 bytes for each element.
+--- Matrices with zeros, stored without them and multiplied so: less is read, and the product is that of the dense
+-- matrix. Two forms: `bitmap`, a bit for each element and the others one after another in f16, of a matrix with a share
+-- s of zeros 2 (1 - s) + 1/8 bytes for each element; and `csl`, of Xia et al. 2023, "Flash-LLM: Enabling Cost-Effective
+-- and Highly-Efficient Large Generative Model Inference with Unstructured Sparsity", 4 (1 - s).
+--
+--     prune.sparsegpt(model, dataset, { sparsity = 0.7 })
+--     prune.release(model)
+--     prune.save(model, "sparse")              -- packed; prune.load reads it
+--     prune.compact(model)                     -- layers read what is left of their weights
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
+local nn = ty.nn
+local surgery = nn.surgery
 local M = {}
+
+local TALL, WIDE = 128, 64 -- of a tile: kernels/packed.h
+
+--- Where the values of each row begin and the last ends: i64 [rows + 1] of a mask [rows, n].
+function M.starts(mask)
+  return ty.concat({ ty.zeros({ 1 }, { dtype = "i64" }), mask:to("i64"):sum(1):cumsum(0) }, 0)
+end
 
 local function bits() return ty.tensor({ 1, 2, 4, 8, 16, 32, 64, 128 }, { dtype = "i32" }) end
 
 --- Packs a matrix. Column c of a row is bit c % 8 of its byte c // 8.
 ---@param weight Tensor  [rows, columns], which is rounded to f16
----@return { values: Tensor, bitmap: Tensor, columns: integer } packed  f16 [nonzeros] by rows; u8 [rows, columns / 8]
+---@return { values: Tensor, bitmap: Tensor, starts: Tensor, columns: integer } packed  f16 [nonzeros] by rows; u8
+---  [rows, columns / 8]; i64 [rows + 1], where the values of each row begin and the last ends
 function M.pack(weight)
   arguments.expect("prune.pack", "weight", weight, "a tensor")
   if weight.ndim ~= 2 or not weight:is_floating_point() then
@@ -25,7 +42,7 @@ function M.pack(weight)
       padded = ty.concat({ padded, ty.zeros({ rows, wide - columns }, { dtype = "i32" }) }, 1)
     end
     local bytes = (padded:reshape(rows, wide // 8, 8) * bits()):sum(2)
-    return { values = half:masked_select(mask), bitmap = bytes:to "u8", columns = columns }
+    return { values = half:masked_select(mask), bitmap = bytes:to "u8", starts = M.starts(mask), columns = columns }
   end)
 end
 
@@ -59,8 +76,124 @@ function M.unpack(packed)
   end)
 end
 
---- Bytes of a packed matrix.
-function M.bytes(packed) return 2 * packed.values:numel() + packed.bitmap:numel() end
+-- What pack() or csl() returned, or an error.
+local function check_packed(who, packed)
+  arguments.expect(who, "packed", packed, "a table")
+  if not ty.is_tensor(packed.starts) or not (ty.is_tensor(packed.words) and math.tointeger(packed.rows)
+    or ty.is_tensor(packed.values) and ty.is_tensor(packed.bitmap)) then
+    arguments.fail("%s: packed: expected what prune.pack or prune.csl returns, got another table", who)
+  end
+  return packed
+end
+
+--- Bytes of a packed matrix in either form, but for where rows or tiles begin.
+---@param packed table  of pack() or csl()
+---@return integer
+function M.bytes(packed)
+  check_packed("prune.packed_bytes", packed)
+  return packed.words and 4 * packed.words:numel() or 2 * packed.values:numel() + packed.bitmap:numel()
+end
+
+--- A matrix as tiled CSL: words i32 [nonzeros], a value in f16 and its place in the tile, column * 128 + row; starts
+-- i64 [tiles + 1].
+---@param weight Tensor  [rows, columns], which is rounded to f16
+---@return { words: Tensor, starts: Tensor, rows: integer, columns: integer }
+function M.csl(weight)
+  arguments.expect("prune.csl", "weight", weight, "a tensor")
+  if weight.ndim ~= 2 or not weight:is_floating_point() then
+    arguments.fail("prune.csl: weight: expected a matrix of floats, got %s", arguments.describe(weight))
+  end
+  return ty.no_grad(function()
+    local rows, columns = weight.shape[1], weight.shape[2]
+    local down, across = (rows + TALL - 1) // TALL, (columns + WIDE - 1) // WIDE
+    local whole = ty.zeros({ down * TALL, across * WIDE }, { dtype = "f16" })
+    whole:narrow(0, 0, rows):narrow(1, 0, columns):copy_(weight:detach())
+    local tiles = whole:reshape(down, TALL, across, WIDE):permute(0, 2, 3, 1):reshape(down * across, TALL * WIDE)
+    local mask = tiles:ne(0)
+    local halves = ty.io.from_bytes(ty.io.to_bytes(tiles:contiguous()), "i16", tiles.shape):to("i32")
+    local words = halves:bitwise_and(0xffff) + (ty.arange(TALL * WIDE) * 0x10000):to "i32"
+    return { words = words:masked_select(mask), starts = M.starts(mask), rows = rows, columns = columns }
+  end)
+end
+
+--- x [..., columns] times a packed matrix, transposed: [..., rows].
+---@param x Tensor
+---@param packed table  of pack() or csl()
+---@return Tensor
+function M.product(x, packed)
+  arguments.expect("prune.product", "x", x, "a tensor")
+  check_packed("prune.product", packed)
+  if packed.words then return ty.linear_csl(x, packed.words, packed.starts, packed.rows) end
+  return ty.linear_bitmap(x, packed.values, packed.bitmap, packed.starts)
+end
+
+-- ---- layers ----
+
+-- A linear layer whose weight is packed; its parts are buffers, so that they move with the model.
+local compacted = surgery.wrapper { name = "Compact", field = "_compact",
+  fields = { "values", "bitmap", "words", "starts" },
+  forward = function()
+    return function(self, x, residual, activation)
+      local y
+      if self.words then
+        y = ty.linear_csl(x, self.words, self.starts, self._compact.rows)
+      else
+        y = ty.linear_bitmap(x, self.values, self.bitmap, self.starts)
+      end
+      return surgery.finish(self.bias and y + self.bias or y, residual, activation)
+    end
+  end,
+  describe = function(state) return ("%.3f of the weights"):format(state.share) end }
+
+local function compact(model, options)
+  local who = "prune.compact"
+  local o = arguments.read(who, options, { form = "bitmap", least = 0.2, targets = arguments.none },
+    { form = '"bitmap" or "csl"', least = "a number in [0, 1]", targets = false })
+  local report = {}
+  for _, layer in ipairs(surgery.find(who, model, { targets = o.targets, head = false })) do
+    local module = layer.module
+    local weight = module.weight:detach()
+    local share = weight:is_floating_point() and weight:ne(0):to("f32"):mean():item() or 1
+    if not module.fan_in_fan_out and share <= 1 - o.least then
+      local packed = M[o.form == "csl" and "csl" or "pack"](weight)
+      for _, name in ipairs { "values", "bitmap", "words", "starts" } do
+        if packed[name] then module:buffer(name, packed[name]:to { device = weight.device }) end
+      end
+      surgery.remove(module, "weight")
+      compacted:wrap(module, { rows = weight.shape[1], columns = weight.shape[2], share = share, dtype = weight.dtype })
+      report[#report + 1] = { name = layer.name, share = share, bytes = M.bytes(packed), dense = 2 * weight:numel() }
+    end
+  end
+  ty.core.program.renew()
+  return report
+end
+
+--- Packs the weights of a model's linear layers that have zeros, for running: f16, and no gradient for them. options:
+-- form ("bitmap", or "csl"), least (0.2: the share of zeros that a layer must have), targets (which layers, as
+-- nn.surgery.find has them; all but the head). Returns a list of { name, share, bytes, dense }: the share that is not
+-- zero, and bytes packed and as f16.
+---@param model Module
+---@param options? { form?: "bitmap"|"csl", least?: number, targets?: string|function }
+---@return { name: string, share: number, bytes: integer, dense: integer }[]
+function M.compact(model, options) return nn.for_caller(compact, model, options) end
+
+--- Gives packed layers dense weights again, rounded to f16 as they are. Returns the model.
+---@param model Module
+---@return Module
+function M.expand(model)
+  return nn.for_caller(function()
+    for _, layer in ipairs(compacted:wrapped("prune.expand", model)) do
+      local module = layer.module
+      local state = compacted:state(module)
+      local weight = module.words and ty.dense_csl(module.words, module.starts, state.rows, state.columns)
+        or ty.dense_bitmap(module.values, module.bitmap, module.starts, state.columns)
+      compacted:unwrap(module)
+      module:parameter("weight", weight:to(state.dtype))
+    end
+    ty.core.program.renew()
+    return model
+  end)
+end
 
 --- Writes a model as its save() does, in f16, and matrices packed where that is smaller: in place of NAME there are
 -- NAME.values and NAME.bitmap. prune.load() reads it.
