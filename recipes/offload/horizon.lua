@@ -121,8 +121,10 @@ for name, plan in pairs(ways) do
   runs[name] = setup(r.seed, deepest, plan)
   steps[name] = runs[name].step
 end
-local seconds = r:time(steps, { rounds = args.rounds })
+local _, times = r:time(steps, { rounds = args.rounds })
+local seconds = {}
 for name, run in pairs(runs) do
+  seconds[name] = math.min(table.unpack(times[name])) -- what else the machine does only ever slows one down
   r.metrics["seconds_" .. name] = seconds[name]
   if run.engine then run.engine:close() end
 end
