@@ -10,6 +10,7 @@
 -- on the device, in the host's memory or in a file, and come when they are wanted. Which moves when is a policy:
 -- offload.superpipeline, and others that are named after the systems that they are.
 local Engine = require "tycho.offload.engine"
+local zero_infinity = require "tycho.offload.zero_infinity"
 
 return {
   engine = Engine.new,
@@ -17,5 +18,8 @@ return {
   superpipeline = require "tycho.offload.superpipeline",
   ssdtrain = require "tycho.offload.ssdtrain",
   horizon = require "tycho.offload.horizon",
+  zero_infinity = zero_infinity.policy,
+  tile = zero_infinity.tile,
+  untile = zero_infinity.untile,
   fuyou = require("tycho.offload.fuyou").policy,
 }

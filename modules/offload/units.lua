@@ -16,8 +16,15 @@ end
 ---@field all Tensor[]      its own and those that it shares
 ---@field outer boolean     of a module around others: its parameters stay on the device
 
+local function has_tiles(module)
+  if module._tiled then return true end
+  for _, child in module:named_children() do if has_tiles(child) then return true end end
+  return false
+end
+
 --- The units of a model: each child of a list (nn.ModuleList, nn.Sequential, nn.ModuleDict) with all below it, and each
--- other module that has parameters of its own, with these. Every parameter is some unit's own.
+-- other module that has parameters of its own, with these. A child that has layers in tiles is taken apart further.
+-- Every parameter is some unit's own.
 ---@param model Module
 ---@return OffloadUnit[]
 return function(model)
@@ -48,7 +55,7 @@ return function(model)
     end
     if own[1] then add(name, module, own, #own < #module:parameters()) end
     for _, child in module:named_children() do
-      if is_container(module) and not is_container(child) then
+      if is_container(module) and not is_container(child) and not has_tiles(child) then
         if not claimed[child] then
           claimed[child] = true
           add(by_name[child] or name, child, child:parameters())

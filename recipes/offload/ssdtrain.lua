@@ -142,6 +142,6 @@ for text in args.widths:gmatch "%d+" do
 end
 
 ty.plot.line { series = { lines.memory, lines.again, lines.disk }, x_label = "width", y_label = "MB", width = 640,
-  title = "Activations of a step at their most", height = 400 }:save(r:picture "ssdtrain.png")
+  title = "Activations of a step", height = 400 }:save(r:picture "ssdtrain.png")
 rows[#rows + 1] = { claim = "largest difference of losses", measured = apart, bar = 0, below = true }
 os.exit(r:finish(rows), true)

@@ -161,8 +161,8 @@ for _, ahead in ipairs { 0, 1, 2 } do
   end
   series[#series + 1] = line
 end
-ty.plot.line { series = series, title = "A window of layers, 0 to 2 loaded ahead",
-  x_label = "device bytes, of the whole model's", y_label = "time, of the whole model's", width = 640,
+ty.plot.line { series = series, title = "A window of layers",
+  x_label = "device bytes, of the whole model's", y_label = "time of a pass, relative", width = 640,
   height = 400 }:save(r:picture "superpipeline.png")
 
 local rows = {}
