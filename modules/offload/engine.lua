@@ -7,8 +7,8 @@ local again = require "tycho.offload.again"
 local Cell = require "tycho.offload.cell"
 local Saved = require "tycho.offload.saved"
 local Store = require "tycho.offload.store"
-local units_of = require "tycho.offload.units"
 local superpipeline = require "tycho.offload.superpipeline"
+local units_of = require "tycho.offload.units"
 
 local expect, fail = arguments.expect, arguments.fail
 local tier, clock = ty.core.tier_core, ty.core.system.clock
@@ -39,7 +39,8 @@ local tiered = ty.nn.surgery.wrapper {
 
 -- ---- making ----
 
-local function store_for(self, place)
+--- The store of a place; nil for the device.
+function Engine:store_for(place)
   if place == "device" then return nil end
   if not self.stores[place] then
     local folder = place == "file" and (self.plan.file or os.getenv "TMPDIR" or "/tmp") or nil
@@ -51,7 +52,7 @@ end
 local function describe_parameters(self, model)
   local names = {}
   for name, p in model:named_parameters() do names[p] = name end
-  local store = store_for(self, self.plan.parameters)
+  local store = self:store_for(self.plan.parameters)
   for _, unit in ipairs(self.units) do
     for _, p in ipairs(unit.all) do
       local known = self.of[p]
@@ -225,12 +226,6 @@ end
 
 -- ---- a pass ----
 
-local function log(self, name, kind, from)
-  if #self.events < 100000 then
-    self.events[#self.events + 1] = { name = name, kind = kind, row = "compute", from = from, to = clock() }
-  end
-end
-
 -- fn() once, when the first gradient comes to one of the results.
 local function on_gradient(results, fn)
   local waiting = true
@@ -265,7 +260,7 @@ function Engine:enter(unit, forward, module, ...)
   else
     results = table.pack(ty.scope(forward, module, ...))
   end
-  log(self, unit.name, "forward", from)
+  self:log(unit.name, "forward", from)
   unit.seconds = clock() - from
   self.unit, self.number = nil, nil
   if self.stepping then
@@ -280,11 +275,11 @@ end
 function Engine:place_for(unit, nbytes)
   if self.plan.activations == "device" or not unit or not self.stepping then return nil end
   if self.policy.keeps and self.policy.keeps(self, unit, self.number, nbytes) then return nil end
-  return store_for(self, self.plan.activations)
+  return self:store_for(self.plan.activations)
 end
 
 function Engine:before_backward(unit, at)
-  if self.since then log(self, self.since[1], "backward", self.since[2]) end
+  if self.since then self:log(self.since[1], "backward", self.since[2]) end
   self.since = { unit.name, clock() }
   self.saved:release(nil)
   self:release_handed()
@@ -315,86 +310,6 @@ function Engine:flush()
   for _, unit in ipairs(list) do
     self.policy.gradients(self, unit)
   end
-end
-
--- ---- the update ----
-
---- The cells of the moments of a unit's parameters, as they are now.
-function Engine:watch_moments(unit)
-  local store = store_for(self, self.plan.moments)
-  if not store then return end
-  for _, p in ipairs(unit.params) do
-    local known = self.of[p]
-    for key, value in pairs(self.optimizer.state[p] or {}) do
-      local cell = known.moments[key]
-      if ty.is_tensor(value) and (not cell or cell.tensor ~= value) and value:nbytes() >= self.plan.smallest then
-        if cell then cell:forget() end
-        known.moments[key] = Cell.new(self, value, "moments", store, known.name .. " " .. key)
-        known.moments[key]:arrived()
-      end
-    end
-  end
-end
-
-local function each_cell(self, unit, fn)
-  for _, p in ipairs(unit.params) do
-    local known = self.of[p]
-    if known.cell then fn(known.cell) end
-    for _, cell in pairs(known.moments) do fn(cell) end
-    if known.gradient then fn(known.gradient) end
-  end
-end
-
---- Begins to bring all that the update of a unit takes.
-function Engine:fetch_update(unit)
-  each_cell(self, unit, function(cell) cell:fetch() end)
-end
-
---- Sends the gradients of a unit away, where the plan says so.
-function Engine:drop_gradients(unit)
-  local store = store_for(self, self.plan.gradients)
-  if not store then return end
-  for _, p in ipairs(unit.params) do
-    local known, g = self.of[p], p.grad
-    if g and g:nbytes() >= self.plan.smallest and not known.gradient then
-      known.gradient = Cell.new(self, ty.keep(g), "gradients", store, known.name)
-      known.gradient:arrived()
-      known.gradient:drop()
-    end
-  end
-  self:settle()
-end
-
---- Steps the parameters of a unit, whose gradients are whole, and drops these; its moments go, its parameters stay for
--- the policy to send away.
-function Engine:update(unit)
-  if self.updated[unit] then return end
-  self.updated[unit] = true
-  self:fetch_update(unit)
-  each_cell(self, unit, function(cell) cell:need() end)
-  local from, has = clock(), false
-  for _, p in ipairs(unit.params) do has = has or p.grad ~= nil end
-  if has then self.optimizer:step_part(self.clip, unit.params) end
-  for _, p in ipairs(unit.params) do
-    local known, g = self.of[p], p.grad
-    if g then
-      if known.cell then known.cell:changed() end
-      for _, cell in pairs(known.moments) do cell:changed() end
-      if known.gradient then
-        known.gradient:forget()
-        known.gradient.tensor:free()
-        known.gradient = nil
-      end
-      p:set_grad()
-      g:free()
-    end
-  end
-  log(self, unit.name, "update", from)
-  self:watch_moments(unit)
-  for _, p in ipairs(unit.params) do
-    for _, cell in pairs(self.of[p].moments) do cell:drop() end
-  end
-  self:settle()
 end
 
 -- ---- a step ----
@@ -430,7 +345,7 @@ local function run_step(self, fn, ...)
   local from = clock()
   loss:backward()
   self.backward_seconds = clock() - from
-  if self.since then log(self, self.since[1], "backward", self.since[2]) end
+  if self.since then self:log(self.since[1], "backward", self.since[2]) end
   self:release_handed()
   self:flush()
   local value = loss:item()
@@ -489,26 +404,6 @@ function Engine:stats()
   return stats
 end
 
---- Writes the timeline for chrome://tracing and Perfetto: computing, and each store's reads and writes, in rows.
----@param path string
----@return string path
-function Engine:trace(path)
-  expect("OffloadEngine:trace", "path", path, "a string")
-  local list, rows, count = ty.core.io.array {}, { compute = 0 }, 0
-  list[1] = { name = "thread_name", ph = "M", pid = 0, tid = 0, args = { name = "compute" } }
-  for _, e in ipairs(self.events) do
-    if not rows[e.row] then
-      count = count + 1
-      rows[e.row] = count
-      list[#list + 1] = { name = "thread_name", ph = "M", pid = 0, tid = count, args = { name = e.row } }
-    end
-    list[#list + 1] = { name = e.name, cat = e.kind, ph = "X", pid = 0, tid = rows[e.row], ts = e.from * 1e6,
-      dur = (e.to - e.from) * 1e6 }
-  end
-  ty.core.io.save_json(path, { traceEvents = list, displayTimeUnit = "ms" })
-  return path
-end
-
 --- Brings everything back to the device, for saving the model and the optimizer's state_dict().
 function Engine:gather()
   for _, known in pairs(self.of) do
@@ -530,5 +425,8 @@ function Engine:close()
   for _, unit in ipairs(self.units) do if not unit.outer then tiered:unwrap(unit.module) end end
   for _, store in pairs(self.stores) do store:close() end
 end
+
+require "tycho.offload.update"(Engine)
+require "tycho.offload.timeline"(Engine)
 
 return Engine
