@@ -171,7 +171,8 @@ check.test("the Hadamard matrix is orthogonal, symmetric without signs, and prod
   local m, a, b = hadamard.random(32), ty.randn(3, 64), ty.randn(5, 64)
   check.close(hadamard.unrotate(hadamard.rotate(a, m), m):tolist(), a:tolist(), 1e-5, "inverse")
   check.close(ty.linear(hadamard.rotate(a, m), hadamard.rotate(b, m)):tolist(), ty.linear(a, b):tolist(), 1e-4, "ab")
-  check.fails(function() hadamard.matrix(12) end, "quant.hadamard.matrix: block: expected a power of 2 up to 4096, got 12")
+  check.fails(function() hadamard.matrix(12) end,
+    "quant.hadamard.matrix: block: expected a power of 2 up to 4096, got 12")
   check.fails(function() hadamard.rotate(ty.ones(3, 30), m) end, "quant.hadamard.rotate: x: expected %[%.%.%., n%]")
 end)
 
