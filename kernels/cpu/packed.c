@@ -180,6 +180,45 @@ static const uint16_t *decode(const task *t, const uint16_t *p, const uint8_t *b
 FUSED(fused_1, 1)
 FUSED(fused_2, 2)
 FUSED(fused_4, 4)
+
+/* Two rows of the weight and one of x, which is read once for both; what comes next of each is asked for early. False
+ * where something is not as it should be, or the values end: fused_1 looks at it. */
+static bool pair(const task *t, int64_t r) {
+  enum { AHEAD = 512 }; /* values */
+  const int64_t bytes = t->columns / 8, *starts = t->starts + r;
+  if (starts[0] < 0 || starts[0] > starts[1] || starts[1] > starts[2] || starts[2] > t->count) return false;
+  const uint8_t *bits[2] = { t->bits + r * bytes, t->bits + (r + 1) * bytes };
+  const uint16_t *p[2] = { t->values + starts[0], t->values + starts[1] }, *last = t->values + t->count;
+  vector sums[2][4];
+  for (int k = 0; k < 2; k++)
+    for (int i = 0; i < 4; i++) sums[k][i] = ZERO();
+  for (int64_t c = 0; c < t->columns; c += GROUP) {
+    if (last - p[0] < GROUP || last - p[1] < GROUP) return false;
+    const float *x = t->x + t->at * t->padded + c;
+    for (int k = 0; k < 2; k++) {
+      uint64_t mask;
+      memcpy(&mask, bits[k] + c / 8, sizeof mask);
+      vector w[GROUP / STEP];
+      __builtin_prefetch(p[k] + AHEAD);
+      SPREAD_GROUP(w, p[k], mask)
+      for (int i = 0; i < GROUP / STEP; i++) sums[k][i % 4] = FMA(w[i], x + i * STEP, sums[k][i % 4]);
+    }
+  }
+  for (int k = 0; k < 2; k++) {
+    if (p[k] - t->values != starts[k + 1]) return false;
+    float parts[4][STEP], all = 0;
+    for (int i = 0; i < 4; i++) STORE(parts[i], sums[k][i]);
+    for (int j = 0; j < STEP; j++) all += (parts[0][j] + parts[1][j]) + (parts[2][j] + parts[3][j]);
+    ((float *)t->y)[t->at * t->rows + r + k] = all;
+  }
+  return true;
+}
+
+static void fused_pairs(void *context, int64_t begin, int64_t end) {
+  const task *t = context;
+  for (int64_t r = begin; r < end; r += 2)
+    if (t->columns % GROUP || r + 2 > end || !pair(t, r)) fused_1(context, r, r + 2 < end ? r + 2 : end);
+}
 #endif
 
 /* sums[r][b] of TALL decoded rows and B rows of x, over n columns. */
@@ -377,7 +416,7 @@ bool TY_KERNEL(linear_bitmap)(const ty_kernel_args *k) {
   const int64_t grain = 1 + WORK / (t.columns + 1);
 #ifdef STEP
   if (t.n <= FUSED_ROWS) {
-    static ty_range_fn *const fn[] = { NULL, fused_1, fused_2, NULL, fused_4 };
+    static ty_range_fn *const fn[] = { NULL, fused_pairs, fused_2, NULL, fused_4 };
     for (int64_t each; t.at < t.n; t.at += each) {
       each = t.n - t.at >= 4 ? 4 : t.n - t.at >= 2 ? 2 : 1;
       ty_parallel_for(t.rows, grain, fn[each], &t);
