@@ -130,9 +130,20 @@ static const uint16_t *decode(const task *t, const uint16_t *p, const uint8_t *b
     p += __builtin_popcount(part);                                             \
   }
 
-/* Up to N rows of x from b on, with a row that is spread out once: a range_fn for rows of the weight. The values are
+/* The sum of all lanes of 1, 2 or 4 vectors. */
+static inline float summed(const vector *s, int count) {
+  vector all = s[0];
+  if (count == 2) all = s[0] + s[1];
+  if (count == 4) all = (s[0] + s[1]) + (s[2] + s[3]);
+  float lane[STEP], sum = 0;
+  STORE(lane, all);
+  for (int j = 0; j < STEP; j++) sum += lane[j];
+  return sum;
+}
+
+/* N rows of x, with a row that is spread out once: a range_fn for rows of the weight. A sum is kept in A parts. The values are
  * read within all that there are whatever the bits say; whether they were as many as starts says is seen afterwards. */
-#define FUSED(name, N)                                                                                           \
+#define FUSED(name, N, A)                                                                                        \
   static void name(void *context, int64_t begin, int64_t end) {                                                  \
     task *t = context;                                                                                           \
     const int64_t bytes = (t->columns + 7) / 8;                                                                  \
@@ -144,9 +155,9 @@ static const uint16_t *decode(const task *t, const uint16_t *p, const uint8_t *b
       }                                                                                                          \
       const uint8_t *bits = t->bits + r * bytes;                                                                 \
       const uint16_t *first = t->values + t->starts[r], *p = first;                                              \
-      vector sums[N][4];                                                                                         \
+      vector sums[N][A];                                                                                         \
       for (int b = 0; b < N; b++)                                                                                \
-        for (int i = 0; i < 4; i++) sums[b][i] = ZERO();                                                         \
+        for (int i = 0; i < A; i++) sums[b][i] = ZERO();                                                         \
       int64_t c = 0;                                                                                             \
       for (; c + GROUP <= t->columns && last - p >= GROUP; c += GROUP) {                                         \
         uint64_t mask;                                                                                           \
@@ -155,7 +166,7 @@ static const uint16_t *decode(const task *t, const uint16_t *p, const uint8_t *b
         SPREAD_GROUP(w, p, mask)                                                                                 \
         for (int b = 0; b < N; b++)                                                                              \
           for (int i = 0; i < GROUP / STEP; i++)                                                                 \
-            sums[b][i % 4] = FMA(w[i], t->x + (t->at + b) * t->padded + c + i * STEP, sums[b][i % 4]);           \
+            sums[b][i % A] = FMA(w[i], t->x + (t->at + b) * t->padded + c + i * STEP, sums[b][i % A]);           \
       }                                                                                                          \
       for (; c < t->columns; c += GROUP) {                                                                       \
         const uint64_t mask = bits_at(bits, bytes, c);                                                           \
@@ -163,62 +174,66 @@ static const uint16_t *decode(const task *t, const uint16_t *p, const uint8_t *b
           const uint32_t part = (uint32_t)(mask >> i * STEP) & ((1u << STEP) - 1);                               \
           const vector w = spread(p, part, last - p, t->places);                                                 \
           for (int b = 0; b < N; b++)                                                                            \
-            sums[b][i % 4] = FMA(w, t->x + (t->at + b) * t->padded + c + i * STEP, sums[b][i % 4]);              \
+            sums[b][i % A] = FMA(w, t->x + (t->at + b) * t->padded + c + i * STEP, sums[b][i % A]);              \
           p = last - p > __builtin_popcount(part) ? p + __builtin_popcount(part) : last;                         \
         }                                                                                                        \
       }                                                                                                          \
       if (p - first != t->starts[r + 1] - t->starts[r] || (t->columns % 8 && bits[bytes - 1] >> t->columns % 8)) \
         row_fits(t, r);                                                                                          \
-      for (int b = 0; b < N; b++) {                                                                              \
-        float parts[4][STEP], all = 0;                                                                           \
-        for (int i = 0; i < 4; i++) STORE(parts[i], sums[b][i]);                                                 \
-        for (int j = 0; j < STEP; j++) all += (parts[0][j] + parts[1][j]) + (parts[2][j] + parts[3][j]);         \
-        ((float *)t->y)[(t->at + b) * t->rows + r] = all;                                                        \
-      }                                                                                                          \
+      for (int b = 0; b < N; b++) ((float *)t->y)[(t->at + b) * t->rows + r] = summed(sums[b], A);               \
     }                                                                                                            \
   }
-FUSED(fused_1, 1)
-FUSED(fused_2, 2)
-FUSED(fused_4, 4)
+FUSED(fused_1, 1, 4)
+FUSED(fused_2, 2, 2)
+FUSED(fused_4, 4, 1)
 
-/* Two rows of the weight and one of x, which is read once for both; what comes next of each is asked for early. False
- * where something is not as it should be, or the values end: fused_1 looks at it. */
-static bool pair(const task *t, int64_t r) {
-  enum { AHEAD = 512 }; /* values */
-  const int64_t bytes = t->columns / 8, *starts = t->starts + r;
-  if (starts[0] < 0 || starts[0] > starts[1] || starts[1] > starts[2] || starts[2] > t->count) return false;
-  const uint8_t *bits[2] = { t->bits + r * bytes, t->bits + (r + 1) * bytes };
-  const uint16_t *p[2] = { t->values + starts[0], t->values + starts[1] }, *last = t->values + t->count;
-  vector sums[2][4];
-  for (int k = 0; k < 2; k++)
-    for (int i = 0; i < 4; i++) sums[k][i] = ZERO();
-  for (int64_t c = 0; c < t->columns; c += GROUP) {
-    if (last - p[0] < GROUP || last - p[1] < GROUP) return false;
-    const float *x = t->x + t->at * t->padded + c;
-    for (int k = 0; k < 2; k++) {
-      uint64_t mask;
-      memcpy(&mask, bits[k] + c / 8, sizeof mask);
-      vector w[GROUP / STEP];
-      __builtin_prefetch(p[k] + AHEAD);
-      SPREAD_GROUP(w, p[k], mask)
-      for (int i = 0; i < GROUP / STEP; i++) sums[k][i % 4] = FMA(w[i], x + i * STEP, sums[k][i % 4]);
-    }
+/* Two rows of the weight and N of x, which are read once for both; what comes next of the weight is asked for early.
+ * False where something is not as it should be, or the values end: FUSED looks at it. */
+enum { AHEAD = 1024 /* values */ };
+#define PAIRS(name, N, A, ONE)                                                                                 \
+  static bool name##_two(const task *t, int64_t r) {                                                           \
+    const int64_t bytes = t->columns / 8, *starts = t->starts + r;                                             \
+    if (starts[0] < 0 || starts[0] > starts[1] || starts[1] > starts[2] || starts[2] > t->count) return false; \
+    const uint8_t *bits[2] = { t->bits + r * bytes, t->bits + (r + 1) * bytes };                               \
+    const uint16_t *p[2] = { t->values + starts[0], t->values + starts[1] }, *last = t->values + t->count;     \
+    vector sums[2][N][A];                                                                                      \
+    for (int k = 0; k < 2; k++)                                                                                \
+      for (int b = 0; b < N; b++)                                                                              \
+        for (int i = 0; i < A; i++) sums[k][b][i] = ZERO();                                                    \
+    for (int64_t c = 0; c < t->columns; c += GROUP) {                                                          \
+      if (last - p[0] < GROUP || last - p[1] < GROUP) return false;                                            \
+      uint64_t mask[2];                                                                                        \
+      for (int k = 0; k < 2; k++) {                                                                            \
+        memcpy(mask + k, bits[k] + c / 8, sizeof *mask);                                                       \
+        __builtin_prefetch(p[k] + AHEAD);                                                                      \
+      }                                                                                                        \
+      for (int i = 0; i < GROUP / STEP; i++) {                                                                 \
+        vector w[2];                                                                                           \
+        for (int k = 0; k < 2; k++) {                                                                          \
+          const uint32_t part = (uint32_t)(mask[k] >> i * STEP) & ((1u << STEP) - 1);                          \
+          w[k] = spread(p[k], part, STEP, t->places);                                                          \
+          p[k] += __builtin_popcount(part);                                                                    \
+        }                                                                                                      \
+        for (int b = 0; b < N; b++) {                                                                          \
+          const float *x = t->x + (t->at + b) * t->padded + c + i * STEP;                                      \
+          for (int k = 0; k < 2; k++) sums[k][b][i % A] = FMA(w[k], x, sums[k][b][i % A]);                     \
+        }                                                                                                      \
+      }                                                                                                        \
+    }                                                                                                          \
+    for (int k = 0; k < 2; k++) {                                                                              \
+      if (p[k] - t->values != starts[k + 1]) return false;                                                     \
+      for (int b = 0; b < N; b++) ((float *)t->y)[(t->at + b) * t->rows + r + k] = summed(sums[k][b], A);      \
+    }                                                                                                          \
+    return true;                                                                                               \
+  }                                                                                                            \
+  static void name(void *context, int64_t begin, int64_t end) {                                                \
+    const task *t = context;                                                                                   \
+    for (int64_t r = begin; r < end; r += 2)                                                                   \
+      if (t->columns % GROUP || r + 2 > end || !name##_two(t, r)) ONE(context, r, r + 2 < end ? r + 2 : end);  \
   }
-  for (int k = 0; k < 2; k++) {
-    if (p[k] - t->values != starts[k + 1]) return false;
-    float parts[4][STEP], all = 0;
-    for (int i = 0; i < 4; i++) STORE(parts[i], sums[k][i]);
-    for (int j = 0; j < STEP; j++) all += (parts[0][j] + parts[1][j]) + (parts[2][j] + parts[3][j]);
-    ((float *)t->y)[t->at * t->rows + r + k] = all;
-  }
-  return true;
-}
-
-static void fused_pairs(void *context, int64_t begin, int64_t end) {
-  const task *t = context;
-  for (int64_t r = begin; r < end; r += 2)
-    if (t->columns % GROUP || r + 2 > end || !pair(t, r)) fused_1(context, r, r + 2 < end ? r + 2 : end);
-}
+PAIRS(pairs_1, 1, 4, fused_1)
+PAIRS(pairs_2, 2, 2, fused_2)
+PAIRS(pairs_4, 4, 1, fused_4)
 #endif
 
 /* sums[r][b] of TALL decoded rows and B rows of x, over n columns. */
@@ -416,7 +431,7 @@ bool TY_KERNEL(linear_bitmap)(const ty_kernel_args *k) {
   const int64_t grain = 1 + WORK / (t.columns + 1);
 #ifdef STEP
   if (t.n <= FUSED_ROWS) {
-    static ty_range_fn *const fn[] = { NULL, fused_pairs, fused_2, NULL, fused_4 };
+    static ty_range_fn *const fn[] = { NULL, pairs_1, pairs_2, NULL, pairs_4 };
     for (int64_t each; t.at < t.n; t.at += each) {
       each = t.n - t.at >= 4 ? 4 : t.n - t.at >= 2 ? 2 : 1;
       ty_parallel_for(t.rows, grain, fn[each], &t);
