@@ -97,7 +97,8 @@ end
 --   in_flight      bytes of writes that may be under way while the program goes on (64 MiB)
 --   backend        "auto", "uring" or "threads", of the file
 -- Inference takes no optimizer. The optimizer is one of ty.optim without ema; gradients that go away cannot be clipped
--- by their norm.
+-- by their norm. A step is one backward pass through each graph, without GradScaler and ty.compile. The model is on the
+-- CPU: between a GPU and the host nothing is moved yet.
 ---@param model Module
 ---@param optimizer? Optimizer
 ---@param plan? table  or what offload.plan returned
@@ -367,6 +368,7 @@ function Engine:step(fn, ...)
   expect("OffloadEngine:step", "fn", fn, "a function")
   if not self.optimizer then fail("OffloadEngine:step: the engine was made without an optimizer") end
   if self.stepping then fail("OffloadEngine:step: called within a step") end
+  if ty.core.program.is_compiling() then fail("OffloadEngine:step: does not work inside ty.compile") end
   self.optimizer:zero_grad()
   self.stepping, self.at, self.updated = true, 0, {}
   self.saved:begin()

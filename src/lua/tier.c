@@ -154,7 +154,7 @@ static int fold(lua_State *L) {
 
 /* ---- what brings back memory that an op asks for ---- */
 
-static const char handler_key;
+static const char handler_key, sentinel_key;
 
 static bool bring_back(ty_tensor *t) {
   lua_State *L = ty_lua_current;
@@ -173,6 +173,20 @@ static bool bring_back(ty_tensor *t) {
   return ok;
 }
 
+/* With the Lua universe goes its handler. */
+static int sentinel_gc(lua_State *L) {
+  ty_bring_back = NULL;
+  return 0;
+}
+
+static void push_sentinel(lua_State *L) {
+  lua_newuserdatauv(L, 1, 0);
+  lua_createtable(L, 0, 1);
+  lua_pushcfunction(L, sentinel_gc), lua_setfield(L, -2, "__gc");
+  lua_setmetatable(L, -2);
+  lua_rawsetp(L, LUA_REGISTRYINDEX, &sentinel_key);
+}
+
 /* on_absent(fn or nil) -> the function before: fn(memory) is called when an op meets a tensor on the meta device;
  * memory: the number of memory_of() */
 static int on_absent(lua_State *L) {
@@ -181,6 +195,8 @@ static int on_absent(lua_State *L) {
   lua_rawgetp(L, LUA_REGISTRYINDEX, &handler_key);
   lua_pushvalue(L, 1);
   lua_rawsetp(L, LUA_REGISTRYINDEX, &handler_key);
+  if (lua_rawgetp(L, LUA_REGISTRYINDEX, &sentinel_key) == LUA_TNIL) push_sentinel(L);
+  lua_pop(L, 1);
   ty_bring_back = lua_isnil(L, 1) ? NULL : bring_back;
   ty_lua_current = L;
   return 1;
