@@ -161,6 +161,47 @@ check.test("no file has a name; a folder that is none is an error", function()
   check.fails(function() t:inject("flood", 1, 1) end, '"short", "interrupt"')
 end)
 
+check.test("folders of every kind", function()
+  local file = scratch.spit("file", "text")
+  check.fails(function() tier.open(file) end, "tier: no file in .*: Not a directory")
+  check.fails(function() tier.open "/proc" end, "tier: no file in /proc")
+  local one <close> = tier.open(folder, "auto", true)
+  local two <close> = tier.open(folder, "auto", true) -- two programs, or one twice, in one folder
+  local x, y, a, b = ty.rand(30000), ty.rand(30000), ty.zeros(30000), ty.zeros(30000)
+  for _, row in ipairs { { one, x }, { two, y } } do row[1]:wait(row[1]:write(row[2], 0)) end
+  one:wait(one:read(a, 0))
+  two:wait(two:read(b, 0))
+  check.ok(a:equal(x) and b:equal(y), "each has its own")
+  if ty.io.exists "/dev/shm" then -- memory: works, and says that it is not direct where that is so
+    local t <close> = tier.open("/dev/shm", "auto", true)
+    t:wait(t:write(x, 4096))
+    t:wait(t:read(b, 4096))
+    check.ok(b:equal(x), "a file system in memory")
+  end
+  os.remove(file)
+end)
+
+check.test("a program that is killed leaves nothing behind", function()
+  local child = scratch.spit("child.lua", ([[
+    local ty = require "tycho"
+    local t = ty.core.tier_core.open(%q, "auto", true)
+    local x = ty.rand(1 << 18)
+    t:wait(t:write(x, 0))
+    io.open(%q, "w"):close()
+    while true do t:wait(t:write(x, 0)) end
+  ]]):format(folder, scratch.file "began"))
+  local began = false
+  for _, seconds in ipairs { 0.2, 1, 5 } do
+    os.execute(("timeout -s KILL %g %s %s >/dev/null 2>&1"):format(seconds, arg[-1] or "tycho", child))
+    began = ty.io.exists(scratch.file "began")
+    if began then break end
+  end
+  check.ok(began, "it was killed while it wrote")
+  os.remove(scratch.file "began")
+  os.remove(child)
+  check.equal(ty.io.listdir(folder), {})
+end)
+
 check.test("a tensor whose memory is away, and comes back when it is asked for", function()
   local w = ty.rand(64, 64):requires_grad_()
   local x = ty.rand(8, 64)
