@@ -22,11 +22,11 @@ Engine.__index = Engine
 
 local places = '"device" or "host" or "file"'
 local defaults = { parameters = "device", gradients = "device", moments = "device", activations = "device",
-  file = arguments.none, budget = arguments.none, backend = "auto", policy = arguments.none, smallest = 16384,
-  in_flight = 64 << 20 }
+  file = arguments.none, host = arguments.none, budget = arguments.none, backend = "auto", policy = arguments.none,
+  smallest = 16384, in_flight = 64 << 20 }
 local kinds = { parameters = places, gradients = places, moments = places, activations = places,
   backend = '"auto" or "uring" or "threads"', file = "a string", policy = "a table", budget = "a table",
-  smallest = "an integer >= 0", in_flight = "an integer >= 0" }
+  smallest = "an integer >= 0", host = "an integer >= 0", in_flight = "an integer >= 0" }
 
 local tiered = ty.nn.surgery.wrapper {
   name = "Tiered", field = "_tiered",
@@ -44,7 +44,8 @@ function Engine:store_for(place)
   if place == "device" then return nil end
   if not self.stores[place] then
     local folder = place == "file" and (self.plan.file or os.getenv "TMPDIR" or "/tmp") or nil
-    self.stores[place] = Store.open(place, folder, self.plan.backend, self.events)
+    local limit = place == "host" and self.plan.host or nil
+    self.stores[place] = Store.open(place, folder, self.plan.backend, self.events, limit)
   end
   return self.stores[place]
 end
@@ -92,6 +93,7 @@ end
 --   parameters, gradients, moments, activations   "device" (the default), "host" or "file": where they are while they
 --                  are not in use. The device is the CPU's memory that ty.memory counts; the host is memory beside it
 --   file           the folder of the file ($TMPDIR, or /tmp)
+--   host           bytes that may be in the host's memory (no limit): more is an error
 --   policy         what moves when: offload.superpipeline (the default), offload.ssdtrain, ...
 --   smallest       bytes below which a tensor stays on the device (16384)
 --   in_flight      bytes of writes that may be under way while the program goes on (64 MiB)
@@ -143,8 +145,14 @@ function Engine.new(model, optimizer, plan)
     rawset(model, "device", function() return "cpu" end) -- where it computes, whatever its first parameter is
     self.undo[#self.undo + 1] = function() rawset(model, "device", nil) end
   end
-  self:keep {}
-  for _, cell in ipairs(self:cells "moments") do cell:drop() end
+  local ok, problem = pcall(function()
+    self:keep {}
+    for _, cell in ipairs(self:cells "moments") do cell:drop() end
+  end)
+  if not ok then
+    self:close()
+    error(problem, 0)
+  end
   return self
 end
 

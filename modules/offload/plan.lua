@@ -100,7 +100,8 @@ return function(model, options)
     end
   end
 
-  local plan = { file = o.file, in_flight = o.in_flight, budget = { device = {}, host = {}, file = {} } }
+  local plan = { file = o.file, host = room.host > 0 and room.host or nil, in_flight = o.in_flight,
+    budget = { device = {}, host = {}, file = {} } }
   local lines = {}
   for _, kind in ipairs(order) do
     plan[kind] = place[kind]

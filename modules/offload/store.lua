@@ -18,10 +18,11 @@ Store.__index = Store
 ---@param folder? string    of the file
 ---@param backend? string   "auto", "uring" or "threads"
 ---@param events table
+---@param limit? integer    bytes of all places together
 ---@return OffloadStore
-function Store.open(name, folder, backend, events)
-  return setmetatable({ name = name, folder = folder or "memory", free = {}, top = 0, used = 0, most = 0, leaving = 0,
-    counters = {}, events = events, tier = tier.open(folder, backend, true) }, Store)
+function Store.open(name, folder, backend, events, limit)
+  return setmetatable({ name = name, free = {}, top = 0, used = 0, most = 0, limit = limit or math.huge, counters = {},
+    events = events, tier = tier.open(folder, backend, true) }, Store)
 end
 
 local function rounded(nbytes) return math.max(1, (nbytes + block - 1) // block) * block end
@@ -29,6 +30,10 @@ local function rounded(nbytes) return math.max(1, (nbytes + block - 1) // block)
 --- A place for so many bytes.
 function Store:place(nbytes)
   local size = rounded(nbytes)
+  if self.used + size > self.limit then
+    error(("offload: %s: its %d bytes do not hold %d more, beside the %d that are there"):format(self.name, self.limit,
+      size, self.used), 0)
+  end
   local list = self.free[size]
   local place = list and table.remove(list)
   if not place then

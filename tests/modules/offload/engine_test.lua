@@ -353,6 +353,23 @@ check.test("a plan fills the nearest place first, and refuses what cannot fit", 
   engine:close()
 end)
 
+check.test("the host's limit holds", function()
+  local model = Tied(32, 4)
+  local large = 0
+  for _, p in ipairs(model:parameters()) do
+    if p:nbytes() >= 512 then large = large + (p:nbytes() + 4095) // 4096 * 4096 end
+  end
+  local plan = { parameters = "host", smallest = 512, host = large }
+  local engine = offload.engine(model, nil, plan)
+  check.equal(engine:stats().host.most, large)
+  engine:close()
+  plan.host = large - 1
+  check.fails(function() offload.engine(model, nil, plan) end, "offload: host: its %d+ bytes do not hold %d+ more")
+  for _, p in ipairs(model:parameters()) do check.equal(p.device, "cpu") end
+  check.equal(getmetatable(model.blocks[1]), Block)
+  check.fails(function() offload.engine(model, nil, { host = "much" }) end, "host: expected an integer >= 0")
+end)
+
 check.test("wrong arguments", function()
   local model = Tied(32, 1)
   local function make(...) return pcall(offload.engine, ...) end
