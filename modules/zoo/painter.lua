@@ -210,7 +210,7 @@ function M.rows(r, name, make, scheduler)
     note(real, i, of_real)
     note(combinations, i, (M.measure(r, painter, "held_out_combinations", r.args.count)))
     if i == 1 then
-      local few = pictures:narrow(0, 0, math.min(32, pictures.shape[1]))
+      local few = pictures:narrow(0, 0, math.min(24, pictures.shape[1]))
       ty.plot.grid(scenes.pictures(few), { columns = 8, scale = 2 }):save(r:picture(r.name:match "[^/]+$" .. ".png"))
     end
   end
