@@ -18,6 +18,7 @@ return {
   superpipeline = require "tycho.offload.superpipeline",
   ssdtrain = require "tycho.offload.ssdtrain",
   horizon = require "tycho.offload.horizon",
+  zero_offload = require("tycho.offload.zero_offload").new,
   zero_infinity = zero_infinity.policy,
   tile = zero_infinity.tile,
   untile = zero_infinity.untile,

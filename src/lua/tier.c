@@ -1,7 +1,9 @@
 /* The file tier for modules/offload, which is its only user: open, write, read, wait; and what moves the memory of a
  * tensor away from it and back. Not an interface for programs. */
+#include <stdlib.h>
 #include <string.h>
 
+#include "../tensor/memory.h"
 #include "../tier/tier.h"
 #include "handle.h"
 
@@ -152,6 +154,19 @@ static int fold(lua_State *L) {
   return 1;
 }
 
+/* host(t) -> a copy in memory that no device's budget counts, where the CPU computes for another device */
+static int host(lua_State *L) {
+  ty_tensor *t = ty_lua_check(L, 1);
+  if (ty_device_of(t) != TY_CPU || ty_is_quantized(ty_dtype_of(t)))
+    return luaL_error(L, "host: expected a tensor on the CPU, got %s", ty_describe(t));
+  size_t bytes = (size_t)t->v.count * ty_dtype_size[t->v.dtype];
+  ty_handle *h = ty_lua_push_empty(L);
+  void *memory = ty_system_alloc(bytes ? bytes : 1);
+  if (!memory) return luaL_error(L, "host: out of memory for %d bytes", (int)bytes);
+  h->t = ty_tensor_wrap(memory, ty_dtype_of(t), t->v.ndim, t->v.size, free, memory);
+  return h->t && ty_copy_into(h->t, t) ? 1 : ty_lua_error(L);
+}
+
 /* ---- what brings back memory that an op asks for ---- */
 
 static const char handler_key, sentinel_key;
@@ -208,6 +223,7 @@ int ty_lua_open_tier(lua_State *L) {
                                       { "memory_of", memory_of },
                                       { "unfold", unfold },
                                       { "fold", fold },
+                                      { "host", host },
                                       { "on_absent", on_absent },
                                       { NULL, NULL } }));
   luaL_newlib(L, ((const luaL_Reg[]){ { "write", tier_write },
