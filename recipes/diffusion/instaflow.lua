@@ -2,16 +2,17 @@
 -- claim: reflow straightens the paths of a flow, and one step distilled from them is near the flow in many steps
 -- system: rectified flow, reflow on coupled pairs, one-step distillation
 -- paper: Liu et al. 2024, "InstaFlow: One Step is Enough for High-Quality Diffusion-Based Text-to-Image Generation"
--- time: 6 minutes on one CPU core
+-- time: 10 minutes on one CPU core that others use too
 --
--- A flow is trained on a checkerboard and one on the digits by class; pairs of noise and of what many guided steps make
--- of it are stored with what they cost. Reflow trains on the pairs from the flow's own weights; its pairs, in few steps
--- and without guidance, which is in them already, then teach one step. The baseline distils one step directly from the
--- first pairs and is trained for as many steps more as reflow and the second pairs would have cost, a training step
--- being three evaluations a sample. Rates are chosen for each by the first seed, two each. "Near" is at most 1.25 times
--- the distance of many steps (checkerboard: share of the points that would have to move; digits: Fréchet distance by a
--- classifier's features to held-out digits); bars were set before the first run. --model takes a painter of the zoo
--- that predicts velocities in the digits' place.
+-- A flow is trained on a checkerboard and one on the digits by class; pairs of noise and of what many guided steps
+-- make of it are stored with what they cost. Reflow trains on the pairs from the flow's own weights; its pairs, in few
+-- steps and without guidance, which is in them already, then teach one step. The baseline distils one step directly
+-- from the first pairs and is trained for as many steps more as reflow and the second pairs would have cost, a
+-- training step being three evaluations a sample. Rates are chosen for each by the first seed, two each. "Near" is at
+-- most 1.25 times the distance of many steps (checkerboard: share of the points that would have to move; digits:
+-- Fréchet distance by a classifier's features to held-out digits); bars were set before the first run. At this size
+-- one step learns from the first flow as well as from the straightened one: what reflow takes of the budget is not won
+-- back. --model takes a painter of the zoo that predicts velocities in the digits' place.
 local ty = require "tycho"
 local distill, diffusion, models = require "tycho.distill", require "tycho.diffusion", require "tycho.models"
 
