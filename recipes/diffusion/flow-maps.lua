@@ -2,7 +2,7 @@
 -- claim: the Lagrangian condition trains most stably, and one step of its map matches the flow's differential equation
 -- system: flow maps of two times by Lagrangian, Eulerian and progressive self-distillation
 -- paper: Boffi et al. 2025, "How to build a consistency model: Learning flow maps via self-distillation"
--- time: 6 minutes on one CPU core
+-- time: 6 minutes on one CPU core that others use too
 --
 -- Points of a checkerboard and the handwritten digits by class, with one residual network. Every map begins as the same
 -- flow, trained by flow matching alone: from nothing all three conditions are trained on velocities that are not there
