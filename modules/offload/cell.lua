@@ -106,7 +106,7 @@ function Cell:drop()
   absent[self.memory] = self
   self.engine.here[self] = nil
   if self.dirty then
-    self.other, self.dirty, self.state = other, false, "leaving"
+    self.other, self.dirty, self.state, self.begun = other, false, "leaving", ty.core.system.clock()
     self.engine.leaving[self] = true
   else
     other:free()

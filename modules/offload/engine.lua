@@ -184,7 +184,15 @@ function Engine:settle(wait)
     if self.leaving[cell] then bytes = bytes + cell.nbytes end
   end
   if problem then error(problem, 0) end
-  if bytes > self.in_flight then self:settle(true) end
+  if bytes <= self.in_flight then return end
+  list = {}
+  for cell in pairs(self.leaving) do list[#list + 1] = cell end
+  table.sort(list, function(a, b) return a.begun < b.begun end)
+  for _, cell in ipairs(list) do
+    if bytes <= self.in_flight then break end
+    bytes = bytes - cell.nbytes
+    cell:settle(true)
+  end
 end
 
 --- An op has asked for memory that was away, while unit number `at` ran or after it: next time it is brought then.

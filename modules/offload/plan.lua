@@ -49,7 +49,7 @@ local function account(model, o)
   end
   working.parameters = math.min(all.parameters, o.window * largest)
   working.gradients = math.min(all.gradients, largest)
-  working.moments = math.min(all.moments, 2 * most)
+  working.moments = math.min(all.moments, o.window * most)
   working.activations = math.min(all.activations, 2 * all.activations // math.max(1, o.depth) + o.in_flight)
   return all, working
 end

@@ -58,10 +58,8 @@ return function(options)
   function policy.after_backward(engine)
     local units = engine.units
     for i, unit in ipairs(units) do
-      local following = o.ahead > 0 and units[i + 1] or nil
-      engine:keep { unit, following }
-      engine:fetch_update(unit)
-      if following then engine:fetch_update(following) end
+      engine:keep { table.unpack(units, i, i + o.ahead) }
+      for k = i, math.min(i + o.ahead, #units) do engine:fetch_update(units[k]) end
       engine:update(unit)
     end
     engine:keep {}

@@ -78,6 +78,7 @@ local function setup(seed, tiles, planned)
       self.losses[#self.losses + 1] = l:item()
       return
     end
+    collectgarbage()
     local others = ty.memory.stats().live - resident()
     ty.memory.reset_peak()
     ty.memory.set_budget("cpu", others + (args.device_mib << 20))

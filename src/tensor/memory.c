@@ -572,6 +572,7 @@ void ty_memory_set_budget(int device, int64_t bytes) {
   if (!p) return;
   pthread_mutex_lock(&p->lock);
   p->budget = bytes > 0 ? bytes : default_budget(p);
+  if (p->live + spare(p) > p->budget) empty_cache_locked(p); /* what is cached is given out without a look at it */
   pthread_mutex_unlock(&p->lock);
 }
 
