@@ -68,8 +68,10 @@ end
 
 --- What was measured, with the spread over seeds where there is one: "0.9713 ± 0.0021".
 function M.measured_text(result)
-  local text = number_text(result.measured)
-  return result.spread and ("%s ± %.2g"):format(text, result.spread) or text
+  local text, spread = number_text(result.measured), result.spread
+  if not spread then return text end
+  -- In a record what is not finite is a word.
+  return text .. " ± " .. (type(spread) == "number" and ("%.2g"):format(spread) or spread)
 end
 
 -- Pads to a width in characters, not bytes.
