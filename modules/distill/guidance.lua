@@ -55,7 +55,7 @@ end
 -- The same for all positions: layers of the sum of the vectors.
 local Offset = nn.module "GuidanceOffset"
 
-function Offset:init(widths, hidden, _, outputs)
+function Offset:init(widths, hidden, outputs)
   self.told = Told(widths, hidden)
   self.fc1, self.norm = nn.Linear(hidden, hidden), nn.LayerNorm(hidden)
   self.fc2 = zeros(nn.Linear(hidden, outputs))
@@ -73,10 +73,10 @@ end
 -- Each position attends to the vectors as to tokens, which know their places.
 local Cross = nn.module "GuidanceCrossAttention"
 
-function Cross:init(widths, hidden, inputs, outputs)
+function Cross:init(widths, hidden, outputs)
   self.told = Told(widths, hidden)
   self.places = ty.randn({ #widths + 1, hidden }):mul_(0.02):requires_grad_()
-  self.q = nn.Linear(inputs, hidden, { bias = false })
+  self.q = nn.Linear(outputs, hidden, { bias = false })
   self.k, self.v = nn.Linear(hidden, hidden, { bias = false }), nn.Linear(hidden, hidden, { bias = false })
   self.out = zeros(nn.Linear(hidden, outputs))
 end
@@ -96,7 +96,7 @@ local adapted = nn.surgery.wrapper { name = "Guided", field = "_guidance", forwa
   return function(self, x, ...)
     local state = self._guidance
     local results = table.pack(base.forward(self, x, ...))
-    if state.shared.now then results[1] = results[1] + state.adapter(x, state.shared.now) end
+    if state.shared.now then results[1] = results[1] + state.adapter(results[1], state.shared.now) end
     return table.unpack(results, 1, results.n)
   end
 end }
@@ -172,8 +172,7 @@ function GuidanceAdapters:init(model, options)
   for _, target in ipairs(targets_of(who, model, o.targets)) do
     local linears = nn.surgery.find(who, target.module)
     if #linears == 0 then fail("%s: targets: expected modules with linear layers, got %s", who, target.name) end
-    local adapter = classes[o.kind](widths, o.hidden, linears[1].module.weight.shape[2],
-      linears[#linears].module.weight.shape[1])
+    local adapter = classes[o.kind](widths, o.hidden, linears[#linears].module.weight.shape[1])
     self.adapters:append(adapter)
     adapted:wrap(target.module, { adapter = adapter, shared = self.shared })
   end
