@@ -57,7 +57,7 @@ local list = yardstick:compare(sampler(), {
 }, { count = args.count, seeds = r.seeds, fewer = { "EasyCache" } })
 for i, comparison in ipairs(list) do r:say("seed %d\n%s", r.seeds[i], tostring(comparison)) end
 
-local few = math.min(8, args.count)
+local few = math.min(6, args.count)
 local sheet = {}
 for _, name in ipairs { "full", "EasyCache", "EasyCache, fewer steps" } do
   sheet[#sheet + 1] = list[1]:row(name).samples:narrow(0, 0, few)

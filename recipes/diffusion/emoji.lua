@@ -101,9 +101,9 @@ for i, seed in ipairs(r.seeds) do
   found.floor[i] = yardstick:frechet(again, "validation", "scene-resnet")
   if i == 1 then sheet = ty.concat({ pictures.seen, pictures.unseen }, 0) end
 end
-local shown = math.min(16, args.count)
+local shown = math.min(12, args.count)
 local few = ty.concat({ sheet:narrow(0, 0, shown), sheet:narrow(0, args.count, shown) }, 0)
-save(few, r:picture "emoji.png", 8)
+save(few, r:picture "emoji.png", 6)
 
 os.exit(r:finish {
   { claim = "captions of combinations never seen that are found in the pictures, of those of others",
