@@ -8,7 +8,8 @@
 -- BertForMaskedLM, T5. Each takes the keys of its config.json (GPT2: options of its own) and has the parameter names of
 -- the published files.
 -- Training: data (token files, packed batches), train (accumulation, evaluation, the loop), corpus (a text in parts,
--- its tokenizer and a model trained on it), trials (optimizers compared at equal budget), ngram and compressors
+-- its tokenizer and a model trained on it), trials (optimizers compared at equal budget),
+-- multilevel (training by way of a smaller model), ngram and compressors
 -- (baselines), bleu (scores of what was generated).
 local hub = require "tycho.hub"
 local Cache = require "tycho.models.cache"
@@ -45,7 +46,7 @@ local M = {
 
 local files = { HeavyHitterCache = "tycho.llm.cache.h2o", chat = "tycho.hub.chat", data = "tycho.llm.data",
   train = "tycho.llm.train", ngram = "tycho.llm.ngram", compressors = "tycho.llm.compressors",
-  corpus = "tycho.llm.corpus", trials = "tycho.llm.trials",
+  corpus = "tycho.llm.corpus", trials = "tycho.llm.trials", multilevel = "tycho.llm.multilevel",
   bleu = "tycho.llm.bleu", dropout = "tycho.llm.dropout", stream = { "tycho.llm.text", "stream" } }
 for family in ([[GPT2 Llama Mistral Qwen2 Qwen3 Mixtral Olmo2 Phi3 GPTNeoX Gemma2 Gemma3 OPT Falcon GLA Bert
   BertForMaskedLM T5]]):gmatch "%S+" do
