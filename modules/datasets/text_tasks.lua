@@ -135,23 +135,35 @@ function TextTasks:get(i)
     answer = " " .. answer .. "\n" }
 end
 
+local function check_tokenizer(who, tokenizer)
+  local kind = type(tokenizer)
+  if (kind ~= "table" and kind ~= "userdata") or not tokenizer.encode then
+    arguments.fail("%s: tokenizer: expected one with encode(), got %s", who, arguments.describe(tokenizer))
+  end
+end
+
 local function ids(tokenizer, text)
   local tokens = tokenizer:encode(text)
   return ty.is_tensor(tokens) and tokens:tolist() or tokens
 end
 
---- Items packed for a language model, which needs the option `tokenizer`: tokens and targets i64 [1, n] (-100: not
--- counted, all but the answers), cu_seqlens i64 [items + 1], longest, count (targets that count).
----@param positions integer[]|Tensor
+--- Prompts with answers packed for a language model: tokens and targets i64 [1, n] (-100: not counted, all but the
+-- answers), cu_seqlens i64 [items + 1], longest, count (targets that count).
+---@param tokenizer Tokenizer
+---@param list {prompt: string, answer: string}[]
 ---@return {tokens: Tensor, targets: Tensor, cu_seqlens: Tensor, longest: integer, count: integer}
-function TextTasks:batch(positions)
-  if not self.tokenizer then
-    arguments.fail("TextTasks:batch: expected a set with the option tokenizer, got one without")
-  end
+function M.pack(tokenizer, list)
+  local who = "datasets.text_tasks.pack"
+  check_tokenizer(who, tokenizer)
+  arguments.expect(who, "list", list, "a list of tables")
+  if #list == 0 then arguments.fail("%s: list: expected at least one, got an empty list", who) end
   local tokens, targets, cu, longest, count = {}, {}, { 0 }, 0, 0
-  for _, i in ipairs(items.positions("TextTasks:batch", positions, self.size)) do
-    local item = self:get(i)
-    local row, asked = ids(self.tokenizer, item.prompt), ids(self.tokenizer, item.answer)
+  for i, item in ipairs(list) do
+    for _, key in ipairs { "prompt", "answer" } do
+      arguments.expect(who, ("%s of item %d"):format(key, i), item[key], "a string")
+    end
+    local row, asked = ids(tokenizer, item.prompt), ids(tokenizer, item.answer)
+    if #row == 0 or #asked == 0 then arguments.fail("%s: item %d: expected texts that are not empty", who, i) end
     local n = #row + #asked - 1
     for k = 1, #row - 1 do targets[#targets + 1] = -100 end
     for k, token in ipairs(asked) do
@@ -161,10 +173,22 @@ function TextTasks:batch(positions)
     table.move(row, 1, n, #tokens + 1, tokens)
     cu[#cu + 1], longest, count = #tokens, math.max(longest, n), count + #asked
   end
-  if #tokens == 0 then arguments.fail("TextTasks:batch: positions: expected at least one, got an empty list") end
   return { tokens = ty.tensor(tokens, { dtype = "i64" }):unsqueeze(0),
     targets = ty.tensor(targets, { dtype = "i64" }):unsqueeze(0), cu_seqlens = ty.tensor(cu, { dtype = "i64" }),
     longest = longest, count = count }
+end
+
+--- Items as pack() has them; needs the option `tokenizer`.
+---@param positions integer[]|Tensor
+---@return {tokens: Tensor, targets: Tensor, cu_seqlens: Tensor, longest: integer, count: integer}
+function TextTasks:batch(positions)
+  if not self.tokenizer then
+    arguments.fail("TextTasks:batch: expected a set with the option tokenizer, got one without")
+  end
+  local list = {}
+  for k, i in ipairs(items.positions("TextTasks:batch", positions, self.size)) do list[k] = self:get(i) end
+  if #list == 0 then arguments.fail("TextTasks:batch: positions: expected at least one, got an empty list") end
+  return M.pack(self.tokenizer, list)
 end
 
 --- datasets.load("text_tasks", options). options: split ("training", "development", "test"), tasks (all of M.tasks: a
@@ -187,9 +211,7 @@ function M.load(options)
         ty.core.nearest(task, makers))
     end
   end
-  if o.tokenizer ~= nil and type(o.tokenizer.encode) ~= "function" then
-    arguments.fail("%s: tokenizer: expected one with encode(), got %s", who, arguments.describe(o.tokenizer))
-  end
+  if o.tokenizer ~= nil then check_tokenizer(who, o.tokenizer) end
   return setmetatable({ split = o.split, tasks = table.move(o.tasks, 1, #o.tasks, 1, {}), seed = o.seed,
     size = o.length or M.sizes[o.split], tokenizer = o.tokenizer }, TextTasks)
 end

@@ -39,5 +39,6 @@ return {
   lamda = require "tycho.peft.lamda",
   loram = require "tycho.peft.loram",
   mixlora = require "tycho.peft.mixlora",
+  audit = require "tycho.peft.audit",
   compare = require "tycho.peft.compare",
 }

@@ -1,6 +1,7 @@
 --- Putting an adapter into the weights, and taking it out again.
 local ty = require "tycho"
 local adapter = require "tycho.peft.adapter"
+local audit = require "tycho.peft.audit"
 local layers = require "tycho.peft.layers"
 
 local nn = ty.nn
@@ -27,19 +28,21 @@ end
 --- Puts the adapter into the weights: sums are taken in f64 and rounded once, to the dtype of the weights. options:
 -- keep (true: the weights that were there stay in memory, for peft.unmerge), dtype (of the merged weights; without it
 -- block-quantized ones are encoded again, which takes more than rounding does), check (a function of the model that
--- returns a tensor, called before and after). Returns a report, made for print: modules, max_change and mean_change (of
+-- returns a tensor, called before and after), gate (a report of peft.audit.run on this adapter as it is, which has to
+-- have passed). Returns a report, made for print: modules, max_change and mean_change (of
 -- the weights), max_error and mean_error (what rounding to the weights' dtype took), by_module (the same by name) and,
 -- with check, output = { max, mean } (how far its result moved). An adapter of an embedding that is the head as well
 -- is an error: model:untie() makes them two.
 ---@param model Module
----@param options? {keep?: boolean, dtype?: string, check?: fun(model: Module): Tensor}
+---@param options? {keep?: boolean, dtype?: string, check?: (fun(model: Module): Tensor), gate?: AuditReport}
 ---@return table report
 function M.merge(model, options)
   local who = "peft.merge"
-  local o = nn.options(who, options, { keep = true, check = nn.none, dtype = nn.none })
+  local o = nn.options(who, options, { keep = true, check = nn.none, dtype = nn.none, gate = nn.none })
   local record = adapter.of(who, model)
   nn.for_caller(adapter.plain, who, record)
   if record.merged then error(who .. ": the adapter is merged already", 2) end
+  if o.gate then audit.gate(who, model, o.gate) end
   local tied = type(model.tied) == "function" and model:tied()
   for _, layer in ipairs(record.layers) do
     if layer.module == tied then

@@ -147,6 +147,9 @@ check.test("page, sheet, mistakes", function()
   check.fails(function() set:batch { 0 } end, "with the option tokenizer")
   check.fails(function() tasks.score(nn.Linear(2, 2), {}) end, "set: expected one of datasets.load \"text_tasks\"")
   check.fails(function() tasks.score(nn.Linear(2, 2), set, { positions = {} }) end, "positions: expected at least one")
+  check.fails(function() tasks.pack({}, {}) end, "tokenizer: expected one with encode()")
+  check.fails(function() tasks.pack(zoo.tokenizer "kjv-draft", { { prompt = "a" } }) end,
+    "answer of item 1: expected a string")
   check.fails(function() tasks.score({}, set) end, "model: expected a module")
 end)
 
