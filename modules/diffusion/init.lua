@@ -50,6 +50,7 @@ return {
   gallery = require "tycho.diffusion.gallery",
   guidance = require "tycho.diffusion.guidance",
   ChunkPolicy = require "tycho.diffusion.chunk_policy",
+  KeyPoses = require "tycho.diffusion.key_poses",
   inverse = require "tycho.diffusion.inverse",
   inversion = require "tycho.diffusion.inversion",
   lora = require "tycho.diffusion.lora",

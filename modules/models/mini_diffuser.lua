@@ -114,6 +114,7 @@ function MiniDiffuser:init(options)
   local places, width = o.size // o.patch, o.width
   self.o, self.places = o, places
   self.stem = nn.Conv2d(3, o.channels, o.patch + 2, { stride = o.patch, padding = 1 })
+  self.match, self.mix = nn.Linear(width, 2 * o.channels), nn.Conv2d(o.channels, o.channels, 1)
   self.down = nn.Conv2d(o.channels, width, 2, { stride = 2 })
   local function table_of(n) return nn.Parameter(ty.randn(1, n, width) * 0.5) end
   self.at_place, self.at_word = table_of(places * places // 4), table_of(o.phrase)
@@ -152,9 +153,14 @@ function MiniDiffuser:encode(observation)
       arguments.describe(words))
   end
   local n, count = images.shape[1], words.shape[2]
+  -- The words scale and shift the channels of the map, so that what they name stands out.
+  local there = words:ne(0):to(images.dtype):unsqueeze(-1)
+  local named = self.word(words)
+  local scale, shift = self.match((named * there):sum { 1 } / there:sum({ 1 }):clamp(1)):chunk(2, 1)
   local map = self.stem(images):gelu()
+  map = map + self.mix((map * (scale:reshape(n, -1, 1, 1) + 1) + shift:reshape(n, -1, 1, 1)):gelu())
   local places = self.place_norm(self.down(map):flatten(2):transpose(1, 2) + self.at_place)
-  local phrase = self.word(words) + self.at_word:narrow(1, 0, count)
+  local phrase = named + self.at_word:narrow(1, 0, count)
   local tokens = ty.concat({ self.state(observation.states):unsqueeze(1), phrase }, 1)
   local mask = ty.concat({ ty.ones({ n, 1 + places.shape[2] }, { dtype = "bool", device = images.device }),
     words:ne(0) }, 1):reshape(n, 1, 1, -1)

@@ -215,6 +215,21 @@ object("ArmEnv", function()
   env:reset(0)
   return env
 end)
+object("KeyPoses", function()
+  local words = require("tycho.diffusion").policy.words { "go" }
+  return require("tycho.diffusion").KeyPoses(require("tycho.models").MiniDiffuser { words = 3, size = 16, width = 8,
+    channels = 4, phrase = 2, heads = 2 }, words, { phrase = 2 })
+end)
+object("ChunkPolicy", function()
+  return require("tycho.diffusion").ChunkPolicy(require("tycho.models").PixelPolicy { words = 3, size = 16,
+    channels = { 8 }, condition = 8, head = 8, depth = 1 })
+end)
+object("MiniDiffuser", function() return require("tycho.models").MiniDiffuser { words = 3, size = 16, width = 8 } end)
+object("PixelPolicy", function() return require("tycho.models").PixelPolicy { words = 3, size = 16 } end)
+object("FusedPolicy", function()
+  return require("tycho.models").FusedPolicy { semantic = 4, geometric = 4, words = 3, width = 8 }
+end)
+object("GeometryNet", function() return require("tycho.models").GeometryNet() end)
 object("Random", function() return require("tycho.datasets").random.new(0, "walk", 0) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)
 

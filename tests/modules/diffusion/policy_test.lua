@@ -140,6 +140,44 @@ check.test("words", function()
   check.equal(words:encode({ "The red bowl!", "a block in the bowl" }, 4):tolist(), { { 6, 5, 3, 0 }, { 1, 2, 1, 6 } })
 end)
 
+-- Examples as datasets.arm.examples gives them: where the bright square is, the hand goes; in the left half it closes.
+local function squares(n)
+  local images, targets, hands, tasks = ty.zeros({ n, 3, 16, 16 }, { dtype = "u8" }), {}, {}, {}
+  for i = 0, n - 1 do
+    local x, y = ty.randint(0, 4, { 2 }):tolist()[1], i % 4
+    images:select(0, i):narrow(1, 4 * y, 4):narrow(2, 4 * x, 4):fill_(255)
+    targets[2 * i + 1], targets[2 * i + 2] = (4 * x + 2) / 8 - 1, (4 * y + 2) / 8 - 1
+    hands[i + 1], tasks[i + 1] = x < 2 and 1 or 0, "go"
+  end
+  return { images = images, states = ty.zeros(n, 4), tasks = tasks, hands = ty.tensor(hands, { dtype = "f32" }),
+    targets = ty.tensor(targets, { dtype = "f32" }):reshape(n, 2), starts = ty.arange(0, n + 1, 2) }
+end
+
+check.test("a policy of key poses learns where to go and when to close", function()
+  ty.manual_seed(6)
+  local examples = squares(64)
+  local agent = diffusion.KeyPoses(mini.MiniDiffuser { words = 3, size = 16, channels = 8, width = 32, heads = 2,
+    phrase = 2 }, policy.words { "go" }, { phrase = 2 })
+  local fitted = agent:fit(examples, { steps = 150, samples = 8, batch = 16, lr = 5e-3 })
+  check.ok(fitted.loss < 0.35 and fitted.hand < 0.3 and fitted.seconds > 0)
+  local targets, hands = agent:draw(examples)
+  local off = (targets - examples.targets):square():sum({ 1 }):sqrt()
+  check.ok(ty.stats.median(off:tolist()) < 0.25)
+  check.ok(hands:gt(0):eq(examples.hands:gt(0.5)):to("f32"):mean():item() > 0.9)
+  local given = {}
+  local plans = agent:act({ images = examples.images:narrow(0, 0, 2), states = examples.states:narrow(0, 0, 2),
+    tasks = { "go", "go" } }, function(state, x, y, hand)
+    given[#given + 1] = { x, y, hand }
+    return ty.zeros(2, 4) + state
+  end, { seeds = { 1, 2 } })
+  check.equal({ #plans, #given, plans[1].shape[1] }, { 2, 2, 2 })
+  check.ok(math.abs(given[1][3]) == 1)
+  check.fails(function() agent:fit({}, {}) end, "KeyPoses:fit: examples.images: expected a tensor")
+  check.fails(function() agent:fit(examples, { batch = 0 }) end, "batch: expected an integer >= 1")
+  check.fails(function() diffusion.KeyPoses(3, {}) end, "KeyPoses: network: expected a module")
+  check.fails(function() agent:act({}, 3) end, "plan: expected a function")
+end)
+
 check.test("what is refused", function()
   local net, seen = network(), observation(2, "f32")
   check.fails(function() policy.loss({}, net, seen, ty.ones(2, 2)) end, "policy.loss: process: expected a process")
