@@ -47,7 +47,8 @@ local M = {
 local files = { HeavyHitterCache = "tycho.llm.cache.h2o", chat = "tycho.hub.chat", data = "tycho.llm.data",
   train = "tycho.llm.train", ngram = "tycho.llm.ngram", compressors = "tycho.llm.compressors",
   corpus = "tycho.llm.corpus", trials = "tycho.llm.trials", multilevel = "tycho.llm.multilevel",
-  bleu = "tycho.llm.bleu", dropout = "tycho.llm.dropout", stream = { "tycho.llm.text", "stream" } }
+  bleu = "tycho.llm.bleu", dropout = "tycho.llm.dropout", infill = "tycho.llm.infill",
+  shrink = "tycho.llm.shrink", stream = { "tycho.llm.text", "stream" } }
 for family in ([[GPT2 Llama Mistral Qwen2 Qwen3 Mixtral Olmo2 Phi3 GPTNeoX Gemma2 Gemma3 OPT Falcon GLA Bert
   BertForMaskedLM T5]]):gmatch "%S+" do
   files[family] = { "tycho.models", family }

@@ -17,6 +17,7 @@ return {
   quantize = require("tycho.quant.weights").quantize,
   save = hub.save_gguf,
   gptq = gptq,
+  absmax = require "tycho.quant.absmax",
   fp4 = require "tycho.quant.fp4",
   hadamard = require "tycho.quant.hadamard",
   linear = require "tycho.quant.quant_linear",
