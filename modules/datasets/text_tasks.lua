@@ -137,7 +137,7 @@ end
 
 local function check_tokenizer(who, tokenizer)
   local kind = type(tokenizer)
-  if (kind ~= "table" and kind ~= "userdata") or not tokenizer.encode then
+  if (kind ~= "table" and kind ~= "userdata") or ty.is_tensor(tokenizer) or not tokenizer.encode then
     arguments.fail("%s: tokenizer: expected one with encode(), got %s", who, arguments.describe(tokenizer))
   end
 end

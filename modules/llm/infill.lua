@@ -274,6 +274,9 @@ function Rows:get(i) return self:batch(ty.tensor({ i }, { dtype = "i64" })) end
 function M.loss(model, batch)
   expect("llm.infill.loss", "model", model, "a module")
   expect("llm.infill.loss", "batch", batch, "a table")
+  if type(model.loss) ~= "function" then
+    arguments.fail("llm.infill.loss: model: expected one with a method loss, got %s", arguments.describe(model))
+  end
   return model:loss(batch.tokens, batch.targets, { prefix = batch.prefix, positions = batch.positions })
 end
 

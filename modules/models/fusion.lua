@@ -99,7 +99,7 @@ local function read(who, options, more, kinds)
 end
 
 -- seen: how many numbers come from the picture.
-function Policy:build(o, seen)
+local function build(self, o, seen)
   self.o = o
   self.word, self.phrase = nn.Embedding(o.words, 16), nn.Linear(16 * o.phrase, o.condition)
   self.join = nn.Linear(seen + o.condition + o.states, o.condition)
@@ -114,7 +114,7 @@ function Policy:build(o, seen)
 end
 
 -- The condition [n, condition] of numbers from the picture [n, seen], words i64 [n, phrase] and states [n, states].
-function Policy:conditioned(seen, observation)
+local function conditioned(self, seen, observation)
   local who = getmetatable(self).__name .. ":encode"
   for _, key in ipairs { "words", "states" } do
     arguments.expect(who, "observation." .. key, observation[key], "a tensor")
@@ -168,7 +168,7 @@ function FusedPolicy:init(options)
   self.at = nn.Parameter(ty.randn(1, o.places * o.places, o.width) * 0.1)
   self.conv1 = nn.Conv2d(o.width, o.width, 3, { padding = 1 })
   self.conv2 = nn.Conv2d(o.width, o.channels, 3, { stride = 2, padding = 1 })
-  self:build(o, o.channels * ((o.places + 1) // 2) ^ 2 // 1 | 0)
+  build(self, o, o.channels * ((o.places + 1) // 2) ^ 2 // 1 | 0)
 end
 
 --- The condition of an observation: semantic [n, places^2, width], geometric [n, places^2, width], words, states.
@@ -179,7 +179,7 @@ function FusedPolicy:encode(observation)
   local places = self.o.places
   local map = (self.fusion(observation.semantic, observation.geometric) + self.at):transpose(1, 2)
   map = map:reshape(map.shape[1], -1, places, places)
-  return self:conditioned(self.conv2(self.conv1(map):gelu()):gelu():flatten(1), observation)
+  return conditioned(self, self.conv2(self.conv1(map):gelu()):gelu():flatten(1), observation)
 end
 
 --- A policy that sees pixels, by convolutions that are trained with it: the baseline, of Chi et al. 2023.
@@ -201,7 +201,7 @@ function PixelPolicy:init(options)
     before, size = channels, (size + 1) // 2
   end
   self.compress = nn.Conv2d(before, o.compressed, 3, { stride = 2, padding = 1 })
-  self:build(o, o.compressed * ((size + 1) // 2) ^ 2 // 1 | 0)
+  build(self, o, o.compressed * ((size + 1) // 2) ^ 2 // 1 | 0)
 end
 
 --- The condition of an observation: images [n, 3, size, size] in [-1, 1], words, states.
@@ -212,7 +212,7 @@ function PixelPolicy:encode(observation)
   arguments.expect("PixelPolicy:encode", "observation.images", observation.images, "a tensor")
   local h = observation.images
   for i = 1, #self.convs, 2 do h = self.convs[i + 1](self.convs[i](h)):gelu() end
-  return self:conditioned(self.compress(h):gelu():flatten(1), observation)
+  return conditioned(self, self.compress(h):gelu():flatten(1), observation)
 end
 
 -- ---- geometry ----

@@ -173,6 +173,12 @@ end
 
 -- Features of the map around positions x [n, m, 2], (x, y) from -1 to 1, y down: [n, m, window^2 * channels].
 function MiniDiffuser:gather(x, map)
+  arguments.expect("MiniDiffuser:gather", "x", x, "a tensor")
+  arguments.expect("MiniDiffuser:gather", "map", map, "a tensor")
+  if x.ndim ~= 3 or map.ndim ~= 4 then
+    arguments.fail("MiniDiffuser:gather: expected x [n, m, 2] and a map [n, c, h, w], got %s and %s",
+      arguments.describe(x), arguments.describe(map))
+  end
   local n, m, w = x.shape[1], x.shape[2], self.o.window
   local side = (ty.arange(w, { dtype = x.dtype, device = x.device }) - (w - 1) / 2) * (2 / self.places)
   local columns, rows = side:reshape(1, w):expand(w, w), side:reshape(w, 1):expand(w, w)
