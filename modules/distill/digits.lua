@@ -58,6 +58,7 @@ function M.base(folder, options)
   end), flow
 end
 
+--- A classifier of digits that judges pictures: its features, and what it takes them for.
 ---@class DigitJudge
 ---@field classifier ResNet
 ---@field accuracy number  share of the held-out digits that it reads

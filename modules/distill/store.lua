@@ -6,6 +6,7 @@ local arguments = require "tycho.arguments"
 local expect, fail = arguments.expect, arguments.fail
 local WHO = "distill.store"
 
+--- What a teacher made, kept in a file, with what it cost: see distill.store.
 ---@class MaterialStore
 ---@field tensors table<string, Tensor>  by name; the first dimension is that of items
 ---@field count integer        items

@@ -7,6 +7,7 @@ local ty = require "tycho"
 
 local tier = ty.core.tier_core
 
+--- A tensor that the engine sends away and brings back.
 ---@class OffloadCell
 ---@field tensor Tensor
 ---@field state "here"|"leaving"|"away"|"coming"

@@ -5,6 +5,7 @@ local ty = require "tycho"
 local tier = ty.core.tier_core
 local block = 4096
 
+--- A place beside the device for bytes of tensors: a file, or the host's memory.
 ---@class OffloadStore
 ---@field name string     "file" or "host"
 ---@field counters table  by kind: { written =, read = } in bytes

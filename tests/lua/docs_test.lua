@@ -30,6 +30,8 @@ local commands = {
   ['./run recipes/diffusion/generate.lua --model PIPELINE --prompt "a fox|two red apples"'] =
     { add = "--quick --out painted" },
   ["./run recipes/diffusion/finetune.lua"] = { add = "--quick --out finetune" },
+  ['./run recipes/diffusion/emoji.lua --prompt "two red apples on a blue background"'] =
+    { add = "--steps 2 --each 1 --out emoji" },
   ["cc examples/embed_c/regression.c $(pkg-config --cflags --libs tycho) -lm -o regression && ./regression"] =
     { reason = "needs an installed Tycho" },
   ["cc examples/embed_c/regression.c -Isrc -Lbuild/release -ltycho -Wl,-rpath,$PWD/build/release -lm -o regression && "
