@@ -272,8 +272,14 @@ local function call(item)
   local start = os.clock()
   debug.sethook(function() error("runs on", 2) end, "", 20000000)
   local result
-  if item.make then result = table.pack(pcall(item.fn, self, table.unpack(given, 1, given.n)))
-  elseif is_class(item.fn) then -- without memory: the defaults of some networks are large
+  if item.make then
+    if item.name:find ":init$" then -- without memory: the defaults of some networks are large
+      result = table.pack(pcall(ty.nn.with_defaults, { device = "meta" }, item.fn, self,
+        table.unpack(given, 1, given.n)))
+    else
+      result = table.pack(pcall(item.fn, self, table.unpack(given, 1, given.n)))
+    end
+  elseif is_class(item.fn) then
     result = table.pack(pcall(ty.nn.with_defaults, { device = "meta" }, item.fn, table.unpack(given, 1, given.n)))
   else result = table.pack(pcall(item.fn, table.unpack(given, 1, given.n))) end
   debug.sethook()
