@@ -196,7 +196,12 @@ function M.batch(samples)
   expect("llm.infill.batch", "samples", samples, "a list of tables")
   if #samples == 0 then fail "llm.infill.batch: samples: expected at least one, got an empty table" end
   local longest, count = 0, 0
-  for _, s in ipairs(samples) do longest = math.max(longest, #s.tokens) end
+  for i, s in ipairs(samples) do
+    for _, key in ipairs { "tokens", "targets", "positions" } do
+      expect("llm.infill.batch", ("samples[%d].%s"):format(i, key), s[key], "a list of integers")
+    end
+    longest = math.max(longest, #s.tokens)
+  end
   local rows = { tokens = {}, targets = {}, positions = {}, prefix = {} }
   for i, s in ipairs(samples) do
     for key, fill in pairs { tokens = 0, targets = -100, positions = 0 } do
