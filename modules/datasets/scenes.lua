@@ -30,6 +30,9 @@ M.tints = colours.tint
 --- What a picture shows, as sentences that are true or not: see tycho.datasets.scenes.statements.
 M.statements = statements
 
+--- The kinds of questions, as the field questions has them.
+M.question_kinds = questions.kinds
+
 --- Scenes of emoji with captions, questions, boxes and masks, drawn on demand, as a data set.
 ---@class Scenes
 ---@field size integer  items

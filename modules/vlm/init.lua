@@ -15,6 +15,8 @@ local M = {
   contrastive_loss = contrastive.loss,
   fit_contrastive = contrastive.fit,
   retrieval = require "tycho.vlm.retrieval",
+  Dialogue = require "tycho.vlm.dialogue",
+  join = require "tycho.vlm.join",
 }
 
 return require "tycho.lazy" (M, { CLIPModel = { "tycho.models", "CLIPModel" }, Llava = { "tycho.models", "Llava" } })

@@ -18,5 +18,6 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   scenes = "tycho.zoo.scenes",
   judge = "tycho.zoo.judge",
   painter = "tycho.zoo.painter",
+  answerer = "tycho.zoo.answerer",
   yardstick = "tycho.zoo.yardstick",
 })

@@ -1,0 +1,121 @@
+--- Questions and answers about pictures as rows of tokens for instruction tuning: a picture's place, and then turns, of
+-- which the model is to learn the answers alone. Liu et al. 2023, "Visual Instruction Tuning".
+--
+--     local dialogue = vlm.Dialogue(tokenizer, { image_token = 4096, features = 64 })
+--     local tokens, targets = dialogue:rows { { { question = "what is this?", answer = "an apple" } } }
+--     model:loss(tokens, targets, { pictures = pictures })
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+
+local IGNORED = -100
+
+---@class Dialogue
+---@field features integer  image tokens of a picture
+local Dialogue = {}
+Dialogue.__index = Dialogue
+Dialogue.__name = "Dialogue"
+
+--- image_token: the token that stands for a feature of a picture; features: how many of them a picture has (0: no
+-- picture, as for a model that only reads). A turn is the text before, the question, the text between, the answer and
+-- the tokenizer's token of the end; before and between are "\n" unless they are given.
+---@param tokenizer Tokenizer
+---@param options { image_token: integer, features: integer, before?: string, between?: string }
+---@return Dialogue
+function Dialogue.new(tokenizer, options)
+  local who = "vlm.Dialogue"
+  if not ty.tokenizer.fields(tokenizer) then
+    arguments.fail("%s: tokenizer: expected a tokenizer, got %s", who, arguments.describe(tokenizer))
+  end
+  local o = arguments.read(who, options, { image_token = 0, features = 0, before = "\n", between = "\n" })
+  local last = ty.tokenizer.fields(tokenizer).eos
+  if not last then arguments.fail("%s: tokenizer: expected one with a token of the end (eos), got none", who) end
+  if o.features < 0 or o.image_token < 0 then
+    arguments.fail("%s: expected features and image_token of at least 0, got %d and %d", who, o.features,
+      o.image_token)
+  end
+  return setmetatable({ tokenizer = tokenizer, image_token = o.image_token, features = o.features, last = last,
+    before = o.before, between = o.between, known = {} }, Dialogue)
+end
+
+-- Tokens of a text; short texts come again and again, and are kept.
+local function encode(self, text)
+  local ids = self.known[text]
+  if not ids then
+    ids = self.tokenizer:encode(text):tolist()
+    self.known[text] = ids
+  end
+  return ids
+end
+
+--- What the model is asked: the tokens of the picture, if there is one, and of a question, i64 [1, t].
+---@param question string
+---@return Tensor
+function Dialogue:prompt(question)
+  arguments.expect("Dialogue:prompt", "question", question, "a string")
+  local ids = {}
+  for i = 1, self.features do ids[i] = self.image_token end
+  local asked = encode(self, self.before .. question .. self.between)
+  table.move(asked, 1, #asked, #ids + 1, ids)
+  return ty.tensor({ ids }, { dtype = "i64" })
+end
+
+--- Tokens and targets, i64 [n, t], of a list of dialogues, each a list of { question, answer }: rows begin with the
+-- picture and are filled up with the token of the end. A target is the token that follows where that is of an answer or
+-- its end, and -100 anywhere else.
+---@param dialogues { question: string, answer: string }[][]
+---@return Tensor tokens
+---@return Tensor targets
+function Dialogue:rows(dialogues)
+  local who = "Dialogue:rows"
+  arguments.expect(who, "dialogues", dialogues, "a list")
+  if #dialogues == 0 then arguments.fail("%s: dialogues: expected at least one, got none", who) end
+  local rows, wanted, longest = {}, {}, 0
+  for i, turns in ipairs(dialogues) do
+    local ids, learnt = {}, {}
+    arguments.expect(who, ("dialogue %d"):format(i), turns, "a list")
+    for k = 1, self.features do ids[k], learnt[k] = self.image_token, false end
+    for k, turn in ipairs(turns) do
+      if type(turn) ~= "table" or type(turn.question) ~= "string" or type(turn.answer) ~= "string" then
+        arguments.fail("%s: dialogue %d: expected turns { question = string, answer = string }, got %s as turn %d", who,
+          i, arguments.describe(turn), k)
+      end
+      for _, id in ipairs(encode(self, self.before .. turn.question .. self.between)) do
+        ids[#ids + 1], learnt[#learnt + 1] = id, false
+      end
+      for _, id in ipairs(encode(self, turn.answer)) do ids[#ids + 1], learnt[#learnt + 1] = id, true end
+      ids[#ids + 1], learnt[#learnt + 1] = self.last, true
+    end
+    rows[i], wanted[i], longest = ids, learnt, math.max(longest, #ids)
+  end
+  for i, ids in ipairs(rows) do
+    local targets = {}
+    for k = 1, longest do targets[k] = wanted[i][k + 1] and ids[k + 1] or IGNORED end
+    for k = #ids + 1, longest do ids[k] = self.last end
+    wanted[i] = targets
+  end
+  return ty.tensor(rows, { dtype = "i64" }), ty.tensor(wanted, { dtype = "i64" })
+end
+
+--- Of each row, whether the model's likeliest token is the right one at every target: a list of booleans. With one turn
+-- to a row, these are the rows whose greedy answer is the right one, word for word. options: those of the model's
+-- forward(), pictures among them.
+---@param model LanguageModel
+---@param tokens Tensor   i64 [n, t]
+---@param targets Tensor  i64 [n, t]
+---@param options? table
+---@return boolean[]
+function Dialogue.answered(model, tokens, targets, options)
+  local who = "Dialogue.answered"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "tokens", tokens, "a tensor")
+  arguments.expect(who, "targets", targets, "a tensor")
+  arguments.expect(who, "options", options, "a table or nil")
+  local right = ty.no_grad(function()
+    local guess = model(tokens, options):argmax(-1)
+    return guess:eq(targets):logical_or(targets:eq(IGNORED)):all { 1 }:tolist()
+  end)
+  for i, value in ipairs(right) do right[i] = value == true or value == 1 end
+  return right
+end
+
+return setmetatable(Dialogue, { __call = function(_, ...) return Dialogue.new(...) end })
