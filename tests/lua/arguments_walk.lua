@@ -43,6 +43,7 @@ local skipped = {
   ["zoo.chapters"] = "the same: a call writes token files",
   ["zoo.judge"] = "the same",
   ["zoo.painter"] = "the same",
+  ["zoo.answerer"] = "the same",
   ["zoo.yardstick"] = "the same: a call loads models",
   ["models.layers"] = layers, ["models.rotary"] = layers, ["models.classifier"] = layers,
   ["diffusion.solver.frame"] = sampling, ["diffusion.guidance.rescale"] = sampling,
