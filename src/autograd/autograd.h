@@ -40,7 +40,8 @@ typedef struct ty_custom {
 
 /* Saved-tensor hooks: while set, every tensor a node keeps goes through pack() and comes back through unpack(). */
 typedef struct ty_saved_hooks {
-  void *(*pack)(void *owner, ty_tensor *t);        /* NULL after ty_fail() */
+  /* NULL after ty_fail(); op: the name of the op that keeps t; what: of its argument, or "output" */
+  void *(*pack)(void *owner, ty_tensor *t, const char *op, const char *what);
   ty_tensor *(*unpack)(void *owner, void *packed); /* a new reference, NULL after ty_fail() */
   void (*drop)(void *owner, void *packed);
   void (*retain)(void *owner); /* one count per node that uses the hooks */

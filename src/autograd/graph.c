@@ -31,11 +31,11 @@ bool ty_inputs_want_grad(const ty_op *op, const ty_value *arg) {
 
 /* ---- keeping ---- */
 
-static bool save(ty_node *n, ty_saved *s, ty_tensor *t) {
+static bool save(ty_node *n, ty_saved *s, ty_tensor *t, const char *what) {
   if (n->hooks) {
     ty_tensor *alias = ty_tensor_alias(t);
     if (!alias) return false;
-    s->packed = n->hooks->pack(n->hooks->owner, alias);
+    s->packed = n->hooks->pack(n->hooks->owner, alias, ty_node_name(n), what);
     ty_release(alias);
     return s->packed != NULL;
   }
@@ -170,7 +170,8 @@ static ty_node *node_new(const ty_op *op, int nin, int nout, int narg, size_t ex
   return n;
 }
 
-static bool set_edge(ty_node *n, ty_edge *e, ty_tensor *t, bool kept) {
+/* kept: the name of the argument when the rule needs it, else NULL */
+static bool set_edge(ty_node *n, ty_edge *e, ty_tensor *t, const char *kept) {
   e->present = true;
   describe(&e->saved, t);
   e->dtype = e->saved.dtype;
@@ -190,7 +191,7 @@ static bool set_edge(ty_node *n, ty_edge *e, ty_tensor *t, bool kept) {
       e->leaf = ty_retain(t);
     }
   }
-  return !kept || save(n, &e->saved, t);
+  return !kept || save(n, &e->saved, t, kept);
 }
 
 static void set_outputs(ty_node *n, ty_tensor *const *out) {
@@ -264,14 +265,15 @@ bool ty_record(const ty_op *op, const ty_value *arg, ty_tensor *const *out) {
       case TY_ARG_OPTIONAL:
       case TY_ARG_OPERAND:
         if (arg[i].kind == TY_TENSOR && arg[i].t) {
-          ok = set_edge(n, &n->in[k], arg[i].t, a->kept && serves(op, arg, i));
+          ok = set_edge(n, &n->in[k], arg[i].t, a->kept && serves(op, arg, i) ? a->name : NULL);
           n->arg[i].t = NULL;
         }
         k++;
         break;
       case TY_ARG_LIST:
         n->arg[i].ts.v = (ty_tensor *const *)(void *)room;
-        for (int j = 0; j < arg[i].ts.n && ok; j++) ok = set_edge(n, &n->in[k++], arg[i].ts.v[j], a->kept);
+        for (int j = 0; j < arg[i].ts.n && ok; j++)
+          ok = set_edge(n, &n->in[k++], arg[i].ts.v[j], a->kept ? a->name : NULL);
         room += sizeof(ty_tensor *) * (size_t)arg[i].ts.n;
         break;
       case TY_ARG_INTS:
@@ -294,7 +296,7 @@ bool ty_record(const ty_op *op, const ty_value *arg, ty_tensor *const *out) {
   }
   for (int i = 0; i < op->nout && ok && n->out; i++) {
     describe(&n->out[i], out[i]);
-    ok = save(n, &n->out[i], out[i]);
+    ok = save(n, &n->out[i], out[i], "output");
   }
   if (ok && __builtin_expect(atomic_load_explicit(&ty_mapped_tensors, memory_order_relaxed) != 0, 0))
     ok = note_levels(n, op, arg, out);
@@ -312,7 +314,7 @@ bool ty_record_custom(ty_custom custom, ty_tensor *const *in, int nin, ty_tensor
   n->custom = custom;
   bool ok = true;
   for (int i = 0; i < nin && ok; i++)
-    if (in[i]) ok = set_edge(n, &n->in[i], in[i], false);
+    if (in[i]) ok = set_edge(n, &n->in[i], in[i], NULL);
   if (ok && custom.release != ty_map_release_level) ok = ty_node_note_levels(n, in, out, nout);
   if (ok) set_outputs(n, out);
   ty_node_release(n);

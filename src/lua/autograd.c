@@ -278,7 +278,7 @@ static int register_hook(lua_State *L) {
   return 1;
 }
 
-/* ---- hooks on saved tensors: the anchor holds {pack, unpack} ---- */
+/* ---- hooks on saved tensors: the anchor holds {pack, unpack}. pack(tensor, op, argument or "output") ---- */
 
 static bool push_hook(lua_State *L, int which) {
   lua_rawgeti(L, -1, which);
@@ -286,15 +286,17 @@ static bool push_hook(lua_State *L, int which) {
   return true;
 }
 
-static void *pack(void *owner, ty_tensor *t) {
+static void *pack(void *owner, ty_tensor *t, const char *op, const char *what) {
   lua_State *L = begin_callback(owner);
   if (!L) return NULL;
   const ty_saved_hooks *hooks = ty_set_saved_hooks(NULL); /* what pack computes is not packed itself */
   bool was = ty_set_grad_enabled(false);
   push_hook(L, 1);
   ty_lua_push(L, ty_retain(t));
+  lua_pushstring(L, op);
+  lua_pushstring(L, what);
   void *packed = NULL;
-  if (ty_lua_call(L, 1, 1))
+  if (ty_lua_call(L, 3, 1))
     packed = (void *)((intptr_t)luaL_ref(L, LUA_REGISTRYINDEX) + 4); /* LUA_REFNIL is -1: never NULL */
   ty_set_grad_enabled(was);
   ty_set_saved_hooks(hooks);

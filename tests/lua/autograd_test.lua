@@ -380,6 +380,26 @@ check.test("saved-tensor hooks pack and unpack what is kept", function()
   check.close(x.grad:tolist(), want, 1e-12)
 end)
 
+check.test("saved-tensor hooks are told what keeps a tensor; frozen weights need no input", function()
+  local function kept(weight)
+    local list = {}
+    local x = random(3, { 4, 8 }):requires_grad_()
+    local y = ty.saved_tensor_hooks(function(t, op, what)
+      list[#list + 1] = ("%s.%s %d"):format(op, what, t:numel())
+      return ty.keep(t)
+    end, function(t) return t end, function() return ty.linear(x, weight):exp():sum() end)
+    y:backward()
+    return list, x.grad
+  end
+  local weight = random(4, { 5, 8 })
+  local list, dx = kept(weight)
+  check.equal(list, { "linear.weight 40", "exp.output 20" })
+  weight:requires_grad_()
+  local more, same = kept(weight)
+  check.equal(more, { "linear.x 32", "linear.weight 40", "exp.output 20" })
+  check.close(same:flatten():tolist(), dx:flatten():tolist(), 0)
+end)
+
 check.test("errors in saved-tensor hooks arrive", function()
   local x = leaf { 1 }
   check.fails(function()

@@ -198,9 +198,10 @@ function ty.autocast(dtype, fn, ...) end
 ---@return "bf16"|"f16"|false
 function ty.autocast_dtype() end
 
---- Runs fn(...) with hooks on the tensors that ops keep for the backward pass: pack(tensor) gives what is kept
---- instead, unpack(kept) gives the tensor back.
----@param pack fun(tensor: Tensor): any
+--- Runs fn(...) with hooks on the tensors that ops keep for the backward pass: pack(tensor, op, what) gives what is
+--- kept instead, unpack(kept) gives the tensor back. op: the name of the op that keeps the tensor; what: the name of its
+--- argument, or "output".
+---@param pack fun(tensor: Tensor, op: string, what: string): any
 ---@param unpack fun(kept: any): Tensor
 ---@param fn function
 ---@return any ...
