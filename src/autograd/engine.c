@@ -310,8 +310,10 @@ static bool run_rule_itself(walk *w, ty_node *n, const bool *need, ty_tensor *co
       }
     }
   }
-  for (int i = 0; n->out && i < n->nout; i++)
-    if (!(out[i] = ty_scope_add(ty_node_output(n, i)))) return false;
+  for (int i = 0; n->out && i < n->nout; i++) {
+    bool kept = n->out[i].storage || n->out[i].packed;
+    if (kept && !(out[i] = ty_scope_add(ty_node_output(n, i)))) return false;
+  }
   ty_vjp c = { op, arg, n->in, n->nin, out, n->grad, sum, dx, need };
   ty_error_clear();
   if (__builtin_expect(n->levels || is_mapped(n), 0)) return run_mapped(n, &c);

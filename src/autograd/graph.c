@@ -296,6 +296,7 @@ bool ty_record(const ty_op *op, const ty_value *arg, ty_tensor *const *out) {
   }
   for (int i = 0; i < op->nout && ok && n->out; i++) {
     describe(&n->out[i], out[i]);
+    if (i < 2 && op->flags & (i ? NOT_OUT_1 : NOT_OUT_0)) continue;
     ok = save(n, &n->out[i], out[i], "output");
   }
   if (ok && __builtin_expect(atomic_load_explicit(&ty_mapped_tensors, memory_order_relaxed) != 0, 0))

@@ -36,7 +36,9 @@ enum { /* the flags of ops.def */
        AUTO_FULL = 1 << 17,
        QUANTIZED = 1 << 18,
        RESTS = 1 << 19,
-       PROMOTED = 1 << 20
+       PROMOTED = 1 << 20,
+       NOT_OUT_0 = 1 << 21,
+       NOT_OUT_1 = 1 << 22
 };
 
 typedef enum ty_arg_kind {
@@ -86,7 +88,7 @@ typedef struct ty_vjp {
   const ty_value *arg;
   const struct ty_edge *in;
   int nin;
-  ty_tensor *const *out; /* outputs, when SAVE_OUT */
+  ty_tensor *const *out; /* outputs, when SAVE_OUT; NULL: not kept */
   ty_tensor *const *g;
   ty_tensor *const *sum;
   ty_tensor **dx;

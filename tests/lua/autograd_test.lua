@@ -400,6 +400,23 @@ check.test("saved-tensor hooks are told what keeps a tensor; frozen weights need
   check.close(same:flatten():tolist(), dx:flatten():tolist(), 0)
 end)
 
+check.test("norms do not keep what they give", function()
+  local function kept(fn)
+    local list = {}
+    ty.saved_tensor_hooks(function(t, op, what)
+      list[#list + 1] = ("%s.%s %d"):format(op, what, t:numel())
+      return ty.keep(t)
+    end, function(t) return t end, fn)
+    return list
+  end
+  local x, residual = random(5, { 4, 8 }):requires_grad_(), random(6, { 4, 8 })
+  check.equal(kept(function() return ty.layer_norm(x) end), { "layer_norm.x 32", "layer_norm.output 4",
+    "layer_norm.output 4" })
+  check.equal(kept(function() return ty.rms_norm(x) end), { "rms_norm.x 32", "rms_norm.output 4" })
+  check.equal(kept(function() return ty.add_rms_norm(x, residual) end), { "add_norm.output 32", "add_norm.output 4",
+    "add_norm.output 4" })
+end)
+
 check.test("errors in saved-tensor hooks arrive", function()
   local x = leaf { 1 }
   check.fails(function()
