@@ -13,8 +13,9 @@
 -- will take, peft.account what it would take for any configuration. peft.eora makes
 -- adapters without training, which give a compressed model back what it lost.
 -- peft.lamda trains small square matrices between fixed directions of the weights, peft.loram trains on a pruned model
--- what the whole one is to have, peft.mixlora mixes experts behind a router; peft.compare compares such ways at equal
--- budget.
+-- what the whole one is to have, peft.mixlora mixes experts behind a router, peft.slimfit trains all weights, a few in
+-- each step, and packs what the backward pass needs; peft.saved measures that, peft.packed packs it. peft.compare
+-- compares such ways at equal budget.
 --
 -- Works on every module with Linear, Conv2d or Embedding layers, and on all families of tycho.llm. Hu et al. 2021,
 -- "LoRA: Low-Rank Adaptation of Large Language Models".
@@ -39,6 +40,9 @@ return {
   lamda = require "tycho.peft.lamda",
   loram = require "tycho.peft.loram",
   mixlora = require "tycho.peft.mixlora",
+  slimfit = require "tycho.peft.slimfit",
+  saved = require "tycho.peft.saved",
+  packed = require "tycho.peft.packed",
   audit = require "tycho.peft.audit",
   compare = require "tycho.peft.compare",
 }
