@@ -21,6 +21,7 @@ end
 ---@return Tensor
 function Teacher:__call(x, ...)
   arguments.expect("Teacher", "x", x, "a tensor")
+  if x.ndim == 0 then arguments.fail("Teacher: x: expected rows [n, ...], got a tensor of no dimension") end
   self.evaluations = self.evaluations + x.shape[1]
   return ty.no_grad(self.model, x, ...)
 end
