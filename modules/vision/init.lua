@@ -11,4 +11,6 @@ return {
   accuracy = classify.accuracy,
   random_shift = classify.random_shift,
   mean_average_precision = precision.mean_average_precision,
+  macro_f1 = precision.macro_f1,
+  interval = precision.interval,
 }
