@@ -24,6 +24,7 @@ local sets = {
   kjv = "tycho.datasets.kjv",
   photos = "tycho.datasets.photos",
   scenes = "tycho.datasets.scenes",
+  signals = "tycho.datasets.signals",
   text_tasks = "tycho.datasets.text_tasks",
   volumes = "tycho.datasets.volumes",
 }

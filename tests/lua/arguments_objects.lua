@@ -210,6 +210,7 @@ object("Photos", function() return require("tycho.datasets").load("photos", { sp
 object("Crops", function() return require("tycho.datasets").load("photos", { crop = 16 }) end)
 object("Scenes", function() return require("tycho.datasets").load("scenes", { length = 4 }) end)
 object("Clips", function() return require("tycho.datasets").load("clips", { length = 4 }) end)
+object("Signals", function() return require("tycho.datasets").load("signals", { length = 4 }) end)
 object("TextTasks", function() return require("tycho.datasets").load("text_tasks", { length = 4 }) end)
 object("Volumes", function() return require("tycho.datasets").load("volumes", { size = 32 }) end)
 object("ArmEpisodes", function() return require("tycho.datasets").load("arm", { size = 32 }) end)
