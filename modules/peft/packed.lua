@@ -8,7 +8,7 @@
 -- however many ops keep it or views of it. The codecs, and what they take of 32 bits:
 --   q8_0    blocks of 32 with a scale in f16 and codes of 8 bits: 8.5 bits, off by at most 1/254 of their largest
 --   q4_0    the same with codes of 4 bits: 4.5 bits, off by at most 1/8 of the largest
---   fixed4  steps of 0.5 from -4 to 3.5: 4 bits. Of GELU and SiLU, whose slope hardly changes outside, as SlimFit has it
+--   fixed4  steps of 0.5 from -4 to 3.5: 4 bits. Of GELU, whose slope hardly changes outside, as SlimFit has it
 --   prune   of each row the tenth that is furthest from its mean, the rest is that mean: 3.2 bits, and as SlimFit has
 --           it of inputs of norms, whose own statistics are kept in full
 -- Ardakani et al. 2023, "SlimFit: Memory-Efficient Fine-Tuning of Transformer-based Models Using Training Dynamics".
@@ -182,7 +182,7 @@ function M.run(options, fn, ...)
       local record = box.record
       handed = ty.keep(decode(box))
       record.uses = record.uses - 1
-      if record.uses == 0 then 
+      if record.uses == 0 then
         for _, part in ipairs(record.parts) do part:free() end
         record.codec = nil -- nobody gets it any more
       end

@@ -118,14 +118,12 @@ function M.attach(model, options)
   self.active = #list - math.floor(o.freeze * #list)
   self.distances = random(#list, o.seed)
   for i, value in ipairs(self.distances) do self.distances[i] = (1 + value) * 1e7 end
-  if self.pack then
-    local all, modules = surgery.modules(model)
-    for _, name in ipairs(all) do
-      local module = modules[name]
-      if name ~= "" and not is_container(module) and #module:parameters() > 0 and next(module._order)
-        and surgery.kind(module) == nil and not scoped:state(module) then
-        scoped:wrap(module, {})
-      end
+  local all, modules = surgery.modules(model)
+  for _, name in ipairs(all) do
+    local module = modules[name]
+    if name ~= "" and not is_container(module) and #module:parameters() > 0 and surgery.kind(module) == nil
+      and not scoped:state(module) then
+      scoped:wrap(module, {})
     end
   end
   return self
