@@ -37,7 +37,9 @@ local function straight(x, value) return value + (x - x:detach()) end
 ---@param bits integer
 ---@return Tensor
 function M.fake(w, step, zero, bits)
-  local top = (1 << expect("quant.efficient_qat.fake", "bits", bits, "an integer in [1, 8]")) - 1
+  local who = "quant.efficient_qat.fake"
+  local top = (1 << expect(who, "bits", bits, "an integer in [1, 8]")) - 1
+  for name, value in pairs { w = w, step = step, zero = zero } do expect(who, name, value, "a tensor") end
   step = straight(step, step:detach():clamp(1e-4, 1e4))
   zero = straight(zero, zero:detach():round():clamp(0, top))
   local scaled = w / step
