@@ -43,7 +43,7 @@ return require "tycho.lazy" ({}, {
   AutoencoderTiny = "tycho.models.autoencoder_tiny", ControlNetModel = "tycho.models.controlnet",
   DiT = "tycho.models.dit", DiTTransformer2DModel = "tycho.models.dit2d",
   FluxTransformer2DModel = "tycho.models.flux", PixArtTransformer2DModel = "tycho.models.pixart",
-  ResNet = "tycho.models.resnet", SD3Transformer2DModel = "tycho.models.sd3",
+  ResNet = "tycho.models.resnet", ResNet1d = "tycho.models.resnet1d", SD3Transformer2DModel = "tycho.models.sd3",
   UNet = "tycho.models.unet",  UNet2DConditionModel = { "tycho.models.unet2d", "UNet2DConditionModel" },
   UNet2DModel = { "tycho.models.unet2d", "UNet2DModel" },
   WanTransformer3DModel = "tycho.models.wan", ZImageTransformer2DModel = "tycho.models.z_image",

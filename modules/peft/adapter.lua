@@ -233,7 +233,7 @@ end
 -- module), rank (8), alpha (8; the adapter counts alpha / rank, with rslora alpha / sqrt(rank)), dropout (0, of its
 -- input), rslora, dora, rank_pattern and alpha_pattern (values by name or end of name), save (names of modules that are
 -- trained and saved whole), bias ("none", "all", "lora_only": biases that are trained), dtype ("f32", of the adapter).
--- Adapts Linear, GPT-2's Conv1D, Conv2d (in one group) and Embedding. Returns the model; make the optimizer
+-- Adapts Linear, GPT-2's Conv1D, Conv1d and Conv2d (in one group) and Embedding. Returns the model; make the optimizer
 -- afterwards, of peft.parameters.
 ---@param model Module
 ---@param options table

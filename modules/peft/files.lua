@@ -147,7 +147,7 @@ local function specify(name, module, part, config, o, prefix)
   local inputs, outputs = surgery.sizes(module)
   if not (part.a and part.b) then return nil, ("%s: only one of A and B is there"):format(name) end
   local given_a, given_b = part.a, part.b
-  if layers.kind(module) == "conv" and part.a.ndim == 4 and part.b.ndim >= 2 then
+  if layers.kind(module) == "conv" and part.a.ndim >= 3 and part.b.ndim >= 2 then
     part.a, part.b = part.a:flatten(1), part.b:flatten(1)
   end
   part.a, part.b = names.flat(part.a), names.flat(part.b)

@@ -14,8 +14,9 @@
 -- adapters without training, which give a compressed model back what it lost.
 -- peft.lamda trains small square matrices between fixed directions of the weights, peft.loram trains on a pruned model
 -- what the whole one is to have, peft.mixlora mixes experts behind a router, peft.slimfit trains all weights, a few in
--- each step, and packs what the backward pass needs; peft.saved measures that, peft.packed packs it. peft.compare
--- compares such ways at equal budget.
+-- each step, and packs what the backward pass needs; peft.saved measures that, peft.packed packs it. peft.ce_ssl
+-- switches updates off at random and learns from unlabelled signals beside labelled ones. peft.compare compares such
+-- ways at equal budget.
 --
 -- Works on every module with Linear, Conv2d or Embedding layers, and on all families of tycho.llm. Hu et al. 2021,
 -- "LoRA: Low-Rank Adaptation of Large Language Models".
@@ -41,6 +42,7 @@ return {
   loram = require "tycho.peft.loram",
   mixlora = require "tycho.peft.mixlora",
   slimfit = require "tycho.peft.slimfit",
+  ce_ssl = require "tycho.peft.ce_ssl",
   saved = require "tycho.peft.saved",
   packed = require "tycho.peft.packed",
   audit = require "tycho.peft.audit",

@@ -7,10 +7,11 @@ local surgery = nn.surgery
 local parameter = require("tycho.nn.options").parameter
 local M = {}
 
---- "linear", "embedding" or "conv" (of pictures, in one group): how a module can be adapted; nil when it cannot.
+--- "linear", "embedding" or "conv" (of pictures or signals, in one group): how a module can be adapted; nil when it
+-- cannot.
 function M.kind(module)
   local kind = surgery.kind(module)
-  if kind == "conv" then return module.groups == 1 and module.weight.ndim == 4 and kind or nil end
+  if kind == "conv" then return module.groups == 1 and module.weight.ndim >= 3 and kind or nil end
   return (kind == "linear" or kind == "embedding") and kind or nil
 end
 
@@ -29,8 +30,8 @@ local function change(self, dtype)
   local embedding = self.lora_embedding_A
   local a = (embedding or self.lora_A.weight):detach():to(dtype)
   local b = (embedding and self.lora_embedding_B:to(dtype) or outer(self, dtype)):detach()
-  -- Of a convolution, A has its kernel and B has one of 1 x 1.
-  if a.ndim == 4 then a, b = a:flatten(1), b:flatten(1) end
+  -- Of a convolution, A has its kernel and B has one of a single place.
+  if a.ndim >= 3 then a, b = a:flatten(1), b:flatten(1) end
   local product = b:matmul(a) * self._lora.scale
   return embedding and product:transpose(0, 1) or product
 end
@@ -112,9 +113,10 @@ function M.attach(module, spec)
       module.lora_B = nn.Linear(spec.rank, outputs, { bias = false })
       nn.init.zeros(module.lora_B.weight)
     elseif kind == "conv" then
-      module.lora_A = nn.Conv2d(module.in_channels, spec.rank, module.kernel_size, { stride = module.stride,
+      local Conv = module.weight.ndim == 3 and nn.Conv1d or nn.Conv2d
+      module.lora_A = Conv(module.in_channels, spec.rank, module.kernel_size, { stride = module.stride,
         padding = module.padding, dilation = module.dilation, bias = false })
-      module.lora_B = nn.Conv2d(spec.rank, outputs, 1, { bias = false })
+      module.lora_B = Conv(spec.rank, outputs, 1, { bias = false })
       nn.init.zeros(module.lora_B.weight)
     else
       module.lora_embedding_A = parameter({ spec.rank, inputs }, nn.init.zeros)

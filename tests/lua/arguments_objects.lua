@@ -34,6 +34,9 @@ local function object(name, make) table.insert(objects.list, { name = name, make
 local function parameter() return ty.ones(2):requires_grad_() end
 
 object("Linear", function() return nn.Linear(2, 3) end)
+object("Deactivation", function()
+  return require("tycho.peft").ce_ssl.attach(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {})
+end)
 object("SlimFit", function()
   return require("tycho.peft").slimfit.attach(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), { pack = false })
 end)
