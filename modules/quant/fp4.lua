@@ -161,11 +161,12 @@ local function quantize(who, x, o)
   local total, scale, factor = scales_of(b, o)
   local value
   if o.element == "e4m3" then
-    value = round_small(b / total, small.e4m3) * total
+    value = round_small(b / total:masked_fill(total:eq(0), 1), small.e4m3) * total
   elseif o.rounding == "nearest" then
     value = ty.round_e2m1(b, total)
   else
-    local safe = small[o.scale] and total:masked_fill(total:eq(0), 1) or total
+    -- Blocks whose scale is 0 hold nothing: their numbers are 0, or too small, also once the tensor's factor is in it.
+    local safe = total:masked_fill(total:eq(0), 1)
     value = ty.round_e2m1_stochastic(b / safe, ty.rand_like(b)) * total
   end
   return value:reshape(x.shape), { x = b, value = value, total = total, scale = scale, factor = factor }

@@ -267,6 +267,24 @@ check.test("a policy on a model, and off again", function()
   check.equal(model(x):tolist(), before, "as before")
 end)
 
+check.test("blocks of zeros stay zeros beside the smallest numbers, in every format", function()
+  local x = ty.zeros(4, 32)
+  x:select(0, 1):fill_(2e-7) -- the factor of the tensor makes the least scale of E8M0 smaller than any float
+  for _, scale in ipairs { "e8m0", "e4m3", "ue5m3", "float" } do
+    for _, tensor in ipairs { false, true } do
+      for _, rounding in ipairs { "nearest", "stochastic" } do
+        for _, values in ipairs { x, ty.zeros(4, 32) } do
+          local y = fp4.quantize(values, { scale = scale, tensor = tensor, rounding = rounding })
+          check.ok(y:isfinite():all():item(), ("%s, %s, %s"):format(scale, tensor, rounding))
+          check.equal(y:select(0, 0):abs():max():item(), 0.0)
+        end
+      end
+    end
+  end
+  local y = fp4.quantize(ty.zeros(2, 32), { element = "e4m3", tensor = true })
+  check.equal(y:abs():max():item(), 0.0)
+end)
+
 check.test("what is refused", function()
   check.fails(function() fp4.quantize(ty.ones(3, 30)) end, "quant.fp4.quantize: x: expected %[%.%.%., n%]")
   check.fails(function() fp4.quantize(ty.ones(32):to "f64") end, "x: expected a tensor of f32, got f64")
