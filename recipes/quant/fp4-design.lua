@@ -8,8 +8,10 @@
 -- text that they have trained to, not by errors of rounding. 24 designs are all combinations of scale, tensor scaling,
 -- rotation and rounding, so that what a choice does is the mean over all others; eight more change the rule of the
 -- gradient in the default (MXFP4, nearest, straight through) and in the paper's combination. The rate is chosen by the
--- validation part for f32 and for the default, and the smaller one taken if they differ. Overhead is that of a layer
--- of 4096 x 4096 with 4096 rows: operations besides the products, counted by quant.fp4_design.cost.
+-- validation part for f32 and for the default, and the smaller one taken if they differ. A run whose loss is no finite
+-- number has diverged: the design is called so, and that run counts as guessing among all tokens evenly, or as the
+-- worst of all other runs if that is worse. Overhead is that of a layer of 4096 x 4096 with 4096 rows: operations
+-- besides the products, counted by quant.fp4_design.cost.
 local ty = require "tycho"
 local llm, quant = require "tycho.llm", require "tycho.quant"
 local design = quant.fp4_design
@@ -21,7 +23,7 @@ local r = ty.recipe.declare {
     { "width", 64, "hidden size" },
     { "layers", 2, "of the model", quick = 1 },
     { "batch", 8, "rows of 64 tokens in a step", quick = 1 },
-    { "rates", "4e-3,8e-3", "learning rates for the choice", quick = "4e-3" },
+    { "rates", "2e-3,4e-3,8e-3", "learning rates for the choice", quick = "4e-3" },
   },
 }
 local args = r.args
@@ -86,18 +88,35 @@ end
 local whole = {}
 for i, seed in ipairs(r.seeds) do whole[i] = loss_on(trained(nil, seed, rate), "held_out") end
 local results = {}
+local guess = math.log(corpus.tokenizer.size)
+local worst = guess
 for k, d in ipairs(designs) do
-  local gaps = {}
-  for i, seed in ipairs(r.seeds) do gaps[i] = loss_on(trained(d, seed, rate), "held_out") - whole[i] end
-  results[k] = { design = d, name = design.name(d), gaps = gaps, gap = ty.stats.mean(gaps),
+  local losses, diverged = {}, {}
+  for i, seed in ipairs(r.seeds) do
+    losses[i] = loss_on(trained(d, seed, rate), "held_out")
+    if losses[i] < math.huge then
+      worst = math.max(worst, losses[i])
+    else
+      diverged[#diverged + 1] = seed
+      losses[i] = math.huge
+    end
+  end
+  results[k] = { design = d, name = design.name(d), losses = losses, diverged = diverged,
     overhead = design.cost(d, 4096, 4096, 4096).overhead }
-  r.metrics[results[k].name] = results[k].gap
+end
+for _, result in ipairs(results) do
+  result.gaps = {}
+  for i, loss in ipairs(result.losses) do result.gaps[i] = math.min(loss, worst) - whole[i] end
+  result.gap = ty.stats.mean(result.gaps)
+  r.metrics[result.name] = result.gap
+  if #result.diverged > 0 then r.metrics["diverged: " .. result.name] = #result.diverged end
 end
 local sorted = table.move(results, 1, #results, 1, {})
 table.sort(sorted, function(a, b) return a.gap < b.gap end)
 r:say("loss in f32 %.4f; over it, and operations besides the products, percent:", ty.stats.mean(whole))
 for _, result in ipairs(sorted) do
-  r:say("  %-58s %.4f ± %.4f  %.3f", result.name, result.gap, ty.stats.spread(result.gaps), 100 * result.overhead)
+  r:say("  %-58s %.4f ± %.4f  %.3f%s", result.name, result.gap, ty.stats.spread(result.gaps), 100 * result.overhead,
+    #result.diverged > 0 and "  diverged with seed " .. table.concat(result.diverged, ", ") or "")
 end
 
 -- ---- what each choice does ----
