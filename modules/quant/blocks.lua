@@ -69,9 +69,13 @@ function M.next_call(block, call)
   return table.move(out, 1, call.n - 1, 1, { n = call.n, [call.n] = call[call.n] })
 end
 
--- Groups the layers that see the same tensor, in the order of their calls: { {layer, ...}, ... }. Layers that no batch
--- reaches (an expert that no token goes to) come last, alone.
-local function groups_of(block, linears, calls)
+--- Groups the layers of a block that see the same tensor, in the order of their calls: { {layer, ...}, ... }. Layers
+-- that no batch reaches (an expert that no token goes to) come last, alone.
+---@param block Module
+---@param linears { name: string, module: Module }[]
+---@param calls table[]  of table.pack
+---@return table[] groups
+function M.groups(block, linears, calls)
   local order, placed, removes = {}, {}, {}
   for _, layer in ipairs(linears) do
     removes[#removes + 1] = layer.module:register_forward_pre_hook(function(_, x)
@@ -139,7 +143,7 @@ function M.walk(who, model, data, o, visit)
         if layer.block == i then mine[#mine + 1] = layer end
       end
       if #mine > 0 then
-        for _, group in ipairs(groups_of(block, mine, calls)) do
+        for _, group in ipairs(M.groups(block, mine, calls)) do
           ty.scope(function()
             local moment, count = second_moment(who, group[1], block, calls)
             visit(group, moment, count)

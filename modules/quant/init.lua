@@ -25,6 +25,7 @@ return {
   fp4_design = require "tycho.quant.fp4_design",
   trit = require "tycho.quant.trit",
   efficient_qat = require "tycho.quant.efficient_qat",
+  qllm = require "tycho.quant.qllm",
   stored = require "tycho.quant.stored",
   baselines = require "tycho.quant.baselines",
   round = gptq.round,
