@@ -1,5 +1,7 @@
 --- Image classification: require "tycho.vision".
 local classify = require "tycho.vision.classify"
+local distil = require "tycho.vision.distil"
+local pages = require "tycho.vision.pages"
 local precision = require "tycho.vision.precision"
 
 return {
@@ -10,6 +12,11 @@ return {
   scores = classify.scores,
   accuracy = classify.accuracy,
   random_shift = classify.random_shift,
+  distil = distil.distil,
+  distil_loss = distil.distil_loss,
+  soft_loss = distil.soft_loss,
+  feature_distances = distil.feature_distances,
+  pages = pages,
   mean_average_precision = precision.mean_average_precision,
   macro_f1 = precision.macro_f1,
   interval = precision.interval,
