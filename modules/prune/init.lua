@@ -12,9 +12,13 @@
 --
 --     prune.modegpt(model, dataset, { ratio = 0.25 })          -- a smaller model, without training
 --     prune.rocket(model, dataset, { keep = 0.7 })             -- layers as a dictionary and sparse coefficients
+--     prune.gpusq.compress(vit, training, { bits = 8, images = pictures })      -- 2:4 and integers, with a teacher
+--     prune.gpusq.deploy(vit)
+--
 --     model:save "small"; local again = prune.load "small"
 --
 -- Works on every module with Linear layers or GPT-2's Conv1D: the families of tycho.llm.
+local gpusq = require "tycho.prune.gpusq"
 local masks = require "tycho.prune.masks"
 local modegpt = require "tycho.prune.modegpt"
 local perp = require "tycho.prune.perp"
@@ -24,6 +28,7 @@ local slice = require "tycho.prune.slice"
 local sparse = require "tycho.prune.sparse"
 local sparsegpt = require "tycho.prune.sparsegpt"
 local structured = require "tycho.prune.structured"
+local two_four = require "tycho.prune.two_four"
 local wina = require "tycho.prune.wina"
 
 
@@ -50,6 +55,8 @@ return {
   save = sparse.save,
   unpack = sparse.unpack,
   load = shrink.load,
+  gpusq = gpusq,
+  two_four = two_four,
   wina = wina.apply,
   calibrate = wina.calibrate,
   output_errors = wina.output_errors,

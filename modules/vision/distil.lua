@@ -94,7 +94,8 @@ function M.feature_distances(model, teacher, images, blocks)
 end
 
 local own = { teacher = none, hard = 1.0, soft = 1.0, temperature = 2.0, features = 1.0, blocks = BLOCKS,
-  weights = none, more = none, steps = 300, batch_size = 64, seed = 0, image = "image", label = "label", transform = none }
+  weights = none, more = none, steps = 300, batch_size = 64, seed = 0, image = "image", label = "label",
+  transform = none }
 local own_kinds = { teacher = "a module", hard = "a finite number >= 0", soft = "a finite number >= 0",
   temperature = "a number > 0", features = "a finite number >= 0", weights = "a list of numbers", more = "a function",
   steps = "an integer >= 1", batch_size = "an integer >= 1", seed = "an integer", transform = "a function" }

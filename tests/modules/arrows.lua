@@ -62,5 +62,6 @@ return {
     quant = "SparseGPT solves as GPTQ does, by the same calibration; second moments of layers' inputs",
     hub = "a model whose layers have sizes of their own is a folder that hub reads and assigns",
     models = "the class of such a folder, and attention over heads of other widths",
+    vision = "vision transformers that were pruned are trained with a teacher",
   },
 }
