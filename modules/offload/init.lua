@@ -23,4 +23,5 @@ return {
   tile = zero_infinity.tile,
   untile = zero_infinity.untile,
   fuyou = require("tycho.offload.fuyou").policy,
+  zo2 = require "tycho.offload.zo2",
 }
