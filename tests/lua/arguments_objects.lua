@@ -261,7 +261,8 @@ right("optim.RMSprop optim.Adagrad optim.Adadelta optim.Adamax optim.NAdam optim
   function() return { parameter() }, options() end)
 right("optim.LBFGS optim.Muon optim.LAMB optim.Adafactor optim.Shampoo optim.SOAP",
   function() return { parameter() }, options() end)
-right("optim.DAdaptAdamW optim.Prodigy optim.DoG optim.ScheduleFree optim.MeZO", function() return { parameter() }, options() end)
+right("optim.DAdaptAdamW optim.Prodigy optim.DoG optim.ScheduleFree optim.MeZO",
+  function() return { parameter() }, options() end)
 right("optim.SAM optim.Mechanic optim.ReduceLROnPlateau", function() return optim.SGD { parameter() }, options() end)
 right("optim.sequential", function() return { optim.constant(), optim.constant() }, { 3 } end)
 right("optim.chained", function() return { optim.constant() } end)
