@@ -111,7 +111,8 @@ end
 local files = { GaLore = "galore", APOLLO = "apollo", FRUGAL = "frugal", Muon = "muon", LAMB = "lamb",
   Adafactor = "adafactor", Shampoo = "shampoo", SOAP = "soap", LBFGS = "lbfgs", SAM = "sam",
   ReduceLROnPlateau = "plateau", DAdaptAdamW = "dadapt", Prodigy = "prodigy", DoG = "dog", Mechanic = "mechanic",
-  ScheduleFree = "schedule_free", MeZO = "mezo" }
+  ScheduleFree = "schedule_free", MeZO = "mezo",
+  order_effects = "order_effects" }
 for _, name in ipairs { "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD" } do
   files[name] = { "rules", name }
 end
