@@ -75,4 +75,19 @@ function M.slope(points, log)
   return above / below
 end
 
+--- Pearson's correlation of two lists of as many numbers; no number where one of them does not vary.
+---@param a number[]
+---@param b number[]
+---@return number
+function M.correlation(a, b)
+  check("correlation", a, 2)
+  check("correlation", b, 2)
+  if #a ~= #b then error(("stats.correlation: expected lists of one length, got %d and %d"):format(#a, #b), 2) end
+  local x, y, both, own, other = mean(a), mean(b), 0.0, 0.0, 0.0
+  for i = 1, #a do
+    both, own, other = both + (a[i] - x) * (b[i] - y), own + (a[i] - x) ^ 2, other + (b[i] - y) ^ 2
+  end
+  return both / math.sqrt(own * other)
+end
+
 return M

@@ -9,6 +9,7 @@ local expect, fail = arguments.expect, arguments.fail
 --- What optim.order_effects makes: a recorded training run.
 ---@class OrderEffects
 ---@field count integer       batches of the recorded run
+---@field terms integer       as the option; may be changed between estimates, as may damping
 ---@field bytes integer       of what is kept
 ---@field passes integer      backward passes that recording took
 local OrderEffects = {}
