@@ -12,6 +12,7 @@
 -- peft.qlora makes the frozen weights 4-bit codes as well, peft.footprint says what training
 -- will take, peft.account what it would take for any configuration. peft.eora makes
 -- adapters without training, which give a compressed model back what it lost.
+-- peft.mend trains networks that edit a model by the gradient of one example.
 -- peft.lamda trains small square matrices between fixed directions of the weights, peft.loram trains on a pruned model
 -- what the whole one is to have, peft.mixlora mixes experts behind a router, peft.slimfit trains all weights, a few in
 -- each step, and packs what the backward pass needs; peft.saved measures that, peft.packed packs it. peft.ce_ssl
@@ -47,4 +48,5 @@ return {
   packed = require "tycho.peft.packed",
   audit = require "tycho.peft.audit",
   compare = require "tycho.peft.compare",
+  mend = require "tycho.peft.mend",
 }

@@ -22,7 +22,7 @@ local r = ty.recipe.declare {
     { "batches", 16, "of the recorded run", quick = 4 },
     { "orders", 20, "that are trained truly", quick = 3 },
     { "candidates", 60, "orders that are estimated to choose the best", quick = 3 },
-    { "lr", 2e-4, "of Adam" },
+    { "lr", 1e-4, "of Adam" },
     { "base", 400, "steps of training before", quick = 5 },
     { "width", 96, "hidden size", quick = 32 },
     { "length", 64, "tokens of a row", quick = 16 },
@@ -170,7 +170,7 @@ for i, seed in ipairs(r.seeds) do
 end
 
 -- Where the expansion breaks: rates, with the first seed.
-for _, factor in ipairs(r.quick and { 2 } or { 0.5, 2, 4 }) do
+for _, factor in ipairs(r.quick and { 2 } or { 2, 4 }) do
   local model, batches = start(r.seed)
   local effects = record(model, batches, args.lr * factor, model:count_parameters() // args.share)
   local orders = orders_of(math.max(3, args.orders // 2))

@@ -238,6 +238,9 @@ object("PixelPolicy", function() return require("tycho.models").PixelPolicy { wo
 object("FusedPolicy", function()
   return require("tycho.models").FusedPolicy { semantic = 4, geometric = 4, words = 3, width = 8 }
 end)
+object("MendEditor", function()
+  return require("tycho.peft").mend.editor(nn.Sequential(nn.Linear(2, 2)), { layers = { "0" }, rank = 1 })
+end)
 object("GeometryNet", function() return require("tycho.models").GeometryNet() end)
 object("Random", function() return require("tycho.datasets").random.new(0, "walk", 0) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)
