@@ -18,9 +18,10 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local conditions = require "tycho.diffusion.condition"
+local embedder_of = require "tycho.diffusion.embedder"
 
 local nn = ty.nn
-local expect, fail, none = arguments.expect, arguments.fail, arguments.none
+local expect, none = arguments.expect, arguments.none
 
 -- ---- the conditions, for any function v(x, s, t, condition) ----
 
@@ -94,21 +95,6 @@ local second_time = nn.surgery.wrapper { name = "TwoTime", field = "_two_times",
   end
 end }
 
-local EMBEDDERS = { "t_embedder", "time_embedding", "time_text_embed", "time_embedder" }
-
-local function embedder_of(who, network, name)
-  local _, modules = nn.surgery.modules(network)
-  if name then
-    return modules[name] or fail("%s: embedder: expected the name of a module of the network, got %s", who,
-      arguments.describe(name))
-  end
-  for _, known in ipairs(EMBEDDERS) do
-    if modules[known] then return modules[known] end
-  end
-  return fail("%s: network: expected one with a module %s, or the option embedder, got neither", who,
-    table.concat(EMBEDDERS, ", "))
-end
-
 local Span = nn.module "FlowMapSpan"
 
 function Span:init(waves, width, outputs)
@@ -149,11 +135,9 @@ function FlowMap:init(network, options)
   expect(who, "network", network, "a module")
   local o = arguments.read(who, options, { embedder = none, scale = 1000, waves = 64, width = 128 },
     { embedder = "a string", scale = "a finite number > 0", waves = "an integer >= 2", width = "an integer >= 1" })
-  local embedder = embedder_of(who, network, o.embedder)
-  local linear = nn.surgery.find(who, embedder)
-  if #linear == 0 then fail("%s: embedder: expected a module with linear layers, got none in it", who) end
+  local embedder, outputs = embedder_of(who, network, o.embedder)
   self.network, self.scale = network, o.scale
-  self.span = Span(o.waves, o.width, linear[#linear].module.weight.shape[1])
+  self.span = Span(o.waves, o.width, outputs)
   self.balance = Balance(o.waves)
   self.state = second_time:state(second_time:wrap(embedder, {}))
 end

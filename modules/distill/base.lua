@@ -33,7 +33,7 @@ end
 
 -- Labels in turn; of the held-out digits there is only one split.
 local function of_digits(folder, o)
-  local model, flow = digits.base(folder, { seed = o.seed, steps = o.steps })
+  local model, flow = digits.base(folder, { network = o.network, seed = o.seed, steps = o.steps })
   local judge, shape = digits.judge(folder, { steps = o.judge_steps }), { 1, 8, 8 }
   return { model = model, flow = flow, shape = shape, guidance = 1.5,
     decode = function(x) return x:clamp(-1, 1) end,
@@ -66,16 +66,17 @@ local function of_painter(painter)
 end
 
 --- A base by name: "digits", or a painter of the zoo (or a TextToImage) that predicts velocities. folder: where the
--- digits' model and judge are kept. options: seed (0), steps (700) and judge_steps (300) of the digits.
+-- digits' model and judge are kept. options: network ("dit" or "mlp"), seed (0), steps (700) and judge_steps (300) of
+-- the digits.
 ---@param name string|TextToImage
 ---@param folder string
----@param options? { seed?: integer, steps?: integer, judge_steps?: integer }
+---@param options? { network?: string, seed?: integer, steps?: integer, judge_steps?: integer }
 ---@return DistillBase
 local function base(name, folder, options)
   expect(WHO, "name", name, "a string or a table")
   expect(WHO, "folder", folder, "a string")
-  local o = arguments.read(WHO, options, { seed = 0, steps = 700, judge_steps = 300 }, { seed = "an integer",
-    steps = "an integer >= 1", judge_steps = "an integer >= 1" })
+  local o = arguments.read(WHO, options, { network = "dit", seed = 0, steps = 700, judge_steps = 300 },
+    { network = '"dit" or "mlp"', seed = "an integer", steps = "an integer >= 1", judge_steps = "an integer >= 1" })
   local made = name == "digits" and of_digits(folder, o) or of_painter(name)
   made.name = type(name) == "string" and name or "painter"
   return made

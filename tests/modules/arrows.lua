@@ -31,6 +31,7 @@ return {
   distill = {
     diffusion = "teachers make trajectories with its samplers; students learn its processes",
     vision = "the judge of drawn digits is one of its classifiers",
+    models = "the digits' smaller network",
     zoo = "painters of the zoo as bases, judged by its yardstick",
   },
 

@@ -40,6 +40,12 @@ check.test("the digits' model and judge are trained once", function()
   local x, t, c = ty.randn(2, 1, 8, 8), ty.full({ 2 }, 500), { labels = ty.tensor { 1, 10 } }
   check.equal(again(x, t, c):tolist(), model(x, t, c):tolist())
   check.equal({ flow.objective.drop, model.training }, { 0.1, false })
+  options.network = "mlp"
+  local small = digits.base(folder, options)
+  check.equal(small(x, t, c):tolist(), digits.base(folder, options)(x, t, c):tolist())
+  check.equal({ getmetatable(small).__name, getmetatable(model).__name }, { "TimeMLP", "DiT" })
+  options.network = "x"
+  check.fails(function() digits.base(folder, options) end, 'network: expected "dit" or "mlp", got')
   local judge = digits.judge(folder, { steps = 30 })
   local same = digits.judge(folder, { steps = 30 })
   local _, held_out = digits.data()
