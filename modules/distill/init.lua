@@ -16,6 +16,7 @@
 --     trajectories  states of guided sampling, with the guided predictions there
 --     reflow_loss   straightens a flow on its own pairs; straightness says how far that went
 --     one_step_loss makes one step do what a flow does
+--     subpath_loss  consistency distillation on lines between points of a path; a SubpathStudent is told where
 --     GuidanceAdapters  one pass in the place of two: guidance in adapters of a frozen network
 --     base          what a recipe begins with, by name: digits, a painter of the zoo
 --     digits        their small base and their judge; points: a checkerboard
@@ -23,6 +24,7 @@ local bases = require "tycho.distill.base"
 local guidance = require "tycho.distill.guidance"
 local material = require "tycho.distill.material"
 local reflow = require "tycho.distill.reflow"
+local subpaths = require "tycho.distill.subpath"
 
 return {
   teacher = require "tycho.distill.teacher",
@@ -40,6 +42,10 @@ return {
   one_step = reflow.one_step,
   one_step_loss = reflow.one_step_loss,
   straightness = reflow.straightness,
+  SubpathStudent = subpaths.SubpathStudent,
+  subpath = subpaths.subpath,
+  subpath_loss = subpaths.loss,
+  huber = subpaths.huber,
   GuidanceAdapters = guidance.GuidanceAdapters,
   guidance_loss = guidance.loss,
 }
