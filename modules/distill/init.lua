@@ -17,11 +17,13 @@
 --     reflow_loss   straightens a flow on its own pairs; straightness says how far that went
 --     one_step_loss makes one step do what a flow does
 --     subpath_loss  consistency distillation on lines between points of a path; a SubpathStudent is told where
+--     hipa_loss     one step that has the high frequencies of many; bands, spectrum and edges show what it lacks
 --     GuidanceAdapters  one pass in the place of two: guidance in adapters of a frozen network
 --     base          what a recipe begins with, by name: digits, a painter of the zoo
 --     digits        their small base and their judge; points: a checkerboard
 local bases = require "tycho.distill.base"
 local guidance = require "tycho.distill.guidance"
+local highfreq = require "tycho.distill.highfreq"
 local material = require "tycho.distill.material"
 local reflow = require "tycho.distill.reflow"
 local subpaths = require "tycho.distill.subpath"
@@ -46,6 +48,12 @@ return {
   subpath = subpaths.subpath,
   subpath_loss = subpaths.loss,
   huber = subpaths.huber,
+  bands = highfreq.bands,
+  swap_bands = highfreq.swap_bands,
+  spectrum = highfreq.spectrum,
+  edges = highfreq.edges,
+  high_distance = highfreq.high_distance,
+  hipa_loss = highfreq.loss,
   GuidanceAdapters = guidance.GuidanceAdapters,
   guidance_loss = guidance.loss,
 }
