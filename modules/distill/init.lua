@@ -18,10 +18,12 @@
 --     one_step_loss makes one step do what a flow does
 --     subpath_loss  consistency distillation on lines between points of a path; a SubpathStudent is told where
 --     hipa_loss     one step that has the high frequencies of many; bands, spectrum and edges show what it lacks
+--     DistributionMatching  a teacher's scores for the samples of a generator; matching_loss adds a reward to it
 --     GuidanceAdapters  one pass in the place of two: guidance in adapters of a frozen network
 --     base          what a recipe begins with, by name: digits, a painter of the zoo
 --     digits        their small base and their judge; points: a checkerboard
 local bases = require "tycho.distill.base"
+local dmd = require "tycho.distill.dmd"
 local guidance = require "tycho.distill.guidance"
 local highfreq = require "tycho.distill.highfreq"
 local material = require "tycho.distill.material"
@@ -54,6 +56,9 @@ return {
   edges = highfreq.edges,
   high_distance = highfreq.high_distance,
   hipa_loss = highfreq.loss,
+  DistributionMatching = dmd.DistributionMatching,
+  generator = dmd.generator,
+  matching_loss = dmd.loss,
   GuidanceAdapters = guidance.GuidanceAdapters,
   guidance_loss = guidance.loss,
 }
