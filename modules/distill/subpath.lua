@@ -221,6 +221,12 @@ local function loss(process, options)
     if not ty.is_tensor(gamma) then gamma = ty.full({ n }, gamma, { device = x0.device, dtype = x0.dtype }) end
     local line = { t = from.t, alpha = from.alpha }
     line.x, line.sigma = subpath(from, to, column(gamma, x0), o.noise)
+    if objective.predict == "flow" then
+      -- Points of a flow have signal and noise that sum to 1: the line becomes the straight one from x_s to x_t, which
+      -- has an end also where x_t is noise alone.
+      local size = line.alpha + line.sigma
+      line.x, line.alpha, line.sigma = line.x / size, line.alpha / size, line.sigma / size
+    end
     local given = {}
     for key, value in pairs(condition) do given[key] = value end
     given.gamma = gamma

@@ -131,7 +131,8 @@ check.test("data of one point: no loss at any gamma, for a student that knows it
     local gamma = condition.gamma and condition.gamma:reshape(-1, 1) or 1
     local before = s - 1 / grid
     local sigma = (1 - gamma) * ((1 - s) / (1 - before)) * before + gamma * s
-    return velocity(x, sigma:clamp(1e-9), 1 - s)
+    local size = 1 - s + sigma -- a point of the flow
+    return velocity(x, (sigma / size):clamp(1e-9), (1 - s) / size)
   end })
   ty.manual_seed(4)
   local batch = { sample = point:expand(40, 3), noise = ty.randn({ 40, 3 }, F64) }
