@@ -37,7 +37,7 @@ M.list = {
   { id = "data", title = "data: data sets, loaders, transforms, tokenizers" },
   { id = "train", title = "train: loops, checkpoints" },
   { id = "plot", title = "plot: lines, sheets of pictures" },
-  { id = "profile", title = "profile, stats" },
+  { id = "profile", title = "profile, stats, energy, footprint" },
   { id = "recipe", title = "recipe: claims, measured" },
 }
 
@@ -47,8 +47,9 @@ for _, area in ipairs(M.list) do area.text = area.text or "" end
 local machine = " threads set_threads cpu device_available ops nearest "
 local random = " manual_seed rng_state normal randint_like "
 local parts = { memory = "machine", cuda = "machine", system = "machine", thread = "machine", CudaStream = "machine",
-  CudaEvent = "machine", Tensor = "tensors", tokenizer = "data", Tokenizer = "data", stats = "profile", load = "io",
-  save = "io", checkpoint = "tensors" }
+  CudaEvent = "machine", Tensor = "tensors", tokenizer = "data", Tokenizer = "data", stats = "profile",
+  energy = "profile", footprint = "profile", EnergyMeter = "profile", EnergyReading = "profile",
+  Footprint = "profile", load = "io", save = "io", checkpoint = "tensors" }
 
 --- The areas with those of the modules.
 ---@param modules string[]

@@ -69,7 +69,8 @@ local parts = {
   nn = "tycho.nn", optim = "tycho.optim", data = "tycho.data", train = "tycho.train", plot = "tycho.plot",
   recipe = "tycho.recipe", stats = "tycho.stats", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
   gradcheck = "tycho.gradcheck",
-  tokenizer = "tycho.tokenizer", profile = "tycho.profile",
+  tokenizer = "tycho.tokenizer", profile = "tycho.profile", energy = "tycho.energy",
+  footprint = "tycho.footprint",
 }
 -- Functions of parts that have several.
 local members = { compile = "tycho.compile", graph = "tycho.compile", fuse = "tycho.compile" }

@@ -1,6 +1,7 @@
 /* ty.cuda: which GPUs there are, and waiting for them. */
 #include "../device/cuda.h"
 #include "../device/device.h"
+#include "../device/nvml.h"
 #include "handle.h"
 
 /* count() -> number of GPUs, and when there is none the reason */
@@ -26,6 +27,22 @@ static int synchronize(lua_State *L) {
   int device;
   if (!ty_device_parse(ty_lua_opt_string(L, 1, "cuda"), &device)) return luaL_error(L, "synchronize: %s", ty_error());
   return ty_device_synchronize(device) ? 0 : ty_lua_error(L);
+}
+
+/* energy(index) -> joules that a GPU has taken since its driver was loaded, by NVML, as NVML counts GPUs; nil and the
+ * reason where it does not tell */
+static int energy(lua_State *L) {
+  lua_Integer i = ty_lua_opt_integer(L, 1, 0);
+  double joules;
+  const char *why;
+  if (i < 0 || i > 1023) return ty_lua_refuse(L, 1, "the number of a GPU from 0");
+  if (ty_nvml_energy((int)i, &joules, &why)) {
+    lua_pushnumber(L, joules);
+    return 1;
+  }
+  lua_pushnil(L);
+  lua_pushstring(L, why);
+  return 2;
 }
 
 /* allow_tf32(on): whether products of f32 on GPUs may round their factors to 10 bits of fraction, which tensor cores
@@ -72,6 +89,7 @@ static int libraries(lua_State *L) {
 int ty_lua_open_cuda(lua_State *L) {
   luaL_newlib(L, ((luaL_Reg[]){ { "count", count },
                                 { "describe", describe },
+                                { "energy", energy },
                                 { "synchronize", synchronize },
                                 { "has_kernel", has_kernel },
                                 { "allow_tf32", allow_tf32 },

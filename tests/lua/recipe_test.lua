@@ -74,6 +74,17 @@ check.test("results that are infinite or undefined are text in metrics.json", fu
   check.equal(type(saved.metrics.smallest), "string")
 end)
 
+check.test("the footprint of a run", function()
+  local r = declare("--footprint", "--grid", "france", "--quick")
+  check.equal(r.meter ~= nil, true)
+  r:finish {}
+  local kept = ty.io.load_json(r:path "metrics.json").footprint
+  check.ok(kept.joules > 0 and kept.gwp > 0 and kept.lu > 0)
+  r = declare "--quick"
+  r:finish {}
+  check.equal(ty.io.load_json(r:path "metrics.json").footprint, nil)
+end)
+
 check.test("mistakes", function()
   local function problem(...)
     local _, text = recipe.parse(spec.args, { ... })

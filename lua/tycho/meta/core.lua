@@ -312,6 +312,13 @@ function ty.cuda.count() end
 ---@return string
 function ty.cuda.describe(index) end
 
+--- Joules that a GPU has taken since its driver was loaded, by NVIDIA's management library, which is found at run
+--- time; nil and why where it does not tell. GPUs are numbered as that library does, whatever CUDA_VISIBLE_DEVICES says.
+---@param index? integer from 0
+---@return number? joules
+---@return string? reason
+function ty.cuda.energy(index) end
+
 --- Waits until a GPU has done all that it was given. What went wrong in it, such as an index out of range, is raised
 --- here or by whatever else needs its results first.
 ---@param device? Device

@@ -31,6 +31,7 @@ local M = { parse = arguments.parse, help_text = arguments.help, distance = meas
 ---@field device string
 ---@field quick boolean
 ---@field out string              folder of the results
+---@field footprint boolean       whether the life-cycle report is printed at the end
 ---@field metrics table           numbers by name that the recipe wants to keep besides its table
 local Recipe = {}
 Recipe.__index = Recipe
@@ -89,6 +90,7 @@ function M.declare(spec, words)
       if not self.root then error(("--record: %s is in no folder recipes/"):format(file), 0) end
       self.commit = records.commit(self.root)
     end
+    if self.footprint then self.meter = ty.energy.meter { device = self.device } end
     ty.io.mkdir(self.out)
     -- For `tycho watch`, while the recipe runs.
     ty.io.write_atomic(self:path "recipe.json", records.encode { recipe = self.name, title = self.head.title,
@@ -214,6 +216,18 @@ local function keep_picture(self)
   return target:match "[^/]+$"
 end
 
+-- What --footprint asks for: a device is a core for every thread, or the GPU that a life-cycle assessment is known of.
+local function print_footprint(self)
+  local reading = self.meter:read()
+  local gpu = self.device ~= "cpu"
+  local report = ty.footprint.report { joules = reading.joules, hours = reading.seconds / 3600, grid = self.grid,
+    device = gpu and "a100" or "core", devices = gpu and 1 or ty.threads() }
+  io.stdout:write("\n", tostring(reading), "\n\n", tostring(report), "\n")
+  local kept = { joules = reading.joules, seconds = reading.seconds, measured = reading.measured, kwh = report.kwh }
+  for _, row in ipairs(report.rows) do kept[row.key] = row.total end
+  return kept
+end
+
 --- Ends the recipe: prints the table of claims and writes metrics.json, with --record also the record. Under --quick
 -- nothing is judged. Returns the exit status: 0, or 1 with --strict when a row failed.
 ---@param list RecipeRow[]
@@ -230,6 +244,7 @@ function Recipe:finish(list)
     metrics = self.metrics, version = ty.version, arguments = arguments.changed(self.entries, self.args) }
   local metrics = { recipe = self.name, args = self.args }
   for key, value in pairs(run) do metrics[key] = value end
+  if self.meter then metrics.footprint = print_footprint(self) end
   ty.io.write_atomic(self:path "metrics.json", records.encode(metrics))
   local note = self.quick and "quick run, bars not judged; " or ""
   io.stdout:write(("\n%s%.1f s, results in %s\n"):format(note, seconds, self.out))
