@@ -54,7 +54,7 @@ end
 local function stack(self, who, layer, count, given)
   local o = options.read(who, given, { norm = options.none }, { norm = "a module" })
   options.expect(who, "layer", layer, "a module")
-  options.positive(who, "count", count)
+  options.expect(who, "count", count, "an integer in [1, 10000]")
   self.layers = containers.ModuleList()
   for _ = 1, count do self.layers:append(layer:clone()) end
   if o.norm then self.norm = o.norm end
