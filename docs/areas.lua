@@ -49,7 +49,7 @@ local random = " manual_seed rng_state normal randint_like "
 local parts = { memory = "machine", cuda = "machine", system = "machine", thread = "machine", CudaStream = "machine",
   CudaEvent = "machine", Tensor = "tensors", tokenizer = "data", Tokenizer = "data", stats = "profile",
   energy = "profile", footprint = "profile", EnergyMeter = "profile", EnergyReading = "profile",
-  Footprint = "profile", load = "io", save = "io", checkpoint = "tensors" }
+  Footprint = "profile", TimeModel = "profile", load = "io", save = "io", checkpoint = "tensors" }
 
 --- The areas with those of the modules.
 ---@param modules string[]

@@ -116,7 +116,8 @@ function DiT:init(options)
   self.x_embedder = nn.PatchEmbed(o.channels, o.width, o.patch)
   self.t_embedder = TimestepEmbedder(o.width)
   self.y_embedder = LabelEmbedder(o.classes, o.width)
-  self:parameter("pos_embed", nn.sinusoidal_2d(o.width, self.rows):unsqueeze(0))
+  self:parameter("pos_embed", nn.sinusoidal_2d(o.width, self.rows):unsqueeze(0)
+    :to { device = self.x_embedder.proj.weight.device })
   self.blocks = nn.ModuleList {}
   for _ = 1, o.depth do self.blocks:append(Block(o.width, o.heads, o.mlp_ratio)) end
   self.final_layer = FinalLayer(o.width, o.patch * o.patch * self.out_channels)

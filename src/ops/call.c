@@ -382,7 +382,12 @@ bool ty_run_kernel(ty_op_id id, int device, const ty_view *const *out, int nout,
 
 bool ty_run_kernel_on(ty_op_id id, int device, const ty_view *const *out, int nout, const ty_view *const *in, int nin,
                       const void *params, ty_storage *weights) {
-  if (device == TY_META) return true;
+  if (device == TY_META) {
+    if (__builtin_expect(ty_profiling != NULL, 0))
+      ty_profile_note(id, device, &(ty_kernel_args){ nout, nin, out, in, params, weights }, ty_profile_now(), false,
+                      false);
+    return true;
+  }
   ty_kernel *kernel = ty_device_kernel(device, id);
   if (!kernel) return ty_fail(TY_EUNSUPPORTED, "%s: no kernel for %s", ty_ops[id].name, ty_device_name(device));
   if (device >= TY_CUDA && !ty_device_enter(device, ty_ops[id].name)) return false;

@@ -208,7 +208,7 @@ void ty_profile_note(ty_op_id id, int device, const ty_kernel_args *k, int64_t b
   if (!p) return;
   if (device >= TY_CUDA && ty_error_code() == TY_OK) ty_device_synchronize(device);
   int64_t end = ty_profile_now();
-  bool bad = p->watch && k && any_is_bad(k->out, k->nout, device, infinite_counts(p));
+  bool bad = p->watch && k && device != TY_META && any_is_bad(k->out, k->nout, device, infinite_counts(p));
   if (bad) p->watch = TY_WATCH_NOTHING;
   ty_profile_event *e = next_event(p, bad);
   if (!e) return;

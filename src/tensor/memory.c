@@ -11,6 +11,8 @@
 #include "../device/device.h"
 #include "../device/stream.h"
 #include "../program/recording.h"
+#include "classes.h"
+#include "meta.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -19,16 +21,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum {
-  SMALL = 4096,
-  LEAST = 512,
-  STEPS = 8,
-  CLASSES = 40 * STEPS,
-  HUGE = 2 << 20,
-  PAGE = 4096,
-  WHOLE_PAGES = 32 << 10,
-  REPORTED = 8
-};
+enum { SMALL = TY_SMALL, CLASSES = TY_CLASSES, HUGE = 2 << 20, PAGE = 4096, WHOLE_PAGES = 32 << 10, REPORTED = 8 };
 
 typedef struct use { /* by a stream */
   struct use *next;
@@ -104,7 +97,6 @@ static pool *pool_of(int device) {
 
 /* Bytes of small storages of this thread not yet added to cpu.live: they come and go too often for a shared counter. */
 static _Thread_local int64_t pending, pending_allocations;
-static _Thread_local int64_t meta_live;
 static int64_t gpu_live; /* of all GPUs together, and what is page-locked */
 enum { PENDING_MOST = 64 * 1024 };
 
@@ -128,15 +120,6 @@ static int64_t default_budget(const pool *p) {
 static int64_t budget_of(pool *p) {
   if (!p->budget) p->budget = default_budget(p);
   return p->budget;
-}
-
-static int size_class(size_t bytes, size_t *rounded) {
-  if (bytes < LEAST) bytes = LEAST; /* a GPU gives no less */
-  int log = 63 - __builtin_clzll(bytes);
-  size_t base = (size_t)1 << log, step = base / STEPS;
-  size_t k = (bytes - base + step - 1) / step;
-  *rounded = base + k * step;
-  return log * STEPS + (int)k;
 }
 
 /* Whoever holds the lock of a pool and wants its counts calls this first; only the CPU's has any pending. */
@@ -193,11 +176,6 @@ static cached *new_node(const pool *p, void *block) {
   return node;
 }
 
-static size_t capacity_of(int class) {
-  size_t base = (size_t)1 << (class / STEPS);
-  return base + base / STEPS * (size_t)(class % STEPS);
-}
-
 /* The first block of a list that has one. */
 static void *pop(const pool *p, cached **list) {
   cached *node = *list;
@@ -210,7 +188,7 @@ static void *pop(const pool *p, cached **list) {
 /* Into the list of its stream; false when it is not kept. */
 static bool keep_locked(pool *p, void *block, size_t capacity, int stream) {
   size_t rounded;
-  int class = size_class(capacity, &rounded);
+  int class = ty_size_class(capacity, &rounded);
   if (p->exact) return false;
   if (!p->lists[stream] && !(p->lists[stream] = calloc(CLASSES, sizeof **p->lists))) return false;
   cached *node = new_node(p, block);
@@ -250,13 +228,13 @@ static void empty_cache_locked(pool *p) {
   collect_locked(p, true);
   for (int s = 0; s < TY_MAX_STREAMS; s++)
     for (int c = 0; c < CLASSES && p->lists[s]; c++)
-      while (p->lists[s][c]) give_to_system(p, pop(p, &p->lists[s][c]), capacity_of(c), s);
+      while (p->lists[s][c]) give_to_system(p, pop(p, &p->lists[s][c]), ty_class_bytes(c), s);
   p->cached = 0;
 }
 
 /* The class of a block, and how large it becomes. */
 static int class_of(const pool *p, size_t bytes, size_t *rounded) {
-  int class = size_class(bytes, rounded);
+  int class = ty_size_class(bytes, rounded);
   if (p->exact) *rounded = bytes ? bytes : 1;
   return class;
 }
@@ -268,10 +246,10 @@ static void *take(pool *p, int class, size_t bytes, size_t *capacity, int stream
   if (p->waiting) collect_locked(p, false);
   void *block = NULL;
   cached **lists = p->lists[stream];
-  for (int c = class; lists && c <= class + 3 && c < CLASSES && !block; c++) {
+  for (int c = class; lists && c <= class + TY_LARGER && c < CLASSES && !block; c++) {
     if (!lists[c]) continue;
     block = pop(p, &lists[c]);
-    *capacity = capacity_of(c);
+    *capacity = ty_class_bytes(c);
     p->cached -= (int64_t)*capacity;
   }
   if (!block) {
@@ -416,7 +394,7 @@ static ty_storage *storage_new(int device, size_t nbytes, ty_dtype dtype, int nd
     return new_large(device, nbytes, dtype, ndim, size);
   if (device == TY_PINNED) device = TY_CPU; /* empty */
   if (device >= TY_PAGED) device = device - TY_PAGED + TY_CUDA;
-  size_t inside = device == TY_CPU ? (nbytes + 63) / 64 * 64 : 0;
+  size_t inside = device == TY_CPU ? ty_small_bytes(nbytes) : 0;
   ty_storage *s = ty_small_alloc(sizeof *s + inside);
   if (!s) return NULL;
   *s = (ty_storage){ .refs = 1, .device = device, .nbytes = nbytes, .capacity = inside };
@@ -430,7 +408,7 @@ static ty_storage *storage_new(int device, size_t nbytes, ty_dtype dtype, int nd
       pthread_mutex_unlock(&cpu.lock);
     }
   } else if (device == TY_META) {
-    meta_live += (int64_t)nbytes;
+    s->capacity = ty_meta_take(nbytes);
   }
   return s;
 }
@@ -470,8 +448,10 @@ void ty_storage_free(ty_storage *s) {
     }
     ty_small_free(l, sizeof *l);
     ty_small_free(s, sizeof *s);
+  } else if (s->device == TY_META) {
+    ty_meta_give(s->nbytes, s->capacity);
+    ty_small_free(s, sizeof *s);
   } else {
-    if (s->device == TY_META) meta_live -= (int64_t)s->nbytes;
     pending -= (int64_t)s->capacity;
     if (__builtin_expect(pending < -PENDING_MOST, 0)) {
       pthread_mutex_lock(&cpu.lock);
@@ -550,7 +530,7 @@ void ty_pool_free(ty_pool *p) {
 
 ty_memory_stats ty_memory_stats_of(int device) {
   pool *p = pool_of(device);
-  if (!p) return (ty_memory_stats){ .live = meta_live };
+  if (!p) return ty_meta_stats();
   pthread_mutex_lock(&p->lock);
   flush_pending(p);
   ty_memory_stats s = { p->live, p->cached, p->peak, budget_of(p), p->allocations, p == &cpu ? ty_kept_bytes() : 0 };
@@ -560,7 +540,10 @@ ty_memory_stats ty_memory_stats_of(int device) {
 
 void ty_memory_reset_peak(int device) {
   pool *p = pool_of(device);
-  if (!p) return;
+  if (!p) {
+    ty_meta_reset_peak();
+    return;
+  }
   pthread_mutex_lock(&p->lock);
   flush_pending(p);
   p->peak = p->live;
@@ -578,7 +561,10 @@ void ty_memory_set_budget(int device, int64_t bytes) {
 
 void ty_memory_empty_cache(int device) {
   pool *p = pool_of(device);
-  if (!p) return;
+  if (!p) {
+    ty_meta_empty_cache();
+    return;
+  }
   pthread_mutex_lock(&p->lock);
   empty_cache_locked(p);
   pthread_mutex_unlock(&p->lock);

@@ -274,7 +274,8 @@ function ty.drop_grads(grads) end
 ty.memory = {}
 
 --- Native memory in bytes: live, cached, kept, peak, budget; and the count of allocations. Of a device, of
---- "pinned": page-locked memory, or of "paged": unified memory of all GPUs. kept: see ty.memory.keep_weights.
+--- "pinned": page-locked memory, or of "paged": unified memory of all GPUs. kept: see ty.memory.keep_weights. Of
+--- "meta": what the calling thread's tensors would take on the CPU, by the rules of its allocator.
 ---@param device? Device|"pinned"|"paged"
 ---@return {live: integer, cached: integer, kept: integer, peak: integer, budget: integer, allocations: integer}
 function ty.memory.stats(device) end

@@ -164,6 +164,7 @@ function Profile:flame(path, options) return require "tycho.profile.flame"(self,
 ---@return string path
 function Profile:trace(path) return require "tycho.profile.trace"(self, path) end
 
-local M = { limits = limits, blame = require "tycho.profile.blame", summary = require "tycho.profile.summary" }
+local M = { limits = limits, blame = require "tycho.profile.blame", summary = require "tycho.profile.summary",
+  foresee = require "tycho.profile.foresee", fit_time = require "tycho.profile.time_model" }
 
 return setmetatable(M, { __call = function(_, ...) return profile(...) end })
