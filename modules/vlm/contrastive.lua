@@ -51,6 +51,60 @@ function M.check_model(who, model)
   end
 end
 
+--- Adds the gradients of the symmetric loss of several small batches taken as one large batch, to the digit of
+-- rounding, in the memory of a small one: features of all are computed without a graph, the loss is differentiated
+-- with respect to them, and each batch is run again to carry that to the weights. Gao et al. 2021, "Scaling Deep
+-- Contrastive Learning Batch Size under Memory Limited Setup". batches: a list of { pictures, tokens, mask }. Returns
+-- the loss of the whole.
+---@param model CLIPModel
+---@param batches table[]
+---@return number loss
+function M.cached_backward(model, batches)
+  local who = "vlm.cached_backward"
+  M.check_model(who, model)
+  M.check_batches(who, batches)
+  local function features(batch)
+    return model:image_features(batch.pictures), model:text_features(batch.tokens, { mask = batch.mask })
+  end
+  local images, texts, states = {}, {}, {}
+  ty.no_grad(function()
+    for i, batch in ipairs(batches) do
+      states[i] = ty.rng_state()
+      images[i], texts[i] = ty.scope(features, batch)
+    end
+  end)
+  local image = ty.concat(images, 0):detach():requires_grad_()
+  local text = ty.concat(texts, 0):detach():requires_grad_()
+  local loss = M.loss(image, text, model.logit_scale:exp())
+  loss:backward()
+  local start, after = 0, ty.rng_state()
+  for i, batch in ipairs(batches) do
+    local rows = images[i].shape[1]
+    ty.scope(function()
+      ty.rng_state(states[i]) -- dropout falls as it did
+      local a, b = features(batch)
+      local carried = (a * image.grad:narrow(0, start, rows)):sum() + (b * text.grad:narrow(0, start, rows)):sum()
+      carried:backward()
+    end)
+    start = start + rows
+  end
+  ty.rng_state(after)
+  return loss:item()
+end
+
+--- An error of the function `who` unless `batches` is a list of { pictures, tokens, mask? } with tensors.
+function M.check_batches(who, batches)
+  expect(who, "batches", batches, "a list of tables")
+  if #batches == 0 then arguments.fail("%s: batches: expected at least one, got none", who) end
+  for i, batch in ipairs(batches) do
+    if not ty.is_tensor(batch.pictures) or not ty.is_tensor(batch.tokens)
+      or batch.mask ~= nil and not ty.is_tensor(batch.mask) then
+      arguments.fail("%s: batches: expected pictures, tokens and perhaps mask, got %s, %s and %s in batch %d", who,
+        arguments.describe(batch.pictures), arguments.describe(batch.tokens), arguments.describe(batch.mask), i)
+    end
+  end
+end
+
 --- Trains a CLIPModel on batches of pictures and texts that belong together: the symmetric loss, with the logarithm of
 -- the scale learnt and kept at most log 100. The optimizer, schedule, average, evaluation and checkpoints are those of
 -- train.fit, whose options are taken; and

@@ -9,14 +9,23 @@
 --
 -- Networks: CLIPModel, Llava, of tycho.models.
 local contrastive = require "tycho.vlm.contrastive"
+local retrieval = require "tycho.vlm.retrieval"
 require "tycho.llm" -- what Llava generates with
 
 local M = {
   contrastive_loss = contrastive.loss,
   fit_contrastive = contrastive.fit,
-  retrieval = require "tycho.vlm.retrieval",
-  Dialogue = require "tycho.vlm.dialogue",
-  join = require "tycho.vlm.join",
+  cached_backward = contrastive.cached_backward,
+  retrieval = retrieval.retrieval,
+  recall = retrieval.recall,
+  zero_shot = retrieval.zero_shot,
+  embed = retrieval.embed,
 }
 
-return require "tycho.lazy" (M, { CLIPModel = { "tycho.models", "CLIPModel" }, Llava = { "tycho.models", "Llava" } })
+return require "tycho.lazy" (M, {
+  Dialogue = "tycho.vlm.dialogue",
+  join = "tycho.vlm.join",
+  sail = "tycho.vlm.sail",
+  CLIPModel = { "tycho.models", "CLIPModel" },
+  Llava = { "tycho.models", "Llava" },
+})

@@ -1,12 +1,15 @@
---- How well a model finds a picture's caption among others, and a caption's picture.
+--- How well pictures and texts find one another: a picture's caption among others, a caption's picture, the class of a
+-- picture among the names of classes.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local contrastive = require "tycho.vlm.contrastive"
 
 local nn = ty.nn
+local expect = arguments.expect
+local M = {}
 
 -- Unit features [n, d] of rows, some at a time.
-local function features(rows, count, size, fn)
+local function features(count, size, fn)
   local parts = {}
   for start = 0, count - 1, size do
     parts[#parts + 1] = ty.scope(function() return nn.normalize(fn(start, math.min(size, count - start))) end)
@@ -34,7 +37,7 @@ end
 ---@param captions Tensor
 ---@param options? {among?: integer, mask?: Tensor, seed?: integer, batch?: integer}
 ---@return table
-return function(model, pictures, captions, options)
+function M.retrieval(model, pictures, captions, options)
   local who = "vlm.retrieval"
   contrastive.check_model(who, model)
   arguments.expect(who, "pictures", pictures, "a tensor")
@@ -59,10 +62,10 @@ return function(model, pictures, captions, options)
   end
   local sums = { 0, 0, 0, 0 }
   local ok, problem = pcall(ty.no_grad, ty.scope, function()
-    local image = features(pictures, n, o.batch, function(start, count)
+    local image = features(n, o.batch, function(start, count)
       return model:image_features(part(pictures, start, count))
     end)
-    local text = features(captions, n, o.batch, function(start, count)
+    local text = features(n, o.batch, function(start, count)
       return model:text_features(part(captions, start, count), { mask = o.mask and part(o.mask, start, count) })
     end)
     local tokens = part(captions, 0, n)
@@ -85,3 +88,107 @@ return function(model, pictures, captions, options)
   return { captions = sums[1] / n, captions_in_5 = sums[2] / n, pictures = sums[3] / n, pictures_in_5 = sums[4] / n,
     among = o.among, count = n }
 end
+
+-- An error of `who` unless both are matrices of the same width with at least a row.
+local function check_pair(who, a, b, name_a, name_b)
+  expect(who, name_a, a, "a tensor")
+  expect(who, name_b, b, "a tensor")
+  if a.ndim ~= 2 or b.ndim ~= 2 or a.shape[2] ~= b.shape[2] or a:numel() == 0 or b:numel() == 0 then
+    arguments.fail("%s: expected %s and %s [rows, d] of the same d, got %s and %s", who, name_a, name_b,
+      arguments.describe(a), arguments.describe(b))
+  end
+end
+
+-- An error of `who` unless x is i64 [count] of numbers from 0 below `least_over`.
+local function check_numbers(who, name, x, count, below)
+  expect(who, name, x, "a tensor")
+  if x.ndim ~= 1 or x.shape[1] ~= count or x.dtype ~= "i64" then
+    arguments.fail("%s: %s: expected i64 [%d], got %s", who, name, count, arguments.describe(x))
+  elseif x:min():item() < 0 or x:max():item() >= below then
+    arguments.fail("%s: %s: expected numbers from 0 to %d, got %d to %d", who, name, below - 1, x:min():item(),
+      x:max():item())
+  end
+end
+
+--- Recall among all, of features that are there already: image [n, d], text [m, d] (cosines count). options: owner (i64
+-- [m]: the picture that each text is of; by default text j is of picture j), so that a picture may have several right
+-- texts; at ({ 1, 5, 10 }). Returns { captions = shares of pictures with one of their texts among the k best,
+-- pictures = shares of texts whose picture is among the k best }, each by k. Pictures without a text do not count.
+---@param image Tensor
+---@param text Tensor
+---@param options? {owner?: Tensor, at?: integer[]}
+---@return {captions: table<integer, number>, pictures: table<integer, number>}
+function M.recall(image, text, options)
+  local who = "vlm.recall"
+  check_pair(who, image, text, "image", "text")
+  local o = arguments.read(who, options, { owner = arguments.none, at = { 1, 5, 10 } },
+    { owner = "a tensor", at = "a list of integers >= 1" })
+  local n, m = image.shape[1], text.shape[1]
+  if not o.owner and n ~= m then
+    arguments.fail("%s: expected the option owner where there are %d pictures and %d texts, got none", who, n, m)
+  end
+  if o.owner then check_numbers(who, "owner", o.owner, m, n) end
+  return ty.no_grad(ty.scope, function()
+    local owner = o.owner and o.owner:to { device = image.device } or ty.arange(m, { device = image.device })
+    local logits = nn.normalize(image):matmul(nn.normalize(text):transpose(0, 1))
+    local right = ty.arange(n, { device = image.device }):unsqueeze(1):eq(owner:unsqueeze(0))
+    local counted = right:any(1)
+    local function shares(scores, own, count)
+      local result = {}
+      for _, k in ipairs(o.at) do
+        local _, best = scores:topk(math.min(k, scores.shape[2]))
+        result[k] = own:gather(1, best):any(1):to("i64"):sum():item() / count
+      end
+      return result
+    end
+    return { captions = shares(logits, right, counted:to("i64"):sum():item()),
+      pictures = shares(logits:transpose(0, 1), right:transpose(0, 1), m) }
+  end)
+end
+
+--- The share of pictures whose class is found by the texts of the classes alone: image [n, d], classes [c, d] (of
+-- several prompts a class, the mean of their unit features), labels i64 [n]. Radford et al. 2021, section 3.1. Returns
+-- the share, and the class that was found for each picture, i64 [n].
+---@param image Tensor
+---@param classes Tensor
+---@param labels Tensor
+---@return number accuracy
+---@return Tensor found
+function M.zero_shot(image, classes, labels)
+  local who = "vlm.zero_shot"
+  check_pair(who, image, classes, "image", "classes")
+  check_numbers(who, "labels", labels, image.shape[1], classes.shape[1])
+  return ty.no_grad(function()
+    local best = nn.normalize(image):matmul(nn.normalize(classes):transpose(0, 1)):argmax(1)
+    return best:eq(labels:to { device = image.device }):to("f32"):mean():item(), best
+  end)
+end
+
+--- What fn gives for rows 0 to count - 1, some at a time, without a graph, as one tensor [count, ...]: features of a
+-- frozen encoder, computed once. fn(start, rows) returns those of `rows` rows from `start` on. batch: 64 rows.
+---@param count integer
+---@param fn fun(start: integer, rows: integer): Tensor
+---@param batch? integer
+---@return Tensor
+function M.embed(count, fn, batch)
+  local who = "vlm.embed"
+  expect(who, "count", count, "an integer >= 1")
+  expect(who, "fn", fn, "a function")
+  batch = expect(who, "batch", batch == nil and 64 or batch, "an integer >= 1")
+  return ty.no_grad(function()
+    local parts = {}
+    for start = 0, count - 1, batch do
+      local rows = math.min(batch, count - start)
+      parts[#parts + 1] = ty.scope(function()
+        local part = fn(start, rows)
+        if not ty.is_tensor(part) or part.ndim == 0 or part.shape[1] ~= rows then
+          arguments.fail("%s: fn: expected a tensor of %d rows, got %s", who, rows, arguments.describe(part))
+        end
+        return part
+      end)
+    end
+    return ty.concat(parts, 0)
+  end)
+end
+
+return M

@@ -169,4 +169,74 @@ check.test("retrieval counts what the definition counts", function()
     "vlm.retrieval: expected pictures [n, channels, height, width] and captions [n, t], got a tensor [23, 4, 1, 1]")
 end)
 
+check.test("recall counts what the definition counts, with several texts of a picture", function()
+  ty.manual_seed(6)
+  local image, text = ty.randn(9, 4), ty.randn(14, 4)
+  local owner = ty.tensor { 0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 7, 7, 7, 0 } -- the last picture has none
+  local a = ty.nn.normalize(image):matmul(ty.nn.normalize(text):transpose(0, 1)):tolist()
+  local of = owner:tolist()
+  local function at_least(k)
+    local captions, pictures = 0, 0
+    for i = 1, 8 do
+      local order = {}
+      for j = 1, 14 do order[j] = j end
+      table.sort(order, function(x, y) return a[i][x] > a[i][y] end)
+      local hit = false
+      for r = 1, k do hit = hit or of[order[r]] == i - 1 end
+      captions = captions + (hit and 1 or 0)
+    end
+    for j = 1, 14 do
+      local above = 0
+      for i = 1, 9 do above = above + (a[i][j] > a[of[j] + 1][j] and 1 or 0) end
+      pictures = pictures + (above < k and 1 or 0)
+    end
+    return captions / 8, pictures / 14
+  end
+  local found = vlm.recall(image, text, { owner = owner, at = { 1, 3 } })
+  for _, k in ipairs { 1, 3 } do
+    local captions, pictures = at_least(k)
+    check.close({ found.captions[k], found.pictures[k] }, { captions, pictures }, 1e-9)
+  end
+  check.equal(vlm.recall(image, image * 3, { at = { 1 } }), { captions = { 1.0 }, pictures = { 1.0 } })
+  check.fails(function() vlm.recall(image, text) end, "vlm.recall: expected the option owner")
+  check.fails(function() vlm.recall(image, text, { owner = owner + 3 }) end, "owner: expected numbers from 0 to 8")
+end)
+
+check.test("zero_shot", function()
+  local classes = ty.tensor { { 1.0, 0.0 }, { 0.0, 2.0 } }
+  local accuracy, found = vlm.zero_shot(ty.tensor { { 3.0, 1.0 }, { 0.1, 0.2 }, { 5.0, 4.0 } }, classes,
+    ty.tensor { 0, 1, 1 })
+  check.close(accuracy, 2 / 3, 1e-6)
+  check.equal(found:tolist(), { 0, 1, 0 })
+  check.fails(function() vlm.zero_shot(classes, classes, ty.tensor { 0, 2 }) end,
+    "vlm.zero_shot: labels: expected numbers from 0 to 1, got 0 to 2")
+end)
+
+check.test("cached_backward: the gradients of the large batch, batch by batch", function()
+  local pictures, tokens = world(24, 4)
+  local function batches(size)
+    local list = {}
+    for start = 0, 23, size do
+      local count = math.min(size, 24 - start)
+      list[#list + 1] = { pictures = pictures:narrow(0, start, count), tokens = tokens:narrow(0, start, count) }
+    end
+    return list
+  end
+  local direct = clip()
+  local loss = vlm.contrastive_loss(direct:image_features(pictures), direct:text_features(tokens),
+    direct.logit_scale:exp())
+  loss:backward()
+  for _, size in ipairs { 24, 8, 5 } do
+    local model = clip()
+    check.close(vlm.cached_backward(model, batches(size)), loss:item(), 1e-5)
+    local wanted = direct:parameters()
+    for i, p in ipairs(model:parameters()) do
+      check.ok((p.grad - wanted[i].grad):abs():max():item() < 1e-5, ("batches of %d, parameter %d"):format(size, i))
+    end
+  end
+  check.fails(function() vlm.cached_backward(direct, {}) end, "vlm.cached_backward: batches: expected at least one")
+  check.fails(function() vlm.cached_backward(direct, { { pictures = pictures } }) end,
+    "expected pictures, tokens and perhaps mask, got a tensor [24, 1, 8, 8], nil and nil in batch 1")
+end)
+
 check.finish()

@@ -1,0 +1,265 @@
+--- SAIL: two frozen encoders, one of pictures and one of texts, brought into one space by a light head on each. Zhang
+-- et al. 2025, "Assessing and Learning Alignment of Unimodal Vision and Language Models".
+--
+--     local image = vlm.embed(#pictures, function(start, rows) return encode(start, rows) end)   -- once, frozen
+--     local text = vlm.embed(...)                            -- [n, width], or [n, k, width] of k captions each
+--     local aligned = vlm.sail.Alignment { image = 192, text = 256, dim = 128 }
+--     vlm.sail.fit(aligned, image, text, { steps = 500, batch = 1024 })
+--     vlm.zero_shot(aligned:image_features(image), aligned:text_features(prompts), labels)
+--
+-- The encoders are not part of the model: features are computed once, and a batch of heads alone may be large. The loss
+-- is the sigmoid loss of SigLIP, in which every pair of picture and text is a question of its own, so that it is
+-- computed in pieces, and a picture may have several right texts. With kind = "linear" the same is the paper's
+-- alignment probing: how well two spaces can be aligned by linear maps. That k-NN tells this better than a linear
+-- probe does is the paper's finding; knn() is for that.
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local contrastive = require "tycho.vlm.contrastive"
+
+local nn = ty.nn
+local expect, fail, none = arguments.expect, arguments.fail, arguments.none
+local parameter = require("tycho.nn.options").parameter
+local M = {}
+
+-- ---- the heads ----
+
+-- The gated-linear head: W3 (relu(W1 x) * (W2 x)), of normed features.
+local Gated = nn.module "SailGatedHead"
+
+function Gated:init(inputs, width, outputs)
+  self.norm = nn.LayerNorm(inputs)
+  self.gate, self.value = nn.Linear(inputs, width), nn.Linear(inputs, width)
+  self.out = nn.Linear(width, outputs)
+end
+
+function Gated:forward(x)
+  x = self.norm(x)
+  return self.out(self.gate(x):relu() * self.value(x))
+end
+
+-- Alignment probing: one linear layer.
+local Linear = nn.module "SailLinearHead"
+
+function Linear:init(inputs, _, outputs)
+  self.norm = nn.LayerNorm(inputs)
+  self.out = nn.Linear(inputs, outputs)
+end
+
+function Linear:forward(x) return self.out(self.norm(x)) end
+
+--- A head for features of pictures and one for those of texts, with the scale and the bias of the sigmoid loss.
+---@class SailAlignment: Module
+---@field logit_scale Tensor  the logarithm of t
+---@field logit_bias Tensor   b
+local Alignment = nn.module "SailAlignment"
+M.Alignment = Alignment
+
+--- options: image and text (widths of the encoders' features), dim (of the common space, 128), width (of the gated
+-- layers, 4 times dim), kind ("glu"; "linear": alignment probing), scale (10) and bias (-10), with which t and b begin.
+---@param options table
+function Alignment:init(options)
+  local who = "vlm.sail.Alignment"
+  local o = arguments.read(who, options, { image = none, text = none, dim = 128, width = none, kind = "glu", scale = 10,
+    bias = -10 }, { image = "an integer >= 1", text = "an integer >= 1", dim = "an integer >= 1",
+    width = "an integer >= 1", kind = '"glu" or "linear"', scale = "a finite number > 0", bias = "a finite number" })
+  expect(who, "image", o.image, "an integer >= 1")
+  expect(who, "text", o.text, "an integer >= 1")
+  local Head, width = o.kind == "glu" and Gated or Linear, o.width or 4 * o.dim
+  self.widths = { image = o.image, text = o.text }
+  self.image_head, self.text_head = Head(o.image, width, o.dim), Head(o.text, width, o.dim)
+  self.logit_scale = parameter({}, function(t) t:fill_(math.log(o.scale)) end)
+  self.logit_bias = parameter({}, function(t) t:fill_(o.bias) end)
+end
+
+local function aligned(self, x, side)
+  if not ty.is_tensor(x) or x.ndim ~= 2 or x.shape[2] ~= self.widths[side] then
+    fail("SailAlignment: %s: expected features [n, %d], got %s", side, self.widths[side], arguments.describe(x))
+  end
+  return nn.normalize(self[side .. "_head"](x))
+end
+
+--- Features [n, dim] of length 1 of pictures, from the frozen encoder's [n, image].
+---@param x Tensor
+---@return Tensor
+function Alignment:image_features(x) return aligned(self, x, "image") end
+
+--- Features [n, dim] of length 1 of texts, from the frozen encoder's [n, text].
+---@param x Tensor
+---@return Tensor
+function Alignment:text_features(x) return aligned(self, x, "text") end
+
+--- Similarities t <x_i, y_j> + b [pictures, texts] of the encoders' features.
+---@param image Tensor
+---@param text Tensor
+---@return Tensor logits
+function Alignment:forward(image, text)
+  return self:image_features(image):matmul(self:text_features(text):transpose(0, 1)) * self.logit_scale:exp()
+    + self.logit_bias
+end
+
+-- ---- the loss ----
+
+-- The sum of -log sigmoid(z (t <x, y> + b)) of some pictures and all texts; first: the number of the first picture.
+local function piece(image, text, owner, scale, bias, first)
+  local logits = image:matmul(text:transpose(0, 1)) * scale + bias
+  local rows = ty.arange(image.shape[1], { device = image.device }) + first
+  local own = rows:unsqueeze(1):eq(owner:unsqueeze(0)):to(logits.dtype)
+  return ty.bce_with_logits(logits, own, nil, nil, "sum")
+end
+
+--- The sigmoid loss of pictures [n, d] and texts [m, d] (cosines count): the sum over all pairs of -log sigmoid(z (t
+-- <x_i, y_j> + b)), z = 1 where text j is one of picture i's and else -1, over n. Zhai et al. 2023, "Sigmoid Loss for
+-- Language Image Pre-Training". scale and bias: t and b, numbers or tensors. options: owner (i64 [m]: the picture that
+-- each text is of; by default text j is of picture j), chunk (pictures at a time, whose similarities are computed again
+-- in the backward pass and never stand in memory all at once; by default all).
+---@param image Tensor
+---@param text Tensor
+---@param scale number|Tensor
+---@param bias number|Tensor
+---@param options? {owner?: Tensor, chunk?: integer}
+---@return Tensor loss
+function M.loss(image, text, scale, bias, options)
+  local who = "vlm.sail.loss"
+  expect(who, "image", image, "a tensor")
+  expect(who, "text", text, "a tensor")
+  if image.ndim ~= 2 or text.ndim ~= 2 or image.shape[2] ~= text.shape[2] or image:numel() == 0 or text:numel() == 0
+  then
+    fail("%s: expected image [n, d] and text [m, d], got %s and %s", who, arguments.describe(image),
+      arguments.describe(text))
+  end
+  expect(who, "scale", scale, "a tensor or a finite number")
+  expect(who, "bias", bias, "a tensor or a finite number")
+  local o = arguments.read(who, options, { owner = none, chunk = none },
+    { owner = "a tensor", chunk = "an integer >= 1" })
+  local n, m, owner = image.shape[1], text.shape[1], o.owner
+  if owner == nil then
+    if n ~= m then fail("%s: owner: expected i64 [%d] where there are %d pictures, got nil", who, m, n) end
+    owner = ty.arange(m, { device = image.device })
+  elseif owner.ndim ~= 1 or owner.shape[1] ~= m or owner.dtype ~= "i64" then
+    fail("%s: owner: expected i64 [%d], got %s", who, m, arguments.describe(owner))
+  end
+  image, text = nn.normalize(image), nn.normalize(text)
+  local chunk = math.min(o.chunk or n, n)
+  if chunk == n then return piece(image, text, owner, scale, bias, 0) / n end
+  local sum
+  for first = 0, n - 1, chunk do
+    local part = ty.checkpoint(piece, image:narrow(0, first, math.min(chunk, n - first)), text, owner, scale, bias,
+      first)
+    sum = sum and sum + part or part
+  end
+  return sum / n
+end
+
+-- ---- training ----
+
+local defaults = { batch = 1024, seed = 0, loss = "sigmoid", chunk = none }
+local kinds = { batch = "an integer >= 2", seed = "an integer", loss = '"sigmoid" or "softmax"',
+  chunk = "an integer >= 1" }
+
+-- Features of a batch of texts [n, k, width] as [n * k, width], and the picture of each.
+local function with_owners(text)
+  if text.ndim == 2 then return text, ty.arange(text.shape[1], { device = text.device }) end
+  local n, k = text.shape[1], text.shape[2]
+  local owner = ty.arange(n, { device = text.device }):unsqueeze(1):expand(n, k):reshape(n * k)
+  return text:reshape(n * k, text.shape[3]), owner
+end
+
+--- Trains the heads on features of pictures [n, image] and of their texts [n, text], or [n, k, text] where each picture
+-- has k of them, which are all right. options: those of train.fit (steps, lr, ...; weight_decay 1e-4 here), and batch
+-- (1024: pictures of a step), seed (0: of their order), loss ("sigmoid"; "softmax": CLIP's, of each picture's first
+-- text), chunk (of the sigmoid loss). Returns what train.fit returns.
+---@param model SailAlignment
+---@param image Tensor
+---@param text Tensor
+---@param options table
+---@return number[] losses
+---@return Module averaged
+function M.fit(model, image, text, options)
+  local who = "vlm.sail.fit"
+  expect(who, "model", model, "a module")
+  if not (model.image_head and model.logit_bias) then
+    fail("%s: model: expected a SailAlignment, got %s", who, arguments.describe(model))
+  end
+  expect(who, "image", image, "a tensor")
+  expect(who, "text", text, "a tensor")
+  if image.ndim ~= 2 or (text.ndim ~= 2 and text.ndim ~= 3) or image:numel() == 0 or image.shape[1] ~= text.shape[1]
+  then
+    fail("%s: expected image [n, d] and text [n, e] or [n, k, e], got %s and %s", who, arguments.describe(image),
+      arguments.describe(text))
+  end
+  expect(who, "options", options, "a table")
+  local own, rest = {}, { title = "alignment", weight_decay = 1e-4 }
+  for key, value in pairs(options) do
+    if defaults[key] ~= nil then own[key] = value else rest[key] = value end
+  end
+  local o = arguments.read(who, own, defaults, kinds)
+  local set = ty.data.TensorDataset { image = image, text = text }
+  local loader = ty.data.DataLoader(set, { batch_size = math.min(o.batch, image.shape[1]), shuffle = true,
+    seed = o.seed, drop_last = true, device = model:device() })
+  function rest.loss(network, batch)
+    local scale = network.logit_scale:exp()
+    if o.loss == "softmax" then
+      local first = batch.text.ndim == 3 and batch.text:select(1, 0) or batch.text
+      return (contrastive.loss(network:image_features(batch.image), network:text_features(first), scale))
+    end
+    local texts, owner = with_owners(batch.text)
+    return M.loss(network:image_features(batch.image), network:text_features(texts), scale, network.logit_bias,
+      { owner = owner, chunk = o.chunk })
+  end
+  return ty.train.fit(model, loader, rest)
+end
+
+-- ---- what encoders are assessed by ----
+
+--- The class token joined with the mean of the patches, as the paper takes a vision transformer's features: hidden
+-- states [n, 1 + patches, d] to [n, 2 d]. first: false where there is no class token; then the mean is joined with the
+-- largest of each feature.
+---@param states Tensor
+---@param first? boolean  (true)
+---@return Tensor
+function M.joined(states, first)
+  local who = "vlm.sail.joined"
+  expect(who, "states", states, "a tensor")
+  expect(who, "first", first, "a boolean or nil")
+  if states.ndim ~= 3 or states:numel() == 0 or first ~= false and states.shape[2] < 2 then
+    fail("%s: states: expected [n, 1 + patches, d], got %s", who, arguments.describe(states))
+  end
+  if first == false then return ty.concat({ states:mean(1), states:max(1) }, -1) end
+  return ty.concat({ states:select(1, 0), states:narrow(1, 1, states.shape[2] - 1):mean(1) }, -1)
+end
+
+--- Accuracy of k nearest neighbours by cosine: the class of each of `features` [n, d] by the votes of its k nearest
+-- among `known` [m, d], whose classes are i64 [m], each vote weighted by exp(cosine / 0.07) as Wu et al. 2018 have it.
+---@param known Tensor
+---@param classes Tensor   i64 [m]
+---@param features Tensor
+---@param labels Tensor    i64 [n]
+---@param k? integer       (20)
+---@return number accuracy
+function M.knn(known, classes, features, labels, k)
+  local who = "vlm.sail.knn"
+  for name, x in pairs { known = known, classes = classes, features = features, labels = labels } do
+    expect(who, name, x, "a tensor")
+  end
+  if known == nil or classes == nil or features == nil or labels == nil then
+    fail("%s: expected known, classes, features and labels, got fewer", who)
+  end
+  k = expect(who, "k", k == nil and 20 or k, "an integer >= 1")
+  if known.ndim ~= 2 or features.ndim ~= 2 or known.shape[2] ~= features.shape[2] or classes.ndim ~= 1
+    or labels.ndim ~= 1 or classes.shape[1] ~= known.shape[1] or labels.shape[1] ~= features.shape[1]
+    or classes.dtype ~= "i64" or labels.dtype ~= "i64" or known:numel() == 0 or features:numel() == 0 then
+    fail("%s: expected known [m, d], classes i64 [m], features [n, d] and labels i64 [n], got %s, %s, %s and %s", who,
+      arguments.describe(known), arguments.describe(classes), arguments.describe(features), arguments.describe(labels))
+  end
+  return ty.no_grad(ty.scope, function()
+    local cosines = nn.normalize(features):matmul(nn.normalize(known):transpose(0, 1))
+    local near, at = cosines:topk(math.min(k, known.shape[1]))
+    local count = math.max(classes:max():item(), labels:max():item()) + 1
+    local votes = ty.zeros({ features.shape[1], count }, { dtype = near.dtype, device = near.device })
+    local found = classes:index_select(0, at:flatten()):reshape(table.unpack(at.shape))
+    votes = votes:scatter_add(1, found, ((near - 1) / 0.07):exp())
+    return votes:argmax(1):eq(labels):to("f32"):mean():item()
+  end)
+end
+
+return M
