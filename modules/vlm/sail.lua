@@ -228,6 +228,22 @@ function M.joined(states, first)
   return ty.concat({ states:select(1, 0), states:narrow(1, 1, states.shape[2] - 1):mean(1) }, -1)
 end
 
+-- Checks what the two assessments take.
+local function check_labelled(who, known, classes, features, labels)
+  for i, x in ipairs(table.pack(known or false, classes or false, features or false, labels or false)) do
+    expect(who, ({ "known", "classes", "features", "labels" })[i], x or nil, "a tensor")
+  end
+  if known.ndim ~= 2 or features.ndim ~= 2 or known.shape[2] ~= features.shape[2] or classes.ndim ~= 1
+    or labels.ndim ~= 1 or classes.shape[1] ~= known.shape[1] or labels.shape[1] ~= features.shape[1]
+    or classes.dtype ~= "i64" or labels.dtype ~= "i64" or known:numel() == 0 or features:numel() == 0 then
+    fail("%s: expected known [m, d], classes i64 [m], features [n, d] and labels i64 [n], got %s, %s, %s and %s", who,
+      arguments.describe(known), arguments.describe(classes), arguments.describe(features), arguments.describe(labels))
+  elseif math.min(classes:min():item(), labels:min():item()) < 0 then
+    fail("%s: expected classes and labels from 0 on, got %d", who, math.min(classes:min():item(), labels:min():item()))
+  end
+  return math.max(classes:max():item(), labels:max():item()) + 1
+end
+
 --- Accuracy of k nearest neighbours by cosine: the class of each of `features` [n, d] by the votes of its k nearest
 -- among `known` [m, d], whose classes are i64 [m], each vote weighted by exp(cosine / 0.07) as Wu et al. 2018 have it.
 ---@param known Tensor
@@ -238,27 +254,44 @@ end
 ---@return number accuracy
 function M.knn(known, classes, features, labels, k)
   local who = "vlm.sail.knn"
-  for name, x in pairs { known = known, classes = classes, features = features, labels = labels } do
-    expect(who, name, x, "a tensor")
-  end
-  if known == nil or classes == nil or features == nil or labels == nil then
-    fail("%s: expected known, classes, features and labels, got fewer", who)
-  end
+  local count = check_labelled(who, known, classes, features, labels)
   k = expect(who, "k", k == nil and 20 or k, "an integer >= 1")
-  if known.ndim ~= 2 or features.ndim ~= 2 or known.shape[2] ~= features.shape[2] or classes.ndim ~= 1
-    or labels.ndim ~= 1 or classes.shape[1] ~= known.shape[1] or labels.shape[1] ~= features.shape[1]
-    or classes.dtype ~= "i64" or labels.dtype ~= "i64" or known:numel() == 0 or features:numel() == 0 then
-    fail("%s: expected known [m, d], classes i64 [m], features [n, d] and labels i64 [n], got %s, %s, %s and %s", who,
-      arguments.describe(known), arguments.describe(classes), arguments.describe(features), arguments.describe(labels))
-  end
   return ty.no_grad(ty.scope, function()
     local cosines = nn.normalize(features):matmul(nn.normalize(known):transpose(0, 1))
     local near, at = cosines:topk(math.min(k, known.shape[1]))
-    local count = math.max(classes:max():item(), labels:max():item()) + 1
     local votes = ty.zeros({ features.shape[1], count }, { dtype = near.dtype, device = near.device })
     local found = classes:index_select(0, at:flatten()):reshape(table.unpack(at.shape))
     votes = votes:scatter_add(1, found, ((near - 1) / 0.07):exp())
     return votes:argmax(1):eq(labels):to("f32"):mean():item()
+  end)
+end
+
+--- Accuracy of a linear probe, by ridge regression to one-hot classes, in closed form and in f64: what k-NN is compared
+-- with as a forecast of alignment. Features are centred and scaled by those of `known`.
+---@param known Tensor
+---@param classes Tensor   i64 [m]
+---@param features Tensor
+---@param labels Tensor    i64 [n]
+---@param ridge? number    (1e-2: of the number of rows)
+---@return number accuracy
+function M.linear_probe(known, classes, features, labels, ridge)
+  local who = "vlm.sail.linear_probe"
+  local count = check_labelled(who, known, classes, features, labels)
+  ridge = expect(who, "ridge", ridge == nil and 1e-2 or ridge, "a finite number > 0")
+  return ty.no_grad(ty.scope, function()
+    local x = known:to "f64"
+    local mean = x:mean(0, true)
+    local scale = (x - mean):square():mean(0, true):sqrt() + 1e-6
+    local function with_one(y)
+      y = (y:to "f64" - mean) / scale
+      return ty.concat({ y, ty.ones({ y.shape[1], 1 }, { dtype = "f64", device = y.device }) }, 1)
+    end
+    x = with_one(known)
+    local target = ty.one_hot(classes, count):to "f64"
+    local gram = x:transpose(0, 1):matmul(x)
+    gram = gram + ty.eye(gram.shape[1], { dtype = "f64", device = gram.device }) * (ridge * x.shape[1])
+    local weight = ty.solve(gram, x:transpose(0, 1):matmul(target))
+    return with_one(features):matmul(weight):argmax(1):eq(labels):to("f32"):mean():item()
   end)
 end
 

@@ -140,6 +140,17 @@ check.test("joined and k-NN", function()
   check.equal(sail.knn(known, classes, asked, ty.tensor { 0, 1, 0 }), 1.0)
 end)
 
+check.test("a linear probe finds what lines divide, and k-NN what they do not", function()
+  ty.manual_seed(8)
+  local x = ty.randn(200, 2)
+  local left = x:select(1, 0):gt(0):to "i64"
+  check.ok(sail.linear_probe(x["0:100"], left["0:100"], x["100:200"], left["100:200"]) > 0.93)
+  local cross = (x:select(1, 0) * x:select(1, 1)):gt(0):to "i64"
+  check.ok(sail.linear_probe(x["0:100"], cross["0:100"], x["100:200"], cross["100:200"]) < 0.75)
+  check.ok(sail.knn(x["0:100"], cross["0:100"], x["100:200"], cross["100:200"], 5) > 0.9)
+  check.fails(function() sail.linear_probe(x, left - 1, x, left) end, "expected classes and labels from 0 on, got -1")
+end)
+
 check.test("wrong arguments", function()
   local x = ty.ones(3, 2)
   check.fails(function() sail.loss(x, ty.ones(4, 2), 1, 0) end,
