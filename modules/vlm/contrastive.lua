@@ -105,6 +105,24 @@ function M.check_batches(who, batches)
   end
 end
 
+--- Batches of a cycle as { pictures, tokens, mask }: a function of train.fit's next().
+---@param who string
+---@param count integer     batches of a cycle
+---@param inputs? function  of a batch: pictures, tokens, mask
+---@return fun(next: function): table[]
+function M.cycles(who, count, inputs)
+  inputs = inputs or inputs_of
+  return function(next_batch)
+    local list = {}
+    for i = 1, count do
+      local pictures, tokens, mask = inputs(next_batch())
+      list[i] = { pictures = pictures, tokens = tokens, mask = mask }
+    end
+    M.check_batches(who, list)
+    return list
+  end
+end
+
 --- Trains a CLIPModel on batches of pictures and texts that belong together: the symmetric loss, with the logarithm of
 -- the scale learnt and kept at most log 100. The optimizer, schedule, average, evaluation and checkpoints are those of
 -- train.fit, whose options are taken; and

@@ -26,6 +26,7 @@ return require "tycho.lazy" (M, {
   Dialogue = "tycho.vlm.dialogue",
   join = "tycho.vlm.join",
   sail = "tycho.vlm.sail",
+  msd = "tycho.vlm.msd",
   CLIPModel = { "tycho.models", "CLIPModel" },
   Llava = { "tycho.models", "Llava" },
 })

@@ -218,6 +218,7 @@ object("Llava", function()
   return require("tycho.models").Llava { text_config = text, vision_config = encoder, image_token_index = 7,
     vision_feature_layer = -1 }
 end)
+object("KeyQueue", function() return require("tycho.vlm").msd.queue(4) end)
 object("SailAlignment", function() return require("tycho.vlm").sail.Alignment { image = 2, text = 2 } end)
 object("Gaussian", function() return require("tycho.models").Gaussian.new(ty.zeros(1, 2, 2, 2)) end)
 object("Cache", function() return require("tycho.llm").Cache.new(2) end)
