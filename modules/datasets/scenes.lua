@@ -9,6 +9,7 @@ local arguments = require "tycho.arguments"
 local atlas = require "tycho.datasets.scenes.atlas"
 local captions = require "tycho.datasets.scenes.captions"
 local colours = require "tycho.datasets.scenes.colours"
+local complexity = require "tycho.datasets.scenes.complexity"
 local held_out = require "tycho.datasets.scenes.held_out"
 local items = require "tycho.datasets.items"
 local layout = require "tycho.datasets.scenes.layout"
@@ -32,6 +33,8 @@ M.statements = statements
 
 --- The kinds of questions, as the field questions has them.
 M.question_kinds = questions.kinds
+
+M.complexity = complexity
 
 --- Scenes of emoji with captions, questions, boxes and masks, drawn on demand, as a data set.
 ---@class Scenes

@@ -27,6 +27,7 @@ return require "tycho.lazy" (M, {
   join = "tycho.vlm.join",
   sail = "tycho.vlm.sail",
   msd = "tycho.vlm.msd",
+  icar = "tycho.vlm.icar",
   CLIPModel = { "tycho.models", "CLIPModel" },
   Llava = { "tycho.models", "Llava" },
 })

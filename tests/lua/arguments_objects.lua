@@ -218,6 +218,11 @@ object("Llava", function()
   return require("tycho.models").Llava { text_config = text, vision_config = encoder, image_token_index = 7,
     vision_feature_layer = -1 }
 end)
+object("EarlyExit", function()
+  return require("tycho.vlm").icar.EarlyExit(require("tycho.models").CLIPModel { text_config = text,
+    vision_config = { hidden_size = 4, intermediate_size = 4, num_hidden_layers = 2, num_attention_heads = 2,
+      image_size = 4, patch_size = 2 }, projection_dim = 2 }, { layer = 1 })
+end)
 object("KeyQueue", function() return require("tycho.vlm").msd.queue(4) end)
 object("SailAlignment", function() return require("tycho.vlm").sail.Alignment { image = 2, text = 2 } end)
 object("Gaussian", function() return require("tycho.models").Gaussian.new(ty.zeros(1, 2, 2, 2)) end)
