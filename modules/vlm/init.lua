@@ -28,6 +28,7 @@ return require "tycho.lazy" (M, {
   sail = "tycho.vlm.sail",
   msd = "tycho.vlm.msd",
   icar = "tycho.vlm.icar",
+  label_instructions = "tycho.vlm.label_instructions",
   CLIPModel = { "tycho.models", "CLIPModel" },
   Llava = { "tycho.models", "Llava" },
 })

@@ -38,6 +38,7 @@ return {
   vlm = {
     models = "networks under the module's names",
     llm = "generation of text about pictures",
+    vision = "average precision, by which retrieval is scored",
   },
 
   -- The small models that ship.
