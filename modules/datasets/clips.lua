@@ -50,6 +50,33 @@ end
 -- How often what moves is large, in percent: where there is way to go, it is rather not.
 local large_shares = { constant = 20, gravity = 30, bounce = 20, spin = 60, approach = 0 }
 
+-- What is to confuse or to hide the one that moves: others that look like it and move on their own, in front of it, and
+-- something large in front of all where it is halfway.
+local function new_extras(self, numbers, mover, count)
+  local list = {}
+  for i = 1, self.distractors do
+    local law = numbers:choose { "constant", "bounce" }
+    list[i] = { object = mover.object, name = mover.name, colour = mover.colour, size = "medium", distractor = true,
+      mirrored = numbers:integer(0, 1) == 1, motion = motion.draw(numbers, law, "medium") }
+  end
+  if self.occlusion > 0 and numbers:number() < self.occlusion then
+    local other
+    repeat other = numbers:choose(self.layout.objects_of) until other ~= mover.object
+    local where = motion.still(numbers, "medium")
+    where.x, where.y = motion.at(mover.motion, (count - 1) // 2, math.max(count - 1, 1))
+    list[#list + 1] = { object = other, name = objects[other + 1].name, size = "medium", cover = true, motion = where,
+      mirrored = numbers:integer(0, 1) == 1 }
+  end
+  return list
+end
+
+-- The objects of a scene in the order in which they are drawn, which is that of their rows.
+local function drawn_of(segment)
+  if not segment.extras then return segment.objects end
+  local list = table.move(segment.objects, 1, #segment.objects, 1, {})
+  return table.move(segment.extras, 1, #segment.extras, #list + 1, list)
+end
+
 -- A scene of so many frames: one that moves in front of, perhaps, one that does not.
 local function new_segment(self, numbers, from, count)
   local object, law = pick_mover(self, numbers)
@@ -75,6 +102,7 @@ local function new_segment(self, numbers, from, count)
     local begin = numbers:integer(0, count - length)
     segment.still = { from + begin, from + begin + length - 1 }
   end
+  if self.distractors > 0 or self.occlusion > 0 then segment.extras = new_extras(self, numbers, mover, count) end
   return segment
 end
 
@@ -109,16 +137,17 @@ local function draw(self, clips, k)
     for _, segment in ipairs(clip.segments) do
       scenes[#scenes + 1] = segment
       segment.row = row
-      row = row + #segment.objects
+      local all = drawn_of(segment)
+      row = row + #all
       for f = segment.from, segment.from + segment.count - 1 do
         of_frame[#of_frame + 1] = #scenes - 1
         local t, last = time_of(segment, f)
         for _ = 1, segment.row do at = rows.nothing(list, at) end
-        for _, o in ipairs(segment.objects) do
+        for _, o in ipairs(all) do
           local x, y, edge, turned = motion.at(o.motion, t, last)
           at = rows.sprite(list, at, o.object, x, y, edge, turned, o.mirrored, o.colour, side, texels)
         end
-        for _ = segment.row + #segment.objects + 1, k do at = rows.nothing(list, at) end
+        for _ = segment.row + #all + 1, k do at = rows.nothing(list, at) end
       end
     end
   end
@@ -131,7 +160,7 @@ end
 -- bottom, visible }. False where one is hidden too much for too long.
 local function read_tracks(self, clip, boxes, overlap, k, at)
   for _, segment in ipairs(clip.segments) do
-    for j, o in ipairs(segment.objects) do
+    for j, o in ipairs(drawn_of(segment)) do
       local row, seen = segment.row + j, 0
       o.track = {}
       for f = segment.from, segment.from + segment.count - 1 do
@@ -143,7 +172,7 @@ local function read_tracks(self, clip, boxes, overlap, k, at)
         o.track[f + 1] = { x * self.side / 1024, y * self.side / 1024, boxes[b + 1], boxes[b + 2], boxes[b + 3],
           boxes[b + 4], visible }
       end
-      if 3 * seen < 2 * segment.count then return false end
+      if 3 * seen < 2 * segment.count and not o.distractor and not o.cover then return false end
     end
   end
   return true
@@ -190,7 +219,7 @@ end
 
 local function each_object(clip, fn)
   for _, segment in ipairs(clip.segments) do
-    for j, object in ipairs(segment.objects) do fn(object, segment.row + j, segment) end
+    for j, object in ipairs(drawn_of(segment)) do fn(object, segment.row + j, segment) end
   end
 end
 
@@ -224,6 +253,11 @@ local makers = {
     for r, clip in ipairs(b.clips) do list[r] = clip.cut or -1 end
     return ty.tensor(list, { dtype = "i64" })
   end,
+  target = function(_, b)
+    local list = {}
+    for r, clip in ipairs(b.clips) do list[r] = #clip.segments[1].objects - 1 end
+    return ty.tensor(list, { dtype = "i64" })
+  end,
   objects = function(_, b)
     local list = {}
     for i = 1, #b.clips * b.k do list[i] = -1 end
@@ -252,7 +286,7 @@ local makers = {
 local function batch_of(self, positions)
   local generators = {}
   for r, i in ipairs(positions) do generators[r] = generator(self, "clip", i) end
-  local b, result = { positions = positions, k = self.layout.high * (self.cuts > 0 and 2 or 1) }, {}
+  local b, result = { positions = positions, k = self.most }, {}
   b.clips, b.video, b.owner = make(self, generators, b.k)
   for _, field in ipairs(self.fields) do result[field] = makers[field](self, b) end
   return result, b
@@ -294,11 +328,11 @@ end
 local none = arguments.none
 local defaults = { split = "training", seed = 0, size = 32, frames = 16, length = none,
   fields = { "video", "caption", "asked", "scene", "law", "tracks" }, objects = { 1, 2 }, laws = none,
-  backgrounds = none, cuts = 0, still = 0, visible = 0.4 }
+  backgrounds = none, cuts = 0, still = 0, visible = 0.4, distractors = 0, occlusion = 0 }
 local kinds = { split = "a string", seed = "an integer", size = "32 or 64 or 128", frames = "an integer in [8, 32]",
   length = "an integer >= 0", fields = "a list of strings", objects = "a pair of integers", laws = "a list of strings",
   backgrounds = "a list of strings", cuts = "a number in [0, 1]", still = "a number in [0, 1]",
-  visible = "a number in [0, 1]" }
+  visible = "a number in [0, 1]", distractors = "an integer in [0, 3]", occlusion = "a number in [0, 1]" }
 
 --- Items of an epoch of each split.
 M.lengths = { training = 50000, validation = 2000, held_out_objects = 2000, held_out_combinations = 2000 }
@@ -306,10 +340,13 @@ M.lengths = { training = 50000, validation = 2000, held_out_objects = 2000, held
 --- datasets.load("clips", options). options: split ("training", "validation", "held_out_objects",
 -- "held_out_combinations"), seed (0), size (32 pixels a side; 64, 128), frames (16; 8 to 32), length (items of an
 -- epoch), fields (only these are made: video, caption, asked, scene, law, tracks by default, and cut, objects, owner,
--- masks), objects ({ 1, 2 }: the least and the most in a scene, of which one moves), laws (of constant, gravity,
--- bounce, spin, approach), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), cuts (0: the share of
--- clips with two scenes), still (0: the share of scenes in which nothing moves for a stretch of frames), visible (0.4:
--- of an object, in two thirds of its frames at least).
+-- masks, target), objects ({ 1, 2 }: the least and the most in a scene, of which one moves), laws (of constant,
+-- gravity, bounce, spin, approach), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), cuts (0:
+-- the share of clips with two scenes), still (0: the share of scenes in which nothing moves for a stretch of frames),
+-- visible (0.4: of an object, in two thirds of its frames at least), distractors (0 to 3: so many others that look like
+-- the one that moves and move on their own), occlusion (0: the share of scenes in which something is in front of where
+-- the one that moves is halfway). Distractors and what hides come last among a scene's rows; captions do not speak of
+-- them, and `target` says the row of the one that moves.
 ---@param options? table
 ---@return Clips
 function M.load(options)
@@ -348,7 +385,9 @@ function M.load(options)
     if kind == "photo" then photos = atlas.photos(o.split == "training" and "training" or "held_out") end
   end
   return setmetatable({ size = o.length or M.lengths[o.split], side = o.size, frames = o.frames, seed = o.seed,
-    split = o.split, fields = o.fields, visible = o.visible, cuts = o.cuts, still = o.still,
+    split = o.split, fields = o.fields, visible = o.visible, distractors = o.distractors, occlusion = o.occlusion,
+    most = (high + o.distractors + (o.occlusion > 0 and 1 or 0)) * (o.cuts > 0 and 2 or 1),
+    cuts = o.cuts, still = o.still,
     laws = chosen("laws", o.laws, motion.laws), atlas = atlas.objects(o.size == 128 and 128 or 64), photos = photos,
     streams = { clip = "clips " .. o.split, caption = "clip captions " .. o.split },
     layout = { objects_of = o.split == "held_out_objects" and held_out.objects or held_out.others, tints = tints,

@@ -304,4 +304,31 @@ check.test("options, and wrong ones", function()
   check.fails(function() return few:get(5) end, "get: i: expected 0 to 4, got 5")
 end)
 
+check.test("distractors look like the one that moves, what hides is where it is halfway; without both nothing changes",
+  function()
+    local o = { size = 64, frames = 9, objects = { 1, 1 }, backgrounds = { "plain" },
+      fields = { "video", "tracks", "objects", "target", "scene" }, laws = { "constant", "bounce" } }
+    local plain = datasets.load("clips", o)
+    o.distractors, o.occlusion = 2, 1
+    local set = datasets.load("clips", o)
+    local batch = set:batch { 0, 1, 2, 3 }
+    check.equal({ batch.objects.shape, batch.target:tolist() }, { { 4, 4 }, { 0, 0, 0, 0 } })
+    for k = 0, 3 do
+      local row, tracks = batch.objects:select(0, k):tolist(), batch.tracks:select(0, k)
+      check.ok(row[1] == row[2] and row[2] == row[3] and row[4] ~= row[1])
+      local mover, cover = tracks:select(0, 0):select(0, 4):tolist(), tracks:select(0, 3):select(0, 4):tolist()
+      check.equal({ mover[1], mover[2] }, { cover[1], cover[2] })
+      check.ok(mover[7] < 0.8, "hidden in part")
+      local apart = (tracks:select(0, 1) - tracks:select(0, 0)):narrow(1, 0, 2):abs():amax():item()
+      check.ok(apart > 1, "they move on their own")
+      check.equal(#batch.scene[k + 1].segments[1].objects, 1)
+    end
+    local item = set:get(2)
+    check.equal({ item.objects.shape, item.target:item() }, { { 4 }, 0 })
+    check.equal(plain:get(2).objects.shape, { 1 })
+    o.distractors, o.occlusion = 0, 0
+    check.ok(ty.equal(datasets.load("clips", o):get(5).video, plain:get(5).video))
+    check.fails(function() datasets.load("clips", { distractors = 4 }) end, "distractors: expected an integer in [0, 3]")
+  end)
+
 check.finish()
