@@ -39,7 +39,9 @@ local function straight(x, value) return value + (x - x:detach()) end
 function M.fake(w, step, zero, bits)
   local who = "quant.efficient_qat.fake"
   local top = (1 << expect(who, "bits", bits, "an integer in [1, 8]")) - 1
-  for name, value in pairs { w = w, step = step, zero = zero } do expect(who, name, value, "a tensor") end
+  expect(who, "w", w, "a tensor")
+  expect(who, "step", step, "a tensor")
+  expect(who, "zero", zero, "a tensor")
   step = straight(step, step:detach():clamp(1e-4, 1e4))
   zero = straight(zero, zero:detach():round():clamp(0, top))
   local scaled = w / step
