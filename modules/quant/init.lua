@@ -26,6 +26,7 @@ return {
   trit = require "tycho.quant.trit",
   efficient_qat = require "tycho.quant.efficient_qat",
   qllm = require "tycho.quant.qllm",
+  vector = require "tycho.quant.vector",
   stored = require "tycho.quant.stored",
   baselines = require "tycho.quant.baselines",
   round = gptq.round,
