@@ -12,6 +12,7 @@
 -- peft.qlora makes the frozen weights 4-bit codes as well, peft.footprint says what training
 -- will take, peft.account what it would take for any configuration. peft.eora makes
 -- adapters without training, which give a compressed model back what it lost.
+-- peft.token_classification puts a head for tagging words on an encoder.
 -- peft.mend trains networks that edit a model by the gradient of one example.
 -- peft.lamda trains small square matrices between fixed directions of the weights, peft.loram trains on a pruned model
 -- what the whole one is to have, peft.mixlora mixes experts behind a router, peft.slimfit trains all weights, a few in
@@ -48,5 +49,6 @@ return {
   packed = require "tycho.peft.packed",
   audit = require "tycho.peft.audit",
   compare = require "tycho.peft.compare",
+  token_classification = require "tycho.peft.token_classification",
   mend = require "tycho.peft.mend",
 }

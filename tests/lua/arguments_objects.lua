@@ -262,6 +262,11 @@ end)
 object("MendEditor", function()
   return require("tycho.peft").mend.editor(nn.Sequential(nn.Linear(2, 2)), { layers = { "0" }, rank = 1 })
 end)
+object("TokenClassifier", function()
+  local bert = require("tycho.models").Bert { vocab_size = 4, hidden_size = 2, num_hidden_layers = 1,
+    num_attention_heads = 1, intermediate_size = 2 }
+  return require("tycho.peft").token_classification.new(bert, { "O", "B-a" })
+end)
 object("GeometryNet", function() return require("tycho.models").GeometryNet() end)
 object("Random", function() return require("tycho.datasets").random.new(0, "walk", 0) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)
