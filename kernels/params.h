@@ -138,6 +138,12 @@ typedef struct ty_p_attention {
   int64_t window, sinks;
 } ty_p_attention;
 
+/* Attention of blocks of queries to listed blocks of keys. */
+typedef struct ty_p_blocks {
+  double scale;
+  int64_t query_block, key_block;
+} ty_p_blocks;
+
 /* Recurrent networks. Gates in this order: LSTM input, forget, cell, output; GRU reset, update, new; sLSTM input, forget,
  * cell, output, the forget gate a sigmoid or (TY_SLSTM_EXP) an exponential. */
 typedef enum ty_cell { TY_LSTM, TY_GRU, TY_SLSTM, TY_SLSTM_EXP } ty_cell;

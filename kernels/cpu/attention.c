@@ -101,8 +101,29 @@ static bool all_in_gap(const query *rows, int n, int64_t from, int64_t to) {
 }
 
 typedef struct gradients {
-  const ty_view *g, *y, *lse, *dq, *dk, *dv, *dmask;
+  const ty_view *g, *y, *lse, *dlse, *dq, *dk, *dv, *dmask; /* dlse and dmask: NULL or wanted */
 } gradients;
+
+/* Blocks of queries that see listed blocks of keys, [b, h, queries, kept]. */
+typedef struct block_lists {
+  const ty_view *list;
+  int64_t query_block, key_block, queries, kept;
+} block_lists;
+
+static bool block_lists_of(block_lists *x, const ty_view *list, const ty_p_blocks *p, int64_t s) {
+  *x = (block_lists){ list, p->query_block, p->key_block, list->size[2], list->size[3] };
+  int64_t keys = s / p->key_block + (s % p->key_block != 0);
+  for (int64_t b = 0; b < (list->stride[0] ? list->size[0] : 1) && list->count; b++)
+    for (int64_t h = 0; h < (list->stride[1] ? list->size[1] : 1); h++)
+      for (int64_t i = 0; i < x->queries; i++)
+        for (int64_t j = 0; j < x->kept; j++) {
+          int64_t at = *(const int64_t *)(const void *)element(list, b, h, i, j);
+          if (at < -1 || at >= keys)
+            return ty_fail(TY_EINDEX, "blocks: index %lld is out of range for size %lld", (long long)at,
+                           (long long)keys);
+        }
+  return true;
+}
 
 #include "attention_names.h"
 
@@ -114,6 +135,7 @@ typedef struct gradients {
 #include "attention_tile.h"
 #include "attention_forward.h"
 #include "attention_backward.h"
+#include "attention_blocks.h"
 #undef REAL
 #undef REAL_INT
 #undef LANES
@@ -127,6 +149,7 @@ typedef struct gradients {
 #include "attention_tile.h"
 #include "attention_forward.h"
 #include "attention_backward.h"
+#include "attention_blocks.h"
 
 bool TY_KERNEL(attention)(const ty_kernel_args *k) {
   plan p = plan_of(k->in[0], k->in[1], k->in[2], k->in[3], k->in[4], k->params);
@@ -146,4 +169,29 @@ bool TY_KERNEL(attention_backward)(const ty_kernel_args *k) {
                   .dv = k->out[2],
                   .dmask = k->nout > 3 && k->out[3] && k->out[3]->count ? k->out[3] : NULL };
   return k->in[1]->dtype == TY_F64 ? backward_f64(&p, &a) : backward_f32(&p, &a);
+}
+
+static plan plan_of_blocks(const ty_view *q, const ty_view *k, const ty_view *v, const ty_p_blocks *p) {
+  return plan_of(q, k, v, NULL, NULL, &(ty_p_attention){ .scale = p->scale, .window = -1 });
+}
+
+bool TY_KERNEL(block_sparse_attention)(const ty_kernel_args *k) {
+  const ty_p_blocks *params = k->params;
+  plan p = plan_of_blocks(k->in[0], k->in[1], k->in[2], params);
+  block_lists lists;
+  if (!block_lists_of(&lists, k->in[3], params, p.s)) return false;
+  return k->in[0]->dtype == TY_F64 ? blocks_forward_f64(&p, &lists, k->out[0], k->out[1])
+                                   : blocks_forward_f32(&p, &lists, k->out[0], k->out[1]);
+}
+
+/* in: g, q, k, v, y, lse, dlse, blocks, and two that GPUs take; out: dq, dk, dv. */
+bool TY_KERNEL(block_sparse_attention_backward)(const ty_kernel_args *k) {
+  const ty_p_blocks *params = k->params;
+  plan p = plan_of_blocks(k->in[1], k->in[2], k->in[3], params);
+  block_lists lists;
+  if (!block_lists_of(&lists, k->in[7], params, p.s)) return false;
+  gradients a = {
+    .g = k->in[0], .y = k->in[4], .lse = k->in[5], .dlse = k->in[6], .dq = k->out[0], .dk = k->out[1], .dv = k->out[2]
+  };
+  return k->in[1]->dtype == TY_F64 ? blocks_backward_f64(&p, &lists, &a) : blocks_backward_f32(&p, &lists, &a);
 }

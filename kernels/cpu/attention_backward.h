@@ -51,8 +51,11 @@ static void span_load(const backward_context *c, int64_t b, int64_t kv_head, int
       pack_row(w->g + at * c->room_v, g, a->g->stride[3], p->dv, c->room_v, 1);
       REAL delta = 0;
       for (int64_t k = 0; k < p->dv; k++) delta += g[k * a->g->stride[3]] * y[k * a->y->stride[3]];
+      const ty_view *lse = a->lse, *dlse = a->dlse;
       w->delta[at] = delta;
-      const ty_view *lse = a->lse;
+      if (dlse) /* dS = P (G V' - delta + dlse) */
+        w->delta[at] -=
+            ((const REAL *)dlse->data)[b * dlse->stride[0] + head * dlse->stride[1] + pos * dlse->stride[2]];
       w->lse[at] = ((const REAL *)lse->data)[b * lse->stride[0] + head * lse->stride[1] + pos * lse->stride[2]];
       if (w->lse[at] == (REAL)-INFINITY) rows[r].low = rows[r].high = 0;
     }

@@ -202,24 +202,33 @@ static void forward_task(const forward_context *c, int64_t task, forward_work *w
   }
 }
 
-static void forward_piece(void *context, int64_t begin, int64_t end) {
-  forward_context *c = context;
+/* Memory for a block; NULL with c->failed set. */
+static REAL *forward_alloc(forward_context *c, forward_work **work, size_t *bytes) {
   const plan *p = c->plan;
   int64_t rows = (c->rows + GROUP - 1) / GROUP * GROUP;
   int64_t elements = rows * (LANES + c->room + p->d) + KEYS * (p->d + c->room + GROUP);
-  size_t bytes = (size_t)elements * sizeof(REAL) + sizeof(forward_work);
-  REAL *memory = ty_scratch_alloc(bytes);
+  *bytes = (size_t)elements * sizeof(REAL) + sizeof(forward_work);
+  REAL *memory = ty_scratch_alloc(*bytes);
   if (!memory) {
     __atomic_store_n(&c->failed, true, __ATOMIC_RELAXED);
-    return;
+    return NULL;
   }
-  forward_work *w = (forward_work *)(void *)(memory + elements);
+  forward_work *w = *work = (forward_work *)(void *)(memory + elements);
   w->sum = memory;
   w->out = w->sum + rows * LANES;
   w->panels = w->out + rows * c->room;
   w->keys = w->panels + rows * p->d;
   w->values = w->keys + KEYS * p->d;
   w->scores = w->values + KEYS * c->room;
+  return memory;
+}
+
+static void forward_piece(void *context, int64_t begin, int64_t end) {
+  forward_context *c = context;
+  forward_work *w;
+  size_t bytes;
+  REAL *memory = forward_alloc(c, &w, &bytes);
+  if (!memory) return;
   for (int64_t task = begin; task < end; task++) forward_task(c, task, w);
   ty_scratch_free(memory, bytes);
 }
