@@ -10,9 +10,9 @@
 -- same rank, pairs, batches and updates for LoRA by squared error, by the perceptual distance alone, and by HiPA's
 -- loss; four runs each by the first seed choose the rate (HiPA: two rates with two weights), with other noise than what
 -- is reported. The perceptual distance sees with another classifier than the one that judges: the distance that is
--- reported is Fréchet's, by the judge's features, to held-out digits. Such a perceptual distance brings most of the gain
--- here; larger weights, lengths of Fourier components in the place of components, and edges alone were tried with one
--- seed and gave no more.
+-- reported is Fréchet's, by the judge's features, to held-out digits. Such a perceptual distance brings most of the
+-- gain here; larger weights, lengths of Fourier components in the place of components, and edges alone were tried with
+-- one seed and gave no more.
 local ty = require "tycho"
 local distill, diffusion, peft = require "tycho.distill", require "tycho.diffusion", require "tycho.peft"
 
