@@ -9,7 +9,7 @@
 -- an empty cache. It makes the model and AdamW and does two steps, whose second has the moments of the first. So it is
 -- done plain, under bf16 autocast, and with checkpoints where the model has them. Sums of parameters, gradients and
 -- moments, what is often quoted, stand beside it as the baseline. What kernels take for themselves while they run is
--- measured and not foretold: it is most of what is left.
+-- measured and not foretold: it is most of what is left, and more of it the smaller the batch of a convolution.
 -- The time of a step is learnt from nine models and foretold for the tenth, each in turn, of processor seconds on one
 -- thread. The baseline is the roofline with the machine's own limits. Utilisation is the share of the machine's
 -- arithmetic.
@@ -18,10 +18,10 @@ local models = require "tycho.models"
 local nn, optim, stats = ty.nn, ty.optim, ty.stats
 
 local r = ty.recipe.declare { args = {
-  { "batch", 16, "pictures of a batch; texts are a quarter of it", quick = 4 },
+  { "batch", 32, "pictures of a batch; texts are a quarter of it", quick = 4 },
   { "size", 32, "height and width of pictures", quick = 16 },
-  { "width", 192, "width of transformers", quick = 64 },
-  { "layers", 6, "their layers", quick = 2 },
+  { "width", 128, "width of transformers", quick = 64 },
+  { "layers", 4, "their layers", quick = 2 },
   { "tokens", 256, "tokens of a text", quick = 64 },
   { "steps", 3, "steps that are timed", quick = 1 },
 } }

@@ -3,6 +3,7 @@
 
 #include "../device/device.h"
 #include "../ops/autocast.h"
+#include "../tensor/meta.h"
 
 #include <string.h>
 
@@ -118,6 +119,21 @@ void ty_lua_tidy(lua_State *L) {
   ty_lua_state *s = ty_lua_state_of(L);
   if (ty_memory_live_everywhere() - s->tidied > TIDY_BYTES) lua_gc(L, LUA_GCSTEP, 0);
   s->tidied = ty_memory_live_everywhere();
+}
+
+/* What comes next finds the collector where the counting found it, as if it had come in its place. */
+void ty_lua_count_meta(lua_State *L, bool on) {
+  static _Thread_local struct { int64_t soft, tidied, young_bytes, young, handles; } before;
+  ty_lua_state *s = ty_lua_state_of(L);
+  if (on == ty_meta_counts) return;
+  ty_meta_counts = on;
+  if (on) {
+    before.soft = s->soft_limit, before.tidied = s->tidied, before.young_bytes = s->young_bytes;
+    before.young = s->young_limit - s->handles, before.handles = s->handle_limit;
+  } else {
+    s->soft_limit = before.soft, s->tidied = before.tidied, s->young_bytes = before.young_bytes;
+    s->young_limit = s->handles + before.young, s->handle_limit = before.handles;
+  }
 }
 
 /* The core's last resort before it reports that memory is out. */

@@ -84,6 +84,8 @@ void ty_lua_poll(lua_State *L);
 /* Before a backward pass: what the forward pass has computed and no variable holds any more, much of all that is alive,
  * is not to stay until the pass is over. */
 void ty_lua_tidy(lua_State *L);
+/* The collector minds tensors of the meta device too, until it is called with false. */
+void ty_lua_count_meta(lua_State *L, bool on);
 
 /* The Lua thread that callbacks from the core (hooks, custom ops) run on; set at entry of functions that may call back. */
 extern _Thread_local lua_State *ty_lua_current;

@@ -19,6 +19,13 @@ static int profile_scope(lua_State *L) {
   return 1;
 }
 
+/* count_meta(on): whether the collector minds tensors of the meta device */
+static int profile_count_meta(lua_State *L) {
+  ty_lua_check_type(L, 1, LUA_TBOOLEAN);
+  ty_lua_count_meta(L, lua_toboolean(L, 1));
+  return 0;
+}
+
 static void set_integer(lua_State *L, const char *name, lua_Integer value) {
   lua_pushinteger(L, value);
   lua_setfield(L, -2, name);
@@ -91,8 +98,10 @@ static int profile_stop(lua_State *L) {
 }
 
 int ty_lua_open_profile(lua_State *L) {
-  luaL_newlib(L,
-              ((const luaL_Reg[]){
-                  { "start", profile_start }, { "scope", profile_scope }, { "stop", profile_stop }, { NULL, NULL } }));
+  luaL_newlib(L, ((const luaL_Reg[]){ { "start", profile_start },
+                                      { "scope", profile_scope },
+                                      { "count_meta", profile_count_meta },
+                                      { "stop", profile_stop },
+                                      { NULL, NULL } }));
   return 1;
 }

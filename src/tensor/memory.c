@@ -576,5 +576,6 @@ int64_t ty_memory_live(int device) {
 }
 
 int64_t ty_memory_live_everywhere(void) {
-  return ty_memory_live(TY_CPU) + __atomic_load_n(&gpu_live, __ATOMIC_RELAXED);
+  int64_t live = ty_memory_live(TY_CPU) + __atomic_load_n(&gpu_live, __ATOMIC_RELAXED);
+  return __builtin_expect(ty_meta_counts, 0) ? live + ty_meta_live() : live;
 }

@@ -12,6 +12,10 @@ static _Thread_local struct {
   uint32_t free[TY_CLASSES];
 } meta;
 
+_Thread_local bool ty_meta_counts;
+
+int64_t ty_meta_live(void) { return meta.live; }
+
 static void count(int64_t bytes) {
   meta.live += bytes;
   if (meta.live > meta.peak) meta.peak = meta.live;

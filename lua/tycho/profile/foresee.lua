@@ -3,6 +3,8 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local take = require "tycho.profile.take"
 
+local count_meta = ty.core.profile_core.count_meta
+
 local products = { matmul = true, matmul_int8 = true, scaled_dot_product_attention = true, attention_backward = true }
 local convolutions = { conv2d = true, conv2d_backward_input = true, conv2d_backward_weight = true }
 
@@ -28,7 +30,12 @@ return function(fn)
   ty.memory.empty_cache "meta"
   ty.memory.reset_peak "meta"
   local before = ty.memory.stats "meta".live
-  local run, results = take(function() return fn "meta" end, { most = 10000000 })
+  -- What only waits for the collector counts as well, and it comes when it would for real tensors.
+  count_meta(true)
+  local result = table.pack(pcall(take, function() return fn "meta" end, { most = 10000000 }))
+  count_meta(false)
+  if not result[1] then error(result[2], 0) end
+  local run, results = result[2], result[3]
   local stats = ty.memory.stats "meta"
   local seen = { peak = stats.peak - before, live = stats.live - before, flops = 0.0, products = 0.0,
     convolutions = 0.0, bytes = 0, kernels = #run.events + run.lost }
