@@ -219,7 +219,7 @@ for c, category in ipairs(categories) do
     local said, list = {}, phrases(category.kind)
     for k, pair in ipairs(one.pairs) do
       said[k] = list[pair.text + 1]
-      if k <= 2 and #shown < 32 then
+      if k <= 2 and #shown < 16 then
         shown[#shown + 1] = sheet.set.pictures:select(0, pair.crop)
         labels[#labels + 1] = category.name .. "\n" .. said[k]
       end
@@ -227,7 +227,7 @@ for c, category in ipairs(categories) do
     r:say("%-16s %s", category.name, table.concat(said, "; "))
   end
 end
-ty.plot.grid(ty.stack(shown, 0), { columns = 8, labels = labels }):save(r:picture "sheet.png")
+ty.plot.grid(ty.stack(shown, 0), { columns = 4, scale = 2, labels = labels }):save(r:picture "sheet.png")
 
 os.exit(r:finish {
   { claim = "mean average precision of held-out crops, more than the best other way with as many pairs", values = gains,
