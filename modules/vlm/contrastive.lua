@@ -105,12 +105,14 @@ function M.check_batches(who, batches)
   end
 end
 
---- Batches of a cycle as { pictures, tokens, mask }: a function of train.fit's next().
----@param who string
+--- A function of train.fit's next() that gives the batches of a cycle, as a list of { pictures, tokens, mask }.
 ---@param count integer     batches of a cycle
----@param inputs? function  of a batch: pictures, tokens, mask
+---@param inputs? function  of a batch: pictures, tokens, mask; by default its fields pictures (or image), tokens, mask
 ---@return fun(next: function): table[]
-function M.cycles(who, count, inputs)
+function M.cycles(count, inputs)
+  local who = "vlm.cycles"
+  expect(who, "count", count, "an integer > 0")
+  expect(who, "inputs", inputs, "a function or nil")
   inputs = inputs or inputs_of
   return function(next_batch)
     local list = {}

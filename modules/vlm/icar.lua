@@ -180,7 +180,7 @@ function M.fit(model, loader, options)
     if key == "weight" or key == "inputs" then own[key] = value else rest[key] = value end
   end
   local o = arguments.read(who, own, defaults, kinds)
-  local next_batch = contrastive.cycles(who, 1, o.inputs)
+  local next_batch = contrastive.cycles(1, o.inputs)
   function rest.loss(network, batch)
     batch = next_batch(function() return batch end)[1]
     ty.no_grad(function() network.clip.logit_scale:clamp_(nil, math.log(MOST)) end)

@@ -16,6 +16,7 @@ local M = {
   contrastive_loss = contrastive.loss,
   fit_contrastive = contrastive.fit,
   cached_backward = contrastive.cached_backward,
+  cycles = contrastive.cycles,
   retrieval = retrieval.retrieval,
   recall = retrieval.recall,
   zero_shot = retrieval.zero_shot,

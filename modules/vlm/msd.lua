@@ -179,7 +179,7 @@ function M.fit(model, loader, options)
   if rest.average ~= nil then fail("%s: average: expected nil: momentum is the average here", who) end
   rest.average = o.momentum
   local queue, done = o.queue > 0 and M.queue(o.queue) or nil, 0
-  local next_batches = contrastive.cycles(who, o.cycle, o.inputs)
+  local next_batches = contrastive.cycles(o.cycle, o.inputs)
   function rest.backward(network, next_batch, averaged)
     ty.no_grad(function() network.logit_scale:clamp_(nil, math.log(MOST)) end)
     local alpha = o.alpha * (o.ramp > 0 and math.min(1, done / o.ramp) or 1)

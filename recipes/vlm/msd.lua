@@ -14,7 +14,7 @@
 local ty = require "tycho"
 local datasets, models = require "tycho.datasets", require "tycho.models"
 local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
-local contrastive, scenes = require "tycho.vlm.contrastive", zoo.scenes
+local scenes = zoo.scenes
 
 local r = ty.recipe.declare {
   seeds = 3,
@@ -105,7 +105,7 @@ end
 
 -- ---- ways to train ----
 
-local next_batches = contrastive.cycles("recipe", args.cycle)
+local next_batches = vlm.cycles(args.cycle)
 local function loader(seed)
   return ty.data.DataLoader(set, { batch_size = args.micro, shuffle = true, seed = seed, drop_last = true })
 end
