@@ -235,6 +235,13 @@ check.test("a record is small, sorted and stable", function()
   records.add(root, "family/example", run)
   check.equal({ records.state(records.read(root, "family/example")) }, { "missed 1 of 2", 1, 2 })
   check.equal({ records.state(nil) }, { "not recorded", 0, 0 })
+  -- A run of fewer seeds counts where there is no other, one of other steps never does.
+  local some = { runs = { { arguments = { seeds = 1 }, date = "2026-02-02", table = { { pass = true } } } } }
+  check.equal({ records.state(some) }, { "met", 0, 1 })
+  table.insert(some.runs, { arguments = {}, date = "2026-01-01", table = { { pass = false } } })
+  check.equal({ records.state(some) }, { "missed 1 of 1", 1, 1 })
+  check.equal({ records.state { runs = { { arguments = { seeds = 1, steps = 7 }, date = "2026-02-02", table = {} } } } },
+    { "not recorded", 0, 0 })
 end)
 
 check.test("only a clean tree is recorded", function()

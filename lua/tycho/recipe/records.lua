@@ -97,13 +97,26 @@ function M.add(root, name, run)
   return path
 end
 
---- The newest run with a recipe's own arguments; nil where there is none.
+-- Whether a run has a recipe's own arguments but for the number of seeds.
+local function plain_but_seeds(run)
+  local key = next(run.arguments)
+  return key == nil or key == "seeds" and next(run.arguments, key) == nil
+end
+
+--- The newest run with a recipe's own arguments; where there is none, one of more or fewer seeds; nil where there is
+-- none of these.
 ---@param record table?
 ---@return table? run
 function M.plain_run(record)
   local newest
+  local function better(run)
+    if not newest then return true end
+    local plain, other = next(run.arguments) == nil, next(newest.arguments) == nil
+    if plain ~= other then return plain end
+    return run.date > newest.date
+  end
   for _, run in ipairs(record and record.runs or {}) do
-    if next(run.arguments) == nil and (not newest or run.date > newest.date) then newest = run end
+    if plain_but_seeds(run) and better(run) then newest = run end
   end
   return newest
 end
