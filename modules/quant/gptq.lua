@@ -10,6 +10,7 @@
 -- GPTQ chooses the codes. So nothing is lost in packing, and the result is an ordinary file. Without one the grid is
 -- the paper's, with scales in f32, and the weights are left in the model's dtype.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local blocks = require "tycho.quant.blocks"
 local formats = require "tycho.quant.formats"
 local moments = require "tycho.quant.moments"
@@ -289,6 +290,55 @@ end
 function M.quantize(model, data, options)
   return nn.for_caller(quantize, model, data, options)
 end
+
+local function network(model, calls, options)
+  local who, defaults = "quant.gptq.network", { act_order = false, damp = 0.01, block = 128, skip = {} }
+  for key, value in pairs(grid_options) do defaults[key] = value end
+  local o = nn.options(who, options, defaults)
+  check_grid(who, o)
+  M.check_solver(who, o)
+  arguments.expect(who, "calls", calls, "a list of tables")
+  if #calls == 0 then error(who .. ": calls: expected at least one, got an empty table", 0) end
+  local layers = blocks.linears(who, model, o.skip)
+  check_layers(who, layers, o)
+  local seen, removes, report = {}, {}, {}
+  for k, layer in ipairs(layers) do
+    seen[k] = moments.new(surgery.sizes(layer.module), layer.module.weight.device)
+    removes[k] = layer.module:register_forward_pre_hook(function(_, x) moments.add(seen[k], x) end)
+  end
+  local was_training = model.training
+  model:eval()
+  local ok, message = pcall(ty.no_grad, function()
+    for _, call in ipairs(calls) do
+      ty.scope(function() model(table.unpack(call, 1, call.n or #call)) end)
+    end
+  end)
+  for _, remove in ipairs(removes) do remove() end
+  model:train(was_training)
+  if not ok then error(message, 0) end
+  for k, layer in ipairs(layers) do
+    moments.check_finite(who, layer.name, seen[k])
+    ty.no_grad(ty.scope, function()
+      local w = M.weight_of(who, layer)
+      local value, _, packed = M.solved(who, layer.name, M.solve, w, seen[k].sum, o)
+      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, w.shape[1], w.shape[2]),
+        error = M.error(w, value, seen[k].sum) }
+      put(layer.module, value, packed)
+    end)
+  end
+  ty.core.program.renew()
+  return summed(report)
+end
+
+--- GPTQ for any network: the linear layers of its blocks (its first nn.ModuleList), by what they get when it is called
+-- with `calls`, lists of arguments (table.pack). All layers see what the network gave before any was changed, which is
+-- one pass; quantize() measures a decoder's layers again after those before them. options and report: as quantize()'s,
+-- without rows, batch, seed and device.
+---@param model Module
+---@param calls table[]
+---@param options? table
+---@return table report
+function M.network(model, calls, options) return nn.for_caller(network, model, calls, options) end
 
 local function round(model, options)
   local who, defaults = "quant.round", { skip = {} }

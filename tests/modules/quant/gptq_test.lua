@@ -273,5 +273,36 @@ check.test("what is refused", function()
   check.fails(function() quant.save(wide(), scratch.file "x.gguf", { dtype = "q5_k" }) end, "quant.save: dtype")
 end)
 
+check.test("any network, by what its layers get in calls", function()
+  ty.manual_seed(7)
+  local nn = ty.nn
+  local model = nn.Sequential(nn.Linear(16, 16), nn.ModuleList { nn.Sequential(nn.Linear(16, 24), nn.ReLU(),
+    nn.Linear(24, 16)) })
+  function model:forward(x, by) return self[2][1](self[1](x) * by) end
+  local calls = { table.pack(ty.randn(64, 16), 1.0), table.pack(ty.randn(64, 16), 2.0) }
+  local up, down, first = model[2][1][1], model[2][1][3], model[1].weight:detach():clone()
+  local wanted = {}
+  for i, layer in ipairs { up, down } do
+    local moment = ty.zeros({ layer.weight.shape[2], layer.weight.shape[2] }, { dtype = "f64" })
+    local remove = layer:register_forward_pre_hook(function(_, x)
+      x = x:detach()
+      moment:add_(ty.matmul(x:transpose(0, 1), x):to "f64")
+    end)
+    ty.no_grad(function()
+      for _, call in ipairs(calls) do model(call[1], call[2]) end
+    end)
+    remove()
+    wanted[i] = gptq.solve(layer.weight:detach(), moment, { bits = 2, group = 8, symmetric = false, mse = false,
+      act_order = false, damp = 0.01, block = 128 })
+  end
+  local report = gptq.network(model, calls, { bits = 2, group = 8 })
+  check.equal(#report, 2)
+  check.close(up.weight:tolist(), wanted[1]:tolist(), 1e-6)
+  check.close(down.weight:tolist(), wanted[2]:tolist(), 1e-6)
+  check.equal(model[1].weight:tolist(), first:tolist(), "outside of the blocks")
+  check.fails(function() gptq.network(model, {}) end, "quant.gptq.network: calls: expected at least one")
+  check.fails(function() gptq.network(model, calls, { bits = 5 }) end, "quant.gptq.network: bits")
+end)
+
 scratch.clean()
 check.finish()
