@@ -65,11 +65,14 @@ local function score(model, part)
   return { loss = sum / count, right = right / count }
 end
 
--- What tokens cost that are guessed by how frequent they are in training.
+-- What tokens cost that are guessed by how frequent they are among those to be written in training.
 local frequencies
 ty.scope(function()
-  local ids = ty.concat(corpus.ids.training, 0)
-  local counts = ty.one_hot(ids, corpus.tokenizer.size + marks.count):to("f32"):sum(0) + 1
+  local counts = ty.ones(corpus.tokenizer.size + marks.count)
+  for _ = 1, r.quick and 1 or 20 do
+    local targets = rows:batch(ty.randperm(#rows):narrow(0, 0, math.min(64, #rows))).targets:flatten()
+    counts = counts + targets:masked_select(targets:ge(0)):bincount(nil, corpus.tokenizer.size + marks.count):to "f32"
+  end
   local logits = counts:log():unsqueeze(0)
   local sum, count = 0, 0
   for _, batch in ipairs(parts.held_out) do
