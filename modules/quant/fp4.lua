@@ -147,7 +147,7 @@ end
 
 local function blocks_of(who, x, o)
   expect(who, "x", x, "a tensor")
-  local n = x.shape[#x.shape]
+  local n = x.ndim > 0 and x.shape[x.ndim]
   if not n or n % o.block ~= 0 then
     fail("%s: x: expected [..., n], n a multiple of the block, %d, got %s", who, o.block, arguments.describe(x))
   end

@@ -301,4 +301,8 @@ check.test("what is refused", function()
   check.fails(function() linear.attach(nn.Linear(2, 2), {}) end, "policy: expected one of quant.linear.policy")
 end)
 
+check.test("a tensor without dimensions is refused by name", function()
+  check.fails(function() require("tycho.quant").fp4.quantize(ty.ones({})) end, "quant.fp4.quantize: x: expected")
+end)
+
 check.finish()
