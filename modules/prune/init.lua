@@ -21,6 +21,7 @@
 local gpusq = require "tycho.prune.gpusq"
 local masks = require "tycho.prune.masks"
 local modegpt = require "tycho.prune.modegpt"
+local ofb = require "tycho.prune.ofb"
 local perp = require "tycho.prune.perp"
 local rocket = require "tycho.prune.rocket"
 local shrink = require "tycho.prune.shrink"
@@ -29,6 +30,7 @@ local sparse = require "tycho.prune.sparse"
 local sparsegpt = require "tycho.prune.sparsegpt"
 local structured = require "tycho.prune.structured"
 local two_four = require "tycho.prune.two_four"
+local vit_gates = require "tycho.prune.vit_gates"
 local wina = require "tycho.prune.wina"
 
 
@@ -56,6 +58,8 @@ return {
   unpack = sparse.unpack,
   load = shrink.load,
   gpusq = gpusq,
+  ofb = ofb,
+  vit_gates = vit_gates,
   two_four = two_four,
   wina = wina.apply,
   calibrate = wina.calibrate,
