@@ -17,7 +17,7 @@ MeZO.__index = MeZO
 -- any order.
 local piece = 1 << 16
 
--- p = p + scale z for direction number `step`.
+-- p = p + scale z for direction number `step`. In a scope: no view of p outlives it, as its memory may leave.
 local function along(self, p, step, scale)
   local dtype = p.dtype == "f64" and "f64" or "f32"
   local whole, count = p:detach(), p:numel()
@@ -44,7 +44,7 @@ function MeZO:perturb(list, factor)
   expect("MeZO:perturb", "factor", factor, "a finite number")
   ty.no_grad(function()
     for _, p in ipairs(list) do
-      if self.position[p] then along(self, p, self.steps + 1, factor * self.eps) end
+      if self.position[p] then ty.scope(along, self, p, self.steps + 1, factor * self.eps) end
     end
   end)
 end
@@ -62,8 +62,10 @@ function MeZO:update(list, done)
   ty.no_grad(function()
     for _, p in ipairs(list) do
       if self.position[p] then
-        if done.weight_decay ~= 0 then p:detach():mul_(1 - done.lr * done.weight_decay) end
-        along(self, p, done.step, -done.lr * done.slope)
+        ty.scope(function()
+          if done.weight_decay ~= 0 then p:detach():mul_(1 - done.lr * done.weight_decay) end
+          along(self, p, done.step, -done.lr * done.slope)
+        end)
       end
     end
   end)
