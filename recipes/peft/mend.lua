@@ -25,7 +25,7 @@ local r = ty.recipe.declare {
     { "edits", 24, "held-out ones that are measured", quick = 2 },
     { "rank", 128, "of the editor's layers", quick = 8 },
     { "rate", 1e-3, "of the editor's networks" },
-    { "alpha", 2e-4, "at the start" },
+    { "alpha", 1e-4, "at the start" },
     { "share", 0.1, "of the edit in the objective" },
     { "tries", 8, "edits by which fine-tuning's rate is chosen", quick = 1 },
   },
@@ -123,12 +123,13 @@ do
 end
 for _, p in ipairs(model:parameters()) do p:requires_grad_(false) end
 
-local function share_right(prompts, objects)
+-- For each of the prompts 1 where the likeliest token is the object.
+local function hits(prompts, objects)
   return ty.no_grad(ty.scope, function()
-    local right = behind(model, prompts):argmax(-1):eq(ty.tensor(objects, { dtype = "i64" })):to "f32"
-    return right:mean():item()
+    return behind(model, prompts):argmax(-1):eq(ty.tensor(objects, { dtype = "i64" })):to("i64"):tolist()
   end)
 end
+local function share_right(prompts, objects) return ty.stats.mean(hits(prompts, objects)) end
 
 local probes, truth = {}, {} -- of all facts, in every phrasing, some
 for i = 1, r.quick and 4 or 60 do
@@ -144,8 +145,8 @@ local function text_nats()
     return sum / #unrelated
   end)
 end
-local known, nats = share_right(probes, truth), text_nats()
-r:say("the model knows %.1f %% of the table; verses %.4f nats a token", 100 * known, nats)
+local known, nats = hits(probes, truth), text_nats()
+r:say("the model knows %.1f %% of the table; verses %.4f nats a token", 100 * ty.stats.mean(known), nats)
 
 -- ---- edits ----
 
@@ -182,16 +183,13 @@ local function measure(edits, change, restore)
     found.own = found.own + share_right({ edit.prompt }, { edit.object }) / #edits
     found.asked = found.asked + share_right(prompts, objects) / #edits
     found.drawdown = found.drawdown + (text_nats() - nats) / #edits
-    local others, right = {}, {}
+    local after, lost, count = hits(probes, truth), 0, 0
     for i, prompt in ipairs(probes) do
       local same = false
       for _, own in ipairs(edit.fact.prompts) do same = same or own == prompt end
-      if not same then others[#others + 1], right[#right + 1] = prompt, truth[i] end
+      if not same then lost, count = lost + known[i] - after[i], count + 1 end
     end
-    restore()
-    local before = share_right(others, right)
-    change(edit)
-    found.lost = found.lost + (before - share_right(others, right)) / #edits
+    found.lost = found.lost + lost / count / #edits
     restore()
   end
   return found
