@@ -17,6 +17,7 @@
 --     guidance    what is made of predictions for several conditions
 --     Sampler     the loop, with parts around its stages
 --     blocks      a network's blocks left out and replaced, as a part
+--     attention   self-attention computed otherwise: by few keys, by blocks that a draft or a hierarchy chooses
 --     cache       calls and blocks left out where what was said before serves, as parts
 --     search      times and blocks for few steps, found by evolution
 --     inverse     volumes from few measurements, classical and by a prior of slices
@@ -38,6 +39,7 @@ return {
   Objective = require "tycho.diffusion.objective",
   Sampler = require "tycho.diffusion.sampler",
   TextToImage = require "tycho.diffusion.text_to_image",
+  attention = require "tycho.diffusion.attention",
   blocks = require "tycho.diffusion.blocks",
   cache = require "tycho.diffusion.cache",
   autoencoder = require "tycho.diffusion.autoencoder",
