@@ -21,7 +21,7 @@
 --     DistributionMatching  a teacher's scores for the samples of a generator; matching_loss adds a reward to it
 --     GuidanceAdapters  one pass in the place of two: guidance in adapters of a frozen network
 --     base          what a recipe begins with, by name: digits, a painter of the zoo
---     digits        their small base and their judge; points: a checkerboard
+--     digits        their small base and their judge; points: a checkerboard; shapes: coloured, with captions
 local bases = require "tycho.distill.base"
 local dmd = require "tycho.distill.dmd"
 local guidance = require "tycho.distill.guidance"
@@ -37,6 +37,7 @@ return {
   sampler = bases.sampler,
   digits = require "tycho.distill.digits",
   points = require "tycho.distill.points",
+  shapes = require "tycho.distill.shapes",
   store = require "tycho.distill.store",
   pairs = material.pairs,
   trajectories = material.trajectories,

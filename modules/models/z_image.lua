@@ -14,7 +14,6 @@ local Component = require "tycho.models.component"
 local nn = ty.nn
 local WHO = "ZImageTransformer2DModel"
 local MOST = 256     -- the width of what time says
-local MULTIPLE = 32  -- text and patches are filled up to a multiple of it, with learned tokens that are seen
 
 -- ---- blocks ----
 
@@ -64,13 +63,15 @@ function Block:init(config, modulated)
   self.adaLN_modulation = nn.Sequential(blocks.zero(nn.Linear(math.min(width, MOST), 4 * width)))
 end
 
--- time [n, 256] or nil, for blocks that are not modulated.
-function Block:forward(x, at, mask, time)
+-- time [n, 256], or [n, k, 256] with `which`, i64 [t]: the one that each token has; nil for blocks without modulation.
+function Block:forward(x, at, mask, time, which)
   if not self.adaLN_modulation then
     x = x + self.attention_norm2(self.attention(self.attention_norm1(x), at, mask))
     return x + self.ffn_norm2(self.feed_forward(self.ffn_norm1(x)))
   end
-  local scale, gate, scale_ff, gate_ff = self.adaLN_modulation(time):unsqueeze(1):chunk(4, 2)
+  local modulation = self.adaLN_modulation(time)
+  modulation = which and modulation:index_select(1, which) or modulation:unsqueeze(1)
+  local scale, gate, scale_ff, gate_ff = modulation:chunk(4, 2)
   local y = self.attention(self.attention_norm1(x) * (scale + 1), at, mask)
   x = x + gate:tanh() * self.attention_norm2(y)
   return x + gate_ff:tanh() * self.ffn_norm2(self.feed_forward(self.ffn_norm1(x) * (scale_ff + 1)))
@@ -109,7 +110,7 @@ local fields = {
   n_kv_heads = { "count", configs.none }, norm_eps = { "epsilon", 1e-5 }, qk_norm = { "flag", true },
   cap_feat_dim = { "count", 2560 }, siglip_feat_dim = { "count", configs.none }, rope_theta = { "number", 256.0 },
   t_scale = { "number", 1000.0 }, axes_dims = { "counts", { 32, 48, 48 } },
-  axes_lens = { "counts", { 1024, 512, 512 } },
+  axes_lens = { "counts", { 1024, 512, 512 } }, pad_multiple = { "count", 32 },
 }
 
 local function read(given)
@@ -141,7 +142,8 @@ end
 --- given: the keys of diffusers' config.json: in_channels (16), all_patch_size ({ 2 }), dim (3840), n_heads (30),
 -- n_layers (30), n_refiner_layers (2: of the text and of the patches before they meet), cap_feat_dim (2560: the width
 -- of text embeddings), qk_norm (true), norm_eps (1e-5), rope_theta (256), axes_dims ({ 32, 48, 48 }: how much of a head
--- turns with each of the three axes of a place), axes_lens ({ 1024, 512, 512 }: places along each), t_scale (1000).
+-- turns with each of the three axes of a place), axes_lens ({ 1024, 512, 512 }: places along each), t_scale (1000); and
+-- pad_multiple (32, as published ones have: text and patches are filled up to multiples of it with learned tokens).
 -- The variant that sees pictures through SigLIP (siglip_feat_dim) is refused.
 function ZImage:init(given)
   local config = read(given)
@@ -163,8 +165,8 @@ function ZImage:init(given)
   self:parameter("cap_pad_token", ty.zeros(1, width):requires_grad_())
 end
 
--- The least multiple that n fits into.
-local function filled(n) return (n + MULTIPLE - 1) // MULTIPLE * MULTIPLE end
+-- The least multiple of m that n fits into.
+local function filled(n, m) return (n + m - 1) // m * m end
 
 -- Latents [n, c, h, w] as patches [n, rows * columns, patch * patch * c], channels beside each other; and back.
 local function pack(x, p)
@@ -179,24 +181,24 @@ local function unpack(tokens, rows, columns, p)
 end
 
 -- x [n, t, width] filled up with a learned token.
-local function fill(x, token)
+local function fill(x, token, m)
   local n, t, width = table.unpack(x.shape)
-  local room = filled(t) - t
+  local room = filled(t, m) - t
   return room == 0 and x or ty.concat({ x, token:to(x.dtype):unsqueeze(0):expand(n, room, width) }, 1)
 end
 
--- The text as tokens [n, s, width], s a multiple of 32; where places along the first axis end for each sample, which
+-- The text as tokens [n, s, width], filled up; where places along the first axis end for each sample, which
 -- patches go on from: a number, or i64 [n]; and the mask [n, s] of what is seen, nil: all.
 local function text_tokens(self, embeddings, mask)
-  local x = self.cap_embedder(embeddings)
+  local x, m = self.cap_embedder(embeddings), self.config.pad_multiple
   if not mask then
-    x = fill(x, self.cap_pad_token)
+    x = fill(x, self.cap_pad_token, m)
     return x, x.shape[2], nil
   end
   local n, s, width = table.unpack(x.shape)
   local lengths = mask:to("i64"):sum(1)
-  local ends = (lengths + (MULTIPLE - 1)):floor_divide(MULTIPLE) * MULTIPLE
-  local wide = filled(s)
+  local ends = (lengths + (m - 1)):floor_divide(m) * m
+  local wide = filled(s, m)
   if wide > s then x = x:pad { 0, 0, 0, wide - s } end
   local at = ty.arange(wide, { device = x.device }):unsqueeze(0)
   local own = at:lt(lengths:unsqueeze(1)):unsqueeze(2)
@@ -204,22 +206,23 @@ local function text_tokens(self, embeddings, mask)
   return x, ends, at:lt(ends:unsqueeze(1))
 end
 
--- The turns of text [s] and of patches, by sample where their texts have other lengths.
-local function places(config, s, ends, rows, columns, device)
+-- The turns of text [s] and of patches, by sample where their texts have other lengths; frame: how far behind the text
+-- the patches are on the first axis.
+local function places(config, s, ends, rows, columns, device, frame)
   local function line(count) return ty.arange(count, { device = device }) end
   local function turns(at) return parts.turns(config.axes_dims, config.rope_theta, at) end
   local zeros = ty.zeros(s, { dtype = "i64", device = device })
   local text = turns { line(s) + 1, zeros, zeros }
   local count = rows * columns
-  local room = filled(count) - count
+  local room = filled(count, config.pad_multiple) - count
   local rest = ty.zeros(room, { dtype = "i64", device = device })
   local function ended(x) return ty.concat({ x, rest }, 0) end -- what fills up is at the place 0
   local row = ended(line(rows):unsqueeze(1):expand(rows, columns):flatten())
   local column = ended(line(columns):unsqueeze(0):expand(rows, columns):flatten())
   local real = ended(ty.ones(count, { dtype = "i64", device = device }))
-  if type(ends) == "number" then return text, turns { real * (ends + 1), row, column } end
+  if type(ends) == "number" then return text, turns { real * (ends + frame), row, column } end
   local n = ends.shape[1]
-  local first = (ends + 1):reshape(n, 1, 1) * real
+  local first = (ends + frame):reshape(n, 1, 1) * real
   return text, turns { first, row:reshape(1, 1, -1):expand(n, 1, count + room),
     column:reshape(1, 1, -1):expand(n, 1, count + room) }
 end
@@ -236,10 +239,12 @@ end
 -- in_channels, h, w], the velocity from clean to noise. diffusers' class counts time the other way and gives the
 -- opposite velocity: it is called with 1 - t / 1000 there, and what it says is turned around.
 -- condition: text = { embeddings [n, tokens, cap_feat_dim], mask [n, tokens] or nil }: of each text the first tokens
--- that the mask has count, a text and its picture see nothing of what fills up a longer one.
+-- that the mask has count, a text and its picture see nothing of what fills up a longer one; picture = [n, in_channels,
+-- h, w], a clean one to edit: its patches join the sequence one place behind those of x on the first axis, and have the
+-- time of what is clean.
 ---@param x Tensor
 ---@param t Tensor
----@param condition { text: table }
+---@param condition { text: table, picture?: Tensor }
 ---@return Tensor
 function ZImage:forward(x, t, condition)
   local config = self.config
@@ -253,7 +258,13 @@ function ZImage:forward(x, t, condition)
     arguments.fail("%s: t: expected [%d], got %s", WHO, n, arguments.describe(t))
   end
   local embeddings, _, mask = parts.text(WHO, condition, n, config.cap_feat_dim)
-  local longest = { filled(embeddings.shape[2]) + 2, rows, columns }
+  local picture = condition.picture
+  local shape = table.concat(x.shape, ", ")
+  if picture ~= nil and (not ty.is_tensor(picture) or table.concat(picture.shape, ", ") ~= shape) then
+    arguments.fail("%s: condition.picture: expected [%s] as x, got %s", WHO, shape,
+      arguments.describe(picture))
+  end
+  local longest = { filled(embeddings.shape[2], config.pad_multiple) + (picture and 3 or 2), rows, columns }
   for axis, length in ipairs(config.axes_lens) do
     if longest[axis] > length then
       arguments.fail("%s: %s: expected at most %d places (config key 'axes_lens'), got %d", WHO,
@@ -263,9 +274,25 @@ function ZImage:forward(x, t, condition)
   local time = self.t_embedder((1 - t:to "f32" / 1000) * config.t_scale, embeddings.dtype)
   local name = self.patch .. "-1"
   local text, ends, seen = text_tokens(self, embeddings, mask)
-  local text_at, at = places(config, text.shape[2], ends, rows, columns, x.device)
-  local h = fill(self.all_x_embedder[name](pack(x, self.patch)), self.x_pad_token)
-  for _, block in ipairs(self.noise_refiner) do h = block(h, at, nil, time) end
+  local text_at, at = places(config, text.shape[2], ends, rows, columns, x.device, 1)
+  local function refined(y, y_at, y_time)
+    local tokens = fill(self.all_x_embedder[name](pack(y, self.patch)), self.x_pad_token,
+      config.pad_multiple)
+    for _, block in ipairs(self.noise_refiner) do tokens = block(tokens, y_at, nil, y_time) end
+    return tokens
+  end
+  local h, which = refined(x, at, time), nil
+  if picture then
+    local clean = self.t_embedder(ty.full({ n }, config.t_scale, { device = x.device }), embeddings.dtype)
+    local _, picture_at = places(config, text.shape[2], ends, rows, columns, x.device, 2)
+    local source, count = refined(picture, picture_at, clean), h.shape[2]
+    -- Tokens of x and of the text have the time of x, those of the picture that of what is clean.
+    local first, second = ty.zeros({ count }, { dtype = "i64", device = x.device }),
+      ty.ones({ source.shape[2] }, { dtype = "i64", device = x.device })
+    which = ty.concat({ first, second, ty.zeros({ text.shape[2] }, { dtype = "i64", device = x.device }) }, 0)
+    time = ty.stack({ time:expand(n, time.shape[2]), clean }, 1)
+    h, at = ty.concat({ h, source }, 1), joined(at, picture_at, n)
+  end
   local text_mask = seen and seen:unsqueeze(1):unsqueeze(1)
   for _, block in ipairs(self.context_refiner) do text = block(text, text_at, text_mask) end
   local all, all_at = ty.concat({ h, text }, 1), joined(at, text_at, n)
@@ -273,8 +300,8 @@ function ZImage:forward(x, t, condition)
     seen = ty.concat({ ty.ones({ n, h.shape[2] }, { dtype = "bool", device = x.device }), seen }, 1):unsqueeze(1)
       :unsqueeze(1)
   end
-  for _, block in ipairs(self.layers) do all = block(all, all_at, seen, time) end
-  local y = self.all_final_layer[name](all:narrow(1, 0, rows * columns), time)
+  for _, block in ipairs(self.layers) do all = block(all, all_at, seen, time, which) end
+  local y = self.all_final_layer[name](all:narrow(1, 0, rows * columns), which and time:select(1, 0) or time)
   return -unpack(y, rows, columns, self.patch)
 end
 
