@@ -10,6 +10,7 @@
 -- on the device, in the host's memory or in a file, and come when they are wanted. Which moves when is a policy:
 -- offload.superpipeline, and others that are named after the systems that they are.
 local Engine = require "tycho.offload.engine"
+local hybrimoe = require "tycho.offload.hybrimoe"
 local zero_infinity = require "tycho.offload.zero_infinity"
 
 return {
@@ -24,4 +25,8 @@ return {
   untile = zero_infinity.untile,
   fuyou = require("tycho.offload.fuyou").policy,
   zo2 = require "tycho.offload.zo2",
+  record_routing = require "tycho.offload.routing",
+  expert_cache = require "tycho.offload.expert_cache",
+  schedule_experts = hybrimoe.schedule,
+  simulate_experts = hybrimoe.simulate,
 }

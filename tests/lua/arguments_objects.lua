@@ -54,6 +54,7 @@ object("EnergyMeter", function() return ty.energy.meter() end)
 object("TimeModel", function()
   return ty.profile.fit_time { { seconds = 1, seen = { products = 1, convolutions = 0, bytes = 2, kernels = 3 } } }
 end)
+object("ExpertCache", function() return require("tycho.offload").expert_cache { experts = 4, slots = 2 } end)
 object("Identity", function() return nn.Identity() end)
 object("Conv2d", function() return nn.Conv2d(1, 2, 3) end)
 object("Conv1d", function() return nn.Conv1d(1, 2, 3) end)
