@@ -15,8 +15,8 @@ ExpertCache.__name = "ExpertCache"
 --- A cache of so many experts. rule: "lru" evicts what was used longest ago, "lfu" what was used least often, "score"
 -- what has the least score, where after every step S = alpha * top(s) + (1 - alpha) * S, of the router's shares s,
 -- those below the `top` largest taken as 0 (Zhong et al. 2025, "HybriMoE"). What the router wants much and has not
--- chosen yet so counts as well. At first the experts from 1 on are held. options: experts, slots, rule ("score"), alpha (0.5),
--- top (slots).
+-- chosen yet so counts as well. At first the experts from 1 on are held. options: experts, slots, rule ("score"),
+-- alpha (0.5), top (slots).
 ---@param options table
 ---@return ExpertCache
 local function new(options)
@@ -73,19 +73,12 @@ local function worth(self, e)
   return self.score[e]
 end
 
---- Takes an expert in, for the one that is worth least of those that `busy` does not have (of all where it has all).
--- Returns the number of the one that went, nil where there was room.
----@param expert integer
+--- Which expert would go for another: that worth least of those that `busy` does not have (of all where it has all);
+-- nil where there is room, or no slots.
 ---@param busy? table<integer, boolean>
 ---@return integer?
-function ExpertCache:insert(expert, busy)
-  local who = "ExpertCache:insert"
-  arguments.expect(who, "expert", expert, "an integer >= 1")
-  if expert > self.experts then
-    arguments.fail("%s: expert: expected at most %d, got %d", who, self.experts, expert)
-  end
-  busy = arguments.expect(who, "busy", busy, "a table or nil") or {}
-  if self.held[expert] or self.slots == 0 then return nil end
+function ExpertCache:least(busy)
+  busy = arguments.expect("ExpertCache:least", "busy", busy, "a table or nil") or {}
   local count, least, any = 0, nil, nil
   for e = 1, self.experts do
     if self.held[e] then
@@ -94,7 +87,23 @@ function ExpertCache:insert(expert, busy)
       if not busy[e] and (not least or worth(self, e) < worth(self, least)) then least = e end
     end
   end
-  local gone = count >= self.slots and (least or any) or nil
+  return count >= self.slots and (least or any) or nil
+end
+
+--- Takes an expert in, for the one that least() says. Returns the number of the one that went, nil where there was
+-- room.
+---@param expert integer
+---@param busy? table<integer, boolean>
+---@return integer?
+function ExpertCache:insert(expert, busy)
+  local who = "ExpertCache:insert"
+  arguments.expect(who, "expert", expert, "an integer >= 1")
+  arguments.expect(who, "busy", busy, "a table or nil")
+  if expert > self.experts then
+    arguments.fail("%s: expert: expected at most %d, got %d", who, self.experts, expert)
+  end
+  if self.held[expert] or self.slots == 0 then return nil end
+  local gone = self:least(busy)
   if gone then self.held[gone] = nil end
   self.held[expert] = true
   return gone

@@ -118,8 +118,8 @@ function M.schedule(load, held, rates, kind, from)
   return soonest, best or {}, free
 end
 
--- The expert of the next layers whose presence would save most, by what this layer's input foretells; nil where none
--- would save anything.
+-- The expert of the next layers whose presence would save most, in the place of the one that would go for it, by what
+-- this layer's input foretells; nil where none would save anything.
 local function most_wanted(entry, l, caches, rates, kind)
   local best, most = nil, 0
   for j, ahead in ipairs(entry.ahead) do
@@ -129,6 +129,8 @@ local function most_wanted(entry, l, caches, rates, kind)
       if n > 0 and not cache.held[e] then
         local held = {}
         for other in pairs(cache.held) do held[other] = true end
+        local gone = cache:least()
+        if gone then held[gone] = nil end
         held[e] = true
         local gain = without - M.schedule(ahead.load, held, rates, kind)
         if gain > most then best, most = { layer = l + j, expert = e, left = rates.link }, gain end
