@@ -11,6 +11,7 @@
 -- offload.superpipeline, and others that are named after the systems that they are.
 local Engine = require "tycho.offload.engine"
 local hybrimoe = require "tycho.offload.hybrimoe"
+local se_moe = require "tycho.offload.se_moe"
 local zero_infinity = require "tycho.offload.zero_infinity"
 
 return {
@@ -29,4 +30,6 @@ return {
   expert_cache = require "tycho.offload.expert_cache",
   schedule_experts = hybrimoe.schedule,
   simulate_experts = hybrimoe.simulate,
+  expert_ring = se_moe.ring,
+  simulate_ring = se_moe.simulate,
 }

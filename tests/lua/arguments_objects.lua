@@ -54,6 +54,12 @@ object("EnergyMeter", function() return ty.energy.meter() end)
 object("TimeModel", function()
   return ty.profile.fit_time { { seconds = 1, seen = { products = 1, convolutions = 0, bytes = 2, kernels = 3 } } }
 end)
+object("ExpertRing", function()
+  local model = require("tycho.models").Mixtral { vocab_size = 4, hidden_size = 4, intermediate_size = 4,
+    num_hidden_layers = 1, num_attention_heads = 1, num_key_value_heads = 1, num_local_experts = 2,
+    num_experts_per_tok = 1, max_position_embeddings = 4 }
+  return require("tycho.offload").expert_ring(model)
+end)
 object("ExpertCache", function() return require("tycho.offload").expert_cache { experts = 4, slots = 2 } end)
 object("Identity", function() return nn.Identity() end)
 object("Conv2d", function() return nn.Conv2d(1, 2, 3) end)
