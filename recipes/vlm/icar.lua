@@ -1,6 +1,6 @@
 -- Simple pictures leave the encoder early
 -- claim: pictures are encoded 1.2 times as fast, with categories and captions still found
--- system: ICAR on the zoo's CLIP, with an exit after half of its layers and a small rater of complexity
+-- system: ICAR on the zoo's CLIP, with an exit after four of its six layers and a small rater of complexity
 -- paper: Williams-Lekuona and Cosma 2025, "Image Complexity-Aware Adaptive Retrieval for Efficient Vision-Language
 --   Models"
 -- time: 4 minutes on one CPU core
@@ -18,11 +18,11 @@ local scenes, icar = zoo.scenes, vlm.icar
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "steps", 50, "of tuning both paths", quick = 1 },
+    { "steps", 80, "of tuning both paths", quick = 1 },
     { "batch", 64, "pictures of a step", quick = 8 },
-    { "lr", 3e-4, "peak learning rate" },
-    { "layer", 3, "after which simple pictures leave, of 6" },
-    { "share", 0.5, "of the pictures that leave" },
+    { "lr", 2e-4, "peak learning rate" },
+    { "layer", 4, "after which simple pictures leave, of 6" },
+    { "share", 0.65, "of the pictures that leave" },
     { "rater_steps", 300, "of the rater", quick = 3 },
     { "rated", 4000, "scenes that the rater learns from", quick = 48 },
     { "test", 1000, "scenes to measure with", quick = 32 },
@@ -81,7 +81,7 @@ r:say("the CLIP as it came: category %.4f, instance %.3f", untouched.category, u
 
 -- ---- rating ----
 
-local pool = ty.nn.AvgPool2d(2)
+local pool = ty.nn.AvgPool2d(4)
 local function rate(rater, x) return icar.complexity(rater(pool(x))) end
 
 local function train_rater(seed)
