@@ -7,6 +7,8 @@
 --     local model = hub.load "path/of/llava"
 --     model:generate(tokens, 40, { pictures = pictures })
 --
+-- Methods: vlm.sail (frozen encoders aligned by light heads), vlm.msd (a large batch of contrast in the memory of a
+-- small one), vlm.icar (simple pictures leave the encoder early), vlm.label_instructions (what annotators were told).
 -- Networks: CLIPModel, Llava, of tycho.models.
 local contrastive = require "tycho.vlm.contrastive"
 local retrieval = require "tycho.vlm.retrieval"
