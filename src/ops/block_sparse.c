@@ -11,6 +11,9 @@ typedef struct given {
   ty_p_blocks p;
 } given;
 
+/* A block that is longer than the sequence is the sequence. */
+static int64_t block_of(int64_t asked, int64_t length) { return asked < length ? asked : length > 0 ? length : 1; }
+
 /* Places of the arguments: q, k and v from `first` on; blocks and what follows it from `blocks` on. */
 static bool take(ty_call *c, int first, int blocks, given *x) {
   const ty_value *a = c->arg + first;
@@ -44,7 +47,9 @@ static bool take(ty_call *c, int first, int blocks, given *x) {
   x->own[0] = l[0], x->own[1] = l[1];
   x->blocks = ty_expand(ty_to(list[0].t, TY_I64), TY_INTS(q[0], q[1], of_queries, l[3]));
   x->wide = ty_is_half(ty_dtype_of(x->q)) ? TY_F32 : ty_dtype_of(x->q);
-  x->p = (ty_p_blocks){ .scale = ty_attention_scale(list[3].f, q[3]), .query_block = query, .key_block = key };
+  x->p = (ty_p_blocks){ .scale = ty_attention_scale(list[3].f, q[3]),
+                        .query_block = block_of(query, q[2]),
+                        .key_block = block_of(key, k[2]) };
   return x->blocks != NULL;
 }
 
@@ -166,8 +171,8 @@ bool vjp_block_sparse_attention(ty_vjp *c) {
                 .v = a->v.t,
                 .wide = ty_is_half(ty_vjp_dtype(c, 0)) ? TY_F32 : ty_vjp_dtype(c, 0),
                 .p = { .scale = ty_attention_scale(a->scale.f, q[3]),
-                       .query_block = a->query_block.i,
-                       .key_block = a->key_block.i } };
+                       .query_block = block_of(a->query_block.i, q[2]),
+                       .key_block = block_of(a->key_block.i, a->k.t->v.size[2]) } };
     x.blocks = ty_expand(ty_to(a->blocks.t, TY_I64), TY_INTS(q[0], q[1], l[2], l[3]));
     return x.blocks && composed(c, &x);
   }
