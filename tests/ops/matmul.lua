@@ -92,6 +92,34 @@ return function(row, T)
     },
   })
 
+  row("matmul_shift", {
+    cases = {
+      { T { 3, 4, dtype = "i8" }, T { 5, 4, dtype = "i8" } }, { T { 7, dtype = "i8" }, T { 2, 7, dtype = "i8" } },
+      { T { 2, 3, 37, dtype = "i8" }, T { 9, 37, dtype = "i8" } }, { T { 0, 3, dtype = "i8" }, T { 4, 3, dtype = "i8" } },
+      { T { 3, 0, dtype = "i8" }, T { 4, 0, dtype = "i8" } },
+    },
+    dtypes = { "i8" },
+    dtype = "i32",
+    ref = function(x, codes)
+      local shape = table.move(x.shape, 1, #x.shape, 1, {})
+      shape[#shape] = codes.shape[1]
+      return from(shape, function(index)
+        local sum, where = 0, table.move(index, 1, #index, 1, {})
+        for k = 0, codes.shape[2] - 1 do
+          where[#where] = k
+          local c = at(codes, { index[#index], k })
+          if c ~= 0 then sum = sum + at(x, where) * (c > 0 and 1 or -1) * 2 ^ (math.abs(c) - 1) end
+        end
+        return sum
+      end)
+    end,
+    errors = {
+      { T { 2, 3, dtype = "i8" }, T { 5, 4, dtype = "i8" }, match = "x: expected [..., 4]" },
+      { T { 2, 3, dtype = "i32" }, T { 5, 3, dtype = "i8" }, match = "x: expected i8" },
+      { T { 2, 3, dtype = "i8" }, T { 5, 3, dtype = "u8" }, match = "codes: expected i8 [n, k]" },
+    },
+  })
+
   -- Sums over every assignment of the labels. "..." is not part of these references; its cases spell the dimensions out.
   local function einsum(equation, ...)
     local operands = { ... }
