@@ -20,12 +20,14 @@
 --     hipa_loss     one step that has the high frequencies of many; bands, spectrum and edges show what it lacks
 --     DistributionMatching  a teacher's scores for the samples of a generator; matching_loss adds a reward to it
 --     GuidanceAdapters  one pass in the place of two: guidance in adapters of a frozen network
+--     linfusion     a student whose self-attention is linear in the pixels, and the loss that it learns by
 --     base          what a recipe begins with, by name: digits, a painter of the zoo
 --     digits        their small base and their judge; points: a checkerboard; shapes: coloured, with captions
 local bases = require "tycho.distill.base"
 local dmd = require "tycho.distill.dmd"
 local guidance = require "tycho.distill.guidance"
 local highfreq = require "tycho.distill.highfreq"
+local linfusion = require "tycho.distill.linfusion"
 local material = require "tycho.distill.material"
 local reflow = require "tycho.distill.reflow"
 local subpaths = require "tycho.distill.subpath"
@@ -62,4 +64,8 @@ return {
   matching_loss = dmd.loss,
   GuidanceAdapters = guidance.GuidanceAdapters,
   guidance_loss = guidance.loss,
+  linfusion = linfusion.student,
+  linfusion_loss = linfusion.loss,
+  linear_attention = linfusion.attention,
+  watch = linfusion.watch,
 }

@@ -8,18 +8,30 @@ local nn = ty.nn
 local expect, fail = arguments.expect, arguments.fail
 local M = {}
 
--- Queries, keys and values [b, heads, t, d] of tokens [b, t, width].
-local function project(layer, tokens)
+-- Queries, keys and values [b, heads, t, d] of tokens [b, t, width]; for_q, for_k: what queries and keys are made of
+-- instead.
+local function project(layer, tokens, for_q, for_k)
+  for_q, for_k = for_q or tokens, for_k or tokens
   if rawget(layer, "qkv") then
+    local weight, bias = layer.qkv.weight, layer.qkv.bias
+    local width = weight.shape[1] // 3
+    local function one(x, i)
+      local own = bias and bias:narrow(0, i * width, width)
+      return nn.split_heads(ty.linear(x, weight:narrow(0, i * width, width), own), layer.heads)
+    end
+    if not rawequal(for_q, tokens) or not rawequal(for_k, tokens) then
+      return one(for_q, 0), one(for_k, 1), one(tokens, 2)
+    end
     local b, t = tokens.shape[1], tokens.shape[2]
     local all = layer.qkv(tokens):reshape(b, t, 3, layer.heads, -1):permute(2, 0, 3, 1, 4)
     return all:select(0, 0), all:select(0, 1), all:select(0, 2)
   end
-  local function one(linear, norm)
-    local x = nn.split_heads(linear(tokens), layer.heads)
+  local function one(x, linear, norm)
+    x = nn.split_heads(linear(x), layer.heads)
     return norm and norm(x) or x
   end
-  return one(layer.to_q, rawget(layer, "norm_q")), one(layer.to_k, rawget(layer, "norm_k")), one(layer.to_v)
+  return one(for_q, layer.to_q, rawget(layer, "norm_q")), one(for_k, layer.to_k, rawget(layer, "norm_k")),
+    one(tokens, layer.to_v)
 end
 
 local function finish(layer, y)
@@ -28,21 +40,25 @@ local function finish(layer, y)
 end
 
 --- What a layer does with maps [b, c, h, w] or tokens [b, t, width] around attend(q, k, v), which gives [b, heads, t,
--- d]; project: what makes q, k and v of tokens (the layer's own).
+-- d]. before: what queries and keys are made of, a function of the tokens; nil: the tokens.
 ---@param layer Module
 ---@param x Tensor
 ---@param attend fun(q: Tensor, k: Tensor, v: Tensor): Tensor
----@param own? fun(layer: Module, tokens: Tensor): Tensor, Tensor, Tensor
+---@param before? fun(tokens: Tensor): Tensor, Tensor
 ---@return Tensor
-function M.run(layer, x, attend, own)
+function M.run(layer, x, attend, before)
   expect("layers.run", "layer", layer, "a module")
   expect("layers.run", "x", x, "a tensor")
   expect("layers.run", "attend", attend, "a function")
-  own = own or project
-  if x.ndim == 3 then return finish(layer, attend(own(layer, x))) end
+  expect("layers.run", "before", before, "a function or nil")
+  local function all(tokens)
+    if not before then return attend(project(layer, tokens)) end
+    return attend(project(layer, tokens, before(tokens)))
+  end
+  if x.ndim == 3 then return finish(layer, all(x)) end
   local norm = rawget(layer, "group_norm")
   local tokens = (norm and norm(x) or x):flatten(2):transpose(1, 2)
-  return x + finish(layer, attend(own(layer, tokens))):transpose(1, 2):reshape(x.shape)
+  return x + finish(layer, all(tokens)):transpose(1, 2):reshape(x.shape)
 end
 
 local function is_self_attention(module)
