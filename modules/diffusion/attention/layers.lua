@@ -70,7 +70,7 @@ local function is_self_attention(module)
 end
 
 --- Parts over keys that are counted apart, { y [b, h, t, d], lse [b, h, t], weight (1: of each key) }, as one softmax:
--- the result and its log-sum-exp.
+-- the result and its log-sum-exp. Every query sees something in one of them.
 ---@param parts { y: Tensor, lse: Tensor, weight?: number }[]
 ---@return Tensor y
 ---@return Tensor lse
@@ -83,13 +83,18 @@ function M.join(parts)
   end
   if #list == 0 then fail "layers.join: parts: expected at least one, got none" end
   if #list == 1 then return parts[1].y, list[1] end
-  local all, y = ty.stack(list, -1), nil
-  local shares = all:softmax(-1)
+  local top = list[1]:detach()
+  for i = 2, #list do top = top:maximum(list[i]:detach()) end
+  local weights, sum, y = {}, nil, nil
+  for i, lse in ipairs(list) do
+    weights[i] = (lse - top):exp()
+    sum = sum and sum + weights[i] or weights[i]
+  end
   for i, part in ipairs(parts) do
-    local more = part.y * shares:narrow(-1, i - 1, 1)
+    local more = part.y * (weights[i] / sum):unsqueeze(-1)
     y = y and y + more or more
   end
-  return y, all:logsumexp(-1)
+  return y, top + sum:log()
 end
 
 --- { y, lse } as join() takes it, of what ty.block_sparse_attention gives.
