@@ -10,8 +10,8 @@
 -- reward; Diff-Instruct++, which has the KL divergence in its place; and the reward alone. All get the same updates;
 -- the teacher is guided for all that have one. By the first seed, with other noise than what is reported, each gets the
 -- scale of its reward (the reward alone: its rate) among three: the one with the highest reward among those that keep
--- 95 % of the start's spread within classes. Recall and the Fréchet distance are to held-out digits, by the judge's
--- features. Bars were set before the first full run.
+-- 95 % of the start's spread within classes and of its recall. Recall and the Fréchet distance are to held-out digits,
+-- by the judge's features. Bars were set before the first full run.
 local ty = require "tycho"
 local distill, diffusion = require "tycho.distill", require "tycho.diffusion"
 
@@ -31,7 +31,7 @@ local r = ty.recipe.declare {
 }
 local args = r.args
 local measure = diffusion.measure
-local SPREAD = 0.95 -- of the start's, for a scale to be chosen
+local KEPT = 0.95 -- of the start's spread and recall, for a scale to be chosen
 
 -- Each with { scale of the reward, rate } to choose from.
 local ways = {
@@ -122,14 +122,15 @@ for i, seed in ipairs(r.seeds) do
         local model = aligned(base, start, way, try, seed)
         if i == 1 then
           local values = measured(base, model, choosing)
-          local kept = values.spread >= SPREAD * before.spread
-          r:say("%s, scale %g, rate %g: reward %.4f, spread %.3f of the start's", way.name, try[1],
-            args.rate * try[2], values.reward, values.spread / before.spread)
-          -- Among those that keep the spread the highest reward; where none does, the widest.
+          local spread, recall = values.spread / before.spread, values.recall / math.max(1e-3, before.recall)
+          local kept = spread >= KEPT and recall >= KEPT
+          r:say("%s, scale %g, rate %g: reward %.4f, spread %.3f of the start's, recall %.3f of it", way.name, try[1],
+            args.rate * try[2], values.reward, spread, recall)
+          -- Among those that keep both the highest reward; where none does, the one that keeps the most.
           if kept and (not top or values.reward > top) then
             top, best, chosen[way.name] = values.reward, model, try
-          elseif not top and (not widest or values.spread > widest) then
-            widest, best, chosen[way.name] = values.spread, model, try
+          elseif not top and (not widest or math.min(spread, recall) > widest) then
+            widest, best, chosen[way.name] = math.min(spread, recall), model, try
           end
         else
           best = model
