@@ -71,7 +71,7 @@ for i, seed in ipairs(r.seeds) do
   local ring = offload.expert_ring(model, { slots = a.slots, file = r.out })
   local freed = before - ty.memory.stats().live
   exact[i] = run(short):equal(wanted) and 1 or 0
-  held[i] = 1 - freed / ring.bytes
+  held[i] = (1 - freed / ring.bytes) * a.layers * a.experts / a.slots
   local seconds = r:time({ function() run(short) end }, { rounds = r.quick and 1 or 5 })[1]
   real[i] = times[3] / seconds
   -- A read of an expert as the ring reads it, when nothing computes.
@@ -115,7 +115,7 @@ local exactly = 0
 for _, x in ipairs(exact) do exactly = exactly + x end
 os.exit(r:finish {
   { claim = "outputs that are those of the model in memory, of all seeds", measured = exactly / #exact, bar = 1 },
-  { claim = "experts on the device, of all", values = held, bar = a.slots / a.layers / a.experts + 0.02, below = true },
+  { claim = "bytes of experts on the device, of those of the slots", values = held, bar = 1.1, below = true },
   { claim = "speed of that in memory, simulated, largest batch", values = speed, baseline = single, bar = 0.8 },
   { claim = "likewise without foresight", values = blind, judged = false },
   { claim = "speed of that in memory, the real ring on one core, a quarter of that batch", values = real,
