@@ -1,8 +1,8 @@
 -- Mixed precision: half the bits, the same accuracy, and what an epoch takes of energy
 -- claim: a classifier trained in bf16, or in f16 with scaled losses, is as accurate as in f32; energy is reported
 -- system: autocast, scaling of losses, and a meter of energy (RAPL, NVML, or a model that says so)
--- paper: Antonopoulos 2024, "Improve Machine Learning carbon footprint using Nvidia GPU and Mixed Precision training for
---   classification models -- Part I"
+-- paper: Antonopoulos 2024, "Improve Machine Learning carbon footprint using Nvidia GPU and Mixed Precision training
+--   for classification models -- Part I"
 -- time: 2 minutes on a CPU core
 --
 -- The same network from the same weights, on the same batches, for the same epochs: parameters and the optimizer's
