@@ -199,8 +199,8 @@ function ty.autocast(dtype, fn, ...) end
 function ty.autocast_dtype() end
 
 --- Runs fn(...) with hooks on the tensors that ops keep for the backward pass: pack(tensor, op, what) gives what is
---- kept instead, unpack(kept) gives the tensor back. op: the name of the op that keeps the tensor; what: the name of its
---- argument, or "output".
+--- kept instead, unpack(kept) gives the tensor back. op: the name of the op that keeps the tensor; what: the name of
+--- its argument, or "output".
 ---@param pack fun(tensor: Tensor, op: string, what: string): any
 ---@param unpack fun(kept: any): Tensor
 ---@param fn function
@@ -314,7 +314,8 @@ function ty.cuda.count() end
 function ty.cuda.describe(index) end
 
 --- Joules that a GPU has taken since its driver was loaded, by NVIDIA's management library, which is found at run
---- time; nil and why where it does not tell. GPUs are numbered as that library does, whatever CUDA_VISIBLE_DEVICES says.
+--- time; nil and why where it does not tell. GPUs are numbered as that library does, whatever CUDA_VISIBLE_DEVICES
+--- says.
 ---@param index? integer from 0
 ---@return number? joules
 ---@return string? reason

@@ -111,8 +111,8 @@ function M.plain_run(record)
   local newest
   local function better(run)
     if not newest then return true end
-    local plain, other = next(run.arguments) == nil, next(newest.arguments) == nil
-    if plain ~= other then return plain end
+    local own, others = next(run.arguments) == nil, next(newest.arguments) == nil
+    if own ~= others then return own end
     return run.date > newest.date
   end
   for _, run in ipairs(record and record.runs or {}) do
