@@ -24,6 +24,7 @@ local modegpt = require "tycho.prune.modegpt"
 local ofb = require "tycho.prune.ofb"
 local perp = require "tycho.prune.perp"
 local rocket = require "tycho.prune.rocket"
+local shiftadd = require "tycho.prune.shiftadd"
 local shrink = require "tycho.prune.shrink"
 local slice = require "tycho.prune.slice"
 local sparse = require "tycho.prune.sparse"
@@ -59,6 +60,7 @@ return {
   load = shrink.load,
   gpusq = gpusq,
   ofb = ofb,
+  shiftadd = shiftadd,
   vit_gates = vit_gates,
   two_four = two_four,
   wina = wina.apply,
