@@ -7,12 +7,12 @@ local expect, fail = arguments.expect, arguments.fail
 local M = {}
 
 --- The words of a caption, { colour, kind, place }; an edit's is { colour, "to", "blank" }.
-M.words = { colour = { "red", "green", "blue", "yellow" }, kind = { "square", "cross", "ring", "bar" },
+M.words = { colour = { "red", "green", "blue", "yellow" }, kind = { "square", "bar", "post", "corner" },
   place = { "above left", "above right", "below left", "below right" } }
 
 local COLOURS = { { 1, -0.6, -0.6 }, { -0.6, 0.8, -0.6 }, { -0.4, -0.2, 1 }, { 1, 0.9, -0.6 } }
-local KINDS = { { 1, 1, 1, 1, 1, 1, 1, 1, 1 }, { 0, 1, 0, 1, 1, 1, 0, 1, 0 }, { 1, 1, 1, 1, 0, 1, 1, 1, 1 },
-  { 0, 0, 0, 1, 1, 1, 0, 0, 0 } }
+local KINDS = { { 1, 1, 1, 1, 1, 1, 1, 1, 1 }, { 0, 0, 0, 1, 1, 1, 0, 0, 0 }, { 0, 1, 0, 0, 1, 0, 0, 1, 0 },
+  { 1, 1, 1, 1, 0, 0, 1, 0, 0 } }
 local SIDE, WORDS, WIDE = 8, 14, 16 -- 12 words, "to", and one that says nothing
 
 local masks -- [4 kinds, 4 places, 4 jitters, 8, 8]

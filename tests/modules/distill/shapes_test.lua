@@ -30,8 +30,8 @@ check.test("a picture by hand", function()
   for i, v in ipairs(x:select(0, 0):select(0, 2):flatten():tolist()) do
     if v ~= -1 then yellow[#yellow + 1] = i - 1 end
   end
-  -- A cross whose corner is at row 4, column 1.
-  check.equal(yellow, { 4 * 8 + 2, 5 * 8 + 1, 5 * 8 + 2, 5 * 8 + 3, 6 * 8 + 2 })
+  -- A bar in the square whose corner is at row 4, column 1.
+  check.equal(yellow, { 5 * 8 + 1, 5 * 8 + 2, 5 * 8 + 3 })
 end)
 
 check.test("text: a vector for each word; edits change the colour alone", function()
