@@ -157,12 +157,36 @@ function M.loss(model, pictures, text, weight)
   return one + other * weight, one, other
 end
 
-local defaults = { weight = 1, inputs = none }
-local kinds = { weight = "a finite number >= 0", inputs = "a function" }
+local defaults = { weight = 1, inputs = none, exit_rate = 1, weight_decay = 0.1, beta2 = 0.95 }
+local kinds = { weight = "a finite number >= 0", inputs = "a function", exit_rate = "a finite number > 0",
+  weight_decay = "a finite number >= 0", beta2 = "a number in [0, 1)" }
+
+-- AdamW as train.fit makes it, with decay of matrices alone, and the exit's own rate.
+local function optimizer_of(o)
+  return function(model, given)
+    local groups = {}
+    for name, p in model:named_parameters() do
+      if p.requires_grad then
+        local exit, matrix = name:find "^norm%." or name:find "^projection%.", p.ndim >= 2
+        local key = (exit and "exit" or "tower") .. (matrix and " matrix" or "")
+        if not groups[key] then
+          groups[key] = { params = {}, lr = given.lr * (exit and o.exit_rate or 1),
+            weight_decay = matrix and o.weight_decay or 0 }
+          groups[#groups + 1] = groups[key]
+        end
+        table.insert(groups[key].params, p)
+      end
+    end
+    local list = table.move(groups, 1, #groups, 1, {})
+    return ty.optim.AdamW(list, { lr = given.lr, beta2 = o.beta2, clip_norm = given.clip_norm,
+      schedule = given.schedule })
+  end
+end
 
 --- Trains both paths of a model on batches of pictures and texts. options: those of train.fit, weight (1: of the early
--- path's loss), and inputs (as of vlm.fit_contrastive; in place of tokens it may give features of texts [n, d] in
--- floating point, of a text tower that stays as it is, and so need not run). Returns what train.fit returns.
+-- path's loss), exit_rate (1: by how much the exit, which is new, learns faster than the towers), and inputs (as of
+-- vlm.fit_contrastive; in place of tokens it may give features of texts [n, d] in floating point, of a text tower that
+-- stays as it is, and so need not run). Returns what train.fit returns.
 ---@param model EarlyExit
 ---@param loader DataLoader
 ---@param options table
@@ -177,9 +201,10 @@ function M.fit(model, loader, options)
   expect(who, "options", options, "a table")
   local own, rest = {}, { title = "early exit" }
   for key, value in pairs(options) do
-    if key == "weight" or key == "inputs" then own[key] = value else rest[key] = value end
+    if defaults[key] ~= nil or key == "inputs" then own[key] = value else rest[key] = value end
   end
   local o = arguments.read(who, own, defaults, kinds)
+  rest.optimizer = rest.optimizer or optimizer_of(o)
   local next_batch = contrastive.cycles(1, o.inputs)
   function rest.loss(network, batch)
     batch = next_batch(function() return batch end)[1]

@@ -153,6 +153,15 @@ check.test("fit: both paths find the texts of pictures", function()
   end) }
   icar.fit(m, ty.data.DataLoader(fixed, { batch_size = 8 }), { steps = 2, quiet = true, weight_decay = 0 })
   check.ok(distance(m.clip.text_projection.weight, before) == 0)
+  -- The exit learns at a rate of its own: Adam's first step is the rate, whatever the gradient.
+  for _, rate in ipairs { 1, 10 } do
+    local one = icar.EarlyExit(clip(2), { layer = 1 })
+    local exit, tower = one.projection.weight, one.clip.visual_projection.weight
+    local was = { exit:detach():clone(), tower:detach():clone() }
+    icar.fit(one, ty.data.DataLoader(fixed, { batch_size = 8 }), { steps = 1, lr = 1e-3, exit_rate = rate, warmup = 0,
+      weight_decay = 0, quiet = true })
+    check.close(distance(exit, was[1]) / distance(tower, was[2]), rate, 0.02 * rate)
+  end
 end)
 
 check.test("wrong arguments", function()
