@@ -6,11 +6,12 @@
 -- time: 2 minutes on a CPU core
 --
 -- The same network from the same weights, on the same batches, for the same epochs: parameters and the optimizer's
--- states are f32 in all three, products and convolutions are not. Accuracy is of held-out digits, at the end. The
--- precisions take turns epoch by epoch, so that what else the machine does meets them alike. Energy is what the meter
--- says; where the machine has no counter it is a model of processor seconds and memory, which cannot see that
--- arithmetic of fewer bits takes less energy a second: it says what the time says. The table names which it was, and
--- judges no energy: that depends on whether a processor multiplies halves in hardware.
+-- states are f32 in all three, products and convolutions are not. Accuracy is of held-out digits, at the end, and so
+-- is the loss, which tells more where few digits are missed. The precisions take turns epoch by epoch, so that what
+-- else the machine does meets them alike. Energy is what the meter says; where the machine has no counter it is a model
+-- of processor seconds and memory, which cannot see that arithmetic of fewer bits takes less energy a second: it says
+-- what the time says. The run names which it was, and energy is not judged: that depends on whether a processor
+-- multiplies halves in hardware.
 local ty = require "tycho"
 local vision = require "tycho.vision"
 local nn, optim, stats = ty.nn, ty.optim, ty.stats
@@ -41,8 +42,20 @@ local function epoch(run, order, images, labels)
   return meter:read()
 end
 
-local accuracy, joules, seconds = {}, {}, {}
-for _, precision in ipairs(precisions) do accuracy[precision], joules[precision], seconds[precision] = {}, {}, {} end
+local accuracy, loss_of, joules, seconds = {}, {}, {}, {}
+for _, precision in ipairs(precisions) do
+  accuracy[precision], loss_of[precision], joules[precision], seconds[precision] = {}, {}, {}, {}
+end
+
+-- Cross entropy of a whole data set, in f32.
+local function loss_over(model, dataset)
+  local indices = {}
+  for n = 1, #dataset do indices[n] = n - 1 end
+  local all = dataset:batch(indices)
+  return ty.no_grad(function()
+    return nn.cross_entropy(model(all.image:to(r.device)), all.label:to(r.device)):item()
+  end)
+end
 local said
 for i, seed in ipairs(r.seeds) do
   local training, held_out = ty.data.digits { split = { 0.8, 0.2 }, seed = seed }
@@ -75,8 +88,10 @@ for i, seed in ipairs(r.seeds) do
   for _, run in ipairs(runs) do
     run.model:eval()
     accuracy[run.precision][i] = 100 * vision.accuracy(run.model, held_out)
-    r:say("seed %d, %-4s: %.2f %% of %d held-out digits, an epoch %.2f J in %.2f s", seed, run.precision,
-      accuracy[run.precision][i], #held_out, joules[run.precision][i], seconds[run.precision][i])
+    loss_of[run.precision][i] = loss_over(run.model, held_out)
+    r:say("seed %d, %-4s: %.2f %% of %d held-out digits, loss %.4f, an epoch %.2f J in %.2f s", seed, run.precision,
+      accuracy[run.precision][i], #held_out, loss_of[run.precision][i], joules[run.precision][i],
+      seconds[run.precision][i])
   end
 end
 r:say("the meter: %s", tostring(said))
@@ -94,6 +109,10 @@ local rows = {
     baseline = stats.mean(accuracy.f32), bar = -0.5 },
   { claim = "held-out accuracy, f16 with scaled losses, points above f32",
     values = against_f32(accuracy, "f16", minus), baseline = stats.mean(accuracy.f32), bar = -0.5 },
+  { claim = "held-out loss, bf16, of f32's", values = against_f32(loss_of, "bf16", over),
+    baseline = stats.mean(loss_of.f32), bar = 1.05, below = true },
+  { claim = "held-out loss, f16 with scaled losses, of f32's", values = against_f32(loss_of, "f16", over),
+    baseline = stats.mean(loss_of.f32), bar = 1.05, below = true },
 }
 for _, precision in ipairs(precisions) do
   rows[#rows + 1] = { claim = ("energy of an epoch, %s, J"):format(precision), values = joules[precision],
