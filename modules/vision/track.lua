@@ -157,7 +157,8 @@ function Tracker:forward(template, search, box)
   local z = tokens_of(self, template) + (self.template_positions or positions_of(self, rows)) + kinds_of
   local x = tokens_of(self, search) + positions_of(self, self.rows) + self.types:narrow(0, 0, 1)
   local both = ty.concat({ z, x }, 1)
-  for _, layer in ipairs(self.vit.encoder.layer) do both = layer(both) end
+  -- In scopes: what a layer made on the way goes at once, but for what the graph keeps.
+  for _, layer in ipairs(self.vit.encoder.layer) do both = ty.scope(layer, both) end
   x = self.vit.layernorm(both):narrow(1, rows * rows, self.rows * self.rows)
   return self.score(x):squeeze(-1), M.decode(self.distances(x):sigmoid(), self.rows)
 end

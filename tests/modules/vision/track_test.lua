@@ -54,7 +54,7 @@ check.test("one table of positions: a template that is the region's corner score
   local search = ty.randn(1, 3, 16, 16)
   local template = search:narrow(2, 0, 8):narrow(3, 0, 8):contiguous()
   local seen
-  tracker.vit.encoder.layer[1]:register_forward_pre_hook(function(_, x) seen = x:detach():clone() end)
+  tracker.vit.encoder.layer[1]:register_forward_pre_hook(function(_, x) seen = ty.keep(x:detach():clone()) end)
   tracker(template, search, ty.tensor { { 0.0, 0, 1, 1 } })
   local z, x = seen:narrow(1, 0, 4), seen:narrow(1, 4, 16):reshape(1, 4, 4, 24)
   check.ok(distance(z:reshape(1, 2, 2, 24), x:narrow(1, 0, 2):narrow(2, 0, 2)) < 1e-6)
