@@ -17,7 +17,7 @@
 -- Random deactivation: in each step every update B A is off with probability p, and then costs nothing: neither product
 -- nor gradient, and the optimizer leaves it and its moments alone. At inference each counts (1 - p) times, what it did
 -- in the mean. One-shot rank allocation: with equal ranks the gradient of B at the start, times A, is a sketch of the
--- weight's; the share `low` of the layers with the smallest mean square of it gets half the rank. (The brief form with
+-- weight's; the share `low` of the layers with the smallest mean square of it gets half the rank. (The form with
 -- the weight as a factor is importance = "taylor".) Unlabelled signals go through the network beside the labelled ones,
 -- so that batch norms see both; the loss sees the labelled ones alone.
 local ty = require "tycho"
