@@ -261,6 +261,14 @@ local function mixture(model, options)
     nn.init.normal(layer.router.weight, 0, 0.01)
     nn.init.zeros(layer.router.bias)
     layer.up, layer.down = layer.intermediate.dense:clone(), layer.output.dense:clone()
+    if not o.split then -- what probabilities of a half take away at first; powers of two stay powers of two
+      ty.no_grad(function()
+        for _, last in ipairs { layer.output.dense, layer.down } do
+          last.weight:detach():mul_(2)
+          if last.bias then last.bias:detach():mul_(2) end
+        end
+      end)
+    end
     for _, expert in ipairs { layer.up, layer.down } do
       if not shifted:state(expert) then shifted:wrap(expert, {}) end
     end
@@ -271,8 +279,10 @@ local function mixture(model, options)
 end
 
 --- Gives the feed-forward networks of a vision transformer a second expert of shifts, a copy to begin with, and a
--- router that sends each token to one, in place. options: latencies ({ 1, 1 }: of the expert of products and that of
--- shifts; measure them with latencies()), split (false; true, for comparison: every other token, without a router).
+-- router that sends each token to one, in place; what an expert says counts by its probability, and both say twice as
+-- much to begin with, so that the model does what it did. options: latencies ({ 1, 1 }: of the expert of products and
+-- that of shifts; measure them with latencies()), split (false; true, for comparison: every other token, without a
+-- router).
 -- Returns the model.
 ---@param model Module
 ---@param options? { latencies?: number[], split?: boolean }

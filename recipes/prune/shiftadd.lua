@@ -6,11 +6,12 @@
 --
 -- Digits lie anywhere on their pages; pages measured on are of digits neither trained on nor chosen by. Three stages:
 -- attention with codes, then powers of two in its linear layers, then a second expert of shifts in each feed-forward
--- network. Each is trained for as many steps, with the vision transformer as teacher and its better rate of a list by
--- the validation part with the first seed; the compared models take as many steps in all. Latencies are measured here,
--- of integer shifts against products of floats, and decide what the router is asked for. Accuracy is that of the
--- deployed model, whose shifts are of integers. Multiplications, shifts and additions are counted from the shapes and
--- from where tokens went; norms, activations and softmax are left out for all.
+-- network. Each is trained for as many steps with the vision transformer as teacher, the last at half of the rate; the
+-- compared models take as many steps in all. The rate was chosen by the validation part for ShiftAddViT and serves all;
+-- with --rates A,B each model takes its better one. Latencies are measured here, of integer shifts against products of
+-- floats, and decide what the router is asked for. Accuracy is that of the deployed model, whose shifts are of
+-- integers. Multiplications, shifts and additions are counted from the shapes and from where tokens went; norms,
+-- activations and softmax are left out for all.
 local ty = require "tycho"
 local prune, vision = require "tycho.prune", require "tycho.vision"
 local shiftadd = prune.shiftadd
@@ -20,8 +21,8 @@ local r = ty.recipe.declare {
   base = true,
   args = {
     { "base_steps", 1500, "training steps of the vision transformer", quick = 10 },
-    { "steps", 200, "of each of the three stages", quick = 2 },
-    { "rates", "1e-3,2e-3", "learning rates, for each model the better one", quick = "1e-3" },
+    { "steps", 300, "of each of the three stages", quick = 2 },
+    { "rates", "1.5e-3", "learning rates, for each model the better one" },
     { "width", 64, "hidden size", quick = 32 },
     { "rounds", 9, "of the timing", quick = 1 },
   },
@@ -52,8 +53,8 @@ local function made(base, plan, seed, rate)
   ty.manual_seed(seed)
   for stage = 1, 3 do
     if plan[stage] then plan[stage](model) end
-    vision.distil(model, training, { teacher = base, features = 0, steps = args.steps, lr = rate, seed = seed + stage,
-      batch_size = 32, quiet = true, transform = vision.pages.transform,
+    vision.distil(model, training, { teacher = base, steps = args.steps, lr = stage == 3 and rate / 2 or rate,
+      seed = seed + stage, batch_size = 32, quiet = true, transform = vision.pages.transform,
       more = plan.name == "shiftadd" and stage == 3 and function(m) return shiftadd.balance(m) * 0.01 end or nil })
   end
   if plan[2] then shiftadd.deploy(model) end

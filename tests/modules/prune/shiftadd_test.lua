@@ -97,7 +97,7 @@ check.test("a mixture: each token gets its expert times its probability; equal s
     middle = x + old.attention(old.layernorm_before(x))
     y = old.layernorm_after(middle):reshape(40, 16)
     local p = layer.router(y):softmax(1)
-    local products, shifts = old.output(old.intermediate(y)), layer.down(layer.up(y, nil, "gelu"))
+    local products, shifts = old.output(old.intermediate(y)) * 2, layer.down(layer.up(y, nil, "gelu"))
     local which = p:argmax(1)
     check.equal(which:eq(list[1]:flatten()):all():item(), true)
     local picked = ty.where(which:eq(0):unsqueeze(1), products, shifts) * p:max(1, true)
