@@ -1,20 +1,23 @@
 -- Finding names in a domain that the encoder was not trained for
 -- claim: after reading unlabelled text of the domain, LoRA with fewer than 1.5 % of the parameters finds more entities
 --   than without that, at a fraction of what full fine-tuning holds
--- system: a small ModernBERT trained here on half of the Bible, adapted to its histories; four kinds of entities
+-- system: a small ModernBERT trained here on a third of the Bible, adapted to its histories; four kinds of entities
 -- paper: Panahi 2025, "OpenMed NER: Open-Source, Domain-Adapted State-of-the-Art Transformers for Biomedical NER Across
 --   12 Public Datasets"
 -- time: 4 minutes on one CPU core
 --
--- The encoder is trained by the masked objective on books from Job on; its domain are Genesis to Esther. It goes on
--- for a while with the chapters there that are not tested on (domain-adaptive pre-training), or not; then 240 labelled
--- verses tag words, by LoRA on query, key and value and a head, by the head alone, or by all parameters. Rates are
--- chosen by verses for development, the same number of tries each. Labels come from lists of names and from rules
--- about what stands around them: Israel is a person who speaks, a land that one is in, or a people that has elders;
--- verses with names that no list has are left out. A quarter of the names are in no labelled verse: what is unseen
--- counts apart, as do names of several kinds. The gazetteer knows every labelled word's commonest tag, and takes other
--- words with a capital that does not begin a sentence for persons. F1 is of exact spans; differences between ways are
--- those of three seeds, each with its own adaptation, labelled verses and adapters.
+-- The encoder is trained by the masked objective on poetry and the New Testament; its domain are the histories and
+-- laws, Genesis to Esther, where other names stand. It goes on for a while with the chapters there that are not tested
+-- on (domain-adaptive pre-training), or not; then 120 labelled verses teach to tag words, by LoRA on query, key and
+-- value and a head, by the head alone, or by all parameters. Rates are chosen by verses for development, the same
+-- number of tries each. Labels come from lists of names and from rules about what stands around them: Israel is a
+-- person who speaks, a land that one is in, or a people that has elders; verses with names that no list has are left
+-- out. A quarter of the names are in no labelled verse: what is unseen counts apart, as do names of several kinds. The
+-- gazetteer knows every labelled word's commonest tag, and takes other words with a capital that does not begin a
+-- sentence for persons: with names that come again and again in one book it is hard to beat, and at this size of
+-- encoder the taggers stay behind it, with all parameters too; tried were 60 to 200 steps, 120 and 240 verses, and
+-- rates to both sides. F1 is of exact spans; differences between ways are those of three seeds, each with its own
+-- adaptation, labelled verses and adapters.
 local ty = require "tycho"
 local datasets = require "tycho.datasets"
 local llm, models, peft = require "tycho.llm", require "tycho.models", require "tycho.peft"
@@ -24,8 +27,8 @@ local r = ty.recipe.declare {
   args = {
     { "base", 700, "steps of training the encoder", quick = 2 },
     { "adapt", 200, "steps of adapting it to the domain", quick = 2 },
-    { "steps", 200, "of training taggers", quick = 2 },
-    { "labelled", 240, "verses", quick = 8 },
+    { "steps", 100, "of training taggers", quick = 2 },
+    { "labelled", 120, "verses", quick = 8 },
     { "tested", 400, "verses", quick = 8 },
     { "width", 96, "hidden size", quick = 32 },
     { "layers", 3, "of the encoder", quick = 1 },
@@ -132,6 +135,8 @@ end
 local domain = set_of "Genesis Exodus Numbers Joshua Judges Ruth"
 for _, book in ipairs { "1 Samuel", "2 Samuel", "1 Kings", "2 Kings", "1 Chronicles", "2 Chronicles", "Ezra",
   "Nehemiah", "Esther", "Leviticus", "Deuteronomy" } do domain[book] = true end
+local general_books = set_of [[Job Psalm Proverbs Ecclesiastes Matthew Mark Luke John Acts Romans Hebrews James Jude
+  Galatians Ephesians Philippians Colossians Titus Philemon Revelation]]
 local general, adapting, training, testing = {}, {}, {}, {}
 local chapters = {}
 for _, split in ipairs { "training", "held_out" } do
@@ -144,9 +149,9 @@ for _, split in ipairs { "training", "held_out" } do
 end
 local number = 0
 for _, chapter in ipairs(chapters) do
-  if not domain[chapter.book] then
+  if general_books[chapter.book] then
     general[#general + 1] = table.concat(chapter.verses, " ")
-  else
+  elseif domain[chapter.book] then
     number = number + 1
     local test = number % 5 == 0
     if not test then adapting[#adapting + 1] = table.concat(chapter.verses, " ") end
