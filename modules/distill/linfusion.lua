@@ -122,7 +122,7 @@ function M.loss(process, options)
     local x0, condition = o.read(batch)
     local teacher = new_teacher(parts.teacher)
     local gap, inner
-    local function both(x, t, given)
+    local function both(_, x, t, given)
       local wanted, theirs = M.watch(teacher, function() return teacher(x, t, given) end)
       local found, mine = M.watch(parts.student, function() return parts.student(x, t, given) end)
       gap = (mine - theirs):square():mean()
@@ -133,7 +133,8 @@ function M.loss(process, options)
       inner = inner / #found
       return mine
     end
-    local own = process:loss(both, x0, condition)
+    -- With the student's fields: what stands for no condition, say.
+    local own = process:loss(setmetatable({}, { __call = both, __index = parts.student }), x0, condition)
     return own + o.output * gap + o.features * inner, { teacher = gap:item(), features = inner:item() }
   end
 end

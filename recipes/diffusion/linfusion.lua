@@ -1,25 +1,27 @@
 -- Attention that is linear in the pixels, learnt from a teacher's
 -- claim: the student's predictions stay near its teacher's, also at sizes that it was not trained at, and the time of
 --   its attention grows with the pixels and not with their square
--- system: LinFusion, normalised linear attention distilled into a U-Net
+-- system: LinFusion, normalised linear attention distilled from softmax attention
 -- paper: Liu et al. 2024, "LinFusion: 1 GPU, 1 Minute, 16K Image"
 -- time: 4 minutes on one CPU core
 --
--- The teacher is a U-Net with attention at every size, trained here on small scenes. Students learn at the same size,
--- in the same steps: the method, one without normalisation, one without the loss of features, and one that learns from
--- the pictures alone. Distances are those of predictions of held-out pictures with fixed noise, as shares of the
--- teacher's variance; at two and four times the side, where no network was trained, too. Convolutions carry much at any
--- size, so the distance of a student before training, whose attention does nothing right, stands beside.
+-- The teacher is a transformer of single pixels, trained here on small scenes: all that a pixel knows of others comes by
+-- attention. (In a U-Net of this size convolutions carry the pictures: exchanging its attention changed predictions by
+-- a ten-thousandth of their variance, before any training.) Its places span any grid, so that it draws at any size.
+-- Students learn at the teacher's size, in the same steps: the method, one without normalisation, one without the loss
+-- of features, one that learns from the pictures alone. Distances are those of predictions of held-out pictures with
+-- fixed noise, as shares of the teacher's variance, at two and four times the side as well, where no network was
+-- trained; that of a student before training stands beside.
 local ty = require "tycho"
 local datasets, diffusion = require "tycho.datasets", require "tycho.diffusion"
-local distill = require "tycho.distill"
+local distill, models = require "tycho.distill", require "tycho.models"
 
 local r = ty.recipe.declare { seeds = 3,
   args = {
-    { "teacher_steps", 150, "training steps of the teacher", quick = 2 },
-    { "steps", 50, "training steps of each student", quick = 2 },
+    { "teacher_steps", 300, "training steps of the teacher", quick = 2 },
+    { "steps", 100, "training steps of each student", quick = 2 },
     { "batch", 16, "pictures of a step", quick = 2 },
-    { "width", 24, "channels of the U-Net's first level", quick = 8 },
+    { "width", 24, "of each of two heads", quick = 8 },
     { "count", 8, "held-out pictures", quick = 2 },
     { "longest", 65536, "tokens that attention is timed at", quick = 2048 },
   } }
@@ -40,17 +42,18 @@ local function loader(seed)
 end
 
 ty.manual_seed(r.seeds[1])
-local level = function(channels) return { channels = channels, attention = true } end
-local model = diffusion.UNet { in_channels = 3, out_channels = 3, levels = { level(args.width),
-  level(2 * args.width) } }:to(r.device)
-ty.train.fit(model, loader(0), { steps = args.teacher_steps, lr = 2e-3, quiet = true,
-  loss = function(m, batch) return flow:loss(m, batch.image, {}) end })
+local model = models.DiTTransformer2DModel { sample_size = SIDE, patch_size = 1, in_channels = 3, num_layers = 3,
+  num_attention_heads = 2, attention_head_dim = args.width, num_embeds_ada_norm = 1 }:to(r.device)
+local function condition(n) return { labels = ty.zeros({ n }, { dtype = "i64", device = r.device }) } end
+ty.train.fit(model, loader(0), { steps = args.teacher_steps, lr = 3e-3, quiet = true,
+  loss = function(m, batch) return flow:loss(m, batch.image, condition(batch.image.shape[1])) end })
 local teacher = distill.teacher(model)
 
 local function student(seed, options, weights)
   ty.manual_seed(seed)
   local made = distill.linfusion(model, options)
   if weights then
+    function weights.read(batch) return batch.image, condition(batch.image.shape[1]) end
     distill.fit(made, loader(seed), { steps = args.steps, lr = 3e-3, quiet = true, teacher = model:clone(),
       loss = distill.linfusion_loss(flow, weights) })
   end
@@ -69,7 +72,7 @@ local function questions(side)
     ty.manual_seed(17)
     local noisy = flow.objective:noisy(x0, ty.full({ args.count }, time, { device = r.device }), ty.randn_like(x0))
     asked[side][i] = { noisy = noisy, wanted = ty.no_grad(function()
-      return flow.objective:output(teacher, noisy, {})
+      return flow.objective:output(teacher, noisy, condition(args.count))
     end) }
   end
   return asked[side]
@@ -78,7 +81,7 @@ local function distance(of, side)
   return ty.no_grad(function()
     local sum = 0.0
     for _, question in ipairs(questions(side)) do
-      local found = flow.objective:output(of, question.noisy, {})
+      local found = flow.objective:output(of, question.noisy, condition(args.count))
       sum = sum + (found - question.wanted):square():mean():item() / question.wanted:var():item()
     end
     return sum / #questions(side)
@@ -110,7 +113,7 @@ local sheet, shown = {}, 4 * SIDE
 for _, network in ipairs { model, best } do
   for _, side in ipairs(sides) do
     local x = flow:sampler { steps = r.quick and 2 or 12, solver = diffusion.solver.euler() }:sample(network,
-      { 2, 3, side, side }, { seeds = { 1, 2 } })
+      { 2, 3, side, side }, { condition = condition(2), seeds = { 1, 2 } })
     sheet[#sheet + 1] = x:clamp(-1, 1):repeat_interleave(shown // side, 2):repeat_interleave(shown // side, 3)
   end
 end

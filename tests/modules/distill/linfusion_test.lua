@@ -106,6 +106,14 @@ check.test("the loss: its three parts by hand", function()
   check.equal(moved > 0, true)
 end)
 
+check.test("the loss drops conditions as the student's network wants it", function()
+  local model = networks.dit[1]
+  local flow = diffusion.Flow()
+  local loss = distill.linfusion_loss(flow, { read = function(batch) return batch.image, labels end })
+  local own = loss({ student = distill.linfusion(model), teacher = distill.teacher(model:clone()) }, { image = x })
+  check.equal(own:item() > 0, true)
+end)
+
 check.test("training brings the student nearer to its teacher", function()
   local model, condition = table.unpack(networks.unet)
   local student, teacher = distill.linfusion(model), distill.teacher(model:clone())
