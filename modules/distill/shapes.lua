@@ -55,8 +55,9 @@ local function colour_of(labels)
   return ty.tensor(COLOURS, { dtype = "f32" }):index_select(0, labels:select(1, 0)):reshape(-1, 3, 1, 1)
 end
 
---- Pictures of labels, f32 [n, 3, 8, 8] from -1 to 1: a shape of 3 x 3 in its quarter on a dark ground. Where in its
--- quarter (jitter, i64 [n], 0 to 3) and how dark the ground is (f32 [n], -1 to -0.6) are drawn where not given.
+--- Pictures of labels, f32 [n, 3, 8, 8] from -1 to 1: a shape of 3 x 3 in its quarter on a dark ground. jitter: where
+-- in its quarter, i64 [n], 0 to 3 (0: kinds that may lie anywhere take a small painter much longer to tell apart);
+-- ground: how dark, f32 [n], -1 to -0.6 (drawn evenly).
 ---@param labels Tensor  i64 [n, 3]: colour, kind, place, 0 to 3 each
 ---@param jitter? Tensor
 ---@param ground? Tensor
@@ -68,7 +69,7 @@ function M.draw(labels, jitter, ground)
   expect(who, "jitter", jitter, "a tensor or nil")
   expect(who, "ground", ground, "a tensor or nil")
   local n = labels.shape[1]
-  local mask = mask_of(labels, jitter or ty.randint(0, 4, { n }))
+  local mask = mask_of(labels, jitter or ty.zeros({ n }, { dtype = "i64" }))
   local dark = (ground or ty.rand { n } * 0.4 - 1):reshape(n, 1, 1, 1)
   return mask * colour_of(labels) + (1 - mask) * dark, mask
 end
@@ -165,11 +166,11 @@ end
 ---@return { source: Tensor, image: Tensor, labels: Tensor, text: Tensor, kept: Tensor }
 function M.edits(n)
   expect("distill.shapes.edits", "n", n, "an integer >= 1")
-  local labels, jitter, ground = M.labels(n), ty.randint(0, 4, { n }), ty.rand { n } * 0.4 - 1
-  local source, mask = M.draw(labels, jitter, ground)
+  local labels, ground = M.labels(n), ty.rand { n } * 0.4 - 1
+  local source, mask = M.draw(labels, nil, ground)
   local other = (labels:narrow(1, 0, 1) + ty.randint(1, 4, { n, 1 })) % 4
   local wanted = ty.concat({ other, labels:narrow(1, 1, 2) }, 1)
-  return { source = source, image = (M.draw(wanted, jitter, ground)), labels = wanted, text = M.text(wanted, true),
+  return { source = source, image = (M.draw(wanted, nil, ground)), labels = wanted, text = M.text(wanted, true),
     kept = 1 - mask }
 end
 

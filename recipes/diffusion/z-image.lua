@@ -21,9 +21,9 @@ local r = ty.recipe.declare {
   args = {
     { "width", 48, "of the network", quick = 32 },
     { "layers", 2, "besides one refiner each of text and patches", quick = 1 },
-    { "steps", 1500, "training steps of the base", quick = 4 },
-    { "turbo", 60, "updates of the turbo", quick = 2 },
-    { "edit", 300, "training steps of edits", quick = 2 },
+    { "steps", 600, "training steps of the base", quick = 4 },
+    { "turbo", 80, "updates of the turbo", quick = 2 },
+    { "edit", 200, "training steps of edits", quick = 2 },
     { "batch", 64, "pictures in a step", quick = 8 },
     { "rate", 3e-3, "of the base" },
     { "turbo_rates", "5e-5,2e-4", "of the turbo, for each way the better one", quick = "1e-4" },
