@@ -7,10 +7,10 @@
 --
 -- All ways get batches of 4 pairs and as many forward passes, a backward pass counting as two: batches of 4 alone and
 -- accumulation pay 3 for a pair, momentum towers and the gradient cache 4, so that these see fewer pairs. The gradient
--- cache, which has the exact gradient of the large batch, stands beside the claim. Rates are the best of
--- several for each way, by the first seed; batches of 4 alone do a little better at 2e-4, and still worse than when they
--- are accumulated, which is what the claim compares with. The picture tower reads maps of the zoo's residual network
--- after its third stage, frozen and computed once, so that a run of seconds learns something; all else begins at random.
+-- cache, which has the exact gradient of the large batch, stands beside the claim. Rates are the best of several for
+-- each way, by the first seed; batches of 4 alone do a little better at 2e-4, and still worse than when they are
+-- accumulated, which is what the claim compares with. The picture tower reads maps of the zoo's residual network after
+-- its third stage, frozen and computed once, so that a run of seconds learns something; all else begins at random.
 -- Classes are of scenes of one object, found by three prompts; no training scene is among them.
 local ty = require "tycho"
 local datasets, models = require "tycho.datasets", require "tycho.models"
