@@ -8,9 +8,10 @@
 -- take no fewer bits than the codes with their codebooks: what a layer's own codebook takes counts, and in a network as
 -- small as this it is much. Rounding to nearest has searched ranges, and so has GPTQ, which sees the same calls of the
 -- network as VQ4DiT calibrates on: those of a sampler that begins with noise, for captions of the training part. Beside
--- them stand k-means alone and the codebook calibrated without assignments, as many steps. All draw the same prompts of
--- the validation part from the same noise; PSNR is to what the whole model draws. A seed changes prompts' noise, the
--- calls, and where k-means begins.
+-- them stand k-means alone and the codebook calibrated without assignments, as many steps. Ratios begin by distance:
+-- where all are the same in the begin, so few steps leave about half of the assignments to chance. All draw the same
+-- prompts of the validation part from the same noise; PSNR is to what the whole model draws. A seed changes prompts'
+-- noise, the calls, and where k-means begins.
 local ty = require "tycho"
 local quant, zoo = require "tycho.quant", require "tycho.zoo"
 local gptq, vector = quant.gptq, quant.vector
@@ -26,7 +27,8 @@ local r = ty.recipe.declare {
     { "calibration", 40, "steps of calibration", quick = 1 },
     { "codewords", 256, "of a layer", quick = 16 },
     { "candidates", 2, "for each vector" },
-    { "codebook_lr", 1e-3, "rate of codebooks" },
+    { "start", "distance", "ratios in the begin: by distance or even", choices = { "distance", "even" } },
+    { "codebook_lr", 2e-3, "rate of codebooks" },
     { "logits_lr", 0.2, "rate of the ratios' logits" },
     { "real", 64, "real pictures for the Fréchet distance", quick = 4 },
   },
@@ -48,7 +50,7 @@ local function calls_of(seed)
 end
 
 local calibration = { codewords = args.codewords, rounds = r.quick and 1 or 10, steps = args.calibration,
-  codebook_lr = args.codebook_lr, logits_lr = args.logits_lr }
+  codebook_lr = args.codebook_lr, logits_lr = args.logits_lr, start = args.start }
 local function with(more)
   local o = {}
   for _, list in ipairs { calibration, more } do
