@@ -319,7 +319,7 @@ end
 
 local function calibrate(model, calls, options)
   local o = read("quant.vector.calibrate", options, { candidates = 2, start = "even", steps = 100,
-    codebook_lr = 1e-3, logits_lr = 0.1, settle = 0.99, blocks_weight = 1, ratio_weight = 0.1 })
+    codebook_lr = 1e-3, logits_lr = 0.02, settle = 0.99, blocks_weight = 1, ratio_weight = 0.1 })
   expect(o.who, "calls", calls, "a list of tables")
   if #calls == 0 then fail("%s: calls: expected at least one, got an empty table", o.who) end
   local found, left = layers_of(o, model)
@@ -373,7 +373,7 @@ end
 -- those of quantize() and
 --   candidates (2: nearest codewords for each vector; 1 calibrates the codebook alone), start ("even": all ratios the
 --   same in the begin; "distance": the nearer the larger)
---   steps (100: a call each), codebook_lr (1e-3), logits_lr (0.1), both along a cosine to 0
+--   steps (100: a call each), codebook_lr (1e-3), logits_lr (0.02), both along a cosine to 0
 --   settle (0.99: a ratio above it is left alone as 1), blocks_weight (1, of the mean over the blocks' own squared
 --   distances beside that of the network's output), ratio_weight (0.1, of how undecided ratios are)
 -- Returns the list of quantize(), with bits, changed, left, losses (mean squared distance of the network's output at

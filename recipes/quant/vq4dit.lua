@@ -28,8 +28,8 @@ local r = ty.recipe.declare {
     { "codewords", 256, "of a layer", quick = 16 },
     { "candidates", 2, "for each vector" },
     { "start", "distance", "ratios in the begin: by distance or even", choices = { "distance", "even" } },
-    { "codebook_lr", 2e-3, "rate of codebooks" },
-    { "logits_lr", 0.2, "rate of the ratios' logits" },
+    { "codebook_lr", 1e-3, "rate of codebooks" },
+    { "logits_lr", 0.02, "rate of the ratios' logits" },
     { "real", 64, "real pictures for the Fréchet distance", quick = 4 },
   },
 }
