@@ -21,7 +21,7 @@ local r = ty.recipe.declare {
   args = {
     { "people", 60, "of whom a quarter is held out", quick = 8 },
     { "learning", 220, "steps in which the table is learnt", quick = 2 },
-    { "steps", 450, "of training an editor", quick = 2 },
+    { "steps", 400, "of training an editor", quick = 2 },
     { "edits", 24, "held-out ones that are measured", quick = 2 },
     { "rank", 128, "of the editor's layers", quick = 8 },
     { "rate", 1e-3, "of the editor's networks" },
@@ -165,11 +165,11 @@ end
 -- What is unrelated to a fact: the beginning of other facts and a bit of text; logits of both.
 local function bystanders(fact)
   local prompts = {}
-  while #prompts < 8 do
+  while #prompts < 16 do
     local other = some(trained)
     if other ~= fact then prompts[#prompts + 1] = other.prompts[some(learnt)] end
   end
-  local tokens = any_text():narrow(1, 0, 24)
+  local tokens = any_text():narrow(1, 0, 16)
   return function() return ty.concat({ behind(model, prompts), model(tokens):flatten(0, 1) }, 0) end
 end
 
