@@ -5,9 +5,9 @@
 -- paper: Liu et al. 2024, "LinFusion: 1 GPU, 1 Minute, 16K Image"
 -- time: 4 minutes on one CPU core
 --
--- The teacher is a transformer of single pixels, trained here on small scenes: all that a pixel knows of others comes by
--- attention. (In a U-Net of this size convolutions carry the pictures: exchanging its attention changed predictions by
--- a ten-thousandth of their variance, before any training.) Its places span any grid, so that it draws at any size.
+-- The teacher is a transformer of single pixels, trained here on small scenes: all that a pixel knows of others comes
+-- by attention. (In a U-Net of this size convolutions carry the pictures: exchanging its attention changed predictions
+-- by a ten-thousandth of their variance, before any training.) Its places span any grid, so that it draws at any size.
 -- Students learn at the teacher's size, in the same steps: the method, one without normalisation, one without the loss
 -- of features, one that learns from the pictures alone. Distances are those of predictions of held-out pictures with
 -- fixed noise, as shares of the teacher's variance, at two and four times the side as well, where no network was
