@@ -357,7 +357,8 @@ local function calibrate(model, calls, options)
         if #logits > 0 and o.ratio_weight > 0 then loss = loss + indecision(found) * o.ratio_weight end
         opt:step(loss)
       end)
-      if #logits > 0 then settled = M.settle(found, o.settle) end
+      -- The codebook has to follow what is decided: a mean of two codewords says little of either.
+      if #logits > 0 then settled = M.settle(found, step >= 0.6 * o.steps and 0 or o.settle) end
     end
   end)
   for _, p in ipairs(model:parameters()) do p:requires_grad_(flags[p] or false) end
@@ -374,7 +375,8 @@ end
 --   candidates (2: nearest codewords for each vector; 1 calibrates the codebook alone), start ("even": all ratios the
 --   same in the begin; "distance": the nearer the larger)
 --   steps (100: a call each), codebook_lr (1e-3), logits_lr (0.02), both along a cosine to 0
---   settle (0.99: a ratio above it is left alone as 1), blocks_weight (1, of the mean over the blocks' own squared
+--   settle (0.99: a ratio above it is left alone as 1; after 60 % of the steps all largest ones are, and the codebook
+--   alone is trained on), blocks_weight (1, of the mean over the blocks' own squared
 --   distances beside that of the network's output), ratio_weight (0.1, of how undecided ratios are)
 -- Returns the list of quantize(), with bits, changed, left, losses (mean squared distance of the network's output at
 -- each step) and settled (the share of vectors that were decided before the end).
