@@ -29,6 +29,7 @@ static ty_view blocks_rows(const ty_view *v, int64_t b, int64_t head, int64_t fi
 
 static void blocks_copy(REAL *to, const ty_view *v, int64_t b, int64_t kv_head, int64_t j, int64_t n, int64_t width) {
   int64_t step = v->stride[3];
+  if (width == 0) return; /* an empty tensor has no memory */
   for (int64_t i = 0; i < n; i++, to += width) {
     const REAL *from = (const REAL *)(const void *)element(v, b, kv_head, j + i, 0);
     if (step == 1) memcpy(to, from, (size_t)width * sizeof(REAL));

@@ -45,16 +45,29 @@ local function before(a, b)
   return a < b
 end
 
--- A table of functions and classes: a module, a part of one, the methods of a class.
+local function is_callable(value) return type(value) == "function" or names.is_class(value) end
+
+-- A table that has functions by name.
+local function is_part(value)
+  if type(value) ~= "table" then return false end
+  local callable = false
+  for key, entry in next, value do
+    if type(key) ~= "string" then return false end
+    callable = callable or is_callable(entry)
+  end
+  return callable
+end
+
+-- A table of functions, classes and parts with such: a module, a part of one, the methods of a class.
 local function is_library(t)
-  local callable, count, meta = 0, 0, debug.getmetatable(t)
+  local callable, parts, count, meta = 0, 0, 0, debug.getmetatable(t)
   if type(meta) == "table" and meta.__names then return true end
   for key, value in next, t do
     if type(key) ~= "string" then return false end
     count = count + 1
-    if type(value) == "function" or names.is_class(value) then callable = callable + 1 end
+    if is_callable(value) then callable = callable + 1 elseif is_part(value) then parts = parts + 1 end
   end
-  return callable > 4 and callable > count / 2
+  return callable > 4 and callable + parts > count / 2
 end
 
 local titles = { "classes", "functions", "parts", "values" }

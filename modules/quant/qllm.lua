@@ -90,7 +90,10 @@ end
 ---@return Tensor
 function M.distances(moment, w, from, to)
   local who = "quant.qllm.distances"
-  for key, value in pairs { moment = moment, w = w, from = from, to = to } do expect(who, key, value, "a tensor") end
+  expect(who, "moment", moment, "a tensor")
+  expect(who, "w", w, "a tensor")
+  expect(who, "from", from, "a tensor")
+  expect(who, "to", to, "a tensor")
   if moment.ndim ~= 2 or w.ndim ~= 2 or moment.shape[1] ~= moment.shape[2] or w.shape[2] ~= moment.shape[1] then
     fail("%s: w: expected [outputs, channels] beside [channels, channels], got %s and %s", who, arguments.describe(w),
       arguments.describe(moment))
