@@ -33,9 +33,9 @@ template <class T> __global__ void __launch_bounds__(THREADS) product(const trit
       const int64_t from = g * p.group, to = from + p.group < p.columns ? from + p.group : p.columns;
       for (int64_t plane = 0; plane < p.planes; plane += PLANES) {
         T part[PLANES] = {};
-        const int64_t few = p.planes - plane < int64_t{PLANES} ? p.planes - plane : int64_t{PLANES};
+        const int64_t few = p.planes - plane < int64_t{ PLANES } ? p.planes - plane : int64_t{ PLANES };
         for (int64_t b = 0; b < p.bytes; b += CHUNK) {
-          const int64_t chunk = p.bytes - b < int64_t{CHUNK} ? p.bytes - b : int64_t{CHUNK};
+          const int64_t chunk = p.bytes - b < int64_t{ CHUNK } ? p.bytes - b : int64_t{ CHUNK };
           __syncthreads();
           for (int i = threadIdx.x; i < chunk * SUMS; i += THREADS) {
             const int64_t at = from + (b + i / SUMS) * TRITS;
