@@ -137,11 +137,11 @@ end
 ---@param model Module
 ---@return table parts  { vit, layers, heads }
 function M.parts(who, model)
-  expect(who or "prune.vit_gates.parts", "model", model, "a module")
+  expect("prune.vit_gates.parts", "who", who, "a string")
+  expect(who, "model", model, "a module")
   local vit = rawget(model, "vit")
   if not vit or not rawget(vit, "embeddings") or not rawget(model, "classifier") then
-    fail("%s: model: expected a ViTForImageClassification, got %s", who or "prune.vit_gates.parts",
-      arguments.describe(model))
+    fail("%s: model: expected a ViTForImageClassification, got %s", who, arguments.describe(model))
   end
   return { vit = vit, layers = vit.encoder.layer, heads = vit.config.num_attention_heads }
 end
