@@ -189,6 +189,10 @@ end
 
 -- Hidden states of samples x [n * m, 2] with times' embeddings [n * m, width].
 local function samples(self, x, time, condition)
+  if type(condition) ~= "table" or not ty.is_tensor(condition.tokens) then
+    arguments.fail("MiniDiffuser: condition: expected what MiniDiffuser:encode() gives, got %s",
+      arguments.describe(condition))
+  end
   local n = condition.tokens.shape[1]
   if x.ndim ~= 2 or x.shape[2] ~= 2 or x.shape[1] % n ~= 0 then
     arguments.fail("MiniDiffuser: x: expected [a multiple of %d, 2], got %s", n, arguments.describe(x))

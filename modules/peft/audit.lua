@@ -193,7 +193,7 @@ end
 local function check_prompts(who, model, tokenizer, prompts)
   arguments.expect(who, "model", model, "a module")
   local kind = type(tokenizer)
-  if (kind ~= "table" and kind ~= "userdata") or not tokenizer.encode then
+  if (kind ~= "table" and kind ~= "userdata") or ty.is_tensor(tokenizer) or not tokenizer.encode then
     arguments.fail("%s: tokenizer: expected one with encode(), got %s", who, arguments.describe(tokenizer))
   end
   arguments.expect(who, "prompts", prompts, "a list of strings")

@@ -141,6 +141,9 @@ end
 function M.flops_loss(gates, target)
   expect("prune.ofb.flops_loss", "gates", gates, "a table")
   expect("prune.ofb.flops_loss", "target", target, "a finite number >= 0")
+  if not gates.embedding or not gates.layers or not gates.before then
+    fail("prune.ofb.flops_loss: gates: expected those of prune.vit_gates.attach, got %s", arguments.describe(gates))
+  end
   return (gating.multiplications(gates.model, expected(gates)) / gates.before - target):square()
 end
 

@@ -2,6 +2,7 @@
 -- and how near drawn pictures come to real ones of the same split, by the features of scene-clip's picture tower, of
 -- scene-resnet as a second network that nothing is chosen by, and by whether captions are found in them.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local datasets = require "tycho.datasets"
 local diffusion = require "tycho.diffusion"
 local hub = require "tycho.hub"
@@ -56,6 +57,9 @@ local function new(options)
   local self = setmetatable({ judges = {}, real = {}, count = o.real, scenes = o.scenes, size = o.size,
     device = o.device }, Yardstick)
   if type(o.model) == "table" then
+    if type(o.model.null) ~= "function" or type(o.model.paint) ~= "function" then
+      arguments.fail("%s: model: expected a name or a TextToImage, got %s", who, arguments.describe(o.model))
+    end
     self.painter = o.model
   else
     local load = o.model:find "/" and hub.pipeline or shelf.load

@@ -96,7 +96,7 @@ local function each_file(path, found)
   local function broken(what) arguments.fail("data.shards: %s: at byte %d: %s", path, at, what) end
   while at + 512 <= length do
     file:seek("set", at)
-    local header = file:read(512)
+    local header = file:read(512) or broken "nothing can be read (is it a folder?)"
     if not header:find "[^\0]" then return end
     if not sum_is_right(header) then broken "no header of a tar archive" end
     local size, kind = number_at(header, 124, 12), header:sub(157, 157)

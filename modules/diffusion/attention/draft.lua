@@ -90,6 +90,7 @@ end
 --- A call of the network: dense in the first steps.
 function Draft:call(run, next, request)
   expect("DraftAttention:call", "run", run, "a table")
+  expect("DraftAttention:call", "next", next, "a function")
   expect("DraftAttention:call", "request", request, "a table")
   self.step = run.step
   local ok, y = pcall(next, request)

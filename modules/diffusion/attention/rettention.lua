@@ -84,6 +84,8 @@ end
 --- A call of the network in this step: dense or sparse.
 function Rettention:call(run, next, request)
   expect("Rettention:call", "run", run, "a table")
+  expect("Rettention:call", "run.step", run.step, "an integer >= 1")
+  expect("Rettention:call", "next", next, "a function")
   expect("Rettention:call", "request", request, "a table")
   if request.samples then
     fail("%s: expected calls of the network for all samples, got one for %d of them", WHO, #request.samples)
