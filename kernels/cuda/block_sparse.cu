@@ -388,7 +388,9 @@ static bool bs_plan_of(bs_plan *x, const ty_view *q, const ty_view *k, const ty_
   x->blocks = static_cast<const int64_t *>(blocks->data);
   for (int d = 0; d < 4; d++) x->block_stride[d] = blocks->stride[d];
   const int64_t n = q->size[0] * q->size[1] * blocks->size[2] * blocks->size[3];
-  return n == 0 || TY_LAUNCH(bs_check, ty_cuda_blocks(n, AT_THREADS), AT_THREADS, 0, *x, ty_cuda_watched());
+  const bs_plan plan = *x;
+  const ty_cuda_watch watch = ty_cuda_watched();
+  return n == 0 || TY_LAUNCH(bs_check, ty_cuda_blocks(n, AT_THREADS), AT_THREADS, 0, plan, watch);
 }
 
 TY_CUDA_KERNEL(block_sparse_attention) {

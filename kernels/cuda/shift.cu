@@ -24,10 +24,9 @@ __global__ void __launch_bounds__(THREADS)
 } // namespace
 
 TY_CUDA_KERNEL(matmul_shift) {
-  const int64_t count = k->out[0]->count;
+  const int64_t count = k->out[0]->count, rows = k->in[1]->size[0], columns = k->in[1]->size[1];
   if (!count) return true;
-  const ty_view *codes = k->in[1];
-  return TY_LAUNCH(product, ty_cuda_blocks(count, THREADS), THREADS, 0, static_cast<const int8_t *>(k->in[0]->data),
-                   static_cast<const int8_t *>(codes->data), static_cast<int32_t *>(k->out[0]->data), count,
-                   codes->size[0], codes->size[1]);
+  const int8_t *x = static_cast<const int8_t *>(k->in[0]->data), *codes = static_cast<const int8_t *>(k->in[1]->data);
+  int32_t *y = static_cast<int32_t *>(k->out[0]->data);
+  return TY_LAUNCH(product, ty_cuda_blocks(count, THREADS), THREADS, 0, x, codes, y, count, rows, columns);
 }

@@ -75,7 +75,7 @@ check.test("results that are infinite or undefined are text in metrics.json", fu
 end)
 
 check.test("the footprint of a run", function()
-  local r = declare("--footprint", "--grid", "france", "--quick")
+  local r = declare("--footprint", "--electricity", "france", "--quick")
   check.equal(r.meter ~= nil, true)
   r:finish {}
   local kept = ty.io.load_json(r:path "metrics.json").footprint

@@ -18,7 +18,7 @@ M.common = {
   { "strict", false, "exit with status 1 when a bar is not reached", place = true },
   { "record", false, "keep the results in records/, of a clean tree", place = true },
   { "footprint", false, "print the run's energy and what it costs in 16 impact categories", place = true },
-  { "grid", "usa", "whose electricity that is", place = true, choices = { "france", "germany", "usa" } },
+  { "electricity", "usa", "whose, for --footprint", place = true, choices = { "france", "germany", "usa" } },
 }
 
 --- What recipes that train anything take: how many seeds, from --seed on. A record has three at least, or `record`.

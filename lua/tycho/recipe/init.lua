@@ -220,7 +220,7 @@ end
 local function print_footprint(self)
   local reading = self.meter:read()
   local gpu = self.device ~= "cpu"
-  local report = ty.footprint.report { joules = reading.joules, hours = reading.seconds / 3600, grid = self.grid,
+  local report = ty.footprint.report { joules = reading.joules, hours = reading.seconds / 3600, grid = self.electricity,
     device = gpu and "a100" or "core", devices = gpu and 1 or ty.threads() }
   io.stdout:write("\n", tostring(reading), "\n\n", tostring(report), "\n")
   local kept = { joules = reading.joules, seconds = reading.seconds, measured = reading.measured, kwh = report.kwh }
