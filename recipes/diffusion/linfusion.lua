@@ -121,31 +121,14 @@ ty.plot.grid(ty.concat(sheet, 0), { columns = 6 }):save(r:picture "linfusion.png
 
 -- ---- seconds over tokens ----
 
-local function seconds(fn)
-  local least = math.huge
-  for _ = 1, 3 do
-    local began = ty.system.clock()
-    ty.scope(function() ty.no_grad(fn) end)
-    least = math.min(least, ty.system.clock() - began)
-  end
-  return least
-end
--- The slope of seconds over tokens on logarithmic axes, by least squares.
-local function slope(points)
-  local n, sx, sy, sxx, sxy = #points, 0, 0, 0, 0
-  for _, p in ipairs(points) do
-    local x, y = math.log(p[1]), math.log(p[2])
-    sx, sy, sxx, sxy = sx + x, sy + y, sxx + x * x, sxy + x * y
-  end
-  return (n * sxy - sx * sy) / (n * sxx - sx * sx)
-end
 local linear, dense, tokens = {}, {}, 1024
 while tokens <= args.longest do
   local q, k, v = ty.randn(1, 1, tokens, 32), ty.randn(1, 1, tokens, 32), ty.randn(1, 1, tokens, 32)
-  linear[#linear + 1] = { tokens, seconds(function() return distill.linear_attention(q, k, v) end) }
-  if tokens <= 16384 then
-    dense[#dense + 1] = { tokens, seconds(function() return ty.scaled_dot_product_attention(q, k, v) end) }
-  end
+  local took = r:time({ linear = function() return distill.linear_attention(q, k, v) end,
+    softmax = tokens <= 16384 and function() return ty.scaled_dot_product_attention(q, k, v) end or nil },
+    { rounds = 3 })
+  linear[#linear + 1] = { tokens, took.linear }
+  if took.softmax then dense[#dense + 1] = { tokens, took.softmax } end
   local other = dense[#linear] and (" softmax %.5f s"):format(dense[#linear][2]) or ""
   r:say("%d tokens: linear %.5f s%s", tokens, linear[#linear][2], other)
   tokens = tokens * 2
@@ -160,8 +143,8 @@ local function ratio(a, b)
 end
 local own, plain = found.LinFusion, found["not normalised"]
 os.exit(r:finish {
-  { claim = "slope of seconds over tokens on logarithmic axes", measured = slope(linear), bar = 1.15, below = true,
-    baseline = slope(dense) },
+  { claim = "slope of seconds over tokens on logarithmic axes", bar = 1.15, below = true,
+    measured = ty.stats.slope(linear, true), baseline = ty.stats.slope(dense, true) },
   { claim = "distance to the teacher, of its variance", values = own[1], bar = 0.05, below = true,
     baseline = found["before training"][1] },
   { claim = "the same at twice the side", values = own[2], bar = 0.1, below = true,

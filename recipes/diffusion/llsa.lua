@@ -100,14 +100,6 @@ local function seconds(n, fn, times)
   end
   return least, forward
 end
-local function slope(points)
-  local n, sx, sy, sxx, sxy = #points, 0, 0, 0, 0
-  for _, p in ipairs(points) do
-    local x, y = math.log(p[1]), math.log(p[2])
-    sx, sy, sxx, sxy = sx + x, sy + y, sxx + x * x, sxy + x * y
-  end
-  return (n * sxy - sx * sy) / (n * sxx - sx * sx)
-end
 local function loglinear(q, k, v) return attention.loglinear(q, k, v, { kept = args.kept }) end
 local sparse, dense, both, forwards, tokens = {}, {}, {}, {}, r.quick and 1024 or 4096
 while tokens <= args.longest do
@@ -131,9 +123,10 @@ local function of(name, other)
   return values
 end
 os.exit(r:finish {
-  { claim = "slope of seconds with gradients over tokens, on logarithmic axes", measured = slope(sparse), bar = 1.25,
-    below = true, baseline = slope(dense) },
-  { claim = "slope of seconds forward over tokens", measured = slope(forwards), bar = 1.25, below = true },
+  { claim = "slope of seconds with gradients over tokens, on logarithmic axes", bar = 1.25, below = true,
+    measured = ty.stats.slope(sparse, true), baseline = ty.stats.slope(dense, true) },
+  { claim = "slope of seconds forward over tokens", measured = ty.stats.slope(forwards, true), bar = 1.25,
+    below = true },
   { claim = "seconds of dense attention with gradients, of LLSA's, at the longest both were timed at",
     measured = both[#both], bar = 2 },
   { claim = "held-out loss, of that with dense attention", values = of("LLSA", "dense"), bar = 1.05, below = true },

@@ -64,16 +64,6 @@ ty.plot.grid(ty.concat(sheet, 0):to "f32" / 127.5 - 1, { columns = few, scale = 
 
 -- ---- seconds of a layer ----
 
-local function median(fn)
-  local all = {}
-  for i = 1, 3 do
-    local began = ty.system.clock()
-    ty.scope(function() ty.no_grad(fn) end)
-    all[i] = ty.system.clock() - began
-  end
-  return ty.stats.median(all)
-end
-
 local speedups = {}
 for i, seed in ipairs(r.seeds) do
   ty.manual_seed(seed)
@@ -82,13 +72,14 @@ for i, seed in ipairs(r.seeds) do
   local blocks = cells:nearest(math.max(1, cells.count // 32))
   local q, k, v = ty.randn(1, 1, n * n, 64), ty.randn(1, 1, n * n, 64), ty.randn(1, 1, n * n, 64)
   local rho, residual = ty.rand(1, 1, n * n, 1), ty.randn(1, 1, n * n, 64)
-  local dense = median(function() return ty.scaled_dot_product_attention(q, k, v) end)
-  local sparse = median(function()
-    local y = ty.block_sparse_attention(cells:gather(q), cells:gather(k), cells:gather(v), blocks, 64, 64)
-    return cells:restore(y * rho + residual)
-  end)
-  speedups[i] = dense / sparse
-  r:say("%d tokens: dense %.4f s, %.1f %% of the keys %.4f s", n * n, dense, 100 / 32, sparse)
+  local took = r:time({
+    dense = function() return ty.scaled_dot_product_attention(q, k, v) end,
+    sparse = function()
+      local y = ty.block_sparse_attention(cells:gather(q), cells:gather(k), cells:gather(v), blocks, 64, 64)
+      return cells:restore(y * rho + residual)
+    end }, { rounds = 3 })
+  speedups[i] = took.dense / took.sparse
+  r:say("%d tokens: dense %.4f s, %.1f %% of the keys %.4f s", n * n, took.dense, 100 / 32, took.sparse)
 end
 
 -- ---- the table ----

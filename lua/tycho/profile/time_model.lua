@@ -1,4 +1,5 @@
 --- How long a step takes, learnt from steps that were timed, of what ty.profile.foresee says of them.
+local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
 local features = { "products", "convolutions", "bytes", "kernels" }
@@ -20,25 +21,12 @@ local function check(who, what, seen)
   end
 end
 
--- The solution of a symmetric system by elimination; nil where it has none.
+-- The solution of a system in double precision; nil where it has none.
 local function solve(a, b)
-  local n = #b
-  for i = 1, n do
-    local pivot = i
-    for r = i + 1, n do if math.abs(a[r][i]) > math.abs(a[pivot][i]) then pivot = r end end
-    a[i], a[pivot], b[i], b[pivot] = a[pivot], a[i], b[pivot], b[i]
-    if math.abs(a[i][i]) < 1e-12 then return nil end
-    for r = i + 1, n do
-      local f = a[r][i] / a[i][i]
-      for c = i, n do a[r][c] = a[r][c] - f * a[i][c] end
-      b[r] = b[r] - f * b[i]
-    end
-  end
-  for i = n, 1, -1 do
-    for c = i + 1, n do b[i] = b[i] - a[i][c] * b[c] end
-    b[i] = b[i] / a[i][i]
-  end
-  return b
+  local ok, x = pcall(function()
+    return ty.solve(ty.tensor(a, { dtype = "f64" }), ty.tensor(b, { dtype = "f64" })):tolist()
+  end)
+  return ok and x or nil
 end
 
 --- Fits seconds to what was foreseen: a sum of costs, none below zero, whose relative errors have the least squares.

@@ -21,26 +21,6 @@ end
 
 function UniPC:start() return { past = {} } end -- luacheck: ignore 212
 
--- Solves the n x n system of rows a with right side b, by elimination with pivots.
-local function solve(a, b)
-  local n = #b
-  for i = 1, n do
-    local best = i
-    for k = i + 1, n do if math.abs(a[k][i]) > math.abs(a[best][i]) then best = k end end
-    a[i], a[best], b[i], b[best] = a[best], a[i], b[best], b[i]
-    for k = i + 1, n do
-      local f = a[k][i] / a[i][i]
-      for j = i, n do a[k][j] = a[k][j] - f * a[i][j] end
-      b[k] = b[k] - f * b[i]
-    end
-  end
-  for i = n, 1, -1 do
-    for j = i + 1, n do b[i] = b[i] - a[i][j] * b[j] end
-    b[i] = b[i] / a[i][i]
-  end
-  return b
-end
-
 -- Weights w of the differences at the places r: for i = 1, 2, ... sum_j r_j^(i-1) w_j = i! z phi_(i+1)(z) / B (theorem
 -- 3.1 there), where phi_1 = (e^z - 1) / z and phi_(i+1) = (phi_i - 1 / i!) / z.
 local function weights(places, z, b)
@@ -53,7 +33,7 @@ local function weights(places, z, b)
     factorial = factorial * (i + 1)
     phi = phi / z - 1 / factorial
   end
-  return solve(rows, right)
+  return ty.solve(ty.tensor(rows, { dtype = "f64" }), ty.tensor(right, { dtype = "f64" })):tolist()
 end
 
 -- x at `to` from x at past[1], by the predictions of the past and, of the corrector, by the one at `to`.
