@@ -5,30 +5,6 @@
 #include "attention.cuh"
 #include "attention_library.cuh"
 
-/* Where the tiles of one side stand in shared memory, and how long their rows are. */
-template <class C> struct at_room {
-  ty_shared_ptr<at_pack<C>> own_d, own_v, other_d, other_v, weights, slopes;
-  int d_packs, v_packs, d_pitch, v_pitch, d_chunks, v_chunks;
-};
-
-template <class C> TY_DEVICE at_room<C> at_room_of(const at_plan &p, ty_shared_ptr<at_pack<C>> room) {
-  at_room<C> m;
-  m.d_packs = at_packs<C>(p.q.width), m.v_packs = at_packs<C>(p.v.width);
-  m.d_pitch = at_pitch(m.d_packs), m.v_pitch = at_pitch(m.v_packs);
-  m.d_chunks = at_chunks(m.d_packs), m.v_chunks = at_chunks(m.v_packs);
-  m.own_d = room;
-  m.own_v = m.own_d + AT_TILE * m.d_pitch;
-  m.other_d = m.own_v + AT_TILE * m.v_pitch;
-  m.other_v = m.other_d + AT_TILE * m.d_pitch;
-  m.slopes = m.other_v + AT_TILE * m.v_pitch;
-  m.weights = m.slopes + AT_TILE * at_weights_pitch<C>();
-  return m;
-}
-template <class C> static size_t at_room_bytes(const at_plan &p, int weights) {
-  int packs = 2 * at_pitch(at_packs<C>(p.q.width)) + 2 * at_pitch(at_packs<C>(p.v.width));
-  return sizeof(at_pack<C>) * AT_TILE * static_cast<size_t>(packs + weights * at_weights_pitch<C>());
-}
-
 /* The products Q K' and G V' of the rows from r0 (before `end`) and the keys from j0; which side is the own one, indexed
  * by i and loaded only when it is new, is said by ROWS_OWN. */
 template <class T, bool ROWS_OWN, class C>

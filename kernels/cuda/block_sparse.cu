@@ -10,29 +10,6 @@ struct bs_plan {
   int query_block, key_block, queries, keys, kept;
 };
 
-/* Where tiles stand in shared memory. */
-template <class C> struct bs_room {
-  ty_shared_ptr<at_pack<C>> own_d, own_v, other_d, other_v, weights, slopes;
-  int d_packs, v_packs, d_pitch, v_pitch, d_chunks, v_chunks;
-};
-template <class C> TY_DEVICE bs_room<C> bs_room_of(const at_plan &p, ty_shared_ptr<at_pack<C>> room) {
-  bs_room<C> m;
-  m.d_packs = at_packs<C>(p.q.width), m.v_packs = at_packs<C>(p.v.width);
-  m.d_pitch = at_pitch(m.d_packs), m.v_pitch = at_pitch(m.v_packs);
-  m.d_chunks = at_chunks(m.d_packs), m.v_chunks = at_chunks(m.v_packs);
-  m.own_d = room;
-  m.own_v = m.own_d + AT_TILE * m.d_pitch;
-  m.other_d = m.own_v + AT_TILE * m.v_pitch;
-  m.other_v = m.other_d + AT_TILE * m.d_pitch;
-  m.slopes = m.other_v + AT_TILE * m.v_pitch;
-  m.weights = m.slopes + AT_TILE * at_weights_pitch<C>();
-  return m;
-}
-template <class C> static size_t bs_room_bytes(const at_plan &p, int weights) {
-  int packs = 2 * at_pitch(at_packs<C>(p.q.width)) + 2 * at_pitch(at_packs<C>(p.v.width));
-  return sizeof(at_pack<C>) * AT_TILE * static_cast<size_t>(packs + weights * at_weights_pitch<C>());
-}
-
 /* The key at a place of a list; -1: none. */
 TY_DEVICE int bs_key(const bs_plan &x, const int64_t *list, int place) {
   const int entry = place / x.key_block;
@@ -235,7 +212,7 @@ __global__ void __launch_bounds__(AT_THREADS, 1) bs_query_gradients(const bs_pla
   const int tx = static_cast<int>(threadIdx.x) % AT_SIDE, ty = static_cast<int>(threadIdx.x) / AT_SIDE;
   const int result = static_cast<int>(blockIdx.y);
   TY_SHARED_DYNAMIC(at_pack<C>, room);
-  const bs_room<C> m = bs_room_of<C>(p, room);
+  const at_room<C> m = at_room_of<C>(p, room);
   at_pack<C> sums[AT_EACH][NP] = {};
   bs_known<C> rows[AT_EACH];
 #pragma unroll
@@ -304,7 +281,7 @@ __global__ void __launch_bounds__(AT_THREADS, 1) bs_key_gradients(const bs_plan 
   const int end = min(min((block + 1) * x.key_block, p.s), first + AT_TILE), result = static_cast<int>(blockIdx.y);
   const int tx = static_cast<int>(threadIdx.x) % AT_SIDE, ty = static_cast<int>(threadIdx.x) / AT_SIDE;
   TY_SHARED_DYNAMIC(at_pack<C>, room);
-  const bs_room<C> m = bs_room_of<C>(p, room);
+  const at_room<C> m = at_room_of<C>(p, room);
   at_pack<C> dk[AT_EACH][NP] = {}, dv[AT_EACH][NP] = {};
   bool fresh = true;
   for (int head = kv_head * p.group; head < (kv_head + 1) * p.group && first < end; head++) {
@@ -445,10 +422,10 @@ TY_CUDA_KERNEL(block_sparse_attention_backward) {
     if (rows && !TY_LAUNCH((bs_deltas<T>), ty_cuda_blocks(rows, AT_THREADS / TY_WARP), AT_THREADS, 0, x.p, a))
       return false;
     if (row_tasks && !TY_LAUNCH((bs_query_gradients<T, 2>), dim3(static_cast<unsigned>(row_tasks), d_chunks),
-                                AT_THREADS, bs_room_bytes<C>(x.p, 1), x, a))
+                                AT_THREADS, at_room_bytes<C>(x.p, 1), x, a))
       return false;
     return !key_tasks || TY_LAUNCH((bs_key_gradients<T, 2>),
                                    dim3(static_cast<unsigned>(key_tasks), d_chunks > v_chunks ? d_chunks : v_chunks),
-                                   AT_THREADS, bs_room_bytes<C>(x.p, 2), x, a);
+                                   AT_THREADS, at_room_bytes<C>(x.p, 2), x, a);
   });
 }

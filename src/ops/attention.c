@@ -146,16 +146,14 @@ static ty_tensor *visible(ty_vjp *c, int64_t t, int64_t s, bool *all) {
   return see;
 }
 
-/* k or v [b, hkv, s, d] with each head repeated for its group of queries. */
-static ty_tensor *repeat_heads(ty_tensor *x, int64_t heads) {
+ty_tensor *ty_repeat_heads(ty_tensor *x, int64_t heads) {
   const int64_t *n = x->v.size;
   if (n[1] == heads || n[1] == 0) return x;
   x = ty_expand(ty_unsqueeze(x, 2), TY_INTS(n[0], n[1], heads / n[1], n[2], n[3]));
   return ty_reshape(x, TY_INTS(n[0], heads, n[2], n[3]));
 }
 
-/* The sum over each group of heads. */
-static ty_tensor *sum_heads(ty_tensor *x, ty_ints size) {
+ty_tensor *ty_sum_heads(ty_tensor *x, ty_ints size) {
   if (!x || x->v.size[1] == size.v[1] || size.v[1] == 0) return x;
   const int64_t *n = size.v;
   return ty_sum(ty_reshape(x, TY_INTS(n[0], n[1], x->v.size[1] / n[1], n[2], n[3])), TY_INTS(2), false,
@@ -173,7 +171,7 @@ static bool composed(ty_vjp *c) {
   bool all;
   ty_tensor *see = visible(c, q->v.size[2], k->v.size[2], &all);
   if (!see && !all) return false;
-  k = repeat_heads(k, q->v.size[1]), v = repeat_heads(v, q->v.size[1]);
+  k = ty_repeat_heads(k, q->v.size[1]), v = ty_repeat_heads(v, q->v.size[1]);
   ty_tensor *scores = ty_mul(ty_matmul(q, ty_transpose(k, -2, -1)), scale), *mask = a->mask.t, *bent = NULL;
   if (a->softcap.f > 0) {
     bent = ty_tanh(ty_mul(scores, 1 / a->softcap.f));
@@ -195,8 +193,8 @@ static bool composed(ty_vjp *c) {
   if (c->need[3]) c->dx[3] = ty_sum_to(ds, ty_vjp_size(c, 3)); /* the mask comes after the cap */
   if (bent) ds = ty_mul(ds, ty_sub(1.0, ty_square(bent)));
   if (c->need[0]) c->dx[0] = ty_mul(ty_matmul(ds, k), scale);
-  if (c->need[1]) c->dx[1] = sum_heads(ty_mul(ty_matmul(ty_transpose(ds, -2, -1), q), scale), ty_vjp_size(c, 1));
-  if (c->need[2]) c->dx[2] = sum_heads(ty_matmul(ty_transpose(p, -2, -1), g), ty_vjp_size(c, 2));
+  if (c->need[1]) c->dx[1] = ty_sum_heads(ty_mul(ty_matmul(ty_transpose(ds, -2, -1), q), scale), ty_vjp_size(c, 1));
+  if (c->need[2]) c->dx[2] = ty_sum_heads(ty_matmul(ty_transpose(p, -2, -1), g), ty_vjp_size(c, 2));
   return true;
 }
 

@@ -123,26 +123,12 @@ static ty_tensor *counts(const given *x) {
   return wide ? ty_narrow(ty_narrow(wide, 2, 0, t), 3, 0, s) : NULL;
 }
 
-static ty_tensor *repeat_heads(ty_tensor *x, int64_t heads) {
-  const int64_t *n = x->v.size;
-  if (n[1] == heads || n[1] == 0) return x;
-  x = ty_expand(ty_unsqueeze(x, 2), TY_INTS(n[0], n[1], heads / n[1], n[2], n[3]));
-  return ty_reshape(x, TY_INTS(n[0], heads, n[2], n[3]));
-}
-
-static ty_tensor *sum_heads(ty_tensor *x, ty_ints size) {
-  if (!x || x->v.size[1] == size.v[1] || size.v[1] == 0) return x;
-  const int64_t *n = size.v;
-  return ty_sum(ty_reshape(x, TY_INTS(n[0], n[1], x->v.size[1] / n[1], n[2], n[3])), TY_INTS(2), false,
-                TY_DTYPE_DEFAULT);
-}
-
 /* The gradients with the [t, s] matrix. Unlisted scores are a large negative number and their weights are set to 0
  * afterwards, so that rows that see nothing stay finite. */
 static bool composed(ty_vjp *c, given *x) {
   ty_tensor *q = ty_to(x->q, x->wide), *k = ty_to(x->k, x->wide), *v = ty_to(x->v, x->wide), *count = counts(x);
   if (!q || !k || !v || !count) return false;
-  k = repeat_heads(k, q->v.size[1]), v = repeat_heads(v, q->v.size[1]);
+  k = ty_repeat_heads(k, q->v.size[1]), v = ty_repeat_heads(v, q->v.size[1]);
   ty_tensor *listed = ty_gt(count, 0);
   ty_tensor *scores = ty_mul(ty_matmul(q, ty_transpose(k, -2, -1)), x->p.scale);
   scores = ty_where(listed, ty_add(scores, ty_log(ty_clamp(count, 1, INFINITY))), -1e30);
@@ -150,14 +136,15 @@ static bool composed(ty_vjp *c, given *x) {
   if (c->g[0]) {
     ty_tensor *g = ty_to(c->g[0], x->wide), *dp = ty_matmul(g, ty_transpose(v, -2, -1));
     ds = ty_mul(p, ty_sub(dp, ty_sum(ty_mul(dp, p), TY_INTS(-1), true, TY_DTYPE_DEFAULT)));
-    if (c->need[2]) c->dx[2] = sum_heads(ty_matmul(ty_transpose(p, -2, -1), g), ty_vjp_size(c, 2));
+    if (c->need[2]) c->dx[2] = ty_sum_heads(ty_matmul(ty_transpose(p, -2, -1), g), ty_vjp_size(c, 2));
   }
   if (c->g[1]) {
     ty_tensor *of_lse = ty_mul(p, ty_unsqueeze(c->g[1], -1));
     ds = ds ? ty_add(ds, of_lse) : of_lse;
   }
   if (c->need[0]) c->dx[0] = ty_mul(ty_matmul(ds, k), x->p.scale);
-  if (c->need[1]) c->dx[1] = sum_heads(ty_mul(ty_matmul(ty_transpose(ds, -2, -1), q), x->p.scale), ty_vjp_size(c, 1));
+  if (c->need[1])
+    c->dx[1] = ty_sum_heads(ty_mul(ty_matmul(ty_transpose(ds, -2, -1), q), x->p.scale), ty_vjp_size(c, 1));
   return true;
 }
 

@@ -243,6 +243,9 @@ ty_tensor *ty_shifted(ty_tensor *t, int dim, bool backwards, double value);
 static inline double ty_attention_scale(double scale, int64_t d) {
   return scale != 0 ? scale : d > 0 ? 1 / sqrt((double)d) : 1;
 }
+/* Heads of keys and values [b, hkv, s, d] repeated for their groups of queries, and the sum over each group. */
+ty_tensor *ty_repeat_heads(ty_tensor *x, int64_t heads);
+ty_tensor *ty_sum_heads(ty_tensor *x, ty_ints size);
 
 /* Philox block counter for n elements drawn, from this thread's generator. */
 ty_p_random ty_draw(int64_t n, double a, double b);
