@@ -342,31 +342,40 @@ local function load(model, path)
   if not bits or not x_bits or bits < 2 or bits > 8 or x_bits < 2 or x_bits > 8 then
     fail("%s: %s: expected a file of prune.gpusq.save, got another one", who, path)
   end
+  if #packed:wrapped(who, model) + #rounded:wrapped(who, model) > 0 then
+    fail("%s: model: expected one as it was before prune.gpusq, got one that is rounded or packed", who)
+  end
+  -- All of the file is looked at before anything is changed.
+  local forms, values = {}, {}
   for _, layer in ipairs(surgery.find(who, model)) do
-    local module = layer.module
-    if state[layer.name .. ".values"] then
-      local columns, rows = surgery.sizes(module)
-      local values, positions, dtype = two_four.sizes(rows, columns, bits)
-      local scales = state[layer.name .. ".scales"]
-      local form = { values = want(layer.name .. ".values", dtype, values), columns = columns,
-        positions = want(layer.name .. ".positions", "u8", positions),
-        scales = want(layer.name .. ".scales", "f16", scales and scales:numel() == 1 and 1 or rows),
-        x_scale = want(layer.name .. ".x_scale", "f16", 1) }
-      surgery.remove(module, "weight")
-      for _, name in ipairs { "values", "positions" } do module:buffer(name, form[name]:reshape(rows, -1)) end
-      module:buffer("scales", form.scales)
-      module:buffer("x_scale", form.x_scale:reshape())
-      packed:wrap(module, { bits = bits, x_bits = x_bits })
-      rawset(module, "columns", columns)
+    local name = layer.name
+    if state[name .. ".values"] then
+      local columns, rows = surgery.sizes(layer.module)
+      local count, positions, dtype = two_four.sizes(rows, columns, bits)
+      local scales = state[name .. ".scales"]
+      forms[#forms + 1] = { module = layer.module, columns = columns,
+        values = want(name .. ".values", dtype, count):reshape(rows, -1),
+        positions = want(name .. ".positions", "u8", positions):reshape(rows, -1),
+        scales = want(name .. ".scales", "f16", scales and scales:numel() == 1 and 1 or rows),
+        x_scale = want(name .. ".x_scale", "f16", 1):reshape() }
+      values[name .. ".weight"] = false
     end
   end
   ty.no_grad(function()
     for name, t in model:named_parameters() do
-      local codes = stored(t)
-      local value = codes and want(name .. ".codes", "i8", t:numel()):to "f32" * want(name .. ".scale", "f32", 1)
-        or want(name, "f16", t:numel())
-      t:detach():copy_(value:reshape(t.shape))
+      if values[name] == nil then
+        local value = stored(t) and want(name .. ".codes", "i8", t:numel()):to "f32" * want(name .. ".scale", "f32", 1)
+          or want(name, "f16", t:numel())
+        values[name] = value:reshape(t.shape)
+      end
     end
+    for _, form in ipairs(forms) do
+      surgery.remove(form.module, "weight")
+      for _, name in ipairs { "values", "positions", "scales", "x_scale" } do form.module:buffer(name, form[name]) end
+      packed:wrap(form.module, { bits = bits, x_bits = x_bits })
+      rawset(form.module, "columns", form.columns)
+    end
+    for name, t in model:named_parameters() do t:detach():copy_(values[name]) end
   end)
   ty.core.program.renew()
   return model:eval()

@@ -167,6 +167,32 @@ check.test("the other way round, and dense: rounding stays above the masks", fun
   check.fails(function() gpusq.deploy(dense) end, "expected two of four")
 end)
 
+check.test("a file that lacks something, or a model that is packed, is one error and changes nothing", function()
+  ty.manual_seed(6)
+  local plain, images = vit():eval(), ty.randn(4, 1, 12, 12)
+  local model = plain:clone()
+  prune.magnitude(model, { pattern = "2:4", targets = "" })
+  gpusq.quantize(model, images, { bits = 8 })
+  local path = scratch.file "packed.safetensors"
+  local before = ty.no_grad(plain, images)
+  gpusq.deploy(model)
+  gpusq.save(model, path)
+  local state, about = ty.io.load(path)
+  local names = {}
+  for name in pairs(state) do names[#names + 1] = name end
+  table.sort(names)
+  for i = 1, #names, 5 do
+    local kept = state[names[i]]
+    state[names[i]] = nil
+    ty.io.save_safetensors(scratch.file "lacks.safetensors", state, about)
+    state[names[i]] = kept
+    local lacks = names[i]:match "%.values$" and "codes" or names[i]
+    check.fails(function() gpusq.load(plain, scratch.file "lacks.safetensors") end, lacks)
+    check.equal((ty.no_grad(plain, images) - before):abs():max():item(), 0, names[i])
+  end
+  check.fails(function() gpusq.load(model, path) end, "expected one as it was before prune.gpusq")
+end)
+
 check.test("what is refused", function()
   local model, images = vit(), ty.randn(2, 1, 12, 12)
   local set = ty.data.TensorDataset { image = images, label = ty.randint(0, 10, { 2 }) }
