@@ -14,6 +14,7 @@ local WHO = "diffusion.sized"
 --- A transformer at several sizes.
 ---@class Sized: Module
 ---@field network SD3Transformer2DModel  the one whose weights all sizes have, at its own size
+---@field config table  the network's
 ---@field sides table<integer, boolean>
 local Sized = ty.nn.module "Sized"
 
@@ -41,7 +42,7 @@ function Sized:init(network, sides)
     arguments.fail("%s: network: expected a SD3Transformer2DModel, got %s", WHO, arguments.describe(network))
   end
   arguments.expect(WHO, "sides", sides, "a list of integers >= 1")
-  self.network, self.sides = network, {}
+  self.network, self.config, self.sides = network, config, {}
   for i, side in ipairs(sides) do
     if side % config.patch_size ~= 0 then
       arguments.fail("%s: sides[%d]: expected a multiple of the patch size, %d, got %d", WHO, i, config.patch_size,
