@@ -3,6 +3,7 @@
 --     local prune = require "tycho.prune"
 --     prune.magnitude(model, { sparsity = 0.5 })     -- masks, which stay through training
 --     prune.sparsegpt(model, dataset, { pattern = "2:4" })     -- with calibration
+--     prune.wanda(model, dataset, { sparsity = 0.5 })          -- likewise, in a pass
 --     local parameters = prune.perp(model, { biases = true, norms = true, rank = 1 })
 --     ...                                            -- train these
 --     prune.merge(model)                             -- into the weights, whose zeros stay
@@ -32,12 +33,13 @@ local sparsegpt = require "tycho.prune.sparsegpt"
 local structured = require "tycho.prune.structured"
 local two_four = require "tycho.prune.two_four"
 local vit_gates = require "tycho.prune.vit_gates"
+local wanda = require "tycho.prune.wanda"
 local wina = require "tycho.prune.wina"
-
 
 return {
   magnitude = masks.magnitude,
   sparsegpt = sparsegpt.sparsegpt,
+  wanda = wanda.wanda,
   zeros = masks.zeros,
   sparsity = masks.sparsity,
   release = masks.release,

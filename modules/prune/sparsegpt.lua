@@ -2,7 +2,7 @@
 -- of those that are still to come. Frantar and Alistarh 2023, "SparseGPT: Massive Language Models Can Be Accurately
 -- Pruned in One-Shot".
 local ty = require "tycho"
-local blocks = require "tycho.quant.blocks"
+local calibrated = require "tycho.prune.calibrated"
 local gptq = require "tycho.quant.gptq"
 local moments = require "tycho.quant.moments"
 local masks = require "tycho.prune.masks"
@@ -57,33 +57,8 @@ end
 
 local function sparsegpt(model, data, options)
   local who = "prune.sparsegpt"
-  local defaults = { sparsity = nn.none, pattern = nn.none, damp = 0.01, block = 128 }
-  for key, value in pairs(blocks.options) do defaults[key] = value end
-  local o = nn.options(who, options, defaults)
-  if (o.sparsity == nil) == (o.pattern == nil) then error(who .. ": expected sparsity or pattern, and not both", 0) end
-  local n, m = masks.pattern(who, o.pattern)
-  if not m then masks.check_sparsity(who, o.sparsity) end
-  gptq.check_solver(who, o)
-  if #masks.masked(who, model) > 0 then
-    error(who .. ": the model has masks already; prune.release takes them away", 0)
-  end
-  for _, layer in ipairs(blocks.linears(who, model, o.skip)) do
-    local w = gptq.weight_of(who, layer)
-    if m then masks.check_groups(who, n, m, w.shape[2]) end
-  end
-  local report, new = {}, {}
-  blocks.walk(who, model, data, o, function(group, moment)
-    for _, layer in ipairs(group) do
-      local module, w = layer.module, gptq.weight_of(who, layer)
-      local value, keep = gptq.solved(who, layer.name, M.solve, w, moment, o)
-      report[#report + 1] = { name = layer.name, error = gptq.error(w, value, moment) }
-      module.weight:detach():copy_(nn.surgery.laid_out(module, value))
-      new[#new + 1] = { module, ty.keep(nn.surgery.laid_out(module, keep)) }
-    end
-  end)
-  for _, entry in ipairs(new) do masks.attach(entry[1], entry[2]) end
-  ty.core.program.renew()
-  return report
+  return calibrated.prune(who, model, data, options, { damp = 0.01, block = 128 }, M.solve,
+    function(o) gptq.check_solver(who, o) end)
 end
 
 --- Prunes the linear layers of a model's blocks by what they get to see of some text, each with everything before it

@@ -102,15 +102,20 @@ function M.groups(block, linears, calls)
   return order
 end
 
--- The sum of x' x over all rows of the inputs of a layer, f64, and their number.
-local function second_moment(who, layer, block, calls)
-  local moment = moments.new(surgery.sizes(layer.module), layer.module.weight.device)
-  local remove = layer.module:register_forward_pre_hook(function(_, x) moments.add(moment, x) end)
+-- Calls fn with every input of a layer of a block.
+local function each_input(layer, block, calls, fn)
+  local remove = layer.module:register_forward_pre_hook(function(_, x) fn(x) end)
   local ok, message = pcall(function()
     for _, call in ipairs(calls) do ty.scope(function() block(table.unpack(call, 1, call.n)) end) end
   end)
   remove()
   if not ok then error(message, 0) end
+end
+
+-- The sum of x' x over all rows of the inputs of a layer, f64, and their number.
+local function second_moment(who, layer, block, calls)
+  local moment = moments.new(surgery.sizes(layer.module), layer.module.weight.device)
+  each_input(layer, block, calls, function(x) moments.add(moment, x) end)
   moments.check_finite(who, layer.name, moment)
   return moment.sum, moment.count
 end
@@ -119,15 +124,21 @@ end
 M.options = { skip = {} }
 for key, value in pairs(moments.options) do M.options[key] = value end
 
+--- Where a group stands, as walk() says.
+---@class GroupPlace
+---@field block Module
+---@field calls table[]         what the block is called with, of table.pack
+---@field each fun(fn: fun(x: Tensor))  calls fn with every input of the group
+
 --- Goes through the blocks of a model. Layers that see the same input form a group; for each, in the order of their
--- calls, visit(group, moment, count) is called with its layers, the sum of x' x over the `count` rows that it saw, f64
--- [inputs, inputs]; it may change the layers, and what comes after sees the change. data: llm.data.Packed, or a list of
--- its batches.
+-- calls, visit(group, moment, count, place) is called with its layers, the sum of x' x over the `count` rows that it
+-- saw, f64 [inputs, inputs], and where that is; it may change the layers, and what comes after sees the change. data:
+-- llm.data.Packed, or a list of its batches.
 ---@param who string  in front of errors
 ---@param model LanguageModel
 ---@param data PackedDataset|table[]
 ---@param o table     rows, batch, seed, device, skip as in M.options
----@param visit fun(group: { name: string, module: Module }[], moment: Tensor, count: integer)
+---@param visit fun(group: { name: string, module: Module }[], moment: Tensor, count: integer, place: GroupPlace)
 function M.walk(who, model, data, o, visit)
   moments.check(who, o)
   local blocks, linears = M.list(who, model), M.linears(who, model, o.skip)
@@ -146,7 +157,8 @@ function M.walk(who, model, data, o, visit)
         for _, group in ipairs(M.groups(block, mine, calls)) do
           ty.scope(function()
             local moment, count = second_moment(who, group[1], block, calls)
-            visit(group, moment, count)
+            visit(group, moment, count, { block = block, calls = calls,
+              each = function(fn) each_input(group[1], block, calls, fn) end })
             moment:free()
           end)
           ty.core.program.renew()
