@@ -20,10 +20,11 @@ local nn = ty.nn
 local surgery = nn.surgery
 local M = {}
 
-local grid_options = { bits = 4, group = 0, symmetric = false, mse = false, format = nn.none }
+--- Options of a grid with their defaults.
+M.grid_options = { bits = 4, group = 0, symmetric = false, mse = false, format = nn.none }
 
--- Options of a grid, checked.
-local function check_grid(who, o)
+--- Raises where options of a grid are wrong; a format sets bits and group.
+function M.check_grid(who, o)
   if o.format ~= nil then
     local format = formats.get(who, o.format)
     o.bits, o.group = format.bits, format.group
@@ -108,6 +109,18 @@ local function spread(x, columns, o)
   return x:unsqueeze(2):expand(rows, groups, group):reshape(rows, groups * group):narrow(1, 0, columns)
 end
 
+--- The nearest values of a matrix on a grid, in w's dtype, and the encoded matrix of a format.
+---@param w Tensor  [rows, columns]
+---@param o table   bits, group, symmetric, mse, or format, as check_grid() leaves them
+---@return Tensor value
+---@return Tensor? packed
+function M.nearest(w, o)
+  local scale, offset, packed = grids(w, o)
+  if packed then return packed:to "f32":to { dtype = w.dtype, device = w.device }, packed end
+  local columns = w.shape[2]
+  return rounded(w, spread(scale, columns, o), spread(offset, columns, o), 1 << o.bits)
+end
+
 -- ---- the columns ----
 
 --- Upper triangular u with u' u = h^-1. With h turned about, h = r r' for an upper triangle r, and u = r^-1.
@@ -184,7 +197,8 @@ function M.weight_of(who, layer)
   return surgery.rows(layer.module, w):contiguous()
 end
 
-local function put(module, value, packed)
+--- Gives a layer its new weight, values [outputs, inputs] or an encoded matrix.
+function M.put(module, value, packed)
   if packed then
     local device = module.weight.device
     surgery.exchange(module, "weight", device == "cpu" and packed or packed:to { device = device })
@@ -193,8 +207,8 @@ local function put(module, value, packed)
   end
 end
 
--- Raises unless all layers can take the grid, before any is changed.
-local function check_layers(who, found, o)
+--- Raises unless all layers can take the grid, before any is changed.
+function M.check_layers(who, found, o)
   for _, layer in ipairs(found) do
     local inputs = surgery.sizes(layer.module)
     check_columns(who, layer.name, o, inputs)
@@ -206,8 +220,8 @@ local function check_layers(who, found, o)
   end
 end
 
--- Bits of a weight as stored.
-local function bits_of(o, rows, columns)
+--- Bits of a weight as stored.
+function M.bits(o, rows, columns)
   local format = o.format and formats.get("quant.gptq", o.format)
   if format then return 8 * format.bytes / format.columns end
   return 8 * stored.grid(rows, columns, o) / (rows * columns)
@@ -242,7 +256,8 @@ function M.error(w, value, moment)
   return all > 0 and (ty.matmul(off, moment) * off):sum():item() / all or 0
 end
 
-local function summed(report)
+--- A report with the mean of its layers' bits in `bits`.
+function M.summed(report)
   local bits, all = 0, 0
   for _, layer in ipairs(report) do bits, all = bits + layer.bits * layer.parameters, all + layer.parameters end
   report.bits = bits / all
@@ -251,24 +266,24 @@ end
 
 local function quantize(model, data, options)
   local who, defaults = "quant.gptq", { act_order = false, damp = 0.01, block = 128 }
-  for _, more in ipairs { grid_options, blocks.options } do
+  for _, more in ipairs { M.grid_options, blocks.options } do
     for key, value in pairs(more) do defaults[key] = value end
   end
   local o = nn.options(who, options, defaults)
-  check_grid(who, o)
+  M.check_grid(who, o)
   M.check_solver(who, o)
-  check_layers(who, blocks.linears(who, model, o.skip), o)
+  M.check_layers(who, blocks.linears(who, model, o.skip), o)
   local report = {}
   blocks.walk(who, model, data, o, function(group, moment)
     for _, layer in ipairs(group) do
       local w = M.weight_of(who, layer)
       local value, _, packed = M.solved(who, layer.name, M.solve, w, moment, o)
-      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, w.shape[1], w.shape[2]),
+      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = M.bits(o, w.shape[1], w.shape[2]),
         error = M.error(w, value, moment) }
-      put(layer.module, value, packed)
+      M.put(layer.module, value, packed)
     end
   end)
-  return summed(report)
+  return M.summed(report)
 end
 
 --- Quantizes the linear layers of a model's blocks in place; embeddings, norms, biases and the head stay. Blocks go one
@@ -293,14 +308,14 @@ end
 
 local function network(model, calls, options)
   local who, defaults = "quant.gptq.network", { act_order = false, damp = 0.01, block = 128, skip = {} }
-  for key, value in pairs(grid_options) do defaults[key] = value end
+  for key, value in pairs(M.grid_options) do defaults[key] = value end
   local o = nn.options(who, options, defaults)
-  check_grid(who, o)
+  M.check_grid(who, o)
   M.check_solver(who, o)
   arguments.expect(who, "calls", calls, "a list of tables")
   if #calls == 0 then error(who .. ": calls: expected at least one, got an empty table", 0) end
   local layers = blocks.linears(who, model, o.skip)
-  check_layers(who, layers, o)
+  M.check_layers(who, layers, o)
   local seen, removes, report = {}, {}, {}
   for k, layer in ipairs(layers) do
     seen[k] = moments.new(surgery.sizes(layer.module), layer.module.weight.device)
@@ -321,13 +336,13 @@ local function network(model, calls, options)
     ty.no_grad(ty.scope, function()
       local w = M.weight_of(who, layer)
       local value, _, packed = M.solved(who, layer.name, M.solve, w, seen[k].sum, o)
-      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, w.shape[1], w.shape[2]),
+      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = M.bits(o, w.shape[1], w.shape[2]),
         error = M.error(w, value, seen[k].sum) }
-      put(layer.module, value, packed)
+      M.put(layer.module, value, packed)
     end)
   end
   ty.core.program.renew()
-  return summed(report)
+  return M.summed(report)
 end
 
 --- GPTQ for any network: the linear layers of its blocks (its first nn.ModuleList), by what they get when it is called
@@ -342,25 +357,22 @@ function M.network(model, calls, options) return nn.for_caller(network, model, c
 
 local function round(model, options)
   local who, defaults = "quant.round", { skip = {} }
-  for key, value in pairs(grid_options) do defaults[key] = value end
+  for key, value in pairs(M.grid_options) do defaults[key] = value end
   local o = nn.options(who, options, defaults)
-  check_grid(who, o)
+  M.check_grid(who, o)
   local found, report = blocks.linears(who, model, o.skip), {}
-  check_layers(who, found, o)
+  M.check_layers(who, found, o)
   for _, layer in ipairs(found) do
     ty.scope(function()
       ty.no_grad(function()
         local w = M.weight_of(who, layer)
-        local scale, offset, packed = grids(w, o)
-        local columns = w.shape[2]
-        local value = not packed and rounded(w, spread(scale, columns, o), spread(offset, columns, o), 1 << o.bits)
-        put(layer.module, value, packed)
-        report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = bits_of(o, w.shape[1], columns) }
+        M.put(layer.module, M.nearest(w, o))
+        report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = M.bits(o, w.shape[1], w.shape[2]) }
       end)
     end)
   end
   ty.core.program.renew()
-  return summed(report)
+  return M.summed(report)
 end
 
 --- Rounds the linear layers of a model's blocks to the nearest values of the same grids: what GPTQ is measured against.

@@ -4,6 +4,9 @@
 --     quant.convert("path/of/a/hugging-face/folder", "model.gguf", "q4_k")
 --     print(quant.quantize(model, { dtype = "nf4" }).bits)        -- in memory; peft.qlora trains on top of it
 --     quant.gptq.quantize(model, dataset, { format = "q3_k" })    -- with calibration; weights stay packed
+--     quant.awq(model, dataset, { bits = 4, group = 128 })        -- likewise, by factors of channels
+--     quant.hqq(model, { bits = 4, group = 64 })                  -- without data
+--     quant.smooth(model, dataset)                                -- before activations are rounded to 8 bits
 --     quant.save(model, "model.gguf")
 --     quant.trit.quantize(model, { group = 128 })                 -- two trit-planes, without data
 --
@@ -17,6 +20,9 @@ return {
   quantize = require("tycho.quant.weights").quantize,
   save = hub.save_gguf,
   gptq = gptq,
+  awq = require("tycho.quant.awq").quantize,
+  hqq = require("tycho.quant.hqq").quantize,
+  smooth = require("tycho.quant.scaling").smooth,
   absmax = require "tycho.quant.absmax",
   fp4 = require "tycho.quant.fp4",
   hadamard = require "tycho.quant.hadamard",
