@@ -10,7 +10,8 @@
 --     quant.save(model, "model.gguf")
 --     quant.trit.quantize(model, { group = 128 })                 -- two trit-planes, without data
 --
--- What quantizing took is given back by low-rank adapters: tycho.peft.eora.
+-- quant.compare puts ways side by side: bytes, divergence from the original, speed. What quantizing took is given back
+-- by low-rank adapters: tycho.peft.eora.
 local hub = require "tycho.hub"
 local blocks = require "tycho.quant.blocks"
 local gptq = require "tycho.quant.gptq"
@@ -35,6 +36,7 @@ return {
   vector = require "tycho.quant.vector",
   stored = require "tycho.quant.stored",
   baselines = require "tycho.quant.baselines",
+  compare = require "tycho.quant.comparison",
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
 }
