@@ -32,7 +32,8 @@ function LanguageModel:generate(tokens, count, options)
   return require("tycho.llm.generate").generate(self, tokens, count, options)
 end
 
-for kind, file in pairs { paged = "tycho.llm.cache.paged", h2o = "tycho.llm.cache.h2o" } do
+for kind, file in pairs { paged = "tycho.llm.cache.paged", h2o = "tycho.llm.cache.h2o",
+  quantized = "tycho.llm.cache.quantized" } do
   Cache.kinds[kind] = function(layers, options) return require(file).new(layers, options) end
 end
 

@@ -16,8 +16,9 @@ Cache.__index = Cache
 Cache.kinds = {}
 
 --- A cache with room for `layers` layers, which grows as tokens come. options: room (positions to begin with, 64); with
--- tycho.llm loaded also paged (true: the cache of tycho.llm.cache.paged, whose options are page, room and pool) and
--- h2o (true: that of tycho.llm.cache.h2o, whose options are heavy, recent and sinks).
+-- tycho.llm loaded also paged (true: the cache of tycho.llm.cache.paged, whose options are page, room and pool), h2o
+-- (true: that of tycho.llm.cache.h2o, whose options are heavy, recent and sinks) and quantized (true: that of
+-- tycho.llm.cache.quantized, whose options are bits and window).
 ---@param layers integer
 ---@param options? table
 ---@return KVCache
