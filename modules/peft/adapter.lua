@@ -2,6 +2,7 @@
 local ty = require "tycho"
 local base = require "tycho.nn.module"
 local layers = require "tycho.peft.layers"
+local ways = require "tycho.peft.ways"
 
 local nn = ty.nn
 local surgery = nn.surgery
@@ -183,20 +184,41 @@ function M.check(who, o)
   end
 end
 
-local defaults = { rank = 8, alpha = 8, dropout = 0, targets = nn.none, rslora = false, dora = false,
-  rank_pattern = nn.none, alpha_pattern = nn.none, save = nn.none, bias = "none", dtype = "f32" }
+local shared = { rank = 8, alpha = 8, targets = nn.none, rank_pattern = nn.none, alpha_pattern = nn.none,
+  save = nn.none, dtype = "f32" }
+local of_lora = { dropout = 0, rslora = false, dora = false, bias = "none", init = "default" }
 
 -- Chosen modules are a list of names, a pattern or a function.
-local kinds = { targets = "a string or a list of strings or a function" }
+local kinds = { targets = "a string or a list of strings or a function", init = '"default" or "pissa"',
+  factor = "an integer", feedforward = "a list of strings" }
+
+-- What is asked of one layer; raises where it cannot be.
+local function check_layer(who, name, module, spec)
+  local kind = layers.kind(module)
+  local what = spec.dora and "dora" or spec.way and spec.way.name or spec.init == "pissa" and spec.init
+  if what and kind ~= "linear" then
+    error(("%s: '%s' is %s, which %s does not adapt"):format(who, name,
+      kind == "conv" and "a convolution" or "an embedding", what), 0)
+  end
+  if spec.init == "pissa" then
+    local inputs, outputs = surgery.sizes(module)
+    if spec.dora then error(who .. ": init: pissa does not go with dora", 0) end
+    if spec.rank > math.min(inputs, outputs) then
+      error(("%s: rank: '%s' has %d singular values, and pissa is to take %d"):format(who, name,
+        math.min(inputs, outputs), spec.rank), 0)
+    end
+  end
+end
 
 --- Checks the options of an adapter, of which `more` are others' or have other defaults; returns a function that gives
--- the model the adapter, and the options.
-function M.prepare(who, model, options, more)
+-- the model the adapter, and the options. way: of tycho.peft.ways, in the place of low-rank matrices.
+function M.prepare(who, model, options, more, way)
   local known = {}
-  for _, list in ipairs { defaults, more } do
+  for _, list in ipairs { shared, way and {} or of_lora, more } do
     for key, value in pairs(list) do known[key] = value end
   end
   local o = nn.options(who, options, known, kinds)
+  if way then o.dropout, o.rslora, o.dora, o.bias, o.init = 0, false, false, "none", "default" end
   M.check(who, o)
   M.check_dtype(who, o.dtype)
   expect(who, "model", model, "a module")
@@ -208,12 +230,12 @@ function M.prepare(who, model, options, more)
     local rank = positive(who, "rank_pattern", M.by_name(who, "rank_pattern", o.rank_pattern, published) or o.rank)
     local alpha = number(who, "alpha_pattern", M.by_name(who, "alpha_pattern", o.alpha_pattern, published) or o.alpha)
     if to_save[name] then error(("%s: '%s' is among targets and save"):format(who, name), 0) end
-    if o.dora and layers.kind(modules[name]) ~= "linear" then
-      error(("%s: '%s' is %s, which dora does not adapt"):format(who, name,
-        layers.kind(modules[name]) == "conv" and "a convolution" or "an embedding"), 0)
-    end
     specs[i] = { rank = rank, alpha = alpha, scale = M.scale(alpha, rank, o.rslora), dropout = o.dropout, dora = o.dora,
-      dtype = o.dtype }
+      dtype = o.dtype, init = o.init, way = way, factor = o.factor, both = o.both }
+    for _, wanted in ipairs(way and o.feedforward or {}) do
+      specs[i].of_inputs = specs[i].of_inputs or surgery.ends_in(published, wanted)
+    end
+    check_layer(who, name, modules[name], specs[i])
     adapted[name] = true
   end
   if rawget(model, "_adapter") then
@@ -221,7 +243,8 @@ function M.prepare(who, model, options, more)
   end
   return function()
     local record = M.begin(who, model, { rank = o.rank, alpha = o.alpha, dropout = o.dropout, rslora = o.rslora,
-      dora = o.dora, bias = o.bias, save = o.save, targets = type(o.targets) == "table" and o.targets or nil })
+      dora = o.dora, bias = o.bias, save = o.save, targets = type(o.targets) == "table" and o.targets or nil,
+      init = o.init, way = way, factor = o.factor, both = o.both, feedforward = o.feedforward })
     each_saved(model, to_save, o.bias, adapted, function(...) M.add_saved(record, ...) end)
     for i, name in ipairs(names) do M.add_layer(record, name, modules[name], specs[i]) end
     ty.core.program.renew()
@@ -232,7 +255,9 @@ end
 -- targets (names or ends of names of modules, a Lua pattern for whole names, "all-linear", or a function of name and
 -- module), rank (8), alpha (8; the adapter counts alpha / rank, with rslora alpha / sqrt(rank)), dropout (0, of its
 -- input), rslora, dora, rank_pattern and alpha_pattern (values by name or end of name), save (names of modules that are
--- trained and saved whole), bias ("none", "all", "lora_only": biases that are trained), dtype ("f32", of the adapter).
+-- trained and saved whole), bias ("none", "all", "lora_only": biases that are trained), dtype ("f32", of the adapter),
+-- init ("default": B begins with zeros; "pissa": A and B begin with the weight's largest singular values, which are
+-- taken away from what the layer gives: Meng et al. 2024; files have it as plain LoRA of twice the rank).
 -- Adapts Linear, GPT-2's Conv1D, Conv1d and Conv2d (in one group) and Embedding. Returns the model; make the optimizer
 -- afterwards, of peft.parameters.
 ---@param model Module
@@ -244,6 +269,36 @@ function M.lora(model, options)
     return model
   end)
 end
+
+-- What gives a model an adapter of another way.
+local function giver(way, more)
+  return function(model, options)
+    return nn.for_caller(function()
+      M.prepare("peft." .. way.name, model, options, more, way)()
+      return model
+    end)
+  end
+end
+
+--- Gives the linear layers of a model adapters (B1 A1) * (B2 A2), products element by element of two low-rank matrices,
+-- whose rank may be as large as rank * rank. options: targets, rank (8), alpha (8), rank_pattern, alpha_pattern, save,
+-- dtype, as of peft.lora. Hyeon-Woo et al. 2022, "FedPara". Returns the model.
+---@type fun(model: Module, options: table): Module
+M.loha = giver(ways.loha, {})
+
+--- Gives the linear layers of a model adapters that are Kronecker products, of a small matrix and a larger one that is
+-- low-rank where the rank is less than half of its sides. options: as of peft.loha; factor (-1: sides are near each
+-- other; a divisor of the layers' sides: that of the small matrix), both (false; true: the small one may be low-rank as
+-- well). Yeh et al. 2023, "Navigating Text-To-Image Customization". Returns the model.
+---@type fun(model: Module, options: table): Module
+M.lokr = giver(ways.lokr, { factor = -1, both = false })
+
+--- Gives the linear layers of a model a factor for each output, or for each input where a name or the end of one is
+-- among `feedforward` (those of the layers that lead out of the MLPs). options: targets, feedforward ({}), save, dtype.
+-- Liu et al. 2022, "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning". Returns
+-- the model.
+---@type fun(model: Module, options: table): Module
+M.ia3 = giver(ways.ia3, { feedforward = {} })
 
 --- What is trained: the parameters of the adapter, and those of `save` and `bias`.
 ---@param model Module
@@ -260,10 +315,11 @@ function M.parameters(model)
   return list
 end
 
---- Raises where the adapter is more than low-rank matrices, for what cannot do with more.
-function M.plain(who, record)
-  if record.added then
-    error(("%s: expected an adapter of low-rank matrices alone, got %s"):format(who, record.kind), 0)
+--- Raises where the adapter is more than low-rank matrices, for what cannot do with more; any: other ways will do.
+function M.plain(who, record, any)
+  if record.added or record.way and not any then
+    error(("%s: expected an adapter of low-rank matrices alone, got %s"):format(who,
+      record.kind or record.way.name), 0)
   end
 end
 

@@ -5,6 +5,7 @@ local base = require "tycho.nn.module"
 local adapter = require "tycho.peft.adapter"
 local layers = require "tycho.peft.layers"
 local names = require "tycho.peft.names"
+local ways = require "tycho.peft.ways"
 
 local nn = ty.nn
 local surgery = nn.surgery
@@ -22,6 +23,31 @@ local function target_names(model, record, prefix)
   return record.targets
 end
 
+-- Rank and alpha as files have them: PiSSA's matrices come with those that they began as.
+local function shown_size(record, rank, alpha)
+  if record.init ~= "pissa" then return rank, alpha end
+  return 2 * rank, alpha * (record.rslora and math.sqrt(2) or 2)
+end
+
+-- The settings of a way in adapter_config.json.
+local function own_settings(record, rank, alpha, transposed)
+  local way = record.way
+  if not way then
+    return { peft_type = "LORA", r = rank, lora_alpha = alpha, lora_dropout = record.dropout,
+      use_rslora = record.rslora, use_dora = record.dora, bias = record.bias, fan_in_fan_out = transposed,
+      init_lora_weights = true }
+  end
+  local settings = { peft_type = way.type }
+  if way == ways.ia3 then
+    settings.feedforward_modules, settings.fan_in_fan_out = ty.io.array(record.feedforward or {}), transposed
+    settings.rank_pattern, settings.alpha_pattern = false, false
+    return settings
+  end
+  settings.r, settings.alpha = rank, alpha
+  if way == ways.lokr then settings.decompose_factor, settings.decompose_both = record.factor, record.both end
+  return settings
+end
+
 --- Writes the adapter to a folder that the Python library peft reads as well. options: base (name of the model that it
 -- belongs to), prefix (what module names begin with in the Python model; by default the family's).
 ---@param model Module
@@ -31,21 +57,21 @@ end
 function M.save(model, folder, options)
   local who = "peft.save"
   local record = adapter.of(who, model)
-  nn.for_caller(adapter.plain, who, record)
+  nn.for_caller(adapter.plain, who, record, true)
   local o = nn.options(who, options, { base = nn.none, prefix = nn.none })
   local prefix = o.prefix or model.published_prefix or ""
   local ranks, alphas, transposed = {}, {}, false
+  local rank, alpha = shown_size(record, record.rank, record.alpha)
   for _, layer in ipairs(record.layers) do
-    local a = layer.module._lora
-    if a.rank ~= record.rank then ranks[prefix .. layer.name] = a.rank end
-    if a.alpha ~= record.alpha then alphas[prefix .. layer.name] = a.alpha end
+    local own_rank, own_alpha = shown_size(record, layer.module._lora.rank, layer.module._lora.alpha)
+    if own_rank ~= rank then ranks[prefix .. layer.name] = own_rank end
+    if own_alpha ~= alpha then alphas[prefix .. layer.name] = own_alpha end
     transposed = transposed or layer.module.fan_in_fan_out or false
   end
-  local config = { peft_type = "LORA", r = record.rank, lora_alpha = record.alpha, lora_dropout = record.dropout,
-    target_modules = target_names(model, record, prefix), use_rslora = record.rslora, use_dora = record.dora,
-    bias = record.bias, fan_in_fan_out = transposed, inference_mode = true, init_lora_weights = true,
+  local config = { target_modules = target_names(model, record, prefix), inference_mode = true,
     rank_pattern = next(ranks) and ranks, alpha_pattern = next(alphas) and alphas, modules_to_save = record.save,
     base_model_name_or_path = o.base or record.base, task_type = record.task_type }
+  for key, value in pairs(own_settings(record, rank, alpha, transposed)) do config[key] = value end
   ty.io.mkdir(folder)
   ty.io.save_safetensors(folder .. "/adapter_model.safetensors", names.state(record, prefix), { format = "pt" })
   -- Patterns that are false would be written: PEFT wants objects or nothing.
@@ -67,8 +93,10 @@ end
 local function read_config(path)
   local c = ty.io.load_json(path)
   if type(c) ~= "table" or #c > 0 then error("adapter_config.json: expected an object", 0) end
-  if c.peft_type ~= "LORA" then
-    error(("peft_type is %s; only LORA is read"):format(tostring(c.peft_type)), 0)
+  local way
+  for _, one in ipairs { ways.loha, ways.lokr, ways.ia3 } do way = way or c.peft_type == one.type and one or nil end
+  if c.peft_type ~= "LORA" and not way then
+    error(("peft_type is %s; LORA, LOHA, LOKR and IA3 are read"):format(tostring(c.peft_type)), 0)
   end
   for _, key in ipairs(other_meanings) do
     local value = optional(c[key], false)
@@ -79,7 +107,9 @@ local function read_config(path)
     error(("init_lora_weights '%s' goes with weights that were changed at the start; let PEFT convert it to plain LoRA")
       :format(start), 0)
   end
-  local record = { rank = optional(c.r, 8), alpha = optional(c.lora_alpha, 8), dropout = optional(c.lora_dropout, 0),
+  local record = { way = way, rank = optional(c.r, 8), alpha = optional(way and c.alpha or c.lora_alpha, 8),
+    dropout = optional(c.lora_dropout, 0), factor = optional(c.decompose_factor, -1),
+    both = optional(c.decompose_both, false) == true, feedforward = optional(c.feedforward_modules),
     rslora = optional(c.use_rslora, false) == true, dora = optional(c.use_dora, false) == true,
     bias = optional(c.bias, "none"), alpha_pattern = optional(c.alpha_pattern), rank_pattern = optional(c.rank_pattern),
     base = optional(c.base_model_name_or_path), task_type = optional(c.task_type), save = optional(c.modules_to_save) }
@@ -142,8 +172,35 @@ local function sort(model, state, problems)
   return parts, whole, all, modules
 end
 
+-- The way that a file without a config has, by the names of its tensors.
+local function way_of(part)
+  for _, way in ipairs { ways.loha, ways.lokr, ways.ia3 } do
+    for _, name in ipairs(way.names) do if part[name] then return way end end
+  end
+end
+
+-- What layers.attach needs of a module with tensors of another way than LoRA.
+local function specify_way(way, name, module, part, config, o, prefix)
+  local inputs, outputs = surgery.sizes(module)
+  if not config then return nil, name .. ": is " .. way.name .. ", which takes adapter_config.json besides" end
+  if layers.kind(module) ~= "linear" then return nil, ("%s: %s goes on linear layers"):format(name, way.name) end
+  local who, full = "adapter_config.json", prefix .. name
+  local rank = adapter.by_name(who, "rank_pattern", config.rank_pattern, full) or config.rank
+  local alpha = o.alpha or adapter.by_name(who, "alpha_pattern", config.alpha_pattern, full) or config.alpha
+  local spec = { rank = rank, alpha = alpha, scale = alpha / rank, dropout = 0, dtype = o.dtype, way = way,
+    factor = config.factor, both = config.both }
+  for _, wanted in ipairs(type(config.feedforward) == "table" and config.feedforward or {}) do
+    spec.of_inputs = spec.of_inputs or surgery.ends_in(full, tostring(wanted))
+  end
+  local problem = ways.check(part, spec, inputs, outputs)
+  if problem then return nil, ("%s: %s"):format(name, problem) end
+  return spec
+end
+
 -- The adapter of one module checked: what its layers.attach needs.
 local function specify(name, module, part, config, o, prefix)
+  local way = config and config.way or way_of(part)
+  if way then return specify_way(way, name, module, part, config, o, prefix) end
   local inputs, outputs = surgery.sizes(module)
   if not (part.a and part.b) then return nil, ("%s: only one of A and B is there"):format(name) end
   local given_a, given_b = part.a, part.b
@@ -245,7 +302,7 @@ local function load(model, path, o)
       adapter.add_layer(record, name, modules[name], specs[name])
       local part = parts[name]
       for _, pair in ipairs(layers.parameters(modules[name])) do
-        fill(pair[2], pair[1]:find "_A" and part.a or pair[1]:find "_B" and part.b or part.magnitude)
+        fill(pair[2], part[pair[1]] or pair[1]:find "_A" and part.a or pair[1]:find "_B" and part.b or part.magnitude)
       end
     end
   end)

@@ -9,9 +9,9 @@
 --     peft.remove(model)                             -- a plain model again, with the merged weights
 --     model:save "merged"
 --
--- peft.qlora makes the frozen weights 4-bit codes as well, peft.footprint says what training
--- will take, peft.account what it would take for any configuration. peft.eora makes
--- adapters without training, which give a compressed model back what it lost.
+-- peft.loha, peft.lokr and peft.ia3 are adapters of other kinds, for the same functions. peft.qlora makes the frozen
+-- weights 4-bit codes as well, peft.footprint says what training will take, peft.account what it would take for any
+-- configuration. peft.eora makes adapters without training, which give a compressed model back what it lost.
 -- peft.token_classification puts a head for tagging words on an encoder.
 -- peft.mend trains networks that edit a model by the gradient of one example.
 -- peft.lamda trains small square matrices between fixed directions of the weights, peft.loram trains on a pruned model
@@ -29,6 +29,9 @@ local qlora = require "tycho.peft.qlora"
 
 return {
   lora = adapter.lora,
+  loha = adapter.loha,
+  lokr = adapter.lokr,
+  ia3 = adapter.ia3,
   qlora = qlora.qlora,
   footprint = qlora.footprint,
   account = qlora.account,

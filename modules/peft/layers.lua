@@ -1,10 +1,12 @@
 --- Layers with an adapter. A layer stays the object that it was, with its weights under their names; its class becomes
--- one that adds scale * B(A(x)), and it gets the parameters of that, named as PEFT names them.
+-- one that adds scale * B(A(x)), or what another way (tycho.peft.ways) makes of it, and it gets the parameters of that,
+-- named as PEFT names them.
 local ty = require "tycho"
 
 local nn = ty.nn
 local surgery = nn.surgery
 local parameter = require("tycho.nn.options").parameter
+local ways = require "tycho.peft.ways"
 local M = {}
 
 --- "linear", "embedding" or "conv" (of pictures or signals, in one group): how a module can be adapted; nil when it
@@ -25,11 +27,21 @@ local function outer(self, dtype)
   return dtype and b:to(dtype) or b
 end
 
+-- A and B of a linear layer with what PiSSA takes away at the start: as many rows and columns again.
+local function with_start(self)
+  local start = self._lora.start
+  return ty.concat({ self.lora_A.weight, start.a }, 0), ty.concat({ outer(self), -start.b }, 1)
+end
+
 -- What the adapter adds to dense().
 local function change(self, dtype)
   local embedding = self.lora_embedding_A
   local a = (embedding or self.lora_A.weight):detach():to(dtype)
   local b = (embedding and self.lora_embedding_B:to(dtype) or outer(self, dtype)):detach()
+  if self._lora.start then
+    a, b = with_start(self)
+    a, b = a:detach():to(dtype), b:detach():to(dtype)
+  end
   -- Of a convolution, A has its kernel and B has one of a single place.
   if a.ndim >= 3 then a, b = a:flatten(1), b:flatten(1) end
   local product = b:matmul(a) * self._lora.scale
@@ -41,6 +53,8 @@ local function row_norms(w) return w:norm(2, 1) end
 
 --- The weight with the adapter in it, in f64, as [outputs, inputs] or [rows, width].
 function M.merged_weight(self)
+  local way = self._lora.way
+  if way then return ty.no_grad(way.merged, self, dense(self, "f64")) end
   local w = dense(self, "f64") + change(self, "f64")
   local magnitude = self.lora_magnitude_vector
   if magnitude then w = w * (magnitude:detach():to("f64") / row_norms(w)):unsqueeze(1) end
@@ -61,8 +75,14 @@ local function linear_forward(base)
   return function(self, x, residual, activation)
     local a = self._lora
     if a.off or a.merged then return base.forward(self, x, residual, activation) end
+    if a.way then return a.way.forward(self, base, x, residual, activation) end
     local h, dropped = x:to(self.lora_A.weight.dtype), self.training and a.dropout > 0
     if dropped then h = ty.dropout(h, a.dropout, true) end
+    if a.start then
+      local inner, over = with_start(self)
+      local y = base.forward(self, x, residual)
+      return surgery.finish(y, ty.linear(ty.linear(h, inner) * a.scale, over):to(y.dtype), activation)
+    end
     local low = self.lora_A(h) * a.scale
     if self.lora_magnitude_vector then
       local y = decomposed(self, base, base.forward(self, x), h, dropped, low)
@@ -95,20 +115,37 @@ end
 
 local forwards = { linear = linear_forward, embedding = embedding_forward, conv = conv_forward }
 
+local fields = { "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector", "lora_S",
+  "lora_B_frozen", "lora_start" }
+table.move(ways.fields, 1, #ways.fields, #fields + 1, fields)
+
 --- The wrapper that adds a low-rank adapter to a layer.
-M.lora = surgery.wrapper { name = "Lora", field = "_lora",
-  fields = { "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector", "lora_S",
-    "lora_B_frozen", "lora_start" },
+M.lora = surgery.wrapper { name = "Lora", field = "_lora", fields = fields,
   forward = function(base, kind) return forwards[kind](base) end,
   describe = function(a) return ("rank = %d%s"):format(a.rank, a.merged and ", merged" or "") end }
 
---- Gives a layer an adapter that changes nothing yet. spec: rank, scale, alpha, dropout, dora, dtype.
+-- The directions of the largest singular values: A and B whose product is the nearest of its rank to the weight.
+-- Meng et al. 2024, "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large Language Models".
+local function principal(module, spec)
+  return ty.no_grad(function()
+    local u, s, vh = ty.svd(dense(module, "f64"))
+    local root = (s:narrow(0, 0, spec.rank) / spec.scale):sqrt()
+    local a = vh:narrow(0, 0, spec.rank) * root:unsqueeze(1)
+    return a:to(spec.dtype), (u:narrow(1, 0, spec.rank) * root:unsqueeze(0)):to(spec.dtype)
+  end)
+end
+
+--- Gives a layer an adapter that changes nothing yet. spec: rank, scale, alpha, dropout, dora, dtype, init; way (of
+-- tycho.peft.ways) and what that asks for.
 function M.attach(module, spec)
   local kind = M.kind(module)
   local inputs, outputs = surgery.sizes(module)
-  M.lora:wrap(module, { rank = spec.rank, scale = spec.scale, alpha = spec.alpha, dropout = spec.dropout })
+  M.lora:wrap(module, { rank = spec.rank, scale = spec.scale, alpha = spec.alpha, dropout = spec.dropout,
+    way = spec.way })
   nn.with_defaults({ dtype = spec.dtype, device = module.weight.device }, function()
-    if kind == "linear" then
+    if spec.way then
+      ways.attach(module, spec, inputs, outputs)
+    elseif kind == "linear" then
       module.lora_A = nn.Linear(inputs, spec.rank, { bias = false })
       module.lora_B = nn.Linear(spec.rank, outputs, { bias = false })
       nn.init.zeros(module.lora_B.weight)
@@ -121,6 +158,16 @@ function M.attach(module, spec)
     else
       module.lora_embedding_A = parameter({ spec.rank, inputs }, nn.init.zeros)
       module.lora_embedding_B = parameter({ outputs, spec.rank }, nn.init.normal)
+    end
+    if spec.init == "pissa" then
+      local a, b = principal(module, spec)
+      ty.no_grad(function()
+        module.lora_A.weight:copy_(a)
+        module.lora_B.weight:copy_(b)
+      end)
+      -- What is taken away is what training begins with, as it was rounded.
+      module._lora.start = { a = ty.keep(module.lora_A.weight:detach():clone()),
+        b = ty.keep(module.lora_B.weight:detach():clone()) }
     end
     if spec.dora then
       module.lora_magnitude_vector = parameter({ outputs }, function(t)
@@ -146,8 +193,13 @@ function M.parameters(module)
   return list
 end
 
---- What PEFT's files say of a layer's adapter: a list of { name, tensor }. One whose B is computed is plain LoRA there.
+--- What PEFT's files say of a layer's adapter: a list of { name, tensor }. One whose B is computed is plain LoRA there,
+-- and one of PiSSA has twice the rank.
 function M.published(module)
+  if module._lora.start then
+    local a, b = ty.no_grad(with_start, module)
+    return { { "lora_A.weight", a }, { "lora_B.weight", b } }
+  end
   if not module._lora.outer then return M.parameters(module) end
   return { { "lora_A.weight", module.lora_A.weight }, { "lora_B.weight", ty.no_grad(outer, module) } }
 end

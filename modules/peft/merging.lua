@@ -40,7 +40,11 @@ function M.merge(model, options)
   local who = "peft.merge"
   local o = nn.options(who, options, { keep = true, check = nn.none, dtype = nn.none, gate = nn.none })
   local record = adapter.of(who, model)
-  nn.for_caller(adapter.plain, who, record)
+  nn.for_caller(adapter.plain, who, record, true)
+  for _, layer in ipairs(record.way and record.layers or {}) do
+    local why = record.way.refuse and record.way.refuse(layer.module)
+    if why then error(("%s: %s: cannot be merged: %s"):format(who, layer.name, why), 2) end
+  end
   if record.merged then error(who .. ": the adapter is merged already", 2) end
   if o.gate then audit.gate(who, model, o.gate) end
   local tied = type(model.tied) == "function" and model:tied()

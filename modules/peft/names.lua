@@ -1,6 +1,7 @@
 --- The names that tensors have in adapter files, of PEFT, diffusers and kohya's scripts, and the modules they mean.
 local ty = require "tycho"
 local layers = require "tycho.peft.layers"
+local ways = require "tycho.peft.ways"
 
 local M = {}
 
@@ -14,6 +15,8 @@ local endings = {
   { "%.lora%.down%.weight$", "a" }, { "%.lora%.up%.weight$", "b" },
   { "%.lora_linear_layer%.down%.weight$", "a" }, { "%.lora_linear_layer%.up%.weight$", "b" },
 }
+
+for _, field in ipairs(ways.fields) do endings[#endings + 1] = { "%." .. field .. "$", field } end
 
 -- What may stand before the name of a module in diffusers' and kohya's files.
 local outer = { "unet.", "transformer.", "text_encoder.", "diffusion_model.", "model.diffusion_model." }
@@ -52,7 +55,8 @@ function M.resolver(model, module_names)
   end
 end
 
---- What a name says: the name of the module and "a", "b", "magnitude" or "alpha"; or the name of a whole parameter.
+--- What a name says: the name of the module and "a", "b", "magnitude", "alpha" or the name of a parameter of another
+-- way; or the name of a whole parameter.
 function M.split(key)
   for _, ending in ipairs(endings) do
     local at = key:find(ending[1])
