@@ -49,7 +49,7 @@ bool map_segments(ty_mapped *m) {
   const int64_t batch = m->level->size;
   ty_value arg[TY_MAX_ARGS];
   ty_tensor *whole[1];
-  int dim;
+  int dim = 0;
   memcpy(arg, m->arg, sizeof *arg * m->op->nargs);
   if (!dim_of(m, at, arg[0].t, &dim)) return false;
   const bool differs = ty_differs(m, arg[offsets].t) || (arg[order].t && ty_differs(m, arg[order].t));
@@ -89,4 +89,68 @@ bool map_segments_of(ty_mapped *m) {
   ty_tensor *first = ty_sub(ty_reshape(ty_narrow(out[1], 0, 0, batch * count), TY_INTS(batch, count)), start);
   ty_tensor *last = ty_full(TY_INTS(batch, 1), n, TY_I64, ty_device_of(index));
   return order && first && last && ty_map_give(m, 0, order) && ty_map_give(m, 1, ty_concat(TY_LIST(first, last), 1));
+}
+
+/* ---- sparse matrices ---- */
+
+/* The structures from argument 2 on, of m rows, n columns and k entries, as those of one matrix with the samples' along its
+ * diagonal. */
+static bool along_diagonal(ty_mapped *m, ty_value *arg, int64_t rows, int64_t columns, int64_t k) {
+  const int64_t steps[] = { k, columns, k, k, rows, k };
+  for (int i = 0; i < 6; i++) {
+    ty_tensor *t = arg[2 + i].t;
+    if (!t) continue;
+    const bool offsets = i == 0 || i == 3;
+    const int64_t limit = i == 1 ? columns : i == 4 ? rows : k;
+    if (offsets) {
+      t = offsets_of_all(m, t, k);
+    } else { /* one that is out of range becomes one that is so for all */
+      ty_tensor *whole = ty_to(ty_whole(m, t), TY_I64), *all = behind_each_other(m, t, steps[i]);
+      if (!whole || !all) return false;
+      ty_tensor *inside = ty_logical_and(ty_operand(ty_ge(whole, 0)), ty_operand(ty_lt(whole, limit)));
+      t = inside ? ty_where(ty_merged_dims(inside, 0, 2), all, limit * m->level->size) : NULL;
+    }
+    if (!(arg[2 + i].t = t)) return false;
+  }
+  return true;
+}
+
+static bool are_vectors(const ty_mapped *m) {
+  for (int i = 2; i < m->op->nargs; i++)
+    if (m->arg[i].t && m->arg[i].t->v.ndim != 1) return false;
+  return m->arg[2].t->v.size[0] > 0;
+}
+
+bool map_sparse_mm(ty_mapped *m) {
+  ty_tensor *values = m->arg[0].t, *x = m->arg[1].t, *whole[1];
+  const int64_t batch = m->level->size;
+  ty_value arg[TY_MAX_ARGS];
+  memcpy(arg, m->arg, sizeof *arg * m->op->nargs);
+  if (values->v.ndim != 1 || x->v.ndim != 2 || !are_vectors(m)) return map_forward(m);
+  const int64_t k = values->v.size[0], rows = arg[2].t->v.size[0] - 1, n = x->v.size[0];
+  if (ty_map_same_from(m, 2) && !ty_differs(m, values)) { /* the samples' columns side by side */
+    arg[1].t = ty_merged_dims(ty_moved_dim(ty_whole(m, x), 0, 1), 1, 2);
+    if (!arg[1].t || !ty_map_outputs(m, arg, whole)) return false;
+    return ty_map_give(m, 0, ty_moved_dim(ty_reshape(whole[0], TY_INTS(rows, batch, x->v.size[1])), 1, 0));
+  }
+  if (arg[3].t->v.size[0] != k) return map_forward(m);
+  arg[0].t = ty_merged_dims(ty_whole(m, values), 0, 2);
+  arg[1].t = ty_merged_dims(ty_whole(m, x), 0, 2);
+  if (!arg[0].t || !arg[1].t || !along_diagonal(m, arg, rows, n, k) || !ty_map_outputs(m, arg, whole)) return false;
+  return ty_map_give(m, 0, ty_reshape(whole[0], TY_INTS(batch, rows, x->v.size[1])));
+}
+
+bool map_sddmm(ty_mapped *m) {
+  ty_tensor *a = m->arg[0].t, *b = m->arg[1].t, *whole[1];
+  ty_value arg[TY_MAX_ARGS];
+  memcpy(arg, m->arg, sizeof *arg * m->op->nargs);
+  if (a->v.ndim != 2 || b->v.ndim != 2 || !are_vectors(m) || arg[2].t->v.size[0] != a->v.size[0] + 1)
+    return map_forward(m);
+  const int64_t k = arg[3].t->v.size[0];
+  arg[0].t = ty_merged_dims(ty_whole(m, a), 0, 2);
+  arg[1].t = ty_merged_dims(ty_whole(m, b), 0, 2);
+  if (!arg[0].t || !arg[1].t || !along_diagonal(m, arg, a->v.size[0], b->v.size[0], k) ||
+      !ty_map_outputs(m, arg, whole))
+    return false;
+  return ty_map_give(m, 0, ty_reshape(whole[0], TY_INTS(m->level->size, k)));
 }
