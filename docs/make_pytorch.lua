@@ -22,7 +22,7 @@ local renamed = {
     frobenius_norm = "norm", compile = "compile", rms_norm = "rms_norm", lu = "lu", qr = "qr", svd = "svd",
     symeig = "eigh", triangular_solve = "solve_triangular", cholesky_inverse = "cholesky_solve",
     view_as_complex = "complex", view_as_real = "complex", real = "complex", imag = "complex",
-    is_complex = "complex", segment_reduce = "scatter_reduce", index_reduce = "scatter_reduce", lu_solve = "solve",
+    is_complex = "complex", index_reduce = "scatter_reduce", lu_solve = "solve",
     matmul = "matmul", put = "index_put", save = "save", load = "load", from_numpy = "io.load_npy", rand = "rand",
     empty_strided = "empty", empty_permuted = "empty", is_same_size = "equal",
   },

@@ -1,4 +1,4 @@
-/* Parameters of the kernels of src/ops/index.c and src/ops/scatter_reduce.c. */
+/* Parameters of the kernels of src/ops/index.c, scatter_reduce.c and segments.c. */
 #ifndef TY_KERNELS_INDEXING_H
 #define TY_KERNELS_INDEXING_H
 
@@ -12,5 +12,12 @@ typedef struct ty_p_sizes {
 
 /* scatter_combine: what elements that meet become, ty_p_dim.k. */
 typedef enum ty_combination { TY_COMBINE_MAX, TY_COMBINE_MIN, TY_COMBINE_PRODUCT } ty_combination;
+
+/* Segments along a dimension of the tensor that has all positions; what a segment without any becomes. */
+typedef struct ty_p_segments {
+  int dim;
+  int k; /* of segment_combine: a ty_combination */
+  ty_number empty;
+} ty_p_segments;
 
 #endif

@@ -2,7 +2,7 @@
  * and a task visits its sources in ascending order: nothing races, the last of repeated indices wins, and sums do not
  * depend on the threads. */
 #include "../indexing.h"
-#include "cpu.h"
+#include "combine.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -127,18 +127,11 @@ typedef struct scatter_ctx {
   }
 
 #define SET(to, from) (to) = (from)
-#define ADD(to, from) (to) += (from)
 SCATTER(scatter1, uint8_t, SET)
 SCATTER(scatter2, uint16_t, SET)
 SCATTER(scatter4, uint32_t, SET)
 SCATTER(scatter8, uint64_t, SET)
-/* integers add as unsigned: they wrap */
-SCATTER(add_u8, uint8_t, ADD)
-SCATTER(add_u16, uint16_t, ADD)
-SCATTER(add_u32, uint32_t, ADD)
-SCATTER(add_u64, uint64_t, ADD)
-SCATTER(add_f32, float, ADD)
-SCATTER(add_f64, double, ADD)
+TY_EACH_SUM(SCATTER)
 
 static bool scatter(const ty_kernel_args *k, ty_range_fn *fn) {
   const ty_view *x = k->in[0], *index = k->in[1], *src = k->in[2], *out = k->out[0];
@@ -163,67 +156,21 @@ bool TY_KERNEL(scatter)(const ty_kernel_args *k) {
   }
 }
 
-static ty_range_fn *by_number(ty_dtype d, ty_range_fn *u8, ty_range_fn *u16, ty_range_fn *u32, ty_range_fn *u64,
-                              ty_range_fn *f32, ty_range_fn *f64) {
-  if (d == TY_F32) return f32;
-  if (d == TY_F64) return f64;
-  switch (ty_dtype_size[d]) {
-    case 1: return u8;
-    case 2: return u16;
-    case 4: return u32;
-    default: return u64;
-  }
-}
-
 /* The same, adding. */
-bool TY_KERNEL(scatter_add)(const ty_kernel_args *k) {
-  return scatter(k, by_number((ty_dtype)k->out[0]->dtype, add_u8, add_u16, add_u32, add_u64, add_f32, add_f64));
-}
+bool TY_KERNEL(scatter_add)(const ty_kernel_args *k) { return scatter(k, TY_BY_SIZE(k->out[0]->dtype, add)); }
 
 /* ---- scatter_combine ---- */
 
-#define LARGER(to, from) (to) = (from) > (to) ? (from) : (to)
-#define SMALLER(to, from) (to) = (from) < (to) ? (from) : (to)
-#define LARGER_OR_NAN(to, from) (to) = (from) > (to) || (from) != (from) ? (from) : (to)
-#define SMALLER_OR_NAN(to, from) (to) = (from) < (to) || (from) != (from) ? (from) : (to)
-#define TIMES(to, from) (to) *= (from)
-#define COMBINE_INTEGER(T, name)    \
-  SCATTER(larger_##name, T, LARGER) \
-  SCATTER(smaller_##name, T, SMALLER)
-COMBINE_INTEGER(uint8_t, u8)
-COMBINE_INTEGER(int8_t, i8)
-COMBINE_INTEGER(int16_t, i16)
-COMBINE_INTEGER(int32_t, i32)
-COMBINE_INTEGER(int64_t, i64)
-SCATTER(larger_f32, float, LARGER_OR_NAN)
-SCATTER(larger_f64, double, LARGER_OR_NAN)
-SCATTER(smaller_f32, float, SMALLER_OR_NAN)
-SCATTER(smaller_f64, double, SMALLER_OR_NAN)
-/* products wrap like sums; those of 16 bits are computed in int, which they do not leave when unsigned */
-#define TIMES_16(to, from) (to) = (uint16_t)((unsigned)(to) * (from))
-SCATTER(times_u8, uint8_t, TIMES)
-SCATTER(times_u16, uint16_t, TIMES_16)
-SCATTER(times_u32, uint32_t, TIMES)
-SCATTER(times_u64, uint64_t, TIMES)
-SCATTER(times_f32, float, TIMES)
-SCATTER(times_f64, double, TIMES)
-
-#define BY_DTYPE(d, name)       \
-  ((d) == TY_F32   ? name##_f32 \
-   : (d) == TY_F64 ? name##_f64 \
-   : (d) == TY_U8  ? name##_u8  \
-   : (d) == TY_I8  ? name##_i8  \
-   : (d) == TY_I16 ? name##_i16 \
-   : (d) == TY_I32 ? name##_i32 \
-                   : name##_i64)
+TY_EACH_EXTREME(SCATTER)
+TY_EACH_PRODUCT(SCATTER)
 
 /* The same, combining: p_dim.k says how. */
 bool TY_KERNEL(scatter_combine)(const ty_kernel_args *k) {
-  ty_dtype d = (ty_dtype)k->out[0]->dtype;
+  const int d = k->out[0]->dtype;
   switch (((const ty_p_dim *)k->params)->k) {
-    case TY_COMBINE_MAX: return scatter(k, BY_DTYPE(d, larger));
-    case TY_COMBINE_MIN: return scatter(k, BY_DTYPE(d, smaller));
-    default: return scatter(k, by_number(d, times_u8, times_u16, times_u32, times_u64, times_f32, times_f64));
+    case TY_COMBINE_MAX: return scatter(k, TY_BY_DTYPE(d, larger));
+    case TY_COMBINE_MIN: return scatter(k, TY_BY_DTYPE(d, smaller));
+    default: return scatter(k, TY_BY_SIZE(d, times));
   }
 }
 
@@ -318,6 +265,5 @@ bool TY_KERNEL(index_copy)(const ty_kernel_args *k) {
 /* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing (-1:
  * none). */
 bool TY_KERNEL(index_add)(const ty_kernel_args *k) {
-  return by_rows(k, by_number((ty_dtype)k->out[0]->dtype, rows_u8, rows_u16, rows_u32, rows_u64, rows_f32, rows_f64),
-                 false, ((const ty_p_dim *)k->params)->k);
+  return by_rows(k, TY_BY_SIZE(k->out[0]->dtype, rows), false, ((const ty_p_dim *)k->params)->k);
 }

@@ -242,6 +242,7 @@ enum ty_cuda_kind {
   TY_NO_TROUBLE,
   TY_INDEX_OUT_OF_RANGE,
   TY_DIVISION_BY_ZERO,
+  TY_NOT_RISING,     /* index: an offset; size: up to what offsets rise from 0; more: where it stands */
   TY_NO_PROBABILITY, /* index: of the row; size: the bits of the double that it holds */
   /* index: of the matrix; size: where the library stopped */
   TY_NOT_POSITIVE,

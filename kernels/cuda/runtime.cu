@@ -108,6 +108,9 @@ bool report(int i) {
   const long long index = t.index, size = t.size, more = t.more;
   switch (t.kind) {
     case TY_DIVISION_BY_ZERO: return ty_fail(TY_EINVAL, "%s: integer division by zero (on cuda:%d)", t.op, i);
+    case TY_NOT_RISING:
+      return ty_fail(TY_EINDEX, "%s: offsets do not rise from 0 to %lld: %lld stands at %lld (on cuda:%d)", t.op, size,
+                     index, more, i);
     case TY_NO_PROBABILITY:
       return ty_fail(TY_EINVAL, "%s: probs: expected finite numbers of at least 0, got %g in row %lld (on cuda:%d)",
                      t.op, ty_from_bits_f64(static_cast<uint64_t>(t.size)), index, i);

@@ -3,6 +3,7 @@
  * over several pieces their sums are put together from the first to the last. */
 #include "../indexing.h"
 #include "index_sort.cuh"
+#include "joins.cuh"
 
 namespace {
 
@@ -98,24 +99,6 @@ struct runs {
   uint32_t n, dropped, piece;
   int64_t pieces, outer, width;
   int lanes; /* threads that share a row, a power of two */
-};
-
-/* How two become one, and what a run of them begins with: the first, or what changes nothing. */
-struct join_sum {
-  enum { STARTS = true };
-  template <class C> static TY_DEVICE_MEMBER C join(C a, C b) { return a + b; }
-};
-struct join_product {
-  enum { STARTS = false };
-  template <class C> static TY_DEVICE_MEMBER C join(C a, C b) { return static_cast<C>(a * b); }
-};
-struct join_larger {
-  enum { STARTS = false };
-  template <class C> static TY_DEVICE_MEMBER C join(C a, C b) { return b > a || b != b ? b : a; }
-};
-struct join_smaller {
-  enum { STARTS = false };
-  template <class C> static TY_DEVICE_MEMBER C join(C a, C b) { return b < a || b != b ? b : a; }
 };
 
 /* V neighbours, and sums of them (or what Join makes): of what they are computed with, which are rounded once, when they

@@ -490,6 +490,18 @@ function functions.gumbel_softmax(logits, tau, hard, dim)
   return best - soft:detach() + soft
 end
 
+--- softmax over the positions along dim that have equal elements of index: segment_softmax by index.
+---@param x Tensor
+---@param dim integer
+---@param index Tensor  [n], of elements below count
+---@param count integer
+---@return Tensor
+function functions.scatter_softmax(x, dim, index, count)
+  dim = dim_of("scatter_softmax", dim, tensor("scatter_softmax", x).ndim)
+  expect("scatter_softmax", "count", count, "an integer >= 0")
+  return core.segment_softmax(x, { dim = dim, index = tensor("scatter_softmax", index, "index"), count = count })
+end
+
 local others = {
   argwhere = "nonzero", ger = "outer", trapz = "trapezoid", logsigmoid = "log_sigmoid", expit = "sigmoid",
 }

@@ -342,10 +342,10 @@ bool map_channels(ty_mapped *m) {
 static ty_tensor *rows_of_all(ty_mapped *m, ty_tensor *index, int64_t n) {
   int64_t size[TY_MAX_DIMS + 1];
   ty_tensor *at = ty_to(ty_whole(m, index), TY_I64);
-  for (int d = 0; d <= index->v.ndim; d++) size[d] = d ? 1 : m->level->size;
-  ty_tensor *start = ty_reshape(ty_arange(0, m->level->size * n, n ? n : 1, TY_I64, ty_device_of(index)),
-                                (ty_ints){ size, n ? index->v.ndim + 1 : 1 });
   if (!n) return at;
+  for (int d = 0; d <= index->v.ndim; d++) size[d] = d ? 1 : m->level->size;
+  ty_tensor *start = ty_reshape(ty_arange(0, m->level->size * n, n, TY_I64, ty_device_of(index)),
+                                (ty_ints){ size, index->v.ndim + 1 });
   ty_tensor *from_start = at ? ty_where(ty_lt(at, 0), ty_add(at, n), at) : NULL;
   ty_tensor *inside = from_start ? ty_logical_and(ty_operand(ty_ge(from_start, 0)), ty_operand(ty_lt(from_start, n)))
                                  : NULL;

@@ -37,6 +37,8 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(gather_backward, PLAIN, dim) P(scatter, PLAIN, dim) P(scatter_add, PLAIN, dim) P(index_select, PLAIN, dim)
   P(index_select_backward, PLAIN, dim) P(index_add, PLAIN, dim) P(one_hot, PLAIN, dim)
   P(index_copy, PLAIN, dim) P(ravel_index, PLAIN, sizes) P(scatter_combine, PLAIN, dim)
+  P(segment_sum, PLAIN, segments) P(segment_spread, PLAIN, segments) P(segment_combine, PLAIN, segments)
+  P(segment_weights, PLAIN, segments) P(segment_weights_backward, PLAIN, segments)
 
   P(matmul, PLAIN, activation) P(sparsify, PLAIN, sparsify) P(triangular_solve, PLAIN, triangular) P(conv2d, PLAIN, conv)
   P(conv2d_backward_input, PLAIN, conv) P(conv2d_backward_weight, PLAIN, conv)

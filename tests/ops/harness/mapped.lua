@@ -68,6 +68,7 @@ end
 local function loop(fn, arrays, map)
   local samples = {}
   for s = 1, SAMPLES do samples[s] = table.pack(fn(table.unpack(sample(arrays, map, s)))) end
+  if layout.device ~= "cpu" then ty.cuda.synchronize(layout.device) end -- positions that do not fit are told then
   return samples
 end
 

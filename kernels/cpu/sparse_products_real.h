@@ -1,0 +1,149 @@
+/* Template of sparse_products.c, for one REAL. */
+
+typedef REAL FN(lanes) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+enum { FN(LANES) = TY_VECTOR_BYTES / sizeof(REAL) };
+
+/* The rows that begin in a task's range. */
+static inline void FN(rows_of)(const job *c, int64_t begin, int64_t end, int64_t *first, int64_t *last) {
+  *first = ty_segment_from(c->offsets, c->m, begin, 1);
+  *last = ty_segment_from(c->offsets, c->m, end, 1);
+}
+
+/* Columns from `at` on of a row of the result, `count` vectors (a constant) of them. */
+static inline __attribute__((always_inline)) bool FN(row_lanes)(const job *c, int64_t r, int64_t at, const int count) {
+  const REAL *values = c->a, *x = (const REAL *)c->b + at;
+  FN(lanes) sum[8];
+  bool bad = false;
+#pragma GCC unroll 8
+  for (int i = 0; i < count; i++) sum[i] = (FN(lanes)){ 0 };
+  for (int64_t j = c->offsets[r], last = c->offsets[r + 1]; j < last; j++) {
+    const int64_t column = c->columns[j];
+    if ((uint64_t)column >= (uint64_t)c->n) {
+      bad = true;
+      continue;
+    }
+    const REAL v = values[c->order ? c->order[j] : j];
+    const FN(lanes) *row = (const FN(lanes) *)(x + column * c->d);
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) sum[i] += v * row[i];
+  }
+  FN(lanes) *y = (FN(lanes) *)((REAL *)c->out + r * c->d + at);
+#pragma GCC unroll 8
+  for (int i = 0; i < count; i++) y[i] = sum[i];
+  return bad;
+}
+
+/* The columns that fill no vector. */
+static inline bool FN(row_rest)(const job *c, int64_t r, int64_t at) {
+  const REAL *values = c->a, *x = (const REAL *)c->b + at;
+  const int64_t n = c->d - at;
+  REAL sum[FN(LANES)] = { 0 }, *y = (REAL *)c->out + r * c->d + at;
+  bool bad = false;
+  for (int64_t j = c->offsets[r], last = c->offsets[r + 1]; j < last; j++) {
+    const int64_t column = c->columns[j];
+    if ((uint64_t)column >= (uint64_t)c->n) {
+      bad = true;
+      continue;
+    }
+    const REAL v = values[c->order ? c->order[j] : j];
+    for (int64_t i = 0; i < n; i++) sum[i] += v * x[column * c->d + i];
+  }
+  for (int64_t i = 0; i < n; i++) y[i] = sum[i];
+  return bad;
+}
+
+static void FN(rows)(void *context, int64_t begin, int64_t end) {
+  job *c = context;
+  int64_t first, last;
+  bool bad = false;
+  FN(rows_of)(c, begin, end, &first, &last);
+  for (int64_t r = first; r < last; r++) {
+    int64_t at = 0;
+    for (; at + 8 * FN(LANES) <= c->d; at += 8 * FN(LANES)) bad |= FN(row_lanes)(c, r, at, 8);
+    if (at + 4 * FN(LANES) <= c->d) bad |= FN(row_lanes)(c, r, at, 4), at += 4 * FN(LANES);
+    if (at + 2 * FN(LANES) <= c->d) bad |= FN(row_lanes)(c, r, at, 2), at += 2 * FN(LANES);
+    if (at + FN(LANES) <= c->d) bad |= FN(row_lanes)(c, r, at, 1), at += FN(LANES);
+    if (at < c->d || c->d == 0) bad |= FN(row_rest)(c, r, at);
+  }
+  if (bad) atomic_store(&c->bad, true);
+}
+
+/* Of a dense matrix of one column. Several sums side by side: one would wait for itself. */
+static void FN(vector)(void *context, int64_t begin, int64_t end) {
+  job *c = context;
+  const REAL *values = c->a, *x = c->b;
+  const int64_t *columns = c->columns, *order = c->order;
+  const uint64_t n = (uint64_t)c->n;
+  int64_t first, last;
+  int bad = 0;
+  FN(rows_of)(c, begin, end, &first, &last);
+  for (int64_t r = first; r < last; r++) {
+    REAL sum[4] = { 0 };
+    int64_t j = c->offsets[r];
+    const int64_t stop = c->offsets[r + 1];
+    for (; j + 4 <= stop; j += 4)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) {
+        const bool inside = (uint64_t)columns[j + i] < n;
+        bad |= !inside;
+        if (inside) sum[i] += values[order ? order[j + i] : j + i] * x[columns[j + i]];
+      }
+    for (; j < stop; j++) {
+      const bool inside = (uint64_t)columns[j] < n;
+      bad |= !inside;
+      if (inside) sum[0] += values[order ? order[j] : j] * x[columns[j]];
+    }
+    ((REAL *)c->out)[r] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+  if (bad) atomic_store(&c->bad, true);
+}
+
+static inline REAL FN(sum_of)(FN(lanes) v) {
+  REAL sum = 0;
+  for (int i = 0; i < FN(LANES); i++) sum += v[i];
+  return sum;
+}
+
+/* The products of a row of a with `count` (a constant) rows of b. */
+static inline __attribute__((always_inline)) void FN(dots)(const REAL *a, const REAL *const *b, int64_t d, REAL *dots,
+                                                           const int count) {
+  FN(lanes) sum[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < count; i++) sum[i] = (FN(lanes)){ 0 };
+  int64_t at = 0;
+  for (; at + FN(LANES) <= d; at += FN(LANES)) {
+    const FN(lanes) x = *(const FN(lanes) *)(a + at);
+#pragma GCC unroll 4
+    for (int i = 0; i < count; i++) sum[i] += x * *(const FN(lanes) *)(b[i] + at);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < count; i++) dots[i] = FN(sum_of)(sum[i]);
+  for (; at < d; at++)
+    for (int i = 0; i < count; i++) dots[i] += a[at] * b[i][at];
+}
+
+static void FN(sampled)(void *context, int64_t begin, int64_t end) {
+  job *c = context;
+  int64_t first, last;
+  bool bad = false;
+  FN(rows_of)(c, begin, end, &first, &last);
+  for (int64_t r = first; r < last; r++) {
+    const REAL *a = (const REAL *)c->a + r * c->d, *b[4];
+    REAL found[4], *out = c->out;
+    const int64_t stop = c->offsets[r + 1];
+    for (int64_t j = c->offsets[r]; j < stop; j += 4) {
+      const int count = stop - j < 4 ? (int)(stop - j) : 4;
+      for (int i = 0; i < count; i++) {
+        const int64_t column = c->columns[j + i];
+        const bool inside = (uint64_t)column < (uint64_t)c->n;
+        bad |= !inside;
+        b[i] = inside ? (const REAL *)c->b + column * c->d : a; /* any row: the result is not used */
+      }
+      if (count == 4) FN(dots)(a, b, c->d, found, 4);
+      else
+        for (int i = 0; i < count; i++) FN(dots)(a, b + i, c->d, found + i, 1);
+      for (int i = 0; i < count; i++) out[c->order ? c->order[j + i] : j + i] = found[i];
+    }
+  }
+  if (bad) atomic_store(&c->bad, true);
+}
