@@ -1,0 +1,10 @@
+--- What a computation will cost, learnt from what was timed or derived from what the machine can do: require
+-- "tycho.estimate".
+local forest = require "tycho.estimate.forest"
+
+return {
+  forest = forest.fit,
+  forest_from = forest.from_state,
+  products = require "tycho.estimate.products",
+  r2 = require "tycho.estimate.r2",
+}
