@@ -25,9 +25,9 @@ local layouts = { nn = true, nt = true, tn = true }
 local kinds = { m = "an integer >= 1", n = "an integer >= 1", k = "an integer >= 1",
   dtype = '"f32" or "f64" or "bf16"', layout = '"nn" or "nt" or "tn"', threads = "an integer in [0, 1024]",
   rows = "an integer >= 0", columns = "an integer >= 0", pack = "-1 or 0 or 1", seconds = "a finite number > 0",
-  joules = "a finite number >= 0", measured = "a boolean" }
+  joules = "a finite number >= 0", measured = "a boolean", shape = "an integer" }
 local defaults = { m = none, n = none, k = none, dtype = "f32", layout = "nn", threads = 0, rows = 0, columns = 0,
-  pack = 0, seconds = none, joules = none, measured = none }
+  pack = 0, seconds = none, joules = none, measured = none, shape = none }
 
 -- A product with all that says how it is done.
 local function read(who, product)
@@ -155,8 +155,7 @@ function M.measure(list, options)
   local meter = ty.energy.meter()
   local x, y, last
   for _, product in ipairs(list) do
-    local p = read(who, { m = product.m, n = product.n, k = product.k, dtype = product.dtype, layout = product.layout,
-      threads = product.threads, rows = product.rows, columns = product.columns, pack = product.pack })
+    local p = read(who, product)
     local key = ("%d %d %d %s %s"):format(p.m, p.n, p.k, p.dtype, p.layout)
     if key ~= last then
       x, y = operands(p)
@@ -224,9 +223,7 @@ function M.fit(list, options)
   arguments.expect(who, "list", list, "a list of tables")
   local x, seconds, joules = {}, {}, {}
   for i, product in ipairs(list) do
-    local p = read(who, { m = product.m, n = product.n, k = product.k, dtype = product.dtype, layout = product.layout,
-      threads = product.threads, rows = product.rows, columns = product.columns, pack = product.pack,
-      seconds = product.seconds, joules = product.joules })
+    local p = read(who, product)
     arguments.expect(who, ("list[%d].seconds"):format(i), p.seconds, kinds.seconds)
     local work = p.m * p.n * p.k
     x[i], seconds[i] = features(p), math.log(p.seconds / work)
@@ -243,8 +240,7 @@ local function foretell(self, kind, list)
   local one = list.m ~= nil
   local x, work = {}, {}
   for i, product in ipairs(one and { list } or list) do
-    local p = read(who, { m = product.m, n = product.n, k = product.k, dtype = product.dtype, layout = product.layout,
-      threads = product.threads, rows = product.rows, columns = product.columns, pack = product.pack })
+    local p = read(who, product)
     x[i], work[i] = features(p), p.m * p.n * p.k
   end
   local all = (self[kind]:predict(x):exp() * ty.tensor(work, { dtype = "f64" })):tolist()
@@ -263,8 +259,8 @@ function Model:joules(product) return foretell(self, "energy", product) end
 
 -- ---- the tuner ----
 
---- The ways in which a product may be done: all of rows, columns and threads, as lists of what products.with takes.
--- What cuts no further than the shape does is left out.
+--- The ways in which a product may be done, a product each: all of rows, columns and threads, but for what cuts no
+-- further than the shape does.
 ---@param product table
 ---@param threads? integer[]  (1 up to those that ops have)
 ---@return table[]
@@ -275,7 +271,8 @@ function M.ways(product, threads)
     for _, rows in ipairs(steps.rows) do
       for _, columns in ipairs(steps.columns) do
         if rows < p.m and columns < p.n then
-          list[#list + 1] = { threads = threads and threads[count] or count, rows = rows, columns = columns, pack = 0 }
+          list[#list + 1] = { m = p.m, n = p.n, k = p.k, dtype = p.dtype, layout = p.layout, rows = rows,
+            columns = columns, pack = 0, threads = threads and threads[count] or count }
         end
       end
     end
@@ -295,17 +292,11 @@ function M.tune(model, product, options)
   end
   local o = arguments.read(who, options, { threads = none, by = "seconds" }, { threads = "a list of integers >= 1",
     by = '"seconds" or "joules"' })
-  local p = read(who, { m = product.m, n = product.n, k = product.k, dtype = product.dtype, layout = product.layout })
-  local ways, asked = M.ways(p, o.threads), {}
-  for i, way in ipairs(ways) do
-    asked[i] = { m = p.m, n = p.n, k = p.k, dtype = p.dtype, layout = p.layout, threads = way.threads,
-      rows = way.rows, columns = way.columns, pack = way.pack }
-  end
-  local costs, best = model[o.by](model, asked), 1
+  local ways = M.ways(product, o.threads)
+  local costs, best = model[o.by](model, ways), 1
   for i, cost in ipairs(costs) do if cost < costs[best] then best = i end end
-  local choice = ways[best]
-  choice[o.by] = costs[best]
-  return choice
+  local way = ways[best]
+  return { threads = way.threads, rows = way.rows, columns = way.columns, pack = way.pack, [o.by] = costs[best] }
 end
 
 return M
