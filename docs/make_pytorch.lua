@@ -52,7 +52,7 @@ local renamed = {
     NLLLoss2d = "nn.NLLLoss", Softmax2d = "nn.Softmax", UpsamplingBilinear2d = "nn.Upsample",
     UpsamplingNearest2d = "nn.Upsample", CrossMapLRN2d = "nn.LocalResponseNorm", Container = "nn.Module",
     TripletMarginWithDistanceLoss = "nn.TripletMarginLoss", LinearCrossEntropyLoss = "linear_cross_entropy",
-    RNNBase = "nn.RNN", RNNCellBase = "nn.RNNCell", BatchNorm3d = "nn.BatchNorm2d", ParameterDict = "nn.ModuleDict",
+    RNNBase = "nn.RNN", RNNCellBase = "nn.RNNCell", ParameterDict = "nn.ModuleDict",
     ZeroPad2d = "nn.ZeroPad2d",
   },
   ["torch.optim"] = {},

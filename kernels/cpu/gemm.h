@@ -3,6 +3,7 @@
 #define TY_KERNELS_CPU_GEMM_H
 
 #include "../kept.h"
+#include "../tiling.h"
 #include "cpu.h"
 
 #define TY_PANEL_BYTES (2 * TY_VECTOR_BYTES) /* of a row of a full panel */

@@ -250,14 +250,19 @@ static bool NAME(tiled)(const ty_gemm *g, bool packs_a) {
   double work = (double)g->m * (double)g->n * (double)g->k;
   int threads = work > SERIAL_WORK ? ty_parallel_threads() : 1;
   int64_t wanted = work > 1e9 ? 2 * threads : threads;
-  while (threads > 1 && rows * columns < wanted) { /* too few to share out evenly */
+  ty_tiling asked = ty_tiling_asked();
+  bool by_shape = asked.rows == 0 && asked.columns == 0;
+  if (asked.rows > 0) rows = (g->m + asked.rows - 1) / asked.rows;
+  if (asked.columns > 0) columns = (g->n + asked.columns - 1) / asked.columns;
+  while (by_shape && threads > 1 && rows * columns < wanted) { /* too few to share out evenly */
     if (g->n / columns > g->m / rows && g->n > columns * 2 * NR) columns *= 2;
     else if (g->m > rows * 2 * MR) rows *= 2;
     else if (g->n > columns * 2 * NR) columns *= 2;
     else break;
   }
   /* A few tiles are as many for every thread: three for two threads would take the time of four. */
-  while (rows * columns < 8 * threads && rows * columns % threads && g->n > (columns + 1) * 2 * NR) columns++;
+  while (by_shape && rows * columns < 8 * threads && rows * columns % threads && g->n > (columns + 1) * 2 * NR)
+    columns++;
   t.tile_m = NAME(even)(g->m, rows, MR);
   t.tile_n = NAME(even)(g->n, columns, NR);
   t.tiles_n = (g->n + t.tile_n - 1) / t.tile_n;

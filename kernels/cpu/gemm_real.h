@@ -65,7 +65,9 @@ static void NAME(small)(const ty_gemm *g) {
 /* Whether A is better read where it lies: it is used too few times, or is small enough to stay cached. Where B is packed,
  * so is A: the kernel for panels of both asks for B in time. */
 static bool NAME(reads_a)(const ty_gemm *g) {
-  if (g->half || g->c_half || g->a_col != 1) return false;
+  if (g->half || g->c_half) return false;
+  int pack = ty_tiling_asked().pack;
+  if (pack || g->a_col != 1) return pack < 0;
   if (g->m <= MR) return true;
   return (g->b_col == 1 || g->pack) && (g->m <= 8 * MR || g->n <= 4 * NR || g->m * g->k <= 65536);
 }

@@ -106,8 +106,9 @@ end
 local function in_batches(who, model, images, fn)
   expect(who, "model", model, "a module")
   expect(who, "images", images, "a tensor")
-  if images.ndim ~= 4 or images:size(0) == 0 then
-    arguments.fail("%s: images: expected [n, c, h, w] with n > 0, got %s", who, arguments.describe(images))
+  if images.ndim ~= 4 and images.ndim ~= 5 or images:size(0) == 0 then
+    arguments.fail("%s: images: expected [n, c, h, w] or [n, c, t, h, w] with n > 0, got %s", who,
+      arguments.describe(images))
   end
   local training, device = model.training, model:device()
   model:eval()
@@ -125,7 +126,8 @@ local function in_batches(who, model, images, fn)
   return ty.concat(parts, 0):to { device = images.device }
 end
 
---- Predicted labels i64 [n] of images [n, c, h, w], in batches and in evaluation mode, on the device of the images.
+--- Predicted labels i64 [n] of images [n, c, h, w] or clips [n, c, t, h, w], in batches and in evaluation mode, on
+-- their device.
 ---@param model Module
 ---@param images Tensor
 ---@return Tensor labels

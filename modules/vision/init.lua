@@ -1,4 +1,4 @@
---- Image classification, figures of many labels, boxes and tracking: require "tycho.vision".
+--- Classification of images and clips, figures of many labels, boxes and tracking: require "tycho.vision".
 local classify = require "tycho.vision.classify"
 local distil = require "tycho.vision.distil"
 local pages = require "tycho.vision.pages"
@@ -17,6 +17,8 @@ return {
   soft_loss = distil.soft_loss,
   feature_distances = distil.feature_distances,
   pages = pages,
+  multigrid = require "tycho.vision.multigrid",
+  sub_batch_norm = require "tycho.vision.sub_batch_norm",
   boxes = require "tycho.vision.boxes",
   track = require "tycho.vision.track",
   mean_average_precision = precision.mean_average_precision,

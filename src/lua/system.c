@@ -4,6 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../kernels/tiling.h"
 #include "handle.h"
 
 static double seconds(clockid_t id) {
@@ -58,6 +59,17 @@ static int system_sleep(lua_State *L) {
   return 0;
 }
 
+/* product_tiling(rows, columns, pack): kernels/tiling.h; 0 and nothing: by the shape */
+static int system_product_tiling(lua_State *L) {
+  lua_Integer n[3] = { 0 };
+  for (int i = 0; i < 3; i++)
+    if (!lua_isnoneornil(L, i + 1)) n[i] = ty_lua_check_integer(L, i + 1);
+  if (n[0] < 0 || n[1] < 0) return ty_lua_refuse(L, n[0] < 0 ? 1 : 2, "an integer >= 0");
+  if (n[2] < -1 || n[2] > 1) return ty_lua_refuse(L, 3, "-1, 0 or 1");
+  ty_tiling_ask((ty_tiling){ .rows = n[0], .columns = n[1], .pack = (int)n[2] });
+  return 0;
+}
+
 int ty_lua_open_system(lua_State *L) {
   luaL_newlib(L, ((const luaL_Reg[]){ { "clock", system_clock },
                                       { "time", system_time },
@@ -65,6 +77,7 @@ int ty_lua_open_system(lua_State *L) {
                                       { "columns", system_columns },
                                       { "pid", system_pid },
                                       { "sleep", system_sleep },
+                                      { "product_tiling", system_product_tiling },
                                       { NULL, NULL } }));
   return 1;
 }

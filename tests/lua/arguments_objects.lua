@@ -70,6 +70,7 @@ object("RMSNorm", function() return nn.RMSNorm(2) end)
 object("GroupNorm", function() return nn.GroupNorm(1, 2) end)
 object("BatchNorm1d", function() return nn.BatchNorm1d(2) end)
 object("BatchNorm2d", function() return nn.BatchNorm2d(2) end)
+object("BatchNorm3d", function() return nn.BatchNorm3d(2) end)
 object("Sequential", function() return nn.Sequential(nn.Linear(2, 2), nn.ReLU()) end)
 object("ModuleList", function() return nn.ModuleList { nn.Linear(2, 2) } end)
 object("ModuleDict", function() return nn.ModuleDict { a = nn.Linear(2, 2) } end)
@@ -349,7 +350,7 @@ end)
 right("nn.Linear nn.Embedding nn.LSTM nn.GRU nn.SLSTM nn.GroupNorm", function() return 2, 2, options() end)
 right("nn.Conv2d nn.Conv1d nn.ConvTranspose2d nn.Conv3d nn.ConvTranspose1d nn.ConvTranspose3d",
   function() return 2, 2, 3, options() end)
-right("nn.LayerNorm nn.RMSNorm nn.BatchNorm1d nn.BatchNorm2d nn.MaxPool2d nn.AvgPool2d",
+right("nn.LayerNorm nn.RMSNorm nn.BatchNorm1d nn.BatchNorm2d nn.BatchNorm3d nn.MaxPool2d nn.AvgPool2d",
   function() return 2, options() end)
 right("nn.MaxPool1d nn.MaxPool3d nn.AvgPool1d nn.AvgPool3d nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d",
   function() return 2, options() end)

@@ -4,8 +4,9 @@ return {
   -- Data requires nothing but the library.
   datasets = {},
 
-  -- Nor do probability distributions.
+  -- Nor do probability distributions, nor what foretells costs.
   distributions = {},
+  estimate = {},
 
   -- Networks require nothing but the library: no technique, no method, no reader of files.
   models = {},

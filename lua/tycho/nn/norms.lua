@@ -115,4 +115,8 @@ norms.BatchNorm1d = define_batch_norm("BatchNorm1d", 2, 3, "[n, c] or [n, c, w]"
 --- Normalised over the batch and positions of x [n, c, h, w]. Ioffe and Szegedy 2015.
 norms.BatchNorm2d = define_batch_norm("BatchNorm2d", 4, 4, "[n, c, h, w]")
 
+--- Normalised over the batch and positions of x [n, c, d, h, w]. Ioffe and Szegedy 2015.
+-- options: eps, momentum, affine, track_running_stats.
+norms.BatchNorm3d = define_batch_norm("BatchNorm3d", 5, 5, "[n, c, d, h, w]")
+
 return norms
