@@ -121,6 +121,9 @@ function Decoder:hidden(tokens, options)
   local mask, positions
   if cu_seqlens then
     positions = layers.packed_positions(self.family.name, tokens, options)
+  elseif layers.is_visibility(options) then
+    mask, positions = layers.visibility(self.family.name, tokens, options)
+    if self.bias then error(self.family.name .. ": mask: biased scores go with a mask [n, t] alone", 0) end
   else
     mask, positions = cache:see(tokens, options and options.mask)
   end
@@ -134,7 +137,7 @@ function Decoder:hidden(tokens, options)
   if self.local_rotary then local_cos, local_sin = turns(self.local_rotary) end
   local bias = self.bias and self:bias(mask and (mask:to("i64"):cumsum(1) - 1):clamp(0) or cu_seqlens and positions
     or ty.arange(past + t, { device = tokens.device }):unsqueeze(0), mask)
-  if positions then mask = mask and mask:unsqueeze(1):unsqueeze(1) end
+  if mask then mask = mask.ndim == 3 and mask:unsqueeze(1) or mask:unsqueeze(1):unsqueeze(1) end
   local at = { cos = cos, sin = sin, local_cos = local_cos, local_sin = local_sin, mask = mask, bias = bias,
     interleaved = self.interleaved or false, cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil,
     record = options and options.record }
@@ -155,13 +158,16 @@ M.head = Decoder.head
 
 --- tokens i64 [n, t] to logits [n, t, vocabulary]. options:
 --   cache       from model:cache(), without gradients: the tokens follow those of the calls before
---   mask        bool or i64 [n, t], 0: padding, on the left
+--   mask        bool or i64 [n, t], 0: padding, on the left; or bool [n, t, t]: which tokens each of them sees, besides
+--               that none sees what follows it. This goes with positions, and not with a cache
+--   positions   i64 [n, t]: with such a mask, the position of each token
 --   cu_seqlens  i64 [sequences + 1]: where sequences packed into tokens [1, n] begin and end, from 0 to n; none
 --               sees another, and positions count from 0 in each
 --   longest     the most tokens that one of them may have (default n)
 --   checkpoint  true: the backward pass runs each layer again, whose results then need not be kept
 ---@param tokens Tensor
----@param options? {cache?: KVCache, mask?: Tensor, cu_seqlens?: Tensor, longest?: integer, checkpoint?: boolean}
+---@param options? {cache?: KVCache, mask?: Tensor, positions?: Tensor, cu_seqlens?: Tensor, longest?: integer,
+-- checkpoint?: boolean}
 ---@return Tensor logits
 function Decoder:forward(tokens, options) return self:head(self:hidden(tokens, options)) end
 

@@ -1,6 +1,7 @@
 --- The blocks that the decoders share: attention with grouped heads and rotary positions, the gated feed-forward
 -- network, the layer of both. What a family does differently is an option here and named in its file.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local configs = require "tycho.models.config"
 
 local nn = ty.nn
@@ -82,6 +83,28 @@ function M.packed_positions(who, tokens, options)
   return (ty.arange(n, { device = tokens.device }) - jumps:cumsum(0):narrow(0, 0, n)):unsqueeze(0)
 end
 
+--- Whether the mask among the options of a model says of each token which others it sees.
+function M.is_visibility(options)
+  local mask = options and options.mask
+  return mask ~= nil and ty.is_tensor(mask) and mask.ndim == 3
+end
+
+--- Reads such a mask, bool [n, t, t], and the positions i64 [n, t] that go with it, of tokens [n, t].
+function M.visibility(who, tokens, options)
+  local mask, positions, shape = options.mask, options.positions, tokens.shape
+  local n, t = shape[1], shape[2]
+  if mask.dtype ~= "bool" or mask.shape[1] ~= n or mask.shape[2] ~= t or mask.shape[3] ~= t then
+    arguments.fail("%s: mask: expected bool [n, t] or [%d, %d, %d], got %s", who, n, t, t, arguments.describe(mask))
+  end
+  if not ty.is_tensor(positions) or positions.dtype ~= "i64" or positions.ndim ~= 2 or positions.shape[1] ~= n
+    or positions.shape[2] ~= t then
+    arguments.fail("%s: positions: expected i64 [%d, %d] with a mask [n, t, t], got %s", who, n, t,
+      arguments.describe(positions))
+  end
+  if options.cache then error(who .. ": a mask [n, t, t] does not go with a cache", 0) end
+  return mask, positions
+end
+
 --- The number of last positions that need queries in attention, nil for all. The wanted positions are enough, unless
 -- the cache measures what all queries attend to, or packed sequences count every position.
 function M.query_count(at)
@@ -101,7 +124,9 @@ function M.attend(q, k, v, at, scale, window, dropout, training, softcap)
     return nn.join_heads(cache:attend(at.layer, q, k, v, scale, window))
   end
   if cache then k, v = cache:append(at.layer, k, v) end
-  return nn.attention(q, k, v, { mask = at.bias or at.mask, causal = true, scale = scale, window = window,
+  local mask = at.bias or at.mask
+  if mask and mask.shape[3] > 1 then mask = M.tail(mask, 2, q.shape[3]) end
+  return nn.attention(q, k, v, { mask = mask, causal = true, scale = scale, window = window,
     cu_seqlens = at.cu_seqlens, dropout = training and dropout or 0, softcap = softcap })
 end
 

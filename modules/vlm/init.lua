@@ -27,7 +27,9 @@ local M = {
 
 return require "tycho.lazy" (M, {
   Dialogue = "tycho.vlm.dialogue",
+  answers = "tycho.vlm.answers",
   join = "tycho.vlm.join",
+  packing = "tycho.vlm.packing",
   sail = "tycho.vlm.sail",
   msd = "tycho.vlm.msd",
   icar = "tycho.vlm.icar",
