@@ -111,7 +111,8 @@ function Decoder:embed(tokens) return self.model.embed_tokens(tokens) end
 
 --- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward(), and last: of how
 -- many positions, the last ones, they are wanted, [n, last, hidden]; the last layer then does little more than their
--- work; embeddings: [n, t, hidden], in place of those of the tokens.
+-- work; places: i64 [m], where among the n * t tokens they are wanted, [1, m, hidden]; embeddings: [n, t, hidden], in
+-- place of those of the tokens.
 function Decoder:hidden(tokens, options)
   local last = layers.last(self.family.name, options)
   local cache = options and options.cache
@@ -142,7 +143,8 @@ function Decoder:hidden(tokens, options)
     interleaved = self.interleaved or false, cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil,
     record = options and options.record }
   local stream, more = layers.through(self.model.layers,
-    options and options.embeddings or self:embed(tokens), at, options and options.checkpoint, last)
+    options and options.embeddings or self:embed(tokens), at, options and options.checkpoint, last,
+    options and options.places)
   cache:advance(t)
   local _, x = layers.add_norm(self.model.norm, stream, more)
   return x

@@ -105,6 +105,13 @@ function M.visibility(who, tokens, options)
   return mask, positions
 end
 
+--- What is wanted of x [b, t, width]: at the places at.places of all tokens, [1, places, width], or the last at.last
+-- positions; all of it where neither is given.
+function M.wanted(x, at)
+  if at.places then return x:flatten(0, 1):index_select(0, at.places):unsqueeze(0) end
+  return M.tail(x, 1, at.last)
+end
+
 --- The number of last positions that need queries in attention, nil for all. The wanted positions are enough, unless
 -- the cache measures what all queries attend to, or packed sequences count every position.
 function M.query_count(at)
@@ -178,8 +185,8 @@ end
 
 --- at: cos, sin (of the tokens' positions), local_cos, local_sin (those of layers with local_positions), interleaved
 -- (pairs are neighbours, not halves), mask (bool or nil), bias (nil: what is added to the scores, the mask
--- included), cache and layer (or nil), cu_seqlens (or nil), last (of how many positions the result is wanted; nil: of
--- all).
+-- included), cache and layer (or nil), cu_seqlens (or nil), last and places (where the result is wanted, as wanted()
+-- has it).
 function Attention:forward(x, at)
   local queries = M.query_count(at)
   local q, k, v = project(self, x, queries)
@@ -188,7 +195,7 @@ function Attention:forward(x, at)
   q = ty.rotary(q, M.tail(cos, -2, queries), M.tail(sin, -2, queries), at.interleaved)
   k = ty.rotary(k, cos, sin, at.interleaved)
   local y = M.attend(q, k, v, at, self.scale, self.window, self.dropout, self.training, self.softcap)
-  return self.o_proj(M.tail(y, 1, at.last))
+  return self.o_proj(M.wanted(y, at))
 end
 
 --- down(activation(gate(x)) * up(x)). Shazeer 2020, "GLU Variants Improve Transformer".
@@ -226,18 +233,18 @@ function M.add_norm(norm, stream, more)
   return ty.add_rms_norm(more, stream, norm.weight, norm.eps, 0, false)
 end
 
---- stream, more [b, t, hidden]; more may be nil. Both are of the last at.last positions afterwards, if that is given.
+--- stream, more [b, t, hidden]; more may be nil. Both are of the wanted places alone afterwards.
 function DecoderLayer:forward(stream, more, at)
   local x
   stream, x = M.add_norm(self.input_layernorm, stream, more)
-  stream, x = M.add_norm(self.post_attention_layernorm, M.tail(stream, 1, at.last), self.self_attn(x, at))
+  stream, x = M.add_norm(self.post_attention_layernorm, M.wanted(stream, at), self.self_attn(x, at))
   return stream, self[self.mlp_name](x, at)
 end
 
 --- Sends the stream [b, t, hidden] through a list of layers such as DecoderLayer, or such as add to the stream
--- themselves and return it alone. checkpoint and last: the options of hidden(). Returns the stream and what is still to
--- be added to it, or nil.
-function M.through(list, stream, at, checkpoint, last)
+-- themselves and return it alone. checkpoint, last and places: the options of hidden(). Returns the stream and what is
+-- still to be added to it, or nil.
+function M.through(list, stream, at, checkpoint, last, places)
   local more
   for i, layer in ipairs(list) do
     at.layer = i
@@ -245,10 +252,14 @@ function M.through(list, stream, at, checkpoint, last)
       stream, more = ty.checkpoint(layer, stream, more, at)
     else
       at.last = i == #list and last or nil
+      -- Only this kind of layer looks at places.
+      at.places = i == #list and getmetatable(layer) == DecoderLayer and places or nil
       stream, more = layer(stream, more, at)
+      if at.places then return stream, more end
     end
   end
-  return M.tail(stream, 1, last), more and M.tail(more, 1, last)
+  local wanted = { last = last, places = places }
+  return M.wanted(stream, wanted), more and M.wanted(more, wanted)
 end
 
 return M

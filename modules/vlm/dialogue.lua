@@ -138,12 +138,13 @@ function Dialogue:packed(dialogues)
   return packing.turns(rows, self.last)
 end
 
--- The options of forward() for a packed batch, on the model's device, with `more`.
-local function options_of(batch, device, more)
-  local options = { mask = batch.options.mask:to { device = device },
+-- Logits [learnt, vocabulary] of the places of a packed batch that something is learnt at; more: options of forward().
+local function logits_of(model, batch, more)
+  local device = model:device()
+  local options = { mask = batch.options.mask:to { device = device }, places = batch.at:to { device = device },
     positions = batch.options.positions:to { device = device } }
   for key, value in pairs(more or {}) do options[key] = value end
-  return options
+  return model:head(model:hidden(batch.tokens:to { device = device }, options):select(0, 0))
 end
 
 --- Mean cross entropy of the answers of a packed batch. Only the places that something is learnt at go through the
@@ -157,10 +158,7 @@ function Dialogue.loss(model, batch, options)
   arguments.expect(who, "model", model, "a module")
   arguments.expect(who, "batch", batch, "a table")
   arguments.expect(who, "options", options, "a table or nil")
-  local device = model:device()
-  local hidden = model:hidden(batch.tokens:to { device = device }, options_of(batch, device, options))
-  local logits = model:head(hidden:flatten(0, 1):index_select(0, batch.at:to { device = device }))
-  return ty.nn.cross_entropy(logits, batch.wanted:to { device = device })
+  return ty.nn.cross_entropy(logits_of(model, batch, options), batch.wanted:to { device = model:device() })
 end
 
 --- Of each turn of a packed batch, whether the model's likeliest token is the right one at each of its targets, so that
@@ -174,11 +172,8 @@ function Dialogue.right(model, batch, options)
   arguments.expect(who, "model", model, "a module")
   arguments.expect(who, "batch", batch, "a table")
   arguments.expect(who, "options", options, "a table or nil")
-  local device = model:device()
   local hit = ty.no_grad(function()
-    local hidden = model:hidden(batch.tokens:to { device = device }, options_of(batch, device, options))
-    local logits = model:head(hidden:flatten(0, 1):index_select(0, batch.at:to { device = device }))
-    return logits:argmax(-1):eq(batch.wanted:to { device = device }):to("u8"):tolist()
+    return logits_of(model, batch, options):argmax(-1):eq(batch.wanted:to { device = model:device() }):to("u8"):tolist()
   end)
   local rows, length = {}, batch.tokens.shape[2]
   for i = 1, batch.tokens.shape[1] do rows[i] = {} end

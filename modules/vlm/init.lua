@@ -28,6 +28,7 @@ local M = {
 return require "tycho.lazy" (M, {
   Dialogue = "tycho.vlm.dialogue",
   answers = "tycho.vlm.answers",
+  load = { "tycho.vlm.chat", "load" },
   join = "tycho.vlm.join",
   packing = "tycho.vlm.packing",
   sail = "tycho.vlm.sail",

@@ -37,6 +37,7 @@ return {
 
   vlm = {
     models = "networks under the module's names",
+    hub = "vlm.load reads a folder: network, tokenizer, template of chats, processor",
     llm = "generation of text about pictures",
     vision = "average precision, by which retrieval is scored",
   },
