@@ -141,7 +141,7 @@ function Decoder:hidden(tokens, options)
   if mask then mask = mask.ndim == 3 and mask:unsqueeze(1) or mask:unsqueeze(1):unsqueeze(1) end
   local at = { cos = cos, sin = sin, local_cos = local_cos, local_sin = local_sin, mask = mask, bias = bias,
     interleaved = self.interleaved or false, cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil,
-    record = options and options.record }
+    tokens = tokens, record = options and options.record }
   local stream, more = layers.through(self.model.layers,
     options and options.embeddings or self:embed(tokens), at, options and options.checkpoint, last,
     options and options.places)

@@ -185,8 +185,8 @@ end
 
 --- at: cos, sin (of the tokens' positions), local_cos, local_sin (those of layers with local_positions), interleaved
 -- (pairs are neighbours, not halves), mask (bool or nil), bias (nil: what is added to the scores, the mask
--- included), cache and layer (or nil), cu_seqlens (or nil), last and places (where the result is wanted, as wanted()
--- has it).
+-- included), tokens (the ids), cache and layer (or nil), cu_seqlens (or nil), last and places (where the result is
+-- wanted, as wanted() has it).
 function Attention:forward(x, at)
   local queries = M.query_count(at)
   local q, k, v = project(self, x, queries)

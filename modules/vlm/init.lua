@@ -30,6 +30,7 @@ return require "tycho.lazy" (M, {
   answers = "tycho.vlm.answers",
   load = { "tycho.vlm.chat", "load" },
   join = "tycho.vlm.join",
+  mixture_of_depths = "tycho.vlm.mixture_of_depths",
   packing = "tycho.vlm.packing",
   sail = "tycho.vlm.sail",
   msd = "tycho.vlm.msd",
