@@ -198,6 +198,20 @@ function Attention:forward(x, at)
   return self.o_proj(M.wanted(y, at))
 end
 
+--- The weights that attention gives to each pair of x's tokens, [b, heads, t, t], for who wants to look at them: the
+-- queries' in rows. at: as forward() has it, without a cache.
+function Attention:weights(x, at)
+  local q, k = project(self, x)
+  local cos, sin = at.cos, at.sin
+  if self.local_positions then cos, sin = at.local_cos, at.local_sin end
+  q, k = ty.rotary(q, cos, sin, at.interleaved), ty.rotary(k, cos, sin, at.interleaved)
+  -- Values that are the unit vectors give the weights themselves.
+  local t = x.shape[2]
+  local one = ty.eye(t, { dtype = k.dtype, device = k.device }):expand(k.shape[1], k.shape[2], t, t)
+  return (ty.scaled_dot_product_attention(q, k, one, at.bias or at.mask, true, self.scale, self.window, 0,
+    at.cu_seqlens, nil, self.softcap))
+end
+
 --- down(activation(gate(x)) * up(x)). Shazeer 2020, "GLU Variants Improve Transformer".
 local GatedMlp = nn.module "GatedMlp"
 M.GatedMlp = GatedMlp

@@ -34,6 +34,7 @@ return require "tycho.lazy" (M, {
   packing = "tycho.vlm.packing",
   sail = "tycho.vlm.sail",
   msd = "tycho.vlm.msd",
+  attended = "tycho.vlm.attended",
   cost = "tycho.vlm.cost",
   icar = "tycho.vlm.icar",
   label_instructions = "tycho.vlm.label_instructions",

@@ -53,6 +53,9 @@ return {
     vlm = "how well a drawn picture fits its caption",
   },
 
+  -- Which data to learn from: functions of features and scores.
+  curation = {},
+
   -- Techniques, on any model: layers are found and changed by nn.surgery.
   offload = {},
   quant = {
