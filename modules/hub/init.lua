@@ -22,6 +22,7 @@ local M = {
 }
 
 return require "tycho.lazy" (M, { chat = "tycho.hub.chat", gguf = "tycho.hub.gguf",
+  processor = "tycho.hub.processor",
   pipeline = { "tycho.hub.pipeline", "load" }, save_pipeline = { "tycho.hub.pipeline", "save" },
   save_onnx = { "tycho.hub.onnx.writer", "save" },
   convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } })

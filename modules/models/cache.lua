@@ -1,5 +1,6 @@
 --- Keys and values of the tokens so far, so that decoding a token costs one token. In batches of different lengths the
--- shorter rows begin with tokens that are masked (padding on the left).
+-- shorter rows begin with tokens that are masked (padding on the left). A layer may be given fewer tokens than went
+-- through the model, those that a method chose for it: see Cache:skip().
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
@@ -33,7 +34,7 @@ function Cache.new(layers, options)
   local o = arguments.read("Cache", options, { room = FIRST }, { room = "an integer >= 1" })
   arguments.expect("Cache", "layers", layers, "an integer in [0, 65536]")
   local self = setmetatable({ past = 0, room = o.room, layers = layers }, Cache)
-  for i = 1, layers do self[i] = {} end
+  for i = 1, layers do self[i] = { skipped = 0 } end
   return self
 end
 
@@ -45,10 +46,11 @@ local function grown(old, like, past, room)
   return new
 end
 
---- Adds keys and values [b, hkv, t, d] of one layer (counted from 1) and returns all of that layer [b, hkv, past + t,
+--- Adds keys and values [b, hkv, t, d] of one layer (counted from 1) and returns all of that layer [b, hkv, held + t,
 -- d].
 function Cache:append(layer, k, v)
-  local at, past, t = self[layer], self.past, k.shape[3]
+  local at, t = self[layer], k.shape[3]
+  local past = self.past - at.skipped
   local total = past + t
   if not at.k or at.k.shape[3] < total then
     while self.room < total do self.room = 2 * self.room end
@@ -73,14 +75,39 @@ function Cache:see(tokens, mask)
   return self.seen, positions:clamp(0)
 end
 
---- Counts t tokens more, once every layer has appended them.
-function Cache:advance(t) self.past = self.past + t end
+--- Says that a layer is not given `count` of the tokens of this call, of which it appends the others.
+---@param layer integer
+---@param count integer
+function Cache:skip(layer, count) self[layer].skips = count end
 
---- Forgets all but the first `past` positions.
+--- Counts t tokens more, once every layer has appended them.
+function Cache:advance(t)
+  self.past = self.past + t
+  for i = 1, self.layers do
+    local at = self[i]
+    if at.skips then at.skipped, at.skips = at.skipped + at.skips, nil end
+  end
+end
+
+--- How many tokens each layer holds.
+---@return integer[]
+function Cache:held()
+  local list = {}
+  for i = 1, self.layers do list[i] = self.past - self[i].skipped end
+  return list
+end
+
+--- Forgets all but the first `past` positions, in a cache whose layers hold all of them.
 function Cache:truncate(past)
   arguments.expect("Cache:truncate", "past", past, "an integer >= 0")
   if past > self.past then
     arguments.fail("Cache:truncate: past: expected at most the %d positions of the cache, got %d", self.past, past)
+  end
+  for i, held in ipairs(self:held()) do
+    if held < self.past then
+      arguments.fail("Cache:truncate: expected layers that hold all %d positions, got %d in layer %d", self.past, held,
+        i)
+    end
   end
   self.past = past
   if self.seen then self.seen = ty.unscoped(ty.narrow, self.seen, 1, 0, past) end
@@ -92,7 +119,9 @@ function Cache:select(index)
   ty.no_grad(function()
     for i = 1, self.layers do
       local at = self[i]
-      for name, t in pairs(at) do at[name] = ty.unscoped(ty.index_select, t, 0, index) end
+      for name, t in pairs(at) do
+        if ty.is_tensor(t) then at[name] = ty.unscoped(ty.index_select, t, 0, index) end
+      end
     end
     if self.seen then self.seen = ty.unscoped(ty.index_select, self.seen, 0, index) end
   end)

@@ -111,7 +111,8 @@ function Decoder:embed(tokens) return self.model.embed_tokens(tokens) end
 
 --- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward(), and last: of how
 -- many positions, the last ones, they are wanted, [n, last, hidden]; the last layer then does little more than their
--- work; embeddings: [n, t, hidden], in place of those of the tokens.
+-- work; places: i64 [m], where among the n * t tokens they are wanted, [1, m, hidden]; embeddings: [n, t, hidden], in
+-- place of those of the tokens.
 function Decoder:hidden(tokens, options)
   local last = layers.last(self.family.name, options)
   local cache = options and options.cache
@@ -121,6 +122,9 @@ function Decoder:hidden(tokens, options)
   local mask, positions
   if cu_seqlens then
     positions = layers.packed_positions(self.family.name, tokens, options)
+  elseif layers.is_visibility(options) then
+    mask, positions = layers.visibility(self.family.name, tokens, options)
+    if self.bias then error(self.family.name .. ": mask: biased scores go with a mask [n, t] alone", 0) end
   else
     mask, positions = cache:see(tokens, options and options.mask)
   end
@@ -134,12 +138,13 @@ function Decoder:hidden(tokens, options)
   if self.local_rotary then local_cos, local_sin = turns(self.local_rotary) end
   local bias = self.bias and self:bias(mask and (mask:to("i64"):cumsum(1) - 1):clamp(0) or cu_seqlens and positions
     or ty.arange(past + t, { device = tokens.device }):unsqueeze(0), mask)
-  if positions then mask = mask and mask:unsqueeze(1):unsqueeze(1) end
+  if mask then mask = mask.ndim == 3 and mask:unsqueeze(1) or mask:unsqueeze(1):unsqueeze(1) end
   local at = { cos = cos, sin = sin, local_cos = local_cos, local_sin = local_sin, mask = mask, bias = bias,
     interleaved = self.interleaved or false, cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil,
-    record = options and options.record }
+    tokens = tokens, record = options and options.record }
   local stream, more = layers.through(self.model.layers,
-    options and options.embeddings or self:embed(tokens), at, options and options.checkpoint, last)
+    options and options.embeddings or self:embed(tokens), at, options and options.checkpoint, last,
+    options and options.places)
   cache:advance(t)
   local _, x = layers.add_norm(self.model.norm, stream, more)
   return x
@@ -155,13 +160,16 @@ M.head = Decoder.head
 
 --- tokens i64 [n, t] to logits [n, t, vocabulary]. options:
 --   cache       from model:cache(), without gradients: the tokens follow those of the calls before
---   mask        bool or i64 [n, t], 0: padding, on the left
+--   mask        bool or i64 [n, t], 0: padding, on the left; or bool [n, t, t]: which tokens each of them sees, besides
+--               that none sees what follows it. This goes with positions, and not with a cache
+--   positions   i64 [n, t]: with such a mask, the position of each token
 --   cu_seqlens  i64 [sequences + 1]: where sequences packed into tokens [1, n] begin and end, from 0 to n; none
 --               sees another, and positions count from 0 in each
 --   longest     the most tokens that one of them may have (default n)
 --   checkpoint  true: the backward pass runs each layer again, whose results then need not be kept
 ---@param tokens Tensor
----@param options? {cache?: KVCache, mask?: Tensor, cu_seqlens?: Tensor, longest?: integer, checkpoint?: boolean}
+---@param options? {cache?: KVCache, mask?: Tensor, positions?: Tensor, cu_seqlens?: Tensor, longest?: integer,
+-- checkpoint?: boolean}
 ---@return Tensor logits
 function Decoder:forward(tokens, options) return self:head(self:hidden(tokens, options)) end
 

@@ -1,6 +1,7 @@
 --- The blocks that the decoders share: attention with grouped heads and rotary positions, the gated feed-forward
 -- network, the layer of both. What a family does differently is an option here and named in its file.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local configs = require "tycho.models.config"
 
 local nn = ty.nn
@@ -82,6 +83,35 @@ function M.packed_positions(who, tokens, options)
   return (ty.arange(n, { device = tokens.device }) - jumps:cumsum(0):narrow(0, 0, n)):unsqueeze(0)
 end
 
+--- Whether the mask among the options of a model says of each token which others it sees.
+function M.is_visibility(options)
+  local mask = options and options.mask
+  return mask ~= nil and ty.is_tensor(mask) and mask.ndim == 3
+end
+
+--- Reads such a mask, bool [n, t, t], and the positions i64 [n, t] that go with it, of tokens [n, t].
+function M.visibility(who, tokens, options)
+  local mask, positions, shape = options.mask, options.positions, tokens.shape
+  local n, t = shape[1], shape[2]
+  if mask.dtype ~= "bool" or mask.shape[1] ~= n or mask.shape[2] ~= t or mask.shape[3] ~= t then
+    arguments.fail("%s: mask: expected bool [n, t] or [%d, %d, %d], got %s", who, n, t, t, arguments.describe(mask))
+  end
+  if not ty.is_tensor(positions) or positions.dtype ~= "i64" or positions.ndim ~= 2 or positions.shape[1] ~= n
+    or positions.shape[2] ~= t then
+    arguments.fail("%s: positions: expected i64 [%d, %d] with a mask [n, t, t], got %s", who, n, t,
+      arguments.describe(positions))
+  end
+  if options.cache then error(who .. ": a mask [n, t, t] does not go with a cache", 0) end
+  return mask, positions
+end
+
+--- What is wanted of x [b, t, width]: at the places at.places of all tokens, [1, places, width], or the last at.last
+-- positions; all of it where neither is given.
+function M.wanted(x, at)
+  if at.places then return x:flatten(0, 1):index_select(0, at.places):unsqueeze(0) end
+  return M.tail(x, 1, at.last)
+end
+
 --- The number of last positions that need queries in attention, nil for all. The wanted positions are enough, unless
 -- the cache measures what all queries attend to, or packed sequences count every position.
 function M.query_count(at)
@@ -101,7 +131,9 @@ function M.attend(q, k, v, at, scale, window, dropout, training, softcap)
     return nn.join_heads(cache:attend(at.layer, q, k, v, scale, window))
   end
   if cache then k, v = cache:append(at.layer, k, v) end
-  return nn.attention(q, k, v, { mask = at.bias or at.mask, causal = true, scale = scale, window = window,
+  local mask = at.bias or at.mask
+  if mask and mask.shape[3] > 1 then mask = M.tail(mask, 2, q.shape[3]) end
+  return nn.attention(q, k, v, { mask = mask, causal = true, scale = scale, window = window,
     cu_seqlens = at.cu_seqlens, dropout = training and dropout or 0, softcap = softcap })
 end
 
@@ -153,8 +185,8 @@ end
 
 --- at: cos, sin (of the tokens' positions), local_cos, local_sin (those of layers with local_positions), interleaved
 -- (pairs are neighbours, not halves), mask (bool or nil), bias (nil: what is added to the scores, the mask
--- included), cache and layer (or nil), cu_seqlens (or nil), last (of how many positions the result is wanted; nil: of
--- all).
+-- included), tokens (the ids), cache and layer (or nil), cu_seqlens (or nil), last and places (where the result is
+-- wanted, as wanted() has it).
 function Attention:forward(x, at)
   local queries = M.query_count(at)
   local q, k, v = project(self, x, queries)
@@ -163,7 +195,21 @@ function Attention:forward(x, at)
   q = ty.rotary(q, M.tail(cos, -2, queries), M.tail(sin, -2, queries), at.interleaved)
   k = ty.rotary(k, cos, sin, at.interleaved)
   local y = M.attend(q, k, v, at, self.scale, self.window, self.dropout, self.training, self.softcap)
-  return self.o_proj(M.tail(y, 1, at.last))
+  return self.o_proj(M.wanted(y, at))
+end
+
+--- The weights that attention gives to each pair of x's tokens, [b, heads, t, t], for who wants to look at them: the
+-- queries' in rows. at: as forward() has it, without a cache.
+function Attention:weights(x, at)
+  local q, k = project(self, x)
+  local cos, sin = at.cos, at.sin
+  if self.local_positions then cos, sin = at.local_cos, at.local_sin end
+  q, k = ty.rotary(q, cos, sin, at.interleaved), ty.rotary(k, cos, sin, at.interleaved)
+  -- Values that are the unit vectors give the weights themselves.
+  local t = x.shape[2]
+  local one = ty.eye(t, { dtype = k.dtype, device = k.device }):expand(k.shape[1], k.shape[2], t, t)
+  return (ty.scaled_dot_product_attention(q, k, one, at.bias or at.mask, true, self.scale, self.window, 0,
+    at.cu_seqlens, nil, self.softcap))
 end
 
 --- down(activation(gate(x)) * up(x)). Shazeer 2020, "GLU Variants Improve Transformer".
@@ -201,18 +247,18 @@ function M.add_norm(norm, stream, more)
   return ty.add_rms_norm(more, stream, norm.weight, norm.eps, 0, false)
 end
 
---- stream, more [b, t, hidden]; more may be nil. Both are of the last at.last positions afterwards, if that is given.
+--- stream, more [b, t, hidden]; more may be nil. Both are of the wanted places alone afterwards.
 function DecoderLayer:forward(stream, more, at)
   local x
   stream, x = M.add_norm(self.input_layernorm, stream, more)
-  stream, x = M.add_norm(self.post_attention_layernorm, M.tail(stream, 1, at.last), self.self_attn(x, at))
+  stream, x = M.add_norm(self.post_attention_layernorm, M.wanted(stream, at), self.self_attn(x, at))
   return stream, self[self.mlp_name](x, at)
 end
 
 --- Sends the stream [b, t, hidden] through a list of layers such as DecoderLayer, or such as add to the stream
--- themselves and return it alone. checkpoint and last: the options of hidden(). Returns the stream and what is still to
--- be added to it, or nil.
-function M.through(list, stream, at, checkpoint, last)
+-- themselves and return it alone. checkpoint, last and places: the options of hidden(). Returns the stream and what is
+-- still to be added to it, or nil.
+function M.through(list, stream, at, checkpoint, last, places)
   local more
   for i, layer in ipairs(list) do
     at.layer = i
@@ -220,10 +266,14 @@ function M.through(list, stream, at, checkpoint, last)
       stream, more = ty.checkpoint(layer, stream, more, at)
     else
       at.last = i == #list and last or nil
+      -- Only this kind of layer looks at places.
+      at.places = i == #list and getmetatable(layer) == DecoderLayer and places or nil
       stream, more = layer(stream, more, at)
+      if at.places then return stream, more end
     end
   end
-  return M.tail(stream, 1, last), more and M.tail(more, 1, last)
+  local wanted = { last = last, places = places }
+  return M.wanted(stream, wanted), more and M.wanted(more, wanted)
 end
 
 return M

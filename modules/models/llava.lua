@@ -172,11 +172,11 @@ end
 
 -- The embeddings of tokens [n, t], those of image tokens replaced by the features of the pictures, in their order.
 local function embed(self, tokens, options)
-  local features = self:picture_features(options.pictures, { interpolate = options.interpolate,
+  local features = options.features or self:picture_features(options.pictures, { interpolate = options.interpolate,
     checkpoint = options.checkpoint })
   local shape = features.shape
   local is_image = tokens:eq(self.config.image_token_index)
-  if options.mask then is_image = is_image:logical_and(options.mask:to "bool") end
+  if options.mask and options.mask.ndim == 2 then is_image = is_image:logical_and(options.mask:to "bool") end
   local places = is_image:to("i64"):sum():item()
   if places ~= shape[1] * shape[2] then
     arguments.fail("Llava: pictures: expected as many features as the %d image tokens, got %d of %d pictures", places,
@@ -199,7 +199,9 @@ end
 ---@return Tensor hidden
 function Llava:hidden(tokens, options)
   check(tokens, options)
-  if not options or not options.pictures then return self.language_model:hidden(tokens, options) end
+  if not (options and (options.pictures or options.features)) then
+    return self.language_model:hidden(tokens, options)
+  end
   local with = {}
   for key, value in pairs(options) do with[key] = value end
   with.embeddings = embed(self, tokens, options)
@@ -211,8 +213,9 @@ function Llava:head(hidden) return self.language_model:head(hidden) end
 
 --- tokens i64 [n, t] to logits [n, t, vocabulary]. options: pictures [m, channels, height, width], one after another
 -- for the image tokens of all rows (each takes as many of these as picture_features() gives features), interpolate
--- (true: pictures may have another size than in training); cache, mask, cu_seqlens, longest, checkpoint, as the
--- language model has them. With a cache, pictures come with the call that has their tokens.
+-- (true: pictures may have another size than in training), or in place of pictures their features, [m, features,
+-- hidden], as picture_features() gives them or a method changes them; cache, mask, positions, cu_seqlens, longest,
+-- checkpoint, as the language model has them. With a cache, pictures come with the call that has their tokens.
 ---@param tokens Tensor
 ---@param options? table
 ---@return Tensor logits
@@ -234,7 +237,7 @@ function Llava:loss(tokens, targets, options)
     local n, t = tokens.shape[1], tokens.shape[2]
     targets = tokens:narrow(1, 1, t - 1)
     local hidden = targets:eq(self.config.image_token_index)
-    if options and options.mask then
+    if options and options.mask and options.mask.ndim == 2 then
       hidden = hidden:logical_or(options.mask:narrow(1, 1, t - 1):to("bool"):logical_not())
     end
     local none = ty.full({ n, 1 }, -100, { dtype = "i64", device = tokens.device })

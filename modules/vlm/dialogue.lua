@@ -6,6 +6,7 @@
 --     model:loss(tokens, targets, { pictures = pictures })
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local packing = require "tycho.vlm.packing"
 
 local IGNORED = -100
 
@@ -16,17 +17,19 @@ Dialogue.__index = Dialogue
 Dialogue.__name = "Dialogue"
 
 --- image_token: the token that stands for a feature of a picture; features: how many of them a picture has (0: no
--- picture, as for a model that only reads). A turn is the text before, the question, the text between, the answer and
--- the tokenizer's token of the end; before and between are "\n" unless they are given.
+-- picture, as for a model that only reads). A turn is the text before, the question, the text between, the text that
+-- leads the answer, the answer and the tokenizer's token of the end; before and between are "\n" and lead is empty
+-- unless they are given.
 ---@param tokenizer Tokenizer
----@param options { image_token: integer, features: integer, before?: string, between?: string }
+---@param options { image_token: integer, features: integer, before?: string, between?: string, lead?: string }
 ---@return Dialogue
 function Dialogue.new(tokenizer, options)
   local who = "vlm.Dialogue"
   if not ty.tokenizer.fields(tokenizer) then
     arguments.fail("%s: tokenizer: expected a tokenizer, got %s", who, arguments.describe(tokenizer))
   end
-  local o = arguments.read(who, options, { image_token = 0, features = 0, before = "\n", between = "\n" })
+  local o = arguments.read(who, options, { image_token = 0, features = 0, before = "\n", between = "\n",
+    lead = "" })
   local last = ty.tokenizer.fields(tokenizer).eos
   if not last then arguments.fail("%s: tokenizer: expected one with a token of the end (eos), got none", who) end
   if o.features < 0 or o.image_token < 0 then
@@ -34,7 +37,7 @@ function Dialogue.new(tokenizer, options)
       o.image_token)
   end
   return setmetatable({ tokenizer = tokenizer, image_token = o.image_token, features = o.features, last = last,
-    before = o.before, between = o.between, known = {} }, Dialogue)
+    before = o.before, between = o.between, lead = o.lead, known = {} }, Dialogue)
 end
 
 -- Tokens of a text; short texts come again and again, and are kept.
@@ -47,13 +50,36 @@ local function encode(self, text)
   return ids
 end
 
+-- Ids of a turn, and for each whether it is learnt.
+local function encode_turn(self, turn)
+  local ids, learnt = {}, {}
+  for _, id in ipairs(encode(self, self.before .. turn.question .. self.between)) do
+    ids[#ids + 1], learnt[#learnt + 1] = id, false
+  end
+  for _, id in ipairs(encode(self, self.lead .. turn.answer)) do ids[#ids + 1], learnt[#learnt + 1] = id, true end
+  ids[#ids + 1], learnt[#learnt + 1] = self.last, true
+  return ids, learnt
+end
+
+local function check_turn(who, i, k, turn)
+  if type(turn) ~= "table" or type(turn.question) ~= "string" or type(turn.answer) ~= "string" then
+    arguments.fail("%s: dialogue %d: expected turns { question = string, answer = string }, got %s as turn %d", who, i,
+      arguments.describe(turn), k)
+  end
+end
+
+local function picture_ids(self)
+  local ids = {}
+  for k = 1, self.features do ids[k] = self.image_token end
+  return ids
+end
+
 --- What the model is asked: the tokens of the picture, if there is one, and of a question, i64 [1, t].
 ---@param question string
 ---@return Tensor
 function Dialogue:prompt(question)
   arguments.expect("Dialogue:prompt", "question", question, "a string")
-  local ids = {}
-  for i = 1, self.features do ids[i] = self.image_token end
+  local ids = picture_ids(self)
   local asked = encode(self, self.before .. question .. self.between)
   table.move(asked, 1, #asked, #ids + 1, ids)
   return ty.tensor({ ids }, { dtype = "i64" })
@@ -71,19 +97,14 @@ function Dialogue:rows(dialogues)
   if #dialogues == 0 then arguments.fail("%s: dialogues: expected at least one, got none", who) end
   local rows, wanted, longest = {}, {}, 0
   for i, turns in ipairs(dialogues) do
-    local ids, learnt = {}, {}
+    local ids, learnt = picture_ids(self), {}
     arguments.expect(who, ("dialogue %d"):format(i), turns, "a list")
-    for k = 1, self.features do ids[k], learnt[k] = self.image_token, false end
+    for k = 1, self.features do learnt[k] = false end
     for k, turn in ipairs(turns) do
-      if type(turn) ~= "table" or type(turn.question) ~= "string" or type(turn.answer) ~= "string" then
-        arguments.fail("%s: dialogue %d: expected turns { question = string, answer = string }, got %s as turn %d", who,
-          i, arguments.describe(turn), k)
-      end
-      for _, id in ipairs(encode(self, self.before .. turn.question .. self.between)) do
-        ids[#ids + 1], learnt[#learnt + 1] = id, false
-      end
-      for _, id in ipairs(encode(self, turn.answer)) do ids[#ids + 1], learnt[#learnt + 1] = id, true end
-      ids[#ids + 1], learnt[#learnt + 1] = self.last, true
+      check_turn(who, i, k, turn)
+      local own, is_learnt = encode_turn(self, turn)
+      table.move(own, 1, #own, #ids + 1, ids)
+      table.move(is_learnt, 1, #own, #learnt + 1, learnt)
     end
     rows[i], wanted[i], longest = ids, learnt, math.max(longest, #ids)
   end
@@ -94,6 +115,74 @@ function Dialogue:rows(dialogues)
     wanted[i] = targets
   end
   return ty.tensor(rows, { dtype = "i64" }), ty.tensor(wanted, { dtype = "i64" })
+end
+
+--- A batch of dialogues whose turns do not see each other, as tycho.vlm.packing.turns() gives it: each row is a
+-- picture, which is seen by all of its questions and computed once.
+---@param dialogues { question: string, answer: string }[][]
+---@return table batch  { tokens, targets, turn, at, wanted, options }
+function Dialogue:packed(dialogues)
+  local who = "Dialogue:packed"
+  arguments.expect(who, "dialogues", dialogues, "a list")
+  if #dialogues == 0 then arguments.fail("%s: dialogues: expected at least one, got none", who) end
+  local rows, picture = {}, picture_ids(self)
+  for i, turns in ipairs(dialogues) do
+    arguments.expect(who, ("dialogue %d"):format(i), turns, "a list")
+    rows[i] = { shared = picture, turns = {} }
+    for k, turn in ipairs(turns) do
+      check_turn(who, i, k, turn)
+      local ids, learnt = encode_turn(self, turn)
+      rows[i].turns[k] = { ids = ids, learnt = learnt }
+    end
+  end
+  return packing.turns(rows, self.last)
+end
+
+-- Logits [learnt, vocabulary] of the places of a packed batch that something is learnt at; more: options of forward().
+local function logits_of(model, batch, more)
+  local device = model:device()
+  local options = { mask = batch.options.mask:to { device = device }, places = batch.at:to { device = device },
+    positions = batch.options.positions:to { device = device } }
+  for key, value in pairs(more or {}) do options[key] = value end
+  return model:head(model:hidden(batch.tokens:to { device = device }, options):select(0, 0))
+end
+
+--- Mean cross entropy of the answers of a packed batch. Only the places that something is learnt at go through the
+-- head. options: more ones of the model's forward(), pictures among them.
+---@param model LanguageModel
+---@param batch table  of Dialogue:packed()
+---@param options? table
+---@return Tensor loss
+function Dialogue.loss(model, batch, options)
+  local who = "Dialogue.loss"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "batch", batch, "a table")
+  arguments.expect(who, "options", options, "a table or nil")
+  return ty.nn.cross_entropy(logits_of(model, batch, options), batch.wanted:to { device = model:device() })
+end
+
+--- Of each turn of a packed batch, whether the model's likeliest token is the right one at each of its targets, so that
+-- its greedy answer is right word for word: a list of booleans for each row. options: as of Dialogue.loss().
+---@param model LanguageModel
+---@param batch table  of Dialogue:packed()
+---@param options? table
+---@return boolean[][]
+function Dialogue.right(model, batch, options)
+  local who = "Dialogue.right"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "batch", batch, "a table")
+  arguments.expect(who, "options", options, "a table or nil")
+  local hit = ty.no_grad(function()
+    return logits_of(model, batch, options):argmax(-1):eq(batch.wanted:to { device = model:device() }):to("u8"):tolist()
+  end)
+  local rows, length = {}, batch.tokens.shape[2]
+  for i = 1, batch.tokens.shape[1] do rows[i] = {} end
+  local turn = batch.turn:flatten():tolist()
+  for k, place in ipairs(batch.at:tolist()) do
+    local row, number = rows[place // length + 1], turn[place + 1]
+    row[number] = row[number] ~= false and hit[k] == 1
+  end
+  return rows
 end
 
 --- Of each row, whether the model's likeliest token is the right one at every target: a list of booleans. With one turn

@@ -27,9 +27,15 @@ local M = {
 
 return require "tycho.lazy" (M, {
   Dialogue = "tycho.vlm.dialogue",
+  answers = "tycho.vlm.answers",
+  load = { "tycho.vlm.chat", "load" },
   join = "tycho.vlm.join",
+  mixture_of_depths = "tycho.vlm.mixture_of_depths",
+  packing = "tycho.vlm.packing",
   sail = "tycho.vlm.sail",
   msd = "tycho.vlm.msd",
+  attended = "tycho.vlm.attended",
+  cost = "tycho.vlm.cost",
   icar = "tycho.vlm.icar",
   label_instructions = "tycho.vlm.label_instructions",
   CLIPModel = { "tycho.models", "CLIPModel" },

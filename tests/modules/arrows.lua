@@ -38,6 +38,7 @@ return {
 
   vlm = {
     models = "networks under the module's names",
+    hub = "vlm.load reads a folder: network, tokenizer, template of chats, processor",
     llm = "generation of text about pictures",
     vision = "average precision, by which retrieval is scored",
   },
@@ -52,6 +53,9 @@ return {
     vision = "judges of scenes are measured by its figures",
     vlm = "how well a drawn picture fits its caption",
   },
+
+  -- Which data to learn from: functions of features and scores.
+  curation = {},
 
   -- Techniques, on any model: layers are found and changed by nn.surgery.
   offload = {},

@@ -1,0 +1,6 @@
+--- Which data a model should learn from: require "tycho.curation".
+--
+--     local chosen = require("tycho.curation").leverage.select(features, 0.16)
+--
+-- Methods: leverage (the samples that span what all of them span).
+return require "tycho.lazy" ({}, { leverage = "tycho.curation.leverage" })

@@ -1,0 +1,195 @@
+--- Mixture of depths in a model that sees: each layer of the decoder works on a share of a picture's tokens that a
+-- router of its own chooses, and deeper layers on fewer. Text always goes through. Zhang et al. 2025, "p-MoD: Building
+-- Mixture-of-Depths MLLMs via Progressive Ratio Decay" (arXiv 2412.04449), and its reference code.
+--
+--     local mod = vlm.mixture_of_depths
+--     local report = mod.apply(llava, { shift = 0.5 })
+--     llava:loss(...)                -- the routers, zero at first, learn with all else
+--     mod.remove(llava)
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+
+local nn = ty.nn
+local M = {}
+
+--- Shares of a picture's tokens that each of `layers` layers keeps: R_l = cos(pi l / (layers - 1)) / 2 + shift, from
+-- l = 0, at least `floor`; a layer whose share is above `dense` keeps all of them (1). The paper's examples: shift 0.5,
+-- dense 0.85 and floor 0.15, or 0.75 and 0.25.
+---@param layers integer
+---@param options? { shift?: number, floor?: number, dense?: number }
+---@return number[]
+function M.shares(layers, options)
+  local who = "mixture_of_depths.shares"
+  arguments.expect(who, "layers", layers, "an integer >= 2")
+  local o = arguments.read(who, options, { shift = 0.5, floor = 0.25, dense = 0.75 },
+    { shift = "a finite number", floor = "a number in [0, 1]", dense = "a number in [0, 1]" })
+  local list = {}
+  for l = 0, layers - 1 do
+    local share = math.cos(math.pi * l / (layers - 1)) / 2 + o.shift
+    list[l + 1] = share > o.dense and 1 or math.max(share, o.floor)
+  end
+  return list
+end
+
+-- x [n, t, ...] at places i64 [n, k]: [n, k, ...].
+local function pick(x, places)
+  local shape = x.shape
+  local index = places
+  for d = 3, #shape do index = index:unsqueeze(-1) end
+  local wide = { shape[1], places.shape[2] }
+  for d = 3, #shape do wide[d] = shape[d] end
+  return x:gather(1, index:expand(wide))
+end
+
+-- The table of turns [t, d], or [n, 1, t, d] where positions differ by row, at the kept places: [n, 1, k, d].
+local function pick_turns(x, places)
+  if x.ndim == 2 then return ty.embedding(x, places):unsqueeze(1) end
+  return pick(x:squeeze(1), places):unsqueeze(1)
+end
+
+-- The mask [n, 1, 1, t] or [n, 1, t, t] among the kept places.
+local function pick_mask(mask, places)
+  local x = mask:squeeze(1):to "u8" -- [n, 1 or t, t]
+  if x.shape[2] > 1 then x = pick(x, places) end
+  return pick(x:transpose(1, 2), places):transpose(1, 2):to("bool"):unsqueeze(1)
+end
+
+--- Weights and choice of one layer: w = scale * tanh(x . router + bias) + 1 of the picture's tokens (TanhNorm), and the
+-- places of all that are kept, in their order: text, and of the picture's tokens of each row the floor(share * n) with
+-- the largest weights. visual: bool [n, t], as many in each row.
+---@param x Tensor        [n, t, hidden]
+---@param visual Tensor
+---@param state { router: Linear, share: number, scale: number }
+---@return Tensor weights  [n, t], 1 for text
+---@return Tensor places   i64 [n, kept]
+local function route(x, visual, state)
+  local logits = state.router(x):squeeze(-1)
+  local count = visual:to("i64"):sum { 1 }
+  local seen = count:max():item()
+  if count:min():item() ~= seen then
+    arguments.fail("mixture_of_depths: expected rows with as many tokens of pictures, got %d and %d",
+      count:min():item(), seen)
+  end
+  local weights = ty.where(visual, logits:tanh() * state.scale + 1, 1.0)
+  local kept = math.floor(state.share * seen + 1e-9)
+  local places = ty.no_grad(function()
+    -- Text comes before all pictures' tokens; what is chosen is put in its order again.
+    local rank = ty.where(visual, logits:detach():to "f32", math.huge)
+    local chosen = rank:argsort(1, true):narrow(1, 0, x.shape[2] - seen + kept)
+    return (chosen:sort(1))
+  end)
+  return weights, places
+end
+
+local routed = nn.surgery.wrapper { name = "Routed", field = "_depths", fields = { "router" },
+  describe = function(state) return ("keeps %.2f of pictures"):format(state.share) end,
+  forward = function(base)
+    return function(self, stream, more, at)
+      local state = self._depths
+      local cache = at.cache
+      if cache and cache.past > 0 then -- what follows goes through, all of it, and sees what the layer holds
+        local places = cache[at.layer].places
+        if not places then return base.forward(self, stream, more, at) end
+        local inner, t = setmetatable({}, { __index = at }), at.tokens.shape[2]
+        local new = ty.arange(cache.past, cache.past + t, { device = places.device }):expand(places.shape[1], t)
+        places = ty.unscoped(ty.concat, { places:narrow(1, 0, cache:held()[at.layer]), new }, 1)
+        cache[at.layer].places = places
+        if at.mask then inner.mask = pick_mask(at.mask, places) end
+        return base.forward(self, stream, more, inner)
+      end
+      local visual = at.tokens:eq(state.image)
+      if not visual:any():item() then return base.forward(self, stream, more, at) end
+      if at.cu_seqlens or at.bias then
+        arguments.fail("mixture_of_depths: expected a mask at most, got %s", at.bias and "biased scores"
+          or "cu_seqlens")
+      end
+      local x = more and stream + more or stream
+      local weights, places = route(x, visual, { router = self.router, share = state.share, scale = state.scale })
+      if state.watch then state.watch(at.layer, visual, places, weights) end
+      local inner = { cos = pick_turns(at.cos, places), sin = pick_turns(at.sin, places), interleaved = at.interleaved,
+        mask = at.mask and pick_mask(at.mask, places), tokens = at.tokens, layer = at.layer, cache = cache,
+        record = at.record }
+      if cache then
+        cache:skip(at.layer, x.shape[2] - places.shape[2])
+        cache[at.layer].places = ty.unscoped(ty.clone, places)
+      end
+      local kept, added = base.forward(self, pick(x, places), nil, inner)
+      -- Symmetric reweighting: what the feed-forward network adds to a kept token, and a skipped token as it is.
+      kept = kept + added * pick(weights, places):unsqueeze(-1)
+      local shape = kept.shape
+      return (x * weights:unsqueeze(-1)):scatter(1, places:unsqueeze(-1):expand(shape[1], shape[2], shape[3]), kept)
+    end
+  end }
+
+-- The decoder of a model that sees.
+local function decoder_of(who, model)
+  local decoder = model.language_model
+  if not nn.is_module(model) or not nn.is_module(decoder) or not decoder.model or not decoder.model.layers then
+    arguments.fail("%s: model: expected a model that sees, with a decoder as language_model, got %s", who,
+      arguments.describe(model))
+  end
+  return decoder
+end
+
+--- Gives the decoder's layers routers. options: shares (of each layer, in place of shares() of shift, floor and dense:
+-- see there), scale (0.2: of TanhNorm; with 0 the weights are 1), all (false; true: layers that keep everything weigh
+-- it, too). Routers begin at zero, as in the reference code. Returns { shares = of each layer, layers = which are
+-- routed }.
+---@param model Llava
+---@param options? table
+---@return table report
+function M.apply(model, options)
+  local who = "mixture_of_depths.apply"
+  arguments.expect(who, "model", model, "a module")
+  local decoder = decoder_of(who, model)
+  local o = arguments.read(who, options, { shares = arguments.none, shift = 0.5, floor = 0.25, dense = 0.75,
+    scale = 0.2, all = false }, { shares = "a list of numbers", scale = "a finite number >= 0" })
+  local layers = decoder.model.layers
+  local shares = o.shares or M.shares(#layers, { shift = o.shift, floor = o.floor, dense = o.dense })
+  if #shares ~= #layers then
+    arguments.fail("%s: shares: expected one of each of %d layers, got %d", who, #layers, #shares)
+  end
+  local report = { shares = shares, layers = {} }
+  for i, layer in ipairs(layers) do
+    if not (shares[i] >= 0 and shares[i] <= 1) then
+      arguments.fail("%s: shares: expected numbers in [0, 1], got %g as number %d", who, shares[i], i)
+    end
+    if shares[i] < 1 or o.all then
+      local weight, attention = layer.input_layernorm.weight, layer.self_attn
+      if attention and (attention.window or -1) >= 0 then
+        arguments.fail("%s: model: expected layers that see all tokens, got a window of %d in layer %d", who,
+          attention.window + 1, i)
+      end
+      local router = nn.Linear(weight.shape[1], 1)
+      nn.init.zeros(router.weight)
+      nn.init.zeros(router.bias)
+      layer.router = router:to { device = weight.device, dtype = weight.dtype }
+      routed:wrap(layer, { share = shares[i], scale = o.scale, image = model.config.image_token_index })
+      report.layers[#report.layers + 1] = i
+    end
+  end
+  return report
+end
+
+--- Takes the routers off again.
+---@param model Llava
+function M.remove(model)
+  local who = "mixture_of_depths.remove"
+  arguments.expect(who, "model", model, "a module")
+  for _, layer in ipairs(routed:wrapped(who, decoder_of(who, model))) do
+    routed:unwrap(layer.module)
+  end
+end
+
+--- Calls fn(layer, visual, places, weights) whenever a layer has chosen: visual bool [n, t], places of what is kept i64
+-- [n, kept], weights [n, t]. nil: no longer.
+---@param model Llava
+---@param fn? function
+function M.watch(model, fn)
+  local who = "mixture_of_depths.watch"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "fn", fn, "a function or nil")
+  for _, layer in ipairs(routed:wrapped(who, decoder_of(who, model))) do layer.module._depths.watch = fn end
+end
+
+return M
