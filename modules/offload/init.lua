@@ -21,6 +21,8 @@ return {
   ssdtrain = require "tycho.offload.ssdtrain",
   horizon = require "tycho.offload.horizon",
   zero_offload = require("tycho.offload.zero_offload").new,
+  deep_opt_states = require("tycho.offload.deep_opt_states").new,
+  interleave = require "tycho.offload.interleave",
   zero_infinity = zero_infinity.policy,
   tile = zero_infinity.tile,
   untile = zero_infinity.untile,
