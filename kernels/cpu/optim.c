@@ -1,4 +1,5 @@
-/* Optimizer steps over lists of tensors in one pass over memory: sgd, adam, lion, adaptive, adam_8bit, lerp_list; norm_list.
+/* Optimizer steps over lists of tensors in one pass over memory: sgd, adam, lion, adaptive, adam_8bit, lerp_list; norm_list,
+ * finite_list.
  * The lists are walked as if all tensors were one; elements of other dtypes than that of the arithmetic go through small buffers. */
 #include "cpu.h"
 
@@ -361,4 +362,49 @@ bool TY_KERNEL(norm_list)(const ty_kernel_args *k) {
   multi_free(&c.m);
   if (ok) *(double *)k->out[0]->data = c.p == 2 ? sqrt(s) : c.p == 1 || c.p == 0 || isinf(c.p) ? s : pow(s, 1 / c.p);
   return ok;
+}
+
+/* ---- whether all are finite: the exponent of one that is not has all its bits ---- */
+
+typedef struct finite_ctx {
+  multi m;
+  bool bad;
+} finite_ctx;
+
+#define SOME_BAD(name, type, ones)                                                                         \
+  static bool name(const void *p, int64_t n) {                                                             \
+    const type *x = p;                                                                                     \
+    unsigned bad = 0;                                                                                      \
+    _Pragma("omp simd reduction(|:bad)") for (int64_t i = 0; i < n; i++) bad |= (x[i] & (ones)) == (ones); \
+    return bad;                                                                                            \
+  }
+SOME_BAD(some_bad_f64, uint64_t, UINT64_C(0x7ff0000000000000))
+SOME_BAD(some_bad_f32, uint32_t, UINT32_C(0x7f800000))
+SOME_BAD(some_bad_f16, uint16_t, UINT16_C(0x7c00))
+SOME_BAD(some_bad_bf16, uint16_t, UINT16_C(0x7f80))
+
+static void finite_range(void *context, int64_t begin, int64_t end) {
+  finite_ctx *c = context;
+  int64_t i = multi_find(&c->m, begin);
+  for (int64_t u = begin; u < end && !__atomic_load_n(&c->bad, __ATOMIC_RELAXED); u++) {
+    while (c->m.start[i + 1] <= u) i++;
+    const ty_view *x = c->m.in[i];
+    int64_t from = (u - c->m.start[i]) * NORM_CHUNK, n = x->count - from < NORM_CHUNK ? x->count - from : NORM_CHUNK;
+    const void *p = at(x, from);
+    bool bad = x->dtype == TY_F64   ? some_bad_f64(p, n)
+               : x->dtype == TY_F32 ? some_bad_f32(p, n)
+               : x->dtype == TY_F16 ? some_bad_f16(p, n)
+                                    : some_bad_bf16(p, n);
+    if (bad) __atomic_store_n(&c->bad, true, __ATOMIC_RELAXED);
+  }
+}
+
+/* in: n tensors; out: one bool. */
+bool TY_KERNEL(finite_list)(const ty_kernel_args *k) {
+  finite_ctx c = { .bad = false };
+  if (!multi_init(&c.m, k, k->nin, NORM_CHUNK)) return false;
+  ty_parallel_for(c.m.start[c.m.n], 1, finite_range, &c);
+  multi_free(&c.m);
+  *(bool *)k->out[0]->data = !c.bad;
+  return true;
 }

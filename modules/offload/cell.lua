@@ -62,7 +62,10 @@ end
 --- Begins to bring the memory back.
 function Cell:fetch()
   if self.state ~= "away" then return end
-  local other = self.engine:room(function()
+  local engine = self.engine
+  local other = engine:room(function()
+    local pool = engine.pools[self.kind]
+    if pool and (self.kind == "parameters" or pool:fits(self.tensor)) then return ty.keep(pool:take(self.tensor)) end
     return ty.keep(ty.empty(self.tensor.shape, { dtype = self.tensor.dtype }))
   end)
   self.transfer = self.store:begin("read", other, self.place, self.kind, self.name)

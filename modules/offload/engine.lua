@@ -23,7 +23,7 @@ Engine.__index = Engine
 local places = '"device" or "host" or "file"'
 local defaults = { parameters = "device", gradients = "device", moments = "device", activations = "device",
   file = arguments.none, host = arguments.none, budget = arguments.none, backend = "auto", policy = arguments.none,
-  smallest = 16384, in_flight = 64 << 20 }
+  smallest = 16384, in_flight = 64 << 20, direct = true }
 local kinds = { parameters = places, gradients = places, moments = places, activations = places,
   backend = '"auto" or "uring" or "threads"', file = "a string", policy = "a table", budget = "a table",
   smallest = "an integer >= 0", host = "an integer >= 0", in_flight = "an integer >= 0" }
@@ -45,7 +45,8 @@ function Engine:store_for(place)
   if not self.stores[place] then
     local folder = place == "file" and (self.plan.file or os.getenv "TMPDIR" or "/tmp") or nil
     local limit = place == "host" and self.plan.host or nil
-    self.stores[place] = Store.open(place, folder, self.plan.backend, self.events, limit)
+    self.stores[place] = Store.open(place, folder, self.plan.backend, self.events, limit,
+      self.plan.direct)
   end
   return self.stores[place]
 end
@@ -98,6 +99,7 @@ end
 --   smallest       bytes below which a tensor stays on the device (16384)
 --   in_flight      bytes of writes that may be under way while the program goes on (64 MiB)
 --   backend        "auto", "uring" or "threads", of the file
+--   direct         false: the file is read and written through the page cache (true)
 -- Inference takes no optimizer. The optimizer is one of ty.optim without ema; gradients that go away cannot be clipped
 -- by their norm. A step is one backward pass through each graph, without GradScaler and ty.compile. The model is on the
 -- CPU: between a GPU and the host nothing is moved yet.
@@ -119,7 +121,8 @@ function Engine.new(model, optimizer, plan)
   end
   local policy = plan.policy or superpipeline {}
   local self = setmetatable({ model = model, optimizer = optimizer, plan = plan, policy = policy,
-    units = units_of(model), of = {}, here = {}, leaving = {}, parameters_at = {}, stores = {}, events = {}, undo = {},
+    units = units_of(model), of = {}, here = {}, leaving = {}, parameters_at = {}, stores = {}, pools = {}, events = {},
+    undo = {},
     order = {}, asked = {}, handed = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
     counters = { stalls = 0, waited = 0, forwarded = 0, shared = 0 } }, Engine)
   for _, unit in ipairs(self.units) do
@@ -146,6 +149,7 @@ function Engine.new(model, optimizer, plan)
     self.undo[#self.undo + 1] = function() rawset(model, "device", nil) end
   end
   local ok, problem = pcall(function()
+    if policy.begin then policy.begin(self) end
     self:keep {}
     for _, cell in ipairs(self:cells "moments") do cell:drop() end
   end)
@@ -419,15 +423,29 @@ function Engine:stats()
   local stats = {}
   for key, value in pairs(self.counters) do stats[key] = value end
   for name, store in pairs(self.stores) do stats[name] = store:stats() end
+  stats.pools = {}
+  for kind, pool in pairs(self.pools) do
+    stats.pools[kind] = { bytes = pool.bytes, memory = pool.memory, most = pool.most }
+  end
   return stats
 end
 
---- Brings everything back to the device, for saving the model and the optimizer's state_dict().
+--- Brings everything back to the device, for saving the model and the optimizer's state_dict(). Not into the buffers
+-- of a pool, which do not hold all of it.
 function Engine:gather()
+  local pools = self.pools
+  if next(pools) then
+    for kind in pairs(pools) do
+      for _, cell in ipairs(self:cells(kind)) do cell:drop() end
+    end
+    self:settle(true)
+    self.pools = {}
+  end
   for _, known in pairs(self.of) do
     if known.cell then known.cell:need() end
     for _, cell in pairs(known.moments) do cell:need() end
   end
+  self.pools = pools
 end
 
 --- Brings everything back and lets go of the model and the optimizer, which are then as others.

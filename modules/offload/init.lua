@@ -11,6 +11,7 @@
 -- offload.superpipeline, and others that are named after the systems that they are.
 local Engine = require "tycho.offload.engine"
 local hybrimoe = require "tycho.offload.hybrimoe"
+local memascend = require "tycho.offload.memascend"
 local se_moe = require "tycho.offload.se_moe"
 local zero_infinity = require "tycho.offload.zero_infinity"
 
@@ -21,10 +22,14 @@ return {
   ssdtrain = require "tycho.offload.ssdtrain",
   horizon = require "tycho.offload.horizon",
   zero_offload = require("tycho.offload.zero_offload").new,
+  deep_opt_states = require("tycho.offload.deep_opt_states").new,
+  interleave = require "tycho.offload.interleave",
   zero_infinity = zero_infinity.policy,
   tile = zero_infinity.tile,
   untile = zero_infinity.untile,
   fuyou = require("tycho.offload.fuyou").policy,
+  memascend = memascend.policy,
+  wide_states = memascend.wide_states,
   zo2 = require "tycho.offload.zo2",
   record_routing = require "tycho.offload.routing",
   expert_cache = require "tycho.offload.expert_cache",

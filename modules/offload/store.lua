@@ -20,10 +20,11 @@ Store.__index = Store
 ---@param backend? string   "auto", "uring" or "threads"
 ---@param events table
 ---@param limit? integer    bytes of all places together
+---@param direct? boolean    of a file, past the page cache (true)
 ---@return OffloadStore
-function Store.open(name, folder, backend, events, limit)
+function Store.open(name, folder, backend, events, limit, direct)
   return setmetatable({ name = name, free = {}, top = 0, used = 0, most = 0, limit = limit or math.huge, counters = {},
-    events = events, tier = tier.open(folder, backend, true) }, Store)
+    events = events, tier = tier.open(folder, backend, direct ~= false) }, Store)
 end
 
 local function rounded(nbytes) return math.max(1, (nbytes + block - 1) // block) * block end

@@ -53,6 +53,15 @@ return function(Engine)
     self:settle()
   end
 
+  --- No unit steps in this step: their gradients go.
+  function Engine:leave_out()
+    for _, unit in ipairs(self.units) do
+      self.updated[unit] = true
+      for _, p in ipairs(unit.params) do p:set_grad() end
+    end
+    self:keep {}
+  end
+
   --- Steps the parameters of a unit, whose gradients are whole, and drops these; its moments go, its parameters stay
   -- for the policy to send away.
   function Engine:update(unit)

@@ -6,14 +6,13 @@
 -- The device is the CPU here: what ty.memory counts. The host's memory is beside it.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local Masters = require "tycho.offload.masters"
 
 local tier = ty.core.tier_core
 
 --- What offload.zero_offload makes.
----@class ZeroOffload
----@field steps integer
-local ZeroOffload = {}
-ZeroOffload.__index = ZeroOffload
+---@class ZeroOffload: OffloadMasters
+local ZeroOffload = Masters.define "ZeroOffload"
 
 -- In the thread: the optimizer's step for one of the two sets of gradients.
 local function worker(masters, sets, name, settings)
@@ -52,40 +51,21 @@ function ZeroOffload.new(model, options)
     arguments.fail("offload.zero_offload: optimizer: expected a name in ty.optim, got %s",
       arguments.describe(o.optimizer))
   end
-  local self = setmetatable({ model = model, steps = 0, options = o, masters = {}, sets = { {}, {} }, undo = {},
-    which = 1, arrived = {} }, ZeroOffload)
-  for i, p in ipairs(model:parameters()) do
-    if not p.requires_grad or p.device ~= "cpu" then
-      arguments.fail "offload.zero_offload: model: expected parameters on the CPU that require gradients"
-    end
-    local master = p:detach():to "f32"
-    self.masters[i] = host(master)
-    for _, set in ipairs(self.sets) do set[i] = host(ty.zeros_like(master)) end
-  end
-  model:to(o.dtype)
-  self.parameters = model:parameters()
-  for i, p in ipairs(self.parameters) do
-    local hook = p:register_hook(function(g)
-      g:free()
-      self:collect()
-      self.arrived[1] = i
-    end)
-    self.undo[i] = hook.remove
+  local self = Masters.open(ZeroOffload, "offload.zero_offload", model, o.dtype, host, "^cpu$")
+  self.options, self.which, self.sets = o, 1, { {}, {} }
+  for _, set in ipairs(self.sets) do
+    for i, master in ipairs(self.masters) do set[i] = host(ty.zeros_like(master)) end
   end
   self.thread = ty.thread.new(worker, self.masters, self.sets, o.optimizer, o.settings)
   return self
 end
 
--- The gradient whose hook ran last is in its place by now: it goes to the host.
-function ZeroOffload:collect()
-  local i = table.remove(self.arrived)
-  if not i then return end
-  local p = self.parameters[i]
-  local g = p.grad
-  ty.no_grad(function() self.sets[self.which][i]:copy_(g) end)
-  p:set_grad()
-  g:free()
+-- What gets no gradient in this step has none of an older one.
+function ZeroOffload:before()
+  for _, g in ipairs(self.sets[self.which]) do g:zero_() end
 end
+
+function ZeroOffload:take(i, g) self.sets[self.which][i]:copy_(g) end
 
 -- What the thread has stepped comes to the device.
 function ZeroOffload:send_back()
@@ -102,32 +82,11 @@ function ZeroOffload:finish()
   self:send_back()
 end
 
---- One step: fn(...) computes the loss, its gradients go to the host as they come, which steps. Returns the loss.
----@param fn function  returns the loss, a tensor of one element
----@return number loss
-function ZeroOffload:step(fn, ...)
-  arguments.expect("ZeroOffload:step", "fn", fn, "a function")
-  ty.no_grad(function() -- what gets no gradient in this step has none of an older one
-    for _, g in ipairs(self.sets[self.which]) do g:zero_() end
-  end)
-  local result = table.pack(pcall(ty.scope, function(...)
-    local loss = fn(...)
-    arguments.expect("ZeroOffload:step", "fn", loss, "a tensor")
-    loss:backward()
-    self:collect()
-    return loss:item()
-  end, ...))
-  if not result[1] then
-    self.arrived = {}
-    self.model:zero_grad()
-    error(result[2], 0)
-  end
+function ZeroOffload:update()
   self:finish()
   self.thread:send(self.which)
   self.busy, self.which = true, 3 - self.which
   if not self.options.delayed or self.steps < self.options.from then self:finish() end
-  self.steps = self.steps + 1
-  return result[2]
 end
 
 --- Bytes on the host: parameters and both sets of gradients in f32. The moments, which the thread's optimizer makes,
@@ -137,19 +96,6 @@ function ZeroOffload:host_bytes()
   local bytes = 0
   for _, p in ipairs(self.masters) do bytes = bytes + 3 * p:nbytes() end
   return bytes
-end
-
---- Ends the thread and gives the model the f32 parameters back.
-function ZeroOffload:close()
-  if self.closed then return end
-  self:finish()
-  self.closed = true
-  for _, remove in ipairs(self.undo) do remove() end
-  self.thread:close()
-  self.model:to "f32"
-  ty.no_grad(function()
-    for i, p in ipairs(self.model:parameters()) do p:copy_(self.masters[i]) end
-  end)
 end
 
 return ZeroOffload

@@ -1,7 +1,10 @@
 /* The file tier for modules/offload, which is its only user: open, write, read, wait; and what moves the memory of a
  * tensor away from it and back. Not an interface for programs. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "../tensor/memory.h"
 #include "../tier/tier.h"
@@ -86,6 +89,14 @@ static int tier_stats(lua_State *L) {
   return 1;
 }
 
+/* cached() -> bytes of the file that the kernel has in memory */
+static int tier_cached(lua_State *L) {
+  int64_t bytes = ty_tier_cached(check(L));
+  if (bytes < 0) return ty_lua_error(L);
+  lua_pushinteger(L, bytes);
+  return 1;
+}
+
 /* inject(fault, nth, count): tests; fault: short, interrupt, error or full */
 static int tier_inject(lua_State *L) {
   static const char *const names[] = { "short", "interrupt", "error", "full" };
@@ -104,13 +115,14 @@ static int exchange(lua_State *L) {
   return ty_exchange_memory(a, b) ? 0 : ty_lua_error(L);
 }
 
-/* memory_of(t) -> which memory it stands on, as a number; the version of that; its bytes */
+/* memory_of(t) -> which memory it stands on, as a number; the version of that; its bytes; how many tensors have it */
 static int memory_of(lua_State *L) {
   const ty_tensor *t = ty_lua_check(L, 1);
   lua_pushinteger(L, (lua_Integer)(uintptr_t)t->storage);
   lua_pushinteger(L, t->storage->version);
   lua_pushinteger(L, (lua_Integer)t->storage->nbytes);
-  return 3;
+  lua_pushinteger(L, (lua_Integer)atomic_load(&t->storage->refs));
+  return 4;
 }
 
 /* unfold(t) -> all of the memory it stands on as bytes, and what fold() needs to make it of them again; nil where that
@@ -118,7 +130,7 @@ static int memory_of(lua_State *L) {
 static int unfold(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   ty_storage *s = t->storage;
-  if (ty_device_of(t) != TY_CPU || s->foreign || s->pinned || !s->nbytes || t->batch ||
+  if (ty_device_of(t) != TY_CPU || (s->foreign && !s->capacity) || s->pinned || !s->nbytes || t->batch ||
       ty_is_quantized(ty_dtype_of(t))) {
     lua_pushnil(L);
     return 1;
@@ -165,6 +177,72 @@ static int host(lua_State *L) {
   if (!memory) return luaL_error(L, "host: out of memory for %d bytes", (int)bytes);
   h->t = ty_tensor_wrap(memory, ty_dtype_of(t), t->v.ndim, t->v.size, free, memory);
   return h->t && ty_copy_into(h->t, t) ? 1 : ty_lua_error(L);
+}
+
+/* ---- memory for buffers: its pages are there, and are told by nobody ---- */
+
+typedef struct region {
+  void *bytes;
+  size_t length;
+} region;
+
+static void unmap(void *owner) {
+  region *r = owner;
+  munmap(r->bytes, r->length);
+  free(r);
+}
+
+/* pages(nbytes) -> u8 [nbytes] on whole pages that are in memory from now on, and locked there where the system lets us */
+static int pages(lua_State *L) {
+  int64_t n = ty_lua_check_integer(L, 1), size = sysconf(_SC_PAGESIZE);
+  if (n < 1 || n > INT64_MAX / 2) return ty_lua_refuse(L, 1, "an integer >= 1");
+  ty_handle *h = ty_lua_push_empty(L);
+  region *r = malloc(sizeof *r);
+  if (!r) return luaL_error(L, "pages: out of memory");
+  r->length = (size_t)((n + size - 1) / size * size);
+  r->bytes = mmap(NULL, r->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (r->bytes == MAP_FAILED) {
+    free(r);
+    return luaL_error(L, "pages: out of memory for %d bytes", (int)n);
+  }
+  if (mlock(r->bytes, r->length) != 0) errno = 0;
+  size_t length = r->length;
+  h->t = ty_tensor_wrap(r->bytes, TY_U8, 1, &n, unmap, r);
+  if (!h->t) return ty_lua_error(L);
+  h->t->storage->capacity = length;
+  return 1;
+}
+
+static void release_whole(void *owner) { ty_release(owner); }
+
+/* slice(t, at, nbytes) -> u8 [nbytes], a memory of its own that is a part of what pages() gave and keeps that */
+static int slice(lua_State *L) {
+  ty_tensor *t = ty_lua_check(L, 1);
+  int64_t at = ty_lua_check_integer(L, 2), n = ty_lua_check_integer(L, 3);
+  size_t capacity = t->storage->foreign ? t->storage->capacity : 0;
+  if (at < 0 || at % TY_TIER_BLOCK || n < 1 || at > (int64_t)capacity || n > (int64_t)capacity - at)
+    return luaL_error(L, "slice: expected whole blocks within %d bytes of pages, got %d at %d", (int)capacity, (int)n,
+                      (int)at);
+  ty_handle *h = ty_lua_push_empty(L);
+  h->t = ty_tensor_wrap((char *)t->storage->bytes + at, TY_U8, 1, &n, release_whole, ty_retain(t));
+  if (!h->t) return ty_lua_error(L);
+  size_t whole = (size_t)((n + TY_TIER_BLOCK - 1) / TY_TIER_BLOCK * TY_TIER_BLOCK);
+  h->t->storage->capacity = whole < capacity - (size_t)at ? whole : capacity - (size_t)at;
+  return 1;
+}
+
+/* lay(bytes, like) -> a tensor of the other's shape and dtype on the first of the bytes, which are those of slice() */
+static int lay(lua_State *L) {
+  ty_tensor *bytes = ty_lua_check(L, 1), *like = ty_lua_check(L, 2);
+  int64_t n = like->v.count * ty_dtype_size[like->v.dtype];
+  if (ty_is_quantized(ty_dtype_of(like)) || !bytes->storage->foreign || n > bytes->v.count)
+    return luaL_error(L, "lay: expected a tensor of at most %d bytes, got %s", (int)bytes->v.count, ty_describe(like));
+  ty_handle *h = ty_lua_push_empty(L);
+  h->t = ty_tensor_alias(bytes);
+  if (!h->t) return ty_lua_error(L);
+  h->t->v.dtype = like->v.dtype;
+  ty_view_set_contiguous(&h->t->v, like->v.ndim, like->v.size);
+  return 1;
 }
 
 /* ---- what brings back memory that an op asks for ---- */
@@ -224,6 +302,9 @@ int ty_lua_open_tier(lua_State *L) {
                                       { "unfold", unfold },
                                       { "fold", fold },
                                       { "host", host },
+                                      { "pages", pages },
+                                      { "slice", slice },
+                                      { "lay", lay },
                                       { "on_absent", on_absent },
                                       { NULL, NULL } }));
   luaL_newlib(L, ((const luaL_Reg[]){ { "write", tier_write },
@@ -231,6 +312,7 @@ int ty_lua_open_tier(lua_State *L) {
                                       { "wait", tier_wait },
                                       { "done", tier_done },
                                       { "stats", tier_stats },
+                                      { "cached", tier_cached },
                                       { "inject", tier_inject },
                                       { "close", tier_close },
                                       { NULL, NULL } }));

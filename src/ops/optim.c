@@ -1,5 +1,5 @@
-/* Optimizer steps over lists of tensors: sgd_, adam_, adam_8bit_, lion_, adaptive_, lerp_list_, norm_list. They write into their
- * arguments. */
+/* Optimizer steps over lists of tensors: sgd_, adam_, adam_8bit_, lion_, adaptive_, lerp_list_, which write into their
+ * arguments; norm_list, finite_list. */
 #include "../../kernels/optim_rules.h"
 #include "op.h"
 
@@ -194,4 +194,10 @@ bool fwd_norm_list(ty_call *c) {
   if (!ty_out(c, 0, n ? ty_device_of(a->xs.ts.v[0]) : TY_CPU, TY_F64, 0, (int64_t[]){ 0 })) return false;
   ty_p_scalars p = { .a = a->p.f, .b = a->limit.f };
   return check_limit(c, p.b) && (n ? run(c, 1, 0, &p, NULL) : ty_launch(c, NULL, 0, &p));
+}
+
+bool fwd_finite_list(ty_call *c) {
+  int n = TY_ARGS(finite_list, c)->xs.ts.n;
+  if (!ty_out(c, 0, n ? ty_device_of(c->arg[0].ts.v[0]) : TY_CPU, TY_BOOL, 0, (int64_t[]){ 0 })) return false;
+  return n ? run(c, 1, 0, NULL, NULL) : ty_launch(c, NULL, 0, NULL);
 }

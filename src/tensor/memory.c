@@ -14,6 +14,7 @@
 #include "classes.h"
 #include "meta.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -568,6 +569,9 @@ void ty_memory_empty_cache(int device) {
   pthread_mutex_lock(&p->lock);
   empty_cache_locked(p);
   pthread_mutex_unlock(&p->lock);
+#ifdef __GLIBC__
+  if (p == &cpu) malloc_trim(0); /* which else keeps what lies between blocks that live on */
+#endif
 }
 
 int64_t ty_memory_live(int device) {

@@ -98,7 +98,8 @@ static transfer *transfer_new(ty_tier *t, ty_tensor *x, int64_t at, bool write) 
   int n = (int)((length + PIECE - 1) / PIECE);
   transfer *r = calloc(1, sizeof *r + sizeof *r->pieces * (size_t)n);
   const char *start = x->storage->bytes;
-  bool suits = (uintptr_t)x->v.data % TY_TIER_BLOCK == 0 && !x->storage->foreign && x->storage->live &&
+  /* What is not ours has no capacity, but for what was made for this. */
+  bool suits = (uintptr_t)x->v.data % TY_TIER_BLOCK == 0 && (x->storage->foreign || x->storage->live) &&
                (size_t)((const char *)x->v.data - start) + length <= x->storage->capacity;
   if (r && length && !suits) r->buffer = aligned_alloc(TY_TIER_BLOCK, length);
   if (!r || (length && !suits && !r->buffer)) {
@@ -190,6 +191,22 @@ bool ty_tier_wait(ty_tier *t, int64_t ticket, double *from, double *to) {
 ty_tier_stats ty_tier_stats_of(ty_tier *t) {
   for (transfer *r = t->transfers; r; r = r->next) look(t, r, false);
   return t->stats;
+}
+
+int64_t ty_tier_cached(ty_tier *t) {
+  off_t length = lseek(t->fd, 0, SEEK_END);
+  if (length <= 0) return length;
+  long page = sysconf(_SC_PAGESIZE);
+  size_t n = ((size_t)length + (size_t)page - 1) / (size_t)page;
+  unsigned char *there = malloc(n);
+  void *map = there ? mmap(NULL, (size_t)length, PROT_READ, MAP_SHARED, t->fd, 0) : MAP_FAILED;
+  bool ok = map != MAP_FAILED && mincore(map, (size_t)length, there) == 0;
+  int64_t bytes = 0;
+  for (size_t i = 0; ok && i < n; i++) bytes += there[i] & 1 ? page : 0;
+  if (map != MAP_FAILED) munmap(map, (size_t)length);
+  free(there);
+  return ok ? bytes
+            : (ty_fail(TY_EIO, "tier: what the kernel has of a file in %s: %s", t->folder, strerror(errno)), -1);
 }
 
 void ty_tier_inject(ty_tier *t, ty_tier_fault fault, int64_t nth, int64_t count) {

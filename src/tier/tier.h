@@ -42,6 +42,8 @@ bool ty_tier_wait(ty_tier *t, int64_t ticket, double *begin, double *end);
 bool ty_tier_done(ty_tier *t, int64_t ticket); /* whether wait() would stand still no more */
 bool ty_tier_knows(const ty_tier *t, int64_t ticket);
 ty_tier_stats ty_tier_stats_of(ty_tier *t);
+/* Bytes of the file that the kernel has in memory, of a file that is not direct; -1 after ty_fail(). */
+int64_t ty_tier_cached(ty_tier *t);
 /* Tests: of the pieces from the nth on, `count` fail so; count 0: none. */
 void ty_tier_inject(ty_tier *t, ty_tier_fault fault, int64_t nth, int64_t count);
 

@@ -394,4 +394,26 @@ return function(row, T)
     tol = 1e-5,
     big = function(ty) return ty.norm_list { ty.randn(300, 700), ty.randn(100000) } end,
   })
+
+  row("finite_list", {
+    cases = {
+      { xs }, { {} }, { { T { 200, 100 } } }, { { T { 0 } } }, { { T { 0 }, T { 2 } } },
+      { { T { 3, values = { 1, nan, 2 } }, T { 2 } } }, { { T { 2 }, T { 3, values = { 1, 2, inf } } } },
+      { { T { 3, values = { -inf, 1, 2 } } } }, { { T { 3, values = { 0, -1, 6e4 } } } },
+      { { T { 4, dtype = "f32" }, T { 4, dtype = "f64" }, T { 4, dtype = "bf16" } } },
+    },
+    ref = function(list)
+      local finite = 1
+      each(list, function(i, j)
+        local a = math.abs(list[i][j])
+        if a ~= a or a == inf then finite = 0 end
+      end)
+      return { shape = {}, dtype = "bool", finite }
+    end,
+    big = function(ty)
+      local x = ty.randn(300, 700)
+      x["299, 699"] = nan
+      return ty.stack { ty.finite_list { ty.randn(100000), ty.randn(300, 700) }, ty.finite_list { ty.randn(9), x } }
+    end,
+  })
 end

@@ -7,7 +7,7 @@ local compare = {}
 
 local BOOL = {
   "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or", "logical_xor", "eq", "ne", "lt", "le", "gt",
-  "ge", "any", "all",
+  "ge", "any", "all", "finite_list",
 }
 local I64 = { "argmax", "argmin", "argsort", "nonzero", "one_hot", "randint", "randperm", "multinomial" }
 local SECOND_I64 = { "sort", "topk", "max_pool2d", "adaptive_max_pool2d" }
