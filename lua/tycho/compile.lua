@@ -3,10 +3,12 @@ local ty = require "tycho"
 local checks = require "tycho.arguments"
 local program = ty.core.program
 
--- The number of forms that are recorded, from the options.
-local function limit_of(who, fn, options, limit)
+local words = { limit = "an integer in [1, 64]", early = "a boolean", arena = "an integer >= 0" }
+
+-- The options: the number of forms that are recorded, and others.
+local function read_options(who, fn, options, defaults)
   checks.expect(who, "fn", fn, "a function")
-  return checks.read(who, options, { limit = limit }, { limit = "an integer in [1, 64]" }).limit
+  return checks.read(who, options, defaults, words)
 end
 
 --- A function that does what fn does, faster: a whole training step, or the forward pass of a model.
@@ -45,12 +47,17 @@ end
 --
 -- With tensors on a GPU the recording is captured into CUDA graphs, cut where numbers change from call to call (an
 -- optimizer's step, a draw of random numbers); ty.graph is another name for it there.
+--
+-- Further options: `early` (false) lets an optimizer step on each tensor as soon as its gradient is there, in place of
+-- all at the end, so that gradients do not add up, where no norm of all of them is asked for; the numbers are the same.
+-- `arena` (0: any number) is the most bytes that temporaries may take; a recording that needs more is an error.
 ---@generic F: function
 ---@param fn F
----@param options? {limit: integer}
+---@param options? {limit: integer, early: boolean, arena: integer}
 ---@return F
 local function compile(fn, options)
-  return program.new(fn, limit_of("compile", fn, options, 16), true, false)
+  local o = read_options("compile", fn, options, { limit = 16, early = false, arena = 0 })
+  return program.new(fn, o.limit, true, false, o.early, o.arena)
 end
 
 -- The gradients of f as a function: vjp(wanted, came, n, x1 .. xn, g ...) of f's arguments, where `wanted` has a letter
@@ -147,7 +154,7 @@ local function unrecorded(f) return as_op(f, f, unrecorded) end
 ---@param options? {limit: integer}
 ---@return F
 local function fuse(fn, options)
-  local limit = limit_of("fuse", fn, options, 32)
+  local limit = read_options("fuse", fn, options, { limit = 32 }).limit
   return as_op(fn, program.new(fn, limit, false, true), function(vjp)
     return as_op(vjp, program.new(vjp, limit, false, false), unrecorded)
   end)

@@ -32,6 +32,8 @@ typedef struct compiled {
   int kind;  /* ANY_OP, ELEMENTWISE */
   bool warm; /* the first call of a kind runs unrecorded */
   bool busy;
+  bool early; /* options of ty_program_options() */
+  int64_t arena;
   uint64_t epoch;
 } compiled;
 
@@ -168,6 +170,7 @@ static int record(lua_State *L, compiled *c, ty_tensor *const *tensor, const int
   lua_pushvalue(L, hooks), lua_rawsetp(L, LUA_REGISTRYINDEX, &hooks_key);
   r->program = ty_program_record(tensor, ntensors);
   if (!r->program) return ty_lua_error(L);
+  ty_program_options(r->program, c->early, c->arena);
   compiling++;
   int status = lua_pcall(L, nargs + 2, LUA_MULTRET, 0);
   compiling--;
@@ -335,7 +338,7 @@ static int call(lua_State *L) {
   return record(L, c, tensor, position, n, nargs);
 }
 
-/* new(fn, limit, warm, elementwise) -> function */
+/* new(fn, limit, warm, elementwise, early, arena) -> function */
 static int new (lua_State *L) {
   ty_lua_check_callable(L, 1);
   lua_Integer most = ty_lua_check_integer(L, 2);
@@ -344,6 +347,8 @@ static int new (lua_State *L) {
   *c = (compiled){ .most = (int)most,
                    .warm = lua_toboolean(L, 3),
                    .kind = lua_toboolean(L, 4) ? ELEMENTWISE : ANY_OP,
+                   .early = lua_toboolean(L, 5),
+                   .arena = luaL_optinteger(L, 6, 0),
                    .epoch = atomic_load(&epoch) };
   c->entries = calloc((size_t)most, sizeof *c->entries);
   if (!c->entries) return luaL_error(L, "compile: out of memory");
@@ -361,23 +366,70 @@ static int new (lua_State *L) {
   return 1;
 }
 
+static compiled *check_compiled(lua_State *L) {
+  if (lua_tocfunction(L, 1) != call) ty_lua_refuse(L, 1, "a function that ty.compile returned");
+  lua_getupvalue(L, 1, 1);
+  return lua_touserdata(L, -1);
+}
+
+static void push_stats(lua_State *L, const ty_program_stats *s) {
+  lua_createtable(L, 0, 8);
+  lua_pushinteger(L, s->recorded), lua_setfield(L, -2, "recorded");
+  lua_pushinteger(L, s->dropped), lua_setfield(L, -2, "dropped");
+  lua_pushinteger(L, s->steps), lua_setfield(L, -2, "steps");
+  lua_pushinteger(L, s->fused), lua_setfield(L, -2, "fused");
+  lua_pushinteger(L, s->runs), lua_setfield(L, -2, "runs");
+  lua_pushinteger(L, s->hastened), lua_setfield(L, -2, "hastened");
+  lua_pushinteger(L, s->arena), lua_setfield(L, -2, "arena");
+  lua_pushinteger(L, s->temporaries), lua_setfield(L, -2, "temporaries");
+}
+
 /* stats(function) -> a list with a table for each program */
 static int stats(lua_State *L) {
-  if (lua_tocfunction(L, 1) != call) return ty_lua_refuse(L, 1, "a function that ty.compile returned");
-  lua_getupvalue(L, 1, 1);
-  const compiled *c = lua_touserdata(L, -1);
+  const compiled *c = check_compiled(L);
   lua_createtable(L, c->n, 0);
   for (int i = 0; i < c->n; i++) {
     ty_program_stats s = ty_program_stats_of(c->entries[i].program);
-    lua_createtable(L, 0, 6);
-    lua_pushinteger(L, s.recorded), lua_setfield(L, -2, "recorded");
-    lua_pushinteger(L, s.dropped), lua_setfield(L, -2, "dropped");
-    lua_pushinteger(L, s.steps), lua_setfield(L, -2, "steps");
-    lua_pushinteger(L, s.fused), lua_setfield(L, -2, "fused");
-    lua_pushinteger(L, s.arena), lua_setfield(L, -2, "arena");
-    lua_pushinteger(L, s.temporaries), lua_setfield(L, -2, "temporaries");
+    push_stats(L, &s);
     lua_rawseti(L, -2, i + 1);
   }
+  return 1;
+}
+
+/* The only recording of a compiled function at 1, and the tensors at 2, which stay on the stack. */
+static ty_program *check_restriction(lua_State *L, ty_tensor ***frozen, int *n) {
+  const compiled *c = check_compiled(L);
+  if (c->n != 1 || c->busy) luaL_error(L, "restrict: expected a function with one recording, got one with %d", c->n);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  *n = (int)luaL_len(L, 2);
+  *frozen = lua_newuserdatauv(L, sizeof **frozen * (size_t)(*n + 1), 0);
+  for (int i = 0; i < *n; i++) {
+    lua_rawgeti(L, 2, i + 1);
+    (*frozen)[i] = ty_lua_check(L, -1);
+    lua_pop(L, 1); /* the table holds it */
+  }
+  return c->entries[0].program;
+}
+
+/* restrict(function, tensors): its recording changes these no more */
+static int restrict_(lua_State *L) {
+  ty_tensor **frozen;
+  int n;
+  ty_program *p = check_restriction(L, &frozen, &n);
+  if (ty_program_restrict(p, frozen, n)) return 0;
+  lua_getupvalue(L, 1, 1);
+  drop_entries(lua_touserdata(L, -1));
+  return ty_lua_error(L);
+}
+
+/* foresee(function, tensors) -> the statistics that it would have then */
+static int foresee(lua_State *L) {
+  ty_tensor **frozen;
+  int n;
+  ty_program *p = check_restriction(L, &frozen, &n);
+  ty_program_stats s;
+  if (!ty_program_foresee(p, frozen, n, &s)) return ty_lua_error(L);
+  push_stats(L, &s);
   return 1;
 }
 
@@ -459,6 +511,8 @@ static int renew(lua_State *L) {
 int ty_lua_open_program(lua_State *L) {
   luaL_newlib(L, ((const luaL_Reg[]){ { "new", new },
                                       { "stats", stats },
+                                      { "restrict", restrict_ },
+                                      { "foresee", foresee },
                                       { "is_compiling", is_compiling },
                                       { "is_recording", is_recording },
                                       { "on_replay", on_replay },

@@ -50,7 +50,7 @@ static bool fits(const ty_program *p, const launch *l, const ty_view *shape) {
 }
 
 /* Might the two be the same memory? A gradient found on a leaf may be one that the program itself once put there. */
-static bool may_alias(const ty_program *p, const operand *a, const operand *b) {
+bool ty_program_may_alias(const ty_program *p, const operand *a, const operand *b) {
   if (a->slot == b->slot) return true;
   uint8_t ka = p->slots.v[a->slot].kind, kb = p->slots.v[b->slot].kind;
   return (ka == SLOT_GRADIENT && (kb == SLOT_HELD || kb == SLOT_GRADIENT)) || (kb == SLOT_GRADIENT && ka == SLOT_HELD);
@@ -66,7 +66,7 @@ static bool in_step(const ty_program *p, const launch *l, const launch *earlier)
   const operand *a = p->operands.v + l->first, *b = p->operands.v + earlier->first;
   for (int i = 0; i <= l->nin; i++)
     for (int j = 0; j <= earlier->nin; j++)
-      if ((i == 0 || j == 0) && a[i].slot >= 0 && b[j].slot >= 0 && may_alias(p, &a[i], &b[j]) &&
+      if ((i == 0 || j == 0) && a[i].slot >= 0 && b[j].slot >= 0 && ty_program_may_alias(p, &a[i], &b[j]) &&
           !same_elements(&a[i], &b[j]))
         return false;
   return true;

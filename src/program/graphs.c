@@ -36,7 +36,7 @@ static bool cut(const ty_program *p, struct graphs *g) {
   for (int i = 0; i < p->steps.n && hooked && g->segments; i++) {
     int at = p->order.v[p->steps.v[i].begin];
     const launch *l = &p->launches.v[at];
-    bool differs = l->hook >= 0 || l->clip >= 0 || l->params == PARAMS_RANDOM || hooked[at];
+    bool differs = l->hook >= 0 || l->clip >= 0 || l->part || l->params == PARAMS_RANDOM || hooked[at];
     bool joins = !differs && g->n && g->segments[g->n - 1].graph == g;
     if (joins) g->segments[g->n - 1].end = i + 1;
     else g->segments[g->n++] = (segment){ i, i + 1, differs ? NULL : g }; /* g: to be captured */

@@ -40,6 +40,8 @@ typedef struct launch {
   ty_kernel *kernel;
   int nout, nin, first; /* operands: outputs, then inputs */
   bool dead;
+  bool part;          /* of an optimizer's step: one tensor's, with the numbers of the whole */
+  bool left_out;      /* a part that a scheme does without */
   bool writes_inputs; /* ops over lists, without outputs */
   bool rests;         /* ty_kernel_args.weights was set: input 1 */
   uint8_t params;     /* PARAMS_ */
@@ -113,6 +115,9 @@ struct ty_program {
   int stream;    /* of a GPU: that of the last replay */
   bool wandered; /* replays were on several */
   int replays;
+  bool early, split;     /* updates as soon as their gradients are there; steps are in parts */
+  int hastened;          /* updates that run earlier than they were recorded */
+  int64_t arena_most;    /* 0: any number of bytes */
   struct graphs *graphs; /* on a GPU, from the second replay on; NULL: without */
 };
 
@@ -132,7 +137,14 @@ static inline void *ty_launch_params(const ty_program *p, const launch *l) {
 /* Operand i of l is written: an output, or any argument of an op over lists. */
 static inline bool ty_launch_writes(const launch *l, int i) { return i < l->nout || l->writes_inputs; }
 
-bool ty_program_plan(ty_program *p); /* liveness, steps, arena */
+bool ty_program_plan(ty_program *p); /* liveness, steps, arena; again where what is left out has changed */
+
+/* ---- updates (updates.c) ---- */
+
+bool ty_program_split(ty_program *p);  /* steps of optimizers become a launch for each tensor; false after ty_fail() */
+void ty_program_hasten(ty_program *p); /* in p->order */
+/* Might the two be the same memory? */
+bool ty_program_may_alias(const ty_program *p, const operand *a, const operand *b);
 
 /* Sets the pointers that change with the slots' bases; runs steps [begin, end), false after ty_fail(). */
 void ty_program_patch(ty_program *p);

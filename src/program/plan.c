@@ -8,7 +8,8 @@
 
 static bool outlives(const slot *s) { return s->kind != SLOT_TEMPORARY && s->kind != SLOT_INNER; }
 
-/* A launch lives when it writes what outlives the call or what a later one reads. Backwards, so one pass is enough. */
+/* A launch lives when it writes what outlives the call or what a later one reads, unless it is left out. Backwards, so
+ * one pass is enough. */
 static bool find_dead(ty_program *p) {
   bool *wanted = calloc((size_t)p->slots.n + 1, sizeof *wanted);
   if (!wanted || !ROOM(p->order, p->launches.n + 1)) {
@@ -20,7 +21,7 @@ static bool find_dead(ty_program *p) {
     const operand *o = p->operands.v + l->first;
     int n = l->nout + l->nin;
     bool lives = l->hook >= 0;
-    for (int j = 0; j < n && !lives; j++)
+    for (int j = 0; j < n && !lives && !l->left_out; j++)
       lives = o[j].slot >= 0 && ty_launch_writes(l, j) && (outlives(&p->slots.v[o[j].slot]) || wanted[o[j].slot]);
     l->dead = !lives;
     for (int j = 0; j < n && lives; j++)
@@ -198,21 +199,51 @@ static void prepare_results(ty_program *p) {
   }
 }
 
+/* What an earlier plan has left. */
+static void forget(ty_program *p) {
+  for (int i = 0; i < p->steps.n; i++) ty_fused_free(p->steps.v[i].fused);
+  p->steps.n = p->order.n = p->patches.n = p->written.n = 0;
+  for (int i = 0; i < p->slots.n; i++)
+    if (p->slots.v[i].kind == SLOT_INNER) p->slots.v[i].kind = SLOT_TEMPORARY;
+  ty_graphs_free(p, p->graphs);
+  p->graphs = NULL;
+  p->replays = 0;
+  if (p->arena) ty_storage_release(p->arena);
+  p->arena = NULL;
+  p->arena_bytes = p->temporary_bytes = 0;
+  free(p->views);
+  p->views = NULL;
+}
+
+static bool check_arena(const ty_program *p) {
+  return !p->arena_most || (int64_t)p->arena_bytes <= p->arena_most ||
+         ty_fail(TY_ENOMEM,
+                 "compile: the temporaries of a call need an arena of %zu bytes, %zu more than the %lld that "
+                 "it may have",
+                 p->arena_bytes, p->arena_bytes - (size_t)p->arena_most, (long long)p->arena_most);
+}
+
 bool ty_program_plan(ty_program *p) {
+  forget(p);
+  if (p->early && !ty_program_split(p)) return false;
   p->recorded = 0;
   for (int i = 0; i < p->launches.n; i++) p->recorded += p->launches.v[i].hook < 0;
-  if (!find_dead(p) || !check_state(p) || !make_steps(p)) return false;
+  if (!find_dead(p) || !check_state(p)) return false;
+  if (p->early) ty_program_hasten(p);
+  if (!make_steps(p)) return false;
   find_lifetimes(p);
   prepare_results(p);
-  return make_fused(p) && pack(p) && set_views(p) && find_written(p);
+  return make_fused(p) && pack(p) && check_arena(p) && set_views(p) && find_written(p);
 }
 
 ty_program_stats ty_program_stats_of(const ty_program *p) {
   ty_program_stats s = { .recorded = p->recorded,
                          .steps = p->steps.n,
+                         .hastened = p->hastened,
                          .arena = (int64_t)p->arena_bytes,
                          .temporaries = (int64_t)p->temporary_bytes };
   for (int i = 0; i < p->launches.n; i++) s.dropped += p->launches.v[i].dead;
+  for (int i = 0; i < p->order.n; i++) s.runs += p->launches.v[p->order.v[i]].hook < 0;
   for (int i = 0; i < p->steps.n; i++) s.fused += p->steps.v[i].fused != NULL;
   return s;
 }

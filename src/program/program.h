@@ -45,6 +45,9 @@ void ty_program_abandon(ty_program *p);
 /* Ends it with these results. The caller has given up every other reference to what the function left behind, so that
  * the storages still alive are those that somebody else holds. False after ty_fail(), and p is gone. */
 bool ty_program_finish(ty_program *p, ty_tensor *const *result, int nresults);
+/* Before it is finished. early: an optimizer steps on each tensor as soon as its gradient is there. arena: the most bytes
+ * of temporaries; finish() fails where they need more. 0: any number. */
+void ty_program_options(ty_program *p, bool early, int64_t arena);
 
 /* At the place reached replays call a hook. Returns its number, -1 after ty_fail(). */
 int ty_program_add_hook(void);
@@ -69,9 +72,16 @@ int ty_program_hooks(const ty_program *p);
 
 typedef struct ty_program_stats {
   int recorded, dropped, steps, fused; /* launches as recorded, found dead; steps that run, of which fused */
+  int runs, hastened;                  /* launches of a replay; updates that run earlier than they were recorded */
   int64_t arena, temporaries;          /* bytes; of all temporaries added up */
 } ty_program_stats;
 ty_program_stats ty_program_stats_of(const ty_program *p);
+
+/* Optimizers' steps on these tensors are left out from now on, and what only they needed. False after ty_fail(), when
+ * there is no step on one of them; then p can only be freed. */
+bool ty_program_restrict(ty_program *p, ty_tensor *const *frozen, int n);
+/* What that would make of p, which stays as it is. */
+bool ty_program_foresee(ty_program *p, ty_tensor *const *frozen, int n, ty_program_stats *stats);
 
 /* ---- hooks of call.c; see recording.h for the others ---- */
 

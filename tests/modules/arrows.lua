@@ -59,6 +59,7 @@ return {
 
   -- Techniques, on any model: layers are found and changed by nn.surgery.
   offload = {},
+  tiny = {},
   quant = {
     hub = "quant.convert and quant.save write GGUF files",
   },

@@ -426,19 +426,37 @@ function ty.memory.allocation_count() end
 ty.program = {}
 
 --- A function whose calls are recorded, at most `limit` of them, and replayed; `warm`: a call of a new form first runs
---- unrecorded; `elementwise`: other ops are an error.
+--- unrecorded; `elementwise`: other ops are an error; `early`: optimizers step on each tensor as soon as its gradient
+--- is there; `arena`: the most bytes of temporaries (0: any number).
 ---@param fn function
 ---@param limit integer
 ---@param warm boolean
 ---@param elementwise boolean
+---@param early? boolean
+---@param arena? integer
 ---@return function
-function ty.program.new(fn, limit, warm, elementwise) end
+function ty.program.new(fn, limit, warm, elementwise, early, arena) end
 
 --- For each recording of a compiled function: launches recorded and dropped, steps that run and how many are fused,
---- bytes of the arena and of the temporaries that share it.
+--- bytes of the arena and of the temporaries that share it, launches of a replay, updates that run earlier than they
+--- were recorded.
 ---@param compiled function
----@return {recorded: integer, dropped: integer, steps: integer, fused: integer, arena: integer, temporaries: integer}[]
+---@return {recorded: integer, dropped: integer, steps: integer, fused: integer, arena: integer, temporaries: integer,
+---  runs: integer, hastened: integer}[]
 function ty.program.stats(compiled) end
+
+--- The only recording of a compiled function leaves out optimizers' steps on these tensors from now on, and all that
+--- only they needed. Raises when there is no step on one of them.
+---@param compiled function
+---@param frozen Tensor[]
+function ty.program.restrict(compiled, frozen) end
+
+--- The statistics that it would have then; it stays as it is.
+---@param compiled function
+---@param frozen Tensor[]
+---@return {recorded: integer, dropped: integer, steps: integer, fused: integer, arena: integer, temporaries: integer,
+---  runs: integer, hastened: integer}
+function ty.program.foresee(compiled, frozen) end
 
 --- Whether this runs inside a compiled function, in its first call or while it is recorded.
 ---@return boolean
