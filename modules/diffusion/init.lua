@@ -25,6 +25,7 @@
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
+--     tokens      generators over tokens: the loop that draws them, and tokenizers
 --     policy      what is seen to what is done: training and drawing with such networks
 --     compare     samplers beside a full one: likeness, evaluations, operations, seconds
 --
@@ -67,6 +68,7 @@ return {
   spacing = require "tycho.diffusion.spacing",
   stages = require "tycho.diffusion.stages",
   times = require "tycho.diffusion.times",
+  tokens = require "tycho.diffusion.tokens",
   weighting = require "tycho.diffusion.weighting",
   DiT = require "tycho.models.dit",
   UNet = require "tycho.models.unet",
