@@ -53,7 +53,7 @@ TY_DEVICE void na_gather(const na_job &j, const na_window &w, const T *from, int
     T sum[EACH] = {};
     for (int64_t first = 0; first < w.count; first += TY_WARP) {
       const T own = first + lane < w.count ? weight(na_place(j, w, first + lane)) : T(0);
-      const int keys = static_cast<int>(w.count - first < TY_WARP ? w.count - first : TY_WARP);
+      const int keys = static_cast<int>(min(w.count - first, static_cast<int64_t>(TY_WARP)));
       for (int i = 0; i < keys; i++) {
         const T other = __shfl_sync(0xffffffffu, own, i);
         const T *row = from + na_place(j, w, first + i) * channels;

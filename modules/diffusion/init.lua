@@ -26,6 +26,7 @@
 --     measure     how alike pictures are, and sets of them
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
 --     tokens      generators over tokens: the loop that draws them, and tokenizers
+--     binary      diffusion of bits
 --     policy      what is seen to what is done: training and drawing with such networks
 --     compare     samplers beside a full one: likeness, evaluations, operations, seconds
 --
@@ -42,6 +43,7 @@ return {
   TextToImage = require "tycho.diffusion.text_to_image",
   attention = require "tycho.diffusion.attention",
   blocks = require "tycho.diffusion.blocks",
+  binary = require "tycho.diffusion.binary",
   cache = require "tycho.diffusion.cache",
   autoencoder = require "tycho.diffusion.autoencoder",
   compare = require "tycho.diffusion.compare",

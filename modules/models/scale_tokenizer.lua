@@ -1,5 +1,5 @@
---- A tokenizer of pictures in scales: what is coded at one is what the coarser ones left over. Tian et al. 2024, "Visual
--- Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction", section 3.2, algorithms 1 and 2, with
+--- A tokenizer of pictures in scales: what is coded at one is what the coarser ones left over. Tian et al. 2024,
+-- "Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction", section 3.2, algorithms 1 and 2, with
 -- an encoder and a decoder of a few convolutions.
 --
 --     local tokenizer = models.ScaleTokenizer { scales = { 1, 2, 4, 8 } }

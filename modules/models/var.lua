@@ -1,77 +1,17 @@
 --- Next-scale prediction over the tokens of models.ScaleTokenizer, with the parameter names of the public VAR
--- checkpoints. Tian et al. 2024, "Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction";
--- with attention = "scale" or "window" MVAR, Zhang et al. 2025, "MVAR: Visual Autoregressive Modeling with Scale and
--- Spatial Markovian Conditioning": p(r_1, ..., r_L | c) = p(r_1 | c) prod p(r_l | eta_k(r_{l-1}), c), where r_{l-1} comes
--- as the sum up to it, brought to the size of the next map, and eta_k is a window of k x k places.
+-- checkpoints. Tian et al. 2024, "Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale
+-- Prediction"; with attention = "scale" or "window" MVAR, Zhang et al. 2025, "MVAR: Visual Autoregressive Modeling with
+-- Scale and Spatial Markovian Conditioning": p(r_1, ..., r_L | c) = p(r_1 | c) prod p(r_l | eta_k(r_{l-1}), c), where
+-- r_{l-1} comes as the sum up to it, brought to the size of the next map, and eta_k is a window of k x k places.
 --
---     local model = models.VAR { scales = tokenizer.scales, codes = 128, inputs = 16, classes = 10, attention = "window" }
+--     local model = models.VAR { scales = tokenizer.scales, codes = 128, inputs = 16, classes = 10,
+--       attention = "window" }
 --     local logits = model(tokenizer:inputs(ids), { labels = labels })     -- [n, tokens, codes]
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local modulated = require "tycho.models.modulated"
 
-local nn = ty.nn
-
--- Without gradients, what a part of a block needs is given back at its end.
-local function part(fn) return ty.is_grad_enabled() and fn() or ty.scope(fn) end
-
-local Attention = nn.module "VARAttention"
-
-function Attention:init(width, heads)
-  self.heads = heads
-  self.mat_qkv = nn.Linear(width, 3 * width, { bias = false })
-  self.q_bias, self.v_bias = nn.Parameter(ty.zeros(width)), nn.Parameter(ty.zeros(width))
-  self.proj = nn.Linear(width, width)
-end
-
--- attend(q, k, v): what attention makes of [n, heads, tokens, d].
-function Attention:forward(x, attend)
-  return self.proj(part(function()
-    local bias = ty.concat({ self.q_bias, ty.zeros_like(self.q_bias), self.v_bias }, 0)
-    local q, k, v = ty.linear(x, self.mat_qkv.weight, bias):chunk(3, -1)
-    return nn.join_heads(attend(nn.split_heads(q, self.heads), nn.split_heads(k, self.heads),
-      nn.split_heads(v, self.heads)))
-  end))
-end
-
-local Mlp = nn.module "VARMlp"
-
-function Mlp:init(width, inner)
-  self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
-end
-
-function Mlp:forward(x)
-  return self.fc2(ty.linear(x, self.fc1.weight, self.fc1.bias, { activation = "gelu_tanh" }))
-end
-
-local plain = { elementwise_affine = false, eps = 1e-6 }
-
-local Block = nn.module "VARBlock"
-
-function Block:init(width, heads, ratio)
-  self.norm = nn.LayerNorm(width, plain)
-  self.attn, self.ffn = Attention(width, heads), Mlp(width, math.floor(width * ratio))
-  self.ada_lin = nn.Modulation(width, 6)
-end
-
-function Block:forward(x, condition, attend)
-  local gate1, gate2, scale1, scale2, shift1, shift2 = self.ada_lin(condition)
-  local function attended() return self.attn(nn.modulate(self.norm(x), shift1, scale1), attend) end
-  x = part(function() return x + gate1:unsqueeze(1) * part(attended) end)
-  local function fed() return self.ffn(nn.modulate(self.norm(x), shift2, scale2)) end
-  return part(function() return x + gate2:unsqueeze(1) * part(fed) end)
-end
-
-local Head = nn.module "VARHead"
-
-function Head:init(width)
-  self.norm = nn.LayerNorm(width, plain)
-  self.ada_lin = nn.Modulation(width, 2)
-end
-
-function Head:forward(x, condition)
-  local scale, shift = self.ada_lin(condition)
-  return nn.modulate(self.norm(x), shift, scale)
-end
+local nn, part = ty.nn, modulated.part
 
 ---@class VAR: Module
 ---@field scales integer[]
@@ -109,8 +49,8 @@ function VAR:init(options)
   self.lvl_embed = nn.Embedding(#o.scales, width)
   nn.init.normal(self.lvl_embed.weight, 0, 0.02)
   self.blocks = nn.ModuleList {}
-  for _ = 1, o.depth do self.blocks:append(Block(width, o.heads, o.mlp_ratio)) end
-  self.head_nm, self.head = Head(width), nn.Linear(width, o.codes)
+  for _ = 1, o.depth do self.blocks:append(modulated.Block(width, o.heads, o.mlp_ratio)) end
+  self.head_nm, self.head = modulated.Head(width), nn.Linear(width, o.codes)
   nn.init.normal(self.head.weight, 0, 0.02)
   nn.init.zeros(self.head.bias)
 end
@@ -201,8 +141,8 @@ function VAR:forward(inputs, condition)
     if mask then return ty.scaled_dot_product_attention(q, k, v, mask) end
     local list = {}
     for l, side in ipairs(self.scales) do
-      local function part(t) return t:narrow(2, self.first[l], side * side) end
-      list[l] = within(self, part(q), part(k), part(v), side)
+      local function own(t) return t:narrow(2, self.first[l], side * side) end
+      list[l] = within(self, own(q), own(k), own(v), side)
     end
     return ty.concat(list, 2)
   end

@@ -1,5 +1,4 @@
 --- Parts of the loop of generators over tokens: what guidance makes of two predictions, and how tokens are drawn.
-local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
 local M = {}

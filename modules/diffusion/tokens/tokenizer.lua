@@ -16,10 +16,7 @@ end
 
 --- Trains a tokenizer: a module that is called with pictures and returns them as they come back and (nil) what is to be
 -- added to the loss. loader: batches with a field `image`, u8 or floats from -1 to 1. options: those of train.fit but
--- loss, and
---   smooth       nil: the mean squared error; a number: smooth L1 with that as its bend
---   features     nil, or a function of pictures that gives a list of maps of a fixed network, as measure.perceptual has
---   perceptual   (0.1) the weight of their mean squared difference, each brought to length 1 at every place
+-- loss, and smooth (0: the mean squared error; else smooth L1 with that as its bend).
 ---@param tokenizer Module
 ---@param loader DataLoader
 ---@param options table
@@ -29,26 +26,20 @@ function M.fit(tokenizer, loader, options)
   local who = "tokens.fit"
   check(who, tokenizer)
   arguments.expect(who, "options", options, "a table")
-  local rest, own = { title = "tokenizer", weight_decay = 0.01 }, { perceptual = 0.1 }
+  local rest, smooth = { title = "tokenizer", weight_decay = 0.01 }, 0
   for key, value in pairs(options) do
-    local mine = key == "smooth" or key == "features" or key == "perceptual"
-    if mine then own[key] = value else rest[key] = value end
+    if key == "smooth" then smooth = value else rest[key] = value end
   end
-  arguments.expect(who, "smooth", own.smooth, "a finite number or nil")
-  arguments.expect(who, "features", own.features, "a function or nil")
-  arguments.expect(who, "perceptual", own.perceptual, "a finite number")
+  arguments.expect(who, "smooth", smooth, "a finite number >= 0")
   rest.loss = function(model, batch)
     local x = autoencoder.pictures(batch.image)
     local back, extra = model(x)
-    local loss = own.smooth and ty.nn.smooth_l1_loss(back, x, { beta = own.smooth }) or ty.nn.mse_loss(back, x)
-    local parts = { error = ty.nn.mse_loss(back, x):detach() }
-    if extra then loss = loss + extra end
-    if own.features then loss = loss + measure.perceptual_loss(back, x, own.features) * own.perceptual end
-    return loss, parts
+    local error_ = ty.nn.mse_loss(back, x)
+    local loss = smooth > 0 and ty.nn.smooth_l1_loss(back, x, { beta = smooth }) or error_
+    return extra and loss + extra or loss, { error = error_:detach() }
   end
   local losses, trained = ty.train.fit(tokenizer, loader, rest)
-  trained:eval()
-  return losses, trained
+  return losses, trained:eval()
 end
 
 --- What a tokenizer leaves of pictures: psnr (dB) and ssim, means over them; frechet, of all to the pictures

@@ -112,9 +112,8 @@ check.test("a window over the grid is attention within the scale; a smaller one 
 end)
 
 check.test("scale by scale gives the logits, the loss and the gradients of all at once", function()
-  local inputs, labels = tokenizer():inputs(tokenizer():eval():encode(ty.randn(2, 3, 16, 16))), ty.tensor { 1, 2 }
-  local condition = { labels = labels }
-  local target = ty.randint(0, 12, { 2, 30 })
+  local t, x, labels = tokenizer():eval(), ty.randn(2, 3, 16, 16), ty.tensor { 1, 2 }
+  local inputs, condition = t:inputs(t:encode(x)), { labels = labels }
   for _, kind in ipairs { "full", "scale", "window" } do
     local model = network(kind)
     local all = model(inputs, condition)
@@ -124,22 +123,20 @@ check.test("scale by scale gives the logits, the loss and the gradients of all a
       for l in ipairs(SCALES) do parts[l] = model:scale(l, inputs[l - 1], condition, cache) end
     end)
     check.equal(difference(ty.concat(parts, 1), all) < 1e-4, true, kind)
+    local way, batch = tokens.next_scale(model, t), nil
+    batch = way:material(x)
+    batch.labels = labels
+    local list = model:parameters()
+    local loss = way:loss(batch)
+    check.equal(difference(loss, ty.nn.cross_entropy(all:flatten(0, 1), batch.ids:flatten())) < 1e-5, true)
     if kind ~= "full" then
-      local list = model:parameters()
-      local want = ty.grad(ty.nn.cross_entropy(all:flatten(0, 1), target:flatten()), list)
-      local first, got = 0, nil
-      for l, side in ipairs(SCALES) do
-        local n = side * side
-        local part = model:scale(l, inputs[l - 1], condition)
-        local loss = ty.nn.cross_entropy(part:flatten(0, 1), target:narrow(1, first, n):flatten()) * (n / 30)
-        local g = ty.grad(loss, list, { allow_unused = true })
-        for i in ipairs(list) do
-          g[i] = g[i] or ty.zeros_like(list[i])
-          if l > 1 then g[i] = g[i] + got[i] end
-        end
-        got, first = g, first + n
+      local want = ty.grad(loss, list)
+      check.close(way:backward(batch), loss:item(), 1e-5)
+      for i, p in ipairs(list) do
+        check.equal(difference(p.grad, want[i]) < 1e-5, true, kind)
       end
-      for i in ipairs(list) do check.equal(difference(got[i], want[i]) < 1e-5, true, kind) end
+    else
+      check.fails(function() way:backward(batch) end, "NextScale:backward: model: expected one whose scales")
     end
   end
 end)
@@ -228,7 +225,6 @@ check.test("a tokenizer learns, and its table says what comes back", function()
   local loader = ty.data.DataLoader(ty.data.TensorDataset { image = x }, { batch_size = 16, shuffle = true })
   tokens.fit(t, loader, { steps = 150, lr = 5e-3, quiet = true })
   local after, back = tokens.reconstruction(t, x, { features = function(y) return y:mean { 2, 3 } end })
-  print(before.psnr, after.psnr, after.frechet)
   check.equal(after.psnr > before.psnr + 5, true)
   check.equal(back.shape, { 32, 3, 16, 16 })
   check.close(after.bits, t.bits, 0)
@@ -238,7 +234,8 @@ end)
 check.test("errors", function()
   check.fails(function() models.VAR { codes = 3, inputs = 2 } end, "VAR: scales: expected what the tokenizer has")
   check.fails(function() models.ScaleTokenizer { scales = { 2, 2 } } end, "ScaleTokenizer: scales: expected rising")
-  check.fails(function() tokenizer():encode(ty.zeros(1, 3, 8, 8)) end, "ScaleTokenizer: pictures: expected [n, 3, 16, 16]")
+  check.fails(function() tokenizer():encode(ty.zeros(1, 3, 8, 8)) end,
+    "ScaleTokenizer: pictures: expected [n, 3, 16, 16]")
   check.fails(function() network "full":scale(1, nil, { labels = ty.tensor { 0 } }) end, "VAR:scale: cache")
   check.fails(function() network "scale":scale(2, nil, { labels = ty.tensor { 0 } }) end, "VAR:scale: input")
   check.fails(function() network "scale"({}, { labels = ty.tensor { 0 } }) end, "VAR: inputs: expected one")
