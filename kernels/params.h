@@ -144,6 +144,12 @@ typedef struct ty_p_blocks {
   int64_t query_block, key_block;
 } ty_p_blocks;
 
+/* Attention of each place of a grid to a window of it, [rows, columns]: kernels/neighbourhood.h. */
+typedef struct ty_p_neighbourhood {
+  double scale;
+  int64_t window[2];
+} ty_p_neighbourhood;
+
 /* Recurrent networks. Gates in this order: LSTM input, forget, cell, output; GRU reset, update, new; sLSTM input, forget,
  * cell, output, the forget gate a sigmoid or (TY_SLSTM_EXP) an exponential. */
 typedef enum ty_cell { TY_LSTM, TY_GRU, TY_SLSTM, TY_SLSTM_EXP } ty_cell;

@@ -26,6 +26,8 @@
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
+--     tokens      generators over tokens: the loop that draws them, and tokenizers
+--     binary      diffusion of bits
 --     policy      what is seen to what is done: training and drawing with such networks
 --     compare     samplers beside a full one: likeness, evaluations, operations, seconds
 --
@@ -42,6 +44,7 @@ return {
   TextToImage = require "tycho.diffusion.text_to_image",
   attention = require "tycho.diffusion.attention",
   blocks = require "tycho.diffusion.blocks",
+  binary = require "tycho.diffusion.binary",
   cache = require "tycho.diffusion.cache",
   autoencoder = require "tycho.diffusion.autoencoder",
   compare = require "tycho.diffusion.compare",
@@ -69,6 +72,7 @@ return {
   sized = require "tycho.diffusion.sized",
   stages = require "tycho.diffusion.stages",
   times = require "tycho.diffusion.times",
+  tokens = require "tycho.diffusion.tokens",
   weighting = require "tycho.diffusion.weighting",
   DiT = require "tycho.models.dit",
   UNet = require "tycho.models.unet",

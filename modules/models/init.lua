@@ -41,6 +41,8 @@ return require "tycho.lazy" ({}, {
   AutoencoderKL = "tycho.models.autoencoder_kl", Gaussian = "tycho.models.gaussian",
   Fixed = "tycho.models.fixed", TimeMLP = "tycho.models.time_mlp",
   AutoencoderTiny = "tycho.models.autoencoder_tiny", ControlNetModel = "tycho.models.controlnet",
+  BitTokenizer = "tycho.models.bit_tokenizer", BitTransformer = "tycho.models.bit_transformer",
+  Codebook = "tycho.models.codebook", ScaleTokenizer = "tycho.models.scale_tokenizer", VAR = "tycho.models.var",
   DiT = "tycho.models.dit", DiTTransformer2DModel = "tycho.models.dit2d",
   FluxTransformer2DModel = "tycho.models.flux", PixArtTransformer2DModel = "tycho.models.pixart",
   ResNet = "tycho.models.resnet", ResNet1d = "tycho.models.resnet1d",
