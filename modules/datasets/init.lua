@@ -18,6 +18,7 @@ local M = {}
 -- The sets. A further one is a row here, a file and a page.
 local sets = {
   arm = "tycho.datasets.arm",
+  canvas = "tycho.datasets.canvas",
   clips = "tycho.datasets.clips",
   digits = "tycho.datasets.digits",
   emoji = "tycho.datasets.emoji",

@@ -12,6 +12,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local named = require "tycho.diffusion.published.named"
 local paint = require "tycho.diffusion.painting"
+local pixels = require "tycho.diffusion.pixels"
 local prompting = require "tycho.diffusion.prompts"
 
 local expect, fail = arguments.expect, arguments.fail
@@ -34,7 +35,8 @@ TextToImage.__name = WHO
 -- ---- construction ----
 
 --- pipeline: { class, components = { tokenizer, text_encoder, unet or transformer, vae, scheduler (its config) } }, as
--- hub.pipeline() reads a folder; SDXL, Stable Diffusion 3 and Flux have more text encoders, by diffusers' names.
+-- hub.pipeline() reads a folder; SDXL, Stable Diffusion 3 and Flux have more text encoders, by diffusers' names. A
+-- network of 3, 12, 48 ... channels needs no vae: it draws pixels, see pixels.lua.
 -- options: length (tokens of a prompt, of T5 where there are several encoders; what the tokenizer or the encoder says),
 -- warn (a function of a text: what is said when a prompt is cut; to the error stream).
 ---@param pipeline Pipeline
@@ -46,7 +48,8 @@ local function new(pipeline, options)
   local o = arguments.read(WHO, options, { length = arguments.none,
     warn = function(text) io.stderr:write(text, "\n") end }, { length = "an integer >= 2", warn = "a function" })
   local self = setmetatable({ pipeline = pipeline, prompts = prompting.new(pipeline, o.length, o.warn) }, TextToImage)
-  self.network, self.autoencoder = self.prompts.network, prompting.component(pipeline, "vae")
+  self.network = self.prompts.network
+  self.autoencoder = parts.vae or pixels(self.network.config.in_channels) or prompting.component(pipeline, "vae")
   self.text_encoder, self.tokenizer = parts.text_encoder, parts.tokenizer
   self.length = self.prompts.readers[1].length
   return self:use(self.prompts.scheduler)

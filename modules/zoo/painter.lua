@@ -138,9 +138,12 @@ function M.measure(r, painter, split, count)
   return judged(r, pictures, batch.caption, batch.asked), judged(r, batch.image, batch.caption, batch.asked), pictures
 end
 
--- Muon for the matrices inside of blocks, AdamW for all else. With the same pictures the error on others is as small
+--- Muon for the matrices inside of blocks, AdamW for all else. With the same pictures the error on others is as small
 -- after 500 steps as after about 800 of AdamW at twice its usual rate.
-local function muon(model, o)
+---@param model Module
+---@param o { lr: number, schedule: table, clip_norm: number }
+---@return Optimizer
+function M.optimizer(model, o)
   local inner, rest = {}, {}
   for name, p in model:named_parameters() do
     local hidden = p.ndim >= 2 and (name:find("block", 1, true) or name:find("layers", 1, true))
@@ -172,7 +175,7 @@ function M.train(r, name, network, scheduler, seed)
     painter.network = network
     return drawn
   end
-  local _, averaged = ty.train.fit(network, loader, scenes.fit_options(r, seed, { optimizer = muon,
+  local _, averaged = ty.train.fit(network, loader, scenes.fit_options(r, seed, { optimizer = M.optimizer,
     loss = function(m, batch)
       return objective:loss(m, batch.latents:to "f32", painter:condition(batch.tokens))
     end,

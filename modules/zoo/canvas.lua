@@ -1,0 +1,233 @@
+--- Networks that draw canvases (datasets.canvas) from captions, and the judge of what they draw: what the recipes of
+-- zoo/canvas-unet and zoo/canvas-judge do, and what recipes measure with.
+local ty = require "tycho"
+local datasets = require "tycho.datasets"
+local diffusion = require "tycho.diffusion"
+local models = require "tycho.models"
+local painter = require "tycho.zoo.painter"
+local shelf = require "tycho.zoo.shelf"
+local arguments = require "tycho.arguments"
+
+local nn, canvas = ty.nn, datasets.canvas
+local M = {}
+
+-- ---- the painter ----
+
+local first, last = "<|startoftext|>", "<|endoftext|>"
+local LENGTH = 12 -- tokens of the longest caption
+local FOLD = 4 -- pixels of a side that are one place of a network
+
+--- A tokenizer whose tokens are the words of captions of canvases.
+---@return Tokenizer
+function M.tokenizer()
+  local vocabulary, added = { [first] = 0, [last] = 1 }, {}
+  for i, word in ipairs(canvas.words) do vocabulary[word] = i + 1 end
+  for i, content in ipairs { first, last } do
+    added[i] = { id = i - 1, content = content, single_word = false, lstrip = false, rstrip = false, normalized = false,
+      special = true }
+  end
+  local function piece(token) return { SpecialToken = { id = token, type_id = 0 } } end
+  local function text(name) return { Sequence = { id = name, type_id = 0 } } end
+  local made = ty.tokenizer.parse(ty.io.json_encode { version = "1.0", added_tokens = ty.io.array(added),
+    normalizer = { type = "Lowercase" }, pre_tokenizer = { type = "WhitespaceSplit" },
+    post_processor = { type = "TemplateProcessing", single = ty.io.array { piece(first), text "A", piece(last) },
+      pair = ty.io.array { piece(first), text "A", piece(last), text "B", piece(last) },
+      special_tokens = { [first] = { id = first, ids = ty.io.array { 0 }, tokens = ty.io.array { first } },
+        [last] = { id = last, ids = ty.io.array { 1 }, tokens = ty.io.array { last } } } },
+    model = { type = "WordLevel", vocab = vocabulary, unk_token = last } })
+  local fields = ty.tokenizer.fields(made)
+  fields.bos, fields.eos, fields.pad, fields.unk, fields.max_length = 0, 1, 1, 1, LENGTH
+  return made
+end
+
+--- A painter of canvases with fresh weights: a U-Net with words by cross-attention in the shape of Stable Diffusion's,
+-- a text encoder of CLIP's kind, and no autoencoder. options: widths ({ 56, 64 }: channels at 8 x 8 places of 4 x 4
+-- pixels, and at 4 x 4), text (64: width of words), device.
+---@param options? { widths?: integer[], text?: integer, device?: string }
+---@return TextToImage
+function M.painter(options)
+  local o = arguments.read("zoo.canvas.painter", options, { widths = { 56, 64 }, text = 64, device = "cpu" },
+    { widths = "a pair of integers >= 8", text = "an integer >= 8" })
+  local components = nn.with_defaults({ device = o.device }, function()
+    return {
+      unet = models.UNet2DConditionModel { sample_size = canvas.side // FOLD, in_channels = 3 * FOLD * FOLD,
+        out_channels = 3 * FOLD * FOLD,
+        down_block_types = { "DownBlock2D", "CrossAttnDownBlock2D" },
+        up_block_types = { "CrossAttnUpBlock2D", "UpBlock2D" }, block_out_channels = o.widths, layers_per_block = 1,
+        cross_attention_dim = o.text, attention_head_dim = 4, norm_num_groups = 8,
+        use_linear_projection = true, resnet_time_scale_shift = "scale_shift" },
+      text_encoder = models.CLIPTextModel { vocab_size = #canvas.words + 2, hidden_size = o.text,
+        intermediate_size = 2 * o.text, num_hidden_layers = 1, num_attention_heads = 4,
+        max_position_embeddings = LENGTH, eos_token_id = 1, initializer_factor = 5 } }
+  end)
+  components.tokenizer = M.tokenizer()
+  components.scheduler = { _class_name = "FlowMatchEulerDiscreteScheduler", num_train_timesteps = 1000, shift = 1.0 }
+  return diffusion.TextToImage { class = "StableDiffusionPipeline", classes = {}, components = components }
+end
+
+--- The painter that ships.
+---@param options? table  of zoo.load
+---@return TextToImage
+function M.load(options) return diffusion.TextToImage(shelf.load("canvas-unet", options)) end
+
+--- Trains a painter, network and text encoder, on canvases. options: those of datasets.canvas under `set`; steps,
+-- batch (64), lr (0.02), seed (0), drop (0.1: captions left out, for guidance), text (true: the text encoder is trained
+-- too), and those of train.fit. Returns the painter with averaged weights, if an average was asked for.
+---@param made TextToImage
+---@param options table
+---@return TextToImage
+---@return number[] losses
+function M.train(made, options)
+  local o = { set = {}, batch = 64, lr = 0.02, seed = 0, drop = 0.1, text = true }
+  for key, value in pairs(options) do o[key] = value end
+  local device, dropped = made:device(), made:tokens { "" }:to { device = made:device() }
+  local loader = ty.data.DataLoader(datasets.load("canvas", o.set), { batch_size = o.batch, shuffle = true,
+    seed = o.seed, drop_last = true })
+  local parts = nn.ModuleDict { unet = made.network, text_encoder = o.text and made.text_encoder or nil }
+  local told = { height = canvas.side, width = canvas.side }
+  local objective = setmetatable({}, getmetatable(made.process.objective))
+  for key, value in pairs(made.process.objective) do objective[key] = value end
+  objective.drop = 0
+  local fit = { optimizer = painter.optimizer, final = 0.02, quiet = true, title = "canvas",
+    loss = function(m, batch)
+      local n, encoder = #batch.caption, made.prompts.readers[1]
+      local tokens = made:tokens(batch.caption):to { device = device }
+      tokens = ty.where(ty.rand({ n, 1 }, { device = device }):lt(o.drop), dropped, tokens)
+      encoder.encoder = m.text_encoder or encoder.encoder
+      return objective:loss(m.unet, made:encode(batch.image), made.prompts:condition(tokens, told, o.text))
+    end }
+  for key, value in pairs(o) do
+    if key ~= "set" and key ~= "batch" and key ~= "seed" and key ~= "drop" and key ~= "text" then fit[key] = value end
+  end
+  local losses, averaged = ty.train.fit(parts, loader, fit)
+  M.use(made, averaged.unet, averaged.text_encoder)
+  return made, losses
+end
+
+--- Puts another network, and perhaps another text encoder, into a painter. Returns it.
+---@param made TextToImage
+---@param network Module
+---@param encoder? Module
+---@return TextToImage
+function M.use(made, network, encoder)
+  made.network, made.prompts.network, made.pipeline.components.unet = network, network, network:eval()
+  if encoder then
+    made.text_encoder, made.prompts.readers[1].encoder = encoder, encoder
+    made.pipeline.components.text_encoder = encoder:eval()
+  end
+  return made
+end
+
+-- ---- the judge ----
+
+-- What a judge says, as outputs one after the other.
+local sizes = { { "style", #canvas.styles }, { "kind", #canvas.kinds }, { "ground", #canvas.grounds },
+  { "colour", #canvas.colours + 1 }, { "mark", #canvas.marks } }
+local outputs = 0
+for _, row in ipairs(sizes) do outputs = outputs + row[2] end
+
+--- What a judge is asked of canvases: style, kind, ground, colour (6: a thing's own) and mark, i64 [n] each.
+---@param batch table  of datasets.canvas
+---@return table<string, Tensor>
+function M.labels(batch)
+  return { style = batch.style, kind = batch.kind, ground = batch.ground, mark = batch.mark,
+    colour = ty.where(batch.hue:lt(0), #canvas.colours, (batch.hue + 30):floor_divide(60) % 6) }
+end
+
+local function folded(pictures) return ty.pixel_unshuffle(pictures:to "f32" / 127.5 - 1, FOLD) end
+
+--- A judge with fresh weights: a residual network.
+---@param channels? integer[]
+---@return Module
+function M.judge_network(channels)
+  channels = channels or { 64, 96 }
+  local blocks = {}
+  for i = 1, #channels do blocks[i] = 1 end
+  return models.ResNet { in_channels = 3 * FOLD * FOLD, classes = outputs, channels = channels, blocks = blocks,
+    small = true }
+end
+
+--- Trains a judge on canvases of known and unknown kinds. options: steps, batch (64), seed (0), and those of train.fit.
+---@param network Module
+---@param options table
+---@return Module
+function M.train_judge(network, options)
+  local o = { batch = 64, seed = 0 }
+  for key, value in pairs(options) do o[key] = value end
+  local sets = {}
+  for i, split in ipairs { "training", "unknown_kinds", "held_out" } do
+    sets[i] = ty.data.DataLoader(datasets.load("canvas", { split = split, seed = o.seed + 1000, length = 60000 }), {
+      batch_size = math.max(1, o.batch // (i == 1 and 2 or 4)), seed = o.seed })
+  end
+  local fit = { lr = 3e-3, weight_decay = 0.02, final = 0.02, quiet = true, title = "judge", loss = function(m, batch)
+    local loss = 0
+    for k, part in ipairs { batch, sets[2]:next(), sets[3]:next() } do
+      local logits, labels = m(folded(part.image)), M.labels(part)
+      local at, sum = 0, 0
+      for _, row in ipairs(sizes) do
+        sum = sum + nn.cross_entropy(logits:narrow(1, at, row[2]), labels[row[1]])
+        at = at + row[2]
+      end
+      loss = loss + sum * (k == 1 and 0.5 or 0.25)
+    end
+    return loss
+  end }
+  for key, value in pairs(o) do
+    if key ~= "batch" and key ~= "seed" then fit[key] = value end
+  end
+  local _, averaged = ty.train.fit(network, sets[1], fit)
+  return averaged:eval()
+end
+
+--- Says what canvases show.
+---@class CanvasJudge
+---@field network Module
+local Judge = {}
+Judge.__index = Judge
+
+--- A judge of a network; without one, the judge that ships.
+---@param network? Module
+---@return CanvasJudge
+function M.judge(network) return setmetatable({ network = network or shelf.load "canvas-judge" }, Judge) end
+
+local BATCH = 256
+local function in_batches(pictures, fn)
+  local list, n = {}, pictures.shape[1]
+  for start = 0, n - 1, BATCH do
+    list[#list + 1] = ty.no_grad(function() return fn(pictures:narrow(0, start, math.min(BATCH, n - start))) end)
+  end
+  return ty.concat(list, 0)
+end
+
+--- Style, kind, ground, colour and mark of pictures u8 [n, 3, 32, 32]: i64 [n] each.
+---@param pictures Tensor
+---@return table<string, Tensor>
+function Judge:see(pictures)
+  local logits, found, at = in_batches(pictures, function(x) return self.network(folded(x)) end), {}, 0
+  for _, row in ipairs(sizes) do
+    found[row[1]] = logits:narrow(1, at, row[2]):argmax(1)
+    at = at + row[2]
+  end
+  return found
+end
+
+--- Features of pictures, f32 [n, width].
+---@param pictures Tensor
+---@return Tensor
+function Judge:features(pictures)
+  return in_batches(pictures, function(x)
+    return self.network:features(folded(x))
+  end)
+end
+
+--- Shares of pictures that show what was wanted, by name: of labels i64 [n] as M.labels gives them.
+---@param pictures Tensor
+---@param labels table<string, Tensor>
+---@return table<string, number>
+function Judge:shares(pictures, labels)
+  local found, shares = self:see(pictures), {}
+  for name, wanted in pairs(labels) do shares[name] = found[name]:eq(wanted):to("f32"):mean():item() end
+  return shares
+end
+
+return M
