@@ -75,6 +75,9 @@ local function is_callable(value)
   return type(value) == "function" or type(meta) == "table" and meta.__call ~= nil
 end
 
+--- Whether a value can be called.
+M.is_callable = is_callable
+
 --- A value as errors show it: numbers and short texts themselves, of others what they are.
 ---@return string
 function M.describe(value)

@@ -71,12 +71,7 @@ function M.folder(path, options)
   end }
 end
 
-local function check_painter(who, painter)
-  expect(who, "painter", painter, "a table")
-  if type(painter.prompts) ~= "table" then
-    fail("%s: painter: expected a TextToImage, got %s", who, arguments.describe(painter))
-  end
-end
+local check_painter = require("tycho.diffusion.prompts").check_painter
 
 local function check_set(who, what, set)
   expect(who, what, set, "a table")

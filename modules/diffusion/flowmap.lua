@@ -21,7 +21,7 @@ local conditions = require "tycho.diffusion.condition"
 local embedder_of = require "tycho.diffusion.embedder"
 
 local nn = ty.nn
-local expect, none = arguments.expect, arguments.none
+local expect, fail, none = arguments.expect, arguments.fail, arguments.none
 
 -- ---- the conditions, for any function v(x, s, t, condition) ----
 
@@ -219,9 +219,11 @@ function FlowMap:loss(x0, condition, options)
     teacher = none, s = none, t = none, u = none, noise = none, times = none },
     { kind = KINDS, stop = STOPS, share = "a number in [0, 1]", teacher = "a function", s = "a tensor",
       t = "a tensor", u = "a tensor", noise = "a tensor", times = "a tensor" })
+  local n = x0.ndim >= 2 and x0:numel() > 0 and x0.shape[1]
+  if not n then fail("%s: x0: expected a tensor [n, ...] with elements, got %s", who, arguments.describe(x0)) end
   condition = condition or {}
-  conditions.check_batch(who, condition, x0.shape[1])
-  local n, where = x0.shape[1], { device = x0.device, dtype = x0.dtype }
+  conditions.check_batch(who, condition, n)
+  local where = { device = x0.device, dtype = x0.dtype }
   local diagonal = math.floor(o.share * n + 0.5)
   local rest, noise = n - diagonal, o.noise or ty.randn_like(x0)
   local sum, found = nil, {}

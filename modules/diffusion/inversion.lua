@@ -9,6 +9,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local finetune = require "tycho.diffusion.finetune"
+local prompting = require "tycho.diffusion.prompts"
 
 local expect, fail = arguments.expect, arguments.fail
 local nn = ty.nn
@@ -16,10 +17,7 @@ local M = {}
 
 -- The text encoders of CLIP's kind: { reader, encoder, embedding, tokenizer (its name in the pipeline) }.
 local function encoders_of(who, painter)
-  expect(who, "painter", painter, "a table")
-  if type(painter.prompts) ~= "table" then
-    fail("%s: painter: expected a TextToImage, got %s", who, arguments.describe(painter))
-  end
+  prompting.check_painter(who, painter)
   local list = {}
   for i, reader in ipairs(painter.prompts.readers) do
     local text = reader.encoder.text_model

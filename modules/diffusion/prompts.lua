@@ -185,6 +185,18 @@ Prompts.__index = Prompts
 
 local M = {}
 
+--- A TextToImage, or an error.
+---@param who string  in front of errors
+---@param painter any
+---@return TextToImage
+function M.check_painter(who, painter)
+  local class = getmetatable(painter)
+  if type(class) ~= "table" or rawget(class, "__name") ~= "TextToImage" then
+    arguments.fail("%s: painter: expected a TextToImage, got %s", who, arguments.describe(painter))
+  end
+  return painter
+end
+
 -- Raises where a component is missing.
 local function component(pipeline, name)
   local part = pipeline.components[name]

@@ -34,14 +34,14 @@ function M.of(tags)
   return list
 end
 
---- Tags of `count` words that have these entities. Entities do not overlap.
+--- Tags of `count` words, a million at most, that have these entities. Entities do not overlap.
 ---@param list {kind: string, first: integer, last: integer}[]
 ---@param count integer
 ---@return string[] tags
 function M.tags(list, count)
   local who = "llm.spans.tags"
   arguments.expect(who, "list", list, "a list of tables")
-  arguments.expect(who, "count", count, "an integer >= 0")
+  arguments.expect(who, "count", count, "an integer in [0, 1000000]")
   local tags = {}
   for i = 1, count do tags[i] = "O" end
   for i, span in ipairs(list) do

@@ -17,6 +17,9 @@ local arguments = require "tycho.arguments"
 
 local M = {}
 
+local MOST = 1000000 -- prompts: tests are exact, by a table of so many factorials
+local COUNT = ("an integer in [0, %d]"):format(MOST)
+
 -- Logarithms of n!, from 0.
 local factorials = { [0] = 0.0 }
 local function log_factorial(n)
@@ -32,7 +35,7 @@ end
 function M.binomial(k, n, p)
   local who = "peft.audit.binomial"
   arguments.expect(who, "k", k, "an integer")
-  arguments.expect(who, "n", n, "an integer >= 0")
+  arguments.expect(who, "n", n, COUNT)
   arguments.expect(who, "p", p, "a number in [0, 1]")
   if k < 0 then return 0.0 end
   if k >= n then return 1.0 end
@@ -70,8 +73,9 @@ end
 ---@param won integer   wrong before, right after
 ---@return number p
 function M.mcnemar(lost, won)
-  arguments.expect("peft.audit.mcnemar", "lost", lost, "an integer >= 0")
-  arguments.expect("peft.audit.mcnemar", "won", won, "an integer >= 0")
+  arguments.expect("peft.audit.mcnemar", "lost", lost, COUNT)
+  arguments.expect("peft.audit.mcnemar", "won", won, COUNT)
+  arguments.expect("peft.audit.mcnemar", "lost + won", lost + won, COUNT)
   if lost == 0 then return 1.0 end
   return 1 - M.binomial(lost - 1, lost + won, 0.5)
 end
@@ -91,7 +95,7 @@ function M.no_drop(lost, n, margin) return M.binomial(lost, n, margin) end
 ---@return number power
 function M.power(n, drop, options)
   local who = "peft.audit.power"
-  arguments.expect(who, "n", n, "an integer >= 1")
+  arguments.expect(who, "n", n, ("an integer in [1, %d]"):format(MOST))
   arguments.expect(who, "drop", drop, "a number in [0, 1]")
   local o = arguments.read(who, options, { margin = 0.1, alpha = 0.05 },
     { margin = "a number in (0, 1]", alpha = "a number in (0, 1)" })

@@ -69,6 +69,10 @@ function M.account(class, config, device)
   arguments.expect("peft.account", "config", config, "a table")
   arguments.expect("peft.account", "device", device, "a string or nil")
   local model = ty.nn.with_defaults({ device = device or "meta", dtype = "bf16" }, class, config)
+  if not arguments.is_module(model) then
+    arguments.fail("peft.account: class: expected a function that makes a module, got one that makes %s",
+      arguments.describe(model))
+  end
   local parameters = model:count_parameters()
   local _, report = M.qlora(model)
   local trained = adapter.parameters(model)

@@ -288,11 +288,18 @@ static int by_width(const void *pa, const void *pb) {
   return wa != wb ? wb - wa : ty_named_order(a, b);
 }
 
+/* A name, or a text of the metadata. */
+static bool put_string(ty_bytes *out, const char *what, const char *s, size_t size) {
+  if (!ty_valid_utf8(s, size))
+    return ty_fail(TY_EINVAL, "safetensors: the %s %s is not valid UTF-8", what, ty_quote(s, size));
+  return ty_json_put_string(out, s, size);
+}
+
 static bool put_item(ty_bytes *out, const ty_named *t, uint64_t *end) {
   const ty_view *v = &t->tensor->v;
   uint64_t bytes = (uint64_t)v->count * ty_dtype_size[v->dtype], begin = *end;
   *end += bytes;
-  bool ok = ty_json_put_string(out, t->name, t->name_size) &&
+  bool ok = put_string(out, "name", t->name, t->name_size) &&
             ty_bytes_printf(out, ":{\"dtype\":\"%s\",\"shape\":[", dtype_names[v->dtype]);
   for (int i = 0; ok && i < v->ndim; i++) ok = ty_bytes_printf(out, "%s%lld", i ? "," : "", (long long)v->size[i]);
   return ok &&
@@ -305,8 +312,9 @@ static bool make_header(ty_bytes *out, const ty_named *tensors, size_t count, co
   if (b->note_count) {
     ok = ok && ty_bytes_put(out, "\"__metadata__\":{", 16);
     for (size_t i = 0; ok && i < b->note_count; i++)
-      ok = (i == 0 || ty_bytes_put(out, ",", 1)) && ty_json_put_string(out, b->notes[i].key, b->notes[i].key_size) &&
-           ty_bytes_put(out, ":", 1) && ty_json_put_string(out, b->notes[i].value, b->notes[i].value_size);
+      ok = (i == 0 || ty_bytes_put(out, ",", 1)) &&
+           put_string(out, "key of the metadata", b->notes[i].key, b->notes[i].key_size) && ty_bytes_put(out, ":", 1) &&
+           put_string(out, "text of the metadata", b->notes[i].value, b->notes[i].value_size);
     ok = ok && ty_bytes_put(out, "}", 1);
     comma = true;
   }

@@ -210,6 +210,7 @@ static bool put_object(lua_State *L, encoder *e, size_t count) {
   for (size_t i = 0; i < n; i++) {
     size_t old = go_into(e, e->path_size ? ".%s" : "%s", keys[i].text, 0);
     if (i && !ty_bytes_put(&e->out, ",", 1)) return false;
+    if (!ty_valid_utf8(keys[i].text, keys[i].size)) return fail(e, "stands under a key that is not valid UTF-8");
     if (!new_line(e) || !ty_json_put_string(&e->out, keys[i].text, keys[i].size) ||
         !ty_bytes_put(&e->out, e->indent ? ": " : ":", e->indent ? 2 : 1))
       return false;

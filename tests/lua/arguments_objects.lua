@@ -5,7 +5,7 @@ local nn, optim = ty.nn, ty.optim
 local objects = { list = {}, good = {} }
 
 --- With what an error about contents begins, besides names of functions: what it is that has them.
-objects.words = { "JSON", "image", "png", "webp", "CLIP", "flac" }
+objects.words = { "JSON", "image", "png", "webp", "CLIP", "flac", "tier" }
 
 --- Methods that are not called, and why.
 objects.skipped = {

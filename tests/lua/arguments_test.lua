@@ -118,6 +118,31 @@ check.test("what said \"attempt to index\" before", function()
   check.fails(function() ty.optim.AdamW(nn.Linear) end, "got the class Linear, which is called to make a module")
 end)
 
+check.test("what long walks found", function()
+  local diffusion, peft = require "tycho.diffusion", require "tycho.peft"
+  local flow = diffusion.FlowMap(require("tycho.models").TimeMLP { width = 4, depth = 1, waves = 4 },
+    { width = 4, waves = 4 })
+  for _, x in ipairs { ty.tensor(1.5), ty.empty(0), ty.empty(0, 2) } do
+    check.fails(function() flow:loss(x) end, "FlowMap:loss: x0: expected a tensor [n, ...] with elements, got a tensor")
+  end
+  local set = { captions = { "a fox" }, picture = function() return ty.ones(3, 4, 4) end }
+  check.fails(function() diffusion.finetune.latents({ prompts = {} }, set) end,
+    "finetune.latents: painter: expected a TextToImage, got a table")
+  check.fails(function() peft.audit.mcnemar(1 << 40, 0) end, "peft.audit.mcnemar: lost: expected an integer in [0, ")
+  check.fails(function() peft.account(function() return 1 end, {}) end,
+    "peft.account: class: expected a function that makes a module, got one that makes 1")
+  check.fails(function() require("tycho.llm").spans.tags({}, 1 << 40) end, "llm.spans.tags: count: expected an integer")
+  local sgd = ty.optim.SGD { ty.ones(2):requires_grad_() }
+  check.fails(function() ty.optim.Scheduler(sgd, setmetatable({}, { __name = "own" })) end,
+    "Scheduler: schedule: expected one for each of 1 groups, got 0")
+  blamed(function() ty.nn.Linear(2, 2):save(scratch.file "x.safetensors", { key = "\xff" }) end)
+  check.fails(function() ty.nn.Linear(2, 2):save(scratch.file "x.safetensors", { key = "\xff" }) end,
+    "Module:save: safetensors: the text of the metadata")
+  check.fails(function() ty.nn.ModuleDict { ["\xff"] = ty.nn.Linear(2, 2) }:save(scratch.file "x.safetensors") end,
+    "Module:save: safetensors: the name")
+  check.fails(function() ty.io.json_encode { ["\xff"] = 1 } end, "json_encode: the value at")
+end)
+
 check.test("the walk: no error of Lua itself, and every one names a function", function()
   local where = io.popen("pwd", "r")
   local folder = where:read "l"

@@ -100,7 +100,8 @@ end
 function Module:save(path, metadata)
   arguments.expect("Module:save", "path", path, "a string")
   arguments.expect("Module:save", "metadata", metadata, "a table or nil")
-  ty.io.save_safetensors(path, self:state_dict(), metadata)
+  local ok, problem = pcall(ty.io.save_safetensors, path, self:state_dict(), metadata)
+  if not ok then arguments.raise(problem, "Module:save: ") end
   return self
 end
 

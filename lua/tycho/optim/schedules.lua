@@ -182,10 +182,12 @@ function schedules.Scheduler(optimizer, schedule)
     arguments.fail("Scheduler: optimizer: expected an optimizer, got %s", arguments.describe(optimizer))
   end
   expect("Scheduler", "schedule", schedule, "a function or a list of functions")
-  if type(schedule) == "table" and getmetatable(schedule) == nil and #schedule ~= #optimizer.groups then
+  local each = not arguments.is_callable(schedule)
+  if each and #schedule ~= #optimizer.groups then
     arguments.fail("Scheduler: schedule: expected one for each of %d groups, got %d", #optimizer.groups, #schedule)
   end
-  local self = setmetatable({ optimizer = optimizer, schedule = schedule, steps = 0, base = {} }, Scheduler)
+  local self = setmetatable({ optimizer = optimizer, schedule = schedule, each = each, steps = 0, base = {} },
+    Scheduler)
   for i, group in ipairs(optimizer.groups) do self.base[i] = group.lr end
   self:_set()
   return self
@@ -193,10 +195,9 @@ end
 
 function Scheduler:_set()
   local schedule, factor = self.schedule, nil
-  local own = type(schedule) == "table" and getmetatable(schedule) == nil
   for i, group in ipairs(self.optimizer.groups) do
-    if own or not factor then
-      factor = (own and schedule[i] or schedule)(self.steps)
+    if self.each or not factor then
+      factor = (self.each and schedule[i] or schedule)(self.steps)
       expect("Scheduler", ("schedule(%d)"):format(self.steps), factor, "a finite number >= 0")
     end
     group.lr = self.base[i] * factor
