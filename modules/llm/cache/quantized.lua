@@ -34,7 +34,7 @@ function QuantizedCache.new(layers, options)
   arguments.expect("QuantizedCache", "layers", layers, "an integer in [0, 65536]")
   local self = setmetatable({ past = 0, rounded = 0, layers = layers, dtype = dtypes[o.bits], window = o.window },
     QuantizedCache)
-  for i = 1, layers do self[i] = { k = {}, v = {} } end -- lists of blocks; tail_k, tail_v
+  for i = 1, layers do self[i] = { k = {}, v = {}, skipped = 0 } end -- lists of blocks; tail_k, tail_v
   return self
 end
 

@@ -108,7 +108,7 @@ end)
 check.test("sides of Kronecker factors", function()
   local function sides(n, factor) return { ways.divisors(n, factor) } end
   check.equal({ sides(128, -1), sides(250, -1), sides(360, -1), sides(512, -1), sides(1024, -1), sides(7, -1) },
-    { { 8, 16 }, { 10, 25 }, { 8, 45 }, { 16, 32 }, { 32, 32 }, { 1, 7 } })
+    { { 8, 16 }, { 10, 25 }, { 18, 20 }, { 16, 32 }, { 32, 32 }, { 1, 7 } })
   check.equal({ sides(128, 4), sides(250, 4), sides(360, 4), sides(1024, 16) },
     { { 4, 32 }, { 2, 125 }, { 4, 90 }, { 16, 64 } })
 end)
