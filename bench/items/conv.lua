@@ -1,6 +1,7 @@
 --- conv2d, forward and forward with backward, over the layers of ResNet-18, a UNet and a ConvNeXt.
 local ty = require "tycho"
 local calls = require "bench.lib.calls"
+local winograd = require "bench.lib.winograd"
 
 -- name, batch, in, size, out, kernel, stride, padding, groups
 local layers = {
@@ -42,17 +43,21 @@ for _, layer in ipairs(layers) do
   local rows = (size + 2 * padding - kernel) // stride + 1
   local flops = 2 * n * out * rows * rows * (c // groups) * kernel * kernel
   local depthwise, image = groups > 1, c == 3
+  local forward, of_input, of_weight = flops, flops, flops
+  if kernel == 3 and stride == 1 and groups == 1 then
+    forward, of_input, of_weight = winograd.work(n, c, out, rows, rows)
+  end
   local function tensors() return ty.randn(n, c, size, size), ty.randn(out, c // groups, kernel, kernel) end
   local arguments = { n = n, c = c, size = size, out = out, kernel = kernel, stride = stride, padding = padding,
     groups = groups }
   local limit = kernel == 3 and c >= 64 and out >= 64 and 0.85 or nil
-  items[#items + 1] = { name = name .. "/fwd", mean = "forward", work = { f32 = flops },
+  items[#items + 1] = { name = name .. "/fwd", mean = "forward", work = { f32 = forward },
     peer = { "forward", arguments }, bars = { peer = 1, limit = limit }, setup = function()
       local x, w = tensors()
       return function() ty.conv2d(x, w, nil, stride, padding, 1, groups):free() end
     end }
   items[#items + 1] = { name = name .. "/fwd+bwd", mean = "forward and backward",
-    work = { f32 = flops * (image and 2 or 3) }, peer = { "both", arguments },
+    work = { f32 = forward + of_weight + (image and 0 or of_input) }, peer = { "both", arguments },
     bars = { peer = depthwise and 3 or 1, limit = limit }, setup = function()
       local x, w = tensors()
       -- Nobody wants the gradient of an image.

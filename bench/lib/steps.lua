@@ -85,12 +85,17 @@ function steps.gpt2(batch, t, size, on)
   }
 end
 
---- The U-Net of DDPM for 32x32 images, AdamW. size: 6M (the default) or 36M parameters.
+--- The U-Net of DDPM for 32x32 images. size: 6M or 36M parameters, or tiny.
+function steps.unet_of(size)
+  return require("tycho.diffusion").UNet { in_channels = 3, out_channels = 3, levels = unet[size],
+    layers = size == "tiny" and 1 or 2, groups = 8, heads = 4, scale_shift = false }
+end
+
+--- A step of it with AdamW. size: 6M by default.
 function steps.unet(batch, size, on)
   batch, size, on = batch or 16, size or "6M", on or cpu
   local pixels = size == "tiny" and 8 or 32
-  local model = require("tycho.diffusion").UNet { in_channels = 3, out_channels = 3, levels = unet[size],
-    layers = size == "tiny" and 1 or 2, groups = 8, heads = 4, scale_shift = false }
+  local model = steps.unet_of(size)
   local shape = { batch, 3, pixels, pixels }
   local inputs = { ty.randn(shape), ty.randn(shape), ty.rand(batch) * 1000 }
   model = place(model, on, inputs)
