@@ -19,9 +19,11 @@ M.list = {
   { id = "ops-shapes", title = "Shapes and indices",
     ops = { "views", "indexing", "several index tensors", "one dimension resized", "pairs" } },
   { id = "ops-reductions", title = "Reductions, order, statistics",
-    ops = { "reductions", "along one dimension", "what is where", "statistics", "metrics" } },
+    ops = { "reductions", "segments", "along one dimension", "what is where", "statistics", "metrics" } },
   { id = "ops-products", title = "Products and linear algebra",
-    ops = { "products", "linear algebra", "block-quantized", "familiar ops" } },
+    ops = { "products", "sparse matrices", "linear algebra", "block-quantized", "familiar ops" } },
+  { id = "sparse", title = "sparse: matrices with few entries, graphs",
+    text = "Matrices in two layouts, products with dense ones, and softmax over the entries of a row." },
   { id = "ops-networks", title = "Ops of networks", ops = { "softmax", "convol", "pools", "windows", "norms", "losses",
     "attention", "linear attention", "recurrent", "optimizer steps" } },
   { id = "ops-pictures", title = "Ops of pictures, volumes and signals", ops = { "images", "pictures", "fourier",
@@ -49,7 +51,7 @@ local random = " manual_seed rng_state normal randint_like "
 local parts = { memory = "machine", cuda = "machine", system = "machine", thread = "machine", CudaStream = "machine",
   CudaEvent = "machine", Tensor = "tensors", tokenizer = "data", Tokenizer = "data", stats = "profile",
   energy = "profile", footprint = "profile", EnergyMeter = "profile", EnergyReading = "profile",
-  Footprint = "profile", TimeModel = "profile", load = "io", save = "io", checkpoint = "tensors" }
+  Footprint = "profile", Sparse = "sparse", TimeModel = "profile", load = "io", save = "io", checkpoint = "tensors" }
 
 --- The areas with those of the modules.
 ---@param modules string[]

@@ -23,4 +23,32 @@ for _, t in ipairs { 256, 512, 1024, 2048, 4096, 8192 } do
     end }
 end
 
+-- Lists of blocks of keys: a tenth of them for each block of queries, its own among them.
+local t, block = 8192, 64
+local blocks = t // block
+local kept = blocks // 10
+local flops = 4 * heads * t * kept * block * width
+local function listed()
+  local lists = {}
+  for i = 0, blocks - 1 do
+    local others = ty.randperm(blocks - 1):narrow(0, 0, kept - 1)
+    lists[i + 1] = ty.concat({ ty.full({ 1 }, i, { dtype = "i64" }), (others + i + 1) % blocks }, 0)
+  end
+  return ty.stack(lists, 0):reshape(1, 1, blocks, kept)
+end
+items[#items + 1] = { name = ("blocks fwd/T%d"):format(t), work = { f32 = flops }, bars = { peer = 1 },
+  peer = { "blocks_forward", { t = t, block = block, kept = kept } }, setup = function()
+    local q, k, v = ty.randn(1, heads, t, width), ty.randn(1, heads, t, width), ty.randn(1, heads, t, width)
+    local lists = listed()
+    return calls.forward(function() ty.block_sparse_attention(q, k, v, lists, block, block) end)
+  end }
+items[#items + 1] = { name = ("blocks fwd+bwd/T%d"):format(t), work = { f32 = 3.5 * flops }, bars = { peer = 1 },
+  peer = { "blocks_both", { t = t, block = block, kept = kept } }, setup = function()
+    local x, lists = {}, listed()
+    for i = 1, 3 do x[i] = ty.randn(1, heads, t, width) end
+    return calls.both(x, ty.randn(1, heads, t, width), function()
+      return (ty.block_sparse_attention(x[1], x[2], x[3], lists, block, block))
+    end)
+  end }
+
 return items

@@ -14,36 +14,45 @@
 #define TIMES(to, from) (to) *= (from)
 #define TIMES_16(to, from) (to) = (uint16_t)((unsigned)(to) * (from))
 
-/* EACH(name, type, combination): how each dtype is added or multiplied, by its size alone; and compared. */
-#define TY_EACH_SUM(EACH)      \
-  EACH(add_u8, uint8_t, ADD)   \
-  EACH(add_u16, uint16_t, ADD) \
-  EACH(add_u32, uint32_t, ADD) \
-  EACH(add_u64, uint64_t, ADD) \
-  EACH(add_f32, float, ADD)    \
-  EACH(add_f64, double, ADD)
-#define TY_EACH_PRODUCT(EACH)         \
-  EACH(times_u8, uint8_t, TIMES)      \
-  EACH(times_u16, uint16_t, TIMES_16) \
-  EACH(times_u32, uint32_t, TIMES)    \
-  EACH(times_u64, uint64_t, TIMES)    \
-  EACH(times_f32, float, TIMES)       \
-  EACH(times_f64, double, TIMES)
-#define TY_EACH_EXTREME(EACH)              \
-  EACH(larger_u8, uint8_t, LARGER)         \
-  EACH(larger_i8, int8_t, LARGER)          \
-  EACH(larger_i16, int16_t, LARGER)        \
-  EACH(larger_i32, int32_t, LARGER)        \
-  EACH(larger_i64, int64_t, LARGER)        \
-  EACH(larger_f32, float, LARGER_OR_NAN)   \
-  EACH(larger_f64, double, LARGER_OR_NAN)  \
-  EACH(smaller_u8, uint8_t, SMALLER)       \
-  EACH(smaller_i8, int8_t, SMALLER)        \
-  EACH(smaller_i16, int16_t, SMALLER)      \
-  EACH(smaller_i32, int32_t, SMALLER)      \
-  EACH(smaller_i64, int64_t, SMALLER)      \
-  EACH(smaller_f32, float, SMALLER_OR_NAN) \
-  EACH(smaller_f64, double, SMALLER_OR_NAN)
+/* The same of vectors. */
+#define SELECT(to, from, where) \
+  (to) = (__typeof__(to))(((where) & (__typeof__(where))(from)) | (~(where) & (__typeof__(where))(to)))
+#define LARGER_ALL(to, from) SELECT(to, from, (from) > (to))
+#define SMALLER_ALL(to, from) SELECT(to, from, (from) < (to))
+#define LARGER_OR_NAN_ALL(to, from) SELECT(to, from, ((from) > (to)) | ((from) != (from)))
+#define SMALLER_OR_NAN_ALL(to, from) SELECT(to, from, ((from) < (to)) | ((from) != (from)))
+
+/* EACH(name, type, combination, the same of vectors): how each dtype is added or multiplied, by its size alone; and
+ * compared. */
+#define TY_EACH_SUM(EACH)           \
+  EACH(add_u8, uint8_t, ADD, ADD)   \
+  EACH(add_u16, uint16_t, ADD, ADD) \
+  EACH(add_u32, uint32_t, ADD, ADD) \
+  EACH(add_u64, uint64_t, ADD, ADD) \
+  EACH(add_f32, float, ADD, ADD)    \
+  EACH(add_f64, double, ADD, ADD)
+#define TY_EACH_PRODUCT(EACH)                \
+  EACH(times_u8, uint8_t, TIMES, TIMES)      \
+  EACH(times_u16, uint16_t, TIMES_16, TIMES) \
+  EACH(times_u32, uint32_t, TIMES, TIMES)    \
+  EACH(times_u64, uint64_t, TIMES, TIMES)    \
+  EACH(times_f32, float, TIMES, TIMES)       \
+  EACH(times_f64, double, TIMES, TIMES)
+#define TY_EACH_EXTREME(EACH)                                  \
+  EACH(larger_u8, uint8_t, LARGER, LARGER_ALL)                 \
+  EACH(larger_i8, int8_t, LARGER, LARGER_ALL)                  \
+  EACH(larger_i16, int16_t, LARGER, LARGER_ALL)                \
+  EACH(larger_i32, int32_t, LARGER, LARGER_ALL)                \
+  EACH(larger_i64, int64_t, LARGER, LARGER_ALL)                \
+  EACH(larger_f32, float, LARGER_OR_NAN, LARGER_OR_NAN_ALL)    \
+  EACH(larger_f64, double, LARGER_OR_NAN, LARGER_OR_NAN_ALL)   \
+  EACH(smaller_u8, uint8_t, SMALLER, SMALLER_ALL)              \
+  EACH(smaller_i8, int8_t, SMALLER, SMALLER_ALL)               \
+  EACH(smaller_i16, int16_t, SMALLER, SMALLER_ALL)             \
+  EACH(smaller_i32, int32_t, SMALLER, SMALLER_ALL)             \
+  EACH(smaller_i64, int64_t, SMALLER, SMALLER_ALL)             \
+  EACH(smaller_f32, float, SMALLER_OR_NAN, SMALLER_OR_NAN_ALL) \
+  EACH(smaller_f64, double, SMALLER_OR_NAN, SMALLER_OR_NAN_ALL)
 
 #define TY_BY_SIZE(d, name)               \
   ((d) == TY_F32             ? name##_f32 \

@@ -14,7 +14,7 @@
 enum {
   PIECE = 8192, /* elements */
   LEAST = 16,   /* positions of a piece */
-  COLUMNS = 64  /* of softmax, taken together */
+  FEW = 8       /* columns of softmax, fewer than which have their exponentials taken together */
 };
 
 /* ---- equal elements together ---- */
@@ -115,75 +115,87 @@ static bool prepare(job *c, const ty_kernel_args *k, const ty_view *whole, int64
 
 /* ---- reductions ---- */
 
-#define ROWS(name, T, JOIN)                                                                                   \
-  /* `width` columns of the positions [first, last), which are some. */                                       \
-  static inline __attribute__((always_inline)) void name##_columns(                                           \
-      T *to, const T *x, const int64_t *order, int64_t first, int64_t last, int64_t inner, const int width) { \
-    T sum[32];                                                                                                \
-    const T *row = x + (order ? order[first] : first) * inner;                                                \
-    for (int i = 0; i < width; i++) sum[i] = row[i];                                                          \
-    for (int64_t j = first + 1; j < last; j++) {                                                              \
-      row = x + (order ? order[j] : j) * inner;                                                               \
-      for (int i = 0; i < width; i++) JOIN(sum[i], row[i]);                                                   \
-    }                                                                                                         \
-    for (int i = 0; i < width; i++) to[i] = sum[i];                                                           \
-  }                                                                                                           \
-  /* Of neighbours, several sums side by side: one would wait for itself. */                                  \
-  static T name##_run(const T *x, int64_t n) {                                                                \
-    T lanes[32], sum;                                                                                         \
-    const int64_t width = n >= 128 ? 32 : 8, whole = n / width * width;                                       \
-    if (width == 32) name##_columns(lanes, x, NULL, 0, n / 32, 32, 32);                                       \
-    else name##_columns(lanes, x, NULL, 0, n / 8, 8, 8);                                                      \
-    sum = lanes[0];                                                                                           \
-    for (int64_t i = 1; i < width; i++) JOIN(sum, lanes[i]);                                                  \
-    for (int64_t i = whole; i < n; i++) JOIN(sum, x[i]);                                                      \
-    return sum;                                                                                               \
-  }                                                                                                           \
-  static inline void name##_rows(T *to, const T *x, const int64_t *order, int64_t first, int64_t last,        \
-                                 int64_t inner) {                                                             \
-    int64_t i = 0;                                                                                            \
-    if (inner == 1 && !order && last - first >= 16) {                                                         \
-      to[0] = name##_run(x + first, last - first);                                                            \
-      return;                                                                                                 \
-    }                                                                                                         \
-    for (; i + 32 <= inner; i += 32) name##_columns(to + i, x + i, order, first, last, inner, 32);            \
-    for (; i + 8 <= inner; i += 8) name##_columns(to + i, x + i, order, first, last, inner, 8);               \
-    for (; i + 4 <= inner; i += 4) name##_columns(to + i, x + i, order, first, last, inner, 4);               \
-    for (; i < inner; i++) name##_columns(to + i, x + i, order, first, last, inner, 1);                       \
-  }                                                                                                           \
-  static void name(void *context, int64_t begin, int64_t end) {                                               \
-    const job *c = context;                                                                                   \
-    for (int64_t t = begin; t < end; t++) {                                                                   \
-      const piece p = piece_of(c, t);                                                                         \
-      const T *x = (const T *)c->x + p.outer * c->n * c->inner;                                               \
-      T *out = (T *)c->out + p.outer * c->m * c->inner, *partial = (T *)c->partial + t * 2 * c->inner;        \
-      int64_t s = ty_segment_at(c->offsets, c->m, p.begin);                                                   \
-      for (int64_t j = p.begin, stop; j < p.end; j = stop, s++) {                                             \
-        while (c->offsets[s + 1] == j) s++; /* empty ones */                                                  \
-        stop = c->offsets[s + 1] < p.end ? c->offsets[s + 1] : p.end;                                         \
-        const bool comes = c->offsets[s]<p.begin, goes = c->offsets[s + 1]> p.end;                            \
-        T *to = comes ? partial : goes ? partial + c->inner : out + s * c->inner;                             \
-        name##_rows(to, x, c->order, j, stop, c->inner);                                                      \
-      }                                                                                                       \
-    }                                                                                                         \
-  }                                                                                                           \
-  /* Segments without positions, and those of several pieces. */                                              \
-  static void join_##name(void *context, int64_t begin, int64_t end) {                                        \
-    const job *c = context;                                                                                   \
-    const T empty = (T)((T)0.5 != 0 ? c->empty.f : (double)0) + (T)((T)0.5 != 0 ? 0 : c->empty.i);            \
-    for (int64_t t = begin; t < end; t++) {                                                                   \
-      const int64_t outer = t / c->m, s = t % c->m, a = c->offsets[s], b = c->offsets[s + 1];                 \
-      T *to = (T *)c->out + t * c->inner;                                                                     \
-      if (a == b)                                                                                             \
-        for (int64_t i = 0; i < c->inner; i++) to[i] = empty;                                                 \
-      if (a == b || a / c->piece == (b - 1) / c->piece) continue;                                             \
-      const T *from = (const T *)c->partial + ((outer * c->pieces + a / c->piece) * 2 + 1) * c->inner;        \
-      memcpy(to, from, sizeof(T) * (size_t)c->inner);                                                         \
-      for (int64_t p = a / c->piece + 1; p <= (b - 1) / c->piece; p++) {                                      \
-        from = (const T *)c->partial + (outer * c->pieces + p) * 2 * c->inner;                                \
-        for (int64_t i = 0; i < c->inner; i++) JOIN(to[i], from[i]);                                          \
-      }                                                                                                       \
-    }                                                                                                         \
+/* `count` vectors (a constant) of columns of the positions [first, last), which are some. */
+#define COLUMNS_OF(name, T, V, JOIN)                                                                             \
+  static inline __attribute__((always_inline)) void name(T *to, const T *x, const int64_t *order, int64_t first, \
+                                                         int64_t last, int64_t inner, const int count) {         \
+    V sum[8];                                                                                                    \
+    const V *row = (const V *)(x + (order ? order[first] : first) * inner);                                      \
+    _Pragma("GCC unroll 8") for (int i = 0; i < count; i++) sum[i] = row[i];                                     \
+    for (int64_t j = first + 1; j < last; j++) {                                                                 \
+      row = (const V *)(x + (order ? order[j] : j) * inner);                                                     \
+      _Pragma("GCC unroll 8") for (int i = 0; i < count; i++) JOIN(sum[i], row[i]);                              \
+    }                                                                                                            \
+    _Pragma("GCC unroll 8") for (int i = 0; i < count; i++)((V *)to)[i] = sum[i];                                \
+  }
+
+#define ROWS(name, T, JOIN, JOIN_ALL)                                                                           \
+  typedef T name##_lanes __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(T)), may_alias));          \
+  typedef T name##_few __attribute__((vector_size(16), aligned(sizeof(T)), may_alias));                         \
+  COLUMNS_OF(name##_wide, T, name##_lanes, JOIN_ALL)                                                            \
+  COLUMNS_OF(name##_narrow, T, name##_few, JOIN_ALL)                                                            \
+  COLUMNS_OF(name##_single, T, T, JOIN)                                                                         \
+  /* Of neighbours, several sums side by side: one would wait for itself. */                                    \
+  static T name##_run(const T *x, int64_t n) {                                                                  \
+    enum { WIDTH = 4 * TY_VECTOR_BYTES / sizeof(T), SOME = 16 / sizeof(T) };                                    \
+    T sums[WIDTH], sum;                                                                                         \
+    const int64_t width = n >= 2 * WIDTH ? WIDTH : SOME, whole = n / width * width;                             \
+    if (width == WIDTH) name##_wide(sums, x, NULL, 0, n / width, width, 4);                                     \
+    else name##_narrow(sums, x, NULL, 0, n / width, width, 1);                                                  \
+    sum = sums[0];                                                                                              \
+    for (int64_t i = 1; i < width; i++) JOIN(sum, sums[i]);                                                     \
+    for (int64_t i = whole; i < n; i++) JOIN(sum, x[i]);                                                        \
+    return sum;                                                                                                 \
+  }                                                                                                             \
+  static inline void name##_rows(T *to, const T *x, const int64_t *order, int64_t first, int64_t last,          \
+                                 int64_t inner) {                                                               \
+    enum { LANES = TY_VECTOR_BYTES / sizeof(T), QUARTER = 16 / sizeof(T) };                                     \
+    int64_t i = 0;                                                                                              \
+    if (inner == 1 && !order && last - first >= 2 * QUARTER) {                                                  \
+      to[0] = name##_run(x + first, last - first);                                                              \
+      return;                                                                                                   \
+    }                                                                                                           \
+    for (; i + 8 * LANES <= inner; i += 8 * LANES) name##_wide(to + i, x + i, order, first, last, inner, 8);    \
+    if (i + 4 * LANES <= inner) name##_wide(to + i, x + i, order, first, last, inner, 4), i += 4 * LANES;       \
+    if (i + 2 * LANES <= inner) name##_wide(to + i, x + i, order, first, last, inner, 2), i += 2 * LANES;       \
+    if (i + LANES <= inner) name##_wide(to + i, x + i, order, first, last, inner, 1), i += LANES;               \
+    if (i + 2 * QUARTER <= inner) name##_narrow(to + i, x + i, order, first, last, inner, 2), i += 2 * QUARTER; \
+    for (; i + QUARTER <= inner; i += QUARTER) name##_narrow(to + i, x + i, order, first, last, inner, 1);      \
+    for (; i < inner; i++) name##_single(to + i, x + i, order, first, last, inner, 1);                          \
+  }                                                                                                             \
+  static void name(void *context, int64_t begin, int64_t end) {                                                 \
+    const job *c = context;                                                                                     \
+    for (int64_t t = begin; t < end; t++) {                                                                     \
+      const piece p = piece_of(c, t);                                                                           \
+      const T *x = (const T *)c->x + p.outer * c->n * c->inner;                                                 \
+      T *out = (T *)c->out + p.outer * c->m * c->inner, *partial = (T *)c->partial + t * 2 * c->inner;          \
+      int64_t s = ty_segment_at(c->offsets, c->m, p.begin);                                                     \
+      for (int64_t j = p.begin, stop; j < p.end; j = stop, s++) {                                               \
+        while (c->offsets[s + 1] == j) s++; /* empty ones */                                                    \
+        stop = c->offsets[s + 1] < p.end ? c->offsets[s + 1] : p.end;                                           \
+        const bool comes = c->offsets[s]<p.begin, goes = c->offsets[s + 1]> p.end;                              \
+        T *to = comes ? partial : goes ? partial + c->inner : out + s * c->inner;                               \
+        name##_rows(to, x, c->order, j, stop, c->inner);                                                        \
+      }                                                                                                         \
+    }                                                                                                           \
+  }                                                                                                             \
+  /* Segments without positions, and those of several pieces. */                                                \
+  static void join_##name(void *context, int64_t begin, int64_t end) {                                          \
+    const job *c = context;                                                                                     \
+    const T empty = (T)((T)0.5 != 0 ? c->empty.f : (double)0) + (T)((T)0.5 != 0 ? 0 : c->empty.i);              \
+    for (int64_t t = begin; t < end; t++) {                                                                     \
+      const int64_t outer = t / c->m, s = t % c->m, a = c->offsets[s], b = c->offsets[s + 1];                   \
+      T *to = (T *)c->out + t * c->inner;                                                                       \
+      if (a == b)                                                                                               \
+        for (int64_t i = 0; i < c->inner; i++) to[i] = empty;                                                   \
+      if (a == b || a / c->piece == (b - 1) / c->piece) continue;                                               \
+      const T *from = (const T *)c->partial + ((outer * c->pieces + a / c->piece) * 2 + 1) * c->inner;          \
+      memcpy(to, from, sizeof(T) * (size_t)c->inner);                                                           \
+      for (int64_t p = a / c->piece + 1; p <= (b - 1) / c->piece; p++) {                                        \
+        from = (const T *)c->partial + (outer * c->pieces + p) * 2 * c->inner;                                  \
+        for (int64_t i = 0; i < c->inner; i++) JOIN(to[i], from[i]);                                            \
+      }                                                                                                         \
+    }                                                                                                           \
   }
 TY_EACH_SUM(ROWS)
 TY_EACH_PRODUCT(ROWS)
@@ -276,10 +288,11 @@ bool TY_KERNEL(segment_weights)(const ty_kernel_args *k) {
   if (out->count == 0) return true;
   const size_t bytes = (size_t)out->count * ty_dtype_size[out->dtype];
   if (c.order) memset(out->data, 0, bytes);
-  c.partial = out->data; /* positions in the order of the segments */
-  if (c.order && !(c.partial = ty_scratch_alloc(bytes))) return false;
+  const bool apart = c.order && c.inner < FEW; /* positions in the order of the segments */
+  c.partial = out->data;
+  if (apart && !(c.partial = ty_scratch_alloc(bytes))) return false;
   ty_parallel_for(outer * c.pieces, 1, out->dtype == TY_F64 ? weights_f64 : weights_f32, &c);
-  if (c.order) ty_scratch_free(c.partial, bytes);
+  if (apart) ty_scratch_free(c.partial, bytes);
   return true;
 }
 

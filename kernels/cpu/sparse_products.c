@@ -1,5 +1,6 @@
-/* Products with a sparse matrix in compressed rows. Each row, and each sampled element, is one task's, and what is added
- * up for it is added up in one order: nothing depends on the threads. Columns are looked at before they are followed. */
+/* Products with a sparse matrix in compressed rows. Each row, and each sampled element, is one task's, and what is
+ * added up for it is added up in one order: nothing depends on the threads. Columns are looked at before they are
+ * followed. */
 #include <stdatomic.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Products with a sparse matrix in compressed rows. A team of threads has a pack of columns of a row, or a sampled element,
- * and puts together what its members have in a fixed order. */
+/* Products with a sparse matrix in compressed rows. A team of threads has a pack of columns of a row, or a sampled
+ * element, and puts together what its members have in a fixed order. */
 #include "segments.cuh"
 
 #include "teams.cuh"

@@ -70,7 +70,7 @@ local parts = {
   recipe = "tycho.recipe", stats = "tycho.stats", checkpoint = "tycho.checkpoint", custom_op = "tycho.custom_op",
   gradcheck = "tycho.gradcheck",
   tokenizer = "tycho.tokenizer", profile = "tycho.profile", energy = "tycho.energy",
-  footprint = "tycho.footprint",
+  footprint = "tycho.footprint", sparse = "tycho.sparse",
 }
 -- Functions of parts that have several.
 local members = { compile = "tycho.compile", graph = "tycho.compile", fuse = "tycho.compile" }

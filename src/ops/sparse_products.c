@@ -1,5 +1,5 @@
-/* Products of sparse matrices in compressed rows with dense ones, and the products of dense rows where a sparse matrix has
- * elements. Each is the other's gradient: that of the elements is a sampled product, that of the dense matrix a product
+/* Products of sparse matrices in compressed rows with dense ones, and the products of dense rows where a sparse matrix
+ * has elements. Each is the other's gradient: that of the elements is a sampled product, that of the dense matrix a product
  * with the transposed one. A matrix is `offsets` [m + 1], `columns` [k] and elements [k], of which entry j is the one
  * at order[j] where there is an order; `turned_` is the same of the transposed matrix, with the same elements. */
 #include <string.h>

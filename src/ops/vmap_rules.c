@@ -487,6 +487,8 @@ bool ty_map_plain_backward(const ty_vjp *c) {
     case TY_OP_glu:
     case TY_OP_linear_scan:
     case TY_OP_cdist:
+    case TY_OP_segment_weights:
+    case TY_OP_block_sparse_attention:
     case TY_OP_cross_entropy_rows: return true;
     case TY_OP_scaled_dot_product_attention: return !c->need[3];
     default: return false;

@@ -93,8 +93,8 @@ bool map_segments_of(ty_mapped *m) {
 
 /* ---- sparse matrices ---- */
 
-/* The structures from argument 2 on, of m rows, n columns and k entries, as those of one matrix with the samples' along its
- * diagonal. */
+/* The structures from argument 2 on, of m rows, n columns and k entries, as those of one matrix with the samples'
+ * along its diagonal. */
 static bool along_diagonal(ty_mapped *m, ty_value *arg, int64_t rows, int64_t columns, int64_t k) {
   const int64_t steps[] = { k, columns, k, k, rows, k };
   for (int i = 0; i < 6; i++) {
