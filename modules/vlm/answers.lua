@@ -5,10 +5,10 @@ local Dialogue = require "tycho.vlm.dialogue"
 
 local M = {}
 
---- Asks a model all questions of a list of batches { pictures = f32 [n, channels, h, w] or nil, questions = n lists of
--- { question, answer, kind } }. An answer is right when the greedy one is, word for word. Returns the questions in
--- their order, as a list of { kind = string, right = boolean }. options: forward (more options of the model's
--- forward()).
+--- Asks a model all questions of a list of batches { pictures = f32 [n, channels, h, w], or features = [n, features,
+-- hidden] in their place, questions = n lists of { question, answer, kind } }. An answer is right when the greedy one
+-- is, word for word. Returns the questions in their order, as a list of { kind = string, right = boolean }. options:
+-- forward (more options of the model's forward()).
 ---@param model LanguageModel
 ---@param dialogue Dialogue
 ---@param batches table[]
@@ -25,7 +25,10 @@ function M.ask(model, dialogue, batches, options)
   for _, batch in ipairs(batches) do
     local with = {}
     for key, value in pairs(o.forward) do with[key] = value end
-    if dialogue.features > 0 then with.pictures = batch.pictures:to { device = device } end
+    if dialogue.features > 0 then
+      local key = batch.features and "features" or "pictures"
+      with[key] = batch[key]:to { device = device }
+    end
     local right = ty.scope(function() return Dialogue.right(model, dialogue:packed(batch.questions), with) end)
     for i, questions in ipairs(batch.questions) do
       for k, question in ipairs(questions) do
