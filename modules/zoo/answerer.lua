@@ -264,6 +264,26 @@ function M.featured(model, batches)
   return list
 end
 
+--- The samples of such batches at some positions, from 0, as one batch.
+---@param batches table[]
+---@param positions integer[]
+---@return table
+function M.subset(batches, positions)
+  local at, all, features, questions, images = {}, 0, {}, {}, {}
+  for _, batch in ipairs(batches) do
+    for i = 1, #batch.questions do at[all], all = { batch, i }, all + 1 end
+  end
+  for k, place in ipairs(positions) do
+    if not at[place] then
+      arguments.fail("answerer.subset: positions: expected integers in [0, %d], got %s", all - 1, tostring(place))
+    end
+    local batch, i = at[place][1], at[place][2]
+    features[k], images[k] = batch.features:select(0, i - 1), batch.image:select(0, i - 1)
+    questions[k] = batch.questions[i]
+  end
+  return { features = ty.keep(ty.stack(features)), questions = questions, image = ty.keep(ty.stack(images)) }
+end
+
 --- Trains a model's decoder, and what a method added to it, on questions about pictures whose features are known. pool:
 -- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss).
 -- Returns the mean loss of the last tenth of the steps.

@@ -16,15 +16,14 @@ local answerer, mod = zoo.answerer, vlm.mixture_of_depths
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "steps", 120, "of tuning each model", quick = 1 },
+    { "steps", 80, "of tuning each model", quick = 1 },
     { "batch", 16, "pictures of a step, with four questions each", quick = 2 },
     { "lr", 5e-4, "peak learning rate" },
     { "pool", 1200, "scenes that are tuned on", quick = 4 },
-    { "test", 600, "scenes to measure with", quick = 4 },
+    { "test", 500, "scenes to measure with", quick = 4 },
     { "shift", 0.36, "of the cosine: the mean share of tokens that layers keep" },
     { "floor", 0.15, "the least share" },
     { "scale", 0.2, "of TanhNorm" },
-    { "text", 10, "tokens of a question, for the costs" },
   },
 }
 local args = r.args
@@ -33,21 +32,30 @@ local dialogue = answerer.dialogue(tokenizer)
 local function base() return r:place(function() return zoo.load "scene-vlm" end) end
 
 local start = base()
+local test = answerer.featured(start, answerer.questions("validation", args.test))
+
+-- Costs are those of a question as long as the test's are in the mean.
+local asked, length = 0, 0
+for _, batch in ipairs(test) do
+  for _, turns in ipairs(batch.questions) do
+    for _, turn in ipairs(turns) do
+      asked, length = asked + 1, length + dialogue:prompt(turn.question).shape[2] - dialogue.features
+    end
+  end
+end
+local text = math.floor(length / asked + 0.5)
+local function cost_of(shares) return vlm.cost(start, { text = text, shares = shares }) end
+
 local layers = #start.language_model.model.layers
 local decay = mod.shares(layers, { shift = args.shift, floor = args.floor, dense = 0.85 })
-local dense_cost = vlm.cost(start, { text = args.text })
 
 -- The share x of shares(x) at which the work is that of the decaying schedule.
 local function equal(shares)
-  local wanted = vlm.cost(start, { text = args.text, shares = decay }).prefill
+  local wanted = cost_of(decay).prefill
   local low, high = 0, 1
   for _ = 1, 40 do
     local middle = (low + high) / 2
-    if vlm.cost(start, { text = args.text, shares = shares(middle) }).prefill < wanted then
-      low = middle
-    else
-      high = middle
-    end
+    if cost_of(shares(middle)).prefill < wanted then low = middle else high = middle end
   end
   return shares(high)
 end
@@ -65,7 +73,6 @@ local schedules = {
   end) },
 }
 
-local test = answerer.featured(start, answerer.questions("validation", args.test))
 local untuned = vlm.answers.shares(vlm.answers.ask(start, dialogue, test)).all
 
 local function run(seed, shares)
@@ -100,13 +107,12 @@ mod.watch(shown, function(_, visual, places)
   local count = side * side
   local kept = ty.zeros({ 4, visual.shape[2] }):scatter(1, places, ty.ones(places.shape)):narrow(1, 0, count)
   local map = ty.interpolate(kept:reshape(4, 1, side, side), { 64, 64 }, 0, "nearest")
-  pictures[#pictures + 1] = batch.image:to "f32" / 255 * (map * 0.85 + 0.15)
+  pictures[#pictures + 1] = ty.keep(batch.image:to "f32" / 255 * (map * 0.85 + 0.15))
 end)
 vlm.answers.ask(shown, dialogue, { batch })
 ty.plot.grid(ty.concat(pictures, 0), { columns = 4 }):save(r:picture "kept.png")
 
-local cost = vlm.cost(start, { text = args.text, shares = decay })
-local kept = {}
+local cost, dense_cost, kept = cost_of(decay), cost_of(), {}
 for i = 1, #dense do kept[i] = found.decaying[i] / dense[i] end
 os.exit(r:finish {
   { claim = "operations of reading a prompt, of the dense decoder's", measured = cost.prefill / dense_cost.prefill,
