@@ -31,6 +31,7 @@ local r = ty.recipe.declare { seeds = 1, recorded_seeds = 1,
     { "captions", 3000, "scenes that the tokenizer learns from", quick = 50 },
     { "look_steps", 300, "of training that names places", quick = 2 },
     { "easy_steps", 400, "of training on scenes of one or two objects", quick = 2 },
+    { "cool_steps", 600, "at the end, in which the rate falls as a cosine", quick = 1 },
     { "reader_steps", 600, "of training the model that only reads", quick = 2 },
   }) }
 local args = r.args
@@ -44,7 +45,9 @@ local function train(seed)
   answerer.look(r, model, tokenizer, seed, { steps = args.look_steps })
   answerer.train(r, model, dialogue, seed, { words = words, scenes = { objects = { 1, 2 } }, steps = args.easy_steps,
     average = 0, final = 1, folder = easy .. "/checkpoint", log = easy })
-  local trained = answerer.train(r, model, dialogue, seed, { words = words })
+  local cool = { steps = args.cool_steps, final = 0.02 }
+  local trained = answerer.train(r, model, dialogue, seed, { words = words, schedule = ty.optim.sequential(
+    { ty.optim.warmup(50), ty.optim.cosine(cool) }, { args.steps - args.cool_steps }) })
   trained:save(scenes.folder(r, seed))
   return trained
 end
