@@ -40,12 +40,22 @@ function M.ask(model, dialogue, batches, options)
   return found
 end
 
+local function check(who, what, found)
+  arguments.expect(who, what, found, "a list of tables")
+  for i, answer in ipairs(found) do
+    if type(answer.kind) ~= "string" then
+      arguments.fail("%s: %s: expected { kind = string, right = boolean }, got %s as number %d", who, what,
+        arguments.describe(answer), i)
+    end
+  end
+end
+
 --- Shares of right answers of what ask() returned: by kind, and `all`, the mean of the kinds' shares, so that those
 -- that are asked more often do not count for more.
 ---@param found { kind: string, right: boolean }[]
 ---@return table<string, number>
 function M.shares(found)
-  arguments.expect("vlm.answers.shares", "found", found, "a list of tables")
+  check("vlm.answers.shares", "found", found)
   local right, asked = {}, {}
   for _, answer in ipairs(found) do
     asked[answer.kind] = (asked[answer.kind] or 0) + 1
@@ -68,8 +78,8 @@ end
 ---@return number error
 function M.paired(first, second)
   local who = "vlm.answers.paired"
-  arguments.expect(who, "first", first, "a list of tables")
-  arguments.expect(who, "second", second, "a list of tables")
+  check(who, "first", first)
+  check(who, "second", second)
   if #first ~= #second then
     arguments.fail("%s: expected answers to the same questions, got %d and %d", who, #first, #second)
   end
