@@ -1,5 +1,7 @@
 --- A residual network as the tower of a model that sees: the maps of its last stage as a sequence, one feature for each
 -- place, with an embedding of the place, and the mean of all before them, where vision transformers have their class.
+-- What deep layers were taught to leave out, such as colours of backgrounds, comes from the first stage: its means over
+-- each place are added through a layer that begins at zero.
 -- After Ge et al. 2024, "ConvLLaVA: Hierarchical Backbones as Visual Encoder for Large Multimodal Models". Networks of
 -- this kind that learnt what is in each place tell it there, which the patches of a small CLIP do not.
 --
@@ -35,6 +37,8 @@ function ResNetVisionModel:init(given)
   config.num_channels = inner.num_channels
   config.hidden_size, config.patch_size = inner.hidden_sizes[#inner.hidden_sizes], math.tointeger(down)
   self.rows = -(-config.image_size // config.patch_size)
+  self.shallow = layers.linear(inner.hidden_sizes[1], config.hidden_size)
+  if self.shallow.weight.device ~= "meta" then nn.init.zeros(self.shallow.weight) end
   self.layernorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
   self.position_embedding = layers.embedding(self.rows * self.rows, config.hidden_size, 1.0)
 end
@@ -75,7 +79,9 @@ function ResNetVisionModel:hidden(pictures, options)
       arguments.describe(pictures))
   end
   if self.resnet.training then self.resnet:eval() end
-  local x = self.layernorm(self.resnet:maps(pictures:to(self.layernorm.weight.dtype)):flatten(2):transpose(1, 2))
+  local maps = self.resnet:pyramid(pictures:to(self.layernorm.weight.dtype))
+  local first = ty.adaptive_avg_pool2d(maps[1], { self.rows, self.rows }):flatten(2):transpose(1, 2)
+  local x = self.layernorm(maps[#maps]:flatten(2):transpose(1, 2)) + self.shallow(first)
   return ty.concat({ x:mean({ 1 }, true), x + self.position_embedding.weight }, 1)
 end
 
