@@ -12,15 +12,21 @@ resnet:eval()
 local tower = models.ResNetVisionModel.around(resnet, 16):eval()
 local pictures = ty.randn(2, 3, 16, 16)
 
-check.test("features are the normalised maps of the network at each place, after their mean", function()
+check.test("features are the normalised maps of each place with the first stage's means, after their mean", function()
+  check.equal(tower.shallow.weight:abs():max():item(), 0.0)
+  ty.no_grad(function() tower.shallow.weight:copy_(ty.randn(6, 4)) end)
   check.equal({ tower.config.hidden_size, tower.config.patch_size, tower.rows }, { 6, 2, 8 })
   local x, pooled = ty.no_grad(function() return tower(pictures) end)
   check.equal(x.shape, { 2, 65, 6 })
-  local maps = ty.no_grad(function() return resnet:maps(pictures) end)
+  local stages = ty.no_grad(function() return resnet:pyramid(pictures) end)
+  local maps = stages[2]
+  check.equal((maps - resnet:maps(pictures)):abs():max():item(), 0.0)
   for _, at in ipairs { { 0, 0 }, { 3, 5 }, { 7, 7 } } do
     local v = maps:select(2, at[1]):select(2, at[2]):select(0, 1)
     local want = (v - v:mean()) / (v:var({ 0 }, 0) + 1e-5):sqrt()
       + tower.position_embedding.weight:detach():select(0, at[1] * 8 + at[2])
+    local first = stages[1]:select(0, 1):narrow(1, at[1] * 2, 2):narrow(2, at[2] * 2, 2):mean { 1, 2 }
+    want = want + ty.linear(first, tower.shallow.weight:detach())
     check.ok((x:select(0, 1):select(0, 1 + at[1] * 8 + at[2]) - want):abs():max():item() < 1e-4)
   end
   check.equal((pooled - x:select(1, 0)):abs():max():item(), 0.0)
