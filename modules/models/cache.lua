@@ -78,7 +78,12 @@ end
 --- Says that a layer is not given `count` of the tokens of this call, of which it appends the others.
 ---@param layer integer
 ---@param count integer
-function Cache:skip(layer, count) self[layer].skips = count end
+function Cache:skip(layer, count)
+  if math.type(layer) ~= "integer" or layer < 1 or layer > self.layers then
+    arguments.fail("Cache:skip: layer: expected an integer in [1, %d], got %s", self.layers, arguments.describe(layer))
+  end
+  self[layer].skips = arguments.expect("Cache:skip", "count", count, "an integer >= 0")
+end
 
 --- Counts t tokens more, once every layer has appended them.
 function Cache:advance(t)

@@ -55,6 +55,7 @@ return require "tycho.lazy" ({}, {
   CLIPModel = { "tycho.models.clip", "CLIPModel" }, CLIPTextModel = { "tycho.models.clip", "CLIPTextModel" },
   CLIPTextModelWithProjection = { "tycho.models.clip", "CLIPTextModelWithProjection" },
   CLIPVisionModel = { "tycho.models.clip", "CLIPVisionModel" },
+  ResNetVisionModel = "tycho.models.resnet_vision",
   CLIPVisionModelWithProjection = { "tycho.models.clip", "CLIPVisionModelWithProjection" },
   Llava = "tycho.models.llava", FusedPolicy = { "tycho.models.fusion", "FusedPolicy" },
   Fusion = { "tycho.models.fusion", "Fusion" }, GeometryNet = { "tycho.models.fusion", "GeometryNet" },

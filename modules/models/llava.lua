@@ -17,6 +17,7 @@ local nn = ty.nn
 local towers = {
   clip_vision_model = function() return require("tycho.models.clip").CLIPVisionModel end,
   vit = function() return require("tycho.models.vit").ViT end,
+  resnet_vision_model = function() return require "tycho.models.resnet_vision" end,
 }
 local texts = {
   llama = function() return require "tycho.models.llama" end,
@@ -83,10 +84,10 @@ local Llava = nn.module("Llava", LanguageModel)
 Llava.model_type, Llava.architecture = "llava", "LlavaForConditionalGeneration"
 
 --- config: the keys of config.json: text_config (of Llama, Mistral, Mixtral, Qwen2 or Qwen3) and vision_config (of
--- CLIPVisionModel or ViT), each with its model_type, image_token_index (32000), vision_feature_layer (-2; a list: their
--- features side by side), vision_feature_select_strategy ("default": without the class; "full"), projector_hidden_act
--- ("gelu"), multimodal_projector_bias (true). pooler (false): ViT's tower has the layer over the class, which is not
--- used but is in files of transformers.
+-- CLIPVisionModel, ViT or ResNetVisionModel), each with its model_type, image_token_index (32000),
+-- vision_feature_layer (-2; a list: their features side by side), vision_feature_select_strategy ("default": without
+-- the class; "full"), projector_hidden_act ("gelu"), multimodal_projector_bias (true). pooler (false): ViT's tower has
+-- the layer over the class, which is not used but is in files of transformers.
 ---@param config table
 ---@param pooler? boolean
 function Llava:init(config, pooler)

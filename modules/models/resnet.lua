@@ -109,13 +109,22 @@ function ResNet:init(options)
   end
 end
 
---- The maps of the last stage: x [n, in_channels, h, w] to [n, width, rows, columns].
-function ResNet:maps(x)
+--- The maps of each stage: x [n, in_channels, h, w] to a list of [n, channels, rows, columns], the last one last.
+---@param x Tensor
+---@return Tensor[]
+function ResNet:pyramid(x)
+  local list = {}
   x = self.bn1(self.conv1(x)):relu()
   if self.maxpool then x = self.maxpool(x) end
-  for i = 1, self.stages do x = self["layer" .. i](x) end
-  return x
+  for i = 1, self.stages do
+    x = self["layer" .. i](x)
+    list[i] = x
+  end
+  return list
 end
+
+--- The maps of the last stage: x [n, in_channels, h, w] to [n, width, rows, columns].
+function ResNet:maps(x) return self:pyramid(x)[self.stages] end
 
 --- Features before the head, the means of the maps: x [n, in_channels, h, w] to [n, width].
 function ResNet:features(x) return self:maps(x):mean { 2, 3 } end

@@ -5,10 +5,10 @@ local Dialogue = require "tycho.vlm.dialogue"
 
 local M = {}
 
---- Asks a model all questions of a list of batches { pictures = f32 [n, channels, h, w] or nil, questions = n lists of
--- { question, answer, kind } }. An answer is right when the greedy one is, word for word. Returns the questions in
--- their order, as a list of { kind = string, right = boolean }. options: forward (more options of the model's
--- forward()).
+--- Asks a model all questions of a list of batches { pictures = f32 [n, channels, h, w], or features = [n, features,
+-- hidden] in their place, questions = n lists of { question, answer, kind } }. An answer is right when the greedy one
+-- is, word for word. Returns the questions in their order, as a list of { kind = string, right = boolean }. options:
+-- forward (more options of the model's forward()).
 ---@param model LanguageModel
 ---@param dialogue Dialogue
 ---@param batches table[]
@@ -25,7 +25,10 @@ function M.ask(model, dialogue, batches, options)
   for _, batch in ipairs(batches) do
     local with = {}
     for key, value in pairs(o.forward) do with[key] = value end
-    if dialogue.features > 0 then with.pictures = batch.pictures:to { device = device } end
+    if dialogue.features > 0 then
+      local key = batch.features and "features" or "pictures"
+      with[key] = batch[key]:to { device = device }
+    end
     local right = ty.scope(function() return Dialogue.right(model, dialogue:packed(batch.questions), with) end)
     for i, questions in ipairs(batch.questions) do
       for k, question in ipairs(questions) do
@@ -37,12 +40,22 @@ function M.ask(model, dialogue, batches, options)
   return found
 end
 
+local function check(who, what, found)
+  arguments.expect(who, what, found, "a list of tables")
+  for i, answer in ipairs(found) do
+    if type(answer.kind) ~= "string" then
+      arguments.fail("%s: %s: expected { kind = string, right = boolean }, got %s as number %d", who, what,
+        arguments.describe(answer), i)
+    end
+  end
+end
+
 --- Shares of right answers of what ask() returned: by kind, and `all`, the mean of the kinds' shares, so that those
 -- that are asked more often do not count for more.
 ---@param found { kind: string, right: boolean }[]
 ---@return table<string, number>
 function M.shares(found)
-  arguments.expect("vlm.answers.shares", "found", found, "a list of tables")
+  check("vlm.answers.shares", "found", found)
   local right, asked = {}, {}
   for _, answer in ipairs(found) do
     asked[answer.kind] = (asked[answer.kind] or 0) + 1
@@ -65,8 +78,8 @@ end
 ---@return number error
 function M.paired(first, second)
   local who = "vlm.answers.paired"
-  arguments.expect(who, "first", first, "a list of tables")
-  arguments.expect(who, "second", second, "a list of tables")
+  check(who, "first", first)
+  check(who, "second", second)
   if #first ~= #second then
     arguments.fail("%s: expected answers to the same questions, got %d and %d", who, #first, #second)
   end

@@ -4,21 +4,22 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
---- The vector of each turn of a packed batch (vlm.Dialogue:packed), f32 [turns, hidden], turns in their order. The
--- weights that a question's tokens give to the picture's, averaged over heads and tokens, are made to sum to 1; of the
--- largest of them as many are taken as have the share `mass`, with the one that passes it, and the hidden states of
--- these tokens after the first layer are averaged. One forward pass gives those of all turns. options: mass (0.9), and
--- forward (options of the model's forward(): pictures or features).
+--- The vector of each turn of a packed batch (vlm.Dialogue:packed), f32 [turns, hidden], turns in their order, or with
+-- the option `whole` that of each row, by the words of all of its questions. The weights that a question's tokens give
+-- to the picture's, averaged over heads and tokens, are made to sum to 1; of the largest of them as many are taken as
+-- have the share `mass`, with the one that passes it, and the hidden states of these tokens after the first layer are
+-- averaged. One forward pass gives those of all turns. options: mass (0.9), whole (false), and forward (options of the
+-- model's forward(): pictures or features).
 ---@param model Llava
 ---@param batch table
----@param options { mass?: number, forward: table }
+---@param options { mass?: number, whole?: boolean, forward: table }
 ---@return Tensor vectors
 ---@return Tensor taken  bool [turns, features], which of the picture's tokens
 return function(model, batch, options)
   local who = "vlm.attended"
   arguments.expect(who, "model", model, "a module")
   arguments.expect(who, "batch", batch, "a table")
-  local o = arguments.read(who, options, { mass = 0.9, forward = {} }, { mass = "a number in [0, 1]",
+  local o = arguments.read(who, options, { mass = 0.9, whole = false, forward = {} }, { mass = "a number in [0, 1]",
     forward = "a table" })
   local decoder = model.language_model
   local layer = decoder and decoder.model and decoder.model.layers and decoder.model.layers[1]
@@ -49,6 +50,11 @@ return function(model, batch, options)
     local most = turn:max():item()
     local asks = ty.arange(1, most + 1, { device = device }):reshape(1, most, 1):eq(turn:unsqueeze(1))
       :logical_and(answers:logical_not():unsqueeze(1)):to "f32" -- [n, turns, t]
+    local counts = turn:max({ 1 }):tolist()
+    if o.whole then
+      asks, most = asks:sum({ 1 }, true), 1
+      for i = 1, n do counts[i] = math.min(counts[i], 1) end
+    end
     local features = turn:eq(0):to("i64"):sum({ 1 }):max():item()
     local given = asks:matmul(weights:narrow(2, 0, features)) -- the picture is at the front of each row
     given = given / given:sum({ -1 }, true):clamp(1e-30)
@@ -58,7 +64,6 @@ return function(model, batch, options)
     local vectors = (taken / taken:sum({ -1 }, true)):matmul(states:narrow(1, 0, features):to "f32")
     -- Rows have different numbers of turns.
     local present = {}
-    local counts = turn:max({ 1 }):tolist()
     for i, count in ipairs(counts) do
       for k = 1, count do present[#present + 1] = (i - 1) * most + k - 1 end
     end

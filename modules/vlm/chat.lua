@@ -8,6 +8,7 @@ local arguments = require "tycho.arguments"
 local hub = require "tycho.hub"
 local llm = require "tycho.llm"
 
+--- A model that sees, with all that is between it and messages: template of chats, tokenizer, image processor.
 ---@class VisionChat
 ---@field model LanguageModel
 ---@field tokenizer Tokenizer

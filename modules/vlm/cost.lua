@@ -9,9 +9,10 @@ local function weights(c)
   return c.hidden_size * (2 * heads + 2 * kv + 3 * c.intermediate_size)
 end
 
--- The tower and the projector, of one picture.
+-- The tower and the projector, of one picture; of towers that are no transformers only how many features they give.
 local function seeing(model)
   local c, text = model.vision_tower.config, model.language_model.config
+  if not c.intermediate_size then return nil, (c.image_size // c.patch_size) ^ 2 // 1 | 0 end
   local side, patch, w = c.image_size, c.patch_size, c.hidden_size
   local patches = (side // patch) ^ 2
   local tokens, chosen = patches + 1, model.config.vision_feature_layer
@@ -30,7 +31,7 @@ end
 --   prefill  flops of the decoder's layers and of the head for the last token
 --   decode   flops of one token more
 --   kv       bytes of keys and values after the prompt
---   seeing   flops of the tower and the projector
+--   seeing   flops of the tower and the projector (nil where the tower is no transformer)
 ---@param model Llava
 ---@param options? table
 ---@return table
@@ -48,7 +49,7 @@ return function(model, options)
   features = o.features or features
   local per_token, heads = weights(c), c.num_attention_heads * c.head_dim
   local result = { layers = {}, prefill = 2 * c.hidden_size * c.vocab_size, decode = 2 * c.hidden_size * c.vocab_size,
-    kv = 0, seeing = one * o.pictures }
+    kv = 0, seeing = one and one * o.pictures }
   for i = 1, c.num_hidden_layers do
     local share = o.shares and o.shares[i] or 1
     local tokens = o.text + math.floor(share * features * o.pictures + 1e-9)

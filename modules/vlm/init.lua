@@ -7,9 +7,15 @@
 --     local model = hub.load "path/of/llava"
 --     model:generate(tokens, 40, { pictures = pictures })
 --
+--     local chat = vlm.load "path/of/llava"
+--     print(chat:generate { { role = "user", content = { { type = "image", image = "photo.jpg" },
+--       { type = "text", text = "what is this?" } } } })
+--
 -- Methods: vlm.sail (frozen encoders aligned by light heads), vlm.msd (a large batch of contrast in the memory of a
--- small one), vlm.icar (simple pictures leave the encoder early), vlm.label_instructions (what annotators were told).
--- Networks: CLIPModel, Llava, of tycho.models.
+-- small one), vlm.icar (simple pictures leave the encoder early), vlm.label_instructions (what annotators were told),
+-- vlm.mixture_of_depths (deeper layers work on fewer of a picture's tokens), vlm.attended (what of a picture a question
+-- asks for). Training and measuring: vlm.Dialogue and vlm.packing (questions as rows of tokens), vlm.answers (what is
+-- answered, by kind), vlm.cost (operations and bytes, from shapes). Networks: CLIPModel, Llava, of tycho.models.
 local contrastive = require "tycho.vlm.contrastive"
 local retrieval = require "tycho.vlm.retrieval"
 require "tycho.llm" -- what Llava generates with

@@ -20,7 +20,7 @@ local M = {}
 ---@return number[]
 function M.shares(layers, options)
   local who = "mixture_of_depths.shares"
-  arguments.expect(who, "layers", layers, "an integer >= 2")
+  arguments.expect(who, "layers", layers, "an integer in [2, 10000]")
   local o = arguments.read(who, options, { shift = 0.5, floor = 0.25, dense = 0.75 },
     { shift = "a finite number", floor = "a number in [0, 1]", dense = "a number in [0, 1]" })
   local list = {}

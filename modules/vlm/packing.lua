@@ -25,6 +25,9 @@ local function matrix(rows) return ty.tensor(rows, { dtype = "i64" }) end
 ---@param turn Tensor
 ---@return Tensor
 function M.visible(turn)
+  if not ty.is_tensor(turn) or turn.ndim ~= 2 then
+    arguments.fail("vlm.packing.visible: turn: expected an i64 tensor [n, t], got %s", arguments.describe(turn))
+  end
   local of_key = turn:unsqueeze(1)
   return turn:unsqueeze(2):eq(of_key):logical_or(of_key:eq(0))
 end

@@ -1,163 +1,340 @@
---- Models that answer questions about scenes: what recipes/zoo/scene-vlm.lua and recipes of its family share. How they
--- are trained on questions of the training scenes, and how many questions of other scenes they answer word for word.
+--- Models that answer questions about scenes: what recipes/zoo/scene-vlm.lua and recipes on its model share. Their
+-- tokens, how they begin, how they are trained, and how many questions about other scenes they answer word for word.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local datasets = require "tycho.datasets"
 local hub = require "tycho.hub"
+local judge = require "tycho.zoo.judge"
+local models = require "tycho.models"
 local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
 local vlm = require "tycho.vlm"
 
+local nn = ty.nn
 local M = {}
 
---- The arguments of such a recipe.
----@param own table<string, number>  steps, batch, lr, every
+local LAST, IMAGE = "<|endoftext|>", "<image>"
+
+local TEMPLATE = "{% for message in messages %}{% if message.role == 'user' %}"
+  .. "{% if message.content is string %}{{ ' ' + message.content + '\n' }}{% else %}"
+  .. "{% for part in message.content %}{% if part.type == 'image' %}<image>{% endif %}{% endfor %}"
+  .. "{% for part in message.content %}{% if part.type == 'text' %}{{ ' ' + part.text + '\n' }}{% endif %}"
+  .. "{% endfor %}{% endif %}{% else %}{{ ' ' + message.content + eos_token }}{% endif %}{% endfor %}"
+
+--- What is asked where the answer is a caption.
+M.describe = { "describe the picture.", "what does the picture show?", "give a caption." }
+
+-- ---- tokens ----
+
+--- A tokenizer of the language of scenes: byte-level BPE of captions, questions and answers, in which nearly every word
+-- is one token, with the marks of the end and of a picture. count: training scenes that it learns from.
+---@param count integer
+---@param vocabulary integer
+---@return Tokenizer
+function M.tokenizer(count, vocabulary)
+  local batch = scenes.set("training", { "caption", "questions" }, { questions = 8 }):batch(ty.arange(count))
+  local texts = table.move(M.describe, 1, #M.describe, 1, {})
+  for i, caption in ipairs(batch.caption) do
+    texts[#texts + 1] = " " .. caption
+    for _, turn in ipairs(batch.questions[i]) do texts[#texts + 1] = (" %s\n %s"):format(turn.question, turn.answer) end
+  end
+  local learnt = ty.tokenizer.train(texts, { vocabulary = vocabulary, special = { LAST, IMAGE } })
+  local fields = ty.tokenizer.fields(learnt)
+  fields.bos, fields.eos, fields.pad, fields.chat_template = 0, 0, 0, TEMPLATE
+  return learnt
+end
+
+--- The dialogue with a model of a tokenizer of this kind. features: of a picture (64; 0: a model that only reads).
+---@param tokenizer Tokenizer
+---@param features? integer
+---@return Dialogue
+function M.dialogue(tokenizer, features)
+  return vlm.Dialogue(tokenizer, { image_token = 1, features = features or 64, before = " ", between = "\n",
+    lead = " " })
+end
+
+-- ---- models ----
+
+--- The config of the language model.
+---@param tokenizer Tokenizer
+---@param o { width: integer, layers: integer, heads: integer, inner: integer }
+---@return table
+function M.text_config(tokenizer, o)
+  return { model_type = "llama", vocab_size = tokenizer.size, hidden_size = o.width, intermediate_size = o.inner,
+    num_hidden_layers = o.layers, num_attention_heads = o.heads, max_position_embeddings = 256,
+    tie_word_embeddings = true, bos_token_id = 0, eos_token_id = 0 }
+end
+
+--- A Llava whose tower is a residual network of the zoo and whose projector and language model are new. The network
+-- stays as it is; the norm and the embedding of places behind it are trained.
+---@param tokenizer Tokenizer
+---@param tower string
+---@param o { width: integer, layers: integer, heads: integer, inner: integer }
+---@return Llava
+function M.model(tokenizer, tower, o)
+  local seen = models.ResNetVisionModel.around(shelf.load(tower), 64)
+  local vision = seen:published_config()
+  local model = models.Llava { model_type = "llava", text_config = M.text_config(tokenizer, o), vision_config = vision,
+    image_token_index = 1, vision_feature_layer = -1, tie_word_embeddings = true, eos_token_id = 0 }
+  model.vision_tower:load_state_dict(seen:state_dict())
+  model.vision_tower.resnet:requires_grad_(false)
+  M.spread(model)
+  return model
+end
+
+--- Begins the projector and the layers of the language model anew with weights whose spread goes by their width: the
+-- usual 0.02 leaves attention of narrow layers even for long.
+---@param model Llava
+function M.spread(model)
+  local decoder = model.language_model
+  local branches = 2 * decoder.config.num_hidden_layers
+  for name, p in model:named_parameters() do
+    local ours = name:find("language_model.model.layers", 1, true) or name:find("multi_modal_projector", 1, true)
+    if ours and p.ndim == 2 then
+      local last = name:find "o_proj" or name:find "down_proj"
+      nn.init.normal(p, 0, (p.shape[2] * (last and branches or 1)) ^ -0.5)
+    end
+  end
+end
+
+-- ---- words for patches ----
+
+-- By row the mean of the tokens of some words, f32 [rows, vocabulary]: times the embeddings, an embedding for each row.
+local function averages(tokenizer, rows)
+  local result = {}
+  for i, words in ipairs(rows) do
+    local row, count = {}, 0
+    for k = 1, tokenizer.size do row[k] = 0 end
+    for _, text in ipairs(words) do
+      for _, id in ipairs(tokenizer:encode(" " .. text):tolist()) do row[id + 1], count = row[id + 1] + 1, count + 1 end
+    end
+    for k = 1, #row do row[k] = row[k] / count end
+    result[i] = row
+  end
+  return ty.keep(ty.tensor(result, { dtype = "f32" }))
+end
+
+--- What every patch shows, said in the language model's own words: the loss by which the tower and the projector learn
+-- to give features that lie near the embeddings of the object's name and of its colour. Pictures have one answer for a
+-- question, and an answer of each patch here, so they teach faster (Jiang et al. 2021, "All Tokens Matter: Token
+-- Labeling for Training Better Vision Transformers"). Returns a function of the model, features [n, patches, width] and
+-- the batch, whose fields are owner, boxes and scene.
+---@param tokenizer Tokenizer
+---@return fun(model: Llava, features: Tensor, batch: table): Tensor
+function M.patch_words(tokenizer)
+  local names, tints = {}, {}
+  for i, object in ipairs(datasets.scenes.objects) do names[i] = { object.name, object.plural } end
+  names[#names + 1] = { "background" }
+  for name, place in pairs(datasets.scenes.tints) do tints[place] = { name } end
+  local of_names, of_tints = averages(tokenizer, names), averages(tokenizer, tints)
+  local function likelihoods(x, table_of, weight)
+    return ty.linear(x, table_of:to { device = x.device }:matmul(weight)):log_softmax(-1)
+  end
+  return function(model, features, batch)
+    local objects, colours = judge.cells(batch, math.tointeger(features.shape[2] ^ 0.5))
+    local x = features * features:square():mean({ -1 }, true):add(1e-6):rsqrt()
+    local weight = model.language_model.model.embed_tokens.weight
+    local named = -(objects * likelihoods(x, of_names, weight)):sum(-1):mean()
+    local tinted = colours:narrow(2, 1, #tints)
+    local coloured = -(tinted * likelihoods(x, of_tints, weight)):sum() / tinted:sum():clamp(1)
+    return named + coloured
+  end
+end
+
+-- ---- training ----
+
+--- The arguments of a recipe that trains such a model.
+---@param own table<string, number>  steps, batch, lr, every, count
 ---@param more? RecipeArgument[]
 ---@return RecipeArgument[]
 function M.arguments(own, more)
-  local list = { { "questions", 8, "about each training scene" },
-    { "precision", "bf16", "of products in training: bf16 or f32" } }
+  local list = { { "questions", 12, "about each training scene" } }
   table.move(more or {}, 1, #(more or {}), #list + 1, list)
   return scenes.arguments(own, list)
 end
 
--- Pictures and the dialogues about them, from a batch of scenes.
-local function inputs(dialogue, batch)
-  local tokens, targets = dialogue:rows(batch.questions)
-  local pictures = dialogue.features > 0 and scenes.pictures(batch.image) or nil
-  local device = batch.image.device
-  return tokens:to { device = device }, targets:to { device = device }, { pictures = pictures }
+-- Training scenes in batches, made by a thread of their own.
+local function loader(r, seed, fields, more)
+  return ty.data.DataLoader(scenes.set("training", fields, more), { batch_size = r.args.batch, shuffle = true,
+    seed = seed, drop_last = true, device = r.device, workers = 1 })
 end
 
---- Muon for the matrices of the layers, AdamW for all else.
----@param model Module
----@param o { lr: number, schedule: table, clip_norm: number }
----@return Optimizer
-function M.optimizer(model, o)
-  local inner, rest = {}, {}
-  for name, p in model:named_parameters() do
-    table.insert(p.ndim == 2 and name:find("layers", 1, true) and inner or rest, p)
+--- Trains the tower and the projector of a model to name what each patch shows (patch_words).
+---@param r Recipe
+---@param model Llava
+---@param tokenizer Tokenizer
+---@param seed integer
+---@param options? table  those of train.fit that are other than zoo.scenes.fit_options gives
+---@return Llava model
+function M.look(r, model, tokenizer, seed, options)
+  local words, folder = M.patch_words(tokenizer), r:path(("seed%d/look"):format(seed))
+  local given = { loss = function(m, batch)
+    return words(m, m:picture_features(scenes.pictures(batch.image)), batch)
+  end, folder = folder .. "/checkpoint", log = folder, average = 0, final = 0.5 }
+  for key, value in pairs(options or {}) do given[key] = value end
+  ty.train.fit(model, loader(r, seed, { "image", "owner", "boxes", "scene" }), scenes.fit_options(r, seed, given))
+  return model
+end
+
+--- Scenes of a split with their questions in batches, as vlm.answers.ask() takes them.
+---@param split string
+---@param count integer  scenes
+---@param more? table    options of the set
+---@return table[]
+function M.questions(split, count, more)
+  local set, batches = scenes.set(split, { "image", "questions" }, more), {}
+  for start = 0, count - 1, 50 do
+    local batch = set:batch(ty.arange(start, math.min(start + 50, count)))
+    batches[#batches + 1] = { image = batch.image, pictures = scenes.pictures(batch.image),
+      questions = batch.questions }
   end
-  return ty.optim.Muon({ { params = inner }, { params = rest, matrices = false } }, { lr = o.lr, weight_decay = 0.01,
-    schedule = o.schedule, clip_norm = o.clip_norm, adam_rate = 0.05 })
+  return batches
 end
 
---- Shares of questions of a split that a model answers word for word, greedily and each by itself: by kind, and `all`,
--- the mean of the kinds' shares, so that those that are asked more often do not count for more.
+--- Shares of questions of a split that a model answers word for word: by kind, and `all`, the mean of the kinds'.
 ---@param model LanguageModel
 ---@param dialogue Dialogue
 ---@param split string    a split of datasets.scenes
 ---@param count integer   scenes
----@param device? string
 ---@return table<string, number>
-function M.measure(model, dialogue, split, count, device)
-  local set = scenes.set(split, { "image", "questions" })
-  local right, asked = {}, {}
-  local training = model.training
-  model:eval()
-  for start = 0, count - 1, 50 do
-    local batch = set:batch(ty.arange(start, math.min(start + 50, count)))
-    local single, at = {}, {}
-    for i, questions in ipairs(batch.questions) do
-      for _, question in ipairs(questions) do
-        single[#single + 1], at[#at + 1] = { question }, i - 1
-      end
-    end
-    local tokens, targets = dialogue:rows(single)
-    local options = {}
-    if dialogue.features > 0 then
-      options.pictures = scenes.pictures(batch.image):index_select(0, ty.tensor(at)):to { device = device }
-    end
-    local answered = ty.scope(function()
-      return dialogue.answered(model, tokens:to { device = device }, targets:to { device = device }, options)
-    end)
-    for i, turns in ipairs(single) do
-      local kind = turns[1].kind
-      asked[kind] = (asked[kind] or 0) + 1
-      right[kind] = (right[kind] or 0) + (answered[i] and 1 or 0)
-    end
-  end
-  model:train(training)
-  local shares, sum, kinds = {}, 0, 0
-  for kind, n in pairs(asked) do
-    shares[kind] = right[kind] / n
-    sum, kinds = sum + shares[kind], kinds + 1
-  end
-  shares.all = sum / kinds
-  return shares
+function M.measure(model, dialogue, split, count)
+  return vlm.answers.shares(vlm.answers.ask(model, dialogue, M.questions(split, count)))
 end
 
---- Trains a model on questions about the training scenes; options: those of train.fit that are other than
--- zoo.scenes.fit_options gives. Returns the model with averaged weights.
+-- Shares by kind as text.
+local function told(shares)
+  local words = {}
+  for _, kind in ipairs(datasets.scenes.question_kinds) do
+    words[#words + 1] = ("%s %.3f"):format(kind, shares[kind] or 0)
+  end
+  return table.concat(words, ", ")
+end
+
+--- Trains a model on questions about training scenes. words: patch_words() of its tokenizer, which is added to the loss
+-- so that patches go on to be named (nil for a model that only reads); scenes: options of the scenes. Returns the model
+-- with averaged weights.
 ---@param r Recipe
 ---@param model LanguageModel
 ---@param dialogue Dialogue
 ---@param seed integer
----@param options? table
+---@param options? table  those of train.fit that are other than zoo.scenes.fit_options gives, words, scenes
 ---@return LanguageModel
 function M.train(r, model, dialogue, seed, options)
-  local args = r.args
+  local args, o = r.args, {}
+  for key, value in pairs(options or {}) do o[key] = value end
+  local words, sees, more = o.words, dialogue.features > 0, { questions = args.questions }
+  for key, value in pairs(o.scenes or {}) do more[key] = value end
+  o.words, o.scenes = nil, nil
   r:say("seed %d: %d parameters", seed, model:count_parameters())
-  local set = scenes.set("training", { "image", "questions" }, { questions = args.questions })
-  local loader = ty.data.DataLoader(set, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true,
-    device = r.device, workers = 1 })
-  local given = { optimizer = M.optimizer, loss = function(m, batch)
-      return ty.autocast(args.precision == "bf16" and "bf16", m.loss, m, inputs(dialogue, batch))
-    end,
-    evaluate = function(step, m)
-      local found = M.measure(m, dialogue, "validation", math.min(200, args.count), r.device)
-      local words = {}
-      for _, kind in ipairs(datasets.scenes.question_kinds) do
-        words[#words + 1] = ("%s %.3f"):format(kind, found[kind] or 0)
-      end
-      r:say("step %d: %.3f of the questions answered (%s)", step, found.all, table.concat(words, ", "))
-      return found
-    end }
-  for key, value in pairs(options or {}) do given[key] = value end
-  local _, averaged = ty.train.fit(model, loader, scenes.fit_options(r, seed, given))
+  local given = { average = 0.998, loss = function(m, batch)
+    local packed = dialogue:packed(batch.questions)
+    if not sees then return vlm.Dialogue.loss(m, packed) end
+    local features = m:picture_features(scenes.pictures(batch.image))
+    local loss = vlm.Dialogue.loss(m, packed, { features = features })
+    if not words then return loss end
+    local named = words(m, features, batch)
+    return loss + named, { answers = loss:detach(), patches = named:detach() }
+  end, evaluate = function(step, m)
+    local found = M.measure(m, dialogue, "validation", math.min(200, args.count))
+    r:say("step %d: %.3f of the questions answered (%s)", step, found.all, told(found))
+    return found
+  end }
+  for key, value in pairs(o) do given[key] = value end
+  local fields = { "image", "questions" }
+  if words then fields = { "image", "questions", "owner", "boxes", "scene" } end
+  local _, averaged = ty.train.fit(model, loader(r, seed, fields, more), scenes.fit_options(r, seed, given))
   return averaged:eval()
 end
 
---- A language model and a tower of pictures of the zoo as one model, and the dialogue with it.
----@param language string
----@param tower string
----@param device? string
----@return Llava
----@return Dialogue
-function M.start(language, tower, device)
-  local model = vlm.join(shelf.load(language), shelf.load(tower))
-  local vision = model.vision_tower.config
-  local side = vision.image_size // vision.patch_size
-  return model:to(device or "cpu"), vlm.Dialogue(shelf.tokenizer(language),
-    { image_token = model.config.image_token_index, features = side * side })
+-- ---- tuning the decoder alone ----
+
+--- Batches of questions() with the features of their pictures in the place of these: what methods that leave the tower
+-- and the projector as they are compute once.
+---@param model Llava
+---@param batches table[]
+---@return table[]
+function M.featured(model, batches)
+  local list = {}
+  for i, batch in ipairs(batches) do
+    local features = ty.no_grad(function()
+      return model:picture_features(batch.pictures:to { device = model:device() }):clone()
+    end)
+    list[i] = { features = ty.keep(features), questions = batch.questions, image = batch.image }
+  end
+  return list
 end
 
-local TEMPLATE = "{% for message in messages %}{% if message.role == 'user' %}"
-  .. "{% if message.content is string %}{{ '\n' + message.content + '\n' }}{% else %}"
-  .. "{% for part in message.content %}{% if part.type == 'image' %}<image>{% endif %}{% endfor %}"
-  .. "{% for part in message.content %}{% if part.type == 'text' %}{{ '\n' + part.text + '\n' }}{% endif %}"
-  .. "{% endfor %}{% endif %}{% else %}{{ message.content + eos_token }}{% endif %}{% endfor %}"
-
--- The language model's tokenizer with one more token, which stands for a picture's features.
-local function tokenizer_with(language, id)
-  local json = ty.io.json_decode(shelf.tokenizer(language):json())
-  table.insert(json.added_tokens, { id = id, content = "<image>", single_word = false, lstrip = false, rstrip = false,
-    normalized = false, special = true })
-  return ty.tokenizer.parse(ty.io.json_encode(json))
+--- The samples of such batches at some positions, from 0, as one batch.
+---@param batches table[]
+---@param positions integer[]
+---@return table
+function M.subset(batches, positions)
+  local at, all, features, questions, images = {}, 0, {}, {}, {}
+  for _, batch in ipairs(batches) do
+    for i = 1, #batch.questions do at[all], all = { batch, i }, all + 1 end
+  end
+  for k, place in ipairs(positions) do
+    if not at[place] then
+      arguments.fail("answerer.subset: positions: expected integers in [0, %d], got %s", all - 1, tostring(place))
+    end
+    local batch, i = at[place][1], at[place][2]
+    features[k], images[k] = batch.features:select(0, i - 1), batch.image:select(0, i - 1)
+    questions[k] = batch.questions[i]
+  end
+  return { features = ty.keep(ty.stack(features)), questions = questions, image = ty.keep(ty.stack(images)) }
 end
 
---- Writes the first seed's model in half precision, as published models of its kind are: with a tokenizer that has the
--- token of pictures, a chat template, and what pictures go through before they are seen.
+--- Trains a model's decoder, and what a method added to it, on questions about pictures whose features are known. pool:
+-- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss).
+-- Returns the mean loss of the last tenth of the steps.
+---@param model Llava
+---@param dialogue Dialogue
+---@param pool table[]
+---@param options table
+---@return number
+function M.tune(model, dialogue, pool, options)
+  local o = arguments.read("answerer.tune", options, { steps = 100, batch = 16, lr = 5e-4, seed = 0, decay = 0.0,
+    watch = arguments.none }, { steps = "an integer > 0", batch = "an integer > 0", watch = "a function" })
+  local features, questions = {}, {}
+  for i, batch in ipairs(pool) do
+    features[i] = batch.features
+    table.move(batch.questions, 1, #batch.questions, #questions + 1, questions)
+  end
+  local all = ty.concat(features, 0)
+  local opt = ty.optim.AdamW(model.language_model:parameters(), { lr = o.lr, beta2 = 0.95, clip_norm = 1,
+    weight_decay = o.decay, schedule = ty.optim.cosine { steps = o.steps, warmup = o.steps // 10, final = 0.05 } })
+  ty.manual_seed(o.seed)
+  local order, at, tail, counted = {}, 0, 0, 0
+  model:train()
+  for step = 1, o.steps do
+    ty.scope(function()
+      local places, asked = {}, {}
+      for k = 1, o.batch do
+        if at >= #order then order, at = ty.randperm(#questions):tolist(), 0 end
+        at = at + 1
+        places[k], asked[k] = order[at], questions[order[at] + 1]
+      end
+      local index = ty.tensor(places, { dtype = "i64" }):to { device = all.device }
+      local loss = vlm.Dialogue.loss(model, dialogue:packed(asked), { features = all:index_select(0, index) })
+      opt:step(loss)
+      local value = loss:item()
+      if step > o.steps - math.max(1, o.steps // 10) then tail, counted = tail + value, counted + 1 end
+      if o.watch then o.watch(step, value) end
+    end)
+  end
+  model:eval()
+  return tail / counted
+end
+
+--- Writes the first seed's model in half precision, as published models of its kind are: with its tokenizer, the
+-- template of chats, and what pictures go through before they are seen.
 ---@param r Recipe
 ---@param folder string
----@param language string  the model of the zoo whose tokenizer it has
-function M.write(r, folder, language)
+---@param tokenizer Tokenizer
+function M.write(r, folder, tokenizer)
   local model = hub.load(scenes.folder(r), { dtype = "f16" })
   model:save(folder)
-  tokenizer_with(language, model.config.image_token_index):save(folder)
-  local path = folder .. "/tokenizer_config.json"
-  local config = ty.io.json_decode(ty.io.read(shelf.path(language) .. "/tokenizer_config.json"))
-  config.chat_template, config.image_token = TEMPLATE, "<image>"
-  ty.io.write_atomic(path, ty.io.json_encode(config))
+  tokenizer:save(folder)
   local side = model.vision_tower.config.image_size
   ty.io.write_atomic(folder .. "/preprocessor_config.json", ty.io.json_encode { do_resize = true, do_rescale = true,
     do_normalize = true, rescale_factor = 1 / 255, image_mean = ty.io.array { 0.5, 0.5, 0.5 },

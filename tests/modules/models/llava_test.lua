@@ -144,7 +144,7 @@ check.test("configs and inputs that cannot be are one clear error", function()
   fails({ text_config = { model_type = "gpt2" } },
     "Llava: text_config: model_type 'gpt2' is not supported; there are llama, mistral,")
   fails({ vision_config = { model_type = "siglip" } },
-    "Llava: vision_config: model_type 'siglip' is not supported; there are clip_vision_model, vit")
+    "Llava: vision_config: model_type 'siglip' is not supported; there are clip_vision_model, resnet_vision_model,")
   fails({ vision_feature_layer = 3 }, "Llava: vision_feature_layer: expected integers in [-3, 2], got 3")
   fails({ vision_feature_layer = { 1, "2" } },
     "Llava: config key 'vision_feature_layer' must be an integer or a list of integers, got a table")

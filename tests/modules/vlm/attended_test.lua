@@ -73,6 +73,16 @@ check.test("the vector of a question is the mean of the features that its words 
   end
 end)
 
+check.test("a row's vector is by the words of all of its questions", function()
+  local pictures, one = ty.randn(1, 3, 8, 8), { question = "what?", answer = "red" }
+  local function vectors(questions, whole)
+    return (vlm.attended(model, dialogue:packed { questions }, { forward = { pictures = pictures }, whole = whole }))
+  end
+  check.close(vectors({ one }, true):tolist(), vectors({ one }):tolist(), 1e-6)
+  check.close(vectors({ one, one }, true):tolist(), vectors({ one }):tolist(), 1e-6)
+  check.equal(vectors({ one, { question = "is it red?", answer = "no" } }, true).shape, { 1, 16 })
+end)
+
 check.test("all of the mass is all of the picture", function()
   local pictures = ty.randn(1, 3, 8, 8)
   local _, taken = vlm.attended(model, dialogue:packed { { { question = "what?", answer = "red" } } },

@@ -16,6 +16,12 @@ local calls = {
     return (m(at(ty.tensor { { 0, 20, 30, 1 }, { 0, 9, 1, 1 } }),
       { pictures = at(ty.linspace(-1, 1, 3 * 64 * 64):reshape(1, 3, 64, 64)) }))
   end,
+  Llava = function(m, at)
+    local ids = {}
+    for k = 1, 64 do ids[k] = m.config.image_token_index end
+    table.move({ 20, 30, 40 }, 1, 3, 65, ids)
+    return m(at(ty.tensor { ids }), { pictures = at(ty.linspace(-1, 1, 3 * 64 * 64):reshape(1, 3, 64, 64)) })
+  end,
   ResNet = function(m, at) return m(at(ty.linspace(-1, 1, 3 * 32 * 32):reshape(1, 3, 32, 32))) end,
   ViTForImageClassification = function(m, at) return m(at(ty.linspace(-1, 1, 3 * 64 * 64):reshape(1, 3, 64, 64))) end,
   UNet2DConditionModel = function(m, at)

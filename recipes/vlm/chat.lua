@@ -1,0 +1,60 @@
+-- An answer about a picture
+-- claim: an answer that comes token by token is the one that the model gives without a cache
+-- system: a model that sees pictures, published weights or one of the zoo
+-- paper: Liu et al. 2023, "Visual Instruction Tuning"
+-- time: seconds
+--
+-- ./run recipes/vlm/chat.lua --image photo.png --prompt "what is this?"
+local ty = require "tycho"
+local datasets, vlm, zoo = require "tycho.datasets", require "tycho.vlm", require "tycho.zoo"
+
+local r = ty.recipe.declare {
+  args = {
+    { "model", "scene-vlm", "a folder with config.json and weights, or the name of a model of the zoo" },
+    { "image", "", "a PNG, JPEG or WebP file (none: a scene that is drawn)" },
+    { "prompt", "what does the picture show?", "what is asked about it" },
+    { "max_tokens", 60, "of the answer at most", quick = 12 },
+    { "temperature", 0.0, "0 takes the most likely token" },
+    { "top_p", 1.0, "only the fewest tokens that together have this probability" },
+  },
+}
+local args = r.args
+
+local path = args.model
+if not ty.io.stat(path .. "/config.json") then path = zoo.path(path) end
+local chat = vlm.load(path, { device = r.device, dtype = "f32" })
+
+local image = args.image
+if image == "" then
+  local item = datasets.load("scenes", { split = "validation", fields = { "image", "caption" } }):get(r.seed)
+  image = item.image
+  ty.plot.grid(image:unsqueeze(0), { columns = 1 }):save(r:path "scene.png")
+  r:say("a scene: %s", item.caption)
+end
+
+local messages = { { role = "user", content = { { type = "image", image = image },
+  { type = "text", text = args.prompt } } } }
+local answer = chat:generate(messages, { max_tokens = args.max_tokens, temperature = args.temperature,
+  top_p = args.top_p, seed = r.seed, on_text = function(text)
+    io.stdout:write(text)
+    io.stdout:flush()
+  end })
+io.stdout:write "\n"
+
+-- The most likely answer again, each token from the whole text before it.
+local tokens, pictures = chat:inputs(messages)
+local greedy = chat:generate(messages, { max_tokens = args.max_tokens })
+local all, last = tokens:to { device = r.device }, chat.model:end_tokens()
+for _ = 1, args.max_tokens do
+  local id = ty.no_grad(function()
+    return chat.model(all, { pictures = pictures }):select(1, all.shape[2] - 1):argmax(-1)
+  end)
+  if id:item() == last then break end
+  all = ty.concat({ all, id:reshape(1, 1) }, 1)
+end
+local count = all.shape[2] - tokens.shape[2]
+local whole = count > 0 and chat.tokenizer:decode(all:select(0, 0):narrow(0, tokens.shape[2], count)) or ""
+r.metrics.answer, r.metrics.tokens = answer, count
+
+os.exit(r:finish { { claim = "answers that are the same without a cache",
+  measured = whole:gsub("^%s+", "") == greedy and 1 or 0, bar = 1 } })
