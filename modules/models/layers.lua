@@ -210,8 +210,8 @@ function DecoderLayer:forward(stream, more, at)
 end
 
 --- Sends the stream [b, t, hidden] through a list of layers such as DecoderLayer, or such as add to the stream
--- themselves and return it alone. checkpoint and last: the options of hidden(). Returns the stream and what is still to
--- be added to it, or nil.
+-- themselves and return it alone. checkpoint and last: the options of hidden(); at.taps: its option, too. Returns the
+-- stream and what is still to be added to it, or nil.
 function M.through(list, stream, at, checkpoint, last)
   local more
   for i, layer in ipairs(list) do
@@ -222,6 +222,7 @@ function M.through(list, stream, at, checkpoint, last)
       at.last = i == #list and last or nil
       stream, more = layer(stream, more, at)
     end
+    if at.taps and at.taps[i] then at.taps[i] = more and stream + more or stream end
   end
   return M.tail(stream, 1, last), more and M.tail(more, 1, last)
 end
