@@ -48,7 +48,8 @@ end
 ---@param options? { layers?: integer, fusion?: string, taps?: integer[] }
 function FeatureDraft:init(model, options)
   local who = "FeatureDraft"
-  local count = model.model and model.model.layers and #model.model.layers
+  local body = arguments.is_module(model) and model.model
+  local count = arguments.is_module(body) and body.layers and #body.layers
   if not (count and model.family) then
     arguments.fail("%s: model: expected a decoder, got %s", who, arguments.describe(model))
   end
@@ -119,6 +120,7 @@ function FeatureDraft:forward(features, tokens, options)
   return ty.concat({ self.others(hidden), hidden }, -1), hidden
 end
 
+--- Logits of hidden states, by the large model's head.
 function FeatureDraft:head(hidden) return self.body:head(hidden) end
 
 --- The loss of a batch: smooth L1 of the features and, times `weight`, the cross entropy to the large model's own
