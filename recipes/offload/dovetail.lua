@@ -25,7 +25,7 @@ local quant = require "tycho.quant"
 local zoo = require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 3, args = {
-  { "steps", 120, "of training a draft", quick = 2 },
+  { "steps", 140, "of training a draft", quick = 2 },
   { "lr", 2e-3, "peak learning rate" },
   { "layers", 3, "of the drafts" },
   { "length", 128, "tokens of a row", quick = 32 },
