@@ -16,8 +16,8 @@
 #define BLOCK 1024
 #define FEW 30
 #define NORM_CHUNK 16384
-#define STRIP 16   /* elements done at a time */
-#define AHEAD 2048 /* bytes */
+#define STRIP 16  /* elements done at a time */
+#define AHEAD 384 /* bytes */
 /* Without the pragma short loops are unrolled before they are vectorised. */
 #define FOR_STRIP _Pragma("omp simd") for (int j = 0; j < STRIP; j++)
 

@@ -1,8 +1,9 @@
 /* Template (no guard: optim.c includes it once per element type): the arithmetic of one optimizer step on runs of
  * elements, and norms. REAL is the element, NAME() makes names, SQRT and MAGNITUDE are its functions. */
 
-/* Memory is the limit, and the hardware's own prefetchers give up at every page: ask AHEAD bytes before. The gradient is
- * read once and should not push the others out of the caches. */
+/* Memory is the limit, and the hardware's own prefetchers give up at every page: ask AHEAD bytes before. That is a few
+ * lines: asked for earlier they wait in the first cache, which is then too small for those of four tensors. The gradient
+ * is read once and should not push the others out of the caches. */
 #define WILL_READ(x) __builtin_prefetch((const char *)(x) + AHEAD, 0, 0)
 #define WILL_WRITE(x) __builtin_prefetch((const char *)(x) + AHEAD, 0, 3)
 

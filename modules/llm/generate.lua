@@ -137,7 +137,8 @@ local function speculative(model, first, count, o, ended)
   if o.repetition_penalty ~= 1 or o.cache then
     error("generate: a draft goes with neither repetition_penalty nor cache", 3)
   end
-  if not math.tointeger(o.draft_tokens) or o.draft_tokens < 1 then
+  local chosen = type(o.draft_tokens) == "table" and o.draft_tokens.choose
+  if not chosen and (not math.tointeger(o.draft_tokens) or o.draft_tokens < 1) then
     error(("generate: draft_tokens must be a positive integer, got %s"):format(tostring(o.draft_tokens)), 3)
   end
   return require("tycho.llm.speculative").run(model, first, count, o, ended)
@@ -151,9 +152,10 @@ end
 -- (tycho.llm.sampling); seed (the draws are those of this seed, and the generator is left as it was); stop_tokens (one
 -- or a list; by default eos_token_id of the model's files; false: none); stop (list of texts, with tokenizer);
 -- on_token(row, token), called for each token as it comes, rows counted from 1, false ends the row; pad (0); draft (a
--- smaller model of the same tokens, which proposes draft_tokens, 4, at a time; the text is distributed as without;
--- stats, a table, gets rounds, drafted, accepted); cache (to go on from, tokens then follow those in it); pictures (for
--- models that see some: those of all rows, one after another).
+-- smaller model of the same tokens or an llm.FeatureDraft, which proposes draft_tokens, 4, at a time, or as many as an
+-- llm.draft_length says; the text is distributed as without; stats, a table, gets rounds, drafted, accepted); cache (to
+-- go on from, tokens then follow those in it); pictures (for models that see some: those of all rows, one after
+-- another).
 ---@param model LanguageModel
 ---@param tokens Tensor|Tensor[]
 ---@param count integer
@@ -163,7 +165,8 @@ function M.generate(model, tokens, count, options)
   local none = ty.nn.none
   local o = ty.nn.options("generate", options, { temperature = 1, top_k = 0, top_p = 1, min_p = 0,
     repetition_penalty = 1, seed = none, stop_tokens = none, stop = {}, tokenizer = none, on_token = none, pad = 0,
-    cache = none, draft = none, draft_tokens = 4, stats = none, pictures = none }, { pictures = "a tensor" })
+    cache = none, draft = none, draft_tokens = 4, stats = none, pictures = none },
+    { pictures = "a tensor", draft_tokens = "a number or a table" })
   if o.pictures and not model.picture_features then
     error(("generate: pictures: expected a model that sees them, got a %s"):format(getmetatable(model).__name), 2)
   end

@@ -11,6 +11,7 @@
 -- its tokenizer and a model trained on it), trials (optimizers compared at equal budget),
 -- multilevel (training by way of a smaller model), ngram and compressors
 -- (baselines), bleu (scores of what was generated), masking (the objective of encoders), spans (entities as tags).
+-- Drafts for generate(): FeatureDraft, which reads the model's states, and draft_length, how much is drafted at a time.
 local hub = require "tycho.hub"
 local Cache = require "tycho.models.cache"
 local LanguageModel = require "tycho.models.model"
@@ -49,7 +50,8 @@ local files = { HeavyHitterCache = "tycho.llm.cache.h2o", chat = "tycho.hub.chat
   train = "tycho.llm.train", ngram = "tycho.llm.ngram", compressors = "tycho.llm.compressors",
   corpus = "tycho.llm.corpus", trials = "tycho.llm.trials", multilevel = "tycho.llm.multilevel",
   bleu = "tycho.llm.bleu", dropout = "tycho.llm.dropout", infill = "tycho.llm.infill",
-  masking = "tycho.llm.masking", spans = "tycho.llm.spans",
+  draft_length = "tycho.llm.draft_length",
+  FeatureDraft = "tycho.llm.feature_draft", masking = "tycho.llm.masking", spans = "tycho.llm.spans",
   shrink = "tycho.llm.shrink", stream = { "tycho.llm.text", "stream" } }
 for family in ([[GPT2 Llama Mistral Qwen2 Qwen3 Mixtral Olmo2 Phi3 GPTNeoX Gemma2 Gemma3 OPT Falcon GLA Bert
   BertForMaskedLM T5]]):gmatch "%S+" do

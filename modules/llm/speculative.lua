@@ -6,28 +6,36 @@ local sampling = require "tycho.llm.sampling"
 
 local M = {}
 
--- Runs the model on the tokens of `sequence` that the cache lacks; returns the logits after the last `wanted` of them.
-local function next_logits(model, cache, sequence, wanted, device)
-  local rest = table.move(sequence, cache.past + 1, #sequence, 1, {})
-  local input = ty.tensor({ rest }, { dtype = "i64", device = device })
-  return model:head(model:hidden(input, { cache = cache, last = wanted }):flatten(0, 1))
+-- The tokens of `sequence` that the cache lacks, [1, n].
+local function unseen(cache, sequence, device)
+  return ty.tensor({ table.move(sequence, cache.past + 1, #sequence, 1, {}) }, { dtype = "i64", device = device })
 end
 
--- Up to `count` drafted tokens, appended to the sequence; where tokens are drawn, the probabilities of each as well.
-local function draft(model, cache, sequence, count, o, device)
-  local shares = {}
-  for i = 1, count do
-    local token
-    token, shares[i] = ty.scope(function()
-      local logits = next_logits(model, cache, sequence, 1, device)
-      if o.temperature == 0 then return logits:argmax(-1):item() end
-      local p = sampling.filter(logits, o):softmax(-1)
-      return ty.multinomial(p, 1, true):item(), p
-    end)
-    sequence[#sequence + 1] = token
-  end
-  return shares
+-- A model with a text of its own as what drafts.
+local Drafter = {}
+Drafter.__index = Drafter
+
+local function drafter_of(draft, room)
+  return setmetatable({ draft = draft, cache = draft:cache { room = room }, device = draft:device() }, Drafter)
 end
+
+--- The large model's pass over tokens; wanted: of how many, the last ones, its states are.
+function Drafter:run(model, tokens, cache, wanted) -- luacheck: ignore self
+  return model:hidden(tokens, { cache = cache, last = wanted })
+end
+
+--- Up to `count` drafted tokens, appended to the sequence by choose(logits), which returns one.
+function Drafter:propose(sequence, count, choose)
+  for _ = 1, count do
+    sequence[#sequence + 1] = ty.scope(function()
+      local hidden = self.draft:hidden(unseen(self.cache, sequence, self.device), { cache = self.cache, last = 1 })
+      return choose(self.draft:head(hidden:flatten(0, 1)))
+    end)
+  end
+end
+
+--- Of the tokens of the last run() the first `count` stay; the last of them is number `past` of the sequence.
+function Drafter:keep(_, past) self.cache:truncate(math.min(self.cache.past, past)) end
 
 -- How many of the drafted tokens hold, and the token that comes after them.
 local function judge_greedy(logits, drafted)
@@ -60,34 +68,47 @@ function M.judge(logits, drafted, shares, o)
 end
 
 --- Continues one row of tokens by up to `count`. o: options of generate() with draft and draft_tokens; ended(1, token)
--- says whether a token is the last; o.stats, a table, gets rounds, drafted and accepted.
+-- says whether a token is the last; o.stats, a table, gets rounds, drafted, accepted and passes (how many there were of
+-- the large model over 1, 2, ... tokens behind the known ones, the one that was not drafted included). A draft is a
+-- decoder, or has drafter(model, room), which returns an object with run, propose and keep: see llm.FeatureDraft.
 ---@return integer[] tokens  the new ones
 function M.run(model, prompt, count, o, ended)
-  local device, stats = prompt.device, o.stats or {}
-  if not (o.draft.hidden and o.draft.head) or model.encode then
+  local device, stats, length = prompt.device, o.stats or {}, o.draft_tokens
+  if not (o.draft.drafter or o.draft.hidden and o.draft.head) or model.encode then
     error("generate: draft must be a decoder, for a decoder", 4)
   end
   local sequence = prompt:flatten():tolist()
   local first = #sequence
-  local cache, other = model:cache { room = first + count }, o.draft:cache { room = first + count }
-  stats.rounds, stats.drafted, stats.accepted = 0, 0, 0
+  local cache = model:cache { room = first + count }
+  local drafter = o.draft.drafter and o.draft:drafter(model, first + count) or drafter_of(o.draft, first + count)
+  stats.rounds, stats.drafted, stats.accepted, stats.passes = 0, 0, 0, {}
   while #sequence - first < count do
-    local known = #sequence
-    local ahead_of = math.min(o.draft_tokens, count - (known - first) - 1)
-    local shares = draft(o.draft, other, sequence, ahead_of, o, device)
+    local known, shares = #sequence, {}
+    local ahead_of = math.min(type(length) == "number" and length or length:choose(), count - (known - first) - 1)
+    drafter:propose(sequence, ahead_of, function(logits)
+      if o.temperature == 0 then return logits:argmax(-1):item() end
+      local p = sampling.filter(logits, o):softmax(-1)
+      shares[#shares + 1] = ty.keep(p:to { device = device })
+      return ty.multinomial(p, 1, true):item()
+    end)
     local drafted = table.move(sequence, known + 1, #sequence, 1, {})
+    local begun = cache.past
     local held, token = ty.scope(function()
-      local logits = next_logits(model, cache, sequence, #drafted + 1, device)
+      local hidden = drafter:run(model, unseen(cache, sequence, device), cache, #drafted + 1)
+      local logits = model:head(hidden:narrow(1, hidden.shape[2] - #drafted - 1, #drafted + 1):flatten(0, 1))
       if shares[1] and shares[1].shape[2] ~= logits.shape[2] then
         error(("generate: the draft has %d tokens, the model %d"):format(shares[1].shape[2], logits.shape[2]), 0)
       end
       if o.temperature == 0 then return judge_greedy(logits, drafted) end
       return M.judge(logits, drafted, shares, o)
     end)
+    for _, p in ipairs(shares) do p:free() end
     stats.rounds, stats.drafted, stats.accepted = stats.rounds + 1, stats.drafted + #drafted, stats.accepted + held
+    stats.passes[#drafted + 1] = (stats.passes[#drafted + 1] or 0) + 1
+    if type(length) ~= "number" then length:see(#drafted, held) end
     for i = #sequence, known + held + 1, -1 do sequence[i] = nil end
     cache:truncate(known + held)
-    other:truncate(math.min(other.past, known + held))
+    drafter:keep(known + held - begun, known + held)
     sequence[#sequence + 1] = token
     for i = known + 1, #sequence do
       if ended(1, sequence[i]) then return table.move(sequence, first + 1, i, 1, {}) end

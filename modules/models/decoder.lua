@@ -112,7 +112,8 @@ function Decoder:embed(tokens) return self.model.embed_tokens(tokens) end
 --- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward(), and last: of how
 -- many positions, the last ones, they are wanted, [n, last, hidden]; the last layer then does little more than their
 -- work; places: i64 [m], where among the n * t tokens they are wanted, [1, m, hidden]; embeddings: [n, t, hidden], in
--- place of those of the tokens.
+-- place of those of the tokens; taps: a table in which numbers of layers, true at first, get the stream [n, t, hidden]
+-- behind them.
 function Decoder:hidden(tokens, options)
   local last = layers.last(self.family.name, options)
   local cache = options and options.cache
@@ -141,7 +142,7 @@ function Decoder:hidden(tokens, options)
   if mask then mask = mask.ndim == 3 and mask:unsqueeze(1) or mask:unsqueeze(1):unsqueeze(1) end
   local at = { cos = cos, sin = sin, local_cos = local_cos, local_sin = local_sin, mask = mask, bias = bias,
     interleaved = self.interleaved or false, cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil,
-    tokens = tokens, record = options and options.record }
+    tokens = tokens, record = options and options.record, taps = options and options.taps }
   local stream, more = layers.through(self.model.layers,
     options and options.embeddings or self:embed(tokens), at, options and options.checkpoint, last,
     options and options.places)

@@ -256,8 +256,8 @@ function DecoderLayer:forward(stream, more, at)
 end
 
 --- Sends the stream [b, t, hidden] through a list of layers such as DecoderLayer, or such as add to the stream
--- themselves and return it alone. checkpoint, last and places: the options of hidden(). Returns the stream and what is
--- still to be added to it, or nil.
+-- themselves and return it alone. checkpoint, last and places: the options of hidden(); at.taps: its option, too.
+-- Returns the stream and what is still to be added to it, or nil.
 function M.through(list, stream, at, checkpoint, last, places)
   local more
   for i, layer in ipairs(list) do
@@ -271,6 +271,7 @@ function M.through(list, stream, at, checkpoint, last, places)
       stream, more = layer(stream, more, at)
       if at.places then return stream, more end
     end
+    if at.taps and at.taps[i] then at.taps[i] = more and stream + more or stream end
   end
   local wanted = { last = last, places = places }
   return M.wanted(stream, wanted), more and M.wanted(more, wanted)

@@ -28,6 +28,8 @@ end
 ---@param rates InterleaveRates
 ---@return number seconds
 function M.predict(part, rates)
+  arguments.expect("offload.interleave.predict", "part", part, "a number in [0, 1]")
+  check_rates("offload.interleave.predict", rates)
   local host = (1 - part) * (1 / rates.host + 1 / rates.convert)
   local up = (part * state_bytes + (1 - part) * half_bytes) / rates.up
   return math.max(host, up, part * state_bytes / rates.down, part / rates.device)
@@ -52,6 +54,8 @@ end
 ---@param every number  1 or more; math.huge: none
 ---@return boolean[]
 function M.places(count, every)
+  arguments.expect("offload.interleave.places", "count", count, "an integer >= 0")
+  arguments.expect("offload.interleave.places", "every", every, "a number >= 1")
   local on_device = {}
   for i = 1, count do on_device[i] = every < math.huge and math.ceil(i / every) > math.ceil((i - 1) / every) end
   return on_device
@@ -67,6 +71,8 @@ end
 ---@param slots integer  subgroups whose states are on the device at a time
 ---@return table[]
 function M.schedule(on_device, slots)
+  arguments.expect("offload.interleave.schedule", "on_device", on_device, "a list")
+  arguments.expect("offload.interleave.schedule", "slots", slots, "an integer >= 1")
   local list, order, last_in = {}, {}, {}
   for i, yes in ipairs(on_device) do if yes then order[#order + 1] = i end end
   slots = math.min(slots, #order)
@@ -118,6 +124,14 @@ end
 ---@return number seconds
 ---@return table[] events  { what, group, row, from, to }
 function M.simulate(schedule, elements, rates)
+  arguments.expect("offload.interleave.simulate", "schedule", schedule, "a list")
+  arguments.expect("offload.interleave.simulate", "elements", elements, "a list of numbers")
+  for i, entry in ipairs(schedule) do
+    if type(entry) ~= "table" or not resources[entry.what] or type(entry.after) ~= "table" then
+      arguments.fail("offload.interleave.simulate: schedule: expected what schedule() returns, got %s as element %d",
+        arguments.describe(entry), i)
+    end
+  end
   check_rates("offload.interleave.simulate", rates)
   local queues, issued, left, issued_after = {}, {}, #schedule, nil
   for _, entry in ipairs(schedule) do

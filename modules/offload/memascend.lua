@@ -132,6 +132,10 @@ function M.policy(options)
 
   --- Takes the memory, before anything leaves.
   function policy.begin(engine)
+    if engine.plan.gradients ~= "device" then
+      arguments.fail('offload.memascend: plan.gradients: expected "device", where it gathers them, got "%s"',
+        engine.plan.gradients)
+    end
     engine.pools.parameters = Pool.new(M.buffers(engine.units, o.window, not o.adaptive), round)
     here = {}
     if engine.optimizer and o.adaptive then
