@@ -57,19 +57,32 @@ static void inside(const job *j, int64_t kj, int64_t count, int64_t *from, int64
   if (*to > count) *to = count;
 }
 
-static int8_t code(double value, int32_t zero, int32_t low) {
+/* The part of results [at, at + count) of a row that tap kj reads from inside of x: from there on, so many. */
+static inline int64_t part(const job *j, int64_t kj, int64_t at, int64_t count, int64_t *from) {
+  int64_t to;
+  inside(j, kj, at + count, from, &to);
+  if (*from < at) *from = at;
+  return to - *from;
+}
+
+/* Without the pragma short loops are not vectorised. */
+#define EACH(i, n) _Pragma("omp simd") for (int64_t i = 0; i < (n); i++)
+
+static inline int8_t code(double value, int32_t zero, int32_t low) {
   double v = rint(value) + zero;
-  return (int8_t)(v < low ? low : v > 127 ? 127 : v);
+  v = v < low ? low : v;
+  return (int8_t)(int32_t)(v > 127 ? 127 : v);
 }
 
 /* ---- forward: units are channels of an image ---- */
 
-static void add_tap(int32_t *restrict sum, const int8_t *restrict x, int64_t step, int32_t zero, int32_t weight,
-                    int64_t n) {
-  if (step == 1)
-    for (int64_t i = 0; i < n; i++) sum[i] += (x[i] - zero) * weight;
-  else
-    for (int64_t i = 0; i < n; i++) sum[i] += (x[i * step] - zero) * weight;
+static inline void add_tap(int32_t *restrict sum, const int8_t *restrict x, int64_t step, int32_t zero, int32_t weight,
+                           int64_t n) {
+  if (step == 1) {
+    EACH(i, n) sum[i] += (x[i] - zero) * weight;
+  } else {
+    EACH(i, n) sum[i] += (x[i * step] - zero) * weight;
+  }
 }
 
 static void forward(void *context, int64_t begin, int64_t end) {
@@ -81,22 +94,18 @@ static void forward(void *context, int64_t begin, int64_t end) {
       for (int64_t at = 0; at < j->ow; at += PIECE) {
         int64_t count = j->ow - at < PIECE ? j->ow - at : PIECE;
         int32_t sum[PIECE] = { 0 };
-        for (int64_t c = 0; c < j->cg; c++)
-          for (int64_t ki = 0; ki < j->kh; ki++) {
-            int64_t i = row * j->sh + ki - j->ph;
-            if (i < 0 || i >= j->h) continue;
-            for (int64_t kj = 0; kj < j->kw; kj++) {
-              int64_t from, to;
-              inside(j, kj, at + count, &from, &to);
-              if (from < at) from = at;
-              if (from >= to) continue;
-              add_tap(sum + from - at, x + (c * j->h + i) * j->w + from * j->sw + kj - j->pw, j->sw, j->x_zero,
-                      j->weight[((o * j->cg + c) * j->kh + ki) * j->kw + kj], to - from);
-            }
+        for (int64_t ki = 0; ki < j->kh; ki++)
+          for (int64_t kj = 0; kj < j->kw; kj++) {
+            int64_t i = row * j->sh + ki - j->ph, from, many = part(j, kj, at, count, &from);
+            if (i < 0 || i >= j->h || many <= 0) continue;
+            const int8_t *first = x + i * j->w + from * j->sw + kj - j->pw;
+            const int8_t *weight = j->weight + (o * j->cg * j->kh + ki) * j->kw + kj;
+            for (int64_t c = 0; c < j->cg; c++)
+              add_tap(sum + from - at, first + c * j->h * j->w, j->sw, j->x_zero, weight[c * j->kh * j->kw], many);
           }
         int8_t *y = j->result + (u * j->oh + row) * j->ow + at;
-        for (int64_t k = 0; k < count; k++)
-          y[k] = code(((double)sum[k] + (double)j->bias[o]) * (double)j->scale[o], j->y_zero, j->low);
+        const double bias = (double)j->bias[o], scale = (double)j->scale[o];
+        EACH(k, count) y[k] = code(((double)sum[k] + bias) * scale, j->y_zero, j->low);
       }
   }
 }
@@ -113,34 +122,44 @@ bool TY_KERNEL(conv2d_int8)(const ty_kernel_args *k) {
 
 static inline float masked(float g, int32_t y, int32_t low) { return y > low && y < 127 ? g : 0; }
 
-static void spread_tap(float *restrict dx, int64_t step, const float *restrict g, const int8_t *restrict y, int32_t low,
-                       float weight, int64_t n) {
-  if (step == 1)
-    for (int64_t i = 0; i < n; i++) dx[i] += weight * masked(g[i], y[i], low);
-  else
-    for (int64_t i = 0; i < n; i++) dx[i * step] += weight * masked(g[i], y[i], low);
+/* `count` numbers of g from `at` on, those that count, times a factor. */
+static inline void take(const job *j, int64_t at, int64_t count, float factor, float *restrict to) {
+  const float *restrict g = j->g + at;
+  const int8_t *restrict y = j->y + at;
+  const int32_t low = j->low;
+  EACH(i, count) to[i] = factor * masked(g[i], y[i], low);
 }
 
-/* Units are channels of an image of dx. */
+static inline void spread_tap(float *restrict dx, int64_t step, const float *restrict g, float weight, int64_t n) {
+  if (step == 1) {
+    EACH(i, n) dx[i] += weight * g[i];
+  } else {
+    EACH(i, n) dx[i * step] += weight * g[i];
+  }
+}
+
+/* Units are groups of an image. */
 static void input_gradient(void *context, int64_t begin, int64_t end) {
   const job *j = context;
+  const int64_t groups = j->c / j->cg;
   for (int64_t u = begin; u < end && !ty_interrupted; u++) {
-    int64_t n = u / j->c, c = u % j->c, first = c / j->cg * j->og;
-    float *dx = j->dx + u * j->h * j->w;
-    for (int64_t i = 0; i < j->h * j->w; i++) dx[i] = 0;
-    for (int64_t o = first; o < first + j->og; o++)
+    int64_t n = u / groups, group = u % groups;
+    float *dx = j->dx + (n * j->c + group * j->cg) * j->h * j->w, g[PIECE];
+    for (int64_t i = 0; i < j->cg * j->h * j->w; i++) dx[i] = 0;
+    for (int64_t o = group * j->og; o < (group + 1) * j->og; o++)
       for (int64_t row = 0; row < j->oh; row++)
-        for (int64_t ki = 0; ki < j->kh; ki++) {
-          int64_t i = row * j->sh + ki - j->ph, at = ((n * j->o + o) * j->oh + row) * j->ow;
-          if (i < 0 || i >= j->h) continue;
-          for (int64_t kj = 0; kj < j->kw; kj++) {
-            int64_t from, to;
-            inside(j, kj, j->ow, &from, &to);
-            float weight = j->scale[o] * j->weight[((o * j->cg + c % j->cg) * j->kh + ki) * j->kw + kj];
-            if (from < to)
-              spread_tap(dx + i * j->w + from * j->sw + kj - j->pw, j->sw, j->g + at + from, j->y + at + from, j->low,
-                         weight, to - from);
-          }
+        for (int64_t at = 0; at < j->ow; at += PIECE) {
+          int64_t count = j->ow - at < PIECE ? j->ow - at : PIECE, from;
+          take(j, ((n * j->o + o) * j->oh + row) * j->ow + at, count, j->scale[o], g);
+          for (int64_t ki = 0; ki < j->kh; ki++)
+            for (int64_t kj = 0; kj < j->kw; kj++) {
+              int64_t i = row * j->sh + ki - j->ph, many = part(j, kj, at, count, &from);
+              if (i < 0 || i >= j->h || many <= 0) continue;
+              const int8_t *weight = j->weight + (o * j->cg * j->kh + ki) * j->kw + kj;
+              float *first = dx + i * j->w + from * j->sw + kj - j->pw;
+              for (int64_t c = 0; c < j->cg; c++)
+                spread_tap(first + c * j->h * j->w, j->sw, g + from - at, weight[c * j->kh * j->kw], many);
+            }
         }
   }
 }
@@ -149,50 +168,47 @@ bool TY_KERNEL(conv2d_int8_backward_input)(const ty_kernel_args *k) {
   job j = job_of(k->out[0], k->in[2], k->in[0], k->params);
   j.g = k->in[0]->data, j.y = k->in[1]->data, j.weight = k->in[2]->data, j.scale = k->in[3]->data;
   j.dx = k->out[0]->data;
-  if (k->out[0]->count)
-    ty_parallel_for(j.n * j.c, 1 + 65536 / (1 + j.oh * j.ow * j.og * j.kh * j.kw), input_gradient, &j);
+  if (!k->out[0]->count) return true;
+  int64_t work = 1 + j.oh * j.ow * j.og * j.cg * j.kh * j.kw;
+  ty_parallel_for(j.n * (j.c / j.cg), 1 + 65536 / work, input_gradient, &j);
   return true;
 }
 
-static float dot(const float *restrict g, const int8_t *restrict y, const int8_t *restrict x, int64_t step, int32_t low,
-                 int32_t zero, int64_t n) {
+static inline float dot(const float *restrict g, const int8_t *restrict x, int64_t step, int32_t zero, int64_t n) {
   float s = 0;
   if (step == 1) {
-    _Pragma("omp simd reduction(+ : s)") for (int64_t i = 0; i < n; i++)
-        s += masked(g[i], y[i], low) * (float)(x[i] - zero);
+    _Pragma("omp simd reduction(+ : s)") for (int64_t i = 0; i < n; i++) s += g[i] * (float)(x[i] - zero);
   } else {
-    _Pragma("omp simd reduction(+ : s)") for (int64_t i = 0; i < n; i++)
-        s += masked(g[i], y[i], low) * (float)(x[i * step] - zero);
+    _Pragma("omp simd reduction(+ : s)") for (int64_t i = 0; i < n; i++) s += g[i] * (float)(x[i * step] - zero);
   }
-  return s;
-}
-
-static float weight_sum(const job *j, int64_t o, int64_t channel, int64_t ki, int64_t kj) {
-  int64_t from, to;
-  float s = 0;
-  inside(j, kj, j->ow, &from, &to);
-  for (int64_t n = 0; n < j->n && from < to; n++)
-    for (int64_t row = 0; row < j->oh; row++) {
-      int64_t i = row * j->sh + ki - j->ph, at = ((n * j->o + o) * j->oh + row) * j->ow + from;
-      if (i < 0 || i >= j->h) continue;
-      s += dot(j->g + at, j->y + at, j->x + ((n * j->c + channel) * j->h + i) * j->w + from * j->sw + kj - j->pw, j->sw,
-               j->low, j->x_zero, to - from);
-    }
   return s;
 }
 
 /* Units are output channels. */
 static void weight_gradient(void *context, int64_t begin, int64_t end) {
   const job *j = context;
+  const int64_t taps = j->cg * j->kh * j->kw;
   for (int64_t o = begin; o < end && !ty_interrupted; o++) {
-    float *dw = j->dw + o * j->cg * j->kh * j->kw, sum = 0;
-    for (int64_t c = 0; c < j->cg; c++)
-      for (int64_t ki = 0; ki < j->kh; ki++)
-        for (int64_t kj = 0; kj < j->kw; kj++) *dw++ = j->scale[o] * weight_sum(j, o, o / j->og * j->cg + c, ki, kj);
-    for (int64_t n = 0; n < j->n; n++) {
-      int64_t at = (n * j->o + o) * j->oh * j->ow;
-      for (int64_t i = 0; i < j->oh * j->ow; i++) sum += masked(j->g[at + i], j->y[at + i], j->low);
-    }
+    float *dw = j->dw + o * taps, sum = 0, g[PIECE];
+    for (int64_t i = 0; i < taps; i++) dw[i] = 0;
+    for (int64_t n = 0; n < j->n; n++)
+      for (int64_t row = 0; row < j->oh; row++)
+        for (int64_t at = 0; at < j->ow; at += PIECE) {
+          int64_t count = j->ow - at < PIECE ? j->ow - at : PIECE, from;
+          take(j, ((n * j->o + o) * j->oh + row) * j->ow + at, count, 1, g);
+          for (int64_t i = 0; i < count; i++) sum += g[i];
+          const int8_t *x = j->x + (n * j->c + o / j->og * j->cg) * j->h * j->w;
+          for (int64_t ki = 0; ki < j->kh; ki++)
+            for (int64_t kj = 0; kj < j->kw; kj++) {
+              int64_t i = row * j->sh + ki - j->ph, many = part(j, kj, at, count, &from);
+              if (i < 0 || i >= j->h || many <= 0) continue;
+              const int8_t *first = x + i * j->w + from * j->sw + kj - j->pw;
+              float *d = dw + ki * j->kw + kj;
+              for (int64_t c = 0; c < j->cg; c++, d += j->kh * j->kw)
+                *d += dot(g + from - at, first + c * j->h * j->w, j->sw, j->x_zero, many);
+            }
+        }
+    for (int64_t i = 0; i < taps; i++) dw[i] *= j->scale[o];
     j->db[o] = j->scale[o] * sum;
   }
 }
@@ -218,8 +234,11 @@ typedef struct each {
 static void add_range(void *context, int64_t begin, int64_t end) {
   const each *e = context;
   const ty_p_int8 *p = e->p;
-  for (int64_t i = begin; i < end; i++)
-    e->y[i] = code((e->a[i] - p->a_zero) * p->a_scale + (e->b[i] - p->b_zero) * p->b_scale, p->y_zero, p->low);
+  const int8_t *restrict a = e->a + begin, *restrict b = e->b + begin;
+  int8_t *restrict y = e->y + begin;
+  const double a_scale = p->a_scale, b_scale = p->b_scale;
+  const int32_t a_zero = p->a_zero, b_zero = p->b_zero, y_zero = p->y_zero, low = p->low;
+  EACH(i, end - begin) y[i] = code((a[i] - a_zero) * a_scale + (b[i] - b_zero) * b_scale, y_zero, low);
 }
 
 bool TY_KERNEL(add_int8)(const ty_kernel_args *k) {
@@ -230,8 +249,11 @@ bool TY_KERNEL(add_int8)(const ty_kernel_args *k) {
 
 static void inside_range(void *context, int64_t begin, int64_t end) {
   const each *e = context;
-  const float scale = (float)e->p->a_scale;
-  for (int64_t i = begin; i < end; i++) e->dx[i] = scale * masked(e->g[i], e->b[i], e->p->low);
+  const float scale = (float)e->p->a_scale, *restrict g = e->g + begin;
+  const int8_t *restrict y = e->b + begin;
+  const int32_t low = e->p->low;
+  float *restrict dx = e->dx + begin;
+  EACH(i, end - begin) dx[i] = scale * masked(g[i], y[i], low);
 }
 
 bool TY_KERNEL(inside_int8)(const ty_kernel_args *k) {

@@ -119,7 +119,7 @@ local runs = peft.compare.ways({
   way("scheme", { 0.05, 0.15 }, { weights = found.weights, biases = found.biases }),
   way("last layer", { 0.3, 1 }, {}),
   way("biases", { 0.1, 0.3 }, { biases = most }),
-  way("not scaled", { 0.15, 1 }, { weights = found.weights, biases = found.biases, scaled = false }),
+  way("not scaled", { 0.3, 1 }, { weights = found.weights, biases = found.biases, scaled = false }),
 }, r.seeds, function(line) r:say("%s", line) end)
 
 local function over(name)
