@@ -11,7 +11,8 @@ local function mobilenet()
   local model = models.MobileNetV2 { in_channels = 2, classes = 3, stem = 8, stride = 1, width = 16, dropout = 0,
     settings = { { 1, 8, 1, 1 }, { 2, 12, 2, 2 } } }
   for _ = 1, 3 do model(ty.randn(8, 2, 8, 8)) end
-  local x = ty.randn(6, 2, 8, 8)
+  -- of three classes, which differ by how bright they are
+  local x = ty.randn(6, 2, 8, 8) + ty.tensor { -1.5, 0, 1.5, -1.5, 0, 1.5 }:reshape(6, 1, 1, 1)
   tiny.fold(model, x)
   return model, x, tiny.int8(model, x)
 end
@@ -167,7 +168,7 @@ check.test("the plan: no two numbers that are alive share a byte, all lie in the
 end)
 
 check.test("steps: recorded as run, codes follow their fractions, the rest stays, the loss falls", function()
-  local one, codes, labels = trainer(1 << 30, { lr = 1 })
+  local one, codes, labels = trainer(1 << 30, { lr = 0.3 })
   local before = {}
   for i, node in ipairs(one.network.nodes) do before[i] = node.weight and node.weight:clone() end
   local first = one:step(codes, labels):item()
@@ -176,7 +177,7 @@ check.test("steps: recorded as run, codes follow their fractions, the rest stays
     local loss = one:step(codes, labels):item()
     if i > 120 then later = later + loss / 40 end
   end
-  check.ok(later < first - 0.02, ("the loss falls, %.4f to %.4f"):format(first, later))
+  check.ok(later < 0.95 * first, ("the loss falls, %.4f to %.4f"):format(first, later))
   local last = #one.network.nodes
   for i, node in ipairs(one.network.nodes) do
     if i == last then
