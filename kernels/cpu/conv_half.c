@@ -13,6 +13,10 @@ ty_kernel TY_KERNEL(conv2d_half);
 ty_kernel TY_KERNEL(conv2d_half_input);
 ty_kernel TY_KERNEL(conv2d_half_weight);
 
+/* conv_half_pointwise.c; turned: weight is [c, o]. */
+bool TY_KERNEL(conv_half_pointwise)(const conv_shape *s, const uint16_t *x, const uint16_t *weight, bool turned,
+                                    const float *bias, uint16_t *y);
+
 enum { PIECES = 8, MOST_INPUTS = 4 }; /* parts of a batch whose weight gradients are added up in order */
 
 typedef struct job {
@@ -38,7 +42,12 @@ static job job_of(const ty_view *x, const ty_view *weight, const ty_view *y, con
 
 /* Whether products of half precision are the faster way: with an instruction for them, and enough to multiply. */
 static bool pays(const job *j) {
-  return j->type == TY_BF16 && TY_KERNEL(gemm_has_bf16)() && j->s.og >= 8 && j->depth >= 8;
+  const conv_shape *s = &j->s;
+  if (j->type != TY_BF16 || !TY_KERNEL(gemm_has_bf16)() || s->og < 8 || j->depth < 8) return false;
+  if (j->plain) return true;
+  /* Winograd's transforms need a quarter of the products, and windows of few results cost more than they give. */
+  bool square = s->kh == 3 && s->kw == 3 && s->sh == 1 && s->sw == 1 && s->cg >= 12;
+  return !square && s->og >= 64;
 }
 
 /* ---- windows ---- */
@@ -241,6 +250,11 @@ bool TY_KERNEL(conv2d_half)(const ty_kernel_args *k) {
   j.x = k->in[0]->data, j.weight = k->in[1]->data, j.out = k->out[0]->data, j.bias = wide;
   j.residual = residual ? residual->data : NULL;
   j.activation = p->activation;
+  if (j.plain && j.s.groups == 1 && !j.activation && !j.residual) {
+    j.failed = !TY_KERNEL(conv_half_pointwise)(&j.s, j.x, j.weight, false, wide, j.out);
+    if (wide) ty_scratch_free(wide, bytes);
+    return !j.failed;
+  }
   ty_parallel_for(j.s.n * j.s.groups, 1, forward, &j);
   if (wide) ty_scratch_free(wide, bytes);
   return !j.failed;
@@ -250,6 +264,11 @@ bool TY_KERNEL(conv2d_half_input)(const ty_kernel_args *k) {
   job j = job_of(k->out[0], k->in[1], k->in[0], k->params);
   if (!pays(&j) || empty(&j)) return widened(k, TY_KERNEL(conv2d_backward_input));
   j.g = k->in[0]->data, j.weight = k->in[1]->data, j.out = k->out[0]->data;
+  if (j.plain && j.s.groups == 1) {
+    conv_shape turned = j.s;
+    turned.c = j.s.o, turned.o = j.s.c;
+    return TY_KERNEL(conv_half_pointwise)(&turned, j.g, j.weight, true, NULL, j.out);
+  }
   ty_parallel_for(j.s.n * j.s.groups, 1, input_gradient, &j);
   return !j.failed;
 }

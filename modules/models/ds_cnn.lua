@@ -29,7 +29,7 @@ end
 function DSCNN:init(options)
   local o = arguments.read("DSCNN", options, defaults, kinds)
   self.features = nn.Sequential()
-  append(self.features, nn.Conv2d(o.in_channels, o.width, { 10, 4 }, { stride = 2, padding = { 4, 1 } }), o.width)
+  append(self.features, nn.Conv2d(o.in_channels, o.width, { 10, 4 }, { stride = 2, padding = { 5, 1 } }), o.width)
   for _ = 1, o.blocks do
     append(self.features, nn.Conv2d(o.width, o.width, 3, { padding = 1, groups = o.width }), o.width)
     append(self.features, nn.Conv2d(o.width, o.width, 1), o.width)
