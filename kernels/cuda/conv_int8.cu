@@ -124,8 +124,9 @@ TY_CUDA_KERNEL(conv2d_int8) {
   j.x = data<int8_t>(k->in[0]), j.weight = data<int8_t>(k->in[1]);
   j.bias = data<float>(k->in[2]), j.scale = data<float>(k->in[3]);
   j.count = k->out[0]->count;
+  int8_t *result = static_cast<int8_t *>(k->out[0]->data);
   if (!j.count) return true;
-  return TY_LAUNCH(forward, ty_cuda_blocks(j.count, THREADS), THREADS, 0, j, static_cast<int8_t *>(k->out[0]->data));
+  return TY_LAUNCH(forward, ty_cuda_blocks(j.count, THREADS), THREADS, 0, j, result);
 }
 
 TY_CUDA_KERNEL(conv2d_int8_backward_input) {
@@ -133,9 +134,9 @@ TY_CUDA_KERNEL(conv2d_int8_backward_input) {
   j.g = data<float>(k->in[0]), j.y = data<int8_t>(k->in[1]);
   j.weight = data<int8_t>(k->in[2]), j.scale = data<float>(k->in[3]);
   j.count = k->out[0]->count;
+  float *dx = static_cast<float *>(k->out[0]->data);
   if (!j.count) return true;
-  return TY_LAUNCH(input_gradient, ty_cuda_blocks(j.count, THREADS), THREADS, 0, j,
-                   static_cast<float *>(k->out[0]->data));
+  return TY_LAUNCH(input_gradient, ty_cuda_blocks(j.count, THREADS), THREADS, 0, j, dx);
 }
 
 TY_CUDA_KERNEL(conv2d_int8_backward_weight) {
@@ -143,22 +144,27 @@ TY_CUDA_KERNEL(conv2d_int8_backward_weight) {
   j.g = data<float>(k->in[0]), j.y = data<int8_t>(k->in[1]);
   j.x = data<int8_t>(k->in[2]), j.scale = data<float>(k->in[3]);
   j.count = k->out[0]->count;
+  float *dw = static_cast<float *>(k->out[0]->data), *db = static_cast<float *>(k->out[1]->data);
   if (!j.o) return true;
-  return TY_LAUNCH(weight_gradient, ty_cuda_blocks(j.count + j.o, THREADS), THREADS, 0, j,
-                   static_cast<float *>(k->out[0]->data), static_cast<float *>(k->out[1]->data));
+  return TY_LAUNCH(weight_gradient, ty_cuda_blocks(j.count + j.o, THREADS), THREADS, 0, j, dw, db);
 }
 
 TY_CUDA_KERNEL(add_int8) {
   const int64_t count = k->out[0]->count;
+  const ty_p_int8 p = *static_cast<const ty_p_int8 *>(k->params);
+  const int8_t *a = data<int8_t>(k->in[0]), *b = data<int8_t>(k->in[1]);
+  int8_t *y = static_cast<int8_t *>(k->out[0]->data);
   if (!count) return true;
-  return TY_LAUNCH(add, ty_cuda_blocks(count, THREADS), THREADS, 0, *static_cast<const ty_p_int8 *>(k->params),
-                   data<int8_t>(k->in[0]), data<int8_t>(k->in[1]), static_cast<int8_t *>(k->out[0]->data), count);
+  return TY_LAUNCH(add, ty_cuda_blocks(count, THREADS), THREADS, 0, p, a, b, y, count);
 }
 
 TY_CUDA_KERNEL(inside_int8) {
   const int64_t count = k->out[0]->count;
   const ty_p_int8 *p = static_cast<const ty_p_int8 *>(k->params);
+  const float scale = static_cast<float>(p->a_scale), *g = data<float>(k->in[0]);
+  const int32_t low = p->low;
+  const int8_t *y = data<int8_t>(k->in[1]);
+  float *dx = static_cast<float *>(k->out[0]->data);
   if (!count) return true;
-  return TY_LAUNCH(inside, ty_cuda_blocks(count, THREADS), THREADS, 0, static_cast<float>(p->a_scale), p->low,
-                   data<float>(k->in[0]), data<int8_t>(k->in[1]), static_cast<float *>(k->out[0]->data), count);
+  return TY_LAUNCH(inside, ty_cuda_blocks(count, THREADS), THREADS, 0, scale, low, g, y, dx, count);
 }

@@ -18,6 +18,8 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
+local check_network = require("tycho.tiny.int8").check
+
 local expect, fail = arguments.expect, arguments.fail
 local program = ty.core.program
 local who = "tiny.arena"
@@ -125,7 +127,7 @@ end
 ---@param options table
 ---@return ArenaTrainer
 local function arena(network, options)
-  expect(who, "network", network, "a table")
+  check_network(who, network)
   local o = arguments.read(who, expect(who, "options", options, "a table"), defaults, words)
   expect(who, "classes", o.classes, "an integer >= 2")
   local self = setmetatable({ network = network, wanted = wanted_of(network, o), parts = {}, most = o.bytes,

@@ -22,6 +22,15 @@ local M = {}
 local Network = {}
 Network.__index = Network
 
+--- Raises where an argument is no network of bytes.
+---@param who string
+---@param network any
+function M.check(who, network)
+  if getmetatable(network) ~= Network then
+    fail("%s: network: expected one of tiny.int8, got %s", who, arguments.describe(network))
+  end
+end
+
 -- ---- from a float network ----
 
 -- A scale and a zero point for values between low and high, 0 among them.
@@ -36,6 +45,10 @@ end
 ---@return Tensor codes  i8
 ---@return Tensor scale  f32 [out]
 function M.weight(weight)
+  expect("tiny.int8_weight", "weight", weight, "a tensor")
+  if weight.ndim < 2 or not weight:is_floating_point() then
+    fail("tiny.int8_weight: weight: expected floats [out, ...], got %s", arguments.describe(weight))
+  end
   local rows = weight:detach():to("f32"):flatten(1)
   local scale = rows:abs():amax({ 1 }):clamp { min = 1e-8 } / 127
   return (rows / scale:unsqueeze(1)):round():clamp(-127, 127):to("i8"):reshape(table.unpack(weight.shape)), scale

@@ -4,6 +4,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local arena = require "tycho.tiny.arena"
+local check_network = require("tycho.tiny.int8").check
 
 local expect = arguments.expect
 local M = {}
@@ -20,6 +21,7 @@ local M = {}
 ---@return { head: number, weights: table<integer, table<number, number>>, biases: table<integer, number> } gains
 function M.contributions(network, options)
   local who, none = "tiny.contributions", arguments.none
+  check_network(who, network)
   local o = arguments.read(who, expect(who, "options", options, "a table"), { classes = none, train = none,
     development = none, steps = none, batch = 4, lr = 0.1, schedule = none, seed = 0, shares = { 0.5, 1 }, first = 1,
     biases = {}, say = none }, { train = "a list of tensors", development = "a list of tensors", classes =
@@ -133,6 +135,7 @@ end
 ---@return { weights: table<integer, number>, biases: integer, gain: number, bytes: integer, tried: integer }
 function M.scheme(network, gains, options)
   local who = "tiny.search"
+  check_network(who, network)
   expect(who, "gains", gains, "a table")
   local o = arguments.read(who, expect(who, "options", options, "a table"), { classes = arguments.none,
     bytes = 256 * 1024, batch = arguments.none, population = 16, generations = 12, seed = 0 }, { bytes =
