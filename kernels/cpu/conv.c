@@ -1,4 +1,4 @@
-/* conv2d and its gradients, f32 and f64. */
+/* conv2d and its gradients, f32 and f64; f16 and bf16 by conv_half.c. */
 #include <string.h>
 
 #include "conv_lanes.h"
@@ -170,6 +170,10 @@ static bool weight_gradient_f32(const conv_shape *s, const float *g, const float
 
 /* ---- the kernels ---- */
 
+ty_kernel TY_KERNEL(conv2d_half);
+ty_kernel TY_KERNEL(conv2d_half_input);
+ty_kernel TY_KERNEL(conv2d_half_weight);
+
 static bool report(bool ok) { return ok || ty_fail(TY_ENOMEM, "out of memory for a convolution"); }
 
 static void clear(const ty_view *v) { memset(v->data, 0, (size_t)v->count * ty_dtype_size[v->dtype]); }
@@ -189,6 +193,7 @@ bool TY_KERNEL(conv2d)(const ty_kernel_args *k) {
   const void *b = bias ? bias->data : NULL;
   s.weights = k->weights;
   if (y->count == 0) return true;
+  if (ty_is_half((ty_dtype)y->dtype)) return report(TY_KERNEL(conv2d_half)(k));
   const void *residual = k->nin > 3 && k->in[3] ? k->in[3]->data : NULL;
   if (y->dtype == TY_F64) {
     bool ok = conv_f64(&s, x->data, weight->data, b, y->data);
@@ -204,6 +209,7 @@ bool TY_KERNEL(conv2d_backward_input)(const ty_kernel_args *k) {
   const ty_view *g = k->in[0], *weight = k->in[1], *dx = k->out[0];
   conv_shape s = conv_shape_of(dx, weight, g, k->params);
   if (dx->count == 0) return true;
+  if (ty_is_half((ty_dtype)dx->dtype)) return report(TY_KERNEL(conv2d_half_input)(k));
   if (is_empty(&s)) return clear(dx), true;
   if (dx->dtype == TY_F64) return report(conv_backward_input_f64(&s, g->data, weight->data, dx->data));
   return report(input_gradient_f32(&s, g->data, weight->data, dx->data));
@@ -213,6 +219,7 @@ bool TY_KERNEL(conv2d_backward_weight)(const ty_kernel_args *k) {
   const ty_view *g = k->in[0], *x = k->in[1], *dw = k->out[0];
   conv_shape s = conv_shape_of(x, dw, g, k->params);
   if (dw->count == 0) return true;
+  if (ty_is_half((ty_dtype)dw->dtype)) return report(TY_KERNEL(conv2d_half_weight)(k));
   if (is_empty(&s)) return clear(dw), true;
   if (dw->dtype == TY_F64) return report(conv_backward_weight_f64(&s, g->data, x->data, dw->data));
   return report(weight_gradient_f32(&s, g->data, x->data, dw->data));

@@ -396,6 +396,22 @@ static int stats(lua_State *L) {
   return 1;
 }
 
+/* places(function) -> for its first recording a list of { offset, bytes, first, last } */
+static int places(lua_State *L) {
+  const compiled *c = check_compiled(L);
+  ty_program_place place;
+  lua_newtable(L);
+  for (int i = 0; c->n && ty_program_place_of(c->entries[0].program, i, &place); i++) {
+    lua_createtable(L, 0, 4);
+    lua_pushinteger(L, place.offset), lua_setfield(L, -2, "offset");
+    lua_pushinteger(L, place.bytes), lua_setfield(L, -2, "bytes");
+    lua_pushinteger(L, place.first), lua_setfield(L, -2, "first");
+    lua_pushinteger(L, place.last), lua_setfield(L, -2, "last");
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
 /* The only recording of a compiled function at 1, and the tensors at 2, which stay on the stack. */
 static ty_program *check_restriction(lua_State *L, ty_tensor ***frozen, int *n) {
   const compiled *c = check_compiled(L);
@@ -511,6 +527,7 @@ static int renew(lua_State *L) {
 int ty_lua_open_program(lua_State *L) {
   luaL_newlib(L, ((const luaL_Reg[]){ { "new", new },
                                       { "stats", stats },
+                                      { "places", places },
                                       { "restrict", restrict_ },
                                       { "foresee", foresee },
                                       { "is_compiling", is_compiling },

@@ -3,6 +3,7 @@
 #include "../../kernels/bleu.h"
 #include "../../kernels/grid_sample.h"
 #include "../../kernels/indexing.h"
+#include "../../kernels/int8.h"
 #include "../../kernels/pad.h"
 #include "../../kernels/resample.h"
 #include "../../kernels/warp.h"
@@ -41,6 +42,8 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(segment_weights, PLAIN, segments) P(segment_weights_backward, PLAIN, segments)
 
   P(matmul, PLAIN, activation) P(sparsify, PLAIN, sparsify) P(triangular_solve, PLAIN, triangular) P(conv2d, PLAIN, conv)
+  P(conv2d_int8, PLAIN, conv_int8) P(conv2d_int8_backward_input, PLAIN, conv_int8)
+  P(conv2d_int8_backward_weight, PLAIN, conv_int8) P(add_int8, PLAIN, int8) P(inside_int8, PLAIN, int8)
   P(conv2d_backward_input, PLAIN, conv) P(conv2d_backward_weight, PLAIN, conv)
   P(max_pool2d, PLAIN, pool) P(avg_pool2d, PLAIN, pool) P(adaptive_avg_pool2d, PLAIN, pool)
   P(adaptive_max_pool2d, PLAIN, pool) P(avg_pool2d_backward, PLAIN, pool)

@@ -248,6 +248,16 @@ ty_program_stats ty_program_stats_of(const ty_program *p) {
   return s;
 }
 
+bool ty_program_place_of(const ty_program *p, int i, ty_program_place *place) {
+  for (int k = 0; k < p->slots.n; k++) {
+    const slot *s = &p->slots.v[k];
+    if (s->kind != SLOT_TEMPORARY || s->first < 0 || i-- > 0) continue;
+    *place = (ty_program_place){ (int64_t)s->offset, (int64_t)s->bytes, s->first, s->last };
+    return true;
+  }
+  return false;
+}
+
 int ty_program_hooks(const ty_program *p) { return p->hooks; }
 
 const char *ty_program_not_elementwise(const ty_program *p) {

@@ -77,6 +77,13 @@ typedef struct ty_program_stats {
 } ty_program_stats;
 ty_program_stats ty_program_stats_of(const ty_program *p);
 
+/* Where temporary `i` lies in the arena, and between which steps it is needed; false: there are no more. */
+typedef struct ty_program_place {
+  int64_t offset, bytes;
+  int first, last;
+} ty_program_place;
+bool ty_program_place_of(const ty_program *p, int i, ty_program_place *place);
+
 /* Optimizers' steps on these tensors are left out from now on, and what only they needed. False after ty_fail(), when
  * there is no step on one of them; then p can only be freed. */
 bool ty_program_restrict(ty_program *p, ty_tensor *const *frozen, int n);

@@ -445,6 +445,11 @@ function ty.program.new(fn, limit, warm, elementwise, early, arena) end
 ---  runs: integer, hastened: integer}[]
 function ty.program.stats(compiled) end
 
+--- Where the temporaries of its first recording lie in the arena, in bytes, and the steps between which each is needed.
+---@param compiled function
+---@return {offset: integer, bytes: integer, first: integer, last: integer}[]
+function ty.program.places(compiled) end
+
 --- The only recording of a compiled function leaves out optimizers' steps on these tensors from now on, and all that
 --- only they needed. Raises when there is no step on one of them.
 ---@param compiled function
