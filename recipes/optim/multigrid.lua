@@ -67,10 +67,10 @@ local function train(name, rate, seed)
     ty.manual_seed(seed)
     local model, began = r:place(new_model), os.clock()
     local losses = multigrid.fit(model, training, schedules[name],
-      { lr = rate, seed = seed, quiet = true, weight_decay = 1e-4 })
+      { lr = rate, seed = seed, quiet = true, center = true })
     local run = { seconds = os.clock() - began, losses = losses,
-      validation = 100 * multigrid.accuracy(model, validation, whole),
-      held_out = 100 * multigrid.accuracy(model, held_out, whole) }
+      validation = 100 * multigrid.accuracy(model, validation, whole, { center = true }),
+      held_out = 100 * multigrid.accuracy(model, held_out, whole, { center = true }) }
     r:say("%-10s rate %-5g seed %d: validation %.1f %%, held out %.1f %%, %.3g operations, %.1f processor seconds",
       name, rate, seed, run.validation, run.held_out, flops[name], run.seconds)
     kept[key] = run
