@@ -17,7 +17,7 @@ local estimate = require "tycho.estimate"
 local pipeline, stats = estimate.pipeline, ty.stats
 
 local r = ty.recipe.declare { args = {
-  { "rounds", 15, "times each kernel is timed", quick = 2 },
+  { "rounds", 40, "times each kernel is timed, of which the shortest counts", quick = 2 },
   { "kernels", 100, "kernels at most, from the list's beginning", quick = 4 },
 } }
 ty.set_threads(1)
@@ -111,7 +111,7 @@ end
 local function seconds_of(fn)
   local function call() fn() end
   local once, best = r:clock(call, 3), math.huge
-  local calls = math.max(1, math.min(1000, math.ceil(0.002 / once)))
+  local calls = math.max(1, math.min(1000, math.ceil(0.0005 / once)))
   for _ = 1, r.args.rounds do best = math.min(best, r:clock(call, calls)) end
   return best
 end
