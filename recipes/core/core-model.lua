@@ -9,7 +9,8 @@
 -- in a cycle, and the bytes a second of each level of memory. A kernel's instructions are those that it runs for two
 -- small inputs, told one by one by the trap flag and by objdump. The model's time is the difference of the two, drawn
 -- out to a large input, or that of its bytes. Nothing is fitted; the model's form was chosen looking at the first three
--- kernels, which are not judged. The baseline is the roofline of measured peaks. Kernels whose loads miss the caches in
+-- kernels, which are not judged. Baselines are rooflines of the same measured peaks, with the rate of main memory and,
+-- the better one, with that of the level which holds a kernel's bytes. Kernels whose loads miss the caches in
 -- no order (rows, transposed copies) or whose branches are guessed wrong (sort) are what it does not know. The same
 -- loops for GPUs are kernels/lab/instructions.cu, which compiles and was not run: no machine here has one.
 local ty = require "tycho"
@@ -35,12 +36,13 @@ local function binary(name, dtype)
     return function() return ty[name](x, y) end
   end
 end
-local function rows(fn, width)
+local function given(make, fn)
   return function(n)
-    local x = ty.randn(n, width or 512)
-    return function() return fn(x) end
+    local x = make(n)
+    return function() return fn(x, n) end
   end
 end
+local function rows(fn, width) return given(function(n) return ty.randn(n, width or 512) end, fn) end
 local function product(dtype, inner, columns)
   return function(n)
     local x, y = ty.randn(n, inner):to(dtype), ty.randn(inner, columns):to(dtype)
@@ -61,10 +63,7 @@ local list = {
   { "sigmoid", unary "sigmoid", 1024, 2048, 1 << 16 }, { "silu", unary "silu", 1024, 2048, 1 << 16 },
   { "sine", unary "sin", 1024, 2048, 1 << 16 }, { "error function", unary "erf", 1024, 2048, 1 << 16 },
   { "power", unary("pow", 2.5), 1024, 2048, 1 << 15 }, { "clamp", unary("clamp", 0.6, 0.9), 1024, 2048, 1 << 16 },
-  { "to bf16", function(n)
-    local x = ty.randn(n)
-    return function() return x:to "bf16" end
-  end, 1024, 2048, 1 << 16 },
+  { "to bf16", given(ty.randn, function(x) return x:to "bf16" end), 1024, 2048, 1 << 16 },
   { "softmax", rows(function(x) return x:softmax(-1) end), 4, 8, 512 },
   { "log softmax", rows(function(x) return x:log_softmax(-1) end), 4, 8, 512 },
   { "layer norm", rows(function(x) return ty.layer_norm(x, { 512 }) end), 4, 8, 512 },
@@ -88,19 +87,21 @@ local list = {
     local x, w = ty.randn(n, 8, 16, 16), ty.randn(8, 8, 3, 3)
     return function() return ty.conv2d(x, w, nil, 1, 1) end
   end, 2, 4, 64 },
-  { "random normals", function(n) return function() return ty.randn(n) end end, 512, 1024, 1 << 15 },
+  { "random normals", given(function() end, function(_, n) return ty.randn(n) end), 4096, 8192, 1 << 15 },
 }
 local development = 3
 
 local machine = pipeline.machine { quick = r.quick }
-local limits = ty.profile.limits()
+local costs, main = machine.costs, 0 -- main memory: what is past all caches
+for _, row in ipairs(machine.memory) do if row.bytes >= 1 << 25 or r.quick then main = math.max(main, row.read) end end
+local peak = costs.width / 32 * 2 / costs.kinds["fma " .. costs.width].rate * costs.ghz * 1e9
 local names = {}
-for name in pairs(machine.costs.kinds) do names[#names + 1] = name end
+for name in pairs(costs.kinds) do names[#names + 1] = name end
 table.sort(names)
-r:say("%.2f GHz, %.1f instructions in a cycle, a call %.0f ns\n%-22s latency     rate", machine.costs.ghz,
-  1 / machine.costs.front, 1e9 * machine.call, "cycles")
+r:say("%.2f GHz, %.1f instructions in a cycle, a call %.0f ns\n%-22s latency     rate", costs.ghz,
+  1 / costs.front, 1e9 * machine.call, "cycles")
 for _, name in ipairs(names) do
-  local kind = machine.costs.kinds[name]
+  local kind = costs.kinds[name]
   r:say("%-22s %7s %8.2f", name, kind.latency and ("%.2f"):format(kind.latency) or "", kind.rate)
 end
 for _, row in ipairs(machine.memory) do
@@ -116,20 +117,22 @@ local function seconds_of(fn)
   return best
 end
 
-local errors, roofline, series = {}, {}, { foretold = {}, measured = {}, roof = {} }
+local within, errors, roofline, main_roofline, series = 0, {}, {}, {}, { foretold = {}, measured = {}, roof = {} }
 r:say("\n%-22s %11s %11s %8s %9s  %s", "kernel", "measured", "foretold", "off", "roofline", "bound by")
 for k, row in ipairs(list) do
   if k > r.args.kernels then break end
   local guess = pipeline.foretell(machine, row[2], { small = row[3], large = row[4], size = row[5] })
   local seconds = seconds_of(row[2](row[5]))
-  local roof = math.max(guess.flops / limits.flops, guess.bytes / limits.bandwidth)
+  local plain, roof = math.max(guess.flops / peak, guess.bytes / main), math.max(guess.flops / peak, guess.memory)
   local off, roof_off = 100 * (guess.seconds / seconds - 1), 100 * (roof / seconds - 1)
   if k > development then
     errors[#errors + 1], roofline[#roofline + 1] = math.abs(off), math.abs(roof_off)
+    within = within + (math.abs(off) <= 20 and 1 or 0)
+    main_roofline[#errors] = math.abs(100 * (plain / seconds - 1))
     series.foretold[#errors], series.measured[#errors], series.roof[#errors] = guess.seconds, seconds, roof
   end
   r:say("%-22s %8.2f us %8.2f us %+6.0f %% %+7.0f %%  %s, %.2f instructions a cycle", row[1], 1e6 * seconds,
-    1e6 * guess.seconds, off, roof_off, guess.bound, guess.instructions / (guess.core * machine.costs.ghz * 1e9))
+    1e6 * guess.seconds, off, roof_off, guess.bound, guess.instructions / (guess.core * costs.ghz * 1e9))
   r.metrics[row[1]] = { seconds = seconds, foretold = guess.seconds, roofline = roof }
 end
 
@@ -146,12 +149,12 @@ end
 ty.plot.line { series = lines, log_y = true, title = "Kernels that the model was not made with", x_label = "kernel",
   y_label = "microseconds" }:save(r:picture "kernels.png")
 
-local within = 0
-for _, e in ipairs(errors) do if e <= 20 then within = within + 1 end end
 os.exit(r:finish {
   { claim = "error of the time of kernels not fitted to, %: median", measured = stats.median(errors),
     baseline = stats.median(roofline), bar = 20, below = true },
-  { claim = "of the roofline's", measured = stats.median(errors) / stats.median(roofline),
+  { claim = "of the roofline's with the level's rate", measured = stats.median(errors) / stats.median(roofline),
     baseline = stats.median(roofline), bar = 0.5, below = true },
+  { claim = "of the roofline's with main memory's rate", measured = stats.median(errors) / stats.median(main_roofline),
+    baseline = stats.median(main_roofline), bar = 0.5, below = true },
   { claim = "kernels whose time is foretold within 20 %, of all", measured = within / #errors, judged = false },
 }, true)
