@@ -64,8 +64,9 @@ if(have_cuda)
   set_target_properties(cuda_release PROPERTIES CUDA_ARCHITECTURES "${all_architectures}" BUILD_WITH_INSTALL_RPATH ON
                         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/cuda_release)
 
+  file(GLOB lab_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/lab/*.cu) # programs of their own
   set(checked "")
-  foreach(source ${cuda_sources})
+  foreach(source ${cuda_sources} ${lab_sources})
     get_filename_component(name ${source} NAME_WE)
     set(output ${CMAKE_BINARY_DIR}/cuda_check/${name}.cubin)
     add_custom_command(OUTPUT ${output}

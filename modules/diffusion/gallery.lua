@@ -34,6 +34,7 @@ local own = { model = "", sampler = "", batch = 4, each = 1, on_progress = argum
 function M.paint(painter, prompts, folder, options)
   local who = "gallery.paint"
   expect(who, "painter", painter, "a table")
+  expect(who, "painter.paint", painter.paint, "a function")
   expect(who, "prompts", prompts, "a list of strings")
   expect(who, "folder", folder, "a string")
   expect(who, "options", options, "a table or nil")

@@ -209,14 +209,17 @@ end
 -- ---- clips on a grid ----
 
 --- Clips of so many frames and of this size, as networks take them: video u8 or float [n, frames, c, h, w] to f32 [n,
--- c, frames, size, size] of about -1 to 1 (u8; float stays as it is). Frames are evenly spaced over the whole clip, in
--- training from a random one of the first ones, for each clip another; pictures are averaged down.
+-- c, frames, size, size] of about -1 to 1 (u8; float stays as it is). Frames are evenly spaced over the whole clip;
+-- pictures are averaged down. options: random (false: from a frame in the middle of the first ones; true: from a drawn
+-- one, for each clip another), center (false; true: less the clip's mean, channel by channel: what is behind all that
+-- moves is then near 0).
 ---@param video Tensor
 ---@param grid { frames: integer, size: integer }
----@param random? boolean  the first frames are drawn
+---@param options? { random?: boolean, center?: boolean }
 ---@return Tensor
-function M.resample(video, grid, random)
+function M.resample(video, grid, options)
   local who = "multigrid.resample"
+  local o = arguments.read(who, options, { random = false, center = false })
   arguments.expect(who, "video", video, "a tensor")
   arguments.expect(who, "grid", grid, "a table")
   if video.ndim ~= 5 then
@@ -231,7 +234,7 @@ function M.resample(video, grid, random)
   if frames < all then
     local stride, list = all // frames, {}
     local spare = all - (frames - 1) * stride
-    local first = random and ty.randint(0, spare, { n }):tolist()
+    local first = o.random and ty.randint(0, spare, { n }):tolist()
     for i = 0, n - 1 do
       local at = first and first[i + 1] or (spare - 1) // 2
       for t = 0, frames - 1 do list[#list + 1] = i * all + at + t * stride end
@@ -243,7 +246,8 @@ function M.resample(video, grid, random)
   if size < h or size < w then
     video = ty.interpolate(video, { size = { size, size }, mode = "bilinear", antialias = true })
   end
-  return video:reshape(n, frames, c, size, size):transpose(1, 2):contiguous()
+  video = video:reshape(n, frames, c, size, size):transpose(1, 2):contiguous()
+  return o.center and video - video:mean({ 2, 3, 4 }, { keepdim = true }) or video
 end
 
 --- Batches of a schedule, for train.fit: made by multigrid.loader.
@@ -255,14 +259,15 @@ Loader.__name = "MultigridLoader"
 
 --- A loader that gives every step the batch of its grid: { image, label, grid }, image f32 [n, c, frames, size, size].
 -- Clips come in an order that is drawn anew for every epoch. options: seed (0), video and label (the fields' names,
--- "video" and "label"), device (none: where the data set's batches are).
+-- "video" and "label"), center (false, see resample), device (none: where the data set's batches are).
 ---@param dataset table  of clips [frames, c, h, w]
 ---@param schedule MultigridSchedule
 ---@param options? table
 ---@return MultigridLoader
 function M.loader(dataset, schedule, options)
   local who = "multigrid.loader"
-  local o = arguments.read(who, options, { seed = 0, video = "video", label = "label", device = none },
+  local o = arguments.read(who, options, { seed = 0, video = "video", label = "label", center = false,
+    device = none },
     { seed = "an integer", device = "a string" })
   if type(dataset) ~= "table" or type(dataset.batch) ~= "function" then
     arguments.fail("%s: dataset: expected a data set of clips, got %s", who, arguments.describe(dataset))
@@ -301,7 +306,7 @@ function Loader:next()
     end
   end
   local image = ty.data.with_seed(2 * (self.seed ~ (self.step << 32)) + 1, function()
-    return M.resample(batch[self.video], grid, true)
+    return M.resample(batch[self.video], grid, { random = true, center = self.center })
   end)
   self.step = self.step + 1
   local label = batch[self.label]
@@ -325,13 +330,14 @@ end
 -- ---- training ----
 
 local own = { lr = 0.1, momentum = 0.9, weight_decay = 1e-4, smoothing = 0.0, seed = 0, video = "video",
-  label = "label" }
+  label = "label", center = false }
 local own_kinds = { lr = "a finite number > 0", momentum = "a number in [0, 1)", weight_decay = "a finite number >= 0",
   smoothing = "a number in [0, 1)", seed = "an integer" }
 
 --- Trains a classifier of clips along a schedule, by SGD with momentum, whose rate follows the schedule; batch norms
 -- get its groups and are what they were afterwards. options: lr (0.1, of the whole clips' batch), momentum (0.9),
--- weight_decay (1e-4), smoothing (0, of labels), seed (0), video and label (names of fields), and those of train.fit.
+-- weight_decay (1e-4), smoothing (0, of labels), seed (0), video and label (names of fields), center (false, see
+-- resample), and those of train.fit.
 ---@param model Module
 ---@param dataset table  of clips [frames, c, h, w] and labels
 ---@param schedule MultigridSchedule
@@ -347,7 +353,7 @@ function M.fit(model, dataset, schedule, options)
   end
   local o = arguments.read(who, given, own, own_kinds)
   local loader = M.loader(dataset, schedule, { seed = o.seed, video = o.video, label = o.label,
-    device = model:device() })
+    center = o.center, device = model:device() })
   sub_batch_norm.wrap(model)
   rest.lr, rest.steps, rest.schedule = o.lr, #schedule, schedule:rate()
   rest.optimizer = rest.optimizer or function(network, with)
@@ -369,15 +375,15 @@ end
 ---@param model Module
 ---@param dataset table
 ---@param grid { frames: integer, size: integer }
----@param options? { video?: string, label?: string }
+---@param options? { video?: string, label?: string, center?: boolean }
 ---@return number accuracy  in [0, 1]
 function M.accuracy(model, dataset, grid, options)
-  local o = arguments.read("multigrid.accuracy", options, { video = "video", label = "label" })
+  local o = arguments.read("multigrid.accuracy", options, { video = "video", label = "label", center = false })
   local right, size = 0, #dataset
   for start = 0, size - 1, 64 do
     ty.scope(function()
       local batch = dataset:batch(ty.arange(start, math.min(size, start + 64)))
-      local labels = classify.predict(model, M.resample(batch[o.video], grid))
+      local labels = classify.predict(model, M.resample(batch[o.video], grid, { center = o.center }))
       right = right + labels:eq(batch[o.label]):to("i64"):sum():item()
     end)
   end

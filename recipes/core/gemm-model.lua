@@ -19,17 +19,17 @@ local products, stats = estimate.products, ty.stats
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "shapes", 420, "shapes of the table", quick = 12 },
-    { "ways", 6, "ways of doing each of them", quick = 3 },
-    { "seconds", 0.002, "timed at a time", quick = 0.0002 },
-    { "rounds", 3, "times it is timed", quick = 1 },
+    { "shapes", 900, "shapes of the table", quick = 12 },
+    { "ways", 3, "ways of doing each of them" },
+    { "seconds", 0.0005, "timed at a time", quick = 0.0002 },
+    { "rounds", 10, "times it is timed, of which the shortest counts", quick = 1 },
     { "most", 1024, "rows, columns and inner size at most", quick = 64 },
-    { "trees", 60, "trees of a forest", quick = 10 },
+    { "trees", 40, "trees of a forest", quick = 10 },
     { "tuned", 24, "shapes that the tuner is tried on", quick = 2 },
   },
 }
 local a = r.args
-local work = math.min(4e8, a.most ^ 3)
+local work = math.min(3e7, a.most ^ 3)
 
 local began = ty.system.clock()
 local list = products.measure(products.sample(a.shapes, { seed = r.seed, ways = a.ways, most = a.most, work = work }),
@@ -106,7 +106,7 @@ local model = products.fit(list, { trees = a.trees, seed = r.seed })
 local shapes = products.sample(a.tuned, { seed = r.seed + 1000, ways = 1, most = a.most, work = work, least = 48 })
 local of_best, of_own, speeds = {}, {}, {}
 for i, p in ipairs(shapes) do
-  local all = products.measure(products.ways(p), { seconds = a.seconds / 2, rounds = a.rounds })
+  local all = products.measure(products.ways(p), { seconds = a.seconds, rounds = a.rounds })
   local best, own = all[1], nil
   for _, one in ipairs(all) do
     if one.seconds < best.seconds then best = one end
@@ -120,7 +120,7 @@ for i, p in ipairs(shapes) do
   local least = {}
   for _ = 1, a.rounds do -- in turns
     for name, one in pairs { chosen = chosen, best = best, own = own } do
-      products.measure({ one }, { seconds = a.seconds, rounds = 2 })
+      products.measure({ one }, { seconds = a.seconds, rounds = 3 })
       least[name] = math.min(least[name] or math.huge, one.seconds)
     end
   end

@@ -93,7 +93,7 @@ check.test("multigrid: clips on grids are frames evenly apart and means of pixel
   ty.manual_seed(3)
   local starts = {}
   for _ = 1, 20 do
-    local drawn = multigrid.resample(video, { frames = 2, size = 4 }, true)
+    local drawn = multigrid.resample(video, { frames = 2, size = 4 }, { random = true })
     local first = drawn[0][0][0][0][0]:item() // 16
     starts[first] = true
     check.equal(drawn[0][0][1]:tolist(), video[0][math.tointeger(first) + 4][0]:tolist())
@@ -103,6 +103,8 @@ check.test("multigrid: clips on grids are frames evenly apart and means of pixel
   check.equal(count, 4)
   local small = multigrid.resample(video, { frames = 8, size = 2 })
   check.ok(math.abs(small:mean():item() - video:mean():item()) < 1e-3, "the mean stays")
+  local centred = multigrid.resample(video, { frames = 2, size = 4 }, { center = true })
+  check.ok((centred - few + few:mean({ 2, 3, 4 }, { keepdim = true })):abs():max():item() < 1e-4, "less its mean")
   local bytes = ty.tensor({ 0, 255 }, { dtype = "u8" }):reshape(1, 2, 1, 1, 1)
   check.equal(multigrid.resample(bytes, { frames = 2, size = 1 }):flatten():tolist(), { -1, 1 })
   check.fails(function() multigrid.resample(video, { frames = 9, size = 4 }) end,
