@@ -1,13 +1,13 @@
---- A tokenizer of pictures without a grid: a few vectors of bits. Wang et al. 2025, "Instella-T2I: Pushing the Limits of
--- 1D Discrete Latent Space Image Generation", section 3: patches and learnt latent tokens attend to each other, patches
--- are merged 2 x 2 between the stages and dropped at the end; the decoder does the reverse from mask tokens.
+--- A tokenizer of pictures without a grid: a few vectors of bits. Wang et al. 2025, "Instella-T2I: Pushing the Limits
+-- of 1D Discrete Latent Space Image Generation", section 3: patches and learnt latent tokens attend to each other,
+-- patches are merged 2 x 2 between the stages and dropped at the end; the decoder does the reverse from mask tokens.
 --
 --     local tokenizer = models.BitTokenizer { tokens = 32, bits = 8 }
 --     local bits = tokenizer:encode(pictures)       -- [n, 32, 8] of 0 and 1
 --     local pictures = tokenizer:decode(bits)
 --
--- kind = "codes" has one of 2^bits learnt codes in the place of a vector of bits (van den Oord et al. 2017), grid = true
--- the merged patches themselves in the place of latent tokens: what it is compared with.
+-- kind = "codes" has one of 2^bits learnt codes in the place of a vector of bits (van den Oord et al. 2017), grid =
+-- true the merged patches themselves in the place of latent tokens: what it is compared with.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local Codebook = require "tycho.models.codebook"
@@ -55,10 +55,11 @@ function BitTokenizer:init(options)
   local merged = side * side // 4
   self.o, self.side, self.tokens, self.width, self.temperature = o, side, o.grid and merged or o.tokens, o.bits, 1
   self.bits = self.tokens * o.bits
-  local function normal(n) return nn.Parameter(ty.randn(1, n, h) * 0.02) end
+  local function normal(n) return nn.Parameter(ty.randn(1, n, h) * 0.5) end
   local places = nn.sinusoidal_2d(h, side):unsqueeze(0)
   self.embed = nn.PatchEmbed(o.channels, h, o.patch)
-  self.patches, self.mask, self.raised = nn.Parameter(places:clone()), normal(merged), nn.Parameter(places:clone())
+  self.patches, self.raised = nn.Parameter(places:clone()), nn.Parameter(places:clone())
+  self.mask = nn.Parameter(nn.sinusoidal_2d(h, side // 2):unsqueeze(0))
   if not o.grid then self.latents, self.numbered = normal(o.tokens), normal(o.tokens) end
   self.fine, self.coarse = stage(o.depth, h, o.heads), stage(o.depth, h, o.heads)
   self.down, self.up = nn.Linear(4 * h, h), nn.Linear(h, 4 * h)
@@ -114,8 +115,8 @@ local function pictures_of(self, values)
   return nn.unpatchify(self.pixels(self.last(x:narrow(1, k, self.side * self.side))), o.patch, self.side)
 end
 
---- Bits of logits, 0 or 1, with the gradient of their probabilities: b + p - stop(p), p = sigmoid(logits / temperature),
--- b drawn from Bernoulli(p) (Bengio et al. 2013); at temperature 0, which has no gradient, the likelier.
+--- Bits of logits, 0 or 1, with the gradient of their probabilities: b + p - stop(p), where p = sigmoid(logits /
+-- temperature) and b is drawn from Bernoulli(p) (Bengio et al. 2013); at temperature 0, without gradient, the likelier.
 ---@param logits Tensor
 ---@param temperature number
 ---@return Tensor
