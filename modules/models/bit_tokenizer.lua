@@ -6,8 +6,9 @@
 --     local bits = tokenizer:encode(pictures)       -- [n, 32, 8] of 0 and 1
 --     local pictures = tokenizer:decode(bits)
 --
--- kind = "codes" has one of 2^bits learnt codes in the place of a vector of bits (van den Oord et al. 2017), grid =
--- true the merged patches themselves in the place of latent tokens: what it is compared with.
+-- kind = "codes" has one of 2^bits learnt codes in the place of a vector of bits (van den Oord et al. 2017), "plain"
+-- numbers from -1 to 1 that nothing quantizes, grid = true the merged patches themselves in the place of latent tokens:
+-- what it is compared with.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local Codebook = require "tycho.models.codebook"
@@ -39,14 +40,14 @@ local function through(list, x)
 end
 
 --- options: size (32: side of pictures), channels (3), patch (4), tokens (32), bits (8: of a token), hidden (64),
--- heads (4), depth (2: layers of each of the two stages of encoder and decoder), kind ("bits" or "codes"), grid
+-- heads (4), depth (2: layers of each of the two stages of encoder and decoder), kind ("bits", "codes", "plain"), grid
 -- (false), entropy (0.01: weight of the term by which bits become sure and are used), commitment (0.25: of codes).
 ---@param options? table
 function BitTokenizer:init(options)
   local o = arguments.read(WHO, options, { size = 32, channels = 3, patch = 4, tokens = 32, bits = 8, hidden = 64,
     heads = 4, depth = 2, kind = "bits", grid = false, entropy = 0.01, commitment = 0.25 }, { size = whole,
     channels = whole, patch = whole, tokens = whole, bits = "an integer in [1, 62]", hidden = whole, heads = whole,
-    depth = whole, kind = '"bits" or "codes"', grid = "a boolean", entropy = "a finite number >= 0",
+    depth = whole, kind = '"bits" or "codes" or "plain"', grid = "a boolean", entropy = "a finite number >= 0",
     commitment = "a finite number >= 0" })
   if o.size % (2 * o.patch) ~= 0 then
     arguments.fail("%s: size: expected a multiple of 2 * patch, %d, got %d", WHO, 2 * o.patch, o.size)
@@ -134,6 +135,7 @@ end
 function BitTokenizer:encode(pictures)
   return ty.no_grad(function()
     local logits = self:logits(pictures)
+    if self.o.kind == "plain" then return (logits:tanh() + 1) / 2 end
     return self.codebook and self.codebook:nearest(logits) or self.draw(logits, 0)
   end)
 end
@@ -163,6 +165,7 @@ end
 ---@return Tensor? extra
 function BitTokenizer:forward(pictures)
   local logits = self:logits(pictures)
+  if self.o.kind == "plain" then return pictures_of(self, logits:tanh()) end
   if self.codebook then
     local ids = self.codebook:nearest(logits)
     local code, extra = self.codebook:embed(ids), nil

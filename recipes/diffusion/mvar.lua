@@ -10,7 +10,7 @@
 -- same depth, steps, batches, rate and initial weights; the rate was chosen for VAR by other pictures than those
 -- reported. Memory is the most that is held beyond the networks while 16 pictures are drawn with guidance, by attention
 -- that makes no matrix of scores, which VAR has too; that of training is by one scale after the other, which gives the
--- same gradients. Drawn pictures are judged by scene-resnet; those that come back from their own tokens are the ceiling.
+-- same gradients. Drawn pictures are judged by scene-resnet; what comes back from its own tokens is the ceiling.
 local ty = require "tycho"
 local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models", require "tycho.zoo"
 
