@@ -68,8 +68,8 @@ check.test("the posterior sums to 1, is Bayes' rule, and leads back to the forwa
       for _, clean in ipairs { 0, 0.3, 1 } do
         local want = bayes(bt, clean, s, t)
         check.close(want[0] + want[1], 1, 1e-14)
-        local got = process:posterior(ty.full({ 1 }, bt, { dtype = "f64" }), ty.full({ 1 }, clean, { dtype = "f64" }), s,
-          t)
+        local got = process:posterior(ty.full({ 1 }, bt, { dtype = "f64" }),
+          ty.full({ 1 }, clean, { dtype = "f64" }), s, t)
         check.close(got:item(), want[1], 1e-14)
         -- That of zeros is that of ones with everything turned about.
         local turned = process:posterior(ty.full({ 1 }, 1 - bt, { dtype = "f64" }),
