@@ -13,7 +13,9 @@ TY_INLINE int64_t ty_neighbours_begin(int64_t i, int64_t n, int64_t window) {
 }
 
 /* The places that see place j: from `first` to `last`. */
-TY_INLINE int64_t ty_neighbours_first(int64_t j, int64_t window) { return j < window ? 0 : j - window + 1 + window / 2; }
+TY_INLINE int64_t ty_neighbours_first(int64_t j, int64_t window) {
+  return j < window ? 0 : j - window + 1 + window / 2;
+}
 TY_INLINE int64_t ty_neighbours_last(int64_t j, int64_t n, int64_t window) {
   return j >= n - window ? n - 1 : j + window / 2;
 }

@@ -13,9 +13,7 @@ struct na_job {
   double scale;
 };
 
-template <class T> struct na_data {
-  const T *q, *k, *v, *g, *lse, *delta; /* the last three: of the backward pass */
-};
+template <class T> struct na_data { const T *q, *k, *v, *g, *lse, *delta; /* the last three: of the backward pass */ };
 
 /* Places of a window, row by row. */
 struct na_window {
@@ -105,9 +103,7 @@ __global__ void __launch_bounds__(THREADS) na_deltas(int64_t count, int64_t dv, 
     delta[i] = na_dot(g + i * dv, y + i * dv, dv);
 }
 
-template <class T> struct na_pair {
-  T weight, slope;
-};
+template <class T> struct na_pair { T weight, slope; };
 template <class T> TY_DEVICE na_pair<T> na_weigh(const na_job &j, const na_data<T> &x, int64_t query, int64_t key) {
   const T scale = static_cast<T>(j.scale);
   const T weight = exp(scale * na_dot(x.q + query * j.d, x.k + key * j.d, j.d) - x.lse[query]);
@@ -127,8 +123,8 @@ __global__ void __launch_bounds__(THREADS) na_gradients(na_job j, na_data<T> x, 
 
 na_job job_of(const ty_view *q, const ty_view *v, const void *params) {
   const ty_p_neighbourhood *p = static_cast<const ty_p_neighbourhood *>(params);
-  return { q->size[0] * q->size[1], q->size[2], q->size[3], q->size[4], v->size[4], { p->window[0], p->window[1] },
-           p->scale };
+  return { q->size[0] * q->size[1],        q->size[2], q->size[3], q->size[4], v->size[4],
+           { p->window[0], p->window[1] }, p->scale };
 }
 
 } // namespace
@@ -157,19 +153,16 @@ TY_CUDA_KERNEL(neighbourhood_attention_backward) {
   if (!count) return true;
   ty_cuda_scratch scratch(static_cast<size_t>(count) * sizeof(double));
   return scratch.data && ty_for_reals(k->in[1]->dtype, "neighbourhood_attention_backward", [&](auto type) {
-    typedef decltype(type) T;
-    T *delta = scratch.as<T>();
-    const na_data<T> x = { ty_data_of<const T>(k->in[1]),
-                           ty_data_of<const T>(k->in[2]),
-                           ty_data_of<const T>(k->in[3]),
-                           ty_data_of<const T>(k->in[0]),
-                           ty_data_of<const T>(k->in[5]),
-                           delta };
-    const T *y = ty_data_of<const T>(k->in[4]);
-    T *dq = ty_data_of<T>(k->out[0]), *dk = ty_data_of<T>(k->out[1]), *dv = ty_data_of<T>(k->out[2]);
-    const int64_t width = j.dv;
-    const T *g = x.g;
-    return TY_LAUNCH(na_deltas<T>, ty_cuda_blocks(count, THREADS), THREADS, 0, count, width, g, y, delta) &&
-           TY_LAUNCH(na_gradients<T>, ty_cuda_blocks(count, THREADS / TY_WARP), THREADS, 0, j, x, dq, dk, dv);
-  });
+           typedef decltype(type) T;
+           T *delta = scratch.as<T>();
+           const na_data<T> x = { ty_data_of<const T>(k->in[1]), ty_data_of<const T>(k->in[2]),
+                                  ty_data_of<const T>(k->in[3]), ty_data_of<const T>(k->in[0]),
+                                  ty_data_of<const T>(k->in[5]), delta };
+           const T *y = ty_data_of<const T>(k->in[4]);
+           T *dq = ty_data_of<T>(k->out[0]), *dk = ty_data_of<T>(k->out[1]), *dv = ty_data_of<T>(k->out[2]);
+           const int64_t width = j.dv;
+           const T *g = x.g;
+           return TY_LAUNCH(na_deltas<T>, ty_cuda_blocks(count, THREADS), THREADS, 0, count, width, g, y, delta) &&
+                  TY_LAUNCH(na_gradients<T>, ty_cuda_blocks(count, THREADS / TY_WARP), THREADS, 0, j, x, dq, dk, dv);
+         });
 }

@@ -82,7 +82,8 @@ end
 function Binary:loss(network, bits, condition, options)
   local who = "BinaryProcess:loss"
   expect(who, "bits", bits, "a tensor")
-  local o = arguments.read(who, options, { t = arguments.none, drop = 0 }, { t = "a tensor", drop = "a number in [0, 1]" })
+  local o = arguments.read(who, options, { t = arguments.none, drop = 0 }, { t = "a tensor",
+    drop = "a number in [0, 1]" })
   local t = o.t or ty.rand({ bits.shape[1] }, { device = bits.device })
   condition = condition or {}
   if o.drop > 0 then condition = conditions.drop(condition, conditions.null(network, condition), o.drop) end

@@ -28,6 +28,7 @@
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
 --     tokens      generators over tokens: the loop that draws them, and tokenizers
 --     binary      diffusion of bits
+--     preference  pairs of samples, and learning to prefer as a judge does
 --     policy      what is seen to what is done: training and drawing with such networks
 --     compare     samplers beside a full one: likeness, evaluations, operations, seconds
 --
@@ -65,6 +66,7 @@ return {
   policy = require "tycho.diffusion.policy",
   published = require "tycho.diffusion.published",
   prediction = require "tycho.diffusion.prediction",
+  preference = require "tycho.diffusion.preference",
   schedule = require "tycho.diffusion.schedule",
   search = require "tycho.diffusion.search",
   solver = require "tycho.diffusion.solver",

@@ -23,6 +23,7 @@
 --     linfusion     a student whose self-attention is linear in the pixels, and the loss that it learns by
 --     base          what a recipe begins with, by name: digits, a painter of the zoo
 --     digits        their small base and their judge; points: a checkerboard; shapes: coloured, with captions
+--     shape_painter a network that paints such shapes, as a teacher, and classifiers of their words
 local bases = require "tycho.distill.base"
 local dmd = require "tycho.distill.dmd"
 local guidance = require "tycho.distill.guidance"
@@ -40,6 +41,7 @@ return {
   digits = require "tycho.distill.digits",
   points = require "tycho.distill.points",
   shapes = require "tycho.distill.shapes",
+  shape_painter = require "tycho.distill.shape_painter",
   store = require "tycho.distill.store",
   pairs = material.pairs,
   trajectories = material.trajectories,

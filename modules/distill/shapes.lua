@@ -161,6 +161,35 @@ function M.asked(pictures, labels)
   return M.read(pictures):eq(labels):all(1):to("f64"):mean():item()
 end
 
+--- Shares of pictures in which colour, kind and place are what was asked for, and in which all three are.
+---@param pictures Tensor
+---@param labels Tensor  i64 [n, 3]
+---@return { colour: number, kind: number, place: number, all: number }
+function M.shares(pictures, labels)
+  check("distill.shapes.shares", labels)
+  local right = M.read(pictures):eq(labels)
+  local each = right:to("f64"):mean(0):tolist()
+  return { colour = each[1], kind = each[2], place = each[3], all = right:all(1):to("f64"):mean():item() }
+end
+
+local order
+
+--- n labels of `count` of the 64 captions, each as often as the others: those from number `first` on in an order that
+-- is always the same, and at random. For captions that training does not see.
+---@param first integer  from 0
+---@param count integer
+---@param n integer
+---@return Tensor  i64 [n, 3]
+function M.captions(first, count, n)
+  local who = "distill.shapes.captions"
+  expect(who, "first", first, "an integer in [0, 63]")
+  expect(who, "count", count, ("an integer in [1, %d]"):format(64 - first))
+  expect(who, "n", n, "an integer >= 1")
+  order = order or ty.keep(ty.data.with_seed(7, function() return ty.randperm(64) end))
+  local number = order:narrow(0, first, count):index_select(0, ty.arange(n) % count)
+  return ty.stack({ number:floor_divide(16), number:floor_divide(4) % 4, number % 4 }, 1)
+end
+
 --- Pictures to edit: n of them, the same in another colour, what says so, and where nothing was to change.
 ---@param n integer
 ---@return { source: Tensor, image: Tensor, labels: Tensor, text: Tensor, kept: Tensor }

@@ -1,13 +1,14 @@
---- A tokenizer of pictures without a grid: a few vectors of bits. Wang et al. 2025, "Instella-T2I: Pushing the Limits of
--- 1D Discrete Latent Space Image Generation", section 3: patches and learnt latent tokens attend to each other, patches
--- are merged 2 x 2 between the stages and dropped at the end; the decoder does the reverse from mask tokens.
+--- A tokenizer of pictures without a grid: a few vectors of bits. Wang et al. 2025, "Instella-T2I: Pushing the Limits
+-- of 1D Discrete Latent Space Image Generation", section 3: patches and learnt latent tokens attend to each other,
+-- patches are merged 2 x 2 between the stages and dropped at the end; the decoder does the reverse from mask tokens.
 --
 --     local tokenizer = models.BitTokenizer { tokens = 32, bits = 8 }
 --     local bits = tokenizer:encode(pictures)       -- [n, 32, 8] of 0 and 1
 --     local pictures = tokenizer:decode(bits)
 --
--- kind = "codes" has one of 2^bits learnt codes in the place of a vector of bits (van den Oord et al. 2017), grid = true
--- the merged patches themselves in the place of latent tokens: what it is compared with.
+-- kind = "codes" has one of 2^bits learnt codes in the place of a vector of bits (van den Oord et al. 2017), "plain"
+-- numbers from -1 to 1 that nothing quantizes, grid = true the merged patches themselves in the place of latent tokens:
+-- what it is compared with.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local Codebook = require "tycho.models.codebook"
@@ -39,14 +40,14 @@ local function through(list, x)
 end
 
 --- options: size (32: side of pictures), channels (3), patch (4), tokens (32), bits (8: of a token), hidden (64),
--- heads (4), depth (2: layers of each of the two stages of encoder and decoder), kind ("bits" or "codes"), grid
+-- heads (4), depth (2: layers of each of the two stages of encoder and decoder), kind ("bits", "codes", "plain"), grid
 -- (false), entropy (0.01: weight of the term by which bits become sure and are used), commitment (0.25: of codes).
 ---@param options? table
 function BitTokenizer:init(options)
   local o = arguments.read(WHO, options, { size = 32, channels = 3, patch = 4, tokens = 32, bits = 8, hidden = 64,
     heads = 4, depth = 2, kind = "bits", grid = false, entropy = 0.01, commitment = 0.25 }, { size = whole,
     channels = whole, patch = whole, tokens = whole, bits = "an integer in [1, 62]", hidden = whole, heads = whole,
-    depth = whole, kind = '"bits" or "codes"', grid = "a boolean", entropy = "a finite number >= 0",
+    depth = whole, kind = '"bits" or "codes" or "plain"', grid = "a boolean", entropy = "a finite number >= 0",
     commitment = "a finite number >= 0" })
   if o.size % (2 * o.patch) ~= 0 then
     arguments.fail("%s: size: expected a multiple of 2 * patch, %d, got %d", WHO, 2 * o.patch, o.size)
@@ -55,10 +56,11 @@ function BitTokenizer:init(options)
   local merged = side * side // 4
   self.o, self.side, self.tokens, self.width, self.temperature = o, side, o.grid and merged or o.tokens, o.bits, 1
   self.bits = self.tokens * o.bits
-  local function normal(n) return nn.Parameter(ty.randn(1, n, h) * 0.02) end
+  local function normal(n) return nn.Parameter(ty.randn(1, n, h) * 0.5) end
   local places = nn.sinusoidal_2d(h, side):unsqueeze(0)
   self.embed = nn.PatchEmbed(o.channels, h, o.patch)
-  self.patches, self.mask, self.raised = nn.Parameter(places:clone()), normal(merged), nn.Parameter(places:clone())
+  self.patches, self.raised = nn.Parameter(places:clone()), nn.Parameter(places:clone())
+  self.mask = nn.Parameter(nn.sinusoidal_2d(h, side // 2):unsqueeze(0))
   if not o.grid then self.latents, self.numbered = normal(o.tokens), normal(o.tokens) end
   self.fine, self.coarse = stage(o.depth, h, o.heads), stage(o.depth, h, o.heads)
   self.down, self.up = nn.Linear(4 * h, h), nn.Linear(h, 4 * h)
@@ -114,8 +116,8 @@ local function pictures_of(self, values)
   return nn.unpatchify(self.pixels(self.last(x:narrow(1, k, self.side * self.side))), o.patch, self.side)
 end
 
---- Bits of logits, 0 or 1, with the gradient of their probabilities: b + p - stop(p), p = sigmoid(logits / temperature),
--- b drawn from Bernoulli(p) (Bengio et al. 2013); at temperature 0, which has no gradient, the likelier.
+--- Bits of logits, 0 or 1, with the gradient of their probabilities: b + p - stop(p), where p = sigmoid(logits /
+-- temperature) and b is drawn from Bernoulli(p) (Bengio et al. 2013); at temperature 0, without gradient, the likelier.
 ---@param logits Tensor
 ---@param temperature number
 ---@return Tensor
@@ -133,6 +135,7 @@ end
 function BitTokenizer:encode(pictures)
   return ty.no_grad(function()
     local logits = self:logits(pictures)
+    if self.o.kind == "plain" then return (logits:tanh() + 1) / 2 end
     return self.codebook and self.codebook:nearest(logits) or self.draw(logits, 0)
   end)
 end
@@ -162,6 +165,7 @@ end
 ---@return Tensor? extra
 function BitTokenizer:forward(pictures)
   local logits = self:logits(pictures)
+  if self.o.kind == "plain" then return pictures_of(self, logits:tanh()) end
   if self.codebook then
     local ids = self.codebook:nearest(logits)
     local code, extra = self.codebook:embed(ids), nil

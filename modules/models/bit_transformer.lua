@@ -78,7 +78,7 @@ function BitTransformer:forward(x, t, condition, cache)
   for i, block in ipairs(self.blocks) do
     h = block(h, c, function(q, k, v)
       if cache then k, v = cache:append(i, k, v) end
-      return nn.attention(q, k, v, { causal = self.causal })
+      return ty.scaled_dot_product_attention(q, k, v, { causal = self.causal })
     end)
   end
   if cache then cache:advance(h.shape[2]) end

@@ -66,10 +66,10 @@ function Codebook:follow(x, ids)
       self.weight:copy_(x:index_select(0, ty.randint(0, n, { self.codes }, { device = x.device })))
       ids = self:nearest(x)
     end
-    local chosen = ty.one_hot(ids, self.codes):to(x.dtype)
     local decay = fresh and 0 or self.decay
-    self.count:copy_(self.count * decay + chosen:sum(0) * (1 - decay))
-    self.sum:copy_(self.sum * decay + chosen:transpose(0, 1):matmul(x) * (1 - decay))
+    local count = ty.zeros_like(self.count):index_add(0, ids, ty.ones({ n }, { dtype = x.dtype, device = x.device }))
+    self.count:copy_(self.count * decay + count * (1 - decay))
+    self.sum:copy_(self.sum * decay + ty.zeros_like(self.sum):index_add(0, ids, x) * (1 - decay))
     local least = self.least * n / self.codes
     local dead = self.count:lt(least):unsqueeze(1)
     local random = x:index_select(0, ty.randint(0, n, { self.codes }, { device = x.device }))

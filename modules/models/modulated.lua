@@ -1,5 +1,5 @@
---- Blocks of transformers that a condition modulates, with the parameter names of the public VAR checkpoints; what their
--- attention sees is a function that comes with each call. Peebles and Xie 2023, "Scalable Diffusion Models with
+--- Blocks of transformers that a condition modulates, with the parameter names of the public VAR checkpoints; what
+-- their attention sees is a function that comes with each call. Peebles and Xie 2023, "Scalable Diffusion Models with
 -- Transformers" (adaLN); Tian et al. 2024, "Visual Autoregressive Modeling".
 local ty = require "tycho"
 

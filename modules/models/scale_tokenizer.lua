@@ -1,6 +1,6 @@
 --- A tokenizer of pictures in scales: what is coded at one is what the coarser ones left over. Tian et al. 2024,
--- "Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction", section 3.2, algorithms 1 and 2, with
--- an encoder and a decoder of a few convolutions.
+-- "Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction", section 3.2, algorithms 1 and
+-- 2, with an encoder and a decoder of a few convolutions.
 --
 --     local tokenizer = models.ScaleTokenizer { scales = { 1, 2, 4, 8 } }
 --     local ids = tokenizer:encode(pictures)      -- a list: i64 [n, 1], [n, 4], [n, 16], [n, 64]

@@ -58,8 +58,7 @@ bool fwd_neighbourhood_attention_backward(ty_call *c) {
   ty_tensor *g = saved(c, 0, 5, x.v->v.size, ty_dtype_of(x.q)), *y = saved(c, 4, 5, x.v->v.size, ty_dtype_of(x.q));
   ty_tensor *lse = saved(c, 5, 4, x.q->v.size, x.wide);
   return g && y && lse && ty_out_like(c, 0, x.q, ty_dtype_of(x.q)) && ty_out_like(c, 1, x.k, ty_dtype_of(x.k)) &&
-         ty_out_like(c, 2, x.v, ty_dtype_of(x.v)) &&
-         ty_launch(c, (ty_tensor *[]){ g, x.q, x.k, x.v, y, lse }, 6, &x.p);
+         ty_out_like(c, 2, x.v, ty_dtype_of(x.v)) && ty_launch(c, (ty_tensor *[]){ g, x.q, x.k, x.v, y, lse }, 6, &x.p);
 }
 
 /* ---- in differentiable ops ---- */

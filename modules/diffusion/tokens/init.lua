@@ -24,6 +24,7 @@ return {
   categorical = draws.categorical,
   bernoulli = draws.bernoulli,
   next_scale = require "tycho.diffusion.tokens.next_scale",
+  masked = require "tycho.diffusion.tokens.masked",
   next_token = require "tycho.diffusion.tokens.next_token",
   fit = tokenizer.fit,
   reconstruction = tokenizer.reconstruction,

@@ -16,7 +16,8 @@ end
 
 --- Trains a tokenizer: a module that is called with pictures and returns them as they come back and (nil) what is to be
 -- added to the loss. loader: batches with a field `image`, u8 or floats from -1 to 1. options: those of train.fit but
--- loss, and smooth (0: the mean squared error; else smooth L1 with that as its bend).
+-- loss, and smooth (0: the mean squared error; else smooth L1 with that as its bend), and, for tokenizers that draw,
+-- temperature: a list of what tokenizer.temperature is at the first step and at the last, evenly in between.
 ---@param tokenizer Module
 ---@param loader DataLoader
 ---@param options table
@@ -26,12 +27,17 @@ function M.fit(tokenizer, loader, options)
   local who = "tokens.fit"
   check(who, tokenizer)
   arguments.expect(who, "options", options, "a table")
-  local rest, smooth = { title = "tokenizer", weight_decay = 0.01 }, 0
+  local rest, smooth, between, step = { title = "tokenizer", weight_decay = 0.01 }, 0, nil, 0
   for key, value in pairs(options) do
-    if key == "smooth" then smooth = value else rest[key] = value end
+    if key == "smooth" then smooth = value elseif key == "temperature" then between = value else rest[key] = value end
   end
   arguments.expect(who, "smooth", smooth, "a finite number >= 0")
+  arguments.expect(who, "temperature", between, "a list of numbers or nil")
   rest.loss = function(model, batch)
+    if between then
+      model.temperature = between[1] + (between[2] - between[1]) * step / math.max(1, (rest.steps or 0) - 1)
+      step = step + 1
+    end
     local x = autoencoder.pictures(batch.image)
     local back, extra = model(x)
     local error_ = ty.nn.mse_loss(back, x)
@@ -43,8 +49,8 @@ function M.fit(tokenizer, loader, options)
 end
 
 --- What a tokenizer leaves of pictures: psnr (dB) and ssim, means over them; frechet, of all to the pictures
--- themselves, where `features` (a function of pictures that gives [n, width]) says by which network; bits of a picture's
--- tokens; and the pictures as they come back. options: features, batch (50).
+-- themselves, where `features` (a function of pictures that gives [n, width]) says by which network; bits of a
+-- picture's tokens; and the pictures as they come back. options: features, batch (50).
 ---@param tokenizer Module
 ---@param pictures Tensor  [n, c, h, w], u8 or from -1 to 1
 ---@param options? {features?: function, batch?: integer}
