@@ -24,6 +24,7 @@
 --     stages      steps at several sizes, as a part
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
+--     unlearn     making a network forget a concept and keep the rest
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
 --     policy      what is seen to what is done: training and drawing with such networks
 --     compare     samplers beside a full one: likeness, evaluations, operations, seconds
@@ -67,6 +68,7 @@ return {
   spacing = require "tycho.diffusion.spacing",
   stages = require "tycho.diffusion.stages",
   times = require "tycho.diffusion.times",
+  unlearn = require "tycho.diffusion.unlearn",
   weighting = require "tycho.diffusion.weighting",
   DiT = require "tycho.models.dit",
   UNet = require "tycho.models.unet",

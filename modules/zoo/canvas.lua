@@ -118,6 +118,26 @@ function M.use(made, network, encoder)
   return made
 end
 
+--- The grid of styles and known kinds, one of each on a ground that shift (0) moves on: prompts, the numbers that they
+-- ask for as M.labels gives them, and pictures as the data set draws them. styles, kinds: how many (all).
+---@param shift? integer
+---@param styles? integer
+---@param kinds? integer
+---@return { prompts: string[], labels: table<string, Tensor>, image: Tensor }
+function M.grid(shift, styles, kinds)
+  local list, prompts, labels = {}, {}, { style = {}, kind = {}, ground = {} }
+  for style = 0, (styles or #canvas.styles) - 1 do
+    for kind = 0, (kinds or canvas.known) - 1 do
+      local item = { kind = kind, style = style, ground = (style + kind + (shift or 0)) % #canvas.grounds, hue = -1,
+        mark = 0, near = (style + kind) // 2 % 2, mirror = kind % 2, x = 1, y = 1 }
+      list[#list + 1], prompts[#prompts + 1] = item, canvas.caption(item)
+      for name, values in pairs(labels) do values[#list] = item[name] end
+    end
+  end
+  for name, values in pairs(labels) do labels[name] = ty.tensor(values, { dtype = "i64" }) end
+  return { prompts = prompts, labels = labels, image = (canvas.draw(list)) }
+end
+
 -- ---- the judge ----
 
 -- What a judge says, as outputs one after the other.
