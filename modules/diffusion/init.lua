@@ -22,6 +22,8 @@
 --     search      times and blocks for few steps, found by evolution
 --     inverse     volumes from few measurements, classical and by a prior of slices
 --     stages      steps at several sizes, as a part
+--     fusion_sampling  a picture and words asked for at once, as a part and a guidance
+--     picture_words    words that a network says of a picture, for prompts
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
 --     unlearn     making a network forget a concept and keep the rest
@@ -50,6 +52,7 @@ return {
   controlled = require "tycho.diffusion.controlled",
   FlowMap = require "tycho.diffusion.flowmap",
   finetune = require "tycho.diffusion.finetune",
+  fusion_sampling = require "tycho.diffusion.fusion_sampling",
   gallery = require "tycho.diffusion.gallery",
   guidance = require "tycho.diffusion.guidance",
   ChunkPolicy = require "tycho.diffusion.chunk_policy",
@@ -59,6 +62,7 @@ return {
   lora = require "tycho.diffusion.lora",
   inpaint = require "tycho.diffusion.inpaint",
   measure = require "tycho.diffusion.measure",
+  picture_words = require "tycho.diffusion.picture_words",
   policy = require "tycho.diffusion.policy",
   published = require "tycho.diffusion.published",
   prediction = require "tycho.diffusion.prediction",
