@@ -250,4 +250,64 @@ function Judge:shares(pictures, labels)
   return shares
 end
 
+-- ---- things to be drawn again ----
+
+--- A thing in a picture, and what is asked for of it: in other styles and on other grounds.
+---@class CanvasThing
+---@field picture Tensor      u8 [3, 32, 32], plain
+---@field item CanvasItem
+---@field items CanvasItem[]  what is asked for
+---@field prompts string[]    in words, with a token in the place of the thing
+---@field reference string[]  the same without the token
+---@field labels table<string, Tensor>
+
+--- Things number start, start + 1, ... of the split "held_out". styles: numbers of those that are asked for, each on
+-- two grounds. split: another split.
+---@param start integer
+---@param count integer
+---@param token string
+---@param styles integer[]
+---@param split? string
+---@return CanvasThing[]
+function M.things(start, count, token, styles, split)
+  local set = datasets.load("canvas", { split = split or "held_out", styles = { "plain" }, dyed = 1 })
+  local batch, list = set:batch(ty.arange(start, start + count)), {}
+  for i, item in ipairs(batch.item) do
+    local thing = { picture = batch.image:select(0, i - 1), item = item, items = {}, prompts = {}, reference = {} }
+    local labels = { kind = {}, colour = {}, mark = {}, style = {}, ground = {} }
+    for _, style in ipairs(styles) do
+      for k = 1, 2 do
+        local asked = { kind = item.kind, hue = item.hue, mark = item.mark, style = style, near = 1, mirror = 0, x = 1,
+          y = 1, ground = (item.ground + k) % #canvas.grounds }
+        table.insert(thing.items, asked)
+        table.insert(thing.prompts, canvas.caption(asked, token))
+        table.insert(thing.reference, canvas.caption(asked, ""))
+        table.insert(labels.colour, (asked.hue + 30) // 60 % 6)
+        for _, name in ipairs { "kind", "mark", "style", "ground" } do table.insert(labels[name], asked[name]) end
+      end
+    end
+    for name, values in pairs(labels) do labels[name] = ty.tensor(values, { dtype = "i64" }) end
+    thing.labels, list[i] = labels, thing
+  end
+  return list
+end
+
+--- How far draw(thing), pictures of what was asked for of each of some things, shows that thing and what was said of
+-- it: identity, the mean share of kind, colour and mark that are found, text, that of style and ground, both, the mean.
+---@param list CanvasThing[]
+---@param draw fun(thing: CanvasThing): Tensor
+---@return { identity: number, text: number, both: number }
+---@return Tensor[] pictures
+function Judge:likeness(list, draw)
+  local sum, drawn = { identity = 0, text = 0 }, {}
+  for i, thing in ipairs(list) do
+    drawn[i] = draw(thing)
+    local s = self:shares(drawn[i], thing.labels)
+    sum.identity = sum.identity + (s.kind + s.colour + s.mark) / 3 / #list
+    sum.text = sum.text + (s.style + s.ground) / 2 / #list
+  end
+  sum.both = (sum.identity + sum.text) / 2
+  return sum, drawn
+end
+
 return M

@@ -29,7 +29,7 @@ local TARGETS = { { word = "hatched", other = "plain", domain = "style", across 
   { word = "fish", other = "apple", domain = "kind", across = "style", number = 2 } }
 local METHODS = { "esd", "ablation", "forget_me_not", "uce", "salun" }
 local SCALES = { 2, 4, 8 } -- of the negative prompt
-local few = r.quick and 3 or nil -- kinds
+local few = r.quick and 4 or nil -- kinds
 local training, test, choice = zoo.canvas.grid(0, nil, few), zoo.canvas.grid(1, nil, few), zoo.canvas.grid(2, nil, few)
 local CHOOSING = 500000 -- noise that settings are chosen with
 
@@ -74,9 +74,7 @@ for i, seed in ipairs(r.seeds) do
     local chooser, some = bench:part(choice, target, 3), bench:part(test, target, 3)
     local whole, noise = bench:part(test, target), 1000 * (seed + 1)
     local prompts = table.move(task.retain, 1, 4, 5, { table.unpack(task.forget, 1, 4) })
-    local function show(options)
-      if i == 1 and #prompts == 8 then sheet[#sheet + 1] = bench:draw(prompts, 7, options) end
-    end
+    local function show(options) if i == 1 then sheet[#sheet + 1] = bench:draw(prompts, 7, options) end end
     note("untouched", i, bench:look(target, whole, noise))
     show()
     for _, method in ipairs(METHODS) do
@@ -128,15 +126,10 @@ for _, target in ipairs(TARGETS) do
 end
 
 -- Rows of untouched, five methods, negative prompt; the style on the left, the kind on the right.
-local shown, lines, names = {}, {}, table.move(METHODS, 1, 5, 2, { "untouched" })
+local shown, names = {}, table.move(METHODS, 1, 5, 2, { "untouched" })
 for k = 1, #sheet // 2 do shown[k] = ty.concat({ sheet[k], sheet[k + #sheet // 2] }, 0) end
 ty.plot.grid(ty.concat(shown, 0), { columns = 16, scale = 2 }):save(r:picture "unlearn-canvas.png")
-for name, front in pairs(bench.fronts) do
-  local line = { label = name, x = {}, y = {} }
-  for k, point in ipairs(front) do line.x[k], line.y[k] = point.forgetting, point.retention end
-  lines[#lines + 1] = line
-end
-ty.plot.line { series = lines, x_label = "forgetting", y_label = "retention" }:save(r:path "fronts.png")
+bench:plot(r:path "fronts.png")
 r.metrics.fronts, r.metrics.chosen, r.metrics.found = bench.fronts, bench.chosen, found
 
 local rows, own, printed = {}, { score = -1 }, 0

@@ -156,4 +156,17 @@ function Benchmark:falling(names)
   return count
 end
 
+--- Draws the fronts into a PNG file.
+---@param path string
+function Benchmark:plot(path)
+  local lines, names = {}, {}
+  for name in pairs(self.fronts) do names[#names + 1] = name end
+  table.sort(names)
+  for i, name in ipairs(names) do
+    lines[i] = { label = name, x = {}, y = {} }
+    for k, point in ipairs(self.fronts[name]) do lines[i].x[k], lines[i].y[k] = point.forgetting, point.retention end
+  end
+  ty.plot.line { series = lines, x_label = "forgetting", y_label = "retention" }:save(path)
+end
+
 return new
