@@ -23,10 +23,11 @@ local r = ty.recipe.declare { seeds = 1, recorded_seeds = 1, args = {
   { "publish", false, "write the first seed's model to zoo/", place = true },
 } }
 local args = r.args
-local judge = zoo.canvas.judge()
+local judge
 
 -- Captions of a split drawn by a painter, and shares of what they ask for that the judge sees.
 local function measure(painter, split, dyed, count, styles)
+  judge = judge or zoo.canvas.judge()
   local batch = datasets.load("canvas", { split = split, dyed = dyed, styles = styles }):batch(ty.arange(count))
   local pictures = painter:paint(batch.caption, { steps = args.drawing_steps, guidance = args.guidance, seed = 7 })
   local labels = zoo.canvas.labels(batch)
@@ -53,10 +54,10 @@ for i, seed in ipairs(r.seeds) do
     average = r.quick and 0 or 0.998, every = args.every, folder = folder .. "/checkpoint", log = folder,
     resume = args.resume and "auto" or false, evaluate = function(step, m)
       local now = zoo.canvas.use(diffusion.TextToImage(painter.pipeline), m.unet, m.text_encoder)
-      local shares, _, pictures = measure(now, "validation", 0.5, math.min(args.count, 96))
-      ty.plot.grid(pictures, { columns = 16, scale = 2 }):save(r:path(("seed%d-%d.png"):format(seed, step)))
-      r:say("step %d: styles %.3f, kinds %.3f, grounds %.3f", step, shares.style, shares.kind, shares.ground)
-      return shares
+      local grid = zoo.canvas.grid(step % 4)
+      local pictures = now:paint(grid.prompts, { steps = args.drawing_steps, guidance = args.guidance, seed = 7 })
+      ty.plot.grid(pictures, { columns = 12, scale = 2 }):save(r:path(("seed%d-%d.png"):format(seed, step)))
+      return {}
     end })
   hub.save_pipeline(folder .. "/model", painter.pipeline)
   local shares, real, pictures = measure(painter, "validation", 0, args.count)
