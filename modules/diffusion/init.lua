@@ -26,6 +26,7 @@
 --     picture_words    words that a network says of a picture, for prompts
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
+--     subject     things that are shown and not named, and a factory of pairs to learn that from
 --     unlearn     making a network forget a concept and keep the rest
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
 --     policy      what is seen to what is done: training and drawing with such networks
@@ -71,6 +72,7 @@ return {
   solver = require "tycho.diffusion.solver",
   spacing = require "tycho.diffusion.spacing",
   stages = require "tycho.diffusion.stages",
+  subject = require "tycho.diffusion.subject",
   times = require "tycho.diffusion.times",
   unlearn = require "tycho.diffusion.unlearn",
   weighting = require "tycho.diffusion.weighting",

@@ -18,9 +18,9 @@ local datasets, diffusion, models = require "tycho.datasets", require "tycho.dif
 local zoo = require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 3, args = {
-  { "steps", 200, "training steps of PromptNet", quick = 2 },
-  { "batch", 24, "pictures of a step", quick = 2 },
-  { "tuning", 30, "steps of tuning on a picture", quick = 1 },
+  { "steps", 150, "training steps of PromptNet", quick = 2 },
+  { "batch", 16, "pictures of a step", quick = 2 },
+  { "tuning", 20, "steps of tuning on a picture", quick = 1 },
   { "things", 8, "to be drawn", quick = 1 },
   { "drawing_steps", 8, "steps of drawing", quick = 1 },
 } }

@@ -15,11 +15,11 @@ local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 3, args = {
-  { "steps", 40, "of the strongest of three", quick = 4 },
+  { "steps", 24, "of the strongest of three", quick = 4 },
   { "rates", "1e-3,4e-3", "of methods that train", quick = "1e-3" },
   { "guidance", 2.0, "scale in drawing" },
-  { "drawing_steps", 8, "steps of drawing", quick = 1 },
-  { "retrain_steps", 700, "training steps without the style and the kind", quick = 1 },
+  { "drawing_steps", 6, "steps of drawing", quick = 1 },
+  { "retrain_steps", 500, "training steps without the style and the kind", quick = 1 },
 } }
 local args, unlearn = r.args, diffusion.unlearn
 local painter = zoo.canvas.load { device = r.device }
@@ -71,8 +71,8 @@ for i, seed in ipairs(r.seeds) do
   for _, target in ipairs(TARGETS) do
     local task = unlearn.task(painter, { word = target.word, other = target.other, prompts = training.prompts,
       pictures = training.image })
-    local chooser, some = bench:part(choice, target, 3), bench:part(test, target, 3)
-    local whole, noise = bench:part(test, target), 1000 * (seed + 1)
+    local chooser, some = bench:part(choice, target, 6), bench:part(test, target, 4)
+    local whole, noise = bench:part(test, target, 2), 1000 * (seed + 1)
     local prompts = table.move(task.retain, 1, 4, 5, { table.unpack(task.forget, 1, 4) })
     local function show(options) if i == 1 then sheet[#sheet + 1] = bench:draw(prompts, 7, options) end end
     note("untouched", i, bench:look(target, whole, noise))
@@ -119,10 +119,10 @@ for i, seed in ipairs(r.seeds) do
 end
 
 ty.manual_seed(r.seeds[1])
-local again = zoo.canvas.train(zoo.canvas.painter { device = r.device }, { steps = args.retrain_steps, lr = 0.04,
-  batch = r.quick and 4 or 64, average = r.quick and 0 or 0.99, set = { without = { "hatched", "fish" } } })
+local again = zoo.canvas.train(zoo.canvas.painter { device = r.device }, { steps = args.retrain_steps, lr = 0.03,
+  batch = r.quick and 4 or 32, average = r.quick and 0 or 0.99, set = { without = { "hatched", "fish" } } })
 for _, target in ipairs(TARGETS) do
-  note("retrained", 1, bench:look(target, bench:part(test, target), 1000, nil, again))
+  note("retrained", 1, bench:look(target, bench:part(test, target, 2), 1000, nil, again))
 end
 
 -- Rows of untouched, five methods, negative prompt; the style on the left, the kind on the right.
