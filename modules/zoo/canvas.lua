@@ -292,6 +292,82 @@ function M.things(start, count, token, styles, split)
   return list
 end
 
+--- A caption that names an item's kind and nothing of its colour and marks. style, ground: others than the item's.
+---@param item CanvasItem
+---@param style? integer
+---@param ground? integer
+---@return string
+function M.named(item, style, ground)
+  local asked = setmetatable({ style = style or item.style, ground = ground or item.ground }, { __index = item })
+  return canvas.caption(asked, canvas.kinds[item.kind + 1])
+end
+
+--- Dyed and marked things that pairs are to be made of, as diffusion.subject.factory takes them: a plain picture and
+-- mask of each, a prompt in one of two styles on another ground, and in `asked` the same in the other style and on the
+-- other grounds.
+---@param seed integer
+---@param count integer
+---@param styles integer[]
+---@return table[]
+function M.orders(seed, count, styles)
+  local batch = datasets.load("canvas", { styles = { "plain" }, dyed = 1, seed = seed }):batch(ty.arange(count))
+  local list = {}
+  for i, item in ipairs(batch.item) do
+    local style, ground = styles[i % 2 + 1], (item.ground + 1 + i % 3) % #canvas.grounds
+    local prompt, others = M.named(item, style, ground), { M.named(item, styles[2 - i % 2], ground) }
+    for k = 1, #canvas.grounds - 1 do others[k + 1] = M.named(item, style, (ground + k) % #canvas.grounds) end
+    list[i] = { picture = batch.image:select(0, i - 1), mask = batch.mask:select(0, i - 1), rough = prompt,
+      prompt = prompt, asked = others, item = item, style = style, ground = ground }
+  end
+  return list
+end
+
+--- Pairs of such things whose targets the data set draws.
+---@param orders table[]
+---@return SubjectPair[]
+function M.rendered(orders)
+  local items, made = {}, {}
+  for i, each in ipairs(orders) do
+    items[i] = { kind = each.item.kind, hue = each.item.hue, mark = each.item.mark, style = each.style,
+      ground = each.ground, near = i % 2, mirror = i // 2 % 2, x = i % 3, y = i // 3 % 3 }
+  end
+  local image, mask = canvas.draw(items)
+  for i, each in ipairs(orders) do
+    made[i] = { picture = each.picture, mask = each.mask, prompt = each.prompt, target = image:select(0, i - 1),
+      target_mask = mask:select(0, i - 1):to "f32", identity = 1, text = 1 }
+  end
+  return made
+end
+
+local seconds_of_step = {}
+
+--- The painter that ships after it learnt a token from one picture in so many seconds: kind "inversion" (textual
+-- inversion) or "finetune" (a LoRA of attention on a token that means nothing). options: token, seconds, lr, seed,
+-- device.
+---@param kind string
+---@param picture Tensor
+---@param options { token: string, seconds: number, lr: number, seed: integer, device?: string }
+---@return TextToImage
+function M.taught(kind, picture, options)
+  local o = options
+  local set = { captions = {}, picture = function() return picture end }
+  for i = 1, 8 do set.captions[i] = "a " .. o.token end
+  local function learnt(steps)
+    local made = M.load { device = o.device or "cpu" }
+    local width = made.text_encoder.config.hidden_size
+    if not made.tokenizer:id(o.token) then diffusion.inversion.add(made, o.token, { ty.randn(1, width) * 0.1 }) end
+    diffusion[kind].train(made, set, { steps = steps, batch = 8, lr = o.lr, seed = o.seed,
+      token = kind == "inversion" and o.token or nil })
+    return made
+  end
+  if not seconds_of_step[kind] then
+    local began = ty.system.clock()
+    learnt(3)
+    seconds_of_step[kind] = (ty.system.clock() - began) / 3
+  end
+  return learnt(math.max(1, math.floor(o.seconds / seconds_of_step[kind])))
+end
+
 --- How far draw(thing), pictures of what was asked for of each of some things, shows that thing and what was said of
 -- it: identity, the mean share of kind, colour and mark that are found, text, that of style and ground, both, the mean.
 ---@param list CanvasThing[]

@@ -58,28 +58,11 @@ local function drawing(made, o, seed)
   end
 end
 
--- ---- textual inversion and LoRA ----
-
-local cost = {} -- seconds of a step
-
-local function plain_way(kind, rate, thing, seconds, seed)
-  local set = { captions = {}, picture = function() return thing.picture end }
-  for i = 1, 8 do set.captions[i] = "a " .. TOKEN end
-  local function learnt(steps)
-    local other = zoo.canvas.load { device = r.device }
-    if not other.tokenizer:id(TOKEN) then diffusion.inversion.add(other, TOKEN, { ty.randn(1, WIDTH) * 0.1 }) end
-    local o = { steps = steps, batch = 8, lr = rate, seed = seed }
-    if kind == "inversion" then o.token = TOKEN else o.rank = 4 end
-    diffusion[kind].train(other, set, o)
-    return other
+local function by(kind, rate, seconds, seed)
+  return function(thing)
+    return (zoo.canvas.taught(kind, thing.picture, { token = TOKEN, seconds = seconds, lr = rate, seed = seed,
+      device = r.device }):paint(thing.prompts, { steps = args.drawing_steps, guidance = 3, seed = seed }))
   end
-  if not cost[kind] then
-    local began = ty.system.clock()
-    learnt(3)
-    cost[kind] = (ty.system.clock() - began) / 3
-  end
-  return (learnt(math.max(1, math.floor(seconds / cost[kind]))):paint(thing.prompts, { steps = args.drawing_steps,
-    guidance = 3, seed = seed }))
 end
 
 -- ---- everything, for each seed ----
@@ -127,11 +110,9 @@ for i, seed in ipairs(r.seeds) do
   note("penalty", i, regularised)
   for kind, rates in pairs(RATES) do
     for _, rate in ipairs(i == 1 and rates or {}) do
-      better(kind, over({ choosing[1], choosing[2] or choosing[1] }, function(thing)
-        return plain_way(kind, rate, thing, took, seed)
-      end), { rate = rate })
+      better(kind, over({ choosing[1], choosing[2] or choosing[1] }, by(kind, rate, took, seed)), { rate = rate })
     end
-    note(kind, i, (over(list, function(thing) return plain_way(kind, chosen[kind].rate, thing, took, noise) end)))
+    note(kind, i, (over(list, by(kind, chosen[kind].rate, took, noise))))
   end
   note("real pictures", i, (over(list, function(thing) return (datasets.canvas.draw(thing.items)) end)))
   note("another thing", i, (over(list, function(thing)

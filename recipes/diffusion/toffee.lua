@@ -12,8 +12,8 @@
 -- whose thing is least like itself by the features (two fifths), or whose words the painter finds in fewer than four
 -- fifths of the comparisons, are left out. The same network, from the painter's weights, learns in the same steps from
 -- these pairs, from all of them, from pairs by a LoRA on each thing in the seconds that the factory took, and from true
--- renderings. A judge says of things whose kind, colour and marks never came together before whether they are drawn (identity), and
--- whether style and ground are (text). What the painter draws of the kind's name alone stands beside.
+-- renderings. A judge says of things whose kind, colour and marks never came together before whether they are drawn
+-- (identity), and whether style and ground are (text). What the painter draws of the kind's name alone stands beside.
 local ty = require "tycho"
 local datasets, diffusion, zoo = require "tycho.datasets", require "tycho.diffusion", require "tycho.zoo"
 
@@ -26,14 +26,10 @@ local r = ty.recipe.declare { seeds = 3, args = {
   { "things", 8, "never shown before", quick = 1 },
   { "drawing_steps", 8, "steps of drawing", quick = 1 },
 } }
-local args, canvas, subject, STYLES = r.args, datasets.canvas, diffusion.subject, { 0, 4 } -- plain and hatched
+local args, subject, STYLES = r.args, diffusion.subject, { 0, 4 } -- plain and hatched
 local painter, judge = zoo.canvas.load { device = r.device }, zoo.canvas.judge()
 
--- An item in words that name its kind, in a style and on a ground.
-local function words(item, style, ground)
-  local asked = { style = style or item.style, ground = ground or item.ground }
-  return canvas.caption(setmetatable(asked, { __index = item }), canvas.kinds[item.kind + 1])
-end
+local words = zoo.canvas.named
 
 local function loader(seed, options)
   options.seed, options.dyed = seed + 20, 1
@@ -60,51 +56,13 @@ local function learn_generator(seed, features)
   return generator
 end
 
--- Things to make pairs of: a plain picture of each, and what is asked for.
-local function orders(seed)
-  local set = datasets.load("canvas", { styles = { "plain" }, dyed = 1, seed = seed + 40 })
-  local batch = set:batch(ty.arange(args.pairs))
-  local list = {}
-  for i, item in ipairs(batch.item) do
-    local style, ground = STYLES[i % 2 + 1], (item.ground + 1 + i % 3) % #canvas.grounds
-    local prompt, others = words(item, style, ground), { words(item, STYLES[2 - i % 2], ground) }
-    for k = 1, 3 do others[k + 1] = words(item, style, (ground + k) % 4) end
-    list[i] = { picture = batch.image:select(0, i - 1), mask = batch.mask:select(0, i - 1), rough = prompt,
-      prompt = prompt, asked = others, item = item, style = style, ground = ground }
-  end
-  return list
-end
-
--- Pairs whose targets are drawn by the data set.
-local function rendered(list)
-  local items, made = {}, {}
-  for i, each in ipairs(list) do
-    items[i] = { kind = each.item.kind, hue = each.item.hue, mark = each.item.mark, style = each.style,
-      ground = each.ground, near = i % 2, mirror = i // 2 % 2, x = i % 3, y = i // 3 % 3 }
-  end
-  local image, mask = canvas.draw(items)
-  for i, each in ipairs(list) do
-    made[i] = { picture = each.picture, mask = each.mask, prompt = each.prompt, target = image:select(0, i - 1),
-      target_mask = mask:select(0, i - 1):to "f32", identity = 1, text = 1 }
-  end
-  return made
-end
-
--- Pairs by a LoRA on each thing, as many as the seconds allow.
-local function by_tuning(list, seconds, seed)
-  local made, began = {}, ty.system.clock()
-  for i, each in ipairs(list) do
-    local other = zoo.canvas.load { device = r.device }
-    local captions = {}
-    for k = 1, 8 do captions[k] = words(each.item) end
-    diffusion.finetune.train(other, { captions = captions, picture = function() return each.picture end },
-      { steps = r.quick and 1 or 30, batch = 8, lr = 1e-3, seed = seed })
-    local target = other:paint({ each.prompt }, { steps = args.drawing_steps, guidance = 2, seed = seed + i })
-    made[i] = { picture = each.picture, mask = each.mask, prompt = each.prompt, target = target:select(0, 0),
-      target_mask = subject.segment(target):select(0, 0), identity = 1, text = 1 }
-    if ty.system.clock() - began > seconds then break end
-  end
-  return made, ty.system.clock() - began
+-- The painter after a LoRA on a thing's picture.
+local function tune(thing)
+  local other, captions = zoo.canvas.load { device = r.device }, {}
+  for k = 1, 8 do captions[k] = words(thing.item) end
+  diffusion.finetune.train(other, { captions = captions, picture = function() return thing.picture end },
+    { steps = r.quick and 1 or 30, batch = 8, lr = 1e-3 })
+  return other
 end
 
 local found, sheet, counts = {}, {}, { rate = {}, kept = {}, edited = {} }
@@ -115,7 +73,7 @@ end
 
 for i, seed in ipairs(r.seeds) do
   local features = learn_features(seed)
-  local generator, list = learn_generator(seed, features), orders(seed)
+  local generator, list = learn_generator(seed, features), zoo.canvas.orders(seed + 40, args.pairs, STYLES)
   local began = ty.system.clock()
   local made, rough, refined = subject.factory { painter = painter, features = features, generator = generator,
     steps = args.drawing_steps, text = function(pictures, asked)
@@ -128,7 +86,8 @@ for i, seed in ipairs(r.seeds) do
   table.sort(scores)
   local kept = subject.factory.filter(made, scores[1 + #scores * 2 // 5], 0.8)
   if #kept == 0 then kept = made end
-  local tuned, tuning = by_tuning(list, seconds, seed)
+  local tuned, tuning = subject.factory.tuned(list, tune, { seconds = seconds, steps = args.drawing_steps,
+    seed = seed })
   counts.rate[i], counts.kept[i] = (#kept / seconds) / (#tuned / tuning), #kept
   local unseen = zoo.canvas.things(seed * args.things, args.things, "<it>", STYLES)
   local function draw_with(network)
@@ -141,7 +100,7 @@ for i, seed in ipairs(r.seeds) do
         { steps = args.drawing_steps, seed = 900 })
     end
   end
-  for name, data in pairs { factory = kept, unfiltered = made, tuned = tuned, rendered = rendered(list) } do
+  for name, data in pairs { factory = kept, unfiltered = made, tuned = tuned, rendered = zoo.canvas.rendered(list) } do
     ty.manual_seed(seed)
     local network = subject.network(painter, features.width)
     network:train(subject.factory.batches(features, data, args.batch, 0.3), { steps = args.steps })

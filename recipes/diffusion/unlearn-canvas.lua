@@ -35,7 +35,6 @@ local CHOOSING = 500000 -- noise that settings are chosen with
 
 local rates = {}
 for word in args.rates:gmatch "[^,]+" do rates[#rates + 1] = tonumber(word) end
-
 -- What a method leaves at three strengths, and what it took.
 local function run(method, task, setting, seed)
   local made, began = nil, ty.system.clock()
@@ -139,7 +138,7 @@ for _, name in ipairs(table.move({ "negative prompt", "retrained" }, 1, 2, 7, na
     { "seconds", "seconds" }, { "memory", "MB of memory" }, { "storage", "kB to store" } } do
     local values = found[name][row[1]]
     if values then rows[#rows + 1] = { claim = name .. ": " .. row[2], values = values, judged = false } end
-    if values and found[name].storage then printed = printed + 1 end
+    printed = printed + (values and found[name].storage and 1 or 0)
   end
 end
 for _, name in ipairs(METHODS) do
@@ -151,12 +150,13 @@ for i in ipairs(r.seeds) do
   kept[i] = own.of.retention[i] / found.untouched.retention[i]
   beats[i] = own.of.score[i] / found["negative prompt"].score[i]
 end
-rows[#rows + 1] = { claim = "metrics of five methods in the table", measured = printed, bar = 35 }
-rows[#rows + 1] = { claim = "methods of 5 that forget more and keep less at the strongest than at the weakest",
-  measured = bench:falling(METHODS), bar = 4 }
-rows[#rows + 1] = { claim = "forgetting of the method that was best with other noise", values = own.of.forgetting,
-  baseline = found.untouched.forgetting, bar = 0.8 }
-rows[#rows + 1] = { claim = "its retention, of the painter's that forgot nothing", values = kept, bar = 0.8 }
-rows[#rows + 1] = { claim = "its mean of forgetting and both retentions, of the negative prompt's", values = beats,
-  bar = 1 }
+table.move({
+  { claim = "metrics of five methods in the table", measured = printed, bar = 35 },
+  { claim = "methods of 5 that forget more and keep less at the strongest than at the weakest", bar = 4,
+    measured = bench:falling(METHODS) },
+  { claim = "forgetting of the method that was best with other noise", values = own.of.forgetting, bar = 0.8,
+    baseline = found.untouched.forgetting },
+  { claim = "its retention, of the painter's that forgot nothing", values = kept, bar = 0.8 },
+  { claim = "its mean of forgetting and both retentions, of the negative prompt's", values = beats, bar = 1 },
+}, 1, 5, #rows + 1, rows)
 os.exit(r:finish(rows), true)

@@ -89,6 +89,26 @@ function Factory.filter(pairs_, identity, text)
   return kept
 end
 
+--- Pairs by tuning on each thing, which the factory does without: tune(thing) gives a painter that knows the thing, of
+-- which the target is drawn. Things are taken as long as the seconds last. Returns the pairs and the seconds.
+---@param things table[]   as of make()
+---@param tune fun(thing: table): TextToImage
+---@param options { seconds: number, steps: integer, guidance: number, seed: integer }
+---@return SubjectPair[]
+---@return number
+function Factory.tuned(things, tune, options)
+  local o = arguments.read("subject.factory.tuned", options, { seconds = 1.0, steps = 8, guidance = 2.0, seed = 0 }, {
+    seconds = "a finite number >= 0", steps = "an integer >= 1", seed = "an integer" })
+  local made, began = {}, ty.system.clock()
+  for i, thing in ipairs(things) do
+    local target = tune(thing):paint({ thing.prompt }, { steps = o.steps, guidance = o.guidance, seed = o.seed + i })
+    made[i] = { picture = thing.picture, mask = thing.mask, prompt = thing.prompt, target = target:select(0, 0),
+      target_mask = segment(target):select(0, 0), identity = 1, text = 1 }
+    if ty.system.clock() - began > o.seconds then break end
+  end
+  return made, ty.system.clock() - began
+end
+
 --- A function that gives batches of pairs for SubjectPainter:train: targets with the features of the pairs' pictures;
 -- a share `edits` of the batches are edits, with the target around the thing given.
 ---@param features SubjectFeatures
@@ -112,5 +132,5 @@ function Factory.batches(features, pairs_, batch, edits)
   end
 end
 
-return setmetatable({ filter = Factory.filter, batches = Factory.batches }, {
+return setmetatable({ filter = Factory.filter, tuned = Factory.tuned, batches = Factory.batches }, {
   __call = function(_, options) return new(options) end })
