@@ -111,7 +111,7 @@ for i, seed in ipairs(r.seeds) do
     local scale = bench:best("negative prompt of " .. target.word, tries)
     note("negative prompt", i, bench:look(target, whole, noise, negative(scale)))
     show(negative(scale))
-    for k, each in ipairs(SCALES) do bench:add("negative prompt", k, bench:look(target, some, noise, negative(each))) end
+    for k, x in ipairs(SCALES) do bench:add("negative prompt", k, bench:look(target, some, noise, negative(x))) end
   end
 end
 
