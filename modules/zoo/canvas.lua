@@ -61,7 +61,9 @@ function M.painter(options)
         max_position_embeddings = LENGTH, eos_token_id = 1, initializer_factor = 5 } }
   end)
   components.tokenizer = M.tokenizer()
-  components.scheduler = { _class_name = "FlowMatchEulerDiscreteScheduler", num_train_timesteps = 1000, shift = 1.0 }
+  -- It says the clean picture: 48 numbers of noise at each place are nearly as many as the network has channels there.
+  components.scheduler = { _class_name = "DDIMScheduler", num_train_timesteps = 1000, prediction_type = "sample",
+    beta_schedule = "squaredcos_cap_v2", clip_sample = true, set_alpha_to_one = true, timestep_spacing = "trailing" }
   return diffusion.TextToImage { class = "StableDiffusionPipeline", classes = {}, components = components }
 end
 

@@ -2,6 +2,7 @@
 -- that under other words. Li et al. 2023, "Your Diffusion Model is Secretly a Zero-Shot Classifier".
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local predictions = require "tycho.diffusion.prediction"
 
 --- The share of other prompts under which a painter's error is larger than under the prompt, f32 [n], for pictures u8
 -- [n, 3, h, w]; others: a list of other prompts for each. options: draws (3: of noise, the same for all prompts), at
@@ -28,9 +29,9 @@ return function(painter, pictures, prompts, others, options)
     for draw = 1, o.draws do
       local noise = ty.data.with_seed(o.seed + draw, function() return ty.randn_like(x0) end)
       local noisy = objective:noisy(x0, t, noise)
+      local wanted = predictions.target(objective.predict, x0, noise, noisy.alpha, noisy.sigma, objective.data)
       local said = objective:output(painter.network, noisy, condition)
-      local clean = noisy.x - noisy.sigma * said -- of a flow; of others the same order
-      sum = sum + (objective.predict == "flow" and clean - x0 or said - noise):square():flatten(1):mean { 1 }
+      sum = sum + (said - wanted):square():flatten(1):mean { 1 }
     end
     return sum
   end
