@@ -5,10 +5,10 @@
 -- time: 4 minutes on one CPU core
 --
 -- There is no autoencoder: 4 x 4 pixels are folded into channels. Words are attended to at 4 x 4 places alone; what a
--- style does to pixels the convolutions make of that. It learns to say the clean picture, with Muon: 48 numbers of noise
--- at each place are nearly as many as it has channels, and a network that had to say noise or velocity drew noise still
--- after as many steps. Half of the things
--- that it sees are dyed and marked; a sixth of kind, colour and marks together it never sees, and six kinds of things.
+-- style does to pixels the convolutions make of that. It learns to say the clean picture, with Muon: 48 numbers of
+-- noise at each place are nearly as many as it has channels, and a network that had to say velocities still drew noise
+-- after as many steps. Half of the things that it sees are dyed and marked; a sixth of kind, colour and marks together
+-- it never sees, and six kinds of things.
 local ty = require "tycho"
 local datasets, diffusion = require "tycho.datasets", require "tycho.diffusion"
 local hub, zoo = require "tycho.hub", require "tycho.zoo"
