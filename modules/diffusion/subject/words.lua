@@ -23,7 +23,7 @@ return function(painter, pictures, prompts, others, options)
     at = "a number in (0, 1)", seed = "an integer" })
   local objective, n = painter.process.objective, #prompts
   local x0 = painter:encode(pictures)
-  local t = ty.full({ n }, painter.process.schedule:from_unit(o.at))
+  local t = painter.process.schedule:from_unit(ty.full({ n }, o.at))
   local function errors(words) -- f32 [n]
     local condition, sum = painter:condition(words), 0
     for draw = 1, o.draws do
