@@ -36,7 +36,13 @@ local function colour_of(item) return (item.hue + 30) // 60 % 6 end
 --- Whether a dyed thing is one of the sixth of kind, colour and marks together that training never shows.
 ---@param item CanvasItem
 ---@return boolean
-function M.held_out(item) return item.hue >= 0 and (item.kind + colour_of(item) + 2 * item.mark) % 6 == 0 end
+function M.held_out(item)
+  arguments.expect("datasets.canvas.held_out", "item", item, "a table")
+  for _, name in ipairs { "hue", "kind", "mark" } do
+    arguments.expect("datasets.canvas.held_out", "item." .. name, item[name], "an integer")
+  end
+  return item.hue >= 0 and (item.kind + colour_of(item) + 2 * item.mark) % 6 == 0
+end
 
 local function clean(self, item)
   if item.kind >= M.known ~= (self.split == "unknown_kinds") then return false end

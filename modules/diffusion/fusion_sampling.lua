@@ -36,6 +36,13 @@ end
 ---@param to Point
 ---@return number
 function M.share(eta, from, to)
+  local who = "fusion_sampling.share"
+  arguments.expect(who, "eta", eta, "a number in [0, 1]")
+  for name, point in pairs { from = from or false, to = to or false } do
+    arguments.expect(who, name, point, "a table")
+    arguments.expect(who, name .. ".alpha", point.alpha, "a finite number")
+    arguments.expect(who, name .. ".sigma", point.sigma, "a finite number")
+  end
   if from.alpha == 0 then return eta * eta end -- from pure noise
   local ratio = to.alpha == 0 and 1 or to.sigma / to.alpha * from.alpha / from.sigma
   return eta * eta * (1 - ratio * ratio)

@@ -74,6 +74,7 @@ function M.new(painter, promptnet, options)
   local who = "picture_words.new"
   expect(who, "painter", painter, "a table")
   expect(who, "promptnet", promptnet, "a module")
+  expect(who, "painter.prompts", painter.prompts, "a table")
   local o = arguments.read(who, options, { token = "<it>" })
   local encoder = painter.text_encoder
   if not encoder or not encoder.text_model or #painter.prompts.readers ~= 1 then

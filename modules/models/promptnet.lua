@@ -16,7 +16,13 @@ local PromptNet = nn.module "PromptNet"
 -- groups (8), eps (1e-5), dropout (0).
 function PromptNet:init(options)
   local o = nn.options("PromptNet", options, { in_channels = 4, features = 0, channels = { 64, 96 }, words = 1,
-    width = 768, groups = 8, eps = 1e-5, dropout = 0.0 }, { channels = "a list of integers >= 1" })
+    width = 768, groups = 8, eps = 1e-5, dropout = 0.0 }, { in_channels = "an integer >= 1",
+    features = "an integer >= 0", channels = "a list of integers >= 1", words = "an integer >= 1",
+    width = "an integer >= 1", groups = "an integer >= 1", eps = "a finite number >= 0",
+    dropout = "a number in [0, 1)" })
+  if #o.channels == 0 then
+    require("tycho.arguments").fail("PromptNet: channels: expected at least one number, got none")
+  end
   o.scale_shift = true
   rawset(self, "options", o)
   local time = 4 * o.channels[1]

@@ -58,7 +58,10 @@ local function new(painter, width)
   local who = "subject.network"
   expect(who, "painter", painter, "a table")
   expect(who, "width", width, "an integer >= 1")
-  local latents = painter.autoencoder.config.latent_channels
+  for _, part in ipairs { "network", "autoencoder", "process" } do
+    expect(who, "painter." .. part, painter[part], "a table")
+  end
+  local latents = expect(who, "painter.autoencoder.config", painter.autoencoder.config, "a table").latent_channels
   if latents % 3 ~= 0 then
     fail("%s: painter: expected one of pixels, whose channels are a multiple of 3, got %d channels", who, latents)
   end

@@ -15,6 +15,7 @@ local tuning = require "tycho.diffusion.unlearn.tuning"
 ---@param options? table
 ---@return UnlearnReport
 return function(painter, task, options)
+  tuning.check("unlearn.ablation", painter, task)
   local o = tuning.options("unlearn.ablation", options, { part = "cross_keys" })
   local forget, anchor = tuning.conditions(painter, task.forget), tuning.conditions(painter, task.anchor)
   if o.steps > 0 then tuning.pictures(painter, task, "anchor") end

@@ -33,6 +33,7 @@ end
 ---@param options? table
 ---@return UnlearnReport
 return function(painter, task, options)
+  tuning.check("unlearn.esd", painter, task)
   local o = tuning.options("unlearn.esd", options, { eta = 1.0, sampling_steps = 8, start_guidance = 3.0 },
     { eta = "a finite number", sampling_steps = "an integer >= 1", start_guidance = "a finite number" })
   local frozen, null = painter.network:clone():requires_grad_(false):eval(), painter:null ""

@@ -43,6 +43,7 @@ end
 ---@param options? table
 ---@return UnlearnReport
 return function(painter, task, options)
+  tuning.check("unlearn.forget_me_not", painter, task)
   local o = tuning.options("unlearn.forget_me_not", options, {})
   local forget, state = tuning.conditions(painter, task.forget), { seen = {} }
   if o.steps > 0 then tuning.pictures(painter, task, "forget") end

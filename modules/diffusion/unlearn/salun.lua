@@ -50,6 +50,7 @@ end
 ---@param options? table
 ---@return UnlearnReport
 return function(painter, task, options)
+  tuning.check("unlearn.salun", painter, task)
   local o = tuning.options("unlearn.salun", options, { part = "all", share = 0.5, alpha = 1.0, saliency_batches = 8 },
     { share = "a number in (0, 1]", alpha = "a finite number >= 0", saliency_batches = "an integer >= 1" })
   local forget, anchor = tuning.conditions(painter, task.forget), tuning.conditions(painter, task.anchor)

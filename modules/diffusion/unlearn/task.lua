@@ -43,6 +43,7 @@ local function with_spaces(text) return " " .. text .. " " end
 ---@return UnlearnTask
 return function(painter, options)
   arguments.expect(WHO, "painter", painter, "a table")
+  arguments.expect(WHO, "painter.tokens", painter.tokens, "a function")
   local o = arguments.read(WHO, options, { word = "", other = "", prompts = {}, pictures = arguments.none, most = 64,
     paint = {} }, { prompts = "a list of strings", pictures = "a tensor", most = "an integer >= 1", paint = "a table" })
   if o.word == "" then arguments.fail("%s: word: expected a word of the prompts, got none", WHO) end

@@ -25,6 +25,22 @@ M.parts = {
 ---@field losses number[]
 ---@field before table<string, Tensor>
 
+--- Raises an error unless there are a painter and, where it is asked for, a task.
+---@param who string
+---@param painter TextToImage
+---@param task? UnlearnTask|false  false: none is asked for
+function M.check(who, painter, task)
+  expect(who, "painter", painter, "a table")
+  expect(who, "painter.network", painter.network, "a module")
+  expect(who, "painter.condition", painter.condition, "a function")
+  if task == false then return end
+  expect(who, "task", task, "a table")
+  for _, part in ipairs { "forget", "anchor", "retain" } do
+    expect(who, "task." .. part, task[part], "a list of strings")
+  end
+  expect(who, "task.positions", task.positions, "a tensor")
+end
+
 --- The weights of a network that a part means: names in order, and tensors by name.
 ---@param who string
 ---@param network Module
@@ -155,6 +171,9 @@ end
 ---@param report UnlearnReport
 ---@return table<string, Tensor>
 function M.state(painter, report)
+  M.check("unlearn.state", painter, false)
+  expect("unlearn.state", "report", report, "a table")
+  expect("unlearn.state", "report.names", report.names, "a list of strings")
   local weights = {}
   for name, p in painter.network:named_parameters() do weights[name] = p end
   return M.copies(report.names, weights)
@@ -164,6 +183,7 @@ end
 ---@param painter TextToImage
 ---@param state table<string, Tensor>
 function M.use(painter, state)
+  M.check("unlearn.use", painter, false)
   expect("unlearn.use", "state", state, "a table")
   local left = {}
   for name in pairs(state) do left[name] = true end

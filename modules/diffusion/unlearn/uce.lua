@@ -49,6 +49,7 @@ end
 ---@param options? { erase?: number, preserve?: number, lambda?: number }
 ---@return UnlearnReport
 local function uce(painter, task, options)
+  tuning.check("unlearn.uce", painter, task)
   local o = arguments.read("unlearn.uce", options, { erase = 1.0, preserve = 0.1, lambda = 0.1 },
     { erase = "a finite number >= 0", preserve = "a finite number >= 0", lambda = "a finite number > 0" })
   return ty.no_grad(function()
