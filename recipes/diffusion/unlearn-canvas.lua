@@ -15,8 +15,8 @@ local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 3, args = {
-  { "steps", 24, "of the strongest of three", quick = 4 },
-  { "rates", "1e-3,4e-3", "of methods that train", quick = "1e-3" },
+  { "steps", 32, "of the strongest of three", quick = 4 },
+  { "settings", 2, "of each method's knob that are tried", quick = 1 },
   { "guidance", 2.0, "scale in drawing" },
   { "drawing_steps", 6, "steps of drawing", quick = 1 },
   { "retrain_steps", 500, "training steps without the style and the kind", quick = 1 },
@@ -33,21 +33,22 @@ local few = r.quick and 4 or nil -- kinds
 local training, test, choice = zoo.canvas.grid(0, nil, few), zoo.canvas.grid(1, nil, few), zoo.canvas.grid(2, nil, few)
 local CHOOSING = 500000 -- noise that settings are chosen with
 
-local rates = {}
-for word in args.rates:gmatch "[^,]+" do rates[#rates + 1] = tonumber(word) end
+-- Learning rates to choose from; of UCE how much a token of what is to stay counts.
+local KNOBS = { esd = { 4e-3, 1e-2 }, ablation = { 4e-3, 1e-2 }, forget_me_not = { 1e-2, 3e-2 },
+  salun = { 3e-4, 1e-3 }, uce = { 0.1, 0.01 } }
 -- What a method leaves at three strengths, and what it took.
 local function run(method, task, setting, seed)
   local made, began = nil, ty.system.clock()
   local memory = r:memory(function()
     if method == "uce" then
       local list = {}
-      for k, erase in ipairs { 0.1, 1, 10 } do
-        list[k] = function() return unlearn.uce(painter, task, { erase = erase, preserve = 0.5 ^ (4 * setting) }) end
+      for k, erase in ipairs { 0.01, 0.1, 1 } do
+        list[k] = function() return unlearn.uce(painter, task, { erase = erase, preserve = KNOBS.uce[setting] }) end
       end
       made = bench:strengths(list)
     else
       made = bench:strengths(function(look)
-        return unlearn[method](painter, task, { steps = args.steps, lr = rates[setting], seed = seed, every = 1,
+        return unlearn[method](painter, task, { steps = args.steps, lr = KNOBS[method][setting], seed = seed, every = 1,
           look = look })
       end, { args.steps // 4, args.steps // 2, args.steps })
     end
@@ -78,7 +79,7 @@ for i, seed in ipairs(r.seeds) do
     show()
     for _, method in ipairs(METHODS) do
       local runs, tries = {}, {}
-      for setting = 1, #rates do
+      for setting = 1, args.settings do
         for k = 1, 3 do
           tries[setting * 10 + k] = function()
             runs[setting] = runs[setting] or run(method, task, setting, seed)
