@@ -178,7 +178,8 @@ function M.train_judge(network, options)
   for key, value in pairs(options) do o[key] = value end
   local sets = {}
   for i, split in ipairs { "training", "unknown_kinds", "held_out" } do
-    sets[i] = ty.data.DataLoader(datasets.load("canvas", { split = split, seed = o.seed + 1000, length = 60000 }), {
+    sets[i] = ty.data.DataLoader(datasets.load("canvas", { split = split, seed = o.seed + 1000, length = 60000,
+      moved = true }), {
       batch_size = math.max(1, o.batch // (i == 1 and 2 or 4)), seed = o.seed })
   end
   local fit = { lr = 3e-3, weight_decay = 0.02, final = 0.02, quiet = true, title = "judge", loss = function(m, batch)

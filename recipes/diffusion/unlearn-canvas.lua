@@ -26,7 +26,7 @@ local painter = zoo.canvas.load { device = r.device }
 local bench = unlearn.benchmark { painter = painter, judge = zoo.canvas.judge(),
   paint = { steps = args.drawing_steps, guidance = args.guidance } }
 local TARGETS = { { word = "hatched", other = "plain", domain = "style", across = "kind", number = 4 },
-  { word = "fish", other = "apple", domain = "kind", across = "style", number = 2 } }
+  not r.quick and { word = "fish", other = "apple", domain = "kind", across = "style", number = 2 } or nil }
 local METHODS = { "esd", "ablation", "forget_me_not", "uce", "salun" }
 local SCALES = { 2, 4, 8 } -- of the negative prompt
 local few = r.quick and 4 or nil -- kinds
@@ -125,7 +125,7 @@ end
 
 -- Rows of untouched, five methods, negative prompt; the style on the left, the kind on the right.
 local shown, names = {}, table.move(METHODS, 1, 5, 2, { "untouched" })
-for k = 1, #sheet // 2 do shown[k] = ty.concat({ sheet[k], sheet[k + #sheet // 2] }, 0) end
+for k = 1, #sheet // #TARGETS do shown[k] = ty.concat({ sheet[k], sheet[k + #sheet - #sheet // #TARGETS] }, 0) end
 ty.plot.grid(ty.concat(shown, 0), { columns = 16, scale = 2 }):save(r:picture "unlearn-canvas.png")
 bench:plot(r:path "fronts.png")
 r.metrics.fronts, r.metrics.chosen, r.metrics.found = bench.fronts, bench.chosen, found
@@ -141,7 +141,8 @@ for _, name in ipairs(table.move({ "negative prompt", "retrained" }, 1, 2, 7, na
   end
 end
 for _, name in ipairs(METHODS) do
-  local score = bench.chosen[name .. " of hatched"].score + bench.chosen[name .. " of fish"].score
+  local score = 0
+  for _, target in ipairs(TARGETS) do score = score + bench.chosen[name .. " of " .. target.word].score end
   if score > own.score then own = { name = name, score = score, of = found[name] } end
 end
 local kept, beats = {}, {}

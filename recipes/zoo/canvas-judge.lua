@@ -17,7 +17,7 @@ local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, args = {
 } }
 
 local function measure(judge, split, styles)
-  local batch = datasets.load("canvas", { split = split, styles = styles }):batch(ty.arange(r.args.count))
+  local batch = datasets.load("canvas", { split = split, styles = styles, moved = true }):batch(ty.arange(r.args.count))
   return judge:shares(batch.image, zoo.canvas.labels(batch))
 end
 
