@@ -332,7 +332,7 @@ function M.rendered(orders)
   local items, made = {}, {}
   for i, each in ipairs(orders) do
     items[i] = { kind = each.item.kind, hue = each.item.hue, mark = each.item.mark, style = each.style,
-      ground = each.ground, near = i % 2, mirror = i // 2 % 2, x = i % 3, y = i // 3 % 3 }
+      ground = each.ground, near = i % 2, mirror = i // 2 % 2, x = 1, y = 1 }
   end
   local image, mask = canvas.draw(items)
   for i, each in ipairs(orders) do

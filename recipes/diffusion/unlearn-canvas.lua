@@ -27,11 +27,10 @@ local bench = unlearn.benchmark { painter = painter, judge = zoo.canvas.judge(),
   paint = { steps = args.drawing_steps, guidance = args.guidance } }
 local TARGETS = { { word = "hatched", other = "plain", domain = "style", across = "kind", number = 4 },
   not r.quick and { word = "fish", other = "apple", domain = "kind", across = "style", number = 2 } or nil }
-local METHODS = { "esd", "ablation", "forget_me_not", "uce", "salun" }
 local SCALES = { 2, 4, 8 } -- of the negative prompt
-local few = r.quick and 4 or nil -- kinds
+local METHODS = { "esd", "ablation", "forget_me_not", "uce", "salun" }
+local CHOOSING, few = 500000, r.quick and 4 or nil -- noise that settings are chosen with; kinds
 local training, test, choice = zoo.canvas.grid(0, nil, few), zoo.canvas.grid(1, nil, few), zoo.canvas.grid(2, nil, few)
-local CHOOSING = 500000 -- noise that settings are chosen with
 
 -- Learning rates to choose from; of UCE how much a token of what is to stay counts.
 local KNOBS = { esd = { 4e-3, 1e-2 }, ablation = { 4e-3, 1e-2 }, forget_me_not = { 1e-2, 3e-2 },
@@ -96,8 +95,7 @@ for i, seed in ipairs(r.seeds) do
           bench:add(method, k, bench:look(target, some, noise))
           if k ~= key % 10 then return end
           local seen = bench:look(target, whole, noise)
-          note(method, i, seen)
-          note(method, i, made.took)
+          for _, values in ipairs { seen, made.took } do note(method, i, values) end
           r:say("seed %d, %s, %s (%d): forgetting %.3f, retention %.3f and %.3f", seed, target.word, method, key,
             seen.forgetting, seen.in_domain, seen.cross_domain)
           show()
