@@ -113,7 +113,8 @@ M.lengths = { training = 60000, validation = 2000, held_out = 2000, unknown_kind
 function M.load(options)
   local o = arguments.read("datasets.canvas", options, { split = "training", seed = 0, length = none, dyed = 0.5,
     styles = none, without = none, moved = false }, { split = "a string", seed = "an integer",
-    length = "an integer >= 0", dyed = "a number in [0, 1]", styles = "a list of strings", without = "a list of strings" })
+    length = "an integer >= 0", dyed = "a number in [0, 1]", styles = "a list of strings",
+    without = "a list of strings" })
   if not M.lengths[o.split] then
     arguments.fail("datasets.canvas: split: there is no \"%s\"%s", o.split, ty.core.nearest(o.split, M.lengths))
   end
