@@ -36,7 +36,13 @@ local function colour_of(item) return (item.hue + 30) // 60 % 6 end
 --- Whether a dyed thing is one of the sixth of kind, colour and marks together that training never shows.
 ---@param item CanvasItem
 ---@return boolean
-function M.held_out(item) return item.hue >= 0 and (item.kind + colour_of(item) + 2 * item.mark) % 6 == 0 end
+function M.held_out(item)
+  arguments.expect("datasets.canvas.held_out", "item", item, "a table")
+  for _, name in ipairs { "hue", "kind", "mark" } do
+    arguments.expect("datasets.canvas.held_out", "item." .. name, item[name], "an integer")
+  end
+  return item.hue >= 0 and (item.kind + colour_of(item) + 2 * item.mark) % 6 == 0
+end
 
 local function clean(self, item)
   if item.kind >= M.known ~= (self.split == "unknown_kinds") then return false end
@@ -57,6 +63,7 @@ local function draw_item(self, i)
       ground = r:integer(0, #M.grounds - 1), hue = -1, mark = 0, near = r:integer(0, 1), mirror = r:integer(0, 1),
       x = r:integer(0, drawing.shifts - 1), y = r:integer(0, drawing.shifts - 1) }
     if r:number() < self.dyed then item.hue, item.mark = r:integer(0, 359), r:integer(0, #M.marks - 1) end
+    if not self.moved then item.x, item.y = 1, 1 end
     if self.styles then item.style = self.styles[r:integer(1, #self.styles)] end
     if clean(self, item) then return item end
   end
@@ -99,13 +106,15 @@ M.lengths = { training = 60000, validation = 2000, held_out = 2000, unknown_kind
 --- datasets.load("canvas", options). options: split ("training"; "validation"; "held_out": dyed things whose kind,
 -- colour and marks training never shows together; "unknown_kinds": things that training never shows), seed (0), length
 -- (items of an epoch), dyed (0.5: the share of things in another colour than their own; held_out: all), styles (all; a
--- list of names), without (a list of words that no caption has: a set without a style or a kind).
+-- list of names), without (a list of words that no caption has: a set without a style or a kind), moved (false: things
+-- are in the middle; true: up to two pixels from there in each direction).
 ---@param options? table
 ---@return Canvas
 function M.load(options)
   local o = arguments.read("datasets.canvas", options, { split = "training", seed = 0, length = none, dyed = 0.5,
-    styles = none, without = none }, { split = "a string", seed = "an integer", length = "an integer >= 0",
-    dyed = "a number in [0, 1]", styles = "a list of strings", without = "a list of strings" })
+    styles = none, without = none, moved = false }, { split = "a string", seed = "an integer",
+    length = "an integer >= 0", dyed = "a number in [0, 1]", styles = "a list of strings",
+    without = "a list of strings" })
   if not M.lengths[o.split] then
     arguments.fail("datasets.canvas: split: there is no \"%s\"%s", o.split, ty.core.nearest(o.split, M.lengths))
   end
@@ -129,7 +138,8 @@ function M.load(options)
     end
   end
   return setmetatable({ size = o.length or M.lengths[o.split], seed = math.tointeger(o.seed), split = o.split,
-    dyed = o.split == "held_out" and 1 or o.dyed, styles = numbers, without = o.without }, Canvas)
+    dyed = o.split == "held_out" and 1 or o.dyed, styles = numbers, without = o.without,
+    moved = o.moved }, Canvas)
 end
 
 -- ---- items of one's own ----

@@ -23,8 +23,12 @@
 --     inverse     volumes from few measurements, classical and by a prior of slices
 --     stages      steps at several sizes, as a part
 --     sized       a transformer that takes several sizes
+--     fusion_sampling  a picture and words asked for at once, as a part and a guidance
+--     picture_words    words that a network says of a picture, for prompts
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
+--     subject     things that are shown and not named, and a factory of pairs to learn that from
+--     unlearn     making a network forget a concept and keep the rest
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
 --     tokens      generators over tokens: the loop that draws them, and tokenizers
 --     binary      diffusion of bits
@@ -54,6 +58,7 @@ return {
   controlled = require "tycho.diffusion.controlled",
   FlowMap = require "tycho.diffusion.flowmap",
   finetune = require "tycho.diffusion.finetune",
+  fusion_sampling = require "tycho.diffusion.fusion_sampling",
   gallery = require "tycho.diffusion.gallery",
   guidance = require "tycho.diffusion.guidance",
   ChunkPolicy = require "tycho.diffusion.chunk_policy",
@@ -63,6 +68,7 @@ return {
   lora = require "tycho.diffusion.lora",
   inpaint = require "tycho.diffusion.inpaint",
   measure = require "tycho.diffusion.measure",
+  picture_words = require "tycho.diffusion.picture_words",
   policy = require "tycho.diffusion.policy",
   published = require "tycho.diffusion.published",
   prediction = require "tycho.diffusion.prediction",
@@ -73,8 +79,10 @@ return {
   spacing = require "tycho.diffusion.spacing",
   sized = require "tycho.diffusion.sized",
   stages = require "tycho.diffusion.stages",
+  subject = require "tycho.diffusion.subject",
   times = require "tycho.diffusion.times",
   tokens = require "tycho.diffusion.tokens",
+  unlearn = require "tycho.diffusion.unlearn",
   weighting = require "tycho.diffusion.weighting",
   DiT = require "tycho.models.dit",
   UNet = require "tycho.models.unet",

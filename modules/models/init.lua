@@ -60,7 +60,7 @@ return require "tycho.lazy" ({}, {
   CLIPVisionModelWithProjection = { "tycho.models.clip", "CLIPVisionModelWithProjection" },
   Llava = "tycho.models.llava", FusedPolicy = { "tycho.models.fusion", "FusedPolicy" },
   Fusion = { "tycho.models.fusion", "Fusion" }, GeometryNet = { "tycho.models.fusion", "GeometryNet" },
-  PixelPolicy = { "tycho.models.fusion", "PixelPolicy" },
+  PixelPolicy = { "tycho.models.fusion", "PixelPolicy" }, PromptNet = "tycho.models.promptnet",
   MAR = "tycho.models.mar", MiniDiffuser = { "tycho.models.mini_diffuser", "MiniDiffuser" },
   -- their parts: blocks, rotary positions, what they remember of the tokens so far
   layers = "tycho.models.layers", rotary = "tycho.models.rotary", KVCache = "tycho.models.cache",

@@ -61,7 +61,9 @@ function M.painter(options)
         max_position_embeddings = LENGTH, eos_token_id = 1, initializer_factor = 5 } }
   end)
   components.tokenizer = M.tokenizer()
-  components.scheduler = { _class_name = "FlowMatchEulerDiscreteScheduler", num_train_timesteps = 1000, shift = 1.0 }
+  -- It says the clean picture: 48 numbers of noise at each place are nearly as many as the network has channels there.
+  components.scheduler = { _class_name = "DDIMScheduler", num_train_timesteps = 1000, prediction_type = "sample",
+    beta_schedule = "squaredcos_cap_v2", clip_sample = true, set_alpha_to_one = true, timestep_spacing = "trailing" }
   return diffusion.TextToImage { class = "StableDiffusionPipeline", classes = {}, components = components }
 end
 
@@ -118,6 +120,26 @@ function M.use(made, network, encoder)
   return made
 end
 
+--- The grid of styles and known kinds, one of each on a ground that shift (0) moves on: prompts, the numbers that they
+-- ask for as M.labels gives them, and pictures as the data set draws them. styles, kinds: how many (all).
+---@param shift? integer
+---@param styles? integer
+---@param kinds? integer
+---@return { prompts: string[], labels: table<string, Tensor>, image: Tensor }
+function M.grid(shift, styles, kinds)
+  local list, prompts, labels = {}, {}, { style = {}, kind = {}, ground = {} }
+  for style = 0, (styles or #canvas.styles) - 1 do
+    for kind = 0, (kinds or canvas.known) - 1 do
+      local item = { kind = kind, style = style, ground = (style + kind + (shift or 0)) % #canvas.grounds, hue = -1,
+        mark = 0, near = (style + kind) // 2 % 2, mirror = kind % 2, x = 1, y = 1 }
+      list[#list + 1], prompts[#prompts + 1] = item, canvas.caption(item)
+      for name, values in pairs(labels) do values[#list] = item[name] end
+    end
+  end
+  for name, values in pairs(labels) do labels[name] = ty.tensor(values, { dtype = "i64" }) end
+  return { prompts = prompts, labels = labels, image = (canvas.draw(list)) }
+end
+
 -- ---- the judge ----
 
 -- What a judge says, as outputs one after the other.
@@ -156,7 +178,8 @@ function M.train_judge(network, options)
   for key, value in pairs(options) do o[key] = value end
   local sets = {}
   for i, split in ipairs { "training", "unknown_kinds", "held_out" } do
-    sets[i] = ty.data.DataLoader(datasets.load("canvas", { split = split, seed = o.seed + 1000, length = 60000 }), {
+    sets[i] = ty.data.DataLoader(datasets.load("canvas", { split = split, seed = o.seed + 1000, length = 60000,
+      moved = true }), {
       batch_size = math.max(1, o.batch // (i == 1 and 2 or 4)), seed = o.seed })
   end
   local fit = { lr = 3e-3, weight_decay = 0.02, final = 0.02, quiet = true, title = "judge", loss = function(m, batch)
@@ -228,6 +251,142 @@ function Judge:shares(pictures, labels)
   local found, shares = self:see(pictures), {}
   for name, wanted in pairs(labels) do shares[name] = found[name]:eq(wanted):to("f32"):mean():item() end
   return shares
+end
+
+-- ---- things to be drawn again ----
+
+--- A thing in a picture, and what is asked for of it: in other styles and on other grounds.
+---@class CanvasThing
+---@field picture Tensor      u8 [3, 32, 32], plain
+---@field item CanvasItem
+---@field items CanvasItem[]  what is asked for
+---@field prompts string[]    in words, with a token in the place of the thing
+---@field reference string[]  the same without the token
+---@field labels table<string, Tensor>
+
+--- Things number start, start + 1, ... of the split "held_out". styles: numbers of those that are asked for, each on
+-- two grounds. split: another split.
+---@param start integer
+---@param count integer
+---@param token string
+---@param styles integer[]
+---@param split? string
+---@return CanvasThing[]
+function M.things(start, count, token, styles, split)
+  local set = datasets.load("canvas", { split = split or "held_out", styles = { "plain" }, dyed = 1 })
+  local batch, list = set:batch(ty.arange(start, start + count)), {}
+  for i, item in ipairs(batch.item) do
+    local thing = { picture = batch.image:select(0, i - 1), item = item, items = {}, prompts = {}, reference = {} }
+    local labels = { kind = {}, colour = {}, mark = {}, style = {}, ground = {} }
+    for _, style in ipairs(styles) do
+      for k = 1, 2 do
+        local asked = { kind = item.kind, hue = item.hue, mark = item.mark, style = style, near = 1, mirror = 0, x = 1,
+          y = 1, ground = (item.ground + k) % #canvas.grounds }
+        table.insert(thing.items, asked)
+        table.insert(thing.prompts, canvas.caption(asked, token))
+        table.insert(thing.reference, canvas.caption(asked, ""))
+        table.insert(labels.colour, (asked.hue + 30) // 60 % 6)
+        for _, name in ipairs { "kind", "mark", "style", "ground" } do table.insert(labels[name], asked[name]) end
+      end
+    end
+    for name, values in pairs(labels) do labels[name] = ty.tensor(values, { dtype = "i64" }) end
+    thing.labels, list[i] = labels, thing
+  end
+  return list
+end
+
+--- A caption that names an item's kind and nothing of its colour and marks. style, ground: others than the item's.
+---@param item CanvasItem
+---@param style? integer
+---@param ground? integer
+---@return string
+function M.named(item, style, ground)
+  local asked = setmetatable({ style = style or item.style, ground = ground or item.ground }, { __index = item })
+  return canvas.caption(asked, canvas.kinds[item.kind + 1])
+end
+
+--- Dyed and marked things that pairs are to be made of, as diffusion.subject.factory takes them: a plain picture and
+-- mask of each, a prompt in one of two styles on another ground, and in `asked` the same in the other style and on the
+-- other grounds.
+---@param seed integer
+---@param count integer
+---@param styles integer[]
+---@return table[]
+function M.orders(seed, count, styles)
+  local batch = datasets.load("canvas", { styles = { "plain" }, dyed = 1, seed = seed }):batch(ty.arange(count))
+  local list = {}
+  for i, item in ipairs(batch.item) do
+    local style, ground = styles[i % 2 + 1], (item.ground + 1 + i % 3) % #canvas.grounds
+    local prompt, others = M.named(item, style, ground), { M.named(item, styles[2 - i % 2], ground) }
+    for k = 1, #canvas.grounds - 1 do others[k + 1] = M.named(item, style, (ground + k) % #canvas.grounds) end
+    list[i] = { picture = batch.image:select(0, i - 1), mask = batch.mask:select(0, i - 1), rough = prompt,
+      prompt = prompt, asked = others, item = item, style = style, ground = ground }
+  end
+  return list
+end
+
+--- Pairs of such things whose targets the data set draws.
+---@param orders table[]
+---@return SubjectPair[]
+function M.rendered(orders)
+  local items, made = {}, {}
+  for i, each in ipairs(orders) do
+    items[i] = { kind = each.item.kind, hue = each.item.hue, mark = each.item.mark, style = each.style,
+      ground = each.ground, near = i % 2, mirror = i // 2 % 2, x = 1, y = 1 }
+  end
+  local image, mask = canvas.draw(items)
+  for i, each in ipairs(orders) do
+    made[i] = { picture = each.picture, mask = each.mask, prompt = each.prompt, target = image:select(0, i - 1),
+      target_mask = mask:select(0, i - 1):to "f32", identity = 1, text = 1 }
+  end
+  return made
+end
+
+local seconds_of_step = {}
+
+--- The painter that ships after it learnt a token from one picture in so many seconds: kind "inversion" (textual
+-- inversion) or "finetune" (a LoRA of attention on a token that means nothing). options: token, seconds, lr, seed,
+-- device.
+---@param kind string
+---@param picture Tensor
+---@param options { token: string, seconds: number, lr: number, seed: integer, device?: string }
+---@return TextToImage
+function M.taught(kind, picture, options)
+  local o = options
+  local set = { captions = {}, picture = function() return picture end }
+  for i = 1, 8 do set.captions[i] = "a " .. o.token end
+  local function learnt(steps)
+    local made = M.load { device = o.device or "cpu" }
+    local width = made.text_encoder.config.hidden_size
+    if not made.tokenizer:id(o.token) then diffusion.inversion.add(made, o.token, { ty.randn(1, width) * 0.1 }) end
+    diffusion[kind].train(made, set, { steps = steps, batch = 8, lr = o.lr, seed = o.seed,
+      token = kind == "inversion" and o.token or nil })
+    return made
+  end
+  if not seconds_of_step[kind] then
+    local began = ty.system.clock()
+    learnt(3)
+    seconds_of_step[kind] = (ty.system.clock() - began) / 3
+  end
+  return learnt(math.max(1, math.floor(o.seconds / seconds_of_step[kind])))
+end
+
+--- How far draw(thing), pictures of what was asked for of each of some things, shows that thing and what was said of
+-- it: identity, the mean share of kind, colour and mark that are found, text, that of style and ground, both, the mean.
+---@param list CanvasThing[]
+---@param draw fun(thing: CanvasThing): Tensor
+---@return { identity: number, text: number, both: number }
+---@return Tensor[] pictures
+function Judge:likeness(list, draw)
+  local sum, drawn = { identity = 0, text = 0 }, {}
+  for i, thing in ipairs(list) do
+    drawn[i] = draw(thing)
+    local s = self:shares(drawn[i], thing.labels)
+    sum.identity = sum.identity + (s.kind + s.colour + s.mark) / 3 / #list
+    sum.text = sum.text + (s.style + s.ground) / 2 / #list
+  end
+  sum.both = (sum.identity + sum.text) / 2
+  return sum, drawn
 end
 
 return M

@@ -22,11 +22,15 @@ local calls = {
     table.move({ 20, 30, 40 }, 1, 3, 65, ids)
     return m(at(ty.tensor { ids }), { pictures = at(ty.linspace(-1, 1, 3 * 64 * 64):reshape(1, 3, 64, 64)) })
   end,
-  ResNet = function(m, at) return m(at(ty.linspace(-1, 1, 3 * 32 * 32):reshape(1, 3, 32, 32))) end,
+  ResNet = function(m, at)
+    local c = m.config.num_channels
+    return m(at(ty.linspace(-1, 1, c * 32 * 32):reshape(1, c, 32, 32)))
+  end,
   ViTForImageClassification = function(m, at) return m(at(ty.linspace(-1, 1, 3 * 64 * 64):reshape(1, 3, 64, 64))) end,
   UNet2DConditionModel = function(m, at)
-    return m(at(ty.linspace(-1, 1, 4 * 8 * 8):reshape(1, 4, 8, 8)), at(ty.tensor { 500.0 }), { text = {
-      embeddings = at(ty.linspace(-1, 1, 4 * 128):reshape(1, 4, 128)) } })
+    local c, width = m.config.in_channels, m.config.cross_attention_dim
+    return m(at(ty.linspace(-1, 1, c * 8 * 8):reshape(1, c, 8, 8)), at(ty.tensor { 500.0 }), { text = {
+      embeddings = at(ty.linspace(-1, 1, 4 * width):reshape(1, 4, width)) } })
   end,
   SD3Transformer2DModel = function(m, at)
     return m(at(ty.linspace(-1, 1, 4 * 8 * 8):reshape(1, 4, 8, 8)), at(ty.tensor { 500.0 }), { text = {

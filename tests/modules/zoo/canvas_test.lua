@@ -1,0 +1,62 @@
+-- Painters and judges of canvases: words, the grid, things to be drawn again, what training and judging take and give.
+local here = (arg and arg[0]:match ".*/" or "tests/modules/zoo/") .. "../../lua/"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+local datasets, zoo = require "tycho.datasets", require "tycho.zoo"
+
+local canvas = zoo.canvas
+
+ty.manual_seed(1)
+local painter = canvas.painter { widths = { 8, 16 }, text = 16 }
+
+check.test("words are tokens, and every caption fits", function()
+  local t = canvas.tokenizer()
+  local caption = "a hatched violet striped fish on a pink ground"
+  check.equal(t:decode(t:encode(caption)), caption)
+  check.equal(painter:tokens({ caption, "a plain car on a blue ground" }).shape, { 2, 12 })
+  local row = painter:tokens({ caption }):tolist()[1]
+  check.equal({ row[1], row[11], row[12] }, { 0, 1, 1 })
+end)
+
+check.test("the grid has each style and each known kind once", function()
+  local grid = canvas.grid(1)
+  check.equal({ #grid.prompts, grid.image.shape[1] }, { 96, 96 })
+  local seen = {}
+  for i = 0, 95 do
+    local cell = grid.labels.style:select(0, i):item() * 12 + grid.labels.kind:select(0, i):item()
+    check.equal(seen[cell], nil)
+    seen[cell] = true
+  end
+  check.equal(grid.prompts[1], "a plain apple on a blue ground")
+end)
+
+check.test("things: the same kind, colour and marks on other grounds, and words for it", function()
+  local thing = canvas.things(3, 2, "<toy>", { 0, 4 })[1]
+  check.equal({ #thing.prompts, thing.picture.shape }, { 4, { 3, 32, 32 } })
+  check.ok(datasets.canvas.held_out(thing.item))
+  for k, item in ipairs(thing.items) do
+    check.equal({ item.kind, item.hue, item.mark }, { thing.item.kind, thing.item.hue, thing.item.mark })
+    check.ok(item.ground ~= thing.item.ground)
+    check.ok(thing.prompts[k]:find("<toy>", 1, true) and not thing.reference[k]:find("<toy>", 1, true))
+    check.equal(thing.labels.ground:tolist()[k], item.ground)
+  end
+end)
+
+check.test("a painter and a judge are trained; a painter without a word is told apart", function()
+  local before = painter.network:state_dict()["conv_in.weight"]:clone()
+  local _, losses = canvas.train(painter, { steps = 2, batch = 4, set = { without = { "hatched" } } })
+  check.equal(#losses, 2)
+  check.ok(not painter.network:state_dict()["conv_in.weight"]:eq(before):all():item())
+  check.equal(painter:paint({ "a plain fish on a blue ground" }, { steps = 1 }).dtype, "u8")
+  local network = canvas.train_judge(canvas.judge_network { 8, 8 }, { steps = 2, batch = 4 })
+  local judge, batch = canvas.judge(network), datasets.load("canvas"):batch { 0, 1, 2 }
+  local labels, seen = canvas.labels(batch), judge:see(batch.image)
+  for name, values in pairs(labels) do check.equal(seen[name].shape, values.shape, name) end
+  check.equal(judge:shares(batch.image, seen), { style = 1, kind = 1, ground = 1, colour = 1, mark = 1 })
+  check.equal(judge:features(batch.image).shape[1], 3)
+  local things = canvas.things(0, 2, "<toy>", { 0 })
+  local found, drawn = judge:likeness(things, function(thing) return (datasets.canvas.draw(thing.items)) end)
+  check.ok(#drawn == 2 and found.both == (found.identity + found.text) / 2)
+end)
+
+check.finish()
