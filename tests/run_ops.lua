@@ -45,6 +45,7 @@ local replayed = require "replayed"
 local layout = require "layout"
 local wrong_calls = require "wrong_calls"
 local mapped = require "mapped"
+local memory = require "memory"
 
 local options = { ops = nil }
 do
@@ -89,7 +90,7 @@ do
 end
 
 for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads", "replayed", "wrong_calls",
-  "mapped" } do
+  "mapped", "memory" } do
   require(name).use(ty)
 end
 
@@ -125,14 +126,8 @@ for file in listing:lines() do
 end
 listing:close()
 
-local function live()
-  collectgarbage()
-  collectgarbage()
-  return ty.memory.stats("cpu").live + (layout.device ~= "cpu" and ty.memory.stats(layout.device).live or 0)
-end
-
 local function run(row)
-  local before = live()
+  local before = memory.live()
   if not report.check(row.fn ~= nil, row.name, "row", "ty has no function %s", row.name) then return end
   if layout.device ~= "cpu" and not ty.cuda.has_kernel(row.name, layout.device) then
     return report.without_kernel(row.name)
@@ -149,7 +144,7 @@ local function run(row)
   if layout.device == "cpu" and not options.quick then threads.run(row) end
   replayed.run(row)
   if not options.quick then mapped.run(row) end
-  local after = live()
+  local after = memory.live(before)
   report.check(before == after, row.name, "memory", "%d bytes live after the tests, %d before", after, before)
 end
 

@@ -210,15 +210,35 @@ local function ends_with(parts, wanted)
   return true
 end
 
+local function as_is(text) return text end
+
+-- Entries with the parts of their names by the last part, made for a way to fold when it is first wanted.
+local indices = {}
+local function by_last_part(fold)
+  local index = indices[fold]
+  if not index then
+    index = {}
+    for _, entry in ipairs(names.all()) do
+      local parts = parts_of(fold(entry.name))
+      local last = parts[#parts] or ""
+      index[last] = index[last] or {}
+      table.insert(index[last], { entry = entry, parts = parts })
+    end
+    indices[fold] = index
+  end
+  return index
+end
+
 --- The names that end in `name`, "AdamW", "nn.Linear" or "Module:save", of what has several the first; when there are
 -- none, those that do but for capitals.
 ---@param name string
 ---@return PublicName[]
 function names.ending_in(name)
-  for _, fold in ipairs { function(text) return text end, string.lower } do
+  for _, fold in ipairs { as_is, string.lower } do
     local wanted, found, listed = parts_of(fold(name)), {}, {}
-    for _, entry in ipairs(#wanted > 0 and names.all() or {}) do
-      if ends_with(parts_of(fold(entry.name)), wanted) and not (entry.value and listed[entry.value]) then
+    for _, candidate in ipairs(#wanted > 0 and by_last_part(fold)[wanted[#wanted]] or {}) do
+      local entry = candidate.entry
+      if ends_with(candidate.parts, wanted) and not (entry.value and listed[entry.value]) then
         found[#found + 1] = entry
         if entry.value then listed[entry.value] = true end
       end

@@ -50,8 +50,11 @@ end
 local function apply(who, x, matrix)
   expect(who, "x", x, "a tensor")
   expect(who, "matrix", matrix, "a tensor")
-  local block, last = matrix.shape[1], x.shape[#x.shape]
-  if not last or last % block ~= 0 then
+  if matrix.ndim ~= 2 or matrix:size(0) ~= matrix:size(1) or matrix:numel() == 0 then
+    fail("%s: matrix: expected one of matrix() or random(), got %s", who, arguments.describe(matrix))
+  end
+  local block = matrix:size(0)
+  if x.ndim == 0 or x:size(-1) % block ~= 0 then
     fail("%s: x: expected [..., n], n a multiple of %d, got %s", who, block, arguments.describe(x))
   end
   if matrix.device ~= x.device then matrix = matrix:to(x.device) end

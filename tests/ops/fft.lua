@@ -49,10 +49,12 @@ return function(row, T)
     local yr, yi, cos, sin = {}, {}, {}, {}
     for k = 0, n - 1 do cos[k], sin[k] = math.cos(2 * math.pi * k / n), sign * math.sin(2 * math.pi * k / n) end
     for k = 0, length - 1 do
-      local sr, si = 0.0, 0.0
+      local sr, si, at = 0.0, 0.0, 0 -- at: i k % n
       for i = 0, k < n and math.min(m, n) - 1 or -1 do
-        local c, s = cos[i * k % n], sin[i * k % n]
-        sr, si = sr + re[i] * c - im[i] * s, si + re[i] * s + im[i] * c
+        local c, s, a, b = cos[at], sin[at], re[i], im[i]
+        sr, si = sr + a * c - b * s, si + a * s + b * c
+        at = at + k
+        if at >= n then at = at - n end
       end
       yr[k], yi[k] = sr * scale, si * scale
     end
@@ -100,13 +102,18 @@ return function(row, T)
     local a = named({ "n", "dim", "length", "inverse", "scale", "first" }, ...)
     return along(x, false, false, T.dim(a.dim, #x.shape), a.length, function(re, _, m)
       local y, cos = {}, {}
-      for k = 0, 4 * a.n - 1 do cos[k] = math.cos(math.pi * k / (2 * a.n)) end
+      local turn, first = 4 * a.n, a.first or 1
+      for k = 0, turn - 1 do cos[k] = math.cos(2 * math.pi * k / turn) end
       for j = 0, a.length - 1 do
-        local sum = 0.0
+        -- The sum over i of re[i] cos(k (2 t + 1)), of which i is t, or k of the inverse; at: k (2 t + 1) % turn.
+        local sum, at, step = 0.0, a.inverse and 0 or j, a.inverse and 2 * j + 1 or 2 * j
         for i = 0, j < a.n and math.min(m, a.n) - 1 or -1 do
-          local k, t = a.inverse and i or j, a.inverse and j or i
-          sum = sum + re[i] * (k == 0 and (a.first or 1) or 1) * cos[k * (2 * t + 1) % (4 * a.n)]
+          sum = sum + re[i] * cos[at]
+          at = at + step
+          if at >= turn then at = at - turn end
         end
+        if a.inverse and m > 0 and j < a.n then sum = sum + (first - 1) * re[0]
+        elseif j == 0 then sum = sum * first end
         y[j] = (a.scale or 1) * sum
       end
       return y

@@ -22,15 +22,17 @@ return function(row, T)
       shape[d] = a == 1 and b or a
     end
     shape[n - 1], shape[n] = x.shape[nx - 1], y.shape[ny]
-    local function inner(t, count, index, row_index, column)
+    local function place(t, count, index, row_index, column)
       local where = {}
       for d = 1, count - 2 do where[d] = t.shape[d] == 1 and 0 or index[d + n - count] end
       where[count - 1], where[count] = row_index, column
-      return at(t, where)
+      return T.place(t, where)
     end
     local z = from(shape, function(index)
-      local sum = 0.0
-      for k = 0, x.shape[nx] - 1 do sum = sum + inner(x, nx, index, index[n - 1], k) * inner(y, ny, index, k, index[n]) end
+      local sum, many = 0.0, x.shape[nx]
+      if many == 0 then return sum end
+      local at_x, at_y, step = place(x, nx, index, index[n - 1], 0), place(y, ny, index, 0, index[n]), y.shape[ny]
+      for k = 0, many - 1 do sum = sum + x[at_x + k] * y[at_y + k * step] end
       return sum
     end)
     if xv then table.remove(z.shape, n - 1) end

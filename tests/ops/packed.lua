@@ -87,11 +87,10 @@ return function(row, T)
     local shape = table.move(x.shape, 1, n, 1, {})
     shape[n] = rows
     return from(shape, function(index)
-      local where, sum = table.move(index, 1, n, 1, {}), 0.0
-      for c = 0, x.shape[n] - 1 do
-        where[n] = c
-        sum = sum + at(x, where) * w[index[n]][c]
-      end
+      local columns, sum, weights = x.shape[n], 0.0, w[index[n]]
+      local line = 0 -- of x
+      for d = 1, n - 1 do line = line * x.shape[d] + index[d] end
+      for c = 0, columns - 1 do sum = sum + x[line * columns + c + 1] * weights[c] end
       return sum
     end)
   end

@@ -67,7 +67,7 @@ function M.examples(arm, options)
   local o = arguments.read(who, options, { split = "training", episodes = 100, first = 0, tasks = none, size = 64,
     seed = 0, looks = 8, horizon = 8, back = 4, geometry = false }, { split = "a string", episodes = "an integer >= 1",
     first = "an integer >= 0", tasks = "a list of strings", size = "32 or 64 or 128", seed = "an integer",
-    looks = "an integer >= 1", horizon = "an integer >= 1", back = "an integer >= 0" })
+    looks = "an integer >= 1", horizon = "an integer in [1, 1000]", back = "an integer >= 0" })
   local env = arm.env { split = o.split, seed = o.seed, size = o.size, tasks = o.tasks }
   local painter, r = picture.painter(o.size), random.new(o.seed, "chunks", o.first)
   local states, tasks, actions, front, points = {}, {}, {}, {}, {}

@@ -5,6 +5,7 @@
 local case = require "case"
 local dtypes = require "dtypes"
 local layout = require "layout"
+local memory = require "memory"
 local report = require "report"
 
 local errors = {}
@@ -12,27 +13,18 @@ local ty
 
 function errors.use(library) ty = library end
 
-local function live()
-  collectgarbage()
-  collectgarbage()
-  return ty.memory.stats("cpu").live + (layout.device ~= "cpu" and ty.memory.stats(layout.device).live or 0)
-end
-
 -- fn(args...) must fail with a text that contains all of `parts`.
 local function must_fail(row, what, parts, fn, args)
-  local before = live()
-  local ok, message
   local late = false -- known only when the GPU is waited for, by the innermost op
-  do
-    local first
-    ok, first = pcall(fn, table.unpack(args, 1, args.n))
-    if ok and layout.device ~= "cpu" then
+  local before, after, ok, problem = memory.around(function()
+    local called, first = pcall(fn, table.unpack(args, 1, args.n))
+    if not called then error(first, 0) end
+    if layout.device ~= "cpu" then
       late = true
-      ok, first = pcall(ty.cuda.synchronize, layout.device)
+      ty.cuda.synchronize(layout.device)
     end
-    message = not ok and tostring(first) or ""
-  end
-  local after = live()
+  end)
+  local message = not ok and tostring(problem) or ""
   if not report.check(not ok, row.name, what, "no error was raised") then return end
   for _, part in ipairs(parts) do
     local found = message:find(part, 1, true) or (pcall(string.find, "", part) and message:find(part))

@@ -4,7 +4,7 @@
 local case = require "case"
 local dtypes = require "dtypes"
 local forward = require "forward"
-local layout = require "layout"
+local memory = require "memory"
 local report = require "report"
 
 local failing = {}
@@ -14,26 +14,14 @@ function failing.use(library) ty = library end
 
 local MOST = 400 -- allocations of one call
 
-local function held()
-  return ty.memory.stats("cpu").live + (layout.device ~= "cpu" and ty.memory.stats(layout.device).live or 0)
-end
-
--- The bytes that are live. A collection can only lessen them: there is none where they are as `expected` without.
-local function live(expected)
-  if held() == expected then return expected end
-  collectgarbage()
-  collectgarbage()
-  return held()
-end
-
 local function fail_in_turn(row, where, run)
-  local before = live()
+  local before = memory.live()
   for n = 1, MOST do
     ty.memory.fail_at(n)
-    local ok, message = pcall(run)
+    local ok, message = pcall(ty.scope, run) -- which lets go of what the call made, without a collection
     ty.memory.fail_at(0)
     message = not ok and tostring(message)
-    local after = live(before)
+    local after = memory.live(before)
     local clean = report.check(after == before, row.name, where,
       "%d bytes live after allocation %d failed, %d before", after, n, before)
     if ok or not clean then return end

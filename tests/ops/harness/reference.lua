@@ -29,9 +29,19 @@ end
 --- dimensions of size 1 repeat, as in broadcasting.
 function reference.at(x, index)
   if type(x) == "number" then return x end
-  local at, skip = 0, #index - #x.shape
-  for d, size in ipairs(x.shape) do at = at * size + (size == 1 and 0 or index[d + skip]) end
-  return x[at + 1]
+  return x[reference.place(x, index)]
+end
+
+--- Where that value stands in the array.
+function reference.place(x, index)
+  local shape = x.shape
+  local nd = #shape
+  local at, skip = 0, #index - nd
+  for d = 1, nd do
+    local size = shape[d]
+    at = at * size + (size == 1 and 0 or index[d + skip])
+  end
+  return at + 1
 end
 
 --- The shape that arrays and numbers broadcast to.

@@ -5,6 +5,7 @@
 
 local case = require "case"
 local dtypes = require "dtypes"
+local memory = require "memory"
 local report = require "report"
 
 local wrong_calls = { done = 0 }
@@ -180,16 +181,12 @@ function wrong_calls.run(row, count, seed)
   local hash = seed or 0
   for i = 1, #row.name do hash = hash * 33 + row.name:byte(i) & 0x7fffffff end
   math.randomseed(hash)
-  collectgarbage()
-  collectgarbage()
-  local before = ty.memory.stats("cpu").live
+  local before = memory.live()
   for number = 1, count do
     local ok, message = xpcall(run_one, report.handler, row, list, number)
     if not ok then report.check(false, row.name, "wrong call " .. number, "%s", message) end
   end
-  collectgarbage()
-  collectgarbage()
-  local after = ty.memory.stats("cpu").live
+  local after = memory.live(before)
   report.check(before == after, row.name, "wrong calls", "%d bytes are live after them, %d before", after, before)
   ty.memory.set_budget("cpu")
   ty.rng_state(before_seed)
