@@ -59,7 +59,7 @@ static void NAME(attend_rows)(void *context, int64_t begin, int64_t end) {
 }
 
 static void NAME(attend)(const neighbourhood *n, void *out, void *lse) {
-  NAME(attend_context) c = { n, n->q->data, n->k->data, n->v->data };
+  NAME(attend_context) c = { .n = n, .q = n->q->data, .k = n->k->data, .v = n->v->data };
   c.out = out, c.out_lse = lse;
   if (n->columns == 0) return;
   ty_parallel_for(n->heads * n->rows, 1 + 16384 / (n->columns * n->window[0] * n->window[1] * (n->d + n->dv) + 1),
