@@ -9,8 +9,8 @@
 #define SMALLER(to, from) (to) = (from) < (to) ? (from) : (to)
 #define LARGER_OR_NAN(to, from) (to) = (from) > (to) || (from) != (from) ? (from) : (to)
 #define SMALLER_OR_NAN(to, from) (to) = (from) < (to) || (from) != (from) ? (from) : (to)
-/* Integers add and multiply as unsigned: they wrap. Those of 16 bits are multiplied in int, which they do not leave when
- * unsigned. */
+/* Integers add and multiply as unsigned: they wrap. Those of 16 bits are multiplied in int, which they do not leave
+ * when unsigned. */
 #define TIMES(to, from) (to) *= (from)
 #define TIMES_16(to, from) (to) = (uint16_t)((unsigned)(to) * (from))
 

@@ -7,13 +7,18 @@
 #include "indexing.h"
 #include "segments.h"
 
-enum { WORK = 1 << 15 }; /* products that are worth a thread */
+enum {
+  WORK = 1 << 15, /* products that are worth a thread */
+  AHEAD = 3,      /* entries */
+  NEAR = 1 << 20  /* bytes of a dense matrix that the second cache holds */
+};
 
 typedef struct job {
   const int64_t *offsets, *columns, *order;
   const void *a, *b; /* sparse_mm: elements and the dense matrix; sddmm: both dense matrices */
   void *out;
   int64_t m, n, d; /* rows and columns of the sparse matrix, width of the dense ones */
+  bool far; /* the rows of the dense matrix that are asked for lie anywhere in memory: they are asked for early */
   atomic_bool bad;
 } job;
 
@@ -33,6 +38,7 @@ static bool run(const ty_kernel_args *k, job *c, ty_range_fn *f32, ty_range_fn *
   c->offsets = offsets->data, c->columns = columns->data, c->order = order ? order->data : NULL;
   c->a = k->in[0]->data, c->b = k->in[1]->data, c->out = k->out[0]->data;
   c->m = offsets->count - 1, c->n = k->in[1]->size[0], c->d = k->in[1]->size[1];
+  c->far = ty_view_bytes(k->in[1]) > NEAR;
   if (!ty_offsets_check(offsets, columns->count) || (order && !ty_index_check(order, columns->count))) return false;
   ty_parallel_for(columns->count + c->m, 1 + WORK / (c->d + 1), k->out[0]->dtype == TY_F64 ? f64 : f32, c);
   return !atomic_load(&c->bad) || ty_index_report(columns, c->n);
