@@ -114,19 +114,21 @@ local function averages(tokenizer, rows)
   return ty.keep(ty.tensor(result, { dtype = "f32" }))
 end
 
---- What every patch shows, said in the language model's own words: the loss by which the tower and the projector learn
--- to give features that lie near the embeddings of the object's name and of its colour. Pictures have one answer for a
--- question, and an answer of each patch here, so they teach faster (Jiang et al. 2021, "All Tokens Matter: Token
--- Labeling for Training Better Vision Transformers"). Returns a function of the model, features [n, patches, width] and
--- the batch, whose fields are owner, boxes and scene.
+--- What every place shows, said in the language model's own words: the loss by which the tower and the projector learn
+-- to give features that lie near the embeddings of the object's name and of its colour, or of the background's.
+-- Pictures have one answer for a question, and an answer of each place here, so they teach faster (Jiang et al. 2021,
+-- "All Tokens Matter: Token Labeling for Training Better Vision Transformers"). Returns a function of the model,
+-- features [n, places, width] and the batch, whose fields are owner, boxes and scene.
 ---@param tokenizer Tokenizer
 ---@return fun(model: Llava, features: Tensor, batch: table): Tensor
 function M.patch_words(tokenizer)
-  local names, tints = {}, {}
+  local names, tints, grounds = {}, {}, {}
   for i, object in ipairs(datasets.scenes.objects) do names[i] = { object.name, object.plural } end
   names[#names + 1] = { "background" }
   for name, place in pairs(datasets.scenes.tints) do tints[place] = { name } end
-  local of_names, of_tints = averages(tokenizer, names), averages(tokenizer, tints)
+  for name, place in pairs(datasets.scenes.backgrounds) do grounds[place] = { name } end
+  local of_names, of_tints, of_grounds = averages(tokenizer, names), averages(tokenizer, tints),
+    averages(tokenizer, grounds)
   local function likelihoods(x, table_of, weight)
     return ty.linear(x, table_of:to { device = x.device }:matmul(weight)):log_softmax(-1)
   end
@@ -137,7 +139,20 @@ function M.patch_words(tokenizer)
     local named = -(objects * likelihoods(x, of_names, weight)):sum(-1):mean()
     local tinted = colours:narrow(2, 1, #tints)
     local coloured = -(tinted * likelihoods(x, of_tints, weight)):sum() / tinted:sum():clamp(1)
-    return named + coloured
+    -- Backgrounds have one colour or two, photographs none.
+    local rows = {}
+    for i, scene in ipairs(batch.scene) do
+      rows[i] = {}
+      for k = 1, #grounds do rows[i][k] = 0 end
+      local list = scene.background.colours or {}
+      for _, name in ipairs(list) do
+        local k = datasets.scenes.backgrounds[name]
+        rows[i][k] = rows[i][k] + 1 / #list
+      end
+    end
+    local ground = objects:narrow(2, #names - 1, 1) * ty.tensor(rows):to { device = x.device }:unsqueeze(1)
+    local seen = -(ground * likelihoods(x, of_grounds, weight)):sum() / ground:sum():clamp(1)
+    return named + coloured + seen
   end
 end
 

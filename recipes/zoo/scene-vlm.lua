@@ -21,7 +21,7 @@ local datasets, models, zoo = require "tycho.datasets", require "tycho.models", 
 local answerer, scenes = zoo.answerer, zoo.scenes
 
 local r = ty.recipe.declare { seeds = 1, recorded_seeds = 1,
-  args = answerer.arguments({ steps = 2200, batch = 16, lr = 2e-3, every = 250, count = 1000, quick = 2,
+  args = answerer.arguments({ steps = 2600, batch = 16, lr = 2e-3, every = 250, count = 1000, quick = 2,
     quick_count = 4 }, {
     { "tower", "scene-resnet", "model of the zoo that sees" },
     { "width", 128, "hidden size of the language model" },
