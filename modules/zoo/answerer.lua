@@ -357,6 +357,26 @@ function M.tune(model, dialogue, pool, options)
   return tail / counted
 end
 
+--- The shares that were measured in training, by the log of a folder, as a plot over steps.
+---@param folder string  with metrics.jsonl
+---@return LinePlot
+function M.curve(folder)
+  local kinds, series = { "all" }, {}
+  table.move(datasets.scenes.question_kinds, 1, #datasets.scenes.question_kinds, 2, kinds)
+  for i, kind in ipairs(kinds) do series[i] = { x = {}, y = {}, label = kind:gsub("_", " or ") } end
+  for line in ty.io.read(folder .. "/metrics.jsonl"):gmatch "[^\n]+" do
+    local row = ty.io.json_decode(line)
+    if row.all then
+      for i, kind in ipairs(kinds) do
+        table.insert(series[i].x, row.step)
+        table.insert(series[i].y, row[kind] or 0)
+      end
+    end
+  end
+  return ty.plot.line { series = series, x_label = "steps", y_label = "share of the questions that are answered",
+    y_range = { 0, 1 } }
+end
+
 --- Writes the first seed's model in half precision, as published models of its kind are: with its tokenizer, the
 -- template of chats, and what pictures go through before they are seen.
 ---@param r Recipe

@@ -10,7 +10,8 @@
 -- picture with its four questions. The decoder is tuned on each selection for as many steps, with the same rates and
 -- batches. The score is the mean of two test parts, scenes of the new objects and of the known ones. Selections of the
 -- same size are by chance, by how well CLIP finds the text to fit the picture, by the model's own loss, and by k-means
--- (the sample next to each centre). Shares and rates were chosen by the score with chance's selection on other scenes.
+-- (the sample next to each centre). Rows are centred and scaled by column but not brought to one length: the paper's
+-- scripts leave that out too, and with it the near duplicates score as much as what is new.
 local ty = require "tycho"
 local curation, vlm, zoo = require "tycho.curation", require "tycho.vlm", require "tycho.zoo"
 local answerer, scenes = zoo.answerer, zoo.scenes
@@ -76,7 +77,7 @@ function selections.scalselect(batches, count)
     return (vlm.attended(start, dialogue:packed(batch.questions), { whole = true,
       forward = { features = batch.features } }))
   end)
-  return curation.leverage.select(vectors, count / vectors.shape[1]):tolist()
+  return curation.leverage.select(vectors, count / vectors.shape[1], { unit = false }):tolist()
 end
 
 function selections.chance(_, count) return ty.randperm(args.pool):narrow(0, 0, count):tolist() end

@@ -69,6 +69,8 @@ for i, seed in ipairs(r.seeds) do
   found.read[i] = answerer.measure(train_reader(seed), reading, "validation", args.count)
 end
 
+answerer.curve(r:path("seed" .. r.seeds[1])):save(r:picture "curve.png")
+
 local function values(list, kind)
   local result = {}
   for i, shares in ipairs(list) do result[i] = shares[kind] or 0 end
