@@ -242,7 +242,8 @@ local function told(shares)
 end
 
 --- Trains a model on questions about training scenes. words: patch_words() of its tokenizer, which is added to the loss
--- so that patches go on to be named (nil for a model that only reads); scenes: options of the scenes. Returns the model
+-- with a weight of 0.2, so that patches go on to be named (nil for a model that only reads); scenes: options of the
+-- scenes. Returns the model
 -- with averaged weights.
 ---@param r Recipe
 ---@param model LanguageModel
@@ -264,7 +265,7 @@ function M.train(r, model, dialogue, seed, options)
     local loss = vlm.Dialogue.loss(m, packed, { features = features })
     if not words then return loss end
     local named = words(m, features, batch)
-    return loss + named, { answers = loss:detach(), patches = named:detach() }
+    return loss + named * 0.2, { answers = loss:detach(), patches = named:detach() }
   end, evaluate = function(step, m)
     local found = M.measure(m, dialogue, "validation", math.min(200, args.count))
     r:say("step %d: %.3f of the questions answered (%s)", step, found.all, told(found))
