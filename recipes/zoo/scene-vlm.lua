@@ -21,7 +21,7 @@ local datasets, models, zoo = require "tycho.datasets", require "tycho.models", 
 local answerer, scenes = zoo.answerer, zoo.scenes
 
 local r = ty.recipe.declare { seeds = 1, recorded_seeds = 1,
-  args = answerer.arguments({ steps = 2600, batch = 16, lr = 2e-3, every = 250, count = 1000, quick = 2,
+  args = answerer.arguments({ steps = 4600, batch = 16, lr = 2e-3, every = 500, count = 1000, quick = 2,
     quick_count = 4 }, {
     { "tower", "scene-resnet", "model of the zoo that sees" },
     { "width", 128, "hidden size of the language model" },
@@ -31,7 +31,7 @@ local r = ty.recipe.declare { seeds = 1, recorded_seeds = 1,
     { "captions", 3000, "scenes that the tokenizer learns from", quick = 50 },
     { "look_steps", 300, "of training that names places", quick = 2 },
     { "easy_steps", 400, "of training on scenes of one or two objects", quick = 2 },
-    { "cool_steps", 500, "at the end, in which the rate falls as a cosine", quick = 1 },
+    { "cool_steps", 1400, "at the end, in which the rate falls as a cosine", quick = 1 },
     { "reader_steps", 400, "of training the model that only reads", quick = 2 },
   }) }
 local args = r.args
