@@ -42,8 +42,7 @@ local function score(model)
   local sum, new = 0, nil
   for split, batches in pairs(tests) do
     local share = vlm.answers.shares(vlm.answers.ask(model, dialogue, batches)).all
-    sum = sum + share / 2
-    if split == "held_out_objects" then new = share end
+    sum, new = sum + share / 2, split == "held_out_objects" and share or new
   end
   return sum, new
 end
@@ -113,7 +112,8 @@ selections["k-means"] = function(batches, count)
   return curation.coverage.select(means, count):tolist()
 end
 
-local names, found, shown = { "scalselect", "chance", "clip", "loss", "k-means" }, { all = {} }, {}
+local names, shown = { "scalselect", "chance", "clip", "loss", "k-means" }, {}
+local found = { all = {}, scalselect = {}, chance = {}, clip = {}, loss = {}, ["k-means"] = {} }
 for i, seed in ipairs(r.seeds) do
   local batches = answerer.featured(start, pool_of(seed))
   local function tuned(pool)
@@ -126,7 +126,6 @@ for i, seed in ipairs(r.seeds) do
     ty.manual_seed(seed)
     local part = answerer.subset(batches, selections[name](batches, math.floor(args.share * args.pool + 0.5)))
     local both, new = tuned { part }
-    found[name] = found[name] or {}
     found[name][i] = both
     if i == 1 and #shown < 2 then shown[#shown + 1] = part.image:narrow(0, 0, math.min(24, #part.questions)) end
     r:say("seed %d: %s %.3f (new objects %.3f), all samples %.3f", seed, name, both, new, found.all[i])
@@ -143,9 +142,8 @@ for n = args.rows // 8, args.rows, args.rows // 8 do
 end
 
 local kept, above = {}, {}
-for i in ipairs(found.all) do
-  kept[i] = found.scalselect[i] / found.all[i]
-  above[i] = found.scalselect[i] - found.chance[i]
+for i, all in ipairs(found.all) do
+  kept[i], above[i] = found.scalselect[i] / all, found.scalselect[i] - found.chance[i]
 end
 local rows = {
   { claim = "questions answered, of those after tuning on all samples", values = kept, baseline = found.all,
@@ -158,6 +156,5 @@ for _, name in ipairs(names) do
   rows[#rows + 1] = { claim = "questions answered after the selection by " .. name, values = found[name],
     judged = false }
 end
-local before = score(start)
-rows[#rows + 1] = { claim = "questions answered before tuning", measured = before, judged = false }
+rows[#rows + 1] = { claim = "questions answered before tuning", measured = (score(start)), judged = false }
 os.exit(r:finish(rows), true)
