@@ -10,7 +10,6 @@ local atlas = require "tycho.datasets.scenes.atlas"
 local captions = require "tycho.datasets.scenes.captions"
 local colours = require "tycho.datasets.scenes.colours"
 local complexity = require "tycho.datasets.scenes.complexity"
-local geometry = require "tycho.datasets.scenes.geometry"
 local held_out = require "tycho.datasets.scenes.held_out"
 local items = require "tycho.datasets.items"
 local layout = require "tycho.datasets.scenes.layout"
@@ -31,10 +30,6 @@ M.tints = colours.tint
 
 --- The colours of backgrounds: position by name, from 1.
 M.backgrounds = colours.background
-
---- The nine places of a picture, and which of them a box is at, by its middle, in a picture of a size: M.place(left,
--- top, right, bottom, size), nil between two.
-M.places, M.place = geometry.places, geometry.place
 
 --- What a picture shows, as sentences that are true or not: see tycho.datasets.scenes.statements.
 M.statements = statements

@@ -115,33 +115,20 @@ local function averages(tokenizer, rows)
 end
 
 --- What every place shows, said in the language model's own words: the loss by which the tower and the projector learn
--- to give features that lie near the embeddings of the object's name and of its colour, or of the background's, and of
--- where it is. Pictures have one answer for a question, and an answer of each place here, so they teach faster (Jiang
--- et al. 2021, "All Tokens Matter: Token Labeling for Training Better Vision Transformers"). Returns a function of the
--- model, features [n, places, width] and the batch, whose fields are owner, boxes and scene.
+-- to give features that lie near the embeddings of the object's name and of its colour, or of the background's.
+-- Pictures have one answer for a question, and an answer of each place here, so they teach faster (Jiang et al. 2021,
+-- "All Tokens Matter: Token Labeling for Training Better Vision Transformers"). Returns a function of the model,
+-- features [n, places, width] and the batch, whose fields are owner, boxes and scene.
 ---@param tokenizer Tokenizer
 ---@return fun(model: Llava, features: Tensor, batch: table): Tensor
 function M.patch_words(tokenizer)
-  local names, tints, grounds, spots = {}, {}, {}, {}
+  local names, tints, grounds = {}, {}, {}
   for i, object in ipairs(datasets.scenes.objects) do names[i] = { object.name, object.plural } end
   names[#names + 1] = { "background" }
   for name, place in pairs(datasets.scenes.tints) do tints[place] = { name } end
   for name, place in pairs(datasets.scenes.backgrounds) do grounds[place] = { name } end
-  for i, name in ipairs(datasets.scenes.places) do spots[i] = { name } end
   local of_names, of_tints, of_grounds = averages(tokenizer, names), averages(tokenizer, tints),
     averages(tokenizer, grounds)
-  local of_spots = averages(tokenizer, spots)
-  -- Positions among the nine places, of the cells of a grid.
-  local function spots_of(side)
-    local list, number = {}, {}
-    for i, name in ipairs(datasets.scenes.places) do number[name] = i - 1 end
-    for row = 0, side - 1 do
-      for column = 0, side - 1 do
-        list[#list + 1] = number[datasets.scenes.place(column, row, column + 1, row + 1, side)] or -100
-      end
-    end
-    return ty.tensor(list, { dtype = "i64" })
-  end
   local function likelihoods(x, table_of, weight)
     return ty.linear(x, table_of:to { device = x.device }:matmul(weight)):log_softmax(-1)
   end
@@ -165,10 +152,7 @@ function M.patch_words(tokenizer)
     end
     local ground = objects:narrow(2, #names - 1, 1) * ty.tensor(rows):to { device = x.device }:unsqueeze(1)
     local seen = -(ground * likelihoods(x, of_grounds, weight)):sum() / ground:sum():clamp(1)
-    local places = spots_of(math.tointeger(features.shape[2] ^ 0.5)):to { device = x.device }
-    local found = likelihoods(x, of_spots, weight) -- [n, cells, places]
-    local placed = nn.cross_entropy(found:flatten(0, 1), places:unsqueeze(0):expand(found.shape[1], -1):flatten())
-    return named + coloured + seen + placed
+    return named + coloured + seen
   end
 end
 
