@@ -226,9 +226,8 @@ local function told(shares)
 end
 
 --- Trains a model on questions about training scenes. words: patch_words() of its tokenizer, which is added to the loss
--- with a weight of 0.2, so that patches go on to be named (nil for a model that only reads); scenes: options of the
--- scenes. Returns the model
--- with averaged weights.
+-- with a weight of 0.2, so that places go on to be named (nil for a model that only reads); scenes: options of the
+-- scenes. Returns the model with averaged weights.
 ---@param r Recipe
 ---@param model LanguageModel
 ---@param dialogue Dialogue
@@ -301,8 +300,9 @@ function M.subset(batches, positions)
 end
 
 --- Trains a model's decoder, and what a method added to it, on questions about pictures whose features are known. pool:
--- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss).
--- Returns the mean loss of the last tenth of the steps.
+-- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss), fast
+-- and times (parameters whose names match the pattern `fast` learn at so many times the rate). Returns the mean loss of
+-- the last tenth of the steps.
 ---@param model Llava
 ---@param dialogue Dialogue
 ---@param pool table[]
@@ -310,14 +310,21 @@ end
 ---@return number
 function M.tune(model, dialogue, pool, options)
   local o = arguments.read("answerer.tune", options, { steps = 100, batch = 16, lr = 5e-4, seed = 0, decay = 0.0,
-    watch = arguments.none }, { steps = "an integer > 0", batch = "an integer > 0", watch = "a function" })
+    watch = arguments.none, fast = arguments.none, times = 1.0 }, { steps = "an integer > 0",
+    batch = "an integer > 0", watch = "a function", fast = "a string", times = "a number > 0" })
   local features, questions = {}, {}
   for i, batch in ipairs(pool) do
     features[i] = batch.features
     table.move(batch.questions, 1, #batch.questions, #questions + 1, questions)
   end
   local all = ty.concat(features, 0)
-  local opt = ty.optim.AdamW(model.language_model:parameters(), { lr = o.lr, beta2 = 0.95, clip_norm = 1,
+  local slow, fast = {}, {}
+  for name, p in model.language_model:named_parameters() do
+    table.insert(o.fast and name:find(o.fast) and fast or slow, p)
+  end
+  local groups = { { params = slow } }
+  if #fast > 0 then groups[2] = { params = fast, lr = o.lr * o.times } end
+  local opt = ty.optim.AdamW(groups, { lr = o.lr, beta2 = 0.95, clip_norm = 1,
     weight_decay = o.decay, schedule = ty.optim.cosine { steps = o.steps, warmup = o.steps // 10, final = 0.05 } })
   ty.manual_seed(o.seed)
   local order, at, tail, counted = {}, 0, 0, 0
