@@ -9,15 +9,15 @@
 -- is right. The model that only reads is the same language model, trained on the same questions without pictures.
 --
 -- What was learnt on the way. The patches of scene-clip tell a linear layer the colour of what they show but not its
--- name, and no training that fits here taught them; the places of scene-resnet, which learnt from labels of places, tell
--- both. So it is the tower, and stays as it is. Its last stage leaves backgrounds out, so the first stage is added. The
--- language of scenes has a few hundred words: a tokenizer and a decoder of its own answer a question in ten tokens,
--- where kjv-lm's four thousand tokens of the Bible made it slow and taught it nothing that helps. A picture's tokens are
--- computed once, and all of its questions see them but not each other (vlm.packing), since turns in one sequence tell
--- each other the answers. First the projector learns to give, for each place, features near the embeddings of the words
--- for what is there; then all is trained on questions, about scenes of one or two objects and after that about all.
--- Names and colours come in minutes; counts, relations and yes or no, which take comparisons, had not come to their end
--- when the time was over, as the curve shows.
+-- name, and no training that fits here taught them; the places of scene-resnet, which learnt from labels of places,
+-- tell both. So it is the tower, and stays as it is. Its last stage leaves backgrounds out, so the first stage is
+-- added. The language of scenes has a few hundred words: a tokenizer and a decoder of its own answer a question in ten
+-- tokens, where kjv-lm's four thousand tokens of the Bible made it slow and taught it nothing that helps. A picture's
+-- tokens are computed once, and all of its questions see them but not each other (vlm.packing), since turns in one
+-- sequence tell each other the answers. First the projector learns to give, for each place, features near the
+-- embeddings of the words for what is there; then all is trained on questions, about scenes of one or two objects and
+-- after that about all. Names and colours come in minutes; counts, relations and yes or no, which take comparisons, had
+-- not come to their end when the time was over, as the curve shows.
 --
 -- The model that ships was trained in several sittings while this recipe came into being: for its first thousand steps
 -- on all scenes it was without the first stage's features, for some hundred the loss of places had other weights.
