@@ -28,6 +28,9 @@ M.objects = objects
 --- The colours that objects may be tinted with: position by name, from 1.
 M.tints = colours.tint
 
+--- The colours of backgrounds: position by name, from 1.
+M.backgrounds = colours.background
+
 --- What a picture shows, as sentences that are true or not: see tycho.datasets.scenes.statements.
 M.statements = statements
 

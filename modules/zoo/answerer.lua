@@ -114,19 +114,21 @@ local function averages(tokenizer, rows)
   return ty.keep(ty.tensor(result, { dtype = "f32" }))
 end
 
---- What every patch shows, said in the language model's own words: the loss by which the tower and the projector learn
--- to give features that lie near the embeddings of the object's name and of its colour. Pictures have one answer for a
--- question, and an answer of each patch here, so they teach faster (Jiang et al. 2021, "All Tokens Matter: Token
--- Labeling for Training Better Vision Transformers"). Returns a function of the model, features [n, patches, width] and
--- the batch, whose fields are owner, boxes and scene.
+--- What every place shows, said in the language model's own words: the loss by which the tower and the projector learn
+-- to give features that lie near the embeddings of the object's name and of its colour, or of the background's.
+-- Pictures have one answer for a question, and an answer of each place here, so they teach faster (Jiang et al. 2021,
+-- "All Tokens Matter: Token Labeling for Training Better Vision Transformers"). Returns a function of the model,
+-- features [n, places, width] and the batch, whose fields are owner, boxes and scene.
 ---@param tokenizer Tokenizer
 ---@return fun(model: Llava, features: Tensor, batch: table): Tensor
 function M.patch_words(tokenizer)
-  local names, tints = {}, {}
+  local names, tints, grounds = {}, {}, {}
   for i, object in ipairs(datasets.scenes.objects) do names[i] = { object.name, object.plural } end
   names[#names + 1] = { "background" }
   for name, place in pairs(datasets.scenes.tints) do tints[place] = { name } end
-  local of_names, of_tints = averages(tokenizer, names), averages(tokenizer, tints)
+  for name, place in pairs(datasets.scenes.backgrounds) do grounds[place] = { name } end
+  local of_names, of_tints, of_grounds = averages(tokenizer, names), averages(tokenizer, tints),
+    averages(tokenizer, grounds)
   local function likelihoods(x, table_of, weight)
     return ty.linear(x, table_of:to { device = x.device }:matmul(weight)):log_softmax(-1)
   end
@@ -137,7 +139,20 @@ function M.patch_words(tokenizer)
     local named = -(objects * likelihoods(x, of_names, weight)):sum(-1):mean()
     local tinted = colours:narrow(2, 1, #tints)
     local coloured = -(tinted * likelihoods(x, of_tints, weight)):sum() / tinted:sum():clamp(1)
-    return named + coloured
+    -- Backgrounds have one colour or two, photographs none.
+    local rows = {}
+    for i, scene in ipairs(batch.scene) do
+      rows[i] = {}
+      for k = 1, #grounds do rows[i][k] = 0 end
+      local list = scene.background.colours or {}
+      for _, name in ipairs(list) do
+        local k = datasets.scenes.backgrounds[name]
+        rows[i][k] = rows[i][k] + 1 / #list
+      end
+    end
+    local ground = objects:narrow(2, #names - 1, 1) * ty.tensor(rows):to { device = x.device }:unsqueeze(1)
+    local seen = -(ground * likelihoods(x, of_grounds, weight)):sum() / ground:sum():clamp(1)
+    return named + coloured + seen
   end
 end
 
@@ -211,8 +226,8 @@ local function told(shares)
 end
 
 --- Trains a model on questions about training scenes. words: patch_words() of its tokenizer, which is added to the loss
--- so that patches go on to be named (nil for a model that only reads); scenes: options of the scenes. Returns the model
--- with averaged weights.
+-- with a weight of 0.2, so that places go on to be named (nil for a model that only reads); scenes: options of the
+-- scenes. Returns the model with averaged weights.
 ---@param r Recipe
 ---@param model LanguageModel
 ---@param dialogue Dialogue
@@ -233,7 +248,7 @@ function M.train(r, model, dialogue, seed, options)
     local loss = vlm.Dialogue.loss(m, packed, { features = features })
     if not words then return loss end
     local named = words(m, features, batch)
-    return loss + named, { answers = loss:detach(), patches = named:detach() }
+    return loss + named * 0.2, { answers = loss:detach(), patches = named:detach() }
   end, evaluate = function(step, m)
     local found = M.measure(m, dialogue, "validation", math.min(200, args.count))
     r:say("step %d: %.3f of the questions answered (%s)", step, found.all, told(found))
@@ -285,8 +300,9 @@ function M.subset(batches, positions)
 end
 
 --- Trains a model's decoder, and what a method added to it, on questions about pictures whose features are known. pool:
--- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss).
--- Returns the mean loss of the last tenth of the steps.
+-- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss), fast
+-- and times (parameters whose names match the pattern `fast` learn at so many times the rate). Returns the mean loss of
+-- the last tenth of the steps.
 ---@param model Llava
 ---@param dialogue Dialogue
 ---@param pool table[]
@@ -294,14 +310,21 @@ end
 ---@return number
 function M.tune(model, dialogue, pool, options)
   local o = arguments.read("answerer.tune", options, { steps = 100, batch = 16, lr = 5e-4, seed = 0, decay = 0.0,
-    watch = arguments.none }, { steps = "an integer > 0", batch = "an integer > 0", watch = "a function" })
+    watch = arguments.none, fast = arguments.none, times = 1.0 }, { steps = "an integer > 0",
+    batch = "an integer > 0", watch = "a function", fast = "a string", times = "a number > 0" })
   local features, questions = {}, {}
   for i, batch in ipairs(pool) do
     features[i] = batch.features
     table.move(batch.questions, 1, #batch.questions, #questions + 1, questions)
   end
   local all = ty.concat(features, 0)
-  local opt = ty.optim.AdamW(model.language_model:parameters(), { lr = o.lr, beta2 = 0.95, clip_norm = 1,
+  local slow, fast = {}, {}
+  for name, p in model.language_model:named_parameters() do
+    table.insert(o.fast and name:find(o.fast) and fast or slow, p)
+  end
+  local groups = { { params = slow } }
+  if #fast > 0 then groups[2] = { params = fast, lr = o.lr * o.times } end
+  local opt = ty.optim.AdamW(groups, { lr = o.lr, beta2 = 0.95, clip_norm = 1,
     weight_decay = o.decay, schedule = ty.optim.cosine { steps = o.steps, warmup = o.steps // 10, final = 0.05 } })
   ty.manual_seed(o.seed)
   local order, at, tail, counted = {}, 0, 0, 0
@@ -324,6 +347,26 @@ function M.tune(model, dialogue, pool, options)
   end
   model:eval()
   return tail / counted
+end
+
+--- The shares that were measured in training, by the log of a folder, as a plot over steps.
+---@param folder string  with metrics.jsonl
+---@return LinePlot
+function M.curve(folder)
+  local kinds, series = { "all" }, {}
+  table.move(datasets.scenes.question_kinds, 1, #datasets.scenes.question_kinds, 2, kinds)
+  for i, kind in ipairs(kinds) do series[i] = { x = {}, y = {}, label = kind:gsub("_", " or ") } end
+  for line in ty.io.read(folder .. "/metrics.jsonl"):gmatch "[^\n]+" do
+    local row = ty.io.json_decode(line)
+    if row.all then
+      for i, kind in ipairs(kinds) do
+        table.insert(series[i].x, row.step)
+        table.insert(series[i].y, row[kind] or 0)
+      end
+    end
+  end
+  return ty.plot.line { series = series, x_label = "steps", y_label = "share of the questions that are answered",
+    y_range = { 0, 1 } }
 end
 
 --- Writes the first seed's model in half precision, as published models of its kind are: with its tokenizer, the

@@ -17,12 +17,13 @@ local r = ty.recipe.declare {
   args = {
     { "steps", 100, "of tuning each model", quick = 1 },
     { "batch", 16, "pictures of a step, with four questions each", quick = 2 },
-    { "lr", 5e-4, "peak learning rate" },
+    { "lr", 1e-3, "peak learning rate" },
     { "pool", 1200, "scenes that are tuned on", quick = 4 },
     { "test", 400, "scenes to measure with", quick = 4 },
     { "shift", 0.36, "of the cosine: the mean share of tokens that layers keep" },
     { "floor", 0.15, "the least share" },
     { "scale", 0.2, "of TanhNorm" },
+    { "times", 20.0, "the rate at which routers learn, which begin at zero" },
   },
 }
 local args = r.args
@@ -70,7 +71,8 @@ local function run(seed, shares)
   local model = base()
   if shares then mod.apply(model, { shares = shares, scale = args.scale }) end
   local pool = answerer.featured(start, answerer.questions("training", args.pool, { seed = seed + 1 }))
-  answerer.tune(model, dialogue, pool, { steps = args.steps, batch = args.batch, lr = args.lr, seed = seed })
+  answerer.tune(model, dialogue, pool, { steps = args.steps, batch = args.batch, lr = args.lr, seed = seed,
+    fast = "router", times = args.times })
   return vlm.answers.ask(model, dialogue, test), model
 end
 
