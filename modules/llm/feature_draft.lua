@@ -3,8 +3,8 @@
 -- place on, whose logits are the draft's. It reuses the large model's embedding and head. Li et al. 2024, "EAGLE:
 -- Speculative Sampling Requires Rethinking Feature Uncertainty"; with fusion = "gate" a gate mixes the two for each
 -- element in place of a linear layer, and the head is deeper than one layer. Zhang et al. 2025, "Dovetail: A CPU/GPU
--- Heterogeneous Speculative Decoding for LLM inference", section 3: the draft is on another device, tokens and features
--- are all that moves.
+-- Heterogeneous Speculative Decoding for LLM inference", and its code: the draft is on another device, tokens and
+-- features are all that moves.
 --
 --     local draft = llm.FeatureDraft(model, { layers = 3 })
 --     draft:fit(model, loader, { steps = 200 })          -- on the text that the model was trained on

@@ -1,7 +1,9 @@
 -- The order of an update whose subgroups alternate between the host and the device, as data: what
--- offload.deep_opt_states does and what simulate() times are this one list. And the model that says how many subgroups
--- the device should take. Maurya et al. 2024, "Deep Optimizer States: Towards Scalable Training of Transformer Models
--- Using Interleaved Offloading", sections 4.2 to 4.4.
+-- offload.deep_opt_states does and what simulate() times are this one list. And a model of rates that says how many
+-- subgroups the device should take: both sides are to be done at the same time. Maurya et al. 2024, "Deep Optimizer
+-- States: Towards Scalable Training of Transformer Models Using Interleaved Offloading", whose performance model has
+-- the same rates; the formula here follows from what an element has to be moved and stepped, with moves and steps that
+-- overlap, and takes strides that are no whole numbers.
 local arguments = require "tycho.arguments"
 
 local M = {}

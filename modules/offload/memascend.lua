@@ -3,7 +3,7 @@
 -- that the tensors have, in place of one size for all, which is that of the embedding; page-locked memory as large as
 -- it was asked for, in place of the next power of two; one pass over the exponents of all gradients to see whether they
 -- are finite, in place of operations that each make a tensor as long as these; a file past the page cache. Liaw and
--- Chen 2025, "MemAscend: System Memory Optimization for SSD-Offloaded LLM Fine-Tuning", section 4.
+-- Chen 2025, "MemAscend: System Memory Optimization for SSD-Offloaded LLM Fine-Tuning".
 --
 -- On a machine without a GPU the device's memory is the host's too, and page-locked memory is what the system promised
 -- to keep there.
