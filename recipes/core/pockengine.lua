@@ -11,7 +11,8 @@
 -- everything is recorded once, and of the schemes that begin with the last layers the largest is taken that is foreseen
 -- to fit into a share of its bytes. Memory is the peak of everything in a step: weights, moments, gradients,
 -- activations. The same schemes also run without a recording, with the same numbers: freezing alone takes the same ops
--- and saved inputs out of a step, and the recording adds that no gradient waits for its update.
+-- and saved inputs out of a step, but what the frozen layers made stays until the step ends, where a plan gives its
+-- memory away at once. That no gradient waits for its update saves little here: the peak is among the activations.
 local ty = require "tycho"
 local datasets, zoo, peft = require "tycho.datasets", require "tycho.zoo", require "tycho.peft"
 local tiny = require "tycho.tiny"
