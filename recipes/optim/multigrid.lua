@@ -30,7 +30,7 @@ local r = ty.recipe.declare {
     { "pool", 4000, "training clips", quick = 48 },
     { "held_out", 1000, "clips to choose rates by, and as many others to report on", quick = 24 },
     { "width", 8, "channels of the first stage", quick = 4 },
-    { "rates", 3, "learning rates tried, from 0.05 up by factors of 2", quick = 1 },
+    { "rates", 3, "learning rates tried, from 0.025 up by factors of 2", quick = 1 },
   },
 }
 local a = r.args
@@ -89,7 +89,7 @@ local results = {}
 for _, name in ipairs { "whole", "short", "multigrid" } do
   local best
   for k = 1, a.rates do
-    local rate = 0.05 * 2 ^ (k - 1)
+    local rate = 0.025 * 2 ^ (k - 1)
     local accuracy = train(name, rate, r.seed).validation
     if not best or accuracy > best.accuracy then best = { accuracy = accuracy, rate = rate } end
   end
