@@ -19,13 +19,13 @@ local products, stats = estimate.products, ty.stats
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "shapes", 900, "shapes of the table", quick = 12 },
+    { "shapes", 600, "shapes of the table", quick = 12 },
     { "ways", 3, "ways of doing each of them" },
     { "seconds", 0.0005, "timed at a time", quick = 0.0002 },
     { "rounds", 10, "times it is timed, of which the shortest counts", quick = 1 },
     { "most", 1024, "rows, columns and inner size at most", quick = 64 },
-    { "trees", 40, "trees of a forest", quick = 10 },
-    { "tuned", 24, "shapes that the tuner is tried on", quick = 2 },
+    { "trees", 30, "trees of a forest", quick = 10 },
+    { "tuned", 16, "shapes that the tuner is tried on", quick = 2 },
   },
 }
 local a = r.args
