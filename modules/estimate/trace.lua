@@ -92,7 +92,9 @@ local function decode(text)
     name, rest = rest:match "^(%S+)%s*(.-)%s*$"
   end
   rest = (rest or ""):gsub("%s*#.*$", ""):gsub("%s*<.*>$", "")
-  local kind, width = kind_of(name), 0
+  -- Without a leading v they are the same, on the destination.
+  local older = not name:find "^v" and rest:find "xmm%d" ~= nil
+  local kind, width = kind_of(older and "v" .. name or name), 0
   for letter in rest:gmatch "([xyz])mm%d" do width = math.max(width, bits[letter]) end
   local i = { name = name, reads = {}, writes = {} }
   local list = operands(rest)
@@ -112,14 +114,16 @@ local function decode(text)
     local mask = operand:match "{(k%d)}"
     if mask then i.reads[#i.reads + 1] = mask end
   end
-  local compares = name:find "^cmp" or name:find "^test" or name:find "^v?u?comis" or name:find "^vptest$" or
+  local compares = not older and name:find "^cmp" or name:find "^test" or
+    name:find "^v?u?comis" or name:find "^vptest$" or
     name:find "^kortest" or name:find "^ktest"
   local first = list[1]
   local destination = first and not first:find "%[" and register(first:match "^[%a%d]+" or "")
   -- What is read besides sources: the destination of fused products, of what merges by a mask, of two operands.
   local merges = first and first:find "{k%d}" and not first:find "{z}"
   local two = name:sub(1, 1) ~= "v" and name:sub(1, 1) ~= "k" and not name:find "^mov" and name ~= "lea" and
-    not name:find "^set" and not (name == "imul" and #list == 3)
+    not name:find "^set" and not (name == "imul" and #list == 3) and
+    not (older and (name:find "^sqrt" or name:find "^cvt" or name:find "^pshuf"))
   if destination then
     if compares or two or merges or name:find "^vfn?m[as]" or name:find "^vdp" or name:find "^vpdp" or
       name:find "^vpermi2" or name:find "^vpermt2" or name:find "^vptern" or name:find "^vfixup" then
