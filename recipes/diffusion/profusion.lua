@@ -36,7 +36,8 @@ local function things(first, count) return zoo.canvas.things(first, count, TOKEN
 local function learn(seed, penalty)
   ty.manual_seed(seed)
   local told = diffusion.picture_words.new(painter, r:place(function()
-    return models.PromptNet { in_channels = 48, channels = r.quick and { 8, 8 } or { 64, 96 }, width = WIDTH }
+    return models.PromptNet { in_channels = 48, channels = r.quick and { 8, 8 } or { 64, 96 }, width = WIDTH,
+      with_noise = false }
   end), { token = TOKEN })
   local set = datasets.load("canvas", { dyed = 1, seed = seed + 10 })
   told:train(ty.data.DataLoader(set, { batch_size = args.batch, shuffle = true, seed = seed }), { steps = args.steps,
