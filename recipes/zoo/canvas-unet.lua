@@ -14,7 +14,7 @@ local datasets, diffusion = require "tycho.datasets", require "tycho.diffusion"
 local hub, zoo = require "tycho.hub", require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 1, recorded_seeds = 1, args = {
-  { "steps", 5600, "training steps", quick = 2 },
+  { "steps", 5000, "training steps", quick = 2 },
   { "batch", 32, "pictures of a step", quick = 4 },
   { "lr", 0.03, "peak learning rate of matrices" },
   { "guidance", 2.0, "scale of classifier-free guidance in drawing" },
