@@ -39,7 +39,7 @@ local function learn(seed, penalty)
     return models.PromptNet { in_channels = 48, channels = r.quick and { 8, 8 } or { 64, 96 }, width = WIDTH,
       with_noise = false }
   end), { token = TOKEN })
-  local set = datasets.load("canvas", { dyed = 1, seed = seed + 10 })
+  local set = datasets.load("canvas", { dyed = 1, styles = { "plain" }, seed = seed + 10 })
   told:train(ty.data.DataLoader(set, { batch_size = args.batch, shuffle = true, seed = seed }), { steps = args.steps,
     penalty = penalty, seed = seed })
   return told
