@@ -101,22 +101,30 @@ local function condition_of(self, prompts, latents, scale)
     scale = ty.full({ n }, scale, { device = device }) }
 end
 
+-- Muon for all matrices, AdamW for the rest: with AdamW alone the loss falls half as far in as many steps.
+local function muon(model, o)
+  local matrices, rest = {}, {}
+  for _, p in ipairs(model:parameters()) do table.insert(p.ndim >= 2 and matrices or rest, p) end
+  return ty.optim.Muon({ { params = matrices }, { params = rest, matrices = false } }, { lr = o.lr, weight_decay = 0,
+    schedule = o.schedule, clip_norm = o.clip_norm, adam_rate = 0.1 })
+end
+
 --- Trains the PromptNet to say words from which the network draws the pictures: the plain loss of denoising, with no
 -- penalty on the words unless one is asked for. pictures: a loader of batches with the field image (u8 [n, 3, h, w]),
--- or such pictures, from which batches are drawn. options: steps (300), batch (16, of pictures), lr (1e-3), penalty (0:
+-- or such pictures, from which batches are drawn. options: steps (300), batch (16, of pictures), lr (0.03, of Muon), penalty (0:
 -- times the mean square of the words), prompt ("a " and the token), seed (0), and those of train.fit.
 ---@param pictures Tensor|DataLoader
 ---@param options? table
 ---@return number[] losses
 function Told:train(pictures, options)
-  local o = { steps = 300, batch = 16, lr = 1e-3, penalty = 0, prompt = "a " .. self.token, seed = 0 }
+  local o = { steps = 300, batch = 16, lr = 0.03, penalty = 0, prompt = "a " .. self.token, seed = 0 }
   for key, value in pairs(options or {}) do o[key] = value end
   expect("picture_words.train", "penalty", o.penalty, "a finite number >= 0")
   local painter, objective, loader = self.painter, objective_of(self.painter), pictures
   if ty.is_tensor(pictures) then
     loader = ty.data.DataLoader(ty.data.TensorDataset { at = ty.arange(1) }, { batch_size = 1 })
   end
-  local fit = { warmup = 10, weight_decay = 0, final = 0.1, quiet = true, title = "words of pictures",
+  local fit = { warmup = 10, optimizer = muon, final = 0.1, quiet = true, title = "words of pictures",
     loss = function(network, batch)
       local image = batch.image or pictures:index_select(0, ty.randint(0, pictures.shape[1], { o.batch }))
       local x0, prompts = painter:encode(image), {}
@@ -141,7 +149,7 @@ end
 ---@param options? table
 ---@return PictureWordsPainter
 function Told:tuned(picture, options)
-  local o = { steps = 30, batch = 8, lr = 3e-4 }
+  local o = { steps = 30, batch = 8, lr = 3e-3 }
   for key, value in pairs(options or {}) do o[key] = value end
   local network = PictureWords(self.painter, self.network.promptnet:clone(), self.token)
   local mine = setmetatable({ painter = self.painter, network = network, token = self.token }, Told)

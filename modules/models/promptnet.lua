@@ -12,10 +12,12 @@ local nn = ty.nn
 local PromptNet = nn.module "PromptNet"
 
 --- options: in_channels (4: of pictures as the network that draws sees them), features (0: width of an embedding of the
--- picture that comes beside), channels ({ 64, 96 }: of each resolution), words (1: how many), width (768: of a word),
--- groups (8), eps (1e-5), dropout (0).
+-- picture that comes beside), with_noise (true: the noisy sample is seen too; false: a network cannot learn to say what
+-- the sample shows by itself, and has to look at the picture), channels ({ 64, 96 }: of each resolution), words (1: how
+-- many), width (768: of a word), groups (8), eps (1e-5), dropout (0).
 function PromptNet:init(options)
-  local o = nn.options("PromptNet", options, { in_channels = 4, features = 0, channels = { 64, 96 }, words = 1,
+  local o = nn.options("PromptNet", options, { in_channels = 4, features = 0, with_noise = true,
+    channels = { 64, 96 }, words = 1,
     width = 768, groups = 8, eps = 1e-5, dropout = 0.0 }, { in_channels = "an integer >= 1",
     features = "an integer >= 0", channels = "a list of integers >= 1", words = "an integer >= 1",
     width = "an integer >= 1", groups = "an integer >= 1", eps = "a finite number >= 0",
@@ -28,7 +30,7 @@ function PromptNet:init(options)
   local time = 4 * o.channels[1]
   self.time_proj = nn.Sinusoidal(o.channels[1])
   self.time_embedding = blocks.TimeEmbedding(o.channels[1], time)
-  self.conv_in = nn.Conv2d(2 * o.in_channels, o.channels[1], 3, { padding = 1 })
+  self.conv_in = nn.Conv2d(o.with_noise and 2 * o.in_channels or o.in_channels, o.channels[1], 3, { padding = 1 })
   self.resnets, self.downsamplers = nn.ModuleList {}, nn.ModuleList {}
   local width = o.channels[1]
   for i, channels in ipairs(o.channels) do
@@ -51,7 +53,7 @@ end
 function PromptNet:forward(picture, noisy, t, features)
   local o = self.options
   local time = self.time_embedding(self.time_proj(t:to(picture.dtype))):silu()
-  local h = self.conv_in(ty.concat({ picture, noisy }, 1))
+  local h = self.conv_in(o.with_noise and ty.concat({ picture, noisy }, 1) or picture)
   for i = 1, #o.channels do
     if i > 1 then h = self.downsamplers[i - 1](h) end
     h = self.resnets[i](h, time)

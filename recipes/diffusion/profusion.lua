@@ -18,7 +18,7 @@ local datasets, diffusion, models = require "tycho.datasets", require "tycho.dif
 local zoo = require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 3, args = {
-  { "steps", 150, "training steps of PromptNet", quick = 2 },
+  { "steps", 300, "training steps of PromptNet", quick = 2 },
   { "batch", 16, "pictures of a step", quick = 2 },
   { "tuning", 20, "steps of tuning on a picture", quick = 1 },
   { "things", 8, "to be drawn", quick = 1 },
@@ -36,11 +36,12 @@ local function things(first, count) return zoo.canvas.things(first, count, TOKEN
 local function learn(seed, penalty)
   ty.manual_seed(seed)
   local told = diffusion.picture_words.new(painter, r:place(function()
-    return models.PromptNet { in_channels = 48, channels = r.quick and { 8, 8 } or { 64, 96 }, width = WIDTH }
+    return models.PromptNet { in_channels = 48, channels = r.quick and { 8, 8 } or { 64, 96 }, width = WIDTH,
+      with_noise = false }
   end), { token = TOKEN })
-  local set = datasets.load("canvas", { dyed = 1, seed = seed + 10 })
+  local set = datasets.load("canvas", { dyed = 1, styles = { "plain" }, seed = seed + 10 })
   told:train(ty.data.DataLoader(set, { batch_size = args.batch, shuffle = true, seed = seed }), { steps = args.steps,
-    penalty = penalty, lr = 2e-3, seed = seed })
+    penalty = penalty, seed = seed })
   return told
 end
 
@@ -67,7 +68,7 @@ end
 
 -- ---- everything, for each seed ----
 
-local PENALTIES, RATES = { 0.1, 1, 10 }, { inversion = { 5e-3, 3e-2 }, finetune = { 1e-3, 5e-3 } }
+local PENALTIES, RATES = { 0.01, 0.1, 1 }, { inversion = { 5e-3, 3e-2 }, finetune = { 1e-3, 5e-3 } }
 local found, chosen, sheet, fronts = {}, {}, {}, { fusion = {}, penalty = {} }
 local function note(name, i, value)
   found[name] = found[name] or { identity = {}, text = {}, both = {} }
