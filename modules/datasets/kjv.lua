@@ -39,11 +39,9 @@ function M.load(options)
     arguments.fail("datasets.kjv: split: there is no \"%s\"; there are: all, held_out, training%s", o.split,
       ty.core.nearest(o.split, splits))
   end
-  local texts, i = {}, 0
-  for chapter in (ty.data.kjv { books = o.books } .. "\n\n"):gmatch "(.-\n)\n+" do
-    i = i + 1
-    if o.split == "all" or (i % 10 == 0) == (o.split == "held_out") then texts[#texts + 1] = chapter end
-  end
+  local chapters = ty.data.documents(ty.data.kjv { books = o.books })
+  local dealt, rest = ty.data.deal(chapters, 10, { 10 })
+  local texts = o.split == "all" and chapters or o.split == "held_out" and dealt[10] or rest
   return setmetatable({ texts = texts, size = #texts, split = o.split }, Chapters)
 end
 

@@ -23,10 +23,8 @@ M.sizes = { training = 20000, development = 500, test = 1000 }
 -- Chapters of a split. kjv-lm never saw those of development and test, which take turns.
 local function chapters_of(split)
   local all, list = kjv.load { split = split == "training" and "training" or "held_out" }, {}
-  for i = 0, #all - 1 do
-    if split == "training" or (i % 2 == 0) == (split == "test") then list[#list + 1] = all:get(i) end
-  end
-  return list
+  for i = 1, #all do list[i] = all:get(i - 1) end
+  return split == "training" and list or ty.data.deal(list, 2)[split == "test" and 1 or 2]
 end
 
 -- Each split's chapters, read once: a list, and lists by book.

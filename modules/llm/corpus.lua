@@ -21,22 +21,11 @@ local M = {}
 local Corpus = {}
 Corpus.__index = Corpus
 
--- Empty lines end a document.
-local function documents_of(text)
-  local list = {}
-  for document in (text .. "\n\n"):gmatch "(.-\n)\n+" do list[#list + 1] = document end
-  return list
-end
-
 -- Names of the parts and their documents.
 local function split(all, every, validation)
-  local documents = { training = {}, held_out = {} }
-  if validation then documents.validation = {} end
-  for i, document in ipairs(all) do
-    local place = i % every
-    local part = place == 0 and "held_out" or validation and place == every // 2 and "validation" or "training"
-    table.insert(documents[part], document)
-  end
+  local middle = validation and every // 2 or nil
+  local dealt, rest = ty.data.deal(all, every, { every, middle })
+  local documents = { training = rest, held_out = dealt[every], validation = middle and dealt[middle] }
   for part, list in pairs(documents) do
     if #list == 0 then
       error(("llm.corpus: no document of %d for the part %s; every is %d"):format(#all, part, every), 3)
@@ -114,7 +103,7 @@ function M.open(options)
     validation = false, vocabulary = 1024, tokenizer = none, length = 128 },
     { text = "a string", books = "an integer in [1, 66]", every = false, tokenizer = false })
   check_every("llm.corpus.open", o)
-  local documents = split(documents_of(o.text or ty.data.kjv { books = o.books }), o.every, o.validation)
+  local documents = split(ty.data.documents(o.text or ty.data.kjv { books = o.books }), o.every, o.validation)
   local self = setmetatable({ documents = documents, ids = {}, bytes = {}, length = o.length }, Corpus)
   self.tokenizer = o.tokenizer or ty.tokenizer.train(documents.training, { vocabulary = o.vocabulary,
     special = { mark } })

@@ -20,12 +20,19 @@ local function drawn(set, wanted, seed)
   return list
 end
 
--- `wanted` of every other chapter from `first` (0 or 1) on, spread over all.
-local function spread(set, first, wanted)
-  local list, count = {}, (#set - first + 1) // 2
-  wanted = math.min(wanted, count)
-  for i = 1, wanted do list[i] = set:get(first + 2 * ((i - 1) * count // wanted)).text end
-  return list
+-- The texts of a set, dealt into two hands.
+local function dealt(set)
+  local all = {}
+  for i = 1, #set do all[i] = set:get(i - 1).text end
+  return ty.data.deal(all, 2)
+end
+
+-- `wanted` items of a list, spread over all of it.
+local function spread(list, wanted)
+  wanted = math.min(wanted, #list)
+  local some = {}
+  for i = 1, wanted do some[i] = list[(i - 1) * #list // wanted + 1] end
+  return some
 end
 
 --- Chapters of the King James Bible in the tokens of a model of the zoo. options: model ("kjv-lm"), folder (where token
@@ -44,8 +51,9 @@ return function(options)
   if o.folder == "" then arguments.fail("%s: folder: expected a folder for the token files, got none", who) end
   local tokenizer = shelf.tokenizer(o.model)
   local seen, unseen = datasets.load("kjv"), datasets.load("kjv", { split = "held_out" })
-  local parts = { training = drawn(seen, o.training, o.seed), validation = spread(unseen, 0, o.validation),
-    held_out = spread(unseen, 1, o.held_out) }
+  local hands = dealt(unseen)
+  local parts = { training = drawn(seen, o.training, o.seed), validation = spread(hands[1], o.validation),
+    held_out = spread(hands[2], o.held_out) }
   ty.io.mkdir(o.folder)
   local result, mark = { tokenizer = tokenizer, bytes = 0 }, "<|endoftext|>"
   for name, list in pairs(parts) do

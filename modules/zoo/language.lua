@@ -56,8 +56,8 @@ function M.unseen(folder, options)
   local shelf = require "tycho.zoo.shelf"
   local corpus = llm.corpus.open { folder = folder, books = o.books, tokenizer = shelf.tokenizer "kjv-lm",
     length = 256 }
-  local choice, others = {}, {}
-  for i, chapter in ipairs(corpus.documents.held_out) do table.insert(i % 4 == 1 and choice or others, chapter) end
+  local hands, others = ty.data.deal(corpus.documents.held_out, 4, { 1 })
+  local choice = hands[1]
   -- Evenly from the whole book, so that fewer are like all.
   local step, measured = math.max(1, #others / o.chapters), {}
   for i = 1, #others do

@@ -282,6 +282,16 @@ uint64_t exchange(unsigned mask, uint64_t value, int lane) {
   return mask >> lane & 1 ? *static_cast<const uint64_t *>(brought(lane)) : value;
 }
 
+unsigned ballot(unsigned mask, bool vote) {
+  const uint64_t own = vote;
+  meet(mask, &own, sizeof own);
+  const parcel *there = d.warps[static_cast<size_t>(d.self->number / WARP)].there;
+  unsigned votes = 0;
+  for (int lane = 0; lane < WARP; lane++)
+    if (mask >> lane & 1) votes |= static_cast<unsigned>(there[lane].bytes[0]) << lane;
+  return votes;
+}
+
 /* ---- shared memory ---- */
 
 const region *declare(const void *key, const char *name, size_t element, int64_t count) {

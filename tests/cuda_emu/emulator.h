@@ -80,6 +80,8 @@ void meet(unsigned mask, const void *bytes, size_t size);
 const void *brought(int lane);
 /* The same with 8 bytes; what the one at `lane` brought. */
 uint64_t exchange(unsigned mask, uint64_t value, int lane);
+/* The same with a bit each; the bits of all, that of lane 0 the lowest. */
+unsigned ballot(unsigned mask, bool vote);
 
 /* ---- shared memory ---- */
 
@@ -204,13 +206,7 @@ template <class T> T __shfl_down_sync(unsigned mask, T x, unsigned step, int wid
   int self = ty_emu::lane_number(), from = self + static_cast<int>(step);
   return ty_emu::unpack<T>(ty_emu::exchange(mask, ty_emu::pack(x), from >= self / width * width + width ? self : from));
 }
-static inline unsigned __ballot_sync(unsigned mask, int predicate) {
-  ty_emu::exchange(mask, predicate != 0, ty_emu::lane_number());
-  unsigned votes = 0;
-  for (int lane = 0; lane < 32; lane++)
-    if (mask >> lane & 1) votes |= static_cast<unsigned>(*static_cast<const uint64_t *>(ty_emu::brought(lane))) << lane;
-  return votes;
-}
+static inline unsigned __ballot_sync(unsigned mask, int predicate) { return ty_emu::ballot(mask, predicate != 0); }
 static inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 static inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
 

@@ -136,7 +136,8 @@ check.test("what long walks found", function()
   check.fails(function() hadamard.rotate(ty.ones(2), ty.tensor(1.5)) end,
     "quant.hadamard.rotate: matrix: expected one of matrix() or random(), got a tensor []")
   check.fails(function() hadamard.rotate(ty.tensor(1.5), hadamard.matrix(2)) end, "quant.hadamard.rotate: x: expected")
-  check.fails(function() require("tycho.datasets").arm.chunks { horizon = 1 << 40 } end, "horizon: expected an integer in")
+  check.fails(function() require("tycho.datasets").arm.chunks { horizon = 1 << 40 } end,
+    "horizon: expected an integer in")
   local sgd = ty.optim.SGD { ty.ones(2):requires_grad_() }
   check.fails(function() ty.optim.Scheduler(sgd, setmetatable({}, { __name = "own" })) end,
     "Scheduler: schedule: expected one for each of 1 groups, got 0")

@@ -211,6 +211,28 @@ function M.split(dataset, parts, options)
   return table.unpack(result)
 end
 
+--- Deals a list like cards into so many hands: item 1 goes to hand 1, item 2 to hand 2 ..., by turns. What is held out
+-- of a text this way stays so when more of it is read.
+---@param list any[]
+---@param hands integer
+---@param aside? integer[]  hands that are left out of `rest`
+---@return any[][] dealt
+---@return any[] rest       the items of all other hands, in their order
+function M.deal(list, hands, aside)
+  expect("data.deal", "list", list, "a list")
+  expect("data.deal", "hands", hands, "an integer in [1, 1000000]")
+  expect("data.deal", "aside", aside, "a list of integers or nil")
+  local dealt, rest, out = {}, {}, {}
+  for k = 1, hands do dealt[k] = {} end
+  for _, k in ipairs(aside or {}) do out[k] = true end
+  for i, item in ipairs(list) do
+    local hand = (i - 1) % hands + 1
+    table.insert(dealt[hand], item)
+    if not out[hand] then rest[#rest + 1] = item end
+  end
+  return dealt, rest
+end
+
 local Mapped = define "Mapped"
 
 --- fn(item, i) on every item.

@@ -135,6 +135,16 @@ function M.digits(options)
   return all
 end
 
+--- The documents of a text, which empty lines end, each with the line ends of its own lines.
+---@param text string
+---@return string[]
+function M.documents(text)
+  expect("data.documents", "text", text, "a string")
+  local list = {}
+  for document in (text .. "\n\n"):gmatch "(.-\n)\n+" do list[#list + 1] = document end
+  return list
+end
+
 --- The King James Version (datasets/kjv), ASCII: a verse on each line, chapters apart by an empty line and headed by
 -- book and number. options: books (3: so many of its 66 books, from Genesis on; 3 are 494,446 bytes, 66 are 4,151,868).
 ---@param options? {books: integer}
