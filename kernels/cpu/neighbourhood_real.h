@@ -30,7 +30,7 @@ static void NAME(attend_rows)(void *context, int64_t begin, int64_t end) {
       const int64_t at = task * n->columns + column, left = ty_neighbours_begin(column, n->columns, n->window[1]);
       const REAL *q = c->q + at * n->d;
       REAL *out = c->out + at * n->dv, most = -(REAL)INFINITY, sum = 0, score[KEYS];
-      memset(out, 0, (size_t)n->dv * sizeof *out);
+      for (int64_t e = 0; e < n->dv; e++) out[e] = 0;
       for (int64_t i = top; i < top + n->window[0]; i++)
         for (int64_t first = 0; first < n->window[1]; first += KEYS) {
           const int64_t keys = n->window[1] - first < KEYS ? n->window[1] - first : KEYS;
