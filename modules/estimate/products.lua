@@ -280,21 +280,27 @@ function M.ways(product, threads)
   return list
 end
 
---- The way that the model holds to be the fastest, or the one that takes least energy.
+--- The way that the model holds to be the fastest, or the one that takes least energy: the kernel's own with the most
+-- threads, unless another is thought to cost less by more than `margin`. options: threads (1 up to those that ops
+-- have), by ("seconds"; "joules"), margin (0.05, of the cost).
 ---@param model ProductModel
 ---@param product table   m, n, k, dtype, layout
----@param options? { threads?: integer[], by?: "seconds"|"joules" }
+---@param options? { threads?: integer[], by?: "seconds"|"joules", margin?: number }
 ---@return table choice  threads, rows, columns, pack, and what it is thought to take: seconds or joules
 function M.tune(model, product, options)
   local who = "estimate.products.tune"
   if getmetatable(model) ~= Model then
     arguments.fail("%s: model: expected one of products.fit, got %s", who, arguments.describe(model))
   end
-  local o = arguments.read(who, options, { threads = none, by = "seconds" }, { threads = "a list of integers >= 1",
-    by = '"seconds" or "joules"' })
-  local ways = M.ways(product, o.threads)
-  local costs, best = model[o.by](model, ways), 1
-  for i, cost in ipairs(costs) do if cost < costs[best] then best = i end end
+  local o = arguments.read(who, options, { threads = none, by = "seconds", margin = 0.05 },
+    { threads = "a list of integers >= 1", by = '"seconds" or "joules"', margin = "a number in [0, 1)" })
+  local ways, own, best = M.ways(product, o.threads), 1, 1
+  local costs = model[o.by](model, ways)
+  for i, cost in ipairs(costs) do
+    if cost < costs[best] then best = i end
+    if ways[i].rows == 0 and ways[i].columns == 0 and ways[i].threads > ways[own].threads then own = i end
+  end
+  if costs[best] > costs[own] * (1 - o.margin) then best = own end
   local way = ways[best]
   return { threads = way.threads, rows = way.rows, columns = way.columns, pack = way.pack, [o.by] = costs[best] }
 end

@@ -22,14 +22,14 @@ local r = ty.recipe.declare {
     { "shapes", 600, "shapes of the table", quick = 12 },
     { "ways", 3, "ways of doing each of them" },
     { "seconds", 0.0005, "timed at a time", quick = 0.0002 },
-    { "rounds", 10, "times it is timed, of which the shortest counts", quick = 1 },
+    { "rounds", 20, "times it is timed, of which the shortest counts", quick = 1 },
     { "most", 1024, "rows, columns and inner size at most", quick = 64 },
     { "trees", 30, "trees of a forest", quick = 10 },
     { "tuned", 16, "shapes that the tuner is tried on", quick = 2 },
   },
 }
 local a = r.args
-local work = math.min(3e7, a.most ^ 3)
+local work = math.min(1.5e7, a.most ^ 3)
 
 local began = ty.system.clock()
 local list = products.measure(products.sample(a.shapes, { seed = r.seed, ways = a.ways, most = a.most, work = work }),
