@@ -22,7 +22,8 @@ local r = ty.recipe.declare {
     { "shapes", 600, "shapes of the table", quick = 12 },
     { "ways", 3, "ways of doing each of them" },
     { "seconds", 0.0005, "timed at a time", quick = 0.0002 },
-    { "rounds", 20, "times it is timed, of which the shortest counts", quick = 1 },
+    { "rounds", 6, "times it is timed, of which the shortest counts", quick = 1 },
+    { "passes", 3, "times over the whole table, likewise", quick = 1 },
     { "most", 1024, "rows, columns and inner size at most", quick = 64 },
     { "trees", 30, "trees of a forest", quick = 10 },
     { "tuned", 16, "shapes that the tuner is tried on", quick = 2 },
@@ -33,7 +34,7 @@ local work = math.min(1.5e7, a.most ^ 3)
 
 local began = ty.system.clock()
 local list = products.measure(products.sample(a.shapes, { seed = r.seed, ways = a.ways, most = a.most, work = work }),
-  { seconds = a.seconds, rounds = a.rounds })
+  { seconds = a.seconds, rounds = a.rounds, passes = a.passes })
 local counted = list[1].measured
 r:say("%d products of %d shapes measured in %.0f s; energy by %s\n", #list, a.shapes, ty.system.clock() - began,
   counted and "counters" or "the model of ty.energy")
@@ -108,7 +109,7 @@ local model = products.fit(list, { trees = a.trees, seed = r.seed })
 local shapes = products.sample(a.tuned, { seed = r.seed + 1000, ways = 1, most = a.most, work = work, least = 48 })
 local of_best, of_own, speeds = {}, {}, {}
 for i, p in ipairs(shapes) do
-  local all = products.measure(products.ways(p), { seconds = a.seconds, rounds = a.rounds })
+  local all = products.measure(products.ways(p), { seconds = a.seconds, rounds = a.rounds, passes = 2 })
   local best, own = all[1], nil
   for _, one in ipairs(all) do
     if one.seconds < best.seconds then best = one end
@@ -120,7 +121,7 @@ for i, p in ipairs(shapes) do
     if one.threads == choice.threads and one.rows == choice.rows and one.columns == choice.columns then chosen = one end
   end
   local least = {}
-  for _ = 1, a.rounds do -- in turns
+  for _ = 1, 2 * a.rounds do -- in turns
     for name, one in pairs { chosen = chosen, best = best, own = own } do
       products.measure({ one }, { seconds = a.seconds, rounds = 3 })
       least[name] = math.min(least[name] or math.huge, one.seconds)
