@@ -72,8 +72,8 @@ local function pretend(list)
 end
 
 check.test("a model learns such a machine, and the tuner its best way, by time and by energy", function()
-  local list = pretend(products.sample(150, { seed = 1, threads = { 1, 2 }, dtypes = { "f32" } }))
-  local model = products.fit(list, { trees = 30, tries = 20 })
+  local list = pretend(products.sample(90, { seed = 1, threads = { 1, 2 }, dtypes = { "f32" } }))
+  local model = products.fit(list, { trees = 10, tries = 20 })
   local new = pretend(products.sample(20, { seed = 2, threads = { 1, 2 }, dtypes = { "f32" } }))
   local seconds, guess = {}, model:seconds(new)
   for i, p in ipairs(new) do seconds[i], guess[i] = math.log(p.seconds), math.log(guess[i]) end
