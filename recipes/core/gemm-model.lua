@@ -137,7 +137,7 @@ table.sort(picture, function(x, y) return x[1] < y[1] end)
 local measured, foretold = {}, {}
 for i, pair in ipairs(picture) do measured[i], foretold[i] = pair[1], pair[2] end
 ty.plot.line { series = { { y = foretold, label = "foretold" }, { y = measured, label = "measured" } }, log_y = true,
-  title = "Products of shapes that were not learnt from, by time", x_label = "product", y_label = "seconds" }
+  title = "Products of held-out shapes, by time", x_label = "product", y_label = "seconds" }
   :save(r:picture "products.png")
 
 os.exit(r:finish {
