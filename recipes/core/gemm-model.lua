@@ -13,7 +13,7 @@
 -- seconds and memory. The tuner's shapes are new once more; for each, all ways are timed, and then its choice, the best
 -- of all and the kernel's own in turns, so that the best is not best by luck. The kernel's own way leaves a tuner next
 -- to nothing to gain: several runs put the choice on either side of it. A margin, below which the tuner stays with the
--- kernel's way, and timing in passes over the whole table were what made choices no worse.
+-- kernel's way, and timing in passes over the whole table brought it level.
 local ty = require "tycho"
 local estimate = require "tycho.estimate"
 local products, stats = estimate.products, ty.stats
