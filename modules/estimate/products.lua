@@ -125,45 +125,50 @@ end
 -- `rounds`.
 local function time(fn, least, rounds, meter)
   ty.scope(fn)
-  local calls, seconds, joules = 1, math.huge, math.huge
-  for round = 0, rounds do
-    local reading = meter:read()
+  local once, seconds, joules = math.huge, math.huge, math.huge
+  for _ = 1, 3 do
     local began = clock()
+    ty.scope(fn)
+    once = math.min(once, clock() - began)
+  end
+  local calls = math.max(1, math.min(10000, math.ceil(least / math.max(once, 1e-7))))
+  for _ = 1, rounds do
+    local reading, began = meter:read(), clock()
     for _ = 1, calls do ty.scope(fn) end
-    local took = clock() - began
-    if round == 0 then -- only to see how many calls it takes
-      calls = math.max(1, math.min(10000, math.ceil(least / math.max(took, 1e-7))))
-    else
-      seconds = math.min(seconds, took / calls)
-      joules = math.min(joules, (meter:read().joules - reading.joules) / calls)
-    end
+    seconds = math.min(seconds, (clock() - began) / calls)
+    joules = math.min(joules, (meter:read().joules - reading.joules) / calls)
   end
   return seconds, joules
 end
 
 --- Measures products: gives each of the list `seconds`, `joules` and `measured` (whether the joules come from counters;
 -- otherwise from the model of ty.energy: processor seconds and memory). options: seconds (0.002: what is timed at a
--- time, as many calls as that takes), rounds (3, of which the shortest counts).
+-- time, as many calls as that takes), rounds (3, of which the shortest counts), passes (1: times over the whole list,
+-- for machines on which something else comes and goes: again the shortest).
 ---@param list table[]  of products.sample, or others
----@param options? { seconds?: number, rounds?: integer }
+---@param options? { seconds?: number, rounds?: integer, passes?: integer }
 ---@return table[] list
 function M.measure(list, options)
   local who = "estimate.products.measure"
   arguments.expect(who, "list", list, "a list of tables")
-  local o = arguments.read(who, options, { seconds = 0.002, rounds = 3 }, { seconds = "a finite number > 0",
-    rounds = "an integer >= 1" })
-  local meter = ty.energy.meter()
+  local o = arguments.read(who, options, { seconds = 0.002, rounds = 3, passes = 1 },
+    { seconds = "a finite number > 0", rounds = "an integer >= 1", passes = "an integer >= 1" })
+  local meter, count = ty.energy.meter(), #list
   local x, y, last
-  for _, product in ipairs(list) do
+  for i = 0, o.passes * count - 1 do
+    local product = list[i % count + 1]
     local p = read(who, product)
     local key = ("%d %d %d %s %s"):format(p.m, p.n, p.k, p.dtype, p.layout)
     if key ~= last then
       x, y = operands(p)
       last = key
     end
-    M.with(p, function()
-      product.seconds, product.joules = time(function() return x:matmul(y) end, o.seconds, o.rounds, meter)
+    local seconds, joules = M.with(p, function()
+      return time(function() return x:matmul(y) end, o.seconds, o.rounds, meter)
     end)
+    local again = i >= count
+    product.seconds = again and math.min(product.seconds, seconds) or seconds
+    product.joules = again and math.min(product.joules, joules) or joules
     product.measured = meter:read().measured
   end
   return list
@@ -280,21 +285,27 @@ function M.ways(product, threads)
   return list
 end
 
---- The way that the model holds to be the fastest, or the one that takes least energy.
+--- The way that the model holds to be the fastest, or the one that takes least energy: the kernel's own with the most
+-- threads, unless another is thought to cost less by more than `margin`. options: threads (1 up to those that ops
+-- have), by ("seconds"; "joules"), margin (0.05, of the cost).
 ---@param model ProductModel
 ---@param product table   m, n, k, dtype, layout
----@param options? { threads?: integer[], by?: "seconds"|"joules" }
+---@param options? { threads?: integer[], by?: "seconds"|"joules", margin?: number }
 ---@return table choice  threads, rows, columns, pack, and what it is thought to take: seconds or joules
 function M.tune(model, product, options)
   local who = "estimate.products.tune"
   if getmetatable(model) ~= Model then
     arguments.fail("%s: model: expected one of products.fit, got %s", who, arguments.describe(model))
   end
-  local o = arguments.read(who, options, { threads = none, by = "seconds" }, { threads = "a list of integers >= 1",
-    by = '"seconds" or "joules"' })
-  local ways = M.ways(product, o.threads)
-  local costs, best = model[o.by](model, ways), 1
-  for i, cost in ipairs(costs) do if cost < costs[best] then best = i end end
+  local o = arguments.read(who, options, { threads = none, by = "seconds", margin = 0.05 },
+    { threads = "a list of integers >= 1", by = '"seconds" or "joules"', margin = "a number in [0, 1)" })
+  local ways, own, best = M.ways(product, o.threads), 1, 1
+  local costs = model[o.by](model, ways)
+  for i, cost in ipairs(costs) do
+    if cost < costs[best] then best = i end
+    if ways[i].rows == 0 and ways[i].columns == 0 and ways[i].threads > ways[own].threads then own = i end
+  end
+  if costs[best] > costs[own] * (1 - o.margin) then best = own end
   local way = ways[best]
   return { threads = way.threads, rows = way.rows, columns = way.columns, pack = way.pack, [o.by] = costs[best] }
 end

@@ -72,8 +72,8 @@ local function pretend(list)
 end
 
 check.test("a model learns such a machine, and the tuner its best way, by time and by energy", function()
-  local list = pretend(products.sample(150, { seed = 1, threads = { 1, 2 }, dtypes = { "f32" } }))
-  local model = products.fit(list, { trees = 30, tries = 20 })
+  local list = pretend(products.sample(90, { seed = 1, threads = { 1, 2 }, dtypes = { "f32" } }))
+  local model = products.fit(list, { trees = 10, tries = 20 })
   local new = pretend(products.sample(20, { seed = 2, threads = { 1, 2 }, dtypes = { "f32" } }))
   local seconds, guess = {}, model:seconds(new)
   for i, p in ipairs(new) do seconds[i], guess[i] = math.log(p.seconds), math.log(guess[i]) end
@@ -86,6 +86,9 @@ check.test("a model learns such a machine, and the tuner its best way, by time a
   for _, way in ipairs(products.ways(shape, { 1, 2 })) do
     check.ok(model:seconds(way) >= fast.seconds, "no way is cheaper")
   end
+  -- What is hardly cheaper is not worth leaving the kernel's own way for.
+  local own = products.tune(model, shape, { threads = { 1, 2 }, margin = 0.9 })
+  check.equal({ own.threads, own.rows, own.columns }, { 2, 0, 0 })
   check.fails(function() products.tune({}, shape) end, "estimate.products.tune: model: expected one of products.fit")
   check.fails(function() products.fit { { m = 1, n = 1, k = 1 } } end,
     "estimate.products.fit: list[1].seconds: expected a finite number > 0, got nil")
