@@ -13,6 +13,7 @@ local conditions = require "tycho.diffusion.condition"
 
 local expect = arguments.expect
 
+--- Diffusion of bits: noise, loss and the way in which samples are drawn.
 ---@class BinaryProcess
 local Binary = {}
 Binary.__index = Binary

@@ -50,6 +50,7 @@ function PictureWords:forward(x, t, condition)
   return painter.network(x, t, { text = { embeddings = text } })
 end
 
+--- A painter that is told things in pictures, by a word that a network makes of each.
 ---@class PictureWordsPainter
 ---@field painter TextToImage
 ---@field network PictureWords

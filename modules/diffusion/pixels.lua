@@ -3,6 +3,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
+--- Pixels folded into channels, in the place of an autoencoder.
 ---@class Pixels
 ---@field factor integer  pixels of a side that become one place
 ---@field config table    what a pipeline asks an autoencoder's config for

@@ -12,6 +12,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local blocks = require "tycho.quant.blocks"
 local gptq = require "tycho.quant.gptq"
+local grids = require "tycho.quant.grids"
 local scaling = require "tycho.quant.scaling"
 
 local nn = ty.nn
@@ -26,7 +27,7 @@ end
 
 --- Factors of the channels of some layers with one input: those of `steps` exponents, from 0 on, with which rounding
 -- costs least (equation 4 of the paper). weights: a list of [outputs, channels]; moment: x' x [channels, channels];
--- size: mean magnitudes [channels]; o: a grid, as gptq.nearest takes it.
+-- size: mean magnitudes [channels]; o: a grid, as grids.nearest takes it.
 ---@param weights Tensor[]
 ---@param moment Tensor
 ---@param size Tensor
@@ -45,7 +46,7 @@ function M.search(weights, moment, size, o, steps)
     local sum = 0
     for _, w in ipairs(weights) do
       local by = s:to(w.dtype):unsqueeze(0)
-      sum = sum + ty.scope(function() return lost(gptq.nearest(w * by, o) / by - w, moment) end)
+      sum = sum + ty.scope(function() return lost(grids.nearest(w * by, o) / by - w, moment) end)
     end
     plain = plain or sum
     if not least or sum < least then best, alpha, least = s, i / steps, sum end
@@ -73,7 +74,7 @@ function M.clip(w, moment, o, steps)
   for i = 0, steps - 1 do
     local limit = top * (1 - i / (2 * steps))
     local cut = ty.minimum(ty.maximum(w:reshape(rows, groups, group), -limit), limit):reshape(rows, columns)
-    local e = (gptq.nearest(cut, o) - w):to "f64":reshape(rows, groups, group):transpose(0, 1) -- [groups, rows, group]
+    local e = (grids.nearest(cut, o) - w):to "f64":reshape(rows, groups, group):transpose(0, 1) -- [groups, rows, group]
     local found = (ty.matmul(e, own) * e):sum(2):transpose(0, 1):unsqueeze(2)
     if not least then best, least = limit, found else
       local better = found:lt(least)
@@ -93,12 +94,12 @@ end
 
 local function quantize(model, data, options)
   local who, defaults = "quant.awq", { clip = true }
-  for _, more in ipairs { gptq.grid_options, blocks.options } do
+  for _, more in ipairs { grids.options, blocks.options } do
     for key, value in pairs(more) do defaults[key] = value end
   end
   local o = nn.options(who, options, defaults)
-  gptq.check_grid(who, o)
-  gptq.check_layers(who, blocks.linears(who, model, o.skip), o)
+  grids.check(who, o)
+  grids.check_layers(who, blocks.linears(who, model, o.skip), o)
   local alphas, report = {}, { left = {} }
   -- First all factors: those of one layer change the rows of another.
   blocks.walk(who, model, data, o, function(group, moment, count, place)
@@ -112,22 +113,22 @@ local function quantize(model, data, options)
       local sum = x:detach():flatten(0, -2):to("f32"):abs():sum(0)
       size = ty.keep(size and size + sum or sum)
     end)
-    for i, layer in ipairs(group) do weights[i] = gptq.weight_of(who, layer) end
+    for i, layer in ipairs(group) do weights[i] = grids.weight_of(who, layer) end
     local s, alpha = M.search(weights, moment, size / count, o)
     scaling.move(before, group, s)
     for _, layer in ipairs(group) do alphas[layer.name] = alpha end
   end)
   blocks.walk(who, model, data, o, function(group, moment)
     for _, layer in ipairs(group) do
-      local w = gptq.weight_of(who, layer)
-      local value, packed = gptq.nearest(o.clip and is_clipped(layer.name) and M.clip(w, moment, o) or w, o)
-      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = gptq.bits(o, w.shape[1], w.shape[2]),
+      local w = grids.weight_of(who, layer)
+      local value, packed = grids.nearest(o.clip and is_clipped(layer.name) and M.clip(w, moment, o) or w, o)
+      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = grids.bits(o, w.shape[1], w.shape[2]),
         alpha = alphas[layer.name], error = gptq.error(w, value, moment) }
-      gptq.put(layer.module, value, packed)
+      grids.put(layer.module, value, packed)
     end
   end)
   ty.core.program.renew()
-  return gptq.summed(report)
+  return grids.summed(report)
 end
 
 --- Quantizes the linear layers of a model's blocks in place; embeddings, biases and the head stay, norms and layers

@@ -13,113 +13,15 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local blocks = require "tycho.quant.blocks"
 local formats = require "tycho.quant.formats"
+local grids = require "tycho.quant.grids"
 local moments = require "tycho.quant.moments"
-local stored = require "tycho.quant.stored"
 
 local nn = ty.nn
 local surgery = nn.surgery
 local M = {}
 
---- Options of a grid with their defaults.
-M.grid_options = { bits = 4, group = 0, symmetric = false, mse = false, format = nn.none }
-
---- Raises where options of a grid are wrong; a format sets bits and group.
-function M.check_grid(who, o)
-  if o.format ~= nil then
-    local format = formats.get(who, o.format)
-    o.bits, o.group = format.bits, format.group
-    return
-  end
-  if o.bits ~= 2 and o.bits ~= 3 and o.bits ~= 4 and o.bits ~= 8 then
-    error(("%s: bits: expected 2, 3, 4 or 8, got %s"):format(who, tostring(o.bits)), 0)
-  end
-  if not math.tointeger(o.group) or o.group < 0 then
-    error(("%s: group: columns that share a scale, or 0 for whole rows, got %s"):format(who, tostring(o.group)), 0)
-  end
-end
-
-local function check_columns(who, name, o, columns)
-  local format = o.format and formats.get(who, o.format)
-  if format and columns % format.columns ~= 0 then
-    error(("%s: format: blocks of %s have %d columns, which does not divide the %d inputs of %s"):format(who, o.format,
-      format.columns, columns, name), 0)
-  end
-end
-
--- ---- grids ----
-
-local function rounded(w, scale, offset, levels)
-  return ((w - offset) / scale):round():clamp(0, levels - 1) * scale + offset
-end
-
---- The grid of columns w [rows, columns] that share it: scale and offset [rows, 1], a value being scale code + offset.
--- 0 is on it. symmetric: as far below 0 as above. mse: the part of the range is searched that rounds with the least sum
--- of |error|^2.4, as the authors' code does.
----@param w Tensor
----@param o { bits: integer, symmetric: boolean, mse: boolean }
----@return Tensor scale
----@return Tensor offset
-function M.grid(w, o)
-  local levels = 1 << o.bits
-  local low, high = w:min(1, true):clamp(nil, 0), w:max(1, true):clamp(0)
-  if o.symmetric then
-    high = ty.maximum(high, -low)
-    low = ty.where(low:lt(0), -high, low)
-  end
-  local empty = low:eq(0):logical_and(high:eq(0))
-  low, high = low:masked_fill(empty, -1), high:masked_fill(empty, 1)
-  local function of(share)
-    local scale = (high - low) * (share / (levels - 1))
-    local zero = o.symmetric and ty.full_like(scale, levels / 2) or (-low * share / scale):round()
-    return scale, -scale * zero
-  end
-  local scale, offset = of(1)
-  if not o.mse then return scale, offset end
-  local least = (rounded(w, scale, offset, levels) - w):abs():pow(2.4):sum(1, true)
-  for step = 1, 79 do
-    local s, z = of(1 - step / 100)
-    local error = (rounded(w, s, z, levels) - w):abs():pow(2.4):sum(1, true)
-    local better = error:lt(least)
-    scale, offset, least = ty.where(better, s, scale), ty.where(better, z, offset), ty.where(better, error, least)
-  end
-  return scale, offset
-end
-
--- The grids of all groups of a matrix: scale and offset [rows, groups], and the encoded matrix of a format.
-local function grids(w, o)
-  if o.format then
-    local q = w:to({ dtype = "f32", device = "cpu" }):contiguous():to(o.format)
-    local scale, offset = formats.grid(q)
-    return scale:to { dtype = w.dtype, device = w.device }, offset:to { dtype = w.dtype, device = w.device }, q
-  end
-  local rows, columns = w.shape[1], w.shape[2]
-  local group = o.group > 0 and o.group or columns
-  local groups = (columns + group - 1) // group
-  if groups * group > columns then -- 0 is on every grid, so that zeros change none
-    w = ty.concat({ w, ty.zeros({ rows, groups * group - columns }, { dtype = w.dtype, device = w.device }) }, 1)
-  end
-  local scale, offset = M.grid(w:reshape(rows * groups, group), o)
-  return scale:reshape(rows, groups), offset:reshape(rows, groups)
-end
-
--- [rows, groups] for each column.
-local function spread(x, columns, o)
-  local rows, groups = x.shape[1], x.shape[2]
-  local group = o.group > 0 and o.group or columns
-  return x:unsqueeze(2):expand(rows, groups, group):reshape(rows, groups * group):narrow(1, 0, columns)
-end
-
---- The nearest values of a matrix on a grid, in w's dtype, and the encoded matrix of a format.
----@param w Tensor  [rows, columns]
----@param o table   bits, group, symmetric, mse, or format, as check_grid() leaves them
----@return Tensor value
----@return Tensor? packed
-function M.nearest(w, o)
-  local scale, offset, packed = grids(w, o)
-  if packed then return packed:to "f32":to { dtype = w.dtype, device = w.device }, packed end
-  local columns = w.shape[2]
-  return rounded(w, spread(scale, columns, o), spread(offset, columns, o), 1 << o.bits)
-end
+--- The grid of columns that share it, and the weight of a layer: see tycho.quant.grids.
+M.grid, M.weight_of = grids.grid, grids.weight_of
 
 -- ---- the columns ----
 
@@ -152,8 +54,8 @@ function M.solve(w, moment, o)
   local scale, offset, packed
   local static = o.act_order or o.format ~= nil
   if static then
-    scale, offset, packed = grids(w, o)
-    scale, offset = spread(scale, columns, o), spread(offset, columns, o)
+    scale, offset, packed = grids.all(w, o)
+    scale, offset = grids.spread(scale, columns, o), grids.spread(offset, columns, o)
     if order then scale, offset = scale:index_select(1, order), offset:index_select(1, order) end
   end
   local left = order and w:index_select(1, order) or w:clone()
@@ -185,48 +87,6 @@ end
 
 -- ---- layers ----
 
---- The weight [outputs, inputs] of a layer, whatever way round it lies, f32 or f64, once it is known to be finite.
-function M.weight_of(who, layer)
-  local w = layer.module.weight
-  if not w:is_floating_point() then
-    error(("%s: %s is quantized already (%s)"):format(who, layer.name, w.dtype), 0)
-  end
-  w = w:detach()
-  if w.dtype ~= "f64" then w = w:to "f32" end
-  if not w:isfinite():all():item() then error(("%s: %s: a weight is not finite"):format(who, layer.name), 0) end
-  return surgery.rows(layer.module, w):contiguous()
-end
-
---- Gives a layer its new weight, values [outputs, inputs] or an encoded matrix.
-function M.put(module, value, packed)
-  if packed then
-    local device = module.weight.device
-    surgery.exchange(module, "weight", device == "cpu" and packed or packed:to { device = device })
-  else
-    module.weight:detach():copy_(surgery.laid_out(module, value))
-  end
-end
-
---- Raises unless all layers can take the grid, before any is changed.
-function M.check_layers(who, found, o)
-  for _, layer in ipairs(found) do
-    local inputs = surgery.sizes(layer.module)
-    check_columns(who, layer.name, o, inputs)
-    if o.format and layer.module.fan_in_fan_out then
-      error(("%s: format: the weights of %s lie the other way (GPT-2's Conv1D) and cannot be packed; leave it out")
-        :format(who, layer.name), 0)
-    end
-    M.weight_of(who, layer)
-  end
-end
-
---- Bits of a weight as stored.
-function M.bits(o, rows, columns)
-  local format = o.format and formats.get("quant.gptq", o.format)
-  if format then return 8 * format.bytes / format.columns end
-  return 8 * stored.grid(rows, columns, o) / (rows * columns)
-end
-
 --- Raises unless damp and block of a solver's options make sense.
 function M.check_solver(who, o)
   if type(o.damp) ~= "number" or o.damp ~= o.damp or o.damp < 0 then
@@ -256,34 +116,26 @@ function M.error(w, value, moment)
   return all > 0 and (ty.matmul(off, moment) * off):sum():item() / all or 0
 end
 
---- A report with the mean of its layers' bits in `bits`.
-function M.summed(report)
-  local bits, all = 0, 0
-  for _, layer in ipairs(report) do bits, all = bits + layer.bits * layer.parameters, all + layer.parameters end
-  report.bits = bits / all
-  return report
-end
-
 local function quantize(model, data, options)
   local who, defaults = "quant.gptq", { act_order = false, damp = 0.01, block = 128 }
-  for _, more in ipairs { M.grid_options, blocks.options } do
+  for _, more in ipairs { grids.options, blocks.options } do
     for key, value in pairs(more) do defaults[key] = value end
   end
   local o = nn.options(who, options, defaults)
-  M.check_grid(who, o)
+  grids.check(who, o)
   M.check_solver(who, o)
-  M.check_layers(who, blocks.linears(who, model, o.skip), o)
+  grids.check_layers(who, blocks.linears(who, model, o.skip), o)
   local report = {}
   blocks.walk(who, model, data, o, function(group, moment)
     for _, layer in ipairs(group) do
       local w = M.weight_of(who, layer)
       local value, _, packed = M.solved(who, layer.name, M.solve, w, moment, o)
-      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = M.bits(o, w.shape[1], w.shape[2]),
+      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = grids.bits(o, w.shape[1], w.shape[2]),
         error = M.error(w, value, moment) }
-      M.put(layer.module, value, packed)
+      grids.put(layer.module, value, packed)
     end
   end)
-  return M.summed(report)
+  return grids.summed(report)
 end
 
 --- Quantizes the linear layers of a model's blocks in place; embeddings, norms, biases and the head stay. Blocks go one
@@ -308,14 +160,14 @@ end
 
 local function network(model, calls, options)
   local who, defaults = "quant.gptq.network", { act_order = false, damp = 0.01, block = 128, skip = {} }
-  for key, value in pairs(M.grid_options) do defaults[key] = value end
+  for key, value in pairs(grids.options) do defaults[key] = value end
   local o = nn.options(who, options, defaults)
-  M.check_grid(who, o)
+  grids.check(who, o)
   M.check_solver(who, o)
   arguments.expect(who, "calls", calls, "a list of tables")
   if #calls == 0 then error(who .. ": calls: expected at least one, got an empty table", 0) end
   local layers = blocks.linears(who, model, o.skip)
-  M.check_layers(who, layers, o)
+  grids.check_layers(who, layers, o)
   local seen, removes, report = {}, {}, {}
   for k, layer in ipairs(layers) do
     seen[k] = moments.new(surgery.sizes(layer.module), layer.module.weight.device)
@@ -336,13 +188,13 @@ local function network(model, calls, options)
     ty.no_grad(ty.scope, function()
       local w = M.weight_of(who, layer)
       local value, _, packed = M.solved(who, layer.name, M.solve, w, seen[k].sum, o)
-      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = M.bits(o, w.shape[1], w.shape[2]),
+      report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = grids.bits(o, w.shape[1], w.shape[2]),
         error = M.error(w, value, seen[k].sum) }
-      M.put(layer.module, value, packed)
+      grids.put(layer.module, value, packed)
     end)
   end
   ty.core.program.renew()
-  return M.summed(report)
+  return grids.summed(report)
 end
 
 --- GPTQ for any network: the linear layers of its blocks (its first nn.ModuleList), by what they get when it is called
@@ -357,22 +209,23 @@ function M.network(model, calls, options) return nn.for_caller(network, model, c
 
 local function round(model, options)
   local who, defaults = "quant.round", { skip = {} }
-  for key, value in pairs(M.grid_options) do defaults[key] = value end
+  for key, value in pairs(grids.options) do defaults[key] = value end
   local o = nn.options(who, options, defaults)
-  M.check_grid(who, o)
+  grids.check(who, o)
   local found, report = blocks.linears(who, model, o.skip), {}
-  M.check_layers(who, found, o)
+  grids.check_layers(who, found, o)
   for _, layer in ipairs(found) do
     ty.scope(function()
       ty.no_grad(function()
         local w = M.weight_of(who, layer)
-        M.put(layer.module, M.nearest(w, o))
-        report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = M.bits(o, w.shape[1], w.shape[2]) }
+        grids.put(layer.module, grids.nearest(w, o))
+        report[#report + 1] = { name = layer.name, parameters = w:numel(),
+          bits = grids.bits(o, w.shape[1], w.shape[2]) }
       end)
     end)
   end
   ty.core.program.renew()
-  return M.summed(report)
+  return grids.summed(report)
 end
 
 --- Rounds the linear layers of a model's blocks to the nearest values of the same grids: what GPTQ is measured against.

@@ -10,7 +10,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local blocks = require "tycho.quant.blocks"
-local gptq = require "tycho.quant.gptq"
+local grids = require "tycho.quant.grids"
 
 local nn = ty.nn
 local expect = arguments.expect
@@ -65,17 +65,17 @@ local function quantize(model, options)
     if o.group > 0 and columns % o.group ~= 0 then
       arguments.fail("%s: group: expected a divisor of the %d inputs of %s, got %d", who, columns, layer.name, o.group)
     end
-    gptq.weight_of(who, layer)
+    grids.weight_of(who, layer)
   end
   for _, layer in ipairs(found) do
     ty.scope(function()
       ty.no_grad(function()
-        local w = gptq.weight_of(who, layer)
+        local w = grids.weight_of(who, layer)
         local columns = w.shape[2]
         local group = o.group > 0 and o.group or columns
         local value, before, after = M.solve(w:reshape(-1, group), o.bits)
         value = value:reshape(w.shape)
-        gptq.put(layer.module, value)
+        grids.put(layer.module, value)
         -- Scale and zero are stored in half precision.
         report[#report + 1] = { name = layer.name, parameters = w:numel(), bits = o.bits + 32 / group,
           before = before, after = after }
@@ -83,7 +83,7 @@ local function quantize(model, options)
     end)
   end
   ty.core.program.renew()
-  return gptq.summed(report)
+  return grids.summed(report)
 end
 
 --- Quantizes the linear layers of a model's blocks in place, without data; embeddings, norms, biases and the head

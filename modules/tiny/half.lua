@@ -78,6 +78,7 @@ end
 --- The order in which primitives are told.
 M.order = { "forward", "input", "weight" }
 
+--- The primitives of a network's layers in two precisions, timed, of tiny.half.
 ---@class Primitives
 ---@field rows table[]  layer, form, primitive, macs, seconds (by dtype)
 ---@field clock number  cycles a second, that rates are told by

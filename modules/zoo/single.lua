@@ -12,6 +12,7 @@ local shelf = require "tycho.zoo.shelf"
 
 local expect = arguments.expect
 
+--- Pictures of single objects and their judge.
 ---@class SingleObjects
 ---@field kinds string[]  names of the labels, from 0
 local Single = {}

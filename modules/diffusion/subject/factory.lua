@@ -15,6 +15,7 @@ local segment = require "tycho.diffusion.subject.segment"
 ---@field identity number
 ---@field text number
 
+--- A factory of pairs: a thing, and what it is to look like elsewhere.
 ---@class SubjectFactory
 local Factory = {}
 Factory.__index = Factory

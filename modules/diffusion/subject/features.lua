@@ -6,6 +6,7 @@ local arguments = require "tycho.arguments"
 
 local nn = ty.nn
 
+--- A network's features of things, and how alike two things are by them.
 ---@class SubjectFeatures
 ---@field network Module   with maps(x): [n, width, rows, columns]
 ---@field encode fun(pictures: Tensor): Tensor   pictures u8 or 0 to 255 as the network takes them

@@ -10,6 +10,7 @@ local models = require "tycho.models"
 local nn = ty.nn
 local expect, fail = arguments.expect, arguments.fail
 
+--- A network that draws from words and from features of a thing that it is shown.
 ---@class SubjectNetwork: Module
 ---@field network UNet
 local SubjectNetwork = nn.module "SubjectNetwork"
@@ -44,6 +45,7 @@ function SubjectNetwork:forward(x, t, condition)
   return self.network(ty.concat({ x, condition.around, condition.hole }, 1), t, { text = { embeddings = context } })
 end
 
+--- A painter that is shown things.
 ---@class SubjectPainter
 ---@field painter TextToImage   whose words, process and pixels it has
 ---@field network SubjectNetwork

@@ -9,6 +9,7 @@ local process = require "tycho.diffusion.process"
 
 local expect, none = arguments.expect, arguments.none
 
+--- Training of a network of masked tokens, and the way in which it draws.
 ---@class MaskedWay
 ---@field model MAR
 ---@field steps integer

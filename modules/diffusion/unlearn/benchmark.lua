@@ -7,6 +7,7 @@ local distribution = require "tycho.diffusion.measure"
 local retention = require "tycho.diffusion.unlearn.retention"
 local tuning = require "tycho.diffusion.unlearn.tuning"
 
+--- Contenders in forgetting, at several strengths, with what each forgets and keeps.
 ---@class UnlearnBenchmark
 ---@field painter TextToImage
 ---@field judge table   see(pictures): numbers by domain; features(pictures): [n, width]

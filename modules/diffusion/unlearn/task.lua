@@ -5,6 +5,7 @@ local arguments = require "tycho.arguments"
 
 local WHO = "unlearn.task"
 
+--- What is to be forgotten, as prompts and pictures.
 ---@class UnlearnTask
 ---@field word string        the concept in prompts
 ---@field forget string[]    prompts with it

@@ -12,6 +12,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local Cache = require "tycho.models.cache"
 
+--- A cache of keys and values in 8 or 4 bits.
 ---@class QuantizedCache: KVCache
 ---@field past integer    positions filled, padding included
 ---@field rounded integer positions that are in blocks, the first ones

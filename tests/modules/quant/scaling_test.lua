@@ -5,7 +5,7 @@ local second_order = dofile(check.root .. "tests/modules/second_order.lua")
 local ty = require "tycho"
 local llm, quant = require "tycho.llm", require "tycho.quant"
 local awq, hqq = require "tycho.quant.awq", require "tycho.quant.hqq"
-local gptq = require "tycho.quant.gptq"
+local grids = require "tycho.quant.grids"
 
 local function randomize(model)
   for name, p in model:named_parameters() do
@@ -95,7 +95,7 @@ check.test("AWQ: the factors are the best of the exponents, and 0 is among them"
   local size, o = x:abs():mean(0), { bits = 3, group = 0, symmetric = false, mse = false }
   local s, alpha, least, plain = awq.search({ w }, moment, size, o)
   local function off(by)
-    local q = gptq.nearest(w * by, o) / by
+    local q = grids.nearest(w * by, o) / by
     return ty.matmul(x, (q - w):transpose(0, 1)):square():sum():item()
   end
   local best, at = math.huge, nil
@@ -130,11 +130,11 @@ check.test("AWQ: ranges of groups are cut where that loses less", function()
         local limit = part:abs():max():item() * (1 - i / 20)
         local tried = w:clone()
         tried:select(0, row):narrow(0, group * 8, 8):copy_(part:clamp(-limit, limit))
-        best = math.min(best, off(gptq.nearest(tried, o), row, group))
+        best = math.min(best, off(grids.nearest(tried, o), row, group))
       end
-      local mine = off(gptq.nearest(cut, o), row, group)
+      local mine = off(grids.nearest(cut, o), row, group)
       check.close(mine, best, 1e-9 * best)
-      if mine < off(gptq.nearest(w, o), row, group) then fewer = fewer + 1 end
+      if mine < off(grids.nearest(w, o), row, group) then fewer = fewer + 1 end
     end
   end
   check.ok(fewer >= 6, fewer)
