@@ -517,6 +517,42 @@ function ty.system.columns(descriptor) end
 ---@return integer
 function ty.system.pid() end
 
+--- Asks for another cutting of large products into tiles than the one that their shapes give, for all threads from the
+-- next product on: rows and columns of a tile at most, whether the first matrix is packed (1), read where it lies (-1)
+-- or either by the shape (0). Without arguments, or with zeros, shapes decide again. What is computed stays the same,
+-- to the last bit.
+---@param rows? integer
+---@param columns? integer
+---@param pack? integer
+function ty.system.product_tiling(rows, columns, pack) end
+
+ty.probe = {}
+
+--- Seconds of one call of a function (char *buffer, long rounds) of a shared library, on the memory of a tensor. For
+-- x86-64 processors under Linux.
+---@param path string
+---@param name string
+---@param rounds integer
+---@param buffer Tensor
+---@return number
+function ty.probe.time(path, name, rounds, buffer) end
+
+--- The addresses of the library's instructions that fn() runs on this thread, one after the other, at most so many; and
+-- how many more there were. For x86-64 processors under Linux.
+---@param fn function
+---@param most integer
+---@return integer[] addresses
+---@return integer lost
+function ty.probe.steps(fn, most) end
+
+--- Where an address of probe.steps is: the file that it was loaded from, the address there, and the function, if that
+-- has a name.
+---@param address integer
+---@return string file
+---@return integer address
+---@return string? name
+function ty.probe.where(address) end
+
 ty.thread = {}
 
 --- Starts a thread with a Lua state of its own, in which setup(...) runs and returns the function that answers
