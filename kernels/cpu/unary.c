@@ -1,6 +1,7 @@
 /* Elementwise kernels of one input: arithmetic, activations, and tests with bool results. */
 #include "elementwise.h"
 #include "../special.h"
+#include "gelu_lanes.h"
 
 #pragma GCC diagnostic ignored "-Wtype-limits" /* x < 0 is always false for u8 */
 
@@ -15,8 +16,8 @@
     return true;                                                                                             \
   }
 
-#define LOOP_EITHER(name, type, e, other)                                                                    \
-  LOOP(name##_first, type, , e)                                                                              \
+#define LOOP_EITHER(name, type, e, other) LOOP(name##_first, type, , e) OR_OTHER(name, type, other)
+#define OR_OTHER(name, type, other)                                                                          \
   LOOP(name##_other, type, , other)                                                                          \
   static bool name##_##type(void *out, const void *const *in, int64_t n, int repeated, const void *params) { \
     const ty_p_scalars *s = params;                                                                          \
@@ -49,11 +50,28 @@
   const ty_p_numbers *s = params; \
   const X a = (X)s->a.f, b = (X)s->b.f;
 
+#if defined(__AVX512F__)
+static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) {
+  const float *x = in[0];
+  float *y = out;
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, ty_gelu_lanes(_mm512_loadu_ps(x + i)));
+  if (i < n) {
+    const __mmask16 rest = (__mmask16)((1u << (n - i)) - 1);
+    _mm512_mask_storeu_ps(y + i, rest, ty_gelu_lanes(_mm512_maskz_loadu_ps(rest, x + i)));
+  }
+  return true;
+}
+#define LOOP_GELU(name, f, other) OR_OTHER(name, f32, other)
+#else
+#define LOOP_GELU(name, f, other) LOOP_EITHER(name, f32, f, other)
+#endif
+
 #define F(f) ty_##f##_f32
 #define X float
 #define UNARY_FLOAT(name, f) LOOP(name, f32, , f)
 #define UNARY_SCALARS(name, f) LOOP(name, f32, SCALARS, f)
-#define UNARY_EITHER(name, f, other) LOOP_EITHER(name, f32, f, other)
+#define UNARY_EITHER(name, f, other) LOOP_GELU(name, f, other)
 #define UNARY_TRIG(name) LOOP_TRIG(name)
 #define UNARY_NUMBER(name, f, i) LOOP(name, f32, , f)
 #define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f32, NUMBERS, f)
