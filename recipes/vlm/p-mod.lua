@@ -99,12 +99,12 @@ end
 -- Which patches each layer of the first model keeps: others are darkened.
 local batch = { features = test[1].features:narrow(0, 0, 4),
   questions = table.move(test[1].questions, 1, 4, 1, {}), image = test[1].image:narrow(0, 0, 4) }
-local side, pictures = math.tointeger(batch.features.shape[2] ^ 0.5), { batch.image:to "f32" / 255 }
+local side, pictures = math.tointeger(batch.features.shape[2] ^ 0.5), { batch.image }
 mod.watch(shown, function(_, visual, places)
   local count = side * side
   local kept = ty.zeros({ 4, visual.shape[2] }):scatter(1, places, ty.ones(places.shape)):narrow(1, 0, count)
   local map = ty.interpolate(kept:reshape(4, 1, side, side), { 64, 64 }, 0, "nearest")
-  pictures[#pictures + 1] = ty.keep(batch.image:to "f32" / 255 * (map * 0.85 + 0.15))
+  pictures[#pictures + 1] = ty.keep((batch.image:to "f32" * (map * 0.85 + 0.15)):to "u8")
 end)
 vlm.answers.ask(shown, dialogue, { batch })
 ty.plot.grid(ty.concat(pictures, 0), { columns = 4 }):save(r:picture "kept.png")

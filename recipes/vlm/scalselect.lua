@@ -13,7 +13,7 @@
 -- brought to one length: the paper's scripts leave that out too, and with it near duplicates score higher.
 --
 -- No selection is better than chance by more than noise here: minutes of tuning on a hundred samples teach a decoder of
--- this size little about new objects, and cost it some of what it knew. A pool of 600 at twice the rate did no better.
+-- this size little about new objects, and cost it some of what it knew. A pool of 600 at twice the rate did worse.
 local ty = require "tycho"
 local curation, vlm, zoo = require "tycho.curation", require "tycho.vlm", require "tycho.zoo"
 local answerer, scenes = zoo.answerer, zoo.scenes
@@ -132,8 +132,7 @@ for i, seed in ipairs(r.seeds) do
     if i == 1 and #shown < 2 then shown[#shown + 1] = part.image:narrow(0, 0, math.min(24, #part.questions)) end
     r:say("seed %d: %s %.3f (new objects %.3f), all samples %.3f", seed, name, both, new, found.all[i])
   end
-end
--- What was selected first, above what chance did.
+end -- what was selected first, above what chance did.
 ty.plot.grid(ty.concat(shown, 0), { columns = 12 }):save(r:picture "selected.png")
 
 local times = {}
