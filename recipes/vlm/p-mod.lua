@@ -2,12 +2,16 @@
 -- claim: with 56 % of the decoder's work and 54 % of its cache, as many questions are answered
 -- system: p-MoD on scene-vlm: a router in each layer, TanhNorm, symmetric reweighting, shares that decay as a cosine
 -- paper: Zhang et al. 2025, "p-MoD: Building Mixture-of-Depths MLLMs via Progressive Ratio Decay"
--- time: 3 minutes on one CPU core
+-- time: 2 minutes on one CPU core
 --
 -- All models begin as scene-vlm and their decoders are tuned on the same questions in the same order at the same rate;
 -- the tower and the projector stay. The dense model is tuned as well. The other schedule is one that the paper compares
 -- with: one share for all layers behind the first, such that it works as much as the decaying one. Questions of the
--- test are of scenes that no choice was made on; models are compared question by question.
+-- test are of other scenes than those of tuning; models are compared question by question.
+--
+-- The answers do not stay. Half of a decoder of four layers is deep by the schedule, and in minutes of tuning the
+-- routers there, which begin at zero, do not find the objects: the picture shows what each layer keeps. A floor of 0.15
+-- with a dense first layer, and routers that learn as fast as the rest or fifty times as fast, did worse.
 local ty = require "tycho"
 local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
 local answerer, mod = zoo.answerer, vlm.mixture_of_depths
@@ -15,15 +19,15 @@ local answerer, mod = zoo.answerer, vlm.mixture_of_depths
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "steps", 100, "of tuning each model", quick = 1 },
+    { "steps", 60, "of tuning each model", quick = 1 },
     { "batch", 16, "pictures of a step, with four questions each", quick = 2 },
     { "lr", 1e-3, "peak learning rate" },
-    { "pool", 1200, "scenes that are tuned on", quick = 4 },
-    { "test", 400, "scenes to measure with", quick = 4 },
-    { "shift", 0.36, "of the cosine: the mean share of tokens that layers keep" },
-    { "floor", 0.15, "the least share" },
+    { "pool", 500, "scenes that are tuned on", quick = 4 },
+    { "test", 200, "scenes to measure with", quick = 4 },
+    { "shift", 0.34, "of the cosine: the mean share of tokens that layers keep" },
+    { "floor", 0.25, "the least share" },
     { "scale", 0.2, "of TanhNorm" },
-    { "times", 20.0, "the rate at which routers learn, which begin at zero" },
+    { "times", 5.0, "the rate at which routers learn, which begin at zero" },
   },
 }
 local args = r.args
@@ -95,12 +99,12 @@ end
 -- Which patches each layer of the first model keeps: others are darkened.
 local batch = { features = test[1].features:narrow(0, 0, 4),
   questions = table.move(test[1].questions, 1, 4, 1, {}), image = test[1].image:narrow(0, 0, 4) }
-local side, pictures = math.tointeger(batch.features.shape[2] ^ 0.5), { batch.image:to "f32" / 255 }
+local side, pictures = math.tointeger(batch.features.shape[2] ^ 0.5), { batch.image }
 mod.watch(shown, function(_, visual, places)
   local count = side * side
   local kept = ty.zeros({ 4, visual.shape[2] }):scatter(1, places, ty.ones(places.shape)):narrow(1, 0, count)
   local map = ty.interpolate(kept:reshape(4, 1, side, side), { 64, 64 }, 0, "nearest")
-  pictures[#pictures + 1] = ty.keep(batch.image:to "f32" / 255 * (map * 0.85 + 0.15))
+  pictures[#pictures + 1] = ty.keep((batch.image:to "f32" * (map * 0.85 + 0.15)):to "u8")
 end)
 vlm.answers.ask(shown, dialogue, { batch })
 ty.plot.grid(ty.concat(pictures, 0), { columns = 4 }):save(r:picture "kept.png")
