@@ -20,5 +20,4 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   painter = "tycho.zoo.painter",
   answerer = "tycho.zoo.answerer",
   yardstick = "tycho.zoo.yardstick",
-  single = "tycho.zoo.single",
 })

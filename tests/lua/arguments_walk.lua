@@ -44,7 +44,7 @@ local skipped = {
   ["zoo.judge"] = "the same",
   ["zoo.painter"] = "the same",
   ["zoo.answerer"] = "the same",
-  ["zoo.yardstick"] = "the same: a call loads models", ["zoo.single"] = "the same",
+  ["zoo.yardstick"] = "the same: a call loads models",
   ["models.layers"] = layers, ["models.rotary"] = layers, ["models.classifier"] = layers,
   ["diffusion.solver.frame"] = sampling, ["diffusion.guidance.rescale"] = sampling,
   ["diffusion.prediction.new"] = sampling, ["diffusion.condition.keys"] = sampling,
