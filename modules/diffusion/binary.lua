@@ -13,6 +13,7 @@ local conditions = require "tycho.diffusion.condition"
 
 local expect = arguments.expect
 
+--- Noise that flips bits, and the way back: its schedule, kernels, loss and sampling.
 ---@class BinaryProcess
 local Binary = {}
 Binary.__index = Binary
