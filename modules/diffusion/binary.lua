@@ -13,7 +13,7 @@ local conditions = require "tycho.diffusion.condition"
 
 local expect = arguments.expect
 
---- Diffusion of bits: noise, loss and the way in which samples are drawn.
+--- Noise that flips bits, and the way back: its schedule, kernels, loss and sampling.
 ---@class BinaryProcess
 local Binary = {}
 Binary.__index = Binary

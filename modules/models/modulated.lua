@@ -56,9 +56,12 @@ end
 
 function Block:forward(x, condition, attend)
   local gate1, gate2, scale1, scale2, shift1, shift2 = self.ada_lin(condition)
-  local function attended() return self.attn(nn.modulate(self.norm(x), shift1, scale1), attend) end
+  local function normed(shift, scale)
+    return M.part(function() return nn.modulate(self.norm(x), shift, scale) end)
+  end
+  local function attended() return self.attn(normed(shift1, scale1), attend) end
   x = M.part(function() return x + gate1:unsqueeze(1) * M.part(attended) end)
-  local function fed() return self.ffn(nn.modulate(self.norm(x), shift2, scale2)) end
+  local function fed() return self.ffn(normed(shift2, scale2)) end
   return M.part(function() return x + gate2:unsqueeze(1) * M.part(fed) end)
 end
 

@@ -28,14 +28,15 @@ function Block:forward(x) return x + self.conv2(self.conv1(x:silu()):silu()) end
 ---@field width integer     numbers of a code
 local ScaleTokenizer = nn.module(WHO)
 
---- options: channels (3), hidden (32: of the convolutions at half the size of pictures, twice as many further in),
--- width (16: numbers of a code), codes (128), scales ({ 1, 2, 3, 4, 5, 6, 8 }; pictures have four times the last as
--- their side), commitment (0.25: weight of the distance of features to their codes).
+--- options: channels (3), hidden (32: of the first convolutions, twice as many further in), width (16: numbers of a
+-- code), codes (128), scales ({ 1, 2, 3, 4, 5, 6, 8 }), factor (4; 1 or 2: pixels of a side of a place of the last
+-- scale), commitment (0.25: weight of the distance of features to their codes).
 ---@param options? table
 function ScaleTokenizer:init(options)
   local o = arguments.read(WHO, options, { channels = 3, hidden = 32, width = 16, codes = 128,
-    scales = { 1, 2, 3, 4, 5, 6, 8 }, commitment = 0.25 }, { channels = "an integer >= 1", hidden = "an integer >= 1",
-    width = "an integer >= 1", codes = "an integer >= 2", scales = "a list of integers",
+    scales = { 1, 2, 3, 4, 5, 6, 8 }, factor = 4, commitment = 0.25 }, { channels = "an integer >= 1",
+    hidden = "an integer >= 1",
+    width = "an integer >= 1", codes = "an integer >= 2", scales = "a list of integers", factor = "1 or 2 or 4",
     commitment = "a finite number >= 0" })
   self.length = 0
   for i, side in ipairs(o.scales) do
@@ -46,20 +47,23 @@ function ScaleTokenizer:init(options)
   end
   if #o.scales == 0 then arguments.fail("%s: scales: expected at least one, got none", WHO) end
   self.scales, self.codes, self.width, self.commitment = o.scales, o.codes, o.width, o.commitment
-  self.side, self.channels = o.scales[#o.scales], o.channels
+  self.side, self.channels, self.factor = o.scales[#o.scales], o.channels, o.factor
   self.bits = self.length * math.log(o.codes, 2)
   local h = o.hidden
-  local function conv(inputs, outputs, size, stride)
-    return nn.Conv2d(inputs, outputs, size, { padding = 1, stride = stride or 1 })
+  -- Two steps at the border to pixels, of which `factor` says how many halve or double the size.
+  local function conv(inputs, outputs, halved)
+    return nn.Conv2d(inputs, outputs, halved and 4 or 3, { padding = 1, stride = halved and 2 or 1 })
   end
-  self.encoder = nn.Sequential(conv(o.channels, h, 4, 2), nn.SiLU(), conv(h, 2 * h, 4, 2), Block(2 * h), Block(2 * h),
-    nn.SiLU(), conv(2 * h, o.width, 3))
-  self.decoder = nn.Sequential(conv(o.width, 2 * h, 3), Block(2 * h), Block(2 * h), nn.SiLU(),
-    conv(2 * h, 4 * h, 3), nn.PixelShuffle(2), nn.SiLU(), conv(h, 4 * o.channels, 3), nn.PixelShuffle(2))
+  self.encoder = nn.Sequential(conv(o.channels, h, o.factor > 1), nn.SiLU(), conv(h, 2 * h, o.factor > 2),
+    Block(2 * h), Block(2 * h), nn.SiLU(), conv(2 * h, o.width))
+  local inner, outer = o.factor > 2 and 2 or 1, o.factor > 1 and 2 or 1
+  self.decoder = nn.Sequential(conv(o.width, 2 * h), Block(2 * h), Block(2 * h), nn.SiLU(),
+    conv(2 * h, inner * inner * h), nn.PixelShuffle(inner), nn.SiLU(), conv(h, outer * outer * o.channels),
+    nn.PixelShuffle(outer))
   self.codebook = Codebook(o.codes, o.width)
   -- What smooths a map that was made larger; each scale has its own.
   self.smooth = nn.ModuleList {}
-  for _ = 1, #o.scales do self.smooth:append(conv(o.width, o.width, 3)) end
+  for _ = 1, #o.scales do self.smooth:append(conv(o.width, o.width)) end
 end
 
 -- A map of a scale [n, width, s, s] as it is added to the sum: brought to the full size, and half of it smoothed.
@@ -102,11 +106,11 @@ function ScaleTokenizer:add(sum, ids, scale)
 end
 
 --- Features of pictures, [n, width, side, side].
----@param pictures Tensor  [n, channels, 4 side, 4 side]
+---@param pictures Tensor  [n, channels, factor * side, factor * side]
 ---@return Tensor
 function ScaleTokenizer:features(pictures)
   arguments.expect(WHO, "pictures", pictures, "a tensor")
-  local size = 4 * self.side
+  local size = self.factor * self.side
   if pictures.ndim ~= 4 or table.concat(pictures.shape, ",", 2) ~= ("%d,%d,%d"):format(self.channels, size, size) then
     arguments.fail("%s: pictures: expected [n, %d, %d, %d], got %s", WHO, self.channels, size, size,
       arguments.describe(pictures))

@@ -37,7 +37,7 @@ local skipped = {
   ["hub.gguf"] = "the parts of the reader that hub.load calls with what a file holds, which the fuzzers make hostile",
   ["peft.audit.gate"] = "called by peft.merge, with its own name",
   ["llm.trials"] = "what recipes share: a call trains a model",
-  ["distill.digits"] = "the same",
+  ["distill.digits"] = "the same", ["distill.shape_painter"] = "the same",
   ["zoo.language"] = "what recipes share: a call trains a model",
   ["zoo.scenes"] = "the same",
   ["zoo.chapters"] = "the same: a call writes token files",

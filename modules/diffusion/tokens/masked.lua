@@ -9,7 +9,7 @@ local process = require "tycho.diffusion.process"
 
 local expect, none = arguments.expect, arguments.none
 
---- Training of a network of masked tokens, and the way in which it draws.
+--- Training of a masked autoregressive model, and its way for tokens.sample.
 ---@class MaskedWay
 ---@field model MAR
 ---@field steps integer

@@ -56,6 +56,15 @@ check.test("tokens of all scales add up to what is decoded, and inputs are sums 
   check.equal(difference(t(x), t.decoder(sum)) < 1e-5, true)
 end)
 
+check.test("places of the last scale have one, two or four pixels a side", function()
+  for _, factor in ipairs { 1, 2, 4 } do
+    local t = tokenizer { factor = factor }:eval()
+    local x = ty.randn(2, 3, 4 * factor, 4 * factor)
+    check.equal(t:encode(x)[4].shape, { 2, 16 })
+    check.equal(t(x).shape, x.shape)
+  end
+end)
+
 check.test("straight through: the features get the gradient of what is decoded", function()
   local t = tokenizer { commitment = 0 }
   local x = ty.randn(2, 3, 16, 16)
