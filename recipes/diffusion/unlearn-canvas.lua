@@ -5,12 +5,13 @@
 --   Models"
 -- time: 6 minutes on one CPU core
 --
--- canvas-unet forgets the style "hatched" (plain comes in its place) and, by itself, the kind "fish" (apple). A judge
--- that no method sees says what pictures show. Every method gets as much tuning: two settings of a knob (the rate; of
--- UCE how much the tokens that stay count) at three strengths (steps; how much a token that goes counts), of which the
--- best mean of forgetting and both retentions is taken with other noise and grounds than are reported, by the first
--- seed. Beside them stand the painter as it is, a negative prompt, tuned likewise, and a painter trained from the start
--- without the style and the kind, in a fraction of the steps: what it does not draw yet is due to that.
+-- canvas-unet forgets the style "hatched" (plain comes in its place) and, by itself, the kind "car" (tree), which are
+-- among what it draws well. A judge that no method sees says what pictures show. Every method gets as much tuning: two
+-- settings of a knob (the rate; of UCE how much the tokens that stay count) at three strengths (steps; how much a token
+-- that goes counts), of which the best mean of forgetting and both retentions is taken with other noise and grounds
+-- than are reported, by the first seed. Beside them stand the painter as it is, a negative prompt, tuned likewise, and
+-- a painter trained from the start without the style and the kind, in a fraction of the steps: what it does not draw
+-- yet is due to that. Knobs were narrowed down beforehand with the painter's own training prompts.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
@@ -26,7 +27,7 @@ local painter = zoo.canvas.load { device = r.device }
 local bench = unlearn.benchmark { painter = painter, judge = zoo.canvas.judge(),
   paint = { steps = args.drawing_steps, guidance = args.guidance } }
 local TARGETS = { { word = "hatched", other = "plain", domain = "style", across = "kind", number = 4 },
-  not r.quick and { word = "fish", other = "apple", domain = "kind", across = "style", number = 2 } or nil }
+  not r.quick and { word = "car", other = "tree", domain = "kind", across = "style", number = 4 } or nil }
 local SCALES = { 2, 4, 8 } -- of the negative prompt
 local METHODS = { "esd", "ablation", "forget_me_not", "uce", "salun" }
 local CHOOSING, few = 500000, r.quick and 4 or nil -- noise that settings are chosen with; kinds
@@ -41,7 +42,7 @@ local function run(method, task, setting, seed)
   local memory = r:memory(function()
     if method == "uce" then
       local list = {}
-      for k, erase in ipairs { 0.01, 0.1, 1 } do
+      for k, erase in ipairs { 1e-4, 1e-3, 1e-2 } do
         list[k] = function() return unlearn.uce(painter, task, { erase = erase, preserve = KNOBS.uce[setting] }) end
       end
       made = bench:strengths(list)
@@ -116,7 +117,7 @@ end
 
 ty.manual_seed(r.seeds[1])
 local again = zoo.canvas.train(zoo.canvas.painter { device = r.device }, { steps = args.retrain_steps, lr = 0.03,
-  batch = r.quick and 4 or 32, average = r.quick and 0 or 0.99, set = { without = { "hatched", "fish" } } })
+  batch = r.quick and 4 or 32, average = r.quick and 0 or 0.99, set = { without = { "hatched", "car" } } })
 for _, target in ipairs(TARGETS) do
   note("retrained", 1, bench:look(target, bench:part(test, target, 2), 1000, nil, again))
 end
