@@ -5,12 +5,13 @@
 --   Models"
 -- time: 6 minutes on one CPU core
 --
--- canvas-unet forgets the style "hatched" (plain comes in its place) and, by itself, the kind "fish" (apple). A judge
--- that no method sees says what pictures show. Every method gets as much tuning: two settings of a knob (the rate; of
--- UCE how much the tokens that stay count) at three strengths (steps; how much a token that goes counts), of which the
--- best mean of forgetting and both retentions is taken with other noise and grounds than are reported, by the first
--- seed. Beside them stand the painter as it is, a negative prompt, tuned likewise, and a painter trained from the start
--- without the style and the kind, in a fraction of the steps: what it does not draw yet is due to that.
+-- canvas-unet forgets the style "hatched" (plain comes in its place) and, by itself, the kind "car" (tree), which are
+-- among what it draws well. A judge that no method sees says what pictures show. Every method gets as much tuning: two
+-- settings of a knob (the rate; of UCE how much the tokens that stay count) at three strengths (steps; how much a token
+-- that goes counts), of which the best mean of forgetting and both retentions is taken with other noise and grounds
+-- than are reported, by the first seed. Beside them stand the painter as it is, a negative prompt, tuned likewise, and
+-- a painter trained from the start without style and kind, in a fraction of the steps: what it does not draw yet is due
+-- to that. Knobs were narrowed down beforehand on a grid of other grounds with other noise.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
@@ -26,11 +27,11 @@ local painter = zoo.canvas.load { device = r.device }
 local bench = unlearn.benchmark { painter = painter, judge = zoo.canvas.judge(),
   paint = { steps = args.drawing_steps, guidance = args.guidance } }
 local TARGETS = { { word = "hatched", other = "plain", domain = "style", across = "kind", number = 4 },
-  not r.quick and { word = "fish", other = "apple", domain = "kind", across = "style", number = 2 } or nil }
+  not r.quick and { word = "car", other = "tree", domain = "kind", across = "style", number = 4 } or nil }
 local SCALES = { 2, 4, 8 } -- of the negative prompt
 local METHODS = { "esd", "ablation", "forget_me_not", "uce", "salun" }
 local CHOOSING, few = 500000, r.quick and 4 or nil -- noise that settings are chosen with; kinds
-local training, test, choice = zoo.canvas.grid(0, nil, few), zoo.canvas.grid(1, nil, few), zoo.canvas.grid(2, nil, few)
+local training, test, choice = zoo.canvas.grid(0, nil, few), zoo.canvas.grid(3, nil, few), zoo.canvas.grid(2, nil, few)
 
 -- Learning rates to choose from; of UCE how much a token of what is to stay counts.
 local KNOBS = { esd = { 4e-3, 1e-2 }, ablation = { 4e-3, 1e-2 }, forget_me_not = { 1e-2, 3e-2 },
@@ -41,7 +42,7 @@ local function run(method, task, setting, seed)
   local memory = r:memory(function()
     if method == "uce" then
       local list = {}
-      for k, erase in ipairs { 0.01, 0.1, 1 } do
+      for k, erase in ipairs { 1e-3, 3e-2, 1 } do
         list[k] = function() return unlearn.uce(painter, task, { erase = erase, preserve = KNOBS.uce[setting] }) end
       end
       made = bench:strengths(list)
@@ -71,7 +72,7 @@ for i, seed in ipairs(r.seeds) do
     local task = unlearn.task(painter, { word = target.word, other = target.other, prompts = training.prompts,
       pictures = training.image })
     local chooser, some = bench:part(choice, target, 6), bench:part(test, target, 4)
-    local whole, noise = bench:part(test, target, 2), 1000 * (seed + 1)
+    local whole, noise = bench:part(test, target, 2), 1000 * seed + 20000
     local prompts = table.move(task.retain, 1, 4, 5, { table.unpack(task.forget, 1, 4) })
     local function show(options) if i == 1 then sheet[#sheet + 1] = bench:draw(prompts, 7, options) end end
     note("untouched", i, bench:look(target, whole, noise))
@@ -116,9 +117,9 @@ end
 
 ty.manual_seed(r.seeds[1])
 local again = zoo.canvas.train(zoo.canvas.painter { device = r.device }, { steps = args.retrain_steps, lr = 0.03,
-  batch = r.quick and 4 or 32, average = r.quick and 0 or 0.99, set = { without = { "hatched", "fish" } } })
+  batch = r.quick and 4 or 32, average = r.quick and 0 or 0.99, set = { without = { "hatched", "car" } } })
 for _, target in ipairs(TARGETS) do
-  note("retrained", 1, bench:look(target, bench:part(test, target, 2), 1000, nil, again))
+  note("retrained", 1, bench:look(target, bench:part(test, target, 2), 20000, nil, again))
 end
 
 -- Rows of untouched, five methods, negative prompt; the style on the left, the kind on the right.
@@ -144,9 +145,8 @@ for _, name in ipairs(METHODS) do
   if score > own.score then own = { name = name, score = score, of = found[name] } end
 end
 local kept, beats = {}, {}
-for i in ipairs(r.seeds) do
-  kept[i] = own.of.retention[i] / found.untouched.retention[i]
-  beats[i] = own.of.score[i] / found["negative prompt"].score[i]
+for i, retention in ipairs(own.of.retention) do
+  kept[i], beats[i] = retention / found.untouched.retention[i], own.of.score[i] / found["negative prompt"].score[i]
 end
 table.move({
   { claim = "metrics of five methods in the table", measured = printed, bar = 35 },
