@@ -22,6 +22,7 @@
 --     search      times and blocks for few steps, found by evolution
 --     inverse     volumes from few measurements, classical and by a prior of slices
 --     stages      steps at several sizes, as a part
+--     sized       a transformer that takes several sizes
 --     inpaint     a part of a picture painted anew, as a part
 --     measure     how alike pictures are, and sets of them
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
@@ -65,6 +66,7 @@ return {
   search = require "tycho.diffusion.search",
   solver = require "tycho.diffusion.solver",
   spacing = require "tycho.diffusion.spacing",
+  sized = require "tycho.diffusion.sized",
   stages = require "tycho.diffusion.stages",
   times = require "tycho.diffusion.times",
   weighting = require "tycho.diffusion.weighting",

@@ -141,22 +141,40 @@ function Yardstick:features(pictures, by)
   end)
 end
 
+-- The distance of pictures to real ones, each as fn makes of it what is looked at.
+local function frechet_of(self, pictures, split, by, fn, how)
+  local key = split .. "/" .. by .. how
+  if not self.real[key] then
+    local set = self:set(split, { "image" })
+    -- From behind: no captions are taken from there.
+    local images = set:batch(ty.arange(#set - self.count, #set)).image
+    local moments = measure.moments(self:features(fn(images), by))
+    self.real[key] = { mean = ty.keep(moments.mean), cov = ty.keep(moments.cov), count = moments.count }
+  end
+  return measure.frechet(self:features(fn(pictures), by), self.real[key])
+end
+
+local function same(x) return x end
+
 --- The Fréchet distance of pictures to real ones of a split, in a network's features.
 ---@param pictures Tensor
 ---@param split string
 ---@param by? string  ("scene-clip")
 ---@return number
 function Yardstick:frechet(pictures, split, by)
-  by = by or "scene-clip"
-  local key = split .. "/" .. by
-  if not self.real[key] then
-    local set = self:set(split, { "image" })
-    -- From behind: no captions are taken from there.
-    local images = set:batch(ty.arange(#set - self.count, #set)).image
-    local moments = measure.moments(self:features(images, by))
-    self.real[key] = { mean = ty.keep(moments.mean), cov = ty.keep(moments.cov), count = moments.count }
-  end
-  return measure.frechet(self:features(pictures, by), self.real[key])
+  return frechet_of(self, pictures, split, by or "scene-clip", same, "")
+end
+
+local function squares(x) return x:rearrange("n c (r h) (s w) -> (n r s) c h w", { h = 64, w = 64 }) end
+
+--- The Fréchet distance of squares of 64 x 64 pixels that larger pictures are cut into to those of real ones, in a
+-- network's features: it sees fine parts, which the whole, brought to that size, does not show.
+---@param pictures Tensor
+---@param split string
+---@param by? string  ("scene-clip")
+---@return number
+function Yardstick:detail(pictures, split, by)
+  return frechet_of(self, pictures, split, by or "scene-clip", squares, "/squares")
 end
 
 --- Shares of what captions ask for that is in the pictures: object, colour and place as scene-resnet sees it, and
@@ -182,7 +200,8 @@ local seen_by = { "layer1", "layer2", "layer3" }
 
 --- Samplers beside a full one, for prompts of a split and noise of each seed: diffusion.compare with pictures decoded,
 -- the perceptual distance in the features of scene-resnet, and as judges the Fréchet distance to real pictures by
--- scene-resnet and the share of captions that are found by scene-clip. options: split ("validation"), first (0), count
+-- scene-resnet (of larger pictures than 64 x 64 that of squares as well) and the share of captions that are found by
+-- scene-clip. options: split ("validation"), first (0), count
 -- (32: prompts), seeds ({ 0 }), rounds (1: of timing), fewer (true: the full sampler with fewer steps beside each; or
 -- names of those).
 ---@param full Sampler
@@ -194,14 +213,16 @@ function Yardstick:compare(full, samplers, options)
     rounds = 1, fewer = true }, { seeds = "a list of integers", fewer = "a boolean or a list of strings" })
   local side, list = self.size // 4, {}
   local inside = measure.features(self:judge "scene-resnet", seen_by)
+  local judges = { frechet = function(x) return self:frechet(x, o.split, "scene-resnet") end }
+  if self.size > 64 then judges.detail = function(x) return self:detail(x, o.split, "scene-resnet") end end
   for i, seed in ipairs(o.seeds) do
     local prompts = self:prompts(o.split, o.first, o.count, seed)
+    judges.captions = function(x) return self:asked(x, prompts).caption end
     list[i] = diffusion.compare(self.painter.network, { o.count, 4, side, side }, full, samplers, {
       condition = prompts.condition, null = self.null, seeds = prompts.seeds, range = 255, rounds = o.rounds,
       fewer = o.fewer, decode = function(x) return self:decode(x) end,
       features = function(x) return inside(scenes.pictures(x)) end,
-      judges = { frechet = function(x) return self:frechet(x, o.split, "scene-resnet") end,
-        captions = function(x) return self:asked(x, prompts).caption end } })
+      judges = judges })
     for _, row in ipairs(list[i].list) do row.perceptual = row.perceptual and row.perceptual / #seen_by end
   end
   return list
