@@ -170,7 +170,7 @@ check.test("what is refused", function()
   check.fails(function() diffusion.ChunkPolicy(nn.Linear(1, 1), { execute = 9 }) end, "execute: expected at most")
   check.fails(function() diffusion.ChunkPolicy(3) end, "ChunkPolicy: network: expected a module")
   check.fails(function() diffusion.ChunkPolicy(nn.Linear(1, 1)):fit({}, {}) end, "examples.observation: expected")
-  check.fails(function() arm.chunks { horizon = 0 } end, "datasets.arm.chunks: horizon: expected an integer in %[1, 1000%]")
+  check.fails(function() arm.chunks { horizon = 0 } end, "arm.chunks: horizon: expected an integer in %[1, 1000%]")
   check.fails(function() arm.actions(ty.ones(3)) end, "datasets.arm.actions: chunk: expected [n, horizon, 4]")
 end)
 
