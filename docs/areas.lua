@@ -49,8 +49,8 @@ for _, area in ipairs(M.list) do area.text = area.text or "" end
 local machine = " threads set_threads cpu device_available ops nearest "
 local random = " manual_seed rng_state normal randint_like "
 local parts = { memory = "machine", cuda = "machine", system = "machine", probe = "machine", thread = "machine",
-  CudaStream = "machine", CudaEvent = "machine", Tensor = "tensors", tokenizer = "data", Tokenizer = "data", stats = "profile",
-  energy = "profile", footprint = "profile", EnergyMeter = "profile", EnergyReading = "profile",
+  CudaStream = "machine", CudaEvent = "machine", Tensor = "tensors", tokenizer = "data", Tokenizer = "data",
+  stats = "profile", energy = "profile", footprint = "profile", EnergyMeter = "profile", EnergyReading = "profile",
   Footprint = "profile", Sparse = "sparse", TimeModel = "profile", load = "io", save = "io", checkpoint = "tensors" }
 
 --- The areas with those of the modules.

@@ -113,8 +113,7 @@ end
 --- Trains the PromptNet to say words from which the network draws the pictures: the plain loss of denoising, with no
 -- penalty on the words unless one is asked for. pictures: a loader of batches with the field image (u8 [n, 3, h, w]),
 -- or such pictures, from which batches are drawn. options: steps (300), batch (16, of pictures), lr (0.03, of Muon),
--- penalty (0:
--- times the mean square of the words), prompt ("a " and the token), seed (0), and those of train.fit.
+-- penalty (0: times the mean square of the words), prompt ("a " and the token), seed (0), and those of train.fit.
 ---@param pictures Tensor|DataLoader
 ---@param options? table
 ---@return number[] losses

@@ -44,8 +44,8 @@ check.test("a thing stays itself in other places: the same pixels, moved and mir
   local first, moved, turned = whole:select(0, 0), whole:select(0, 1), whole:select(0, 2)
   check.ok(first:narrow(1, 2, 28):narrow(2, 0, 30):eq(moved:narrow(1, 0, 28):narrow(2, 2, 30)):all():item())
   check.ok(first:flip({ 2 }):eq(turned):all():item())
-  local first = image:select(0, 0)
-  check.ok(first:narrow(1, 0, 1):eq(first:narrow(1, 31, 1)):all():item(), "the ground is even")
+  local red = image:select(0, 0)
+  check.ok(red:narrow(1, 0, 1):eq(red:narrow(1, 31, 1)):all():item(), "the ground is even")
 end)
 
 check.test("captions say what is there", function()
