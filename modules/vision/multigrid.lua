@@ -257,6 +257,12 @@ local Loader = {}
 Loader.__index = Loader
 Loader.__name = "MultigridLoader"
 
+local function check_dataset(who, dataset)
+  if type(dataset) ~= "table" or type(dataset.batch) ~= "function" then
+    arguments.fail("%s: dataset: expected a data set of clips, got %s", who, arguments.describe(dataset))
+  end
+end
+
 --- A loader that gives every step the batch of its grid: { image, label, grid }, image f32 [n, c, frames, size, size].
 -- Clips come in an order that is drawn anew for every epoch. options: seed (0), video and label (the fields' names,
 -- "video" and "label"), center (false, see resample), device (none: where the data set's batches are).
@@ -269,9 +275,8 @@ function M.loader(dataset, schedule, options)
   local o = arguments.read(who, options, { seed = 0, video = "video", label = "label", center = false,
     device = none },
     { seed = "an integer", device = "a string" })
-  if type(dataset) ~= "table" or type(dataset.batch) ~= "function" then
-    arguments.fail("%s: dataset: expected a data set of clips, got %s", who, arguments.describe(dataset))
-  elseif getmetatable(schedule) ~= Schedule then
+  check_dataset(who, dataset)
+  if getmetatable(schedule) ~= Schedule then
     arguments.fail("%s: schedule: expected one of multigrid.schedule, got %s", who, arguments.describe(schedule))
   end
   o.dataset, o.schedule, o.step, o.position = dataset, schedule, 0, 0
@@ -378,7 +383,9 @@ end
 ---@param options? { video?: string, label?: string, center?: boolean }
 ---@return number accuracy  in [0, 1]
 function M.accuracy(model, dataset, grid, options)
-  local o = arguments.read("multigrid.accuracy", options, { video = "video", label = "label", center = false })
+  local who = "multigrid.accuracy"
+  local o = arguments.read(who, options, { video = "video", label = "label", center = false })
+  check_dataset(who, dataset)
   local right, size = 0, #dataset
   for start = 0, size - 1, 64 do
     ty.scope(function()
