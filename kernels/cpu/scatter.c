@@ -87,7 +87,7 @@ typedef struct scatter_ctx {
 } scatter_ctx;
 
 /* PUT(destination, value) */
-#define SCATTER(name, T, PUT, ...)                                                                                         \
+#define SCATTER(name, T, PUT, ...)                                                                                    \
   static inline                                                                                                       \
       __attribute__((always_inline)) void name##_tasks(scatter_ctx *c, int64_t begin, int64_t end, const bool wide) { \
     const ty_index_map *m = &c->map;                                                                                  \
