@@ -65,6 +65,9 @@ local renamed = {
     SequentialLR = "optim.sequential", StepLR = "optim.step", ReduceLROnPlateau = "optim.ReduceLROnPlateau",
   },
   ["torch.fft"] = {},
+  ["torch.sparse"] = {
+    sampled_addmm = "sparse.sddmm", sparse_coo_tensor = "sparse.coo", sparse_csr_tensor = "sparse.csr",
+  },
 }
 
 -- Why others are left out: a pattern of names of any module, or of one, and the reason.
@@ -88,11 +91,16 @@ local left_out = {
   { "^histogramdd", "rarely used" }, { "^nextafter", "bits of floats: x:view(\"i32\") has them" },
   { "^frexp", "bits of floats: x:view(\"i32\") has them" }, { "^isreal", "complex numbers are pairs" },
   { "^matrix_sqrth", "of symmetric matrices eigh gives it" }, { "^SyncBatchNorm", "distributed" },
+  { "^spsolve", "systems with sparse matrices: direct solvers are libraries of their own" },
+  { "^spdiags", "sparse.coo of the diagonals' positions" }, { "^addmm$", "of sparse matrices: a:mm(x) + y" },
+  { "^log_softmax$", "of sparse matrices: the logarithm of softmax's values" },
   { "^vmap", "not there yet" }, { "^poisson$", "seeded_noise{kind = \"poisson\"} draws it" },
 }
 
 local order = { "torch", "torch.linalg", "torch.fft", "torch.special", "torch.nn.functional", "torch.nn", "torch.optim",
-  "torch.optim.lr_scheduler" }
+  "torch.optim.lr_scheduler", "torch.sparse" }
+
+local Sparse = getmetatable(ty.sparse.from_dense(ty.ones(1, 1)))
 
 -- Whether a name such as "nn.Bilinear" or "fft" is one of ours, and how it is written.
 local function found(module, name)
@@ -102,6 +110,7 @@ local function found(module, name)
     return ok and value ~= nil and table_name .. "." .. key or nil
   end
   if part then return has("ty." .. part, ty[part], rest) end
+  if module == "torch.sparse" then return has("Sparse", Sparse, name) end
   if module == "torch.nn" then return has("nn", ty.nn, name) or has("ty", ty, name) end
   if module:find "optim" then return has("optim", ty.optim, name) end
   return has("ty", ty, name) or has("nn", ty.nn, name)

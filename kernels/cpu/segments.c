@@ -183,18 +183,23 @@ static bool prepare(job *c, const ty_kernel_args *k, const ty_view *whole, int64
   static void join_##name(void *context, int64_t begin, int64_t end) {                                          \
     const job *c = context;                                                                                     \
     const T empty = (T)((T)0.5 != 0 ? c->empty.f : (double)0) + (T)((T)0.5 != 0 ? 0 : c->empty.i);              \
+    int64_t outer = begin / c->m, s = begin % c->m, edge = 0; /* edge: where the piece of a ends */             \
     for (int64_t t = begin; t < end; t++) {                                                                     \
-      const int64_t outer = t / c->m, s = t % c->m, a = c->offsets[s], b = c->offsets[s + 1];                   \
+      const int64_t a = c->offsets[s], b = c->offsets[s + 1];                                                   \
       T *to = (T *)c->out + t * c->inner;                                                                       \
-      if (a == b)                                                                                               \
+      while (edge <= a) edge = a < edge + c->piece ? edge + c->piece : (a / c->piece + 1) * c->piece;           \
+      if (a == b) {                                                                                             \
         for (int64_t i = 0; i < c->inner; i++) to[i] = empty;                                                   \
-      if (a == b || a / c->piece == (b - 1) / c->piece) continue;                                               \
-      const T *from = (const T *)c->partial + ((outer * c->pieces + a / c->piece) * 2 + 1) * c->inner;          \
-      memcpy(to, from, sizeof(T) * (size_t)c->inner);                                                           \
-      for (int64_t p = a / c->piece + 1; p <= (b - 1) / c->piece; p++) {                                        \
-        from = (const T *)c->partial + (outer * c->pieces + p) * 2 * c->inner;                                  \
-        for (int64_t i = 0; i < c->inner; i++) JOIN(to[i], from[i]);                                            \
+      } else if (b > edge) {                                                                                    \
+        const int64_t p = edge / c->piece;                                                                      \
+        const T *from = (const T *)c->partial + ((outer * c->pieces + p - 1) * 2 + 1) * c->inner;               \
+        memcpy(to, from, sizeof(T) * (size_t)c->inner);                                                         \
+        for (int64_t q = p; q * c->piece < b; q++) {                                                            \
+          from = (const T *)c->partial + (outer * c->pieces + q) * 2 * c->inner;                                \
+          for (int64_t i = 0; i < c->inner; i++) JOIN(to[i], from[i]);                                          \
+        }                                                                                                       \
       }                                                                                                         \
+      if (++s == c->m) s = 0, edge = 0, outer++;                                                                \
     }                                                                                                           \
   }
 TY_EACH_SUM(ROWS)

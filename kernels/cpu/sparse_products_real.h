@@ -88,34 +88,41 @@ static void FN(rows)(void *context, int64_t begin, int64_t end) {
   else FN(rows_in)(c, begin, end, false);
 }
 
-/* Of a dense matrix of one column. Several sums side by side: one would wait for itself. */
-static void FN(vector)(void *context, int64_t begin, int64_t end) {
-  job *c = context;
+/* Of a dense matrix of one column. A column that is out of range counts as the first and is told afterwards. */
+static inline __attribute__((always_inline)) void FN(vector_in)(job *c, int64_t begin, int64_t end,
+                                                                const int64_t *order) {
   const REAL *values = c->a, *x = c->b;
-  const int64_t *columns = c->columns, *order = c->order;
+  const int64_t *columns = c->columns;
   const uint64_t n = (uint64_t)c->n;
   int64_t first, last;
-  int bad = 0;
+  uint64_t bad = 0;
   FN(rows_of)(c, begin, end, &first, &last);
   for (int64_t r = first; r < last; r++) {
-    REAL sum[4] = { 0 };
+    REAL sum[2] = { 0 };
     int64_t j = c->offsets[r];
     const int64_t stop = c->offsets[r + 1];
-    for (; j + 4 <= stop; j += 4)
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) {
-        const bool inside = (uint64_t)columns[j + i] < n;
-        bad |= !inside;
-        if (inside) sum[i] += values[order ? order[j + i] : j + i] * x[columns[j + i]];
+    for (; j + 2 <= stop; j += 2)
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; i++) {
+        const uint64_t column = (uint64_t)columns[j + i], outside = column >= n;
+        bad |= outside;
+        sum[i] += values[order ? order[j + i] : j + i] * x[outside ? 0 : column];
       }
-    for (; j < stop; j++) {
-      const bool inside = (uint64_t)columns[j] < n;
-      bad |= !inside;
-      if (inside) sum[0] += values[order ? order[j] : j] * x[columns[j]];
+    if (j < stop) {
+      const uint64_t column = (uint64_t)columns[j], outside = column >= n;
+      bad |= outside;
+      sum[0] += values[order ? order[j] : j] * x[outside ? 0 : column];
     }
-    ((REAL *)c->out)[r] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    ((REAL *)c->out)[r] = sum[0] + sum[1];
   }
   if (bad) atomic_store(&c->bad, true);
+}
+
+static void FN(vector)(void *context, int64_t begin, int64_t end) {
+  job *c = context;
+  if (c->n == 0) FN(rows)(context, begin, end); /* there is no first */
+  else if (c->order) FN(vector_in)(c, begin, end, c->order);
+  else FN(vector_in)(c, begin, end, NULL);
 }
 
 static inline REAL FN(sum_of)(FN(lanes) v) {
