@@ -5,11 +5,11 @@
 -- time: 6 minutes on one CPU core
 --
 -- The target is kjv-lm of the zoo. Its draft is three layers deep, gets for each token the target's last hidden state
--- through the paper's dynamic gate, and is trained on a part of the text that the target has seen; the same head with a
--- linear layer in place of the gate, as EAGLE has it, gets the same batches, steps and rate, which were chosen on
--- chapters that nothing here is measured on. The third draft is kjv-draft, a small model of its own. Texts are greedy
--- and go on from the beginnings of chapters that no model has seen. How many tokens are drafted at a time follows the
--- two speeds (llm.draft_length).
+-- through the paper's dynamic gate, and is trained on a part of the text that the target has seen, at a rate that was
+-- chosen on chapters that nothing here is measured on. The same head with a linear layer in place of the gate, as EAGLE
+-- has it, gets the same batches, steps and rate; a rate of its own was not looked for. The third draft is kjv-draft, a
+-- small model that was trained on all of the text for far longer, and is the better one. Texts are greedy and go on
+-- from beginnings of chapters that no model has seen. How much is drafted follows the two speeds (llm.draft_length).
 --
 -- There is no GPU here. Tokens and rounds are those of real runs of the small pair; seconds are of a model of time: for
 -- each pass of the target over so many tokens what layers of TinyLlama's shape take on this core, times their number,
