@@ -29,8 +29,9 @@ local function telling(output, most)
 end
 
 --- root: of the tree; program: the tycho program; folder: for logs; seconds: after which the tests are stopped; names:
--- of ops (nil: all). Returns { passed, failed, seconds, finished, failures = { { name =, status =, lines = } } }.
-function tests.run(root, program, folder, seconds, names)
+-- of ops (nil: all); models: a file of tests in the place of those of whole models. Returns { passed, failed, seconds,
+-- finished, failures = { { name =, status =, lines = } } }.
+function tests.run(root, program, folder, seconds, names, models)
   local began = ty.system.clock()
   if not names then
     names = {}
@@ -63,7 +64,7 @@ function tests.run(root, program, folder, seconds, names)
   end
 
   -- The longest first: the tests of whole models; then each process gets ops from all over the table.
-  local groups, alone = { { file = "tests/lua/cuda_test.lua", most = 120 } }, {}
+  local groups, alone = { { file = models or "tests/lua/cuda_test.lua", most = 120 } }, {}
   local processes = (#names + share - 1) // share
   for i = 1, processes do
     local group = {}

@@ -110,9 +110,15 @@ check.test("long lines are sorted as on the CPU, digit by digit", function()
   x["1::997"] = 0 / 0
   x["2::991"] = 0.0
   x["3::983"] = -0.0
-  for _, dtype in ipairs { "f32", "f64", "f16", "bf16" } do try(x:to(dtype), 0, dtype == "f64") end
+  -- Late streams ask in what order things are done, which is the same for all dtypes.
+  local lazy = os.getenv "TYCHO_EMULATED_STREAMS" == "lazy"
+  for _, dtype in ipairs(lazy and { "f32" } or { "f32", "f64", "f16", "bf16" }) do
+    try(x:to(dtype), 0, dtype == "f64")
+  end
   local whole = ty.randint(-(1 << 40), 1 << 40, { n })
-  for _, dtype in ipairs { "i64", "i32", "i16", "i8", "u8" } do try(whole:to(dtype), 0, dtype == "i16") end
+  for _, dtype in ipairs(lazy and { "i16" } or { "i64", "i32", "i16", "i8", "u8" }) do
+    try(whole:to(dtype), 0, dtype == "i16")
+  end
   try(ty.randn(n, 2), 0, true)
   local values, at = ty.topk(x:to("cuda"), 3000)
   local values_here, at_here = ty.topk(x, 3000)
