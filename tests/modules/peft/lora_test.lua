@@ -1,4 +1,4 @@
--- LoRA adapters against the Python library peft: adapters that it saved (tests/fixtures/peft, make_peft.py), logits
+-- Adapters of all ways against the Python library peft: those that it saved (tests/fixtures/peft, make_peft.py), logits
 -- with them, merged and without, gradients; adapters of our own; files; errors.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/peft/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
@@ -31,7 +31,8 @@ local function count(t)
   return n
 end
 
-for _, name in ipairs { "llama", "llama_patterns", "llama_dora", "gpt2", "gpt2_dora" } do
+for _, name in ipairs { "llama", "llama_patterns", "llama_dora", "gpt2", "gpt2_dora", "llama_loha", "llama_lokr",
+  "llama_lokr_both", "llama_ia3" } do
   check.test(name, function()
     local want, notes = ty.io.load_safetensors(root .. name .. "/expected.safetensors")
     local model = base(notes.base)
