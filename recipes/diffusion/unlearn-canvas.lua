@@ -125,7 +125,7 @@ end
 -- Rows of untouched, five methods, negative prompt; the style on the left, the kind on the right.
 local shown, names = {}, table.move(METHODS, 1, 5, 2, { "untouched" })
 for k = 1, #sheet // #TARGETS do shown[k] = ty.concat({ sheet[k], sheet[k + #sheet - #sheet // #TARGETS] }, 0) end
-ty.plot.grid(ty.concat(shown, 0), { columns = 16, scale = 2 }):save(r:picture "unlearn-canvas.png")
+ty.plot.grid(ty.concat(shown, 0), { columns = 16 }):save(r:picture "unlearn-canvas.png")
 bench:plot(r:path "fronts.png")
 r.metrics.fronts, r.metrics.chosen, r.metrics.found = bench.fronts, bench.chosen, found
 
