@@ -175,7 +175,9 @@ local function nearby(name)
     if close or part or mentioned then
       local capitals = names.distance(full:match("([%w_]+)$"):gsub("_", ""), spelt) > distance and 0.5 or 0
       local there = place and full:match "^(.*)[.:]" == place and 0.25 or 0 -- in the module that was asked for
-      found[#found + 1] = { full, sentence, rank = (close and distance or part and 100 or 200) + capitals - there }
+      local method = full:find(":", 1, true) and 0.125 or 0 -- functions first
+      found[#found + 1] = { full, sentence,
+        rank = (close and distance or part and 100 or 200) + capitals + method - there }
     end
   end
   for _, op in ipairs(select(2, ops())) do

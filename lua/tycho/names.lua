@@ -230,10 +230,11 @@ local function by_last_part(fold)
 end
 
 --- The names that end in `name`, "AdamW", "nn.Linear" or "Module:save", of what has several the first; when there are
--- none, those that do but for capitals.
+-- none but methods, those that do but for capitals as well, in front.
 ---@param name string
 ---@return PublicName[]
 function names.ending_in(name)
+  local methods = {}
   for _, fold in ipairs { as_is, string.lower } do
     local wanted, found, listed = parts_of(fold(name)), {}, {}
     for _, candidate in ipairs(#wanted > 0 and by_last_part(fold)[wanted[#wanted]] or {}) do
@@ -243,9 +244,16 @@ function names.ending_in(name)
         if entry.value then listed[entry.value] = true end
       end
     end
-    if #found > 0 then return found end
+    local plain = {}
+    for _, entry in ipairs(found) do
+      if not entry.name:find(":", 1, true) then plain[#plain + 1] = entry end
+    end
+    if #plain > 0 or name:find(":", 1, true) and #found > 0 then
+      return fold == as_is and found or table.move(methods, 1, #methods, #plain + 1, plain)
+    end
+    if #methods == 0 then methods = found end
   end
-  return {}
+  return methods
 end
 
 --- How many letters have to be changed, put in, left out or swapped with their neighbour to make `a` of `b`.

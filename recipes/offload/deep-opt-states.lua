@@ -120,7 +120,7 @@ for i, m in ipairs(machines) do
   r.metrics["machine" .. i .. "_every"] = every
 end
 
-ty.plot.line { series = series, title = "An update of which the device takes a share (simulated)",
+ty.plot.line { series = series, title = "An update in two places (simulated)",
   x_label = "share of the device", y_label = "times as fast as the host alone", width = 640, height = 400 }
   :save(r:picture "deep-opt-states.png")
 os.exit(r:finish {

@@ -118,7 +118,8 @@ local rows = {}
 local function ratio(claim, one, other, bar)
   local a, b = found:row(one), found:row(other)
   if a and b then
-    rows[#rows + 1] = { claim = claim, measured = a.divergence / b.divergence, bar = bar, below = true }
+    rows[#rows + 1] = { claim = claim, measured = a.divergence / b.divergence, bar = bar, below = true,
+      judged = bar ~= nil }
   end
 end
 local eight = found:row "q8_0"

@@ -68,4 +68,7 @@ end
 
 function scratch.clean() remove(scratch.folder) end
 
+-- The folder goes at the end of the test, which closes its state, whether it says so or not.
+scratch.at_end = setmetatable({}, { __gc = scratch.clean })
+
 return scratch
