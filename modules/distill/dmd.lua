@@ -162,6 +162,7 @@ end
 function Matching:loss(x0, condition, given)
   local who = "DistributionMatching:loss"
   expect(who, "x0", x0, "a tensor")
+  if x0.ndim == 0 then arguments.fail("%s: x0: expected [n, ...], got %s", who, arguments.describe(x0)) end
   expect(who, "condition", condition, "a table or nil")
   expect(who, "given", given, "a table or nil")
   condition, given = condition or {}, given or {}

@@ -257,6 +257,12 @@ local Loader = {}
 Loader.__index = Loader
 Loader.__name = "MultigridLoader"
 
+local function check_schedule(who, schedule)
+  if getmetatable(schedule) ~= Schedule then
+    arguments.fail("%s: schedule: expected one of multigrid.schedule, got %s", who, arguments.describe(schedule))
+  end
+end
+
 local function check_dataset(who, dataset)
   if type(dataset) ~= "table" or type(dataset.batch) ~= "function" then
     arguments.fail("%s: dataset: expected a data set of clips, got %s", who, arguments.describe(dataset))
@@ -276,9 +282,7 @@ function M.loader(dataset, schedule, options)
     device = none },
     { seed = "an integer", device = "a string" })
   check_dataset(who, dataset)
-  if getmetatable(schedule) ~= Schedule then
-    arguments.fail("%s: schedule: expected one of multigrid.schedule, got %s", who, arguments.describe(schedule))
-  end
+  check_schedule(who, schedule)
   o.dataset, o.schedule, o.step, o.position = dataset, schedule, 0, 0
   return setmetatable(o, Loader)
 end
@@ -404,6 +408,7 @@ end
 ---@param channels? integer  of a frame (3)
 ---@return number
 function M.flops(schedule, make, channels)
+  check_schedule("multigrid.flops", schedule)
   arguments.expect("multigrid.flops", "make", make, "a function")
   local sum = 0.0
   for _, shape in ipairs(schedule:shapes()) do

@@ -220,4 +220,10 @@ check.test("multigrid.fit on one shape is SGD along the schedule, number by numb
   check.ok(share >= 0 and share <= 1, "a share")
 end)
 
+check.test("what is no schedule and no data set", function()
+  check.fails(function() multigrid.flops("f32", function() end) end, "multigrid.flops: schedule: expected one of")
+  check.fails(function() multigrid.accuracy(ty.nn.Identity(), ty.ones(2), { frames = 1, size = 1 }) end,
+    "multigrid.accuracy: dataset: expected a data set of clips")
+end)
+
 check.finish()
