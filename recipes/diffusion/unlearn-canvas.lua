@@ -124,10 +124,9 @@ end
 
 -- Rows of untouched, five methods, negative prompt; the style on the left, the kind on the right.
 local shown, names = {}, table.move(METHODS, 1, 5, 2, { "untouched" })
-local function some_of(x) return x:narrow(0, 0, math.min(6, x.shape[1])) end
-for k = 1, #sheet // #TARGETS do
-  shown[k] = ty.concat({ some_of(sheet[k]), some_of(sheet[k + #sheet - #sheet // #TARGETS]) }, 0)
-end
+local function some(x) return x:narrow(0, 0, math.min(6, x.shape[1])) end
+local last = #sheet - #sheet // #TARGETS
+for k = 1, #sheet - last do shown[k] = ty.concat({ some(sheet[k]), some(sheet[k + last]) }, 0) end
 ty.plot.grid(ty.concat(shown, 0), { columns = shown[1].shape[1] }):save(r:picture "unlearn-canvas.png")
 bench:plot(r:path "fronts.png")
 r.metrics.fronts, r.metrics.chosen, r.metrics.found = bench.fronts, bench.chosen, found

@@ -27,6 +27,7 @@ local commands = {
   ["./run recipes/llm/pretrain.lua"] = { add = "--quick --out pretrain", first = true },
   ['./run recipes/llm/generate.lua --model PATH --prompt "Once"'] = { add = "--quick --out generate" },
   ["./run recipes/quant/quantize.lua --model PATH --dtype q4_k"] = { add = "--quick --out quantize" },
+  ['./run recipes/vlm/chat.lua --prompt "what is on the picture?"'] = { add = "--quick --out chat" },
   ["./run recipes/quant/compare.lua --model kjv-lm"] = { add = "--quick --out compare" },
   ['./run recipes/diffusion/generate.lua --model PIPELINE --prompt "a fox|two red apples"'] =
     { add = "--quick --out painted" },
