@@ -107,7 +107,7 @@ local list = yardstick:compare(sampler(), {
 }, { count = args.count, seeds = r.seeds, fewer = { NAME } })
 for i, comparison in ipairs(list) do r:say("seed %d\n%s", r.seeds[i], tostring(comparison)) end
 
-local few, sheet = math.min(6, args.count), {}
+local few, sheet = math.min(3, args.count), {}
 for _, name in ipairs { "full", NAME, NAME .. ", fewer steps", "small first" } do
   sheet[#sheet + 1] = list[1]:row(name).samples:narrow(0, 0, few)
 end
