@@ -190,7 +190,7 @@ template <class T, class Fn> bool over_segments(const ty_kernel_args *k, const t
   j.empty = p->empty;
   if (j.lines == 0 || k->out[0]->count == 0) return true;
   /* Neighbouring columns are read together; of few, neighbouring positions. */
-  const int64_t beside = TY_WARP / (l.inner < TY_WARP ? l.inner : TY_WARP), mean = l.size / j.m;
+  const int64_t warp = TY_WARP, beside = warp / (l.inner < warp ? l.inner : warp), mean = l.size / j.m;
   j.team = ty_power_of_two(beside < mean ? beside : mean, TY_WARP);
   const size_t bytes = static_cast<size_t>(k->out[0]->count) * sizeof(T);
   if (order && k->out[0] == whole && !ty_cuda_zero(k->out[0]->data, bytes)) return false;
