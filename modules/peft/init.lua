@@ -27,7 +27,7 @@ local files = require "tycho.peft.files"
 local merging = require "tycho.peft.merging"
 local qlora = require "tycho.peft.qlora"
 
-return {
+return require "tycho.lazy" ({
   lora = adapter.lora,
   loha = adapter.loha,
   lokr = adapter.lokr,
@@ -54,4 +54,4 @@ return {
   compare = require "tycho.peft.compare",
   token_classification = require "tycho.peft.token_classification",
   mend = require "tycho.peft.mend",
-}
+}, {}, "tycho.peft")

@@ -16,7 +16,7 @@ local hub = require "tycho.hub"
 local blocks = require "tycho.quant.blocks"
 local gptq = require "tycho.quant.gptq"
 
-return {
+return require "tycho.lazy" ({
   convert = hub.convert,
   quantize = require("tycho.quant.weights").quantize,
   save = hub.save_gguf,
@@ -39,4 +39,4 @@ return {
   compare = require "tycho.quant.comparison",
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
-}
+}, {}, "tycho.quant")
