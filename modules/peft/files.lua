@@ -106,7 +106,8 @@ local function read_config(path)
   local way
   for _, one in ipairs { ways.loha, ways.lokr, ways.ia3 } do way = way or c.peft_type == one.type and one or nil end
   if c.peft_type ~= "LORA" and not way then
-    error(("peft_type is %s; LORA, LOHA, LOKR, IA3, PROMPT_TUNING and PREFIX_TUNING are read"):format(tostring(c.peft_type)), 0)
+    error(("peft_type is %s; LORA, LOHA, LOKR, IA3, PROMPT_TUNING and PREFIX_TUNING are read"):format(
+      tostring(c.peft_type)), 0)
   end
   for _, key in ipairs(other_meanings) do
     local value = optional(c[key], false)
