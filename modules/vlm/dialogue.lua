@@ -147,6 +147,20 @@ local function logits_of(model, batch, more)
   return model:head(model:hidden(batch.tokens:to { device = device }, options):select(0, 0))
 end
 
+--- Logits of the places of a packed batch that something is learnt at, [learnt, vocabulary], in the order of its
+-- targets. options: more ones of the model's forward(), pictures among them.
+---@param model LanguageModel
+---@param batch table  of Dialogue:packed()
+---@param options? table
+---@return Tensor logits
+function Dialogue.logits(model, batch, options)
+  local who = "Dialogue.logits"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "batch", batch, "a table")
+  arguments.expect(who, "options", options, "a table or nil")
+  return logits_of(model, batch, options)
+end
+
 --- Mean cross entropy of the answers of a packed batch. Only the places that something is learnt at go through the
 -- head. options: more ones of the model's forward(), pictures among them.
 ---@param model LanguageModel

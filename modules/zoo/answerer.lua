@@ -299,6 +299,34 @@ function M.subset(batches, positions)
   return { features = ty.keep(ty.stack(features)), questions = questions, image = ty.keep(ty.stack(images)) }
 end
 
+--- Draws from batches of featured() at random, each picture once before any comes again: a function that returns the
+-- next `count` pictures' questions, packed, and their features [count, features, hidden]. By the random numbers that
+-- ty.manual_seed began.
+---@param dialogue Dialogue
+---@param pool table[]
+---@param count integer
+---@return fun(): table, Tensor
+function M.draw(dialogue, pool, count)
+  arguments.expect("answerer.draw", "pool", pool, "a list of tables")
+  arguments.expect("answerer.draw", "count", count, "an integer > 0")
+  local features, questions = {}, {}
+  for i, batch in ipairs(pool) do
+    features[i] = batch.features
+    table.move(batch.questions, 1, #batch.questions, #questions + 1, questions)
+  end
+  local all, order, at = ty.keep(ty.concat(features, 0)), {}, 0
+  return function()
+    local places, asked = {}, {}
+    for k = 1, count do
+      if at >= #order then order, at = ty.randperm(#questions):tolist(), 0 end
+      at = at + 1
+      places[k], asked[k] = order[at], questions[order[at] + 1]
+    end
+    local index = ty.tensor(places, { dtype = "i64" }):to { device = all.device }
+    return dialogue:packed(asked), all:index_select(0, index)
+  end
+end
+
 --- Trains a model's decoder, and what a method added to it, on questions about pictures whose features are known. pool:
 -- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss), fast
 -- and times (parameters whose names match the pattern `fast` learn at so many times the rate). Returns the mean loss of
@@ -312,12 +340,6 @@ function M.tune(model, dialogue, pool, options)
   local o = arguments.read("answerer.tune", options, { steps = 100, batch = 16, lr = 5e-4, seed = 0, decay = 0.0,
     watch = arguments.none, fast = arguments.none, times = 1.0 }, { steps = "an integer > 0",
     batch = "an integer > 0", watch = "a function", fast = "a string", times = "a number > 0" })
-  local features, questions = {}, {}
-  for i, batch in ipairs(pool) do
-    features[i] = batch.features
-    table.move(batch.questions, 1, #batch.questions, #questions + 1, questions)
-  end
-  local all = ty.concat(features, 0)
   local slow, fast = {}, {}
   for name, p in model.language_model:named_parameters() do
     table.insert(o.fast and name:find(o.fast) and fast or slow, p)
@@ -327,18 +349,12 @@ function M.tune(model, dialogue, pool, options)
   local opt = ty.optim.AdamW(groups, { lr = o.lr, beta2 = 0.95, clip_norm = 1,
     weight_decay = o.decay, schedule = ty.optim.cosine { steps = o.steps, warmup = o.steps // 10, final = 0.05 } })
   ty.manual_seed(o.seed)
-  local order, at, tail, counted = {}, 0, 0, 0
+  local draw, tail, counted = M.draw(dialogue, pool, o.batch), 0, 0
   model:train()
   for step = 1, o.steps do
     ty.scope(function()
-      local places, asked = {}, {}
-      for k = 1, o.batch do
-        if at >= #order then order, at = ty.randperm(#questions):tolist(), 0 end
-        at = at + 1
-        places[k], asked[k] = order[at], questions[order[at] + 1]
-      end
-      local index = ty.tensor(places, { dtype = "i64" }):to { device = all.device }
-      local loss = vlm.Dialogue.loss(model, dialogue:packed(asked), { features = all:index_select(0, index) })
+      local packed, features = draw()
+      local loss = vlm.Dialogue.loss(model, packed, { features = features })
       opt:step(loss)
       local value = loss:item()
       if step > o.steps - math.max(1, o.steps // 10) then tail, counted = tail + value, counted + 1 end
