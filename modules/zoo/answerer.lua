@@ -299,6 +299,40 @@ function M.subset(batches, positions)
   return { features = ty.keep(ty.stack(features)), questions = questions, image = ty.keep(ty.stack(images)) }
 end
 
+--- The same pictures with their first question alone: as many tokens of pictures and of text as prompts have.
+---@param batches table[]
+---@return table[]
+function M.single(batches)
+  arguments.expect("answerer.single", "batches", batches, "a list of tables")
+  local list = {}
+  for i, batch in ipairs(batches) do
+    list[i] = {}
+    for key, value in pairs(batch) do list[i][key] = value end
+    list[i].questions = {}
+    for k, turns in ipairs(batch.questions) do list[i].questions[k] = { turns[1] } end
+  end
+  return list
+end
+
+--- A function that gives a model's logits of all words of the answers of batches of featured(), [words, vocabulary].
+---@param model Llava
+---@param dialogue Dialogue
+---@param batches table[]
+---@return fun(): Tensor
+function M.logits(model, dialogue, batches)
+  arguments.expect("answerer.logits", "model", model, "a module")
+  arguments.expect("answerer.logits", "batches", batches, "a list of tables")
+  local packed = {}
+  for i, batch in ipairs(batches) do packed[i] = dialogue:packed(batch.questions) end
+  return function()
+    local list = {}
+    for i, batch in ipairs(batches) do
+      list[i] = vlm.Dialogue.logits(model, packed[i], { features = batch.features })
+    end
+    return ty.concat(list, 0)
+  end
+end
+
 --- Draws from batches of featured() at random, each picture once before any comes again: a function that returns the
 -- next `count` pictures' questions, packed, and their features [count, features, hidden]. By the random numbers that
 -- ty.manual_seed began.
