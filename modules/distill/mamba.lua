@@ -114,6 +114,10 @@ function M.project(attention, x)
   local who = "distill.mamba.project"
   arguments.expect(who, "attention", attention, "a module")
   arguments.expect(who, "x", x, "a tensor")
+  if not attention.q_proj then
+    arguments.fail("%s: attention: expected one with q_proj, k_proj and v_proj, got %s", who,
+      arguments.describe(attention))
+  end
   return attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
 end
 
@@ -278,12 +282,29 @@ function M.divergence(reference, logits)
   return (p:exp() * (p - logits:to("f32"):log_softmax(-1))):sum(-1):mean()
 end
 
---- Trains a student in stages. draw() gives tokens, options of hidden(), and where in the flattened tokens words are
--- learnt, i64 [m]. stages: of each, steps and lr; 0 steps leave a stage out. options: watch(stage, step, loss). Returns
--- the mean loss of the last tenth of each stage's steps.
+--- A teacher's logits, without gradients, at some places of the flattened tokens: [m, vocabulary].
+---@param teacher LanguageModel
+---@param tokens Tensor
+---@param options table  of hidden()
+---@param places Tensor  i64 [m]
+---@return Tensor
+function M.words(teacher, tokens, options, places)
+  local who = "distill.mamba.words"
+  decoder_of(who, teacher)
+  arguments.expect(who, "options", options, "a table")
+  local with = {}
+  for key, value in pairs(options) do with[key] = value end
+  with.places = arguments.expect(who, "places", places, "a tensor")
+  return ty.no_grad(function() return teacher:head(teacher:hidden(tokens, with)):select(0, 0) end)
+end
+
+--- Trains a student in stages. draw() gives tokens, options of hidden(), where in the flattened tokens words are
+-- learnt, i64 [m], and, if they are known, the teacher's logits there [m, vocabulary]. stages: of each, steps and lr; 0
+-- steps leave a stage out. options: watch(stage, step, loss). Returns the mean loss of the last tenth of each stage's
+-- steps.
 ---@param teacher LanguageModel
 ---@param student LanguageModel
----@param draw fun(): Tensor, table, Tensor
+---@param draw fun(): Tensor, table, Tensor, Tensor?
 ---@param stages { steps: integer, lr: number }[]
 ---@param options? { watch?: function }
 ---@return number[] losses
@@ -304,7 +325,7 @@ function M.fit(teacher, student, draw, stages, options)
       local sum, counted = 0, 0
       for step = 1, plan.steps do
         ty.scope(function()
-          local tokens, given, places = draw()
+          local tokens, given, places, reference = draw()
           local loss
           if stage < 3 then
             loss = M.alignment(teacher, student, tokens, given)
@@ -312,8 +333,8 @@ function M.fit(teacher, student, draw, stages, options)
             local with = {}
             for key, value in pairs(given) do with[key] = value end
             with.places = places
-            local reference = ty.no_grad(function() return teacher:head(teacher:hidden(tokens, with)) end)
-            loss = M.divergence(reference:select(0, 0), student:head(student:hidden(tokens, with)):select(0, 0))
+            reference = reference or M.words(teacher, tokens, given, places)
+            loss = M.divergence(reference, student:head(student:hidden(tokens, with)):select(0, 0))
           end
           opt:step(loss)
           local value = loss:item()
