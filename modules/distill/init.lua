@@ -35,7 +35,7 @@ local material = require "tycho.distill.material"
 local reflow = require "tycho.distill.reflow"
 local subpaths = require "tycho.distill.subpath"
 
-return {
+return require "tycho.lazy" ({
   teacher = require "tycho.distill.teacher",
   fit = require "tycho.distill.fit",
   base = bases.base,
@@ -73,4 +73,4 @@ return {
   linear_attention = linfusion.attention,
   watch = linfusion.watch,
   mamba = mamba,
-}
+}, {}, "tycho.distill")

@@ -46,4 +46,4 @@ return require "tycho.lazy" (M, {
   label_instructions = "tycho.vlm.label_instructions",
   CLIPModel = { "tycho.models", "CLIPModel" },
   Llava = { "tycho.models", "Llava" },
-})
+}, "tycho.vlm")

@@ -21,4 +21,4 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   answerer = "tycho.zoo.answerer",
   canvas = "tycho.zoo.canvas",
   yardstick = "tycho.zoo.yardstick",
-})
+}, "tycho.zoo")
