@@ -301,8 +301,9 @@ end
 
 --- Trains a model's decoder, and what a method added to it, on questions about pictures whose features are known. pool:
 -- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss), fast
--- and times (parameters whose names match the pattern `fast` learn at so many times the rate). Returns the mean loss of
--- the last tenth of the steps.
+-- and times (parameters whose names match the pattern `fast` learn at so many times the rate), loss(model, questions,
+-- features, step), in place of that of the questions about the features as they are. Returns the mean loss of the last
+-- tenth of the steps.
 ---@param model Llava
 ---@param dialogue Dialogue
 ---@param pool table[]
@@ -310,8 +311,11 @@ end
 ---@return number
 function M.tune(model, dialogue, pool, options)
   local o = arguments.read("answerer.tune", options, { steps = 100, batch = 16, lr = 5e-4, seed = 0, decay = 0.0,
-    watch = arguments.none, fast = arguments.none, times = 1.0 }, { steps = "an integer > 0",
-    batch = "an integer > 0", watch = "a function", fast = "a string", times = "a number > 0" })
+    watch = arguments.none, fast = arguments.none, times = 1.0, loss = arguments.none }, { steps = "an integer > 0",
+    batch = "an integer > 0", watch = "a function", fast = "a string", times = "a number > 0", loss = "a function" })
+  local loss_of = o.loss or function(m, asked, given)
+    return vlm.Dialogue.loss(m, dialogue:packed(asked), { features = given })
+  end
   local features, questions = {}, {}
   for i, batch in ipairs(pool) do
     features[i] = batch.features
@@ -338,7 +342,7 @@ function M.tune(model, dialogue, pool, options)
         places[k], asked[k] = order[at], questions[order[at] + 1]
       end
       local index = ty.tensor(places, { dtype = "i64" }):to { device = all.device }
-      local loss = vlm.Dialogue.loss(model, dialogue:packed(asked), { features = all:index_select(0, index) })
+      local loss = loss_of(model, asked, all:index_select(0, index), step)
       opt:step(loss)
       local value = loss:item()
       if step > o.steps - math.max(1, o.steps // 10) then tail, counted = tail + value, counted + 1 end
