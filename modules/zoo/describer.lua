@@ -83,8 +83,8 @@ local function read(text)
   return said
 end
 
---- How right captions are: shares in which style, kind, ground, colour and mark are those of the truth, what is not said
--- being as right or wrong as any; all, their mean; and whole, the share that are right word for word.
+--- How right captions are: shares in which style, kind, ground, colour and mark are those of the truth, where not to
+-- say one can be right as well; all, their mean; and whole, the share that are right word for word.
 ---@param captions string[]
 ---@param truth string[]
 ---@return table<string, number>

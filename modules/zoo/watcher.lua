@@ -46,18 +46,21 @@ function M.featured(model, batches, whole)
     arguments.fail("%s: model: expected one whose tower is a residual network, got %s", who, arguments.describe(model))
   end
   for i, batch in ipairs(batches) do
-    local n, f = batch.video.shape[1], batch.video.shape[2]
-    local features, attention, keys = ty.no_grad(ty.scope, function()
-      local pictures = scenes.pictures(batch.video:flatten(0, 1):to { device = model:device() })
-      local seen = tower:hidden(pictures, { layer = -1 })
-      seen = seen:narrow(1, 1, seen.shape[2] - 1)
-      local own = seen - tower.position_embedding.weight
-      local active = own:square():mean { -1 }
-      active = (active - active:mean({ 1 }, true)) / active:std(1):unsqueeze(1):clamp(1e-6)
-      local given = model.multi_modal_projector(seen)
-      return given:reshape(n, f, given.shape[2], given.shape[3]), active:softmax(-1):reshape(n, f, active.shape[2]),
-        whole and own:reshape(n, f, own.shape[2], own.shape[3])
-    end)
+    local n = batch.video.shape[1]
+    local parts = { {}, {}, {} }
+    for row = 0, n - 1 do -- clip by clip: the maps of some frames stay in the processor's cache, those of many do not
+      local seen, given, active = ty.no_grad(ty.scope, function()
+        local pictures = scenes.pictures(batch.video:select(0, row):to { device = model:device() })
+        local hidden = tower:hidden(pictures, { layer = -1 })
+        hidden = hidden:narrow(1, 1, hidden.shape[2] - 1)
+        local own = hidden - tower.position_embedding.weight
+        local energy = own:square():mean { -1 }
+        energy = (energy - energy:mean({ 1 }, true)) / energy:std(1):unsqueeze(1):clamp(1e-6)
+        return own, model.multi_modal_projector(hidden), energy:softmax(-1)
+      end)
+      for k, x in ipairs { given, active, whole and seen } do parts[k][row + 1] = x end
+    end
+    local features, attention, keys = ty.stack(parts[1]), ty.stack(parts[2]), whole and ty.stack(parts[3])
     list[i] = { features = ty.keep(features), attention = ty.keep(attention), questions = batch.questions,
       scene = batch.scene, keys = keys and ty.keep(keys), video = whole and batch.video or nil }
   end

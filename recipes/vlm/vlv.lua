@@ -117,7 +117,7 @@ for i, seed in ipairs(r.seeds) do
   shown = shown or { again = again, captions = captions }
 end
 
--- Pictures, what the painter makes of their embeddings, and of their true captions, with the captions that were written.
+-- Pictures, what the painter makes of their embeddings, with the captions that were written, and of true captions.
 local count, list, texts = math.min(8, args.painted), {}, {}
 for row, pictures in ipairs { test.image, shown.again, of_words } do
   list[row] = pictures:narrow(0, 0, count)
