@@ -34,8 +34,8 @@ end
 --- Takes it off again.
 ---@param model Llava
 function M.remove(model)
-  arguments.expect("vlm.frames.remove", "model", model, "a module")
-  if model.language_model.frames then nn.surgery.remove(model.language_model, "frames") end
+  local decoder = picked.decoder("vlm.frames.remove", model)
+  if decoder.frames then nn.surgery.remove(decoder, "frames") end
 end
 
 --- All tokens of clips: features [n, frames, places, hidden] as [n, k, hidden], and their places. side: how many places

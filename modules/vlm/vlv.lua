@@ -180,6 +180,18 @@ function Captioner:init(encoder, decoder, width)
   self.map = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
 end
 
+local function check(who, x, tokens, last)
+  arguments.expect(who, "x", x, "a tensor")
+  if x.ndim == 0 then arguments.fail("%s: x: expected [n, ...], got %s", who, arguments.describe(x)) end
+  if tokens == nil then return end
+  if not ty.is_tensor(tokens) or tokens.ndim ~= 2 or tokens.dtype ~= "i64" or tokens.shape[1] ~= x.shape[1]
+    or tokens.shape[2] < (last ~= nil and 2 or 1) then
+    arguments.fail("%s: tokens: expected i64 [%d, t] with t >= %d, got %s", who, x.shape[1], last ~= nil and 2 or 1,
+      arguments.describe(tokens))
+  end
+  if last ~= nil then arguments.expect(who, "last", last, "an integer >= 0") end
+end
+
 -- Places for embeddings before tokens [n, t], and what the decoder gets of both.
 local function before(self, x, tokens)
   local seen = self.map(self.encoder(x))
@@ -192,6 +204,7 @@ end
 ---@param tokens Tensor
 ---@return Tensor
 function Captioner:forward(x, tokens)
+  check("VLVCaptioner", x, tokens or false)
   local all, embeddings = before(self, x, tokens)
   local t = tokens.shape[2]
   return self.decoder:head(self.decoder:hidden(all, { embeddings = embeddings, last = t }))
@@ -204,6 +217,7 @@ end
 ---@param last integer
 ---@return Tensor
 function Captioner:loss(x, tokens, last)
+  check("VLVCaptioner:loss", x, tokens or false, last or false)
   local t = tokens.shape[2]
   local targets = tokens:narrow(1, 1, t - 1)
   local ended = tokens:narrow(1, 0, t - 1):eq(last)
@@ -216,7 +230,8 @@ end
 ---@param options { first: integer, last: integer, most: integer }
 ---@return Tensor
 function Captioner:write(x, options)
-  local o = arguments.read("Captioner:write", options, { first = 0, last = 0, most = 16 },
+  check("VLVCaptioner:write", x)
+  local o = arguments.read("VLVCaptioner:write", options, { first = 0, last = 0, most = 16 },
     { first = "an integer >= 0", last = "an integer >= 0", most = "an integer >= 2" })
   return ty.no_grad(function()
     local token = ty.full({ x.shape[1], 1 }, o.first, { dtype = "i64", device = x.device })
