@@ -47,6 +47,14 @@ TY_INLINE void ty_encode_q4_0(const float *x, ty_q4_0 *b) {
   for (int i = 0; i < 16; i++) b->q[i] = (uint8_t)(ty_q4_code(x[i], inverse) | ty_q4_code(x[i + 16], inverse) << 4);
 }
 
+/* The bytes of a block with scale d, as f16 has it. */
+TY_INLINE void ty_store_q4_0(const float *x, float d, ty_q4_0 *b) {
+  float inverse = d != 0 ? 1 / d : 0;
+  ty_store_f16(b->d, d);
+  for (int i = 0; i < 16; i++)
+    b->q[i] = (uint8_t)((ty_nearest(x[i] * inverse, -8, 7) + 8) | (ty_nearest(x[i + 16] * inverse, -8, 7) + 8) << 4);
+}
+
 /* ---- Q2_K and Q4_K ---- */
 
 /* Scale and min (both >= 0) with x ~ scale q - min, q from 0 to `most`, of n elements. Larger elements count more. */
@@ -103,32 +111,42 @@ TY_INLINE void ty_fit_groups(const float *x, int n, int most, int codes, float *
   ty_store_f16(dmin, *most_min / (float)codes);
 }
 
-TY_INLINE void ty_encode_q2_k(const float *x, ty_q2_k *b) {
-  float scale[16], min[16], most_scale, most_min;
+/* The codes of n numbers >= 0, of which `most` is the largest. */
+TY_INLINE void ty_part_codes(const float *x, float most, int n, int codes, int *to) {
+  for (int j = 0; j < n; j++) to[j] = most > 0 ? ty_nearest(x[j] * ((float)codes / most), 0, codes) : 0;
+}
+
+/* The bytes of a block whose numbers are chosen. */
+TY_INLINE void ty_store_q2_k(const float *x, float d, float dmin, const int *scale, const int *min, ty_q2_k *b) {
   memset(b, 0, sizeof *b);
-  ty_fit_groups(x, 16, 3, 15, scale, min, &most_scale, &most_min, b->d, b->dmin);
-  float d = ty_block_f16(b->d), dmin = ty_block_f16(b->dmin);
+  ty_store_f16(b->d, d);
+  ty_store_f16(b->dmin, dmin);
   for (int j = 0; j < 16; j++) {
-    int s = most_scale > 0 ? ty_nearest(scale[j] * (15 / most_scale), 0, 15) : 0;
-    int m = most_min > 0 ? ty_nearest(min[j] * (15 / most_min), 0, 15) : 0;
-    b->scale[j] = (uint8_t)(s | m << 4);
-    if (!(d * (float)s > 0)) continue;
-    float inverse = 1 / (d * (float)s);
+    b->scale[j] = (uint8_t)(scale[j] | min[j] << 4);
+    if (!(d * (float)scale[j] > 0)) continue;
+    float inverse = 1 / (d * (float)scale[j]);
     for (int i = 16 * j; i < 16 * j + 16; i++) {
-      int q = ty_nearest((x[i] + dmin * (float)m) * inverse, 0, 3);
+      int q = ty_nearest((x[i] + dmin * (float)min[j]) * inverse, 0, 3);
       b->q[i / 128 * 32 + i % 32] |= (uint8_t)(q << i % 128 / 32 * 2);
     }
   }
 }
 
-TY_INLINE void ty_encode_q4_k(const float *x, ty_q4_k *b) {
-  float scale[8], min[8], most_scale, most_min;
+TY_INLINE void ty_encode_q2_k(const float *x, ty_q2_k *b) {
+  float scale[16], min[16], most_scale, most_min;
+  int s[16], m[16];
+  ty_fit_groups(x, 16, 3, 15, scale, min, &most_scale, &most_min, b->d, b->dmin);
+  ty_part_codes(scale, most_scale, 16, 15, s);
+  ty_part_codes(min, most_min, 16, 15, m);
+  ty_store_q2_k(x, ty_block_f16(b->d), ty_block_f16(b->dmin), s, m, b);
+}
+
+TY_INLINE void ty_store_q4_k(const float *x, float d, float dmin, const int *scale, const int *min, ty_q4_k *b) {
   memset(b, 0, sizeof *b);
-  ty_fit_groups(x, 32, 15, 63, scale, min, &most_scale, &most_min, b->d, b->dmin);
-  float d = ty_block_f16(b->d), dmin = ty_block_f16(b->dmin);
+  ty_store_f16(b->d, d);
+  ty_store_f16(b->dmin, dmin);
   for (int j = 0; j < 8; j++) {
-    int s = most_scale > 0 ? ty_nearest(scale[j] * (63 / most_scale), 0, 63) : 0;
-    int m = most_min > 0 ? ty_nearest(min[j] * (63 / most_min), 0, 63) : 0;
+    int s = scale[j], m = min[j];
     if (j < 4) {
       b->scale[j] = (uint8_t)s;
       b->scale[j + 4] = (uint8_t)m;
@@ -144,6 +162,15 @@ TY_INLINE void ty_encode_q4_k(const float *x, ty_q4_k *b) {
       b->q[j / 2 * 32 + i] |= (uint8_t)(q << (j & 1 ? 4 : 0));
     }
   }
+}
+
+TY_INLINE void ty_encode_q4_k(const float *x, ty_q4_k *b) {
+  float scale[8], min[8], most_scale, most_min;
+  int s[8], m[8];
+  ty_fit_groups(x, 32, 15, 63, scale, min, &most_scale, &most_min, b->d, b->dmin);
+  ty_part_codes(scale, most_scale, 8, 63, s);
+  ty_part_codes(min, most_min, 8, 63, m);
+  ty_store_q4_k(x, ty_block_f16(b->d), ty_block_f16(b->dmin), s, m, b);
 }
 
 /* ---- Q3_K and Q6_K ---- */
@@ -166,15 +193,11 @@ TY_INLINE float ty_fit_symmetric(const float *x, const float half) {
   return scale;
 }
 
-TY_INLINE void ty_encode_q3_k(const float *x, ty_q3_k *b) {
-  float scale[16];
+TY_INLINE void ty_store_q3_k(const float *x, float d, const int *scale, ty_q3_k *b) {
   memset(b, 0, sizeof *b);
-  for (int j = 0; j < 16; j++) scale[j] = ty_fit_symmetric(x + 16 * j, 4);
-  float most = ty_extreme(scale, 16), extreme_x = ty_extreme(x, 256);
-  ty_store_f16(b->d, extreme_x == extreme_x ? most / -32 : extreme_x);
-  float d = ty_block_f16(b->d);
+  ty_store_f16(b->d, d);
   for (int j = 0; j < 16; j++) {
-    int s = most != 0 ? ty_nearest(scale[j] * (-32 / most), -32, 31) : 0;
+    int s = scale[j];
     b->scale[j % 8] |= (uint8_t)(((s + 32) & 15) << (j < 8 ? 0 : 4));
     b->scale[8 + j % 4] |= (uint8_t)((s + 32) >> 4 << 2 * (j / 4));
     float part = d * (float)s, inverse = part != 0 ? 1 / part : 0;
@@ -186,17 +209,12 @@ TY_INLINE void ty_encode_q3_k(const float *x, ty_q3_k *b) {
   }
 }
 
-TY_INLINE void ty_encode_q6_k(const float *x, ty_q6_k *b) {
-  float scale[16];
+TY_INLINE void ty_store_q6_k(const float *x, float d, const int *scale, ty_q6_k *b) {
   memset(b, 0, sizeof *b);
-  for (int j = 0; j < 16; j++) scale[j] = ty_fit_symmetric(x + 16 * j, 32);
-  float most = ty_extreme(scale, 16), extreme_x = ty_extreme(x, 256);
-  ty_store_f16(b->d, extreme_x == extreme_x ? most / -128 : extreme_x);
-  float d = ty_block_f16(b->d);
+  ty_store_f16(b->d, d);
   for (int j = 0; j < 16; j++) {
-    int s = most != 0 ? ty_nearest(scale[j] * (-128 / most), -128, 127) : 0;
-    b->scale[j] = (int8_t)s;
-    float part = d * (float)s, inverse = part != 0 ? 1 / part : 0;
+    b->scale[j] = (int8_t)scale[j];
+    float part = d * (float)scale[j], inverse = part != 0 ? 1 / part : 0;
     for (int i = 0; i < 16; i++) {
       int q = ty_nearest(x[16 * j + i] * inverse, -32, 31) + 32, at = 16 * j + i;
       int half = at / 128, quarter = at % 128 / 32, l = at % 32;
@@ -204,6 +222,28 @@ TY_INLINE void ty_encode_q6_k(const float *x, ty_q6_k *b) {
       b->high[half * 32 + l] |= (uint8_t)(q >> 4 << 2 * quarter);
     }
   }
+}
+
+/* The scale of a block, as f16 has it, and the codes from -half to half - 1 of its parts' scales. What is no number
+ * shows in it. */
+TY_INLINE float ty_symmetric_parts(const float *x, float q_half, int half, int *s) {
+  float scale[16];
+  for (int j = 0; j < 16; j++) scale[j] = ty_fit_symmetric(x + 16 * j, q_half);
+  float most = ty_extreme(scale, 16), extreme_x = ty_extreme(x, 256);
+  for (int j = 0; j < 16; j++) s[j] = most != 0 ? ty_nearest(scale[j] * ((float)-half / most), -half, half - 1) : 0;
+  return ty_f16_to_f32(ty_f32_to_f16(extreme_x == extreme_x ? most / (float)-half : extreme_x));
+}
+
+TY_INLINE void ty_encode_q3_k(const float *x, ty_q3_k *b) {
+  int s[16];
+  float d = ty_symmetric_parts(x, 4, 32, s);
+  ty_store_q3_k(x, d, s, b);
+}
+
+TY_INLINE void ty_encode_q6_k(const float *x, ty_q6_k *b) {
+  int s[16];
+  float d = ty_symmetric_parts(x, 32, 128, s);
+  ty_store_q6_k(x, d, s, b);
 }
 
 /* ---- NF4 ---- */

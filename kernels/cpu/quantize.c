@@ -1,17 +1,42 @@
 /* Encoding into block-quantized formats, piece by piece of rows. */
 #include <string.h>
 
-#include "../quant_encode.h"
+#include "../quant_importance.h"
 #include "cpu.h"
 
 typedef struct job {
   ty_dtype dtype;
-  const float *from;
+  const float *from, *importance; /* of columns, or NULL */
   char *to;
   int64_t columns, row_bytes, pieces;
 } job;
 
 enum { PIECE = 64 * TY_NF4_GROUP }; /* elements encoded at a time */
+
+static void encode_block(ty_dtype dtype, const float *x, const float *importance, void *to) {
+  switch (dtype) {
+    case TY_Q8_0: ty_encode_q8_0(x, to); break;
+    case TY_Q4_0:
+      ty_encode_q4_0(x, to);
+      if (importance) ty_improve_q4_0(x, importance, to);
+      break;
+    case TY_Q2_K:
+      ty_encode_q2_k(x, to);
+      if (importance) ty_improve_q2_k(x, importance, to);
+      break;
+    case TY_Q3_K:
+      ty_encode_q3_k(x, to);
+      if (importance) ty_improve_q3_k(x, importance, to);
+      break;
+    case TY_Q4_K:
+      ty_encode_q4_k(x, to);
+      if (importance) ty_improve_q4_k(x, importance, to);
+      break;
+    default:
+      ty_encode_q6_k(x, to);
+      if (importance) ty_improve_q6_k(x, importance, to);
+  }
+}
 
 static void encode_pieces(void *context, int64_t begin, int64_t end) {
   const job *j = context;
@@ -27,15 +52,10 @@ static void encode_pieces(void *context, int64_t begin, int64_t end) {
       continue;
     }
     to += at / ty_dtype_block[j->dtype] * ty_dtype_size[j->dtype];
+    const float *importance = j->importance ? j->importance + at : NULL;
     for (; n > 0; n -= ty_dtype_block[j->dtype], x += ty_dtype_block[j->dtype], to += ty_dtype_size[j->dtype]) {
-      switch (j->dtype) {
-        case TY_Q8_0: ty_encode_q8_0(x, (ty_q8_0 *)(void *)to); break;
-        case TY_Q4_0: ty_encode_q4_0(x, (ty_q4_0 *)(void *)to); break;
-        case TY_Q2_K: ty_encode_q2_k(x, (ty_q2_k *)(void *)to); break;
-        case TY_Q3_K: ty_encode_q3_k(x, (ty_q3_k *)(void *)to); break;
-        case TY_Q4_K: ty_encode_q4_k(x, (ty_q4_k *)(void *)to); break;
-        default: ty_encode_q6_k(x, (ty_q6_k *)(void *)to);
-      }
+      encode_block(j->dtype, x, importance, to);
+      if (importance) importance += ty_dtype_block[j->dtype];
     }
   }
 }
@@ -46,6 +66,7 @@ bool TY_KERNEL(quantize)(const ty_kernel_args *k) {
   int64_t columns = x->size[x->ndim - 1];
   job j = { .dtype = (ty_dtype)out->dtype,
             .from = x->data,
+            .importance = k->nin > 1 && k->in[1] ? k->in[1]->data : NULL,
             .to = out->data,
             .columns = columns,
             .row_bytes = ty_row_bytes((ty_dtype)out->dtype, columns),

@@ -1,21 +1,15 @@
 /* norm_list: the norm of all elements of many tensors, in f64. Each block adds up one chunk of one tensor; the sums of
  * the chunks are joined in order by one block at the end. */
 #include "teams.cuh"
+#include "tensor_list.cuh"
 
-enum { THREADS = 256, CHUNK = 32768, BATCH = 64 /* tensors of a launch: their table is an argument of the kernel */ };
+enum { THREADS = TY_LIST_THREADS };
 
 enum norm_kind { SQUARES, MAGNITUDES, NONZEROS, LARGEST, SMALLEST, POWERS };
 
 struct norm_job {
   norm_kind kind;
   double p, limit;
-};
-
-struct norm_batch {
-  int n;
-  const void *data[BATCH];
-  int64_t count[BATCH], start[BATCH + 1]; /* start: chunks before each tensor */
-  uint8_t dtype[BATCH];
 };
 
 TY_DEVICE double join(const norm_job &j, double a, double b) {
@@ -63,23 +57,16 @@ TY_DEVICE double join_block(const norm_job &j, double s, ty_shared_ptr<double> r
       s, [&](double a, double b) { return join(j, a, b); }, room);
 }
 
-__global__ void __launch_bounds__(THREADS) norm_chunks(const norm_job j, const norm_batch b, double *part) {
+__global__ void __launch_bounds__(THREADS) norm_chunks(const norm_job j, const ty_tensor_list b, double *part) {
   TY_SHARED(double, room, TY_WARP);
   for (int64_t u = blockIdx.x; u < b.start[b.n]; u += gridDim.x) {
-    int low = 0, high = b.n; /* the last tensor that begins at u or before */
-    while (high - low > 1) {
-      int mid = (low + high) / 2;
-      if (b.start[mid] <= u) low = mid;
-      else high = mid;
-    }
-    const int64_t from = (u - b.start[low]) * CHUNK, rest = b.count[low] - from,
-                  n = rest < CHUNK ? rest : int64_t{ CHUNK };
+    const ty_list_chunk c = ty_list_chunk_at(b, u);
     double s = 0;
-    switch (b.dtype[low]) {
-      case TY_F64: s = sum_chunk<double>(j, b.data[low], from, n); break;
-      case TY_F32: s = sum_chunk<float>(j, b.data[low], from, n); break;
-      case TY_F16: s = sum_chunk<ty_f16>(j, b.data[low], from, n); break;
-      default: s = sum_chunk<ty_bf16>(j, b.data[low], from, n); break;
+    switch (c.dtype) {
+      case TY_F64: s = sum_chunk<double>(j, c.data, c.from, c.n); break;
+      case TY_F32: s = sum_chunk<float>(j, c.data, c.from, c.n); break;
+      case TY_F16: s = sum_chunk<ty_f16>(j, c.data, c.from, c.n); break;
+      default: s = sum_chunk<ty_bf16>(j, c.data, c.from, c.n); break;
     }
     s = join_block(j, s, room);
     if (threadIdx.x == 0) part[u] = s;
@@ -107,28 +94,13 @@ TY_CUDA_KERNEL(norm_list) {
                                           : POWERS;
   const norm_job j = { kind, p, params->b };
   int64_t chunks = 0;
-  for (int i = 0; i < k->nin; i++) chunks += (k->in[i]->count + CHUNK - 1) / CHUNK;
+  for (int i = 0; i < k->nin; i++) chunks += (k->in[i]->count + TY_LIST_CHUNK - 1) / TY_LIST_CHUNK;
   ty_cuda_scratch scratch(static_cast<size_t>(chunks ? chunks : 1) * sizeof(double));
   if (!scratch.data) return false;
   double *part = scratch.as<double>(), *out = static_cast<double *>(k->out[0]->data);
-  norm_batch b;
-  b.n = 0;
-  b.start[0] = 0;
-  double *to = part;
-  for (int i = 0; i < k->nin; i++) {
-    const ty_view *x = k->in[i];
-    if (x->count > 0) { /* empty tensors have no chunk */
-      b.data[b.n] = x->data;
-      b.count[b.n] = x->count;
-      b.dtype[b.n] = static_cast<uint8_t>(x->dtype);
-      b.start[b.n + 1] = b.start[b.n] + (x->count + CHUNK - 1) / CHUNK;
-      b.n++;
-    }
-    if (b.n == 0 || (b.n < BATCH && i + 1 < k->nin)) continue;
-    const int64_t n = b.start[b.n];
-    if (!TY_LAUNCH(norm_chunks, ty_cuda_blocks(n, 1, 8), THREADS, 0, j, b, to)) return false;
-    to += n;
-    b.n = 0;
-  }
-  return TY_LAUNCH(norm_finish, 1, THREADS, 0, j, part, chunks, out);
+  return ty_each_tensor_list(k,
+                             [&](const ty_tensor_list &b, unsigned blocks, int64_t before) {
+                               return TY_LAUNCH(norm_chunks, blocks, THREADS, 0, j, b, part + before);
+                             }) &&
+         TY_LAUNCH(norm_finish, 1, THREADS, 0, j, part, chunks, out);
 }

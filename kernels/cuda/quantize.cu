@@ -1,5 +1,5 @@
 /* Block-quantized tensors: encoding, decoding, rows by index. */
-#include "../quant_encode.h"
+#include "../quant_importance.h"
 #include "indexing.cuh"
 #include "quant.cuh"
 
@@ -37,22 +37,40 @@ rows_of rows_for(const ty_view *x, const ty_view *out) {
 
 /* ---- encoding ---- */
 
-TY_DEVICE void encode_one(const float *x, ty_q8_0 *b) { ty_encode_q8_0(x, b); }
-TY_DEVICE void encode_one(const float *x, ty_q4_0 *b) { ty_encode_q4_0(x, b); }
-TY_DEVICE void encode_one(const float *x, ty_q2_k *b) { ty_encode_q2_k(x, b); }
-TY_DEVICE void encode_one(const float *x, ty_q3_k *b) { ty_encode_q3_k(x, b); }
-TY_DEVICE void encode_one(const float *x, ty_q4_k *b) { ty_encode_q4_k(x, b); }
-TY_DEVICE void encode_one(const float *x, ty_q6_k *b) { ty_encode_q6_k(x, b); }
-
-/* A block of N elements by each thread. */
-template <class B, int N> __global__ void __launch_bounds__(THREADS) encode(const float *x, B *out, int64_t blocks) {
-  for (int64_t i = int64_t{ blockIdx.x } * THREADS + threadIdx.x; i < blocks; i += int64_t{ gridDim.x } * THREADS)
-    encode_one(x + i * N, out + i);
+TY_DEVICE void encode_one(const float *x, const float *, ty_q8_0 *b) { ty_encode_q8_0(x, b); }
+TY_DEVICE void encode_one(const float *x, const float *w, ty_q4_0 *b) {
+  ty_encode_q4_0(x, b);
+  if (w) ty_improve_q4_0(x, w, b);
+}
+TY_DEVICE void encode_one(const float *x, const float *w, ty_q2_k *b) {
+  ty_encode_q2_k(x, b);
+  if (w) ty_improve_q2_k(x, w, b);
+}
+TY_DEVICE void encode_one(const float *x, const float *w, ty_q3_k *b) {
+  ty_encode_q3_k(x, b);
+  if (w) ty_improve_q3_k(x, w, b);
+}
+TY_DEVICE void encode_one(const float *x, const float *w, ty_q4_k *b) {
+  ty_encode_q4_k(x, b);
+  if (w) ty_improve_q4_k(x, w, b);
+}
+TY_DEVICE void encode_one(const float *x, const float *w, ty_q6_k *b) {
+  ty_encode_q6_k(x, b);
+  if (w) ty_improve_q6_k(x, w, b);
 }
 
-template <class B, int N> bool encode_all(const float *x, const ty_view *out) {
-  int64_t blocks = out->count / N;
-  return TY_LAUNCH((encode<B, N>), ty_cuda_blocks(blocks, THREADS), THREADS, 0, x, static_cast<B *>(out->data), blocks);
+/* A block of N elements by each thread. importance: of a row's columns, or null. */
+template <class B, int N>
+__global__ void __launch_bounds__(THREADS)
+    encode(const float *x, const float *importance, B *out, int64_t blocks, int64_t row_blocks) {
+  for (int64_t i = int64_t{ blockIdx.x } * THREADS + threadIdx.x; i < blocks; i += int64_t{ gridDim.x } * THREADS)
+    encode_one(x + i * N, importance ? importance + i % row_blocks * N : nullptr, out + i);
+}
+
+template <class B, int N> bool encode_all(const float *x, const float *importance, const ty_view *out) {
+  int64_t blocks = out->count / N, row_blocks = out->size[out->ndim - 1] / N;
+  return TY_LAUNCH((encode<B, N>), ty_cuda_blocks(blocks, THREADS), THREADS, 0, x, importance,
+                   static_cast<B *>(out->data), blocks, row_blocks);
 }
 
 /* The blocks of a row that share a scale, by a block of threads. */
@@ -77,13 +95,14 @@ TY_CUDA_KERNEL(quantize) {
   const ty_view *x = k->in[0], *out = k->out[0];
   if (!out->count) return true;
   const float *from = static_cast<const float *>(x->data);
+  const float *importance = k->nin > 1 && k->in[1] ? static_cast<const float *>(k->in[1]->data) : nullptr;
   switch (out->dtype) {
-    case TY_Q8_0: return encode_all<ty_q8_0, 32>(from, out);
-    case TY_Q4_0: return encode_all<ty_q4_0, 32>(from, out);
-    case TY_Q2_K: return encode_all<ty_q2_k, 256>(from, out);
-    case TY_Q3_K: return encode_all<ty_q3_k, 256>(from, out);
-    case TY_Q4_K: return encode_all<ty_q4_k, 256>(from, out);
-    case TY_Q6_K: return encode_all<ty_q6_k, 256>(from, out);
+    case TY_Q8_0: return encode_all<ty_q8_0, 32>(from, importance, out);
+    case TY_Q4_0: return encode_all<ty_q4_0, 32>(from, importance, out);
+    case TY_Q2_K: return encode_all<ty_q2_k, 256>(from, importance, out);
+    case TY_Q3_K: return encode_all<ty_q3_k, 256>(from, importance, out);
+    case TY_Q4_K: return encode_all<ty_q4_k, 256>(from, importance, out);
+    case TY_Q6_K: return encode_all<ty_q6_k, 256>(from, importance, out);
     case TY_NF4: break;
     default: return ty_cuda_no_kernel("quantize", out->dtype);
   }

@@ -99,7 +99,7 @@ template <class T, int V> bool run_multiply(const ty_kernel_args *k) {
   if (!ty_offsets_checked(j.offsets)) return false;
   if (k->out[0]->count == 0) return true;
   /* Of few columns the entries of a row are read by several threads. */
-  const int64_t beside = TY_WARP / (j.width < TY_WARP ? j.width : TY_WARP), mean = entries / j.m;
+  const int64_t warp = TY_WARP, beside = warp / (j.width < warp ? j.width : warp), mean = entries / j.m;
   j.team = ty_power_of_two(beside < mean ? beside : mean, TY_WARP);
   const product_job<T> job = j;
   return TY_LAUNCH((multiply<T, V>), ty_cuda_blocks(j.m * j.width, INDEX_THREADS / j.team), INDEX_THREADS, 0, job,

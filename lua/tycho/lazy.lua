@@ -1,8 +1,10 @@
---- Modules of many files: require "tycho.lazy" (M, files). A file is read when its name is first asked for.
+--- Parts and modules as tables of names: require "tycho.lazy" (M, files, title). A file is read when its name is first
+-- asked for; a name that is not there is an error that shows the nearest ones.
 ---@param M table       what is there from the start
 ---@param files table<string, string|string[]>  by name: the module that is the value, or { module, its field }
+---@param title string  what errors call the table: "ty.data", "tycho.models"
 ---@return table M
-return function(M, files)
+return function(M, files, title)
   local names = {}
   for name in pairs(files) do names[#names + 1] = name end
   table.sort(names)
@@ -10,7 +12,11 @@ return function(M, files)
     __names = names, -- for completion and help: what is there but not loaded yet
     __index = function(self, name)
       local place = files[name]
-      if not place then return nil end
+      if not place then
+        if type(name) ~= "string" or name:find "^_" then return nil end
+        local near = require("tycho.core").nearest(name, self, names)
+        error(("%s has no '%s'%s"):format(title, name, near), 2)
+      end
       local value
       if type(place) == "table" then value = require(place[1])[place[2]] else value = require(place) end
       rawset(self, name, value)

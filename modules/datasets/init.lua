@@ -105,4 +105,4 @@ end
 
 local files = { random = "tycho.datasets.random" }
 for name, file in pairs(sets) do files[name] = file end
-return require "tycho.lazy" (M, files)
+return require "tycho.lazy" (M, files, "tycho.datasets")

@@ -40,7 +40,7 @@
 -- TextToImage paints with a folder of diffusers.
 local process = require "tycho.diffusion.process"
 
-return {
+return require "tycho.lazy" ({
   Flow = process.Flow,
   DDPM = process.DDPM,
   EDM = process.EDM,
@@ -86,4 +86,4 @@ return {
   weighting = require "tycho.diffusion.weighting",
   DiT = require "tycho.models.dit",
   UNet = require "tycho.models.unet",
-}
+}, {}, "tycho.diffusion")

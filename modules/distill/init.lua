@@ -33,7 +33,7 @@ local material = require "tycho.distill.material"
 local reflow = require "tycho.distill.reflow"
 local subpaths = require "tycho.distill.subpath"
 
-return {
+return require "tycho.lazy" ({
   teacher = require "tycho.distill.teacher",
   fit = require "tycho.distill.fit",
   base = bases.base,
@@ -70,4 +70,4 @@ return {
   linfusion_loss = linfusion.loss,
   linear_attention = linfusion.attention,
   watch = linfusion.watch,
-}
+}, {}, "tycho.distill")

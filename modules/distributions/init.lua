@@ -2,4 +2,4 @@
 -- how likely samples are, draw samples, and are fitted to samples.
 return require "tycho.lazy" ({}, {
   VonMisesFisher = "tycho.distributions.von_mises_fisher",
-})
+}, "tycho.distributions")

@@ -2,7 +2,7 @@
 -- "tycho.estimate".
 local forest = require "tycho.estimate.forest"
 
-return {
+return require "tycho.lazy" ({
   forest = forest.fit,
   forest_from = forest.from_state,
   instructions = require "tycho.estimate.instructions",
@@ -10,4 +10,4 @@ return {
   pipeline = require "tycho.estimate.pipeline",
   products = require "tycho.estimate.products",
   r2 = require "tycho.estimate.r2",
-}
+}, {}, "tycho.estimate")

@@ -25,4 +25,4 @@ return require "tycho.lazy" (M, { chat = "tycho.hub.chat", gguf = "tycho.hub.ggu
   processor = "tycho.hub.processor",
   pipeline = { "tycho.hub.pipeline", "load" }, save_pipeline = { "tycho.hub.pipeline", "save" },
   save_onnx = { "tycho.hub.onnx.writer", "save" },
-  convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } })
+  convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } }, "tycho.hub")

@@ -58,4 +58,4 @@ for family in ([[GPT2 Llama Mistral Qwen2 Qwen3 Mixtral Olmo2 Phi3 GPTNeoX Gemma
   files[family] = { "tycho.models", family }
 end
 
-return require "tycho.lazy" (M, files)
+return require "tycho.lazy" (M, files, "tycho.llm")

@@ -65,4 +65,4 @@ return require "tycho.lazy" ({}, {
   -- their parts: blocks, rotary positions, what they remember of the tokens so far
   layers = "tycho.models.layers", rotary = "tycho.models.rotary", KVCache = "tycho.models.cache",
   StateCache = "tycho.models.states",
-})
+}, "tycho.models")

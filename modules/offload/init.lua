@@ -15,7 +15,7 @@ local memascend = require "tycho.offload.memascend"
 local se_moe = require "tycho.offload.se_moe"
 local zero_infinity = require "tycho.offload.zero_infinity"
 
-return {
+return require "tycho.lazy" ({
   engine = Engine.new,
   plan = require "tycho.offload.plan",
   superpipeline = require "tycho.offload.superpipeline",
@@ -37,4 +37,4 @@ return {
   simulate_experts = hybrimoe.simulate,
   expert_ring = se_moe.ring,
   simulate_ring = se_moe.simulate,
-}
+}, {}, "tycho.offload")

@@ -24,6 +24,17 @@ function Masters.define(name)
   return class
 end
 
+--- The optimizer of a name, of those that ty.optim has.
+---@param who string  for errors
+---@param name string
+---@return table
+function Masters.optimizer(who, name)
+  local ok, made = pcall(function() return ty.optim[name] end)
+  if ok and made then return made end
+  arguments.fail("%s: optimizer: expected a name in ty.optim, got %s%s", who, arguments.describe(name),
+    ty.core.nearest(name, ty.optim))
+end
+
 --- Takes a model in charge: its parameters become half-precision ones.
 ---@param class table
 ---@param who string  for errors

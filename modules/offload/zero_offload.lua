@@ -47,10 +47,7 @@ function ZeroOffload.new(model, options)
   local o = arguments.read("offload.zero_offload", options, { optimizer = "AdamW", settings = {}, dtype = "bf16",
     delayed = false, from = 0 }, { optimizer = "a string", settings = "a table", dtype = '"bf16" or "f16"',
     delayed = "a boolean", from = "an integer >= 0" })
-  if not ty.optim[o.optimizer] then
-    arguments.fail("offload.zero_offload: optimizer: expected a name in ty.optim, got %s",
-      arguments.describe(o.optimizer))
-  end
+  Masters.optimizer("offload.zero_offload", o.optimizer)
   local self = Masters.open(ZeroOffload, "offload.zero_offload", model, o.dtype, host, "^cpu$")
   self.options, self.which, self.sets = o, 1, { {}, {} }
   for _, set in ipairs(self.sets) do

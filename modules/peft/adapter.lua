@@ -311,7 +311,8 @@ function M.parameters(model)
   for _, saved in ipairs(record.saved) do
     if not saved.frozen then list[#list + 1] = rawget(saved.owner, saved.key) end
   end
-  if record.added then table.move(record.added.parameters(), 1, #record.added.parameters(), #list + 1, list) end
+  local added = record.added and record.added.parameters(model) or {}
+  table.move(added, 1, #added, #list + 1, list)
   return list
 end
 
@@ -354,11 +355,11 @@ function M.disable(model, fn, ...)
     a.off = true
   end
   for _, saved in ipairs(record.saved) do put(saved.owner, saved.key, saved.original) end
-  if record.added then record.added.switch(true) end
+  if record.added then record.added.switch(true, model) end
   ty.core.program.renew()
   local result = table.pack(pcall(fn, ...))
   for _, layer in ipairs(record.layers) do layer.module._lora.off = nil end
-  if record.added then record.added.switch(nil) end
+  if record.added then record.added.switch(nil, model) end
   for i = #back, 1, -1 do rawset(table.unpack(back[i])) end
   ty.core.program.renew()
   if not result[1] then error(result[2], 0) end
@@ -373,7 +374,7 @@ function M.remove(model)
   local record = M.of("peft.remove", model)
   local merged = record.layers[1] and record.layers[1].module._lora.merged
   for _, layer in ipairs(record.layers) do layers.detach(layer.module) end
-  if record.added then record.added.remove() end
+  if record.added then record.added.remove(model) end
   for _, saved in ipairs(record.saved) do
     if not merged then exchange(saved.owner, saved.key, saved.original) end
   end

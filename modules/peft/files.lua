@@ -5,6 +5,7 @@ local base = require "tycho.nn.module"
 local adapter = require "tycho.peft.adapter"
 local layers = require "tycho.peft.layers"
 local names = require "tycho.peft.names"
+local prompts = require "tycho.peft.prompts"
 local ways = require "tycho.peft.ways"
 
 local nn = ty.nn
@@ -48,6 +49,12 @@ local function own_settings(record, rank, alpha, transposed)
   return settings
 end
 
+local function write(folder, config, state)
+  ty.io.mkdir(folder)
+  ty.io.save_safetensors(folder .. "/adapter_model.safetensors", state, { format = "pt" })
+  ty.io.write_atomic(folder .. "/adapter_config.json", ty.io.json_encode(config, { indent = 2 }) .. "\n")
+end
+
 --- Writes the adapter to a folder that the Python library peft reads as well. options: base (name of the model that it
 -- belongs to), prefix (what module names begin with in the Python model; by default the family's).
 ---@param model Module
@@ -57,8 +64,12 @@ end
 function M.save(model, folder, options)
   local who = "peft.save"
   local record = adapter.of(who, model)
-  nn.for_caller(adapter.plain, who, record, true)
+  if not record.prompt then nn.for_caller(adapter.plain, who, record, true) end
   local o = nn.options(who, options, { base = nn.none, prefix = nn.none })
+  if record.prompt then
+    write(folder, prompts.published(model, record, o.base))
+    return model
+  end
   local prefix = o.prefix or model.published_prefix or ""
   local ranks, alphas, transposed = {}, {}, false
   local rank, alpha = shown_size(record, record.rank, record.alpha)
@@ -72,11 +83,9 @@ function M.save(model, folder, options)
     rank_pattern = next(ranks) and ranks, alpha_pattern = next(alphas) and alphas, modules_to_save = record.save,
     base_model_name_or_path = o.base or record.base, task_type = record.task_type }
   for key, value in pairs(own_settings(record, rank, alpha, transposed)) do config[key] = value end
-  ty.io.mkdir(folder)
-  ty.io.save_safetensors(folder .. "/adapter_model.safetensors", names.state(record, prefix), { format = "pt" })
   -- Patterns that are false would be written: PEFT wants objects or nothing.
   for _, key in ipairs { "rank_pattern", "alpha_pattern" } do config[key] = config[key] or nil end
-  ty.io.write_atomic(folder .. "/adapter_config.json", ty.io.json_encode(config, { indent = 2 }) .. "\n")
+  write(folder, config, names.state(record, prefix))
   return model
 end
 
@@ -93,10 +102,12 @@ end
 local function read_config(path)
   local c = ty.io.load_json(path)
   if type(c) ~= "table" or #c > 0 then error("adapter_config.json: expected an object", 0) end
+  if prompts.kind_of(c) then return { prompt = c } end
   local way
   for _, one in ipairs { ways.loha, ways.lokr, ways.ia3 } do way = way or c.peft_type == one.type and one or nil end
   if c.peft_type ~= "LORA" and not way then
-    error(("peft_type is %s; LORA, LOHA, LOKR and IA3 are read"):format(tostring(c.peft_type)), 0)
+    error(("peft_type is %s; LORA, LOHA, LOKR, IA3, PROMPT_TUNING and PREFIX_TUNING are read"):format(
+      tostring(c.peft_type)), 0)
   end
   for _, key in ipairs(other_meanings) do
     local value = optional(c[key], false)
@@ -259,6 +270,7 @@ local function load(model, path, o)
   local problems, specs, order = {}, {}, {}
   if not nn.is_module(model) then error("model: expected a module, got " .. type(model), 0) end
   if rawget(model, "_adapter") then error("the model has an adapter already; peft.remove takes it away", 0) end
+  if config and config.prompt then return prompts.load(model, config.prompt, state, o) end
   local parts, whole, all, modules = sort(model, state, problems)
   local prefix = model.published_prefix or ""
   for _, name in ipairs(all) do

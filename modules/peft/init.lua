@@ -9,9 +9,10 @@
 --     peft.remove(model)                             -- a plain model again, with the merged weights
 --     model:save "merged"
 --
--- peft.loha, peft.lokr and peft.ia3 are adapters of other kinds, for the same functions. peft.qlora makes the frozen
--- weights 4-bit codes as well, peft.footprint says what training will take, peft.account what it would take for any
--- configuration. peft.eora makes adapters without training, which give a compressed model back what it lost.
+-- peft.loha, peft.lokr and peft.ia3 are adapters of other kinds, for the same functions, peft.prompt and peft.prefix
+-- trained vectors in front of the text; peft.rows gives each row of a batch an adapter of its own. peft.qlora makes the
+-- frozen weights 4-bit codes as well, peft.footprint says what training will take, peft.account what it would take for
+-- any configuration. peft.eora makes adapters without training, which give a compressed model back what it lost.
 -- peft.token_classification puts a head for tagging words on an encoder.
 -- peft.mend trains networks that edit a model by the gradient of one example.
 -- peft.lamda trains small square matrices between fixed directions of the weights, peft.loram trains on a pruned model
@@ -25,13 +26,17 @@
 local adapter = require "tycho.peft.adapter"
 local files = require "tycho.peft.files"
 local merging = require "tycho.peft.merging"
+local prompts = require "tycho.peft.prompts"
 local qlora = require "tycho.peft.qlora"
 
-return {
+return require "tycho.lazy" ({
   lora = adapter.lora,
   loha = adapter.loha,
   lokr = adapter.lokr,
   ia3 = adapter.ia3,
+  prompt = prompts.prompt,
+  prefix = prompts.prefix,
+  rows = require("tycho.peft.rows").new,
   qlora = qlora.qlora,
   footprint = qlora.footprint,
   account = qlora.account,
@@ -54,4 +59,4 @@ return {
   compare = require "tycho.peft.compare",
   token_classification = require "tycho.peft.token_classification",
   mend = require "tycho.peft.mend",
-}
+}, {}, "tycho.peft")

@@ -3,6 +3,8 @@
 --     local quant = require "tycho.quant"
 --     quant.convert("path/of/a/hugging-face/folder", "model.gguf", "q4_k")
 --     print(quant.quantize(model, { dtype = "nf4" }).bits)        -- in memory; peft.qlora trains on top of it
+--     local important = quant.imatrix.collect(model, dataset)      -- llama.cpp's importance matrices, and their files
+--     quant.quantize(model, { dtype = "q2_k", importance = important })
 --     quant.gptq.quantize(model, dataset, { format = "q3_k" })    -- with calibration; weights stay packed
 --     quant.awq(model, dataset, { bits = 4, group = 128 })        -- likewise, by factors of channels
 --     quant.hqq(model, { bits = 4, group = 64 })                  -- without data
@@ -16,11 +18,12 @@ local hub = require "tycho.hub"
 local blocks = require "tycho.quant.blocks"
 local gptq = require "tycho.quant.gptq"
 
-return {
+return require "tycho.lazy" ({
   convert = hub.convert,
   quantize = require("tycho.quant.weights").quantize,
   save = hub.save_gguf,
   gptq = gptq,
+  imatrix = require "tycho.quant.imatrix",
   awq = require("tycho.quant.awq").quantize,
   hqq = require("tycho.quant.hqq").quantize,
   smooth = require("tycho.quant.scaling").smooth,
@@ -39,4 +42,4 @@ return {
   compare = require "tycho.quant.comparison",
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
-}
+}, {}, "tycho.quant")

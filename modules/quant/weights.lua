@@ -1,5 +1,6 @@
 --- The weights of a model's linear layers in blocks of few bits, in place: what stays in memory is the codes.
 local ty = require "tycho"
+local imatrix = require "tycho.quant.imatrix"
 
 local nn = ty.nn
 local surgery = nn.surgery
@@ -8,10 +9,11 @@ local M = {}
 local elements = { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64 } -- of a block
 
 -- The codes of w [outputs, inputs]; and the squares of what that changed and of the weights, added to what there was.
-local function encode(w, dtype, wrong, all)
+local function encode(w, dtype, mean, wrong, all)
   local codes
   ty.no_grad(ty.scope, function()
-    codes = ty.keep(w:to(dtype))
+    if mean and mean.device ~= w.device then mean = mean:to { device = w.device } end
+    codes = ty.keep(mean and w:to "f32":quantize(dtype, mean) or w:to(dtype))
     if w.device == "meta" then return end
     local value = w:to "f32"
     wrong = wrong + (codes:to "f32" - value):square():sum():item()
@@ -22,11 +24,15 @@ end
 
 --- What quantize() does, for a function `who` whose option `what` is the dtype.
 ---@return table report
-function M.encode_linear(who, what, model, dtype, skip)
+function M.encode_linear(who, what, model, dtype, skip, importance)
   if not elements[dtype] then
     error(("%s: %s: expected nf4, q8_0, q4_0, q2_k, q3_k, q4_k or q6_k, got %s"):format(who, what, tostring(dtype)), 0)
   end
-  local report = { modules = 0, parameters = 0, bytes = 0, left = {} }
+  if importance ~= nil and dtype == "nf4" then
+    error(("%s: importance: nf4 has fixed levels and takes none"):format(who), 0)
+  end
+  local report = { modules = 0, parameters = 0, bytes = 0, left = {}, weighed = 0 }
+  local mean_of = importance and imatrix.of(who, model, importance)
   local done, wrong, all = {}, 0.0, 0.0
   for _, layer in ipairs(surgery.find(who, model, { skip = skip })) do
     local module = layer.module
@@ -37,7 +43,9 @@ function M.encode_linear(who, what, model, dtype, skip)
       else
         local new = done[old]
         if not new then
-          new, wrong, all = encode(surgery.rows(module), dtype, wrong, all)
+          local mean = mean_of and dtype ~= "q8_0" and mean_of(layer.name, inputs) or nil
+          new, wrong, all = encode(surgery.rows(module), dtype, mean, wrong, all)
+          report.weighed = report.weighed + (mean and 1 or 0)
           done[old] = new
           report.parameters, report.bytes = report.parameters + new:numel(), report.bytes + new:nbytes()
         end
@@ -55,17 +63,20 @@ end
 --- Encodes the weights of the linear layers of a model (of GPT-2's Conv1D too), which are frozen from then on: no
 -- gradient flows into codes, but through them to what comes before. options: dtype ("nf4": the 4-bit NormalFloat with
 -- scales of 8 bits, Dettmers et al. 2023; q8_0, q4_0, q2_k, q3_k, q4_k, q6_k), skip (names or ends of names of layers
--- that are left as they are; by default "lm_head"). Returns a report: modules (how many), parameters and bytes (of
--- their weights), bits (of a weight), error (root mean square of what encoding changed, over that of the weights; nil
--- on the meta device), left (names of layers whose rows are no whole blocks).
+-- that are left as they are; by default "lm_head"), importance (of quant.imatrix: by which columns the codes lose
+-- least; layers that it knows nothing of, and q8_0, are encoded without). Returns a report: modules (how many),
+-- parameters and bytes (of their weights), bits (of a weight), error (root mean square of what encoding changed, over
+-- that of the weights; nil on the meta device), weighed (weights whose codes were chosen by importance), left (names of
+-- layers whose rows are no whole blocks).
 ---@param model Module
----@param options? {dtype?: string, skip?: string[]}
----@return {modules: integer, parameters: integer, bytes: integer, bits: number, error?: number, left: string[]} report
+---@param options? {dtype?: string, skip?: string[], importance?: Imatrix}
+---@return table report  {modules, parameters, bytes, bits, error, weighed, left}
 function M.quantize(model, options)
   return nn.for_caller(function()
     local who = "quant.quantize"
-    local o = nn.options(who, options, { dtype = "nf4", skip = { "lm_head" } })
-    return M.encode_linear(who, "dtype", model, o.dtype, o.skip)
+    local o = nn.options(who, options, { dtype = "nf4", skip = { "lm_head" }, importance = nn.none },
+      { importance = "a table" })
+    return M.encode_linear(who, "dtype", model, o.dtype, o.skip, o.importance)
   end)
 end
 

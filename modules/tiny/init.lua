@@ -15,7 +15,7 @@ local half = require "tycho.tiny.half"
 local pocket = require "tycho.tiny.pocket"
 local search = require "tycho.tiny.search"
 
-return {
+return require "tycho.lazy" ({
   scheme = require "tycho.tiny.scheme",
   pocket = pocket.pocket,
   foresee = pocket.foresee,
@@ -29,4 +29,4 @@ return {
   contributions = search.contributions,
   search = search.scheme,
   evolve = search.evolve,
-}
+}, {}, "tycho.tiny")

@@ -4,7 +4,7 @@ local distil = require "tycho.vision.distil"
 local pages = require "tycho.vision.pages"
 local precision = require "tycho.vision.precision"
 
-return {
+return require "tycho.lazy" ({
   ResNet = require "tycho.models.resnet",
   fit = classify.fit,
   classifier_loss = classify.classifier_loss,
@@ -24,4 +24,4 @@ return {
   mean_average_precision = precision.mean_average_precision,
   macro_f1 = precision.macro_f1,
   interval = precision.interval,
-}
+}, {}, "tycho.vision")

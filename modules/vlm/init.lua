@@ -52,4 +52,4 @@ return require "tycho.lazy" (M, {
   vlv = "tycho.vlm.vlv",
   CLIPModel = { "tycho.models", "CLIPModel" },
   Llava = { "tycho.models", "Llava" },
-})
+}, "tycho.vlm")

@@ -23,4 +23,4 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   describer = "tycho.zoo.describer",
   canvas = "tycho.zoo.canvas",
   yardstick = "tycho.zoo.yardstick",
-})
+}, "tycho.zoo")

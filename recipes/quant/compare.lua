@@ -1,6 +1,6 @@
 -- Formats and methods of quantization side by side, on any language model
 -- claim: calibrated methods are nearer to the original than rounding in the same bits; 8 bits change next to nothing
--- system: GGUF's blocks, GPTQ, AWQ, HQQ and trit-planes on one model, with bytes, divergence and speed in one table
+-- system: GGUF's blocks, with importance matrices too, GPTQ, AWQ, HQQ and trit-planes: bytes, divergence and speed
 -- paper: Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers"
 -- time: 8 minutes on one CPU core for the model of the zoo
 --
@@ -10,7 +10,8 @@
 -- zoo's model was not trained on, or the last quarter of --text, whose beginning calibrates. Grids have groups of 32
 -- columns, and rounding searches for no ranges; bytes are those of a file, with half precision for what is not
 -- quantized. Grids that are no format of a file stay f32 in memory, so that speed and peak say nothing of them.
--- K-quants take rows of whole blocks of 256; where a layer has others, rounding leaves it as it is.
+-- K-quants take rows of whole blocks of 256; where a layer has others, rounding leaves it as it is. "imatrix" is the
+-- same format with codes chosen by llama.cpp's importance matrices, of the text that calibrates the other methods.
 local ty = require "tycho"
 local llm, quant, zoo = require "tycho.llm", require "tycho.quant", require "tycho.zoo"
 
@@ -73,6 +74,13 @@ end
 for _, dtype in ipairs { "q8_0", "q6_k", "q4_k", "q4_0", "nf4", "q3_k", "q2_k" } do
   add(dtype, function(copy) return quant.quantize(copy, { dtype = dtype }) end)
 end
+local important
+for _, dtype in ipairs { "q4_k", "q4_0", "q3_k", "q2_k" } do
+  add("imatrix " .. dtype, function(copy)
+    important = important or quant.imatrix.collect(model, data)
+    return quant.quantize(copy, { dtype = dtype, importance = important })
+  end)
+end
 add("GPTQ q4_0", function(copy) return quant.gptq.quantize(copy, data, { format = "q4_0" }) end)
 for _, bits in ipairs { 4, 3, 2 } do
   local grid = { bits = bits, group = 32 }
@@ -95,7 +103,8 @@ r:say("\n%s", tostring(found))
 
 -- ---- the picture, and what is claimed ----
 
-local families, series = { { "rounding, files' blocks", "^q", "^nf4" }, { "rounding, grids", "^round" },
+local families, series = { { "rounding, files' blocks", "^q", "^nf4" }, { "importance, files' blocks", "^imatrix" },
+  { "rounding, grids", "^round" },
   { "HQQ", "^HQQ" }, { "AWQ", "^AWQ" }, { "GPTQ", "^GPTQ %d" }, { "trit-planes", "^trit" } }, {}
 for _, row in ipairs(found.list) do
   r.metrics["divergence/" .. row.name], r.metrics["megabytes/" .. row.name] = row.divergence, row.bytes / 1e6
@@ -131,6 +140,9 @@ for _, bits in ipairs { 4, 3, 2 } do
     ratio(("divergence of %s in %d bits, of rounding's"):format(method, bits), ("%s %d"):format(method, bits),
       "round " .. bits, 1)
   end
+end
+for _, dtype in ipairs { "q4_k", "q4_0", "q3_k", "q2_k" } do
+  ratio(("divergence of %s by importance, of that without"):format(dtype), "imatrix " .. dtype, dtype, 1)
 end
 ratio("divergence of GPTQ in q4_0, of rounding's", "GPTQ q4_0", "q4_0", 1)
 ratio("divergence of trit-planes, of GPTQ's in 3 bits", "trit-planes", "GPTQ 3")

@@ -3,7 +3,7 @@
 -- system: a Llava of 1.8 million parameters: scene-resnet sees, a Llama of 4 layers reads and writes
 -- paper: Liu et al. 2023, "Visual Instruction Tuning"; Ge et al. 2024, "ConvLLaVA: Hierarchical Backbones as Visual
 --   Encoder for Large Multimodal Models"
--- time: 30 minutes a seed on one CPU core
+-- time: 55 minutes a seed on one CPU core
 --
 -- Questions are of six kinds: name, count, colour, place, relation, yes or no. An answer counts when each of its words
 -- is right. The model that only reads is the same language model, trained on the same questions without pictures.
@@ -18,15 +18,12 @@
 -- embeddings of the words for what is there; then all is trained on questions, about scenes of one or two objects and
 -- after that about all. Names and colours come in minutes; counts, relations and yes or no, which take comparisons, had
 -- not come to their end when the time was over, as the curve shows.
---
--- The model that ships was trained in several sittings while this recipe came into being: for its first thousand steps
--- on all scenes it was without the first stage's features, for some hundred the loss of places had other weights.
 local ty = require "tycho"
 local datasets, models, zoo = require "tycho.datasets", require "tycho.models", require "tycho.zoo"
 local answerer, scenes = zoo.answerer, zoo.scenes
 
 local r = ty.recipe.declare { seeds = 1, recorded_seeds = 1,
-  args = answerer.arguments({ steps = 4600, batch = 16, lr = 2e-3, every = 500, count = 1000, quick = 2,
+  args = answerer.arguments({ steps = 9000, batch = 16, lr = 2e-3, every = 1000, count = 1000, quick = 2,
     quick_count = 4 }, {
     { "tower", "scene-resnet", "model of the zoo that sees" },
     { "width", 128, "hidden size of the language model" },
@@ -36,7 +33,7 @@ local r = ty.recipe.declare { seeds = 1, recorded_seeds = 1,
     { "captions", 3000, "scenes that the tokenizer learns from", quick = 50 },
     { "look_steps", 300, "of training that names places", quick = 2 },
     { "easy_steps", 400, "of training on scenes of one or two objects", quick = 2 },
-    { "cool_steps", 1400, "at the end, in which the rate falls as a cosine", quick = 1 },
+    { "cool_steps", 2500, "at the end, in which the rate falls as a cosine", quick = 1 },
     { "reader_steps", 400, "of training the model that only reads", quick = 2 },
   }) }
 local args = r.args

@@ -100,6 +100,7 @@ int ty_lua_call_guarded(lua_State *L, void (*set)(int64_t value, int64_t of), in
 
 void ty_lua_open_handles(lua_State *L, int table);  /* metatable, memory, scopes */
 void ty_lua_open_ops(lua_State *L, int table);      /* every op of the table, as functions and methods */
+int ty_lua_list_ops(lua_State *L);                  /* that table as a list: ty.ops() */
 void ty_lua_open_values(lua_State *L, int table);   /* ty.tensor, tolist, item, to, printing */
 void ty_lua_open_streams(lua_State *L, int table);  /* into ty.cuda, and methods of tensors */
 void ty_lua_open_index(lua_State *L, int table);    /* slices */

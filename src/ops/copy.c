@@ -151,7 +151,7 @@ bool fwd_cast(ty_call *c) {
   if (ty_is_quantized(dtype) || ty_is_quantized(ty_dtype_of(x))) { /* no gradient flows through codes */
     c->record = false;
     x = ty_is_quantized(ty_dtype_of(x)) ? ty_dequantize(x, ty_is_quantized(dtype) ? TY_F32 : dtype) : x;
-    return ty_out_set(c, 0, ty_is_quantized(dtype) && x ? ty_quantize(x, dtype) : x);
+    return ty_out_set(c, 0, ty_is_quantized(dtype) && x ? ty_quantize(x, dtype, NULL) : x);
   }
   return ty_out_like(c, 0, x, dtype) && ty_launch(c, &x, 1, NULL);
 }

@@ -11,8 +11,18 @@ bool fwd_quantize(ty_call *c) {
   if (a->dtype.i == TY_DTYPE_DEFAULT || !ty_is_quantized((ty_dtype)a->dtype.i))
     return ty_op_fail(c, TY_EINVAL, "dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k or nf4, got %s",
                       a->dtype.i == TY_DTYPE_DEFAULT ? "none" : ty_dtype_name[a->dtype.i]);
+  ty_tensor *importance = a->importance.t;
+  if (importance) {
+    const int64_t columns = x->v.ndim ? x->v.size[x->v.ndim - 1] : 0;
+    if (!ty_check_floats(c, 2)) return false;
+    if (importance->v.ndim != 1 || importance->v.size[0] != columns)
+      return ty_op_fail(c, TY_EINVAL, "importance: expected [%lld] for x %s, got %s", (long long)columns,
+                        ty_describe(x), ty_describe(importance));
+    if (a->dtype.i == TY_NF4) return ty_op_fail(c, TY_EINVAL, "importance: nf4 has fixed levels and takes none");
+    if (!(importance = ty_to(importance, TY_F32))) return false;
+  }
   if (!ty_out_like(c, 0, x, (ty_dtype)a->dtype.i) || !(x = ty_to(x, TY_F32))) return false;
-  return ty_launch(c, &x, 1, NULL);
+  return ty_launch(c, (ty_tensor *[]){ x, importance }, 2, NULL);
 }
 
 bool fwd_dequantize(ty_call *c) {

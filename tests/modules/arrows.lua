@@ -65,6 +65,7 @@ return {
   },
   peft = {
     quant = "QLoRA trains on weights of few bits; EoRA makes up for what they lost, by the same calibration",
+    models = "a prefix is a cache with keys and values that are trained",
   },
   prune = {
     quant = "SparseGPT solves as GPTQ does, by the same calibration; second moments of layers' inputs",

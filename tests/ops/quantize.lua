@@ -11,6 +11,11 @@ return function(row, T)
     cases = {
       { T { 3, 64 }, "q8_0" }, { T { 2, 2, 32 }, "q8_0" }, { T { 0, 32 }, "q8_0" }, { T { 3, 0 }, "q8_0" },
       { T { 96 }, "q4_0" }, { T { 2, 256 }, "q4_k" }, { T { 512 }, "q6_k" }, { T { 2, 512 }, "q2_k" }, { T { 256 }, "q3_k" }, { T { 3, 192 }, "nf4" },
+      -- With importance; whether the codes lose less: tests/modules/quant/imatrix_test.lua.
+      { T { 3, 64 }, "q4_0", T { 64, range = { 0.5, 2 } } }, { T { 2, 256 }, "q4_k", T { 256, range = { 0.5, 2 } } },
+      { T { 2, 2, 512 }, "q6_k", T { 512, range = { 0.5, 2 } } }, { T { 512 }, "q2_k", T { 512, range = { 0.5, 2 } } },
+      { T { 256 }, "q3_k", T { 256, range = { 0.5, 2 } } }, { T { 3, 64 }, "q8_0", T { 64 } },
+      { T { 0, 32 }, "q4_0", T { 32 } },
     },
     ref = function(x, dtype)
       local y = from(x.shape, function(index) return T.at(x, index) end)
@@ -22,6 +27,9 @@ return function(row, T)
       { T { 2, 31 }, "q8_0", match = "multiple of 32, got [2, 31]" }, { T {}, "q8_0", match = "multiple of 32" },
       { T { 2, 128 }, "q4_k", match = "multiple of 256" }, { T { 2, 32 }, "nf4", match = "multiple of 64" },
       { T { 2, 32 }, "f16", match = "dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k or nf4, got f16" },
+      { T { 2, 32 }, "q4_0", T { 31 }, match = "importance: expected [32] for x" },
+      { T { 2, 32 }, "q4_0", T { 2, 32 }, match = "importance: expected [32] for x" },
+      { T { 2, 64 }, "nf4", T { 64 }, match = "importance: nf4 has fixed levels and takes none" },
       { T { 2, 32 }, match = "dtype: expected q8_0" }, { T { 2, 32, dtype = "q8_0" }, "q4_0", match = "expected a float tensor" },
     },
   })

@@ -14,4 +14,4 @@ return require("tycho.lazy")(data, {
   load_wav = { "tycho.data.audio", "load_wav" }, save_wav = { "tycho.data.audio", "save_wav" },
   load_audio = { "tycho.data.audio", "load_audio" }, save_flac = { "tycho.data.audio", "save_flac" },
   resample = { "tycho.data.audio", "resample" },
-})
+}, "ty.data")

@@ -107,27 +107,15 @@ function optim.clip_grad_value(parameters, limit)
   end)
 end
 
--- Read when they are first asked for.
-local files = { GaLore = "galore", APOLLO = "apollo", FRUGAL = "frugal", Muon = "muon", LAMB = "lamb",
+local files = { order_effects = "tycho.optim.order_effects" }
+for name, file in pairs { GaLore = "galore", APOLLO = "apollo", FRUGAL = "frugal", Muon = "muon", LAMB = "lamb",
   Adafactor = "adafactor", Shampoo = "shampoo", SOAP = "soap", LBFGS = "lbfgs", SAM = "sam",
   ReduceLROnPlateau = "plateau", DAdaptAdamW = "dadapt", Prodigy = "prodigy", DoG = "dog", Mechanic = "mechanic",
-  ScheduleFree = "schedule_free", MeZO = "mezo",
-  order_effects = "order_effects" }
-for _, name in ipairs { "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD" } do
-  files[name] = { "rules", name }
+  ScheduleFree = "schedule_free", MeZO = "mezo" } do
+  files[name] = "tycho.optim." .. file
 end
-local names = {}
-for name in pairs(files) do names[#names + 1] = name end
-table.sort(names)
+for _, name in ipairs { "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD" } do
+  files[name] = { "tycho.optim.rules", name }
+end
 
-return setmetatable(optim, {
-  __names = names,
-  __index = function(self, name)
-    if not files[name] then return nil end
-    local place = files[name]
-    local value = type(place) == "table" and require("tycho.optim." .. place[1])[place[2]]
-      or require("tycho.optim." .. place)
-    rawset(self, name, value)
-    return value
-  end,
-})
+return require "tycho.lazy" (optim, files, "ty.optim")

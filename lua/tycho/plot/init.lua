@@ -1,5 +1,5 @@
 --- Plots to SVG and PNG: require "tycho".plot.
-return {
+return require "tycho.lazy" ({
   line = require "tycho.plot.line",
   grid = require "tycho.plot.grid",
-}
+}, {}, "ty.plot")

@@ -1,7 +1,7 @@
 --- Training loops, metrics and checkpoints: require "tycho".train.
 local checkpoint = require "tycho.train.checkpoint"
 
-return {
+return require "tycho.lazy" ({
   steps = require "tycho.train.steps",
   fit = require "tycho.train.fit",
   Logger = require "tycho.train.logger",
@@ -10,4 +10,4 @@ return {
   load_checkpoint = checkpoint.load,
   resume_checkpoint = checkpoint.resume,
   has_checkpoint = checkpoint.exists,
-}
+}, {}, "ty.train")

@@ -43,8 +43,36 @@ local function dtype_for(name, t, wanted, tied)
   return "f16"
 end
 
+--- A function that gives the name of a model's tensor in GGUF files, or its own name where they have none for it.
+---@param model Module
+---@return fun(name: string): string
+function M.names(model)
+  local known = architectures[model.model_type]
+  if not known then return function(name) return name end end
+  local names = known[1]
+  if names == "t5" and tostring(model.config.feed_forward_proj):find "^gated" then names = "t5 gated" end
+  return function(name)
+    return gguf.gguf_name(names == "bert" and name:gsub("^bert%.", "") or name, names) or name
+  end
+end
+
+-- The codes of a tensor, by the importance of its columns where that is known.
+local function encode(t, kind, name, importance, report)
+  local mean = importance and blocks[kind] and kind ~= "q8_0" and importance:get(name, t.shape[t.ndim])
+  if not mean then return t:to(kind) end
+  report.weighed = report.weighed + 1
+  return t:to "f32":quantize(kind, mean)
+end
+
+local function check_importance(who, importance)
+  if importance ~= nil and (type(importance) ~= "table" or type(importance.get) ~= "function") then
+    error(("%s: importance: expected one of quant.imatrix, got %s"):format(who,
+      require("tycho.arguments").describe(importance)), 3)
+  end
+end
+
 -- Writes a model; kind_of(name in the file, tensor, whether the head is the embedding) says in which dtype.
-local function write(who, model, path, folder, file_type, kind_of)
+local function write(who, model, path, folder, file_type, kind_of, importance)
   local known = architectures[model.model_type]
   if not known then error(("%s: a %s model cannot be written"):format(who, tostring(model.model_type)), 3) end
   local architecture, turns = known[1], known[2] and not model.interleaved
@@ -52,7 +80,7 @@ local function write(who, model, path, folder, file_type, kind_of)
   if folder then add_tokenizer(metadata, types, folder) end
   if architecture == "bert" then metadata["tokenizer.ggml.token_type_count"] = model.config.type_vocab_size end
   metadata["general.file_type"] = file_types[file_type]
-  local tensors, report = {}, { parameters = 0, tensors = {} }
+  local tensors, report = {}, { parameters = 0, tensors = {}, weighed = 0 }
   local bits, counted, wrong, all = 0, 0, 0, 0
   local state = model:state_dict()
   local tied, c = not state["lm_head.weight"], model.config
@@ -70,7 +98,7 @@ local function write(who, model, path, folder, file_type, kind_of)
       t = t:transpose(0, 1):contiguous()
     end
     local kind = kind_of(new, t, tied)
-    local q = t.dtype == kind and t:detach() or t:detach():to(kind)
+    local q = t.dtype == kind and t:detach() or encode(t:detach(), kind, new, importance, report)
     if blocks[kind] then
       local value = t:detach():to "f32"
       local change = (q:to "f32" - value):to "f64"
@@ -82,6 +110,12 @@ local function write(who, model, path, folder, file_type, kind_of)
     ::continue::
   end
   for name, t in pairs(more) do tensors[name] = t end
+  if importance then
+    if report.weighed == 0 then
+      error(("%s: importance: expected one of weights that are encoded, got none of them"):format(who), 0)
+    end
+    metadata["quantize.imatrix.entries_count"], types["quantize.imatrix.entries_count"] = report.weighed, "i32"
+  end
   ty.io.save_gguf(path, tensors, metadata, { types = types })
   report.bytes = ty.io.stat(path).size
   report.bits = counted > 0 and bits / counted or 0
@@ -95,29 +129,36 @@ end
 ---@param folder string
 ---@param path string  of the GGUF file
 ---@param dtype string
----@return { bytes: integer, parameters: integer, bits: number, error: number, tensors: table }  bits: of each parameter
---- that is quantized; error: the root mean square of what quantizing changed, over that of the weights
-function M.convert(folder, path, dtype)
+---@param options? { importance?: table }  of quant.imatrix: by which columns the codes lose least
+---@return { bytes: integer, parameters: integer, bits: number, error: number, tensors: table, weighed: integer } report
+--- bits: of each parameter that is quantized; error: the root mean square of what quantizing changed, over that of the
+--- weights; weighed: tensors whose codes were chosen by importance
+function M.convert(folder, path, dtype, options)
+  local o = ty.nn.options("quant.convert", options, { importance = ty.nn.none }, { importance = "a table" })
+  check_importance("quant.convert", o.importance)
   if not file_types[dtype] then
     error(("quant.convert: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, f32, f16 or bf16, got %s"):format(
       tostring(dtype)), 2)
   end
   return write("quant.convert", loader.load(folder), path, folder, dtype, function(name, t, tied)
     return dtype_for(name, t, dtype, tied)
-  end)
+  end, o.importance)
 end
 
 --- Writes a model as a GGUF file, its block-quantized weights (of quant.gptq, or of a file) as they are. options:
---- tokenizer (the folder whose tokenizer.json goes with it), dtype (f32: of the other matrices).
+--- tokenizer (the folder whose tokenizer.json goes with it), dtype (f32: of the other matrices), importance (of
+--- quant.imatrix: by which columns the codes of those lose least).
 ---@param model LanguageModel
 ---@param path string
----@param options? { tokenizer?: string, dtype?: string }
+---@param options? { tokenizer?: string, dtype?: string, importance?: table }
 ---@return table report  as convert() has it
 function M.save(model, path, options)
-  local o = ty.nn.options("quant.save", options, { tokenizer = ty.nn.none, dtype = "f32" }, { tokenizer = "a string" })
+  local o = ty.nn.options("quant.save", options, { tokenizer = ty.nn.none, dtype = "f32",
+    importance = ty.nn.none }, { tokenizer = "a string", importance = "a table" })
   local expect = require("tycho.arguments").expect
   expect("quant.save", "model", model, "a module")
   expect("quant.save", "path", path, "a string")
+  check_importance("quant.save", o.importance)
   if not file_types[o.dtype] then
     error(("quant.save: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, f32, f16 or bf16, got %s"):format(
       tostring(o.dtype)), 2)
@@ -132,7 +173,7 @@ function M.save(model, path, options)
   end
   return write("quant.save", model, path, o.tokenizer, most, function(name, t, tied)
     return blocks[t.dtype] and t.dtype or dtype_for(name, t, o.dtype, tied)
-  end)
+  end, o.importance)
 end
 
 return M

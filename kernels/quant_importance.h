@@ -1,0 +1,222 @@
+/* Encoding of blocks by the importance of columns: of ggml's formats, the codes with which sum importance (x - x')^2 over
+ * a block is small, and never larger than with the codes that are chosen without. The importance of a column is the mean
+ * square of what it is multiplied by (llama.cpp's importance matrices), which makes that sum the expected square of what
+ * encoding changes in the product, were the inputs independent.
+ *
+ * A value is d s q - dmin m, with a code s and m for each part of a block and q for each element. Parts are fitted by
+ * weighted least squares over candidates, as without importance; d and dmin are fitted to them the same way, each part
+ * weighing what its elements do; then s and m of each part move by one as long as that helps, d and dmin are solved for
+ * again, and the best is kept. For every backend. */
+#ifndef TY_KERNELS_QUANT_IMPORTANCE_H
+#define TY_KERNELS_QUANT_IMPORTANCE_H
+
+#include "quant_encode.h"
+
+/* A format: elements of a block and of a part, the ranges of q, s and m (no m: 0). */
+typedef struct ty_block_kind {
+  int columns, part, low, high, s_low, s_high, m_high;
+} ty_block_kind;
+
+typedef struct ty_block_fit {
+  float d, dmin; /* as f16 has them */
+  int s[16], m[16];
+  float error;
+} ty_block_fit;
+
+TY_INLINE float ty_as_f16(float x) { return ty_f16_to_f32(ty_f32_to_f16(x)); }
+
+/* A weight as it counts: what is no number or negative, as 0. */
+TY_INLINE float ty_weight_of(float w) { return w > 0 && w < INFINITY ? w : 0; }
+
+/* What a part loses with scale a and minimum b. */
+TY_INLINE float ty_part_error(const float *x, const float *w, const ty_block_kind k, float a, float b) {
+  float inverse = a != 0 ? 1 / a : 0, sum = 0;
+  for (int i = 0; i < k.part; i++) {
+    float off = a * (float)ty_nearest((x[i] + b) * inverse, k.low, k.high) - b - x[i];
+    sum += w[i] * off * off;
+  }
+  return sum;
+}
+
+/* Scale and minimum (0 where the kind has none) of a part by least squares over candidates, v as weights. */
+TY_INLINE void ty_fit_part(const float *x, const float *v, const ty_block_kind k, float *scale, float *min) {
+  enum { N = 32 };
+  float low = x[0], high = x[0], sum_v = 0, sum_x = 0, least = INFINITY;
+  for (int i = 0; i < k.part; i++) {
+    low = x[i] < low ? x[i] : low;
+    high = x[i] > high ? x[i] : high;
+    sum_v += v[i];
+    sum_x += v[i] * x[i];
+  }
+  if (low > 0) low = 0;
+  *scale = 0, *min = k.m_high ? -low : 0;
+  float extreme = ty_extreme(x, k.part);
+  if (k.m_high ? !(high > low) : !(fabsf(extreme) > 1e-15f)) return;
+  for (int step = -18; step <= 18; step++) {
+    float inverse = k.m_high ? ((float)k.high + 0.05f * (float)step) / (high - low)
+                             : ((float)k.low - 0.05f * (float)step) / extreme;
+    float from = k.m_high ? low : 0, q[N], sum_q = 0, sum_qq = 0, sum_qx = 0, error = 0, a, c = 0;
+    for (int i = 0; i < k.part; i++) {
+      q[i] = (float)ty_nearest(inverse * (x[i] - from), k.low, k.high);
+      sum_q += v[i] * q[i];
+      sum_qq += v[i] * q[i] * q[i];
+      sum_qx += v[i] * q[i] * x[i];
+    }
+    if (!(sum_qq > 0)) continue;
+    a = sum_qx / sum_qq;
+    if (k.m_high) {
+      float determinant = sum_v * sum_qq - sum_q * sum_q;
+      if (!(determinant > 0)) continue;
+      c = (sum_qq * sum_x - sum_q * sum_qx) / determinant;
+      if (c > 0) c = 0;
+      else a = (sum_v * sum_qx - sum_x * sum_q) / determinant;
+      if (!(a > 0)) continue;
+    }
+    for (int i = 0; i < k.part; i++) error += v[i] * (a * q[i] + c - x[i]) * (a * q[i] + c - x[i]);
+    if (error < least) least = error, *scale = a, *min = -c;
+  }
+}
+
+/* The unit of `n` numbers, and their codes in [low, high]: the largest part of them by least squares over candidates. */
+TY_INLINE float ty_fit_unit(const float *x, const float *v, int n, int low, int high, int *codes) {
+  float extreme = ty_extreme(x, n), best = 0, unit = 0;
+  int top = low < 0 ? low : high;
+  if (!(fabsf(extreme) > 1e-20f)) extreme = 0;
+  for (int step = -9; step <= 9 && extreme != 0; step++) {
+    float inverse = ((float)top + 0.1f * (float)step) / extreme, sum_qx = 0, sum_qq = 0;
+    for (int i = 0; i < n; i++) {
+      float q = (float)ty_nearest(inverse * x[i], low, high);
+      sum_qx += v[i] * q * x[i];
+      sum_qq += v[i] * q * q;
+    }
+    if (sum_qq > 0 && sum_qx > 0 == (extreme > 0) == (top > 0) && sum_qx * sum_qx > best * sum_qq)
+      unit = sum_qx / sum_qq, best = unit * sum_qx;
+  }
+  unit = ty_as_f16(unit);
+  for (int i = 0; i < n; i++) codes[i] = unit != 0 ? ty_nearest(x[i] / unit, low, high) : 0;
+  return unit;
+}
+
+/* The error of all parts. */
+TY_INLINE float ty_fit_error(const float *x, const float *w, const ty_block_kind k, const ty_block_fit *f) {
+  float sum = 0;
+  for (int j = 0; j < k.columns / k.part; j++)
+    sum += ty_part_error(x + j * k.part, w + j * k.part, k, f->d * (float)f->s[j], f->dmin * (float)f->m[j]);
+  return sum;
+}
+
+/* Moves s and m of each part by one at a time as long as that helps. */
+TY_INLINE void ty_fit_codes(const float *x, const float *w, const ty_block_kind k, ty_block_fit *f) {
+  f->error = 0;
+  for (int j = 0; j < k.columns / k.part; j++) {
+    const float *xj = x + j * k.part, *wj = w + j * k.part;
+    float least = ty_part_error(xj, wj, k, f->d * (float)f->s[j], f->dmin * (float)f->m[j]);
+    for (bool moved = true; moved;) {
+      int s = f->s[j], m = f->m[j];
+      moved = false;
+      for (int i = 0; i < 8; i++) {
+        int place = i < 4 ? i : i + 1, ds = place % 3 - 1, dm = place / 3 - 1; /* all neighbours but itself */
+        if (s + ds < k.s_low || s + ds > k.s_high || m + dm < 0 || m + dm > k.m_high) continue;
+        float error = ty_part_error(xj, wj, k, f->d * (float)(s + ds), f->dmin * (float)(m + dm));
+        if (error < least) least = error, f->s[j] = s + ds, f->m[j] = m + dm, moved = true;
+      }
+    }
+    f->error += least;
+  }
+}
+
+/* d and dmin by least squares for the codes that are there. */
+TY_INLINE void ty_fit_units(const float *x, const float *w, const ty_block_kind k, ty_block_fit *f) {
+  double pp = 0, pm = 0, mm = 0, px = 0, mx = 0;
+  for (int i = 0; i < k.columns; i++) {
+    int j = i / k.part;
+    float a = f->d * (float)f->s[j], b = f->dmin * (float)f->m[j], inverse = a != 0 ? 1 / a : 0;
+    double p = (double)f->s[j] * ty_nearest((x[i] + b) * inverse, k.low, k.high), m = f->m[j], v = w[i];
+    pp += v * p * p, pm += v * p * m, mm += v * m * m, px += v * p * x[i], mx += v * m * x[i];
+  }
+  if (k.m_high && mm > 0) {
+    double determinant = pp * mm - pm * pm;
+    if (!(determinant > 1e-9 * pp * mm)) return;
+    double d = (px * mm - mx * pm) / determinant, dmin = (px * pm - mx * pp) / determinant;
+    if (!(d > 0) || dmin < 0) return;
+    f->d = ty_as_f16((float)d), f->dmin = ty_as_f16((float)dmin);
+  } else if (pp > 0) {
+    f->d = ty_as_f16((float)(px / pp));
+  }
+}
+
+/* Improves on `best`, the codes without importance. Returns whether it could. */
+TY_INLINE bool ty_fit_block(const float *x, const float *importance, const ty_block_kind k, ty_block_fit *best) {
+  enum { ROUNDS = 3 };
+  float w[256], v[256], scale[16], min[16], weight[16], square = 0;
+  int parts = k.columns / k.part;
+  for (int i = 0; i < k.columns; i++) w[i] = ty_weight_of(importance[i]), square += x[i] * x[i];
+  if (!(square < INFINITY)) return false;
+  best->error = ty_fit_error(x, w, k, best);
+  bool better = false;
+  /* Once as the error weighs, once with more weight for larger elements, which leaves room in the codes of the parts. */
+  for (int way = 0; way < 3; way++) {
+    ty_block_fit f = *best;
+    if (way < 2) {
+      for (int j = 0; j < parts; j++) {
+        weight[j] = 0;
+        for (int i = j * k.part; i < (j + 1) * k.part; i++) {
+          v[i] = way ? w[i] * sqrtf(square / (float)k.columns + x[i] * x[i]) : w[i];
+          weight[j] += v[i];
+        }
+        ty_fit_part(x + j * k.part, v + j * k.part, k, &scale[j], &min[j]);
+      }
+      if (parts > 1) {
+        f.d = ty_fit_unit(scale, weight, parts, k.s_low, k.s_high, f.s);
+        f.dmin = k.m_high ? ty_fit_unit(min, weight, parts, 0, k.m_high, f.m) : 0;
+      } else {
+        f.d = ty_as_f16(scale[0]), f.s[0] = 1;
+      }
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+      ty_fit_codes(x, w, k, &f);
+      if (f.error < best->error) *best = f, better = true;
+      else if (round) break;
+      ty_fit_units(x, w, k, &f);
+    }
+  }
+  return better;
+}
+
+/* ---- formats ---- */
+
+TY_INLINE void ty_improve_q4_0(const float *x, const float *importance, ty_q4_0 *b) {
+  const ty_block_kind k = { 32, 32, -8, 7, 1, 1, 0 };
+  ty_block_fit f = { .d = ty_block_f16(b->d), .s = { 1 } };
+  if (ty_fit_block(x, importance, k, &f)) ty_store_q4_0(x, f.d, b);
+}
+
+TY_INLINE void ty_improve_q2_k(const float *x, const float *importance, ty_q2_k *b) {
+  const ty_block_kind k = { 256, 16, 0, 3, 0, 15, 15 };
+  ty_block_fit f = { .d = ty_block_f16(b->d), .dmin = ty_block_f16(b->dmin) };
+  for (int j = 0; j < 16; j++) f.s[j] = b->scale[j] & 15, f.m[j] = b->scale[j] >> 4;
+  if (ty_fit_block(x, importance, k, &f)) ty_store_q2_k(x, f.d, f.dmin, f.s, f.m, b);
+}
+
+TY_INLINE void ty_improve_q4_k(const float *x, const float *importance, ty_q4_k *b) {
+  const ty_block_kind k = { 256, 32, 0, 15, 0, 63, 63 };
+  ty_block_fit f = { .d = ty_block_f16(b->d), .dmin = ty_block_f16(b->dmin) };
+  for (int j = 0; j < 8; j++) ty_q4_k_part(b->scale, j, &f.s[j], &f.m[j]);
+  if (ty_fit_block(x, importance, k, &f)) ty_store_q4_k(x, f.d, f.dmin, f.s, f.m, b);
+}
+
+TY_INLINE void ty_improve_q3_k(const float *x, const float *importance, ty_q3_k *b) {
+  const ty_block_kind k = { 256, 16, -4, 3, -32, 31, 0 };
+  ty_block_fit f = { .d = ty_block_f16(b->d) };
+  for (int j = 0; j < 16; j++) f.s[j] = ty_q3_k_scale(b->scale, j);
+  if (ty_fit_block(x, importance, k, &f)) ty_store_q3_k(x, f.d, f.s, b);
+}
+
+TY_INLINE void ty_improve_q6_k(const float *x, const float *importance, ty_q6_k *b) {
+  const ty_block_kind k = { 256, 16, -32, 31, -128, 127, 0 };
+  ty_block_fit f = { .d = ty_block_f16(b->d) };
+  for (int j = 0; j < 16; j++) f.s[j] = b->scale[j];
+  if (ty_fit_block(x, importance, k, &f)) ty_store_q6_k(x, f.d, f.s, b);
+}
+
+#endif
