@@ -40,6 +40,17 @@ function Dialogue.new(tokenizer, options)
     before = o.before, between = o.between, lead = o.lead, known = {} }, Dialogue)
 end
 
+--- The same dialogue about pictures, or clips, of another number of features.
+---@param features integer
+---@return Dialogue
+function Dialogue:about(features)
+  arguments.expect("Dialogue:about", "features", features, "an integer >= 0")
+  local copy = {}
+  for key, value in pairs(self) do copy[key] = value end
+  copy.features = features
+  return setmetatable(copy, Dialogue)
+end
+
 -- Tokens of a text; short texts come again and again, and are kept.
 local function encode(self, text)
   local ids = self.known[text]

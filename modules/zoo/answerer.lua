@@ -333,16 +333,9 @@ function M.logits(model, dialogue, batches)
   end
 end
 
---- Draws from batches of featured() at random, each picture once before any comes again: a function that returns the
--- next `count` pictures' questions, packed, and their features [count, features, hidden]. By the random numbers that
--- ty.manual_seed began.
----@param dialogue Dialogue
----@param pool table[]
----@param count integer
----@return fun(): table, Tensor
-function M.draw(dialogue, pool, count)
-  arguments.expect("answerer.draw", "pool", pool, "a list of tables")
-  arguments.expect("answerer.draw", "count", count, "an integer > 0")
+-- Draws pictures from batches of featured() at random, each once before any comes again: a function that returns the
+-- questions about the next `count` and their features [count, features, hidden].
+local function drawn(pool, count)
   local features, questions = {}, {}
   for i, batch in ipairs(pool) do
     features[i] = batch.features
@@ -356,15 +349,32 @@ function M.draw(dialogue, pool, count)
       at = at + 1
       places[k], asked[k] = order[at], questions[order[at] + 1]
     end
-    local index = ty.tensor(places, { dtype = "i64" }):to { device = all.device }
-    return dialogue:packed(asked), all:index_select(0, index)
+    return asked, all:index_select(0, ty.tensor(places, { dtype = "i64" }):to { device = all.device })
+  end
+end
+
+--- Draws from batches of featured() at random, each picture once before any comes again: a function that returns the
+-- next `count` pictures' questions, packed, and their features [count, features, hidden]. By the random numbers that
+-- ty.manual_seed began.
+---@param dialogue Dialogue
+---@param pool table[]
+---@param count integer
+---@return fun(): table, Tensor
+function M.draw(dialogue, pool, count)
+  arguments.expect("answerer.draw", "pool", pool, "a list of tables")
+  arguments.expect("answerer.draw", "count", count, "an integer > 0")
+  local draw = drawn(pool, count)
+  return function()
+    local asked, features = draw()
+    return dialogue:packed(asked), features
   end
 end
 
 --- Trains a model's decoder, and what a method added to it, on questions about pictures whose features are known. pool:
 -- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss), fast
--- and times (parameters whose names match the pattern `fast` learn at so many times the rate). Returns the mean loss of
--- the last tenth of the steps.
+-- and times (parameters whose names match the pattern `fast` learn at so many times the rate), loss(model, questions,
+-- features, step), in place of that of the questions about the features as they are. Returns the mean loss of the last
+-- tenth of the steps.
 ---@param model Llava
 ---@param dialogue Dialogue
 ---@param pool table[]
@@ -372,8 +382,11 @@ end
 ---@return number
 function M.tune(model, dialogue, pool, options)
   local o = arguments.read("answerer.tune", options, { steps = 100, batch = 16, lr = 5e-4, seed = 0, decay = 0.0,
-    watch = arguments.none, fast = arguments.none, times = 1.0 }, { steps = "an integer > 0",
-    batch = "an integer > 0", watch = "a function", fast = "a string", times = "a number > 0" })
+    watch = arguments.none, fast = arguments.none, times = 1.0, loss = arguments.none }, { steps = "an integer > 0",
+    batch = "an integer > 0", watch = "a function", fast = "a string", times = "a number > 0", loss = "a function" })
+  local loss_of = o.loss or function(m, asked, given)
+    return vlm.Dialogue.loss(m, dialogue:packed(asked), { features = given })
+  end
   local slow, fast = {}, {}
   for name, p in model.language_model:named_parameters() do
     table.insert(o.fast and name:find(o.fast) and fast or slow, p)
@@ -383,12 +396,12 @@ function M.tune(model, dialogue, pool, options)
   local opt = ty.optim.AdamW(groups, { lr = o.lr, beta2 = 0.95, clip_norm = 1,
     weight_decay = o.decay, schedule = ty.optim.cosine { steps = o.steps, warmup = o.steps // 10, final = 0.05 } })
   ty.manual_seed(o.seed)
-  local draw, tail, counted = M.draw(dialogue, pool, o.batch), 0, 0
+  local draw, tail, counted = drawn(pool, o.batch), 0, 0
   model:train()
   for step = 1, o.steps do
     ty.scope(function()
-      local packed, features = draw()
-      local loss = vlm.Dialogue.loss(model, packed, { features = features })
+      local asked, features = draw()
+      local loss = loss_of(model, asked, features, step)
       opt:step(loss)
       local value = loss:item()
       if step > o.steps - math.max(1, o.steps // 10) then tail, counted = tail + value, counted + 1 end
