@@ -84,12 +84,12 @@ end
 
 --- Begins the projector and the layers of the language model anew with weights whose spread goes by their width: the
 -- usual 0.02 leaves attention of narrow layers even for long.
----@param model Llava
+---@param model LanguageModel  a Llava, or a language model alone
 function M.spread(model)
-  local decoder = model.language_model
+  local decoder = model.language_model or model
   local branches = 2 * decoder.config.num_hidden_layers
   for name, p in model:named_parameters() do
-    local ours = name:find("language_model.model.layers", 1, true) or name:find("multi_modal_projector", 1, true)
+    local ours = name:find("model.layers", 1, true) or name:find("multi_modal_projector", 1, true)
     if ours and p.ndim == 2 then
       local last = name:find "o_proj" or name:find "down_proj"
       nn.init.normal(p, 0, (p.shape[2] * (last and branches or 1)) ^ -0.5)
@@ -299,10 +299,28 @@ function M.subset(batches, positions)
   return { features = ty.keep(ty.stack(features)), questions = questions, image = ty.keep(ty.stack(images)) }
 end
 
+--- The same batches with what the tower gives of their pictures as `seen`: what methods compute once that train the
+-- projector, too.
+---@param model Llava
+---@param batches table[]
+---@return table[]
+function M.seen(model, batches)
+  local list = {}
+  for i, batch in ipairs(batches) do
+    local seen = ty.no_grad(function()
+      return vlm.pooling.seen(model, batch.pictures:to { device = model:device() }):clone()
+    end)
+    list[i] = { seen = ty.keep(seen), questions = batch.questions, image = batch.image }
+  end
+  return list
+end
+
 --- Trains a model's decoder, and what a method added to it, on questions about pictures whose features are known. pool:
--- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss), fast
--- and times (parameters whose names match the pattern `fast` learn at so many times the rate). Returns the mean loss of
--- the last tenth of the steps.
+-- of featured(), or of seen() with project (a function of the model and what is seen that gives features: then all that
+-- is not frozen is trained); of a dialogue without pictures only the questions count. options: steps, batch (16
+-- pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss), fast and times (parameters whose names match
+-- the pattern `fast` learn at so many times the rate), beside (a function of the model that gives a loss to be added in
+-- each step). Returns the mean loss of the last tenth of the steps.
 ---@param model Llava
 ---@param dialogue Dialogue
 ---@param pool table[]
@@ -310,17 +328,18 @@ end
 ---@return number
 function M.tune(model, dialogue, pool, options)
   local o = arguments.read("answerer.tune", options, { steps = 100, batch = 16, lr = 5e-4, seed = 0, decay = 0.0,
-    watch = arguments.none, fast = arguments.none, times = 1.0 }, { steps = "an integer > 0",
-    batch = "an integer > 0", watch = "a function", fast = "a string", times = "a number > 0" })
+    watch = arguments.none, fast = arguments.none, times = 1.0, project = arguments.none,
+    beside = arguments.none }, { steps = "an integer > 0", batch = "an integer > 0", watch = "a function",
+    fast = "a string", times = "a number > 0", project = "a function", beside = "a function" })
   local features, questions = {}, {}
   for i, batch in ipairs(pool) do
-    features[i] = batch.features
+    features[i] = o.project and batch.seen or batch.features
     table.move(batch.questions, 1, #batch.questions, #questions + 1, questions)
   end
-  local all = ty.concat(features, 0)
+  local all = dialogue.features > 0 and ty.concat(features, 0) or nil
   local slow, fast = {}, {}
-  for name, p in model.language_model:named_parameters() do
-    table.insert(o.fast and name:find(o.fast) and fast or slow, p)
+  for name, p in (o.project and model or model.language_model or model):named_parameters() do
+    if p.requires_grad then table.insert(o.fast and name:find(o.fast) and fast or slow, p) end
   end
   local groups = { { params = slow } }
   if #fast > 0 then groups[2] = { params = fast, lr = o.lr * o.times } end
@@ -337,9 +356,10 @@ function M.tune(model, dialogue, pool, options)
         at = at + 1
         places[k], asked[k] = order[at], questions[order[at] + 1]
       end
-      local index = ty.tensor(places, { dtype = "i64" }):to { device = all.device }
-      local loss = vlm.Dialogue.loss(model, dialogue:packed(asked), { features = all:index_select(0, index) })
-      opt:step(loss)
+      local some = all and all:index_select(0, ty.tensor(places, { dtype = "i64" }):to { device = all.device })
+      local loss = vlm.Dialogue.loss(model, dialogue:packed(asked),
+        { features = some and o.project and o.project(model, some) or some })
+      opt:step(o.beside and loss + o.beside(model) or loss)
       local value = loss:item()
       if step > o.steps - math.max(1, o.steps // 10) then tail, counted = tail + value, counted + 1 end
       if o.watch then o.watch(step, value) end
