@@ -1,6 +1,6 @@
 --- How well a text fits a picture, as a model that sees grades it: it is asked, and the grades that it could answer
--- count by how likely it finds them. A few graded pairs tune it. Wang et al. 2024, "Finetuned Multimodal Language Models
--- Are High-Quality Image-Text Data Filters" (MLM-Filter, arXiv 2403.02677), whose grades go from 0 to 100.
+-- count by how likely it finds them. A few graded pairs tune it. Wang et al. 2024, "Finetuned Multimodal Language
+-- Models Are High-Quality Image-Text Data Filters" (MLM-Filter, arXiv 2403.02677), whose grades go from 0 to 100.
 --
 --     answerer.tune(model, dialogue, graded, ...)          -- turns of grader.turn(caption, share)
 --     local grades = grader.grades(model, dialogue, features, captions)

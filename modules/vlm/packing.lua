@@ -244,6 +244,45 @@ end
 ---@return number
 function Loader:padding() return self.computed > 0 and 1 - self.used / self.computed or 0 end
 
+-- What a token is, as a colour: of what is given (pictures, questions), of what is learnt, of what fills a row up.
+local colours = { given = { 60, 110, 190 }, learnt = { 240, 190, 60 }, filled = { 200, 50, 50 },
+  none = { 255, 255, 255 } }
+
+--- The next batches as a picture u8 [3, height, width]: a bar each, a column of pixels for each token that is computed,
+-- blue where it is given, yellow where it is learnt and red where it fills a row up. Bars are as wide as the longest of
+-- them, or as `width`; a black line stands before each sequence.
+---@param count integer
+---@param options? { bar?: integer, gap?: integer, width?: integer }  pixels (10, 3)
+---@return Tensor
+function Loader:drawn(count, options)
+  local who = "PackedLoader:drawn"
+  arguments.expect(who, "count", count, "an integer > 0")
+  local o = arguments.read(who, options, { bar = 10, gap = 3, width = arguments.none }, { bar = "an integer > 0",
+    gap = "an integer >= 0", width = "an integer > 0" })
+  local bars, longest = {}, o.width or 0
+  for b = 1, count do
+    local batch, bar = self:next(), {}
+    for _, i in ipairs(batch.sequences:tolist()) do
+      local one, first = self.sequences[i + 1], #bar
+      for j, learnt in ipairs(one.learnt) do bar[first + j] = learnt and colours.learnt or colours.given end
+      bar[first + 1] = { 0, 0, 0 }
+      if not self.room then
+        for k = #one.ids + 1, batch.tokens.shape[2] do bar[first + k] = colours.filled end
+      end
+    end
+    for k = #bar + 1, batch.tokens:numel() do bar[k] = colours.filled end
+    bars[b], longest = bar, math.max(longest, #bar)
+  end
+  local rows = {}
+  for b, bar in ipairs(bars) do
+    for k = #bar + 1, longest do bar[k] = colours.none end
+    local row = ty.tensor(bar, { dtype = "u8" }):transpose(0, 1):unsqueeze(1)
+    rows[2 * b - 1] = row:expand(3, o.bar, longest)
+    rows[2 * b] = ty.full({ 3, o.gap, longest }, 255, { dtype = "u8" })
+  end
+  return ty.concat(rows, 1)
+end
+
 --- Sequences { ids, learnt } as a loader of ty.train.fit. options: room (tokens of a packed row) or batch (sequences
 -- of a padded batch), fill (0: the id that rows end with), ahead (8: rows that are packed at a time). What is drawn
 -- follows ty.manual_seed.

@@ -10,7 +10,6 @@
 --     model:loss(tokens, targets, { pictures = pictures })
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
-local models = require "tycho.models"
 local LanguageModel = require "tycho.models.model"
 
 local nn = ty.nn
@@ -101,8 +100,8 @@ function Solo:init(language, options)
   self.embed_vision_patch = nn.Linear(o.channels * o.patch * o.patch, self.config.hidden_size, { bias = false })
 end
 
---- The tokens of a picture of so many rows and columns of patches: the begin, the patches of the first row, a mark, those
--- of the next row, ..., the stop.
+--- The tokens of a picture of so many rows and columns of patches: the begin, the patches of the first row, a mark,
+-- those of the next row, ..., the stop.
 ---@param rows integer
 ---@param columns integer
 ---@return integer[]
@@ -169,8 +168,8 @@ end
 --- Logits of hidden states: those of the language model's tokens, and of the four marks behind them.
 function Solo:head(hidden) return self.language_model:head(hidden) end
 
---- tokens i64 [n, t] to logits [n, t, vocabulary + 4]. options: pictures [m, channels, height, width], or a list of such
--- where shapes differ, for the tokens of patches of all rows in their order; or in their place features, as
+--- tokens i64 [n, t] to logits [n, t, vocabulary + 4]. options: pictures [m, channels, height, width], or a list of
+-- such where shapes differ, for the tokens of patches of all rows in their order; or in their place features, as
 -- picture_features() gives them; the others as the language model has them. With a cache, pictures come with the call
 -- that has their tokens.
 ---@param tokens Tensor

@@ -216,8 +216,11 @@ function M.measure(model, dialogue, split, count)
   return vlm.answers.shares(vlm.answers.ask(model, dialogue, M.questions(split, count)))
 end
 
--- Shares by kind as text.
-local function told(shares)
+--- Shares by kind as text.
+---@param shares table<string, number>
+---@return string
+function M.told(shares)
+  arguments.expect("answerer.told", "shares", shares, "a table")
   local words = {}
   for _, kind in ipairs(datasets.scenes.question_kinds) do
     words[#words + 1] = ("%s %.3f"):format(kind, shares[kind] or 0)
@@ -251,7 +254,7 @@ function M.train(r, model, dialogue, seed, options)
     return loss + named * 0.2, { answers = loss:detach(), patches = named:detach() }
   end, evaluate = function(step, m)
     local found = M.measure(m, dialogue, "validation", math.min(200, args.count))
-    r:say("step %d: %.3f of the questions answered (%s)", step, found.all, told(found))
+    r:say("step %d: %.3f of the questions answered (%s)", step, found.all, M.told(found))
     return found
   end }
   for key, value in pairs(o) do given[key] = value end

@@ -33,13 +33,15 @@ end
 ---@return table
 function M.options(more) return options_of(more) end
 
---- A model that begins: the tower of the zoo's scene-vlm, which stays as it is, a new projector, and a new language
--- model, or a copy of one.
+--- A model that begins: a new projector between a language model, new or a copy of one, and a tower that stays as it
+-- is: that of the zoo's scene-vlm, or one around a given residual network, for pictures of so many pixels a side, of
+-- which the network stays and the layers behind it are trained.
 ---@param tokenizer Tokenizer
----@param o { width: integer, layers: integer, heads: integer, inner: integer }
+---@param o { width: integer, layers: integer, heads: integer, inner: integer, side?: integer }
 ---@param language? LanguageModel
+---@param resnet? ResNet
 ---@return Llava
-function M.begin(tokenizer, o, language)
+function M.begin(tokenizer, o, language, resnet)
   local who = "captioner.begin"
   if not ty.tokenizer.fields(tokenizer) then
     arguments.fail("%s: tokenizer: expected a tokenizer, got %s", who, arguments.describe(tokenizer))
@@ -47,19 +49,26 @@ function M.begin(tokenizer, o, language)
   expect(who, "o", o, "a table")
   for _, name in ipairs { "width", "layers", "heads", "inner" } do expect(who, name, o[name], "an integer > 0") end
   expect(who, "language", language, "a module or nil")
-  local trained = shelf.load "scene-vlm"
+  expect(who, "resnet", resnet, "a module or nil")
+  local tower = resnet and models.ResNetVisionModel.around(resnet, o.side or 64)
+    or shelf.load "scene-vlm".vision_tower
   local model = models.Llava { model_type = "llava", text_config = answerer.text_config(tokenizer, o),
-    vision_config = trained.vision_tower:published_config(), image_token_index = 1, vision_feature_layer = -1,
+    vision_config = tower:published_config(), image_token_index = 1, vision_feature_layer = -1,
     tie_word_embeddings = true, eos_token_id = 0 }
-  model.vision_tower:load_state_dict(trained.vision_tower:state_dict())
-  model.vision_tower:requires_grad_(false)
+  model.vision_tower:load_state_dict(tower:state_dict())
+  local still = resnet and model.vision_tower.resnet or model.vision_tower
+  still:requires_grad_(false)
   answerer.spread(model)
   if language then model.language_model:load_state_dict(language:state_dict()) end
   return model
 end
 
---- Scenes of a split with captions: { image = u8 [n, 3, 64, 64], captions, wrong = [n], 1 where the caption is that
--- of another scene }. more: options of the scenes beside those of zoo.scenes.drawn; label_noise is the share of these.
+--- Scenes of a split with captions. more: options of the scenes beside those of zoo.scenes.drawn; label_noise is the
+-- share of captions that are those of other scenes. Returns a table with
+--   image     u8 [n, 3, side, side]
+--   captions  and wrong, [n], 1 where a caption is another's
+--   names     of the first object of each scene, behind its tint if it has one; objects and looks, i64 [n], are the
+--             numbers of the object and of the tint, 0 for its own look
 ---@param split string
 ---@param count integer
 ---@param more? table
@@ -67,9 +76,16 @@ end
 function M.pairs(split, count, more)
   expect("captioner.pairs", "split", split, "a string")
   expect("captioner.pairs", "count", count, "an integer > 0")
-  local set = scenes.set(split, { "image", "caption", "swapped" }, options_of(more))
-  local batch = set:batch(ty.arange(count))
-  return { image = batch.image, captions = batch.caption, wrong = batch.swapped }
+  local set = scenes.set(split, { "image", "caption", "swapped", "scene" }, options_of(more))
+  local batch, names, numbers, looks = set:batch(ty.arange(count)), {}, {}, {}
+  for i, scene in ipairs(batch.scene) do
+    local object = scene.objects[1]
+    numbers[i], looks[i] = object.object, object.colour and datasets.scenes.tints[object.colour] or 0
+    local name = datasets.scenes.objects[object.object + 1].name
+    names[i] = object.colour and object.colour .. " " .. name or name
+  end
+  return { image = batch.image, captions = batch.caption, wrong = batch.swapped, names = names,
+    objects = ty.tensor(numbers, { dtype = "i64" }), looks = ty.tensor(looks, { dtype = "i64" }) }
 end
 
 --- Features of pictures u8 [n, 3, 64, 64], fifty at a time, by fn(pictures as networks take them).
@@ -93,6 +109,29 @@ function M.features(image, fn, device)
     end)
   end
   return ty.keep(ty.concat(parts, 0))
+end
+
+--- Scores of a pool of pairs() by two judges: clip, cosines of a CLIP of the zoo's kind, and grade, as
+-- tycho.vlm.grader has it of a tuned scene-vlm; and seen, what that model's tower gives. The pool gets them as fields.
+---@param pool table
+---@param judges { clip: CLIPModel, words: Tokenizer, grader: Llava, dialogue: Dialogue }
+function M.judge(pool, judges)
+  local who = "captioner.judge"
+  expect(who, "pool", pool, "a table")
+  expect(who, "judges", judges, "a table")
+  expect(who, "judges.clip", judges.clip, "a module")
+  expect(who, "judges.grader", judges.grader, "a module")
+  expect_dialogue(who, judges.dialogue)
+  local device = judges.grader:device()
+  pool.seen = M.features(pool.image, function(x) return vlm.pooling.seen(judges.grader, x) end, device)
+  local image = M.features(pool.image, function(x) return judges.clip:image_features(x) end, device)
+  ty.no_grad(function()
+    local tokens = scenes.tokens(judges.words, pool.captions, 48)
+    local text = judges.clip:text_features(tokens:to { device = device })
+    pool.clip = ty.keep((ty.nn.normalize(image) * ty.nn.normalize(text)):sum(-1))
+    pool.grade = ty.keep(vlm.grader.grades(judges.grader, judges.dialogue,
+      vlm.pooling.features(judges.grader, pool.seen), pool.captions))
+  end)
 end
 
 -- The share of what a caption says of objects and of the background that is true of a scene: `asked` as captions of
@@ -215,6 +254,29 @@ function M.mixed(sequences, others, share)
   return list
 end
 
+--- Sequences of captions, each with its picture's row, from 0, as `picture`. chosen: positions, from 0, of those that
+-- are wanted (all).
+---@param dialogue Dialogue
+---@param captions string[]
+---@param chosen? integer[]
+---@return table[]
+function M.described(dialogue, captions, chosen)
+  local who = "captioner.described"
+  expect_dialogue(who, dialogue)
+  expect(who, "captions", captions, "a list of strings")
+  expect(who, "chosen", chosen, "a list of integers or nil")
+  local list = {}
+  for k = 1, chosen and #chosen or #captions do
+    local place = chosen and chosen[k] or k - 1
+    if not captions[place + 1] then
+      arguments.fail("%s: chosen: expected integers in [0, %d], got %d", who, #captions - 1, place)
+    end
+    list[k] = dialogue:described(captions[place + 1])
+    list[k].picture = place
+  end
+  return list
+end
+
 --- Mean cross entropy of a batch of tycho.vlm.packing's loader. seen: what is known of the pictures, by row; a sequence
 -- with a picture has its row, from 0, as `picture`. project: a function of the model and some rows that gives features.
 ---@param model LanguageModel
@@ -257,6 +319,56 @@ function M.fit(model, sequences, options)
     quiet = true, loss = function(m, batch) return M.loss(m, loader, batch, o.seen, o.project) end })
   model:eval()
   return loader, ty.stats.mean(table.move(losses, math.max(1, #losses - 9), #losses, 1, {}))
+end
+
+--- What a training step takes by several ways, which are timed in turn: ways are { loader, seen } by name. Returns
+-- seconds of a step, and tokens of samples a second, without what fills rows up, by the same names.
+---@param r Recipe
+---@param model LanguageModel
+---@param ways table<string, table>
+---@param project fun(model: LanguageModel, seen: Tensor): Tensor
+---@param rounds integer
+---@return table<string, number> seconds
+---@return table<string, number> rates
+function M.speeds(r, model, ways, project, rounds)
+  local who = "captioner.speeds"
+  expect(who, "r", r, "a table")
+  expect(who, "model", model, "a module")
+  expect(who, "ways", ways, "a table")
+  expect(who, "rounds", rounds, "an integer > 0")
+  local steps, rates = {}, {}
+  for name, way in pairs(ways) do
+    expect(who, "ways." .. tostring(name), way, "a table")
+    steps[name] = function()
+      M.loss(model, way[1], way[1]:next(), way[2], project):backward()
+      model:zero_grad()
+    end
+  end
+  local seconds = r:time(steps, { rounds = rounds })
+  for name, way in pairs(ways) do rates[name] = way[1].used / (rounds + 1) / seconds[name] end -- one more warms up
+  return seconds, rates
+end
+
+--- Shares of the questions of batches of answerer.seen() that a model answers, by kind, and `all`: see
+-- tycho.vlm.answers. project: as of loss().
+---@param model LanguageModel
+---@param dialogue Dialogue
+---@param batches table[]
+---@param project fun(model: LanguageModel, seen: Tensor): Tensor
+---@return table<string, number>
+function M.score(model, dialogue, batches, project)
+  local who = "captioner.score"
+  expect(who, "model", model, "a module")
+  expect_dialogue(who, dialogue)
+  expect(who, "batches", batches, "a list of tables")
+  expect(who, "project", project, "a function")
+  local list = {}
+  for i, batch in ipairs(batches) do
+    expect(who, ("batch %d"):format(i), batch, "a table")
+    local features = dialogue.features > 0 and ty.no_grad(project, model, batch.seen) or nil
+    list[i] = { questions = batch.questions, features = features }
+  end
+  return vlm.answers.shares(vlm.answers.ask(model, dialogue, list))
 end
 
 --- Bits per byte that a model needs for texts.

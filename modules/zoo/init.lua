@@ -20,6 +20,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   painter = "tycho.zoo.painter",
   answerer = "tycho.zoo.answerer",
   captioner = "tycho.zoo.captioner",
+  curriculum = "tycho.zoo.curriculum",
   canvas = "tycho.zoo.canvas",
   yardstick = "tycho.zoo.yardstick",
 })
