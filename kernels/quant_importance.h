@@ -183,36 +183,45 @@ TY_INLINE bool ty_fit_block(const float *x, const float *importance, const ty_bl
 
 /* ---- formats ---- */
 
+TY_INLINE ty_block_fit ty_fit_of(const uint8_t *d, const uint8_t *dmin) {
+  ty_block_fit f;
+  memset(&f, 0, sizeof f);
+  f.d = ty_block_f16(d);
+  if (dmin) f.dmin = ty_block_f16(dmin);
+  return f;
+}
+
 TY_INLINE void ty_improve_q4_0(const float *x, const float *importance, ty_q4_0 *b) {
   const ty_block_kind k = { 32, 32, -8, 7, 1, 1, 0 };
-  ty_block_fit f = { .d = ty_block_f16(b->d), .s = { 1 } };
+  ty_block_fit f = ty_fit_of(b->d, NULL);
+  f.s[0] = 1;
   if (ty_fit_block(x, importance, k, &f)) ty_store_q4_0(x, f.d, b);
 }
 
 TY_INLINE void ty_improve_q2_k(const float *x, const float *importance, ty_q2_k *b) {
   const ty_block_kind k = { 256, 16, 0, 3, 0, 15, 15 };
-  ty_block_fit f = { .d = ty_block_f16(b->d), .dmin = ty_block_f16(b->dmin) };
+  ty_block_fit f = ty_fit_of(b->d, b->dmin);
   for (int j = 0; j < 16; j++) f.s[j] = b->scale[j] & 15, f.m[j] = b->scale[j] >> 4;
   if (ty_fit_block(x, importance, k, &f)) ty_store_q2_k(x, f.d, f.dmin, f.s, f.m, b);
 }
 
 TY_INLINE void ty_improve_q4_k(const float *x, const float *importance, ty_q4_k *b) {
   const ty_block_kind k = { 256, 32, 0, 15, 0, 63, 63 };
-  ty_block_fit f = { .d = ty_block_f16(b->d), .dmin = ty_block_f16(b->dmin) };
+  ty_block_fit f = ty_fit_of(b->d, b->dmin);
   for (int j = 0; j < 8; j++) ty_q4_k_part(b->scale, j, &f.s[j], &f.m[j]);
   if (ty_fit_block(x, importance, k, &f)) ty_store_q4_k(x, f.d, f.dmin, f.s, f.m, b);
 }
 
 TY_INLINE void ty_improve_q3_k(const float *x, const float *importance, ty_q3_k *b) {
   const ty_block_kind k = { 256, 16, -4, 3, -32, 31, 0 };
-  ty_block_fit f = { .d = ty_block_f16(b->d) };
+  ty_block_fit f = ty_fit_of(b->d, NULL);
   for (int j = 0; j < 16; j++) f.s[j] = ty_q3_k_scale(b->scale, j);
   if (ty_fit_block(x, importance, k, &f)) ty_store_q3_k(x, f.d, f.s, b);
 }
 
 TY_INLINE void ty_improve_q6_k(const float *x, const float *importance, ty_q6_k *b) {
   const ty_block_kind k = { 256, 16, -32, 31, -128, 127, 0 };
-  ty_block_fit f = { .d = ty_block_f16(b->d) };
+  ty_block_fit f = ty_fit_of(b->d, NULL);
   for (int j = 0; j < 16; j++) f.s[j] = b->scale[j];
   if (ty_fit_block(x, importance, k, &f)) ty_store_q6_k(x, f.d, f.s, b);
 }
