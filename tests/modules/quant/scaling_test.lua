@@ -201,6 +201,16 @@ check.test("HQQ: values are those of the paper's steps", function()
   check.close(hqq.solve(ty.full({ 2, 8 }, 0.3), 4):tolist(), ty.full({ 2, 8 }, 0.3):tolist(), 1e-4)
 end)
 
+check.test("HQQ: the values of the package hqq", function()
+  local f = ty.io.load_npz(check.root .. "tests/fixtures/hqq.npz")
+  for _, bits in ipairs { 8, 4, 3, 2 } do
+    local ours, theirs = hqq.solve(f.w:reshape(-1, 64), bits):reshape(f.w.shape), f["values_" .. bits]
+    local a, b = (ours - f.w):abs():mean():item(), (theirs - f.w):abs():mean():item()
+    check.ok(a <= b * (1 + 1e-5), ("%d bits: off by %g, theirs by %g"):format(bits, a, b))
+    check.close(ours:tolist(), theirs:tolist(), 1e-5)
+  end
+end)
+
 check.test("HQQ on models: never more wrong than the first zeros, nearer than rounding at 2 bits", function()
   local original, data = llama(), batches()
   local model, plainly = original:clone(), original:clone()
