@@ -273,13 +273,28 @@ function M.calibrate(model, logits, options)
     M.set(model, { text = text, visual = visual })
     return text, visual
   end
-  local row, column, value, share, count = M.search(#texts, #visuals, o.share, function(i, j)
+  local function measure(i, j)
     choose(i, j)
     return ty.no_grad(ty.scope, function()
       local after, counts = M.count(model, logits)
       return M.divergence(reference, after), counts.skipped
     end)
-  end)
+  end
+  local row, column, value, share, count
+  if o.one then -- the first row whose share is enough, by halving
+    local below, tries = 0, 0
+    row, column = #texts, 1
+    while row - below > 1 do
+      local middle = (row + below) // 2
+      local _, enough = measure(middle, 1)
+      if enough >= o.share then row = middle else below = middle end
+      tries = tries + 1
+    end
+    value, share = measure(row, 1)
+    count = tries + 1
+  else
+    row, column, value, share, count = M.search(#texts, #visuals, o.share, measure)
+  end
   local text, visual = choose(row, column)
   return { alpha = alpha, text = text, visual = visual, divergence = value, share = share, measurements = count }
 end
