@@ -91,8 +91,8 @@ local function equal(name) return math.max(1, math.floor(args.steps * seconds.pa
 r:say("in equal seconds: %d steps of packed rows, %d of padded batches of %d, %d with all of a picture's tokens",
   args.steps, equal "padded", samples, equal "full")
 -- Eight steps of each way: what is computed, and what of it fills rows up.
-local wide = args.room * 2
-local drawn = { packed:drawn(8, { width = wide }), padded:drawn(8, { width = wide }) }
+local drawn = padded:drawn(8, { width = args.room })
+drawn = { packed:drawn(8, { width = drawn.shape[3] }), drawn }
 ty.plot.grid(ty.stack(drawn), { columns = 1, labels = { "packed rows", "padded batches" } }):save(r:picture "rows.png")
 
 -- ---- pre-training in several ways, and instruction tuning in one ----

@@ -131,7 +131,7 @@ for k = 1, math.min(8, #some.questions) do
   labels[k] = ("%s\n%s (%s)"):format(asked.question, tokenizer:decode(answer):gsub("<|endoftext|>.*", ""),
     asked.answer)
 end
-ty.plot.grid(some.image:narrow(0, 0, #labels), { columns = 4, scale = 6, labels = labels }):save(r:picture "asked.png")
+ty.plot.grid(some.image:narrow(0, 0, #labels), { columns = 4, scale = 8, labels = labels }):save(r:picture "asked.png")
 
 local function over_seeds(list, fn)
   local values = {}
