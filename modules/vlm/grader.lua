@@ -6,6 +6,7 @@
 --     local grades = grader.grades(model, dialogue, features, captions)
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local packing = require "tycho.vlm.packing"
 
 local M = {}
 
@@ -81,6 +82,56 @@ function M.grades(model, dialogue, features, texts, options)
       local logits = model:head(hidden:select(0, 0)):to "f32"
       local share = logits:index_select(1, words:to { device = device }):softmax(1)
       return (share * scale:to { device = device }):sum(1)
+    end)
+  end
+  model:train(training)
+  return ty.concat(parts, 0)
+end
+
+-- Mean log-likelihood of each of some sequences, f32 [n], in padded rows.
+local function likelihoods(model, sequences, features)
+  local batch = packing.padded(sequences)
+  local device, length = model:device(), batch.tokens.shape[2]
+  local hidden = model:hidden(batch.tokens:to { device = device }, { features = features,
+    places = batch.at:to { device = device } })
+  local wanted = batch.wanted:to { device = device }
+  local likely = model:head(hidden:select(0, 0)):to("f32"):log_softmax(-1):gather(1, wanted:unsqueeze(1)):squeeze(1)
+  local row = ty.tensor(batch.at:tolist(), { dtype = "i64" }):floor_divide(length):to { device = device }
+  local n = #sequences
+  local sums = ty.zeros({ n }, { device = device }):index_add(0, row, likely)
+  return sums / ty.zeros({ n }, { device = device }):index_add(0, row, ty.ones_like(likely)):clamp(1)
+end
+
+--- How much likelier its picture makes each text than the next picture does, in nats a token, f32 [n]: what a model
+-- says that writes captions, where it is too small to learn grades in words. Of wrong texts neither picture is the
+-- right one.
+---@param model LanguageModel
+---@param dialogue Dialogue
+---@param features Tensor  [n, features, hidden]
+---@param texts string[]
+---@param options? { batch?: integer }  (50 at a time)
+---@return Tensor
+function M.evidence(model, dialogue, features, texts, options)
+  local who = "vlm.grader.evidence"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "dialogue", dialogue, "a table")
+  arguments.expect(who, "features", features, "a tensor")
+  arguments.expect(who, "texts", texts, "a list of strings")
+  local o = arguments.read(who, options, { batch = 50 }, { batch = "an integer > 0" })
+  if features.ndim ~= 3 or features.shape[1] ~= #texts or #texts < 2 then
+    arguments.fail("%s: features: expected those of %d pictures, one for each of at least two texts, got %s", who,
+      #texts, arguments.describe(features))
+  end
+  local others, parts, training = features:roll(1, 0), {}, model.training
+  model:eval()
+  for first = 1, #texts, o.batch do
+    parts[#parts + 1] = ty.scope(ty.no_grad, function()
+      local sequences = {}
+      for i = first, math.min(first + o.batch - 1, #texts) do
+        sequences[#sequences + 1] = dialogue:described(texts[i])
+      end
+      return likelihoods(model, sequences, features:narrow(0, first - 1, #sequences))
+        - likelihoods(model, sequences, others:narrow(0, first - 1, #sequences))
     end)
   end
   model:train(training)

@@ -196,8 +196,11 @@ end
 ---@return KVCache
 function Solo:cache(options) return self.language_model:cache(options) end
 
+--- As LanguageModel:tied(): that of the language model.
+---@return Module?
 function Solo:tied() return self.language_model:tied() end
 
+--- The token, or the list of tokens, that ends a text by the language model's config.
 function Solo:end_tokens() return self.language_model:end_tokens() end
 
 --- As LanguageModel:start(), with the pictures of all rows.

@@ -1,5 +1,5 @@
 --- Training on pictures with captions, as recipes on models that see share it: scenes with captions of which some are
--- another's, captions with a grade that is known, and a new model behind a tower that is there. The words are those of
+-- another's, judges of these, and a new model behind a tower that is there. The words are those of
 -- tycho.zoo.answerer.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
@@ -19,19 +19,22 @@ local function expect_dialogue(who, dialogue)
   end
 end
 
--- Scenes that networks of this size learn in minutes: scenes.drawn, with more options.
-local function options_of(more)
+--- Scenes that networks of this size learn in a minute: one or two objects of eight kinds, in their own colours or one
+-- of five, on a plain background.
+M.scenes = { objects = { 1, 2 }, rotation = 0, backgrounds = { "plain" }, colours = { "natural", "red", "blue", "green",
+  "yellow", "purple" }, objects_of = { "dog", "fish", "apple", "car", "house", "star", "heart", "umbrella" } }
+
+--- The options of such scenes, and more.
+---@param more? table
+---@return table
+function M.options(more)
   expect("captioner.options", "more", more, "a table or nil")
   local options = {}
-  for key, value in pairs(scenes.drawn) do options[key] = value end
+  for key, value in pairs(M.scenes) do options[key] = value end
   for key, value in pairs(more or {}) do options[key] = value end
   return options
 end
-
---- The options of such scenes: those of zoo.scenes.drawn, and more.
----@param more? table
----@return table
-function M.options(more) return options_of(more) end
+local options_of = M.options
 
 --- A model that begins: a new projector between a language model, new or a copy of one, and a tower that stays as it
 -- is: that of the zoo's scene-vlm, or one around a given residual network, for pictures of so many pixels a side, of
@@ -63,7 +66,7 @@ function M.begin(tokenizer, o, language, resnet)
   return model
 end
 
---- Scenes of a split with captions. more: options of the scenes beside those of zoo.scenes.drawn; label_noise is the
+--- Scenes of a split with captions. more: options of the scenes beside M.scenes; label_noise is the
 -- share of captions that are those of other scenes. Returns a table with
 --   image     u8 [n, 3, side, side]
 --   captions  and wrong, [n], 1 where a caption is another's
@@ -111,8 +114,9 @@ function M.features(image, fn, device)
   return ty.keep(ty.concat(parts, 0))
 end
 
---- Scores of a pool of pairs() by two judges: clip, cosines of a CLIP of the zoo's kind, and grade, as
--- tycho.vlm.grader has it of a tuned scene-vlm; and seen, what that model's tower gives. The pool gets them as fields.
+--- Scores of a pool of pairs() by two judges: clip, cosines of a CLIP of the zoo's kind, and grade, the evidence that
+-- tycho.vlm.grader has of a scene-vlm that writes captions; and seen, what that model's tower gives. The pool gets them
+-- as fields.
 ---@param pool table
 ---@param judges { clip: CLIPModel, words: Tokenizer, grader: Llava, dialogue: Dialogue }
 function M.judge(pool, judges)
@@ -129,61 +133,9 @@ function M.judge(pool, judges)
     local tokens = scenes.tokens(judges.words, pool.captions, 48)
     local text = judges.clip:text_features(tokens:to { device = device })
     pool.clip = ty.keep((ty.nn.normalize(image) * ty.nn.normalize(text)):sum(-1))
-    pool.grade = ty.keep(vlm.grader.grades(judges.grader, judges.dialogue,
+    pool.grade = ty.keep(vlm.grader.evidence(judges.grader, judges.dialogue,
       vlm.pooling.features(judges.grader, pool.seen), pool.captions))
   end)
-end
-
--- The share of what a caption says of objects and of the background that is true of a scene: `asked` as captions of
--- scenes come with it.
-local function share_true(asked, scene)
-  local said, right = 0, 0
-  local function claim(is_true)
-    said, right = said + 1, right + (is_true and 1 or 0)
-  end
-  for _, want in ipairs(asked.objects) do
-    local count, coloured = 0, 0
-    for _, object in ipairs(scene.objects) do
-      if object.object == want.object then
-        count = count + 1
-        if object.colour == want.colour then coloured = coloured + 1 end
-      end
-    end
-    claim(count > 0)
-    if want.colour then claim(coloured > 0) end
-    claim(count > 0 and (coloured == want.count or not want.colour and count == want.count))
-  end
-  if asked.background then
-    local own, same = scene.background, asked.background.kind == scene.background.kind
-    for k, name in ipairs(asked.background.colours or {}) do same = same and (own.colours or {})[k] == name end
-    claim(same)
-  end
-  return right / said
-end
-
---- Scenes with captions to grade, as answerer.featured() takes batches of questions: of each scene its own caption and
--- those of `others` scenes besides, each with the grade that the truth gives it.
----@param count integer
----@param others integer
----@param more? table  options of the scenes
----@return table[]
-function M.graded(count, others, more)
-  expect("captioner.graded", "count", count, "an integer > 0")
-  expect("captioner.graded", "others", others, "an integer >= 0")
-  local set, batches = scenes.set("training", { "image", "caption", "asked", "scene" }, options_of(more)), {}
-  for start = 0, count - 1, 50 do
-    local n = math.min(50, count - start)
-    local batch, questions = set:batch(ty.arange(start, start + n)), {}
-    for i = 1, n do
-      questions[i] = {}
-      for k = 0, math.min(others, n - 1) do
-        local j = (i - 1 + k) % n + 1
-        questions[i][k + 1] = vlm.grader.turn(batch.caption[j], share_true(batch.asked[j], batch.scene[i]))
-      end
-    end
-    batches[#batches + 1] = { image = batch.image, pictures = scenes.pictures(batch.image), questions = questions }
-  end
-  return batches
 end
 
 --- Sequences of text alone: captions, and questions with their answers, of training scenes. What a language model

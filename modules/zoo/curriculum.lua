@@ -115,11 +115,12 @@ end
 
 --- A residual network as the zoo's scene-resnet, new, that learns labels of pictures for as many operations as are
 -- given, counted on its own steps: the encoder of a model that has one, where its training counts as well. labels:
--- several kinds, i64 [n] each. options: operations, batch (32), lr (2e-3). Returns the network, its steps and the mean
--- loss of the last ten.
+-- several kinds, i64 [n] each. options: operations, features (0: of how many pictures the features are taken off the
+-- operations, each once), channels ({ 8, 16, 32, 64 }), batch (32), lr (2e-3). Returns the network, its steps and the
+-- mean loss of the last ten.
 ---@param pictures Tensor  f32 [n, 3, side, side]
 ---@param labels Tensor[]
----@param options { operations: number, batch?: integer, lr?: number }
+---@param options { operations: number, features?: integer, channels?: integer[], batch?: integer, lr?: number }
 ---@return ResNet
 ---@return integer steps
 ---@return number loss
@@ -127,7 +128,8 @@ function M.encoder(pictures, labels, options)
   local who = "curriculum.encoder"
   expect(who, "pictures", pictures, "a tensor")
   expect(who, "labels", labels, "a list")
-  local o = arguments.read(who, options, { operations = 0.0, batch = 32, lr = 2e-3 }, { operations = "a number >= 0",
+  local o = arguments.read(who, options, { operations = 0.0, features = 0, channels = { 8, 16, 32, 64 }, batch = 32,
+    lr = 2e-3 }, { operations = "a number >= 0", features = "an integer >= 0", channels = "a list of integers",
     batch = "an integer > 0", lr = "a number > 0" })
   local sizes, sum = {}, 0
   for k, list in ipairs(labels) do
@@ -140,8 +142,8 @@ function M.encoder(pictures, labels, options)
     sum = sum + sizes[k]
   end
   if sum == 0 then arguments.fail("%s: labels: expected at least one kind, got none", who) end
-  local network = models.ResNet { channels = { 16, 48, 96, 192 }, blocks = { 1, 1, 2, 1 }, small = true,
-    classes = sum }:to(pictures.device)
+  local network = models.ResNet { channels = o.channels, blocks = { 1, 1, 2, 1 }, small = true, classes = sum }
+    :to(pictures.device)
   local loader = { next = function()
     return ty.randint(0, pictures.shape[1], { o.batch }):to { device = pictures.device }
   end }
@@ -154,7 +156,8 @@ function M.encoder(pictures, labels, options)
     return loss
   end
   local each = M.step_operations(network, function() return loss_of(network, loader.next()) end)
-  local steps = math.max(1, math.floor(o.operations / each + 0.5))
+  local kept = o.features * each / (3 * o.batch) -- backward is twice forward
+  local steps = math.max(1, math.floor((o.operations - kept) / each + 0.5))
   local losses = ty.train.fit(network, loader, { steps = steps, lr = o.lr, loss = loss_of, warmup = 10, quiet = true })
   return network:eval(), steps, ty.stats.mean(table.move(losses, math.max(1, steps - 9), steps, 1, {}))
 end

@@ -49,10 +49,23 @@ check.test("a model that was tuned on graded texts grades them so", function()
   check.ok(first[1] > 0.8 and first[2] < 0.2 and second[1] < 0.2 and second[2] > 0.8)
 end)
 
+check.test("evidence is the difference of each text's mean log-likelihoods, of its picture and of the next", function()
+  local features = ty.no_grad(function() return model:picture_features(ty.randn(3, 3, 8, 8)) end)
+  local got = grader.evidence(model, dialogue, features, texts, { batch = 2 }):tolist()
+  local function likely(i, k)
+    local one = dialogue:described(texts[i])
+    local batch = vlm.packing.padded { one }
+    return -ty.no_grad(vlm.Dialogue.loss, model, batch, { features = features:narrow(0, k - 1, 1) }):item()
+  end
+  for i = 1, 3 do check.close(got[i], likely(i, i) - likely(i, (i + 1) % 3 + 1), 1e-4) end
+end)
+
 check.test("what cannot be graded is one clear error", function()
   check.fails(function() grader.turn("a", 2) end, "share: expected a number in [0, 1], got 2")
   check.fails(function() grader.grades(model, dialogue, ty.zeros(1, 4, 16), texts) end,
     "texts: expected as many as the 1 pictures, got 3")
+  check.fails(function() grader.evidence(model, dialogue, ty.zeros(1, 4, 16), texts) end,
+    "features: expected those of 3 pictures")
 end)
 
 check.finish()

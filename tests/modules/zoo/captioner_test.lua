@@ -1,23 +1,9 @@
--- What models that learn from captions share: grades that the truth gives, wrong captions, how a model begins.
+-- What models that learn from captions share: wrong captions, names, how a model begins.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/zoo/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local ty = require "tycho"
-local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
+local datasets, zoo = require "tycho.datasets", require "tycho.zoo"
 local captioner = zoo.captioner
-
-check.test("a scene's own caption has the best grade, and others the share that is true of it", function()
-  local words, sum, count = {}, 0, 0
-  for k, word in ipairs(vlm.grader.words) do words[word] = k end
-  for _, batch in ipairs(captioner.graded(60, 2)) do
-    for _, turns in ipairs(batch.questions) do
-      check.equal(#turns, 3)
-      check.equal(turns[1].answer, "five")
-      for k = 2, 3 do sum, count = sum + words[turns[k].answer], count + 1 end
-    end
-  end
-  check.equal(count, 120)
-  check.ok(sum / count < 2.5)
-end)
 
 check.test("so many captions are another's, and those that are not stay", function()
   local noisy, clean = captioner.pairs("training", 300, { label_noise = 0.4 }), captioner.pairs("training", 300)
@@ -28,6 +14,20 @@ check.test("so many captions are another's, and those that are not stay", functi
   end
   check.ok(share > 0.3 and share < 0.5)
   check.equal(clean.wrong:sum():item(), 0)
+end)
+
+check.test("names are those of the first object, with its tint", function()
+  local some = captioner.pairs("validation", 40, { objects = { 1, 1 } })
+  local objects, looks, tinted = some.objects:tolist(), some.looks:tolist(), 0
+  for i, name in ipairs(some.names) do
+    local object = datasets.scenes.objects[objects[i] + 1].name
+    local tint
+    for colour, place in pairs(datasets.scenes.tints) do if place == looks[i] then tint = colour end end
+    check.equal(name, tint and tint .. " " .. object or object)
+    check.ok(some.captions[i]:find(object, 1, true))
+    tinted = tinted + (tint and 1 or 0)
+  end
+  check.ok(tinted > 5 and tinted < 35)
 end)
 
 check.test("a model begins with a tower that stays and a language model that has read", function()
