@@ -23,11 +23,11 @@ local M = {}
 local Encoder = nn.module "VLVEncoder"
 M.Encoder = Encoder
 
---- tower: a module whose maps(x) gives [n, channels, rows, columns], with places = rows * columns; false where x is that
--- already, as of a tower that stays as it is and was asked once. options: channels,
--- places, queries (77), width (of the text's states), inner (width: of the transformer), layers (2), heads (4), start
--- ([queries, width]: what is added to the embeddings, and learns with them; where it is the states of an empty text, the
--- painter paints as without one at first, and nothing that it cannot read).
+--- tower: a module whose maps(x) gives [n, channels, rows, columns], with places = rows * columns; false where x is
+-- that already, as of a tower that stays as it is and was asked once. options: channels, places, queries (77), width
+-- (of the text's states), inner (width: of the transformer), layers (2), heads (4), start ([queries, width]: what is
+-- added to the embeddings, and learns with them; where it is the states of an empty text, the painter paints as without
+-- one at first, and nothing that it cannot read).
 ---@param tower Module|false
 ---@param options { channels: integer, places: integer, queries?: integer, width: integer, inner?: integer,
 -- layers?: integer, heads?: integer, start?: Tensor }
@@ -38,7 +38,8 @@ function Encoder:init(tower, options)
   end
   local integer = "an integer > 0"
   local o = arguments.read(who, options, { channels = 0, places = 0, queries = 77, width = 0, inner = arguments.none,
-    layers = 2, heads = 4, start = arguments.none }, { channels = integer, places = integer, queries = integer, width = integer,
+    layers = 2, heads = 4, start = arguments.none },
+    { channels = integer, places = integer, queries = integer, width = integer,
     inner = integer, layers = integer, heads = integer, start = "a tensor" })
   if o.start and (o.start.ndim ~= 2 or o.start.shape[1] ~= o.queries or o.start.shape[2] ~= o.width) then
     arguments.fail("%s: start: expected [%d, %d], got %s", who, o.queries, o.width, arguments.describe(o.start))
@@ -130,10 +131,10 @@ end
 local kinds = { steps = "an integer > 0", batch = "an integer > 0", watch = "a function" }
 
 --- Stage 1: an encoder learns by what a frozen painter makes of its embeddings. latents: of pictures without captions
--- [m, ...]. options: seen (what the encoder takes of them, [m, ...]; the latents), steps (300), batch (32), lr (0.02: of Muon, by which matrices inside
--- learn; the rest learns by AdamW at a twentieth), decay (0.01), seed (0), told (see loss()), watch(step, loss). The
--- painter's weights get no gradient. Returns the mean loss of the last tenth of
--- the steps, and the seconds that it took.
+-- [m, ...]. options: seen (what the encoder takes of them, [m, ...]; the latents), steps (300), batch (32), lr (0.02: of
+-- Muon, by which matrices learn; the rest learns by AdamW at a twentieth), decay (0.01), seed (0), told (see loss()),
+-- watch(step, loss). The painter's weights get no gradient. Returns the mean loss of the last tenth of the steps, and
+-- the seconds that it took.
 ---@param encoder Module
 ---@param objective Objective
 ---@param network Module

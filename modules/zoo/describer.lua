@@ -46,9 +46,10 @@ function M.encoder(painter, options)
   for i = 1, #o.channels do blocks[i] = 1 end
   local tower = models.ResNet { in_channels = painter.network.config.in_channels, classes = 1, channels = o.channels,
     blocks = blocks, small = true }
-  return vlm.vlv.Encoder(tower, { channels = o.channels[#o.channels], places = (rows >> (#o.channels - 1)) ^ 2 // 1 | 0,
-    queries = o.queries, width = text.hidden_size, layers = o.layers,
-    start = o.queries == text.max_position_embeddings and painter:null().text.embeddings:squeeze(0) or nil }):to { device = painter:device() }
+  local places = (rows >> (#o.channels - 1)) ^ 2 // 1 | 0
+  local start = o.queries == text.max_position_embeddings and painter:null().text.embeddings:squeeze(0) or nil
+  return vlm.vlv.Encoder(tower, { channels = o.channels[#o.channels], places = places, queries = o.queries,
+    width = text.hidden_size, layers = o.layers, start = start }):to { device = painter:device() }
 end
 
 --- A captioner with a fresh decoder of the words of canvases around an encoder whose embeddings have so many numbers.
