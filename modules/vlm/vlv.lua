@@ -23,23 +23,30 @@ local M = {}
 local Encoder = nn.module "VLVEncoder"
 M.Encoder = Encoder
 
---- tower: a module whose maps(x) gives [n, channels, rows, columns], with places = rows * columns. options: channels,
--- places, queries (77), width (of the text's states), inner (width: of the transformer), layers (2), heads (4).
----@param tower Module
+--- tower: a module whose maps(x) gives [n, channels, rows, columns], with places = rows * columns; false where x is
+-- that already, as of a tower that stays as it is and was asked once. options: channels, places, queries (77), width
+-- (of the text's states), inner (width: of the transformer), layers (2), heads (4), start ([queries, width]: what is
+-- added to the embeddings, and learns with them; where it is the states of an empty text, the painter paints as without
+-- one at first, and nothing that it cannot read).
+---@param tower Module|false
 ---@param options { channels: integer, places: integer, queries?: integer, width: integer, inner?: integer,
--- layers?: integer, heads?: integer }
+-- layers?: integer, heads?: integer, start?: Tensor }
 function Encoder:init(tower, options)
   local who = "vlv.Encoder"
-  arguments.expect(who, "tower", tower, "a module")
-  if not tower.maps then
-    arguments.fail("%s: tower: expected a module with maps(), got %s", who, arguments.describe(tower))
+  if tower ~= false and not (nn.is_module(tower) and tower.maps) then
+    arguments.fail("%s: tower: expected a module with maps() or false, got %s", who, arguments.describe(tower))
   end
   local integer = "an integer > 0"
   local o = arguments.read(who, options, { channels = 0, places = 0, queries = 77, width = 0, inner = arguments.none,
-    layers = 2, heads = 4 }, { channels = integer, places = integer, queries = integer, width = integer,
-    inner = integer, layers = integer, heads = integer })
+    layers = 2, heads = 4, start = arguments.none },
+    { channels = integer, places = integer, queries = integer, width = integer,
+    inner = integer, layers = integer, heads = integer, start = "a tensor" })
+  if o.start and (o.start.ndim ~= 2 or o.start.shape[1] ~= o.queries or o.start.shape[2] ~= o.width) then
+    arguments.fail("%s: start: expected [%d, %d], got %s", who, o.queries, o.width, arguments.describe(o.start))
+  end
   local inner = o.inner or o.width
-  self.tower, self.count = tower, o.queries
+  self.tower, self.count = tower or nil, o.queries
+  self.ready = nn.LayerNorm(o.channels)
   self.enter = nn.Linear(o.channels, inner)
   self.places = nn.Parameter(ty.randn(o.places, inner) * 0.1)
   self.queries = nn.Parameter(ty.randn(o.queries, inner) * 0.5)
@@ -50,17 +57,22 @@ function Encoder:init(tower, options)
   end
   self.norm = nn.LayerNorm(inner)
   self.leave = nn.Linear(inner, o.width)
+  if o.start then
+    self.start = nn.Parameter(o.start:detach():clone():to "f32")
+    ty.no_grad(function() self.leave.weight:mul_(0.3) end)
+  end
 end
 
 --- x, as the tower takes it, [n, ...] to embeddings [n, queries, width].
 ---@param x Tensor
 ---@return Tensor
 function Encoder:forward(x)
-  local seen = self.enter(self.tower:maps(x):flatten(2):transpose(1, 2)) + self.places
+  local seen = self.enter(self.ready((self.tower and self.tower:maps(x) or x):flatten(2):transpose(1, 2))) + self.places
   local n, shape = x.shape[1], self.queries.shape
   local h = ty.concat({ self.queries:unsqueeze(0):expand(n, shape[1], shape[2]), seen }, 1)
   for _, layer in ipairs(self.layers) do h = layer(h) end
-  return self.leave(self.norm(h:narrow(1, 0, self.count)))
+  local y = self.leave(self.norm(h:narrow(1, 0, self.count)))
+  return self.start and y + self.start or y
 end
 
 --- The loss of stage 1: the painter's own training loss for x, with a picture's embeddings in the place of its text's.
@@ -96,10 +108,12 @@ local function positions(count, batch, device)
   end
 end
 
+local function falling(o)
+  return ty.optim.cosine { steps = o.steps, warmup = math.max(1, o.steps // 20), final = 0.02 }
+end
+
 -- The loop of both stages: loss_of(places) at every step. Returns the mean loss of the last tenth, and seconds.
-local function learn(groups, count, o, device, loss_of)
-  local opt = ty.optim.AdamW(groups, { lr = o.lr, beta2 = 0.98, clip_norm = 1, weight_decay = o.decay,
-    schedule = ty.optim.cosine { steps = o.steps, warmup = math.max(1, o.steps // 20), final = 0.02 } })
+local function learn(opt, count, o, device, loss_of)
   ty.manual_seed(o.seed)
   local next_places, tail, counted, began = positions(count, o.batch, device), 0, 0, ty.system.clock()
   for step = 1, o.steps do
@@ -117,9 +131,10 @@ end
 local kinds = { steps = "an integer > 0", batch = "an integer > 0", watch = "a function" }
 
 --- Stage 1: an encoder learns by what a frozen painter makes of its embeddings. latents: of pictures without captions
--- [m, ...], which the encoder sees as well. options: steps (300), batch (32), lr (1e-3), decay (0.01), seed (0), told
--- (see loss()), watch(step, loss). The painter's weights get no gradient. Returns the mean loss of the last tenth of
--- the steps, and the seconds that it took.
+-- [m, ...]. options: seen (what the encoder takes of them, [m, ...]; the latents), steps (300), batch (32), lr (0.02: of
+-- Muon, by which matrices learn; the rest learns by AdamW at a twentieth), decay (0.01), seed (0), told (see loss()),
+-- watch(step, loss). The painter's weights get no gradient. Returns the mean loss of the last tenth of the steps, and
+-- the seconds that it took.
 ---@param encoder Module
 ---@param objective Objective
 ---@param network Module
@@ -133,19 +148,26 @@ function M.reconstruct(encoder, objective, network, latents, options)
   arguments.expect(who, "objective", objective, "a table")
   arguments.expect(who, "network", network, "a module")
   arguments.expect(who, "latents", latents, "a tensor")
-  local o = arguments.read(who, options, { steps = 300, batch = 32, lr = 1e-3, decay = 0.01, seed = 0, told = {},
-    watch = arguments.none }, kinds)
+  local o = arguments.read(who, options, { steps = 300, batch = 32, lr = 0.02, decay = 0.01, seed = 0, told = {},
+    seen = latents, watch = arguments.none }, { steps = kinds.steps, batch = kinds.batch, watch = kinds.watch,
+    seen = "a tensor" })
   local wanted = {}
   for i, p in ipairs(network:parameters()) do wanted[i] = p.requires_grad end
   local training = network.training
   network:requires_grad_(false)
   network:eval()
   encoder:train()
-  local ok, loss, seconds = pcall(learn, { { params = encoder:parameters() } }, latents.shape[1], o, latents.device,
-    function(places)
-      local x = latents:index_select(0, places)
-      return M.loss(objective, network, encoder(x), x, { told = o.told })
-    end)
+  local inner, rest = {}, {}
+  for name, p in encoder:named_parameters() do
+    local inside = p.ndim >= 2 and name ~= "queries" and name ~= "places" and name ~= "start"
+    table.insert(inside and inner or rest, p)
+  end
+  local opt = ty.optim.Muon({ { params = inner }, { params = rest, matrices = false } }, { lr = o.lr,
+    weight_decay = o.decay, schedule = falling(o), clip_norm = 1, adam_rate = 0.05 })
+  local ok, loss, seconds = pcall(learn, opt, latents.shape[1], o, latents.device, function(places)
+    local x = latents:index_select(0, places)
+    return M.loss(objective, network, encoder(o.seen:index_select(0, places)), x, { told = o.told })
+  end)
   for i, p in ipairs(network:parameters()) do p:requires_grad_(wanted[i]) end
   network:train(training)
   encoder:eval()
@@ -276,7 +298,9 @@ function M.caption(captioner, latents, tokens, options)
   end
   captioner:train()
   if o.encoder == 0 then captioner.encoder:eval():requires_grad_(false) end
-  local loss, seconds = learn(groups, latents.shape[1], o, latents.device, function(places)
+  local opt = ty.optim.AdamW(groups, { lr = o.lr, beta2 = 0.98, clip_norm = 1, weight_decay = o.decay,
+    schedule = falling(o) })
+  local loss, seconds = learn(opt, latents.shape[1], o, latents.device, function(places)
     return captioner:loss(latents:index_select(0, places), tokens:index_select(0, places), o.last)
   end)
   captioner:eval()

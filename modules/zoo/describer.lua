@@ -31,7 +31,8 @@ function M.pairs(painter, split, count, options)
     tokens = painter:tokens(batch.caption):to { device = painter:device() }, labels = canvas.labels(batch) }
 end
 
---- An encoder of canvases with fresh weights, a residual network and queries, for a painter. options: channels ({ 48,
+--- An encoder of canvases with fresh weights, a residual network and queries, for a painter; its embeddings begin near
+-- the states of the empty caption. options: channels ({ 48,
 -- 64 }: of the network, at 8 x 8 places and at 4 x 4), queries (as many as its captions have tokens), layers (2).
 ---@param painter TextToImage
 ---@param options? { channels?: integer[], queries?: integer, layers?: integer }
@@ -45,8 +46,10 @@ function M.encoder(painter, options)
   for i = 1, #o.channels do blocks[i] = 1 end
   local tower = models.ResNet { in_channels = painter.network.config.in_channels, classes = 1, channels = o.channels,
     blocks = blocks, small = true }
-  return vlm.vlv.Encoder(tower, { channels = o.channels[#o.channels], places = (rows >> (#o.channels - 1)) ^ 2 // 1 | 0,
-    queries = o.queries, width = text.hidden_size, layers = o.layers }):to { device = painter:device() }
+  local places = (rows >> (#o.channels - 1)) ^ 2 // 1 | 0
+  local start = o.queries == text.max_position_embeddings and painter:null().text.embeddings:squeeze(0) or nil
+  return vlm.vlv.Encoder(tower, { channels = o.channels[#o.channels], places = places, queries = o.queries,
+    width = text.hidden_size, layers = o.layers, start = start }):to { device = painter:device() }
 end
 
 --- A captioner with a fresh decoder of the words of canvases around an encoder whose embeddings have so many numbers.

@@ -19,8 +19,8 @@ local r = ty.recipe.declare {
   seeds = 3,
   args = {
     { "pictures", 3000, "without captions, for stage 1", quick = 16 },
-    { "steps", 300, "of stage 1", quick = 1 },
-    { "lr", 2e-3, "peak learning rate of stage 1" },
+    { "steps", 350, "of stage 1", quick = 1 },
+    { "lr", 0.03, "peak learning rate of stage 1, of Muon" },
     { "pairs", 256, "of a picture and its caption, for stage 2", quick = 16 },
     { "caption_steps", 200, "of stage 2", quick = 2 },
     { "caption_lr", 2e-3, "peak learning rate of stage 2" },
