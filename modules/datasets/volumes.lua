@@ -7,6 +7,7 @@
 local ty = require "tycho"
 local anatomy = require "tycho.datasets.volumes.anatomy"
 local arguments = require "tycho.arguments"
+local facts = require "tycho.datasets.volumes.facts"
 local items = require "tycho.datasets.items"
 local findings = require "tycho.datasets.volumes.findings"
 local random = require "tycho.datasets.random"
@@ -17,6 +18,8 @@ local M = {}
 
 --- Millimetres of a side of every volume.
 M.field = anatomy.field
+--- What reports say, as facts, and how they differ: tycho.datasets.volumes.facts.
+M.facts = facts
 --- Names of the organs; the first is 1 in `organs`, 0 is outside of the body.
 M.organs = anatomy.organs
 --- Attenuation of water in 1/cm, at 60 keV (Hubbell and Seltzer 1995, NISTIR 5632): 1 of the unit that volumes have.
