@@ -39,6 +39,8 @@ return require "tycho.lazy" (M, {
   mixture_of_depths = "tycho.vlm.mixture_of_depths",
   packing = "tycho.vlm.packing",
   sail = "tycho.vlm.sail",
+  llava_rad = "tycho.vlm.llava_rad",
+  merlin = "tycho.vlm.merlin",
   msd = "tycho.vlm.msd",
   attended = "tycho.vlm.attended",
   cost = "tycho.vlm.cost",

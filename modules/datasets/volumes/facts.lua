@@ -8,6 +8,7 @@
 --     local said = facts.parse(text)                -- { findings = { { kind, organ, side, part, size } }, denied = ... }
 --     local score = facts.score(text, item.findings)          -- { wrong = { false_finding = 0, ... }, right = 2, ... }
 local arguments = require "tycho.arguments"
+local findings = require "tycho.datasets.volumes.findings"
 local report = require "tycho.datasets.volumes.report"
 
 local M = {}
@@ -18,6 +19,9 @@ M.errors = { "false_finding", "missed_finding", "wrong_place", "wrong_size" }
 --- Parts of the body that a report is split by, and the organs of each.
 M.sections = { { "right lung", { "right lung" } }, { "left lung", { "left lung" } },
   { "heart and aorta", { "heart", "aorta" } }, { "liver and spleen", { "liver", "spleen" } } }
+
+--- Kinds of findings, and by kind the sentences that deny it.
+M.kinds, M.absent = findings.kinds, report.absent
 
 -- ---- reading ----
 

@@ -130,6 +130,35 @@ check.test("reports are split by anatomy, and keep what is to be kept", function
   end
 end)
 
+check.test("studies are the items, cropped, with codes and the kinds of each slice", function()
+  local set = datasets.volumes.studies { count = 30, seed = 4, frontal = true, slices = true }
+  local items = datasets.load("volumes", { size = 32, seed = 4, fields = { "volume", "report", "findings", "marks" } })
+    :batch(ty.arange(30))
+  check.equal({ set.volumes.shape, set.frontal.shape, set.slices.shape, set.codes.shape }, { { 30, 1, 32, 20, 28 },
+    { 30, 1, 32, 32 }, { 30, 32, 5 }, { 30, #datasets.volumes.codes } })
+  check.ok((set.volumes - (items.volume:narrow(3, 6, 20):narrow(4, 2, 28) * 2 - 1)):abs():max():item() < 1e-6)
+  check.ok((set.frontal - (items.volume:mean(3) * 5 - 1.5)):abs():max():item() < 1e-5)
+  local lost = items.marks:gt(0):to("f32"):sum():item()
+    - items.marks:narrow(2, 6, 20):narrow(3, 2, 28):gt(0):to("f32"):sum():item()
+  check.equal(lost, 0) -- nothing that was found is cropped away
+  for i, list in ipairs(items.findings) do
+    check.equal(set.reports[i], items.report[i]:lower())
+    local wanted = {}
+    for _, f in ipairs(list) do wanted[f.kind .. f.organ] = 1 end
+    for k, code in ipairs(datasets.volumes.codes) do
+      check.equal(set.codes[("%d, %d"):format(i - 1, k - 1)]:item(), wanted[code[1] .. code[2]] or 0)
+    end
+    for k, kind in ipairs(facts.kinds) do
+      local there = false
+      for number, f in ipairs(list) do
+        there = there or f.kind == kind and items.marks:select(0, i - 1):eq(number):any():item() == true
+      end
+      check.equal(set.slices:select(0, i - 1):select(1, k - 1):max():item(), there and 1 or 0)
+    end
+  end
+  check.fails(function() datasets.volumes.studies { count = 0 } end, "count: expected an integer >= 1, got 0")
+end)
+
 check.test("wrong arguments", function()
   check.fails(function() facts.parse(3) end, "datasets.volumes.facts.parse: text: expected a string, got 3")
   check.fails(function() facts.score({ { kind = "cyst" } }, "") end, "written: expected findings { kind = string, organ")
