@@ -72,8 +72,8 @@ function ResNetVisionModel:learn_norms(learn)
 end
 
 --- Features [n, 1 + places, width] of pictures [n, channels, height, width]. The network's norms keep the statistics
--- that it came with, in training as well, unless learn_norms() says otherwise. options: as of CLIPVisionModel:hidden(); layer is -1 or 1 (or nil), and
--- pictures have the size of the config.
+-- that it came with, in training as well, unless learn_norms() says otherwise. options: as of
+-- CLIPVisionModel:hidden(); layer is -1 or 1 (or nil), and pictures have the size of the config.
 ---@param pictures Tensor
 ---@param options? table
 ---@return Tensor

@@ -6,7 +6,7 @@
 --
 --     local facts = datasets.volumes.facts
 --     local said = facts.parse(text)                -- { findings = { { kind, organ, side, part, size } }, denied = ... }
---     local score = facts.score(text, item.findings)          -- { wrong = { false_finding = 0, ... }, right = 2, ... }
+--     local score = facts.score(text, item.findings)       -- { wrong = { false_finding = 0, ... }, right = 2, ... }
 local arguments = require "tycho.arguments"
 local findings = require "tycho.datasets.volumes.findings"
 local report = require "tycho.datasets.volumes.report"
@@ -226,7 +226,8 @@ function M.total(scores)
   local sum, wrong = { right = 0, placed = 0, written = 0, there = 0 }, {}
   for i, score in ipairs(scores) do
     if type(score.wrong) ~= "table" then
-      arguments.fail("%s: scores: expected what score() returned, got %s as number %d", who, arguments.describe(score), i)
+      arguments.fail("%s: scores: expected what score() returned, got %s as number %d", who,
+        arguments.describe(score), i)
     end
     for key in pairs(sum) do sum[key] = sum[key] + score[key] end
     for key, count in pairs(score.wrong) do wrong[key] = (wrong[key] or 0) + count end

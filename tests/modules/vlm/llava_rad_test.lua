@@ -110,7 +110,7 @@ end)
 
 check.test("wrong arguments", function()
   local model = new_model()
-  check.fails(function() rad.align(nn.Linear(2, 2)) end, "llava_rad.align: model: expected a Llava, got a module Linear")
+  check.fails(function() rad.align(nn.Linear(2, 2)) end, "align: model: expected a Llava, got a module Linear")
   check.fails(function() rad.tune(model, dialogue, { reports = { "a" } }, {}) end,
     "pool: expected looked or pictures of 1 reports, got nil")
   check.fails(function() rad.write(model, nil, pictures) end, "dialogue: expected a Dialogue, got")

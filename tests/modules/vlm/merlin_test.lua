@@ -1,5 +1,5 @@
--- Merlin: an inflated network computes what the network of slices does, prompts that are swapped negate the score, equal
--- texts belong together, and the two losses are those of their definitions.
+-- Merlin: an inflated network computes what the network of slices does, prompts that are swapped negate the score,
+-- equal texts belong together, and the two losses are those of their definitions.
 local here = arg and arg[0]:match ".*/" or "tests/modules/vlm/"
 local check = dofile(here .. "../../lua/check.lua")
 local ty = require "tycho"
@@ -73,7 +73,7 @@ local function batch_of(n, dtype)
     codes = ty.randint(0, 2, { n, 3 }):to(dtype or "f32") }
 end
 
-check.test("the loss is cross entropy of the codes plus the contrast, each alone where the other has no weight", function()
+check.test("the loss is cross entropy of the codes plus the contrast, each alone where the other is off", function()
   local model, batch = small():eval(), batch_of(5)
   local both = merlin.loss(model, batch, { codes = 2, reports = 0.5 })
   local codes, log = merlin.loss(model, batch, { reports = 0 })
@@ -85,7 +85,7 @@ check.test("the loss is cross entropy of the codes plus the contrast, each alone
   check.equal(log.reports, nil)
 end)
 
-check.test("the gradient of the loss is that of finite differences, in the stem, a head, the text and the scale", function()
+check.test("the gradient of the loss is that of finite differences, in the stem, heads, text and scale", function()
   local model, batch = small("f64"), batch_of(4, "f64")
   merlin.loss(model, batch):backward()
   for _, name in ipairs { "image.stem.0.weight", "image.fc.weight", "visual_projection.weight", "logit_scale",
