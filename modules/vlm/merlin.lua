@@ -11,6 +11,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local models = require "tycho.models"
+local retrieval = require "tycho.vlm.retrieval"
 
 local nn = ty.nn
 local parameter = require("tycho.nn.options").parameter
@@ -206,6 +207,81 @@ function M.loss(model, batch, options)
   return loss, log
 end
 
+--- Trains a Merlin on volumes [n, channels, d, h, w], codes f32 [n, codes] and texts i64 [n, 1 + sections, t], whole
+-- reports first; steps read them by turn(). options: codes and reports (1, 1: weights, see loss()), times (10: how many
+-- times as fast as the rest the two heads of volumes learn, whose signal is a mean over all places), batch (24), seed
+-- (0: the order), and those of train.fit. Returns the model, for evaluation.
+---@param model Merlin
+---@param data { volumes: Tensor, codes: Tensor, texts: Tensor }
+---@param options table
+---@return Merlin
+function M.fit(model, data, options)
+  local who = "merlin.fit"
+  expect(who, "model", model, "a module")
+  expect(who, "data", data, "a table")
+  expect(who, "options", options, "a table")
+  for _, name in ipairs { "volumes", "codes", "texts" } do expect(who, "data." .. name, data[name], "a tensor") end
+  if data.texts.ndim ~= 3 then
+    arguments.fail("%s: data.texts: expected i64 [n, 1 + sections, t], got %s", who, arguments.describe(data.texts))
+  end
+  local own, given = { codes = 1.0, reports = 1.0, times = 10.0, batch = 24, seed = 0 }, { title = "merlin" }
+  local mine = {}
+  for key, value in pairs(options) do
+    if own[key] ~= nil then mine[key] = value else given[key] = value end
+  end
+  local o = arguments.read(who, mine, own, { codes = "a number >= 0", reports = "a number >= 0",
+    times = "a number > 0", batch = "an integer >= 1", seed = "an integer" })
+  local step, sections = -1, data.texts.shape[2] - 1
+  function given.loss(network, batch)
+    step = step + 1
+    return M.loss(network, { volumes = batch.volumes, codes = batch.codes,
+      tokens = batch.texts:select(1, M.turn(step, sections)) }, { codes = o.codes, reports = o.reports })
+  end
+  given.optimizer = given.optimizer or function(network, more)
+    local heads, rest = {}, {}
+    for name, p in network:named_parameters() do
+      table.insert((name:find "^image%.fc" or name:find "^visual_projection") and heads or rest, p)
+    end
+    return ty.optim.AdamW({ { params = rest }, { params = heads, lr = more.lr * o.times } }, { lr = more.lr,
+      beta2 = 0.95, clip_norm = more.clip_norm, schedule = more.schedule, weight_decay = 0.05 })
+  end
+  ty.train.fit(model, ty.data.DataLoader(ty.data.TensorDataset { volumes = data.volumes, codes = data.codes,
+    texts = data.texts }, { batch_size = o.batch, shuffle = true, seed = o.seed, drop_last = true,
+    device = model:device() }), given)
+  return model:eval()
+end
+
+--- Rows of labels [n, classes] (1: there) such that each class, and none of them, is met equally often: i64 [about n],
+-- those of a rare class again and again. What a class without rows would have had is of none.
+---@param labels Tensor
+---@return Tensor
+function M.balanced(labels)
+  local who = "merlin.balanced"
+  expect(who, "labels", labels, "a tensor")
+  if labels.ndim ~= 2 or labels:numel() == 0 then
+    arguments.fail("%s: labels: expected [n, classes], got %s", who, arguments.describe(labels))
+  end
+  local lists = {}
+  for k = 1, labels.shape[2] + 1 do lists[k] = {} end
+  for i, row in ipairs(labels:tolist()) do
+    local any = false
+    for k, value in ipairs(row) do
+      if value > 0 then table.insert(lists[k], i - 1) end
+      any = any or value > 0
+    end
+    if not any then table.insert(lists[#lists], i - 1) end
+  end
+  local rows, count = {}, -(-labels.shape[1] // #lists)
+  for _, list in ipairs(lists) do
+    if #list == 0 then list = lists[#lists] end
+    -- Evenly over a long list, and all of a short one before any comes again.
+    for j = 0, #list > 0 and count - 1 or -1 do
+      rows[#rows + 1] = list[(#list > count and j * #list // count or j % #list) + 1]
+    end
+  end
+  return ty.tensor(rows, { dtype = "i64" })
+end
+
 -- ---- finding by words ----
 
 --- By how much volumes are nearer to texts that say that something is there than to texts that say that it is not:
@@ -226,6 +302,34 @@ function M.present(image, present, absent)
   end
   local direction = nn.normalize(present):mean(0) - nn.normalize(absent):mean(0)
   return nn.normalize(image):matmul(direction)
+end
+
+--- Finds by words in many volumes: scores f32 [n, prompts] of present(). volumes [n, channels, d, h, w]; prompts: a
+-- list of { present, absent }, tokens i64 [p, t] and [q, t]. Also returns the features [n, width] of the volumes.
+---@param model Merlin
+---@param volumes Tensor
+---@param prompts { present: Tensor, absent: Tensor }[]
+---@return Tensor scores
+---@return Tensor image
+function M.find(model, volumes, prompts)
+  local who = "merlin.find"
+  expect(who, "model", model, "a module")
+  expect(who, "volumes", volumes, "a tensor")
+  expect(who, "prompts", prompts, "a list of tables")
+  if not model.image_features or #prompts == 0 or volumes.ndim ~= 5 then
+    arguments.fail("%s: expected a Merlin, volumes [n, channels, d, h, w] and at least one prompt, got %s, %s and %d",
+      who, arguments.describe(model), arguments.describe(volumes), #prompts)
+  end
+  return ty.no_grad(function()
+    local image = retrieval.embed(volumes.shape[1], function(start, rows)
+      return model:image_features(volumes:narrow(0, start, rows):to { device = model:device() })
+    end)
+    local scores = {}
+    for k, prompt in ipairs(prompts) do
+      scores[k] = M.present(image, model:text_features(prompt.present), model:text_features(prompt.absent))
+    end
+    return ty.stack(scores, 1), image
+  end)
 end
 
 return M

@@ -9,6 +9,7 @@
 local ty = require "tycho"
 local datasets, models = require "tycho.datasets", require "tycho.models"
 local peft, vision, vlm = require "tycho.peft", require "tycho.vision", require "tycho.vlm"
+local zoo = require "tycho.zoo"
 local facts, rad, nn = datasets.volumes.facts, vlm.llava_rad, ty.nn
 
 local r = ty.recipe.declare {
@@ -21,6 +22,7 @@ local r = ty.recipe.declare {
     { "scratch_lr", 2e-3, "of the model from scratch" },
     { "rank", 8, "of LoRA" },
     { "look_steps", 300, "of training the tower on codes", quick = 2 },
+    { "look_lr", 3e-3, "peak" },
     { "look_batch", 32, "pictures of a step", quick = 4 },
     { "read_steps", 300, "of training the decoder on reports", quick = 2 },
     { "training", 1500, "studies", quick = 8 },
@@ -43,7 +45,7 @@ local function visible(f)
 end
 local function studies(split, count)
   local set = datasets.volumes.studies { split = split, seed = args.data, count = count, volumes = false,
-    frontal = true }
+    frontal = true, marked = true, findings = { 1, 3 } }
   set.clean, set.shown = {}, {}
   for i, report in ipairs(set.reports) do
     set.clean[i] = facts.filter(report, visible)
@@ -65,11 +67,6 @@ local reading = vlm.Dialogue(tokenizer, { image_token = 1, features = 0, before 
 
 -- ---- the parts ----
 
-local visible_codes = {}
-for i, code in ipairs(datasets.volumes.codes) do
-  if visible { kind = code[1], organ = code[2] } then visible_codes[#visible_codes + 1] = i - 1 end
-end
-local picked = ty.tensor(visible_codes)
 local text_config = { model_type = "llama", vocab_size = tokenizer.size, hidden_size = args.width,
   intermediate_size = args.width * 8 // 3, num_hidden_layers = args.layers, num_attention_heads = args.width // 32,
   max_position_embeddings = 256, tie_word_embeddings = true, bos_token_id = 0, eos_token_id = 0 }
@@ -83,6 +80,7 @@ local function new_model(seed)
       vision_config = tower:published_config(), image_token_index = 1, vision_feature_layer = -1,
       tie_word_embeddings = true, eos_token_id = 0 }
     model.vision_tower:load_state_dict(tower:state_dict())
+    zoo.answerer.spread(model)
     return model
   end)
 end
@@ -99,17 +97,17 @@ local function loader(set, batch)
 end
 local base = new_model(1)
 base.vision_tower:learn_norms(true)
-local head = r:place(function() return nn.Linear(64, #visible_codes) end)
-local both = nn.ModuleList { base.vision_tower, head }
-ty.train.fit(both, loader({ image = training.frontal, codes = training.codes:index_select(1, picked) },
-  args.look_batch), { steps = args.look_steps, lr = 3e-3, warmup = 20, quiet = true, loss = function(_, b)
-    local _, pooled = base.vision_tower(b.image)
-    return nn.bce_with_logits(head(pooled), b.codes)
-  end })
+local head = r:place(function() return nn.Linear(64, #facts.kinds) end)
+local places = ty.adaptive_max_pool2d(training.marked, { 8, 8 }):flatten(2):transpose(1, 2):contiguous()
+ty.train.fit(base.vision_tower, loader({ image = training.frontal, kinds = places }, args.look_batch), {
+  steps = args.look_steps, lr = args.look_lr, warmup = 20, quiet = true, optimizer = function(m, o)
+    return ty.optim.AdamW({ { params = m:parameters() }, { params = head:parameters(), lr = o.lr * 3 } }, { lr = o.lr,
+      beta2 = 0.95, clip_norm = 1, schedule = o.schedule, weight_decay = 0.05 })
+  end, loss = function(_, b) return nn.bce_with_logits(head(rad.seen(base, b.image)), b.kinds) * 10 end })
 base:eval()
 base.vision_tower:learn_norms(false)
-local test_codes = ty.no_grad(function() return head((select(2, base.vision_tower(test.frontal)))) end)
-local ap, by = vision.mean_average_precision(test_codes, test.codes:index_select(1, picked))
+local seen_kinds = ty.no_grad(function() return head(rad.seen(base, test.frontal)):amax(1) end)
+local ap, by = vision.mean_average_precision(seen_kinds, test.kinds)
 r:say("tower: ap %.3f  %.0f s %s", ap, os.clock(), table.concat(by:tolist(), " "))
 
 -- The decoder reads reports, without pictures.
@@ -122,6 +120,9 @@ do
     warmup = 20, quiet = true, loss = function(m, b) return m:loss(b.tokens, b.targets) end })
   r:say("decoder: %.3f  %.0f s", losses[#losses], os.clock())
 end
+do local name = os.getenv "BASE" -- PILOT
+  if name and ty.io.exists(name) then base:load_state_dict(ty.io.load_safetensors(name)) elseif name then
+    local t = {} for k, v in pairs(base:state_dict()) do t[k] = v:clone() end ty.io.save_safetensors(name, t) end end
 local knows = base:state_dict()
 
 local looked = rad.look(base, training.frontal)

@@ -5,7 +5,7 @@
 -- finding, a missed one, a wrong place, a wrong size.
 --
 --     local facts = datasets.volumes.facts
---     local said = facts.parse(text)                -- { findings = { { kind, organ, side, part, size } }, denied = ... }
+--     local score = facts.score(text, item.findings)       -- { wrong = { false_finding = 0, ... }, right = 2 ... }
 --     local score = facts.score(text, item.findings)       -- { wrong = { false_finding = 0, ... }, right = 2, ... }
 local arguments = require "tycho.arguments"
 local findings = require "tycho.datasets.volumes.findings"
@@ -149,6 +149,29 @@ function M.split(text)
     result[i] = ("%s: %s"):format(section[1], #parts > 0 and table.concat(parts, "; ") or "normal")
   end
   return result
+end
+
+local said = { ["missing part"] = { "the upper part of the %s is missing", "the %s has no upper part" },
+  effusion = { "a large effusion on the %s side", "a moderate %s pleural effusion" } }
+
+--- What says of a kind of findings that it is there, in each of the organs that training meets it in, and what denies
+-- it: sentences as reports have them.
+---@param kind string
+---@return string[] present
+---@return string[] absent
+function M.prompts(kind)
+  local who = "datasets.volumes.facts.prompts"
+  arguments.expect(who, "kind", kind, "a string")
+  if not report.absent[kind] then
+    arguments.fail("%s: kind: expected one of facts.kinds, got \"%s\"", who, kind)
+  end
+  local present = {}
+  for _, organ in ipairs(findings.where[kind].seen) do
+    for _, text in ipairs(said[kind] or { "a " .. kind .. " in the %s, 16 mm", "the %s contains a 12 mm " .. kind }) do
+      present[#present + 1] = text:format(kind == "effusion" and organ:match "^%a+" or organ)
+    end
+  end
+  return present, table.move(report.absent[kind], 1, #report.absent[kind], 1, {})
 end
 
 -- ---- comparing ----

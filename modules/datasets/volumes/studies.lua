@@ -25,22 +25,23 @@ local function zeros(count)
   return row
 end
 
--- Which kinds each slice of a map of findings shows, f32 [d, kinds].
-local function kinds_of_slices(marks, list)
-  local columns = {}
-  for k = 1, #findings.kinds do columns[k] = ty.zeros(marks.shape[1]) end
+-- Where a map of findings [d, h, w] shows each kind, f32 [kinds, d, w]: 1 where a line from front to back meets it.
+local function kinds_from_front(marks, list)
+  local maps = {}
+  for k = 1, #findings.kinds do maps[k] = ty.zeros(marks.shape[1], marks.shape[3]) end
   for number, f in ipairs(list) do
     local k = kind_of[f.kind]
-    columns[k] = columns[k] + marks:eq(number):flatten(1):any(1):to "f32"
+    maps[k] = maps[k] + marks:eq(number):any(1):to "f32"
   end
-  return ty.stack(columns, 1):clamp(0, 1)
+  return ty.stack(maps, 0):clamp(0, 1)
 end
 
 --- Studies first to first + count - 1 of a split. options: load (datasets.load "volumes", which needs it), split
 -- ("training"), seed (0), first (0), count (100), size (32 voxels a side), findings ({ 0, 3 }), volumes (true), frontal
--- (false), slices (false). Returns a table with
+-- (false), marked (false), slices (false). Returns a table with
 --   volumes   f32 [n, 1, d, h, w], water 1, air -1: the rows and columns, 5/8 and 7/8 of all, that organs are in
 --   frontal   f32 [n, 1, d, size]: mean attenuation along the lines from front to back, scaled to about -1 to 1
+--   marked    f32 [n, kinds, d, size]: 1 where a line from front to back meets a finding of the kind
 --   slices    f32 [n, d, kinds]: the kinds of findings that a slice shows
 --   codes     f32 [n, codes], by M.codes, and kinds f32 [n, kinds]
 --   reports   texts in small letters, and findings, what they say
@@ -49,15 +50,15 @@ end
 function M.read(options)
   local who = "datasets.volumes.studies"
   local o = arguments.read(who, options, { load = arguments.none, split = "training", seed = 0, first = 0, count = 100,
-    size = 32, findings = { 0, 3 }, volumes = true, frontal = false, slices = false }, { load = "a function",
+    size = 32, findings = { 0, 3 }, volumes = true, frontal = false, marked = false, slices = false }, { load = "a function",
     split = "a string", seed = "an integer", first = "an integer >= 0", count = "an integer >= 1",
     size = "32 or 64 or 128", findings = "a pair of integers" })
   local fields = { "report", "findings" }
   if o.volumes or o.frontal then fields[#fields + 1] = "volume" end
-  if o.slices then fields[#fields + 1] = "marks" end
+  if o.slices or o.marked then fields[#fields + 1] = "marks" end
   local set = o.load { split = o.split, seed = o.seed, size = o.size, findings = o.findings, fields = fields }
   local unit = o.size // 32
-  local parts = { volumes = {}, frontal = {}, slices = {} }
+  local parts = { volumes = {}, frontal = {}, marked = {}, slices = {} }
   local codes, kinds, result = {}, {}, { reports = {}, findings = {} }
   for start = 0, o.count - 1, 25 do
     ty.scope(function()
@@ -78,13 +79,16 @@ function M.read(options)
         table.insert(kinds, there)
         table.insert(result.reports, (batch.report[i]:lower()))
         table.insert(result.findings, list)
-        if o.slices then table.insert(parts.slices, ty.keep(kinds_of_slices(batch.marks:select(0, i - 1), list))) end
+        local map = batch.marks and kinds_from_front(batch.marks:select(0, i - 1), list)
+        if o.marked then table.insert(parts.marked, ty.keep(map)) end
+        if o.slices then table.insert(parts.slices, ty.keep(map:amax(2):transpose(0, 1):contiguous())) end
       end
     end)
   end
   result.codes, result.kinds = ty.tensor(codes, { dtype = "f32" }), ty.tensor(kinds, { dtype = "f32" })
   if o.volumes then result.volumes = ty.concat(parts.volumes, 0) end
   if o.frontal then result.frontal = ty.concat(parts.frontal, 0) end
+  if o.marked then result.marked = ty.stack(parts.marked, 0) end
   if o.slices then result.slices = ty.stack(parts.slices, 0) end
   return result
 end
