@@ -48,7 +48,7 @@ local function studies(split, count)
     frontal = true, marked = true, findings = { 1, 3 } }
   set.clean, set.shown = {}, {}
   for i, report in ipairs(set.reports) do
-    set.clean[i] = facts.filter(report, visible)
+    set.clean[i] = table.concat(facts.split(facts.filter(report, visible)), "; ")
     set.shown[i] = {}
     for _, f in ipairs(set.findings[i]) do if visible(f) then table.insert(set.shown[i], f) end end
   end
@@ -58,7 +58,10 @@ local training, test = studies("training", args.training), studies("validation",
 r:say("drawn: %.0f s", os.clock())
 local tokenizer = ty.tokenizer.train((function()
   local list = { " " .. rad.question .. "\n" }
-  for _, text in ipairs(training.reports) do list[#list + 1] = " " .. text end
+  for i, text in ipairs(training.reports) do
+    list[#list + 1] = " " .. text
+    list[#list + 1] = " " .. training.clean[i]
+  end
   return list
 end)(), { vocabulary = 400, special = { "<end>", "<image>" } })
 local marks = ty.tokenizer.fields(tokenizer)

@@ -87,8 +87,8 @@ function M.parse(text)
   arguments.expect("datasets.volumes.facts.parse", "text", text, "a string")
   local said = { findings = {}, denied = {}, normal = false, unread = {} }
   for _, sentence in ipairs(sentences(text)) do
-    local small = sentence:lower()
-    if normal[small] then
+    local small = sentence:lower():gsub("^[%a ]+: ", "") -- what a section is of
+    if normal[small] or small == "normal" then
       said.normal = true
     elseif denials[small] then
       table.insert(said.denied, denials[small])

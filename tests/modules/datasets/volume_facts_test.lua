@@ -125,7 +125,11 @@ check.test("reports are split by anatomy, and keep what is to be kept", function
   check.equal(facts.filter(text, function() return false end, function() return false end), "no findings")
   check.equal(facts.filter("The lungs are clear, the heart is normal. No cyst.", function() return true end),
     "no findings; no cyst")
+  check.equal(facts.parse("right lung: normal; left lung: a 9 mm cyst in the left lung"), { denied = {}, normal = true,
+    unread = {}, findings = { { kind = "cyst", organ = "left lung", side = "left", size = 9,
+      text = "left lung: a 9 mm cyst in the left lung" } } })
   for i, one in ipairs(drawn("training", 100).report) do
+    check.equal(facts.total { facts.score(table.concat(facts.split(one), "; "), one) }.errors, 0, i)
     check.equal(facts.total { facts.score(facts.filter(one, function() return true end), one) }.errors, 0, i)
   end
 end)
