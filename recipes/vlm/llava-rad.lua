@@ -76,7 +76,7 @@ local text_config = { model_type = "llama", vocab_size = tokenizer.size, hidden_
 local function new_model(seed)
   ty.manual_seed(seed)
   return r:place(function()
-    local resnet = models.ResNet { in_channels = 1, classes = 1, channels = { 16, 32, 64 }, blocks = { 1, 1, 1 },
+    local resnet = models.ResNet { in_channels = 1, classes = 1, channels = { 16, 32, 64, 96 }, blocks = { 1, 1, 1, 1 },
       small = true }
     local tower = models.ResNetVisionModel.around(resnet, 32)
     local model = models.Llava { model_type = "llava", text_config = text_config,
@@ -100,8 +100,8 @@ local function loader(set, batch)
 end
 local base = new_model(1)
 base.vision_tower:learn_norms(true)
-local head = r:place(function() return nn.Linear(64, #facts.kinds) end)
-local places = ty.adaptive_max_pool2d(training.marked, { 8, 8 }):flatten(2):transpose(1, 2):contiguous()
+local head = r:place(function() return nn.Linear(96, #facts.kinds) end)
+local places = ty.adaptive_max_pool2d(training.marked, { 4, 4 }):flatten(2):transpose(1, 2):contiguous()
 ty.train.fit(base.vision_tower, loader({ image = training.frontal, kinds = places }, args.look_batch), {
   steps = args.look_steps, lr = args.look_lr, warmup = 20, quiet = true, optimizer = function(m, o)
     return ty.optim.AdamW({ { params = m:parameters() }, { params = head:parameters(), lr = o.lr * 3 } }, { lr = o.lr,
