@@ -29,6 +29,71 @@ local function check(who, model, dialogue)
   end
 end
 
+-- ---- the parts, each by itself ----
+
+local function fit(who, model, data, options, parameters, loss)
+  local o = arguments.read(who, options, { steps = 100, batch = 32, lr = 3e-3, seed = 0 }, { steps = "an integer > 0",
+    batch = "an integer > 0" })
+  local loader = ty.data.DataLoader(ty.data.TensorDataset(data), { batch_size = o.batch, shuffle = true, seed = o.seed,
+    drop_last = true, device = model:device() })
+  ty.train.fit(model, loader, { steps = o.steps, lr = o.lr, warmup = 20, quiet = true, loss = loss,
+    optimizer = function(_, more)
+      return ty.optim.AdamW(parameters(o.lr), { lr = o.lr, beta2 = 0.95, clip_norm = 1, schedule = more.schedule,
+        weight_decay = 0.05 })
+    end })
+end
+
+--- Trains the tower of a model by itself to tell what each place of a picture shows. pictures [n, channels, height,
+-- width], shown f32 [n, features, classes] of 0 and 1; options: steps (100), batch (32), lr (3e-3; the layer that tells
+-- learns three times as fast), seed (0). Returns that layer.
+---@param model Llava
+---@param pictures Tensor
+---@param shown Tensor
+---@param options? table
+---@return Module head
+function M.know(model, pictures, shown, options)
+  local who = "llava_rad.know"
+  check(who, model)
+  expect(who, "pictures", pictures, "a tensor")
+  expect(who, "shown", shown, "a tensor")
+  if shown.ndim ~= 3 or shown.shape[1] ~= pictures.shape[1] then
+    arguments.fail("%s: shown: expected [n, features, classes] of %d pictures, got %s", who, pictures.shape[1],
+      arguments.describe(shown))
+  end
+  local tower = model.vision_tower
+  local head = nn.Linear(tower.config.hidden_size, shown.shape[3]):to { device = model:device() }
+  if tower.learn_norms then tower:learn_norms(true) end
+  fit(who, tower, { pictures = pictures, shown = shown:contiguous() }, options, function(lr)
+    return { { params = tower:parameters() }, { params = head:parameters(), lr = lr * 3 } }
+  end, function(_, batch) return nn.bce_with_logits(head(M.seen(model, batch.pictures)), batch.shown) * 10 end)
+  if tower.learn_norms then tower:learn_norms(false) end
+  model:eval()
+  return head
+end
+
+--- Trains the language model of a model by itself on reports, without pictures. dialogue: one of no features; options
+-- as of know().
+---@param model Llava
+---@param dialogue Dialogue
+---@param reports string[]
+---@param options? table
+function M.read(model, dialogue, reports, options)
+  local who = "llava_rad.read"
+  check(who, model, dialogue == nil and {} or dialogue)
+  expect(who, "reports", reports, "a list of strings")
+  if dialogue.features ~= 0 then
+    arguments.fail("%s: dialogue: expected one of 0 features, got %d", who, dialogue.features)
+  end
+  local turns = {}
+  for i, text in ipairs(reports) do turns[i] = { { question = M.question, answer = text } } end
+  local tokens, targets = dialogue:rows(turns)
+  local language = model.language_model
+  fit(who, language, { tokens = tokens, targets = targets }, options, function()
+    return { { params = language:parameters() } }
+  end, function(m, batch) return m:loss(batch.tokens, batch.targets) end)
+  model:eval()
+end
+
 -- ---- what trains ----
 
 --- Stage 1: all of a model is frozen but the projector, whose parameters are returned.
@@ -103,7 +168,8 @@ end
 
 --- Trains what is given on pictures and their reports. pool: reports, and looked (of look()) or, where the tower trains
 -- too, pictures. parameters: of align() or adapt(), or all. options: steps (100), batch (16), lr (1e-3), decay (0: of
--- weights), seed (0: the order), watch(step, loss). Returns the mean loss of the last tenth of the steps.
+-- weights), seed (0: the order), watch(step, loss). The norms of a tower that trains go by the batch. Returns the mean
+-- loss of the last tenth of the steps.
 ---@param model Llava
 ---@param dialogue Dialogue
 ---@param pool { reports: string[], looked?: Tensor, pictures?: Tensor }
@@ -128,6 +194,8 @@ function M.tune(model, dialogue, pool, parameters, options)
   local state = ty.rng_state()
   ty.manual_seed(o.seed)
   local order, at, tail, counted = {}, 0, 0, 0
+  local norms = not pool.looked and model.vision_tower.learn_norms
+  if norms then model.vision_tower:learn_norms(true) end
   model:train()
   for step = 1, o.steps do
     ty.scope(function()
@@ -149,11 +217,76 @@ function M.tune(model, dialogue, pool, parameters, options)
     end)
   end
   ty.rng_state(state)
+  if norms then model.vision_tower:learn_norms(false) end
   model:eval()
   return tail / counted
 end
 
+--- Both stages, one after the other, after which the adapters are in the weights and the model is a plain one. options:
+-- align and adapt (steps of each), rank (8), and those of tune() but steps. Returns the mean loss at the end of each.
+---@param model Llava
+---@param dialogue Dialogue
+---@param pool { reports: string[], looked: Tensor }
+---@param options { align: integer, adapt: integer, rank?: integer }
+---@return number align
+---@return number adapt
+function M.train(model, dialogue, pool, options)
+  local who = "llava_rad.train"
+  check(who, model, dialogue == nil and {} or dialogue)
+  expect(who, "options", options, "a table")
+  local o, own = arguments.read(who, { align = options.align, adapt = options.adapt, rank = options.rank },
+    { align = 0, adapt = 0, rank = 8 }, { align = "an integer >= 1", adapt = "an integer >= 1",
+    rank = "an integer >= 1" }), {}
+  for key, value in pairs(options) do
+    if o[key] == nil then own[key] = value end
+  end
+  own.steps = o.align
+  local first = M.tune(model, dialogue, pool, M.align(model), own)
+  own.steps = o.adapt
+  local second = M.tune(model, dialogue, pool, M.adapt(model, { rank = o.rank, alpha = 2 * o.rank }), own)
+  peft.merge(model)
+  peft.remove(model)
+  return first, second
+end
+
 -- ---- what is written ----
+
+-- The texts that follow a prompt of `length` tokens in rows of tokens.
+local function texts_of(dialogue, rows, length)
+  local texts = {}
+  for i = 0, rows.shape[1] - 1 do
+    local ids, own = rows:select(0, i):tolist(), {}
+    for k = length + 1, #ids do
+      if ids[k] == dialogue.last then break end
+      own[#own + 1] = ids[k]
+    end
+    texts[i + 1] = (dialogue.tokenizer:decode(own):gsub("^%s+", ""))
+  end
+  return texts
+end
+
+--- Reports that the language model draws by itself, without pictures: what it knows of reports. dialogue: one of no
+-- features; options: most (64 tokens), seed (0).
+---@param model Llava
+---@param dialogue Dialogue
+---@param count integer
+---@param options? { most?: integer, seed?: integer }
+---@return string[]
+function M.draw(model, dialogue, count, options)
+  local who = "llava_rad.draw"
+  check(who, model, dialogue == nil and {} or dialogue)
+  expect(who, "count", count, "an integer >= 1")
+  local o = arguments.read(who, options, { most = 64, seed = 0 }, { most = "an integer >= 1", seed = "an integer" })
+  if dialogue.features ~= 0 then
+    arguments.fail("%s: dialogue: expected one of 0 features, got %d", who, dialogue.features)
+  end
+  local prompt = dialogue:prompt(M.question)
+  local length = prompt.shape[2]
+  model:eval()
+  local tokens = prompt:expand(count, length):contiguous():to { device = model:device() }
+  return texts_of(dialogue, model.language_model:generate(tokens, o.most, { seed = math.tointeger(o.seed),
+    stop_tokens = dialogue.last }), length)
+end
 
 --- The report that a model writes of each picture, by its likeliest tokens. options: most (64 tokens), batch (50).
 ---@param model Llava
@@ -176,14 +309,8 @@ function M.write(model, dialogue, pictures, options)
       local tokens = prompt:expand(rows, prompt.shape[2]):contiguous():to { device = model:device() }
       local result = model:generate(tokens, o.most, { temperature = 0, stop_tokens = dialogue.last,
         pictures = pictures:narrow(0, start, rows) })
-      for i = 0, rows - 1 do
-        local ids, own = result:select(0, i):tolist(), {}
-        for k = prompt.shape[2] + 1, #ids do
-          if ids[k] == dialogue.last then break end
-          own[#own + 1] = ids[k]
-        end
-        texts[#texts + 1] = (dialogue.tokenizer:decode(own):gsub("^%s+", ""))
-      end
+      local own = texts_of(dialogue, result, prompt.shape[2])
+      table.move(own, 1, rows, #texts + 1, texts)
     end)
   end
   return texts
@@ -222,6 +349,38 @@ function M.likelihoods(model, dialogue, looked, reports)
     end
     return ty.stack(rows, 0)
   end)
+end
+
+--- Shares of pictures whose report is found among `among`, and of reports whose picture is, over groups of so many in
+-- their order; what is left over is not counted. A report is as likely for a picture as likelihoods() says, less its
+-- mean over the group's pictures, since some reports are likely for all; a picture is the one for which a report is
+-- likeliest.
+---@param model Llava
+---@param dialogue Dialogue
+---@param looked Tensor
+---@param reports string[]
+---@param among integer
+---@return { reports: number, pictures: number }
+function M.retrieval(model, dialogue, looked, reports, among)
+  local who = "llava_rad.retrieval"
+  check(who, model, dialogue == nil and {} or dialogue)
+  expect(who, "looked", looked, "a tensor")
+  expect(who, "reports", reports, "a list of strings")
+  expect(who, "among", among, "an integer >= 2")
+  if looked.shape[1] ~= #reports or #reports < among then
+    arguments.fail("%s: expected looked of at least %d reports, as many as there are, got %s and %d", who, among,
+      arguments.describe(looked), #reports)
+  end
+  local found, groups = { reports = 0, pictures = 0 }, #reports // among
+  for group = 0, groups - 1 do
+    local x = M.likelihoods(model, dialogue, looked:narrow(0, group * among, among),
+      table.move(reports, group * among + 1, (group + 1) * among, 1, {}))
+    local own = ty.arange(among, { device = x.device })
+    local function share(best) return best:eq(own):to("f32"):mean():item() / groups end
+    found.reports = found.reports + share((x - x:mean({ 0 }, true)):argmax(1))
+    found.pictures = found.pictures + share(x:argmax(0))
+  end
+  return found
 end
 
 --- The nearest picture's report, which is what a model that writes has to beat: for each of `looked` [n, features,

@@ -1,206 +1,159 @@
 -- Reports of pictures by a light adapter
 -- claim: with the same steps an adapter between frozen models writes truer reports than the whole trained from scratch
--- system: LLaVA-Rad: a tower that knows codes, a small decoder that knows reports, a projector, then LoRA beside it
+-- system: LLaVA-Rad: a tower that knows findings, a small decoder that knows reports, a projector, then LoRA beside it
 -- paper: Zambrano Chaves et al. 2024, "Towards a clinically accessible radiology foundation model: open-access and
 --   lightweight, with automated evaluation"
--- time: 4 minutes on one CPU core
+-- time: 5 minutes on one CPU core
 --
--- WIP
+-- The pictures are projections of synthetic phantoms, 8 mm a pixel: nothing here is a medical claim. The tower learns
+-- once, on the training studies, which kinds of findings each of its 16 places shows, the decoder their reports; both
+-- stay as they are, but for LoRA in the second stage. "Scratch" is the same network with the same reports for the same
+-- steps, of which all trains. Reports are cleaned to what a projection can show and set out by anatomy; "uncleaned"
+-- trains the adapter on those as they were. "Nearest" is the report of the training picture with the largest cosine.
+-- In the place of CheXprompt, a large model that counts errors, stands the parser of the reports' grammar, and the
+-- truth is the phantom's. A report is found by its likelihood for a picture over the mean for all.
+--
+-- Rates and steps were chosen by pilots on studies of another seed. With reports in free order and 64 places the
+-- adapter wrote what the decoder knew already for as long as could be waited; 16 places and sections changed that.
 local ty = require "tycho"
-local datasets, models = require "tycho.datasets", require "tycho.models"
-local peft, vision, vlm = require "tycho.peft", require "tycho.vision", require "tycho.vlm"
-local zoo = require "tycho.zoo"
-local facts, rad, nn = datasets.volumes.facts, vlm.llava_rad, ty.nn
+local datasets, models, zoo = require "tycho.datasets", require "tycho.models", require "tycho.zoo"
+local vlm = require "tycho.vlm"
+local facts, rad = datasets.volumes.facts, vlm.llava_rad
 
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "align", 100, "steps of the projector alone", quick = 1 },
-    { "adapt", 100, "steps of the projector with LoRA", quick = 1 },
+    { "align", 60, "steps of the projector alone", quick = 1 },
+    { "adapt", 300, "steps of the projector with LoRA", quick = 1 },
     { "batch", 16, "pictures of a step", quick = 2 },
-    { "lr", 3e-3, "peak learning rate of the adapter" },
-    { "scratch_lr", 2e-3, "of the model from scratch" },
-    { "rank", 8, "of LoRA" },
-    { "look_steps", 300, "of training the tower on codes", quick = 2 },
-    { "look_lr", 3e-3, "peak" },
-    { "look_batch", 32, "pictures of a step", quick = 4 },
-    { "read_steps", 300, "of training the decoder on reports", quick = 2 },
-    { "training", 1500, "studies", quick = 8 },
-    { "test", 150, "studies to measure with", quick = 4 },
-    { "among", 16, "reports that are retrieved from", quick = 4 },
-    { "width", 96, "of the decoder" },
-    { "layers", 3, "of the decoder" },
-    { "data", 0, "seed" },
-    { "ways", "", "pattern" },
+    { "lr", 5e-3, "peak learning rate of the adapter" },
+    { "scratch_lr", 3e-3, "of the model from scratch" },
+    { "rank", 16, "of LoRA" },
+    { "parts", 300, "steps of training the tower, and the decoder, 32 samples each", quick = 2 },
+    { "training", 1200, "studies", quick = 32 },
+    { "test", 160, "studies to measure with", quick = 8 },
+    { "among", 16, "reports and pictures that are retrieved from", quick = 4 },
+    { "data", 0, "seed of the studies" },
   },
 }
 local args = r.args
 
--- ---- pictures and reports ----
-
--- What a projection can show. Soft tissue in soft tissue leaves no trace in it that the noise of texture does not hide.
-local function visible(f)
-  if f.organ == "liver" or f.organ == "spleen" then return f.kind == "calcification" end
-  return true
-end
+-- What a projection can show: soft tissue in soft tissue leaves no trace in it.
+local function visible(f) return f.kind == "calcification" or f.organ ~= "liver" and f.organ ~= "spleen" end
 local function studies(split, count)
   local set = datasets.volumes.studies { split = split, seed = args.data, count = count, volumes = false,
     frontal = true, marked = true, findings = { 1, 3 } }
   set.clean, set.shown = {}, {}
   for i, report in ipairs(set.reports) do
-    set.clean[i] = table.concat(facts.split(facts.filter(report, visible)), "; ")
-    set.shown[i] = {}
-    for _, f in ipairs(set.findings[i]) do if visible(f) then table.insert(set.shown[i], f) end end
+    set.clean[i], set.shown[i] = table.concat(facts.split(facts.filter(report, visible)), "; "), {}
+    for _, f in ipairs(set.findings[i]) do table.insert(set.shown[i], visible(f) and f or nil) end
   end
   return set
 end
 local training, test = studies("training", args.training), studies("validation", args.test)
-r:say("drawn: %.0f s", os.clock())
-local tokenizer = ty.tokenizer.train((function()
-  local list = { " " .. rad.question .. "\n" }
-  for i, text in ipairs(training.reports) do
-    list[#list + 1] = " " .. text
-    list[#list + 1] = " " .. training.clean[i]
-  end
-  return list
-end)(), { vocabulary = 400, special = { "<end>", "<image>" } })
-local marks = ty.tokenizer.fields(tokenizer)
-marks.bos, marks.eos, marks.pad = 0, 0, 0
+local texts = table.move(training.clean, 1, args.training, 1, {})
+table.move(training.reports, 1, args.training, #texts + 1, texts)
+local tokenizer = ty.tokenizer.train(texts, { vocabulary = 400, special = { "<end>", "<image>" } })
+ty.tokenizer.fields(tokenizer).eos = 0
 local reading = vlm.Dialogue(tokenizer, { image_token = 1, features = 0, before = " ", lead = " " })
+local dialogue = vlm.Dialogue(tokenizer, { image_token = 1, features = 16, before = " ", lead = " " })
 
--- ---- the parts ----
-
-local text_config = { model_type = "llama", vocab_size = tokenizer.size, hidden_size = args.width,
-  intermediate_size = args.width * 8 // 3, num_hidden_layers = args.layers, num_attention_heads = args.width // 32,
-  max_position_embeddings = 256, tie_word_embeddings = true, bos_token_id = 0, eos_token_id = 0 }
 local function new_model(seed)
   ty.manual_seed(seed)
   return r:place(function()
-    local resnet = models.ResNet { in_channels = 1, classes = 1, channels = { 16, 32, 64, 96 }, blocks = { 1, 1, 1, 1 },
-      small = true }
-    local tower = models.ResNetVisionModel.around(resnet, 32)
-    local model = models.Llava { model_type = "llava", text_config = text_config,
-      vision_config = tower:published_config(), image_token_index = 1, vision_feature_layer = -1,
-      tie_word_embeddings = true, eos_token_id = 0 }
+    local tower = models.ResNetVisionModel.around(models.ResNet { in_channels = 1, classes = 1, small = true,
+      channels = { 16, 32, 64, 96 }, blocks = { 1, 1, 1, 1 } }, 32)
+    local model = models.Llava { model_type = "llava", vision_config = tower:published_config(), image_token_index = 1,
+      vision_feature_layer = -1, tie_word_embeddings = true, eos_token_id = 0, text_config = { model_type = "llama",
+        vocab_size = tokenizer.size, hidden_size = 64, intermediate_size = 170, num_hidden_layers = 2,
+        num_attention_heads = 2, max_position_embeddings = 256, bos_token_id = 0, eos_token_id = 0 } }
     model.vision_tower:load_state_dict(tower:state_dict())
     zoo.answerer.spread(model)
     return model
   end)
 end
-local dialogue
-do
-  local probe = new_model(0)
-  local places = rad.look(probe, test.frontal:narrow(0, 0, 1)).shape[2]
-  dialogue = vlm.Dialogue(tokenizer, { image_token = 1, features = places, before = " ", lead = " " })
-end
-
-local function loader(set, batch)
-  return ty.data.DataLoader(ty.data.TensorDataset(set), { batch_size = batch, shuffle = true, seed = 1,
-    drop_last = true })
-end
-local base = new_model(1)
-base.vision_tower:learn_norms(true)
-local head = r:place(function() return nn.Linear(96, #facts.kinds) end)
-local places = ty.adaptive_max_pool2d(training.marked, { 4, 4 }):flatten(2):transpose(1, 2):contiguous()
-ty.train.fit(base.vision_tower, loader({ image = training.frontal, kinds = places }, args.look_batch), {
-  steps = args.look_steps, lr = args.look_lr, warmup = 20, quiet = true, optimizer = function(m, o)
-    return ty.optim.AdamW({ { params = m:parameters() }, { params = head:parameters(), lr = o.lr * 3 } }, { lr = o.lr,
-      beta2 = 0.95, clip_norm = 1, schedule = o.schedule, weight_decay = 0.05 })
-  end, loss = function(_, b) return nn.bce_with_logits(head(rad.seen(base, b.image)), b.kinds) * 10 end })
-base:eval()
-base.vision_tower:learn_norms(false)
-local seen_kinds = ty.no_grad(function() return head(rad.seen(base, test.frontal)):amax(1) end)
-local ap, by = vision.mean_average_precision(seen_kinds, test.kinds)
-r:say("tower: ap %.3f  %.0f s %s", ap, os.clock(), table.concat(by:tolist(), " "))
-
--- The decoder reads reports, without pictures.
-do
-  local lm = base.language_model
-  local list = {}
-  for i, text in ipairs(training.clean) do list[i] = { { question = rad.question, answer = text } } end
-  local tokens, targets = reading:rows(list)
-  local losses = ty.train.fit(lm, loader({ tokens = tokens, targets = targets }, args.look_batch), { steps = args.read_steps, lr = 3e-3,
-    warmup = 20, quiet = true, loss = function(m, b) return m:loss(b.tokens, b.targets) end })
-  r:say("decoder: %.3f  %.0f s", losses[#losses], os.clock())
-end
-do local name = os.getenv "BASE" -- PILOT
-  if name and ty.io.exists(name) then base:load_state_dict(ty.io.load_safetensors(name)) elseif name then
-    local t = {} for k, v in pairs(base:state_dict()) do t[k] = v:clone() end ty.io.save_safetensors(name, t) end end
-local knows = base:state_dict()
-
-local looked = rad.look(base, training.frontal)
+local base = new_model(args.data)
+rad.know(base, training.frontal, ty.adaptive_max_pool2d(training.marked, { 4, 4 }):flatten(2):transpose(1, 2),
+  { steps = args.parts, seed = args.data })
+rad.read(base, reading, texts, { steps = args.parts, seed = args.data })
+local known, looked = base:state_dict(), rad.look(base, training.frontal)
 local function adapter(seed, reports)
-  local model = new_model(seed)
-  local own = model.multi_modal_projector:state_dict()
-  local state = {}
-  for name, tensor in pairs(knows) do
-    local part = name:match "^multi_modal_projector%.(.*)"
-    state[name] = part and own[part]:clone() or tensor
-  end
+  local model, state = new_model(seed), {}
+  local own = model:state_dict()
+  for name, tensor in pairs(known) do state[name] = name:find "^multi_modal" and own[name]:clone() or tensor end
   model:load_state_dict(state)
-  local pool = { looked = looked, reports = reports }
-  local o = { steps = args.align, batch = args.batch, lr = args.lr, seed = seed }
-  local first = rad.tune(model, dialogue, pool, rad.align(model), o)
-  o.steps = args.adapt
-  local parameters = rad.adapt(model, { rank = args.rank })
-  r:say("loss %.3f, %.3f", first, rad.tune(model, dialogue, pool, parameters, o))
-  peft.merge(model)
-  peft.remove(model)
+  rad.train(model, dialogue, { looked = looked, reports = reports }, { align = args.align, adapt = args.adapt,
+    rank = args.rank, batch = args.batch, lr = args.lr, seed = seed })
   return model
 end
-local function scratch(seed, reports)
+local function scratch(seed)
   local model = new_model(seed)
-  model.vision_tower:learn_norms(true)
-  r:say("loss %.3f", rad.tune(model, dialogue, { pictures = training.frontal, reports = reports }, model:parameters(),
-    { steps = args.align + args.adapt, batch = args.batch, lr = args.scratch_lr, seed = seed, decay = 0.1 }))
-  model.vision_tower:learn_norms(false)
+  rad.tune(model, dialogue, { pictures = training.frontal, reports = training.clean }, model:parameters(),
+    { steps = args.align + args.adapt, batch = args.batch, lr = args.scratch_lr, seed = seed, decay = 0.05 })
   return model
 end
-
--- ---- measuring ----
-
-local function judge(texts)
+local function judge(written)
   local scores = {}
-  for i, text in ipairs(texts) do scores[i] = facts.score(text, test.shown[i]) end
+  for i, text in ipairs(written) do scores[i] = facts.score(text, test.shown[i]) end
   return facts.total(scores)
 end
-local function retrieve(model)
-  local seen, sum, groups = rad.look(model, test.frontal), 0, 0
-  local rows = {}
-  for i, list in ipairs(test.shown) do if #list > 0 then rows[#rows + 1] = i end end
-  for start = 1, math.min(#rows, 4 * args.among) - args.among + 1, args.among do
-    local at, list = {}, {}
-    for k = 0, args.among - 1 do at[k + 1], list[k + 1] = rows[start + k] - 1, test.clean[rows[start + k]] end
-    local x = rad.likelihoods(model, dialogue, seen:index_select(0, ty.tensor(at)), list)
-    local own = ty.arange(args.among)
-    sum = sum + ((x - x:mean({ 0 }, true)):argmax(1):eq(own):to("f32"):mean():item()
-      + x:argmax(0):eq(own):to("f32"):mean():item()) / 2
-    groups = groups + 1
-  end
-  return sum / groups
+local rows, reports, near = {}, {}, {}
+for i, list in ipairs(test.shown) do
+  if #list > 0 and #rows < 4 * args.among then rows[#rows + 1], reports[#rows + 1] = i - 1, test.clean[i] end
 end
-local function show(name, f, more)
-  r:say("%-10s f1 %.3f placed %.3f p %.3f r %.3f errors %.3f (false %.2f missed %.2f place %.2f size %.2f) %s", name, f.f1, f.placed.f1, f.precision, f.recall,
-    f.errors, f.wrong.false_finding, f.wrong.missed_finding, f.wrong.wrong_place, f.wrong.wrong_size, more or "")
-end
-local near = {}
+local with_findings = test.frontal:index_select(0, ty.tensor(rows))
 for i, k in ipairs(rad.nearest(rad.look(base, test.frontal), looked)) do near[i] = training.clean[k] end
-show("nearest", judge(near))
-local ways = { { "adapter", function(seed) return adapter(seed, training.clean) end },
-  { "scratch", function(seed) return scratch(seed, training.clean) end },
-  { "noisy", function(seed) return adapter(seed, training.reports) end } }
-for _, seed in ipairs(r.seeds) do
+
+local ways = { { "adapter", function(seed) return adapter(seed, training.clean) end }, { "scratch", scratch },
+  { "uncleaned", function(seed) return adapter(seed, training.reports) end } }
+local found, shown = {}, nil
+for _, way in ipairs(ways) do found[way[1]] = { f1 = {}, placed = {}, errors = {}, recall = {}, wrong = {} } end
+for i, seed in ipairs(r.seeds) do
   for _, way in ipairs(ways) do
-   if way[1]:find(args.ways) then
-    local t0 = os.clock()
-    local model = way[2](seed)
-    local t1 = os.clock()
-    local texts = rad.write(model, dialogue, test.frontal)
-    local t2 = os.clock()
-    local f = judge(texts)
-    local recall = retrieve(model)
-    show(way[1], f, ("recall %.3f; %.0f s, %.0f, %.0f"):format(recall, t1 - t0, t2 - t1, os.clock() - t2))
-    for i = 1, math.min(4, #texts) do r:say("   %s | %s", texts[i], test.clean[i]) end
-    end
+    local model, own = way[2](seed), found[way[1]]
+    local written = rad.write(model, dialogue, test.frontal)
+    local f = judge(written)
+    own.f1[i], own.placed[i], own.errors[i], own.wrong[i] = f.f1, f.placed.f1, f.errors, f.wrong
+    local share = rad.retrieval(model, dialogue, rad.look(model, with_findings), reports, args.among)
+    own.recall[i], shown = (share.reports + share.pictures) / 2, shown or written
+    r:say("%-9s seed %d: F1 %.3f, errors %.2f, retrieved %.3f", way[1], seed, f.f1, f.errors, own.recall[i])
   end
 end
+
+-- Pictures beside what was written and what is there.
+local labels, count = {}, math.min(8, #rows)
+for k = 1, count do
+  labels[k] = (("wrote: %s\nthere: %s"):format(facts.told(shown[rows[k] + 1]), facts.told(reports[k]))
+    :gsub("(" .. ("[^\n]"):rep(28) .. "[^%s]*) ", "%1\n"))
+end
+ty.plot.grid(with_findings:narrow(0, 0, count), { columns = 4, scale = 8, labels = labels })
+  :save(r:picture "reports.png")
+local own, nearest = found.adapter, judge(near)
+local function each(fn)
+  local result = {}
+  for i = 1, #r.seeds do result[i] = fn(i) end
+  return result
+end
+local function less(key, name, sign)
+  return each(function(i) return (own[key][i] - found[name][key][i]) * (sign or 1) end)
+end
+local list = {
+  { claim = "F1 of findings in reports more than from scratch", values = less("f1", "scratch"),
+    baseline = found.scratch.f1, bar = 0 },
+  { claim = "errors of a report fewer than from scratch", values = less("errors", "scratch", -1),
+    baseline = found.scratch.errors, bar = 0 },
+  { claim = "reports and pictures found among 16, of those of chance", bar = 3,
+    values = each(function(i) return own.recall[i] * args.among end) },
+  { claim = "F1, and that of the nearest", values = own.f1, baseline = nearest.f1, judged = false },
+  { claim = "F1 of kind and organ alone", values = own.placed, baseline = nearest.placed.f1, judged = false },
+  { claim = "F1 more than with uncleaned reports", values = less("f1", "uncleaned"), baseline = found.uncleaned.f1,
+    judged = false },
+  { claim = "F1 of the decoder without pictures", judged = false,
+    measured = judge(rad.draw(base, reading, args.test, { seed = args.data })).f1 },
+}
+for _, kind in ipairs(facts.errors) do
+  local function of(name) return each(function(i) return found[name].wrong[i][kind] end) end
+  list[#list + 1] = { claim = kind:gsub("_", " ") .. "s of a report", values = of "adapter", baseline = of "scratch",
+    judged = false }
+end
+os.exit(r:finish(list), true)

@@ -174,6 +174,19 @@ function M.prompts(kind)
   return present, table.move(report.absent[kind], 1, #report.absent[kind], 1, {})
 end
 
+--- What of a report split by anatomy is not normal, as one text; "normal" where all is.
+---@param text string
+---@return string
+function M.told(text)
+  arguments.expect("datasets.volumes.facts.told", "text", text, "a string")
+  local list = {}
+  for _, sentence in ipairs(sentences(text)) do
+    local own = sentence:gsub("^[%a ]+: ", "")
+    if own ~= "normal" then list[#list + 1] = own end
+  end
+  return #list > 0 and table.concat(list, "; ") or "normal"
+end
+
 -- ---- comparing ----
 
 local function as_findings(who, what, x)

@@ -79,6 +79,36 @@ check.test("what is learnt is written, by the pictures, and is the likeliest", f
   end
 end)
 
+check.test("the parts learn by themselves, and both stages in one leave a plain model", function()
+  local model = new_model()
+  local reading = vlm.Dialogue(tokenizer, { image_token = 1, features = 0, before = " ", lead = " " })
+  local shown = ty.zeros(4, 16, 2)
+  shown["0, 3, 1"]:fill_(1)
+  shown["2, :, 0"]:fill_(1)
+  local head = rad.know(model, pictures, shown, { steps = 60, batch = 4, lr = 1e-2 })
+  local told = ty.no_grad(function() return head(rad.seen(model, pictures)):gt(0):to "f32" end)
+  check.equal(told:flatten():tolist(), shown:flatten():tolist())
+  check.equal(model.training, false)
+  local tower = copy(model)
+  rad.read(model, reading, reports, { steps = 80, batch = 4, lr = 1e-2 })
+  local drawn, known = rad.draw(model, reading, 6, { seed = 2 }), {}
+  for _, text in ipairs(reports) do known[text] = true end
+  local right = 0
+  for _, text in ipairs(drawn) do right = right + (known[text] and 1 or 0) end
+  check.ok(right >= 4, right)
+  check.equal(drawn, rad.draw(model, reading, 6, { seed = 2 }))
+  for name, tensor in pairs(model:state_dict()) do
+    if not name:find "^language_model" then check.ok(tensor:eq(tower[name]):all():item(), name) end
+  end
+  local looked = rad.look(model, pictures)
+  local first, second = rad.train(model, dialogue, { looked = looked, reports = reports }, { align = 10, adapt = 60,
+    rank = 8, batch = 4, lr = 1e-2 })
+  check.ok(second < first)
+  for name in model:named_parameters() do check.ok(not name:find "lora", name) end
+  check.equal(rad.write(model, dialogue, pictures), reports)
+  check.equal(rad.retrieval(model, dialogue, looked, reports, 4), { reports = 1, pictures = 1 })
+end)
+
 check.test("the order of training is that of its seed alone", function()
   local function loss(seed)
     local model = new_model()
