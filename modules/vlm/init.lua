@@ -44,7 +44,6 @@ return require "tycho.lazy" (M, {
   msd = "tycho.vlm.msd",
   attended = "tycho.vlm.attended",
   cost = "tycho.vlm.cost",
-  hulu = "tycho.vlm.hulu",
   icar = "tycho.vlm.icar",
   label_instructions = "tycho.vlm.label_instructions",
   CLIPModel = { "tycho.models", "CLIPModel" },
