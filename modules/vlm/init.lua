@@ -46,6 +46,8 @@ return require "tycho.lazy" (M, {
   grader = "tycho.vlm.grader",
   solo = "tycho.vlm.solo",
   sail = "tycho.vlm.sail",
+  llava_rad = "tycho.vlm.llava_rad",
+  merlin = "tycho.vlm.merlin",
   msd = "tycho.vlm.msd",
   attended = "tycho.vlm.attended",
   cost = "tycho.vlm.cost",
