@@ -50,7 +50,8 @@ end
 function M.read(options)
   local who = "datasets.volumes.studies"
   local o = arguments.read(who, options, { load = arguments.none, split = "training", seed = 0, first = 0, count = 100,
-    size = 32, findings = { 0, 3 }, volumes = true, frontal = false, marked = false, slices = false }, { load = "a function",
+    size = 32, findings = { 0, 3 }, volumes = true, frontal = false, marked = false, slices = false }, {
+    load = "a function",
     split = "a string", seed = "an integer", first = "an integer >= 0", count = "an integer >= 1",
     size = "32 or 64 or 128", findings = "a pair of integers" })
   local fields = { "report", "findings" }
