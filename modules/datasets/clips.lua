@@ -13,6 +13,7 @@ local items = require "tycho.datasets.items"
 local layout = require "tycho.datasets.scenes.layout"
 local motion = require "tycho.datasets.clips.motion"
 local objects = require "tycho.datasets.scenes.objects"
+local questions = require "tycho.datasets.clips.questions"
 local random = require "tycho.datasets.random"
 local render = require "tycho.datasets.scenes.render"
 local rows = require "tycho.datasets.scenes.rows"
@@ -22,6 +23,9 @@ local M = {}
 --- The laws, of which the first is number 0: constant (speed), gravity, bounce, spin, approach.
 M.laws = motion.laws
 M.objects = objects
+
+--- The kinds of questions, as the field questions has them.
+M.question_kinds = questions.kinds
 
 --- Clips of emoji that move by simple laws, drawn on demand, as a data set.
 ---@class Clips
@@ -243,6 +247,14 @@ local makers = {
     speak(self, b)
     return b.asked
   end,
+  questions = function(self, b)
+    local lists = {}
+    for r, clip in ipairs(b.clips) do
+      lists[r] = questions.ask(clip, generator(self, "questions", b.positions[r]), self.questions, self.side,
+        self.layout)
+    end
+    return lists
+  end,
   law = function(_, b)
     local list = {}
     for r, clip in ipairs(b.clips) do list[r] = motion.number[clip.segments[1].law] end
@@ -292,10 +304,10 @@ local function batch_of(self, positions)
   return result, b
 end
 
---- The items at `positions`: video u8 [n, frames, 3, side, side]; caption, asked and scene as lists; law and cut (the
--- first frame of the second scene, or -1) i64 [n]; objects i64 [n, most]; tracks f32 [n, most, frames, 7] (middle x, y,
--- left, top, right, bottom in pixels, visible share; zeros where an object is not there); owner i8 [n, frames, side,
--- side], masks u8 [n, most, frames, side, side]; objects that are not there are -1.
+--- The items at `positions`: video u8 [n, frames, 3, side, side]; caption, asked, scene and questions as lists; law and
+-- cut (the first frame of the second scene, or -1) i64 [n]; objects i64 [n, most]; tracks f32 [n, most, frames, 7]
+-- (middle x, y, left, top, right, bottom in pixels, visible share; zeros where an object is not there); owner i8 [n,
+-- frames, side, side], masks u8 [n, most, frames, side, side]; objects that are not there are -1.
 ---@param positions integer[]|Tensor
 function Clips:batch(positions)
   return (batch_of(self, items.positions("Clips:batch", positions, self.size)))
@@ -328,11 +340,12 @@ end
 local none = arguments.none
 local defaults = { split = "training", seed = 0, size = 32, frames = 16, length = none,
   fields = { "video", "caption", "asked", "scene", "law", "tracks" }, objects = { 1, 2 }, laws = none,
-  backgrounds = none, cuts = 0, still = 0, visible = 0.4, distractors = 0, occlusion = 0 }
+  backgrounds = none, cuts = 0, still = 0, visible = 0.4, distractors = 0, occlusion = 0, questions = 6 }
 local kinds = { split = "a string", seed = "an integer", size = "32 or 64 or 128", frames = "an integer in [8, 32]",
   length = "an integer >= 0", fields = "a list of strings", objects = "a pair of integers", laws = "a list of strings",
   backgrounds = "a list of strings", cuts = "a number in [0, 1]", still = "a number in [0, 1]",
-  visible = "a number in [0, 1]", distractors = "an integer in [0, 3]", occlusion = "a number in [0, 1]" }
+  visible = "a number in [0, 1]", distractors = "an integer in [0, 3]", occlusion = "a number in [0, 1]",
+  questions = "an integer in [1, 20]" }
 
 --- Items of an epoch of each split.
 M.lengths = { training = 50000, validation = 2000, held_out_objects = 2000, held_out_combinations = 2000 }
@@ -340,13 +353,13 @@ M.lengths = { training = 50000, validation = 2000, held_out_objects = 2000, held
 --- datasets.load("clips", options). options: split ("training", "validation", "held_out_objects",
 -- "held_out_combinations"), seed (0), size (32 pixels a side; 64, 128), frames (16; 8 to 32), length (items of an
 -- epoch), fields (only these are made: video, caption, asked, scene, law, tracks by default, and cut, objects, owner,
--- masks, target), objects ({ 1, 2 }: the least and the most in a scene, of which one moves), laws (of constant,
--- gravity, bounce, spin, approach), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo), cuts (0:
--- the share of clips with two scenes), still (0: the share of scenes in which nothing moves for a stretch of frames),
--- visible (0.4: of an object, in two thirds of its frames at least), distractors (0 to 3: so many others that look like
--- the one that moves and move on their own), occlusion (0: the share of scenes in which something is in front of where
--- the one that moves is halfway). Distractors and what hides come last among a scene's rows; captions do not speak of
--- them, and `target` says the row of the one that moves.
+-- masks, target, questions), objects ({ 1, 2 }: the least and the most in a scene, of which one moves), laws (of
+-- constant, gravity, bounce, spin, approach), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo),
+-- cuts (0: the share of clips with two scenes), still (0: the share of scenes in which nothing moves for a stretch of
+-- frames), visible (0.4: of an object, in two thirds of its frames at least), distractors (0 to 3: so many others that
+-- look like the one that moves and move on their own), occlusion (0: the share of scenes in which something is in front
+-- of where the one that moves is halfway), questions (6 of each clip, at most). Distractors and what hides come last
+-- among a scene's rows; captions and questions do not speak of them, and `target` says the row of the one that moves.
 ---@param options? table
 ---@return Clips
 function M.load(options)
@@ -387,9 +400,10 @@ function M.load(options)
   return setmetatable({ size = o.length or M.lengths[o.split], side = o.size, frames = o.frames, seed = o.seed,
     split = o.split, fields = o.fields, visible = o.visible, distractors = o.distractors, occlusion = o.occlusion,
     most = (high + o.distractors + (o.occlusion > 0 and 1 or 0)) * (o.cuts > 0 and 2 or 1),
-    cuts = o.cuts, still = o.still,
+    cuts = o.cuts, still = o.still, questions = o.questions,
     laws = chosen("laws", o.laws, motion.laws), atlas = atlas.objects(o.size == 128 and 128 or 64), photos = photos,
-    streams = { clip = "clips " .. o.split, caption = "clip captions " .. o.split },
+    streams = { clip = "clips " .. o.split, caption = "clip captions " .. o.split,
+      questions = "clip questions " .. o.split },
     layout = { objects_of = o.split == "held_out_objects" and held_out.objects or held_out.others, tints = tints,
       natural = true, low = low, high = high, backgrounds = backgrounds, photos = photos and photos.shape[1],
       any_combination = o.split == "held_out_objects" } }, Clips)

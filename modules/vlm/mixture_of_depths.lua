@@ -8,6 +8,7 @@
 --     mod.remove(llava)
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local picked = require "tycho.vlm.picked"
 
 local nn = ty.nn
 local M = {}
@@ -29,29 +30,6 @@ function M.shares(layers, options)
     list[l + 1] = share > o.dense and 1 or math.max(share, o.floor)
   end
   return list
-end
-
--- x [n, t, ...] at places i64 [n, k]: [n, k, ...].
-local function pick(x, places)
-  local shape = x.shape
-  local index = places
-  for d = 3, #shape do index = index:unsqueeze(-1) end
-  local wide = { shape[1], places.shape[2] }
-  for d = 3, #shape do wide[d] = shape[d] end
-  return x:gather(1, index:expand(wide))
-end
-
--- The table of turns [t, d], or [n, 1, t, d] where positions differ by row, at the kept places: [n, 1, k, d].
-local function pick_turns(x, places)
-  if x.ndim == 2 then return ty.embedding(x, places):unsqueeze(1) end
-  return pick(x:squeeze(1), places):unsqueeze(1)
-end
-
--- The mask [n, 1, 1, t] or [n, 1, t, t] among the kept places.
-local function pick_mask(mask, places)
-  local x = mask:squeeze(1):to "u8" -- [n, 1 or t, t]
-  if x.shape[2] > 1 then x = pick(x, places) end
-  return pick(x:transpose(1, 2), places):transpose(1, 2):to("bool"):unsqueeze(1)
 end
 
 --- Weights and choice of one layer: w = scale * tanh(x . router + bias) + 1 of the picture's tokens (TanhNorm), and the
@@ -87,49 +65,17 @@ local routed = nn.surgery.wrapper { name = "Routed", field = "_depths", fields =
     return function(self, stream, more, at)
       local state = self._depths
       local cache = at.cache
-      if cache and cache.past > 0 then -- what follows goes through, all of it, and sees what the layer holds
-        local places = cache[at.layer].places
-        if not places then return base.forward(self, stream, more, at) end
-        local inner, t = setmetatable({}, { __index = at }), at.tokens.shape[2]
-        local new = ty.arange(cache.past, cache.past + t, { device = places.device }):expand(places.shape[1], t)
-        places = ty.unscoped(ty.concat, { places:narrow(1, 0, cache:held()[at.layer]), new }, 1)
-        cache[at.layer].places = places
-        if at.mask then inner.mask = pick_mask(at.mask, places) end
-        return base.forward(self, stream, more, inner)
-      end
+      if cache and cache.past > 0 then return picked.follow(self, base.forward, stream, more, at) end
       local visual = at.tokens:eq(state.image)
       if not visual:any():item() then return base.forward(self, stream, more, at) end
-      if at.cu_seqlens or at.bias then
-        arguments.fail("mixture_of_depths: expected a mask at most, got %s", at.bias and "biased scores"
-          or "cu_seqlens")
-      end
       local x = more and stream + more or stream
       local weights, places = route(x, visual, { router = self.router, share = state.share, scale = state.scale })
       if state.watch then state.watch(at.layer, visual, places, weights) end
-      local inner = { cos = pick_turns(at.cos, places), sin = pick_turns(at.sin, places), interleaved = at.interleaved,
-        mask = at.mask and pick_mask(at.mask, places), tokens = at.tokens, layer = at.layer, cache = cache,
-        record = at.record }
-      if cache then
-        cache:skip(at.layer, x.shape[2] - places.shape[2])
-        cache[at.layer].places = ty.unscoped(ty.clone, places)
-      end
-      local kept, added = base.forward(self, pick(x, places), nil, inner)
+      local kept, added = picked.through("mixture_of_depths", self, base.forward, x, places, at)
       -- Symmetric reweighting: what the feed-forward network adds to a kept token, and a skipped token as it is.
-      kept = kept + added * pick(weights, places):unsqueeze(-1)
-      local shape = kept.shape
-      return (x * weights:unsqueeze(-1)):scatter(1, places:unsqueeze(-1):expand(shape[1], shape[2], shape[3]), kept)
+      return picked.put(x * weights:unsqueeze(-1), places, kept + added * picked.pick(weights, places):unsqueeze(-1))
     end
   end }
-
--- The decoder of a model that sees.
-local function decoder_of(who, model)
-  local decoder = model.language_model
-  if not nn.is_module(model) or not nn.is_module(decoder) or not decoder.model or not decoder.model.layers then
-    arguments.fail("%s: model: expected a model that sees, with a decoder as language_model, got %s", who,
-      arguments.describe(model))
-  end
-  return decoder
-end
 
 --- Gives the decoder's layers routers. options: shares (of each layer, in place of shares() of shift, floor and dense:
 -- see there), scale (0.2: of TanhNorm; with 0 the weights are 1), all (false; true: layers that keep everything weigh
@@ -141,7 +87,7 @@ end
 function M.apply(model, options)
   local who = "mixture_of_depths.apply"
   arguments.expect(who, "model", model, "a module")
-  local decoder = decoder_of(who, model)
+  local decoder = picked.decoder(who, model)
   local o = arguments.read(who, options, { shares = arguments.none, shift = 0.5, floor = 0.25, dense = 0.75,
     scale = 0.2, all = false }, { shares = "a list of numbers", scale = "a finite number >= 0" })
   local layers = decoder.model.layers
@@ -176,7 +122,7 @@ end
 function M.remove(model)
   local who = "mixture_of_depths.remove"
   arguments.expect(who, "model", model, "a module")
-  for _, layer in ipairs(routed:wrapped(who, decoder_of(who, model))) do
+  for _, layer in ipairs(routed:wrapped(who, picked.decoder(who, model))) do
     routed:unwrap(layer.module)
   end
 end
@@ -189,7 +135,7 @@ function M.watch(model, fn)
   local who = "mixture_of_depths.watch"
   arguments.expect(who, "model", model, "a module")
   arguments.expect(who, "fn", fn, "a function or nil")
-  for _, layer in ipairs(routed:wrapped(who, decoder_of(who, model))) do layer.module._depths.watch = fn end
+  for _, layer in ipairs(routed:wrapped(who, picked.decoder(who, model))) do layer.module._depths.watch = fn end
 end
 
 return M

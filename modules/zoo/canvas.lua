@@ -72,6 +72,16 @@ end
 ---@return TextToImage
 function M.load(options) return diffusion.TextToImage(shelf.load("canvas-unet", options)) end
 
+--- What a painter is trained for, without captions left out.
+---@param made TextToImage
+---@return Objective
+function M.objective(made)
+  local objective = setmetatable({}, getmetatable(made.process.objective))
+  for key, value in pairs(made.process.objective) do objective[key] = value end
+  objective.drop = 0
+  return objective
+end
+
 --- Trains a painter, network and text encoder, on canvases. options: those of datasets.canvas under `set`; steps,
 -- batch (64), lr (0.02), seed (0), drop (0.1: captions left out, for guidance), text (true: the text encoder is trained
 -- too), and those of train.fit. Returns the painter with averaged weights, if an average was asked for.
@@ -87,9 +97,7 @@ function M.train(made, options)
     seed = o.seed, drop_last = true })
   local parts = nn.ModuleDict { unet = made.network, text_encoder = o.text and made.text_encoder or nil }
   local told = { height = canvas.side, width = canvas.side }
-  local objective = setmetatable({}, getmetatable(made.process.objective))
-  for key, value in pairs(made.process.objective) do objective[key] = value end
-  objective.drop = 0
+  local objective = M.objective(made)
   local fit = { optimizer = painter.optimizer, final = 0.02, quiet = true, title = "canvas",
     loss = function(m, batch)
       local n, encoder = #batch.caption, made.prompts.readers[1]

@@ -247,6 +247,14 @@ object("EarlyExit", function()
 end)
 object("KeyQueue", function() return require("tycho.vlm").msd.queue(4) end)
 object("SailAlignment", function() return require("tycho.vlm").sail.Alignment { image = 2, text = 2 } end)
+object("VLVCaptioner", function()
+  local models = require "tycho.models"
+  local tower = models.ResNet { in_channels = 3, classes = 1, channels = { 4 }, blocks = { 1 }, small = true }
+  local see = require("tycho.vlm").vlv.Encoder(tower, { channels = 4, places = 4, queries = 2, width = 4, layers = 1,
+    heads = 2 })
+  return require("tycho.vlm").vlv.Captioner(see, models.Llama { vocab_size = 8, hidden_size = 4, intermediate_size = 4,
+    num_hidden_layers = 1, num_attention_heads = 2 }, 4)
+end)
 object("Gaussian", function() return require("tycho.models").Gaussian.new(ty.zeros(1, 2, 2, 2)) end)
 object("Cache", function() return require("tycho.llm").Cache.new(2) end)
 object("Emoji", function() return require("tycho.datasets").load("emoji", { split = "held_out" }) end)
