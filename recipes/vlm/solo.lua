@@ -101,7 +101,7 @@ for i, seed in ipairs(r.seeds) do
   -- A network of pictures learns the classes with the operations of the first stage, less those of all pictures'
   -- features, which it could keep; so the other stages have as many steps as SOLO's.
   local function llava(model, dialogue)
-    local first = curriculum.operations(model, dialogue, stages(1, 1, 1), options(args.text))[1]
+    local first = curriculum.operations(model, dialogue, { stages(1, 0, 0)[1] }, options(args.text))[1]
     ty.manual_seed(seed)
     local network, steps, loss = curriculum.encoder(classes.seen, { classes.objects, classes.looks },
       { operations = args.classify * first, features = args.pool + args.tuned, lr = args.lr })
