@@ -5,9 +5,9 @@
 -- time: 4 minutes on one CPU core
 --
 -- All begin with one small language model, which has read verses and the words of scenes: the zoo's has four thousand
--- tokens and is slow. LLaVA's shape gets as many operations: a small residual network learns the same classes with those
--- of the first stage, less what its features cost, and stays so; the other stages are the same. Without the first stage
--- there are more steps of captions. Settings were chosen on other scenes; four layers of 128 learnt nothing in the time.
+-- tokens and is slow. LLaVA's shape gets as many operations: a small residual network learns the classes with those of
+-- the first stage, less what its features cost, and stays so; the other stages are the same. Without the first stage
+-- there are more steps of captions. Settings were chosen on other scenes; four layers of 128 learnt nothing in time.
 --
 -- In these minutes it learns colours; names, counts, places and relations stay at what the questions alone tell, and
 -- the stage of classes, of which it learns the tints, does not pay. Without text in the stages it forgets the verses.
