@@ -86,7 +86,8 @@ function M.run(model, dialogue, stages, options)
   return losses
 end
 
---- Operations of a step of each of such stages, as step_operations() counts them.
+--- Operations of a step of each of such stages, as step_operations() counts them: of one with words the mean of some
+-- rows.
 ---@param model LanguageModel
 ---@param dialogue Dialogue
 ---@param stages table[]
@@ -96,10 +97,15 @@ function M.operations(model, dialogue, stages, options)
   local o, list = read("curriculum.operations", model, dialogue, stages, options), {}
   for i, stage in ipairs(stages) do
     if stage.words then
-      local loader = vlm.packing.loader(sequences_of(dialogue, stage, o), { room = o.room })
-      list[i] = M.step_operations(model, function()
-        return captioner.loss(model, loader, loader:next(), stage.seen, o.project)
-      end)
+      -- Rows differ: some are text, all of which is learnt, others pictures.
+      local loader, rows = vlm.packing.loader(sequences_of(dialogue, stage, o), { room = o.room }), 16
+      local sum = 0
+      for _ = 1, rows do
+        sum = sum + M.step_operations(model, function()
+          return captioner.loss(model, loader, loader:next(), stage.seen, o.project)
+        end)
+      end
+      list[i] = sum / rows
     else
       local questions, seen = first_questions(stage, o.batch)
       local packed = dialogue:packed(questions)
