@@ -50,9 +50,9 @@ end
 function M.read(options)
   local who = "datasets.volumes.studies"
   local o = arguments.read(who, options, { load = arguments.none, split = "training", seed = 0, first = 0, count = 0,
-    size = 32, findings = { 0, 3 }, volumes = true, frontal = false, marked = false, slices = false }, { load = "a function",
-    split = "a string", seed = "an integer", first = "an integer >= 0", count = "an integer >= 0",
-    size = "32 or 64 or 128", findings = "a pair of integers" })
+    size = 32, findings = { 0, 3 }, volumes = true, frontal = false, marked = false, slices = false },
+    { load = "a function", split = "a string", seed = "an integer", first = "an integer >= 0",
+      count = "an integer >= 0", size = "32 or 64 or 128", findings = "a pair of integers" })
   if o.count < 1 then arguments.fail("%s: count: expected an integer >= 1, got %d", who, o.count) end
   local fields = { "report", "findings" }
   if o.volumes or o.frontal then fields[#fields + 1] = "volume" end
