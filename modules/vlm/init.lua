@@ -20,6 +20,9 @@
 -- vlm.Dialogue and vlm.packing (questions as rows of tokens), vlm.frames (clips in a model that learnt on pictures),
 -- vlm.answers (what is answered, by kind), vlm.cost (operations and bytes, from shapes). Networks: CLIPModel, Llava, of
 -- tycho.models.
+--
+-- Volumes and reports: vlm.merlin (a network of volumes that learns codes and reports, and finds by words),
+-- vlm.llava_rad (reports of pictures by a light adapter between frozen models).
 local contrastive = require "tycho.vlm.contrastive"
 local retrieval = require "tycho.vlm.retrieval"
 require "tycho.llm" -- what Llava generates with

@@ -72,7 +72,7 @@ local Merlin = nn.module "Merlin"
 -- gives states and then a feature of each text), width (of the space: of the text's features).
 ---@param options { image: Module, text: Module, width: integer }
 function Merlin:init(options)
-  local who = "Merlin"
+  local who = "merlin.Model"
   local o = arguments.read(who, options, { image = arguments.none, text = arguments.none, width = 0 },
     { image = "a module", text = "a module", width = "an integer >= 0" })
   if not o.image or not o.image.features or not o.image.fc then
@@ -142,7 +142,9 @@ end
 ---@return Tensor loss
 function M.contrast(image, text, scale, same)
   local who = "merlin.contrast"
-  for name, x in pairs { image = image, text = text, same = same } do expect(who, name, x, "a tensor") end
+  expect(who, "image", image, "a tensor")
+  expect(who, "text", text, "a tensor")
+  expect(who, "same", same, "a tensor")
   local n = image.shape[1]
   if image.ndim ~= 2 or text.ndim ~= 2 or text.shape[1] ~= n or text.shape[2] ~= image.shape[2] or same.ndim ~= 2
     or same.shape[1] ~= n or same.shape[2] ~= n then
@@ -293,8 +295,8 @@ end
 ---@return Tensor
 function M.present(image, present, absent)
   local who = "merlin.present"
-  for name, x in pairs { image = image, present = present, absent = absent } do
-    expect(who, name, x, "a tensor")
+  for i, x in ipairs { image or false, present or false, absent or false } do
+    expect(who, ({ "image", "present", "absent" })[i], x, "a tensor")
     if x.ndim ~= 2 or x:numel() == 0 or x.shape[2] ~= image.shape[#image.shape] then
       arguments.fail("%s: expected image [n, d], present [p, d] and absent [q, d], got %s, %s and %s", who,
         arguments.describe(image), arguments.describe(present), arguments.describe(absent))

@@ -37,8 +37,8 @@ local function kinds_from_front(marks, list)
 end
 
 --- Studies first to first + count - 1 of a split. options: load (datasets.load "volumes", which needs it), split
--- ("training"), seed (0), first (0), count (100), size (32 voxels a side), findings ({ 0, 3 }), volumes (true), frontal
--- (false), marked (false), slices (false). Returns a table with
+-- ("training"), seed (0), first (0), count (has to be said), size (32 voxels a side), findings ({ 0, 3 }), volumes
+-- (true), frontal (false), marked (false), slices (false). Returns a table with
 --   volumes   f32 [n, 1, d, h, w], water 1, air -1: the rows and columns, 5/8 and 7/8 of all, that organs are in
 --   frontal   f32 [n, 1, d, size]: mean attenuation along the lines from front to back, scaled to about -1 to 1
 --   marked    f32 [n, kinds, d, size]: 1 where a line from front to back meets a finding of the kind
@@ -49,11 +49,11 @@ end
 ---@return table
 function M.read(options)
   local who = "datasets.volumes.studies"
-  local o = arguments.read(who, options, { load = arguments.none, split = "training", seed = 0, first = 0, count = 100,
-    size = 32, findings = { 0, 3 }, volumes = true, frontal = false, marked = false, slices = false }, {
-    load = "a function",
-    split = "a string", seed = "an integer", first = "an integer >= 0", count = "an integer >= 1",
-    size = "32 or 64 or 128", findings = "a pair of integers" })
+  local o = arguments.read(who, options, { load = arguments.none, split = "training", seed = 0, first = 0, count = 0,
+    size = 32, findings = { 0, 3 }, volumes = true, frontal = false, marked = false, slices = false },
+    { load = "a function", split = "a string", seed = "an integer", first = "an integer >= 0",
+      count = "an integer >= 0", size = "32 or 64 or 128", findings = "a pair of integers" })
+  if o.count < 1 then arguments.fail("%s: count: expected an integer >= 1, got %d", who, o.count) end
   local fields = { "report", "findings" }
   if o.volumes or o.frontal then fields[#fields + 1] = "volume" end
   if o.slices or o.marked then fields[#fields + 1] = "marks" end

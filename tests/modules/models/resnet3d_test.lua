@@ -43,6 +43,18 @@ check.test("ResNet3d: sizes of the maps, which mixed convolutions keep along tim
   check.equal(on_meta()(clips).shape, { 2, 400 })
 end)
 
+check.test("ResNet3d of space sees each frame by itself, and a stem of stride 2 every other", function()
+  local clips = ty.zeros({ 2, 3, 16, 56, 56 }, { device = "meta" })
+  check.equal(on_meta({ convolution = "space" }):maps(clips).shape, { 2, 512, 16, 4, 4 })
+  check.equal(on_meta({ stem_stride = 2 }):maps(clips).shape, { 2, 512, 1, 4, 4 })
+  check.equal(on_meta({ convolution = "space" }):state_dict()["stem.0.weight"].shape, { 64, 3, 1, 7, 7 })
+  ty.manual_seed(2)
+  local flat = models.ResNet3d { classes = 3, channels = { 4, 6 }, blocks = { 1, 1 }, small = true,
+    convolution = "space" }:eval()
+  local x = ty.randn(1, 3, 4, 8, 8)
+  check.ok((flat:maps(x):select(2, 2) - flat:maps(x:narrow(2, 2, 1)):select(2, 0)):abs():max():item() < 1e-5)
+end)
+
 check.test("ResNet3d is what its parts say, number by number", function()
   ty.manual_seed(1)
   for _, kind in ipairs { "3d", "2plus1d" } do
@@ -104,7 +116,7 @@ check.test("ResNet3d: mistakes", function()
   check.fails(function() models.ResNet3d { blocks = { 1, 1 } } end,
     "ResNet3d: blocks: expected a number for each of the channels, got 2 for 4")
   check.fails(function() models.ResNet3d { convolution = "4d" } end,
-    'ResNet3d: convolution: expected "3d" or "2plus1d" or "mixed", got "4d"')
+    'ResNet3d: convolution: expected "3d" or "2plus1d" or "mixed" or "space", got "4d"')
   local model = models.ResNet3d { channels = { 2 }, blocks = { 1 } }
   check.fails(function() model(ty.zeros(1, 3, 8, 8)) end, "ResNet3d: x: expected [n, 3, t, h, w], got")
 end)
