@@ -13,7 +13,7 @@
 --
 -- Methods: vlm.sail (frozen encoders aligned by light heads), vlm.msd (a large batch of contrast in the memory of a
 -- small one), vlm.icar (simple pictures leave the encoder early), vlm.label_instructions (what annotators were told),
--- vlm.mixture_of_depths (deeper layers work on fewer of a picture's tokens), vlm.attended (what of a picture a question
+-- vlm.efficientvla (a policy with fewer layers, tokens and steps), vlm.mixture_of_depths (deeper layers work on fewer of a picture's tokens), vlm.attended (what of a picture a question
 -- asks for). Training and measuring: vlm.Dialogue and vlm.packing (questions as rows of tokens), vlm.answers (what is
 -- answered, by kind), vlm.cost (operations and bytes, from shapes). Networks: CLIPModel, Llava, of tycho.models.
 local contrastive = require "tycho.vlm.contrastive"
@@ -42,6 +42,7 @@ return require "tycho.lazy" (M, {
   msd = "tycho.vlm.msd",
   attended = "tycho.vlm.attended",
   cost = "tycho.vlm.cost",
+  efficientvla = "tycho.vlm.efficientvla",
   icar = "tycho.vlm.icar",
   label_instructions = "tycho.vlm.label_instructions",
   CLIPModel = { "tycho.models", "CLIPModel" },

@@ -19,6 +19,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   judge = "tycho.zoo.judge",
   painter = "tycho.zoo.painter",
   answerer = "tycho.zoo.answerer",
+  arm = "tycho.zoo.arm",
   canvas = "tycho.zoo.canvas",
   yardstick = "tycho.zoo.yardstick",
 })
