@@ -1,8 +1,8 @@
 --- A small model that sees, reads and acts: places of a picture, words of a task and the arm's joints go through a
 -- decoder as Llama's; what it makes of one query at the end is the condition of a diffusion transformer over a chunk of
--- actions. After Li et al. 2024, "CogACT: A Foundational Vision-Language-Action Model" (a cognition token and a diffusion
--- action transformer). The tower is a few convolutions whose channels the words scale and shift (Brohan et al. 2022,
--- "RT-1", section 5.1), because it is trained from nothing.
+-- actions. After Li et al. 2024, "CogACT: A Foundational Vision-Language-Action Model" (a cognition token and a
+-- diffusion action transformer). The tower is a few convolutions whose channels the words scale and shift (Brohan et
+-- al. 2022, "RT-1", section 5.1), because it is trained from nothing.
 --
 --     local network = models.ActionModel { words = { "red", "reach", "the" }, text_config = { ... } }
 --     local condition = network:encode { images = images, words = words, states = states }
@@ -167,8 +167,8 @@ function ActionModel:see(images, words)
 end
 
 --- What the decoder gets, [n, places + phrase + 2, hidden]: the picture, the words, the joints, the query.
--- observation: images [n, channels, size, size] in [-1, 1], words i64 [n, phrase], states [n, numbers]; seen: what see()
--- made of images and words, where that is there.
+-- observation: images [n, channels, size, size] in [-1, 1], words i64 [n, phrase], states [n, numbers]; seen: what
+-- see() made of images and words, where that is there.
 ---@param observation {images: Tensor, words: Tensor, states: Tensor, seen?: Tensor}
 ---@return Tensor
 function ActionModel:embed(observation)

@@ -78,7 +78,8 @@ function M.kept(importance, count)
 end
 
 --- How relevant each token of the picture is to what is asked: the attention that the tokens behind the picture (words
--- that are no padding, joints, query) give it in a layer, summed over heads and tokens and scaled to [0, 1] in each row.
+-- that are no padding, joints, query) give it in a layer, summed over heads and tokens and scaled to [0, 1] in each
+-- row.
 ---@param model ActionModel
 ---@param layer Module  of the decoder
 ---@param x Tensor      what the layer gets, [n, t, hidden]
@@ -132,6 +133,11 @@ function M.choose(seen, relevance, options)
   arguments.expect(who, "relevance", relevance, "a tensor")
   local o = arguments.read(who, options, { tokens = arguments.none, key = 4, share = 0.5 }, {
     tokens = "an integer >= 1", key = "an integer >= 1", share = "a number in [0, 1]" })
+  if relevance.ndim ~= 2 or seen.ndim ~= 3 or seen.shape[1] ~= relevance.shape[1]
+    or seen.shape[2] ~= relevance.shape[2] then
+    arguments.fail("%s: expected seen [n, places, hidden] and relevance [n, places], got %s and %s", who,
+      arguments.describe(seen), arguments.describe(relevance))
+  end
   local places = relevance.shape[2]
   if not o.tokens or o.tokens > places then
     arguments.fail("%s: tokens: expected an integer in [1, %d], got %s", who, places, arguments.describe(o.tokens))

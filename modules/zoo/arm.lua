@@ -27,14 +27,12 @@ function M.words(model)
   return diffusion.policy.words(model.config.words)
 end
 
---- The words of the first `count` training episodes of these tasks, in the order of the alphabet.
----@param tasks string[]
+--- The words of the first `count` training episodes of all tasks, in the order of the alphabet.
 ---@param count integer
 ---@return string[]
-function M.vocabulary(tasks, count)
-  arguments.expect("zoo.arm.vocabulary", "tasks", tasks, "a list of strings")
+function M.vocabulary(count)
   arguments.expect("zoo.arm.vocabulary", "count", count, "an integer >= 1")
-  local env, texts, list = datasets.arm.env { tasks = tasks }, {}, {}
+  local env, texts, list = datasets.arm.env(), {}, {}
   for i = 0, count - 1 do
     env:begin(i)
     texts[i + 1] = env.task.text
@@ -92,11 +90,11 @@ function Student:find(seen, places)
   return loss + (off * there:to "f32"):mean() * 4
 end
 
---- Trains a model on the expert's episodes, drawn as they are needed. options: first (500: steps in which the tower alone
--- learns where things are), steps (4000), batch (32; 64 in the first), lr (1e-3: the peak; warmed up, then along a
--- cosine; twice that in the first), samples (4: noised plans of each look), tasks (kinds), seed (0), pool (1500: episodes
--- of which batches are drawn at a time), looks (8: of an episode), finder (0.5: weight of the loss of places), drop
--- (0.15: how often a layer of the decoder but the first and the last is left out in a step: Fan et al. 2020,
+--- Trains a model on the expert's episodes, drawn as they are needed. options: first (500: steps in which the tower
+-- alone learns where things are), steps (4000), batch (32; 64 in the first), lr (1e-3: the peak; warmed up, then along
+-- a cosine; twice that in the first), samples (4: noised plans of each look), tasks (kinds), seed (0), pool (1500:
+-- episodes of which batches are drawn at a time), looks (8: of an episode), finder (0.5: weight of the loss of places),
+-- drop (0.15: how often a layer of the decoder but the first and the last is left out in a step: Fan et al. 2020,
 -- "Reducing Transformer Depth on Demand with Structured Dropout"), evaluate (a function of the step and the model,
 -- called every `every` steps), every (1000). Returns { loss, finder: means of the last tenth; seconds of a step }.
 ---@param model ActionModel
@@ -169,6 +167,7 @@ function M.train(model, options)
     if o.evaluate and step % o.every == 0 then
       o.evaluate(step, model:eval())
       student:train()
+      ty.manual_seed(o.seed) -- whatever it drew
     end
   end
   report.seconds, report.loss, report.finder = (os.clock() - began) / o.steps, report.loss / counted,
@@ -206,9 +205,28 @@ function M.ways(states, plans)
   return list
 end
 
+--- Plans [n, horizon, 3] for what a model gets of what is seen (observation()), and their condition. network: with
+-- encode and denoise; the model itself. options: steps (10), seeds (of the noise, one each).
+---@param model ActionModel
+---@param network? table
+---@param observation table
+---@param options? table
+---@return Tensor plans
+---@return table condition
+function M.draw(model, network, observation, options)
+  local who = "zoo.arm.draw"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "network", network, "a table or nil")
+  arguments.expect(who, "observation", observation, "a table")
+  local o = arguments.read(who, options, { steps = M.steps, seeds = arguments.none }, { steps = "an integer >= 1",
+    seeds = "a list of integers" })
+  return diffusion.policy.draw(M.process(), network or model, observation, { model.config.horizon,
+    model.config.action_size }, { steps = o.steps, seeds = o.seeds })
+end
+
 --- What datasets.arm.trial asks for. Noise depends on episode and look alone, so that two policies that see the same
--- draw the same. network: with encode and denoise; the model itself, or what a method made of it. options: steps (10, of
--- DDIM), seed (0), watch (a function of what is seen and the plans).
+-- draw the same. network: with encode and denoise; the model itself, or what a method made of it. options: steps (10,
+-- of DDIM), seed (0), watch (a function of what is seen, the plans and their condition).
 ---@param model ActionModel
 ---@param network? table
 ---@param options? table
@@ -217,21 +235,82 @@ function M.acts(model, network, options)
   local who, none = "zoo.arm.acts", arguments.none
   arguments.expect(who, "model", model, "a module")
   arguments.expect(who, "network", network, "a table or nil")
-  network = network or model
   local o = arguments.read(who, options, { steps = M.steps, seed = 0, watch = none }, { steps = "an integer >= 1",
     seed = "an integer", watch = "a function" })
-  local process, looks = M.process(), 0
-  local shape = { model.config.horizon, model.config.action_size }
+  local looks = 0
   return function(seen)
     looks = looks + 1
     local seeds = {}
     for i, episode in ipairs(seen.episodes) do seeds[i] = (o.seed * 1000 + looks) * 100000 + episode end
     local observation = M.observation(model, seen)
     observation.episodes = seen.episodes
-    local plans = diffusion.policy.draw(process, network, observation, shape, { steps = o.steps, seeds = seeds })
-    if o.watch then o.watch(seen, plans) end
+    local plans, condition = M.draw(model, network, observation, { steps = o.steps, seeds = seeds })
+    if o.watch then o.watch(seen, plans, condition) end
     return M.ways(seen.states, plans)
   end
+end
+
+-- ---- pairs of looks ----
+
+--- Batches of looks at training episodes and of what was seen a stride before: a function of the step, for
+-- vlm.token_cache.fit. Each is { now, before (observations), plans }. options: episodes (400: that they come from),
+-- seed (0), tasks (kinds), batch (16).
+---@param model ActionModel
+---@param options? table
+---@return fun(step: integer): table
+function M.pairs(model, options)
+  local who = "zoo.arm.pairs"
+  arguments.expect(who, "model", model, "a module")
+  local o = arguments.read(who, options, { episodes = 400, seed = 0, tasks = arguments.none, batch = 16 }, {
+    episodes = "an integer >= 1", seed = "an integer", tasks = "a list of strings", batch = "an integer >= 1" })
+  local pool = datasets.arm.plans { episodes = o.episodes, seed = o.seed, tasks = o.tasks, looks = 4, back = M.stride,
+    size = model.config.image_size, horizon = model.config.horizon }
+  pool.words = M.words(model):encode(pool.tasks, model.config.phrase_length)
+  return function()
+    local rows = ty.randint(0, pool.images.shape[1], { o.batch })
+    local function take(name) return pool[name]:index_select(0, rows):to { device = model:device() } end
+    local words = take "words"
+    return { now = { images = M.pictures(take "images"), words = words, states = take "states" },
+      before = { images = M.pictures(take "before"), words = words, states = take "states_before" },
+      plans = take "plans" }
+  end
+end
+
+--- The loss that the policy was trained with, of plans of a batch under a query's state: for vlm.token_cache.fit.
+---@param model ActionModel
+---@return fun(query: Tensor, batch: table): Tensor
+function M.imitation(model)
+  arguments.expect("zoo.arm.imitation", "model", model, "a module")
+  local process = M.process()
+  return function(query, batch)
+    local network = { encode = function() return { query = query } end,
+      denoise = function(_, x, t, condition) return model:denoise(x, t, condition) end }
+    return (diffusion.policy.loss(process, network, {}, batch.plans, { samples = 4 }))
+  end
+end
+
+--- The cosine that a share of the picture's tokens exceeds, of what the tower makes of them and made a stride before.
+---@param model ActionModel
+---@param pairs_of fun(step: integer): table  of pairs()
+---@param share number
+---@param batches? integer  (8)
+---@return number
+function M.similar_above(model, pairs_of, share, batches)
+  local who = "zoo.arm.similar_above"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "pairs_of", pairs_of, "a function")
+  arguments.expect(who, "share", share, "a number in [0, 1]")
+  return ty.no_grad(function()
+    local list = {}
+    for step = 1, batches or 8 do
+      local batch = pairs_of(step)
+      local a = model:see(batch.now.images, batch.now.words)
+      local b = model:see(batch.before.images, batch.before.words)
+      list[step] = ((a * b):sum(-1) / (a:square():sum(-1) * b:square():sum(-1)):sqrt():clamp(1e-12)):flatten()
+    end
+    local sorted = ty.concat(list, 0):sort(0, true)
+    return sorted:select(0, math.min(sorted.shape[1] - 1, math.floor(share * sorted.shape[1]))):item()
+  end)
 end
 
 -- ---- looking at it ----

@@ -1,7 +1,7 @@
 -- A policy of the toy arm that sees, reads and draws its actions by diffusion
--- claim: in scenes that it never saw it does eight of ten tasks: reach, push, place, open
--- system: an ActionModel of 1.1 million parameters: 64 places of a picture, words and joints in a decoder of six layers,
---   a diffusion transformer over the next four waypoints, ten steps of DDIM
+-- claim: in scenes that it never saw it does eight of ten tasks: reach, push, open, place
+-- system: an ActionModel of 1.1 million parameters: 64 places of a picture, words and joints in a decoder of six
+--   layers, a diffusion transformer over the next four waypoints, ten steps of DDIM
 -- paper: Li et al. 2024, "CogACT: A Foundational Vision-Language-Action Model for Synergizing Cognition and Action in
 --   Robotic Manipulation"
 -- time: 12 minutes on one CPU core
@@ -21,7 +21,7 @@ local r = ty.recipe.declare { base = true, args = {
   { "layers", 6, "of the decoder", quick = 2 },
   { "episodes", 400, "to measure with", quick = 4 },
   { "every", 650, "steps between looks at how it does" },
-  { "tasks", "reach,push,place,open", "of the arm" },
+  { "tasks", "reach,push,open,place", "of the arm" },
   { "publish", false, "write the model to zoo/", place = true },
 } }
 local args, tasks = r.args, {}
@@ -29,7 +29,7 @@ for name in args.tasks:gmatch "[^,]+" do tasks[#tasks + 1] = name end
 
 ty.manual_seed(r.seed)
 local model = r:place(function()
-  return models.ActionModel { words = zoo.arm.vocabulary(tasks, r.quick and 50 or 3000), text_config = {
+  return models.ActionModel { words = zoo.arm.vocabulary(r.quick and 50 or 3000), text_config = {
     hidden_size = 96, intermediate_size = 256, num_hidden_layers = args.layers, num_attention_heads = 4,
     max_position_embeddings = 128 } }
 end)

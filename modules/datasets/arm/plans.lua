@@ -114,7 +114,8 @@ function M.examples(arm, options)
   local n = #tasks
   local function tensor(list, ...) return ty.tensor(list, { dtype = "f32" }):reshape(n, ...) end
   return { images = painter:pictures(), states = tensor(states, 4), tasks = tasks, plans = tensor(plans, o.horizon, 3),
-    places = tensor(places, 2, 2), before = before and before:pictures(), states_before = before and tensor(earlier, 4) }
+    places = tensor(places, 2, 2), before = before and before:pictures(),
+    states_before = before and tensor(earlier, 4) }
 end
 
 return M

@@ -1,5 +1,5 @@
--- EfficientVLA: nothing changed where nothing is left out, a deleted layer against one that adds nothing, importance and
--- choice by hand, the head's cache, and operations counted against operations run.
+-- EfficientVLA: nothing changed where nothing is left out, a deleted layer against one that adds nothing, importance
+-- and choice by hand, the head's cache, and operations counted against operations run.
 local here = arg and arg[0]:match ".*/" or "tests/modules/vlm/"
 local check = dofile(here .. "../../lua/check.lua")
 local ty = require "tycho"
@@ -98,7 +98,9 @@ check.test("relevance: the attention of what asks, padding left out", function()
     local weights = layer.self_attn:weights(layer.input_layernorm(x), m:turns(x))
     for row = 0, 2 do
       local asked = {}
-      for k = 0, 3 do if observation.words:select(0, row):select(0, k):item() ~= 0 then asked[#asked + 1] = 16 + k end end
+      for k, word in ipairs(observation.words:select(0, row):tolist()) do
+        if word ~= 0 then asked[#asked + 1] = 15 + k end
+      end
       asked[#asked + 1], asked[#asked + 2] = 20, 21
       local sum = weights:select(0, row):index_select(1, ty.tensor(asked, { dtype = "i64" })):narrow(2, 0, 16)
         :sum { 0, 1 }
