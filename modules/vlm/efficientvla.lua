@@ -150,8 +150,8 @@ function M.choose(seen, relevance, options)
   if related > 0 then taken = taken + largest(relevance, taken, related) end
   if rest > related then
     local unit = seen / seen:square():sum({ -1 }, true):sqrt():clamp(1e-12)
-    local near = unit:matmul(unit:transpose(1, 2)) -- to which others a token is near; of these the key ones count
-    near = near:masked_fill(first:eq(0):unsqueeze(1), -2):max(2)
+    local at = first:argsort(1, true):narrow(1, 0, key):unsqueeze(-1):expand(seen.shape[1], key, seen.shape[3])
+    local near = unit:matmul(unit:gather(1, at):transpose(1, 2)):max(2) -- to the nearest key one
     taken = taken + largest(1 - near, taken, rest - related)
   end
   return (taken:argsort(1, true):narrow(1, 0, o.tokens):sort(1))
@@ -265,7 +265,7 @@ function M.cost(model, options)
   local who, none = "efficientvla.cost", arguments.none
   check_model(who, model)
   local o = arguments.read(who, options, { layers = none, tokens = none, key = 4, share = 0.5, interval = 1,
-    choose = none, steps = 10 }, { layers = "a list of integers", tokens = "an integer >= 1",
+    choose = none, steps = 10 }, { layers = "a list of integers", tokens = "an integer >= 1", key = "an integer >= 1",
     interval = "an integer >= 1", choose = "a function", steps = "an integer >= 1" })
   local c, text = model.config, model.language_model.config
   local count = o.layers and #o.layers or text.num_hidden_layers
@@ -283,7 +283,7 @@ function M.cost(model, options)
     + 2 * t * 2 * w * kv + 2 * (weights - 2 * w * kv) + 4 * heads * t
   if tokens < model.places and not o.choose then
     result.choice = 2 * w * (behind * heads + (model.places + behind) * kv)
-      + 2 * heads * behind * (model.places + behind) + 2 * model.places * model.places * w
+      + 2 * heads * behind * (model.places + behind) + 2 * model.places * math.min(o.key, tokens) * w
   end
   local hw, h = c.head_hidden_size, c.horizon
   local whole = math.ceil(o.steps / o.interval)

@@ -89,7 +89,8 @@ for i, seed in ipairs(r.seeds) do
     end
     ty.manual_seed(seed)
     local found = arm.trial(zoo.arm.acts(model, policy, { seed = seed, watch = watch }), zoo.arm.rules {
-      tasks = tasks, episodes = args.episodes, first = args.first + (i - 1) * args.episodes, looks = r.quick and 2 or nil })
+      tasks = tasks, episodes = args.episodes, first = args.first + (i - 1) * args.episodes,
+      looks = r.quick and 2 or nil })
     success[name][i], reused[name][i] = found.success, policy and policy.reused or 0
     lost[name][i] = success.none[i] - found.success
     functions[name] = function()
