@@ -25,7 +25,7 @@ local r = ty.recipe.declare {
     { "interval", 5, "steps of denoising for which the head's layers stand" },
     { "calibration", 40, "training episodes that importance is measured on", quick = 4 },
     { "first", 0, "episode of the first seed" },
-    { "tasks", "reach,push,open,place", "of the arm" },
+    { "tasks", "push,open,place", "of the arm" },
     { "ways", "", "that are tried; all" },
   },
 }

@@ -24,7 +24,7 @@ local r = ty.recipe.declare {
     { "cost", 0.02, "of computing everything again" },
     { "lr", 3e-3, "peak learning rate" },
     { "first", 0, "episode of the first seed" },
-    { "tasks", "reach,push,open,place", "of the arm" },
+    { "tasks", "push,open,place", "of the arm" },
   },
 }
 local args, arm = r.args, datasets.arm
