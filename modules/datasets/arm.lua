@@ -228,8 +228,10 @@ function Env:success() return self.world ~= nil and self.world:succeeds(self.tas
 ---@return boolean
 function Env:done() return self.world ~= nil and (self.world.steps >= M.limit or self:success()) end
 
---- An expert for the episode that has just begun: a function that gives the next action, nil at its end.
----@return fun(): number[]?
+--- An expert for the episode that has just begun: a function that gives the next action, nil at its end, and one that
+-- gives its waypoints { x, y, hand, wait } and the number of that it goes to.
+---@return fun(): number[]? next_action
+---@return fun(): table[], integer waypoints
 function Env:expert()
   if not self.world or self.world.steps > 0 then
     arguments.fail("ArmEnv:expert: expected an episode that has just begun: call reset first")
@@ -276,6 +278,17 @@ M.poses = require "tycho.datasets.arm.poses"
 ---@param options? table
 ---@return table
 function M.examples(options) return M.poses.examples(M, options) end
+
+--- What is seen at steps of the expert's episodes, and the waypoints that are still to go: { images u8 [n, 3, size,
+-- size], states f32 [n, 4], tasks (a list), plans f32 [n, horizon, 3]: x and y in [-1, 1], y down, and the hand, 1
+-- closed or -1 open, places f32 [n, 2, 2]: where the thing that is moved and its goal are (2, 2: there is none) }. With
+-- `back` also before u8 [n, 3, size, size] and states_before f32 [n, 4], seen so many steps earlier, or at the first.
+-- options: split ("training"), episodes (100), first (0), tasks (kinds; all five), size (64), seed (0), looks (8:
+-- steps of an episode), horizon (4), back (0: without), stray (0.05: radians by which joints are off at times, so that
+-- ways back to the plan are seen as well; the plan is that of the episode all the same).
+---@param options? table
+---@return table
+function M.plans(options) return require("tycho.datasets.arm.plans").examples(M, options) end
 
 --- What is seen at up to `looks` (8) steps of each of the expert's episodes, and what it does then: { images u8 [n, 3,
 -- size, size], states f32 [n, 8] (of `back` = 4 steps before, and now), tasks (a list), actions f32 [n, horizon, 4] in

@@ -11,7 +11,8 @@ M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral
   modernbert = { "modernbert", "ModernBert" },
   vit = { "vit", "ViT" }, clip = { "clip", "CLIPModel" }, clip_text_model = { "clip", "CLIPTextModel" },
   clip_vision_model = { "clip", "CLIPVisionModel" }, resnet = { "resnet" },
-  resnet_vision_model = { "resnet_vision" }, llava = { "llava" } }
+  resnet_vision_model = { "resnet_vision" }, llava = { "llava" },
+  action_model = { "action" } }
 
 --- _class_name of the components of diffusers -> file, and the class in it where the file has several.
 M.by_class_name = { AutoencoderKL = { "autoencoder_kl" }, AutoencoderTiny = { "autoencoder_tiny" },

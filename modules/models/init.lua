@@ -53,6 +53,7 @@ return require "tycho.lazy" ({}, {
   WanTransformer3DModel = "tycho.models.wan", ZImageTransformer2DModel = "tycho.models.z_image",
   ViT = { "tycho.models.vit", "ViT" }, ViTForImageClassification = { "tycho.models.vit", "ViTForImageClassification" },
   -- pictures and words
+  ActionModel = "tycho.models.action",
   CLIPModel = { "tycho.models.clip", "CLIPModel" }, CLIPTextModel = { "tycho.models.clip", "CLIPTextModel" },
   CLIPTextModelWithProjection = { "tycho.models.clip", "CLIPTextModelWithProjection" },
   CLIPVisionModel = { "tycho.models.clip", "CLIPVisionModel" },

@@ -23,6 +23,9 @@
 --
 -- Volumes and reports: vlm.merlin (a network of volumes that learns codes and reports, and finds by words),
 -- vlm.llava_rad (reports of pictures by a light adapter between frozen models).
+--
+-- Policies of a robot arm: vlm.efficientvla (fewer layers, tokens and steps), vlm.token_cache (what was made of the last
+-- picture is used again).
 local contrastive = require "tycho.vlm.contrastive"
 local retrieval = require "tycho.vlm.retrieval"
 require "tycho.llm" -- what Llava generates with
@@ -57,6 +60,8 @@ return require "tycho.lazy" (M, {
   fewer = "tycho.vlm.fewer",
   flashvid = "tycho.vlm.flashvid",
   frames = "tycho.vlm.frames",
+  efficientvla = "tycho.vlm.efficientvla",
+  token_cache = "tycho.vlm.token_cache",
   icar = "tycho.vlm.icar",
   label_instructions = "tycho.vlm.label_instructions",
   vlv = "tycho.vlm.vlv",

@@ -23,6 +23,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   describer = "tycho.zoo.describer",
   captioner = "tycho.zoo.captioner",
   curriculum = "tycho.zoo.curriculum",
+  arm = "tycho.zoo.arm",
   canvas = "tycho.zoo.canvas",
   yardstick = "tycho.zoo.yardstick",
 }, "tycho.zoo")

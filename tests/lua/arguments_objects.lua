@@ -280,6 +280,18 @@ object("ChunkPolicy", function()
   return require("tycho.diffusion").ChunkPolicy(require("tycho.models").PixelPolicy { words = 3, size = 16,
     channels = { 8 }, condition = 8, head = 8, depth = 1 })
 end)
+local function action_model()
+  return require("tycho.models").ActionModel { words = { "a", "b" }, image_size = 16, patch_size = 8,
+    tower_channels = 2, phrase_length = 2, head_hidden_size = 4, head_layers = 1, head_heads = 2, text_config = {
+      hidden_size = 8, intermediate_size = 4, num_hidden_layers = 2, num_attention_heads = 2 } }
+end
+object("ActionModel", action_model)
+object("EfficientPolicy", function() return require("tycho.vlm").efficientvla.apply(action_model()) end)
+object("TokenGate", function() return require("tycho.vlm").token_cache.Gate(action_model()) end)
+object("CachedPolicy", function()
+  local cache = require("tycho.vlm").token_cache
+  return cache.apply(action_model(), { choose = cache.chooser "random" })
+end)
 object("MiniDiffuser", function() return require("tycho.models").MiniDiffuser { words = 3, size = 16, width = 8 } end)
 object("PixelPolicy", function() return require("tycho.models").PixelPolicy { words = 3, size = 16 } end)
 object("FusedPolicy", function()

@@ -66,9 +66,12 @@ function plan.open(_, task, random)
 end
 
 --- An expert for a task in a world that has just begun: call it for the next action; nil when the way is at its end.
+-- The second result says which waypoints { x, y, hand, wait } there are, and the number of that it goes to.
 ---@param w table the world
 ---@param task table
 ---@param random table datasets.random
+---@return fun(): number[]? next_action
+---@return fun(): table[], integer waypoints
 function M.new(w, task, random)
   arguments.expect("datasets.arm.expert.new", "w", w, "a table")
   arguments.expect("datasets.arm.expert.new", "task", task, "a table")
@@ -97,7 +100,7 @@ function M.new(w, task, random)
     end
     action[4] = p.hand
     return action
-  end
+  end, function() return way, at end
 end
 
 return M

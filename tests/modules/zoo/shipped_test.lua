@@ -27,6 +27,11 @@ local calls = {
     return m(at(ty.linspace(-1, 1, c * 32 * 32):reshape(1, c, 32, 32)))
   end,
   ViTForImageClassification = function(m, at) return m(at(ty.linspace(-1, 1, 3 * 64 * 64):reshape(1, 3, 64, 64))) end,
+  ActionModel = function(m, at)
+    return m:encode { images = at(ty.linspace(-1, 1, 3 * 64 * 64):reshape(1, 3, 64, 64)),
+      words = at(ty.tensor { { 20, 30, 40, 2, 0, 0, 0, 0, 0, 0, 0, 0 } }),
+      states = at(ty.tensor { { 1.5, -1.4, -1.7, 0 } }) }.query
+  end,
   UNet2DConditionModel = function(m, at)
     local c, width = m.config.in_channels, m.config.cross_attention_dim
     return m(at(ty.linspace(-1, 1, c * 8 * 8):reshape(1, c, 8, 8)), at(ty.tensor { 500.0 }), { text = {
