@@ -24,8 +24,8 @@
 -- Volumes and reports: vlm.merlin (a network of volumes that learns codes and reports, and finds by words),
 -- vlm.llava_rad (reports of pictures by a light adapter between frozen models).
 --
--- Policies of a robot arm: vlm.efficientvla (fewer layers, tokens and steps), vlm.token_cache (what was made of the last
--- picture is used again).
+-- Policies of a robot arm: vlm.efficientvla (fewer layers, tokens and steps), vlm.token_cache (what was made of the
+-- last picture is used again).
 local contrastive = require "tycho.vlm.contrastive"
 local retrieval = require "tycho.vlm.retrieval"
 require "tycho.llm" -- what Llava generates with
