@@ -47,7 +47,8 @@ function ZeroOffload.new(model, options)
   local o = arguments.read("offload.zero_offload", options, { optimizer = "AdamW", settings = {}, dtype = "bf16",
     delayed = false, from = 0 }, { optimizer = "a string", settings = "a table", dtype = '"bf16" or "f16"',
     delayed = "a boolean", from = "an integer >= 0" })
-  if not ty.optim[o.optimizer] then
+  local known, make = pcall(function() return ty.optim[o.optimizer] end)
+  if not known or not make then
     arguments.fail("offload.zero_offload: optimizer: expected a name in ty.optim, got %s",
       arguments.describe(o.optimizer))
   end

@@ -29,7 +29,7 @@ local merging = require "tycho.peft.merging"
 local prompts = require "tycho.peft.prompts"
 local qlora = require "tycho.peft.qlora"
 
-return {
+return require "tycho.strict" ({
   lora = adapter.lora,
   loha = adapter.loha,
   lokr = adapter.lokr,
@@ -59,4 +59,4 @@ return {
   compare = require "tycho.peft.compare",
   token_classification = require "tycho.peft.token_classification",
   mend = require "tycho.peft.mend",
-}
+}, "tycho.peft")

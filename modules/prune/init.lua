@@ -36,7 +36,7 @@ local vit_gates = require "tycho.prune.vit_gates"
 local wanda = require "tycho.prune.wanda"
 local wina = require "tycho.prune.wina"
 
-return {
+return require "tycho.strict" ({
   magnitude = masks.magnitude,
   sparsegpt = sparsegpt.sparsegpt,
   wanda = wanda.wanda,
@@ -69,4 +69,4 @@ return {
   calibrate = wina.calibrate,
   output_errors = wina.output_errors,
   unwina = wina.remove,
-}
+}, "tycho.prune")

@@ -18,7 +18,7 @@ local hub = require "tycho.hub"
 local blocks = require "tycho.quant.blocks"
 local gptq = require "tycho.quant.gptq"
 
-return {
+return require "tycho.strict" ({
   convert = hub.convert,
   quantize = require("tycho.quant.weights").quantize,
   save = hub.save_gguf,
@@ -42,4 +42,4 @@ return {
   compare = require "tycho.quant.comparison",
   round = gptq.round,
   linears = function(model, skip) return blocks.linears("quant.linears", model, skip) end,
-}
+}, "tycho.quant")

@@ -5,7 +5,7 @@ local data = { DataLoader = require("tycho.data.loader").new }
 for name, value in pairs(datasets) do data[name] = value end
 for name, value in pairs(require "tycho.data.readers") do data[name] = value end
 
-return require("tycho.lazy")(data, {
+return require "tycho.strict" (require("tycho.lazy")(data, {
   transforms = "tycho.data.transforms",
   WeightedSampler = { "tycho.data.samplers", "WeightedSampler" },
   DistributedSampler = { "tycho.data.samplers", "DistributedSampler" },
@@ -14,4 +14,4 @@ return require("tycho.lazy")(data, {
   load_wav = { "tycho.data.audio", "load_wav" }, save_wav = { "tycho.data.audio", "save_wav" },
   load_audio = { "tycho.data.audio", "load_audio" }, save_flac = { "tycho.data.audio", "save_flac" },
   resample = { "tycho.data.audio", "resample" },
-})
+}), "ty.data")

@@ -31,4 +31,4 @@ end
 --- Lets a tensor want a gradient, so that assigning it to a field makes it a parameter.
 function nn.Parameter(tensor) return options.expect("Parameter", "tensor", tensor, "a tensor"):requires_grad_() end
 
-return nn
+return require "tycho.strict" (nn, "ty.nn")

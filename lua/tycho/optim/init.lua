@@ -120,7 +120,7 @@ local names = {}
 for name in pairs(files) do names[#names + 1] = name end
 table.sort(names)
 
-return setmetatable(optim, {
+return require "tycho.strict" (setmetatable(optim, {
   __names = names,
   __index = function(self, name)
     if not files[name] then return nil end
@@ -130,4 +130,4 @@ return setmetatable(optim, {
     rawset(self, name, value)
     return value
   end,
-})
+}), "ty.optim")
