@@ -104,7 +104,9 @@ function DeepOptStates.new(model, options)
   if not o.every and not o.rates then fail("%s: every: expected a number >= 1 or rates to choose by, got nil", who) end
   local every = o.every or interleave.stride(o.rates)
   local known, make = pcall(function() return ty.optim[o.optimizer] end)
-  if not known or not make then fail("%s: optimizer: expected a name in ty.optim, got %s", who, arguments.describe(o.optimizer)) end
+  if not known or not make then
+    fail("%s: optimizer: expected a name in ty.optim, got %s", who, arguments.describe(o.optimizer))
+  end
   if (o.settings.clip_norm or 0) > 0 or o.settings.ema or o.settings.bits == 8 or o.settings.paged then
     fail("%s: settings: expected none of clip_norm, ema, bits = 8 and paged", who)
   end
