@@ -82,6 +82,18 @@ check.test("inheritance, shared parameters, replacing and cloning", function()
   check.fails(function() d:set("nothing.here", nn.Linear(1, 1)) end, "no 'nothing.here'")
 end)
 
+check.test("names that are not there say the nearest, at the line that asked", function()
+  local peft, quant = require "tycho.peft", require "tycho.quant"
+  for text, ask in pairs { ["ty.nn has no 'Linnear'; did you mean Linear%?"] = function() return ty.nn.Linnear end,
+    ["ty.optim has no 'AdanW'; did you mean .*AdamW"] = function() return ty.optim.AdanW end,
+    ["ty.data has no 'DataLoder'; did you mean DataLoader%?"] = function() return ty.data.DataLoder end,
+    ["tycho.peft has no 'laura'"] = function() return peft.laura end,
+    ["tycho.quant has no 'quantise'; did you mean quantize%?"] = function() return quant.quantise end } do
+    check.fails(ask, "nn_test.lua:%d+: " .. text)
+  end
+  check.equal({ ty.nn._none, ty.nn[1], ty.optim[true], rawget(ty.nn, "Linnear") }, {})
+end)
+
 check.test("mistakes have readable errors", function()
   local Bad = nn.module "Bad"
   function Bad:init() self.list = { nn.Linear(1, 1) } end

@@ -57,6 +57,9 @@ for _, name in ipairs { "llama", "gpt2" } do
       for t = 6, 8 do parts[#parts + 1] = logits(model, tokens:narrow(1, t, 1), { cache = cache }) end
       check.ok(off(ty.concat(parts, 1), with) < 1e-5, "token by token")
       check.equal(cache.past, 13)
+      local written, ids = model:generate(tokens, 4, { temperature = 0 }), tokens
+      for _ = 1, 4 do ids = ty.concat({ ids, logits(model, ids):select(1, -1):argmax(-1):reshape(2, 1) }, 1) end
+      check.equal(written:tolist(), ids:tolist(), "generation")
       local mask = ty.ones({ 2, 9 }, { dtype = "i64" })
       check.ok(off(logits(model, tokens, { mask = mask }), with) < 1e-5, "with a mask of ones")
       check.ok(off(logits(model:clone(), tokens), with) < 1e-6, "a copy")

@@ -88,6 +88,20 @@ check.test("one token at a time with a cache; gradients reach the input", functi
   end
 end)
 
+check.test("generation: each row goes on as with its adapter alone, from one set:use to the next", function()
+  local model = llama()
+  local set = set_of(model)
+  for _, rows in ipairs { { "a", false, "b", "d", "c", "a" }, { "b", "b", false, "a", "d", "d" } } do
+    local got = set:use(rows).model:generate(tokens, 6, { temperature = 0 }):tolist()
+    for i, name in ipairs(rows) do
+      local single = llama()
+      if name then peft.load(single, scratch.file(name)) end
+      local want = single:generate(tokens:narrow(0, i - 1, 1), 6, { temperature = 0 })
+      check.equal(got[i], want:tolist()[1], tostring(name))
+    end
+  end
+end)
+
 check.test("an adapter that was just trained goes into the set; GPT-2's layers; half precision", function()
   local model = llama()
   peft.load(model, scratch.file "c")
