@@ -131,10 +131,10 @@ end
 local kinds = { steps = "an integer > 0", batch = "an integer > 0", watch = "a function" }
 
 --- Stage 1: an encoder learns by what a frozen painter makes of its embeddings. latents: of pictures without captions
--- [m, ...]. options: seen (what the encoder takes of them, [m, ...]; the latents), steps (300), batch (32), lr (0.02: of
--- Muon, by which matrices learn; the rest learns by AdamW at a twentieth), decay (0.01), seed (0), told (see loss()),
--- watch(step, loss). The painter's weights get no gradient. Returns the mean loss of the last tenth of the steps, and
--- the seconds that it took.
+-- [m, ...]. options: seen (what the encoder takes of them, [m, ...]; the latents), steps (300), batch (32), lr (0.02:
+-- of Muon, by which matrices learn; the rest learns by AdamW at a twentieth), decay (0.01), seed (0), told (see
+-- loss()), watch(step, loss). The painter's weights get no gradient. Returns the mean loss of the last tenth of the
+-- steps, and the seconds that it took.
 ---@param encoder Module
 ---@param objective Objective
 ---@param network Module
