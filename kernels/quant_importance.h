@@ -1,12 +1,13 @@
-/* Encoding of blocks by the importance of columns: of ggml's formats, the codes with which sum importance (x - x')^2 over
- * a block is small, and never larger than with the codes that are chosen without. The importance of a column is the mean
- * square of what it is multiplied by (llama.cpp's importance matrices), which makes that sum the expected square of what
- * encoding changes in the product, were the inputs independent.
+/* Encoding of blocks by the importance of columns: of ggml's formats, the codes with which the sum of w (x - x')^2 over a
+ * block is small, and never larger than with the codes that are chosen without. w is the importance of the column, the
+ * mean square of what it is multiplied by, times the root of x^2 plus the block's mean square, both as llama.cpp has it.
+ * Without that root the sum is the expected square of what encoding changes in the product, were inputs independent; but
+ * least squares make values smaller, all in one direction, and models suffer from that: large values have to count more.
  *
  * A value is d s q - dmin m, with a code s and m for each part of a block and q for each element. Parts are fitted by
  * weighted least squares over candidates, as without importance; d and dmin are fitted to them the same way, each part
  * weighing what its elements do; then s and m of each part move by one as long as that helps, d and dmin are solved for
- * again, and the best is kept. For every backend. */
+ * again, and the best is kept, also of other d beside the fitted one. For every backend. */
 #ifndef TY_KERNELS_QUANT_IMPORTANCE_H
 #define TY_KERNELS_QUANT_IMPORTANCE_H
 
@@ -77,22 +78,20 @@ TY_INLINE void ty_fit_part(const float *x, const float *v, const ty_block_kind k
   }
 }
 
-/* The unit of `n` numbers, and their codes in [low, high]: the largest part of them by least squares over candidates. */
-TY_INLINE float ty_fit_unit(const float *x, const float *v, int n, int low, int high, int *codes) {
+/* The unit of `n` numbers by least squares over candidates, times `by`, and their codes in [low, high]. */
+TY_INLINE float ty_fit_unit(const float *x, const float *v, int n, int low, int high, float by, int *codes) {
   float extreme = ty_extreme(x, n), best = 0, unit = 0;
-  int top = low < 0 ? low : high;
   if (!(fabsf(extreme) > 1e-20f)) extreme = 0;
   for (int step = -9; step <= 9 && extreme != 0; step++) {
-    float inverse = ((float)top + 0.1f * (float)step) / extreme, sum_qx = 0, sum_qq = 0;
+    float inverse = ((float)(low < 0 ? low : high) + 0.1f * (float)step) / extreme, sum_qx = 0, sum_qq = 0;
     for (int i = 0; i < n; i++) {
       float q = (float)ty_nearest(inverse * x[i], low, high);
       sum_qx += v[i] * q * x[i];
       sum_qq += v[i] * q * q;
     }
-    if (sum_qq > 0 && sum_qx > 0 == (extreme > 0) == (top > 0) && sum_qx * sum_qx > best * sum_qq)
-      unit = sum_qx / sum_qq, best = unit * sum_qx;
+    if (sum_qq > 0 && sum_qx * sum_qx > best * sum_qq) unit = sum_qx / sum_qq, best = unit * sum_qx;
   }
-  unit = ty_as_f16(unit);
+  unit = ty_as_f16(unit * by);
   for (int i = 0; i < n; i++) codes[i] = unit != 0 ? ty_nearest(x[i] / unit, low, high) : 0;
   return unit;
 }
@@ -148,30 +147,29 @@ TY_INLINE void ty_fit_units(const float *x, const float *w, const ty_block_kind 
 /* Improves on `best`, the codes without importance. Returns whether it could. */
 TY_INLINE bool ty_fit_block(const float *x, const float *importance, const ty_block_kind k, ty_block_fit *best) {
   enum { ROUNDS = 3 };
-  float w[256], v[256], scale[16], min[16], weight[16], square = 0;
+  float w[256], scale[16], min[16], weight[16], square = 0;
   int parts = k.columns / k.part;
-  for (int i = 0; i < k.columns; i++) w[i] = ty_weight_of(importance[i]), square += x[i] * x[i];
+  for (int i = 0; i < k.columns; i++) square += x[i] * x[i];
   if (!(square < INFINITY)) return false;
+  for (int i = 0; i < k.columns; i++)
+    w[i] = ty_weight_of(importance[i]) * sqrtf(square / (float)k.columns + x[i] * x[i]);
   best->error = ty_fit_error(x, w, k, best);
   bool better = false;
-  /* Once as the error weighs, once with more weight for larger elements, which leaves room in the codes of the parts. */
-  for (int way = 0; way < 3; way++) {
+  for (int j = 0; j < parts; j++) ty_fit_part(x + j * k.part, w + j * k.part, k, &scale[j], &min[j]);
+  for (int j = 0; j < parts; j++) {
+    weight[j] = 0;
+    for (int i = j * k.part; i < (j + 1) * k.part; i++) weight[j] += w[i];
+  }
+  /* From the codes that are there; from fits of the parts, with the unit that suits these best and some beside it. */
+  for (int way = 0; way < 4; way++) {
     ty_block_fit f = *best;
-    if (way < 2) {
-      for (int j = 0; j < parts; j++) {
-        weight[j] = 0;
-        for (int i = j * k.part; i < (j + 1) * k.part; i++) {
-          v[i] = way ? w[i] * sqrtf(square / (float)k.columns + x[i] * x[i]) : w[i];
-          weight[j] += v[i];
-        }
-        ty_fit_part(x + j * k.part, v + j * k.part, k, &scale[j], &min[j]);
-      }
-      if (parts > 1) {
-        f.d = ty_fit_unit(scale, weight, parts, k.s_low, k.s_high, f.s);
-        f.dmin = k.m_high ? ty_fit_unit(min, weight, parts, 0, k.m_high, f.m) : 0;
-      } else {
-        f.d = ty_as_f16(scale[0]), f.s[0] = 1;
-      }
+    if (way && parts > 1) {
+      float by = 1 + 0.1f * (float)(way - 2);
+      f.d = ty_fit_unit(scale, weight, parts, k.s_low, k.s_high, by, f.s);
+      f.dmin = k.m_high ? ty_fit_unit(min, weight, parts, 0, k.m_high, 1, f.m) : 0;
+    } else if (way) {
+      if (way > 1) break;
+      f.d = ty_as_f16(scale[0]), f.s[0] = 1;
     }
     for (int round = 0; round < ROUNDS; round++) {
       ty_fit_codes(x, w, k, &f);
@@ -185,36 +183,45 @@ TY_INLINE bool ty_fit_block(const float *x, const float *importance, const ty_bl
 
 /* ---- formats ---- */
 
+TY_INLINE ty_block_fit ty_fit_of(const uint8_t *d, const uint8_t *dmin) {
+  ty_block_fit f;
+  memset(&f, 0, sizeof f);
+  f.d = ty_block_f16(d);
+  if (dmin) f.dmin = ty_block_f16(dmin);
+  return f;
+}
+
 TY_INLINE void ty_improve_q4_0(const float *x, const float *importance, ty_q4_0 *b) {
   const ty_block_kind k = { 32, 32, -8, 7, 1, 1, 0 };
-  ty_block_fit f = { .d = ty_block_f16(b->d), .s = { 1 } };
+  ty_block_fit f = ty_fit_of(b->d, NULL);
+  f.s[0] = 1;
   if (ty_fit_block(x, importance, k, &f)) ty_store_q4_0(x, f.d, b);
 }
 
 TY_INLINE void ty_improve_q2_k(const float *x, const float *importance, ty_q2_k *b) {
   const ty_block_kind k = { 256, 16, 0, 3, 0, 15, 15 };
-  ty_block_fit f = { .d = ty_block_f16(b->d), .dmin = ty_block_f16(b->dmin) };
+  ty_block_fit f = ty_fit_of(b->d, b->dmin);
   for (int j = 0; j < 16; j++) f.s[j] = b->scale[j] & 15, f.m[j] = b->scale[j] >> 4;
   if (ty_fit_block(x, importance, k, &f)) ty_store_q2_k(x, f.d, f.dmin, f.s, f.m, b);
 }
 
 TY_INLINE void ty_improve_q4_k(const float *x, const float *importance, ty_q4_k *b) {
   const ty_block_kind k = { 256, 32, 0, 15, 0, 63, 63 };
-  ty_block_fit f = { .d = ty_block_f16(b->d), .dmin = ty_block_f16(b->dmin) };
+  ty_block_fit f = ty_fit_of(b->d, b->dmin);
   for (int j = 0; j < 8; j++) ty_q4_k_part(b->scale, j, &f.s[j], &f.m[j]);
   if (ty_fit_block(x, importance, k, &f)) ty_store_q4_k(x, f.d, f.dmin, f.s, f.m, b);
 }
 
 TY_INLINE void ty_improve_q3_k(const float *x, const float *importance, ty_q3_k *b) {
   const ty_block_kind k = { 256, 16, -4, 3, -32, 31, 0 };
-  ty_block_fit f = { .d = ty_block_f16(b->d) };
+  ty_block_fit f = ty_fit_of(b->d, NULL);
   for (int j = 0; j < 16; j++) f.s[j] = ty_q3_k_scale(b->scale, j);
   if (ty_fit_block(x, importance, k, &f)) ty_store_q3_k(x, f.d, f.s, b);
 }
 
 TY_INLINE void ty_improve_q6_k(const float *x, const float *importance, ty_q6_k *b) {
   const ty_block_kind k = { 256, 16, -32, 31, -128, 127, 0 };
-  ty_block_fit f = { .d = ty_block_f16(b->d) };
+  ty_block_fit f = ty_fit_of(b->d, NULL);
   for (int j = 0; j < 16; j++) f.s[j] = b->scale[j];
   if (ty_fit_block(x, importance, k, &f)) ty_store_q6_k(x, f.d, f.s, b);
 }

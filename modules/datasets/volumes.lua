@@ -7,16 +7,20 @@
 local ty = require "tycho"
 local anatomy = require "tycho.datasets.volumes.anatomy"
 local arguments = require "tycho.arguments"
+local facts = require "tycho.datasets.volumes.facts"
 local items = require "tycho.datasets.items"
 local findings = require "tycho.datasets.volumes.findings"
 local random = require "tycho.datasets.random"
 local report = require "tycho.datasets.volumes.report"
 local shapes = require "tycho.datasets.volumes.solids"
+local studies = require "tycho.datasets.volumes.studies"
 
 local M = {}
 
 --- Millimetres of a side of every volume.
 M.field = anatomy.field
+--- What reports say, as facts, and how they differ: tycho.datasets.volumes.facts.
+M.facts = facts
 --- Names of the organs; the first is 1 in `organs`, 0 is outside of the body.
 M.organs = anatomy.organs
 --- Attenuation of water in 1/cm, at 60 keV (Hubbell and Seltzer 1995, NISTIR 5632): 1 of the unit that volumes have.
@@ -202,6 +206,20 @@ function M.load(options)
     split = o.split, contrast = o.contrast, fields = o.fields, least = low, most = high, bias = o.bias,
     noise = o.noise or (o.contrast == "mri" and 0.02 or 0) }, Volumes)
 end
+
+--- Studies first to first + count - 1 of a split, drawn at once for networks to learn from: tycho.datasets.volumes.
+-- studies.read() says what it takes and gives; `load` is that of this set.
+---@param options? table
+---@return table
+function M.studies(options)
+  local o = { load = M.load }
+  arguments.expect("datasets.volumes.studies", "options", options, "a table or nil")
+  for key, value in pairs(options or {}) do o[key] = value end
+  return studies.read(o)
+end
+
+--- What studies have a code for, as a list of { kind, organ }.
+M.codes = studies.codes
 
 -- ---- projections ----
 

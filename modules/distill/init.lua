@@ -21,6 +21,7 @@
 --     DistributionMatching  a teacher's scores for the samples of a generator; matching_loss adds a reward to it
 --     GuidanceAdapters  one pass in the place of two: guidance in adapters of a frozen network
 --     linfusion     a student whose self-attention is linear in the pixels, and the loss that it learns by
+--     mamba         attention of a decoder as a state space model, which learns from it in three stages
 --     base          what a recipe begins with, by name: digits, a painter of the zoo
 --     digits        their small base and their judge; points: a checkerboard; shapes: coloured, with captions
 --     shape_painter a network that paints such shapes, as a teacher, and classifiers of their words
@@ -29,6 +30,7 @@ local dmd = require "tycho.distill.dmd"
 local guidance = require "tycho.distill.guidance"
 local highfreq = require "tycho.distill.highfreq"
 local linfusion = require "tycho.distill.linfusion"
+local mamba = require "tycho.distill.mamba"
 local material = require "tycho.distill.material"
 local reflow = require "tycho.distill.reflow"
 local subpaths = require "tycho.distill.subpath"
@@ -70,4 +72,5 @@ return require "tycho.lazy" ({
   linfusion_loss = linfusion.loss,
   linear_attention = linfusion.attention,
   watch = linfusion.watch,
+  mamba = mamba,
 }, {}, "tycho.distill")

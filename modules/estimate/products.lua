@@ -235,6 +235,7 @@ function M.fit(list, options)
     joules[i] = math.log(math.max(p.joules or 0, 1e-12) / work)
   end
   local settings = { tries = 8, trees = 60 }
+  arguments.expect(who, "options", options, "a table or nil")
   for key, value in pairs(options or {}) do settings[key] = value end
   return setmetatable({ time = forest.fit(x, seconds, settings), energy = forest.fit(x, joules, settings) }, Model)
 end

@@ -102,6 +102,21 @@ function Cache:held()
   return list
 end
 
+--- Bytes of what the layers hold: keys and values of the tokens so far, and whatever else a method keeps there.
+---@return integer
+function Cache:bytes()
+  local sum, held = 0, self:held()
+  for i = 1, self.layers do
+    for name, t in pairs(self[i]) do
+      if ty.is_tensor(t) then
+        local room = (name == "k" or name == "v") and t.shape[3] or nil
+        sum = sum + (room and t:nbytes() // room * held[i] or t:nbytes())
+      end
+    end
+  end
+  return sum
+end
+
 --- Forgets all but the first `past` positions, in a cache whose layers hold all of them.
 function Cache:truncate(past)
   arguments.expect("Cache:truncate", "past", past, "an integer >= 0")

@@ -30,18 +30,26 @@ function Experts:init(config)
   end
 end
 
-function Experts:forward(x, at)
-  local shape = x.shape
-  x = x:flatten(0, 1)
-  local logits = self.gate(x)
-  local shares = logits:to("f32"):softmax(-1)
+--- Of rows [m, hidden] the chosen experts, i64 [m, chosen], their weights, whose sum is 1, and the shares of all
+-- experts, f32 [m, count].
+function Experts:route(x)
+  local shares = self.gate(x):to("f32"):softmax(-1)
   local weights, experts = shares:topk(self.chosen)
-  weights = weights / weights:sum(-1, true)
-  if at.record then table.insert(at.record, { shares = shares, experts = experts }) end
-  -- The tokens in the order of their experts: each expert sees one block of rows.
-  local order = ty.no_grad(function() return experts:flatten():argsort() end)
-  local rows = order:floor_div(self.chosen)
-  local counts = experts:flatten():one_hot(self.count):sum(0):tolist()
+  return weights / weights:sum(-1, true), experts, shares
+end
+
+--- What experts make of rows x [m, hidden], weighed and added up. kept (bool [m, chosen]): the pairs of a row and an
+-- expert that are computed at all; nil: all of them. Returns also how many these are.
+function Experts:mix(x, weights, experts, kept)
+  -- The tokens in the order of their experts, each of which sees one block of rows. Pairs that are left out come last.
+  local chosen = weights.shape[2]
+  local keys = (kept and ty.where(kept, experts, self.count) or experts):flatten()
+  local order = ty.no_grad(function() return keys:argsort() end)
+  local counts = keys:one_hot(self.count + 1):sum(0):tolist()
+  local total = keys.shape[1] - counts[self.count + 1]
+  if total == 0 then return ty.zeros_like(x), 0 end
+  order = order:narrow(0, 0, total)
+  local rows = order:floor_div(chosen)
   local sorted, first, parts = x:index_select(0, rows), 0, {}
   for e, expert in ipairs(self.experts) do
     if counts[e] > 0 then
@@ -50,7 +58,15 @@ function Experts:forward(x, at)
     end
   end
   local y = ty.concat(parts, 0) * weights:flatten():index_select(0, order):unsqueeze(1):to(x.dtype)
-  return ty.zeros_like(x):index_add(0, rows, y):reshape(shape)
+  return ty.zeros_like(x):index_add(0, rows, y), total
+end
+
+function Experts:forward(x, at)
+  local shape = x.shape
+  x = x:flatten(0, 1)
+  local weights, experts, shares = self:route(x)
+  if at.record then table.insert(at.record, { shares = shares, experts = experts }) end
+  return (self:mix(x, weights, experts)):reshape(shape)
 end
 
 local Mixtral = decoder.define {

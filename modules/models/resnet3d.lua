@@ -46,13 +46,15 @@ function Block:forward(x)
   return (y + (self.downsample and self.downsample(x) or x)):relu()
 end
 
--- What comes before the blocks halves the height and the width.
-local function new_stem(kind, inputs, width, small)
+-- What comes before the blocks halves the height and the width, and the frames where `stride` says so.
+local function new_stem(kind, inputs, width, small, stride)
   local k = small and 3 or 7
   local space = { stride = { 1, 2, 2 }, padding = { 0, k // 2, k // 2 }, bias = false }
   if kind ~= "2plus1d" then
-    space.padding[1] = 1
-    return nn.Sequential(nn.Conv3d(inputs, width, { 3, k, k }, space), nn.BatchNorm3d(width), nn.ReLU())
+    local over_time = kind ~= "space"
+    if over_time then space.stride[1], space.padding[1] = stride, 1 end
+    return nn.Sequential(nn.Conv3d(inputs, width, { over_time and 3 or 1, k, k }, space), nn.BatchNorm3d(width),
+      nn.ReLU())
   end
   local middle = math.max(1, 45 * width // 64) -- torchvision has 45 for 64 channels
   return nn.Sequential(nn.Conv3d(inputs, middle, { 1, k, k }, space), nn.BatchNorm3d(middle), nn.ReLU(),
@@ -63,15 +65,16 @@ end
 local ResNet3d = nn.module "ResNet3d"
 
 local defaults = { in_channels = 3, classes = 400, channels = { 64, 128, 256, 512 }, blocks = { 2, 2, 2, 2 },
-  convolution = "3d", stem = arguments.none, small = false, dropout = 0 }
+  convolution = "3d", stem = arguments.none, stem_stride = 1, small = false, dropout = 0 }
 local kinds = { in_channels = "an integer >= 1", classes = "an integer >= 1", channels = "a list of integers >= 1",
-  blocks = "a list of integers >= 1", convolution = '"3d" or "2plus1d" or "mixed"', stem = "an integer >= 1",
-  dropout = "a number in [0, 1)" }
+  blocks = "a list of integers >= 1", convolution = '"3d" or "2plus1d" or "mixed" or "space"', stem = "an integer >= 1",
+  stem_stride = "1 or 2", dropout = "a number in [0, 1)" }
 
 --- options: in_channels (3), classes (400), channels ({ 64, 128, 256, 512 }), blocks ({ 2, 2, 2, 2 }), convolution
 -- ("3d": r3d_18; "2plus1d": over space, then over time, r2plus1d_18; "mixed": over time in the first stage alone,
--- mc3_18), stem (channels[1]: channels of the first convolution), small (false; true for clips of a few dozen pixels:
--- a kernel of 3 in place of 7 in the stem), dropout (0, before the head).
+-- mc3_18; "space": each frame by itself, a network of two dimensions), stem (channels[1]: channels of the first
+-- convolution), stem_stride (1, of frames; 2 as of rows and columns; not of "2plus1d" and "space"), small (false; true
+-- for clips of a few dozen pixels: a kernel of 3 in place of 7 in the stem), dropout (0, before the head).
 ---@param options? table
 function ResNet3d:init(options)
   local o = arguments.read("ResNet3d", options, defaults, kinds)
@@ -81,7 +84,11 @@ function ResNet3d:init(options)
   end
   self.config = o
   local width = o.stem or o.channels[1]
-  self.stem = new_stem(o.convolution, o.in_channels, width, o.small)
+  if o.stem_stride ~= 1 and (o.convolution == "2plus1d" or o.convolution == "space") then
+    arguments.fail("ResNet3d: stem_stride: expected 1 for convolutions of the kind %s, got %d", o.convolution,
+      o.stem_stride)
+  end
+  self.stem = new_stem(o.convolution, o.in_channels, width, o.small, o.stem_stride)
   for i, channels in ipairs(o.channels) do
     local kind = o.convolution == "mixed" and (i == 1 and "3d" or "space") or o.convolution
     local layer = nn.Sequential()

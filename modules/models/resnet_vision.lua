@@ -61,9 +61,19 @@ function ResNetVisionModel.around(resnet, image_size)
   return tower
 end
 
+--- Whether the norms of the network go by the batch in training, and learn its statistics, as a network that is trained
+-- from its beginning needs it (false: they keep the statistics that it came with).
+---@param learn boolean
+---@return ResNetVisionModel self
+function ResNetVisionModel:learn_norms(learn)
+  arguments.expect("ResNetVisionModel:learn_norms", "learn", learn, "a boolean")
+  self.learns_norms = learn
+  return self
+end
+
 --- Features [n, 1 + places, width] of pictures [n, channels, height, width]. The network's norms keep the statistics
--- that it came with, in training as well. options: as of CLIPVisionModel:hidden(); layer is -1 or 1 (or nil), and
--- pictures have the size of the config.
+-- that it came with, in training as well, unless learn_norms() says otherwise. options: as of
+-- CLIPVisionModel:hidden(); layer is -1 or 1 (or nil), and pictures have the size of the config.
 ---@param pictures Tensor
 ---@param options? table
 ---@return Tensor
@@ -78,7 +88,7 @@ function ResNetVisionModel:hidden(pictures, options)
     arguments.fail("%s: pictures: expected [n, %d, %d, %d], got %s", who, c.num_channels, c.image_size, c.image_size,
       arguments.describe(pictures))
   end
-  if self.resnet.training then self.resnet:eval() end
+  if self.resnet.training and not self.learns_norms then self.resnet:eval() end
   local maps = self.resnet:pyramid(pictures:to(self.layernorm.weight.dtype))
   local first = ty.adaptive_avg_pool2d(maps[1], { self.rows, self.rows }):flatten(2):transpose(1, 2)
   local x = self.layernorm(maps[#maps]:flatten(2):transpose(1, 2)) + self.shallow(first)

@@ -16,12 +16,17 @@
 --     prune.gpusq.compress(vit, training, { bits = 8, images = pictures })      -- 2:4 and integers, with a teacher
 --     prune.gpusq.deploy(vit)
 --
+--     local sparse = prune.moefy(model, { experts = 16, chosen = 8 })      -- a mixture of experts, to be trained on
+--     prune.modes.apply(sparse); prune.modes.calibrate(sparse, logits, { share = 0.8 })   -- which skips most of them
+--
 --     model:save "small"; local again = prune.load "small"
 --
 -- Works on every module with Linear layers or GPT-2's Conv1D: the families of tycho.llm.
+local experts = require "tycho.prune.experts"
 local gpusq = require "tycho.prune.gpusq"
 local masks = require "tycho.prune.masks"
 local modegpt = require "tycho.prune.modegpt"
+local modes = require "tycho.prune.modes"
 local ofb = require "tycho.prune.ofb"
 local perp = require "tycho.prune.perp"
 local rocket = require "tycho.prune.rocket"
@@ -45,6 +50,9 @@ return require "tycho.lazy" ({
   release = masks.release,
   perp = perp.perp,
   merge = perp.merge,
+  modes = modes,
+  moefy = experts.moefy,
+  moefy_groups = experts.groups,
   modegpt = modegpt.compress,
   modegpt_statistics = modegpt.statistics,
   rocket = rocket.compress,

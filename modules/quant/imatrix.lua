@@ -99,7 +99,10 @@ function M.collect(model, data, options)
   local was_training, chunks, chunk = model.training, 0, 0
   model:eval()
   local ok, problem = pcall(ty.no_grad, function()
-    for _, batch in ipairs(batches) do
+    for i, batch in ipairs(batches) do
+      if not o.run and not (type(batch) == "table" and ty.is_tensor(batch.tokens)) then
+        fail("%s: data[%d]: expected a batch with tokens, got %s", who, i, arguments.describe(batch))
+      end
       ty.scope(function()
         if o.run then
           o.run(model, batch)
@@ -135,6 +138,7 @@ end
 ---@return fun(name: string, columns: integer): Tensor?
 function M.of(who, model, importance)
   M.check(who, importance)
+  expect(who, "model", model, "a module")
   local name_of, known = writer.names(model), false
   for name in model:named_parameters() do
     known = known or importance.means[name_of(name)] ~= nil
@@ -145,6 +149,7 @@ end
 
 --- Raises unless a value is an importance matrix.
 function M.check(who, value)
+  expect("quant.imatrix.check", "who", who, "a string")
   if getmetatable(value) ~= Imatrix then
     fail("%s: importance: expected one of quant.imatrix, got %s", who, arguments.describe(value))
   end

@@ -17,11 +17,13 @@ Dialogue.__index = Dialogue
 Dialogue.__name = "Dialogue"
 
 --- image_token: the token that stands for a feature of a picture; features: how many of them a picture has (0: no
--- picture, as for a model that only reads). A turn is the text before, the question, the text between, the text that
+-- picture, as for a model that only reads); in their place picture: all tokens of a picture, where there are marks
+-- among them (tycho.vlm.solo). A turn is the text before, the question, the text between, the text that
 -- leads the answer, the answer and the tokenizer's token of the end; before and between are "\n" and lead is empty
 -- unless they are given.
 ---@param tokenizer Tokenizer
----@param options { image_token: integer, features: integer, before?: string, between?: string, lead?: string }
+---@param options { image_token?: integer, features?: integer, picture?: integer[], before?: string, between?: string,
+-- lead?: string }
 ---@return Dialogue
 function Dialogue.new(tokenizer, options)
   local who = "vlm.Dialogue"
@@ -29,15 +31,16 @@ function Dialogue.new(tokenizer, options)
     arguments.fail("%s: tokenizer: expected a tokenizer, got %s", who, arguments.describe(tokenizer))
   end
   local o = arguments.read(who, options, { image_token = 0, features = 0, before = "\n", between = "\n",
-    lead = "" })
+    lead = "", picture = arguments.none }, { picture = "a list of integers" })
   local last = ty.tokenizer.fields(tokenizer).eos
   if not last then arguments.fail("%s: tokenizer: expected one with a token of the end (eos), got none", who) end
   if o.features < 0 or o.image_token < 0 then
     arguments.fail("%s: expected features and image_token of at least 0, got %d and %d", who, o.features,
       o.image_token)
   end
-  return setmetatable({ tokenizer = tokenizer, image_token = o.image_token, features = o.features, last = last,
-    before = o.before, between = o.between, lead = o.lead, known = {} }, Dialogue)
+  return setmetatable({ tokenizer = tokenizer, image_token = o.image_token, picture = o.picture,
+    features = o.picture and #o.picture or o.features, last = last, before = o.before, between = o.between,
+    lead = o.lead, known = {} }, Dialogue)
 end
 
 --- The same dialogue about pictures, or clips, of another number of features.
@@ -47,7 +50,7 @@ function Dialogue:about(features)
   arguments.expect("Dialogue:about", "features", features, "an integer >= 0")
   local copy = {}
   for key, value in pairs(self) do copy[key] = value end
-  copy.features = features
+  copy.features, copy.picture = features, nil
   return setmetatable(copy, Dialogue)
 end
 
@@ -81,6 +84,7 @@ end
 
 local function picture_ids(self)
   local ids = {}
+  if self.picture then return table.move(self.picture, 1, #self.picture, 1, ids) end
   for k = 1, self.features do ids[k] = self.image_token end
   return ids
 end
@@ -128,6 +132,19 @@ function Dialogue:rows(dialogues)
   return ty.tensor(rows, { dtype = "i64" }), ty.tensor(wanted, { dtype = "i64" })
 end
 
+--- A picture and what is to be said of it without being asked: its tokens, a text and the token of the end, as a
+-- sequence { ids, learnt } of tycho.vlm.packing, in which the text and the end are learnt.
+---@param text string
+---@return { ids: integer[], learnt: boolean[] }
+function Dialogue:described(text)
+  arguments.expect("Dialogue:described", "text", text, "a string")
+  local ids, learnt = picture_ids(self), {}
+  for k = 1, #ids do learnt[k] = false end
+  for _, id in ipairs(encode(self, self.lead .. text)) do ids[#ids + 1], learnt[#learnt + 1] = id, true end
+  ids[#ids + 1], learnt[#learnt + 1] = self.last, true
+  return { ids = ids, learnt = learnt }
+end
+
 --- A batch of dialogues whose turns do not see each other, as tycho.vlm.packing.turns() gives it: each row is a
 -- picture, which is seen by all of its questions and computed once.
 ---@param dialogues { question: string, answer: string }[][]
@@ -152,16 +169,32 @@ end
 -- Logits [learnt, vocabulary] of the places of a packed batch that something is learnt at; more: options of forward().
 local function logits_of(model, batch, more)
   local device = model:device()
-  local options = { mask = batch.options.mask:to { device = device }, places = batch.at:to { device = device },
-    positions = batch.options.positions:to { device = device } }
+  local options = { places = batch.at:to { device = device } }
+  for key, value in pairs(batch.options) do
+    options[key] = ty.is_tensor(value) and value:to { device = device } or value
+  end
   for key, value in pairs(more or {}) do options[key] = value end
   return model:head(model:hidden(batch.tokens:to { device = device }, options):select(0, 0))
 end
 
---- Mean cross entropy of the answers of a packed batch. Only the places that something is learnt at go through the
--- head. options: more ones of the model's forward(), pictures among them.
+--- Logits of the places of a packed batch that something is learnt at, [learnt, vocabulary], in the order of its
+-- targets. options: more ones of the model's forward(), pictures among them.
 ---@param model LanguageModel
 ---@param batch table  of Dialogue:packed()
+---@param options? table
+---@return Tensor logits
+function Dialogue.logits(model, batch, options)
+  local who = "Dialogue.logits"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "batch", batch, "a table")
+  arguments.expect(who, "options", options, "a table or nil")
+  return logits_of(model, batch, options)
+end
+
+--- Mean cross entropy of what is learnt in a packed batch. Only the places that something is learnt at go through the
+-- head. options: more ones of the model's forward(), pictures among them.
+---@param model LanguageModel
+---@param batch table  of Dialogue:packed(), or of tycho.vlm.packing
 ---@param options? table
 ---@return Tensor loss
 function Dialogue.loss(model, batch, options)

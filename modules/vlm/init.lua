@@ -14,10 +14,12 @@
 -- Methods: vlm.sail (frozen encoders aligned by light heads), vlm.msd (a large batch of contrast in the memory of a
 -- small one), vlm.icar (simple pictures leave the encoder early), vlm.label_instructions (what annotators were told),
 -- vlm.mixture_of_depths (deeper layers work on fewer of a picture's tokens), vlm.flashvid (a clip in a tenth of its
--- tokens, beside the plain ways of vlm.fewer), vlm.vlv (captions from a painter that learnt to read them), vlm.attended
--- (what of a picture a question asks for). Training and measuring: vlm.Dialogue and vlm.packing (questions as rows of
--- tokens), vlm.frames (clips in a model that learnt on pictures), vlm.answers (what is answered, by kind), vlm.cost
--- (operations and bytes, from shapes). Networks: CLIPModel, Llava, of tycho.models.
+-- tokens, beside the plain ways of vlm.fewer), vlm.vlv (captions from a painter that learnt to read them), vlm.solo
+-- (patches of pixels among the words, no network of pictures), vlm.attended (what of a picture a question asks for),
+-- vlm.pooling (fewer tokens of a picture), vlm.grader (a model that grades captions). Training and measuring:
+-- vlm.Dialogue and vlm.packing (questions as rows of tokens), vlm.frames (clips in a model that learnt on pictures),
+-- vlm.answers (what is answered, by kind), vlm.cost (operations and bytes, from shapes). Networks: CLIPModel, Llava, of
+-- tycho.models.
 local contrastive = require "tycho.vlm.contrastive"
 local retrieval = require "tycho.vlm.retrieval"
 require "tycho.llm" -- what Llava generates with
@@ -40,7 +42,12 @@ return require "tycho.lazy" (M, {
   join = "tycho.vlm.join",
   mixture_of_depths = "tycho.vlm.mixture_of_depths",
   packing = "tycho.vlm.packing",
+  pooling = "tycho.vlm.pooling",
+  grader = "tycho.vlm.grader",
+  solo = "tycho.vlm.solo",
   sail = "tycho.vlm.sail",
+  llava_rad = "tycho.vlm.llava_rad",
+  merlin = "tycho.vlm.merlin",
   msd = "tycho.vlm.msd",
   attended = "tycho.vlm.attended",
   cost = "tycho.vlm.cost",

@@ -26,7 +26,8 @@ local function found(logits, same, rows)
 end
 
 --- How often a model finds the caption of a picture among `among` captions, its own with others drawn at random, and
--- the picture of a caption in the same way. pictures [n, channels, height, width], captions i64 [n, t], row by row;
+-- the picture of a caption in the same way. pictures [n, channels, height, width] (or volumes, [n, channels, depth,
+-- height, width], where the model takes such), captions i64 [n, t], row by row;
 -- captions of the same tokens count as one. options: among (100), mask (of the captions, bool or i64 [n, t]), seed (0:
 -- which others), batch (128: rows at a time). Returns a table with
 --   captions, pictures                shares of pictures whose caption is found, and of captions whose picture is
@@ -44,7 +45,7 @@ function M.retrieval(model, pictures, captions, options)
   arguments.expect(who, "captions", captions, "a tensor")
   local o = arguments.read(who, options, { among = 100, mask = arguments.none, seed = 0, batch = 128 },
     { among = "an integer >= 2", mask = "a tensor", seed = "an integer", batch = "an integer >= 1" })
-  if pictures.ndim ~= 4 or captions.ndim ~= 2 or pictures.shape[1] ~= captions.shape[1] then
+  if pictures.ndim ~= 4 and pictures.ndim ~= 5 or captions.ndim ~= 2 or pictures.shape[1] ~= captions.shape[1] then
     arguments.fail("%s: expected pictures [n, channels, height, width] and captions [n, t], got %s and %s", who,
       arguments.describe(pictures), arguments.describe(captions))
   end

@@ -84,12 +84,12 @@ end
 
 --- Begins the projector and the layers of the language model anew with weights whose spread goes by their width: the
 -- usual 0.02 leaves attention of narrow layers even for long.
----@param model Llava
+---@param model LanguageModel  a Llava, or a language model alone
 function M.spread(model)
-  local decoder = model.language_model
+  local decoder = model.language_model or model
   local branches = 2 * decoder.config.num_hidden_layers
   for name, p in model:named_parameters() do
-    local ours = name:find("language_model.model.layers", 1, true) or name:find("multi_modal_projector", 1, true)
+    local ours = name:find("model.layers", 1, true) or name:find("multi_modal_projector", 1, true)
     if ours and p.ndim == 2 then
       local last = name:find "o_proj" or name:find "down_proj"
       nn.init.normal(p, 0, (p.shape[2] * (last and branches or 1)) ^ -0.5)
@@ -216,8 +216,11 @@ function M.measure(model, dialogue, split, count)
   return vlm.answers.shares(vlm.answers.ask(model, dialogue, M.questions(split, count)))
 end
 
--- Shares by kind as text.
-local function told(shares)
+--- Shares by kind as text.
+---@param shares table<string, number>
+---@return string
+function M.told(shares)
+  arguments.expect("answerer.told", "shares", shares, "a table")
   local words = {}
   for _, kind in ipairs(datasets.scenes.question_kinds) do
     words[#words + 1] = ("%s %.3f"):format(kind, shares[kind] or 0)
@@ -251,7 +254,7 @@ function M.train(r, model, dialogue, seed, options)
     return loss + named * 0.2, { answers = loss:detach(), patches = named:detach() }
   end, evaluate = function(step, m)
     local found = M.measure(m, dialogue, "validation", math.min(200, args.count))
-    r:say("step %d: %.3f of the questions answered (%s)", step, found.all, told(found))
+    r:say("step %d: %.3f of the questions answered (%s)", step, found.all, M.told(found))
     return found
   end }
   for key, value in pairs(o) do given[key] = value end
@@ -299,11 +302,100 @@ function M.subset(batches, positions)
   return { features = ty.keep(ty.stack(features)), questions = questions, image = ty.keep(ty.stack(images)) }
 end
 
+--- The same pictures with their first question alone: as many tokens of pictures and of text as prompts have.
+---@param batches table[]
+---@return table[]
+function M.single(batches)
+  arguments.expect("answerer.single", "batches", batches, "a list of tables")
+  local list = {}
+  for i, batch in ipairs(batches) do
+    list[i] = {}
+    for key, value in pairs(batch) do list[i][key] = value end
+    list[i].questions = {}
+    for k, turns in ipairs(batch.questions) do list[i].questions[k] = { turns[1] } end
+  end
+  return list
+end
+
+--- The same batches with what the tower gives of their pictures as `seen`: what methods compute once that train the
+-- projector, too.
+---@param model Llava
+---@param batches table[]
+---@return table[]
+function M.seen(model, batches)
+  local list = {}
+  for i, batch in ipairs(batches) do
+    local seen = ty.no_grad(function()
+      return vlm.pooling.seen(model, batch.pictures:to { device = model:device() }):clone()
+    end)
+    list[i] = { seen = ty.keep(seen), questions = batch.questions, image = batch.image }
+  end
+  return list
+end
+
+--- A function that gives a model's logits of all words of the answers of batches of featured(), [words, vocabulary].
+---@param model Llava
+---@param dialogue Dialogue
+---@param batches table[]
+---@return fun(): Tensor
+function M.logits(model, dialogue, batches)
+  arguments.expect("answerer.logits", "model", model, "a module")
+  arguments.expect("answerer.logits", "batches", batches, "a list of tables")
+  local packed = {}
+  for i, batch in ipairs(batches) do packed[i] = dialogue:packed(batch.questions) end
+  return function()
+    local list = {}
+    for i, batch in ipairs(batches) do
+      list[i] = vlm.Dialogue.logits(model, packed[i], { features = batch.features })
+    end
+    return ty.concat(list, 0)
+  end
+end
+
+-- Draws pictures from batches of featured() at random, each once before any comes again: a function that returns the
+-- questions about the next `count` and what the batches have of them as `field` (nil: nothing).
+local function drawn(pool, count, field)
+  local features, questions = {}, {}
+  for i, batch in ipairs(pool) do
+    features[i] = batch[field]
+    table.move(batch.questions, 1, #batch.questions, #questions + 1, questions)
+  end
+  local all, order, at = field and ty.keep(ty.concat(features, 0)), {}, 0
+  return function()
+    local places, asked = {}, {}
+    for k = 1, count do
+      if at >= #order then order, at = ty.randperm(#questions):tolist(), 0 end
+      at = at + 1
+      places[k], asked[k] = order[at], questions[order[at] + 1]
+    end
+    return asked, all and all:index_select(0, ty.tensor(places, { dtype = "i64" }):to { device = all.device }) or nil
+  end
+end
+
+--- Draws from batches of featured() at random, each picture once before any comes again: a function that returns the
+-- next `count` pictures' questions, packed, and their features [count, features, hidden]. By the random numbers that
+-- ty.manual_seed began.
+---@param dialogue Dialogue
+---@param pool table[]
+---@param count integer
+---@return fun(): table, Tensor
+function M.draw(dialogue, pool, count)
+  arguments.expect("answerer.draw", "pool", pool, "a list of tables")
+  arguments.expect("answerer.draw", "count", count, "an integer > 0")
+  local draw = drawn(pool, count, "features")
+  return function()
+    local asked, features = draw()
+    return dialogue:packed(asked), features
+  end
+end
+
 --- Trains a model's decoder, and what a method added to it, on questions about pictures whose features are known. pool:
--- of featured(). options: steps, batch (16 pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss), fast
--- and times (parameters whose names match the pattern `fast` learn at so many times the rate), loss(model, questions,
--- features, step), in place of that of the questions about the features as they are. Returns the mean loss of the last
--- tenth of the steps.
+-- of featured(), or of seen() with project (a function of the model and what is seen that gives features: then all that
+-- is not frozen is trained); of a dialogue without pictures only the questions count. options: steps, batch (16
+-- pictures), lr (5e-4), seed, decay (0: of weights), watch(step, loss), fast and times (parameters whose names match
+-- the pattern `fast` learn at so many times the rate), beside (a function of the model that gives a loss to be added in
+-- each step), loss(model, questions, features, step) (in place of that of the questions about the features). Returns
+-- the mean loss of the last tenth of the steps.
 ---@param model Llava
 ---@param dialogue Dialogue
 ---@param pool table[]
@@ -311,39 +403,30 @@ end
 ---@return number
 function M.tune(model, dialogue, pool, options)
   local o = arguments.read("answerer.tune", options, { steps = 100, batch = 16, lr = 5e-4, seed = 0, decay = 0.0,
-    watch = arguments.none, fast = arguments.none, times = 1.0, loss = arguments.none }, { steps = "an integer > 0",
-    batch = "an integer > 0", watch = "a function", fast = "a string", times = "a number > 0", loss = "a function" })
+    watch = arguments.none, fast = arguments.none, times = 1.0, project = arguments.none, beside = arguments.none,
+    loss = arguments.none }, { steps = "an integer > 0", batch = "an integer > 0", watch = "a function",
+    fast = "a string", times = "a number > 0", project = "a function", beside = "a function", loss = "a function" })
   local loss_of = o.loss or function(m, asked, given)
-    return vlm.Dialogue.loss(m, dialogue:packed(asked), { features = given })
+    return vlm.Dialogue.loss(m, dialogue:packed(asked), { features = given and o.project and o.project(m, given)
+      or given })
   end
-  local features, questions = {}, {}
-  for i, batch in ipairs(pool) do
-    features[i] = batch.features
-    table.move(batch.questions, 1, #batch.questions, #questions + 1, questions)
-  end
-  local all = ty.concat(features, 0)
   local slow, fast = {}, {}
-  for name, p in model.language_model:named_parameters() do
-    table.insert(o.fast and name:find(o.fast) and fast or slow, p)
+  for name, p in (o.project and model or model.language_model or model):named_parameters() do
+    if p.requires_grad then table.insert(o.fast and name:find(o.fast) and fast or slow, p) end
   end
   local groups = { { params = slow } }
   if #fast > 0 then groups[2] = { params = fast, lr = o.lr * o.times } end
   local opt = ty.optim.AdamW(groups, { lr = o.lr, beta2 = 0.95, clip_norm = 1,
     weight_decay = o.decay, schedule = ty.optim.cosine { steps = o.steps, warmup = o.steps // 10, final = 0.05 } })
   ty.manual_seed(o.seed)
-  local order, at, tail, counted = {}, 0, 0, 0
+  local draw = drawn(pool, o.batch, dialogue.features > 0 and (o.project and "seen" or "features") or nil)
+  local tail, counted = 0, 0
   model:train()
   for step = 1, o.steps do
     ty.scope(function()
-      local places, asked = {}, {}
-      for k = 1, o.batch do
-        if at >= #order then order, at = ty.randperm(#questions):tolist(), 0 end
-        at = at + 1
-        places[k], asked[k] = order[at], questions[order[at] + 1]
-      end
-      local index = ty.tensor(places, { dtype = "i64" }):to { device = all.device }
-      local loss = loss_of(model, asked, all:index_select(0, index), step)
-      opt:step(loss)
+      local asked, features = draw()
+      local loss = loss_of(model, asked, features, step)
+      opt:step(o.beside and loss + o.beside(model) or loss)
       local value = loss:item()
       if step > o.steps - math.max(1, o.steps // 10) then tail, counted = tail + value, counted + 1 end
       if o.watch then o.watch(step, value) end

@@ -21,6 +21,8 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   answerer = "tycho.zoo.answerer",
   watcher = "tycho.zoo.watcher",
   describer = "tycho.zoo.describer",
+  captioner = "tycho.zoo.captioner",
+  curriculum = "tycho.zoo.curriculum",
   canvas = "tycho.zoo.canvas",
   yardstick = "tycho.zoo.yardstick",
 }, "tycho.zoo")

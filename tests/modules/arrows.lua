@@ -41,6 +41,7 @@ return {
     hub = "vlm.load reads a folder: network, tokenizer, template of chats, processor",
     llm = "generation of text about pictures",
     vision = "average precision, by which retrieval is scored",
+    peft = "low-rank adapters of the language model, where a projector alone is too little",
   },
 
   -- The small models that ship.

@@ -27,7 +27,13 @@ local function size(random, f)
   return ("%d mm"):format(f.size)
 end
 
-local function amount(f) return f.size < 13 and "small" or f.size < 21 and "moderate" or "large" end
+--- The word for an effusion so many millimetres thick.
+---@param millimetres number
+---@return string
+function M.amount(millimetres)
+  arguments.expect("datasets.volumes.report.amount", "millimetres", millimetres, "a finite number")
+  return millimetres < 13 and "small" or millimetres < 21 and "moderate" or "large"
+end
 
 -- What a finding is called, without and with its size; then where.
 local phrases = {}
@@ -49,7 +55,7 @@ phrases.cyst = in_organ { "cyst", "simple cyst" }
 phrases.calcification = in_organ { "calcification", "calcified focus" }
 
 function phrases.effusion(random, f)
-  local how, long = amount(f), size(random, f)
+  local how, long = M.amount(f.size), size(random, f)
   if f.organ == "heart" then
     return random:choose { ("a %s effusion around the heart"):format(how), ("a %s pericardial effusion"):format(how),
       ("a pericardial effusion of %s"):format(long) }
@@ -66,13 +72,15 @@ phrases["missing part"] = function(random, f)
     ("the %s has no %s part"):format(f.organ, f.part) }
 end
 
-local absent = {
+--- What says that a kind is not there, by kind.
+M.absent = {
   nodule = { "no nodule", "no nodules" }, cyst = { "no cyst", "no cysts" },
   calcification = { "no calcification", "no calcifications" }, effusion = { "no effusion", "no effusions" },
   ["missing part"] = { "no part is missing", "all organs are complete" },
 }
 
-local nothing = { "no findings", "nothing is found", "a normal chest", "the lungs are clear, the heart is normal" }
+--- What says that nothing is there.
+M.nothing = { "no findings", "nothing is found", "a normal chest", "the lungs are clear, the heart is normal" }
 
 local function capital(text) return (text:gsub("^%l", string.upper)) end
 
@@ -91,14 +99,14 @@ function M.write(random, findings)
   end
   random:shuffle(parts)
   if #findings == 0 then
-    parts[1] = random:choose(nothing)
+    parts[1] = random:choose(M.nothing)
   end
   local kinds = { "nodule", "cyst", "calcification", "effusion", "missing part" }
   random:shuffle(kinds)
   for i = 1, random:integer(0, 2) do
     if not there[kinds[i]] then
       denied[#denied + 1] = kinds[i]
-      parts[#parts + 1] = random:choose(absent[kinds[i]])
+      parts[#parts + 1] = random:choose(M.absent[kinds[i]])
     end
   end
   if random:integer(0, 1) == 0 then return table.concat(parts, "; "), denied end

@@ -57,7 +57,8 @@ check.test("each row is what its adapter alone gives, to 1e-5, rows without one 
     end
   end
   check.equal(logits(model, tokens):tolist(), logits(model, tokens):tolist(), "again")
-  check.fails(function() model(tokens:narrow(0, 0, 2)) end, "peft.rows: expected a batch of 6 rows, as set:use says, got 2")
+  check.fails(function() model(tokens:narrow(0, 0, 2)) end,
+    "peft.rows: expected a batch of 6 rows, as set:use says, got 2")
   set:use()
   check.equal(logits(model, tokens):tolist(), plain:tolist())
   check.ok(tostring(model):find("4 adapters by row", 1, true))
@@ -118,7 +119,8 @@ check.test("wrong arguments; what is no plain LoRA; the model as before", functi
   check.fails(function() set:add "x" end, "the model has no adapter")
   set:add("a", scratch.file "a")
   check.fails(function() set:add("a", scratch.file "a") end, 'AdapterRows:add: name: expected a new one, got "a"')
-  check.fails(function() set:use { "a", "z" } end, 'rows: expected names of adapters %(a%) or false, got "z" as element 2')
+  check.fails(function() set:use { "a", "z" } end,
+    'rows: expected names of adapters %(a%) or false, got "z" as element 2')
   check.fails(function() set:use {} end, "rows: expected at least one row")
   check.fails(function() set:use "a" end, "AdapterRows:use: rows: expected a list or nil")
   local function refused(words, kind, options)

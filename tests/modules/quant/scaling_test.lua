@@ -201,6 +201,36 @@ check.test("HQQ: values are those of the paper's steps", function()
   check.close(hqq.solve(ty.full({ 2, 8 }, 0.3), 4):tolist(), ty.full({ 2, 8 }, 0.3):tolist(), 1e-4)
 end)
 
+check.test("AWQ: factors of the package autoawq; no more lost, and less than with its other rule of factors", function()
+  local f = ty.io.load_npz(check.root .. "tests/fixtures/awq.npz")
+  local function moment_of(x) return ty.matmul(x:transpose(0, 1):to "f64", x:to "f64") end
+  for _, bits in ipairs { 4, 3 } do
+    local o = { bits = bits, group = 32, symmetric = false, mse = false }
+    local s = awq.search({ f.w }, moment_of(f.x), f.x:abs():mean(0), o)
+    check.close(s:tolist(), f["scales_" .. bits]:tolist(), 1e-4)
+    local moved = f.w * s
+    local cut = awq.clip(moved, moment_of(f.x / s), o)
+    local function off(w)
+      return ty.matmul(f.x, (grids.nearest(w, o) / s - f.w):transpose(0, 1)):square():mean():item()
+    end
+    check.close(off(moved), f["plain_" .. bits]:item(), 1e-3)
+    -- Of a range cut on both sides zero lies between two codes, where the last bit decides which it gets.
+    local theirs = f["clipped_" .. bits]:item()
+    check.ok(off(cut) <= 1.03 * theirs, ("%g, theirs %g"):format(off(cut), theirs))
+    check.ok(off(cut) < f[("clipped_%d_duo"):format(bits)]:item(), "the package's default")
+  end
+end)
+
+check.test("HQQ: the values of the package hqq", function()
+  local f = ty.io.load_npz(check.root .. "tests/fixtures/hqq.npz")
+  for _, bits in ipairs { 8, 4, 3, 2 } do
+    local ours, theirs = hqq.solve(f.w:reshape(-1, 64), bits):reshape(f.w.shape), f["values_" .. bits]
+    local a, b = (ours - f.w):abs():mean():item(), (theirs - f.w):abs():mean():item()
+    check.ok(a <= b * (1 + 1e-5), ("%d bits: off by %g, theirs by %g"):format(bits, a, b))
+    check.close(ours:tolist(), theirs:tolist(), 1e-5)
+  end
+end)
+
 check.test("HQQ on models: never more wrong than the first zeros, nearer than rounding at 2 bits", function()
   local original, data = llama(), batches()
   local model, plainly = original:clone(), original:clone()

@@ -150,11 +150,73 @@ check.test("first-fit decreasing: every sequence once, none too many in a row", 
   check.equal(#seen, 500)
 end)
 
+local function samples(count, most)
+  local list = {}
+  for i, words in ipairs(ty.randint(1, most, { count }):tolist()) do
+    local one = { ids = table.move(picture, 1, 4, 1, {}), learnt = { false, false, false, false } }
+    for k = 1, words do one.ids[4 + k], one.learnt[4 + k] = (i + k) % 19, true end
+    list[i] = one
+  end
+  return list
+end
+
+check.test("packed and padded batches have the same loss and gradients, also of the learnt places alone", function()
+  local m = model()
+  ty.manual_seed(8)
+  local pictures, sequences = ty.randn(5, 3, 8, 8), samples(5, 9)
+  local packed, padded = packing.samples(sequences, 64, 0), packing.padded(sequences, 0)
+  check.equal(packed.wanted:tolist(), padded.wanted:tolist())
+  check.ok(padded.tokens.shape[2] * 5 > 40 and packed.at.shape[1] > 5)
+  same(m, function() return vlm.Dialogue.loss(m, packed, { pictures = pictures }) end,
+    function() return vlm.Dialogue.loss(m, padded, { pictures = pictures }) end)
+  same(m, function() return vlm.Dialogue.loss(m, padded, { pictures = pictures }) end, function()
+    return m:loss(padded.tokens, padded.targets, { pictures = pictures })
+  end)
+  same(m, function() return vlm.Dialogue.loss(m, packed, { pictures = pictures }) end, function()
+    return m:loss(packed.tokens, packed.targets, { pictures = pictures, cu_seqlens = packed.options.cu_seqlens,
+      longest = packed.options.longest })
+  end)
+end)
+
+check.test("the loader's rows: every sequence as often as any other but for a round, and hardly any padding", function()
+  ty.manual_seed(9)
+  local sequences = samples(100, 20)
+  local loader = packing.loader(sequences, { room = 128 })
+  local seen, tokens = {}, 0
+  for i = 1, 100 do seen[i] = 0 end
+  for _ = 1, 60 do
+    local batch = loader:next()
+    check.equal(batch.tokens.shape, { 1, 128 })
+    local at, cu = 0, batch.options.cu_seqlens:tolist()
+    for k, i in ipairs(batch.sequences:tolist()) do
+      local one = sequences[i + 1]
+      seen[i + 1], tokens = seen[i + 1] + 1, tokens + #one.ids
+      check.equal(batch.tokens:narrow(1, at, #one.ids):flatten():tolist(), one.ids)
+      at = at + #one.ids
+      check.equal(cu[k + 1], at)
+    end
+  end
+  check.ok(math.max(table.unpack(seen)) - math.min(table.unpack(seen)) <= 2)
+  check.equal(loader.used, tokens)
+  check.close(loader:padding(), 1 - tokens / (60 * 128), 1e-12)
+  check.ok(loader:padding() < 0.03)
+  local padded = packing.loader(sequences, { batch = 10 })
+  for i = 1, 100 do seen[i] = 0 end
+  for _ = 1, 10 do
+    for _, i in ipairs(padded:next().sequences:tolist()) do seen[i + 1] = seen[i + 1] + 1 end
+  end
+  for i = 1, 100 do check.equal(seen[i], 1) end
+  check.ok(padded:padding() > 0.1)
+end)
+
 check.test("what cannot be packed is one clear error", function()
   check.fails(function() packing.fit({ 3, 11 }, 10) end, "vlm.packing.fit: lengths: expected at most the 10 tokens")
   check.fails(function() packing.turns({ { turns = {} } }, 0) end, "row 1: expected { shared = list")
   check.fails(function() packing.turns({ { shared = {}, turns = { { ids = { 1 } } } } }, 0) end, "turn 1 of row 1")
   check.fails(function() packing.samples({ turn(1, 2, 3) }, 2) end, "room: expected at least the 3 tokens")
+  check.fails(function() packing.padded {} end, "sequences: expected at least one token, got none")
+  check.fails(function() packing.loader({ turn(1, 2, 3) }, {}) end, "expected one of the options room and batch")
+  check.fails(function() packing.loader({ turn(1, 2, 3) }, { room = 2 }) end, "sequence 1: expected between 1 and 2")
   local m = model()
   local batch = packing.turns(rows, 0)
   local pictures = ty.zeros(2, 3, 8, 8)
