@@ -28,7 +28,7 @@ local r = ty.recipe.declare {
     { "batch", 32, "of a step", quick = 4 },
     { "test", 256, "pictures to measure with", quick = 8 },
     { "painted", 128, "of them are painted anew", quick = 4 },
-    { "guidance", 1.5, "of painting" },
+    { "guidance", 2.0, "of painting" },
   },
 }
 local args = r.args
