@@ -85,7 +85,9 @@ end)
 check.test("logits are those of the answers' words, and single questions are the first ones", function()
   local pool = answerer.featured(model, { { pictures = pictures, questions = batch.questions, image = batch.image } })
   local single = answerer.single(pool)
-  for i, turns in ipairs(single[1].questions) do check.equal({ #turns, turns[1] == batch.questions[i][1] }, { 1, true }) end
+  for i, turns in ipairs(single[1].questions) do
+    check.equal({ #turns, turns[1] == batch.questions[i][1] }, { 1, true })
+  end
   local logits = ty.no_grad(answerer.logits(model, dialogue, single))
   local packed = dialogue:packed(single[1].questions)
   local loss = ty.no_grad(function()
