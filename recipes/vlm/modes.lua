@@ -5,13 +5,13 @@
 --   Skipping"
 -- time: 3 minutes on one CPU core
 --
--- The zoo has no mixture of experts, so each feed-forward network of scene-vlm is divided into 16 thin experts, of which
--- a router chooses 8. A router that looks at the mean of an expert's gates needs no training: the mixture answers nearly
--- what the dense model does. Seeds draw the division and the calibration pictures. What is skipped is not computed:
--- experts get the rows that stay, and these are counted. The small loss of the claim is that of the paper's abstract,
--- where a model with 88 % skipped keeps 97 %. All rules have the same calibration pictures, of which none is tested
--- with, and the same least share, or nearly: fewer experts for all tokens (2 of 8 and 1 of 8), one threshold on the
--- router's weights, the same times the layers' importance, and two thresholds without it.
+-- The zoo has no mixture of experts, so each feed-forward network of scene-vlm is divided into 16 thin experts, of
+-- which a router chooses 8. A router that looks at the mean of an expert's gates needs no training: the mixture answers
+-- nearly what the dense model does. Seeds draw the division and the calibration pictures. Skipped experts are not
+-- computed: they get the rows that stay, which are counted. The small loss of the claim is that of the paper's abstract
+-- (88 % skipped, 97 % kept). All rules have the same calibration pictures, of which none is tested with, and the same
+-- least share, or nearly: fewer experts for all tokens (2 of 8 and 1 of 8), one threshold on the router's weights, the
+-- same times the layers' importance, and two thresholds without it.
 --
 -- The claim is missed by a point. Training the mixture on for 40 steps, fewer thresholds and fewer calibration pictures
 -- kept as much. Two thresholds are what matters here; importance by layer adds nothing in a decoder of four layers, and
