@@ -130,6 +130,9 @@ check.test("decoding with states is computing all anew, and a state does not gro
     local logits = ty.no_grad(function() return m(tokens, { pictures = pictures, cache = cache }) end)
     logits = logits:narrow(1, 19, 1)
     local size, all = cache[1].state:numel(), tokens
+    -- A state of each head and the last token before the convolution; keys and values of all tokens.
+    local of_state, of_keys = 4 * (2 * 4 * 16 + 2 * 48), 4 * (2 * 2 * 20 * 16)
+    check.equal(cache:bytes(), #keep > 0 and 2 * of_state + of_keys or 3 * of_state)
     for _ = 1, 4 do
       local step = logits:argmax(-1):clamp(0, 18)
       all = ty.concat({ all, step }, 1)

@@ -61,4 +61,39 @@ check.test("subsets of samples keep pictures and questions together", function()
   check.fails(function() answerer.subset({ part }, { 6 }) end, "positions: expected integers in [0, 5], got 6")
 end)
 
+check.test("draws give each picture once before any comes again, the same after the same seed", function()
+  local part = { questions = batch.questions, image = batch.image, features = ty.arange(12):reshape(6, 2, 1) }
+  local function drawn()
+    ty.manual_seed(4)
+    local draw, list = answerer.draw(dialogue, { part }, 3), {}
+    for _ = 1, 4 do
+      local packed, features = draw()
+      check.equal(packed.tokens.shape[1], 3)
+      for _, first in ipairs(features:select(1, 0):flatten():tolist()) do list[#list + 1] = first // 2 end
+    end
+    return list
+  end
+  local list = drawn()
+  check.equal(list, drawn())
+  for _, from in ipairs { 1, 7 } do
+    local pass = table.move(list, from, from + 5, 1, {})
+    table.sort(pass)
+    check.equal(pass, { 0, 1, 2, 3, 4, 5 })
+  end
+end)
+
+check.test("logits are those of the answers' words, and single questions are the first ones", function()
+  local pool = answerer.featured(model, { { pictures = pictures, questions = batch.questions, image = batch.image } })
+  local single = answerer.single(pool)
+  for i, turns in ipairs(single[1].questions) do
+    check.equal({ #turns, turns[1] == batch.questions[i][1] }, { 1, true })
+  end
+  local logits = ty.no_grad(answerer.logits(model, dialogue, single))
+  local packed = dialogue:packed(single[1].questions)
+  local loss = ty.no_grad(function()
+    return vlm.Dialogue.loss(model, packed, { features = single[1].features }):item()
+  end)
+  check.close(ty.nn.cross_entropy(logits, packed.wanted):item(), loss, 1e-5)
+end)
+
 check.finish()
