@@ -176,6 +176,22 @@ function M.train(model, options)
   return report
 end
 
+--- Trains a model further, with what train() takes, and leaves it with the mean of its weights before and after: what a
+-- stretch with many layers left out teaches, without all that it costs. Izmailov et al. 2018, "Averaging Weights Leads
+-- to Wider Optima and Better Generalization".
+---@param model ActionModel
+---@param options? table
+---@return table report
+function M.settle(model, options)
+  arguments.expect("zoo.arm.settle", "model", model, "a module")
+  local before, mean = {}, {}
+  for name, t in pairs(model:state_dict()) do before[name] = t:detach():clone() end
+  local report = M.train(model, options)
+  for name, t in pairs(model:state_dict()) do mean[name] = before[name] * 0.5 + t:detach() * 0.5 end
+  model:load_state_dict(mean)
+  return report
+end
+
 -- ---- acting ----
 
 --- Steps of a way that are done before the next look, at most.

@@ -7,9 +7,9 @@
 --
 -- All ways share the weights of arm-policy and act in the same episodes with the same noise, so that they are compared
 -- episode by episode; each seed has episodes of its own. Importance of layers is measured on training episodes, and how
--- many layers, tokens and steps are left was chosen on episodes of another part. Each part stands alone as far as its
--- operations go down to the same bar, or as far as it can; layers and tokens at random and fewer steps of denoising
--- cost what the method costs.
+-- many layers, tokens and steps are left was chosen on other episodes. Layers and tokens stand alone with what brings
+-- the operations to the same bar, or as far as it goes (of the first seed's episodes), and each part as it is in the
+-- method; layers and tokens at random and fewer steps of denoising cost what the method costs.
 local ty = require "tycho"
 local datasets, vlm, zoo = require "tycho.datasets", require "tycho.vlm", require "tycho.zoo"
 local efficient = vlm.efficientvla
@@ -17,7 +17,7 @@ local efficient = vlm.efficientvla
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "episodes", 200, "of each seed", quick = 2 },
+    { "episodes", 100, "of each seed", quick = 2 },
     { "deleted", 2, "layers of the decoder" },
     { "tokens", 12, "of the picture that go on, of 64" },
     { "key", 8, "of them that the text attends to most" },
@@ -71,11 +71,15 @@ end
 local ways = {
   { name = "full", options = {} },
   { name = "ours", options = ours },
-  { name = "layers alone", options = least(function(n) return { layers = efficient.kept(importance, n) } end, 1,
-    layers - 1, 1) },
-  { name = "tokens alone", options = least(function(n) return { tokens = n, key = args.key, share = args.share } end,
-    model.places - 1, 1, -1) },
-  { name = "cache alone", options = { interval = zoo.arm.steps } },
+  { name = "layers alone", once = true, options = least(function(n)
+    return { layers = efficient.kept(importance, n) }
+  end, 1, layers - 1, 1) },
+  { name = "tokens alone", once = true, options = least(function(n)
+    return { tokens = n, key = args.key, share = args.share }
+  end, model.places - 1, 1, -1) },
+  { name = "its layers alone", options = { layers = kept } },
+  { name = "its tokens alone", options = { tokens = args.tokens, key = args.key, share = args.share } },
+  { name = "its cache alone", options = { interval = args.interval } },
   { name = "random layers", options = function(seed)
     ty.manual_seed(100 + seed)
     local others = ty.rand(layers):tolist()
@@ -95,6 +99,7 @@ for _, way in ipairs(ways) do done[way.name], lost[way.name] = {}, {} end
 for i, seed in ipairs(r.seeds) do
   local reference
   for _, way in ipairs(ways) do
+    if way.once and i > 1 then goto continue end
     local options = type(way.options) == "function" and way.options(seed) or way.options
     local network = efficient.apply(model, options)
     options.steps = way.steps
@@ -119,6 +124,7 @@ for i, seed in ipairs(r.seeds) do
     for k, success in ipairs(found.episodes) do other = other + (success ~= reference.episodes[k] and 1 or 0) end
     r:say("seed %d, %s: operations %.3f, success %.3f, %d episodes end otherwise, %.1f looks", seed, way.name,
       cost[way.name], found.success, other, found.looks)
+    ::continue::
   end
 end
 for _, way in ipairs(ways) do
