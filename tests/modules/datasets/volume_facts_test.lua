@@ -134,6 +134,26 @@ check.test("reports are split by anatomy, and keep what is to be kept", function
   end
 end)
 
+check.test("prompts are sentences of the grammar, and what is told is what is not normal", function()
+  for _, kind in ipairs(facts.kinds) do
+    local present, absent = facts.prompts(kind)
+    local organs = {}
+    for _, text in ipairs(present) do
+      local f = facts.parse(text).findings[1]
+      check.equal(f and f.kind, kind, text)
+      organs[f.organ] = true
+    end
+    for _, code in ipairs(datasets.volumes.codes) do
+      if code[1] == kind then check.ok(organs[code[2]], kind .. " " .. code[2]) end
+    end
+    for _, text in ipairs(absent) do check.equal(facts.parse(text).denied, { kind }) end
+  end
+  check.fails(function() facts.prompts "zebra" end, 'kind: expected one of facts.kinds, got "zebra"')
+  check.equal(facts.told "right lung: normal; left lung: a cyst in the left lung, 9 mm; liver and spleen: normal",
+    "a cyst in the left lung, 9 mm")
+  check.equal(facts.told "right lung: normal; left lung: normal", "normal")
+end)
+
 check.test("studies are the items, cropped, with codes and the kinds of each slice", function()
   local set = datasets.volumes.studies { count = 30, seed = 4, frontal = true, slices = true }
   local items = datasets.load("volumes", { size = 32, seed = 4, fields = { "volume", "report", "findings", "marks" } })

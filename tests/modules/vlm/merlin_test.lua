@@ -139,6 +139,41 @@ check.test("prompts that are swapped negate the score", function()
   check.ok(distance(score, by_hand) < 1e-6)
 end)
 
+check.test("rows of labels in which each class, and none, is met as often", function()
+  local labels = ty.zeros(60, 2)
+  labels["0:3, 0"]:fill_(1)
+  labels["10:50, 1"]:fill_(1)
+  local rows, met, distinct = merlin.balanced(labels):tolist(), { 0, 0, 0 }, {}
+  for _, row in ipairs(rows) do
+    local k = row < 3 and 1 or row >= 10 and row < 50 and 2 or 3
+    met[k], distinct[row] = met[k] + 1, true
+  end
+  check.equal(met, { 20, 20, 20 })
+  check.ok(distinct[0] and distinct[1] and distinct[2] and distinct[48])
+end)
+
+check.test("a model that is fitted finds by words: light in one half of a volume, or none", function()
+  ty.manual_seed(11)
+  local n = 32
+  local volumes, codes = ty.randn(n, 1, 8, 8, 8) * 0.1, ty.zeros(n, 3)
+  local whole = ty.full({ n, 6 }, 3, { dtype = "i64" })
+  whole[":, 5"]:fill_(0)
+  for i = 0, n - 1 do
+    if i % 2 == 0 then
+      volumes[("%d, 0, 0:4"):format(i)]:add_(1)
+      codes[("%d, 0"):format(i)]:fill_(1)
+      whole[("%d, 1"):format(i)]:fill_(7)
+    end
+  end
+  local model = merlin.fit(small(), { volumes = volumes, codes = codes, texts = ty.stack({ whole, whole }, 1) },
+    { steps = 30, batch = 8, lr = 5e-3, seed = 1, quiet = true })
+  check.equal(model.training, false)
+  local prompt = { present = whole:narrow(0, 0, 1), absent = whole:narrow(0, 1, 1) }
+  local scores, image = merlin.find(model, volumes, { prompt })
+  check.equal({ scores.shape, image.shape }, { { n, 1 }, { n, 8 } })
+  check.equal(scores:squeeze(1):gt(0):to("u8"):tolist(), codes:select(1, 0):to("u8"):tolist())
+end)
+
 check.test("steps read the whole report and its sections in turn", function()
   local turns = {}
   for step = 0, 7 do turns[step + 1] = merlin.turn(step, 3) end
