@@ -14,10 +14,9 @@
 -- Methods: vlm.sail (frozen encoders aligned by light heads), vlm.msd (a large batch of contrast in the memory of a
 -- small one), vlm.icar (simple pictures leave the encoder early), vlm.label_instructions (what annotators were told),
 -- vlm.mixture_of_depths (deeper layers work on fewer of a picture's tokens), vlm.attended (what of a picture a question
--- asks for), vlm.efficientvla (a policy with fewer layers, tokens and steps), vlm.token_cache (a policy that uses again
--- what it made of the last picture). Training and measuring: vlm.Dialogue and vlm.packing (questions as rows of
--- tokens), vlm.answers (what is answered, by kind), vlm.cost (operations and bytes, from shapes). Networks: CLIPModel,
--- Llava, of tycho.models.
+-- asks for), vlm.efficientvla (a policy with fewer layers, tokens and steps). Training and measuring: vlm.Dialogue and
+-- vlm.packing (questions as rows of tokens), vlm.answers (what is answered, by kind), vlm.cost (operations and bytes,
+-- from shapes). Networks: CLIPModel, Llava, of tycho.models.
 local contrastive = require "tycho.vlm.contrastive"
 local retrieval = require "tycho.vlm.retrieval"
 require "tycho.llm" -- what Llava generates with
@@ -45,7 +44,6 @@ return require "tycho.lazy" (M, {
   attended = "tycho.vlm.attended",
   cost = "tycho.vlm.cost",
   efficientvla = "tycho.vlm.efficientvla",
-  token_cache = "tycho.vlm.token_cache",
   icar = "tycho.vlm.icar",
   label_instructions = "tycho.vlm.label_instructions",
   CLIPModel = { "tycho.models", "CLIPModel" },

@@ -259,74 +259,10 @@ function M.acts(model, network, options)
     local seeds = {}
     for i, episode in ipairs(seen.episodes) do seeds[i] = (o.seed * 1000 + looks) * 100000 + episode end
     local observation = M.observation(model, seen)
-    observation.episodes = seen.episodes
     local plans, condition = M.draw(model, network, observation, { steps = o.steps, seeds = seeds })
     if o.watch then o.watch(seen, plans, condition) end
     return M.ways(seen.states, plans)
   end
-end
-
--- ---- pairs of looks ----
-
---- Batches of looks at training episodes and of what was seen a stride before: a function of the step, for
--- vlm.token_cache.fit. Each is { now, before (observations), plans }. options: episodes (400: that they come from),
--- seed (0), tasks (kinds), batch (16).
----@param model ActionModel
----@param options? table
----@return fun(step: integer): table
-function M.pairs(model, options)
-  local who = "zoo.arm.pairs"
-  arguments.expect(who, "model", model, "a module")
-  local o = arguments.read(who, options, { episodes = 400, seed = 0, tasks = arguments.none, batch = 16 }, {
-    episodes = "an integer >= 1", seed = "an integer", tasks = "a list of strings", batch = "an integer >= 1" })
-  local pool = datasets.arm.plans { episodes = o.episodes, seed = o.seed, tasks = o.tasks, looks = 4, back = M.stride,
-    size = model.config.image_size, horizon = model.config.horizon }
-  pool.words = M.words(model):encode(pool.tasks, model.config.phrase_length)
-  return function()
-    local rows = ty.randint(0, pool.images.shape[1], { o.batch })
-    local function take(name) return pool[name]:index_select(0, rows):to { device = model:device() } end
-    local words = take "words"
-    return { now = { images = M.pictures(take "images"), words = words, states = take "states" },
-      before = { images = M.pictures(take "before"), words = words, states = take "states_before" },
-      plans = take "plans" }
-  end
-end
-
---- The loss that the policy was trained with, of plans of a batch under a query's state: for vlm.token_cache.fit.
----@param model ActionModel
----@return fun(query: Tensor, batch: table): Tensor
-function M.imitation(model)
-  arguments.expect("zoo.arm.imitation", "model", model, "a module")
-  local process = M.process()
-  return function(query, batch)
-    local network = { encode = function() return { query = query } end,
-      denoise = function(_, x, t, condition) return model:denoise(x, t, condition) end }
-    return (diffusion.policy.loss(process, network, {}, batch.plans, { samples = 4 }))
-  end
-end
-
---- The cosine that a share of the picture's tokens exceeds, of what the tower makes of them and made a stride before.
----@param model ActionModel
----@param pairs_of fun(step: integer): table  of pairs()
----@param share number
----@param batches? integer  (8)
----@return number
-function M.similar_above(model, pairs_of, share, batches)
-  local who = "zoo.arm.similar_above"
-  arguments.expect(who, "model", model, "a module")
-  arguments.expect(who, "pairs_of", pairs_of, "a function")
-  arguments.expect(who, "share", share, "a number in [0, 1]")
-  return ty.no_grad(function()
-    local list = {}
-    for step = 1, batches or 8 do
-      local batch = pairs_of(step)
-      local a = model:see(batch.now.images, batch.now.words)
-      local b = model:see(batch.before.images, batch.before.words)
-      list[step] = ((a * b):sum(-1) / (a:square():sum(-1) * b:square():sum(-1)):sqrt():clamp(1e-12)):flatten()
-    end
-    local sorted = ty.concat(list, 0):sort(0, true)
-    return sorted:select(0, math.min(sorted.shape[1] - 1, math.floor(share * sorted.shape[1]))):item()
-  end)
 end
 
 -- ---- looking at it ----

@@ -279,11 +279,6 @@ local function action_model()
 end
 object("ActionModel", action_model)
 object("EfficientPolicy", function() return require("tycho.vlm").efficientvla.apply(action_model()) end)
-object("TokenGate", function() return require("tycho.vlm").token_cache.Gate(action_model()) end)
-object("CachedPolicy", function()
-  local cache = require("tycho.vlm").token_cache
-  return cache.apply(action_model(), { choose = cache.chooser "random" })
-end)
 object("MiniDiffuser", function() return require("tycho.models").MiniDiffuser { words = 3, size = 16, width = 8 } end)
 object("PixelPolicy", function() return require("tycho.models").PixelPolicy { words = 3, size = 16 } end)
 object("FusedPolicy", function()
