@@ -10,6 +10,13 @@ local diffusion = require "tycho.diffusion"
 local nn = ty.nn
 local M = {}
 
+local function check_model(who, model)
+  arguments.expect(who, "model", model, "a module")
+  if type(model.config) ~= "table" or not model.action_head or not model.language_model then
+    arguments.fail("%s: model: expected a models.ActionModel, got %s", who, arguments.describe(model))
+  end
+end
+
 --- How many noise levels the diffusion of actions has in training, and steps of DDIM in acting.
 M.levels, M.steps = 100, 10
 
@@ -23,7 +30,7 @@ end
 ---@param model ActionModel
 ---@return table words
 function M.words(model)
-  arguments.expect("zoo.arm.words", "model", model, "a module")
+  check_model("zoo.arm.words", model)
   return diffusion.policy.words(model.config.words)
 end
 
@@ -31,7 +38,7 @@ end
 ---@param count integer
 ---@return string[]
 function M.vocabulary(count)
-  arguments.expect("zoo.arm.vocabulary", "count", count, "an integer >= 1")
+  arguments.expect("zoo.arm.vocabulary", "count", count, "an integer in [1, 10000]")
   local env, texts, list = datasets.arm.env(), {}, {}
   for i = 0, count - 1 do
     env:begin(i)
@@ -55,7 +62,7 @@ end
 ---@param seen table
 ---@return {images: Tensor, words: Tensor, states: Tensor}
 function M.observation(model, seen)
-  arguments.expect("zoo.arm.observation", "model", model, "a module")
+  check_model("zoo.arm.observation", model)
   arguments.expect("zoo.arm.observation", "seen", seen, "a table")
   local to = { device = model:device() }
   return { images = M.pictures(seen.images, to.device), states = seen.states:to(to),
@@ -102,7 +109,7 @@ end
 ---@return table report
 function M.train(model, options)
   local who = "zoo.arm.train"
-  arguments.expect(who, "model", model, "a module")
+  check_model(who, model)
   local none = arguments.none
   local o = arguments.read(who, options, { first = 500, steps = 4000, batch = 32, lr = 1e-3, samples = 4,
     tasks = none, seed = 0, pool = 1500, looks = 8, finder = 0.5, drop = 0.15, evaluate = none, every = 1000 }, {
@@ -183,7 +190,7 @@ end
 ---@param options? table
 ---@return table report
 function M.settle(model, options)
-  arguments.expect("zoo.arm.settle", "model", model, "a module")
+  check_model("zoo.arm.settle", model)
   local before, mean = {}, {}
   for name, t in pairs(model:state_dict()) do before[name] = t:detach():clone() end
   local report = M.train(model, options)
@@ -201,6 +208,7 @@ M.stride = 8
 ---@param options? table
 ---@return table
 function M.rules(options)
+  arguments.expect("zoo.arm.rules", "options", options, "a table or nil")
   local rules = { looks = 40 }
   for key, value in pairs(options or {}) do rules[key] = value end
   return rules
@@ -213,6 +221,11 @@ end
 function M.ways(states, plans)
   arguments.expect("zoo.arm.ways", "states", states, "a tensor")
   arguments.expect("zoo.arm.ways", "plans", plans, "a tensor")
+  if plans.ndim ~= 3 or plans.shape[3] ~= 3 or plans.shape[2] < 1 or states.ndim ~= 2 or states.shape[2] ~= 4
+    or states.shape[1] ~= plans.shape[1] then
+    arguments.fail("zoo.arm.ways: expected states [n, 4] and plans [n, horizon, 3], got %s and %s",
+      arguments.describe(states), arguments.describe(plans))
+  end
   local list = {}
   for i, p in ipairs(plans:select(1, 0):to("cpu"):tolist()) do
     local x, y = datasets.arm.poses.from_picture(p[1], p[2])
@@ -231,7 +244,7 @@ end
 ---@return table condition
 function M.draw(model, network, observation, options)
   local who = "zoo.arm.draw"
-  arguments.expect(who, "model", model, "a module")
+  check_model(who, model)
   arguments.expect(who, "network", network, "a table or nil")
   arguments.expect(who, "observation", observation, "a table")
   local o = arguments.read(who, options, { steps = M.steps, seeds = arguments.none }, { steps = "an integer >= 1",
@@ -249,7 +262,7 @@ end
 ---@return fun(seen: table): Tensor[]
 function M.acts(model, network, options)
   local who, none = "zoo.arm.acts", arguments.none
-  arguments.expect(who, "model", model, "a module")
+  check_model(who, model)
   arguments.expect(who, "network", network, "a table or nil")
   local o = arguments.read(who, options, { steps = M.steps, seed = 0, watch = none }, { steps = "an integer >= 1",
     seed = "an integer", watch = "a function" })
@@ -276,7 +289,7 @@ end
 ---@return fun(step: integer): table
 function M.pairs(model, options)
   local who = "zoo.arm.pairs"
-  arguments.expect(who, "model", model, "a module")
+  check_model(who, model)
   local o = arguments.read(who, options, { episodes = 400, seed = 0, tasks = arguments.none, batch = 16 }, {
     episodes = "an integer >= 1", seed = "an integer", tasks = "a list of strings", batch = "an integer >= 1" })
   local pool = datasets.arm.plans { episodes = o.episodes, seed = o.seed, tasks = o.tasks, looks = 4, back = M.stride,
@@ -296,7 +309,7 @@ end
 ---@param model ActionModel
 ---@return fun(query: Tensor, batch: table): Tensor
 function M.imitation(model)
-  arguments.expect("zoo.arm.imitation", "model", model, "a module")
+  check_model("zoo.arm.imitation", model)
   local process = M.process()
   return function(query, batch)
     local network = { encode = function() return { query = query } end,
@@ -313,7 +326,7 @@ end
 ---@return number
 function M.similar_above(model, pairs_of, share, batches)
   local who = "zoo.arm.similar_above"
-  arguments.expect(who, "model", model, "a module")
+  check_model(who, model)
   arguments.expect(who, "pairs_of", pairs_of, "a function")
   arguments.expect(who, "share", share, "a number in [0, 1]")
   return ty.no_grad(function()
@@ -375,6 +388,9 @@ end
 function M.strips(film, columns)
   arguments.expect("zoo.arm.strips", "film", film, "a table")
   arguments.expect("zoo.arm.strips", "columns", columns, "an integer >= 1")
+  if type(film.order) ~= "table" or #film.order == 0 then
+    arguments.fail("zoo.arm.strips: film: expected one that film() filled, got %s", arguments.describe(film))
+  end
   local list = {}
   for _, episode in ipairs(film.order) do
     for k = 1, columns do list[#list + 1] = film[episode][k] or ty.full_like(film[episode][1], 255) end
