@@ -131,7 +131,7 @@ for i, seed in ipairs(r.seeds) do
 end
 
 -- A row for each thing: its picture, four by fusion, four with the penalty.
-ty.plot.grid(ty.concat(sheet, 0), { columns = 9, scale = 3 }):save(r:picture "profusion.png")
+ty.plot.grid(ty.concat(sheet, 0), { columns = 9, scale = 2 }):save(r:picture "profusion.png")
 r.metrics.chosen, r.metrics.found, r.metrics.fronts = chosen, found, fronts
 
 local rows = {}

@@ -118,7 +118,7 @@ for i, seed in ipairs(r.seeds) do
 end
 
 -- Rows: a thing of the factory, rough, refined; a thing never shown before, and four pictures that were asked for.
-ty.plot.grid(ty.concat(sheet, 0), { columns = 8, scale = 3 }):save(r:picture "toffee.png")
+ty.plot.grid(ty.concat(sheet, 0), { columns = 8, scale = 2 }):save(r:picture "toffee.png")
 r.metrics.found, r.metrics.counts = found, counts
 
 local function ratio(name, key)
