@@ -159,6 +159,10 @@ end
 --- Scores [n, places] and logits of the ratios [n, ratios]. seen, before: what the tower makes of the places now, and
 -- what it made when each was last computed, [n, places, hidden]; states, states_before [n, numbers].
 function Gate:forward(seen, before, states, states_before)
+  for name, x in pairs { seen = seen or false, before = before or false, states = states or false,
+    states_before = states_before or false } do
+    arguments.expect("TokenGate", name, x, "a tensor")
+  end
   local change = seen - before
   local h = self.inner(ty.concat({ seen, change, change:square():sum({ -1 }, true):sqrt() }, 2)):silu()
   local logits = self.ratio(ty.concat({ h:mean { 1 }, h:max(1), states, states - states_before }, 1))

@@ -14,6 +14,8 @@ local MOST_ENTRIES, MOST_NAME = 1 << 24, 1 << 16
 local function open(who, path)
   local file, problem = io.open(path, "rb")
   if not file then arguments.fail("%s: %s", who, problem) end
+  local text, wrong = file:read(0) -- a folder can be opened, not read
+  if not text and wrong then arguments.fail("%s: %s: %s", who, path, wrong) end
   return file
 end
 
