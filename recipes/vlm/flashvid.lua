@@ -3,7 +3,7 @@
 -- system: FlashVID on scene-vlm: tokens by attention and diversity, trees over frames, clusters, fewer in late layers
 -- paper: Fan et al. 2026, "FlashVID: Efficient Video Large Language Models via Training-free Tree-based Spatiotemporal
 --   Token Merging"
--- time: 4 minutes on one CPU core
+-- time: 6 minutes on one CPU core
 --
 -- scene-vlm's decoder is tuned on questions about clips of eight frames, all tokens seen; then every way makes the
 -- tokens of the same held-out clips fewer, without further training, and is compared question by question. All ways
@@ -17,11 +17,11 @@ local answerer, watcher, flashvid, fewer = zoo.answerer, zoo.watcher, vlm.flashv
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "steps", 90, "of tuning the model that watches", quick = 1 },
+    { "steps", 240, "of tuning the model that watches", quick = 1 },
     { "fine", 0.15, "share of them, the last, in which it sees all tokens and not means of four" },
     { "batch", 16, "clips of a step", quick = 2 },
     { "lr", 1e-3, "peak learning rate" },
-    { "pool", 400, "clips that are tuned on", quick = 4 },
+    { "pool", 560, "clips that are tuned on", quick = 4 },
     { "test", 100, "clips to measure with", quick = 4 },
     { "ratio", 0.1, "of tokens that are kept, in the mean of all layers" },
     { "after", 3, "layers see all that is kept, the others a share of it" },
