@@ -14,6 +14,9 @@
 -- these pairs, from all of them, from pairs by a LoRA on each thing in the seconds that the factory took, and from true
 -- renderings. A judge says of things whose kind, colour and marks never came together before whether they are drawn
 -- (identity), and whether style and ground are (text). What the painter draws of the kind's name alone stands beside.
+--
+-- With a painter that knew fewer kinds, nothing of a thing came through. With the present one colours and marks do where
+-- the kind is known; of kinds that the painter never saw it draws a neighbour.
 local ty = require "tycho"
 local datasets, diffusion, zoo = require "tycho.datasets", require "tycho.diffusion", require "tycho.zoo"
 
