@@ -15,8 +15,8 @@
 -- renderings. A judge says of things whose kind, colour and marks never came together before whether they are drawn
 -- (identity), and whether style and ground are (text). What the painter draws of the kind's name alone stands beside.
 --
--- With a painter that knew fewer kinds, nothing of a thing came through. With the present one colours and marks do where
--- the kind is known; of kinds that the painter never saw it draws a neighbour.
+-- With a painter that knew fewer kinds, nothing of a thing came through. With the present one colours and marks do,
+-- where the kind is known; of kinds that the painter never saw it draws a neighbour.
 local ty = require "tycho"
 local datasets, diffusion, zoo = require "tycho.datasets", require "tycho.diffusion", require "tycho.zoo"
 
