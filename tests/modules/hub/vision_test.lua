@@ -114,7 +114,7 @@ check.test("what does not fit is one clear error", function()
     "CLIPModel: vision_config: config key 'num_hidden_layers' must be a positive integer up to 10000, got 1073741824")
   fails("clip_text", function(config) config.vocab_size = ty.io.null end, "the file [40, 16]")
   fails("clip_text", function(config) config.model_type = "clip_text" end,
-    "model_type 'clip_text' is not known; there are bert, camembert, clip,")
+    "model_type 'clip_text' is not known; there are action_model, bert, camembert, clip,")
 end)
 
 check.finish()
