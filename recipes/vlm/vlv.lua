@@ -11,6 +11,10 @@
 -- seconds as both stages; the one on contrastive features, of scene-clip, which has seen captions of other pictures, as
 -- many steps as that. Reconstructions are judged by canvas-judge beside pictures that the painter makes of the true
 -- captions with the same noise and guidance.
+--
+-- In these minutes it does not pay: with 350 steps of stage 1 the painter draws styles and grounds from the embeddings
+-- and hardly the kinds of things (its loss is 0.043; 0.029 with true words, 0.049 with none), and the captioner that
+-- learns from the pairs for as many seconds, over and over, writes better ones. A longer stage 1 is to be tried.
 local ty = require "tycho"
 local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
 local describer, vlv = zoo.describer, vlm.vlv
