@@ -13,28 +13,20 @@ typedef struct job {
 
 enum { PIECE = 64 * TY_NF4_GROUP }; /* elements encoded at a time */
 
+#define ENCODE(type)                                      \
+  do {                                                    \
+    ty_encode_##type(x, to);                              \
+    if (importance) ty_improve_##type(x, importance, to); \
+  } while (0)
+
 static void encode_block(ty_dtype dtype, const float *x, const float *importance, void *to) {
   switch (dtype) {
     case TY_Q8_0: ty_encode_q8_0(x, to); break;
-    case TY_Q4_0:
-      ty_encode_q4_0(x, to);
-      if (importance) ty_improve_q4_0(x, importance, to);
-      break;
-    case TY_Q2_K:
-      ty_encode_q2_k(x, to);
-      if (importance) ty_improve_q2_k(x, importance, to);
-      break;
-    case TY_Q3_K:
-      ty_encode_q3_k(x, to);
-      if (importance) ty_improve_q3_k(x, importance, to);
-      break;
-    case TY_Q4_K:
-      ty_encode_q4_k(x, to);
-      if (importance) ty_improve_q4_k(x, importance, to);
-      break;
-    default:
-      ty_encode_q6_k(x, to);
-      if (importance) ty_improve_q6_k(x, importance, to);
+    case TY_Q4_0: ENCODE(q4_0); break;
+    case TY_Q2_K: ENCODE(q2_k); break;
+    case TY_Q3_K: ENCODE(q3_k); break;
+    case TY_Q4_K: ENCODE(q4_k); break;
+    default: ENCODE(q6_k);
   }
 }
 

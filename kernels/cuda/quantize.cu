@@ -38,26 +38,17 @@ rows_of rows_for(const ty_view *x, const ty_view *out) {
 /* ---- encoding ---- */
 
 TY_DEVICE void encode_one(const float *x, const float *, ty_q8_0 *b) { ty_encode_q8_0(x, b); }
-TY_DEVICE void encode_one(const float *x, const float *w, ty_q4_0 *b) {
-  ty_encode_q4_0(x, b);
-  if (w) ty_improve_q4_0(x, w, b);
-}
-TY_DEVICE void encode_one(const float *x, const float *w, ty_q2_k *b) {
-  ty_encode_q2_k(x, b);
-  if (w) ty_improve_q2_k(x, w, b);
-}
-TY_DEVICE void encode_one(const float *x, const float *w, ty_q3_k *b) {
-  ty_encode_q3_k(x, b);
-  if (w) ty_improve_q3_k(x, w, b);
-}
-TY_DEVICE void encode_one(const float *x, const float *w, ty_q4_k *b) {
-  ty_encode_q4_k(x, b);
-  if (w) ty_improve_q4_k(x, w, b);
-}
-TY_DEVICE void encode_one(const float *x, const float *w, ty_q6_k *b) {
-  ty_encode_q6_k(x, b);
-  if (w) ty_improve_q6_k(x, w, b);
-}
+#define ENCODE_ONE(type)                                                    \
+  TY_DEVICE void encode_one(const float *x, const float *w, ty_##type *b) { \
+    ty_encode_##type(x, b);                                                 \
+    if (w) ty_improve_##type(x, w, b);                                      \
+  }
+ENCODE_ONE(q4_0)
+ENCODE_ONE(q2_k)
+ENCODE_ONE(q3_k)
+ENCODE_ONE(q4_k)
+ENCODE_ONE(q6_k)
+#undef ENCODE_ONE
 
 /* A block of N elements by each thread. importance: of a row's columns, or null. */
 template <class B, int N>

@@ -322,27 +322,15 @@ function M.fit(teacher, student, draw, stages, options)
     if plan.steps > 0 then
       local opt = ty.optim.AdamW(learners(student, stage), { lr = plan.lr, beta2 = 0.95, clip_norm = 1,
         weight_decay = 0, schedule = ty.optim.cosine { steps = plan.steps, warmup = plan.steps // 10, final = 0.05 } })
-      local sum, counted = 0, 0
-      for step = 1, plan.steps do
-        ty.scope(function()
-          local tokens, given, places, reference = draw()
-          local loss
-          if stage < 3 then
-            loss = M.alignment(teacher, student, tokens, given)
-          else
-            local with = {}
-            for key, value in pairs(given) do with[key] = value end
-            with.places = places
-            reference = reference or M.words(teacher, tokens, given, places)
-            loss = M.divergence(reference, student:head(student:hidden(tokens, with)):select(0, 0))
-          end
-          opt:step(loss)
-          local value = loss:item()
-          if step > plan.steps - math.max(1, plan.steps // 10) then sum, counted = sum + value, counted + 1 end
-          if o.watch then o.watch(stage, step, value) end
-        end)
-      end
-      losses[stage] = sum / counted
+      losses[stage] = ty.train.minimize(opt, plan.steps, function()
+        local tokens, given, places, reference = draw()
+        if stage < 3 then return M.alignment(teacher, student, tokens, given) end
+        local with = {}
+        for key, value in pairs(given) do with[key] = value end
+        with.places = places
+        reference = reference or M.words(teacher, tokens, given, places)
+        return M.divergence(reference, student:head(student:hidden(tokens, with)):select(0, 0))
+      end, o.watch and function(step, value) o.watch(stage, step, value) end or nil)
     end
   end
   student:eval()

@@ -51,6 +51,36 @@ end
 
 function Dense:forward(x) return M.activated(self.dense, x, self.activation) end
 
+--- Raises unless tokens are i64 [n, t] and options a table or nil.
+---@param who string
+---@param tokens Tensor
+---@param options? table
+function M.check_tokens(who, tokens, options)
+  if not ty.is_tensor(tokens) or tokens.ndim ~= 2 or tokens.dtype ~= "i64" then
+    arguments.fail("%s: tokens: expected an i64 tensor [n, t], got %s", who, arguments.describe(tokens))
+  end
+  arguments.expect(who, "options", options, "a table or nil")
+end
+
+--- Hidden states after the last norm of a model that sees, as Decoder:hidden() has them: where options have pictures or
+-- features, its language model gets embed(model, tokens, options) in the place of the tokens' embeddings.
+---@param who string  for errors
+---@param model Module
+---@param tokens Tensor
+---@param options? table
+---@param embed fun(model: Module, tokens: Tensor, options: table): Tensor
+---@return Tensor hidden
+function M.hidden_of_seen(who, model, tokens, options, embed)
+  M.check_tokens(who, tokens, options)
+  if not (options and (options.pictures or options.features)) then
+    return model.language_model:hidden(tokens, options)
+  end
+  local with = {}
+  for key, value in pairs(options) do with[key] = value end
+  with.embeddings = embed(model, tokens, options)
+  return model.language_model:hidden(tokens, with)
+end
+
 --- The last `count` places of x along a dimension; all of them without a count, or if there are no more.
 function M.tail(x, dim, count)
   local size = x.shape[dim < 0 and x.ndim + dim + 1 or dim + 1]

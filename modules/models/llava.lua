@@ -189,24 +189,10 @@ local function embed(self, tokens, options)
   return ty.where(is_image:unsqueeze(-1), ty.embedding(features:flatten(0, 1), order):to(x.dtype), x)
 end
 
-local function check(tokens, options)
-  if not ty.is_tensor(tokens) or tokens.ndim ~= 2 or tokens.dtype ~= "i64" then
-    arguments.fail("Llava: tokens: expected an i64 tensor [n, t], got %s", arguments.describe(tokens))
-  end
-  arguments.expect("Llava", "options", options, "a table or nil")
-end
-
 --- Hidden states after the last norm, as Decoder:hidden() has them. options besides: pictures, interpolate.
 ---@return Tensor hidden
 function Llava:hidden(tokens, options)
-  check(tokens, options)
-  if not (options and (options.pictures or options.features)) then
-    return self.language_model:hidden(tokens, options)
-  end
-  local with = {}
-  for key, value in pairs(options) do with[key] = value end
-  with.embeddings = embed(self, tokens, options)
-  return self.language_model:hidden(tokens, with)
+  return layers.hidden_of_seen("Llava", self, tokens, options, embed)
 end
 
 --- Logits of hidden states.
@@ -231,7 +217,7 @@ function Llava:cache(options) return self.language_model:cache(options) end
 ---@param targets? Tensor
 ---@return Tensor loss
 function Llava:loss(tokens, targets, options)
-  check(tokens, options)
+  layers.check_tokens("Llava", tokens, options)
   arguments.expect("Llava:loss", "targets", targets, "a tensor or nil")
   if not targets then
     if options and options.cu_seqlens then error("loss: packed sequences need their targets", 2) end

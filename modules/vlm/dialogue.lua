@@ -191,6 +191,16 @@ function Dialogue.logits(model, batch, options)
   return logits_of(model, batch, options)
 end
 
+--- How likely the targets of a packed batch are, logarithms of probabilities, f32 [learnt]. options: as of logits().
+---@param model LanguageModel
+---@param batch table  of Dialogue:packed(), or of tycho.vlm.packing
+---@param options? table
+---@return Tensor
+function Dialogue.likelihoods(model, batch, options)
+  local logits = Dialogue.logits(model, batch, options):to "f32"
+  return logits:log_softmax(-1):gather(1, batch.wanted:to { device = logits.device }:unsqueeze(1)):squeeze(1)
+end
+
 --- Mean cross entropy of what is learnt in a packed batch. Only the places that something is learnt at go through the
 -- head. options: more ones of the model's forward(), pictures among them.
 ---@param model LanguageModel

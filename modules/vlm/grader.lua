@@ -6,6 +6,7 @@
 --     local grades = grader.grades(model, dialogue, features, captions)
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local Dialogue = require "tycho.vlm.dialogue"
 local packing = require "tycho.vlm.packing"
 
 local M = {}
@@ -92,10 +93,7 @@ end
 local function likelihoods(model, sequences, features)
   local batch = packing.padded(sequences)
   local device, length = model:device(), batch.tokens.shape[2]
-  local hidden = model:hidden(batch.tokens:to { device = device }, { features = features,
-    places = batch.at:to { device = device } })
-  local wanted = batch.wanted:to { device = device }
-  local likely = model:head(hidden:select(0, 0)):to("f32"):log_softmax(-1):gather(1, wanted:unsqueeze(1)):squeeze(1)
+  local likely = Dialogue.likelihoods(model, batch, { features = features })
   local row = ty.tensor(batch.at:tolist(), { dtype = "i64" }):floor_divide(length):to { device = device }
   local n = #sequences
   local sums = ty.zeros({ n }, { device = device }):index_add(0, row, likely)

@@ -10,6 +10,7 @@
 --     local scores = llava_rad.likelihoods(model, dialogue, looked, reports)               -- [pictures, reports]
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local Dialogue = require "tycho.vlm.dialogue"
 local peft = require "tycho.peft"
 
 local nn = ty.nn
@@ -193,33 +194,23 @@ function M.tune(model, dialogue, pool, parameters, options)
     schedule = ty.optim.cosine { steps = o.steps, warmup = math.max(1, o.steps // 10), final = 0.05 } })
   local state = ty.rng_state()
   ty.manual_seed(o.seed)
-  local order, at, tail, counted = {}, 0, 0, 0
+  local next_places = ty.data.rounds(#pool.reports, o.batch)
   local norms = not pool.looked and model.vision_tower.learn_norms
   if norms then model.vision_tower:learn_norms(true) end
   model:train()
-  for step = 1, o.steps do
-    ty.scope(function()
-      local places, reports = {}, {}
-      for k = 1, o.batch do
-        if at >= #order then order, at = ty.randperm(#pool.reports):tolist(), 0 end
-        at = at + 1
-        places[k], reports[k] = order[at], pool.reports[order[at] + 1]
-      end
-      local chosen = given:index_select(0, ty.tensor(places, { dtype = "i64" }):to { device = given.device })
-      local seen = pool.looked and chosen:to { device = model:device() } or M.seen(model, chosen)
-      local tokens, targets = dialogue:rows(turns_of(reports))
-      local loss = model:loss(tokens:to { device = model:device() }, targets:to { device = model:device() },
-        { features = model.multi_modal_projector(seen) })
-      opt:step(loss)
-      local value = loss:item()
-      if step > o.steps - math.max(1, o.steps // 10) then tail, counted = tail + value, counted + 1 end
-      if o.watch then o.watch(step, value) end
-    end)
-  end
+  local last = ty.train.minimize(opt, o.steps, function()
+    local places, reports = next_places(), {}
+    for k, place in ipairs(places) do reports[k] = pool.reports[place + 1] end
+    local chosen = given:index_select(0, ty.tensor(places, { dtype = "i64" }):to { device = given.device })
+    local seen = pool.looked and chosen:to { device = model:device() } or M.seen(model, chosen)
+    local tokens, targets = dialogue:rows(turns_of(reports))
+    return model:loss(tokens:to { device = model:device() }, targets:to { device = model:device() },
+      { features = model.multi_modal_projector(seen) })
+  end, o.watch)
   ty.rng_state(state)
   if norms then model.vision_tower:learn_norms(false) end
   model:eval()
-  return tail / counted
+  return last
 end
 
 --- Both stages, one after the other, after which the adapters are in the weights and the model is a plain one. options:
@@ -339,11 +330,7 @@ function M.likelihoods(model, dialogue, looked, reports)
     for i = 0, looked.shape[1] - 1 do
       rows[i + 1] = ty.scope(function()
         local features = model.multi_modal_projector(looked:narrow(0, i, 1):to { device = device })
-        local hidden = model:hidden(batch.tokens:to { device = device }, { features = features,
-          mask = batch.options.mask:to { device = device }, places = batch.at:to { device = device },
-          positions = batch.options.positions:to { device = device } })
-        local logs = model:head(hidden:select(0, 0)):log_softmax(-1)
-          :gather(1, batch.wanted:to { device = device }:unsqueeze(1)):squeeze(1)
+        local logs = Dialogue.likelihoods(model, batch, { features = features })
         return ty.zeros({ #reports }, { device = device }):scatter_add(0, turn:to { device = device }, logs)
       end)
     end

@@ -10,6 +10,7 @@
 --     model:loss(tokens, targets, { pictures = pictures })
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local layers = require "tycho.models.layers"
 local LanguageModel = require "tycho.models.model"
 
 local nn = ty.nn
@@ -152,17 +153,7 @@ end
 -- forward().
 ---@return Tensor hidden
 function Solo:hidden(tokens, options)
-  if not ty.is_tensor(tokens) or tokens.ndim ~= 2 or tokens.dtype ~= "i64" then
-    arguments.fail("Solo: tokens: expected an i64 tensor [n, t], got %s", arguments.describe(tokens))
-  end
-  expect("Solo", "options", options, "a table or nil")
-  if not (options and (options.pictures or options.features)) then
-    return self.language_model:hidden(tokens, options)
-  end
-  local with = {}
-  for key, value in pairs(options) do with[key] = value end
-  with.embeddings = embed(self, tokens, options)
-  return self.language_model:hidden(tokens, with)
+  return layers.hidden_of_seen("Solo", self, tokens, options, embed)
 end
 
 --- Logits of hidden states: those of the language model's tokens, and of the four marks behind them.

@@ -94,38 +94,18 @@ function M.loss(objective, network, embeddings, x, options)
   return objective:loss(network, x, condition, o.given)
 end
 
--- Positions [batch] of steps, a permutation of all after the other.
-local function positions(count, batch, device)
-  local order, at = {}, 0
-  return function()
-    local list = {}
-    for k = 1, batch do
-      if at >= #order then order, at = ty.randperm(count):tolist(), 0 end
-      at = at + 1
-      list[k] = order[at]
-    end
-    return ty.tensor(list, { dtype = "i64" }):to { device = device }
-  end
-end
-
 local function falling(o)
   return ty.optim.cosine { steps = o.steps, warmup = math.max(1, o.steps // 20), final = 0.02 }
 end
 
--- The loop of both stages: loss_of(places) at every step. Returns the mean loss of the last tenth, and seconds.
+-- Both stages: loss_of(places) at every step. Returns the mean loss of the last tenth, and seconds.
 local function learn(opt, count, o, device, loss_of)
   ty.manual_seed(o.seed)
-  local next_places, tail, counted, began = positions(count, o.batch, device), 0, 0, ty.system.clock()
-  for step = 1, o.steps do
-    ty.scope(function()
-      local loss = loss_of(next_places())
-      opt:step(loss)
-      local value = loss:item()
-      if step > o.steps - math.max(1, o.steps // 10) then tail, counted = tail + value, counted + 1 end
-      if o.watch then o.watch(step, value) end
-    end)
-  end
-  return tail / counted, ty.system.clock() - began
+  local next_places, began = ty.data.rounds(count, o.batch), ty.system.clock()
+  local loss = ty.train.minimize(opt, o.steps, function()
+    return loss_of(ty.tensor(next_places(), { dtype = "i64" }):to { device = device })
+  end, o.watch)
+  return loss, ty.system.clock() - began
 end
 
 local kinds = { steps = "an integer > 0", batch = "an integer > 0", watch = "a function" }

@@ -360,14 +360,10 @@ local function drawn(pool, count, field)
     features[i] = batch[field]
     table.move(batch.questions, 1, #batch.questions, #questions + 1, questions)
   end
-  local all, order, at = field and ty.keep(ty.concat(features, 0)), {}, 0
+  local all, next_places = field and ty.keep(ty.concat(features, 0)), ty.data.rounds(#questions, count)
   return function()
-    local places, asked = {}, {}
-    for k = 1, count do
-      if at >= #order then order, at = ty.randperm(#questions):tolist(), 0 end
-      at = at + 1
-      places[k], asked[k] = order[at], questions[order[at] + 1]
-    end
+    local places, asked = next_places(), {}
+    for k, place in ipairs(places) do asked[k] = questions[place + 1] end
     return asked, all and all:index_select(0, ty.tensor(places, { dtype = "i64" }):to { device = all.device }) or nil
   end
 end
@@ -420,20 +416,14 @@ function M.tune(model, dialogue, pool, options)
     weight_decay = o.decay, schedule = ty.optim.cosine { steps = o.steps, warmup = o.steps // 10, final = 0.05 } })
   ty.manual_seed(o.seed)
   local draw = drawn(pool, o.batch, dialogue.features > 0 and (o.project and "seen" or "features") or nil)
-  local tail, counted = 0, 0
   model:train()
-  for step = 1, o.steps do
-    ty.scope(function()
-      local asked, features = draw()
-      local loss = loss_of(model, asked, features, step)
-      opt:step(o.beside and loss + o.beside(model) or loss)
-      local value = loss:item()
-      if step > o.steps - math.max(1, o.steps // 10) then tail, counted = tail + value, counted + 1 end
-      if o.watch then o.watch(step, value) end
-    end)
-  end
+  local last = ty.train.minimize(opt, o.steps, function(step)
+    local asked, features = draw()
+    local loss = loss_of(model, asked, features, step)
+    return o.beside and loss + o.beside(model) or loss
+  end, o.watch)
   model:eval()
-  return tail / counted
+  return last
 end
 
 --- The shares that were measured in training, by the log of a folder, as a plot over steps.

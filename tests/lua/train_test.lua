@@ -311,4 +311,43 @@ check.test("killed at random moments, resumed bit for bit", function()
 end)
 
 remove_all(root)
+check.test("minimize: a short loop, its mean of the last tenth, a scope a step", function()
+  local x, seen = ty.tensor({ 4.0 }):requires_grad_(), {}
+  local opt = ty.optim.SGD({ x }, { lr = 0.25 })
+  local last = ty.train.minimize(opt, 20, function() return (x * x):sum() end,
+    function(step, value) seen[step] = value end)
+  check.equal(#seen, 20)
+  check.close(seen[1], 16)
+  check.close(seen[2], 4) -- x halves at every step
+  check.close(last, (seen[19] + seen[20]) / 2, 1e-12)
+  check.ok(ty.train.minimize(opt, 0, function() end) ~= ty.train.minimize(opt, 0, function() end), "nan of no steps")
+  check.fails(function() ty.train.minimize(opt, 1, function() return 1 end) end,
+    "train.minimize: loss: expected it to give a tensor, got 1")
+  check.fails(function() ty.train.minimize({}, 1, function() end) end,
+    "train.minimize: optimizer: expected one of ty.optim")
+  check.fails(function() ty.train.minimize(opt, -1, function() end) end,
+    "train.minimize: steps: expected an integer >= 0")
+end)
+
+check.test("rounds: each position once before any comes again, by the seed alone", function()
+  local function drawn()
+    ty.manual_seed(3)
+    local next_places, all = ty.data.rounds(7, 3), {}
+    for _ = 1, 7 do
+      local list = next_places()
+      check.equal(#list, 3)
+      table.move(list, 1, 3, #all + 1, all)
+    end
+    return all
+  end
+  local all = drawn()
+  check.equal(all, drawn())
+  for round = 0, 2 do
+    local part = table.move(all, 7 * round + 1, 7 * round + 7, 1, {})
+    table.sort(part)
+    check.equal(part, { 0, 1, 2, 3, 4, 5, 6 })
+  end
+  check.fails(function() ty.data.rounds(0, 1) end, "data.rounds: count: expected an integer >= 1, got 0")
+end)
+
 check.finish()

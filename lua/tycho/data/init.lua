@@ -7,7 +7,7 @@ for name, value in pairs(require "tycho.data.readers") do data[name] = value end
 
 return require("tycho.lazy")(data, {
   transforms = "tycho.data.transforms",
-  WeightedSampler = { "tycho.data.samplers", "WeightedSampler" },
+  WeightedSampler = { "tycho.data.samplers", "WeightedSampler" }, rounds = { "tycho.data.samplers", "rounds" },
   DistributedSampler = { "tycho.data.samplers", "DistributedSampler" },
   stream = { "tycho.data.stream", "new" },
   jsonl = { "tycho.data.shards", "jsonl" }, shards = { "tycho.data.shards", "shards" },

@@ -22,6 +22,26 @@ function M.is_sampler(value)
   return ok and type(order) == "function"
 end
 
+--- A function that gives the next positions of `count`, `batch` at a time and from 0, each once before any comes again,
+-- in orders by the random numbers that ty.manual_seed began: for loops without a DataLoader.
+---@param count integer
+---@param batch integer
+---@return fun(): integer[]
+function M.rounds(count, batch)
+  expect("data.rounds", "count", count, "an integer >= 1")
+  expect("data.rounds", "batch", batch, "an integer >= 1")
+  local order, at = {}, 0
+  return function()
+    local list = {}
+    for k = 1, batch do
+      if at >= #order then order, at = ty.randperm(count):tolist(), 0 end
+      at = at + 1
+      list[k] = order[at]
+    end
+    return list
+  end
+end
+
 local Weighted = class "WeightedSampler"
 
 --- Positions drawn with the probabilities that `weights` have to each other: for classes of unequal size. options:

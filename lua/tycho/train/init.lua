@@ -4,6 +4,7 @@ local checkpoint = require "tycho.train.checkpoint"
 return require "tycho.lazy" ({
   steps = require "tycho.train.steps",
   fit = require "tycho.train.fit",
+  minimize = require "tycho.train.minimize",
   Logger = require "tycho.train.logger",
   progress = require "tycho.train.progress",
   save_checkpoint = checkpoint.save,
