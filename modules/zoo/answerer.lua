@@ -197,6 +197,7 @@ end
 ---@param more? table    options of the set
 ---@return table[]
 function M.questions(split, count, more)
+  arguments.expect("answerer.questions", "count", count, "an integer >= 1")
   local set, batches = scenes.set(split, { "image", "questions" }, more), {}
   for start = 0, count - 1, 50 do
     local batch = set:batch(ty.arange(start, math.min(start + 50, count)))
