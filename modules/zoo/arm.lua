@@ -344,6 +344,23 @@ end
 
 -- ---- looking at it ----
 
+--- A picture [3, h, w] in which places of a square grid are as bright as lit, f32 [places], says: dark at 0.
+---@param picture Tensor
+---@param lit Tensor
+---@return Tensor
+function M.shaded(picture, lit)
+  local who = "zoo.arm.shaded"
+  arguments.expect(who, "picture", picture, "a tensor")
+  arguments.expect(who, "lit", lit, "a tensor")
+  local side = math.tointeger((lit.ndim == 1 and lit.shape[1] or 0) ^ 0.5)
+  if picture.ndim ~= 3 or not side or side == 0 then
+    arguments.fail("%s: expected a picture [3, h, w] and lit [places] of a square grid, got %s and %s", who,
+      arguments.describe(picture), arguments.describe(lit))
+  end
+  local map = ty.interpolate(lit:reshape(1, 1, side, side), { picture.shape[2], picture.shape[3] }, 0, "nearest")
+  return picture * (map:squeeze(0) * 0.75 + 0.25)
+end
+
 --- Keeps what an episode saw, with a mark where its plan goes next: for `watch` of acts(). film: a table that gets a
 -- list of pictures u8 [3, size, size] for each of the first `count` episodes that come, and lists these as film.order,
 -- which begins as {}. paint: a function of a picture

@@ -109,10 +109,8 @@ for i, seed in ipairs(r.seeds) do
     if way.name == "ours" and i == 1 then
       watch = function(now, plans, condition)
         zoo.arm.film(film, now, plans, 8, function(picture, row) -- what does not go on is dark
-          local side = math.tointeger(model.places ^ 0.5)
-          local lit = ty.zeros({ model.places }):scatter(0, condition.places:select(0, row - 1),
-            ty.ones { args.tokens }):reshape(1, 1, side, side)
-          return picture * (ty.interpolate(lit, { 64, 64 }, 0, "nearest"):squeeze(0) * 0.75 + 0.25)
+          local on = condition.places:select(0, row - 1)
+          return zoo.arm.shaded(picture, ty.zeros({ model.places }):scatter(0, on, ty.ones { args.tokens }))
         end)
       end
     end

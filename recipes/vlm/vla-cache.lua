@@ -85,9 +85,7 @@ for i, seed in ipairs(r.seeds) do
       watch = function(now, plans, condition)
         trace[#trace + 1] = condition.reused:to("f32"):mean():item()
         zoo.arm.film(film, now, plans, 8, function(picture, row) -- what is used again is dark
-          local side = math.tointeger(model.places ^ 0.5)
-          local lit = 1 - condition.reused:select(0, row - 1):to("f32"):reshape(1, 1, side, side)
-          return picture * (ty.interpolate(lit, { 64, 64 }, 0, "nearest"):squeeze(0) * 0.75 + 0.25)
+          return zoo.arm.shaded(picture, 1 - condition.reused:select(0, row - 1):to "f32")
         end)
       end
     end
