@@ -133,6 +133,24 @@ function check.ok(condition, what)
   return note(condition, what or "condition", "does not hold")
 end
 
+--- That the gradient which loss():backward() left in p, f64, is that of central differences, at some positions of it
+--- (a list, from 1). loss: a function that gives a tensor of one element.
+function check.gradient(loss, p, positions, tol)
+  local ty = require "tycho"
+  local grads, flat, h = p.grad:flatten():tolist(), p:detach():flatten(), 1e-5
+  for _, k in ipairs(positions) do
+    local function moved(by)
+      return ty.no_grad(function()
+        flat:narrow(0, k - 1, 1):add_(by)
+        local value = loss():item()
+        flat:narrow(0, k - 1, 1):add_(-by)
+        return value
+      end)
+    end
+    check.close(grads[k], (moved(h) - moved(-h)) / (2 * h), tol or 1e-6)
+  end
+end
+
 --- That fn raises an error whose text matches `pattern` (a Lua pattern, or plain text contained in it). Returns the
 --- text.
 function check.fails(fn, pattern, what)

@@ -3,37 +3,13 @@
 local here = arg and arg[0]:match ".*/" or "tests/modules/prune/"
 local check = dofile(here .. "../../lua/check.lua")
 local ty = require "tycho"
-local models, prune = require "tycho.models", require "tycho.prune"
+local prune = require "tycho.prune"
 local modes = prune.modes
 
-local IMAGE, FEATURES = 19, 16
-
-local function dense()
-  ty.manual_seed(3)
-  local m = models.Llava { image_token_index = IMAGE, tie_word_embeddings = true, vision_feature_layer = -1,
-    text_config = { model_type = "llama", vocab_size = 20, hidden_size = 16, intermediate_size = 32,
-      num_hidden_layers = 3, num_attention_heads = 2, max_position_embeddings = 64, tie_word_embeddings = true },
-    vision_config = { model_type = "clip_vision_model", image_size = 16, patch_size = 4, hidden_size = 8,
-      intermediate_size = 16, num_hidden_layers = 1, num_attention_heads = 2 } }
-  for _, p in ipairs(m.language_model:parameters()) do
-    if p.ndim == 2 then ty.no_grad(function() p:mul_(8) end) end
-  end
-  return m:eval()
-end
-
-local function rows(...)
-  local list = {}
-  for i, words in ipairs { ... } do
-    list[i] = {}
-    for k = 1, FEATURES do list[i][k] = IMAGE end
-    table.move(words, 1, #words, FEATURES + 1, list[i])
-  end
-  return ty.tensor(list, { dtype = "i64" })
-end
-local tokens = rows({ 1, 2, 3, 4 }, { 5, 6, 7, 8 })
-local pictures = ty.randn(2, 3, 16, 16)
+local small = dofile(here .. "../small_llava.lua")
+local FEATURES, tokens, pictures, apart = small.features, small.tokens, small.pictures, small.apart
+local dense = small.model
 local function logits(m) return ty.no_grad(function() return m(tokens, { pictures = pictures }) end) end
-local function apart(a, b) return (a - b):abs():max():item() / b:abs():max():item() end
 
 check.test("groups are as large as each other, and rows that point the same way share one", function()
   local list = {}

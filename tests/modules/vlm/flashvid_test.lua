@@ -3,7 +3,7 @@
 local here = arg and arg[0]:match ".*/" or "tests/modules/vlm/"
 local check = dofile(here .. "../../lua/check.lua")
 local ty = require "tycho"
-local models, vlm = require "tycho.models", require "tycho.vlm"
+local vlm = require "tycho.vlm"
 local flashvid = vlm.flashvid
 
 local function apart(a, b) return (a - b):abs():max():item() end
@@ -163,20 +163,8 @@ end)
 
 -- ---- in the decoder ----
 
-local IMAGE = 19
-
-local function model()
-  ty.manual_seed(3)
-  local m = models.Llava { image_token_index = IMAGE, tie_word_embeddings = true, vision_feature_layer = -1,
-    text_config = { model_type = "llama", vocab_size = 20, hidden_size = 16, intermediate_size = 32,
-      num_hidden_layers = 3, num_attention_heads = 2, max_position_embeddings = 64, tie_word_embeddings = true },
-    vision_config = { model_type = "clip_vision_model", image_size = 16, patch_size = 4, hidden_size = 8,
-      intermediate_size = 16, num_hidden_layers = 1, num_attention_heads = 2 } }
-  for _, p in ipairs(m.language_model:parameters()) do
-    if p.ndim == 2 then ty.no_grad(function() p:mul_(8) end) end
-  end
-  return m:eval()
-end
+local small = dofile(here .. "../small_llava.lua")
+local IMAGE, model = small.image, small.model
 
 local function row(words)
   local ids = {}

@@ -3,39 +3,13 @@
 local here = arg and arg[0]:match ".*/" or "tests/modules/vlm/"
 local check = dofile(here .. "../../lua/check.lua")
 local ty = require "tycho"
-local models, vlm = require "tycho.models", require "tycho.vlm"
+local vlm = require "tycho.vlm"
 local mod = vlm.mixture_of_depths
 
-local IMAGE, FEATURES = 19, 16
+local small = dofile(here .. "../small_llava.lua")
+local FEATURES, rows, tokens, pictures, apart = small.features, small.rows, small.tokens, small.pictures, small.apart
 
-local function model(layers)
-  ty.manual_seed(3)
-  local m = models.Llava { image_token_index = IMAGE, tie_word_embeddings = true, vision_feature_layer = -1,
-    text_config = { model_type = "llama", vocab_size = 20, hidden_size = 16, intermediate_size = 32,
-      num_hidden_layers = layers or 3, num_attention_heads = 2, max_position_embeddings = 64,
-      tie_word_embeddings = true },
-    vision_config = { model_type = "clip_vision_model", image_size = 16, patch_size = 4, hidden_size = 8,
-      intermediate_size = 16, num_hidden_layers = 1, num_attention_heads = 2 } }
-  -- Larger than they begin, so that all parts of a layer matter.
-  for _, p in ipairs(m.language_model:parameters()) do
-    if p.ndim == 2 then ty.no_grad(function() p:mul_(8) end) end
-  end
-  return m:eval()
-end
-
-local function rows(...)
-  local list = {}
-  for i, words in ipairs { ... } do
-    list[i] = {}
-    for k = 1, FEATURES do list[i][k] = IMAGE end
-    table.move(words, 1, #words, FEATURES + 1, list[i])
-  end
-  return ty.tensor(list, { dtype = "i64" })
-end
-local tokens = rows({ 1, 2, 3, 4 }, { 5, 6, 7, 8 })
-local pictures = ty.randn(2, 3, 16, 16)
-
-local function apart(a, b) return (a - b):abs():max():item() / b:abs():max():item() end
+local function model(layers) return small.model { num_hidden_layers = layers } end
 
 -- Routers that choose.
 local function shake(m)
@@ -114,18 +88,7 @@ check.test("gradients of routers are those of finite differences, and skipped to
   for i = 2, 3 do
     local router = m.language_model.model.layers[i].router
     for _, p in ipairs { router.weight, router.bias } do
-      local grads, flat = p.grad:flatten():tolist(), p:detach():flatten()
-      for k = 1, math.min(6, #grads) do
-        local numbers = {}
-        for s, h in ipairs { 1e-5, -1e-5 } do
-          ty.no_grad(function()
-            flat:narrow(0, k - 1, 1):add_(h)
-            numbers[s] = loss():item()
-            flat:narrow(0, k - 1, 1):add_(-h)
-          end)
-        end
-        check.close(grads[k], (numbers[1] - numbers[2]) / 2e-5, 1e-6)
-      end
+      check.gradient(loss, p, { table.unpack({ 1, 2, 3, 4, 5, 6 }, 1, math.min(6, p:numel())) })
     end
   end
   -- A weight that only skipped tokens have moves the loss, too: they are seen in the layer behind.

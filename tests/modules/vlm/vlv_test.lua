@@ -55,18 +55,7 @@ check.test("the gradient of the embeddings through the frozen painter is that of
   local given = { t = ty.tensor({ 0.3, 0.7 }):to "f64", noise = ty.randn(2, 3, 4, 4):to "f64" }
   local function loss() return vlv.loss(objective, net, c, x, { given = given }) end
   loss():backward()
-  local grads, flat = c.grad:flatten():tolist(), c:detach():flatten()
-  for k = 1, 60, 7 do
-    local numbers = {}
-    for s, h in ipairs { 1e-5, -1e-5 } do
-      ty.no_grad(function()
-        flat:narrow(0, k - 1, 1):add_(h)
-        numbers[s] = loss():item()
-        flat:narrow(0, k - 1, 1):add_(-h)
-      end)
-    end
-    check.close(grads[k], (numbers[1] - numbers[2]) / 2e-5, 1e-7)
-  end
+  check.gradient(loss, c, { 1, 8, 15, 22, 29, 36, 43, 50, 57 }, 1e-7)
 end)
 
 check.test("stage 1 changes the encoder, and not a byte of the painter, which learns as before afterwards", function()
