@@ -35,7 +35,8 @@ static bool is_brief(lua_State *L, const char *text) {
   lua_Debug raiser;
   bool wanted = lua_getfield(L, LUA_REGISTRYINDEX, TY_CLI_BRIEF_ERRORS) == LUA_TBOOLEAN && lua_toboolean(L, -1);
   lua_pop(L, 1);
-  if (!wanted || getenv("TYCHO_TRACEBACK") || !lua_getstack(L, 1, &raiser) || !lua_getinfo(L, "S", &raiser)) return false;
+  if (!wanted || getenv("TYCHO_TRACEBACK") || !lua_getstack(L, 1, &raiser) || !lua_getinfo(L, "S", &raiser))
+    return false;
   return raiser.what[0] == 'C' && !strstr(text, "attempt to ") && !strstr(text, "bad argument #");
 }
 

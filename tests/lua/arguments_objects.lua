@@ -305,6 +305,11 @@ object("TokenClassifier", function()
     num_attention_heads = 1, intermediate_size = 2 }
   return require("tycho.peft").token_classification.new(bert, { "O", "B-a" })
 end)
+local books
+object("RefusedBooks", function() -- made once: it reads the Bible
+  books = books or require("tycho.datasets").refused_books.new(0)
+  return books
+end)
 object("GeometryNet", function() return require("tycho.models").GeometryNet() end)
 object("Random", function() return require("tycho.datasets").random.new(0, "walk", 0) end)
 object("Chat", function() return require("tycho.hub").chat.new "{{ messages[0].content }}" end)
