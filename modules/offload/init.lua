@@ -18,6 +18,7 @@ local zero_infinity = require "tycho.offload.zero_infinity"
 return require "tycho.lazy" ({
   engine = Engine.new,
   plan = require "tycho.offload.plan",
+  bandwidth = require "tycho.offload.bandwidth",
   superpipeline = require "tycho.offload.superpipeline",
   ssdtrain = require "tycho.offload.ssdtrain",
   horizon = require "tycho.offload.horizon",

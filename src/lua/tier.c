@@ -126,11 +126,11 @@ static int memory_of(lua_State *L) {
 }
 
 /* unfold(t) -> all of the memory it stands on as bytes, and what fold() needs to make it of them again; nil where that
- * cannot be, because the memory is somebody else's, a GPU's or nobody's */
+ * cannot be, because the memory is somebody else's or nobody's */
 static int unfold(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   ty_storage *s = t->storage;
-  if (ty_device_of(t) != TY_CPU || (s->foreign && !s->capacity) || s->pinned || !s->nbytes || t->batch ||
+  if (ty_device_of(t) == TY_META || (s->foreign && !s->capacity) || s->pinned || !s->nbytes || t->batch ||
       ty_is_quantized(ty_dtype_of(t))) {
     lua_pushnil(L);
     return 1;
