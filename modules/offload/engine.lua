@@ -50,6 +50,9 @@ function Engine:store_for(place)
     self.stores[place] = self.device == "cpu"
       and Store.open(place, folder, plan.backend, self.events, limit, plan.direct)
       or Link.open(place, self.device, folder, plan.backend, self.events, limit, plan.direct)
+    if folder and self.stores[place]:stats().memory then
+      io.stderr:write(("offload.engine: %s is memory, no disk: what goes there is not away\n"):format(folder))
+    end
   end
   return self.stores[place]
 end

@@ -76,7 +76,7 @@ static int tier_done(lua_State *L) {
 
 static int tier_stats(lua_State *L) {
   ty_tier_stats s = ty_tier_stats_of(check(L));
-  lua_createtable(L, 0, 9);
+  lua_createtable(L, 0, 11);
   lua_pushinteger(L, s.read), lua_setfield(L, -2, "read");
   lua_pushinteger(L, s.written), lua_setfield(L, -2, "written");
   lua_pushinteger(L, s.reads), lua_setfield(L, -2, "reads");
@@ -86,6 +86,8 @@ static int tier_stats(lua_State *L) {
   lua_pushnumber(L, s.waited), lua_setfield(L, -2, "waited");
   lua_pushboolean(L, s.direct), lua_setfield(L, -2, "direct");
   lua_pushboolean(L, s.uring), lua_setfield(L, -2, "uring");
+  lua_pushboolean(L, s.memory), lua_setfield(L, -2, "memory");
+  lua_pushinteger(L, s.room), lua_setfield(L, -2, "room");
   return 1;
 }
 
