@@ -31,6 +31,7 @@ local M = { parse = arguments.parse, help_text = arguments.help, distance = meas
 ---@field device string
 ---@field quick boolean
 ---@field out string              folder of the results
+---@field plan boolean            whether the run stops after two training steps and says what they took
 ---@field footprint boolean       whether the life-cycle report is printed at the end
 ---@field metrics table           numbers by name that the recipe wants to keep besides its table
 local Recipe = {}
@@ -85,6 +86,13 @@ function M.declare(spec, words)
     if self.threads > 0 then ty.set_threads(self.threads) end
     local available, why = ty.device_available(self.device)
     if not available then error("--device: " .. why, 0) end
+    if self.plan then
+      if self.record then error("--plan: a run that stops after two steps is no record", 0) end
+      require("tycho.recipe.plan").begin(self.device, function(text)
+        io.stdout:write(text, "\n")
+        os.exit(0, true)
+      end)
+    end
     if self.record then
       if self.quick then error("--record: a quick run judges nothing; run it without --quick", 0) end
       if not self.root then error(("--record: %s is in no folder recipes/"):format(file), 0) end
@@ -233,6 +241,10 @@ end
 ---@param list RecipeRow[]
 ---@return integer status
 function Recipe:finish(list)
+  if self.plan then
+    io.stdout:write("nothing is trained by an optimizer of ty.optim: there is no step to plan\n")
+    return 0
+  end
   local results, failed = {}, 0
   for i, row in ipairs(list) do
     results[i] = rows.result(row, not self.quick)
