@@ -22,7 +22,8 @@
 -- tycho.models.
 --
 -- Volumes and reports: vlm.merlin (a network of volumes that learns codes and reports, and finds by words),
--- vlm.llava_rad (reports of pictures by a light adapter between frozen models).
+-- vlm.llava_rad (reports of pictures by a light adapter between frozen models), vlm.hulu (text, pictures, volumes and
+-- clips as frames of one model, places that did not change left out).
 --
 -- Policies of a robot arm: vlm.efficientvla (fewer layers, tokens and steps), vlm.token_cache (what was made of the
 -- last picture is used again).
@@ -62,6 +63,7 @@ return require "tycho.lazy" (M, {
   frames = "tycho.vlm.frames",
   efficientvla = "tycho.vlm.efficientvla",
   token_cache = "tycho.vlm.token_cache",
+  hulu = "tycho.vlm.hulu",
   icar = "tycho.vlm.icar",
   label_instructions = "tycho.vlm.label_instructions",
   vlv = "tycho.vlm.vlv",
