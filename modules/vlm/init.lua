@@ -11,6 +11,9 @@
 --     print(chat:generate { { role = "user", content = { { type = "image", image = "photo.jpg" },
 --       { type = "text", text = "what is this?" } } } })
 --
+--     local gallery = vlm.gallery("path/of/pictures", vlm.gallery_encoder "path/of/clip")
+--     print(gallery:search("a red car", 5)[1].path)
+--
 -- Methods: vlm.sail (frozen encoders aligned by light heads), vlm.msd (a large batch of contrast in the memory of a
 -- small one), vlm.icar (simple pictures leave the encoder early), vlm.label_instructions (what annotators were told),
 -- vlm.mixture_of_depths (deeper layers work on fewer of a picture's tokens), vlm.flashvid (a clip in a tenth of its
@@ -60,6 +63,8 @@ return require "tycho.lazy" (M, {
   cost = "tycho.vlm.cost",
   fewer = "tycho.vlm.fewer",
   flashvid = "tycho.vlm.flashvid",
+  gallery = { "tycho.vlm.gallery", "open" },
+  gallery_encoder = { "tycho.vlm.gallery", "encoder" },
   frames = "tycho.vlm.frames",
   efficientvla = "tycho.vlm.efficientvla",
   token_cache = "tycho.vlm.token_cache",
