@@ -1,21 +1,22 @@
 --- What pictures go through before a model sees them, by the preprocessor_config.json of its files: resize, centre
--- crop, rescale and normalise, as the image processors of transformers' CLIP, SigLIP, ViT, DeiT and Bit (DINOv2) do, and
--- cutting into tiles, as that of LLaVA-NeXT does.
+-- crop, rescale and normalise, as the image processors of transformers' CLIP, SigLIP, ViT, DeiT and Bit (DINOv2) do,
+-- and cutting into tiles, as that of LLaVA-NeXT does.
 --
 --     local process = hub.processor "path/of/a/folder"
 --     local pictures = process { "one.jpg", picture }      -- f32 [2, 3, height, width]
 --     local tiles, sizes = process { "one.jpg", picture }  -- of LLaVA-NeXT: f32 [tiles, 3, side, side], i64 [2, 2]
 local ty = require "tycho"
+local anyres = require "tycho.models.anyres"
 local arguments = require "tycho.arguments"
 
 -- PIL's numbers of filters.
 local filters = { [0] = "nearest", [2] = "bilinear", [3] = "bicubic" }
 
--- What kinds of processors do by themselves: resample, do_center_crop and the size that is one number, which is a square
--- or the shortest edge.
+-- What kinds of processors do by themselves: resample, do_center_crop and the size that is one number, which is a
+-- square or the shortest edge.
 local shortest = { resample = 3, crop = true, square = false }
-local square = { resample = 2, crop = false, square = true }
-local kinds = { CLIP = shortest, Bit = shortest, Siglip = { resample = 3, crop = false, square = true }, ViT = square,
+local kinds = { CLIP = shortest, Bit = shortest, Siglip = { resample = 3, crop = false, square = true },
+  ViT = { resample = 2, crop = false, square = true },
   DeiT = { resample = 3, crop = true, square = true }, LlavaNext = { resample = 3, crop = true, square = false,
     tiles = true } }
 
@@ -107,29 +108,12 @@ local function pinpoints(path, config)
   return list
 end
 
---- Which of the sizes { height, width } keeps most of a picture of h x w pixels, and of those the one that wastes least.
-local function best_size(h, w, list)
-  local best, most, least = nil, -1, math.huge
-  for _, size in ipairs(list) do
-    local scale = math.min(size[2] / w, size[1] / h)
-    local kept = math.min(math.tointeger(w * scale // 1) * math.tointeger(h * scale // 1), w * h)
-    local wasted = size[1] * size[2] - kept
-    if kept > most or kept == most and wasted < least then best, most, least = size, kept, wasted end
-  end
-  return best[1], best[2]
-end
-
---- Tiles of a picture x f32 [1, 3, h, w]: all of it at side x side, then, as large as fits into the best of the sizes
+-- Tiles of a picture x f32 [1, 3, h, w]: all of it at side x side, then, as large as fits into the best of the sizes
 -- and on black, cut into squares, row by row.
 local function tiles_of(x, side, tile, list, filter)
   local h, w = x.shape[3], x.shape[4]
-  local height, width = best_size(h, w, list)
-  local by_width, by_height, rows, columns = width / w, height / h, nil, nil
-  if by_width < by_height then
-    rows, columns = math.min(math.ceil(h * by_width), height), width
-  else
-    rows, columns = height, math.min(math.ceil(w * by_height), width)
-  end
+  local height, width = anyres.best(h, w, list)
+  local rows, columns = anyres.fitted(h, w, height, width)
   local large, top, left = resized(x, rows, columns, filter), (height - rows) // 2, (width - columns) // 2
   large = large:pad { left, width - columns - left, top, height - rows - top }
   local list_of = { resized(x, side, side, filter) }
@@ -142,9 +126,10 @@ local function tiles_of(x, side, tile, list, filter)
 end
 
 --- The processor of a folder (or of a file such as preprocessor_config.json): a function of a list of pictures, each a
--- path or u8 [channels, h, w], that gives f32 [n, 3, height, width]; where pictures are cut into tiles, f32 [all tiles, 3,
--- side, side], those of one picture after another, and second i64 [n, 2], the pictures' heights and widths. Pictures of
--- grey have their one channel three times, and an alpha channel is left out. A processor of another kind is an error.
+-- path or u8 [channels, h, w], that gives f32 [n, 3, height, width]; where pictures are cut into tiles, f32 [all tiles,
+-- 3, side, side], those of one picture after another, and second i64 [n, 2], the pictures' heights and widths. Pictures
+-- of grey have their one channel three times, and an alpha channel is left out. A processor of another kind is an
+-- error.
 ---@param path string
 ---@return fun(pictures: (string|Tensor)[]): Tensor, Tensor? process
 ---@return table config
@@ -192,7 +177,8 @@ return function(path)
     local tile = crops == true and target(path, "crop_size", config.crop_size, 1, 1, true) or side
     for _, size in ipairs(list) do
       if size[1] % tile ~= 0 or size[2] % tile ~= 0 then
-        fail(path, "image_grid_pinpoints: expected multiples of the tile's side %d, got %d x %d", tile, size[1], size[2])
+        fail(path, "image_grid_pinpoints: expected multiples of the tile's side %d, got %d x %d", tile, size[1],
+          size[2])
       end
     end
     return function(pictures)
