@@ -163,10 +163,10 @@ M.head = Decoder.head
 --   cache       from model:cache(), without gradients: the tokens follow those of the calls before
 --   mask        bool or i64 [n, t], 0: padding, on the left; or bool [n, t, t]: which tokens each of them sees, besides
 --               that none sees what follows it. This goes with positions, and not with a cache
---   positions   i64 [n, t]: with such a mask, the position of each token
+--   positions   i64 [n, t]: with such a mask or with cu_seqlens, the position of each token
 --   cu_seqlens  i64 [sequences + 1]: where sequences packed into tokens [1, n] begin and end, from 0 to n; none
---               sees another, and positions count from 0 in each
---   longest     the most tokens that one of them may have (default n)
+--               sees another, and positions count from 0 in each, unless they are given
+--   longest     the most tokens that one of them may have, or positions above all that are given (default n)
 --   checkpoint  true: the backward pass runs each layer again, whose results then need not be kept
 ---@param tokens Tensor
 ---@param options? {cache?: KVCache, mask?: Tensor, positions?: Tensor, cu_seqlens?: Tensor, longest?: integer,

@@ -5,13 +5,17 @@ local M = {}
 M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral" }, qwen2 = { "qwen2" },
   qwen3 = { "qwen3" }, olmo2 = { "olmo2" }, phi3 = { "phi3" }, gpt_neox = { "gpt_neox" },
   gemma2 = { "gemma2" }, gemma3_text = { "gemma3" }, opt = { "opt" }, falcon = { "falcon" },
-  mixtral = { "mixtral" }, gla = { "gla" }, bert = { "bert", "Bert" }, t5 = { "t5" },
+  mixtral = { "mixtral" }, gla = { "gla" },
+  bert = { "bert", "Bert" }, t5 = { "t5" },
   roberta = { "roberta", "Roberta" }, ["xlm-roberta"] = { "roberta", "Roberta" },
   camembert = { "roberta", "Roberta" }, distilbert = { "distilbert", "DistilBert" },
   modernbert = { "modernbert", "ModernBert" },
   vit = { "vit", "ViT" }, clip = { "clip", "CLIPModel" }, clip_text_model = { "clip", "CLIPTextModel" },
   clip_vision_model = { "clip", "CLIPVisionModel" }, resnet = { "resnet" },
+  siglip = { "siglip", "SiglipModel" }, siglip_text_model = { "siglip", "SiglipTextModel" },
+  siglip_vision_model = { "siglip", "SiglipVisionModel" }, deit = { "vit", "DeiT" }, dinov2 = { "dinov2", "Dinov2" },
   resnet_vision_model = { "resnet_vision" }, llava = { "llava" },
+  llava_next = { "llava_next" },
   action_model = { "action" } }
 
 --- _class_name of the components of diffusers -> file, and the class in it where the file has several.

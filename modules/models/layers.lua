@@ -98,14 +98,22 @@ function M.last(who, options)
 end
 
 --- The positions [1, n] of tokens [1, n] that are packed sequences, which begin and end at cu_seqlens i64 [sequences +
--- 1] (from 0 to n): they count from 0 in each.
+-- 1] (from 0 to n): they count from 0 in each, unless the option positions, i64 [1, n], says what they are, where some
+-- tokens were left out say; `longest` is then above all of them.
 function M.packed_positions(who, tokens, options)
   local cu, shape = options.cu_seqlens, tokens.shape
   if #shape ~= 2 or shape[1] ~= 1 then
     error(("%s: tokens: expected [1, n] with cu_seqlens, got [%s]"):format(who, table.concat(shape, ", ")), 0)
   end
   if options.cache or options.mask then error(who .. ": cu_seqlens goes with neither a cache nor a mask", 0) end
-  local n, count = shape[2], cu.shape[1] - 1
+  local n, count, given = shape[2], cu.shape[1] - 1, options.positions
+  if given ~= nil then
+    if not ty.is_tensor(given) or given.dtype ~= "i64" or given.ndim ~= 2 or given.shape[1] ~= 1
+      or given.shape[2] ~= n then
+      arguments.fail("%s: positions: expected i64 [1, %d] with cu_seqlens, got %s", who, n, arguments.describe(given))
+    end
+    return given:to { device = tokens.device }
+  end
   local lengths = cu:narrow(0, 1, count) - cu:narrow(0, 0, count)
   -- At each begin the length before it is taken off; an empty sequence at the end begins at n.
   local jumps = ty.zeros({ n + 1 }, { dtype = "i64", device = tokens.device })

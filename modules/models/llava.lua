@@ -16,6 +16,7 @@ local nn = ty.nn
 -- By model_type: the networks of pictures, and the families of language models, whose parts have the same names.
 local towers = {
   clip_vision_model = function() return require("tycho.models.clip").CLIPVisionModel end,
+  siglip_vision_model = function() return require("tycho.models.siglip").SiglipVisionModel end,
   vit = function() return require("tycho.models.vit").ViT end,
   resnet_vision_model = function() return require "tycho.models.resnet_vision" end,
 }
@@ -82,17 +83,18 @@ function Projector:forward(x) return self.linear_2(layers.activated(self.linear_
 ---@field vision_tower Module
 local Llava = nn.module("Llava", LanguageModel)
 Llava.model_type, Llava.architecture = "llava", "LlavaForConditionalGeneration"
+Llava.family, Llava.fields = "Llava", fields
 
 --- config: the keys of config.json: text_config (of Llama, Mistral, Mixtral, Qwen2 or Qwen3) and vision_config (of
--- CLIPVisionModel, ViT or ResNetVisionModel), each with its model_type, image_token_index (32000),
+-- CLIPVisionModel, SiglipVisionModel, ViT or ResNetVisionModel), each with its model_type, image_token_index (32000),
 -- vision_feature_layer (-2; a list: their features side by side), vision_feature_select_strategy ("default": without
 -- the class; "full"), projector_hidden_act ("gelu"), multimodal_projector_bias (true). pooler (false): ViT's tower has
 -- the layer over the class, which is not used but is in files of transformers.
 ---@param config table
 ---@param pooler? boolean
 function Llava:init(config, pooler)
-  config = configs.read("Llava", config, fields)
-  configs.only("Llava", config, { vision_feature_select_strategy = { "default", "full" } })
+  config = configs.read(self.family, config, self.fields)
+  configs.only(self.family, config, { vision_feature_select_strategy = { "default", "full" } })
   config.image_token_index = config.image_token_index or config.image_token_id or 32000
   config.image_token_id = nil
   local Text, text = part(config, "text_config", texts, "llama", text_defaults)
@@ -171,10 +173,21 @@ function Llava:picture_features(pictures, options)
   return self.multi_modal_projector(x)
 end
 
+--- How many features the language model gets of each picture.
+---@param pictures Tensor
+---@return integer[]
+function Llava:feature_counts(pictures)
+  arguments.expect("Llava:feature_counts", "pictures", pictures, "a tensor")
+  local count = ty.no_grad(function() return self:picture_features(pictures:narrow(0, 0, 1)).shape[2] end)
+  local counts = {}
+  for i = 1, pictures.shape[1] do counts[i] = count end
+  return counts
+end
+
 -- The embeddings of tokens [n, t], those of image tokens replaced by the features of the pictures, in their order.
 local function embed(self, tokens, options)
   local features = options.features or self:picture_features(options.pictures, { interpolate = options.interpolate,
-    checkpoint = options.checkpoint })
+    checkpoint = options.checkpoint, sizes = options.sizes })
   local shape = features.shape
   local is_image = tokens:eq(self.config.image_token_index)
   if options.mask and options.mask.ndim == 2 then is_image = is_image:logical_and(options.mask:to "bool") end
@@ -246,12 +259,13 @@ end
 function Llava:end_tokens() return self.config.eos_token_id or self.language_model:end_tokens() end
 
 --- As LanguageModel:start(), with the pictures of all rows.
-function Llava:start(tokens, mask, cache, pictures)
+function Llava:start(tokens, mask, cache, pictures, sizes)
   if pictures then pictures = pictures:to { device = tokens.device } end
   return tokens, mask, function(input, given)
     local seen = pictures
     pictures = nil -- they are in the cache after the first call
-    return self:head(self:hidden(input, { cache = cache, mask = given, last = 1, pictures = seen }):select(1, -1))
+    return self:head(self:hidden(input, { cache = cache, mask = given, last = 1, pictures = seen, sizes = sizes })
+      :select(1, -1))
   end
 end
 

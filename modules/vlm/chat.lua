@@ -69,10 +69,12 @@ end
 
 --- What the model gets of messages { { role, content } ... }, where content is a text or a list of parts, { type =
 -- "text", text = string } and { type = "image", image = a path or u8 [channels, h, w] }: tokens i64 [1, t], a token for
--- each feature of a picture, and the pictures f32 [m, 3, h, w] (nil without any).
+-- each feature of a picture, and the pictures f32 [m, 3, h, w] (nil without any), of models that see tiles all of these
+-- and third the pictures' sizes.
 ---@param messages table[]
 ---@return Tensor tokens
 ---@return Tensor? pictures
+---@return Tensor? sizes
 function VisionChat:inputs(messages)
   arguments.expect("VisionChat:inputs", "messages", messages, "a list of tables")
   local list, text = pictures_of(messages), self.chat:render(messages)
@@ -82,10 +84,14 @@ function VisionChat:inputs(messages)
       #list, marks)
   end
   if #list == 0 then return self.tokenizer:encode(text):unsqueeze(0) end
-  local pictures = self.process(list):to { device = self.model:device() }
-  local features = ty.no_grad(function() return self.model:picture_features(pictures:narrow(0, 0, 1)).shape[2] end)
-  text = text:gsub(self.token:gsub("%p", "%%%0"), (self.token:rep(features):gsub("%%", "%%%%")))
-  return self.tokenizer:encode(text):unsqueeze(0), pictures
+  local pictures, sizes = self.process(list)
+  pictures = pictures:to { device = self.model:device() }
+  local counts, k = self.model:feature_counts(pictures, sizes), 0
+  text = text:gsub(self.token:gsub("%p", "%%%0"), function(mark)
+    k = k + 1
+    return mark:rep(counts[k])
+  end)
+  return self.tokenizer:encode(text):unsqueeze(0), pictures, sizes
 end
 
 --- The model's answer to messages, as VisionChat:inputs() takes them, as text. options: max_tokens (100), temperature
@@ -96,7 +102,7 @@ end
 function VisionChat:generate(messages, options)
   local o = arguments.read("VisionChat:generate", options, { max_tokens = 100, temperature = 0, top_k = 0, top_p = 1.0,
     seed = 0, on_text = arguments.none }, { max_tokens = "an integer > 0", on_text = "a function" })
-  local tokens, pictures = self:inputs(messages)
+  local tokens, pictures, sizes = self:inputs(messages)
   local stream, parts, last = llm.stream(self.tokenizer), {}, self.model:end_tokens()
   local ends = {}
   for _, id in ipairs(type(last) == "table" and last or { last }) do ends[id] = true end
@@ -107,7 +113,7 @@ function VisionChat:generate(messages, options)
     if o.on_text then o.on_text(text) end
   end
   self.model:generate(tokens:to { device = self.model:device() }, o.max_tokens, { temperature = o.temperature,
-    top_k = o.top_k, top_p = o.top_p, seed = o.seed, pictures = pictures, on_token = function(_, token)
+    top_k = o.top_k, top_p = o.top_p, seed = o.seed, pictures = pictures, sizes = sizes, on_token = function(_, token)
       if not ends[token] then say(stream(token)) end
     end })
   say(stream())

@@ -21,6 +21,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   answerer = "tycho.zoo.answerer",
   watcher = "tycho.zoo.watcher",
   describer = "tycho.zoo.describer",
+  examiner = "tycho.zoo.examiner",
   captioner = "tycho.zoo.captioner",
   curriculum = "tycho.zoo.curriculum",
   arm = "tycho.zoo.arm",
