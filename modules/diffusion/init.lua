@@ -22,6 +22,8 @@
 --     search      times and blocks for few steps, found by evolution
 --     inverse     volumes from few measurements, classical and by a prior of slices
 --     stages      steps at several sizes, as a part
+--     tiles       samples larger than the network, in overlapping tiles, as a part
+--     structure   large samples led by their structure, on several devices
 --     sized       a transformer that takes several sizes
 --     fusion_sampling  a picture and words asked for at once, as a part and a guidance
 --     picture_words    words that a network says of a picture, for prompts
@@ -79,7 +81,9 @@ return require "tycho.lazy" ({
   spacing = require "tycho.diffusion.spacing",
   sized = require "tycho.diffusion.sized",
   stages = require "tycho.diffusion.stages",
+  structure = require "tycho.diffusion.structure",
   subject = require "tycho.diffusion.subject",
+  tiles = require "tycho.diffusion.tiles",
   times = require "tycho.diffusion.times",
   tokens = require "tycho.diffusion.tokens",
   unlearn = require "tycho.diffusion.unlearn",
