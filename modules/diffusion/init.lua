@@ -28,6 +28,7 @@
 --     fusion_sampling  a picture and words asked for at once, as a part and a guidance
 --     picture_words    words that a network says of a picture, for prompts
 --     inpaint     a part of a picture painted anew, as a part
+--     finite      where numbers that are none began, as a part
 --     measure     how alike pictures are, and sets of them
 --     subject     things that are shown and not named, and a factory of pairs to learn that from
 --     unlearn     making a network forget a concept and keep the rest
@@ -59,6 +60,7 @@ return require "tycho.lazy" ({
   condition = require "tycho.diffusion.condition",
   controlled = require "tycho.diffusion.controlled",
   FlowMap = require "tycho.diffusion.flowmap",
+  finite = require "tycho.diffusion.finite",
   finetune = require "tycho.diffusion.finetune",
   fusion_sampling = require "tycho.diffusion.fusion_sampling",
   gallery = require "tycho.diffusion.gallery",
