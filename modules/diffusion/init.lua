@@ -22,10 +22,13 @@
 --     search      times and blocks for few steps, found by evolution
 --     inverse     volumes from few measurements, classical and by a prior of slices
 --     stages      steps at several sizes, as a part
+--     tiles       samples larger than the network, in overlapping tiles, as a part
+--     structure   large samples led by their structure, on several devices
 --     sized       a transformer that takes several sizes
 --     fusion_sampling  a picture and words asked for at once, as a part and a guidance
 --     picture_words    words that a network says of a picture, for prompts
 --     inpaint     a part of a picture painted anew, as a part
+--     finite      where numbers that are none began, as a part
 --     measure     how alike pictures are, and sets of them
 --     subject     things that are shown and not named, and a factory of pairs to learn that from
 --     unlearn     making a network forget a concept and keep the rest
@@ -57,6 +60,7 @@ return require "tycho.lazy" ({
   condition = require "tycho.diffusion.condition",
   controlled = require "tycho.diffusion.controlled",
   FlowMap = require "tycho.diffusion.flowmap",
+  finite = require "tycho.diffusion.finite",
   finetune = require "tycho.diffusion.finetune",
   fusion_sampling = require "tycho.diffusion.fusion_sampling",
   gallery = require "tycho.diffusion.gallery",
@@ -79,7 +83,9 @@ return require "tycho.lazy" ({
   spacing = require "tycho.diffusion.spacing",
   sized = require "tycho.diffusion.sized",
   stages = require "tycho.diffusion.stages",
+  structure = require "tycho.diffusion.structure",
   subject = require "tycho.diffusion.subject",
+  tiles = require "tycho.diffusion.tiles",
   times = require "tycho.diffusion.times",
   tokens = require "tycho.diffusion.tokens",
   unlearn = require "tycho.diffusion.unlearn",

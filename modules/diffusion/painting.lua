@@ -4,6 +4,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local conditions = require "tycho.diffusion.condition"
 local controlled = require "tycho.diffusion.controlled"
+local finite = require "tycho.diffusion.finite"
 local guidances = require "tycho.diffusion.guidance"
 local inpaint = require "tycho.diffusion.inpaint"
 local prompting = require "tycho.diffusion.prompts"
@@ -169,6 +170,7 @@ local function paint_batch(painter, o, known, start, part)
     end
   end
   local dtype = prompting.dtype(painter.network)
+  table.insert(parts, finite.part(WHO, painter.network))
   if dtype ~= noise.dtype then table.insert(parts, in_dtype(dtype)) end
   local condition = painter:condition(part, o.told)
   if o.seen then condition.controls = conditions.narrow(o.seen, start - 1, count) end

@@ -10,6 +10,7 @@
 -- (Stable Diffusion 3: a transformer, straight flows).
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local finite = require "tycho.diffusion.finite"
 local named = require "tycho.diffusion.published.named"
 local paint = require "tycho.diffusion.painting"
 local pixels = require "tycho.diffusion.pixels"
@@ -83,6 +84,12 @@ end
 local function check_prompts(who, prompts)
   expect(who, "prompts", prompts, "a list of strings")
   if #prompts == 0 then fail("%s: prompts: expected at least one, got none", who) end
+  for i, prompt in ipairs(prompts) do
+    local length, at = utf8.len(prompt)
+    if not length then
+      fail("%s: prompts[%d]: expected UTF-8, got the byte 0x%02X at %d", who, i, prompt:byte(at), at)
+    end
+  end
 end
 
 --- Tokens of prompts for the first text encoder, i64 [n, length].
@@ -145,7 +152,9 @@ end
 function TextToImage:decode(latents)
   expect("TextToImage:decode", "latents", latents, "a tensor")
   return ty.no_grad(function()
-    local x = self.autoencoder:decode(self.autoencoder:unscale(latents))
+    local function decode() return self.autoencoder:decode(self.autoencoder:unscale(latents)) end
+    -- An autoencoder in halves may be too small for its own numbers: SDXL's first one is.
+    local x = finite.check("TextToImage:decode", "the pictures of the autoencoder", decode(), decode, self.autoencoder)
     return ((x:clamp(-1, 1) + 1) * 127.5):round():to "u8"
   end)
 end
