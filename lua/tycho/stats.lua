@@ -90,4 +90,66 @@ function M.correlation(a, b)
   return both / math.sqrt(own * other)
 end
 
+local function pairwise(who, a, b, fn)
+  check(who, a, 0)
+  check(who, b, 0)
+  if #a ~= #b then error(("stats.%s: expected lists of one length, got %d and %d"):format(who, #a, #b), 3) end
+  local list = {}
+  for i, x in ipairs(a) do list[i] = fn(x, b[i]) end
+  return list
+end
+
+--- a[i] - b[i] for each i: how far the runs of one way are above those of another.
+---@param a number[]
+---@param b number[]
+---@return number[]
+function M.differences(a, b) return pairwise("differences", a, b, function(x, y) return x - y end) end
+
+--- a[i] / b[i] for each i.
+---@param a number[]
+---@param b number[]
+---@return number[]
+function M.ratios(a, b) return pairwise("ratios", a, b, function(x, y) return x / y end) end
+
+--- Ranks from 1 for the least; equal numbers share the mean of theirs.
+---@param list number[]
+---@return number[]
+function M.ranks(list)
+  check("ranks", list)
+  local result = {}
+  for i, x in ipairs(list) do
+    local below, equal = 0, 0
+    for _, y in ipairs(list) do below, equal = below + (y < x and 1 or 0), equal + (y == x and 1 or 0) end
+    result[i] = below + (equal + 1) / 2
+  end
+  return result
+end
+
+--- Spearman's correlation: Pearson's of the ranks.
+---@param a number[]
+---@param b number[]
+---@return number
+function M.rank_correlation(a, b)
+  check("rank_correlation", a, 2)
+  check("rank_correlation", b, 2)
+  return M.correlation(M.ranks(a), M.ranks(b))
+end
+
+--- The field `key` of each table of a list: of what several runs returned, one number each.
+---@param list table[]
+---@param key any
+---@return any[]
+function M.column(list, key)
+  arguments.expect("stats.column", "list", list, "a list of tables")
+  local column = {}
+  for i, entry in ipairs(list) do
+    column[i] = entry[key]
+    if entry[key] == nil then
+      arguments.fail("stats.column: key: expected a field that all tables have, got %s, which number %d lacks",
+        arguments.describe(key), i)
+    end
+  end
+  return column
+end
+
 return M

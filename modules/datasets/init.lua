@@ -103,6 +103,7 @@ function M.bytes(pixels)
   return ((pixels:detach():to "f32" + 1) * 127.5):clamp(0, 255):round():to "u8"
 end
 
-local files = { random = "tycho.datasets.random" }
+local files = { random = "tycho.datasets.random", kjv_names = "tycho.datasets.kjv_names",
+  refused_books = "tycho.datasets.refused_books" }
 for name, file in pairs(sets) do files[name] = file end
 return require "tycho.lazy" (M, files, "tycho.datasets")

@@ -49,6 +49,21 @@ function M.mask(tokens, options)
   end)
 end
 
+--- A long text's tokens as rows of a length; what does not fill the last one is left out.
+---@param tokens Tensor   [n], integers
+---@param length integer
+---@return Tensor i64 [n // length, length]
+function M.rows(tokens, length)
+  local who = "llm.masking.rows"
+  expect(who, "tokens", tokens, "a tensor")
+  expect(who, "length", length, "an integer >= 1")
+  if tokens.ndim ~= 1 or tokens.shape[1] < length then
+    fail("%s: tokens: expected at least %d in one dimension, got %s", who, length, arguments.describe(tokens))
+  end
+  local n = tokens.shape[1] // length
+  return tokens:narrow(0, 0, n * length):to("i64"):reshape(n, length)
+end
+
 --- The mean loss of a masked language model over rows of tokens, each masked once, by the seed. options: those of
 -- mask(), and batch (32 rows at a time), seed (0).
 ---@param model LanguageModel

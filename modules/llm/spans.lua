@@ -110,4 +110,37 @@ function M.score(gold, predicted, keep)
   return result
 end
 
+--- Tags without a model, which taggers have to beat: for each word the tag that it has most often in the labelled texts
+-- (of equally frequent ones the first in the alphabet), for others what unknown(text, k) says of word k of a text.
+---@param labelled {words: string[], tags: string[]}[]
+---@param texts {words: string[]}[]
+---@param unknown fun(text: table, k: integer): string
+---@return string[][]  tags of each of `texts`
+function M.gazetteer(labelled, texts, unknown)
+  local who = "llm.spans.gazetteer"
+  arguments.expect(who, "labelled", labelled, "a list of tables")
+  arguments.expect(who, "texts", texts, "a list of tables")
+  arguments.expect(who, "unknown", unknown, "a function")
+  local counts, best, result = {}, {}, {}
+  for i, text in ipairs(labelled) do
+    arguments.expect(who, ("words of labelled text %d"):format(i), text.words, "a list of strings")
+    arguments.expect(who, ("tags of labelled text %d"):format(i), text.tags, "a list of strings")
+    for k, word in ipairs(text.words) do
+      local of, tag = counts[word] or {}, text.tags[k]
+      if not tag then
+        arguments.fail("%s: labelled text %d: expected a tag for each word, got none for word %d", who, i, k)
+      end
+      counts[word], of[tag] = of, (of[tag] or 0) + 1
+      local most = best[word]
+      if not most or of[tag] > of[most] or of[tag] == of[most] and tag < most then best[word] = tag end
+    end
+  end
+  for i, text in ipairs(texts) do
+    arguments.expect(who, ("words of text %d"):format(i), text.words, "a list of strings")
+    result[i] = {}
+    for k, word in ipairs(text.words) do result[i][k] = best[word] or unknown(text, k) end
+  end
+  return result
+end
+
 return M

@@ -1,6 +1,7 @@
 --- Residual networks for images, with torchvision's parameter names; folders have those of transformers. He et al.
 -- 2016, "Deep Residual Learning for Image Recognition".
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local classifier = require "tycho.models.classifier"
 local configs = require "tycho.models.config"
 local Pretrained = require "tycho.models.pretrained"
@@ -77,7 +78,7 @@ function ResNet:init(options)
     { channels = "a list of integers >= 1", blocks = "a list of integers >= 1", stem = "an integer >= 1",
       config = "a table" })
   if #o.channels == 0 or #o.blocks ~= #o.channels then
-    require("tycho.arguments").fail("ResNet: blocks: expected a number for each of the channels, got %d for %d",
+    arguments.fail("ResNet: blocks: expected a number for each of the channels, got %d for %d",
       #o.blocks, #o.channels)
   end
   local Block = kinds[o.block]
@@ -111,20 +112,30 @@ end
 
 --- The maps of each stage: x [n, in_channels, h, w] to a list of [n, channels, rows, columns], the last one last.
 ---@param x Tensor
+---@param last? integer  the last stage that is computed
 ---@return Tensor[]
-function ResNet:pyramid(x)
+function ResNet:pyramid(x, last)
   local list = {}
   x = self.bn1(self.conv1(x)):relu()
   if self.maxpool then x = self.maxpool(x) end
-  for i = 1, self.stages do
+  for i = 1, last or self.stages do
     x = self["layer" .. i](x)
     list[i] = x
   end
   return list
 end
 
---- The maps of the last stage: x [n, in_channels, h, w] to [n, width, rows, columns].
-function ResNet:maps(x) return self:pyramid(x)[self.stages] end
+--- The maps of the last stage, or of an earlier one: x [n, in_channels, h, w] to [n, channels, rows, columns].
+---@param x Tensor
+---@param stage? integer  from 1
+---@return Tensor
+function ResNet:maps(x, stage)
+  stage = stage == nil and self.stages or stage
+  if math.type(stage) ~= "integer" or stage < 1 or stage > self.stages then
+    arguments.fail("ResNet:maps: stage: expected an integer in [1, %d], got %s", self.stages, arguments.describe(stage))
+  end
+  return self:pyramid(x, stage)[stage]
+end
 
 --- Features before the head, the means of the maps: x [n, in_channels, h, w] to [n, width].
 function ResNet:features(x) return self:maps(x):mean { 2, 3 } end

@@ -194,6 +194,34 @@ function M.gate(who, model, report)
   if not report.passed then arguments.fail("%s: gate: %s", who, tostring(report)) end
 end
 
+--- The norm of each layer's update by LoRA, by the layer's name; where such norms are given, the adapter gets them: an
+-- adapter of random directions that changes as much as another one is what an audit should tell from it.
+---@param model Module with LoRA
+---@param norms? table<string, number>  as this function returned them
+---@return table<string, number>
+function M.norms(model, norms)
+  local who = "peft.audit.norms"
+  arguments.expect(who, "model", model, "a module")
+  arguments.expect(who, "norms", norms, "a table or nil")
+  return ty.no_grad(function()
+    local list = {}
+    for _, layer in ipairs(ty.nn.surgery.find(who, model, {})) do
+      local module = layer.module
+      if rawget(module, "lora_A") then
+        local update = module.lora_B.weight:detach():matmul(module.lora_A.weight:detach())
+        local norm = update:norm():item()
+        list[layer.name] = norm
+        if norms then
+          local wanted = arguments.expect(who, layer.name, norms[layer.name], "a number >= 0")
+          if norm == 0 then arguments.fail("%s: %s: its update is 0, which no factor makes longer", who, layer.name) end
+          module.lora_B.weight:detach():mul_(wanted / norm)
+        end
+      end
+    end
+    return list
+  end)
+end
+
 local function check_prompts(who, model, tokenizer, prompts)
   arguments.expect(who, "model", model, "a module")
   local kind = type(tokenizer)

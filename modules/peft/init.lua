@@ -14,7 +14,7 @@
 -- frozen weights 4-bit codes as well, peft.footprint says what training will take, peft.account what it would take for
 -- any configuration. peft.eora makes adapters without training, which give a compressed model back what it lost.
 -- peft.token_classification puts a head for tagging words on an encoder.
--- peft.mend trains networks that edit a model by the gradient of one example.
+-- peft.mend trains networks that edit a model by the gradient of one example; peft.beliefs measures such ways.
 -- peft.lamda trains small square matrices between fixed directions of the weights, peft.loram trains on a pruned model
 -- what the whole one is to have, peft.mixlora mixes experts behind a router, peft.slimfit trains all weights, a few in
 -- each step, and packs what the backward pass needs; peft.saved measures that, peft.packed packs it. peft.ce_ssl
@@ -59,4 +59,5 @@ return require "tycho.lazy" ({
   compare = require "tycho.peft.compare",
   token_classification = require "tycho.peft.token_classification",
   mend = require "tycho.peft.mend",
+  beliefs = require "tycho.peft.beliefs",
 }, {}, "tycho.peft")

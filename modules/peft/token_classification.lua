@@ -9,6 +9,7 @@
 --     local tags = tagger:tags(tokenizer, { { words = { "Go", "up" } } })
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local adapter = require "tycho.peft.adapter"
 
 local nn = ty.nn
 local expect, fail = arguments.expect, arguments.fail
@@ -117,6 +118,26 @@ function TokenClassifier:loss(batch)
     expect("TokenClassifier:loss", "batch." .. key, batch[key], "a tensor")
   end
   return nn.cross_entropy(self(batch.tokens, { mask = batch.mask }):flatten(0, 1), batch.labels:flatten())
+end
+
+--- What is trained, as a list of parameters, by a way: "full" (all), "head" (the head over a frozen encoder) or "lora"
+-- (the head, and adapters that the encoder gets by these options of peft.lora).
+---@param how "full"|"head"|"lora"
+---@param options? table
+---@return Tensor[]
+function TokenClassifier:trainable(how, options)
+  expect("TokenClassifier:trainable", "how", how, '"full" or "head" or "lora"')
+  expect("TokenClassifier:trainable", "options", options, "a table or nil")
+  if how == "full" then return self:parameters() end
+  local list = {}
+  if how == "lora" then
+    adapter.lora(self.encoder, options)
+    list = adapter.parameters(self.encoder)
+  else
+    self.encoder:requires_grad_(false)
+  end
+  for _, p in ipairs(self.classifier:parameters()) do list[#list + 1] = p end
+  return list
 end
 
 --- The likeliest class of every word, for each text a list. options: batch (64 texts at a time).

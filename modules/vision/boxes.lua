@@ -118,4 +118,32 @@ function M.out_of(boxes, windows)
   return boxes * ty.concat({ size, size }, -1) + ty.concat({ corner, corner }, -1)
 end
 
+--- A picture [3, h, w] with the sides of a box [4] (pixels) drawn into it, a pixel wide; what is outside is cut off.
+---@param picture Tensor
+---@param box Tensor
+---@param colour number[]  one number a channel
+---@return Tensor
+function M.drawn(picture, box, colour)
+  local who = "vision.boxes.drawn"
+  arguments.expect(who, "picture", picture, "a tensor")
+  arguments.expect(who, "box", box, "a tensor")
+  arguments.expect(who, "colour", colour, "a list of numbers")
+  if picture.ndim ~= 3 or picture.shape[1] ~= #colour or box.ndim ~= 1 or box.shape[1] ~= 4 then
+    arguments.fail("%s: expected picture [%d, h, w] and box [4], got %s and %s", who, #colour,
+      arguments.describe(picture), arguments.describe(box))
+  end
+  local h, w, b = picture.shape[2], picture.shape[3], {}
+  for i, value in ipairs(box:tolist()) do
+    local most = (i % 2 == 1 and w or h) - 1
+    b[i] = value == value and math.floor(math.max(0, math.min(most, value))) or 0
+  end
+  local x, y = ty.arange(w, { device = picture.device }):unsqueeze(0), ty.arange(h, { device = picture.device })
+    :unsqueeze(1)
+  local wide = x:ge(b[1]):logical_and(x:le(b[3])):logical_and(y:ge(b[2])):logical_and(y:le(b[4]))
+  local within = x:gt(b[1]):logical_and(x:lt(b[3])):logical_and(y:gt(b[2])):logical_and(y:lt(b[4]))
+  local edge = wide:logical_and(within:logical_not())
+  return ty.where(edge:unsqueeze(0), ty.tensor(colour, { dtype = picture.dtype, device = picture.device })
+    :reshape(#colour, 1, 1), picture)
+end
+
 return M

@@ -332,4 +332,43 @@ function M.success(overlaps, count)
 end
 
 M.Tracker = Tracker
+--- A tracker without a network, to compare with: among windows around the last one, moved by up to `reach` pixels in
+-- steps of two, the one whose colours at 8 x 8 places are most like those of the first frame's window (normalised
+-- cross-correlation). video f32 [frames, 3, h, w], first [4]. Returns boxes [frames, 4].
+---@param video Tensor
+---@param first Tensor
+---@param reach? integer  8
+---@return Tensor boxes
+function M.by_colours(video, first, reach)
+  local who = "vision.track.by_colours"
+  expect(who, "video", video, "a tensor")
+  expect(who, "first", first, "a tensor")
+  reach = expect(who, "reach", reach, "an integer >= 1 or nil") or 8
+  if video.ndim ~= 4 or video.shape[2] ~= 3 or first.ndim ~= 1 or first.shape[1] ~= 4 then
+    fail("%s: expected video [frames, 3, h, w] and first [4], got %s and %s", who, arguments.describe(video),
+      arguments.describe(first))
+  end
+  return ty.no_grad(ty.scope, function()
+    local h, w = video.shape[3], video.shape[4]
+    local function view(frame, windows)
+      local n = windows.shape[1]
+      local pictures = video:select(0, frame):unsqueeze(0):expand(n, 3, h, w):contiguous()
+      local colours = boxes_of.crop(pictures, windows, 8):flatten(1)
+      return colours - colours:mean(1, true)
+    end
+    local steps = ty.arange(-reach, reach + 1, 2)
+    local moves = ty.cartesian_prod(steps, steps):to { dtype = "f32", device = video.device }
+    local at = first:unsqueeze(0)
+    local template, list = view(0, at), { at }
+    for frame = 1, video.shape[1] - 1 do
+      local windows = at + ty.concat({ moves, moves }, 1)
+      local seen = view(frame, windows)
+      local likeness = (seen * template):sum(1) / (seen:norm(2, 1) + 1e-6)
+      at = windows:narrow(0, likeness:argmax(0):item(), 1)
+      list[frame + 1] = at
+    end
+    return ty.concat(list, 0)
+  end)
+end
+
 return M

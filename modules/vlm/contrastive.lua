@@ -92,6 +92,27 @@ function M.cached_backward(model, batches)
   return loss:item()
 end
 
+--- Adds the mean gradient of the symmetric losses of several small batches, each contrasted in itself: plain gradient
+-- accumulation, to compare with. Returns the mean loss.
+---@param model CLIPModel
+---@param batches table[]  of { pictures, tokens, mask }
+---@return number loss
+function M.accumulated_backward(model, batches)
+  local who, sum = "vlm.accumulated_backward", 0
+  M.check_model(who, model)
+  M.check_batches(who, batches)
+  for _, batch in ipairs(batches) do
+    sum = sum + ty.scope(function()
+      local image = model:image_features(batch.pictures)
+      local text = model:text_features(batch.tokens, { mask = batch.mask })
+      local loss = M.loss(image, text, model.logit_scale:exp()) / #batches
+      loss:backward()
+      return loss:item()
+    end)
+  end
+  return sum
+end
+
 --- An error of the function `who` unless `batches` is a list of { pictures, tokens, mask? } with tensors.
 function M.check_batches(who, batches)
   expect(who, "batches", batches, "a list of tables")

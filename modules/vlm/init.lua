@@ -38,10 +38,13 @@ local M = {
   contrastive_loss = contrastive.loss,
   fit_contrastive = contrastive.fit,
   cached_backward = contrastive.cached_backward,
+  accumulated_backward = contrastive.accumulated_backward,
   cycles = contrastive.cycles,
   retrieval = retrieval.retrieval,
   recall = retrieval.recall,
   zero_shot = retrieval.zero_shot,
+  prompts = retrieval.prompts,
+  named = retrieval.named,
   embed = retrieval.embed,
 }
 

@@ -111,20 +111,42 @@ local function check_numbers(who, name, x, count, below)
   end
 end
 
+-- The means of recall() over groups of `size` rows.
+local function in_groups(image, text, size, at)
+  local sums, groups = { captions = {}, pictures = {} }, image.shape[1] // size
+  for start = 0, (groups - 1) * size, size do
+    local shares = M.recall(image:narrow(0, start, size), text:narrow(0, start, size), { at = at })
+    for key, sum in pairs(sums) do
+      for _, k in ipairs(at) do sum[k] = (sum[k] or 0) + shares[key][k] end
+    end
+  end
+  for _, sum in pairs(sums) do
+    for k, value in pairs(sum) do sum[k] = value / groups end
+  end
+  return sums
+end
+
 --- Recall among all, of features that are there already: image [n, d], text [m, d] (cosines count). options: owner (i64
 -- [m]: the picture that each text is of; by default text j is of picture j), so that a picture may have several right
--- texts; at ({ 1, 5, 10 }). Returns { captions = shares of pictures with one of their texts among the k best,
--- pictures = shares of texts whose picture is among the k best }, each by k. Pictures without a text do not count.
+-- texts; at ({ 1, 5, 10 }); among (all: groups of so many pictures and their texts one after another, of which the
+-- shares' mean is returned; what is left over does not count; without owner). Returns { captions = shares of pictures
+-- with one of their texts among the k best, pictures = shares of texts whose picture is among the k best }, each by
+-- k. Pictures without a text do not count.
 ---@param image Tensor
 ---@param text Tensor
----@param options? {owner?: Tensor, at?: integer[]}
+---@param options? {owner?: Tensor, at?: integer[], among?: integer}
 ---@return {captions: table<integer, number>, pictures: table<integer, number>}
 function M.recall(image, text, options)
   local who = "vlm.recall"
   check_pair(who, image, text, "image", "text")
-  local o = arguments.read(who, options, { owner = arguments.none, at = { 1, 5, 10 } },
-    { owner = "a tensor", at = "a list of integers >= 1" })
+  local o = arguments.read(who, options, { owner = arguments.none, at = { 1, 5, 10 }, among = arguments.none },
+    { owner = "a tensor", at = "a list of integers >= 1", among = "an integer >= 1" })
   local n, m = image.shape[1], text.shape[1]
+  if o.among and (o.owner or n ~= m) then
+    arguments.fail("%s: among: expected as many texts as pictures and no owner, got %d and %d", who, m, n)
+  elseif o.among and o.among < n then
+    return in_groups(image, text, o.among, o.at)
+  end
   if not o.owner and n ~= m then
     arguments.fail("%s: expected the option owner where there are %d pictures and %d texts, got none", who, n, m)
   end
@@ -163,6 +185,29 @@ function M.zero_shot(image, classes, labels)
     local best = nn.normalize(image):matmul(nn.normalize(classes):transpose(0, 1)):argmax(1)
     return best:eq(labels:to { device = image.device }):to("f32"):mean():item(), best
   end)
+end
+
+--- Prompts whose features' mean stands for a class, by its name.
+M.prompts = { "a %s", "a picture of a %s", "just a %s" }
+
+--- Vectors of classes for zero_shot(): of each class the sum of the unit features of its prompts.
+---@param names string[]
+---@param encode fun(texts: string[]): Tensor  [names, d] of so many texts
+---@param prompts? string[]  with %s for the name; vlm.prompts
+---@return Tensor [names, d]
+function M.named(names, encode, prompts)
+  local who = "vlm.named"
+  expect(who, "names", names, "a list of strings")
+  expect(who, "encode", encode, "a function")
+  prompts = expect(who, "prompts", prompts == nil and M.prompts or prompts, "a list of strings")
+  local sum
+  for _, prompt in ipairs(prompts) do
+    local texts = {}
+    for i, name in ipairs(names) do texts[i] = prompt:gsub("%%s", (name:gsub("%%", "%%%%"))) end
+    local x = nn.normalize(expect(who, "what encode returned", encode(texts), "a tensor"))
+    sum = sum and sum + x or x
+  end
+  return sum or arguments.fail("%s: prompts: expected at least one, got none", who)
 end
 
 --- What fn gives for rows 0 to count - 1, some at a time, without a graph, as one tensor [count, ...]: features of a

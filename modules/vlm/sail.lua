@@ -15,6 +15,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local contrastive = require "tycho.vlm.contrastive"
+local retrieval = require "tycho.vlm.retrieval"
 
 local nn = ty.nn
 local expect, fail, none = arguments.expect, arguments.fail, arguments.none
@@ -207,6 +208,37 @@ function M.fit(model, image, text, options)
       { owner = owner, chunk = o.chunk })
   end
   return ty.train.fit(model, loader, rest)
+end
+
+-- ---- features of texts ----
+
+--- A text's features by a language model: the mean of its last states over the text's tokens. Texts of like length are
+-- read together; the result is in their order.
+---@param model LanguageModel
+---@param tokenizer Tokenizer
+---@param texts string[]
+---@return Tensor [texts, width]
+function M.read(model, tokenizer, texts)
+  local who = "vlm.sail.read"
+  expect(who, "model", model, "a module")
+  if type(tokenizer) ~= "table" and type(tokenizer) ~= "userdata" or ty.is_tensor(tokenizer)
+    or not tokenizer.encode_batch then
+    fail("%s: tokenizer: expected one with encode_batch(), got %s", who, arguments.describe(tokenizer))
+  end
+  expect(who, "texts", texts, "a list of strings")
+  if #texts == 0 then fail("%s: texts: expected at least one, got none", who) end
+  local order, place, device = {}, {}, model:device()
+  for i = 1, #texts do order[i] = i end
+  table.sort(order, function(a, b) return #texts[a] < #texts[b] or #texts[a] == #texts[b] and a < b end)
+  for k, i in ipairs(order) do place[i] = k - 1 end
+  local features = retrieval.embed(#texts, function(start, count)
+    local some = {}
+    for k = 1, count do some[k] = texts[order[start + k]] end
+    local tokens, mask = tokenizer:encode_batch(some, { pad_id = 0 })
+    mask = mask:to { dtype = "f32", device = device }:unsqueeze(2)
+    return (model:hidden(tokens:to { device = device }) * mask):sum(1) / mask:sum(1)
+  end)
+  return features:index_select(0, ty.tensor(place):to { device = device })
 end
 
 -- ---- what encoders are assessed by ----

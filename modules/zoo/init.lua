@@ -26,5 +26,6 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   curriculum = "tycho.zoo.curriculum",
   arm = "tycho.zoo.arm",
   canvas = "tycho.zoo.canvas",
+  annotated = "tycho.zoo.annotated",
   yardstick = "tycho.zoo.yardstick",
 }, "tycho.zoo")

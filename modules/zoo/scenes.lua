@@ -42,6 +42,39 @@ function M.set(split, fields, more)
   return datasets.load("scenes", options)
 end
 
+--- The names of the objects that training scenes show, as classes from 0: their names, the objects' numbers (from 0) in
+-- datasets.scenes.objects, and the class of each object by its number.
+---@return string[] names
+---@return integer[] numbers
+---@return table<integer, integer> class_of
+function M.classes()
+  local names, numbers, class_of = {}, {}, {}
+  for i, object in ipairs(datasets.scenes.objects) do
+    if not object.held_out then
+      names[#names + 1], numbers[#numbers + 1] = object.name, i - 1
+      class_of[i - 1] = #names - 1
+    end
+  end
+  return names, numbers, class_of
+end
+
+--- Scenes `first` to first + count - 1 of a split as one batch, with the class (as classes() counts) of the first
+-- object of each as labels, i64 [count], where there are scenes among the fields.
+---@param split string
+---@param fields string[]
+---@param first integer
+---@param count integer
+---@param more? table  other options of the set; { objects = { 1, 1 } }: of one object
+---@return table<string, any>
+function M.labelled(split, fields, first, count, more)
+  local batch = M.set(split, fields, more):batch(ty.arange(first, first + count))
+  local _, _, class_of = M.classes()
+  local labels = {}
+  for i, scene in ipairs(batch.scene or {}) do labels[i] = class_of[scene.objects[1].object] or -1 end
+  batch.labels = batch.scene and ty.tensor(labels, { dtype = "i64" }) or batch.labels
+  return batch
+end
+
 --- Training scenes in batches, in another order in every epoch, made by a thread of their own.
 ---@param r Recipe
 ---@param fields string[]

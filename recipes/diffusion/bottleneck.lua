@@ -19,10 +19,10 @@ local r = ty.recipe.declare { seeds = 3, base = true,
     { "tuning", 160, "steps of training at both sizes", quick = 1 },
     { "scenes", 768, "that are trained on", quick = 4 },
     { "batch", 12, "scenes in a step", quick = 2 },
-    { "steps", 20, "of the full sampler", quick = 4 },
+    { "steps", 20, "of the full sampler", quick = 3 },
     { "count", 24, "prompts for each seed", quick = 2 },
     { "trial", 24, "prompts by which the stages are chosen", quick = 2 },
-    { "scale", 4.0, "of guidance" },
+    { "scale", 4.0, "of guidance", quick = 1.0 },
   } }
 local args, stages = r.args, diffusion.stages
 
@@ -73,7 +73,7 @@ local function sampler(list)
   return painter.process:sampler { steps = args.steps, guidance = args.scale, parts = { part } }
 end
 
-local first, middle, last = table.unpack(r.quick and { 1, 2, 1 } or { 2, 10, 4 })
+local first, middle, last = table.unpack(r.quick and { 1, 1, 1 } or { 2, 10, 4 })
 
 -- leave and back: how noisy the picture is where it becomes small and large again; noise: how much noisier each stage
 -- begins than the last one stopped.

@@ -25,12 +25,12 @@ local r = ty.recipe.declare { seeds = 3, base = true, args = {
   { "batch", 64, "pictures of a step", quick = 16 },
   { "guidance", 2, "scale of both generators" },
   { "denoising", 20, "steps of the diffusion of bits", quick = 3 },
-  { "count", 360, "held-out pictures, and drawn ones", quick = 40 },
+  { "count", 360, "held-out pictures, and drawn ones", quick = 20 },
   { "judge_steps", 300, "training steps of the judge", quick = 5 },
 } }
 local args, tokens = r.args, diffusion.tokens
 local training, held_out = distill.digits.data()
-local all, test = training:batch(ty.arange(#training)), held_out:batch(ty.arange(args.count))
+local all, test = training:batch(ty.arange(r.quick and 200 or #training)), held_out:batch(ty.arange(args.count))
 local judge = distill.digits.judge(r:base(), { steps = args.judge_steps })
 local asked = ty.arange(args.count) % 10
 

@@ -28,7 +28,7 @@ local bench = unlearn.benchmark { painter = painter, judge = zoo.canvas.judge(),
   paint = { steps = args.drawing_steps, guidance = args.guidance } }
 local TARGETS = { { word = "hatched", other = "plain", domain = "style", across = "kind", number = 4 },
   not r.quick and { word = "car", other = "tree", domain = "kind", across = "style", number = 4 } or nil }
-local SCALES = { 2, 4, 8 } -- of the negative prompt
+local SCALES = r:tries { 2, 4, 8 } -- of the negative prompt
 local METHODS = { "esd", "ablation", "forget_me_not", "uce", "salun" }
 local CHOOSING, few = 500000, r.quick and 4 or nil -- noise that settings are chosen with; kinds
 local training, test, choice = zoo.canvas.grid(0, nil, few), zoo.canvas.grid(3, nil, few), zoo.canvas.grid(2, nil, few)

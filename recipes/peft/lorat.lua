@@ -154,40 +154,21 @@ local function way(options, low)
   end
 end
 
--- The window whose colours, at 8 x 8 places, are most like the template's, among windows around the last one.
 local function correlation(set)
   local overlaps = {}
   for clip = 0, set.count - 1 do
-    ty.scope(function()
-      local truth = set.boxes:select(0, clip)
-      local at = truth:narrow(0, 0, 1)
-      local function view(f, windows)
-        local n = windows.shape[1]
-        return boxes_of.crop(frame(set, clip, f):unsqueeze(0):expand(n, 3, 64, 64):contiguous(), windows, 8):flatten(1)
-      end
-      local template, list = view(0, at), {}
-      template = template - template:mean(1, true)
-      local moves = ty.cartesian_prod(ty.arange(-8, 9, 2), ty.arange(-8, 9, 2)):to "f32"
-      for f = 1, 7 do
-        local windows = at + ty.concat({ moves, moves }, 1)
-        local seen = view(f, windows)
-        seen = seen - seen:mean(1, true)
-        local likeness = (seen * template):sum(1) / (seen:norm(2, 1) + 1e-6)
-        at = windows:narrow(0, likeness:argmax(0):item(), 1)
-        list[f] = at
-      end
-      overlaps[#overlaps + 1] = ty.keep(boxes_of.iou(ty.concat(list, 0), truth:narrow(0, 1, 7)))
-    end)
+    local truth = set.boxes:select(0, clip)
+    local found = track.by_colours(zoo.scenes.pictures(set.video:select(0, clip)), truth:select(0, 0))
+    overlaps[clip + 1] = boxes_of.iou(found:narrow(0, 1, 7), truth:narrow(0, 1, 7))
   end
   return (track.success(ty.concat(overlaps, 0)))
 end
 
-local function tries(list) return r.quick and { list[1] } or list end
 local list = { { "LoRAT", way({}, true), { 3e-3, 6e-3 } }, { "full tuning", way({}), { 5e-4, 1.5e-3 } },
   { "head of convolutions", way({ head = "conv" }, true), { 3e-3, 6e-3 } },
   { "own positions", way({ positions = "own" }, true), { 3e-3, 6e-3 } } }
 local ways = {}
-for i, one in ipairs(list) do ways[i] = { name = one[1], run = one[2], rates = tries(one[3]) } end
+for i, one in ipairs(list) do ways[i] = { name = one[1], run = one[2], rates = r:tries(one[3]) } end
 local found = peft.compare.ways(ways, r.seeds, function(line) r:say("%s", line) end)
 
 local gap, peaks = {}, {}
@@ -211,16 +192,6 @@ end
 
 -- ---- a film ----
 
-local function frame_box(picture, box, colour)
-  local h, w = picture.shape[2], picture.shape[3]
-  local b = {}
-  for i, v in ipairs(box:tolist()) do b[i] = math.max(0, math.min(63, math.floor(v))) end
-  local x, y = ty.arange(w):unsqueeze(0), ty.arange(h):unsqueeze(1)
-  local wide = x:ge(b[1]):logical_and(x:le(b[3])):logical_and(y:ge(b[2])):logical_and(y:le(b[4]))
-  local within = x:gt(b[1]):logical_and(x:lt(b[3])):logical_and(y:gt(b[2])):logical_and(y:lt(b[4]))
-  local edge = wide:logical_and(within:logical_not())
-  return ty.where(edge:unsqueeze(0), ty.tensor(colour):reshape(3, 1, 1), picture)
-end
 local film, set = {}, tests["new objects"]
 local shown = math.min(4, set.count)
 local videos = zoo.scenes.pictures(set.video:narrow(0, 0, shown))
@@ -228,8 +199,8 @@ local tracked = found.LoRAT.runs[1].tracker:follow(videos, set.boxes:narrow(0, 0
 for clip = 0, shown - 1 do
   for f = 0, 7 do
     local picture = videos:select(0, clip):select(0, f)
-    picture = frame_box(picture, set.boxes:select(0, clip):select(0, f), { -1, 1, -1 })
-    film[#film + 1] = frame_box(picture, tracked:select(0, clip):select(0, f), { 1, 1, 1 })
+    picture = boxes_of.drawn(picture, set.boxes:select(0, clip):select(0, f), { -1, 1, -1 })
+    film[#film + 1] = boxes_of.drawn(picture, tracked:select(0, clip):select(0, f), { 1, 1, 1 })
   end
 end
 ty.plot.grid(ty.stack(film, 0), { columns = 8, scale = 1 }):save(r:picture "lorat.png")

@@ -20,16 +20,21 @@ local r = ty.recipe.declare {
   args = {
     { "base_steps", 1500, "training steps of the dense model", quick = 10 },
     { "steps", 300, "of each of the two stages", quick = 3 },
-    { "rates", "1e-3,3e-3", "learning rates of the first stage, for each variant the better one; half in the second",
-      quick = "1e-3" },
+    { "rates", { 1e-3, 3e-3 }, "of the first stage, for each variant the better one; half in the second",
+      quick = { 1e-3 } },
     { "width", 64, "hidden size", quick = 32 },
     { "rounds", 9, "of the timing", quick = 1 },
   },
 }
 local args = r.args
 local training = vision.pages.training()
-local validation, held_out = vision.pages.set "validation", vision.pages.set "held_out"
-local images = validation.image:narrow(0, 0, 128)
+local function pages(split)
+  local set = vision.pages.set(split)
+  local count = r.quick and 48 or set.image.shape[1]
+  return { image = set.image:narrow(0, 0, count), label = set.label:narrow(0, 0, count) }
+end
+local validation, held_out = pages "validation", pages "held_out"
+local images = validation.image:narrow(0, 0, r.quick and 32 or 128)
 
 local variants = {
   { name = "int8", bits = 8, options = {} },
@@ -65,11 +70,10 @@ local function accuracy(model, set) return 100 * vision.pages.measure(model, set
 -- The better rate of a list, by the validation part, and what was made with it.
 local function tuned(make)
   local best, kept
-  for text in args.rates:gmatch "[^,]+" do
-    local rate = tonumber(text)
+  for _, rate in ipairs(args.rates) do
     local made = table.pack(make(rate))
-    local found = vision.pages.measure(made[1], validation)
-    if not best or found.loss < best then best, kept = found.loss, { rate = rate, made = made } end
+    local loss = vision.pages.measure(made[1], validation).loss
+    if not best or loss < best then best, kept = loss, { rate = rate, made = made } end
   end
   return kept.rate, table.unpack(kept.made)
 end
@@ -143,16 +147,8 @@ ty.plot.grid(ty.stack({ picture(dense_modules[layer].weight:detach()),
   picture(prune.two_four.decode(small_modules[layer])) }, 0), { columns = 2, scale = 8,
   labels = { "32 x 32 weights", "codes, 2 of 4" } }):save(r:picture "gpusq.png")
 
-local function drop(name, from)
-  local list = {}
-  for i, value in ipairs(found[name]) do list[i] = found[from][i] - value end
-  return list
-end
-local function more_than(name)
-  local list = {}
-  for i, value in ipairs(found.int4) do list[i] = value - found[name][i] end
-  return list
-end
+local function drop(name, from) return ty.stats.differences(found[from], found[name]) end
+local function more_than(name) return ty.stats.differences(found.int4, found[name]) end
 os.exit(r:finish {
   { claim = "weights that are not zero in any group of four, at most", measured = worst, bar = 2, below = true },
   { claim = "int8: bytes of the dense model in f32, over those of the file", measured = smaller.int8, bar = 6 },

@@ -47,7 +47,7 @@ local function quality()
   -- The better of the grids of plain and of searched ranges for what make(model, options) does.
   local function choose(base, grid, make)
     local best, least, chosen = nil, math.huge, nil
-    for _, mse in ipairs(grid.format and { false } or { false, true }) do
+    for _, mse in ipairs((grid.format or r.quick) and { false } or { false, true }) do
       local model, o = base:clone(), { bits = grid.bits, group = grid.group, format = grid.format }
       if not grid.format then o.mse = mse end
       make(model, o)

@@ -49,8 +49,9 @@ local function calls_of(seed)
   return calls
 end
 
+local skip = r.quick and { "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2" } or {}
 local calibration = { codewords = args.codewords, rounds = r.quick and 1 or 10, steps = args.calibration,
-  codebook_lr = args.codebook_lr, logits_lr = args.logits_lr, start = args.start }
+  codebook_lr = args.codebook_lr, logits_lr = args.logits_lr, start = args.start, skip = skip }
 local function with(more)
   local o = {}
   for _, list in ipairs { calibration, more } do
@@ -79,13 +80,13 @@ for i, seed in ipairs(r.seeds) do
   end)
   make("k-means", function()
     local model = network:clone()
-    return model, vector.quantize(model, { codewords = args.codewords, rounds = calibration.rounds, seed = seed })
+    return model, vector.quantize(model, { codewords = args.codewords, rounds = calibration.rounds, seed = seed, skip = skip })
   end)
   local bits = reports["VQ4DiT"].bits
   if not group then
     for _, size in ipairs { 160, 80, 64, 40, 32, 20, 16, 10, 8 } do
-      local report = gptq.round(network:clone(), { bits = 2, group = size })
-      if not group and (report.bits >= bits or size == 8) then group, sizes.uniform = size, report.bits end
+      group, sizes.uniform = size, gptq.round(network:clone(), { bits = 2, group = size, skip = skip }).bits
+      if sizes.uniform >= bits then break end
     end
     sizes.vector = bits
     r:say("%.3f bits a weight by codewords; uniform in groups of %d: %.3f", bits, group, sizes.uniform)
@@ -93,11 +94,11 @@ for i, seed in ipairs(r.seeds) do
   make("GPTQ", function()
     local model = network:clone()
     return model, gptq.network(model, r.quick and { calls[1] } or calls, { bits = 2, group = group, mse = not r.quick,
-      act_order = true })
+      act_order = true, skip = skip })
   end)
   make("rounding", function()
     local model = network:clone()
-    return model, gptq.round(model, { bits = 2, group = group, mse = not r.quick })
+    return model, gptq.round(model, { bits = 2, group = group, mse = not r.quick, skip = skip })
   end)
   r:say("seed %d: %.1f %% of the vectors are not with their nearest codeword, %.1f %% were settled before the end",
     seed, 100 * reports["VQ4DiT"].changed, 100 * reports["VQ4DiT"].settled)

@@ -59,12 +59,9 @@ end
 -- ---- what is measured ----
 
 local original = r:place(function() return zoo.load "scene-clip" end)
-local names, shown = {}, {}
-for i, object in ipairs(datasets.scenes.objects) do
-  if not object.held_out then names[#names + 1], shown[#shown + 1] = "a " .. object.name, i - 1 end
-end
+local names, shown = scenes.classes()
 local classes, captions = ty.no_grad(function()
-  return ty.nn.normalize(original:text_features(tokens(names))),
+  return vlm.named(names, function(texts) return original:text_features(tokens(texts)) end, { "a %s" }),
     ty.nn.normalize(original:text_features(tokens(test.caption)))
 end)
 local labels = test.labels:index_select(1, ty.tensor(shown))
@@ -72,13 +69,8 @@ local labels = test.labels:index_select(1, ty.tensor(shown))
 -- Of unit features of the test's pictures: mean average precision of finding the pictures of each category, and the
 -- share of captions found among a hundred.
 local function quality(features)
-  local size, sum, groups = math.min(100, args.test), 0, 0
-  for start = 0, args.test - size, size do
-    sum = sum + vlm.recall(features:narrow(0, start, size), captions:narrow(0, start, size), { at = { 1 } }).captions[1]
-    groups = groups + 1
-  end
   return { category = (vision.mean_average_precision(features:matmul(classes:transpose(0, 1)), placed(labels))),
-    instance = sum / groups }
+    instance = vlm.recall(features, captions, { at = { 1 }, among = 100 }).captions[1] }
 end
 local function unit(x) return ty.nn.normalize(x) end
 local untouched = quality(in_parts(test.image, function(x) return unit(original:image_features(x)) end))
@@ -105,11 +97,6 @@ local function train_rater(seed)
   vision.fit(rater, set, { steps = args.rater_steps, batch_size = math.min(64, args.rated), lr = 5e-3, seed = seed,
     quiet = true, device = r.device })
   return rater:eval()
-end
-
-local function correlation(a, b)
-  a, b = a:to "f64" - a:to("f64"):mean(), b:to "f64" - b:to("f64"):mean()
-  return ((a * b):sum() / (a:square():sum() * b:square():sum()):sqrt()):item()
 end
 
 -- ---- one seed ----
@@ -145,7 +132,8 @@ local function run(seed)
     for key, value in pairs(drawn) do chance[key] = chance[key] + value / 5 end
   end
   local result = { full = quality(full), early = quality(early), routed = mixed(left), chance = chance,
-    share = leaving, rated = correlation(scores, placed(test.truth)), scores = scores }
+    share = leaving, scores = scores,
+    rated = ty.stats.correlation(scores:to("f64"):tolist(), test.truth:to("f64"):tolist()) }
   -- Timed as it would run: the rater, both paths, in one call.
   local x = scenes.pictures(placed(test.image:narrow(0, 0, args.timed)))
   local times = r:time({ full = function() ty.no_grad(function() unit((model:image_features(x))):sum():item() end) end,
@@ -169,7 +157,7 @@ for i, seed in ipairs(r.seeds) do
     one.rated, one.faster)
   for _, name in ipairs { "full", "early", "routed", "chance" } do
     r:say("  %-7s category %.4f, instance %.3f", name, one[name].category, one[name].instance)
-    for key, value in pairs(one[name]) do r.metrics[("%s/%s/%d"):format(name, key, seed)] = value end
+    r:note(name, one[name], seed)
   end
 end
 

@@ -11,9 +11,8 @@
 -- Other ways are the name alone, random examples with the name, and medoids with the name. Nothing is trained, and no
 -- crop that is asked for was an example or scored one.
 local ty = require "tycho"
-local datasets = require "tycho.datasets"
 local vision, vlm, zoo = require "tycho.vision", require "tycho.vlm", require "tycho.zoo"
-local scenes, instructions = zoo.scenes, vlm.label_instructions
+local scenes, annotated, instructions = zoo.scenes, zoo.annotated, vlm.label_instructions
 
 local r = ty.recipe.declare {
   seeds = 3,
@@ -23,47 +22,13 @@ local r = ty.recipe.declare {
     { "pairs", 4, "of a category at most", quick = 2 },
     { "folds", 5, "of which each is held out once" },
     { "least", 24, "pixels of a crop's longer side at least" },
-    { "weights", "0,0.25,0.5,0.75,1", "of pictures in queries, to choose from", quick = "0.5,1" },
+    { "weights", { 0, 0.25, 0.5, 0.75, 1 }, "of pictures in queries, to choose from", quick = { 0.5, 1 } },
   },
 }
 local args = r.args
 local clip, words = r:place(function() return zoo.load "scene-clip" end), zoo.tokenizer "scene-clip"
-local weights = {}
-for text in args.weights:gmatch "[^,]+" do weights[#weights + 1] = tonumber(text) end
-
--- ---- categories, and what a label may say ----
-
-local kinds = {}
-for i = 1, args.kinds do kinds[i] = scenes.drawn.objects_of[i] end
-local tints = {}
-for name in pairs(datasets.scenes.tints) do tints[#tints + 1] = name end
-table.sort(tints)
-local warm = { red = true, orange = true, yellow = true, pink = true }
-
--- Each kind's categories: what the annotator writes, and which objects belong; known to the set alone.
-local categories, of_kind = {}, {}
-for i, name in ipairs(kinds) do
-  of_kind[name] = {}
-  local rules = { { "", function() return true end } }
-  if i % 4 == 1 then
-    rules = { { " (1)", function(o) return warm[o.colour] ~= nil end },
-      { " (2)", function(o) return warm[o.colour] == nil end } }
-  elseif i % 4 == 3 then
-    rules = { { " (1)", function(o) return o.size == "large" end },
-      { " (2)", function(o) return o.size ~= "large" end } }
-  end
-  for _, rule in ipairs(rules) do
-    categories[#categories + 1] = { name = name .. rule[1], kind = name, holds = rule[2] }
-    table.insert(of_kind[name], #categories)
-  end
-end
-
-local function article(text) return (text:find "^[aeiou]" and "an " or "a ") .. text end
-local function phrases(kind)
-  local list = { article(kind), "a small " .. kind, "a large " .. kind }
-  for _, tint in ipairs(tints) do list[#list + 1] = article(tint .. " " .. kind) end
-  return list
-end
+local kinds, weights = table.move(scenes.drawn.objects_of, 1, args.kinds, 1, {}), args.weights
+local categories, phrases = annotated.categories(kinds), annotated.phrases
 local texts = {}
 for _, kind in ipairs(kinds) do
   texts[kind] = ty.no_grad(function()
@@ -71,36 +36,14 @@ for _, kind in ipairs(kinds) do
   end)
 end
 
--- ---- the annotated set ----
+-- ---- the annotated set: pictures, features, categories and scenes of each crop ----
 
--- Square crops about the boxes of one draw of scenes: pictures, features, categories and scenes of each.
-local function annotated(seed)
-  local set = scenes.set("validation", { "image", "scene", "boxes" }, { objects_of = kinds, seed = seed })
-  local batch = set:batch(ty.arange(args.scenes))
-  local side, boxes = set.side, batch.boxes:tolist()
-  local crops, labels, of_scene = {}, {}, {}
-  for s, scene in ipairs(batch.scene) do
-    for k, object in ipairs(scene.objects) do
-      local _, left, top, right, bottom = table.unpack(boxes[s][k])
-      local size = math.min(side, math.max(right - left, bottom - top) + 4)
-      if size - 4 >= args.least then
-        local x = math.max(0, math.min(side - size, (left + right - size) // 2))
-        local y = math.max(0, math.min(side - size, (top + bottom - size) // 2))
-        for _, c in ipairs(of_kind[datasets.scenes.objects[object.object + 1].name]) do
-          if categories[c].holds(object) then
-            local crop = scenes.pictures(batch.image:select(0, s - 1):narrow(1, y, size):narrow(2, x, size))
-            crops[#crops + 1] = crop:unsqueeze(0):interpolate { size = { 64, 64 }, mode = "bilinear" }
-            labels[#labels + 1], of_scene[#of_scene + 1] = c - 1, s - 1
-          end
-        end
-      end
-    end
-  end
-  local pictures = ty.concat(crops, 0)
-  local image = vlm.embed(#crops, function(start, count)
-    return clip:image_features(pictures:narrow(0, start, count):to { device = r.device })
+local function draw(seed)
+  local set = annotated.crops(categories, { kinds = kinds, scenes = args.scenes, seed = seed, least = args.least })
+  set.image = vlm.embed(set.pictures.shape[1], function(start, count)
+    return clip:image_features(set.pictures:narrow(0, start, count):to { device = r.device })
   end)
-  return { pictures = pictures, image = image, labels = ty.tensor(labels), of_scene = of_scene }
+  return set
 end
 
 -- Positions of crops by what their scene's number is: held out, example or scored.
@@ -159,7 +102,7 @@ end
 
 local sheet
 local function run(seed)
-  local set, sums = annotated(seed), {}
+  local set, sums = draw(seed), {}
   for fold = 0, args.folds - 1 do
     local part = parts(set, fold)
     -- The instructions by weight; the other ways get as many pairs as the best of them have.

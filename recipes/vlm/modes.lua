@@ -30,8 +30,8 @@ local r = ty.recipe.declare {
     { "lr", 3e-4, "peak learning rate" },
     { "calibration", 160, "scenes to calibrate with, with one question each", quick = 3 },
     { "points", 32, "thresholds of each kind that are tried", quick = 4 },
-    { "test", 300, "scenes to measure with", quick = 4 },
-    { "rounds", 20, "of timing", quick = 2 },
+    { "test", 300, "scenes to measure with", quick = 3 },
+    { "rounds", 20, "of timing", quick = 1 },
   },
 }
 local args = r.args
@@ -120,7 +120,8 @@ for name, with in pairs { all = none, some = full } do
   end
 end
 modes.set(model, { alpha = given.alpha })
-local times = r:time(work, { rounds = args.rounds, calls = { ["say all"] = 20, ["say some"] = 20 } })
+local times = r:time(work, { rounds = args.rounds, calls = { ["say all"] = r.quick and 2 or 20,
+  ["say some"] = r.quick and 2 or 20 } })
 
 -- How many of its experts each patch gets in each layer but the last, which works on words alone: darker, fewer.
 local count = math.min(5, test[1].image.shape[1])

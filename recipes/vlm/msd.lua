@@ -13,7 +13,7 @@
 -- its third stage, frozen and computed once, so that a run of seconds learns something; all else begins at random.
 -- Classes are of scenes of one object, found by three prompts; no training scene is among them.
 local ty = require "tycho"
-local datasets, models = require "tycho.datasets", require "tycho.models"
+local models = require "tycho.models"
 local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
 local scenes = zoo.scenes
 
@@ -33,31 +33,19 @@ local r = ty.recipe.declare {
 }
 local args = r.args
 local words = zoo.tokenizer "scene-clip"
-local prompts = { "a %s", "a picture of a %s", "just a %s" }
 
 -- ---- scenes as frozen maps ----
 
 local network = r:place(function() return zoo.load "scene-resnet" end)
 local pool = ty.nn.AvgPool2d(2)
-local classes, number = {}, {}
-for i, object in ipairs(datasets.scenes.objects) do
-  if not object.held_out then
-    classes[#classes + 1] = object.name
-    number[i] = #classes - 1
-  end
-end
+local classes = scenes.classes()
 
 local function get(split, first, count, most)
-  local batch = scenes.set(split, { "image", "caption", "scene" }, { objects = { 1, most } })
-    :batch(ty.arange(first, first + count))
-  local labels = {}
-  for i, scene in ipairs(batch.scene) do labels[i] = number[scene.objects[1].object + 1] end
+  local batch = scenes.labelled(split, { "image", "caption", "scene" }, first, count, { objects = { 1, most } })
   local maps = vlm.embed(count, function(start, some)
-    local x = scenes.pictures(batch.image:narrow(0, start, some):to { device = r.device })
-    x = network.bn1(network.conv1(x)):relu()
-    return pool(network.layer3(network.layer2(network.layer1(x))))
+    return pool(network:maps(scenes.pictures(batch.image:narrow(0, start, some):to { device = r.device }), 3))
   end)
-  return { maps = maps, labels = ty.tensor(labels):to { device = r.device },
+  return { maps = maps, labels = batch.labels:to { device = r.device },
     tokens = scenes.tokens(words, batch.caption, 48):to { device = r.device } }
 end
 local training, single = get("training", 0, args.pairs, 2), get("validation", 0, args.test, 1)
@@ -86,21 +74,12 @@ end
 local function quality(model)
   model:eval()
   return ty.no_grad(ty.scope, function()
-    local sum
-    for _, prompt in ipairs(prompts) do
-      local list = {}
-      for i, name in ipairs(classes) do list[i] = prompt:format(name) end
-      local x = ty.nn.normalize(model:text_features(scenes.tokens(words, list, 48):to { device = r.device }))
-      sum = sum and sum + x or x
-    end
-    local size, found, groups = math.min(100, args.test), 0, 0
+    local named = vlm.named(classes, function(texts)
+      return model:text_features(scenes.tokens(words, texts, 48):to { device = r.device })
+    end)
     local image, text = model:image_features(mixed.maps), model:text_features(mixed.tokens)
-    for start = 0, args.test - size, size do
-      found = found + vlm.recall(image:narrow(0, start, size), text:narrow(0, start, size), { at = { 1 } }).captions[1]
-      groups = groups + 1
-    end
-    return { zero_shot = (vlm.zero_shot(model:image_features(single.maps), sum, single.labels)),
-      recall = found / groups }
+    return { zero_shot = (vlm.zero_shot(model:image_features(single.maps), named, single.labels)),
+      recall = vlm.recall(image, text, { at = { 1 }, among = 100 }).captions[1] }
   end)
 end
 
@@ -115,33 +94,20 @@ local function common(cost, batches, lr)
   return { steps = steps(cost, batches), lr = lr, warmup = 20, quiet = true }
 end
 
+-- A way whose step is a backward pass over the batches of a cycle.
+local function by(cost, backward)
+  return function(model, seed, lr)
+    local o = common(cost, args.cycle, lr)
+    function o.backward(net, next_batch) return { loss = backward(net, next_batches(next_batch)) } end
+    ty.train.fit(model, loader(seed), o)
+  end
+end
+
 local ways = {
   { "small batches", 5e-4, function(model, seed, lr)
     vlm.fit_contrastive(model, loader(seed), common(3, 1, lr))
   end },
-  { "accumulation", 1e-3, function(model, seed, lr)
-    local o = common(3, args.cycle, lr)
-    function o.backward(net, next_batch)
-      local sum = 0
-      for _, batch in ipairs(next_batches(next_batch)) do
-        sum = sum + ty.scope(function()
-          local loss = vlm.contrastive_loss(net:image_features(batch.pictures),
-            net:text_features(batch.tokens), net.logit_scale:exp()) / args.cycle
-          loss:backward()
-          return loss:item()
-        end)
-      end
-      return { loss = sum }
-    end
-    ty.train.fit(model, loader(seed), o)
-  end },
-  { "gradient cache", 1e-3, function(model, seed, lr)
-    local o = common(4, args.cycle, lr)
-    function o.backward(net, next_batch)
-      return { loss = vlm.cached_backward(net, next_batches(next_batch)) }
-    end
-    ty.train.fit(model, loader(seed), o)
-  end },
+  { "accumulation", 1e-3, by(3, vlm.accumulated_backward) }, { "gradient cache", 1e-3, by(4, vlm.cached_backward) },
   { "MSD", 1e-3, function(model, seed, lr)
     local o = common(4, args.cycle, lr)
     o.cycle, o.momentum, o.alpha = args.cycle, args.momentum, args.alpha
@@ -160,61 +126,47 @@ for _, way in ipairs(ways) do
     zero_shot[name][i], recall[name][i] = found.zero_shot, found.recall
     r:say("%-14s seed %d: %.3f of the classes, %.3f of the captions among a hundred, %.0f s", name, seed,
       found.zero_shot, found.recall, r:seconds() - began)
-    r.metrics[("%s/zero shot/%d"):format(name, seed)] = found.zero_shot
-    r.metrics[("%s/recall/%d"):format(name, seed)] = found.recall
+    r:note(name, { ["zero shot"] = found.zero_shot, recall = found.recall }, seed)
   end
 end
 
 -- ---- memory of a step by its effective batch ----
 
+local function pairs_of(from, count)
+  return { pictures = training.maps:narrow(0, from, count), tokens = training.tokens:narrow(0, from, count) }
+end
 local function cycle_of(count)
   local list = {}
-  for i = 0, count - 1 do
-    list[i + 1] = { pictures = training.maps:narrow(0, i * args.micro, args.micro),
-      tokens = training.tokens:narrow(0, i * args.micro, args.micro) }
-  end
+  for i = 1, count do list[i] = pairs_of((i - 1) * args.micro, args.micro) end
   return list
 end
 local model, teacher = fresh(r.seed), fresh(r.seed + 1)
 vlm.msd.backward(model, teacher, cycle_of(1)) -- gradients are there from now on
-local memory, counts = { msd = {}, direct = {} }, {}
+local memory, counts, megabytes = { msd = {}, direct = {} }, {}, { msd = {}, direct = {} }
 local count = 1
 while count <= args.most do
-  counts[#counts + 1] = count * args.micro
-  local list = cycle_of(count)
-  table.insert(memory.msd, r:memory(function() vlm.msd.backward(model, teacher, list) end))
-  table.insert(memory.direct, r:memory(function()
-    local pairs_ = count * args.micro
-    vlm.contrastive_loss(model:image_features(training.maps:narrow(0, 0, pairs_)),
-      model:text_features(training.tokens:narrow(0, 0, pairs_)), model.logit_scale:exp()):backward()
-  end))
-  r:say("%4d pairs a step: %.2f MB, as one batch %.2f MB", counts[#counts], memory.msd[#counts] / 1e6,
-    memory.direct[#counts] / 1e6)
+  local k, list, one = #counts + 1, cycle_of(count), { pairs_of(0, count * args.micro) }
+  counts[k] = count * args.micro
+  memory.msd[k] = r:memory(function() vlm.msd.backward(model, teacher, list) end)
+  memory.direct[k] = r:memory(function() vlm.accumulated_backward(model, one) end)
+  megabytes.msd[k], megabytes.direct[k] = memory.msd[k] / 1e6, memory.direct[k] / 1e6
+  r:say("%4d pairs a step: %.2f MB, as one batch %.2f MB", counts[k], megabytes.msd[k], megabytes.direct[k])
   count = count * 2
 end
-local function scaled(list)
-  local result = {}
-  for i, value in ipairs(list) do result[i] = value / 1e6 end
-  return result
-end
 ty.plot.line { title = "Memory of a step", x_label = "pairs that are contrasted", y_label = "MB at most",
-  series = { { x = counts, y = scaled(memory.msd), label = "MSD, batches of " .. args.micro },
-    { x = counts, y = scaled(memory.direct), label = "one batch" } } }:save(r:picture "memory.png")
+  series = { { x = counts, y = megabytes.msd, label = "MSD, batches of " .. args.micro },
+    { x = counts, y = megabytes.direct, label = "one batch" } } }:save(r:picture "memory.png")
 
-local function less(name, what)
-  local result = {}
-  for i, value in ipairs(what.MSD) do result[i] = value - what[name][i] end
-  return result
-end
+local less = ty.stats.differences
 local mean = ty.stats.mean
 local simple = mean(zero_shot["small batches"]) > mean(zero_shot.accumulation) and "small batches" or "accumulation"
 os.exit(r:finish {
   { claim = "memory of a step with all batches, of that with one", measured = memory.msd[#counts] / memory.msd[1],
     baseline = memory.direct[#counts] / memory.direct[1], bar = 1.1, below = true },
   { claim = "share of classes found, more than by the better of small batches and accumulation",
-    values = less(simple, zero_shot), baseline = zero_shot[simple], bar = 0 },
-  { claim = "share of captions found among 100, more than by the same", values = less(simple, recall),
+    values = less(zero_shot.MSD, zero_shot[simple]), baseline = zero_shot[simple], bar = 0 },
+  { claim = "share of captions found among 100, more than by the same", values = less(recall.MSD, recall[simple]),
     baseline = recall[simple], judged = false },
-  { claim = "share of classes found, more than by the gradient cache", values = less("gradient cache", zero_shot),
-    baseline = zero_shot["gradient cache"], judged = false },
+  { claim = "share of classes found, more than by the gradient cache", baseline = zero_shot["gradient cache"],
+    values = less(zero_shot.MSD, zero_shot["gradient cache"]), judged = false },
 }, true)

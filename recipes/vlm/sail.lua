@@ -16,7 +16,7 @@
 -- The assessment aligns seven encoders by linear heads and a few of the pairs, and asks whether k nearest neighbours or
 -- a linear probe put them in the same order. The network's stages are among them, and some that were never trained.
 local ty = require "tycho"
-local datasets, models = require "tycho.datasets", require "tycho.models"
+local models = require "tycho.models"
 local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
 local scenes, sail = zoo.scenes, vlm.sail
 
@@ -52,65 +52,21 @@ local function seen(image, maps)
   end)
 end
 local function last_maps(x) return network:maps(x) end
-
--- The mean of the language model's last states over a text's tokens.
-local function read(texts)
-  local order, place = {}, {}
-  for i = 1, #texts do order[i] = i end
-  table.sort(order, function(a, b) return #texts[a] < #texts[b] or #texts[a] == #texts[b] and a < b end)
-  for k, i in ipairs(order) do place[i] = k - 1 end
-  local features = vlm.embed(#texts, function(start, count)
-    local some = {}
-    for k = 1, count do some[k] = texts[order[start + k]] end
-    local tokens, mask = letters:encode_batch(some, { pad_id = 0 })
-    mask = mask:to { dtype = "f32", device = r.device }:unsqueeze(2)
-    return (reader:hidden(tokens:to { device = r.device }) * mask):sum(1) / mask:sum(1)
-  end)
-  return features:index_select(0, ty.tensor(place):to { device = r.device })
-end
+local function read(texts) return sail.read(reader, letters, texts) end
 
 -- ---- what is asked ----
 
-local classes, number, prompts = {}, {}, { "a %s", "a picture of a %s", "just a %s" }
-for i, object in ipairs(datasets.scenes.objects) do
-  if not object.held_out then
-    classes[#classes + 1] = object.name
-    number[i] = #classes - 1
-  end
-end
-
--- Scenes of one object, with its class.
+local classes = scenes.classes()
 local function labelled(split, first, count)
-  local set = scenes.set(split, { "image", "scene" }, { objects = { 1, 1 } })
-  local batch, labels = set:batch(ty.arange(first, first + count)), {}
-  for i, scene in ipairs(batch.scene) do labels[i] = number[scene.objects[1].object + 1] end
-  return { image = batch.image, labels = ty.tensor(labels):to { device = r.device } }
+  local batch = scenes.labelled(split, { "image", "scene" }, first, count, { objects = { 1, 1 } })
+  batch.labels = batch.labels:to { device = r.device }
+  return batch
 end
-
 local test, known = labelled("validation", 2000, args.test), labelled("training", 0, args.known)
 local mixed = scenes.set("validation", { "image", "caption" }):batch(ty.arange(2000, 2000 + math.min(500, args.test)))
 
--- The vectors of the classes, by a function of texts that gives features.
-local function named(features)
-  local sum
-  for _, prompt in ipairs(prompts) do
-    local texts = {}
-    for i, name in ipairs(classes) do texts[i] = prompt:format(name) end
-    local x = ty.nn.normalize(features(texts))
-    sum = sum and sum + x or x
-  end
-  return sum
-end
-
--- The share of pictures whose caption is found among a hundred, in groups one after another.
-local function recall(image, text)
-  local size, sum, groups = math.min(100, image.shape[1]), 0, 0
-  for start = 0, image.shape[1] - size, size do
-    sum = sum + vlm.recall(image:narrow(0, start, size), text:narrow(0, start, size), { at = { 1 } }).captions[1]
-    groups = groups + 1
-  end
-  return sum / groups
-end
+-- The share of pictures whose caption is found among a hundred.
+local function recall(image, text) return vlm.recall(image, text, { at = { 1 }, among = 100 }).captions[1] end
 
 -- ---- CLIP from scratch ----
 
@@ -121,7 +77,7 @@ local theirs, theirs_found = ty.no_grad(function()
   local function pictures(image)
     return vlm.embed(image.shape[1], function(start, count) return clip:image_features(part(image, start, count)) end)
   end
-  local accuracy, found = vlm.zero_shot(pictures(test.image), named(texts), test.labels)
+  local accuracy, found = vlm.zero_shot(pictures(test.image), vlm.named(classes, texts), test.labels)
   return { accuracy = accuracy, recall = recall(pictures(mixed.image), texts(mixed.caption)) }, found
 end)
 r:say("CLIP from scratch: %.3f of the classes, %.3f of the captions among a hundred", theirs.accuracy, theirs.recall)
@@ -130,10 +86,10 @@ r:say("CLIP from scratch: %.3f of the classes, %.3f of the captions among a hund
 
 local test_x, mixed_x, mixed_y = seen(test.image, last_maps), seen(mixed.image, last_maps), read(mixed.caption)
 local prompt_features = {}
-for _, prompt in ipairs(prompts) do
+for i, prompt in ipairs(vlm.prompts) do
   local texts = {}
-  for i, name in ipairs(classes) do texts[i] = prompt:format(name) end
-  prompt_features[#prompt_features + 1] = read(texts)
+  for k, name in ipairs(classes) do texts[k] = prompt:format(name) end
+  prompt_features[i] = read(texts)
 end
 
 local function align(seed, image, text, kind, loss)
@@ -183,11 +139,7 @@ end
 -- ---- which encoders align ----
 
 local function stage(net, last)
-  return function(x)
-    x = net.bn1(net.conv1(x)):relu()
-    for i = 1, last do x = net["layer" .. i](x) end
-    return x
-  end
+  return function(x) return net:maps(x, last) end
 end
 ty.manual_seed(r.seed)
 local blank = r:place(function()
@@ -215,27 +167,7 @@ for i, encoder in ipairs(encoders) do
   local image = seen(first.image:narrow(0, 0, few), encoder[2])
   aligned[i] = zero_shot(align(r.seed, image, first.text:narrow(0, 0, few), "linear", "sigmoid"), y)
   r:say("%-19s k-NN %.3f  linear probe %.3f  aligned %.3f", encoder[1], knn[i], probe[i], aligned[i])
-  for name, value in pairs { knn = knn[i], probe = probe[i], aligned = aligned[i] } do
-    r.metrics[encoder[1] .. "/" .. name] = value
-  end
-end
-
--- Spearman's correlation of ranks; equal values share theirs.
-local function ranks(list)
-  local out = {}
-  for i, x in ipairs(list) do
-    out[i] = 0
-    for _, y in ipairs(list) do out[i] = out[i] + (y < x and 1 or y == x and 0.5 or 0) end
-  end
-  return out
-end
-local function correlation(a, b)
-  a, b = ranks(a), ranks(b)
-  local ma, mb, xy, xx, yy = ty.stats.mean(a), ty.stats.mean(b), 0, 0, 0
-  for i = 1, #a do
-    xy, xx, yy = xy + (a[i] - ma) * (b[i] - mb), xx + (a[i] - ma) ^ 2, yy + (b[i] - mb) ^ 2
-  end
-  return xx * yy == 0 and 0 or xy / math.sqrt(xx * yy)
+  r:note(encoder[1], { knn = knn[i], probe = probe[i], aligned = aligned[i] })
 end
 
 local labels = {}
@@ -253,6 +185,6 @@ os.exit(r:finish {
   { claim = "share of classes found by name", values = shares, baseline = theirs.accuracy, judged = false },
   { claim = "the same more than with linear heads", values = linear, judged = false },
   { claim = "the same more than with the softmax loss", values = softmax, judged = false },
-  { claim = "encoders in order: k-NN with alignment, correlation of ranks", measured = correlation(knn, aligned),
-    baseline = correlation(probe, aligned), judged = false },
+  { claim = "encoders in order: k-NN with alignment, correlation of ranks", judged = false,
+    measured = ty.stats.rank_correlation(knn, aligned), baseline = ty.stats.rank_correlation(probe, aligned) },
 }, true)

@@ -11,6 +11,9 @@ int luaopen_tycho_core(lua_State *L); /* src/lua */
 
 /* ---- main.c ---- */
 
+/* Set to true in Lua's registry by what recipes share (lua/tycho/recipe): errors that checks raise have no traceback. */
+#define TY_CLI_BRIEF_ERRORS "tycho.brief_errors"
+
 /* lua_pcall with a traceback. */
 int ty_cli_call(lua_State *L, int nargs, int nresults);
 /* Prints the error on the stack's top (and removes it) when status is one. Returns status. */

@@ -28,12 +28,24 @@ static const char usage[] =
     "  -           run standard input\n"
     "  --          end of the options\n";
 
+/* Of a recipe, whoever runs it sees what a check found wrong with what he gave, in a line. Where he has to look is in
+ * that line; a traceback, which is for errors of the program itself, would bury it. Below the handler stands what raised
+ * the error: a C function (`error`, or an op) when it was meant, the Lua function when Lua stopped it. */
+static bool is_brief(lua_State *L, const char *text) {
+  lua_Debug raiser;
+  bool wanted = lua_getfield(L, LUA_REGISTRYINDEX, TY_CLI_BRIEF_ERRORS) == LUA_TBOOLEAN && lua_toboolean(L, -1);
+  lua_pop(L, 1);
+  if (!wanted || getenv("TYCHO_TRACEBACK") || !lua_getstack(L, 1, &raiser) || !lua_getinfo(L, "S", &raiser)) return false;
+  return raiser.what[0] == 'C' && !strstr(text, "attempt to ") && !strstr(text, "bad argument #");
+}
+
 static int message_handler(lua_State *L) {
   const char *text = lua_tostring(L, 1);
   if (!text) {
     if (luaL_callmeta(L, 1, "__tostring") && lua_type(L, -1) == LUA_TSTRING) return 1;
     text = lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, 1));
   }
+  if (is_brief(L, text)) return 1;
   luaL_traceback(L, L, text, 1);
   return 1;
 }

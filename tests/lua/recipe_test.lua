@@ -39,6 +39,9 @@ local spec = {
     { "steps", 100, "how many", quick = 3 }, { "rate", 0.5, "how fast" },
     { "name", "x", "called", choices = { "x", "y" } },
     { "flag", false, "a switch" }, { "warm", true, "another" }, { "long_name", 1, "dashes" },
+    { "rates", { 1e-3, 0.5 }, "tried", quick = { 0.5 }, least = 0 }, { "depths", { 2, 4 }, "layers" },
+    { "tasks", { "open", "push" }, "learnt", choices = { "open", "push", "reach" } },
+    { "more", {}, "texts", quick = {} },
   },
 }
 
@@ -55,6 +58,24 @@ check.test("arguments", function()
   check.equal(math.type(r.args.rate), "float")
   check.equal({ r.seed, r.quick }, { 9, true })
   check.equal(declare("--quick").args.steps, 3)
+end)
+
+check.test("arguments that are lists", function()
+  local r = declare()
+  check.equal({ r.args.rates, r.args.depths, r.args.tasks, r.args.more },
+    { { 1e-3, 0.5 }, { 2, 4 }, { "open", "push" }, {} })
+  r.args.rates[1] = 7
+  check.equal(declare().args.rates, { 1e-3, 0.5 }, "each run has its own")
+  r = declare("--rates", "1,2e-2", "--depths=3", "--tasks", "reach", "--more", "a b,c")
+  check.equal({ r.args.rates, r.args.depths, r.args.tasks, r.args.more }, { { 1.0, 0.02 }, { 3 }, { "reach" },
+    { "a b", "c" } })
+  check.equal({ math.type(r.args.rates[1]), math.type(r.args.depths[1]) }, { "float", "integer" })
+  check.equal(declare("--quick").args.rates, { 0.5 })
+  local arguments = require "tycho.recipe.arguments"
+  check.equal(arguments.changed(spec.args, arguments.values(spec.args, { rates = { 1e-3, 0.5 } })), {})
+  check.equal(arguments.changed(spec.args, arguments.values(spec.args, { rates = { 2e-3 }, tasks = { "open" } })),
+    { rates = "0.002", tasks = "open" })
+  check.equal({ r:tries { 1, 2 }, declare("--quick"):tries { 1, 2 } }, { { 1, 2 }, { 1 } })
 end)
 
 check.test("what runs, while it runs", function()
@@ -141,6 +162,11 @@ check.test("mistakes", function()
   check.equal(problem("--steps", "2.5"), "--steps: expected an integer, got '2.5'")
   check.equal(problem("--rate", "fast"), "--rate: expected a number, got 'fast'")
   check.equal(problem("--name", "z"), "--name: expected one of x, y, got 'z'")
+  check.equal(problem("--steps", "-1"), "--steps: expected at least 0, got -1")
+  check.equal(problem("--rates", "1e-3,fast"), "--rates: expected a number, got 'fast'")
+  check.equal(problem("--rates", "1,-1"), "--rates: expected at least 0, got -1")
+  check.equal(problem("--depths", "2.5"), "--depths: expected an integer, got '2.5'")
+  check.equal(problem("--tasks", "open,jump"), "--tasks: expected one of open, push, reach, got 'jump'")
   check.equal(problem("--steps"), "--steps needs a value")
   check.equal(problem("--stepz", "1"), "unknown argument '--stepz'; --help lists them")
   check.equal(problem("--flag=1"), "--flag takes no value")
@@ -151,7 +177,8 @@ end)
 check.test("help", function()
   local text = recipe.help_text(declare().head, spec.args)
   for _, part in ipairs { "A test", "claim:  it works, in a sentence of two lines\n", "--steps N",
-    "(default 100, 3 with --quick)", "--rate X", "--no-warm", "--long-name N" } do
+    "(default 100, 3 with --quick)", "--rate X", "--no-warm", "--long-name N", "--rates X,X,..",
+    "(default 0.001,0.5, 0.5 with --quick)", "--depths N,N,..", "--tasks TEXT,TEXT,.." } do
     check.equal(text:find(part, 1, true) ~= nil, true, part)
   end
 end)
@@ -243,6 +270,12 @@ check.test("statistics", function()
   check.close(stats.correlation({ 1, 2, 3, 4 }, { 4, 2, 3, 1 }), -0.8, 1e-12)
   check.fails(function() stats.correlation({ 1, 2 }, { 1, 2, 3 }) end, "lists of one length, got 2 and 3")
   check.close(stats.slope({ { 1, 5 }, { 2, 20 }, { 4, 80 } }, true), 2, 1e-12)
+  check.equal({ stats.differences({ 3, 1 }, { 1, 2 }), stats.ratios({ 3, 1 }, { 2, 4 }) }, { { 2, -1 }, { 1.5, 0.25 } })
+  check.fails(function() stats.ratios({ 1 }, { 1, 2 }) end, "stats.ratios: expected lists of one length, got 1 and 2")
+  check.equal(stats.ranks { 30, 10, 20, 10 }, { 4.0, 1.5, 3.0, 1.5 })
+  check.close(stats.rank_correlation({ 1, 5, 2, 9 }, { 1, 100, 3, 1000 }), 1, 1e-12)
+  check.equal(stats.column({ { f1 = 2 }, { f1 = 3 } }, "f1"), { 2, 3 })
+  check.fails(function() stats.column({ { f1 = 2 }, {} }, "f1") end, 'all tables have, got "f1", which number 2 lacks')
   local list = { 3, 1, 2 }
   stats.median(list)
   check.equal(list, { 3, 1, 2 }, "is left as it was")

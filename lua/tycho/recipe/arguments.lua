@@ -3,7 +3,9 @@ local M = {}
 
 --- An argument: { name, default, help, quick = default under --quick, record = default under --record, choices = list,
 -- least = of numbers, place = true: says where things are, and changes no result }. The type of the default is the type
--- of the argument.
+-- of the argument. Of a list, `--rates 1e-3,3e-3`, the default is a list: of integers, of numbers or of texts, as its
+-- elements are; choices and least are of each. Whole numbers whose default is not negative are 0 at least, unless
+-- `least` says otherwise.
 ---@alias RecipeArgument { [1]: string, [2]: any, [3]: string, quick?: any, record?: any, choices?: string[],
 --- least?: number, place?: boolean }
 
@@ -37,18 +39,38 @@ M.base = { "base", "", "folder of trained models, which recipes may share; made 
 
 local function flag_of(name) return "--" .. name:gsub("_", "-") end
 
+-- "integer", "number" (also of a list that has both), "string" or "boolean": of a value or of a list's elements.
+local function kind_of(default)
+  if type(default) ~= "table" then return math.type(default) == "integer" and "integer" or type(default) end
+  local kind
+  for _, element in ipairs(default) do
+    local own = kind_of(element)
+    kind = (kind == nil or kind == own) and own or "number"
+  end
+  return kind or "string"
+end
+
+local placeholders = { integer = "N", number = "X", string = "TEXT" }
+
 local function type_word(default)
   if type(default) == "boolean" then return "" end
-  if math.type(default) == "integer" then return " N" end
-  return type(default) == "number" and " X" or " TEXT"
+  local word = placeholders[kind_of(default)]
+  return " " .. word .. (type(default) == "table" and "," .. word .. ",.." or "")
+end
+
+-- A value as it would stand in a command line.
+local function text_of(value)
+  if type(value) ~= "table" then return tostring(value) end
+  local parts = {}
+  for i, element in ipairs(value) do parts[i] = type(element) == "number" and ("%.14g"):format(element) or element end
+  return table.concat(parts, ",")
 end
 
 local function default_text(entry)
-  local default = entry[2]
-  if type(default) == "boolean" or default == "" then return "" end
-  local text = ("default %s"):format(tostring(default))
-  if entry.quick ~= nil then text = text .. (", %s with --quick"):format(tostring(entry.quick)) end
-  return " (" .. text .. ")"
+  local default = text_of(entry[2])
+  if type(entry[2]) == "boolean" or default == "" then return "" end
+  if entry.quick == nil then return (" (default %s)"):format(default) end
+  return (" (default %s, %s with --quick)"):format(default, text_of(entry.quick))
 end
 
 --- What --help prints. head: title, claim, system, paper, time.
@@ -69,25 +91,33 @@ function M.help(head, entries)
   return table.concat(lines, "\n") .. "\n"
 end
 
-local function convert(entry, text)
-  local default, flag = entry[2], flag_of(entry[1])
-  if type(default) ~= "number" then
-    if entry.choices then
-      for _, choice in ipairs(entry.choices) do if choice == text then return text end end
-      return nil, ("%s: expected one of %s, got '%s'"):format(flag, table.concat(entry.choices, ", "), text)
-    end
-    return text
+local function convert_one(entry, kind, text)
+  local flag = flag_of(entry[1])
+  if kind == "string" then
+    for _, choice in ipairs(entry.choices or { text }) do if choice == text then return text end end
+    return nil, ("%s: expected one of %s, got '%s'"):format(flag, table.concat(entry.choices, ", "), text)
   end
-  local integer = math.type(default) == "integer"
   local number = tonumber(text)
-  number = integer and math.tointeger(number) or not integer and number and number + 0.0 or nil
+  number = kind == "integer" and math.tointeger(number) or kind == "number" and number and number + 0.0 or nil
   if not number or number ~= number then
-    return nil, ("%s: expected %s, got '%s'"):format(flag, integer and "an integer" or "a number", text)
+    return nil, ("%s: expected %s, got '%s'"):format(flag, kind == "integer" and "an integer" or "a number", text)
   end
-  if entry.least and number < entry.least then
-    return nil, ("%s: expected at least %s, got %s"):format(flag, entry.least, text)
-  end
+  local least = entry.least
+  if not least and math.type(entry[2]) == "integer" and entry[2] >= 0 then least = 0 end
+  if least and number < least then return nil, ("%s: expected at least %s, got %s"):format(flag, least, text) end
   return number
+end
+
+local function convert(entry, text)
+  local kind = kind_of(entry[2])
+  if type(entry[2]) ~= "table" then return convert_one(entry, kind, text) end
+  local list = {}
+  for part in text:gmatch "[^,]+" do
+    local value, problem = convert_one(entry, kind, part)
+    if problem then return nil, problem end
+    list[#list + 1] = value
+  end
+  return list
 end
 
 --- Values by name from a list of words; nil and a message on mistakes, or nil and "help".
@@ -140,23 +170,24 @@ function M.values(entries, given)
       if given.record and entry.record ~= nil then value = entry.record end
       if given.quick and entry.quick ~= nil then value = entry.quick end
     end
-    args[entry[1]] = value
+    args[entry[1]] = type(value) == "table" and table.move(value, 1, #value, 1, {}) or value
   end
   return args
 end
 
---- The arguments that may change results and differ from those of a plain run, recorded or not.
+--- The arguments that may change results and differ from those of a plain run, recorded or not; a list as its text.
 ---@param entries RecipeArgument[]
 ---@param args table<string, any>
 ---@return table<string, any>
 function M.changed(entries, args)
   local changed = {}
   for _, entry in ipairs(entries) do
-    local name = entry[1]
-    local plain = args[name] == entry[2] or args[name] == entry.record
-    if not entry.place and name ~= "device" and name ~= "threads" and not plain then
-      changed[name] = args[name]
+    local name, value, default, recorded = entry[1], args[entry[1]], entry[2], entry.record
+    if type(value) == "table" then
+      value, default, recorded = text_of(value), text_of(default), recorded and text_of(recorded)
     end
+    local plain = value == default or value == recorded
+    if not entry.place and name ~= "device" and name ~= "threads" and not plain then changed[name] = value end
   end
   return changed
 end

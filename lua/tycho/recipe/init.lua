@@ -110,8 +110,25 @@ function M.declare(spec, words)
     for i = 1, args.seeds do self.seeds[i] = self.seed + i - 1 end
   end
   ty.manual_seed(self.seed)
+  debug.getregistry()["tycho.brief_errors"] = true -- what is wrong from here on is a line: src/cli/main.c
   return self
 end
+
+--- Keeps numbers of a run in the metrics, under "what/name", with a seed under "what/name/seed".
+---@param what string
+---@param values table<string, number>
+---@param seed? integer
+function Recipe:note(what, values, seed)
+  for name, value in pairs(values) do
+    self.metrics[seed and ("%s/%s/%d"):format(what, name, seed) or ("%s/%s"):format(what, name)] = value
+  end
+end
+
+--- What a recipe tries: of a list all, under --quick the first alone.
+---@generic T
+---@param list T[]
+---@return T[]
+function Recipe:tries(list) return self.quick and { list[1] } or list end
 
 --- A path in the folder of the results.
 function Recipe:path(name) return self.out .. "/" .. name end

@@ -66,4 +66,10 @@ check.test("mistakes", function()
     "expected some tokens to be asked for")
 end)
 
+check.test("rows of a long text", function()
+  check.equal(masking.rows(ty.arange(11, { dtype = "i32" }), 4):tolist(), { { 0, 1, 2, 3 }, { 4, 5, 6, 7 } })
+  check.equal(masking.rows(ty.arange(4), 4).dtype, "i64")
+  check.fails(function() masking.rows(ty.arange(3), 4) end, "llm.masking.rows: tokens: expected at least 4")
+end)
+
 check.finish()

@@ -63,4 +63,16 @@ check.test("mistakes", function()
   end, "word 2 is in two entities")
 end)
 
+check.test("the gazetteer", function()
+  local labelled = { { words = { "Moab", "went", "Moab" }, tags = { "B-place", "O", "B-person" } },
+    { words = { "Moab", "went" }, tags = { "B-place", "B-person" } } }
+  local texts = { { words = { "Moab", "went", "Nebo" } } }
+  local tags = spans.gazetteer(labelled, texts, function(text, k)
+    return text.words[k] == "Nebo" and "B-place" or "O"
+  end)
+  check.equal(tags, { { "B-place", "B-person", "B-place" } }, "of equally frequent tags the first in the alphabet")
+  check.fails(function() spans.gazetteer({ { words = { "a" }, tags = {} } }, texts, print) end,
+    "llm.spans.gazetteer: labelled text 1: expected a tag for each word, got none for word 1")
+end)
+
 check.finish()

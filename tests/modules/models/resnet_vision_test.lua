@@ -21,6 +21,8 @@ check.test("features are the normalised maps of each place with the first stage'
   local stages = ty.no_grad(function() return resnet:pyramid(pictures) end)
   local maps = stages[2]
   check.equal((maps - resnet:maps(pictures)):abs():max():item(), 0.0)
+  check.equal((stages[1] - ty.no_grad(resnet.maps, resnet, pictures, 1)):abs():max():item(), 0.0)
+  check.fails(function() resnet:maps(pictures, 9) end, "ResNet:maps: stage: expected an integer in [1, ")
   for _, at in ipairs { { 0, 0 }, { 3, 5 }, { 7, 7 } } do
     local v = maps:select(2, at[1]):select(2, at[2]):select(0, 1)
     local want = (v - v:mean()) / (v:var({ 0 }, 0) + 1e-5):sqrt()

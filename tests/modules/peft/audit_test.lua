@@ -160,4 +160,19 @@ check.test("mistakes", function()
     "answers: expected one for each of 1 prompts, got 0")
 end)
 
+check.test("norms of updates, given to another adapter", function()
+  local function adapted()
+    local net = ty.nn.Sequential(ty.nn.Linear(6, 6), ty.nn.Linear(6, 6))
+    peft.lora(net, { rank = 2, targets = { "0", "1" } })
+    ty.no_grad(function() for name, p in net:named_parameters() do if name:find "lora_B" then p:normal_() end end end)
+    return net
+  end
+  local one, other = adapted(), adapted()
+  local norms = audit.norms(one)
+  check.ok(norms["0"] > 0 and norms["1"] > 0)
+  audit.norms(other, norms)
+  for name, norm in pairs(audit.norms(other)) do check.close(norm, norms[name], 1e-5) end
+  check.fails(function() audit.norms(other, { ["0"] = -1 }) end, "peft.audit.norms: 0: expected a number >= 0, got -1")
+end)
+
 check.finish()

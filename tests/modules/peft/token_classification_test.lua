@@ -47,6 +47,22 @@ check.test("labels stand on the first piece of each word", function()
   check.ok(there < second)
 end)
 
+check.test("what each way trains", function()
+  local function count(list)
+    local sum = 0
+    for _, p in ipairs(list) do sum = sum + p:numel() end
+    return sum
+  end
+  local whole, head = tagger():count_parameters(), 32 * #classes + #classes
+  check.equal(count(tagger():trainable "full"), whole)
+  local m = tagger()
+  check.equal(count(m:trainable "head"), head)
+  check.equal(m.encoder:parameters()[1].requires_grad, false)
+  m = tagger()
+  check.equal(count(m:trainable("lora", { targets = { "query" }, rank = 2 })), head + 2 * 2 * (32 + 32))
+  check.fails(function() tagger():trainable "half" end, 'TokenClassifier:trainable: how: expected "full" or "head"')
+end)
+
 check.test("padding changes no score", function()
   local m = tagger():eval()
   local both, alone = m:batch(tokenizer, texts), m:batch(tokenizer, { texts[2] })

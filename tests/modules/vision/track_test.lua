@@ -182,4 +182,23 @@ check.test("mistakes", function()
   check.fails(function() track.success(ty.zeros(0)) end, "overlaps: expected at least one")
 end)
 
+check.test("a tracker by colours finds what does not change", function()
+  ty.manual_seed(3)
+  local thing = ty.rand(3, 8, 8)
+  local video = ty.full({ 3, 3, 32, 32 }, -1)
+  for f = 0, 2 do
+    video:select(0, f):narrow(1, 10, 8):narrow(2, 8 + 2 * f, 8):copy_(thing)
+  end
+  local found = track.by_colours(video, ty.tensor { 8.0, 10.0, 16.0, 18.0 })
+  check.equal(found:tolist(), { { 8.0, 10.0, 16.0, 18.0 }, { 10.0, 10.0, 18.0, 18.0 }, { 12.0, 10.0, 20.0, 18.0 } })
+  check.fails(function() track.by_colours(video, ty.ones(3)) end, "vision.track.by_colours: expected video [frames, 3")
+end)
+
+check.test("a box drawn into a picture", function()
+  local drawn = boxes.drawn(ty.zeros(1, 5, 6), ty.tensor { 1.2, 1.0, 4.0, 99.0 }, { 1 })
+  check.equal(drawn:squeeze(0):to("i64"):tolist(), { { 0, 0, 0, 0, 0, 0 }, { 0, 1, 1, 1, 1, 0 }, { 0, 1, 0, 0, 1, 0 },
+    { 0, 1, 0, 0, 1, 0 }, { 0, 1, 1, 1, 1, 0 } })
+  check.fails(function() boxes.drawn(ty.zeros(1, 5, 6), ty.ones(4), { 1, 1, 1 }) end, "expected picture [3, h, w]")
+end)
+
 check.finish()

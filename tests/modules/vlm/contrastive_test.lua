@@ -239,4 +239,52 @@ check.test("cached_backward: the gradients of the large batch, batch by batch", 
     "expected pictures, tokens and perhaps mask, got a tensor [24, 1, 8, 8], nil and nil in batch 1")
 end)
 
+check.test("recall in groups is the mean of the groups' recall", function()
+  ty.manual_seed(5)
+  local image = ty.randn(11, 4)
+  local text = image + ty.randn(11, 4)
+  local a = vlm.recall(image:narrow(0, 0, 5), text:narrow(0, 0, 5), { at = { 1, 2 } })
+  local b = vlm.recall(image:narrow(0, 5, 5), text:narrow(0, 5, 5), { at = { 1, 2 } })
+  local both = vlm.recall(image, text, { at = { 1, 2 }, among = 5 })
+  for _, key in ipairs { "captions", "pictures" } do
+    for k = 1, 2 do check.close(both[key][k], (a[key][k] + b[key][k]) / 2, 1e-12) end
+  end
+  check.equal(vlm.recall(image, text, { among = 50 }), vlm.recall(image, text))
+  check.fails(function() vlm.recall(image, text:narrow(0, 0, 3), { among = 2 }) end, "vlm.recall: among: expected")
+end)
+
+check.test("classes by their names", function()
+  local asked = {}
+  local vectors = vlm.named({ "dog", "100 %" }, function(texts)
+    for _, text in ipairs(texts) do asked[#asked + 1] = text end
+    return ty.tensor { { 3.0, 4.0 }, { 0.0, 2.0 } }
+  end, { "a %s", "just %s" })
+  check.equal(asked, { "a dog", "a 100 %", "just dog", "just 100 %" })
+  check.ok((vectors - ty.tensor { { 1.2, 1.6 }, { 0.0, 2.0 } }):abs():max():item() < 1e-6)
+  check.fails(function() vlm.named({ "dog" }, function() end) end, "vlm.named: what encode returned: expected a tensor")
+  check.fails(function() vlm.named({}, print, {}) end, "vlm.named: prompts: expected at least one, got none")
+end)
+
+check.test("accumulation adds the mean of the batches' gradients", function()
+  local model, other = clip(), clip()
+  other:load_state_dict(model:state_dict())
+  local pictures = ty.randn(4, 1, 8, 8)
+  local tokens = ty.randint(1, 9, { 4, 5 })
+  local list = {}
+  for k = 1, 2 do list[k] = { pictures = pictures:narrow(0, 2 * k - 2, 2), tokens = tokens:narrow(0, 2 * k - 2, 2) } end
+  local mean = vlm.accumulated_backward(model, list)
+  local sum = 0
+  for _, batch in ipairs(list) do
+    local loss = vlm.contrastive_loss(other:image_features(batch.pictures), other:text_features(batch.tokens),
+      other.logit_scale:exp())
+    sum = sum + loss:item() / 2
+    loss:backward()
+  end
+  check.close(mean, sum, 1e-6)
+  local wanted = other:parameters()
+  for i, p in ipairs(model:parameters()) do
+    if p.grad then check.ok((p.grad - wanted[i].grad / 2):abs():max():item() < 1e-5) end
+  end
+end)
+
 check.finish()
