@@ -14,6 +14,7 @@
 --     prediction  epsilon, sample, v, flow, edm: each from each other
 --     objective   what the network is trained for: times, weighting
 --     solver      one step
+--     seeds       noise by seeds, one for each sample
 --     guidance    what is made of predictions for several conditions
 --     Sampler     the loop, with parts around its stages
 --     blocks      a network's blocks left out and replaced, as a part
@@ -79,6 +80,7 @@ return require "tycho.lazy" ({
   preference = require "tycho.diffusion.preference",
   schedule = require "tycho.diffusion.schedule",
   search = require "tycho.diffusion.search",
+  seeds = require "tycho.diffusion.seeds",
   solver = require "tycho.diffusion.solver",
   spacing = require "tycho.diffusion.spacing",
   sized = require "tycho.diffusion.sized",

@@ -58,7 +58,7 @@ local function drawn_over(list, seeds, small)
   local points = table.move(sampler:points(), args.steps + 1, 2 * args.steps + 1, 1, {})
   local x0 = painter:encode(enlarged(small))
   return plain(list, seeds, 2 * SIDE, { TILES }, { points = points, x = process.schedule:mix(x0,
-    require("tycho.diffusion.seeds").noise(seeds)(0, x0), points[1].alpha, points[1].sigma) })
+    diffusion.seeds.noise(seeds)(0, x0), points[1].alpha, points[1].sigma) })
 end
 
 -- ---- settings, on other prompts ----

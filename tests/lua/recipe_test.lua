@@ -337,6 +337,21 @@ check.test("only a clean tree is recorded", function()
   ty.io.mkdir(tree .. "/records")
   ty.io.write_atomic(tree .. "/records/a.json", "{}")
   check.equal(#records.commit(tree), 40, "other records do not count")
+  -- A picture that is too large for a record is kept smaller, and the run is not lost.
+  local r = recipe.declare({ file = tree .. "/recipes/family/example.lua", args = {} }, { "--record", "--out",
+    root .. "/large" })
+  ty.manual_seed(1)
+  local picture = ty.randint(0, 256, { 3, 400, 300 }):to "u8" -- noise: a file as large as the picture
+  ty.io.save_image(r:picture "example.png", picture)
+  check.ok(#ty.io.read(root .. "/large/example.png") > 200000)
+  r:finish { { claim = "works", measured = 1, bar = 1 } }
+  local run = records.plain_run(records.read(tree, "family/example"))
+  check.equal(run.picture, "example.png")
+  check.ok(#ty.io.read(tree .. "/records/family/example.png") <= 200000)
+  local kept = ty.io.load_image(tree .. "/records/family/example.png")
+  check.equal(kept.shape, { 3, 200, 150 })
+  local mean = picture:to("f32"):unsqueeze(0):avg_pool2d(2):squeeze(0)
+  check.ok((kept:to "f32" - mean):abs():mean():item() < 30, "what is next to each other is averaged")
   ty.io.write_atomic(tree .. "/new.lua", "")
   check.fails(function() records.commit(tree) end, "changes that are not committed")
 end)

@@ -228,13 +228,23 @@ function Recipe:picture(name)
   return self.shown
 end
 
--- The recorded picture stands beside the record, under the recipe's name.
+local LARGEST = 200000 -- bytes of a recorded picture
+
+-- The recorded picture stands beside the record, under the recipe's name. One that is too large is brought to half its
+-- sides: a run of an hour is not lost for its picture.
 local function keep_picture(self)
   if not self.shown then return nil end
   local content = ty.io.read(self.shown)
   local target = ("%s/records/%s.png"):format(self.root, self.name)
-  if #content > 200000 then
-    error(("--record: %s: expected a picture of at most 200,000 bytes, got %d"):format(self.shown, #content), 0)
+  while #content > LARGEST do
+    local x = ty.io.load_image(self.shown)
+    local h, w = x.shape[2] // 2, x.shape[3] // 2
+    local small = self:path "small.png"
+    ty.io.save_image(small, x:to("f32"):unsqueeze(0):interpolate({ h, w }, nil, "bilinear", false, true):squeeze(0)
+      :clamp(0, 255):round():to "u8")
+    io.stdout:write(("%s: %d bytes are more than the %d of a record; it is kept with half its sides\n"):format(
+      self.shown, #content, LARGEST))
+    content, self.shown = ty.io.read(small), small
   end
   ty.io.mkdir(target:match "^(.*)/")
   ty.io.write_atomic(target, content)

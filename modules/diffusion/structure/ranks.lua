@@ -9,7 +9,7 @@ local M = {}
 -- Runs in the rank: a function that answers requests.
 local function serve(process, model, how)
   local library = require "tycho"
-  local structure = require "tycho.diffusion.structure"
+  local structure = require "tycho.diffusion.structure.part"
   local attention = require "tycho.diffusion.attention.cross"
   local clock, run, x, part, prediction = library.system.clock, nil, nil, nil, nil
   local answers = {}
