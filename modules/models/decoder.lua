@@ -112,7 +112,8 @@ function Decoder:embed(tokens) return self.model.embed_tokens(tokens) end
 --- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward(), and last: of how
 -- many positions, the last ones, they are wanted, [n, last, hidden]; the last layer then does little more than their
 -- work; places: i64 [m], where among the n * t tokens they are wanted, [1, m, hidden]; embeddings: [n, t, hidden], in
--- place of those of the tokens; taps: a table in which numbers of layers, true at first, get the stream [n, t, hidden]
+-- place of those of the tokens; axes i64 [3, n, t] and sections: positions of three kinds, as layers.turns_by_axes()
+-- has them; taps: a table in which numbers of layers, true at first, get the stream [n, t, hidden]
 -- behind them.
 function Decoder:hidden(tokens, options)
   local last = layers.last(self.family.name, options)
@@ -129,7 +130,9 @@ function Decoder:hidden(tokens, options)
   else
     mask, positions = cache:see(tokens, options and options.mask)
   end
+  local axes = options and options.axes
   local function turns(by)
+    if axes then return layers.turns_by_axes(by, axes, options.sections) end
     local cos, sin = by:table(cu_seqlens and options.longest or past + t, tokens.device)
     if not positions then return cos:narrow(0, past, t), sin:narrow(0, past, t) end
     return ty.embedding(cos, positions):unsqueeze(1), ty.embedding(sin, positions):unsqueeze(1)

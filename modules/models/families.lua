@@ -15,7 +15,7 @@ M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral
   siglip = { "siglip", "SiglipModel" }, siglip_text_model = { "siglip", "SiglipTextModel" },
   siglip_vision_model = { "siglip", "SiglipVisionModel" }, deit = { "vit", "DeiT" }, dinov2 = { "dinov2", "Dinov2" },
   resnet_vision_model = { "resnet_vision" }, llava = { "llava" },
-  llava_next = { "llava_next" },
+  llava_next = { "llava_next" }, qwen2_vl = { "qwen2_vl", "Qwen2VL" }, qwen2_5_vl = { "qwen2_vl", "Qwen2_5_VL" },
   action_model = { "action" } }
 
 --- _class_name of the components of diffusers -> file, and the class in it where the file has several.

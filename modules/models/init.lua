@@ -68,6 +68,7 @@ return require "tycho.lazy" ({}, {
   ResNetVisionModel = "tycho.models.resnet_vision",
   CLIPVisionModelWithProjection = { "tycho.models.clip", "CLIPVisionModelWithProjection" },
   Llava = "tycho.models.llava", LlavaNext = "tycho.models.llava_next",
+  Qwen2VL = { "tycho.models.qwen2_vl", "Qwen2VL" }, Qwen2_5_VL = { "tycho.models.qwen2_vl", "Qwen2_5_VL" },
   FusedPolicy = { "tycho.models.fusion", "FusedPolicy" },
   Fusion = { "tycho.models.fusion", "Fusion" }, GeometryNet = { "tycho.models.fusion", "GeometryNet" },
   PixelPolicy = { "tycho.models.fusion", "PixelPolicy" }, PromptNet = "tycho.models.promptnet",

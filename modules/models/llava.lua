@@ -173,6 +173,10 @@ function Llava:picture_features(pictures, options)
   return self.multi_modal_projector(x)
 end
 
+--- The token that stands for a feature of a picture.
+---@return integer
+function Llava:image_token() return self.config.image_token_index end
+
 --- How many features the language model gets of each picture.
 ---@param pictures Tensor
 ---@return integer[]
@@ -232,17 +236,7 @@ function Llava:cache(options) return self.language_model:cache(options) end
 function Llava:loss(tokens, targets, options)
   layers.check_tokens("Llava", tokens, options)
   arguments.expect("Llava:loss", "targets", targets, "a tensor or nil")
-  if not targets then
-    if options and options.cu_seqlens then error("loss: packed sequences need their targets", 2) end
-    local n, t = tokens.shape[1], tokens.shape[2]
-    targets = tokens:narrow(1, 1, t - 1)
-    local hidden = targets:eq(self.config.image_token_index)
-    if options and options.mask and options.mask.ndim == 2 then
-      hidden = hidden:logical_or(options.mask:narrow(1, 1, t - 1):to("bool"):logical_not())
-    end
-    local none = ty.full({ n, 1 }, -100, { dtype = "i64", device = tokens.device })
-    targets = ty.concat({ targets:masked_fill(hidden, -100), none }, 1)
-  end
+  if not targets then targets = layers.targets_of_seen(tokens, self.config.image_token_index, options) end
   return LanguageModel.loss(self, tokens, targets, options)
 end
 
