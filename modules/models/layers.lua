@@ -181,6 +181,22 @@ function M.visibility(who, tokens, options)
   return mask, positions
 end
 
+--- Which tokens each of tokens [n, t] sees, bool [n, t, t], where those of the option prefix, bool [n, t], see each
+-- other and all others what is before them. mask: bool [n, t] or nil, padding that nobody sees.
+function M.prefix_mask(who, tokens, options, mask)
+  local prefix, n, t = options.prefix, tokens.shape[1], tokens.shape[2]
+  if not ty.is_tensor(prefix) or prefix.ndim ~= 2 or prefix.shape[1] ~= n or prefix.shape[2] ~= t then
+    arguments.fail("%s: prefix: expected bool [%d, %d], got %s", who, n, t, arguments.describe(prefix))
+  elseif options.cu_seqlens or mask and mask.ndim ~= 2 then
+    arguments.fail("%s: prefix: expected neither cu_seqlens nor a mask [n, t, t] beside it", who)
+  end
+  prefix = prefix:to "bool"
+  local places = ty.arange(t, { device = tokens.device })
+  local seen = places:unsqueeze(0):le(places:unsqueeze(1)):unsqueeze(0)
+  seen = seen:logical_or(prefix:unsqueeze(2):logical_and(prefix:unsqueeze(1)))
+  return mask and seen:logical_and(mask:unsqueeze(1)) or seen
+end
+
 --- What is wanted of x [b, t, width]: at the places at.places of all tokens, [1, places, width], or the last at.last
 -- positions; all of it where neither is given.
 function M.wanted(x, at)
@@ -209,7 +225,12 @@ function M.attend(q, k, v, at, scale, window, dropout, training, softcap)
   if cache then k, v = cache:append(at.layer, k, v) end
   local mask = at.bias or at.mask
   if mask and mask.shape[3] > 1 then mask = M.tail(mask, 2, q.shape[3]) end
-  return nn.attention(q, k, v, { mask = mask, causal = true, scale = scale, window = window,
+  local causal = at.causal ~= false
+  if not causal and window and window >= 0 then
+    if window + 1 < k.shape[3] then error("prefix: more tokens than a layer's window sees are not supported", 0) end
+    window = -1
+  end
+  return nn.attention(q, k, v, { mask = mask, causal = causal, scale = scale, window = window,
     cu_seqlens = at.cu_seqlens, dropout = training and dropout or 0, softcap = softcap })
 end
 

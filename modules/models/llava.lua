@@ -197,10 +197,10 @@ local function embed(self, tokens, options)
   if options.mask and options.mask.ndim == 2 then is_image = is_image:logical_and(options.mask:to "bool") end
   local places = is_image:to("i64"):sum():item()
   if places ~= shape[1] * shape[2] then
-    arguments.fail("Llava: pictures: expected as many features as the %d image tokens, got %d of %d pictures", places,
-      shape[1] * shape[2], shape[1])
+    arguments.fail("%s: pictures: expected as many features as the %d image tokens, got %d of %d pictures",
+      self.family, places, shape[1] * shape[2], shape[1])
   end
-  local x = self.language_model.model.embed_tokens(tokens:masked_fill(is_image, 0))
+  local x = self.language_model:embed(tokens:masked_fill(is_image, 0))
   if places == 0 then return x end
   local order = (is_image:flatten():to("i64"):cumsum(0) - 1):clamp(0):reshape(tokens.shape)
   return ty.where(is_image:unsqueeze(-1), ty.embedding(features:flatten(0, 1), order):to(x.dtype), x)
@@ -209,7 +209,7 @@ end
 --- Hidden states after the last norm, as Decoder:hidden() has them. options besides: pictures, interpolate.
 ---@return Tensor hidden
 function Llava:hidden(tokens, options)
-  return layers.hidden_of_seen("Llava", self, tokens, options, embed)
+  return layers.hidden_of_seen(self.family, self, tokens, options, embed)
 end
 
 --- Logits of hidden states.
