@@ -1,10 +1,11 @@
 --- What pictures go through before a model sees them, by the preprocessor_config.json of its files: resize, centre
 -- crop, rescale and normalise, as the image processors of transformers' CLIP, SigLIP, ViT, DeiT and Bit (DINOv2) do,
--- and cutting into tiles, as that of LLaVA-NeXT does.
+-- and cutting into tiles, as that of LLaVA-NeXT does, or into patches of the picture's own size, as Qwen2-VL's.
 --
 --     local process = hub.processor "path/of/a/folder"
 --     local pictures = process { "one.jpg", picture }      -- f32 [2, 3, height, width]
 --     local tiles, sizes = process { "one.jpg", picture }  -- of LLaVA-NeXT: f32 [tiles, 3, side, side], i64 [2, 2]
+--     local patches, grids = process { "one.jpg" }         -- of Qwen2-VL: f32 [patches, values], i64 [1, 3]
 local ty = require "tycho"
 local anyres = require "tycho.models.anyres"
 local arguments = require "tycho.arguments"
@@ -18,7 +19,7 @@ local shortest = { resample = 3, crop = true, square = false }
 local kinds = { CLIP = shortest, Bit = shortest, Siglip = { resample = 3, crop = false, square = true },
   ViT = { resample = 2, crop = false, square = true },
   DeiT = { resample = 3, crop = true, square = true }, LlavaNext = { resample = 3, crop = true, square = false,
-    tiles = true } }
+    tiles = true }, Qwen2VL = { resample = 3, crop = false, square = false, patches = true } }
 
 local function kind_of(name)
   if type(name) ~= "string" then return nil end
@@ -91,6 +92,58 @@ local function read(picture, i)
   return x:narrow(0, 0, 3):to("f32"):unsqueeze(0)
 end
 
+-- ---- patches ----
+
+-- The nearest integer, of halves the even one.
+local function nearest(x)
+  local low = math.floor(x)
+  if x - low == 0.5 then return low % 2 == 0 and low or low + 1 end
+  return math.floor(x + 0.5)
+end
+
+-- Height and width in multiples of `unit`, of at least `least` and at most `most` pixels in all, nearest to the
+-- picture's.
+local function fitted(h, w, unit, least, most)
+  local rows, columns = nearest(h / unit) * unit, nearest(w / unit) * unit
+  if rows * columns > most then
+    local beta = math.sqrt(h * w / most)
+    rows, columns = math.max(unit, h / beta // unit * unit), math.max(unit, w / beta // unit * unit)
+  elseif rows * columns < least then
+    local beta = math.sqrt(least / (h * w))
+    rows, columns = math.ceil(h * beta / unit) * unit, math.ceil(w * beta / unit) * unit
+  end
+  return math.tointeger(rows), math.tointeger(columns)
+end
+
+-- The settings of a processor of patches.
+local function patch_settings(path, config)
+  local size = type(config.size) == "table" and config.size or {}
+  local o = { patch_size = config.patch_size or 14, temporal_patch_size = config.temporal_patch_size or 2,
+    merge_size = config.merge_size or 2, least = config.min_pixels or size.shortest_edge or 56 * 56,
+    most = config.max_pixels or size.longest_edge or 28 * 28 * 1280 }
+  for key, value in pairs(o) do
+    local most = (key == "least" or key == "most") and MOST * MOST or 1024
+    if math.type(value) ~= "integer" or value < 1 or value > most then
+      fail(path, "%s: expected an integer of 1 to %d, got %s", key == "least" and "size.shortest_edge" or key == "most"
+        and "size.longest_edge" or key, most, arguments.describe(value))
+    end
+  end
+  if o.least > o.most then
+    fail(path, "size: expected shortest_edge at most longest_edge, got %d and %d", o.least, o.most)
+  end
+  return o
+end
+
+-- Patches of a picture x f32 [1, 3, h, w], those that are merged one after another, [rows * columns, values], and rows
+-- and columns. A picture is its own frame as often as a patch has frames.
+local function patches_of(x, o)
+  local p, m = o.patch_size, o.merge_size
+  local rows, columns = x.shape[3] // p, x.shape[4] // p
+  x = x:reshape(3, rows // m, m, p, columns // m, m, p):permute(1, 4, 2, 5, 0, 3, 6):unsqueeze(5)
+  x = x:expand(rows // m, columns // m, m, m, 3, o.temporal_patch_size, p, p)
+  return x:reshape(rows * columns, 3 * o.temporal_patch_size * p * p), rows, columns
+end
+
 -- ---- tiles ----
 
 local function pinpoints(path, config)
@@ -127,7 +180,9 @@ end
 
 --- The processor of a folder (or of a file such as preprocessor_config.json): a function of a list of pictures, each a
 -- path or u8 [channels, h, w], that gives f32 [n, 3, height, width]; where pictures are cut into tiles, f32 [all tiles,
--- 3, side, side], those of one picture after another, and second i64 [n, 2], the pictures' heights and widths. Pictures
+-- 3, side, side], those of one picture after another, and second i64 [n, 2], the pictures' heights and widths; where
+-- they are cut into patches of the picture's own size, f32 [all patches, values] and second i64 [n, 3], frames (1),
+-- rows and columns of patches. Pictures
 -- of grey have their one channel three times, and an alpha channel is left out. A processor of another kind is an
 -- error.
 ---@param path string
@@ -143,7 +198,7 @@ return function(path)
   local name = config.image_processor_type or config.feature_extractor_type
   local kind = kind_of(name)
   if not kind then
-    fail(path, "image_processor_type: expected that of CLIP, SigLIP, ViT, DeiT, Bit or LlavaNext, got %s",
+    fail(path, "image_processor_type: expected that of CLIP, SigLIP, ViT, DeiT, Bit, LlavaNext or Qwen2VL, got %s",
       arguments.describe(name))
   end
   local filter = filters[config.resample == nil and kind.resample or config.resample]
@@ -169,6 +224,35 @@ return function(path)
     x = x * factor
     if mean then x = (x - mean) / std end
     return x
+  end
+
+  if kind.patches then
+    local o = patch_settings(path, config)
+    local unit = o.patch_size * o.merge_size
+    return function(pictures)
+      arguments.expect("processor", "pictures", pictures, "a list")
+      local all, grids = {}, {}
+      for i, picture in ipairs(pictures) do
+        local x = read(picture, i)
+        local h, w = x.shape[3], x.shape[4]
+        if math.max(h, w) > 200 * math.min(h, w) then
+          arguments.fail("processor: picture %d: expected at most 200 times as long as wide, got %d x %d", i, h, w)
+        end
+        if config.do_resize ~= false then
+          h, w = fitted(h, w, unit, o.least, o.most)
+          x = resized(x, h, w, filter)
+        elseif h % unit ~= 0 or w % unit ~= 0 then
+          arguments.fail("processor: picture %d: expected multiples of %d pixels without do_resize, got %d x %d", i,
+            unit, h, w)
+        end
+        x = x * factor
+        if mean then x = (x - mean) / std end
+        local patches, rows, columns = patches_of(x, o)
+        all[i], grids[i] = patches, { 1, rows, columns }
+      end
+      if #all == 0 then arguments.fail "processor: pictures: expected at least one, got none" end
+      return ty.concat(all, 0), ty.tensor(grids, { dtype = "i64" })
+    end, config
   end
 
   if kind.tiles then

@@ -173,6 +173,10 @@ function Llava:picture_features(pictures, options)
   return self.multi_modal_projector(x)
 end
 
+--- The token that stands for a feature of a picture.
+---@return integer
+function Llava:image_token() return self.config.image_token_index end
+
 --- How many features the language model gets of each picture.
 ---@param pictures Tensor
 ---@return integer[]
@@ -193,10 +197,10 @@ local function embed(self, tokens, options)
   if options.mask and options.mask.ndim == 2 then is_image = is_image:logical_and(options.mask:to "bool") end
   local places = is_image:to("i64"):sum():item()
   if places ~= shape[1] * shape[2] then
-    arguments.fail("Llava: pictures: expected as many features as the %d image tokens, got %d of %d pictures", places,
-      shape[1] * shape[2], shape[1])
+    arguments.fail("%s: pictures: expected as many features as the %d image tokens, got %d of %d pictures",
+      self.family, places, shape[1] * shape[2], shape[1])
   end
-  local x = self.language_model.model.embed_tokens(tokens:masked_fill(is_image, 0))
+  local x = self.language_model:embed(tokens:masked_fill(is_image, 0))
   if places == 0 then return x end
   local order = (is_image:flatten():to("i64"):cumsum(0) - 1):clamp(0):reshape(tokens.shape)
   return ty.where(is_image:unsqueeze(-1), ty.embedding(features:flatten(0, 1), order):to(x.dtype), x)
@@ -205,7 +209,7 @@ end
 --- Hidden states after the last norm, as Decoder:hidden() has them. options besides: pictures, interpolate.
 ---@return Tensor hidden
 function Llava:hidden(tokens, options)
-  return layers.hidden_of_seen("Llava", self, tokens, options, embed)
+  return layers.hidden_of_seen(self.family, self, tokens, options, embed)
 end
 
 --- Logits of hidden states.
@@ -232,17 +236,7 @@ function Llava:cache(options) return self.language_model:cache(options) end
 function Llava:loss(tokens, targets, options)
   layers.check_tokens("Llava", tokens, options)
   arguments.expect("Llava:loss", "targets", targets, "a tensor or nil")
-  if not targets then
-    if options and options.cu_seqlens then error("loss: packed sequences need their targets", 2) end
-    local n, t = tokens.shape[1], tokens.shape[2]
-    targets = tokens:narrow(1, 1, t - 1)
-    local hidden = targets:eq(self.config.image_token_index)
-    if options and options.mask and options.mask.ndim == 2 then
-      hidden = hidden:logical_or(options.mask:narrow(1, 1, t - 1):to("bool"):logical_not())
-    end
-    local none = ty.full({ n, 1 }, -100, { dtype = "i64", device = tokens.device })
-    targets = ty.concat({ targets:masked_fill(hidden, -100), none }, 1)
-  end
+  if not targets then targets = layers.targets_of_seen(tokens, self.config.image_token_index, options) end
   return LanguageModel.loss(self, tokens, targets, options)
 end
 

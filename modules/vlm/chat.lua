@@ -31,19 +31,28 @@ local function load(path, options)
   local process, config = hub.processor(path)
   local self = setmetatable({ model = model, tokenizer = hub.tokenizer(path), chat = hub.chat.load(path),
     process = process }, VisionChat)
-  self.token = self.tokenizer:token(model.config.image_token_index)
+  self.token = self.tokenizer:token(model:image_token())
   if not self.token then
     arguments.fail("%s: %s: expected a tokenizer with the image token %d, got one of %d tokens", who, path,
-      model.config.image_token_index, self.tokenizer.size)
+      model:image_token(), self.tokenizer.size)
   end
-  local vision = model.vision_tower.config
-  local probe = ty.zeros({ 3, 8, 8 }, { dtype = "u8" })
-  local shape = process({ probe }).shape
-  local side = vision.image_size
-  local height, width = type(side) == "table" and side[1] or side, type(side) == "table" and side[2] or side
-  if shape[3] ~= height or shape[4] ~= width then
-    arguments.fail("%s: %s: preprocessor_config.json makes pictures of %d x %d, the model takes %d x %d", who, path,
-      shape[3], shape[4], height, width)
+  -- What a picture becomes has to be what the model takes.
+  local made, sizes = process { ty.zeros({ 3, 8, 8 }, { dtype = "u8" }) }
+  if model.vision_tower then
+    local side, shape = model.vision_tower.config.image_size, made.shape
+    local height, width = type(side) == "table" and side[1] or side, type(side) == "table" and side[2] or side
+    if #shape ~= 4 then
+      arguments.fail("%s: %s: preprocessor_config.json makes patches, the model takes pictures of %d x %d", who, path,
+        height, width)
+    elseif shape[3] ~= height or shape[4] ~= width then
+      arguments.fail("%s: %s: preprocessor_config.json makes pictures of %d x %d, the model takes %d x %d", who, path,
+        shape[3], shape[4], height, width)
+    end
+  end
+  local ok, problem = pcall(ty.no_grad, model.picture_features, model, made:to { device = model:device() },
+    { sizes = sizes })
+  if not ok then
+    arguments.fail("%s: %s: preprocessor_config.json makes what the model does not take: %s", who, path, problem)
   end
   self.processor_config = config
   return self

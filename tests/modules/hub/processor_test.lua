@@ -41,6 +41,24 @@ for k, case in ipairs(cases) do
   end)
 end
 
+check.test("Qwen2-VL: patches of five sizes, and their grids", function()
+  for _, name in ipairs { "qwen2_vl", "qwen2_5_vl" } do
+    local want = ty.io.load_safetensors(("%stests/fixtures/vision/%s/expected.safetensors"):format(check.root, name))
+    ty.io.save_json(file, { image_processor_type = "Qwen2VLImageProcessor", patch_size = 4, merge_size = 2,
+      temporal_patch_size = 2, size = { shortest_edge = 64, longest_edge = 1200 },
+      image_mean = ty.io.array { 0.48145466, 0.4578275, 0.40821073 },
+      image_std = ty.io.array { 0.26862954, 0.26130258, 0.27577711 } })
+    local list = {}
+    for i = 0, 4 do list[i + 1] = want["picture." .. i] end
+    local got, grids = hub.processor(file)(list)
+    check.equal(grids:tolist(), want.sizes:tolist())
+    check.equal(got.shape, want.x.shape)
+    local off = (got - want.x):abs()
+    check.ok(off:max():item() <= 1 / 255 / 0.26 + 1e-5, off:max():item())
+    check.ok(off:gt(1e-3):to("f32"):mean():item() <= 0.015)
+  end
+end)
+
 check.test("pictures of grey and with alpha", function()
   local config = cases[1].config
   ty.io.save_json(file, config)
@@ -61,12 +79,19 @@ check.test("what a file cannot say is one clear error", function()
   end
   local tiles = cases[#cases].config
   fails({ image_processor_type = "DonutImageProcessor" },
-    "image_processor_type: expected that of CLIP, SigLIP, ViT, DeiT, Bit or LlavaNext, got \"DonutImageProcessor\"")
+    "expected that of CLIP, SigLIP, ViT, DeiT, Bit, LlavaNext or Qwen2VL, got \"DonutImageProcessor\"")
   fails({ resample = 7 }, "resample: expected 0, 2 or 3")
   fails({ size = { shortest_edge = 0 } }, "size: expected { height, width } or { shortest_edge } of 1 to 16384 pixels")
   fails({ image_mean = { 1 } }, "image_mean: expected a list of three numbers")
   fails({ image_grid_pinpoints = { { 8 } } }, "image_grid_pinpoints: expected a list of pairs", tiles)
   fails({ image_grid_pinpoints = { { 8, 12 } } }, "expected multiples of the tile's side 8, got 8 x 12", tiles)
+  local patches = { image_processor_type = "Qwen2VLImageProcessor", image_mean = cases[1].config.image_mean,
+    image_std = cases[1].config.image_std }
+  fails({ patch_size = 0 }, "patch_size: expected an integer of 1 to 1024, got 0", patches)
+  fails({ min_pixels = 9, max_pixels = 4 }, "size: expected shortest_edge at most longest_edge, got 9 and 4", patches)
+  ty.io.save_json(file, patches)
+  check.fails(function() hub.processor(file) { ty.zeros({ 3, 1, 300 }, { dtype = "u8" }) } end,
+    "picture 1: expected at most 200 times as long as wide, got 1 x 300")
   check.fails(function() hub.processor "nowhere.json" end, "nowhere.json is not there")
 end)
 

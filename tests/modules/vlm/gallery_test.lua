@@ -121,7 +121,7 @@ check.test("an empty folder finds nothing; wrong arguments", function()
   check.equal({ gallery.paths, gallery:search "anything", ty.io.exists(root .. "/empty/.tycho-gallery.safetensors") },
     { {}, {}, false })
   check.fails(function() vlm.gallery(root .. "/nowhere", encoder) end, "is no folder")
-  check.fails(function() vlm.gallery(folder, {}) end, "encoder: expected one of vlm.gallery_encoder, got an empty table")
+  check.fails(function() vlm.gallery(folder, {}) end, "encoder: expected one of vlm.gallery_encoder, got an empty")
   check.fails(function() gallery:search(3) end, "Gallery:search: text: expected a string or a list of strings, got 3")
   check.fails(function() gallery:search("a", 0) end, "Gallery:search: count: expected an integer >= 1, got 0")
   check.fails(function() vlm.gallery_encoder(root .. "/nowhere") end, "nowhere")
