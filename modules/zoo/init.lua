@@ -25,5 +25,6 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   curriculum = "tycho.zoo.curriculum",
   arm = "tycho.zoo.arm",
   canvas = "tycho.zoo.canvas",
+  clips = "tycho.zoo.clips",
   yardstick = "tycho.zoo.yardstick",
 }, "tycho.zoo")
