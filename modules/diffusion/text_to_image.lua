@@ -127,15 +127,15 @@ end
 
 -- ---- pictures ----
 
-local FEW = 16 -- pictures that go through the autoencoder at once: their maps stay in the processor's cache
+local FEW = 1 << 16 -- pixels that go through the autoencoder at once on a CPU: their maps stay in its cache
 
--- What fn makes of x, a few rows at a time.
-local function by_few(x, fn)
-  local n = x.shape[1]
-  if n <= FEW then return fn(x) end
+-- What fn makes of x [n, c, h, w], a few rows at a time; factor: pixels of a side that one place of x has.
+local function by_few(self, x, factor, fn)
+  local n, few = x.shape[1], math.max(1, FEW // math.max(1, x.shape[3] * x.shape[4] * factor * factor))
+  if n <= few or self:device() ~= "cpu" then return fn(x) end
   local list = {}
-  for start = 0, n - 1, FEW do
-    list[#list + 1] = ty.scope(function() return fn(x:narrow(0, start, math.min(FEW, n - start))) end)
+  for start = 0, n - 1, few do
+    list[#list + 1] = ty.scope(function() return fn(x:narrow(0, start, math.min(few, n - start))) end)
   end
   return ty.concat(list, 0)
 end
@@ -149,7 +149,11 @@ function TextToImage:encode(pictures)
   if pictures.ndim == 5 then
     return self:encode(pictures:flatten(0, 1)):unflatten(0, { pictures.shape[1], -1 }):transpose(1, 2):contiguous()
   end
-  return ty.no_grad(by_few, pictures, function(x)
+  if pictures.ndim ~= 4 then
+    fail("TextToImage:encode: pictures: expected [n, 3, h, w] or [n, frames, 3, h, w], got %s",
+      arguments.describe(pictures))
+  end
+  return ty.no_grad(by_few, self, pictures, 1, function(x)
     x = x:to { device = self:device() }
     if x.dtype == "u8" then x = x:to "f32" / 127.5 - 1 end
     return self.autoencoder:scale(self.autoencoder:encode(x):mode())
@@ -164,7 +168,11 @@ function TextToImage:decode(latents)
   if latents.ndim == 5 then
     return self:decode(latents:transpose(1, 2):flatten(0, 1)):unflatten(0, { latents.shape[1], -1 })
   end
-  return ty.no_grad(by_few, latents, function(few)
+  if latents.ndim ~= 4 then
+    fail("TextToImage:decode: latents: expected [n, channels, rows, columns] or [n, channels, frames, rows, columns], "
+      .. "got %s", arguments.describe(latents))
+  end
+  return ty.no_grad(by_few, self, latents, self:factor(), function(few)
     local x = self.autoencoder:decode(self.autoencoder:unscale(few))
     return ((x:clamp(-1, 1) + 1) * 127.5):round():to "u8"
   end)

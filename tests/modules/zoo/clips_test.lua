@@ -59,6 +59,8 @@ check.test("what does not fit is one clear error", function()
   painter.pipeline.options = { num_frames = 1.5, height = 32, width = 32 }
   check.fails(function() painter:paint(words) end, "pipeline.options.num_frames: expected an integer >= 1, got 1.5")
   painter.pipeline.options = options
+  check.fails(function() painter:encode(ty.zeros(3, 32, 32)) end, "expected %[n, 3, h, w%] or %[n, frames, 3, h, w%]")
+  check.fails(function() painter:decode(ty.zeros(4, 8, 8)) end, "TextToImage:decode: latents: expected")
   check.fails(function() clips.painter { layers = 0 } end, "layers: expected an integer >= 1, got 0")
   check.fails(function() clips.set("validaton", { "video" }) end, "validation")
 end)
