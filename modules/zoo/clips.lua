@@ -39,14 +39,14 @@ end
 local LENGTH = 32 -- tokens of a caption
 
 --- A painter of clips with fresh weights: Wan's transformer over the latents of frames, each made by the zoo's
--- autoencoder, and a text encoder of CLIP's kind. options: width (144: a multiple of 24), layers (6), inner (432: width
--- inside of feed-forward networks), text (96: width of words), text_layers (2), captions (4000: that the tokenizer
+-- autoencoder, and a text encoder of CLIP's kind. options: width (120: a multiple of 24), layers (6), inner (240: width
+-- inside of feed-forward networks), text (64: width of words), text_layers (2), captions (4000: that the tokenizer
 -- learns from), words (768: of its vocabulary), patch ({ 2, 2, 2 }: frames, rows and columns of latents that are one
 -- token), device.
 ---@param options? table
 ---@return TextToImage
 function M.painter(options)
-  local o = arguments.read("zoo.clips.painter", options, { width = 144, layers = 6, inner = 432, text = 96,
+  local o = arguments.read("zoo.clips.painter", options, { width = 120, layers = 6, inner = 240, text = 64,
     text_layers = 2, captions = 4000, words = 768, patch = { 2, 2, 2 }, device = "cpu" }, { width = "an integer >= 24",
     layers = "an integer >= 1", inner = "an integer >= 1", text = "an integer >= 8", text_layers = "an integer >= 1",
     captions = "an integer >= 1", words = "an integer >= 258", patch = "a list of integers >= 1" })
@@ -167,14 +167,17 @@ function M.measure(made, judge, split, count, options)
   return shares(video), shares(batch.video), video
 end
 
---- Clips as strips, a row of so many frames for each: pictures f32 [n * frames, 3, h, w] for ty.plot.grid.
+--- So many frames of each clip, evenly over its time, one after the other: u8 [n * count, 3, h, w], a row of a grid
+-- for each clip.
 ---@param video Tensor  u8 [n, frames, 3, h, w]
----@param frames integer
+---@param count integer
 ---@return Tensor
-function M.strips(video, frames)
+function M.frames(video, count)
+  arguments.expect("clips.frames", "video", video, "a tensor")
+  arguments.expect("clips.frames", "count", count, "an integer >= 1")
   local last, list = video.shape[2] - 1, {}
-  for i = 0, frames - 1 do list[i + 1] = video:select(1, i * last // math.max(1, frames - 1)) end
-  return scenes.pictures(ty.stack(list, 1):flatten(0, 1))
+  for i = 0, count - 1 do list[i + 1] = video:select(1, i * last // math.max(1, count - 1)) end
+  return ty.stack(list, 1):flatten(0, 1)
 end
 
 --- Trains a painter on latents and tokens, as painter.fit does, with its text encoder.

@@ -1,6 +1,6 @@
 -- A transformer that draws clips from words
 -- claim: of nine clips in ten a judge says that things move by the law that the caption asks for
--- system: a WanTransformer3DModel of 1.5 million parameters with rectified flow, in the shape of Wan's, on latents of
+-- system: a WanTransformer3DModel of 1.2 million parameters with rectified flow, in the shape of Wan's, on latents of
 --   scene-vae
 -- paper: Wan Team 2025, "Wan: Open and Advanced Large-Scale Video Generative Models"
 -- time: 45 minutes a seed on one CPU core
@@ -15,8 +15,8 @@ local clips, scenes = zoo.clips, zoo.scenes
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 1,
   args = scenes.arguments({ steps = 4000, batch = 32, lr = 0.02, every = 500, count = 400, quick = 4,
     quick_count = 8 }, {
-    { "clips", 20000, "that are trained on", quick = 8 },
-    { "width", 144, "hidden size", quick = 24 },
+    { "clips", 16000, "that are trained on", quick = 8 },
+    { "width", 120, "hidden size", quick = 24 },
     { "layers", 6, "layers", quick = 1 },
     { "judge_steps", 900, "steps of the judge of motions", quick = 2 },
     { "guidance", 3.0, "scale of classifier-free guidance in drawing" },
@@ -57,7 +57,7 @@ end
 
 for i, seed in ipairs(r.seeds) do
   ty.manual_seed(seed)
-  local painter = clips.painter { width = args.width, layers = args.layers, inner = 3 * args.width,
+  local painter = clips.painter { width = args.width, layers = args.layers, inner = 2 * args.width,
     captions = r.quick and 100 or 4000, words = r.quick and 500 or 768, device = r.device }
   local loader = ty.data.DataLoader(clips.data(r:path(("latents-%d.safetensors"):format(args.clips)), painter,
     args.clips), { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true, device = r.device })
@@ -71,8 +71,8 @@ for i, seed in ipairs(r.seeds) do
   note(real, i, of_real)
   note(combinations, i, (measure(painter, "held_out_combinations", args.count)))
   if i == 1 then
-    ty.plot.grid(clips.strips(video:narrow(0, 0, math.min(12, args.count)), 8), { columns = 8, scale = 2 })
-      :save(r:picture "clip-dit.png")
+    local few = clips.frames(video:narrow(0, 0, math.min(12, args.count)), 8)
+    ty.plot.grid(scenes.pictures(few), { columns = 8, scale = 2 }):save(r:picture "clip-dit.png")
   end
 end
 
