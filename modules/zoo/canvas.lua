@@ -72,16 +72,6 @@ end
 ---@return TextToImage
 function M.load(options) return diffusion.TextToImage(shelf.load("canvas-unet", options)) end
 
---- What a painter is trained for, without captions left out.
----@param made TextToImage
----@return Objective
-function M.objective(made)
-  local objective = setmetatable({}, getmetatable(made.process.objective))
-  for key, value in pairs(made.process.objective) do objective[key] = value end
-  objective.drop = 0
-  return objective
-end
-
 --- Trains a painter, network and text encoder, on canvases. options: those of datasets.canvas under `set`; steps,
 -- batch (64), lr (0.02), seed (0), drop (0.1: captions left out, for guidance), text (true: the text encoder is trained
 -- too), and those of train.fit. Returns the painter with averaged weights, if an average was asked for.
@@ -92,40 +82,23 @@ end
 function M.train(made, options)
   local o = { set = {}, batch = 64, lr = 0.02, seed = 0, drop = 0.1, text = true }
   for key, value in pairs(options) do o[key] = value end
-  local device, dropped = made:device(), made:tokens { "" }:to { device = made:device() }
   local loader = ty.data.DataLoader(datasets.load("canvas", o.set), { batch_size = o.batch, shuffle = true,
     seed = o.seed, drop_last = true })
   local parts = nn.ModuleDict { unet = made.network, text_encoder = o.text and made.text_encoder or nil }
-  local told = { height = canvas.side, width = canvas.side }
-  local objective = M.objective(made)
+  local objective = painter.objective(made)
   local fit = { optimizer = painter.optimizer, final = 0.02, quiet = true, title = "canvas",
     loss = function(m, batch)
-      local n, encoder = #batch.caption, made.prompts.readers[1]
-      local tokens = made:tokens(batch.caption):to { device = device }
-      tokens = ty.where(ty.rand({ n, 1 }, { device = device }):lt(o.drop), dropped, tokens)
+      local encoder = made.prompts.readers[1]
       encoder.encoder = m.text_encoder or encoder.encoder
-      return objective:loss(m.unet, made:encode(batch.image), made.prompts:condition(tokens, told, o.text))
+      return objective:loss(m.unet, made:encode(batch.image), painter.told(made, made:tokens(batch.caption), o.drop,
+        o.text))
     end }
   for key, value in pairs(o) do
     if key ~= "set" and key ~= "batch" and key ~= "seed" and key ~= "drop" and key ~= "text" then fit[key] = value end
   end
   local losses, averaged = ty.train.fit(parts, loader, fit)
-  M.use(made, averaged.unet, averaged.text_encoder)
+  painter.use(made, averaged.unet, averaged.text_encoder)
   return made, losses
-end
-
---- Puts another network, and perhaps another text encoder, into a painter. Returns it.
----@param made TextToImage
----@param network Module
----@param encoder? Module
----@return TextToImage
-function M.use(made, network, encoder)
-  made.network, made.prompts.network, made.pipeline.components.unet = network, network, network:eval()
-  if encoder then
-    made.text_encoder, made.prompts.readers[1].encoder = encoder, encoder
-    made.pipeline.components.text_encoder = encoder:eval()
-  end
-  return made
 end
 
 --- The grid of styles and known kinds, one of each on a ground that shift (0) moves on: prompts, the numbers that they

@@ -27,5 +27,6 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   arm = "tycho.zoo.arm",
   canvas = "tycho.zoo.canvas",
   annotated = "tycho.zoo.annotated",
+  clips = "tycho.zoo.clips",
   yardstick = "tycho.zoo.yardstick",
 }, "tycho.zoo")
