@@ -68,11 +68,13 @@ if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_paged_lazy COMMAND tycho tests/lua/paged_test.lua ${test_folder})
   add_test(NAME cuda_deep_opt_states COMMAND tycho tests/modules/offload/deep_opt_states_test.lua ${test_folder})
   add_test(NAME cuda_deep_opt_states_lazy COMMAND tycho tests/modules/offload/deep_opt_states_test.lua ${test_folder})
+  add_test(NAME cuda_offload COMMAND tycho tests/modules/offload/link_test.lua ${test_folder})
+  add_test(NAME cuda_offload_lazy COMMAND tycho tests/modules/offload/link_test.lua ${test_folder})
   add_test(NAME cuda_feature_draft COMMAND tycho tests/modules/llm/feature_draft_test.lua ${test_folder})
   add_test(NAME cuda_planted COMMAND cuda_planted)
   set(with_libraries cuda_libraries cuda_versions cuda_whole cuda_autocast cuda_kinks cuda_optimizers cuda_grad_scaler cuda_streams
       cuda_whole_lazy cuda_streams_lazy cuda_paged cuda_paged_lazy cuda_deep_opt_states
-      cuda_deep_opt_states_lazy cuda_feature_draft) # stand-ins, below
+      cuda_deep_opt_states_lazy cuda_offload cuda_offload_lazy cuda_feature_draft) # stand-ins, below
   if(NOT TYCHO_SANITIZE)
     add_test(NAME cuda_bench COMMAND tycho bench/gpu.lua --tiny --no-peer ${test_folder})
     add_test(NAME cuda_zoo COMMAND tycho tests/modules/zoo/shipped_test.lua ${test_folder})
@@ -104,7 +106,8 @@ if(TARGET cuda_emulated AND TARGET tycho)
   set_tests_properties(cuda_ops_1 cuda_ops_2 PROPERTIES ENVIRONMENT "${named};TYCHO_CUDA_PATH=${emulated}/solver")
   set_tests_properties(${with_libraries} PROPERTIES ENVIRONMENT
     "${named};TYCHO_CUDA_PATH=${emulated}/libraries:${emulated}/solver")
-  set_property(TEST cuda_whole_lazy cuda_streams_lazy cuda_paged_lazy cuda_deep_opt_states_lazy APPEND PROPERTY
+  set_property(TEST cuda_whole_lazy cuda_streams_lazy cuda_paged_lazy cuda_deep_opt_states_lazy cuda_offload_lazy
+    APPEND PROPERTY
     ENVIRONMENT TYCHO_EMULATED_STREAMS=lazy)
 endif()
 if(TYCHO_SANITIZE)

@@ -118,6 +118,7 @@ static inline ty_value ty_value_of_value(ty_value v) { return v; }
 #define OK(n) , ty_tensor *n
 #define N(n) , ty_value n
 #define NK(n) , ty_value n
+#define ONK(n) , ty_value n
 #define L(n) , ty_tensors n
 #define LK(n) , ty_tensors n
 #define I(n, d) , int64_t n

@@ -21,6 +21,28 @@ end
 
 local own = { model = "", sampler = "", batch = 4, each = 1, on_progress = arguments.none }
 
+--- The prompts of a text file, one a line, in UTF-8 with or without a mark at its beginning; empty lines, and those
+-- that begin with #, are left out.
+---@param path string
+---@return string[]
+function M.prompts(path)
+  local who = "gallery.prompts"
+  expect(who, "path", path, "a string")
+  local text = ty.io.read(path):gsub("^\xEF\xBB\xBF", "")
+  local list, number = {}, 0
+  for line in (text .. "\n"):gmatch "(.-)\r?\n" do
+    number = number + 1
+    local length, at = utf8.len(line)
+    if not length then
+      fail("%s: %s: line %d: expected UTF-8, got the byte 0x%02X at %d", who, path, number, line:byte(at), at)
+    end
+    line = line:match "^%s*(.-)%s*$"
+    if line ~= "" and line:sub(1, 1) ~= "#" then list[#list + 1] = line end
+  end
+  if #list == 0 then fail("%s: %s: expected at least one prompt, got none", who, path) end
+  return list
+end
+
 --- Paints prompts into folder/0001.png, 0002.png ... Each prompt is painted `each` times, with seeds that count up from
 -- `seed`. Ctrl-C, or an on_step or on_progress that raises "interrupted", ends it after the pictures that are ready.
 -- options: those of TextToImage:paint but noise, with batch 4, each (1), model and sampler (names, for the text in the

@@ -14,6 +14,7 @@
 --     prediction  epsilon, sample, v, flow, edm: each from each other
 --     objective   what the network is trained for: times, weighting
 --     solver      one step
+--     seeds       noise by seeds, one for each sample
 --     guidance    what is made of predictions for several conditions
 --     Sampler     the loop, with parts around its stages
 --     blocks      a network's blocks left out and replaced, as a part
@@ -22,10 +23,13 @@
 --     search      times and blocks for few steps, found by evolution
 --     inverse     volumes from few measurements, classical and by a prior of slices
 --     stages      steps at several sizes, as a part
+--     tiles       samples larger than the network, in overlapping tiles, as a part
+--     structure   large samples led by their structure, on several devices
 --     sized       a transformer that takes several sizes
 --     fusion_sampling  a picture and words asked for at once, as a part and a guidance
 --     picture_words    words that a network says of a picture, for prompts
 --     inpaint     a part of a picture painted anew, as a part
+--     finite      where numbers that are none began, as a part
 --     measure     how alike pictures are, and sets of them
 --     subject     things that are shown and not named, and a factory of pairs to learn that from
 --     unlearn     making a network forget a concept and keep the rest
@@ -57,6 +61,7 @@ return require "tycho.lazy" ({
   condition = require "tycho.diffusion.condition",
   controlled = require "tycho.diffusion.controlled",
   FlowMap = require "tycho.diffusion.flowmap",
+  finite = require "tycho.diffusion.finite",
   finetune = require "tycho.diffusion.finetune",
   fusion_sampling = require "tycho.diffusion.fusion_sampling",
   gallery = require "tycho.diffusion.gallery",
@@ -75,11 +80,14 @@ return require "tycho.lazy" ({
   preference = require "tycho.diffusion.preference",
   schedule = require "tycho.diffusion.schedule",
   search = require "tycho.diffusion.search",
+  seeds = require "tycho.diffusion.seeds",
   solver = require "tycho.diffusion.solver",
   spacing = require "tycho.diffusion.spacing",
   sized = require "tycho.diffusion.sized",
   stages = require "tycho.diffusion.stages",
+  structure = require "tycho.diffusion.structure",
   subject = require "tycho.diffusion.subject",
+  tiles = require "tycho.diffusion.tiles",
   times = require "tycho.diffusion.times",
   tokens = require "tycho.diffusion.tokens",
   unlearn = require "tycho.diffusion.unlearn",

@@ -4,6 +4,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local conditions = require "tycho.diffusion.condition"
 local controlled = require "tycho.diffusion.controlled"
+local finite = require "tycho.diffusion.finite"
 local guidances = require "tycho.diffusion.guidance"
 local inpaint = require "tycho.diffusion.inpaint"
 local prompting = require "tycho.diffusion.prompts"
@@ -13,12 +14,13 @@ local fail, none = arguments.fail, arguments.none
 local WHO = "TextToImage:paint"
 
 local defaults = { steps = 20, guidance = 4.0, rescale = 0, seed = 0, negative = "", width = none, height = none,
-  solver = none, parts = {}, batch = 32, on_step = none, noise = none, image = none, mask = none, strength = none,
-  controls = {} }
+  frames = none, solver = none, parts = {}, batch = 32, on_step = none, noise = none, image = none, mask = none,
+  strength = none, controls = {} }
 local kinds = { steps = "an integer >= 1", guidance = "a finite number or a table",
   rescale = "a number in [0, 1]", seed = "an integer or a list of integers",
-  negative = "a string or a list of strings", width = "an integer >= 1", height = "an integer >= 1",
-  batch = "an integer >= 1", solver = "a table", parts = "a table", on_step = "a function", noise = "a tensor",
+  negative = "a string or a list of strings", width = "an integer >= 1",
+  height = "an integer >= 1", frames = "an integer >= 1", batch = "an integer >= 1", solver = "a table",
+  parts = "a table", on_step = "a function", noise = "a tensor",
   image = "a tensor", mask = "a tensor", strength = "a number in (0, 1]", controls = "a list of tables" }
 
 -- Rows and columns of the latents that pictures of a size have.
@@ -169,6 +171,7 @@ local function paint_batch(painter, o, known, start, part)
     end
   end
   local dtype = prompting.dtype(painter.network)
+  table.insert(parts, finite.part(WHO, painter.network))
   if dtype ~= noise.dtype then table.insert(parts, in_dtype(dtype)) end
   local condition = painter:condition(part, o.told)
   if o.seen then condition.controls = conditions.narrow(o.seen, start - 1, count) end
@@ -188,6 +191,13 @@ return function(painter, prompts, options)
   if o.image and o.image.ndim ~= 4 then check_picture("image", o.image, n, 3) end
   local rows, columns = latent_size(painter, o)
   o.shape = { n, painter.autoencoder.config.latent_channels, rows, columns }
+  local frames = painter:default_frames()
+  if frames then
+    table.insert(o.shape, 3, o.frames or frames)
+    if o.image then fail("%s: image: expected nil for a network that draws clips, got one", WHO) end
+  elseif o.frames then
+    fail("%s: frames: expected nil for a network that draws single pictures, got %d", WHO, o.frames)
+  end
   if o.noise and table.concat(o.noise.shape, ", ") ~= table.concat(o.shape, ", ") then
     fail("%s: noise: expected [%s], got [%s]", WHO, table.concat(o.shape, ", "), table.concat(o.noise.shape, ", "))
   end

@@ -102,6 +102,15 @@ local function condition_of(self, prompts, latents, scale)
     scale = ty.full({ n }, scale, { device = device }) }
 end
 
+-- Options of training that train.fit does not know.
+local own = { batch = true, penalty = true, prompt = true, noise = true, seed = true }
+
+local function repeated(value, n)
+  local list = {}
+  for i = 1, n do list[i] = value end
+  return list
+end
+
 -- Muon for all matrices, AdamW for the rest: with AdamW alone the loss falls half as far in as many steps.
 local function muon(model, o)
   local matrices, rest = {}, {}
@@ -113,29 +122,47 @@ end
 --- Trains the PromptNet to say words from which the network draws the pictures: the plain loss of denoising, with no
 -- penalty on the words unless one is asked for. pictures: a loader of batches with the field image (u8 [n, 3, h, w]),
 -- or such pictures, from which batches are drawn. options: steps (300), batch (16, of pictures), lr (0.03, of Muon),
--- penalty (0: times the mean square of the words), prompt ("a " and the token), seed (0), and those of train.fit.
+-- penalty (0: times the mean square of the words), prompt ("a " and the token; a function of a batch that gives one for
+-- each picture: what a prompt says besides the token, the word need not say), noise (0: a share u of the way to noise
+-- below which pictures are not seen: there the sample itself shows what it is, and words are not asked), seed (0), and
+-- those of train.fit.
 ---@param pictures Tensor|DataLoader
 ---@param options? table
 ---@return number[] losses
 function Told:train(pictures, options)
-  local o = { steps = 300, batch = 16, lr = 0.03, penalty = 0, prompt = "a " .. self.token, seed = 0 }
+  local who = "picture_words.train"
+  local o = { steps = 300, batch = 16, lr = 0.03, penalty = 0, prompt = "a " .. self.token, noise = 0, seed = 0 }
   for key, value in pairs(options or {}) do o[key] = value end
-  expect("picture_words.train", "penalty", o.penalty, "a finite number >= 0")
+  expect(who, "penalty", o.penalty, "a finite number >= 0")
+  expect(who, "prompt", o.prompt, "a string or a function")
+  expect(who, "noise", o.noise, "a number in [0, 1)")
   local painter, objective, loader = self.painter, objective_of(self.painter), pictures
+  if o.noise > 0 then
+    objective.times = function(schedule, n, device)
+      return schedule:from_unit(ty.rand(n, { device = device }) * (1 - o.noise) + o.noise)
+    end
+  end
   if ty.is_tensor(pictures) then
     loader = ty.data.DataLoader(ty.data.TensorDataset { at = ty.arange(1) }, { batch_size = 1 })
   end
   local fit = { warmup = 10, optimizer = muon, final = 0.1, quiet = true, title = "words of pictures",
     loss = function(network, batch)
       local image = batch.image or pictures:index_select(0, ty.randint(0, pictures.shape[1], { o.batch }))
-      local x0, prompts = painter:encode(image), {}
-      for i = 1, image.shape[1] do prompts[i] = o.prompt end
+      local x0, prompts = painter:encode(image), o.prompt
+      if type(prompts) == "function" then
+        prompts = expect(who, "what prompt returns", prompts(batch), "a list of strings")
+      else
+        prompts = repeated(prompts, image.shape[1])
+      end
+      if #prompts ~= image.shape[1] then
+        fail("%s: prompt: expected %d, one for each picture, got %d", who, image.shape[1], #prompts)
+      end
       local loss = objective:loss(network, x0, condition_of(self, prompts, x0, 1))
       if o.penalty == 0 then return loss end
       return loss + network.words:square():mean() * o.penalty
     end }
   for key, value in pairs(o) do
-    if key ~= "batch" and key ~= "penalty" and key ~= "prompt" and key ~= "seed" then fit[key] = value end
+    if not own[key] then fit[key] = value end
   end
   return ty.data.with_seed(o.seed, function()
     local losses = ty.train.fit(self.network, loader, fit)

@@ -84,6 +84,35 @@ local function branches_of(model, o)
   end })
 end
 
+-- What a run begins with: see Sampler:sample.
+local function begin(self, who, model, shape, options)
+  local o = ty.nn.options(who, options, { condition = {}, null = none, keep = none, branches = none,
+    noise = none, x = none, seeds = none, fresh = none, points = none, on_step = none },
+    { seeds = "a list of integers", fresh = "a function", on_step = "a function" })
+  local seeded
+  if o.seeds then
+    if #o.seeds ~= shape[1] then
+      error(("%s: seeds: expected %d, one for each sample, got %d"):format(who, shape[1], #o.seeds), 3)
+    end
+    seeded = seeds.noise(o.seeds)
+  end
+  conditions.check(who, o.condition)
+  conditions.check_batch(who, o.condition, shape[1])
+  return ty.no_grad(function()
+    local run = new_run { model = model, schedule = self.schedule, kind = self.predict, data = self.data,
+      guidance = self.guidance, solver = self.solver, clip = self.clip, points = o.points or self:points(),
+      condition = o.condition, branches = branches_of(model, o), parts = self.parts, fresh = o.fresh or seeded }
+    local x = o.x
+    if not x then
+      local device = device_of(model)
+      x = o.noise or seeded and seeded(0, ty.empty(shape, { device = device })) or ty.randn(shape, { device = device })
+      local scale = self.schedule:noise_scale(run.points[1])
+      if scale ~= 1 then x = x * scale end
+    end
+    return run, x, o.on_step
+  end)
+end
+
 --- Samples of `shape`, by steps from noise. Also returns the run: how often the network was called, what parts noted.
 -- options: condition ({}), null and keep (see condition.null), branches (further conditions by name, for guidance.sum),
 -- noise (standard noise of that shape to begin with), x (the sample at the first point itself, in the place of noise),
@@ -96,29 +125,8 @@ end
 ---@param options? table
 ---@return Tensor samples, Run run
 function Sampler:sample(model, shape, options)
-  local o = ty.nn.options("Sampler.sample", options, { condition = {}, null = none, keep = none, branches = none,
-    noise = none, x = none, seeds = none, fresh = none, points = none, on_step = none },
-    { seeds = "a list of integers", fresh = "a function", on_step = "a function" })
-  local seeded
-  if o.seeds then
-    if #o.seeds ~= shape[1] then
-      error(("Sampler.sample: seeds: expected %d, one for each sample, got %d"):format(shape[1], #o.seeds), 2)
-    end
-    seeded = seeds.noise(o.seeds)
-  end
-  conditions.check("Sampler.sample", o.condition)
-  conditions.check_batch("Sampler.sample", o.condition, shape[1])
+  local run, x, on_step = begin(self, "Sampler.sample", model, shape, options)
   return ty.no_grad(function()
-    local run = new_run { model = model, schedule = self.schedule, kind = self.predict, data = self.data,
-      guidance = self.guidance, solver = self.solver, clip = self.clip, points = o.points or self:points(),
-      condition = o.condition, branches = branches_of(model, o), parts = self.parts, fresh = o.fresh or seeded }
-    local x = o.x
-    if not x then
-      local device = device_of(model)
-      x = o.noise or seeded and seeded(0, ty.empty(shape, { device = device })) or ty.randn(shape, { device = device })
-      local scale = self.schedule:noise_scale(run.points[1])
-      if scale ~= 1 then x = x * scale end
-    end
     -- A part may change the points to come, so their number is asked for anew.
     while run.step + 1 < #run.points do
       run.step = run.step + 1
@@ -126,13 +134,26 @@ function Sampler:sample(model, shape, options)
       x = ty.scope(function()
         return run:advance(run:predict(before, run.points[run.step]), run.points[run.step + 1])
       end)
-      if o.on_step and o.on_step(run.step, x, run) == false then break end
+      if on_step and on_step(run.step, x, run) == false then break end
     end
     for _, part in ipairs(self.parts) do
       if part.finish then part:finish(run, x) end
     end
     return x, run
   end)
+end
+
+--- The beginning of sample() alone: the run before its first step, and the sample there. Whoever takes the steps calls
+-- run:predict and run:advance, as sample() does, and counts run.step up: ranks do, which wait for each other between
+-- the two. options: those of sample() but for on_step.
+---@param model fun(x: Tensor, t: Tensor, condition: table): Tensor
+---@param shape integer[]
+---@param options? table
+---@return Run run
+---@return Tensor x
+function Sampler:begin(model, shape, options)
+  local run, x = begin(self, "Sampler.begin", model, shape, options)
+  return run, x
 end
 
 return new

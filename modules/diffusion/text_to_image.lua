@@ -10,6 +10,7 @@
 -- (Stable Diffusion 3: a transformer, straight flows).
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local finite = require "tycho.diffusion.finite"
 local named = require "tycho.diffusion.published.named"
 local paint = require "tycho.diffusion.painting"
 local pixels = require "tycho.diffusion.pixels"
@@ -83,6 +84,12 @@ end
 local function check_prompts(who, prompts)
   expect(who, "prompts", prompts, "a list of strings")
   if #prompts == 0 then fail("%s: prompts: expected at least one, got none", who) end
+  for i, prompt in ipairs(prompts) do
+    local length, at = utf8.len(prompt)
+    if not length then
+      fail("%s: prompts[%d]: expected UTF-8, got the byte 0x%02X at %d", who, i, prompt:byte(at), at)
+    end
+  end
 end
 
 --- Tokens of prompts for the first text encoder, i64 [n, length].
@@ -127,25 +134,55 @@ end
 
 -- ---- pictures ----
 
+local FEW = 1 << 16 -- pixels that go through the autoencoder at once on a CPU: their maps stay in its cache
+
+-- What fn makes of x [n, c, h, w], a few rows at a time; factor: pixels of a side that one place of x has.
+local function by_few(self, x, factor, fn)
+  local n, few = x.shape[1], math.max(1, FEW // math.max(1, x.shape[3] * x.shape[4] * factor * factor))
+  if n <= few or self:device() ~= "cpu" then return fn(x) end
+  local list = {}
+  for start = 0, n - 1, few do
+    list[#list + 1] = ty.scope(function() return fn(x:narrow(0, start, math.min(few, n - start))) end)
+  end
+  return ty.concat(list, 0)
+end
+
 --- Latents of pictures [n, 3, h, w], u8 or floats from -1 to 1, as the network sees them: the means of the posterior,
--- scaled to unit variance.
+-- scaled to unit variance. Of clips [n, frames, 3, h, w] each frame by itself: [n, channels, frames, rows, columns].
 ---@param pictures Tensor
 ---@return Tensor
 function TextToImage:encode(pictures)
   expect("TextToImage:encode", "pictures", pictures, "a tensor")
-  if pictures.dtype == "u8" then pictures = pictures:to "f32" / 127.5 - 1 end
-  return ty.no_grad(function()
-    return self.autoencoder:scale(self.autoencoder:encode(pictures:to { device = self:device() }):mode())
+  if pictures.ndim == 5 then
+    return self:encode(pictures:flatten(0, 1)):unflatten(0, { pictures.shape[1], -1 }):transpose(1, 2):contiguous()
+  end
+  if pictures.ndim ~= 4 then
+    fail("TextToImage:encode: pictures: expected [n, 3, h, w] or [n, frames, 3, h, w], got %s",
+      arguments.describe(pictures))
+  end
+  return ty.no_grad(by_few, self, pictures, 1, function(x)
+    x = x:to { device = self:device() }
+    if x.dtype == "u8" then x = x:to "f32" / 127.5 - 1 end
+    return self.autoencoder:scale(self.autoencoder:encode(x):mode())
   end)
 end
 
---- Pictures u8 [n, 3, h, w] of latents.
+--- Pictures u8 [n, 3, h, w] of latents; of those of clips [n, channels, frames, rows, columns] u8 [n, frames, 3, h, w].
 ---@param latents Tensor
 ---@return Tensor
 function TextToImage:decode(latents)
   expect("TextToImage:decode", "latents", latents, "a tensor")
-  return ty.no_grad(function()
-    local x = self.autoencoder:decode(self.autoencoder:unscale(latents))
+  if latents.ndim == 5 then
+    return self:decode(latents:transpose(1, 2):flatten(0, 1)):unflatten(0, { latents.shape[1], -1 })
+  end
+  if latents.ndim ~= 4 then
+    fail("TextToImage:decode: latents: expected [n, channels, rows, columns] or [n, channels, frames, rows, columns], "
+      .. "got %s", arguments.describe(latents))
+  end
+  return ty.no_grad(by_few, self, latents, self:factor(), function(few)
+    local function decode() return self.autoencoder:decode(self.autoencoder:unscale(few)) end
+    -- An autoencoder in halves may be too small for its own numbers: SDXL's first one is.
+    local x = finite.check("TextToImage:decode", "the pictures of the autoencoder", decode(), decode, self.autoencoder)
     return ((x:clamp(-1, 1) + 1) * 127.5):round():to "u8"
   end)
 end
@@ -154,23 +191,42 @@ end
 ---@return integer
 function TextToImage:factor() return 1 << (#self.autoencoder.config.block_out_channels - 1) end
 
---- Rows and columns of the latents that the network was trained for.
+-- A whole number that the pipeline's index says; nil where it says none.
+local function said(self, key)
+  local value = (self.pipeline.options or {})[key]
+  if value == nil then return nil end
+  return expect(WHO, "pipeline.options." .. key, value, "an integer >= 1")
+end
+
+--- How many frames a picture has: of a network that draws clips what the pipeline's index says under num_frames (81,
+-- where it says nothing); nil for one that draws single pictures.
+---@return integer?
+function TextToImage:default_frames()
+  local patch = self.network.config.patch_size
+  return type(patch) == "table" and #patch == 3 and (said(self, "num_frames") or 81) or nil
+end
+
+--- Rows and columns of the latents that the network was trained for; the pipeline's index may say them as height and
+-- width of the picture.
 ---@return integer rows
 ---@return integer columns
 function TextToImage:default_size()
+  local height, width = said(self, "height"), said(self, "width")
+  if height and width then return math.max(1, height // self:factor()), math.max(1, width // self:factor()) end
   local size = self.network.config.sample_size or (self.network.config.axes_dims_rope and 128 or 64)
   if type(size) == "table" then return size[1], size[2] end
   return size, size
 end
 
---- Pictures u8 [n, 3, height, width] of prompts, and their latents. options:
+--- Pictures u8 [n, 3, height, width] of prompts, or clips u8 [n, frames, 3, height, width] from a network that draws
+-- clips, and their latents. options:
 --   steps (20), solver (what the scheduler names; use() names another scheduler), parts ({}: of the sampler)
 --   guidance (4: classifier-free; 1: none; networks like Flux are told it instead; or a value of diffusion.guidance),
 --     rescale (0: see guidance.rescale)
 --   negative (""; or one for each prompt)
 --   seed (0: the first prompt's, each further one's is one more; or one for each prompt): a picture depends on its own
 --     alone, so that it is the same by itself and in any batch
---   width and height (those of image, or what the network was trained for)
+--   width and height (those of image, or what the network was trained for), frames (of clips)
 --   image ([n or 1, 3, h, w], u8 or floats from -1 to 1): it is changed instead of beginning with noise alone
 --   strength (0.8; 1 with a mask): how much of the way is gone anew; steps shrink with it
 --   mask ([n or 1, 1, h, w], 1 where something new comes): the rest of image stays. Networks that were trained for it

@@ -155,7 +155,7 @@ end
 -- smaller model of the same tokens or an llm.FeatureDraft, which proposes draft_tokens, 4, at a time, or as many as an
 -- llm.draft_length says; the text is distributed as without; stats, a table, gets rounds, drafted, accepted); cache (to
 -- go on from, tokens then follow those in it); pictures (for models that see some: those of all rows, one after
--- another).
+-- another; sizes: of models that see tiles, what their processor says second).
 ---@param model LanguageModel
 ---@param tokens Tensor|Tensor[]
 ---@param count integer
@@ -165,8 +165,8 @@ function M.generate(model, tokens, count, options)
   local none = ty.nn.none
   local o = ty.nn.options("generate", options, { temperature = 1, top_k = 0, top_p = 1, min_p = 0,
     repetition_penalty = 1, seed = none, stop_tokens = none, stop = {}, tokenizer = none, on_token = none, pad = 0,
-    cache = none, draft = none, draft_tokens = 4, stats = none, pictures = none },
-    { pictures = "a tensor", draft_tokens = "a number or a table" })
+    cache = none, draft = none, draft_tokens = 4, stats = none, pictures = none, sizes = none },
+    { pictures = "a tensor", sizes = "a tensor", draft_tokens = "a number or a table" })
   if o.pictures and not model.picture_features then
     error(("generate: pictures: expected a model that sees them, got a %s"):format(getmetatable(model).__name), 2)
   end
@@ -181,7 +181,7 @@ function M.generate(model, tokens, count, options)
     local prompts, mask, rows = batch(tokens, o.pad, model:device())
     local cache = o.cache or model:cache { room = prompts.shape[2] + count }
     local first, next_logits
-    first, mask, next_logits = model:start(prompts, mask, cache, o.pictures)
+    first, mask, next_logits = model:start(prompts, mask, cache, o.pictures, o.sizes)
     if rows and first ~= prompts then -- an encoder had the prompts
       for i in ipairs(rows) do rows[i] = first:select(0, i - 1) end
     end

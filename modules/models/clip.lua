@@ -6,6 +6,7 @@
 --     local logits = model(tokens, { pictures = pictures })     -- [pictures, texts]
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local blocks = require "tycho.models.clip_blocks"
 local configs = require "tycho.models.config"
 local encoder = require "tycho.models.encoder"
 local layers = require "tycho.models.layers"
@@ -13,59 +14,6 @@ local Pretrained = require "tycho.models.pretrained"
 
 local nn = ty.nn
 local parameter = require("tycho.nn.options").parameter
-
--- ---- what both transformers are made of ----
-
-local Attention = nn.module "CLIPAttention"
-
-function Attention:init(config)
-  local width, factor = config.hidden_size, config.initializer_factor
-  local std = width ^ -0.5 * (2 * config.num_hidden_layers) ^ -0.5 * factor
-  self.heads, self.p = config.num_attention_heads, config.attention_dropout
-  self.q_proj = layers.linear(width, width, true, std)
-  self.k_proj = layers.linear(width, width, true, std)
-  self.v_proj = layers.linear(width, width, true, std)
-  self.out_proj = layers.linear(width, width, true, width ^ -0.5 * factor)
-end
-
--- at: mask and causal, as nn.attention() has them.
-function Attention:forward(x, residual, at)
-  return self.out_proj(nn.attention(self.q_proj(x), self.k_proj(x), self.v_proj(x), { heads = self.heads,
-    mask = at.mask, causal = at.causal, dropout = self.training and self.p or 0 }), residual)
-end
-
-local Mlp = nn.module "CLIPMLP"
-
-function Mlp:init(config)
-  local width, factor = config.hidden_size, config.initializer_factor
-  self.fc1 = layers.linear(width, config.intermediate_size, true, (2 * width) ^ -0.5 * factor)
-  self.fc2 = layers.linear(config.intermediate_size, width, true,
-    width ^ -0.5 * (2 * config.num_hidden_layers) ^ -0.5 * factor)
-  self.activation = layers.activation("CLIP", config, "hidden_act")
-end
-
-function Mlp:forward(x, residual) return self.fc2(layers.activated(self.fc1, x, self.activation), residual) end
-
-local Layer = nn.module "CLIPEncoderLayer"
-
-function Layer:init(config)
-  self.self_attn = Attention(config)
-  self.layer_norm1 = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
-  self.mlp = Mlp(config)
-  self.layer_norm2 = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
-end
-
-function Layer:forward(x, at)
-  x = self.self_attn(self.layer_norm1(x), x, at)
-  return self.mlp(self.layer_norm2(x), x)
-end
-
-local Encoder = nn.module "CLIPEncoder"
-
-function Encoder:init(config)
-  self.layers = nn.ModuleList {}
-  for _ = 1, config.num_hidden_layers do self.layers:append(Layer(config)) end
-end
 
 -- ---- texts ----
 
@@ -92,7 +40,7 @@ local TextTransformer = nn.module "CLIPTextTransformer"
 function TextTransformer:init(config)
   self.config = config
   self.embeddings = TextEmbeddings(config)
-  self.encoder = Encoder(config)
+  self.encoder = blocks.Encoder(config, "CLIP")
   self.final_layer_norm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
 end
 
@@ -141,7 +89,7 @@ function VisionTransformer:init(config)
   self.config = config
   self.embeddings = VisionEmbeddings(config)
   self.pre_layrnorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps }) -- so published
-  self.encoder = Encoder(config)
+  self.encoder = blocks.Encoder(config, "CLIP")
   self.post_layernorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
 end
 

@@ -112,7 +112,9 @@ function Decoder:embed(tokens) return self.model.embed_tokens(tokens) end
 --- Hidden states after the last norm: tokens i64 [n, t] to [n, t, hidden]. options as in forward(), and last: of how
 -- many positions, the last ones, they are wanted, [n, last, hidden]; the last layer then does little more than their
 -- work; places: i64 [m], where among the n * t tokens they are wanted, [1, m, hidden]; embeddings: [n, t, hidden], in
--- place of those of the tokens; taps: a table in which numbers of layers, true at first, get the stream [n, t, hidden]
+-- place of those of the tokens; axes i64 [3, n, t] and sections: positions of three kinds, as layers.turns_by_axes()
+-- has them; prefix bool [n, t]: tokens that all see each other, in the first call of a cache or without one; taps: a
+-- table in which numbers of layers, true at first, get the stream [n, t, hidden]
 -- behind them.
 function Decoder:hidden(tokens, options)
   local last = layers.last(self.family.name, options)
@@ -129,7 +131,14 @@ function Decoder:hidden(tokens, options)
   else
     mask, positions = cache:see(tokens, options and options.mask)
   end
+  local whole = options and options.prefix and past == 0
+  if whole then
+    mask = layers.prefix_mask(self.family.name, tokens, options, mask)
+    if self.bias then error(self.family.name .. ": prefix: biased scores go with none", 0) end
+  end
+  local axes = options and options.axes
   local function turns(by)
+    if axes then return layers.turns_by_axes(by, axes, options.sections) end
     local cos, sin = by:table(cu_seqlens and options.longest or past + t, tokens.device)
     if not positions then return cos:narrow(0, past, t), sin:narrow(0, past, t) end
     return ty.embedding(cos, positions):unsqueeze(1), ty.embedding(sin, positions):unsqueeze(1)
@@ -141,7 +150,8 @@ function Decoder:hidden(tokens, options)
     or ty.arange(past + t, { device = tokens.device }):unsqueeze(0), mask)
   if mask then mask = mask.ndim == 3 and mask:unsqueeze(1) or mask:unsqueeze(1):unsqueeze(1) end
   local at = { cos = cos, sin = sin, local_cos = local_cos, local_sin = local_sin, mask = mask, bias = bias,
-    interleaved = self.interleaved or false, cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil,
+    causal = not whole, interleaved = self.interleaved or false,
+    cu_seqlens = cu_seqlens, cache = cache.layers > 0 and cache or nil,
     tokens = tokens, record = options and options.record, taps = options and options.taps }
   local stream, more = layers.through(self.model.layers,
     options and options.embeddings or self:embed(tokens), at, options and options.checkpoint, last,
@@ -163,10 +173,10 @@ M.head = Decoder.head
 --   cache       from model:cache(), without gradients: the tokens follow those of the calls before
 --   mask        bool or i64 [n, t], 0: padding, on the left; or bool [n, t, t]: which tokens each of them sees, besides
 --               that none sees what follows it. This goes with positions, and not with a cache
---   positions   i64 [n, t]: with such a mask, the position of each token
+--   positions   i64 [n, t]: with such a mask or with cu_seqlens, the position of each token
 --   cu_seqlens  i64 [sequences + 1]: where sequences packed into tokens [1, n] begin and end, from 0 to n; none
---               sees another, and positions count from 0 in each
---   longest     the most tokens that one of them may have (default n)
+--               sees another, and positions count from 0 in each, unless they are given
+--   longest     the most tokens that one of them may have, or positions above all that are given (default n)
 --   checkpoint  true: the backward pass runs each layer again, whose results then need not be kept
 ---@param tokens Tensor
 ---@param options? {cache?: KVCache, mask?: Tensor, positions?: Tensor, cu_seqlens?: Tensor, longest?: integer,

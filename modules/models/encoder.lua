@@ -111,14 +111,17 @@ local function cubic(from, to, like)
   return matrix:to { dtype = like.dtype, device = like.device }
 end
 
---- Learned positions [1 + rows * columns, d], of the class and of a grid of patches, for a grid of to_rows x
--- to_columns: interpolated bicubically.
+--- Learned positions [before + rows * columns, d], of `before` tokens (1: the class) and of a grid of patches, for a
+-- grid of to_rows x to_columns: interpolated bicubically.
 ---@param positions Tensor
-function M.resized(positions, rows, columns, to_rows, to_columns)
+---@param before? integer
+function M.resized(positions, rows, columns, to_rows, to_columns, before)
   if rows == to_rows and columns == to_columns then return positions end
-  local grid = positions:narrow(0, 1, rows * columns):reshape(rows, columns, -1)
+  before = before or 1
+  local grid = positions:narrow(0, before, rows * columns):reshape(rows, columns, -1)
   grid = ty.einsum("ri,cj,ijd->rcd", cubic(rows, to_rows, grid), cubic(columns, to_columns, grid), grid)
-  return ty.concat({ positions:narrow(0, 0, 1), grid:flatten(0, 1) }, 0)
+  grid = grid:flatten(0, 1)
+  return before == 0 and grid or ty.concat({ positions:narrow(0, 0, before), grid }, 0)
 end
 
 return M

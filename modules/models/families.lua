@@ -4,14 +4,19 @@ local M = {}
 --- model_type -> file of the family, and where the file has several classes that of a config without architectures.
 M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral" }, qwen2 = { "qwen2" },
   qwen3 = { "qwen3" }, olmo2 = { "olmo2" }, phi3 = { "phi3" }, gpt_neox = { "gpt_neox" },
-  gemma2 = { "gemma2" }, gemma3_text = { "gemma3" }, opt = { "opt" }, falcon = { "falcon" },
-  mixtral = { "mixtral" }, gla = { "gla" }, bert = { "bert", "Bert" }, t5 = { "t5" },
+  gemma = { "gemma" }, gemma2 = { "gemma2" }, gemma3_text = { "gemma3" }, opt = { "opt" }, falcon = { "falcon" },
+  mixtral = { "mixtral" }, gla = { "gla" },
+  bert = { "bert", "Bert" }, t5 = { "t5" },
   roberta = { "roberta", "Roberta" }, ["xlm-roberta"] = { "roberta", "Roberta" },
   camembert = { "roberta", "Roberta" }, distilbert = { "distilbert", "DistilBert" },
   modernbert = { "modernbert", "ModernBert" },
   vit = { "vit", "ViT" }, clip = { "clip", "CLIPModel" }, clip_text_model = { "clip", "CLIPTextModel" },
   clip_vision_model = { "clip", "CLIPVisionModel" }, resnet = { "resnet" },
+  siglip = { "siglip", "SiglipModel" }, siglip_text_model = { "siglip", "SiglipTextModel" },
+  siglip_vision_model = { "siglip", "SiglipVisionModel" }, deit = { "vit", "DeiT" }, dinov2 = { "dinov2", "Dinov2" },
   resnet_vision_model = { "resnet_vision" }, llava = { "llava" },
+  llava_next = { "llava_next" }, qwen2_vl = { "qwen2_vl", "Qwen2VL" }, qwen2_5_vl = { "qwen2_vl", "Qwen2_5_VL" },
+  paligemma = { "paligemma" },
   action_model = { "action" } }
 
 --- _class_name of the components of diffusers -> file, and the class in it where the file has several.
@@ -30,7 +35,7 @@ local as = { BertForPreTraining = "BertForMaskedLM" }
 -- Of decoders with other heads, by what follows the family's name.
 local tasks = { ForSequenceClassification = "sequences", ForTokenClassification = "tokens" }
 local decoders = { gpt2 = true, llama = true, mistral = true, qwen2 = true, qwen3 = true, mixtral = true,
-  olmo2 = true, phi3 = true, gpt_neox = true, gemma2 = true, gemma3_text = true,
+  olmo2 = true, phi3 = true, gpt_neox = true, gemma = true, gemma2 = true, gemma3_text = true,
   opt = true, falcon = true }
 
 -- The class that a row of the tables names, and the classes of its file.

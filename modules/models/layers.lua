@@ -81,6 +81,44 @@ function M.hidden_of_seen(who, model, tokens, options, embed)
   return model.language_model:hidden(tokens, with)
 end
 
+--- Targets i64 [n, t] of tokens [n, t] of a model that sees: those one place on, but for image tokens and, by the
+-- option mask, padding, which are not counted (-100).
+---@param tokens Tensor
+---@param image integer
+---@param options? table
+---@return Tensor targets
+function M.targets_of_seen(tokens, image, options)
+  if options and options.cu_seqlens then error("loss: packed sequences need their targets", 3) end
+  local n, t = tokens.shape[1], tokens.shape[2]
+  local targets = tokens:narrow(1, 1, t - 1)
+  local hidden = targets:eq(image)
+  if options and options.mask and options.mask.ndim == 2 then
+    hidden = hidden:logical_or(options.mask:narrow(1, 1, t - 1):to("bool"):logical_not())
+  end
+  local none = ty.full({ n, 1 }, -100, { dtype = "i64", device = tokens.device })
+  return ty.concat({ targets:masked_fill(hidden, -100), none }, 1)
+end
+
+--- Cosines and sines [n, 1, t, pairs] of tokens whose positions are of three kinds, by time, row and column, i64 [3, n,
+-- t]: the first sections[1] pairs of a head turn by the first, and so on. Wang et al. 2024 (Qwen2-VL), M-RoPE.
+---@param by table  a rotary of tycho.models.rotary
+---@param axes Tensor
+---@param sections integer[]
+---@return Tensor cos
+---@return Tensor sin
+function M.turns_by_axes(by, axes, sections)
+  local cos, sin = by:table(axes:numel() > 0 and axes:max():item() + 1 or 1, axes.device)
+  local function of(list)
+    local parts, at = {}, 0
+    for i, count in ipairs(sections) do
+      parts[i] = ty.embedding(list:narrow(1, at, count):contiguous(), axes[i - 1])
+      at = at + count
+    end
+    return ty.concat(parts, -1):unsqueeze(1)
+  end
+  return of(cos), of(sin)
+end
+
 --- The last `count` places of x along a dimension; all of them without a count, or if there are no more.
 function M.tail(x, dim, count)
   local size = x.shape[dim < 0 and x.ndim + dim + 1 or dim + 1]
@@ -98,14 +136,22 @@ function M.last(who, options)
 end
 
 --- The positions [1, n] of tokens [1, n] that are packed sequences, which begin and end at cu_seqlens i64 [sequences +
--- 1] (from 0 to n): they count from 0 in each.
+-- 1] (from 0 to n): they count from 0 in each, unless the option positions, i64 [1, n], says what they are, where some
+-- tokens were left out say; `longest` is then above all of them.
 function M.packed_positions(who, tokens, options)
   local cu, shape = options.cu_seqlens, tokens.shape
   if #shape ~= 2 or shape[1] ~= 1 then
     error(("%s: tokens: expected [1, n] with cu_seqlens, got [%s]"):format(who, table.concat(shape, ", ")), 0)
   end
   if options.cache or options.mask then error(who .. ": cu_seqlens goes with neither a cache nor a mask", 0) end
-  local n, count = shape[2], cu.shape[1] - 1
+  local n, count, given = shape[2], cu.shape[1] - 1, options.positions
+  if given ~= nil then
+    if not ty.is_tensor(given) or given.dtype ~= "i64" or given.ndim ~= 2 or given.shape[1] ~= 1
+      or given.shape[2] ~= n then
+      arguments.fail("%s: positions: expected i64 [1, %d] with cu_seqlens, got %s", who, n, arguments.describe(given))
+    end
+    return given:to { device = tokens.device }
+  end
   local lengths = cu:narrow(0, 1, count) - cu:narrow(0, 0, count)
   -- At each begin the length before it is taken off; an empty sequence at the end begins at n.
   local jumps = ty.zeros({ n + 1 }, { dtype = "i64", device = tokens.device })
@@ -133,6 +179,22 @@ function M.visibility(who, tokens, options)
   end
   if options.cache then error(who .. ": a mask [n, t, t] does not go with a cache", 0) end
   return mask, positions
+end
+
+--- Which tokens each of tokens [n, t] sees, bool [n, t, t], where those of the option prefix, bool [n, t], see each
+-- other and all others what is before them. mask: bool [n, t] or nil, padding that nobody sees.
+function M.prefix_mask(who, tokens, options, mask)
+  local prefix, n, t = options.prefix, tokens.shape[1], tokens.shape[2]
+  if not ty.is_tensor(prefix) or prefix.ndim ~= 2 or prefix.shape[1] ~= n or prefix.shape[2] ~= t then
+    arguments.fail("%s: prefix: expected bool [%d, %d], got %s", who, n, t, arguments.describe(prefix))
+  elseif options.cu_seqlens or mask and mask.ndim ~= 2 then
+    arguments.fail("%s: prefix: expected neither cu_seqlens nor a mask [n, t, t] beside it", who)
+  end
+  prefix = prefix:to "bool"
+  local places = ty.arange(t, { device = tokens.device })
+  local seen = places:unsqueeze(0):le(places:unsqueeze(1)):unsqueeze(0)
+  seen = seen:logical_or(prefix:unsqueeze(2):logical_and(prefix:unsqueeze(1)))
+  return mask and seen:logical_and(mask:unsqueeze(1)) or seen
 end
 
 --- What is wanted of x [b, t, width]: at the places at.places of all tokens, [1, places, width], or the last at.last
@@ -163,7 +225,12 @@ function M.attend(q, k, v, at, scale, window, dropout, training, softcap)
   if cache then k, v = cache:append(at.layer, k, v) end
   local mask = at.bias or at.mask
   if mask and mask.shape[3] > 1 then mask = M.tail(mask, 2, q.shape[3]) end
-  return nn.attention(q, k, v, { mask = mask, causal = true, scale = scale, window = window,
+  local causal = at.causal ~= false
+  if not causal and window and window >= 0 then
+    if window + 1 < k.shape[3] then error("prefix: more tokens than a layer's window sees are not supported", 0) end
+    window = -1
+  end
+  return nn.attention(q, k, v, { mask = mask, causal = causal, scale = scale, window = window,
     cu_seqlens = at.cu_seqlens, dropout = training and dropout or 0, softcap = softcap })
 end
 

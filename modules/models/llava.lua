@@ -16,6 +16,7 @@ local nn = ty.nn
 -- By model_type: the networks of pictures, and the families of language models, whose parts have the same names.
 local towers = {
   clip_vision_model = function() return require("tycho.models.clip").CLIPVisionModel end,
+  siglip_vision_model = function() return require("tycho.models.siglip").SiglipVisionModel end,
   vit = function() return require("tycho.models.vit").ViT end,
   resnet_vision_model = function() return require "tycho.models.resnet_vision" end,
 }
@@ -82,17 +83,18 @@ function Projector:forward(x) return self.linear_2(layers.activated(self.linear_
 ---@field vision_tower Module
 local Llava = nn.module("Llava", LanguageModel)
 Llava.model_type, Llava.architecture = "llava", "LlavaForConditionalGeneration"
+Llava.family, Llava.fields = "Llava", fields
 
 --- config: the keys of config.json: text_config (of Llama, Mistral, Mixtral, Qwen2 or Qwen3) and vision_config (of
--- CLIPVisionModel, ViT or ResNetVisionModel), each with its model_type, image_token_index (32000),
+-- CLIPVisionModel, SiglipVisionModel, ViT or ResNetVisionModel), each with its model_type, image_token_index (32000),
 -- vision_feature_layer (-2; a list: their features side by side), vision_feature_select_strategy ("default": without
 -- the class; "full"), projector_hidden_act ("gelu"), multimodal_projector_bias (true). pooler (false): ViT's tower has
 -- the layer over the class, which is not used but is in files of transformers.
 ---@param config table
 ---@param pooler? boolean
 function Llava:init(config, pooler)
-  config = configs.read("Llava", config, fields)
-  configs.only("Llava", config, { vision_feature_select_strategy = { "default", "full" } })
+  config = configs.read(self.family, config, self.fields)
+  configs.only(self.family, config, { vision_feature_select_strategy = { "default", "full" } })
   config.image_token_index = config.image_token_index or config.image_token_id or 32000
   config.image_token_id = nil
   local Text, text = part(config, "text_config", texts, "llama", text_defaults)
@@ -171,19 +173,34 @@ function Llava:picture_features(pictures, options)
   return self.multi_modal_projector(x)
 end
 
+--- The token that stands for a feature of a picture.
+---@return integer
+function Llava:image_token() return self.config.image_token_index end
+
+--- How many features the language model gets of each picture.
+---@param pictures Tensor
+---@return integer[]
+function Llava:feature_counts(pictures)
+  arguments.expect("Llava:feature_counts", "pictures", pictures, "a tensor")
+  local count = ty.no_grad(function() return self:picture_features(pictures:narrow(0, 0, 1)).shape[2] end)
+  local counts = {}
+  for i = 1, pictures.shape[1] do counts[i] = count end
+  return counts
+end
+
 -- The embeddings of tokens [n, t], those of image tokens replaced by the features of the pictures, in their order.
 local function embed(self, tokens, options)
   local features = options.features or self:picture_features(options.pictures, { interpolate = options.interpolate,
-    checkpoint = options.checkpoint })
+    checkpoint = options.checkpoint, sizes = options.sizes })
   local shape = features.shape
   local is_image = tokens:eq(self.config.image_token_index)
   if options.mask and options.mask.ndim == 2 then is_image = is_image:logical_and(options.mask:to "bool") end
   local places = is_image:to("i64"):sum():item()
   if places ~= shape[1] * shape[2] then
-    arguments.fail("Llava: pictures: expected as many features as the %d image tokens, got %d of %d pictures", places,
-      shape[1] * shape[2], shape[1])
+    arguments.fail("%s: pictures: expected as many features as the %d image tokens, got %d of %d pictures",
+      self.family, places, shape[1] * shape[2], shape[1])
   end
-  local x = self.language_model.model.embed_tokens(tokens:masked_fill(is_image, 0))
+  local x = self.language_model:embed(tokens:masked_fill(is_image, 0))
   if places == 0 then return x end
   local order = (is_image:flatten():to("i64"):cumsum(0) - 1):clamp(0):reshape(tokens.shape)
   return ty.where(is_image:unsqueeze(-1), ty.embedding(features:flatten(0, 1), order):to(x.dtype), x)
@@ -192,7 +209,7 @@ end
 --- Hidden states after the last norm, as Decoder:hidden() has them. options besides: pictures, interpolate.
 ---@return Tensor hidden
 function Llava:hidden(tokens, options)
-  return layers.hidden_of_seen("Llava", self, tokens, options, embed)
+  return layers.hidden_of_seen(self.family, self, tokens, options, embed)
 end
 
 --- Logits of hidden states.
@@ -219,17 +236,7 @@ function Llava:cache(options) return self.language_model:cache(options) end
 function Llava:loss(tokens, targets, options)
   layers.check_tokens("Llava", tokens, options)
   arguments.expect("Llava:loss", "targets", targets, "a tensor or nil")
-  if not targets then
-    if options and options.cu_seqlens then error("loss: packed sequences need their targets", 2) end
-    local n, t = tokens.shape[1], tokens.shape[2]
-    targets = tokens:narrow(1, 1, t - 1)
-    local hidden = targets:eq(self.config.image_token_index)
-    if options and options.mask and options.mask.ndim == 2 then
-      hidden = hidden:logical_or(options.mask:narrow(1, 1, t - 1):to("bool"):logical_not())
-    end
-    local none = ty.full({ n, 1 }, -100, { dtype = "i64", device = tokens.device })
-    targets = ty.concat({ targets:masked_fill(hidden, -100), none }, 1)
-  end
+  if not targets then targets = layers.targets_of_seen(tokens, self.config.image_token_index, options) end
   return LanguageModel.loss(self, tokens, targets, options)
 end
 
@@ -246,12 +253,13 @@ end
 function Llava:end_tokens() return self.config.eos_token_id or self.language_model:end_tokens() end
 
 --- As LanguageModel:start(), with the pictures of all rows.
-function Llava:start(tokens, mask, cache, pictures)
+function Llava:start(tokens, mask, cache, pictures, sizes)
   if pictures then pictures = pictures:to { device = tokens.device } end
   return tokens, mask, function(input, given)
     local seen = pictures
     pictures = nil -- they are in the cache after the first call
-    return self:head(self:hidden(input, { cache = cache, mask = given, last = 1, pictures = seen }):select(1, -1))
+    return self:head(self:hidden(input, { cache = cache, mask = given, last = 1, pictures = seen, sizes = sizes })
+      :select(1, -1))
   end
 end
 

@@ -1,5 +1,6 @@
 --- Vision transformers, with the names and the config.json of transformers. Dosovitskiy et al. 2021, "An Image is Worth
--- 16x16 Words: Transformers for Image Recognition at Scale".
+-- 16x16 Words: Transformers for Image Recognition at Scale"; with a second token that learns from a teacher: Touvron et
+-- al. 2021, "Training data-efficient image transformers & distillation through attention" (DeiT).
 --
 --     local model = models.ViTForImageClassification { image_size = 64, patch_size = 8, hidden_size = 128,
 --       intermediate_size = 512, num_hidden_layers = 6, num_attention_heads = 4, num_labels = 10 }
@@ -11,92 +12,34 @@ local encoder = require "tycho.models.encoder"
 local layers = require "tycho.models.layers"
 local Pretrained = require "tycho.models.pretrained"
 
+local blocks = require "tycho.models.vit_blocks"
+
 local nn, Dense = ty.nn, layers.Dense
 local parameter = require("tycho.nn.options").parameter
 
-local SelfAttention = nn.module "ViTSelfAttention"
-
-function SelfAttention:init(config)
-  self.heads, self.p = config.num_attention_heads, config.attention_probs_dropout_prob
-  for _, name in ipairs { "query", "key", "value" } do
-    self[name] = layers.linear(config.hidden_size, config.hidden_size, config.qkv_bias, config.initializer_range)
-  end
-end
-
-function SelfAttention:forward(x)
-  return nn.attention(self.query(x), self.key(x), self.value(x),
-    { heads = self.heads, dropout = self.training and self.p or 0 })
-end
-
--- The published names nest: attention.attention, attention.output.
-local Attention = nn.module "ViTAttention"
-
-function Attention:init(config)
-  self.attention = SelfAttention(config)
-  self.output = Dense(config.hidden_size, config.hidden_size, nil, config.initializer_range)
-end
-
-function Attention:forward(x) return self.output(self.attention(x)) end
-
-local Layer = nn.module "ViTLayer"
-
-function Layer:init(config)
-  local width, std = config.hidden_size, config.initializer_range
-  self.layernorm_before = nn.LayerNorm(width, { eps = config.layer_norm_eps })
-  self.attention = Attention(config)
-  self.layernorm_after = nn.LayerNorm(width, { eps = config.layer_norm_eps })
-  self.intermediate = Dense(width, config.intermediate_size, layers.activation("ViT", config, "hidden_act"), std)
-  self.output = Dense(config.intermediate_size, width, nil, std)
-  self.p = config.hidden_dropout_prob
-end
-
-function Layer:forward(x)
-  local norm = self.layernorm_after
-  local y
-  x, y = ty.add_layer_norm(self.attention(self.layernorm_before(x)), x, norm.weight, norm.bias, norm.eps, self.p,
-    self.training)
-  y = self.output(self.intermediate(y))
-  if self.training and self.p > 0 then y = ty.dropout(y, self.p, true) end
-  return x + y
-end
-
-local Encoder = nn.module "ViTEncoder"
-
-function Encoder:init(config)
-  self.layer = nn.ModuleList {}
-  for _ = 1, config.num_hidden_layers do self.layer:append(Layer(config)) end
-end
-
-local Patches = nn.module "ViTPatches"
-
-function Patches:init(config)
-  local size = config.patch_size
-  self.projection = nn.Conv2d(config.num_channels, config.hidden_size, size, { stride = size })
-  if self.projection.weight.device == "meta" then return end
-  nn.init.trunc_normal(self.projection.weight, 0, config.initializer_range)
-  nn.init.zeros(self.projection.bias)
-end
-
--- [n, channels, h, w] to [n, width, rows, columns].
-function Patches:forward(x) return self.projection(x) end
-
 local Embeddings = nn.module "ViTEmbeddings"
 
-function Embeddings:init(config)
+-- distilled: with a token for what a teacher says, behind that of the class.
+function Embeddings:init(config, distilled)
   local rows, columns = encoder.grid(config)
   local function normal(t) nn.init.trunc_normal(t, 0, config.initializer_range) end
   self.rows, self.columns = rows, columns
   self.cls_token = parameter({ 1, 1, config.hidden_size }, normal)
-  self.patch_embeddings = Patches(config)
-  self.position_embeddings = parameter({ 1, rows * columns + 1, config.hidden_size }, normal)
+  if distilled then self.distillation_token = parameter({ 1, 1, config.hidden_size }, normal) end
+  self.patch_embeddings = blocks.Patches(config)
+  self.position_embeddings = parameter({ 1, rows * columns + (distilled and 2 or 1), config.hidden_size }, normal)
   self.dropout = nn.Dropout(config.hidden_dropout_prob)
 end
 
 function Embeddings:forward(x)
   local patches = self.patch_embeddings(x)
   local n, width, rows, columns = table.unpack(patches.shape)
-  x = ty.concat({ self.cls_token:expand(n, 1, width), patches:flatten(2):transpose(1, 2) }, 1)
-  return self.dropout(x + encoder.resized(self.position_embeddings:squeeze(0), self.rows, self.columns, rows, columns))
+  local list = { self.cls_token:expand(n, 1, width) }
+  if self.distillation_token then list[2] = self.distillation_token:expand(n, 1, width) end
+  local before = #list
+  list[before + 1] = patches:flatten(2):transpose(1, 2)
+  return self.dropout(ty.concat(list, 1)
+    + encoder.resized(self.position_embeddings:squeeze(0), self.rows, self.columns, rows, columns, before))
 end
 
 local fields = {
@@ -112,35 +55,40 @@ local fields = {
 local ViT = nn.module("ViT", Pretrained)
 ViT.model_type, ViT.architecture = "vit", "ViTModel"
 ViT.prefixes = { "vit." }
-ViT.other_heads = { "^classifier%.", "^decoder%.", "embeddings%.mask_token$" }
+ViT.family = "ViT"
+ViT.other_heads = { "^classifier%.", "^cls_classifier%.", "^distillation_classifier%.", "^decoder%.",
+  "embeddings%.mask_token$" }
 
 --- config: the keys of config.json, among them image_size (224), patch_size (16), hidden_size (768), intermediate_size
 -- (3072), num_hidden_layers and num_attention_heads (12). pooler (true): with the layer over the first token.
 ---@param config table
 ---@param pooler? boolean
 function ViT:init(config, pooler)
-  config = configs.read("ViT", config, fields)
-  configs.divides("ViT", config, "num_attention_heads", "hidden_size")
-  encoder.check_grid("ViT", config)
+  local who = self.family
+  config = configs.read(who, config, fields)
+  configs.divides(who, config, "num_attention_heads", "hidden_size")
+  encoder.check_grid(who, config)
   self.config = config
-  self.embeddings = Embeddings(config)
-  self.encoder = Encoder(config)
+  self.embeddings = Embeddings(config, self.distilled)
+  self.encoder = blocks.Encoder(config, who)
   self.layernorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
   if pooler ~= false then
     self.pooler = Dense(config.hidden_size, config.pooler_output_size or config.hidden_size,
-      layers.activation("ViT", config, "pooler_act"), config.initializer_range)
+      layers.activation(who, config, "pooler_act"), config.initializer_range)
   end
 end
 
 -- Published with a pooler as well as without one.
 function ViT.from_config(class, config, state)
-  return class(config, not state or (state["pooler.dense.weight"] or state["vit.pooler.dense.weight"]) ~= nil)
+  return class(config, not state
+    or (state["pooler.dense.weight"] or state[class.prefixes[1] .. "pooler.dense.weight"]) ~= nil)
 end
 
 local function run(self, x, options, whole)
-  local o = encoder.options("ViT", options, { "interpolate" })
-  x = encoder.pictures("ViT", x, self.config, self.embeddings.patch_embeddings.projection.weight, o.interpolate)
-  return encoder.through("ViT", self.encoder.layer, self.embeddings(x), nil, o, whole, self.layernorm)
+  local who = self.family
+  local o = encoder.options(who, options, { "interpolate" })
+  x = encoder.pictures(who, x, self.config, self.embeddings.patch_embeddings.projection.weight, o.interpolate)
+  return encoder.through(who, self.encoder.layer, self.embeddings(x), nil, o, whole, self.layernorm)
 end
 
 --- Hidden states [n, 1 + patches, hidden] of pictures x [n, channels, height, width], the first that of the class; of
@@ -194,4 +142,59 @@ function ViTForImageClassification:loss(x, labels, options)
   return classifier.loss(self:forward(x, options), labels, self.config)
 end
 
-return { ViT = ViT, ViTForImageClassification = ViTForImageClassification }
+--- DeiT: ViT with a token that learns what a teacher says, which comes second.
+---@class DeiT: ViT
+local DeiT = nn.module("DeiT", ViT)
+DeiT.model_type, DeiT.architecture = "deit", "DeiTModel"
+DeiT.family, DeiT.distilled, DeiT.prefixes = "DeiT", true, { "deit." }
+
+-- A head over a token of DeiT: places of the heads among the tokens, by their names in files.
+local function judges(name, heads)
+  local class = nn.module(name, Pretrained)
+  class.model_type, class.architecture = "deit", name
+  class.other_heads = { "^deit%.pooler%.", "^pooler%.", "embeddings%.mask_token$" }
+  for _, other in ipairs { "classifier", "cls_classifier", "distillation_classifier" } do
+    if not heads[other] then table.insert(class.other_heads, "^" .. other .. "%.") end
+  end
+
+  --- config: the keys of config.json, among them num_labels or id2label, and problem_type.
+  function class:init(config)
+    self.deit = DeiT(config, false)
+    self.config = self.deit.config
+    for head in pairs(heads) do
+      self[head] = layers.linear(self.config.hidden_size, configs.labels(self.config), true,
+        self.config.initializer_range)
+    end
+  end
+
+  --- Logits [n, labels] of pictures x [n, channels, height, width], the mean of the heads; with two heads then those of
+  -- the class and of the teacher's token. options: interpolate, checkpoint, as of ViT.
+  ---@param x Tensor
+  ---@param options? {interpolate?: boolean, checkpoint?: boolean}
+  ---@return Tensor logits
+  function class:forward(x, options)
+    local hidden = self.deit:hidden(x, options)
+    if heads.classifier then return self.classifier(hidden:select(1, 0)) end
+    local own = self.cls_classifier(hidden:select(1, 0))
+    local taught = self.distillation_classifier(hidden:select(1, 1))
+    return (own + taught) / 2, own, taught
+  end
+
+  --- As ViTForImageClassification:loss().
+  ---@param x Tensor
+  ---@param labels Tensor
+  ---@return Tensor loss
+  function class:loss(x, labels, options) return classifier.loss(self:forward(x, options), labels, self.config) end
+
+  return class
+end
+
+--- DeiT with a head over the class.
+---@class DeiTForImageClassification: Pretrained
+local DeiTForImageClassification = judges("DeiTForImageClassification", { classifier = 0 })
+--- DeiT with a head over the class and one over the teacher's token.
+---@class DeiTForImageClassificationWithTeacher: Pretrained
+local WithTeacher = judges("DeiTForImageClassificationWithTeacher", { cls_classifier = 0, distillation_classifier = 1 })
+
+return { ViT = ViT, ViTForImageClassification = ViTForImageClassification, DeiT = DeiT,
+  DeiTForImageClassification = DeiTForImageClassification, DeiTForImageClassificationWithTeacher = WithTeacher }

@@ -12,7 +12,8 @@ local tier = ty.core.tier_core
 ---@field tensor Tensor
 ---@field state "here"|"leaving"|"away"|"coming"
 ---@field dirty boolean  the file does not have what the tensor has now
----@field version integer  counts the changes that optimizers made
+---@field version integer  counts the changes that were made, by optimizers and by the program
+---@field seen integer     the version of its memory when it was last known to be as the file has it
 local Cell = {}
 Cell.__index = Cell
 
@@ -25,6 +26,7 @@ local function bring_back(memory)
   if not cell then return end
   cell.engine:was_asked(cell)
   cell:need()
+  cell.engine:brought(cell)
 end
 
 ---@param engine table  for counters, and for room when memory is short
@@ -56,6 +58,8 @@ end
 --- The engine knows what is here, and parameters by their memory.
 function Cell:arrived()
   self.engine.here[self] = self.kind
+  local _, version = tier.memory_of(self.tensor)
+  self.seen = version
   if self.kind == "parameters" then self.engine.parameters_at[tier.memory_of(self.tensor)] = self end
 end
 
@@ -66,7 +70,7 @@ function Cell:fetch()
   local other = engine:room(function()
     local pool = engine.pools[self.kind]
     if pool and (self.kind == "parameters" or pool:fits(self.tensor)) then return ty.keep(pool:take(self.tensor)) end
-    return ty.keep(ty.empty(self.tensor.shape, { dtype = self.tensor.dtype }))
+    return ty.keep(ty.empty(self.tensor.shape, { dtype = self.tensor.dtype, device = engine.device }))
   end)
   self.transfer = self.store:begin("read", other, self.place, self.kind, self.name)
   self.other, self.state = other, "coming"
@@ -78,7 +82,7 @@ function Cell:need()
   local engine, since = self.engine, ty.core.system.clock()
   if self.state == "leaving" then -- still in memory: handed over without a read
     engine.counters.forwarded = engine.counters.forwarded + self.nbytes
-    self.store:wait(self.transfer)
+    self.dirty = not pcall(self.store.wait, self.store, self.transfer) -- what was refused is written the next time
     engine.leaving[self] = nil
     return come(self)
   end
@@ -94,9 +98,20 @@ function Cell:need()
   come(self)
 end
 
+--- Sees whether something was written into the tensor of which nobody told: between steps the model is the program's.
+function Cell:look()
+  if self.state ~= "here" then return end
+  local _, version = tier.memory_of(self.tensor)
+  if version ~= self.seen then
+    self.seen = version
+    if not self.dirty then self:changed() end
+  end
+end
+
 --- Sends the memory away; writes it when the file has not got it.
 function Cell:drop()
   if self.state ~= "here" then return end
+  self:look()
   self.place = self.place or self.store:place(self.nbytes)
   local other = stub_of(self.tensor)
   if self.dirty then -- before anything changes: a disk that refuses leaves the tensor where it is

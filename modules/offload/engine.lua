@@ -5,6 +5,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local again = require "tycho.offload.again"
 local Cell = require "tycho.offload.cell"
+local Link = require "tycho.offload.link"
 local Saved = require "tycho.offload.saved"
 local Store = require "tycho.offload.store"
 local superpipeline = require "tycho.offload.superpipeline"
@@ -45,8 +46,13 @@ function Engine:store_for(place)
   if not self.stores[place] then
     local folder = place == "file" and (self.plan.file or os.getenv "TMPDIR" or "/tmp") or nil
     local limit = place == "host" and self.plan.host or nil
-    self.stores[place] = Store.open(place, folder, self.plan.backend, self.events, limit,
-      self.plan.direct)
+    local plan = self.plan
+    self.stores[place] = self.device == "cpu"
+      and Store.open(place, folder, plan.backend, self.events, limit, plan.direct)
+      or Link.open(place, self.device, folder, plan.backend, self.events, limit, plan.direct)
+    if folder and self.stores[place]:stats().memory then
+      io.stderr:write(("offload.engine: %s is memory, no disk: what goes there is not away\n"):format(folder))
+    end
   end
   return self.stores[place]
 end
@@ -60,8 +66,8 @@ local function describe_parameters(self, model)
       local known = self.of[p]
       if not known then
         known = { name = names[p] or "?", unit = unit, moments = {} }
-        if p.device ~= "cpu" then
-          fail("offload.engine: model: expected parameters on the CPU, which is the device here, got %s on %s",
+        if p.device ~= self.device then
+          fail("offload.engine: model: expected all parameters on one device, %s, got %s on %s", self.device,
             known.name, p.device)
         end
         if store and not unit.outer and p:nbytes() >= self.plan.smallest then
@@ -92,7 +98,8 @@ end
 
 --- Takes a model and its optimizer in charge: what the plan sends away goes now. plan:
 --   parameters, gradients, moments, activations   "device" (the default), "host" or "file": where they are while they
---                  are not in use. The device is the CPU's memory that ty.memory counts; the host is memory beside it
+--                  are not in use. The device is where the model's parameters are: a GPU, whose host is page-locked
+--                  memory, or the CPU's memory that ty.memory counts, whose host is memory beside it
 --   file           the folder of the file ($TMPDIR, or /tmp)
 --   host           bytes that may be in the host's memory (no limit): more is an error
 --   policy         what moves when: offload.superpipeline (the default), offload.ssdtrain, ...
@@ -101,8 +108,7 @@ end
 --   backend        "auto", "uring" or "threads", of the file
 --   direct         false: the file is read and written through the page cache (true)
 -- Inference takes no optimizer. The optimizer is one of ty.optim without ema; gradients that go away cannot be clipped
--- by their norm. A step is one backward pass through each graph, without GradScaler and ty.compile. The model is on the
--- CPU: between a GPU and the host nothing is moved yet.
+-- by their norm. A step is one backward pass through each graph, without GradScaler and ty.compile.
 ---@param model Module
 ---@param optimizer? Optimizer
 ---@param plan? table  or what offload.plan returned
@@ -119,15 +125,17 @@ function Engine.new(model, optimizer, plan)
     fail("offload.engine: plan.gradients: expected \"device\" with clip_norm, which takes all of them, got \"%s\"",
       plan.gradients)
   end
-  local policy = plan.policy or superpipeline {}
+  local policy, first = plan.policy or superpipeline {}, model:parameters()[1]
+  if not first then fail "offload.engine: model: expected a module with parameters, got one without" end
   local self = setmetatable({ model = model, optimizer = optimizer, plan = plan, policy = policy,
     units = units_of(model), of = {}, here = {}, leaving = {}, parameters_at = {}, stores = {}, pools = {}, events = {},
-    undo = {},
+    undo = {}, device = first.device,
     order = {}, asked = {}, handed = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
     counters = { stalls = 0, waited = 0, forwarded = 0, shared = 0 } }, Engine)
   for _, unit in ipairs(self.units) do
     if tiered:state(unit.module) then fail("offload.engine: model: it has an engine already; close() that first") end
   end
+  if self.device == "meta" then fail "offload.engine: model: expected parameters with memory, got the meta device's" end
   if policy.updates_within and optimizer and optimizer.clip_norm > 0 then
     fail("offload.engine: plan.policy: it steps within the backward pass, before the norm for clip_norm is known")
   end
@@ -145,7 +153,7 @@ function Engine.new(model, optimizer, plan)
     if optimizer then self:watch_moments(unit) end
   end
   if rawget(model, "device") == nil then
-    rawset(model, "device", function() return "cpu" end) -- where it computes, whatever its first parameter is
+    rawset(model, "device", function() return self.device end) -- where it computes, whatever its first parameter is
     self.undo[#self.undo + 1] = function() rawset(model, "device", nil) end
   end
   local ok, problem = pcall(function()
@@ -390,6 +398,7 @@ function Engine:step(fn, ...)
   if self.stepping then fail("OffloadEngine:step: called within a step") end
   if ty.core.program.is_compiling() then fail("OffloadEngine:step: does not work inside ty.compile") end
   self.optimizer:zero_grad()
+  for cell in pairs(self.here) do cell:look() end
   self.stepping, self.at, self.updated = true, 0, {}
   self.saved:begin()
   local result = table.pack(pcall(ty.scope, run_step, self, fn, ...))
@@ -448,10 +457,14 @@ function Engine:gather()
   self.pools = pools
 end
 
---- Brings everything back and lets go of the model and the optimizer, which are then as others.
-function Engine:close()
+--- Brings everything back and lets go of the model and the optimizer, which are then as others. Where the device cannot
+-- hold all of it, `discard = true` lets go without: what is away is lost, and the model is of no use. Engine:save()
+-- before keeps it.
+---@param options? { discard?: boolean }
+function Engine:close(options)
+  local o = arguments.read("OffloadEngine:close", options, { discard = false })
   if self.closed then return end
-  self:gather()
+  if not o.discard then self:gather() end
   self.closed = true
   for _, known in pairs(self.of) do
     if known.cell then known.cell:forget() end
@@ -462,6 +475,7 @@ function Engine:close()
   for _, store in pairs(self.stores) do store:close() end
 end
 
+require "tycho.offload.checkpoint"(Engine)
 require "tycho.offload.update"(Engine)
 require "tycho.offload.timeline"(Engine)
 

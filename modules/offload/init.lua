@@ -4,6 +4,7 @@
 --     for batch in batches do
 --       local loss = engine:step(function() return nn.cross_entropy(model(batch.x), batch.y) end)
 --     end
+--     engine:save("run", { model = model, optimizer = optimizer })  -- within the memory of training; engine:load()
 --     engine:close()                                -- everything is back; the model is as others
 --
 -- One engine for any model and any optimizer of ty.optim: parameters, gradients, moments and saved activations are each
@@ -18,6 +19,7 @@ local zero_infinity = require "tycho.offload.zero_infinity"
 return require "tycho.lazy" ({
   engine = Engine.new,
   plan = require "tycho.offload.plan",
+  bandwidth = require "tycho.offload.bandwidth",
   superpipeline = require "tycho.offload.superpipeline",
   ssdtrain = require "tycho.offload.ssdtrain",
   horizon = require "tycho.offload.horizon",

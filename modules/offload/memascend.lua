@@ -136,6 +136,10 @@ function M.policy(options)
       arguments.fail('offload.memascend: plan.gradients: expected "device", where it gathers them, got "%s"',
         engine.plan.gradients)
     end
+    if engine.device ~= "cpu" then
+      arguments.fail("offload.memascend: expected a model on the CPU, of whose memory the buffers are, got %s",
+        engine.device)
+    end
     engine.pools.parameters = Pool.new(M.buffers(engine.units, o.window, not o.adaptive), round)
     here = {}
     if engine.optimizer and o.adaptive then

@@ -3,7 +3,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local units_of = require "tycho.offload.units"
 
-local fail = arguments.fail
+local fail, tier = arguments.fail, ty.core.tier_core
 local scale = { [""] = 1, B = 1, KB = 1e3, MB = 1e6, GB = 1e9, TB = 1e12, KIB = 1 << 10, MIB = 1 << 20, GIB = 1 << 30,
   TIB = 1 << 40 }
 
@@ -25,6 +25,15 @@ local function text(bytes)
     if bytes >= row[2] then return ("%.2f %s"):format(bytes / row[2], row[1]) end
   end
   return ("%d B"):format(bytes)
+end
+
+-- What the folder of the file is on: refused where a file cannot be.
+local function disk_of(folder)
+  local ok, file = pcall(tier.open, folder, "threads", true)
+  if not ok then fail("offload.plan: file: %s", (tostring(file):gsub("^.-tier: ", ""))) end
+  local stats = file:stats()
+  file:close()
+  return stats
 end
 
 -- From what is best kept on the device to what is sent away first: what each byte costs to be moved in a step.
@@ -78,6 +87,7 @@ return function(model, options)
   local room = { device = bytes_of("device", o.device), host = bytes_of("host", o.host) }
   if not room.device then fail "offload.plan: device: expected bytes such as \"2 GiB\", got nil" end
   if o.file and not ty.io.exists(o.file) then fail("offload.plan: file: there is no folder %s", o.file) end
+  local disk = o.file and disk_of(o.file)
   o.activations, o.depth = bytes_of("activations", o.activations), #units_of(model)
   o.in_flight = math.min(o.in_flight, room.device // 8)
   local all, working = account(model, o)
@@ -111,7 +121,15 @@ return function(model, options)
       text(plan.budget.device[kind]))
   end
   lines[#lines + 1] = ("  %-12s %12s   of %s"):format("device", text(used.device), text(room.device))
+  if disk then
+    lines[#lines + 1] = ("  %-12s %12s   of %s, %s"):format("file", text(used.file),
+      disk.room >= 0 and text(disk.room) .. " free" or "what nobody says",
+      disk.memory and o.file .. " is memory, no disk" or (disk.direct and "past" or "through") .. " the page cache")
+  end
   local report = table.concat(lines, "\n")
+  if disk and disk.room >= 0 and used.file > disk.room then
+    fail("offload.plan: %s more are needed on the disk of %s\n%s", text(used.file - disk.room), o.file, report)
+  end
   if used.device > room.device then
     fail("offload.plan: %s more are needed on the device%s\n%s", text(used.device - room.device),
       o.file and "" or ", or a file", report)

@@ -108,7 +108,9 @@ end
 
 local function fetch(self, record)
   if record.bytes or record.reading or not record.place or record.packs == 0 then return end
-  local bytes = self.engine:room(function() return ty.keep(ty.empty({ record.nbytes }, { dtype = "u8" })) end)
+  local bytes = self.engine:room(function()
+    return ty.keep(ty.empty({ record.nbytes }, { dtype = "u8", device = self.engine.device }))
+  end)
   record.reading = record.store:begin("read", bytes, record.place, "activations", record.name)
   record.coming = bytes
 end

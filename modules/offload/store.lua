@@ -55,7 +55,8 @@ function Store:release(place, nbytes)
   self.used = self.used - size
 end
 
-local function count(self, kind, what, nbytes)
+--- Bytes of a kind were "written" or "read".
+function Store:count(kind, what, nbytes)
   local c = self.counters[kind]
   if not c then
     c = { written = 0, read = 0 }
@@ -68,20 +69,22 @@ end
 function Store:begin(what, tensor, place, kind, name)
   local nbytes = tensor:nbytes()
   local ticket = what == "write" and self.tier:write(tensor, place) or self.tier:read(tensor, place)
-  count(self, kind, what == "write" and "written" or "read", nbytes)
+  self:count(kind, what == "write" and "written" or "read", nbytes)
   return { ticket = ticket, what = what, kind = kind, name = name }
 end
 
 function Store:done(transfer) return self.tier:done(transfer.ticket) end
 
---- Waits for a transfer; raises when it failed.
-function Store:wait(transfer)
-  local from, to = self.tier:wait(transfer.ticket)
+--- Adds a transfer to the timeline.
+function Store:note(transfer, from, to)
   if #self.events < 100000 then -- a timeline is for some steps
     self.events[#self.events + 1] = { name = transfer.name, kind = transfer.kind,
       row = self.name .. " " .. transfer.what, from = from, to = to }
   end
 end
+
+--- Waits for a transfer; raises when it failed.
+function Store:wait(transfer) self:note(transfer, self.tier:wait(transfer.ticket)) end
 
 --- Bytes a second that are written and read here, measured now with so many bytes. They count as the kind "probe".
 function Store:probe(nbytes)

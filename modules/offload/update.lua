@@ -26,8 +26,14 @@ return function(Engine)
         local cell = known.moments[key]
         if ty.is_tensor(value) and (not cell or cell.tensor ~= value) and value:nbytes() >= self.plan.smallest then
           if cell then cell:forget() end
-          known.moments[key] = Cell.new(self, value, "moments", store, known.name .. " " .. key)
-          known.moments[key]:arrived()
+          cell = self.taken and self.taken[value]
+          if cell then
+            self.taken[value] = nil
+          else
+            cell = Cell.new(self, value, "moments", store, known.name .. " " .. key)
+            cell:arrived()
+          end
+          known.moments[key] = cell
         end
       end
     end

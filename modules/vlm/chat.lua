@@ -31,19 +31,28 @@ local function load(path, options)
   local process, config = hub.processor(path)
   local self = setmetatable({ model = model, tokenizer = hub.tokenizer(path), chat = hub.chat.load(path),
     process = process }, VisionChat)
-  self.token = self.tokenizer:token(model.config.image_token_index)
+  self.token = self.tokenizer:token(model:image_token())
   if not self.token then
     arguments.fail("%s: %s: expected a tokenizer with the image token %d, got one of %d tokens", who, path,
-      model.config.image_token_index, self.tokenizer.size)
+      model:image_token(), self.tokenizer.size)
   end
-  local vision = model.vision_tower.config
-  local probe = ty.zeros({ 3, 8, 8 }, { dtype = "u8" })
-  local shape = process({ probe }).shape
-  local side = vision.image_size
-  local height, width = type(side) == "table" and side[1] or side, type(side) == "table" and side[2] or side
-  if shape[3] ~= height or shape[4] ~= width then
-    arguments.fail("%s: %s: preprocessor_config.json makes pictures of %d x %d, the model takes %d x %d", who, path,
-      shape[3], shape[4], height, width)
+  -- What a picture becomes has to be what the model takes.
+  local made, sizes = process { ty.zeros({ 3, 8, 8 }, { dtype = "u8" }) }
+  if model.vision_tower then
+    local side, shape = model.vision_tower.config.image_size, made.shape
+    local height, width = type(side) == "table" and side[1] or side, type(side) == "table" and side[2] or side
+    if #shape ~= 4 then
+      arguments.fail("%s: %s: preprocessor_config.json makes patches, the model takes pictures of %d x %d", who, path,
+        height, width)
+    elseif shape[3] ~= height or shape[4] ~= width then
+      arguments.fail("%s: %s: preprocessor_config.json makes pictures of %d x %d, the model takes %d x %d", who, path,
+        shape[3], shape[4], height, width)
+    end
+  end
+  local ok, problem = pcall(ty.no_grad, model.picture_features, model, made:to { device = model:device() },
+    { sizes = sizes })
+  if not ok then
+    arguments.fail("%s: %s: preprocessor_config.json makes what the model does not take: %s", who, path, problem)
   end
   self.processor_config = config
   return self
@@ -69,10 +78,12 @@ end
 
 --- What the model gets of messages { { role, content } ... }, where content is a text or a list of parts, { type =
 -- "text", text = string } and { type = "image", image = a path or u8 [channels, h, w] }: tokens i64 [1, t], a token for
--- each feature of a picture, and the pictures f32 [m, 3, h, w] (nil without any).
+-- each feature of a picture, and the pictures f32 [m, 3, h, w] (nil without any), of models that see tiles all of these
+-- and third the pictures' sizes.
 ---@param messages table[]
 ---@return Tensor tokens
 ---@return Tensor? pictures
+---@return Tensor? sizes
 function VisionChat:inputs(messages)
   arguments.expect("VisionChat:inputs", "messages", messages, "a list of tables")
   local list, text = pictures_of(messages), self.chat:render(messages)
@@ -82,10 +93,14 @@ function VisionChat:inputs(messages)
       #list, marks)
   end
   if #list == 0 then return self.tokenizer:encode(text):unsqueeze(0) end
-  local pictures = self.process(list):to { device = self.model:device() }
-  local features = ty.no_grad(function() return self.model:picture_features(pictures:narrow(0, 0, 1)).shape[2] end)
-  text = text:gsub(self.token:gsub("%p", "%%%0"), (self.token:rep(features):gsub("%%", "%%%%")))
-  return self.tokenizer:encode(text):unsqueeze(0), pictures
+  local pictures, sizes = self.process(list)
+  pictures = pictures:to { device = self.model:device() }
+  local counts, k = self.model:feature_counts(pictures, sizes), 0
+  text = text:gsub(self.token:gsub("%p", "%%%0"), function(mark)
+    k = k + 1
+    return mark:rep(counts[k])
+  end)
+  return self.tokenizer:encode(text):unsqueeze(0), pictures, sizes
 end
 
 --- The model's answer to messages, as VisionChat:inputs() takes them, as text. options: max_tokens (100), temperature
@@ -96,7 +111,7 @@ end
 function VisionChat:generate(messages, options)
   local o = arguments.read("VisionChat:generate", options, { max_tokens = 100, temperature = 0, top_k = 0, top_p = 1.0,
     seed = 0, on_text = arguments.none }, { max_tokens = "an integer > 0", on_text = "a function" })
-  local tokens, pictures = self:inputs(messages)
+  local tokens, pictures, sizes = self:inputs(messages)
   local stream, parts, last = llm.stream(self.tokenizer), {}, self.model:end_tokens()
   local ends = {}
   for _, id in ipairs(type(last) == "table" and last or { last }) do ends[id] = true end
@@ -107,7 +122,7 @@ function VisionChat:generate(messages, options)
     if o.on_text then o.on_text(text) end
   end
   self.model:generate(tokens:to { device = self.model:device() }, o.max_tokens, { temperature = o.temperature,
-    top_k = o.top_k, top_p = o.top_p, seed = o.seed, pictures = pictures, on_token = function(_, token)
+    top_k = o.top_k, top_p = o.top_p, seed = o.seed, pictures = pictures, sizes = sizes, on_token = function(_, token)
       if not ends[token] then say(stream(token)) end
     end })
   say(stream())

@@ -11,6 +11,9 @@
 --     print(chat:generate { { role = "user", content = { { type = "image", image = "photo.jpg" },
 --       { type = "text", text = "what is this?" } } } })
 --
+--     local gallery = vlm.gallery("path/of/pictures", vlm.gallery_encoder "path/of/clip")
+--     print(gallery:search("a red car", 5)[1].path)
+--
 -- Methods: vlm.sail (frozen encoders aligned by light heads), vlm.msd (a large batch of contrast in the memory of a
 -- small one), vlm.icar (simple pictures leave the encoder early), vlm.label_instructions (what annotators were told),
 -- vlm.mixture_of_depths (deeper layers work on fewer of a picture's tokens), vlm.flashvid (a clip in a tenth of its
@@ -22,7 +25,8 @@
 -- tycho.models.
 --
 -- Volumes and reports: vlm.merlin (a network of volumes that learns codes and reports, and finds by words),
--- vlm.llava_rad (reports of pictures by a light adapter between frozen models).
+-- vlm.llava_rad (reports of pictures by a light adapter between frozen models), vlm.hulu (text, pictures, volumes and
+-- clips as frames of one model, places that did not change left out).
 --
 -- Policies of a robot arm: vlm.efficientvla (fewer layers, tokens and steps), vlm.token_cache (what was made of the
 -- last picture is used again).
@@ -62,9 +66,12 @@ return require "tycho.lazy" (M, {
   cost = "tycho.vlm.cost",
   fewer = "tycho.vlm.fewer",
   flashvid = "tycho.vlm.flashvid",
+  gallery = { "tycho.vlm.gallery", "open" },
+  gallery_encoder = { "tycho.vlm.gallery", "encoder" },
   frames = "tycho.vlm.frames",
   efficientvla = "tycho.vlm.efficientvla",
   token_cache = "tycho.vlm.token_cache",
+  hulu = "tycho.vlm.hulu",
   icar = "tycho.vlm.icar",
   label_instructions = "tycho.vlm.label_instructions",
   vlv = "tycho.vlm.vlv",

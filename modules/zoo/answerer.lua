@@ -458,7 +458,7 @@ function M.write(r, folder, tokenizer)
   tokenizer:save(folder)
   local side = model.vision_tower.config.image_size
   ty.io.write_atomic(folder .. "/preprocessor_config.json", ty.io.json_encode { do_resize = true, do_rescale = true,
-    do_normalize = true, rescale_factor = 1 / 255, image_mean = ty.io.array { 0.5, 0.5, 0.5 },
+    do_normalize = true, do_center_crop = false, rescale_factor = 1 / 255, image_mean = ty.io.array { 0.5, 0.5, 0.5 },
     image_std = ty.io.array { 0.5, 0.5, 0.5 }, resample = 3, size = { height = side, width = side },
     image_processor_type = "CLIPImageProcessor" })
 end

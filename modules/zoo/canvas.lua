@@ -72,16 +72,6 @@ end
 ---@return TextToImage
 function M.load(options) return diffusion.TextToImage(shelf.load("canvas-unet", options)) end
 
---- What a painter is trained for, without captions left out.
----@param made TextToImage
----@return Objective
-function M.objective(made)
-  local objective = setmetatable({}, getmetatable(made.process.objective))
-  for key, value in pairs(made.process.objective) do objective[key] = value end
-  objective.drop = 0
-  return objective
-end
-
 --- Trains a painter, network and text encoder, on canvases. options: those of datasets.canvas under `set`; steps,
 -- batch (64), lr (0.02), seed (0), drop (0.1: captions left out, for guidance), text (true: the text encoder is trained
 -- too), and those of train.fit. Returns the painter with averaged weights, if an average was asked for.
@@ -92,40 +82,23 @@ end
 function M.train(made, options)
   local o = { set = {}, batch = 64, lr = 0.02, seed = 0, drop = 0.1, text = true }
   for key, value in pairs(options) do o[key] = value end
-  local device, dropped = made:device(), made:tokens { "" }:to { device = made:device() }
   local loader = ty.data.DataLoader(datasets.load("canvas", o.set), { batch_size = o.batch, shuffle = true,
     seed = o.seed, drop_last = true })
   local parts = nn.ModuleDict { unet = made.network, text_encoder = o.text and made.text_encoder or nil }
-  local told = { height = canvas.side, width = canvas.side }
-  local objective = M.objective(made)
+  local objective = painter.objective(made)
   local fit = { optimizer = painter.optimizer, final = 0.02, quiet = true, title = "canvas",
     loss = function(m, batch)
-      local n, encoder = #batch.caption, made.prompts.readers[1]
-      local tokens = made:tokens(batch.caption):to { device = device }
-      tokens = ty.where(ty.rand({ n, 1 }, { device = device }):lt(o.drop), dropped, tokens)
+      local encoder = made.prompts.readers[1]
       encoder.encoder = m.text_encoder or encoder.encoder
-      return objective:loss(m.unet, made:encode(batch.image), made.prompts:condition(tokens, told, o.text))
+      return objective:loss(m.unet, made:encode(batch.image), painter.told(made, made:tokens(batch.caption), o.drop,
+        o.text))
     end }
   for key, value in pairs(o) do
     if key ~= "set" and key ~= "batch" and key ~= "seed" and key ~= "drop" and key ~= "text" then fit[key] = value end
   end
   local losses, averaged = ty.train.fit(parts, loader, fit)
-  M.use(made, averaged.unet, averaged.text_encoder)
+  painter.use(made, averaged.unet, averaged.text_encoder)
   return made, losses
-end
-
---- Puts another network, and perhaps another text encoder, into a painter. Returns it.
----@param made TextToImage
----@param network Module
----@param encoder? Module
----@return TextToImage
-function M.use(made, network, encoder)
-  made.network, made.prompts.network, made.pipeline.components.unet = network, network, network:eval()
-  if encoder then
-    made.text_encoder, made.prompts.readers[1].encoder = encoder, encoder
-    made.pipeline.components.text_encoder = encoder:eval()
-  end
-  return made
 end
 
 --- The grid of styles and known kinds, one of each on a ground that shift (0) moves on: prompts, the numbers that they
@@ -146,6 +119,21 @@ function M.grid(shift, styles, kinds)
   end
   for name, values in pairs(labels) do labels[name] = ty.tensor(values, { dtype = "i64" }) end
   return { prompts = prompts, labels = labels, image = (canvas.draw(list)) }
+end
+
+--- What captions of things as they are ask for, start to start + count - 1 of the split "validation": the condition,
+-- the labels, and which tokens name the thing, bool [count, tokens].
+---@param made TextToImage
+---@param start integer
+---@param count integer
+---@return { condition: table, labels: table<string, Tensor>, words: Tensor, count: integer }
+function M.asked(made, start, count)
+  local batch = datasets.load("canvas", { split = "validation", dyed = 0 }):batch(ty.arange(start, start + count))
+  local tokens, names = made:tokens(batch.caption), {}
+  for i, item in ipairs(batch.item) do names[i] = made.tokenizer:id(canvas.kinds[item.kind + 1]) end
+  return { condition = made:condition(batch.caption), count = count,
+    words = tokens:eq(ty.tensor(names, { dtype = "i64" }):unsqueeze(1)):to { device = made:device() },
+    labels = { kind = batch.kind, style = batch.style, ground = batch.ground } }
 end
 
 -- ---- the judge ----
@@ -261,12 +249,30 @@ function Judge:shares(pictures, labels)
   return shares
 end
 
+--- What pictures of twice the size, u8 [n, 3, 64, 64], show that were asked for labels: shares of labels by name in the
+-- whole, brought to the judge's size; again, in how many of its four squares of 32 x 32 pixels the thing itself is
+-- seen, which a part of a picture that repeats nothing seldom is; rough, how many grey levels a pixel is from the mean
+-- of its square of 2 x 2.
+---@param pictures Tensor
+---@param labels table<string, Tensor>
+---@return table<string, number>
+function Judge:large(pictures, labels)
+  local x, n = pictures:to "f32", pictures.shape[1]
+  local half = x:avg_pool2d(2)
+  local found = self:shares(half:round():to "u8", labels)
+  local squares = pictures:rearrange("n c (a h) (b w) -> (n a b) c h w", { h = canvas.side, w = canvas.side })
+  found.again = self:see(squares).kind:reshape(n, 4):eq(labels.kind:unsqueeze(1)):to("f32"):sum(1):mean():item()
+  found.rough = (x - half:interpolate({ x.shape[3], x.shape[4] })):square():mean():sqrt():item()
+  return found
+end
+
 -- ---- things to be drawn again ----
 
 --- A thing in a picture, and what is asked for of it: in other styles and on other grounds.
 ---@class CanvasThing
 ---@field picture Tensor      u8 [3, 32, 32], plain
 ---@field item CanvasItem
+---@field caption string      of the picture, with a token in the place of the thing
 ---@field items CanvasItem[]  what is asked for
 ---@field prompts string[]    in words, with a token in the place of the thing
 ---@field reference string[]  the same without the token
@@ -284,7 +290,8 @@ function M.things(start, count, token, styles, split)
   local set = datasets.load("canvas", { split = split or "held_out", styles = { "plain" }, dyed = 1 })
   local batch, list = set:batch(ty.arange(start, start + count)), {}
   for i, item in ipairs(batch.item) do
-    local thing = { picture = batch.image:select(0, i - 1), item = item, items = {}, prompts = {}, reference = {} }
+    local thing = { picture = batch.image:select(0, i - 1), item = item,
+      caption = canvas.caption(item, token), items = {}, prompts = {}, reference = {} }
     local labels = { kind = {}, colour = {}, mark = {}, style = {}, ground = {} }
     for _, style in ipairs(styles) do
       for k = 1, 2 do
@@ -354,15 +361,15 @@ local seconds_of_step = {}
 
 --- The painter that ships after it learnt a token from one picture in so many seconds: kind "inversion" (textual
 -- inversion) or "finetune" (a LoRA of attention on a token that means nothing). options: token, seconds, lr, seed,
--- device.
+-- device, caption ("a " and the token: of the picture).
 ---@param kind string
 ---@param picture Tensor
----@param options { token: string, seconds: number, lr: number, seed: integer, device?: string }
+---@param options { token: string, seconds: number, lr: number, seed: integer, device?: string, caption?: string }
 ---@return TextToImage
 function M.taught(kind, picture, options)
   local o = options
   local set = { captions = {}, picture = function() return picture end }
-  for i = 1, 8 do set.captions[i] = "a " .. o.token end
+  for i = 1, 8 do set.captions[i] = o.caption or "a " .. o.token end
   local function learnt(steps)
     local made = M.load { device = o.device or "cpu" }
     local width = made.text_encoder.config.hidden_size

@@ -21,10 +21,12 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   answerer = "tycho.zoo.answerer",
   watcher = "tycho.zoo.watcher",
   describer = "tycho.zoo.describer",
+  examiner = "tycho.zoo.examiner",
   captioner = "tycho.zoo.captioner",
   curriculum = "tycho.zoo.curriculum",
   arm = "tycho.zoo.arm",
   canvas = "tycho.zoo.canvas",
   annotated = "tycho.zoo.annotated",
+  clips = "tycho.zoo.clips",
   yardstick = "tycho.zoo.yardstick",
 }, "tycho.zoo")

@@ -52,7 +52,7 @@ for _ in pairs(datasets.scenes.tints) do looks = looks + 1 end
 function Student:init(network, see, width)
   self.network = network
   rawset(self, "see", see)
-  self.cells = nn.Linear(width, #datasets.scenes.objects + 1 + looks)
+  self.cells = nn.Linear(width, M.cell_outputs)
 end
 
 --- pictures [n, 3, h, w] to logits [n, labels] and [n, cells, objects + 1 + looks].
@@ -61,14 +61,19 @@ function Student:forward(pictures)
   return logits, self.cells(positions)
 end
 
---- What is on top in each cell of a grid over scenes, as shares of its pixels: of the objects and nothing, f32
--- [n, side * side, objects + 1], and of an object's own colours, the tints and none, f32 [n, side * side, tints + 2].
+--- How many outputs say what is on top in a cell: objects and nothing, then looks.
+M.cell_outputs = #datasets.scenes.objects + 1 + looks
+
+--- What is on top in each cell of a grid over scenes, in short: shares of its pixels, f32 [n, side * side, k + 1], of
+-- the k objects that a scene may have and of the background behind them, and what these are, i64 [n, k + 1] each: the
+-- number of the object (of nothing: the one after the last) and its look (0: its own, then the tints, then nothing).
 -- batch: with the fields owner, boxes and scene.
 ---@param batch table
 ---@param side integer  cells of a row
----@return Tensor objects
+---@return Tensor shares
+---@return Tensor numbers
 ---@return Tensor colours
-function M.cells(batch, side)
+function M.tops(batch, side)
   local owner, boxes, k = batch.owner, batch.boxes, batch.boxes.shape[2]
   local n, size = owner.shape[1], owner.shape[2]
   local objects, colours, device = #datasets.scenes.objects, {}, owner.device
@@ -85,12 +90,41 @@ function M.cells(batch, side)
   numbers = ty.concat({ numbers, ty.full({ n, 1 }, objects, { dtype = "i64", device = device }) }, 1)
   local top = owner:to "i64"
   top = ty.one_hot(top:masked_fill(top:lt(0), k), k + 1):to("f32"):permute { 0, 3, 1, 2 }
-  local share = top:contiguous():avg_pool2d(size // side):flatten(2):transpose(1, 2) -- [n, cells, k + 1]
-  local tint = ty.tensor(colours, { dtype = "i64" }):to { device = device }
-  return share:matmul(ty.one_hot(numbers, objects + 1):to "f32"), share:matmul(ty.one_hot(tint, looks):to "f32")
+  local shares = top:contiguous():avg_pool2d(size // side):flatten(2):transpose(1, 2) -- [n, cells, k + 1]
+  return shares, numbers, ty.tensor(colours, { dtype = "i64" }):to { device = device }
 end
 
+--- What tops() gives as labels, shares of the pixels of each cell: of the objects and nothing, f32
+-- [n, cells, objects + 1], and of an object's own colours, the tints and none, f32 [n, cells, tints + 2].
+---@param shares Tensor
+---@param numbers Tensor
+---@param colours Tensor
+---@return Tensor objects
+---@return Tensor colours
+function M.spread(shares, numbers, colours)
+  return shares:matmul(ty.one_hot(numbers, #datasets.scenes.objects + 1):to "f32"),
+    shares:matmul(ty.one_hot(colours, looks):to "f32")
+end
+
+--- The labels of the cells of scenes, as spread() gives them. batch, side: as of tops().
+---@param batch table
+---@param side integer
+---@return Tensor objects
+---@return Tensor colours
+function M.cells(batch, side) return M.spread(M.tops(batch, side)) end
+
 local function soft_cross_entropy(logits, shares) return -(shares * logits:log_softmax(-1)):sum(-1):mean() end
+
+--- The error of what was said of cells, [n, cells, cell_outputs], against their labels.
+---@param said Tensor
+---@param objects Tensor  as of cells()
+---@param colours Tensor
+---@return Tensor loss
+function M.cell_loss(said, objects, colours)
+  local width = objects.shape[3]
+  return soft_cross_entropy(said:narrow(2, 0, width), objects)
+    + soft_cross_entropy(said:narrow(2, width, looks), colours)
+end
 
 -- The loss of a batch of scenes with single emoji behind them, of which only the subgroup is known. Sums over labels
 -- are divided by 50, so that gradients are of the usual size.
@@ -107,10 +141,7 @@ local function loss_of(student, batch, emoji)
     single:to { device = truth.device } }, 0)
   local grouped = nn.bce_with_logits(logits:narrow(1, count, #groups.names), shown) * (#groups.names / 50)
   local objects, colours = M.cells(batch, math.tointeger(cells.shape[2] ^ 0.5))
-  cells = cells:narrow(0, 0, n)
-  local width = objects.shape[3]
-  local of_cells = soft_cross_entropy(cells:narrow(2, 0, width), objects)
-    + soft_cross_entropy(cells:narrow(2, width, looks), colours)
+  local of_cells = M.cell_loss(cells:narrow(0, 0, n), objects, colours)
   return said + grouped + of_cells, { statements = said:detach(), subgroups = grouped:detach(),
     cells = of_cells:detach() }
 end
@@ -180,7 +211,7 @@ function M.rows(r, make, see, width)
   local measured = { mean_average_precision = {}, colour = {}, place = {}, combinations = {}, subgroups = {} }
   for i, seed in ipairs(r.seeds) do
     ty.manual_seed(seed)
-    local model = M.train(r, make(), see, width, seed)
+    local model = scenes.shipped(r) or M.train(r, make(), see, width, seed)
     for name, value in pairs(M.measure(model, "validation", r.args.count)) do
       if measured[name] then measured[name][i] = value end
     end

@@ -5,23 +5,25 @@ local ty = require "tycho"
 local datasets = require "tycho.datasets"
 local diffusion = require "tycho.diffusion"
 local hub = require "tycho.hub"
+local judge = require "tycho.zoo.judge"
 local models = require "tycho.models"
 local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
 local vision = require "tycho.vision"
 local vlm = require "tycho.vlm"
 
+local nn = ty.nn
 local M = {}
 
 local shown, statements = scenes.drawn, datasets.scenes.statements
 
 --- The arguments of such a recipe.
----@param own table<string, number>  steps, batch, lr, every
+---@param own table<string, number>  steps, batch, lr, every, scenes
 ---@param more? RecipeArgument[]
 ---@return RecipeArgument[]
 function M.arguments(own, more)
   local list = {
-    { "scenes", 60000, "that are trained on", quick = 24 },
+    { "scenes", own.scenes or 60000, "that are trained on", quick = 24 },
     { "most", shown.objects[2], "objects in a scene" },
     { "backgrounds", table.concat(shown.backgrounds, ","), "of the scenes; all: of every kind" },
     { "kinds", table.concat(shown.objects_of, ","), "of objects; all: each of the ninety" },
@@ -81,21 +83,31 @@ local function name_of(args)
   return ("%d-%d-%d-%d-%08x"):format(args.scenes, args.most, args.rotation, args.length, sum)
 end
 
--- Latents and tokens of the scenes that are trained on; kept in a file of the results, which other seeds share.
-local function data_of(r, painter)
+-- Latents and tokens of the scenes that are trained on, and, of side * side cells, what is on top in each as bytes;
+-- kept in a file of the results, which other seeds share.
+local function data_of(r, painter, side)
   local args = r.args
-  local path = r:path(("latents-%s.safetensors"):format(name_of(args)))
+  local path = r:path(("latents-%s%s.safetensors"):format(name_of(args), side and "-" .. side or ""))
   if not ty.io.exists(path) then
-    local set = set_of(args, "training", { "image", "caption" })
-    local latents, tokens = {}, {}
+    local set = set_of(args, "training", side and { "image", "caption", "owner", "boxes", "scene" }
+      or { "image", "caption" })
+    local lists = { latents = {}, tokens = {}, shares = {}, numbers = {}, colours = {} }
     for start = 0, args.scenes - 1, 100 do
       local batch = set:batch(ty.arange(start, math.min(start + 100, args.scenes)))
-      latents[#latents + 1] = ty.scope(function()
+      table.insert(lists.latents, (ty.scope(function()
         return painter:encode(batch.image):to { dtype = "f16", device = "cpu" }
-      end)
-      tokens[#tokens + 1] = painter:tokens(batch.caption)
+      end)))
+      table.insert(lists.tokens, painter:tokens(batch.caption))
+      if side then
+        local shares, numbers, colours = judge.tops(batch, side)
+        table.insert(lists.shares, (shares * 255):round():to "u8")
+        table.insert(lists.numbers, numbers:to "u8")
+        table.insert(lists.colours, colours:to "u8")
+      end
     end
-    ty.io.save_safetensors(path, { latents = ty.concat(latents, 0), tokens = ty.concat(tokens, 0) })
+    local tensors = {}
+    for name, list in pairs(lists) do tensors[name] = #list > 0 and ty.concat(list, 0) or nil end
+    ty.io.save_safetensors(path, tensors)
   end
   return ty.data.TensorDataset(ty.io.load_safetensors(path, { mmap = true }))
 end
@@ -139,54 +151,145 @@ function M.measure(r, painter, split, count)
 end
 
 --- Muon for the matrices inside of blocks, AdamW for all else. With the same pictures the error on others is as small
--- after 500 steps as after about 800 of AdamW at twice its usual rate.
+-- after 500 steps as after about 800 of AdamW at twice its usual rate. tuned: the beginning of the names of weights
+-- that are trained already: AdamW with a fifth of the others' rate.
 ---@param model Module
----@param o { lr: number, schedule: table, clip_norm: number }
+---@param o { lr: number, schedule: table, clip_norm: number, tuned?: string }
 ---@return Optimizer
 function M.optimizer(model, o)
-  local inner, rest = {}, {}
+  local inner, rest, tuned = {}, {}, {}
   for name, p in model:named_parameters() do
     local hidden = p.ndim >= 2 and (name:find("block", 1, true) or name:find("layers", 1, true))
-    table.insert(hidden and inner or rest, p)
+    local known = o.tuned and name:sub(1, #o.tuned) == o.tuned
+    table.insert(known and tuned or hidden and inner or rest, p)
   end
-  return ty.optim.Muon({ { params = inner }, { params = rest, matrices = false } }, { lr = o.lr, weight_decay = 0.01,
-    schedule = o.schedule, clip_norm = o.clip_norm, adam_rate = 0.05 })
+  local groups = { { params = inner }, { params = rest, matrices = false } }
+  if #tuned > 0 then groups[3] = { params = tuned, matrices = false, adam_rate = 0.01 } end
+  return ty.optim.Muon(groups, { lr = o.lr, weight_decay = 0.01, schedule = o.schedule, clip_norm = o.clip_norm,
+    adam_rate = 0.05 })
 end
 
---- Trains a network as part of a pipeline, keeps the pipeline in the folder of its seed, and returns the painter.
+--- What a painter is trained for, without captions left out: whoever trains it leaves out their tokens.
+---@param painter TextToImage
+---@return Objective
+function M.objective(painter)
+  local objective = setmetatable({}, getmetatable(painter.process.objective))
+  for key, value in pairs(painter.process.objective) do objective[key] = value end
+  objective.drop = 0
+  return objective
+end
+
+--- What a painter is told of tokens i64 [n, t], of which a share is replaced by those of "" at random. recorded: the
+-- text encoder gets gradients.
+---@param painter TextToImage
+---@param tokens Tensor
+---@param drop number
+---@param recorded? boolean
+---@return table condition
+function M.told(painter, tokens, drop, recorded)
+  local rows, columns = painter:default_size()
+  local factor, device = painter:factor(), painter:device()
+  tokens = tokens:to { device = device }
+  local dropped = ty.rand({ tokens.shape[1], 1 }, { device = device }):lt(drop)
+  tokens = ty.where(dropped, painter:tokens { "" }:to { device = device }, tokens)
+  return painter.prompts:condition(tokens, { height = rows * factor, width = columns * factor }, recorded)
+end
+
+--- Puts another network, and perhaps another text encoder, into a painter. Returns it.
+---@param painter TextToImage
+---@param network Module
+---@param encoder? Module
+---@return TextToImage
+function M.use(painter, network, encoder)
+  local parts = painter.pipeline.components
+  painter.network, painter.prompts.network = network, network
+  parts[parts.unet and "unet" or "transformer"] = network:eval()
+  if encoder then
+    painter.text_encoder, painter.prompts.readers[1].encoder, parts.text_encoder = encoder, encoder, encoder:eval()
+  end
+  return painter
+end
+
+--- How a network learns besides by its objective.
+---@class PainterTraining
+---@field text? "new"|"tuned"  the text encoder learns as well: all of it, or what it knows already is tuned
+---@field times? function  of diffusion.times, in the place of the objective's
+---@field cells? { module: fun(network: Module): Module, width: integer, side: integer, weight: number }  the maps
+---  [n, width, side, side] that a module inside of the network makes have to say what is on top in each cell of the
+---  scene, as an error with that weight
+
+-- The loss of a batch. With cells, a layer reads from maps in the middle of the network which object, and which tint of
+-- it, is on top in each cell of the scene: so the network learns early where the caption's words belong, while shapes
+-- are still blobs, and shapes are learnt of known things. Yu et al. 2025, "Representation Alignment for Generation:
+-- Training Diffusion Transformers Is Easier Than You Think", has features of another network in the place of labels.
+local function loss_of(painter, objective, o)
+  local drop = painter.process.objective.drop
+  return function(m, batch)
+    local encoder = painter.prompts.readers[1]
+    encoder.encoder = m.text_encoder or encoder.encoder
+    local seen
+    local unhook = o.cells and o.cells.module(m.network):register_forward_hook(function(_, outputs)
+      seen = outputs[1]
+    end)
+    local loss = objective:loss(m.network, batch.latents:to "f32", M.told(painter, batch.tokens, drop,
+      o.text ~= nil))
+    if not o.cells then return loss end
+    unhook()
+    local said = m.cells(seen:flatten(2):transpose(1, 2))
+    local of_cells = judge.cell_loss(said, judge.spread(batch.shares:to "f32" / 255, batch.numbers:to "i64",
+      batch.colours:to "i64"))
+    return loss + of_cells * o.cells.weight, { pictures = loss:detach(), cells = of_cells:detach() }
+  end
+end
+
+--- Trains a painter's network, keeps the pipeline with averaged weights in the folder of its seed, and puts these into
+-- the painter. loader: of latents and tokens (and, with cells, what judge.tops() gives as bytes). evaluate(painter):
+-- numbers for the log.
+---@param r Recipe
+---@param painter TextToImage
+---@param loader DataLoader
+---@param seed integer
+---@param evaluate fun(step: integer): table<string, number>
+---@param training? PainterTraining
+function M.fit(r, painter, loader, seed, evaluate, training)
+  local o = training or {}
+  r:say("seed %d: %d parameters", seed, painter.network:count_parameters())
+  local objective = M.objective(painter)
+  objective.times = o.times or objective.times
+  local parts = nn.ModuleDict { network = painter.network, text_encoder = o.text and painter.text_encoder or nil,
+    cells = o.cells and r:place(function() return nn.Linear(o.cells.width, judge.cell_outputs) end) or nil }
+  local _, averaged = ty.train.fit(parts, loader, scenes.fit_options(r, seed, {
+    optimizer = function(model, how)
+      how.tuned = o.text == "tuned" and "text_encoder." or nil
+      return M.optimizer(model, how)
+    end,
+    loss = loss_of(painter, objective, o), evaluate = function(step, m)
+      M.use(painter, m.network, m.text_encoder)
+      return evaluate(step)
+    end }))
+  M.use(painter, averaged.network, averaged.text_encoder)
+  hub.save_pipeline(scenes.folder(r, seed), painter.pipeline)
+end
+
+--- Trains a network as part of a pipeline that draws scenes, keeps it, and returns the painter.
 ---@param r Recipe
 ---@param name string      "unet" or "transformer"
 ---@param network Module
 ---@param scheduler table
 ---@param seed integer
+---@param training? PainterTraining
 ---@return TextToImage
-function M.train(r, name, network, scheduler, seed)
-  local args = r.args
-  local pipeline = M.pipeline(r, name, network, scheduler)
-  local painter = diffusion.TextToImage(pipeline)
-  r:say("seed %d: %d parameters", seed, network:count_parameters())
-  local loader = ty.data.DataLoader(data_of(r, painter), { batch_size = args.batch, shuffle = true, seed = seed,
-    drop_last = true, device = r.device })
-  local objective = painter.process.objective
-  objective.null = painter:condition { "" }
-  local function judge_now(m)
-    painter.network = m
+function M.train(r, name, network, scheduler, seed, training)
+  local args, cells = r.args, training and training.cells
+  local painter = diffusion.TextToImage(M.pipeline(r, name, network, scheduler))
+  local loader = ty.data.DataLoader(data_of(r, painter, cells and cells.side), { batch_size = args.batch,
+    shuffle = true, seed = seed, drop_last = true, device = r.device })
+  M.fit(r, painter, loader, seed, function(step)
     local drawn = M.measure(r, painter, "validation", math.min(100, args.count))
-    painter.network = network
+    r:say("step %d: of what captions ask for objects %.3f, colours %.3f, places %.3f; captions found %.3f", step,
+      drawn.object or 0, drawn.colour or 0, drawn.place or 0, drawn.caption)
     return drawn
-  end
-  local _, averaged = ty.train.fit(network, loader, scenes.fit_options(r, seed, { optimizer = M.optimizer,
-    loss = function(m, batch)
-      return objective:loss(m, batch.latents:to "f32", painter:condition(batch.tokens))
-    end,
-    evaluate = function(step, m)
-      local drawn = judge_now(m)
-      r:say("step %d: of what captions ask for objects %.3f, colours %.3f, places %.3f; captions found %.3f", step,
-        drawn.object or 0, drawn.colour or 0, drawn.place or 0, drawn.caption)
-      return drawn
-    end }))
-  pipeline.components[name], painter.network = averaged:eval(), averaged
-  hub.save_pipeline(scenes.folder(r, seed), pipeline)
+  end, training)
   return painter
 end
 
@@ -196,8 +299,9 @@ end
 ---@param name string
 ---@param make fun(): Module
 ---@param scheduler table
+---@param training? PainterTraining
 ---@return RecipeRow[]
-function M.rows(r, name, make, scheduler)
+function M.rows(r, name, make, scheduler, training)
   local drawn, real, combinations = {}, {}, {}
   local function note(list, i, shares)
     for kind, share in pairs(shares) do
@@ -207,7 +311,9 @@ function M.rows(r, name, make, scheduler)
   end
   for i, seed in ipairs(r.seeds) do
     ty.manual_seed(seed)
-    local painter = M.train(r, name, make():to(r.device), scheduler, seed)
+    local shipped = scenes.shipped(r, hub.pipeline)
+    local painter = shipped and diffusion.TextToImage(shipped)
+      or M.train(r, name, make():to(r.device), scheduler, seed, training)
     local of_drawn, of_real, pictures = M.measure(r, painter, "validation", r.args.count)
     note(drawn, i, of_drawn)
     note(real, i, of_real)

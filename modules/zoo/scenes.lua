@@ -1,6 +1,7 @@
 --- What the recipes of the models of scenes share: recipes/zoo/scene-*.lua. Their pictures, their arguments, how they
 -- train with checkpoints and an average of the weights, and the words that captions are made of.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local datasets = require "tycho.datasets"
 local hub = require "tycho.hub"
 
@@ -111,6 +112,24 @@ function M.folder(r, seed) return r:path("seed" .. (seed or r.seeds[1]) .. "/mod
 ---@return Tensor
 function M.pictures(image) return image:to "f32" / 127.5 - 1 end
 
+--- The model that ships, where --base names the folder zoo/ (then it is measured and not trained again, as a record of
+-- it wants); nil where --base says nothing. read: of hub, hub.load by default.
+---@param r Recipe
+---@param read? fun(folder: string, options: table): Module|Pipeline
+---@return Module|Pipeline|nil
+function M.shipped(r, read)
+  if r.args.base == "" then return nil end
+  local folder = r:base(r.name:match "[^/]+$")
+  if not ty.io.exists(folder .. "/checksums.json") then
+    arguments.fail("%s: --base: expected a folder zoo/ with this recipe's model, got %s", r.name, r.args.base)
+  end
+  if #r.seeds > 1 then
+    arguments.fail("%s: --base: expected --seeds 1 beside it, since one model ships, got %d", r.name, #r.seeds)
+  end
+  r:say("measures the model in %s", folder)
+  return (read or hub.load)(folder, { dtype = "f32", device = r.device })
+end
+
 --- Writes the first seed's model in half precision, and the tokenizer if there is one.
 ---@param r Recipe
 ---@param folder string
@@ -171,15 +190,13 @@ end
 
 local first, last = "<|startoftext|>", "<|endoftext|>"
 
---- A tokenizer of captions, as CLIP's: byte-level BPE of small letters, a mark before a text and another behind it,
--- which fills batches up as well. Learnt from captions of training scenes and from the texts of `more`.
----@param count integer      captions
+--- A tokenizer as CLIP's: byte-level BPE of small letters, learnt from texts, a mark before a text and another behind
+-- it, which fills batches up as well.
+---@param texts string[]
 ---@param vocabulary integer
----@param more? string[]
 ---@return Tokenizer
-function M.tokenizer(count, vocabulary, more)
-  local texts = M.set("training", { "caption" }):batch(ty.arange(count)).caption
-  for _, text in ipairs(more or {}) do texts[#texts + 1] = text:lower() end
+function M.tokenizer_of(texts, vocabulary)
+  arguments.expect("scenes.tokenizer_of", "texts", texts, "a list of strings")
   local learnt = ty.tokenizer.train(texts, { vocabulary = vocabulary, special = { first, last } })
   local json = ty.io.json_decode(learnt:json())
   local function piece(token) return { SpecialToken = { id = token, type_id = 0 } } end
@@ -194,6 +211,17 @@ function M.tokenizer(count, vocabulary, more)
   local fields = ty.tokenizer.fields(made)
   fields.bos, fields.eos, fields.pad, fields.unk = 0, 1, 1, 1
   return made
+end
+
+--- Such a tokenizer of captions of training scenes and of the texts of `more`.
+---@param count integer      captions
+---@param vocabulary integer
+---@param more? string[]
+---@return Tokenizer
+function M.tokenizer(count, vocabulary, more)
+  local texts = M.set("training", { "caption" }):batch(ty.arange(count)).caption
+  for _, text in ipairs(more or {}) do texts[#texts + 1] = text:lower() end
+  return M.tokenizer_of(texts, vocabulary)
 end
 
 --- Tokens of captions, i64 [n, t]: cut to a length, and filled up with the mark of the end to that of the longest.

@@ -7,7 +7,8 @@
 --     ./run recipes/diffusion/emoji.lua --prompt "two red apples on a blue background"
 --     ./run recipes/diffusion/emoji.lua --train FOLDER --prompt "a purple fox"
 --
--- With --prompt it draws a sheet of what the words say, several sheets with | between prompts. With --train the base is
+-- With --prompt it draws a sheet of what the words say, several sheets with | between prompts; with --model clip-dit
+-- clips, eight frames of each in a row. With --train the base is
 -- trained further, by a LoRA, on a folder of pictures with captions beside them (NAME.png and NAME.txt). Without either
 -- it measures: whether captions of combinations of object and colour that no training scene has are drawn as well as
 -- others, and whether pictures are copies. A copy would be nearer to its nearest training picture than a real picture
@@ -57,7 +58,12 @@ if args.prompt ~= "" then
     for _ = 1, prompt ~= "" and args.each or 0 do prompts[#prompts + 1] = prompt end
   end
   local pictures = painter:paint(prompts, { steps = args.steps, guidance = args.guidance, seed = r.seed })
-  r:say("%d pictures in %.1f s: %s", #prompts, r:seconds() - began, save(pictures, r:path "emoji.png", args.each))
+  local columns, what = args.each, "pictures"
+  if pictures.ndim == 5 then
+    columns, what = 8, "clips"
+    pictures = zoo.clips.frames(pictures, columns)
+  end
+  r:say("%d %s in %.1f s: %s", #prompts, what, r:seconds() - began, save(pictures, r:path "emoji.png", columns))
   os.exit(true, true)
 end
 

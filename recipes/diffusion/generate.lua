@@ -12,12 +12,14 @@ local ty = require "tycho"
 local diffusion = require "tycho.diffusion"
 local hub = require "tycho.hub"
 local models = require "tycho.models"
+local quant = require "tycho.quant"
 local zoo = require "tycho.zoo"
 
 local r = ty.recipe.declare {
   args = {
     { "model", "", "a folder with model_index.json, or a name of the zoo (none: a small untrained model)" },
     { "prompt", "two red apples|a fox", "what to paint; several, with | between" },
+    { "prompts", "", "a file of prompts instead, one a line" },
     { "negative", "", "what to stay away from" },
     { "each", 1, "pictures of each prompt, with seeds that count up from --seed", least = 1 },
     { "steps", 20, "of the sampler", quick = 2, least = 1 },
@@ -29,11 +31,17 @@ local r = ty.recipe.declare {
     { "mask", "", "white where something new comes; the rest of --image stays" },
     { "strength", 0.0, "how much of the way is gone anew, 0 to 1 (0: 0.8, with a mask 1)" },
     { "words", "", "files of embeddings that were learnt (textual inversion), with commas between" },
+    { "lora", "", "files of LoRA, each with a strength if not 1: style.safetensors:0.8,detail.safetensors" },
+    { "control", "", "folder of a ControlNet, which sees --picture" },
+    { "picture", "", "what the ControlNet sees: edges, depth ..." },
+    { "control_strength", 1.0, "of the ControlNet" },
     { "batch", 4, "pictures at a time", least = 1 },
-    { "dtype", "", "convert the weights: f32, bf16, f16" },
+    { "dtype", "", "convert the weights: f32, bf16, f16; q8_0, q4_0 (of linear layers)" },
   },
 }
 local args = r.args
+local BLOCKS = args.dtype:find "^[qn]%w+" ~= nil -- formats of quant, which has linear layers in them
+local DTYPE = BLOCKS and "f32" or args.dtype ~= "" and args.dtype or nil
 
 -- An untrained U-Net between the zoo's autoencoder and tokenizer: noise, but all of the way to a picture.
 local function untrained()
@@ -56,21 +64,36 @@ end
 
 local function load(path)
   if path == "" then return untrained() end
-  local options = { device = r.device, dtype = args.dtype ~= "" and args.dtype or nil }
+  local options = { device = r.device, dtype = DTYPE }
   if path:find "/" or ty.io.exists(path) then return hub.pipeline(path, options) end
   return zoo.load(path, options)
 end
 
 local painter = diffusion.TextToImage(load(args.model))
+for name, model in pairs(BLOCKS and painter.pipeline.components or {}) do
+  if ty.nn.is_module(model) and name ~= "vae" then
+    local report = quant.quantize(model, { dtype = args.dtype })
+    r:say("%s: weights of %d layers in %s, %.1f MB", name, report.modules, args.dtype, report.bytes / 1e6)
+  end
+end
 if args.scheduler ~= "" then painter:use(args.scheduler) end
 for path in args.words:gmatch "[^,]+" do r:say("the word %s", diffusion.inversion.load(painter, path)) end
 
-local prompts = {}
+for file in args.lora:gmatch "[^,]+" do
+  local path, strength = file:match "^(.*):([%d.-]+)$"
+  local report = diffusion.lora.load(painter, path or file, { strength = tonumber(strength) or 1 })
+  for component, layers in pairs(report.layers) do r:say("LoRA %s: %d layers of %s", report.name, layers, component) end
+end
+
+local prompts = args.prompts ~= "" and diffusion.gallery.prompts(args.prompts) or {}
 for prompt in (args.prompt .. "|"):gmatch "(.-)|" do
-  if prompt ~= "" then prompts[#prompts + 1] = prompt end
+  if prompt ~= "" and args.prompts == "" then prompts[#prompts + 1] = prompt end
 end
 local width, height = args.size:match "^(%d+)x(%d+)$"
 width, height = math.tointeger(tonumber(width or args.size)), math.tointeger(tonumber(height or args.size))
+if args.size ~= "" and not (width and height) then
+  error(("generate: --size: expected 512 or 768x512, got %s"):format(args.size), 0)
+end
 
 -- A picture of a file, in the size asked for.
 local function read(path, channels)
@@ -78,12 +101,18 @@ local function read(path, channels)
   local size = height and { height, width } or nil
   return ty.io.load_image(path, { channels = channels, size = size }):unsqueeze(0)
 end
-local image, mask = read(args.image, 3), read(args.mask, 1)
+local image, mask, control = read(args.image, 3), read(args.mask, 1), nil
+if args.control ~= "" then
+  local net = hub.load(args.control, { device = r.device, dtype = DTYPE })
+  if args.picture == "" then error("generate: --picture: expected one, for --control to see, got none", 0) end
+  control = { { net = net, picture = read(args.picture, net.config.conditioning_channels),
+    strength = args.control_strength } }
+end
 
 local function options_of(more)
   local o = { steps = args.steps, guidance = args.guidance, rescale = args.rescale, negative = args.negative,
     seed = r.seed, width = width, height = height, image = image, mask = mask and mask:to "f32" / 255,
-    strength = args.strength > 0 and args.strength or nil }
+    strength = args.strength > 0 and args.strength or nil, controls = control }
   for key, value in pairs(more) do o[key] = value end
   return o
 end

@@ -37,7 +37,7 @@ local r = ty.recipe.declare {
 }
 local args = r.args
 local painter = zoo.canvas.load { device = r.device }
-local objective, judge = zoo.canvas.objective(painter), zoo.canvas.judge()
+local objective, judge = zoo.painter.objective(painter), zoo.canvas.judge()
 local width = painter.text_encoder.config.hidden_size
 local test = describer.pairs(painter, "validation", args.test)
 

@@ -55,7 +55,7 @@ for i, seed in ipairs(r.seeds) do
   zoo.canvas.train(painter, { steps = args.steps, batch = args.batch, lr = args.lr, seed = seed,
     average = r.quick and 0 or 0.997, every = args.every, folder = folder .. "/checkpoint", log = folder,
     resume = args.resume and "auto" or false, evaluate = function(step, m)
-      local now = zoo.canvas.use(diffusion.TextToImage(painter.pipeline), m.unet, m.text_encoder)
+      local now = zoo.painter.use(diffusion.TextToImage(painter.pipeline), m.unet, m.text_encoder)
       local grid = zoo.canvas.grid(step % 4)
       local pictures = now:paint(grid.prompts, { steps = args.drawing_steps, guidance = args.guidance, seed = 7 })
       ty.plot.grid(pictures, { columns = 12, scale = 2 }):save(r:path(("seed%d-%d.png"):format(seed, step)))

@@ -9,10 +9,10 @@
 -- of those emoji too. Captions among the hundred are of other scenes, drawn at random; two that read the same count as
 -- one.
 local ty = require "tycho"
-local models, vlm, zoo = require "tycho.models", require "tycho.vlm", require "tycho.zoo"
+local hub, models, vlm, zoo = require "tycho.hub", require "tycho.models", require "tycho.vlm", require "tycho.zoo"
 local scenes = zoo.scenes
 
-local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = scenes.arguments({ steps = 1600, batch = 128, lr = 1e-3, every = 500, quick = 8, quick_count = 100 }, {
     { "width", 128, "hidden size of the ViT", quick = 16 },
     { "layers", 6, "of the ViT", quick = 1 },
@@ -24,7 +24,8 @@ local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
 local args = r.args
 
 local emoji = scenes.emoji()
-local tokenizer = scenes.tokenizer(args.captions, 2048, emoji.names)
+local tokenizer = args.base ~= "" and hub.tokenizer(r:base "scene-clip")
+  or scenes.tokenizer(args.captions, 2048, emoji.names)
 local validation = scenes.set("validation", { "image", "caption" })
 local unseen = scenes.set("held_out_combinations", { "image", "caption" })
 
@@ -68,7 +69,7 @@ end
 
 local captions, pictures, combinations = {}, {}, {}
 for i, seed in ipairs(r.seeds) do
-  local model = train(seed)
+  local model = scenes.shipped(r) or train(seed)
   local found = recall(model, validation)
   captions[i], pictures[i] = found.captions, found.pictures
   combinations[i] = recall(model, unseen).captions

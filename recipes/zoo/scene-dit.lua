@@ -11,7 +11,7 @@
 local ty = require "tycho"
 local models, zoo = require "tycho.models", require "tycho.zoo"
 
-local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = zoo.painter.arguments({ steps = 4500, batch = 48, lr = 0.02, every = 1500, count = 500, quick = 4,
     quick_count = 4 }, {
     { "width", 160, "hidden size", quick = 32 },

@@ -10,7 +10,7 @@
 local ty = require "tycho"
 local models, zoo = require "tycho.models", require "tycho.zoo"
 
-local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = zoo.scenes.arguments({ steps = 10000, batch = 64, lr = 2e-3, every = 1000, quick = 4, quick_count = 40 }, {
     { "channels", "16,48,96,192", "of each stage", quick = "8,8,8,8" },
     { "blocks", "1,1,2,1", "of each stage", quick = "1,1,1,1" },

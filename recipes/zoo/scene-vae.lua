@@ -12,7 +12,7 @@ local ty = require "tycho"
 local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models", require "tycho.zoo"
 local autoencoder, scenes = diffusion.autoencoder, zoo.scenes
 
-local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = scenes.arguments({ steps = 12000, batch = 16, lr = 2e-3, every = 2000, quick = 2, quick_count = 8 }, {
     { "kl", 1e-3, "weight of the divergence" },
     { "channels", "16,32,64", "of each level", quick = "8,8,8" },
@@ -51,7 +51,7 @@ end
 
 local seen, new = {}, {}
 for i, seed in ipairs(r.seeds) do
-  local model = train(seed)
+  local model = scenes.shipped(r) or train(seed)
   seen[i] = autoencoder.psnr(model, validation, measured)
   new[i] = autoencoder.psnr(model, unseen, measured)
   if i == 1 then sheet(model, r:picture "scene-vae.png") end

@@ -10,7 +10,7 @@
 local ty = require "tycho"
 local models, zoo = require "tycho.models", require "tycho.zoo"
 
-local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2,
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = zoo.scenes.arguments({ steps = 4000, batch = 64, lr = 1e-3, every = 500, quick = 4, quick_count = 40 }, {
     { "width", 192, "hidden size", quick = 16 },
     { "layers", 6, "layers", quick = 1 },

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "../tier/tier.h"
 #include "formats.h"
 #include "json.h"
 
@@ -357,6 +358,10 @@ bool ty_safetensors_write(const char *path, const ty_bundle *b, uint32_t *crc) {
     if (crc) *crc = 0;
     ok = ok && ty_writer_put(&w, head.data, head.size);
     for (size_t i = 0; ok && i < b->count; i++) {
+      if (ty_device_of(sorted[i].tensor) == TY_META && ty_bring_back && !ty_bring_back(sorted[i].tensor)) {
+        ok = false; /* what is away comes when it is its turn, one by one */
+        break;
+      }
       ty_tensor *t = ty_host_tensor(sorted[i].tensor);
       ok = t && ty_writer_put(&w, t->v.data, (size_t)ty_view_bytes(&t->v));
       ty_release(t);

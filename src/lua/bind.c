@@ -38,7 +38,7 @@ static const char *wanted_text(const ty_arg *a) {
   switch (a->kind) {
     case TY_ARG_TENSOR: return "a tensor";
     case TY_ARG_OPTIONAL: return "a tensor or nil";
-    case TY_ARG_OPERAND: return "a tensor or a number";
+    case TY_ARG_OPERAND: return a->required ? "a tensor or a number" : "a tensor, a number or nil";
     case TY_ARG_LIST: return "a table of tensors";
     case TY_ARG_INT: return "an integer";
     case TY_ARG_FLOAT: return "a number";

@@ -76,7 +76,7 @@ static int tier_done(lua_State *L) {
 
 static int tier_stats(lua_State *L) {
   ty_tier_stats s = ty_tier_stats_of(check(L));
-  lua_createtable(L, 0, 9);
+  lua_createtable(L, 0, 11);
   lua_pushinteger(L, s.read), lua_setfield(L, -2, "read");
   lua_pushinteger(L, s.written), lua_setfield(L, -2, "written");
   lua_pushinteger(L, s.reads), lua_setfield(L, -2, "reads");
@@ -86,6 +86,8 @@ static int tier_stats(lua_State *L) {
   lua_pushnumber(L, s.waited), lua_setfield(L, -2, "waited");
   lua_pushboolean(L, s.direct), lua_setfield(L, -2, "direct");
   lua_pushboolean(L, s.uring), lua_setfield(L, -2, "uring");
+  lua_pushboolean(L, s.memory), lua_setfield(L, -2, "memory");
+  lua_pushinteger(L, s.room), lua_setfield(L, -2, "room");
   return 1;
 }
 
@@ -126,11 +128,11 @@ static int memory_of(lua_State *L) {
 }
 
 /* unfold(t) -> all of the memory it stands on as bytes, and what fold() needs to make it of them again; nil where that
- * cannot be, because the memory is somebody else's, a GPU's or nobody's */
+ * cannot be, because the memory is somebody else's or nobody's */
 static int unfold(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
   ty_storage *s = t->storage;
-  if (ty_device_of(t) != TY_CPU || (s->foreign && !s->capacity) || s->pinned || !s->nbytes || t->batch ||
+  if (ty_device_of(t) == TY_META || (s->foreign && !s->capacity) || s->pinned || !s->nbytes || t->batch ||
       ty_is_quantized(ty_dtype_of(t))) {
     lua_pushnil(L);
     return 1;

@@ -57,9 +57,18 @@ static bool check_reachable(ty_call *c, int arg, ty_dtype dtype) {
                     ty_describe(c->arg[0].t), (long long)v->i);
 }
 
+/* Bounds of which one at least is a tensor. */
+static bool clamp_between_tensors(ty_call *c, const ty_clamp_args *a) {
+  ty_tensor *r = a->x.t;
+  if (a->min.kind == TY_TENSOR || is_bound(&a->min)) r = ty_maximum(ty_value_of_tensor(r), a->min);
+  if (a->max.kind == TY_TENSOR || is_bound(&a->max)) r = ty_minimum(ty_value_of_tensor(r), a->max);
+  return ty_out_set(c, 0, r);
+}
+
 bool fwd_clamp(ty_call *c) {
   const ty_clamp_args *a = TY_ARGS(clamp, c);
   ty_tensor *x = a->x.t;
+  if (a->min.kind == TY_TENSOR || a->max.kind == TY_TENSOR) return clamp_between_tensors(c, a);
   bool min = is_bound(&a->min), max = is_bound(&a->max);
   if (!min && !max) return ty_op_fail(c, TY_EINVAL, "min: expected min, max or both, got neither");
   bool fractional = (min && a->min.kind == TY_FLOAT) || (max && a->max.kind == TY_FLOAT);
@@ -222,5 +231,5 @@ bool fwd_masked_fill(ty_call *c) {
 
 bool fwd_lerp(ty_call *c) {
   const ty_lerp_args *a = TY_ARGS(lerp, c);
-  return ty_out_set(c, 0, ty_add(a->x.t, ty_mul(ty_sub(a->y.t, a->x.t), a->weight.f)));
+  return ty_out_set(c, 0, ty_add(a->x.t, ty_mul(ty_sub(a->y.t, a->x.t), a->weight)));
 }

@@ -97,7 +97,31 @@ static ty_tensor *inside(ty_tensor *x, double min, double max) {
 static double bound(ty_value v) { return v.kind == TY_NONE ? NAN : ty_number_of(v).f; }
 
 RULE(hardtanh, ty_where(inside(X(c), TY_ARGS(hardtanh, c)->min.f, TY_ARGS(hardtanh, c)->max.f), G(c), 0.0))
-RULE(clamp, ty_where(inside(X(c), bound(TY_ARGS(clamp, c)->min), bound(TY_ARGS(clamp, c)->max)), G(c), 0.0))
+
+/* Between tensors: x where it was inside, else the bound that it was cut to. */
+static bool between_tensors(ty_vjp *c, ty_value x, ty_value min, ty_value max) {
+  bool lower = min.kind == TY_TENSOR || !isnan(bound(min)), upper = max.kind == TY_TENSOR || !isnan(bound(max));
+  ty_tensor *below = lower ? ty_lt(x, min) : NULL, *above = upper ? ty_gt(x, max) : NULL;
+  ty_tensor *outside = below && above ? ty_logical_or(ty_operand(below), ty_operand(above)) : below ? below : above;
+  if (c->need[0]) c->dx[0] = ty_where(outside, 0.0, G(c));
+  if (c->need[1]) {
+    ty_tensor *to_min = upper ? ty_logical_and(ty_operand(below), ty_operand(ty_lt(min, max))) : below;
+    c->dx[1] = ty_where(to_min, G(c), 0.0);
+  }
+  if (c->need[2]) {
+    ty_tensor *to_max = lower ? ty_logical_or(ty_operand(above), ty_operand(ty_le(max, min))) : above;
+    c->dx[2] = ty_where(to_max, G(c), 0.0);
+  }
+  return true;
+}
+
+bool vjp_clamp(ty_vjp *c) {
+  const ty_clamp_args *a = TY_ARGS(clamp, c);
+  if (a->min.kind == TY_TENSOR || a->max.kind == TY_TENSOR) return between_tensors(c, a->x, a->min, a->max);
+  c->dx[0] = ty_where(inside(X(c), bound(a->min), bound(a->max)), G(c), 0.0);
+  return true;
+}
+
 RULE(masked_fill, ty_where(c->arg[1].t, 0.0, G(c)))
 
 bool vjp_where(ty_vjp *c) {

@@ -120,6 +120,7 @@ const ty_op *ty_op_find(const char *name); /* NULL when there is none */
 #define OK(n) ty_value n;
 #define N(n) ty_value n;
 #define NK(n) ty_value n;
+#define ONK(n) ty_value n;
 #define L(n) ty_value n;
 #define LK(n) ty_value n;
 #define I(n, d) ty_value n;

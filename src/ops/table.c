@@ -33,6 +33,7 @@
 #define OK(n) { .name = #n, .kind = TY_ARG_OPTIONAL, .kept = true },
 #define N(n) { .name = #n, .kind = TY_ARG_OPERAND, .required = true },
 #define NK(n) { .name = #n, .kind = TY_ARG_OPERAND, .required = true, .kept = true },
+#define ONK(n) { .name = #n, .kind = TY_ARG_OPERAND, .kept = true },
 #define L(n) { .name = #n, .kind = TY_ARG_LIST, .required = true },
 #define LK(n) { .name = #n, .kind = TY_ARG_LIST, .required = true, .kept = true },
 #define I(n, d) { .name = #n, .kind = TY_ARG_INT, .integer = d },
@@ -61,6 +62,7 @@
 #define OK(n) +1
 #define N(n) +1
 #define NK(n) +1
+#define ONK(n) +1
 #define L(n) +1
 #define LK(n) +1
 #define I(n, d)
@@ -123,6 +125,7 @@ const ty_op *ty_op_find(const char *name) {
 #define OK(n) , (TENSOR, n)
 #define N(n) , (VALUE, n)
 #define NK(n) , (VALUE, n)
+#define ONK(n) , (VALUE, n)
 #define L(n) , (TENSORS, n)
 #define LK(n) , (TENSORS, n)
 #define I(n, d) , (INT, n)
@@ -232,6 +235,7 @@ static bool check_value(const ty_op *op, int i, const ty_value *v) {
     case TY_ARG_TENSOR: return v->t || fail_tensor(op, i, "a tensor");
     case TY_ARG_OPERAND:
       if (v->kind == TY_TENSOR) return v->t || fail_tensor(op, i, "a tensor or a number");
+      if (v->kind == TY_NONE && !a->required) return true;
       return v->kind == TY_INT || v->kind == TY_FLOAT || fail_value(op, i, "a tensor or a number");
     case TY_ARG_NUMBER:
       if (v->kind == TY_NONE) return !a->required || fail_value(op, i, "a number");

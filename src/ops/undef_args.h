@@ -5,6 +5,7 @@
 #undef OK
 #undef N
 #undef NK
+#undef ONK
 #undef L
 #undef LK
 #undef I

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,6 +15,8 @@
 #include "internal.h"
 
 enum { PIECE = 4 << 20, STALLS = 64 };
+enum { TMPFS = 0x01021994 }; /* file systems of memory by their magic numbers, linux/magic.h */
+static const unsigned long RAMFS = 0x858458f6;
 
 _Thread_local bool (*ty_bring_back)(ty_tensor *t);
 
@@ -190,6 +193,10 @@ bool ty_tier_wait(ty_tier *t, int64_t ticket, double *from, double *to) {
 
 ty_tier_stats ty_tier_stats_of(ty_tier *t) {
   for (transfer *r = t->transfers; r; r = r->next) look(t, r, false);
+  struct statfs fs;
+  bool known = fstatfs(t->fd, &fs) == 0;
+  t->stats.memory = known && (fs.f_type == TMPFS || fs.f_type == RAMFS);
+  t->stats.room = known && fs.f_blocks ? (int64_t)fs.f_bavail * (int64_t)fs.f_bsize : -1;
   return t->stats;
 }
 

@@ -17,12 +17,13 @@ typedef enum ty_tier_backend { TY_TIER_AUTO, TY_TIER_URING, TY_TIER_THREADS } ty
 typedef enum ty_tier_fault { TY_TIER_SHORT, TY_TIER_INTERRUPT, TY_TIER_ERROR, TY_TIER_FULL } ty_tier_fault;
 
 typedef struct ty_tier_stats {
-  int64_t read, written; /* bytes, as asked for */
-  int64_t reads, writes; /* transfers */
-  int64_t copied;        /* bytes that went through a buffer, because their memory did not suit the disk */
-  int64_t held;          /* bytes of storages that are held now */
-  double waited;         /* seconds that ty_tier_wait() stood still */
-  bool direct, uring;
+  int64_t read, written;      /* bytes, as asked for */
+  int64_t reads, writes;      /* transfers */
+  int64_t copied;             /* bytes that went through a buffer, because their memory did not suit the disk */
+  int64_t held;               /* bytes of storages that are held now */
+  double waited;              /* seconds that ty_tier_wait() stood still */
+  int64_t room;               /* bytes that the file system still has for the file; -1: it does not say */
+  bool direct, uring, memory; /* memory: the file system is one of memory, no disk */
 } ty_tier_stats;
 
 /* A file in `folder`; NULL: in memory, outside of all budgets. direct: past the page cache where the file system can.

@@ -112,6 +112,7 @@ static ty_tensors any_list(void) {
 #define OK(n) , any_tensor()
 #define N(n) , any_operand()
 #define NK(n) , any_operand()
+#define ONK(n) , any_operand()
 #define L(n) , any_list()
 #define LK(n) , any_list()
 #define I(n, d) , any_int()

@@ -407,16 +407,15 @@ end)
 
 check.test("start-up", function()
   if slow then return end
-  local best = math.huge
-  for _ = 1, 10 do
-    local before = clock()
-    run("-e 'print(1)'")
-    best = math.min(best, clock() - before)
-  end
-  check.ok(best < 0.020, ("tycho -e takes %.1f ms, 20 are allowed"):format(best * 1000))
+  -- Processor time of twenty starts: other work on the machine does not count.
+  local report = shell(("for i in $(seq 20); do %s -e ''; done; times"):format(tycho))
+  local minutes, seconds, system_minutes, system_seconds = report:match "(%d+)m([%d.]+)s (%d+)m([%d.]+)s%s*$"
+  check.ok(minutes, "times wrote: " .. report)
+  local start = ((minutes + system_minutes) * 60 + seconds + system_seconds) / 20
+  check.ok(start < 0.020, ("tycho -e takes %.1f ms, 20 are allowed"):format(start * 1000))
   local peak = tonumber((run([[-e 'print(io.open("/proc/self/status"):read("a"):match("VmHWM:%s*(%d+)"))']])))
   check.ok(peak < 15 * 1024, ("tycho -e takes %d KiB, 15360 are allowed"):format(peak))
-  print(("start-up: %.1f ms, %d KiB"):format(best * 1000, peak))
+  print(("start-up: %.1f ms, %d KiB"):format(start * 1000, peak))
 end)
 
 os.execute("rm -rf " .. quote(folder))

@@ -126,6 +126,57 @@ check.test("modules by pattern, hooks before and after", function()
   check.equal(seen, { "before", "after" })
 end)
 
+check.test("hooks of the backward pass see and change the gradients of a module's inputs and outputs", function()
+  local layer = nn.with_defaults({ dtype = "f64" }, nn.Linear, 3, 2)
+  local x, v = ty.randn({ 4, 3 }, { dtype = "f64" }):requires_grad_(), ty.randn({ 4, 2 }, { dtype = "f64" })
+  local seen = {}
+  local stop = layer:register_full_backward_hook(function(module, grad_inputs, grad_outputs)
+    seen = { module == layer, grad_inputs[1] and grad_inputs[1]:clone(), grad_outputs[1]:clone(), grad_inputs.n,
+      grad_outputs.n }
+  end)
+  local y = layer(x)
+  local whole = ty.grad((y * v):sum(), x)
+  check.equal({ seen[1], seen[4], seen[5] }, { true, 1, 1 })
+  check.close(seen[2]:tolist(), whole:tolist(), 1e-12)
+  check.close(seen[2]:tolist(), v:matmul(layer.weight):tolist(), 1e-12)
+  check.close(seen[3]:tolist(), v:tolist(), 1e-12)
+  -- What is returned takes their place, on the way out and on the way in.
+  local twice = layer:register_full_backward_hook(function(_, grad_inputs) return grad_inputs[1] * 2 end)
+  local half = layer:register_full_backward_pre_hook(function(_, grad_outputs) return { grad_outputs[1] * 0.25 } end)
+  check.close(ty.grad((layer(x) * v):sum(), x):tolist(), (whole * 0.5):tolist(), 1e-12)
+  check.close(seen[3]:tolist(), (v * 0.25):tolist(), 1e-12)
+  local copy = layer:clone()
+  check.close(ty.grad((copy(x) * v):sum(), x):tolist(), (whole * 0.5):tolist(), 1e-12, "of a copy, too")
+  twice()
+  half()
+  check.close(ty.grad((layer(x) * v):sum(), x):tolist(), whole:tolist(), 1e-12)
+  -- A first layer, whose input wants no gradient; second derivatives; no graph, no hook.
+  seen = {}
+  layer(x:detach()):sum():backward()
+  check.equal({ seen[1], seen[2] == nil, seen[3]:tolist()[1] }, { true, true, { 1, 1 } })
+  local g = ty.grad((layer(x):square() * v):sum(), x, { create_graph = true })
+  check.ok(g.requires_grad and ty.grad(g:sum(), layer.weight):abs():max():item() > 0, "through the hook")
+  seen = {}
+  ty.no_grad(function() layer(x) end)
+  check.equal(seen, {})
+  stop()
+  check.equal(rawget(layer, "_hooks"), false, "nothing is left")
+  -- Several inputs and outputs, of which some have no gradient.
+  local Both = nn.module "Both"
+  function Both:forward(p, n, q) return p * n, q * n end -- luacheck: no unused args
+  local both, lists = Both(), nil
+  both:register_full_backward_hook(function(_, i, o) lists = { i, o } end)
+  local second = ty.ones({ 2 }, { dtype = "f64" }):requires_grad_()
+  local first = both(x, 3, second)
+  first:sum():backward()
+  check.equal({ lists[1].n, lists[1][2], lists[1][1]:tolist()[1], lists[2].n, lists[2][2] == nil },
+    { 3, nil, { 3, 3, 3 }, 2, true })
+  both:register_full_backward_hook(function() return { 5 } end)
+  check.fails(function() both(x, 3, second):sum():backward() end, "gradient 1 of the hook: expected a tensor, got 5")
+  check.fails(function() both:register_full_backward_hook(5) end,
+    "register_full_backward_hook: fn: expected a function")
+end)
+
 check.test("gradcheck finds gradients that are off", function()
   local m, n = f64 { { 0.3, -1.2 }, { 2, 0.7 } }, f64 { 1.5, -0.4 }
   local function two(x, y) return (x * y):sin(), y:exp() end

@@ -180,6 +180,105 @@ check.test("weight_norm and spectral_norm: trained, moved, removed", function()
   check.fails(function() nn.weight_norm(nn.ReLU()) end, "weight_norm: name: expected a parameter of ReLU")
 end)
 
+-- How far a matrix's columns are from orthogonal ones of length 1.
+local function off(w)
+  local q = w:size(-2) < w:size(-1) and w:transpose(-2, -1) or w
+  return (q:transpose(-2, -1):matmul(q) - ty.eye(q:size(-1), { dtype = w.dtype })):abs():max():item()
+end
+
+check.test("parametrizations by functions and modules, one after the other", function()
+  local layer = nn.Linear(3, 3)
+  local own = layer.weight:detach():clone()
+  check.equal(nn.is_parametrized(layer), false)
+  check.equal(nn.register_parametrization(layer, "weight", function(x) return (x + x:t()) * 0.5 end), layer)
+  check.equal({ nn.is_parametrized(layer), nn.is_parametrized(layer, "weight"), nn.is_parametrized(layer, "bias") },
+    { true, true, false })
+  check.close(layer.weight:tolist(), ((own + own:t()) * 0.5):tolist(), 1e-7)
+  local names = {}
+  for name in layer:named_parameters() do names[#names + 1] = name end
+  check.equal(names, { "bias", "parametrizations.weight.original" }, "as PyTorch's")
+
+  local Scale = nn.module "Scale"
+  function Scale:init() self.factor = ty.full({}, 2.0):requires_grad_() end
+  function Scale:forward(x) return x * self.factor end
+  nn.register_parametrization(layer, "weight", Scale())
+  check.close(layer.weight:tolist(), (own + own:t()):tolist(), 1e-6, "on top of the first")
+  check.ok(layer:state_dict()["parametrizations.weight.1.factor"], "with its parameters")
+  local opt, x = ty.optim.SGD(layer, { lr = 0.05 }), ty.randn(4, 3)
+  local before = layer(x):square():sum():item()
+  for _ = 1, 10 do ty.scope(function() opt:step(layer(x):square():sum()) end) end
+  check.ok(layer(x):square():sum():item() < before)
+  check.close(layer.weight:tolist(), layer.weight:t():tolist(), 1e-6, "symmetric still")
+  local copy = layer:clone()
+  check.close(copy(x):tolist(), layer(x):tolist(), 1e-6)
+  local y = layer(x)
+  nn.remove_parametrization(layer)
+  check.close(layer(x):tolist(), y:tolist(), 1e-6)
+  check.equal({ layer:count_parameters(), nn.is_parametrized(layer) }, { 12, false })
+end)
+
+check.test("parametrizations with a right inverse: the parameter stays what it was", function()
+  local Positive = nn.module "Positive"
+  function Positive:forward(x) return x:exp() end -- luacheck: no unused args
+  function Positive:right_inverse(w) return w:log() end -- luacheck: no unused args
+  local layer = nn.Linear(3, 2)
+  ty.no_grad(function() layer.weight:abs_() end)
+  local own = layer.weight:detach():clone()
+  nn.register_parametrization(layer, "weight", Positive())
+  check.close(layer.weight:tolist(), own:tolist(), 1e-6)
+  local Product = nn.module "Product"
+  function Product:forward(a, b) return a * b end -- luacheck: no unused args
+  function Product:right_inverse(w) return w * 2, ty.full_like(w, 0.5) end -- luacheck: no unused args
+  local second = nn.Linear(3, 2)
+  own = second.weight:detach():clone()
+  nn.register_parametrization(second, "weight", Product())
+  check.close(second.weight:tolist(), own:tolist(), 1e-6)
+  check.ok(second:state_dict()["parametrizations.weight.original1"], "several originals")
+  local who = "register_parametrization: "
+  check.fails(function() nn.register_parametrization(second, "weights", Product()) end,
+    who .. "name: expected a parameter of Linear, got \"weights\"")
+  check.fails(function() nn.register_parametrization(second, "bias", Product) end,
+    who .. "parametrization: expected a module or a function, got the class Product")
+  check.fails(function() nn.register_parametrization(second, "bias", function(x) return x:sum() end) end,
+    who .. "parametrization: expected it to give f32 [2], as the parameter is, got f32 []")
+  check.fails(function() nn.register_parametrization(second, "bias", function() end) end, "expected a tensor, got nil")
+  check.fails(function() nn.weight_norm(second) end, "\"weight\" is computed by ParametrizationList already")
+  check.fails(function() nn.weight_norm(nn.weight_norm(nn.Linear(2, 2))) end, "is computed by WeightNorm already")
+end)
+
+check.test("orthogonal weights stay orthogonal while they learn", function()
+  ty.manual_seed(3)
+  for _, map in ipairs { "matrix_exp", "cayley" } do
+    for _, shape in ipairs { { 4, 4 }, { 6, 3 }, { 3, 5 } } do
+      local layer = nn.Linear(shape[2], shape[1])
+      check.equal(nn.orthogonal(layer, { map = map }), layer)
+      check.ok(off(layer.weight) < 1e-5, map)
+      local opt, x, t = ty.optim.SGD(layer, { lr = 0.2 }), ty.randn(16, shape[2]), ty.randn(16, shape[1])
+      local first, loss = nil, nil
+      for _ = 1, 30 do
+        loss = (layer(x) - t):square():mean()
+        first = first or loss:item()
+        opt:step(loss)
+      end
+      check.ok(loss:item() < first, "it learns")
+      layer(x)
+      check.ok(off(layer.weight) < 1e-5, ("%s %d x %d: off by %g"):format(map, shape[1], shape[2], off(layer.weight)))
+      check.equal(layer:state_dict()["parametrizations.weight.0.base"].shape,
+        { math.max(table.unpack(shape)), math.max(table.unpack(shape)) })
+    end
+  end
+  -- A turn of the plane by the angle that is trained: exp of { { 0, -a }, { a, 0 } }.
+  local layer = nn.with_defaults({ dtype = "f64" }, nn.Linear, 2, 2, { bias = false })
+  ty.no_grad(function() layer.weight:copy_(ty.eye(2)) end)
+  nn.orthogonal(layer)
+  ty.no_grad(function() layer.parametrizations.weight.original["1, 0"] = 0.3 end)
+  layer(ty.zeros({ 1, 2 }, { dtype = "f64" }))
+  check.close(layer.weight:tolist(), { { math.cos(0.3), -math.sin(0.3) }, { math.sin(0.3), math.cos(0.3) } }, 1e-12)
+  check.fails(function() nn.orthogonal(nn.LayerNorm(3)) end, "orthogonal: name: expected matrices")
+  check.fails(function() nn.orthogonal(nn.ReLU()) end, "orthogonal: name: expected a parameter of ReLU")
+  check.fails(function() nn.orthogonal(nn.Linear(2, 2), { map = "householder" }) end, "map: expected")
+end)
+
 check.test("recurrent layers: lengths", function()
   local layer, x = nn.LSTM(2, 3), ty.randn(2, 4, 2)
   check.fails(function() layer(x, { lengths = { 4 } }) end, "LSTM: lengths: expected 2 integers")

@@ -256,6 +256,46 @@ check.test("grids of images", function()
   check.fails(function() plot.grid(ty.zeros(2, 2, 4, 4)) end, "images: expected [n, 1 or 3, h, w]")
 end)
 
+check.test("a batch as a sheet: pictures in any range, boxes, masks, names", function()
+  local image = ty.zeros({ 3, 3, 20, 30 }, { dtype = "u8" })
+  image["0, 0, 4:8, 6:16"] = 200
+  local mask = ty.zeros({ 3, 20, 30 }, { dtype = "u8" })
+  mask["1, 10:, :"] = 1
+  local boxes = ty.zeros(3, 2, 4)
+  boxes["0, 1"] = ty.tensor { 6.0, 4, 16, 8 }
+  local batch = { image = image, mask = mask, boxes = boxes, label = ty.tensor { 2, 0, 1 } }
+  local sheet = plot.batch(batch, { columns = 3, scale = 2, classes = { "cat", "dog", "ox" } })
+  local x = sheet.pixels
+  check.equal(x.shape[3], 3 * 62 + 2)
+  local top = x.shape[2] - 42 -- below the names
+  local function at(y, column) return x[(":, %d, %d"):format(top + y, column)]:tolist() end
+  check.equal(at(2 * 5, 2 + 2 * 9), { 200, 0, 0 }, "the picture, enlarged")
+  check.equal(at(2 * 4, 2 + 2 * 6), { 64, 160, 255 }, "the corner of the second box")
+  check.equal(at(2 * 4 + 1, 2 + 2 * 6 + 1), { 200, 0, 0 }, "which is a line")
+  check.equal(at(2 * 12, 62 + 2 + 8), { 128, 32, 32 }, "half of the colour of what the mask counts")
+  check.equal(at(2 * 2, 62 + 2 + 8), { 0, 0, 0 })
+  check.ok(x:narrow(1, 0, top - 2):max():item() == 255, "names above")
+  -- Floats of the usual ranges, normalised ones, and any others.
+  local function first(floats, options) return plot.batch(floats, options).pixels["0, 2, 2"]:item() end
+  check.equal(first(ty.full({ 1, 1, 4, 4 }, 0.5)), 128)
+  check.equal(first(ty.stack({ ty.full({ 1, 4, 4 }, 0.0), ty.full({ 1, 4, 4 }, -1.0) }, 0)), 128)
+  check.equal(first(ty.full({ 1, 3, 4, 4 }, 2.0), { mean = { 0.5, 0.4, 0.3 }, std = { 0.25, 0.25, 0.25 } }), 255)
+  check.equal(first(ty.full({ 1, 3, 4, 4 }, -1.2), { mean = { 0.5 }, std = { 0.25 } }), 51)
+  check.equal(first(ty.stack({ ty.full({ 1, 4, 4 }, 30.0), ty.full({ 1, 4, 4 }, 10.0) }, 0)), 255)
+  -- Clips, spectrograms, shares, one picture's text, an upper limit.
+  local clip = { video = ty.rand(2, 5, 3, 16, 16), caption = { "runs", "stands" } }
+  check.equal(plot.batch(clip).pixels.shape[1], 3)
+  local mel = ty.zeros(1, 1, 8, 10)
+  mel["0, 0, 0"] = 1
+  check.equal(plot.batch({ mel = mel }, { scale = 1 }).pixels["0, 9, 3"]:item(), 255, "low tones lie below")
+  check.ok(plot.batch { image = ty.rand(2, 1, 8, 8), target = ty.tensor { { 0.3, 0.7 }, { 1.0, 0 } } })
+  check.equal(plot.batch(ty.rand(40, 1, 96, 96), { count = 4 }).pixels.shape, { 1, 198, 198 })
+  check.fails(function() plot.batch { x = 3 } end, "plot.batch: batch: expected a tensor of at least 3 dimensions")
+  check.fails(function() plot.batch(3) end, "plot.batch: batch: expected a table, got 3")
+  check.fails(function() plot.batch(ty.ones(1, 3, 4, 4), { mean = { 1, 2 } }) end, "expected 1 or 3 numbers")
+  check.fails(function() plot.batch(ty.ones(0, 3, 4, 4)) end, "expected pictures, got image of no elements")
+end)
+
 check.test("lines by name are refused", function()
   check.fails(function() plot.line { series = { loss = { 1, 2 } } } end,
     'series: expected a list { { y = ..., label = "loss" }, ... }, got a table with names')

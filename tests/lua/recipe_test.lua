@@ -95,6 +95,54 @@ check.test("results that are infinite or undefined are text in metrics.json", fu
   check.equal(type(saved.metrics.smallest), "string")
 end)
 
+check.test("the plan of a training step: two steps are taken, then the run stops", function()
+  local script = root .. "/recipes/family/trains.lua"
+  ty.io.write_atomic(script, [[
+-- Trains a layer
+-- claim: it learns
+-- system: none
+-- paper: nobody 2024
+-- time: no time
+local ty = require "tycho"
+local r = ty.recipe.declare { args = { { "way", "loss", "of stepping" } } }
+local layer = ty.nn.Linear(256, 64)
+local opt = r.args.way == "mezo" and ty.optim.MeZO(layer, { lr = 1e-3 }) or ty.optim.AdamW(layer, { lr = 1e-3 })
+local x = ty.randn(32, 256)
+local function loss() return layer(x):square():mean() end
+local step = function() opt:step(loss()) end
+if r.args.way == "mezo" then step = function() opt:step(loss) end end
+if r.args.way == "compiled" then step = ty.compile(function() return opt:step(loss()) end) end
+if r.args.way == "gradients" then step = function()
+  loss():backward()
+  opt:step()
+  opt:zero_grad()
+end end
+for i = 1, r.args.way == "nothing" and 0 or 10 do
+  ty.scope(step)
+  print("step " .. i)
+end
+os.exit(r:finish { { claim = "a", measured = 1, bar = 1 } })
+]])
+  local function run(words)
+    local pipe <close> = assert(io.popen(("%s %s --out %s %s 2>&1; echo status $?"):format(arg[-1] or "tycho", script,
+      root, words)))
+    return pipe:read "a"
+  end
+  for _, way in ipairs { "loss", "gradients", "mezo" } do
+    local text = run("--plan --way " .. way)
+    check.ok(text:find "step 1\n" and not text:find "step 2\n", way .. " stops after two: " .. text)
+    check.ok(text:find "status 0", text)
+    check.ok(text:find "parameters +65%.79 kB", text) -- 4 * (256 * 64 + 64)
+    check.ok(text:find(way == "mezo" and "moments +0%.00 kB" or "moments +131%.58 kB"), text)
+    check.ok(text:find "GFLOP in %d+ kernels", text)
+  end
+  local flops = tonumber(run("--plan"):match "work +(%S+) +GFLOP")
+  check.ok(flops >= 2 * 2 * 32 * 256 * 64 / 1e9 and flops < 0.004, "of the products both ways: " .. flops)
+  check.ok(run("--plan --way compiled"):find "plan of a training step", "of a compiled step")
+  check.ok(run("--plan --way nothing"):find "nothing is trained by an optimizer", "of a run without steps")
+  check.ok(run("--plan --record"):find "%-%-plan: a run that stops after two steps is no record", "no record")
+end)
+
 check.test("the footprint of a run", function()
   local r = declare("--footprint", "--electricity", "france", "--quick")
   check.equal(r.meter ~= nil, true)
@@ -289,6 +337,21 @@ check.test("only a clean tree is recorded", function()
   ty.io.mkdir(tree .. "/records")
   ty.io.write_atomic(tree .. "/records/a.json", "{}")
   check.equal(#records.commit(tree), 40, "other records do not count")
+  -- A picture that is too large for a record is kept smaller, and the run is not lost.
+  local r = recipe.declare({ file = tree .. "/recipes/family/example.lua", args = {} }, { "--record", "--out",
+    root .. "/large" })
+  ty.manual_seed(1)
+  local picture = ty.randint(0, 256, { 3, 400, 300 }):to "u8" -- noise: a file as large as the picture
+  ty.io.save_image(r:picture "example.png", picture)
+  check.ok(#ty.io.read(root .. "/large/example.png") > 200000)
+  r:finish { { claim = "works", measured = 1, bar = 1 } }
+  local run = records.plain_run(records.read(tree, "family/example"))
+  check.equal(run.picture, "example.png")
+  check.ok(#ty.io.read(tree .. "/records/family/example.png") <= 200000)
+  local kept = ty.io.load_image(tree .. "/records/family/example.png")
+  check.equal(kept.shape, { 3, 200, 150 })
+  local mean = picture:to("f32"):unsqueeze(0):avg_pool2d(2):squeeze(0)
+  check.ok((kept:to "f32" - mean):abs():mean():item() < 30, "what is next to each other is averaged")
   ty.io.write_atomic(tree .. "/new.lua", "")
   check.fails(function() records.commit(tree) end, "changes that are not committed")
 end)

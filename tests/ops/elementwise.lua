@@ -422,14 +422,19 @@ return function(row, T)
       { T { 5, avoid = { 1 } }, 1 }, { T { avoid = { 0, 1 } }, 0, 1 }, { T { 0, 2 }, 0, 1 },
       { T { 5, values = { nan, inf, -inf, 0.5, 7.0 } }, -2, 2, grad = false },
       { T { 71, range = { -9, 9 } }, -3, 4, grad = false },
+      { T { 3, 4, range = { -3, 3 } }, T { 3, 4, range = { -1.7, -0.4 } }, T { 4, range = { 0.3, 1.6 } } },
+      { T { 2, 3 }, T { 3, range = { 0.3, 0.6 } } },
+      { T { 2, 3, range = { -1, 3 } }, -0.5, T { 2, 1, range = { 0.4, 1 } }, dtypes = FLOATS },
+      { T { 2, 1, 3 }, T { 2, 1, range = { -0.7, -0.2 } }, 0.9, dtypes = FLOATS }, { T {}, T {}, T {} },
+      { T { 0, 2 }, T { 2 }, 1 },
+      { T { 6, range = { -2, 2 } }, T { 6, range = { 0.4, 0.9 } }, T { 6, range = { -0.8, -0.3 } } }, -- they cross
+      { T { 5, values = { nan, inf, -inf, 0.5, 7.0 } }, T { 5, values = { -2.0, -2, -2, 1, 1 } }, 2, grad = false },
     },
+    errors = { { T { 3 }, T { 4 }, match = { "clamp", "[3]", "[4]" } } },
     ref = function(x, min, max)
-      if type(min) == "table" then min, max = min.min, min.max end
-      return T.map(x, function(v)
-        if v ~= v then return v end
-        if max then v = math.min(v, max) end
-        return min and math.max(v, min) or v
-      end)
+      if type(min) == "table" and not min.shape then min, max = min.min, min.max end
+      local inner = min and T.zip(function(u, v) return u ~= u and u or math.max(u, v) end, x, min) or x
+      return max and T.zip(function(u, v) return u ~= u and u or math.min(u, v) end, inner, max) or inner
     end,
     strict = true,
   })
@@ -437,8 +442,15 @@ return function(row, T)
   row("lerp", {
     cases = {
       { T { 3, 4 }, T { 3, 4 }, 0.3 }, { T { 2, 3 }, T { 3 }, 1.5 }, { T {}, T {}, 0.5 }, { T { 0 }, T { 0 }, 0.5 },
+      { T { 3, 4 }, T { 3, 4 }, T { 4 } }, { T { 2, 3 }, T { 3 }, T { 2, 1 } }, { T {}, T {}, T {} },
     },
-    ref = function(x, y, w) return T.zip(function(u, v) return u + w * (v - u) end, x, y) end,
+    ref = function(x, y, w)
+      if type(w) == "table" then
+        local step = T.zip(function(a, b) return a * b end, T.zip(function(u, v) return v - u end, x, y), w)
+        return T.zip(function(u, v) return u + v end, x, step)
+      end
+      return T.zip(function(u, v) return u + w * (v - u) end, x, y)
+    end,
     errors = { { T { 3 }, T { 4 }, 0.5, match = { "lerp", "[3]", "[4]" } } },
   })
 

@@ -9,7 +9,7 @@ return require("tycho.lazy")(data, {
   transforms = "tycho.data.transforms",
   WeightedSampler = { "tycho.data.samplers", "WeightedSampler" }, rounds = { "tycho.data.samplers", "rounds" },
   DistributedSampler = { "tycho.data.samplers", "DistributedSampler" },
-  stream = { "tycho.data.stream", "new" },
+  stream = { "tycho.data.stream", "new" }, cache = { "tycho.data.cache", "cache" },
   jsonl = { "tycho.data.shards", "jsonl" }, shards = { "tycho.data.shards", "shards" },
   load_wav = { "tycho.data.audio", "load_wav" }, save_wav = { "tycho.data.audio", "save_wav" },
   load_audio = { "tycho.data.audio", "load_audio" }, save_flac = { "tycho.data.audio", "save_flac" },

@@ -68,11 +68,13 @@ function Module.__call(self, ...)
     local changed = table.pack(hook(self, table.unpack(input, 1, input.n)))
     if changed.n > 0 then input = changed end
   end
+  local backward = hooks.watches and require("tycho.nn.backward_hooks").begin(self, hooks, input)
   local output = table.pack(self:forward(table.unpack(input, 1, input.n)))
   for _, hook in ipairs(hooks.after) do
     local changed = table.pack(hook(self, output, table.unpack(input, 1, input.n)))
     if changed.n > 0 then output = changed end
   end
+  if backward then backward(output) end
   return table.unpack(output, 1, output.n)
 end
 
@@ -363,29 +365,49 @@ end
 --- A deep copy with its own parameters; what was shared inside stays shared.
 function Module:clone() return copy_value(self, {}) end
 
---- Adds fn(module, ...inputs) before forward(); what it returns replaces the inputs. Returns a function that removes
--- it.
-function Module:register_forward_pre_hook(fn) return self:_add_hook("before", fn) end
+local kinds_of_hooks = { before = "register_forward_pre_hook", after = "register_forward_hook",
+  before_backward = "register_full_backward_pre_hook", after_backward = "register_full_backward_hook" }
 
---- Adds fn(module, outputs, ...inputs) after forward(); what it returns replaces the outputs. Returns a function that
--- removes it.
-function Module:register_forward_hook(fn) return self:_add_hook("after", fn) end
+-- Takes a hook off.
+local function remove_hook(self, where, fn)
+  local hooks = rawget(self, "_hooks")
+  if not hooks then return end
+  for i, other in ipairs(hooks[where]) do
+    if other == fn then table.remove(hooks[where], i) break end
+  end
+  hooks.watches = #hooks.before_backward + #hooks.after_backward > 0
+  if not hooks.watches and #hooks.before + #hooks.after == 0 then rawset(self, "_hooks", false) end
+end
 
-function Module:_add_hook(where, fn)
-  expect(where == "after" and "register_forward_hook" or "register_forward_pre_hook", "fn", fn, "a function")
+local function add_hook(self, where, fn)
+  expect(kinds_of_hooks[where], "fn", fn, "a function")
   local hooks = rawget(self, "_hooks")
   if not hooks then
-    hooks = { before = {}, after = {} }
+    hooks = { watches = false }
+    for kind in pairs(kinds_of_hooks) do hooks[kind] = {} end
     rawset(self, "_hooks", hooks)
   end
   table.insert(hooks[where], fn)
-  return function()
-    for i, other in ipairs(hooks[where]) do
-      if other == fn then table.remove(hooks[where], i) break end
-    end
-    if #hooks.before == 0 and #hooks.after == 0 then rawset(self, "_hooks", false) end
-  end
+  hooks.watches = #hooks.before_backward + #hooks.after_backward > 0
+  return function() remove_hook(self, where, fn) end
 end
+
+--- Adds fn(module, ...inputs) before forward(); what it returns replaces the inputs. Returns a function that removes
+-- it.
+function Module:register_forward_pre_hook(fn) return add_hook(self, "before", fn) end
+
+--- Adds fn(module, outputs, ...inputs) after forward(); what it returns replaces the outputs. Returns a function that
+-- removes it.
+function Module:register_forward_hook(fn) return add_hook(self, "after", fn) end
+
+--- Adds fn(module, grad_inputs, grad_outputs), called in a backward pass when the gradients of the inputs of a call are
+-- there: lists by the positions of inputs and outputs, nil for what wants no gradient (of a first layer none is there).
+-- A tensor or list that it returns replaces the gradients of the inputs. Returns a function that removes it.
+function Module:register_full_backward_hook(fn) return add_hook(self, "after_backward", fn) end
+
+--- Adds fn(module, grad_outputs), called in a backward pass before it goes through the module; what it returns replaces
+-- the gradients of the outputs. Returns a function that removes it.
+function Module:register_full_backward_pre_hook(fn) return add_hook(self, "before_backward", fn) end
 
 --- Shapes, parameters and work by module, seen in one forward pass on zeros of a shape: print(model:summary { 8, 3, 64,
 --- 64 }). See ty.profile.summary for other inputs and options.
@@ -418,4 +440,4 @@ function Module.__tostring(self)
   return table.concat(lines, "\n")
 end
 
-return { Module = Module, define = define, is_module = is_module, walk_state = walk_state }
+return { Module = Module, define = define, is_module = is_module, walk_state = walk_state, remove_hook = remove_hook }

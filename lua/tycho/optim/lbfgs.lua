@@ -186,6 +186,7 @@ function LBFGS:step(closure)
   end
   self.steps = self.steps + 1
   self:zero_grad()
+  require("tycho.optim.watcher").stepped(self)
   return first
 end
 

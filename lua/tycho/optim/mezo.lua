@@ -117,6 +117,7 @@ function MeZO:step(closure)
   if at ~= 0 then self:perturb(params, -at) end
   if not ok then error(above, 0) end
   self:update(params, self:close(above, below))
+  require("tycho.optim.watcher").stepped(self)
   return (above + below) / 2
 end
 

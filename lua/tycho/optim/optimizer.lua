@@ -1,6 +1,7 @@
 --- What all optimizers share: groups of parameters, clipping, the step, the state.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local stepped = require("tycho.optim.watcher").stepped
 
 local expect, fail, read = arguments.expect, arguments.fail, arguments.read
 local program = ty.core.program
@@ -333,7 +334,10 @@ local function step(self, scaler)
     if self.rest.weights[1] then program.on_replay(function() return clip.weight end) end
     ema:move(self.rest, clip.weight)
   end
-  if program.is_recording() then program.on_replay(function() self.steps = self.steps + 1 end) end
+  if program.is_recording() then program.on_replay(function()
+    self.steps = self.steps + 1
+    stepped(self)
+  end) end
   self.steps = self.steps + 1
   if self.clip_norm == 0 then return nil end
   return clip.norm and not program.is_compiling() and clip.norm:item() or clip.norm
@@ -345,12 +349,17 @@ end
 ---@param loss? Tensor
 ---@return number|Tensor|nil norm
 function Optimizer:step(loss)
-  if loss == nil then return ty.no_grad(step, self) end
+  if loss == nil then
+    local norm = ty.no_grad(step, self)
+    stepped(self)
+    return norm
+  end
   expect(self.name .. ":step", "loss", loss, "a tensor or nil")
   self:zero_grad()
   loss:backward()
   local norm = ty.no_grad(step, self)
   self:zero_grad()
+  stepped(self)
   return norm
 end
 
@@ -407,11 +416,16 @@ end
 function Optimizer:close_parts(clip)
   expect(self.name .. ":close_parts", "clip", clip, "a table")
   self.steps = self.steps + 1
+  stepped(self)
   return clip.norm
 end
 
 --- What GradScaler:step does with gradients of a scaled loss.
-function Optimizer:step_scaled(scaler) return ty.no_grad(step, self, scaler) end
+function Optimizer:step_scaled(scaler)
+  local norm = ty.no_grad(step, self, scaler)
+  stepped(self)
+  return norm
+end
 
 --- The rate of the next step of the first group.
 function Optimizer:rate() return rate_of(self, self.groups[1]) end
@@ -537,7 +551,9 @@ function Optimizer:load_state_dict(state)
               fail("%s: %s of parameter %d has shape [%s], expected [%s]", self.name, slot, position,
                 table.concat(value.shape, ", "), table.concat(wanted.shape, ", "))
             end
-            value = value:to { device = p.device, dtype = wanted.dtype }:clone()
+            local dtype = wanted.dtype
+            wanted:free() -- now: of a large model, those of all would be there at once
+            value = value:to { device = p.device, dtype = dtype }:clone()
             new[slot] = ty.keep(place and place(group, p, value) or value)
           end
         end

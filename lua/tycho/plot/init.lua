@@ -2,4 +2,4 @@
 return require "tycho.lazy" ({
   line = require "tycho.plot.line",
   grid = require "tycho.plot.grid",
-}, {}, "ty.plot")
+}, { batch = "tycho.plot.batch" }, "ty.plot")

@@ -19,6 +19,8 @@ M.common = {
   { "out", "", "folder for the results", place = true },
   { "strict", false, "exit with status 1 when a bar is not reached", place = true },
   { "record", false, "keep the results in records/, of a clean tree", place = true },
+  { "plan", false, "print what a training step takes of memory, work and time, after two of them, and stop",
+    place = true },
   { "footprint", false, "print the run's energy and what it costs in 16 impact categories", place = true },
   { "electricity", "usa", "whose, for --footprint", place = true, choices = { "france", "germany", "usa" } },
 }

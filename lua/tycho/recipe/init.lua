@@ -31,6 +31,7 @@ local M = { parse = arguments.parse, help_text = arguments.help, distance = meas
 ---@field device string
 ---@field quick boolean
 ---@field out string              folder of the results
+---@field plan boolean            whether the run stops after two training steps and says what they took
 ---@field footprint boolean       whether the life-cycle report is printed at the end
 ---@field metrics table           numbers by name that the recipe wants to keep besides its table
 local Recipe = {}
@@ -85,6 +86,13 @@ function M.declare(spec, words)
     if self.threads > 0 then ty.set_threads(self.threads) end
     local available, why = ty.device_available(self.device)
     if not available then error("--device: " .. why, 0) end
+    if self.plan then
+      if self.record then error("--plan: a run that stops after two steps is no record", 0) end
+      require("tycho.recipe.plan").begin(self.device, function(text)
+        io.stdout:write(text, "\n")
+        os.exit(0, true)
+      end)
+    end
     if self.record then
       if self.quick then error("--record: a quick run judges nothing; run it without --quick", 0) end
       if not self.root then error(("--record: %s is in no folder recipes/"):format(file), 0) end
@@ -220,13 +228,23 @@ function Recipe:picture(name)
   return self.shown
 end
 
--- The recorded picture stands beside the record, under the recipe's name.
+local LARGEST = 200000 -- bytes of a recorded picture
+
+-- The recorded picture stands beside the record, under the recipe's name. One that is too large is brought to half its
+-- sides: a run of an hour is not lost for its picture.
 local function keep_picture(self)
   if not self.shown then return nil end
   local content = ty.io.read(self.shown)
   local target = ("%s/records/%s.png"):format(self.root, self.name)
-  if #content > 200000 then
-    error(("--record: %s: expected a picture of at most 200,000 bytes, got %d"):format(self.shown, #content), 0)
+  while #content > LARGEST do
+    local x = ty.io.load_image(self.shown)
+    local h, w = x.shape[2] // 2, x.shape[3] // 2
+    local small = self:path "small.png"
+    ty.io.save_image(small, x:to("f32"):unsqueeze(0):interpolate({ h, w }, nil, "bilinear", false, true):squeeze(0)
+      :clamp(0, 255):round():to "u8")
+    io.stdout:write(("%s: %d bytes are more than the %d of a record; it is kept with half its sides\n"):format(
+      self.shown, #content, LARGEST))
+    content, self.shown = ty.io.read(small), small
   end
   ty.io.mkdir(target:match "^(.*)/")
   ty.io.write_atomic(target, content)
@@ -250,6 +268,10 @@ end
 ---@param list RecipeRow[]
 ---@return integer status
 function Recipe:finish(list)
+  if self.plan then
+    io.stdout:write("nothing is trained by an optimizer of ty.optim: there is no step to plan\n")
+    return 0
+  end
   local results, failed = {}, 0
   for i, row in ipairs(list) do
     results[i] = rows.result(row, not self.quick)

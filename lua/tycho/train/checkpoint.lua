@@ -59,7 +59,7 @@ end
 function encode(value, path, tensors)
   local kind = type(value)
   if ty.is_tensor(value) then
-    tensors[path] = value:detach()
+    tensors[path] = value.requires_grad and value:detach() or value -- what is away stays away until it is written
     return { ["$tensor"] = path }
   elseif kind == "number" then
     return encode_number(value)
@@ -118,6 +118,15 @@ end
 
 local is_module = function(value) return require("tycho.nn").is_module(value) end
 
+-- As Module:state_dict(), but the tensors themselves: an op would bring back at once all that is away on a tier.
+local function weights_of(module)
+  local state = {}
+  require("tycho.nn.module").walk_state(module, function(kind, name, tensor, owner, key)
+    if kind == "parameter" or owner._buffers[key] then state[name] = tensor end
+  end)
+  return state
+end
+
 --- Saves modules, things with state_dict() (optimizers, schedulers, averages, loaders) and plain values by name, and
 -- the state of the default generator.
 ---@param path string  the folder
@@ -138,7 +147,7 @@ function M.save(path, parts)
         tostring(name))
     end
     if is_module(part) then
-      save_tensors(name .. ".safetensors", part:state_dict())
+      save_tensors(name .. ".safetensors", weights_of(part))
     elseif type(part) == "table" and part.state_dict then
       if rawget(part, "__index") == part then
         arguments.fail("train.save_checkpoint: %s: expected an object, got %s", name, arguments.describe(part))

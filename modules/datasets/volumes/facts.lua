@@ -187,6 +187,41 @@ function M.told(text)
   return #list > 0 and table.concat(list, "; ") or "normal"
 end
 
+--- Questions about the findings of an item, as { question, answer } in small letters: whether there is one of a kind
+-- that is there and where it is, and whether there is one of a kind that is not. options: first (1: from which of
+-- M.kinds on the kinds are looked for, in turn), shown(finding) (nil: all: those for which it is false are passed over,
+-- as if they were not there).
+---@param list table[]
+---@param options? { first?: integer, shown?: fun(finding: table): boolean }
+---@return string[][]
+function M.questions(list, options)
+  local who = "datasets.volumes.facts.questions"
+  arguments.expect(who, "findings", list, "a list of tables")
+  local o = arguments.read(who, options, { first = 1, shown = arguments.none }, { shown = "a function",
+    first = "an integer" })
+  local there, result = {}, {}
+  for i, f in ipairs(list) do
+    if type(f) ~= "table" or type(f.kind) ~= "string" or type(f.organ) ~= "string" then
+      arguments.fail("%s: findings: expected { kind = string, organ = string }, got %s as number %d", who,
+        arguments.describe(f), i)
+    end
+    if not o.shown or o.shown(f) then there[f.kind] = there[f.kind] or f end
+  end
+  local yes, no
+  for k = 0, #M.kinds - 1 do
+    local kind = M.kinds[(o.first - 1 + k) % #M.kinds + 1]
+    if there[kind] and not yes then
+      yes = true
+      result[#result + 1] = { "is there a " .. kind .. "?", "yes" }
+      result[#result + 1] = { "where is the " .. kind .. "?", there[kind].organ }
+    elseif not there[kind] and not no then
+      no = true
+      result[#result + 1] = { "is there a " .. kind .. "?", "no" }
+    end
+  end
+  return result
+end
+
 -- ---- comparing ----
 
 local function as_findings(who, what, x)

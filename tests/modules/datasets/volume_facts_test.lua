@@ -190,4 +190,16 @@ check.test("wrong arguments", function()
   check.fails(function() facts.filter("a", 1) end, "keep: expected a function, got 1")
 end)
 
+check.test("questions: of a kind that is there, where it is, and of one that is not", function()
+  local list = { { kind = "cyst", organ = "liver" }, { kind = "nodule", organ = "left lung" } }
+  check.equal(facts.kinds[1], "nodule")
+  check.equal(facts.questions(list), { { "is there a nodule?", "yes" }, { "where is the nodule?", "left lung" },
+    { "is there a calcification?", "no" } })
+  -- What is not shown is as if it was not there; the first kind says where the search begins.
+  local function right(f) return f.organ ~= "left lung" end
+  check.equal(facts.questions(list, { shown = right })[1], { "is there a nodule?", "no" })
+  check.equal(#facts.questions({}, { first = 3 }), 1)
+  check.fails(function() facts.questions { { kind = 3 } } end, "findings: expected { kind = string, organ = string }")
+end)
+
 check.finish()

@@ -150,6 +150,29 @@ check.test("training lowers the loss; a penalty makes words smaller; a tuned one
   check.ok(not mine.network.promptnet.word_proj.weight:eq(before):all():item())
 end)
 
+check.test("prompts of a batch, and pictures with noise alone", function()
+  local seen, times = {}, {}
+  local forward = told.network.forward
+  local other = picture_words.new(painter, promptnet:clone(), { token = "<toy>" })
+  rawset(other.network, "forward", function(self, x, t, condition)
+    for _, value in ipairs(t:tolist()) do times[#times + 1] = value end
+    seen[#seen + 1] = condition.tokens:tolist()
+    return forward(self, x, t, condition)
+  end)
+  local set = ty.data.TensorDataset { image = ty.stack({ picture, picture:flip { 2 } }, 0), number = ty.arange(2) }
+  other:train(ty.data.DataLoader(set, { batch_size = 2 }), { steps = 3, noise = 0.6, prompt = function(batch)
+    return batch.number.shape[1] == 2 and { "a neon <toy> on a blue ground", "a <toy>" }
+  end })
+  check.equal(#seen, 3)
+  check.equal(seen[1], painter:tokens({ "a neon <toy> on a blue ground", "a <toy>" }):tolist())
+  for _, t in ipairs(times) do check.ok(t >= 599, ("%g"):format(t)) end
+  check.fails(function()
+    other:train(ty.data.DataLoader(set, { batch_size = 2 }), { steps = 1, prompt = function() return { "a" } end })
+  end, "picture_words.train: prompt: expected 2, one for each picture, got 1")
+  check.fails(function() other:train(picture:unsqueeze(0), { steps = 1, noise = 1 }) end,
+    "picture_words.train: noise: expected a number in [0, 1), got 1")
+end)
+
 check.test("mistakes", function()
   check.fails(function() told:paint(picture, prompts, { s2 = 1 }) end,
     "picture_words.paint: reference: expected 2 prompts, one for each, got nil")

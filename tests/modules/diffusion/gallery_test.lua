@@ -47,6 +47,18 @@ check.test("what is ready stays when it is interrupted; other errors pass", func
     "expected at least one, got none")
 end)
 
+check.test("prompts of a file", function()
+  local path = scratch.file "prompts.txt"
+  local function write(text)
+    scratch.spit("prompts.txt", text)
+    return diffusion.gallery.prompts(path)
+  end
+  check.equal(write "\u{feff}a cat\r\n\n# no prompt\n  zw\u{f6}lf hats \n", { "a cat", "zw\u{f6}lf hats" })
+  check.fails(function() write "a cat\n\na b\xe9d dog\n" end,
+    "prompts.txt: line 3: expected UTF-8, got the byte 0xE9 at 4")
+  check.fails(function() write "\n# nothing\n" end, "expected at least one prompt, got none")
+end)
+
 local interpreter
 do
   local first = 0
@@ -57,9 +69,9 @@ local folder = scratch.file "pipeline"
 hub.save_pipeline(folder, pipeline)
 local log = scratch.file "log"
 
-local function generate(out, words, before)
+local function generate(out, words, before, model)
   local command = "%s '%s' '%srecipes/diffusion/generate.lua' --threads 1 --model '%s' --out '%s' %s >'%s' 2>&1"
-  command = command:format(before or "", interpreter, check.root, folder, scratch.file(out), words, log)
+  command = command:format(before or "", interpreter, check.root, model or folder, scratch.file(out), words, log)
   return os.execute(command), ty.io.exists(log) and ty.io.read(log)
 end
 
@@ -78,6 +90,43 @@ check.test("the recipe, on a folder as diffusers writes it", function()
   check.equal(ok, true, said)
   ok, said = generate("wrong", "--scheduler dpm9")
   check.equal({ ok, said:find("name: expected one of ddim", 1, true) ~= nil }, { nil, true })
+end)
+
+check.test("the recipe with LoRAs, a ControlNet, weights in blocks and a file of prompts", function()
+  local fixtures = check.root .. "tests/fixtures/"
+  local prompts = scratch.file "prompts.txt"
+  scratch.spit("prompts.txt", "a cat\n# none\na dog\n")
+  local function with(out, words)
+    local ok, said = generate(out, ("--prompts '%s' --steps 2 --size 16 %s"):format(prompts, words), nil,
+      fixtures .. "pipelines/sd15")
+    local path = scratch.file(out) .. "/pictures/0002.png"
+    return ok and ty.io.load_image(path):to "f32", said, ok and ty.io.png_text(ty.io.read(path)).prompt
+  end
+  local plain, said, prompt = with("as it is", "")
+  check.ok(plain, said)
+  check.equal(prompt, "a dog")
+  local function another(out, words, least, most)
+    local picture
+    picture, said = with(out, words)
+    local off = picture and (picture - plain):abs():mean():item() or -1
+    check.ok(off > least and off < most, ("%s: %g\n%s"):format(out, off, said))
+  end
+  local one, two = fixtures .. "loras/sd15_kohya.safetensors", fixtures .. "loras/sd15_old.safetensors"
+  another("lora", ("--lora '%s:0.5,%s'"):format(one, two), 0.5, 255)
+  another("lora of none", ("--lora '%s:0,%s:0.0'"):format(one, two), -1e-9, 0.01)
+  another("control", ("--control '%spipelines/control' --picture '%sdocs/digits.png'"):format(fixtures, check.root),
+    0.1, 255)
+  another("blocks", "--dtype q8_0", -1e-9, 6)
+  check.ok(said:find("unet: weights of ", 1, true), said)
+  another("both", ("--dtype q8_0 --lora '%s'"):format(one), 0.5, 255)
+  local ok
+  for words, what in pairs { ["--lora '" .. fixtures .. "loras/sdxl_kohya.safetensors'"] =
+      "246 of 366 tensors find no layer that they fit", ["--control '" .. fixtures .. "pipelines/control'"] =
+      "--picture: expected one, for --control to see, got none", ["--size abc"] = "--size: expected 512 or 768x512",
+      ["--dtype q9_0"] = "expected nf4, q8_0" } do
+    ok, said = generate("wrong", "--prompt a --steps 1 " .. words, nil, fixtures .. "pipelines/sd15")
+    check.equal({ ok, said:find(what, 1, true) ~= nil }, { nil, true }, said)
+  end
 end)
 
 check.test("Ctrl-C ends it with what is ready", function()

@@ -150,6 +150,34 @@ check.test("quick views by the small autoencoder", function()
   check.equal(p:encode(pictures).shape, { 1, 4, 8, 8 })
 end)
 
+check.test("a NaN ends it with the step and the module where it began", function()
+  local p = painter "sd15"
+  local o = { steps = 3, width = 16, height = 16 }
+  local weight = p.network.mid_block.resnets[1].conv1.weight
+  local before = weight:detach():clone()
+  ty.no_grad(function() weight:fill_(0 / 0) end)
+  check.fails(function() p:paint({ "a cat" }, o) end, "TextToImage:paint: step 1 of 3, what the network says: expected "
+    .. "finite numbers, got NaN or infinity; conv2d(")
+  check.fails(function() p:paint({ "a cat" }, o) end, "in mid_block.resnets.0.conv1: the first NaN")
+  ty.no_grad(function() weight:copy_(before) end)
+  local broken = { advance = function(_, run, next, ...)
+    local x = next(...)
+    return run.step == 2 and x * (1 / 0) or x
+  end }
+  o.parts = { broken }
+  check.fails(function() p:paint({ "a cat" }, o) end,
+    "TextToImage:paint: step 3 of 3: expected a sample of finite numbers, got NaN or infinity, of a step or a part")
+  o.parts = {}
+  local bias = p.autoencoder.decoder.conv_out.bias
+  before = bias:detach():clone()
+  ty.no_grad(function() bias:fill_(1 / 0) end)
+  check.fails(function() p:paint({ "a cat" }, o) end, "TextToImage:decode: the pictures of the autoencoder: expected "
+    .. "finite numbers, got NaN or infinity; conv2d(")
+  ty.no_grad(function() bias:copy_(before) end)
+  check.fails(function() p:paint({ "a cat", "a \xff dog" }, o) end,
+    "TextToImage:paint: prompts[2]: expected UTF-8, got the byte 0xFF at 3")
+end)
+
 check.test("what is wrong is one clear error", function()
   local function fails(name, missing, text)
     local pipeline = hub.pipeline(root .. name, { dtype = "f32" })

@@ -1,5 +1,5 @@
 -- Vision transformers against transformers: the small models of tests/fixtures/vision (make_vision.py), loaded from the
--- folders that transformers wrote; CLIP's picture transformers among them.
+-- folders that transformers wrote; the picture transformers of DeiT, CLIP and SigLIP among them.
 local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local reference = dofile(here .. "../modules/models/reference.lua")(check)
@@ -18,7 +18,7 @@ local function load(name, options)
   return model, ty.io.load_safetensors(root .. name .. "/expected.safetensors")
 end
 
-for name, layers in pairs { vit = 3, clip_vision = 2, clip_vision_bare = 2 } do
+for name, layers in pairs { vit = 3, deit = 3, clip_vision = 2, clip_vision_bare = 2, siglip_vision = 2 } do
   check.test(name .. ": hidden states, pooled outputs and gradients of transformers", function()
     local model, want = load(name)
     local x = want.x:detach():requires_grad_()
@@ -83,6 +83,22 @@ check.test("a classifier: logits, the loss of many labels, gradients", function(
   compare(x.grad, want["input_grad.x"], "gradient for the pictures")
   local labels = ty.tensor { 0, 4, 1 }
   check.close(model:loss(x, labels):item(), ty.nn.cross_entropy(model(x), labels):item(), 1e-6)
+end)
+
+check.test("deit: two heads, their mean, gradients", function()
+  local model, want = load "deit_teacher"
+  local x = want.x:detach():requires_grad_()
+  local logits, own, taught = model(x)
+  compare(logits, want.logits, "logits")
+  compare(own, want.own, "those of the class")
+  compare(taught, want.taught, "those of the teacher's token")
+  local loss = (logits * reference.wave(logits):to "f32"):sum()
+  check.close(loss:item(), want.loss:item(), 1e-4 * math.abs(want.loss:item()), "loss")
+  check.equal(reference.compare_gradients(model, loss, want), {}, "gradients left")
+  compare(x.grad, want["input_grad.x"], "gradient for the pictures")
+  local single = hub.load(root .. "deit_teacher", { config = { architectures = { "DeiTModel" } }, dtype = "f32" })
+  check.equal(#single.report.left_out, 4)
+  compare(single:hidden(x), model.deit:hidden(x), "without heads")
 end)
 
 check.test("other heads of a file are left out and said", function()

@@ -330,9 +330,9 @@ end)
 check.test("a plan fills the nearest place first, and refuses what cannot fit", function()
   local model = Tied(64, 8)
   local bytes = 4 * model:count_parameters()
-  local function places(options)
+  local function places(options, other)
     options.quiet = true
-    local p = offload.plan(model, options)
+    local p = offload.plan(other or model, options)
     return { p.activations, p.parameters, p.gradients, p.moments }
   end
   check.equal(places { device = "1 GiB" }, { "device", "device", "device", "device" })
@@ -346,7 +346,29 @@ check.test("a plan fills the nearest place first, and refuses what cannot fit", 
   check.fails(function() places { device = "lots" } end, 'device: expected bytes such as "2 GiB"')
   check.fails(function() places { device = -1 } end, "offload.plan: device")
   check.fails(function() places { device = "1 GiB", file = folder .. "/nowhere" } end, "there is no folder")
+  check.fails(function() places { device = "1.2.3 GiB" } end, 'device: expected bytes such as "2 GiB"')
+  check.fails(function() places { device = "-2 GiB" } end, 'device: expected bytes such as "2 GiB"')
+  check.fails(function() places { device = "1 GiB", host = "1 PiB" } end, "offload.plan: host: expected bytes")
+  local plain = scratch.spit("plain", "text")
+  check.fails(function() places { device = "1 GiB", file = plain } end,
+    "offload.plan: file: no file in .*: Not a directory")
+  check.fails(function() places { device = "1 GiB", file = "/proc" } end, "offload.plan: file: no file in /proc")
+  os.remove(plain)
   check.fails(function() places {} end, "offload.plan: device")
+  local huge = nn.with_defaults({ device = "meta" }, function()
+    local layers = nn.Sequential()
+    for _ = 1, 1000 do layers:append(nn.Linear(1 << 15, 1 << 15)) end
+    return layers
+  end)
+  check.fails(function() places({ device = "64 GiB", file = folder }, huge) end, "more are needed on the disk of")
+  local report = {}
+  local print_before = print
+  print = function(line) report[#report + 1] = line end -- luacheck: ignore
+  offload.plan(model, { device = "1 GiB", file = folder })
+  if ty.io.exists "/dev/shm" then offload.plan(model, { device = "1 GiB", file = "/dev/shm" }) end
+  print = print_before -- luacheck: ignore
+  check.ok(report[1]:find "file +0 B +of .- free, ", report[1])
+  check.ok(not report[2] or report[2]:find "/dev/shm is memory, no disk", report[2])
   local plan = offload.plan(model, { device = 1.3 * bytes, file = folder, quiet = true })
   local engine = offload.engine(model, adamw(model), plan)
   engine:step(language_loss, model, 1)

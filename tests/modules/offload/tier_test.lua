@@ -172,13 +172,28 @@ check.test("folders of every kind", function()
   one:wait(one:read(a, 0))
   two:wait(two:read(b, 0))
   check.ok(a:equal(x) and b:equal(y), "each has its own")
+  check.ok(one:stats().room > 0, "how much there is room for")
   if ty.io.exists "/dev/shm" then -- memory: works, and says that it is not direct where that is so
     local t <close> = tier.open("/dev/shm", "auto", true)
     t:wait(t:write(x, 4096))
     t:wait(t:read(b, 4096))
     check.ok(b:equal(x), "a file system in memory")
+    check.ok(t:stats().memory, "says that it is memory")
   end
   os.remove(file)
+end)
+
+check.test("what the disk gives, measured", function()
+  local offload = require "tycho.offload"
+  for _, direct in ipairs { true, false } do
+    local rates = offload.bandwidth(folder, { bytes = 32 << 20, direct = direct })
+    for _, what in ipairs { "read", "write", "both" } do check.ok(rates[what] > 1e6 and rates[what] < 1e12, what) end
+    check.ok(not rates.direct or direct, "direct")
+  end
+  check.equal(ty.io.listdir(folder), {})
+  check.fails(function() offload.bandwidth(folder .. "/nowhere") end, "tier: no file in .*/nowhere: No such file")
+  check.fails(function() offload.bandwidth(folder, { bytes = 0 }) end, "bytes: expected an integer >= 1, got 0")
+  check.fails(function() offload.bandwidth(folder, { backend = "tape" }) end, '"auto" or "uring" or "threads"')
 end)
 
 check.test("a program that is killed leaves nothing behind", function()

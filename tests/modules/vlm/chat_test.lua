@@ -73,8 +73,10 @@ check.test("pictures are resized, cropped and normalised as the file says", func
   local wide = ty.randint(0, 256, { 3, 12, 20 }):to "u8"
   write_processor { size = { shortest_edge = 6 }, do_center_crop = true, crop_size = { height = 4, width = 4 } }
   local x = hub.processor(folder) { wide }
-  local want = ty.interpolate(wide:to("f32"):unsqueeze(0), { 6, 10 }, 0, "bicubic", false, true):round():clamp(0, 255)
-    :narrow(2, 1, 2 + 2):narrow(3, 3, 4) / 127.5 - 1
+  local want = wide:to("f32"):unsqueeze(0)
+  want = ty.resample(want, 3, 10, "cubic", false, 0, true):round():clamp(0, 255) -- rows first, as PIL
+  want = ty.resample(want, 2, 6, "cubic", false, 0, true):round():clamp(0, 255)
+  want = want:narrow(2, 1, 4):narrow(3, 3, 4) / 127.5 - 1
   check.ok((x - want):abs():max():item() < 1e-6)
   write_processor { do_resize = false, do_normalize = false, do_rescale = false, do_center_crop = true,
     crop_size = 16, image_processor_type = "ViTImageProcessor" }
@@ -88,8 +90,13 @@ end)
 check.test("what does not fit together is one clear error", function()
   write_processor { size = { height = 16, width = 8 } }
   check.fails(function() vlm.load(folder) end, "makes pictures of 16 x 8, the model takes 8 x 8")
-  write_processor { image_processor_type = "Qwen2VLImageProcessor" }
+  write_processor { image_processor_type = "DonutImageProcessor" }
   check.fails(function() vlm.load(folder) end, "image_processor_type: expected that of CLIP")
+  write_processor { image_processor_type = "Qwen2VLImageProcessor", size = ty.io.null }
+  check.fails(function() vlm.load(folder) end, "makes patches, the model takes pictures of 8 x 8")
+  write_processor { image_processor_type = "LlavaNextImageProcessor", size = { shortest_edge = 8 },
+    crop_size = { height = 8, width = 8 }, image_grid_pinpoints = { { 8, 16 } } }
+  check.fails(function() vlm.load(folder) end, "preprocessor_config.json makes what the model does not take: ")
   write_processor { size = { height = 1 << 40, width = 8 } }
   check.fails(function() vlm.load(folder) end, "size: expected { height, width }")
   write_processor { image_std = ty.io.array { 0.5 } }
@@ -100,6 +107,59 @@ check.test("what does not fit together is one clear error", function()
     "expected as many pictures as image tokens in the text, got 0 and 1")
   check.fails(function() chat:generate(asked(ty.zeros(3, 8, 8))) end, "picture 1: expected a path or u8")
   check.fails(function() vlm.load(folder .. "/none") end, "none")
+end)
+
+check.test("models of patches and of tiles are talked to in the same way", function()
+  local path = folder .. "/other"
+  local marks = ty.tokenizer.train({ " what is this?\n a red apple" }, { vocabulary = 280,
+    special = { "<|endoftext|>", "<image>" } })
+  local own = ty.tokenizer.fields(marks)
+  own.eos, own.chat_template = 0, template
+  local text = { vocab_size = marks.size, hidden_size = 16, intermediate_size = 32, num_hidden_layers = 1,
+    num_attention_heads = 2, max_position_embeddings = 256 }
+  local function with(more)
+    local result = { model_type = "llama" }
+    for key, value in pairs(text) do result[key] = value end
+    for key, value in pairs(more or {}) do result[key] = value end
+    return result
+  end
+  local made = {
+    { models.Qwen2VL { model_type = "qwen2_vl", image_token_id = 1, eos_token_id = 0, text_config = with {
+      model_type = "qwen2_vl_text", rope_parameters = { rope_theta = 1e4, mrope_section = { 1, 1, 2 } } },
+      vision_config = { depth = 1, embed_dim = 16, hidden_size = 16, num_heads = 2, mlp_ratio = 2, patch_size = 4 } },
+      { image_processor_type = "Qwen2VLImageProcessor", patch_size = 4, min_pixels = 64, max_pixels = 1024 } },
+    { models.LlavaNext { model_type = "llava_next", image_token_index = 1, eos_token_id = 0, text_config = with(),
+      image_grid_pinpoints = { { 8, 16 }, { 16, 8 } }, vision_config = { model_type = "clip_vision_model",
+        image_size = 8, patch_size = 4, hidden_size = 8, intermediate_size = 16, num_hidden_layers = 1,
+        num_attention_heads = 2 } }, { image_processor_type = "LlavaNextImageProcessor", size = { shortest_edge = 8 },
+      crop_size = { height = 8, width = 8 }, image_grid_pinpoints = { { 8, 16 }, { 16, 8 } } } },
+  }
+  for _, pair in ipairs(made) do
+    pair[1]:save(path)
+    marks:save(path)
+    local config = pair[2]
+    config.image_mean, config.image_std = ty.io.array { 0.5, 0.5, 0.5 }, ty.io.array { 0.5, 0.5, 0.5 }
+    ty.io.save_json(path .. "/preprocessor_config.json", config)
+    local chat = vlm.load(path)
+    -- Two pictures of different sizes, each with a token for each of its features.
+    local wide = ty.randint(0, 256, { 3, 9, 30 }):to "u8"
+    local messages = { { role = "user", content = { { type = "image", image = wide },
+      { type = "image", image = ty.randint(0, 256, { 3, 21, 16 }):to "u8" }, { type = "text", text = "what?" } } } }
+    local tokens, pictures, sizes = chat:inputs(messages)
+    local counts = chat.model:feature_counts(pictures, sizes)
+    check.equal(tokens:eq(1):to("i64"):sum():item(), counts[1] + counts[2])
+    check.ok(counts[1] ~= counts[2], "counts")
+    local answer = chat:generate(messages, { max_tokens = 5 })
+    local ids = chat.model:generate(tokens, 5, { temperature = 0, pictures = pictures, sizes = sizes })
+      :select(0, 0):tolist()
+    local said = {}
+    for i = tokens.shape[2] + 1, #ids do
+      if ids[i] == 0 then break end
+      said[#said + 1] = ids[i]
+    end
+    check.equal(answer, (marks:decode(said):gsub("^%s+", "")))
+    os.execute(("rm -rf '%s'"):format(path))
+  end
 end)
 
 os.execute(("rm -rf '%s'"):format(folder))

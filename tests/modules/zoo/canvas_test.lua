@@ -42,6 +42,33 @@ check.test("things: the same kind, colour and marks on other grounds, and words 
   end
 end)
 
+check.test("what captions ask for, and where they name the thing", function()
+  local made = canvas.painter { widths = { 8, 16 }, text = 16 }
+  local asked = canvas.asked(made, 5, 3)
+  local batch = datasets.load("canvas", { split = "validation", dyed = 0 }):batch { 5, 6, 7 }
+  check.equal(asked.labels.kind:tolist(), batch.kind:tolist())
+  check.equal(asked.words:to("i64"):sum(1):tolist(), { 1, 1, 1 })
+  local tokens = made:tokens(batch.caption)
+  for i, item in ipairs(batch.item) do
+    check.equal(tokens:select(0, i - 1):masked_select(asked.words:select(0, i - 1)):tolist(),
+      { made.tokenizer:id(datasets.canvas.kinds[item.kind + 1]) })
+  end
+end)
+
+check.test("a picture of twice the size: what it shows, what it repeats, how rough it is", function()
+  local judge = canvas.judge()
+  local batch = datasets.load("canvas", { split = "validation", dyed = 0, styles = { "plain" } }):batch(ty.arange(12))
+  local labels = canvas.labels(batch)
+  local wanted = { kind = labels.kind, ground = labels.ground }
+  local large = judge:large(batch.image:to("f32"):interpolate({ 64, 64 }):to "u8", wanted)
+  check.ok(large.kind > 0.7 and large.ground > 0.9, tostring(large.kind))
+  check.equal(large.rough, 0.0)
+  local repeated = judge:large(batch.image:tile { 1, 1, 2, 2 }, wanted)
+  check.ok(repeated.again > 2.5 and repeated.again > 2 * large.again,
+    ("%g, of one thing %g"):format(repeated.again, large.again))
+  check.ok(repeated.rough > 1)
+end)
+
 check.test("a painter and a judge are trained; a painter without a word is told apart", function()
   local before = painter.network:state_dict()["conv_in.weight"]:clone()
   local _, losses = canvas.train(painter, { steps = 2, batch = 4, set = { without = { "hatched" } } })

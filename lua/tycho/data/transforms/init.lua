@@ -1,4 +1,4 @@
---- Transforms of pictures, done to whole batches, in the worker threads of a DataLoader: require
+--- Transforms of pictures and sound, done to whole batches, in the worker threads of a DataLoader: require
 -- "tycho".data.transforms.
 --
 --     local t = ty.data.transforms
@@ -10,7 +10,7 @@ local arguments = require "tycho.arguments"
 
 local M = {}
 
-for _, part in ipairs { "geometry", "colour", "mix", "policy" } do
+for _, part in ipairs { "geometry", "colour", "mix", "policy", "sound" } do
   for name, value in pairs(require("tycho.data.transforms." .. part)) do M[name] = value end
 end
 -- What the others are built of.

@@ -1,0 +1,37 @@
+-- A U-Net that draws scenes from words
+-- claim: of what captions ask for, a judge finds 90 % of the objects, 85 % of the colours and 80 % of the places
+-- system: a UNet2DConditionModel of 2.2 million parameters with words by cross-attention, in the shape of Stable
+--   Diffusion's, on latents of scene-vae
+-- paper: Rombach et al. 2022, "High-Resolution Image Synthesis with Latent Diffusion Models"
+-- time: 75 minutes a seed on one CPU core
+--
+-- It learns to say the clean latents, with Muon, mostly at the times at which a place is known and a shape is not.
+-- Words are attended to at 8 x 8 places. From the maps in its middle a layer reads which object, and which tint of it,
+-- is on top in each of the 8 x 8 cells: labels that scenes have, and that drawing does not need. So it learns early
+-- which words belong where. scene-clip's text encoder is tuned along with it, at a rate of its own.
+local ty = require "tycho"
+local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models", require "tycho.zoo"
+
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
+  args = zoo.painter.arguments({ steps = 4500, batch = 32, lr = 0.03, every = 1250, count = 500,
+    scenes = 40000, quick = 4, quick_count = 4 }, {
+    { "widths", "48,96", "channels at 16 x 16 and 8 x 8 latents", quick = "8,16" },
+    { "cells", 0.1, "weight of what is on top in each of 8 x 8 cells" },
+  }) }
+local args = r.args
+local widths = {}
+for n in args.widths:gmatch "%d+" do widths[#widths + 1] = math.tointeger(n) end
+
+local rows = zoo.painter.rows(r, "unet", function()
+  return models.UNet2DConditionModel { sample_size = 16, in_channels = 4, out_channels = 4, layers_per_block = 1,
+    block_out_channels = widths, down_block_types = { "DownBlock2D", "CrossAttnDownBlock2D" },
+    up_block_types = { "CrossAttnUpBlock2D", "UpBlock2D" }, attention_head_dim = 4, norm_num_groups = 8,
+    cross_attention_dim = zoo.load("scene-clip").config.text_config.hidden_size, use_linear_projection = true,
+    resnet_time_scale_shift = "scale_shift" }
+end, { _class_name = "DDIMScheduler", num_train_timesteps = 1000, prediction_type = "sample",
+  beta_schedule = "squaredcos_cap_v2", clip_sample = false, set_alpha_to_one = true, timestep_spacing = "trailing" }, {
+  times = diffusion.times.logit_normal { mean = 0.3, std = 1.2 }, text = "tuned",
+  cells = { weight = args.cells, width = widths[2], side = 8, module = function(network) return network.mid_block end },
+})
+if args.publish then zoo.publish(r, rows, function(folder) zoo.painter.write(r, folder) end) end
+os.exit(r:finish(rows), true)

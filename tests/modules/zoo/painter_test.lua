@@ -1,0 +1,121 @@
+-- What painters of scenes and clips share: what is on top in cells as labels, captions left out, the text encoder that
+-- learns as well, a layer that says what is where, and weights put into a painter.
+local here = (arg and arg[0]:match ".*/" or "tests/modules/zoo/") .. "../../lua/"
+local check = dofile(here .. "check.lua")
+local ty = require "tycho"
+local datasets, diffusion, models, zoo = require "tycho.datasets", require "tycho.diffusion", require "tycho.models",
+  require "tycho.zoo"
+
+local judge, painters = zoo.judge, zoo.painter
+
+check.test("cells of scenes: shares of pixels by object and look, in short and spread", function()
+  local set = zoo.scenes.set("training", { "owner", "boxes", "scene" }, { objects = { 1, 2 } })
+  local batch = set:batch { 0, 1, 2, 3 }
+  local shares, numbers, colours = judge.tops(batch, 8)
+  check.equal({ shares.shape, numbers.shape, colours.shape }, { { 4, 64, 3 }, { 4, 3 }, { 4, 3 } })
+  check.close(shares:sum(2):tolist(), ty.ones(4, 64):tolist(), 1e-6)
+  local objects, looks = judge.spread(shares, numbers, colours)
+  local none = #datasets.scenes.objects
+  for i, scene in ipairs(batch.scene) do
+    -- The pixels of each object, counted one by one.
+    local owner = batch.owner[i - 1]
+    for j, object in ipairs(scene.objects) do
+      local own = 0
+      for _, other in ipairs(scene.objects) do own = own + (other.object == object.object and 1 or 0) end
+      if own == 1 then
+        local area = owner:eq(j - 1):to("f32"):mean():item()
+        check.close(objects[i - 1]:select(1, object.object):mean():item(), area, 1e-5)
+        local look = object.colour and datasets.scenes.tints[object.colour] or 0
+        check.ok(looks[i - 1]:select(1, look):mean():item() >= area - 1e-5)
+      end
+    end
+    check.close(objects[i - 1]:select(1, none):mean():item(), owner:lt(0):to("f32"):mean():item(), 1e-5)
+  end
+  -- Who says the labels themselves is right up to their own entropy; who says nothing is not.
+  local right = ty.concat({ objects, looks }, 2):clamp(1e-9):log()
+  check.ok(judge.cell_loss(right, objects, looks):item() < judge.cell_loss(right * 0, objects, looks):item() / 4)
+end)
+
+-- A painter of scenes, of a small network.
+local function small()
+  ty.manual_seed(3)
+  local network = models.UNet2DConditionModel { sample_size = 16, in_channels = 4, out_channels = 4,
+    layers_per_block = 1, block_out_channels = { 8, 16 }, down_block_types = { "DownBlock2D", "CrossAttnDownBlock2D" },
+    up_block_types = { "CrossAttnUpBlock2D", "UpBlock2D" }, attention_head_dim = 4, norm_num_groups = 8,
+    cross_attention_dim = 128, use_linear_projection = true, resnet_time_scale_shift = "scale_shift" }
+  return diffusion.TextToImage(painters.pipeline({ device = "cpu", args = { length = 24 } }, "unet", network, {
+    _class_name = "DDIMScheduler", num_train_timesteps = 1000, prediction_type = "sample", clip_sample = false,
+    beta_schedule = "squaredcos_cap_v2", timestep_spacing = "trailing" }))
+end
+
+check.test("tokens that are left out are those of no words", function()
+  local painter = small()
+  local tokens = painter:tokens { "a red apple", "a dog" }
+  local all, none = painters.told(painter, tokens, 0).text.embeddings, painters.told(painter, tokens, 1).text.embeddings
+  check.close(all:tolist(), painter:condition({ "a red apple", "a dog" }).text.embeddings:tolist(), 1e-5)
+  local null = painter:null().text.embeddings
+  for i = 0, 1 do check.close(none[i]:tolist(), null[0]:tolist(), 1e-5) end
+  local half = painters.told(painter, tokens:index_select(0, ty.zeros(400, { dtype = "i64" })), 0.25).text.embeddings
+  local dropped = (half - null):abs():amax { 1, 2 }:lt(1e-4):to("f32"):mean():item()
+  check.ok(dropped > 0.15 and dropped < 0.35, tostring(dropped))
+end)
+
+-- A recipe as far as painters ask it.
+local function recipe(folder, args)
+  local r = { name = "zoo/scene-unet", device = "cpu", args = args, seeds = { 0 } }
+  function r.path(_, name) return folder .. "/" .. name end
+  function r.say() end
+  function r.place(_, fn) return fn() end
+  return r
+end
+
+local function trained(training, steps, more)
+  local painter, folder = small(), os.tmpname()
+  os.remove(folder)
+  ty.io.mkdir(folder)
+  ty.manual_seed(5)
+  local n = 8
+  local set = { latents = ty.randn(n, 4, 16, 16):to "f16", tokens = painter:tokens { "a dog", "a cat", "a fish",
+    "a pig", "a red dog", "two cats", "a blue fish", "a frog" }, shares = ty.full({ n, 64, 3 }, 85, { dtype = "u8" }),
+    numbers = ty.full({ n, 3 }, 7, { dtype = "u8" }), colours = ty.full({ n, 3 }, 2, { dtype = "u8" }) }
+  local loader = ty.data.DataLoader(ty.data.TensorDataset(set), { batch_size = 4, shuffle = true, seed = 1 })
+  local args = { steps = steps, lr = 0.02, every = 0 }
+  for key, value in pairs(more or {}) do args[key] = value end
+  local before = painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"]:clone()
+  local function words() return painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"] end
+  painters.fit(recipe(folder, args), painter, loader, 0, function() return {} end, training)
+  local lines = {}
+  for line in io.lines(folder .. "/seed0/metrics.jsonl") do lines[#lines + 1] = ty.io.json_decode(line) end
+  os.execute(("rm -r '%s'"):format(folder))
+  return lines, (words() - before):abs():max():item(), painter
+end
+
+check.test("cells are learnt beside pictures, and words stay as they are unless they learn", function()
+  local cells = { weight = 1, width = 16, side = 8, module = function(network) return network.mid_block end }
+  local lines, moved, painter = trained({ cells = cells }, 25)
+  check.equal({ #lines, moved }, { 25, 0 })
+  check.ok(lines[25].cells < lines[1].cells / 2, ("%g, %g"):format(lines[1].cells, lines[25].cells))
+  check.close(lines[3].loss, lines[3].pictures + lines[3].cells, 1e-4)
+  check.equal(painter.pipeline.components.unet, painter.network)
+  check.equal(rawget(painter.network.mid_block, "_hooks"), false) -- the painter keeps nothing of how it was trained
+  check.equal(painter:paint({ "a dog" }, { steps = 1 }).shape, { 1, 3, 64, 64 })
+end)
+
+check.test("words that are tuned move a little, those that are learnt much more", function()
+  local _, tuned = trained({ text = "tuned" }, 4)
+  local _, new = trained({ text = "new" }, 4)
+  check.ok(tuned > 0 and new > 3 * tuned, ("%g, %g"):format(tuned, new))
+end)
+
+check.test("--base: the model that ships is measured, and what is not there is one clear error", function()
+  local r = recipe("/tmp", { base = "" })
+  check.equal(zoo.scenes.shipped(r), nil)
+  r.args.base, r.base = "/nowhere", function(_, name) return "/nowhere/" .. name end
+  check.fails(function() zoo.scenes.shipped(r) end, "zoo/scene%-unet: %-%-base: expected a folder zoo/")
+  r.name, r.base = "zoo/scene-resnet", function() return zoo.path "scene-resnet" end
+  check.equal(zoo.scenes.shipped(r).training, false)
+  r.seeds = { 0, 1 }
+  check.fails(function() zoo.scenes.shipped(r) end, "expected %-%-seeds 1 beside it")
+end)
+
+check.finish()
