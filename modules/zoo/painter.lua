@@ -244,7 +244,8 @@ end
 ---@field cells? { module: fun(network: Module): Module, width: integer, side: integer, weight: number }  the maps
 ---  [n, width, side, side] that a module inside of the network makes have to say what is on top in each cell of the
 ---  scene, as an error with that weight
----@field crops? { steps: integer, batch: integer }  it learns windows around single objects first: see zoo.crops
+---@field crops? { steps: integer, batch: integer, beside: integer }  it learns windows around single objects first, so
+---  many in a step, and then some beside scenes: see zoo.crops
 ---@field decoder? integer steps in which the autoencoder's decoder is tuned at the end: see tune_decoder
 
 -- The loss of a batch. With cells, a layer reads from maps in the middle of the network which object, and which tint of
@@ -271,7 +272,15 @@ local function loss_of(painter, objective, o)
   end
 end
 
--- Trains parts of a painter and returns them with averaged weights. more: options of train.fit besides those of all.
+-- The first rows of a batch of tensors.
+local function first_of(batch, count)
+  local few = {}
+  for name, x in pairs(batch) do few[name] = x:narrow(0, 0, math.min(count, x.shape[1])) end
+  return few
+end
+
+-- Trains parts of a painter and returns them with averaged weights. more: options of train.fit besides those of all,
+-- and view: a function from a batch to those whose losses count, each alike.
 local function fit_parts(r, painter, parts, loader, seed, o, more)
   local objective = M.objective(painter)
   objective.times = o.times or objective.times
@@ -281,7 +290,15 @@ local function fit_parts(r, painter, parts, loader, seed, o, more)
       how.tuned = o.text == "tuned" and "text_encoder." or nil
       return M.optimizer(model, how)
     end,
-    loss = view and function(m, batch) return loss(m, view(batch)) end or loss })
+    loss = view and function(m, batch)
+      local sum, numbers, views = 0, {}, view(batch)
+      for i, each in ipairs(views) do
+        local one, parts_of_it = loss(m, each)
+        sum = sum + one / #views
+        for name, x in pairs(parts_of_it or {}) do numbers[i > 1 and name .. i or name] = x end
+      end
+      return sum, numbers
+    end or loss })
   for key, value in pairs(more) do
     if key ~= "view" then options[key] = value end
   end
@@ -309,13 +326,19 @@ function M.fit(r, painter, set, seed, evaluate, training)
   if o.crops then
     local folder = r:path("seed" .. seed)
     local averaged = fit_parts(r, painter, parts, loader(o.crops.batch), seed, o, { steps = o.crops.steps, every = 0,
-      final = 0.3, view = crops.draw, folder = folder .. "/checkpoint-crops", log = folder .. "/crops" })
+      final = 0.3, folder = folder .. "/checkpoint-crops", log = folder .. "/crops",
+      view = function(batch) return { crops.draw(batch) } end })
     parts:load_state_dict(averaged:state_dict())
   end
-  local averaged = fit_parts(r, painter, parts, loader(r.args.batch), seed, o, { evaluate = function(step, m)
-    M.use(painter, m.network, m.text_encoder)
-    return evaluate(step)
-  end })
+  local beside = o.crops and o.crops.beside or 0
+  local averaged = fit_parts(r, painter, parts, loader(math.max(r.args.batch, beside)), seed, o, {
+    view = beside > 0 and function(batch)
+      return { first_of(batch, r.args.batch), crops.draw(first_of(batch, beside)) }
+    end or nil,
+    evaluate = function(step, m)
+      M.use(painter, m.network, m.text_encoder)
+      return evaluate(step)
+    end })
   M.use(painter, averaged.network, averaged.text_encoder)
   hub.save_pipeline(scenes.folder(r, seed), painter.pipeline)
 end
