@@ -114,9 +114,7 @@ TY_INLINE float ty_e8m0_half(uint8_t e) {
 }
 
 /* A number >= 0 in E4M3; its bits are those of an f16 number 2^8 times as small. */
-TY_INLINE uint16_t ty_e4m3_f16(uint8_t s) {
-  return (uint16_t)((s & 127) == 127 ? 0x7e00 : (s & 127) << 7);
-}
+TY_INLINE uint16_t ty_e4m3_f16(uint8_t s) { return (uint16_t)((s & 127) == 127 ? 0x7e00 : (s & 127) << 7); }
 
 /* The scale of part j (0 to 3) of a block of NVFP4 times the row's factor, rounded once, halved. */
 TY_INLINE float ty_nvfp4_half(float factor, const ty_nvfp4 *b, int j) {

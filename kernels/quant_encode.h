@@ -304,8 +304,7 @@ TY_INLINE float ty_nvfp4_unit(float most) { return most / (6 * 448.0f); }
 TY_INLINE void ty_store_nvfp4_part(const float *x, float factor, int j, uint8_t scale, ty_nvfp4 *b) {
   b->scale[j] = scale;
   float d = 2 * ty_nvfp4_half(factor, b, j);
-  for (int i = 0; i < 8; i++)
-    b->q[8 * j + i] = (uint8_t)(ty_e2m1_code(x[i], d) | ty_e2m1_code(x[i + 8], d) << 4);
+  for (int i = 0; i < 8; i++) b->q[8 * j + i] = (uint8_t)(ty_e2m1_code(x[i], d) | ty_e2m1_code(x[i + 8], d) << 4);
 }
 
 /* The scales of 16 elements each are those of the largest. */

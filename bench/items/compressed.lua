@@ -1,4 +1,4 @@
---- Compressed weights that have products of their own, in the shapes of a Llama model of 1.1 billion parameters, one row
+--- Compressed weights that have products of their own, in shapes of a Llama model of 1.1 billion parameters, one row
 --- with weights from memory: trit-planes and entries of a codebook against what their bytes take to be read; weights
 --- with zeros, stored without them, and 2:4, over this library's own product in f16, in turns in one process (the time,
 --- of that in f16). Formats of like size of llama.cpp are in quantized.lua and, as whole models beside it, in llm.lua.

@@ -107,10 +107,12 @@ static void rows_any(const job *t, int64_t begin, int64_t end) {
 
 static void some_rows(void *context, int64_t begin, int64_t end) {
   const job *t = context;
-#define ROWS(count, d) \
-  case count: rows_by(t, begin, end, count, d); return;
-#define SIZE(d) \
-  case d: \
+#define ROWS(count, d)                \
+  case count:                         \
+    rows_by(t, begin, end, count, d); \
+    return;
+#define SIZE(d)                                                                                                  \
+  case d:                                                                                                        \
     switch (t->rows) { ROWS(1, d) ROWS(2, d) ROWS(3, d) ROWS(4, d) ROWS(5, d) ROWS(6, d) ROWS(7, d) ROWS(8, d) } \
     break;
   switch (t->d) { SIZE(2) SIZE(4) SIZE(8) }

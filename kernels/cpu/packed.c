@@ -26,8 +26,8 @@ typedef struct task {
   const int64_t *starts;
   void *y; /* [n, rows] f32, or the dense weight f16 */
   int64_t n, rows, columns, padded, count;
-  int64_t at;                 /* of which row of x on */
-  int wrong;                  /* what is stored does not fit together */
+  int64_t at; /* of which row of x on */
+  int wrong;  /* what is stored does not fit together */
 } task;
 
 static float sum_of(lanes v) {
@@ -81,17 +81,16 @@ typedef __m512 vector;
 #define STEP 8
 /* Which bytes of eight values in f16 go to each of eight columns, by the bits of these; 128, which makes zeros, where
  * there is none. */
-#define HALF_AT(m, i) ((m) >> (i) & 1 ? 2 * __builtin_popcount((m) & ((1 << (i)) - 1)) : 128)
+#define HALF_AT(m, i) ((m) >> (i)&1 ? 2 * __builtin_popcount((m) & ((1 << (i)) - 1)) : 128)
 #define COLUMN_AT(m, i) HALF_AT(m, i), HALF_AT(m, i) + 1
-#define PLACES(m) \
+#define PLACES(m)                                                       \
   { COLUMN_AT(m, 0), COLUMN_AT(m, 1), COLUMN_AT(m, 2), COLUMN_AT(m, 3), \
     COLUMN_AT(m, 4), COLUMN_AT(m, 5), COLUMN_AT(m, 6), COLUMN_AT(m, 7) },
 #define PLACES_4(m) PLACES(m) PLACES((m) + 1) PLACES((m) + 2) PLACES((m) + 3)
 #define PLACES_16(m) PLACES_4(m) PLACES_4((m) + 4) PLACES_4((m) + 8) PLACES_4((m) + 12)
 #define PLACES_64(m) PLACES_16(m) PLACES_16((m) + 16) PLACES_16((m) + 32) PLACES_16((m) + 48)
-static const uint8_t places[256][16] __attribute__((aligned(64))) = {
-  PLACES_64(0) PLACES_64(64) PLACES_64(128) PLACES_64(192)
-};
+static const uint8_t places[256][16]
+    __attribute__((aligned(64))) = { PLACES_64(0) PLACES_64(64) PLACES_64(128) PLACES_64(192) };
 
 static inline __m256 spread(const uint16_t *p, uint32_t mask, int64_t left) {
   __m128i h;
@@ -135,7 +134,7 @@ static const uint16_t *decode(const task *t, const uint16_t *p, const uint8_t *b
 #define SPREAD_GROUP(w, p, mask)                                               \
   for (int i = 0; i < GROUP / STEP; i++) {                                     \
     const uint32_t part = (uint32_t)((mask) >> i * STEP) & ((1u << STEP) - 1); \
-    w[i] = spread(p, part, STEP);                                   \
+    w[i] = spread(p, part, STEP);                                              \
     p += __builtin_popcount(part);                                             \
   }
 
@@ -181,7 +180,7 @@ static inline float summed(const vector *s, int count) {
         const uint64_t mask = bits_at(bits, bytes, c);                                                           \
         for (int i = 0; i < GROUP / STEP; i++) {                                                                 \
           const uint32_t part = (uint32_t)(mask >> i * STEP) & ((1u << STEP) - 1);                               \
-          const vector w = spread(p, part, last - p);                                                 \
+          const vector w = spread(p, part, last - p);                                                            \
           for (int b = 0; b < N; b++)                                                                            \
             sums[b][i % A] = FMA(w, t->x + (t->at + b) * t->padded + c + i * STEP, sums[b][i % A]);              \
           p = last - p > __builtin_popcount(part) ? p + __builtin_popcount(part) : last;                         \
@@ -220,7 +219,7 @@ enum { AHEAD = 1024 /* values */ };
         vector w[2];                                                                                           \
         for (int k = 0; k < 2; k++) {                                                                          \
           const uint32_t part = (uint32_t)(mask[k] >> i * STEP) & ((1u << STEP) - 1);                          \
-          w[k] = spread(p[k], part, STEP);                                                          \
+          w[k] = spread(p[k], part, STEP);                                                                     \
           p[k] += __builtin_popcount(part);                                                                    \
         }                                                                                                      \
         for (int b = 0; b < N; b++) {                                                                          \

@@ -14,8 +14,7 @@ struct task {
   int rows, entries, d;
 };
 
-template <bool NEAR>
-__global__ void __launch_bounds__(THREADS) product(const task t, ty_cuda_watch watch) {
+template <bool NEAR> __global__ void __launch_bounds__(THREADS) product(const task t, ty_cuda_watch watch) {
   TY_SHARED(float, room, ROOM);
   if (NEAR) {
     for (int i = threadIdx.x; i < t.entries * t.d; i += THREADS) room[i] = t.codebook[i];
@@ -60,5 +59,5 @@ TY_CUDA_KERNEL(linear_codebook) {
                    static_cast<int>(codebook->size[1]) };
   const unsigned blocks = ty_cuda_blocks(t.n, WARPS);
   return codebook->count <= int64_t{ ROOM } ? TY_LAUNCH((product<true>), blocks, THREADS, 0, t, ty_cuda_watched())
-                                   : TY_LAUNCH((product<false>), blocks, THREADS, 0, t, ty_cuda_watched());
+                                            : TY_LAUNCH((product<false>), blocks, THREADS, 0, t, ty_cuda_watched());
 }

@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(TY_NF4_GROUP)
 }
 
 /* A row by a block of threads: its factor is that of the whole row. */
-__global__ void __launch_bounds__(THREADS)
-    encode_nvfp4(const float *x, const float *importance, uint8_t *out, int64_t columns, int64_t row_bytes, int64_t rows) {
+__global__ void __launch_bounds__(THREADS) encode_nvfp4(const float *x, const float *importance, uint8_t *out,
+                                                        int64_t columns, int64_t row_bytes, int64_t rows) {
   TY_SHARED(float, room, TY_WARP);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const float *from = x + row * columns;

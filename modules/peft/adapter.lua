@@ -136,10 +136,19 @@ end
 
 local biases = { none = true, all = true, lora_only = true }
 
+--- What an adapter takes.
+---@class AdapterReport
+---@field modules integer       that are adapted
+---@field parameters integer    that are trained
+---@field bytes integer         of these
+---@field frozen integer        parameters that are not
+---@field frozen_bytes integer
+---@field share number          of the parameters that is trained
+
 --- What a model's adapter takes, once it is there: modules that are adapted, parameters and bytes of what is trained,
 -- frozen and frozen_bytes of all else, and the share of the parameters that is trained.
 ---@param model Module
----@return { modules: integer, parameters: integer, bytes: integer, frozen: integer, frozen_bytes: integer, share: number }
+---@return AdapterReport
 function M.report(model)
   local record = M.of("peft.report", model)
   local report, trained = { modules = #record.layers, parameters = 0, bytes = 0, frozen = 0, frozen_bytes = 0 }, {}
@@ -292,7 +301,7 @@ end
 ---@param model Module
 ---@param options table
 ---@return Module model
----@return { modules: integer, parameters: integer, bytes: integer, frozen: integer, frozen_bytes: integer, share: number } report
+---@return AdapterReport report
 function M.lora(model, options)
   return nn.for_caller(function()
     M.prepare("peft.lora", model, options, nil, nil, true)()

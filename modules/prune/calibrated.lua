@@ -10,8 +10,8 @@ local M = {}
 
 --- Prunes the linear layers of a model's blocks. own: further options with their defaults, besides sparsity, pattern
 -- and those of quant.blocks.walk; solve(w, moment, o): the pruned weight [outputs, inputs] and what it keeps, bool, for
--- inputs whose x' x sums up to `moment`; check(o): raises where an option of `own` is wrong. Returns masks.report(), with
--- error in each row, |(W - W') X|^2 / |W X|^2.
+-- inputs whose x' x sums up to `moment`; check(o): raises where an option of `own` is wrong. Returns masks.report(),
+-- with error in each row, |(W - W') X|^2 / |W X|^2.
 ---@param who string  in front of errors
 ---@param model LanguageModel
 ---@param data PackedDataset|table[]

@@ -257,7 +257,8 @@ end
 function M.tensor(packed)
   local who = "quant.fp4.tensor"
   expect(who, "packed", packed, "a table")
-  local codes, scales = expect(who, "codes", packed.codes, "a tensor"), expect(who, "scales", packed.scales, "a tensor")
+  local codes = expect(who, "codes", packed.codes, "a tensor")
+  local scale = expect(who, "scales", packed.scales, "a tensor")
   local factor = packed.factor or 1.0
   expect(who, "factor", factor, "a finite number")
   local o = M.options(who, packed.options)
@@ -271,14 +272,14 @@ function M.tensor(packed)
     fail("%s: codes: expected u8 [rows, n / 2], n a multiple of %d, got %s", who, width, arguments.describe(codes))
   end
   local rows, n = codes.shape[1], codes.shape[2] * 2
-  if scales.dtype ~= "u8" or scales.ndim ~= 2 or scales.shape[1] ~= rows or scales.shape[2] ~= n // o.block then
-    fail("%s: scales: expected u8 [%d, %d], got %s", who, rows, n // o.block, arguments.describe(scales))
+  if scale.dtype ~= "u8" or scale.ndim ~= 2 or scale.shape[1] ~= rows or scale.shape[2] ~= n // o.block then
+    fail("%s: scales: expected u8 [%d, %d], got %s", who, rows, n // o.block, arguments.describe(scale))
   end
   if mx and factor ~= 1 then fail("%s: factor: expected 1 with scales of e8m0, got %g", who, factor) end
   return ty.no_grad(function()
     local bytes = codes:to("cpu"):reshape(rows, n // 2, 1)
     local list = ty.concat({ bytes:bitwise_and(15), bytes:floor_div(16) }, 2):reshape(rows, n)
-    local blocks, s = n // width, scales:to "cpu"
+    local blocks, s = n // width, scale:to "cpu"
     if mx then
       local all = ty.concat({ s:reshape(rows, blocks, 1), halves(list, rows, 32) }, 2)
       return ty.io.from_bytes(ty.io.to_bytes(all:contiguous()), "mxfp4", { rows, n }):to { device = codes.device }

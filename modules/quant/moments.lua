@@ -19,7 +19,8 @@ M.options = { rows = nn.none, batch = 8, seed = 0, device = nn.none }
 function M.check(who, o)
   for _, key in ipairs { "rows", "batch" } do
     local value = o[key]
-    if not (key == "rows" and (value == nil or rawequal(value, nn.none))) and (not math.tointeger(value) or value < 1) then
+    local unset = key == "rows" and (value == nil or rawequal(value, nn.none))
+    if not unset and (not math.tointeger(value) or value < 1) then
       error(("%s: %s: expected a positive integer, got %s"):format(who, key, tostring(value)), 0)
     end
   end
@@ -30,7 +31,7 @@ local function rows_in(list)
   local sum = 0
   for _, batch in ipairs(list) do
     local tokens = type(batch) == "table" and batch.tokens
-    sum = sum + (ty.is_tensor(tokens) and tokens.ndim > 0 and tokens.shape[1] or math.huge) -- others are looked at later
+    sum = sum + (ty.is_tensor(tokens) and tokens.ndim > 0 and tokens.shape[1] or math.huge) -- others: looked at later
   end
   return sum
 end

@@ -393,8 +393,8 @@ end
 --   same in the begin; "distance": the nearer the larger)
 --   steps (100: a call each), codebook_lr (1e-3), logits_lr (0.02), both along a cosine to 0
 --   settle (0.99: a ratio above it is left alone as 1), settled_by (0.6: by this share of the steps all are, the surest
---   first, as many in each step; the codebook alone is trained on after that), blocks_weight (1, of the mean over the blocks' own squared
---   distances beside that of the network's output), ratio_weight (0.1, of how undecided ratios are)
+--   first, as many in each step; the codebook alone is trained on after that), blocks_weight (1, of the mean over the
+--   blocks' own squared distances beside that of the network's output), ratio_weight (0.1, of how undecided ratios are)
 -- Returns the list of quantize(), with bits, changed, left, losses (mean squared distance of the network's output at
 -- each step) and settled (the share of vectors that were decided before the end).
 ---@param model Module

@@ -116,7 +116,8 @@ return function(row, T)
     cases = {
       { T { 5, 64, dtype = "q8_0" }, T { 3, int = { 0, 5 } } }, { T { 4, 256, dtype = "q4_k" }, T { 2, 2, int = { 0, 4 } } },
       { T { 4, 64, dtype = "nf4" }, T { int = { 0, 4 } } },
-      { T { 4, 64, dtype = "nvfp4" }, T { 3, int = { 0, 4 } } }, { T { 4, 32, dtype = "mxfp4" }, T { 3, int = { 0, 4 } } }, { T { 4, 32, dtype = "q4_0" }, T { 0, int = { 0, 4 } } },
+      { T { 4, 64, dtype = "nvfp4" }, T { 3, int = { 0, 4 } } }, { T { 4, 32, dtype = "mxfp4" }, T { 3, int = { 0, 4 } } },
+      { T { 4, 32, dtype = "q4_0" }, T { 0, int = { 0, 4 } } },
     },
     ref = function(w, index)
       local shape = table.move(index.shape, 1, #index.shape, 1, {})

@@ -72,8 +72,8 @@ function Tensor:is_contiguous() end
 --- itself when nothing changes. Recorded for gradients. With non_blocking = true a GPU copies from a tensor in pinned
 --- memory while the host goes on: do not change that tensor before the copy is done (it may be released).
 --- The block-quantized dtypes q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, mxfp4 (ggml's), nf4 and nvfp4 encode the rows of a
---- float tensor, whose last size must be a multiple of 32 (q8_0, q4_0, mxfp4), 256 (all of _k) or 64; a float dtype decodes them again. Such tensors
---- have views of whole rows, and serve as weights of linear and embedding.
+--- float tensor, whose last size must be a multiple of 32 (q8_0, q4_0, mxfp4), 256 (all of _k) or 64; a float dtype
+--- decodes them again. Such tensors have views of whole rows, and serve as weights of linear and embedding.
 ---@param what Dtype|Device|Tensor|{dtype?: Dtype, device?: Device, non_blocking?: boolean}
 ---@param options? {non_blocking?: boolean}
 ---@return Tensor

@@ -37,7 +37,8 @@ local function dtype_for(name, t, wanted, tied)
   end
   local columns = t.shape[t.ndim]
   local head = name == "output.weight" or (tied and name == "token_embd.weight")
-  if head and wanted:find "^q[234]_k$" then wanted = "q6_k" elseif head and (wanted == "q4_0" or wanted == "mxfp4") then wanted = "q8_0" end
+  if head and wanted:find "^q[234]_k$" then wanted = "q6_k" end
+  if head and (wanted == "q4_0" or wanted == "mxfp4") then wanted = "q8_0" end
   for _, dtype in ipairs { wanted, "q8_0" } do
     if not blocks[dtype] or columns % blocks[dtype] == 0 then return dtype end
   end
@@ -124,9 +125,9 @@ local function write(who, model, path, folder, file_type, kind_of, importance)
   return report
 end
 
---- Writes a published model (a Hugging Face folder) as a GGUF file. dtype: q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, mxfp4, or f32,
---- f16, bf16; rows that are no whole blocks take q8_0 or f16, vectors stay f32. Families: Llama, Mistral, Qwen2, Qwen3,
---- GPT-2, T5, and of BERT the encoder, without a pooler or a head. A tokenizer.json in the folder is written as well.
+--- Writes a published model (a Hugging Face folder) as a GGUF file. dtype: q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, mxfp4,
+--- or f32, f16, bf16; rows that are no whole blocks take q8_0 or f16, vectors stay f32. Families: Llama, Mistral, Qwen2,
+--- Qwen3, GPT-2, T5, and of BERT the encoder, without a pooler or a head. A tokenizer.json in the folder is written as well.
 ---@param folder string
 ---@param path string  of the GGUF file
 ---@param dtype string
