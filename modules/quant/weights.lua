@@ -73,10 +73,10 @@ end
 -- gradient flows into codes, but through them to what comes before. options: dtype ("nf4": the 4-bit NormalFloat with
 -- scales of 8 bits, Dettmers et al. 2023; mxfp4 and nvfp4: floats of four bits, quant.fp4; q8_0, q4_0, q2_k, q3_k,
 -- q4_k, q6_k), skip (names or ends of names of layers that are left as they are; by default "lm_head"), importance (of
--- quant.imatrix: by which columns the codes lose least; layers that it knows nothing of, and q8_0, are encoded without). Returns a report: modules (how many),
--- parameters and bytes (of their weights), bits (of a weight), error (root mean square of what encoding changed, over
--- that of the weights; nil on the meta device), weighed (weights whose codes were chosen by importance), left (names of
--- layers whose rows are no whole blocks).
+-- quant.imatrix: by which columns the codes lose least; layers that it knows nothing of, and q8_0, are encoded
+-- without). Returns a report: modules (how many), parameters and bytes (of their weights), bits (of a weight), error
+-- (root mean square of what encoding changed, over that of the weights; nil on the meta device), weighed (weights whose
+-- codes were chosen by importance), left (names of layers whose rows are no whole blocks).
 ---@param model Module
 ---@param options? {dtype?: string, skip?: string[], importance?: Imatrix}
 ---@return table report  {modules, parameters, bytes, bits, error, weighed, left}

@@ -126,8 +126,9 @@ local function write(who, model, path, folder, file_type, kind_of, importance)
 end
 
 --- Writes a published model (a Hugging Face folder) as a GGUF file. dtype: q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, mxfp4,
---- or f32, f16, bf16; rows that are no whole blocks take q8_0 or f16, vectors stay f32. Families: Llama, Mistral, Qwen2,
---- Qwen3, GPT-2, T5, and of BERT the encoder, without a pooler or a head. A tokenizer.json in the folder is written as well.
+--- or f32, f16, bf16; rows that are no whole blocks take q8_0 or f16, vectors stay f32. Families: Llama, Mistral,
+--- Qwen2, Qwen3, GPT-2, T5, and of BERT the encoder, without a pooler or a head. A tokenizer.json in the folder is
+--- written as well.
 ---@param folder string
 ---@param path string  of the GGUF file
 ---@param dtype string
