@@ -70,6 +70,7 @@ Qwen2VL.family, Qwen2VL.windowed = "Qwen2VL", false
 -- many pairs of a head turn by time, by row and by column), vision_config, image_token_id (151655).
 ---@param given table
 function Qwen2VL:init(given)
+  arguments.expect(self.family, "config", given, "a table")
   local own = {}
   for key, value in pairs(given) do
     if given.text_config or not text_keys[key] then own[key] = value end
@@ -240,8 +241,8 @@ end
 function Qwen2VL:head(hidden) return self.language_model:head(hidden) end
 
 --- tokens i64 [n, t] to logits [n, t, vocabulary]. options: pictures [patches, values] and sizes i64 [m, 3] (frames,
--- rows and columns of patches), one picture after another for the image tokens of all rows; cache, mask (bool or i64 [n, t],
--- 0: padding, on the left), checkpoint. With a cache, pictures come with the first call.
+-- rows and columns of patches), one picture after another for the image tokens of all rows; cache, mask (bool or i64
+-- [n, t], 0: padding, on the left), checkpoint. With a cache, pictures come with the first call.
 ---@param tokens Tensor
 ---@param options? table
 ---@return Tensor logits

@@ -168,10 +168,10 @@ local Hulu = nn.module "Hulu"
 ---@param language LanguageModel
 ---@param width integer
 function Hulu:init(language, width)
-  expect("Hulu", "language", language, "a module")
-  expect("Hulu", "width", width, "an integer >= 1")
+  expect("vlm.hulu.Model", "language", language, "a module")
+  expect("vlm.hulu.Model", "width", width, "an integer >= 1")
   local hidden = language.config and language.config.hidden_size
-    or arguments.fail("Hulu: language: expected a language model, got %s", arguments.describe(language))
+    or arguments.fail("vlm.hulu.Model: language: expected a language model, got %s", arguments.describe(language))
   self.language_model = language
   self.linear_1 = nn.Linear(width, hidden)
   self.linear_2 = nn.Linear(hidden, hidden)
@@ -189,7 +189,7 @@ end
 ---@param batch table
 ---@return Tensor
 function Hulu:forward(batch)
-  expect("Hulu", "batch", batch, "a table")
+  expect("vlm.hulu.Model", "batch", batch, "a table")
   local decoder, device = self.language_model, self.linear_1.weight.device
   local tokens, is_seen = batch.tokens:to { device = device }, batch.is_seen:to { device = device }
   local x = decoder:embed(tokens)
