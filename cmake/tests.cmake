@@ -4,9 +4,11 @@ set(test_folder WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 
 if(TARGET tycho)
   if(EXISTS ${CMAKE_SOURCE_DIR}/tests/run_ops.lua)
-    foreach(part 1 2) # two entries each for the ops, which two cores share
-      add_test(NAME ops_${part} COMMAND tycho tests/run_ops.lua --part ${part}/2 $<$<BOOL:${TYCHO_SANITIZE}>:--quick>
+    foreach(part 1 2 3 4) # several entries for the ops, which cores share
+      add_test(NAME ops_${part} COMMAND tycho tests/run_ops.lua --part ${part}/4 $<$<BOOL:${TYCHO_SANITIZE}>:--quick>
                ${test_folder} COMMAND_EXPAND_LISTS)
+      list(APPEND parts_of_ops ops_${part})
+      list(APPEND parts_of_cuda_ops cuda_ops_${part})
     endforeach()
   endif()
   file(GLOB lua_tests RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS tests/lua/*_test.lua)
@@ -43,8 +45,8 @@ endif()
 if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_build COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target cuda_emulated cuda_stand_ins cuda_planted)
   set_tests_properties(cuda_build PROPERTIES FIXTURES_SETUP cuda_built RESOURCE_LOCK build_folder)
-  foreach(part 1 2)
-    add_test(NAME cuda_ops_${part} COMMAND tycho tests/run_ops.lua --device cuda --quick --part ${part}/2
+  foreach(part 1 2 3 4)
+    add_test(NAME cuda_ops_${part} COMMAND tycho tests/run_ops.lua --device cuda --quick --part ${part}/4
              $<$<BOOL:${TYCHO_SANITIZE}>:--no-grad> ${test_folder} COMMAND_EXPAND_LISTS)
   endforeach()
   # And with stand-ins for NVIDIA's libraries, the ops that ask them.
@@ -82,7 +84,7 @@ if(TARGET cuda_emulated AND TARGET tycho)
     add_test(NAME cuda_zoo COMMAND tycho tests/modules/zoo/shipped_test.lua ${test_folder})
     list(APPEND with_libraries cuda_bench cuda_zoo)
   endif()
-  set_tests_properties(cuda_ops_1 cuda_ops_2 ${with_libraries} cuda_planted PROPERTIES FIXTURES_REQUIRED cuda_built)
+  set_tests_properties(${parts_of_cuda_ops} ${with_libraries} cuda_planted PROPERTIES FIXTURES_REQUIRED cuda_built)
 endif()
 
 file(GLOB c_tests CONFIGURE_DEPENDS tests/c/*.c)
@@ -105,13 +107,28 @@ endif()
 if(TARGET cuda_emulated AND TARGET tycho)
   set(emulated ${CMAKE_BINARY_DIR}/emulated)
   set(named TYCHO_CUDA_LIBRARY=$<TARGET_FILE:cuda_emulated>)
-  set_tests_properties(cuda_ops_1 cuda_ops_2 PROPERTIES ENVIRONMENT "${named};TYCHO_CUDA_PATH=${emulated}/solver")
+  set_tests_properties(${parts_of_cuda_ops} PROPERTIES ENVIRONMENT "${named};TYCHO_CUDA_PATH=${emulated}/solver")
   set_tests_properties(${with_libraries} PROPERTIES ENVIRONMENT
     "${named};TYCHO_CUDA_PATH=${emulated}/libraries:${emulated}/solver")
   set_property(TEST cuda_whole_lazy cuda_streams_lazy cuda_paged_lazy cuda_deep_opt_states_lazy cuda_offload_lazy
     APPEND PROPERTY
     ENVIRONMENT TYCHO_EMULATED_STREAMS=lazy)
 endif()
+# What takes long begins first where no run has shown it yet, so that no core waits for another one in the end: about the
+# seconds of a core. The build of the emulated device is before all that need it.
+function(takes seconds)
+  foreach(name ${ARGN})
+    if(TEST ${name})
+      set_tests_properties(${name} PROPERTIES COST ${seconds})
+    endif()
+  endforeach()
+endfunction()
+takes(400 cuda_build)
+takes(80 ${parts_of_cuda_ops} ${parts_of_ops})
+takes(40 cuda_whole cuda_bench cuda_libraries program lua_arguments)
+takes(20 lua_tokenizer_characters lua_docs lua_watch hub_chat luacheck cuda_whole_lazy cuda_zoo)
+takes(10 lua_spectral lua_tokenizer hub_load datasets_scenes tutorial_4_diffusion tutorial_5_fine-tune)
+
 if(TYCHO_SANITIZE)
   get_property(names DIRECTORY PROPERTY TESTS)
   set_property(TEST ${names} APPEND PROPERTY ENVIRONMENT

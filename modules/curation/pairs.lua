@@ -75,6 +75,7 @@ function M.noise(wrong, positions)
   local who = "curation.pairs.noise"
   arguments.expect(who, "wrong", wrong, "a tensor")
   arguments.expect(who, "positions", positions, "a list or nil")
+  if wrong.ndim ~= 1 then arguments.fail("%s: wrong: expected [n], got %s", who, arguments.describe(wrong)) end
   local list, sum, count = wrong:tolist(), 0, 0
   for k = 1, positions and #positions or #list do
     local place = positions and positions[k] or k - 1

@@ -71,7 +71,7 @@ Qwen2VL.family, Qwen2VL.windowed = "Qwen2VL", false
 -- many pairs of a head turn by time, by row and by column), vision_config, image_token_id (151655).
 ---@param given table
 function Qwen2VL:init(given)
-  if type(given) ~= "table" then configs.read(self.family, given, fields) end -- its error
+  arguments.expect(self.family, "config", given, "a table")
   local own = {}
   for key, value in pairs(given) do
     if given.text_config or not text_keys[key] then own[key] = value end

@@ -28,6 +28,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   arm = "tycho.zoo.arm",
   canvas = "tycho.zoo.canvas",
   annotated = "tycho.zoo.annotated",
+  workloads = "tycho.zoo.workloads",
   clips = "tycho.zoo.clips",
   yardstick = "tycho.zoo.yardstick",
 }, "tycho.zoo")

@@ -187,11 +187,7 @@ ty.plot.grid(ty.concat(sheets, 0), { columns = math.min(20, args.count), scale =
 r.metrics.chosen, r.metrics.all = chosen, all
 for name, list in pairs(all) do r:say("%-20s %s", name, ("%.4f "):rep(#list):format(table.unpack(list))) end
 
-local function over(a, b)
-  local list = {}
-  for i in ipairs(all[a]) do list[i] = all[a][i] / all[b][i] end
-  return list
-end
+local function over(a, b) return ty.stats.ratios(all[a], all[b]) end
 local rows = {
   { claim = "distance of one pass to the guided prediction, of its norm", values = all.adapters, baseline = all.none,
     bar = 0.05, below = true },

@@ -28,18 +28,12 @@ local r = ty.recipe.declare {
     { "views", 4, "of the sparse scan" },
     { "cg", 3, "steps of conjugate gradients after each step of the sampler" },
     { "dose", 1e6, "photons for each detector" },
-    { "strengths", "0.05,0.2,0.6", "of total variation in 3-D, tried", quick = "0.2" },
-    { "lambdas", "0.2,1,5", "of total variation along z, tried by DiffusionMBIR", quick = "1" },
-    { "scales", "0.3,1", "of posterior sampling's steps, tried", quick = "0.3" },
+    { "strengths", { 0.05, 0.2, 0.6 }, "of total variation in 3-D, tried", quick = { 0.2 } },
+    { "lambdas", { 0.2, 1, 5 }, "of total variation along z, tried by DiffusionMBIR", quick = { 1 } },
+    { "scales", { 0.3, 1 }, "of posterior sampling's steps, tried", quick = { 0.3 } },
   },
 }
 local args, size = r.args, r.args.size
-
-local function numbers(text)
-  local list = {}
-  for word in text:gmatch "[^,]+" do list[#list + 1] = tonumber(word) or error("expected numbers, got " .. text) end
-  return list
-end
 
 -- ---- the prior ----
 
@@ -132,17 +126,17 @@ local function consistent(lambda)
 end
 local methods = {
   { name = "classical", label = "FBP or adjoint", make = function(p, y) return p.classical(y) end },
-  { name = "tv", label = "total variation", strengths = numbers(args.strengths), with = function(strength)
+  { name = "tv", label = "total variation", strengths = args.strengths, with = function(strength)
     return function(p, y) return inverse.tv(p.operator, y, { lambda = strength, rho = 20 * strength,
       iterations = r.quick and 5 or 60 }) end
   end },
-  { name = "dps", label = "posterior sampling", strengths = numbers(args.scales), with = function(scale)
+  { name = "dps", label = "posterior sampling", strengths = args.scales, with = function(scale)
     return function(p, y, seed)
       return sampled(seed, inverse.dps(p.operator, y, { scale = scale }), solver.ddim { eta = 1 })
     end
   end },
   { name = "slices", label = "the prior alone", make = consistent(0) },
-  { name = "mbir", label = "DiffusionMBIR", strengths = numbers(args.lambdas), with = consistent },
+  { name = "mbir", label = "DiffusionMBIR", strengths = args.lambdas, with = consistent },
 }
 
 local function volume(split, i)
@@ -187,8 +181,7 @@ for k, problem in ipairs(problems) do
   end
   for _, m in ipairs(methods) do
     if m.name ~= "mbir" then
-      local less = {}
-      for i, value in ipairs(values.mbir) do less[i] = value - values[m.name][i] end
+      local less = ty.stats.differences(values.mbir, values[m.name])
       gains[#gains + 1] = { claim = ("%s: dB above %s"):format(problem.name, m.label), values = less,
         baseline = values[m.name], bar = 0 }
     end

@@ -14,25 +14,17 @@ local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 local r = ty.recipe.declare { seeds = 3,
   args = {
     { "model", "scene-dit", "a text-to-image base of the zoo, or a folder of diffusers with a path" },
-    { "evaluations", "4,6,8,10", "steps of the samplers", quick = "4" },
+    { "evaluations", { 4, 6, 8, 10 }, "steps of the samplers", quick = { 4 } },
     { "count", 48, "prompts for each seed", quick = 4 },
     { "tuning", 48, "prompts for tuning", quick = 4 },
-    { "weights", "0.1,0.3,0.5", "first weights to choose from", quick = "0.3" },
-    { "factors", "0.98,1.02,1.05", "of the control, to choose from", quick = "1.02" },
+    { "weights", { 0.1, 0.3, 0.5 }, "first weights to choose from", quick = { 0.3 } },
+    { "factors", { 0.98, 1.02, 1.05 }, "of the control, to choose from", quick = { 1.02 } },
     { "scale", 4.0, "of guidance" },
   } }
 local args = r.args
 local solver = diffusion.solver
 
 local yardstick = zoo.yardstick { model = args.model, device = r.device, real = r.quick and 8 or 512 }
-
-local function numbers(text)
-  local list = {}
-  for word in text:gmatch "[^,]+" do
-    list[#list + 1] = tonumber(word) or error("expected numbers with commas between, got " .. text)
-  end
-  return list
-end
 
 -- Predicted noise times a factor, as a part.
 local function scaled(factor)
@@ -54,15 +46,15 @@ local tuning = yardstick:prompts("training", 0, args.tuning, 1000)
 local rows, curves = {}, { dpm = { label = "DPM-Solver++" }, dual = { label = "DualFast" },
   control = { label = "scaled noise" } }
 for _, curve in pairs(curves) do curve.x, curve.y = {}, {} end
-for _, steps in ipairs(numbers(args.evaluations)) do
+for _, steps in ipairs(args.evaluations) do
   local best, choice, factor, least = math.huge, nil, nil, math.huge
-  for _, c in ipairs(numbers(args.weights)) do
+  for _, c in ipairs(args.weights) do
     for _, from in ipairs { "first", "previous" } do
       local found = distance(sampler(steps, solver.dualfast { c = c, from = from }), tuning, "scene-clip")
       if found < best then best, choice = found, { c = c, from = from } end
     end
   end
-  for _, value in ipairs(numbers(args.factors)) do
+  for _, value in ipairs(args.factors) do
     local found = distance(sampler(steps, solver.dpmpp_2m(), scaled(value)), tuning, "scene-clip")
     if found < least then least, factor = found, value end
   end

@@ -176,11 +176,7 @@ local rows = {}
 for _, name in ipairs { "checkerboard", "digits" } do
   local found = results[name]
   local ode, lagrangian = found["flow matching"], found.Lagrangian
-  local function over(a, b)
-    local list = {}
-    for i in ipairs(a) do list[i] = a[i] / b[i] end
-    return list
-  end
+  local over = ty.stats.ratios
   for _, way in ipairs(ways) do
     local e = found[way.name]
     r:say("%-12s %-13s rate %.2g: one step %.4f, four %.4f, %s %.4f; worst run %.4f", name, way.name, e.rate,

@@ -211,11 +211,7 @@ for _, task in ipairs(tasks) do
     end
   end
   r.metrics[task.name] = all
-  local function over(a, b)
-    local list = {}
-    for i in ipairs(all[a]) do list[i] = all[a][i] / all[b][i] end
-    return list
-  end
+  local function over(a, b) return ty.stats.ratios(all[a], all[b]) end
   rows[#rows + 1] = { claim = task.name .. ": bend of the paths after reflow, of that before",
     values = over("S2", "S1"), baseline = all.S1, bar = 0.5, below = true }
   rows[#rows + 1] = { claim = task.name .. ": distance in one distilled step, of many steps'",

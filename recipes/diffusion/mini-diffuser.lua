@@ -25,7 +25,7 @@ local r = ty.recipe.declare {
     { "batch", 16, "pictures in a step" },
     { "width", 64, "of the network" },
     { "episodes", 200, "to judge by", quick = 5 },
-    { "rates", "1e-3,2e-3", "of training, tried by both ways", quick = "1e-3" },
+    { "rates", { 1e-3, 2e-3 }, "of training, tried by both ways", quick = { 1e-3 } },
   },
 }
 local args, arm = r.args, datasets.arm
@@ -85,8 +85,7 @@ end
 local success = { many = {}, one = {} }
 for name, way in pairs(ways) do
   local best = -1
-  for text in args.rates:gmatch "[^,]+" do
-    local rate = tonumber(text) or error("--rates takes numbers with commas between them, got " .. args.rates)
+  for _, rate in ipairs(args.rates) do
     local policy, fitted = train(r.seed, way, rate)
     local found = judge(policy, { first = 200, episodes = math.max(1, args.episodes // 2) }).success
     r:say("%s, rate %g: %d steps of %.1f ms, loss %.4f, hand %.4f, success in other episodes %.3f", name, rate,

@@ -19,9 +19,9 @@ local r = ty.recipe.declare {
     { "base_steps", 1500, "training steps of the teacher", quick = 4 },
     { "steps", 400, "training steps of every student", quick = 3 },
     { "batch", 64, "digits in a step", quick = 16 },
-    { "grids", "16,32,64", "parts of the path, for each way the best", quick = "8" },
+    { "grids", { 16, 32, 64 }, "parts of the path, for each way the best", quick = { 8 } },
     { "noise", "variance", "in a point of a line: path or variance" },
-    { "rates", "5e-4,2e-3", "learning rates, for each way the best", quick = "1e-3" },
+    { "rates", { 5e-4, 2e-3 }, "learning rates, for each way the best", quick = { 1e-3 } },
     { "count", 1000, "digits to measure with", quick = 40 },
     { "judge_steps", 300, "training steps of the judge", quick = 5 },
   },
@@ -54,12 +54,6 @@ local function draw(base, student, steps, prompts)
     steps = steps, solver = diffusion.solver.lcm { scaling = false } }))
 end
 
-local function list(text)
-  local values = {}
-  for word in text:gmatch "[^,]+" do values[#values + 1] = tonumber(word) end
-  return values
-end
-
 local chosen, found, sheets, spent = {}, {}, {}, {}
 local function note(name, i, value)
   found[name] = found[name] or {}
@@ -80,8 +74,8 @@ for i, seed in ipairs(r.seeds) do
       students[way], spent[way] = learn(base, way, seed, chosen[way].grid, chosen[way].rate)
     else
       local least = math.huge
-      for _, grid in ipairs(list(args.grids)) do
-        for _, rate in ipairs(list(args.rates)) do
+      for _, grid in ipairs(args.grids) do
+        for _, rate in ipairs(args.rates) do
           local student, evaluations = learn(base, way, seed, math.tointeger(grid), rate)
           local sum = 0
           for _, steps in ipairs(STEPS) do

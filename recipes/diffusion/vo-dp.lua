@@ -26,13 +26,12 @@ local r = ty.recipe.declare {
     { "geometry_steps", 400, "of the geometric network's training", quick = 3 },
     { "episodes", 60, "to judge by", quick = 3 },
     { "looks", 20, "in an episode at most", quick = 2 },
-    { "tasks", "reach,open,push", "of the arm" },
-    { "rates", "1e-3,2e-3", "of training, tried by both", quick = "1e-3" },
+    { "tasks", { "reach", "open", "push" }, "of the arm" },
+    { "rates", { 1e-3, 2e-3 }, "of training, tried by both", quick = { 1e-3 } },
   },
 }
 local args, arm = r.args, datasets.arm
-local tasks = {}
-for name in args.tasks:gmatch "[^,]+" do tasks[#tasks + 1] = name end
+local tasks = args.tasks
 
 local function numbers(images) return images:to { device = r.device }:to "f32" / 127.5 - 1 end
 
@@ -156,8 +155,7 @@ local changes = {
 local success, rate_of, strips = { cross = {}, pixels = {} }, {}, nil
 for _, way in ipairs { "cross", "pixels" } do
   local best, first = -1, nil
-  for text in args.rates:gmatch "[^,]+" do
-    local rate = tonumber(text) or error("--rates takes numbers with commas between them, got " .. args.rates)
+  for _, rate in ipairs(args.rates) do
     local policy = train(way, r.seed, rate)
     local found = judge(policy, way, { first = 200, episodes = math.max(1, args.episodes // 2) }).success
     r:say("  success in other episodes %.3f", found)

@@ -29,7 +29,7 @@ local r = ty.recipe.declare {
     { "edit", 200, "training steps of edits", quick = 2 },
     { "batch", 64, "pictures in a step", quick = 8 },
     { "rate", 3e-3, "of the base" },
-    { "turbo_rates", "5e-5,2e-4", "of the turbo, for each way the better one", quick = "1e-4" },
+    { "turbo_rates", { 5e-5, 2e-4 }, "of the turbo, for each way the better one", quick = { 1e-4 } },
     { "guidance", 1.5, "scale" },
     { "many", 50, "steps of the base", quick = 3 },
     { "few", 8, "steps of the turbo", quick = 2 },
@@ -95,12 +95,6 @@ local function note(name, i, value)
   found[name][i] = value
 end
 
-local function numbers(text)
-  local values = {}
-  for word in text:gmatch "[^,]+" do values[#values + 1] = tonumber(word) end
-  return values
-end
-
 local lcm = diffusion.solver.lcm { scaling = false }
 local labels = ty.data.with_seed(4321, function() return shapes.labels(args.count) end)
 local noise = ty.data.with_seed(4322, function() return ty.randn(args.count, 3, 8, 8) end)
@@ -115,7 +109,7 @@ local chosen = {}
 local function tuned(name, base, seed, split)
   if chosen[name] then return turbo_of(base, seed, split, chosen[name]) end
   local best, least = nil, math.huge
-  for _, rate in ipairs(numbers(args.turbo_rates)) do
+  for _, rate in ipairs(args.turbo_rates) do
     local model = turbo_of(base, seed, split, rate)
     ty.manual_seed(778)
     local x = flow:sample(model, noise.shape, { condition = { text = { embeddings = shapes.text(labels) } },
@@ -167,11 +161,7 @@ for _, x in ipairs(strips) do sheets[#sheets + 1] = x end
 ty.plot.grid(ty.concat(sheets, 0), { columns = math.min(16, args.count), scale = 5 }):save(r:picture "z-image.png")
 
 r.metrics.found, r.metrics.chosen = found, chosen
-local function over(a, b)
-  local list = {}
-  for i in ipairs(found[a]) do list[i] = found[a][i] / found[b][i] end
-  return list
-end
+local function over(a, b) return ty.stats.ratios(found[a], found[b]) end
 local best = {}
 for i in ipairs(r.seeds) do best[i] = found.turbo[i] / math.min(found.euler[i], found.heun[i], found.fresh[i]) end
 os.exit(r:finish {

@@ -21,7 +21,7 @@ local nn = ty.nn
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "tokens", "64,16,32,128,256", "of a step; the claim is judged at the first", quick = "16" },
+    { "tokens", { 64, 16, 32, 128, 256 }, "of a step; the claim is judged at the first", quick = { 16 } },
     { "width", 512, "hidden size", quick = 64 },
     { "layers", 8, "of the model", quick = 3 },
     { "steps", 3, "whose losses are compared", quick = 2 },
@@ -84,8 +84,7 @@ local function compare(ways)
 end
 
 local gains, lines = {}, { turns = { x = {}, y = {}, label = "in turn" }, fuyou = { x = {}, y = {}, label = "Fuyou" } }
-local counts = {}
-for text in args.tokens:gmatch "%d+" do counts[#counts + 1] = tonumber(text) end
+local counts = args.tokens
 for k, tokens in ipairs(counts) do
   for i, seed in ipairs(r.seeds) do
     if k == 1 or i == 1 then

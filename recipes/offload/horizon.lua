@@ -19,7 +19,7 @@ local nn = ty.nn
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "depths", "4,8,16,32", "layers", quick = "3,6" },
+    { "depths", { 4, 8, 16, 32 }, "layers", quick = { 3, 6 } },
     { "width", 256, "hidden size", quick = 64 },
     { "batch", 2, "rows" },
     { "length", 128, "tokens of a row", quick = 16 },
@@ -80,8 +80,7 @@ local function setup(seed, depth, plan)
   return self
 end
 
-local depths = {}
-for text in args.depths:gmatch "%d+" do depths[#depths + 1] = tonumber(text) end
+local depths = args.depths
 local deepest = depths[#depths]
 
 local shares, growth, apart = {}, {}, 0

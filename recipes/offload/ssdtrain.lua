@@ -20,7 +20,7 @@ local nn = ty.nn
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "widths", "128,256,512", "hidden sizes", quick = "64,128" },
+    { "widths", { 128, 256, 512 }, "hidden sizes", quick = { 64, 128 } },
     { "layers", 8, "of each", quick = 4 },
     { "batch", 4, "rows", quick = 2 },
     { "length", 256, "tokens of a row", quick = 32 },
@@ -98,8 +98,8 @@ for _, name in ipairs(names) do
   lines[name] = { x = {}, y = {}, label = ({ memory = "kept", again = "computed again", disk = "on the disk" })[name] }
 end
 
-for text in args.widths:gmatch "%d+" do
-  local width, peaks, ratios = tonumber(text), {}, {}
+for _, width in ipairs(args.widths) do
+  local peaks, ratios = {}, {}
   for i, seed in ipairs(r.seeds) do
     local ways, steps, peak = {}, {}, {}
     for _, name in ipairs(names) do

@@ -16,10 +16,8 @@
 -- 2002). The two last rows ask what a method without a rate promises; the paper finds as well that the methods do not
 -- keep it.
 local ty = require "tycho"
-local llm = require "tycho.llm"
-local diffusion = require "tycho.diffusion"
-local datasets = require "tycho.datasets"
-local nn, optim = ty.nn, ty.optim
+local zoo = require "tycho.zoo"
+local optim = ty.optim
 
 local r = ty.recipe.declare {
   seeds = 3,
@@ -32,89 +30,8 @@ local r = ty.recipe.declare {
 }
 local args = r.args
 
--- ---- workloads: model(), loader(seed), loss(model, batch), held(model, part), part "validation" or "held_out" ----
-
-local function language()
-  local text = ty.data.kjv { books = 1 }:sub(1, r.quick and 9000 or -1)
-  local corpus = llm.corpus.open { folder = r:path "corpus", text = text, validation = true,
-    length = 32, vocabulary = r.quick and 257 or 300, every = r.quick and 3 or nil }
-  return {
-    model = function() return corpus:model { width = 64, layers = 2 } end,
-    loader = function(seed)
-      return ty.data.DataLoader(corpus.training, { batch_size = args.batch // 2, shuffle = true, seed = seed })
-    end,
-    loss = function(model, b)
-      return model:loss(b.tokens, b.targets, { cu_seqlens = b.cu_seqlens, longest = b.longest })
-    end,
-    held = function(model, part) return corpus:evaluate(model, part, { batch = 64 }).loss end,
-  }
-end
-
--- The rest of a workload of pictures, { model, loss }, with its parts as datasets.
-local function of_pictures(work, training, validation, held_out)
-  local parts = { validation = validation, held_out = held_out }
-  for name, set in pairs(parts) do
-    parts[name] = ty.data.DataLoader(set, { batch_size = #set }):next()
-    for _, t in pairs(parts[name]) do if ty.is_tensor(t) then ty.keep(t) end end
-  end
-  function work.loader(seed)
-    return ty.data.DataLoader(training, { batch_size = args.batch, shuffle = true, drop_last = true, seed = seed })
-  end
-  function work.held(model, part)
-    ty.manual_seed(1) -- the same noise for all
-    return ty.no_grad(work.loss, model, parts[part]):item()
-  end
-  return work
-end
-
-local function digits() return ty.data.digits { split = { 0.8, 0.1, 0.1 }, seed = 0 } end
-
-local function flow_matching()
-  local flow = diffusion.Flow()
-  return of_pictures({
-    model = function() return diffusion.DiT { width = 64, depth = 2, heads = 2, classes = 10 } end,
-    loss = function(model, b) return flow:loss(model, b.image, { labels = b.label }) end,
-  }, digits())
-end
-
-local function classifier()
-  return of_pictures({
-    model = function()
-      return nn.Sequential(nn.Conv2d(1, 16, 3, { padding = 1 }), nn.ReLU(), nn.Conv2d(16, 32, 3, { padding = 1 }),
-        nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
-    end,
-    loss = function(model, b) return nn.cross_entropy(model(b.image), b.label) end,
-  }, digits())
-end
-
--- Emoji on white, f32 [n, 3, 16, 16] from -1 to 1.
-local function emoji(split, count)
-  local set, list = datasets.load("emoji", { size = 64, split = split }), {}
-  for i = 1, count do
-    list[i] = ty.scope(function()
-      local picture = set:get((i - 1) * (#set // count)).image:to "f32" / 255
-      local alpha = picture:narrow(0, 3, 1)
-      return (picture:narrow(0, 0, 3) * alpha + 1 - alpha):unsqueeze(0):avg_pool2d(4):squeeze(0) * 2 - 1
-    end)
-  end
-  return ty.data.TensorDataset { image = ty.keep(ty.stack(list, 0)) }
-end
-
-local function autoencoder()
-  local count = args.pictures
-  return of_pictures({
-    model = function()
-      return nn.Sequential(nn.Conv2d(3, 16, 3, { stride = 2, padding = 1 }), nn.SiLU(),
-        nn.Conv2d(16, 32, 3, { stride = 2, padding = 1 }), nn.SiLU(), nn.Flatten(), nn.Linear(512, 32),
-        nn.Linear(32, 256), nn.SiLU(), nn.Linear(256, 768), nn.Tanh())
-    end,
-    loss = function(model, b) return nn.mse_loss(model(b.image), b.image:flatten(1)) end,
-  }, emoji("training", count), emoji("validation", count // 4), emoji("held_out", count // 4))
-end
-
-local workloads = { { "language", language }, { "flow matching", flow_matching }, { "classifier", classifier },
-  { "autoencoder", autoencoder } }
-for _, entry in ipairs(workloads) do entry.work = entry[2]() end
+local workloads = zoo.workloads.all { folder = r:path "corpus", batch = args.batch, pictures = args.pictures,
+  small = r.quick }
 
 -- ---- methods ----
 
@@ -160,16 +77,16 @@ end
 -- The rate of NadamW: of the set, and of each workload.
 local rates, by_rate, own = {}, {}, {}
 for k = 1, args.rates do rates[k], by_rate[k] = 1e-3 * 2 ^ (k - 1), 0.0 end
-for _, entry in ipairs(workloads) do
+for _, work in ipairs(workloads) do
   local losses = {}
-  for k, rate in ipairs(rates) do losses[k] = train(entry.work, nadamw(rate), r.seed) end
+  for k, rate in ipairs(rates) do losses[k] = train(work, nadamw(rate), r.seed) end
   local least = math.min(table.unpack(losses))
   for k, loss in ipairs(losses) do
     by_rate[k] = by_rate[k] + math.log(loss / least) / #workloads
-    if loss == least then own[entry[1]] = rates[k] end
+    if loss == least then own[work.name] = rates[k] end
     losses[k] = ("%.4g: %.4f"):format(rates[k], loss)
   end
-  r:say("NadamW on %s, validation by rate: %s", entry[1], table.concat(losses, ", "))
+  r:say("NadamW on %s, validation by rate: %s", work.name, table.concat(losses, ", "))
 end
 local best = 1
 for k in ipairs(rates) do if by_rate[k] < by_rate[best] then best = k end end
@@ -177,11 +94,11 @@ r:say("NadamW's rate for the set: %.4g", rates[best])
 table.insert(methods, 1, { "NadamW", nadamw(rates[best]) })
 
 local results, least = {}, {} -- means by method and workload, the least by workload
-for _, entry in ipairs(workloads) do
-  local name = entry[1]
+for _, work in ipairs(workloads) do
+  local name = work.name
   local function mean_of(make)
     local losses = {}
-    for i, seed in ipairs(r.seeds) do losses[i] = select(2, train(entry.work, make, seed)) end
+    for i, seed in ipairs(r.seeds) do losses[i] = select(2, train(work, make, seed)) end
     return ty.stats.mean(losses), losses
   end
   for _, method in ipairs(methods) do
@@ -201,8 +118,8 @@ end
 local lines, share, ratios = {}, {}, {}
 local function share_within(name, factor)
   local count = 0
-  for _, entry in ipairs(workloads) do
-    if results[name].mean[entry[1]] <= factor * least[entry[1]] then count = count + 1 end
+  for _, work in ipairs(workloads) do
+    if results[name].mean[work.name] <= factor * least[work.name] then count = count + 1 end
   end
   return count / #workloads
 end
@@ -211,9 +128,9 @@ for k, method in ipairs(methods) do
   for i = 0, 100 do x[i + 1], y[i + 1] = 1 + i / 50, share_within(name, 1 + i / 50) end
   lines[k] = { x = x, y = y, label = name }
   share[name], ratios[name] = share_within(name, 1.05), {}
-  for j, entry in ipairs(workloads) do
-    ratios[name][j] = results[name].mean[entry[1]] / least[entry[1]]
-    words[j] = ("%s %.3f"):format(entry[1], ratios[name][j])
+  for j, work in ipairs(workloads) do
+    ratios[name][j] = results[name].mean[work.name] / least[work.name]
+    words[j] = ("%s %.3f"):format(work.name, ratios[name][j])
   end
   r:say("%-14s within 5 %% of the best: %3.0f %%; %s", name, 100 * share[name], table.concat(words, ", "))
   r.metrics[name] = results[name]

@@ -191,10 +191,9 @@ local function norms(model)
   end
 end
 
-local function tries(list) return r.quick and { list[1] } or list end
 local ways, names = {}, { "CE-SSL", "LoRA", "full tuning", "LoRA with FixMatch" }
 for i, make in ipairs { ce_ssl, lora, full, fixmatch } do
-  ways[i] = { name = names[i], run = way(make), rates = tries(make == full and { 1e-3, 3e-3 } or { 3e-3, 1e-2 }) }
+  ways[i] = { name = names[i], run = way(make), rates = r:tries(make == full and { 1e-3, 3e-3 } or { 3e-3, 1e-2 }) }
 end
 local found = peft.compare.ways(ways, r.seeds, function(line) r:say("%s", line) end)
 found["norms alone"] = { rate = 0, runs = {} }

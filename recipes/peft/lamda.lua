@@ -18,7 +18,7 @@ local r = ty.recipe.declare {
   args = {
     { "steps", 100, "training steps", quick = 2 },
     { "batch", 8, "items at a time", quick = 2 },
-    { "tasks", "book,count,missing", "of datasets.text_tasks" },
+    { "tasks", { "book", "count", "missing" }, "of datasets.text_tasks" },
     { "items", 450, "of the test part", quick = 6 },
     { "rank", 8, "of LaMDA" },
     { "freeze", 0.3, "share of the steps over which B is frozen" },
@@ -26,8 +26,7 @@ local r = ty.recipe.declare {
 }
 local args = r.args
 
-local tasks, tokenizer = {}, zoo.tokenizer "kjv-lm"
-for name in args.tasks:gmatch "[^,]+" do tasks[#tasks + 1] = name end
+local tasks, tokenizer = args.tasks, zoo.tokenizer "kjv-lm"
 local function part(split, length)
   return datasets.load("text_tasks", { split = split, tasks = tasks, tokenizer = tokenizer, length = length })
 end
@@ -84,12 +83,11 @@ local function lamda(ranks)
   return run(function(model) peft.lamda.attach(model, { rank = args.rank, ranks = ranks }) end, true)
 end
 
-local function tries(list) return r.quick and { list[1] } or list end
 local ways = {
-  { name = "LaMDA", rates = tries { 1e-2, 3e-2, 1e-1 }, run = lamda "uniform" },
-  { name = "LoRA 8", rates = tries { 3e-3, 1e-2, 3e-2 }, run = lora(8) },
-  { name = "LoRA 1", rates = tries { 3e-3, 1e-2, 3e-2 }, run = lora(1) },
-  { name = "LoRA 1, A frozen", rates = tries { 3e-3, 1e-2, 3e-2 }, run = frozen(1) },
+  { name = "LaMDA", rates = r:tries { 1e-2, 3e-2, 1e-1 }, run = lamda "uniform" },
+  { name = "LoRA 8", rates = r:tries { 3e-3, 1e-2, 3e-2 }, run = lora(8) },
+  { name = "LoRA 1", rates = r:tries { 3e-3, 1e-2, 3e-2 }, run = lora(1) },
+  { name = "LoRA 1, A frozen", rates = r:tries { 3e-3, 1e-2, 3e-2 }, run = frozen(1) },
 }
 local found = peft.compare.ways(ways, r.seeds, function(line) r:say("%s", line) end)
 

@@ -18,7 +18,7 @@ local r = ty.recipe.declare {
   args = {
     { "steps", 100, "training steps", quick = 2 },
     { "batch", 8, "items at a time", quick = 2 },
-    { "tasks", "book,count,missing", "of datasets.text_tasks" },
+    { "tasks", { "book", "count", "missing" }, "of datasets.text_tasks" },
     { "items", 450, "of the test part", quick = 6 },
     { "rank", 8, "of the adapters" },
     { "ratio", 0.5, "share of the heads and neurons that goes" },
@@ -28,8 +28,7 @@ local r = ty.recipe.declare {
 }
 local args = r.args
 
-local tasks, tokenizer = {}, zoo.tokenizer "kjv-lm"
-for name in args.tasks:gmatch "[^,]+" do tasks[#tasks + 1] = name end
+local tasks, tokenizer = args.tasks, zoo.tokenizer "kjv-lm"
 local function part(split, length)
   return datasets.load("text_tasks", { split = split, tasks = tasks, tokenizer = tokenizer, length = length })
 end

@@ -18,7 +18,7 @@ local r = ty.recipe.declare {
   args = {
     { "base_steps", 1050, "training steps of a base", quick = 8 },
     { "steps", 80, "of retraining, the same for all", quick = 3 },
-    { "sparsity", "0.5,0.7,0.9", "shares of the weights that go", quick = "0.7" },
+    { "sparsity", { 0.5, 0.7, 0.9 }, "shares of the weights that go", quick = { 0.7 } },
     { "vocabulary", 1024, "tokens", quick = 400 },
     { "width", 192, "hidden size of the bases", quick = 64 },
     { "layers", 4, "of the bases", quick = 2 },
@@ -65,8 +65,7 @@ local function retrained(seed, sparsity, way, rate)
 end
 
 local rows, trained = {}, 0
-for text in args.sparsity:gmatch "[^,]+" do
-  local sparsity = tonumber(text) or error("--sparsity takes numbers with commas between them, got " .. args.sparsity)
+for _, sparsity in ipairs(args.sparsity) do
   -- Rates by the validation part and the first seed, six for each way; its models then count for the seed as well.
   local models = {}
   for name, way in pairs(ways) do

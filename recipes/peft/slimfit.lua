@@ -143,11 +143,10 @@ local function lora(model)
   return plain(model)
 end
 
-local function tries(list) return r.quick and { list[1] } or list end
 local list = { { "full", plain, { 1e-3, 2e-3 } }, { "SlimFit", slim "dynamics", { 2e-3, 4e-3 } },
   { "random turns", slim "random", { 2e-3, 4e-3 } }, { "LoRA", lora, { 3e-3, 1e-2 } } }
 local ways = {}
-for i, one in ipairs(list) do ways[i] = { name = one[1], rates = tries(one[3]), run = way(one[2], one[1]) } end
+for i, one in ipairs(list) do ways[i] = { name = one[1], rates = r:tries(one[3]), run = way(one[2], one[1]) } end
 local found = peft.compare.ways(ways, r.seeds, function(line) r:say("%s", line) end)
 
 local lost, ratios = {}, {}

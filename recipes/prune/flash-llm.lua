@@ -18,7 +18,7 @@ local r = ty.recipe.declare {
   args = {
     { "rows", 4096, "of the matrix", quick = 130 },
     { "columns", 8192, "of it", quick = 256 },
-    { "sparsity", "0.5,0.6,0.7,0.8", "shares of zeros", quick = "0.6,0.7,0.8" },
+    { "sparsity", { 0.5, 0.6, 0.7, 0.8 }, "shares of zeros", quick = { 0.6, 0.7, 0.8 } },
     { "rounds", 31, "of the timing, of which the median counts", quick = 2 },
     { "model", "kjv-lm", "of the zoo", quick = "kjv-draft" },
     { "held_out", 12, "chapters to measure on", quick = 1 },
@@ -54,8 +54,8 @@ end
 
 r:say("%d x %d, %.0f MB in f16; milliseconds of a product with one row", rows, columns, 2e-6 * rows * columns)
 local at_seventy
-for word in args.sparsity:gmatch "[^,]+" do
-  local share = tonumber(word)
+for _, share in ipairs(args.sparsity) do
+  local word = ("%g"):format(share)
   local mask = chances:ge(share)
   local weights = { dense = dense, q8_0 = q8 }
   ty.scope(function()

@@ -17,7 +17,7 @@ local r = ty.recipe.declare {
   seeds = 3,
   args = {
     { "model", "kjv-lm", "of the zoo", quick = "kjv-draft" },
-    { "ratios", "0.1,0.25,0.4,0.55", "shares of the parameters that go; seeds are for 0.25", quick = "0.25" },
+    { "ratios", { 0.1, 0.25, 0.4, 0.55 }, "shares of the parameters that go; seeds are for 0.25", quick = { 0.25 } },
     { "training", 48, "chapters to calibrate with", quick = 1 },
     { "held_out", 24, "chapters to measure on", quick = 1 },
     { "tokens", 32, "that are decoded in a round of the timing", quick = 2 },
@@ -84,8 +84,8 @@ for _, seed in ipairs(r.seeds) do
   if seed == r.seeds[1] then
     for _, way in ipairs(ways) do way.choice = chosen(way, seen, text.validation) end
   end
-  for word in args.ratios:gmatch "[^,]+" do
-    local ratio, results = tonumber(word), {}
+  for _, ratio in ipairs(args.ratios) do
+    local results = {}
     if ratio == MAIN or seed == r.seeds[1] then
       for _, way in ipairs(ways) do
         ty.manual_seed(seed)

@@ -22,7 +22,7 @@ local r = ty.recipe.declare {
     { "search", 450, "steps of the search", quick = 12 },
     { "steps", 250, "of training after it", quick = 2 },
     { "target", 0.15, "share of the multiplications that stays" },
-    { "rates", "1e-3,2e-3", "learning rates, for each way the better one", quick = "1e-3" },
+    { "rates", { 1e-3, 2e-3 }, "learning rates, for each way the better one", quick = { 1e-3 } },
     { "width", 64, "hidden size", quick = 32 },
   },
 }
@@ -66,10 +66,10 @@ for i, seed in ipairs(r.seeds) do
     local model, report
     if i == 1 then
       local best
-      for text in args.rates:gmatch "[^,]+" do
-        local candidate, about = made(base, way, seed, tonumber(text))
+      for _, rate in ipairs(args.rates) do
+        local candidate, about = made(base, way, seed, rate)
         local loss = vision.pages.measure(candidate, validation).loss
-        if not best or loss < best then best, rates[name], model, report = loss, tonumber(text), candidate, about end
+        if not best or loss < best then best, rates[name], model, report = loss, rate, candidate, about end
       end
       shown[name] = report
       found[name], losses[name], shares[name] = {}, {}, {}

@@ -20,7 +20,7 @@ local r = ty.recipe.declare {
   seeds = 3,
   args = {
     { "model", "kjv-lm", "of the zoo", quick = "kjv-draft" },
-    { "keep", "0.7,0.5", "shares of the bytes that stay; seeds are for the first", quick = "0.7" },
+    { "keep", { 0.7, 0.5 }, "shares of the bytes that stay; seeds are for the first", quick = { 0.7 } },
     { "training", 32, "chapters to calibrate with", quick = 1 },
     { "rows", 64, "rows of their text, of 256 tokens", quick = 2 },
     { "held_out", 24, "chapters to measure on", quick = 1 },
@@ -29,8 +29,7 @@ local r = ty.recipe.declare {
 }
 local args = r.args
 local model = zoo.load(args.model):to(r.device)
-local keeps = {}
-for word in args.keep:gmatch "[^,]+" do keeps[#keeps + 1] = tonumber(word) end
+local keeps = args.keep
 
 local function perplexity(of, part) return llm.train.evaluate(of, part, { device = r.device }).perplexity end
 

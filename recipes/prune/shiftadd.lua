@@ -22,7 +22,7 @@ local r = ty.recipe.declare {
   args = {
     { "base_steps", 1500, "training steps of the vision transformer", quick = 10 },
     { "steps", 300, "of each of the three stages", quick = 2 },
-    { "rates", "1.5e-3", "learning rates, for each model the better one" },
+    { "rates", { 1.5e-3 }, "learning rates, for each model the better one" },
     { "width", 64, "hidden size", quick = 32 },
     { "rounds", 9, "of the timing", quick = 1 },
   },
@@ -77,10 +77,10 @@ for i, seed in ipairs(r.seeds) do
     local name, model = plan.name, nil
     if i == 1 then
       local best
-      for text in args.rates:gmatch "[^,]+" do
-        local candidate = made(base, plan, seed, tonumber(text))
+      for _, rate in ipairs(args.rates) do
+        local candidate = made(base, plan, seed, rate)
         local loss = vision.pages.measure(candidate, validation).loss
-        if not best or loss < best then best, rates[name], model = loss, tonumber(text), candidate end
+        if not best or loss < best then best, rates[name], model = loss, rate, candidate end
       end
       shown[name], found[name] = model, {}
     else

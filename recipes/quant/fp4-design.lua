@@ -23,7 +23,7 @@ local r = ty.recipe.declare {
     { "width", 64, "hidden size" },
     { "layers", 2, "of the model", quick = 1 },
     { "batch", 8, "rows of 64 tokens in a step", quick = 1 },
-    { "rates", "2e-3,4e-3,8e-3", "learning rates for the choice", quick = "4e-3" },
+    { "rates", { 2e-3, 4e-3, 8e-3 }, "learning rates for the choice", quick = { 4e-3 } },
   },
 }
 local args = r.args
@@ -64,10 +64,10 @@ end
 local rate = math.huge
 for _, d in ipairs { false, design.design {} } do
   local best, chosen = math.huge, nil
-  for text in args.rates:gmatch "[^,]+" do
-    local loss = loss_on(trained(d or nil, r.seed, tonumber(text)), "validation")
-    r:say("%s, rate %s: validation loss %.4f", d and design.name(d) or "f32", text, loss)
-    if loss < best then best, chosen = loss, tonumber(text) end
+  for _, tried in ipairs(args.rates) do
+    local loss = loss_on(trained(d or nil, r.seed, tried), "validation")
+    r:say("%s, rate %g: validation loss %.4f", d and design.name(d) or "f32", tried, loss)
+    if loss < best then best, chosen = loss, tried end
   end
   rate = math.min(rate, chosen)
 end

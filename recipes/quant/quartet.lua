@@ -18,7 +18,7 @@ local r = ty.recipe.declare {
     { "width", 96, "hidden size", quick = 32 },
     { "layers", 2, "of the model", quick = 1 },
     { "batch", 16, "rows of 64 tokens in a step", quick = 2 },
-    { "rates", "4e-3,8e-3", "learning rates, for each variant the better one", quick = "4e-3" },
+    { "rates", { 4e-3, 8e-3 }, "learning rates, for each variant the better one", quick = { 4e-3 } },
   },
 }
 local args = r.args
@@ -55,11 +55,11 @@ end
 local results, curves = {}, {}
 for _, name in ipairs(names) do
   local best, rate, kept = math.huge, nil, nil
-  for text in args.rates:gmatch "[^,]+" do
-    local model, losses = trained(name, r.seed, tonumber(text))
+  for _, tried in ipairs(args.rates) do
+    local model, losses = trained(name, r.seed, tried)
     local loss = validation_loss(model)
-    if loss < best then best, rate, kept, curves[name] = loss, tonumber(text), model, losses end
-    r:say("%-10s rate %s: validation loss %.4f", name, text, loss)
+    if loss < best then best, rate, kept, curves[name] = loss, tried, model, losses end
+    r:say("%-10s rate %g: validation loss %.4f", name, tried, loss)
   end
   results[name] = {}
   for i, seed in ipairs(r.seeds) do

@@ -80,7 +80,8 @@ for i, seed in ipairs(r.seeds) do
   end)
   make("k-means", function()
     local model = network:clone()
-    return model, vector.quantize(model, { codewords = args.codewords, rounds = calibration.rounds, seed = seed, skip = skip })
+    return model, vector.quantize(model, { codewords = args.codewords, rounds = calibration.rounds, seed = seed,
+      skip = skip })
   end)
   local bits = reports["VQ4DiT"].bits
   if not group then

@@ -31,12 +31,11 @@ local r = ty.recipe.declare {
     { "interval", 9, "steps of denoising for which the head's layers stand" },
     { "calibration", 40, "training episodes that importance is measured on", quick = 4 },
     { "first", 0, "episode of the first seed" },
-    { "tasks", "push,open,place", "of the arm" },
+    { "tasks", { "push", "open", "place" }, "of the arm" },
   },
 }
 local args, arm = r.args, datasets.arm
-local tasks = {}
-for name in args.tasks:gmatch "[^,]+" do tasks[#tasks + 1] = name end
+local tasks = args.tasks
 local model = r:place(function() return zoo.load "arm-policy" end)
 local layers = #model.language_model.model.layers
 

@@ -28,12 +28,11 @@ local r = ty.recipe.declare {
     { "cost", 0.02, "of computing everything again" },
     { "lr", 3e-3, "peak learning rate" },
     { "first", 0, "episode of the first seed" },
-    { "tasks", "push,open,place", "of the arm" },
+    { "tasks", { "push", "open", "place" }, "of the arm" },
   },
 }
 local args, arm = r.args, datasets.arm
-local tasks = {}
-for name in args.tasks:gmatch "[^,]+" do tasks[#tasks + 1] = name end
+local tasks = args.tasks
 local model = r:place(function() return zoo.load "arm-policy" end)
 
 local names = { "none", "learned", "fixed", "random", "similar" }

@@ -15,7 +15,7 @@ local autoencoder, scenes = diffusion.autoencoder, zoo.scenes
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = scenes.arguments({ steps = 12000, batch = 16, lr = 2e-3, every = 2000, quick = 2, quick_count = 8 }, {
     { "kl", 1e-3, "weight of the divergence" },
-    { "channels", "16,32,64", "of each level", quick = "8,8,8" },
+    { "channels", { 16, 32, 64 }, "of each level", quick = { 8, 8, 8 } },
     { "layers", 1, "residual blocks of a level" },
   }) }
 local args = r.args
@@ -23,8 +23,7 @@ local args = r.args
 local validation, unseen = scenes.set("validation", { "image" }), scenes.set("held_out_objects", { "image" })
 local measured = { count = args.count, device = r.device }
 
-local channels = {}
-for n in args.channels:gmatch "%d+" do channels[#channels + 1] = math.tointeger(n) end
+local channels = args.channels
 
 local function train(seed)
   ty.manual_seed(seed)

@@ -112,7 +112,7 @@ void fiber::begin(void (*run)(void *), void *argument) {
 #if defined(__SANITIZE_ADDRESS__)
   /* Functions that returned have left nothing poisoned: of one that ended only main() and yield() did not, at the top. Of
    * one that was dropped it may be anything. The whole of each stack each time would cost more than most kernels. */
-  size_t left = ended_ ? TOP : size_;
+  size_t left = ended_ ? size_t{ TOP } : size_;
   __asan_unpoison_memory_region(static_cast<char *>(stack_) + size_ - left, left);
 #endif
   run_ = run;
