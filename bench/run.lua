@@ -24,7 +24,8 @@ local function stop(text, ...)
 end
 
 local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort", "sparse",
-  "adapters", "optimizer", "embedding", "quantized", "tokenizer", "pictures", "llm", "gpt2", "unet", "resnet", "memory" }
+  "adapters", "optimizer", "embedding", "quantized", "tokenizer", "pictures", "llm", "gpt2", "unet", "resnet", "memory",
+  "rarer" }
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1
