@@ -109,9 +109,10 @@ function Cell:look()
 end
 
 --- Sends the memory away; writes it when the file has not got it.
-function Cell:drop()
+---@param discard? boolean  what was written into it without a word is not wanted
+function Cell:drop(discard)
   if self.state ~= "here" then return end
-  self:look()
+  if not discard then self:look() end
   self.place = self.place or self.store:place(self.nbytes)
   local other = stub_of(self.tensor)
   if self.dirty then -- before anything changes: a disk that refuses leaves the tensor where it is

@@ -431,8 +431,8 @@ end
 
 -- ---- looking, ending ----
 
---- What went where: by store ("host", "file") the bytes written and read, by kind in `counters`, the most that was
--- there, whether it was direct; of the engine stalls, seconds waited, bytes handed over without a read.
+--- What went where: by store ("host", "file") the bytes written and read, by kind in `counters` and in all (moved), the
+-- most that was there, whether it was direct; of the engine stalls, seconds waited, bytes handed over without a read.
 ---@return table
 function Engine:stats()
   local stats = {}

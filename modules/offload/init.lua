@@ -20,6 +20,7 @@ return require "tycho.lazy" ({
   engine = Engine.new,
   plan = require "tycho.offload.plan",
   bandwidth = require "tycho.offload.bandwidth",
+  outside = require "tycho.offload.outside",
   superpipeline = require "tycho.offload.superpipeline",
   ssdtrain = require "tycho.offload.ssdtrain",
   horizon = require "tycho.offload.horizon",

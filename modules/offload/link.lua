@@ -9,6 +9,7 @@ local Store = require "tycho.offload.store"
 
 local clock = ty.core.system.clock
 
+--- A place beside a GPU's memory for bytes of tensors: page-locked memory of the host, or a file.
 ---@class OffloadLink: OffloadStore
 ---@field device string
 ---@field last table<integer, CudaEvent>   of each place: the end of the last copy from or to its memory

@@ -102,7 +102,11 @@ end
 function Store:stats()
   local s = self.tier:stats()
   s.counters, s.most = {}, self.most
-  for kind, c in pairs(self.counters) do s.counters[kind] = { written = c.written, read = c.read } end
+  s.moved = 0
+  for kind, c in pairs(self.counters) do
+    s.counters[kind] = { written = c.written, read = c.read }
+    s.moved = s.moved + c.written + c.read
+  end
   return s
 end
 

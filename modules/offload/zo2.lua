@@ -64,6 +64,7 @@ end
 -- It is there and has made all steps that are over.
 local function arrive(self, cell)
   cell:need()
+  cell:look() -- what the program changed between steps
   if self.pending[cell] then
     self.optimizer:update({ cell.tensor }, self.pending[cell])
     self.pending[cell] = nil
@@ -92,7 +93,7 @@ local function leave(self, cell, s)
     self.optimizer:perturb({ cell.tensor }, 1)
     cell:changed()
   end
-  cell:drop() -- where it comes again: what was not changed is not written
+  cell:drop(self.last[cell] ~= s) -- where it comes again, it comes as it was before it was moved
   self.out[cell] = nil
 end
 
@@ -198,7 +199,7 @@ local function recover(self)
   for cell, moved in pairs(self.out or {}) do
     if cell.state == "here" then
       if cell.dirty then self.optimizer:perturb({ cell.tensor }, -moved) end
-      cell:drop() -- what is not dirty comes back as it was
+      cell:drop(true) -- what is not dirty comes back as it was
     end
   end
   self.out = {}

@@ -28,6 +28,7 @@ local r = ty.recipe.declare {
     { "tile", 2048, "KiB of a tile at most", quick = 32 },
     { "steps", 2, "whose losses are compared" },
     { "rounds", 3, "of timing", quick = 1 },
+    { "within", false, "the optimizer steps a tile within the backward pass" },
   },
 }
 local args = r.args
@@ -45,7 +46,7 @@ end
 local function plan_of(model, window)
   local plan = offload.plan(model, { device = args.device_mib << 20, host = args.host_mib << 20, window = window,
     file = os.getenv "TMPDIR" or "/tmp", quiet = r.quick })
-  plan.policy = offload.zero_infinity { window = window, ahead = window - 1 }
+  plan.policy = offload.zero_infinity { window = window, ahead = window - 1, within = args.within }
   plan.smallest = smallest
   return plan
 end

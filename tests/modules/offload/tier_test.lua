@@ -196,6 +196,20 @@ check.test("what the disk gives, measured", function()
   check.fails(function() offload.bandwidth(folder, { backend = "tape" }) end, '"auto" or "uring" or "threads"')
 end)
 
+check.test("what the kernel says of the process", function()
+  local outside = require("tycho.offload").outside
+  local before = outside()
+  local x = ty.ones(8 << 20) -- 32 MiB
+  local t <close> = tier.open(folder, "auto", true)
+  t:wait(t:write(x, 0))
+  local after = outside()
+  if before.resident then check.ok(after.most >= after.resident and after.resident > 1 << 20) end
+  if before.written and t:stats().direct and not t:stats().memory then
+    local written = after.written - before.written
+    check.ok(written >= 32 << 20 and written < 34 << 20, "bytes that went to the disk: " .. written)
+  end
+end)
+
 check.test("a program that is killed leaves nothing behind", function()
   local child = scratch.spit("child.lua", ([[
     local ty = require "tycho"
