@@ -24,7 +24,7 @@ local function stop(text, ...)
 end
 
 local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort", "sparse",
-  "adapters", "optimizer", "embedding", "quantized", "tokenizer", "llm", "gpt2", "unet", "resnet", "memory" }
+  "adapters", "optimizer", "embedding", "quantized", "tokenizer", "llm", "gpt2", "unet", "resnet", "vlm", "memory" }
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1
