@@ -136,6 +136,24 @@ for name, recurrence in pairs(by_hand) do
   end)
 end
 
+check.test("limits without an end, as the first files and as later ones write them", function()
+  local path = os.tmpname()
+  os.remove(path)
+  local model = new("Mamba2", { time_step_limit = { 0.01, math.huge } })
+  model:save(path)
+  local config = ty.io.read(path .. "/config.json")
+  for _, limit in ipairs { "Infinity", '{"__float__": "Infinity"}' } do
+    ty.io.write_atomic(path .. "/config.json", (config:gsub("^{",
+      '{"note": "an \\"Infinity\\" in a text", "time_step_limit": [0.01, ' .. limit .. "],", 1)))
+    local other = hub.load(path)
+    check.equal(other.config.time_step_limit, { 0.01, math.huge })
+    check.equal(other.config.unknown, { "note" })
+    check.equal(other.config.given.note, 'an "Infinity" in a text')
+  end
+  for _, file in ipairs(ty.io.listdir(path)) do os.remove(path .. "/" .. file) end
+  os.remove(path)
+end)
+
 check.test("defaults are the published sizes", function()
   local function count(name, config)
     return ty.nn.with_defaults({ device = "meta" }, models[name], config):count_parameters()
