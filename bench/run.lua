@@ -25,7 +25,7 @@ end
 
 local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort", "sparse",
   "adapters", "optimizer", "embedding", "quantized", "compressed", "tokenizer", "pictures", "llm", "gpt2", "unet",
-  "resnet", "memory", "sd", "datasets", "rarer" }
+  "resnet", "vlm", "memory", "sd", "datasets", "rarer" }
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1

@@ -142,12 +142,14 @@ static inline ty_value ty_value_of_value(ty_value v) { return v; }
 #define TY_PARAMS_3 , ty_tensor **out
 #define TY_PARAMS_4 , ty_tensor **out
 #define TY_PARAMS_5 , ty_tensor **out
+#define TY_PARAMS_6 , ty_tensor **out
 #define TY_RESULT_0 bool
 #define TY_RESULT_1 ty_tensor *
 #define TY_RESULT_2 ty_tensor *
 #define TY_RESULT_3 ty_tensor *
 #define TY_RESULT_4 ty_tensor *
 #define TY_RESULT_5 ty_tensor *
+#define TY_RESULT_6 ty_tensor *
 #define TY_WITHOUT_FIRST(first, ...) __VA_ARGS__
 #define TY_PARAMETERS(...) TY_WITHOUT_FIRST(__VA_ARGS__)
 #define OP(name, outs, args, ...) TY_RESULT_##outs ty_##name(TY_PARAMETERS(args TY_PARAMS_##outs));

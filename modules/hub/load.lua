@@ -21,8 +21,30 @@ local function family_of(config, path)
     table.concat(names, ", ")), 0)
 end
 
+-- Python writes infinities into JSON, which has none: those outside of strings become what transformers writes for them
+-- now, { "__float__": "Infinity" }.
+local function with_infinities(text)
+  local parts, from = {}, 1
+  while true do
+    local quote = text:find('"', from, true)
+    parts[#parts + 1] = text:sub(from, (quote or 0) - 1):gsub("%-?Infinity", '{"__float__":"%0"}')
+    if not quote then break end
+    local last = quote + 1
+    repeat
+      last = text:find('["\\]', last)
+      local escaped = last and text:sub(last, last) == "\\"
+      if escaped then last = last + 2 end
+    until not escaped
+    parts[#parts + 1] = text:sub(quote, last or #text)
+    if not last then break end
+    from = last + 1
+  end
+  return table.concat(parts)
+end
+
 local function read_json(path)
-  local value = ty.io.load_json(path)
+  local text = ty.io.read(path)
+  local value = text:find("Infinity", 1, true) and ty.io.json_decode(with_infinities(text)) or ty.io.load_json(path)
   if type(value) ~= "table" or #value > 0 then error(path .. ": expected an object, got a list or a plain value", 0) end
   return value
 end

@@ -37,6 +37,10 @@ kinds = {
   size = { "a positive integer or two of them", function(v)
     return kinds.count[2](v) or is_list(v, kinds.count[2]) and #v == 2
   end },
+  rank = { "a positive integer or auto", function(v) return v == "auto" or kinds.count[2](v) end },
+  range = { "two numbers, the first not above the second", function(v)
+    return type(v) == "table" and #v == 2 and type(v[1]) == "number" and type(v[2]) == "number" and v[1] <= v[2]
+  end },
   few_each = { "a positive integer up to 10000 or a list of them", function(v)
     return kinds.few[2](v) or is_list(v, kinds.few[2])
   end },

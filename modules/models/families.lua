@@ -5,7 +5,7 @@ local M = {}
 M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral" }, qwen2 = { "qwen2" },
   qwen3 = { "qwen3" }, olmo2 = { "olmo2" }, phi3 = { "phi3" }, gpt_neox = { "gpt_neox" },
   gemma = { "gemma" }, gemma2 = { "gemma2" }, gemma3_text = { "gemma3" }, opt = { "opt" }, falcon = { "falcon" },
-  mixtral = { "mixtral" }, gla = { "gla" },
+  mixtral = { "mixtral" }, gla = { "gla" }, mamba = { "mamba" }, mamba2 = { "mamba2" },
   bert = { "bert", "Bert" }, t5 = { "t5" },
   roberta = { "roberta", "Roberta" }, ["xlm-roberta"] = { "roberta", "Roberta" },
   camembert = { "roberta", "Roberta" }, distilbert = { "distilbert", "DistilBert" },

@@ -16,7 +16,7 @@ return require "tycho.lazy" ({}, {
   BertForTokenClassification = { "tycho.models.bert", "BertForTokenClassification" },
   BertLMHeadModel = { "tycho.models.bert", "BertLMHeadModel" }, classifier = "tycho.models.classifier",
   GLA = "tycho.models.gla", GLM = "tycho.models.glm", GPT2 = "tycho.models.gpt2", Llama = "tycho.models.llama",
-  Mistral = "tycho.models.mistral",
+  Mamba = "tycho.models.mamba", Mamba2 = "tycho.models.mamba2", Mistral = "tycho.models.mistral",
   Mixtral = "tycho.models.mixtral", Qwen2 = "tycho.models.qwen2",
   Qwen3 = "tycho.models.qwen3", Olmo2 = "tycho.models.olmo2", Phi3 = "tycho.models.phi3",
   GPTNeoX = "tycho.models.gpt_neox", Gemma = "tycho.models.gemma", Gemma2 = "tycho.models.gemma2",

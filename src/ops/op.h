@@ -5,7 +5,7 @@
 #include "../../kernels/params.h"
 #include "../tycho.h"
 
-#define TY_MAX_OUTPUTS 5
+#define TY_MAX_OUTPUTS 6
 #define TY_MAX_ARGS 20
 
 typedef enum ty_op_id {

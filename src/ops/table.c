@@ -204,12 +204,14 @@ const ty_op *ty_op_find(const char *name) {
 #define OUT_3 out
 #define OUT_4 out
 #define OUT_5 out
+#define OUT_6 out
 #define FINISH_0(call) return call != &failed
 #define FINISH_1(call) return scoped_result(call)
 #define FINISH_2(call) return scoped_result(call)
 #define FINISH_3(call) return scoped_result(call)
 #define FINISH_4(call) return scoped_result(call)
 #define FINISH_5(call) return scoped_result(call)
+#define FINISH_6(call) return scoped_result(call)
 
 static ty_tensor failed; /* told apart from the NULL result of an op without outputs */
 static inline ty_tensor *scoped_result(ty_tensor *t) { return t == &failed ? NULL : t; }

@@ -212,6 +212,21 @@ bool map_attention(ty_mapped *m) {
   return true;
 }
 
+/* All but the rates have a row for each sequence. */
+bool map_selective_scan(ty_mapped *m) {
+  for (int i = 0; i < 6; i++)
+    if (ty_has_tensor(&m->arg[i]) && i != 2 && m->arg[i].t->v.ndim != 3) return map_forward(m);
+  if (ty_differs(m, m->arg[2].t)) return ty_map_refuse(m, 2);
+  ty_value arg[TY_MAX_ARGS];
+  memcpy(arg, m->arg, sizeof *arg * m->op->nargs);
+  int64_t n = -1;
+  for (int i = 0; i < 6 && n < 0; i++)
+    if (ty_has_tensor(&arg[i]) && i != 2) n = arg[i].t->v.size[0];
+  for (int i = 0; i < 6; i++)
+    if (ty_has_tensor(&arg[i]) && i != 2 && !(arg[i].t = folded(m, arg[i].t, n))) return false;
+  return unfolded(m, arg);
+}
+
 bool map_gated(ty_mapped *m) {
   for (int i = 0; i < 4; i++)
     if (m->arg[i].t->v.ndim != 4) return map_forward(m);

@@ -36,7 +36,8 @@ local function compare_greedy(model, want, name)
 end
 
 for _, name in ipairs { "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "olmo2", "phi3",
-  "gpt_neox", "gemma2", "gemma3", "opt", "opt_narrow", "falcon", "falcon_new", "falcon_rw" } do
+  "gpt_neox", "gemma2", "gemma3", "opt", "opt_narrow", "falcon", "falcon_new", "falcon_rw", "mamba",
+  "mamba2", "gemma" } do
   check.test(name, function()
     local want, variants = expected(name)
     local model = load(name)
