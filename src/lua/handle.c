@@ -13,6 +13,7 @@ _Thread_local lua_State *ty_lua_current;
 
 enum {
   FLOOR = 64 << 20,     /* below this many live bytes, */
+  SHARE = 32,           /* of the CPU's memory that dead tensors may take */
   HANDLES_FLOOR = 4096, /* or this many handles and these more per KiB of Lua's heap, the collector is left to Lua */
   HANDLES_PER_KB = 8,
   TIDY_BYTES = 16 << 20,
@@ -91,6 +92,17 @@ static int handle_collect(lua_State *L) {
 
 /* ---- the collector ---- */
 
+/* Bytes of the dead that may lie beside so many of the living before they are looked for: as many again, but on the CPU
+ * no more than a share of its memory, so that a model of 10 GB does not take 20 in one long step. On a GPU the same
+ * bytes come and go too fast for so many collections. */
+static int64_t room_for_dead(int64_t live) {
+  int64_t on_host = ty_memory_live(TY_CPU) + (ty_meta_counts ? ty_meta_live() : 0);
+  if (on_host < live) return live;
+  int64_t most = ty_memory_stats_of(TY_CPU).budget / SHARE;
+  if (most < FLOOR) most = FLOOR;
+  return live < most ? live : most;
+}
+
 /* Bytes matter because Lua does not see those of tensors; numbers because Lua's own pace, set by its own bytes, lets
  * dead tensors spread far beyond the caches (and without bound in incremental mode, which runs few finalizers at a
  * time). A full collection costs by the size of Lua's heap, and so does its share of each handle here. A young one
@@ -102,7 +114,8 @@ void ty_lua_poll(lua_State *L) {
   if (live > s->soft_limit || s->handles > s->handle_limit) {
     lua_gc(L, LUA_GCCOLLECT);
     live = ty_memory_live_everywhere();
-    s->soft_limit = live * 2 > FLOOR ? live * 2 : FLOOR;
+    int64_t soft = live + room_for_dead(live);
+    s->soft_limit = soft > FLOOR ? soft : FLOOR;
     int64_t least = HANDLES_FLOOR + HANDLES_PER_KB * (int64_t)lua_gc(L, LUA_GCCOUNT);
     s->handle_limit = s->handles * 2 > least ? s->handles * 2 : least;
   } else if (s->handles <= s->young_limit) {

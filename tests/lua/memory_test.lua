@@ -213,6 +213,23 @@ check.test("big temporaries stay bounded", function()
   check.ok(peak < 200 * MB, string.format("peak is %.0f MB", peak / MB))
 end)
 
+check.test("beside a large model the dead take a share of the memory, and not as much again", function()
+  collect()
+  ty.memory.set_budget("cpu", 6400 * MB) -- a share: 200 MB
+  local model = ty.empty(1000 * MB // 4) -- never touched, so it takes no memory
+  collectgarbage()
+  local before = now()
+  ty.memory.reset_peak("cpu")
+  for _ = 1, 400 do
+    local y = ty.empty(4 * MB // 4) -- luacheck: ignore 211
+  end
+  local peak = ty.memory.stats("cpu").peak - before
+  ty.memory.set_budget("cpu", 0)
+  -- The first limit is that of the last collection, before the model was there.
+  check.ok(peak < 280 * MB, string.format("peak is %.0f MB", peak / MB))
+  model:free()
+end)
+
 check.test("the counters", function()
   local before = ty.memory.stats("cpu")
   local x = ty.zeros(1024, { dtype = "f64" })
