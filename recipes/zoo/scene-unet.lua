@@ -16,7 +16,7 @@ local ty = require "tycho"
 local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models", require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
-  args = zoo.painter.arguments({ steps = 2000, batch = 24, lr = 0.03, every = 1000, count = 500,
+  args = zoo.painter.arguments({ steps = 1700, batch = 24, lr = 0.03, every = 1000, count = 500,
     scenes = 40000, quick = 4, quick_count = 4 }, {
     { "crops", 1000, "steps with windows around single objects before those with scenes", quick = 2 },
     { "crop_batch", 96, "windows of such a step", quick = 4 },
