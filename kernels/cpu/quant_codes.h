@@ -27,6 +27,18 @@ static inline void codes_q8_0(const ty_q8_0 *b, int64_t blocks, uint8_t *restric
   for (int64_t i = 0; i < blocks; i++) *(code_bytes *)(code + 32 * i) = *(const code_bytes *)b[i].q ^ 0x80;
 }
 
+#if defined(__AVX2__)
+/* The low nibbles of sixteen bytes, then the high ones, as one vector: what is stored in halves and read as a whole
+ * would have to wait until it is in the cache. */
+static inline __m256i code_nibbles(const uint8_t *q) {
+  __m128i v = _mm_loadu_si128((const __m128i *)(const void *)q);
+  return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
+}
+
+static inline void codes_q4_0(const ty_q4_0 *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < blocks; i++) _mm256_storeu_si256((__m256i *)(void *)(code + 32 * i), code_nibbles(b[i].q));
+}
+#else
 static inline void codes_q4_0(const ty_q4_0 *b, int64_t blocks, uint8_t *restrict code) {
   for (int64_t i = 0; i < blocks; i++) {
     code_half q = *(const code_half *)b[i].q;
@@ -34,6 +46,7 @@ static inline void codes_q4_0(const ty_q4_0 *b, int64_t blocks, uint8_t *restric
     *(code_half *)(code + 32 * i + 16) = (code_half)((code_half_words)q >> 4) & 15;
   }
 }
+#endif
 
 static inline void codes_q4_k(const ty_q4_k *b, int64_t blocks, uint8_t *restrict code) {
   for (int64_t i = 0; i < 4 * blocks; i++, code += 64) {
@@ -56,36 +69,41 @@ static inline void codes_q6_k(const ty_q6_k *b, int64_t blocks, uint8_t *restric
 }
 #undef AS_WORDS
 
-/* Sixteen codes of E2M1: the numbers, twice as large, plus 12. */
-static inline code_half codes_e2m1(code_half q) {
+/* Codes of E2M1 to the numbers, twice as large, plus 12. */
 #if defined(__AVX2__)
+static inline __m256i codes_e2m1(__m256i q) {
   const __m128i number = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  return (code_half)_mm_shuffle_epi8(number, (__m128i)q);
-#else
-  static const int8_t twice[16] = { TY_E2M1_TWICE };
-  for (int i = 0; i < 16; i++) q[i] = (uint8_t)(twice[q[i]] + 12);
-  return q;
-#endif
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(number), q);
 }
 
 static inline void codes_mxfp4(const ty_mxfp4 *b, int64_t blocks, uint8_t *restrict code) {
-  for (int64_t i = 0; i < blocks; i++) {
-    code_half q = *(const code_half *)b[i].q;
-    *(code_half *)(code + 32 * i) = codes_e2m1(q & 15);
-    *(code_half *)(code + 32 * i + 16) = codes_e2m1((code_half)((code_half_words)q >> 4) & 15);
-  }
+  for (int64_t i = 0; i < blocks; i++)
+    _mm256_storeu_si256((__m256i *)(void *)(code + 32 * i), codes_e2m1(code_nibbles(b[i].q)));
 }
 
 static inline void codes_nvfp4(const ty_nvfp4 *b, int64_t blocks, uint8_t *restrict code) {
-  for (int64_t i = 0; i < 2 * blocks; i++) {
-    code_half q = *(const code_half *)(b[i / 2].q + i % 2 * 16);
-    code_half low = codes_e2m1(q & 15), high = codes_e2m1((code_half)((code_half_words)q >> 4) & 15);
-    for (int j = 0; j < 2; j++, code += 16) { /* eight bytes are sixteen elements */
-      memcpy(code, (const char *)&low + 8 * j, 8);
-      memcpy(code + 8, (const char *)&high + 8 * j, 8);
-    }
+  for (int64_t i = 0; i < 2 * blocks; i++) { /* eight bytes are sixteen elements */
+    __m256i q = _mm256_permute4x64_epi64(code_nibbles(b[i / 2].q + i % 2 * 16), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm256_storeu_si256((__m256i *)(void *)(code + 32 * i), codes_e2m1(q));
   }
 }
+#else
+static inline void codes_e2m1(const uint8_t *q, int64_t n, int64_t apart, uint8_t *restrict code) {
+  static const int8_t twice[16] = { TY_E2M1_TWICE };
+  for (int64_t i = 0; i < n; i++) {
+    code[i] = (uint8_t)(twice[q[i] & 15] + 12);
+    code[i + apart] = (uint8_t)(twice[q[i] >> 4] + 12);
+  }
+}
+
+static inline void codes_mxfp4(const ty_mxfp4 *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < blocks; i++) codes_e2m1(b[i].q, 16, 16, code + 32 * i);
+}
+
+static inline void codes_nvfp4(const ty_nvfp4 *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < 4 * blocks; i++) codes_e2m1(b[i / 4].q + i % 4 * 8, 8, 8, code + 16 * i);
+}
+#endif
 
 /* ---- scales ---- */
 
@@ -151,13 +169,18 @@ static inline void scales_mxfp4(const ty_mxfp4 *b, int64_t blocks, float *restri
   for (int64_t i = 0; i < blocks; i++) scale[i] = ty_e8m0_half(b[i].e);
 }
 
+/* The bits of E4M3, as those of an f32 number, are 2^120 times too small a one. */
 static inline void scales_nvfp4(const ty_nvfp4 *b, int64_t blocks, float factor, float *restrict scale) {
-  uint16_t half[4 * SCALES_AT_ONCE];
-  for (int64_t i = 0; i < blocks; i += SCALES_AT_ONCE) {
+  uint8_t bits[4 * SCALES_AT_ONCE];
+  for (int64_t i = 0; i < blocks; i += SCALES_AT_ONCE, scale += 4 * SCALES_AT_ONCE) {
     int64_t n = blocks - i < SCALES_AT_ONCE ? blocks - i : SCALES_AT_ONCE;
-    for (int64_t j = 0; j < 4 * n; j++) half[j] = ty_e4m3_f16(b[i + j / 4].scale[j % 4]);
-    ty_f16_load(scale + 4 * i, half, 4 * n);
-    for (int64_t j = 4 * i; j < 4 * (i + n); j++) scale[j] = scale[j] * 256 * factor * 0.5f;
+    for (int64_t j = 0; j < n; j++) memcpy(bits + 4 * j, b[i + j].scale, 4);
+    for (int64_t j = 0; j < 4 * n; j++) {
+      uint32_t s = bits[j] & 127, f = s == 127 ? 0x7fc00000 : s << 20;
+      float value;
+      memcpy(&value, &f, sizeof value);
+      scale[j] = value * 0x1p120f * factor * 0.5f;
+    }
   }
 }
 

@@ -52,14 +52,64 @@ static inline __attribute__((always_inline)) void row_dots_by(const ty_dtype dty
 #undef ROWS
 }
 
+/* Formats of 4 bits with a scale for 32 elements: codes are multiplied without a sign as they are decoded, sums of two
+ * stay below 2 24 127, and what stands for 0 is taken away in the end, by the sums of groups. */
+static inline __attribute__((always_inline)) void nibble_dots_of(const ty_dtype dtype, const coded *x, const int rows,
+                                                                 const char *row, const float *scale, float *out) {
+  enum { AHEAD_BYTES = 1024 };
+  const int bytes = dtype == TY_Q4_0 ? 18 : 17;
+  const int64_t groups = x->k / 32;
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256 sum[FEW], more = _mm256_setzero_ps();
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_ps();
+  const uint8_t *q = (const uint8_t *)row + bytes - 16;
+  for (int64_t g = 0; g < groups; g++, q += bytes) {
+    __m256i w = code_nibbles(q);
+    if (dtype != TY_Q4_0) w = codes_e2m1(w);
+    __builtin_prefetch(q + AHEAD_BYTES);
+    __m256 ws = _mm256_broadcast_ss(scale + g);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(x->q + r * x->k + 32 * g));
+      __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(_mm256_maddubs_epi16(w, a), ones));
+      __m256 factor = _mm256_mul_ps(ws, _mm256_broadcast_ss(x->scale + r * groups + g));
+      if (rows == 1 && g % 2) more = _mm256_fmadd_ps(dot, factor, more); /* one chain would wait for itself */
+      else sum[r] = _mm256_fmadd_ps(dot, factor, sum[r]);
+    }
+  }
+  sum[0] = _mm256_add_ps(sum[0], more);
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    const float *of = x->sum + r * groups, zero = (float)code_zero(dtype);
+    __m256 offset = _mm256_setzero_ps();
+    int64_t g = 0;
+    for (; g + 8 <= groups; g += 8)
+      offset = _mm256_fmadd_ps(_mm256_loadu_ps(scale + g), _mm256_loadu_ps(of + g), offset);
+    sum[r] = _mm256_fnmadd_ps(_mm256_set1_ps(zero), offset, sum[r]);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(sum[r]), _mm256_extractf128_ps(sum[r], 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    out[r] = _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+    for (; g < groups; g++) out[r] -= zero * scale[g] * of[g];
+  }
+}
+
+static inline __attribute__((always_inline)) void nibble_dots_by(const ty_dtype dtype, const coded *x, int64_t rows,
+                                                                 const char *row, const float *scale, float *out) {
+#define ROWS(n) \
+  case n: nibble_dots_of(dtype, x, n, row, scale, out); break;
+  switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+#undef ROWS
+}
+
 /* out[r] for the rows of x, at most FEW. */
 static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *row, const float *scale,
                      const float *min, float *out) {
   switch (dtype) {
     case TY_Q8_0: row_dots_by(TY_Q8_0, x, rows, row, scale, min, out); break;
-    case TY_Q4_0: row_dots_by(TY_Q4_0, x, rows, row, scale, min, out); break;
+    case TY_Q4_0: nibble_dots_by(TY_Q4_0, x, rows, row, scale, out); break;
     case TY_Q4_K: row_dots_by(TY_Q4_K, x, rows, row, scale, min, out); break;
-    case TY_MXFP4: row_dots_by(TY_MXFP4, x, rows, row, scale, min, out); break;
+    case TY_MXFP4: nibble_dots_by(TY_MXFP4, x, rows, row, scale, out); break;
     case TY_NVFP4: row_dots_by(TY_NVFP4, x, rows, row, scale, min, out); break;
     default: row_dots_by(TY_Q6_K, x, rows, row, scale, min, out);
   }

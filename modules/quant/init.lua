@@ -5,6 +5,7 @@
 --     print(quant.quantize(model, { dtype = "nf4" }).bits)        -- in memory; peft.qlora trains on top of it
 --     local important = quant.imatrix.collect(model, dataset)      -- llama.cpp's importance matrices, and their files
 --     quant.quantize(model, { dtype = "q2_k", importance = important })
+--     quant.quantize(model, { dtype = "mxfp4" })                   -- or nvfp4: floats of four bits, quant.fp4
 --     quant.gptq.quantize(model, dataset, { format = "q3_k" })    -- with calibration; weights stay packed
 --     quant.awq(model, dataset, { bits = 4, group = 128 })        -- likewise, by factors of channels
 --     quant.hqq(model, { bits = 4, group = 64 })                  -- without data

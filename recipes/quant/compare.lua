@@ -103,8 +103,8 @@ r:say("\n%s", tostring(found))
 
 -- ---- the picture, and what is claimed ----
 
-local families, series = { { "rounding, files' blocks", "^q", "^nf4", "^mxfp4", "^nvfp4" }, { "importance, files' blocks", "^imatrix" },
-  { "rounding, grids", "^round" },
+local families, series = { { "rounding, files' blocks", "^q", "^nf4", "^mxfp4", "^nvfp4" },
+  { "importance, files' blocks", "^imatrix" }, { "rounding, grids", "^round" },
   { "HQQ", "^HQQ" }, { "AWQ", "^AWQ" }, { "GPTQ", "^GPTQ %d" }, { "trit-planes", "^trit" } }, {}
 for _, row in ipairs(found.list) do
   r.metrics["divergence/" .. row.name], r.metrics["megabytes/" .. row.name] = row.divergence, row.bytes / 1e6

@@ -162,7 +162,8 @@ end)
 check.test("errors", function()
   local model = small()
   local function fails(options, text) check.fails(function() peft.qlora(model, options) end, text) end
-  fails({ quantize = "f16" }, "peft.qlora: quantize: expected nf4, q8_0, q4_0, q2_k, q3_k, q4_k or q6_k, got f16")
+  fails({ quantize = "f16" },
+    "peft.qlora: quantize: expected nf4, mxfp4, nvfp4, q8_0, q4_0, q2_k, q3_k, q4_k or q6_k, got f16")
   fails({ skip = "lm_head" }, 'peft.qlora: skip: expected a table, got "lm_head"')
   fails({ rank = 0 }, "peft.qlora: rank must be")
   fails({ targets = { "zzz" } }, "peft.qlora: targets: no module is named 'zzz'; there are model")

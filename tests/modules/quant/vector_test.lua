@@ -114,6 +114,14 @@ check.test("soft weights by hand; what is settled does not move and gets no grad
   check.equal((after * still):tolist(), (settled * still):tolist(), "settled")
   check.ok(((after - settled) * (1 - still)):abs():max():item() > 0, "the others move")
   check.close((settled * still):max(1):tolist(), sure:to("f32"):tolist(), 1e-7)
+  -- A least share: the surest of the others, and no more of them than are needed.
+  local open = vector.begin(network(), { codewords = 16, candidates = 2, start = "distance" })
+  local ratios = vector.ratios(open[1].module):max(1)
+  check.close(vector.settle({ open[1] }, 1, 0.25), 0.25, 1e-6)
+  local chosen = open[1].module.settled:gt(0)
+  check.ok(ratios:masked_select(chosen):min():item() >= ratios:masked_select(chosen:logical_not()):max():item())
+  check.close(vector.settle({ open[1] }, 1, 0.25), 0.25, 1e-6)
+  check.close(vector.settle({ open[1] }, 1, 1), 1, 1e-6)
 end)
 
 check.test("calibrated is nearer to the network than k-means, with and without assignments", function()
