@@ -24,8 +24,8 @@ local function stop(text, ...)
 end
 
 local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort", "sparse",
-  "adapters", "optimizer", "embedding", "quantized", "tokenizer", "data", "llm", "gpt2", "unet", "resnet", "memory",
-  "sd", "datasets" }
+  "adapters", "optimizer", "embedding", "quantized", "compressed", "tokenizer", "pictures", "llm", "gpt2", "unet",
+  "resnet", "memory", "sd", "datasets" }
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1

@@ -73,10 +73,12 @@ if(TARGET cuda_emulated AND TARGET tycho)
   add_test(NAME cuda_offload COMMAND tycho tests/modules/offload/link_test.lua ${test_folder})
   add_test(NAME cuda_offload_lazy COMMAND tycho tests/modules/offload/link_test.lua ${test_folder})
   add_test(NAME cuda_feature_draft COMMAND tycho tests/modules/llm/feature_draft_test.lua ${test_folder})
+  # Of recipes one that goes all of the way: words, steps, pictures.
+  add_test(NAME cuda_recipe_diffusion COMMAND tycho tests/recipes/quick.lua diffusion/generate cuda ${test_folder})
   add_test(NAME cuda_planted COMMAND cuda_planted)
   set(with_libraries cuda_libraries cuda_versions cuda_whole cuda_autocast cuda_kinks cuda_optimizers cuda_grad_scaler cuda_streams
       cuda_whole_lazy cuda_streams_lazy cuda_paged cuda_paged_lazy cuda_deep_opt_states
-      cuda_deep_opt_states_lazy cuda_offload cuda_offload_lazy cuda_feature_draft) # stand-ins, below
+      cuda_deep_opt_states_lazy cuda_offload cuda_offload_lazy cuda_feature_draft cuda_recipe_diffusion) # stand-ins, below
   if(NOT TYCHO_SANITIZE)
     add_test(NAME cuda_bench COMMAND tycho bench/gpu.lua --tiny --no-peer ${test_folder})
     add_test(NAME cuda_zoo COMMAND tycho tests/modules/zoo/shipped_test.lua ${test_folder})

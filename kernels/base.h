@@ -37,6 +37,8 @@ typedef enum ty_dtype {
   TY_Q4_K,
   TY_Q6_K,
   TY_NF4,
+  TY_MXFP4,
+  TY_NVFP4,
   TY_DTYPES,
   TY_DTYPE_DEFAULT = -1 /* in arguments: the op decides */
 } ty_dtype;
@@ -65,8 +67,8 @@ enum { TY_NF4_GROUP = 256 }; /* blocks that share one f32 scale */
 /* Bytes of a row of `columns` elements, a multiple of the block. */
 static inline int64_t ty_row_bytes(ty_dtype d, int64_t columns) {
   int64_t blocks = ty_is_quantized(d) ? columns / ty_dtype_block[d] : columns;
-  int64_t scales = d == TY_NF4 ? (blocks + TY_NF4_GROUP - 1) / TY_NF4_GROUP * (int64_t)sizeof(float) : 0;
-  return blocks * ty_dtype_size[d] + scales;
+  int64_t scales = d == TY_NF4 ? (blocks + TY_NF4_GROUP - 1) / TY_NF4_GROUP : d == TY_NVFP4 && blocks ? 1 : 0;
+  return blocks * ty_dtype_size[d] + scales * (int64_t)sizeof(float);
 }
 
 /* Bytes of the elements of a view, without what lies between them. */

@@ -1,6 +1,7 @@
 /* Block-quantized formats: the layout of a block and its values. Q8_0, Q4_0, Q2_K, Q3_K, Q4_K and Q6_K are those of ggml and of
  * GGUF files, byte for byte (docs/gguf.md and ggml-common.h there). NF4 is the 4-bit NormalFloat of Dettmers et al.
- * 2023 ("QLoRA"), with the scales of blocks in 8 bits (double quantization). Members are bytes, so that blocks may lie
+ * 2023 ("QLoRA"), with the scales of blocks in 8 bits (double quantization). MXFP4 (Rouhani et al. 2023, "Microscaling
+ * Data Formats for Deep Learning"; also ggml's bytes) and NVFP4 have elements of E2M1, floats of four bits. Members are bytes, so that blocks may lie
  * at any address; a code times its scale is rounded once more where a minimum is taken away, never fused. Also for
  * CUDA. */
 #ifndef TY_KERNELS_QUANT_BLOCKS_H
@@ -60,6 +61,24 @@ typedef struct ty_nf4 {
   uint8_t q[32];
 } ty_nf4;
 
+/* The numbers of E2M1 by code, twice as large, which makes them integers: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and negative. */
+#define TY_E2M1_TWICE 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
+
+typedef struct ty_mxfp4 { /* x = 2^(e - 127) number[q]; low nibbles are elements 0 to 15, high ones 16 to 31 */
+  uint8_t e;              /* E8M0: 255 is NaN */
+  uint8_t q[16];
+} ty_mxfp4;
+
+/* A row of NVFP4: an f32 factor, then the blocks, which are ggml's. x = factor scale number[q], a scale in E4M3 for each
+ * 16 elements, in whose 8 bytes low nibbles are elements 0 to 7 and high ones 8 to 15. Other files have one factor for a
+ * whole tensor: then that of all rows is the same. */
+typedef struct ty_nvfp4 {
+  uint8_t scale[4];
+  uint8_t q[32];
+} ty_nvfp4;
+
+enum { TY_NVFP4_HEAD = 4 }; /* bytes in front of a row's blocks */
+
 /* Quantiles of the normal distribution, as the paper's appendix E lists them. */
 #define TY_NF4_LEVELS                                                                                 \
   -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,    \
@@ -87,6 +106,25 @@ TY_INLINE void ty_q4_k_part(const uint8_t *s, int j, int *scale, int *min) {
     *scale = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
     *min = s[j + 4] >> 4 | (s[j] >> 6) << 4;
   }
+}
+
+/* Half of the number that a scale in E8M0 stands for: what is multiplied with numbers twice as large. */
+TY_INLINE float ty_e8m0_half(uint8_t e) {
+  return e == 255 ? NAN : ty_from_bits_f32(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
+}
+
+/* A number >= 0 in E4M3; its bits are those of an f16 number 2^8 times as small. */
+TY_INLINE uint16_t ty_e4m3_f16(uint8_t s) { return (uint16_t)((s & 127) == 127 ? 0x7e00 : (s & 127) << 7); }
+
+/* The scale of part j (0 to 3) of a block of NVFP4 times the row's factor, rounded once, halved. */
+TY_INLINE float ty_nvfp4_half(float factor, const ty_nvfp4 *b, int j) {
+  return ty_f16_to_f32(ty_e4m3_f16(b->scale[j])) * 256 * factor * 0.5f;
+}
+
+TY_INLINE float ty_nvfp4_factor(const void *row) {
+  float factor;
+  memcpy(&factor, row, sizeof factor);
+  return factor;
 }
 
 /* Where the blocks of an NF4 row of `columns` begin, in bytes. */

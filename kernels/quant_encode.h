@@ -266,4 +266,53 @@ TY_INLINE void ty_encode_nf4(const float *x, float unit, ty_nf4 *b) {
   for (int i = 0; i < 32; i++) b->q[i] = (uint8_t)(ty_nf4_code(x[i] * inverse) | ty_nf4_code(x[i + 32] * inverse) << 4);
 }
 
+/* ---- MXFP4 and NVFP4 ---- */
+
+/* The code of the E2M1 number nearest to x / scale, halves to the even code, what is larger to 6. */
+TY_INLINE uint8_t ty_e2m1_code(float x, float scale) {
+  float q = scale != 0 ? x / scale : 0 * x, a = fabsf(q);
+  int code = a < 2 ? (int)rintf(a + a) : a < 4 ? (int)rintf(a) + 2 : a < 8 ? (int)rintf(0.5f * a) + 4 : 7;
+  return (uint8_t)((code > 7 ? 7 : code) | (signbit(q) ? 8 : 0));
+}
+
+TY_INLINE void ty_store_mxfp4(const float *x, int e, ty_mxfp4 *b) {
+  float scale = 2 * ty_e8m0_half((uint8_t)e);
+  b->e = (uint8_t)e;
+  for (int i = 0; i < 16; i++) b->q[i] = (uint8_t)(ty_e2m1_code(x[i], scale) | ty_e2m1_code(x[i + 16], scale) << 4);
+}
+
+/* The power of 2 is that of the largest element less that of the largest number, 4, as section 6.3 of the OCP's
+ * specification of microscaling formats (2023) has it. */
+TY_INLINE void ty_encode_mxfp4(const float *x, ty_mxfp4 *b) {
+  uint32_t bits = ty_bits_f32(fabsf(ty_extreme(x, 32)));
+  int e = (int)(bits >> 23);
+  ty_store_mxfp4(x, e == 255 ? 255 : e > 2 ? e - 2 : 0, b);
+}
+
+/* The nearest number of E4M3 to x >= 0, ties to the even code, at most 448. */
+TY_INLINE uint8_t ty_e4m3_code(float x) {
+  if (!(x >= 0)) return 127;
+  if (x >= 448) return x < INFINITY ? 126 : 127;
+  if (x < 0x1p-6f) return (uint8_t)(int)rintf(x * 0x1p9f);
+  uint32_t bits = ty_bits_f32(x);
+  return (uint8_t)(((bits + (bits >> 20 & 1) + 0x7ffff) >> 20) - (120 << 3));
+}
+
+/* The factor of a row with which the largest scale is the largest number of E4M3. */
+TY_INLINE float ty_nvfp4_unit(float most) { return most / (6 * 448.0f); }
+
+TY_INLINE void ty_store_nvfp4_part(const float *x, float factor, int j, uint8_t scale, ty_nvfp4 *b) {
+  b->scale[j] = scale;
+  float d = 2 * ty_nvfp4_half(factor, b, j);
+  for (int i = 0; i < 8; i++) b->q[8 * j + i] = (uint8_t)(ty_e2m1_code(x[i], d) | ty_e2m1_code(x[i + 8], d) << 4);
+}
+
+/* The scales of 16 elements each are those of the largest. */
+TY_INLINE void ty_encode_nvfp4(const float *x, float factor, ty_nvfp4 *b) {
+  for (int j = 0; j < 4; j++, x += 16) {
+    float most = fabsf(ty_extreme(x, 16));
+    ty_store_nvfp4_part(x, factor, j, ty_e4m3_code(factor > 0 ? most / factor / 6 : 0 * most), b);
+  }
+}
+
 #endif

@@ -226,4 +226,57 @@ TY_INLINE void ty_improve_q6_k(const float *x, const float *importance, ty_q6_k 
   if (ty_fit_block(x, importance, k, &f)) ty_store_q6_k(x, f.d, f.s, b);
 }
 
+/* ---- MXFP4 and NVFP4: a neighbour of the scale where that loses less ---- */
+
+TY_INLINE float ty_weighed_loss(const float *x, const float *importance, const float *y, int n) {
+  float sum = 0;
+  for (int i = 0; i < n; i++) sum += (importance[i] > 0 ? importance[i] : 0) * (y[i] - x[i]) * (y[i] - x[i]);
+  return sum;
+}
+
+TY_INLINE void ty_improve_mxfp4(const float *x, const float *importance, ty_mxfp4 *b) {
+  const int8_t twice[16] = { TY_E2M1_TWICE };
+  ty_mxfp4 best = *b;
+  float least = INFINITY;
+  if (b->e == 255) return;
+  for (int step = 0; step < 3; step++) { /* as it is first: it stays where others are no better */
+    int e = (int)b->e + (step == 2 ? -1 : step);
+    if (e < 0 || e > 254) continue;
+    ty_mxfp4 next;
+    float y[32], half = ty_e8m0_half((uint8_t)e);
+    ty_store_mxfp4(x, e, &next);
+    for (int i = 0; i < 16; i++) {
+      y[i] = half * (float)twice[next.q[i] & 15];
+      y[i + 16] = half * (float)twice[next.q[i] >> 4];
+    }
+    float loss = ty_weighed_loss(x, importance, y, 32);
+    if (loss < least) least = loss, best = next;
+  }
+  *b = best;
+}
+
+TY_INLINE void ty_improve_nvfp4(const float *x, const float *importance, float factor, ty_nvfp4 *b) {
+  enum { REACH = 4 }; /* steps of an eighth or less */
+  const int8_t twice[16] = { TY_E2M1_TWICE };
+  for (int j = 0; j < 4; j++, x += 16, importance += 16) {
+    int was = b->scale[j], best = was;
+    float least = INFINITY;
+    if (was == 127) continue;
+    for (int step = 0; step <= 2 * REACH; step++) {
+      int scale = was + (step % 2 ? (step + 1) / 2 : -step / 2);
+      if (scale < 0 || scale > 126) continue;
+      float y[16];
+      ty_store_nvfp4_part(x, factor, j, (uint8_t)scale, b);
+      float half = ty_nvfp4_half(factor, b, j);
+      for (int i = 0; i < 8; i++) {
+        y[i] = half * (float)twice[b->q[8 * j + i] & 15];
+        y[i + 8] = half * (float)twice[b->q[8 * j + i] >> 4];
+      }
+      float loss = ty_weighed_loss(x, importance, y, 16);
+      if (loss < least) least = loss, best = scale;
+    }
+    ty_store_nvfp4_part(x, factor, j, (uint8_t)best, b);
+  }
+}
+
 #endif

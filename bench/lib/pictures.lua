@@ -1,4 +1,4 @@
---- Of bench/items/data.lua: the milliseconds that a picture takes from a folder of JPEG files into training batches.
+--- Of bench/items/pictures.lua: the milliseconds that a picture takes from a folder of JPEG files into training batches.
 --
 --   tycho bench/lib/pictures.lua FOLDER WORKERS
 --

@@ -79,6 +79,26 @@ static void decode_nf4(const ty_nf4 *b, float absmax, int half, float *restrict 
 #endif
 }
 
+static const int8_t e2m1_twice[16] = { TY_E2M1_TWICE };
+
+static void decode_mxfp4(const ty_mxfp4 *b, float *restrict out) {
+  float d = ty_e8m0_half(b->e);
+  for (int i = 0; i < 16; i++) {
+    out[i] = d * (float)e2m1_twice[b->q[i] & 15];
+    out[i + 16] = d * (float)e2m1_twice[b->q[i] >> 4];
+  }
+}
+
+static void decode_nvfp4(const ty_nvfp4 *b, float factor, int half, float *restrict out) {
+  for (int j = 2 * half; j < 2 * half + 2; j++, out += 16) {
+    float d = ty_nvfp4_half(factor, b, j);
+    for (int i = 0; i < 8; i++) {
+      out[i] = d * (float)e2m1_twice[b->q[8 * j + i] & 15];
+      out[i + 8] = d * (float)e2m1_twice[b->q[8 * j + i] >> 4];
+    }
+  }
+}
+
 void TY_KERNEL(decode_row)(ty_dtype dtype, const void *row, int64_t columns, int64_t begin, int64_t end, float *out) {
   if (dtype == TY_NF4) {
     const ty_nf4 *blocks = (const ty_nf4 *)(const void *)((const char *)row + ty_nf4_head(columns));
@@ -88,8 +108,15 @@ void TY_KERNEL(decode_row)(ty_dtype dtype, const void *row, int64_t columns, int
     }
     return;
   }
+  if (dtype == TY_NVFP4) {
+    const ty_nvfp4 *blocks = (const ty_nvfp4 *)(const void *)((const char *)row + TY_NVFP4_HEAD);
+    for (int64_t at = begin; at < end; at += 32, out += 32)
+      decode_nvfp4(blocks + at / 64, ty_nvfp4_factor(row), at / 32 % 2, out);
+    return;
+  }
   for (int64_t at = begin; at < end; at += 32, out += 32) {
     switch (dtype) {
+      case TY_MXFP4: decode_mxfp4((const ty_mxfp4 *)row + at / 32, out); break;
       case TY_Q8_0: decode_q8_0((const ty_q8_0 *)row + at / 32, out); break;
       case TY_Q4_0: decode_q4_0((const ty_q4_0 *)row + at / 32, out); break;
       case TY_Q2_K: decode_q2_k((const ty_q2_k *)row + at / 256, at / 32 % 8, out); break;

@@ -10,6 +10,7 @@
 #endif
 
 #include "../half.h"
+#include "../optim_round.h"
 #include "../optim_rules.h"
 
 #define GRAIN 32768
@@ -166,10 +167,25 @@ static void step_f64(const step_ctx *c, const ty_view *const *v, int64_t from, i
     if (v[r] && c->written >> r & 1) store_f64(v[r], from, n, x[r]);
 }
 
+/* New parameters as their dtype will have them. */
+static void round_half(ty_dtype dtype, float *restrict p, const float *restrict g, int64_t from, int64_t n,
+                       int64_t step) {
+  const uint32_t first = (uint32_t)from, number = (uint32_t)step;
+  if (dtype == TY_BF16) {
+    _Pragma("omp simd") for (int i = 0; i < (int)n; i++)
+        p[i] = ty_bf16_neighbour(p[i], ty_rounding_bits(p[i], g[i], first + (uint32_t)i, number));
+  } else {
+    _Pragma("omp simd") for (int i = 0; i < (int)n; i++)
+        p[i] = ty_f16_neighbour(p[i], ty_rounding_bits(p[i], g[i], first + (uint32_t)i, number));
+  }
+}
+
 static void step_f32(const step_ctx *c, const ty_view *const *v, int64_t from, int64_t n) {
   float buffer[ROLES][BLOCK], *x[ROLES];
   for (int r = 0; r < ROLES; r++) x[r] = v[r] ? load_f32(v[r], from, n, buffer[r]) : NULL;
   f32_run(c->f32, x, n, c);
+  if (c->p->rule == TY_ROUND_STOCHASTIC && v[P] && (v[P]->dtype == TY_BF16 || v[P]->dtype == TY_F16))
+    round_half((ty_dtype)v[P]->dtype, x[P], x[G], from, n, c->p->step);
   for (int r = 0; r < ROLES; r++)
     if (v[r] && c->written >> r & 1) store_f32(v[r], from, n, x[r]);
 }

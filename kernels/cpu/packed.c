@@ -26,9 +26,8 @@ typedef struct task {
   const int64_t *starts;
   void *y; /* [n, rows] f32, or the dense weight f16 */
   int64_t n, rows, columns, padded, count;
-  int64_t at;                 /* of which row of x on */
-  const uint8_t (*places)[8]; /* of AVX2: see spread8 */
-  int wrong;                  /* what is stored does not fit together */
+  int64_t at; /* of which row of x on */
+  int wrong;  /* what is stored does not fit together */
 } task;
 
 static float sum_of(lanes v) {
@@ -65,8 +64,7 @@ static bool row_fits(task *t, int64_t r) {
  * p to the end of all. */
 #if defined(__AVX512F__)
 #define STEP 16
-static inline __m512 spread(const uint16_t *p, uint32_t mask, int64_t left, const uint8_t (*places)[8]) {
-  (void)places;
+static inline __m512 spread(const uint16_t *p, uint32_t mask, int64_t left) {
   __m256i h;
   if (left >= STEP) h = _mm256_loadu_si256((const __m256i *)(const void *)p);
   else h = _mm256_maskz_loadu_epi16((__mmask16)((1u << (left > 0 ? left : 0)) - 1), p);
@@ -81,8 +79,20 @@ typedef __m512 vector;
 #define STORE(to, v) _mm512_storeu_ps(to, v)
 #elif defined(__AVX2__) && defined(__F16C__)
 #define STEP 8
-/* places[mask][i]: which of the values goes to column i; 128 where there is none. */
-static inline __m256 spread(const uint16_t *p, uint32_t mask, int64_t left, const uint8_t (*places)[8]) {
+/* Which bytes of eight values in f16 go to each of eight columns, by the bits of these; 128, which makes zeros, where
+ * there is none. */
+#define HALF_AT(m, i) ((m) >> (i)&1 ? 2 * __builtin_popcount((m) & ((1 << (i)) - 1)) : 128)
+#define COLUMN_AT(m, i) HALF_AT(m, i), HALF_AT(m, i) + 1
+#define PLACES(m)                                                       \
+  { COLUMN_AT(m, 0), COLUMN_AT(m, 1), COLUMN_AT(m, 2), COLUMN_AT(m, 3), \
+    COLUMN_AT(m, 4), COLUMN_AT(m, 5), COLUMN_AT(m, 6), COLUMN_AT(m, 7) },
+#define PLACES_4(m) PLACES(m) PLACES((m) + 1) PLACES((m) + 2) PLACES((m) + 3)
+#define PLACES_16(m) PLACES_4(m) PLACES_4((m) + 4) PLACES_4((m) + 8) PLACES_4((m) + 12)
+#define PLACES_64(m) PLACES_16(m) PLACES_16((m) + 16) PLACES_16((m) + 32) PLACES_16((m) + 48)
+static const uint8_t places[256][16]
+    __attribute__((aligned(64))) = { PLACES_64(0) PLACES_64(64) PLACES_64(128) PLACES_64(192) };
+
+static inline __m256 spread(const uint16_t *p, uint32_t mask, int64_t left) {
   __m128i h;
   if (left >= STEP) h = _mm_loadu_si128((const __m128i *)(const void *)p);
   else {
@@ -90,9 +100,7 @@ static inline __m256 spread(const uint16_t *p, uint32_t mask, int64_t left, cons
     for (int64_t i = 0; i < left; i++) few[i] = p[i];
     h = _mm_loadu_si128((const __m128i *)(const void *)few);
   }
-  const __m256i at = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)places[mask & 255]));
-  const __m256 all = _mm256_permutevar8x32_ps(_mm256_cvtph_ps(h), at);
-  return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_srai_epi32(at, 31)), all);
+  return _mm256_cvtph_ps(_mm_shuffle_epi8(h, _mm_load_si128((const __m128i *)(const void *)places[mask & 255])));
 }
 typedef __m256 vector;
 #define ZERO() _mm256_setzero_ps()
@@ -110,7 +118,7 @@ static const uint16_t *decode(const task *t, const uint16_t *p, const uint8_t *b
 #ifdef STEP
     for (int i = 0; i < GROUP; i += STEP) {
       const uint32_t part = (uint32_t)(mask >> i) & ((1u << STEP) - 1);
-      STORE(to + c + i, spread(p, part, end - p, t->places));
+      STORE(to + c + i, spread(p, part, end - p));
       p += __builtin_popcount(part);
     }
 #else
@@ -126,7 +134,7 @@ static const uint16_t *decode(const task *t, const uint16_t *p, const uint8_t *b
 #define SPREAD_GROUP(w, p, mask)                                               \
   for (int i = 0; i < GROUP / STEP; i++) {                                     \
     const uint32_t part = (uint32_t)((mask) >> i * STEP) & ((1u << STEP) - 1); \
-    w[i] = spread(p, part, STEP, t->places);                                   \
+    w[i] = spread(p, part, STEP);                                              \
     p += __builtin_popcount(part);                                             \
   }
 
@@ -172,7 +180,7 @@ static inline float summed(const vector *s, int count) {
         const uint64_t mask = bits_at(bits, bytes, c);                                                           \
         for (int i = 0; i < GROUP / STEP; i++) {                                                                 \
           const uint32_t part = (uint32_t)(mask >> i * STEP) & ((1u << STEP) - 1);                               \
-          const vector w = spread(p, part, last - p, t->places);                                                 \
+          const vector w = spread(p, part, last - p);                                                            \
           for (int b = 0; b < N; b++)                                                                            \
             sums[b][i % A] = FMA(w, t->x + (t->at + b) * t->padded + c + i * STEP, sums[b][i % A]);              \
           p = last - p > __builtin_popcount(part) ? p + __builtin_popcount(part) : last;                         \
@@ -211,7 +219,7 @@ enum { AHEAD = 1024 /* values */ };
         vector w[2];                                                                                           \
         for (int k = 0; k < 2; k++) {                                                                          \
           const uint32_t part = (uint32_t)(mask[k] >> i * STEP) & ((1u << STEP) - 1);                          \
-          w[k] = spread(p[k], part, STEP, t->places);                                                          \
+          w[k] = spread(p[k], part, STEP);                                                                     \
           p[k] += __builtin_popcount(part);                                                                    \
         }                                                                                                      \
         for (int b = 0; b < N; b++) {                                                                          \
@@ -405,25 +413,17 @@ static bool finished(const task *t, const char *name) {
   return ty_fail(TY_EINDEX, "%s: starts: expected those of the values that are stored, got others", name);
 }
 
-static void make_places(uint8_t (*places)[8]) {
-  for (int mask = 0; mask < 256; mask++)
-    for (int i = 0, next = 0; i < 8; i++) places[mask][i] = (uint8_t)(mask >> i & 1 ? next++ : 128);
-}
-
 /* in: x f32 [..., columns], values f16, bitmap u8 [rows, (columns + 7) / 8], starts i64 [rows + 1]. */
 bool TY_KERNEL(linear_bitmap)(const ty_kernel_args *k) {
   if (k->out[0]->count == 0) return true;
   const ty_view *x = k->in[0], *bitmap = k->in[2];
-  uint8_t places[256][8];
-  make_places(places);
   task t = { .values = k->in[1]->data,
              .bits = bitmap->data,
              .starts = k->in[3]->data,
              .y = k->out[0]->data,
              .rows = bitmap->size[0],
              .columns = x->size[x->ndim - 1],
-             .count = k->in[1]->count,
-             .places = (const uint8_t(*)[8])places };
+             .count = k->in[1]->count };
   t.n = k->out[0]->count / t.rows;
   float *room;
   size_t bytes = 0;

@@ -7,8 +7,9 @@
 #include "cpu.h"
 
 /* Of a format: elements with one scale, and the code that stands for 0; formats with mins have 0. */
-static inline int code_group(ty_dtype dtype) { return dtype == TY_Q6_K ? 16 : 32; }
+static inline int code_group(ty_dtype dtype) { return dtype == TY_Q6_K || dtype == TY_NVFP4 ? 16 : 32; }
 static inline int code_zero(ty_dtype dtype) {
+  if (dtype == TY_MXFP4 || dtype == TY_NVFP4) return 12;
   return dtype == TY_Q8_0 ? 128 : dtype == TY_Q4_0 ? 8 : dtype == TY_Q6_K ? 32 : 0;
 }
 
@@ -54,6 +55,37 @@ static inline void codes_q6_k(const ty_q6_k *b, int64_t blocks, uint8_t *restric
   }
 }
 #undef AS_WORDS
+
+/* Sixteen codes of E2M1: the numbers, twice as large, plus 12. */
+static inline code_half codes_e2m1(code_half q) {
+#if defined(__AVX2__)
+  const __m128i number = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return (code_half)_mm_shuffle_epi8(number, (__m128i)q);
+#else
+  static const int8_t twice[16] = { TY_E2M1_TWICE };
+  for (int i = 0; i < 16; i++) q[i] = (uint8_t)(twice[q[i]] + 12);
+  return q;
+#endif
+}
+
+static inline void codes_mxfp4(const ty_mxfp4 *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < blocks; i++) {
+    code_half q = *(const code_half *)b[i].q;
+    *(code_half *)(code + 32 * i) = codes_e2m1(q & 15);
+    *(code_half *)(code + 32 * i + 16) = codes_e2m1((code_half)((code_half_words)q >> 4) & 15);
+  }
+}
+
+static inline void codes_nvfp4(const ty_nvfp4 *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < 2 * blocks; i++) {
+    code_half q = *(const code_half *)(b[i / 2].q + i % 2 * 16);
+    code_half low = codes_e2m1(q & 15), high = codes_e2m1((code_half)((code_half_words)q >> 4) & 15);
+    for (int j = 0; j < 2; j++, code += 16) { /* eight bytes are sixteen elements */
+      memcpy(code, (const char *)&low + 8 * j, 8);
+      memcpy(code + 8, (const char *)&high + 8 * j, 8);
+    }
+  }
+}
 
 /* ---- scales ---- */
 
@@ -115,24 +147,48 @@ static inline void scales_q6_k(const ty_q6_k *b, int64_t blocks, float *restrict
   }
 }
 
+static inline void scales_mxfp4(const ty_mxfp4 *b, int64_t blocks, float *restrict scale) {
+  for (int64_t i = 0; i < blocks; i++) scale[i] = ty_e8m0_half(b[i].e);
+}
+
+static inline void scales_nvfp4(const ty_nvfp4 *b, int64_t blocks, float factor, float *restrict scale) {
+  uint16_t half[4 * SCALES_AT_ONCE];
+  for (int64_t i = 0; i < blocks; i += SCALES_AT_ONCE) {
+    int64_t n = blocks - i < SCALES_AT_ONCE ? blocks - i : SCALES_AT_ONCE;
+    for (int64_t j = 0; j < 4 * n; j++) half[j] = ty_e4m3_f16(b[i + j / 4].scale[j % 4]);
+    ty_f16_load(scale + 4 * i, half, 4 * n);
+    for (int64_t j = 4 * i; j < 4 * (i + n); j++) scale[j] = scale[j] * 256 * factor * 0.5f;
+  }
+}
+
+/* Where a row has the block of element k. */
+static inline const uint8_t *block_at(ty_dtype dtype, const void *row, int64_t k) {
+  return (const uint8_t *)row + (dtype == TY_NVFP4 ? TY_NVFP4_HEAD : 0) +
+         k / ty_dtype_block[dtype] * ty_dtype_size[dtype];
+}
+
 /* Elements [k0, k0 + n) of a row, in whole blocks: scales [n / code_group] and, of formats with mins, min [n / 32]. */
 static inline void row_scales(ty_dtype dtype, const void *row, int64_t k0, int64_t n, float *scale, float *min) {
-  const uint8_t *at = (const uint8_t *)row + k0 / ty_dtype_block[dtype] * ty_dtype_size[dtype];
+  const uint8_t *at = block_at(dtype, row, k0);
   switch (dtype) {
     case TY_Q8_0:
     case TY_Q4_0: gather_f16(at, ty_dtype_size[dtype], n / 32, scale); break;
     case TY_Q4_K: scales_q4_k((const ty_q4_k *)at, n / 256, scale, min); break;
+    case TY_MXFP4: scales_mxfp4((const ty_mxfp4 *)at, n / 32, scale); break;
+    case TY_NVFP4: scales_nvfp4((const ty_nvfp4 *)at, n / 64, ty_nvfp4_factor(row), scale); break;
     default: scales_q6_k((const ty_q6_k *)at, n / 256, scale);
   }
 }
 
 /* Their codes [n]. */
 static inline void row_codes(ty_dtype dtype, const void *row, int64_t k0, int64_t n, uint8_t *code) {
-  const uint8_t *at = (const uint8_t *)row + k0 / ty_dtype_block[dtype] * ty_dtype_size[dtype];
+  const uint8_t *at = block_at(dtype, row, k0);
   switch (dtype) {
     case TY_Q8_0: codes_q8_0((const ty_q8_0 *)at, n / 32, code); break;
     case TY_Q4_0: codes_q4_0((const ty_q4_0 *)at, n / 32, code); break;
     case TY_Q4_K: codes_q4_k((const ty_q4_k *)at, n / 256, code); break;
+    case TY_MXFP4: codes_mxfp4((const ty_mxfp4 *)at, n / 32, code); break;
+    case TY_NVFP4: codes_nvfp4((const ty_nvfp4 *)at, n / 64, code); break;
     default: codes_q6_k((const ty_q6_k *)at, n / 256, code);
   }
 }

@@ -59,6 +59,8 @@ static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *r
     case TY_Q8_0: row_dots_by(TY_Q8_0, x, rows, row, scale, min, out); break;
     case TY_Q4_0: row_dots_by(TY_Q4_0, x, rows, row, scale, min, out); break;
     case TY_Q4_K: row_dots_by(TY_Q4_K, x, rows, row, scale, min, out); break;
+    case TY_MXFP4: row_dots_by(TY_MXFP4, x, rows, row, scale, min, out); break;
+    case TY_NVFP4: row_dots_by(TY_NVFP4, x, rows, row, scale, min, out); break;
     default: row_dots_by(TY_Q6_K, x, rows, row, scale, min, out);
   }
 }

@@ -106,7 +106,8 @@ static bool by_codes(product *p) {
     rest.plain += FEW * k, rest.y += FEW * p->n;
     return by_codes(&head) && by_codes(&rest);
   }
-  bool tiles = vnni && p->rows > FEW, lines = vnni && !tiles;
+  bool e2m1 = p->dtype == TY_MXFP4 || p->dtype == TY_NVFP4; /* their few rows are decoded by looking up */
+  bool tiles = vnni && p->rows > FEW, lines = vnni && !tiles && !e2m1;
   coded c = { .k = k, .group = code_group(p->dtype), .zero = code_zero(p->dtype), .lines = lines };
   c.mins = p->dtype == TY_Q4_K;
   c.power = p->dtype == TY_Q4_0 || p->dtype == TY_Q4_K;

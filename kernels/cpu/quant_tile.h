@@ -175,7 +175,7 @@ static void tile(const product *p, int64_t at, int64_t k0, int64_t r0, int64_t r
   panel b;
   pack_panel(p, j, k0, kc, &b);
 #define MULTIPLY(...) multiply_panel(p, &b, kc, __VA_ARGS__, first, r1 - r0, sums, next * TILE_COLUMNS, next_k, y)
-  if (p->dtype == TY_Q6_K) MULTIPLY(16, false, false);
+  if (p->x->group == 16) MULTIPLY(16, false, false);
   else if (p->dtype == TY_Q4_K && b.exponents) MULTIPLY(32, true, true);
   else if (p->dtype == TY_Q4_K) MULTIPLY(32, true, false);
   else if (b.exponents) MULTIPLY(32, false, true);

@@ -25,8 +25,30 @@ static void encode_block(ty_dtype dtype, const float *x, const float *importance
     case TY_Q4_0: ENCODE(q4_0); break;
     case TY_Q2_K: ENCODE(q2_k); break;
     case TY_Q3_K: ENCODE(q3_k); break;
+    case TY_MXFP4: ENCODE(mxfp4); break;
     case TY_Q4_K: ENCODE(q4_k); break;
     default: ENCODE(q6_k);
+  }
+}
+
+/* Rows of NVFP4: their factor is that of the whole row. */
+static void encode_nvfp4_rows(void *context, int64_t begin, int64_t end) {
+  const job *j = context;
+  for (int64_t row = begin; row < end; row++) {
+    const float *x = j->from + row * j->columns;
+    char *to = j->to + row * j->row_bytes;
+    ty_nvfp4 *blocks = (ty_nvfp4 *)(void *)(to + TY_NVFP4_HEAD);
+    float most = 0;
+    for (int64_t at = 0; at < j->columns; at += 64) {
+      float here = fabsf(ty_extreme(x + at, 64));
+      if (most == most && !(here <= most)) most = here;
+    }
+    float factor = ty_nvfp4_unit(most);
+    memcpy(to, &factor, sizeof factor);
+    for (int64_t b = 0; b < j->columns / 64; b++) {
+      ty_encode_nvfp4(x + 64 * b, factor, blocks + b);
+      if (j->importance) ty_improve_nvfp4(x + 64 * b, j->importance + 64 * b, factor, blocks + b);
+    }
   }
 }
 
@@ -63,6 +85,7 @@ bool TY_KERNEL(quantize)(const ty_kernel_args *k) {
             .columns = columns,
             .row_bytes = ty_row_bytes((ty_dtype)out->dtype, columns),
             .pieces = (columns + PIECE - 1) / PIECE };
+  if (j.dtype == TY_NVFP4) return ty_parallel_for(x->count / columns, 1 + 4096 / columns, encode_nvfp4_rows, &j), true;
   ty_parallel_for(x->count / columns * j.pieces, 1 + 4096 / columns, encode_pieces, &j);
   return true;
 }

@@ -45,6 +45,8 @@ __global__ void __launch_bounds__(OPTIM_THREADS) step_many(const optim_table tab
     if (t.data[SECOND]) optim_load(t, SECOND, i, n, v);
     if (t.data[AVERAGE]) optim_load(t, AVERAGE, i, n, a);
     for (int j = 0; j < 4; j++) Step::step(c, t.data[FIRST] != nullptr, p[j], g[j], m[j], v[j]);
+    if (c.stochastic)
+      for (int j = 0; j < n; j++) optim_round(t.dtype[P], p[j], g[j], i + j, c.number);
     if (t.data[G]) optim_store(t, P, i, n, p);
     if (t.data[FIRST]) optim_store(t, FIRST, i, n, m);
     if (t.data[SECOND]) optim_store(t, SECOND, i, n, v);

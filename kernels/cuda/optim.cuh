@@ -2,6 +2,7 @@
 #ifndef TY_KERNELS_CUDA_OPTIM_CUH
 #define TY_KERNELS_CUDA_OPTIM_CUH
 
+#include "../optim_round.h"
 #include "cuda.cuh"
 
 /* The lists of a step by what they are to it. */
@@ -87,6 +88,8 @@ template <class X> struct optim_numbers {
   bool forget;           /* sgd: the momentum holds nothing yet */
   const double *control; /* see ty_p_optim; NULL: none. What follows is what it changes numbers with. */
   double plain_lr, plain_beta1, plain_beta2, plain_momentum, plain_dampening, steps;
+  bool stochastic; /* optim_round.h */
+  uint32_t number; /* of the step */
 
   optim_numbers(const ty_kernel_args *k, const ty_p_optim &p, bool decouples) {
     const bool decoupled = decouples || p.decoupled;
@@ -95,6 +98,7 @@ template <class X> struct optim_numbers {
     decay = decoupled ? X(p.lr * p.weight_decay) : X(0);
     beta1 = X(p.beta1), fresh1 = X(1 - p.beta1), beta2 = X(p.beta2), fresh2 = X(1 - p.beta2);
     plain_lr = p.lr, plain_beta1 = p.beta1, plain_beta2 = p.beta2;
+    stochastic = p.rule == TY_ROUND_STOCHASTIC;
     plain_momentum = p.momentum, plain_dampening = p.dampening, steps = static_cast<double>(p.step);
     control = p.controlled ? static_cast<const double *>(k->in[k->nin - 1]->data) : nullptr;
     count_to(steps);
@@ -106,6 +110,7 @@ template <class X> struct optim_numbers {
   __host__ __device__ void count_to(double step) {
     rate = X(plain_lr / (1 - pow(plain_beta1, step))), widen = X(1 / sqrt(1 - pow(plain_beta2, step)));
     forget = step == 1;
+    number = static_cast<uint32_t>(static_cast<int64_t>(step));
     keep = forget ? X(0) : X(plain_momentum), fresh = forget ? X(1) : X(1 - plain_dampening);
   }
 
@@ -126,6 +131,14 @@ template <class X> struct optim_numbers {
     return x * scale + l2 * p;
   }
 };
+
+/* A new parameter as its dtype will have it. */
+TY_DEVICE void optim_round(uint8_t dtype, float &p, float g, int64_t i, uint32_t number) {
+  const uint32_t random = ty_rounding_bits(p, g, static_cast<uint32_t>(i), number);
+  if (dtype == TY_BF16) p = ty_bf16_neighbour(p, random);
+  else if (dtype == TY_F16) p = ty_f16_neighbour(p, random);
+}
+TY_DEVICE void optim_round(uint8_t, double &, double, int64_t, uint32_t) {}
 
 TY_DEVICE float optim_root(float x) { return sqrtf(x); }
 TY_DEVICE double optim_root(double x) { return sqrt(x); }

@@ -96,6 +96,26 @@ template <> struct quant_format<TY_NF4> {
   }
 };
 
+template <> struct quant_format<TY_MXFP4> {
+  static __device__ __forceinline__ void decode(const uint8_t *row, int64_t, int64_t k, float *v) {
+    const int8_t twice[16] = { TY_E2M1_TWICE };
+    const ty_mxfp4 *b = reinterpret_cast<const ty_mxfp4 *>(row) + k / 32;
+    int shift = k % 32 < 16 ? 0 : 4;
+    float d = ty_e8m0_half(b->e);
+    for (int i = 0; i < 4; i++) v[i] = d * static_cast<float>(twice[b->q[k % 16 + i] >> shift & 15]);
+  }
+};
+
+template <> struct quant_format<TY_NVFP4> {
+  static __device__ __forceinline__ void decode(const uint8_t *row, int64_t, int64_t k, float *v) {
+    const int8_t twice[16] = { TY_E2M1_TWICE };
+    const ty_nvfp4 *b = reinterpret_cast<const ty_nvfp4 *>(row + TY_NVFP4_HEAD) + k / 64;
+    int part = static_cast<int>(k % 64 / 16), shift = k % 16 < 8 ? 0 : 4;
+    float d = ty_nvfp4_half(ty_nvfp4_factor(row), b, part);
+    for (int i = 0; i < 4; i++) v[i] = d * static_cast<float>(twice[b->q[8 * part + k % 8 + i] >> shift & 15]);
+  }
+};
+
 /* fn(quant_format<...>{}) for the dtype. */
 template <class Fn> static inline bool quant_for(int dtype, const char *op, Fn fn) {
   switch (dtype) {
@@ -106,6 +126,8 @@ template <class Fn> static inline bool quant_for(int dtype, const char *op, Fn f
     case TY_Q4_K: return fn(quant_format<TY_Q4_K>{});
     case TY_Q6_K: return fn(quant_format<TY_Q6_K>{});
     case TY_NF4: return fn(quant_format<TY_NF4>{});
+    case TY_MXFP4: return fn(quant_format<TY_MXFP4>{});
+    case TY_NVFP4: return fn(quant_format<TY_NVFP4>{});
     default: return ty_cuda_no_kernel(op, dtype);
   }
 }

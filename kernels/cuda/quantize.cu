@@ -48,6 +48,7 @@ ENCODE_ONE(q2_k)
 ENCODE_ONE(q3_k)
 ENCODE_ONE(q4_k)
 ENCODE_ONE(q6_k)
+ENCODE_ONE(mxfp4)
 #undef ENCODE_ONE
 
 /* A block of N elements by each thread. importance: of a row's columns, or null. */
@@ -80,6 +81,26 @@ __global__ void __launch_bounds__(TY_NF4_GROUP)
   }
 }
 
+/* A row by a block of threads: its factor is that of the whole row. */
+__global__ void __launch_bounds__(THREADS) encode_nvfp4(const float *x, const float *importance, uint8_t *out,
+                                                        int64_t columns, int64_t row_bytes, int64_t rows) {
+  TY_SHARED(float, room, TY_WARP);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const float *from = x + row * columns;
+    uint8_t *to = out + row * row_bytes;
+    ty_nvfp4 *blocks = reinterpret_cast<ty_nvfp4 *>(to + TY_NVFP4_HEAD);
+    float most = 0.0f;
+    for (int64_t b = threadIdx.x; b < columns / 64; b += THREADS)
+      most = ty_larger<float>{}(most, fabsf(ty_extreme(from + 64 * b, 64)));
+    const float factor = ty_nvfp4_unit(ty_block_reduce(most, ty_larger<float>{}, room));
+    if (threadIdx.x == 0) memcpy(to, &factor, sizeof factor);
+    for (int64_t b = threadIdx.x; b < columns / 64; b += THREADS) {
+      ty_encode_nvfp4(from + 64 * b, factor, blocks + b);
+      if (importance) ty_improve_nvfp4(from + 64 * b, importance + 64 * b, factor, blocks + b);
+    }
+  }
+}
+
 } // namespace
 
 TY_CUDA_KERNEL(quantize) {
@@ -94,6 +115,12 @@ TY_CUDA_KERNEL(quantize) {
     case TY_Q3_K: return encode_all<ty_q3_k, 256>(from, importance, out);
     case TY_Q4_K: return encode_all<ty_q4_k, 256>(from, importance, out);
     case TY_Q6_K: return encode_all<ty_q6_k, 256>(from, importance, out);
+    case TY_MXFP4: return encode_all<ty_mxfp4, 32>(from, importance, out);
+    case TY_NVFP4: {
+      int64_t columns = x->size[x->ndim - 1], rows = x->count / columns;
+      return TY_LAUNCH(encode_nvfp4, ty_cuda_blocks(rows, 1), THREADS, 0, from, importance,
+                       static_cast<uint8_t *>(out->data), columns, ty_row_bytes(TY_NVFP4, columns), rows);
+    }
     case TY_NF4: break;
     default: return ty_cuda_no_kernel("quantize", out->dtype);
   }

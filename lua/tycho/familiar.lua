@@ -406,6 +406,16 @@ function functions.msort(x) return (core.sort(tensor("msort", x), 0)) end
 --- Makes every element 0.
 ---@return Tensor
 methods_only.zero_ = function(x) return tensor("zero_", x):fill_(0) end
+--- The tensor in the memory of the host, itself where it is there.
+---@return Tensor
+methods_only.cpu = function(x) return tensor("cpu", x):to { device = "cpu" } end
+--- The tensor on a GPU, the first one or the one of a number from 0.
+---@param index? integer
+---@return Tensor
+methods_only.cuda = function(x, index)
+  expect("cuda", "index", index, "an integer >= 0 or nil")
+  return tensor("cuda", x):to { device = index and ("cuda:%d"):format(index) or "cuda" }
+end
 --- How many dimensions there are: x.ndim.
 ---@return integer
 methods_only.dim = function(x) return tensor("dim", x).ndim end

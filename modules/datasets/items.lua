@@ -7,6 +7,7 @@ local M = {}
 local function check(who, i, size)
   local place = type(i) == "number" and math.tointeger(i)
   if place and place >= 0 and place < size then return place end
+  if size == 0 then arguments.fail("%s: the set is empty, got %s", who, arguments.describe(i)) end
   return arguments.fail("%s: expected 0 to %d, got %s", who, size - 1, arguments.describe(i))
 end
 

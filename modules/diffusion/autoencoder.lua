@@ -50,6 +50,44 @@ function M.fit(model, loader, options)
   return ty.train.fit(model, loader, rest)
 end
 
+--- Trains the decoder alone, as sd-vae-ft-mse was, for the pictures that it is to show: latents mean what they meant, and
+-- networks that draw them stay as they are. loader: batches with a field `image` and perhaps `latents`, of unit variance
+-- (as model:scale() has them; else the encoder's means). options: those of train.fit but loss, and noise (0: the most
+-- noise that is added to latents, since drawn ones are not quite those of pictures). Returns the losses, and the
+-- autoencoder with the averaged decoder. Stability AI 2022, "Improved Autoencoders".
+---@param model AutoencoderKL
+---@param loader DataLoader
+---@param options table
+---@return number[] losses
+---@return AutoencoderKL averaged
+function M.fit_decoder(model, loader, options)
+  local who = "autoencoder.fit_decoder"
+  check_model(who, model)
+  arguments.expect(who, "options", options, "a table")
+  local rest, noise = { title = "decoder" }, arguments.expect(who, "noise", options.noise, "a number >= 0 or nil") or 0
+  for key, value in pairs(options) do
+    if key ~= "noise" then rest[key] = value end
+  end
+  rest.loss = function(m, batch)
+    local pictures, latents = M.pictures(batch.image), batch.latents
+    if not latents then latents = ty.no_grad(function() return m:scale(m:encode(pictures):mode()) end) end
+    latents = latents:to(pictures.dtype)
+    if noise > 0 then
+      local share = ty.rand({ latents.shape[1], 1, 1, 1 }, { device = latents.device }) * noise
+      latents = latents + ty.randn_like(latents) * share
+    end
+    return ty.nn.mse_loss(m:decode(m:unscale(latents)), pictures)
+  end
+  local asked = {}
+  for name, p in model:named_parameters() do
+    asked[p] = p.requires_grad
+    p:requires_grad_(name:find "^decoder%." ~= nil or name:find "^post_quant_conv%." ~= nil)
+  end
+  local losses, averaged = ty.train.fit(model, loader, rest)
+  for p, before in pairs(asked) do p:requires_grad_(before) end
+  return losses, averaged
+end
+
 --- Pictures as networks take them: bytes become floats from -1 to 1, floats stay.
 ---@param image Tensor
 ---@return Tensor

@@ -178,22 +178,26 @@ local function tiles_of(x, side, tile, list, filter)
   return list_of
 end
 
---- The processor of a folder (or of a file such as preprocessor_config.json): a function of a list of pictures, each a
--- path or u8 [channels, h, w], that gives f32 [n, 3, height, width]; where pictures are cut into tiles, f32 [all tiles,
--- 3, side, side], those of one picture after another, and second i64 [n, 2], the pictures' heights and widths; where
--- they are cut into patches of the picture's own size, f32 [all patches, values] and second i64 [n, 3], frames (1),
--- rows and columns of patches. Pictures
--- of grey have their one channel three times, and an alpha channel is left out. A processor of another kind is an
--- error.
----@param path string
+--- The processor of a folder (or of a file such as preprocessor_config.json, or of a table with its keys): a function
+-- of a list of pictures, each a path or u8 [channels, h, w], that gives f32 [n, 3, height, width]; where pictures are
+-- cut into tiles, f32 [all tiles, 3, side, side], those of one picture after another, and second i64 [n, 2], the
+-- pictures' heights and widths; where they are cut into patches of the picture's own size, f32 [all patches, values]
+-- and second i64 [n, 3], frames (1), rows and columns of patches. Pictures of grey have their one channel three times,
+-- and an alpha channel is left out. A processor of another kind is an error.
+---@param path string|table
 ---@return fun(pictures: (string|Tensor)[]): Tensor, Tensor? process
 ---@return table config
 return function(path)
-  arguments.expect("hub.processor", "path", path, "a string")
-  local info = ty.io.stat(path)
-  if info and info.kind == "directory" then path = path .. "/preprocessor_config.json" end
-  if not ty.io.stat(path) then arguments.fail("hub.processor: %s is not there", path) end
-  local config = ty.io.load_json(path)
+  arguments.expect("hub.processor", "path", path, "a string or a table")
+  local config = path
+  if type(path) == "table" then
+    path = "a table"
+  else
+    local info = ty.io.stat(path)
+    if info and info.kind == "directory" then path = path .. "/preprocessor_config.json" end
+    if not ty.io.stat(path) then arguments.fail("hub.processor: %s is not there", path) end
+    config = ty.io.load_json(path)
+  end
   if type(config) ~= "table" then fail(path, "expected an object, got %s", arguments.describe(config)) end
   local name = config.image_processor_type or config.feature_extractor_type
   local kind = kind_of(name)

@@ -4,9 +4,9 @@
 --     local model = llm.load "path/of/a/hugging-face/folder"
 --     local tokens = model:generate(ty.tensor { { 464, 3290 } }, 20, { top_k = 40 })
 --
--- Families: GPT2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Olmo2, Phi3, GPTNeoX, Gemma2, Gemma3, OPT, Falcon, GLA, Bert,
--- BertForMaskedLM, T5. Each takes the keys of its config.json (GPT2: options of its own) and has the parameter names of
--- the published files.
+-- Families: GPT2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Olmo2, Phi3, GPTNeoX, Gemma, Gemma2, Gemma3, OPT, Falcon, GLA,
+-- Bert, BertForMaskedLM, T5. Each takes the keys of its config.json (GPT2: options of its own) and has
+-- the parameter names of the published files.
 -- Training: data (token files, packed batches), train (accumulation, evaluation, the loop), corpus (a text in parts,
 -- its tokenizer and a model trained on it), trials (optimizers compared at equal budget),
 -- multilevel (training by way of a smaller model), ngram and compressors
@@ -52,9 +52,9 @@ local files = { HeavyHitterCache = "tycho.llm.cache.h2o", chat = "tycho.hub.chat
   bleu = "tycho.llm.bleu", dropout = "tycho.llm.dropout", infill = "tycho.llm.infill",
   draft_length = "tycho.llm.draft_length",
   FeatureDraft = "tycho.llm.feature_draft", masking = "tycho.llm.masking", spans = "tycho.llm.spans",
-  shrink = "tycho.llm.shrink", stream = { "tycho.llm.text", "stream" } }
-for family in ([[GPT2 Llama Mistral Qwen2 Qwen3 Mixtral Olmo2 Phi3 GPTNeoX Gemma2 Gemma3 OPT Falcon GLA Bert
-  BertForMaskedLM T5]]):gmatch "%S+" do
+  preference = "tycho.llm.preference", shrink = "tycho.llm.shrink", stream = { "tycho.llm.text", "stream" } }
+for family in ([[GPT2 Llama Mistral Qwen2 Qwen3 Mixtral Olmo2 Phi3 GPTNeoX Gemma Gemma2 Gemma3 OPT Falcon GLA
+  Bert BertForMaskedLM T5]]):gmatch "%S+" do
   files[family] = { "tycho.models", family }
 end
 

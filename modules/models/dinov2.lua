@@ -115,6 +115,7 @@ local fields = {
   apply_layernorm = { "flag", true }, reshape_hidden_states = { "flag", true },
 }
 
+--- DINOv2: a vision transformer that takes pictures of every size.
 ---@class Dinov2: Pretrained
 local Dinov2 = nn.module("Dinov2", Pretrained)
 Dinov2.model_type, Dinov2.architecture = "dinov2", "Dinov2Model"
@@ -169,6 +170,7 @@ function Dinov2:forward(x, options)
   return hidden, self.layernorm(last:select(1, 0))
 end
 
+--- DINOv2 with a head over the class and the mean of the patches.
 ---@class Dinov2ForImageClassification: Pretrained
 local Dinov2ForImageClassification = nn.module("Dinov2ForImageClassification", Pretrained)
 Dinov2ForImageClassification.model_type = "dinov2"

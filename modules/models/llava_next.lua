@@ -12,6 +12,7 @@ local Llava = require "tycho.models.llava"
 local nn = ty.nn
 local parameter = require("tycho.nn.options").parameter
 
+--- LLaVA-NeXT: a language model that sees pictures whole and in tiles.
 ---@class LlavaNext: Llava
 ---@field image_newline Tensor  [hidden], behind each row of a picture's features
 local LlavaNext = nn.module("LlavaNext", Llava)

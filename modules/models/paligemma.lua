@@ -23,6 +23,7 @@ function Projector:init(inputs, width) self.linear = layers.linear(inputs, width
 
 function Projector:forward(x) return self.linear(x) end
 
+--- PaliGemma: Gemma with SigLIP's tower.
 ---@class PaliGemma: Llava
 local PaliGemma = nn.module("PaliGemma", Llava)
 PaliGemma.model_type, PaliGemma.architecture = "paligemma", "PaliGemmaForConditionalGeneration"

@@ -159,6 +159,7 @@ end
 
 -- ---- the tower ----
 
+--- Patches of pictures of any size to one feature for each 2 x 2 of them.
 ---@class QwenVision: Module
 local Vision = nn.module "QwenVision"
 M.Vision = Vision

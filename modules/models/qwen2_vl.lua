@@ -59,6 +59,7 @@ local function text_of(who, config, given)
   return text, { math.tointeger(sections[1]), math.tointeger(sections[2]), math.tointeger(sections[3]) }, sum
 end
 
+--- Qwen2-VL: Qwen2 with a network of pictures of any size.
 ---@class Qwen2VL: LanguageModel
 ---@field language_model Qwen2
 ---@field visual QwenVision
@@ -70,7 +71,7 @@ Qwen2VL.family, Qwen2VL.windowed = "Qwen2VL", false
 -- many pairs of a head turn by time, by row and by column), vision_config, image_token_id (151655).
 ---@param given table
 function Qwen2VL:init(given)
-  arguments.expect(self.family, "config", given, "a table")
+  if type(given) ~= "table" then configs.read(self.family, given, fields) end -- its error
   local own = {}
   for key, value in pairs(given) do
     if given.text_config or not text_keys[key] then own[key] = value end
@@ -310,5 +311,9 @@ end
 local Qwen25 = nn.module("Qwen2_5_VL", Qwen2VL)
 Qwen25.model_type, Qwen25.architecture = "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"
 Qwen25.family, Qwen25.windowed = "Qwen2_5_VL", true
+
+--- config: the keys of config.json, as Qwen2VL has them.
+---@param given table
+function Qwen25:init(given) Qwen2VL.init(self, given) end
 
 return { Qwen2VL = Qwen2VL, Qwen2_5_VL = Qwen25 }

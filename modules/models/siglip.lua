@@ -29,9 +29,9 @@ end
 function TextEmbeddings:forward(tokens)
   local shape, room = ty.is_tensor(tokens) and tokens.shape or {}, self.position_embedding.count
   if #shape ~= 2 or tokens.dtype ~= "i64" or shape[2] == 0 then
-    arguments.fail("Siglip: tokens: expected an i64 tensor [n, t], got %s", arguments.describe(tokens))
+    arguments.fail("SiglipModel: tokens: expected an i64 tensor [n, t], got %s", arguments.describe(tokens))
   elseif shape[2] > room then
-    arguments.fail("Siglip: tokens: expected at most the %d of max_position_embeddings, got %d", room, shape[2])
+    arguments.fail("SiglipModel: tokens: expected at most the %d of max_position_embeddings, got %d", room, shape[2])
   end
   return self.token_embedding(tokens) + self.position_embedding.weight:narrow(0, 0, shape[2])
 end
@@ -41,16 +41,16 @@ local TextTransformer = nn.module "SiglipTextTransformer"
 function TextTransformer:init(config)
   self.config = config
   self.embeddings = TextEmbeddings(config)
-  self.encoder = blocks.Encoder(config, "Siglip")
+  self.encoder = blocks.Encoder(config, "SiglipModel")
   self.final_layer_norm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
   self.head = layers.linear(config.hidden_size, config.projection_size, true)
 end
 
 -- Every token sees every other; the last one, padding or not, stands for the text.
 function TextTransformer:run(tokens, options, whole)
-  local o = encoder.options("Siglip", options, { "mask" })
+  local o = encoder.options("SiglipModel", options, { "mask" })
   local at = { causal = false, mask = o.mask and o.mask:to("bool"):unsqueeze(1):unsqueeze(1) }
-  local hidden, last = encoder.through("Siglip", self.encoder.layers, self.embeddings(tokens), at, o, whole,
+  local hidden, last = encoder.through("SiglipModel", self.encoder.layers, self.embeddings(tokens), at, o, whole,
     self.final_layer_norm)
   if not whole then return hidden end
   return hidden, self.head(self.final_layer_norm(last:select(1, -1)))
@@ -103,7 +103,7 @@ function Head:init(config)
   self.probe = parameter({ 1, 1, width }, function(t) nn.init.normal(t, 0, 1) end)
   self.attention = PoolAttention(width, config.num_attention_heads)
   self.layernorm = nn.LayerNorm(width, { eps = config.layer_norm_eps })
-  self.mlp = blocks.Mlp(config, "Siglip")
+  self.mlp = blocks.Mlp(config, "SiglipModel")
 end
 
 function Head:forward(x)
@@ -116,15 +116,15 @@ local VisionTransformer = nn.module "SiglipVisionTransformer"
 function VisionTransformer:init(config)
   self.config = config
   self.embeddings = VisionEmbeddings(config)
-  self.encoder = blocks.Encoder(config, "Siglip")
+  self.encoder = blocks.Encoder(config, "SiglipModel")
   self.post_layernorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
   if config.vision_use_head then self.head = Head(config) end
 end
 
 function VisionTransformer:run(x, options, whole)
-  local o = encoder.options("Siglip", options, { "interpolate" })
-  x = encoder.pictures("Siglip", x, self.config, self.embeddings.patch_embedding.weight, o.interpolate)
-  local hidden, last = encoder.through("Siglip", self.encoder.layers, self.embeddings(x), {}, o, whole,
+  local o = encoder.options("SiglipModel", options, { "interpolate" })
+  x = encoder.pictures("SiglipModel", x, self.config, self.embeddings.patch_embedding.weight, o.interpolate)
+  local hidden, last = encoder.through("SiglipModel", self.encoder.layers, self.embeddings(x), {}, o, whole,
     self.post_layernorm)
   if not whole or not self.head then return hidden end
   return hidden, self.head(self.post_layernorm(last))

@@ -148,6 +148,11 @@ local DeiT = nn.module("DeiT", ViT)
 DeiT.model_type, DeiT.architecture = "deit", "DeiTModel"
 DeiT.family, DeiT.distilled, DeiT.prefixes = "DeiT", true, { "deit." }
 
+--- config: the keys of config.json, as ViT has them. pooler (true): with the layer over the first token.
+---@param config table
+---@param pooler? boolean
+function DeiT:init(config, pooler) ViT.init(self, config, pooler) end
+
 -- A head over a token of DeiT: places of the heads among the tokens, by their names in files.
 local function judges(name, heads)
   local class = nn.module(name, Pretrained)

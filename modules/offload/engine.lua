@@ -17,6 +17,7 @@ local tier, clock = ty.core.tier_core, ty.core.system.clock
 --- What offload.engine makes.
 ---@class OffloadEngine
 ---@field units OffloadUnit[]  the parts of the model
+---@field order OffloadUnit[]  as they ran in the last pass; numbers: where each of them ran last
 ---@field counters table       stalls, waited (seconds), forwarded (bytes), shared (saved tensors that were there)
 local Engine = {}
 Engine.__index = Engine
@@ -130,7 +131,7 @@ function Engine.new(model, optimizer, plan)
   local self = setmetatable({ model = model, optimizer = optimizer, plan = plan, policy = policy,
     units = units_of(model), of = {}, here = {}, leaving = {}, parameters_at = {}, stores = {}, pools = {}, events = {},
     undo = {}, device = first.device,
-    order = {}, asked = {}, handed = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
+    order = {}, numbers = {}, asked = {}, handed = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
     counters = { stalls = 0, waited = 0, forwarded = 0, shared = 0 } }, Engine)
   for _, unit in ipairs(self.units) do
     if tiered:state(unit.module) then fail("offload.engine: model: it has an engine already; close() that first") end
@@ -274,13 +275,18 @@ end
 
 --- Runs the forward pass of a unit with the policy's hooks around it. In a scope: what it made on the way goes at once.
 function Engine:enter(unit, forward, module, ...)
-  if self.backward then -- a checkpoint runs it again
+  if self.backward then -- a checkpoint runs it again, and what it runs next comes meanwhile
     self:need(unit)
+    local at = self.numbers[unit] or math.huge
+    for number = at + 1, math.min(at + (self.policy.ahead or 0), (self.behind or 0) - 1) do
+      self:fetch(self.order[number])
+    end
     return forward(module, ...)
   end
   if not self.stepping and unit == self.order[1] and self.at > 0 then self.length, self.at = self.at, 0 end
   local at = self.at + 1
   self.at, self.order[at], self.unit, self.number = at, unit, unit, at
+  self.numbers[unit] = at
   self.policy.before_forward(self, unit, at)
   local from = clock()
   local results
@@ -309,7 +315,7 @@ end
 
 function Engine:before_backward(unit, at)
   if self.since then self:log(self.since[1], "backward", self.since[2]) end
-  self.since = { unit.name, clock() }
+  self.since, self.behind = { unit.name, clock() }, at -- what ran from number `at` on is done or begins
   self.saved:release(nil)
   self:release_handed()
   self:flush()
@@ -370,7 +376,7 @@ local function run_step(self, fn, ...)
   expect("OffloadEngine:step", "fn", loss, "a tensor")
   self.length = self.at
   if self.policy.updates_within then self.clip = self.optimizer:open_parts() end
-  self.backward = true
+  self.backward, self.behind = true, self.at + 1
   local from = clock()
   loss:backward()
   self.backward_seconds = clock() - from

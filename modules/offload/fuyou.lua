@@ -5,6 +5,7 @@
 -- 100B Model Fine-tuning on a Single GPU".
 local arguments = require "tycho.arguments"
 local superpipeline = require "tycho.offload.superpipeline"
+local within = require "tycho.offload.within"
 
 local M = {}
 
@@ -81,9 +82,8 @@ function M.policy(options)
   local o = arguments.read("offload.fuyou", options, { window = 2, ahead = 1, activations = "model", probe = 8 << 20 },
     { window = "an integer >= 1", ahead = "an integer >= 0", activations = '"model" or "swap" or "again"',
       probe = "an integer >= 4096" })
-  local policy = superpipeline { window = o.window, ahead = o.ahead }
-  policy.updates_within = true
-  local before_backward = policy.before_backward
+  local policy = within(superpipeline { window = o.window, ahead = o.ahead }, o.ahead > 0)
+  local before_backward, after_backward = policy.before_backward, policy.after_backward
   local measured = { bytes = {} }
 
   --- Whether unit number `at` is computed again in place of being swapped.
@@ -100,14 +100,10 @@ function M.policy(options)
       measured.waited = measured.waited or engine.counters.waited
     end
     before_backward(engine, unit, at)
-    if o.ahead > 0 then engine:fetch_update(unit) end
   end
 
-  function policy.gradients(engine, unit) engine:update(unit) end
-
   function policy.after_backward(engine)
-    for _, unit in ipairs(engine.units) do engine:update(unit) end
-    engine:keep {}
+    after_backward(engine)
     if not policy.again and o.activations == "model" then
       local waited = engine.counters.waited - (measured.waited or 0)
       measured.backward = math.max(0, engine.backward_seconds - waited)

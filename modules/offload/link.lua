@@ -9,6 +9,7 @@ local Store = require "tycho.offload.store"
 
 local clock = ty.core.system.clock
 
+--- A store in the memory of the host or in a file, and the copies between it and a GPU.
 ---@class OffloadLink: OffloadStore
 ---@field device string
 ---@field last table<integer, CudaEvent>   of each place: the end of the last copy from or to its memory

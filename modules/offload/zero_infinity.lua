@@ -5,6 +5,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local superpipeline = require "tycho.offload.superpipeline"
+local within = require "tycho.offload.within"
 
 local nn = ty.nn
 local surgery = nn.surgery
@@ -115,13 +116,16 @@ function M.untile(model)
   return found
 end
 
---- A policy for offload.engine: that of superpipeline, for units that may be tiles. options: window (4), ahead (3).
----@param options? {window?: integer, ahead?: integer}
+--- A policy for offload.engine: that of superpipeline, for units that may be tiles. options: window (4), ahead (3),
+-- within (false; true: the optimizer steps a tile within the backward pass, as soon as its gradients are whole, so that
+-- moments move beside computing and not behind it; no clip_norm).
+---@param options? {window?: integer, ahead?: integer, within?: boolean}
 ---@return table policy
 function M.policy(options)
-  local o = arguments.read("offload.zero_infinity", options, { window = 4, ahead = 3 },
+  local o = arguments.read("offload.zero_infinity", options, { window = 4, ahead = 3, within = false },
     { window = "an integer >= 1", ahead = "an integer >= 0" })
-  return superpipeline(o)
+  local policy = superpipeline { window = o.window, ahead = o.ahead }
+  return o.within and within(policy, o.ahead > 0) or policy
 end
 
 return M

@@ -136,6 +136,35 @@ end
 
 local biases = { none = true, all = true, lora_only = true }
 
+--- What an adapter takes.
+---@class AdapterReport
+---@field modules integer       that are adapted
+---@field parameters integer    that are trained
+---@field bytes integer         of these
+---@field frozen integer        parameters that are not
+---@field frozen_bytes integer
+---@field share number          of the parameters that is trained
+
+--- What a model's adapter takes, once it is there: modules that are adapted, parameters and bytes of what is trained,
+-- frozen and frozen_bytes of all else, and the share of the parameters that is trained.
+---@param model Module
+---@return AdapterReport
+function M.report(model)
+  local record = M.of("peft.report", model)
+  local report, trained = { modules = #record.layers, parameters = 0, bytes = 0, frozen = 0, frozen_bytes = 0 }, {}
+  for _, p in ipairs(M.parameters(model)) do
+    trained[p] = true
+    report.parameters, report.bytes = report.parameters + p:numel(), report.bytes + p:nbytes()
+  end
+  for _, p in ipairs(model:parameters()) do
+    if not trained[p] then
+      report.frozen, report.frozen_bytes = report.frozen + p:numel(), report.frozen_bytes + p:nbytes()
+    end
+  end
+  report.share = report.parameters / math.max(1, report.parameters + report.frozen)
+  return report
+end
+
 -- Names of the parameters to train whole: visit(name, owner, key).
 local function each_saved(model, modules_to_save, bias, adapted, visit)
   base.walk_state(model, function(kind, name, tensor, owner, key)
@@ -192,8 +221,9 @@ local of_lora = { dropout = 0, rslora = false, dora = false, bias = "none", init
 local kinds = { targets = "a string or a list of strings or a function", init = '"default" or "pissa"',
   factor = "an integer", feedforward = "a list of strings" }
 
--- What is asked of one layer; raises where it cannot be.
-local function check_layer(who, name, module, spec)
+-- What is asked of one layer; raises where it cannot be. strict: a rank above that of the weight is an error too, which
+-- is no use to anybody, though files have it.
+local function check_layer(who, name, module, spec, strict)
   local kind = layers.kind(module)
   local what = spec.dora and "dora" or spec.way and spec.way.name or spec.init == "pissa" and spec.init
   if what and kind ~= "linear" then
@@ -208,11 +238,19 @@ local function check_layer(who, name, module, spec)
         math.min(inputs, outputs), spec.rank), 0)
     end
   end
+  if strict and kind == "linear" then
+    local inputs, outputs = surgery.sizes(module)
+    if spec.rank > math.min(inputs, outputs) then
+      error(("%s: rank: expected at most %d, the smaller side of '%s' [%d, %d], got %d"):format(who,
+        math.min(inputs, outputs), name, outputs, inputs, spec.rank), 0)
+    end
+  end
 end
 
 --- Checks the options of an adapter, of which `more` are others' or have other defaults; returns a function that gives
--- the model the adapter, and the options. way: of tycho.peft.ways, in the place of low-rank matrices.
-function M.prepare(who, model, options, more, way)
+-- the model the adapter, and the options. way: of tycho.peft.ways, in the place of low-rank matrices;
+-- strict: no rank may be larger than a linear layer's sides.
+function M.prepare(who, model, options, more, way, strict)
   local known = {}
   for _, list in ipairs { shared, way and {} or of_lora, more } do
     for key, value in pairs(list) do known[key] = value end
@@ -235,7 +273,7 @@ function M.prepare(who, model, options, more, way)
     for _, wanted in ipairs(way and o.feedforward or {}) do
       specs[i].of_inputs = specs[i].of_inputs or surgery.ends_in(published, wanted)
     end
-    check_layer(who, name, modules[name], specs[i])
+    check_layer(who, name, modules[name], specs[i], strict)
     adapted[name] = true
   end
   if rawget(model, "_adapter") then
@@ -258,15 +296,16 @@ end
 -- trained and saved whole), bias ("none", "all", "lora_only": biases that are trained), dtype ("f32", of the adapter),
 -- init ("default": B begins with zeros; "pissa": A and B begin with the weight's largest singular values, which are
 -- taken away from what the layer gives: Meng et al. 2024; files have it as plain LoRA of twice the rank).
--- Adapts Linear, GPT-2's Conv1D, Conv1d and Conv2d (in one group) and Embedding. Returns the model; make the optimizer
--- afterwards, of peft.parameters.
+-- Adapts Linear, GPT-2's Conv1D, Conv1d and Conv2d (in one group) and Embedding. Returns the model and a report (see
+-- report(), as peft.loha and its like do); make the optimizer afterwards, of peft.parameters.
 ---@param model Module
 ---@param options table
 ---@return Module model
+---@return AdapterReport report
 function M.lora(model, options)
   return nn.for_caller(function()
-    M.prepare("peft.lora", model, options)()
-    return model
+    M.prepare("peft.lora", model, options, nil, nil, true)()
+    return model, M.report(model)
   end)
 end
 
@@ -275,29 +314,29 @@ local function giver(way, more)
   return function(model, options)
     return nn.for_caller(function()
       M.prepare("peft." .. way.name, model, options, more, way)()
-      return model
+      return model, M.report(model)
     end)
   end
 end
 
 --- Gives the linear layers of a model adapters (B1 A1) * (B2 A2), products element by element of two low-rank matrices,
 -- whose rank may be as large as rank * rank. options: targets, rank (8), alpha (8), rank_pattern, alpha_pattern, save,
--- dtype, as of peft.lora. Hyeon-Woo et al. 2022, "FedPara". Returns the model.
----@type fun(model: Module, options: table): Module
+-- dtype, as of peft.lora. Hyeon-Woo et al. 2022, "FedPara". Returns the model and a report.
+---@type fun(model: Module, options: table): Module, table
 M.loha = giver(ways.loha, {})
 
 --- Gives the linear layers of a model adapters that are Kronecker products, of a small matrix and a larger one that is
 -- low-rank where the rank is less than half of its sides. options: as of peft.loha; factor (-1: sides are near each
 -- other; a divisor of the layers' sides: that of the small matrix), both (false; true: the small one may be low-rank as
--- well). Yeh et al. 2023, "Navigating Text-To-Image Customization". Returns the model.
----@type fun(model: Module, options: table): Module
+-- well). Yeh et al. 2023, "Navigating Text-To-Image Customization". Returns the model and a report.
+---@type fun(model: Module, options: table): Module, table
 M.lokr = giver(ways.lokr, { factor = -1, both = false })
 
 --- Gives the linear layers of a model a factor for each output, or for each input where a name or the end of one is
 -- among `feedforward` (those of the layers that lead out of the MLPs). options: targets, feedforward ({}), save, dtype.
 -- Liu et al. 2022, "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning". Returns
--- the model.
----@type fun(model: Module, options: table): Module
+-- the model and a report.
+---@type fun(model: Module, options: table): Module, table
 M.ia3 = giver(ways.ia3, { feedforward = {} })
 
 --- What is trained: the parameters of the adapter, and those of `save` and `bias`.

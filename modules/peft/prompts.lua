@@ -157,7 +157,7 @@ local function attach(who, model, kind, size, tokens, make, dtype, transform)
     end,
   }
   ty.core.program.renew()
-  return model
+  return model, adapter.report(model)
 end
 
 local defaults = { tokens = 20, dtype = "f32" }
@@ -176,7 +176,8 @@ end
 --- Gives a model `tokens` (20) trained embeddings that stand before those of its text, and freezes everything else.
 -- options: tokens, init ("vocabulary": those of tokens drawn at random; "normal": standard normal numbers, as PEFT has
 -- them), ids (i64: those of these tokens, over and over until there are enough), dtype ("f32"). Works on decoders;
--- peft.parameters, disable, remove, save and load as for other adapters, there is nothing to merge. Returns the model.
+-- peft.parameters, disable, remove, save and load as for other adapters, there is nothing to merge. Returns the model
+-- and a report, as of peft.lora.
 ---@param model LanguageModel
 ---@param options? {tokens?: integer, init?: string, ids?: Tensor, dtype?: string}
 ---@return LanguageModel model

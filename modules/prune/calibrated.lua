@@ -10,8 +10,8 @@ local M = {}
 
 --- Prunes the linear layers of a model's blocks. own: further options with their defaults, besides sparsity, pattern
 -- and those of quant.blocks.walk; solve(w, moment, o): the pruned weight [outputs, inputs] and what it keeps, bool, for
--- inputs whose x' x sums up to `moment`; check(o): raises where an option of `own` is wrong. Returns a list of { name,
--- error }, error being |(W - W') X|^2 / |W X|^2.
+-- inputs whose x' x sums up to `moment`; check(o): raises where an option of `own` is wrong. Returns masks.report(),
+-- with error in each row, |(W - W') X|^2 / |W X|^2.
 ---@param who string  in front of errors
 ---@param model LanguageModel
 ---@param data PackedDataset|table[]
@@ -19,7 +19,7 @@ local M = {}
 ---@param own table
 ---@param solve fun(w: Tensor, moment: Tensor, o: table): Tensor, Tensor
 ---@param check? fun(o: table)
----@return { name: string, error: number }[] report
+---@return { name: string, error: number, parameters: integer, sparsity: number }[] report
 function M.prune(who, model, data, options, own, solve, check)
   local defaults = { sparsity = nn.none, pattern = nn.none }
   for _, more in ipairs { own, blocks.options } do
@@ -37,19 +37,19 @@ function M.prune(who, model, data, options, own, solve, check)
     local w = gptq.weight_of(who, layer)
     if m then masks.check_groups(who, n, m, w.shape[2]) end
   end
-  local report, new = {}, {}
+  local done, notes, new = {}, {}, {}
   blocks.walk(who, model, data, o, function(group, moment)
     for _, layer in ipairs(group) do
       local module, w = layer.module, gptq.weight_of(who, layer)
       local value, keep = gptq.solved(who, layer.name, solve, w, moment, o)
-      report[#report + 1] = { name = layer.name, error = gptq.error(w, value, moment) }
+      done[#done + 1], notes[#notes + 1] = layer, { error = gptq.error(w, value, moment) }
       module.weight:detach():copy_(nn.surgery.laid_out(module, value))
       new[#new + 1] = { module, ty.keep(nn.surgery.laid_out(module, keep)) }
     end
   end)
   for _, entry in ipairs(new) do masks.attach(entry[1], entry[2]) end
   ty.core.program.renew()
-  return report
+  return masks.report(done, notes)
 end
 
 return M

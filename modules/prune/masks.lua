@@ -49,7 +49,36 @@ end
 function M.layers(who, model, targets)
   local list = surgery.find(who, model, { targets = targets, head = targets ~= nil })
   if #list == 0 then error(("%s: targets: no linear layer matches %s"):format(who, tostring(targets)), 0) end
+  for _, layer in ipairs(list) do
+    local weight = layer.module.weight
+    if not weight:is_floating_point() then
+      error(("%s: %s is quantized already (%s)"):format(who, layer.name, weight.dtype), 0)
+    end
+  end
   return list
+end
+
+--- What pruning made of layers: a list of { name, parameters, sparsity, and what else `notes` (a list as long) has },
+-- with parameters, sparsity (the share of zeros), dense (bytes of the weights in half precision) and bytes (of the same
+-- as prune.compact keeps them: a bit for each weight and those that are not zero) of all together.
+---@param list { name: string, module: Module }[]
+---@param notes? table[]
+---@return table report
+function M.report(list, notes)
+  local report, zeros = { parameters = 0, dense = 0, bytes = 0 }, 0
+  ty.no_grad(ty.scope, function()
+    for i, layer in ipairs(list) do
+      local weight = layer.module.weight:detach()
+      local n = weight:numel()
+      local none = n - weight:ne(0):to("i64"):sum():item()
+      local row = { name = layer.name, parameters = n, sparsity = none / math.max(n, 1) }
+      for key, value in pairs(notes and notes[i] or {}) do row[key] = value end
+      report[i], zeros, report.parameters = row, zeros + none, report.parameters + n
+      report.bytes = report.bytes + 2 * (n - none) + (n + 7) // 8
+    end
+  end)
+  report.dense, report.sparsity = 2 * report.parameters, zeros / math.max(report.parameters, 1)
+  return report
 end
 
 --- Returns a share of weights or inputs to leave out, or raises.
@@ -110,6 +139,11 @@ local function magnitude(model, options)
     error(("%s: scope must be layer or global, got %s"):format(who, tostring(o.scope)), 0)
   end
   local list = M.layers(who, model, o.targets)
+  for _, layer in ipairs(list) do
+    if not layer.module.weight:isfinite():all():item() then
+      error(("%s: %s: a weight is not finite"):format(who, layer.name), 0)
+    end
+  end
   ty.no_grad(function()
     local new = {}
     if not m and o.scope == "global" then
@@ -132,16 +166,19 @@ local function magnitude(model, options)
     for i, layer in ipairs(list) do M.attach(layer.module, new[i]) end
   end)
   ty.core.program.renew()
-  return model
+  return model, M.report(list)
 end
 
 --- Sets the smallest weights to zero, where they stay through training. options: sparsity (the share that goes), of
 -- each layer, or with scope = "global" of all together; or pattern ("2:4": of each 4 neighbouring inputs the 2 largest
 -- stay); targets (which linear layers: a Lua pattern of names, or a function of name and module; all but the head).
--- Han et al. 2015, "Learning both Weights and Connections for Efficient Neural Networks". Returns the model.
+-- Han et al. 2015, "Learning both Weights and Connections for Efficient Neural Networks". Returns the model and a
+-- report: a list of { name, parameters, sparsity }, with parameters, sparsity, dense (bytes in half precision) and
+-- bytes (of what prune.compact keeps of them).
 ---@param model Module
 ---@param options {sparsity?: number, pattern?: string, scope?: "layer"|"global", targets?: string|function}
 ---@return Module model
+---@return table report
 function M.magnitude(model, options)
   return nn.for_caller(magnitude, model, options)
 end

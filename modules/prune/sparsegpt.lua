@@ -70,7 +70,8 @@ end
 ---@param model LanguageModel
 ---@param data PackedDataset|table[]
 ---@param options {sparsity?: number, pattern?: string, damp?: number, block?: integer, rows?: integer, seed?: integer}
----@return { name: string, error: number }[] report
+---@return { name: string, error: number, parameters: integer, sparsity: number }[] report  with parameters,
+---  sparsity, dense (bytes in half precision) and bytes (of what prune.compact keeps) of all
 function M.sparsegpt(model, data, options)
   return nn.for_caller(sparsegpt, model, data, options)
 end

@@ -40,7 +40,8 @@ end
 ---@param model LanguageModel
 ---@param data PackedDataset|table[]
 ---@param options {sparsity?: number, pattern?: string, rows?: integer, seed?: integer}
----@return { name: string, error: number }[] report
+---@return { name: string, error: number, parameters: integer, sparsity: number }[] report  with parameters,
+---  sparsity, dense (bytes in half precision) and bytes (of what prune.compact keeps) of all
 function M.wanda(model, data, options)
   return nn.for_caller(wanda, model, data, options)
 end

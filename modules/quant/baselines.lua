@@ -33,7 +33,7 @@ function M.run(model, data, options)
   local who = "quant.baselines.run"
   local none = arguments.none
   local o = arguments.read(who, options, { bits = { 2, 3, 4 }, group = 64, methods = { "round", "gptq" },
-    measure = none, settled = none, rows = 128, batch = 8, seed = 0, device = none, damp = 0.01, skip = {} },
+    measure = none, settled = none, rows = none, batch = 8, seed = 0, device = none, damp = 0.01, skip = {} },
     { bits = "a list of integers", group = "an integer >= 0", methods = "a list of strings", skip = "a list of strings",
       measure = "a function", settled = "a list of tables" })
   expect(who, "model", model, "a module")

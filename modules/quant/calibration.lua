@@ -68,7 +68,8 @@ function M.walk(who, model, data, o, visit)
   local batches = moments.batches(who, data, o)
   local kept = data[1] and o.held or (o.held + o.batch - 1) // o.batch -- in batches
   if kept >= #batches then
-    arguments.fail("%s: held: expected fewer than the %d %s of the data, got %d", who, data[1] and #batches or o.rows,
+    arguments.fail("%s: held: expected fewer than the %d %s of the data, got %d", who, data[1] and #batches
+      or math.min(o.rows or 128, data.size),
       data[1] and "batches" or "rows", o.held)
   end
   local count, was_training = #batches - kept, model.training

@@ -6,6 +6,7 @@
 --     local value = fp4.quantize(x, { scale = "e4m3", block = 16, tensor = true })
 --     local packed = fp4.encode(x, { scale = "e8m0" })         -- 4.25 bits an element
 --     local value = fp4.decode(packed)
+--     layer.weight = fp4.tensor(packed)                        -- of dtype mxfp4 or nvfp4, for products that read codes
 --
 -- quantize() computes in f32 what the formats hold: the products of such values are those that hardware for the format
 -- forms, up to the order of its sums. encode() packs the same numbers: decode() gives them back bit for bit.
@@ -239,6 +240,56 @@ function M.vjp(grad, saved, options)
 end
 
 -- ---- packed ----
+
+-- Bytes [rows, blocks, 2, half] of codes, elements 0 .. half - 1 low, the others high, as ggml's blocks have them.
+local function halves(codes, rows, width)
+  local parts = codes:reshape(rows, codes.shape[2] // width, 2, width // 2)
+  return parts:select(2, 0) + parts:select(2, 1) * 16
+end
+
+--- A packed matrix as a tensor of dtype mxfp4 or nvfp4, whose products read the codes as they are: what encode() gives,
+-- or files of weights with codes and scales apart, as those of torchao, compressed-tensors and ModelOpt (codes u8
+-- [rows, n / 2], the even element low; scales u8 [rows, n / block]; factor: their global
+-- scale, by which values are multiplied).
+-- Scales are E8M0 for blocks of 32 (n a multiple of 32), or E4M3 for blocks of 16 (n a multiple of 64).
+---@param packed { codes: Tensor, scales: Tensor, factor?: number, options: table }
+---@return Tensor
+function M.tensor(packed)
+  local who = "quant.fp4.tensor"
+  expect(who, "packed", packed, "a table")
+  local codes = expect(who, "codes", packed.codes, "a tensor")
+  local scale = expect(who, "scales", packed.scales, "a tensor")
+  local factor = packed.factor or 1.0
+  expect(who, "factor", factor, "a finite number")
+  local o = M.options(who, packed.options)
+  local mx = o.scale == "e8m0" and o.block == 32
+  if not mx and not (o.scale == "e4m3" and o.block == 16) or o.element ~= "e2m1" then
+    fail("%s: options: expected elements of e2m1 with scales of e8m0 for 32 or of e4m3 for 16, got %s with %s for %d",
+      who, o.element, o.scale, o.block)
+  end
+  local width = mx and 32 or 64
+  if codes.dtype ~= "u8" or codes.ndim ~= 2 or codes.shape[2] * 2 % width ~= 0 then
+    fail("%s: codes: expected u8 [rows, n / 2], n a multiple of %d, got %s", who, width, arguments.describe(codes))
+  end
+  local rows, n = codes.shape[1], codes.shape[2] * 2
+  if scale.dtype ~= "u8" or scale.ndim ~= 2 or scale.shape[1] ~= rows or scale.shape[2] ~= n // o.block then
+    fail("%s: scales: expected u8 [%d, %d], got %s", who, rows, n // o.block, arguments.describe(scale))
+  end
+  if mx and factor ~= 1 then fail("%s: factor: expected 1 with scales of e8m0, got %g", who, factor) end
+  return ty.no_grad(function()
+    local bytes = codes:to("cpu"):reshape(rows, n // 2, 1)
+    local list = ty.concat({ bytes:bitwise_and(15), bytes:floor_div(16) }, 2):reshape(rows, n)
+    local blocks, s = n // width, scale:to "cpu"
+    if mx then
+      local all = ty.concat({ s:reshape(rows, blocks, 1), halves(list, rows, 32) }, 2)
+      return ty.io.from_bytes(ty.io.to_bytes(all:contiguous()), "mxfp4", { rows, n }):to { device = codes.device }
+    end
+    local all = ty.concat({ s:reshape(rows, blocks, 4), halves(list, rows, 16):reshape(rows, blocks, 32) }, 2)
+    local head = ty.io.from_bytes(string.pack("<f", factor):rep(rows), "u8", { rows, 4 })
+    all = ty.concat({ head, all:reshape(rows, -1) }, 1)
+    return ty.io.from_bytes(ty.io.to_bytes(all:contiguous()), "nvfp4", { rows, n }):to { device = codes.device }
+  end)
+end
 
 --- x packed: codes u8 [..., n / 2], the even element in the low half of a byte; scales u8 (f32 for "float") [..., n /
 -- block], factor: a number that all values are multiplied by. The second result is what decode() will give.

@@ -146,8 +146,8 @@ end
 --   weights become block-quantized)
 --   act_order (false: the columns with the largest inputs first; scales are then those of the weights as they were),
 --   damp (0.01 of the diagonal's mean is added to it), block (128: columns between updates of the rest)
---   rows (128: rows of the dataset to calibrate with), batch (8: rows at a time), seed (0: which rows), device, skip
---   (names of layers to leave out, or their ends)
+--   rows (of the dataset to calibrate with: 128, or all of a shorter one; more than it has are an error), batch (8:
+--   rows at a time), seed (0: which rows), device, skip (names of layers to leave out, or their ends)
 -- Returns a list of { name, parameters, bits, error }, error being |(W - Q) X|^2 / |W X|^2, and the mean of bits in
 -- `bits`.
 ---@param model LanguageModel

@@ -9,18 +9,31 @@ local nn = ty.nn
 local surgery = nn.surgery
 local M = {}
 
---- Options of batches() with their defaults: rows of a dataset that are looked at, rows at a time, which ones, where.
-M.options = { rows = 128, batch = 8, seed = 0, device = nn.none }
+--- Options of batches() with their defaults: rows of a dataset that are looked at (128, or all of a shorter one: then
+-- more are an error only if they were asked for), rows at a time, which ones, where.
+M.options = { rows = nn.none, batch = 8, seed = 0, device = nn.none }
 
 --- Raises unless rows and batch are what M.options says.
 ---@param who string
 ---@param o table
 function M.check(who, o)
   for _, key in ipairs { "rows", "batch" } do
-    if not math.tointeger(o[key]) or o[key] < 1 then
-      error(("%s: %s: expected a positive integer, got %s"):format(who, key, tostring(o[key])), 0)
+    local value = o[key]
+    local unset = key == "rows" and (value == nil or rawequal(value, nn.none))
+    if not unset and (not math.tointeger(value) or value < 1) then
+      error(("%s: %s: expected a positive integer, got %s"):format(who, key, tostring(value)), 0)
     end
   end
+end
+
+-- The rows of a list of batches.
+local function rows_in(list)
+  local sum = 0
+  for _, batch in ipairs(list) do
+    local tokens = type(batch) == "table" and batch.tokens
+    sum = sum + (ty.is_tensor(tokens) and tokens.ndim > 0 and tokens.shape[1] or math.huge) -- others: looked at later
+  end
+  return sum
 end
 
 --- Batches of a dataset, or the list that was given.
@@ -33,14 +46,19 @@ function M.batches(who, data, o)
   if type(data) ~= "table" then
     error(("%s: data: expected a dataset of llm.data.Packed or a list of batches, got %s"):format(who, type(data)), 0)
   end
+  if not data[1] and (not data.size or data.size < 1) then error(("%s: data: there are no rows"):format(who), 0) end
+  local there = data[1] and rows_in(data) or data.size
+  if o.rows and there < o.rows then
+    error(("%s: data: expected the %d rows that were asked for, got %d"):format(who, o.rows, there), 0)
+  end
   if data[1] then return data end
-  if not data.size or data.size < 1 then error(("%s: data: there are no rows"):format(who), 0) end
+  local wanted = math.min(o.rows or 128, data.size)
   local list, rows = {}, 0
-  local loader = ty.data.DataLoader(data, { batch_size = math.min(o.batch, o.rows), shuffle = true, seed = o.seed,
+  local loader = ty.data.DataLoader(data, { batch_size = math.min(o.batch, wanted), shuffle = true, seed = o.seed,
     device = o.device })
-  while rows < math.min(o.rows, data.size) do
+  while rows < wanted do
     list[#list + 1] = ty.keep(loader:next())
-    rows = rows + math.min(o.batch, o.rows)
+    rows = rows + math.min(o.batch, wanted)
   end
   return list
 end

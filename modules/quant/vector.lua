@@ -88,7 +88,8 @@ local packed = surgery.wrapper {
   name = "Vector", field = "_vector", fields = { "codebook", "codes" },
   forward = function()
     return function(self, x, residual, activation)
-      return surgery.finish(ty.linear(x, M.weight(self):to(x.dtype), self.bias), residual, activation)
+      local y = ty.linear_codebook(x, self.codes, self.codebook)
+      return surgery.finish(self.bias and y + self.bias or y, residual, activation)
     end
   end,
   describe = function(o) return ("%d codewords of %d weights"):format(o.codewords, o.dimension) end,
@@ -127,6 +128,7 @@ local grid = { dimension = 4, codewords = 256, rounds = 15, seed = 0, skip = {} 
 local kinds = { dimension = "an integer >= 1", codewords = "an integer in [2, 256]", rounds = "an integer >= 0",
   seed = "an integer", candidates = "an integer >= 1", start = '"even" or "distance"', steps = "an integer >= 0",
   codebook_lr = "a finite number >= 0", logits_lr = "a finite number >= 0", settle = "a number in (0.5, 1]",
+  settled_by = "a number in [0, 1]",
   blocks_weight = "a finite number >= 0", ratio_weight = "a finite number >= 0" }
 
 local function read(who, options, more)
@@ -148,6 +150,7 @@ local function layers_of(o, model)
     if not module.weight:is_floating_point() then
       fail("%s: %s is quantized already (%s)", o.who, layer.name, module.weight.dtype)
     end
+    if not module.weight:isfinite():all():item() then fail("%s: %s: a weight is not finite", o.who, layer.name) end
     local list = surgery.sizes(module) % o.dimension == 0 and found or left
     list[#list + 1] = layer
   end
@@ -192,22 +195,33 @@ function M.begin(model, options)
   return found, left
 end
 
---- Leaves vectors alone whose largest ratio is above a threshold: that candidate is theirs from now on. Returns the
--- share of all vectors that are settled.
+--- Leaves vectors alone whose largest ratio is above a threshold: that candidate is theirs from now on. With a least
+-- share, of each layer the vectors whose largest ratios are the largest are left alone as well, until so many are.
+-- Returns the share of all vectors that are settled.
 ---@param layers { name: string, module: Module }[]  of begin()
 ---@param threshold number
+---@param least? number  in [0, 1]; 0 if not given
 ---@return number share
-function M.settle(layers, threshold)
+function M.settle(layers, threshold, least)
   local who = "quant.vector.settle"
   expect(who, "layers", layers, "a list of tables")
   expect(who, "threshold", threshold, "a number")
+  if least ~= nil then expect(who, "least", least, "a number in [0, 1]") end
   local done, all = 0, 0
   for _, layer in ipairs(layers) do
     local module = layer.module
     soft_state(who, module)
     ty.no_grad(ty.scope, function()
       local ratios = module.logits:detach():softmax(1)
-      local sure = ratios:max(1):gt(threshold):to("f32") * (1 - module.settled)
+      local largest_ratio = ratios:max(1)
+      local sure = largest_ratio:gt(threshold):to "f32"
+      local count = math.ceil((least or 0) * ratios.shape[1])
+      if count > 0 then
+        -- What is settled stands in front: it counts.
+        local order = (largest_ratio + module.settled * 2):argsort(0, true):narrow(0, 0, count)
+        sure = sure:maximum(ty.zeros_like(sure):index_add(0, order, ty.ones_like(order):to "f32"))
+      end
+      sure = sure * (1 - module.settled)
       local largest = ty.one_hot(ratios:argmax(1), ratios.shape[2]):to "f32"
       module.choice:add_(largest * sure:unsqueeze(1))
       module.settled:add_(sure)
@@ -230,7 +244,7 @@ local function pack(layer)
     dtype = o.dtype })
   surgery.remove(module, "weight")
   module:buffer("codebook", codebook)
-  module:buffer("codes", codes:to "u8")
+  module:buffer("codes", codes:to("u8"):reshape(o.rows, o.columns // o.dimension))
   local width = 1
   while 1 << width < codebook.shape[1] do width = width + 1 end
   local bytes = (codes:numel() * width + 7) // 8 + 2 * codebook:numel()
@@ -319,7 +333,7 @@ end
 
 local function calibrate(model, calls, options)
   local o = read("quant.vector.calibrate", options, { candidates = 2, start = "even", steps = 100,
-    codebook_lr = 1e-3, logits_lr = 0.02, settle = 0.99, blocks_weight = 1, ratio_weight = 0.1 })
+    codebook_lr = 1e-3, logits_lr = 0.02, settle = 0.99, settled_by = 0.6, blocks_weight = 1, ratio_weight = 0.1 })
   expect(o.who, "calls", calls, "a list of tables")
   if #calls == 0 then fail("%s: calls: expected at least one, got an empty table", o.who) end
   local found, left = layers_of(o, model)
@@ -357,8 +371,11 @@ local function calibrate(model, calls, options)
         if #logits > 0 and o.ratio_weight > 0 then loss = loss + indecision(found) * o.ratio_weight end
         opt:step(loss)
       end)
-      -- The codebook has to follow what is decided: a mean of two codewords says little of either.
-      if #logits > 0 then settled = M.settle(found, step >= 0.6 * o.steps and 0 or o.settle) end
+      -- The codebook has to follow what is decided: a mean of two codewords says little of either. So a share of the
+      -- vectors that grows from the first step on is decided, the surest first, and no step changes many at once.
+      if #logits > 0 then
+        settled = M.settle(found, o.settle, o.settled_by > 0 and math.min(1, step / (o.settled_by * o.steps)) or 1)
+      end
     end
   end)
   for _, p in ipairs(model:parameters()) do p:requires_grad_(flags[p] or false) end
@@ -375,9 +392,9 @@ end
 --   candidates (2: nearest codewords for each vector; 1 calibrates the codebook alone), start ("even": all ratios the
 --   same in the begin; "distance": the nearer the larger)
 --   steps (100: a call each), codebook_lr (1e-3), logits_lr (0.02), both along a cosine to 0
---   settle (0.99: a ratio above it is left alone as 1; after 60 % of the steps all largest ones are, and the codebook
---   alone is trained on), blocks_weight (1, of the mean over the blocks' own squared
---   distances beside that of the network's output), ratio_weight (0.1, of how undecided ratios are)
+--   settle (0.99: a ratio above it is left alone as 1), settled_by (0.6: by this share of the steps all are, the surest
+--   first, as many in each step; the codebook alone is trained on after that), blocks_weight (1, of the mean over the
+--   blocks' own squared distances beside that of the network's output), ratio_weight (0.1, of how undecided ratios are)
 -- Returns the list of quantize(), with bits, changed, left, losses (mean squared distance of the network's output at
 -- each step) and settled (the share of vectors that were decided before the end).
 ---@param model Module

@@ -102,6 +102,16 @@ local function encode(tokenizer, text)
   return ids
 end
 
+local function check_samples(who, samples)
+  expect(who, "samples", samples, "a list of tables")
+  for i, sample in ipairs(samples) do
+    if type(sample.question) ~= "string" or type(sample.answer) ~= "string" then
+      arguments.fail("%s: samples: expected { question = string, answer = string }, got %s as number %d", who,
+        arguments.describe(sample), i)
+    end
+  end
+end
+
 --- Samples one after the other in one row, none of which sees another: each is what is seen, if anything, then the
 -- question and the answer, of which only the answer is learnt. Positions of text go on behind all places, whether these
 -- were left out or not. samples: a list of { seen = of see() or nil, question, answer, kind }. Returns { tokens i64 [1,
@@ -112,7 +122,7 @@ end
 ---@return table
 function M.pack(samples, tokenizer)
   local who = "hulu.pack"
-  expect(who, "samples", samples, "a list of tables")
+  check_samples(who, samples)
   if #samples == 0 then arguments.fail("%s: samples: expected at least one, got none", who) end
   local fields = ty.tokenizer.fields(tokenizer)
   if not fields or not fields.eos then
@@ -122,10 +132,6 @@ function M.pack(samples, tokenizer)
   local ids, seen, positions, begins, longest = {}, {}, {}, { 0 }, 1
   local at, wanted, owner, features = {}, {}, {}, {}
   for i, sample in ipairs(samples) do
-    if type(sample.question) ~= "string" or type(sample.answer) ~= "string" then
-      arguments.fail("%s: samples: expected { question = string, answer = string }, got %s as number %d", who,
-        arguments.describe(sample), i)
-    end
     local position = 0
     local function add(id, is_seen, where)
       ids[#ids + 1], seen[#seen + 1], positions[#positions + 1] = id, is_seen, where
@@ -168,10 +174,10 @@ local Hulu = nn.module "Hulu"
 ---@param language LanguageModel
 ---@param width integer
 function Hulu:init(language, width)
-  expect("vlm.hulu.Model", "language", language, "a module")
-  expect("vlm.hulu.Model", "width", width, "an integer >= 1")
+  expect("hulu.Model", "language", language, "a module")
+  expect("hulu.Model", "width", width, "an integer >= 1")
   local hidden = language.config and language.config.hidden_size
-    or arguments.fail("vlm.hulu.Model: language: expected a language model, got %s", arguments.describe(language))
+    or arguments.fail("hulu.Model: language: expected a language model, got %s", arguments.describe(language))
   self.language_model = language
   self.linear_1 = nn.Linear(width, hidden)
   self.linear_2 = nn.Linear(hidden, hidden)
@@ -189,7 +195,7 @@ end
 ---@param batch table
 ---@return Tensor
 function Hulu:forward(batch)
-  expect("vlm.hulu.Model", "batch", batch, "a table")
+  expect("hulu.Model", "batch", batch, "a table")
   local decoder, device = self.language_model, self.linear_1.weight.device
   local tokens, is_seen = batch.tokens:to { device = device }, batch.is_seen:to { device = device }
   local x = decoder:embed(tokens)
@@ -320,8 +326,8 @@ local function last_line(question) return question:match "[^\n]*$":match "^%s*(.
 ---@param test table[]
 ---@return { kind: string, right: boolean }[]
 function M.blind(training, test)
-  expect("hulu.blind", "training", training, "a list of tables")
-  expect("hulu.blind", "test", test, "a list of tables")
+  check_samples("hulu.blind: training", training)
+  check_samples("hulu.blind: test", test)
   local counts, best, found = {}, {}, {}
   for _, sample in ipairs(training) do
     local key = tostring(sample.kind) .. "\0" .. last_line(sample.question)

@@ -183,11 +183,11 @@ end
 --- Trains a painter on latents and tokens, as painter.fit does, with its text encoder.
 ---@param r Recipe
 ---@param made TextToImage
----@param loader DataLoader
+---@param set Dataset
 ---@param seed integer
 ---@param evaluate fun(step: integer): table<string, number>
-function M.fit(r, made, loader, seed, evaluate)
-  painter.fit(r, made, loader, seed, evaluate, { text = "new" })
+function M.fit(r, made, set, seed, evaluate)
+  painter.fit(r, made, set, seed, evaluate, { text = "new" })
 end
 
 return M

@@ -18,6 +18,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   scenes = "tycho.zoo.scenes",
   judge = "tycho.zoo.judge",
   painter = "tycho.zoo.painter",
+  crops = "tycho.zoo.crops",
   answerer = "tycho.zoo.answerer",
   watcher = "tycho.zoo.watcher",
   describer = "tycho.zoo.describer",

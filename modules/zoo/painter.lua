@@ -2,6 +2,7 @@
 -- training scenes are latents of the zoo's autoencoder, made once; captions are read by the text encoder of its CLIP.
 -- Drawn pictures are measured by judges of the zoo, which say what of a caption they see.
 local ty = require "tycho"
+local crops = require "tycho.zoo.crops"
 local datasets = require "tycho.datasets"
 local diffusion = require "tycho.diffusion"
 local hub = require "tycho.hub"
@@ -83,15 +84,29 @@ local function name_of(args)
   return ("%d-%d-%d-%d-%08x"):format(args.scenes, args.most, args.rotation, args.length, sum)
 end
 
--- Latents and tokens of the scenes that are trained on, and, of side * side cells, what is on top in each as bytes;
--- kept in a file of the results, which other seeds share.
+-- The scenes that are trained on as pictures with their latents.
+local Drawn = ty.data.class "DrawnScenes"
+
+function Drawn:batch(positions)
+  local batch = self.set:batch(positions)
+  batch.latents = self.latents:index_select(0, ty.is_tensor(positions) and positions or ty.tensor(positions))
+  return batch
+end
+
+function Drawn:get(i)
+  local batch = self:batch { i }
+  return { image = batch.image[0], latents = batch.latents[0] }
+end
+
+-- Latents and tokens of the scenes that are trained on, and, of side * side cells, what is on top in each as bytes, and
+-- what each object is called; kept in a file of the results, which other seeds share.
 local function data_of(r, painter, side)
   local args = r.args
   local path = r:path(("latents-%s%s.safetensors"):format(name_of(args), side and "-" .. side or ""))
   if not ty.io.exists(path) then
     local set = set_of(args, "training", side and { "image", "caption", "owner", "boxes", "scene" }
       or { "image", "caption" })
-    local lists = { latents = {}, tokens = {}, shares = {}, numbers = {}, colours = {} }
+    local lists = { latents = {}, tokens = {}, shares = {}, numbers = {}, colours = {}, phrases = {} }
     for start = 0, args.scenes - 1, 100 do
       local batch = set:batch(ty.arange(start, math.min(start + 100, args.scenes)))
       table.insert(lists.latents, (ty.scope(function()
@@ -103,6 +118,7 @@ local function data_of(r, painter, side)
         table.insert(lists.shares, (shares * 255):round():to "u8")
         table.insert(lists.numbers, numbers:to "u8")
         table.insert(lists.colours, colours:to "u8")
+        table.insert(lists.phrases, crops.phrases(painter, batch.scene, args.most))
       end
     end
     local tensors = {}
@@ -150,6 +166,17 @@ function M.measure(r, painter, split, count)
   return judged(r, pictures, batch.caption, batch.asked), judged(r, batch.image, batch.caption, batch.asked), pictures
 end
 
+--- The same of real pictures of a split that went through a painter's autoencoder: what no drawn one is better than.
+---@param r Recipe
+---@param painter TextToImage
+---@param split string
+---@param count integer
+---@return table
+function M.decoded(r, painter, split, count)
+  local batch = set_of(r.args, split, { "image", "caption", "asked" }):batch(ty.arange(count))
+  return judged(r, painter:decode(painter:encode(batch.image)):to "cpu", batch.caption, batch.asked)
+end
+
 --- Muon for the matrices inside of blocks, AdamW for all else. With the same pictures the error on others is as small
 -- after 500 steps as after about 800 of AdamW at twice its usual rate. tuned: the beginning of the names of weights
 -- that are trained already: AdamW with a fifth of the others' rate.
@@ -191,7 +218,7 @@ function M.told(painter, tokens, drop, recorded)
   local factor, device = painter:factor(), painter:device()
   tokens = tokens:to { device = device }
   local dropped = ty.rand({ tokens.shape[1], 1 }, { device = device }):lt(drop)
-  tokens = ty.where(dropped, painter:tokens { "" }:to { device = device }, tokens)
+  tokens = ty.where(dropped, painter:tokens({ "" }):narrow(1, 0, tokens.shape[2]):to { device = device }, tokens)
   return painter.prompts:condition(tokens, { height = rows * factor, width = columns * factor }, recorded)
 end
 
@@ -217,6 +244,9 @@ end
 ---@field cells? { module: fun(network: Module): Module, width: integer, side: integer, weight: number }  the maps
 ---  [n, width, side, side] that a module inside of the network makes have to say what is on top in each cell of the
 ---  scene, as an error with that weight
+---@field crops? { steps: integer, batch: integer, beside: integer }  it learns windows around single objects first, so
+---  many in a step, and then some beside scenes: see zoo.crops
+---@field decoder? integer steps in which the autoencoder's decoder is tuned at the end: see tune_decoder
 
 -- The loss of a batch. With cells, a layer reads from maps in the middle of the network which object, and which tint of
 -- it, is on top in each cell of the scene: so the network learns early where the caption's words belong, while shapes
@@ -242,33 +272,95 @@ local function loss_of(painter, objective, o)
   end
 end
 
---- Trains a painter's network, keeps the pipeline with averaged weights in the folder of its seed, and puts these into
--- the painter. loader: of latents and tokens (and, with cells, what judge.tops() gives as bytes). evaluate(painter):
--- numbers for the log.
----@param r Recipe
----@param painter TextToImage
----@param loader DataLoader
----@param seed integer
----@param evaluate fun(step: integer): table<string, number>
----@param training? PainterTraining
-function M.fit(r, painter, loader, seed, evaluate, training)
-  local o = training or {}
-  r:say("seed %d: %d parameters", seed, painter.network:count_parameters())
+-- The first rows of a batch of tensors.
+local function first_of(batch, count)
+  local few = {}
+  for name, x in pairs(batch) do few[name] = x:narrow(0, 0, math.min(count, x.shape[1])) end
+  return few
+end
+
+-- Trains parts of a painter and returns them with averaged weights. more: options of train.fit besides those of all,
+-- and view: a function from a batch to those whose losses count, each alike.
+local function fit_parts(r, painter, parts, loader, seed, o, more)
   local objective = M.objective(painter)
   objective.times = o.times or objective.times
-  local parts = nn.ModuleDict { network = painter.network, text_encoder = o.text and painter.text_encoder or nil,
-    cells = o.cells and r:place(function() return nn.Linear(o.cells.width, judge.cell_outputs) end) or nil }
-  local _, averaged = ty.train.fit(parts, loader, scenes.fit_options(r, seed, {
+  local loss, view = loss_of(painter, objective, o), more.view
+  local options = scenes.fit_options(r, seed, {
     optimizer = function(model, how)
       how.tuned = o.text == "tuned" and "text_encoder." or nil
       return M.optimizer(model, how)
     end,
-    loss = loss_of(painter, objective, o), evaluate = function(step, m)
+    loss = view and function(m, batch)
+      local sum, numbers, views = 0, {}, view(batch)
+      for i, each in ipairs(views) do
+        local one, parts_of_it = loss(m, each)
+        sum = sum + one / #views
+        for name, x in pairs(parts_of_it or {}) do numbers[i > 1 and name .. i or name] = x end
+      end
+      return sum, numbers
+    end or loss })
+  for key, value in pairs(more) do
+    if key ~= "view" then options[key] = value end
+  end
+  return select(2, ty.train.fit(parts, loader, options))
+end
+
+--- Trains a painter's network, keeps the pipeline with averaged weights in the folder of its seed, and puts these into
+-- the painter. set: of latents and tokens (with cells, of what judge.tops() gives as bytes as well, and for crops of
+-- phrases). evaluate(step): numbers for the log.
+---@param r Recipe
+---@param painter TextToImage
+---@param set Dataset
+---@param seed integer
+---@param evaluate fun(step: integer): table<string, number>
+---@param training? PainterTraining
+function M.fit(r, painter, set, seed, evaluate, training)
+  local o = training or {}
+  r:say("seed %d: %d parameters", seed, painter.network:count_parameters())
+  local parts = nn.ModuleDict { network = painter.network, text_encoder = o.text and painter.text_encoder or nil,
+    cells = o.cells and r:place(function() return nn.Linear(o.cells.width, judge.cell_outputs) end) or nil }
+  local function loader(batch)
+    return ty.data.DataLoader(set, { batch_size = batch, shuffle = true, seed = seed, drop_last = true,
+      device = r.device })
+  end
+  if o.crops then
+    local folder = r:path("seed" .. seed)
+    local averaged = fit_parts(r, painter, parts, loader(o.crops.batch), seed, o, { steps = o.crops.steps, every = 0,
+      final = 0.3, folder = folder .. "/checkpoint-crops", log = folder .. "/crops",
+      view = function(batch) return { crops.draw(batch) } end })
+    parts:load_state_dict(averaged:state_dict())
+  end
+  local beside = o.crops and o.crops.beside or 0
+  local averaged = fit_parts(r, painter, parts, loader(math.max(r.args.batch, beside)), seed, o, {
+    view = beside > 0 and function(batch)
+      return { first_of(batch, r.args.batch), crops.draw(first_of(batch, beside)) }
+    end or nil,
+    evaluate = function(step, m)
       M.use(painter, m.network, m.text_encoder)
       return evaluate(step)
-    end }))
+    end })
   M.use(painter, averaged.network, averaged.text_encoder)
   hub.save_pipeline(scenes.folder(r, seed), painter.pipeline)
+end
+
+--- Tunes the decoder of a painter's autoencoder for the scenes that it draws, which a decoder for all scenes blurs,
+-- with noise on latents up to a tenth; latents stay what they were.
+---@param r Recipe
+---@param painter TextToImage
+---@param seed integer
+---@param steps integer
+---@param side? integer  of the cells that were kept with the latents
+function M.tune_decoder(r, painter, seed, steps, side)
+  local set = setmetatable({ size = r.args.scenes, set = set_of(r.args, "training", { "image" }),
+    latents = data_of(r, painter, side).fields.latents }, Drawn)
+  local loader = ty.data.DataLoader(set, { batch_size = math.min(16, r.args.batch), shuffle = true, seed = seed,
+    drop_last = true, device = r.device })
+  local options = scenes.fit_options(r, seed, { steps = steps, lr = 1e-3, weight_decay = 0, average = 0.99,
+    noise = 0.1, every = 0 })
+  options.folder, options.log = options.folder .. "-decoder", options.log .. "/decoder"
+  ty.manual_seed(seed) -- the same whatever came before
+  local _, averaged = diffusion.autoencoder.fit_decoder(painter.autoencoder, loader, options)
+  painter.autoencoder, painter.pipeline.components.vae = averaged:eval(), averaged
 end
 
 --- Trains a network as part of a pipeline that draws scenes, keeps it, and returns the painter.
@@ -282,14 +374,16 @@ end
 function M.train(r, name, network, scheduler, seed, training)
   local args, cells = r.args, training and training.cells
   local painter = diffusion.TextToImage(M.pipeline(r, name, network, scheduler))
-  local loader = ty.data.DataLoader(data_of(r, painter, cells and cells.side), { batch_size = args.batch,
-    shuffle = true, seed = seed, drop_last = true, device = r.device })
-  M.fit(r, painter, loader, seed, function(step)
+  M.fit(r, painter, data_of(r, painter, cells and cells.side), seed, function(step)
     local drawn = M.measure(r, painter, "validation", math.min(100, args.count))
     r:say("step %d: of what captions ask for objects %.3f, colours %.3f, places %.3f; captions found %.3f", step,
       drawn.object or 0, drawn.colour or 0, drawn.place or 0, drawn.caption)
     return drawn
   end, training)
+  if training and training.decoder then
+    M.tune_decoder(r, painter, seed, training.decoder, cells and cells.side)
+    hub.save_pipeline(scenes.folder(r, seed), painter.pipeline)
+  end
   return painter
 end
 
@@ -302,7 +396,7 @@ end
 ---@param training? PainterTraining
 ---@return RecipeRow[]
 function M.rows(r, name, make, scheduler, training)
-  local drawn, real, combinations = {}, {}, {}
+  local drawn, real, combinations, decoded = {}, {}, {}, {}
   local function note(list, i, shares)
     for kind, share in pairs(shares) do
       list[kind] = list[kind] or {}
@@ -318,6 +412,7 @@ function M.rows(r, name, make, scheduler, training)
     note(drawn, i, of_drawn)
     note(real, i, of_real)
     note(combinations, i, (M.measure(r, painter, "held_out_combinations", r.args.count)))
+    if training and training.decoder then note(decoded, i, M.decoded(r, painter, "validation", r.args.count)) end
     if i == 1 then
       local few = pictures:narrow(0, 0, math.min(24, pictures.shape[1]))
       ty.plot.grid(scenes.pictures(few), { columns = 8, scale = 2 }):save(r:picture(r.name:match "[^/]+$" .. ".png"))
@@ -334,6 +429,7 @@ function M.rows(r, name, make, scheduler, training)
     end
     row((" that captions ask for, share that %s sees"):format(r.args.judge), drawn, bars[kind])
     row(", in real pictures of these captions", real)
+    if decoded[kind] then row(", in these after the autoencoder", decoded) end
     row(", drawn of combinations never seen", combinations)
   end
   for _, list in ipairs { { drawn, "drawn" }, { real, "real pictures" },

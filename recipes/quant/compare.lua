@@ -71,7 +71,7 @@ for name in args.ways:gmatch "[^,]+" do chosen[name] = true end
 local function add(name, apply)
   if args.ways == "" or chosen[name] then ways[#ways + 1] = { name = name, apply = apply } end
 end
-for _, dtype in ipairs { "q8_0", "q6_k", "q4_k", "q4_0", "nf4", "q3_k", "q2_k" } do
+for _, dtype in ipairs { "q8_0", "q6_k", "q4_k", "q4_0", "nf4", "mxfp4", "nvfp4", "q3_k", "q2_k" } do
   add(dtype, function(copy) return quant.quantize(copy, { dtype = dtype }) end)
 end
 local important
@@ -103,7 +103,7 @@ r:say("\n%s", tostring(found))
 
 -- ---- the picture, and what is claimed ----
 
-local families, series = { { "rounding, files' blocks", "^q", "^nf4" }, { "importance, files' blocks", "^imatrix" },
+local families, series = { { "rounding, files' blocks", "^q", "^nf4", "^mxfp4", "^nvfp4" }, { "importance, files' blocks", "^imatrix" },
   { "rounding, grids", "^round" },
   { "HQQ", "^HQQ" }, { "AWQ", "^AWQ" }, { "GPTQ", "^GPTQ %d" }, { "trit-planes", "^trit" } }, {}
 for _, row in ipairs(found.list) do

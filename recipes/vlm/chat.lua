@@ -5,12 +5,14 @@
 -- time: seconds
 --
 -- ./run recipes/vlm/chat.lua --image photo.png --prompt "what is this?"
+-- ./run recipes/vlm/chat.lua --model model.gguf --mmproj mmproj.gguf --image photo.png
 local ty = require "tycho"
 local datasets, vlm, zoo = require "tycho.datasets", require "tycho.vlm", require "tycho.zoo"
 
 local r = ty.recipe.declare {
   args = {
-    { "model", "scene-vlm", "a folder with config.json and weights, or the name of a model of the zoo" },
+    { "model", "scene-vlm", "a folder with config.json and weights, a GGUF file, or the name of a model of the zoo" },
+    { "mmproj", "", "of a GGUF file: the file with the network of pictures" },
     { "image", "", "a PNG, JPEG or WebP file (none: a scene that is drawn)" },
     { "prompt", "what does the picture show?", "what is asked about it" },
     { "max_tokens", 60, "of the answer at most", quick = 12 },
@@ -21,8 +23,8 @@ local r = ty.recipe.declare {
 local args = r.args
 
 local path = args.model
-if not ty.io.stat(path .. "/config.json") then path = zoo.path(path) end
-local chat = vlm.load(path, { device = r.device, dtype = "f32" })
+if not path:find "%.gguf$" and not ty.io.stat(path .. "/config.json") then path = zoo.path(path) end
+local chat = vlm.load(path, { device = r.device, dtype = "f32", mmproj = args.mmproj ~= "" and args.mmproj or nil })
 
 local image = args.image
 if image == "" then
@@ -42,12 +44,12 @@ local answer = chat:generate(messages, { max_tokens = args.max_tokens, temperatu
 io.stdout:write "\n"
 
 -- The most likely answer again, each token from the whole text before it.
-local tokens, pictures = chat:inputs(messages)
+local tokens, pictures, sizes = chat:inputs(messages)
 local greedy = chat:generate(messages, { max_tokens = args.max_tokens })
 local all, last = tokens:to { device = r.device }, chat.model:end_tokens()
 for _ = 1, args.max_tokens do
   local id = ty.no_grad(function()
-    return chat.model(all, { pictures = pictures }):select(1, all.shape[2] - 1):argmax(-1)
+    return chat.model(all, { pictures = pictures, sizes = sizes }):select(1, all.shape[2] - 1):argmax(-1)
   end)
   if id:item() == last then break end
   all = ty.concat({ all, id:reshape(1, 1) }, 1)

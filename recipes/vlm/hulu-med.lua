@@ -18,7 +18,7 @@ local examiner, hulu = zoo.examiner, vlm.hulu
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "steps", 240, "of each model, or of its specialists together", quick = 4 },
+    { "steps", 180, "of each model, or of its specialists together", quick = 4 },
     { "batch", 24, "samples of a step", quick = 4 },
     { "lr", 2e-3, "peak learning rate" },
     { "training", 600, "studies and clips to learn from", quick = 4 },

@@ -59,9 +59,8 @@ for i, seed in ipairs(r.seeds) do
   ty.manual_seed(seed)
   local painter = clips.painter { width = args.width, layers = args.layers, inner = 2 * args.width,
     captions = r.quick and 100 or 4000, words = r.quick and 500 or 768, device = r.device }
-  local loader = ty.data.DataLoader(clips.data(r:path(("latents-%d.safetensors"):format(args.clips)), painter,
-    args.clips), { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true, device = r.device })
-  clips.fit(r, painter, loader, seed, function(step)
+  local set = clips.data(r:path(("latents-%d.safetensors"):format(args.clips)), painter, args.clips)
+  clips.fit(r, painter, set, seed, function(step)
     local found = measure(painter, "validation", math.min(60, args.count), args.count) -- clips that are not counted
     r:say("step %d: the law that captions ask for is seen in %.3f", step, found.law)
     return { law = found.law }

@@ -55,8 +55,10 @@ ty_tensor *ty_npy_read_source(ty_source *s, const char *name, bool copy);
 /* The header of a contiguous tensor, padded to 64 bytes. */
 bool ty_npy_header(ty_tensor *t, ty_bytes *out);
 
-/* Which other format takes a block-quantized dtype, for error texts: NF4 has none. */
-static inline const char *ty_elsewhere(ty_dtype dtype) { return dtype == TY_NF4 ? "" : ", or save as .gguf"; }
+/* Which other format takes a block-quantized dtype, for error texts: NF4 and NVFP4 have none. */
+static inline const char *ty_elsewhere(ty_dtype dtype) {
+  return dtype == TY_NF4 || dtype == TY_NVFP4 ? "" : ", or save as .gguf";
+}
 
 /* ---- images: u8 tensors [channels, height, width]; 1 gray, 2 gray+alpha, 3 RGB, 4 RGBA ---- */
 /* PNG, JPEG or WebP, told apart by their first bytes. channels: 0 as in the file, else 1, 3 or 4 to convert to. */

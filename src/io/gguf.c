@@ -27,7 +27,7 @@ static const format formats[FORMATS] = {
   [24] = { "I8", 1, 1, TY_I8 },         [25] = { "I16", 1, 2, TY_I16 },      [26] = { "I32", 1, 4, TY_I32 },
   [27] = { "I64", 1, 8, TY_I64 },       [28] = { "F64", 1, 8, TY_F64 },      [29] = { "IQ1_M", 256, 56, -1 },
   [30] = { "BF16", 1, 2, TY_BF16 },     [34] = { "TQ1_0", 256, 54, -1 },     [35] = { "TQ2_0", 256, 66, -1 },
-  [39] = { "MXFP4", 32, 17, -1 },       [40] = { "NVFP4", 64, 36, -1 },
+  [39] = { "MXFP4", 32, 17, TY_MXFP4 }, [40] = { "NVFP4", 64, 36, -1 },
 };
 
 typedef struct reader {
@@ -286,7 +286,7 @@ ty_tensor *ty_gguf_get(const ty_gguf *g, size_t i, bool copy) {
   if (t->dtype < 0) {
     ty_fail(TY_EUNSUPPORTED,
             "gguf: tensor %s is %s, which Tycho does not have; it reads F32 F16 BF16 F64 I8 I16 I32 I64 Q8_0 "
-            "Q4_0 Q2_K Q3_K Q4_K Q6_K",
+            "Q4_0 Q2_K Q3_K Q4_K Q6_K MXFP4",
             ty_quote(t->name, t->name_size), t->format);
     return NULL;
   }

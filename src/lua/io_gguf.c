@@ -63,7 +63,7 @@ static int missing_tensor(lua_State *L) {
   return luaL_error(
       L,
       "gguf: tensor \"%s\" is %s, which Tycho does not have; it reads F32 F16 BF16 F64 I8 I16 I32 I64 Q8_0 "
-      "Q4_0 Q2_K Q3_K Q4_K Q6_K",
+      "Q4_0 Q2_K Q3_K Q4_K Q6_K MXFP4",
       lua_tostring(L, 2), lua_tostring(L, -1));
 }
 

@@ -399,7 +399,8 @@ static int to(lua_State *L) {
       if (strncmp(name, "cuda", 4) == 0) return luaL_error(L, "to: %s", ty_error());
       return luaL_error(
           L,
-          "to: \"%s\" is neither a dtype (f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool q8_0 q4_0 q2_k q3_k q4_k q6_k nf4) "
+          "to: \"%s\" is neither a dtype (f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool q8_0 q4_0 q2_k q3_k q4_k q6_k nf4 "
+          "mxfp4 nvfp4) "
           "nor a device (cpu meta cuda)",
           name);
     }

@@ -9,7 +9,7 @@ bool fwd_quantize(ty_call *c) {
   ty_tensor *x = a->x.t;
   if (!ty_check_floats(c, 0)) return false;
   if (a->dtype.i == TY_DTYPE_DEFAULT || !ty_is_quantized((ty_dtype)a->dtype.i))
-    return ty_op_fail(c, TY_EINVAL, "dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k or nf4, got %s",
+    return ty_op_fail(c, TY_EINVAL, "dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, nf4, mxfp4 or nvfp4, got %s",
                       a->dtype.i == TY_DTYPE_DEFAULT ? "none" : ty_dtype_name[a->dtype.i]);
   ty_tensor *importance = a->importance.t;
   if (importance) {
@@ -29,7 +29,8 @@ bool fwd_dequantize(ty_call *c) {
   const ty_dequantize_args *a = TY_ARGS(dequantize, c);
   ty_tensor *x = a->x.t;
   if (!ty_is_quantized(ty_dtype_of(x)))
-    return ty_op_fail(c, TY_EINVAL, "x: expected a block-quantized tensor (q8_0 q4_0 q2_k q3_k q4_k q6_k nf4), got %s",
+    return ty_op_fail(c, TY_EINVAL,
+                      "x: expected a block-quantized tensor (q8_0 q4_0 q2_k q3_k q4_k q6_k nf4 mxfp4 nvfp4), got %s",
                       ty_describe(x));
   ty_dtype dtype = a->dtype.i == TY_DTYPE_DEFAULT ? TY_F32 : (ty_dtype)a->dtype.i;
   if (!ty_is_float(dtype))

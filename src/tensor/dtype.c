@@ -18,7 +18,7 @@ bool ty_dtype_parse(const char *name, ty_dtype *out) {
   return ty_fail(
       TY_EINVAL,
       "unknown dtype \"%s\"; expected f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool, or block-quantized q8_0 q4_0 q2_k "
-      "q3_k q4_k q6_k nf4",
+      "q3_k q4_k q6_k nf4 mxfp4 nvfp4",
       name);
 }
 

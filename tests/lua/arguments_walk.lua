@@ -44,7 +44,7 @@ local skipped = {
   ["zoo.judge"] = "the same",
   ["zoo.painter"] = "the same",
   ["zoo.answerer"] = "the same", ["zoo.watcher"] = "the same", ["zoo.describer"] = "the same",
-  ["zoo.canvas"] = "the same", ["zoo.workloads"] = "the same", ["zoo.clips"] = "the same",
+  ["zoo.canvas"] = "the same", ["zoo.workloads"] = "the same", ["zoo.clips"] = "the same", ["zoo.crops"] = "the same",
   ["zoo.yardstick"] = "the same: a call loads models",
   ["models.layers"] = layers, ["models.rotary"] = layers, ["models.classifier"] = layers,
   ["diffusion.solver.frame"] = sampling, ["diffusion.guidance.rescale"] = sampling,

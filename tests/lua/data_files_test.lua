@@ -108,7 +108,42 @@ test("streams", function()
   equal(#list_of(s:batch(4, { drop_last = true })), 2)
   fails(function() list_of(s:map(function() end)) end, "Stream:map: fn: expected a value for each item, got nil")
   fails(function() s:take(-1) end, "Stream:take: count")
+  local tables = s:map(function(i) return { i } end)
+  fails(function()
+    for _ in tables do list_of(tables:take(1)) end -- of its own
+    for _ in tables do
+      for _ in tables do list_of(tables) end
+    end
+  end, "Stream: another loop has gone over this stream")
   fails(function() data.stream(3) end, "data.stream: make: expected a function, got 3")
+end)
+
+test("streams made ahead by a thread", function()
+  local s = counter(10)
+  local ahead = s:map(function(i) return { x = (require "tycho").full({ 3 }, i), id = i } end):batch(4):prefetch()
+  for _ = 1, 2 do -- a second loop begins at the front
+    local all = {}
+    for batch in ahead do table.move(batch.id:tolist(), 1, batch.id:numel(), #all + 1, all) end
+    equal(all, list_of(s))
+  end
+  equal(ahead()().x:sum(1):tolist(), { 3, 6, 9, 12 })
+  equal(#list_of(ahead), 3, "after a loop that was left")
+  -- Orders go on from loop to loop there as they do here.
+  local here, there = s:shuffle(4, 1), s:shuffle(4, 1):prefetch(3)
+  for _ = 1, 3 do equal(list_of(there), list_of(here)) end
+  equal(list_of(s:take(0):prefetch()), {})
+  equal(list_of(s:prefetch(100):filter(function(i) return i > 8 end)), { 9, 10 })
+  local broken = s:map(function(i) return i < 3 and i or error "no third" end):prefetch()
+  local seen = {}
+  fails(function() for i in broken do seen[#seen + 1] = i end end, "no third")
+  equal(seen, { 1, 2 })
+  fails(function()
+    local first = ahead()
+    first()
+    ahead()
+    first()
+  end, "Stream:prefetch: another loop has begun")
+  fails(function() s:prefetch(0) end, "Stream:prefetch: count: expected an integer in [1, 65536], got 0")
 end)
 
 test("lines of JSON", function()

@@ -104,6 +104,13 @@ test("making tensors", function()
   equal(x:new_full({ 2 }, 7):tolist(), { 7, 7 })
   equal(x:clone():zero_():sum():item(), 0)
   equal({ x:dim(), x:nelement() }, { 2, 6 })
+  equal({ x:cpu():tolist(), tostring(x:cpu().device) }, { x:tolist(), "cpu" })
+  check.fails(function() x:cuda(-1) end, "cuda: index: expected an integer >= 0 or nil, got -1")
+  if not ty.device_available "cuda" then check.fails(function() x:cuda() end, "cuda") end
+  local module = ty.nn.ReLU()
+  module:register_buffer("scale", ty.ones(2))
+  module:register_parameter("weight", ty.ones(3))
+  equal({ module:state_dict().scale.shape, #module:parameters() }, { { 2 }, 1 })
   equal(ty.tensor({ 3, 1, 2 }):msort():tolist(), { 1, 2, 3 })
 end)
 

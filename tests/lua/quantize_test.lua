@@ -24,13 +24,50 @@ test("all of ggml's formats decode as the reference does, bit for bit", function
   end
 end)
 
+test("mxfp4 and the blocks of nvfp4 decode as ggml's do, bit for bit; rows of nvfp4 have a factor", function()
+  ok(bytes(from(bytes(fixture.mxfp4_blocks), "mxfp4", { 6, 512 }):to "f32") == bytes(fixture.mxfp4_values))
+  local blocks, rows = bytes(fixture.nvfp4_blocks), {}
+  for _, factor in ipairs { 1.0, 0.25 } do
+    for i = 0, 5 do rows[i + 1] = string.pack("<f", factor) .. blocks:sub(i * 288 + 1, i * 288 + 288) end
+    local x = from(table.concat(rows), "nvfp4", { 6, 512 }):to "f32"
+    ok(bytes(x) == bytes(fixture.nvfp4_values * factor), "factor " .. factor)
+  end
+end)
+
+test("mxfp4 loses no more than ggml's encoder; both encode what quant.fp4 computes", function()
+  local fp4 = require("tycho.quant").fp4
+  ok(rms(fixture.x:to "mxfp4":to "f32" - fixture.x) <= rms(fixture.mxfp4_of_x - fixture.x) * (1 + 1e-6))
+  ty.manual_seed(9)
+  local x = ty.randn(5, 256) * ty.rand(5, 1):mul(12):sub(6):exp()
+  ok(x:to "mxfp4":to "f32":eq((fp4.quantize(x, { scale = "e8m0", block = 32 }))):all():item(), "mxfp4")
+  for i = 0, 4 do
+    local row = x:narrow(0, i, 1)
+    local want = fp4.quantize(row, { scale = "e4m3", block = 16, tensor = true })
+    check.close((row:to "nvfp4":to "f32" - want):abs():max():item(), 0, row:abs():max():item() * 1e-6, "nvfp4")
+  end
+  local ties = ty.tensor { 6, -6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -0.25, -0.75, -5, 5.1, 0.26, 0, -3.5 }:tile(2)
+  check.close(ties:reshape(1, 32):to "mxfp4":to "f32":tolist()[1], ty.tensor { 6, -6, 0, 1, 1, 2, 2, 4, 4, 0, -1, -4, 6,
+    0.5, 0, -4 }:tile(2):tolist(), 0)
+end)
+
+test("importance: mxfp4 and nvfp4 take a neighbour of the scale where that loses less", function()
+  ty.manual_seed(10)
+  local x, w = ty.randn(16, 512), ty.rand(512):mul(6):exp()
+  for _, dtype in ipairs { "mxfp4", "nvfp4" } do
+    local function loss(y) return ((y:to "f32" - x):square() * w):sum():item() end
+    local with, without = loss(x:quantize(dtype, w)), loss(x:to(dtype))
+    ok(with < 0.97 * without, ("%s: %g of %g"):format(dtype, with, without))
+    ok(bytes(x["3:4"]:quantize(dtype, w)) == bytes(x:quantize(dtype, w)["3:4"]), dtype)
+  end
+end)
+
 test("errors of encoding random normal numbers, and bytes", function()
   ty.manual_seed(1)
   local x = ty.randn(8, 32768)
   for dtype, want in pairs { -- rms error, bits of an element
     q8_0 = { 0.0055, 8.5 }, q4_0 = { 0.088, 4.5 }, q2_k = { 0.33, 2.625 },
     q3_k = { 0.165, 3.4375 }, q4_k = { 0.073, 4.5 }, q6_k = { 0.0185, 6.5625 },
-    nf4 = { 0.0925, 4.127 },
+    nf4 = { 0.0925, 4.127 }, mxfp4 = { 0.115, 4.25 }, nvfp4 = { 0.0955, 4.501 },
   } do
     local y = x:to(dtype)
     equal(y.dtype, dtype)
@@ -53,7 +90,7 @@ test("nf4 keeps its levels", function()
 end)
 
 test("blocks with NaN or infinity do not decode to numbers; zeros stay zeros", function()
-  for dtype in pairs { q8_0 = 1, q4_0 = 1, q2_k = 1, q3_k = 1, q4_k = 1, q6_k = 1, nf4 = 1 } do
+  for dtype in pairs { q8_0 = 1, q4_0 = 1, q2_k = 1, q3_k = 1, q4_k = 1, q6_k = 1, nf4 = 1, mxfp4 = 1, nvfp4 = 1 } do
     local x = ty.ones(2, 256)
     x:select(0, 1):slice(0, 3, 4):fill_(0 / 0)
     local y = x:to(dtype):to "f32"
@@ -65,7 +102,7 @@ end)
 
 test("views of whole rows", function()
   ty.manual_seed(2)
-  for dtype in pairs { q8_0 = 1, q4_0 = 1, q2_k = 1, q3_k = 1, q4_k = 1, q6_k = 1, nf4 = 1 } do
+  for dtype in pairs { q8_0 = 1, q4_0 = 1, q2_k = 1, q3_k = 1, q4_k = 1, q6_k = 1, nf4 = 1, mxfp4 = 1, nvfp4 = 1 } do
     local q = ty.randn(8, 512):to(dtype)
     local x = q:to "f32"
     ok(q["2:5"]:to "f32":eq(x["2:5"]):all():item(), dtype .. " slice")
@@ -100,6 +137,7 @@ test("what they are not for is an error", function()
   fails(function() return ty.io.save_npy("/dev/null", q) end,
     "has no q8_0; convert to f32 first, or save as .gguf")
   fails(function() return ty.io.save_npy("/dev/null", ty.ones(2, 64):to "nf4") end, "has no nf4; convert to f32 first$")
+  fails(function() return ty.io.save_npy("/dev/null", ty.ones(2, 64):to "nvfp4") end, "has no nvfp4; convert to f32")
 end)
 
 test("printing, values, copies, another format, meta", function()
@@ -122,7 +160,8 @@ local sizes = {
   { 2, 3, 64 }, { 20, 5, 320 }, { 7, 5, 576 }, { 1, 6, 17408 }, { 2, 6, 9216 }, { 4, 9, 1280 }, { 6, 5, 3072 },
 }
 local function each_product(f)
-  for dtype, block in pairs { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64 } do
+  for dtype, block in pairs { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64,
+    mxfp4 = 32, nvfp4 = 64 } do
     for _, size in ipairs(sizes) do
       local m, n, k = table.unpack(size)
       if k % block == 0 then
@@ -155,7 +194,7 @@ test("products: groups of very small and large numbers, weights of zeros, far fr
     for i = 1, rows * groups do f[i] = list[(i - 1) % #list + 1] end
     return ty.tensor(f):reshape(rows, groups, 1):expand(rows, groups, 32):reshape(rows, groups * 32)
   end
-  for _, dtype in ipairs { "q4_0", "q8_0", "q4_k", "q6_k" } do
+  for _, dtype in ipairs { "q4_0", "q8_0", "q4_k", "q6_k", "mxfp4", "nvfp4" } do
     for _, xs in ipairs { { 1 }, { 1, 1e-5, 1e7, 0, 3e-3 }, { 1e-18, 1, 1e-25 }, { 1e18 }, { 1e-28 } } do
       local function compare(w, what)
         local x = ty.randn(20, 512) * factors(20, 16, xs)

@@ -60,6 +60,11 @@ check.test("methods", function()
     ty.data.DataLoader(ty.data.TensorDataset { x = ty.ones(2) }) }
   objects[#objects + 1] = require("tycho.diffusion").TextToImage(require("tycho.hub").pipeline(check.root ..
     "tests/fixtures/pipelines/sd15"))
+  local vlm, folder = require "tycho.vlm", os.tmpname()
+  os.remove(folder)
+  ty.io.mkdir(folder)
+  objects[#objects + 1] = vlm.gallery(folder, vlm.gallery_encoder(require("tycho.zoo").path "scene-clip"))
+  os.remove(folder)
   local count = 0
   for _, piece in ipairs(code) do
     for name in piece.text:gmatch "%f[%w_][%a_][%w_]*[%w_)%]]*:([%a_][%w_]*)%s*[%({\"]" do

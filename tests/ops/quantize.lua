@@ -5,12 +5,15 @@ return function(row, T)
   local from = T.from
 
   -- The largest error that a code may have, of values up to 2.
-  local error = { q8_0 = 0.008, q4_0 = 0.27, q2_k = 0.8, q3_k = 0.5, q4_k = 0.15, q6_k = 0.07, nf4 = 0.32 }
+  local error = { q8_0 = 0.008, q4_0 = 0.27, q2_k = 0.8, q3_k = 0.5, q4_k = 0.15, q6_k = 0.07, nf4 = 0.32,
+    mxfp4 = 0.52, nvfp4 = 0.4 }
 
   row("quantize", {
     cases = {
       { T { 3, 64 }, "q8_0" }, { T { 2, 2, 32 }, "q8_0" }, { T { 0, 32 }, "q8_0" }, { T { 3, 0 }, "q8_0" },
       { T { 96 }, "q4_0" }, { T { 2, 256 }, "q4_k" }, { T { 512 }, "q6_k" }, { T { 2, 512 }, "q2_k" }, { T { 256 }, "q3_k" }, { T { 3, 192 }, "nf4" },
+      { T { 3, 96 }, "mxfp4" }, { T { 3, 192 }, "nvfp4" }, { T { 2, 0 }, "nvfp4" }, { T { 0, 64 }, "nvfp4" },
+      { T { 3, 64 }, "mxfp4", T { 64, range = { 0.5, 2 } } }, { T { 3, 64 }, "nvfp4", T { 64, range = { 0.5, 2 } } },
       -- With importance; whether the codes lose less: tests/modules/quant/imatrix_test.lua.
       { T { 3, 64 }, "q4_0", T { 64, range = { 0.5, 2 } } }, { T { 2, 256 }, "q4_k", T { 256, range = { 0.5, 2 } } },
       { T { 2, 2, 512 }, "q6_k", T { 512, range = { 0.5, 2 } } }, { T { 512 }, "q2_k", T { 512, range = { 0.5, 2 } } },
@@ -26,7 +29,7 @@ return function(row, T)
     errors = {
       { T { 2, 31 }, "q8_0", match = "multiple of 32, got [2, 31]" }, { T {}, "q8_0", match = "multiple of 32" },
       { T { 2, 128 }, "q4_k", match = "multiple of 256" }, { T { 2, 32 }, "nf4", match = "multiple of 64" },
-      { T { 2, 32 }, "f16", match = "dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k or nf4, got f16" },
+      { T { 2, 32 }, "f16", match = "dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, nf4, mxfp4 or nvfp4, got f16" },
       { T { 2, 32 }, "q4_0", T { 31 }, match = "importance: expected [32] for x" },
       { T { 2, 32 }, "q4_0", T { 2, 32 }, match = "importance: expected [32] for x" },
       { T { 2, 64 }, "nf4", T { 64 }, match = "importance: nf4 has fixed levels and takes none" },
@@ -41,7 +44,8 @@ return function(row, T)
     cases = {
       { T { 3, 64, dtype = "q8_0" } }, { T { 2, 2, 32, dtype = "q4_0" } }, { T { 512, dtype = "q4_k" } },
       { T { 2, 256, dtype = "q2_k" } }, { T { 512, dtype = "q3_k" } },
-      { T { 2, 256, dtype = "q6_k" } }, { T { 2, 192, dtype = "nf4" } }, { T { 0, 32, dtype = "q8_0" } },
+      { T { 2, 256, dtype = "q6_k" } }, { T { 2, 192, dtype = "nf4" } },
+      { T { 3, 96, dtype = "mxfp4" } }, { T { 3, 192, dtype = "nvfp4" } }, { T { 64, dtype = "nvfp4" }, "f16", tol = 2e-3 }, { T { 0, 32, dtype = "q8_0" } },
       { T { 2, 32, dtype = "q8_0" }, "f64" }, { T { 2, 32, dtype = "q8_0" }, "f16", tol = 2e-3 },
     },
     ref = function(x, dtype)
@@ -111,7 +115,9 @@ return function(row, T)
     dtypes = { "f32" }, dtype = "f32",
     cases = {
       { T { 5, 64, dtype = "q8_0" }, T { 3, int = { 0, 5 } } }, { T { 4, 256, dtype = "q4_k" }, T { 2, 2, int = { 0, 4 } } },
-      { T { 4, 64, dtype = "nf4" }, T { int = { 0, 4 } } }, { T { 4, 32, dtype = "q4_0" }, T { 0, int = { 0, 4 } } },
+      { T { 4, 64, dtype = "nf4" }, T { int = { 0, 4 } } },
+      { T { 4, 64, dtype = "nvfp4" }, T { 3, int = { 0, 4 } } }, { T { 4, 32, dtype = "mxfp4" }, T { 3, int = { 0, 4 } } },
+      { T { 4, 32, dtype = "q4_0" }, T { 0, int = { 0, 4 } } },
     },
     ref = function(w, index)
       local shape = table.move(index.shape, 1, #index.shape, 1, {})
@@ -153,6 +159,8 @@ return function(row, T)
       { T { 10, 256 }, T { 4, 256, dtype = "q2_k" }, T { 4 } }, { T { 9, 256 }, T { 33, 256, dtype = "q3_k" } },
       { T { 11, 128 }, T { 4, 128, dtype = "nf4" }, T { 4 } }, { T { 2, 64 }, T { 4, 64, dtype = "nf4" } },
       { T { 0, 64 }, T { 5, 64, dtype = "q8_0" }, T { 5 } }, { T { 17, 96 }, T { 33, 96, dtype = "q8_0" } },
+      { T { 96 }, T { 5, 96, dtype = "mxfp4" }, T { 5 } }, { T { 17, 96 }, T { 33, 96, dtype = "mxfp4" } },
+      { T { 3, 192 }, T { 5, 192, dtype = "nvfp4" }, T { 5 } }, { T { 17, 64 }, T { 33, 64, dtype = "nvfp4" } },
     },
     ref = function(x, w, bias) return product(x, w, bias) end,
     tol = rounds,
@@ -171,6 +179,7 @@ return function(row, T)
       { T { 2, 2, 9 }, T { 9, 256, dtype = "q4_k" } }, { T { 33, 9 }, T { 9, 96, dtype = "q4_0" } },
       { T { 3, 5 }, T { 5, 256, dtype = "q6_k" } }, { T { 3, 5 }, T { 5, 256, dtype = "q2_k" } },
       { T { 2, 9 }, T { 9, 512, dtype = "q3_k" } }, { T { 0, 5 }, T { 5, 64, dtype = "q8_0" } },
+      { T { 3, 5 }, T { 5, 96, dtype = "mxfp4" } }, { T { 9, 5 }, T { 5, 64, dtype = "nvfp4" } },
     },
     ref = function(g, w) return product(g, w, nil, true) end,
     tol = { f32 = 1e-5, f64 = 1e-5, f16 = 4e-3, bf16 = 4e-2 }, -- f64 is computed in f32
@@ -227,6 +236,46 @@ return function(row, T)
       { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 4, 1 }, 10, match = "scales: expected [1, 4, 2] for trits" },
       { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 4, 2 }, 0, match = "group: expected at least 1, got 0" },
       { T { 3, 0 }, trits(0, 4, 2, 2), T { 0, 4, 2 }, 10, match = "x: expected [..., k] with k above 0" },
+    },
+  })
+
+  -- Entries of a codebook: few rows of x and many, entries of each length that has a loop of its own and of another,
+  -- rows of codes that are no multiple of eight.
+  local function codes(n, places, top)
+    local v = {}
+    for i = 1, n * places do v[i] = (41 * i + i * i // 3) % top end
+    return T { n, places, values = v, dtype = "u8" }
+  end
+  row("linear_codebook", {
+    cases = {
+      { T { 20 }, codes(3, 5, 9), T { 9, 4 } }, { T { 3, 72 }, codes(5, 9, 256), T { 256, 8 } },
+      { T { 2, 2, 68 }, codes(7, 17, 16), T { 16, 4 } }, { T { 8, 34 }, codes(9, 17, 4), T { 4, 2 } },
+      { T { 7, 12 }, codes(3, 4, 5), T { 5, 3 } }, { T { 1, 9 }, codes(4, 9, 7), T { 7, 1 } },
+      { T { 11, 32 }, codes(6, 8, 12), T { 12, 4 } }, { T { 5, 22 }, codes(2, 2, 3), T { 3, 11 } },
+      { T { 6, 64 }, codes(3, 8, 1), T { 1, 8 } }, { T { 0, 8 }, codes(3, 2, 3), T { 3, 4 } },
+      { T { 2, 8 }, codes(0, 2, 3), T { 3, 4 } }, { T { 2, 0 }, codes(3, 0, 3), T { 3, 4 } },
+    },
+    ref = function(x, index, entries)
+      local d = entries.shape[2]
+      local shape = table.move(x.shape, 1, #x.shape, 1, {})
+      local k = shape[#shape]
+      shape[#shape] = index.shape[1]
+      return from(shape, function(at)
+        local place, n, sum = table.move(at, 1, #at, 1, {}), at[#at], 0.0
+        for i = 0, k - 1 do
+          place[#place] = i
+          sum = sum + T.at(x, place) * T.at(entries, { T.at(index, { n, i // d }), i % d })
+        end
+        return sum
+      end)
+    end,
+    tol = { f16 = 2e-2, bf16 = 0.2 }, -- the codebook is rounded as x is
+    errors = {
+      { T { 3, 8 }, T { 4, 2 }, T { 3, 4 }, match = "codes: expected u8 [n, k / d], got" },
+      { T { 3, 9 }, codes(4, 2, 3), T { 3, 4 }, match = "x: expected [..., 8] for codes" },
+      { T { 3, 8 }, codes(4, 2, 3), T { 12 }, match = "codebook: expected" },
+      { T { 3, 8 }, codes(4, 2, 3), T { 257, 4 }, match = "codebook: expected [entries, d] with 1 to 256 entries" },
+      { T { 3, 8 }, codes(4, 2, 9), T { 3, 4 }, match = "out of range" },
     },
   })
 end

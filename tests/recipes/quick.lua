@@ -1,12 +1,12 @@
--- One recipe with --quick: tests/recipes/quick.lua FAMILY/NAME. It must end well, leave its metrics, refuse a mistake,
--- and hold its claims to the bars of its record.
+-- One recipe with --quick: tests/recipes/quick.lua FAMILY/NAME [DEVICE]. It must end well, leave its metrics, refuse a
+-- mistake, and hold its claims to the bars of its record.
 local here = arg and arg[0]:match ".*/" or "tests/recipes/"
 local check = dofile(here .. "../lua/check.lua")
 local ty = require "tycho"
 local head = require "tycho.recipe.head"
 local records = require "tycho.recipe.records"
 
-local name = arg[1] or error("usage: tests/recipes/quick.lua FAMILY/NAME", 0)
+local name = arg[1] or error("usage: tests/recipes/quick.lua FAMILY/NAME [DEVICE]", 0)
 local path = ("%srecipes/%s.lua"):format(check.root, name)
 local root = os.tmpname()
 os.remove(root)
@@ -37,7 +37,7 @@ check.test("--help, and a mistake", function()
 end)
 
 check.test("a quick run", function()
-  check.equal(run(("--quick --threads 1 --out '%s'"):format(root)), true, ty.io.exists(log) and ty.io.read(log))
+  check.equal(run(("--quick --threads 1 --device %s --out '%s'"):format(arg[2] or "cpu", root)), true, ty.io.exists(log) and ty.io.read(log))
   local result = ty.io.load_json(root .. "/metrics.json")
   check.equal(result.recipe, name)
   check.equal(#result.table > 0, true, "a closing table")

@@ -1,5 +1,6 @@
 --- Streams: items one after the other that nobody counts, read as they are wanted. data.stream(make) is gone through
--- from the front by each loop: `for item in stream do`; map, filter, shuffle, take, skip and batch give streams of it.
+-- from the front by each loop: `for item in stream do`; map, filter, shuffle, take, skip, batch and prefetch give
+-- streams of it.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local datasets = require "tycho.data.dataset"
@@ -26,9 +27,14 @@ end
 function Stream:__call(...)
   if select("#", ...) == 0 then return self.make() end
   local _, last = ...
-  if last == nil then self.loop = self.make() end
+  if last == nil then
+    self.loop = self.make()
+  elseif not rawequal(last, self.latest) then
+    arguments.fail "Stream: another loop has gone over this stream; loops within each other need stream() each"
+  end
   local item = self.loop and self.loop()
   if item == nil then self.loop = nil end
+  self.latest = item
   return item
 end
 
@@ -155,6 +161,49 @@ function Stream:batch(size, options)
       end
       if #items == 0 or (#items < size and o.drop_last) then return nil end
       return o.collate(items)
+    end
+  end)
+end
+
+-- In the thread: begins a loop, or goes on with it; nil from its end on.
+local function serve(make)
+  local next
+  return function(begin)
+    if begin then next = make() end
+    local item
+    if next then item = next() end
+    if item == nil then next = nil end
+    return item
+  end
+end
+
+--- The same items, made up to `count` ahead by a thread of its own: what reads, decodes and batches them goes on while
+-- the loop works with others. The thread gets copies of the stream's functions and of what they refer to, as those of
+-- a DataLoader do. One loop at a time.
+---@param count? integer  (2)
+---@return Stream
+function Stream:prefetch(count)
+  count = expect("Stream:prefetch", "count", count == nil and 2 or count, "an integer in [1, 65536]")
+  local thread, latest
+  return wrap(function()
+    thread = thread or ty.thread.new(serve, self.make)
+    while thread:pending() > 0 do -- what a loop that was left has asked for
+      local before, ok, problem = thread:pending(), pcall(thread.receive, thread)
+      if not ok and thread:pending() == before then error(problem, 0) end -- of the thread, not of an item
+    end
+    for k = 1, count do thread:send(k == 1) end
+    local loop, ended = {}, false
+    latest = loop
+    return function()
+      if ended then return nil end
+      if latest ~= loop then
+        arguments.fail "Stream:prefetch: another loop has begun, and there is one at a time"
+      end
+      local ok, item = pcall(thread.receive, thread)
+      ended = not ok or item == nil
+      if not ok then error(item, 0) end
+      if not ended then thread:send(false) end
+      return item
     end
   end)
 end

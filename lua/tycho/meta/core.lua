@@ -3,7 +3,7 @@
 -- tycho.meta; this file, io.lua and tokenizer.lua hold the rest.
 
 ---@alias Dtype "f64"|"f32"|"f16"|"bf16"|"i64"|"i32"|"i16"|"i8"|"u8"|"bool"|Quantized
----@alias Quantized "q8_0"|"q4_0"|"q2_k"|"q3_k"|"q4_k"|"q6_k"|"nf4"
+---@alias Quantized "q8_0"|"q4_0"|"q2_k"|"q3_k"|"q4_k"|"q6_k"|"nf4"|"mxfp4"|"nvfp4"
 ---@alias Device "cpu"|"meta"|string
 
 --- An n-dimensional array that counts from 0. x[i] selects, x["0:8, :, -1"] slices, x[mask] and x[positions] pick, and
@@ -71,9 +71,9 @@ function Tensor:is_contiguous() end
 --- In another dtype or on another device: x:to("f16"), x:to("cpu"), x:to(other), x:to { dtype =, device = }. The tensor
 --- itself when nothing changes. Recorded for gradients. With non_blocking = true a GPU copies from a tensor in pinned
 --- memory while the host goes on: do not change that tensor before the copy is done (it may be released).
---- The block-quantized dtypes q8_0, q4_0, q2_k, q3_k, q4_k, q6_k (ggml's) and nf4 encode the rows of a float tensor,
---- whose last size must be a multiple of 32, 32, 256 (all of _k) or 64; a float dtype decodes them again. Such tensors
---- have views of whole rows, and serve as weights of linear and embedding.
+--- The block-quantized dtypes q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, mxfp4 (ggml's), nf4 and nvfp4 encode the rows of a
+--- float tensor, whose last size must be a multiple of 32 (q8_0, q4_0, mxfp4), 256 (all of _k) or 64; a float dtype
+--- decodes them again. Such tensors have views of whole rows, and serve as weights of linear and embedding.
 ---@param what Dtype|Device|Tensor|{dtype?: Dtype, device?: Device, non_blocking?: boolean}
 ---@param options? {non_blocking?: boolean}
 ---@return Tensor

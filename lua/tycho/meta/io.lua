@@ -39,10 +39,10 @@ function ty.io.load_torch(path, options) end
 function ty.io.save_safetensors(path, tensors, metadata, options) end
 
 --- A GGUF file (versions 2 and 3; ggml's docs/gguf.md), the tensors mapped, not copied: f32, f16, bf16, f64, i8 to i64,
---- q8_0, q4_0, q2_k, q3_k, q4_k and q6_k, sizes in our order (the reverse of ggml's). Asking for a tensor of another
---- format is an error that names it. Metadata values are Lua values, arrays lists; a u64 above 2^63 comes as a float.
---- The third result has the file's `version` and `alignment`, `types` (of metadata: "u32", of arrays "u32[]") and
---- `tensors`, a list of { name, format, shape, offset, bytes } in the order of the file.
+--- q8_0, q4_0, q2_k, q3_k, q4_k, q6_k and mxfp4, sizes in our order (the reverse of ggml's). Asking for a tensor of
+--- another format is an error that names it. Metadata values are Lua values, arrays lists; a u64 above 2^63 comes as a
+--- float. The third result has the file's `version` and `alignment`, `types` (of metadata: "u32", of arrays "u32[]")
+--- and `tensors`, a list of { name, format, shape, offset, bytes } in the order of the file.
 ---@param path string
 ---@param options? {mmap?: boolean}
 ---@return table<string, Tensor>, table<string, any>, table

@@ -170,6 +170,17 @@ function Module:parameter(name, tensor)
   return tensor
 end
 
+--- Module:buffer, by PyTorch's name.
+---@param name string
+---@param tensor Tensor
+---@param options? {persistent: boolean}
+function Module:register_buffer(name, tensor, options) return self:buffer(name, tensor, options) end
+
+--- Module:parameter, by PyTorch's name.
+---@param name string
+---@param tensor Tensor
+function Module:register_parameter(name, tensor) return self:parameter(name, tensor) end
+
 --- All parameters as a list, in the order of assignment, each once even when shared.
 ---@return Tensor[]
 function Module:parameters()

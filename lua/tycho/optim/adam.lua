@@ -29,13 +29,16 @@ local function adam(decoupled)
     end,
     step = function(kind, group, batch, lr, clip)
       if kind == "bits8" then
+        if group.stochastic then
+          require("tycho.arguments").fail "Adam: stochastic: expected false with bits = 8, got true"
+        end
         ty.adam_8bit_(batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.scales, batch.averages, lr,
           group.beta1, group.beta2, group.eps, group.weight_decay, decoupled, clip.scale, clip.limit, clip.weight,
           batch.step, clip.control)
       else
         ty.adam_(batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.averages, lr, group.beta1,
           group.beta2, group.eps, group.weight_decay, decoupled, clip.scale, clip.limit, clip.weight, batch.step,
-          clip.control)
+          group.stochastic, clip.control)
       end
     end,
   }

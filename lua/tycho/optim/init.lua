@@ -20,17 +20,18 @@ local function zeros(p) return ty.zeros_like(p) end
 -- whose settings are their own, a schedule among them.
 
 --- Stochastic gradient descent. parameters: a module, a list of tensors, or a list of groups { params =, lr = ... }.
--- options: lr (0.01), momentum, dampening, weight_decay, nesterov; clip_norm, clip_value, schedule, ema.
+-- options: lr (0.01), momentum, dampening, weight_decay, nesterov, stochastic (see Adam); clip_norm, clip_value,
+-- schedule, ema.
 ---@type fun(parameters: Module|Tensor[]|Tensor|table[], options?: table): Optimizer
 optim.SGD = Optimizer.define("SGD",
-  { lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false }, {
+  { lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false, stochastic = false }, {
     setting = function(group) return group.momentum ~= 0 end,
     kind = function(group) return group.momentum ~= 0 and "momentum" or "plain" end,
     slots = { plain = {}, momentum = { momentum_buffer = zeros } },
     step = function(_, group, batch, lr, clip)
       ty.sgd_(batch.params, batch.grads, batch.momentum_buffer or {}, batch.averages, lr, group.momentum,
         group.dampening, group.weight_decay, group.nesterov, clip.scale, clip.limit, clip.weight, batch.step,
-        clip.control)
+        group.stochastic, clip.control)
     end,
   })
 
@@ -38,27 +39,32 @@ optim.SGD = Optimizer.define("SGD",
 -- options: lr (1e-3), beta1 (0.9), beta2 (0.999), eps (1e-8), weight_decay; bits (32; 8: the moments of parameters of
 -- 4096 elements and more are quantized block by block, a quarter of the memory, Dettmers et al. 2022; groups may
 -- differ: embeddings are best left at 32), paged (false; true: the moments of such parameters lie in memory that gives
--- way when there is little, see Tensor:page_memory, Dettmers et al. 2023); clip_norm, clip_value, schedule, ema.
+-- way when there is little, see Tensor:page_memory, Dettmers et al. 2023), stochastic (false; true: parameters in half
+-- precision that have no f32 copy are rounded up or down with chances that keep the mean, so that steps below half of
+-- their last place are not lost, Gupta et al. 2015; not with 8 bits); clip_norm, clip_value, schedule, ema.
 ---@type fun(parameters: Module|Tensor[]|Tensor|table[], options?: table): Optimizer
 optim.Adam = Optimizer.define("Adam",
-  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, bits = 32, paged = false }, adam(false))
+  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, bits = 32, paged = false,
+    stochastic = false }, adam(false))
 
 --- AdamW: the decay is taken from the weights themselves. Loshchilov and Hutter 2019. Options as Adam's, weight_decay
 -- 0.01.
 ---@type fun(parameters: Module|Tensor[]|Tensor|table[], options?: table): Optimizer
 optim.AdamW = Optimizer.define("AdamW",
-  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01, bits = 32, paged = false }, adam(true))
+  { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01, bits = 32, paged = false,
+    stochastic = false }, adam(true))
 
 --- Lion: the sign of an average of the gradients, decoupled decay; wants a rate 3 to 10 times smaller and a decay as
 -- much larger than AdamW. Chen et al. 2023.
--- options: lr (1e-4), beta1 (0.9), beta2 (0.99), weight_decay; clip_norm, clip_value, schedule, ema.
+-- options: lr (1e-4), beta1 (0.9), beta2 (0.99), weight_decay, stochastic (see Adam); clip_norm, clip_value, schedule,
+-- ema.
 ---@type fun(parameters: Module|Tensor[]|Tensor|table[], options?: table): Optimizer
-optim.Lion = Optimizer.define("Lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0 }, {
+optim.Lion = Optimizer.define("Lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0, stochastic = false }, {
   kind = function() return "plain" end,
   slots = { plain = { exp_avg = zeros } },
   step = function(_, group, batch, lr, clip)
     ty.lion_(batch.params, batch.grads, batch.exp_avg, batch.averages, lr, group.beta1, group.beta2,
-      group.weight_decay, clip.scale, clip.limit, clip.weight, batch.step, clip.control)
+      group.weight_decay, clip.scale, clip.limit, clip.weight, batch.step, group.stochastic, clip.control)
   end,
 })
 

@@ -7,9 +7,10 @@ local describe = require "tycho.hub.gguf.metadata"
 
 local M = {}
 
-local blocks = { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256 }
+local blocks = { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, mxfp4 = 32 }
 -- general.file_type
-local file_types = { f32 = 0, f16 = 1, q4_0 = 2, q8_0 = 7, q2_k = 10, q3_k = 11, q4_k = 15, q6_k = 18, bf16 = 32 }
+local file_types = { f32 = 0, f16 = 1, q4_0 = 2, q8_0 = 7, q2_k = 10, q3_k = 11, q4_k = 15, q6_k = 18, bf16 = 32,
+  mxfp4 = 38 }
 
 -- model_type -> architecture, and whether llama.cpp wants neighbouring pairs in the rows of queries and keys.
 local architectures = {
@@ -36,7 +37,8 @@ local function dtype_for(name, t, wanted, tied)
   end
   local columns = t.shape[t.ndim]
   local head = name == "output.weight" or (tied and name == "token_embd.weight")
-  if head and wanted:find "^q[234]_k$" then wanted = "q6_k" elseif head and wanted == "q4_0" then wanted = "q8_0" end
+  if head and wanted:find "^q[234]_k$" then wanted = "q6_k" end
+  if head and (wanted == "q4_0" or wanted == "mxfp4") then wanted = "q8_0" end
   for _, dtype in ipairs { wanted, "q8_0" } do
     if not blocks[dtype] or columns % blocks[dtype] == 0 then return dtype end
   end
@@ -123,9 +125,10 @@ local function write(who, model, path, folder, file_type, kind_of, importance)
   return report
 end
 
---- Writes a published model (a Hugging Face folder) as a GGUF file. dtype: q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, or f32,
---- f16, bf16; rows that are no whole blocks take q8_0 or f16, vectors stay f32. Families: Llama, Mistral, Qwen2, Qwen3,
---- GPT-2, T5, and of BERT the encoder, without a pooler or a head. A tokenizer.json in the folder is written as well.
+--- Writes a published model (a Hugging Face folder) as a GGUF file. dtype: q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, mxfp4,
+--- or f32, f16, bf16; rows that are no whole blocks take q8_0 or f16, vectors stay f32. Families: Llama, Mistral,
+--- Qwen2, Qwen3, GPT-2, T5, and of BERT the encoder, without a pooler or a head. A tokenizer.json in the folder is
+--- written as well.
 ---@param folder string
 ---@param path string  of the GGUF file
 ---@param dtype string
@@ -137,7 +140,7 @@ function M.convert(folder, path, dtype, options)
   local o = ty.nn.options("quant.convert", options, { importance = ty.nn.none }, { importance = "a table" })
   check_importance("quant.convert", o.importance)
   if not file_types[dtype] then
-    error(("quant.convert: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, f32, f16 or bf16, got %s"):format(
+    error(("quant.convert: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, mxfp4, f32, f16 or bf16, got %s"):format(
       tostring(dtype)), 2)
   end
   return write("quant.convert", loader.load(folder), path, folder, dtype, function(name, t, tied)
@@ -160,12 +163,14 @@ function M.save(model, path, options)
   expect("quant.save", "path", path, "a string")
   check_importance("quant.save", o.importance)
   if not file_types[o.dtype] then
-    error(("quant.save: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, f32, f16 or bf16, got %s"):format(
+    error(("quant.save: dtype: expected q8_0, q4_0, q2_k, q3_k, q4_k, q6_k, mxfp4, f32, f16 or bf16, got %s"):format(
       tostring(o.dtype)), 2)
   end
   local most, counts = o.dtype, {}
   for name, t in pairs(model:state_dict()) do
-    if t.dtype == "nf4" then error(("quant.save: GGUF has no nf4, in which %s is"):format(name), 2) end
+    if t.dtype == "nf4" or t.dtype == "nvfp4" then
+      error(("quant.save: GGUF has no %s, in which %s is"):format(t.dtype, name), 2)
+    end
     if blocks[t.dtype] then
       counts[t.dtype] = (counts[t.dtype] or 0) + t:numel()
       if counts[t.dtype] > (counts[most] or 0) then most = t.dtype end

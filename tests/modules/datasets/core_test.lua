@@ -31,6 +31,15 @@ check.test("names that are not there", function()
   check.fails(function() datasets.path("photos") end, "datasets.path: file: expected a string, got nil")
 end)
 
+check.test("an empty set says that it is empty", function()
+  for _, name in ipairs { "scenes", "clips", "arm", "volumes" } do
+    local set = datasets.load(name, { length = 0 })
+    check.equal(#set, 0)
+    check.fails(function() set:batch { 0 } end, "the set is empty, got 0")
+    check.fails(function() set:get(0) end, "the set is empty, got 0")
+  end
+end)
+
 check.test("pixels and bytes: there and back, rounded and cut off", function()
   local all = ty.arange(256):to "u8"
   check.ok(datasets.bytes(datasets.pixels(all)):eq(all):all():item())

@@ -52,6 +52,30 @@ check.test("training lowers the error; the scale gives latents of unit variance"
   check.close(m:unscale(m:scale(z)):tolist(), z:tolist(), 1e-4)
 end)
 
+check.test("a decoder is tuned: better pictures of the same latents, its own or those that are given", function()
+  local m = model()
+  autoencoder.set_scale(m, images, { count = 12, batch = 12 })
+  local x = autoencoder.pictures(images.fields.image)
+  local before, psnr = m:encode(x):mode(), autoencoder.psnr(m, images, { count = 12 })
+  local loader = ty.data.DataLoader(images, { batch_size = 6, shuffle = true })
+  local _, tuned = autoencoder.fit_decoder(m, loader, { steps = 40, lr = 3e-3, quiet = true, average = 0.8 })
+  check.close(tuned:encode(x):mode():tolist(), before:tolist(), 1e-6)
+  check.close(m:encode(x):mode():tolist(), before:tolist(), 1e-6)
+  local after = autoencoder.psnr(tuned, images, { count = 12 })
+  check.ok(after > psnr + 0.5, ("%.1f to %.1f dB"):format(psnr, after))
+  for name, p in m:named_parameters() do check.ok(p.requires_grad, name) end
+  local given = ty.data.TensorDataset { image = images.fields.image, latents = m:scale(before):detach() }
+  local function losses(set, more)
+    ty.manual_seed(4)
+    local o = { steps = 2, lr = 0, quiet = true }
+    for key, value in pairs(more or {}) do o[key] = value end
+    return (autoencoder.fit_decoder(m, ty.data.DataLoader(set, { batch_size = 12 }), o))
+  end
+  check.close(losses(given), losses(images), 1e-5)
+  check.ok(math.abs(losses(given, { noise = 2 })[1] - losses(given)[1]) > 1e-4)
+  check.fails(function() autoencoder.fit_decoder(m, loader, { noise = -1 }) end, "noise: expected a number >= 0")
+end)
+
 check.test("mistakes are errors", function()
   check.fails(function() autoencoder.loss(ty.nn.Linear(2, 2), ty.ones(1, 3, 8, 8)) end, "expected an autoencoder")
   check.fails(function() autoencoder.psnr(model(), 3) end, "expected a dataset")

@@ -86,9 +86,9 @@ check.test("configs and inputs that cannot be are one clear error", function()
   fails({ vision_use_head = false }, "'vision_config.vision_use_head': expected true, got false")
   fails({ patch_size = 5 }, "SiglipModel: vision_config: patch_size must be at most image_size")
   check.fails(function() model(ty.zeros({ 1, 5 }, { dtype = "i64" }), { pictures = ty.zeros(1, 3, 4, 4) }) end,
-    "Siglip: tokens: expected at most the 4 of max_position_embeddings, got 5")
+    "SiglipModel: tokens: expected at most the 4 of max_position_embeddings, got 5")
   check.fails(function() model(ty.zeros(1, 3), { pictures = ty.zeros(1, 3, 4, 4) }) end,
-    "Siglip: tokens: expected an i64 tensor [n, t], got a tensor [1, 3]")
+    "SiglipModel: tokens: expected an i64 tensor [n, t], got a tensor [1, 3]")
   check.fails(function() model(ty.zeros({ 1, 3 }, { dtype = "i64" })) end, "SiglipModel: pictures: expected a tensor")
 end)
 

@@ -84,9 +84,10 @@ check.test("training in tiles, over three places", function()
   local plain = train(llama(false))
   local losses, parameters = train(llama(true))
   for i, loss in ipairs(losses) do check.close(loss, plain[i], 1e-4, "as with whole layers") end
-  for ahead = 0, 3 do
+  for number = 0, 7 do
+    local ahead, steps_within = number % 4, number > 3
     local theirs, others = train(llama(true), { parameters = "host", gradients = "file", moments = "file",
-      smallest = 512, policy = offload.zero_infinity { window = 4, ahead = ahead } })
+      smallest = 512, policy = offload.zero_infinity { window = 4, ahead = ahead, within = steps_within } })
     check.equal(theirs, losses)
     local differ = 0
     for i, p in ipairs(parameters) do differ = differ + (p:equal(others[i]) and 0 or 1) end

@@ -244,4 +244,22 @@ check.test("mistakes", function()
 end)
 
 scratch.clean()
+check.test("2:4 keeps what torch's WeightNormSparsifier keeps; reports; what is refused", function()
+  local fixture = ty.io.load_npz(check.root .. "tests/fixtures/fp4.npz")
+  local function with(x)
+    local model = ty.nn.Sequential { ty.nn.Linear(256, 6) }
+    ty.no_grad(function() model[1].weight:copy_(x) end)
+    return model
+  end
+  local model, report = prune.magnitude(with(fixture.x), { pattern = "2:4", targets = "" })
+  check.equal(model[1].weight:detach():ne(0):to "u8":tolist(), fixture.mask24:tolist())
+  check.equal(report.parameters, 1536)
+  check.equal({ report.sparsity, report[1].sparsity, report[1].name }, { 0.5, 0.5, "0" })
+  check.equal({ report.dense, report.bytes }, { 3072, 1536 + 192 })
+  local broken = fixture.x:clone()
+  broken["3, 7"] = 0 / 0
+  check.fails(function() prune.magnitude(with(broken), { sparsity = 0.5, targets = "" }) end,
+    "prune.magnitude: 0: a weight is not finite")
+end)
+
 check.finish()

@@ -305,4 +305,38 @@ check.test("a tensor without dimensions is refused by name", function()
   check.fails(function() require("tycho.quant").fp4.quantize(ty.ones({})) end, "quant.fp4.quantize: x: expected")
 end)
 
+local fixture = ty.io.load_npz(check.root .. "tests/fixtures/fp4.npz")
+
+check.test("MXFP4 and NVFP4 are those of torchao, bit for bit, and of files with codes and scales apart", function()
+  local x = fixture.x
+  local mx = { scale = "e8m0", block = 32 }
+  check.equal(fp4.quantize(x, mx):tolist(), fixture.mx_values:tolist())
+  check.equal(x:to "mxfp4":to "f32":tolist(), fixture.mx_values:tolist())
+  local packed = fp4.encode(x, mx)
+  check.equal(packed.scales:tolist(), fixture.mx_scales:tolist())
+  check.equal(ty.io.to_bytes(fp4.tensor(packed)), ty.io.to_bytes(x:to "mxfp4"))
+
+  local nv, factor = { scale = "e4m3", block = 16, tensor = true }, fixture.nv_factor:tolist()[1]
+  local ours = fp4.encode(x, nv)
+  check.close(ours.factor, factor, 1e-7)
+  -- torchao has no scales below the smallest normal number, which the last row, of small weights, would need.
+  check.equal(ours.scales["0:5"]:tolist(), fixture.nv_scales["0:5"]:tolist())
+  local theirs = fp4.tensor { codes = fixture.nv_packed, scales = fixture.nv_scales, factor = factor, options = nv }
+  check.equal(theirs.dtype, "nvfp4")
+  local unit = x:abs():max(1, true)
+  check.close(((theirs:to "f32" - fixture.nv_values) / unit):abs():max():item(), 0, 1e-6)
+  check.close(((fp4.tensor(ours):to "f32" - fixture.nv_values) / unit)["0:5"]:abs():max():item(), 0, 1e-6)
+  -- A factor for each row loses no more than one for all of them, and where rows differ much less.
+  local function lost(y) return ((y - x) / unit):square():mean():item() end
+  check.ok(lost(fp4.tensor(ours):to "f32") < lost(fixture.nv_values))
+  check.ok(lost(x:to "nvfp4":to "f32") < lost(fixture.nv_values))
+
+  check.fails(function() fp4.tensor { codes = packed.codes, scales = packed.scales, options = nv } end,
+    "quant.fp4.tensor: scales: expected u8 %[6, 16%]")
+  check.fails(function() fp4.tensor { codes = packed.codes["0:3, 0:9"], scales = packed.scales, options = mx } end,
+    "quant.fp4.tensor: codes: expected u8")
+  check.fails(function() fp4.tensor { codes = packed.codes, scales = packed.scales, options = { scale = "ue5m3" } } end,
+    "quant.fp4.tensor: options: expected")
+end)
+
 check.finish()

@@ -66,7 +66,7 @@ check.test("bits are those of codes and codebook, and the weight is what codes s
   check.close(report[1].bits, (128 * 4 + 16 * 4 * 16) / 512, 1e-9)
   local layer = model.blocks[1].up
   local value = vector.weight(layer)
-  check.equal(value:tolist(), layer.codebook:index_select(0, layer.codes:to "i64"):reshape(32, 16):tolist())
+  check.equal(value:tolist(), layer.codebook:index_select(0, layer.codes:flatten():to "i64"):reshape(32, 16):tolist())
   local nearest = ty.cdist(w:reshape(-1, 4), layer.codebook):min(1)
   check.close(((value - w):reshape(-1, 4):square():sum(1)):sqrt():tolist(), nearest:tolist(), 1e-3)
   local x = ty.randn(3, 16)

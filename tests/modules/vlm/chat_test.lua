@@ -109,6 +109,34 @@ check.test("what does not fit together is one clear error", function()
   check.fails(function() vlm.load(folder .. "/none") end, "none")
 end)
 
+check.test("a GGUF file and the mmproj file that belongs to it", function()
+  write_processor()
+  local chat = vlm.load(folder)
+  local language, mmproj = folder .. "/language.gguf", folder .. "/mmproj.gguf"
+  hub.save_gguf(chat.model.language_model, language, { tokenizer = folder })
+  hub.mmproj.save(chat.model, mmproj, { dtype = "f32", image_mean = { 0.5, 0.5, 0.5 }, image_std = { 0.5, 0.5, 0.5 } })
+  local plain = "{% for message in messages %}{{ ' ' + message.content + '\\n' }}{% endfor %}"
+  local other = vlm.load(language, { mmproj = mmproj, template = plain })
+  local tokens, pictures = other:inputs(asked(picture))
+  local image = other.model:image_token()
+  check.equal(image, tokenizer.size)
+  local before, behind = tokenizer:encode(" "):tolist(), tokenizer:encode("\nwhat is this?\n"):tolist()
+  local want = table.move({ image, image, image, image }, 1, 4, #before + 1, before)
+  check.equal(tokens:select(0, 0):tolist(), table.move(behind, 1, #behind, #want + 1, want))
+  check.ok((pictures - (picture:to("f32"):unsqueeze(0) / 127.5 - 1)):abs():max():item() < 1e-6)
+  -- The same tokens give the same logits as those of the folder.
+  local own = ty.where(tokens:eq(image), 1, tokens)
+  local difference = other.model(tokens, { pictures = pictures }) - chat.model(own, { pictures = pictures })
+  check.ok(difference:abs():max():item() < 1e-4)
+  check.equal(type(other:generate(asked(picture), { max_tokens = 3 })), "string")
+  check.fails(function() vlm.load(language) end, "expected the option mmproj")
+  check.fails(function() vlm.load(language, { mmproj = mmproj }) end, "has no template of chats")
+  check.fails(function() vlm.load(language, { mmproj = language, template = plain }) end, "expected an mmproj file")
+  check.fails(function() vlm.load(folder, { mmproj = mmproj }) end, "mmproj: goes with a GGUF file")
+  check.fails(function() other:inputs { { role = "user", content = "a <__media__>?" } } end,
+    "expected as many pictures as image tokens in the text, got 0 and 1")
+end)
+
 check.test("models of patches and of tiles are talked to in the same way", function()
   local path = folder .. "/other"
   local marks = ty.tokenizer.train({ " what is this?\n a red apple" }, { vocabulary = 280,

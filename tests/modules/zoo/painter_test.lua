@@ -77,15 +77,20 @@ local function trained(training, steps, more)
   local n = 8
   local set = { latents = ty.randn(n, 4, 16, 16):to "f16", tokens = painter:tokens { "a dog", "a cat", "a fish",
     "a pig", "a red dog", "two cats", "a blue fish", "a frog" }, shares = ty.full({ n, 64, 3 }, 85, { dtype = "u8" }),
-    numbers = ty.full({ n, 3 }, 7, { dtype = "u8" }), colours = ty.full({ n, 3 }, 2, { dtype = "u8" }) }
-  local loader = ty.data.DataLoader(ty.data.TensorDataset(set), { batch_size = 4, shuffle = true, seed = 1 })
-  local args = { steps = steps, lr = 0.02, every = 0 }
+    numbers = ty.full({ n, 3 }, 7, { dtype = "u8" }), colours = ty.full({ n, 3 }, 2, { dtype = "u8" }),
+    phrases = ty.full({ n, 2, 12 }, 9, { dtype = "i64" }) }
+  local args = { steps = steps, lr = 0.02, every = 0, batch = 4 }
   for key, value in pairs(more or {}) do args[key] = value end
   local before = painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"]:clone()
   local function words() return painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"] end
-  painters.fit(recipe(folder, args), painter, loader, 0, function() return {} end, training)
+  painters.fit(recipe(folder, args), painter, ty.data.TensorDataset(set), 0, function() return {} end, training)
   local lines = {}
-  for line in io.lines(folder .. "/seed0/metrics.jsonl") do lines[#lines + 1] = ty.io.json_decode(line) end
+  for _, name in ipairs { "crops/", "" } do
+    local file = ("%s/seed0/%smetrics.jsonl"):format(folder, name)
+    for line in (ty.io.exists(file) and io.lines(file) or function() end) do
+      lines[#lines + 1] = ty.io.json_decode(line)
+    end
+  end
   os.execute(("rm -r '%s'"):format(folder))
   return lines, (words() - before):abs():max():item(), painter
 end
@@ -99,6 +104,50 @@ check.test("cells are learnt beside pictures, and words stay as they are unless 
   check.equal(painter.pipeline.components.unet, painter.network)
   check.equal(rawget(painter.network.mid_block, "_hooks"), false) -- the painter keeps nothing of how it was trained
   check.equal(painter:paint({ "a dog" }, { steps = 1 }).shape, { 1, 3, 64, 64 })
+end)
+
+check.test("windows around objects: the one that the phrase names is in the middle of what is cut out", function()
+  local painter = small()
+  local batch = zoo.scenes.set("training", { "image", "owner", "boxes", "scene" }, { objects = { 1, 2 } })
+    :batch(ty.arange(40))
+  local shares, numbers, colours = judge.tops(batch, 8)
+  local n = 40
+  -- Latents that say where they are.
+  local places = (ty.arange(16):reshape(16, 1) * 16 + ty.arange(16)):to("f32"):reshape(1, 1, 16, 16)
+  local whole = { latents = places:expand(n, 4, 16, 16):contiguous(), shares = (shares * 255):round():to "u8",
+    numbers = numbers:to "u8", colours = colours:to "u8", phrases = zoo.crops.phrases(painter, batch.scene, 2) }
+  ty.manual_seed(6)
+  local cut = zoo.crops.draw(whole)
+  check.equal({ cut.latents.shape, cut.shares.shape, cut.tokens.shape }, { { n, 4, 8, 8 }, { n, 16, 3 }, { n, 12 } })
+  local seen, second = 0, 0
+  for i = 0, n - 1 do
+    local corner = cut.latents[i][0][0][0]:item()
+    local y, x = corner // 16, corner % 16
+    check.ok(y % 2 == 0 and x % 2 == 0 and y <= 8 and x <= 8)
+    y, x = math.tointeger(y), math.tointeger(x)
+    check.equal(cut.latents[i][3]:tolist(), places[0][0]:narrow(0, y, 8):narrow(1, x, 8):tolist())
+    local cells = whole.shares[i]:reshape(8, 8, 3):narrow(0, y // 2, 4):narrow(1, x // 2, 4):reshape(16, 3)
+    check.equal(cut.shares[i]:tolist(), cells:tolist())
+    local row, phrases = cut.tokens[i]:tolist(), whole.phrases[i]:tolist()
+    local objects = batch.scene[i + 1].objects
+    for j = 1, #objects do
+      if table.concat(row, " ") == table.concat(phrases[j], " ") then
+        check.ok(cells:select(1, j - 1):max():item() > 0)
+        seen, second = seen + 1, second + (j == 2 and 1 or 0)
+        break
+      end
+    end
+  end
+  check.equal(seen, n)
+  check.ok(second > 3, "the second object is looked at as well")
+  check.equal(painter.tokenizer:decode(whole.phrases[0][0]:tolist()):match "^%W*(an? [%w ]+)" ~= nil, true)
+end)
+
+check.test("windows come first, and scenes go on from what was learnt of them", function()
+  local cells = { weight = 1, width = 16, side = 8, module = function(network) return network.mid_block end }
+  local lines = trained({ cells = cells, crops = { steps = 20, batch = 4 } }, 3)
+  check.equal(#lines, 23)
+  check.ok(lines[21].cells < lines[1].cells / 2, ("%g, %g"):format(lines[1].cells, lines[21].cells))
 end)
 
 check.test("words that are tuned move a little, those that are learnt much more", function()

@@ -37,6 +37,11 @@ local calls = {
     return m(at(ty.linspace(-1, 1, c * 8 * 8):reshape(1, c, 8, 8)), at(ty.tensor { 500.0 }), { text = {
       embeddings = at(ty.linspace(-1, 1, 4 * width):reshape(1, 4, width)) } })
   end,
+  WanTransformer3DModel = function(m, at)
+    local c, width = m.config.in_channels, m.config.text_dim
+    return m(at(ty.linspace(-1, 1, c * 4 * 8 * 8):reshape(1, c, 4, 8, 8)), at(ty.tensor { 500.0 }), { text = {
+      embeddings = at(ty.linspace(-1, 1, 4 * width):reshape(1, 4, width)) } })
+  end,
   SD3Transformer2DModel = function(m, at)
     return m(at(ty.linspace(-1, 1, 4 * 8 * 8):reshape(1, 4, 8, 8)), at(ty.tensor { 500.0 }), { text = {
       embeddings = at(ty.linspace(-1, 1, 4 * 128):reshape(1, 4, 128)),

@@ -45,7 +45,8 @@ end
 
 function dtypes.is_float(dtype) return dtype == "f32" or dtype == "f64" or dtype == "f16" or dtype == "bf16" end
 --- Block-quantized: { dtype = the elements of a block }.
-local blocks = { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64 }
+local blocks = { q8_0 = 32, q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, nf4 = 64, mxfp4 = 32,
+  nvfp4 = 64 }
 function dtypes.is_quantized(dtype) return blocks[dtype] ~= nil end
 function dtypes.is_half(dtype) return dtype == "f16" or dtype == "bf16" end
 function dtypes.is_int(dtype) return bits[dtype] ~= nil end
