@@ -117,6 +117,11 @@ if r.args.way == "gradients" then step = function()
   opt:step()
   opt:zero_grad()
 end end
+if r.args.way == "profiled" then
+  ty.profile(step) -- a step of its own, before and between
+  opt:step(loss())
+  ty.profile(step)
+end
 for i = 1, r.args.way == "nothing" and 0 or 10 do
   ty.scope(step)
   print("step " .. i)
@@ -139,6 +144,8 @@ os.exit(r:finish { { claim = "a", measured = 1, bar = 1 } })
   local flops = tonumber(run("--plan"):match "work +(%S+) +GFLOP")
   check.ok(flops >= 2 * 2 * 32 * 256 * 64 / 1e9 and flops < 0.004, "of the products both ways: " .. flops)
   check.ok(run("--plan --way compiled"):find "plan of a training step", "of a compiled step")
+  local text = run "--plan --way profiled"
+  check.ok(text:find "plan of a training step" and text:find "step 1\n" and not text:find "step 3\n", text)
   check.ok(run("--plan --way nothing"):find "nothing is trained by an optimizer", "of a run without steps")
   check.ok(run("--plan --record"):find "%-%-plan: a run that stops after two steps is no record", "no record")
 end)

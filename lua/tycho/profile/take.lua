@@ -1,6 +1,8 @@
 --- Running a function under the native profile, with the modules of a model as scopes.
 local core = require "tycho.core"
 
+local shared = require "tycho.profile.shared"
+
 local native, clock = core.profile_core, core.system.clock
 
 local numbered = 0 -- scopes of all profiles so far: a node of an older one must not be taken for one of this
@@ -36,6 +38,7 @@ end
 ---@return table run
 ---@return table results  as of table.pack()
 return function(fn, options)
+  if shared.give_way then shared.give_way() end
   native.start(options.most, ({ nan = 1, infinite = 2 })[options.find] or 0)
   local names, calls, unwatch = {}, {}, function() end
   if options.model then names, calls, unwatch = watch(options.model) end
