@@ -5,7 +5,7 @@
 set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
 python3 -m venv "$root/build/peers"
-"$root/build/peers/bin/pip" install --quiet torch numpy setuptools tokenizers
+"$root/build/peers/bin/pip" install --quiet torch torchvision numpy setuptools tokenizers
 # llama.cpp is compiled for this CPU, which takes a quarter of an hour on two cores.
 CMAKE_ARGS='-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF' "$root/build/peers/bin/pip" install --quiet llama-cpp-python ||
   echo 'not installed: llama-cpp-python (the items of llm/ have no peer)'

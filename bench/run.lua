@@ -6,6 +6,7 @@
 --     ./run bench --of amd-epyc [NAME ...]   the same of another machine in bench/results
 --     options: --list  --quick (fewer rounds)  --threads 1,2  --rounds N  --no-peer  --no-save
 --              --eager (the peer without torch.compile, which takes long to compile: for a first look)
+--              --processor (one thread, times of the processor: for a look on a machine that others use; not saved)
 --
 -- A group of items is a file of bench/items/: a list of
 --   { name, setup = function(threads) -> function or { mode = function }, peer = { work, arguments },
@@ -24,7 +25,8 @@ local function stop(text, ...)
 end
 
 local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort", "sparse",
-  "adapters", "optimizer", "embedding", "quantized", "tokenizer", "llm", "gpt2", "unet", "resnet", "memory" }
+  "adapters", "optimizer", "embedding", "quantized", "tokenizer", "llm", "gpt2", "unet", "resnet", "vit", "memory", "ops",
+  "data" }
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1
@@ -38,6 +40,7 @@ while arg[i] do
   elseif word == "--show" then options.show = true
   elseif word == "--quick" then options.rounds, options.target, options.quick = 3, 0.02, true
   elseif word == "--eager" then options.eager = true
+  elseif word == "--processor" then options.processor, options.save, options.threads = true, false, { 1 }
   elseif word == "--no-peer" then options.peer = false
   elseif word == "--no-save" then options.save = false
   elseif word == "--of" then options.of, options.show = value(), true
@@ -141,6 +144,7 @@ local limits = require "bench.lib.limits"
 local measure = require "bench.lib.measure"
 local Peer = require "bench.lib.peer"
 
+if options.processor then measure.processor() end
 if options.peer and not Peer.python() then print "no peer: bench/peers.sh makes its environment" end
 
 local run, machine = { limits = {}, peers = {}, items = {} }, report.this_cpu(root)
