@@ -1,5 +1,5 @@
 --- Single ops at shapes of use that other groups do not hold: elementwise ops from memory and in halves, reductions,
--- pools, resizing, padding, rearranging, random draws, indices, factorizations, sorting of integers, small models' steps.
+-- pools, resizing, padding, rearranging, random draws, indices, factorizations, sorting of integers.
 -- The bar is the peer at its best: eager, channels last where that is faster.
 local ty = require "tycho"
 local calls = require "bench.lib.calls"
@@ -165,8 +165,10 @@ end
 for _, shape in ipairs { { 96, 128, 64, 128 }, { 64, 256, 256, 64 } } do
   local batch, rows, columns, depth = table.unpack(shape)
   for _, dtype in ipairs { "f32", "bf16" } do
-    forward(("bmm/%s/%dx%dx%dx%d"):format(dtype, batch, rows, columns, depth), { "bmm", { shape = shape, dtype = dtype } },
-      function() return ty.randn(batch, rows, depth):to(dtype), ty.randn(batch, depth, columns):to(dtype) end, ty.matmul)
+    local label = ("bmm/%s/%dx%dx%dx%d"):format(dtype, batch, rows, columns, depth)
+    forward(label, { "bmm", { shape = shape, dtype = dtype } }, function()
+      return ty.randn(batch, rows, depth):to(dtype), ty.randn(batch, depth, columns):to(dtype)
+    end, ty.matmul)
   end
 end
 forward("mv/1000x1000", { "mv", { n = 1000 } }, function() return ty.randn(1000, 1000), ty.randn(1000) end, ty.matmul)

@@ -143,9 +143,9 @@ local function nothing() end
 
 --- Measures `item` with `threads` threads. options: rounds, target (seconds of a sample), rates (limits of that number
 -- of threads, as the head of the report found them), processor (after measure.processor()); for a GPU on (lib/on.lua)
--- and most (seconds, after which no further round begins). Returns a result: ours = { median, min, max, mode }, peer the
--- same or nil, limit (seconds), rates, modes of both sides, ratio, share; on a GPU peak and peer_peak, the most bytes
--- that tensors took.
+-- and most (seconds, after which no further round begins). Returns a result: ours = { median, min, max, mode }, peer
+-- the same or nil, limit (seconds), rates, modes of both sides, ratio, share; on a GPU peak and peer_peak, the most
+-- bytes that tensors took.
 function measure.item(item, threads, peer, options)
   local on = options.on
   local limits = on and on.limits or require "bench.lib.limits"
@@ -155,7 +155,7 @@ function measure.item(item, threads, peer, options)
   ty.manual_seed(0)
   local target = item.target and not (on and on.tiny) and item.target or options.target
   local rounds = math.min(options.rounds, item.rounds or options.rounds)
-  local result = { threads = threads }
+  local result = { threads = threads, processor = options.processor }
   if item.sample then return processes(item, rounds, options.peer, result) end
 
   local began = clock()
@@ -209,7 +209,7 @@ function measure.item(item, threads, peer, options)
   local ours, others, rates = {}, {}, {}
   local function round()
     if peer and not on then peer:settle() end
-    if item.work then
+    if item.work and not options.processor then
       still()
       for kind, rate in pairs(limits.sample(item.work, threads, peer)) do
         rates[kind] = math.max(rates[kind] or 0, rate) -- what disturbs a limit makes it low, never high
@@ -238,7 +238,7 @@ function measure.item(item, threads, peer, options)
     result.peer.bound = peer.bound
     result.ratio = result.peer.median / result.ours.median
   end
-  result.limit = item.work and seconds_of(item.work, rates)
+  result.limit = item.work and not options.processor and seconds_of(item.work, rates) or nil
   if result.limit then
     result.share = result.limit / result.ours.median
     result.peer_share = result.peer and result.limit / result.peer.median

@@ -32,8 +32,8 @@ local function needs_freeing()
   return file and file:read("a"):find("AuthenticAMD", 1, true) ~= nil
 end
 
--- A library that frees MKL from asking who made the CPU (free_mkl.c), made anew when its source is newer; nil where that
--- is not needed or there is no C compiler.
+-- A library that frees MKL from asking who made the CPU (free_mkl.c), made anew when its source is newer; nil where
+-- that is not needed or there is no C compiler.
 local function free_mkl()
   if not needs_freeing() then return nil end
   local folder, source = root .. "/build/bench", root .. "/bench/peer/free_mkl.c"
@@ -49,7 +49,7 @@ end
 local function mkl_of(about)
   if about.blas ~= "mkl" then return "none" end
   if not needs_freeing() then return "as it comes, at its best here" end
-  if not about.asked then return "NOT freed of its slower code for AMD: no C compiler", true end
+  if about.asked < 0 then return "NOT freed of its slower code for AMD: no C compiler", true end
   if about.asked == 0 then return "NOT freed of its slower code for AMD: it asks itself alone", true end
   return "freed of its slower code for AMD"
 end

@@ -93,6 +93,7 @@ function report.line(item, result)
     verdict = ("%s %.0f%s MB"):format(verdict, result.peak / 2 ^ 20, result.peer_peak and (":%.0f"):format(
       result.peer_peak / 2 ^ 20) or "")
   end
+  if result.processor then verdict = verdict .. " [processor time]" end
   if result.disturbed then verdict = ("%s [%d rounds disturbed]"):format(verdict, result.disturbed) end
   print((row:format(item.name, result.threads, mine, my_spread, theirs, their_spread, mode,
     result.ratio and ("%.2fx"):format(result.ratio) or "-", bars.peer and ("%.3g"):format(bars.peer) or "",

@@ -40,12 +40,12 @@ def synchronize():
 
 
 def asked_by_mkl():
-    """How often MKL asked the function of free_mkl.c; None where that is not loaded."""
+    """How often MKL asked the function of free_mkl.c; -1 where that is not loaded."""
     torch.mm(torch.ones(64, 64), torch.ones(64, 64))
     try:
         return ctypes.CDLL(None).tycho_mkl_asked()
     except AttributeError:
-        return None
+        return -1
 
 
 def about():
