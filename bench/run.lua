@@ -6,6 +6,8 @@
 --     ./run bench --of amd-epyc [NAME ...]   the same of another machine in bench/results
 --     options: --list  --quick (fewer rounds)  --threads 1,2  --rounds N  --no-peer  --no-save
 --              --eager (the peer without torch.compile, which takes long to compile: for a first look)
+--              --processor (one thread, times of the processor, without limits and verdicts: for a machine that others
+--              use as well; what is saved says so)
 --
 -- A group of items is a file of bench/items/: a list of
 --   { name, setup = function(threads) -> function or { mode = function }, peer = { work, arguments },
@@ -25,7 +27,7 @@ end
 
 local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort", "sparse",
   "adapters", "optimizer", "embedding", "quantized", "compressed", "tokenizer", "pictures", "llm", "gpt2", "unet",
-  "resnet", "vlm", "memory", "sd", "datasets", "rarer" }
+  "resnet", "vit", "vlm", "memory", "sd", "datasets", "ops", "data", "rarer" }
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1
@@ -39,6 +41,7 @@ while arg[i] do
   elseif word == "--show" then options.show = true
   elseif word == "--quick" then options.rounds, options.target, options.quick = 3, 0.02, true
   elseif word == "--eager" then options.eager = true
+  elseif word == "--processor" then options.processor, options.threads = true, { 1 }
   elseif word == "--no-peer" then options.peer = false
   elseif word == "--no-save" then options.save = false
   elseif word == "--of" then options.of, options.show = value(), true
@@ -79,8 +82,8 @@ for _, group in ipairs(groups) do
           if asked then matches[#matches + 1] = n end
         end
         for _, n in ipairs(matches) do
-          plan[#plan + 1] = { item = item, threads = n, means = list.means,
-            judged = n == math.max(table.unpack(counts)) and (item.threads or n == all) and true or false }
+          local judged = not options.processor and n == math.max(table.unpack(counts)) and (item.threads or n == all)
+          plan[#plan + 1] = { item = item, threads = n, means = list.means, judged = judged and true or false }
         end
       end
     end
@@ -142,6 +145,7 @@ local limits = require "bench.lib.limits"
 local measure = require "bench.lib.measure"
 local Peer = require "bench.lib.peer"
 
+if options.processor then measure.processor() end
 if options.peer and not Peer.python() then print "no peer: bench/peers.sh makes its environment" end
 
 local run, machine = { limits = {}, peers = {}, items = {} }, report.this_cpu(root)
@@ -173,7 +177,7 @@ local function measure_group(group, threads, entries)
   if peer then peer:stop() end
 end
 
-for _, threads in ipairs(thread_counts) do
+for _, threads in ipairs(options.processor and {} or thread_counts) do
   local rates = limits.all(threads)
   run.limits[tostring(threads)] = rates
   report.limits(rates, threads)

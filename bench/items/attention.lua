@@ -23,6 +23,19 @@ for _, t in ipairs { 256, 512, 1024, 2048, 4096, 8192 } do
     end }
 end
 
+do -- heads of 80, which no power of two divides
+  local t, wide = 1024, 80
+  local flops = 3 * 2 * heads * t * t * wide
+  items[#items + 1] = { name = "fwd+bwd/T1024/heads of 80", work = { f32 = flops }, bars = { peer = 1.3, limit = 0.45 },
+    peer = { "both", { t = t, width = wide } }, setup = function()
+      local x = {}
+      for i = 1, 3 do x[i] = ty.randn(1, heads, t, wide) end
+      return calls.both(x, ty.randn(1, heads, t, wide), function()
+        return (ty.scaled_dot_product_attention(x[1], x[2], x[3], nil, true))
+      end)
+    end }
+end
+
 -- Lists of blocks of keys: a tenth of them for each block of queries, its own among them.
 local t, block = 8192, 64
 local blocks = t // block

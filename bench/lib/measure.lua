@@ -4,6 +4,10 @@ local ty = require "tycho"
 local clock, sleep = ty.system.clock, ty.system.sleep
 local measure = {}
 
+--- From now on times are those of the processor, for one thread on a machine that others use as well: what these take
+-- away does not count, though what they do to caches and memory does.
+function measure.processor() clock = os.clock end
+
 --- { median, min, max } of a list of numbers.
 function measure.summary(list)
   if #list == 0 then return nil end
@@ -138,10 +142,10 @@ end
 local function nothing() end
 
 --- Measures `item` with `threads` threads. options: rounds, target (seconds of a sample), rates (limits of that number
--- of threads, as the head of the report found them); for a GPU on (lib/on.lua) and most (seconds, after which no
--- further round begins). Returns a result: ours = { median, min, max, mode }, peer the
--- same or nil, limit (seconds), rates, modes of both sides, ratio, share; on a GPU peak and peer_peak, the most bytes
--- that tensors took.
+-- of threads, as the head of the report found them), processor (after measure.processor()); for a GPU on (lib/on.lua)
+-- and most (seconds, after which no further round begins). Returns a result: ours = { median, min, max, mode }, peer
+-- the same or nil, limit (seconds), rates, modes of both sides, ratio, share; on a GPU peak and peer_peak, the most
+-- bytes that tensors took.
 function measure.item(item, threads, peer, options)
   local on = options.on
   local limits = on and on.limits or require "bench.lib.limits"
@@ -151,7 +155,7 @@ function measure.item(item, threads, peer, options)
   ty.manual_seed(0)
   local target = item.target and not (on and on.tiny) and item.target or options.target
   local rounds = math.min(options.rounds, item.rounds or options.rounds)
-  local result = { threads = threads }
+  local result = { threads = threads, processor = options.processor }
   if item.sample then return processes(item, rounds, options.peer, result) end
 
   local began = clock()
@@ -176,7 +180,7 @@ function measure.item(item, threads, peer, options)
 
   local theirs
   local function time_peer(mode)
-    local answer, err = peer:ask { ["do"] = "sample", mode = mode, target = target }
+    local answer, err = peer:ask { ["do"] = "sample", mode = mode, target = target, processor = options.processor }
     if answer and mode == theirs then result.peer_peak = answer.peak end
     return answer and answer.seconds, err
   end
@@ -205,7 +209,7 @@ function measure.item(item, threads, peer, options)
   local ours, others, rates = {}, {}, {}
   local function round()
     if peer and not on then peer:settle() end
-    if item.work then
+    if item.work and not options.processor then
       still()
       for kind, rate in pairs(limits.sample(item.work, threads, peer)) do
         rates[kind] = math.max(rates[kind] or 0, rate) -- what disturbs a limit makes it low, never high
@@ -217,9 +221,9 @@ function measure.item(item, threads, peer, options)
       others[#others + 1] = time_peer(theirs)
     end
   end
-  if on then
+  if on or options.processor then
     for i = 1, rounds do
-      if i > 1 and clock() - began > options.most then break end
+      if i > 1 and clock() - began > (options.most or math.huge) then break end
       round()
     end
   else
@@ -231,9 +235,10 @@ function measure.item(item, threads, peer, options)
   result.ours.mode = mine
   if result.peer then
     result.peer.mode = theirs
+    result.peer.bound = peer.bound
     result.ratio = result.peer.median / result.ours.median
   end
-  result.limit = item.work and seconds_of(item.work, rates)
+  result.limit = item.work and not options.processor and seconds_of(item.work, rates) or nil
   if result.limit then
     result.share = result.limit / result.ours.median
     result.peer_share = result.peer and result.limit / result.peer.median

@@ -27,21 +27,31 @@ local function allocator()
   return "the C library's", nil, ""
 end
 
--- A library that frees MKL from asking who made the CPU (free_mkl.c), made once; nil and why where there is none. The
--- first value is what the report says.
-local function free_mkl()
+local function needs_freeing()
   local file <close> = io.open "/proc/cpuinfo"
-  if not (file and file:read("a"):find("AuthenticAMD", 1, true)) then return "as it comes, at its best here" end
-  local folder = root .. "/build/bench"
+  return file and file:read("a"):find("AuthenticAMD", 1, true) ~= nil
+end
+
+-- A library that frees MKL from asking who made the CPU (free_mkl.c), made anew when its source is newer; nil where
+-- that is not needed or there is no C compiler.
+local function free_mkl()
+  if not needs_freeing() then return nil end
+  local folder, source = root .. "/build/bench", root .. "/bench/peer/free_mkl.c"
   local library = folder .. "/free_mkl.so"
-  if not exists(library) then
-    ty.io.mkdir(folder)
-    local command = "cc -O1 -shared -fPIC -o '%s.new' '%s/bench/peer/free_mkl.c' 2>/dev/null && mv '%s.new' '%s'"
-    if not os.execute(command:format(library, root, library, library)) then
-      return "NOT freed of its slower code for AMD: no C compiler", nil
-    end
-  end
-  return "freed of its slower code for AMD", library
+  if os.execute(("test '%s' -nt '%s'"):format(library, source)) then return library end
+  ty.io.mkdir(folder)
+  local command = "cc -O1 -shared -fPIC -o '%s.new' '%s' 2>/dev/null && mv '%s.new' '%s'"
+  return os.execute(command:format(library, source, library, library)) and library or nil
+end
+
+-- What the report says of the peer's MKL, and whether it is slower than it could be. asked: how often the loaded
+-- library was.
+local function mkl_of(about)
+  if about.blas ~= "mkl" then return "none" end
+  if not needs_freeing() then return "as it comes, at its best here" end
+  if about.asked < 0 then return "NOT freed of its slower code for AMD: no C compiler", true end
+  if about.asked == 0 then return "NOT freed of its slower code for AMD: it asks itself alone", true end
+  return "freed of its slower code for AMD"
 end
 
 --- The Python of the peers' environment (TYCHO_PEER_PYTHON names another), or nil when there is none. For a GPU
@@ -70,7 +80,7 @@ function Peer.environment(plain, device)
   end
   local _, library, settings = allocator()
   if plain then library, settings = nil, "" end
-  local _, free = free_mkl()
+  local free = free_mkl()
   local libraries = table.concat({ free or library, free and library }, " ")
   local file <close> = io.open "/proc/cpuinfo"
   local capability = file and file:read("a"):find("avx512f", 1, true) and "avx512" or "avx2"
@@ -100,7 +110,10 @@ function Peer.start(threads, device)
     return nil
   end
   self.pid, self.about = hello.pid, hello.about
-  if not device then self.about.allocator, self.about.mkl = allocator(), (free_mkl()) end
+  if not device then
+    self.about.allocator = allocator()
+    self.about.mkl, self.bound = mkl_of(self.about)
+  end
   return self
 end
 

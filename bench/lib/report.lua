@@ -84,7 +84,8 @@ function report.line(item, result)
   local bars = result.bars
   local mine, my_spread = spread(item, result.ours)
   local theirs, their_spread = spread(item, result.peer)
-  local mode = result.peer and result.peer.mode or result.peer_error and "error" or item.peer and "no peer" or ""
+  local mode = result.peer and (result.peer.bound and "MKL not freed: " or "") .. (result.peer.mode or "")
+    or result.peer_error and "error" or item.peer and "no peer" or ""
   local verdict = #result.failed > 0 and "FAIL " .. table.concat(result.failed, ", ")
     or (next(bars) and result.judged and (result.ratio or result.share or bars.most) and "pass" or "")
   if result.ours.mode and result.ours.mode ~= "eager" then verdict = verdict .. " (" .. result.ours.mode .. ")" end
@@ -92,6 +93,7 @@ function report.line(item, result)
     verdict = ("%s %.0f%s MB"):format(verdict, result.peak / 2 ^ 20, result.peer_peak and (":%.0f"):format(
       result.peer_peak / 2 ^ 20) or "")
   end
+  if result.processor then verdict = verdict .. " [processor time]" end
   if result.disturbed then verdict = ("%s [%d rounds disturbed]"):format(verdict, result.disturbed) end
   print((row:format(item.name, result.threads, mine, my_spread, theirs, their_spread, mode,
     result.ratio and ("%.2fx"):format(result.ratio) or "-", bars.peer and ("%.3g"):format(bars.peer) or "",

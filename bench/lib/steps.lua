@@ -120,6 +120,26 @@ function steps.resnet(batch, size, on)
   }
 end
 
+--- A vision transformer, 224x224 in patches of 16, AdamW. size: "S" (the default).
+function steps.vit(batch, size, on)
+  batch, size, on = batch or 8, size or "S", on or cpu
+  local tiny = size == "tiny"
+  local width, layers, pixels = tiny and 32 or 384, tiny and 1 or 12, tiny and 32 or 224
+  local model = require("tycho.models").ViTForImageClassification { image_size = pixels, hidden_size = width,
+    num_hidden_layers = layers, num_attention_heads = width // (tiny and 16 or 64), intermediate_size = 4 * width,
+    num_labels = 1000 }
+  local inputs = { ty.randn(batch, 3, pixels, pixels), ty.randint(0, 1000, { batch }) }
+  model = place(model, on, inputs)
+  local opt = optim.AdamW(model:parameters(), { lr = 1e-4 })
+  local patches = (pixels // 16) ^ 2
+  local tokens = patches + 1
+  return training(model, opt, function(m) return m:loss(inputs[1], inputs[2]) end, on), {
+    parameters = model:count_parameters(),
+    forward_flops = batch * (2 * layers * (tokens * 12 * width ^ 2 + 2 * tokens ^ 2 * width)
+      + 2 * patches * 768 * width),
+  }
+end
+
 function steps.eager(name, ...) return looked_at((steps[name](...))) end
 
 function steps.compiled(name, ...) return looked_at(ty.compile((steps[name](...)))) end

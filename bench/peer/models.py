@@ -11,9 +11,9 @@ from dtypes import dtypes
 # ---- GPT-2 ----
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, causal=True, approximate="tanh"):
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal, self.approximate = heads, causal, approximate
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.c_attn, self.attn_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.c_fc, self.mlp_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -25,9 +25,9 @@ class Block(nn.Module):
             cache[0][:, :, past:past + t] = k
             cache[1][:, :, past:past + t] = v
             k, v = cache[0][:, :, :past + t], cache[1][:, :, :past + t]
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=t > 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and t > 1)
         x = x + self.attn_proj(y.transpose(1, 2).reshape(n, t, width))
-        return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+        return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate=self.approximate))
 
 
 class GPT2(nn.Module):
@@ -50,6 +50,23 @@ class GPT2(nn.Module):
 
     def loss(self, tokens, targets):
         return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
+
+
+# ---- ViT ----
+
+class ViT(nn.Module):
+    def __init__(self, pixels=224, width=384, layers=12, heads=6, patch=16):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.first = nn.Parameter(torch.randn(1, 1, width) * 0.02)
+        self.places = nn.Parameter(torch.randn(1, (pixels // patch) ** 2 + 1, width) * 0.02)
+        self.h = nn.Sequential(*(Block(width, heads, False, "none") for _ in range(layers)))
+        self.ln_f, self.head = nn.LayerNorm(width), nn.Linear(width, 1000)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
+        return self.head(self.ln_f(self.h(x))[:, 0])
 
 
 # ---- the U-Net of DDPM ----
@@ -194,6 +211,7 @@ unet_sizes = {
     "36M": {"channels": (128, 256, 256, 256), "attention": (False, True, False, False)},
     "tiny": {"channels": (8, 16), "layers": 1, "attention": (False, True)},
 }
+vit_sizes = {"S": {}, "tiny": {"pixels": 32, "width": 32, "layers": 1, "heads": 2}}
 resnet_sizes = {
     "18": {},
     "50": {"block": Bottleneck, "blocks": (3, 4, 6, 3)},
@@ -212,6 +230,13 @@ def unet(batch=16, size="6M"):
     x, target = (torch.randn(batch, 3, pixels, pixels) for _ in range(2))
     model = UNet(**unet_sizes[size])
     return model, (x, torch.rand(batch) * 1000, target), lambda model, x, t, target: F.mse_loss(model(x, t), target)
+
+
+def vit(batch=8, size="S"):
+    model = ViT(**vit_sizes[size])
+    pixels = 16 * math.isqrt(model.places.shape[1] - 1)
+    inputs = torch.randn(batch, 3, pixels, pixels), torch.randint(0, 1000, (batch,))
+    return model, inputs, lambda model, x, labels: F.cross_entropy(model(x), labels)
 
 
 def resnet(batch=8, size="18"):

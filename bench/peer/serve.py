@@ -5,6 +5,7 @@ usage: serve.py THREADS ANSWERS [DEVICE], with commands as lines of JSON on stan
 is in the module of its name: a function that takes the item's arguments and returns {mode: function without arguments};
 its tensors are made on DEVICE (cpu; cuda; any: cuda, or the CPU where there is none)."""
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -38,6 +39,15 @@ def synchronize():
         torch.cuda.synchronize()
 
 
+def asked_by_mkl():
+    """How often MKL asked the function of free_mkl.c; -1 where that is not loaded."""
+    torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+    try:
+        return ctypes.CDLL(None).tycho_mkl_asked()
+    except AttributeError:
+        return -1
+
+
 def about():
     facts = {
         "torch": torch.__version__,
@@ -45,6 +55,7 @@ def about():
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "blas": "mkl" if torch.backends.mkl.is_available() else "other",
+        "asked": asked_by_mkl(),
     }
     if on_gpu:
         facts |= {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda,
@@ -63,35 +74,36 @@ def prepare(command):
     return {"modes": list(work)}
 
 
-def run(fn, n):
+def run(fn, n, clock=time.perf_counter):
     """Seconds per call, after an eighth of the calls to warm up. A function may name the context it is called in."""
     with getattr(fn, "context", contextlib.nullcontext)():
         for _ in range(max(1, n // 8)):
             fn()
         synchronize()
-        start = time.perf_counter()
+        start = clock()
         for _ in range(n):
             fn()
         synchronize()
-        return (time.perf_counter() - start) / n
+        return (clock() - start) / n
 
 
 def sample(command):
-    """Seconds per call of one mode, over as many calls as fill `target` seconds."""
+    """Seconds per call of one mode, over as many calls as fill `target` seconds; `processor`: of the processor's."""
     mode, target = command["mode"], command["target"]
+    clock = time.process_time if command.get("processor") else time.perf_counter
     fn = work[mode]
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     if mode not in counts:
         n = 1
-        run(fn, n)
+        run(fn, n, clock)
         while True:
-            seconds = run(fn, n)
+            seconds = run(fn, n, clock)
             if seconds * n > target / 4 or n >= 1 << 24:
                 break
             n *= 4
         counts[mode] = max(1, round(target / seconds))
-    answer = {"seconds": run(fn, counts[mode]), "calls": counts[mode]}
+    answer = {"seconds": run(fn, counts[mode], clock), "calls": counts[mode]}
     if on_gpu:
         held = sum(x.nbytes for pair in limits.values() for x in pair)
         answer["peak"] = torch.cuda.max_memory_allocated() - held

@@ -68,6 +68,8 @@ static void row_offsets(const walk *w, int64_t row, int64_t *out, int64_t *in) {
       for (int64_t i = 0; i < n; i++) to[i] = x;                                                              \
     } else if (out == -1 && in == 1) { /* mirrored: forwards in the output, as vectors do it */               \
       type *restrict first = to - (n - 1);                                                                    \
+      /* The next row, which begins at its end: the hardware does not foresee that. */                        \
+      for (int64_t i = 0; i < n; i += LINE / (int64_t)sizeof *to) __builtin_prefetch(from + n + i);           \
       for (int64_t i = 0; i < n; i++) first[i] = from[n - 1 - i];                                             \
     } else if (out == 1) {                                                                                    \
       for (int64_t i = 0; i < n; i++) to[i] = from[i * in];                                                   \

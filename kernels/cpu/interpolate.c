@@ -1,5 +1,6 @@
 /* Images resized by nearest neighbour or bilinearly, and the gradient. */
 #include <math.h>
+#include <string.h>
 
 #include "../sample.h"
 #include "cpu.h"
@@ -22,6 +23,17 @@ static void sample_dimension(const ty_p_interpolate *p, int d, int64_t in, int64
   for (int64_t i = 0; i < out; i++) s[i] = ty_sample_of(p, d, i, step, in, out);
 }
 
+/* Whether the columns are twice those of the image, and lie where they most often do then. */
+static bool twice_as_many(const ty_sample *s, bool linear, int64_t in, int64_t out) {
+  if (out != 2 * in) return false;
+  for (int64_t j = 0; j < out; j++) {
+    const bool between = linear && j > 0 && j < out - 1;
+    if (s[j].first != (between ? (j - 1) / 2 : j / 2) || s[j].weight != (!between ? 0 : j % 2 ? 0.25 : 0.75))
+      return false;
+  }
+  return true;
+}
+
 static bool run(const ty_kernel_args *k, const ty_view *image, const ty_view *result, ty_range_fn *f32,
                 ty_range_fn *f64) {
   const ty_p_interpolate *p = k->params;
@@ -35,15 +47,22 @@ static bool run(const ty_kernel_args *k, const ty_view *image, const ty_view *re
   const void *from = k->in[0]->data;
   void *to = k->out[0]->data;
   int64_t planes = image->size[0] * image->size[1], grain = 1 + 16384 / (h * w + oh * ow + 1);
+  const bool linear = p->mode == 1;
+  const bool twice = twice_as_many(samples + oh, linear, w, ow);
+  bool failed = false;
   if (image->dtype == TY_F64) {
-    resize_f64 r = { from, to, h, w, oh, ow, samples, samples + oh, p->mode == 1 };
+    resize_f64 r = {
+      from, to, h, w, oh, ow, samples, samples + oh, linear, twice && !linear, twice && linear, &failed
+    };
     ty_parallel_for(planes, grain, f64, &r);
   } else {
-    resize_f32 r = { from, to, h, w, oh, ow, samples, samples + oh, p->mode == 1 };
+    resize_f32 r = {
+      from, to, h, w, oh, ow, samples, samples + oh, linear, twice && !linear, twice && linear, &failed
+    };
     ty_parallel_for(planes, grain, f32, &r);
   }
   ty_scratch_free(samples, bytes);
-  return true;
+  return !failed || ty_fail(TY_ENOMEM, "interpolate: out of memory for a row of %lld elements", (long long)ow);
 }
 
 bool TY_KERNEL(interpolate)(const ty_kernel_args *k) { return run(k, k->in[0], k->out[0], planes_f32, planes_f64); }

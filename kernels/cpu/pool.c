@@ -2,6 +2,10 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "../window.h"
 #include "cpu.h"
 #include "indexing.h"
@@ -11,7 +15,11 @@ ty_kernel TY_KERNEL(avg_pool2d);
 ty_kernel TY_KERNEL(avg_pool2d_backward);
 ty_kernel TY_KERNEL(max_pool2d_backward);
 
-#define BLOCK 64 /* windows of a row whose maxima are sought together */
+enum {
+  BLOCK = 64,                /* windows of a row that are done together */
+  FEW_ROOM = BLOCK + 16,     /* what their taps reach over, by the stride */
+  MEAN_ROOM = 4 * BLOCK + 80 /* the same of means, strides up to 4 and kernels up to 64 */
+};
 
 /* Gradients g of windows and where each goes. */
 typedef struct spread {

@@ -71,13 +71,115 @@ static void NAME(max_block)(const NAME(pool) * q, const REAL *restrict x, int64_
   }
 }
 
+/* A vector, and what comparing two gives. */
+typedef REAL NAME(lanes) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+typedef INTEGER NAME(marks) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+
+/* x where marked, else y */
+static inline NAME(marks) NAME(pick)(NAME(marks) marked, NAME(marks) x, NAME(marks) y) {
+#if TY_VECTOR_BYTES == 32 && defined(__AVX2__)
+  return (NAME(marks))_mm256_blendv_epi8((__m256i)y, (__m256i)x, (__m256i)marked);
+#else
+  return (x & marked) | (y & ~marked);
+#endif
+}
+
+/* A part of a row that begins at `start`, possibly before it, and what lies beyond the edges: `outside`. Of stride 2 its
+ * even and odd elements. */
+static inline __attribute__((always_inline)) void NAME(split_row)(const REAL *restrict x, int64_t w, int64_t start,
+                                                                  int64_t stride, int64_t n, REAL outside,
+                                                                  REAL (*restrict part)[FEW_ROOM]) {
+  const int64_t first = start < 0 ? (-start + stride - 1) / stride : 0, fit = start < w ? (w - start) / stride : 0;
+  const int64_t low = first < n ? first : n, most = fit < n ? fit : n, high = most < low ? low : most;
+  for (int64_t i = 0; i < n; i++) {
+    if (i == low) i = high; /* from where on they are not whole inside */
+    for (int64_t k = 0; k < stride && i < n; k++) {
+      const int64_t at = start + i * stride + k;
+      part[k][i] = at >= 0 && at < w ? x[at] : outside;
+    }
+  }
+  const REAL *restrict from = x + start;
+  if (stride == 1)
+    for (int64_t i = low; i < high; i++) part[0][i] = from[i];
+  else
+    for (int64_t i = low; i < high; i++) part[0][i] = from[2 * i], part[1][i] = from[2 * i + 1];
+}
+
+/* max_block() of windows of few taps: all of a window's before the next one's, in registers. */
+static inline __attribute__((always_inline)) void NAME(max_few)(const NAME(pool) * q, const REAL *restrict x,
+                                                                int64_t oy, int64_t j0, int64_t j1, REAL *restrict y,
+                                                                int64_t *restrict position, int kernel, int stride,
+                                                                REAL (*restrict part)[2][FEW_ROOM]) {
+  const ty_p_pool *p = q->p;
+  REAL most[BLOCK];
+  INTEGER where[BLOCK];
+  const int64_t row0 = oy * p->stride[0] - p->padding[0], start = j0 * stride - p->padding[1];
+  const int64_t width = (j1 - j0 + 15) / 16 * 16, n = j1 - j0 + (kernel - 1) / stride;
+  for (int ky = 0; ky < kernel; ky++) {
+    const int64_t from = row0 + ky;
+    if (from >= 0 && from < q->h) {
+      NAME(split_row)(x + from * q->w, q->w, start, stride, n, -(REAL)INFINITY, part[ky]);
+      continue;
+    }
+    for (int k = 0; k < stride; k++)
+      for (int64_t i = 0; i < n; i++) part[ky][k][i] = -(REAL)INFINITY;
+  }
+  const INTEGER row = (INTEGER)q->w;
+  /* In vectors by hand: gcc makes none of a chain of comparisons. */
+  for (int64_t j = 0; j < width; j += TY_VECTOR_BYTES / (int64_t)sizeof(REAL)) {
+    NAME(lanes) best = (NAME(lanes)){ 0 } - (REAL)INFINITY;
+    NAME(marks) at = (NAME(marks)){ 0 } - 1;
+#define TAP(ky, kx)                                                                                      \
+  if (ky < kernel && kx < kernel) {                                                                      \
+    const NAME(lanes) t = *(const NAME(lanes) *)(const void *)(part[ky][kx % stride] + j + kx / stride); \
+    const NAME(marks) better = (t > best) | ((t != t) & (best == best)); /* the first NaN wins */        \
+    best = (NAME(lanes))NAME(pick)(better, (NAME(marks))t, (NAME(marks))best);                           \
+    at = NAME(pick)(better, (NAME(marks)){ 0 } + (ky * row + kx), at);                                   \
+  }
+    TAP(0, 0);
+    TAP(0, 1);
+    TAP(0, 2);
+    TAP(1, 0);
+    TAP(1, 1);
+    TAP(1, 2);
+    TAP(2, 0);
+    TAP(2, 1);
+    TAP(2, 2);
+#undef TAP
+    *(NAME(lanes) *)(void *)(most + j) = best;
+    *(NAME(marks) *)(void *)(where + j) = at;
+  }
+  const int64_t first = row0 * q->w + start;
+  INTEGER least = 0;
+  for (int64_t j = 0; j < j1 - j0; j++) least = where[j] < least ? where[j] : least;
+  for (int64_t j = 0; j < j1 - j0; j++) {
+    y[j0 + j] = most[j];
+    position[j0 + j] = first + j * stride + where[j];
+  }
+  if (least == 0) return;
+  for (int64_t j = j0; j < j1; j++) /* nothing but -infinity: the first */
+    if (where[j - j0] < 0)
+      position[j] = ty_window_of(p, 0, oy, q->h, q->oh).first * q->w + ty_window_of(p, 1, j, q->w, q->ow).first;
+}
+
 static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
+  const ty_p_pool *p = q->p;
+  const bool few = p->kernel[0] == p->kernel[1] && p->dilation[0] == 1 && p->dilation[1] == 1;
+  const int64_t kernel = few ? p->kernel[0] : 0, stride = p->stride[1];
+  REAL part[3][2][FEW_ROOM] = { 0 }; /* whole vectors are read, of the last one the rest for nothing */
   for (int64_t plane = begin; plane < end; plane++)
     for (int64_t oy = 0; oy < q->oh; oy++)
-      for (int64_t j = 0; j < q->ow; j += BLOCK) NAME(max_block)
-  (q, q->x + plane * q->h * q->w, oy, j, q->ow - j < BLOCK ? q->ow : j + BLOCK, q->y + (plane * q->oh + oy) * q->ow,
-   q->position + (plane * q->oh + oy) * q->ow);
+      for (int64_t j0 = 0; j0 < q->ow; j0 += BLOCK) {
+        const int64_t j1 = q->ow - j0 < BLOCK ? q->ow : j0 + BLOCK;
+        const REAL *x = q->x + plane * q->h * q->w;
+        REAL *y = q->y + (plane * q->oh + oy) * q->ow;
+        int64_t *position = q->position + (plane * q->oh + oy) * q->ow;
+        if (kernel == 3 && stride == 2) NAME(max_few)(q, x, oy, j0, j1, y, position, 3, 2, part);
+        else if (kernel == 2 && stride == 2) NAME(max_few)(q, x, oy, j0, j1, y, position, 2, 2, part);
+        else if (kernel == 3 && stride == 1) NAME(max_few)(q, x, oy, j0, j1, y, position, 3, 1, part);
+        else NAME(max_block)(q, x, oy, j0, j1, y, position);
+      }
 }
 
 static void NAME(adaptive_max_planes)(void *context, int64_t begin, int64_t end) {
@@ -107,6 +209,52 @@ static void NAME(adaptive_max_planes)(void *context, int64_t begin, int64_t end)
   }
 }
 
+/* Sums of the windows j0 .. j1 of a row over the rows of `v`: down first, in whole vectors, then along. */
+static void NAME(window_sums)(const NAME(pool) * q, const REAL *restrict x, ty_window v, int64_t j0, int64_t j1,
+                              REAL *restrict y) {
+  const ty_p_pool *p = q->p;
+  const int64_t stride = p->stride[1], kernel = p->kernel[1], start = j0 * stride - p->padding[1];
+  const int64_t n = ((j1 - j0 - 1) * stride + kernel + 15) / 16 * 16; /* whole vectors, as far as the row goes */
+  const int64_t low = start < 0 ? -start : 0, inside = q->w - start < n ? q->w - start : n;
+  const int64_t high = inside < low ? low : inside;
+  REAL sums[MEAN_ROOM];
+  for (int64_t i = 0; i < n; i++) sums[i] = 0;
+  for (int64_t row = v.first; row < v.last; row++) {
+    const REAL *restrict from = x + row * q->w + start;
+    for (int64_t i = low; i < high; i++) sums[i] += from[i];
+  }
+  y += j0;
+#define ALONG(e) \
+  for (int64_t j = 0; j < j1 - j0; j++) y[j] = (e);
+  if (kernel == 2 && stride == 2) {
+    ALONG(sums[2 * j] + sums[2 * j + 1])
+  } else if (kernel == 3 && stride == 2) {
+    ALONG(sums[2 * j] + sums[2 * j + 1] + sums[2 * j + 2])
+  } else if (kernel == 3 && stride == 1) {
+    ALONG(sums[j] + sums[j + 1] + sums[j + 2])
+  } else {
+    ALONG(sums[j * stride])
+    for (int64_t k = 1; k < kernel; k++) ALONG(y[j] + sums[j * stride + k])
+  }
+#undef ALONG
+}
+
+/* The same of windows that reach too far for that: tap by tap. */
+static void NAME(wide_window_sums)(const NAME(pool) * q, const REAL *restrict x, ty_window v, REAL *restrict y) {
+  const ty_p_pool *p = q->p;
+  for (int64_t j = 0; j < q->ow; j++) y[j] = 0;
+  for (int64_t row = v.first; row < v.last; row++)
+    for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
+      int64_t shift = kx - p->padding[1], first, last;
+      NAME(inside)(shift, p->stride[1], q->w, 0, q->ow, &first, &last);
+      const REAL *restrict from = x + row * q->w + shift;
+#define BODY(stride) \
+  for (int64_t j = first; j <= last; j++) y[j] += from[j * (stride)];
+      FOR_STRIDE(p->stride[1], BODY)
+#undef BODY
+    }
+}
+
 static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
   const ty_p_pool *p = q->p;
@@ -114,22 +262,16 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const int64_t before = (p->padding[1] + p->stride[1] - 1) / p->stride[1];
   const int64_t whole = before < q->ow ? before : q->ow, room = q->w + p->padding[1] - p->kernel[1];
   const int64_t fit = room < 0 ? 0 : room / p->stride[1] + 1, cut = fit < whole ? whole : fit < q->ow ? fit : q->ow;
+  const bool narrow = p->stride[1] <= 4 && p->kernel[1] <= 64; /* which MEAN_ROOM holds */
   for (int64_t plane = begin; plane < end; plane++) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
     REAL *restrict y = q->y + plane * q->oh * q->ow;
     for (int64_t oy = 0; oy < q->oh; oy++, y += q->ow) {
       ty_window v = ty_window_of(p, 0, oy, q->h, q->oh);
-      for (int64_t j = 0; j < q->ow; j++) y[j] = 0;
-      for (int64_t row = v.first; row < v.last; row++)
-        for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
-          int64_t shift = kx - p->padding[1], first, last;
-          NAME(inside)(shift, p->stride[1], q->w, 0, q->ow, &first, &last);
-          const REAL *restrict from = x + row * q->w + shift;
-#define BODY(stride) \
-  for (int64_t j = first; j <= last; j++) y[j] += from[j * (stride)];
-          FOR_STRIDE(p->stride[1], BODY)
-#undef BODY
-        }
+      if (narrow)
+        for (int64_t j = 0; j < q->ow; j += BLOCK)
+          NAME(window_sums)(q, x, v, j, q->ow - j < BLOCK ? q->ow : j + BLOCK, y);
+      else NAME(wide_window_sums)(q, x, v, y);
       int64_t j = 0;
       for (; j < whole; j++) y[j] /= (REAL)(v.count * ty_window_of(p, 1, j, q->w, q->ow).count);
       if (whole < cut) {
@@ -141,21 +283,39 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   }
 }
 
+static REAL NAME(sum_of)(const REAL *restrict x, int64_t n) {
+  REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; i++) sum += x[i];
+  return sum;
+}
+
 static void NAME(adaptive_mean_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
+  REAL sums[MEAN_ROOM];
   for (int64_t plane = begin; plane < end; plane++) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
     REAL *restrict y = q->y + plane * q->oh * q->ow;
+    if (q->oh == 1 && q->ow == 1) {
+      const int64_t count = q->h * q->w;
+      REAL sum = 0;
+      for (int64_t i = 0; i < count; i += 4096) sum += NAME(sum_of)(x + i, count - i < 4096 ? count - i : 4096);
+      y[0] = sum / (REAL)count;
+      continue;
+    }
     for (int64_t oy = 0; oy < q->oh; oy++) {
       ty_window v = ty_window_of(q->p, 0, oy, q->h, q->oh);
+      if (q->w <= MEAN_ROOM) { /* down first, in whole vectors */
+        for (int64_t j = 0; j < q->w; j++) sums[j] = 0;
+        for (int64_t i = v.first; i < v.last; i++)
+          for (int64_t j = 0; j < q->w; j++) sums[j] += x[i * q->w + j];
+      }
       for (int64_t ox = 0; ox < q->ow; ox++) {
         ty_window u = ty_window_of(q->p, 1, ox, q->w, q->ow);
         REAL sum = 0;
-        for (int64_t i = v.first; i < v.last; i++) {
-          const REAL *restrict row = x + i * q->w;
-#pragma omp simd reduction(+ : sum)
-          for (int64_t j = u.first; j < u.last; j++) sum += row[j];
-        }
+        if (q->w <= MEAN_ROOM) sum = NAME(sum_of)(sums + u.first, u.last - u.first);
+        else
+          for (int64_t i = v.first; i < v.last; i++) sum += NAME(sum_of)(x + i * q->w + u.first, u.last - u.first);
         y[oy * q->ow + ox] = sum / (REAL)(v.count * u.count);
       }
     }

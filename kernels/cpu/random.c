@@ -335,6 +335,28 @@ static bool check_row(const ty_view *v, int64_t row, int64_t n, double *total, i
   return *positive > 0 || ty_fail(TY_EINVAL, "multinomial: probs: row %lld has no positive entry", (long long)row);
 }
 
+enum { STRETCH = 256 }; /* entries of a row whose sum is kept */
+
+/* The same of a row of f32, by stretches: sums[i] is what all up to the i-th of them come to. The slow way says what is
+ * wrong. */
+static bool check_row_f32(const ty_view *v, int64_t row, int64_t n, double *sums) {
+  const float *x = (const float *)v->data + row * n;
+  double total = 0;
+  int wrong = 0;
+  for (int64_t at = 0; at < n; at += STRETCH) {
+    const int64_t end = at + STRETCH < n ? at + STRETCH : n;
+    double sum = 0;
+#pragma omp simd reduction(+ : sum) reduction(| : wrong)
+    for (int64_t i = at; i < end; i++) {
+      wrong |= !(x[i] >= 0) | (x[i] > 3.402823466e38f);
+      sum += (double)x[i];
+    }
+    sums[at / STRETCH] = total += sum;
+  }
+  int64_t positive;
+  return (!wrong && total > 0) || check_row(v, row, n, &total, &positive);
+}
+
 /* Smallest i whose running sum exceeds u. */
 static int64_t pick(const double *sums, int64_t n, double u) {
   int64_t low = 0, high = n - 1;
@@ -348,6 +370,15 @@ static int64_t pick(const double *sums, int64_t n, double u) {
 
 static double uniform_at(const ty_p_random *p, int64_t i) {
   return ((double)ty_philox_block(p->seed, p->offset + (uint64_t)i / 4).w[i % 4] + 0.5) * 0x1p-32;
+}
+
+/* The same from the sums of stretches. */
+static int64_t pick_f32(const float *x, const double *sums, int64_t n, double u) {
+  const int64_t stretch = pick(sums, (n + STRETCH - 1) / STRETCH, u), end = (stretch + 1) * STRETCH;
+  double sum = stretch ? sums[stretch - 1] : 0;
+  for (int64_t i = stretch * STRETCH; i < n && i < end; i++)
+    if ((sum += (double)x[i]) > u) return i;
+  return end < n ? end - 1 : n - 1; /* rounding */
 }
 
 enum { FEW = 16 }; /* up to this part of a row, those drawn are kept in a heap */
@@ -409,6 +440,18 @@ bool TY_KERNEL(multinomial)(const ty_kernel_args *k) {
   for (int64_t row = 0; row < rows && ok; row++) {
     double total;
     int64_t positive;
+    if (p->b != 0 && in->dtype != TY_F64 && count <= n / STRETCH) {
+      double *sums = (double *)x;
+      const float *probs = (const float *)in->data + row * n;
+      if (!(ok = check_row_f32(in, row, n, sums))) break;
+      const double all = sums[(n - 1) / STRETCH];
+      for (int64_t i = 0; i < count; i++) {
+        int64_t at = pick_f32(probs, sums, n, uniform_at(p, row * count + i) * all);
+        while (probs[at] == 0) at--;
+        to[row * count + i] = at;
+      }
+      continue;
+    }
     if (!(ok = check_row(in, row, n, &total, &positive))) break;
     if (p->b != 0) {
       double *sums = (double *)x, sum = 0;

@@ -6,6 +6,7 @@
 #include "../half.h"
 #include "../scalar.h"
 #include "cpu.h"
+#include "half_sums.h"
 
 typedef enum kind { SUM, MEAN, SQUARES, PROD, MAX, MIN, ARGMAX, ARGMIN, ANY, ALL, LOGSUMEXP, VAR } kind;
 
@@ -202,7 +203,12 @@ static const void *load(const plan *p, const char *from, int64_t stride, int64_t
         return buffer;
       }
       GATHER(uint16_t, float, ty_f16_to_f32)
-    case TY_BF16: GATHER(uint16_t, float, ty_bf16_to_f32)
+    case TY_BF16:
+      if (stride == 1) {
+        ty_bf16_load(buffer, (const uint16_t *)(const void *)from, n);
+        return buffer;
+      }
+      GATHER(uint16_t, float, ty_bf16_to_f32)
     case TY_I32: GATHER(int32_t, int64_t, )
     case TY_I16: GATHER(int16_t, int64_t, )
     case TY_I8: GATHER(int8_t, int64_t, )
@@ -219,12 +225,8 @@ static void merge_block(const plan *p, const void *x, int64_t n, int64_t first, 
   else merge_block_f32(p->k, x, n, first, s);
 }
 
-/* The sum of bf16 that lie beside each other, widened on the way. */
-static double sum_bf16(const uint16_t *restrict x, int64_t n) {
-  float s = 0;
-#pragma omp simd reduction(+ : s)
-  for (int64_t i = 0; i < n; i++) s += ty_bf16_to_f32(x[i]);
-  return (double)s;
+static bool sums_halves(const plan *p, int64_t stride) {
+  return stride == 1 && ty_is_half(p->dtype) && (p->k == SUM || p->k == MEAN);
 }
 
 /* Reduced elements [begin, end) of the result whose first element is `base`. */
@@ -235,7 +237,7 @@ static void reduce_run(const plan *p, const char *base, int64_t begin, int64_t e
   bool in_place = stride == 1 && (p->dtype == TY_F32 || p->dtype == TY_F64 || p->dtype == TY_I64);
   bool extreme = p->k == MAX || p->k == MIN || p->k == ARGMAX || p->k == ARGMIN; /* has no rounding to keep small */
   int64_t most = in_place && extreme ? LONG_BLOCK : BLOCK;
-  bool halves = p->dtype == TY_BF16 && stride == 1 && (p->k == SUM || p->k == MEAN);
+  bool halves = sums_halves(p, stride);
   for (int64_t i = begin; i < end;) {
     int64_t in_row = i % width, n = width - in_row;
     if (n > end - i) n = end - i;
@@ -257,7 +259,7 @@ static void reduce_run(const plan *p, const char *base, int64_t begin, int64_t e
       i += filled;
       continue;
     }
-    if (halves) s->a += sum_bf16((const uint16_t *)(const void *)from, n);
+    if (halves) s->a += sum_halves(p->dtype, (const uint16_t *)(const void *)from, n);
     else merge_block(p, load(p, from, stride, n, buffer), n, i, s);
     i += n;
   }
@@ -313,7 +315,7 @@ static void each_short_row(const plan *p, int64_t begin, int64_t end) {
   float *to = p->out->data;
   for (int64_t i = begin; i < end; i++) {
     const float *x = (const float *)p->data + offset_of(p->nkept, p->kept_size, p->kept_stride, i);
-    to[i] = (float)(sum_f32(x, n) / count);
+    to[i] = (float)((n < 128 ? (double)short_sum_f32(x, n) : sum_f32(x, n)) / count);
   }
 }
 
@@ -360,16 +362,21 @@ static void reduce_columns(const plan *p, const char *from, int64_t first, int64
   int inner = p->nreduced - 1;
   int64_t stride = p->kept_stride[p->nkept - 1];
   int64_t bytes = p->dtype == TY_F64 || is_integer(p) ? 8 : 4;
+  const bool halves = sums_halves(p, stride);
   for (int64_t i = first; i < last;) {
     int64_t rows = last - i < ROWS ? last - i : ROWS;
     const char *x = NULL;
     for (int64_t r = 0; r < rows; r++) {
       if (r == 0 || (i + r) % p->reduced_size[inner] == 0)
         x = from + offset_of(p->nreduced, p->reduced_size, p->reduced_stride, i + r) * p->size;
-      row[r] = load(p, x, stride, width, (char *)buffer + r * width * bytes);
+      row[r] = halves ? x : load(p, x, stride, width, (char *)buffer + r * width * bytes);
       x += p->reduced_stride[inner] * p->size;
     }
-    if (p->dtype == TY_F64) merge_columns_f64(p->k, row, rows, width, i, s);
+    if (halves) {
+      float *sums = (float *)buffer;
+      column_sums_of_halves(p->dtype, sums, row, rows, width);
+      for (int64_t j = 0; j < width; j++) s[j].a += (double)sums[j];
+    } else if (p->dtype == TY_F64) merge_columns_f64(p->k, row, rows, width, i, s);
     else if (is_integer(p)) merge_columns_i64(p->k, row, rows, width, i, s);
     else merge_columns_f32(p->k, row, rows, width, i, s);
     i += rows;

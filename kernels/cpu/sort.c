@@ -172,11 +172,38 @@ static void emit(const sort_ctx *c, int64_t from, int64_t to, int64_t at) {
   }
 }
 
-/* A line of i64 that lie within 2^32 of each other, as counts and ids do: pairs of 8 bytes, from which the values are
- * made again without looking them up. False where they do not lie so. */
+static int bits_of(uint64_t x) { return x ? 64 - __builtin_clzll(x) : 0; }
+
+enum { PACKED_DIGIT = 9 };
+
+/* Sorts numbers by `bits` bits from `low` on, those below in order already; the result lies in a. */
+static void packed_sort(uint64_t *a, uint64_t *b, int64_t n, int low, int bits) {
+  const int passes = (bits + PACKED_DIGIT - 1) / PACKED_DIGIT, width = passes ? (bits + passes - 1) / passes : 0;
+  const uint64_t mask = ((uint64_t)1 << width) - 1;
+  uint64_t *from = a, *to = b;
+  for (int pass = 0; pass < passes; pass++) {
+    const int shift = low + pass * width;
+    int64_t at[1 << PACKED_DIGIT] = { 0 }, sum = 0;
+    for (int64_t i = 0; i < n; i++) at[from[i] >> shift & mask]++;
+    for (uint64_t v = 0; v <= mask; v++) {
+      const int64_t count = at[v];
+      at[v] = sum;
+      sum += count;
+    }
+    for (int64_t i = 0; i < n; i++) to[at[from[i] >> shift & mask]++] = from[i];
+    uint64_t *other = from;
+    from = to;
+    to = other;
+  }
+  if (from != a) memcpy(a, from, (size_t)n * sizeof *a);
+}
+
+/* A line of i64 that lie so close to each other that what is between them and a position have room in 64 bits, as counts
+ * and ids do: numbers of 8 bytes, from which the values are made again without looking them up. False where they do not
+ * lie so. */
 static bool sort_close_integers(const sort_ctx *c, int64_t from, int64_t to, uint64_t *a) {
   int64_t n = c->l.size, step = c->l.inner;
-  if (c->dtype != TY_I64 || n < RADIX_FROM || n > UINT32_MAX || c->k <= n / 8) return false;
+  if (c->dtype != TY_I64 || n < RADIX_FROM || c->k <= n / 8) return false;
   const int64_t *x = (const int64_t *)c->x + from;
   int64_t least = x[0], most = x[0];
   for (int64_t i = 1; i < n; i++) {
@@ -184,13 +211,16 @@ static bool sort_close_integers(const sort_ctx *c, int64_t from, int64_t to, uin
     least = v < least ? v : least;
     most = v > most ? v : most;
   }
-  if ((uint64_t)most - (uint64_t)least > UINT32_MAX) return false;
-  const uint64_t base = (uint64_t)least, flip = c->flip ? UINT32_MAX : 0;
-  for (int64_t i = 0; i < n; i++) a[i] = MAKE_NARROW(((uint64_t)x[i * step] - base) ^ flip, i);
-  narrow_sort(a, a + n, n, 4);
-  for (int64_t j = 0; j < c->k; j++) c->positions[to + j * step] = NARROW_AT(a[j]);
+  const int low = bits_of((uint64_t)n - 1), bits = bits_of((uint64_t)most - (uint64_t)least);
+  if (low + bits > 64) return false;
+  const uint64_t first = (uint64_t)(c->flip ? most : least),
+                 sign = c->flip ? UINT64_MAX : 1; /* descending: from above */
+  for (int64_t i = 0; i < n; i++) a[i] = (((uint64_t)x[i * step] - first) * sign) << low | (uint64_t)i;
+  packed_sort(a, a + n, n, low, bits);
+  const uint64_t position = ((uint64_t)1 << low) - 1;
+  for (int64_t j = 0; j < c->k; j++) c->positions[to + j * step] = (int64_t)(a[j] & position);
   int64_t *values = c->values ? (int64_t *)c->values + to : NULL;
-  for (int64_t j = 0; values && j < c->k; j++) values[j * step] = (int64_t)(((a[j] >> 32) ^ flip) + base);
+  for (int64_t j = 0; values && j < c->k; j++) values[j * step] = (int64_t)((a[j] >> low) * sign + first);
   return true;
 }
 

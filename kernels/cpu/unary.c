@@ -50,16 +50,26 @@
   const ty_p_numbers *s = params; \
   const X a = (X)s->a.f, b = (X)s->b.f;
 
-#if defined(__AVX512F__)
+#if defined(TY_HAS_GELU_LANES)
 static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) {
   const float *x = in[0];
   float *y = out;
   int64_t i = 0;
+#if defined(__AVX512F__)
   for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, ty_gelu_lanes(_mm512_loadu_ps(x + i)));
   if (i < n) {
     const __mmask16 rest = (__mmask16)((1u << (n - i)) - 1);
     _mm512_mask_storeu_ps(y + i, rest, ty_gelu_lanes(_mm512_maskz_loadu_ps(rest, x + i)));
   }
+#else
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, ty_gelu_lanes(_mm256_loadu_ps(x + i)));
+  if (i < n) {
+    float room[8] = { 0 };
+    memcpy(room, x + i, (size_t)(n - i) * sizeof *room);
+    _mm256_storeu_ps(room, ty_gelu_lanes(_mm256_loadu_ps(room)));
+    memcpy(y + i, room, (size_t)(n - i) * sizeof *room);
+  }
+#endif
   return true;
 }
 #define LOOP_GELU(name, f, other) OR_OTHER(name, f32, other)
