@@ -52,9 +52,9 @@ end
 
 --- Trains the decoder alone, as sd-vae-ft-mse was, for the pictures that it is to show: latents mean what they meant,
 -- and networks that draw them stay as they are. loader: batches with a field `image` and perhaps `latents`, of unit
--- variance (as model:scale() has them; else the encoder's means). options: those of train.fit but loss, and noise (0: the most
--- noise that is added to latents, since drawn ones are not quite those of pictures). Returns the losses, and the
--- autoencoder with the averaged decoder. Stability AI 2022, "Improved Autoencoders".
+-- variance (as model:scale() has them; else the encoder's means). options: those of train.fit but loss, and noise (0:
+-- the most noise that is added to latents, since drawn ones are not quite those of pictures). Returns the losses, and
+-- the autoencoder with the averaged decoder. Stability AI 2022, "Improved Autoencoders".
 ---@param model AutoencoderKL
 ---@param loader DataLoader
 ---@param options table

@@ -37,8 +37,8 @@ end
 
 --- The mean loss of pairs, by the log-likelihoods [n] of the chosen and the rejected answers under the model that
 -- learns and under the reference. options: beta (0.1: how strongly the reference holds), kind ("sigmoid": DPO; "ipo":
--- squared, which does not push without end), smoothing (0: the share of pairs that are the wrong way round). Second the share of
--- pairs whose chosen answer the model prefers more than the reference does.
+-- squared, which does not push without end), smoothing (0: the share of pairs that are the wrong way round). Second the
+-- share of pairs whose chosen answer the model prefers more than the reference does.
 ---@param chosen Tensor
 ---@param rejected Tensor
 ---@param reference_chosen Tensor
