@@ -305,7 +305,7 @@ TY_INLINE double ty_zeta_f64(double s, double q) {
   for (; q < 10 + s; q += 1) { /* the formula wants q beyond s */
     double term = pow(q, -s);
     sum += term;
-    if (q > 0 && term < sum * 1e-18) return sum;
+    if (q > 0 && term <= sum * 1e-18) return sum; /* also where no term is left */
   }
   double power = pow(q, -s), rising = s, z = 1 / (q * q), tails = 0, scale = power / q;
   for (int k = 0; k < TY_COUNT(tail); k++) {
