@@ -7,13 +7,13 @@
 -- Nothing of the model is frozen, adapted or left out: every parameter has a gradient, two f32 moments and a step of
 -- AdamW. Parameters stay in memory, moments and what the backward pass wants kept are in a file that is read past the
 -- page cache, gradients live until their layer has stepped; the head is a sequence of tiles. The budget is the
--- allocator's own, which refuses what is more; from outside the resident size of the process is held against the same
--- number, and the bytes that the kernel moved for the process (/proc/self/io) against the engine's count. Weights and
--- tokens are random: what is measured is the step. The run in memory has the same arithmetic and no limits; where the
--- machine has not the memory for it, the rows that need it are said not to be judged. The limit is the larger of two
--- times: that of the step's operations, as the meta device counts them, at the rate of a bf16 product of a layer's
--- shape, and that of the step's bytes at the rate at which the disk reads and writes at once. The first step, which
--- makes the moments and the file, is not timed.
+-- allocator's own, which refuses what is more; from outside the resident size of the process is held against 3 GiB, and
+-- the bytes that the kernel moved for the process (/proc/self/io) against the engine's count. Weights and tokens are
+-- random: what is measured is the step. The run in memory has the same arithmetic and no limits; where the machine has
+-- not the memory for it, the rows that need it are said not to be judged. The limit is the larger of two times: that of
+-- the step's operations, as the meta device counts them, at the rate of a bf16 product of a layer's shape, and that of
+-- the step's bytes at the rate at which the disk reads and writes at once. The first step, which makes the moments and
+-- the file, is not timed.
 local ty = require "tycho"
 local models = require "tycho.models"
 local offload = require "tycho.offload"
