@@ -26,10 +26,11 @@ local solver = diffusion.solver
 
 local yardstick = zoo.yardstick { model = args.model, device = r.device, real = r.quick and 8 or 512 }
 
--- Predicted noise times a factor, as a part.
+-- Predicted noise times a factor, as a part; but of nothing but noise, where any other noise would leave no picture.
 local function scaled(factor)
   return { predict = function(_, run, next, x, point)
     local made = next(x, point)
+    if point.alpha == 0 then return made end
     return diffusion.prediction.new("epsilon", x, made:as "epsilon" * factor, point, run.data)
   end }
 end
