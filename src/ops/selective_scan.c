@@ -63,14 +63,14 @@ bool fwd_selective_scan_backward(ty_call *c) {
 /* The states of all tokens [b, t, d, n] as linear_scan gives them, and from the end their gradients G: du = delta S and
  * ddelta = u S + sum of R a, where S = sum of G b over states and R = G exp(delta a) h[t-1]; da = sum of R delta. */
 static bool composed(ty_vjp *c) {
-  const ty_selective_scan_args *given = TY_ARGS(selective_scan, c);
-  ty_dtype dtype = wide_dtype(given->u.t);
-  int64_t length = given->u.t->v.size[1];
-  ty_tensor *u = ty_to(given->u.t, dtype), *delta = ty_to(given->delta.t, dtype), *a = ty_to(given->a.t, dtype);
-  ty_tensor *b = ty_to(given->b.t, dtype), *read = ty_to(given->c.t, dtype);
-  ty_tensor *state = given->state.t ? ty_to(given->state.t, dtype) : NULL, *ds = c->g[1] ? ty_to(c->g[1], dtype) : NULL;
+  const ty_selective_scan_args *args = TY_ARGS(selective_scan, c);
+  ty_dtype dtype = wide_dtype(args->u.t);
+  int64_t length = args->u.t->v.size[1];
+  ty_tensor *u = ty_to(args->u.t, dtype), *delta = ty_to(args->delta.t, dtype), *a = ty_to(args->a.t, dtype);
+  ty_tensor *b = ty_to(args->b.t, dtype), *read = ty_to(args->c.t, dtype);
+  ty_tensor *state = args->state.t ? ty_to(args->state.t, dtype) : NULL, *ds = c->g[1] ? ty_to(c->g[1], dtype) : NULL;
   ty_tensor *dy = c->g[0] ? ty_to(c->g[0], dtype) : ty_mul(u, 0.0);
-  if (!u || !delta || !a || !b || !read || !dy || (given->state.t && !state)) return false;
+  if (!u || !delta || !a || !b || !read || !dy || (args->state.t && !state)) return false;
   if (length == 0) {
     ty_tensor *none[] = { u, delta, a, b, read };
     for (int i = 0; i < 5; i++) c->dx[i] = ty_mul(none[i], 0.0);
