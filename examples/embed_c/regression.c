@@ -54,7 +54,7 @@ int main(void) {
     for (int i = 0; i < PARAMS; i++) grad[i] = ty_grad_of(param[i]);
     if (!ty_adam_((ty_tensors){ param, PARAMS }, (ty_tensors){ grad, PARAMS }, (ty_tensors){ mean, PARAMS },
                   (ty_tensors){ square, PARAMS }, (ty_tensors){ NULL, 0 }, 0.02, 0.9, 0.999, 1e-8, 0.0, true, 1.0,
-                  INFINITY, 0, step, NULL))
+                  INFINITY, 0, step, false, NULL))
       die("optimizer");
     for (int i = 0; i < PARAMS; i++) ty_clear_grad(param[i]); /* gradients add up until they are cleared */
 

@@ -136,6 +136,7 @@ static ty_tensors any_list(void) {
 #define OUT_3 , NULL
 #define OUT_4 , NULL
 #define OUT_5 , NULL
+#define OUT_6 , NULL
 #define WITHOUT_FIRST(first, ...) __VA_ARGS__
 #define CALL(name, ...) ty_##name(WITHOUT_FIRST(__VA_ARGS__))
 #define OP(name, outs, args, ...) \

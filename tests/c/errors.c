@@ -15,7 +15,7 @@ void test_error_texts(void) {
   CHECK_FAILS(ty_zeros(TY_INTS(1, 1, 1, 1, 1, 1, 1, 1, 1), TY_F32, TY_CPU), TY_EINVAL, "zeros|8 dimensions");
   CHECK_FAILS(ty_gelu(x, "nearly"), TY_EINVAL, "gelu|approximate|nearly");
   CHECK_FAILS(ty_sgd_(TY_LIST(x), TY_LIST(i), (ty_tensors){ NULL, 0 }, (ty_tensors){ NULL, 0 }, 0.1, 0, 0, 0, false, 1,
-                      INFINITY, 0, 1, NULL),
+                      INFINITY, 0, 1, false, NULL),
               TY_EINVAL, "sgd_|grads|i64");
   CHECK_INT(live_bytes(), before);
   ty_dtype dtype;

@@ -107,7 +107,7 @@ static bool train_step(model *m, int64_t step, double *loss_value) {
     *loss_value = ty_item(loss, &ok);
     ok = ok && ty_adam_((ty_tensors){ m->param, 4 }, (ty_tensors){ grads, 4 }, (ty_tensors){ m->first, 4 },
                         (ty_tensors){ m->second, 4 }, (ty_tensors){ NULL, 0 }, 0.02, 0.9, 0.999, 1e-8, 0.01, true, 1,
-                        INFINITY, 0, step, NULL);
+                        INFINITY, 0, step, false, NULL);
   }
   ty_scope_close(&scope);
   model_clear_grads(m);

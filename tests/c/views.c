@@ -71,7 +71,7 @@ void test_writes_are_noticed(void) {
   version = x->storage->version;
   ty_tensor *g = ty_ones(TY_INTS(3), TY_F64, TY_CPU);
   CHECK(ty_sgd_(TY_LIST(x), TY_LIST(g), (ty_tensors){ NULL, 0 }, (ty_tensors){ NULL, 0 }, 0.5, 0, 0, 0, false, 1,
-                INFINITY, 0, 1, NULL));
+                INFINITY, 0, 1, false, NULL));
   CHECK(x->storage->version > version);
   CHECK_NEAR(value_at(x, 0), 8.5, 0);
 }
