@@ -124,9 +124,9 @@ end
 beside("Frechet distance to real pictures, of the full sampler's", "frechet", "full", 1.05)
 beside("the same of squares of 64 x 64 pixels", "detail", "full", 1.05)
 beside("Frechet distance, of that of full size with fewer steps in its time", "frechet", NAME .. ", fewer steps", 1)
-beside("the same of squares", "detail", NAME .. ", fewer steps", 1)
+beside("the same of squares, of fewer steps", "detail", NAME .. ", fewer steps", 1)
 beside("Frechet distance, of that without the first stage", "frechet", "small first", 1)
-beside("the same of squares", "detail", "small first", nil, false)
+beside("the same of squares, of no first stage", "detail", "small first", nil, false)
 beside("Frechet distance of squares, of that with no more noise at the changes", "detail", "no more noise", 1)
 local captions = {}
 for i, comparison in ipairs(list) do
