@@ -139,7 +139,7 @@ end)
 
 check.test("configs that cannot be are one clear error", function()
   local function fails(change, text) check.fails(function() llm.load(folder("llama", {}, change)) end, text) end
-  fails({ model_type = "mamba" }, "model_type 'mamba' is not known; there are action_model, bert, camembert, clip, ")
+  fails({ model_type = "rwkv" }, "model_type 'rwkv' is not known; there are action_model, bert, camembert, clip, ")
   fails({ hidden_size = ty.io.null, hiden_size = 32 }, "the config has no hidden_size; it has the unknown hiden_size")
   fails({ num_hidden_layers = "two" }, "'num_hidden_layers' must be a positive integer up to 10000, got two")
   fails({ num_hidden_layers = 0 }, "up to 10000, got 0")
