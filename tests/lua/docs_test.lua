@@ -9,13 +9,17 @@ local ty = require "tycho"
 -- ---- what the documents have ----
 
 -- What is shorter here than in the text: { document, text, what is run in its place }. MODEL is the model that the
--- command of pretrain makes, PIPELINE a small one of the fixtures, NETWORK an ONNX file there.
+-- command of pretrain makes, PIPELINE a small one of the fixtures, NETWORK an ONNX file there, CHAT and CLIP are bases
+-- of the zoo. FOLDER has a picture.
 local substitutions = {
   { "README.md", "train.steps(loader, 300)", "train.steps(loader, 2)" },
   { "README.md", 'hub.load "model.onnx"', 'hub.load "NETWORK"' },
   { "README.md", 'llm.load "path", llm.tokenizer "path"', 'llm.load "MODEL", llm.tokenizer "MODEL"' },
   { "README.md", 'hub.pipeline "path"', 'hub.pipeline "PIPELINE"' },
   { "README.md", "steps = 20, guidance = 4", "steps = 2, guidance = 4" },
+  { "README.md", 'vlm.load "path"', 'vlm.load "CHAT"' },
+  { "README.md", '"photo.jpg"', '"FOLDER/one.png"' },
+  { "README.md", '"pictures", vlm.gallery_encoder "path/of/siglip"', '"FOLDER", vlm.gallery_encoder "CLIP"' },
 }
 
 -- Commands of indented blocks: how they are run here (arguments that are added, PATH: the model of pretrain,
@@ -28,6 +32,7 @@ local commands = {
   ['./run recipes/llm/generate.lua --model PATH --prompt "Once"'] = { add = "--quick --out generate" },
   ["./run recipes/quant/quantize.lua --model PATH --dtype q4_k"] = { add = "--quick --out quantize" },
   ['./run recipes/vlm/chat.lua --prompt "what is on the picture?"'] = { add = "--quick --out chat" },
+  ['./run recipes/vlm/search.lua "a red car" FOLDER'] = { add = "--out search" },
   ["./run recipes/quant/compare.lua --model kjv-lm"] = { add = "--quick --out compare" },
   ['./run recipes/diffusion/generate.lua --model PIPELINE --prompt "a fox|two red apples"'] =
     { add = "--quick --out painted" },
@@ -139,7 +144,9 @@ for _, name in ipairs(documents) do all[name] = table.pack(read(name)) end
 local function with_models(text)
   local pipeline = absolute(root .. "tests/fixtures/pipelines/sd15"):gsub("%%", "%%%%")
   local network = absolute(root .. "tests/fixtures/onnx/convnet.onnx"):gsub("%%", "%%%%")
-  return (text:gsub("MODEL", "pretrain/model"):gsub("PIPELINE", pipeline):gsub("NETWORK", network))
+  local zoo = absolute(root .. "zoo"):gsub("%%", "%%%%")
+  return (text:gsub("MODEL", "pretrain/model"):gsub("PIPELINE", pipeline):gsub("NETWORK", network)
+    :gsub("CHAT", zoo .. "/scene-vlm"):gsub("CLIP", zoo .. "/scene-clip"):gsub("FOLDER", "photographs"))
 end
 
 -- ./run FILE ...: what it ends with.
@@ -160,6 +167,9 @@ local function run_native(command)
     (quoted(build):gsub("%%", "%%%%")))
   run(line, command)
 end
+
+ty.io.mkdir(scratch.file "photographs")
+ty.io.save_image(scratch.file "photographs/one.png", ty.full({ 3, 64, 64 }, 200, { dtype = "u8" }))
 
 check.test("commands of indented blocks", function()
   for pass = 1, 2 do -- what others need comes first
