@@ -147,6 +147,8 @@ end
 function PaliGemma:published_config()
   local config = Llava.published_config(self)
   config.text_config.use_bidirectional_attention = true
+  local side = self.vision_tower.config.image_size // self.vision_tower.config.patch_size
+  config.text_config.num_image_tokens = side * side
   config.vision_config.projection_dim = self.language_model.config.hidden_size
   config.projection_dim = config.projection_dim or self.language_model.config.hidden_size
   return config

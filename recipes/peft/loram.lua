@@ -75,7 +75,9 @@ local function run(train, use, attach)
   end
 end
 
-local function lora(model) return peft.lora(model, { rank = args.rank, alpha = args.rank, targets = "all-linear" }) end
+local function lora(model)
+  return (peft.lora(model, { rank = args.rank, alpha = args.rank, targets = "all-linear" }))
+end
 local function qlora(model) return (peft.qlora(model, { rank = args.rank, alpha = args.rank })) end
 local function itself(model) return model end
 local function recovered(from)

@@ -80,7 +80,7 @@ for _, sparsity in ipairs(args.sparsity) do
   end
   local shares, all = {}, {}
   for i, seed in ipairs(r.seeds) do
-    local losses = { dense = loss(base(seed)), pruned = loss(prune.magnitude(base(seed), { sparsity = sparsity })) }
+    local losses = { dense = loss(base(seed)), pruned = loss((prune.magnitude(base(seed), { sparsity = sparsity }))) }
     for name, way in pairs(ways) do
       losses[name] = loss(seed == r.seed and models[name] or retrained(seed, sparsity, way, way.rate))
     end

@@ -35,7 +35,7 @@ local ways = {
   q2_k = function(model) quant.round(model, { format = "q2_k" }) end,
   ["2:4"] = sparsegpt "2:4",
   ["1:4"] = sparsegpt "1:4",
-  magnitude = function(model) prune.release(prune.magnitude(model, { pattern = "2:4" })) end,
+  magnitude = function(model) prune.release((prune.magnitude(model, { pattern = "2:4" }))) end,
 }
 local compressions = {}
 for name in args.compress:gmatch "[^,]+" do

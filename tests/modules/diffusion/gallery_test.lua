@@ -123,7 +123,7 @@ check.test("the recipe with LoRAs, a ControlNet, weights in blocks and a file of
   for words, what in pairs { ["--lora '" .. fixtures .. "loras/sdxl_kohya.safetensors'"] =
       "246 of 366 tensors find no layer that they fit", ["--control '" .. fixtures .. "pipelines/control'"] =
       "--picture: expected one, for --control to see, got none", ["--size abc"] = "--size: expected 512 or 768x512",
-      ["--dtype q9_0"] = "expected nf4, q8_0" } do
+      ["--dtype q9_0"] = "expected nf4, mxfp4" } do
     ok, said = generate("wrong", "--prompt a --steps 1 " .. words, nil, fixtures .. "pipelines/sd15")
     check.equal({ ok, said:find(what, 1, true) ~= nil }, { nil, true }, said)
   end
