@@ -64,14 +64,14 @@ local steps = { rows = { 0, 48, 96, 192, 384 }, columns = { 0, 64, 128, 256, 512
 
 --- Products of drawn shapes, `ways` of doing each: { m, n, k, dtype, layout, threads, rows, columns, pack }. Sizes are
 -- drawn evenly in their logarithms. options: least (16), most (1024: of a size), work (4e8: the most multiplications
--- of a product), dtypes ({ "f32", "f64", "bf16" }), threads ({ 1 } up to those that ops have), ways (8, the first that
--- which the kernel chooses), seed (0).
----@param count integer  shapes
+-- of a product), dtypes ({ "f32", "f64", "bf16" }), threads ({ 1 } up to those that ops have), ways (8; the first is
+-- the kernel's own choice), seed (0).
+---@param count integer  shapes, at most a million
 ---@param options? table
 ---@return table[]
 function M.sample(count, options)
   local who = "estimate.products.sample"
-  arguments.expect(who, "count", count, "an integer >= 1")
+  arguments.expect(who, "count", count, "an integer in [1, 1000000]")
   local o = arguments.read(who, options, { least = 16, most = 1024, work = 4e8, dtypes = { "f32", "f64", "bf16" },
     threads = none, ways = 8, seed = 0 }, { least = "an integer >= 1", most = "an integer >= 1",
     work = "a finite number >= 1", dtypes = "a list of strings", threads = "a list of integers", ways =

@@ -47,6 +47,7 @@ check.test("drawn products are those of the seed, within their limits, the first
     if i % 4 == 1 then check.equal({ p.rows, p.columns, p.pack }, { 0, 0, 0 }) end
     if i % 4 ~= 1 then check.equal({ p.m, p.n, p.k }, { list[i - 1].m, list[i - 1].n, list[i - 1].k }) end
   end
+  check.fails(function() products.sample(1 << 40) end, "an integer in [1, 1000000], got 1099511627776")
   check.fails(function() products.sample(1, { least = 100, work = 1e5 }) end, "room for it in work")
 end)
 
