@@ -25,9 +25,9 @@ local function stop(text, ...)
   os.exit(2, true)
 end
 
-local groups = { "startup", "overhead", "gemm", "conv", "attention", "recurrent", "memory_bound", "scan_sort", "sparse",
-  "adapters", "optimizer", "embedding", "quantized", "compressed", "tokenizer", "pictures", "llm", "gpt2", "unet",
-  "resnet", "vit", "vlm", "memory", "sd", "datasets", "ops", "data", "rarer" }
+local groups = {} -- every file of bench/items/
+for _, file in ipairs(ty.io.listdir(root .. "/bench/items")) do groups[#groups + 1] = file:match "^([%w_]+)%.lua$" end
+table.sort(groups)
 
 local names, options = {}, { rounds = 7, target = 0.04, peer = true, save = true }
 local i = 1
@@ -68,8 +68,7 @@ local thread_counts = options.threads or (all > 1 and { 1, all } or { 1 })
 -- Work by number of threads: a peer is started for each, since what it compiles is made for one number.
 local plan, found = {}, 0
 for _, group in ipairs(groups) do
-  local file = root .. "/bench/items/" .. group .. ".lua"
-  if ty.io.exists(file) and (#names == 0 or table.concat(names, " "):find(group, 1, true)) then
+  if #names == 0 or table.concat(names, " "):find(group, 1, true) then
     local list = require("bench.items." .. group)
     for _, item in ipairs(list) do
       item.group, item.name = group, group .. "/" .. item.name

@@ -7,10 +7,6 @@
 
 #include "scalar.h"
 
-/* ty_p_optim.rule of sgd, adam and lion: how parameters in half precision are rounded. Those of optim_rules.h have
- * numbers of their own. */
-enum { TY_ROUND_NEAREST = 0, TY_ROUND_STOCHASTIC = 255 };
-
 /* The finalizer of MurmurHash3, whose every bit depends on all. */
 TY_INLINE uint32_t ty_mixed(uint32_t u) {
   u = (u ^ u >> 16) * UINT32_C(0x85ebca6b);

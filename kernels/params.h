@@ -167,6 +167,7 @@ typedef struct ty_p_optim {
   double average_weight;
   int64_t step; /* counts from 1 */
   bool decoupled, nesterov, averaged, controlled;
+  bool stochastic;     /* parameters in half precision are rounded as optim_round.h has it */
   uint8_t rule, lists; /* adaptive: what optim_rules.h says of it; a mask of its lists of states */
   double low, high;
 } ty_p_optim;

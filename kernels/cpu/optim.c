@@ -184,7 +184,7 @@ static void step_f32(const step_ctx *c, const ty_view *const *v, int64_t from, i
   float buffer[ROLES][BLOCK], *x[ROLES];
   for (int r = 0; r < ROLES; r++) x[r] = v[r] ? load_f32(v[r], from, n, buffer[r]) : NULL;
   f32_run(c->f32, x, n, c);
-  if (c->p->rule == TY_ROUND_STOCHASTIC && v[P] && (v[P]->dtype == TY_BF16 || v[P]->dtype == TY_F16))
+  if (c->p->stochastic && v[P] && (v[P]->dtype == TY_BF16 || v[P]->dtype == TY_F16))
     round_half((ty_dtype)v[P]->dtype, x[P], x[G], from, n, c->p->step);
   for (int r = 0; r < ROLES; r++)
     if (v[r] && c->written >> r & 1) store_f32(v[r], from, n, x[r]);

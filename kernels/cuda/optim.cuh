@@ -98,7 +98,7 @@ template <class X> struct optim_numbers {
     decay = decoupled ? X(p.lr * p.weight_decay) : X(0);
     beta1 = X(p.beta1), fresh1 = X(1 - p.beta1), beta2 = X(p.beta2), fresh2 = X(1 - p.beta2);
     plain_lr = p.lr, plain_beta1 = p.beta1, plain_beta2 = p.beta2;
-    stochastic = p.rule == TY_ROUND_STOCHASTIC;
+    stochastic = p.stochastic;
     plain_momentum = p.momentum, plain_dampening = p.dampening, steps = static_cast<double>(p.step);
     control = p.controlled ? static_cast<const double *>(k->in[k->nin - 1]->data) : nullptr;
     count_to(steps);

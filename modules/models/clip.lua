@@ -224,10 +224,7 @@ function CLIPModel:init(config)
   config = configs.read("CLIPModel", config, model_fields)
   local text = one("CLIPModel: text_config", part_of(config, "text_config"), text_fields)
   local vision = one("CLIPModel: vision_config", part_of(config, "vision_config"), vision_fields)
-  for name, part in pairs { text_config = text, vision_config = vision } do
-    for _, key in ipairs(part.unknown) do table.insert(config.unknown, name .. "." .. key) end
-  end
-  table.sort(config.unknown)
+  configs.with_parts(config, { text_config = text, vision_config = vision })
   local factor, width = config.initializer_factor, config.projection_dim
   self.config = config
   self.text_model = TextTransformer(text)
@@ -266,13 +263,8 @@ end
 ---@return Tensor image
 ---@return Tensor text
 function CLIPModel:forward(tokens, options)
-  local o = arguments.read("CLIPModel", options, { pictures = arguments.none, mask = arguments.none,
-    interpolate = false, checkpoint = false }, { pictures = "a tensor", mask = "a tensor" })
-  if not o.pictures then arguments.fail "CLIPModel: pictures: expected a tensor, got nil" end
-  local text = nn.normalize(self:text_features(tokens, { mask = o.mask, checkpoint = o.checkpoint }))
-  local image = nn.normalize(self:image_features(o.pictures,
-    { interpolate = o.interpolate, checkpoint = o.checkpoint }))
-  return image:matmul(text:transpose(0, 1)) * self.logit_scale:exp(), image, text
+  local cosines, image, text = blocks.cosines("CLIPModel", self, tokens, options)
+  return cosines * self.logit_scale:exp(), image, text
 end
 
 --- The keys of config.json, with those of both transformers.

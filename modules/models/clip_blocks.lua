@@ -1,7 +1,9 @@
 --- What the transformers of CLIP and of SigLIP are made of, with the names that both publish: attention, feed-forward
--- network, the layer of both and the stack of layers. A config says hidden_size, intermediate_size,
--- num_hidden_layers, num_attention_heads, hidden_act, layer_norm_eps, attention_dropout and initializer_factor.
+-- network, the layer of both and the stack of layers; and how their outputs meet. A config says hidden_size,
+-- intermediate_size, num_hidden_layers, num_attention_heads, hidden_act, layer_norm_eps, attention_dropout and
+-- initializer_factor.
 local nn = require("tycho").nn
+local arguments = require "tycho.arguments"
 local layers = require "tycho.models.layers"
 
 local M = {}
@@ -60,6 +62,25 @@ M.Encoder = Encoder
 function Encoder:init(config, who)
   self.layers = nn.ModuleList {}
   for _ = 1, config.num_hidden_layers do self.layers:append(Layer(config, who)) end
+end
+
+--- The cosines [pictures, texts] of a model's features of pictures and of texts, and both features, of length 1. who:
+-- for errors. options: pictures, mask (of the tokens), interpolate, checkpoint.
+---@param who string
+---@param model Module  with text_features() and image_features()
+---@param tokens Tensor  i64 [texts, t]
+---@param options {pictures: Tensor, mask?: Tensor, interpolate?: boolean, checkpoint?: boolean}
+---@return Tensor cosines
+---@return Tensor image
+---@return Tensor text
+function M.cosines(who, model, tokens, options)
+  local o = arguments.read(who, options, { pictures = arguments.none, mask = arguments.none, interpolate = false,
+    checkpoint = false }, { pictures = "a tensor", mask = "a tensor" })
+  if not o.pictures then arguments.fail("%s: pictures: expected a tensor, got nil", who) end
+  local text = nn.normalize(model:text_features(tokens, { mask = o.mask, checkpoint = o.checkpoint }))
+  local image = nn.normalize(model:image_features(o.pictures,
+    { interpolate = o.interpolate, checkpoint = o.checkpoint }))
+  return image:matmul(text:transpose(0, 1)), image, text
 end
 
 return M

@@ -125,6 +125,16 @@ end
 
 M.none = {}
 
+--- Adds the unknown keys of a config's parts to its own, with the name of the part before them.
+---@param config table
+---@param parts table<string, table>  name -> the config of that part, as read() gives it
+function M.with_parts(config, parts)
+  for name, part in pairs(parts) do
+    for _, key in ipairs(part.unknown) do table.insert(config.unknown, name .. "." .. key) end
+  end
+  table.sort(config.unknown)
+end
+
 --- An error that names the key unless its value is the only one that is computed here, or one of those that are.
 ---@param who string
 ---@param config table

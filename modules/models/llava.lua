@@ -103,10 +103,7 @@ function Llava:init(config, pooler)
   self.config = config
   self.language_model = Text(text)
   self.vision_tower = Tower(vision, pooler or false)
-  for name, module in pairs { text_config = self.language_model, vision_config = self.vision_tower } do
-    for _, key in ipairs(module.config.unknown) do table.insert(config.unknown, name .. "." .. key) end
-  end
-  table.sort(config.unknown)
+  configs.with_parts(config, { text_config = self.language_model.config, vision_config = self.vision_tower.config })
   config.tie_word_embeddings = self.language_model.config.tie_word_embeddings
   if config.tie_word_embeddings then self.ignored_too = { "^language_model%.lm_head%.weight$", "^lm_head%.weight$" } end
   self.context = self.language_model.context

@@ -74,10 +74,7 @@ function PaliGemma:init(config)
   self.config = config
   self.language_model = require(texts[kind])(text)
   self.vision_tower = require("tycho.models.siglip").SiglipVisionModel(vision)
-  for name, module in pairs { text_config = self.language_model, vision_config = self.vision_tower } do
-    for _, key in ipairs(module.config.unknown) do table.insert(config.unknown, name .. "." .. key) end
-  end
-  table.sort(config.unknown)
+  configs.with_parts(config, { text_config = self.language_model.config, vision_config = self.vision_tower.config })
   if config.tie_word_embeddings then self.ignored_too = { "^language_model%.lm_head%.weight$", "^lm_head%.weight$" } end
   self.context = self.language_model.context
   self.multi_modal_projector = Projector(self.vision_tower.config.hidden_size, self.language_model.config.hidden_size)

@@ -89,10 +89,7 @@ function Qwen2VL:init(given)
     error(("%s: vision_config: its features of %d must be as wide as the text's hidden_size %d"):format(self.family,
       out, self.language_model.config.hidden_size), 0)
   end
-  for name, part in pairs { text_config = self.language_model.config, vision_config = self.visual.published } do
-    for _, key in ipairs(part.unknown) do table.insert(config.unknown, name .. "." .. key) end
-  end
-  table.sort(config.unknown)
+  configs.with_parts(config, { text_config = self.language_model.config, vision_config = self.visual.published })
   config.given = given
   self.context = self.language_model.context
   if config.tie_word_embeddings then self.ignored_too = { "^language_model%.lm_head%.weight$" } end

@@ -238,9 +238,8 @@ function SiglipModel:init(config)
     local part = { model_type = config.model_type }
     for key, value in pairs(config[name]) do part[key] = value end
     parts[name] = one("SiglipModel: " .. name, part, fields)
-    for _, key in ipairs(parts[name].unknown) do table.insert(config.unknown, name .. "." .. key) end
   end
-  table.sort(config.unknown)
+  configs.with_parts(config, parts)
   local text, vision = parts.text_config, parts.vision_config
   if not vision.vision_use_head then
     error("SiglipModel: config key 'vision_config.vision_use_head': expected true, got false", 0)
@@ -281,13 +280,8 @@ end
 ---@return Tensor image
 ---@return Tensor text
 function SiglipModel:forward(tokens, options)
-  local o = arguments.read("SiglipModel", options, { pictures = arguments.none, mask = arguments.none,
-    interpolate = false, checkpoint = false }, { pictures = "a tensor", mask = "a tensor" })
-  if not o.pictures then arguments.fail "SiglipModel: pictures: expected a tensor, got nil" end
-  local text = nn.normalize(self:text_features(tokens, { mask = o.mask, checkpoint = o.checkpoint }))
-  local image = nn.normalize(self:image_features(o.pictures,
-    { interpolate = o.interpolate, checkpoint = o.checkpoint }))
-  return image:matmul(text:transpose(0, 1)) * self.logit_scale:exp() + self.logit_bias, image, text
+  local cosines, image, text = blocks.cosines("SiglipModel", self, tokens, options)
+  return cosines * self.logit_scale:exp() + self.logit_bias, image, text
 end
 
 --- The keys of config.json, with those of both transformers.

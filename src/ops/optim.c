@@ -1,6 +1,5 @@
 /* Optimizer steps over lists of tensors: sgd_, adam_, adam_8bit_, lion_, adaptive_, lerp_list_, which write into their
  * arguments; norm_list, finite_list. */
-#include "../../kernels/optim_round.h"
 #include "../../kernels/optim_rules.h"
 #include "op.h"
 
@@ -87,8 +86,6 @@ static bool check_step(ty_call *c, ty_p_optim *p) {
     .grad_scale = (a)->grad_scale.f, .averaged = (a)->averages.ts.n, .average_weight = (a)->average_weight.f, \
     .step = (a)->step.i, __VA_ARGS__                                                                          \
   }
-/* Of those that have it. */
-#define ROUNDED(a) .rule = (a)->stochastic.i ? TY_ROUND_STOCHASTIC : TY_ROUND_NEAREST
 #define ADAM_STEP(a) \
   STEP(a, .beta1 = (a)->beta1.f, .beta2 = (a)->beta2.f, .eps = (a)->eps.f, .decoupled = (a)->decoupled.i)
 
@@ -97,7 +94,8 @@ static bool check_averages(ty_call *c, int arg) { return c->arg[arg].ts.n == 0 |
 
 bool fwd_sgd_(ty_call *c) {
   const ty_sgd__args *a = TY_ARGS(sgd_, c);
-  ty_p_optim p = STEP(a, .momentum = a->momentum.f, .dampening = a->dampening.f, .nesterov = a->nesterov.i, ROUNDED(a));
+  ty_p_optim p = STEP(a, .momentum = a->momentum.f, .dampening = a->dampening.f, .nesterov = a->nesterov.i,
+                      .stochastic = a->stochastic.i);
   bool momentum = a->momentum.f != 0;
   if (!momentum && a->nesterov.i) return ty_op_fail(c, TY_EINVAL, "nesterov: needs a momentum, got 0");
   if (!momentum && a->momenta.ts.n) return ty_op_fail(c, TY_EINVAL, "momenta: expected none without a momentum");
@@ -109,7 +107,7 @@ bool fwd_sgd_(ty_call *c) {
 bool fwd_adam_(ty_call *c) {
   const ty_adam__args *a = TY_ARGS(adam_, c);
   ty_p_optim p = ADAM_STEP(a);
-  p.rule = a->stochastic.i ? TY_ROUND_STOCHASTIC : TY_ROUND_NEAREST;
+  p.stochastic = a->stochastic.i;
   if (!check_step(c, &p)) return false;
   for (int i = 0; i < 4; i++)
     if (!check_list(c, i, i != 1)) return false;
@@ -156,7 +154,7 @@ bool fwd_adam_8bit_(ty_call *c) {
 
 bool fwd_lion_(ty_call *c) {
   const ty_lion__args *a = TY_ARGS(lion_, c);
-  ty_p_optim p = STEP(a, .beta1 = a->beta1.f, .beta2 = a->beta2.f, ROUNDED(a));
+  ty_p_optim p = STEP(a, .beta1 = a->beta1.f, .beta2 = a->beta2.f, .stochastic = a->stochastic.i);
   if (!check_step(c, &p)) return false;
   for (int i = 0; i < 3; i++)
     if (!check_list(c, i, i != 1)) return false;

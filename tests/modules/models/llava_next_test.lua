@@ -3,85 +3,35 @@
 local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local reference = dofile(here .. "../modules/models/reference.lua")(check)
+local seeing = dofile(here .. "../modules/models/seeing.lua")(check, reference)
 local ty = require "tycho"
-local hub = require "tycho.hub"
 local models = require "tycho.models"
 local anyres = require "tycho.models.anyres"
-require "tycho.llm" -- generation
 
 local root = check.root .. "tests/fixtures/vision/llava_next"
-local compare = reference.compare
-
-local function load()
-  local model = hub.load(root, { dtype = "f32" })
-  check.equal({ model.report.unexpected, model.report.missing, model.config.unknown }, { {}, {}, {} })
-  return model, ty.io.load_safetensors(root .. "/expected.safetensors")
-end
 
 check.test("features, logits, loss and gradients of transformers", function()
-  local model, want = load()
-  local x = want.x:detach():requires_grad_()
-  local options = { pictures = x, sizes = want.sizes, mask = want.mask }
-  check.equal(model:feature_counts(x, want.sizes), want.counts:tolist())
-  compare(model:picture_features(x, { sizes = want.sizes }):squeeze(0), want.features, "features")
-  local seen = want.mask:unsqueeze(-1):to "f32"
-  compare(model(want.tokens, options) * seen, want.logits * seen, "logits")
-  local n, t = want.labels.shape[1], want.labels.shape[2]
-  local targets = ty.concat({ want.labels:narrow(1, 1, t - 1), ty.full({ n, 1 }, -100, { dtype = "i64" }) }, 1)
-  local loss = model:loss(want.tokens, targets, options)
-  check.close(loss:item(), want.ce:item(), 1e-4 * want.ce:item(), "loss")
-  check.close(model:loss(want.tokens, nil, options):item(), loss:item(), 1e-5, "targets of its own")
-  local ours, parameters = {}, {}
-  for key, pair in pairs(want) do
-    local theirs = key:match "^grad%.(.*)$"
-    if theirs then ours["grad." .. (model:state_dict()[theirs] and theirs or model:rename(theirs))] = pair end
-  end
-  for key, p in model:named_parameters() do parameters[key] = p end
-  -- The fixture's figures are those of the loss times the first number of the wave.
-  for key in pairs(reference.compare_gradients(model, loss * math.sin(1), ours)) do
-    check.ok(key:find "^vision_tower%." and parameters[key].grad == nil, key)
-  end
-  compare(x.grad, want["input_grad.x"], "gradient for the pictures")
+  local model, want = seeing.load(root)
+  check.equal(model:feature_counts(want.x, want.sizes), want.counts:tolist())
+  reference.compare(model:picture_features(want.x, { sizes = want.sizes }):squeeze(0), want.features, "features")
+  seeing.learns_but_for_the_tower(model, want, { sizes = want.sizes, mask = want.mask })
 end)
 
 check.test("a hundred greedy tokens of transformers, in a batch and row by row", function()
-  local model, want = load()
-  local t, all = want.tokens.shape[2], want.greedy
-  check.equal(all.shape[2] - t, 100)
-  local rows, pictures, at = {}, { { 0, 1 }, { 1, 2 }, { 3, 2 }, { 5, 0 } }, { [0] = 0 }
+  local model, want = seeing.load(root)
+  local at = { [0] = 0 } -- where the tiles of each picture end
   for i, size in ipairs(want.sizes:tolist()) do
     local height, width = anyres.best(size[1], size[2], model.config.image_grid_pinpoints)
     at[i] = at[i - 1] + 1 + height // 8 * (width // 8)
   end
-  for i = 0, 3 do
-    local padding = t - want.mask:select(0, i):sum():item()
-    rows[i + 1] = want.tokens:select(0, i):narrow(0, padding, t - padding)
-  end
-  local o = { temperature = 0, stop_tokens = false, pictures = want.x, sizes = want.sizes }
-  for i, row in ipairs(model:generate(rows, 100, o)) do
-    local expected = all:select(0, i - 1):narrow(0, t - rows[i].shape[1], rows[i].shape[1] + 100):tolist()
-    check.equal(row:tolist(), expected, "row " .. i .. " of a batch")
-    local first, count = table.unpack(pictures[i])
-    local own = { temperature = 0, stop_tokens = false }
-    if count > 0 then
-      own.pictures = want.x:narrow(0, at[first], at[first + count] - at[first])
-      own.sizes = want.sizes:narrow(0, first, count)
-    end
-    check.equal(model:generate(rows[i]:unsqueeze(0), 100, own):select(0, 0):tolist(), expected, "row " .. i .. " alone")
-  end
+  local count = seeing.says(model, want, want.tokens, want.mask, { pictures = want.x, sizes = want.sizes },
+    seeing.parts(want, at, { { 0, 1 }, { 1, 2 }, { 3, 2 }, { 5, 0 } }))
+  check.equal(count, 100)
 end)
 
 check.test("written and read again", function()
-  local model, want = load()
-  local path = os.tmpname()
-  os.remove(path)
-  model:save(path)
-  local other = hub.load(path, { dtype = "f32" })
-  check.equal({ other.report.unexpected, other.report.missing, other.config.unknown }, { {}, {}, {} })
-  local options = { pictures = want.x, sizes = want.sizes, mask = want.mask }
-  compare(other(want.tokens, options), model(want.tokens, options), "logits")
-  for _, file in ipairs(ty.io.listdir(path)) do os.remove(path .. "/" .. file) end
-  os.remove(path)
+  local model, want = seeing.load(root)
+  seeing.comes_back(model, want, { pictures = want.x, sizes = want.sizes, mask = want.mask })
 end)
 
 check.test("configs and inputs that cannot be are one clear error", function()

@@ -3,74 +3,32 @@
 local here = (arg and arg[0]:match ".*/" or "tests/modules/models/") .. "../../lua/"
 local check = dofile(here .. "check.lua")
 local reference = dofile(here .. "../modules/models/reference.lua")(check)
+local seeing = dofile(here .. "../modules/models/seeing.lua")(check, reference)
 local ty = require "tycho"
 local hub = require "tycho.hub"
 local models = require "tycho.models"
-require "tycho.llm" -- generation
 
 local root = check.root .. "tests/fixtures/vision/"
 local compare = reference.compare
 
-local function load(name, options)
-  local o = { dtype = "f32" }
-  for key, value in pairs(options or {}) do o[key] = value end
-  local model = hub.load(root .. name, o)
-  check.equal({ model.report.unexpected, model.report.missing, model.config.unknown }, { {}, {}, {} })
-  return model, ty.io.load_safetensors(root .. name .. "/expected.safetensors")
-end
-
--- Targets of labels: those one place on.
-local function shifted(labels)
-  local n, t = labels.shape[1], labels.shape[2]
-  return ty.concat({ labels:narrow(1, 1, t - 1), ty.full({ n, 1 }, -100, { dtype = "i64" }) }, 1)
-end
+local function load(name, options) return seeing.load(root .. name, options) end
 
 for _, name in ipairs { "llava", "llava_vit" } do
   check.test(name .. ": features, logits, loss and gradients of transformers", function()
     local model, want = load(name)
-    local x = want.x:detach():requires_grad_()
-    compare(model:picture_features(x):flatten(0, 1), want.features:flatten(0, -2), "features")
-    local options = { pictures = x, mask = want.mask }
-    local seen = want.mask:unsqueeze(-1):to "f32"
-    compare(model(want.tokens, options) * seen, want.logits * seen, "logits")
-    local loss = model:loss(want.tokens, shifted(want.labels), options)
-    check.close(loss:item(), want.ce:item(), 1e-4 * want.ce:item(), "loss")
-    -- Without targets: all but pictures and padding.
-    check.close(model:loss(want.tokens, nil, options):item(), loss:item(), 1e-5, "targets of its own")
-    check.close(model:loss(want.tokens, nil, { pictures = x, mask = want.mask, checkpoint = true }):item(), loss:item(),
-      1e-5, "checkpoints")
-    -- The fixture's figures are those of the loss times the first number of the wave.
-    local ours, parameters = {}, {}
-    for key, pair in pairs(want) do
-      local theirs = key:match "^grad%.(.*)$"
-      if theirs then ours["grad." .. (model:state_dict()[theirs] and theirs or model:rename(theirs))] = pair end
-    end
-    for key, p in model:named_parameters() do parameters[key] = p end
-    for key in pairs(reference.compare_gradients(model, loss * math.sin(1), ours)) do
-      -- The tower's last layer and norm are not used by the one, its pooler by the other.
-      check.ok(key:find "^vision_tower%." and parameters[key].grad == nil, key)
-    end
-    compare(x.grad, want["input_grad.x"], "gradient for the pictures")
+    compare(model:picture_features(want.x):flatten(0, 1), want.features:flatten(0, -2), "features")
+    -- The tower's last layer and norm are not used by the one, its pooler by the other.
+    seeing.learns_but_for_the_tower(model, want, { mask = want.mask })
+    local options = { pictures = want.x:detach():requires_grad_(), mask = want.mask }
+    local loss = model:loss(want.tokens, nil, options):item()
+    options.checkpoint = true
+    check.close(model:loss(want.tokens, nil, options):item(), loss, 1e-5, "checkpoints")
   end)
 
   check.test(name .. ": greedy text of transformers, in a batch and row by row", function()
     local model, want = load(name)
-    local t, all = want.tokens.shape[2], want.greedy
-    local count = all.shape[2] - t
-    local o = { temperature = 0, pictures = want.x, stop_tokens = false }
-    local rows, alone = {}, { { 0, 1 }, { 1, 2 }, { 3, 0 } }
-    for i = 0, 2 do
-      local padding = t - want.mask:select(0, i):sum():item()
-      rows[i + 1] = want.tokens:select(0, i):narrow(0, padding, t - padding)
-    end
-    for i, row in ipairs(model:generate(rows, count, o)) do
-      local expected = all:select(0, i - 1):narrow(0, t - rows[i].shape[1], rows[i].shape[1] + count):tolist()
-      check.equal(row:tolist(), expected, "row " .. i .. " of a batch")
-      local first, pictures = table.unpack(alone[i])
-      local one = model:generate(rows[i]:unsqueeze(0), count, { temperature = 0, stop_tokens = false,
-        pictures = pictures > 0 and want.x:narrow(0, first, pictures) or nil })
-      check.equal(one:select(0, 0):tolist(), expected, "row " .. i .. " alone")
-    end
+    seeing.says(model, want, want.tokens, want.mask, { pictures = want.x },
+      { { pictures = want.x:narrow(0, 0, 1) }, { pictures = want.x:narrow(0, 1, 2) }, {} })
   end)
 
   check.test(name .. ": names of other versions", function()
