@@ -81,7 +81,9 @@ bool ty_copy_into(ty_tensor *dst, ty_tensor *src) {
   return ty_fail(TY_EUNSUPPORTED, "no copies here");
 }
 
-/* Nothing is mapped here, and nothing recorded. */
+/* Nothing is on disk here, nothing mapped, and nothing recorded. */
+_Thread_local bool (*ty_bring_back)(ty_tensor *t);
+
 bool ty_map_check_value(const ty_tensor *t, const char *who) {
   (void)t;
   (void)who;
