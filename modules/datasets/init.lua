@@ -104,6 +104,6 @@ function M.bytes(pixels)
 end
 
 local files = { random = "tycho.datasets.random", kjv_names = "tycho.datasets.kjv_names",
-  refused_books = "tycho.datasets.refused_books" }
+  refused_books = "tycho.datasets.refused_books", parity = "tycho.datasets.parity" }
 for name, file in pairs(sets) do files[name] = file end
 return require "tycho.lazy" (M, files, "tycho.datasets")

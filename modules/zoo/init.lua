@@ -29,6 +29,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   canvas = "tycho.zoo.canvas",
   annotated = "tycho.zoo.annotated",
   workloads = "tycho.zoo.workloads",
+  kinds = "tycho.zoo.kinds",
   clips = "tycho.zoo.clips",
   yardstick = "tycho.zoo.yardstick",
 }, "tycho.zoo")

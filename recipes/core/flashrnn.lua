@@ -10,6 +10,7 @@
 -- Parity of all bits so far, at every position: each model gets the best of four rates by validation sequences, and is
 -- tested far beyond the lengths that it was trained on, where attention has nothing to track a state with.
 local ty = require "tycho"
+local datasets = require "tycho.datasets"
 local llm = require "tycho.llm"
 local nn, optim = ty.nn, ty.optim
 
@@ -77,13 +78,6 @@ end
 
 -- ---- parity: of all bits so far, at every position ----
 
--- Bits and their parities, [n, length] i64.
-local function sequences(n, length, seed)
-  ty.manual_seed(seed)
-  local bits = ty.randint(0, 2, { n, length })
-  return bits:to(r.device), ty.remainder(ty.cumsum(bits, 1), 2):to(r.device)
-end
-
 local Recurrent = nn.module "Recurrent"
 function Recurrent:init(layer, width)
   self.embed = nn.Embedding(2, width)
@@ -105,18 +99,9 @@ local kinds = {
   end },
 }
 
--- Shares of right answers: at the lengths of the training, and beyond them.
 local function accuracy(model, seed)
-  local n, near, far = 256, 0, 0
-  ty.no_grad(function()
-    for part = 1, n // 64 do
-      local bits, parity = sequences(64, args.longest, seed + part)
-      local right = model(bits):argmax(-1):eq(parity):to "f32"
-      near = near + right:narrow(1, 0, args.length):mean():item() * 64 / n
-      far = far + right:narrow(1, args.length, args.longest - args.length):mean():item() * 64 / n
-    end
-  end)
-  return near, far
+  return datasets.parity.score(model, { trained = args.length, longest = args.longest, seed = seed,
+    device = r.device })
 end
 
 local function train(kind, lr, seed)
@@ -126,12 +111,11 @@ local function train(kind, lr, seed)
   local optimizer = optim.AdamW(model:parameters(), { lr = lr, weight_decay = 0, clip_norm = 1,
     schedule = optim.warmup(args.steps // 10, optim.cosine { steps = args.steps - args.steps // 10 }) })
   local began = ty.system.clock()
-  for step = 1, args.steps do
-    ty.scope(function()
-      local bits, parity = sequences(args.batch, args.length, (seed + 1) * 1000003 + step)
-      optimizer:step(ty.cross_entropy(model(bits):reshape(-1, 2), parity:reshape(-1)))
-    end)
-  end
+  ty.train.minimize(optimizer, args.steps, function(step)
+    local bits, parity = datasets.parity.draw(args.batch, args.length,
+      { seed = (seed + 1) * 1000003 + step, device = r.device })
+    return ty.cross_entropy(model(bits):reshape(-1, 2), parity:reshape(-1))
+  end)
   return model, ty.system.clock() - began
 end
 

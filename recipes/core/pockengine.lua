@@ -107,7 +107,7 @@ local found = peft.compare.ways({ way("full", { 2e-3, 4e-3 }), way("sparse", { 4
 local function stepper(name, recorded, early)
   local model = new()
   local pocket = tiny.pocket(model, { scheme = by_name[name], optimizer = adamw(1e-3), loss = loss_of, early = early })
-  if recorded then return function() return pocket:step(batch_of(training)) end, pocket end
+  if recorded then return function() return pocket:step(batch_of(training)) end end
   return function()
     local loss = loss_of(model, batch_of(training))
     pocket.optimizer:step(loss)
@@ -115,23 +115,12 @@ local function stepper(name, recorded, early)
   end
 end
 
-local function measure(name, recorded, early)
-  collectgarbage() collectgarbage()
-  local before = ty.memory.stats().live
-  local step = stepper(name, recorded, early)
-  for _ = 1, 4 do ty.scope(step) end
-  collectgarbage() collectgarbage()
-  ty.memory.empty_cache()
-  ty.memory.reset_peak()
-  for _ = 1, 2 do ty.scope(step) end
-  return ty.memory.stats().peak - before, step
-end
-
 local peaks, steps = {}, {}
 for _, name in ipairs { "full", "sparse", "last" } do
   for _, kind in ipairs { "as it is", "recorded, updates at the end", "recorded" } do
     local key = name .. ", " .. kind
-    peaks[key], steps[key] = measure(name, kind ~= "as it is", kind == "recorded")
+    local function make() return stepper(name, kind ~= "as it is", kind == "recorded") end
+    peaks[key], steps[key] = r:peak(make, { warmup = 4, steps = 2, device = "cpu" })
   end
 end
 local seconds = r:time(steps, { rounds = args.rounds })

@@ -53,12 +53,6 @@ local function loss_of(model, shape, step, device)
     ids:narrow(1, 1, shape.tokens):reshape(-1))
 end
 
-local function clean()
-  collectgarbage()
-  collectgarbage()
-  ty.memory.empty_cache()
-end
-
 local function setup(shape)
   ty.manual_seed(r.seed)
   local model = nn.with_defaults({ dtype = "bf16" }, shape.make)
@@ -68,53 +62,29 @@ local function setup(shape)
   return model, optimizer
 end
 
--- Trains; step(loss) is the way. What it took: losses, seconds of a step but for the first.
-local function run(shape, model, step)
-  local seconds, losses = {}, {}
-  for i = 1, a.steps do
-    seconds[i] = r:clock(function() losses[i] = step(function() return loss_of(model, shape, i) end) end)
-    r:say("  step %d: loss %.4f, %.2f s", i, losses[i], seconds[i])
-  end
-  return { losses = losses, seconds = ty.stats.mean { table.unpack(seconds, 2) } }
-end
-
-local function through_disks()
-  local seen = offload.outside()
-  return seen.read + seen.written, seen.most
-end
+local function watch(step, loss, seconds) r:say("  step %d: loss %.4f, %.2f s", step, loss, seconds) end
 
 local function offloaded(shape, limit)
   local model, optimizer = setup(shape)
   local engine = offload.engine(model, optimizer, { moments = "file", activations = "file", file = r.out,
     policy = offload.fuyou { activations = "swap" } })
-  local counts, before = {}, through_disks()
-  if limit then ty.memory.set_budget("cpu", limit) end
-  ty.memory.reset_peak()
-  local got = run(shape, model, function(loss)
-    local value = engine:step(loss)
-    counts[#counts + 1] = engine:stats().file.moved
-    return value
-  end)
-  ty.memory.set_budget("cpu")
-  got.counted, got.parameters, got.moved = ty.memory.stats().peak, model:count_parameters(), counts[a.steps]
-  got.seen, got.resident = through_disks()
-  got.seen, got.waited = got.seen - before, engine:stats().waited / a.steps
-  got.step = (counts[a.steps] - counts[1]) / (a.steps - 1)
+  local got = offload.trial(a.steps, function(step) return engine:step(loss_of, model, shape, step) end,
+    { engine = engine, budget = limit, watch = watch })
+  got.parameters = model:count_parameters()
   if limit then engine:trace(r:path "timeline.json") end
   engine:close { discard = true }
   return got
 end
 
 local function in_memory(shape, parameters)
-  local room = math.huge
-  for line in io.lines "/proc/meminfo" do room = tonumber(line:match "^MemAvailable:%s*(%d+)") or room end
-  if not a.compare or 16 * parameters + (1 << 30) > 1024 * room then return nil end
+  local room = offload.outside().available or math.huge
+  if not a.compare or 16 * parameters + (1 << 30) > room then return nil end
   local model, optimizer = setup(shape)
-  return run(shape, model, function(loss)
-    local value = loss()
+  return offload.trial(a.steps, function(step)
+    local value = loss_of(model, shape, step)
     optimizer:step(value)
     return value:item()
-  end)
+  end, { watch = watch })
 end
 
 -- Seconds of the step's operations at the rate of a product of a layer.
@@ -137,17 +107,17 @@ r:say("disk: reads %.2f, writes %.2f, both at once %.2f GB/s%s", disk.read / 1e9
 for _, name in ipairs { "llama", "gpt2" } do
   if a.only == "both" or a.only == name then
     local shape = shapes[name]
-    clean()
-    local ours = offloaded(shape, name == "llama" and a.limit_mib << 20)
-    clean()
+    r:clean "cpu"
+    local ours = offloaded(shape, name == "llama" and a.limit_mib << 20 or nil)
+    r:clean "cpu"
     local plain = in_memory(shape, ours.parameters)
-    clean()
+    r:clean "cpu"
     local compute, rate = computing(shape)
     local limit = math.max(compute, ours.step / disk.both)
     r:say("%s: %.1f million parameters; a step %.2f s, of which %.2f s waited; %.2f GB moved in a step, %.2f s at the "
       .. "disk's rate; operations %.2f s at %.1f GFLOPS; counted %.2f GB, resident %.2f GB", name,
       ours.parameters / 1e6, ours.seconds, ours.waited, ours.step / 1e9, ours.step / disk.both, compute, rate,
-      ours.counted / 1e9, ours.resident / 1e9)
+      ours.peak / 1e9, ours.resident / 1e9)
     r.metrics[name] = { seconds = ours.seconds, memory_seconds = plain and plain.seconds, compute = compute,
       disk = ours.step / disk.both, bytes = ours.step, waited = ours.waited }
     local apart = 0

@@ -108,10 +108,28 @@ check.test("seconds are learnt", function()
   check.ok(model.bytes == 0 and model.products > 0.5 and model.products < 1)
 end)
 
+check.test("seconds of each step by the others alone", function()
+  -- Two costs of 2 and 3 seconds make all rows but the second, which takes twice as long as they would have it.
+  local function row(products, bytes, factor)
+    return { seen = { products = products, convolutions = 0, bytes = bytes, kernels = 0 },
+      seconds = (factor or 1) * (2 * products + 3 * bytes) }
+  end
+  local rows = { row(1, 1), row(1, 5, 2), row(4, 1), row(2, 7) }
+  check.close(ty.profile.cross_time(rows)[2], 2 * 1 + 3 * 5, 1e-9)
+  -- The first is foretold by three rows, one of which is off; without that one it is right.
+  check.ok(math.abs(ty.profile.cross_time(rows)[1] - 5) > 0.1)
+  local exact = ty.profile.cross_time { rows[1], rows[3], rows[4] }
+  for i, want in ipairs { 5, 11, 25 } do check.close(exact[i], want, 1e-9) end
+  check.equal(#rows, 4)
+end)
+
 check.test("mistakes", function()
   check.fails(function() ty.profile.foresee(3) end, "profile.foresee: fn")
   check.fails(function() ty.profile.foresee(function() error "inside" end) end, "inside")
   check.fails(function() ty.profile.fit_time {} end, "profile.fit_time: rows")
+  check.fails(function() ty.profile.cross_time(3) end, "profile.cross_time: rows: expected a table, got 3")
+  check.fails(function() ty.profile.cross_time { {} } end, "profile.cross_time: rows: expected at least two, got 1")
+  check.fails(function() ty.profile.cross_time { {}, {} } end, "profile.cross_time: rows%[1%].seen")
   check.fails(function() ty.profile.fit_time { { seen = {}, seconds = 1 } } end, "rows%[1%].seen.products")
 end)
 

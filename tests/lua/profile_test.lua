@@ -207,7 +207,20 @@ end)
 check.test("limits are measured once, and are above nothing", function()
   local limits = ty.profile.limits()
   check.ok(limits.flops > 1e8 and limits.bandwidth > 1e8)
-  check.equal(ty.profile.limits(), limits)
+  check.equal(rawequal(ty.profile.limits(), limits), true)
+  check.equal(rawequal(ty.profile.limits { copy = true }, limits), false)
+  -- Processor seconds of a processor that takes a 16th for whatever it does.
+  local clock, now = os.clock, 0
+  os.clock = function() -- luacheck: ignore 122
+    now = now + 1 / 16
+    return now
+  end
+  local read, copy = ty.profile.limits { processor = true }, ty.profile.limits { processor = true, copy = true }
+  os.clock = clock -- luacheck: ignore 122
+  check.equal({ read.flops, copy.flops }, { 32.0 * 640 ^ 3, 32.0 * 640 ^ 3 })
+  check.equal({ read.bandwidth, copy.bandwidth }, { 64.0 * (1 << 24), 128.0 * (1 << 24) })
+  check.fails(function() ty.profile.limits { copy = 1 } end, "profile.limits: copy: expected a boolean, got 1")
+  check.fails(function() ty.profile.limits { write = true } end, "profile.limits: .*write")
 end)
 
 check.finish()

@@ -257,6 +257,27 @@ check.test("memory and distances", function()
   end)
   check.ok(kept >= 8 << 20 and kept < 9 << 20, kept)
   check.equal(r:clock(function() end, 3) >= 0, true)
+  -- 4 MiB that stay and 8 in the steps that count; the step before them, with 32, does not.
+  local calls = 0
+  local peak, step = r:peak(function()
+    local stays = ty.zeros(1 << 20)
+    return function()
+      calls = calls + 1
+      local _ = ty.zeros((calls == 1 and 8 or 2) << 20)
+      return stays
+    end
+  end, { warmup = 1, steps = 3 })
+  check.equal({ peak, calls }, { 12 << 20, 4 })
+  step()
+  check.equal(calls, 5)
+  check.fails(function() r:peak(3) end, "Recipe:peak: make: expected a function, got 3")
+  check.fails(function() r:peak(function() end) end, "Recipe:peak: what make gives: expected a function, got nil")
+  check.fails(function() r:peak(type, { steps = 0 }) end, "Recipe:peak: steps: expected an integer >= 1, got 0")
+  ty.scope(function() return nil, ty.zeros(1 << 20) end)
+  check.ok(ty.memory.stats().cached >= 4 << 20)
+  r:clean()
+  check.equal(ty.memory.stats().cached, 0)
+  check.fails(function() r:clean(1) end, "Recipe:clean: device: expected a string or nil, got 1")
   check.equal(measures.distance(ty.tensor { 1, 4.5 }, ty.tensor { 2, -4, }), 8.5 / 4)
   local x, w = ty.tensor { 1.0, 2 }, ty.tensor { 3.0, 4 }
   local function off(by)

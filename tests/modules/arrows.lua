@@ -49,7 +49,7 @@ return {
     hub = "a model of the zoo is a folder as any published one",
     llm = "how the zoo's language models are trained",
     datasets = "models of scenes are trained on them",
-    models = "the text encoder of a CLIP as a network of its own",
+    models = "the text encoder of a CLIP as a network of its own; the networks of zoo.kinds",
     diffusion = "how networks that draw are trained, and drawing",
     vision = "judges of scenes are measured by its figures",
     vlm = "how well a drawn picture fits its caption",

@@ -18,6 +18,7 @@
 local arguments = require "tycho.arguments"
 local limits = require "tycho.profile.limits"
 local take = require "tycho.profile.take"
+local time_model = require "tycho.profile.time_model"
 
 local expect = arguments.expect
 
@@ -165,6 +166,6 @@ function Profile:flame(path, options) return require "tycho.profile.flame"(self,
 function Profile:trace(path) return require "tycho.profile.trace"(self, path) end
 
 local M = { limits = limits, blame = require "tycho.profile.blame", summary = require "tycho.profile.summary",
-  foresee = require "tycho.profile.foresee", fit_time = require "tycho.profile.time_model" }
+  foresee = require "tycho.profile.foresee", fit_time = time_model.fit, cross_time = time_model.cross }
 
 return setmetatable(M, { __call = function(_, ...) return profile(...) end })

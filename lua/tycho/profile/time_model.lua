@@ -21,6 +21,14 @@ local function check(who, what, seen)
   end
 end
 
+local function check_rows(who, rows)
+  for i, row in ipairs(rows) do
+    arguments.expect(who, ("rows[%d]"):format(i), row, "a table")
+    check(who, ("rows[%d].seen"):format(i), row.seen)
+    arguments.expect(who, ("rows[%d].seconds"):format(i), row.seconds, "a finite number > 0")
+  end
+end
+
 -- The solution of a system in double precision; nil where it has none.
 local function solve(a, b)
   local ok, x = pcall(function()
@@ -37,11 +45,7 @@ local function fit(rows)
   local who = "profile.fit_time"
   arguments.expect(who, "rows", rows, "a table")
   if #rows == 0 then arguments.fail("%s: rows: expected at least one, got none", who) end
-  for i, row in ipairs(rows) do
-    arguments.expect(who, ("rows[%d]"):format(i), row, "a table")
-    check(who, ("rows[%d].seen"):format(i), row.seen)
-    arguments.expect(who, ("rows[%d].seconds"):format(i), row.seconds, "a finite number > 0")
-  end
+  check_rows(who, rows)
   local scale = {} -- so that columns are near 1
   for _, name in ipairs(features) do
     scale[name] = 0
@@ -95,4 +99,22 @@ function TimeModel:seconds(seen)
   return sum
 end
 
-return fit
+--- Seconds of each row by what the others alone teach (leave-one-out): how far to trust the fit for a step that it has
+-- not seen. rows: two at least, as profile.fit_time takes them.
+---@param rows { seen: table, seconds: number }[]
+---@return number[]
+local function cross_time(rows)
+  local who = "profile.cross_time"
+  arguments.expect(who, "rows", rows, "a table")
+  if #rows < 2 then arguments.fail("%s: rows: expected at least two, got %d", who, #rows) end
+  check_rows(who, rows)
+  local seconds = {}
+  for i, row in ipairs(rows) do
+    local others = {}
+    for j, other in ipairs(rows) do if j ~= i then others[#others + 1] = other end end
+    seconds[i] = fit(others):seconds(row.seen)
+  end
+  return seconds
+end
+
+return { fit = fit, cross = cross_time }

@@ -11,6 +11,7 @@
 --     for _, seed in ipairs(r.seeds) do ... r.args.steps, r.device, r.quick, r:path "samples.png" ... end
 --     os.exit(r:finish { { claim = "recognised", values = by_seed, bar = 0.95 } })
 local ty = require "tycho"
+local checks = require "tycho.arguments"
 local arguments = require "tycho.recipe.arguments"
 local head = require "tycho.recipe.head"
 local measures = require "tycho.recipe.measures"
@@ -196,6 +197,39 @@ function Recipe:memory(fn)
   ty.scope(fn)
   self:wait()
   return ty.memory.stats(self.device).peak - before
+end
+
+--- Frees what nobody holds any more and what the allocator keeps of it: what is measured next begins with an empty
+-- cache.
+---@param device? string  the recipe's
+function Recipe:clean(device)
+  checks.expect("Recipe:clean", "device", device, "a string or nil")
+  collectgarbage()
+  collectgarbage()
+  ty.memory.empty_cache(device or self.device)
+end
+
+--- The most bytes on a device at once within steps, with all that they need and that stays (weights, moments), beyond
+-- what there was before; and what make() returned.
+---@param make fun(): function  makes what a step needs and returns the step
+---@param options? { warmup?: integer, steps?: integer, device?: string }  warmup: steps before (4); steps: those that
+-- count (2); device: the recipe's
+---@return integer bytes
+---@return function step
+function Recipe:peak(make, options)
+  local who = "Recipe:peak"
+  checks.expect(who, "make", make, "a function")
+  local o = checks.read(who, options, { warmup = 4, steps = 2, device = self.device },
+    { warmup = "an integer >= 0", steps = "an integer >= 1" })
+  collectgarbage()
+  collectgarbage()
+  local before = ty.memory.stats(o.device).live
+  local step = checks.expect(who, "what make gives", make(), "a function")
+  for _ = 1, o.warmup do ty.scope(step) end
+  self:clean(o.device)
+  ty.memory.reset_peak(o.device)
+  for _ = 1, o.steps do ty.scope(step) end
+  return ty.memory.stats(o.device).peak - before, step
 end
 
 --- Seconds that functions take, by the names they have in the table: medians, and all times. They take turns in every

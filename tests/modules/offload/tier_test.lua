@@ -203,6 +203,10 @@ check.test("what the kernel says of the process", function()
   local t <close> = tier.open(folder, "auto", true)
   t:wait(t:write(x, 0))
   local after = outside()
+  local total = (tonumber((ty.io.read "/proc/meminfo"):match "MemTotal:%s*(%d+)") or 0) * 1024
+  if after.available then
+    check.ok(after.available > 0 and after.available < total and after.available % 1024 == 0, after.available)
+  end
   if before.resident then check.ok(after.most >= after.resident and after.resident > 1 << 20) end
   if before.written and t:stats().direct and not t:stats().memory then
     local written = after.written - before.written
