@@ -135,6 +135,65 @@ function M.rank_correlation(a, b)
   return M.correlation(M.ranks(a), M.ranks(b))
 end
 
+--- The place, from 1, of the smallest number; of equal ones the first. What is no number of a list (nan) is never it,
+-- unless all are.
+---@param list number[]
+---@return integer
+function M.least(list)
+  check("least", list)
+  local place
+  for i, x in ipairs(list) do
+    if x == x and (not place or x < list[place]) then place = i end
+  end
+  return place or 1
+end
+
+--- The place, from 1, of the largest value among those that keep enough, kept[i] >= enough; where none does, of the one
+-- that keeps the most: how a setting is chosen that may not pay for its gain with something else.
+---@param values number[]
+---@param kept number[]  what each keeps, as a share of what there was
+---@param enough number
+---@return integer
+function M.largest_keeping(values, kept, enough)
+  local who = "stats.largest_keeping"
+  check("largest_keeping", values)
+  check("largest_keeping", kept)
+  arguments.expect(who, "enough", enough, "a number")
+  if #values ~= #kept then
+    arguments.fail("%s: kept: expected as many as values, %d, got %d", who, #values, #kept)
+  end
+  local negative, some = {}, false
+  for i, x in ipairs(values) do
+    local is_enough = kept[i] >= enough
+    negative[i], some = is_enough and -x or 0 / 0, some or is_enough
+  end
+  if not some then
+    for i, x in ipairs(kept) do negative[i] = -x end
+  end
+  return M.least(negative)
+end
+
+--- Puts what run i of something gave into lists by name: lists[name][i] = value, and of a table of numbers by key, or
+-- of such tables, lists[name][key][i]. What is not there yet is made.
+---@param lists table
+---@param name string
+---@param i integer  counts from 1
+---@param value number|table
+function M.put(lists, name, i, value)
+  local who = "stats.put"
+  arguments.expect(who, "lists", lists, "a table")
+  arguments.expect(who, "name", name, "a string")
+  arguments.expect(who, "i", i, "an integer >= 1")
+  arguments.expect(who, "value", value, "a number or a table")
+  local list = lists[name] or {}
+  lists[name] = list
+  if type(value) == "number" then
+    list[i] = value
+  else
+    for key, one in pairs(value) do M.put(list, key, i, one) end
+  end
+end
+
 --- The field `key` of each table of a list: of what several runs returned, one number each.
 ---@param list table[]
 ---@param key any

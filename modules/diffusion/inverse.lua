@@ -6,6 +6,12 @@
 --     local volume = process:sample(prior, { 32, 1, 32, 32 }, { solver = solver.predictor_corrector(), parts = { part }
 -- })
 --
+-- A problem is what one reconstructs from: an operator, what it measures with noise, and what is usually made of that.
+--
+--     local scan = inverse.ct { size = 32, views = 4, dose = 1e6, unit = 0.2 }
+--     local y = scan.measure(volume, 7)
+--     local usual, better = scan.classical(y), inverse.tv(scan.operator, y, { lambda = 0.2 })
+--
 -- Volumes are [slices, 1, h, w], which is how a sampler has them: the slices are the batch. An operator has
 -- forward(x) and adjoint(y) with <forward(x), y> = <x, adjoint(y)>.
 local ty = require "tycho"
@@ -205,6 +211,72 @@ function M.tv(operator, y, options)
     x = ty.scope(function() return admm(operator, back, x, state, o) end)
   end
   return x
+end
+
+-- ---- problems ----
+
+--- A scan that was simulated: see inverse.ct and inverse.mri.
+---@class InverseProblem
+---@field operator table
+---@field measure fun(x: Tensor, seed: integer): Tensor  what is measured of a volume [slices, 1, h, w], with its noise
+---@field classical fun(y: Tensor): Tensor               the volume that is usually made of that
+
+--- Computed tomography by parallel beams: views that are spread evenly over an arc, photons that are counted (at least
+-- one each), filtered back-projection. Measurements are line integrals in sides of a pixel, as the operator has them.
+-- options: size (pixels of a side of a slice), views (180), arc (180 degrees), dose (none: no noise; photons for each
+-- detector in air), unit (1: the attenuation of a pixel of 1 along its side, which says what part of the dose arrives).
+---@param options {size: integer, views?: integer, arc?: number, dose?: number, unit?: number}
+---@return InverseProblem
+function M.ct(options)
+  local who = "inverse.ct"
+  local o = arguments.read(who, options, { size = none, views = 180, arc = 180, dose = none, unit = 1 },
+    { size = "an integer >= 1", views = "an integer >= 1", arc = "a number in (0, 360]", dose = "a finite number >= 1",
+      unit = "a finite number > 0" })
+  if not o.size then fail("%s: size: expected pixels of a side, got nil", who) end
+  local A = M.radon { angles = ty.arange(o.views, { dtype = "f64" }) * (o.arc / o.views) * (math.pi / 180),
+    size = o.size }
+  return { operator = A,
+    measure = function(x, seed)
+      expect("ct.measure", "seed", seed, "an integer")
+      local y = A.forward(x)
+      if not o.dose then return y end
+      local counts = ty.seeded_noise((y * -o.unit):exp() * o.dose, seed, "poisson")
+      return (math.log(o.dose) - counts:clamp(1):log()) / o.unit
+    end,
+    classical = function(y) return M.fbp(A, y) * (o.arc / 180) end }
+end
+
+--- Magnetic resonance by rows of k-space, the same for all slices: those of the lowest frequencies, and others by
+-- chance; noise on what is measured; the adjoint, which takes the others as 0. options: size (pixels of a side of a
+-- slice), share (1/4: of the rows), middle (1/8: of the rows, the lowest ones, one more so that there is a first), seed
+-- (1: of the others), noise (0.01: deviation).
+---@param options {size: integer, share?: number, middle?: number, seed?: integer, noise?: number}
+---@return InverseProblem
+function M.mri(options)
+  local who = "inverse.mri"
+  local o = arguments.read(who, options, { size = none, share = 1 / 4, middle = 1 / 8, seed = 1, noise = 0.01 },
+    { size = "an integer >= 1", share = "a number in (0, 1]", middle = "a number in [0, 1]", seed = "an integer",
+      noise = "a finite number >= 0" })
+  if not o.size then fail("%s: size: expected pixels of a side, got nil", who) end
+  local kept, half = {}, math.floor(o.size * o.middle / 2)
+  local left = math.floor(o.size * o.share) - (2 * half + 1)
+  if left < 0 then
+    fail("%s: middle: expected less than the share, %g of %d rows, got %g", who, o.share, o.size, o.middle)
+  end
+  for i = 0, o.size - 1 do kept[i + 1] = math.min(i, o.size - i) <= half and 1 or 0 end
+  for _, i in ipairs(ty.data.with_seed(o.seed, function() return ty.randperm(o.size) end):tolist()) do
+    if left > 0 and kept[i + 1] == 0 then kept[i + 1], left = 1, left - 1 end
+  end
+  local mask = ty.keep(ty.tensor(kept, { dtype = "f32" }):unsqueeze(1):expand(o.size, o.size))
+  local A = M.fourier(mask)
+  return { operator = A,
+    measure = function(x, seed)
+      expect("mri.measure", "seed", seed, "an integer")
+      local y = A.forward(x)
+      local noise = ty.data.with_seed(seed, function() return ty.randn_like(y) end)
+      return y + noise * o.noise * mask:unsqueeze(-1)
+    end,
+    classical = A.adjoint }
 end
 
 -- ---- parts of a sampler ----

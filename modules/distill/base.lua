@@ -24,6 +24,7 @@ local WHO = "distill.base"
 ---@field guidance number    scale that it draws with
 ---@field decode fun(x: Tensor): Tensor  pictures of samples
 ---@field prompts fun(split: string, first: integer, count: integer, seed: integer): DistillPrompts
+---@field samples? fun(count: integer): Tensor, table  of the digits: some to train on, by chance, and their conditions
 ---@field distance fun(x: Tensor, prompts: DistillPrompts): number  Fréchet, to held-out pictures of the split
 ---@field asked fun(x: Tensor, prompts: DistillPrompts): number     share in which is found what was asked for
 
@@ -40,6 +41,12 @@ local function of_digits(folder, o)
     prompts = function(split, first, count, seed)
       return { split = split, condition = { labels = ty.arange(first, first + count) % 10 },
         noise = noise_of(shape, count, seed) }
+    end,
+    samples = function(count)
+      local training = digits.data()
+      expect("DistillBase.samples", "count", count, ("an integer in [1, %d]"):format(#training))
+      local batch = training:batch(ty.randperm(#training):narrow(0, 0, count))
+      return batch.image, { labels = batch.label }
     end,
     distance = function(x) return judge:frechet(x) end,
     asked = function(x, prompts) return judge:recognised(x, prompts.condition.labels) end }

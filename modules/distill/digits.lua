@@ -18,19 +18,6 @@ local function seeded(seed, fn)
   return ty.data.with_seed(seed, fn)
 end
 
--- A module with the weights in a folder; trained and kept there where there are none.
-local function kept(path, make, train)
-  local model = make()
-  if ty.io.exists(path) then
-    model:load(path)
-  else
-    model = train(model)
-    ty.io.mkdir(path:match "^(.*)/")
-    model:save(path)
-  end
-  return model:eval()
-end
-
 --- A class-conditional flow of digits, trained with a seed, or read from the folder: its network, and the process it
 -- was trained with (a tenth of the labels dropped, for guidance). options: network ("dit"; "mlp": the residual network
 -- of flow-maps, models.TimeMLP, which takes a tenth of the time), steps (700), batch (64), lr (2e-3), width (64; mlp:
@@ -52,17 +39,16 @@ function M.base(folder, options)
   local path = ("%s/digits-%s%d-%d-%d-%d.safetensors"):format(folder, mlp and "mlp-" or "", o.width, o.depth, o.steps,
     o.seed)
   return seeded(o.seed, function()
-    return kept(path, function()
-      if mlp then return models.TimeMLP { features = 64, width = o.width, depth = o.depth, classes = 10 } end
-      return diffusion.DiT { width = o.width, depth = o.depth, classes = 10 }
-    end, function(model)
-        local loader = ty.data.DataLoader(M.data(), { batch_size = o.batch, shuffle = true, seed = o.seed,
-          drop_last = true })
-        local _, averaged = ty.train.fit(model, loader, { steps = o.steps, lr = o.lr, beta2 = 0.99, final = 0.02,
-          weight_decay = 0.01, average = 0.99, quiet = true,
-          loss = function(m, batch) return flow:loss(m, batch.image, { labels = batch.label }) end })
-        return averaged:requires_grad_()
-      end)
+    local fresh = mlp and models.TimeMLP { features = 64, width = o.width, depth = o.depth, classes = 10 }
+      or diffusion.DiT { width = o.width, depth = o.depth, classes = 10 }
+    return ty.train.kept(path, fresh, function(model)
+      local loader = ty.data.DataLoader(M.data(), { batch_size = o.batch, shuffle = true, seed = o.seed,
+        drop_last = true })
+      local _, averaged = ty.train.fit(model, loader, { steps = o.steps, lr = o.lr, beta2 = 0.99, final = 0.02,
+        weight_decay = 0.01, average = 0.99, quiet = true,
+        loss = function(m, batch) return flow:loss(m, batch.image, { labels = batch.label }) end })
+      return averaged:requires_grad_()
+    end)
   end), flow
 end
 
@@ -87,10 +73,9 @@ function M.judge(folder, options)
     seed = "an integer" })
   local training, held_out = M.data()
   local classifier = seeded(o.seed, function()
-    return kept(("%s/judge-%d-%d.safetensors"):format(folder, o.steps, o.seed), function()
-      return vision.ResNet { in_channels = 1, classes = 10, small = true, channels = { 32, 64 }, blocks = { 1, 1 },
-        dropout = 0.2 }
-    end, function(model)
+    local fresh = vision.ResNet { in_channels = 1, classes = 10, small = true, channels = { 32, 64 },
+      blocks = { 1, 1 }, dropout = 0.2 }
+    return ty.train.kept(("%s/judge-%d-%d.safetensors"):format(folder, o.steps, o.seed), fresh, function(model)
       vision.fit(model, training, { steps = o.steps, seed = o.seed, quiet = true })
       return model
     end)

@@ -116,6 +116,11 @@ local function targets_of(who, model, targets)
   local names, modules = nn.surgery.modules(model)
   local list = {}
   local wanted
+  if targets == "time" then
+    local name = model.t_embedder and "t_embedder" or model.time_text_embed and "time_text_embed"
+    targets = { name or fail('%s: targets: expected a network with t_embedder or time_text_embed for "time", '
+      .. "got neither", who) }
+  end
   if targets then
     local set, problem = nn.surgery.resolve(targets, names, modules)
     wanted = set or fail("%s: targets: %s", who, problem)
@@ -139,17 +144,19 @@ local GuidanceAdapters = nn.module "GuidanceAdapters"
 -- condition.scale [n], the scale of guidance, besides what the network itself is told. Without a scale, and after
 -- off(), it is the network. At the start adapters add 0. options: kind ("offset": the same vector for all positions;
 -- "attention": positions attend to scale, time and condition), hidden (8: width inside of adapters), targets (names of
--- modules, or ends of names; all whose class is called attention), embed (a function of (model, t, condition): a list
--- of what the network makes of time and condition, [n, width] each; known for DiT and SD3), widths (of these; measured
--- by a call of embed where it is known), train (false; true: the network's own weights are trained as well).
+-- modules, or ends of names; all whose class is called attention; "time": the embedding of time alone, by which all
+-- layers are told the scale, as Meng et al. 2023, "On Distillation of Guided Diffusion Models"), embed (a function of
+-- (model, t, condition): a list of what the network makes of time and condition, [n, width] each; known for DiT and
+-- SD3), widths (of these; measured by a call of embed where it is known), train (false; true: the network's own weights
+-- are trained as well).
 ---@param model Module
 ---@param options? table
 function GuidanceAdapters:init(model, options)
   local who = "GuidanceAdapters"
   expect(who, "model", model, "a module")
   local o = arguments.read(who, options, { kind = "offset", hidden = 8, targets = none, embed = none, widths = none,
-    train = false }, { kind = '"offset" or "attention"', hidden = "an integer >= 1", targets = "a list of strings",
-    embed = "a function", widths = "a list of integers >= 1" })
+    train = false }, { kind = '"offset" or "attention"', hidden = "an integer >= 1",
+    targets = '"time" or a list of strings', embed = "a function", widths = "a list of integers >= 1" })
   local widths = o.widths
   if not widths then
     local linear = function(module)
@@ -199,6 +206,18 @@ function GuidanceAdapters:forward(x, t, condition)
   return result[2]
 end
 
+--- The network at one scale of guidance, for samplers: a function of (x, t, condition) that adds condition.scale.
+---@param scale number
+---@return fun(x: Tensor, t: Tensor, condition: table): Tensor
+function GuidanceAdapters:at(scale)
+  expect("GuidanceAdapters:at", "scale", scale, "a finite number")
+  return function(x, t, condition)
+    local told = { scale = ty.full({ x.shape[1] }, scale, { device = x.device }) }
+    for key, value in pairs(condition) do told[key] = value end
+    return self(x, t, told)
+  end
+end
+
 --- Switches the adapters off, or on again with false: the network as it was, whatever the condition says of a scale.
 ---@param off? boolean  (true)
 ---@return GuidanceAdapters
@@ -234,4 +253,30 @@ local function loss(parts, batch)
   return ty.mse_loss(parts.student(batch.x, batch.time, condition), batch.target)
 end
 
-return { GuidanceAdapters = GuidanceAdapters, loss = loss }
+--- How far one pass is from the guided prediction on states of distill.trajectories: the root mean square of their
+-- difference, of that of the guided prediction. options: batch (250: states at once).
+---@param student Module
+---@param items table<string, Tensor>  x, time, scale, target, condition.*; the tensors of a store of them
+---@param options? { batch?: integer }
+---@return number
+local function distance(student, items, options)
+  local who = "distill.guidance_distance"
+  expect(who, "student", student, "a module")
+  expect(who, "items", items, "a table")
+  expect(who, "items.target", items.target, "a tensor")
+  local o = arguments.read(who, options, { batch = 250 }, { batch = "an integer >= 1" })
+  return ty.no_grad(function()
+    local sum, norm, count = 0.0, 0.0, items.target.shape[1]
+    for start = 0, count - 1, o.batch do
+      ty.scope(function()
+        local n, part = math.min(o.batch, count - start), {}
+        for name, tensor in pairs(items) do part[name] = tensor:narrow(0, start, n) end
+        sum = sum + loss({ student = student }, part):item() * n
+        norm = norm + part.target:square():mean():item() * n
+      end)
+    end
+    return math.sqrt(sum / norm)
+  end)
+end
+
+return { GuidanceAdapters = GuidanceAdapters, loss = loss, distance = distance }

@@ -68,6 +68,7 @@ return require "tycho.lazy" ({
   matching_loss = dmd.loss,
   GuidanceAdapters = guidance.GuidanceAdapters,
   guidance_loss = guidance.loss,
+  guidance_distance = guidance.distance,
   linfusion = linfusion.student,
   linfusion_loss = linfusion.loss,
   linear_attention = linfusion.attention,

@@ -38,153 +38,101 @@ local r = ty.recipe.declare {
 local args = r.args
 local SCALES = { 1.5, 3 }
 
-local function base_of(seed)
-  return distill.base(args.model, r:base(), { seed = seed, steps = args.base_steps, judge_steps = args.judge_steps })
-end
-
 -- States with the guided predictions there: of trajectories, or of noised samples.
-local function states(base, seed, count, kind)
+local function states(base, seed, kind)
+  local count = (kind == "trajectories" or kind == "noised") and args.trajectories or args.unseen
   local sampler = base.flow:sampler { steps = args.sample_steps, solver = diffusion.solver.euler() }
   local about = { base = base.name, seed = seed, count = count, steps = args.sample_steps, low = args.low,
     high = args.high, base_steps = args.base_steps, kind = kind }
   return distill.store(r:path "states", about, function()
     local offset = kind == "unseen" and 900 or kind == "choosing" and 800 or 0
     ty.manual_seed(seed + offset)
-    local prompts = base.prompts("training", offset, count, seed + offset)
-    local clean = kind == "noised" and (base.name == "digits" and
-      distill.digits.data():batch(ty.randperm(#distill.digits.data()):narrow(0, 0, count)) or nil)
-    local condition = clean and { labels = clean.label } or prompts.condition
+    local clean, condition = nil, base.prompts("training", offset, count, seed + offset).condition
+    if kind == "noised" then clean, condition = base.samples(count) end
     return distill.trajectories(base.model:clone(), sampler, { count, table.unpack(base.shape) },
-      { condition = condition, null = base.null, scales = { args.low, args.high },
-        noised = clean and clean.image or nil })
+      { condition = condition, null = base.null, scales = { args.low, args.high }, noised = clean })
   end)
 end
 
 -- The ways: a student of a base's model, and its rates.
-local function adapters(kind, hidden)
-  return function(model) return distill.GuidanceAdapters(model, { kind = kind, hidden = hidden }) end
-end
-local TIME = { "t_embedder", "time_text_embed" }
-local function told(model, train)
-  local name = model[TIME[1]] and TIME[1] or TIME[2]
-  return distill.GuidanceAdapters(model, { targets = { name }, hidden = args.hidden, train = train })
+local function adapters(options)
+  return function(model) return distill.GuidanceAdapters(model, options) end
 end
 local ways = {
-  offset = { make = adapters("offset", args.hidden), rates = { 2e-3, 1e-2 } },
-  attention = { make = adapters("attention", args.inner), rates = { 2e-3, 1e-2 } },
+  offset = { make = adapters { kind = "offset", hidden = args.hidden }, rates = { 2e-3, 1e-2 } },
+  attention = { make = adapters { kind = "attention", hidden = args.inner }, rates = { 2e-3, 1e-2 } },
   lora = { rates = { 2e-3, 1e-2 }, make = function(model)
-    local student = told(model, false)
+    local student = distill.GuidanceAdapters(model, { targets = "time", hidden = args.hidden })
     peft.lora(model, { rank = args.rank, alpha = args.rank, targets = function(name)
       return name:find "attn" and not name:find "lora"
     end })
     return student
   end },
-  all = { rates = { 3e-4, 1e-3 }, make = function(model) return told(model, true) end },
+  all = { make = adapters { targets = "time", hidden = args.hidden, train = true }, rates = { 3e-4, 1e-3 } },
 }
 
 local function trained(base, way, seed, rate, material)
   ty.manual_seed(seed)
   local student = way.make(base.model:clone())
-  local count = 0
-  for _, p in ipairs(student:parameters()) do
-    if p.requires_grad then count = count + p:numel() end
-  end
   local _, averaged = distill.fit(student, material:loader { batch = args.batch, seed = seed }, { steps = args.steps,
     lr = rate, final = 0.02, warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98, quiet = true,
     loss = distill.guidance_loss })
-  return averaged, count / base.model:count_parameters()
+  return averaged, student:count_parameters(true) / base.model:count_parameters()
 end
 
--- Distance to the guided prediction on states, root mean square, of that prediction's.
-local function distance(student, material)
-  return ty.no_grad(function()
-    local sum, norm, m = 0.0, 0.0, material.tensors
-    for start = 0, material.count - 1, 250 do
-      local n = math.min(250, material.count - start)
-      local part = {}
-      for name, tensor in pairs(m) do part[name] = tensor:narrow(0, start, n) end
-      ty.scope(function()
-        sum = sum + distill.guidance_loss({ student = student }, part):item() * n
-        norm = norm + part.target:square():mean():item() * n
+local all, chosen, sheets, speed = {}, {}, {}, nil
+r.metrics.all, r.metrics.chosen = all, chosen
+for i, seed in ipairs(r.seeds) do
+  local base = distill.base(args.model, r:base(), { seed = seed, steps = args.base_steps,
+    judge_steps = args.judge_steps })
+  local material, choosing = states(base, seed, "trajectories"), states(base, seed, "choosing")
+  local unseen = states(base, seed, "unseen")
+  local students = {}
+  local function note(name, value) ty.stats.put(all, name, i, value) end
+  for _, name in ipairs { "offset", "attention", "lora", "all" } do
+    local way, least = ways[name], nil
+    if i == 1 or name == chosen.kind or name == "lora" or name == "all" then
+      students[name], least = r:choose(name, way.rates, function(rate)
+        local student, share = trained(base, way, seed, rate, material)
+        local d = distill.guidance_distance(student, choosing.tensors)
+        way.share = share
+        r:say("seed %d: %s, rate %g: distance %.4f, %.2f %% of the parameters", seed, name, rate, d, 100 * share)
+        return student, d
       end)
     end
-    return math.sqrt(sum / norm)
-  end)
-end
-
-local chosen, all, sheets = {}, {}, {}
-local function note(name, i, value)
-  all[name] = all[name] or {}
-  all[name][i] = value
-end
-
-local speed
-for i, seed in ipairs(r.seeds) do
-  local base = base_of(seed)
-  local material, choosing = states(base, seed, args.trajectories, "trajectories"),
-    states(base, seed, args.unseen, "choosing")
-  local unseen = states(base, seed, args.unseen, "unseen")
-  local students = {}
-  for _, name in ipairs { "offset", "attention", "lora", "all" } do
-    local way = ways[name]
-    local best, least = nil, math.huge
-    for _, rate in ipairs(chosen[name] and { chosen[name] } or r.quick and { way.rates[1] } or way.rates) do
-      if i == 1 or name == chosen.kind or name == "lora" or name == "all" then
-        local student, share = trained(base, way, seed, rate, material)
-        local d = distance(student, choosing)
-        r:say("seed %d: %s, rate %g: distance %.4f, %.2f %% of the parameters", seed, name, rate, d, 100 * share)
-        if d < least then best, least, way.rate, way.share = student, d, rate, share end
-      end
+    if i == 1 and (name == "offset" or name == "attention" and least < chosen.least) then
+      chosen.kind, chosen.least = name, least
     end
-    if i == 1 then
-      chosen[name] = way.rate
-      if name == "offset" or (name == "attention" and least < chosen.least) then
-        chosen.kind, chosen.least = name, least
-      end
-    end
-    students[name] = best
   end
-  local student = students[chosen.kind]
-  local noised = base.name == "digits" and trained(base, ways[chosen.kind], seed, chosen[chosen.kind],
-    states(base, seed, args.trajectories, "noised"))
-  local plain = distill.GuidanceAdapters(base.model:clone()):off()
-  note("adapters", i, distance(student, unseen))
-  note("none", i, distance(plain, unseen))
-  note("lora", i, distance(students.lora, unseen))
-  note("all", i, distance(students.all, unseen))
-  if noised then note("noised", i, distance(noised, unseen)) end
+  local kind, student = chosen.kind, students[chosen.kind]
+  local compared = { adapters = student, lora = students.lora, all = students.all,
+    none = distill.GuidanceAdapters(base.model:clone()):off(),
+    noised = base.samples and trained(base, ways[kind], seed, chosen[kind], states(base, seed, "noised")) }
+  for name, one in pairs(compared) do note(name, distill.guidance_distance(one, unseen.tensors)) end
 
   local prompts = base.prompts("validation", 0, args.count, 54321)
-  local function draw(model, scale, guidance)
-    local condition = {}
-    for key, value in pairs(prompts.condition) do condition[key] = value end
-    if scale then condition.scale = ty.full({ args.count }, scale) end
-    return (base.flow:sample(model, prompts.noise.shape, { condition = condition, null = base.null,
+  local function draw(model, guidance)
+    return (base.flow:sample(model, prompts.noise.shape, { condition = prompts.condition, null = base.null,
       noise = prompts.noise, guidance = guidance, steps = args.sample_steps, solver = diffusion.solver.euler() }))
   end
   for _, scale in ipairs(SCALES) do
-    local guided, one, without = draw(base.model, nil, scale), draw(student, scale), draw(base.model)
-    note(("guided/%g"):format(scale), i, base.distance(guided, prompts))
-    note(("one/%g"):format(scale), i, base.distance(one, prompts))
-    note(("without/%g"):format(scale), i, base.distance(without, prompts))
-    note(("guided_asked/%g"):format(scale), i, base.asked(guided, prompts))
-    note(("one_asked/%g"):format(scale), i, base.asked(one, prompts))
-    note(("without_asked/%g"):format(scale), i, base.asked(without, prompts))
-    if i == 1 then
-      for _, x in ipairs { without, guided, one } do
-        sheets[#sheets + 1] = base.decode(x:narrow(0, 0, math.min(20, args.count)))
-      end
+    local drawn = { guided = draw(base.model, scale), one = draw(student:at(scale)), without = draw(base.model) }
+    for name, x in pairs(drawn) do
+      note(("%s/%g"):format(name, scale), base.distance(x, prompts))
+      note(("%s_asked/%g"):format(name, scale), base.asked(x, prompts))
+    end
+    for _, name in ipairs(i == 1 and { "without", "guided", "one" } or {}) do
+      sheets[#sheets + 1] = base.decode(drawn[name]:narrow(0, 0, math.min(20, args.count)))
     end
   end
   if i == 1 then
-    speed = r:time({ two = function() draw(base.model, nil, 3) end, one = function() draw(student, 3) end },
+    speed = r:time({ two = function() draw(base.model, 3) end, one = function() draw(student:at(3)) end },
       { rounds = args.rounds })
   end
 end
 
 ty.plot.grid(ty.concat(sheets, 0), { columns = math.min(20, args.count), scale = args.model == "digits" and 4 or 1,
   invert = args.model == "digits" }):save(r:picture "agd.png")
-r.metrics.chosen, r.metrics.all = chosen, all
 for name, list in pairs(all) do r:say("%-20s %s", name, ("%.4f "):rep(#list):format(table.unpack(list))) end
 
 local function over(a, b) return ty.stats.ratios(all[a], all[b]) end
@@ -204,10 +152,9 @@ for _, scale in ipairs(SCALES) do
   local at = ("/%g"):format(scale)
   rows[#rows + 1] = { claim = ("scale %g: Fréchet distance of samples, of guidance's"):format(scale),
     values = over("one" .. at, "guided" .. at), baseline = all["guided" .. at], bar = 1.1, below = true }
-  local behind = {}
-  for i, value in ipairs(all["one_asked" .. at]) do behind[i] = all["guided_asked" .. at][i] - value end
   rows[#rows + 1] = { claim = ("scale %g: recognised as asked for with guidance, less with adapters"):format(scale),
-    values = behind, baseline = all["guided_asked" .. at], bar = 0.01, below = true }
+    values = ty.stats.differences(all["guided_asked" .. at], all["one_asked" .. at]),
+    baseline = all["guided_asked" .. at], bar = 0.01, below = true }
 end
 rows[#rows + 1] = { claim = "drawing: times as fast as with guidance", measured = speed.two / speed.one, bar = 1.6 }
 os.exit(r:finish(rows), true)

@@ -91,16 +91,12 @@ local function measured(base, model, prompts)
   end)
 end
 
-local found, chosen, sheets = {}, {}, {}
-local function note(name, i, values)
-  found[name] = found[name] or {}
-  for key, value in pairs(values) do
-    found[name][key] = found[name][key] or {}
-    found[name][key][i] = value
-  end
-  r:say("seed %d, %-5s reward %.4f, the judge's %.4f, spread %.3f, recall %.3f, precision %.3f, distance %.3f",
-    r.seeds[i], name, values.reward, -values.loss, values.spread, values.recall, values.precision, values.distance)
+-- Among those that keep both spread and recall the highest reward; where none does, the one that keeps the most.
+local function most_rewarded(scores)
+  return ty.stats.largest_keeping(ty.stats.column(scores, "reward"), ty.stats.column(scores, "kept"), KEPT)
 end
+
+local found, sheets = {}, {}
 
 for i, seed in ipairs(r.seeds) do
   local base = distill.base("digits", r:base(), { network = "mlp", seed = seed, steps = args.base_steps,
@@ -110,34 +106,23 @@ for i, seed in ipairs(r.seeds) do
   local start = start_of(base, seed)
   local function show(name, model)
     local values, x = measured(base, model, prompts)
-    note(name, i, values)
+    ty.stats.put(found, name, i, values)
+    r:say("seed %d, %-5s reward %.4f, the judge's %.4f, spread %.3f, recall %.3f, precision %.3f, distance %.3f", seed,
+      name, values.reward, -values.loss, values.spread, values.recall, values.precision, values.distance)
     if i == 1 then sheets[#sheets + 1] = x:narrow(0, 0, math.min(20, args.count)):clamp(-1, 1) end
   end
   show("start", start)
   local before = i == 1 and measured(base, start, choosing)
   for _, way in ipairs(ways) do
-    local best, top, widest = nil, nil, nil
-    for k, try in ipairs(chosen[way.name] and { chosen[way.name] } or way.tries) do
-      if k == 1 or not r.quick then
-        local model = aligned(base, start, way, try, seed)
-        if i == 1 then
-          local values = measured(base, model, choosing)
-          local spread, recall = values.spread / before.spread, values.recall / math.max(1e-3, before.recall)
-          local kept = spread >= KEPT and recall >= KEPT
-          r:say("%s, scale %g, rate %g: reward %.4f, spread %.3f of the start's, recall %.3f of it", way.name, try[1],
-            args.rate * try[2], values.reward, spread, recall)
-          -- Among those that keep both the highest reward; where none does, the one that keeps the most.
-          if kept and (not top or values.reward > top) then
-            top, best, chosen[way.name] = values.reward, model, try
-          elseif not top and (not widest or math.min(spread, recall) > widest) then
-            widest, best, chosen[way.name] = math.min(spread, recall), model, try
-          end
-        else
-          best = model
-        end
-      end
-    end
-    show(way.name, best)
+    show(way.name, (r:choose(way.name, way.tries, function(try, known)
+      local model = aligned(base, start, way, try, seed)
+      if known then return model end
+      local values = measured(base, model, choosing)
+      local spread, recall = values.spread / before.spread, values.recall / math.max(1e-3, before.recall)
+      r:say("%s, scale %g, rate %g: reward %.4f, spread %.3f of the start's, recall %.3f of it", way.name, try[1],
+        args.rate * try[2], values.reward, spread, recall)
+      return model, { reward = values.reward, kept = math.min(spread, recall) }
+    end, most_rewarded)))
   end
 end
 
@@ -145,11 +130,10 @@ end
 ty.plot.grid(ty.concat(sheets, 0), { columns = math.min(20, args.count), scale = 4, invert = true })
   :save(r:picture "diff-instruct-star.png")
 
-r.metrics.chosen, r.metrics.found = chosen, found
+r.metrics.found = found
 local function row(claim, key, other, bar, below)
-  local list = {}
-  for i in ipairs(r.seeds) do list[i] = found.star[key][i] / found[other][key][i] end
-  return { claim = claim, values = list, baseline = found[other][key], bar = bar, below = below }
+  return { claim = claim, values = ty.stats.ratios(found.star[key], found[other][key]), baseline = found[other][key],
+    bar = bar, below = below }
 end
 os.exit(r:finish {
   row("loss of a judge that is not the reward, of the start's", "loss", "start", 0.5, true),

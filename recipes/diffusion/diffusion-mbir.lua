@@ -40,73 +40,34 @@ local args, size = r.args, r.args.size
 local process = diffusion.EDM { data = 0.6, sigma_min = 0.005, sigma_max = 10, drop = 0,
   times = diffusion.times.log_normal { mean = -1.5, std = 1.3 } }
 
-local function new_prior()
-  local w = args.width
-  return r:place(function() return diffusion.UNet { levels = { w, 2 * w, { channels = 2 * w } } } end)
+local function trained(model)
+  local set = datasets.load("volumes", { size = size, fields = { "volume" } })
+  local slices = set:batch(ty.arange(args.volumes)).volume:reshape(-1, 1, size, size)
+  local step = 0
+  local loader = { next = function()
+    step = step + 1
+    local x = slices:index_select(0, ty.randint(0, slices.shape[1], { 32 })):to(r.device)
+    return step % 2 == 0 and x:flip { 3 } or x
+  end }
+  ty.manual_seed(0)
+  local _, averaged = ty.train.fit(model, loader, { steps = args.prior_steps, lr = 2e-3, beta2 = 0.99, warmup = 30,
+    final = 0, weight_decay = 0, average = 0.99, title = "prior", loss = function(m, x) return process:loss(m, x) end })
+  return averaged
 end
 
-local function prior()
-  local folder = r:base "diffusion-mbir"
-  local path, model = ("%s/slices%d-%d.safetensors"):format(folder, args.width, args.prior_steps), new_prior()
-  if ty.io.exists(path) then
-    model:load(path)
-    return model:eval()
-  end
-  local set = datasets.load("volumes", { size = size, fields = { "volume" } })
-  local slices = {}
-  for i = 0, args.volumes - 1 do slices[i + 1] = set:get(i).volume:squeeze(0):unsqueeze(1) end
-  slices = ty.concat(slices, 0)
-  ty.manual_seed(0)
-  local optimizer = ty.optim.AdamW(model:parameters(), { lr = 2e-3, beta2 = 0.99, weight_decay = 0, clip_norm = 1,
-    schedule = ty.optim.cosine { steps = args.prior_steps, warmup = math.min(30, args.prior_steps // 4) } })
-  local ema = ty.optim.EMA(model, { decay = 0.99 })
-  for step, _, log in ty.train.steps(nil, args.prior_steps, { title = "prior" }) do
-    local x = slices:index_select(0, ty.randint(0, slices.shape[1], { 32 })):to(r.device)
-    local loss = process:loss(model, step % 2 == 0 and x:flip { 3 } or x)
-    optimizer:step(loss)
-    ema:update()
-    log { loss = loss:item() }
-  end
-  ty.io.mkdir(folder)
-  ema.model:save(path)
-  return ema.model:eval()
-end
-local model = prior()
+local w = args.width
+local path = ("%s/slices%d-%d.safetensors"):format(r:base "diffusion-mbir", w, args.prior_steps)
+local model = ty.train.kept(path, r:place(function()
+  return diffusion.UNet { levels = { w, 2 * w, { channels = 2 * w } } }
+end), trained)
 
 -- ---- what is measured ----
 
--- Line integrals come back in voxels: 1 for each voxel of water.
-local centimetres = datasets.volumes.field / 10 / size
-local unit = datasets.volumes.water * centimetres
-
-local function ct(views, arc)
-  local angles = ty.arange(views, { dtype = "f64" }) * (math.pi * arc / 180 / views)
-  local A = inverse.radon { angles = angles, size = size }
-  return { operator = A, measure = function(x, seed)
-    return datasets.volumes.project(x:squeeze(1), { views = views, arc = arc, dose = args.dose, seed = seed }).sinogram
-      / unit
-  end, classical = function(y) return inverse.fbp(A, y) * (arc / 180) end }
-end
-
--- A quarter of the rows of k-space: the middle eighth, and others at random, the same for all slices.
-local function mri()
-  local kept, middle = {}, size // 16
-  for i = 0, size - 1 do kept[i + 1] = math.min(i, size - i) < middle + 1 and 1 or 0 end
-  local left = size // 4 - (2 * middle + 1)
-  for _, i in ipairs(ty.data.with_seed(1, function() return ty.randperm(size) end):tolist()) do
-    if left > 0 and kept[i + 1] == 0 then kept[i + 1], left = 1, left - 1 end
-  end
-  local mask = ty.tensor(kept, { dtype = "f32" }):unsqueeze(1):expand(size, size)
-  local A = inverse.fourier(mask)
-  return { operator = A, measure = function(x, seed)
-    local y = A.forward(x)
-    return y + ty.data.with_seed(seed, function() return ty.randn_like(y) end) * 0.01 * mask:unsqueeze(-1)
-  end, classical = A.adjoint }
-end
-
-local problems = { ct(args.views, 180), mri() }
-problems[1].name, problems[2].name = "few views", "a quarter of k-space"
-if r.quick then problems[2] = nil end
+-- What a voxel of water takes away of a ray.
+local unit = datasets.volumes.water * datasets.volumes.field / 10 / size
+local problems = r:tries { inverse.ct { size = size, views = args.views, dose = args.dose, unit = unit },
+  inverse.mri { size = size } }
+local NAMES = { "few views", "a quarter of k-space" }
 
 -- ---- reconstructions ----
 
@@ -117,26 +78,20 @@ local function sampled(seed, part, with)
     steps = with.corrections and args.steps or 2 * args.steps - 1 })
 end
 
-local pc = solver.predictor_corrector()
-local function consistent(lambda)
-  return function(problem, y, seed)
-    return sampled(seed, inverse.mbir(problem.operator, y, { lambda = lambda, rho = lambda > 0 and 5 or 0,
-      cg = args.cg, periodic = false }), pc)
-  end
+local function consistent(problem, y, seed, lambda)
+  return sampled(seed, inverse.mbir(problem.operator, y, { lambda = lambda, rho = lambda > 0 and 5 or 0, cg = args.cg,
+    periodic = false }), solver.predictor_corrector())
 end
 local methods = {
   { name = "classical", label = "FBP or adjoint", make = function(p, y) return p.classical(y) end },
-  { name = "tv", label = "total variation", strengths = args.strengths, with = function(strength)
-    return function(p, y) return inverse.tv(p.operator, y, { lambda = strength, rho = 20 * strength,
-      iterations = r.quick and 5 or 60 }) end
+  { name = "tv", label = "total variation", strengths = args.strengths, make = function(p, y, _, strength)
+    return inverse.tv(p.operator, y, { lambda = strength, rho = 20 * strength, iterations = r.quick and 5 or 60 })
   end },
-  { name = "dps", label = "posterior sampling", strengths = args.scales, with = function(scale)
-    return function(p, y, seed)
-      return sampled(seed, inverse.dps(p.operator, y, { scale = scale }), solver.ddim { eta = 1 })
-    end
+  { name = "dps", label = "posterior sampling", strengths = args.scales, make = function(p, y, seed, scale)
+    return sampled(seed, inverse.dps(p.operator, y, { scale = scale }), solver.ddim { eta = 1 })
   end },
-  { name = "slices", label = "the prior alone", make = consistent(0) },
-  { name = "mbir", label = "DiffusionMBIR", strengths = args.lambdas, with = consistent },
+  { name = "slices", label = "the prior alone", make = function(p, y, seed) return consistent(p, y, seed, 0) end },
+  { name = "mbir", label = "DiffusionMBIR", strengths = args.lambdas, make = consistent },
 }
 
 local function volume(split, i)
@@ -150,17 +105,17 @@ local function psnr(x, truth) return inverse.psnr(x:clamp(0, 3), truth, 2) end
 
 local gains, rows, columns = {}, {}, {}
 for k, problem in ipairs(problems) do
-  problem.by = {}
+  local name, best = NAMES[k], {}
+  problem.strengths = best
   local tuning = volume("validation", 99)
   local y = problem.measure(tuning, 99)
   for _, m in ipairs(methods) do
-    local best = -math.huge
-    problem.by[m.name] = m.make
-    for _, strength in ipairs(m.strengths or {}) do
-      local found = psnr(m.with(strength)(problem, y, 99), tuning)
-      r:say("%s, %s %g: %.2f dB (not counted)", problem.name, m.label, strength, found)
-      if found > best then best, problem.by[m.name] = found, m.with(strength) end
+    local missing = {}
+    for j, strength in ipairs(m.strengths or {}) do
+      missing[j] = -psnr(m.make(problem, y, 99, strength), tuning)
+      r:say("%s, %s %g: %.2f dB (not counted)", name, m.label, strength, -missing[j])
     end
+    best[m.name] = m.strengths and m.strengths[ty.stats.least(missing)]
   end
   local values = {}
   for i, seed in ipairs(r.seeds) do
@@ -168,31 +123,31 @@ for k, problem in ipairs(problems) do
     local measured, line = problem.measure(truth, seed), {}
     for j, m in ipairs(methods) do
       local began = r:seconds()
-      local x = problem.by[m.name](problem, measured, seed)
-      values[m.name] = values[m.name] or {}
-      values[m.name][i] = psnr(x, truth)
-      line[j] = ("%s %.2f"):format(m.label, values[m.name][i])
-      r.metrics[("psnr/%s/%s/%d"):format(problem.name, m.name, seed)] = values[m.name][i]
-      r.metrics[("seconds/%s/%s"):format(problem.name, m.name)] = r:seconds() - began
+      local x = m.make(problem, measured, seed, best[m.name])
+      local found = psnr(x, truth)
+      ty.stats.put(values, m.name, i, found)
+      line[j] = ("%s %.2f"):format(m.label, found)
+      r:note("psnr/" .. name, { [m.name] = found }, seed)
+      r:note("seconds/" .. name, { [m.name] = r:seconds() - began })
       if i == 1 and k == 1 then columns[j] = x:clamp(0, 2) / 2 end
     end
     if i == 1 and k == 1 then table.insert(columns, 1, truth / 2) end
-    r:say("%s, volume %d: %s", problem.name, seed, table.concat(line, ", "))
+    r:say("%s, volume %d: %s", name, seed, table.concat(line, ", "))
   end
   for _, m in ipairs(methods) do
     if m.name ~= "mbir" then
-      local less = ty.stats.differences(values.mbir, values[m.name])
-      gains[#gains + 1] = { claim = ("%s: dB above %s"):format(problem.name, m.label), values = less,
-        baseline = values[m.name], bar = 0 }
+      gains[#gains + 1] = { claim = ("%s: dB above %s"):format(name, m.label), baseline = values[m.name], bar = 0,
+        values = ty.stats.differences(values.mbir, values[m.name]) }
     end
   end
 end
 
 -- A volume whose finding is of a kind and place that the prior never saw.
 local strange = volume("held_out_findings", r.seed)
-local seen = problems[1].measure(strange, r.seed)
+local few = problems[1]
+local seen = few.measure(strange, r.seed)
 for _, m in ipairs(methods) do
-  r.metrics["psnr/held-out findings/" .. m.name] = psnr(problems[1].by[m.name](problems[1], seen, r.seed), strange)
+  r:note("psnr/held-out findings", { [m.name] = psnr(m.make(few, seen, r.seed, few.strengths[m.name]), strange) })
 end
 
 -- Cuts along the three axes, a method a row: the true volume first.

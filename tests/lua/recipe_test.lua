@@ -78,6 +78,24 @@ check.test("arguments that are lists", function()
   check.equal({ r:tries { 1, 2 }, declare("--quick"):tries { 1, 2 } }, { { 1, 2 }, { 1 } })
 end)
 
+check.test("the choice among tries is made once, and kept in the metrics", function()
+  local r, asked = declare(), {}
+  local function try(entry, known)
+    asked[#asked + 1] = { entry, known }
+    return "made with " .. entry, (entry - 2) ^ 2
+  end
+  check.equal({ r:choose("way", { 4, 2, 1 }, try) }, { "made with 2", 0.0 })
+  check.equal({ r:choose("way", { 4, 2, 1 }, try) }, { "made with 2", 0.0 }, "by another seed")
+  check.equal(asked, { { 4, false }, { 2, false }, { 1, false }, { 2, true } })
+  check.equal({ r:choose("most", { 4, 2, 1 }, try, function(scores) return scores[1] > scores[2] and 1 or 2 end) },
+    { "made with 4", 4.0 })
+  check.equal(r.metrics.chosen, { way = 2, most = 4 })
+  local quick = declare("--quick")
+  check.equal({ quick:choose("way", { 4, 2, 1 }, try) }, { "made with 4", 4.0 }, "the first alone")
+  check.fails(function() r:choose("none", {}, try) end, "Recipe:choose: tries: expected at least one, got none")
+  check.fails(function() r:choose("none", { 1 }, 3) end, "Recipe:choose: try: expected a function, got 3")
+end)
+
 check.test("what runs, while it runs", function()
   local r = declare("--steps", "7")
   local about = ty.io.load_json(r:path "recipe.json")
@@ -304,6 +322,21 @@ check.test("statistics", function()
   check.close(stats.rank_correlation({ 1, 5, 2, 9 }, { 1, 100, 3, 1000 }), 1, 1e-12)
   check.equal(stats.column({ { f1 = 2 }, { f1 = 3 } }, "f1"), { 2, 3 })
   check.fails(function() stats.column({ { f1 = 2 }, {} }, "f1") end, 'all tables have, got "f1", which number 2 lacks')
+  check.equal({ stats.least { 3, 1, 2, 1 }, stats.least { 0 / 0, 5, 4 }, stats.least { 0 / 0 } }, { 2, 3, 1 })
+  check.equal({ stats.largest_keeping({ 5, 3, 4 }, { 0.9, 0.95, 0.99 }, 0.95),
+    stats.largest_keeping({ 5, 3, 4 }, { 0.9, 0.95, 0.99 }, 0.5),
+    stats.largest_keeping({ 5, 3, 4 }, { 0.2, 0.4, 0.3 }, 0.95), stats.largest_keeping({ 7, 7 }, { 1, 1 }, 1),
+    stats.largest_keeping({ 5, 3 }, { 0 / 0, 0.1 }, 0.95) }, { 3, 1, 2, 1, 2 })
+  check.fails(function() stats.largest_keeping({ 1 }, { 1, 2 }, 0) end,
+    "stats.largest_keeping: kept: expected as many as values, 1, got 2")
+  local lists = {}
+  stats.put(lists, "plain", 1, 3)
+  stats.put(lists, "plain", 2, 4)
+  stats.put(lists, "several", 1, { a = 1, deep = { b = 2 } })
+  stats.put(lists, "several", 2, { a = 5, deep = { b = 6 } })
+  check.equal(lists, { plain = { 3, 4 }, several = { a = { 1, 5 }, deep = { b = { 2, 6 } } } })
+  check.fails(function() stats.put(lists, "plain", 0, 1) end, "stats.put: i: expected an integer >= 1, got 0")
+  check.fails(function() stats.put(lists, "plain", 1, "x") end, 'stats.put: value: expected a number or a table')
   local list = { 3, 1, 2 }
   stats.median(list)
   check.equal(list, { 3, 1, 2 }, "is left as it was")

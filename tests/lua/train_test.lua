@@ -310,6 +310,26 @@ check.test("killed at random moments, resumed bit for bit", function()
   check.equal(names, 9)
 end)
 
+check.test("kept: trained where there is no file, read where there is one", function()
+  local path, times = root .. "/deep/folder/kept.safetensors", 0
+  local function train(model)
+    times = times + 1
+    local other = model:clone() -- an average, say
+    other.weight:detach():fill_(7)
+    return other
+  end
+  local first = ty.train.kept(path, ty.nn.Linear(2, 1), train)
+  local fresh = ty.nn.Linear(2, 1)
+  local second = ty.train.kept(path, fresh, train)
+  check.equal({ times, first.training, second.training, rawequal(second, fresh) }, { 1, false, false, true })
+  check.equal({ first.weight:tolist(), second.weight:tolist() }, { { { 7, 7 } }, { { 7, 7 } } })
+  check.equal(second.bias:tolist(), first.bias:tolist())
+  check.fails(function() ty.train.kept(root .. "/none.safetensors", fresh, function() end) end,
+    "train.kept: train(model): expected a module, got nil")
+  check.equal(ty.io.exists(root .. "/none.safetensors"), false)
+  check.fails(function() ty.train.kept(path, 3, train) end, "train.kept: model: expected a module, got 3")
+end)
+
 remove_all(root)
 check.test("minimize: a short loop, its mean of the last tenth, a scope a step", function()
   local x, seen = ty.tensor({ 4.0 }):requires_grad_(), {}

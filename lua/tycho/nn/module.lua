@@ -277,10 +277,15 @@ function Module:set(path, value)
   ty.core.program.renew()
 end
 
---- Number of elements of all parameters (shared ones once).
-function Module:count_parameters()
+--- Number of elements of all parameters (shared ones once); trained: of those alone that want gradients.
+---@param trained? boolean  (false)
+---@return integer
+function Module:count_parameters(trained)
+  expect("Module:count_parameters", "trained", trained, "a boolean or nil")
   local count = 0
-  for _, p in ipairs(self:parameters()) do count = count + p:numel() end
+  for _, p in ipairs(self:parameters()) do
+    if not trained or p.requires_grad then count = count + p:numel() end
+  end
   return count
 end
 

@@ -13,6 +13,7 @@
 local ty = require "tycho"
 local checks = require "tycho.arguments"
 local arguments = require "tycho.recipe.arguments"
+local checks = require "tycho.arguments"
 local head = require "tycho.recipe.head"
 local measures = require "tycho.recipe.measures"
 local records = require "tycho.recipe.records"
@@ -130,6 +131,34 @@ end
 ---@param list T[]
 ---@return T[]
 function Recipe:tries(list) return self.quick and { list[1] } or list end
+
+--- What a way does with the best of its tries. The first call for a name runs try(entry, false) for all of `tries`
+-- (under --quick for the first alone), which returns a result and its score, and puts the entry that was best into
+-- metrics.chosen[name]; later ones, of the other seeds, run try(entry, true) for that alone. pick(scores): the place of
+-- the best (ty.stats.least). The results of all tries are held until the choice.
+---@generic T
+---@param name string
+---@param tries any[]
+---@param try fun(entry: any, known: boolean): T, any
+---@param pick? fun(scores: any[]): integer
+---@return T result
+---@return any score
+function Recipe:choose(name, tries, try, pick)
+  local who = "Recipe:choose"
+  checks.expect(who, "name", name, "a string")
+  checks.expect(who, "tries", tries, "a list")
+  checks.expect(who, "try", try, "a function")
+  checks.expect(who, "pick", pick, "a function or nil")
+  if #tries == 0 then checks.fail("%s: tries: expected at least one, got none", who) end
+  local chosen = self.metrics.chosen or {}
+  self.metrics.chosen = chosen
+  if chosen[name] ~= nil then return try(chosen[name], true) end
+  local results, scores = {}, {}
+  for i, entry in ipairs(self:tries(tries)) do results[i], scores[i] = try(entry, false) end
+  local best = (pick or stats.least)(scores)
+  chosen[name] = tries[best]
+  return results[best], scores[best]
+end
 
 --- A path in the folder of the results.
 function Recipe:path(name) return self.out .. "/" .. name end

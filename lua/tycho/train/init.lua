@@ -5,6 +5,7 @@ return require "tycho.lazy" ({
   steps = require "tycho.train.steps",
   fit = require "tycho.train.fit",
   minimize = require "tycho.train.minimize",
+  kept = require "tycho.train.kept",
   Logger = require "tycho.train.logger",
   progress = require "tycho.train.progress",
   save_checkpoint = checkpoint.save,

@@ -6,6 +6,8 @@ local ty = require "tycho"
 local diffusion = require "tycho.diffusion"
 local closed_form = dofile(here .. "closed_form.lua")
 
+local datasets = require "tycho.datasets"
+
 local inverse = diffusion.inverse
 
 local function dot(a, b) return (a * b):sum():item() end
@@ -188,6 +190,58 @@ check.test("posterior sampling: of a Gaussian prior, the gradient is the one in 
   local gradient = A.adjoint(off / off:flatten(1):square():sum({ 1 }):sqrt():reshape(2, 1, 1)) * c
   local expected = x0 + (x - x0) / 2 - gradient * 0.7
   check.close(moved:flatten():tolist(), expected:flatten():tolist(), 1e-4)
+end)
+
+check.test("problems: CT as the data set's scanner measures it, and filtered back-projection of it", function()
+  ty.manual_seed(9)
+  local x = ty.rand({ 3, 1, 8, 8 })
+  local unit = datasets.volumes.water * datasets.volumes.field / 10 / 8
+  local function scanner(options) return datasets.volumes.project(x:squeeze(1), options).sinogram end
+  for _, arc in ipairs { 180, 90 } do
+    local scan = inverse.ct { size = 8, views = 5, arc = arc, dose = 500, unit = unit }
+    local y = scan.measure(x, 3)
+    check.equal(y:tolist(), (scanner { views = 5, arc = arc, dose = 500, seed = 3 } / unit):tolist())
+    check.ok(not y:eq(scan.measure(x, 4)):all():item(), "another seed")
+    check.close(scan.classical(y):flatten():tolist(), (inverse.fbp(scan.operator, y) * (arc / 180)):flatten():tolist(),
+      1e-12)
+    local clear = inverse.ct { size = 8, views = 5, arc = arc }
+    check.equal(clear.measure(x, 3):tolist(), clear.operator.forward(x):tolist(), "no dose, no noise")
+    check.close(clear.measure(x, 3):flatten():tolist(),
+      (scanner { views = 5, arc = arc } / unit):flatten():tolist(), 1e-5)
+  end
+  check.equal(inverse.ct { size = 4 }.operator.angles.shape, { 180 })
+  check.fails(function() inverse.ct { views = 3 } end, "inverse.ct: size: expected pixels of a side, got nil")
+  check.fails(function() inverse.ct { size = 4, dose = 0 } end, "inverse.ct: dose: expected a finite number >= 1")
+  check.fails(function() inverse.ct { size = 4 }.measure(x) end, "ct.measure: seed: expected an integer, got nil")
+end)
+
+check.test("problems: MRI measures rows of k-space, the lowest and others, with noise on these alone", function()
+  ty.manual_seed(10)
+  local x = ty.rand({ 2, 1, 32, 32 })
+  -- The rows that an operator measures, as 1 and 0.
+  local function rows_of(scan) return scan.operator.forward(x):square():sum { 0, 2, 3 }:gt(0):to "i64":tolist() end
+  local scan = inverse.mri { size = 32 }
+  local rows = rows_of(scan)
+  check.equal(ty.tensor(rows):sum():item(), 8)
+  for _, i in ipairs { 0, 1, 2, 30, 31 } do check.equal(rows[i + 1], 1) end
+  check.equal(rows_of(inverse.mri { size = 32 }), rows)
+  local other = rows_of(inverse.mri { size = 32, seed = 2 })
+  check.ok(table.concat(other) ~= table.concat(rows), "other rows")
+  local lowest = rows_of(inverse.mri { size = 32, share = 5 / 32 })
+  check.equal(table.concat(lowest), "111" .. ("0"):rep(27) .. "11")
+  check.equal(ty.tensor(rows_of(inverse.mri { size = 32, share = 1 })):sum():item(), 32)
+  local clear, y = scan.operator.forward(x), scan.measure(x, 5)
+  local noise = y - clear
+  check.equal(noise:square():sum { 0, 2, 3 }:gt(0):to "i64":tolist(), rows, "noise where it measures")
+  check.close(noise:square():sum():item(), 1e-4 * 2 * 8 * 32 * 2, 1e-4 * 2 * 8 * 32 * 2 * 0.15)
+  check.equal(scan.measure(x, 5):tolist(), y:tolist())
+  check.ok(not scan.measure(x, 6):eq(y):all():item(), "another seed")
+  check.equal(inverse.mri { size = 32, noise = 0 }.measure(x, 5):tolist(), clear:tolist())
+  check.equal(scan.classical(y):tolist(), scan.operator.adjoint(y):tolist())
+  check.fails(function() inverse.mri {} end, "inverse.mri: size: expected pixels of a side, got nil")
+  check.fails(function() inverse.mri { size = 32, share = 0.125 } end,
+    "inverse.mri: middle: expected less than the share, 0.125 of 32 rows, got 0.125")
+  check.fails(function() scan.measure(x) end, "mri.measure: seed: expected an integer, got nil")
 end)
 
 check.test("psnr and what is refused", function()

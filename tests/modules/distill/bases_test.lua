@@ -58,6 +58,26 @@ check.test("the digits' model and judge are trained once", function()
   check.fails(function() judge:recognised(real.image) end, "labels: expected a tensor, got nil")
 end)
 
+check.test("samples of the digits' base are training digits by chance, with their labels", function()
+  local base = distill.base("digits", scratch.file "digits", { steps = 2, judge_steps = 30 })
+  local training = digits.data()
+  local all = training:batch(ty.arange(#training))
+  ty.manual_seed(5)
+  local x, condition = base.samples(9)
+  check.equal({ x.shape, condition.labels.shape }, { { 9, 1, 8, 8 }, { 9 } })
+  local seen = {}
+  for k = 0, 8 do
+    local found = all.image:eq(x:narrow(0, k, 1)):flatten(1):all(1):nonzero():flatten():tolist()
+    check.equal(all.label[found[1]]:item(), condition.labels[k]:item())
+    check.ok(not seen[found[1]], "none twice")
+    seen[found[1]] = true
+  end
+  ty.manual_seed(5)
+  check.equal((base.samples(9)):tolist(), x:tolist())
+  check.ok(not (base.samples(9)):eq(x):all():item(), "others next")
+  check.fails(function() base.samples(0) end, "DistillBase.samples: count: expected an integer in [1, ")
+end)
+
 check.test("a painter as a base: conditions, samples, judges", function()
   ty.manual_seed(4)
   local network = models.SD3Transformer2DModel { sample_size = 16, patch_size = 2, in_channels = 4, out_channels = 4,

@@ -73,6 +73,48 @@ check.test("scale 1: the target of trajectories is the conditional prediction", 
   check.ok(distill.guidance_loss({ student = distill.GuidanceAdapters(model:clone()) }, made):item() < 1e-10)
 end)
 
+check.test("the distance to the guided prediction, of its norm, in batches of any size", function()
+  local model, flow = network(), diffusion.Flow()
+  local items = distill.trajectories(model, flow:sampler { steps = 3, solver = diffusion.solver.euler() },
+    { 4, 1, 8, 8 }, { condition = { labels = labels }, scales = { 1, 1 } })
+  local student = distill.GuidanceAdapters(model:clone())
+  check.close(distill.guidance_distance(student, items), 0, 1e-6)
+  items.target = items.target * 2
+  check.close(distill.guidance_distance(student, items), 0.5, 1e-6, "off by half of it")
+  check.close(distill.guidance_distance(student, items, { batch = 5 }), 0.5, 1e-6, "12 states as 5, 5 and 2")
+  -- Of states that are off by different amounts the squares count: those of all over those of all.
+  local far = items.target:clone()
+  far:narrow(0, 0, 3):mul_(10)
+  items.target = far
+  local off, norm = (far - model(items.x, items.time, distill.condition(items))):square():sum(), far:square():sum()
+  check.close(distill.guidance_distance(student, items, { batch = 5 }), math.sqrt((off / norm):item()), 1e-6)
+  check.fails(function() distill.guidance_distance(student, {}) end, "items.target: expected a tensor, got nil")
+  check.fails(function() distill.guidance_distance(student, items, { batch = 0 }) end, "batch: expected an integer")
+end)
+
+check.test("at one scale, for samplers; told the scale by the embedding of time", function()
+  for _, train in ipairs { false, true } do
+    local model = network()
+    local want = model(x, t, { labels = labels })
+    local student = distill.GuidanceAdapters(model, { targets = "time", train = train, hidden = 4 })
+    check.ok(same(student(x, t, told), want), "nothing at the start")
+    check.equal(#student.adapters, 1)
+    shaken(student)
+    check.ok(not same(student(x, t, told), want))
+    check.ok(same(student(x, t, { labels = labels }), want), "no scale")
+    check.ok(same(student:at(2)(x, t, { labels = labels }), student(x, t, { labels = labels,
+      scale = ty.full({ 4 }, 2.0) })))
+    check.ok(not same(student:at(2)(x, t, { labels = labels }), student:at(3)(x, t, { labels = labels })))
+    check.equal(student:count_parameters(true),
+      student.adapters:count_parameters() + (train and model:count_parameters() or 0))
+    check.fails(function() student:at "x" end, 'GuidanceAdapters:at: scale: expected a finite number, got "x"')
+  end
+  check.fails(function()
+    distill.GuidanceAdapters(ty.nn.Linear(2, 2), { targets = "time", embed = function() end, widths = { 2 } })
+  end, 'targets: expected a network with t_embedder or time_text_embed for "time", got neither')
+  check.fails(function() distill.GuidanceAdapters(network(), { targets = "x" }) end, 'targets: expected "time" or a')
+end)
+
 check.test("training: one pass comes nearer to guidance, on states it has not seen", function()
   local model, flow = network(), diffusion.Flow()
   local sampler = flow:sampler { steps = 5, solver = diffusion.solver.euler() }
