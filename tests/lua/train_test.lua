@@ -312,22 +312,22 @@ end)
 
 check.test("kept: trained where there is no file, read where there is one", function()
   local path, times = root .. "/deep/folder/kept.safetensors", 0
-  local function train(model)
+  local function taught(model)
     times = times + 1
     local other = model:clone() -- an average, say
     other.weight:detach():fill_(7)
     return other
   end
-  local first = ty.train.kept(path, ty.nn.Linear(2, 1), train)
+  local first = ty.train.kept(path, ty.nn.Linear(2, 1), taught)
   local fresh = ty.nn.Linear(2, 1)
-  local second = ty.train.kept(path, fresh, train)
+  local second = ty.train.kept(path, fresh, taught)
   check.equal({ times, first.training, second.training, rawequal(second, fresh) }, { 1, false, false, true })
   check.equal({ first.weight:tolist(), second.weight:tolist() }, { { { 7, 7 } }, { { 7, 7 } } })
   check.equal(second.bias:tolist(), first.bias:tolist())
   check.fails(function() ty.train.kept(root .. "/none.safetensors", fresh, function() end) end,
     "train.kept: train(model): expected a module, got nil")
   check.equal(ty.io.exists(root .. "/none.safetensors"), false)
-  check.fails(function() ty.train.kept(path, 3, train) end, "train.kept: model: expected a module, got 3")
+  check.fails(function() ty.train.kept(path, 3, taught) end, "train.kept: model: expected a module, got 3")
 end)
 
 remove_all(root)

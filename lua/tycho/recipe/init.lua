@@ -13,7 +13,6 @@
 local ty = require "tycho"
 local checks = require "tycho.arguments"
 local arguments = require "tycho.recipe.arguments"
-local checks = require "tycho.arguments"
 local head = require "tycho.recipe.head"
 local measures = require "tycho.recipe.measures"
 local records = require "tycho.recipe.records"
