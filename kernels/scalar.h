@@ -423,6 +423,12 @@ TY_INLINE float ty_mish_f32(float x) { /* tanh(log(1 + e)) = (e^2 + 2e) / (e^2 +
   return c * (n / (n + 2.0f));
 }
 
+/* r + x r' of the quotient r in mish; that is 1 beyond 20 */
+TY_INLINE float ty_mish_slope_f32(float x) {
+  float c = x < -200.0f ? -200.0f : x > 20.0f ? 20.0f : x, e = ty_exp_f32(c), n = e * (e + 2.0f), d = n + 2.0f;
+  return n / d + c * (4.0f * e * (e + 1.0f) / (d * d));
+}
+
 /* ---- powers ---- */
 
 /* exp2(y log2 |x|) in double precision, then the cases of C's pow. */
@@ -530,6 +536,10 @@ TY_INLINE double ty_silu_f64(double x) { return (x < -800.0 ? -800.0 : x) * ty_s
 TY_INLINE double ty_mish_f64(double x) {
   double c = x < -800.0 ? -800.0 : x, e = exp(c > 40.0 ? 40.0 : c), n = e * (e + 2.0);
   return c * (n / (n + 2.0));
+}
+TY_INLINE double ty_mish_slope_f64(double x) {
+  double c = x < -800.0 ? -800.0 : x > 40.0 ? 40.0 : x, e = exp(c), n = e * (e + 2.0), d = n + 2.0;
+  return n / d + c * (4.0 * e * (e + 1.0) / (d * d));
 }
 
 /* float: what the C library does well enough, mostly as one instruction. */

@@ -95,12 +95,13 @@ def clip_text(batch):
 
 
 def scan(u, delta, a, b, c):
-    """The reference implementation of selective scans: Gu and Dao 2023, selective_scan_ref, channels last."""
+    """The reference implementation of selective scans: Gu and Dao 2023, selective_scan_ref, channels last. Unbound
+    first: the gradient of a slice would be a whole tensor for each step."""
     decay = torch.exp(torch.einsum("bld,dn->bldn", delta, a))
     added = torch.einsum("bld,bln,bld->bldn", delta, b, u)
     x, ys = u.new_zeros(u.shape[0], a.shape[0], a.shape[1]), []
-    for i in range(u.shape[1]):
-        x = decay[:, i] * x + added[:, i]
+    for i, (factor, term) in enumerate(zip(decay.unbind(1), added.unbind(1))):
+        x = factor * x + term
         ys.append(torch.einsum("bdn,bn->bd", x, c[:, i]))
     return torch.stack(ys, 1)
 

@@ -3,30 +3,34 @@
 #include "../bessel.h"
 
 /* Two arrays, or one of them a single repeated element. */
-#define LOOP(name, type, e)                                                                                  \
-  static bool name##_##type(void *out, const void *const *in, int64_t n, int repeated, const void *params) { \
-    X *o = out;                                                                                              \
-    const X *p = in[0], *q = in[1];                                                                          \
-    if (repeated == 0) {                                                                                     \
-      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                                  \
-        X x = p[i], y = q[i];                                                                                \
-        o[i] = (X)(e);                                                                                       \
-      }                                                                                                      \
-    } else if (repeated == 1) {                                                                              \
-      const X x = *p;                                                                                        \
-      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                                  \
-        X y = q[i];                                                                                          \
-        o[i] = (X)(e);                                                                                       \
-      }                                                                                                      \
-    } else {                                                                                                 \
-      const X y = *q;                                                                                        \
-      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                                  \
-        X x = p[i];                                                                                          \
-        o[i] = (X)(e);                                                                                       \
-      }                                                                                                      \
-    }                                                                                                        \
-    return true;                                                                                             \
+#define LOOP_AS(loop, head, e)                                                                      \
+  static bool loop(void *out, const void *const *in, int64_t n, int repeated, const void *params) { \
+    X *o = out;                                                                                     \
+    const X *p = in[0], *q = in[1];                                                                 \
+    head if (repeated == 0) {                                                                       \
+      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                         \
+        X x = p[i], y = q[i];                                                                       \
+        o[i] = (X)(e);                                                                              \
+      }                                                                                             \
+    }                                                                                               \
+    else if (repeated == 1) {                                                                       \
+      const X x = *p;                                                                               \
+      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                         \
+        X y = q[i];                                                                                 \
+        o[i] = (X)(e);                                                                              \
+      }                                                                                             \
+    }                                                                                               \
+    else {                                                                                          \
+      const X y = *q;                                                                               \
+      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                         \
+        X x = p[i];                                                                                 \
+        o[i] = (X)(e);                                                                              \
+      }                                                                                             \
+    }                                                                                               \
+    return true;                                                                                    \
   }
+#define LOOP(name, type, e) LOOP_AS(name##_##type, , e)
+#define LOOP_SCALARS(name, type, e) LOOP_AS(name##_##type, SCALARS, e)
 
 /* Integer quotients: stops at a divisor of 0. */
 #define LOOP_DIVISION(name, type, e)                                                                         \
@@ -59,6 +63,7 @@
 #define F(f) ty_##f##_f32
 #define X float
 #define BINARY_FLOAT(name, f) LOOP(name, f32, f)
+#define BINARY_SCALARS(name, f) LOOP_SCALARS(name, f32, f)
 #define BINARY_NUMBER(name, f, i) LOOP(name, f32, f)
 #define BINARY_POWER(name, f, i) LOOP_POWER(name, f32, f)
 #define BINARY_ANY(name, f, i, b) LOOP(name, f32, f)
@@ -70,6 +75,7 @@
 #define F(f) ty_##f##_f64
 #define X double
 #define BINARY_FLOAT(name, f) LOOP(name, f64, f)
+#define BINARY_SCALARS(name, f) LOOP_SCALARS(name, f64, f)
 #define BINARY_NUMBER(name, f, i) LOOP(name, f64, f)
 #define BINARY_POWER(name, f, i) LOOP_POWER(name, f64, f)
 #define BINARY_ANY(name, f, i, b) LOOP(name, f64, f)
@@ -220,6 +226,7 @@ static bool run(ew_loop *const *loops, const ty_kernel_args *k) {
   bool TY_KERNEL(name)(const ty_kernel_args *k) { return run(name##_loops, k); }
 
 #define BINARY_FLOAT(name, f) ENTRY(name, FLOAT_LOOPS(name))
+#define BINARY_SCALARS(name, f) ENTRY(name, FLOAT_LOOPS(name))
 #define BINARY_NUMBER(name, f, i) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name))
 #define BINARY_POWER(name, f, i) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name))
 #define BINARY_ANY(name, f, i, b) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name), [TY_BOOL] = name##_bool)

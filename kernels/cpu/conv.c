@@ -38,6 +38,12 @@ static bool is_plain(const conv_shape *s) {
   return conv_is_depthwise(s) || (s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0);
 }
 
+/* Patches side by side, large enough that each is a long dot product: the matrix of windows has every element once. */
+static bool is_patches(const conv_shape *s) {
+  return s->kh == s->sh && s->kw == s->sw && s->ph == 0 && s->pw == 0 && s->dh == 1 && s->dw == 1 && s->groups == 1 &&
+         s->kh * s->kw * s->c >= 256 && s->o >= 4 * LANES;
+}
+
 /* A 1x1 kernel with a stride sees some positions only; those, packed, make it a plain product. */
 static bool is_sparse(const conv_shape *s) {
   return s->kh == 1 && s->kw == 1 && s->ph == 0 && s->pw == 0 && !is_plain(s);
@@ -124,7 +130,7 @@ static bool convolve_f32(const conv_shape *s, const float *x, const float *weigh
     if (packed) ty_scratch_free(packed, p.bytes);
     return ok;
   }
-  if (is_plain(s)) return plain_f32(s, x, weight, e, y);
+  if (is_plain(s) || is_patches(s)) return plain_f32(s, x, weight, e, y);
   if (s->c <= 4 && s->groups == 1 && s->ow >= LANES) return TY_KERNEL(conv_planes)(s, x, weight, e, y);
   if (suits_winograd(s, s->c)) return TY_KERNEL(conv_winograd)(s, x, weight, e, y);
   return TY_KERNEL(conv_direct)(s, x, weight, e, y);

@@ -21,6 +21,12 @@ enum {
 /* Bit i of `repeated`: input i is one element for all n. False: division by zero. */
 typedef bool ew_loop(void *out, const void *const *in, int64_t n, int repeated, const void *params);
 
+/* The numbers of a loop that has them, as X. */
+#define SCALARS                     \
+  const ty_p_scalars *s = params;   \
+  const X a = (X)s->a, b = (X)s->b; \
+  (void)a, (void)b;
+
 /* How an operand's elements become those the loop computes with. */
 enum { EW_PLAIN, EW_HALF, EW_TRUTH };
 

@@ -27,38 +27,60 @@ static inline __attribute__((always_inline)) void put_constant(char *to, const c
   }
 }
 
-static inline __attribute__((always_inline)) void pad_lines(const pad_job *j, int64_t begin, int64_t end,
-                                                            const size_t block) {
+/* memcpy() of lines that are too short for a call: in vectors, the last of which may overlap. */
+static inline __attribute__((always_inline)) void put_line(char *to, const char *from, size_t bytes) {
+  enum { VECTOR = 32, FEW = 32 * VECTOR };
+  if (bytes < VECTOR || bytes > FEW) {
+    memcpy(to, from, bytes);
+    return;
+  }
+  for (size_t i = 0; i < bytes - VECTOR; i += VECTOR) memcpy(to + i, from + i, VECTOR);
+  memcpy(to + bytes - VECTOR, from + bytes - VECTOR, VECTOR);
+}
+
+/* One line, from the line `from` of the tensor (NULL: it is all constant). */
+static inline __attribute__((always_inline)) void pad_line(const pad_job *j, char *to, const char *from,
+                                                           const size_t block) {
   const int64_t n = j->in->size[j->last], before = j->p->before[j->last], length = j->out->size[j->last];
   const ty_padding mode = j->p->mode;
-  int64_t at[TY_MAX_DIMS], rest = begin; /* the line's place in the result */
-  for (int d = j->last - 1; d >= 0; d--) {
-    at[d] = rest % j->out->size[d];
-    rest /= j->out->size[d];
+  if (!from) {
+    put_constant(to, j->value, (size_t)length * block, j->size);
+    return;
   }
-  for (int64_t line = begin; line < end; line++) {
-    int64_t from_line = 0;
-    for (int d = 0; d < j->last && from_line >= 0; d++) {
-      int64_t source = ty_pad_source(mode, at[d] - j->p->before[d], j->in->size[d]);
-      from_line = source < 0 ? -1 : from_line * j->in->size[d] + source;
+  put_line(to + (size_t)before * block, from, (size_t)n * block);
+  if (mode == TY_PAD_CONSTANT) {
+    put_constant(to, j->value, (size_t)before * block, j->size);
+    put_constant(to + (size_t)(before + n) * block, j->value, (size_t)(length - before - n) * block, j->size);
+    return;
+  }
+  for (int64_t i = 0; i < before; i++)
+    memcpy(to + (size_t)i * block, from + (size_t)ty_pad_source(mode, i - before, n) * block, block);
+  for (int64_t i = before + n; i < length; i++)
+    memcpy(to + (size_t)i * block, from + (size_t)ty_pad_source(mode, i - before, n) * block, block);
+}
+
+/* Lines of the result, those of one plane (which lie along the dimension before) after each other. */
+static inline __attribute__((always_inline)) void pad_lines(const pad_job *j, int64_t begin, int64_t end,
+                                                            const size_t block) {
+  const int64_t line_in = j->in->size[j->last] * (int64_t)block, line_out = j->out->size[j->last] * (int64_t)block;
+  const int row = j->last - 1;
+  const int64_t high = row < 0 ? 1 : j->out->size[row], low = row < 0 ? 1 : j->in->size[row];
+  const int64_t above = row < 0 ? 0 : j->p->before[row];
+  for (int64_t line = begin, rows; line < end; line += rows) {
+    int64_t plane = 0, scale = 1, rest = line / high; /* the plane that it comes from, -1: none */
+    for (int d = row - 1; d >= 0 && plane >= 0; d--) {
+      const int64_t source = ty_pad_source(j->p->mode, rest % j->out->size[d] - j->p->before[d], j->in->size[d]);
+      plane = source < 0 ? -1 : plane + source * scale;
+      scale *= j->in->size[d];
+      rest /= j->out->size[d];
     }
-    for (int d = j->last - 1; d >= 0 && ++at[d] == j->out->size[d]; d--) at[d] = 0;
-    char *to = (char *)j->out->data + (size_t)(line * length) * block;
-    if (from_line < 0) {
-      put_constant(to, j->value, (size_t)length * block, j->size);
-      continue;
+    const int64_t first = line % high;
+    rows = high - first < end - line ? high - first : end - line;
+    for (int64_t r = 0; r < rows; r++) {
+      const int64_t source = plane < 0 ? -1 : ty_pad_source(j->p->mode, first + r - above, low);
+      pad_line(j, (char *)j->out->data + (line + r) * line_out,
+               source < 0 ? NULL : (const char *)j->in->data + (plane * low + source) * line_in, block);
     }
-    const char *from = (const char *)j->in->data + (size_t)(from_line * n) * block;
-    memcpy(to + (size_t)before * block, from, (size_t)n * block);
-    if (mode == TY_PAD_CONSTANT) {
-      put_constant(to, j->value, (size_t)before * block, j->size);
-      put_constant(to + (size_t)(before + n) * block, j->value, (size_t)(length - before - n) * block, j->size);
-      continue;
-    }
-    for (int64_t i = 0; i < before; i++)
-      memcpy(to + (size_t)i * block, from + (size_t)ty_pad_source(mode, i - before, n) * block, block);
-    for (int64_t i = before + n; i < length; i++)
-      memcpy(to + (size_t)i * block, from + (size_t)ty_pad_source(mode, i - before, n) * block, block);
   }
 }
 

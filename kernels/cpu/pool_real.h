@@ -75,14 +75,32 @@ static void NAME(max_block)(const NAME(pool) * q, const REAL *restrict x, int64_
 typedef REAL NAME(lanes) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 typedef INTEGER NAME(marks) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 
-/* x where marked, else y */
+/* x where marked, else y. By lanes: gcc asks of bytes whether they are negative before it blends them. */
 static inline NAME(marks) NAME(pick)(NAME(marks) marked, NAME(marks) x, NAME(marks) y) {
 #if TY_VECTOR_BYTES == 32 && defined(__AVX2__)
-  return (NAME(marks))_mm256_blendv_epi8((__m256i)y, (__m256i)x, (__m256i)marked);
+  if (sizeof(REAL) == 4) return (NAME(marks))_mm256_blendv_ps((__m256)y, (__m256)x, (__m256)marked);
+  return (NAME(marks))_mm256_blendv_pd((__m256d)y, (__m256d)x, (__m256d)marked);
 #else
   return (x & marked) | (y & ~marked);
 #endif
 }
+
+/* The larger of each, with where it is; of equals the one that was there, and the first NaN. */
+static inline __attribute__((always_inline)) void NAME(larger)(NAME(lanes) * best, NAME(marks) * at, NAME(lanes) x,
+                                                               NAME(marks) here) {
+  const NAME(marks) better = ~(x <= *best) & (*best == *best);
+  *best = (NAME(lanes))NAME(pick)(better, (NAME(marks))x, (NAME(marks)) * best);
+  *at = NAME(pick)(better, here, *at);
+}
+
+/* Of a row: the largest of each window's taps along it, and which. */
+typedef struct NAME(maxima) {
+  REAL most[BLOCK];
+  INTEGER where[BLOCK];
+} NAME(maxima);
+
+enum { NAME(LANES) = TY_VECTOR_BYTES / sizeof(REAL) };
+#define LANES NAME(LANES)
 
 /* A part of a row that begins at `start`, possibly before it, and what lies beyond the edges: `outside`. Of stride 2 its
  * even and odd elements. */
@@ -105,61 +123,74 @@ static inline __attribute__((always_inline)) void NAME(split_row)(const REAL *re
     for (int64_t i = low; i < high; i++) part[0][i] = from[2 * i], part[1][i] = from[2 * i + 1];
 }
 
-/* max_block() of windows of few taps: all of a window's before the next one's, in registers. */
-static inline __attribute__((always_inline)) void NAME(max_few)(const NAME(pool) * q, const REAL *restrict x,
-                                                                int64_t oy, int64_t j0, int64_t j1, REAL *restrict y,
-                                                                int64_t *restrict position, int kernel, int stride,
-                                                                REAL (*restrict part)[2][FEW_ROOM]) {
-  const ty_p_pool *p = q->p;
-  REAL most[BLOCK];
-  INTEGER where[BLOCK];
-  const int64_t row0 = oy * p->stride[0] - p->padding[0], start = j0 * stride - p->padding[1];
-  const int64_t width = (j1 - j0 + 15) / 16 * 16, n = j1 - j0 + (kernel - 1) / stride;
-  for (int ky = 0; ky < kernel; ky++) {
-    const int64_t from = row0 + ky;
-    if (from >= 0 && from < q->h) {
-      NAME(split_row)(x + from * q->w, q->w, start, stride, n, -(REAL)INFINITY, part[ky]);
-      continue;
-    }
-    for (int k = 0; k < stride; k++)
-      for (int64_t i = 0; i < n; i++) part[ky][k][i] = -(REAL)INFINITY;
-  }
-  const INTEGER row = (INTEGER)q->w;
+/* Of a row of the image the largest of each window's `kernel` taps along it, and which tap that is. part: scratch. */
+static inline __attribute__((always_inline)) void NAME(max_along)(const REAL *restrict row, int64_t w, int64_t start,
+                                                                  int64_t n, int kernel, int stride,
+                                                                  REAL (*restrict part)[FEW_ROOM],
+                                                                  NAME(maxima) *restrict along) {
+  NAME(split_row)(row, w, start, stride, n + (kernel - 1) / stride, -(REAL)INFINITY, part);
   /* In vectors by hand: gcc makes none of a chain of comparisons. */
-  for (int64_t j = 0; j < width; j += TY_VECTOR_BYTES / (int64_t)sizeof(REAL)) {
-    NAME(lanes) best = (NAME(lanes)){ 0 } - (REAL)INFINITY;
-    NAME(marks) at = (NAME(marks)){ 0 } - 1;
-#define TAP(ky, kx)                                                                                      \
-  if (ky < kernel && kx < kernel) {                                                                      \
-    const NAME(lanes) t = *(const NAME(lanes) *)(const void *)(part[ky][kx % stride] + j + kx / stride); \
-    const NAME(marks) better = (t > best) | ((t != t) & (best == best)); /* the first NaN wins */        \
-    best = (NAME(lanes))NAME(pick)(better, (NAME(marks))t, (NAME(marks))best);                           \
-    at = NAME(pick)(better, (NAME(marks)){ 0 } + (ky * row + kx), at);                                   \
-  }
-    TAP(0, 0);
-    TAP(0, 1);
-    TAP(0, 2);
-    TAP(1, 0);
-    TAP(1, 1);
-    TAP(1, 2);
-    TAP(2, 0);
-    TAP(2, 1);
-    TAP(2, 2);
+  for (int64_t j = 0; j < n; j += LANES) {
+    NAME(lanes) best = *(const NAME(lanes) *)(const void *)(part[0] + j);
+    NAME(marks) at = { 0 };
+#define TAP(k)                 \
+  if (k < kernel) NAME(larger) \
+  (&best, &at, *(const NAME(lanes) *)(const void *)(part[k % stride] + j + k / stride), (NAME(marks)){ 0 } + k);
+    TAP(1)
+    TAP(2)
 #undef TAP
-    *(NAME(lanes) *)(void *)(most + j) = best;
-    *(NAME(marks) *)(void *)(where + j) = at;
+    *(NAME(lanes) *)(void *)(along->most + j) = best;
+    *(NAME(marks) *)(void *)(along->where + j) = at;
   }
-  const int64_t first = row0 * q->w + start;
-  INTEGER least = 0;
-  for (int64_t j = 0; j < j1 - j0; j++) least = where[j] < least ? where[j] : least;
-  for (int64_t j = 0; j < j1 - j0; j++) {
-    y[j0 + j] = most[j];
-    position[j0 + j] = first + j * stride + where[j];
+}
+
+/* max_block() of windows of few taps, of all rows of results: along each row of the image first, once for all windows
+ * that have it, then down. */
+static inline __attribute__((always_inline)) void NAME(max_few)(const NAME(pool) * q, const REAL *restrict x,
+                                                                int64_t j0, int64_t j1, REAL *restrict y,
+                                                                int64_t *restrict position, int kernel, int stride) {
+  const ty_p_pool *p = q->p;
+  REAL part[2][FEW_ROOM] = { 0 }; /* whole vectors are read, of the last one the rest for nothing */
+  NAME(maxima) ring[3], outside, found;
+  int64_t held[3] = { -1, -1, -1 }; /* the rows in it, each at its number modulo 3 */
+  const int64_t start = j0 * stride - p->padding[1], n = j1 - j0;
+  for (int64_t j = 0; j < BLOCK; j++) outside.most[j] = -(REAL)INFINITY, outside.where[j] = 0;
+  for (int64_t oy = 0; oy < q->oh; oy++) {
+    const int64_t row0 = oy * p->stride[0] - p->padding[0];
+    const NAME(maxima) * rows[3];
+    for (int ky = 0; ky < kernel; ky++) {
+      const int64_t row = row0 + ky, place = row % 3;
+      rows[ky] = row < 0 || row >= q->h ? &outside : &ring[place];
+      if (rows[ky] == &outside || held[place] == row) continue;
+      NAME(max_along)(x + row * q->w, q->w, start, n, kernel, stride, part, &ring[place]);
+      held[place] = row;
+    }
+    NAME(marks) none = { 0 };
+    for (int64_t j = 0; j < n; j += LANES) {
+      NAME(lanes) best = *(const NAME(lanes) *)(const void *)(rows[0]->most + j);
+      NAME(marks) at = *(const NAME(marks) *)(const void *)(rows[0]->where + j);
+#define ROW(k)                                                          \
+  if (k < kernel) NAME(larger)                                          \
+  (&best, &at, *(const NAME(lanes) *)(const void *)(rows[k]->most + j), \
+   *(const NAME(marks) *)(const void *)(rows[k]->where + j) + k * (INTEGER)q->w);
+      ROW(1)
+      ROW(2)
+#undef ROW
+      none |= best == (NAME(lanes)){ 0 } - (REAL)INFINITY;
+      *(NAME(lanes) *)(void *)(found.most + j) = best;
+      *(NAME(marks) *)(void *)(found.where + j) = at;
+    }
+    INTEGER nothing = 0;
+    for (int i = 0; i < LANES; i++) nothing |= none[i];
+    const int64_t first = row0 * q->w + start, out = oy * q->ow + j0;
+    for (int64_t j = 0; j < n; j++) y[out + j] = found.most[j];
+    for (int64_t j = 0; j < n; j++) position[out + j] = first + j * stride + found.where[j];
+    if (!nothing) continue;
+    for (int64_t j = 0; j < n; j++) /* nothing but -infinity: the first */
+      if (found.most[j] == -(REAL)INFINITY)
+        position[out + j] = ty_window_of(p, 0, oy, q->h, q->oh).first * q->w +
+                            ty_window_of(p, 1, j0 + j, q->w, q->ow).first;
   }
-  if (least == 0) return;
-  for (int64_t j = j0; j < j1; j++) /* nothing but -infinity: the first */
-    if (where[j - j0] < 0)
-      position[j] = ty_window_of(p, 0, oy, q->h, q->oh).first * q->w + ty_window_of(p, 1, j, q->w, q->ow).first;
 }
 
 static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
@@ -167,20 +198,21 @@ static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
   const ty_p_pool *p = q->p;
   const bool few = p->kernel[0] == p->kernel[1] && p->dilation[0] == 1 && p->dilation[1] == 1;
   const int64_t kernel = few ? p->kernel[0] : 0, stride = p->stride[1];
-  REAL part[3][2][FEW_ROOM] = { 0 }; /* whole vectors are read, of the last one the rest for nothing */
   for (int64_t plane = begin; plane < end; plane++)
-    for (int64_t oy = 0; oy < q->oh; oy++)
-      for (int64_t j0 = 0; j0 < q->ow; j0 += BLOCK) {
-        const int64_t j1 = q->ow - j0 < BLOCK ? q->ow : j0 + BLOCK;
-        const REAL *x = q->x + plane * q->h * q->w;
-        REAL *y = q->y + (plane * q->oh + oy) * q->ow;
-        int64_t *position = q->position + (plane * q->oh + oy) * q->ow;
-        if (kernel == 3 && stride == 2) NAME(max_few)(q, x, oy, j0, j1, y, position, 3, 2, part);
-        else if (kernel == 2 && stride == 2) NAME(max_few)(q, x, oy, j0, j1, y, position, 2, 2, part);
-        else if (kernel == 3 && stride == 1) NAME(max_few)(q, x, oy, j0, j1, y, position, 3, 1, part);
-        else NAME(max_block)(q, x, oy, j0, j1, y, position);
-      }
+    for (int64_t j0 = 0; j0 < q->ow; j0 += BLOCK) {
+      const int64_t j1 = q->ow - j0 < BLOCK ? q->ow : j0 + BLOCK;
+      const REAL *x = q->x + plane * q->h * q->w;
+      REAL *y = q->y + plane * q->oh * q->ow;
+      int64_t *position = q->position + plane * q->oh * q->ow;
+      if (kernel == 3 && stride == 2) NAME(max_few)(q, x, j0, j1, y, position, 3, 2);
+      else if (kernel == 2 && stride == 2) NAME(max_few)(q, x, j0, j1, y, position, 2, 2);
+      else if (kernel == 3 && stride == 1) NAME(max_few)(q, x, j0, j1, y, position, 3, 1);
+      else
+        for (int64_t oy = 0; oy < q->oh; oy++) NAME(max_block)(q, x, oy, j0, j1, y + oy * q->ow, position + oy * q->ow);
+    }
 }
+
+#undef LANES
 
 static void NAME(adaptive_max_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;

@@ -42,10 +42,6 @@
     return true;                                                                                          \
   }
 
-#define SCALARS                     \
-  const ty_p_scalars *s = params;   \
-  const X a = (X)s->a, b = (X)s->b; \
-  (void)a, (void)b;
 #define NUMBERS                   \
   const ty_p_numbers *s = params; \
   const X a = (X)s->a.f, b = (X)s->b.f;

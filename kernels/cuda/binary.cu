@@ -6,6 +6,11 @@
   struct name##_##type {                                                        \
     TY_DEVICE_MEMBER X operator()(X x, X y) const { return static_cast<X>(e); } \
   };
+#define FUNCTOR_SCALARS(name, type, e)                                          \
+  struct name##_##type {                                                        \
+    X a, b;                                                                     \
+    TY_DEVICE_MEMBER X operator()(X x, X y) const { return static_cast<X>(e); } \
+  };
 /* Integer quotients: a divisor of 0 is reported. */
 #define FUNCTOR_DIVISION(name, type, e)              \
   struct name##_##type {                             \
@@ -22,6 +27,7 @@
 #define F(f) ty_##f##_f32
 #define X float
 #define BINARY_FLOAT(name, f) FUNCTOR(name, f32, f)
+#define BINARY_SCALARS(name, f) FUNCTOR_SCALARS(name, f32, f)
 #define BINARY_NUMBER(name, f, i) FUNCTOR(name, f32, f)
 #define BINARY_POWER(name, f, i) FUNCTOR(name, f32, y == 2 ? x * x : f)
 #define BINARY_ANY(name, f, i, b) FUNCTOR(name, f32, f)
@@ -33,6 +39,7 @@
 #define F(f) ty_##f##_f64
 #define X double
 #define BINARY_FLOAT(name, f) FUNCTOR(name, f64, f)
+#define BINARY_SCALARS(name, f) FUNCTOR_SCALARS(name, f64, f)
 #define BINARY_NUMBER(name, f, i) FUNCTOR(name, f64, f)
 #define BINARY_POWER(name, f, i) FUNCTOR(name, f64, f)
 #define BINARY_ANY(name, f, i, b) FUNCTOR(name, f64, f)
@@ -105,4 +112,9 @@ template <class F> static F with_watch() {
 #define BINARY_ANY(name, f, i, b) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name) EW_BOOL_OF(name))
 #define BINARY_DIVISION(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
 #define BINARY_INTEGER(name, i, b) EW_ENTRY(name, EW_BOOL_OF(name) EW_INTEGERS_OF(name))
+#include "../elementwise.def"
+
+#undef EW_RUN
+#define EW_RUN(functor, element, compute) ew_run<2, element, element>(k, with_scalars<functor>(k, compute{}))
+#define BINARY_SCALARS(name, f) EW_ENTRY(name, EW_FLOATS_OF(name))
 #include "../elementwise.def"

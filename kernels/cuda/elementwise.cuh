@@ -198,6 +198,12 @@ static inline bool ew_run(const ty_kernel_args *k, const F &f) {
   });
 }
 
+/* A functor with the numbers of a row, ty_p_scalars, as its type. */
+template <class F, class X> static inline F with_scalars(const ty_kernel_args *k, X) {
+  const ty_p_scalars *s = static_cast<const ty_p_scalars *>(k->params);
+  return s ? F{ static_cast<X>(s->a), static_cast<X>(s->b) } : F{ X(0), X(0) };
+}
+
 /* ---- entries for functors name_f32, name_f64, name_u8 ... of elementwise.def ----
  * The file says how one is run: EW_RUN(functor, element, compute). */
 

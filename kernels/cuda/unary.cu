@@ -76,11 +76,7 @@
 
 /* ---- entries ---- */
 
-/* The numbers of a row as its type: of ty_p_scalars, and of ty_p_numbers where integers have them too. */
-template <class F, class X> static F with_scalars(const ty_kernel_args *k, X) {
-  const ty_p_scalars *s = static_cast<const ty_p_scalars *>(k->params);
-  return s ? F{ static_cast<X>(s->a), static_cast<X>(s->b) } : F{ X(0), X(0) };
-}
+/* The numbers of a row that integers have too, as its type. */
 template <class X> static X number(ty_number x) {
   typedef std::numeric_limits<X> limits;
   if constexpr (std::is_floating_point<X>::value) return static_cast<X>(x.f);

@@ -39,6 +39,16 @@ bool fwd_gelu(ty_call *c) {
   return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, scalars(&p, form, 0));
 }
 
+/* Fused gradients, for when no second derivative is wanted. */
+bool fwd_activation_backward(ty_call *c) {
+  ty_tensor *in[] = { c->arg[0].t, c->arg[1].t };
+  ty_p_scalars p;
+  if (!ty_same_shape(&in[0]->v, &in[1]->v) || ty_dtype_of(in[0]) != ty_dtype_of(in[1]))
+    return ty_op_fail(c, TY_EINVAL, "g: expected the shape and dtype of x %s, got %s", ty_describe(in[1]),
+                      ty_describe(in[0]));
+  return ty_out_like(c, 0, in[1], ty_dtype_of(in[1])) && ty_launch(c, in, 2, number_params(c, &p));
+}
+
 /* ---- clamp ---- */
 
 static bool is_bound(const ty_value *v) { return v->kind == TY_INT || (v->kind == TY_FLOAT && !isnan(v->f)); }

@@ -39,14 +39,33 @@ RULE(tanh, ty_vjp_plain() ? ty_tanh_backward(G(c), Y(c)) : ty_mul(G(c), ty_sub(1
 RULE(erf, ty_mul(G(c), ty_mul(ty_exp(ty_neg(ty_square(X(c)))), M_2_SQRTPI)))
 RULE(erfc, ty_mul(G(c), ty_mul(ty_exp(ty_neg(ty_square(X(c)))), -M_2_SQRTPI)))
 RULE(sigmoid, ty_vjp_plain() ? ty_sigmoid_backward(G(c), Y(c)) : ty_mul(G(c), ty_mul(Y(c), ty_sub(1.0, Y(c)))))
-RULE(log_sigmoid, ty_mul(G(c), ty_sigmoid(ty_neg(X(c)))))
+RULE(log_sigmoid, ty_vjp_plain() ? ty_log_sigmoid_backward(G(c), X(c)) : ty_mul(G(c), ty_sigmoid(ty_neg(X(c)))))
 RULE(relu, ty_vjp_plain() ? ty_relu_backward(G(c), Y(c)) : ty_where(ty_gt(Y(c), 0), G(c), 0.0))
-RULE(leaky_relu,
-     ty_mul(G(c), ty_where(ty_gt(X(c), 0), ty_ones_like(X(c), TY_DTYPE_DEFAULT), TY_ARGS(leaky_relu, c)->slope.f)))
-RULE(elu, ty_mul(G(c), ty_where(ty_gt(X(c), 0), 1.0, ty_mul(ty_exp(ty_minimum(X(c), 0.0)), TY_ARGS(elu, c)->alpha.f))))
-RULE(softplus,
-     ty_mul(G(c), ty_where(ty_gt(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f), TY_ARGS(softplus, c)->threshold.f), 1.0,
-                           ty_sigmoid(ty_mul(X(c), TY_ARGS(softplus, c)->beta.f)))))
+
+bool vjp_leaky_relu(ty_vjp *c) {
+  const double slope = TY_ARGS(leaky_relu, c)->slope.f;
+  if (ty_vjp_plain()) c->dx[0] = ty_leaky_relu_backward(G(c), X(c), slope);
+  else c->dx[0] = ty_mul(G(c), ty_where(ty_gt(X(c), 0), ty_ones_like(X(c), TY_DTYPE_DEFAULT), slope));
+  return true;
+}
+
+bool vjp_elu(ty_vjp *c) {
+  const double alpha = TY_ARGS(elu, c)->alpha.f;
+  if (ty_vjp_plain()) c->dx[0] = ty_elu_backward(G(c), X(c), alpha);
+  else c->dx[0] = ty_mul(G(c), ty_where(ty_gt(X(c), 0), 1.0, ty_mul(ty_exp(ty_minimum(X(c), 0.0)), alpha)));
+  return true;
+}
+
+bool vjp_softplus(ty_vjp *c) {
+  const double beta = TY_ARGS(softplus, c)->beta.f, threshold = TY_ARGS(softplus, c)->threshold.f;
+  if (ty_vjp_plain()) {
+    c->dx[0] = ty_softplus_backward(G(c), X(c), beta, threshold);
+  } else {
+    ty_tensor *t = ty_mul(X(c), beta);
+    c->dx[0] = ty_mul(G(c), ty_where(ty_gt(t, threshold), 1.0, ty_sigmoid(t)));
+  }
+  return true;
+}
 
 /* s (1 + x (1 - s)), s = sigmoid(x) */
 ty_tensor *ty_silu_slope(ty_tensor *x) {
@@ -83,20 +102,27 @@ bool vjp_gelu(ty_vjp *c) {
 
 /* mish' = t + x (1 - t^2) s, t = tanh(softplus(x)), s = sigmoid(x) */
 bool vjp_mish(ty_vjp *c) {
+  if (ty_vjp_plain()) {
+    c->dx[0] = ty_mish_backward(G(c), X(c));
+    return true;
+  }
   ty_tensor *t = ty_tanh(ty_softplus(X(c), 1, 20)), *s = ty_sigmoid(X(c));
   c->dx[0] = ty_mul(G(c), ty_add(t, ty_mul(ty_mul(X(c), s), ty_sub(1.0, ty_square(t)))));
   return true;
 }
 
-static ty_tensor *inside(ty_tensor *x, double min, double max) {
-  ty_tensor *above = isnan(min) ? NULL : ty_ge(x, min), *below = isnan(max) ? NULL : ty_le(x, max);
-  if (!above) return below;
-  return below ? ty_logical_and(ty_value_of_tensor(above), ty_value_of_tensor(below)) : above;
-}
-
 static double bound(ty_value v) { return v.kind == TY_NONE ? NAN : ty_number_of(v).f; }
 
-RULE(hardtanh, ty_where(inside(X(c), TY_ARGS(hardtanh, c)->min.f, TY_ARGS(hardtanh, c)->max.f), G(c), 0.0))
+/* The gradient where min <= x <= max, else 0; a bound that is NaN is none. */
+static ty_tensor *inside(ty_vjp *c, double min, double max) {
+  if (ty_vjp_plain())
+    return ty_hardtanh_backward(G(c), X(c), isnan(min) ? -INFINITY : min, isnan(max) ? INFINITY : max);
+  ty_tensor *above = isnan(min) ? NULL : ty_ge(X(c), min), *below = isnan(max) ? NULL : ty_le(X(c), max);
+  if (above && below) above = ty_logical_and(ty_value_of_tensor(above), ty_value_of_tensor(below));
+  return ty_where(above ? above : below, G(c), 0.0);
+}
+
+RULE(hardtanh, inside(c, TY_ARGS(hardtanh, c)->min.f, TY_ARGS(hardtanh, c)->max.f))
 
 /* Between tensors: x where it was inside, else the bound that it was cut to. */
 static bool between_tensors(ty_vjp *c, ty_value x, ty_value min, ty_value max) {
@@ -118,7 +144,7 @@ static bool between_tensors(ty_vjp *c, ty_value x, ty_value min, ty_value max) {
 bool vjp_clamp(ty_vjp *c) {
   const ty_clamp_args *a = TY_ARGS(clamp, c);
   if (a->min.kind == TY_TENSOR || a->max.kind == TY_TENSOR) return between_tensors(c, a->x, a->min, a->max);
-  c->dx[0] = ty_where(inside(X(c), bound(a->min), bound(a->max)), G(c), 0.0);
+  c->dx[0] = inside(c, bound(a->min), bound(a->max));
   return true;
 }
 
@@ -253,14 +279,4 @@ bool vjp_remainder(ty_vjp *c) {
   if (c->need[0]) c->dx[0] = G(c);
   if (c->need[1]) c->dx[1] = ty_neg(ty_mul(G(c), ty_floor(ty_div(c->arg[0], c->arg[1]))));
   return true;
-}
-
-/* ---- fused backward kernels, for when no second derivative is wanted ---- */
-
-bool fwd_activation_backward(ty_call *c) {
-  ty_tensor *in[] = { c->arg[0].t, c->arg[1].t };
-  if (!ty_same_shape(&in[0]->v, &in[1]->v) || ty_dtype_of(in[0]) != ty_dtype_of(in[1]))
-    return ty_op_fail(c, TY_EINVAL, "g: expected the shape and dtype of x %s, got %s", ty_describe(in[1]),
-                      ty_describe(in[0]));
-  return ty_out_like(c, 0, in[1], ty_dtype_of(in[1])) && ty_launch(c, in, 2, NULL);
 }

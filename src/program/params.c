@@ -15,6 +15,8 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(fill_, PLAIN, numbers) P(arange, PLAIN, range) P(linspace, PLAIN, range) P(clamp, PLAIN, numbers)
   P(gelu, SCALARS, scalars) P(leaky_relu, SCALARS, scalars) P(elu, SCALARS, scalars) P(softplus, SCALARS, scalars)
   P(hardtanh, SCALARS, scalars) P(polygamma, SCALARS, scalars) P(logit, SCALARS, scalars)
+  P(leaky_relu_backward, SCALARS, scalars) P(elu_backward, SCALARS, scalars)
+  P(softplus_backward, SCALARS, scalars) P(hardtanh_backward, SCALARS, scalars)
   P(lerp_list_, SCALARS, scalars) P(norm_list, SCALARS, scalars)
 
   P(uniform_, RANDOM, random) P(normal_, RANDOM, random) P(randint_, RANDOM, random) P(randperm, RANDOM, random)
@@ -84,6 +86,7 @@ const bool ty_program_elementwise[TY_OP_COUNT] = {
 #define UNARY_INTEGER ROW
 #define TEST ROW
 #define BINARY_FLOAT ROW
+#define BINARY_SCALARS ROW
 #define BINARY_NUMBER ROW
 #define BINARY_ANY ROW
 #define BINARY_POWER ROW

@@ -469,18 +469,40 @@ return function(row, T)
     errors = { { T { 3 }, T { 4 }, match = "g" } },
   })
 
-  local function slope_of(name, slope)
-    row(name, {
-      cases = {
+  -- numbers: lists of those that the op takes besides
+  local function slope_of(name, slope, numbers)
+    local cases = {}
+    for _, list in ipairs(numbers or { {} }) do
+      for _, case in ipairs {
         { T { 3, 4 }, T { 3, 4 } }, { T {}, T {} }, { T { 0 }, T { 0 } }, { T { 67 }, T { 67, range = { -6, 6 } } },
-      },
-      ref = function(g, x) return T.zip(function(u, v) return u * slope(v) end, g, x) end,
+      } do
+        cases[#cases + 1] = table.move(list, 1, #list, 3, case)
+      end
+    end
+    row(name, {
+      cases = cases,
+      ref = function(g, x, ...)
+        local more = { ... }
+        return T.zip(function(u, v) return u * slope(v, table.unpack(more)) end, g, x)
+      end,
       errors = { { T { 3 }, T { 4 }, match = "g" } },
     })
   end
   slope_of("sigmoid_backward", function(y) return y * (1 - y) end)
   slope_of("tanh_backward", function(y) return 1 - y * y end)
   slope_of("relu_backward", function(y) return y > 0 and 1 or 0 end)
+  slope_of("mish_backward", function(x)
+    local t = T.tanh(T.softplus(x))
+    return t + x * (1 - t * t) * T.sigmoid(x)
+  end)
+  slope_of("log_sigmoid_backward", function(x) return T.sigmoid(-x) end)
+  slope_of("leaky_relu_backward", function(x, slope) return x > 0 and 1 or slope end, { { 0.01 }, { -0.5 } })
+  slope_of("elu_backward", function(x, alpha) return x > 0 and 1 or alpha * math.exp(x) end, { { 1.0 }, { 1.7 } })
+  slope_of("softplus_backward", function(x, beta, threshold)
+    return beta * x > threshold and 1 or T.sigmoid(beta * x)
+  end, { { 1.0, 20.0 }, { 2.0, 3.0 } })
+  slope_of("hardtanh_backward", function(x, min, max) return x >= min and x <= max and 1 or 0 end,
+    { { -1.0, 1.0 }, { 0.0, 6.0 }, { -math.huge, 2.0 } })
   slope_of("gelu_backward", function(x)
     return 0.5 * T.erfc(-x / math.sqrt(2)) + x * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
   end)
