@@ -54,6 +54,18 @@ function M.off_board(points)
   return ((found - wanted):abs():sum():item() + outside) / 2
 end
 
+--- How densely points lie, as pictures for ty.plot.grid: f32 [sets, 1, 20, 20] from -1 to 1, rows from above, 1 where
+-- points are as dense as on the board's dark cells by 10 / 7.
+---@param sets Tensor[]  [n, 2] each
+---@return Tensor
+function M.densities(sets)
+  expect("distill.points.densities", "sets", sets, "a list of tensors")
+  local list = {}
+  for k, x in ipairs(sets) do list[k] = (M.histogram(x) * (128 * 0.7)):clamp(0, 1):to "f32" * 2 - 1 end
+  if #list == 0 then arguments.fail "distill.points.densities: sets: expected at least one, got none" end
+  return ty.stack(list, 0):unsqueeze(1)
+end
+
 --- A flow of the checkerboard, trained with a seed, or read from the folder: its network, and the process that it was
 -- trained with. options: steps (800), width (128), seed (0).
 ---@param folder string
@@ -79,8 +91,8 @@ function M.base(folder, options)
 end
 
 --- Draws paths of points side by side, each set to the right of the one before. sets: for each its states, a list of
--- [n, 2] in the order of time, and a label. options: most (60: paths of a set), apart (7: from one to the next), and those
--- of ty.plot.line.
+-- [n, 2] in the order of time, and a label. options: most (60: paths of a set), apart (7: from one to the next), and
+-- those of ty.plot.line.
 ---@param sets { states: Tensor[], label?: string }[]
 ---@param options? table
 ---@return LinePlot

@@ -51,6 +51,26 @@ check.test("a flow of the board is trained once; paths of points side by side", 
   check.fails(function() points.paths { { states = 3 } } end, "points.paths: states of set 1: expected a list")
 end)
 
+check.test("tasks for maps: the same noise every time, an infinite distance where a number is", function()
+  local board = distill.tasks.checkerboard { count = 500, points = 50, width = 16 }
+  check.equal({ board.data():batch({ 0, 49 }).x.shape, board.network()(ty.ones(3, 2), ty.ones(3), {}).shape },
+    { { 2, 2 }, { 3, 2 } })
+  local map = { sample = function(_, shape, how) return ty.randn(shape) * how.scale end }
+  ty.manual_seed(1)
+  local d, x = board.measure(map, { scale = 1 })
+  local again, y = board.measure(map, { scale = 1 })
+  check.equal({ again, y:tolist() }, { d, x:tolist() })
+  check.close(d, points.off_board(x), 1e-12)
+  check.equal((board.measure(map, { scale = 1 / 0 })), math.huge)
+  local digits_task = distill.tasks.digits(scratch.file "tasks", { count = 12, width = 16, judge_steps = 2 })
+  local says = { sample = function(_, shape, how) return { shape, how.condition.labels, how.steps } end }
+  local asked = digits_task.sample(says, { steps = 3 })
+  check.equal({ asked[1], asked[2]:tolist()[12], asked[3] }, { { 12, 1, 8, 8 }, 1, 3 })
+  check.equal(points.densities({ points.checkerboard(100), x }).shape, { 2, 1, 20, 20 })
+  check.fails(function() points.densities {} end, "distill.points.densities: sets: expected at least one, got none")
+  check.fails(function() board.measure(map) end, "DistillTask.measure: options: expected a table, got nil")
+end)
+
 check.test("the digits' model and judge are trained once", function()
   local folder = scratch.file "digits"
   local options = { steps = 2, width = 16, depth = 1, batch = 8, seed = 3 }
