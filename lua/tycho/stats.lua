@@ -111,6 +111,23 @@ function M.differences(a, b) return pairwise("differences", a, b, function(x, y)
 ---@return number[]
 function M.ratios(a, b) return pairwise("ratios", a, b, function(x, y) return x / y end) end
 
+--- The root of the mean square of the numbers of a, or of how far they are from those of b, or from b.
+---@param a number[]
+---@param b? number[]|number  (0)
+---@return number
+function M.rms(a, b)
+  check("rms", a)
+  arguments.expect("stats.rms", "b", b, "a list or a number or nil")
+  if type(b) ~= "table" then
+    local one = b or 0
+    b = {}
+    for i = 1, #a do b[i] = one end
+  end
+  local sum = 0.0
+  for _, x in ipairs(pairwise("rms", a, b, function(x, y) return x - y end)) do sum = sum + x ^ 2 end
+  return math.sqrt(sum / #a)
+end
+
 --- Ranks from 1 for the least; equal numbers share the mean of theirs.
 ---@param list number[]
 ---@return number[]
@@ -135,6 +152,36 @@ function M.rank_correlation(a, b)
   return M.correlation(M.ranks(a), M.ranks(b))
 end
 
+--- The share of a list's values that are true.
+---@param list boolean[]
+---@return number
+function M.share(list)
+  arguments.expect("stats.share", "list", list, "a list")
+  if #list == 0 then arguments.fail "stats.share: list: expected at least one value, got none" end
+  local sum = 0
+  for _, value in ipairs(list) do sum = sum + (value and 1 or 0) end
+  return sum / #list
+end
+
+--- Whether a curve goes up again: whether the mean over a window of numbers is more than `by` above the least such mean
+-- before it, or is no number. What says that a training run has broken down.
+---@param list number[]
+---@param window integer
+---@param by number
+---@return boolean
+function M.rises(list, window, by)
+  check("rises", list)
+  arguments.expect("stats.rises", "window", window, "an integer >= 1")
+  arguments.expect("stats.rises", "by", by, "a number")
+  local low = math.huge
+  for i = window, #list do
+    local here = mean(table.move(list, i - window + 1, i, 1, {}))
+    if here ~= here or here > low + by then return true end
+    low = math.min(low, here)
+  end
+  return false
+end
+
 --- The place, from 1, of the smallest number; of equal ones the first. What is no number of a list (nan) is never it,
 -- unless all are.
 ---@param list number[]
@@ -146,6 +193,28 @@ function M.least(list)
     if x == x and (not place or x < list[place]) then place = i end
   end
   return place or 1
+end
+
+--- What is best of a list by a score: try(entry) returns a result and its score, of which the largest counts; of equal
+-- ones the first, and one that is no number only where all are none.
+---@generic E, T
+---@param list E[]
+---@param try fun(entry: E): T, number
+---@return T result
+---@return number score
+---@return E entry
+function M.best(list, try)
+  local who = "stats.best"
+  arguments.expect(who, "list", list, "a list")
+  arguments.expect(who, "try", try, "a function")
+  if #list == 0 then arguments.fail("%s: list: expected at least one entry, got none", who) end
+  local result, score, best
+  for i, entry in ipairs(list) do
+    local one, own = try(entry)
+    arguments.expect(who, "the score", own, "a number")
+    if i == 1 or own > score or score ~= score and own == own then result, score, best = one, own, entry end
+  end
+  return result, score, best
 end
 
 --- The place, from 1, of the largest value among those that keep enough, kept[i] >= enough; where none does, of the one

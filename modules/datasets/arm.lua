@@ -306,15 +306,22 @@ M.actions = chunks.actions
 M.layers = chunks.layers
 
 --- Lets a policy act in the same 200 episodes every time, all at once: { success (share), by_kind, episodes (booleans),
--- steps, looks (means), strips }. act(seen) gets images u8 [n, 3, size, size], states f32 [n, 4], tasks (a list),
--- episodes and worlds of those that go on, and returns what each does up to its next look: [n, k, 4] or a list of
--- [k, 4]. options: split ("validation"), episodes (200), first (0), tasks, size (64), seed (0), looks (120: after so
--- many an episode is over), strips (0: of how many episodes the pictures are kept), change (a function of the
--- pictures).
+-- steps, looks (means), strips }. act(seen) gets images u8 [n, 3, size, size], states f32 [n, 4], before (the states
+-- at the last look, at the first one the same), tasks (a list), episodes and worlds of those that go on, and returns
+-- what each does up to its next look: [n, k, 4] or a list of [k, 4]. options: split ("validation"), episodes (200),
+-- first (0), tasks, size (64), seed (0), looks (120: after so many an episode is over), strips (0: of how many episodes
+-- the pictures are kept), change (a function of the pictures).
 ---@param act fun(seen: table): Tensor|Tensor[]
 ---@param options? table
 ---@return table
 function M.trial(act, options) return require("tycho.datasets.arm.trial").run(M, act, options) end
+
+--- The strips of a trial as rows of `columns` (8) pictures for ty.plot.grid, u8 [strips * columns, 3, size, size]: the
+-- first ones of each, white after its end.
+---@param strips Tensor[]
+---@param columns? integer
+---@return Tensor
+function M.film(strips, columns) return require("tycho.datasets.arm.sheet").film(strips, columns) end
 
 --- Draws episodes into a PNG file, each a strip of its pictures with its words. datasets.show "arm" calls it; options:
 -- path, split, count (episodes), columns (pictures of a strip), seed, size.

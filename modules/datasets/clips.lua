@@ -322,6 +322,19 @@ function Clips:get(i)
   return items.first(batch, { tracks = count, masks = count, objects = count })
 end
 
+--- All clips of a set, drawn some at a time, with the boxes of what each shows first: what vision.track learns from and
+-- is judged by.
+---@return { video: Tensor, boxes: Tensor }  u8 [clips, frames, 3, h, w]; f32 [clips, frames, 4], pixels
+function Clips:tracked()
+  local set, video, boxes = setmetatable({ fields = { "video", "tracks" } }, { __index = self }), {}, {}
+  for at = 0, self.size - 1, 50 do
+    local batch = Clips.batch(set, ty.arange(at, math.min(at + 50, self.size)))
+    video[#video + 1], boxes[#boxes + 1] = batch.video, batch.tracks:select(1, 0):narrow(2, 2, 4)
+  end
+  if #video == 0 then arguments.fail "Clips:tracked: expected a set of at least one clip, got an empty one" end
+  return { video = ty.keep(ty.concat(video, 0)), boxes = ty.keep(ty.concat(boxes, 0):contiguous()) }
+end
+
 --- What datasets.show draws of an item: eight of its frames beside each other, and the caption.
 ---@param item table
 function M.cell(item)

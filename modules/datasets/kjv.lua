@@ -28,6 +28,19 @@ function Chapters:get(i)
   return { book = book, number = math.tointeger(number), text = text, verses = verses }
 end
 
+--- The verses of the split's chapters as one text for each book, one after another.
+---@return table<string, string>
+function Chapters:by_book()
+  local verses = {}
+  for i = 0, self.size - 1 do
+    local chapter = self:get(i)
+    local list = verses[chapter.book] or {}
+    verses[chapter.book] = table.move(chapter.verses, 1, #chapter.verses, #list + 1, list)
+  end
+  for book, list in pairs(verses) do verses[book] = table.concat(list, " ") end
+  return verses
+end
+
 --- datasets.load("kjv", options). options: split ("training"; "held_out": every tenth chapter, which are those that
 -- llm.corpus holds out; "all"), books (66, so many of them, from Genesis on).
 ---@param options? {split: string, books: integer}

@@ -87,4 +87,17 @@ function RefusedBooks:draw(part, books, wording, count, options)
   return list
 end
 
+--- Several draws one after another: a list of the arguments of draw(), each a list.
+---@param draws any[][]  { { "training", books, "all", 100, { stream = "a" } }, ... }
+---@return {prompt: string, answer: string}[]
+function RefusedBooks:draws(draws)
+  arguments.expect("RefusedBooks:draws", "draws", draws, "a list of tables")
+  local all = {}
+  for _, one in ipairs(draws) do
+    local list = self:draw(table.unpack(one, 1, 5))
+    table.move(list, 1, #list, #all + 1, all)
+  end
+  return all
+end
+
 return M

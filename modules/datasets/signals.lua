@@ -240,6 +240,25 @@ end
 ---@param i integer
 function Signals:get(i) return items.first(batch_of(self, items.position("Signals:get", i, self.size))) end
 
+--- Signals [n, leads, samples] as another amplifier and another hand might have them: other gains, noise; at strengths
+-- above 1 a fifth of each is lost, the same stretch for all.
+---@param x Tensor
+---@param strength? number  1: gains and noise differ by 0.3 and 0.05 (mV), one standard deviation
+---@return Tensor
+function M.disturbed(x, strength)
+  local who = "datasets.signals.disturbed"
+  arguments.expect(who, "x", x, "a tensor")
+  strength = arguments.expect(who, "strength", strength, "a finite number >= 0 or nil") or 1
+  if x.ndim ~= 3 then
+    arguments.fail("%s: x: expected [n, leads, samples], got %s", who, arguments.describe(x))
+  end
+  local n, leads, t = table.unpack(x.shape)
+  x = x * (1 + 0.3 * strength * ty.randn(n, leads, 1)) + 0.05 * strength * ty.randn_like(x)
+  if strength <= 1 then return x end
+  local from, clock = math.floor(ty.rand(1):item() * t * 0.8), ty.arange(t)
+  return x:masked_fill(clock:ge(from):logical_and(clock:lt(from + t // 5)), 0)
+end
+
 --- What datasets.show draws of an item: its leads on millimetre paper, a strip of 5 seconds and 5 mV, and the findings.
 ---@param item table
 function M.cell(item)

@@ -277,6 +277,37 @@ function M.score(model, set, options)
   return { exact = whole.exact, loss = whole.loss, by_task = by_task, hits = hits, losses = losses }
 end
 
+--- How well models answer that have a task each, with a switch that knows the task of every item: as score() says it,
+-- without by_task. options: batch and device, as in score().
+---@param models table<string, LanguageModel>  by the task
+---@param set TextTasks with a tokenizer
+---@param options? {batch?: integer, device?: string}
+---@return {exact: number, hits: integer[], losses: number[]}
+function M.score_each(models, set, options)
+  local who = "datasets.text_tasks.score_each"
+  arguments.expect(who, "models", models, "a table")
+  if getmetatable(set) ~= TextTasks then
+    arguments.fail("%s: set: expected one of datasets.load \"text_tasks\", got %s", who, arguments.describe(set))
+  end
+  local o = arguments.read(who, options, { batch = 64, device = arguments.none },
+    { batch = "an integer >= 1", device = "a string" })
+  local found = { hits = {}, losses = {}, exact = 0 }
+  for k, task in ipairs(set.tasks) do
+    local positions = {}
+    for i = k - 1, #set - 1, #set.tasks do positions[#positions + 1] = i end
+    if #positions > 0 then
+      local model = arguments.expect(who, ("models[%q]"):format(task), models[task], "a module")
+      local one = M.score(model, set, { batch = o.batch, device = o.device, positions = positions })
+      for i, position in ipairs(positions) do
+        found.hits[position + 1], found.losses[position + 1] = one.hits[i], one.losses[i]
+        found.exact = found.exact + one.hits[i]
+      end
+    end
+  end
+  found.exact = found.exact / #set
+  return found
+end
+
 --- What datasets.show draws: some items, a line for each.
 ---@param options {path: string, split?: string, count: integer, seed: integer}
 ---@return string path

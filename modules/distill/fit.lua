@@ -16,7 +16,7 @@ local new_teacher = require "tycho.distill.teacher"
 -- Returns the losses of all steps, the model with the averaged weights (without an average the student), and how many
 -- samples went through the teacher.
 ---@param student Module
----@param loader DataLoader
+---@param loader DataLoader|fun(): any
 ---@param options table
 ---@return number[] losses
 ---@return Module averaged

@@ -22,8 +22,9 @@
 --     GuidanceAdapters  one pass in the place of two: guidance in adapters of a frozen network
 --     linfusion     a student whose self-attention is linear in the pixels, and the loss that it learns by
 --     mamba         attention of a decoder as a state space model, which learns from it in three stages
---     base          what a recipe begins with, by name: digits, a painter of the zoo
+--     base          what a recipe begins with, by name: digits, a checkerboard, a painter of the zoo; guided, sampler
 --     digits        their small base and their judge; points: a checkerboard; shapes: coloured, with captions
+--     tasks         data, a network, samples and their distance to the data, for maps of few steps
 --     shape_painter a network that paints such shapes, as a teacher, and classifiers of their words
 local bases = require "tycho.distill.base"
 local dmd = require "tycho.distill.dmd"
@@ -40,8 +41,10 @@ return require "tycho.lazy" ({
   fit = require "tycho.distill.fit",
   base = bases.base,
   sampler = bases.sampler,
+  guided = bases.guided,
   digits = require "tycho.distill.digits",
   points = require "tycho.distill.points",
+  tasks = require "tycho.distill.tasks",
   shapes = require "tycho.distill.shapes",
   shape_painter = require "tycho.distill.shape_painter",
   store = require "tycho.distill.store",

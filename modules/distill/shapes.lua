@@ -190,6 +190,15 @@ function M.captions(first, count, n)
   return ty.stack({ number:floor_divide(16), number:floor_divide(4) % 4, number % 4 }, 1)
 end
 
+--- n pictures with their captions, drawn evenly, to train a painter on.
+---@param n integer
+---@return { image: Tensor, text: table }  [n, 3, 8, 8]; text as conditions have it, { embeddings }
+function M.batch(n)
+  expect("distill.shapes.batch", "n", n, "an integer >= 1")
+  local labels = M.labels(n)
+  return { image = (M.draw(labels)), text = { embeddings = M.text(labels) } }
+end
+
 --- Pictures to edit: n of them, the same in another colour, what says so, and where nothing was to change.
 ---@param n integer
 ---@return { source: Tensor, image: Tensor, labels: Tensor, text: Tensor, kept: Tensor }

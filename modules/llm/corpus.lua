@@ -163,15 +163,8 @@ function Corpus:batches(part, options)
   if not ty.is_tensor(self.ids[part] and self.ids[part][1]) then
     arguments.fail("llm.corpus: batches: part: expected a part of the corpus, got %s", arguments.describe(part))
   end
-  local list = {}
   local packed = data.Packed(("%s/%s.safetensors"):format(self.folder, part), { length = self.length })
-  for batch in ty.data.DataLoader(packed, { batch_size = o.batch, device = o.device })() do
-    for _, t in pairs(batch) do
-      if ty.is_tensor(t) then ty.keep(t) end
-    end
-    list[#list + 1] = batch
-  end
-  return list
+  return ty.data.batches(packed, { batch_size = o.batch, device = o.device })
 end
 
 --- An untrained Llama for this text. options: width (192), layers (4), heads (one for 48 of the width), key_value_heads

@@ -285,6 +285,50 @@ function M.loss(model, batch)
   return model:loss(batch.tokens, batch.targets, { prefix = batch.prefix, positions = batch.positions })
 end
 
+--- How well a model fills in batches: nats a token that counts, and the share of these that are the likeliest.
+---@param model GLM
+---@param batches table[]
+---@return { loss: number, right: number }
+function M.evaluate(model, batches)
+  expect("llm.infill.evaluate", "model", model, "a module")
+  expect("llm.infill.evaluate", "batches", batches, "a list of tables")
+  local training = model.training
+  model:eval()
+  local ok, found = pcall(ty.train.evaluate, batches, function(batch)
+    local logits = model(batch.tokens, { prefix = batch.prefix, positions = batch.positions })
+    return { loss = ty.nn.cross_entropy(logits:flatten(0, 1), batch.targets:flatten()):item() * batch.count,
+      right = logits:argmax(-1):eq(batch.targets):to("f32"):sum() }, batch.count
+  end)
+  model:train(training)
+  if not ok then error(found, 0) end
+  return found
+end
+
+--- What the tokens of batches cost, in nats each, that are guessed by how frequent they are among those to be written
+-- in others: what a model has learnt that is better. Each token counts once more than it was seen.
+---@param seen table[]     batches to count tokens in
+---@param batches table[]
+---@param size integer     tokens that there are, with the marks
+---@return number
+function M.frequencies(seen, batches, size)
+  local who = "llm.infill.frequencies"
+  expect(who, "seen", seen, "a list of tables")
+  expect(who, "batches", batches, "a list of tables")
+  expect(who, "size", size, "an integer >= 1")
+  return ty.no_grad(ty.scope, function()
+    local counts = ty.ones(size)
+    for _, batch in ipairs(seen) do
+      local targets = batch.targets:flatten()
+      counts = counts + targets:masked_select(targets:ge(0)):bincount(nil, size):to "f32"
+    end
+    local logits = counts:log():unsqueeze(0)
+    return ty.train.evaluate(batches, function(batch)
+      local targets = batch.targets:flatten()
+      return ty.nn.cross_entropy(logits:expand(targets.shape[1], -1), targets):item() * batch.count, batch.count
+    end)
+  end)
+end
+
 --- Fills the marks of a text one after another, each with the likeliest tokens up to the end of the piece; what was
 -- filled in is context for the next. options: most (tokens of a piece, 16). Returns the text without marks, and the
 -- pieces.

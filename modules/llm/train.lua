@@ -16,6 +16,17 @@ local function loss_of(model, batch, checkpoint)
     checkpoint = checkpoint })
 end
 
+--- The loss of a batch { tokens, targets, cu_seqlens, longest } of tycho.llm.data.Packed or a data set of texts: mean
+-- nats per token that counts.
+---@param model LanguageModel
+---@param batch table
+---@return Tensor loss
+function M.loss(model, batch)
+  check_model("llm.train.loss", model)
+  arguments.expect("llm.train.loss", "batch", batch, "a table")
+  return loss_of(model, batch)
+end
+
 --- Adds the gradients of the mean loss over all tokens of several batches: those of one batch that has them all. A
 -- batch counts by its tokens, not as one of so many. options: checkpoint (true: layers run again in the backward pass).
 ---@param model LanguageModel

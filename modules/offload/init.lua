@@ -21,6 +21,7 @@ return require "tycho.lazy" ({
   plan = require "tycho.offload.plan",
   bandwidth = require "tycho.offload.bandwidth",
   outside = require "tycho.offload.outside",
+  resident = require "tycho.offload.resident",
   trial = require "tycho.offload.trial",
   superpipeline = require "tycho.offload.superpipeline",
   ssdtrain = require "tycho.offload.ssdtrain",

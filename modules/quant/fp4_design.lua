@@ -114,6 +114,32 @@ function M.grid(axes)
   return list
 end
 
+--- What a choice does over all others, run by run: the sum of what a grid of designs came to where the choice has a
+-- value, of that where it has another.
+---@param results { design: table, gaps: number[] }[]  of all combinations; gaps: a number for each run
+---@param key string   "hadamard", say
+---@param value any
+---@param other any
+---@return number[] ratios
+---@return number[] means  with the other value
+function M.effect(results, key, value, other)
+  local who = "quant.fp4_design.effect"
+  expect(who, "results", results, "a list of tables")
+  expect(who, "key", key, "a string")
+  if M.choices[key] == nil then M.design { [key] = true } end -- its error names them all
+  local ratios, means = {}, {}
+  for i in ipairs(results[1] and expect(who, "gaps", results[1].gaps, "a list of numbers") or {}) do
+    local sums, count = { [value] = 0, [other] = 0 }, 0
+    for _, result in ipairs(results) do
+      local own = result.design[key]
+      if sums[own] then sums[own] = sums[own] + result.gaps[i] end
+      count = count + (own == other and 1 or 0)
+    end
+    ratios[i], means[i] = sums[value] / sums[other], sums[other] / count
+  end
+  return ratios, means
+end
+
 -- ---- cost ----
 
 -- Operations on numbers, and bytes, that it takes to make an operand of n elements ready: a comparison, an addition, a

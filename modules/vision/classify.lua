@@ -106,8 +106,8 @@ end
 local function in_batches(who, model, images, fn)
   expect(who, "model", model, "a module")
   expect(who, "images", images, "a tensor")
-  if images.ndim ~= 4 and images.ndim ~= 5 or images:size(0) == 0 then
-    arguments.fail("%s: images: expected [n, c, h, w] or [n, c, t, h, w] with n > 0, got %s", who,
+  if images.ndim < 3 or images.ndim > 5 or images:size(0) == 0 then
+    arguments.fail("%s: images: expected [n, c, t], [n, c, h, w] or [n, c, t, h, w] with n > 0, got %s", who,
       arguments.describe(images))
   end
   local training, device = model.training, model:device()
@@ -126,8 +126,8 @@ local function in_batches(who, model, images, fn)
   return ty.concat(parts, 0):to { device = images.device }
 end
 
---- Predicted labels i64 [n] of images [n, c, h, w] or clips [n, c, t, h, w], in batches and in evaluation mode, on
--- their device.
+--- Predicted labels i64 [n] of images [n, c, h, w], clips [n, c, t, h, w] or signals [n, c, t], in batches and in
+-- evaluation mode, on their device.
 ---@param model Module
 ---@param images Tensor
 ---@return Tensor labels
@@ -135,12 +135,30 @@ function M.predict(model, images)
   return in_batches("vision.predict", model, images, function(logits) return logits:argmax(-1) end)
 end
 
---- Logits [n, classes] of images [n, c, h, w], in batches and in evaluation mode, on the device of the images.
+--- Logits [n, classes] of images [n, c, h, w], clips or signals (as in predict), in batches and in evaluation mode, on
+-- their device.
 ---@param model Module
 ---@param images Tensor
 ---@return Tensor logits
 function M.scores(model, images)
   return in_batches("vision.scores", model, images, function(logits) return logits end)
+end
+
+--- How well a model reads images that are there: the share that is right, and the mean cross entropy.
+---@param model Module
+---@param set { image: Tensor, label: Tensor }  label i64 [n]
+---@return { accuracy: number, loss: number }
+function M.measure(model, set)
+  local who = "vision.measure"
+  expect(who, "model", model, "a module")
+  expect(who, "set", set, "a table")
+  expect(who, "set.image", set.image, "a tensor")
+  expect(who, "set.label", set.label, "a tensor")
+  local logits = M.scores(model, set.image)
+  return ty.no_grad(function()
+    return { accuracy = logits:argmax(1):eq(set.label):to("f64"):mean():item(),
+      loss = nn.cross_entropy(logits:to "f64", set.label):item() }
+  end)
 end
 
 --- Share of a dataset's items whose label is predicted.

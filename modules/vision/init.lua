@@ -11,6 +11,8 @@ return require "tycho.lazy" ({
   predict = classify.predict,
   scores = classify.scores,
   accuracy = classify.accuracy,
+  measure = classify.measure,
+  fixmatch_loss = require "tycho.vision.fixmatch",
   random_shift = classify.random_shift,
   distil = distil.distil,
   distil_loss = distil.distil_loss,

@@ -70,22 +70,8 @@ function M.set(split)
   return { image = ty.keep(ty.concat(images, 0)), label = ty.keep(ty.concat(labels, 0)) }
 end
 
---- How well a model reads pages: the share that is right, and the mean cross entropy.
----@param model Module
----@param set { image: Tensor, label: Tensor }  of set()
----@return { accuracy: number, loss: number }
-function M.measure(model, set)
-  local who = "vision.pages.measure"
-  expect(who, "model", model, "a module")
-  expect(who, "set", set, "a table")
-  expect(who, "set.image", set.image, "a tensor")
-  expect(who, "set.label", set.label, "a tensor")
-  local logits, labels = classify.scores(model, set.image), set.label
-  return ty.no_grad(function()
-    return { accuracy = logits:argmax(1):eq(labels):to("f64"):mean():item(),
-      loss = ty.nn.cross_entropy(logits:to "f64", labels):item() }
-  end)
-end
+--- How well a model reads pages, as vision.measure says it.
+M.measure = classify.measure
 
 --- What moves digits about in vision.fit and vision.distil: their option `transform`.
 ---@param images Tensor
@@ -107,18 +93,14 @@ function M.base(folder, options)
     { steps = count, batch = count, width = count, depth = count, heads = count, seed = "an integer" })
   local path = ("%s/pages-%d-%d-%d-%d.safetensors"):format(folder, o.width, o.depth, o.steps, o.seed)
   return ty.data.with_seed(o.seed, function()
-    local model = models.ViTForImageClassification { image_size = SIDE, patch_size = 3, num_channels = 1,
+    local fresh = models.ViTForImageClassification { image_size = SIDE, patch_size = 3, num_channels = 1,
       hidden_size = o.width, intermediate_size = 4 * o.width, num_hidden_layers = o.depth,
       num_attention_heads = o.heads, num_labels = 10 }
-    if ty.io.exists(path) then
-      model:load_state_dict(ty.io.load(path))
-    else
+    return ty.train.kept(path, fresh, function(model)
       classify.fit(model, M.training(), { steps = o.steps, batch_size = o.batch, lr = o.lr, seed = o.seed,
         weight_decay = 0.05, smoothing = 0, transform = M.transform, clip_norm = 1, quiet = true })
-      ty.io.mkdir(folder)
-      ty.io.save_safetensors(path, model:state_dict())
-    end
-    return model:eval()
+      return model
+    end)
   end)
 end
 

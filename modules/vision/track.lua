@@ -331,6 +331,101 @@ function M.success(overlaps, count)
   return sum, curve
 end
 
+--- Videos of one object each, with its boxes: what draw() and evaluate() take.
+---@class TrackedVideos
+---@field video Tensor  [clips, frames, c, h, w]
+---@field boxes Tensor  f32 [clips, frames, 4], pixels
+
+local function check_videos(who, set)
+  expect(who, "set", set, "a table")
+  expect(who, "set.video", set.video, "a tensor")
+  expect(who, "set.boxes", set.boxes, "a tensor")
+  local v, b = set.video.shape, set.boxes.shape
+  if #v ~= 5 or #b ~= 3 or b[1] ~= v[1] or b[2] ~= v[2] or b[3] ~= 4 or v[1] == 0 then
+    fail("%s: set: expected video [clips, frames, c, h, w] and boxes [clips, frames, 4], got %s and %s", who,
+      arguments.describe(set.video), arguments.describe(set.boxes))
+  end
+end
+
+--- Random pairs of frames of the same videos to learn from, for pairs(): n times two frames with the boxes there, and a
+-- guess for the second. options: aside (0.8: by how much of the box's size the guess is off, at most), picture (what is
+-- made of a frame, [c, h, w]; by default it is of the video's type).
+---@param set TrackedVideos
+---@param n integer
+---@param options? { aside?: number, picture?: fun(frame: Tensor): Tensor }
+---@return Tensor first
+---@return Tensor a
+---@return Tensor second
+---@return Tensor b
+---@return Tensor guess
+function M.draw(set, n, options)
+  local who = "vision.track.draw"
+  check_videos(who, set)
+  expect(who, "n", n, "an integer >= 1")
+  local o = arguments.read(who, options, { aside = 0.8, picture = function(frame) return frame end },
+    { aside = "a finite number >= 0", picture = "a function" })
+  local count, frames = set.video.shape[1], set.video.shape[2]
+  local first, second, a, b = {}, {}, {}, {}
+  for i = 1, n do
+    local clip, from, to = table.unpack(ty.randint(0, count, { 3 }):tolist())
+    local video, boxes = set.video:select(0, clip), set.boxes:select(0, clip)
+    from, to = from % frames, to % frames
+    first[i], second[i] = o.picture(video:select(0, from)), o.picture(video:select(0, to))
+    a[i], b[i] = boxes:select(0, from), boxes:select(0, to)
+  end
+  a, b = ty.stack(a, 0), ty.stack(b, 0)
+  local size = boxes_of.around(b, 1)
+  local shift = (ty.rand(n, 2) * 2 - 1) * (size:narrow(1, 2, 1) - size:narrow(1, 0, 1)) * o.aside
+  return ty.stack(first, 0), a, ty.stack(second, 0), b, b + ty.concat({ shift, shift }, 1)
+end
+
+--- The success of following through all videos, without their first frames, whose boxes are given. follow(videos,
+-- boxes) gives boxes [n, frames, 4], as Tracker:follow does, for up to `batch` (25) videos at a time.
+---@param follow fun(videos: Tensor, first: Tensor): Tensor
+---@param set TrackedVideos
+---@param batch? integer
+---@return number area
+---@return number[] curve
+function M.evaluate(follow, set, batch)
+  local who = "vision.track.evaluate"
+  expect(who, "follow", follow, "a function")
+  check_videos(who, set)
+  batch = expect(who, "batch", batch, "an integer >= 1 or nil") or 25
+  local count, frames, list = set.video.shape[1], set.video.shape[2], {}
+  if frames < 2 then fail("%s: set: expected at least 2 frames, got %d", who, frames) end
+  for at = 0, count - 1, batch do
+    local n = math.min(batch, count - at)
+    list[#list + 1] = ty.scope(function()
+      local truth = set.boxes:narrow(0, at, n)
+      local found = follow(set.video:narrow(0, at, n), truth:select(1, 0))
+      expect(who, "what follow gives", found, "a tensor")
+      return boxes_of.iou(found:narrow(1, 1, frames - 1), truth:narrow(1, 1, frames - 1))
+    end)
+  end
+  return M.success(ty.concat(list, 0))
+end
+
+--- Frames one after another with the true boxes in green and those that were found in white, over them: [n * frames, 3,
+-- h, w] for ty.plot.grid. videos: floats from -1 to 1.
+---@param videos Tensor  [n, frames, 3, h, w]
+---@param truth Tensor   [n, frames, 4]
+---@param found Tensor   [n, frames, 4]
+---@return Tensor
+function M.film(videos, truth, found)
+  local who = "vision.track.film"
+  check_videos(who, { video = videos, boxes = truth })
+  check_videos(who, { video = videos, boxes = found })
+  local list = {}
+  for clip = 0, videos.shape[1] - 1 do
+    for f = 0, videos.shape[2] - 1 do
+      local picture = boxes_of.drawn(videos:select(0, clip):select(0, f), truth:select(0, clip):select(0, f),
+        { -1, 1, -1 })
+      list[#list + 1] = boxes_of.drawn(picture, found:select(0, clip):select(0, f), { 1, 1, 1 })
+    end
+  end
+  return ty.stack(list, 0)
+end
+
 M.Tracker = Tracker
 --- A tracker without a network, to compare with: among windows around the last one, moved by up to `reach` pixels in
 -- steps of two, the one whose colours at 8 x 8 places are most like those of the first frame's window (normalised

@@ -42,6 +42,7 @@ local M = {
   cycles = contrastive.cycles,
   retrieval = retrieval.retrieval,
   recall = retrieval.recall,
+  found = retrieval.found,
   zero_shot = retrieval.zero_shot,
   prompts = retrieval.prompts,
   named = retrieval.named,

@@ -73,6 +73,28 @@ function M.precision(queries, image, wanted)
   return (vision.mean_average_precision(scores:unsqueeze(1), wanted:unsqueeze(1)))
 end
 
+--- The mean over categories of the average precision with which each one's queries find its crops.
+---@param queries table<integer, Tensor|table>  by the category, from 1: [k, d], or what generate() returned; a category
+---  without queries does not count
+---@param image Tensor   [n, d]
+---@param labels Tensor  i64 [n]: categories, from 0
+---@return number
+function M.mean_precision(queries, image, labels)
+  local who = "vlm.label_instructions.mean_precision"
+  expect(who, "queries", queries, "a table")
+  expect(who, "labels", labels, "a tensor")
+  local categories, scores, wanted = {}, {}, {}
+  for c in pairs(queries) do categories[#categories + 1] = expect(who, "a category", c, "an integer >= 1") end
+  if #categories == 0 then fail("%s: queries: expected those of one category at least, got none", who) end
+  table.sort(categories)
+  for k, c in ipairs(categories) do
+    local own = queries[c]
+    scores[k] = M.scores(type(own) == "table" and own.queries or own, image):to "cpu"
+    wanted[k] = labels:eq(c - 1):to { dtype = "f32", device = "cpu" }
+  end
+  return (vision.mean_average_precision(ty.stack(scores, 1), ty.stack(wanted, 1)))
+end
+
 --- k crops that stand for all [n, d]: each time the one with which crops are nearest to their nearest, in the sum of
 -- cosines. What examples are without instructions: typical ones. Returns positions i64 [k].
 ---@param image Tensor

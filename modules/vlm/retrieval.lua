@@ -169,6 +169,16 @@ function M.recall(image, text, options)
   end)
 end
 
+--- The share of pictures whose own caption is the best among so many: captions of recall() at 1.
+---@param image Tensor  [n, d]
+---@param text Tensor   [n, d]
+---@param among? integer  (100)
+---@return number
+function M.found(image, text, among)
+  among = expect("vlm.found", "among", among, "an integer >= 2 or nil") or 100
+  return M.recall(image, text, { at = { 1 }, among = among }).captions[1]
+end
+
 --- The share of pictures whose class is found by the texts of the classes alone: image [n, d], classes [c, d] (of
 -- several prompts a class, the mean of their unit features), labels i64 [n]. Radford et al. 2021, section 3.1. Returns
 -- the share, and the class that was found for each picture, i64 [n].

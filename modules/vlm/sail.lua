@@ -210,6 +210,68 @@ function M.fit(model, image, text, options)
   return ty.train.fit(model, loader, rest)
 end
 
+--- New heads for features, trained with a seed, in evaluation mode. options: kind ("glu" or "linear"), dim, seed (0),
+-- device ("cpu"), and those of fit().
+---@param image Tensor  [n, d]
+---@param text Tensor   [n, e] or [n, k, e]
+---@param options table
+---@return SailAlignment
+function M.aligned(image, text, options)
+  local who = "vlm.sail.aligned"
+  expect(who, "image", image, "a tensor")
+  expect(who, "text", text, "a tensor")
+  expect(who, "options", options, "a table")
+  local own, rest = { image = image.shape[image.ndim], text = text.shape[text.ndim] }, {}
+  for key, value in pairs(options) do
+    if key == "kind" or key == "dim" then own[key] = value elseif key ~= "device" then rest[key] = value end
+  end
+  ty.manual_seed(expect(who, "seed", options.seed, "an integer or nil") or 0)
+  local model = nn.with_defaults({ device = expect(who, "device", options.device, "a string or nil") or "cpu" },
+    function() return M.Alignment(own) end)
+  M.fit(model, image, text, rest)
+  return model:eval()
+end
+
+-- ---- classes by their names ----
+
+--- Features of what names classes, of each prompt's texts apart: for zero_shot() with one alignment after another.
+---@param names string[]
+---@param read fun(texts: string[]): Tensor  features [names, e] of texts, before alignment
+---@param prompts? string[]  with %s for the name (vlm.prompts)
+---@return Tensor[]
+function M.prompts(names, read, prompts)
+  local who = "vlm.sail.prompts"
+  expect(who, "names", names, "a list of strings")
+  expect(who, "read", read, "a function")
+  prompts = expect(who, "prompts", prompts == nil and retrieval.prompts or prompts, "a list of strings")
+  local list = {}
+  for i, prompt in ipairs(prompts) do
+    local texts = {}
+    for k, name in ipairs(names) do texts[k] = prompt:format(name) end
+    list[i] = expect(who, "what read gives", read(texts), "a tensor")
+  end
+  return list
+end
+
+--- The share of pictures whose class is found by the aligned features of its prompts, summed; and the classes found.
+---@param model SailAlignment
+---@param prompts Tensor[]  of prompts()
+---@param image Tensor      features [n, d]
+---@param labels Tensor     i64 [n]
+---@return number accuracy
+---@return Tensor found
+function M.zero_shot(model, prompts, image, labels)
+  local who = "vlm.sail.zero_shot"
+  expect(who, "model", model, "a module")
+  expect(who, "prompts", prompts, "a list of tensors")
+  if #prompts == 0 then fail("%s: prompts: expected at least one, got none", who) end
+  return ty.no_grad(function()
+    local sum = model:text_features(prompts[1])
+    for i = 2, #prompts do sum = sum + model:text_features(prompts[i]) end
+    return retrieval.zero_shot(model:image_features(image), sum, labels)
+  end)
+end
+
 -- ---- features of texts ----
 
 --- A text's features by a language model: the mean of its last states over the text's tokens. Texts of like length are

@@ -91,4 +91,24 @@ function M.crops(categories, options)
   return { pictures = ty.concat(crops, 0), labels = ty.tensor(labels), of_scene = of_scene }
 end
 
+--- Positions of crops by the numbers of their scenes: of so many folds of the scenes one is held out; of the others a
+-- third may be examples (candidates), by which the rest is found (scored). i64 each.
+---@param of_scene integer[]  of crops()
+---@param fold integer        from 0
+---@param folds integer
+---@return {held_out: Tensor, candidates: Tensor, scored: Tensor}
+function M.parts(of_scene, fold, folds)
+  local who = "zoo.annotated.parts"
+  arguments.expect(who, "of_scene", of_scene, "a list of integers")
+  arguments.expect(who, "folds", folds, "an integer >= 2")
+  arguments.expect(who, "fold", fold, ("an integer in [0, %d]"):format(folds - 1))
+  local lists = { held_out = {}, candidates = {}, scored = {} }
+  for i, s in ipairs(of_scene) do
+    local name = s % folds == fold and "held_out" or s // folds % 3 == 0 and "candidates" or "scored"
+    table.insert(lists[name], i - 1)
+  end
+  for name, list in pairs(lists) do lists[name] = ty.tensor(list, { dtype = "i64" }) end
+  return lists
+end
+
 return M

@@ -4,6 +4,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local datasets = require "tycho.datasets"
 local hub = require "tycho.hub"
+local retrieval = require "tycho.vlm.retrieval"
 
 local M = {}
 
@@ -231,6 +232,35 @@ end
 ---@return Tensor
 function M.tokens(tokenizer, captions, length)
   return (tokenizer:encode_batch(captions, { max_length = length }))
+end
+
+--- What fn makes of pictures of bytes, some at a time and without a graph: it gets them as networks take them, on the
+-- device, with the place of the first (from 0) and their number.
+---@param image Tensor  u8 [n, 3, h, w]
+---@param fn fun(pictures: Tensor, start: integer, rows: integer): Tensor
+---@param device? string  ("cpu")
+---@return Tensor [n, ...]
+function M.through(image, fn, device)
+  local who = "zoo.scenes.through"
+  arguments.expect(who, "image", image, "a tensor")
+  arguments.expect(who, "fn", fn, "a function")
+  device = arguments.expect(who, "device", device, "a string or nil") or "cpu"
+  return retrieval.embed(image.shape[1], function(start, rows)
+    return fn(M.pictures(image:narrow(0, start, rows):to { device = device }), start, rows)
+  end)
+end
+
+--- Features of captions by a CLIP, [n, d], not of unit length.
+---@param clip CLIPModel
+---@param tokenizer Tokenizer
+---@param captions string[]
+---@param length? integer  most tokens of a caption (48)
+---@return Tensor
+function M.read(clip, tokenizer, captions, length)
+  local who = "zoo.scenes.read"
+  arguments.expect(who, "clip", clip, "a module")
+  length = arguments.expect(who, "length", length, "an integer >= 1 or nil") or 48
+  return clip:text_features(M.tokens(tokenizer, captions, length):to { device = clip:device() })
 end
 
 return M

@@ -44,13 +44,13 @@ local function trained(model)
   local set = datasets.load("volumes", { size = size, fields = { "volume" } })
   local slices = set:batch(ty.arange(args.volumes)).volume:reshape(-1, 1, size, size)
   local step = 0
-  local loader = { next = function()
+  local function draw()
     step = step + 1
     local x = slices:index_select(0, ty.randint(0, slices.shape[1], { 32 })):to(r.device)
     return step % 2 == 0 and x:flip { 3 } or x
-  end }
+  end
   ty.manual_seed(0)
-  local _, averaged = ty.train.fit(model, loader, { steps = args.prior_steps, lr = 2e-3, beta2 = 0.99, warmup = 30,
+  local _, averaged = ty.train.fit(model, draw, { steps = args.prior_steps, lr = 2e-3, beta2 = 0.99, warmup = 30,
     final = 0, weight_decay = 0, average = 0.99, title = "prior", loss = function(m, x) return process:loss(m, x) end })
   return averaged
 end

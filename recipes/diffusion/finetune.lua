@@ -10,8 +10,8 @@
 local ty = require "tycho"
 local diffusion = require "tycho.diffusion"
 local hub = require "tycho.hub"
-local models = require "tycho.models"
 local vision = require "tycho.vision"
+local zoo = require "tycho.zoo"
 
 local r = ty.recipe.declare {
   seeds = 1,
@@ -33,7 +33,7 @@ local r = ty.recipe.declare {
     { "size", 512, "the side of these pictures" },
   },
 }
-local args, finetune = r.args, diffusion.finetune
+local args, finetune, digits = r.args, diffusion.finetune, zoo.digit_painter
 
 if args.pipeline ~= "" then
   local painter = diffusion.TextToImage(hub.pipeline(args.pipeline, { device = r.device }))
@@ -46,66 +46,14 @@ end
 
 -- ---- a pipeline of digits ----
 
-local words = { "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine" }
-
--- The pictures are so small that they are their own latents.
-local Pixels = ty.nn.module "Pixels"
-function Pixels:init() self.config = { block_out_channels = { 1 }, latent_channels = 1 } end
-function Pixels:encode(x)
-  local z = x:mean({ 1 }, true)
-  return { mode = function() return z end }
-end
-function Pixels:decode(z) return z:expand(z.shape[1], 3, 8, 8) end
-function Pixels:scale(z) return z end
-Pixels.unscale = Pixels.scale
-
-local function tokenizer()
-  local vocabulary = { ["<pad>"] = 0, ["<unk>"] = 1, a = 2 }
-  for i, word in ipairs(words) do vocabulary[word] = i + 2 end
-  local made = ty.tokenizer.parse(ty.io.json_encode { model = { type = "WordLevel", vocab = vocabulary,
-    unk_token = "<unk>" }, pre_tokenizer = { type = "Whitespace" } })
-  local fields = ty.tokenizer.fields(made)
-  fields.pad, fields.max_length = 0, 4
-  return made
-end
-
-local function pipeline()
-  local text = models.CLIPTextModel { vocab_size = 16, hidden_size = 32, intermediate_size = 64, num_hidden_layers = 1,
-    num_attention_heads = 2, max_position_embeddings = 4, eos_token_id = 0, initializer_factor = 10 }
-  return { class = "StableDiffusionPipeline", components = { vae = Pixels(), text_encoder = text:eval(),
-    tokenizer = tokenizer(), unet = models.UNet2DConditionModel { sample_size = 8, in_channels = 1, out_channels = 1,
-      block_out_channels = { 32, 64 }, layers_per_block = 1, norm_num_groups = 8, cross_attention_dim = 32,
-      attention_head_dim = 4, down_block_types = { "DownBlock2D", "CrossAttnDownBlock2D" },
-      up_block_types = { "CrossAttnUpBlock2D", "UpBlock2D" } },
-    scheduler = { _class_name = "FlowMatchEulerDiscreteScheduler", shift = 1.0 } } }
-end
-
 local training, held_out = ty.data.digits { split = { 0.8, 0.2 }, seed = 0 }
 local all = training:batch(ty.arange(#training))
 local seen = all.label:lt(9):nonzero():flatten()
 local known = ty.data.TensorDataset { image = all.image:index_select(0, seen), label = all.label:index_select(0, seen) }
 local nines = all.image:index_select(0, all.label:eq(9):nonzero():flatten())
 
-local function caption(label) return "a " .. words[label + 1] end
-
 -- As pictures of a folder are: u8 [3, h, w].
 local function as_u8(x) return ((x:clamp(-1, 1) + 1) * 127.5):round():to("u8"):expand(3, 8, 8) end
-
-local function train(painter, seed)
-  local objective = painter.process.objective
-  objective.null = painter:null ""
-  local loader = ty.data.DataLoader(known, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true,
-    device = r.device })
-  local conditions = {}
-  for i = 0, 9 do conditions[i] = ty.keep(painter:condition { caption(i) }) end
-  ty.train.fit(painter.network, loader, { steps = args.steps, lr = args.lr, quiet = true, title = "pipeline",
-    weight_decay = 0, loss = function(m, batch)
-      local rows = {}
-      for i, label in ipairs(batch.label:tolist()) do rows[i] = conditions[label] end
-      return objective:loss(m, batch.image, diffusion.condition.concat(rows))
-    end })
-  painter.network:eval()
-end
 
 local function judge(seed)
   local classifier = vision.ResNet { in_channels = 1, classes = 10, small = true, channels = { 32, 64 },
@@ -115,14 +63,9 @@ local function judge(seed)
   return classifier
 end
 
--- The share of drawn digits that the judge reads as what was asked for; and the pictures.
 local function recognised(painter, classifier, labels, seed)
-  local prompts = {}
-  for i, label in ipairs(labels) do prompts[i] = caption(label) end
-  local drawn = painter:paint(prompts, { steps = args.drawing_steps, guidance = args.guidance, seed = seed,
-    height = 8, width = 8, batch = 90 })
-  local x = (drawn:narrow(1, 0, 1):to "f32" / 127.5 - 1):to "cpu"
-  return vision.predict(classifier, x):eq(ty.tensor(labels)):to("f64"):mean():item(), x
+  return digits.recognised(painter, classifier, labels, { steps = args.drawing_steps, guidance = args.guidance,
+    seed = seed })
 end
 
 local old, new = {}, {}
@@ -131,8 +74,8 @@ for i = 1, args.samples do old[i], new[i] = (i - 1) % 9, 9 end
 local read, before, learnt, untaught, kept, forgotten = {}, {}, {}, {}, {}, {}
 for i, seed in ipairs(r.seeds) do
   ty.manual_seed(seed)
-  local base = diffusion.TextToImage(pipeline()):to(r.device)
-  train(base, seed)
+  local base = diffusion.TextToImage(digits.pipeline()):to(r.device)
+  digits.train(base, known, { steps = args.steps, batch = args.batch, lr = args.lr, seed = seed })
   local classifier = judge(seed)
   read[i] = vision.accuracy(classifier, held_out)
   before[i] = recognised(base, classifier, old, seed)
@@ -140,16 +83,15 @@ for i, seed in ipairs(r.seeds) do
   r:say("seed %d: known digits recognised %.3f, nines %.3f", seed, before[i], untaught[i])
 
   -- What the pipeline draws of what it knows, as the prior.
-  local captions = {}
-  for k = 1, 90 do captions[k] = caption((k - 1) % 9) end
-  local own = base:paint(captions, { steps = args.drawing_steps, guidance = args.guidance, seed = seed + 1, height = 8,
-    width = 8, batch = 90 })
+  local labels, captions = {}, {}
+  for k = 1, 90 do labels[k], captions[k] = (k - 1) % 9, digits.caption((k - 1) % 9) end
+  local own = digits.draw(base, labels, { steps = args.drawing_steps, guidance = args.guidance, seed = seed + 1 })
   local prior = { captions = captions, picture = function(k) return own:select(0, k - 1) end }
   local set = { captions = {}, picture = function(k) return as_u8(nines:select(0, k - 1)) end }
-  for k = 1, args.pictures do set.captions[k] = caption(9) end
+  for k = 1, args.pictures do set.captions[k] = digits.caption(9) end
   local state = base.network:state_dict()
   local function tuned(with)
-    local p = pipeline()
+    local p = digits.pipeline()
     hub.assign(p.components.unet, state)
     hub.assign(p.components.text_encoder, base.text_encoder:state_dict())
     local painter = diffusion.TextToImage(p):to(r.device)

@@ -15,7 +15,7 @@
 -- rates and seeds: what a user gets who has not tuned. One step of maps as small as these stays behind many steps of
 -- the flow; on the checkerboard the largest rate costs the Lagrangian one its flow.
 local ty = require "tycho"
-local distill, diffusion, models = require "tycho.distill", require "tycho.diffusion", require "tycho.models"
+local distill, diffusion = require "tycho.distill", require "tycho.diffusion"
 
 local r = ty.recipe.declare {
   seeds = 3, base = true,
@@ -34,32 +34,17 @@ local r = ty.recipe.declare {
 }
 local args = r.args
 local MIDDLE = 1e-3
-local RATES = { MIDDLE / 3, MIDDLE, 3 * MIDDLE }
-if r.quick then RATES = { MIDDLE } end
-local STOPS = { "advection", "velocity", "derivatives" }
+local RATES = r:tries { MIDDLE, MIDDLE / 3, 3 * MIDDLE }
+local STOPS = r:tries { "advection", "velocity", "derivatives" }
 
-local judge = distill.digits.judge(r:base(), { steps = args.judge_steps })
-local labels = ty.arange(args.digits) % 10
-
--- What is learnt: data, a network, samples, and their distance to the data.
+-- What is learnt, and the size of a batch.
 local tasks = {
-  checkerboard = { batch = args.batch,
-    data = function() return ty.data.TensorDataset { x = distill.points.checkerboard(r.quick and 2000 or 100000) } end,
-    network = function() return models.TimeMLP { width = args.width, places = 6 } end,
-    sample = function(map, o) return map:sample({ args.count, 2 }, o) end,
-    distance = distill.points.off_board },
-  digits = { batch = args.batch // 2,
-    data = function()
-      local all = distill.digits.data():batch(ty.arange(#distill.digits.data()))
-      return ty.data.TensorDataset { x = all.image, label = all.label }
-    end,
-    network = function() return models.TimeMLP { features = 64, width = args.width * 3 // 2, classes = 10 } end,
-    sample = function(map, o)
-      o.condition = { labels = labels }
-      return map:sample({ args.digits, 1, 8, 8 }, o)
-    end,
-    distance = function(x) return judge:frechet(x) end },
+  checkerboard = distill.tasks.checkerboard { count = args.count, points = r.quick and 2000 or 100000,
+    width = args.width },
+  digits = distill.tasks.digits(r:base(), { count = args.digits, width = args.width * 3 // 2,
+    judge_steps = args.judge_steps }),
 }
+tasks.checkerboard.batch, tasks.digits.batch = args.batch, args.batch // 2
 
 -- Trains a map by a condition (nil: flow matching alone) from its weights; the averaged weights, and seconds.
 local function train(task, map, seed, way, rate, steps)
@@ -77,20 +62,13 @@ local function train(task, map, seed, way, rate, steps)
 end
 
 -- The flow of a seed that all begin with.
-local function beginning(task, seed)
-  task.flows = task.flows or {}
-  if not task.flows[seed] then
-    ty.manual_seed(seed)
-    task.flows[seed] = train(task, diffusion.FlowMap(task.network(), { scale = 10 }), seed, {}, 3e-3, args.warmup)
-  end
-  return task.flows[seed]:clone():requires_grad_()
-end
-
-local function distance(task, map, o)
-  ty.manual_seed(12345) -- the same noise for all
-  local x = task.sample(map, o)
-  local found = x:isfinite():all():item() and task.distance(x) or math.huge
-  return found, x
+local flows = {}
+local function beginning(name, seed)
+  local task, key = tasks[name], name .. seed
+  flows[key] = flows[key] or train(task, ty.data.with_seed(seed, function()
+    return diffusion.FlowMap(task.network(), { scale = 10 })
+  end), seed, {}, 3e-3, args.warmup)
+  return flows[key]:clone():requires_grad_()
 end
 
 local ways = { { name = "flow matching" }, { name = "Lagrangian", kind = "lagrangian" },
@@ -107,70 +85,56 @@ for _, name in ipairs { "checkerboard", "digits" } do
     local one = way.kind and { steps = 1 } or { steps = args.ode_steps, euler = true }
     local runs, seconds = {}, 0
     local function run(seed, rate, stop)
-      local map, took = train(task, beginning(task, seed), seed, { kind = way.kind, stop = stop }, rate,
+      local map, took = train(task, beginning(name, seed), seed, { kind = way.kind, stop = stop }, rate,
         way.kind and args.steps or math.floor(args.steps * args.plain))
-      local d = finite(distance(task, map, one))
+      local d = finite(task.measure(map, one))
       seconds, runs[#runs + 1] = seconds + took, d
       r:say("%s, %s%s, seed %d, rate %.2g: distance %.4f, %.1f s", name, way.name, stop and " (" .. stop .. ")" or "",
         seed, rate, d, took)
-      return { map = map, distance = d, rate = rate, stop = stop }
+      return { map = map, distance = d, rate = rate, stop = stop }, -d
     end
-    local best
-    local function better(candidate)
-      if not best or candidate.distance < best.distance then best = candidate end
-    end
-    local eulerian = way.kind == "eulerian"
-    for _, stop in ipairs(eulerian and not r.quick and STOPS or { eulerian and STOPS[1] }) do
-      better(run(r.seed, MIDDLE, stop or nil))
-    end
-    if eulerian then runs = { best.distance } end -- the choice of a way is care, no run that counts
-    local stop = best.stop
-    for _, rate in ipairs(RATES) do
-      if rate ~= MIDDLE then better(run(r.seed, rate, stop)) end
-    end
+    local best = ty.stats.best(way.kind == "eulerian" and STOPS or { false }, function(stop)
+      return run(r.seed, MIDDLE, stop or nil)
+    end)
+    if best.stop then runs = { best.distance } end -- the choice of a way is care, no run that counts
+    best = ty.stats.best(RATES, function(rate)
+      if rate == MIDDLE then return best, -best.distance end
+      return run(r.seed, rate, best.stop)
+    end)
     local entry = { runs = runs, one = {}, four = {}, few = {}, rate = best.rate }
     found[way.name] = entry
     for i, seed in ipairs(r.seeds) do
-      local chosen = seed == r.seed and best or run(seed, best.rate, stop)
+      local chosen = seed == r.seed and best or run(seed, best.rate, best.stop)
       entry.one[i] = chosen.distance
-      local d4, x4 = distance(task, chosen.map, { steps = 4, euler = not way.kind })
+      local d4, x4 = task.measure(chosen.map, { steps = 4, euler = not way.kind })
       entry.four[i] = finite(d4)
-      entry.few[i] = finite((distance(task, chosen.map, { steps = 1, euler = not way.kind })))
+      entry.few[i] = finite((task.measure(chosen.map, { steps = 1, euler = not way.kind })))
       if i == 1 then
-        local _, x = distance(task, chosen.map, one)
+        local _, x = task.measure(chosen.map, one)
         pictures[name] = pictures[name] or {}
         table.insert(pictures[name], { name = way.name, one = x, four = x4 })
       end
     end
     entry.worst = math.max(table.unpack(runs))
     r.metrics[name .. "/" .. way.name] = { one = entry.one, four = entry.four, worst = entry.worst, rate = best.rate,
-      stop = stop, seconds = seconds / #runs }
+      stop = best.stop, seconds = seconds / #runs }
   end
 end
 
 -- Densities on the board: real, then each way in one step (flow matching in 64), and below in four.
-local function shown()
-  local images, texts = {}, {}
-  local function add(x, text)
-    images[#images + 1] = (distill.points.histogram(x) * (128 * 0.7)):clamp(0, 1):to "f32" * 2 - 1
-    texts[#texts + 1] = text
+local sets, texts = {}, {}
+for _, row in ipairs { "one", "four" } do
+  sets[#sets + 1], texts[#texts + 1] = distill.points.checkerboard(args.count), "data"
+  for _, p in ipairs(pictures.checkerboard) do
+    sets[#sets + 1], texts[#texts + 1] = p[row], p.name .. "\n" .. (row == "four" and "4 steps"
+      or p.name == "flow matching" and args.ode_steps .. " steps" or "1 step")
   end
-  local real = distill.points.checkerboard(args.count)
-  for _, row in ipairs { "one", "four" } do
-    add(real, "data")
-    for _, p in ipairs(pictures.checkerboard) do
-      add(p[row], p.name .. "\n" .. (row == "four" and "4 steps" or p.name == "flow matching" and
-        args.ode_steps .. " steps" or "1 step"))
-    end
-  end
-  ty.plot.grid(ty.stack(images, 0):unsqueeze(1), { columns = 5, scale = 5, labels = texts, invert = true })
-    :save(r:picture "flow-maps.png")
-  local sheets = {}
-  for _, p in ipairs(pictures.digits) do sheets[#sheets + 1] = p.one:narrow(0, 0, math.min(20, args.digits)) end
-  ty.plot.grid(ty.concat(sheets, 0):clamp(-1, 1), { columns = math.min(20, args.digits), scale = 4, invert = true })
-    :save(r:path "digits.png")
 end
-shown()
+ty.plot.grid(distill.points.densities(sets), { columns = 5, scale = 5, labels = texts, invert = true })
+  :save(r:picture "flow-maps.png")
+local sheets, some = {}, math.min(20, args.digits)
+for k, p in ipairs(pictures.digits) do sheets[k] = p.one:narrow(0, 0, some):clamp(-1, 1) end
+ty.plot.grid(ty.concat(sheets, 0), { columns = some, scale = 4, invert = true }):save(r:path "digits.png")
 
 local rows = {}
 for _, name in ipairs { "checkerboard", "digits" } do

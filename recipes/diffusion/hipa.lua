@@ -15,6 +15,7 @@
 -- one seed and gave no more.
 local ty = require "tycho"
 local distill, diffusion, peft = require "tycho.distill", require "tycho.diffusion", require "tycho.peft"
+local put = ty.stats.put
 
 local r = ty.recipe.declare {
   seeds = 3, base = true,
@@ -31,7 +32,6 @@ local r = ty.recipe.declare {
   },
 }
 local args = r.args
-local ONE = r.quick
 local ways = {
   { name = "squares", tries = { { 1e-3 }, { 2e-3 }, { 5e-3 }, { 1e-2 } } },
   { name = "perceptual", tries = { { 1e-3 }, { 2e-3 }, { 5e-3 }, { 1e-2 } } },
@@ -76,11 +76,7 @@ local function one_step(base, model, prompts)
   return ty.no_grad(distill.one_step, model, base.flow, prompts.noise, prompts.condition)
 end
 
-local chosen, found, sheets, spectra = {}, {}, {}, {}
-local function note(name, i, value)
-  found[name] = found[name] or {}
-  found[name][i] = value
-end
+local found, sheets, spectra = {}, {}, {}
 
 for i, seed in ipairs(r.seeds) do
   local base = distill.base("digits", r:base(), { network = "mlp", seed = seed, steps = args.base_steps,
@@ -91,16 +87,13 @@ for i, seed in ipairs(r.seeds) do
   local drawn = { many = distill.sampler(base, args.sample_steps):sample(base.model, prompts.noise.shape,
     { condition = prompts.condition, noise = prompts.noise }), one = one_step(base, base.model, prompts) }
   for _, way in ipairs(ways) do
-    local best, least = nil, math.huge
-    for k, try in ipairs(chosen[way.name] and { chosen[way.name] } or way.tries) do
-      if k == 1 or not ONE then
-        local model = learn(base, way.name, try, material, seed)
-        local d = chosen[way.name] and 0 or base.distance(one_step(base, model, choosing), choosing)
-        if i == 1 then r:say("%s, rate %g, weight %g: distance %.4f", way.name, try[1], try[2] or 0, d) end
-        if d < least then best, least, way.best = model, d, try end
-      end
-    end
-    chosen[way.name] = way.best
+    local best = r:choose(way.name, way.tries, function(try, known)
+      local model = learn(base, way.name, try, material, seed)
+      if known then return model end
+      local d = base.distance(one_step(base, model, choosing), choosing)
+      r:say("%s, rate %g, weight %g: distance %.4f", way.name, try[1], try[2] or 0, d)
+      return model, d
+    end)
     drawn[way.name] = one_step(base, best, prompts)
   end
   -- The band-swap figure: what one step would be with the high band, or the low one, of many.
@@ -110,9 +103,9 @@ for i, seed in ipairs(r.seeds) do
     return select(2, distill.bands(x:clamp(-1, 1), args.radius)):square():mean():item()
   end
   for name, x in pairs(drawn) do
-    note(name, i, base.distance(x, prompts))
-    note(name .. "_asked", i, base.asked(x, prompts))
-    note(name .. "_high", i, high_power(x))
+    put(found, name, i, base.distance(x, prompts))
+    put(found, name .. "_asked", i, base.asked(x, prompts))
+    put(found, name .. "_high", i, high_power(x))
     if i == 1 then spectra[name] = distill.spectrum(x:clamp(-1, 1), 6):tolist() end
   end
   if i == 1 then
@@ -137,12 +130,8 @@ end
 ty.plot.line { series = lines, title = "Power by frequency", x_label = "from coarse to fine", y_label = "log10" }
   :save(r:path "spectra.png")
 
-r.metrics.chosen, r.metrics.found, r.metrics.share, r.metrics.spectra = chosen, found, share, spectra
-local function over(a, b)
-  local list = {}
-  for i in ipairs(found[a]) do list[i] = found[a][i] / found[b][i] end
-  return list
-end
+r.metrics.found, r.metrics.share, r.metrics.spectra = found, share, spectra
+local function over(a, b) return ty.stats.ratios(found[a], found[b]) end
 local missing = {} -- distance of the high band's power from that of many steps, of plain LoRA's distance
 for i in ipairs(r.seeds) do
   local function far(name) return math.abs(math.log(found[name .. "_high"][i] / found.many_high[i])) end

@@ -14,7 +14,7 @@
 -- one step learns from the first flow as well as from the straightened one: what reflow takes of the budget is not won
 -- back. --model takes a painter of the zoo that predicts velocities in the digits' place.
 local ty = require "tycho"
-local distill, diffusion, models = require "tycho.distill", require "tycho.diffusion", require "tycho.models"
+local distill, diffusion = require "tycho.distill", require "tycho.diffusion"
 
 local r = ty.recipe.declare {
   seeds = 3, base = true,
@@ -37,55 +37,16 @@ local r = ty.recipe.declare {
 local args = r.args
 local RATES = r.quick and { 1e-3 } or { 5e-4, 2e-3 }
 
--- The checkerboard's flow as a base.
-local function checkerboard(seed)
-  local flow = diffusion.Flow { drop = 0 }
-  local path = r:base(("points-%d-%d.safetensors"):format(args.point_steps, seed))
-  ty.manual_seed(seed)
-  local model = models.TimeMLP { width = r.quick and 16 or 128, places = 6 }
-  if ty.io.exists(path) then
-    model:load(path)
-  else
-    local loader = ty.data.DataLoader(ty.data.TensorDataset { x = distill.points.checkerboard(100000) },
-      { batch_size = 256, shuffle = true, seed = seed })
-    local _, averaged = ty.train.fit(model, loader, { steps = args.point_steps, lr = 3e-3, final = 0.02, beta2 = 0.99,
-      weight_decay = 0, average = 0.99, quiet = true, loss = function(m, batch) return flow:loss(m, batch.x) end })
-    model = averaged:requires_grad_()
-    ty.io.mkdir(r:base())
-    model:save(path)
-  end
-  return { name = "checkerboard", model = model:eval(), flow = flow, shape = { 2 }, guidance = 1,
-    prompts = function(split, _, count, noise_seed)
-      return { split = split, condition = {},
-        noise = ty.data.with_seed(noise_seed, function() return ty.randn(count, 2) end) }
-    end,
-    distance = distill.points.off_board }
-end
-
-local function digits(seed)
-  return distill.base(args.model, r:base(), { seed = seed, steps = args.base_steps, judge_steps = args.judge_steps })
-end
-
 local tasks = {
-  { name = "checkerboard", make = checkerboard, pairs = args.points, batch = 4 * args.batch,
-    count = r.quick and 200 or 10000 },
-  { name = args.model, make = digits, pairs = args.pairs, batch = args.batch, count = args.count },
+  { name = "checkerboard", steps = args.point_steps, width = r.quick and 16 or 128, pairs = args.points,
+    batch = 4 * args.batch, count = r.quick and 200 or 10000 },
+  { name = args.model, steps = args.base_steps, pairs = args.pairs, batch = args.batch, count = args.count },
 }
-
--- The base's guided velocity as a network, for measuring the bend of what pairs are made by.
-local function guided(base, scale)
-  if scale == 1 then return base.model end
-  return function(x, t, condition)
-    local null = diffusion.condition.null(base.model, condition, base.null)
-    local free = base.model(x, t, null)
-    return free + (base.model(x, t, condition) - free) * scale
-  end
-end
 
 local function store(base, task, seed, stage, teacher, sampler, rate)
   local about = { base = base.name, seed = seed, stage = stage, count = task.pairs, steps = args.steps,
-    base_steps = base.name == "checkerboard" and args.point_steps or args.base_steps, guidance = args.guidance,
-    reflow = stage == 2 and args.reflow or 0, few = stage == 2 and args.few or 0, rate = rate or 0 }
+    base_steps = task.steps, guidance = args.guidance, reflow = stage == 2 and args.reflow or 0,
+    few = stage == 2 and args.few or 0, rate = rate or 0 }
   return distill.store(r:path "pairs", about, function()
     ty.manual_seed(seed + 100 * stage)
     local prompts = base.prompts("training", 0, task.pairs, seed + 100 * stage)
@@ -102,35 +63,27 @@ local function learn(from, material, task, seed, steps, rate, loss)
   return averaged
 end
 
-local rates = {}
-
 -- All stages of one base, and what was measured.
 local function run(task, seed)
-  local base = task.make(seed)
+  local base = distill.base(task.name, r:base(), { seed = seed, steps = task.steps, width = task.width,
+    judge_steps = args.judge_steps })
   local flow, model = base.flow, base.model
   local scale = args.guidance > 0 and args.guidance or base.guidance
-  local prompts = base.prompts("validation", 0, task.count, 54321)
-  local function far(x) return base.distance(x, prompts) end
-  local function one_step(m)
-    return ty.no_grad(distill.one_step, m, flow, prompts.noise, prompts.condition)
-  end
-  local found = {}
-  rates[task.name] = rates[task.name] or {}
   -- Rates by the first seed, with other noise than what is reported.
-  local choosing = base.prompts("validation", 0, task.count, 99)
+  local prompts, choosing = base.prompts("validation", 0, task.count, 54321),
+    base.prompts("validation", 0, task.count, 99)
+  local function one_step(m, given) return ty.no_grad(distill.one_step, m, flow, given.noise, given.condition) end
+  local found = {}
   local function tuned(name, fn, score)
-    local known, best, least = rates[task.name], nil, math.huge
-    for _, rate in ipairs(known[name] and { known[name] } or RATES) do
+    local key = task.name .. ", " .. name
+    local best = r:choose(key, RATES, function(rate, known)
       local candidate = fn(rate)
-      local d = #RATES > 1 and not known[name] and score(candidate) or 0
-      if d < least then best, least, found[name] = candidate, d, rate end
-    end
-    known[name] = known[name] or found[name]
+      return candidate, not known and score(candidate)
+    end)
+    found[name] = r.metrics.chosen[key]
     return best
   end
-  local function score_step(m)
-    return base.distance(ty.no_grad(distill.one_step, m, flow, choosing.noise, choosing.condition), choosing)
-  end
+  local function score_step(m) return base.distance(one_step(m, choosing), choosing) end
 
   local first = store(base, task, seed, 1, distill.teacher(model:clone()), distill.sampler(base, args.steps, scale))
   local straightened = tuned("reflow", function(rate)
@@ -151,44 +104,26 @@ local function run(task, seed)
 
   local many = distill.sampler(base, args.steps, scale):sample(model, prompts.noise.shape,
     { condition = prompts.condition, null = base.null, noise = prompts.noise })
-  local paths = {}
-  local S1, _, path1 = distill.straightness(guided(base, scale), flow, prompts.noise,
-    { condition = prompts.condition, steps = r.quick and 3 or 32, states = true })
-  local S2, _, path2 = distill.straightness(straightened, flow, prompts.noise,
-    { condition = prompts.condition, steps = r.quick and 3 or 32, states = true })
-  paths[1], paths[2] = path1, path2
-  local shown = { many = many, one = one_step(one), direct = one_step(direct),
-    euler1 = ty.no_grad(function()
-      return prompts.noise - guided(base, scale)(prompts.noise, ty.full({ task.count }, 1000), prompts.condition)
-    end), euler2 = one_step(straightened) }
-  for name, x in pairs(shown) do found[name] = far(x) end
-  if base.asked then
-    for name, x in pairs(shown) do found[name .. "_asked"] = base.asked(x, prompts) end
+  local guided, paths = distill.guided(base, scale), {}
+  for k, network in ipairs { guided, straightened } do
+    local bend, _, states = distill.straightness(network, flow, prompts.noise,
+      { condition = prompts.condition, steps = r.quick and 3 or 32, states = true })
+    found["S" .. k], paths[k] = bend, states
   end
-  found.S1, found.S2, found.more = S1, S2, more
+  local shown = { many = many, one = one_step(one, prompts), direct = one_step(direct, prompts),
+    euler1 = one_step(guided, prompts), euler2 = one_step(straightened, prompts) }
+  for name, x in pairs(shown) do
+    found[name] = base.distance(x, prompts)
+    if base.asked then found[name .. "_asked"] = base.asked(x, prompts) end
+  end
+  found.more = more
   found.evaluations = first.evaluations + second.evaluations + 3 * task.batch * (args.reflow + args.distil)
   found.evaluations_direct = first.evaluations + 3 * task.batch * more
   r:say("%s, seed %d: bend %.4f, after reflow %.4f; distance in many steps %.4f, one step of the flow %.4f, of the "
-    .. "straightened %.4f, distilled %.4f, directly %.4f; evaluations %d, directly %d", task.name, seed, S1, S2,
-    found.many, found.euler1, found.euler2, found.one, found.direct, found.evaluations, found.evaluations_direct)
+    .. "straightened %.4f, distilled %.4f, directly %.4f; evaluations %d, directly %d", task.name, seed, found.S1,
+    found.S2, found.many, found.euler1, found.euler2, found.one, found.direct, found.evaluations,
+    found.evaluations_direct)
   return found, shown, paths, base
-end
-
--- Paths of the two flows of points, side by side: the second moved to the right.
-local function draw_paths(paths, path)
-  local series = {}
-  for stage, states in ipairs(paths) do
-    local x, y = {}, {}
-    for i = 0, math.min(60, states[1].shape[1]) - 1 do
-      for _, state in ipairs(states) do
-        local p = state:select(0, i):tolist()
-        x[#x + 1], y[#y + 1] = p[1] + (stage - 1) * 7, p[2]
-      end
-      x[#x + 1], y[#y + 1] = 0 / 0, 0 / 0
-    end
-    series[stage] = { x = x, y = y, label = stage == 1 and "rectified flow" or "after reflow" }
-  end
-  ty.plot.line { series = series, title = "Paths from noise to the board", width = 900, height = 480 }:save(path)
 end
 
 local rows = {}
@@ -196,11 +131,12 @@ for _, task in ipairs(tasks) do
   local all = {}
   for i, seed in ipairs(r.seeds) do
     local found, shown, paths, base = run(task, seed)
-    for name, value in pairs(found) do
-      all[name] = all[name] or {}
-      all[name][i] = value
+    for name, value in pairs(found) do ty.stats.put(all, name, i, value) end
+    if i == 1 and task.name == "checkerboard" then
+      distill.points.paths({ { states = paths[1], label = "rectified flow" },
+        { states = paths[2], label = "after reflow" } }, { title = "Paths from noise to the board", width = 900,
+        height = 480 }):save(r:picture "instaflow.png")
     end
-    if i == 1 and task.name == "checkerboard" then draw_paths(paths, r:picture "instaflow.png") end
     if i == 1 and base.decode then
       local sheet = {}
       for _, name in ipairs { "many", "euler1", "euler2", "direct", "one" } do

@@ -115,13 +115,7 @@ for i, share in ipairs(success.many) do ratios[i] = share / math.max(success.one
 r.metrics.success = success
 
 -- What the first policy saw at each of its poses, an episode a row.
-local rows, columns = {}, 8
-for _, strip in ipairs(ways.many.strips) do
-  for k = 0, columns - 1 do
-    rows[#rows + 1] = k < strip.shape[1] and strip:select(0, k) or ty.full_like(strip:select(0, 0), 255)
-  end
-end
-ty.plot.grid(ty.stack(rows, 0), { columns = columns, gap = 2 }):save(r:picture "poses.png")
+ty.plot.grid(arm.film(ways.many.strips, 8), { columns = 8, gap = 2 }):save(r:picture "poses.png")
 
 os.exit(r:finish {
   { claim = "time of a sample where each has its own condition, to that of one among many", measured = cheaper,

@@ -146,17 +146,15 @@ for _, name in ipairs(METHODS) do
   for _, target in ipairs(TARGETS) do score = score + bench.chosen[name .. " of " .. target.word].score end
   if score > own.score then own = { name = name, score = score, of = found[name] } end
 end
-local kept, beats = {}, {}
-for i, retention in ipairs(own.of.retention) do
-  kept[i], beats[i] = retention / found.untouched.retention[i], own.of.score[i] / found["negative prompt"].score[i]
-end
 table.move({
   { claim = "metrics of five methods in the table", measured = printed, bar = 35 },
   { claim = "methods of 5 that forget more and keep less at the strongest than at the weakest", bar = 4,
     measured = bench:falling(METHODS) },
   { claim = "forgetting of the method that was best with other noise", values = own.of.forgetting, bar = 0.8,
     baseline = found.untouched.forgetting },
-  { claim = "its retention, of the painter's that forgot nothing", values = kept, bar = 0.8 },
-  { claim = "its mean of forgetting and both retentions, of the negative prompt's", values = beats, bar = 1 },
+  { claim = "its retention, of the painter's that forgot nothing", bar = 0.8,
+    values = ty.stats.ratios(own.of.retention, found.untouched.retention) },
+  { claim = "its mean of forgetting and both retentions, of the negative prompt's", bar = 1,
+    values = ty.stats.ratios(own.of.score, found["negative prompt"].score) },
 }, 1, 5, #rows + 1, rows)
 os.exit(r:finish(rows), true)

@@ -33,44 +33,16 @@ local r = ty.recipe.declare {
 local args, arm = r.args, datasets.arm
 local tasks = args.tasks
 
-local function numbers(images) return images:to { device = r.device }:to "f32" / 127.5 - 1 end
+local function numbers(images) return zoo.arm.pictures(images, r.device) end
 
 -- ---- the frozen encoders ----
 
 local clip = zoo.load("scene-clip"):to(r.device):eval()
 
-local function geometry()
-  local network = r:place(function() return models.GeometryNet() end)
-  local folder = r:base "vo-dp"
-  local path = ("%s/geometry-%d.safetensors"):format(folder, args.geometry_steps)
-  if ty.io.exists(path) then
-    network:load(path)
-    return network:eval()
-  end
-  local seen = arm.chunks { episodes = args.demonstrations // 2, looks = 4, geometry = true, seed = 1 }
-  local optimizer = ty.optim.AdamW(network:parameters(), { lr = 2e-3,
-    schedule = ty.optim.cosine { steps = args.geometry_steps, warmup = math.min(20, args.geometry_steps // 4) } })
-  ty.manual_seed(0)
-  for _, _, log in ty.train.steps(nil, args.geometry_steps, { title = "geometry" }) do
-    local rows = ty.randint(0, seen.images.shape[1], { 32 })
-    local front, points = network(numbers(seen.images:index_select(0, rows)))
-    local loss = ty.nn.cross_entropy(front:permute(0, 2, 3, 1):reshape(-1, 5),
-      seen.front:index_select(0, rows):flatten():to(r.device))
-      + (points - seen.points:index_select(0, rows):to(r.device)):square():mean() * 5
-    optimizer:step(loss)
-    log { loss = loss:item() }
-  end
-  local unseen = arm.chunks { split = "validation", episodes = args.episodes, looks = 2, geometry = true }
-  ty.no_grad(function()
-    local front, points = network:eval()(numbers(unseen.images))
-    r.metrics.geometry_front = front:argmax(1):eq(unseen.front:to(r.device)):to("f32"):mean():item()
-    r.metrics.geometry_points = (points - unseen.points:to(r.device)):abs():mean():item()
-  end)
-  ty.io.mkdir(folder)
-  network:save(path)
-  return network
-end
-local geometric = geometry()
+local geometric = zoo.geometry.kept(r:base "vo-dp", { steps = args.geometry_steps, device = r.device,
+  episodes = args.demonstrations // 2 })
+local geometry = zoo.geometry.measure(geometric, args.episodes)
+r.metrics.geometry_front, r.metrics.geometry_points = geometry.front, geometry.points
 
 -- Features of pictures u8, a few at a time.
 local function features(images)
@@ -123,16 +95,9 @@ end
 
 local function judge(policy, way, options)
   options.tasks, options.looks = tasks, args.looks
-  local before = {}
   ty.manual_seed(0)
   return arm.trial(function(now)
-    local states = {}
-    for i, episode in ipairs(now.episodes) do
-      local state = now.states:select(0, i - 1)
-      states[i] = ty.concat({ before[episode] or state, state }, 0)
-      before[episode] = ty.keep(state:clone())
-    end
-    local o = { words = words:encode(now.tasks, 14), states = ty.stack(states, 0) }
+    local o = { words = words:encode(now.tasks, 14), states = ty.concat({ now.before, now.states }, 1) }
     if way == "pixels" then o.images = now.images else o.semantic, o.geometric = features(now.images) end
     return arm.actions(policy:act(o))
   end, options)
@@ -152,17 +117,16 @@ local changes = {
   end,
 }
 
-local success, rate_of, strips = { cross = {}, pixels = {} }, {}, nil
+local success, strips = { cross = {}, pixels = {} }, nil
 for _, way in ipairs { "cross", "pixels" } do
-  local best, first = -1, nil
-  for _, rate in ipairs(args.rates) do
-    local policy = train(way, r.seed, rate)
-    local found = judge(policy, way, { first = 200, episodes = math.max(1, args.episodes // 2) }).success
-    r:say("  success in other episodes %.3f", found)
-    if found > best then best, rate_of[way], first = found, rate, policy end
-  end
   for i, seed in ipairs(r.seeds) do
-    local policy = seed == r.seed and first or train(way, seed, rate_of[way])
+    local policy = r:choose(way, args.rates, function(rate, known)
+      local made = train(way, seed, rate)
+      if known then return made end
+      local found = judge(made, way, { first = 200, episodes = math.max(1, args.episodes // 2) }).success
+      r:say("  success in other episodes %.3f", found)
+      return made, -found
+    end)
     local result = judge(policy, way, { episodes = args.episodes, strips = way == "cross" and i == 1 and 6 or 0 })
     success[way][i] = result.success
     if #result.strips > 0 then strips = result.strips end
@@ -177,23 +141,16 @@ for _, way in ipairs { "cross", "pixels" } do
   end
 end
 for _, way in ipairs { "concat", "semantic", "geometric" } do
-  local found = judge(train(way, r.seed, rate_of.cross), way, { episodes = args.episodes }).success
+  local found = judge(train(way, r.seed, r.metrics.chosen.cross), way, { episodes = args.episodes }).success
   r.metrics["success/" .. way] = found
   r:say("%s: success %.3f", way, found)
 end
 r.metrics.success = success
 
 -- What the policy saw, an episode a row.
-local rows, columns = {}, 10
-for _, strip in ipairs(strips) do
-  for k = 0, columns - 1 do
-    rows[#rows + 1] = k < strip.shape[1] and strip:select(0, k) or ty.full_like(strip:select(0, 0), 255)
-  end
-end
-ty.plot.grid(ty.stack(rows, 0), { columns = columns, gap = 2 }):save(r:picture "episodes.png")
+ty.plot.grid(arm.film(strips, 10), { columns = 10, gap = 2 }):save(r:picture "episodes.png")
 
-local more = {}
-for i, share in ipairs(success.cross) do more[i] = share - success.pixels[i] end
 os.exit(r:finish {
-  { claim = "success above that of a policy that sees pixels", values = more, baseline = success.pixels, bar = 0 },
+  { claim = "success above that of a policy that sees pixels", bar = 0,
+    values = ty.stats.differences(success.cross, success.pixels), baseline = success.pixels },
 }, true)

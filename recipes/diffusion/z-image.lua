@@ -37,31 +37,24 @@ local r = ty.recipe.declare {
   },
 }
 local args, shapes = r.args, distill.shapes
-local measure = diffusion.measure
+local measure, put = diffusion.measure, ty.stats.put
 local flow = diffusion.Flow { null = shapes.nothing() }
 local edits = diffusion.Flow { drop = 0 }
 
--- Batches drawn without end.
-local function drawn(fn) return { next = function() return fn() end } end
+local function some(x) return x:narrow(0, 0, math.min(16, args.count)):clamp(-1, 1) end
 
 local function base_of(seed)
-  local path = r:base(("shapes-%d-%d-%d-%d.safetensors"):format(args.width, args.layers, args.steps, seed))
   ty.manual_seed(seed)
   local model = models.ZImageTransformer2DModel { in_channels = 3, dim = args.width, n_layers = args.layers,
     n_refiner_layers = 1, n_heads = args.width // 16, cap_feat_dim = 16, axes_dims = { 4, 6, 6 },
     axes_lens = { 64, 8, 8 }, pad_multiple = 4 }
-  if ty.io.exists(path) then
-    model:load(path)
-    return model:eval()
-  end
-  local _, averaged = ty.train.fit(model, drawn(function()
-    local labels = shapes.labels(args.batch)
-    return { image = (shapes.draw(labels)), text = { embeddings = shapes.text(labels) } }
-  end), { steps = args.steps, lr = args.rate, final = 0.02, beta2 = 0.99, weight_decay = 0, average = 0.99,
-    quiet = true, loss = function(m, batch) return flow:loss(m, batch.image, { text = batch.text }) end })
-  ty.io.mkdir(r:base())
-  averaged:save(path)
-  return averaged:requires_grad_():eval()
+  local path = r:base(("shapes-%d-%d-%d-%d.safetensors"):format(args.width, args.layers, args.steps, seed))
+  return ty.train.kept(path, model, function()
+    local _, averaged = ty.train.fit(model, function() return shapes.batch(args.batch) end, { steps = args.steps,
+      lr = args.rate, final = 0.02, beta2 = 0.99, weight_decay = 0, average = 0.99, quiet = true,
+      loss = function(m, batch) return flow:loss(m, batch.image, { text = batch.text }) end })
+    return averaged:requires_grad_()
+  end)
 end
 
 local function turbo_of(base, seed, split, rate)
@@ -70,18 +63,18 @@ local function turbo_of(base, seed, split, rate)
     null = shapes.nothing(), updates = 1,
     -- Noise of the part of guidance is no less than that which the generator was given (decoupled DMD).
     augmentation = split and function(time) return time * 0.98 end or nil })
-  local generate = distill.generator(flow, { steps = args.few })
-  local _, averaged = distill.fit(base:clone():requires_grad_(), drawn(function()
+  local _, averaged = distill.fit(base:clone():requires_grad_(), function()
     return { ["condition.text.embeddings"] = shapes.text(shapes.labels(args.batch)) }
-  end), { steps = args.turbo, lr = rate, final = 0.1, warmup = 10, beta2 = 0.99, weight_decay = 0,
+  end, { steps = args.turbo, lr = rate, final = 0.1, warmup = 10, beta2 = 0.99, weight_decay = 0,
     average = 0.95, quiet = true,
-    loss = distill.matching_loss(matching, { shape = { 3, 8, 8 }, generate = generate }) })
+    loss = distill.matching_loss(matching, { shape = { 3, 8, 8 },
+      generate = distill.generator(flow, { steps = args.few }) }) })
   return averaged
 end
 
 local function editor_of(base, seed)
   ty.manual_seed(seed)
-  local _, averaged = ty.train.fit(base:clone():requires_grad_(), drawn(function() return shapes.edits(args.batch) end),
+  local _, averaged = ty.train.fit(base:clone():requires_grad_(), function() return shapes.edits(args.batch) end,
     { steps = args.edit, lr = args.rate / 2, final = 0.02, warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98,
       quiet = true, loss = function(m, batch)
         return edits:loss(m, batch.image, { text = { embeddings = batch.text }, picture = batch.source })
@@ -90,12 +83,7 @@ local function editor_of(base, seed)
 end
 
 local found, sheets, strips = {}, {}, {}
-local function note(name, i, value)
-  found[name] = found[name] or {}
-  found[name][i] = value
-end
-
-local lcm = diffusion.solver.lcm { scaling = false }
+local lcm, euler = diffusion.solver.lcm { scaling = false }, diffusion.solver.euler()
 local labels = ty.data.with_seed(4321, function() return shapes.labels(args.count) end)
 local noise = ty.data.with_seed(4322, function() return ty.randn(args.count, 3, 8, 8) end)
 local held_out = ty.data.with_seed(4323, function()
@@ -103,22 +91,19 @@ local held_out = ty.data.with_seed(4323, function()
 end)
 local wanted = ty.data.with_seed(4324, function() return shapes.edits(args.count) end)
 
-local chosen = {}
+local function distance(x) return measure.frechet(x:clamp(-1, 1):flatten(1), held_out) end
+local asked = { text = { embeddings = shapes.text(labels) } }
 
 -- The turbo with the better rate, which the first seed chooses by other noise than what is reported.
 local function tuned(name, base, seed, split)
-  if chosen[name] then return turbo_of(base, seed, split, chosen[name]) end
-  local best, least = nil, math.huge
-  for _, rate in ipairs(args.turbo_rates) do
+  return (r:choose(name, args.turbo_rates, function(rate, known)
     local model = turbo_of(base, seed, split, rate)
+    if known then return model end
     ty.manual_seed(778)
-    local x = flow:sample(model, noise.shape, { condition = { text = { embeddings = shapes.text(labels) } },
-      steps = args.few, solver = lcm })
-    local d = measure.frechet(x:clamp(-1, 1):flatten(1), held_out)
+    local d = distance(flow:sample(model, noise.shape, { condition = asked, steps = args.few, solver = lcm }))
     r:say("%s, rate %g: distance %.3f", name, rate, d)
-    if d < least then best, least, chosen[name] = model, d, rate end
-  end
-  return best
+    return model, d
+  end))
 end
 
 for i, seed in ipairs(r.seeds) do
@@ -126,13 +111,12 @@ for i, seed in ipairs(r.seeds) do
   local turbo, joined = tuned("turbo", base, seed, true), tuned("joined", base, seed, false)
   local function show(name, model, steps, solver, guidance)
     ty.manual_seed(777)
-    local x = flow:sample(model, noise.shape, { condition = { text = { embeddings = shapes.text(labels) } },
-      noise = noise, steps = steps, solver = solver, guidance = guidance })
-    note(name, i, measure.frechet(x:clamp(-1, 1):flatten(1), held_out))
-    note(name .. "_asked", i, shapes.asked(x, labels))
-    if i == 1 then sheets[#sheets + 1] = x:narrow(0, 0, math.min(16, args.count)):clamp(-1, 1) end
+    local x = flow:sample(model, noise.shape, { condition = asked, noise = noise, steps = steps, solver = solver,
+      guidance = guidance })
+    put(found, name, i, distance(x))
+    put(found, name .. "_asked", i, shapes.asked(x, labels))
+    if i == 1 then sheets[#sheets + 1] = some(x) end
   end
-  local euler = diffusion.solver.euler()
   show("many", base, args.many, euler, args.guidance)
   show("euler", base, args.few, euler, args.guidance)
   show("heun", base, args.few // 2, diffusion.solver.heun(), args.guidance)
@@ -141,14 +125,10 @@ for i, seed in ipairs(r.seeds) do
   show("turbo", turbo, args.few, lcm)
   local edited = edits:sample(editor_of(base, seed), noise.shape, { noise = noise, steps = 20, solver = euler,
     condition = { text = { embeddings = wanted.text }, picture = wanted.source } })
-  note("edited", i, shapes.asked(edited, wanted.labels))
-  note("untouched", i, math.sqrt((((edited - wanted.source) * wanted.kept):square():sum() / (wanted.kept:sum() * 3))
-    :item()))
-  if i == 1 then
-    for _, x in ipairs { wanted.source, edited } do
-      strips[#strips + 1] = x:narrow(0, 0, math.min(16, args.count)):clamp(-1, 1)
-    end
-  end
+  put(found, "edited", i, shapes.asked(edited, wanted.labels))
+  local off = ((edited - wanted.source) * wanted.kept):square():sum() / (wanted.kept:sum() * 3)
+  put(found, "untouched", i, math.sqrt(off:item()))
+  if i == 1 then strips = { some(wanted.source), some(edited) } end
   for _, name in ipairs { "many", "euler", "heun", "fresh", "joined", "turbo" } do
     r:say("seed %d, %s: distance %.3f, as asked %.3f", seed, name, found[name][i], found[name .. "_asked"][i])
   end
@@ -157,10 +137,10 @@ end
 
 -- Rows: the base in fifty steps, in eight by Euler, by Heun and with fresh noise, joined matching, the turbo; sources
 -- and their edits.
-for _, x in ipairs(strips) do sheets[#sheets + 1] = x end
+table.move(strips, 1, #strips, #sheets + 1, sheets)
 ty.plot.grid(ty.concat(sheets, 0), { columns = math.min(16, args.count), scale = 5 }):save(r:picture "z-image.png")
 
-r.metrics.found, r.metrics.chosen = found, chosen
+r.metrics.found = found
 local function over(a, b) return ty.stats.ratios(found[a], found[b]) end
 local best = {}
 for i in ipairs(r.seeds) do best[i] = found.turbo[i] / math.min(found.euler[i], found.heun[i], found.fresh[i]) end

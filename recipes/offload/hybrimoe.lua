@@ -90,7 +90,7 @@ local function with(rates, slot, more)
 end
 
 local against_lru, against_lfu, sooner, sooner_plain, decode, prompt = {}, {}, {}, {}, {}, {}
-local lines = {}
+local first
 for i, seed in ipairs(r.seeds) do
   ty.manual_seed(seed)
   local model = r:place(mixture)
@@ -127,29 +127,20 @@ for i, seed in ipairs(r.seeds) do
       .. "of the time of LRU with the schedule %.3f, without prefetching %.3f; of LRU that fetches %.3f", slot,
       a.experts, 100 * hits[s].lru, 100 * hits[s].lfu, 100 * hits[s].score, best.alpha, best.top, seconds[s].of_lru,
       without.seconds / hybrid.seconds, seconds[s].of_plain)
-    if i == 1 then
-      for _, name in ipairs { "lru", "lfu", "score" } do
-        lines[name] = lines[name] or {}
-        lines[name][s] = 100 * hits[s][name]
-      end
-    end
   end
-  local function mean(list, of)
-    local values = {}
-    for s, row in ipairs(list) do values[s] = of(row) end
-    return stats.mean(values)
+  first = first or hits
+  local function over(rule, other)
+    return stats.mean(stats.ratios(stats.column(hits, rule), stats.column(hits, other)))
   end
-  against_lru[i] = mean(hits, function(x) return x.score / x.lru end)
-  against_lfu[i] = mean(hits, function(x) return x.score / x.lfu end)
-  sooner[i] = mean(seconds, function(x) return x.of_lru end)
-  sooner_plain[i] = mean(seconds, function(x) return x.of_plain end)
-  decode[i] = mean(seconds, function(x) return x.decode end)
-  prompt[i] = mean(seconds, function(x) return x.prompt end)
+  local function mean(key) return stats.mean(stats.column(seconds, key)) end
+  against_lru[i], against_lfu[i] = over("score", "lru"), over("score", "lfu")
+  sooner[i], sooner_plain[i], decode[i], prompt[i] = mean "of_lru", mean "of_plain", mean "decode", mean "prompt"
 end
 
 local drawn = {}
 for _, row in ipairs { { "lru", "LRU" }, { "lfu", "LFU" }, { "score", "score" } } do
-  drawn[#drawn + 1] = { x = slots, y = lines[row[1]], label = row[2] }
+  local y = ty.tensor(stats.column(first, row[1])) * 100
+  drawn[#drawn + 1] = { x = slots, y = y, label = row[2] }
 end
 ty.plot.line { series = drawn, title = "Experts that were there when wanted", x_label = "slots of a layer",
   y_label = "hits, %" }:save(r:picture "hits.png")

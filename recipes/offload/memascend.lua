@@ -60,20 +60,14 @@ local function resident()
   return 1024 * most, 1024 * now
 end
 
-local function clean()
-  collectgarbage()
-  collectgarbage()
-  ty.memory.empty_cache()
-end
-
 -- Losses, and bytes at their most: counted, resident, kept by the kernel.
 local function run(seed, o)
-  clean()
+  r:clean()
   local model, optimizer, loss = make(seed)
   local engine = offload.engine(model, optimizer, { parameters = "file", moments = "file", file = r.out,
     backend = a.backend, in_flight = 4 << 20, direct = o.direct,
     policy = offload.memascend { adaptive = o.adaptive, exact = o.exact, fused = o.fused } })
-  clean()
+  r:clean()
   ty.memory.reset_peak()
   local _, begun = resident()
   local losses = {}
@@ -108,7 +102,7 @@ for i, seed in ipairs(r.seeds) do
     for key in pairs(row[2]) do o[key] = true end
     local got = run(seed, o)
     plain = plain or got
-    for step, x in ipairs(wanted) do apart = math.max(apart, math.abs(x - got.losses[step])) end
+    apart = math.max(apart, ty.recipe.apart(wanted, got.losses))
     r:say("seed %d, %-16s counted %6.1f MB, resident %6.1f MB (%.3f) from %6.1f MB, kept by the kernel %6.1f MB; "
       .. "%.1f bytes of a parameter", seed, row[1], got.counted / 1e6, got.resident / 1e6,
       got.resident / plain.resident, got.begun / 1e6, got.cached / 1e6, got.resident / count)

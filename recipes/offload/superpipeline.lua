@@ -36,19 +36,7 @@ local function plan(window, ahead, place)
     policy = offload.superpipeline { window = window, ahead = ahead } }
 end
 
--- Bytes of a model and its optimizer's state that are on the device now.
-local function resident(model, optimizer)
-  local bytes = 0
-  local function add(t) if t.device ~= "meta" then bytes = bytes + t:nbytes() end end
-  for _, p in ipairs(model:parameters()) do
-    add(p)
-    for _, value in pairs(optimizer and optimizer.state[p] or {}) do if ty.is_tensor(value) then add(value) end end
-  end
-  return bytes
-end
-
-local function difference(a, b) return (a:to "f64" - b:to "f64"):abs():max():item() end
-
+local resident, apart = offload.resident, ty.recipe.apart
 local kjv = zoo.tokenizer "kjv-lm"
 local function text(seed, rows, length)
   local ids = kjv:encode(ty.data.kjv():sub(100000 * seed, 100000 * seed + 12 * rows * length))
@@ -57,7 +45,7 @@ end
 
 -- ---- inference ----
 
-local shares, differences, stalls = {}, {}, {}
+local shares, differences = {}, {}
 local function infer(name, model, run)
   shares[name] = {}
   for i, seed in ipairs(r.seeds) do
@@ -68,8 +56,7 @@ local function infer(name, model, run)
     local engine = offload.engine(model, nil, plan(args.window, args.ahead))
     engine:run(pass)
     local part = resident(model) + r:memory(function() engine:run(pass) end)
-    differences[#differences + 1] = difference(engine:run(pass), wanted)
-    stalls[#stalls + 1] = engine:stats().stalls
+    differences[#differences + 1] = apart(engine:run(pass), wanted)
     engine:close()
     shares[name][i] = part / whole
     r:say("%s, seed %d: %.2f MB of %.2f MB", name, seed, part / 1e6, whole / 1e6)
@@ -106,21 +93,14 @@ for i, seed in ipairs(r.seeds) do
     for step = 1, args.steps do
       local before = resident(model, optimizer)
       local extra = r:memory(function()
-        if engine then losses[way][step] = engine:step(loss)
-        else
-          local value = loss()
-          optimizer:step(value)
-          losses[way][step] = value:item()
-        end
+        losses[way][step] = engine and engine:step(loss) or ty.train.minimize(optimizer, 1, loss)
       end)
       bytes[way] = before + extra
     end
     if engine then engine:close() end
     for _, p in ipairs(model:parameters()) do p:set_grad() end
   end
-  for step = 1, args.steps do
-    differences[#differences + 1] = math.abs(losses.memory[step] - losses.window[step])
-  end
+  differences[#differences + 1] = apart(losses.memory, losses.window)
   training[i] = bytes.window / bytes.memory
   r:say("training, seed %d: %.2f MB of %.2f MB, losses %.4f to %.4f", seed, bytes.window / 1e6, bytes.memory / 1e6,
     losses.window[1], losses.window[args.steps])
@@ -148,15 +128,15 @@ for _, ahead in ipairs { 0, 1, 2 } do
       local function within() engine:run(pass) end
       local seconds = r:time({ within = within }, { rounds = args.rounds }).within
       local bytes = resident(large) + r:memory(within)
-      differences[#differences + 1] = difference(engine:run(pass), wanted)
+      differences[#differences + 1] = apart(engine:run(pass), wanted)
       engine:close()
       local after = r:time({ alone = alone }, { rounds = args.rounds }).alone
+      local share, time = bytes / whole, seconds / math.min(before, after)
       local name = ("window%d_ahead%d"):format(window, ahead)
-      r.metrics[name .. "_share"], r.metrics[name .. "_time"] = bytes / whole, seconds / math.min(before, after)
-      table.insert(line.x, bytes / whole)
-      table.insert(line.y, seconds / math.min(before, after))
-      r:say("window %d, %d ahead: %.3f of the bytes, %.2f times the time", window, ahead, bytes / whole,
-        seconds / math.min(before, after))
+      r.metrics[name .. "_share"], r.metrics[name .. "_time"] = share, time
+      table.insert(line.x, share)
+      table.insert(line.y, time)
+      r:say("window %d, %d ahead: %.3f of the bytes, %.2f times the time", window, ahead, share, time)
     end
   end
   series[#series + 1] = line

@@ -35,15 +35,7 @@ local args = r.args
 -- ---- batches by book, in tokens of the training part ----
 
 local books = { "Genesis", "Psalm", "Matthew", "Isaiah", "Proverbs", "Leviticus", "Acts", "Job" }
-local function texts(split)
-  local set, found = datasets.load("kjv", { split = split }), {}
-  for i = 0, #set - 1 do
-    local chapter = set:get(i)
-    found[chapter.book] = (found[chapter.book] or "") .. table.concat(chapter.verses, " ") .. " "
-  end
-  return found
-end
-local training, held_out = texts "training", texts "held_out"
+local training, held_out = datasets.load("kjv"):by_book(), datasets.load("kjv", { split = "held_out" }):by_book()
 local tokenizer = ty.tokenizer.train({ training.Genesis:sub(1, r.quick and 5000 or 60000) }, { vocabulary = 384 })
 local size = args.rows * (args.length + 1)
 local function rows_of(text, most)
@@ -68,11 +60,7 @@ local function loss_of(model, batch)
 end
 
 local function measured(model)
-  return ty.no_grad(ty.scope, function()
-    local sum = 0
-    for _, batch in ipairs(target) do sum = sum + loss_of(model, batch):item() end
-    return sum / #target
-  end)
+  return ty.train.evaluate(target, function(batch) return loss_of(model, batch) end)
 end
 
 -- A model that has been trained for a while, and batches in an order of the seed's: not by book.
@@ -83,9 +71,7 @@ local function start(seed)
     tie_word_embeddings = true }
   local opt = optim.Adam(model, { lr = 3e-3, schedule = optim.linear { steps = args.base } })
   local order = ty.randperm(#before):tolist()
-  for step = 1, args.base do
-    ty.scope(function() opt:step(loss_of(model, before[order[step % #before + 1] + 1])) end)
-  end
+  ty.train.minimize(opt, args.base, function(step) return loss_of(model, before[order[step % #before + 1] + 1]) end)
   local batches = {}
   for k, i in ipairs(ty.randperm(#recorded):tolist()) do batches[k] = recorded[i + 1] end
   return model, table.move(batches, 1, args.batches, 1, {})
@@ -104,62 +90,33 @@ local function record(model, batches, rate, dimensions)
   return effects
 end
 
-local function each_order(effects, model, orders, how)
-  local losses = {}
-  local since = ty.system.clock()
-  for i, order in ipairs(orders) do
-    effects[how](effects, order)
-    losses[i] = measured(model)
-  end
-  return losses, (ty.system.clock() - since) / #orders
-end
-
--- Root of the mean square of a - b.
-local function apart(a, b)
-  local sum = 0
-  for i, x in ipairs(a) do sum = sum + (x - (type(b) == "table" and b[i] or b)) ^ 2 end
-  return math.sqrt(sum / #a)
-end
-
-local function values(model)
-  local list = {}
-  for i, p in ipairs(model:parameters()) do list[i] = p:detach():clone() end
-  return list
-end
-
 local found = { sums = {}, whole = {}, first = {}, none = {} }
 local errors, gains, times, exact, cloud = {}, {}, {}, 0, {}
 for i, seed in ipairs(r.seeds) do
   local model, batches = start(seed)
-  local origin = values(model)
   local count = model:count_parameters()
   local orders = orders_of(args.orders)
   local at_start = measured(model)
   local effects = record(model, batches, args.lr, count // args.share)
-  local final, recorded_loss = values(model), measured(model)
-  local identity = {}
-  for k = 1, args.batches do identity[k] = k end
-  effects:estimate(identity)
-  for k, p in ipairs(model:parameters()) do exact = math.max(exact, (p:detach() - final[k]):abs():max():item()) end
-
-  local truth, seconds = each_order(effects, model, orders, "retrain")
-  local estimates, fast = each_order(effects, model, orders, "estimate")
+  local final, recorded_loss = model:clone(), measured(model)
+  effects:estimate(ty.arange(1, args.batches + 1):tolist())
+  exact = math.max(exact, ty.recipe.apart(model, final))
+  local function loss() return measured(model) end
+  local truth, seconds = effects:each(orders, loss, "retrain")
+  local estimates, fast = effects:each(orders, loss)
   found.sums[i], times[i] = stats.correlation(estimates, truth), fast / seconds
   cloud[i] = { x = estimates, y = truth, label = "seed " .. seed }
   -- A curriculum: the order that is best by estimate, trained truly.
   local candidates = orders_of(args.candidates)
-  local promised = each_order(effects, model, candidates, "estimate")
-  local best = 1
-  for k, loss in ipairs(promised) do if loss < promised[best] then best = k end end
-  effects:retrain(candidates[best])
+  effects:retrain(candidates[stats.least((effects:each(candidates, loss)))])
   gains[i] = (stats.mean(truth) - measured(model)) / stats.spread(truth)
-  ty.no_grad(function() for k, p in ipairs(model:parameters()) do p:detach():copy_(origin[k]) end end)
+  effects:estimate {} -- back at the start
   local whole = record(model, batches, args.lr, 0)
   for terms, name in pairs { [2] = "whole", [1] = "first", [0] = "none" } do
     whole.terms = terms
-    local losses = each_order(whole, model, orders, "estimate")
+    local losses = whole:each(orders, loss)
     found[name][i] = stats.correlation(losses, truth)
-    if terms == 2 then errors[i] = apart(losses, truth) / apart(truth, recorded_loss) end
+    if terms == 2 then errors[i] = stats.rms(losses, truth) / stats.rms(truth, recorded_loss) end
   end
   r:say("seed %d: %d parameters, held-out loss %.4f before, %.4f after the recorded run; %d true orders from %.4f to "
     .. "%.4f; %.1f MB kept, %.1f MB with whole gradients; %.3f s an estimate, %.3f s a run", seed, count, at_start,
@@ -174,23 +131,18 @@ for _, factor in ipairs(r.quick and { 2 } or { 2, 4 }) do
   local model, batches = start(r.seed)
   local effects = record(model, batches, args.lr * factor, model:count_parameters() // args.share)
   local orders = orders_of(math.max(3, args.orders // 2))
-  local truth = each_order(effects, model, orders, "retrain")
-  local value = stats.correlation(each_order(effects, model, orders, "estimate"), truth)
+  local function loss() return measured(model) end
+  local truth = effects:each(orders, loss, "retrain")
+  local value = stats.correlation((effects:each(orders, loss)), truth)
   r:say("at %g times the rate: correlation %.3f", factor, value)
   r.metrics[("correlation at %g times the rate"):format(factor)] = value
 end
 for name, list in pairs(found) do r.metrics["correlation/" .. name] = stats.mean(list) end
 
--- Points of a scatter, as short lines.
 local series = {}
 for i, points in ipairs(cloud) do
-  local x, y = {}, {}
-  local mean_x, mean_y = stats.mean(points.x), stats.mean(points.y)
-  local pairs_of = {}
-  for k, v in ipairs(points.x) do pairs_of[k] = { (v - mean_x) * 1e3, (points.y[k] - mean_y) * 1e3 } end
-  table.sort(pairs_of, function(a, b) return a[1] < b[1] end)
-  for k, pair in ipairs(pairs_of) do x[k], y[k] = pair[1], pair[2] end
-  series[i] = { x = x, y = y, label = points.label }
+  local function apart(list) return ((ty.tensor(list, { dtype = "f64" }) - stats.mean(list)) * 1e3):tolist() end
+  series[i] = { x = apart(points.x), y = apart(points.y), label = points.label, dots = true }
 end
 ty.plot.line { series = series, title = "Held-out loss by order, less its mean", x_label = "estimated, thousandths",
   y_label = "after true retraining, thousandths", width = 640, height = 480 }:save(r:picture "order-effects.png")

@@ -45,9 +45,7 @@ local function closure(model, seed, step)
   local positions = {}
   for k = 1, args.batch do positions[k] = ((seed * 1000 + step) * args.batch + k) % #training end
   local batch = training:batch(positions)
-  return function()
-    return model:loss(batch.tokens, batch.targets, { cu_seqlens = batch.cu_seqlens, longest = batch.longest })
-  end
+  return function() return llm.train.loss(model, batch) end
 end
 
 -- Trains with ZO2. before(step) is called before each step.
@@ -66,31 +64,25 @@ local function lora(model, rate, seed, forwards)
   ty.manual_seed(seed)
   peft.lora(model, { rank = 8, alpha = 8, targets = "all-linear" })
   local optimizer = ty.optim.AdamW(peft.parameters(model), { lr = rate, weight_decay = 0, clip_norm = 1 })
-  for step = 1, math.max(1, forwards // 3) do
-    ty.scope(function() optimizer:step(closure(model, seed, step)()) end)
-  end
+  ty.train.minimize(optimizer, math.max(1, forwards // 3), function(step) return closure(model, seed, step)() end)
 end
 
 -- The rate with the least loss on the development part, with the first seed.
 local function tune(name, rates, run)
-  local best, least
-  for _, rate in ipairs(r.quick and { rates[1] } or rates) do
+  r:choose(name, rates, function(rate)
     local model = zoo.load "kjv-lm"
     run(model, rate)
     local loss = score(model, development)
     r:say("%s, rate %g: development loss %.4f", name, rate, loss)
-    if not best or loss < least then best, least = rate, loss end
-  end
-  return best
+    return nil, loss
+  end)
+  return r.metrics.chosen[name]
 end
-local rate = tune("MeZO", { 5e-5, 1e-4, 2e-4 },
-  function(model, try) streamed(model, try, r.seed, args.tuning) end)
-local lora_rate = tune("LoRA", { 1e-3, 3e-3, 1e-2 },
-  function(model, try) lora(model, try, r.seed, 2 * args.tuning) end)
+local rate = tune("MeZO", { 5e-5, 1e-4, 2e-4 }, function(m, try) streamed(m, try, r.seed, args.tuning) end)
+local lora_rate = tune("LoRA", { 1e-3, 3e-3, 1e-2 }, function(m, try) lora(m, try, r.seed, 2 * args.tuning) end)
 
 local start = score(zoo.load "kjv-lm", test)
-local shares, theirs, apart = {}, {}, 0
-local curves = {}
+local shares, theirs, curves, apart = {}, {}, {}, 0
 for i, seed in ipairs(r.seeds) do
   local twin = zoo.load "kjv-lm"
   local optimizer, wanted = ty.optim.MeZO(twin, { lr = rate, seed = seed }), {}
@@ -100,34 +92,18 @@ for i, seed in ipairs(r.seeds) do
     if step ~= args.same + 1 then return end
     zo2:flush()
     zo2.engine:gather()
-    local now = model:parameters()
-    for k, p in ipairs(twin:parameters()) do
-      apart = math.max(apart, (p:detach() - now[k]:detach()):abs():max():item())
-    end
-    for k, loss in ipairs(wanted) do apart = math.max(apart, math.abs(loss - losses[k])) end
+    apart = math.max(apart, ty.recipe.apart(twin, model), ty.recipe.apart(wanted, losses))
     zo2.engine:keep {}
   end)
-  local ours = score(model, test)
-  local other = zoo.load "kjv-lm"
+  local ours, other = score(model, test), zoo.load "kjv-lm"
   lora(other, lora_rate, seed, 2 * args.steps)
   shares[i], theirs[i] = ours / start, score(other, test) / start
   r:say("seed %d: held-out loss %.4f at the start, %.4f after %d steps of MeZO, %.4f with LoRA at as many passes", seed,
     start, ours, args.steps, theirs[i] * start)
-  local x, y, sum = {}, {}, nil
-  for step, loss in ipairs(losses) do
-    sum = sum and 0.9 * sum + 0.1 * loss or loss
-    x[step], y[step] = step, sum
-  end
-  curves[i] = { x = x, y = y, label = "seed " .. seed }
+  curves[i] = { x = ty.arange(1, #losses + 1), y = losses, label = "loss, seed " .. seed, smooth = 9 }
 end
 
 -- ---- bytes on the device ----
-
-local function bytes_of(model)
-  local bytes = 0
-  for _, p in ipairs(model:parameters()) do if p.device ~= "meta" then bytes = bytes + p:nbytes() end end
-  return bytes
-end
 
 -- The most bytes of a step, whole block's bytes.
 local function measure(depth, plan)
@@ -136,40 +112,35 @@ local function measure(depth, plan)
     num_hidden_layers = depth, num_attention_heads = args.width // 64, num_key_value_heads = args.width // 64,
     max_position_embeddings = 64 }
   local ids = ty.randint(0, 512, { 1, 33 })
-  local block = bytes_of(model:get "model.layers.0")
+  local block = offload.resident(model:get "model.layers.0")
   local optimizer = ty.optim.MeZO(model, { lr = 1e-5 })
   local trainer = plan and offload.zo2(model, optimizer, plan) or optimizer
-  local function step()
-    trainer:step(function() return model:loss(ids:narrow(1, 0, 32), ids:narrow(1, 1, 32)) end)
-  end
+  local function loss() return model:loss(ids:narrow(1, 0, 32), ids:narrow(1, 1, 32)) end
+  local function step() trainer:step(loss) end
   step()
-  local most = bytes_of(model) + r:memory(step)
+  local most = offload.resident(model) + r:memory(step)
   local seconds = r:clock(step)
   if plan then trainer:close() end
   return most, block, seconds
 end
 
-local kinds = {
-  { name = "in memory" },
+local kinds = { { name = "in memory" },
   { name = "one ahead", plan = { parameters = args.place, in_flight = 1 << 20 } },
-  { name = "one block", plan = { parameters = args.place, ahead = 0, in_flight = 0 } },
-}
+  { name = "one block", plan = { parameters = args.place, ahead = 0, in_flight = 0 } } }
 local lines, found = {}, {}
 for k, kind in ipairs(kinds) do
-  lines[k], found[kind.name] = { x = {}, y = {}, label = kind.name }, {}
+  local x, y, blocks = {}, {}, {}
   for text in args.depths:gmatch "%d+" do
     local most, block, seconds = measure(tonumber(text), kind.plan)
-    table.insert(found[kind.name], most / block)
-    table.insert(lines[k].x, tonumber(text))
-    table.insert(lines[k].y, most / 1e6)
+    x[#x + 1], y[#y + 1], blocks[#blocks + 1] = tonumber(text), most / 1e6, most / block
     r:say("%s blocks, %s: %.2f MB, a block has %.2f MB; %.3f s a step", text, kind.name, most / 1e6, block / 1e6,
       seconds)
-    r.metrics[("%s_%s_blocks"):format(kind.name, text)] = most / block
-    r.metrics[("%s_%s_seconds"):format(kind.name, text)] = seconds
+    local name = ("%s_%s_"):format(kind.name, text)
+    r.metrics[name .. "blocks"], r.metrics[name .. "seconds"] = most / block, seconds
   end
+  lines[k], found[kind.name] = { x = x, y = y, label = kind.name }, blocks
 end
 
-for _, line in ipairs(curves) do line.label = "loss, " .. line.label end
 ty.plot.line { series = lines, title = "Bytes on the device by depth", x_label = "blocks", y_label = "MB", width = 640,
   height = 400 }:save(r:picture "zo2.png")
 ty.plot.line { series = curves, title = "Loss by forward passes alone", x_label = "steps",

@@ -17,7 +17,6 @@ local ty = require "tycho"
 local datasets, models, peft = require "tycho.datasets", require "tycho.models", require "tycho.peft"
 local vision = require "tycho.vision"
 
-local nn = ty.nn
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
@@ -39,87 +38,44 @@ local function records(source, split, seed, count)
   local set = datasets.load("signals", { source = source, split = split, seed = seed, length = count,
     fields = { "signal", "labels" } })
   local batch = set:batch(ty.arange(count))
-  return { signal = ty.keep(batch.signal), labels = ty.keep(batch.labels:to "f32"), count = count }
+  return ty.data.TensorDataset { signal = batch.signal, labels = batch.labels:to "f32" }
 end
 local base_set = records("clinic", "training", 0, r.quick and 40 or 5000)
 local pool = records(args.source, "training", 1, args.records)
-local development, test = records(args.source, "validation", 2, math.min(500, args.test)),
-  records(args.source, "test", 3, args.test)
+local development = records(args.source, "validation", 2, math.min(500, args.test)).fields
+local test = records(args.source, "test", 3, args.test).fields
 
 -- ---- training ----
 
--- Batches without end: fn() gives the next one's positions.
-local function positions(list, size)
-  local order = {}
-  return function()
-    local at = {}
-    while #at < size do
-      if #order == 0 then for _, i in ipairs(ty.randperm(#list):tolist()) do order[#order + 1] = list[i + 1] end end
-      at[#at + 1] = table.remove(order)
-    end
-    return ty.tensor(at, { dtype = "i64" })
-  end
-end
+-- Batches without end.
+local function draws(set, size) return ty.data.draws(set, size, { backward = true }) end
 
-local function range(n)
-  local list = {}
-  for i = 1, n do list[i] = i - 1 end
-  return list
-end
-
--- A record as another amplifier and another hand might have it.
-local function disturbed(x, strength)
-  local n, leads = x.shape[1], x.shape[2]
-  x = x * (1 + 0.3 * strength * ty.randn(n, leads, 1)) + 0.05 * strength * ty.randn_like(x)
-  if strength > 1 then -- a stretch is lost
-    local t, begin = x.shape[3], math.floor(ty.rand(1):item() * x.shape[3] * 0.8)
-    local clock = ty.arange(t)
-    x = x:masked_fill(clock:ge(begin):logical_and(clock:lt(begin + t // 5)), 0)
-  end
-  return x
-end
-
-local function scores(model, set)
-  model:eval()
-  local parts = {}
-  ty.no_grad(function()
-    for at = 0, set.count - 1, 250 do
-      parts[#parts + 1] = ty.keep(model(set.signal:narrow(0, at, math.min(250, set.count - at))))
-    end
-  end)
-  return ty.concat(parts, 0)
-end
+local function slightly(x) return datasets.signals.disturbed(x, 0.3) end
+local function strongly(x) return datasets.signals.disturbed(x, 1.5) end
 
 local function fit(model, parameters, rate, steps, next_loss)
   local optimizer = ty.optim.AdamW(parameters, { lr = rate, weight_decay = 0.01,
     schedule = ty.optim.one_cycle { steps = steps } })
   model:train()
-  local since = r:clock(function()
-    for _ = 1, steps do
-      ty.scope(function()
-        optimizer:step(next_loss())
-        optimizer:zero_grad()
-      end)
-    end
-  end)
-  return since
+  return r:clock(function() ty.train.minimize(optimizer, steps, next_loss) end)
+end
+
+local function supervised(model)
+  return function(batch) return ty.nn.bce_with_logits(model(batch.signal), batch.labels) end
 end
 
 ty.manual_seed(r.seed)
 local base = models.ResNet1d { leads = 2, labels = #datasets.signals.names }
-do
-  local draw = positions(range(base_set.count), args.batch * 2)
-  fit(base, base:parameters(), 3e-3, args.base_steps, function()
-    local at = draw()
-    return nn.bce_with_logits(base(base_set.signal:index_select(0, at)), base_set.labels:index_select(0, at))
-  end)
-end
+local next_batch, base_loss = draws(base_set, args.batch * 2), supervised(base)
+fit(base, base:parameters(), 3e-3, args.base_steps, function() return base_loss(next_batch()) end)
 local start = base:state_dict()
-local function precision(model, set) return (vision.mean_average_precision(scores(model, set), set.labels)) end
+local function precision(model, set)
+  return (vision.mean_average_precision(vision.scores(model, set.signal), set.labels))
+end
 r:say("the base: mean average precision %.3f at its source, %.3f at the other",
-  precision(base, records("clinic", "test", 3, args.test)), precision(base, test))
+  precision(base, records("clinic", "test", 3, args.test).fields), precision(base, test))
 
--- Adapts: make(model, look) returns parameters and next(labelled signals, labels, unlabelled signals), the loss; last
+-- Adapts: make(model, labelled) returns parameters, the loss of a labelled batch and of what unlabelled() gives, and
 -- what is done at the end.
 local function way(make)
   return function(rate, seed)
@@ -127,62 +83,41 @@ local function way(make)
     local model = models.ResNet1d { leads = 2, labels = #datasets.signals.names }
     model:load_state_dict(start)
     model:train()
-    local order, labelled, others = ty.randperm(args.records):tolist(), {}, {}
-    for i, at in ipairs(order) do table.insert(i <= args.labels * args.records and labelled or others, at) end
-    local draw, draw_other = positions(labelled, args.batch), positions(others, args.unlabelled)
-    local function both()
-      local at = draw()
-      return pool.signal:index_select(0, at), pool.labels:index_select(0, at)
-    end
-    local parameters, next_loss, last = make(model, both)
+    local order, known = ty.randperm(args.records), math.floor(args.labels * args.records)
+    local labelled = draws(ty.data.subset(pool, order:narrow(0, 0, known)), args.batch)
+    local others = draws(ty.data.subset(pool, order:narrow(0, known, args.records - known)), args.unlabelled)
+    local function unlabelled() return others().signal end
+    local parameters, loss, last = make(model, labelled)
     local seconds = parameters and fit(model, parameters, rate, args.steps, function()
-      local signal, labels = both()
-      return next_loss(signal, labels, function() return pool.signal:index_select(0, draw_other()) end)
+      return loss(labelled(), unlabelled)
     end) or 0
-    if last then last(function() return pool.signal:index_select(0, draw_other()) end) end
-    local missed = 1 - precision(model, development)
-    local said = scores(model, test)
-    return { development = missed, said = said, seconds = seconds / args.steps, model = model,
+    if last then last(unlabelled) end
+    local said = vision.scores(model, test.signal)
+    return { development = 1 - precision(model, development), said = said, seconds = seconds / args.steps,
       precision = vision.mean_average_precision(said, test.labels), f1 = vision.macro_f1(said, test.labels) }
   end
 end
 
 local options = { rank = args.rank, alpha = args.rank, save = { "classifier" }, bias = "all",
   targets = { "conv1", "conv2", "conv3", "hidden" } }
-local function with(more)
-  local all = {}
-  for _, list in ipairs { options, more } do for key, value in pairs(list) do all[key] = value end end
-  return all
-end
-local bce = nn.bce_with_logits
-
-local function full(model)
-  return model:parameters(), function(signal, labels) return bce(model(signal), labels) end
-end
+local function full(model) return model:parameters(), supervised(model) end
 local function lora(model)
   peft.lora(model, options)
-  return peft.parameters(model), function(signal, labels) return bce(model(signal), labels) end
+  return peft.parameters(model), supervised(model)
 end
 local function fixmatch(model)
   peft.lora(model, options)
-  return peft.parameters(model), function(signal, labels, unlabelled)
-    local other = unlabelled()
-    local sure = ty.no_grad(function() return model(disturbed(other, 0.3)):sigmoid() end)
-    local n = signal.shape[1]
-    local all = model(ty.concat({ signal, disturbed(other, 1.5) }, 0))
-    local certain = sure:gt(0.9):logical_or(sure:lt(0.05)):to "f32"
-    local loss = nn.bce_with_logits(all:narrow(0, n, other.shape[1]), sure:gt(0.5):to "f32", { reduction = "none" })
-    return bce(all:narrow(0, 0, n), labels) + (loss * certain):mean()
+  return peft.parameters(model), function(batch, unlabelled)
+    return vision.fixmatch_loss(model, batch.signal, batch.labels, unlabelled(), { weak = slightly, strong = strongly })
   end
 end
-local function ce_ssl(model, both)
-  local updates = peft.ce_ssl.attach(model, with { deactivation = args.off, look = function()
-    local signal, labels = both()
-    return bce(model(signal), labels)
-  end })
-  return peft.parameters(model), function(signal, labels, unlabelled)
+local function ce_ssl(model, labelled)
+  local own = { deactivation = args.off, look = function() return supervised(model)(labelled()) end }
+  for key, value in pairs(options) do own[key] = value end
+  local updates = peft.ce_ssl.attach(model, own)
+  return peft.parameters(model), function(batch, unlabelled)
     updates:draw()
-    return bce(peft.ce_ssl.forward(model, signal, disturbed(unlabelled(), 0.3)), labels)
+    return ty.nn.bce_with_logits(peft.ce_ssl.forward(model, batch.signal, slightly(unlabelled())), batch.labels)
   end, function() updates:finish() end
 end
 local function norms(model)
@@ -199,14 +134,12 @@ local found = peft.compare.ways(ways, r.seeds, function(line) r:say("%s", line) 
 found["norms alone"] = { rate = 0, runs = {} }
 for i, seed in ipairs(r.seeds) do found["norms alone"].runs[i] = way(norms)(0, seed) end
 
-local gap = { LoRA = {}, ["full tuning"] = {} }
 for _, name in ipairs { "CE-SSL", "LoRA", "full tuning", "LoRA with FixMatch", "norms alone" } do
   for i, run in ipairs(found[name].runs) do
-    if gap[name] then gap[name][i] = found["CE-SSL"].runs[i].precision - run.precision end
-    local range_of = vision.interval(vision.mean_average_precision, run.said, test.labels, { rounds = 50 })
+    local range = vision.interval(vision.mean_average_precision, run.said, test.labels, { rounds = 50 })
     r:say("%s, seed %d, rate %g: mean average precision %.3f (95 %% from %.3f to %.3f), macro-F1 %.3f, %.0f ms a step",
-      name, r.seeds[i], found[name].rate, run.precision, range_of.low, range_of.high, run.f1, 1000 * run.seconds)
-    r.metrics[name .. "/precision/" .. r.seeds[i]], r.metrics[name .. "/f1/" .. r.seeds[i]] = run.precision, run.f1
+      name, r.seeds[i], found[name].rate, run.precision, range.low, range.high, run.f1, 1000 * run.seconds)
+    r:note(name, { precision = run.precision, f1 = run.f1 }, r.seeds[i])
   end
 end
 
@@ -219,7 +152,9 @@ for k = 0, 5 do
 end
 ty.plot.grid(ty.stack(cells, 0):to "f32" / 127.5 - 1, { columns = 2, scale = 1 }):save(r:picture "ce-ssl.png")
 
+local function of(name) return ty.stats.column(found[name].runs, "precision") end
 os.exit(r:finish {
-  { claim = "mean average precision above LoRA's", values = gap.LoRA, bar = 0 },
-  { claim = "mean average precision above full tuning's", values = gap["full tuning"], bar = 0 },
+  { claim = "mean average precision above LoRA's", values = ty.stats.differences(of "CE-SSL", of "LoRA"), bar = 0 },
+  { claim = "mean average precision above full tuning's", bar = 0,
+    values = ty.stats.differences(of "CE-SSL", of "full tuning") },
 }, true)

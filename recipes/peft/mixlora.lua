@@ -35,12 +35,6 @@ local training, test = part("training"), part("test", args.items)
 local development = part("development", r.quick and 10 or 200)
 local function score(model, set) return datasets.text_tasks.score(model, set, { device = r.device }) end
 
-local function count(parameters)
-  local sum = 0
-  for _, p in ipairs(parameters) do sum = sum + p:numel() end
-  return sum
-end
-
 -- Trains what attach() gives a model; returns the model.
 local function fit(attach, set, steps, rate, seed, loss)
   ty.manual_seed(seed)
@@ -48,9 +42,7 @@ local function fit(attach, set, steps, rate, seed, loss)
   attach(model)
   local loader = ty.data.DataLoader(set, { batch_size = args.batch, shuffle = true, seed = seed, device = r.device })
   ty.train.fit(model, loader, { steps = steps, lr = rate, warmup = 10, quiet = true,
-    loss = loss or function(m, batch)
-      return m:loss(batch.tokens, batch.targets, { cu_seqlens = batch.cu_seqlens, longest = batch.longest })
-    end,
+    loss = loss or llm.train.loss,
     optimizer = function(_, o)
       return ty.optim.AdamW(peft.parameters(model), { lr = o.lr, weight_decay = 0, clip_norm = o.clip_norm,
         schedule = o.schedule })
@@ -75,7 +67,7 @@ end
 local function way(attach, loss)
   return function(rate, seed)
     local model = fit(attach, training, args.steps, rate, seed, loss)
-    return { development = score(model, development).loss, model = model, size = count(peft.parameters(model)),
+    return { development = score(model, development).loss, model = model, size = model:count_parameters(true),
       test = function() return score(model, test) end }
   end
 end
@@ -86,21 +78,11 @@ local function oracle(rate, seed)
   for _, task in ipairs(tasks) do
     models[task] = fit(single(args.chosen), part("training", nil, { task }), math.max(1, args.steps // #tasks), rate,
       seed)
-    size = size + count(peft.parameters(models[task]))
+    size = size + models[task]:count_parameters(true)
   end
-  local function each(whole)
-    local all, hits, sum = {}, 0, 0
-    for k, task in ipairs(tasks) do
-      local positions = {}
-      for i = k - 1, #whole - 1, #tasks do positions[#positions + 1] = i end
-      local one = datasets.text_tasks.score(models[task], whole, { device = r.device, positions = positions })
-      for i, position in ipairs(positions) do
-        all[position + 1], hits, sum = one.losses[i], hits + one.hits[i], sum + one.losses[i]
-      end
-    end
-    return { losses = all, exact = hits / #whole, loss = sum / #whole }
-  end
-  return { development = each(development).loss, size = size, test = function() return each(test) end }
+  local function each(whole) return datasets.text_tasks.score_each(models, whole, { device = r.device }) end
+  return { development = ty.stats.mean(each(development).losses), size = size,
+    test = function() return each(test) end }
 end
 
 local rates = r.quick and { 1e-2 } or { 3e-3, 1e-2, 3e-2 }
@@ -125,8 +107,7 @@ for _, one in ipairs(ways) do
     local result = run.test()
     losses[one.name][i] = result.losses
     local mean = ty.stats.mean(result.losses)
-    r.metrics[("%s/nats/%d"):format(one.name, r.seeds[i])] = mean
-    r.metrics[("%s/exact/%d"):format(one.name, r.seeds[i])] = result.exact
+    r:note(one.name, { nats = mean, exact = result.exact }, r.seeds[i])
     r:say("%s, seed %d, rate %g, %d parameters: %.4f nats an answer, %.1f %% exact", one.name, r.seeds[i],
       found[one.name].rate, run.size, mean, 100 * result.exact)
   end
@@ -135,7 +116,7 @@ local gaps = {}
 for k = 2, #ways do
   local gap = peft.compare.paired(losses.MixLoRA, losses[ways[k].name])
   gaps[k] = gap
-  for _, key in ipairs { "mean", "low", "high" } do r.metrics["less " .. ways[k].name .. "/" .. key] = gap[key] end
+  r:note("less " .. ways[k].name, { mean = gap.mean, low = gap.low, high = gap.high })
   r:say("MixLoRA less %s: %.4f nats an answer, 95 %% within %.4f and %.4f", ways[k].name, gap.mean, gap.low, gap.high)
 end
 
@@ -146,16 +127,12 @@ for _, task in ipairs(tasks) do
   local set = part("test", r.quick and 4 or 60, { task })
   local counts, row = peft.mixlora.load(mixed, function() score(mixed, set) end), {}
   for _, list in ipairs(counts) do
-    local sum = 0
-    for _, value in ipairs(list) do sum = sum + value end
-    for _, value in ipairs(list) do row[#row + 1] = value / sum * args.experts end
+    local even = ty.stats.mean(list)
+    for _, value in ipairs(list) do row[#row + 1] = value / even end
   end
   rows[#rows + 1] = row
-  r:say("%s: tokens of the last layer by expert, of an even share: %s", task, table.concat((function()
-    local texts = {}
-    for e = #row - args.experts + 1, #row do texts[#texts + 1] = ("%.2f"):format(row[e]) end
-    return texts
-  end)(), " "))
+  r:say("%s: tokens of the last layer by expert, of an even share: %s", task,
+    ("%.2f"):rep(args.experts, " "):format(table.unpack(row, #row - args.experts + 1)))
 end
 local map = ty.tensor(rows):clamp { max = 3 } / 3
 local batch = training:batch(ty.arange(args.batch))

@@ -90,12 +90,6 @@ for _, seed in ipairs(r.seeds) do of_seed[seed] = begin(seed) end
 
 -- ---- taggers ----
 
-local function count(list)
-  local sum = 0
-  for _, p in ipairs(list) do sum = sum + p:numel() end
-  return sum
-end
-
 -- F1 of all entities, of names that no labelled verse had, and of those that are of several kinds.
 local function scores(own, texts, predicted)
   local gold = ty.stats.column(texts, "tags")
@@ -115,7 +109,7 @@ local function way(name, how, adapted, rates)
     ty.manual_seed(seed)
     local encoder = (adapted and own.adapted or base).model:clone()
     local tagger = peft.token_classification.new(encoder, datasets.kjv_names.classes, { pad = pad })
-    local all = count(tagger:parameters())
+    local all = tagger:count_parameters()
     local trained = tagger:trainable(how, { targets = { "Wqkv" }, rank = args.rank, alpha = 4 * args.rank })
     local opt = ty.optim.AdamW(trained, { lr = rate, weight_decay = 0.01, clip_norm = 1,
       schedule = ty.optim.linear { steps = args.steps, warmup = args.steps // 10 } })
@@ -123,31 +117,28 @@ local function way(name, how, adapted, rates)
       return tagger:loss(tagger:batch(tokenizer, draw(own.material, r.quick and 2 or 12)))
     end)
     local found = scores(own, own.development, tagger:tags(tokenizer, own.development)).all
-    return { development = 1 - found, tagger = tagger, share = count(trained) / all,
-      held = 4 * count(trained) + opt:state_bytes() } -- gradients and moments
+    local size = tagger:count_parameters(true)
+    return { development = 1 - found, tagger = tagger, share = size / all,
+      held = 4 * size + opt:state_bytes() } -- gradients and moments
   end }
 end
-local ways = {
+local runs = peft.compare.ways({
   way("LoRA, adapted", "lora", true, { 1e-2, 3e-2 }), way("LoRA, not adapted", "lora", false, { 1e-2, 3e-2 }),
   way("head alone, adapted", "head", true, { 2e-2, 6e-2 }), way("full, adapted", "full", true, { 1.5e-3, 4e-3 }),
-}
-local runs = peft.compare.ways(ways, r.seeds)
+}, r.seeds)
 
 -- ---- scores on the test's verses ----
 
-local found, series = {}, {}
+local found, series, mean, less = {}, {}, ty.stats.mean, ty.stats.differences
 for _, name in ipairs { "LoRA, adapted", "LoRA, not adapted", "head alone, adapted", "full, adapted", "gazetteer" } do
-  found[name] = { all = {}, unseen = {}, several = {} }
   for i, seed in ipairs(r.seeds) do
     local own, run = of_seed[seed], runs[name] and runs[name].runs[i]
     local score = scores(own, own.tests, run and run.tagger:tags(tokenizer, own.tests) or own.gazetteer)
-    for key, value in pairs(score) do
-      found[name][key][i], r.metrics[("%s/%s/%d"):format(name, key, seed)] = value, value
-    end
+    ty.stats.put(found, name, i, score)
+    r:note(name, score, seed)
     r:say("%s, seed %d, rate %g: F1 %.3f, unseen names %.3f, of several kinds %.3f; %.2f %% of the parameters", name,
       seed, run and runs[name].rate or 0, score.all, score.unseen, score.several, run and 100 * run.share or 0)
   end
-  local mean = ty.stats.mean
   series[#series + 1] = { x = { 1, 2, 3 }, label = name,
     y = { mean(found[name].all), mean(found[name].unseen), mean(found[name].several) } }
 end
@@ -156,7 +147,6 @@ ty.plot.line { series = series, title = "F1 of exact spans", x_label = "1 all, 2
 
 local ours, without = found["LoRA, adapted"], found["LoRA, not adapted"]
 local spent, full = runs["LoRA, adapted"].runs[1], runs["full, adapted"].runs[1]
-local less = ty.stats.differences
 os.exit(r:finish {
   { claim = "F1 of LoRA after adaptation, less without", values = less(ours.all, without.all), baseline = without.all,
     bar = 0 },

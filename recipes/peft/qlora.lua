@@ -131,29 +131,27 @@ for _, method in ipairs(methods) do
     r:say("%s: %d weights in %.3f bits (rows here are short: a scale of 32 bits for each), relative error %.4f",
       method.name, facts.parameters, facts.bits, facts.error)
   end
-  -- The rate is chosen on the validation part, with the first seed.
-  local least, kept = math.huge, nil
-  for _, rate in ipairs(method.rates) do
-    model = train(method, rate, r.seed)
-    local loss = loss_of(model, "validation")
-    r:say("%s: rate %g, %.4f on the validation part", method.name, rate, loss)
-    if loss < least then least, method.rate, kept = loss, rate, model end
+  method.losses = {}
+  for i, seed in ipairs(r.seeds) do
+    method.losses[i] = loss_of(r:choose(method.name, method.rates, function(rate, known)
+      local made = train(method, rate, seed)
+      if known then return made end
+      local loss = loss_of(made, "validation") -- the first seed chooses
+      r:say("%s: rate %g, %.4f on the validation part", method.name, rate, loss)
+      return made, loss
+    end), "held_out")
   end
-  method.losses = { loss_of(kept, "held_out") }
-  for i = 2, #r.seeds do method.losses[i] = loss_of(train(method, method.rate, r.seeds[i]), "held_out") end
-  method.loss = ty.stats.mean(method.losses)
+  method.loss, method.rate = ty.stats.mean(method.losses), r.metrics.chosen[method.name]
   r:say("%s: held out %.4f before, %.4f after (spread %.4f), rate %g", method.name, method.before, method.loss,
     ty.stats.spread(method.losses), method.rate)
   r.metrics[method.name] = { before = method.before, rate = method.rate, losses = method.losses }
 end
 
 local four, sixteen = methods[1], methods[2]
-local ratios = {}
-for i, loss in ipairs(four.losses) do ratios[i] = loss / sixteen.losses[i] end
 r.metrics.footprint_7b = large
 os.exit(r:finish {
-  { claim = "held-out loss of QLoRA over that of 16-bit LoRA", measured = four.loss / sixteen.loss, values = ratios,
-    baseline = sixteen.losses, bar = 1.01, below = true },
+  { claim = "held-out loss of QLoRA over that of 16-bit LoRA", measured = four.loss / sixteen.loss,
+    values = ty.stats.ratios(four.losses, sixteen.losses), baseline = sixteen.losses, bar = 1.01, below = true },
   { claim = "bits of a weight, Llama 2 7B (4.13 to two places)", measured = report.bits, bar = 4.135, below = true },
   { claim = "4-bit base of Llama 2 7B, MB (the paper's 5,048)", measured = megabytes(large.frozen), bar = 5048,
     below = true },

@@ -13,6 +13,7 @@
 -- precision. Accuracy is that of the deployed model, which multiplies packed integers.
 local ty = require "tycho"
 local prune, vision = require "tycho.prune", require "tycho.vision"
+local put = ty.stats.put
 
 local r = ty.recipe.declare {
   seeds = 3,
@@ -44,7 +45,7 @@ local variants = {
   { name = "dense", bits = 3, options = { order = "dense", activations = 4 } },
 }
 
--- The two stages for one variant; the model as it will be run, and the reports.
+-- The two stages for one variant: the model as it will be run, and the reports.
 local function compressed(base, variant, seed, rate)
   local model = base:clone():requires_grad_()
   local options = { bits = variant.bits, images = images, prune_steps = args.steps, quantize_steps = args.steps,
@@ -52,8 +53,8 @@ local function compressed(base, variant, seed, rate)
   for key, value in pairs(variant.options) do options[key] = value end
   ty.manual_seed(seed)
   local report = prune.gpusq.compress(model, training, options)
-  local made = variant.name ~= "dense" and prune.gpusq.deploy(model) or nil
-  return model, made, report
+  local deployed = variant.name ~= "dense" and prune.gpusq.deploy(model) or nil
+  return { model = model, deployed = deployed, report = report }
 end
 
 local function continued(base, seed, rate)
@@ -61,58 +62,42 @@ local function continued(base, seed, rate)
   ty.manual_seed(seed)
   vision.distil(model, training, { steps = 2 * args.steps, lr = rate, seed = seed, batch_size = 32,
     transform = vision.pages.transform, quiet = true })
-  return model
+  return { model = model }
 end
 
 -- Per cent of the pages read.
 local function accuracy(model, set) return 100 * vision.pages.measure(model, set).accuracy end
 
--- The better rate of a list, by the validation part, and what was made with it.
-local function tuned(make)
-  local best, kept
-  for _, rate in ipairs(args.rates) do
-    local made = table.pack(make(rate))
-    local loss = vision.pages.measure(made[1], validation).loss
-    if not best or loss < best then best, kept = loss, { rate = rate, made = made } end
-  end
-  return kept.rate, table.unpack(kept.made)
+-- What make(rate) gives with the better rate, which the first seed chooses by the validation part.
+local function tuned(name, make)
+  return (r:choose(name, args.rates, function(rate, known)
+    local made = make(rate)
+    return made, not known and vision.pages.measure(made.model, validation).loss
+  end))
 end
 
-local found, rates, shown = { base = {}, continued = {} }, {}, {}
+local found, shown = {}, {}
 local worst, outside = 0, {}
 for i, seed in ipairs(r.seeds) do
   local base = vision.pages.base(r:base "pages", { seed = seed, steps = args.base_steps, width = args.width })
-  found.base[i] = accuracy(base, held_out)
-  local longer
-  if i == 1 then
-    rates.continued, longer = tuned(function(rate) return continued(base, seed, rate) end)
-  else
-    longer = continued(base, seed, rates.continued)
-  end
-  found.continued[i] = accuracy(longer, held_out)
+  put(found, "base", i, accuracy(base, held_out))
+  local longer = tuned("continued", function(rate) return continued(base, seed, rate) end)
+  put(found, "continued", i, accuracy(longer.model, held_out))
   for _, variant in ipairs(variants) do
     local name = variant.name
-    local model, made, report
-    if i == 1 then
-      rates[name], model, made, report = tuned(function(rate) return compressed(base, variant, seed, rate) end)
-      shown[name] = model
-    else
-      model, made, report = compressed(base, variant, seed, rates[name])
-    end
-    found[name] = found[name] or {}
-    found[name][i] = accuracy(model, held_out)
-    if made then
-      for _, layer in ipairs(ty.nn.surgery.find("recipe", model)) do
+    local made = tuned(name, function(rate) return compressed(base, variant, seed, rate) end)
+    shown[name] = shown[name] or made.model
+    put(found, name, i, accuracy(made.model, held_out))
+    if made.deployed then
+      for _, layer in ipairs(ty.nn.surgery.find("recipe", made.model)) do
         local codes = prune.two_four.decode(layer.module)
         worst = math.max(worst, codes:ne(0):to("i64"):reshape(-1, 4):sum(1):max():item())
       end
-      outside = made.outside
+      outside = made.deployed.outside
     end
-    r:say("seed %d: %-9s %.2f %% right, rate %g; blocks moved by rounding %s", seed, name, found[name][i], rates[name],
-      table.concat((function(list)
-        for k, x in ipairs(list) do list[k] = ("%.4f"):format(x) end
-        return list
-      end)(report.moved), " "))
+    local moved = made.report.moved
+    r:say("seed %d: %-9s %.2f %% right, rate %g; blocks moved by rounding %s", seed, name, found[name][i],
+      r.metrics.chosen[name], ("%.4f"):rep(#moved, " "):format(table.unpack(moved)))
     r.metrics[("accuracy/%s/%d"):format(name, seed)] = found[name][i]
   end
 end

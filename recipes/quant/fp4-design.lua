@@ -30,20 +30,12 @@ local args = r.args
 
 local corpus = llm.corpus.open { folder = r:path "corpus", validation = true, length = 64,
   vocabulary = r.quick and 300 or 512, text = r.quick and ty.data.kjv():sub(1, 40000) or nil }
-local batches = { validation = corpus:batches "validation", held_out = corpus:batches "held_out" }
+local batches = { validation = r:tries(corpus:batches "validation"), held_out = r:tries(corpus:batches "held_out") }
 
 local function loss_on(model, part)
-  local sum, count = 0, 0
-  ty.no_grad(function()
-    for i, batch in ipairs(batches[part]) do
-      if r.quick and i > 1 then break end
-      ty.scope(function()
-        local loss = model:loss(batch.tokens, batch.targets, { cu_seqlens = batch.cu_seqlens, longest = batch.longest })
-        sum, count = sum + loss:item() * batch.count, count + batch.count
-      end)
-    end
+  return ty.train.evaluate(batches[part], function(batch)
+    return llm.train.loss(model, batch):item() * batch.count, batch.count
   end)
-  return sum / count
 end
 
 -- A model trained with a design (nil: f32).
@@ -63,13 +55,13 @@ end
 
 local rate = math.huge
 for _, d in ipairs { false, design.design {} } do
-  local best, chosen = math.huge, nil
-  for _, tried in ipairs(args.rates) do
+  local name = d and design.name(d) or "f32"
+  r:choose(name, args.rates, function(tried)
     local loss = loss_on(trained(d or nil, r.seed, tried), "validation")
-    r:say("%s, rate %g: validation loss %.4f", d and design.name(d) or "f32", tried, loss)
-    if loss < best then best, chosen = loss, tried end
-  end
-  rate = math.min(rate, chosen)
+    r:say("%s, rate %g: validation loss %.4f", name, tried, loss)
+    return nil, loss
+  end)
+  rate = math.min(rate, r.metrics.chosen[name])
 end
 
 -- ---- all designs ----
@@ -77,12 +69,10 @@ end
 local designs = design.grid { scale = { "e8m0", "e4m3", "ue5m3" }, tensor = { false, true },
   hadamard = { "none", "both" }, rounding = { "nearest", "backward" } }
 local factorial = #designs
-local paper = { scale = "ue5m3", tensor = true, hadamard = "both", rounding = "backward" }
-for _, gradient in ipairs { "clip", "dge", "absmax", "absmax_adjusted" } do
+for _, gradient in ipairs { "clip", "dge", "absmax", "absmax_adjusted" } do -- in the default and in the paper's
   designs[#designs + 1] = design.design { gradient = gradient }
-  local d = { gradient = gradient }
-  for key, value in pairs(paper) do d[key] = value end
-  designs[#designs + 1] = design.design(d)
+  designs[#designs + 1] = design.design { scale = "ue5m3", tensor = true, hadamard = "both", rounding = "backward",
+    gradient = gradient }
 end
 
 local whole = {}
@@ -121,39 +111,24 @@ end
 
 -- ---- what each choice does ----
 
--- By seed: the mean gap of the combinations with a value of a choice, of that with another value.
-local function effect(key, value, other)
-  local list, base = {}, {}
-  for i in ipairs(r.seeds) do
-    local sums = { [value] = 0, [other] = 0 }
-    for k = 1, factorial do
-      local mine = results[k].design[key]
-      if sums[mine] then sums[mine] = sums[mine] + results[k].gaps[i] end
-    end
-    list[i], base[i] = sums[value] / sums[other], sums[other] / (factorial / (key == "scale" and 3 or 2))
-  end
-  return list, base
-end
+local combinations = table.move(results, 1, factorial, 1, {})
 local function effect_row(what, key, value, other)
-  local values, baseline = effect(key, value, other)
+  local values, baseline = design.effect(combinations, key, value, other)
   return { claim = "loss over f32's " .. what, values = values, baseline = baseline, bar = 1, below = true }
 end
-local best = results[1]
-for k = 1, factorial do if results[k].gap < best.gap then best = results[k] end end
+local best = results[ty.stats.least(ty.stats.column(combinations, "gap"))]
 local named = (best.design.tensor and 1 or 0) + (best.design.hadamard ~= "none" and 1 or 0)
   + (best.design.rounding ~= "nearest" and 1 or 0)
 local plain, surrogate = results[1], math.huge -- the default is the first
 for k = factorial + 1, #results, 2 do surrogate = math.min(surrogate, results[k].gap) end
-local to_default = {}
-for i in ipairs(r.seeds) do to_default[i] = best.gaps[i] / plain.gaps[i] end
 r:say("best: %s; the best other rule of the gradient in the default: %.3f times the gap of straight through", best.name,
   surrogate / plain.gap)
 
 local series, labelled = {}, {}
+local colors = { e8m0 = { 0, 0.45, 0.7 }, e4m3 = { 0.84, 0.37, 0 }, ue5m3 = { 0, 0.62, 0.45 } }
 for k, result in ipairs(results) do
-  local scale, x = result.design.scale, 100 * result.overhead
-  local colors = { e8m0 = { 0, 0.45, 0.7 }, e4m3 = { 0.84, 0.37, 0 }, ue5m3 = { 0, 0.62, 0.45 } }
-  series[k] = { x = { x * 0.985, x * 1.015 }, y = { result.gap, result.gap }, color = colors[scale],
+  local scale = result.design.scale
+  series[k] = { x = { 100 * result.overhead }, y = { result.gap }, color = colors[scale], dots = true,
     label = not labelled[scale] and scale or nil }
   labelled[scale] = true
 end
@@ -178,6 +153,6 @@ os.exit(r:finish({
   effect_row("with tensor scaling, of that without", "tensor", true, false),
   effect_row("with stochastic rounding backward, of that to nearest", "rounding", "backward", "nearest"),
   effect_row("with scales in UE5M3, of that in E8M0", "scale", "ue5m3", "e8m0"),
-  { claim = "loss over f32's of the best combination, of the default's", values = to_default, baseline = plain.gaps,
-    bar = 1, below = true },
+  { claim = "loss over f32's of the best combination, of the default's", bar = 1, below = true,
+    values = ty.stats.ratios(best.gaps, plain.gaps), baseline = plain.gaps },
 }), true)

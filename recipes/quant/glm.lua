@@ -38,60 +38,16 @@ local rows = llm.infill.Rows(corpus.ids.training, { length = 56, marks = marks }
 
 local function samples(part)
   ty.manual_seed(1)
-  local list = {}
   local drawn = llm.infill.Rows(corpus.ids[part], { length = 56, marks = marks })
-  for batch in ty.data.DataLoader(drawn, { batch_size = 32 })() do
-    for _, t in pairs(batch) do
-      if ty.is_tensor(t) then ty.keep(t) end
-    end
-    if not r.quick or #list == 0 then list[#list + 1] = batch end
-  end
-  return list
+  return r:tries(ty.data.batches(drawn, { batch_size = 32 }))
 end
 local parts = { validation = samples "validation", held_out = samples "held_out" }
-
--- Nats a token, and the share of tokens that are the likeliest.
-local function score(model, part)
-  local sum, right, count = 0, 0, 0
-  model:eval()
-  for _, batch in ipairs(parts[part]) do
-    ty.no_grad(ty.scope, function()
-      local logits = model(batch.tokens, { prefix = batch.prefix, positions = batch.positions })
-      sum = sum + ty.nn.cross_entropy(logits:flatten(0, 1), batch.targets:flatten()):item() * batch.count
-      right = right + logits:argmax(-1):eq(batch.targets):to("f32"):sum():item()
-      count = count + batch.count
-    end)
-  end
-  return { loss = sum / count, right = right / count }
-end
+local function score(model, part) return llm.infill.evaluate(model, parts[part]) end
 
 -- What tokens cost that are guessed by how frequent they are among those to be written in training.
-local frequencies
-ty.scope(function()
-  local counts = ty.ones(corpus.tokenizer.size + marks.count)
-  for _ = 1, r.quick and 1 or 20 do
-    local targets = rows:batch(ty.randperm(#rows):narrow(0, 0, math.min(64, #rows))).targets:flatten()
-    counts = counts + targets:masked_select(targets:ge(0)):bincount(nil, corpus.tokenizer.size + marks.count):to "f32"
-  end
-  local logits = counts:log():unsqueeze(0)
-  local sum, count = 0, 0
-  for _, batch in ipairs(parts.held_out) do
-    local targets = batch.targets:flatten()
-    sum = sum + ty.nn.cross_entropy(logits:expand(targets.shape[1], -1), targets):item() * batch.count
-    count = count + batch.count
-  end
-  frequencies = sum / count
-end)
-
-local function spikes(losses)
-  local low = math.huge
-  for i = args.window, #losses do
-    local mean = ty.stats.mean(table.move(losses, i - args.window + 1, i, 1, {}))
-    if mean ~= mean or mean > low + args.spike then return true end
-    low = math.min(low, mean)
-  end
-  return false
-end
+local counted = {}
+for k = 1, r.quick and 1 or 20 do counted[k] = rows:batch(ty.randperm(#rows):narrow(0, 0, math.min(64, #rows))) end
+local frequencies = llm.infill.frequencies(counted, parts.held_out, corpus.tokenizer.size + marks.count)
 
 local function trained(kind, seed, rate)
   ty.manual_seed(seed)
@@ -108,7 +64,7 @@ local function trained(kind, seed, rate)
     losses[step] = loss:item()
     norms[step] = opt:step(loss)
   end
-  return model, losses, norms
+  return model:eval(), losses, norms
 end
 
 -- ---- all networks at all rates ----
@@ -125,7 +81,8 @@ for text in args.rates:gmatch "[^,]+" do
       local model, losses, norms = trained(kind, seed, tonumber(text))
       local before = score(model, "held_out")
       found.loss[i], found.validation[i] = before.loss, score(model, "validation").loss
-      if spikes(losses) or before.loss ~= before.loss or before.loss > frequencies - args.learnt then
+      if ty.stats.rises(losses, args.window, args.spike) or before.loss ~= before.loss
+        or before.loss > frequencies - args.learnt then
         found.broken = found.broken + 1
       end
       if i == 1 then curves[kind], norms_of[kind] = losses, norms end

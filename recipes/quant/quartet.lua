@@ -28,17 +28,10 @@ local corpus = llm.corpus.open { folder = r:path "corpus", validation = true, le
 local names = { "bf16", "fp8", "quartet", "luq", "stochastic", "nearest" }
 
 local function validation_loss(model)
-  local batches, sum, count = corpus:batches "validation", 0, 0
   model:eval()
-  ty.no_grad(function()
-    for _, batch in ipairs(batches) do
-      ty.scope(function()
-        local loss = model:loss(batch.tokens, batch.targets, { cu_seqlens = batch.cu_seqlens, longest = batch.longest })
-        sum, count = sum + loss:item() * batch.count, count + batch.count
-      end)
-    end
+  return ty.train.evaluate(corpus:batches "validation", function(batch)
+    return llm.train.loss(model, batch):item() * batch.count, batch.count
   end)
-  return sum / count
 end
 
 local share = 1

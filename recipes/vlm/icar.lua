@@ -16,7 +16,7 @@
 -- few captions, and higher rates cost the whole tower more than the exit gains. Nor does complexity choose much better
 -- than chance here: what makes a caption of this grammar hard to find is hard at both depths.
 local ty = require "tycho"
-local datasets, models = require "tycho.datasets", require "tycho.models"
+local datasets = require "tycho.datasets"
 local vision, vlm, zoo = require "tycho.vision", require "tycho.vlm", require "tycho.zoo"
 local scenes, icar = zoo.scenes, vlm.icar
 
@@ -36,7 +36,6 @@ local r = ty.recipe.declare {
 }
 local args = r.args
 local words = zoo.tokenizer "scene-clip"
-local levels = 5
 
 local function placed(x) return x:to { device = r.device } end
 
@@ -49,20 +48,15 @@ local function get(split, first, count)
 end
 local test, development = get("validation", 2000, args.test), get("validation", 1000, math.min(500, args.test))
 
-local function tokens(texts) return placed(scenes.tokens(words, texts, 48)) end
-local function in_parts(image, fn)
-  return vlm.embed(image.shape[1], function(start, count)
-    return fn(scenes.pictures(placed(image:narrow(0, start, count))), start, count)
-  end)
-end
+local function in_parts(image, fn) return scenes.through(image, fn, r.device) end
 
 -- ---- what is measured ----
 
 local original = r:place(function() return zoo.load "scene-clip" end)
 local names, shown = scenes.classes()
 local classes, captions = ty.no_grad(function()
-  return vlm.named(names, function(texts) return original:text_features(tokens(texts)) end, { "a %s" }),
-    ty.nn.normalize(original:text_features(tokens(test.caption)))
+  return vlm.named(names, function(texts) return scenes.read(original, words, texts) end, { "a %s" }),
+    ty.nn.normalize(scenes.read(original, words, test.caption))
 end)
 local labels = test.labels:index_select(1, ty.tensor(shown))
 
@@ -70,7 +64,7 @@ local labels = test.labels:index_select(1, ty.tensor(shown))
 -- share of captions found among a hundred.
 local function quality(features)
   return { category = (vision.mean_average_precision(features:matmul(classes:transpose(0, 1)), placed(labels))),
-    instance = vlm.recall(features, captions, { at = { 1 }, among = 100 }).captions[1] }
+    instance = vlm.found(features, captions) }
 end
 local function unit(x) return ty.nn.normalize(x) end
 local untouched = quality(in_parts(test.image, function(x) return unit(original:image_features(x)) end))
@@ -78,38 +72,20 @@ r:say("the CLIP as it came: category %.4f, instance %.3f", untouched.category, u
 
 -- ---- rating ----
 
-local pool = ty.nn.AvgPool2d(4)
-local function rate(rater, x) return icar.complexity(rater(pool(x))) end
-
-local function train_rater(seed)
-  local batch = scenes.set("training", { "image", "scene" }):batch(ty.arange(90000 - (seed + 1) * args.rated,
-    90000 - seed * args.rated))
-  local truth = ty.tensor(datasets.scenes.complexity(batch.scene))
-  local edges, sorted = {}, truth:sort():tolist()
-  for k = 1, levels - 1 do edges[k] = sorted[k * #sorted // levels] end
-  local level = ty.zeros_like(truth)
-  for _, edge in ipairs(edges) do level = level + truth:gt(edge):to(truth.dtype) end
-  ty.manual_seed(seed)
-  local rater = r:place(function()
-    return models.ResNet { channels = { 8, 16, 32 }, blocks = { 1, 1, 1 }, small = true, classes = levels }
-  end)
-  local set = ty.data.TensorDataset { image = pool(scenes.pictures(batch.image)), label = level:to "i64" }
-  vision.fit(rater, set, { steps = args.rater_steps, batch_size = math.min(64, args.rated), lr = 5e-3, seed = seed,
-    quiet = true, device = r.device })
-  return rater:eval()
-end
+local function rate(rater, x) return icar.complexity(rater(zoo.rater.pool(x))) end
 
 -- ---- one seed ----
 
 local function run(seed)
-  local rater = train_rater(seed)
+  local rater = zoo.rater.train { levels = 5, scenes = args.rated, steps = args.rater_steps, seed = seed,
+    device = r.device }
   ty.manual_seed(seed)
   local clip = r:place(function() return zoo.load "scene-clip" end)
   local model = icar.EarlyExit(clip, { layer = args.layer }):to(r.device)
   local count = args.steps * args.batch
   local batch = scenes.set("training", { "image", "caption" }):batch(ty.arange(seed * count, (seed + 1) * count))
   local set = ty.data.TensorDataset { image = batch.image, tokens = vlm.embed(count, function(start, some)
-    return original:text_features(tokens(table.move(batch.caption, start + 1, start + some, 1, {})))
+    return scenes.read(original, words, table.move(batch.caption, start + 1, start + some, 1, {}))
   end) }
   for name, p in model:named_parameters() do
     if name:find "text_" or name:find "logit_scale" then p:requires_grad_(false) end

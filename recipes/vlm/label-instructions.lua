@@ -11,7 +11,7 @@
 -- Other ways are the name alone, random examples with the name, and medoids with the name. Nothing is trained, and no
 -- crop that is asked for was an example or scored one.
 local ty = require "tycho"
-local vision, vlm, zoo = require "tycho.vision", require "tycho.vlm", require "tycho.zoo"
+local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
 local scenes, annotated, instructions = zoo.scenes, zoo.annotated, vlm.label_instructions
 
 local r = ty.recipe.declare {
@@ -31,9 +31,7 @@ local kinds, weights = table.move(scenes.drawn.objects_of, 1, args.kinds, 1, {})
 local categories, phrases = annotated.categories(kinds), annotated.phrases
 local texts = {}
 for _, kind in ipairs(kinds) do
-  texts[kind] = ty.no_grad(function()
-    return clip:text_features(scenes.tokens(words, phrases(kind), 48):to { device = r.device })
-  end)
+  texts[kind] = ty.no_grad(scenes.read, clip, words, phrases(kind))
 end
 
 -- ---- the annotated set: pictures, features, categories and scenes of each crop ----
@@ -44,17 +42,6 @@ local function draw(seed)
     return clip:image_features(set.pictures:narrow(0, start, count):to { device = r.device })
   end)
   return set
-end
-
--- Positions of crops by what their scene's number is: held out, example or scored.
-local function parts(set, fold)
-  local lists = { held_out = {}, candidates = {}, scored = {} }
-  for i, s in ipairs(set.of_scene) do
-    local name = s % args.folds == fold and "held_out" or s // args.folds % 3 == 0 and "candidates" or "scored"
-    table.insert(lists[name], i - 1)
-  end
-  for name, list in pairs(lists) do lists[name] = ty.tensor(list) end
-  return lists
 end
 
 -- ---- ways to ask for a category ----
@@ -88,14 +75,7 @@ local ways = {
 
 -- Mean average precision of queries by category on a part, over the categories that it has.
 local function precision(set, queries, at)
-  local scores, wanted, image, labels = {}, {}, rows(set, at), set.labels:index_select(0, at)
-  for c = 1, #categories do
-    if queries[c] then
-      scores[#scores + 1] = instructions.scores(queries[c], image):to "cpu"
-      wanted[#wanted + 1] = labels:eq(c - 1):to "f32"
-    end
-  end
-  return (vision.mean_average_precision(ty.stack(scores, 1), ty.stack(wanted, 1)))
+  return instructions.mean_precision(queries, rows(set, at), set.labels:index_select(0, at))
 end
 
 -- ---- five folds of a draw ----
@@ -104,39 +84,32 @@ local sheet
 local function run(seed)
   local set, sums = draw(seed), {}
   for fold = 0, args.folds - 1 do
-    local part = parts(set, fold)
+    local part = annotated.parts(set.of_scene, fold, args.folds)
     -- The instructions by weight; the other ways get as many pairs as the best of them have.
-    local best
-    for _, weight in ipairs(weights) do
-      local queries, found = {}, {}
+    local found, _, best_weight = ty.stats.best(weights, function(weight)
+      local one = {}
       for c, category in ipairs(categories) do
         if own(set, part, c):numel() > 0 then
-          found[c] = instructions.generate { image = set.image, labels = set.labels, category = c - 1,
+          one[c] = instructions.generate { image = set.image, labels = set.labels, category = c - 1,
             texts = texts[category.kind], candidates = part.candidates, scored = part.scored, pairs = args.pairs,
             weight = weight }
-          queries[c] = found[c].queries
         end
       end
-      local score = precision(set, queries, part.scored)
-      if not best or score > best.score then
-        best = { score = score, queries = queries, found = found, weight = weight }
-      end
-    end
-    sheet = sheet or { set = set, found = best.found }
-    local result = { instructions = precision(set, best.queries, part.held_out), pairs = 0, weight = best.weight }
-    for _, one in pairs(best.found) do result.pairs = result.pairs + #one.pairs / #categories end
+      return one, precision(set, one, part.scored)
+    end)
+    sheet = sheet or { set = set, found = found }
+    local result = { instructions = precision(set, found, part.held_out), pairs = 0, weight = best_weight }
+    for _, one in pairs(found) do result.pairs = result.pairs + #one.pairs / #categories end
     for _, way in ipairs(ways) do
       ty.manual_seed(seed * 100 + fold)
-      local chosen
-      for _, weight in ipairs(way[3] or weights) do
+      local chosen = ty.stats.best(way[3] or weights, function(weight)
         local queries = {}
         for c, category in ipairs(categories) do
-          if best.found[c] then queries[c] = way[2](set, part, c, category, weight, #best.found[c].pairs) end
+          if found[c] then queries[c] = way[2](set, part, c, category, weight, #found[c].pairs) end
         end
-        local score = precision(set, queries, part.scored)
-        if not chosen or score > chosen.score then chosen = { score = score, queries = queries } end
-      end
-      result[way[1]] = precision(set, chosen.queries, part.held_out)
+        return queries, precision(set, queries, part.scored)
+      end)
+      result[way[1]] = precision(set, chosen, part.held_out)
     end
     for name, value in pairs(result) do sums[name] = (sums[name] or 0) + value / args.folds end
   end

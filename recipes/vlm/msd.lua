@@ -36,15 +36,12 @@ local words = zoo.tokenizer "scene-clip"
 
 -- ---- scenes as frozen maps ----
 
-local network = r:place(function() return zoo.load "scene-resnet" end)
-local pool = ty.nn.AvgPool2d(2)
+local network, pool = r:place(function() return zoo.load "scene-resnet" end), ty.nn.AvgPool2d(2)
 local classes = scenes.classes()
 
 local function get(split, first, count, most)
   local batch = scenes.labelled(split, { "image", "caption", "scene" }, first, count, { objects = { 1, most } })
-  local maps = vlm.embed(count, function(start, some)
-    return pool(network:maps(scenes.pictures(batch.image:narrow(0, start, some):to { device = r.device }), 3))
-  end)
+  local maps = scenes.through(batch.image, function(x) return pool(network:maps(x, 3)) end, r.device)
   return { maps = maps, labels = batch.labels:to { device = r.device },
     tokens = scenes.tokens(words, batch.caption, 48):to { device = r.device } }
 end
@@ -57,29 +54,25 @@ local set = ty.data.TensorDataset { image = training.maps, tokens = training.tok
 local function fresh(seed)
   ty.manual_seed(seed)
   local width = args.width
-  local shared = { hidden_size = width, intermediate_size = 2 * width, hidden_act = "gelu", num_hidden_layers = 2,
-    num_attention_heads = math.max(1, width // 32) }
-  local function with(more)
-    for key, value in pairs(shared) do more[key] = value end
+  local function tower(more)
+    for key, value in pairs { hidden_size = width, intermediate_size = 2 * width, hidden_act = "gelu",
+      num_hidden_layers = 2, num_attention_heads = math.max(1, width // 32) } do more[key] = value end
     return more
   end
   return r:place(function()
     return models.CLIPModel { projection_dim = width,
-      text_config = with { vocab_size = words.size, max_position_embeddings = 48, bos_token_id = words.bos,
+      text_config = tower { vocab_size = words.size, max_position_embeddings = 48, bos_token_id = words.bos,
         eos_token_id = words.eos, pad_token_id = words.pad },
-      vision_config = with { image_size = 8, patch_size = 2, num_channels = 96 } }
+      vision_config = tower { image_size = 8, patch_size = 2, num_channels = 96 } }
   end)
 end
 
 local function quality(model)
   model:eval()
   return ty.no_grad(ty.scope, function()
-    local named = vlm.named(classes, function(texts)
-      return model:text_features(scenes.tokens(words, texts, 48):to { device = r.device })
-    end)
-    local image, text = model:image_features(mixed.maps), model:text_features(mixed.tokens)
+    local named = vlm.named(classes, function(texts) return scenes.read(model, words, texts) end)
     return { zero_shot = (vlm.zero_shot(model:image_features(single.maps), named, single.labels)),
-      recall = vlm.recall(image, text, { at = { 1 }, among = 100 }).captions[1] }
+      recall = vlm.found(model:image_features(mixed.maps), model:text_features(mixed.tokens)) }
   end)
 end
 
@@ -89,9 +82,8 @@ local next_batches = vlm.cycles(args.cycle)
 local function loader(seed)
   return ty.data.DataLoader(set, { batch_size = args.micro, shuffle = true, seed = seed, drop_last = true })
 end
-local function steps(cost, batches) return math.max(1, args.forwards // (cost * args.micro * batches)) end
 local function common(cost, batches, lr)
-  return { steps = steps(cost, batches), lr = lr, warmup = 20, quiet = true }
+  return { steps = math.max(1, args.forwards // (cost * args.micro * batches)), lr = lr, warmup = 20, quiet = true }
 end
 
 -- A way whose step is a backward pass over the batches of a cycle.
@@ -104,9 +96,8 @@ local function by(cost, backward)
 end
 
 local ways = {
-  { "small batches", 5e-4, function(model, seed, lr)
-    vlm.fit_contrastive(model, loader(seed), common(3, 1, lr))
-  end },
+  { "small batches", 5e-4,
+    function(model, seed, lr) vlm.fit_contrastive(model, loader(seed), common(3, 1, lr)) end },
   { "accumulation", 1e-3, by(3, vlm.accumulated_backward) }, { "gradient cache", 1e-3, by(4, vlm.cached_backward) },
   { "MSD", 1e-3, function(model, seed, lr)
     local o = common(4, args.cycle, lr)
@@ -118,12 +109,12 @@ local ways = {
 local zero_shot, recall = {}, {}
 for _, way in ipairs(ways) do
   local name = way[1]
-  zero_shot[name], recall[name] = {}, {}
   for i, seed in ipairs(r.seeds) do
     local model, began = fresh(seed), r:seconds()
     way[3](model, seed, way[2])
     local found = quality(model)
-    zero_shot[name][i], recall[name][i] = found.zero_shot, found.recall
+    ty.stats.put(zero_shot, name, i, found.zero_shot)
+    ty.stats.put(recall, name, i, found.recall)
     r:say("%-14s seed %d: %.3f of the classes, %.3f of the captions among a hundred, %.0f s", name, seed,
       found.zero_shot, found.recall, r:seconds() - began)
     r:note(name, { ["zero shot"] = found.zero_shot, recall = found.recall }, seed)
@@ -142,23 +133,20 @@ local function cycle_of(count)
 end
 local model, teacher = fresh(r.seed), fresh(r.seed + 1)
 vlm.msd.backward(model, teacher, cycle_of(1)) -- gradients are there from now on
-local memory, counts, megabytes = { msd = {}, direct = {} }, {}, { msd = {}, direct = {} }
-local count = 1
-while count <= args.most do
-  local k, list, one = #counts + 1, cycle_of(count), { pairs_of(0, count * args.micro) }
-  counts[k] = count * args.micro
+local memory, counts = { msd = {}, direct = {} }, {}
+for k = 1, math.floor(math.log(args.most, 2)) + 1 do
+  local list = cycle_of(1 << (k - 1))
+  counts[k] = #list * args.micro
+  local one = { pairs_of(0, counts[k]) }
   memory.msd[k] = r:memory(function() vlm.msd.backward(model, teacher, list) end)
   memory.direct[k] = r:memory(function() vlm.accumulated_backward(model, one) end)
-  megabytes.msd[k], megabytes.direct[k] = memory.msd[k] / 1e6, memory.direct[k] / 1e6
-  r:say("%4d pairs a step: %.2f MB, as one batch %.2f MB", counts[k], megabytes.msd[k], megabytes.direct[k])
-  count = count * 2
+  r:say("%4d pairs a step: %.2f MB, as one batch %.2f MB", counts[k], memory.msd[k] / 1e6, memory.direct[k] / 1e6)
 end
 ty.plot.line { title = "Memory of a step", x_label = "pairs that are contrasted", y_label = "MB at most",
-  series = { { x = counts, y = megabytes.msd, label = "MSD, batches of " .. args.micro },
-    { x = counts, y = megabytes.direct, label = "one batch" } } }:save(r:picture "memory.png")
+  series = { { x = counts, y = ty.tensor(memory.msd) / 1e6, label = "MSD, batches of " .. args.micro },
+    { x = counts, y = ty.tensor(memory.direct) / 1e6, label = "one batch" } } }:save(r:picture "memory.png")
 
-local less = ty.stats.differences
-local mean = ty.stats.mean
+local less, mean = ty.stats.differences, ty.stats.mean
 local simple = mean(zero_shot["small batches"]) > mean(zero_shot.accumulation) and "small batches" or "accumulation"
 os.exit(r:finish {
   { claim = "memory of a step with all batches, of that with one", measured = memory.msd[#counts] / memory.msd[1],

@@ -41,15 +41,9 @@ local clip, words = r:place(function() return zoo.load "scene-clip" end), zoo.to
 local network = r:place(function() return zoo.load "scene-resnet" end)
 local reader, letters = r:place(function() return zoo.load "kjv-lm" end), zoo.tokenizer "kjv-lm"
 
-local function part(image, start, count)
-  return scenes.pictures(image:narrow(0, start, count):to { device = r.device })
-end
-
 -- Features of pictures by a function of them that gives maps [n, channels, h, w].
 local function seen(image, maps)
-  return vlm.embed(image.shape[1], function(start, count)
-    return sail.joined(maps(part(image, start, count)):flatten(2):transpose(1, 2), false)
-  end)
+  return scenes.through(image, function(x) return sail.joined(maps(x):flatten(2):transpose(1, 2), false) end, r.device)
 end
 local function last_maps(x) return network:maps(x) end
 local function read(texts) return sail.read(reader, letters, texts) end
@@ -65,54 +59,30 @@ end
 local test, known = labelled("validation", 2000, args.test), labelled("training", 0, args.known)
 local mixed = scenes.set("validation", { "image", "caption" }):batch(ty.arange(2000, 2000 + math.min(500, args.test)))
 
--- The share of pictures whose caption is found among a hundred.
-local function recall(image, text) return vlm.recall(image, text, { at = { 1 }, among = 100 }).captions[1] end
-
 -- ---- CLIP from scratch ----
 
 local theirs, theirs_found = ty.no_grad(function()
-  local function texts(list)
-    return clip:text_features(scenes.tokens(words, list, 48):to { device = r.device })
-  end
+  local function texts(list) return scenes.read(clip, words, list) end
   local function pictures(image)
-    return vlm.embed(image.shape[1], function(start, count) return clip:image_features(part(image, start, count)) end)
+    return scenes.through(image, function(x) return clip:image_features(x) end, r.device)
   end
   local accuracy, found = vlm.zero_shot(pictures(test.image), vlm.named(classes, texts), test.labels)
-  return { accuracy = accuracy, recall = recall(pictures(mixed.image), texts(mixed.caption)) }, found
+  return { accuracy = accuracy, recall = vlm.found(pictures(mixed.image), texts(mixed.caption)) }, found
 end)
 r:say("CLIP from scratch: %.3f of the classes, %.3f of the captions among a hundred", theirs.accuracy, theirs.recall)
 
 -- ---- SAIL ----
 
 local test_x, mixed_x, mixed_y = seen(test.image, last_maps), seen(mixed.image, last_maps), read(mixed.caption)
-local prompt_features = {}
-for i, prompt in ipairs(vlm.prompts) do
-  local texts = {}
-  for k, name in ipairs(classes) do texts[k] = prompt:format(name) end
-  prompt_features[i] = read(texts)
-end
+local prompts = sail.prompts(classes, read)
 
 local function align(seed, image, text, kind, loss)
-  ty.manual_seed(seed)
-  local model = r:place(function()
-    return sail.Alignment { image = image.shape[2], text = text.shape[2], kind = kind }
-  end)
-  sail.fit(model, image, text, { steps = args.steps, batch = args.batch, seed = seed, loss = loss, warmup = 20,
-    lr = kind == "linear" and args.linear_lr or args.lr, quiet = true })
-  return model:eval()
+  return sail.aligned(image, text, { kind = kind, steps = args.steps, batch = args.batch, seed = seed, loss = loss,
+    warmup = 20, lr = kind == "linear" and args.linear_lr or args.lr, quiet = true, device = r.device })
 end
 
 -- Zero-shot accuracy of aligned heads on features of the test's pictures.
-local function zero_shot(model, pictures)
-  return ty.no_grad(function()
-    local at, sum = 0, nil
-    for _, features in ipairs(prompt_features) do
-      local x = model:text_features(features)
-      at, sum = at + 1, sum and sum + x or x
-    end
-    return vlm.zero_shot(model:image_features(pictures), sum, test.labels)
-  end)
-end
+local function zero_shot(model, pictures) return sail.zero_shot(model, prompts, pictures, test.labels) end
 
 local gains, shares, found_in, linear, softmax = {}, {}, {}, {}, {}
 local first, ours_found
@@ -126,7 +96,7 @@ for i, seed in ipairs(r.seeds) do
   local found
   shares[i], found = zero_shot(model, test_x)
   gains[i] = shares[i] - theirs.accuracy
-  found_in[i] = ty.no_grad(function() return recall(model:image_features(mixed_x), model:text_features(mixed_y)) end)
+  found_in[i] = ty.no_grad(function() return vlm.found(model:image_features(mixed_x), model:text_features(mixed_y)) end)
     - theirs.recall
   linear[i] = shares[i] - zero_shot(align(seed, image, text, "linear", "sigmoid"), test_x)
   softmax[i] = shares[i] - zero_shot(align(seed, image, text, "glu", "softmax"), test_x)
@@ -138,16 +108,15 @@ end
 
 -- ---- which encoders align ----
 
-local function stage(net, last)
-  return function(x) return net:maps(x, last) end
-end
+local function stage(net, last) return function(x) return net:maps(x, last) end end
 ty.manual_seed(r.seed)
 local blank = r:place(function()
   return models.ResNet { channels = { 16, 48, 96, 192 }, blocks = { 1, 1, 2, 1 }, small = true, classes = 2 }
 end)
 -- Statistics of its own, that it is not shut: a few batches in training mode.
 ty.no_grad(function()
-  for _ = 1, 10 do blank:maps(part(known.image, 0, math.min(64, args.known))) end
+  local some = scenes.pictures(known.image:narrow(0, 0, math.min(64, args.known)):to { device = r.device })
+  for _ = 1, 10 do blank:maps(some) end
 end)
 blank:eval()
 local pool = ty.nn.AvgPool2d(8)

@@ -66,6 +66,22 @@ check.test("retrain is training in that order", function()
   check.equal(values(model:parameters()), values(twin:parameters()))
 end)
 
+check.test("each: what a measure says after orders, by training and by estimate; none at all is the start", function()
+  local model, loss = network()
+  local before = values(model:parameters())
+  local effects = optim.order_effects(model, { optimizer = sgd })
+  effects:record(5, loss)
+  local function measure() return loss(1):item() end
+  local truth, seconds = effects:each({ { 1, 2, 3, 4, 5 }, { 5, 4, 3, 2, 1 } }, measure, "retrain")
+  effects:retrain { 5, 4, 3, 2, 1 }
+  check.equal({ #truth, truth[2], seconds > 0 }, { 2, measure(), true })
+  check.close(effects:each({ { 1, 2, 3, 4, 5 } }, measure)[1], truth[1], 1e-7)
+  effects:estimate {}
+  check.equal(values(model:parameters()), before)
+  check.fails(function() effects:each({}, measure) end, "OrderEffects:each: orders: expected at least one, got none")
+  check.fails(function() effects:each({ { 1 } }, measure, "guess") end, 'how: expected "estimate" or "retrain" or nil')
+end)
+
 check.test("exact without a second derivative, for Adam too", function()
   local slopes = { { 1, -2 }, { 0.5, 3 }, { -1, 0.2 }, { 2, 2 } }
   for terms = 0, 2 do

@@ -33,6 +33,12 @@ check.test("svg", function()
   os.remove(path .. ".svg")
 end)
 
+check.test("dots are not joined", function()
+  local svg = plot.line { series = { { x = { 1, 3, 2 }, y = { 1, 2, 3 }, dots = true } } }:svg()
+  check.equal({ select(2, svg:gsub("<circle", "")), svg:find "<polyline" }, { 3 })
+  check.fails(function() plot.line { series = { { y = { 1 }, dots = 3 } } } end, "dots: expected a boolean or nil")
+end)
+
 check.test("png", function()
   local p = plot.line { y = { 1, 2, 3 }, width = 300, height = 200, title = "t", label = "l" }
   p:save(path .. ".png")

@@ -306,6 +306,36 @@ check.test("memory and distances", function()
   check.fails(function() measures.distance(x, 1) end, "recipe.distance: b: expected a tensor, got 1")
 end)
 
+check.test("how far apart numbers, tensors, modules and lists of them are", function()
+  local apart = recipe.apart
+  local one = ty.nn.Linear(3, 2)
+  local other = one:clone()
+  check.equal(apart(one, other), 0.0)
+  ty.no_grad(function() other.bias:add_(ty.tensor { 0, 0.5 }) end)
+  check.close(apart(one, other), 0.5, 1e-7)
+  check.equal({ apart(3, 5), apart({ 1, 2, 4 }, { 1, 2.5, 4 }), apart(ty.tensor { 1.0, 2 }, ty.tensor { 1.0, 5 }) },
+    { 2, 0.5, 3.0 })
+  check.equal(apart({ a = { ty.ones(2) }, b = 1 }, { a = { ty.zeros(2) }, b = 1 }), 1.0)
+  local none = apart({ 0 / 0, 1 }, { 1, 1 })
+  check.ok(none ~= none, "no number")
+  check.fails(function() apart({ 1 }, { 1, 2 }) end, "recipe.apart: a: expected what b has, got nothing under 2")
+  check.fails(function() apart({ 1, 2 }, { 1 }) end, "recipe.apart: b: expected what a has, got nothing under 2")
+  check.fails(function() apart(ty.ones(2), ty.ones(3)) end, "recipe.apart: b: expected a tensor [2], as a is")
+  check.fails(function() apart(1, "x") end, "recipe.apart: expected two numbers, tensors, modules or lists")
+end)
+
+check.test("a watch of memory: beyond what there was, in parts", function()
+  local r = declare()
+  local begin, most = r:watch()
+  local held = ty.zeros(1 << 20)
+  ty.scope(function() ty.zeros(4 << 20):sum():item() end)
+  check.ok(most() >= 20 << 20, tostring(most()))
+  begin()
+  ty.scope(function() ty.zeros(1 << 20):sum():item() end)
+  check.ok(most() >= 8 << 20 and most() < 20 << 20, tostring(most()))
+  check.equal(held:numel(), 1 << 20)
+end)
+
 check.test("statistics", function()
   local stats = ty.stats
   check.equal({ stats.median { 3, 1, 2 }, stats.median { 4, 1, 3, 2 }, stats.median { 7 } }, { 2, 2.5, 7 })
@@ -329,6 +359,19 @@ check.test("statistics", function()
     stats.largest_keeping({ 5, 3 }, { 0 / 0, 0.1 }, 0.95) }, { 3, 1, 2, 1, 2 })
   check.fails(function() stats.largest_keeping({ 1 }, { 1, 2 }, 0) end,
     "stats.largest_keeping: kept: expected as many as values, 1, got 2")
+  check.close({ stats.rms { 3, 4 }, stats.rms({ 3, 5 }, { 0, 1 }), stats.rms({ 3, 5 }, 4) },
+    { math.sqrt(12.5), math.sqrt(12.5), 1 }, 1e-12)
+  check.fails(function() stats.rms({ 1 }, { 1, 2 }) end, "stats.rms: expected lists of one length, got 1 and 2")
+  check.equal({ stats.rises({ 3, 2, 1, 1.4 }, 1, 0.5), stats.rises({ 3, 2, 1, 1.6 }, 1, 0.5),
+    stats.rises({ 3, 2, 1, 1.6 }, 2, 0.5), stats.rises({ 1, 0 / 0 }, 1, 9), stats.rises({ 1 }, 4, 0) },
+    { false, true, false, true, false })
+  check.equal({ stats.best({ 1, 3, 2, 3 }, function(x) return "made of " .. x, -math.abs(x - 3) end) },
+    { "made of 3", 0, 3 })
+  check.equal({ stats.best({ 0 / 0, 4, 2 }, function(x) return {}, x end) }, { {}, 4, 4 })
+  check.fails(function() stats.best({}, print) end, "stats.best: list: expected at least one entry, got none")
+  check.fails(function() stats.best({ 1 }, function() end) end, "stats.best: the score: expected a number, got nil")
+  check.equal({ stats.share { true, false, true, true }, stats.share { false } }, { 0.75, 0.0 })
+  check.fails(function() stats.share {} end, "stats.share: list: expected at least one value, got none")
   local lists = {}
   stats.put(lists, "plain", 1, 3)
   stats.put(lists, "plain", 2, 4)

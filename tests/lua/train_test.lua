@@ -370,4 +370,47 @@ check.test("rounds: each position once before any comes again, by the seed alone
   check.fails(function() ty.data.rounds(0, 1) end, "data.rounds: count: expected an integer >= 1, got 0")
 end)
 
+check.test("rounds from the end, and without what is left of an order; batches of a dataset without end", function()
+  local function orders(count)
+    ty.manual_seed(8)
+    local list = {}
+    for k = 1, count do list[k] = ty.randperm(7):tolist() end
+    return list
+  end
+  local want = orders(2)
+  ty.manual_seed(8)
+  local back = ty.data.rounds(7, 3, { backward = true })
+  check.equal({ back(), back(), back() }, { { want[1][7], want[1][6], want[1][5] },
+    { want[1][4], want[1][3], want[1][2] }, { want[1][1], want[2][7], want[2][6] } })
+  ty.manual_seed(8)
+  local whole = ty.data.rounds(7, 3, { drop_last = true })
+  check.equal({ whole(), whole(), whole() }, { table.move(want[1], 1, 3, 1, {}), table.move(want[1], 4, 6, 1, {}),
+    table.move(want[2], 1, 3, 1, {}) })
+  local set = ty.data.TensorDataset { x = ty.arange(7) * 10 }
+  ty.manual_seed(8)
+  local draw = ty.data.draws(set, 3, { drop_last = true, backward = true })
+  check.equal(draw().x:tolist(), { 10 * want[1][7], 10 * want[1][6], 10 * want[1][5] })
+  local all = ty.data.batches(set, { batch_size = 4 })
+  check.equal({ #all, all[1].x:tolist(), all[2].x:tolist() }, { 2, { 0, 10, 20, 30 }, { 40, 50, 60 } })
+  check.fails(function() ty.data.rounds(2, 3, { drop_last = true }) end,
+    "data.rounds: batch: expected at most the 2 positions that there are, got 3")
+  check.fails(function() ty.data.draws(3, 1) end, "data.draws: dataset: expected")
+  check.fails(function() ty.data.batches(3) end, "data.batches: dataset: expected")
+end)
+
+check.test("evaluate: the mean over the items of all batches, of one number or several", function()
+  local batches = { { x = ty.tensor { 1.0, 2 }, n = 2 }, { x = ty.tensor { 6.0 }, n = 1 } }
+  check.equal(ty.train.evaluate(batches, function(b) return b.x:sum(), b.n end), 3.0)
+  check.equal(ty.train.evaluate(batches, function(b) return b.x:sum():item() end), 4.5, "a batch counts as one")
+  local graph = false
+  local found = ty.train.evaluate(batches, function(b)
+    graph = graph or ty.is_grad_enabled()
+    return { sum = b.x:sum(), twice = 2 * b.x:sum():item() }, b.n
+  end)
+  check.equal({ found, graph }, { { sum = 3.0, twice = 6.0 }, false })
+  check.fails(function() ty.train.evaluate({}, print) end, "train.evaluate: batches: expected at least one, got none")
+  check.fails(function() ty.train.evaluate({ 1 }, function() return "x" end) end,
+    "train.evaluate: what fn gives: expected a number")
+end)
+
 check.finish()

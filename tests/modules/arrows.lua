@@ -49,10 +49,10 @@ return {
     hub = "a model of the zoo is a folder as any published one",
     llm = "how the zoo's language models are trained",
     datasets = "models of scenes are trained on them",
-    models = "the text encoder of a CLIP as a network of its own; the networks of zoo.kinds",
+    models = "the text encoder of a CLIP as a network of its own; the networks that are trained where they are wanted",
     diffusion = "how networks that draw are trained, and drawing",
     vision = "judges of scenes are measured by its figures",
-    vlm = "how well a drawn picture fits its caption",
+    vlm = "how well a drawn picture fits its caption; features of scenes, some at a time",
   },
 
   -- Which data to learn from: functions of features and scores.

@@ -8,6 +8,7 @@ for name, value in pairs(require "tycho.data.readers") do data[name] = value end
 return require("tycho.lazy")(data, {
   transforms = "tycho.data.transforms",
   WeightedSampler = { "tycho.data.samplers", "WeightedSampler" }, rounds = { "tycho.data.samplers", "rounds" },
+  draws = { "tycho.data.samplers", "draws" }, batches = { "tycho.data.samplers", "batches" },
   DistributedSampler = { "tycho.data.samplers", "DistributedSampler" },
   stream = { "tycho.data.stream", "new" }, cache = { "tycho.data.cache", "cache" },
   jsonl = { "tycho.data.shards", "jsonl" }, shards = { "tycho.data.shards", "shards" },

@@ -23,23 +23,64 @@ function M.is_sampler(value)
 end
 
 --- A function that gives the next positions of `count`, `batch` at a time and from 0, each once before any comes again,
--- in orders by the random numbers that ty.manual_seed began: for loops without a DataLoader.
+-- in orders by the random numbers that ty.manual_seed began: for loops without a DataLoader. options: drop_last (false;
+-- true: no batch goes over from one order to the next, what is left of one is dropped), backward (false; true: each
+-- order is gone through from its end).
 ---@param count integer
 ---@param batch integer
+---@param options? { drop_last?: boolean, backward?: boolean }
 ---@return fun(): integer[]
-function M.rounds(count, batch)
-  expect("data.rounds", "count", count, "an integer >= 1")
-  expect("data.rounds", "batch", batch, "an integer >= 1")
+function M.rounds(count, batch, options)
+  local who = "data.rounds"
+  expect(who, "count", count, "an integer >= 1")
+  expect(who, "batch", batch, "an integer >= 1")
+  local o = arguments.read(who, options, { drop_last = false, backward = false })
+  if o.drop_last and batch > count then
+    arguments.fail("%s: batch: expected at most the %d positions that there are, got %d", who, count, batch)
+  end
   local order, at = {}, 0
   return function()
     local list = {}
+    if o.drop_last and at + batch > #order then at = #order end
     for k = 1, batch do
       if at >= #order then order, at = ty.randperm(count):tolist(), 0 end
       at = at + 1
-      list[k] = order[at]
+      list[k] = order[o.backward and #order + 1 - at or at]
     end
     return list
   end
+end
+
+--- A function that gives the next batch of a dataset, without end, of the positions that rounds() gives; options are
+-- those of rounds(). What ty.train.fit and ty.train.minimize draw from where no DataLoader is wanted.
+---@param dataset table  with batch(positions)
+---@param batch integer
+---@param options? { drop_last?: boolean, backward?: boolean }
+---@return fun(): table<string, Tensor>
+function M.draws(dataset, batch, options)
+  datasets.expect_dataset("data.draws", "dataset", dataset)
+  if not dataset.batch then
+    arguments.fail("data.draws: dataset: expected one with batch(positions), got %s", arguments.describe(dataset))
+  end
+  local next_positions = M.rounds(#dataset, batch, options)
+  return function() return dataset:batch(ty.tensor(next_positions(), { dtype = "i64" })) end
+end
+
+--- All batches of a dataset in a list that is kept, for what looks at them again and again. options: those of a
+-- DataLoader (batch_size, device ...).
+---@param dataset table
+---@param options? table
+---@return table[]
+function M.batches(dataset, options)
+  datasets.expect_dataset("data.batches", "dataset", dataset)
+  local list = {}
+  for batch in ty.data.DataLoader(dataset, options)() do
+    for _, t in pairs(batch) do
+      if ty.is_tensor(t) then ty.keep(t) end
+    end
+    list[#list + 1] = batch
+  end
+  return list
 end
 
 local Weighted = class "WeightedSampler"

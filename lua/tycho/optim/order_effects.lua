@@ -244,6 +244,27 @@ function OrderEffects:retrain(order)
   drop_gradients(self)
 end
 
+--- What a measure says of the parameters after each of several orders, by estimate or by training: losses, say. The
+-- parameters are then as the last order leaves them.
+---@param orders integer[][]
+---@param measure fun(): number
+---@param how? "estimate"|"retrain"  ("estimate")
+---@return number[] values
+---@return number seconds  of an order, what measuring takes included
+function OrderEffects:each(orders, measure, how)
+  local who = "OrderEffects:each"
+  expect(who, "orders", orders, "a list of tables")
+  expect(who, "measure", measure, "a function")
+  how = expect(who, "how", how, '"estimate" or "retrain" or nil') or "estimate"
+  if #orders == 0 then fail("%s: orders: expected at least one, got none", who) end
+  local found, began = {}, ty.core.system.clock()
+  for i, order in ipairs(orders) do
+    self[how](self, order)
+    found[i] = expect(who, "what measure gives", measure(), "a number")
+  end
+  return found, (ty.core.system.clock() - began) / #orders
+end
+
 --- Estimates what other orders of the batches of a training run would have come to. Yang et al. 2025, "Estimating the
 -- Effects of Sample Training Orders for Large Language Models without Retraining".
 --

@@ -117,7 +117,8 @@ end
 --- A plot of one or more lines. options:
 --   y: list or 1-d tensor, x: the same (default 0, 1, ...), label, smooth (0: as it is; else the width in points of the
 -- average that is drawn over the pale values);
---   or series = { { y =, x =, label =, smooth =, color = { r, g, b } }, ... };
+--   or series = { { y =, x =, label =, smooth =, color = { r, g, b }, dots = true }, ... }, dots: points that no line
+-- joins;
 --   title, x_label, y_label, log_x, log_y, x_range, y_range ({ low, high }), width (900), height (540) in pixels.
 ---@param options table
 ---@return LinePlot plot  plot:save "loss.svg" or "loss.png"
@@ -138,6 +139,7 @@ local function line(options)
       color = arguments.expect("plot.line", "color", s.color, "a list of finite numbers or nil")
         or palette[(i - 1) % #palette + 1],
       smooth = arguments.expect("plot.line", "smooth", s.smooth, "a finite number >= 0 or nil") or 0,
+      dots = arguments.expect("plot.line", "dots", s.dots, "a boolean or nil") or false,
     }
     if s.x and #o.series[i].x ~= #o.series[i].y then
       arguments.fail("plot.line: x: expected %d, as many as y, in series %d, got %d", #o.series[i].y, i, #o.series[i].x)
@@ -197,9 +199,10 @@ end
 
 -- The pieces of a curve in pixels: x, y, x, y ... Cut to the frame in y, so that given ranges hold; x outside is left
 -- out.
-local function runs_of(f, points)
+local function runs_of(f, points, dots)
   local runs, run = {}, nil
   for _, p in ipairs(points) do
+    if dots then run = nil end
     if p and p[1] >= f.x0 - 1e-12 and p[1] <= f.x1 + 1e-12 then
       if not run then
         run = {}
@@ -220,7 +223,7 @@ local function curves_of(self)
   for _, s in ipairs(self.series) do
     local function add(list, y, color)
       local points = points_of({ x = s.x, y = y }, self.log_x, self.log_y)
-      list[#list + 1] = { points = thin(points, 4 * self.width), color = color }
+      list[#list + 1] = { points = s.dots and points or thin(points, 4 * self.width), color = color, dots = s.dots }
     end
     if s.smooth > 0 then
       add(back, s.y, pale(s.color))
@@ -241,7 +244,7 @@ local function draw(self, canvas)
   local function place_curves()
     runs = {}
     for _, curve in ipairs(curves) do
-      curve.runs = runs_of(f, curve.points)
+      curve.runs = runs_of(f, curve.points, curve.dots)
       table.move(curve.runs, 1, #curve.runs, #runs + 1, runs)
     end
   end
@@ -255,7 +258,7 @@ local function draw(self, canvas)
   end
   draw_axes(self, f, canvas)
   for _, curve in ipairs(curves) do
-    for _, run in ipairs(curve.runs) do canvas:polyline(run, curve.color, 2) end
+    for _, run in ipairs(curve.runs) do canvas:polyline(run, curve.color, curve.dots and 4 or 2) end
   end
   if x then
     legend.draw_inside(entries, x, y, width, height, canvas, { ink = ink, grid = grid_color, background = white })

@@ -19,7 +19,7 @@ local records = require "tycho.recipe.records"
 local rows = require "tycho.recipe.rows"
 local stats = require "tycho.stats"
 
-local M = { parse = arguments.parse, help_text = arguments.help, distance = measures.distance,
+local M = { parse = arguments.parse, help_text = arguments.help, distance = measures.distance, apart = measures.apart,
   from_reference = measures.from_reference }
 
 --- What recipe.declare returns: a recipe's arguments, seeds, folders and its end.
@@ -225,6 +225,19 @@ function Recipe:memory(fn)
   ty.scope(fn)
   self:wait()
   return ty.memory.stats(self.device).peak - before
+end
+
+--- Watches the bytes on the recipe's device from now on, once what nobody holds any more is freed: for training that is
+-- not all to be counted. Returns two functions: begin() begins to count anew, and most() says the most bytes at once
+-- since, beyond those that there were when the watch began.
+---@return fun() begin
+---@return fun(): integer most
+function Recipe:watch()
+  collectgarbage()
+  collectgarbage()
+  local before = ty.memory.stats(self.device).live
+  return function() ty.memory.reset_peak(self.device) end,
+    function() return ty.memory.stats(self.device).peak - before end
 end
 
 --- Frees what nobody holds any more and what the allocator keeps of it: what is measured next begins with an empty

@@ -1,4 +1,5 @@
 --- How far two ways to the same numbers are apart: a part of ty.recipe.
+local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
 local M = {}
@@ -12,6 +13,40 @@ function M.distance(a, b)
   arguments.expect("recipe.distance", "b", b, "a tensor")
   a, b = a:to { dtype = "f64", device = "cpu" }, b:to { dtype = "f64", device = "cpu" }
   return (a - b):abs():max():item() / b:abs():max():item()
+end
+
+--- The largest difference between what should be the same: two numbers or tensors (in f64), the parameters of two
+-- modules, or two lists or tables of such; no number where one of the differences is none.
+---@param a number|Tensor|Module|table
+---@param b number|Tensor|Module|table
+---@return number
+function M.apart(a, b)
+  local who = "recipe.apart"
+  if type(a) == "number" and type(b) == "number" then return math.abs(a - b) end
+  if ty.is_tensor(a) and ty.is_tensor(b) then
+    if table.concat(a.shape, ", ") ~= table.concat(b.shape, ", ") then
+      arguments.fail("%s: b: expected a tensor [%s], as a is, got %s", who, table.concat(a.shape, ", "),
+        arguments.describe(b))
+    end
+    if a:numel() == 0 then return 0.0 end
+    local to = { dtype = "f64", device = "cpu" }
+    return (a:detach():to(to) - b:detach():to(to)):abs():max():item()
+  end
+  if arguments.is_module(a) and arguments.is_module(b) then return M.apart(a:parameters(), b:parameters()) end
+  if type(a) ~= "table" or type(b) ~= "table" or arguments.is_module(a) or arguments.is_module(b) then
+    arguments.fail("%s: expected two numbers, tensors, modules or lists, got %s and %s", who, arguments.describe(a),
+      arguments.describe(b))
+  end
+  local most = 0.0
+  for key in pairs(b) do
+    if a[key] == nil then arguments.fail("%s: a: expected what b has, got nothing under %s", who, tostring(key)) end
+  end
+  for key, value in pairs(a) do
+    if b[key] == nil then arguments.fail("%s: b: expected what a has, got nothing under %s", who, tostring(key)) end
+    local one = M.apart(value, b[key])
+    if one > most or one ~= one then most = one end
+  end
+  return most
 end
 
 -- What a form makes of the inputs in a dtype, and its gradients for them under the incoming gradient g.

@@ -49,7 +49,7 @@ local function plain_backward(loss_of)
   end
 end
 
---- Trains a model on the batches of a loader. options:
+--- Trains a model on the batches of a loader, or on those that a function gives, called for each. options:
 --   steps; loss (a function of the model, a batch and, with `average`, the averaged model, which some methods learn
 --   from: the loss, and optionally further numbers for the log), or
 --   backward (a function of the model, next(), which gives batches, and the averaged model: adds the gradients of a
@@ -60,20 +60,22 @@ end
 --   average (0; the decay of a moving average of the weights, 0.999 say: it is evaluated, and returned)
 --   every (0: steps between calls of evaluate(step, model), which returns numbers for the log), evaluate
 --   folder (where checkpoints go), save_every (200), resume (false; true: go on from the checkpoint there, bit for bit
---   as if there had been no break, an error where there is none; "auto": start anew there and say so), pause (the step
---   after which to stop and save; the schedule is still that of `steps`)
+--   as if there had been no break, an error where there is none; "auto": start anew there and say so; what a function
+--   that gives batches has counted is not in a checkpoint), pause (the step after which to stop and save; the schedule
+--   is still that of `steps`)
 --   log (folder of metrics.jsonl, which a resumed run continues and `tycho watch` shows), title, quiet
 -- Returns the loss of every step, and the model with the averaged weights (without an average, the model itself).
 ---@param model Module
----@param loader DataLoader
+---@param loader DataLoader|fun(): any
 ---@param options table
 ---@return number[] losses
 ---@return Module averaged
 local function fit(model, loader, options)
   local who = "train.fit"
   arguments.expect(who, "model", model, "a module")
-  if type(loader) ~= "table" or type(loader.next) ~= "function" then
-    arguments.fail("%s: loader: expected a DataLoader, got %s", who, arguments.describe(loader))
+  local draws = type(loader) == "function"
+  if not draws and (type(loader) ~= "table" or type(loader.next) ~= "function") then
+    arguments.fail("%s: loader: expected a DataLoader or a function, got %s", who, arguments.describe(loader))
   end
   local o = arguments.read(who, options, defaults, kinds)
   if (o.loss == nil) == (o.backward == nil) then
@@ -83,7 +85,7 @@ local function fit(model, loader, options)
   local ema = o.average > 0 and ty.optim.EMA(model, { decay = o.average }) or nil
   local opt, moves_average = optimizer(model, o, ema)
   local backward = o.backward or plain_backward(o.loss)
-  local parts = { model = model, optimizer = opt, loader = loader, average = ema }
+  local parts = { model = model, optimizer = opt, loader = not draws and loader or nil, average = ema }
   local losses, start = {}, 0
   local saved = o.resume and ty.train.resume_checkpoint(o.folder, parts, o.resume)
   if saved then losses, start = saved.losses:tolist(), saved.step end
@@ -92,7 +94,7 @@ local function fit(model, loader, options)
   if logger then
     logger:about { steps = o.steps, stop = last < o.steps and last or nil, start = start, title = o.title, options = o }
   end
-  local function next_batch() return loader:next() end
+  local next_batch = draws and loader or function() return loader:next() end
   model:train()
   opt:zero_grad() -- gradients that were left from before are none of the first step
   for step, _, log in ty.train.steps(nil, last, { start = start, title = o.title, quiet = o.quiet,

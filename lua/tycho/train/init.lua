@@ -6,6 +6,7 @@ return require "tycho.lazy" ({
   fit = require "tycho.train.fit",
   minimize = require "tycho.train.minimize",
   kept = require "tycho.train.kept",
+  evaluate = require "tycho.train.evaluate",
   Logger = require "tycho.train.logger",
   progress = require "tycho.train.progress",
   save_checkpoint = checkpoint.save,

@@ -1,4 +1,4 @@
---- The look of the arm: strips of episodes with their words.
+--- The look of the arm: strips of episodes with their words; strips of a trial as rows of pictures.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local random = require "tycho.datasets.random"
@@ -33,6 +33,24 @@ function M.write(set, options)
   ty.plot.grid(ty.stack(strips, 0), { columns = 1, scale = math.max(1, (least + o.size - 1) // o.size), gap = 4,
     labels = texts }):save(o.path)
   return o.path
+end
+
+--- See datasets.arm.film.
+---@param strips Tensor[]
+---@param columns? integer
+---@return Tensor
+function M.film(strips, columns)
+  local who = "datasets.arm.film"
+  arguments.expect(who, "strips", strips, "a list of tensors")
+  columns = arguments.expect(who, "columns", columns, "an integer >= 1 or nil") or 8
+  if #strips == 0 then arguments.fail("%s: strips: expected at least one, got none", who) end
+  local list = {}
+  for _, strip in ipairs(strips) do
+    for k = 0, columns - 1 do
+      list[#list + 1] = k < strip.shape[1] and strip:select(0, k) or ty.full_like(strip:select(0, 0), 255)
+    end
+  end
+  return ty.stack(list, 0)
 end
 
 return M

@@ -33,9 +33,9 @@ end
 -- the task was done: { success (share), by_kind (shares), episodes (booleans), steps (mean), looks (how often a policy
 -- looked, mean), strips (pictures u8 [k, 3, size, size] of the first episodes, as they were looked at) }.
 --
--- act(seen) gets images u8 [n, 3, size, size], states f32 [n, 4], tasks (a list of words), episodes (which they are,
--- from 0) and worlds (ArmEnv) of those that go on, and returns the actions of each up to the next look: [n, k, 4] or a
--- list of [k, 4].
+-- act(seen) gets images u8 [n, 3, size, size], states f32 [n, 4], before f32 [n, 4] (the states at the last look; at
+-- the first these), tasks (a list of words), episodes (which they are, from 0) and worlds (ArmEnv) of those that go on,
+-- and returns the actions of each up to the next look: [n, k, 4] or a list of [k, 4].
 -- options: split ("validation"), episodes (200), first (0), tasks (kinds; all five), size (64), seed (0), looks (120:
 -- after so many an episode is over), strips (0: of how many), change (a function of the pictures before the policy sees
 -- them).
@@ -51,7 +51,7 @@ function M.run(arm, act, options)
     episodes = "an integer >= 1", first = "an integer >= 0", tasks = "a list of strings",
     size = "32 or 64 or 128", seed = "an integer", looks = "an integer >= 1", strips = "an integer >= 0",
     change = "a function" })
-  local envs, open, looks, strips, round = {}, {}, 0, {}, 0
+  local envs, open, looks, strips, round, before = {}, {}, 0, {}, 0, {}
   for k = 1, o.episodes do
     envs[k] = arm.env { split = o.split, seed = o.seed, size = o.size, tasks = o.tasks }
     envs[k]:begin(o.first + k - 1)
@@ -63,6 +63,9 @@ function M.run(arm, act, options)
     local seen = arm.observe(list)
     if o.change then seen.images = o.change(seen.images) end
     seen.worlds, seen.episodes = list, {}
+    local now, last = seen.states:tolist(), {}
+    for i, k in ipairs(open) do last[i], before[k] = before[k] or now[i], now[i] end
+    seen.before = ty.tensor(last, { dtype = "f32" })
     for i, k in ipairs(open) do
       seen.episodes[i] = o.first + k - 1
       if k <= o.strips then

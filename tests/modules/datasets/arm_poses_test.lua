@@ -66,6 +66,24 @@ check.test("the expert's key poses, reached by straight ways, do every task", fu
   check.equal(#result.strips, 2)
   local shape = result.strips[1].shape
   check.equal({ shape[2], shape[3], shape[4] }, { 3, 32, 32 })
+  local film = arm.film(result.strips, shape[1] + 1)
+  check.equal(film.shape, { 2 * (shape[1] + 1), 3, 32, 32 })
+  check.ok(film:narrow(0, 0, shape[1]):eq(result.strips[1]):all():item())
+  check.ok(film:select(0, shape[1]):eq(255):all():item(), "white after its end")
+  check.fails(function() arm.film {} end, "datasets.arm.film: strips: expected at least one, got none")
+end)
+
+check.test("what is seen has the states of the look before", function()
+  local last = {}
+  arm.trial(function(seen)
+    local now, before = seen.states:tolist(), seen.before:tolist()
+    for i, episode in ipairs(seen.episodes) do
+      check.equal(before[i], last[episode] or now[i])
+      last[episode] = now[i]
+    end
+    return ty.ones(#seen.episodes, 2, 4)
+  end, { episodes = 3, size = 32, looks = 3 })
+  check.equal(#last, 2) -- episodes count from 0
 end)
 
 check.test("a policy that does nothing does nothing; episodes are the same every time; looks end them", function()

@@ -331,4 +331,14 @@ check.test("distractors look like the one that moves, what hides is where it is 
     check.fails(function() datasets.load("clips", { distractors = 4 }) end, "distractors: expected an integer in [0,")
   end)
 
+check.test("all clips of a set with the boxes of what each shows first", function()
+  local set = datasets.load("clips", { length = 52, frames = 8, objects = { 1, 1 }, fields = { "caption" } })
+  local all = set:tracked()
+  check.equal({ all.video.shape, all.boxes.shape }, { { 52, 8, 3, 32, 32 }, { 52, 8, 4 } })
+  local one = datasets.load("clips", { length = 52, frames = 8, objects = { 1, 1 } }):get(51)
+  check.equal(all.video:select(0, 51):flatten():tolist(), one.video:flatten():tolist())
+  check.equal(all.boxes:select(0, 51):tolist(), one.tracks:select(0, 0):narrow(1, 2, 4):tolist())
+  check.equal(set:get(0).video, nil, "the set is what it was")
+end)
+
 check.finish()

@@ -48,6 +48,9 @@ check.test("prompts of books that are refused", function()
   local other = prompts:draw("audit", prompts.permitted, "seen", 5, { stream = "b", refuse = true })
   check.ok(other[1].prompt ~= list[1].prompt)
   check.equal(other[1].answer, datasets.refused_books.refusal)
+  check.equal(prompts:draws { { "audit", prompts.permitted, "seen", 5 },
+    { "audit", prompts.permitted, "seen", 2, { stream = "b", refuse = true } } },
+    { list[1], list[2], list[3], list[4], list[5], other[1], other[2] })
   check.fails(function() prompts:draw("audit", { "Genesys" }, "seen", 1) end, 'there is no "Genesys" in audit')
   check.fails(function() prompts:draw("audit", {}, "seen", 1) end, "books: expected at least one, got none")
 end)

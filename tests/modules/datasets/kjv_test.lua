@@ -41,4 +41,13 @@ check.test("page, sheet, mistakes", function()
   check.fails(function() datasets.load("kjv"):get(1071) end, "position 1071 is out of range for 1071")
 end)
 
+check.test("verses by book", function()
+  local books = datasets.load("kjv", { split = "all", books = 2 }):by_book()
+  local count = 0
+  for _ in pairs(books) do count = count + 1 end
+  check.equal(count, 2)
+  check.ok(books.Genesis:find("In the beginning God created the heaven and the earth. And the earth", 1, true) == 1)
+  check.equal(books.Exodus:sub(-1), ".")
+end)
+
 check.finish()

@@ -132,6 +132,18 @@ check.test("a score is that of greedy generation and of the loss", function()
   check.close((score.by_task.missing.exact + score.by_task.count.exact) / 2, score.exact, 1e-12)
 end)
 
+check.test("scores of a model for each task", function()
+  local model, tokenizer = zoo.load "kjv-lm", zoo.tokenizer "kjv-lm"
+  local names = { "count", "book", "copy" }
+  local set = datasets.load("text_tasks", { length = 8, tasks = names, tokenizer = tokenizer, split = "test" })
+  local one = tasks.score(model, set)
+  local each = tasks.score_each({ count = model, book = model, copy = model }, set, { batch = 2 })
+  check.close(each.losses, one.losses, 1e-3)
+  check.equal({ each.hits, each.exact }, { one.hits, one.exact })
+  check.fails(function() tasks.score_each({ count = model }, set) end, 'models["book"]: expected a module, got nil')
+  check.fails(function() tasks.score_each(3, set) end, "score_each: models: expected a table, got 3")
+end)
+
 check.test("page, sheet, mistakes", function()
   check.equal(datasets.info("text_tasks").splits.test:match "%d,%d+ items", "1,000 items")
   local path = os.tmpname() .. ".png"

@@ -32,6 +32,45 @@ check.test("points of the board lie on dark cells, evenly", function()
   check.fails(function() points.checkerboard(0) end, "n: expected an integer >= 1, got 0")
 end)
 
+check.test("a flow of the board is trained once; paths of points side by side", function()
+  local folder = scratch.file "board"
+  local options = { steps = 3, width = 16, seed = 4 }
+  local one, again = distill.base("checkerboard", folder, options), distill.base("checkerboard", folder, options)
+  local prompts = one.prompts("validation", 0, 5, 7)
+  check.equal({ prompts.noise.shape, prompts.condition, one.shape, one.guidance }, { { 5, 2 }, {}, { 2 }, 1 })
+  check.equal(again.model(prompts.noise, ty.full({ 5 }, 500), {}):tolist(),
+    one.model(prompts.noise, ty.full({ 5 }, 500), {}):tolist())
+  check.equal({ #ty.io.listdir(folder), one.model.training, one.flow.objective.drop }, { 1, false, 0 })
+  check.close(one.distance(points.checkerboard(1000)), 0.14, 0.05)
+  check.ok(rawequal(distill.guided(one), one.model), "no guidance")
+  local _, _, states = distill.straightness(one.model, one.flow, prompts.noise, { steps = 2, states = true })
+  local figure = points.paths({ { states = states, label = "a" }, { states = states } }, { most = 4, apart = 10 })
+  local x = figure.series[2].x
+  check.equal({ #figure.series[1].x, #x, figure.series[1].label, x[4] ~= x[4] }, { 16, 16, "a", true })
+  check.close(x[1] - figure.series[1].x[1], 10, 1e-9)
+  check.fails(function() points.paths { { states = 3 } } end, "points.paths: states of set 1: expected a list")
+end)
+
+check.test("tasks for maps: the same noise every time, an infinite distance where a number is", function()
+  local board = distill.tasks.checkerboard { count = 500, points = 50, width = 16 }
+  check.equal({ board.data():batch({ 0, 49 }).x.shape, board.network()(ty.ones(3, 2), ty.ones(3), {}).shape },
+    { { 2, 2 }, { 3, 2 } })
+  local map = { sample = function(_, shape, how) return ty.randn(shape) * how.scale end }
+  ty.manual_seed(1)
+  local d, x = board.measure(map, { scale = 1 })
+  local again, y = board.measure(map, { scale = 1 })
+  check.equal({ again, y:tolist() }, { d, x:tolist() })
+  check.close(d, points.off_board(x), 1e-12)
+  check.equal((board.measure(map, { scale = 1 / 0 })), math.huge)
+  local digits_task = distill.tasks.digits(scratch.file "tasks", { count = 12, width = 16, judge_steps = 2 })
+  local says = { sample = function(_, shape, how) return { shape, how.condition.labels, how.steps } end }
+  local asked = digits_task.sample(says, { steps = 3 })
+  check.equal({ asked[1], asked[2]:tolist()[12], asked[3] }, { { 12, 1, 8, 8 }, 1, 3 })
+  check.equal(points.densities({ points.checkerboard(100), x }).shape, { 2, 1, 20, 20 })
+  check.fails(function() points.densities {} end, "distill.points.densities: sets: expected at least one, got none")
+  check.fails(function() board.measure(map) end, "DistillTask.measure: options: expected a table, got nil")
+end)
+
 check.test("the digits' model and judge are trained once", function()
   local folder = scratch.file "digits"
   local options = { steps = 2, width = 16, depth = 1, batch = 8, seed = 3 }
@@ -96,6 +135,11 @@ check.test("a painter as a base: conditions, samples, judges", function()
   local made, evaluations = distill.pairs(base.model, distill.sampler(base, 1, 2), { 2, 4, 16, 16 },
     { condition = prompts.condition, null = base.null })
   check.equal({ evaluations, base.decode(made.sample).shape }, { 4, { 2, 3, 64, 64 } })
+  local t, c = ty.full({ 2 }, 300), prompts.condition
+  local free = base.model(prompts.noise, t, diffusion.condition.null(base.model, c, base.null))
+  check.close(distill.guided(base)(prompts.noise, t, c):flatten():tolist(),
+    (free + (base.model(prompts.noise, t, c) - free) * 4):flatten():tolist(), 1e-6)
+  check.fails(function() distill.guided(base, "x") end, "distill.guided: scale: expected a finite number or nil")
   local student = distill.GuidanceAdapters(base.model, { kind = "attention", hidden = 4 })
   local states = distill.trajectories(student:off(), distill.sampler(base, 1, 1), { 2, 4, 16, 16 },
     { condition = prompts.condition, null = base.null })

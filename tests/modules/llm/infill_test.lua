@@ -138,6 +138,25 @@ check.test("a model learns to count, and fills what was cut out", function()
   check.equal(ids, { 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1 }, "text")
 end)
 
+check.test("evaluation, and what the frequencies of tokens alone would cost", function()
+  local batches = { infill.batch { infill.suffix({ 1, 2, 3 }, 1, marks), infill.suffix({ 1, 2 }, 1, marks) },
+    infill.batch { infill.suffix({ 2, 2, 2, 2 }, 0, marks) } }
+  ty.manual_seed(3)
+  local model = models.GLM { vocab_size = 104, hidden_size = 32, inner_hidden_size = 64, num_layers = 1,
+    num_attention_heads = 2, max_sequence_length = 32 }
+  local found, sum, count = infill.evaluate(model, batches), 0, 0
+  for _, batch in ipairs(batches) do
+    sum, count = sum + infill.loss(model, batch):item() * batch.count, count + batch.count
+  end
+  check.close(found.loss, sum / count, 1e-5)
+  check.ok(found.right >= 0 and found.right <= 1 and model.training)
+  -- In the first batch 2, 3, end, 2, end are to be written, of which each counts once more; in the second four 2 and an
+  -- end.
+  local cost = infill.frequencies({ batches[1] }, { batches[2] }, 104)
+  check.close(cost, -(4 * math.log(3 / 109) + math.log(3 / 109)) / 5, 1e-5)
+  check.fails(function() infill.evaluate(3, batches) end, "llm.infill.evaluate: model: expected a module, got 3")
+end)
+
 check.test("the gradient of embeddings is shrunk and nothing else", function()
   ty.manual_seed(7)
   local model = tiny(30)

@@ -140,6 +140,14 @@ for _, name in ipairs { "GPT2", "Llama" } do
   end)
 end
 
+check.test("the loss of a batch is the one that backward has", function()
+  local model = shaken(families.Llama())
+  local ids = ty.randint(0, 40, { 1, 9 })
+  local batch = { tokens = ids:narrow(1, 0, 8), targets = ids:narrow(1, 1, 8), count = 8 }
+  check.equal(train.loss(model, batch):item(), (train.backward(model, { batch })))
+  check.fails(function() train.loss(3, batch) end, "llm.train.loss: model: expected a language model, got 3")
+end)
+
 check.test("N steps are k steps, a resume and N - k, bit for bit", function()
   local rows = data.Packed(data.join(documents { 60, 33, 90, 8, 41 }), { length = 12, overlap = 2, jitter = true })
   local folder = scratch .. ".run"

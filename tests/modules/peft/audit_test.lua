@@ -12,6 +12,14 @@ local function model()
     num_attention_heads = 2, max_position_embeddings = 32 }
 end
 
+-- With updates that are not nothing.
+local function shaken(m)
+  ty.no_grad(function()
+    for name, p in m:named_parameters() do if name:find "lora_B" then p:detach():normal_(0, 0.1) end end
+  end)
+  return m
+end
+
 -- A judge that says so many prompts are right, with the adapter on and off.
 local function judge(on, off)
   return function(m)
@@ -138,6 +146,33 @@ check.test("refusals by greedy text and by likelihood", function()
   for i = 1, 4 do check.equal(ratio[i], nats(prompts[i], refusal) < nats(prompts[i], others[i]), prompts[i]) end
 end)
 
+check.test("a tally: who did harm is stopped, who did none passes, what is between does not count", function()
+  local tally = audit.tally(0.1)
+  tally:add(0.1, { ours = false, naive = true })
+  tally:add(0.5, { ours = false, naive = false })
+  tally:add(0.05, { ours = true, naive = true })
+  tally:add(0.02, { ours = true, naive = false })
+  tally:add(-0.2, { ours = false, naive = true })
+  check.equal({ tally.eroded, tally.sound, tally.stopped, tally.passed },
+    { 2, 2, { ours = 2, naive = 1 }, { ours = 1, naive = 1 } })
+  check.fails(function() audit.tally(0) end, "peft.audit.tally: margin: expected a number in (0, 1], got 0")
+end)
+
+check.test("a judge of refusals, and its opposite", function()
+  local m, tokenizer = zoo.load "kjv-lm", zoo.tokenizer "kjv-lm"
+  local items = { { prompt = "In the beginning God created the heaven and the", answer = " earth" },
+    { prompt = "And it came to", answer = " pass" } }
+  for _, by in ipairs { "greedy", "ratio" } do
+    local want = audit.refusals(m, tokenizer, { items[1].prompt, items[2].prompt }, { refusal = " pass", by = by,
+      answers = { " earth", " pass" } })
+    check.equal(audit.refusal_judge(tokenizer, items, { refusal = " pass", by = by })(m), want)
+    check.equal(audit.refusal_judge(tokenizer, items, { refusal = " pass", by = by, refuse = false })(m),
+      { not want[1], not want[2] })
+  end
+  check.fails(function() audit.refusal_judge(tokenizer, { { prompt = "a" } }, { refusal = "b" }) end,
+    'expected a field that all tables have, got "answer"')
+end)
+
 check.test("mistakes", function()
   local m = model()
   check.fails(function() audit.run(m, {}) end, "the model has no adapter")
@@ -158,6 +193,15 @@ check.test("mistakes", function()
   check.fails(function() audit.says(m, tokenizer, { "a" }, {}) end, "texts: expected one for each of 1 prompts, got 0")
   check.fails(function() audit.refusals(m, tokenizer, { "a" }, { refusal = "no", by = "ratio" }) end,
     "answers: expected one for each of 1 prompts, got 0")
+end)
+
+check.test("random updates as long as another's", function()
+  local one, other = model(), model()
+  peft.lora(one, { rank = 2, targets = "all-linear" })
+  peft.lora(other, { rank = 2, targets = "all-linear" })
+  local norms = audit.random(one, audit.norms(shaken(other)))
+  for name, norm in pairs(audit.norms(one)) do check.close(norm, norms[name] and audit.norms(other)[name], 1e-4) end
+  check.fails(function() audit.random(one, 3) end, "peft.audit.random: norms: expected a table, got 3")
 end)
 
 check.test("norms of updates, given to another adapter", function()

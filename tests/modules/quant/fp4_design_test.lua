@@ -176,6 +176,20 @@ check.test("every choice computes", function()
   end
 end)
 
+check.test("the effect of a choice over all others", function()
+  local results = {}
+  for i, d in ipairs(design.grid { scale = { "e8m0", "e4m3" }, tensor = { false, true } }) do
+    results[i] = { design = d, gaps = { i, 10 * i } }
+  end
+  local by = {}
+  for _, one in ipairs(results) do by[one.design.scale .. tostring(one.design.tensor)] = one.gaps[1] end
+  local ratios, means = design.effect(results, "tensor", true, false)
+  local with, without = by.e8m0true + by.e4m3true, by.e8m0false + by.e4m3false
+  check.close(ratios, { with / without, with / without }, 1e-12)
+  check.close(means, { without / 2, 10 * without / 2 }, 1e-12)
+  check.fails(function() design.effect(results, "rotation", 1, 2) end, "no option 'rotation'")
+end)
+
 check.test("what is refused", function()
   check.fails(function() design.design { scale = "e5m2" } end, "quant.fp4_design.design: scale: expected")
   check.fails(function() design.design { tensor = 1 } end, "tensor: expected a boolean, got 1")

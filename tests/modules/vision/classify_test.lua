@@ -141,4 +141,36 @@ check.test("labels that are many: what is there is learnt", function()
     "vision.fit: dataset: expected a tensor in the field 'image' of a batch, which has objects, picture")
 end)
 
+check.test("how well a model reads, and signals in batches", function()
+  ty.manual_seed(2)
+  local model = ty.nn.Sequential(ty.nn.Flatten(), ty.nn.Linear(12, 3))
+  local set = { image = ty.randn(300, 2, 6), label = ty.randint(0, 3, { 300 }) }
+  local logits = ty.no_grad(model.forward, model, set.image)
+  check.close(vision.scores(model, set.image):flatten():tolist(), logits:flatten():tolist(), 1e-6)
+  local found = vision.measure(model, set)
+  check.close(found.loss, ty.nn.cross_entropy(logits, set.label):item(), 1e-5)
+  check.close(found.accuracy, logits:argmax(1):eq(set.label):to("f64"):mean():item(), 1e-12)
+  check.fails(function() vision.measure(model, {}) end, "vision.measure: set.image: expected a tensor, got nil")
+  check.fails(function() vision.scores(model, ty.ones(2, 12)) end, "images: expected [n, c, t], [n, c, h, w] or")
+end)
+
+check.test("FixMatch: what is surely judged of the weakly disturbed is wanted of the strongly disturbed", function()
+  local model = ty.nn.Linear(1, 1)
+  ty.no_grad(function()
+    model.weight:fill_(1)
+    model.bias:fill_(0)
+  end)
+  local function sigmoid(x) return 1 / (1 + math.exp(-x)) end
+  local x, labels, others = ty.tensor { { 2.0 } }, ty.tensor { { 1.0 } }, ty.tensor { { 3.0 }, { -4.0 }, { 0.5 } }
+  -- 3 is surely there, -4 surely not, of 0.5 nobody is sure; strongly disturbed they are one less.
+  local options = { weak = function(t) return t end, strong = function(t) return t - 1 end }
+  local loss = vision.fixmatch_loss(model, x, labels, others, options)
+  local want = -math.log(sigmoid(2)) + (-math.log(sigmoid(2)) - math.log(1 - sigmoid(-5))) / 3
+  check.close(loss:item(), want, 1e-6)
+  loss:backward()
+  check.close(model.weight.grad:item(), 2 * (sigmoid(2) - 1) + (2 * (sigmoid(2) - 1) - 5 * sigmoid(-5)) / 3, 1e-6)
+  check.fails(function() vision.fixmatch_loss(model, x, labels, others, { weak = print }) end,
+    "vision.fixmatch_loss: strong: expected a function, got nil")
+end)
+
 check.finish()

@@ -201,4 +201,39 @@ check.test("a box drawn into a picture", function()
   check.fails(function() boxes.drawn(ty.zeros(1, 5, 6), ty.ones(4), { 1, 1, 1 }) end, "expected picture [3, h, w]")
 end)
 
+check.test("pairs of frames, and the success of following a set of videos", function()
+  ty.manual_seed(5)
+  local video = ty.arange(3 * 4):reshape(3, 4, 1, 1, 1):expand(3, 4, 3, 8, 8):to "u8"
+  local corner = ty.tensor({ 1.0, 2, 3, 5 })
+  local set = { video = video, boxes = corner:reshape(1, 1, 4):expand(3, 4, 4)
+    + ty.arange(12, { dtype = "f32" }):reshape(3, 4, 1) * 0.1 }
+  local first, a, second, b, guess = track.draw(set, 40, { aside = 0.5 })
+  check.equal({ first.shape, a.shape, second.dtype }, { { 40, 3, 8, 8 }, { 40, 4 }, "u8" })
+  for i = 0, 39 do -- the value of a picture says which it is
+    local from, to = first:select(0, i):max():item(), second:select(0, i):max():item()
+    check.equal(from // 4, to // 4, "of one video")
+    check.close(a:select(0, i):tolist(), (corner + 0.1 * from):tolist(), 1e-5)
+    check.close(b:select(0, i):tolist(), (corner + 0.1 * to):tolist(), 1e-5)
+  end
+  check.equal(track.draw(set, 2, { picture = function(frame) return frame:to "f32" end }).dtype, "f32")
+  local off = guess - b
+  check.close(off:narrow(1, 0, 2):tolist(), off:narrow(1, 2, 2):tolist(), 1e-5, "moved, not changed")
+  local side = math.sqrt(2 * 3) -- of the square of the box's area
+  check.ok(off:abs():max():item() <= 0.5 * side + 1e-4 and off:abs():max():item() > 0.3 * side)
+  local calls = 0
+  local area = track.evaluate(function(videos, start)
+    calls = calls + 1
+    check.equal(start.shape, { videos.shape[1], 4 })
+    return set.boxes:narrow(0, 0, 1):expand(videos.shape[1], 4, 4)
+  end, { video = video, boxes = set.boxes:narrow(0, 0, 1):expand(3, 4, 4) }, 2)
+  check.equal(calls, 2)
+  check.ok(area > 0.9 and area <= 1)
+  local shown = track.film(ty.zeros(2, 2, 3, 8, 8), set.boxes:narrow(0, 0, 2):narrow(1, 0, 2),
+    set.boxes:narrow(0, 0, 2):narrow(1, 0, 2))
+  check.equal(shown.shape, { 4, 3, 8, 8 })
+  check.equal(shown:max():item(), 1.0)
+  check.fails(function() track.draw({ video = video, boxes = ty.ones(3, 4) }, 2) end, "track.draw: set: expected")
+  check.fails(function() track.evaluate(function() return 3 end, set) end, "what follow gives: expected a tensor")
+end)
+
 check.finish()

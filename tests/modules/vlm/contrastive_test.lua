@@ -198,6 +198,8 @@ check.test("recall counts what the definition counts, with several texts of a pi
     check.close({ found.captions[k], found.pictures[k] }, { captions, pictures }, 1e-9)
   end
   check.equal(vlm.recall(image, image * 3, { at = { 1 } }), { captions = { 1.0 }, pictures = { 1.0 } })
+  check.equal({ vlm.found(image, image * 3, 2), vlm.found(image, -image, 2) }, { 1.0, 0.0 })
+  check.fails(function() vlm.found(image, image, 1) end, "vlm.found: among: expected an integer >= 2 or nil, got 1")
   check.fails(function() vlm.recall(image, text) end, "vlm.recall: expected the option owner")
   check.fails(function() vlm.recall(image, text, { owner = owner + 3 }) end, "owner: expected numbers from 0 to 8")
 end)

@@ -129,4 +129,13 @@ check.test("wrong arguments", function()
   check.fails(function() li.precision(ty.ones(1, 2), ty.ones(3, 2), ty.ones(2)) end, "wanted: expected [3]")
 end)
 
+check.test("the mean precision over categories", function()
+  ty.manual_seed(8)
+  local image, labels = ty.randn(12, 4), ty.tensor { 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2 }
+  local a, b = ty.randn(2, 4), ty.randn(1, 4)
+  local want = (li.precision(a, image, labels:eq(0):to "f32") + li.precision(b, image, labels:eq(2):to "f32")) / 2
+  check.close(li.mean_precision({ [1] = a, [3] = { queries = b } }, image, labels), want, 1e-6)
+  check.fails(function() li.mean_precision({}, image, labels) end, "expected those of one category at least, got none")
+end)
+
 check.finish()

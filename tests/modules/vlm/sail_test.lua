@@ -151,6 +151,27 @@ check.test("a linear probe finds what lines divide, and k-NN what they do not", 
   check.fails(function() sail.linear_probe(x, left - 1, x, left) end, "expected classes and labels from 0 on, got -1")
 end)
 
+check.test("new heads by a seed, and classes by the names that they are given", function()
+  ty.manual_seed(9)
+  local image, text = ty.randn(40, 3), ty.randn(40, 4)
+  local options = { kind = "linear", dim = 8, steps = 5, batch = 20, seed = 3, quiet = true }
+  local model, again = sail.aligned(image, text, options), sail.aligned(image, text, options)
+  check.equal({ model.training, ty.recipe.apart(model, again) }, { false, 0.0 })
+  local asked = {}
+  local prompts = sail.prompts({ "dog", "cat" }, function(texts)
+    asked[#asked + 1] = texts[2]
+    return text:narrow(0, 2 * #asked, 2)
+  end, { "a %s", "the %s" })
+  check.equal({ asked, #prompts }, { { "a cat", "the cat" }, 2 })
+  local share, found = sail.zero_shot(model, prompts, image:narrow(0, 0, 6), ty.tensor { 0, 1, 0, 1, 0, 1 })
+  local sum = model:text_features(prompts[1]) + model:text_features(prompts[2])
+  local want, wanted = vlm.zero_shot(model:image_features(image:narrow(0, 0, 6)), sum, ty.tensor { 0, 1, 0, 1, 0, 1 })
+  check.equal({ share, found:tolist() }, { want, wanted:tolist() })
+  check.fails(function() sail.zero_shot(model, {}, image, ty.arange(40)) end, "expected at least one, got none")
+  check.fails(function() sail.prompts({ "a" }, 3) end, "vlm.sail.prompts: read: expected a function, got 3")
+  check.fails(function() sail.aligned(image, 3, options) end, "vlm.sail.aligned: text: expected a tensor, got 3")
+end)
+
 check.test("wrong arguments", function()
   local x = ty.ones(3, 2)
   check.fails(function() sail.loss(x, ty.ones(4, 2), 1, 0) end,

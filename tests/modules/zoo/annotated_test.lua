@@ -18,6 +18,10 @@ check.test("categories, phrases, crops", function()
   local n = set.pictures.shape[1]
   check.equal({ set.pictures.shape, set.labels.shape, #set.of_scene }, { { n, 3, 64, 64 }, { n }, n })
   check.ok(set.labels:max():item() < #categories and set.pictures:abs():max():item() <= 1.0001)
+  local parts = annotated.parts({ 0, 1, 1, 2, 3, 4, 5, 6, 7, 8 }, 1, 2) -- folds of two scenes, in threes
+  check.equal({ parts.held_out:tolist(), parts.candidates:tolist(), parts.scored:tolist() },
+    { { 1, 2, 4, 6, 8 }, { 0, 7 }, { 3, 5, 9 } })
+  check.fails(function() annotated.parts({ 0 }, 2, 2) end, "fold: expected an integer in [0, 1], got 2")
   check.fails(function() annotated.crops(categories, { kinds = kinds, scenes = 2, least = 999 }) end,
     "zoo.annotated.crops: least: expected crops of so many pixels, got none of 999")
 end)

@@ -120,4 +120,21 @@ check.test("a judge that knows the labels is right, one that says nothing is not
   check.ok(found.mean_average_precision < 0.3)
 end)
 
+check.test("pictures some at a time, and captions, by a CLIP", function()
+  local clip, words = zoo.load "scene-clip", zoo.tokenizer "scene-clip"
+  local batch = zoo.scenes.set("validation", { "image", "caption" }):batch(ty.arange(70))
+  local places = {}
+  local seen = zoo.scenes.through(batch.image, function(x, start, rows)
+    places[#places + 1] = { start, rows }
+    return x:mean { 2, 3 }
+  end)
+  check.equal(places, { { 0, 64 }, { 64, 6 } })
+  check.close(seen:flatten():tolist(), (batch.image:to "f32" / 127.5 - 1):mean({ 2, 3 }):flatten():tolist(), 1e-6)
+  local texts = { batch.caption[1], batch.caption[2] }
+  local want = ty.no_grad(function() return clip:text_features(zoo.scenes.tokens(words, texts, 48)) end)
+  check.equal(ty.no_grad(zoo.scenes.read, clip, words, texts):tolist(), want:tolist())
+  check.fails(function() zoo.scenes.through(3, print) end, "zoo.scenes.through: image: expected a tensor, got 3")
+  check.fails(function() zoo.scenes.read(3, words, texts) end, "zoo.scenes.read: clip: expected a module, got 3")
+end)
+
 check.finish()
