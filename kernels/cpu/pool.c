@@ -9,6 +9,7 @@
 #include "../window.h"
 #include "cpu.h"
 #include "indexing.h"
+#include "row_sums.h"
 
 ty_kernel TY_KERNEL(max_pool2d);
 ty_kernel TY_KERNEL(avg_pool2d);

@@ -325,10 +325,17 @@ static REAL NAME(sum_of)(const REAL *restrict x, int64_t n) {
 static void NAME(adaptive_mean_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
   REAL sums[MEAN_ROOM];
+  const bool one = q->oh == 1 && q->ow == 1;
+  if (one && sizeof(REAL) == 4 && q->h * q->w <= ROW_SUMS_MOST) {
+    const int64_t count = q->h * q->w;
+    row_sums((const float *)q->x + begin * count, count, end - begin, (float *)q->y + begin);
+    for (int64_t plane = begin; plane < end; plane++) q->y[plane] /= (REAL)count;
+    return;
+  }
   for (int64_t plane = begin; plane < end; plane++) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
     REAL *restrict y = q->y + plane * q->oh * q->ow;
-    if (q->oh == 1 && q->ow == 1) {
+    if (one) {
       const int64_t count = q->h * q->w;
       REAL sum = 0;
       for (int64_t i = 0; i < count; i += 4096) sum += NAME(sum_of)(x + i, count - i < 4096 ? count - i : 4096);

@@ -7,6 +7,7 @@
 #include "../scalar.h"
 #include "cpu.h"
 #include "half_sums.h"
+#include "row_sums.h"
 
 typedef enum kind { SUM, MEAN, SQUARES, PROD, MAX, MIN, ARGMAX, ARGMIN, ANY, ALL, LOGSUMEXP, VAR } kind;
 
@@ -313,9 +314,18 @@ static void each_short_row(const plan *p, int64_t begin, int64_t end) {
   const int64_t n = p->reduced;
   const double count = p->k == MEAN ? (double)n : 1;
   float *to = p->out->data;
-  for (int64_t i = begin; i < end; i++) {
-    const float *x = (const float *)p->data + offset_of(p->nkept, p->kept_size, p->kept_stride, i);
-    to[i] = (float)((n < 128 ? (double)short_sum_f32(x, n) : sum_f32(x, n)) / count);
+  for (int64_t i = begin; i < end; i += 4) {
+    const int64_t rows = end - i < 4 ? end - i : 4;
+    const float *x[4];
+    float sum[4];
+    for (int64_t r = 0; r < 4; r++)
+      x[r] = (const float *)p->data + offset_of(p->nkept, p->kept_size, p->kept_stride, i + (r < rows ? r : rows - 1));
+    if (n <= ROW_SUMS_MOST) {
+      row_sums_four(x, n, sum);
+      for (int64_t r = 0; r < rows; r++) to[i + r] = (float)((double)sum[r] / count);
+    } else {
+      for (int64_t r = 0; r < rows; r++) to[i + r] = (float)(sum_f32(x[r], n) / count);
+    }
   }
 }
 
