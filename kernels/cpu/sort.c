@@ -7,6 +7,7 @@
 #include "lines.h"
 
 #define RADIX_FROM 512 /* shorter lines are merge-sorted */
+#define LONG 65536     /* lines from here on are shared out */
 
 /* ---- keys ---- */
 
@@ -44,71 +45,136 @@ typedef struct wide {
 #define WIDE_DIGIT(a, shift) ((a).key >> (shift)&255)
 
 /* name_sort: stable; `bytes` of the key count. The result lies in a; b is as long and holds rubbish. */
-#define SORT(name, P, LESS, DIGIT)                                                    \
-  static void name##_merge_sort(P *a, P *b, int64_t n) {                              \
-    const int64_t run = 16;                                                           \
-    for (int64_t start = 0; start < n; start += run) {                                \
-      int64_t stop = start + run < n ? start + run : n;                               \
-      for (int64_t i = start + 1; i < stop; i++) {                                    \
-        P v = a[i];                                                                   \
-        int64_t j = i;                                                                \
-        for (; j > start && LESS(v, a[j - 1]); j--) a[j] = a[j - 1];                  \
-        a[j] = v;                                                                     \
-      }                                                                               \
-    }                                                                                 \
-    P *from = a, *to = b;                                                             \
-    for (int64_t width = run; width < n; width *= 2) {                                \
-      for (int64_t start = 0; start < n; start += 2 * width) {                        \
-        int64_t i = start, mid = start + width < n ? start + width : n;               \
-        int64_t j = mid, stop = mid + width < n ? mid + width : n, k = start;         \
-        while (i < mid && j < stop) {                                                 \
-          bool right = LESS(from[j], from[i]);                                        \
-          to[k++] = right ? from[j] : from[i];                                        \
-          j += right;                                                                 \
-          i += !right;                                                                \
-        }                                                                             \
-        memcpy(to + k, from + i, (size_t)(mid - i) * sizeof(P));                      \
-        k += mid - i;                                                                 \
-        memcpy(to + k, from + j, (size_t)(stop - j) * sizeof(P));                     \
-      }                                                                               \
-      P *other = from;                                                                \
-      from = to;                                                                      \
-      to = other;                                                                     \
-    }                                                                                 \
-    if (from != a) memcpy(a, from, (size_t)n * sizeof(P));                            \
-  }                                                                                   \
-  static void name##_sort(P *a, P *b, int64_t n, int bytes) {                         \
-    if (n < RADIX_FROM) {                                                             \
-      name##_merge_sort(a, b, n);                                                     \
-      return;                                                                         \
-    }                                                                                 \
-    int64_t counts[8][256] = { { 0 } };                                               \
-    for (int64_t i = 0; i < n; i++)                                                   \
-      for (int d = 0; d < bytes; d++) counts[d][DIGIT(a[i], 8 * d)]++;                \
-    P *from = a, *to = b;                                                             \
-    for (int d = 0; d < bytes; d++) {                                                 \
-      if (counts[d][DIGIT(from[0], 8 * d)] == n) continue; /* all share this digit */ \
-      int64_t at[256], sum = 0;                                                       \
-      for (int v = 0; v < 256; v++) {                                                 \
-        at[v] = sum;                                                                  \
-        sum += counts[d][v];                                                          \
-      }                                                                               \
-      for (int64_t i = 0; i < n; i++) to[at[DIGIT(from[i], 8 * d)]++] = from[i];      \
-      P *other = from;                                                                \
-      from = to;                                                                      \
-      to = other;                                                                     \
-    }                                                                                 \
-    if (from != a) memcpy(a, from, (size_t)n * sizeof(P));                            \
-  }                                                                                   \
-  /* Moves a[i] down a heap of n whose root is the greatest. */                       \
-  static void name##_sift(P *a, int64_t i, int64_t n) {                               \
-    P v = a[i];                                                                       \
-    for (int64_t child; (child = 2 * i + 1) < n; i = child) {                         \
-      if (child + 1 < n && LESS(a[child], a[child + 1])) child++;                     \
-      if (!LESS(v, a[child])) break;                                                  \
-      a[i] = a[child];                                                                \
-    }                                                                                 \
-    a[i] = v;                                                                         \
+#define SORT(name, P, LESS, DIGIT)                                                                                    \
+  static void name##_merge_sort(P *a, P *b, int64_t n) {                                                              \
+    const int64_t run = 16;                                                                                           \
+    for (int64_t start = 0; start < n; start += run) {                                                                \
+      int64_t stop = start + run < n ? start + run : n;                                                               \
+      for (int64_t i = start + 1; i < stop; i++) {                                                                    \
+        P v = a[i];                                                                                                   \
+        int64_t j = i;                                                                                                \
+        for (; j > start && LESS(v, a[j - 1]); j--) a[j] = a[j - 1];                                                  \
+        a[j] = v;                                                                                                     \
+      }                                                                                                               \
+    }                                                                                                                 \
+    P *from = a, *to = b;                                                                                             \
+    for (int64_t width = run; width < n; width *= 2) {                                                                \
+      for (int64_t start = 0; start < n; start += 2 * width) {                                                        \
+        int64_t i = start, mid = start + width < n ? start + width : n;                                               \
+        int64_t j = mid, stop = mid + width < n ? mid + width : n, k = start;                                         \
+        while (i < mid && j < stop) {                                                                                 \
+          bool right = LESS(from[j], from[i]);                                                                        \
+          to[k++] = right ? from[j] : from[i];                                                                        \
+          j += right;                                                                                                 \
+          i += !right;                                                                                                \
+        }                                                                                                             \
+        memcpy(to + k, from + i, (size_t)(mid - i) * sizeof(P));                                                      \
+        k += mid - i;                                                                                                 \
+        memcpy(to + k, from + j, (size_t)(stop - j) * sizeof(P));                                                     \
+      }                                                                                                               \
+      P *other = from;                                                                                                \
+      from = to;                                                                                                      \
+      to = other;                                                                                                     \
+    }                                                                                                                 \
+    if (from != a) memcpy(a, from, (size_t)n * sizeof(P));                                                            \
+  }                                                                                                                   \
+  static void name##_sort(P *a, P *b, int64_t n, int bytes, int unused) {                                             \
+    (void)unused;                                                                                                     \
+    if (n < RADIX_FROM) {                                                                                             \
+      name##_merge_sort(a, b, n);                                                                                     \
+      return;                                                                                                         \
+    }                                                                                                                 \
+    int64_t counts[8][256] = { { 0 } };                                                                               \
+    for (int64_t i = 0; i < n; i++)                                                                                   \
+      for (int d = 0; d < bytes; d++) counts[d][DIGIT(a[i], 8 * d)]++;                                                \
+    P *from = a, *to = b;                                                                                             \
+    for (int d = 0; d < bytes; d++) {                                                                                 \
+      if (counts[d][DIGIT(from[0], 8 * d)] == n) continue; /* all share this digit */                                 \
+      int64_t at[256], sum = 0;                                                                                       \
+      for (int v = 0; v < 256; v++) {                                                                                 \
+        at[v] = sum;                                                                                                  \
+        sum += counts[d][v];                                                                                          \
+      }                                                                                                               \
+      for (int64_t i = 0; i < n; i++) to[at[DIGIT(from[i], 8 * d)]++] = from[i];                                      \
+      P *other = from;                                                                                                \
+      from = to;                                                                                                      \
+      to = other;                                                                                                     \
+    }                                                                                                                 \
+    if (from != a) memcpy(a, from, (size_t)n * sizeof(P));                                                            \
+  }                                                                                                                   \
+  /* A long line, sorted in parts by threads, none of which Ctrl-C leaves out: positions are looked up afterwards. */ \
+  typedef struct name##_parts {                                                                                       \
+    P *a, *b;                                                                                                         \
+    int64_t n, parts, width; /* width: parts that are in order together */                                            \
+    void (*sort)(P * a, P *b, int64_t n, int first, int second);                                                      \
+    int first, second;                                                                                                \
+  } name##_parts;                                                                                                     \
+  static void name##_sort_parts(void *context, int64_t begin, int64_t end) {                                          \
+    const name##_parts *s = context;                                                                                  \
+    for (int64_t p = begin; p < end; p++) {                                                                           \
+      const int64_t at = s->n * p / s->parts, to = s->n * (p + 1) / s->parts;                                         \
+      s->sort(s->a + at, s->b + at, to - at, s->first, s->second);                                                    \
+    }                                                                                                                 \
+  }                                                                                                                   \
+  /* How many of the first k of u and v together are of u; no two are equal. */                                       \
+  static int64_t name##_of_first(const P *u, int64_t m, const P *v, int64_t n, int64_t k) {                           \
+    int64_t low = k > n ? k - n : 0, high = k < m ? k : m;                                                            \
+    while (low < high) {                                                                                              \
+      const int64_t i = (low + high) / 2;                                                                             \
+      if (LESS(u[i], v[k - i - 1])) low = i + 1;                                                                      \
+      else high = i;                                                                                                  \
+    }                                                                                                                 \
+    return low;                                                                                                       \
+  }                                                                                                                   \
+  /* Each part of the result from its two runs. */                                                                    \
+  static void name##_merge_parts(void *context, int64_t begin, int64_t end) {                                         \
+    const name##_parts *s = context;                                                                                  \
+    for (int64_t p = begin; p < end; p++) {                                                                           \
+      const int64_t run = p / (2 * s->width) * 2 * s->width, half = run + s->width, last = half + s->width;           \
+      const int64_t from = s->n * run / s->parts;                                                                     \
+      const int64_t mid = s->n * (half < s->parts ? half : s->parts) / s->parts;                                      \
+      const int64_t stop = s->n * (last < s->parts ? last : s->parts) / s->parts;                                     \
+      const P *u = s->a + from, *v = s->a + mid;                                                                      \
+      const int64_t k = s->n * p / s->parts - from, end_k = s->n * (p + 1) / s->parts - from;                         \
+      int64_t i = name##_of_first(u, mid - from, v, stop - mid, k), j = k - i;                                        \
+      const int64_t end_i = name##_of_first(u, mid - from, v, stop - mid, end_k), end_j = end_k - end_i;              \
+      P *to = s->b + from + k;                                                                                        \
+      while (i < end_i && j < end_j) {                                                                                \
+        const bool right = LESS(v[j], u[i]);                                                                          \
+        *to++ = right ? v[j] : u[i];                                                                                  \
+        j += right;                                                                                                   \
+        i += !right;                                                                                                  \
+      }                                                                                                               \
+      memcpy(to, u + i, (size_t)(end_i - i) * sizeof(P));                                                             \
+      memcpy(to + (end_i - i), v + j, (size_t)(end_j - j) * sizeof(P));                                               \
+    }                                                                                                                 \
+  }                                                                                                                   \
+  /* Sorts by sort(a, b, n, first, second), which leaves its result in a; returns where the result lies. */           \
+  static P *name##_sort_long(P *a, P *b, int64_t n, void (*sort)(P *, P *, int64_t, int, int), int first,             \
+                             int second) {                                                                            \
+    name##_parts s = { a, b, n, ty_parallel_threads(), 1, sort, first, second };                                      \
+    if (n < LONG || s.parts < 2) {                                                                                    \
+      sort(a, b, n, first, second);                                                                                   \
+      return a;                                                                                                       \
+    }                                                                                                                 \
+    ty_parallel_for_all(s.parts, 1, name##_sort_parts, &s);                                                           \
+    for (; s.width < s.parts; s.width *= 2) {                                                                         \
+      ty_parallel_for_all(s.parts, 1, name##_merge_parts, &s);                                                        \
+      P *other = s.a;                                                                                                 \
+      s.a = s.b;                                                                                                      \
+      s.b = other;                                                                                                    \
+    }                                                                                                                 \
+    return s.a;                                                                                                       \
+  }                                                                                                                   \
+  /* Moves a[i] down a heap of n whose root is the greatest. */                                                       \
+  static void name##_sift(P *a, int64_t i, int64_t n) {                                                               \
+    P v = a[i];                                                                                                       \
+    for (int64_t child; (child = 2 * i + 1) < n; i = child) {                                                         \
+      if (child + 1 < n && LESS(a[child], a[child + 1])) child++;                                                     \
+      if (!LESS(v, a[child])) break;                                                                                  \
+      a[i] = a[child];                                                                                                \
+    }                                                                                                                 \
+    a[i] = v;                                                                                                         \
   }
 SORT(narrow, uint64_t, NARROW_LESS, NARROW_DIGIT)
 SORT(wide, wide, WIDE_LESS, WIDE_DIGIT)
@@ -133,26 +199,26 @@ typedef struct sort_ctx {
 #define NARROW_AT(p) ((int64_t)((p)&UINT32_MAX))
 #define WIDE_AT(p) ((int64_t)(p).at)
 
-/* Fills a with the pairs in order; a[0 .. k) count. With few wanted a heap keeps the best k seen so far. */
-#define ORDER(name, P, MAKE, LESS)                                                                                     \
-  static inline                                                                                                        \
-      __attribute__((always_inline)) void name##_order(const sort_ctx *c, int64_t base, P *a, P *b, const int dtype) { \
-    int64_t n = c->l.size, step = c->l.inner, k = c->k;                                                                \
-    const char *x = (const char *)c->x + base * ty_dtype_size[dtype];                                                  \
-    if (k > n / 8) {                                                                                                   \
-      for (int64_t i = 0; i < n; i++) a[i] = MAKE(key_at(x, i * step, dtype) ^ c->flip, i);                            \
-      name##_sort(a, b, n, ty_dtype_size[dtype]);                                                                      \
-      return;                                                                                                          \
-    }                                                                                                                  \
-    for (int64_t i = 0; i < k; i++) a[i] = MAKE(key_at(x, i * step, dtype) ^ c->flip, i);                              \
-    for (int64_t i = k / 2 - 1; i >= 0; i--) name##_sift(a, i, k);                                                     \
-    for (int64_t i = k; i < n && k > 0; i++) {                                                                         \
-      P v = MAKE(key_at(x, i * step, dtype) ^ c->flip, i);                                                             \
-      if (!LESS(v, a[0])) continue;                                                                                    \
-      a[0] = v;                                                                                                        \
-      name##_sift(a, 0, k);                                                                                            \
-    }                                                                                                                  \
-    name##_merge_sort(a, b, k); /* looks at positions too: a heap does not keep them in order */                       \
+/* The pairs in order, in a or b; the first k count. With few wanted a heap keeps the best k seen so far. */
+#define ORDER(name, P, MAKE, LESS)                                                               \
+  static inline __attribute__((always_inline))                                                   \
+  P *name##_order(const sort_ctx *c, int64_t base, P *a, P *b, const int dtype) {                \
+    int64_t n = c->l.size, step = c->l.inner, k = c->k;                                          \
+    const char *x = (const char *)c->x + base * ty_dtype_size[dtype];                            \
+    if (k > n / 8) {                                                                             \
+      for (int64_t i = 0; i < n; i++) a[i] = MAKE(key_at(x, i * step, dtype) ^ c->flip, i);      \
+      return name##_sort_long(a, b, n, name##_sort, ty_dtype_size[dtype], 0);                    \
+    }                                                                                            \
+    for (int64_t i = 0; i < k; i++) a[i] = MAKE(key_at(x, i * step, dtype) ^ c->flip, i);        \
+    for (int64_t i = k / 2 - 1; i >= 0; i--) name##_sift(a, i, k);                               \
+    for (int64_t i = k; i < n && k > 0; i++) {                                                   \
+      P v = MAKE(key_at(x, i * step, dtype) ^ c->flip, i);                                       \
+      if (!LESS(v, a[0])) continue;                                                              \
+      a[0] = v;                                                                                  \
+      name##_sift(a, 0, k);                                                                      \
+    }                                                                                            \
+    name##_merge_sort(a, b, k); /* looks at positions too: a heap does not keep them in order */ \
+    return a;                                                                                    \
   }
 ORDER(narrow, uint64_t, MAKE_NARROW, NARROW_LESS)
 ORDER(wide, wide, MAKE_WIDE, WIDE_LESS)
@@ -198,6 +264,32 @@ static void packed_sort(uint64_t *a, uint64_t *b, int64_t n, int low, int bits) 
   if (from != a) memcpy(a, from, (size_t)n * sizeof *a);
 }
 
+/* A line of i64 as numbers: their distance from the first in order above their position. */
+typedef struct close_integers {
+  const sort_ctx *c;
+  const int64_t *x;
+  uint64_t *a, first, sign;
+  int64_t to;
+  int low; /* bits of a position */
+} close_integers;
+
+static void pack_integers(void *context, int64_t begin, int64_t end) {
+  const close_integers *q = context;
+  const int64_t step = q->c->l.inner;
+  for (int64_t i = begin; i < end; i++)
+    q->a[i] = (((uint64_t)q->x[i * step] - q->first) * q->sign) << q->low | (uint64_t)i;
+}
+
+static void unpack_integers(void *context, int64_t begin, int64_t end) {
+  const close_integers *q = context;
+  const int64_t step = q->c->l.inner;
+  const uint64_t position = ((uint64_t)1 << q->low) - 1;
+  int64_t *positions = q->c->positions + q->to, *values = q->c->values ? (int64_t *)q->c->values + q->to : NULL;
+  for (int64_t j = begin; j < end; j++) positions[j * step] = (int64_t)(q->a[j] & position);
+  for (int64_t j = begin; values && j < end; j++)
+    values[j * step] = (int64_t)((q->a[j] >> q->low) * q->sign + q->first);
+}
+
 /* A line of i64 that lie so close to each other that what is between them and a position have room in 64 bits, as counts
  * and ids do: numbers of 8 bytes, from which the values are made again without looking them up. False where they do not
  * lie so. */
@@ -213,15 +305,32 @@ static bool sort_close_integers(const sort_ctx *c, int64_t from, int64_t to, uin
   }
   const int low = bits_of((uint64_t)n - 1), bits = bits_of((uint64_t)most - (uint64_t)least);
   if (low + bits > 64) return false;
-  const uint64_t first = (uint64_t)(c->flip ? most : least),
-                 sign = c->flip ? UINT64_MAX : 1; /* descending: from above */
-  for (int64_t i = 0; i < n; i++) a[i] = (((uint64_t)x[i * step] - first) * sign) << low | (uint64_t)i;
-  packed_sort(a, a + n, n, low, bits);
-  const uint64_t position = ((uint64_t)1 << low) - 1;
-  for (int64_t j = 0; j < c->k; j++) c->positions[to + j * step] = (int64_t)(a[j] & position);
-  int64_t *values = c->values ? (int64_t *)c->values + to : NULL;
-  for (int64_t j = 0; values && j < c->k; j++) values[j * step] = (int64_t)((a[j] >> low) * sign + first);
+  close_integers q = { .c = c, .x = x, .a = a, .to = to, .low = low };
+  q.first = (uint64_t)(c->flip ? most : least);
+  q.sign = c->flip ? UINT64_MAX : 1; /* descending: from above */
+  ty_parallel_for_all(n, LONG / 4, pack_integers, &q);
+  q.a = narrow_sort_long(a, a + n, n, packed_sort, low, bits);
+  ty_parallel_for_all(c->k, LONG / 4, unpack_integers, &q);
   return true;
+}
+
+/* Pairs in order, to be told apart into values and positions. */
+typedef struct emission {
+  const sort_ctx *c;
+  const void *pairs;
+  int64_t from, to;
+} emission;
+
+static void emit_narrow(void *context, int64_t begin, int64_t end) {
+  const emission *e = context;
+  for (int64_t j = begin; j < end; j++)
+    emit(e->c, e->from, e->to + j * e->c->l.inner, NARROW_AT(((const uint64_t *)e->pairs)[j]));
+}
+
+static void emit_wide(void *context, int64_t begin, int64_t end) {
+  const emission *e = context;
+  for (int64_t j = begin; j < end; j++)
+    emit(e->c, e->from, e->to + j * e->c->l.inner, WIDE_AT(((const wide *)e->pairs)[j]));
 }
 
 static void sort_line(const sort_ctx *c, int64_t line, void *scratch) {
@@ -230,25 +339,26 @@ static void sort_line(const sort_ctx *c, int64_t line, void *scratch) {
   uint64_t *a = scratch, *b = a + c->l.size;
   if (sort_close_integers(c, from, to, a)) return;
   wide *wa = scratch, *wb = wa + c->l.size;
+  emission e = { c, NULL, from, to };
   if (c->fits) {
     switch (c->dtype) {
       case TY_BOOL:
-      case TY_U8: narrow_order(c, from, a, b, TY_U8); break;
-      case TY_I8: narrow_order(c, from, a, b, TY_I8); break;
-      case TY_I16: narrow_order(c, from, a, b, TY_I16); break;
-      case TY_I32: narrow_order(c, from, a, b, TY_I32); break;
-      case TY_F16: narrow_order(c, from, a, b, TY_F16); break;
-      case TY_BF16: narrow_order(c, from, a, b, TY_BF16); break;
-      default: narrow_order(c, from, a, b, TY_F32);
+      case TY_U8: e.pairs = narrow_order(c, from, a, b, TY_U8); break;
+      case TY_I8: e.pairs = narrow_order(c, from, a, b, TY_I8); break;
+      case TY_I16: e.pairs = narrow_order(c, from, a, b, TY_I16); break;
+      case TY_I32: e.pairs = narrow_order(c, from, a, b, TY_I32); break;
+      case TY_F16: e.pairs = narrow_order(c, from, a, b, TY_F16); break;
+      case TY_BF16: e.pairs = narrow_order(c, from, a, b, TY_BF16); break;
+      default: e.pairs = narrow_order(c, from, a, b, TY_F32);
     }
-    for (int64_t j = 0; j < c->k; j++) emit(c, from, to + j * c->l.inner, NARROW_AT(a[j]));
+    ty_parallel_for_all(c->k, LONG / 4, emit_narrow, &e);
   } else {
     switch (c->dtype) {
-      case TY_I64: wide_order(c, from, wa, wb, TY_I64); break;
-      case TY_F64: wide_order(c, from, wa, wb, TY_F64); break;
-      default: wide_order(c, from, wa, wb, c->dtype);
+      case TY_I64: e.pairs = wide_order(c, from, wa, wb, TY_I64); break;
+      case TY_F64: e.pairs = wide_order(c, from, wa, wb, TY_F64); break;
+      default: e.pairs = wide_order(c, from, wa, wb, c->dtype);
     }
-    for (int64_t j = 0; j < c->k; j++) emit(c, from, to + j * c->l.inner, WIDE_AT(wa[j]));
+    ty_parallel_for_all(c->k, LONG / 4, emit_wide, &e);
   }
 }
 
