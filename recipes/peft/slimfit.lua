@@ -15,7 +15,7 @@
 -- which weights (from the top: the first layer's) SlimFit trained in which step.
 local ty = require "tycho"
 local datasets, models, zoo = require "tycho.datasets", require "tycho.models", require "tycho.zoo"
-local peft = require "tycho.peft"
+local peft, vision = require "tycho.peft", require "tycho.vision"
 
 local r = ty.recipe.declare {
   seeds = 3,
@@ -54,63 +54,36 @@ local function new()
     num_labels = 10 }
 end
 
--- Trains on random batches; slim: what takes the steps. Returns the peak of memory above `before`.
-local function train(model, slim, optimizer, set, o, before)
-  local order, peak = {}, 0
+-- Trains on random batches; slim: what takes the steps; begin: called when all moments are there.
+local function train(model, slim, optimizer, set, steps, begin)
+  local draw = ty.data.draws(ty.data.TensorDataset(set), args.batch, { drop_last = true, backward = true })
   model:train()
-  for step = 1, o.steps do
+  for step = 1, steps do
     ty.scope(function()
-      if #order < args.batch then order = ty.randperm(set.label.shape[1]):tolist() end
-      local at = {}
-      for i = 1, args.batch do at[i] = table.remove(order) end
-      local index = ty.tensor(at, { dtype = "i64" })
-      local image, label = set.image:index_select(0, index), set.label:index_select(0, index)
-      slim:step(optimizer, function() return model:loss(image, label) end)
+      local batch = draw()
+      slim:step(optimizer, function() return model:loss(batch.image, batch.label) end)
     end)
-    if step == 1 then
+    if step == 1 and begin then
       collectgarbage()
-      ty.memory.reset_peak()
+      begin()
     end
-    peak = math.max(peak, ty.memory.stats().peak - before)
   end
   model:eval()
-  return peak
-end
-
-local function judge(model, set)
-  local loss, right, n = 0, 0, set.label.shape[1]
-  ty.no_grad(function()
-    for at = 0, n - 1, 250 do
-      ty.scope(function()
-        local count = math.min(250, n - at)
-        local label, logits = set.label:narrow(0, at, count), model(set.image:narrow(0, at, count))
-        loss = loss + ty.nn.cross_entropy(logits, label, { reduction = "sum" }):item()
-        right = right + logits:argmax(1):eq(label):sum():item()
-      end)
-    end
-  end)
-  return loss / n, right / n
 end
 
 local function plain(model) return peft.slimfit.attach(model, { freeze = 0, pack = false }) end
 
 ty.manual_seed(r.seed)
 local base = new()
-do
-  local schedule = ty.optim.one_cycle { steps = args.base_steps }
-  train(base, plain(base), ty.optim.AdamW(base, { lr = 2e-3, schedule = schedule }), base_set,
-    { steps = args.base_steps }, 0)
-  local _, right = judge(base, base_set)
-  r:say("the base names %.1f %% of what it was trained on", 100 * right)
-end
+train(base, plain(base), ty.optim.AdamW(base, { lr = 2e-3,
+  schedule = ty.optim.one_cycle { steps = args.base_steps } }), base_set, args.base_steps)
+r:say("the base names %.1f %% of what it was trained on", 100 * vision.measure(base, base_set).accuracy)
 local start = base:state_dict()
 
 local maps = {}
 local function way(attach, name)
   return function(rate, seed)
-    collectgarbage()
-    collectgarbage()
-    local before = ty.memory.stats().live
+    local begin, most = r:watch()
     ty.manual_seed(seed)
     local model = new()
     local head = model.classifier.weight:detach():clone()
@@ -120,15 +93,13 @@ local function way(attach, name)
       model.classifier.bias:fill_(0)
     end)
     local slim = attach(model, seed)
-    local trained = {}
-    for _, p in ipairs(model:parameters()) do if p.requires_grad then trained[#trained + 1] = p end end
-    local optimizer = ty.optim.AdamW(trained, { lr = rate, weight_decay = 0.01,
+    local optimizer = ty.optim.AdamW(model, { lr = rate, weight_decay = 0.01,
       schedule = ty.optim.one_cycle { steps = args.steps } })
-    local peak = train(model, slim, optimizer, training, { steps = args.steps }, before)
+    train(model, slim, optimizer, training, args.steps, begin)
+    local peak = most()
     maps[name] = slim:map()
-    local loss = judge(model, development)
-    local _, right = judge(model, test)
-    return { development = loss, right = right, peak = peak }
+    return { development = vision.measure(model, development).loss, right = vision.measure(model, test).accuracy,
+      peak = peak }
   end
 end
 
@@ -143,21 +114,16 @@ local function lora(model)
   return plain(model)
 end
 
-local list = { { "full", plain, { 1e-3, 2e-3 } }, { "SlimFit", slim "dynamics", { 2e-3, 4e-3 } },
-  { "random turns", slim "random", { 2e-3, 4e-3 } }, { "LoRA", lora, { 3e-3, 1e-2 } } }
-local ways = {}
-for i, one in ipairs(list) do ways[i] = { name = one[1], rates = r:tries(one[3]), run = way(one[2], one[1]) } end
+local function one(name, rates, attach) return { name = name, rates = r:tries(rates), run = way(attach, name) } end
+local ways = { one("full", { 1e-3, 2e-3 }, plain), one("SlimFit", { 2e-3, 4e-3 }, slim "dynamics"),
+  one("random turns", { 2e-3, 4e-3 }, slim "random"), one("LoRA", { 3e-3, 1e-2 }, lora) }
 local found = peft.compare.ways(ways, r.seeds, function(line) r:say("%s", line) end)
 
-local lost, ratios = {}, {}
 for i, seed in ipairs(r.seeds) do
-  local full, ours = found.full.runs[i], found.SlimFit.runs[i]
-  lost[i], ratios[i] = full.right - ours.right, full.peak / ours.peak
-  for _, one in ipairs(list) do
-    local run = found[one[1]].runs[i]
-    r:say("%s, seed %d, rate %g: %.2f %% right, %.1f MB", one[1], seed, found[one[1]].rate, 100 * run.right,
-      run.peak / 1e6)
-    r.metrics[one[1] .. "/right/" .. seed], r.metrics[one[1] .. "/MB/" .. seed] = run.right, run.peak / 1e6
+  for _, each in ipairs(ways) do
+    local run, rate = found[each.name].runs[i], found[each.name].rate
+    r:say("%s, seed %d, rate %g: %.2f %% right, %.1f MB", each.name, seed, rate, 100 * run.right, run.peak / 1e6)
+    r:note(each.name, { right = run.right, MB = run.peak / 1e6 }, seed)
   end
 end
 
@@ -165,23 +131,18 @@ end
 
 local ids = ty.randint(1, 4096, { args.rows, 65 })
 local function language_peak(freeze)
-  collectgarbage()
-  collectgarbage()
-  local before = ty.memory.stats().live
+  local begin, most = r:watch()
   local model = zoo.load "kjv-lm":to "f32"
-  local optimizer, peak = ty.optim.AdamW(model, { lr = 1e-4 }), 0
+  local optimizer = ty.optim.AdamW(model, { lr = 1e-4 })
   local function loss() return model:loss(ids:narrow(1, 0, 64), ids:narrow(1, 1, 64)) end
   local first = plain(model) -- a step of all weights, after which all moments are there
   first:step(optimizer, loss)
   first:detach()
   local taken = peft.slimfit.attach(model, { freeze = freeze, pack = freeze > 0 })
   collectgarbage()
-  ty.memory.reset_peak()
-  for _ = 1, 4 do
-    taken:step(optimizer, loss)
-    peak = math.max(peak, ty.memory.stats().peak - before)
-  end
-  return peak
+  begin()
+  for _ = 1, 4 do taken:step(optimizer, loss) end
+  return most()
 end
 local language = { language_peak(0), language_peak(args.freeze) }
 r:say("kjv-lm, %d rows of 64 tokens: %.1f and %.1f MB", args.rows, language[1] / 1e6, language[2] / 1e6)
@@ -189,8 +150,11 @@ r:say("kjv-lm, %d rows of 64 tokens: %.1f and %.1f MB", args.rows, language[1] /
 local map = maps.SlimFit:to "f32":unsqueeze(0):unsqueeze(0) * 2 - 1
 ty.plot.grid(map, { columns = 1, scale = 5 }):save(r:picture "slimfit.png")
 
+local function of(name, key) return ty.stats.column(found[name].runs, key) end
 os.exit(r:finish {
-  { claim = "accuracy lost against full tuning", values = lost, bar = 0.004, below = true },
-  { claim = "peak memory of full tuning over SlimFit's, vision transformer", values = ratios, bar = 2 },
+  { claim = "accuracy lost against full tuning", bar = 0.004, below = true,
+    values = ty.stats.differences(of("full", "right"), of("SlimFit", "right")) },
+  { claim = "peak memory of full tuning over SlimFit's, vision transformer", bar = 2,
+    values = ty.stats.ratios(of("full", "peak"), of("SlimFit", "peak")) },
   { claim = "the same on the Llama of the zoo", measured = language[1] / language[2], bar = 2 },
 }, true)
