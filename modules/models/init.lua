@@ -58,6 +58,8 @@ return require "tycho.lazy" ({}, {
   DeiTForImageClassificationWithTeacher = { "tycho.models.vit", "DeiTForImageClassificationWithTeacher" },
   Dinov2 = { "tycho.models.dinov2", "Dinov2" },
   Dinov2ForImageClassification = { "tycho.models.dinov2", "Dinov2ForImageClassification" },
+  Dinov2WithRegisters = { "tycho.models.dinov2", "Dinov2WithRegisters" },
+  Dinov2WithRegistersForImageClassification = { "tycho.models.dinov2", "Dinov2WithRegistersForImageClassification" },
   -- pictures and words
   ActionModel = "tycho.models.action",
   CLIPModel = { "tycho.models.clip", "CLIPModel" }, CLIPTextModel = { "tycho.models.clip", "CLIPTextModel" },
@@ -66,6 +68,9 @@ return require "tycho.lazy" ({}, {
   SiglipModel = { "tycho.models.siglip", "SiglipModel" },
   SiglipTextModel = { "tycho.models.siglip", "SiglipTextModel" },
   SiglipVisionModel = { "tycho.models.siglip", "SiglipVisionModel" },
+  Siglip2Model = { "tycho.models.siglip2", "Siglip2Model" },
+  Siglip2TextModel = { "tycho.models.siglip2", "Siglip2TextModel" },
+  Siglip2VisionModel = { "tycho.models.siglip2", "Siglip2VisionModel" },
   ResNetVisionModel = "tycho.models.resnet_vision",
   CLIPVisionModelWithProjection = { "tycho.models.clip", "CLIPVisionModelWithProjection" },
   Llava = "tycho.models.llava", LlavaNext = "tycho.models.llava_next",
