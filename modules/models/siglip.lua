@@ -149,4 +149,10 @@ function SiglipModel:published_config()
   return config
 end
 
-return { SiglipModel = SiglipModel, SiglipTextModel = SiglipTextModel, SiglipVisionModel = SiglipVisionModel }
+--- SigLIP's picture encoder with a head over the mean of the patches.
+---@class SiglipForImageClassification: Pretrained
+local Classifier = blocks.classifier("SiglipForImageClassification", "siglip", vision_fields, VisionTransformer,
+  encoder.check_grid)
+
+return { SiglipForImageClassification = Classifier, SiglipModel = SiglipModel, SiglipTextModel = SiglipTextModel,
+  SiglipVisionModel = SiglipVisionModel }

@@ -126,4 +126,9 @@ Siglip2Model.check_vision = check
 ---@param config table
 function Siglip2Model:init(config) siglip.SiglipModel.init(self, config) end
 
-return { Siglip2Model = Siglip2Model, Siglip2TextModel = Siglip2TextModel, Siglip2VisionModel = Siglip2VisionModel }
+--- SigLIP 2's encoder of pictures of every shape with a head over the mean of the patches.
+---@class Siglip2ForImageClassification: Pretrained
+local Classifier = blocks.classifier("Siglip2ForImageClassification", "siglip2", vision_fields, Transformer, check)
+
+return { Siglip2ForImageClassification = Classifier, Siglip2Model = Siglip2Model, Siglip2TextModel = Siglip2TextModel,
+  Siglip2VisionModel = Siglip2VisionModel }

@@ -3,6 +3,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local blocks = require "tycho.models.clip_blocks"
+local classifier = require "tycho.models.classifier"
 local configs = require "tycho.models.config"
 local encoder = require "tycho.models.encoder"
 local layers = require "tycho.models.layers"
@@ -196,6 +197,62 @@ function M.single(name, model_type, part, fields, Transformer, check)
       return own(given)
     end
   end
+  return class
+end
+
+-- ---- a head over pictures ----
+
+-- The mean of hidden states [n, patches, hidden]; sizes: i64 [n, 2], of pictures whose other places are filled up.
+local function pooled(hidden, sizes)
+  if not sizes then return hidden:mean { 1 } end
+  local counts = (sizes:narrow(1, 0, 1) * sizes:narrow(1, 1, 1)):to { device = hidden.device }
+  local there = ty.arange(hidden.shape[2], { device = hidden.device }):lt(counts):to(hidden.dtype)
+  return (hidden * there:unsqueeze(-1)):sum(1) / counts:to(hidden.dtype)
+end
+
+--- A class that judges pictures: the transformer of them, and a linear layer over the mean of its patches. The other
+-- arguments as of single().
+---@param name string
+---@param model_type string  of the whole model, whose config.json it has
+---@return table class
+function M.classifier(name, model_type, fields, Transformer, check)
+  local class = nn.module(name, Pretrained)
+  class.model_type, class.architecture = model_type, name
+  class.other_heads = { "^text_model%.", "^logit_scale$", "^logit_bias$" }
+
+  function class:init(given)
+    local config = configs.read(name, given, { text_config = { "table", {} }, vision_config = { "table", {} } })
+    local own = { model_type = config.model_type }
+    for key, value in pairs(config.vision_config) do own[key] = value end
+    local vision = M.config(name .. ": vision_config", own, fields, nil, check)
+    configs.with_parts(config, { vision_config = vision })
+    self.config = config
+    self.vision_model = Transformer(vision, name)
+    self.classifier = layers.linear(vision.hidden_size, configs.labels(config), true,
+      vision.hidden_size ^ -0.5 * vision.initializer_factor)
+  end
+
+  --- Logits [n, labels] of pictures [n, channels, height, width] or, of SigLIP 2, of patches [n, most, values].
+  -- options: interpolate, sizes and checkpoint, as the encoder of pictures has them.
+  function class:forward(x, options)
+    local hidden = self.vision_model:run(x, options, false)
+    return self.classifier(pooled(hidden, options and options.sizes))
+  end
+
+  --- As ViTForImageClassification:loss().
+  function class:loss(x, labels, options)
+    return classifier.loss(self:forward(x, options), labels, self.config)
+  end
+
+  --- The keys of config.json, with those of the encoder of pictures.
+  function class:published_config()
+    local config = Pretrained.published_config(self)
+    local part = Pretrained.published_config(self.vision_model)
+    part.model_type, part.architectures, part.initializer_factor = model_type .. "_vision_model", nil, nil
+    config.vision_config = part
+    return config
+  end
+
   return class
 end
 

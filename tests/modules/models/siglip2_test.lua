@@ -29,7 +29,7 @@ check.test("logits, features, the sigmoid loss and gradients of transformers", f
   compare(text, want.text, "features of texts")
   compare(ty.nn.normalize(model:image_features(x, { sizes = want.shapes })), want.image, "features alone")
   compare((model.vision_model:run(x, { sizes = want.shapes })), want.vision_last, "hidden states of pictures")
-  local loss = vlm.sail.loss(image, text, model.logit_scale:exp(), model.logit_bias)
+  local loss = vlm.sigmoid_loss(image, text, model.logit_scale:exp(), model.logit_bias)
   check.close(loss:item(), want.sigmoid:item(), 1e-5 * want.sigmoid:item(), "loss")
   check.equal(reference.compare_gradients(model, loss * math.sin(1), want), {}, "gradients left")
   compare(x.grad, want["input_grad.x"], "gradient for the patches")
@@ -56,6 +56,44 @@ for _, name in ipairs { "siglip2_vision", "siglip2_bare" } do
     end
   end)
 end
+
+check.test("the sigmoid loss is what it learns by, in small batches of one large one too", function()
+  local model, want = load "siglip2"
+  local function batches(counts)
+    local list, start = {}, 0
+    for i, count in ipairs(counts) do
+      list[i] = { pictures = want.x:narrow(0, start, count), tokens = want.tokens:narrow(0, start, count),
+        sizes = want.shapes:narrow(0, start, count) }
+      start = start + count
+    end
+    return list
+  end
+  for _, counts in ipairs { { 5 }, { 2, 2, 1 } } do
+    model:zero_grad()
+    check.close(vlm.cached_backward(model, batches(counts)), want.sigmoid:item(), 1e-5 * want.sigmoid:item())
+    for _, name in ipairs { "logit_scale", "logit_bias" } do
+      local g = model[name].grad:abs():item()
+      check.close(g, want["grad." .. name]:tolist()[1] / math.sin(1), 1e-4 * g, name)
+    end
+  end
+  local softmax = vlm.cached_backward(model, batches { 3, 2 }, { loss = "softmax" })
+  local _, image, text = model(want.tokens, { pictures = want.x, sizes = want.shapes })
+  check.close(softmax, vlm.contrastive_loss(image, text, model.logit_scale:exp()):item(), 1e-5)
+  local first = batches { 3, 2 }
+  local mean = vlm.accumulated_backward(model, first)
+  local sum = 0
+  for _, batch in ipairs(first) do sum = sum + vlm.cached_backward(model, { batch }) / 2 end
+  check.close(mean, sum, 1e-5)
+  check.fails(function() vlm.cached_backward(model, first, { loss = "none" }) end, 'loss: expected "softmax" or')
+  local set = ty.data.TensorDataset { pictures = want.x:detach(), tokens = want.tokens, sizes = want.shapes }
+  local loader = ty.data.DataLoader(set, { batch_size = 5 })
+  local losses = vlm.fit_contrastive(model, loader, { steps = 30, lr = 3e-3, warmup = 2, quiet = true })
+  check.close(losses[1], want.sigmoid:item(), 1e-4)
+  check.ok(losses[30] < 0.5 * losses[1], ("from %.3f to %.3f"):format(losses[1], losses[30]))
+  local clip = hub.load(root .. "clip", { dtype = "f32" })
+  check.fails(function() vlm.fit_contrastive(clip, loader, { steps = 1, loss = "sigmoid", quiet = true }) end,
+    "loss: expected softmax of a model without logit_bias, got sigmoid")
+end)
 
 check.test("what fills a picture up is nothing to it", function()
   local model, want = load "siglip2"
@@ -87,6 +125,27 @@ check.test("parts of a whole folder; written and read again", function()
   end
   for _, file in ipairs(ty.io.listdir(path)) do os.remove(path .. "/" .. file) end
   os.remove(path)
+end)
+
+check.test("heads over pictures of fixed size and of every shape: logits, loss, gradients; read again", function()
+  for _, name in ipairs { "siglip_classifier", "siglip2_classifier" } do
+    local model, want = load(name)
+    local x, options = want.x:detach():requires_grad_(), { sizes = want.shapes }
+    compare(model(x, options), want.logits, name)
+    local loss = model:loss(x, want.labels, options)
+    check.close(loss:item(), (want.bce or want.ce):item(), 1e-5)
+    local left = reference.compare_gradients(model, loss * math.sin(1), want)
+    for key in pairs(left) do check.ok(key:find "^vision_model%.head%.", key) end -- what finds a whole is not asked
+    compare(x.grad, want["input_grad.x"], "gradient for the pictures")
+    local path = os.tmpname()
+    os.remove(path)
+    model:save(path)
+    local other = hub.load(path, { dtype = "f32" })
+    check.equal({ other.report.unexpected, other.report.missing, other.config.unknown }, { {}, {}, {} })
+    compare(other(want.x, options), want.logits, "read again")
+    for _, file in ipairs(ty.io.listdir(path)) do os.remove(path .. "/" .. file) end
+    os.remove(path)
+  end
 end)
 
 check.test("configs and inputs that cannot be are one clear error", function()
