@@ -140,7 +140,11 @@ end
 ---@param what string  for errors: "picture 1"
 function M.read(picture, what)
   local x = picture
-  if type(x) == "string" then x = ty.io.load_image(x, { channels = 3 }) end
+  if type(x) == "string" then
+    local ok, result = pcall(ty.io.load_image, x, { channels = 3 })
+    if not ok then arguments.fail("processor: %s: %s", what, result) end
+    x = result
+  end
   if not ty.is_tensor(x) or x.dtype ~= "u8" or x.ndim ~= 3 or x:numel() == 0 or x.shape[1] > 4 or x.shape[1] == 2 then
     arguments.fail("processor: %s: expected a path or u8 [channels, h, w], got %s", what, arguments.describe(x))
   end

@@ -130,6 +130,7 @@ check.test("pictures of every kind, and those that cannot be: one error with the
     if content then ty.io.write_atomic(path, content) end
     local ok, problem = pcall(chat.generate, chat, asked(path), { max_tokens = 4 })
     check.ok(not ok and tostring(problem):find(name, 1, true), name .. ": " .. tostring(problem))
+    check.ok(tostring(problem):find "chat_test%.lua:%d+: processor: picture 1: ", tostring(problem))
     if name == "huge.png" then check.ok(problem:find("claims 65535 x 65535 pixels", 1, true), problem) end
     os.remove(path)
   end
@@ -395,6 +396,8 @@ check.test("clips are shown to models that see them, beside pictures", function(
   check.fails(function() chat:inputs(messages {}) end, "clip 1: expected u8 [frames, channels, h, w] or a list")
   check.fails(function() chat:inputs(messages({ picture, clip[0] })) end,
     "clip 1, frame 2: expected 8 x 8 pixels as the first has, got 16 x 24")
+  check.fails(function() chat:inputs(messages { clip[0], "nowhere.png" }) end,
+    'clip 1, frame 2: cannot open "nowhere.png"')
   check.fails(function() chat:inputs(messages(clip, 0)) end, "clip 1: fps: expected a number > 0, got 0")
   check.fails(function() chat:inputs { { role = "user", content = "a <|video_pad|>?" } } end,
     "expected as many clips as video tokens in the text, got 0 and 1")
