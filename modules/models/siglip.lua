@@ -78,8 +78,7 @@ local SiglipVisionModel = blocks.single("SiglipVisionModel", "siglip_vision_mode
 local SiglipModel = nn.module("SiglipModel", Pretrained)
 SiglipModel.model_type, SiglipModel.architecture = "siglip", "SiglipModel"
 SiglipModel.other_heads = { "^classifier%." }
-SiglipModel.vision_fields, SiglipModel.VisionTransformer = vision_fields, VisionTransformer
-SiglipModel.check_vision = encoder.check_grid
+SiglipModel.tower = { fields = vision_fields, Transformer = VisionTransformer, check = encoder.check_grid }
 
 --- config: the keys of config.json: text_config, vision_config.
 ---@param config table
@@ -92,7 +91,7 @@ function SiglipModel:init(config)
     return blocks.config(who .. ": " .. name, own, fields, nil, check)
   end
   local text = part("text_config", blocks.text_fields)
-  local vision = part("vision_config", self.vision_fields, self.check_vision)
+  local vision = part("vision_config", self.tower.fields, self.tower.check)
   configs.with_parts(config, { text_config = text, vision_config = vision })
   if not vision.vision_use_head then
     error(("%s: config key 'vision_config.vision_use_head': expected true, got false"):format(who), 0)
@@ -102,7 +101,7 @@ function SiglipModel:init(config)
   end
   self.config = config
   self.text_model = blocks.TextTransformer(text, who)
-  self.vision_model = self.VisionTransformer(vision, who)
+  self.vision_model = self.tower.Transformer(vision, who)
   -- As the paper begins: a scale of 10, and a bias that makes most pairs none.
   self.logit_scale = parameter({ 1 }, function(t) t:fill_(math.log(10)) end)
   self.logit_bias = parameter({ 1 }, function(t) t:fill_(-10) end)
@@ -151,8 +150,8 @@ end
 
 --- SigLIP's picture encoder with a head over the mean of the patches.
 ---@class SiglipForImageClassification: Pretrained
-local Classifier = blocks.classifier("SiglipForImageClassification", "siglip", vision_fields, VisionTransformer,
-  encoder.check_grid)
+local SiglipForImageClassification = blocks.classifier("SiglipForImageClassification", "siglip", vision_fields,
+  VisionTransformer, encoder.check_grid)
 
-return { SiglipForImageClassification = Classifier, SiglipModel = SiglipModel, SiglipTextModel = SiglipTextModel,
-  SiglipVisionModel = SiglipVisionModel }
+return { SiglipForImageClassification = SiglipForImageClassification, SiglipModel = SiglipModel,
+  SiglipTextModel = SiglipTextModel, SiglipVisionModel = SiglipVisionModel }

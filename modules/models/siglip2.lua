@@ -119,8 +119,7 @@ local Siglip2VisionModel = blocks.single("Siglip2VisionModel", "siglip2_vision_m
 ---@class Siglip2Model: SiglipModel
 local Siglip2Model = nn.module("Siglip2Model", siglip.SiglipModel)
 Siglip2Model.model_type, Siglip2Model.architecture = "siglip2", "Siglip2Model"
-Siglip2Model.vision_fields, Siglip2Model.VisionTransformer = vision_fields, Transformer
-Siglip2Model.check_vision = check
+Siglip2Model.tower = { fields = vision_fields, Transformer = Transformer, check = check }
 
 --- config: the keys of config.json: text_config, vision_config (among them num_patches, 256, a square number).
 ---@param config table
@@ -128,7 +127,8 @@ function Siglip2Model:init(config) siglip.SiglipModel.init(self, config) end
 
 --- SigLIP 2's encoder of pictures of every shape with a head over the mean of the patches.
 ---@class Siglip2ForImageClassification: Pretrained
-local Classifier = blocks.classifier("Siglip2ForImageClassification", "siglip2", vision_fields, Transformer, check)
+local Siglip2ForImageClassification = blocks.classifier("Siglip2ForImageClassification", "siglip2", vision_fields,
+  Transformer, check)
 
-return { Siglip2ForImageClassification = Classifier, Siglip2Model = Siglip2Model, Siglip2TextModel = Siglip2TextModel,
-  Siglip2VisionModel = Siglip2VisionModel }
+return { Siglip2ForImageClassification = Siglip2ForImageClassification, Siglip2Model = Siglip2Model,
+  Siglip2TextModel = Siglip2TextModel, Siglip2VisionModel = Siglip2VisionModel }

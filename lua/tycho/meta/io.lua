@@ -98,10 +98,10 @@ function ty.io.load_npy(path, options) end
 function ty.io.save_npy(path, tensor) end
 
 --- A PNG, JPEG or WebP file as a u8 tensor [channels, height, width]; channels 0: as the file has them. The picture is
---- turned and mirrored as the Orientation of its Exif data says, but for exif = false. crop: a box { top, left, height,
---- width } in pixels of what comes, fractions too; size: { height, width } that the box, or the whole, is resized to, as
---- crop_resize does (bilinear). A JPEG file is decoded no larger than that takes, which is much faster. WebP: of one
---- picture only, where the build has libwebp.
+--- turned and mirrored as the Orientation of its Exif data says, but for exif = false. crop: a box { top, left,
+--- height, width } in pixels of what comes, fractions too; size: { height, width } that the box, or the whole, is
+--- resized to, as crop_resize does (bilinear). A JPEG file is decoded no larger than that takes, which is much faster.
+--- WebP: of one picture only, where the build has libwebp.
 ---@param path string
 ---@param options? {channels?: integer, crop?: number[], size?: integer[], exif?: boolean}
 ---@return Tensor
