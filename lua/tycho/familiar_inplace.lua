@@ -124,7 +124,7 @@ for name in ([[
   eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor logical_not
   atan2 arctan2 hypot copysign xlogy tril triu cumsum cumprod renorm addmm addbmm baddbmm addmv addr scatter_add
   scatter_reduce index_add clamp_min clamp_max ldexp float_power gcd lcm negative absolute floor_divide true_divide
-  deg2rad rad2deg arccos arcsin arctan arccosh arcsinh arctanh sgn fix polygamma mvlgamma
+  deg2rad rad2deg arccos arcsin arctan arccosh arcsinh arctanh sgn fix mvlgamma
 ]]):gmatch "%S+" do
   --- In-place twin of the function of that name: its result is written into the tensor, in the tensor's dtype.
   ---@return Tensor x
