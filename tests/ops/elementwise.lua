@@ -427,7 +427,8 @@ return function(row, T)
       if type(value) == "table" then value = value[1] end
       return T.zip(function(v, m) return m ~= 0 and value or v end, x, mask)
     end,
-    errors = { { T { 3 }, T { 3, bool = true }, T { 1 }, match = "value: expected a number or a tensor without" }, { T { 3 }, T { 4, bool = true }, 1, match = { "masked_fill", "[3]", "[4]" } },
+    errors = { { T { 3 }, T { 3, bool = true }, T { 1 }, match = "value: expected a number or a tensor without" },
+      { T { 3 }, T { 4, bool = true }, 1, match = { "masked_fill", "[3]", "[4]" } },
       { T { 3 }, T { 2, 3, bool = true }, 1, match = "mask" } },
     strict = true,
   })
