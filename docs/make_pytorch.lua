@@ -8,78 +8,20 @@ local ty = require "tycho"
 
 local here = (arg and arg[0] or "docs/"):match "^(.*/)" or "./"
 
--- By module: PyTorch's name = ours, where it is another one.
-local renamed = {
-  torch = {
-    adaptive_max_pool1d = "adaptive_max_pool1d", affine_grid_generator = "affine_grid", angle = "complex_angle",
-    bilinear = "nn.Bilinear", binary_cross_entropy_with_logits = "bce_with_logits", chain_matmul = "multi_dot",
-    clamp_max = "clamp", clamp_min = "clamp", complex = "complex", conj = "complex_conj",
-    conj_physical = "complex_conj", cosine_embedding_loss = "nn.cosine_embedding_loss", det = "det",
-    igamma = "gammainc", igammac = "gammaincc", initial_seed = "manual_seed", inverse = "inverse",
-    is_grad_enabled = "is_grad_enabled", logdet = "slogdet", mvlgamma = "lgamma", pinverse = "pinv",
-    resize = "reshape", scalar_tensor = "tensor", seed = "manual_seed", split_with_sizes = "split",
-    unfold = "unfold", range = "arange", arange = "arange", set_num_threads = "threads", nuclear_norm = "matrix_norm",
-    frobenius_norm = "norm", compile = "compile", rms_norm = "rms_norm", lu = "lu", qr = "qr", svd = "svd",
-    symeig = "eigh", triangular_solve = "solve_triangular", cholesky_inverse = "cholesky_solve",
-    view_as_complex = "complex", view_as_real = "complex", real = "complex", imag = "complex",
-    is_complex = "complex", index_reduce = "scatter_reduce", lu_solve = "solve",
-    matmul = "matmul", put = "index_put", save = "save", load = "load", from_numpy = "io.load_npy", rand = "rand",
-    empty_strided = "empty", empty_permuted = "empty", is_same_size = "equal",
-  },
-  ["torch.linalg"] = {
-    inv = "inverse", cholesky_ex = "cholesky", inv_ex = "inverse", solve_ex = "solve", lu_factor = "lu",
-    lu_factor_ex = "lu", lu_solve = "solve", vector_norm = "norm", multi_dot = "multi_dot", polar = "svd",
-    vecdot = "vecdot", tensorsolve = "solve", tensorinv = "inverse", eigvals = "eig", svdvals = "svdvals",
-  },
-  ["torch.special"] = {
-    expit = "expit", gammaln = "lgamma", psi = "digamma", multigammaln = "lgamma", modified_bessel_i0 = "i0",
-    modified_bessel_i1 = "i1", modified_bessel_k0 = "log_bessel_k", modified_bessel_k1 = "log_bessel_k",
-    scaled_modified_bessel_k0 = "log_bessel_k", scaled_modified_bessel_k1 = "log_bessel_k", xlog1py = "xlog1py",
-  },
-  ["torch.nn.functional"] = {
-    binary_cross_entropy_with_logits = "bce_with_logits", bilinear = "nn.Bilinear", upsample = "interpolate",
-    upsample_bilinear = "interpolate", upsample_nearest = "interpolate", dropout1d = "nn.Dropout1d",
-    dropout2d = "nn.Dropout2d", dropout3d = "nn.Dropout3d", alpha_dropout = "nn.AlphaDropout",
-    feature_alpha_dropout = "nn.AlphaDropout", embedding_bag = "nn.EmbeddingBag", instance_norm = "nn.InstanceNorm2d",
-    local_response_norm = "nn.LocalResponseNorm", multi_head_attention_forward = "nn.MultiheadAttention",
-    triplet_margin_with_distance_loss = "nn.triplet_margin_loss",
-    max_pool1d_with_indices = "max_pool1d", max_pool2d_with_indices = "max_pool2d",
-    max_pool3d_with_indices = "max_pool3d", adaptive_max_pool1d_with_indices = "adaptive_max_pool1d",
-    adaptive_max_pool2d_with_indices = "adaptive_max_pool2d",
-    adaptive_max_pool3d_with_indices = "adaptive_max_pool3d",
-  },
-  ["torch.nn"] = {
-    NLLLoss2d = "nn.NLLLoss", Softmax2d = "nn.Softmax", UpsamplingBilinear2d = "nn.Upsample",
-    UpsamplingNearest2d = "nn.Upsample", CrossMapLRN2d = "nn.LocalResponseNorm", Container = "nn.Module",
-    TripletMarginWithDistanceLoss = "nn.TripletMarginLoss", LinearCrossEntropyLoss = "linear_cross_entropy",
-    RNNBase = "nn.RNN", RNNCellBase = "nn.RNNCell", ParameterDict = "nn.ModuleDict",
-    ZeroPad2d = "nn.ZeroPad2d",
-  },
-  ["torch.optim"] = {},
-  ["torch.optim.lr_scheduler"] = {
-    ConstantLR = "optim.Scheduler", CosineAnnealingLR = "optim.cosine",
-    CosineAnnealingWarmRestarts = "optim.cosine_restarts", CyclicLR = "optim.cyclic",
-    ExponentialLR = "optim.exponential",
-    LambdaLR = "optim.Scheduler", LinearLR = "optim.linear", MultiStepLR = "optim.step",
-    MultiplicativeLR = "optim.chained", OneCycleLR = "optim.one_cycle", PolynomialLR = "optim.polynomial",
-    SequentialLR = "optim.sequential", StepLR = "optim.step", ReduceLROnPlateau = "optim.ReduceLROnPlateau",
-  },
-  ["torch.fft"] = {},
-  ["torch.sparse"] = {
-    sampled_addmm = "sparse.sddmm", sparse_coo_tensor = "sparse.coo", sparse_csr_tensor = "sparse.csr",
-  },
-}
+local renamed = require("tycho.pytorch").renamed
 
 -- Why others are left out: a pattern of names of any module, or of one, and the reason.
 local left_out = {
   { "^as_strided", "views by raw strides: slices, permute, unfold and expand cover their uses" },
+  { "^empty_strided", "no raw strides" }, { "^empty_permuted", "no raw strides: empty and permute" },
+  { "^is_complex", "complex numbers are pairs" }, { "^polar$", "of a matrix: svd gives it, u v and v* s v" },
   { "^fractional", "rarely used; pooling with computed sizes is adaptive pooling" },
   { "^Fractional", "rarely used; pooling with computed sizes is adaptive pooling" },
   { "polynomial", "orthogonal polynomials: a loop of two products" },
   { "^bessel", "of the Bessel functions the modified ones, which models of directions need" },
   { "^spherical_bessel", "of the Bessel functions the modified ones" }, { "^airy", "rarely used" },
-  { "^hfft", "spectra of Hermitian signals: rfft of the conjugate" },
-  { "^ihfft", "spectra of Hermitian signals: irfft of the conjugate" },
+  { "^hfft", "spectra of Hermitian signals: irfft2 or irfftn of the conjugate, times the number of points" },
+  { "^ihfft", "spectra of Hermitian signals: the conjugate of rfft2 or rfftn, divided by the number of points" },
   { "^ldl", "Cholesky and LU serve" }, { "^lobpcg", "iterative solvers are programs, not ops" },
   { "^geqrf", "raw LAPACK results: qr gives the matrices" }, { "^orgqr", "raw LAPACK results: qr gives the matrices" },
   { "^ormqr", "raw LAPACK results: qr gives the matrices" },
@@ -94,7 +36,7 @@ local left_out = {
   { "^spsolve", "systems with sparse matrices: direct solvers are libraries of their own" },
   { "^spdiags", "sparse.coo of the diagonals' positions" }, { "^addmm$", "of sparse matrices: a:mm(x) + y" },
   { "^log_softmax$", "of sparse matrices: the logarithm of softmax's values" },
-  { "^vmap", "not there yet" }, { "^poisson$", "seeded_noise{kind = \"poisson\"} draws it" },
+  { "^poisson$", "seeded_noise{kind = \"poisson\"} draws it" },
 }
 
 local order = { "torch", "torch.linalg", "torch.fft", "torch.special", "torch.nn.functional", "torch.nn", "torch.optim",
@@ -131,7 +73,8 @@ local function page(folder)
     local present, missing = {}, {}
     for _, name in ipairs(all.names[module]) do
       total = total + 1
-      local ours = found(module, name) or (renamed[module][name] and found(module, renamed[module][name]))
+      local other = renamed[module][name]
+      local ours = other ~= false and found(module, name) or other and found(module, other)
       if ours then
         there = there + 1
         local own = ours:match "[^.:]+$"
@@ -151,10 +94,36 @@ local function page(folder)
   local head = ([[# Coming from PyTorch
 
 Made by docs/make_pytorch.lua. The public functions and classes of PyTorch %s, without what is quantized,
-distributed, deprecated or of a backend, and what they are called here where that is another name. Dimensions count from
-0 as there; options come as a table, `ty.fft(x, { dim = -2 })`; complex numbers are pairs, the last dimension.
+distributed, deprecated, of a backend, of symbolic shapes or a setting of the process, and what they are called here
+where that is another name. Dimensions count from 0 as there; options come as a table, `ty.fft(x, { dim = -2 })`;
+complex numbers are pairs, the last dimension.
 
-%d of %d (%.0f %%) are there.
+%d of %d (%.0f %%) are there. An error about a name of PyTorch that is not there says what to write.
+
+## What is otherwise
+
+- Lists of Lua count from 1: `model[1]` is the first module of a Sequential, `x.shape[1]` the size of dimension 0,
+  which is `x:size(0)` too. Names in `state_dict()` are PyTorch's.
+- Methods are called with a colon, `x:relu()`; keywords become a table, `x:sum { dim = 1, keepdim = true }`. Words
+  of Lua are no names: `repeat` is `x:tile(2, 1)`, `and`, `or` and `not` of masks are `logical_and`, `&`, `|`, `~`.
+- Comparisons are methods, `x:gt(0)`; `==` asks whether two variables are one tensor. `x:max(1)` gives the values
+  alone, `x:argmax(1)` where they are; `x:sort(1)` and `x:topk(3)` give both.
+- Shapes never change in place: `x = x:unsqueeze(0)`. Fields of tensors are not assigned: `p:requires_grad_(false)`.
+- `model:parameters()` is a list, `for _, p in ipairs(model:parameters()) do`; `for name, p in
+  model:named_parameters() do`.
+- Functions of `torch.nn.functional`, `torch.linalg`, `torch.special` and `torch.fft` are functions of `ty`, losses
+  and what belongs to layers of `ty.nn`.
+- Layers of sequences are batch first: recurrent ones and attention too. `mask` is true where something is seen, as
+  in `scaled_dot_product_attention`; `attn_mask`, `key_padding_mask`, `tgt_mask` and the like are true where it is
+  left out.
+- Packed sequences are the option `lengths`: `lstm(x, { lengths = lengths })`.
+- Schedules are functions of the step: `optim.AdamW(model, { lr = 1e-3, schedule = optim.cosine { steps = 1000 }
+  })`, or `optim.Scheduler(optimizer, schedule)` with `:step()`. Gradients are clipped by the option `clip_norm`, or
+  `nn.utils.clip_grad_norm_`.
+- Batches are tables by name, `batch.image`; a data set is what `data.from_function(count, get)` makes, or any table
+  with `#set` and `set:get(i)`.
+- `ty.save(path, model:state_dict())` writes safetensors; `train.save_checkpoint` keeps modules, optimizers and
+  numbers together. Files of PyTorch are read: `ty.load "model.pt"`.
 ]]):format(all.version, there, total, 100 * there / total)
   return head .. table.concat(lines), there / total, unknown
 end

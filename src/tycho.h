@@ -157,8 +157,9 @@ static inline ty_value ty_value_of_value(ty_value v) { return v; }
 #undef OP
 #include "ops/undef_args.h"
 
-#define ty_add(x, y) ty_add(ty_operand(x), ty_operand(y))
-#define ty_sub(x, y) ty_sub(ty_operand(x), ty_operand(y))
+#define ty_add(x, y) ty_add(ty_operand(x), ty_operand(y), ty_operand(TY_NO_NUMBER)) /* without alpha */
+#define ty_sub(x, y) ty_sub(ty_operand(x), ty_operand(y), ty_operand(TY_NO_NUMBER))
+#define ty_searchsorted(sorted, values, right) ty_searchsorted(sorted, ty_operand(values), right)
 #define ty_mul(x, y) ty_mul(ty_operand(x), ty_operand(y))
 #define ty_div(x, y) ty_div(ty_operand(x), ty_operand(y))
 #define ty_pow(x, y) ty_pow(ty_operand(x), ty_operand(y))

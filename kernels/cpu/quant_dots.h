@@ -3,6 +3,12 @@
  * Included by quant_linear.c. */
 
 #if defined(__AVX2__)
+static inline float sum_of_eight(__m256 x) {
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
 /* Codes become signed, w = code - zero; then |w| (-w where w < 0 is x's) are products of bytes without a sign and with
  * one, of which the sum of two stays below 2^15: 2 128 127. */
 static inline __attribute__((always_inline)) void row_dots_of(const ty_dtype dtype, const coded *x, const int rows,
@@ -36,11 +42,7 @@ static inline __attribute__((always_inline)) void row_dots_of(const ty_dtype dty
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) {
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(sum[r]), _mm256_extractf128_ps(sum[r], 1));
-    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    out[r] = _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four))) - mins[r];
-  }
+  for (int r = 0; r < rows; r++) out[r] = sum_of_eight(sum[r]) - mins[r];
 }
 
 static inline __attribute__((always_inline)) void row_dots_by(const ty_dtype dtype, const coded *x, int64_t rows,
@@ -48,6 +50,53 @@ static inline __attribute__((always_inline)) void row_dots_by(const ty_dtype dty
                                                               float *out) {
 #define ROWS(n) \
   case n: row_dots_of(dtype, x, n, row, scale, min, out); break;
+  switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+#undef ROWS
+}
+
+/* The f16 number at `at`, in all lanes. */
+static inline __m256 broadcast_f16(const char *at) {
+#if defined(__F16C__)
+  uint16_t bits;
+  memcpy(&bits, at, sizeof bits);
+  return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
+#else
+  return _mm256_set1_ps(ty_block_f16((const uint8_t *)at));
+#endif
+}
+
+/* q8_0: codes and scales are taken from where they lie in the row. */
+static inline __attribute__((always_inline)) void byte_dots_of(const coded *x, const int rows, const char *row,
+                                                               float *out) {
+  enum { BYTES = 34, AHEAD_BYTES = 2048 };
+  const int64_t groups = x->k / 32;
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256 sum[FEW], more = _mm256_setzero_ps();
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_ps();
+  const char *q = row + BYTES - 32;
+  for (int64_t g = 0; g < groups; g++, q += BYTES) {
+    const __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)q), size = _mm256_abs_epi8(w);
+    __builtin_prefetch(q + AHEAD_BYTES);
+    const __m256 ws = broadcast_f16(q - 2);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      const __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(x->q + r * x->k + 32 * g));
+      const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(a, w));
+      const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
+      const __m256 factor = _mm256_mul_ps(ws, _mm256_broadcast_ss(x->scale + r * groups + g));
+      if (rows == 1 && g % 2) more = _mm256_fmadd_ps(dot, factor, more); /* one chain would wait for itself */
+      else sum[r] = _mm256_fmadd_ps(dot, factor, sum[r]);
+    }
+  }
+  sum[0] = _mm256_add_ps(sum[0], more);
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) out[r] = sum_of_eight(sum[r]);
+}
+
+static inline __attribute__((always_inline)) void byte_dots(const coded *x, int64_t rows, const char *row, float *out) {
+#define ROWS(n) \
+  case n: byte_dots_of(x, n, row, out); break;
   switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
 #undef ROWS
 }
@@ -87,9 +136,7 @@ static inline __attribute__((always_inline)) void nibble_dots_of(const ty_dtype 
     for (; g + 8 <= groups; g += 8)
       offset = _mm256_fmadd_ps(_mm256_loadu_ps(scale + g), _mm256_loadu_ps(of + g), offset);
     sum[r] = _mm256_fnmadd_ps(_mm256_set1_ps(zero), offset, sum[r]);
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(sum[r]), _mm256_extractf128_ps(sum[r], 1));
-    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    out[r] = _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+    out[r] = sum_of_eight(sum[r]);
     for (; g < groups; g++) out[r] -= zero * scale[g] * of[g];
   }
 }
@@ -102,11 +149,14 @@ static inline __attribute__((always_inline)) void nibble_dots_by(const ty_dtype 
 #undef ROWS
 }
 
+/* Whether row_dots() wants the scales of a row of W decoded. */
+static bool wants_scales(ty_dtype dtype) { return dtype != TY_Q8_0; }
+
 /* out[r] for the rows of x, at most FEW. */
 static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *row, const float *scale,
                      const float *min, float *out) {
   switch (dtype) {
-    case TY_Q8_0: row_dots_by(TY_Q8_0, x, rows, row, scale, min, out); break;
+    case TY_Q8_0: byte_dots(x, rows, row, out); break;
     case TY_Q4_0: nibble_dots_by(TY_Q4_0, x, rows, row, scale, out); break;
     case TY_Q4_K: row_dots_by(TY_Q4_K, x, rows, row, scale, min, out); break;
     case TY_MXFP4: nibble_dots_by(TY_MXFP4, x, rows, row, scale, out); break;
@@ -115,6 +165,11 @@ static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *r
   }
 }
 #else
+static bool wants_scales(ty_dtype dtype) {
+  (void)dtype;
+  return true;
+}
+
 /* out[r] for the rows of x, at most FEW. */
 static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *row, const float *scale,
                      const float *min, float *out) {
@@ -160,7 +215,7 @@ static void dots_rows(void *context, int64_t begin, int64_t end) {
   }
   for (int64_t j = begin; j < end && !ty_interrupted; j++) {
     const char *row = p->w + j * p->w_row;
-    row_scales(p->dtype, row, 0, x->k, scale, min);
+    if (wants_scales(p->dtype)) row_scales(p->dtype, row, 0, x->k, scale, min);
     for (int64_t r0 = 0; r0 < p->rows; r0 += FEW) {
       int64_t rows = p->rows - r0 < FEW ? p->rows - r0 : FEW;
       coded part = *x;

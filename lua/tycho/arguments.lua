@@ -209,6 +209,23 @@ end
 --- A default that stands for "not set".
 M.none = {}
 
+-- What PyTorch calls options that are called otherwise here.
+local also = { dim_feedforward = "feedforward", num_encoder_layers = "encoder_layers",
+  num_decoder_layers = "decoder_layers", max_iter = "iterations", max_eval = "evaluations", history_size = "history",
+  line_search_fn = "line_search", num_workers = "workers", dim = "dims", dims = "dim",
+  scale_factor = "scale", padding_idx = "padding_index" }
+
+-- Two numbers that PyTorch gives in one.
+local function split_betas(who, given)
+  local list, copy = given.betas, {}
+  if type(list) ~= "table" or type(list[1]) ~= "number" or type(list[2]) ~= "number" then
+    M.fail("%s: betas: expected a list of two numbers, got %s", who, M.describe(list))
+  end
+  for key, value in pairs(given) do copy[key] = value end
+  copy.betas, copy.beta1, copy.beta2 = nil, list[1], list[2]
+  return copy
+end
+
 local by_type = { number = "a number", string = "a string", boolean = "a boolean", table = "a table",
   ["function"] = "a function" }
 
@@ -228,7 +245,11 @@ function M.read(who, given, defaults, kinds)
   if type(given) ~= "table" or is_module(given) then
     M.fail("%s: options: expected a table, got %s", who, M.describe(given))
   end
+  if given.betas ~= nil and defaults.betas == nil and defaults.beta1 ~= nil and defaults.beta2 ~= nil then
+    given = split_betas(who, given)
+  end
   for key, value in pairs(given) do
+    if defaults[key] == nil and also[key] and given[also[key]] == nil then key = also[key] end
     local default = defaults[key]
     if default == nil then
       local names = {}

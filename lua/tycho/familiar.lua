@@ -37,6 +37,24 @@ end
 
 -- ---- comparison ----
 
+--- x, but no element smaller than min.
+---@param x Tensor
+---@param min Tensor|number
+---@return Tensor
+function functions.clamp_min(x, min)
+  tensor("clamp_min", x)
+  return core.clamp(x, { min = expect("clamp_min", "min", min, "a tensor or a number") })
+end
+
+--- x, but no element larger than max.
+---@param x Tensor
+---@param max Tensor|number
+---@return Tensor
+function functions.clamp_max(x, max)
+  tensor("clamp_max", x)
+  return core.clamp(x, { max = expect("clamp_max", "max", max, "a tensor or a number") })
+end
+
 --- Whether two tensors have one shape and equal elements.
 ---@param x Tensor
 ---@param y Tensor
@@ -70,12 +88,14 @@ function functions.allclose(x, y, rtol, atol, equal_nan)
 end
 
 --- Which elements of x are among those of `values`.
----@param x Tensor
----@param values Tensor
+---@param x Tensor|number
+---@param values Tensor|number
 ---@return Tensor  bool, shaped like x
 function functions.isin(x, values)
-  tensor("isin", x)
-  tensor("isin", values, "values")
+  expect("isin", "x", x, "a tensor or a number")
+  expect("isin", "values", values, "a tensor or a number")
+  if not core.is_tensor(x) then x = core.tensor(x, { device = core.is_tensor(values) and values.device or "cpu" }) end
+  if not core.is_tensor(values) then return x:eq(values) end
   local n = values:numel()
   if n == 0 then return core.zeros_like(x, { dtype = "bool" }) end
   local sorted = core.sort(values:flatten())
@@ -87,6 +107,16 @@ function functions.isin(x, values)
   end
   if #parts == 0 then return core.zeros_like(x, { dtype = "bool" }) end
   return core.concat(parts, 0):reshape(x.shape)
+end
+
+--- Whether two tensors have one shape.
+---@param x Tensor
+---@param y Tensor
+---@return boolean
+function functions.is_same_size(x, y)
+  tensor("is_same_size", x)
+  tensor("is_same_size", y, "y")
+  return table.concat(x.shape, ",") == table.concat(y.shape, ",")
 end
 
 -- ---- dtypes ----
@@ -124,7 +154,9 @@ function functions.view(x, size, ...)
   tensor("view", x)
   if type(size) == "string" then return core.view_dtype(x, size) end
   expect("view", "size", size, "an integer or a list of integers or a string")
-  return core.view_shape(x, sizes_of("view", size, ...))
+  local ok, y = pcall(core.view_shape, x, sizes_of("view", size, ...))
+  if not ok then fail("%s", (tostring(y):gsub("^view_shape: ", "view: "):gsub("^view: reshape: ", "view: "))) end
+  return y
 end
 
 --- x in the shape of y, a view.
@@ -349,14 +381,16 @@ end
 -- ---- making tensors ----
 
 --- `count` numbers from base^start to base^stop whose logarithms are evenly spaced.
----@param start number
----@param stop number
+---@param start number  or a tensor without dimensions
+---@param stop number  or a tensor without dimensions
 ---@param count integer
 ---@param base? number  default 10
 ---@param options? { dtype: Dtype, device: Device }
 ---@return Tensor
 function functions.logspace(start, stop, count, base, options)
   if type(base) == "table" then base, options = nil, base end
+  if core.is_tensor(start) and start.ndim == 0 then start = start:item() end
+  if core.is_tensor(stop) and stop.ndim == 0 then stop = stop:item() end
   expect("logspace", "start", start, "a number")
   expect("logspace", "stop", stop, "a number")
   expect("logspace", "count", count, "an integer >= 0")

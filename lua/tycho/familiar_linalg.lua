@@ -3,7 +3,7 @@
 local core = require "tycho.core"
 local arguments = require "tycho.arguments"
 
-local expect, fail = arguments.expect, arguments.fail
+local expect, fail, describe = arguments.expect, arguments.fail, arguments.describe
 local functions, of_ty = {}, {}
 
 local function matrix(who, x, name, square)
@@ -253,6 +253,50 @@ function functions.matrix_exp(x)
   local y = core.solve(even - odd, even + odd)
   for _ = 1, squarings do y = y:matmul(y) end
   return narrow and y:to(narrow) or y
+end
+
+--- x with tensordot(a, x, x.ndim) = b, for a whose dimensions are those of b and then those of x. Without `dims`, which
+--- PyTorch calls so: the dimensions of a that are moved to its end first.
+---@param a Tensor
+---@param b Tensor
+---@param dims? integer[]
+---@return Tensor
+function functions.tensorsolve(a, b, dims)
+  expect("tensorsolve", "a", a, "a tensor")
+  expect("tensorsolve", "b", b, "a tensor")
+  expect("tensorsolve", "dims", dims, "a list of integers or nil")
+  if dims then
+    local ends = {}
+    for i = 1, #dims do ends[i] = a.ndim - #dims + i - 1 end
+    a = a:movedim(dims, ends)
+  end
+  local size = table.move(a.shape, b.ndim + 1, a.ndim, 1, {})
+  local unknowns = 1
+  for _, n in ipairs(size) do unknowns = unknowns * n end
+  if a.ndim < b.ndim or unknowns * b:numel() ~= a:numel() or unknowns ~= b:numel() then
+    fail("tensorsolve: a: expected the dimensions of b %s and as many elements in the others, got %s", describe(b),
+      describe(a))
+  end
+  return core.solve(a:reshape(unknowns, unknowns), b:reshape(unknowns, 1)):reshape(size)
+end
+
+--- The inverse of a as a map from its last dimensions to its first `ind`.
+---@param a Tensor  whose first `ind` sizes have the product of the others
+---@param ind? integer  2
+---@return Tensor
+function functions.tensorinv(a, ind)
+  expect("tensorinv", "a", a, "a tensor")
+  ind = expect("tensorinv", "ind", ind == nil and 2 or ind, "an integer >= 1")
+  local shape, rows, columns = a.shape, 1, 1
+  for d, n in ipairs(shape) do
+    if d <= ind then rows = rows * n else columns = columns * n end
+  end
+  if rows ~= columns then
+    fail("tensorinv: a: expected sizes whose first %d have the product of the others, got %s", ind, describe(a))
+  end
+  local size = table.move(shape, ind + 1, a.ndim, 1, {})
+  table.move(shape, 1, math.min(ind, a.ndim), #size + 1, size)
+  return core.inverse(a:reshape(rows, rows)):reshape(size)
 end
 
 return { functions = functions, methods = {}, of_ty = of_ty, others = { inv = "inverse" } }

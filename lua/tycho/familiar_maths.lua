@@ -340,14 +340,26 @@ end
 
 -- ---- numbers ----
 
+-- Two operands as tensors, of which one may have come as a number.
+local function operands(who, x, y)
+  if not core.is_tensor(x) and not core.is_tensor(y) then tensor(who, x) end
+  expect(who, "x", x, "a tensor or a number")
+  expect(who, "y", y, "a tensor or a number")
+  local function as_tensor(v, other)
+    if core.is_tensor(v) then return v end
+    local dtype = math.type(v) == "integer" and "i64" or other:is_floating_point() and other.dtype or "f32"
+    return core.tensor(v, { dtype = dtype, device = other.device })
+  end
+  return as_tensor(x, y), as_tensor(y, x)
+end
+
 for name, op in pairs { fmax = "maximum", fmin = "minimum" } do
   --- The larger (fmax) or smaller (fmin) of two; where one is NaN the other.
-  ---@param x Tensor
-  ---@param y Tensor
+  ---@param x Tensor|number
+  ---@param y Tensor|number
   ---@return Tensor
   functions[name] = function(x, y)
-    tensor(name, x)
-    tensor(name, y, "y")
+    x, y = operands(name, x, y)
     return core.where(x:isnan(), y, core.where(y:isnan(), x, core[op](x, y)))
   end
 end
@@ -366,11 +378,12 @@ function functions.float_power(x, y)
 end
 
 --- x times 2 to the power n.
----@param x Tensor
+---@param x Tensor|number
 ---@param n Tensor|integer
 ---@return Tensor
 function functions.ldexp(x, n)
-  tensor("ldexp", x)
+  if not core.is_tensor(n) then tensor("ldexp", x) end
+  expect("ldexp", "x", x, "a tensor or a number")
   expect("ldexp", "n", n, "a tensor or a number")
   return x * (core.is_tensor(n) and core.exp2(n) or 2.0 ^ n)
 end
@@ -407,10 +420,11 @@ local function whole(who, x, name)
 end
 
 --- The greatest common divisors of integers, elementwise.
----@param x Tensor
----@param y Tensor
+---@param x Tensor|integer
+---@param y Tensor|integer
 ---@return Tensor
 function functions.gcd(x, y)
+  x, y = operands("gcd", x, y)
   local a, b = whole("gcd", x, "x"):abs(), whole("gcd", y, "y"):abs()
   a, b = a + core.zeros_like(b), b + core.zeros_like(a) -- of one shape and dtype
   while a:numel() > 0 and b:ne(0):any():item() do
@@ -422,10 +436,11 @@ function functions.gcd(x, y)
 end
 
 --- The least common multiples of integers, elementwise; 0 where one is 0.
----@param x Tensor
----@param y Tensor
+---@param x Tensor|integer
+---@param y Tensor|integer
 ---@return Tensor
 function functions.lcm(x, y)
+  x, y = operands("lcm", x, y)
   whole("lcm", x, "x")
   whole("lcm", y, "y")
   local divisor = functions.gcd(x, y)
@@ -463,14 +478,25 @@ function functions.gradient(x, spacing, dim)
 end
 
 --- x log(1 + y), and 0 where x is 0 and y is not NaN.
----@param x Tensor
----@param y Tensor
+---@param x Tensor|number
+---@param y Tensor|number
 ---@return Tensor
 function functions.xlog1py(x, y)
-  tensor("xlog1py", x)
-  tensor("xlog1py", y, "y")
+  x, y = operands("xlog1py", x, y)
   local none = x:eq(0):logical_and(y:isnan():logical_not())
   return x * core.where(none, 0.0, y):log1p()
+end
+
+--- The logarithm of the multivariate gamma function of dimension p.
+---@param x Tensor  elements above (p - 1) / 2
+---@param p integer
+---@return Tensor
+function functions.mvlgamma(x, p)
+  tensor("mvlgamma", x)
+  expect("mvlgamma", "p", p, "an integer in [1, 10000]")
+  local y = core.lgamma(x)
+  for j = 2, p do y = y + core.lgamma(x - (j - 1) / 2) end
+  return y + p * (p - 1) / 4 * math.log(math.pi)
 end
 
 --- Draws of a relaxed choice: softmax of (logits + Gumbel noise) / tau. hard: one-hot, with the gradient of the soft

@@ -77,6 +77,30 @@ end
 
 local create_kind = { create_graph = false }
 
+--- The function that gives the gradient of fn, whose first result is one number, to one of its arguments: what
+--- ty.grad(fn) is, and PyTorch's torch.func.grad.
+---
+---     local slope = ty.grad(function(x) return (x ^ 3):sum() end)
+---     slope(ty.tensor { 1.0, 2.0 })   -- {3., 12.}
+---
+---@param fn fun(...: any): Tensor
+---@param at? integer  which argument, from 1 (1)
+---@return fun(...: any): Tensor
+function M.grad(fn, at)
+  at = expect("grad", "argument", at == nil and 1 or at, "an integer >= 1")
+  return function(...)
+    local given = table.pack(...)
+    local x = expect("grad", ("argument %d"):format(at), given[at], "a tensor")
+    local list = prepare("grad", x, x.requires_grad)
+    given[at] = list[1]
+    local y = expect("grad", "fn(...)", (fn(table.unpack(given, 1, given.n))), "a tensor")
+    if y:numel() ~= 1 then
+      fail("grad: fn: expected it to return one number, got %s; ty.jacobian has the derivatives of more", describe(y))
+    end
+    return gradients({ y }, list, vectors("grad", nil, { y }, "outputs"), { create_graph = x.requires_grad })[1]
+  end
+end
+
 --- The outputs of fn and the product of v with its Jacobian, the gradient that backward passes compute.
 --
 --     local y, g = ty.vjp(function(x) return x:sin() end, x, v)

@@ -57,11 +57,12 @@ for name, fn in pairs(require "tycho.views") do
 end
 for name, fn in pairs(require "tycho.grids") do ty[name] = fn end
 
-for _, part in ipairs { "tycho.familiar", "tycho.familiar_maths", "tycho.familiar_linalg" } do
+for _, part in ipairs { "tycho.familiar", "tycho.familiar_maths", "tycho.familiar_linalg",
+  "tycho.familiar_inplace" } do
   local familiar = require(part)
   for name, op in pairs(familiar.others) do ty[name], methods[name] = core[op], methods[op] end
   for name, fn in pairs(familiar.functions) do ty[name], methods[name] = fn, fn end
-  for name, fn in pairs(familiar.methods) do methods[name] = fn end
+  for name, fn in pairs(familiar.methods) do methods[name] = methods[name] or fn end -- not over twins of the table
   for name, fn in pairs(familiar.of_ty or {}) do ty[name] = fn end
 end
 
@@ -82,12 +83,34 @@ for name in pairs(parts) do names[#names + 1] = name end
 for name in pairs(members) do names[#names + 1] = name end
 table.sort(names)
 
+-- What an error about a name that tensors do not have ends with, or nil: asked by src/lua/index.c.
+methods.__instead = function(name)
+  local known = require("tycho.pytorch").instead("tensor", name)
+  if known then return known end
+  local found, value = pcall(function() return ty.nn[name] end)
+  return found and type(value) == "function" and ("; there is ty.nn.%s"):format(name) or nil
+end
+
+-- ty.grad of a function, for src/lua/autograd.c.
+methods.__grad = function(fn, at) return require("tycho.functional").grad(fn, at) end
+
+-- What to write instead of a name that is not there: the same name in a part, or what is spelt nearly so.
+local function instead(self, name)
+  local known = require("tycho.pytorch").instead("ty", name)
+  if known then return known end
+  for _, part in ipairs { "nn", "optim", "data", "train", "io", "sparse" } do
+    local found, value = pcall(function() return self[part][name] end)
+    if found and value ~= nil then return ("; there is ty.%s.%s"):format(part, name) end
+  end
+  return core.nearest(name, self, names)
+end
+
 return setmetatable(ty, {
   __names = names, -- for completion and help: what is there but not loaded yet
   __index = function(self, name)
     local part = parts[name] or members[name]
     if not part and type(name) ~= "string" then return nil end
-    if not part then error(("ty has no op or part '%s'%s"):format(name, core.nearest(name, self, names)), 2) end
+    if not part then error(("ty has no op or part '%s'%s"):format(name, instead(self, name)), 2) end
     local value = require(part)
     if members[name] then value = value[name] end
     rawset(self, name, value)

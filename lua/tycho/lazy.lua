@@ -14,7 +14,8 @@ return function(M, files, title)
       local place = files[name]
       if not place then
         if type(name) ~= "string" or name:find "^_" then return nil end
-        local near = require("tycho.core").nearest(name, self, names)
+        local near = require("tycho.pytorch").instead(title:match "^ty%.(.*)$" or title, name)
+          or require("tycho.core").nearest(name, self, names)
         error(("%s has no '%s'%s"):format(title, name, near), 2)
       end
       local value

@@ -4,6 +4,12 @@ local arguments = require "tycho.arguments"
 local expect = arguments.expect
 local views = {}
 
+-- A dimension that came by position or as { dim = 1 }.
+local function dim_of(who, given)
+  if type(given) == "table" then return arguments.read(who, given, { dim = 0 }).dim end
+  return given or 0
+end
+
 local function size_of(who, x, dim)
   local n = expect(who, "x", x, "a tensor").ndim
   expect(who, "dim", dim, "an integer")
@@ -19,7 +25,7 @@ end
 ---@param dim? integer  default 0
 ---@return Tensor ...
 function views.split(x, sizes, dim)
-  dim = dim or 0
+  dim = dim_of("split", dim)
   local n = size_of("split", x, dim)
   expect("split", "sizes", sizes, "an integer >= 1 or a list of integers >= 0")
   if type(sizes) == "number" then
@@ -44,7 +50,7 @@ end
 --- `count` parts, equal except that the last may be smaller (fewer parts when the dimension is small).
 ---@return Tensor ...
 function views.chunk(x, count, dim)
-  dim = dim or 0
+  dim = dim_of("chunk", dim)
   local n = size_of("chunk", x, dim)
   expect("chunk", "count", count, "an integer >= 1")
   return views.split(x, math.max(1, (n + count - 1) // count), dim)
@@ -53,7 +59,7 @@ end
 --- The positions of a dimension, each without it.
 ---@return Tensor ...
 function views.unbind(x, dim)
-  dim = dim or 0
+  dim = dim_of("unbind", dim)
   local parts = {}
   for i = 0, size_of("unbind", x, dim) - 1 do parts[i + 1] = x:select(dim, i) end
   return table.unpack(parts)

@@ -44,19 +44,37 @@ function Chat:render(messages, options)
   return self.compiled(variables)
 end
 
---- The chat of a published folder: chat_template.jinja, or chat_template in tokenizer_config.json (where there are
--- several, the one called `name`, "default").
+-- A file's object, or nothing where there is none.
+local function object(path)
+  if not ty.io.stat(path) then return {} end
+  local value = ty.io.load_json(path)
+  if type(value) ~= "table" then
+    arguments.fail("chat: %s: expected an object, got %s", path, arguments.describe(value))
+  end
+  return value
+end
+
+--- The chat of a published folder: chat_template.jinja, or chat_template in chat_template.json or
+-- processor_config.json, where older files of models that see have it, or in tokenizer_config.json (where there are
+-- several, the one called `name`, "default"). otherwise: the template where there is none, which is an error without
+-- it.
 ---@param folder string
 ---@param name? string
+---@param otherwise? string
 ---@return Chat
-function M.load(folder, name)
+function M.load(folder, name, otherwise)
   expect("chat.load", "folder", folder, "a string")
   expect("chat.load", "name", name, "a string or nil")
+  expect("chat.load", "otherwise", otherwise, "a string or nil")
   name = name or "default"
-  local config_path, file = folder .. "/tokenizer_config.json", folder .. "/chat_template.jinja"
-  local config = ty.io.stat(config_path) and ty.io.load_json(config_path) or {}
-  local template = config.chat_template
+  local config = object(folder .. "/tokenizer_config.json")
+  local file, template = folder .. "/chat_template.jinja", nil
   if ty.io.stat(file) then template = ty.io.read(file) end
+  for _, other in ipairs { "chat_template.json", "processor_config.json" } do
+    local own = template == nil and object(folder .. "/" .. other).chat_template
+    if own and own ~= ty.io.null then template = own end
+  end
+  template = template or config.chat_template
   if type(template) == "table" then
     local found
     for _, one in ipairs(template) do
@@ -64,6 +82,7 @@ function M.load(folder, name)
     end
     template = found
   end
+  if template == nil or template == ty.io.null then template = otherwise end
   if type(template) ~= "string" then error(("chat: %s has no chat template"):format(folder), 2) end
   local variables = {}
   for key, value in pairs(config) do

@@ -7,6 +7,8 @@
 --     local drawer = hub.load "sd_xl_base.safetensors"    -- a checkpoint in one file, with its authors' names
 --     local text = hub.chat.load("path"):render { { role = "user", content = "Hello" } }
 --     hub.convert("path", "model.gguf", "q4_k")
+--     local pictures = hub.processor "path" { "photo.jpg" }                -- as the model wants them
+--     local clips, grids, seconds = hub.video_processor "path"({ frames }, { fps = 2 })
 --     local llava = hub.mmproj.load("mmproj.gguf", hub.load "model.gguf")   -- pictures beside a language model
 --     local network = hub.load "model.onnx"               -- any ONNX file: it runs and trains
 --     hub.save_onnx(network, inputs, "other.onnx")
@@ -23,7 +25,7 @@ local M = {
 }
 
 return require "tycho.lazy" (M, { chat = "tycho.hub.chat", gguf = "tycho.hub.gguf",
-  processor = "tycho.hub.processor", mmproj = "tycho.hub.gguf.mmproj",
+  processor = "tycho.hub.processor", video_processor = "tycho.hub.video_processor", mmproj = "tycho.hub.gguf.mmproj",
   pipeline = { "tycho.hub.pipeline", "load" }, save_pipeline = { "tycho.hub.pipeline", "save" },
   save_onnx = { "tycho.hub.onnx.writer", "save" },
   convert = { "tycho.hub.gguf.writer", "convert" }, save_gguf = { "tycho.hub.gguf.writer", "save" } }, "tycho.hub")

@@ -59,6 +59,15 @@ local function ending_tokens(model, o)
   return set
 end
 
+--- The tokens that end a model's text as generate() sees it by itself, as a set: by generation_config.json or, without
+-- it, by the config.
+---@param model LanguageModel
+---@return table<integer, boolean>
+function M.ends(model)
+  require("tycho.arguments").expect("generate.ends", "model", model, "a module")
+  return ending_tokens(model, {})
+end
+
 -- Marks `tokens` [n, t] in seen [n, vocabulary].
 local function mark_seen(seen, tokens, mask)
   if mask then tokens = ty.where(mask, tokens, tokens:narrow(1, tokens.shape[2] - 1, 1)) end
@@ -155,7 +164,8 @@ end
 -- smaller model of the same tokens or an llm.FeatureDraft, which proposes draft_tokens, 4, at a time, or as many as an
 -- llm.draft_length says; the text is distributed as without; stats, a table, gets rounds, drafted, accepted); cache (to
 -- go on from, tokens then follow those in it); pictures (for models that see some: those of all rows, one after
--- another; sizes: of models that see tiles, what their processor says second).
+-- another; sizes: of models that see tiles, what their processor says second); videos, video_sizes, video_seconds (for
+-- models that see clips: what hub.video_processor's processor gives of those of all rows).
 ---@param model LanguageModel
 ---@param tokens Tensor|Tensor[]
 ---@param count integer
@@ -165,12 +175,16 @@ function M.generate(model, tokens, count, options)
   local none = ty.nn.none
   local o = ty.nn.options("generate", options, { temperature = 1, top_k = 0, top_p = 1, min_p = 0,
     repetition_penalty = 1, seed = none, stop_tokens = none, stop = {}, tokenizer = none, on_token = none, pad = 0,
-    cache = none, draft = none, draft_tokens = 4, stats = none, pictures = none, sizes = none },
-    { pictures = "a tensor", sizes = "a tensor", draft_tokens = "a number or a table" })
+    cache = none, draft = none, draft_tokens = 4, stats = none, pictures = none, sizes = none,
+    videos = none, video_sizes = none, video_seconds = none }, { pictures = "a tensor", sizes = "a tensor",
+    videos = "a tensor", video_sizes = "a tensor", video_seconds = "a tensor", draft_tokens = "a number or a table" })
   if o.pictures and not model.picture_features then
     error(("generate: pictures: expected a model that sees them, got a %s"):format(getmetatable(model).__name), 2)
   end
-  if o.pictures and o.draft then error("generate: a draft goes with no pictures", 2) end
+  if o.videos and not model.video_token then
+    error(("generate: videos: expected a model that sees clips, got a %s"):format(getmetatable(model).__name), 2)
+  end
+  if (o.pictures or o.videos) and o.draft then error("generate: a draft goes with no pictures", 2) end
   sampling.check("generate", o)
   if not math.tointeger(count) or count < 1 then
     error(("generate: the number of tokens must be a positive integer, got %s"):format(tostring(count)), 2)
@@ -181,7 +195,8 @@ function M.generate(model, tokens, count, options)
     local prompts, mask, rows = batch(tokens, o.pad, model:device())
     local cache = o.cache or model:cache { room = prompts.shape[2] + count }
     local first, next_logits
-    first, mask, next_logits = model:start(prompts, mask, cache, o.pictures, o.sizes)
+    first, mask, next_logits = model:start(prompts, mask, cache, o.pictures, o.sizes,
+      o.videos and { videos = o.videos, video_sizes = o.video_sizes, video_seconds = o.video_seconds })
     if rows and first ~= prompts then -- an encoder had the prompts
       for i in ipairs(rows) do rows[i] = first:select(0, i - 1) end
     end

@@ -65,21 +65,21 @@ function Encoder:init(config, who)
 end
 
 --- The cosines [pictures, texts] of a model's features of pictures and of texts, and both features, of length 1. who:
--- for errors. options: pictures, mask (of the tokens), interpolate, checkpoint.
+-- for errors. options: pictures, mask (of the tokens), interpolate, sizes (of pictures in patches), checkpoint.
 ---@param who string
 ---@param model Module  with text_features() and image_features()
 ---@param tokens Tensor  i64 [texts, t]
----@param options {pictures: Tensor, mask?: Tensor, interpolate?: boolean, checkpoint?: boolean}
+---@param options {pictures: Tensor, mask?: Tensor, interpolate?: boolean, sizes?: Tensor, checkpoint?: boolean}
 ---@return Tensor cosines
 ---@return Tensor image
 ---@return Tensor text
 function M.cosines(who, model, tokens, options)
   local o = arguments.read(who, options, { pictures = arguments.none, mask = arguments.none, interpolate = false,
-    checkpoint = false }, { pictures = "a tensor", mask = "a tensor" })
+    sizes = arguments.none, checkpoint = false }, { pictures = "a tensor", mask = "a tensor", sizes = "a tensor" })
   if not o.pictures then arguments.fail("%s: pictures: expected a tensor, got nil", who) end
   local text = nn.normalize(model:text_features(tokens, { mask = o.mask, checkpoint = o.checkpoint }))
   local image = nn.normalize(model:image_features(o.pictures,
-    { interpolate = o.interpolate, checkpoint = o.checkpoint }))
+    { interpolate = o.interpolate or nil, sizes = o.sizes, checkpoint = o.checkpoint }))
   return image:matmul(text:transpose(0, 1)), image, text
 end
 

@@ -1,9 +1,12 @@
 --- DINOv2: a vision transformer that learnt from pictures alone, with the names and the config.json of transformers.
--- Oquab et al. 2024, "DINOv2: Learning Robust Visual Features without Supervision".
+-- Oquab et al. 2024, "DINOv2: Learning Robust Visual Features without Supervision"; with registers, tokens of no patch
+-- in which it may keep what is of none: Darcet et al. 2024, "Vision Transformers Need Registers".
 --
 --     local model = models.Dinov2 { image_size = 56, patch_size = 14, hidden_size = 128, num_hidden_layers = 6,
 --       num_attention_heads = 4 }
 --     local hidden, pooled = model(pictures)                    -- [n, 1 + patches, 128], [n, 128]
+--     hidden = models.Dinov2WithRegisters { image_size = 56, patch_size = 14, num_register_tokens = 4 } (pictures)
+--                                                               -- [n, 1 + 4 + patches, 768]
 local ty = require "tycho"
 local blocks = require "tycho.models.vit_blocks"
 local classifier = require "tycho.models.classifier"
@@ -21,9 +24,14 @@ function Embeddings:init(config)
   local function normal(t) nn.init.trunc_normal(t, 0, config.initializer_range) end
   self.rows, self.columns = encoder.grid(config)
   self.cls_token = parameter({ 1, 1, config.hidden_size }, normal)
-  if config.use_mask_token then self.mask_token = parameter({ 1, config.hidden_size }, nn.init.zeros) end
+  if config.use_mask_token ~= false then self.mask_token = parameter({ 1, config.hidden_size }, nn.init.zeros) end
   self.patch_embeddings = blocks.Patches(config)
   self.position_embeddings = parameter({ 1, self.rows * self.columns + 1, config.hidden_size }, normal)
+  self.registers = config.num_register_tokens or 0
+  if self.registers > 0 then
+    self.register_tokens = parameter({ 1, self.registers, config.hidden_size }, nn.init.zeros)
+  end
+  self.antialias = config.num_register_tokens and "cubic" or nil
   self.dropout = nn.Dropout(config.hidden_dropout_prob)
 end
 
@@ -34,8 +42,12 @@ function Embeddings:forward(x, hidden)
   patches = patches:flatten(2):transpose(1, 2)
   if hidden then patches = ty.where(hidden:unsqueeze(-1), self.mask_token:to(patches.dtype), patches) end
   x = ty.concat({ self.cls_token:expand(n, 1, width), patches }, 1)
-  return self.dropout(x
-    + encoder.resized(self.position_embeddings:squeeze(0), self.rows, self.columns, rows, columns))
+    + encoder.resized(self.position_embeddings:squeeze(0), self.rows, self.columns, rows, columns, 1, self.antialias)
+  if self.registers > 0 then -- they have no place
+    x = ty.concat({ x:narrow(1, 0, 1), self.register_tokens:expand(n, self.registers, width),
+      x:narrow(1, 1, rows * columns) }, 1)
+  end
+  return self.dropout(x)
 end
 
 local Scale = nn.module "Dinov2LayerScale"
@@ -48,11 +60,11 @@ function Scale:forward(x) return x * self.lambda1 end
 
 local Mlp = nn.module "Dinov2MLP"
 
-function Mlp:init(config)
+function Mlp:init(config, who)
   local width, inner = config.hidden_size, math.tointeger(config.hidden_size * config.mlp_ratio // 1)
   self.fc1 = layers.linear(width, inner, true, config.initializer_range)
   self.fc2 = layers.linear(inner, width, true, config.initializer_range)
-  self.activation = layers.activation("Dinov2", config, "hidden_act")
+  self.activation = layers.activation(who, config, "hidden_act")
 end
 
 function Mlp:forward(x) return self.fc2(layers.activated(self.fc1, x, self.activation)) end
@@ -74,12 +86,12 @@ end
 
 local Layer = nn.module "Dinov2Layer"
 
-function Layer:init(config)
+function Layer:init(config, who)
   self.norm1 = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
   self.attention = blocks.Attention(config)
   self.layer_scale1 = Scale(config)
   self.norm2 = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
-  self.mlp = config.use_swiglu_ffn and Gated(config) or Mlp(config)
+  self.mlp = config.use_swiglu_ffn and Gated(config) or Mlp(config, who)
   self.layer_scale2 = Scale(config)
   self.p = config.drop_path_rate
 end
@@ -99,9 +111,9 @@ end
 
 local Encoder = nn.module "Dinov2Encoder"
 
-function Encoder:init(config)
+function Encoder:init(config, who)
   self.layer = nn.ModuleList {}
-  for _ = 1, config.num_hidden_layers do self.layer:append(Layer(config)) end
+  for _ = 1, config.num_hidden_layers do self.layer:append(Layer(config, who)) end
 end
 
 local fields = {
@@ -115,46 +127,55 @@ local fields = {
   apply_layernorm = { "flag", true }, reshape_hidden_states = { "flag", true },
 }
 
+-- With registers: no key for the token of a mask, which is always there, and patches of 16.
+local with_registers = {}
+for name, field in pairs(fields) do with_registers[name] = field end
+with_registers.use_mask_token, with_registers.patch_size = nil, { "size", 16 }
+with_registers.num_register_tokens = { "count", 4 }
+
 --- DINOv2: a vision transformer that takes pictures of every size.
 ---@class Dinov2: Pretrained
 local Dinov2 = nn.module("Dinov2", Pretrained)
 Dinov2.model_type, Dinov2.architecture = "dinov2", "Dinov2Model"
 Dinov2.prefixes = { "dinov2." }
 Dinov2.other_heads = { "^classifier%." }
+Dinov2.family, Dinov2.fields = "Dinov2", fields
 
 --- config: the keys of config.json, among them image_size (224), patch_size (14), hidden_size (768), mlp_ratio (4),
 -- num_hidden_layers and num_attention_heads (12), layerscale_value (1), use_swiglu_ffn (false).
 ---@param config table
 function Dinov2:init(config)
-  config = configs.read("Dinov2", config, fields)
-  configs.divides("Dinov2", config, "num_attention_heads", "hidden_size")
-  encoder.check_grid("Dinov2", config)
+  local who = self.family
+  config = configs.read(who, config, self.fields)
+  configs.divides(who, config, "num_attention_heads", "hidden_size")
+  encoder.check_grid(who, config)
   if config.hidden_size * config.mlp_ratio < 1 then
-    error("Dinov2: config key 'mlp_ratio': it leaves the feed-forward network no width", 0)
+    error(("%s: config key 'mlp_ratio': it leaves the feed-forward network no width"):format(who), 0)
   elseif config.drop_path_rate == 1 then
-    error("Dinov2: config key 'drop_path_rate' must be a number below 1, got 1", 0)
+    error(("%s: config key 'drop_path_rate' must be a number below 1, got 1"):format(who), 0)
   end
   self.config = config
   self.embeddings = Embeddings(config)
-  self.encoder = Encoder(config)
+  self.encoder = Encoder(config, who)
   self.layernorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
 end
 
 -- Published models are used at every size, and so are these: positions are interpolated.
 local function run(self, x, options, whole)
-  local o = encoder.options("Dinov2", options, { "mask" })
-  x = encoder.pictures("Dinov2", x, self.config, self.embeddings.patch_embeddings.projection.weight, true)
-  if o.mask and not self.config.use_mask_token then
-    error("Dinov2: mask: the model has no token of a mask (use_mask_token)", 0)
+  local who = self.family
+  local o = encoder.options(who, options, { "mask" })
+  x = encoder.pictures(who, x, self.config, self.embeddings.patch_embeddings.projection.weight, true)
+  if o.mask and not self.embeddings.mask_token then
+    error(("%s: mask: the model has no token of a mask (use_mask_token)"):format(who), 0)
   end
-  return encoder.through("Dinov2", self.encoder.layer, self.embeddings(x, o.mask and o.mask:to "bool"), nil, o, whole,
+  return encoder.through(who, self.encoder.layer, self.embeddings(x, o.mask and o.mask:to "bool"), nil, o, whole,
     self.layernorm)
 end
 
 --- Hidden states [n, 1 + patches, hidden] of pictures x [n, channels, height, width] of any size, the first that of the
--- class; of the layer that is asked for, behind which nothing is computed. options: layer (nil: after the last norm; 0
--- the embeddings, i after layer i, -1 after the last one; a list gives a list), norm (false with layer), mask (bool [n,
--- patches]: those that are hidden), checkpoint.
+-- class, then of a model with registers those; of the layer that is asked for, behind which nothing is computed.
+-- options: layer (nil: after the last norm; 0 the embeddings, i after layer i, -1 after the last one; a list gives a
+-- list), norm (false with layer), mask (bool [n, patches]: those that are hidden), checkpoint.
 ---@param x Tensor
 ---@param options? {layer?: integer|integer[], norm?: boolean, mask?: Tensor, checkpoint?: boolean}
 ---@return Tensor|Tensor[] hidden
@@ -170,17 +191,30 @@ function Dinov2:forward(x, options)
   return hidden, self.layernorm(last:select(1, 0))
 end
 
+--- DINOv2 with registers: hidden states [n, 1 + registers + patches, hidden].
+---@class Dinov2WithRegisters: Dinov2
+local Dinov2WithRegisters = nn.module("Dinov2WithRegisters", Dinov2)
+Dinov2WithRegisters.model_type = "dinov2_with_registers"
+Dinov2WithRegisters.architecture = "Dinov2WithRegistersModel"
+Dinov2WithRegisters.prefixes = { "dinov2_with_registers." }
+Dinov2WithRegisters.family, Dinov2WithRegisters.fields = "Dinov2WithRegisters", with_registers
+
+--- config: the keys of config.json, as Dinov2 has them (patch_size 16), and num_register_tokens (4).
+---@param config table
+function Dinov2WithRegisters:init(config) Dinov2.init(self, config) end
+
 --- DINOv2 with a head over the class and the mean of the patches.
 ---@class Dinov2ForImageClassification: Pretrained
 local Dinov2ForImageClassification = nn.module("Dinov2ForImageClassification", Pretrained)
 Dinov2ForImageClassification.model_type = "dinov2"
 Dinov2ForImageClassification.architecture = "Dinov2ForImageClassification"
+Dinov2ForImageClassification.base = Dinov2
 
 --- config: the keys of config.json, among them num_labels or id2label, and problem_type.
 ---@param config table
 function Dinov2ForImageClassification:init(config)
-  self.dinov2 = Dinov2(config)
-  self.config = self.dinov2.config
+  self[self.model_type] = self.base(config)
+  self.config = self[self.model_type].config
   self.classifier = layers.linear(2 * self.config.hidden_size, configs.labels(self.config), true,
     self.config.initializer_range)
 end
@@ -191,8 +225,9 @@ end
 ---@param options? {checkpoint?: boolean}
 ---@return Tensor logits
 function Dinov2ForImageClassification:forward(x, options)
-  local hidden = self.dinov2:hidden(x, options)
-  local patches = hidden:narrow(1, 1, hidden.shape[2] - 1):mean { 1 }
+  local hidden = self[self.model_type]:hidden(x, options)
+  local before = 1 + (self.config.num_register_tokens or 0)
+  local patches = hidden:narrow(1, before, hidden.shape[2] - before):mean { 1 }
   return self.classifier(ty.concat({ hidden:select(1, 0), patches }, 1))
 end
 
@@ -204,4 +239,15 @@ function Dinov2ForImageClassification:loss(x, labels, options)
   return classifier.loss(self:forward(x, options), labels, self.config)
 end
 
-return { Dinov2 = Dinov2, Dinov2ForImageClassification = Dinov2ForImageClassification }
+--- DINOv2 with registers and a head over the class and the mean of the patches, without the registers.
+---@class Dinov2WithRegistersForImageClassification: Dinov2ForImageClassification
+local Registered = nn.module("Dinov2WithRegistersForImageClassification", Dinov2ForImageClassification)
+Registered.model_type, Registered.architecture = "dinov2_with_registers", "Dinov2WithRegistersForImageClassification"
+Registered.base = Dinov2WithRegisters
+
+--- config: the keys of config.json, among them num_labels or id2label, and problem_type.
+---@param config table
+function Registered:init(config) Dinov2ForImageClassification.init(self, config) end
+
+return { Dinov2 = Dinov2, Dinov2ForImageClassification = Dinov2ForImageClassification,
+  Dinov2WithRegisters = Dinov2WithRegisters, Dinov2WithRegistersForImageClassification = Registered }

@@ -6,8 +6,9 @@ local arguments = require "tycho.arguments"
 local M = {}
 
 local defaults = { layer = arguments.none, norm = arguments.none, checkpoint = false, interpolate = false,
-  mask = arguments.none }
-local kinds = { layer = "an integer or a list of integers", norm = "a boolean", mask = "a tensor" }
+  mask = arguments.none, sizes = arguments.none }
+local kinds = { layer = "an integer or a list of integers", norm = "a boolean", mask = "a tensor",
+  sizes = "a tensor" }
 
 --- Reads the options of a call:
 --   layer        which hidden states are wanted: 0 those of the embeddings, i those after layer i; -1 after the last
@@ -16,6 +17,7 @@ local kinds = { layer = "an integer or a list of integers", norm = "a boolean", 
 --   checkpoint   true: the backward pass runs each layer again, whose results then need not be kept
 --   interpolate  of pictures, true: these may have another size than in training; positions are interpolated
 --   mask         of texts: bool or i64 [n, t], 0: padding
+--   sizes        of pictures of every shape in patches: i64 [n, 2], rows and columns of each
 ---@param who string
 ---@param names string[]  those that the caller has
 function M.options(who, options, names)
@@ -112,14 +114,21 @@ local function cubic(from, to, like)
 end
 
 --- Learned positions [before + rows * columns, d], of `before` tokens (1: the class) and of a grid of patches, for a
--- grid of to_rows x to_columns: interpolated bicubically.
+-- grid of to_rows x to_columns: interpolated bicubically or, as families differ, with antialias, "cubic" or "linear",
+-- whose filter is as wide as the step where the grid gets smaller (cubic: a = -0.5).
 ---@param positions Tensor
 ---@param before? integer
-function M.resized(positions, rows, columns, to_rows, to_columns, before)
+---@param antialias? string
+function M.resized(positions, rows, columns, to_rows, to_columns, before, antialias)
   if rows == to_rows and columns == to_columns then return positions end
   before = before or 1
   local grid = positions:narrow(0, before, rows * columns):reshape(rows, columns, -1)
-  grid = ty.einsum("ri,cj,ijd->rcd", cubic(rows, to_rows, grid), cubic(columns, to_columns, grid), grid)
+  if antialias then
+    grid = ty.resample(grid, 0, to_rows, antialias, false, 0, true)
+    grid = ty.resample(grid, 1, to_columns, antialias, false, 0, true)
+  else
+    grid = ty.einsum("ri,cj,ijd->rcd", cubic(rows, to_rows, grid), cubic(columns, to_columns, grid), grid)
+  end
   grid = grid:flatten(0, 1)
   return before == 0 and grid or ty.concat({ positions:narrow(0, 0, before), grid }, 0)
 end

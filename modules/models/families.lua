@@ -14,6 +14,8 @@ M.by_model_type = { gpt2 = { "gpt2" }, llama = { "llama" }, mistral = { "mistral
   clip_vision_model = { "clip", "CLIPVisionModel" }, resnet = { "resnet" },
   siglip = { "siglip", "SiglipModel" }, siglip_text_model = { "siglip", "SiglipTextModel" },
   siglip_vision_model = { "siglip", "SiglipVisionModel" }, deit = { "vit", "DeiT" }, dinov2 = { "dinov2", "Dinov2" },
+  dinov2_with_registers = { "dinov2", "Dinov2WithRegisters" }, siglip2 = { "siglip2", "Siglip2Model" },
+  siglip2_text_model = { "siglip2", "Siglip2TextModel" }, siglip2_vision_model = { "siglip2", "Siglip2VisionModel" },
   resnet_vision_model = { "resnet_vision" }, llava = { "llava" },
   llava_next = { "llava_next" }, qwen2_vl = { "qwen2_vl", "Qwen2VL" }, qwen2_5_vl = { "qwen2_vl", "Qwen2_5_VL" },
   paligemma = { "paligemma" },

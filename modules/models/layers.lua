@@ -84,14 +84,17 @@ end
 --- Targets i64 [n, t] of tokens [n, t] of a model that sees: those one place on, but for image tokens and, by the
 -- option mask, padding, which are not counted (-100).
 ---@param tokens Tensor
----@param image integer
+---@param image integer|integer[]  the image token, or several
 ---@param options? table
 ---@return Tensor targets
 function M.targets_of_seen(tokens, image, options)
   if options and options.cu_seqlens then error("loss: packed sequences need their targets", 3) end
   local n, t = tokens.shape[1], tokens.shape[2]
   local targets = tokens:narrow(1, 1, t - 1)
-  local hidden = targets:eq(image)
+  local hidden
+  for _, token in ipairs(type(image) == "table" and image or { image }) do
+    hidden = hidden and hidden:logical_or(targets:eq(token)) or targets:eq(token)
+  end
   if options and options.mask and options.mask.ndim == 2 then
     hidden = hidden:logical_or(options.mask:narrow(1, 1, t - 1):to("bool"):logical_not())
   end

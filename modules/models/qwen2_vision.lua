@@ -210,21 +210,25 @@ function Vision:init(who, given, windows_too)
   self.merger = Merger(own)
 end
 
---- Lists { frames, rows, columns } of grids i64 [m, 3] that the tower can have, or an error.
+--- Lists { frames, rows, columns } of grids i64 [m, 3] that the tower can have, or an error. name: of the option, for
+-- errors ("sizes").
 ---@param who string
 ---@param grids Tensor
+---@param name? string
 ---@return integer[][]
-function Vision:grids(who, grids)
+function Vision:grids(who, grids, name)
+  name = name or "sizes"
   if not ty.is_tensor(grids) or grids.ndim ~= 2 or grids.shape[2] ~= 3 or grids.dtype ~= "i64" then
-    arguments.fail("%s: sizes: expected i64 [pictures, 3], frames, rows and columns of patches, got %s", who,
+    arguments.fail("%s: %s: expected i64 [%s, 3], frames, rows and columns of patches, got %s", who, name,
+      name == "sizes" and "pictures" or "clips",
       arguments.describe(grids))
   end
   local list, merge = grids:tolist(), self.config.spatial_merge_size
   for i, grid in ipairs(list) do
     if grid[1] < 1 or grid[2] < merge or grid[3] < merge or grid[2] % merge ~= 0 or grid[3] % merge ~= 0
       or math.max(grid[1], grid[2], grid[3]) > 1 << 16 then
-      arguments.fail("%s: sizes: expected rows and columns in multiples of %d, got %d x %d as number %d", who, merge,
-        grid[2], grid[3], i)
+      arguments.fail("%s: %s: expected rows and columns in multiples of %d, got %d x %d as number %d", who, name,
+        merge, grid[2], grid[3], i)
     end
   end
   return list

@@ -1,14 +1,17 @@
---- Qwen2-VL and Qwen2.5-VL: a language model that sees pictures in as many tokens as they have pixels for, with
--- positions of three kinds, by time, row and column (M-RoPE). Wang et al. 2024, "Qwen2-VL: Enhancing Vision-Language
--- Model's Perception of the World at Any Resolution"; Bai et al. 2025, "Qwen2.5-VL Technical Report". Names and
--- config.json of transformers' Qwen2VLForConditionalGeneration and Qwen2_5_VLForConditionalGeneration.
+--- Qwen2-VL and Qwen2.5-VL: a language model that sees pictures and clips in as many tokens as they have pixels for,
+-- with positions of three kinds, by time, row and column (M-RoPE). Wang et al. 2024, "Qwen2-VL: Enhancing
+-- Vision-Language Model's Perception of the World at Any Resolution"; Bai et al. 2025, "Qwen2.5-VL Technical Report".
+-- Names and config.json of transformers' Qwen2VLForConditionalGeneration and Qwen2_5_VLForConditionalGeneration.
 --
 --     local patches, grids = hub.processor("path/of/qwen2-vl") { "photo.jpg" }
 --     local logits = model(tokens, { pictures = patches, sizes = grids })
+--     local clips, times, seconds = hub.video_processor("path/of/qwen2-vl")({ frames }, { fps = 2 })
+--     logits = model(others, { videos = clips, video_sizes = times, video_seconds = seconds })
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local configs = require "tycho.models.config"
 local layers = require "tycho.models.layers"
+local positions = require "tycho.models.qwen2_axes"
 local LanguageModel = require "tycho.models.model"
 local Qwen2 = require "tycho.models.qwen2"
 local Vision = require("tycho.models.qwen2_vision").Vision
@@ -118,7 +121,11 @@ end
 ---@return integer
 function Qwen2VL:image_token() return self.config.image_token_id end
 
---- How many features the language model gets of each picture.
+--- The token that stands for a feature of a clip.
+---@return integer
+function Qwen2VL:video_token() return self.config.video_token_id end
+
+--- How many features the language model gets of each picture or clip.
 ---@param pictures Tensor
 ---@param sizes Tensor
 ---@return integer[]
@@ -131,8 +138,9 @@ function Qwen2VL:feature_counts(pictures, sizes)
   return counts
 end
 
---- What the language model gets of pictures, one after another, [1, features, hidden]. pictures [patches, values] and
--- the option sizes, i64 [m, 3], frames, rows and columns of patches, are what hub.processor's processor gives.
+--- What the language model gets of pictures or clips, one after another, [1, features, hidden]. pictures [patches,
+-- values] and the option sizes, i64 [m, 3], frames, rows and columns of patches, are what the processor of
+-- hub.processor or hub.video_processor gives.
 ---@param pictures Tensor
 ---@param options? {sizes: Tensor, checkpoint?: boolean}
 ---@return Tensor features
@@ -142,74 +150,80 @@ function Qwen2VL:picture_features(pictures, options)
   return self.visual(pictures, self.visual:grids(self.family, o.sizes), o.checkpoint):unsqueeze(0)
 end
 
--- ---- positions ----
+-- ---- what is seen among the words ----
 
--- By time, row and column, i64 [3, n, t], of the tokens, and the position behind each row, i64 [n, 1]. Text counts on
--- by one; a picture's features have the time at which it begins, and rows and columns from there on.
-local function axes_of(self, tokens, mask, grids)
-  local image, merge = self.config.image_token_id, self.visual.config.spatial_merge_size
-  local seen, at = mask and mask:to("u8"):tolist(), 1
-  local list, behind = { {}, {}, {} }, {}
-  for i, row in ipairs(tokens:tolist()) do
-    local axes, position, k = { {}, {}, {} }, 0, 1
-    while k <= #row do
-      if seen and seen[i][k] == 0 then
-        axes[1][k], axes[2][k], axes[3][k] = 0, 0, 0
-        k = k + 1
-      elseif row[k] == image then
-        local grid = grids[at]
-        if not grid then
-          arguments.fail("%s: sizes: expected one for each of the pictures in the text, got %d", self.family, #grids)
-        end
-        local rows, columns = grid[2] // merge, grid[3] // merge
-        for p = 0, grid[1] * rows * columns - 1 do
-          axes[1][k] = position + p // (rows * columns)
-          axes[2][k] = position + p // columns % rows
-          axes[3][k] = position + p % columns
-          k = k + 1
-        end
-        position, at = position + math.max(rows, columns), at + 1
-      else
-        axes[1][k], axes[2][k], axes[3][k] = position, position, position
-        position, k = position + 1, k + 1
-      end
+-- How many positions lie between the times of clips: by the seconds between them and the config's tokens_per_second;
+-- without video_seconds a second lies between them, as in transformers.
+local function intervals_of(self, count, seconds)
+  local list, rate = {}, self.visual.published.tokens_per_second
+  if seconds ~= nil then
+    if not ty.is_tensor(seconds) or seconds.ndim ~= 1 or seconds.shape[1] ~= count
+      or not seconds:is_floating_point() then
+      arguments.fail("%s: video_seconds: expected numbers [%d], one for each clip, got %s", self.family, count,
+        arguments.describe(seconds))
     end
-    for a = 1, 3 do
-      if #axes[a] ~= #row then
-        arguments.fail("%s: tokens: expected as many image tokens as picture %d has features", self.family, at - 1)
+    for i, value in ipairs(seconds:tolist()) do
+      if not (value >= 0 and value <= 1e6) then
+        arguments.fail("%s: video_seconds: expected numbers in [0, 1e6], got %s of clip %d", self.family, value, i)
       end
-      list[a][i] = axes[a]
+      list[i] = value * rate
     end
-    behind[i] = { position }
+  else
+    for i = 1, count do list[i] = rate end
   end
-  local function integers(x) return ty.tensor(x, { dtype = "i64" }):to { device = tokens.device } end
-  return integers(list), integers(behind)
+  return list
 end
 
--- Of a call whose tokens are text alone and follow those in the cache.
-local function axes_after(tokens, behind)
-  local n, t = tokens.shape[1], tokens.shape[2]
-  local axes = behind + ty.arange(t, { device = tokens.device })
-  return axes:unsqueeze(0):expand(3, n, t), behind + t
+-- What a call sees, by the token that stands for it: pictures and clips, as tycho.models.qwen2_axes has them, and their
+-- features.
+local function kinds_of(self, options)
+  local pictures, clips = options.pictures or options.features, options.videos
+  local function grids(there, sizes, name)
+    return there and self.visual:grids(self.family, sizes, name) or {}
+  end
+  local times = grids(clips, options.video_sizes, "video_sizes")
+  local intervals = clips and self.windowed and intervals_of(self, #times, options.video_seconds) or nil
+  return {
+    [self.config.image_token_id] = { what = "picture", sizes = "sizes", given = pictures, features = options.features,
+      grids = grids(pictures, options.sizes, "sizes") },
+    [self.config.video_token_id] = { what = "clip", sizes = "video_sizes", given = clips, intervals = intervals,
+      grids = times },
+  }
 end
 
--- The embeddings of tokens [n, t], those of image tokens replaced by the features of the pictures, in their order.
-local function embed(self, tokens, options)
-  local features = options.features or self:picture_features(options.pictures, { sizes = options.sizes,
-    checkpoint = options.checkpoint })
-  local is_image = tokens:eq(self.config.image_token_id)
-  if options.mask then is_image = is_image:logical_and(options.mask:to "bool") end
-  local places, count = is_image:to("i64"):sum():item(), features.shape[1] * features.shape[2]
+-- x [n, t, hidden] with features where tokens stand for them, in their order. at: bool [n, t].
+local function placed(self, x, at, features, kind)
+  local places, count = at:to("i64"):sum():item(), features.shape[1] * features.shape[2]
   if places ~= count then
-    arguments.fail("%s: pictures: expected as many features as the %d image tokens, got %d", self.family, places, count)
+    arguments.fail("%s: %s: expected as many features as the %d %s tokens, got %d", self.family,
+      kind.what == "clip" and "videos" or "pictures", places, kind.what == "clip" and "video" or "image", count)
   end
-  local x = self.language_model.model.embed_tokens(tokens:masked_fill(is_image, 0))
   if places == 0 then return x end
-  local order = (is_image:flatten():to("i64"):cumsum(0) - 1):clamp(0):reshape(tokens.shape)
-  return ty.where(is_image:unsqueeze(-1), ty.embedding(features:flatten(0, 1), order):to(x.dtype), x)
+  local order = (at:flatten():to("i64"):cumsum(0) - 1):clamp(0):reshape(at.shape)
+  return ty.where(at:unsqueeze(-1), ty.embedding(features:flatten(0, 1), order):to(x.dtype), x)
 end
 
---- Hidden states after the last norm, as Decoder:hidden() has them. options besides: pictures, sizes.
+-- The embeddings of tokens [n, t], those of image and video tokens replaced by features.
+local function embed(self, tokens, kinds, options)
+  local places, words = {}, tokens
+  for token, kind in pairs(kinds) do
+    if kind.given then
+      local at = tokens:eq(token)
+      if options.mask then at = at:logical_and(options.mask:to "bool") end
+      places[#places + 1] = { at = at, kind = kind }
+      words = words:masked_fill(at, 0)
+    end
+  end
+  local x = self.language_model.model.embed_tokens(words)
+  for _, place in ipairs(places) do
+    local kind = place.kind
+    local features = kind.features or self.visual(kind.given, kind.grids, options.checkpoint):unsqueeze(0)
+    x = placed(self, x, place.at, features, kind)
+  end
+  return x
+end
+
+--- Hidden states after the last norm, as Decoder:hidden() has them. options besides: those of forward().
 ---@return Tensor hidden
 function Qwen2VL:hidden(tokens, options)
   layers.check_tokens(self.family, tokens, options)
@@ -219,19 +233,19 @@ function Qwen2VL:hidden(tokens, options)
   end
   local mask, cache = options.mask, options.cache
   if mask and mask.ndim ~= 2 then error(self.family .. ": mask: expected bool or i64 [n, t]", 0) end
-  local axes, behind
-  local seen = options.pictures or options.features
+  local axes, behind, kinds
+  local seen = options.pictures or options.features or options.videos
   if cache and cache.past > 0 then
     if seen then error(self.family .. ": pictures come with the first call of a cache", 0) end
-    axes, behind = axes_after(tokens, cache.behind)
+    axes, behind = positions.after(tokens, cache.behind)
   else
-    local grids = seen and self.visual:grids(self.family, options.sizes) or {}
-    axes, behind = axes_of(self, tokens, mask, grids)
+    kinds = kinds_of(self, options)
+    axes, behind = positions.of(self.family, tokens, mask, self.visual.config.spatial_merge_size, kinds)
   end
   if cache then cache.behind = ty.unscoped(behind.detach, behind) end
   local with = { axes = axes, sections = self.sections }
   for key, value in pairs(options) do with[key] = value end
-  if seen then with.embeddings = embed(self, tokens, options) end
+  if seen then with.embeddings = embed(self, tokens, kinds, options) end
   return self.language_model:hidden(tokens, with)
 end
 
@@ -239,8 +253,10 @@ end
 function Qwen2VL:head(hidden) return self.language_model:head(hidden) end
 
 --- tokens i64 [n, t] to logits [n, t, vocabulary]. options: pictures [patches, values] and sizes i64 [m, 3] (frames,
--- rows and columns of patches), one picture after another for the image tokens of all rows; cache, mask (bool or i64
--- [n, t], 0: padding, on the left), checkpoint. With a cache, pictures come with the first call.
+-- rows and columns of patches), one picture after another for the image tokens of all rows; videos [patches, values],
+-- video_sizes i64 [m, 3] (times of two frames, rows, columns) and, of Qwen2.5-VL, video_seconds [m] (from one time to
+-- the next; 1), one clip after another for the video tokens of all rows; cache, mask (bool or i64 [n, t], 0: padding,
+-- on the left), checkpoint. With a cache, pictures and clips come with the first call.
 ---@param tokens Tensor
 ---@param options? table
 ---@return Tensor logits
@@ -250,14 +266,16 @@ function Qwen2VL:forward(tokens, options) return self:head(self:hidden(tokens, o
 ---@return KVCache
 function Qwen2VL:cache(options) return self.language_model:cache(options) end
 
---- As LanguageModel:loss(), with the options of forward(); without targets, image tokens are none.
+--- As LanguageModel:loss(), with the options of forward(); without targets, image and video tokens are none.
 ---@param tokens Tensor
 ---@param targets? Tensor
 ---@return Tensor loss
 function Qwen2VL:loss(tokens, targets, options)
   layers.check_tokens(self.family, tokens, options)
   arguments.expect(self.family .. ":loss", "targets", targets, "a tensor or nil")
-  if not targets then targets = layers.targets_of_seen(tokens, self.config.image_token_id, options) end
+  if not targets then
+    targets = layers.targets_of_seen(tokens, { self.config.image_token_id, self.config.video_token_id }, options)
+  end
   return LanguageModel.loss(self, tokens, targets, options)
 end
 
@@ -273,14 +291,18 @@ end
 
 function Qwen2VL:end_tokens() return self.config.eos_token_id or self.language_model:end_tokens() end
 
---- As LanguageModel:start(), with the pictures of all rows.
-function Qwen2VL:start(tokens, mask, cache, pictures, sizes)
-  if pictures then pictures = pictures:to { device = tokens.device } end
+--- As LanguageModel:start(), with the pictures of all rows, and the clips: { videos, video_sizes, video_seconds }.
+function Qwen2VL:start(tokens, mask, cache, pictures, sizes, clips)
+  local seen = { pictures = pictures, sizes = pictures and sizes }
+  for key, value in pairs(clips or {}) do seen[key] = value end
+  for _, key in ipairs { "pictures", "videos" } do
+    seen[key] = seen[key] and seen[key]:to { device = tokens.device }
+  end
   return tokens, mask, function(input, given)
-    local seen = pictures
-    pictures = nil -- they are in the cache after the first call
-    return self:head(self:hidden(input, { cache = cache, mask = given, last = 1, pictures = seen,
-      sizes = seen and sizes }):select(1, -1))
+    local options = seen
+    seen = {} -- they are in the cache after the first call
+    options.cache, options.mask, options.last = cache, given, 1
+    return self:head(self:hidden(input, options):select(1, -1))
   end
 end
 

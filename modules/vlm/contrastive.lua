@@ -37,9 +37,86 @@ function M.loss(image, text, scale)
   return (nn.cross_entropy(logits, own) + nn.cross_entropy(logits:transpose(0, 1), own)) * 0.5, logits
 end
 
--- Pictures, tokens and mask of a batch, by the names that data sets give them.
+-- The sum of -log sigmoid(z (t <x, y> + b)) of some pictures and all texts; first: the number of the first picture.
+local function piece(image, text, owner, scale, bias, first)
+  local logits = image:matmul(text:transpose(0, 1)) * scale + bias
+  local rows = ty.arange(image.shape[1], { device = image.device }) + first
+  local own = rows:unsqueeze(1):eq(owner:unsqueeze(0)):to(logits.dtype)
+  return ty.bce_with_logits(logits, own, nil, nil, "sum")
+end
+
+--- As sigmoid_loss(), with the name of the function that errors are to name.
+---@param who string
+function M.sigmoid(who, image, text, scale, bias, options)
+  expect(who, "image", image, "a tensor")
+  expect(who, "text", text, "a tensor")
+  if image.ndim ~= 2 or text.ndim ~= 2 or image.shape[2] ~= text.shape[2] or image:numel() == 0 or text:numel() == 0
+  then
+    arguments.fail("%s: expected image [n, d] and text [m, d], got %s and %s", who, arguments.describe(image),
+      arguments.describe(text))
+  end
+  expect(who, "scale", scale, "a tensor or a finite number")
+  expect(who, "bias", bias, "a tensor or a finite number")
+  local o = arguments.read(who, options, { owner = arguments.none, chunk = arguments.none },
+    { owner = "a tensor", chunk = "an integer >= 1" })
+  local n, m, owner = image.shape[1], text.shape[1], o.owner
+  if owner == nil then
+    if n ~= m then arguments.fail("%s: owner: expected i64 [%d] where there are %d pictures, got nil", who, m, n) end
+    owner = ty.arange(m, { device = image.device })
+  elseif owner.ndim ~= 1 or owner.shape[1] ~= m or owner.dtype ~= "i64" then
+    arguments.fail("%s: owner: expected i64 [%d], got %s", who, m, arguments.describe(owner))
+  end
+  image, text = nn.normalize(image), nn.normalize(text)
+  local chunk = math.min(o.chunk or n, n)
+  if chunk == n then return piece(image, text, owner, scale, bias, 0) / n end
+  local sum
+  for first = 0, n - 1, chunk do
+    local part = ty.checkpoint(piece, image:narrow(0, first, math.min(chunk, n - first)), text, owner, scale, bias,
+      first)
+    sum = sum and sum + part or part
+  end
+  return sum / n
+end
+
+--- The sigmoid loss of pictures [n, d] and texts [m, d] (cosines count): the sum over all pairs of -log sigmoid(z (t
+-- <x_i, y_j> + b)), z = 1 where text j is one of picture i's and else -1, over n. Zhai et al. 2023, "Sigmoid Loss for
+-- Language Image Pre-Training". scale and bias: t and b, numbers or tensors. options: owner (i64 [m]: the picture that
+-- each text is of; by default text j is of picture j), chunk (pictures at a time, whose similarities are computed again
+-- in the backward pass and never stand in memory all at once; by default all).
+---@param image Tensor
+---@param text Tensor
+---@param scale number|Tensor
+---@param bias number|Tensor
+---@param options? {owner?: Tensor, chunk?: integer}
+---@return Tensor loss
+function M.sigmoid_loss(image, text, scale, bias, options)
+  return M.sigmoid("vlm.sigmoid_loss", image, text, scale, bias, options)
+end
+
+-- The loss of features by a model's scale and bias: kind "softmax" or "sigmoid", by default the one with the bias where
+-- the model has one, as SigLIP does.
+local function loss_of(who, model, kind, image, text)
+  if kind == "softmax" or not kind and not model.logit_bias then return M.loss(image, text, model.logit_scale:exp()) end
+  return M.sigmoid(who, image, text, model.logit_scale:exp(), model.logit_bias)
+end
+
+local loss_kinds = { loss = '"softmax" or "sigmoid"' }
+
+local function check_loss(who, model, kind)
+  if kind == "sigmoid" and not ty.is_tensor(model.logit_bias) then
+    arguments.fail("%s: loss: expected softmax of a model without logit_bias, got sigmoid", who)
+  end
+end
+
+-- Pictures, tokens, mask and sizes of a batch, by the names that data sets give them.
 local function inputs_of(batch)
-  return batch.pictures or batch.image, batch.tokens, batch.mask
+  return batch.pictures or batch.image, batch.tokens, batch.mask, batch.sizes
+end
+
+-- Features of the pictures and of the texts of a batch.
+local function features_of(model, batch)
+  return model:image_features(batch.pictures, batch.sizes and { sizes = batch.sizes } or nil),
+    model:text_features(batch.tokens, { mask = batch.mask })
 end
 
 --- An error of the function `who` unless the model has what CLIPModel has.
@@ -54,35 +131,36 @@ end
 --- Adds the gradients of the symmetric loss of several small batches taken as one large batch, to the digit of
 -- rounding, in the memory of a small one: features of all are computed without a graph, the loss is differentiated
 -- with respect to them, and each batch is run again to carry that to the weights. Gao et al. 2021, "Scaling Deep
--- Contrastive Learning Batch Size under Memory Limited Setup". batches: a list of { pictures, tokens, mask }. Returns
--- the loss of the whole.
+-- Contrastive Learning Batch Size under Memory Limited Setup". batches: a list of { pictures, tokens, mask, sizes (of
+-- pictures in patches) }. options: loss ("softmax" or "sigmoid"; by default the latter of models with a logit_bias).
+-- Returns the loss of the whole.
 ---@param model CLIPModel
 ---@param batches table[]
+---@param options? {loss?: string}
 ---@return number loss
-function M.cached_backward(model, batches)
+function M.cached_backward(model, batches, options)
   local who = "vlm.cached_backward"
   M.check_model(who, model)
   M.check_batches(who, batches)
-  local function features(batch)
-    return model:image_features(batch.pictures), model:text_features(batch.tokens, { mask = batch.mask })
-  end
+  local o = arguments.read(who, options, { loss = arguments.none }, loss_kinds)
+  check_loss(who, model, o.loss)
   local images, texts, states = {}, {}, {}
   ty.no_grad(function()
     for i, batch in ipairs(batches) do
       states[i] = ty.rng_state()
-      images[i], texts[i] = ty.scope(features, batch)
+      images[i], texts[i] = ty.scope(features_of, model, batch)
     end
   end)
   local image = ty.concat(images, 0):detach():requires_grad_()
   local text = ty.concat(texts, 0):detach():requires_grad_()
-  local loss = M.loss(image, text, model.logit_scale:exp())
+  local loss = loss_of(who, model, o.loss, image, text)
   loss:backward()
   local start, after = 0, ty.rng_state()
   for i, batch in ipairs(batches) do
     local rows = images[i].shape[1]
     ty.scope(function()
       ty.rng_state(states[i]) -- dropout falls as it did
-      local a, b = features(batch)
+      local a, b = features_of(model, batch)
       local carried = (a * image.grad:narrow(0, start, rows)):sum() + (b * text.grad:narrow(0, start, rows)):sum()
       carried:backward()
     end)
@@ -93,19 +171,20 @@ function M.cached_backward(model, batches)
 end
 
 --- Adds the mean gradient of the symmetric losses of several small batches, each contrasted in itself: plain gradient
--- accumulation, to compare with. Returns the mean loss.
+-- accumulation, to compare with. options: as of cached_backward(). Returns the mean loss.
 ---@param model CLIPModel
----@param batches table[]  of { pictures, tokens, mask }
+---@param batches table[]  of { pictures, tokens, mask, sizes }
+---@param options? {loss?: string}
 ---@return number loss
-function M.accumulated_backward(model, batches)
+function M.accumulated_backward(model, batches, options)
   local who, sum = "vlm.accumulated_backward", 0
   M.check_model(who, model)
   M.check_batches(who, batches)
+  local o = arguments.read(who, options, { loss = arguments.none }, loss_kinds)
+  check_loss(who, model, o.loss)
   for _, batch in ipairs(batches) do
     sum = sum + ty.scope(function()
-      local image = model:image_features(batch.pictures)
-      local text = model:text_features(batch.tokens, { mask = batch.mask })
-      local loss = M.loss(image, text, model.logit_scale:exp()) / #batches
+      local loss = loss_of(who, model, o.loss, features_of(model, batch)) / #batches
       loss:backward()
       return loss:item()
     end)
@@ -126,9 +205,9 @@ function M.check_batches(who, batches)
   end
 end
 
---- A function of train.fit's next() that gives the batches of a cycle, as a list of { pictures, tokens, mask }.
+--- A function of train.fit's next() that gives the batches of a cycle, as a list of { pictures, tokens, mask, sizes }.
 ---@param count integer     batches of a cycle
----@param inputs? function  of a batch: pictures, tokens, mask; by default its fields pictures (or image), tokens, mask
+---@param inputs? function  of a batch: pictures, tokens, mask, sizes; by default its fields of these names (or image)
 ---@return fun(next: function): table[]
 function M.cycles(count, inputs)
   local who = "vlm.cycles"
@@ -138,19 +217,20 @@ function M.cycles(count, inputs)
   return function(next_batch)
     local list = {}
     for i = 1, count do
-      local pictures, tokens, mask = inputs(next_batch())
-      list[i] = { pictures = pictures, tokens = tokens, mask = mask }
+      local pictures, tokens, mask, sizes = inputs(next_batch())
+      list[i] = { pictures = pictures, tokens = tokens, mask = mask, sizes = sizes }
     end
     M.check_batches(who, list)
     return list
   end
 end
 
---- Trains a CLIPModel on batches of pictures and texts that belong together: the symmetric loss, with the logarithm of
--- the scale learnt and kept at most log 100. The optimizer, schedule, average, evaluation and checkpoints are those of
--- train.fit, whose options are taken; and
---   inputs     a function of a batch that returns pictures, tokens and mask (nil: none); by default its fields pictures
---              (or image), tokens and mask
+--- Trains a CLIPModel or a SiglipModel on batches of pictures and texts that belong together: by the symmetric loss,
+-- with the logarithm of the scale learnt and kept at most log 100, or by the sigmoid loss, with the bias learnt too.
+-- The optimizer, schedule, average, evaluation and checkpoints are those of train.fit, whose options are taken; and
+--   loss       "softmax" or "sigmoid"; by default the latter of models with a logit_bias, as SigLIP's have
+--   inputs     a function of a batch that returns pictures, tokens, mask (nil: none) and of pictures in patches sizes;
+--              by default its fields pictures (or image), tokens, mask and sizes
 --   checkpoint (false: gradient checkpointing)
 -- Returns what train.fit returns. The log has the accuracy of finding pictures' texts in the batch.
 ---@param model CLIPModel
@@ -162,21 +242,29 @@ function M.fit(model, loader, options)
   local who = "vlm.fit_contrastive"
   M.check_model(who, model)
   expect(who, "options", options, "a table")
-  local own, rest = { inputs = options.inputs, checkpoint = options.checkpoint }, { title = "contrastive" }
+  local own = { inputs = options.inputs, checkpoint = options.checkpoint, loss = options.loss }
+  local rest = { title = "contrastive" }
   for key, value in pairs(options) do
     if own[key] == nil then rest[key] = value end
   end
-  local o = arguments.read(who, own, { inputs = arguments.none, checkpoint = false }, { inputs = "a function" })
+  local o = arguments.read(who, own, { inputs = arguments.none, checkpoint = false, loss = arguments.none },
+    { inputs = "a function", loss = loss_kinds.loss })
+  check_loss(who, model, o.loss)
+  local softmax = o.loss == "softmax" or not o.loss and not model.logit_bias
   local inputs = o.inputs or inputs_of
   function rest.loss(network, batch)
-    local pictures, tokens, mask = inputs(batch)
+    local pictures, tokens, mask, sizes = inputs(batch)
     if not ty.is_tensor(pictures) or not ty.is_tensor(tokens) then
       arguments.fail("%s: inputs: expected pictures and tokens of a batch, got %s and %s", who,
         arguments.describe(pictures), arguments.describe(tokens))
     end
-    ty.no_grad(function() network.logit_scale:clamp_(nil, math.log(MOST)) end)
-    local loss, logits = M.loss(network:image_features(pictures, { checkpoint = o.checkpoint }),
-      network:text_features(tokens, { mask = mask, checkpoint = o.checkpoint }), network.logit_scale:exp())
+    if softmax then ty.no_grad(function() network.logit_scale:clamp_(nil, math.log(MOST)) end) end
+    local image = network:image_features(pictures, { checkpoint = o.checkpoint, sizes = sizes })
+    local text = network:text_features(tokens, { mask = mask, checkpoint = o.checkpoint })
+    local loss, logits = loss_of(who, network, softmax and "softmax" or "sigmoid", image, text)
+    logits = logits or ty.no_grad(function()
+      return nn.normalize(image):matmul(nn.normalize(text):transpose(0, 1))
+    end)
     local own_row = ty.arange(logits.shape[1], { device = logits.device })
     return loss, { accuracy = logits:argmax(1):eq(own_row):to("f32"):mean(), scale = network.logit_scale:exp() }
   end

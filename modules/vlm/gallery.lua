@@ -20,11 +20,32 @@ local endings = { png = true, jpg = true, jpeg = true, webp = true }
 
 --- What turns pictures and texts into vectors of one space.
 ---@class GalleryEncoder
----@field model Module       a CLIPModel or SiglipModel
+---@field model Module       a CLIPModel, SiglipModel or Siglip2Model
 ---@field name string        that an index made by it carries
 local Encoder = {}
 Encoder.__index = Encoder
 Encoder.__name = "GalleryEncoder"
+
+-- An error where a processor makes other pictures than a tower with this config takes.
+local function check_processor(who, path, vision, made, sizes)
+  local shape, side, patch = made.shape, vision.image_size, vision.patch_size
+  if vision.num_patches then -- pictures of every shape, in patches
+    local values = vision.num_channels * patch * patch
+    if #shape ~= 3 or shape[3] ~= values then
+      arguments.fail("%s: %s: preprocessor_config.json makes %s, the model takes patches of %d values", who, path,
+        #shape == 3 and ("patches of %d values"):format(shape[3]) or "no patches", values)
+    end
+    return
+  end
+  local height, width = type(side) == "table" and side[1] or side, type(side) == "table" and side[2] or side
+  if #shape ~= 4 or sizes then
+    arguments.fail("%s: %s: preprocessor_config.json makes %s, the model takes pictures of %d x %d", who, path,
+      #shape == 4 and "tiles" or "patches", height, width)
+  elseif shape[3] ~= height or shape[4] ~= width then
+    arguments.fail("%s: %s: preprocessor_config.json makes pictures of %d x %d, the model takes %d x %d", who, path,
+      shape[3], shape[4], height, width)
+  end
+end
 
 --- The encoder of a folder with a CLIP or a SigLIP: config.json, weights, tokenizer, preprocessor_config.json. options:
 -- those of hub.load (device, dtype).
@@ -36,18 +57,12 @@ function M.encoder(path, options)
   expect(who, "path", path, "a string")
   local model = hub.load(path, options)
   if not model.image_features or not model.text_features then
-    arguments.fail("%s: %s: expected a CLIPModel or a SiglipModel, got a %s", who, path, getmetatable(model).__name)
+    arguments.fail("%s: %s: expected a CLIPModel, SiglipModel or Siglip2Model, got a %s", who, path,
+      getmetatable(model).__name)
   end
   model:eval()
   local process = hub.processor(path)
-  local vision = model.vision_model.config
-  local side = vision.image_size
-  local height, width = type(side) == "table" and side[1] or side, type(side) == "table" and side[2] or side
-  local shape = process({ ty.zeros({ 3, 8, 8 }, { dtype = "u8" }) }).shape
-  if shape[3] ~= height or shape[4] ~= width then
-    arguments.fail("%s: %s: preprocessor_config.json makes pictures of %d x %d, the model takes %d x %d", who, path,
-      shape[3], shape[4], height, width)
-  end
+  check_processor(who, path, model.vision_model.config, process { ty.zeros({ 3, 8, 8 }, { dtype = "u8" }) })
   -- Two models differ in their weights, if in nothing else.
   local sum = 0
   for _, p in ipairs(model:parameters()) do sum = sum + p:detach():to("f64"):abs():sum():item() end
@@ -56,13 +71,17 @@ function M.encoder(path, options)
     room = model.text_model.config.max_position_embeddings, siglip = model.logit_bias ~= nil }, Encoder)
 end
 
---- Unit vectors [n, width] of processed pictures f32 [n, 3, height, width].
+--- Unit vectors [n, width] of processed pictures f32 [n, 3, height, width], or of patches and their sizes, as the
+-- processor gives both.
 ---@param pictures Tensor
+---@param sizes? Tensor
 ---@return Tensor
-function Encoder:pictures(pictures)
+function Encoder:pictures(pictures, sizes)
   expect("GalleryEncoder:pictures", "pictures", pictures, "a tensor")
+  expect("GalleryEncoder:pictures", "sizes", sizes, "a tensor or nil")
   return ty.no_grad(function()
-    return nn.normalize(self.model:image_features(pictures:to { device = self.model:device() }):to "f32")
+    local options = sizes and { sizes = sizes } or nil
+    return nn.normalize(self.model:image_features(pictures:to { device = self.model:device() }, options):to "f32")
   end)
 end
 
@@ -110,21 +129,22 @@ local function listed(folder)
   return found
 end
 
--- Runs in a worker: processed pictures of a list of paths in one tensor, the places of those that could be read, and
--- what was wrong with the others.
+-- Runs in a worker: processed pictures of a list of paths in one tensor, the places of those that could be read, what
+-- was wrong with the others, and of pictures in patches their sizes.
 local function serve(folder)
   local process = require("tycho.hub").processor(folder)
   return function(paths)
-    local list, places, problems = {}, {}, {}
+    local list, sizes, places, problems = {}, {}, {}, {}
     for i, path in ipairs(paths) do
-      local ok, result = pcall(process, { path })
+      local ok, result, size = pcall(process, { path })
       if ok then
-        list[#list + 1], places[#places + 1] = result, i
+        list[#list + 1], sizes[#list + 1], places[#places + 1] = result, size, i
       else
         problems[i] = tostring(result)
       end
     end
-    return #list > 0 and require("tycho").concat(list, 0) or false, places, problems
+    local concat = require("tycho").concat
+    return #list > 0 and concat(list, 0) or false, places, problems, #sizes > 0 and concat(sizes, 0) or false
   end
 end
 
@@ -186,9 +206,9 @@ local function encode(self, files, o)
     for _ = 1, 2 * #threads do send() end
     for k, job in ipairs(jobs) do
       ty.scope(function()
-        local pictures, places, problems = threads[(k - 1) % #threads + 1]:receive()
+        local pictures, places, problems, sizes = threads[(k - 1) % #threads + 1]:receive()
         send()
-        local rows = pictures and encoder:pictures(pictures):to { device = "cpu" }
+        local rows = pictures and encoder:pictures(pictures, sizes or nil):to { device = "cpu" }
         for i, place in ipairs(places) do job[place].row = ty.keep(rows[i - 1]:clone()) end
         for place, why in pairs(problems) do self.problems[job[place].path] = why end
       end)

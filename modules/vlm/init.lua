@@ -36,6 +36,7 @@ require "tycho.llm" -- what Llava generates with
 
 local M = {
   contrastive_loss = contrastive.loss,
+  sigmoid_loss = contrastive.sigmoid_loss,
   fit_contrastive = contrastive.fit,
   cached_backward = contrastive.cached_backward,
   accumulated_backward = contrastive.accumulated_backward,

@@ -100,14 +100,6 @@ end
 
 -- ---- the loss ----
 
--- The sum of -log sigmoid(z (t <x, y> + b)) of some pictures and all texts; first: the number of the first picture.
-local function piece(image, text, owner, scale, bias, first)
-  local logits = image:matmul(text:transpose(0, 1)) * scale + bias
-  local rows = ty.arange(image.shape[1], { device = image.device }) + first
-  local own = rows:unsqueeze(1):eq(owner:unsqueeze(0)):to(logits.dtype)
-  return ty.bce_with_logits(logits, own, nil, nil, "sum")
-end
-
 --- The sigmoid loss of pictures [n, d] and texts [m, d] (cosines count): the sum over all pairs of -log sigmoid(z (t
 -- <x_i, y_j> + b)), z = 1 where text j is one of picture i's and else -1, over n. Zhai et al. 2023, "Sigmoid Loss for
 -- Language Image Pre-Training". scale and bias: t and b, numbers or tensors. options: owner (i64 [m]: the picture that
@@ -120,35 +112,7 @@ end
 ---@param options? {owner?: Tensor, chunk?: integer}
 ---@return Tensor loss
 function M.loss(image, text, scale, bias, options)
-  local who = "vlm.sail.loss"
-  expect(who, "image", image, "a tensor")
-  expect(who, "text", text, "a tensor")
-  if image.ndim ~= 2 or text.ndim ~= 2 or image.shape[2] ~= text.shape[2] or image:numel() == 0 or text:numel() == 0
-  then
-    fail("%s: expected image [n, d] and text [m, d], got %s and %s", who, arguments.describe(image),
-      arguments.describe(text))
-  end
-  expect(who, "scale", scale, "a tensor or a finite number")
-  expect(who, "bias", bias, "a tensor or a finite number")
-  local o = arguments.read(who, options, { owner = none, chunk = none },
-    { owner = "a tensor", chunk = "an integer >= 1" })
-  local n, m, owner = image.shape[1], text.shape[1], o.owner
-  if owner == nil then
-    if n ~= m then fail("%s: owner: expected i64 [%d] where there are %d pictures, got nil", who, m, n) end
-    owner = ty.arange(m, { device = image.device })
-  elseif owner.ndim ~= 1 or owner.shape[1] ~= m or owner.dtype ~= "i64" then
-    fail("%s: owner: expected i64 [%d], got %s", who, m, arguments.describe(owner))
-  end
-  image, text = nn.normalize(image), nn.normalize(text)
-  local chunk = math.min(o.chunk or n, n)
-  if chunk == n then return piece(image, text, owner, scale, bias, 0) / n end
-  local sum
-  for first = 0, n - 1, chunk do
-    local part = ty.checkpoint(piece, image:narrow(0, first, math.min(chunk, n - first)), text, owner, scale, bias,
-      first)
-    sum = sum and sum + part or part
-  end
-  return sum / n
+  return contrastive.sigmoid("vlm.sail.loss", image, text, scale, bias, options)
 end
 
 -- ---- training ----

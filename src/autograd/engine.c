@@ -130,7 +130,7 @@ static bool accumulate(ty_tensor **sum, ty_tensor *g, bool create_graph) {
   }
   ty_tensor *s = *sum;
   if (is_own(s) && !create_graph && !g->batch) {
-    ty_value arg[] = { ty_value_of_tensor(s), ty_value_of_tensor(g) };
+    ty_value arg[] = { ty_value_of_tensor(s), ty_value_of_tensor(g), TY_NO_NUMBER };
     return ty_call_inplace(TY_OP_add, arg);
   }
   ty_tensor *total = ty_add(s, g);

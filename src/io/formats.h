@@ -61,8 +61,9 @@ static inline const char *ty_elsewhere(ty_dtype dtype) {
 }
 
 /* ---- images: u8 tensors [channels, height, width]; 1 gray, 2 gray+alpha, 3 RGB, 4 RGBA ---- */
-/* PNG, JPEG or WebP, told apart by their first bytes. channels: 0 as in the file, else 1, 3 or 4 to convert to. */
-/* A box of a picture, in pixels of the file, and how many rows and columns are made of it (0: as many as it has). Height
+/* PNG, JPEG or WebP, told apart by their first bytes. channels: 0 as in the file, else 1, 3 or 4 to convert to. upright:
+ * turned as the file's Exif data say, boxes and sizes with it. */
+/* A box of a picture, in pixels, and how many rows and columns are made of it (0: as many as it has). Height
  * 0 stands for the whole picture. */
 typedef struct ty_image_part {
   double top, left, height, width;
@@ -71,9 +72,12 @@ typedef struct ty_image_part {
 /* The box, which is checked, of a picture of such a size. */
 bool ty_image_part_of(ty_image_part *part, const char *name, int64_t width, int64_t height);
 /* part: NULL for all of it */
-ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels, const ty_image_part *part);
+ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels, const ty_image_part *part,
+                           bool upright);
 /* Channels, height and width, which the file claims. */
-bool ty_image_size(const void *data, size_t size, const char *name, int64_t out[3]);
+bool ty_image_size(const void *data, size_t size, const char *name, int64_t out[3], bool upright);
+/* Exif's Orientation of a file, 1 to 8; 1, as it stands, where it says nothing. */
+int ty_exif_orientation(const uint8_t *data, size_t size);
 /* What stands in a PNG beside its pixels, by keys of 1 to 79 characters of ASCII; UTF-8. */
 typedef struct ty_png_text {
   const char *key, *value;

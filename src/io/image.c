@@ -1,4 +1,4 @@
-/* What the image formats share: recognition, limits, planes and channels. */
+/* What the image formats share: recognition, limits, planes, channels and the way that is up. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -123,15 +123,70 @@ static int kind_of(const uint8_t *p, size_t size, const char *name) {
   return UNKNOWN;
 }
 
-ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels, const ty_image_part *wanted) {
+/* ---- the way that a camera was held: Exif's orientations 2 to 8 ---- */
+
+static bool lies(int orientation) { return orientation >= 5; }
+
+/* The picture t [channels, height, width] as it is to be looked at. */
+static ty_tensor *turned(ty_tensor *t, int orientation) {
+  int64_t channels = t->v.size[0], height = t->v.size[1], width = t->v.size[2];
+  int64_t rows = lies(orientation) ? width : height, columns = lies(orientation) ? height : width;
+  ty_tensor *out = ty_tensor_new(TY_CPU, TY_U8, 3, (const int64_t[]){ channels, rows, columns });
+  if (!out) return NULL;
+  /* Whether rows and columns of the file are walked backwards. */
+  bool up = orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
+  bool back = orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
+  int64_t down = up ? -width : width, right = back ? -1 : 1;
+  int64_t first = (up ? (height - 1) * width : 0) + (back ? width - 1 : 0);
+  int64_t by_row = lies(orientation) ? right : down, by_column = lies(orientation) ? down : right;
+  uint8_t *to = out->v.data;
+  for (int64_t c = 0; c < channels; c++) {
+    const uint8_t *from = (const uint8_t *)t->v.data + c * height * width + first;
+    for (int64_t y = 0; y < rows; y++)
+      for (int64_t x = 0; x < columns; x++) *to++ = from[y * by_row + x * by_column];
+  }
+  return out;
+}
+
+/* A box of the picture as it is to be looked at becomes one of the file's width x height pixels. */
+static bool box_in_file(ty_image_part *part, const char *name, int orientation, int64_t width, int64_t height) {
+  if (!ty_image_part_of(part, name, lies(orientation) ? height : width, lies(orientation) ? width : height))
+    return false;
+  if (lies(orientation)) {
+    double top = part->top, tall = part->height;
+    int64_t rows = part->rows;
+    part->top = part->left, part->height = part->width, part->rows = part->columns;
+    part->left = top, part->width = tall, part->columns = rows;
+  }
+  if (orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7)
+    part->top = (double)height - part->top - part->height;
+  if (orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8)
+    part->left = (double)width - part->left - part->width;
+  return true;
+}
+
+static bool size_in_file(int kind, const void *data, size_t size, const char *name, int64_t out[3]) {
+  return (kind == PNG    ? ty_png_size
+          : kind == WEBP ? ty_webp_size
+                         : ty_jpeg_size)(data, size, name, out) &&
+         ty_image_fits(name, (uint64_t)out[2], (uint64_t)out[1]);
+}
+
+ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int channels, const ty_image_part *wanted,
+                           bool upright) {
   ty_image_part part;
   if (wanted) part = *wanted;
   if (channels != 0 && channels != 1 && channels != 3 && channels != 4) {
     ty_fail(TY_EINVAL, "image: channels: expected 1, 3 or 4, or 0 for those of the file, got %d", channels);
     return NULL;
   }
-  int kind = kind_of(data, size, name);
+  int kind = kind_of(data, size, name), orientation = upright ? ty_exif_orientation(data, size) : 1;
   if (kind == UNKNOWN) return NULL;
+  if (wanted && orientation != 1) {
+    int64_t whole[3];
+    if (!size_in_file(kind, data, size, name, whole) || !box_in_file(&part, name, orientation, whole[2], whole[1]))
+      return NULL;
+  }
   ty_tensor *t = kind == PNG    ? ty_png_decode(data, size, name)
                  : kind == WEBP ? ty_webp_decode(data, size, name)
                                 : ty_jpeg_decode(data, size, name, wanted ? &part : NULL);
@@ -140,18 +195,25 @@ ty_tensor *ty_image_decode(const void *data, size_t size, const char *name, int 
     ty_release(t);
     t = converted;
   }
-  if (!t || !wanted) return t;
-  ty_tensor *y = NULL;
-  if (kind == JPEG || ty_image_part_of(&part, name, t->v.size[2], t->v.size[1])) y = cut(t, &part);
+  if (t && wanted) {
+    bool inside = kind == JPEG || ty_image_part_of(&part, name, t->v.size[2], t->v.size[1]);
+    ty_tensor *y = inside ? cut(t, &part) : NULL;
+    ty_release(t);
+    t = y;
+  }
+  if (!t || orientation == 1) return t;
+  ty_tensor *y = turned(t, orientation);
   ty_release(t);
   return y;
 }
 
-bool ty_image_size(const void *data, size_t size, const char *name, int64_t out[3]) {
+bool ty_image_size(const void *data, size_t size, const char *name, int64_t out[3], bool upright) {
   int kind = kind_of(data, size, name);
-  if (kind == UNKNOWN) return false;
-  return (kind == PNG    ? ty_png_size
-          : kind == WEBP ? ty_webp_size
-                         : ty_jpeg_size)(data, size, name, out) &&
-         ty_image_fits(name, (uint64_t)out[2], (uint64_t)out[1]);
+  if (kind == UNKNOWN || !size_in_file(kind, data, size, name, out)) return false;
+  if (upright && lies(ty_exif_orientation(data, size))) {
+    int64_t height = out[1];
+    out[1] = out[2];
+    out[2] = height;
+  }
+  return true;
 }

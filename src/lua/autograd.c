@@ -114,6 +114,16 @@ static ty_tensor **list_of(lua_State *L, int index, int *n, const char *what, bo
 /* grad(outputs, inputs [, {grad_outputs =, create_graph =, keep_graph =, allow_unused =}]) */
 static int grad(lua_State *L) {
   int nout, nin, ng;
+  if (lua_isfunction(L, 1)) { /* of a function: lua/tycho/functional.lua */
+    lua_settop(L, 2);
+    ty_lua_push_methods(L);
+    lua_pushstring(L, "__grad");
+    lua_rawget(L, -2);
+    lua_pushvalue(L, 1);
+    lua_pushvalue(L, 2);
+    lua_call(L, 2, 1);
+    return 1;
+  }
   bool single = ty_lua_to(L, 2) != NULL;
   ty_backward_options o = options(L, 3, "grad");
   ty_tensor **outputs = list_of(L, 1, &nout, "outputs", false), **inputs = list_of(L, 2, &nin, "inputs", false),

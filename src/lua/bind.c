@@ -119,11 +119,27 @@ static ty_tensors tensors_of_table(parse *p, int arg, int index) {
   return (ty_tensors){ list, (int)n };
 }
 
+/* The number in a tensor without dimensions at `index`, where an argument takes numbers; false when something else is
+ * there. */
+static bool number_of_tensor(parse *p, int arg, int index, ty_value *v) {
+  ty_tensor *t = tensor_at(p, arg, index);
+  if (!t || t->v.ndim) return false;
+  if (t->requires_grad && ty_grad_enabled())
+    luaL_error(p->L,
+               "%s: %s: expected %s, got a tensor that requires a gradient, which would be lost; :item() gives "
+               "its number",
+               p->op->name, p->op->args[arg].name, wanted_text(&p->op->args[arg]));
+  ty_lua_need_values(p->L, t, p->op->name);
+  if (!ty_read_value(t, v)) ty_lua_error(p->L);
+  return true;
+}
+
 /* The value at `index` for argument `arg`; raises when it does not fit. */
 static void read(parse *p, int arg, int index) {
   lua_State *L = p->L;
   const ty_arg *a = &p->op->args[arg];
   ty_value *v = &p->value[arg];
+  ty_value held;
   int exact, type = lua_type(L, index);
   if (type == LUA_TNIL) {
     if (a->required) fail(p, arg, wanted_text(a), index);
@@ -146,6 +162,7 @@ static void read(parse *p, int arg, int index) {
       /* fall through */
     case TY_ARG_NUMBER:
       if (type == LUA_TBOOLEAN) *v = ty_value_of_int(lua_toboolean(L, index));
+      else if (type != LUA_TNUMBER && number_of_tensor(p, arg, index, v)) return;
       else if (type != LUA_TNUMBER) fail(p, arg, wanted_text(a), index);
       else if (lua_isinteger(L, index)) *v = ty_value_of_int(lua_tointeger(L, index));
       else *v = ty_value_of_float(lua_tonumber(L, index));
@@ -155,10 +172,19 @@ static void read(parse *p, int arg, int index) {
       v->ts = tensors_of_table(p, arg, index);
       return;
     case TY_ARG_INT:
+      if (type == LUA_TUSERDATA && number_of_tensor(p, arg, index, &held)) {
+        if (held.kind != TY_INT) fail(p, arg, wanted_text(a), index);
+        v->i = held.i;
+        return;
+      }
       v->i = lua_tointegerx(L, index, &exact);
       if (!exact || type != LUA_TNUMBER) fail(p, arg, wanted_text(a), index);
       return;
     case TY_ARG_FLOAT:
+      if (type == LUA_TUSERDATA && number_of_tensor(p, arg, index, &held)) {
+        v->f = ty_number_of(held).f;
+        return;
+      }
       if (type != LUA_TNUMBER) fail(p, arg, wanted_text(a), index);
       v->f = lua_tonumber(L, index);
       return;
@@ -237,6 +263,24 @@ static void add_named_int(parse *p, int arg, const char *name, int index) {
   p->given |= 1u << arg;
 }
 
+/* The argument of a name, or nargs. Where there is none of it, one that PyTorch calls so. */
+static int find_argument(const ty_op *op, const char *key) {
+  static const char *const also[][2] = { { "dim", "dims" },
+                                         { "dims", "dim" },
+                                         { "scale_factor", "scale" },
+                                         { "padding_idx", "padding_index" },
+                                         { "num_classes", "classes" } };
+  const char *other = NULL;
+  for (size_t i = 0; i < sizeof also / sizeof *also; i++)
+    if (strcmp(key, also[i][0]) == 0) other = also[i][1];
+  int found = op->nargs;
+  for (int i = 0; i < op->nargs; i++) {
+    if (strcmp(op->args[i].name, key) == 0) return i;
+    if (other && strcmp(op->args[i].name, other) == 0) found = i;
+  }
+  return found;
+}
+
 /* The string keys of the table; `list_used`: its list part was an argument already. */
 static void read_options(parse *p, int index, bool list_used) {
   lua_State *L = p->L;
@@ -245,13 +289,14 @@ static void read_options(parse *p, int index, bool list_used) {
   while (lua_next(L, index)) {
     int at = lua_gettop(L);
     if (lua_type(L, at - 1) != LUA_TSTRING) {
-      if (!list_used) luaL_error(L, "%s: expected options by name in the last table, got a list", op->name);
+      if (!list_used)
+        luaL_error(L, "%s: expected options by name in the last table, got a list; its arguments are %s", op->name,
+                   signature(L, op));
       lua_pop(L, 1);
       continue;
     }
     const char *key = lua_tostring(L, at - 1);
-    int i = 0;
-    while (i < op->nargs && strcmp(op->args[i].name, key) != 0) i++;
+    int i = find_argument(op, key);
     if (i == op->nargs) {
       int named = find_named_ints(op);
       if (named < 0) unknown_option(p, key);

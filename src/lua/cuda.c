@@ -29,6 +29,12 @@ static int synchronize(lua_State *L) {
   return ty_device_synchronize(device) ? 0 : ty_lua_error(L);
 }
 
+/* is_available() -> whether there is a GPU that this build can use */
+static int is_available(lua_State *L) {
+  lua_pushboolean(L, ty_cuda_count(NULL) > 0);
+  return 1;
+}
+
 /* energy(index) -> joules that a GPU has taken since its driver was loaded, by NVML, as NVML counts GPUs; nil and the
  * reason where it does not tell */
 static int energy(lua_State *L) {
@@ -88,6 +94,8 @@ static int libraries(lua_State *L) {
 
 int ty_lua_open_cuda(lua_State *L) {
   luaL_newlib(L, ((luaL_Reg[]){ { "count", count },
+                                { "device_count", count },
+                                { "is_available", is_available },
                                 { "describe", describe },
                                 { "energy", energy },
                                 { "synchronize", synchronize },

@@ -57,6 +57,9 @@ void ty_lua_enter_scope(lua_State *L, ty_lua_state *s, ty_handle *h);
 ty_tensor *ty_lua_check(lua_State *L, int index);
 /* The same, or NULL when it is no tensor at all. */
 ty_tensor *ty_lua_to(lua_State *L, int index);
+
+/* Raises unless the host can read the values of `t`, for `function`. */
+void ty_lua_need_values(lua_State *L, const ty_tensor *t, const char *function);
 /* As those of lauxlib, but strict (a text is no number) and with the errors of this library. */
 lua_Integer ty_lua_check_integer(lua_State *L, int index);
 lua_Integer ty_lua_opt_integer(lua_State *L, int index, lua_Integer otherwise);

@@ -300,8 +300,8 @@ static int index_error(lua_State *L) {
   return ty_lua_error(L);
 }
 
-static const char *const properties[] = { "shape",         "dtype",   "device", "ndim", "grad",
-                                          "requires_grad", "is_leaf", "T",      "mT",   NULL };
+static const char *const properties[] = { "shape",   "dtype", "device", "ndim", "grad",    "requires_grad",
+                                          "is_leaf", "T",     "mT",     "data", "is_cuda", NULL };
 
 /* x.T of a matrix, x.mT of the last two dimensions. */
 static int transposed(lua_State *L, ty_tensor *t, const char *name) {
@@ -317,6 +317,32 @@ static int transposed(lua_State *L, ty_tensor *t, const char *name) {
   h->t = ty_retain(t->v.ndim < 2 ? ty_reshape(t, (ty_ints){ t->v.size, t->v.ndim }) : ty_transpose(t, -2, -1));
   ty_scope_close(&scope);
   return h->t ? 1 : ty_lua_error(L);
+}
+
+/* x.data: the same memory outside the graph. */
+static int data_of(lua_State *L, ty_tensor *t) {
+  ty_lua_current = L;
+  ty_handle *h = ty_lua_push_empty(L);
+  ty_scope scope;
+  ty_scope_open(&scope);
+  h->t = ty_retain(ty_detach(t));
+  ty_scope_close(&scope);
+  return h->t ? 1 : ty_lua_error(L);
+}
+
+/* What to write in place of a name that tensors do not have: what lua/tycho/pytorch.lua knows of it, or what is spelt
+ * nearly so. */
+static int no_such_op(lua_State *L, const char *name) {
+  ty_lua_push_methods(L);
+  lua_pushstring(L, "__instead");
+  if (lua_rawget(L, -2) == LUA_TFUNCTION) {
+    lua_pushstring(L, name);
+    lua_call(L, 1, 1);
+    if (lua_isstring(L, -1)) return luaL_error(L, "a tensor has no op '%s'%s", name, lua_tostring(L, -1));
+  }
+  lua_pop(L, 1);
+  ty_lua_push_nearest(L, name, -1, properties);
+  return luaL_error(L, "a tensor has no op '%s'%s", name, lua_tostring(L, -1));
 }
 
 static int property(lua_State *L, ty_tensor *t, const char *name) {
@@ -339,10 +365,12 @@ static int property(lua_State *L, ty_tensor *t, const char *name) {
     return transposed(L, t, name);
   } else if (strcmp(name, "is_leaf") == 0) {
     lua_pushboolean(L, !t->node);
+  } else if (strcmp(name, "data") == 0) {
+    return data_of(L, t);
+  } else if (strcmp(name, "is_cuda") == 0) {
+    lua_pushboolean(L, ty_device_of(t) >= TY_CUDA);
   } else {
-    ty_lua_push_methods(L);
-    ty_lua_push_nearest(L, name, -1, properties);
-    return luaL_error(L, "a tensor has no op '%s'%s", name, lua_tostring(L, -1));
+    return no_such_op(L, name);
   }
   return 1;
 }
@@ -381,6 +409,21 @@ static int index_get(lua_State *L) {
 }
 
 /* ---- writing ---- */
+
+static int refuse_field(lua_State *L, const char *name) {
+  static const char *const instead[][2] = {
+    { "requires_grad", "x:requires_grad_(false) or x:requires_grad_()" },
+    { "grad", "x:set_grad(g), or the optimizer's :zero_grad()" },
+    { "data", "x:copy_(y) inside ty.no_grad" },
+    { "shape", "x:reshape(...)" },
+    { "dtype", "x:to \"f32\"" },
+    { "device", "x:to \"cuda\"" },
+  };
+  for (size_t i = 0; i < sizeof instead / sizeof *instead; i++)
+    if (strcmp(name, instead[i][0]) == 0)
+      return luaL_error(L, "a tensor has no field \"%s\" to set; use %s", name, instead[i][1]);
+  return luaL_error(L, "a tensor has no field \"%s\" to set", name);
+}
 
 /* *recorded: the write becomes part of a graph. */
 static bool check_write(const ty_tensor *x, const ty_tensor *source, bool *recorded) {
@@ -481,8 +524,7 @@ static bool write_keys(ty_tensor *x, const keys *k, ty_tensor *source, ty_value 
 static int index_set(lua_State *L) {
   ty_tensor *x = ty_lua_check(L, 1), *source = lua_type(L, 3) == LUA_TUSERDATA ? ty_lua_check(L, 3) : NULL;
   int type = lua_type(L, 2), exact = 0;
-  if (type == LUA_TSTRING && is_name(lua_tostring(L, 2)))
-    return luaL_error(L, "a tensor has no field \"%s\" to set; use :requires_grad_() and the like", lua_tostring(L, 2));
+  if (type == LUA_TSTRING && is_name(lua_tostring(L, 2))) return refuse_field(L, lua_tostring(L, 2));
   ty_value number = TY_NO_NUMBER;
   if (!source) {
     if (lua_isboolean(L, 3)) number = ty_value_of_int(lua_toboolean(L, 3));

@@ -159,8 +159,11 @@ void ty_io_tensors(lua_State *L, int index, ty_bundle *b) {
     t->name = lua_tolstring(L, -2, &t->name_size);
     t->tensor = ty_lua_to(L, -1);
     if (!t->tensor)
-      luaL_error(L, "%s: argument %d: \"%s\": expected a tensor, got a %s", ty_lua_function_name(L), index, t->name,
-                 ty_lua_typename(L, -1));
+      luaL_error(L, "%s: argument %d: \"%s\": expected a tensor, got a %s%s", ty_lua_function_name(L), index, t->name,
+                 ty_lua_typename(L, -1),
+                 lua_isuserdata(L, -1) || lua_isstring(L, -1) || lua_istable(L, -1)
+                     ? "; train.save_checkpoint keeps modules, optimizers and numbers together"
+                     : "");
   }
 }
 
@@ -444,7 +447,7 @@ static int load(lua_State *L) {
   return load_safetensors(L);
 }
 
-/* save(path, value, ...): by the ending: .safetensors, .gguf, .npz, .npy, .png, .webp, .json */
+/* save(path, value, ...), or PyTorch's save(value, path): by the ending: .safetensors, .gguf, .npz, .npy, .png, .webp, .json */
 static int save(lua_State *L) {
   static const luaL_Reg writers[] = { { ".safetensors", save_safetensors },
                                       { ".gguf", ty_io_save_gguf },
@@ -453,10 +456,19 @@ static int save(lua_State *L) {
                                       { ".png", ty_io_save_image },
                                       { ".webp", ty_io_save_image },
                                       { ".json", ty_io_save_json } };
+  if (lua_type(L, 2) == LUA_TSTRING && (lua_istable(L, 1) || lua_isuserdata(L, 1))) {
+    lua_pushvalue(L, 1);
+    lua_copy(L, 2, 1);
+    lua_replace(L, 2);
+  }
   const char *path = ty_io_path(L, 1);
   for (size_t i = 0; i < sizeof writers / sizeof *writers; i++)
     if (has_ending(path, writers[i].name)) return writers[i].func(L);
-  return luaL_error(L, "save: the name \"%s\" must end in .safetensors, .gguf, .npz, .npy, .png, .webp or .json", path);
+  return luaL_error(L, "save: the name \"%s\" must end in .safetensors, .gguf, .npz, .npy, .png, .webp or .json%s",
+                    path,
+                    has_ending(path, ".pt") || has_ending(path, ".pth") || has_ending(path, ".bin")
+                        ? "; files of PyTorch are read only"
+                        : "");
 }
 
 void ty_io_add_tensors(lua_State *L) {

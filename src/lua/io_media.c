@@ -14,7 +14,8 @@ static void begin(lua_State *L) {
 
 /* ---- images ---- */
 
-static const char *const image_options[] = { "channels", "crop", "size", NULL };
+static const char *const image_options[] = { "channels", "crop", "size", "exif", NULL };
+static const char *const size_options[] = { "exif", NULL };
 
 /* The numbers of a list of `count` in the option, if there is one. */
 static bool numbers_of(lua_State *L, const char *name, int count, double *out) {
@@ -51,30 +52,33 @@ static const ty_image_part *part_of(lua_State *L, ty_image_part *part) {
   return boxed || sized ? part : NULL;
 }
 
-/* load_image(path [, { channels = 0, crop = { top, left, height, width }, size = { height, width } }]) -> u8 tensor
- * [channels, height, width] */
+/* load_image(path [, { channels = 0, crop = { top, left, height, width }, size = { height, width }, exif = true }]) -> u8
+ * tensor [channels, height, width] */
 int ty_io_load_image(lua_State *L) {
   const char *path = ty_io_path(L, 1);
   ty_image_part part;
   ty_io_options(L, 2, image_options);
   int channels = (int)ty_io_count(L, 2, "channels", 0, 4);
   const ty_image_part *wanted = part_of(L, &part);
+  bool upright = ty_io_flag(L, 2, "exif", true);
   begin(L);
   ty_handle *h = ty_lua_push_empty(L);
   ty_bytes bytes = { 0 };
   if (ty_file_read(path, (size_t)1 << 31, &bytes))
-    h->t = ty_image_decode(bytes.data, bytes.size, path, channels, wanted);
+    h->t = ty_image_decode(bytes.data, bytes.size, path, channels, wanted, upright);
   ty_bytes_free(&bytes);
   return h->t ? 1 : ty_lua_error(L);
 }
 
-/* image_size(bytes) -> channels, height, width */
+/* image_size(bytes [, { exif = true }]) -> channels, height, width */
 static int image_size(lua_State *L) {
   size_t size;
   const char *bytes = ty_lua_check_lstring(L, 1, &size);
   int64_t out[3];
+  ty_io_options(L, 2, size_options);
+  bool upright = ty_io_flag(L, 2, "exif", true);
   begin(L);
-  if (!ty_image_size(bytes, size, "in memory", out)) return ty_lua_error(L);
+  if (!ty_image_size(bytes, size, "in memory", out, upright)) return ty_lua_error(L);
   for (int i = 0; i < 3; i++) lua_pushinteger(L, out[i]);
   return 3;
 }
@@ -87,9 +91,10 @@ static int decode_image(lua_State *L) {
   ty_io_options(L, 2, image_options);
   int channels = (int)ty_io_count(L, 2, "channels", 0, 4);
   const ty_image_part *wanted = part_of(L, &part);
+  bool upright = ty_io_flag(L, 2, "exif", true);
   begin(L);
   ty_handle *h = ty_lua_push_empty(L);
-  h->t = ty_image_decode(bytes, size, "in memory", channels, wanted);
+  h->t = ty_image_decode(bytes, size, "in memory", channels, wanted, upright);
   return h->t ? 1 : ty_lua_error(L);
 }
 

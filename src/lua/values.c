@@ -163,7 +163,7 @@ static void push_element(lua_State *L, const ty_tensor *t, int64_t offset) {
   }
 }
 
-static void need_values(lua_State *L, const ty_tensor *t, const char *function) {
+void ty_lua_need_values(lua_State *L, const ty_tensor *t, const char *function) {
   if (t->batch && !ty_map_check_value(t, function)) ty_lua_error(L);
   if (ty_device_of(t) == TY_META) luaL_error(L, "%s: a meta tensor has no values: %s", function, ty_describe(t));
   if (ty_is_recording() && !ty_recorded_host_read(t, function)) ty_lua_error(L);
@@ -185,7 +185,7 @@ static const ty_tensor *readable(lua_State *L, ty_tensor *t) {
 
 static int item(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
-  need_values(L, t, "item");
+  ty_lua_need_values(L, t, "item");
   if (t->v.count != 1) return luaL_error(L, "item: expected a tensor with one element, got %s", ty_describe(t));
   ty_value v;
   if (!ty_read_value(t, &v)) return ty_lua_error(L);
@@ -210,7 +210,7 @@ static void push_list(lua_State *L, const ty_tensor *t, int dim, int64_t offset)
 
 static int tolist(lua_State *L) {
   ty_tensor *t = ty_lua_check(L, 1);
-  need_values(L, t, "tolist");
+  ty_lua_need_values(L, t, "tolist");
   push_list(L, readable(L, t), 0, 0);
   return 1;
 }

@@ -114,7 +114,8 @@ static bool check_inputs(const ty_op *op, const ty_value *arg) {
     } else if (op->args[i].kind == TY_ARG_DTYPE && arg[i].i > TY_F64 && !(op->flags & QUANTIZED)) {
       return ty_op_fail_(op, TY_EINVAL, "%s: expected a dtype that is not block-quantized, got %s", op->args[i].name,
                          ty_dtype_name[arg[i].i]);
-    } else if (op->args[i].kind == TY_ARG_OPERAND && !first && op->nargs == i + 1) {
+    } else if (op->args[i].kind == TY_ARG_OPERAND && !first &&
+               (op->nargs == i + 1 || op->args[i + 1].kind == TY_ARG_NUMBER)) {
       return ty_op_fail_(op, TY_EINVAL, "%s: expected at least one tensor, got numbers only", op->args[i].name);
     }
   }

@@ -180,12 +180,18 @@ bool fwd_nan_to_num(ty_call *c) {
 }
 
 /* What log makes infinite counts as 1 where x is 0; a NaN stays one. */
+/* An operand as a tensor: a number in the dtype of the other operand, where that is of floats. */
+static ty_tensor *operand_like(const ty_value *v, const ty_value *other) {
+  if (v->kind == TY_TENSOR) return v->t;
+  return ty_full(TY_NO_INTS, *v, ty_dtype_of(other->t), ty_device_of(other->t));
+}
+
 bool fwd_xlogy(ty_call *c) {
   const ty_xlogy_args *a = TY_ARGS(xlogy, c);
-  ty_tensor *y = a->y.t;
-  ty_tensor *none = both(ty_eq(a->x.t, 0), either(ty_le(y, 0), ty_isinf(y)));
+  ty_tensor *x = operand_like(&a->x, &a->y), *y = operand_like(&a->y, &a->x);
+  ty_tensor *none = x && y ? both(ty_eq(x, 0), either(ty_le(y, 0), ty_isinf(y))) : NULL;
   ty_tensor *safe = none ? ty_where(none, 1.0, y) : NULL;
-  return ty_out_set(c, 0, ty_mul(a->x.t, ty_log(safe)));
+  return ty_out_set(c, 0, safe ? ty_mul(x, ty_log(safe)) : NULL);
 }
 
 /* ---- reductions ---- */

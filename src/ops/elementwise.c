@@ -167,6 +167,27 @@ bool fwd_binary(ty_call *c) {
   return apply(c, 0, d, d);
 }
 
+/* add and sub, of which alpha may multiply the second operand. */
+bool fwd_scaled_sum(ty_call *c) {
+  ty_value y = c->arg[1], alpha = c->arg[2];
+  if (alpha.kind == TY_NONE) return fwd_binary(c);
+  if (alpha.kind == TY_FLOAT && !ty_is_float(compute_dtype(&c->arg[0], &y)))
+    return ty_op_fail(c, TY_EINVAL, "alpha: expected an integer for integers, got %g", alpha.f);
+  if (y.kind == TY_TENSOR) {
+    ty_tensor *scaled = ty_mul(y, alpha);
+    if (!scaled) return false;
+    y = ty_value_of_tensor(scaled);
+  } else if (y.kind == TY_INT && alpha.kind == TY_INT) {
+    y = ty_value_of_int((int64_t)((uint64_t)y.i * (uint64_t)alpha.i));
+  } else {
+    y = ty_value_of_float(ty_number_of(y).f * ty_number_of(alpha).f);
+  }
+  ty_call inner = *c;
+  ty_value arg[] = { c->arg[0], y, TY_NO_NUMBER };
+  inner.arg = arg;
+  return fwd_binary(&inner);
+}
+
 bool fwd_shift(ty_call *c) {
   if (compute_dtype(&c->arg[0], &c->arg[1]) == TY_BOOL)
     return ty_op_fail(c, TY_EINVAL, "x: expected integers, got bool");
@@ -231,7 +252,14 @@ bool fwd_where(ty_call *c) {
 bool fwd_masked_fill(ty_call *c) {
   const ty_masked_fill_args *a = TY_ARGS(masked_fill, c);
   ty_tensor *x = a->x.t;
-  ty_value value = ty_is_float(ty_dtype_of(x)) ? a->value : ty_value_of_int(ty_number_of(a->value).i);
+  ty_value value = a->value;
+  if (value.kind == TY_TENSOR) {
+    if (value.t->v.ndim)
+      return ty_op_fail(c, TY_EINVAL, "value: expected a number or a tensor without dimensions, got %s",
+                        ty_describe(value.t));
+  } else if (!ty_is_float(ty_dtype_of(x))) {
+    value = ty_value_of_int(ty_number_of(value).i);
+  }
   ty_tensor *r = ty_where(a->mask.t, value, x);
   if (!r) return false;
   if (!ty_same_shape(&r->v, &x->v))

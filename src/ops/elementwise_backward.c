@@ -148,7 +148,11 @@ bool vjp_clamp(ty_vjp *c) {
   return true;
 }
 
-RULE(masked_fill, ty_where(c->arg[1].t, 0.0, G(c)))
+bool vjp_masked_fill(ty_vjp *c) {
+  if (c->need[0]) c->dx[0] = ty_where(c->arg[1].t, 0.0, G(c));
+  if (c->need[2]) c->dx[2] = ty_where(c->arg[1].t, G(c), 0.0);
+  return true;
+}
 
 bool vjp_where(ty_vjp *c) {
   if (c->need[1]) c->dx[1] = ty_where(c->arg[0].t, G(c), 0.0);
@@ -158,15 +162,18 @@ bool vjp_where(ty_vjp *c) {
 
 /* ---- two operands; numbers are constants ---- */
 
+/* The gradient of what alpha, where it was given, has multiplied. */
+static ty_tensor *scaled(ty_vjp *c) { return c->arg[2].kind == TY_NONE ? G(c) : ty_mul(G(c), c->arg[2]); }
+
 bool vjp_add(ty_vjp *c) {
   if (c->need[0]) c->dx[0] = G(c);
-  if (c->need[1]) c->dx[1] = G(c);
+  if (c->need[1]) c->dx[1] = scaled(c);
   return true;
 }
 
 bool vjp_sub(ty_vjp *c) {
   if (c->need[0]) c->dx[0] = G(c);
-  if (c->need[1]) c->dx[1] = ty_neg(G(c));
+  if (c->need[1]) c->dx[1] = ty_neg(scaled(c));
   return true;
 }
 

@@ -320,6 +320,20 @@ bool vjp_index_copy(ty_vjp *c) {
 bool fwd_index_fill(ty_call *c) {
   const ty_index_fill_args *a = TY_ARGS(index_fill, c);
   ty_dtype d = ty_dtype_of(a->x.t);
+  if (a->value.kind == TY_TENSOR) {
+    const ty_tensor *x = a->x.t, *index = a->index.t;
+    ty_tensor *value = a->value.t;
+    if (value->v.ndim)
+      return ty_op_fail(c, TY_EINVAL, "value: expected a number or a tensor without dimensions, got %s",
+                        ty_describe(value));
+    int dim;
+    if (!ty_check_dim(c, 1, x->v.ndim, &dim)) return false;
+    int64_t size[TY_MAX_DIMS];
+    memcpy(size, x->v.size, sizeof *size * (size_t)x->v.ndim);
+    if (x->v.ndim && index->v.ndim == 1) size[dim] = index->v.count;
+    ty_tensor *src = ty_expand(ty_to(value, d), (ty_ints){ size, x->v.ndim });
+    return ty_out_set(c, 0, src ? ty_index_copy(a->x.t, a->dim.i, a->index.t, ty_operand(src)) : NULL);
+  }
   if (a->value.kind == TY_FLOAT && !ty_is_float(d) && a->value.f != floor(a->value.f))
     return ty_op_fail(c, TY_EINVAL, "value: expected an integer for x %s, got %g", ty_describe(a->x.t), a->value.f);
   return ty_out_set(c, 0, ty_index_copy(a->x.t, a->dim.i, a->index.t, a->value));

@@ -71,7 +71,8 @@ static bool part_backward(const ty_linear_cross_entropy_fused_args *a, ty_tensor
   if (!dw) return true;
   ty_tensor *part = ty_matmul(ty_transpose(d, 0, 1), x);
   if (at == 0) return put(dw, part);
-  return part && ty_call_inplace(TY_OP_add, (ty_value[]){ ty_value_of_tensor(dw), ty_value_of_tensor(part) });
+  return part &&
+         ty_call_inplace(TY_OP_add, (ty_value[]){ ty_value_of_tensor(dw), ty_value_of_tensor(part), TY_NO_NUMBER });
 }
 
 /* Loss, and the gradients for x and weight where wanted, else empty. */

@@ -62,6 +62,13 @@ static ty_dtype compared_in(const ty_tensor *a, const ty_tensor *b) {
   return d == TY_F64 ? TY_F64 : ty_is_float(d) ? TY_F32 : TY_I64;
 }
 
+/* A number as a tensor beside the lines that it is looked for in. */
+static ty_tensor *looked_for(const ty_value *v, const ty_tensor *sorted) {
+  if (v->kind == TY_TENSOR) return v->t;
+  ty_dtype d = v->kind == TY_INT ? TY_I64 : ty_is_float(ty_dtype_of(sorted)) ? ty_dtype_of(sorted) : TY_F32;
+  return ty_full(TY_NO_INTS, *v, d, ty_device_of(sorted));
+}
+
 static bool search(ty_call *c, ty_tensor *sorted, ty_tensor *values, bool right) {
   ty_dtype d = compared_in(sorted, values);
   ty_tensor *in[] = { ty_to(sorted, d), ty_to(values, d) };
@@ -72,8 +79,8 @@ static bool search(ty_call *c, ty_tensor *sorted, ty_tensor *values, bool right)
 
 bool fwd_searchsorted(ty_call *c) {
   const ty_searchsorted_args *a = TY_ARGS(searchsorted, c);
-  ty_tensor *s = a->sorted.t, *v = a->values.t;
-  if (!ty_check_ndim(c, 0, 1, TY_MAX_DIMS, "[..., n]")) return false;
+  ty_tensor *s = a->sorted.t, *v = looked_for(&a->values, s);
+  if (!v || !ty_check_ndim(c, 0, 1, TY_MAX_DIMS, "[..., n]")) return false;
   bool fits = s->v.ndim == 1 || s->v.ndim == v->v.ndim;
   for (int d = 0; fits && s->v.ndim > 1 && d < s->v.ndim - 1; d++) fits = s->v.size[d] == v->v.size[d];
   if (!fits)
@@ -84,7 +91,7 @@ bool fwd_searchsorted(ty_call *c) {
 
 bool fwd_bucketize(ty_call *c) {
   const ty_bucketize_args *a = TY_ARGS(bucketize, c);
-  return ty_check_ndim(c, 1, 1, 1, "[n]") && search(c, a->boundaries.t, a->x.t, a->right.i);
+  return ty_check_ndim(c, 1, 1, 1, "[n]") && ty_out_set(c, 0, ty_searchsorted(a->boundaries.t, a->x, a->right.i));
 }
 
 /* ---- counts ---- */

@@ -18,6 +18,7 @@
 #undef ty_gt
 #undef ty_ge
 #undef ty_where
+#undef ty_searchsorted
 #undef ty_full
 #undef ty_full_like
 #undef ty_fill_

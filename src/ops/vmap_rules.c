@@ -378,6 +378,12 @@ bool map_rotary(ty_mapped *m) {
 bool map_searchsorted(ty_mapped *m) {
   ty_value arg[] = { m->arg[0], m->arg[1], m->arg[2] };
   ty_tensor *sorted = arg[0].t, *values = arg[1].t;
+  if (arg[1].kind != TY_TENSOR) { /* a number, in each sample's line */
+    ty_dtype d = arg[1].kind == TY_INT ? TY_I64 : ty_is_float(ty_dtype_of(sorted)) ? ty_dtype_of(sorted) : TY_F32;
+    values = ty_full(TY_NO_INTS, arg[1], d, ty_device_of(sorted));
+    if (!values) return false;
+    arg[1] = ty_value_of_tensor(values);
+  }
   if (!ty_differs(m, sorted) && sorted->v.ndim == 1) {
     arg[1].t = ty_whole(m, values);
     return arg[1].t && ty_map_call(m, arg);
@@ -419,8 +425,8 @@ static rule *const listed[TY_OP_COUNT] = {
 /* Elementwise ops are known by the function that they share. */
 static bool is_elementwise(const ty_op *op) {
   return op->forward == fwd_unary || op->forward == fwd_unary_float || op->forward == fwd_test ||
-         op->forward == fwd_binary || op->forward == fwd_binary_float || op->forward == fwd_compare ||
-         op->forward == fwd_shift;
+         op->forward == fwd_binary || op->forward == fwd_scaled_sum || op->forward == fwd_binary_float ||
+         op->forward == fwd_compare || op->forward == fwd_shift;
 }
 
 static rule *rule_of(const ty_op *op) {

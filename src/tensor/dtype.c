@@ -8,7 +8,21 @@
 #include "../program/recording.h"
 #include "../ops/vmap.h"
 
+/* What NumPy and PyTorch call them. */
+static const struct {
+  const char *name;
+  ty_dtype dtype;
+} long_names[] = { { "float64", TY_F64 },   { "float32", TY_F32 }, { "float16", TY_F16 },
+                   { "bfloat16", TY_BF16 }, { "int64", TY_I64 },   { "int32", TY_I32 },
+                   { "int16", TY_I16 },     { "int8", TY_I8 },     { "uint8", TY_U8 } };
+
 bool ty_dtype_parse(const char *name, ty_dtype *out) {
+  for (size_t i = 0; i < sizeof long_names / sizeof *long_names; i++) {
+    if (strcmp(name, long_names[i].name) == 0) {
+      *out = long_names[i].dtype;
+      return true;
+    }
+  }
   for (int d = 0; d < TY_DTYPES; d++) {
     if (strcmp(name, ty_dtype_name[d]) == 0) {
       *out = (ty_dtype)d;

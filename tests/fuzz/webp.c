@@ -11,7 +11,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size < 8) return 0;
   const uint8_t *p = data + size - 8; /* a box and a size of it, of the last bytes */
   ty_image_part part = { p[0] / 16.0, p[1] / 16.0, p[2] / 4.0, p[3] / 4.0, p[4] % 64, p[5] % 64 };
-  t = ty_image_decode(data, size, "fuzz", p[6] % 5, &part);
+  t = ty_image_decode(data, size, "fuzz", p[6] % 5, &part, true);
   touch(t);
   ty_release(t);
   return 0;

@@ -127,6 +127,77 @@ check.test("JPEG", function()
   near("cmyk.jpg", picture(3, 16, 24, smooth), 12)
 end)
 
+check.test("turned as Exif's orientation says", function()
+  local want = ty.io.load_npz(FIXTURES .. "turned.npz") -- [height, width, channels], by Pillow
+  local function upright(n) return want[tostring(n)]:permute(2, 0, 1):tolist() end
+  local stored = picture(3, 7, 13, pixels)
+  for _, name in ipairs { "turned.png", "turned.webp" } do
+    local bytes = slurp(FIXTURES .. name)
+    local ok, t = pcall(ty.io.decode_image, bytes)
+    if ok or name ~= "turned.webp" then -- some builds have no WebP
+      check.equal(t:tolist(), upright(5), name)
+      check.equal(ty.io.decode_image(bytes, { exif = false }):tolist(), stored, name .. " as it stands")
+      check.equal({ ty.io.image_size(bytes) }, { 3, 13, 7 })
+      check.equal({ ty.io.image_size(bytes, { exif = false }) }, { 3, 7, 13 })
+    end
+  end
+  check.equal(ty.io.load_image(FIXTURES .. "turned.png", { channels = 1 }).shape, { 1, 13, 7 })
+  -- All eight, in both orders of bytes.
+  local function chunk(kind, data)
+    local crc = 0xffffffff
+    for i = 1, 4 + #data do
+      crc = crc ~ (kind .. data):byte(i)
+      for _ = 1, 8 do crc = crc >> 1 ~ (crc & 1 == 1 and 0xedb88320 or 0) end
+    end
+    return string.pack(">I4", #data) .. kind .. data .. string.pack(">I4", ~crc & 0xffffffff)
+  end
+  local plain = slurp(FIXTURES .. "rgb.png")
+  local function with(exif) return plain:sub(1, 33) .. chunk("eXIf", exif) .. plain:sub(34) end
+  local function exif(n, order, kind)
+    local form = order .. (kind == 4 and "I2I2I4I4" or "I2I2I4I2I2")
+    return (order == ">" and "MM\0*" or "II*\0") .. string.pack(order .. "I4I2", 8, 1)
+      .. string.pack(form, 0x0112, kind or 3, 1, n, 0):sub(1, 12) .. "\0\0\0\0"
+  end
+  for n = 1, 8 do
+    for _, order in ipairs { "<", ">" } do
+      local bytes = with(exif(n, order))
+      local t = ty.io.decode_image(bytes)
+      check.equal(t:tolist(), upright(n), order .. n)
+      check.equal(ty.io.decode_image(with(exif(n, order, 4))):tolist(), upright(n), "four bytes")
+      check.equal(ty.io.decode_image(with("Exif\0\0" .. exif(n, order))):tolist(), upright(n), "with its mark")
+      -- A box is one of what comes.
+      local _, h, w = table.unpack(t.shape)
+      local box = ty.io.decode_image(bytes, { crop = { 1, 2, h - 3, w - 4 } })
+      check.equal(box:tolist(), t[(":, 1:%d, 2:%d"):format(h - 2, w - 2)]:tolist(), "a box")
+      check.equal(ty.io.decode_image(bytes, { size = { 3, 9 } }).shape, { 3, 3, 9 })
+      local half = ty.io.decode_image(bytes, { crop = { 0, 1, h - 1, w - 1 }, size = { 4, 5 } }):to "f32"
+      local own = ty.crop_resize(t:unsqueeze(0), ty.tensor { { 0, 1, h - 1, w - 1 } }, { 4, 5 })[0]:to "f32"
+      check.ok((half - own):abs():max():item() <= 1, "a box at a size")
+      check.fails(function() ty.io.decode_image(bytes, { crop = { 0, 0, h + 1, w } }) end,
+        ("inside of %d x %d pixels"):format(h, w))
+    end
+  end
+  -- What is damaged turns nothing.
+  for _, bad in ipairs { "", "II*\0", exif(9, "<"), exif(0, ">"), exif(6, "<", 2), "XX" .. exif(6, "<"):sub(3),
+    "II*\0\255\255\255\255" .. ("x"):rep(20), "MM\0*\0\0\0\8\255\255" .. ("\0"):rep(30) } do
+    check.equal(ty.io.decode_image(with(bad)):tolist(), stored)
+  end
+  -- JPEG, decoded smaller too.
+  local bytes = slurp(FIXTURES .. "turned.jpg")
+  local whole, flat = ty.io.decode_image(bytes), ty.io.decode_image(bytes, { exif = false })
+  check.equal({ whole.shape, flat.shape, { ty.io.image_size(bytes) } }, { { 3, 24, 16 }, { 3, 16, 24 }, { 3, 24, 16 } })
+  check.equal(whole:tolist(), flat:transpose(1, 2):flip { 2 }:tolist()) -- a quarter turn to the right
+  local small = ty.io.decode_image(bytes, { size = { 12, 8 } }):to "f32"
+  local filtered = ty.crop_resize(whole:unsqueeze(0), ty.tensor { { 0, 0, 24, 16 } }, { 12, 8 })[0]:to "f32"
+  check.ok((small - filtered):abs():mean():item() < 12, "smaller")
+  for at = 3, 60 do -- any of the bytes before the pixels may be wrong
+    for _, byte in ipairs { 0, 255, 6 } do
+      pcall(ty.io.decode_image, bytes:sub(1, at - 1) .. string.char(byte) .. bytes:sub(at + 1))
+    end
+  end
+  check.fails(function() ty.io.decode_image(bytes, { exif = 1 }) end, "exif")
+end)
+
 check.test("hostile images", function()
   local function decode(bytes) return ty.io.decode_image(bytes) end
   local function chunk(kind, data)
@@ -199,14 +270,16 @@ check.test("cut at every byte, any byte changed", function()
     pcall(ty.io.image_size, bytes)
     return ok
   end
-  for _, name in ipairs { "rgb.png", "interlaced.png", "palette_alpha.png", "gray16.png" } do
+  for _, name in ipairs { "rgb.png", "interlaced.png", "palette_alpha.png", "gray16.png",
+    "turned.png" } do
     local bytes = slurp(FIXTURES .. name)
     for n = 0, #bytes - 13 do
       if survive(bytes:sub(1, n)) then check.ok(false, name .. " cut to " .. n .. " bytes loads") end
     end
     scratch.flips(bytes, 1000, survive)
   end
-  for _, name in ipairs { "baseline.jpg", "progressive.jpg", "subsampled.jpg", "gray.jpg", "cmyk.jpg" } do
+  for _, name in ipairs { "baseline.jpg", "progressive.jpg", "subsampled.jpg", "gray.jpg", "cmyk.jpg",
+    "turned.jpg" } do
     local bytes = slurp(FIXTURES .. name)
     for n = 0, #bytes - 20 do
       if survive(bytes:sub(1, n)) then check.ok(false, name .. " cut to " .. n .. " bytes loads") end

@@ -72,7 +72,9 @@ check.test("groups have their own settings", function()
   check.fails(function() optim.SGD({ { params = { a }, rate = 1 } }, {}) end, "no option 'rate'")
   check.fails(function() optim.SGD({ a, a }) end, "given twice")
   check.fails(function() optim.SGD {} end, "SGD: parameters: expected at least one tensor, got an empty table")
-  check.fails(function() optim.Adam({ a }, { betas = { 0.9 } }) end, "Adam: no option 'betas'")
+  check.fails(function() optim.Adam({ a }, { beta3 = { 0.9 } }) end, "Adam: no option 'beta3'")
+  check.fails(function() optim.Adam({ a }, { betas = { 0.9 } }) end,
+    "Adam: betas: expected a list of two numbers, got a table")
 end)
 
 check.test("unused parameters stay as they are", function()

@@ -203,7 +203,7 @@ return function(row, T)
 
   row("xlogy", {
     cases = {
-      { T { 2, 3 }, T { 3, range = { 0.5, 2 } } },
+      { T { 2, 3 }, T { 3, range = { 0.5, 2 } } }, { T { 2, 3 }, 0.5 }, { 1.5, T { 3, range = { 0.5, 2 } } },
       { T { 5, values = { 0, 0, 0, 0, 2 } }, T { 5, values = { 0, -1, T.inf, T.nan, 0 } }, grad = false },
     },
     ref = function(x, y)

@@ -160,9 +160,10 @@ return function(row, T)
     for _, e in ipairs(spec.errors or {}) do errors[#errors + 1] = e end
     row(name, {
       cases = cases, errors = errors, strict = true, tol = spec.tol, grad = spec.grad,
-      ref = function(x, y)
+      ref = function(x, y, more) -- more: alpha of add and sub
         local int = not is_float(x) and not is_float(y)
-        return T.zip(function(u, v) return f(u, v, int) end, x, y)
+        if type(more) == "table" then more = more.alpha end
+        return T.zip(function(u, v) return f(u, v, int, more) end, x, y)
       end,
     })
   end
@@ -172,8 +173,19 @@ return function(row, T)
   local edge_case = special(x_edges, y_edges)
   local SIGNED = { "i64", "i32", "i16", "i8" }
 
-  binary("add", function(x, y) return x + y end, { cases = { edge_case, { T { 3 }, 0.1, dtypes = FLOATS } } })
-  binary("sub", function(x, y) return x - y end, { cases = { edge_case } })
+  local alpha_cases = {
+    { T { 2, 3 }, T { 3 }, 3, dtypes = NUMBERS }, { T { 2, 3 }, T { 2, 3 }, opts = { alpha = 0.5 }, dtypes = FLOATS },
+    { T { 3 }, 2, 2, dtypes = NUMBERS }, { 2, T { 3 }, -0.5, dtypes = FLOATS }, { T {}, T { 0 }, 2, dtypes = NUMBERS },
+  }
+  local alpha_errors = {
+    { T { 3, dtype = "i64" }, T { 3, dtype = "i64" }, 0.5, match = "alpha: expected an integer" },
+    { 1, 2, 3, match = "expected at least one tensor" },
+  }
+  for name, sign in pairs { add = 1, sub = -1 } do
+    local cases = { edge_case, table.unpack(alpha_cases) }
+    if name == "add" then cases[#cases + 1] = { T { 3 }, 0.1, dtypes = FLOATS } end
+    binary(name, function(x, y, _, alpha) return x + sign * (alpha or 1) * y end, { cases = cases, errors = alpha_errors })
+  end
   binary("mul", function(x, y) return x * y end, { cases = { edge_case } })
   binary("div", function(x, y) return x / y end, {
     x = { range = { -3, 3 } }, y = { range = { -3, 3 }, avoid = { 0, 0.2, -0.2 } },
@@ -409,9 +421,14 @@ return function(row, T)
         T { 3, 4 }, T { 3, 4, bool = true }, 1,
       }, { T { 2, 3 }, T { 3, bool = true }, 0 }, { T {}, T { bool = true }, 1 },
       { T { 0, 3 }, T { 3, bool = true }, 1 }, { T { 3, 4 }, T { 3, 1, bool = true }, -inf, dtypes = FLOATS },
+      { T { 3, 4 }, T { 4, bool = true }, T {} }, { T { 0, 4 }, T { 4, bool = true }, T {} },
     },
-    ref = function(x, mask, value) return T.zip(function(v, m) return m ~= 0 and value or v end, x, mask) end,
-    errors = { { T { 3 }, T { 4, bool = true }, 1, match = { "masked_fill", "[3]", "[4]" } },
+    ref = function(x, mask, value)
+      if type(value) == "table" then value = value[1] end
+      return T.zip(function(v, m) return m ~= 0 and value or v end, x, mask)
+    end,
+    errors = { { T { 3 }, T { 3, bool = true }, T { 1 }, match = "value: expected a number or a tensor without" },
+      { T { 3 }, T { 4, bool = true }, 1, match = { "masked_fill", "[3]", "[4]" } },
       { T { 3 }, T { 2, 3, bool = true }, 1, match = "mask" } },
     strict = true,
   })

@@ -182,7 +182,7 @@ return function(row, T)
     local shape = list(x.shape)
     if #shape > 0 then shape[d] = #index end
     each(shape, function(p)
-      local v = type(src) == "table" and src[flat(src.shape, p)] or src
+      local v = type(src) == "table" and src[#src.shape == 0 and 1 or flat(src.shape, p)] or src
       if #p > 0 then p[d] = index[p[d] + 1] end
       y[flat(x.shape, p)] = v
     end)
@@ -219,11 +219,13 @@ return function(row, T)
       { T { 5, 3 }, 0, T { 4, int = { 0, 5 } }, 1 }, { T { 2, 4, 3 }, -2, T { 2, int = { 0, 4 } }, 0 },
       { T { 4, 2 }, 0, T { 0, int = { 0, 4 } }, 1 },
       { T { 4, 2 }, 1, T { 1, int = { 0, 2 } }, 1.5, dtypes = { "f32", "f64", "f16" } },
+      { T { 4, 2 }, 0, T { 3, int = { 0, 4 } }, T {} }, { T { 2, 3 }, -1, T { 0, int = { 0, 3 } }, T {} },
     },
     ref = copied,
     errors = {
       { T { 5, 3 }, 0, T { 1, values = { 5 }, dtype = "i64" }, 1, match = "index 5 is out of range for size 5" },
       { T { 5, dtype = "i64" }, 0, T { 1, int = { 0, 5 } }, 0.5, match = "value: expected an integer" },
+      { T { 5 }, 0, T { 1, int = { 0, 5 } }, T { 1 }, match = "value: expected a number or a tensor without" },
     },
   })
 

@@ -95,6 +95,7 @@ return function(row, T)
   end
   local function search(sorted, values, right)
     if type(right) == "table" then right = right.right end
+    if type(values) == "number" then values = { shape = {}, values } end
     local n = sorted.shape[#sorted.shape]
     local m = #values.shape > 0 and values.shape[#values.shape] or 1
     local y = { shape = values.shape, dtype = "i64" }
@@ -114,6 +115,7 @@ return function(row, T)
       { T { 2, 3, values = { 1, 2, 3, 4, 5, 6 } }, T { 2, 2, values = { 2, 9, 4, 5 } }, opts = { right = true },
         dtypes = NUMBERS },
       { T { 5, values = rising }, T { values = { 3 } }, dtypes = NUMBERS }, { T { 0 }, T { 3 } },
+        { T { 5, values = rising }, 2, true, dtypes = NUMBERS }, { T { 5, values = rising }, 2.5 },
         { T { 2, 0 }, T { 2, 3 } },
       { T { 3 , values = { 0, 1, 2 } }, T { 2, 0 }, dtypes = NUMBERS },
       { T { 5, values = { -inf, 0, 1, inf, nan } }, T { 5, values = { nan, inf, -inf, 0.5, 1 } } },
@@ -134,6 +136,7 @@ return function(row, T)
       { T { 2, 4, values = { 0, 1, 2, 3, 4, 7, 8, 2 } }, T { 5, values = rising }, dtypes = NUMBERS },
       { T { 2, 4, values = { 0, 1, 2, 3, 4, 7, 8, 2 } }, T { 5, values = rising }, true, dtypes = NUMBERS },
       { T {}, T { 0 } }, { T { 0, 3 }, T { 2, values = { 0, 1 } }, dtypes = NUMBERS },
+      { 2, T { 5, values = rising }, dtypes = NUMBERS },
     },
     ref = function(x, boundaries, right) return search(boundaries, x, right) end,
     errors = { { T { 3 }, T { 2, 2 }, match = "boundaries: expected [n]" } },

@@ -20,6 +20,8 @@
 ---@field T Tensor the transpose of a matrix
 ---@field mT Tensor the last two dimensions swapped
 ---@field is_leaf boolean not computed from tensors that require gradients
+---@field data Tensor the same memory outside the graph
+---@field is_cuda boolean on a GPU
 ---@operator add(Tensor|number): Tensor
 ---@operator sub(Tensor|number): Tensor
 ---@operator mul(Tensor|number): Tensor
@@ -159,10 +161,12 @@ function ty.nearest(name, table, names) end
 
 --- Gradients of outputs with respect to inputs, without touching .grad.
 --- Options: grad_outputs (what to multiply outputs with), create_graph, keep_graph, allow_unused.
----@param outputs Tensor|Tensor[]
----@param inputs Tensor|Tensor[]
+--- Of a function, whose result is one number: the function that gives its gradient to its argument number `inputs` (1),
+--- ty.grad(fn)(x).
+---@param outputs Tensor|Tensor[]|fun(...: any): Tensor
+---@param inputs? Tensor|Tensor[]|integer
 ---@param options? table
----@return Tensor|(Tensor?)[]
+---@return Tensor|(Tensor?)[]|fun(...: any): Tensor
 function ty.grad(outputs, inputs, options) end
 
 --- Runs fn(...) without recording for gradients and returns what it returns.
@@ -307,6 +311,15 @@ ty.cuda = {}
 ---@return integer count
 ---@return string? reason
 function ty.cuda.count() end
+
+--- ty.cuda.count by PyTorch's name.
+---@return integer
+---@return string|nil reason
+function ty.cuda.device_count() end
+
+--- Whether there is a GPU that this build can use.
+---@return boolean
+function ty.cuda.is_available() end
 
 --- "NVIDIA H100, 80 GiB, compute capability 9.0"
 ---@param index? integer from 0

@@ -97,27 +97,30 @@ function ty.io.load_npy(path, options) end
 ---@param tensor Tensor
 function ty.io.save_npy(path, tensor) end
 
---- A PNG, JPEG or WebP file as a u8 tensor [channels, height, width]; channels 0: as the file has them. crop: a box {
---- top, left, height, width } in pixels of the file, fractions too; size: { height, width } that the box, or the whole,
---- is resized to, as crop_resize does (bilinear). A JPEG file is decoded no larger than that takes, which is much
---- faster. WebP: of one picture only, where the build has libwebp.
+--- A PNG, JPEG or WebP file as a u8 tensor [channels, height, width]; channels 0: as the file has them. The picture is
+--- turned and mirrored as the Orientation of its Exif data says, but for exif = false. crop: a box { top, left,
+--- height, width } in pixels of what comes, fractions too; size: { height, width } that the box, or the whole, is
+--- resized to, as crop_resize does (bilinear). A JPEG file is decoded no larger than that takes, which is much faster.
+--- WebP: of one picture only, where the build has libwebp.
 ---@param path string
----@param options? {channels?: integer, crop?: number[], size?: integer[]}
+---@param options? {channels?: integer, crop?: number[], size?: integer[], exif?: boolean}
 ---@return Tensor
 function ty.io.load_image(path, options) end
 
 --- Like load_image, from the bytes of a file.
 ---@param bytes string
----@param options? {channels?: integer, crop?: number[], size?: integer[]}
+---@param options? {channels?: integer, crop?: number[], size?: integer[], exif?: boolean}
 ---@return Tensor
 function ty.io.decode_image(bytes, options) end
 
---- Channels, height and width that the bytes of a PNG, JPEG or WebP file claim; nothing is decoded.
+--- Channels, height and width that the bytes of a PNG, JPEG or WebP file claim, upright as load_image() gives it unless
+--- exif = false; nothing is decoded.
 ---@param bytes string
+---@param options? {exif?: boolean}
 ---@return integer channels
 ---@return integer height
 ---@return integer width
-function ty.io.image_size(bytes) end
+function ty.io.image_size(bytes, options) end
 
 --- Writes a u8 tensor [channels, height, width]: WebP where the path ends in .webp, else PNG. level: 0 (fast) to 9
 --- (small); quality: 0 to 100, of a WebP file that is not to be exact. text: strings that go into a PNG file beside the

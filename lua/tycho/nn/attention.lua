@@ -3,6 +3,7 @@ local ty = require "tycho"
 local base = require "tycho.nn.module"
 local init = require "tycho.nn.initial"
 local layers = require "tycho.nn.layers"
+local masks = require "tycho.nn.masks"
 local norms = require "tycho.nn.norms"
 local options = require "tycho.nn.options"
 
@@ -47,9 +48,9 @@ local function visible(t, s, causal, window, cu_seqlens, device)
   return seen
 end
 
--- Softmax and products in place of the one op: the weights [b, h, t, s] are there to be dropped, and are kept for the
--- backward pass. Srivastava et al. 2014; Vaswani et al. 2017.
-local function with_dropout(q, k, v, o)
+-- Softmax and products in place of the one op: the weights [b, h, t, s] are there to be dropped or shown, and are kept
+-- for the backward pass. Returns the results and the weights, in f32. Srivastava et al. 2014; Vaswani et al. 2017.
+local function with_weights(q, k, v, o)
   local shape, kv = q.shape, k.shape
   local groups, t, s = shape[2] // kv[2], shape[3], kv[3]
   local scale = (o.scale or 0) ~= 0 and o.scale or 1 / math.sqrt(shape[4])
@@ -66,8 +67,8 @@ local function with_dropout(q, k, v, o)
   local weights = scores:softmax(-1)
   -- A row that sees nothing, which padding has, is zero, as in the op.
   if seen then weights = weights:masked_fill(seen:logical_not(), 0) end
-  weights = ty.dropout(weights, o.dropout, true):to(v.dtype)
-  return weights:reshape(shape[1], kv[2], groups * t, s):matmul(v):reshape(shape[1], shape[2], t, -1)
+  local kept = ty.dropout(weights, o.dropout or 0, true):to(v.dtype)
+  return kept:reshape(shape[1], kv[2], groups * t, s):matmul(v):reshape(shape[1], shape[2], t, -1), weights
 end
 
 local kinds = { heads = "an integer >= 1", kv_heads = "an integer >= 1", mask = "a tensor", causal = "a boolean",
@@ -121,7 +122,7 @@ function M.attention(q, k, v, given)
   q, k, v = by_heads("q", q, o.heads), by_heads("k", k, kv_heads), by_heads("v", v, kv_heads)
   local y
   if dropout > 0 then
-    y = with_dropout(q, k, v, o)
+    y = with_weights(q, k, v, o)
   else
     y = fused_attention(q, k, v, o.mask, o.causal or false, o.scale or 0, o.window or -1, 0, o.cu_seqlens,
       nil, o.softcap)
@@ -172,13 +173,19 @@ local function project(self, q, k, v)
   return one(q, 0, self.q_proj_weight), one(k, 1, self.k_proj_weight), one(v, 2, self.v_proj_weight)
 end
 
+local call_defaults = { need_weights = false, average_attn_weights = true }
+local call_kinds = {}
+for name, value in pairs(masks.defaults) do call_defaults[name], call_kinds[name] = value, masks.kinds[name] end
+
 --- q [b, t, width], k and v [b, s, kdim / vdim] (left out: q) to [b, t, width].
--- options: mask (bool, true: may be seen; or numbers that are added; broadcasts to [b, heads, t, s]), causal.
+-- options: mask (bool, true: may be seen; or numbers that are added; broadcasts to [b, heads, t, s]), causal; as in
+-- PyTorch attn_mask and key_padding_mask ([b, s]), in which true means left out; need_weights (false; true: the weights
+-- [b, t, s] are a second result, the mean over heads, or [b, heads, t, s] with average_attn_weights = false).
 function MultiheadAttention:forward(q, k, v, given)
   if type(k) == "table" then k, given = nil, k end
   k = k or q
   v = v or k
-  given = given or {}
+  local o = options.read("MultiheadAttention", given, call_defaults, call_kinds)
   if not ty.is_tensor(q) or q.ndim ~= 3 then
     options.fail("MultiheadAttention: q: expected a tensor of 3 dimensions, got %s", options.describe(q))
   end
@@ -188,23 +195,37 @@ function MultiheadAttention:forward(q, k, v, given)
     k = same_k and q or k:transpose(0, 1)
     v = same_v and k or v:transpose(0, 1)
   end
+  local mask = masks.combine("MultiheadAttention", o, q:size(0), self.num_heads)
+  local dropout = self.training and self.dropout or 0
   q, k, v = project(self, q, k, v)
-  local y = self.out_proj(M.attention(q, k, v, { heads = self.num_heads, mask = given.mask, causal = given.causal,
-    dropout = self.training and self.dropout or 0 }))
-  return self.batch_first and y or y:transpose(0, 1)
+  local y, weights
+  if o.need_weights then
+    local heads = self.num_heads
+    y, weights = with_weights(M.split_heads(q, heads), M.split_heads(k, heads), M.split_heads(v, heads),
+      { mask = mask, causal = o.causal, dropout = dropout })
+    y = M.join_heads(y)
+    if o.average_attn_weights then weights = weights:mean { 1 } end
+  else
+    y = M.attention(q, k, v, { heads = self.num_heads, mask = mask, causal = o.causal, dropout = dropout })
+  end
+  y = self.out_proj(y)
+  if not self.batch_first then y = y:transpose(0, 1) end
+  return y, weights
 end
 
 function MultiheadAttention:describe() return ("%d, %d"):format(self.embed_dim, self.num_heads) end
 
 --- Self-attention and a feed-forward network with residuals; x [b, t, width].
--- options: feedforward (2048), dropout (0.1), activation ("relu" or "gelu"), norm_first (false), eps (1e-5).
+-- options: feedforward (2048), dropout (0.1), activation ("relu" or "gelu"), norm_first (false), eps (1e-5),
+-- batch_first (true, and nothing else).
 local TransformerEncoderLayer = define "TransformerEncoderLayer"
 M.TransformerEncoderLayer = TransformerEncoderLayer
 
 function TransformerEncoderLayer:init(width, heads, given)
   local o = options.read("TransformerEncoderLayer", given,
-    { feedforward = 2048, dropout = 0.1, activation = "relu", norm_first = false, eps = 1e-5 },
+    { feedforward = 2048, dropout = 0.1, activation = "relu", norm_first = false, eps = 1e-5, batch_first = true },
     { feedforward = "an integer >= 1", dropout = "a number in [0, 1]", activation = '"relu" or "gelu"' })
+  options.batch_first("TransformerEncoderLayer", o)
   self.self_attn = MultiheadAttention(width, heads, { dropout = o.dropout })
   self.linear1 = layers.Linear(width, o.feedforward)
   self.dropout = layers.Dropout(o.dropout)
@@ -215,8 +236,16 @@ function TransformerEncoderLayer:init(width, heads, given)
   self.activation = ty[o.activation]
 end
 
+local encoder_defaults = { mask = options.none, causal = false, src_mask = options.none,
+  src_key_padding_mask = options.none }
+local encoder_kinds = { mask = "a tensor", causal = "a boolean", src_mask = "a tensor",
+  src_key_padding_mask = "a tensor" }
+
+--- options: mask and causal, as MultiheadAttention's; PyTorch's src_mask and src_key_padding_mask (true: left out).
 function TransformerEncoderLayer:forward(x, given)
-  local function attend(h) return self.dropout(self.self_attn(h, given or {})) end
+  local o = options.read("TransformerEncoderLayer", given, encoder_defaults, encoder_kinds)
+  local call = { mask = o.mask, causal = o.causal, attn_mask = o.src_mask, key_padding_mask = o.src_key_padding_mask }
+  local function attend(h) return self.dropout((self.self_attn(h, call))) end
   local function feed(h) return self.dropout(self.linear2(self.dropout(self.activation(self.linear1(h))))) end
   if self.norm_first then
     x = x + attend(self.norm1(x))

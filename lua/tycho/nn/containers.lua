@@ -44,6 +44,18 @@ end
 
 ModuleList.append = Sequential.append
 
+-- PyTorch counts modules from 0; the nil that is there would be found much later.
+for _, class in ipairs { Sequential, ModuleList } do
+  local of_class = getmetatable(class)
+  local parent = of_class.__index
+  of_class.__index = function(_, key)
+    if math.type(key) == "integer" and key <= 0 then
+      options.fail("%s: [%d]: modules count from 1, as Lua's lists do; the last is [#modules]", class.__name, key)
+    end
+    return parent[key]
+  end
+end
+
 --- Modules by name: dict.name or dict["name"].
 ---@overload fun(map?: table<string, Module>): Module
 local ModuleDict = define "ModuleDict"
@@ -56,6 +68,22 @@ function ModuleDict:init(map)
   for name in pairs(map or {}) do names[#names + 1] = expect("ModuleDict", "name", name, "a string") end
   table.sort(names)
   for _, name in ipairs(names) do self[name] = check_module("ModuleDict", name, map[name]) end
+end
+
+--- Parameters by name: dict.name or dict["name"].
+---@overload fun(map?: table<string, Tensor>): Module
+local ParameterDict = define "ParameterDict"
+containers.ParameterDict = ParameterDict
+
+function ParameterDict:init(map)
+  local names = {}
+  expect("ParameterDict", "map", map, "a table or nil")
+  for name in pairs(map or {}) do names[#names + 1] = expect("ParameterDict", "name", name, "a string") end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local tensor = expect("ParameterDict", name, map[name], "a tensor")
+    self[name] = tensor.requires_grad and tensor or tensor:requires_grad_()
+  end
 end
 
 --- A list of parameters.

@@ -19,6 +19,7 @@ local nn = {
   none = options.none,
   surgery = require "tycho.nn.surgery",
   unfused = require "tycho.nn.unfused",
+  utils = require "tycho.nn.utils",
 }
 
 for _, part in ipairs { "layers", "norms", "containers", "activations", "attention", "recurrent",

@@ -118,9 +118,44 @@ init.eye = fill("eye", {}, function(t)
   t:copy_(ty.eye(shape[1], shape[2]))
 end)
 
+--- A matrix whose rows or columns, whichever are fewer, are orthogonal and of length gain; of a weight [out, in,
+-- ...kernel] the matrix [out, rest]. Saxe et al. 2014.
+init.orthogonal = fill("orthogonal", { "gain", number }, function(t, gain)
+  local rows = t.ndim > 1 and t:size(0) or 0
+  if rows == 0 or t:numel() == 0 then
+    arguments.fail("init.orthogonal: t: expected at least 2 dimensions, none empty, got %s", arguments.describe(t))
+  end
+  local columns = t:numel() // rows
+  local a = ty.randn({ math.max(rows, columns), math.min(rows, columns) }, { dtype = "f32", device = t.device })
+  local q, r = ty.qr(a)
+  q = q * r:diagonal():sign() -- so that all such matrices are equally likely
+  if rows < columns then q = q:transpose(0, 1) end
+  t:copy_(q:reshape(t.shape) * (gain or 1))
+end)
+
+--- A convolution's weight [out, in, ...kernel] that hands channels through: 1 in the middle of kernel i of channel i.
+init.dirac = fill("dirac", { "groups", "an integer >= 1 or nil" }, function(t, groups)
+  local n = t.ndim
+  groups = groups or 1
+  if n < 3 or n > 5 or t:size(0) % groups ~= 0 then
+    arguments.fail("init.dirac: t: expected [out, in, ...kernel] with out a multiple of groups %d, got %s", groups,
+      arguments.describe(t))
+  end
+  t:zero_()
+  local each = t:size(0) // groups
+  for i = 0, t:size(0) - 1 do
+    local at = i % each
+    if at < t:size(1) then
+      local place = { i, at }
+      for d = 2, n - 1 do place[d + 1] = t:size(d) // 2 end
+      t[place] = 1
+    end
+  end
+end)
+
 -- Names with the underscore of PyTorch do the same.
 for _, name in ipairs { "zeros", "ones", "constant", "uniform", "normal", "trunc_normal", "kaiming_uniform",
-  "kaiming_normal", "xavier_uniform", "xavier_normal", "eye" } do
+  "kaiming_normal", "xavier_uniform", "xavier_normal", "eye", "orthogonal", "dirac" } do
   init[name .. "_"] = init[name]
 end
 

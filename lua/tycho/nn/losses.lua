@@ -66,6 +66,7 @@ function F.gaussian_nll_loss(x, target, var, options)
   local who = "gaussian_nll_loss"
   local o = read(who, options, { full = false, eps = 1e-6 })
   like(who, "target", target, "x", x)
+  if type(var) == "number" then var = x:new_full({}, var) end
   local variance = tensor(who, "var", var):clamp(o.eps)
   local loss = (variance:log() + (x - target):square() / variance) * 0.5
   return reductions[o.reduction](o.full and loss + 0.5 * math.log(2 * math.pi) or loss)

@@ -395,6 +395,9 @@ local function remove_hook(self, where, fn)
   if not hooks.watches and #hooks.before + #hooks.after == 0 then rawset(self, "_hooks", false) end
 end
 
+-- What takes a hook off: handle:remove(), or the handle called.
+local handle = { __call = function(self) self.remove() end }
+
 local function add_hook(self, where, fn)
   expect(kinds_of_hooks[where], "fn", fn, "a function")
   local hooks = rawget(self, "_hooks")
@@ -405,24 +408,24 @@ local function add_hook(self, where, fn)
   end
   table.insert(hooks[where], fn)
   hooks.watches = #hooks.before_backward + #hooks.after_backward > 0
-  return function() remove_hook(self, where, fn) end
+  return setmetatable({ remove = function() remove_hook(self, where, fn) end }, handle)
 end
 
---- Adds fn(module, ...inputs) before forward(); what it returns replaces the inputs. Returns a function that removes
--- it.
+--- Adds fn(module, ...inputs) before forward(); what it returns replaces the inputs. Returns a handle: handle:remove(),
+-- or the handle called, takes the hook off.
 function Module:register_forward_pre_hook(fn) return add_hook(self, "before", fn) end
 
---- Adds fn(module, outputs, ...inputs) after forward(); what it returns replaces the outputs. Returns a function that
--- removes it.
+--- Adds fn(module, outputs, ...inputs) after forward(); what it returns replaces the outputs. Returns a handle, as
+-- register_forward_pre_hook.
 function Module:register_forward_hook(fn) return add_hook(self, "after", fn) end
 
 --- Adds fn(module, grad_inputs, grad_outputs), called in a backward pass when the gradients of the inputs of a call are
 -- there: lists by the positions of inputs and outputs, nil for what wants no gradient (of a first layer none is there).
--- A tensor or list that it returns replaces the gradients of the inputs. Returns a function that removes it.
+-- A tensor or list that it returns replaces the gradients of the inputs. Returns a handle.
 function Module:register_full_backward_hook(fn) return add_hook(self, "after_backward", fn) end
 
 --- Adds fn(module, grad_outputs), called in a backward pass before it goes through the module; what it returns replaces
--- the gradients of the outputs. Returns a function that removes it.
+-- the gradients of the outputs. Returns a handle.
 function Module:register_full_backward_pre_hook(fn) return add_hook(self, "before_backward", fn) end
 
 --- Shapes, parameters and work by module, seen in one forward pass on zeros of a shape: print(model:summary { 8, 3, 64,

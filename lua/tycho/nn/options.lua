@@ -42,6 +42,13 @@ function M.for_caller(fn, ...)
   return table.unpack(result, 2, result.n)
 end
 
+--- Refuses batch_first = false, of modules whose inputs are [batch, time, width] alone.
+function M.batch_first(who, o)
+  if not o.batch_first then
+    M.fail("%s: batch_first: expected true, got false: inputs are [batch, time, width]", who)
+  end
+end
+
 --- An integer above 0, or an error that names the argument.
 function M.positive(who, what, value) return math.tointeger(expect(who, what, value, "an integer >= 1")) end
 

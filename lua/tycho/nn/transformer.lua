@@ -4,24 +4,28 @@ local attention = require "tycho.nn.attention"
 local base = require "tycho.nn.module"
 local containers = require "tycho.nn.containers"
 local layers = require "tycho.nn.layers"
+local masks = require "tycho.nn.masks"
 local norms = require "tycho.nn.norms"
 local options = require "tycho.nn.options"
 
 local define = base.define
 local M = {}
 
-local layer_defaults = { feedforward = 2048, dropout = 0.1, activation = "relu", norm_first = false, eps = 1e-5 }
+local layer_defaults = { feedforward = 2048, dropout = 0.1, activation = "relu", norm_first = false, eps = 1e-5,
+  batch_first = true }
 local layer_kinds = { feedforward = "an integer >= 1", dropout = "a number in [0, 1]",
   activation = '"relu" or "gelu"', eps = "a finite number >= 0" }
 
 --- Self-attention, attention to a memory and a feed-forward network with residuals; x [b, t, width], memory [b, s,
--- width]. options: feedforward (2048), dropout (0.1), activation ("relu" or "gelu"), norm_first (false), eps (1e-5).
+-- width]. options: feedforward (2048), dropout (0.1), activation ("relu" or "gelu"), norm_first (false), eps (1e-5),
+-- batch_first (true, and nothing else).
 ---@overload fun(width: integer, heads: integer, options?: table): Module
 local TransformerDecoderLayer = define "TransformerDecoderLayer"
 M.TransformerDecoderLayer = TransformerDecoderLayer
 
 function TransformerDecoderLayer:init(width, heads, given)
   local o = options.read("TransformerDecoderLayer", given, layer_defaults, layer_kinds)
+  options.batch_first("TransformerDecoderLayer", o)
   self.self_attn = attention.MultiheadAttention(width, heads, { dropout = o.dropout })
   self.multihead_attn = attention.MultiheadAttention(width, heads, { dropout = o.dropout })
   self.linear1 = layers.Linear(width, o.feedforward)
@@ -32,16 +36,22 @@ function TransformerDecoderLayer:init(width, heads, given)
   self.activation = ty[o.activation]
 end
 
-local call_kinds = { mask = "a tensor", causal = "a boolean", memory_mask = "a tensor" }
+local call_defaults, call_kinds = { causal = false, tgt_is_causal = false }, { causal = "a boolean" }
+for name in ("mask memory_mask tgt_mask tgt_key_padding_mask memory_key_padding_mask"):gmatch "%S+" do
+  call_defaults[name], call_kinds[name] = options.none, "a tensor"
+end
 
---- options: mask and causal for x, memory_mask for the memory, as MultiheadAttention's mask.
+--- options: mask and causal for x, memory_mask for the memory, as MultiheadAttention's mask (true: seen); PyTorch's
+-- tgt_mask, tgt_is_causal, tgt_key_padding_mask and memory_key_padding_mask (true: left out).
 function TransformerDecoderLayer:forward(x, memory, given)
-  local o = options.read("TransformerDecoderLayer", given,
-    { mask = options.none, causal = false, memory_mask = options.none }, call_kinds)
+  local o = options.read("TransformerDecoderLayer", given, call_defaults, call_kinds)
+  local own = { mask = o.mask, causal = o.causal or o.tgt_is_causal, attn_mask = o.tgt_mask,
+    key_padding_mask = o.tgt_key_padding_mask }
+  local others = { mask = o.memory_mask, key_padding_mask = o.memory_key_padding_mask }
   options.expect("TransformerDecoderLayer", "memory", memory, "a tensor")
   local parts = {
-    function(h) return self.dropout(self.self_attn(h, { mask = o.mask, causal = o.causal })) end,
-    function(h) return self.dropout(self.multihead_attn(h, memory, memory, { mask = o.memory_mask })) end,
+    function(h) return self.dropout((self.self_attn(h, own))) end,
+    function(h) return self.dropout((self.multihead_attn(h, memory, memory, others))) end,
     function(h) return self.dropout(self.linear2(self.dropout(self.activation(self.linear1(h))))) end,
   }
   for i, part in ipairs(parts) do
@@ -110,12 +120,26 @@ function Transformer:init(width, heads, given)
     { norm = norms.LayerNorm(width, { eps = o.eps }) })
 end
 
---- options: source_mask, and those of TransformerDecoderLayer's call.
-function Transformer:forward(source, target, given)
-  local o = options.read("Transformer", given, { source_mask = options.none, mask = options.none, causal = false,
-    memory_mask = options.none }, { source_mask = "a tensor", mask = "a tensor", memory_mask = "a tensor" })
-  local memory = self.encoder(source, { mask = o.source_mask })
-  return self.decoder(target, memory, { mask = o.mask, causal = o.causal, memory_mask = o.memory_mask })
+local whole_defaults, whole_kinds = {}, {}
+for name, value in pairs(call_defaults) do whole_defaults[name], whole_kinds[name] = value, call_kinds[name] end
+for name in ("source_mask src_mask src_key_padding_mask"):gmatch "%S+" do
+  whole_defaults[name], whole_kinds[name] = options.none, "a tensor"
 end
+
+--- options: source_mask (true: seen), PyTorch's src_mask and src_key_padding_mask (true: left out), and those of
+-- TransformerDecoderLayer's call.
+function Transformer:forward(source, target, given)
+  local o, own = options.read("Transformer", given, whole_defaults, whole_kinds), {}
+  local memory = self.encoder(source, { mask = o.source_mask, src_mask = o.src_mask,
+    src_key_padding_mask = o.src_key_padding_mask })
+  for name in pairs(call_defaults) do own[name] = o[name] end
+  return self.decoder(target, memory, own)
+end
+
+--- The mask of numbers with which a position sees itself and those before it: 0 and -infinity, [n, n].
+---@param n integer
+---@param given? { dtype: Dtype, device: Device }
+---@return Tensor
+function Transformer.generate_square_subsequent_mask(n, given) return masks.square_subsequent(n, given) end
 
 return M

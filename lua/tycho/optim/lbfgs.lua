@@ -1,6 +1,7 @@
 --- L-BFGS: quasi-Newton steps from a short history of gradients, with a line search.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local closures = require "tycho.optim.closures"
 local Optimizer = require "tycho.optim.optimizer"
 
 local expect, fail = arguments.expect, arguments.fail
@@ -42,8 +43,7 @@ end
 -- Loss and gradient with the parameters as they are.
 local function evaluate(self, closure)
   for _, p in ipairs(self.groups[1].params) do p:set_grad() end
-  local loss = expect("LBFGS:step", "closure()", closure(), "a tensor")
-  loss:backward()
+  local loss = closures.backward_of("LBFGS:step", closure(), self.groups)
   self.evaluated = self.evaluated + 1
   return loss:detach():item(), flat_gradient(self.groups[1].params)
 end
@@ -281,6 +281,7 @@ return function(parameters, options)
       fail("LBFGS: parameters: expected leaves alone, got %s as number %d", arguments.describe(p), i)
     end
   end
-  return setmetatable({ name = "LBFGS", options = o, steps = 0, groups = { { params = params, lr = o.lr } },
+  local groups = { { params = params, lr = o.lr } }
+  return setmetatable({ name = "LBFGS", options = o, steps = 0, groups = groups, param_groups = groups,
     state = { iterations = 0, moves = {}, changes = {}, products = {}, scale = 1 } }, LBFGS)
 end

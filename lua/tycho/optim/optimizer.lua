@@ -72,6 +72,22 @@ local function groups_of(name, given)
   return { { params = given } }
 end
 
+-- Adds a group of parameters with settings of their own.
+local function add_group(self, given)
+  local name, position = self.name, self.position
+  local params = trainable(name, given.params)
+  local settings = {}
+  for key, value in pairs(given) do if key ~= "params" then settings[key] = value end end
+  local group = read(name, settings, self.defaults, kinds)
+  group.params = params
+  for i, p in ipairs(params) do
+    if position[p] then fail("%s: parameters: number %d of group %d is given twice", name, i, #self.groups + 1) end
+    self.count = self.count + 1
+    position[p] = self.count
+  end
+  self.groups[#self.groups + 1] = group
+end
+
 --- Makes a class. `defaults`: settings of a group. `rules`:
 --   kind(group, p, state)  how parameter p (with its state so far, or nil) is treated; one of the keys of
 --   slots                  { kind = { name of a state tensor = function(p, group) that makes it } }
@@ -92,6 +108,7 @@ end
 function Optimizer.define(name, defaults, rules)
   local class = setmetatable({}, { __index = Optimizer })
   class.__index = class
+  class.__tostring = Optimizer.__tostring
   for method, fn in pairs(rules.methods or {}) do class[method] = fn end
   local known = { clip_norm = 0, clip_value = 0, schedule = function() return 1 end, ema = arguments.none }
   for key, value in pairs(defaults) do known[key] = value end
@@ -99,28 +116,16 @@ function Optimizer.define(name, defaults, rules)
   return function(parameters, options)
     local o = read(name, options, known, kinds)
     local self = { groups = {}, state = {}, plans = {}, position = {}, steps = 0, name = name, rules = rules }
+    self.param_groups = self.groups -- PyTorch's name
     setmetatable(self, class)
     self.clip_norm, self.clip_value, self.schedule, self.ema = o.clip_norm, o.clip_value, o.schedule, o.ema
     if o.ema and not o.ema.averages_of_weights then
       fail("%s: ema: expected an optim.EMA, got %s", name, arguments.describe(o.ema))
     end
     for key in pairs(shared) do o[key] = nil end
-    local settings_of_groups = { schedule = arguments.none }
-    for key, value in pairs(o) do settings_of_groups[key] = value end
-    local position, count = self.position, 0
-    for _, given in ipairs(groups_of(name, parameters)) do
-      local params = trainable(name, given.params)
-      local settings = {}
-      for key, value in pairs(given) do if key ~= "params" then settings[key] = value end end
-      local group = read(name, settings, settings_of_groups, kinds)
-      group.params = params
-      for i, p in ipairs(params) do
-        if position[p] then fail("%s: parameters: number %d of group %d is given twice", name, i, #self.groups + 1) end
-        count = count + 1
-        position[p] = count
-      end
-      self.groups[#self.groups + 1] = group
-    end
+    self.defaults, self.count = { schedule = arguments.none }, 0
+    for key, value in pairs(o) do self.defaults[key] = value end
+    for _, given in ipairs(groups_of(name, parameters)) do add_group(self, given) end
     return self
   end
 end
@@ -133,6 +138,32 @@ local function rate_of(self, group)
   end
   if type(lr) ~= "number" or not (lr >= 0 and lr < math.huge) then expect(self.name, "lr", lr, kinds.lr) end
   return lr * factor
+end
+
+--- Adds parameters in the course of training, with settings of their own where they are given.
+---@param group { params: Module|Tensor[]|Tensor, lr?: number }
+function Optimizer:add_param_group(group)
+  expect("add_param_group", "group", group, "a table")
+  if arguments.is_module(group) or group.params == nil then
+    fail("add_param_group: group: expected a table with params, got %s", arguments.describe(group))
+  end
+  add_group(self, group)
+end
+
+--- The kind and, for each group, how many parameters it has and its settings.
+function Optimizer:__tostring()
+  local lines = { self.name }
+  for i, group in ipairs(self.groups) do
+    local names, settings = {}, {}
+    for name, value in pairs(group) do
+      local kind = type(value)
+      if kind == "number" or kind == "boolean" or kind == "string" then names[#names + 1] = name end
+    end
+    table.sort(names)
+    for k, name in ipairs(names) do settings[k] = ("%s = %s"):format(name, tostring(group[name])) end
+    lines[i + 1] = ("  group %d: %d parameters, %s"):format(i, #group.params, table.concat(settings, ", "))
+  end
+  return table.concat(lines, "\n")
 end
 
 --- Drops the gradients of all parameters.

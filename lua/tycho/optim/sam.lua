@@ -1,6 +1,7 @@
 --- SAM: steps with the gradient at the worst point nearby.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local closures = require "tycho.optim.closures"
 
 local expect = arguments.expect
 
@@ -49,12 +50,11 @@ function SAM:step(closure)
     arguments.fail "SAM: does not work inside ty.compile: its closure() runs twice; compile what closure() does"
   end
   self.optimizer:zero_grad()
-  local loss = expect("SAM:step", "closure()", closure(), "a tensor")
-  loss:backward()
+  local loss = closures.backward_of("SAM:step", closure(), self.optimizer.groups)
   local params, before = ty.no_grad(climb, self)
   self.optimizer:zero_grad()
   local result = table.pack(pcall(function()
-    expect("SAM:step", "closure()", closure(), "a tensor"):backward()
+    closures.backward_of("SAM:step", closure(), self.optimizer.groups)
   end))
   ty.no_grad(function()
     for i, p in ipairs(params) do p:copy_(before[i]) end

@@ -200,6 +200,7 @@ function Scheduler:_set()
       factor = (self.each and schedule[i] or schedule)(self.steps)
       expect("Scheduler", ("schedule(%d)"):format(self.steps), factor, "a finite number >= 0")
     end
+    self.base[i] = self.base[i] or group.lr -- of a group that came later
     group.lr = self.base[i] * factor
   end
 end
@@ -209,6 +210,14 @@ function Scheduler:step()
   program.on_replay(function() self:step() end)
   self.steps = self.steps + 1
   self:_set()
+end
+
+--- The rates of the groups now.
+---@return number[]
+function Scheduler:get_last_lr()
+  local rates = {}
+  for i, group in ipairs(self.optimizer.groups) do rates[i] = group.lr end
+  return rates
 end
 
 function Scheduler:state_dict() return { steps = self.steps, base = { table.unpack(self.base) } } end

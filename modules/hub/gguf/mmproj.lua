@@ -1,5 +1,5 @@
 --- Pictures beside a language model in a GGUF file: the file that llama.cpp calls mmproj, with CLIP's tower and the
--- projector of LLaVA, read and written.
+-- projector of LLaVA 1.5 or of LLaVA-NeXT (1.6), which sees tiles, read and written.
 --
 --     local llava = hub.mmproj.load("mmproj.gguf", hub.load "model.gguf")
 --     hub.mmproj.save(llava, "mmproj.gguf")
@@ -50,9 +50,9 @@ end
 
 -- ---- writing ----
 
---- Writes the tower and the projector of a Llava, whose tower is CLIP's. options: dtype (f16; of matrices), image_mean
--- and image_std (those of CLIP), which llama.cpp wants to know. The language model goes into a file of its own:
--- hub.save_gguf(llava.language_model, path).
+--- Writes the tower and the projector of a Llava or a LlavaNext, whose tower is CLIP's. options: dtype (f16; of
+-- matrices), image_mean and image_std (those of CLIP), which llama.cpp wants to know. The language model goes into a
+-- file of its own: hub.save_gguf(llava.language_model, path).
 ---@param model Llava
 ---@param path string
 ---@param options? { dtype?: string, image_mean?: number[], image_std?: number[] }
@@ -64,8 +64,9 @@ function M.save(model, path, options)
     image_std = { 0.26862954, 0.26130258, 0.27577711 } }, { dtype = '"f32" or "f16"',
     image_mean = "a list of numbers", image_std = "a list of numbers" })
   local tower = model.vision_tower
-  if model.family ~= "Llava" or getmetatable(tower).__name ~= "CLIPVisionModel" then
-    arguments.fail("%s: model: expected a Llava with CLIP's tower, got a %s", who, getmetatable(model).__name)
+  if model.family ~= "Llava" and model.family ~= "LlavaNext" or getmetatable(tower).__name ~= "CLIPVisionModel" then
+    arguments.fail("%s: model: expected a Llava or a LlavaNext with CLIP's tower, got a %s", who,
+      getmetatable(model).__name)
   end
   local c, vision = model.config, tower.config
   if c.vision_feature_select_strategy ~= "default" or c.projector_hidden_act ~= "gelu"
@@ -94,6 +95,18 @@ function M.save(model, path, options)
   types["clip.vision.attention.layer_norm_epsilon"] = "f32"
   types["clip.vision.image_mean"], types["clip.vision.image_std"] = "f32[]", "f32[]"
   local tensors = {}
+  if model.image_newline then
+    local flat = {} -- widths before heights
+    for _, size in ipairs(c.image_grid_pinpoints) do
+      flat[#flat + 1] = math.tointeger(size[2])
+      flat[#flat + 1] = math.tointeger(size[1])
+    end
+    metadata["clip.vision.image_grid_pinpoints"] = flat
+    metadata["clip.vision.mm_patch_merge_type"] = "spatial_unpad"
+    metadata["clip.vision.image_crop_resolution"] = vision.image_size
+    types["clip.vision.image_crop_resolution"] = "u32"
+    tensors["model.image_newline"] = model.image_newline:detach():to { device = "cpu", dtype = "f32" }:contiguous()
+  end
   local function put(name, t)
     local small = t.ndim < 2 or name == "v.position_embd.weight"
     tensors[name] = t:detach():to { device = "cpu" }:to(small and "f32" or o.dtype):contiguous()
@@ -150,9 +163,20 @@ local function turned(tensors, vision)
   return up and up.shape[1] == vision.hidden_size and vision.hidden_size ~= vision.intermediate_size
 end
 
---- A Llava of an mmproj file and the language model that it belongs to, which stays as it is. options: dtype (f32: of
--- the tower and the projector), image_token (the token that stands for a feature; by default the first number behind
--- the vocabulary). A file of another kind, or of another model, is one error.
+-- The sizes { height, width } that pictures are fitted into, of files with tiles.
+local function pinpoints_of(path, metadata)
+  local flat, list = metadata["clip.vision.image_grid_pinpoints"], {}
+  if type(flat) ~= "table" or #flat == 0 or #flat % 2 ~= 0 then
+    fail(path, "clip.vision.image_grid_pinpoints: expected pairs of integers, got %s", arguments.describe(flat))
+  end
+  for i = 1, #flat, 2 do list[#list + 1] = { flat[i + 1], flat[i] } end
+  return list
+end
+
+--- A Llava (or, of a file with tiles, a LlavaNext) of an mmproj file and the language model that it belongs to, which
+-- stays as it is. options: dtype (f32: of the tower and the projector), image_token (the token that stands for a
+-- feature; by default the first number behind the vocabulary). A file of another kind, or of another model, is one
+-- error.
 ---@param path string
 ---@param language LanguageModel
 ---@param options? { dtype?: string, image_token?: integer }
@@ -197,11 +221,18 @@ function M.load(path, language, options)
   for name, value in pairs { weight = 1, bias = 0 } do
     state["vision_model.post_layernorm." .. name] = ty.full({ vision.hidden_size }, value, { dtype = o.dtype })
   end
-  local text = language:published_config()
-  local ok, model = pcall(ty.nn.with_defaults, { init = false, device = "meta" }, models.Llava, { model_type = "llava",
-    text_config = text, vision_config = vision, vision_feature_layer = layers,
-    image_token_index = o.image_token or language.config.vocab_size,
-    tie_word_embeddings = language.config.tie_word_embeddings })
+  local text, newline = language:published_config(), tensors["model.image_newline"]
+  if (metadata["clip.vision.mm_patch_merge_type"] == "spatial_unpad") ~= (newline ~= nil) then
+    fail(path, "expected model.image_newline with mm_patch_merge_type spatial_unpad, got one without the other")
+  elseif newline and (newline.ndim ~= 1 or newline.shape[1] ~= language.config.hidden_size) then
+    fail(path, "model.image_newline: expected [%d], got %s", language.config.hidden_size, arguments.describe(newline))
+  end
+  local ok, model = pcall(ty.nn.with_defaults, { init = false, device = "meta" },
+    newline and models.LlavaNext or models.Llava, { model_type = newline and "llava_next" or "llava",
+      text_config = text, vision_config = vision, vision_feature_layer = layers,
+      image_token_index = o.image_token or language.config.vocab_size,
+      tie_word_embeddings = language.config.tie_word_embeddings,
+      image_grid_pinpoints = newline and pinpoints_of(path, metadata) or nil })
   if not ok then fail(path, "%s", model) end
   model.language_model = language
   local device = language:device()
@@ -213,6 +244,10 @@ function M.load(path, language, options)
       fail(path, "projector: expected %s [%s], got %s", name, table.concat(p.shape, ", "), arguments.describe(t))
     end
     rawset(model.multi_modal_projector[layer], kind, ty.keep(t:to { device = device }:detach():requires_grad_()))
+  end
+  if newline then
+    newline = newline:to(o.dtype):to { device = device }:detach():requires_grad_()
+    rawset(model, "image_newline", ty.keep(newline))
   end
   return model:train(language.training), metadata
 end

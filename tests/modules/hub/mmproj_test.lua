@@ -62,6 +62,41 @@ check.test("old files, in which the feed-forward matrices have each other's name
   check.ok(apart(model(want.tokens, options) * seen, want.logits * seen) < 1e-4)
 end)
 
+check.test("LLaVA-NeXT, which sees tiles", function()
+  local folder = check.root .. "tests/fixtures/vision/llava_next"
+  local expected = ty.io.load_safetensors(folder .. "/expected.safetensors")
+  local next_model = hub.load(folder, { dtype = "f32" })
+  local text, tiles = scratch.file "next.gguf", scratch.file "tiles.gguf"
+  hub.save_gguf(next_model.language_model, text)
+  hub.mmproj.save(next_model, tiles, { dtype = "f32" })
+  local model = hub.mmproj.load(tiles, hub.load(text), { image_token = 31 })
+  check.equal(getmetatable(model).__name, "LlavaNext")
+  check.equal(model.config.image_grid_pinpoints, next_model.config.image_grid_pinpoints)
+  local given = { pictures = expected.x, sizes = expected.sizes, mask = expected.mask }
+  local shown = expected.mask:unsqueeze(-1):to "f32"
+  check.ok(apart(model(expected.tokens, given) * shown, expected.logits * shown) < 1e-4)
+  local loss = model:loss(expected.tokens, nil, given)
+  loss:backward()
+  check.ok(model.image_newline.grad:abs():sum():item() > 0, "what stands behind a row learns")
+  local tensors, metadata = ty.io.load_gguf(tiles)
+  check.equal({ metadata["clip.vision.mm_patch_merge_type"], metadata["clip.vision.image_grid_pinpoints"] },
+    { "spatial_unpad", { 16, 8, 8, 16, 16, 16, 8, 24, 24, 8 } })
+  local function fails(change, words)
+    local t, m = {}, {}
+    for key, value in pairs(tensors) do t[key] = value end
+    for key, value in pairs(metadata) do m[key] = value end
+    change(t, m)
+    local path = scratch.file "bad.gguf"
+    ty.io.save_gguf(path, t, m)
+    check.fails(function() hub.mmproj.load(path, hub.load(text)) end, words)
+  end
+  fails(function(t) t["model.image_newline"] = nil end, "got one without the other")
+  fails(function(_, m) m["clip.vision.mm_patch_merge_type"] = nil end, "got one without the other")
+  fails(function(t) t["model.image_newline"] = ty.ones(3) end, "model.image_newline: expected [16], got a tensor [3]")
+  fails(function(_, m) m["clip.vision.image_grid_pinpoints"] = { 8 } end, "image_grid_pinpoints: expected pairs")
+  fails(function(_, m) m["clip.vision.image_grid_pinpoints"] = { 8, 9 } end, "expected pairs of multiples of 8")
+end)
+
 check.test("a file of another model, and what is no such file, are one clear error", function()
   local text = hub.load(language)
   local function fails(change, words)
@@ -85,7 +120,8 @@ check.test("a file of another model, and what is no such file, are one clear err
   fails(function(_, m) m["clip.vision.attention.head_count"] = 7 end, "num_attention_heads 7 must divide")
   fails(function(t) t["v.post_ln.weight"] = ty.ones(24) end, "expected a tower without a last norm")
   check.fails(function() hub.mmproj.load("nowhere.gguf", text) end, "nowhere.gguf")
-  check.fails(function() hub.mmproj.save(text, mmproj) end, "model: expected a Llava with CLIP's tower, got a Llama")
+  check.fails(function() hub.mmproj.save(text, mmproj) end,
+    "expected a Llava or a LlavaNext with CLIP's tower, got a Llama")
 end)
 
 check.finish()

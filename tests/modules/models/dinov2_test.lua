@@ -16,8 +16,9 @@ local function load(name)
   return model, ty.io.load_safetensors(root .. name .. "/expected.safetensors")
 end
 
-check.test("hidden states, pooled outputs and gradients of transformers, at every size", function()
-  local model, want = load "dinov2"
+for _, name in ipairs { "dinov2", "dinov2_registers" } do check.test(name .. ": hidden states, pooled outputs and "
+  .. "gradients of transformers, at every size", function()
+  local model, want = load(name)
   local x = want.x:detach():requires_grad_()
   local hidden, pooled = model(x)
   compare(hidden, want.last, "after the last norm")
@@ -33,22 +34,39 @@ check.test("hidden states, pooled outputs and gradients of transformers, at ever
   end
   for i = 0, 2 do compare(model:hidden(want["other." .. i]), want["other_last." .. i], "another size " .. i) end
   compare(model:hidden(x, { mask = want.hidden_patches }), want.masked, "hidden patches")
-end)
+  if name == "dinov2_registers" then check.equal(model.embeddings.register_tokens.shape, { 1, 3, 24 }) end
+end) end
 
-check.test("a classifier with gated layers: logits, loss, gradients", function()
-  local model, want = load "dinov2_classifier"
+for _, kind in ipairs { "dinov2", "dinov2_registers" } do check.test(kind .. ": a classifier with gated layers: "
+  .. "logits, loss, gradients", function()
+  local model, want = load(kind .. "_classifier")
   local x = want.x:detach():requires_grad_()
   compare(model(x), want.logits, "logits")
   local loss = model:loss(x, want.labels)
   check.close(loss:item(), want.bce:item(), 1e-5)
   local left = reference.compare_gradients(model, loss * math.sin(1), want)
-  check.equal(left, { ["dinov2.embeddings.mask_token"] = true }, "gradients left")
+  check.equal(left, { [model.model_type .. ".embeddings.mask_token"] = true }, "gradients left")
   compare(x.grad, want["input_grad.x"], "gradient for the pictures")
+end) end
+
+check.test("with registers: written and read again; the body of a classifier's folder", function()
+  local model, want = load "dinov2_registers"
+  local path = os.tmpname()
+  os.remove(path)
+  model:save(path)
+  compare(hub.load(path, { dtype = "f32" })(want.x), want.last, "after the last norm")
+  for _, file in ipairs(ty.io.listdir(path)) do os.remove(path .. "/" .. file) end
+  os.remove(path)
+  local body = hub.load(root .. "dinov2_registers_classifier", { dtype = "f32",
+    config = { architectures = { "Dinov2WithRegistersModel" } } })
+  check.equal({ getmetatable(body).__name, #body.report.left_out }, { "Dinov2WithRegisters", 2 })
 end)
 
 check.test("defaults are the published sizes; rows are left out in training alone", function()
   local base = ty.nn.with_defaults({ device = "meta" }, models.Dinov2, { image_size = 518 })
   check.equal(base:count_parameters(), 86580480) -- DINOv2-B/14
+  base = ty.nn.with_defaults({ device = "meta" }, models.Dinov2WithRegisters, { image_size = 518, patch_size = 14 })
+  check.equal(base:count_parameters(), 86580480 + 4 * 768)
   ty.manual_seed(1)
   local model = models.Dinov2 { image_size = 4, patch_size = 2, hidden_size = 8, num_hidden_layers = 2,
     num_attention_heads = 2, drop_path_rate = 0.5 }
@@ -69,6 +87,8 @@ check.test("configs and inputs that cannot be are one clear error", function()
   fails({ num_attention_heads = 3 }, "Dinov2: num_attention_heads 3 must divide hidden_size 8")
   fails({ mlp_ratio = 0.1 }, "Dinov2: config key 'mlp_ratio'")
   fails({ drop_path_rate = 1 }, "Dinov2: config key 'drop_path_rate' must be a number below 1, got 1")
+  check.fails(function() models.Dinov2WithRegisters { num_register_tokens = 0 } end,
+    "Dinov2WithRegisters: config key 'num_register_tokens' must be a positive integer, got 0")
   local model = models.Dinov2(small)
   check.fails(function() model(ty.zeros(1, 1, 4, 4)) end, "Dinov2: pictures: expected a tensor [n, 3, height, width]")
   check.fails(function() model(ty.zeros(1, 3, 1, 4)) end, "Dinov2: pictures: expected at least a patch of 2 x 2")

@@ -57,6 +57,98 @@ for _, name in ipairs { "qwen2_vl", "qwen2_5_vl" } do
   end)
 end
 
+for _, name in ipairs { "qwen2_vl_clips", "qwen2_5_vl_clips" } do
+  local function given(want)
+    return { videos = want.videos, video_sizes = want.video_sizes, video_seconds = want.video_seconds }
+  end
+
+  check.test(name .. ": features, positions, logits, loss and gradients of transformers", function()
+    local model, want = seeing.load(root .. name)
+    reference.compare(model:picture_features(want.videos, { sizes = want.video_sizes }):squeeze(0), want.features,
+      "features")
+    local options = given(want)
+    options.videos = want.videos:detach():requires_grad_()
+    options.sizes, options.mask = want.sizes, want.mask
+    check.equal(seeing.learns(model, want, options), {}, "gradients left")
+    reference.compare(options.videos.grad, want["input_grad.videos"], "gradient for the clips")
+    local axes
+    local below = model.language_model.hidden
+    function model.language_model:hidden(tokens, o) -- luacheck: ignore 432
+      axes = o.axes
+      return below(self, tokens, o)
+    end
+    options.pictures = want.x
+    model:hidden(want.tokens, options)
+    check.equal(axes:tolist(), want.axes:tolist(), "positions")
+  end)
+
+  check.test(name .. ": forty greedy tokens of transformers, in a batch and row by row", function()
+    local model, want = seeing.load(root .. name)
+    local function part(x, sizes, first, count)
+      local counts = sizes:tolist()
+      local from, length = 0, 0
+      for i, grid in ipairs(counts) do
+        local patches = grid[1] * grid[2] * grid[3]
+        if i <= first then from = from + patches elseif i <= first + count then length = length + patches end
+      end
+      return x:narrow(0, from, length), sizes:narrow(0, first, count)
+    end
+    local alone = {}
+    for i, some in ipairs { { 0 }, { 1, 0 }, { 2, 1 }, {} } do
+      local o = {}
+      if some[1] then
+        o.videos, o.video_sizes = part(want.videos, want.video_sizes, some[1], 1)
+        o.video_seconds = want.video_seconds:narrow(0, some[1], 1)
+      end
+      if some[2] then o.pictures, o.sizes = part(want.x, want.sizes, some[2], 1) end
+      alone[i] = o
+    end
+    local all = given(want)
+    all.pictures, all.sizes = want.x, want.sizes
+    check.equal(seeing.says(model, want, want.tokens, want.mask, all, alone), 40)
+  end)
+end
+
+check.test("a clip's processor gives what transformers' gives, and a second of it is told to the model", function()
+  local model, want = seeing.load(root .. "qwen2_5_vl_clips")
+  local process = hub.video_processor { video_processor_type = "Qwen2VLVideoProcessor", patch_size = 2, merge_size = 2,
+    temporal_patch_size = 2, size = { shortest_edge = 64, longest_edge = 300 },
+    image_mean = { 0.48145466, 0.4578275, 0.40821073 }, image_std = { 0.26862954, 0.26130258, 0.27577711 } }
+  local patches, grids, seconds = process({ want["clip.0"], want["clip.1"], want["clip.2"] }, { fps = { 4, 1.5, 25 } })
+  check.equal({ grids:tolist(), seconds:tolist() }, { want.video_sizes:tolist(), want.video_seconds:tolist() })
+  local off = (patches - want.videos):abs()
+  check.ok(off:max():item() <= 1 / 255 / 0.26 + 1e-5, off:max():item())
+  -- The seconds between frames turn the tokens, where the model is Qwen2.5-VL.
+  local o = { videos = want.videos, video_sizes = want.video_sizes, pictures = want.x, sizes = want.sizes,
+    mask = want.mask }
+  check.ok((model(want.tokens, o) - want.logits):abs():max():item() > 1e-2, "another second")
+  o.video_seconds = want.video_seconds
+  reference.compare(model(want.tokens, o) * want.mask:unsqueeze(-1), want.logits * want.mask:unsqueeze(-1), "logits")
+end)
+
+check.test("clips that cannot be are one clear error", function()
+  local model, want = seeing.load(root .. "qwen2_5_vl_clips")
+  local function fails(changes, words)
+    local o = { videos = want.videos, video_sizes = want.video_sizes, video_seconds = want.video_seconds,
+      pictures = want.x, sizes = want.sizes, mask = want.mask }
+    for key, value in pairs(changes) do o[key] = value or nil end
+    check.fails(function() model(want.tokens, o) end, words)
+  end
+  fails({ videos = false }, "Qwen2_5_VL: video_sizes: expected one for each of the clips in the text, got 0")
+  fails({ video_sizes = false }, "Qwen2_5_VL: video_sizes: expected i64 [clips, 3]")
+  fails({ video_sizes = want.video_sizes:narrow(0, 0, 2) }, "video_seconds: expected numbers [2], one for each clip")
+  fails({ video_sizes = want.video_sizes:narrow(0, 0, 2), video_seconds = false },
+    "Qwen2_5_VL: video_sizes: expected one for each of the clips in the text, got 2")
+  fails({ video_seconds = ty.tensor { 0.5, -1, 2 } }, "video_seconds: expected numbers in [0, 1e6], got -1.0 of clip 2")
+  fails({ video_seconds = ty.tensor { 1e6, 1, 2 } }, "Qwen2_5_VL: tokens: expected positions below 1048576, got")
+  fails({ videos = want.videos:narrow(0, 0, 8) }, "QwenVision: pictures: expected the")
+  local swapped = want.video_sizes:index_select(0, ty.tensor { 2, 1, 0 })
+  fails({ video_sizes = swapped }, "Qwen2_5_VL: tokens: expected the")
+  local llava = seeing.load(root .. "llava")
+  check.fails(function() llava:generate(ty.tensor { { 1, 2 } }, 2, { videos = want.videos }) end,
+    "generate: videos: expected a model that sees clips, got a Llava")
+end)
+
 check.test("what cannot be is one clear error", function()
   local model, want = seeing.load(root .. "qwen2_vl")
   local function fails(changes, words)

@@ -115,6 +115,41 @@ check.test("what is found, by words and by a picture", function()
   check.close(like.score, 1, 1e-5)
 end)
 
+check.test("pictures keep their shape where the encoder is a SigLIP 2 (NaFlex)", function()
+  local path = root .. "/naflex"
+  ty.manual_seed(3)
+  ty.io.mkdir(path)
+  tokenizer:save(path)
+  models.Siglip2Model({ model_type = "siglip2",
+    text_config = { vocab_size = tokenizer.size, hidden_size = 16, intermediate_size = 16, num_hidden_layers = 1,
+      num_attention_heads = 2, max_position_embeddings = 8 },
+    vision_config = { patch_size = 4, num_patches = 9, hidden_size = 16, intermediate_size = 16, num_hidden_layers = 1,
+      num_attention_heads = 2 } }):save(path)
+  local function write_processor(changes)
+    local config = { image_processor_type = "Siglip2ImageProcessor", patch_size = 4, max_num_patches = 12,
+      image_mean = ty.io.array { 0.5, 0.5, 0.5 }, image_std = ty.io.array { 0.5, 0.5, 0.5 } }
+    for key, value in pairs(changes) do config[key] = value end
+    ty.io.save_json(path .. "/preprocessor_config.json", config)
+  end
+  write_processor {}
+  local naflex = vlm.gallery_encoder(path)
+  local gallery = vlm.gallery(folder, naflex, { batch = 3 })
+  check.equal(#gallery.paths, 8)
+  for i, name in ipairs(gallery.paths) do
+    local patches, sizes = naflex.process { folder .. "/" .. name }
+    check.equal(sizes:tolist(), { { 3, 4 } }) -- 9 x 13 pixels
+    local alone = naflex:pictures(patches, sizes):select(0, 0)
+    check.ok((gallery.features[i - 1] - alone):abs():max():item() < 1e-5, name)
+  end
+  local found = gallery:like(folder .. "/5.png", 1)[1]
+  check.equal({ found.path, #gallery:search("a red car", 3) }, { folder .. "/5.png", 3 })
+  write_processor { patch_size = 8 }
+  check.fails(function() vlm.gallery_encoder(path) end, "makes patches of 192 values, the model takes patches of 48")
+  write_processor { image_processor_type = "SiglipImageProcessor", size = { height = 8, width = 8 } }
+  check.fails(function() vlm.gallery_encoder(path) end, "makes no patches, the model takes patches of 48 values")
+  os.remove(index)
+end)
+
 check.test("an empty folder finds nothing; wrong arguments", function()
   ty.io.mkdir(root .. "/empty")
   local gallery = vlm.gallery(root .. "/empty", encoder)
@@ -130,6 +165,9 @@ check.test("an empty folder finds nothing; wrong arguments", function()
   ty.io.save_json(encoder_path .. "/preprocessor_config.json", config)
   check.fails(function() vlm.gallery_encoder(encoder_path) end,
     "preprocessor_config.json makes pictures of 16 x 8, the model takes 8 x 8")
+  config.image_processor_type, config.patch_size, config.max_num_patches = "Siglip2ImageProcessor", 4, 16
+  ty.io.save_json(encoder_path .. "/preprocessor_config.json", config)
+  check.fails(function() vlm.gallery_encoder(encoder_path) end, "makes patches, the model takes pictures of 8 x 8")
 end)
 
 os.execute(("rm -rf '%s'"):format(root))

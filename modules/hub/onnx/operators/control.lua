@@ -68,4 +68,23 @@ function M.Scan(x, a, c)
   return table.unpack(out, 1, nstates + nout)
 end
 
+--- The graph once for each element of sequences; other inputs are the same each time.
+function M.SequenceMap(x, a, c)
+  local out, n = {}, #x[1]
+  for i = 1, #a.body.outputs do out[i] = { sequence = true } end
+  for at = 1, n do
+    local inputs = {}
+    for i = 1, x.n do
+      if ty.is_tensor(x[i]) then
+        inputs[i] = x[i]
+      else
+        inputs[i] = x[i][at] or error(("input %d has %d elements, the first has %d"):format(i, #x[i], n), 0)
+      end
+    end
+    local results = table.pack(c.run(a.body, inputs))
+    for i = 1, #out do out[i][at] = results[i] end
+  end
+  return table.unpack(out)
+end
+
 return M

@@ -3,7 +3,8 @@
 -- statistics may be changed), run(graph, inputs) for graphs among the attributes.
 local M = {}
 
-for _, kind in ipairs { "math", "reduce", "shape", "index", "nn", "norm", "resize", "recurrent", "quant", "control" } do
+for _, kind in ipairs { "math", "reduce", "shape", "index", "nn", "norm", "resize", "recurrent", "quant", "control",
+  "regions" } do
   for name, fn in pairs(require("tycho.hub.onnx.operators." .. kind)) do M[name] = fn end
 end
 

@@ -122,6 +122,38 @@ local function window_of(fn)
     return fn(n, a.periodic ~= 0):to(values.dtype(a.output_datatype or 1))
   end
 end
+-- Filters of the mel scale as the standard has them, with corners at whole bins of the spectrum.
+function M.MelWeightMatrix(x, a)
+  local bins, length, rate = values.scalar(x[1]), values.scalar(x[2]), values.scalar(x[3])
+  local low, high = values.scalar(x[4]), values.scalar(x[5])
+  local spectrum = length // 2 + 1
+  if not (bins > 0 and length > 0 and rate > 0 and low >= 0) or bins * spectrum > 1 << 24 then
+    error(("expected filters of at most 2^24 elements, got %s of %s"):format(tostring(bins), tostring(spectrum)), 0)
+  end
+  local function mel(f) return 2595 * math.log(1 + f / 700, 10) end
+  local step, corner = (mel(high) - mel(low)) / (bins + 2), {}
+  for i = 0, bins + 1 do
+    local f = 700 * (10 ^ ((mel(low) + i * step) / 2595) - 1)
+    corner[i + 1] = math.tointeger((length + 1) * f // rate)
+    if not corner[i + 1] or corner[i + 1] > spectrum then
+      error(("the highest frequency %g is above half the rate %g"):format(high, rate), 0)
+    end
+  end
+  local rows = {}
+  for j = 0, spectrum - 1 do
+    local row = {}
+    for i = 1, bins do
+      local left, centre, right = corner[i], corner[i + 1], corner[i + 2]
+      local v = 0.0
+      if j >= left and j <= centre then v = centre == left and 1.0 or (j - left) / (centre - left) end
+      if right > centre and j >= centre and j < right then v = (right - j) / (right - centre) end
+      row[i] = v
+    end
+    rows[j + 1] = row
+  end
+  return ty.tensor(rows, { dtype = values.dtype(a.output_datatype or 1) })
+end
+
 M.HannWindow = window_of(function(n, periodic) return ty.hann_window(n, periodic) end)
 M.HammingWindow = window_of(function(n, periodic) return ty.hamming_window(n, periodic, 25 / 46, 21 / 46) end)
 M.BlackmanWindow = window_of(function(n, periodic) return ty.blackman_window(n, periodic) end)

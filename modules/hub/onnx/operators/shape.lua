@@ -323,6 +323,15 @@ end
 
 -- ---- lists of tensors ----
 
+-- An optional value is the value itself, or nothing.
+function M.Optional(x) return x[1] end
+
+function M.OptionalHasElement(x) return ty.tensor(x[1] ~= nil) end
+
+function M.OptionalGetElement(x)
+  return x[1] or error("there is no element in the optional value", 0)
+end
+
 function M.SequenceEmpty() return { sequence = true } end
 
 function M.SequenceConstruct(x)

@@ -79,7 +79,9 @@ for op, node in pairs { add = "Add", sub = "Sub", mul = "Mul", div = "Div", pow 
   M[op] = function(b, a, out)
     local dtype = out[1].dtype
     if dtype == "bool" then return nil, "of bool" end
-    return b:emit(node, { b:operand(a.x, dtype), b:operand(a.y, dtype) })
+    local y = b:operand(a.y, dtype)
+    if a.alpha then y = b:emit("Mul", { y, b:constant(a.alpha, dtype) }) end -- of add and sub
+    return b:emit(node, { b:operand(a.x, dtype), y })
   end
 end
 
@@ -162,11 +164,16 @@ function M.where(b, a, out)
 end
 
 function M.masked_fill(b, a, out)
-  return b:emit("Where", { b:operand(a.mask, "bool"), b:constant(a.value, out[1].dtype), b:name(a.x) })
+  return b:emit("Where", { b:operand(a.mask, "bool"), b:operand(a.value, out[1].dtype), b:name(a.x) })
 end
 
 function M.clamp(b, a, out)
   local dtype = out[1].dtype
+  if ty.is_tensor(a.min) or ty.is_tensor(a.max) then
+    local x = b:operand(a.x, dtype)
+    if a.min then x = b:emit("Max", { x, b:operand(a.min, dtype) }) end
+    return a.max and b:emit("Min", { x, b:operand(a.max, dtype) }) or x
+  end
   return b:emit("Clip", { b:operand(a.x, dtype), a.min and b:constant(a.min, dtype) or "",
     a.max and b:constant(a.max, dtype) or nil })
 end
