@@ -112,21 +112,21 @@ end)
 -- Threads sort parts of a long line, which are merged: for any number of them the same as one thread.
 test("long lines sorted by several threads", function()
   local n = 150001
-  local lines = { close = ty.randint(0, 1000, { n }), far = ty.randint(math.mininteger // 2, math.maxinteger // 2, { n }),
-    f32 = ty.randn(n), f64 = ty.randn({ 2, n }, { dtype = "f64" }), u8 = ty.randint(0, 255, { n }):to "u8" }
+  local lines = { close = ty.randint(0, 1000, { n }), f32 = ty.randn(n),
+    far = ty.randint(math.mininteger // 2, math.maxinteger // 2, { n }), f64 = ty.randn({ 2, n }, { dtype = "f64" }), u8 = ty.randint(0, 255, { n }):to "u8" }
   lines.f32:masked_fill_(lines.f32:gt(2), 0 / 0)
-  for name, x in pairs(lines) do
+  for name, line in pairs(lines) do
     for _, descending in ipairs { false, true } do
       local results = {}
       for i, threads in ipairs { 1, 2, 3, 5, 8 } do
         ty.set_threads(threads)
-        local values, positions = x:sort(-1, descending)
+        local values, positions = line:sort(-1, descending)
         results[i] = { values, positions }
         equal(positions:eq(results[1][2]):all():item(), true, name .. " on " .. threads .. " threads")
-        equal(x:gather(-1, positions):nan_to_num(1e9):eq(values:nan_to_num(1e9)):all():item(), true)
+        equal(line:gather(-1, positions):nan_to_num(1e9):eq(values:nan_to_num(1e9)):all():item(), true)
       end
       ty.set_threads(0)
-      local most, at = x:topk(n // 2, -1, descending)
+      local most, at = line:topk(n // 2, -1, descending)
       equal(at:eq(results[1][2]:narrow(-1, 0, n // 2)):all():item(), true, name .. ": the first half")
       equal(most.shape[#most.shape], n // 2)
     end
