@@ -113,7 +113,8 @@ end)
 test("long lines sorted by several threads", function()
   local n = 150001
   local lines = { close = ty.randint(0, 1000, { n }), f32 = ty.randn(n),
-    far = ty.randint(math.mininteger // 2, math.maxinteger // 2, { n }), f64 = ty.randn({ 2, n }, { dtype = "f64" }), u8 = ty.randint(0, 255, { n }):to "u8" }
+    far = ty.randint(math.mininteger // 2, math.maxinteger // 2, { n }),
+    f64 = ty.randn({ 2, n }, { dtype = "f64" }), u8 = ty.randint(0, 255, { n }):to "u8" }
   lines.f32:masked_fill_(lines.f32:gt(2), 0 / 0)
   for name, line in pairs(lines) do
     for _, descending in ipairs { false, true } do
