@@ -8,6 +8,7 @@
 
 #undef ty_add
 #undef ty_sub
+#undef ty_searchsorted
 #undef ty_mul
 #undef ty_div
 #undef ty_pow
