@@ -141,6 +141,31 @@ static inline __attribute__((always_inline)) void nibble_dots_of(const ty_dtype 
   }
 }
 
+/* The same of q4_0 beside one row of x: scales are taken from where they lie, and what stands for 0 on the way. */
+static inline __attribute__((always_inline)) float nibble_dot_q4_0(const coded *x, const char *row) {
+  enum { BYTES = 18, AHEAD_BYTES = 1024 };
+  const int64_t groups = x->k / 32;
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256 sum[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() }; /* one chain would wait for itself */
+  __m128 offset[2] = { _mm_setzero_ps(), _mm_setzero_ps() };
+  const uint8_t *q = (const uint8_t *)row + BYTES - 16;
+  for (int64_t g = 0; g < groups; g += 2) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      if (g + i >= groups) break;
+      const __m256 ws = broadcast_f16((const char *)q - 2);
+      const __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(x->q + 32 * (g + i)));
+      const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(_mm256_maddubs_epi16(code_nibbles(q), a), ones));
+      __builtin_prefetch(q + AHEAD_BYTES);
+      sum[i] = _mm256_fmadd_ps(dot, _mm256_mul_ps(ws, _mm256_broadcast_ss(x->scale + g + i)), sum[i]);
+      offset[i] = _mm_fmadd_ss(_mm256_castps256_ps128(ws), _mm_load_ss(x->sum + g + i), offset[i]);
+      q += BYTES;
+    }
+  }
+  return sum_of_eight(_mm256_add_ps(sum[0], sum[1])) -
+         (float)code_zero(TY_Q4_0) * _mm_cvtss_f32(_mm_add_ss(offset[0], offset[1]));
+}
+
 static inline __attribute__((always_inline)) void nibble_dots_by(const ty_dtype dtype, const coded *x, int64_t rows,
                                                                  const char *row, const float *scale, float *out) {
 #define ROWS(n) \
@@ -149,15 +174,18 @@ static inline __attribute__((always_inline)) void nibble_dots_by(const ty_dtype 
 #undef ROWS
 }
 
-/* Whether row_dots() wants the scales of a row of W decoded. */
-static bool wants_scales(ty_dtype dtype) { return dtype != TY_Q8_0; }
+/* Whether row_dots() wants the scales of a row of W decoded, for so many rows of x in all. */
+static bool wants_scales(ty_dtype dtype, int64_t rows) { return dtype != TY_Q8_0 && !(dtype == TY_Q4_0 && rows == 1); }
 
 /* out[r] for the rows of x, at most FEW. */
 static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *row, const float *scale,
                      const float *min, float *out) {
   switch (dtype) {
     case TY_Q8_0: byte_dots(x, rows, row, out); break;
-    case TY_Q4_0: nibble_dots_by(TY_Q4_0, x, rows, row, scale, out); break;
+    case TY_Q4_0:
+      if (rows == 1) out[0] = nibble_dot_q4_0(x, row);
+      else nibble_dots_by(TY_Q4_0, x, rows, row, scale, out);
+      break;
     case TY_Q4_K: row_dots_by(TY_Q4_K, x, rows, row, scale, min, out); break;
     case TY_MXFP4: nibble_dots_by(TY_MXFP4, x, rows, row, scale, out); break;
     case TY_NVFP4: row_dots_by(TY_NVFP4, x, rows, row, scale, min, out); break;
@@ -165,8 +193,8 @@ static void row_dots(ty_dtype dtype, const coded *x, int64_t rows, const char *r
   }
 }
 #else
-static bool wants_scales(ty_dtype dtype) {
-  (void)dtype;
+static bool wants_scales(ty_dtype dtype, int64_t rows) {
+  (void)dtype, (void)rows;
   return true;
 }
 
@@ -215,7 +243,7 @@ static void dots_rows(void *context, int64_t begin, int64_t end) {
   }
   for (int64_t j = begin; j < end && !ty_interrupted; j++) {
     const char *row = p->w + j * p->w_row;
-    if (wants_scales(p->dtype)) row_scales(p->dtype, row, 0, x->k, scale, min);
+    if (wants_scales(p->dtype, p->rows)) row_scales(p->dtype, row, 0, x->k, scale, min);
     for (int64_t r0 = 0; r0 < p->rows; r0 += FEW) {
       int64_t rows = p->rows - r0 < FEW ? p->rows - r0 : FEW;
       coded part = *x;
