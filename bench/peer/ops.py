@@ -3,6 +3,7 @@ memory_bound.py."""
 import torch
 from torch.nn import functional as F
 
+import recurrent
 from dtypes import dtypes
 
 formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -179,12 +180,4 @@ def mv(n):
 
 
 def lstm(time, width):
-    layer = torch.nn.LSTM(width, width)
-    x, g = torch.randn(time, 1, width, requires_grad=True), torch.randn(time, 1, width)
-
-    def call():
-        x.grad = None
-        for p in layer.parameters():
-            p.grad = None
-        layer(x)[0].backward(g)
-    return {"eager": call}
+    return recurrent.both("LSTM", 1, time, width)

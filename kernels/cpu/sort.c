@@ -46,6 +46,17 @@ typedef struct wide {
 
 /* name_sort: stable; `bytes` of the key count. The result lies in a; b is as long and holds rubbish. */
 #define SORT(name, P, LESS, DIGIT)                                                                                    \
+  static inline void name##_merge(P *to, const P *u, int64_t m, const P *v, int64_t n) {                              \
+    int64_t i = 0, j = 0;                                                                                             \
+    while (i < m && j < n) {                                                                                          \
+      const bool right = LESS(v[j], u[i]);                                                                            \
+      *to++ = right ? v[j] : u[i];                                                                                    \
+      j += right;                                                                                                     \
+      i += !right;                                                                                                    \
+    }                                                                                                                 \
+    memcpy(to, u + i, (size_t)(m - i) * sizeof(P));                                                                   \
+    memcpy(to + (m - i), v + j, (size_t)(n - j) * sizeof(P));                                                         \
+  }                                                                                                                   \
   static void name##_merge_sort(P *a, P *b, int64_t n) {                                                              \
     const int64_t run = 16;                                                                                           \
     for (int64_t start = 0; start < n; start += run) {                                                                \
@@ -60,17 +71,8 @@ typedef struct wide {
     P *from = a, *to = b;                                                                                             \
     for (int64_t width = run; width < n; width *= 2) {                                                                \
       for (int64_t start = 0; start < n; start += 2 * width) {                                                        \
-        int64_t i = start, mid = start + width < n ? start + width : n;                                               \
-        int64_t j = mid, stop = mid + width < n ? mid + width : n, k = start;                                         \
-        while (i < mid && j < stop) {                                                                                 \
-          bool right = LESS(from[j], from[i]);                                                                        \
-          to[k++] = right ? from[j] : from[i];                                                                        \
-          j += right;                                                                                                 \
-          i += !right;                                                                                                \
-        }                                                                                                             \
-        memcpy(to + k, from + i, (size_t)(mid - i) * sizeof(P));                                                      \
-        k += mid - i;                                                                                                 \
-        memcpy(to + k, from + j, (size_t)(stop - j) * sizeof(P));                                                     \
+        const int64_t mid = start + width < n ? start + width : n, stop = mid + width < n ? mid + width : n;          \
+        name##_merge(to + start, from + start, mid - start, from + mid, stop - mid);                                  \
       }                                                                                                               \
       P *other = from;                                                                                                \
       from = to;                                                                                                      \
@@ -138,15 +140,7 @@ typedef struct wide {
       const int64_t k = s->n * p / s->parts - from, end_k = s->n * (p + 1) / s->parts - from;                         \
       int64_t i = name##_of_first(u, mid - from, v, stop - mid, k), j = k - i;                                        \
       const int64_t end_i = name##_of_first(u, mid - from, v, stop - mid, end_k), end_j = end_k - end_i;              \
-      P *to = s->b + from + k;                                                                                        \
-      while (i < end_i && j < end_j) {                                                                                \
-        const bool right = LESS(v[j], u[i]);                                                                          \
-        *to++ = right ? v[j] : u[i];                                                                                  \
-        j += right;                                                                                                   \
-        i += !right;                                                                                                  \
-      }                                                                                                               \
-      memcpy(to, u + i, (size_t)(end_i - i) * sizeof(P));                                                             \
-      memcpy(to + (end_i - i), v + j, (size_t)(end_j - j) * sizeof(P));                                               \
+      name##_merge(s->b + from + k, u + i, end_i - i, v + j, end_j - j);                                              \
     }                                                                                                                 \
   }                                                                                                                   \
   /* Sorts by sort(a, b, n, first, second), which leaves its result in a; returns where the result lies. */           \

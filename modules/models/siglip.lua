@@ -39,11 +39,7 @@ end
 local VisionTransformer = nn.module "SiglipVisionTransformer"
 
 function VisionTransformer:init(config, who)
-  self.config, self.who = config, who
-  self.embeddings = VisionEmbeddings(config)
-  self.encoder = clip_blocks.Encoder(config, who)
-  self.post_layernorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
-  if config.vision_use_head then self.head = blocks.Head(config, who) end
+  blocks.build_tower(self, config, who, VisionEmbeddings(config))
 end
 
 function VisionTransformer:run(x, options, whole)

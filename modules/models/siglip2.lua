@@ -8,7 +8,6 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local blocks = require "tycho.models.siglip_blocks"
-local clip_blocks = require "tycho.models.clip_blocks"
 local configs = require "tycho.models.config"
 local encoder = require "tycho.models.encoder"
 local layers = require "tycho.models.layers"
@@ -47,11 +46,7 @@ end
 local Transformer = nn.module "Siglip2VisionTransformer"
 
 function Transformer:init(config, who)
-  self.config, self.who = config, who
-  self.embeddings = Embeddings(config)
-  self.encoder = clip_blocks.Encoder(config, who)
-  self.post_layernorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
-  if config.vision_use_head then self.head = blocks.Head(config, who) end
+  blocks.build_tower(self, config, who, Embeddings(config))
 end
 
 -- Rows and columns of pictures as a list, checked against their patches.

@@ -84,6 +84,19 @@ end
 local Head = nn.module "SiglipHead"
 M.Head = Head
 
+--- Makes what sees pictures of a module: its embeddings, layers, last norm and, where the config asks for it, the head.
+---@param tower Module
+---@param config table
+---@param who string
+---@param embeddings Module
+function M.build_tower(tower, config, who, embeddings)
+  tower.config, tower.who = config, who
+  tower.embeddings = embeddings
+  tower.encoder = blocks.Encoder(config, who)
+  tower.post_layernorm = nn.LayerNorm(config.hidden_size, { eps = config.layer_norm_eps })
+  if config.vision_use_head then tower.head = Head(config, who) end
+end
+
 function Head:init(config, who)
   local width = config.hidden_size
   self.probe = parameter({ 1, 1, width }, function(t) nn.init.normal(t, 0, 1) end)

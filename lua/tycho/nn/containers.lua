@@ -56,18 +56,22 @@ for _, class in ipairs { Sequential, ModuleList } do
   end
 end
 
+-- Tables have no order: sorted names make it the same in every run.
+local function names_of(who, map)
+  local names = {}
+  expect(who, "map", map, "a table or nil")
+  for name in pairs(map or {}) do names[#names + 1] = expect(who, "name", name, "a string") end
+  table.sort(names)
+  return names
+end
+
 --- Modules by name: dict.name or dict["name"].
 ---@overload fun(map?: table<string, Module>): Module
 local ModuleDict = define "ModuleDict"
 containers.ModuleDict = ModuleDict
 
 function ModuleDict:init(map)
-  -- Tables have no order: sorted names make it the same in every run.
-  local names = {}
-  expect("ModuleDict", "map", map, "a list or nil")
-  for name in pairs(map or {}) do names[#names + 1] = expect("ModuleDict", "name", name, "a string") end
-  table.sort(names)
-  for _, name in ipairs(names) do self[name] = check_module("ModuleDict", name, map[name]) end
+  for _, name in ipairs(names_of("ModuleDict", map)) do self[name] = check_module("ModuleDict", name, map[name]) end
 end
 
 --- Parameters by name: dict.name or dict["name"].
@@ -76,11 +80,7 @@ local ParameterDict = define "ParameterDict"
 containers.ParameterDict = ParameterDict
 
 function ParameterDict:init(map)
-  local names = {}
-  expect("ParameterDict", "map", map, "a table or nil")
-  for name in pairs(map or {}) do names[#names + 1] = expect("ParameterDict", "name", name, "a string") end
-  table.sort(names)
-  for _, name in ipairs(names) do
+  for _, name in ipairs(names_of("ParameterDict", map)) do
     local tensor = expect("ParameterDict", name, map[name], "a tensor")
     self[name] = tensor.requires_grad and tensor or tensor:requires_grad_()
   end

@@ -59,10 +59,7 @@ end
 ---@param clip_value number
 function utils.clip_grad_value_(parameters, clip_value)
   expect("clip_grad_value_", "clip_value", clip_value, "a number >= 0")
-  local grads = gradients("clip_grad_value_", parameters)
-  ty.no_grad(function()
-    for _, g in ipairs(grads) do g:clamp_(-clip_value, clip_value) end
-  end)
+  ty.optim.clip_grad_value(parameters, clip_value)
 end
 
 --- All parameters one after another in one vector.
