@@ -186,8 +186,12 @@ function MultiheadAttention:forward(q, k, v, given)
   k = k or q
   v = v or k
   local o = options.read("MultiheadAttention", given, call_defaults, call_kinds)
-  if not ty.is_tensor(q) or q.ndim ~= 3 then
-    options.fail("MultiheadAttention: q: expected a tensor of 3 dimensions, got %s", options.describe(q))
+  for i = 1, 3 do
+    local x = select(i, q, k, v)
+    if not ty.is_tensor(x) or x.ndim ~= 3 then
+      options.fail("MultiheadAttention: %s: expected a tensor of 3 dimensions, got %s", ("qkv"):sub(i, i),
+        options.describe(x))
+    end
   end
   if not self.batch_first then
     local same_k, same_v = rawequal(k, q), rawequal(v, k)
@@ -195,7 +199,7 @@ function MultiheadAttention:forward(q, k, v, given)
     k = same_k and q or k:transpose(0, 1)
     v = same_v and k or v:transpose(0, 1)
   end
-  local mask = masks.combine("MultiheadAttention", o, q:size(0), self.num_heads)
+  local mask = masks.combine("MultiheadAttention", o, q:size(0), self.num_heads, q:size(1), k:size(1))
   local dropout = self.training and self.dropout or 0
   q, k, v = project(self, q, k, v)
   local y, weights

@@ -28,10 +28,16 @@ end
 ---@param o table  with mask, attn_mask and key_padding_mask
 ---@param batch integer
 ---@param heads integer
+---@param queries integer
+---@param keys integer
 ---@return Tensor|nil
-function M.combine(who, o, batch, heads)
+function M.combine(who, o, batch, heads, queries, keys)
   local mask, attn, padding = o.mask, o.attn_mask, o.key_padding_mask
   if attn then
+    if attn.ndim < 2 or attn:size(-2) ~= queries or attn:size(-1) ~= keys then
+      options.fail("%s: attn_mask: expected [..., %d, %d], queries and keys, got %s", who, queries, keys,
+        options.describe(attn))
+    end
     if attn.ndim == 3 then
       if attn:size(0) ~= batch * heads then
         options.fail("%s: attn_mask: expected [%d, t, s], one for each head of each row, got %s", who, batch * heads,
@@ -44,8 +50,8 @@ function M.combine(who, o, batch, heads)
     mask = both(mask, seen(attn))
   end
   if padding then
-    if padding.ndim ~= 2 or padding:size(0) ~= batch then
-      options.fail("%s: key_padding_mask: expected [%d, s], true where there is padding, got %s", who, batch,
+    if padding.ndim ~= 2 or padding:size(0) ~= batch or padding:size(1) ~= keys then
+      options.fail("%s: key_padding_mask: expected [%d, %d], true where there is padding, got %s", who, batch, keys,
         options.describe(padding))
     end
     mask = both(mask, seen(padding):reshape(batch, 1, 1, -1))

@@ -8,15 +8,7 @@ local hub = require "tycho.hub"
 local models = require "tycho.models"
 
 local root = check.root .. "tests/fixtures/vision/"
-local compare = reference.compare
-
-local function load(name, options)
-  local o = { dtype = "f32" }
-  for key, value in pairs(options or {}) do o[key] = value end
-  local model = hub.load(root .. name, o)
-  check.equal({ model.report.unexpected, model.report.missing, model.config.unknown }, { {}, {}, {} })
-  return model, ty.io.load_safetensors(root .. name .. "/expected.safetensors")
-end
+local compare, load = reference.compare, reference.vision
 
 check.test("clip: logits, features and gradients of transformers", function()
   local model, want = load "clip"

@@ -8,13 +8,7 @@ local hub = require "tycho.hub"
 local models = require "tycho.models"
 
 local root = check.root .. "tests/fixtures/vision/"
-local compare = reference.compare
-
-local function load(name)
-  local model = hub.load(root .. name, { dtype = "f32" })
-  check.equal({ model.report.unexpected, model.report.missing, model.config.unknown }, { {}, {}, {} })
-  return model, ty.io.load_safetensors(root .. name .. "/expected.safetensors")
-end
+local compare, load = reference.compare, reference.vision
 
 for _, name in ipairs { "dinov2", "dinov2_registers" } do check.test(name .. ": hidden states, pooled outputs and "
   .. "gradients of transformers, at every size", function()

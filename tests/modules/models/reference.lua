@@ -14,6 +14,16 @@ return function(check)
     check.ok(off <= M.TOLERANCE, ("%s: relative error %.2g"):format(what, off))
   end
 
+  --- A model of tests/fixtures/vision in f32, of which nothing is missing, left over or unknown, and what the reference
+  --- expects of it.
+  function M.vision(name, options)
+    local folder, o = check.root .. "tests/fixtures/vision/" .. name, { dtype = "f32" }
+    for key, value in pairs(options or {}) do o[key] = value end
+    local model = require("tycho.hub").load(folder, o)
+    check.equal({ model.report.unexpected, model.report.missing, model.config.unknown }, { {}, {}, {} }, name)
+    return model, ty.io.load_safetensors(folder .. "/expected.safetensors")
+  end
+
   --- sin(0.37 i + 1) over all elements in their order, f64, shaped like t.
   function M.wave(t) return (ty.arange(t:numel(), { dtype = "f64" }) * 0.37 + 1):sin():reshape(t.shape) end
 

@@ -9,15 +9,7 @@ local models = require "tycho.models"
 local vlm = require "tycho.vlm"
 
 local root = check.root .. "tests/fixtures/vision/"
-local compare = reference.compare
-
-local function load(name, options)
-  local o = { dtype = "f32" }
-  for key, value in pairs(options or {}) do o[key] = value end
-  local model = hub.load(root .. name, o)
-  check.equal({ model.report.unexpected, model.report.missing, model.config.unknown }, { {}, {}, {} })
-  return model, ty.io.load_safetensors(root .. name .. "/expected.safetensors")
-end
+local compare, load = reference.compare, reference.vision
 
 check.test("logits, features, the sigmoid loss and gradients of transformers", function()
   local model, want = load "siglip2"

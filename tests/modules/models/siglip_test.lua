@@ -7,15 +7,9 @@ local ty = require "tycho"
 local hub = require "tycho.hub"
 local models = require "tycho.models"
 
-local root = check.root .. "tests/fixtures/vision/"
 local compare = reference.compare
 
-local function load(options)
-  local o = { dtype = "f32" }
-  for key, value in pairs(options or {}) do o[key] = value end
-  local model = hub.load(root .. "siglip", o)
-  return model, ty.io.load_safetensors(root .. "siglip/expected.safetensors")
-end
+local function load(options) return reference.vision("siglip", options) end
 
 check.test("logits, features and gradients of transformers", function()
   local model, want = load()

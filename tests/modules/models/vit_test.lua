@@ -8,15 +8,7 @@ local hub = require "tycho.hub"
 local models = require "tycho.models"
 
 local root = check.root .. "tests/fixtures/vision/"
-local compare = reference.compare
-
-local function load(name, options)
-  local o = { dtype = "f32" }
-  for key, value in pairs(options or {}) do o[key] = value end
-  local model = hub.load(root .. name, o)
-  check.equal({ model.report.unexpected, model.report.missing, model.config.unknown }, { {}, {}, {} })
-  return model, ty.io.load_safetensors(root .. name .. "/expected.safetensors")
-end
+local compare, load = reference.compare, reference.vision
 
 for name, layers in pairs { vit = 3, deit = 3, clip_vision = 2, clip_vision_bare = 2, siglip_vision = 2 } do
   check.test(name .. ": hidden states, pooled outputs and gradients of transformers", function()
