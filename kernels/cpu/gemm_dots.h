@@ -92,8 +92,10 @@ static void NAME(add_lanes)(const REAL *sums, int64_t rows, int64_t columns, REA
 static void NAME(dots_sums)(const NAME(dots) * t, int64_t j0, int64_t j1, REAL *out, int64_t out_row) {
   int64_t size = t->kind->size, step = t->kind->parts * VL, whole = t->k / step, left = t->k % step;
   int64_t padded = (whole + (left > 0)) * step, block = t->group < t->m ? NAME(dots_k) / step : whole;
-  /* Memory gives one stream of halves a third more than three; of f32, less. */
-  bool one = t->m == 1 && size < (int64_t)sizeof(REAL) && t->n * t->w_row * size >= NAME(dots_far);
+  /* Memory gives one stream of halves a third more than three; of f32, less. Without AVX-512 a sum of one row alone
+   * waits for itself longer than for memory. */
+  bool one = TY_VECTOR_BYTES == 64 && t->m == 1 && size < (int64_t)sizeof(REAL) &&
+             t->n * t->w_row * size >= NAME(dots_far);
   int64_t most = one ? 1 : DOT_COLUMNS, ahead = one ? NAME(dots_ahead) / (t->w_row * size) + 1 : most; /* rows */
   REAL sums[DOT_COLUMNS * DOT_ROWS * VL] __attribute__((aligned(64))) = { 0 }, rest[DOT_COLUMNS * VL] = { 0 };
   for (int64_t s0 = 0; s0 == 0 || s0 < whole; s0 += block) {

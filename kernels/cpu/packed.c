@@ -239,7 +239,39 @@ enum { AHEAD = 1024 /* values */ };
     for (int64_t r = begin; r < end; r += 2)                                                                   \
       if (t->columns % GROUP || r + 2 > end || !name##_two(t, r)) ONE(context, r, r + 2 < end ? r + 2 : end);  \
   }
+#if STEP == 8
+/* One row of x: each byte of bits is a step, and loads of bytes are cheaper than shifts. A second row of the weight
+ * would save loads of x and cost registers. False as above. */
+static bool one_row(const task *t, int64_t r) {
+  const int64_t *starts = t->starts + r;
+  if (starts[0] < 0 || starts[0] > starts[1] || starts[1] > t->count) return false;
+  const uint8_t *bits = t->bits + r * (t->columns / 8);
+  const uint16_t *p = t->values + starts[0], *last = t->values + t->count;
+  vector sums[4] = { ZERO(), ZERO(), ZERO(), ZERO() };
+  for (int64_t c = 0; c < t->columns; c += GROUP, bits += GROUP / STEP) {
+    if (last - p < GROUP) return false;
+    __builtin_prefetch(p + AHEAD);
+#pragma GCC unroll 8
+    for (int i = 0; i < GROUP / STEP; i++) {
+      const vector w = spread(p, bits[i], STEP);
+      sums[i % 4] = FMA(w, t->x + t->at * t->padded + c + i * STEP, sums[i % 4]);
+      p += __builtin_popcountll(bits[i]);
+    }
+  }
+  if (p - t->values != starts[1]) return false;
+  ((float *)t->y)[t->at * t->rows + r] = summed(sums, 4);
+  return true;
+}
+
+static void rows_1(void *context, int64_t begin, int64_t end) {
+  const task *t = context;
+  for (int64_t r = begin; r < end; r++)
+    if (t->columns % GROUP || !one_row(t, r)) fused_1(context, r, r + 1);
+}
+#else
 PAIRS(pairs_1, 1, 4, fused_1)
+#define rows_1 pairs_1
+#endif
 PAIRS(pairs_2, 2, 2, fused_2)
 PAIRS(pairs_4, 4, 1, fused_4)
 #endif
@@ -431,7 +463,7 @@ bool TY_KERNEL(linear_bitmap)(const ty_kernel_args *k) {
   const int64_t grain = 1 + WORK / (t.columns + 1);
 #ifdef STEP
   if (t.n <= FUSED_ROWS) {
-    static ty_range_fn *const fn[] = { NULL, pairs_1, pairs_2, NULL, pairs_4 };
+    static ty_range_fn *const fn[] = { NULL, rows_1, pairs_2, NULL, pairs_4 };
     for (int64_t each; t.at < t.n; t.at += each) {
       each = t.n - t.at >= 4 ? 4 : t.n - t.at >= 2 ? 2 : 1;
       ty_parallel_for(t.rows, grain, fn[each], &t);

@@ -224,11 +224,15 @@ static inline void row_codes(ty_dtype dtype, const void *row, int64_t k0, int64_
  * In lines, which is the order of quant_few.h, k is filled up with zeros. Each half of a group of 32 lies beside those
  * of the three groups that it is multiplied together with, and scale holds, of 512 elements, what vectors of scales of
  * W are multiplied with: where W has groups of 32, 16 scales and 16 sums, times zero; with mins 8 and 8 for each block
- * of 256; where it has groups of 16, 16 and 16 for each block. */
+ * of 256; where it has groups of 16, 16 and 16 for each block.
+ *
+ * In eights, which is the order of quant_eights.h, k is filled up, too: the first halves of groups i and i + 4 of eight
+ * lie side by side, behind them the second ones, and scale holds 8 scales and 8 sums as above. Where W has groups of
+ * 16, elements lie as they are, and there are 16 sums. */
 typedef struct coded {
   int64_t rows, k, block; /* rows: with those that pad */
   int group, zero;        /* of the weights' format */
-  bool lines, mins;
+  bool lines, eights, mins;
   bool power; /* scales are powers of two */
   bool wide;  /* some of which, if so, are too far from 1 to be multiplied with by adding exponents */
   int8_t *q;
@@ -236,7 +240,7 @@ typedef struct coded {
   int32_t *start;     /* for each `group` elements: the sum of q times -zero */
 } coded;
 
-enum { LINE = 512 };
+enum { LINE = 512, EIGHT = 256, EIGHT_FACTORS = 24 };
 
 static inline int64_t line_factors(int group) { return 2 * LINE / group; }
 
@@ -307,6 +311,56 @@ static inline void code_groups(const float *x, bool power, coded_groups *to) {
   __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
   _mm512_storeu_si512(to->sum, _mm512_permutexvar_epi32(in_order, all));
 }
+#elif defined(__AVX2__)
+/* The largest of each of eight vectors of integers. */
+static inline __m256i largest_of_eight(const __m256i v[8]) {
+  __m256i two[4], four[2];
+  for (int i = 0; i < 4; i++)
+    two[i] = _mm256_max_epi32(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
+                              _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+  for (int i = 0; i < 2; i++)
+    four[i] = _mm256_max_epi32(_mm256_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
+                               _mm256_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
+  return _mm256_max_epi32(_mm256_permute2x128_si256(four[0], four[1], 0x20),
+                          _mm256_permute2x128_si256(four[0], four[1], 0x31));
+}
+
+static inline void code_groups(const float *x, bool power, coded_groups *to) {
+  const __m256i no_sign = _mm256_set1_epi32(0x7fffffff), in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  /* The largest as integers, for which infinity and NaN are larger than all numbers. */
+  __m256i largest[GROUPS_AT_ONCE];
+  for (int i = 0; i < GROUPS_AT_ONCE; i++) {
+    __m256i v[4];
+    for (int j = 0; j < 4; j++)
+      v[j] = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(const void *)(x + 32 * i + 8 * j)), no_sign);
+    largest[i] = _mm256_max_epi32(_mm256_max_epi32(v[0], v[1]), _mm256_max_epi32(v[2], v[3]));
+  }
+  const __m256i bits = largest_of_eight(largest);
+  const __m256 most = _mm256_castsi256_ps(bits), one = _mm256_set1_ps(1);
+  const __m256 none = _mm256_cmp_ps(most, _mm256_set1_ps(TOO_SMALL), _CMP_LE_OQ);
+  const __m256 bad = _mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, _mm256_set1_epi32(0x7f7fffff)));
+  __m256 scale = _mm256_div_ps(most, _mm256_set1_ps(127));
+  if (power)
+    scale = _mm256_castsi256_ps(_mm256_and_si256(
+        _mm256_add_epi32(_mm256_castps_si256(scale), _mm256_set1_epi32(0x7fffff)), _mm256_set1_epi32((int)0xff800000)));
+  scale = _mm256_blendv_ps(_mm256_blendv_ps(scale, one, none), _mm256_set1_ps(NAN), bad);
+  _mm256_storeu_ps(to->scale, scale);
+  float inverse[GROUPS_AT_ONCE];
+  _mm256_storeu_ps(inverse, _mm256_andnot_ps(_mm256_or_ps(none, bad), _mm256_div_ps(one, scale)));
+  for (int i = 0; i < GROUPS_AT_ONCE; i++, x += 32) {
+    const __m256 factor = _mm256_set1_ps(inverse[i]);
+    __m256i v[4];
+    for (int j = 0; j < 4; j++) v[j] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * j), factor));
+    const __m256i code = _mm256_permutevar8x32_epi32(
+        _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3])), in_order);
+    _mm256_store_si256((__m256i *)(void *)to->q[i], code);
+    __m256i sum = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), code), _mm256_set1_epi16(1));
+    sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, _MM_SHUFFLE(1, 0, 3, 2)));
+    sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, _MM_SHUFFLE(2, 3, 0, 1)));
+    to->sum[i][0] = _mm256_cvtsi256_si32(sum);
+    to->sum[i][1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
+  }
+}
 #else
 /* The scale of a group of which the largest magnitude is `most`: most / 127, or the next power of two above it. Groups
  * of next to nothing become zeros. */
@@ -361,6 +415,22 @@ static inline void code_line(const coded *c, int g, const int8_t q[32], float sc
   factor[g + (c->mins ? 8 : 16)] = scale * (float)((c->mins ? 1 : c->zero) * (sum[0] + sum[1]));
 }
 
+/* Group g of eight. */
+static inline void code_eight(const coded *c, int g, const int8_t q[32], float scale, const int32_t sum[2], int8_t *to,
+                              float *factor) {
+  factor[g] = scale;
+  factor += 8;
+  if (c->group == 16) {
+    memcpy(to + 32 * g, q, 32);
+    for (int i = 0; i < 2; i++) factor[2 * g + i] = scale * (float)(c->zero * sum[i]);
+    return;
+  }
+  to += g % 4 * 64 + g / 4 * 16;
+  memcpy(to, q, 16);
+  memcpy(to + 32, q + 16, 16);
+  factor[g] = scale * (float)((c->mins ? 1 : c->zero) * (sum[0] + sum[1]));
+}
+
 /* The first n groups, which lie from `at` on. */
 static inline void put_groups(const coded_groups *from, int64_t n, int64_t at, coded *c) {
   if (c->power)
@@ -371,6 +441,12 @@ static inline void put_groups(const coded_groups *from, int64_t n, int64_t at, c
     for (int64_t i = 0; i < n; i++)
       code_line(c, (int)(at % LINE / 32 + i), from->q[i], from->scale[i], from->sum[i], c->q + line * LINE,
                 c->scale + line * line_factors(c->group));
+    return;
+  }
+  if (c->eights) {
+    int64_t eight = at / EIGHT;
+    for (int i = 0; i < GROUPS_AT_ONCE; i++)
+      code_eight(c, i, from->q[i], from->scale[i], from->sum[i], c->q + at, c->scale + eight * EIGHT_FACTORS);
     return;
   }
   memcpy(c->q + at, from->q, (size_t)(32 * n));
@@ -401,7 +477,7 @@ static inline void code_part(const float *x, int64_t row, int64_t k, int64_t n, 
 /* Rows [begin, end) of x [rows][k], beyond which are rows of zeros; block after block, because that is how they lie. */
 static inline void code_x(const float *restrict x, int64_t rows, int64_t begin, int64_t end, coded *c) {
   enum { PART = 32 * GROUPS_AT_ONCE, SOON_ROWS = 3 };
-  int64_t stop = c->lines ? (c->k + LINE - 1) / LINE * LINE : c->k;
+  int64_t whole = c->lines ? LINE : c->eights ? EIGHT : 1, stop = (c->k + whole - 1) / whole * whole;
   for (int64_t k0 = 0; k0 < stop; k0 += c->block)
     for (int64_t row = begin; row < end; row++) {
       int64_t k1 = k0 + c->block < stop ? k0 + c->block : stop;

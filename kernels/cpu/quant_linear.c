@@ -58,6 +58,9 @@ static inline void put(const product *p, int64_t j, bool first, const float *sum
 #endif
 
 #include "quant_low_bits.h"
+#if defined(__AVX2__)
+#include "quant_eights.h"
+#endif
 
 /* ---- rows of x as bytes ---- */
 
@@ -84,8 +87,10 @@ static bool has_vnni(void) {
  * an error is set. */
 static size_t code(product *p, coded *c) {
   int64_t count = (c->k + c->block - 1) / c->block * c->block * c->rows;
-  int64_t factors = c->lines ? count / LINE * line_factors(c->group) : count / 32 * 2;
-  int64_t starts = c->lines ? 0 : count / c->group;
+  int64_t factors = c->lines    ? count / LINE * line_factors(c->group)
+                    : c->eights ? count / EIGHT * EIGHT_FACTORS
+                                : count / 32 * 2;
+  int64_t starts = c->lines || c->eights ? 0 : count / c->group;
   size_t bytes = (size_t)count + (size_t)factors * sizeof(float) + (size_t)starts * sizeof(int32_t);
   c->scale = ty_scratch_alloc(bytes);
   if (!c->scale) return ty_fail(TY_ENOMEM, "linear: out of memory"), 0;
@@ -95,6 +100,16 @@ static size_t code(product *p, coded *c) {
   p->x = c;
   ty_parallel_for(c->rows, 1 + 16384 / c->k, code_rows, &(coding){ c, p->plain, p->rows });
   return bytes;
+}
+
+/* Whether quant_eights.h multiplies this format. */
+static bool in_eights(ty_dtype dtype) {
+#if defined(__AVX2__)
+  return dtype == TY_Q4_0 || dtype == TY_Q4_K || dtype == TY_Q6_K;
+#else
+  (void)dtype;
+  return false;
+#endif
 }
 
 static bool by_codes(product *p) {
@@ -110,15 +125,21 @@ static bool by_codes(product *p) {
   bool tiles = vnni && p->rows > FEW, lines = vnni && !tiles && !e2m1;
   coded c = { .k = k, .group = code_group(p->dtype), .zero = code_zero(p->dtype), .lines = lines };
   c.mins = p->dtype == TY_Q4_K;
+  c.eights = !vnni && in_eights(p->dtype);
   c.power = p->dtype == TY_Q4_0 || p->dtype == TY_Q4_K;
   c.rows = tiles ? (p->rows + 7) / 8 * 8 : p->rows;
-  c.block = tiles ? 256 : lines ? LINE : k;
+  c.block = tiles ? 256 : lines ? LINE : c.eights ? EIGHT : k;
   size_t bytes = code(p, &c);
   if (!bytes) return false;
   int64_t grain = 1 + 65536 / k / p->rows;
 #if defined(__AVX512F__)
   if (tiles) ty_parallel_for((p->n + TILE_COLUMNS - 1) / TILE_COLUMNS, 1 + grain / TILE_COLUMNS, tile_panels, p);
   else if (lines) ty_parallel_for(p->n, grain, few_rows, p);
+  else
+#endif
+#if defined(__AVX2__)
+      if (c.eights)
+    ty_parallel_for(p->n, grain, eights_rows, p);
   else
 #endif
     ty_parallel_for(p->n, grain, dots_rows, p);

@@ -50,7 +50,7 @@ static void FN(tiles)(void *context, int64_t begin, int64_t end) {
         FN(sums)(x + at, to - at, sum + b * SUMS);
       }
       const uint8_t *code = (const uint8_t *)k->in[1]->data + (g * j->rows + first) * j->planes * j->bytes;
-      const REAL *scale = (const REAL *)k->in[2]->data + (g * j->rows + first) * j->planes;
+      const REAL *scale = (const REAL *)j->scales + (g * j->rows + first) * j->planes;
       for (int64_t n = first; n < last; n++)
         for (int64_t p = 0; p < j->planes; p++, code += j->bytes) y[n] += *scale++ * FN(looked_up)(sum, code, j->bytes);
     }

@@ -124,8 +124,9 @@ end
 
 --- The last `count` places of x along a dimension; all of them without a count, or if there are no more.
 function M.tail(x, dim, count)
+  if not count then return x end
   local size = x.shape[dim < 0 and x.ndim + dim + 1 or dim + 1]
-  if not count or count >= size then return x end
+  if count >= size then return x end
   return x:narrow(dim, size - count, count)
 end
 

@@ -29,7 +29,10 @@ bool fwd_matmul_trit(ty_call *c) {
   size[n - 1] = trits->v.size[1];
   ty_dtype dtype = ty_dtype_of(x), wide = dtype == TY_F64 ? TY_F64 : TY_F32;
   ty_tensor *in[] = { x, trits, scales };
-  if (!(in[0] = ty_to(x, wide)) || !(in[2] = ty_to(scales, wide))) return false;
+  if (!(in[0] = ty_to(x, wide))) return false;
+  /* The kernel of the CPU reads scales in f16 as they are. */
+  const bool as_they_are = wide == TY_F32 && ty_dtype_of(scales) == TY_F16 && ty_device_of(x) < TY_CUDA;
+  if (!as_they_are && !(in[2] = ty_to(scales, wide))) return false;
   return ty_out(c, 0, ty_device_of(x), dtype, n, size) && ty_launch(c, in, 3, &(ty_p_dim){ .k = group });
 }
 

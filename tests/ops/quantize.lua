@@ -161,6 +161,10 @@ return function(row, T)
       { T { 0, 64 }, T { 5, 64, dtype = "q8_0" }, T { 5 } }, { T { 17, 96 }, T { 33, 96, dtype = "q8_0" } },
       { T { 96 }, T { 5, 96, dtype = "mxfp4" }, T { 5 } }, { T { 17, 96 }, T { 33, 96, dtype = "mxfp4" } },
       { T { 3, 192 }, T { 5, 192, dtype = "nvfp4" }, T { 5 } }, { T { 17, 64 }, T { 33, 64, dtype = "nvfp4" } },
+      -- one row, of which several rows of the weight are read at a time and some are left; blocks that fill no eight
+      { T { 96 }, T { 11, 96, dtype = "q8_0" }, T { 11 } }, { T { 352 }, T { 7, 352, dtype = "q4_0" }, T { 7 } },
+      { T { 512 }, T { 7, 512, dtype = "q4_k" } }, { T { 512 }, T { 6, 512, dtype = "q6_k" }, T { 6 } },
+      { T { 12, 288 }, T { 3, 288, dtype = "q4_0" } },
     },
     ref = function(x, w, bias) return product(x, w, bias) end,
     tol = rounds,
@@ -209,6 +213,12 @@ return function(row, T)
       { T { 2, 33 }, trits(2, 9, 3, 6), T { 2, 9, 3 }, 30 }, { T { 2, 9 }, trits(1, 3, 5, 3, 256), T { 1, 3, 5 }, 12 },
       { T { 3, 64, values = whole(3, 64, 9) }, trits(1, 5, 2, 13), T { 1, 5, 2, values = whole(5, 2, 4) }, 64, tol = 0 },
       { T { 2, 100, values = whole(2, 100, 9) }, trits(4, 7, 2, 6), T { 4, 7, 2, values = whole(28, 2, 4) }, 30, tol = 0 },
+      -- groups of so many bytes that they are decoded by vectors, with a chunk that is filled in part, and with several
+      { T { 2, 100 }, trits(1, 3, 2, 20, 256), T { 1, 3, 2 }, 100 },
+      { T { 5, 130, values = whole(5, 130, 9) }, trits(2, 5, 2, 18), T { 2, 5, 2, values = whole(10, 2, 4) }, 88,
+        tol = 0 },
+      { T { 3, 230, values = whole(3, 230, 9) }, trits(1, 3, 1, 46, 256), T { 1, 3, 1, values = whole(3, 1, 4) }, 230,
+        tol = 0 },
       { T { 0, 10 }, trits(1, 4, 2, 2), T { 1, 4, 2 }, 10 }, { T { 2, 5 }, trits(1, 0, 2, 1), T { 1, 0, 2 }, 5 },
     },
     ref = function(x, codes, factors, group)
