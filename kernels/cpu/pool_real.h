@@ -193,11 +193,65 @@ static inline __attribute__((always_inline)) void NAME(max_few)(const NAME(pool)
   }
 }
 
+#if defined(__AVX2__)
+/* Of squares of 2 x 2 beside each other, of f32: both rows' pairs, taken apart by shuffles, meet in registers. `at` is the
+ * position of the first element of the first square. */
+static void NAME(max_squares)(const REAL *above, const REAL *below, int64_t w, int64_t at, REAL *y, int64_t *position,
+                              int64_t n) {
+  const __m256i row = _mm256_set1_epi32((int)w), one = _mm256_set1_epi32(1);
+  __m256i low = _mm256_add_epi64(_mm256_set1_epi64x(at), _mm256_setr_epi64x(0, 2, 4, 6));
+  int64_t j = 0;
+#define PAIRS(x)                                                                                                       \
+  const __m256 x##0 = _mm256_loadu_ps((const float *)x + 2 * j), x##1 = _mm256_loadu_ps((const float *)x + 2 * j + 8); \
+  const __m256 x##_even = _mm256_shuffle_ps(x##0, x##1, 0x88), x##_odd = _mm256_shuffle_ps(x##0, x##1, 0xdd);
+#define BETTER(x, best) _mm256_and_ps(_mm256_cmp_ps(x, best, _CMP_NLE_UQ), _mm256_cmp_ps(best, best, _CMP_ORD_Q))
+  for (; sizeof(REAL) == 4 && j + 8 <= n; j += 8) {
+    PAIRS(above)
+    PAIRS(below)
+    const __m256 first = BETTER(above_odd, above_even), second = BETTER(below_odd, below_even);
+    const __m256 most = _mm256_blendv_ps(above_even, above_odd, first);
+    const __m256 lower = _mm256_blendv_ps(below_even, below_odd, second), other = BETTER(lower, most);
+    const __m256i here = _mm256_and_si256(_mm256_castps_si256(first), one);
+    const __m256i there = _mm256_add_epi32(_mm256_and_si256(_mm256_castps_si256(second), one), row);
+    __m256i where = _mm256_blendv_epi8(here, there, _mm256_castps_si256(other));
+    __m256i best = _mm256_castps_si256(_mm256_blendv_ps(most, lower, other));
+    best = _mm256_permute4x64_epi64(best, 0xd8), where = _mm256_permute4x64_epi64(where, 0xd8);
+    _mm256_storeu_si256((__m256i *)(void *)(y + j), best);
+    const __m256i high = _mm256_add_epi64(low, _mm256_set1_epi64x(8));
+    _mm256_storeu_si256((__m256i *)(void *)(position + j),
+                        _mm256_add_epi64(low, _mm256_cvtepi32_epi64(_mm256_castsi256_si128(where))));
+    _mm256_storeu_si256((__m256i *)(void *)(position + j + 4),
+                        _mm256_add_epi64(high, _mm256_cvtepi32_epi64(_mm256_extracti128_si256(where, 1))));
+    low = _mm256_add_epi64(low, _mm256_set1_epi64x(16));
+  }
+#undef PAIRS
+#undef BETTER
+  for (; j < n; j++) {
+    const REAL four[4] = { above[2 * j], above[2 * j + 1], below[2 * j], below[2 * j + 1] };
+    int most = 0;
+    for (int i = 1; i < 4; i++) most = !(four[i] <= four[most]) && four[most] == four[most] ? i : most;
+    y[j] = four[most];
+    position[j] = at + 2 * j + most / 2 * w + most % 2;
+  }
+}
+#endif
+
 static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
   const ty_p_pool *p = q->p;
   const bool few = p->kernel[0] == p->kernel[1] && p->dilation[0] == 1 && p->dilation[1] == 1;
   const int64_t kernel = few ? p->kernel[0] : 0, stride = p->stride[1];
+#if defined(__AVX2__)
+  if (kernel == 2 && stride == 2 && p->stride[0] == 2 && p->padding[0] == 0 && p->padding[1] == 0 &&
+      2 * q->oh <= q->h && 2 * q->ow <= q->w) {
+    for (int64_t i = begin * q->oh; i < end * q->oh; i++) {
+      const int64_t at = i % q->oh * 2 * q->w;
+      const REAL *x = q->x + i / q->oh * q->h * q->w + at;
+      NAME(max_squares)(x, x + q->w, q->w, at, q->y + i * q->ow, q->position + i * q->ow, q->ow);
+    }
+    return;
+  }
+#endif
   for (int64_t plane = begin; plane < end; plane++)
     for (int64_t j0 = 0; j0 < q->ow; j0 += BLOCK) {
       const int64_t j1 = q->ow - j0 < BLOCK ? q->ow : j0 + BLOCK;
@@ -287,6 +341,24 @@ static void NAME(wide_window_sums)(const NAME(pool) * q, const REAL *restrict x,
     }
 }
 
+#if defined(__AVX2__)
+/* The means of two rows' squares of 2 x 2: (a + c) + (b + d), times a quarter, which is exact. */
+static void NAME(mean_squares)(const REAL *restrict above, const REAL *restrict below, REAL *restrict y, int64_t n) {
+  int64_t j = 0;
+  if (sizeof(REAL) == 4) {
+    const float *a = (const void *)above, *b = (const void *)below;
+    const __m256 quarter = _mm256_set1_ps(0.25f);
+    for (; j + 8 <= n; j += 8, a += 16, b += 16) {
+      const __m256 low = _mm256_add_ps(_mm256_loadu_ps(a), _mm256_loadu_ps(b));
+      const __m256 high = _mm256_add_ps(_mm256_loadu_ps(a + 8), _mm256_loadu_ps(b + 8));
+      const __m256i pairs = _mm256_castps_si256(_mm256_mul_ps(_mm256_hadd_ps(low, high), quarter)); /* 0 2 1 3 */
+      _mm256_storeu_si256((__m256i *)(void *)(y + j), _mm256_permute4x64_epi64(pairs, 0xd8));
+    }
+  }
+  for (; j < n; j++) y[j] = ((above[2 * j] + below[2 * j]) + (above[2 * j + 1] + below[2 * j + 1])) * (REAL)0.25;
+}
+#endif
+
 static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
   const ty_p_pool *p = q->p;
@@ -295,11 +367,21 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const int64_t whole = before < q->ow ? before : q->ow, room = q->w + p->padding[1] - p->kernel[1];
   const int64_t fit = room < 0 ? 0 : room / p->stride[1] + 1, cut = fit < whole ? whole : fit < q->ow ? fit : q->ow;
   const bool narrow = p->stride[1] <= 4 && p->kernel[1] <= 64; /* which MEAN_ROOM holds */
+#if defined(__AVX2__)
+  const bool squares = p->kernel[0] == 2 && p->kernel[1] == 2 && p->stride[1] == 2 && p->padding[1] == 0 &&
+                       cut == q->ow && !p->divisor;
+#endif
   for (int64_t plane = begin; plane < end; plane++) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
     REAL *restrict y = q->y + plane * q->oh * q->ow;
     for (int64_t oy = 0; oy < q->oh; oy++, y += q->ow) {
       ty_window v = ty_window_of(p, 0, oy, q->h, q->oh);
+#if defined(__AVX2__)
+      if (squares && v.last - v.first == 2 && v.count == 2) {
+        NAME(mean_squares)(x + v.first * q->w, x + (v.first + 1) * q->w, y, q->ow);
+        continue;
+      }
+#endif
       if (narrow)
         for (int64_t j = 0; j < q->ow; j += BLOCK)
           NAME(window_sums)(q, x, v, j, q->ow - j < BLOCK ? q->ow : j + BLOCK, y);

@@ -4,11 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "gemm.h"
+#include "reflections.h"
 
 ty_kernel TY_KERNEL(qr);
-
-enum { PANEL = 32 };
 
 typedef struct job {
   const ty_kernel_args *k;
