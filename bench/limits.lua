@@ -4,8 +4,8 @@
 --     ./run bench/limits.lua --write       the same into bench/LIMITS.md, which says what follows from them
 --     ./run bench/limits.lua gpt2 ...      the cases whose names begin so; --threads N
 --
--- An op's limit is the longer of its operations at the FMA rate and of its operands' bytes at the bandwidth of a copy: what
--- it would take if it were alone and nothing of its operands were in a cache. Small ops may so go beyond 100 %.
+-- An op's limit is the longer of its operations at the FMA rate and of its operands' bytes at the bandwidth of a copy:
+-- what it would take if it were alone and nothing of its operands were in a cache. Small ops may so go beyond 100 %.
 local root = arg[0]:match "^(.*)/bench/[^/]*$" or "."
 _G.arg = { [0] = root .. "/bench/limits.lua", table.unpack(arg) } -- what lib/ finds its files by
 package.path = root .. "/?.lua;" .. package.path
@@ -59,15 +59,16 @@ end
 
 local ROWS = 9
 
--- By op: the fastest of a few steps.
+-- The fastest of a few steps: three, or as many as begin within five seconds.
 local function profiled(case)
-  local step <const> = case[3]()
+  local step, clock = case[3](), ty.system.clock
   step() -- makes what is kept: the optimizer's state, packed weights
-  local best
-  for _ = 1, 3 do
+  local best, stop, count = nil, clock() + 5, 0
+  repeat
     local p = ty.profile(step, { limits = { flops = 1, bandwidth = 1 } })
     if not best or p.seconds < best.seconds then best = p end
-  end
+    count = count + 1
+  until count == 3 or clock() > stop
   return best
 end
 
@@ -99,8 +100,9 @@ local function table_of(case, rates)
     add(all, event, rates, case.causal)
   end
   table.sort(list, function(a, b) return a.seconds > b.seconds end)
-  local rest, out = fresh "the others", {
-    "### " .. case[2], "", "| op | calls | ms | GFLOP | MB | ms at the limit | share |", "|---|---|---|---|---|---|---|" }
+  local rest = fresh "the others"
+  local out = { "### " .. case[2], "", "| op | calls | ms | GFLOP | MB | ms at the limit | share |",
+    "|---|---|---|---|---|---|---|" }
   for at, sum in ipairs(list) do
     if at <= ROWS then
       out[#out + 1] = line(sum)
@@ -117,8 +119,8 @@ end
 
 ty.set_threads(threads)
 local rates = limits.all(threads)
-local parts = { ("%s, %d thread%s: %.0f GFLOP/s of f32, %.1f GB/s of a copy."):format(report.this_cpu(root).name, threads,
-  threads == 1 and "" or "s", rates.f32, rates.copy) }
+local parts = { ("%s, %d thread%s: %.0f GFLOP/s of f32, %.1f GB/s of a copy."):format(report.this_cpu(root).name,
+  threads, threads == 1 and "" or "s", rates.f32, rates.copy) }
 for _, case in ipairs(cases) do
   if wanted(case[1]) then
     parts[#parts + 1] = table_of(case, rates)

@@ -1,8 +1,9 @@
 /* Eigenvalues and eigenvectors of the symmetric matrices [begin, end) of a job, for one type: REAL, FN(name), CALL(name),
- * LAPACK's function of it, TYPE and SMALL. What is written here as a matrix of LAPACK's is the transpose of ours. */
+ * LAPACK's function of it, TYPE, SAFE and SMALL. What is written here as a matrix of LAPACK's is the transpose of ours. */
 
 #include "finite_real.h"
 #include "reflections_real.h"
+#include "tridiagonal_real.h"
 #include "turn_real.h"
 
 /* What the matrix x is multiplied by before and its values are divided by after, so that nothing leaves the type. */
@@ -74,12 +75,10 @@ static bool FN(reflect_vectors)(REAL *a, int64_t n, const REAL *tau, REAL *z, RE
 
 static void FN(eigh)(void *context, int64_t begin, int64_t end) {
   job *j = context;
-  int n = j->n, info, least = -1, integers = 3 + 5 * n;
-  REAL want, none;
-  CALL(sytrd)("L", &n, &want, &n, &want, &want, &want, &want, &least, &info, 1);
+  int n = j->n, info, integers = 3 + 5 * n;
   const int64_t square = (int64_t)n * n, products = PANEL * PANEL + 2 * PANEL * (int64_t)n;
   int64_t need = 1 + 4 * (int64_t)n + square; /* of stedc */
-  if (need < room_of((double)want)) need = room_of((double)want);
+  if (need < TRIDIAGONAL_ROOM(n)) need = TRIDIAGONAL_ROOM(n);
   if (need < products) need = products;
   const size_t reals = (size_t)(2 * square + 2 * n + need);
   const size_t bytes = sizeof(REAL) * reals + sizeof(int) * (size_t)integers;
@@ -99,8 +98,11 @@ static void FN(eigh)(void *context, int64_t begin, int64_t end) {
     }
     const REAL scale = FN(scale_of)(x, square);
     for (int64_t l = 0; l < square; l++) a[l] = scale * x[l];
-    CALL(sytrd)("L", &n, a, &n, values, n > 1 ? e : &none, n > 1 ? tau : &none, work, &lwork, &info, 1);
-    if (!info) CALL(stedc)("I", &n, values, e, z, &n, work, &lwork, iwork, &integers, &info, 1);
+    if (!FN(tridiagonal)(a, n, values, e, tau, work)) {
+      j->out_of_memory = true;
+      break;
+    }
+    CALL(stedc)("I", &n, values, e, z, &n, work, &lwork, iwork, &integers, &info, 1);
     if (info) {
       note(j, i, info);
       continue;

@@ -95,7 +95,7 @@ static inline __attribute__((always_inline)) void NAME(larger)(NAME(lanes) * bes
 
 /* Of a row: the largest of each window's taps along it, and which. */
 typedef struct NAME(maxima) {
-  REAL most[BLOCK];
+  REAL most[BLOCK] __attribute__((aligned(64))); /* a vector across lines would be slow to come back */
   INTEGER where[BLOCK];
 } NAME(maxima);
 
@@ -117,10 +117,11 @@ static inline __attribute__((always_inline)) void NAME(split_row)(const REAL *re
     }
   }
   const REAL *restrict from = x + start;
-  if (stride == 1)
+  if (stride == 1) {
     for (int64_t i = low; i < high; i++) part[0][i] = from[i];
-  else
+  } else {
     for (int64_t i = low; i < high; i++) part[0][i] = from[2 * i], part[1][i] = from[2 * i + 1];
+  }
 }
 
 /* Of a row of the image the largest of each window's `kernel` taps along it, and which tap that is. part: scratch. */
@@ -128,6 +129,12 @@ static inline __attribute__((always_inline)) void NAME(max_along)(const REAL *re
                                                                   int64_t n, int kernel, int stride,
                                                                   REAL (*restrict part)[FEW_ROOM],
                                                                   NAME(maxima) *restrict along) {
+#if defined(__AVX2__)
+  if (sizeof(REAL) == 4 && kernel == 3 && stride == 2) {
+    pool_max_threes((const void *)row, w, start, (void *)along->most, (void *)along->where, n);
+    return;
+  }
+#endif
   NAME(split_row)(row, w, start, stride, n + (kernel - 1) / stride, -(REAL)INFINITY, part);
   /* In vectors by hand: gcc makes none of a chain of comparisons. */
   for (int64_t j = 0; j < n; j += LANES) {
@@ -179,11 +186,12 @@ static inline __attribute__((always_inline)) void NAME(max_few)(const NAME(pool)
       none |= best == (NAME(lanes)){ 0 } - (REAL)INFINITY;
       *(NAME(lanes) *)(void *)(found.most + j) = best;
       *(NAME(marks) *)(void *)(found.where + j) = at;
+      if (j + LANES <= n) *(NAME(lanes) *)(void *)(y + oy * q->ow + j0 + j) = best;
     }
     INTEGER nothing = 0;
     for (int i = 0; i < LANES; i++) nothing |= none[i];
     const int64_t first = row0 * q->w + start, out = oy * q->ow + j0;
-    for (int64_t j = 0; j < n; j++) y[out + j] = found.most[j];
+    for (int64_t j = n / LANES * LANES; j < n; j++) y[out + j] = found.most[j];
     for (int64_t j = 0; j < n; j++) position[out + j] = first + j * stride + found.where[j];
     if (!nothing) continue;
     for (int64_t j = 0; j < n; j++) /* nothing but -infinity: the first */
@@ -193,61 +201,19 @@ static inline __attribute__((always_inline)) void NAME(max_few)(const NAME(pool)
   }
 }
 
-#if defined(__AVX2__)
-/* Of squares of 2 x 2 beside each other, of f32: both rows' pairs, taken apart by shuffles, meet in registers. `at` is the
- * position of the first element of the first square. */
-static void NAME(max_squares)(const REAL *above, const REAL *below, int64_t w, int64_t at, REAL *y, int64_t *position,
-                              int64_t n) {
-  const __m256i row = _mm256_set1_epi32((int)w), one = _mm256_set1_epi32(1);
-  __m256i low = _mm256_add_epi64(_mm256_set1_epi64x(at), _mm256_setr_epi64x(0, 2, 4, 6));
-  int64_t j = 0;
-#define PAIRS(x)                                                                                                       \
-  const __m256 x##0 = _mm256_loadu_ps((const float *)x + 2 * j), x##1 = _mm256_loadu_ps((const float *)x + 2 * j + 8); \
-  const __m256 x##_even = _mm256_shuffle_ps(x##0, x##1, 0x88), x##_odd = _mm256_shuffle_ps(x##0, x##1, 0xdd);
-#define BETTER(x, best) _mm256_and_ps(_mm256_cmp_ps(x, best, _CMP_NLE_UQ), _mm256_cmp_ps(best, best, _CMP_ORD_Q))
-  for (; sizeof(REAL) == 4 && j + 8 <= n; j += 8) {
-    PAIRS(above)
-    PAIRS(below)
-    const __m256 first = BETTER(above_odd, above_even), second = BETTER(below_odd, below_even);
-    const __m256 most = _mm256_blendv_ps(above_even, above_odd, first);
-    const __m256 lower = _mm256_blendv_ps(below_even, below_odd, second), other = BETTER(lower, most);
-    const __m256i here = _mm256_and_si256(_mm256_castps_si256(first), one);
-    const __m256i there = _mm256_add_epi32(_mm256_and_si256(_mm256_castps_si256(second), one), row);
-    __m256i where = _mm256_blendv_epi8(here, there, _mm256_castps_si256(other));
-    __m256i best = _mm256_castps_si256(_mm256_blendv_ps(most, lower, other));
-    best = _mm256_permute4x64_epi64(best, 0xd8), where = _mm256_permute4x64_epi64(where, 0xd8);
-    _mm256_storeu_si256((__m256i *)(void *)(y + j), best);
-    const __m256i high = _mm256_add_epi64(low, _mm256_set1_epi64x(8));
-    _mm256_storeu_si256((__m256i *)(void *)(position + j),
-                        _mm256_add_epi64(low, _mm256_cvtepi32_epi64(_mm256_castsi256_si128(where))));
-    _mm256_storeu_si256((__m256i *)(void *)(position + j + 4),
-                        _mm256_add_epi64(high, _mm256_cvtepi32_epi64(_mm256_extracti128_si256(where, 1))));
-    low = _mm256_add_epi64(low, _mm256_set1_epi64x(16));
-  }
-#undef PAIRS
-#undef BETTER
-  for (; j < n; j++) {
-    const REAL four[4] = { above[2 * j], above[2 * j + 1], below[2 * j], below[2 * j + 1] };
-    int most = 0;
-    for (int i = 1; i < 4; i++) most = !(four[i] <= four[most]) && four[most] == four[most] ? i : most;
-    y[j] = four[most];
-    position[j] = at + 2 * j + most / 2 * w + most % 2;
-  }
-}
-#endif
-
 static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
   const ty_p_pool *p = q->p;
   const bool few = p->kernel[0] == p->kernel[1] && p->dilation[0] == 1 && p->dilation[1] == 1;
   const int64_t kernel = few ? p->kernel[0] : 0, stride = p->stride[1];
 #if defined(__AVX2__)
-  if (kernel == 2 && stride == 2 && p->stride[0] == 2 && p->padding[0] == 0 && p->padding[1] == 0 &&
-      2 * q->oh <= q->h && 2 * q->ow <= q->w) {
+  if (sizeof(REAL) == 4 && kernel == 2 && stride == 2 && p->stride[0] == 2 && p->padding[0] == 0 &&
+      p->padding[1] == 0 && 2 * q->oh <= q->h && 2 * q->ow <= q->w) {
     for (int64_t i = begin * q->oh; i < end * q->oh; i++) {
       const int64_t at = i % q->oh * 2 * q->w;
       const REAL *x = q->x + i / q->oh * q->h * q->w + at;
-      NAME(max_squares)(x, x + q->w, q->w, at, q->y + i * q->ow, q->position + i * q->ow, q->ow);
+      pool_max_squares((const void *)x, (const void *)(x + q->w), q->w, at, (void *)(q->y + i * q->ow),
+                       q->position + i * q->ow, q->ow);
     }
     return;
   }
@@ -304,16 +270,27 @@ static void NAME(window_sums)(const NAME(pool) * q, const REAL *restrict x, ty_w
   const int64_t low = start < 0 ? -start : 0, inside = q->w - start < n ? q->w - start : n;
   const int64_t high = inside < low ? low : inside;
   REAL sums[MEAN_ROOM];
-  for (int64_t i = 0; i < n; i++) sums[i] = 0;
-  for (int64_t row = v.first; row < v.last; row++) {
-    const REAL *restrict from = x + row * q->w + start;
-    for (int64_t i = low; i < high; i++) sums[i] += from[i];
+  for (int64_t i = 0; i < (low < n ? low : n); i++) sums[i] = 0;
+  for (int64_t i = high; i < n; i++) sums[i] = 0;
+  if (v.last - v.first == 3) {
+    const REAL *restrict a = x + v.first * q->w + start, *restrict b = a + q->w, *restrict c = b + q->w;
+    for (int64_t i = low; i < high; i++) sums[i] = a[i] + b[i] + c[i];
+  } else {
+    for (int64_t i = low; i < high; i++) sums[i] = 0;
+    for (int64_t row = v.first; row < v.last; row++) {
+      const REAL *restrict from = x + row * q->w + start;
+      for (int64_t i = low; i < high; i++) sums[i] += from[i];
+    }
   }
   y += j0;
 #define ALONG(e) \
   for (int64_t j = 0; j < j1 - j0; j++) y[j] = (e);
   if (kernel == 2 && stride == 2) {
     ALONG(sums[2 * j] + sums[2 * j + 1])
+#if defined(__AVX2__)
+  } else if (kernel == 3 && stride == 2 && sizeof(REAL) == 4) {
+    pool_sum_threes((const void *)sums, (void *)y, j1 - j0);
+#endif
   } else if (kernel == 3 && stride == 2) {
     ALONG(sums[2 * j] + sums[2 * j + 1] + sums[2 * j + 2])
   } else if (kernel == 3 && stride == 1) {
@@ -341,24 +318,6 @@ static void NAME(wide_window_sums)(const NAME(pool) * q, const REAL *restrict x,
     }
 }
 
-#if defined(__AVX2__)
-/* The means of two rows' squares of 2 x 2: (a + c) + (b + d), times a quarter, which is exact. */
-static void NAME(mean_squares)(const REAL *restrict above, const REAL *restrict below, REAL *restrict y, int64_t n) {
-  int64_t j = 0;
-  if (sizeof(REAL) == 4) {
-    const float *a = (const void *)above, *b = (const void *)below;
-    const __m256 quarter = _mm256_set1_ps(0.25f);
-    for (; j + 8 <= n; j += 8, a += 16, b += 16) {
-      const __m256 low = _mm256_add_ps(_mm256_loadu_ps(a), _mm256_loadu_ps(b));
-      const __m256 high = _mm256_add_ps(_mm256_loadu_ps(a + 8), _mm256_loadu_ps(b + 8));
-      const __m256i pairs = _mm256_castps_si256(_mm256_mul_ps(_mm256_hadd_ps(low, high), quarter)); /* 0 2 1 3 */
-      _mm256_storeu_si256((__m256i *)(void *)(y + j), _mm256_permute4x64_epi64(pairs, 0xd8));
-    }
-  }
-  for (; j < n; j++) y[j] = ((above[2 * j] + below[2 * j]) + (above[2 * j + 1] + below[2 * j + 1])) * (REAL)0.25;
-}
-#endif
-
 static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
   const ty_p_pool *p = q->p;
@@ -368,8 +327,8 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const int64_t fit = room < 0 ? 0 : room / p->stride[1] + 1, cut = fit < whole ? whole : fit < q->ow ? fit : q->ow;
   const bool narrow = p->stride[1] <= 4 && p->kernel[1] <= 64; /* which MEAN_ROOM holds */
 #if defined(__AVX2__)
-  const bool squares = p->kernel[0] == 2 && p->kernel[1] == 2 && p->stride[1] == 2 && p->padding[1] == 0 &&
-                       cut == q->ow && !p->divisor;
+  const bool squares = sizeof(REAL) == 4 && p->kernel[0] == 2 && p->kernel[1] == 2 && p->stride[1] == 2 &&
+                       p->padding[1] == 0 && cut == q->ow && !p->divisor;
 #endif
   for (int64_t plane = begin; plane < end; plane++) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
@@ -378,7 +337,8 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
       ty_window v = ty_window_of(p, 0, oy, q->h, q->oh);
 #if defined(__AVX2__)
       if (squares && v.last - v.first == 2 && v.count == 2) {
-        NAME(mean_squares)(x + v.first * q->w, x + (v.first + 1) * q->w, y, q->ow);
+        pool_mean_squares((const void *)(x + v.first * q->w), (const void *)(x + (v.first + 1) * q->w), (void *)y,
+                          q->ow);
         continue;
       }
 #endif

@@ -3,39 +3,14 @@
 #include "reflections_real.h"
 #include "turn_real.h"
 
-/* The length of x, which neither overflows nor vanishes on the way. */
-static REAL FN(length)(const REAL *x, int64_t n) {
-  REAL sum = FN(dot)(x, x, n);
-  if (SAFE(sum)) return (REAL)sqrt((double)sum);
-  REAL most = 0;
-  for (int64_t i = 0; i < n; i++) {
-    REAL size = x[i] < 0 ? -x[i] : x[i];
-    if (!(size <= most)) most = size;
-  }
-  if (most == 0 || !isfinite(most)) return most;
-  sum = 0;
-  for (int64_t i = 0; i < n; i++) sum += x[i] / most * (x[i] / most);
-  return most * (REAL)sqrt((double)sum);
-}
-
 /* Reflects `count` columns p, each of n elements and `step` apart, so that what is below the diagonal vanishes; each keeps
  * there the vector that its reflection is made of, whose first element is 1, and tau its factor. */
 static void FN(reflect_panel)(REAL *p, int64_t count, int64_t n, int64_t step, REAL *tau) {
   for (int64_t c = 0; c < count; c++) {
     REAL *x = p + c * step + c;
-    const int64_t rest = n - c - 1;
-    REAL below = rest > 0 ? FN(length)(x + 1, rest) : 0;
-    tau[c] = 0;
-    if (below == 0) continue;
-    REAL both[2] = { x[0], below }, size = FN(length)(both, 2), beta = x[0] < 0 ? size : -size;
-    tau[c] = (beta - x[0]) / beta;
-    REAL scale = 1 / (x[0] - beta);
-    if (isfinite(scale)) {
-      for (int64_t i = 1; i <= rest; i++) x[i] *= scale;
-    } else {
-      for (int64_t i = 1; i <= rest; i++) x[i] /= x[0] - beta;
-    }
+    const REAL beta = FN(reflector)(x, n - c, &tau[c]);
     x[0] = beta;
+    if (tau[c] == 0) continue;
     FN(reflect)(x, tau[c], x + step, count - c - 1, step, n - c);
   }
 }

@@ -1,5 +1,6 @@
 /* Householder's reflections I - tau v v' of vectors and of matrices, and panels of them as one product I - v t v', with a
- * small triangle t (Schreiber and Van Loan 1989), for one type: REAL, FN(name) and TYPE. Vectors lie one after the other. */
+ * small triangle t (Schreiber and Van Loan 1989), for one type: REAL, FN(name), TYPE and SAFE. Vectors lie one after the
+ * other. */
 
 static inline REAL FN(dot)(const REAL *restrict x, const REAL *restrict y, int64_t n) {
   REAL sum = 0;
@@ -56,6 +57,39 @@ static inline void FN(reflect)(const REAL *v, REAL tau, REAL *y, int64_t count, 
     p[0] += w;
     FN(add)(p + 1, w, v + 1, n - 1);
   }
+}
+
+/* The length of x, which neither overflows nor vanishes on the way. */
+static REAL FN(length)(const REAL *x, int64_t n) {
+  REAL sum = FN(dot)(x, x, n);
+  if (SAFE(sum)) return (REAL)sqrt((double)sum);
+  REAL most = 0;
+  for (int64_t i = 0; i < n; i++) {
+    REAL size = x[i] < 0 ? -x[i] : x[i];
+    if (!(size <= most)) most = size;
+  }
+  if (most == 0 || !isfinite(most)) return most;
+  sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += x[i] / most * (x[i] / most);
+  return most * (REAL)sqrt((double)sum);
+}
+
+/* Turns x, of n elements, into the vector v whose reflection I - tau v v' leaves only the first element of it, which is
+ * returned: v begins with 1. */
+static REAL FN(reflector)(REAL *x, int64_t n, REAL *tau) {
+  const REAL first = x[0], below = n > 1 ? FN(length)(x + 1, n - 1) : 0;
+  x[0] = 1;
+  *tau = 0;
+  if (below == 0) return first;
+  REAL both[2] = { first, below }, size = FN(length)(both, 2), beta = first < 0 ? size : -size;
+  *tau = (beta - first) / beta;
+  const REAL scale = 1 / (first - beta);
+  if (isfinite(scale)) {
+    for (int64_t i = 1; i < n; i++) x[i] *= scale;
+  } else {
+    for (int64_t i = 1; i < n; i++) x[i] /= first - beta;
+  }
+  return beta;
 }
 
 /* t [count, count], upper: the product of the reflections of the columns v, whose ones are in place, is I - v t v'. */

@@ -198,8 +198,8 @@ return function(row, T)
       opts = opts or {}
       local classes, e = x.shape[2], opts.label_smoothing or 0
       return from(x.shape, function(p)
-        local row = { p[1], table.unpack(p, 3) }
-        local y, all, own = at(target, row), 0.0, nil
+        local place = { p[1], table.unpack(p, 3) }
+        local y, all, own = at(target, place), 0.0, nil
         if y == -100 then return 0 end
         for c = 0, classes - 1 do
           local t = ((c == y and 1 - e or 0) + e / classes)
@@ -208,8 +208,8 @@ return function(row, T)
           all = all + t
           if c == p[2] then own = t end
         end
-        local share = opts.log_probs and 0 or math.exp(at(x, p) - at(lse, row))
-        return at(g, row) * (all * share - own)
+        local share = opts.log_probs and 0 or math.exp(at(x, p) - at(lse, place))
+        return at(g, place) * (all * share - own)
       end)
     end,
     errors = {
