@@ -87,8 +87,8 @@ POOL_INLINE __m256 pool_inside(const float *row, int64_t w, int64_t at) {
   return _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), _mm256_maskload_ps(row + at, in), _mm256_castsi256_ps(in));
 }
 
-/* The largest of the elements start + 2 j .. start + 2 j + 2 of a row, and which of them it is, for j < n and on for whole
- * vectors. */
+/* The largest of the elements start + 2 j .. start + 2 j + 2 of a row, and which of them it is, for j < n, a multiple of
+ * 8; -infinity where there are none. */
 static void pool_max_threes(const float *row, int64_t w, int64_t start, float *most, int32_t *where, int64_t n) {
   for (int64_t j = 0; j < n; j += 8) {
     const int64_t at = start + 2 * j;

@@ -131,7 +131,8 @@ static inline __attribute__((always_inline)) void NAME(max_along)(const REAL *re
                                                                   NAME(maxima) *restrict along) {
 #if defined(__AVX2__)
   if (sizeof(REAL) == 4 && kernel == 3 && stride == 2) {
-    pool_max_threes((const void *)row, w, start, (void *)along->most, (void *)along->where, n);
+    pool_max_threes((const void *)row, w, start, (void *)along->most, (void *)along->where,
+                    (n + LANES - 1) / LANES * LANES);
     return;
   }
 #endif
