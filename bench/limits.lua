@@ -4,9 +4,8 @@
 --     ./run bench/limits.lua --write       the same into bench/LIMITS.md, which says what follows from them
 --     ./run bench/limits.lua gpt2 ...      the cases whose names begin so; --threads N
 --
--- An op's limit is the longer of its operations at the FMA rate and of its operands' bytes at the bandwidth of a copy
--- (of AdamW's, at that of an update in place): what it would take if it were alone and nothing of its operands were in
--- a cache. Small ops may so go beyond 100 %.
+-- An op's limit is the longer of its operations at the FMA rate and of its operands' bytes at the bandwidth of a copy:
+-- what it would take if it were alone and nothing of its operands were in a cache. Small ops may so go beyond 100 %.
 local root = arg[0]:match "^(.*)/bench/[^/]*$" or "."
 _G.arg = { [0] = root .. "/bench/limits.lua", table.unpack(arg) } -- what lib/ finds its files by
 package.path = root .. "/?.lua;" .. package.path
@@ -74,12 +73,11 @@ local function profiled(case)
 end
 
 local function add(sum, event, rates, causal)
-  local flops, bytes, rate = event.flops, event.bytes, rates.copy
+  local flops = event.flops
   if causal and event.op:find "attention" then flops = flops / 2 end -- of pairs that are seen
-  if event.op == "adam_" then bytes, rate = bytes * 28 / 16, rates.update end -- three of its four numbers are written
   sum.calls, sum.seconds = sum.calls + 1, sum.seconds + event.seconds
-  sum.flops, sum.bytes = sum.flops + flops, sum.bytes + bytes
-  sum.limit = sum.limit + math.max(flops / rates.f32, bytes / rate) / 1e9
+  sum.flops, sum.bytes = sum.flops + flops, sum.bytes + event.bytes
+  sum.limit = sum.limit + math.max(flops / rates.f32, event.bytes / rates.copy) / 1e9
 end
 
 local function fresh(name) return { name = name, calls = 0, seconds = 0.0, flops = 0.0, bytes = 0, limit = 0.0 } end
@@ -121,8 +119,8 @@ end
 
 ty.set_threads(threads)
 local rates = limits.all(threads)
-local parts = { ("%s, %d thread%s: %.0f GFLOP/s of f32, %.1f GB/s of a copy, %.1f of an update in place."):format(
-  report.this_cpu(root).name, threads, threads == 1 and "" or "s", rates.f32, rates.copy, rates.update) }
+local parts = { ("%s, %d thread%s: %.0f GFLOP/s of f32, %.1f GB/s of a copy."):format(report.this_cpu(root).name,
+  threads, threads == 1 and "" or "s", rates.f32, rates.copy) }
 for _, case in ipairs(cases) do
   if wanted(case[1]) then
     parts[#parts + 1] = table_of(case, rates)
