@@ -5,7 +5,7 @@
 
 #include "scalar.h"
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -67,8 +67,42 @@ TY_INLINE void ty_bf16_load(float *__restrict__ out, const uint16_t *__restrict_
   for (int64_t i = 0; i < n; i++) out[i] = ty_bf16_to_f32(in[i]);
 }
 
+/* By hand for AVX2, for which compilers unpack and pack halves through more steps than there are. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define TY_BF16_VECTORS
+
+/* The bf16 of each in its upper half; what is in the lower half means nothing. */
+TY_INLINE __m256i ty_bf16_upper(__m256 x) {
+  const __m256i u = _mm256_castps_si256(x), even = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(u, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
+  const __m256i nan = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  return _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+
+/* Of 16 beside each other the first, third ... and the second, fourth ... */
+TY_INLINE __m256 ty_bf16_evens(const uint16_t *x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i *)(const void *)x), 16));
+}
+TY_INLINE __m256 ty_bf16_odds(const uint16_t *x) {
+  const __m256i pairs = _mm256_loadu_si256((const __m256i *)(const void *)x);
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
+}
+TY_INLINE void ty_bf16_put_pairs(uint16_t *x, __m256 evens, __m256 odds) {
+  const __m256i low = _mm256_srli_epi32(ty_bf16_upper(evens), 16);
+  _mm256_storeu_si256((__m256i *)(void *)x, _mm256_blend_epi16(low, ty_bf16_upper(odds), 0xaa));
+}
+#endif
+
 TY_INLINE void ty_bf16_store(uint16_t *__restrict__ out, const float *__restrict__ in, int64_t n) {
-  for (int64_t i = 0; i < n; i++) out[i] = ty_f32_to_bf16(in[i]);
+  int64_t i = 0;
+#if defined(TY_BF16_VECTORS)
+  for (; i + 16 <= n; i += 16) {
+    const __m256i low = _mm256_srli_epi32(ty_bf16_upper(_mm256_loadu_ps(in + i)), 16);
+    const __m256i high = _mm256_srli_epi32(ty_bf16_upper(_mm256_loadu_ps(in + i + 8)), 16);
+    _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
+  }
+#endif
+  for (; i < n; i++) out[i] = ty_f32_to_bf16(in[i]);
 }
 
 /* `dtype` is TY_F16 or TY_BF16. */

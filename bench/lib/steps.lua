@@ -59,6 +59,8 @@ local unet = {
   ["36M"] = { 128, { channels = 256, attention = true }, 256, 256 },
   tiny = { 8, { channels = 16, attention = true } },
 }
+-- Width, layers, pixels, width of a head.
+local vit = { S = { 384, 12, 224, 64 }, B = { 768, 12, 224, 64 }, tiny = { 32, 1, 32, 16 } }
 local resnet = {
   ["18"] = {},
   ["50"] = { block = "bottleneck", blocks = { 3, 4, 6, 3 } },
@@ -120,13 +122,12 @@ function steps.resnet(batch, size, on)
   }
 end
 
---- A vision transformer, 224x224 in patches of 16, AdamW. size: "S" (the default).
+--- A vision transformer, 224x224 in patches of 16, AdamW. size: "S" (the default) or "B".
 function steps.vit(batch, size, on)
   batch, size, on = batch or 8, size or "S", on or cpu
-  local tiny = size == "tiny"
-  local width, layers, pixels = tiny and 32 or 384, tiny and 1 or 12, tiny and 32 or 224
+  local width, layers, pixels, head = table.unpack(vit[size])
   local model = require("tycho.models").ViTForImageClassification { image_size = pixels, hidden_size = width,
-    num_hidden_layers = layers, num_attention_heads = width // (tiny and 16 or 64), intermediate_size = 4 * width,
+    num_hidden_layers = layers, num_attention_heads = width // head, intermediate_size = 4 * width,
     num_labels = 1000 }
   local inputs = { ty.randn(batch, 3, pixels, pixels), ty.randint(0, 1000, { batch }) }
   model = place(model, on, inputs)

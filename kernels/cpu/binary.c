@@ -169,27 +169,39 @@ static inline __m256 load_f16(const uint16_t *x) {
     return true;                                                                                          \
   }
 
-#define LOOP_BF16_OF(x_, y_, e)                         \
-  _Pragma("omp simd") for (int64_t i = 0; i < n; i++) { \
-    const float x = x_, y = y_;                         \
-    o[i] = ty_f32_to_bf16(e);                           \
+#if defined(TY_BF16_VECTORS)
+#define BF16_VECTORS(op, x_evens, x_odds, y_evens, y_odds) \
+  for (; at + 16 <= n; at += 16)                           \
+    ty_bf16_put_pairs(o + at, _mm256_##op##_ps(x_evens, y_evens), _mm256_##op##_ps(x_odds, y_odds));
+#else
+#define BF16_VECTORS(op, x_evens, x_odds, y_evens, y_odds)
+#endif
+
+#define LOOP_BF16_OF(x_, y_, e)                          \
+  _Pragma("omp simd") for (int64_t i = at; i < n; i++) { \
+    const float x = x_, y = y_;                          \
+    o[i] = ty_f32_to_bf16(e);                            \
   }
-#define LOOP_BF16(name, e)                                                                                 \
-  static bool name##_bf16(void *out, const void *const *in, int64_t n, int repeated, const void *params) { \
-    uint16_t *o = out;                                                                                     \
-    const uint16_t *p = in[0], *q = in[1];                                                                 \
-    const float x0 = n ? ty_bf16_to_f32(*p) : 0, y0 = n ? ty_bf16_to_f32(*q) : 0;                          \
-    if (repeated == 0) {                                                                                   \
-      LOOP_BF16_OF(ty_bf16_to_f32(p[i]), ty_bf16_to_f32(q[i]), e)                                          \
-    } else if (repeated == 1) {                                                                            \
-      LOOP_BF16_OF(x0, ty_bf16_to_f32(q[i]), e)                                                            \
-    } else {                                                                                               \
-      LOOP_BF16_OF(ty_bf16_to_f32(p[i]), y0, e)                                                            \
-    }                                                                                                      \
-    return true;                                                                                           \
+#define LOOP_BF16(name, op, e)                                                                                   \
+  static bool name##_bf16(void *out, const void *const *in, int64_t n, int repeated, const void *params) {       \
+    uint16_t *o = out;                                                                                           \
+    const uint16_t *p = in[0], *q = in[1];                                                                       \
+    const float x0 = n ? ty_bf16_to_f32(*p) : 0, y0 = n ? ty_bf16_to_f32(*q) : 0;                                \
+    int64_t at = 0;                                                                                              \
+    if (repeated == 0) {                                                                                         \
+      BF16_VECTORS(op, ty_bf16_evens(p + at), ty_bf16_odds(p + at), ty_bf16_evens(q + at), ty_bf16_odds(q + at)) \
+      LOOP_BF16_OF(ty_bf16_to_f32(p[i]), ty_bf16_to_f32(q[i]), e)                                                \
+    } else if (repeated == 1) {                                                                                  \
+      BF16_VECTORS(op, _mm256_set1_ps(x0), _mm256_set1_ps(x0), ty_bf16_evens(q + at), ty_bf16_odds(q + at))      \
+      LOOP_BF16_OF(x0, ty_bf16_to_f32(q[i]), e)                                                                  \
+    } else {                                                                                                     \
+      BF16_VECTORS(op, ty_bf16_evens(p + at), ty_bf16_odds(p + at), _mm256_set1_ps(y0), _mm256_set1_ps(y0))      \
+      LOOP_BF16_OF(ty_bf16_to_f32(p[i]), y0, e)                                                                  \
+    }                                                                                                            \
+    return true;                                                                                                 \
   }
 
-#define HALF_LOOPS(name, e) LOOP_F16(name, name, e) LOOP_BF16(name, e)
+#define HALF_LOOPS(name, e) LOOP_F16(name, name, e) LOOP_BF16(name, name, e)
 HALF_LOOPS(add, x + y)
 HALF_LOOPS(sub, x - y)
 HALF_LOOPS(mul, x *y)

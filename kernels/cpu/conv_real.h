@@ -87,10 +87,16 @@ static void NAME(pack_windows)(const void *context, int64_t k0, int64_t kc, int6
   }
   int64_t kx = k0 % s->kw, ky = k0 / s->kw % s->kh, c = k0 / (s->kw * s->kh);
   REAL *restrict dst = out;
-  bool whole = runs == 1 && nc == NAME(WIDEST) && s->sw == 1;
+  const bool whole = runs == 1 && nc == NAME(WIDEST) && s->sw == 1, together = s->sw > 1 && s->dw == 1 && s->kw >= 4;
   for (int64_t k = 0; k < kc; k++, dst += stride) {
     const REAL *src = b->x + c * b->plane + ky * s->dh * b->row + kx * s->dw;
-    if (whole) {
+    if (together && kx == 0 && kc - k >= s->kw) { /* a row of the kernel: windows beside each other, turned */
+      for (int r = 0; r < runs; r++)
+        NAME(transpose)(src + run[r].source, s->sw, run[r].length, s->kw, dst + run[r].at, stride);
+      kx = s->kw - 1;
+      k += kx;
+      dst += kx * stride;
+    } else if (whole) {
       memcpy(dst, src + run[0].source, sizeof(REAL) * NAME(WIDEST));
     } else {
       for (int r = 0; r < runs; r++) NAME(copy_run)(src + run[r].source, s->sw, run[r].length, dst + run[r].at);

@@ -21,11 +21,6 @@ ty_kernel TY_KERNEL(eig_factor);
 #define CALL(name) j->lapack->d##name
 #include "eig_real.h"
 
-static bool converged(const job *j) {
-  return j->failed == INT64_MAX ||
-         ty_fail(TY_EINVAL, "x: matrix %lld: the iteration did not converge", (long long)j->failed);
-}
-
 /* out: values [..., n, 2]; also vectors [..., n, n, 2] and which element of each is real [..., n]. */
 bool TY_KERNEL(eig_factor)(const ty_kernel_args *k) {
   job j;

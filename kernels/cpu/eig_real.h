@@ -1,5 +1,7 @@
 /* Eigenvalues of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function of it. */
 
+#include "finite_real.h"
+
 /* The order of values. */
 static void FN(sort_values)(int n, const REAL *re, const REAL *im, int *order) {
   for (int i = 0; i < n; i++) {
@@ -36,12 +38,6 @@ static int FN(put_vector)(const REAL *re, const REAL *im, REAL sign, int n, REAL
   return real;
 }
 
-static bool FN(all_finite)(const REAL *x, int64_t n) {
-  for (int64_t i = 0; i < n; i++)
-    if (!isfinite(x[i])) return false;
-  return true;
-}
-
 static void FN(eig)(void *context, int64_t begin, int64_t end) {
   job *j = context;
   const bool vectors = j->k->nout > 1;
@@ -62,7 +58,7 @@ static void FN(eig)(void *context, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     REAL *values = (REAL *)j->k->out[0]->data + 2 * i * n;
     if (n) memcpy(a, (const REAL *)j->k->in[0]->data + i * n * n, sizeof *a * square);
-    if (!FN(all_finite)(a, (int64_t)square)) {
+    if (!FN(finite)(a, (int64_t)square)) {
       note(j, i, NOT_FINITE);
       continue;
     }

@@ -204,8 +204,10 @@ static bool ew_row(const ew_plan *p, ew_buffers *b, char *const *at, const int64
   }
   bool store = stride[0] != p->bytes[0] || op->how[0] != EW_PLAIN || p->stream;
   if (!staged && !store) return op->loop(at[0], in, n, repeated, op->params);
-  for (int64_t done = 0; done < n; done += p->block) {
-    int64_t m = n - done < p->block ? n - done : p->block;
+  /* What goes past the caches does so in whole lines: blocks begin with one, but for the first. */
+  int64_t m = p->stream ? p->block - (int64_t)((uintptr_t)at[0] % STREAM_LINE) / p->bytes[0] : p->block;
+  for (int64_t done = 0; done < n; done += m, m = p->block) {
+    if (m > n - done) m = n - done;
     for (int i = 1; i <= op->nin; i++) {
       if (staged >> i & 1) in[i - 1] = ew_load(p, i, b, at[i] + done * stride[i], stride[i], m);
       else if (stride[i]) in[i - 1] = at[i] + done * stride[i];

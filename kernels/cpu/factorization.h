@@ -28,8 +28,9 @@ static inline void note(job *j, int64_t i, int info) {
 /* The length of the workspace that LAPACK wants: it says so as a number of the type, which f32 rounds. */
 static inline int room_of(double wanted) { return (int)(wanted * 1.0001) + 64; }
 
-/* [..., m, n] of the input that gives the shape. */
-static inline bool run(const ty_kernel_args *k, const ty_view *shape, ty_range_fn *f32, ty_range_fn *f64, job *j) {
+/* [..., m, n] of the input that gives the shape. most: threads that LAPACK may take for one matrix. */
+static inline bool run_threads(const ty_kernel_args *k, const ty_view *shape, ty_range_fn *f32, ty_range_fn *f64,
+                               int most, job *j) {
   const ty_view *x = k->in[0];
   int64_t m = shape->size[shape->ndim - 2], n = shape->size[shape->ndim - 1];
   *j = (job){ .k = k, .lapack = ty_lapack_open(), .failed = INT64_MAX };
@@ -41,13 +42,24 @@ static inline bool run(const ty_kernel_args *k, const ty_view *shape, ty_range_f
   int64_t batch = 1;
   for (int d = 0; d < x->ndim - 2; d++) batch *= x->size[d];
   int threads = ty_parallel_threads();
-  if (j->lapack->set_threads) j->lapack->set_threads(batch >= threads ? 1 : threads);
+  if (j->lapack->set_threads) j->lapack->set_threads(batch >= threads ? 1 : threads < most ? threads : most);
   ty_range_fn *fn = x->dtype == TY_F64 ? f64 : f32;
   if (batch >= threads) ty_parallel_for(batch, 1, fn, j);
   else fn(j, 0, batch);
   if (j->out_of_memory) return ty_fail(TY_ENOMEM, "out of memory for a factorization");
   return j->failed == INT64_MAX || j->info != NOT_FINITE ||
          ty_fail(TY_EINVAL, "x: matrix %lld holds a number that is not finite", (long long)j->failed);
+}
+
+static inline __attribute__((unused)) bool run(const ty_kernel_args *k, const ty_view *shape, ty_range_fn *f32,
+                                               ty_range_fn *f64, job *j) {
+  return run_threads(k, shape, f32, f64, INT_MAX, j);
+}
+
+/* After run(), where LAPACK iterates. */
+static inline __attribute__((unused)) bool converged(const job *j) {
+  return j->failed == INT64_MAX ||
+         ty_fail(TY_EINVAL, "x: matrix %lld: the iteration did not converge", (long long)j->failed);
 }
 
 #endif

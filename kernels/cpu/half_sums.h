@@ -54,11 +54,32 @@ static double sum_halves(ty_dtype dtype, const uint16_t *x, int64_t n) {
   return dtype == TY_F16 ? sum_f16(x, n) : sum_bf16(x, n);
 }
 
-/* sums[i] += x[0][i] + ... + x[3][i] */
+#if defined(TY_BF16_VECTORS)
+/* The sums of whole vectors of 16 in the order in which add_four_halves() left them: the even ones, then the odd ones. */
+static void in_order(float *sums, int64_t n) {
+  for (int64_t i = 0; i + 16 <= n; i += 16) {
+    const __m256 evens = _mm256_loadu_ps(sums + i), odds = _mm256_loadu_ps(sums + i + 8);
+    const __m256 low = _mm256_unpacklo_ps(evens, odds), high = _mm256_unpackhi_ps(evens, odds);
+    _mm256_storeu_ps(sums + i, _mm256_permute2f128_ps(low, high, 0x20));
+    _mm256_storeu_ps(sums + i + 8, _mm256_permute2f128_ps(low, high, 0x31));
+  }
+}
+#endif
+
+/* sums[i] += x[0][i] + ... + x[3][i]; of bf16 in the order of in_order() */
 static void add_four_halves(ty_dtype dtype, float *restrict sums, const uint16_t *const *x, int64_t n) {
   const uint16_t *restrict a = x[0], *restrict b = x[1], *restrict c = x[2], *restrict d = x[3];
   int64_t i = 0;
   if (dtype == TY_BF16) {
+#if defined(TY_BF16_VECTORS)
+#define FOUR(of) _mm256_add_ps(_mm256_add_ps(of(a + i), of(b + i)), _mm256_add_ps(of(c + i), of(d + i)))
+    for (; i + 16 <= n; i += 16) {
+      const __m256 evens = FOUR(ty_bf16_evens), odds = FOUR(ty_bf16_odds);
+      _mm256_storeu_ps(sums + i, _mm256_add_ps(_mm256_loadu_ps(sums + i), evens));
+      _mm256_storeu_ps(sums + i + 8, _mm256_add_ps(_mm256_loadu_ps(sums + i + 8), odds));
+    }
+#undef FOUR
+#endif
     for (; i < n; i++)
       sums[i] += (ty_bf16_to_f32(a[i]) + ty_bf16_to_f32(b[i])) + (ty_bf16_to_f32(c[i]) + ty_bf16_to_f32(d[i]));
     return;
@@ -89,6 +110,9 @@ static void column_sums_of_halves(ty_dtype dtype, float *sums, const void *const
     }
     add_four_halves(dtype, sums, four, n);
   }
+#if defined(TY_BF16_VECTORS)
+  if (dtype == TY_BF16) in_order(sums, n);
+#endif
   for (; r < rows; r++)
     for (int64_t i = 0; i < n; i += TY_VECTOR_BYTES) {
       const int64_t m = n - i < TY_VECTOR_BYTES ? n - i : TY_VECTOR_BYTES;

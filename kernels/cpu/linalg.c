@@ -1,6 +1,6 @@
 /* Factorizations, by LAPACK: a thread for each of many matrices, its own threads for a few. Signs that are free are
  * chosen so that every device gives the same: no negative diagonal in r, a positive largest element in each left
- * singular vector and eigenvector. */
+ * singular vector. */
 #include <math.h>
 #include <string.h>
 
@@ -39,17 +39,7 @@ bool TY_KERNEL(triangular_solve)(const ty_kernel_args *k) {
   return run(k, &turned, solve_triangular_f32, solve_triangular_f64, &j);
 }
 
-static bool converged(const job *j) {
-  return j->failed == INT64_MAX ||
-         ty_fail(TY_EINVAL, "x: matrix %lld: the iteration did not converge", (long long)j->failed);
-}
-
 bool TY_KERNEL(svd)(const ty_kernel_args *k) {
   job j;
   return k->in[0]->count == 0 || (run(k, k->in[0], svd_f32, svd_f64, &j) && converged(&j));
-}
-
-bool TY_KERNEL(eigh_symmetric)(const ty_kernel_args *k) {
-  job j;
-  return k->in[0]->count == 0 || (run(k, k->in[0], eigh_f32, eigh_f64, &j) && converged(&j));
 }

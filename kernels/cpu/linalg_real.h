@@ -1,7 +1,7 @@
 /* Factorizations of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function of
  * it. What is written here as a matrix of LAPACK's is the transpose of ours. */
 
-#include "turn_real.h"
+#include "finite_real.h"
 
 static void FN(cholesky)(void *context, int64_t begin, int64_t end) {
   job *j = context;
@@ -28,12 +28,6 @@ static void FN(solve_triangular)(void *context, int64_t begin, int64_t end) {
     memcpy(x, b, sizeof *x * (size_t)n * (size_t)m);
     CALL(trsm)("R", p->upper ? "L" : "U", "N", p->unit ? "U" : "N", &m, &n, &one, a, &n, x, &m, 1, 1, 1, 1);
   }
-}
-
-static bool FN(finite)(const REAL *x, int64_t n) {
-  for (int64_t i = 0; i < n; i++)
-    if (!isfinite(x[i])) return false;
-  return true;
 }
 
 /* The sign that makes the largest element of a column (`step` apart) positive. */
@@ -78,39 +72,6 @@ static void FN(svd)(void *context, int64_t begin, int64_t end) {
       for (int64_t r = 0; r < m; r++) u[r * k + c] = -u[r * k + c];
       for (int64_t r = 0; r < n; r++) vh[c * n + r] = -vh[c * n + r];
     }
-  }
-  ty_scratch_free(a, bytes);
-}
-
-static void FN(eigh)(void *context, int64_t begin, int64_t end) {
-  job *j = context;
-  int n = j->n, info, least = -1, iwant;
-  REAL want;
-  CALL(syevd)("V", "U", &n, &want, &n, &want, &want, &least, &iwant, &least, &info, 1, 1);
-  int lwork = room_of(want);
-  size_t square = sizeof(REAL) * (size_t)n * (size_t)n;
-  size_t bytes = square + sizeof(REAL) * (size_t)lwork + sizeof(int) * (size_t)iwant;
-  REAL *a = ty_scratch_alloc(bytes);
-  if (!a) {
-    j->out_of_memory = true;
-    return;
-  }
-  REAL *work = a + (int64_t)n * n;
-  int *iwork = (int *)(void *)(work + lwork);
-  for (int64_t i = begin; i < end; i++) {
-    REAL *values = (REAL *)j->k->out[0]->data + i * n, *vectors = (REAL *)j->k->out[1]->data + i * n * n;
-    memcpy(a, (const REAL *)j->k->in[0]->data + i * n * n, square);
-    if (!FN(finite)(a, (int64_t)n * n)) {
-      note(j, i, NOT_FINITE);
-      continue;
-    }
-    CALL(syevd)("V", "U", &n, a, &n, values, work, &lwork, iwork, &iwant, &info, 1, 1);
-    if (info) note(j, i, info);
-    for (int64_t r = 0; r < n; r++) {
-      REAL sign = FN(sign_of)(a + r * n, n, 1);
-      for (int64_t c = 0; c < n && sign < 0; c++) a[r * n + c] = -a[r * n + c];
-    }
-    FN(turn)(vectors, a, n, n);
   }
   ty_scratch_free(a, bytes);
 }

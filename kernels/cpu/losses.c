@@ -1,5 +1,5 @@
-/* Cross entropy of rows of logits with class positions, and its gradient, without a tensor of probabilities between
- * them. A row's loss is sum_c t_c (lse - x_c), where t is the target smoothed over the classes (Szegedy et al. 2016)
+/* Cross entropy of logits [n, classes] or [n, classes, places] with class positions, and its gradient, without a tensor of
+ * probabilities between them. A row's loss is sum_c t_c (lse - x_c), where t is the target smoothed over the classes (Szegedy et al. 2016)
  * and weighted: t_c = (1 - e) w_y [c = y] + e w_c / classes. With log_probs, lse counts as 0. */
 #include "cpu.h"
 #include "exp_rows.h"
@@ -16,9 +16,9 @@ enum {
 typedef struct job {
   const void *x, *target, *weight, *g, *lse;
   void *loss, *lse_out, *row_weight, *dx;
-  bool narrow; /* targets are i32 */
-  bool stream; /* the gradient goes past the caches */
-  int64_t classes;
+  bool narrow;             /* targets are i32 */
+  bool stream;             /* the gradient goes past the caches */
+  int64_t classes, places; /* 1: rows */
   ty_p_cross_entropy p;
   double weight_sum; /* of all classes */
 } job;
@@ -40,12 +40,14 @@ static bool check_targets(const job *j, int64_t n) {
 #define REAL float
 #define FN(name) name##_f32
 #include "losses_real.h"
+#include "losses_places_real.h"
 #undef REAL
 #undef FN
 
 #define REAL double
 #define FN(name) name##_f64
 #include "losses_real.h"
+#include "losses_places_real.h"
 
 #if defined(__AVX512F__)
 /* Rows of at most NARROW_WIDTH f32. */
@@ -70,8 +72,10 @@ static job job_of(const ty_kernel_args *k, const ty_view *x, const ty_view *targ
             .target = target->data,
             .narrow = target->dtype == TY_I32,
             .classes = x->size[1],
+            .places = 1,
             .weight = weight ? weight->data : NULL,
             .p = *(const ty_p_cross_entropy *)k->params };
+  for (int d = 2; d < x->ndim; d++) j.places *= x->size[d];
   j.weight_sum = (double)j.classes;
   if (weight) {
     j.weight_sum = 0;
@@ -81,12 +85,22 @@ static job job_of(const ty_kernel_args *k, const ty_view *x, const ty_view *targ
   return j;
 }
 
-/* in: logits [n, classes], target [n], weight; out: loss, lse, weight of each row. */
+/* fn of pieces of `step` places of each of n, which are worth a thread together. */
+static void for_places(const job *j, int64_t n, int64_t step, ty_range_fn *fn) {
+  ty_parallel_for(n * ((j->places + step - 1) / step), 1 + WORK / (step * j->classes + 1), fn, (void *)(uintptr_t)j);
+}
+
+/* in: logits [n, classes, ...], target [n, ...], weight; out: loss, lse, weight of each. */
 bool TY_KERNEL(cross_entropy_rows)(const ty_kernel_args *k) {
   const ty_view *x = k->in[0];
   job j = job_of(k, x, k->in[1], k->in[2]);
   j.loss = k->out[0]->data, j.lse_out = k->out[1]->data, j.row_weight = k->out[2]->data;
-  if (!check_targets(&j, x->size[0])) return false;
+  if (!check_targets(&j, k->in[1]->count)) return false;
+  if (j.places > 1) {
+    if (x->dtype == TY_F64) for_places(&j, x->size[0], block_f64, places_f64);
+    else for_places(&j, x->size[0], block_f32, places_f32);
+    return true;
+  }
   ty_range_fn *rows = x->dtype == TY_F64 ? rows_f64 : rows_f32;
 #if defined(__AVX512F__)
   if (x->dtype == TY_F32 && j.classes > 0 && j.classes <= NARROW_WIDTH) rows = narrow_rows;
@@ -95,13 +109,18 @@ bool TY_KERNEL(cross_entropy_rows)(const ty_kernel_args *k) {
   return true;
 }
 
-/* in: g [n], logits, target, lse [n], weight; out: gradient of the logits. */
+/* in: g [n, ...], logits, target, lse [n, ...], weight; out: gradient of the logits. */
 bool TY_KERNEL(cross_entropy_backward)(const ty_kernel_args *k) {
   const ty_view *x = k->in[1];
   job j = job_of(k, x, k->in[2], k->in[4]);
   j.g = k->in[0]->data, j.lse = k->in[3]->data, j.dx = k->out[0]->data;
   j.stream = stream_pays(x->count * ty_dtype_size[x->dtype]);
-  if (!check_targets(&j, x->size[0])) return false;
+  if (!check_targets(&j, k->in[2]->count)) return false;
+  if (j.places > 1) {
+    if (x->dtype == TY_F64) for_places(&j, x->size[0], block_f64, places_backward_f64);
+    else for_places(&j, x->size[0], block_f32, places_backward_f32);
+    return true;
+  }
   ty_parallel_for(x->size[0], 1 + WORK / (j.classes + 1), x->dtype == TY_F64 ? rows_backward_f64 : rows_backward_f32,
                   &j);
   return true;

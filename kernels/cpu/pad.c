@@ -6,12 +6,17 @@
 
 #include "cpu.h"
 
-enum { GRAIN = 65536 }; /* bytes that are worth a thread */
+enum {
+  GRAIN = 65536, /* bytes that are worth a thread */
+  VECTOR = 32
+};
 
 typedef struct pad_job {
   const ty_view *out, *in;
   const ty_p_pad *p;
   const char *value; /* one element */
+  char run[VECTOR];  /* of it */
+  bool short_ends;   /* the constants at both ends of a line are no longer than that */
   int last;          /* the dimension that lines lie along */
   size_t block;      /* bytes of an element of a line */
   int size;          /* bytes of an element of the tensors */
@@ -29,7 +34,7 @@ static inline __attribute__((always_inline)) void put_constant(char *to, const c
 
 /* memcpy() of lines that are too short for a call: in vectors, the last of which may overlap. */
 static inline __attribute__((always_inline)) void put_line(char *to, const char *from, size_t bytes) {
-  enum { VECTOR = 32, FEW = 32 * VECTOR };
+  enum { FEW = 32 * VECTOR };
   if (bytes < VECTOR || bytes > FEW) {
     memcpy(to, from, bytes);
     return;
@@ -45,6 +50,12 @@ static inline __attribute__((always_inline)) void pad_line(const pad_job *j, cha
   const ty_padding mode = j->p->mode;
   if (!from) {
     put_constant(to, j->value, (size_t)length * block, j->size);
+    return;
+  }
+  if (mode == TY_PAD_CONSTANT && j->short_ends) { /* by one store each, of which the line keeps its part */
+    memcpy(to, j->run, VECTOR);
+    memcpy(to + (size_t)length * block - VECTOR, j->run, VECTOR);
+    put_line(to + (size_t)before * block, from, (size_t)n * block);
     return;
   }
   put_line(to + (size_t)before * block, from, (size_t)n * block);
@@ -101,7 +112,9 @@ bool TY_KERNEL(pad_edges)(const ty_kernel_args *k) {
   j.block = (size_t)j.size;
   for (j.last = out->ndim - 1; j.last > 0 && out->size[j.last] == in->size[j.last]; j.last--)
     j.block *= (size_t)in->size[j.last];
-  int64_t line = out->size[j.last] * (int64_t)j.block;
+  const int64_t line = out->size[j.last] * (int64_t)j.block, before = j.p->before[j.last] * (int64_t)j.block;
+  for (int i = 0; i < VECTOR; i += j.size) memcpy(j.run + i, j.value, (size_t)j.size);
+  j.short_ends = before <= VECTOR && line - before - in->size[j.last] * (int64_t)j.block <= VECTOR && line >= VECTOR;
   ty_parallel_for(out->count * j.size / line, GRAIN / line + 1, pad_range, &j);
   return true;
 }

@@ -2,13 +2,10 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "../window.h"
 #include "cpu.h"
 #include "indexing.h"
+#include "pool_pairs.h"
 #include "row_sums.h"
 
 ty_kernel TY_KERNEL(max_pool2d);

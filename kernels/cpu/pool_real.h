@@ -95,7 +95,7 @@ static inline __attribute__((always_inline)) void NAME(larger)(NAME(lanes) * bes
 
 /* Of a row: the largest of each window's taps along it, and which. */
 typedef struct NAME(maxima) {
-  REAL most[BLOCK];
+  REAL most[BLOCK] __attribute__((aligned(64))); /* a vector across lines would be slow to come back */
   INTEGER where[BLOCK];
 } NAME(maxima);
 
@@ -117,10 +117,11 @@ static inline __attribute__((always_inline)) void NAME(split_row)(const REAL *re
     }
   }
   const REAL *restrict from = x + start;
-  if (stride == 1)
+  if (stride == 1) {
     for (int64_t i = low; i < high; i++) part[0][i] = from[i];
-  else
+  } else {
     for (int64_t i = low; i < high; i++) part[0][i] = from[2 * i], part[1][i] = from[2 * i + 1];
+  }
 }
 
 /* Of a row of the image the largest of each window's `kernel` taps along it, and which tap that is. part: scratch. */
@@ -128,6 +129,13 @@ static inline __attribute__((always_inline)) void NAME(max_along)(const REAL *re
                                                                   int64_t n, int kernel, int stride,
                                                                   REAL (*restrict part)[FEW_ROOM],
                                                                   NAME(maxima) *restrict along) {
+#if defined(__AVX2__)
+  if (sizeof(REAL) == 4 && kernel == 3 && stride == 2) {
+    pool_max_threes((const void *)row, w, start, (void *)along->most, (void *)along->where,
+                    (n + LANES - 1) / LANES * LANES);
+    return;
+  }
+#endif
   NAME(split_row)(row, w, start, stride, n + (kernel - 1) / stride, -(REAL)INFINITY, part);
   /* In vectors by hand: gcc makes none of a chain of comparisons. */
   for (int64_t j = 0; j < n; j += LANES) {
@@ -179,11 +187,12 @@ static inline __attribute__((always_inline)) void NAME(max_few)(const NAME(pool)
       none |= best == (NAME(lanes)){ 0 } - (REAL)INFINITY;
       *(NAME(lanes) *)(void *)(found.most + j) = best;
       *(NAME(marks) *)(void *)(found.where + j) = at;
+      if (j + LANES <= n) *(NAME(lanes) *)(void *)(y + oy * q->ow + j0 + j) = best;
     }
     INTEGER nothing = 0;
     for (int i = 0; i < LANES; i++) nothing |= none[i];
     const int64_t first = row0 * q->w + start, out = oy * q->ow + j0;
-    for (int64_t j = 0; j < n; j++) y[out + j] = found.most[j];
+    for (int64_t j = n / LANES * LANES; j < n; j++) y[out + j] = found.most[j];
     for (int64_t j = 0; j < n; j++) position[out + j] = first + j * stride + found.where[j];
     if (!nothing) continue;
     for (int64_t j = 0; j < n; j++) /* nothing but -infinity: the first */
@@ -198,6 +207,18 @@ static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
   const ty_p_pool *p = q->p;
   const bool few = p->kernel[0] == p->kernel[1] && p->dilation[0] == 1 && p->dilation[1] == 1;
   const int64_t kernel = few ? p->kernel[0] : 0, stride = p->stride[1];
+#if defined(__AVX2__)
+  if (sizeof(REAL) == 4 && kernel == 2 && stride == 2 && p->stride[0] == 2 && p->padding[0] == 0 &&
+      p->padding[1] == 0 && 2 * q->oh <= q->h && 2 * q->ow <= q->w) {
+    for (int64_t i = begin * q->oh; i < end * q->oh; i++) {
+      const int64_t at = i % q->oh * 2 * q->w;
+      const REAL *x = q->x + i / q->oh * q->h * q->w + at;
+      pool_max_squares((const void *)x, (const void *)(x + q->w), q->w, at, (void *)(q->y + i * q->ow),
+                       q->position + i * q->ow, q->ow);
+    }
+    return;
+  }
+#endif
   for (int64_t plane = begin; plane < end; plane++)
     for (int64_t j0 = 0; j0 < q->ow; j0 += BLOCK) {
       const int64_t j1 = q->ow - j0 < BLOCK ? q->ow : j0 + BLOCK;
@@ -250,16 +271,27 @@ static void NAME(window_sums)(const NAME(pool) * q, const REAL *restrict x, ty_w
   const int64_t low = start < 0 ? -start : 0, inside = q->w - start < n ? q->w - start : n;
   const int64_t high = inside < low ? low : inside;
   REAL sums[MEAN_ROOM];
-  for (int64_t i = 0; i < n; i++) sums[i] = 0;
-  for (int64_t row = v.first; row < v.last; row++) {
-    const REAL *restrict from = x + row * q->w + start;
-    for (int64_t i = low; i < high; i++) sums[i] += from[i];
+  for (int64_t i = 0; i < (low < n ? low : n); i++) sums[i] = 0;
+  for (int64_t i = high; i < n; i++) sums[i] = 0;
+  if (v.last - v.first == 3) {
+    const REAL *restrict a = x + v.first * q->w + start, *restrict b = a + q->w, *restrict c = b + q->w;
+    for (int64_t i = low; i < high; i++) sums[i] = a[i] + b[i] + c[i];
+  } else {
+    for (int64_t i = low; i < high; i++) sums[i] = 0;
+    for (int64_t row = v.first; row < v.last; row++) {
+      const REAL *restrict from = x + row * q->w + start;
+      for (int64_t i = low; i < high; i++) sums[i] += from[i];
+    }
   }
   y += j0;
 #define ALONG(e) \
   for (int64_t j = 0; j < j1 - j0; j++) y[j] = (e);
   if (kernel == 2 && stride == 2) {
     ALONG(sums[2 * j] + sums[2 * j + 1])
+#if defined(__AVX2__)
+  } else if (kernel == 3 && stride == 2 && sizeof(REAL) == 4) {
+    pool_sum_threes((const void *)sums, (void *)y, j1 - j0);
+#endif
   } else if (kernel == 3 && stride == 2) {
     ALONG(sums[2 * j] + sums[2 * j + 1] + sums[2 * j + 2])
   } else if (kernel == 3 && stride == 1) {
@@ -295,11 +327,22 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const int64_t whole = before < q->ow ? before : q->ow, room = q->w + p->padding[1] - p->kernel[1];
   const int64_t fit = room < 0 ? 0 : room / p->stride[1] + 1, cut = fit < whole ? whole : fit < q->ow ? fit : q->ow;
   const bool narrow = p->stride[1] <= 4 && p->kernel[1] <= 64; /* which MEAN_ROOM holds */
+#if defined(__AVX2__)
+  const bool squares = sizeof(REAL) == 4 && p->kernel[0] == 2 && p->kernel[1] == 2 && p->stride[1] == 2 &&
+                       p->padding[1] == 0 && cut == q->ow && !p->divisor;
+#endif
   for (int64_t plane = begin; plane < end; plane++) {
     const REAL *restrict x = q->x + plane * q->h * q->w;
     REAL *restrict y = q->y + plane * q->oh * q->ow;
     for (int64_t oy = 0; oy < q->oh; oy++, y += q->ow) {
       ty_window v = ty_window_of(p, 0, oy, q->h, q->oh);
+#if defined(__AVX2__)
+      if (squares && v.last - v.first == 2 && v.count == 2) {
+        pool_mean_squares((const void *)(x + v.first * q->w), (const void *)(x + (v.first + 1) * q->w), (void *)y,
+                          q->ow);
+        continue;
+      }
+#endif
       if (narrow)
         for (int64_t j = 0; j < q->ow; j += BLOCK)
           NAME(window_sums)(q, x, v, j, q->ow - j < BLOCK ? q->ow : j + BLOCK, y);

@@ -4,11 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "gemm.h"
+#include "reflections.h"
 
 ty_kernel TY_KERNEL(qr);
-
-enum { PANEL = 32 };
 
 typedef struct job {
   const ty_kernel_args *k;
@@ -19,7 +17,7 @@ typedef struct job {
 #define REAL float
 #define FN(name) name##_f32
 #define TYPE TY_F32
-#define SAFE(sum) ((sum) > 1e-30f && (sum) < 1e30f)
+#define SAFE SAFE_f32
 #include "qr_real.h"
 #undef REAL
 #undef FN
@@ -29,7 +27,7 @@ typedef struct job {
 #define REAL double
 #define FN(name) name##_f64
 #define TYPE TY_F64
-#define SAFE(sum) ((sum) > 1e-280 && (sum) < 1e280)
+#define SAFE SAFE_f64
 #include "qr_real.h"
 
 /* x [..., m, n] to q [..., m, columns], where that may be 0, and r [..., rows, n]. */

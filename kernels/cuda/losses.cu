@@ -1,5 +1,5 @@
-/* Cross entropy of rows of logits with class positions, and its gradient: the formulas are in kernels/cpu/losses.c. A
- * row belongs to a warp, or to a block where it is long. */
+/* Cross entropy of logits with class positions, and its gradient: the formulas are in kernels/cpu/losses.c. A row of [n,
+ * classes] belongs to a warp, or to a block where it is long; a place of [n, classes, places] to a thread. */
 #include "exp_sum.cuh"
 #include "teams.cuh"
 
@@ -7,7 +7,7 @@ enum { THREADS = 256 };
 /* Packs of V elements that a thread loads at once. */
 template <int V> constexpr int packs_at_once = V > 4 ? 2 : 4;
 
-/* Rows of T. What there is one of for each row or class is of what these are computed with. */
+/* Logits of T. What there is one of for each row (or place) or class is of what these are computed with. */
 template <class T> struct loss_job {
   typedef ty_compute<T> C;
   const T *x;
@@ -18,7 +18,7 @@ template <class T> struct loss_job {
   T *dx;
   bool narrow; /* targets are i32 */
   int team;
-  int64_t rows, classes;
+  int64_t rows, classes, places; /* places 1: rows */
   ty_p_cross_entropy p;
   ty_cuda_watch watch;
 };
@@ -46,6 +46,23 @@ TY_DEVICE void each_pack(const T *row, int64_t n, int lane, int team, const Fn &
     ty_load<V>(row + at, x);
     fn(at, step, x, std::integral_constant<int, 1>{});
   }
+}
+
+/* What is left of a row, whose logits are `step` apart, once its log-sum-exp and what smoothing adds are known. */
+template <class T>
+TY_DEVICE void put_loss(const loss_job<T> &j, int64_t row, const T *x, int64_t step, ty_compute<T> lse,
+                        ty_compute<T> smoothed) {
+  typedef ty_compute<T> C;
+  bool counts;
+  const int64_t y = class_of(j, row, &counts);
+  C loss = 0, of_row = 0;
+  if (counts) {
+    of_row = j.weight ? j.weight[y] : C(1);
+    loss = static_cast<C>(1 - j.p.label_smoothing) * of_row * (lse - ty_widen(x[y * step])) + smoothed;
+  }
+  j.loss[row] = loss;
+  j.lse_out[row] = lse;
+  j.row_weight[row] = of_row;
 }
 
 template <class T, int V> __global__ void __launch_bounds__(THREADS) loss_rows(const loss_job<T> j) {
@@ -78,17 +95,7 @@ template <class T, int V> __global__ void __launch_bounds__(THREADS) loss_rows(c
       ty_team_join(
           spread, team, [](C &a, const C &b) { a += b; }, sums);
     }
-    if (lane > 0 || row >= j.rows) continue;
-    bool counts;
-    const int64_t y = class_of(j, row, &counts);
-    C loss = 0, of_row = 0;
-    if (counts) {
-      of_row = j.weight ? j.weight[y] : C(1);
-      loss = static_cast<C>(1 - j.p.label_smoothing) * of_row * (lse - ty_widen(x[y])) + smooth * spread;
-    }
-    j.loss[row] = loss;
-    j.lse_out[row] = lse;
-    j.row_weight[row] = of_row;
+    if (lane == 0 && row < j.rows) put_loss(j, row, x, 1, lse, smooth * spread);
   }
 }
 
@@ -147,6 +154,63 @@ template <class T, int V> __global__ void __launch_bounds__(THREADS, 1) loss_bac
   }
 }
 
+/* The places of [n, classes, places]: neighbours' logits lie beside each other. */
+template <class T> __global__ void __launch_bounds__(THREADS) loss_places(const loss_job<T> j) {
+  typedef ty_compute<T> C;
+  enum { AT_ONCE = 4 };
+  const C smooth = static_cast<C>(j.p.label_smoothing / static_cast<double>(j.classes));
+  const int64_t all = j.rows * j.places, threads = static_cast<int64_t>(gridDim.x) * THREADS;
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; at < all; at += threads) {
+    const T *x = j.x + at / j.places * j.classes * j.places + at % j.places;
+    C lse = 0, spread = 0;
+    if (!j.p.log_probs) {
+      ty_exp_sum<C> s = ty_exp_sum_start<C>();
+      int64_t c = 0;
+      for (; c + AT_ONCE <= j.classes; c += AT_ONCE) {
+        C v[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) v[i] = ty_widen(x[(c + i) * j.places]);
+        ty_exp_sum_add<C, AT_ONCE>(s, v);
+      }
+      for (; c < j.classes; c++) {
+        const C v = ty_widen(x[c * j.places]);
+        ty_exp_sum_add<C, 1>(s, &v);
+      }
+      lse = ty_exp_sum_log(s);
+    }
+    for (int64_t c = 0; c < j.classes && smooth != 0; c++) {
+      const C d = lse - ty_widen(x[c * j.places]);
+      spread += j.weight ? j.weight[c] * d : d;
+    }
+    put_loss(j, at, x, j.places, lse, smooth * spread);
+  }
+}
+
+template <class T> __global__ void __launch_bounds__(THREADS) places_backward(const loss_job<T> j) {
+  typedef ty_compute<T> C;
+  const double of_class = j.p.label_smoothing / static_cast<double>(j.classes);
+  const double weights = j.weight_sum ? *j.weight_sum : static_cast<double>(j.classes);
+  const int64_t all = j.rows * j.places, threads = static_cast<int64_t>(gridDim.x) * THREADS;
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; at < all; at += threads) {
+    const int64_t first = at / j.places * j.classes * j.places + at % j.places;
+    const C g = j.g[at], lse = j.lse[at];
+    bool counts;
+    const int64_t y = class_of(j, at, &counts);
+    const double hard = counts ? (1 - j.p.label_smoothing) * (j.weight ? static_cast<double>(j.weight[y]) : 1) : 0;
+    const C even = static_cast<C>(of_class) * g, scale = static_cast<C>(hard + of_class * weights) * g;
+    const C own = static_cast<C>(hard) * g;
+    for (int64_t c = 0; c < j.classes; c++) {
+      C d[1] = { C(0) };
+      if (counts) {
+        if (!j.p.log_probs) d[0] = ty_exp(ty_widen(j.x[first + c * j.places]) - lse) * scale;
+        if (of_class != 0) d[0] -= j.weight ? even * j.weight[c] : even;
+        if (c == y) d[0] -= own;
+      }
+      ty_store<1>(j.dx + first + c * j.places, d);
+    }
+  }
+}
+
 /* The sum of n weights, in one block. */
 template <class C> __global__ void __launch_bounds__(THREADS) sum_weights(const C *weight, int64_t n, double *sum) {
   TY_SHARED(double, room, TY_WARP);
@@ -165,6 +229,8 @@ static loss_job<T> job_of(const ty_kernel_args *k, const ty_view *x, const ty_vi
   j.narrow = target->dtype == TY_I32;
   j.rows = x->size[0];
   j.classes = x->size[1];
+  j.places = 1;
+  for (int d = 2; d < x->ndim; d++) j.places *= x->size[d];
   j.p = *static_cast<const ty_p_cross_entropy *>(k->params);
   j.watch = ty_cuda_watched();
   return j;
@@ -174,10 +240,10 @@ template <class T> static int team_of(const loss_job<T> &j, int v) {
   return j.classes > 32 * 4 * 2 * (v < 4 ? v : 4) ? THREADS : ty_power_of_two((j.classes + v - 1) / v, TY_WARP);
 }
 
-/* in: logits [n, classes], target [n], weight; out: loss, lse, weight of each row. */
+/* in: logits [n, classes, ...], target [n, ...], weight; out: loss, lse, weight of each. */
 TY_CUDA_KERNEL(cross_entropy_rows) {
   const ty_view *x = k->in[0];
-  if (x->size[0] == 0) return true;
+  if (k->out[0]->count == 0) return true;
   return ty_for_floats(x->dtype, "cross_entropy", [&](auto element) {
     typedef decltype(element) T;
     typedef ty_compute<T> C;
@@ -187,6 +253,7 @@ TY_CUDA_KERNEL(cross_entropy_rows) {
     j.loss = static_cast<C *>(k->out[0]->data);
     j.lse_out = static_cast<C *>(k->out[1]->data);
     j.row_weight = static_cast<C *>(k->out[2]->data);
+    if (j.places > 1) return TY_LAUNCH(loss_places<T>, ty_cuda_blocks(j.rows * j.places, THREADS), THREADS, 0, j);
     bool whole = j.classes % V == 0 && ty_aligned(j.x);
     j.team = team_of(j, whole ? V : 1);
     unsigned grid = ty_cuda_blocks(j.rows, THREADS / j.team);
@@ -195,7 +262,7 @@ TY_CUDA_KERNEL(cross_entropy_rows) {
   });
 }
 
-/* in: g [n], logits, target, lse [n], weight; out: gradient of the logits. */
+/* in: g [n, ...], logits, target, lse [n, ...], weight; out: gradient of the logits. */
 TY_CUDA_KERNEL(cross_entropy_backward) {
   const ty_view *x = k->in[1];
   if (x->count == 0) return true;
@@ -216,6 +283,7 @@ TY_CUDA_KERNEL(cross_entropy_backward) {
       if (!TY_LAUNCH(sum_weights<C>, 1, THREADS, 0, weight, n, sum)) return false;
       j.weight_sum = sum;
     }
+    if (j.places > 1) return TY_LAUNCH(places_backward<T>, ty_cuda_blocks(j.rows * j.places, THREADS), THREADS, 0, j);
     bool whole = j.classes % V == 0 && ty_aligned(j.x) && ty_aligned(j.dx);
     j.team = team_of(j, whole ? V : 1);
     unsigned grid = ty_cuda_blocks(j.rows, THREADS / j.team);

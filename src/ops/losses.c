@@ -34,6 +34,13 @@ static ty_tensor *as_rows(ty_tensor *x) {
   return ty_reshape(ty_permute(x, (ty_ints){ order, x->v.ndim }), TY_INTS(n, x->v.size[1]));
 }
 
+/* Whether vectors along the places of [n, classes, ...] are long enough that nothing has to be moved. */
+static bool has_planes(const ty_tensor *x) {
+  int64_t places = 1;
+  for (int d = 2; d < x->v.ndim; d++) places *= x->v.size[d];
+  return x->v.ndim > 2 && x->v.contiguous && places >= 16 && x->v.size[1] <= INT32_MAX;
+}
+
 static bool check_classes(ty_call *c) {
   const ty_tensor *x = c->arg[0].t, *target = c->arg[1].t, *weight = c->arg[2].t;
   if (!ty_check_ndim(c, 0, 1, TY_MAX_DIMS, "[n, classes, ...]")) return false;
@@ -58,11 +65,14 @@ static bool check_classes(ty_call *c) {
 /* The loss from class positions. The mean is over the weights of the rows: those of their classes, 0 where ignored. */
 static ty_tensor *class_loss(ty_tensor *x, ty_tensor *target, ty_tensor *weight, int64_t ignore, double smoothing,
                              bool log_probs, int reduction) {
-  ty_tensor *out[3] = { NULL }, *rows = as_rows(x);
+  const int ndim = target->v.ndim;
+  int64_t size[TY_MAX_DIMS];
+  memcpy(size, target->v.size, sizeof size);
+  ty_tensor *out[3] = { NULL }, *rows = has_planes(x) ? x : as_rows(x);
   if (!rows) return NULL;
-  ty_tensor *loss = ty_cross_entropy_rows(rows, ty_reshape(target, TY_INTS(rows->v.size[0])), weight, ignore, smoothing,
-                                          log_probs, out);
-  if (reduction == NONE) return ty_reshape(loss, (ty_ints){ target->v.size, target->v.ndim });
+  if (rows != x) target = ty_reshape(target, TY_INTS(rows->v.size[0]));
+  ty_tensor *loss = ty_cross_entropy_rows(rows, target, weight, ignore, smoothing, log_probs, out);
+  if (reduction == NONE) return ty_reshape(loss, (ty_ints){ size, ndim });
   ty_tensor *sum = ty_sum(loss, TY_NO_INTS, false, TY_DTYPE_DEFAULT);
   return reduction == SUM ? sum : ty_div(sum, ty_sum(out[2], TY_NO_INTS, false, TY_DTYPE_DEFAULT));
 }
@@ -114,9 +124,10 @@ static ty_dtype wide(const ty_tensor *x) { return ty_is_half(ty_dtype_of(x)) ? T
 bool fwd_cross_entropy_rows(ty_call *c) {
   const ty_cross_entropy_rows_args *a = TY_ARGS(cross_entropy_rows, c);
   ty_tensor *x = a->logits.t, *weight = a->weight.t;
-  if (!ty_check_ndim(c, 0, 2, 2, "[n, classes]") || !check_classes(c) || !ty_check_index_dtype(c, 1)) return false;
+  if (!ty_check_ndim(c, 0, 2, TY_MAX_DIMS, "[n, classes, ...]") || !check_classes(c) || !ty_check_index_dtype(c, 1))
+    return false;
   for (int i = 0; i < 3; i++)
-    if (!ty_out(c, i, ty_device_of(x), wide(x), 1, x->v.size)) return false;
+    if (!ty_out(c, i, ty_device_of(x), wide(x), a->target.t->v.ndim, a->target.t->v.size)) return false;
   if (weight && !(weight = ty_to(weight, wide(x)))) return false;
   ty_p_cross_entropy p = { a->ignore_index.i, a->label_smoothing.f, a->log_probs.i };
   if (ty_launch_kernel(TY_OP_cross_entropy_rows, c->out, 3, (ty_tensor *[]){ x, a->target.t, weight }, 3, &p))
@@ -127,10 +138,16 @@ bool fwd_cross_entropy_rows(ty_call *c) {
 bool fwd_cross_entropy_backward(ty_call *c) {
   const ty_cross_entropy_backward_args *a = TY_ARGS(cross_entropy_backward, c);
   ty_tensor *x = a->logits.t, *target = a->target.t, *weight = a->weight.t, *each[] = { a->g.t, a->lse.t, target };
-  if (!ty_check_ndim(c, 1, 2, 2, "[n, classes]") || !ty_check_floats(c, 1) || !ty_check_index_dtype(c, 2)) return false;
+  if (!ty_check_ndim(c, 1, 2, TY_MAX_DIMS, "[n, classes, ...]") || !ty_check_floats(c, 1) ||
+      !ty_check_index_dtype(c, 2))
+    return false;
+  int64_t size[TY_MAX_DIMS] = { x->v.size[0] };
+  for (int d = 2; d < x->v.ndim; d++) size[d - 1] = x->v.size[d];
+  const int ndim = x->v.ndim - 1;
   for (int i = 0; i < 3; i++)
-    if (each[i]->v.ndim != 1 || each[i]->v.size[0] != x->v.size[0] || (i < 2 && !ty_is_float(ty_dtype_of(each[i]))))
-      return ty_op_fail(c, TY_EINVAL, "g, lse and target: expected one for each row of logits %s, got %s",
+    if (each[i]->v.ndim != ndim || memcmp(each[i]->v.size, size, sizeof *size * (size_t)ndim) != 0 ||
+        (i < 2 && !ty_is_float(ty_dtype_of(each[i]))))
+      return ty_op_fail(c, TY_EINVAL, "g, lse and target: expected %s for logits %s, got %s", ty_shape_text(ndim, size),
                         ty_describe(x), ty_describe(each[i]));
   if (weight && (weight->v.count != x->v.size[1] || !ty_is_float(ty_dtype_of(weight))))
     return ty_op_fail(c, TY_EINVAL, "weight: expected one for each class of logits %s, got %s", ty_describe(x),

@@ -87,6 +87,12 @@ return function(row, T)
       { T { 2, 3 }, T { 2, values = { -100, -100 }, dtype = "i64" }, grad = false }, -- NaN: nothing counts
       { T { 18, 17 }, T { 18, int = { 0, 17 } } }, { T { 2, 64 }, T { 2, int = { 0, 64 } } }, -- rows in registers
       { T { 2, 300 }, T { 2, int = { 0, 300 } }, grad = false },
+      -- places enough to lie along vectors
+      { T { 2, 3, 17 }, T { 2, 17, int = { 0, 3 } } },
+      { T { 1, 4, 5, 4 }, T { 1, 5, 4, int = { 0, 4 } }, T { 4, range = { 0.2, 2 } },
+        opts = { ignore_index = 1, reduction = "none" } },
+      { T { 2, 18, 300, range = { -20, 20 } }, T { 2, 300, int = { 0, 18 } }, grad = false },
+      { T { 1, 2, 16 }, T { 1, 16, int = { -100, -99 } }, grad = false }, -- NaN
     }
   end
   local function class_errors()
@@ -109,6 +115,7 @@ return function(row, T)
     { T { 6, 3 }, T { 6, values = ignored, dtype = "i64" }, T { 3, range = { 0.2, 2 } },
       opts = { label_smoothing = 0.1 } },
     { T { 6, 3 }, T { 6, values = ignored, dtype = "i64" }, opts = { label_smoothing = 1.0, reduction = "none" } },
+    { T { 2, 3, 16 }, T { 2, 16, int = { 0, 3 } }, T { 3, range = { 0.2, 2 } }, opts = { label_smoothing = 0.2 } },
     { T { 3, 4 }, T { 3, 4, range = { 0, 1 } } }, { T { 3, 4 }, T { 3, 4, range = { 0, 1 } },
       opts = { reduction = "sum" } },
     { T { 2, 4, 3 }, T { 2, 4, 3, range = { 0, 1 } }, T { 4, range = { 0.2, 2 } },
@@ -137,16 +144,16 @@ return function(row, T)
   local function rows(x, target, weight, opts)
     if is_options(weight) then weight, opts = nil, weight end
     opts = opts or {}
-    local n, classes = x.shape[1], x.shape[2]
+    local classes = x.shape[2]
     local none = { ignore_index = opts.ignore_index, label_smoothing = opts.label_smoothing, reduction = "none" }
     local loss, ignore = class_loss(x, target, weight, none, opts.log_probs), opts.ignore_index or -100
-    local lse = from({ n }, function(p)
+    local lse = from(target.shape, function(p)
       local s = 0.0
-      for c = 0, classes - 1 do s = s + math.exp(at(x, { p[1], c })) end
+      for c = 0, classes - 1 do s = s + math.exp(at(x, { p[1], c, table.unpack(p, 2) })) end
       return opts.log_probs and 0 or math.log(s)
     end)
-    return loss, lse, from({ n }, function(p)
-      local y = target[p[1] + 1]
+    return loss, lse, from(target.shape, function(p)
+      local y = at(target, p)
       return y == ignore and 0 or weight and weight[y + 1] or 1
     end)
   end
@@ -160,11 +167,14 @@ return function(row, T)
       { T { 2, 1200 }, T { 2, int = { 0, 1200 } }, opts = { label_smoothing = 0.1 }, grad = false, dtypes = { "f32", "bf16" } },
       { T { 2, 70 }, T { 2, int = { 0, 70 } }, grad = false, dtypes = { "f32", "bf16" } },
       { T { 6, 3 }, T { 6, values = ignored, dtype = "i32" }, T { 3 }, opts = { label_smoothing = 0.2 } },
-      { T { 0, 3 }, T { 0, int = { 0, 3 } } },
+      { T { 0, 3 }, T { 0, int = { 0, 3 } } }, { T { 2, 3, 0 }, T { 2, 0, int = { 0, 3 } } },
+      { T { 2, 4, 3 }, T { 2, 3, int = { 0, 4 } } },
+      { T { 1, 3, 2, 3 }, T { 1, 2, 3, values = ignored, dtype = "i32" }, T { 3 }, opts = { label_smoothing = 0.2 } },
+      { T { 2, 4, 3 }, T { 2, 3, int = { 0, 4 } }, opts = { log_probs = true } },
     },
     ref = rows, constant = { weight = true }, dtype = wide,
     errors = {
-      { T { 6, 5, 2 }, T { 6, 2, int = { 0, 5 } }, match = "[n, classes]" },
+      { T { 6 }, T { int = { 0, 5 } }, match = "[n, classes, ...]" },
       { T { 2, 5 }, T { 2, values = { 1, 5 }, dtype = "i64" },
         match = { "cross_entropy", "5 .-is out of range for .-5" } },
     },
@@ -177,13 +187,19 @@ return function(row, T)
         opts = { label_smoothing = 0.2 } },
       { T { 6 }, T { 6, 3 }, T { 6, values = ignored, dtype = "i32" }, T { 6 }, T { 3 },
         opts = { label_smoothing = 0.2, log_probs = true } },
+      { T { 2, 3 }, T { 2, 3, 3 }, T { 2, 3, values = ignored, dtype = "i64" }, T { 2, 3 }, T { 3 },
+        opts = { label_smoothing = 0.2 } },
+      { T { 1, 2, 3 }, T { 1, 4, 2, 3 }, T { 1, 2, 3, int = { 0, 4 } }, T { 1, 2, 3 } },
+      { T { 1, 6 }, T { 1, 3, 6 }, T { 1, 6, values = ignored, dtype = "i32" }, T { 1, 6 }, T { 3 },
+        opts = { label_smoothing = 0.2, log_probs = true } },
     },
     ref = function(g, x, target, lse, weight, opts)
       if is_options(weight) then weight, opts = nil, weight end
       opts = opts or {}
       local classes, e = x.shape[2], opts.label_smoothing or 0
       return from(x.shape, function(p)
-        local y, all, own = target[p[1] + 1], 0.0, nil
+        local place = { p[1], table.unpack(p, 3) }
+        local y, all, own = at(target, place), 0.0, nil
         if y == -100 then return 0 end
         for c = 0, classes - 1 do
           local t = ((c == y and 1 - e or 0) + e / classes)
@@ -192,12 +208,12 @@ return function(row, T)
           all = all + t
           if c == p[2] then own = t end
         end
-        local share = opts.log_probs and 0 or math.exp(at(x, p) - lse[p[1] + 1])
-        return g[p[1] + 1] * (all * share - own)
+        local share = opts.log_probs and 0 or math.exp(at(x, p) - at(lse, place))
+        return at(g, place) * (all * share - own)
       end)
     end,
     errors = {
-      { T { 5 }, T { 6, 5 }, T { 6, int = { 0, 5 } }, T { 6 }, match = { "one for each row", "[6, 5]", "[5]" } },
+      { T { 5 }, T { 6, 5 }, T { 6, int = { 0, 5 } }, T { 6 }, match = { "expected [6]", "[6, 5]", "[5]" } },
       { T { 2 }, T { 2, 5 }, T { 2, values = { 1, 5 }, dtype = "i64" }, T { 2 },
         match = "5 .-is out of range for .-5" },
       { T { 6 }, T { 6, 5 }, T { 6, int = { 0, 5 } }, T { 6 }, T { 4 }, match = "weight: expected one for each class" },
@@ -267,7 +283,8 @@ return function(row, T)
 
   row("bce_with_logits", {
     cases = {
-      { T { 3, 4 }, T { 3, 4, range = { 0, 1 } } }, { T { 3, 4 }, T { 3, 4, range = { 0, 1 } },
+      { T { 2, 3, 16 }, T { 2, 16, int = { 0, 3 } }, T { 3, range = { 0.2, 2 } }, opts = { label_smoothing = 0.2 } },
+    { T { 3, 4 }, T { 3, 4, range = { 0, 1 } } }, { T { 3, 4 }, T { 3, 4, range = { 0, 1 } },
         T { 4, range = { 0, 2 } } },
       { T { 3, 4 }, T { 3, 4, range = { 0, 1 } }, nil, T { 4, range = { 0, 3 } }, opts = { reduction = "sum" } },
       { T { 3, 4 }, T { 3, 4, range = { 0, 1 } }, T { 3, 1, range = { 0, 2 } }, T { 4, range = { 0, 3 } },

@@ -93,6 +93,15 @@ return function(row, T)
     return sum / (include and full or #values)
   end
 
+  -- Numbers among which are NaN, both infinities, runs of -infinity and equal ones.
+  local function awkward(n)
+    local values = {}
+    for i = 1, n do
+      values[i] = i % 17 == 0 and T.nan or i % 23 == 0 and T.inf or (i % 29 < 6 or i % 11 == 0) and -T.inf or i * 7 % 5
+    end
+    return values
+  end
+
   row("max_pool2d", {
     cases = {
       { T { 2, 3, 6, 6, distinct = true }, 2 }, { T { 1, 3, 5, 7, distinct = true }, { 3, 2 }, { 2, 1 }, 1 },
@@ -100,6 +109,10 @@ return function(row, T)
       { T { 0, 2, 4, 4 }, 2 }, { T { 2, 2, 1, 1 }, 1 }, { T { 1, 2, 5, 7, distinct = true, range = { -9, 9 } }, 2, 2, 0, 1, true },
       { T { 1, 2, 6, 5, distinct = true }, 3, { 2, 4 }, 1, opts = { ceil_mode = true } },
       { T { 1, 1, 2, 3, values = { 1, T.nan, 2, 5, 3, T.inf } }, { 2, 1 }, grad = false },
+      -- rows of several vectors
+      { T { 1, 1, 5, 41, distinct = true, range = { -9, 9 } }, 3, 2, 1, grad = false },
+      { T { 1, 2, 5, 38, distinct = true, range = { -9, 9 } }, 2, grad = false },
+      { T { 1, 1, 4, 36, values = awkward(144) }, 2, grad = false }, { T { 1, 1, 4, 36, values = awkward(144) }, 3, 2, 1, grad = false },
     },
     ref = function(x, kernel, stride, padding, dilation, up)
       if type(dilation) == "table" and dilation.ceil_mode then dilation, up = nil, true end
@@ -119,6 +132,7 @@ return function(row, T)
       { T { 1, 1, 4, 4 }, 3, 2, 1, opts = { count_include_pad = false } }, { T { 0, 2, 4, 4 }, 2 }, { T { 2, 0, 4, 4 }, 2 },
       { T { 1, 2, 5, 6 }, 2, 2, 0, true, true }, { T { 1, 2, 6, 5 }, { 4, 3 }, { 3, 4 }, { 2, 1 }, false, true },
       { T { 1, 2, 6, 5 }, 3, 2, 1, true, true }, { T { 1, 2, 6, 5 }, 3, 2, 1, opts = { divisor = 7 } },
+      { T { 1, 2, 5, 38 }, 2, grad = false }, { T { 1, 1, 5, 41 }, 3, 2, 1, grad = false },
     },
     ref = function(x, kernel, stride, padding, include, up, options)
       if type(include) == "table" then include, options = nil, include end
