@@ -22,6 +22,8 @@ local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
     { "crops", 1000, "steps with windows around single objects before those with scenes", quick = 2 },
     { "crop_batch", 96, "windows of such a step", quick = 4 },
     { "beside", 48, "windows beside the scenes of a step", quick = 2 },
+    { "alone", 4500, "steps with scenes alone after those", quick = 2 },
+    { "alone_batch", 48, "scenes of such a step", quick = 4 },
     { "widths", "48,96", "channels at 16 x 16 and 8 x 8 latents", quick = "8,16" },
     { "cells", 0.1, "weight of what is on top in each of 8 x 8 cells" },
     { "decoder_steps", 300, "steps in which the autoencoder's decoder is tuned", quick = 2 },
@@ -40,6 +42,7 @@ end, { _class_name = "DDIMScheduler", num_train_timesteps = 1000, prediction_typ
   beta_schedule = "squaredcos_cap_v2", clip_sample = false, set_alpha_to_one = true, timestep_spacing = "trailing" }, {
   times = diffusion.times.logit_normal { mean = 0.3, std = 1.2 }, text = "tuned",
   decoder = args.decoder_steps, crops = { steps = args.crops, batch = args.crop_batch, beside = args.beside },
+  alone = { steps = args.alone, batch = args.alone_batch },
   cells = { weight = args.cells, width = widths[2], side = 8, module = function(network) return network.mid_block end },
 })
 if args.publish then zoo.publish(r, rows, function(folder) zoo.painter.write(r, folder) end) end
