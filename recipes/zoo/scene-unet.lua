@@ -3,16 +3,17 @@
 -- system: a UNet2DConditionModel of 2.4 million parameters with words by cross-attention, in the shape of Stable
 --   Diffusion's, on latents of scene-vae
 -- paper: Rombach et al. 2022, "High-Resolution Image Synthesis with Latent Diffusion Models"
--- time: 45 minutes a seed on one CPU core
+-- time: two hours a seed on one CPU core
 --
 -- It learns to say the clean latents, with Muon, mostly at the times at which a place is known and a shape is not.
 -- Words are attended to at 8 x 8 places. First it learns windows around single objects, "a red apple", which an object
--- fills and which take a quarter of a scene's work, and then scenes with such windows beside. From the maps in its
--- middle a layer reads which object, and which tint of it, is on top in each cell: labels that scenes have, and that
--- drawing does not need. So it learns early which words belong where. scene-clip's text encoder is tuned along with
--- it, and at the end the decoder of scene-vae, which blurs small things: of real pictures behind it the judge sees a
--- fifth of the objects no more, and no drawn picture can be better than that. Its error still
--- falls when training ends, and shapes are not whole yet.
+-- fills and which take a quarter of a scene's work; then scenes with such windows beside, and with them scene-clip's
+-- text encoder is tuned; then, which takes longest and is what makes shapes whole, scenes alone, at the full rate
+-- again, with the words at rest. From the maps in its middle a layer reads which object, and which tint of it, is on top
+-- in each cell: labels that scenes have, and that drawing does not need. So it learns early which words belong where.
+-- At the end the decoder of scene-vae is tuned, which blurs small things: of the small ones in real pictures behind it
+-- the judge sees half no more, and no drawn picture can be better than that. Features of scene-clip in that error, and
+-- absolute differences in the place of squares, were within the noise of it.
 local ty = require "tycho"
 local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models", require "tycho.zoo"
 
@@ -22,9 +23,11 @@ local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
     { "crops", 1000, "steps with windows around single objects before those with scenes", quick = 2 },
     { "crop_batch", 96, "windows of such a step", quick = 4 },
     { "beside", 48, "windows beside the scenes of a step", quick = 2 },
+    { "alone", 4500, "steps with scenes alone after those", quick = 2 },
+    { "alone_batch", 48, "scenes of such a step", quick = 4 },
     { "widths", "48,96", "channels at 16 x 16 and 8 x 8 latents", quick = "8,16" },
     { "cells", 0.1, "weight of what is on top in each of 8 x 8 cells" },
-    { "decoder_steps", 300, "steps in which the autoencoder's decoder is tuned", quick = 2 },
+    { "decoder_steps", 3000, "steps in which the autoencoder's decoder is tuned", quick = 2 },
   }) }
 local args = r.args
 local widths = {}
@@ -40,6 +43,7 @@ end, { _class_name = "DDIMScheduler", num_train_timesteps = 1000, prediction_typ
   beta_schedule = "squaredcos_cap_v2", clip_sample = false, set_alpha_to_one = true, timestep_spacing = "trailing" }, {
   times = diffusion.times.logit_normal { mean = 0.3, std = 1.2 }, text = "tuned",
   decoder = args.decoder_steps, crops = { steps = args.crops, batch = args.crop_batch, beside = args.beside },
+  alone = { steps = args.alone, batch = args.alone_batch },
   cells = { weight = args.cells, width = widths[2], side = 8, module = function(network) return network.mid_block end },
 })
 if args.publish then zoo.publish(r, rows, function(folder) zoo.painter.write(r, folder) end) end

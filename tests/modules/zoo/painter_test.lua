@@ -85,7 +85,7 @@ local function trained(training, steps, more)
   local function words() return painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"] end
   painters.fit(recipe(folder, args), painter, ty.data.TensorDataset(set), 0, function() return {} end, training)
   local lines = {}
-  for _, name in ipairs { "crops/", "" } do
+  for _, name in ipairs { "crops/", "", "alone/" } do
     local file = ("%s/seed0/%smetrics.jsonl"):format(folder, name)
     for line in (ty.io.exists(file) and io.lines(file) or function() end) do
       lines[#lines + 1] = ty.io.json_decode(line)
@@ -148,6 +148,21 @@ check.test("windows come first, and scenes go on from what was learnt of them", 
   local lines = trained({ cells = cells, crops = { steps = 20, batch = 4 } }, 3)
   check.equal(#lines, 23)
   check.ok(lines[21].cells < lines[1].cells / 2, ("%g, %g"):format(lines[1].cells, lines[21].cells))
+end)
+
+check.test("scenes alone come last: they go on from what was learnt, and words stay as they were", function()
+  local cells = { weight = 1, width = 16, side = 8, module = function(network) return network.mid_block end }
+  local words = {}
+  for i, steps in ipairs { 0, 20 } do
+    local lines, moved, painter = trained({ text = "tuned", cells = cells, crops = { steps = 2, batch = 4, beside = 8 },
+      alone = steps > 0 and { steps = steps, batch = 4 } or nil }, 3)
+    check.equal(#lines, 5 + steps)
+    check.ok(lines[4].pictures2 and not lines[1].pictures2 and moved > 0)
+    if steps > 0 then check.ok(not lines[6].pictures2 and lines[25].cells < lines[6].cells) end
+    words[i] = painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"]:tolist()
+    check.equal(painter.pipeline.components.text_encoder, painter.text_encoder)
+  end
+  check.equal(words[1], words[2])
 end)
 
 check.test("words that are tuned move a little, those that are learnt much more", function()
