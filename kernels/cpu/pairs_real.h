@@ -1,4 +1,77 @@
-/* Rows [begin, end) of all points of x, for one type: REAL, FN(name) and MATH(name). */
+/* Rows [begin, end) of all points of x, for one type: REAL, BITS (an integer of its size), FN(name) and MATH(name). */
+
+/* ---- many pairs, p = 1 or 2: points of y in lanes ---- */
+
+typedef REAL FN(lanes) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+typedef BITS FN(bits) __attribute__((vector_size(TY_VECTOR_BYTES)));
+
+/* What `rows` (a constant) points of x add to distances before the root or, at the end, the distances. Coordinates are
+ * added one after the other, whatever is done together, so that no result hangs on the threads. */
+static inline __attribute__((always_inline)) void FN(tile)(const REAL *x, const FN(lanes) * y, int64_t depth,
+                                                           const pairs_ctx *c, REAL *out, int64_t left, bool first,
+                                                           bool last, const int rows, const bool squares) {
+  enum { WIDTH = 2 * TY_VECTOR_BYTES / sizeof(REAL) };
+  const FN(bits) magnitude = (FN(bits)){ 0 } +
+                             (BITS)(((BITS)1 << (8 * sizeof(BITS) - 2)) - 1 + ((BITS)1 << (8 * sizeof(BITS) - 2)));
+  FN(lanes) sum[8];
+  REAL edge[WIDTH];
+  _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {
+    const REAL *from = out + r * c->m;
+    if (first) {
+      sum[2 * r] = sum[2 * r + 1] = (FN(lanes)){ 0 };
+      continue;
+    }
+    if (left < WIDTH) from = memcpy(edge, from, sizeof(REAL) * (size_t)left);
+    sum[2 * r] = ((const FN(lanes) *)from)[0], sum[2 * r + 1] = ((const FN(lanes) *)from)[1];
+  }
+  for (int64_t t = 0; t < depth; t++) {
+    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {
+      const FN(lanes) a = x[r * c->d + t] - y[2 * t], b = x[r * c->d + t] - y[2 * t + 1];
+      if (squares) sum[2 * r] += a * a, sum[2 * r + 1] += b * b;
+      else sum[2 * r] += (FN(lanes))((FN(bits))a & magnitude), sum[2 * r + 1] += (FN(lanes))((FN(bits))b & magnitude);
+    }
+  }
+  _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {
+    REAL *to = left < WIDTH ? edge : out + r * c->m;
+    ((FN(lanes) *)to)[0] = sum[2 * r], ((FN(lanes) *)to)[1] = sum[2 * r + 1];
+    if (last && squares) _Pragma("omp simd") for (int l = 0; l < (int)WIDTH; l++) to[l] = MATH(sqrt)(to[l]);
+    if (left < WIDTH) memcpy(out + r * c->m, edge, sizeof(REAL) * (size_t)left);
+  }
+}
+
+static inline __attribute__((always_inline)) void FN(all_pairs)(const pairs_ctx *c, const REAL *xs, const REAL *ys,
+                                                                REAL *outs, int64_t n, const bool squares) {
+  enum { LANES = TY_VECTOR_BYTES / sizeof(REAL), WIDTH = 2 * LANES, DEPTH = 128 };
+  REAL packed[DEPTH * WIDTH] __attribute__((aligned(TY_VECTOR_BYTES)));
+  for (int64_t j = 0; j < c->m; j += WIDTH) {
+    const int64_t left = c->m - j < WIDTH ? c->m - j : WIDTH;
+    for (int64_t t = 0; t < c->d; t += DEPTH) {
+      const int64_t depth = c->d - t < DEPTH ? c->d - t : DEPTH;
+      for (int64_t l = 0; l < WIDTH; l++)
+        for (int64_t u = 0; u < depth; u++) packed[u * WIDTH + l] = l < left ? ys[(j + l) * c->d + t + u] : 0;
+      const FN(lanes) *y = (const FN(lanes) *)packed;
+      const bool first = t == 0, last = t + depth == c->d;
+      int64_t i = 0;
+      for (; i + 4 <= n; i += 4)
+        FN(tile)(xs + i * c->d + t, y, depth, c, outs + i * c->m + j, left, first, last, 4, squares);
+      for (; i < n; i++) FN(tile)(xs + i * c->d + t, y, depth, c, outs + i * c->m + j, left, first, last, 1, squares);
+    }
+  }
+}
+
+/* Pieces of a batch each. */
+static void FN(many)(void *context, int64_t begin, int64_t end) {
+  const pairs_ctx *c = context;
+  for (int64_t i = begin, stop; i < end; i = stop) {
+    stop = (i / c->n + 1) * c->n < end ? (i / c->n + 1) * c->n : end;
+    const REAL *x = (const REAL *)c->x + i * c->d, *y = (const REAL *)c->y + i / c->n * c->m * c->d;
+    REAL *out = (REAL *)c->out + i * c->m;
+    if (c->p == 2) FN(all_pairs)(c, x, y, out, stop - i, true);
+    else FN(all_pairs)(c, x, y, out, stop - i, false);
+  }
+}
+
+/* ---- any p ---- */
 
 /* Four points of y at a time, so that a coordinate of x is read once for them. */
 #define OVER_FOUR(start, step, finish)                                                          \
