@@ -1,4 +1,4 @@
-/* Familiar ops that are a few others: view, isclose, outer, addmm, addcmul, nan_to_num, xlogy, diff, rot90, hstack ... */
+/* Familiar ops that are a few others: view, isclose, outer, addmm, nan_to_num, xlogy, diff, rot90, hstack ... */
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,31 +91,6 @@ bool fwd_addr(ty_call *c) {
   const ty_addr_args *a = TY_ARGS(addr, c);
   return ty_check_ndim(c, 1, 1, 1, "[n]") && ty_check_ndim(c, 2, 1, 1, "[m]") &&
          add_product(c, a->x.t, ty_outer(a->a.t, a->b.t), a->beta.f, a->alpha.f);
-}
-
-/* Whether the first three arguments broadcast; the error is this op's. */
-static bool three_broadcast(ty_call *c) {
-  const ty_tensor *x = c->arg[0].t, *a = c->arg[1].t, *b = c->arg[2].t;
-  ty_view both = a->v;
-  int ndim;
-  if (!ty_broadcast(c->op, &a->v, &b->v, &ndim, both.size)) return false;
-  both.ndim = (int16_t)ndim;
-  int64_t size[TY_MAX_DIMS];
-  return ty_broadcast(c->op, &x->v, &both, &ndim, size);
-}
-
-bool fwd_addcmul(ty_call *c) {
-  const ty_addcmul_args *a = TY_ARGS(addcmul, c);
-  if (!three_broadcast(c)) return false;
-  ty_tensor *y = ty_mul(a->a.t, a->b.t);
-  return ty_out_set(c, 0, ty_add(a->x.t, a->value.f == 1 ? y : ty_mul(y, a->value.f)));
-}
-
-bool fwd_addcdiv(ty_call *c) {
-  const ty_addcdiv_args *a = TY_ARGS(addcdiv, c);
-  if (!three_broadcast(c)) return false;
-  ty_tensor *y = ty_div(a->a.t, a->b.t);
-  return ty_out_set(c, 0, ty_add(a->x.t, a->value.f == 1 ? y : ty_mul(y, a->value.f)));
 }
 
 bool fwd_cross(ty_call *c) {

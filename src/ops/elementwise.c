@@ -70,6 +70,10 @@ static bool check_reachable(ty_call *c, int arg, ty_dtype dtype) {
 /* Bounds of which one at least is a tensor. */
 static bool clamp_between_tensors(ty_call *c, const ty_clamp_args *a) {
   ty_tensor *r = a->x.t;
+  const ty_dtype dtype = ty_dtype_of(r);
+  if (a->min.kind == TY_TENSOR && a->max.kind == TY_TENSOR && ty_is_float(dtype) && ty_dtype_of(a->min.t) == dtype &&
+      ty_dtype_of(a->max.t) == dtype)
+    return ty_out_set(c, 0, ty_clamp_between(r, a->min.t, a->max.t));
   if (a->min.kind == TY_TENSOR || is_bound(&a->min)) r = ty_maximum(ty_value_of_tensor(r), a->min);
   if (a->max.kind == TY_TENSOR || is_bound(&a->max)) r = ty_minimum(ty_value_of_tensor(r), a->max);
   return ty_out_set(c, 0, r);
@@ -267,7 +271,54 @@ bool fwd_masked_fill(ty_call *c) {
   return ty_out_set(c, 0, ty_to(r, ty_dtype_of(x)));
 }
 
+/* ---- three operands ---- */
+
+/* The result of an op of three operands, of which the third may be a number; all have x's dtype, and x is a tensor. */
+static bool apply_three(ty_call *c, ty_op_id id, const ty_value *value, const void *params) {
+  const ty_tensor *x = value[0].t;
+  int n = x->v.ndim;
+  int64_t size[TY_MAX_DIMS];
+  memcpy(size, x->v.size, sizeof *size * (size_t)n);
+  ty_view shape = x->v;
+  for (int i = 1; i < 3; i++) {
+    if (value[i].kind != TY_TENSOR || ty_same_shape(&shape, &value[i].t->v)) continue;
+    if (!ty_broadcast(c->op, &shape, &value[i].t->v, &n, size)) return false;
+    ty_view_set_contiguous(&shape, n, size);
+  }
+  operand o[3];
+  for (int i = 0; i < 3; i++)
+    if (!set_operand(&o[i], &value[i], ty_dtype_of(x), n, size)) return false;
+  if (!ty_out(c, 0, ty_device_of(x), ty_dtype_of(x), n, size)) return false;
+  const ty_view *out = &c->out[0]->v, *in[] = { &o[0].view, &o[1].view, &o[2].view };
+  return ty_run_kernel(id, ty_device_of(x), &out, 1, in, 3, params);
+}
+
+/* Whether three operands are of one dtype, so that nothing is to be promoted. */
+static bool of_one_dtype(const ty_value *value) {
+  const ty_dtype dtype = ty_dtype_of(value[0].t);
+  for (int i = 1; i < 3; i++)
+    if (value[i].kind == TY_TENSOR && ty_dtype_of(value[i].t) != dtype) return false;
+  return true;
+}
+
+bool fwd_clamp_between(ty_call *c) { return apply_three(c, TY_OP_clamp_between, c->arg, NULL); }
+
 bool fwd_lerp(ty_call *c) {
   const ty_lerp_args *a = TY_ARGS(lerp, c);
+  if (of_one_dtype(c->arg)) return apply_three(c, TY_OP_lerp, c->arg, NULL);
   return ty_out_set(c, 0, ty_add(a->x.t, ty_mul(ty_sub(a->y.t, a->x.t), a->weight)));
+}
+
+bool fwd_addcmul(ty_call *c) {
+  const ty_addcmul_args *a = TY_ARGS(addcmul, c);
+  const ty_p_scalars p = { a->value.f, 0 };
+  if (of_one_dtype(c->arg)) return apply_three(c, TY_OP_addcmul, c->arg, &p);
+  return ty_out_set(c, 0, ty_add(a->x.t, ty_mul(ty_mul(a->a.t, a->b.t), a->value.f)));
+}
+
+bool fwd_addcdiv(ty_call *c) {
+  const ty_addcdiv_args *a = TY_ARGS(addcdiv, c);
+  const ty_p_scalars p = { a->value.f, 0 };
+  if (of_one_dtype(c->arg)) return apply_three(c, TY_OP_addcdiv, c->arg, &p);
+  return ty_out_set(c, 0, ty_add(a->x.t, ty_mul(ty_div(a->a.t, a->b.t), a->value.f)));
 }

@@ -160,6 +160,35 @@ bool vjp_where(ty_vjp *c) {
   return true;
 }
 
+/* ---- three operands ---- */
+
+bool vjp_lerp(ty_vjp *c) {
+  const ty_lerp_args *a = TY_ARGS(lerp, c);
+  ty_tensor *of_y = c->need[0] || c->need[1] ? ty_mul(G(c), a->weight) : NULL;
+  if (c->need[0]) c->dx[0] = ty_sub(G(c), of_y);
+  if (c->need[1]) c->dx[1] = of_y;
+  if (c->need[2]) c->dx[2] = ty_mul(G(c), ty_sub(a->y.t, a->x.t));
+  return true;
+}
+
+bool vjp_addcmul(ty_vjp *c) {
+  const ty_addcmul_args *a = TY_ARGS(addcmul, c);
+  ty_tensor *g = a->value.f == 1 ? G(c) : ty_mul(G(c), a->value.f);
+  if (c->need[0]) c->dx[0] = G(c);
+  if (c->need[1]) c->dx[1] = ty_mul(g, a->b.t);
+  if (c->need[2]) c->dx[2] = ty_mul(g, a->a.t);
+  return true;
+}
+
+bool vjp_addcdiv(ty_vjp *c) {
+  const ty_addcdiv_args *a = TY_ARGS(addcdiv, c);
+  ty_tensor *of_a = ty_div(a->value.f == 1 ? G(c) : ty_mul(G(c), a->value.f), a->b.t);
+  if (c->need[0]) c->dx[0] = G(c);
+  if (c->need[1]) c->dx[1] = of_a;
+  if (c->need[2]) c->dx[2] = ty_neg(ty_mul(of_a, ty_div(a->a.t, a->b.t)));
+  return true;
+}
+
 /* ---- two operands; numbers are constants ---- */
 
 /* The gradient of what alpha, where it was given, has multiplied. */

@@ -16,6 +16,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(gelu, SCALARS, scalars) P(leaky_relu, SCALARS, scalars) P(elu, SCALARS, scalars) P(softplus, SCALARS, scalars)
   P(hardtanh, SCALARS, scalars) P(polygamma, SCALARS, scalars) P(logit, SCALARS, scalars)
   P(leaky_relu_backward, SCALARS, scalars) P(elu_backward, SCALARS, scalars)
+  P(addcmul, SCALARS, scalars) P(addcdiv, SCALARS, scalars)
   P(softplus_backward, SCALARS, scalars) P(hardtanh_backward, SCALARS, scalars)
   P(lerp_list_, SCALARS, scalars) P(norm_list, SCALARS, scalars)
 
@@ -87,6 +88,8 @@ const bool ty_program_elementwise[TY_OP_COUNT] = {
 #define TEST ROW
 #define BINARY_FLOAT ROW
 #define BINARY_SCALARS ROW
+#define TERNARY_FLOAT ROW
+#define TERNARY_SCALARS ROW
 #define BINARY_NUMBER ROW
 #define BINARY_ANY ROW
 #define BINARY_POWER ROW
