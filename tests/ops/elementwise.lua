@@ -459,7 +459,9 @@ return function(row, T)
   row("clamp_between", {
     cases = {
       { T { 3, 4 }, T { 3, 4, range = { -1, 0 } }, T { 3, 4, range = { 0, 1 } } }, { T { 2, 3 }, T { 3 }, T { 2, 1 } },
-      { T { 0 }, T { 0 }, T { 0 } }, { T { 4, values = { 0 / 0, 1, 2, 3 } }, T { 4, values = { 0, 0 / 0, 1, 4 } }, T { 4, values = { 1, 1, 0 / 0, 2 } } },
+      { T { 0 }, T { 0 }, T { 0 } },
+      { T { 4, values = { 0 / 0, 1, 2, 3 } }, T { 4, values = { 0, 0 / 0, 1, 4 } },
+        T { 4, values = { 1, 1, 0 / 0, 2 } } },
     },
     ref = function(x, low, high)
       return T.zip(function(u, v) return (u ~= u or v ~= v) and 0 / 0 or math.min(u, v) end, T.zip(function(u, v)
