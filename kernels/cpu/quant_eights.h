@@ -221,12 +221,16 @@ static void eights_rows(void *context, int64_t begin, int64_t end) {
     }
     begin += count; /* there may be one more */
   }
-  for (int64_t j = begin; j < end && !ty_interrupted; j++)
-    for (int64_t r0 = 0; r0 < p->rows; r0 += FEW) {
+  for (int64_t j0 = begin; j0 < end && !ty_interrupted; j0 += GROUP) {
+    const int64_t j1 = j0 + GROUP < end ? j0 + GROUP : end;
+    for (int64_t r0 = 0; r0 < p->rows; r0 += FEW) { /* which stay in the first cache for the group */
       const int64_t rows = p->rows - r0 < FEW ? p->rows - r0 : FEW;
-      fn[rows](p->x, r0, p->w + j * p->w_row, 0, y);
-      for (int64_t r = 0; r < rows; r++) put_row(p, r0 + r, j, y[r]);
+      for (int64_t j = j0; j < j1; j++) {
+        fn[rows](p->x, r0, p->w + j * p->w_row, 0, y);
+        for (int64_t r = 0; r < rows; r++) put_row(p, r0 + r, j, y[r]);
+      }
     }
+  }
 }
 #undef LOAD_256
 #undef LOAD_128
