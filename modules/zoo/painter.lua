@@ -19,7 +19,7 @@ local M = {}
 local shown, statements = scenes.drawn, datasets.scenes.statements
 
 --- The arguments of such a recipe.
----@param own table<string, number>  steps, batch, lr, every, scenes
+---@param own table<string, number>  steps, batch, lr, every, scenes, guidance
 ---@param more? RecipeArgument[]
 ---@return RecipeArgument[]
 function M.arguments(own, more)
@@ -30,7 +30,7 @@ function M.arguments(own, more)
     { "kinds", table.concat(shown.objects_of, ","), "of objects; all: each of the ninety" },
     { "rotation", shown.rotation, "of objects, in degrees at most" },
     { "length", 24, "tokens of a caption" },
-    { "guidance", 4.0, "scale of classifier-free guidance in drawing" },
+    { "guidance", own.guidance or 4.0, "scale of classifier-free guidance in drawing" },
     { "drawing_steps", 20, "steps of drawing", quick = 2 },
     { "judge", "scene-resnet", "model of the zoo that judges" },
   }
