@@ -1,7 +1,7 @@
 -- Emoji from words
 -- claim: pictures of what was never seen together, no nearer to the training pictures than other real ones are
--- system: the transformer of the zoo that draws scenes of emoji, by rectified flow
--- paper: Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis"
+-- system: the U-Net of the zoo that draws scenes of emoji, in the shape of Stable Diffusion's
+-- paper: Rombach et al. 2022, "High-Resolution Image Synthesis with Latent Diffusion Models"
 -- time: seconds for a prompt; 4 minutes on one CPU core for the table
 --
 --     ./run recipes/diffusion/emoji.lua --prompt "two red apples on a blue background"
@@ -20,10 +20,10 @@ local r = ty.recipe.declare {
   seeds = 3,
   args = {
     { "prompt", "", "what to draw; several, with | between" },
-    { "model", "scene-dit", "a text-to-image base of the zoo, or a folder of diffusers with a path" },
+    { "model", "scene-unet", "a text-to-image base of the zoo, or a folder of diffusers with a path" },
     { "each", 8, "pictures of a prompt" },
     { "steps", 25, "of the sampler", quick = 2 },
-    { "guidance", 4.0, "scale of classifier-free guidance" },
+    { "guidance", 3.0, "scale of classifier-free guidance" },
     { "train", "", "a folder of pictures and captions to train on further" },
     { "train_steps", 300, "of that training", quick = 2 },
     { "count", 64, "prompts for each seed of the table", quick = 4 },
