@@ -215,13 +215,15 @@ end
 ---@param tokens Tensor
 ---@param drop number
 ---@param recorded? boolean
+---@param empty? Tensor  tokens of "", [1, at least t], where the network is; a step that ty.compile records needs them
 ---@return table condition
-function M.told(painter, tokens, drop, recorded)
+function M.told(painter, tokens, drop, recorded, empty)
   local rows, columns = painter:default_size()
   local factor, device = painter:factor(), painter:device()
   tokens = tokens:to { device = device }
   local dropped = ty.rand({ tokens.shape[1], 1 }, { device = device }):lt(drop)
-  tokens = ty.where(dropped, painter:tokens({ "" }):narrow(1, 0, tokens.shape[2]):to { device = device }, tokens)
+  empty = empty or painter:tokens({ "" }):to { device = device }
+  tokens = ty.where(dropped, empty:narrow(1, 0, tokens.shape[2]), tokens)
   return painter.prompts:condition(tokens, { height = rows * factor, width = columns * factor }, recorded)
 end
 
@@ -257,7 +259,7 @@ end
 -- are still blobs, and shapes are learnt of known things. Yu et al. 2025, "Representation Alignment for Generation:
 -- Training Diffusion Transformers Is Easier Than You Think", has features of another network in the place of labels.
 local function loss_of(painter, objective, o)
-  local drop = painter.process.objective.drop
+  local drop, empty = painter.process.objective.drop, painter:tokens({ "" }):to { device = painter:device() }
   return function(m, batch)
     local encoder = painter.prompts.readers[1]
     encoder.encoder = m.text_encoder or encoder.encoder
@@ -266,7 +268,7 @@ local function loss_of(painter, objective, o)
       seen = outputs[1]
     end)
     local loss = objective:loss(m.network, batch.latents:to "f32", M.told(painter, batch.tokens, drop,
-      o.text ~= nil))
+      o.text ~= nil, empty))
     if not o.cells then return loss end
     unhook()
     local said = m.cells(seen:flatten(2):transpose(1, 2))
