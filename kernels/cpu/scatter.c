@@ -9,7 +9,11 @@
 
 #include "indexing.h"
 
-#define GRAIN 32768
+enum {
+  GRAIN = 32768,
+  LINE = 16, /* elements of a block at least: four bytes each are a cache line, which then belongs to one task */
+  MANY = 8   /* threads and elements of a destination, from which ranges of destinations are worth their many looks */
+};
 
 /* ---- out starts as a copy of x, or as zeros when there is none ---- */
 
@@ -38,15 +42,17 @@ typedef struct cut {
 
 static cut cut_work(int64_t outer, int64_t count, int64_t inner, int64_t size) {
   cut w = { outer, 1, inner, 1, size };
-  int64_t wanted = outer * count * inner < GRAIN ? 1 : (int64_t)ty_parallel_threads() * 2;
+  int64_t wanted = outer * count * inner < GRAIN ? 1 : (int64_t)ty_parallel_threads();
   if (ty_parallel_threads() == 1 || outer >= wanted || size < 2) return w;
-  int64_t most = inner / 64; /* blocks of at least 64 keep whole cache lines to one task */
+  int64_t most = inner / LINE;
   int64_t blocks = (wanted + outer - 1) / outer;
   if (most > 1) {
     if (blocks > most) blocks = most;
     w.block = (inner + blocks - 1) / blocks;
     w.blocks = (inner + w.block - 1) / w.block;
-  } else { /* every task looks at all indices and serves its own destinations */
+  } else if (inner >= MANY && ty_parallel_threads() >= MANY) {
+    /* Every task looks at all indices and serves its own destinations. With few tasks, or one element to add, one
+     * thread is faster: a branch that is taken each second time costs more than it. */
     w.ranges = blocks < size ? blocks : size;
     w.range = (size + w.ranges - 1) / w.ranges;
     w.ranges = (size + w.range - 1) / w.range;
