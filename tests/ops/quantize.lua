@@ -165,6 +165,8 @@ return function(row, T)
       { T { 96 }, T { 11, 96, dtype = "q8_0" }, T { 11 } }, { T { 352 }, T { 7, 352, dtype = "q4_0" }, T { 7 } },
       { T { 512 }, T { 7, 512, dtype = "q4_k" } }, { T { 512 }, T { 6, 512, dtype = "q6_k" }, T { 6 } },
       { T { 12, 288 }, T { 3, 288, dtype = "q4_0" } },
+      -- many rows, for which some formats are decoded once
+      { T { 97, 64 }, T { 3, 64, dtype = "q8_0" }, T { 3 } }, { T { 97, 64 }, T { 3, 64, dtype = "nvfp4" } },
     },
     ref = function(x, w, bias) return product(x, w, bias) end,
     tol = rounds,
