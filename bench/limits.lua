@@ -12,18 +12,20 @@ package.path = root .. "/?.lua;" .. package.path
 
 local ty = require "tycho"
 local calls = require "bench.lib.calls"
+local command_line = require "bench.lib.command_line"
 local limits = require "bench.lib.limits"
 local report = require "bench.lib.report"
 local steps = require "bench.lib.steps"
 
+local stop, wanted = command_line.stop, command_line.wanted
 local names, write, threads = {}, false, ty.threads()
 local i = 1
 while arg[i] do
   if arg[i] == "--write" then write = true
   elseif arg[i] == "--threads" then
     i = i + 1
-    threads = math.tointeger(tonumber(arg[i])) or error("--threads: expected a number, got " .. tostring(arg[i]), 0)
-  elseif arg[i]:sub(1, 1) == "-" then error("unknown option " .. arg[i], 0)
+    threads = math.tointeger(tonumber(arg[i])) or stop("--threads: expected a number, got %s", arg[i] or "none")
+  elseif arg[i]:sub(1, 1) == "-" then stop("unknown option %s", arg[i])
   else names[#names + 1] = arg[i] end
   i = i + 1
 end
@@ -47,14 +49,6 @@ local cases = {
     function() return attention(4096) end, causal = true },
 }
 
-local function wanted(name)
-  if #names == 0 then return true end
-  for _, prefix in ipairs(names) do
-    if name:sub(1, #prefix) == prefix then return true end
-  end
-  return false
-end
-
 -- ---- the tables ----
 
 local ROWS = 9
@@ -63,12 +57,12 @@ local ROWS = 9
 local function profiled(case)
   local step, clock = case[3](), ty.system.clock
   step() -- makes what is kept: the optimizer's state, packed weights
-  local best, stop, count = nil, clock() + 5, 0
+  local best, latest, count = nil, clock() + 5, 0
   repeat
     local p = ty.profile(step, { limits = { flops = 1, bandwidth = 1 } })
     if not best or p.seconds < best.seconds then best = p end
     count = count + 1
-  until count == 3 or clock() > stop
+  until count == 3 or clock() > latest
   return best
 end
 
@@ -122,7 +116,7 @@ local rates = limits.all(threads)
 local parts = { ("%s, %d thread%s: %.0f GFLOP/s of f32, %.1f GB/s of a copy."):format(report.this_cpu(root).name,
   threads, threads == 1 and "" or "s", rates.f32, rates.copy) }
 for _, case in ipairs(cases) do
-  if wanted(case[1]) then
+  if wanted(names, case[1]) then
     parts[#parts + 1] = table_of(case, rates)
     collectgarbage()
   end

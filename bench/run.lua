@@ -19,11 +19,8 @@ _G.arg = { [0] = root .. "/bench/run.lua", table.unpack(arg) } -- what lib/ find
 package.path = root .. "/?.lua;" .. package.path
 
 local ty = require "tycho"
-
-local function stop(text, ...)
-  io.stderr:write("bench: ", text:format(...), "\n")
-  os.exit(2, true)
-end
+local command_line = require "bench.lib.command_line"
+local stop, wanted = command_line.stop, command_line.wanted
 
 local groups = {} -- every file of bench/items/
 for _, file in ipairs(ty.io.listdir(root .. "/bench/items")) do groups[#groups + 1] = file:match "^([%w_]+)%.lua$" end
@@ -54,14 +51,6 @@ while arg[i] do
   i = i + 1
 end
 
-local function wanted(name)
-  if #names == 0 then return true end
-  for _, prefix in ipairs(names) do
-    if name:sub(1, #prefix) == prefix then return true end
-  end
-  return false
-end
-
 local all = ty.cpu().threads
 local thread_counts = options.threads or (all > 1 and { 1, all } or { 1 })
 
@@ -72,7 +61,7 @@ for _, group in ipairs(groups) do
     local list = require("bench.items." .. group)
     for _, item in ipairs(list) do
       item.group, item.name = group, group .. "/" .. item.name
-      if wanted(item.name) then
+      if wanted(names, item.name) then
         found = found + 1
         local counts, matches = item.threads or thread_counts, {}
         for _, n in ipairs(counts) do

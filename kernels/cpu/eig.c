@@ -1,6 +1,6 @@
-/* Eigenvalues of general real matrices, by LAPACK (balancing, Hessenberg form, shifted QR), in rising order of their real,
- * then their imaginary parts. A vector has length 1, and the first of its elements that are about the largest is real
- * and positive, so that every LAPACK gives the same. */
+/* Eigenvalues of general real matrices, by LAPACK (balancing, Hessenberg form, shifted QR), in rising order of their
+ * real, then their imaginary parts. A vector has length 1, and the first of its elements that are about the largest is
+ * real and positive, so that every LAPACK gives the same. */
 #include <math.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
-/* Eigenvalues of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function of it. */
+/* Eigenvalues of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function of
+ * it. */
 
 #include "finite_real.h"
 
@@ -73,8 +74,8 @@ static void FN(eig)(void *context, int64_t begin, int64_t end) {
       values[2 * to] = re[from];
       values[2 * to + 1] = im[from];
       if (!vectors) continue;
-      /* What LAPACK sees is the transpose: the conjugates of its left vectors are our right ones. Of a pair it gives the
-       * parts of the first, whose value has the positive imaginary part. */
+      /* What LAPACK sees is the transpose: the conjugates of its left vectors are our right ones. Of a pair it gives
+       * the parts of the first, whose value has the positive imaginary part. */
       const int first = im[from] < 0 ? from - 1 : from;
       const REAL *x = v + (int64_t)first * n, *y = im[from] == 0 ? NULL : x + n;
       int real = FN(put_vector)(x, y, im[from] < 0 ? 1 : -1, n, (REAL *)j->k->out[1]->data + 2 * i * n * n, to);

@@ -1,6 +1,7 @@
-/* Eigenvalues and eigenvectors of symmetric matrices: Householder's reflections to a tridiagonal matrix, divide and conquer of
- * that by LAPACK, in one thread, since its own threads and ours would wait for the same cores; then the reflections of the
- * vectors. The sign of a vector is free: its largest element is positive, so that every device gives the same. */
+/* Eigenvalues and eigenvectors of symmetric matrices: Householder's reflections to a tridiagonal matrix, divide and
+ * conquer of that by LAPACK, in one thread, since its own threads and ours would wait for the same cores; then the
+ * reflections of the vectors. The sign of a vector is free: its largest element is positive, so that every device gives
+ * the same. */
 #include <math.h>
 
 #include "factorization.h"

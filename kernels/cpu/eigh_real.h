@@ -1,5 +1,6 @@
-/* Eigenvalues and eigenvectors of the symmetric matrices [begin, end) of a job, for one type: REAL, FN(name), CALL(name),
- * LAPACK's function of it, TYPE, SAFE and SMALL. What is written here as a matrix of LAPACK's is the transpose of ours. */
+/* Eigenvalues and eigenvectors of the symmetric matrices [begin, end) of a job, for one type: REAL, FN(name),
+ * CALL(name), LAPACK's function of it, TYPE, SAFE and SMALL. What is written here as a matrix of LAPACK's is the
+ * transpose of ours. */
 
 #include "finite_real.h"
 #include "reflections_real.h"
@@ -51,8 +52,9 @@ static void FN(turn_column_signs)(REAL *restrict v, int64_t n, REAL *restrict ro
   }
 }
 
-/* vectors = q z, where row k of z [n, n] is vector k of the tridiagonal matrix, and q the product of the reflections that
- * row c of a holds from its element c + 1 on, the first of which counts as 1. room [PANEL * PANEL + 2 * PANEL * n] */
+/* vectors = q z, where row k of z [n, n] is vector k of the tridiagonal matrix, and q the product of the reflections
+ * that row c of a holds from its element c + 1 on, the first of which counts as 1. room [PANEL * PANEL + 2 * PANEL *
+ * n] */
 static bool FN(reflect_vectors)(REAL *a, int64_t n, const REAL *tau, REAL *z, REAL *vectors, REAL *room) {
   if (n <= FEW) {
     for (int64_t c = n - 2; c >= 0; c--) FN(reflect)(a + c * n + c + 1, tau[c], z + c + 1, n, n, n - c - 1);
@@ -102,6 +104,7 @@ static void FN(eigh)(void *context, int64_t begin, int64_t end) {
       j->out_of_memory = true;
       break;
     }
+    if (ty_interrupted) break;
     CALL(stedc)("I", &n, values, e, z, &n, work, &lwork, iwork, &integers, &info, 1);
     if (info) {
       note(j, i, info);

@@ -72,7 +72,8 @@ typedef struct NAME(dots) {
   int64_t w_row;
 } NAME(dots);
 
-/* out[j * out_row + i] += the sum of the lanes of sums[j][i]. What lies past `rows` is 0 or falls past the rows of x. */
+/* out[j * out_row + i] += the sum of the lanes of sums[j][i]. What lies past `rows` is 0 or falls past the rows of
+ * x. */
 static void NAME(add_lanes)(const REAL *sums, int64_t rows, int64_t columns, REAL *out, int64_t out_row) {
   for (int64_t j = 0; j < columns; j++, sums += DOT_ROWS * VL, out += out_row)
     for (int64_t i = 0; i < rows; i += 4) {

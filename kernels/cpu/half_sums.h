@@ -55,7 +55,8 @@ static double sum_halves(ty_dtype dtype, const uint16_t *x, int64_t n) {
 }
 
 #if defined(TY_BF16_VECTORS)
-/* The sums of whole vectors of 16 in the order in which add_four_halves() left them: the even ones, then the odd ones. */
+/* The sums of whole vectors of 16 in the order in which add_four_halves() left them: the even ones, then the odd
+ * ones. */
 static void in_order(float *sums, int64_t n) {
   for (int64_t i = 0; i + 16 <= n; i += 16) {
     const __m256 evens = _mm256_loadu_ps(sums + i), odds = _mm256_loadu_ps(sums + i + 8);

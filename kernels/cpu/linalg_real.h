@@ -1,5 +1,5 @@
-/* Factorizations of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function of
- * it. What is written here as a matrix of LAPACK's is the transpose of ours. */
+/* Factorizations of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function
+ * of it. What is written here as a matrix of LAPACK's is the transpose of ours. */
 
 #include "finite_real.h"
 

@@ -1,6 +1,6 @@
-/* Cross entropy of logits [n, classes] or [n, classes, places] with class positions, and its gradient, without a tensor of
- * probabilities between them. A row's loss is sum_c t_c (lse - x_c), where t is the target smoothed over the classes (Szegedy et al. 2016)
- * and weighted: t_c = (1 - e) w_y [c = y] + e w_c / classes. With log_probs, lse counts as 0. */
+/* Cross entropy of logits [n, classes] or [n, classes, places] with class positions, and its gradient, without a tensor
+ * of probabilities between them. A row's loss is sum_c t_c (lse - x_c), where t is the target smoothed over the classes
+ * (Szegedy et al. 2016) and weighted: t_c = (1 - e) w_y [c = y] + e w_c / classes. With log_probs, lse counts as 0. */
 #include "cpu.h"
 #include "exp_rows.h"
 #include "narrow.h"
@@ -85,29 +85,34 @@ static job job_of(const ty_kernel_args *k, const ty_view *x, const ty_view *targ
   return j;
 }
 
-/* fn of pieces of `step` places of each of n, which are worth a thread together. */
-static void for_places(const job *j, int64_t n, int64_t step, ty_range_fn *fn) {
-  ty_parallel_for(n * ((j->places + step - 1) / step), 1 + WORK / (step * j->classes + 1), fn, (void *)(uintptr_t)j);
+/* The ways of a kernel: by rows, or by blocks of places. */
+typedef struct ways {
+  ty_range_fn *rows_f32, *rows_f64, *places_f32, *places_f64;
+} ways;
+
+/* Does x, logits [n, classes, ...], with targets checked before; false after ty_fail(). */
+static bool run(job *j, const ty_view *x, const ty_view *target, const ways *w) {
+  const bool wide = x->dtype == TY_F64;
+  if (!check_targets(j, target->count)) return false;
+  if (target->count == 0) return true;
+  if (j->places > 1) {
+    const int64_t step = wide ? block_f64 : block_f32, pieces = (j->places + step - 1) / step;
+    ty_parallel_for(x->size[0] * pieces, 1 + WORK / (step * j->classes + 1), wide ? w->places_f64 : w->places_f32, j);
+  } else {
+    ty_parallel_for(x->size[0], 1 + WORK / (j->classes + 1), wide ? w->rows_f64 : w->rows_f32, j);
+  }
+  return true;
 }
 
 /* in: logits [n, classes, ...], target [n, ...], weight; out: loss, lse, weight of each. */
 bool TY_KERNEL(cross_entropy_rows)(const ty_kernel_args *k) {
-  const ty_view *x = k->in[0];
-  job j = job_of(k, x, k->in[1], k->in[2]);
+  job j = job_of(k, k->in[0], k->in[1], k->in[2]);
   j.loss = k->out[0]->data, j.lse_out = k->out[1]->data, j.row_weight = k->out[2]->data;
-  if (!check_targets(&j, k->in[1]->count)) return false;
-  if (k->in[1]->count == 0) return true;
-  if (j.places > 1) {
-    if (x->dtype == TY_F64) for_places(&j, x->size[0], block_f64, places_f64);
-    else for_places(&j, x->size[0], block_f32, places_f32);
-    return true;
-  }
-  ty_range_fn *rows = x->dtype == TY_F64 ? rows_f64 : rows_f32;
+  ways w = { rows_f32, rows_f64, places_f32, places_f64 };
 #if defined(__AVX512F__)
-  if (x->dtype == TY_F32 && j.classes > 0 && j.classes <= NARROW_WIDTH) rows = narrow_rows;
+  if (j.classes > 0 && j.classes <= NARROW_WIDTH) w.rows_f32 = narrow_rows;
 #endif
-  ty_parallel_for(x->size[0], 1 + WORK / (j.classes + 1), rows, &j);
-  return true;
+  return run(&j, k->in[0], k->in[1], &w);
 }
 
 /* in: g [n, ...], logits, target, lse [n, ...], weight; out: gradient of the logits. */
@@ -116,14 +121,6 @@ bool TY_KERNEL(cross_entropy_backward)(const ty_kernel_args *k) {
   job j = job_of(k, x, k->in[2], k->in[4]);
   j.g = k->in[0]->data, j.lse = k->in[3]->data, j.dx = k->out[0]->data;
   j.stream = stream_pays(x->count * ty_dtype_size[x->dtype]);
-  if (!check_targets(&j, k->in[2]->count)) return false;
-  if (k->in[2]->count == 0) return true;
-  if (j.places > 1) {
-    if (x->dtype == TY_F64) for_places(&j, x->size[0], block_f64, places_backward_f64);
-    else for_places(&j, x->size[0], block_f32, places_backward_f32);
-    return true;
-  }
-  ty_parallel_for(x->size[0], 1 + WORK / (j.classes + 1), x->dtype == TY_F64 ? rows_backward_f64 : rows_backward_f32,
-                  &j);
-  return true;
+  const ways w = { rows_backward_f32, rows_backward_f64, places_backward_f32, places_backward_f64 };
+  return run(&j, x, k->in[2], &w);
 }

@@ -1,9 +1,10 @@
-/* Template of losses.c: logits [n, classes, places], of which the vectors lie along the places, a block of them at a time. */
+/* Template of losses.c: logits [n, classes, places], of which the vectors lie along the places, a block of them at a
+ * time. */
 
 enum { FN(chunk) = 16 }; /* whose blocks are read twice, from the first cache */
 
-/* The log-sum-exp of k places over the classes, `step` apart, in one pass over memory (Milakov and Gimelshein 2018). NaN
- * without a finite element. */
+/* The log-sum-exp of k places over the classes, `step` apart, in one pass over memory (Milakov and Gimelshein 2018).
+ * NaN without a finite element. */
 static void FN(log_sums)(const REAL *restrict x, int64_t classes, int64_t step, int64_t k, REAL *restrict lse) {
   REAL top[FN(block)], from[FN(block)], sum[FN(block)];
   for (int64_t p = 0; p < k; p++) top[p] = (REAL)-INFINITY, sum[p] = 0;

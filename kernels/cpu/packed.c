@@ -108,7 +108,8 @@ typedef __m256 vector;
 #define STORE(to, v) _mm256_storeu_ps(to, v)
 #endif
 
-/* Columns [from, from + n) of a row as f32, n a multiple of 64; p: its first value there. Returns that of what follows. */
+/* Columns [from, from + n) of a row as f32, n a multiple of 64; p: its first value there. Returns that of what
+ * follows. */
 static const uint16_t *decode(const task *t, const uint16_t *p, const uint8_t *bits, int64_t from, int64_t n,
                               float *to) {
   const int64_t bytes = (t->columns + 7) / 8;
@@ -149,8 +150,9 @@ static inline float summed(const vector *s, int count) {
   return sum;
 }
 
-/* N rows of x, with a row that is spread out once: a range_fn for rows of the weight. A sum is kept in A parts. The values are
- * read within all that there are whatever the bits say; whether they were as many as starts says is seen afterwards. */
+/* N rows of x, with a row that is spread out once: a range_fn for rows of the weight. A sum is kept in A parts. The
+ * values are read within all that there are whatever the bits say; whether they were as many as starts says is seen
+ * afterwards. */
 #define FUSED(name, N, A)                                                                                        \
   static void name(void *context, int64_t begin, int64_t end) {                                                  \
     task *t = context;                                                                                           \

@@ -1,5 +1,5 @@
-/* Edges around a tensor (kernels/pad.h): every line of the result is written once. A line is the last dimension that has
- * edges, with those after it as blocks of bytes that stay together. */
+/* Edges around a tensor (kernels/pad.h): every line of the result is written once. A line is the last dimension that
+ * has edges, with those after it as blocks of bytes that stay together. */
 #include "../pad.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Windows of stride 2 on rows of f32, by AVX2: what lies in pairs is taken apart by shuffles, in registers, since a store that
- * is read again at another place waits. Results are in the order 0 1 4 5 2 3 6 7 until pool_in_order(). */
+/* Windows of stride 2 on rows of f32, by AVX2: what lies in pairs is taken apart by shuffles, in registers, since a
+ * store that is read again at another place waits. Results are in the order 0 1 4 5 2 3 6 7 until pool_in_order(). */
 #ifndef TY_KERNELS_CPU_POOL_PAIRS_H
 #define TY_KERNELS_CPU_POOL_PAIRS_H
 
@@ -87,8 +87,8 @@ POOL_INLINE __m256 pool_inside(const float *row, int64_t w, int64_t at) {
   return _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), _mm256_maskload_ps(row + at, in), _mm256_castsi256_ps(in));
 }
 
-/* The largest of the elements start + 2 j .. start + 2 j + 2 of a row, and which of them it is, for j < n, a multiple of
- * 8; -infinity where there are none. */
+/* The largest of the elements start + 2 j .. start + 2 j + 2 of a row, and which of them it is, for j < n, a multiple
+ * of 8; -infinity where there are none. */
 static void pool_max_threes(const float *row, int64_t w, int64_t start, float *most, int32_t *where, int64_t n) {
   for (int64_t j = 0; j < n; j += 8) {
     const int64_t at = start + 2 * j;

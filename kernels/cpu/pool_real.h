@@ -102,8 +102,8 @@ typedef struct NAME(maxima) {
 enum { NAME(LANES) = TY_VECTOR_BYTES / sizeof(REAL) };
 #define LANES NAME(LANES)
 
-/* A part of a row that begins at `start`, possibly before it, and what lies beyond the edges: `outside`. Of stride 2 its
- * even and odd elements. */
+/* A part of a row that begins at `start`, possibly before it, and what lies beyond the edges: `outside`. Of stride 2
+ * its even and odd elements. */
 static inline __attribute__((always_inline)) void NAME(split_row)(const REAL *restrict x, int64_t w, int64_t start,
                                                                   int64_t stride, int64_t n, REAL outside,
                                                                   REAL (*restrict part)[FEW_ROOM]) {

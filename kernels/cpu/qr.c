@@ -1,6 +1,6 @@
-/* QR by Householder's reflections, in panels of columns. A panel is reflected column by column; what it does to the rest is
- * I - v t v', with a small triangle t (Schreiber and Van Loan 1989, "A Storage-Efficient WY Representation for Products of
- * Householder Transformations"), which makes nearly everything matrix products. */
+/* QR by Householder's reflections, in panels of columns. A panel is reflected column by column; what it does to the
+ * rest is I - v t v', with a small triangle t (Schreiber and Van Loan 1989, "A Storage-Efficient WY Representation for
+ * Products of Householder Transformations"), which makes nearly everything matrix products. */
 #include <math.h>
 #include <string.h>
 

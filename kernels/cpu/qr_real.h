@@ -3,8 +3,8 @@
 #include "reflections_real.h"
 #include "turn_real.h"
 
-/* Reflects `count` columns p, each of n elements and `step` apart, so that what is below the diagonal vanishes; each keeps
- * there the vector that its reflection is made of, whose first element is 1, and tau its factor. */
+/* Reflects `count` columns p, each of n elements and `step` apart, so that what is below the diagonal vanishes; each
+ * keeps there the vector that its reflection is made of, whose first element is 1, and tau its factor. */
 static void FN(reflect_panel)(REAL *p, int64_t count, int64_t n, int64_t step, REAL *tau) {
   for (int64_t c = 0; c < count; c++) {
     REAL *x = p + c * step + c;

@@ -3,12 +3,6 @@
  * Included by quant_linear.c. */
 
 #if defined(__AVX2__)
-static inline float sum_of_eight(__m256 x) {
-  __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-}
-
 /* NVFP4: codes become signed, w = code - zero; then |w| (-w where w < 0 is x's) are products of bytes without a sign
  * and with one, of which the sum of two stays below 2^15: 2 12 127. */
 static inline __attribute__((always_inline)) void nvfp4_dots_of(const coded *x, const int rows, const char *row,

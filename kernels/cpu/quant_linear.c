@@ -1,11 +1,12 @@
 /* Products with block-quantized weights: linear_quantized, y = x W' + bias, and linear_quantized_backward, dx = g W.
  * Rows of x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is
- * that of the rounding, at most 1/254 of the largest |x| of each group; with weights of 4 bits, whose own rounding is far
- * coarser, scales are powers of two and it is at most 1/127. NF4, whose levels are no integers, Q2_K and Q3_K
- * with many rows of x, and gradients are multiplied in f32, decoded panel by panel. */
+ * that of the rounding, at most 1/254 of the largest |x| of each group; with weights of 4 bits, whose own rounding is
+ * far coarser, scales are powers of two and it is at most 1/127. NF4, whose levels are no integers, Q2_K and Q3_K with
+ * many rows of x, and gradients are multiplied in f32, decoded panel by panel. */
 #include "dequantize.h"
 #include "gemm.h"
 #include "quant_codes.h"
+#include "sum_of_eight.h"
 #include "transpose.h"
 
 enum {
@@ -29,8 +30,8 @@ typedef struct product {
 } product;
 
 #if defined(__AVX512F__)
-/* Elements of k, whole lines, of which x's few rows stay in the first cache. A single row is read as fast from the second
- * one as W from memory. */
+/* Elements of k, whole lines, of which x's few rows stay in the first cache. A single row is read as fast from the
+ * second one as W from memory. */
 static int64_t part_of(const product *p, int64_t size) {
   int64_t lines = NEAR / (LINE * size * p->rows);
   if (p->rows == 1 || p->columns * size * p->rows <= NEAR) return p->columns;
@@ -112,9 +113,9 @@ static bool in_eights(ty_dtype dtype) {
 #endif
 }
 
-/* Whether products of bytes are the faster way: without instructions for them, and without a kernel for its format, many
- * rows are better off with a weight that is decoded to f32 once for them all. Measured with AVX2 at 64 rows (q8_0 50 to 64
- * GFLOP/s of a core, nvfp4 39 to 52, mxfp4 65 to 54) and at 256 (43 to 79, 35 to 72, 44 to 76). */
+/* Whether products of bytes are the faster way: without instructions for them, and without a kernel for its format,
+ * many rows are better off with a weight that is decoded to f32 once for them all. Measured with AVX2 at 64 rows (q8_0
+ * 50 to 64 GFLOP/s of a core, nvfp4 39 to 52, mxfp4 65 to 54) and at 256 (43 to 79, 35 to 72, 44 to 76). */
 static bool better_by_codes(ty_dtype dtype, int64_t rows) {
   enum { MANY = 96 };
   return rows < MANY || in_eights(dtype) || has_vnni();

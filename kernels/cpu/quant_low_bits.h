@@ -92,11 +92,7 @@ static inline __attribute__((always_inline)) void low_dots_of(const ty_dtype dty
       total[r] = _mm256_fnmadd_ps(_mm256_set1_ps(s.dmin), min, total[r]);
     }
   }
-  for (int r = 0; r < rows; r++) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(total[r]), _mm256_extractf128_ps(total[r], 1));
-    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    out[r] = _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
-  }
+  for (int r = 0; r < rows; r++) out[r] = sum_of_eight(total[r]);
 }
 
 #define LOW_DOTS(name, dtype)                                                   \

@@ -1,6 +1,6 @@
-/* Householder's reflections I - tau v v' of vectors and of matrices, and panels of them as one product I - v t v', with a
- * small triangle t (Schreiber and Van Loan 1989), for one type: REAL, FN(name), TYPE and SAFE. Vectors lie one after the
- * other. */
+/* Householder's reflections I - tau v v' of vectors and of matrices, and panels of them as one product I - v t v', with
+ * a small triangle t (Schreiber and Van Loan 1989), for one type: REAL, FN(name), TYPE and SAFE. Vectors lie one after
+ * the other. */
 
 static inline REAL FN(dot)(const REAL *restrict x, const REAL *restrict y, int64_t n) {
   REAL sum = 0;

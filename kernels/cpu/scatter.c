@@ -1,6 +1,6 @@
-/* Writing by index: scatter, scatter_add, scatter_combine, index_add, index_copy. Every destination belongs to one task,
- * and a task visits its sources in ascending order: nothing races, the last of repeated indices wins, and sums do not
- * depend on the threads. */
+/* Writing by index: scatter, scatter_add, scatter_combine, index_add, index_copy. Every destination belongs to one
+ * task, and a task visits its sources in ascending order: nothing races, the last of repeated indices wins, and sums do
+ * not depend on the threads. */
 #include "../indexing.h"
 #include "combine.h"
 
@@ -268,8 +268,8 @@ bool TY_KERNEL(index_copy)(const ty_kernel_args *k) {
   }
 }
 
-/* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing (-1:
- * none). */
+/* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing
+ * (-1: none). */
 bool TY_KERNEL(index_add)(const ty_kernel_args *k) {
   return by_rows(k, TY_BY_SIZE(k->out[0]->dtype, rows), false, ((const ty_p_dim *)k->params)->k);
 }

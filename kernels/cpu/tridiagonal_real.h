@@ -1,7 +1,7 @@
-/* A symmetric matrix to a tridiagonal one by Householder's reflections, for one type (see reflections_real.h). In panels of
- * rows: a row sees the reflections of its panel before it is reflected itself, the rest of the matrix sees them all at once,
- * as a product (Dongarra, Sorensen and Hammarling 1989, "Block reduction of matrices to condensed forms"). Half of the work
- * is the product of the rest with each vector. */
+/* A symmetric matrix to a tridiagonal one by Householder's reflections, for one type (see reflections_real.h). In
+ * panels of rows: a row sees the reflections of its panel before it is reflected itself, the rest of the matrix sees
+ * them all at once, as a product (Dongarra, Sorensen and Hammarling 1989, "Block reduction of matrices to condensed
+ * forms"). Half of the work is the product of the rest with each vector. */
 
 /* Rows 0 .. count - 1 of v and w, `step` apart, two at a time, since one would read and write x for little: x loses
  * v[k][0] w[k] + w[k][0] v[k]. */
@@ -36,8 +36,8 @@ static void FN(lose_products)(REAL *restrict p, const REAL *restrict x, int64_t 
   }
 }
 
-/* Of the upper triangle of a [n, n], rows `row` apart, times x: rows [begin, end) and what is below them by symmetry, added
- * to y. */
+/* Of the upper triangle of a [n, n], rows `row` apart, times x: rows [begin, end) and what is below them by symmetry,
+ * added to y. */
 static void FN(symmetric_rows)(const REAL *a, int64_t row, int64_t n, const REAL *restrict x, int64_t begin,
                                int64_t end, REAL *restrict y) {
   int64_t i = begin;
@@ -107,8 +107,8 @@ static void FN(symmetric_times)(const REAL *a, int64_t row, int64_t n, const REA
   }
 }
 
-/* The upper triangle of a [n, n] loses v' w + w' v of `count` rows each, from column `at` on, which come first in `left`,
- * v then w, and in `right`, -w then -v; both have rows of n. */
+/* The upper triangle of a [n, n] loses v' w + w' v of `count` rows each, from column `at` on, which come first in
+ * `left`, v then w, and in `right`, -w then -v; both have rows of n. */
 static bool FN(update_rest)(REAL *a, int64_t n, int64_t at, int64_t count, const REAL *left, const REAL *right) {
   for (int64_t i = at; i < n; i += STRIP) {
     const int64_t rows = n - i < STRIP ? n - i : STRIP;
@@ -129,12 +129,12 @@ static bool FN(update_rest)(REAL *a, int64_t n, int64_t at, int64_t count, const
   return true;
 }
 
-/* a [n, n], of which the upper triangle counts, to d [n] and e [n - 1]. Row c of a keeps from its element c + 1 on the vector
- * of a reflection, tau [n - 1] its factor. room [TRIDIAGONAL_ROOM(n)] */
+/* a [n, n], of which the upper triangle counts, to d [n] and e [n - 1]. Row c of a keeps from its element c + 1 on the
+ * vector of a reflection, tau [n - 1] its factor. room [TRIDIAGONAL_ROOM(n)] */
 static bool FN(tridiagonal)(REAL *a, int64_t n, REAL *d, REAL *e, REAL *tau, REAL *room) {
   REAL *left = room, *right = left + 2 * PANEL * n, *p = right + 2 * PANEL * n, *sums = p + n;
   const int64_t panel = n < 128 ? PANEL / 2 : PANEL;
-  for (int64_t at = 0; at < n; at += panel) {
+  for (int64_t at = 0; at < n && !ty_interrupted; at += panel) {
     const int64_t count = n - at < panel ? n - at : panel;
     REAL *v = left, *w = left + count * n; /* rows of n, whose elements have the numbers of a's columns */
     for (int64_t j = 0; j < count; j++) {

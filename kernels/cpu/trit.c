@@ -8,6 +8,7 @@
 
 #include "../half.h"
 #include "cpu.h"
+#include "sum_of_eight.h"
 
 enum { TRITS = 5, SUMS = 256, TILE = 1024 }; /* TILE: rows of the weight for which the sums are made once */
 

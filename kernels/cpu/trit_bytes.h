@@ -115,12 +115,6 @@ static inline __attribute__((always_inline)) __m256i add_chunk(const __m256i dig
   return _mm256_add_epi32(sum, _mm256_add_epi32(low, _mm256_slli_epi32(_mm256_madd_epi16(part[2], byte), 8)));
 }
 
-static inline float sum_of_lanes(__m256 x) {
-  __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-}
-
 /* 32 bytes; zeros where there are fewer before `stop`. */
 static inline __m256i bytes_at(const uint8_t *code, const uint8_t *stop) {
   if (stop - code >= CHUNK) return _mm256_loadu_si256((const __m256i *)(const void *)code);
@@ -159,7 +153,7 @@ static inline __attribute__((always_inline)) void group_of(const byte_job *b, co
     if (++p < planes) continue;
 #pragma GCC unroll 4
     for (int l = 0; l < lines; l++) {
-      y[l * y_row] += factor[l * factor_row] * sum_of_lanes(total[l]);
+      y[l * y_row] += factor[l * factor_row] * sum_of_eight(total[l]);
       total[l] = _mm256_setzero_ps();
     }
     p = 0, y++;

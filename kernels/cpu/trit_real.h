@@ -1,7 +1,7 @@
 /* Tiles of matmul_trit for one type. Included by trit.c. */
 
-/* The signed sums of `n` numbers, at most five; those of the rest count as 0. The place of a sum has the trits plus 1 as
- * its digits in base 3, the first the lowest; places from 243 on repeat the first ones, as their digits do. */
+/* The signed sums of `n` numbers, at most five; those of the rest count as 0. The place of a sum has the trits plus 1
+ * as its digits in base 3, the first the lowest; places from 243 on repeat the first ones, as their digits do. */
 static void FN(sums)(const REAL *x, int64_t n, REAL *sum) {
   int64_t count = 1;
   sum[0] = 0;

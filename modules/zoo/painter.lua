@@ -285,41 +285,63 @@ local function first_of(batch, count)
   return few
 end
 
+-- The names of the tensors that every one of some batches has, in order.
+local function fields_of(views)
+  local fields = {}
+  for name in pairs(views[1]) do
+    if views[#views][name] then fields[#fields + 1] = name end
+  end
+  table.sort(fields)
+  return fields
+end
+
+-- The tensors of batches one after another. Arguments that share memory would be an error.
+local function flat(views, fields)
+  local list = {}
+  for i, batch in ipairs(views) do
+    for _, name in ipairs(fields) do list[#list + 1] = i > 1 and batch[name]:clone() or batch[name] end
+  end
+  return list
+end
+
+-- The batches of such a list.
+local function batches_of(list, fields)
+  local views = {}
+  for start = 0, #list - 1, #fields do
+    local batch = {}
+    for j, name in ipairs(fields) do batch[name] = list[start + j] end
+    views[#views + 1] = batch
+  end
+  return views
+end
+
 -- A step's gradients from a loss of parts and a batch, recorded once and replayed (ty.compile), which gives the numbers
 -- of calling it in four fifths of the time. view: a function from a batch to those whose losses count, each alike.
 local function recorded(loss, view)
-  local fields, values = {}, {}
-  local step
+  local fields, step
+  local values -- the names of what a step returns beside its loss, which are known once it is recorded
+  local function record(parts)
+    return ty.compile(function(...)
+      local views, sum, numbers = batches_of({ ... }, fields), 0, {}
+      for i, batch in ipairs(views) do
+        local one, more = loss(parts, batch)
+        sum = sum + one / #views
+        for name, x in pairs(more or {}) do numbers[i > 1 and name .. i or name] = x end
+      end
+      sum:backward()
+      local results = { sum:detach() }
+      values = {}
+      for name in pairs(numbers) do values[#values + 1] = name end
+      table.sort(values)
+      for j, name in ipairs(values) do results[j + 1] = numbers[name] end
+      return table.unpack(results)
+    end)
+  end
   return function(parts, next_batch)
     local views = view(next_batch())
-    if not step then
-      for name in pairs(views[1]) do
-        if views[#views][name] then fields[#fields + 1] = name end
-      end
-      table.sort(fields)
-      step = ty.compile(function(...)
-        local given, sum, numbers = { ... }, 0, {}
-        for i = 1, #given // #fields do
-          local batch = {}
-          for j, name in ipairs(fields) do batch[name] = given[(i - 1) * #fields + j] end
-          local one, more = loss(parts, batch)
-          sum = sum + one * (#fields / #given)
-          for name, x in pairs(more or {}) do numbers[i > 1 and name .. i or name] = x end
-        end
-        sum:backward()
-        values = {}
-        for name in pairs(numbers) do values[#values + 1] = name end
-        table.sort(values)
-        local results = { sum:detach() }
-        for j, name in ipairs(values) do results[j + 1] = numbers[name] end
-        return table.unpack(results)
-      end)
-    end
-    local given = {}
-    for i, batch in ipairs(views) do -- arguments that share memory would be an error
-      for _, name in ipairs(fields) do given[#given + 1] = i > 1 and batch[name]:clone() or batch[name] end
-    end
-    local results = { step(table.unpack(given)) }
+    fields = fields or fields_of(views)
+    step = step or record(parts)
+    local results = { step(table.unpack(flat(views, fields))) }
     local numbers = { loss = results[1] }
     for j, name in ipairs(values) do numbers[name] = results[j + 1] end
     return numbers

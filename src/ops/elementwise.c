@@ -67,31 +67,6 @@ static bool check_reachable(ty_call *c, int arg, ty_dtype dtype) {
                     ty_describe(c->arg[0].t), (long long)v->i);
 }
 
-/* Bounds of which one at least is a tensor. */
-static bool clamp_between_tensors(ty_call *c, const ty_clamp_args *a) {
-  ty_tensor *r = a->x.t;
-  const ty_dtype dtype = ty_dtype_of(r);
-  if (a->min.kind == TY_TENSOR && a->max.kind == TY_TENSOR && ty_is_float(dtype) && ty_dtype_of(a->min.t) == dtype &&
-      ty_dtype_of(a->max.t) == dtype)
-    return ty_out_set(c, 0, ty_clamp_between(r, a->min.t, a->max.t));
-  if (a->min.kind == TY_TENSOR || is_bound(&a->min)) r = ty_maximum(ty_value_of_tensor(r), a->min);
-  if (a->max.kind == TY_TENSOR || is_bound(&a->max)) r = ty_minimum(ty_value_of_tensor(r), a->max);
-  return ty_out_set(c, 0, r);
-}
-
-bool fwd_clamp(ty_call *c) {
-  const ty_clamp_args *a = TY_ARGS(clamp, c);
-  ty_tensor *x = a->x.t;
-  if (a->min.kind == TY_TENSOR || a->max.kind == TY_TENSOR) return clamp_between_tensors(c, a);
-  bool min = is_bound(&a->min), max = is_bound(&a->max);
-  if (!min && !max) return ty_op_fail(c, TY_EINVAL, "min: expected min, max or both, got neither");
-  bool fractional = (min && a->min.kind == TY_FLOAT) || (max && a->max.kind == TY_FLOAT);
-  if (fractional && !ty_is_float(ty_dtype_of(x))) x = ty_to(x, TY_F32); /* as other ops with a fractional number */
-  if (!x || !check_reachable(c, 1, ty_dtype_of(x)) || !check_reachable(c, 2, ty_dtype_of(x))) return false;
-  ty_p_numbers p = { bound_or(&a->min, INT64_MIN), bound_or(&a->max, INT64_MAX) };
-  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, &p);
-}
-
 /* ---- two operands, tensors or numbers ---- */
 
 static int category(ty_dtype d) { return ty_is_float(d) ? 2 : d == TY_BOOL ? 0 : 1; }
@@ -230,6 +205,14 @@ bool fwd_binary_float(ty_call *c) {
 
 bool fwd_compare(ty_call *c) { return apply(c, 0, compute_dtype(&c->arg[0], &c->arg[1]), TY_BOOL); }
 
+/* Widens a shape, kept as a view without data and as its sizes, to what it and a tensor among the operands give. */
+static bool widen(ty_call *c, ty_view *shape, int *n, int64_t *size, const ty_value *v) {
+  if (v->kind != TY_TENSOR || ty_same_shape(shape, &v->t->v)) return true;
+  if (!ty_broadcast(c->op, shape, &v->t->v, n, size)) return false;
+  ty_view_set_contiguous(shape, *n, size);
+  return true;
+}
+
 bool fwd_where(ty_call *c) {
   const ty_where_args *a = TY_ARGS(where, c);
   ty_tensor *condition = a->condition.t;
@@ -237,11 +220,8 @@ bool fwd_where(ty_call *c) {
   int64_t size[TY_MAX_DIMS];
   memcpy(size, condition->v.size, sizeof *size * (size_t)n);
   ty_view shape = condition->v;
-  for (int i = 1; i <= 2; i++) {
-    if (c->arg[i].kind != TY_TENSOR) continue;
-    if (!ty_broadcast(c->op, &shape, &c->arg[i].t->v, &n, size)) return false;
-    ty_view_set_contiguous(&shape, n, size);
-  }
+  for (int i = 1; i <= 2; i++)
+    if (!widen(c, &shape, &n, size, &c->arg[i])) return false;
   bool numbers = a->x.kind != TY_TENSOR && a->y.kind != TY_TENSOR;
   ty_dtype d = !numbers ? compute_dtype(&a->x, &a->y) : a->x.kind == TY_INT && a->y.kind == TY_INT ? TY_I64 : TY_F32;
   operand x, y;
@@ -280,11 +260,8 @@ static bool apply_three(ty_call *c, ty_op_id id, const ty_value *value, const vo
   int64_t size[TY_MAX_DIMS];
   memcpy(size, x->v.size, sizeof *size * (size_t)n);
   ty_view shape = x->v;
-  for (int i = 1; i < 3; i++) {
-    if (value[i].kind != TY_TENSOR || ty_same_shape(&shape, &value[i].t->v)) continue;
-    if (!ty_broadcast(c->op, &shape, &value[i].t->v, &n, size)) return false;
-    ty_view_set_contiguous(&shape, n, size);
-  }
+  for (int i = 1; i < 3; i++)
+    if (!widen(c, &shape, &n, size, &value[i])) return false;
   operand o[3];
   for (int i = 0; i < 3; i++)
     if (!set_operand(&o[i], &value[i], ty_dtype_of(x), n, size)) return false;
@@ -299,6 +276,29 @@ static bool of_one_dtype(const ty_value *value) {
   for (int i = 1; i < 3; i++)
     if (value[i].kind == TY_TENSOR && ty_dtype_of(value[i].t) != dtype) return false;
   return true;
+}
+
+/* Bounds of which one at least is a tensor. */
+static bool clamp_between_tensors(ty_call *c, const ty_clamp_args *a) {
+  ty_tensor *r = a->x.t;
+  if (a->min.kind == TY_TENSOR && a->max.kind == TY_TENSOR && ty_is_float(ty_dtype_of(r)) && of_one_dtype(c->arg))
+    return apply_three(c, TY_OP_clamp_between, c->arg, NULL);
+  if (a->min.kind == TY_TENSOR || is_bound(&a->min)) r = ty_maximum(ty_value_of_tensor(r), a->min);
+  if (a->max.kind == TY_TENSOR || is_bound(&a->max)) r = ty_minimum(ty_value_of_tensor(r), a->max);
+  return ty_out_set(c, 0, r);
+}
+
+bool fwd_clamp(ty_call *c) {
+  const ty_clamp_args *a = TY_ARGS(clamp, c);
+  ty_tensor *x = a->x.t;
+  if (a->min.kind == TY_TENSOR || a->max.kind == TY_TENSOR) return clamp_between_tensors(c, a);
+  bool min = is_bound(&a->min), max = is_bound(&a->max);
+  if (!min && !max) return ty_op_fail(c, TY_EINVAL, "min: expected min, max or both, got neither");
+  bool fractional = (min && a->min.kind == TY_FLOAT) || (max && a->max.kind == TY_FLOAT);
+  if (fractional && !ty_is_float(ty_dtype_of(x))) x = ty_to(x, TY_F32); /* as other ops with a fractional number */
+  if (!x || !check_reachable(c, 1, ty_dtype_of(x)) || !check_reachable(c, 2, ty_dtype_of(x))) return false;
+  ty_p_numbers p = { bound_or(&a->min, INT64_MIN), bound_or(&a->max, INT64_MAX) };
+  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, &p);
 }
 
 bool fwd_clamp_between(ty_call *c) { return apply_three(c, TY_OP_clamp_between, c->arg, NULL); }
