@@ -126,7 +126,9 @@ end
 function TensorDataset:batch(positions)
   positions = positions_of(positions)
   local result = {}
-  for name, tensor in pairs(self.fields) do result[name] = tensor:index_select(0, positions) end
+  for name, tensor in pairs(self.fields) do -- each on the device where its tensor lies
+    result[name] = tensor:index_select(0, positions:to { device = tensor.device })
+  end
   return result
 end
 
