@@ -9,6 +9,9 @@ python3 -m venv "$root/build/peers"
 # llama.cpp is compiled for this CPU, which takes a quarter of an hour on two cores.
 CMAKE_ARGS='-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF' "$root/build/peers/bin/pip" install --quiet llama-cpp-python ||
   echo 'not installed: llama-cpp-python (the items of llm/ have no peer)'
+"$root/build/peers/bin/pip" install --quiet diffusers transformers || echo 'not installed: diffusers (sd/ has no peer)'
+CMAKE_ARGS='-DGGML_NATIVE=ON' "$root/build/peers/bin/pip" install --quiet stable-diffusion-cpp-python ||
+  echo 'not installed: stable-diffusion-cpp-python (the items of sd/ in f16 and q8_0 have no peer)'
 "$root/build/peers/bin/python" -c 'import torch; print("torch", torch.__version__)'
 
 if command -v apt-get >/dev/null 2>&1; then
