@@ -5,6 +5,7 @@ local datasets = require "tycho.datasets"
 local diffusion = require "tycho.diffusion"
 local models = require "tycho.models"
 local painter = require "tycho.zoo.painter"
+local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
 local arguments = require "tycho.arguments"
 
@@ -86,7 +87,7 @@ function M.train(made, options)
     seed = o.seed, drop_last = true })
   local parts = nn.ModuleDict { unet = made.network, text_encoder = o.text and made.text_encoder or nil }
   local objective = painter.objective(made)
-  local fit = { optimizer = painter.optimizer, final = 0.02, quiet = true, title = "canvas",
+  local fit = { optimizer = scenes.muon, final = 0.02, quiet = true, title = "canvas",
     loss = function(m, batch)
       local encoder = made.prompts.readers[1]
       encoder.encoder = m.text_encoder or encoder.encoder

@@ -177,19 +177,26 @@ end
 
 --- Trains a network with an output for each of labels(), keeps it in the folder of its seed, and returns it.
 -- see(network, pictures): its logits [n, labels] and the features of its cells [n, cells, width], a square of them.
+-- more: an optimizer, as train.fit takes it, and autocast, the dtype of products ("f32").
 ---@param r Recipe
 ---@param network Module
 ---@param see fun(network: Module, pictures: Tensor): Tensor, Tensor
 ---@param width integer
 ---@param seed integer
+---@param more? { optimizer?: function, autocast?: string }
 ---@return Module
-function M.train(r, network, see, width, seed)
+function M.train(r, network, see, width, seed, more)
   local args, emoji = r.args, scenes.emoji()
   r:say("seed %d: %d parameters", seed, network:count_parameters())
   local student = Student(network, see, width):to(r.device)
   local loader = scenes.loader(r, { "image", "statements", "owner", "boxes", "scene" }, seed)
+  local dtype = more and more.autocast or "f32"
   local _, averaged = ty.train.fit(student, loader, scenes.fit_options(r, seed, {
-    loss = function(m, batch) return loss_of(m, batch, emoji) end,
+    optimizer = more and more.optimizer,
+    loss = function(m, batch)
+      if dtype == "f32" then return loss_of(m, batch, emoji) end
+      return ty.autocast(dtype, loss_of, m, batch, emoji)
+    end,
     evaluate = function(step, m)
       local found = M.measure(m.network, "validation", math.min(500, args.count))
       r:say("step %d: mean average precision %.3f, colours %.3f, places %.3f", step, found.mean_average_precision,
@@ -201,17 +208,18 @@ function M.train(r, network, see, width, seed)
 end
 
 --- Trains a network made by make() for each seed and measures it: the rows of the recipe's table. see and width: as
--- train() has them.
+-- train() has them, and more.
 ---@param r Recipe
 ---@param make fun(): Module
 ---@param see fun(network: Module, pictures: Tensor): Tensor, Tensor
 ---@param width integer
+---@param more? { optimizer?: function, autocast?: string }
 ---@return RecipeRow[]
-function M.rows(r, make, see, width)
+function M.rows(r, make, see, width, more)
   local measured = { mean_average_precision = {}, colour = {}, place = {}, combinations = {}, subgroups = {} }
   for i, seed in ipairs(r.seeds) do
     ty.manual_seed(seed)
-    local model = scenes.shipped(r) or M.train(r, make(), see, width, seed)
+    local model = scenes.shipped(r) or M.train(r, make(), see, width, seed, more)
     for name, value in pairs(M.measure(model, "validation", r.args.count)) do
       if measured[name] then measured[name][i] = value end
     end

