@@ -240,6 +240,7 @@ local function check_second(row, instance, wanted, weights, plain, where, tol, b
       check_close(row, where, what, got and got[at] or 0.0, want, scale, tol)
     end
   end
+  local unmoved = next(w_at) and along(instance, weights)
   for j, k in pairs(w_at) do
     local got = lists[k]
     local scale = largest(got or {})
@@ -247,7 +248,7 @@ local function check_second(row, instance, wanted, weights, plain, where, tol, b
       local moved = {}
       for q, list in pairs(weights) do moved[q] = table.move(list, 1, #list, 1, {}) end
       moved[j][at] = moved[j][at] + 0.5 -- the gradient is linear in w: any step is exact
-      local want = (along(instance, moved) - along(instance, weights)) / 0.5
+      local want = (along(instance, moved) - unmoved) / 0.5
       check_close(row, where, ("%s[%d]"):format(names[k], at - 1), got and got[at] or 0.0, want, scale, tol)
     end
   end
