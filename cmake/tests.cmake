@@ -5,8 +5,8 @@ set(test_folder WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 if(TARGET tycho)
   if(EXISTS ${CMAKE_SOURCE_DIR}/tests/run_ops.lua)
     foreach(part 1 2 3 4) # several entries for the ops, which cores share
-      add_test(NAME ops_${part} COMMAND tycho tests/run_ops.lua --part ${part}/4 $<$<BOOL:${TYCHO_SANITIZE}>:--quick>
-               ${test_folder} COMMAND_EXPAND_LISTS)
+      add_test(NAME ops_${part} COMMAND tycho tests/run_ops.lua --part ${part}/4
+               "$<$<BOOL:${TYCHO_SANITIZE}>:--quick;--moved;2>" ${test_folder} COMMAND_EXPAND_LISTS)
       list(APPEND parts_of_ops ops_${part})
       list(APPEND parts_of_cuda_ops cuda_ops_${part})
     endforeach()

@@ -14,13 +14,14 @@ local layout = require "layout"
 local report = require "report"
 local template = require "template"
 
-local gradient = {}
+local gradient = {
+  most = 40, -- elements of one input that are moved one by one; of more, a random sample
+}
 local ty
 
 local STEP = 1e-5
 local TOLERANCE = 1e-5
 local SAME = 1e-9 -- between two ways to the same f64 gradient
-local MOST = 40 -- elements of one input that are moved one by one; of more, a random sample
 local LOOSER = { f32 = 1e-4, f16 = 2e-2, bf16 = 8e-2 }
 
 function gradient.use(library) ty = library end
@@ -118,11 +119,12 @@ end
 local function positions(n)
   local list = {}
   for i = 1, n do list[i] = i end
-  for i = 1, math.min(n, MOST) do
+  local count = math.min(n, gradient.most)
+  for i = 1, count do
     local j = math.random(i, n)
     list[i], list[j] = list[j], list[i]
   end
-  return table.move(list, 1, math.min(n, MOST), 1, {})
+  return table.move(list, 1, count, 1, {})
 end
 
 -- (f(x + h) - f(x - h)) / 2h for element `at` of slot i.
