@@ -5,8 +5,8 @@ set(test_folder WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 if(TARGET tycho)
   if(EXISTS ${CMAKE_SOURCE_DIR}/tests/run_ops.lua)
     foreach(part 1 2 3 4) # several entries for the ops, which cores share
-      add_test(NAME ops_${part} COMMAND tycho tests/run_ops.lua --part ${part}/4 $<$<BOOL:${TYCHO_SANITIZE}>:--quick>
-               ${test_folder} COMMAND_EXPAND_LISTS)
+      add_test(NAME ops_${part} COMMAND tycho tests/run_ops.lua --part ${part}/4
+               "$<$<BOOL:${TYCHO_SANITIZE}>:--quick;--moved;2>" ${test_folder} COMMAND_EXPAND_LISTS)
       list(APPEND parts_of_ops ops_${part})
       list(APPEND parts_of_cuda_ops cuda_ops_${part})
     endforeach()
@@ -127,7 +127,7 @@ takes(400 cuda_build)
 takes(80 ${parts_of_cuda_ops} ${parts_of_ops})
 takes(40 cuda_whole cuda_bench cuda_libraries program lua_arguments)
 takes(20 lua_tokenizer_characters lua_docs lua_watch hub_chat luacheck cuda_whole_lazy cuda_zoo)
-takes(10 lua_spectral lua_tokenizer hub_load datasets_scenes tutorial_4_diffusion tutorial_5_fine-tune)
+takes(10 lua_spectral lua_tokenizer hub_load datasets_scenes offload_kill tutorial_4_diffusion tutorial_5_fine-tune)
 
 if(TYCHO_SANITIZE)
   get_property(names DIRECTORY PROPERTY TESTS)

@@ -1,7 +1,7 @@
 -- The op tests: every op of the table against its row in tests/ops/*.lua. See tests/ops/harness and CONTRIBUTING.md.
 --
 --   tycho tests/run_ops.lua [--device cuda] [--op NAME]... [--part K/N] [--quick] [--all] [--no-grad]
---                           [--calls N [--seed N]]
+--                           [--calls N [--seed N]] [--moved N]
 --
 -- A row file returns function(row, T) and calls row(name, { ... }) with these fields:
 --
@@ -25,7 +25,8 @@
 -- counted. --op: only these ops. --part: every Nth of them, from the Kth: N processes share the work. --quick: fewer
 -- dtypes and layouts, and on other devices the CPU's gradients in place of differences. --all: prints every failure.
 -- --calls: only calls with wrong arguments, N of them over all ops; without it each op gets a few among its other tests
--- (harness/wrong_calls.lua). --seed: draws others. --no-grad: values and errors only. --time: the slowest ops.
+-- (harness/wrong_calls.lua). --seed: draws others. --no-grad: values and errors only. --moved: of each input at most N
+-- elements are moved for its gradient; where memory is watched, one does what another did. --time: the slowest ops.
 -- --mapped: only the calls inside ty.vmap. --trace: errors with a traceback.
 
 local here = (arg and arg[0] or "run_ops.lua"):match("^(.*/)") or "./"
@@ -58,7 +59,7 @@ do
     elseif arg[i] == "--device" then
       i = i + 1
       layout.device = arg[i] or ""
-    elseif arg[i] == "--calls" or arg[i] == "--seed" then
+    elseif arg[i] == "--calls" or arg[i] == "--seed" or arg[i] == "--moved" then
       local name = arg[i]:sub(3)
       i = i + 1
       options[name] = math.tointeger(tonumber(arg[i] or ""))
@@ -88,6 +89,8 @@ do
     i = i + 1
   end
 end
+
+gradient.most = options.moved or gradient.most
 
 for _, name in ipairs { "layout", "forward", "gradient", "errors", "failing", "threads", "replayed", "wrong_calls",
   "mapped", "memory" } do
@@ -164,9 +167,17 @@ do
 end
 if options.calls then options.calls_each = math.ceil(options.calls / #chosen) end
 
+-- Every full collection goes over the rows that are there: only those that are still to be run are kept.
+do
+  local kept = {}
+  for _, name in ipairs(chosen) do kept[name] = rows[name] end
+  rows = kept
+end
+
 local clock = {}
 for _, name in ipairs(chosen) do
   local row = rows[name]
+  rows[name] = nil
   local started = os.clock()
   if report.check(row ~= nil, name, "row", "the op has no row in tests/ops") then run(row) end
   clock[#clock + 1] = { name, os.clock() - started }

@@ -32,21 +32,23 @@ return function(row, T)
     return (size + 2 * p.padding[d] - p.dilation[d] * (kernel - 1) - 1) // p.stride[d] + 1
   end
 
-  -- visit(n, out channel, oi, oj, in channel, its number in the group, ki, kj, i, j) for every product of the convolution
-  local function products(x, w, p, visit)
-    local oh, ow = positions(x[3], w[3], p, 1), positions(x[4], w[4], p, 2)
+  -- visit(place in y, place in x, place in w) for every product of the convolution of x by w that gives y; shapes
+  local function products(y, x, w, p, visit)
+    local up, left = p.padding[1], p.padding[2]
     for n = 0, x[1] - 1 do
       for o = 0, w[1] - 1 do
-        local group = o // (w[1] // p.groups)
-        for oi = 0, oh - 1 do
-          for oj = 0, ow - 1 do
+        local first, weight = n * x[2] + o // (w[1] // p.groups) * w[2], o * w[2]
+        for oi = 0, y[3] - 1 do
+          for oj = 0, y[4] - 1 do
+            local out = ((n * y[2] + o) * y[3] + oi) * y[4] + oj + 1
             for c = 0, w[2] - 1 do
               for ki = 0, w[3] - 1 do
-                for kj = 0, w[4] - 1 do
-                  local i = oi * p.stride[1] - p.padding[1] + ki * p.dilation[1]
-                  local j = oj * p.stride[2] - p.padding[2] + kj * p.dilation[2]
-                  if i >= 0 and i < x[3] and j >= 0 and j < x[4] then
-                    visit(n, o, oi, oj, group * w[2] + c, c, ki, kj, i, j)
+                local i = oi * p.stride[1] - up + ki * p.dilation[1]
+                if i >= 0 and i < x[3] then
+                  local line, tap = ((first + c) * x[3] + i) * x[4] + 1, ((weight + c) * w[3] + ki) * w[4] + 1
+                  for kj = 0, w[4] - 1 do
+                    local j = oj * p.stride[2] - left + kj * p.dilation[2]
+                    if j >= 0 and j < x[4] then visit(out, line + j, tap + kj) end
                   end
                 end
               end
@@ -55,7 +57,6 @@ return function(row, T)
         end
       end
     end
-    return oh, ow
   end
 
   local function flat(shape, a, b, c, d) return ((a * shape[2] + b) * shape[3] + c) * shape[4] + d + 1 end
@@ -64,20 +65,13 @@ return function(row, T)
   local function conv2d(x, w, bias, p)
     local shape = { x.shape[1], w.shape[1], positions(x.shape[3], w.shape[3], p, 1), positions(x.shape[4], w.shape[4], p, 2) }
     local y = from(shape, function(index) return bias and at(bias, { index[2] }) or 0.0 end)
-    products(x.shape, w.shape, p, function(n, o, oi, oj, channel, c, ki, kj, i, j)
-      local k = flat(shape, n, o, oi, oj)
-      y[k] = y[k] + x[flat(x.shape, n, channel, i, j)] * w[flat(w.shape, o, c, ki, kj)]
-    end)
+    products(shape, x.shape, w.shape, p, function(i, j, k) y[i] = y[i] + x[j] * w[k] end)
     return y
   end
 
   local function backward_input(g, w, size, p)
     local dx = zeros(size)
-    products(size, w.shape, p, function(n, o, oi, oj, channel, c, ki, kj, i, j)
-      if oi >= g.shape[3] or oj >= g.shape[4] then return end -- by an output padding of a whole stride
-      local k = flat(size, n, channel, i, j)
-      dx[k] = dx[k] + g[flat(g.shape, n, o, oi, oj)] * w[flat(w.shape, o, c, ki, kj)]
-    end)
+    products(g.shape, size, w.shape, p, function(i, j, k) dx[j] = dx[j] + g[i] * w[k] end)
     return dx
   end
 
@@ -212,10 +206,7 @@ return function(row, T)
     },
     ref = function(g, x, size, ...)
       local dw = zeros(size)
-      products(x.shape, size, parameters({ ... }, names), function(n, o, oi, oj, channel, c, ki, kj, i, j)
-        local k = flat(size, o, c, ki, kj)
-        dw[k] = dw[k] + g[flat(g.shape, n, o, oi, oj)] * x[flat(x.shape, n, channel, i, j)]
-      end)
+      products(g.shape, x.shape, size, parameters({ ... }, names), function(i, j, k) dw[k] = dw[k] + g[i] * x[j] end)
       return dw
     end,
     errors = { { T { 2, 4, 3, 3 }, T { 2, 3, 5, 6 }, { 4, 3, 3, 3 }, match = "g: expected [2, 4, 3, 4]" } },

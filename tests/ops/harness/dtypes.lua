@@ -57,7 +57,8 @@ function dtypes.limits(dtype)
   return -(1 << (bits[dtype] - 1)), (1 << (bits[dtype] - 1)) - 1
 end
 
-local largest = { f16 = 65504, bf16 = 0x1.fep127, f32 = 0x1.fffffep127 }
+-- As C converts: to the nearest, halves to even.
+local function to_f32(x) return (string.unpack("<f", string.pack("<f", x))) end
 
 -- x to `digits` binary digits, halves to even, exponents not below `lowest`.
 local function to_digits(x, digits, lowest, max)
@@ -81,17 +82,23 @@ local function wrap(x, dtype)
   return i
 end
 
---- The value of `dtype` nearest to x; integers wrap around.
-function dtypes.round(x, dtype)
-  if blocks[dtype] then return x end
-  if dtype == "f64" then return x + 0.0 end
-  if dtype == "f32" then return to_digits(x, 24, -126, largest.f32) end
-  if dtype == "f16" then return to_digits(to_digits(x, 24, -126, largest.f32), 11, -14, largest.f16) end
-  if dtype == "bf16" then return to_digits(to_digits(x, 24, -126, largest.f32), 8, -126, largest.bf16) end
-  if dtype == "bool" then return x ~= 0 and 1 or 0 end
-  if x ~= x or x == math.huge or x == -math.huge then return x end
-  return wrap(x, dtype)
+local round = {
+  f64 = function(x) return x + 0.0 end,
+  f32 = to_f32,
+  f16 = function(x) return to_digits(to_f32(x), 11, -14, 65504) end,
+  bf16 = function(x) return to_digits(to_f32(x), 8, -126, 0x1.fep127) end,
+  bool = function(x) return x ~= 0 and 1 or 0 end,
+}
+for dtype in pairs(bits) do
+  round[dtype] = function(x)
+    if x ~= x or x == math.huge or x == -math.huge then return x end
+    return wrap(x, dtype)
+  end
 end
+for dtype in pairs(blocks) do round[dtype] = function(x) return x end end
+
+--- The value of `dtype` nearest to x; integers wrap around.
+function dtypes.round(x, dtype) return round[dtype](x) end
 
 --- Allowed error of a result of `dtype`, relative to max(1, |expected|).
 dtypes.tolerance = { f64 = 1e-12, f32 = 2e-6, f16 = 2e-3, bf16 = 2e-2 }

@@ -14,13 +14,14 @@ local layout = require "layout"
 local report = require "report"
 local template = require "template"
 
-local gradient = {}
+local gradient = {
+  most = 40, -- elements of one input that are moved one by one; of more, a random sample
+}
 local ty
 
 local STEP = 1e-5
 local TOLERANCE = 1e-5
 local SAME = 1e-9 -- between two ways to the same f64 gradient
-local MOST = 40 -- elements of one input that are moved one by one; of more, a random sample
 local LOOSER = { f32 = 1e-4, f16 = 2e-2, bf16 = 8e-2 }
 
 function gradient.use(library) ty = library end
@@ -118,11 +119,12 @@ end
 local function positions(n)
   local list = {}
   for i = 1, n do list[i] = i end
-  for i = 1, math.min(n, MOST) do
+  local count = math.min(n, gradient.most)
+  for i = 1, count do
     local j = math.random(i, n)
     list[i], list[j] = list[j], list[i]
   end
-  return table.move(list, 1, math.min(n, MOST), 1, {})
+  return table.move(list, 1, count, 1, {})
 end
 
 -- (f(x + h) - f(x - h)) / 2h for element `at` of slot i.
@@ -240,6 +242,7 @@ local function check_second(row, instance, wanted, weights, plain, where, tol, b
       check_close(row, where, what, got and got[at] or 0.0, want, scale, tol)
     end
   end
+  local unmoved = next(w_at) and along(instance, weights)
   for j, k in pairs(w_at) do
     local got = lists[k]
     local scale = largest(got or {})
@@ -247,7 +250,7 @@ local function check_second(row, instance, wanted, weights, plain, where, tol, b
       local moved = {}
       for q, list in pairs(weights) do moved[q] = table.move(list, 1, #list, 1, {}) end
       moved[j][at] = moved[j][at] + 0.5 -- the gradient is linear in w: any step is exact
-      local want = (along(instance, moved) - along(instance, weights)) / 0.5
+      local want = (along(instance, moved) - unmoved) / 0.5
       check_close(row, where, ("%s[%d]"):format(names[k], at - 1), got and got[at] or 0.0, want, scale, tol)
     end
   end

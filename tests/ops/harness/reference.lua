@@ -72,10 +72,17 @@ end
 
 --- f of the elements of broadcast arrays and numbers.
 function reference.zip(f, ...)
-  local args = table.pack(...)
-  local at, values = reference.at, {}
-  return reference.from(reference.broadcast(...), function(index)
-    for i = 1, args.n do values[i] = at(args[i], index) end
+  local args, shape = table.pack(...), reference.broadcast(...)
+  local at, values, whole, k = reference.at, {}, {}, 0
+  for i = 1, args.n do
+    local x = args[i]
+    whole[i] = type(x) == "table" and table.concat(x.shape, " ") == table.concat(shape, " ")
+  end
+  return reference.from(shape, function(index)
+    k = k + 1
+    for i = 1, args.n do
+      if whole[i] then values[i] = args[i][k] else values[i] = at(args[i], index) end
+    end
     return f(table.unpack(values, 1, args.n))
   end)
 end
