@@ -1,10 +1,12 @@
-/* Special functions of one element, in double; the float ones round what these give, but where they are written out. To
- * about 1e-14 of the result, or where it crosses zero of 1. Plain C that is also C++ for CUDA. The coefficients are
- * Chebyshev and Taylor series computed for this file; DLMF is the NIST Digital Library of Mathematical Functions. */
+/* Special functions of one element, in double; the float ones round what these give, but where they are written out,
+ * here or in special_f32.h. To about 1e-14 of the result, or where it crosses zero of 1. Plain C that is also C++ for
+ * CUDA. The coefficients are Chebyshev and Taylor series computed for this file; DLMF is the NIST Digital Library of
+ * Mathematical Functions. */
 #ifndef TY_KERNELS_SPECIAL_H
 #define TY_KERNELS_SPECIAL_H
 
 #include "scalar.h"
+#include "special_f32.h"
 
 #define TY_PI 3.14159265358979323846
 #define TY_LN2 0.69314718055994530942
@@ -522,11 +524,11 @@ TY_INLINE double ty_i1e_f64(double x) {
 /* In two factors, as exp(x) leaves the range before they do. */
 TY_INLINE double ty_i0_f64(double x) {
   double e = exp(0.5 * fabs(x));
-  return ty_i0e_f64(x) * e * e;
+  return fabs(x) == INFINITY ? INFINITY : ty_i0e_f64(x) * e * e;
 }
 TY_INLINE double ty_i1_f64(double x) {
   double e = exp(0.5 * fabs(x));
-  return ty_i1e_f64(x) * e * e;
+  return fabs(x) == INFINITY ? x : ty_i1e_f64(x) * e * e;
 }
 
 /* ---- float ---- */
@@ -537,12 +539,6 @@ TY_INLINE double ty_i1_f64(double x) {
   TY_INLINE float ty_##name##_f32(float x, float y) { return (float)ty_##name##_f64((double)x, (double)y); }
 TY_ROUNDED(erfcx)
 TY_ROUNDED(log_ndtr)
-TY_ROUNDED(lgamma)
-TY_ROUNDED(digamma)
-TY_ROUNDED(i0)
-TY_ROUNDED(i0e)
-TY_ROUNDED(i1)
-TY_ROUNDED(i1e)
 TY_ROUNDED_2(zeta)
 TY_ROUNDED_2(polygamma)
 TY_ROUNDED_2(gammainc)

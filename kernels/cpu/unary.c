@@ -42,6 +42,16 @@
     return true;                                                                                          \
   }
 
+#define LOOP_REFLECTED(name)                                                                              \
+  LOOP(name##_positive, f32, , ty_##name##_positive_f32(x))                                               \
+  LOOP(name##_any, f32, , ty_##name##_f32(x))                                                             \
+  static bool name##_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) { \
+    const float *p = in[0];                                                                               \
+    int below = 0;                                                                                        \
+    _Pragma("omp simd reduction(| : below)") for (int64_t i = 0; i < n; i++) below |= p[i] < 0.0f;        \
+    return (below ? name##_any_f32 : name##_positive_f32)(out, in, n, repeated, params);                  \
+  }
+
 #define NUMBERS                   \
   const ty_p_numbers *s = params; \
   const X a = (X)s->a.f, b = (X)s->b.f;
@@ -79,6 +89,7 @@ static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repe
 #define UNARY_SCALARS(name, f) LOOP(name, f32, SCALARS, f)
 #define UNARY_EITHER(name, f, other) LOOP_GELU(name, f, other)
 #define UNARY_TRIG(name) LOOP_TRIG(name)
+#define UNARY_REFLECTED(name) LOOP_REFLECTED(name)
 #define UNARY_NUMBER(name, f, i) LOOP(name, f32, , f)
 #define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f32, NUMBERS, f)
 #include "../elementwise.def"
@@ -91,6 +102,7 @@ static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repe
 #define UNARY_SCALARS(name, f) LOOP(name, f64, SCALARS, f)
 #define UNARY_EITHER(name, f, other) LOOP_EITHER(name, f64, f, other)
 #define UNARY_TRIG(name) LOOP(name, f64, , F(name)(x))
+#define UNARY_REFLECTED(name) LOOP(name, f64, , F(name)(x))
 #define UNARY_NUMBER(name, f, i) LOOP(name, f64, , f)
 #define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f64, NUMBERS, f)
 #include "../elementwise.def"
@@ -196,6 +208,7 @@ static bool run(ew_loop *const *loops, const ty_kernel_args *k) {
 #define UNARY_SCALARS(name, f) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_EITHER(name, f, other) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_TRIG(name) ENTRY(name, FLOAT_LOOPS(name))
+#define UNARY_REFLECTED(name) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_NUMBER(name, f, i) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name))
 #define UNARY_NUMBER_SCALARS(name, f, i) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name))
 #define UNARY_INTEGER(name, i, b) ENTRY(name, [TY_BOOL] = name##_bool, INTEGER_LOOPS(name))
