@@ -57,29 +57,39 @@
   const X a = (X)s->a.f, b = (X)s->b.f;
 
 #if defined(TY_HAS_GELU_LANES)
-static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) {
-  const float *x = in[0];
+TY_GELU_INLINE bool gelu_first(void *out, const void *in, int64_t n, const bool half) {
+  const float *x = in;
   float *y = out;
   int64_t i = 0;
 #if defined(__AVX512F__)
-  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, ty_gelu_lanes(_mm512_loadu_ps(x + i)));
+  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, ty_gelu_lanes(_mm512_loadu_ps(x + i), half));
   if (i < n) {
     const __mmask16 rest = (__mmask16)((1u << (n - i)) - 1);
-    _mm512_mask_storeu_ps(y + i, rest, ty_gelu_lanes(_mm512_maskz_loadu_ps(rest, x + i)));
+    _mm512_mask_storeu_ps(y + i, rest, ty_gelu_lanes(_mm512_maskz_loadu_ps(rest, x + i), half));
   }
 #else
-  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, ty_gelu_lanes(_mm256_loadu_ps(x + i)));
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, ty_gelu_lanes(_mm256_loadu_ps(x + i), half));
   if (i < n) {
     float room[8] = { 0 };
     memcpy(room, x + i, (size_t)(n - i) * sizeof *room);
-    _mm256_storeu_ps(room, ty_gelu_lanes(_mm256_loadu_ps(room)));
+    _mm256_storeu_ps(room, ty_gelu_lanes(_mm256_loadu_ps(room), half));
     memcpy(y + i, room, (size_t)(n - i) * sizeof *room);
   }
 #endif
   return true;
 }
+static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) {
+  return gelu_first(out, in[0], n, false);
+}
+static bool gelu_other_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params);
+static bool gelu_half(void *out, const void *const *in, int64_t n, int repeated, const void *params) {
+  const ty_p_scalars *s = params;
+  return s->a == 1 ? gelu_other_f32(out, in, n, repeated, params) : gelu_first(out, in[0], n, true);
+}
+#define GELU_HALVES [TY_F16] = gelu_half, [TY_BF16] = gelu_half,
 #define LOOP_GELU(name, f, other) OR_OTHER(name, f32, other)
 #else
+#define GELU_HALVES
 #define LOOP_GELU(name, f, other) LOOP_EITHER(name, f32, f, other)
 #endif
 
@@ -186,7 +196,7 @@ static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repe
 static bool run(ew_loop *const *loops, const ty_kernel_args *k) {
   ty_dtype in = (ty_dtype)k->in[0]->dtype, out = (ty_dtype)k->out[0]->dtype;
   bool half = ty_is_half(in);
-  ew_op op = { .loop = loops[half ? TY_F32 : in],
+  ew_op op = { .loop = loops[half && !loops[in] ? TY_F32 : in], /* few have one of their own for halves */
                .nin = 1,
                .params = k->params,
                .dtype = { (uint8_t)out, (uint8_t)in },
@@ -206,7 +216,7 @@ static bool run(ew_loop *const *loops, const ty_kernel_args *k) {
 
 #define UNARY_FLOAT(name, f) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_SCALARS(name, f) ENTRY(name, FLOAT_LOOPS(name))
-#define UNARY_EITHER(name, f, other) ENTRY(name, FLOAT_LOOPS(name))
+#define UNARY_EITHER(name, f, other) ENTRY(name, GELU_HALVES FLOAT_LOOPS(name))
 #define UNARY_TRIG(name) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_REFLECTED(name) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_NUMBER(name, f, i) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name))
