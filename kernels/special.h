@@ -61,9 +61,8 @@ TY_INLINE double ty_erfinv_f64(double x) {
 }
 /* Branch-free: erfinv(x) / x as polynomials in w = -log(1 - x^2), where that is below 5, and in its root beyond, up to
  * 16. */
-TY_INLINE float ty_erfinv_by_f32(float x, float w) {
-  float t = w - 2.5f, u = sqrtf(w < 5.0f ? 5.0f : w) - 3.15f;
-  float p = -8.739831e-09f;
+TY_INLINE float ty_erfinv_near_f32(float w) {
+  float t = w - 2.5f, p = -8.739831e-09f;
   p = p * t + 2.3285844e-08f;
   p = p * t + 4.6542874e-07f;
   p = p * t - 3.4633563e-06f;
@@ -72,7 +71,10 @@ TY_INLINE float ty_erfinv_by_f32(float x, float w) {
   p = p * t - 0.0012527484f;
   p = p * t - 0.0041773897f;
   p = p * t + 0.2466403f;
-  p = p * t + 1.5014094f;
+  return p * t + 1.5014094f;
+}
+TY_INLINE float ty_erfinv_by_f32(float x, float w) {
+  float u = sqrtf(w < 5.0f ? 5.0f : w) - 3.15f;
   float q = 0.000114687144f;
   q = q * u - 0.00015673453f;
   q = q * u - 0.00033202773f;
@@ -83,7 +85,12 @@ TY_INLINE float ty_erfinv_by_f32(float x, float w) {
   q = q * u + 0.0066663083f;
   q = q * u + 1.0040613f;
   q = q * u + 2.9834175f;
-  return (w < 5.0f ? p : q) * x;
+  return (w < 5.0f ? ty_erfinv_near_f32(w) : q) * x;
+}
+#define TY_ERFINV_USUAL 0.9966f /* w is below 5 up to there */
+TY_INLINE float ty_erfinv_usual_f32(float x) {
+  float e, f = ty_log_reduce_f32((1.0f - x) * (1.0f + x), &e);
+  return ty_erfinv_near_f32(-((f + (ty_log_tail_f32(f) + e * 1.42860677e-06f)) + e * 0.693145752f)) * x;
 }
 TY_INLINE float ty_erfinv_f32(float x) {
   float y = ty_erfinv_by_f32(x, -ty_log_f32((1.0f - x) * (1.0f + x)));

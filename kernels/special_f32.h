@@ -10,7 +10,7 @@
 
 /* log Gamma(x) of x >= 0. Below 3 it is that of 1 + u with u in [0, 1), and the logarithm that leads there; above it is
  * Stirling's series (DLMF 5.11.1), with log(x) - 1 in place of log(x), so that nothing large is taken away. */
-TY_INLINE float ty_lgamma_positive_f32(float x) {
+TY_INLINE float ty_lgamma_usual_f32(float x) {
   float u = x < 1.0f ? x : x < 2.0f ? x - 1.0f : x - 2.0f, c = u - 0.5f;
   float e, f = ty_log_reduce_f32((x >= 1.0f) & (x < 3.0f) ? x < 2.0f ? 1.0f : x - 1.0f : x, &e);
   float low = f + (ty_log_tail_f32(f) + e * 1.42860677e-06f), high = e * 0.693145752f, log_x = low + high;
@@ -32,14 +32,14 @@ TY_INLINE float ty_lgamma_positive_f32(float x) {
   return x == 0.0f ? INFINITY : y;
 }
 TY_INLINE float ty_lgamma_f32(float x) {
-  float a = fabsf(x), y = ty_lgamma_positive_f32(a), off = a - rintf(a);
+  float a = fabsf(x), y = ty_lgamma_usual_f32(a), off = a - rintf(a);
   float below = 1.14472989f - ty_log_f32(a * fabsf(ty_sin_f32(3.14159274f * off))) - y; /* DLMF 5.5.3 */
   below = off == 0.0f ? INFINITY : below;
   return (x < -1e-10f) & (a < INFINITY) ? below : y;
 }
 
 /* psi(x) of x >= 0. Below 2 it is that of 1 + u with u in [0, 1), and -1/x; above DLMF 5.11.2. */
-TY_INLINE float ty_digamma_positive_f32(float x) {
+TY_INLINE float ty_digamma_usual_f32(float x) {
   float u = x < 1.0f ? x : x - 1.0f, c = u - 0.5f, v = 1.0f / x, z = v * v;
   float q = 0.0094268024f; /* psi(1 + u) / (u - root) */
   q = q * c - 0.0161229894f;
@@ -61,7 +61,7 @@ TY_INLINE float ty_digamma_positive_f32(float x) {
   return x < 2.0f ? near : ty_log_f32(x) - (0.5f * v + z * s);
 }
 TY_INLINE float ty_digamma_f32(float x) {
-  float a = fabsf(x), y = ty_digamma_positive_f32(a), off = x - rintf(x);
+  float a = fabsf(x), y = ty_digamma_usual_f32(a), off = x - rintf(x);
   float below = y + 1.0f / a - 3.14159274f / ty_tan_f32(3.14159274f * off); /* DLMF 5.5.4 */
   below = a < 1e-10f ? 1.0f / a : off == 0.0f ? NAN : below;
   return x == 0.0f ? -ty_copysign_f32(INFINITY, x) : x < 0.0f ? below : y;

@@ -2,8 +2,8 @@
  * exactly, a shorter form within 2e-5 of itself. TY_HAS_GELU_LANES: there are such forms.
  *
  * x Phi(x) = max(x, 0) - a Phi(-a) with a = |x|. Phi(-a) exp(a^2 / 2) is t times a polynomial in t = 1 / (a + 3), for a
- * up to 14.5; s is t stretched over [-1, 1]. The quotient is an estimate and a step of Newton's. exp(-a^2 / 2) 2^64 is a
- * power of two, a^2 = square + rest; 2^64 keeps it off the denormals. */
+ * up to 14.5; s is t stretched over [-1, 1]. The quotient is an estimate and a step of Newton's. exp(-a^2 / 2) 2^64 is
+ * a power of two, a^2 = square + rest; 2^64 keeps it off the denormals. */
 #ifndef TY_KERNELS_CPU_GELU_LANES_H
 #define TY_KERNELS_CPU_GELU_LANES_H
 

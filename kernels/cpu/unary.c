@@ -42,14 +42,22 @@
     return true;                                                                                          \
   }
 
-#define LOOP_REFLECTED(name)                                                                              \
-  LOOP(name##_positive, f32, , ty_##name##_positive_f32(x))                                               \
-  LOOP(name##_any, f32, , ty_##name##_f32(x))                                                             \
-  static bool name##_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) { \
-    const float *p = in[0];                                                                               \
-    int below = 0;                                                                                        \
-    _Pragma("omp simd reduction(| : below)") for (int64_t i = 0; i < n; i++) below |= p[i] < 0.0f;        \
-    return (below ? name##_any_f32 : name##_positive_f32)(out, in, n, repeated, params);                  \
+/* Loops over floats of a function that has a shorter form: a block with an unusual element goes to the whole one. */
+#define LOOP_PARTED(name, usual)                                                                             \
+  static bool name##_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) {    \
+    float *o = out;                                                                                          \
+    const float *p = in[0];                                                                                  \
+    for (int64_t done = 0; done < n; done += 64) {                                                           \
+      int64_t m = n - done < 64 ? n - done : 64;                                                             \
+      int rare = 0;                                                                                          \
+      _Pragma("omp simd reduction(| : rare)") for (int64_t i = done; i < done + m; i++) {                    \
+        const float x = p[i];                                                                                \
+        rare |= !(usual);                                                                                    \
+      }                                                                                                      \
+      if (rare) _Pragma("omp simd") for (int64_t i = done; i < done + m; i++) o[i] = ty_##name##_f32(p[i]);  \
+      else _Pragma("omp simd") for (int64_t i = done; i < done + m; i++) o[i] = ty_##name##_usual_f32(p[i]); \
+    }                                                                                                        \
+    return true;                                                                                             \
   }
 
 #define NUMBERS                   \
@@ -99,7 +107,7 @@ static bool gelu_half(void *out, const void *const *in, int64_t n, int repeated,
 #define UNARY_SCALARS(name, f) LOOP(name, f32, SCALARS, f)
 #define UNARY_EITHER(name, f, other) LOOP_GELU(name, f, other)
 #define UNARY_TRIG(name) LOOP_TRIG(name)
-#define UNARY_REFLECTED(name) LOOP_REFLECTED(name)
+#define UNARY_PARTED(name, usual) LOOP_PARTED(name, usual)
 #define UNARY_NUMBER(name, f, i) LOOP(name, f32, , f)
 #define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f32, NUMBERS, f)
 #include "../elementwise.def"
@@ -112,7 +120,7 @@ static bool gelu_half(void *out, const void *const *in, int64_t n, int repeated,
 #define UNARY_SCALARS(name, f) LOOP(name, f64, SCALARS, f)
 #define UNARY_EITHER(name, f, other) LOOP_EITHER(name, f64, f, other)
 #define UNARY_TRIG(name) LOOP(name, f64, , F(name)(x))
-#define UNARY_REFLECTED(name) LOOP(name, f64, , F(name)(x))
+#define UNARY_PARTED(name, usual) LOOP(name, f64, , F(name)(x))
 #define UNARY_NUMBER(name, f, i) LOOP(name, f64, , f)
 #define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f64, NUMBERS, f)
 #include "../elementwise.def"
@@ -218,7 +226,7 @@ static bool run(ew_loop *const *loops, const ty_kernel_args *k) {
 #define UNARY_SCALARS(name, f) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_EITHER(name, f, other) ENTRY(name, GELU_HALVES FLOAT_LOOPS(name))
 #define UNARY_TRIG(name) ENTRY(name, FLOAT_LOOPS(name))
-#define UNARY_REFLECTED(name) ENTRY(name, FLOAT_LOOPS(name))
+#define UNARY_PARTED(name, usual) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_NUMBER(name, f, i) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name))
 #define UNARY_NUMBER_SCALARS(name, f, i) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name))
 #define UNARY_INTEGER(name, i, b) ENTRY(name, [TY_BOOL] = name##_bool, INTEGER_LOOPS(name))
