@@ -1,10 +1,12 @@
-/* Special functions of one element, in double; the float ones round what these give, but where they are written out. To
- * about 1e-14 of the result, or where it crosses zero of 1. Plain C that is also C++ for CUDA. The coefficients are
- * Chebyshev and Taylor series computed for this file; DLMF is the NIST Digital Library of Mathematical Functions. */
+/* Special functions of one element, in double; the float ones round what these give, but where they are written out,
+ * here or in special_f32.h. To about 1e-14 of the result, or where it crosses zero of 1. Plain C that is also C++ for
+ * CUDA. The coefficients are Chebyshev and Taylor series computed for this file; DLMF is the NIST Digital Library of
+ * Mathematical Functions. */
 #ifndef TY_KERNELS_SPECIAL_H
 #define TY_KERNELS_SPECIAL_H
 
 #include "scalar.h"
+#include "special_f32.h"
 
 #define TY_PI 3.14159265358979323846
 #define TY_LN2 0.69314718055994530942
@@ -59,9 +61,8 @@ TY_INLINE double ty_erfinv_f64(double x) {
 }
 /* Branch-free: erfinv(x) / x as polynomials in w = -log(1 - x^2), where that is below 5, and in its root beyond, up to
  * 16. */
-TY_INLINE float ty_erfinv_by_f32(float x, float w) {
-  float t = w - 2.5f, u = sqrtf(w < 5.0f ? 5.0f : w) - 3.15f;
-  float p = -8.739831e-09f;
+TY_INLINE float ty_erfinv_near_f32(float w) {
+  float t = w - 2.5f, p = -8.739831e-09f;
   p = p * t + 2.3285844e-08f;
   p = p * t + 4.6542874e-07f;
   p = p * t - 3.4633563e-06f;
@@ -70,7 +71,10 @@ TY_INLINE float ty_erfinv_by_f32(float x, float w) {
   p = p * t - 0.0012527484f;
   p = p * t - 0.0041773897f;
   p = p * t + 0.2466403f;
-  p = p * t + 1.5014094f;
+  return p * t + 1.5014094f;
+}
+TY_INLINE float ty_erfinv_by_f32(float x, float w) {
+  float u = sqrtf(w < 5.0f ? 5.0f : w) - 3.15f;
   float q = 0.000114687144f;
   q = q * u - 0.00015673453f;
   q = q * u - 0.00033202773f;
@@ -81,7 +85,12 @@ TY_INLINE float ty_erfinv_by_f32(float x, float w) {
   q = q * u + 0.0066663083f;
   q = q * u + 1.0040613f;
   q = q * u + 2.9834175f;
-  return (w < 5.0f ? p : q) * x;
+  return (w < 5.0f ? ty_erfinv_near_f32(w) : q) * x;
+}
+#define TY_ERFINV_USUAL 0.9966f /* w is below 5 up to there */
+TY_INLINE float ty_erfinv_usual_f32(float x) {
+  float e, f = ty_log_reduce_f32((1.0f - x) * (1.0f + x), &e);
+  return ty_erfinv_near_f32(-((f + (ty_log_tail_f32(f) + e * 1.42860677e-06f)) + e * 0.693145752f)) * x;
 }
 TY_INLINE float ty_erfinv_f32(float x) {
   float y = ty_erfinv_by_f32(x, -ty_log_f32((1.0f - x) * (1.0f + x)));
@@ -522,11 +531,11 @@ TY_INLINE double ty_i1e_f64(double x) {
 /* In two factors, as exp(x) leaves the range before they do. */
 TY_INLINE double ty_i0_f64(double x) {
   double e = exp(0.5 * fabs(x));
-  return ty_i0e_f64(x) * e * e;
+  return fabs(x) == INFINITY ? INFINITY : ty_i0e_f64(x) * e * e;
 }
 TY_INLINE double ty_i1_f64(double x) {
   double e = exp(0.5 * fabs(x));
-  return ty_i1e_f64(x) * e * e;
+  return fabs(x) == INFINITY ? x : ty_i1e_f64(x) * e * e;
 }
 
 /* ---- float ---- */
@@ -537,12 +546,6 @@ TY_INLINE double ty_i1_f64(double x) {
   TY_INLINE float ty_##name##_f32(float x, float y) { return (float)ty_##name##_f64((double)x, (double)y); }
 TY_ROUNDED(erfcx)
 TY_ROUNDED(log_ndtr)
-TY_ROUNDED(lgamma)
-TY_ROUNDED(digamma)
-TY_ROUNDED(i0)
-TY_ROUNDED(i0e)
-TY_ROUNDED(i1)
-TY_ROUNDED(i1e)
 TY_ROUNDED_2(zeta)
 TY_ROUNDED_2(polygamma)
 TY_ROUNDED_2(gammainc)

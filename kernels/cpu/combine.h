@@ -7,8 +7,15 @@
 #define ADD(to, from) (to) += (from)
 #define LARGER(to, from) (to) = (from) > (to) ? (from) : (to)
 #define SMALLER(to, from) (to) = (from) < (to) ? (from) : (to)
-#define LARGER_OR_NAN(to, from) (to) = (from) > (to) || (from) != (from) ? (from) : (to)
-#define SMALLER_OR_NAN(to, from) (to) = (from) < (to) || (from) != (from) ? (from) : (to)
+/* Without branches, which would be guessed wrong: a comparison that chooses, then whether `from` is NaN. */
+#define EXTREME_OR_NAN(to, from, than)                  \
+  do {                                                  \
+    const __typeof__(to) was = (to), is = (from);       \
+    const __typeof__(to) most = is than was ? is : was; \
+    (to) = is != is ? is : most;                        \
+  } while (0)
+#define LARGER_OR_NAN(to, from) EXTREME_OR_NAN(to, from, >)
+#define SMALLER_OR_NAN(to, from) EXTREME_OR_NAN(to, from, <)
 /* Integers add and multiply as unsigned: they wrap. Those of 16 bits are multiplied in int, which they do not leave
  * when unsigned. */
 #define TIMES(to, from) (to) *= (from)

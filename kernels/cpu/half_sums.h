@@ -33,21 +33,24 @@ static double sum_f16(const uint16_t *restrict x, int64_t n) {
 }
 
 /* Two bf16 as one number: the second is its upper half, the first that of the number shifted. */
-typedef uint32_t bf16_pair __attribute__((may_alias, aligned(2)));
+typedef uint32_t bf16_pairs __attribute__((vector_size(TY_VECTOR_BYTES), may_alias, aligned(2)));
+typedef float pair_sums __attribute__((vector_size(TY_VECTOR_BYTES)));
 
 static double sum_bf16(const uint16_t *restrict x, int64_t n) {
-  const bf16_pair *restrict pairs = (const bf16_pair *)(const void *)x;
-  float s = 0, t = 0, u = 0, v = 0;
-  const int64_t half = n / 4;
-#pragma omp simd reduction(+ : s, t, u, v)
-  for (int64_t i = 0; i < half; i++) {
-    s += ty_from_bits_f32(pairs[i] << 16);
-    t += ty_from_bits_f32(pairs[i] & 0xffff0000u);
-    u += ty_from_bits_f32(pairs[half + i] << 16);
-    v += ty_from_bits_f32(pairs[half + i] & 0xffff0000u);
+  enum { LANES = TY_VECTOR_BYTES / 4 };
+  pair_sums s = { 0 }, t = s, u = s, v = s;
+  int64_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES) {
+    const bf16_pairs a = *(const bf16_pairs *)(const void *)(x + i);
+    const bf16_pairs b = *(const bf16_pairs *)(const void *)(x + i + 2 * LANES);
+    s += (pair_sums)(a << 16), t += (pair_sums)(a & 0xffff0000u);
+    u += (pair_sums)(b << 16), v += (pair_sums)(b & 0xffff0000u);
   }
-  for (int64_t i = 4 * half; i < n; i++) s += ty_bf16_to_f32(x[i]);
-  return (double)((s + t) + (u + v));
+  s = (s + t) + (u + v);
+  float sum = 0;
+  for (int k = 0; k < LANES; k++) sum += s[k];
+  for (; i < n; i++) sum += ty_bf16_to_f32(x[i]);
+  return (double)sum;
 }
 
 static double sum_halves(ty_dtype dtype, const uint16_t *x, int64_t n) {

@@ -180,14 +180,25 @@ typedef struct nonzero_ctx {
   int64_t *out;
 } nonzero_ctx;
 
-/* A float is zero when all its bits but the sign are. */
-#define NONZERO(T, bytes)                                                                                     \
-  static inline bool nonzero_at##bytes(const void *x, int64_t i, T mask) { return ((const T *)x)[i] & mask; } \
-  static int64_t count##bytes(const void *x, int64_t begin, int64_t end, T mask) {                            \
-    const T *restrict p = x;                                                                                  \
-    int64_t n = 0;                                                                                            \
-    for (int64_t i = begin; i < end; i++) n += (p[i] & mask) != 0;                                            \
-    return n;                                                                                                 \
+enum { LOOKED = 256 }; /* elements that are looked through at once */
+
+/* A float is zero when all its bits but the sign are. Where elements are set is found without branches, which would be
+ * guessed wrong for every second one of many masks. */
+#define NONZERO(T, bytes)                                                                    \
+  static int find##bytes(const void *x, int64_t begin, int n, T mask, int *restrict found) { \
+    const T *restrict p = (const T *)x + begin;                                              \
+    int count = 0;                                                                           \
+    for (int i = 0; i < n; i++) {                                                            \
+      found[count] = i;                                                                      \
+      count += (p[i] & mask) != 0;                                                           \
+    }                                                                                        \
+    return count;                                                                            \
+  }                                                                                          \
+  static int64_t count##bytes(const void *x, int64_t begin, int64_t end, T mask) {           \
+    const T *restrict p = x;                                                                 \
+    int64_t n = 0;                                                                           \
+    for (int64_t i = begin; i < end; i++) n += (p[i] & mask) != 0;                           \
+    return n;                                                                                \
   }
 NONZERO(uint8_t, 1)
 NONZERO(uint16_t, 2)
@@ -224,26 +235,31 @@ static void nonzero_fill(void *context, int64_t begin, int64_t end) {
   const int64_t width = x->ndim ? x->size[last] : 1;
   int64_t *out = c->out + c->start[begin / GRAIN] * x->ndim;
   int64_t row = 0, row_end = -1, at[TY_MAX_DIMS] = { 0 };
-  for (int64_t i = begin; i < end; i++) {
-    bool set;
+  int found[LOOKED];
+  if (last < 0) return;
+  for (int64_t block = begin; block < end; block += LOOKED) {
+    const int n = end - block < LOOKED ? (int)(end - block) : LOOKED;
+    int count;
     switch (ty_dtype_size[x->dtype]) {
-      case 1: set = nonzero_at1(x->data, i, (uint8_t)mask); break;
-      case 2: set = nonzero_at2(x->data, i, (uint16_t)mask); break;
-      case 4: set = nonzero_at4(x->data, i, (uint32_t)mask); break;
-      default: set = nonzero_at8(x->data, i, mask);
+      case 1: count = find1(x->data, block, n, (uint8_t)mask, found); break;
+      case 2: count = find2(x->data, block, n, (uint16_t)mask, found); break;
+      case 4: count = find4(x->data, block, n, (uint32_t)mask, found); break;
+      default: count = find8(x->data, block, n, mask, found);
     }
-    if (!set || last < 0) continue;
-    if (i >= row_end) { /* the leading coordinates change only from row to row */
-      int64_t rest = i / width;
-      row = rest * width;
-      row_end = row + width;
-      for (int d = last - 1; d >= 0; d--) {
-        at[d] = rest % x->size[d];
-        rest /= x->size[d];
+    for (int f = 0; f < count; f++) {
+      const int64_t i = block + found[f];
+      if (i >= row_end) { /* the leading coordinates change only from row to row */
+        int64_t rest = i / width;
+        row = rest * width;
+        row_end = row + width;
+        for (int d = last - 1; d >= 0; d--) {
+          at[d] = rest % x->size[d];
+          rest /= x->size[d];
+        }
       }
+      for (int d = 0; d < last; d++) *out++ = at[d];
+      *out++ = i - row;
     }
-    for (int d = 0; d < last; d++) *out++ = at[d];
-    *out++ = i - row;
   }
 }
 

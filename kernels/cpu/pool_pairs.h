@@ -44,6 +44,35 @@ static void pool_sum_threes(const float *x, float *y, int64_t n) {
   }
 }
 
+/* Positions first, first + 2 ... first + 14, each with what `where` adds, which is in the order of pairs. */
+POOL_INLINE void pool_positions(int64_t *position, __m256i first, __m256i where) {
+  const __m256i next = _mm256_add_epi64(first, _mm256_set1_epi64x(8)), sorted = pool_in_order(where);
+  _mm256_storeu_si256((__m256i *)(void *)position,
+                      _mm256_add_epi64(first, _mm256_cvtepi32_epi64(_mm256_castsi256_si128(sorted))));
+  _mm256_storeu_si256((__m256i *)(void *)(position + 4),
+                      _mm256_add_epi64(next, _mm256_cvtepi32_epi64(_mm256_extracti128_si256(sorted, 1))));
+}
+
+/* The larger of n pairs of a row and its position; that of the first element is `at`. */
+static void pool_max_pairs(const float *x, int64_t at, float *y, int64_t *position, int64_t n) {
+  const __m256i one = _mm256_set1_epi32(1);
+  __m256i first = _mm256_add_epi64(_mm256_set1_epi64x(at), _mm256_setr_epi64x(0, 2, 4, 6));
+  int64_t j = 0;
+  for (; j + 8 <= n; j += 8) {
+    const __m256 a = _mm256_loadu_ps(x + 2 * j), b = _mm256_loadu_ps(x + 2 * j + 8);
+    const __m256 second = pool_better(pool_odds(a, b), pool_evens(a, b));
+    _mm256_storeu_ps(y + j, pool_ordered(_mm256_blendv_ps(pool_evens(a, b), pool_odds(a, b), second)));
+    pool_positions(position + j, first, _mm256_and_si256(_mm256_castps_si256(second), one));
+    first = _mm256_add_epi64(first, _mm256_set1_epi64x(16));
+  }
+  for (; j < n; j++) {
+    const float *pair = x + 2 * j;
+    const int most = !(pair[1] <= pair[0]) && pair[0] == pair[0];
+    y[j] = pair[most];
+    position[j] = at + 2 * j + most;
+  }
+}
+
 /* The largest of n squares of 2 x 2 of two rows, w apart, and its position; that of the first element is `at`. */
 static void pool_max_squares(const float *above, const float *below, int64_t w, int64_t at, float *y, int64_t *position,
                              int64_t n) {
@@ -59,13 +88,8 @@ static void pool_max_squares(const float *above, const float *below, int64_t w, 
     const __m256 lower = _mm256_blendv_ps(pool_evens(c, d), pool_odds(c, d), fourth), under = pool_better(lower, upper);
     const __m256i here = _mm256_and_si256(_mm256_castps_si256(second), one);
     const __m256i there = _mm256_add_epi32(_mm256_and_si256(_mm256_castps_si256(fourth), one), row);
-    const __m256i where = pool_in_order(_mm256_blendv_epi8(here, there, _mm256_castps_si256(under)));
-    const __m256i next = _mm256_add_epi64(first, _mm256_set1_epi64x(8));
     _mm256_storeu_ps(y + j, pool_ordered(_mm256_blendv_ps(upper, lower, under)));
-    _mm256_storeu_si256((__m256i *)(void *)(position + j),
-                        _mm256_add_epi64(first, _mm256_cvtepi32_epi64(_mm256_castsi256_si128(where))));
-    _mm256_storeu_si256((__m256i *)(void *)(position + j + 4),
-                        _mm256_add_epi64(next, _mm256_cvtepi32_epi64(_mm256_extracti128_si256(where, 1))));
+    pool_positions(position + j, first, _mm256_blendv_epi8(here, there, _mm256_castps_si256(under)));
     first = _mm256_add_epi64(first, _mm256_set1_epi64x(16));
   }
   for (; j < n; j++) {

@@ -208,8 +208,17 @@ static void NAME(max_planes)(void *context, int64_t begin, int64_t end) {
   const bool few = p->kernel[0] == p->kernel[1] && p->dilation[0] == 1 && p->dilation[1] == 1;
   const int64_t kernel = few ? p->kernel[0] : 0, stride = p->stride[1];
 #if defined(__AVX2__)
-  if (sizeof(REAL) == 4 && kernel == 2 && stride == 2 && p->stride[0] == 2 && p->padding[0] == 0 &&
-      p->padding[1] == 0 && 2 * q->oh <= q->h && 2 * q->ow <= q->w) {
+  const bool pairs = sizeof(REAL) == 4 && stride == 2 && p->kernel[1] == 2 && p->dilation[1] == 1 &&
+                     p->padding[0] == 0 && p->padding[1] == 0 && 2 * q->ow <= q->w;
+  if (pairs && p->kernel[0] == 1 && (q->oh - 1) * p->stride[0] < q->h) {
+    for (int64_t i = begin * q->oh; i < end * q->oh; i++) {
+      const int64_t at = i % q->oh * p->stride[0] * q->w;
+      pool_max_pairs((const void *)(q->x + i / q->oh * q->h * q->w + at), at, (void *)(q->y + i * q->ow),
+                     q->position + i * q->ow, q->ow);
+    }
+    return;
+  }
+  if (pairs && kernel == 2 && p->stride[0] == 2 && 2 * q->oh <= q->h) {
     for (int64_t i = begin * q->oh; i < end * q->oh; i++) {
       const int64_t at = i % q->oh * 2 * q->w;
       const REAL *x = q->x + i / q->oh * q->h * q->w + at;

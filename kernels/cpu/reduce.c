@@ -373,6 +373,7 @@ static void reduce_columns(const plan *p, const char *from, int64_t first, int64
   int64_t stride = p->kept_stride[p->nkept - 1];
   int64_t bytes = p->dtype == TY_F64 || is_integer(p) ? 8 : 4;
   const bool halves = sums_halves(p, stride);
+  double wide[COLUMNS] = { 0 }; /* of halves: side by side, as the states are not */
   for (int64_t i = first; i < last;) {
     int64_t rows = last - i < ROWS ? last - i : ROWS;
     const char *x = NULL;
@@ -385,12 +386,13 @@ static void reduce_columns(const plan *p, const char *from, int64_t first, int64
     if (halves) {
       float *sums = (float *)buffer;
       column_sums_of_halves(p->dtype, sums, row, rows, width);
-      for (int64_t j = 0; j < width; j++) s[j].a += (double)sums[j];
+      for (int64_t j = 0; j < width; j++) wide[j] += (double)sums[j];
     } else if (p->dtype == TY_F64) merge_columns_f64(p->k, row, rows, width, i, s);
     else if (is_integer(p)) merge_columns_i64(p->k, row, rows, width, i, s);
     else merge_columns_f32(p->k, row, rows, width, i, s);
     i += rows;
   }
+  for (int64_t j = 0; halves && j < width; j++) s[j].a += wide[j];
 }
 
 static void each_strip(void *context, int64_t begin, int64_t end) {

@@ -12,31 +12,34 @@ typedef struct search_ctx {
   bool right, shared;
 } search_ctx;
 
-/* How many elements of `s` come before v; NaN is largest. right: those equal to v do as well. */
-#define PLACE(name, T)                                                                                                \
-  static inline int64_t place_##name(const T *s, int64_t n, T v, bool right) {                                        \
-    const T *base = s;                                                                                                \
-    if (n == 0) return 0;                                                                                             \
-    while (n > 1) {                                                                                                   \
-      int64_t half = n / 2;                                                                                           \
-      bool before = right ? !(v < base[half - 1]) && !((base[half - 1] != base[half - 1]) & (v == v))                 \
-                          : (base[half - 1] < v) | ((v != v) & (base[half - 1] == base[half - 1]));                   \
-      base += before ? half : 0;                                                                                      \
-      n -= half;                                                                                                      \
-    }                                                                                                                 \
-    bool last = right ? !(v < *base) && !((*base != *base) & (v == v)) : (*base < v) | ((v != v) & (*base == *base)); \
-    return base - s + last;                                                                                           \
-  }                                                                                                                   \
-  static void search_##name(void *context, int64_t begin, int64_t end) {                                              \
-    const search_ctx *c = context;                                                                                    \
-    for (int64_t i = begin; i < end; i++) {                                                                           \
-      const T *s = (const T *)c->sorted + (c->shared ? 0 : i / c->m * c->n);                                          \
-      c->at[i] = place_##name(s, c->n, ((const T *)c->values)[i], c->right);                                          \
-    }                                                                                                                 \
+/* How many elements of `s` come before v; NaN is largest. right: those equal to v do as well. Without branches: every
+ * second guess would be wrong. largest: of the numbers. */
+#define PLACE(name, T, largest)                                                  \
+  static inline int64_t place_##name(const T *s, int64_t n, T v, bool right) {   \
+    const T *base = s;                                                           \
+    if (n == 0) return 0;                                                        \
+    if (v != v) { /* before NaN come all numbers, and equal to it is the rest */ \
+      if (right) return n;                                                       \
+      right = true, v = (largest);                                               \
+    }                                                                            \
+    while (n > 1) {                                                              \
+      const int64_t half = n / 2;                                                \
+      const bool before = right ? base[half - 1] <= v : base[half - 1] < v;      \
+      base += half & -(int64_t)before;                                           \
+      n -= half;                                                                 \
+    }                                                                            \
+    return base - s + (right ? *base <= v : *base < v);                          \
+  }                                                                              \
+  static void search_##name(void *context, int64_t begin, int64_t end) {         \
+    const search_ctx *c = context;                                               \
+    for (int64_t i = begin; i < end; i++) {                                      \
+      const T *s = (const T *)c->sorted + (c->shared ? 0 : i / c->m * c->n);     \
+      c->at[i] = place_##name(s, c->n, ((const T *)c->values)[i], c->right);     \
+    }                                                                            \
   }
-PLACE(f32, float)
-PLACE(f64, double)
-PLACE(i64, int64_t)
+PLACE(f32, float, INFINITY)
+PLACE(f64, double, INFINITY)
+PLACE(i64, int64_t, INT64_MAX)
 
 /* in: sorted, values of its dtype (f32, f64, i64); flag: right; flag2: one line for all values. */
 bool TY_KERNEL(searchsorted)(const ty_kernel_args *k) {

@@ -42,34 +42,62 @@
     return true;                                                                                          \
   }
 
+/* Loops over floats of a function that has a shorter form: a block with an unusual element goes to the whole one. */
+#define LOOP_PARTED(name, usual)                                                                             \
+  static bool name##_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) {    \
+    float *o = out;                                                                                          \
+    const float *p = in[0];                                                                                  \
+    for (int64_t done = 0; done < n; done += 64) {                                                           \
+      int64_t m = n - done < 64 ? n - done : 64;                                                             \
+      int rare = 0;                                                                                          \
+      _Pragma("omp simd reduction(| : rare)") for (int64_t i = done; i < done + m; i++) {                    \
+        const float x = p[i];                                                                                \
+        rare |= !(usual);                                                                                    \
+      }                                                                                                      \
+      if (rare) _Pragma("omp simd") for (int64_t i = done; i < done + m; i++) o[i] = ty_##name##_f32(p[i]);  \
+      else _Pragma("omp simd") for (int64_t i = done; i < done + m; i++) o[i] = ty_##name##_usual_f32(p[i]); \
+    }                                                                                                        \
+    return true;                                                                                             \
+  }
+
 #define NUMBERS                   \
   const ty_p_numbers *s = params; \
   const X a = (X)s->a.f, b = (X)s->b.f;
 
 #if defined(TY_HAS_GELU_LANES)
-static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) {
-  const float *x = in[0];
+TY_GELU_INLINE bool gelu_first(void *out, const void *in, int64_t n, const bool half) {
+  const float *x = in;
   float *y = out;
   int64_t i = 0;
 #if defined(__AVX512F__)
-  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, ty_gelu_lanes(_mm512_loadu_ps(x + i)));
+  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, ty_gelu_lanes(_mm512_loadu_ps(x + i), half));
   if (i < n) {
     const __mmask16 rest = (__mmask16)((1u << (n - i)) - 1);
-    _mm512_mask_storeu_ps(y + i, rest, ty_gelu_lanes(_mm512_maskz_loadu_ps(rest, x + i)));
+    _mm512_mask_storeu_ps(y + i, rest, ty_gelu_lanes(_mm512_maskz_loadu_ps(rest, x + i), half));
   }
 #else
-  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, ty_gelu_lanes(_mm256_loadu_ps(x + i)));
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, ty_gelu_lanes(_mm256_loadu_ps(x + i), half));
   if (i < n) {
     float room[8] = { 0 };
     memcpy(room, x + i, (size_t)(n - i) * sizeof *room);
-    _mm256_storeu_ps(room, ty_gelu_lanes(_mm256_loadu_ps(room)));
+    _mm256_storeu_ps(room, ty_gelu_lanes(_mm256_loadu_ps(room), half));
     memcpy(y + i, room, (size_t)(n - i) * sizeof *room);
   }
 #endif
   return true;
 }
+static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params) {
+  return gelu_first(out, in[0], n, false);
+}
+static bool gelu_other_f32(void *out, const void *const *in, int64_t n, int repeated, const void *params);
+static bool gelu_half(void *out, const void *const *in, int64_t n, int repeated, const void *params) {
+  const ty_p_scalars *s = params;
+  return s->a == 1 ? gelu_other_f32(out, in, n, repeated, params) : gelu_first(out, in[0], n, true);
+}
+#define GELU_HALVES [TY_F16] = gelu_half, [TY_BF16] = gelu_half,
 #define LOOP_GELU(name, f, other) OR_OTHER(name, f32, other)
 #else
+#define GELU_HALVES
 #define LOOP_GELU(name, f, other) LOOP_EITHER(name, f32, f, other)
 #endif
 
@@ -79,6 +107,7 @@ static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repe
 #define UNARY_SCALARS(name, f) LOOP(name, f32, SCALARS, f)
 #define UNARY_EITHER(name, f, other) LOOP_GELU(name, f, other)
 #define UNARY_TRIG(name) LOOP_TRIG(name)
+#define UNARY_PARTED(name, usual) LOOP_PARTED(name, usual)
 #define UNARY_NUMBER(name, f, i) LOOP(name, f32, , f)
 #define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f32, NUMBERS, f)
 #include "../elementwise.def"
@@ -91,6 +120,7 @@ static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repe
 #define UNARY_SCALARS(name, f) LOOP(name, f64, SCALARS, f)
 #define UNARY_EITHER(name, f, other) LOOP_EITHER(name, f64, f, other)
 #define UNARY_TRIG(name) LOOP(name, f64, , F(name)(x))
+#define UNARY_PARTED(name, usual) LOOP(name, f64, , F(name)(x))
 #define UNARY_NUMBER(name, f, i) LOOP(name, f64, , f)
 #define UNARY_NUMBER_SCALARS(name, f, i) LOOP(name, f64, NUMBERS, f)
 #include "../elementwise.def"
@@ -174,7 +204,7 @@ static bool gelu_first_f32(void *out, const void *const *in, int64_t n, int repe
 static bool run(ew_loop *const *loops, const ty_kernel_args *k) {
   ty_dtype in = (ty_dtype)k->in[0]->dtype, out = (ty_dtype)k->out[0]->dtype;
   bool half = ty_is_half(in);
-  ew_op op = { .loop = loops[half ? TY_F32 : in],
+  ew_op op = { .loop = loops[half && !loops[in] ? TY_F32 : in], /* few have one of their own for halves */
                .nin = 1,
                .params = k->params,
                .dtype = { (uint8_t)out, (uint8_t)in },
@@ -194,8 +224,9 @@ static bool run(ew_loop *const *loops, const ty_kernel_args *k) {
 
 #define UNARY_FLOAT(name, f) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_SCALARS(name, f) ENTRY(name, FLOAT_LOOPS(name))
-#define UNARY_EITHER(name, f, other) ENTRY(name, FLOAT_LOOPS(name))
+#define UNARY_EITHER(name, f, other) ENTRY(name, GELU_HALVES FLOAT_LOOPS(name))
 #define UNARY_TRIG(name) ENTRY(name, FLOAT_LOOPS(name))
+#define UNARY_PARTED(name, usual) ENTRY(name, FLOAT_LOOPS(name))
 #define UNARY_NUMBER(name, f, i) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name))
 #define UNARY_NUMBER_SCALARS(name, f, i) ENTRY(name, FLOAT_LOOPS(name), INTEGER_LOOPS(name))
 #define UNARY_INTEGER(name, i, b) ENTRY(name, [TY_BOOL] = name##_bool, INTEGER_LOOPS(name))

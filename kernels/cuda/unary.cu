@@ -21,6 +21,7 @@
 #define UNARY_SCALARS(name, f) FUNCTOR(name, f32, f)
 #define UNARY_EITHER(name, f, other) FUNCTOR(name, f32, a == 1 ? (other) : (f))
 #define UNARY_TRIG(name) FUNCTOR(name, f32, F(fabs)(x) > TY_TRIG_LIMIT ? name##f(x) : F(name)(x))
+#define UNARY_PARTED(name, usual) FUNCTOR(name, f32, F(name)(x))
 #define UNARY_NUMBER(name, f, i) FUNCTOR(name, f32, f)
 #define UNARY_NUMBER_SCALARS(name, f, i) FUNCTOR(name, f32, f)
 #include "../elementwise.def"
@@ -33,6 +34,7 @@
 #define UNARY_SCALARS(name, f) FUNCTOR(name, f64, f)
 #define UNARY_EITHER(name, f, other) FUNCTOR(name, f64, a == 1 ? (other) : (f))
 #define UNARY_TRIG(name) FUNCTOR(name, f64, F(name)(x))
+#define UNARY_PARTED(name, usual) FUNCTOR(name, f64, F(name)(x))
 #define UNARY_NUMBER(name, f, i) FUNCTOR(name, f64, f)
 #define UNARY_NUMBER_SCALARS(name, f, i) FUNCTOR(name, f64, f)
 #include "../elementwise.def"
@@ -92,6 +94,7 @@ template <class F, class X> static F with_numbers(const ty_kernel_args *k, X) {
 #define UNARY_SCALARS(name, f) EW_ENTRY(name, EW_FLOATS_OF(name))
 #define UNARY_EITHER(name, f, other) EW_ENTRY(name, EW_FLOATS_OF(name))
 #define UNARY_TRIG(name) EW_ENTRY(name, EW_FLOATS_OF(name))
+#define UNARY_PARTED(name, usual) EW_ENTRY(name, EW_FLOATS_OF(name))
 #define UNARY_NUMBER(name, f, i) EW_ENTRY(name, EW_FLOATS_OF(name) EW_INTEGERS_OF(name))
 #define UNARY_INTEGER(name, i, b) EW_ENTRY(name, EW_BOOL_OF(name) EW_INTEGERS_OF(name))
 #include "../elementwise.def"

@@ -226,8 +226,10 @@ function functions.cholesky_inverse(factor, upper)
   return functions.cholesky_solve(one:expand(factor.shape), factor, upper)
 end
 
--- Numerator and denominator of exp by the Pade approximant of order 13, good to 2^-53 up to a 1-norm of 5.37 (Higham
--- 2005, "The Scaling and Squaring Method for the Matrix Exponential Revisited").
+-- Numerator and denominator of exp by the Pade approximants of order 13, good to 2^-53 up to a 1-norm of 5.37, and of
+-- order 7, good to 2^-24 up to 3.92 (Higham 2005, "The Scaling and Squaring Method for the Matrix Exponential
+-- Revisited").
+local PADE_7 = { 17297280, 8648640, 1995840, 277200, 25200, 1512, 56, 1 }
 local PADE = { 64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800, 129060195264000,
   10559470521600, 670442572800, 33522128640, 1323241920, 40840800, 960960, 16380, 182, 1 }
 
@@ -241,15 +243,21 @@ function functions.matrix_exp(x)
   if narrow then x = x:to "f64" end
   local size = functions.matrix_norm(x:detach(), 1):max():item()
   if size ~= size or size == math.huge then return (x + 0 / 0):to(narrow or "f64") end
-  local squarings = size > 5.37 and math.ceil(math.log(size / 5.37, 2)) or 0
+  local most = narrow and 3.92 or 5.37
+  local squarings = size > most and math.ceil(math.log(size / most, 2)) or 0
   local a = x / 2.0 ^ squarings
   local one = core.eye(x:size(-1), { dtype = "f64", device = x.device })
   local a2 = a:matmul(a)
   local a4 = a2:matmul(a2)
   local a6 = a4:matmul(a2)
-  local c = PADE
-  local odd = a:matmul(a6:matmul(a6 * c[14] + a4 * c[12] + a2 * c[10]) + a6 * c[8] + a4 * c[6] + a2 * c[4] + one * c[2])
-  local even = a6:matmul(a6 * c[13] + a4 * c[11] + a2 * c[9]) + a6 * c[7] + a4 * c[5] + a2 * c[3] + one * c[1]
+  local c = narrow and PADE_7 or PADE
+  local odd = a6 * c[8] + a4 * c[6] + a2 * c[4] + one * c[2]
+  local even = a6 * c[7] + a4 * c[5] + a2 * c[3] + one * c[1]
+  if not narrow then
+    odd = a6:matmul(a6 * c[14] + a4 * c[12] + a2 * c[10]) + odd
+    even = a6:matmul(a6 * c[13] + a4 * c[11] + a2 * c[9]) + even
+  end
+  odd = a:matmul(odd)
   local y = core.solve(even - odd, even + odd)
   for _ = 1, squarings do y = y:matmul(y) end
   return narrow and y:to(narrow) or y

@@ -82,6 +82,7 @@ const bool ty_program_elementwise[TY_OP_COUNT] = {
 #define UNARY_SCALARS ROW
 #define UNARY_EITHER ROW
 #define UNARY_TRIG ROW
+#define UNARY_PARTED ROW
 #define UNARY_NUMBER ROW
 #define UNARY_NUMBER_SCALARS ROW
 #define UNARY_INTEGER ROW

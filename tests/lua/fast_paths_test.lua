@@ -67,6 +67,22 @@ test("max_pool2d finds the first of the largest, and the first NaN, in rows of s
   end
 end)
 
+test("max_pool1d of pairs finds the first of the largest, and the first NaN", function()
+  ty.manual_seed(0)
+  for _, dtype in ipairs { "f32", "f64" } do
+    for _, w in ipairs { 2, 15, 16, 37, 300 } do
+      local x = ty.randint(0, 3, { 2, 3, w }):to(dtype)
+      x = ty.where(ty.rand(2, 3, w):lt(0.1), ty.full({}, 0 / 0, { dtype = dtype }), x)
+      x = ty.where(ty.rand(2, 3, w):gt(0.7), ty.full({}, -math.huge, { dtype = dtype }), x)
+      local pairs_of = x:narrow(2, 0, w // 2 * 2):reshape(2, 3, w // 2, 2)
+      local y, position = ty.max_pool1d(x, 2)
+      local label = ("%s of %d"):format(dtype, w)
+      same(y, pairs_of:max(3), label)
+      same(position, pairs_of:argmax(3) + ty.arange(w // 2) * 2, label .. ": positions")
+    end
+  end
+end)
+
 test("avg_pool2d and adaptive_avg_pool2d over rows of several blocks", function()
   for _, size in ipairs(sizes) do
     local h, w = size[1], size[2]

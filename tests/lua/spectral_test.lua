@@ -126,4 +126,17 @@ test("the spectrum of a tone is at its frequency, and its filter hears it", func
   end
 end)
 
+test("lines across memory, of several places, fill vectors or not", function()
+  for _, dtype in ipairs { "f32", "f64" } do
+    for _, width in ipairs { 3, 8, 9, 16, 17, 24, 33, 40 } do
+      local x = ty.randn(5, 12, width, 2, { dtype = dtype })
+      local want = ty.fft(x:transpose(1, 2):contiguous(), 12, 2):transpose(1, 2)
+      ok(error_of(ty.fft(x, 12, 1), want) < 1e-6, ("fft of %d %s"):format(width, dtype))
+      local real = x:select(-1, 0):contiguous()
+      want = ty.rfft(real:transpose(1, 2):contiguous(), 12, 2):transpose(1, 2)
+      ok(error_of(ty.rfft(real, 12, 1), want) < 1e-6, ("rfft of %d %s"):format(width, dtype))
+    end
+  end
+end)
+
 check.finish()

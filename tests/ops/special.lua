@@ -81,6 +81,7 @@ return function(row, T)
   -- ---- the gamma function ----
 
   local function lgamma(x)
+    if x == inf then return inf end
     if x <= 0 then
       if x == math.floor(x) then return inf end
       return math.log(math.pi / math.abs(math.sin(math.pi * x))) - lgamma(1 - x)
@@ -107,9 +108,12 @@ return function(row, T)
     return sum + math.log(x) - 0.5 / x - z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z / 132))))
   end
 
-  unary("lgamma", lgamma, { range = { 0.2, 6 }, special = { 1.0, 2.0, 0.0, -1.0, 0.5 }, wide = { -4, 40 }, tol = 1e-5 })
+  unary("lgamma", lgamma, { range = { 0.2, 6 }, special = { 1.0, 2.0, 0.0, -1.0, 0.5, nan, inf, -inf },
+    wide = { -4, 40 }, tol = 1e-5 })
   unary("digamma", function(x) return polygamma(0, x) end, {
     range = { 0.3, 6 }, wide = { -4, 40, dtypes = { "f32", "f64" } }, avoid = { 0, -1, -2, -3, -4 }, tol = 1e-5,
+    special = { nan, inf, 0.0, -0.0, 1.0, 2.0 },
+    cases = { { T { 2, values = { -1e-20, 1e-20 } }, grad = false, dtypes = { "f32", "f64" } } },
   })
   row("polygamma", {
     cases = {
@@ -180,8 +184,9 @@ return function(row, T)
   end
   local function i0(x) return series(0, x) end
   local function i1(x) return x / 2 * series(1, x) end
-  unary("i0", i0, { special = { nan, 0.0 }, wide = { -20, 20, dtypes = { "f32", "f64" } }, tol = 1e-5 })
-  unary("i1", i1, { special = { nan, 0.0 }, wide = { -20, 20, dtypes = { "f32", "f64" } }, avoid = { 0 }, tol = 1e-5 })
+  unary("i0", i0, { special = { nan, 0.0, inf, -inf }, wide = { -20, 20, dtypes = { "f32", "f64" } }, tol = 1e-5 })
+  unary("i1", i1, { special = { nan, 0.0, inf, -inf }, wide = { -20, 20, dtypes = { "f32", "f64" } }, avoid = { 0 },
+    tol = 1e-5 })
   local function scaled(f) return function(x) return math.exp(-math.abs(x)) * f(x) end end
   unary("i0e", scaled(i0), { special = { nan, 0.0 }, wide = { -20, 20 }, avoid = { 0 } })
   unary("i1e", scaled(i1), { special = { nan, 0.0 }, wide = { -20, 20 }, avoid = { 0 } })
