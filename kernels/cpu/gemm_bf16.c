@@ -21,6 +21,9 @@
 #define FLIP_A(g) 0
 #define ELEMENT(g) ((int64_t)sizeof(uint16_t))
 #define MULTIPLY_ADD(c, a, b) c = (V)_mm512_dpbf16_ps((__m512)(c), (__m512bh)_mm512_set1_epi32((int)(a)), (__m512bh)(b))
+/* 32 sums; the instruction takes what is less than a normal number for 0, as that of the products does. */
+#define ROUND_ROW(to, sums) \
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps((sums) + 16), _mm512_loadu_ps(sums)))
 #define KC 256
 #define MIN2(a, b) ((a) < (b) ? (a) : (b))
 

@@ -112,7 +112,7 @@ static void NAME(fetch_a)(const REAL *a, int64_t a_row, int64_t k) {
 typedef struct {
   int64_t i0, i1, j0, j1; /* the tile */
   UNIT *packed_a;         /* room for its rows of A; NULL: A is read where it lies */
-  REAL *sums;             /* where sums go panel by panel, if C is of half precision; NULL: to C */
+  REAL *sums;             /* where sums wait for the next block, if C is of half precision; NULL: they go to C */
   int64_t k0, kc;         /* the block of k, in units */
   bool last, add;         /* it is the last one; its sums are added to what is there */
   int64_t j, nc;          /* the panel of B */
@@ -151,7 +151,7 @@ static inline void NAME(multiply)(const ty_gemm *g, NAME(place) * at, int64_t i,
     NAME(pack_a)(g, i, mr, at->k0, at->kc, a);
     if (i + MR < at->i1) NAME(ahead_a)(g, ahead, i, at->i0, at->k0);
   }
-  ty_ahead_far(ahead, &at->next, at->share, c);
+  ty_ahead_far(ahead, &at->next, at->share, at->kc, c);
   NAME(panels)[wide][mr - 1](at->kc, a, at->b, c, c_row, onto, ahead);
 }
 
@@ -166,12 +166,12 @@ static void NAME(panel_of_tile)(const ty_gemm *g, NAME(place) * at) {
     if (at->sums) {
       c = at->sums + (at->j - at->j0) * (at->i1 - at->i0) + (i - at->i0) * NR;
       c_row = NR;
-    } else if (!direct) {
+    } else if (!direct || g->c_half) {
       c = edge;
       c_row = NR;
     }
     NAME(multiply)(g, at, i, mr, c, c_row, c != edge && at->add, &ahead);
-    if (c == edge) {
+    if (c == edge && !g->c_half) {
       NAME(put_edge)(g, edge, mr, at->nc, at->add, to);
       c = to;
       c_row = g->c_row;
@@ -180,7 +180,8 @@ static void NAME(panel_of_tile)(const ty_gemm *g, NAME(place) * at) {
   }
 }
 
-/* The tile of C at i0 .. i1, j0 .. j1. Sums go to C, or if it is of half precision to `sums`, panel by panel. */
+/* The tile of C at i0 .. i1, j0 .. j1. Sums go to C, or if it is of half precision and k has several blocks to `sums`,
+ * panel by panel. */
 static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j0, int64_t j1, UNIT *packed_a,
                        REAL *sums) {
   const ty_gemm *g = t->g;
@@ -219,8 +220,9 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
 static void NAME(tiles)(void *context, int64_t begin, int64_t end) {
   NAME(tiling) *t = context;
   const ty_gemm *g = t->g;
-  int64_t wide = (t->tile_n + NR - 1) / NR * NR, for_sums = g->c_half ? t->tile_m * wide : 0;
-  int64_t for_a = t->packs_a ? t->tile_m * MIN2((g->k + GROUP - 1) / GROUP, KC) : 0;
+  int64_t wide = (t->tile_n + NR - 1) / NR * NR, units = (g->k + GROUP - 1) / GROUP;
+  int64_t for_sums = g->c_half && units > KC ? t->tile_m * wide : 0;
+  int64_t for_a = t->packs_a ? t->tile_m * MIN2(units, KC) : 0;
   size_t bytes = sizeof(UNIT) * (size_t)for_a + sizeof(REAL) * (size_t)for_sums;
   char *scratch = bytes ? ty_scratch_alloc(bytes) : NULL;
   if (bytes && !scratch) {
