@@ -33,6 +33,12 @@ static bool suits_winograd(const conv_shape *s, int64_t channels) {
   return channels >= 12 && 36 * tiles < 6.5 * area;
 }
 
+/* The same of the phases of a dilated kernel. */
+static bool suits_phases(const conv_shape *s, int64_t channels) {
+  conv_shape phase;
+  return TY_KERNEL(conv_dilated_shape)(s, &phase) && suits_winograd(&phase, channels);
+}
+
 /* 1x1 kernels are plain products; depthwise ones have kernels of their own. */
 static bool is_plain(const conv_shape *s) {
   return conv_is_depthwise(s) || (s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0);
@@ -133,6 +139,7 @@ static bool convolve_f32(const conv_shape *s, const float *x, const float *weigh
   if (is_plain(s) || is_patches(s)) return plain_f32(s, x, weight, e, y);
   if (s->c <= 4 && s->groups == 1 && s->ow >= LANES) return TY_KERNEL(conv_planes)(s, x, weight, e, y);
   if (suits_winograd(s, s->c)) return TY_KERNEL(conv_winograd)(s, x, weight, e, y);
+  if (suits_phases(s, s->c)) return TY_KERNEL(conv_dilated)(s, x, weight, e, y);
   return TY_KERNEL(conv_direct)(s, x, weight, e, y);
 }
 
@@ -158,6 +165,7 @@ static bool input_gradient_f32(const conv_shape *s, const float *g, const float 
   if (is_plain(s)) return pointwise_input(s, g, weight, dx);
   if (narrow) return conv_backward_input_f32(s, g, weight, dx);
   if (suits_winograd(s, s->o)) return TY_KERNEL(conv_winograd_input)(s, g, weight, dx);
+  if (suits_phases(s, s->o)) return TY_KERNEL(conv_dilated_input)(s, g, weight, dx);
   return TY_KERNEL(conv_direct_input)(s, g, weight, dx);
 }
 
@@ -171,6 +179,9 @@ static bool weight_gradient_f32(const conv_shape *s, const float *g, const float
   }
   if (conv_is_depthwise(s)) return conv_backward_weight_f32(s, g, x, dw);
   if (suits_winograd(s, s->c)) return TY_KERNEL(conv_winograd_weight)(s, g, x, dw);
+  /* Narrow slices of large weights would read the transforms of all phases from memory again and again. */
+  bool narrow = LANES < 16 && s->c * s->o >= 160 * 160;
+  if (!narrow && suits_phases(s, s->c)) return TY_KERNEL(conv_dilated_weight)(s, g, x, dw);
   return TY_KERNEL(conv_direct_weight)(s, g, x, dw);
 }
 

@@ -59,6 +59,14 @@ bool TY_KERNEL(conv_winograd)(const conv_shape *s, const float *x, const float *
 bool TY_KERNEL(conv_winograd_input)(const conv_shape *s, const float *g, const float *weight, float *dx);
 bool TY_KERNEL(conv_winograd_weight)(const conv_shape *s, const float *g, const float *x, float *dw);
 
+/* f32 dilated kernels by their phases, each of which conv_winograd takes (conv_dilated.c). conv_dilated_shape: whether
+ * there are phases, and how large. */
+bool TY_KERNEL(conv_dilated_shape)(const conv_shape *s, conv_shape *phase);
+bool TY_KERNEL(conv_dilated)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e,
+                             float *y);
+bool TY_KERNEL(conv_dilated_input)(const conv_shape *s, const float *g, const float *weight, float *dx);
+bool TY_KERNEL(conv_dilated_weight)(const conv_shape *s, const float *g, const float *x, float *dw);
+
 /* Any f32 convolution by sums over taps (conv_direct.c). */
 bool TY_KERNEL(conv_direct)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y);
 bool TY_KERNEL(conv_direct_input)(const conv_shape *s, const float *g, const float *weight, float *dx);
