@@ -152,6 +152,9 @@ return function(row, T)
       { T { 1, 3, 9, 70 }, T { 17, 3, 4, 4 }, T { 17 }, 4, 0, 1, 1, T { 1, 17, 2, 17 }, "silu", grad = false, dtypes = f32 },
       { T { 1, 1, 37, 19 }, T { 3, 1, 3, 1 }, opts = { activation = "relu" }, grad = false, dtypes = f32 },
       { T { 1, 4, 2, 3 }, T { 2, 4, 1, 3 }, opts = { padding = { 1, 9 }, stride = { 2, 1 } }, grad = false, dtypes = f32 },
+      -- large patches side by side, of three channels and of whole vectors of them
+      { T { 1, 3, 9, 53 }, T { 66, 3, 8, 12 }, T { 66 }, opts = { stride = { 8, 12 } }, grad = false, dtypes = f32, tol = 1e-4 },
+      { T { 1, 64, 2, 6 }, T { 66, 64, 2, 2 }, opts = { stride = 2 }, grad = false, dtypes = f32, tol = 1e-4 },
       -- more than 64 channels, more than 128 positions
       { T { 2, 2, 9, 8 }, T { 70, 2, 3, 2 }, T { 70 }, opts = { padding = 1 }, grad = false, dtypes = f32 },
       -- 1x1: panels of positions from several images, parts of a panel, strides, two groups of output channels
