@@ -128,6 +128,11 @@ static bool is_pointwise(const conv_shape *s) {
          s->oh * s->ow >= LANES;
 }
 
+/* Groups that would leave most of a vector of channels empty, where vectors of pixels are rarely cut short. */
+static bool is_groups(const conv_shape *s) {
+  return s->groups > 1 && s->cg <= LANES / 2 && s->og <= LANES / 2 && s->oh * s->ow >= 4 * LANES;
+}
+
 static bool convolve_f32(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y) {
   if (is_pointwise(s)) return TY_KERNEL(conv_pointwise)(s, x, weight, false, e, y);
   if (is_sparse(s)) {
@@ -139,9 +144,22 @@ static bool convolve_f32(const conv_shape *s, const float *x, const float *weigh
   }
   if (is_plain(s) || is_patches(s)) return plain_f32(s, x, weight, e, y);
   if (s->c <= 4 && s->groups == 1 && s->ow >= LANES) return TY_KERNEL(conv_planes)(s, x, weight, e, y);
+  if (is_groups(s)) return TY_KERNEL(conv_planes)(s, x, weight, e, y);
   if (suits_winograd(s, s->c)) return TY_KERNEL(conv_winograd)(s, x, weight, e, y);
   if (suits_phases(s, s->c)) return TY_KERNEL(conv_dilated)(s, x, weight, e, y);
   return TY_KERNEL(conv_direct)(s, x, weight, e, y);
+}
+
+/* The gradient of groups for the input. */
+static bool groups_input(const conv_shape *s, const conv_shape *t, const float *g, const float *weight, float *dx) {
+  const conv_epilogue none = { NULL, NULL, TY_NO_ACTIVATION };
+  size_t bytes = sizeof(float) * (size_t)(s->o * s->cg * s->kh * s->kw);
+  float *turned = ty_scratch_alloc(bytes);
+  if (!turned) return false;
+  turn_weight_f32(s, weight, turned);
+  bool ok = TY_KERNEL(conv_planes)(t, g, turned, &none, dx);
+  ty_scratch_free(turned, bytes);
+  return ok;
 }
 
 static bool pointwise_input(const conv_shape *s, const float *g, const float *weight, float *dx) {
@@ -167,6 +185,8 @@ static bool input_gradient_f32(const conv_shape *s, const float *g, const float 
   if (narrow) return conv_backward_input_f32(s, g, weight, dx);
   if (suits_winograd(s, s->o)) return TY_KERNEL(conv_winograd_input)(s, g, weight, dx);
   if (suits_phases(s, s->o)) return TY_KERNEL(conv_dilated_input)(s, g, weight, dx);
+  conv_shape turned;
+  if (conv_turned(s, &turned) && is_groups(&turned)) return groups_input(s, &turned, g, weight, dx);
   return TY_KERNEL(conv_direct_input)(s, g, weight, dx);
 }
 
@@ -183,6 +203,7 @@ static bool weight_gradient_f32(const conv_shape *s, const float *g, const float
   /* Narrow slices of large weights would read the transforms of all phases from memory again and again. */
   bool narrow = LANES < 16 && s->c * s->o >= 160 * 160;
   if (!narrow && suits_phases(s, s->c)) return TY_KERNEL(conv_dilated_weight)(s, g, x, dw);
+  if (is_groups(s)) return TY_KERNEL(conv_planes_weight)(s, g, x, dw);
   return TY_KERNEL(conv_direct_weight)(s, g, x, dw);
 }
 
