@@ -102,9 +102,9 @@ static void NAME(ahead_a)(const ty_gemm *g, ty_ahead *ahead, int64_t i, int64_t 
 
 #ifdef STRIDED
 /* The rows of a tile of A that is read where it lies, one panel ahead. */
-static void NAME(fetch_a)(const REAL *a, int64_t a_row, int64_t k) {
+static void NAME(fetch_a)(const UNIT *a, int64_t a_row, int64_t k) {
   for (int64_t r = 0; r < MR; r++)
-    for (int64_t p = 0; p < k; p += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(a + r * a_row + p, 0, 2);
+    for (int64_t p = 0; p < k; p += 64 / (int64_t)sizeof(UNIT)) __builtin_prefetch(a + r * a_row + p, 0, 2);
 }
 #endif
 
@@ -135,13 +135,14 @@ static inline void NAME(multiply)(const ty_gemm *g, NAME(place) * at, int64_t i,
   bool wide = at->nc > VL;
 #ifdef STRIDED
   if (!at->packed_a) {
-    const REAL *a = (const REAL *)g->a + i * g->a_row + at->k0 * g->a_col;
+    const int64_t a_row = g->a_row / GROUP, a_col = GROUP > 1 ? 1 : g->a_col; /* units are neighbours */
+    const UNIT *a = (const UNIT *)g->a + i * a_row + at->k0 * a_col;
     for (int r = 0; r < mr; r++) {
       __builtin_prefetch(c + r * c_row);
       __builtin_prefetch(c + r * c_row + NR - 1);
     }
-    if (at->j == at->j0 && i + 2 * MR <= at->i1) NAME(fetch_a)(a + MR * g->a_row, g->a_row, at->kc);
-    NAME(micro)[wide][mr - 1](at->kc, a, g->a_row, g->a_col, at->b, at->b_row, c, c_row, onto);
+    if (at->j == at->j0 && i + 2 * MR <= at->i1) NAME(fetch_a)(a + MR * a_row, a_row, at->kc);
+    NAME(micro)[wide][mr - 1](at->kc, a, a_row, a_col, at->b, at->b_row, c, c_row, onto);
     return;
   }
 #endif
@@ -191,7 +192,7 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
 #ifdef STRIDED
   /* B is too rarely read to pay for packing, and its rows do not all fall into the same sets of the cache. */
   bool apart = g->b_row * ELEMENT(g) % 4096 != 0;
-  bool in_place = !packed_a && !g->pack && g->b_col == 1 && i1 - i0 <= (apart ? 8 : 4) * MR;
+  bool in_place = GROUP == 1 && !packed_a && !g->pack && g->b_col == 1 && i1 - i0 <= (apart ? 8 : 4) * MR;
 #endif
   for (at.k0 = 0; at.k0 < units && !ty_interrupted; at.k0 += KC) {
     at.kc = MIN2(KC, units - at.k0);
@@ -204,7 +205,7 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
       bool there = t->kept != NULL;
 #ifdef STRIDED
       if (in_place && at.nc == NR) {
-        at.b = (const REAL *)g->b + at.k0 * g->b_row + at.j;
+        at.b = (const UNIT *)g->b + at.k0 * g->b_row + at.j;
         at.b_row = g->b_row;
         there = true;
       }
