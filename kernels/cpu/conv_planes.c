@@ -2,7 +2,7 @@
  * a vector of channels would be mostly empty, so vectors run along rows of pixels, and results need not be turned. The
  * padded input of a band of rows is split by position modulo the stride, which makes what every tap reads neighbours; a
  * few output channels by two vectors of pixels are then a product of broadcast weights with runs of that, one for every
- * channel and tap. Runs go on from row to row: what they compute between rows is dropped. */
+ * channel and tap. Rows that are no whole number of vectors are one run, and what it computes between them is dropped. */
 #include "conv_planes.h"
 #include "conv_tile.h"
 
@@ -11,7 +11,8 @@ typedef struct planes {
   const conv_epilogue *e;
   float *y, *packed;
   int64_t tiles; /* of output channels of a group */
-  bool flat;     /* rows of results follow each other without gaps */
+  bool apart;    /* every row is a run of its own */
+  bool flat;     /* the rows of a run follow each other without gaps */
   bool failed;
 } planes;
 
@@ -50,31 +51,39 @@ static void finish_rows(const planes *p, const float *sums, int64_t rows, int64_
   }
 }
 
-/* `rows` rows of results of a group (counted through all images) from row0 on. Full tiles of what has no gaps go to y at
- * once, others by way of `out`. */
+/* A run of n positions, which are `rows` rows of results, for `count` output channels of which the first begins at y + at.
+ * Full tiles of what has no gaps go to y at once, others by way of `out`. */
+static void multiply_run(const planes *p, tile *t, int64_t count, const float *in, int64_t n, int64_t rows, int64_t at,
+                         float *out, ahead *next) {
+  int64_t plane = p->in.s->oh * p->in.s->ow, pitch = (n + PAIR - 1) / PAIR * PAIR, there = 0;
+  bool direct = p->flat && !p->e->residual && !p->e->activation;
+  for (int64_t j = 0; j < n; j += PAIR) {
+    bool whole = direct && (n - j >= PAIR || n - j == LANES);
+    t->b = in + j;
+    t->c = whole ? p->y + at + j : out + j;
+    t->c_row = whole ? plane : pitch;
+    if (whole) there = j + PAIR;
+    ask(next, t);
+    tiles[n - j > LANES][count - 1](t);
+  }
+  for (int64_t i = 0; direct && there < n && i < count; i++)
+    copy_row(out + i * pitch + there, n - there, p->y + at + i * plane + there);
+  for (int64_t i = 0; !direct && i < count; i++) finish_rows(p, out + i * pitch, rows, at + i * plane);
+}
+
+/* `rows` rows of results of a group (counted through all images) from row0 on. */
 static void multiply_rows(const planes *p, const float *in, int64_t rows, int64_t group, int64_t row0, float *out,
                           ahead *next) {
   const conv_shape *s = p->in.s;
-  int64_t plane = s->oh * s->ow, n = (rows - 1) * p->in.columns + s->ow, pitch = (n + PAIR - 1) / PAIR * PAIR;
   int64_t first = group % s->groups; /* of the weights */
-  bool direct = p->flat && !p->e->residual && !p->e->activation;
+  int64_t each = p->apart ? 1 : rows, n = (each - 1) * p->in.columns + s->ow;
   for (int64_t g = 0; g < p->tiles; g++) {
     int64_t o = g * s->og / p->tiles, count = (g + 1) * s->og / p->tiles - o;
-    int64_t at = (group * s->og + o) * plane + row0 * s->ow, there = 0;
+    int64_t at = ((group * s->og + o) * s->oh + row0) * s->ow;
     tile t = { .k = p->in.k, .offset = p->in.offset, .a = p->packed + (first * p->tiles + g) * p->in.k * ABREAST };
     t.bias = p->e->bias ? p->e->bias + first * s->og + o : NULL;
-    for (int64_t j = 0; j < n; j += PAIR) {
-      bool whole = direct && (n - j >= PAIR || n - j == LANES);
-      t.b = in + j;
-      t.c = whole ? p->y + at + j : out + j;
-      t.c_row = whole ? plane : pitch;
-      if (whole) there = j + PAIR;
-      ask(next, &t);
-      tiles[n - j > LANES][count - 1](&t);
-    }
-    for (int64_t i = 0; direct && there < n && i < count; i++)
-      copy_row(out + i * pitch + there, n - there, p->y + at + i * plane + there);
-    for (int64_t i = 0; !direct && i < count; i++) finish_rows(p, out + i * pitch, rows, at + i * plane);
+    for (int64_t r = 0; r < rows; r += each)
+      multiply_run(p, &t, count, in + r * p->in.columns, n, each, at + r * s->ow, out, next);
   }
 }
 
@@ -102,7 +111,8 @@ bool TY_KERNEL(conv_planes)(const conv_shape *s, const float *x, const float *we
                             float *y) {
   planes p = { .in = split_input_of(s, x), .e = e, .y = y, .tiles = tile_groups(s->og) };
   int64_t k = p.in.k;
-  p.flat = p.in.columns == s->ow;
+  p.apart = p.in.columns > s->ow && s->ow % LANES == 0; /* whole vectors need no gaps to be filled */
+  p.flat = p.apart || p.in.columns == s->ow;
   size_t bytes = (sizeof(int64_t) + sizeof(float) * (size_t)(s->groups * p.tiles * ABREAST)) * (size_t)k;
   p.in.offset = ty_scratch_alloc(bytes);
   if (!p.in.offset) return false;

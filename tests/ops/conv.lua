@@ -159,6 +159,7 @@ return function(row, T)
       -- small groups, vectors along pixels: rows with gaps between and without, strides, several bands, more weights than one
       { T { 2, 6, 9, 11 }, T { 9, 2, 3, 3 }, T { 9 }, 1, 1, 1, 3, T { 2, 9, 9, 11 }, "relu", grad = false, dtypes = f32 },
       { T { 1, 8, 20, 7 }, T { 4, 4, 3, 3 }, T { 4 }, opts = { padding = 1, groups = 2 }, grad = false, dtypes = f32 },
+      { T { 1, 4, 5, 16 }, T { 4, 2, 3, 3 }, T { 4 }, opts = { padding = 1, groups = 2 }, grad = false, dtypes = f32 }, -- whole vectors
       { T { 1, 6, 19, 18 }, T { 4, 3, 2, 2 }, T { 4 }, opts = { stride = 2, groups = 2 }, grad = false, dtypes = f32 },
       { T { 1, 4, 18, 9 }, T { 16, 2, 3, 2 }, opts = { stride = { 2, 1 }, padding = { 1, 2 }, dilation = { 1, 2 }, groups = 2 }, grad = false, dtypes = f32 },
       -- more than 64 channels, more than 128 positions
