@@ -171,6 +171,8 @@ static void NAME(panel_of_tile)(const ty_gemm *g, NAME(place) * at) {
       c = edge;
       c_row = NR;
     }
+    for (int64_t r = 0; g->c_half && finishes && r < mr; r++) /* the results come in while their sums are computed */
+      __builtin_prefetch((const uint16_t *)g->c + (i + r) * g->c_row + at->j, 1);
     NAME(multiply)(g, at, i, mr, c, c_row, c != edge && at->add, &ahead);
     if (c == edge && !g->c_half) {
       NAME(put_edge)(g, edge, mr, at->nc, at->add, to);
