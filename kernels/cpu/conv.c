@@ -44,8 +44,8 @@ static bool is_plain(const conv_shape *s) {
   return conv_is_depthwise(s) || (s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0);
 }
 
-/* Patches side by side, large enough that each is a long dot product: the matrix of windows has every element once. Sums
- * over taps are faster where channels come last without effort: whole vectors of them, and with AVX-512 three. */
+/* Patches side by side, large enough that each is a long dot product: the matrix of windows has every element once.
+ * Sums over taps are faster where channels come last without effort: whole vectors of them, and with AVX-512 three. */
 static bool is_patches(const conv_shape *s) {
   return s->kh == s->sh && s->kw == s->sw && s->ph == 0 && s->pw == 0 && s->dh == 1 && s->dw == 1 && s->groups == 1 &&
          s->kh * s->kw * s->c >= 256 && s->o >= 4 * LANES && s->c < LANES && (s->c != 3 || LANES < 16);

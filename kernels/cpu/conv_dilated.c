@@ -1,5 +1,5 @@
-/* f32 convolutions with dilated 3x3 kernels: positions that are alike modulo the dilation see only each other, so that a
- * picture falls apart into `dh` by `dw` small ones, the phases, with a plain kernel each, which Winograd's transforms
+/* f32 convolutions with dilated 3x3 kernels: positions that are alike modulo the dilation see only each other, so that
+ * a picture falls apart into `dh` by `dw` small ones, the phases, with a plain kernel each, which Winograd's transforms
  * serve. Where rows do not go up evenly, the phases that lack one have zeros there. */
 #include "conv_lanes.h"
 

@@ -2,7 +2,7 @@
  * a vector of channels would be mostly empty, so vectors run along rows of pixels, and results need not be turned. The
  * padded input of a band of rows is split by position modulo the stride, which makes what every tap reads neighbours; a
  * few output channels by two vectors of pixels are then a product of broadcast weights with runs of that, one for every
- * channel and tap. Rows that are no whole number of vectors are one run, and what it computes between them is dropped. */
+ * channel and tap. Rows that are no whole number of vectors are one run, and what it computes between is dropped. */
 #include "conv_planes.h"
 #include "conv_tile.h"
 
@@ -51,8 +51,8 @@ static void finish_rows(const planes *p, const float *sums, int64_t rows, int64_
   }
 }
 
-/* A run of n positions, which are `rows` rows of results, for `count` output channels of which the first begins at y + at.
- * Full tiles of what has no gaps go to y at once, others by way of `out`. */
+/* A run of n positions, which are `rows` rows of results, for `count` output channels of which the first begins at
+ * y + at. Full tiles of what has no gaps go to y at once, others by way of `out`. */
 static void multiply_run(const planes *p, tile *t, int64_t count, const float *in, int64_t n, int64_t rows, int64_t at,
                          float *out, ahead *next) {
   int64_t plane = p->in.s->oh * p->in.s->ow, pitch = (n + PAIR - 1) / PAIR * PAIR, there = 0;

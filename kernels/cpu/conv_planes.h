@@ -1,5 +1,5 @@
-/* The input of convolutions whose vectors run along rows of pixels: bands of rows of the channels of a group, padded and
- * split by position modulo the stride, which makes what every tap reads neighbours. */
+/* The input of convolutions whose vectors run along rows of pixels: bands of rows of the channels of a group, padded
+ * and split by position modulo the stride, which makes what every tap reads neighbours. */
 #ifndef TY_KERNELS_CPU_CONV_PLANES_H
 #define TY_KERNELS_CPU_CONV_PLANES_H
 

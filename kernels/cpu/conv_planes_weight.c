@@ -1,6 +1,6 @@
-/* The gradient of the weight for f32 convolutions of many small groups of channels, with vectors along rows of pixels, as
- * conv_planes.c has the convolution: dot products of the gradient's planes with runs of the split input, a few of the
- * one by a few of the other held in registers while they run over a band. */
+/* The gradient of the weight for f32 convolutions of many small groups of channels, with vectors along rows of pixels,
+ * as conv_planes.c has the convolution: dot products of the gradient's planes with runs of the split input, a few of
+ * the one by a few of the other held in registers while they run over a band. */
 #include "conv_planes.h"
 
 enum { DOWN = 4, ACROSS = TY_VECTOR_BYTES == 64 ? 6 : 2 }; /* with what they multiply, the sums fill the registers */
