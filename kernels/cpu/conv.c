@@ -33,15 +33,22 @@ static bool suits_winograd(const conv_shape *s, int64_t channels) {
   return channels >= 12 && 36 * tiles < 6.5 * area;
 }
 
+/* The same of the phases of a dilated kernel. */
+static bool suits_phases(const conv_shape *s, int64_t channels) {
+  conv_shape phase;
+  return TY_KERNEL(conv_dilated_shape)(s, &phase) && suits_winograd(&phase, channels);
+}
+
 /* 1x1 kernels are plain products; depthwise ones have kernels of their own. */
 static bool is_plain(const conv_shape *s) {
   return conv_is_depthwise(s) || (s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0);
 }
 
-/* Patches side by side, large enough that each is a long dot product: the matrix of windows has every element once. */
+/* Patches side by side, large enough that each is a long dot product: the matrix of windows has every element once.
+ * Sums over taps are faster where channels come last without effort: whole vectors of them, and with AVX-512 three. */
 static bool is_patches(const conv_shape *s) {
   return s->kh == s->sh && s->kw == s->sw && s->ph == 0 && s->pw == 0 && s->dh == 1 && s->dw == 1 && s->groups == 1 &&
-         s->kh * s->kw * s->c >= 256 && s->o >= 4 * LANES;
+         s->kh * s->kw * s->c >= 256 && s->o >= 4 * LANES && s->c < LANES && (s->c != 3 || LANES < 16);
 }
 
 /* A 1x1 kernel with a stride sees some positions only; those, packed, make it a plain product. */
@@ -121,6 +128,11 @@ static bool is_pointwise(const conv_shape *s) {
          s->oh * s->ow >= LANES;
 }
 
+/* Groups that would leave most of a vector of channels empty, where vectors of pixels are rarely cut short. */
+static bool is_groups(const conv_shape *s) {
+  return s->groups > 1 && s->cg <= LANES / 2 && s->og <= LANES / 2 && s->oh * s->ow >= 4 * LANES;
+}
+
 static bool convolve_f32(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y) {
   if (is_pointwise(s)) return TY_KERNEL(conv_pointwise)(s, x, weight, false, e, y);
   if (is_sparse(s)) {
@@ -132,8 +144,22 @@ static bool convolve_f32(const conv_shape *s, const float *x, const float *weigh
   }
   if (is_plain(s) || is_patches(s)) return plain_f32(s, x, weight, e, y);
   if (s->c <= 4 && s->groups == 1 && s->ow >= LANES) return TY_KERNEL(conv_planes)(s, x, weight, e, y);
+  if (is_groups(s)) return TY_KERNEL(conv_planes)(s, x, weight, e, y);
   if (suits_winograd(s, s->c)) return TY_KERNEL(conv_winograd)(s, x, weight, e, y);
+  if (suits_phases(s, s->c)) return TY_KERNEL(conv_dilated)(s, x, weight, e, y);
   return TY_KERNEL(conv_direct)(s, x, weight, e, y);
+}
+
+/* The gradient of groups for the input. */
+static bool groups_input(const conv_shape *s, const conv_shape *t, const float *g, const float *weight, float *dx) {
+  const conv_epilogue none = { NULL, NULL, TY_NO_ACTIVATION };
+  size_t bytes = sizeof(float) * (size_t)(s->o * s->cg * s->kh * s->kw);
+  float *turned = ty_scratch_alloc(bytes);
+  if (!turned) return false;
+  turn_weight_f32(s, weight, turned);
+  bool ok = TY_KERNEL(conv_planes)(t, g, turned, &none, dx);
+  ty_scratch_free(turned, bytes);
+  return ok;
 }
 
 static bool pointwise_input(const conv_shape *s, const float *g, const float *weight, float *dx) {
@@ -158,6 +184,9 @@ static bool input_gradient_f32(const conv_shape *s, const float *g, const float 
   if (is_plain(s)) return pointwise_input(s, g, weight, dx);
   if (narrow) return conv_backward_input_f32(s, g, weight, dx);
   if (suits_winograd(s, s->o)) return TY_KERNEL(conv_winograd_input)(s, g, weight, dx);
+  if (suits_phases(s, s->o)) return TY_KERNEL(conv_dilated_input)(s, g, weight, dx);
+  conv_shape turned;
+  if (conv_turned(s, &turned) && is_groups(&turned)) return groups_input(s, &turned, g, weight, dx);
   return TY_KERNEL(conv_direct_input)(s, g, weight, dx);
 }
 
@@ -171,6 +200,10 @@ static bool weight_gradient_f32(const conv_shape *s, const float *g, const float
   }
   if (conv_is_depthwise(s)) return conv_backward_weight_f32(s, g, x, dw);
   if (suits_winograd(s, s->c)) return TY_KERNEL(conv_winograd_weight)(s, g, x, dw);
+  /* Narrow slices of large weights would read the transforms of all phases from memory again and again. */
+  bool narrow = LANES < 16 && s->c * s->o >= 160 * 160;
+  if (!narrow && suits_phases(s, s->c)) return TY_KERNEL(conv_dilated_weight)(s, g, x, dw);
+  if (is_groups(s)) return TY_KERNEL(conv_planes_weight)(s, g, x, dw);
   return TY_KERNEL(conv_direct_weight)(s, g, x, dw);
 }
 

@@ -52,6 +52,16 @@ typedef struct conv_epilogue {
 
 static inline bool conv_is_depthwise(const conv_shape *s) { return s->cg == 1 && s->og == 1 && s->groups > 1; }
 
+/* Whether the gradient for the input is a convolution of the results' with the kernels turned, and of which shape. */
+static inline bool conv_turned(const conv_shape *s, conv_shape *turned) {
+  conv_shape t = *s;
+  t.c = s->o, t.h = s->oh, t.w = s->ow, t.o = s->c, t.oh = s->h, t.ow = s->w;
+  t.cg = s->og, t.og = s->cg;
+  t.ph = (s->kh - 1) * s->dh - s->ph, t.pw = (s->kw - 1) * s->dw - s->pw;
+  *turned = t;
+  return s->sh == 1 && s->sw == 1 && t.ph >= 0 && t.pw >= 0;
+}
+
 /* f32 3x3 kernels, stride and dilation 1, one group, by Winograd's transforms (conv_winograd.c). All return false after
  * ty_fail() when scratch memory is short. */
 bool TY_KERNEL(conv_winograd)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e,
@@ -59,13 +69,23 @@ bool TY_KERNEL(conv_winograd)(const conv_shape *s, const float *x, const float *
 bool TY_KERNEL(conv_winograd_input)(const conv_shape *s, const float *g, const float *weight, float *dx);
 bool TY_KERNEL(conv_winograd_weight)(const conv_shape *s, const float *g, const float *x, float *dw);
 
+/* f32 dilated kernels by their phases, each of which conv_winograd takes (conv_dilated.c). conv_dilated_shape: whether
+ * there are phases, and how large. */
+bool TY_KERNEL(conv_dilated_shape)(const conv_shape *s, conv_shape *phase);
+bool TY_KERNEL(conv_dilated)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e,
+                             float *y);
+bool TY_KERNEL(conv_dilated_input)(const conv_shape *s, const float *g, const float *weight, float *dx);
+bool TY_KERNEL(conv_dilated_weight)(const conv_shape *s, const float *g, const float *x, float *dw);
+
 /* Any f32 convolution by sums over taps (conv_direct.c). */
 bool TY_KERNEL(conv_direct)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y);
 bool TY_KERNEL(conv_direct_input)(const conv_shape *s, const float *g, const float *weight, float *dx);
 bool TY_KERNEL(conv_direct_weight)(const conv_shape *s, const float *g, const float *x, float *dw);
 
-/* f32 forward for images of few channels, one group (conv_planes.c). */
+/* f32 forward for images of few channels and for small groups (conv_planes.c), and the gradient of small groups' weight
+ * (conv_planes_weight.c). */
 bool TY_KERNEL(conv_planes)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e, float *y);
+bool TY_KERNEL(conv_planes_weight)(const conv_shape *s, const float *g, const float *x, float *dw);
 
 /* 1x1 kernels without padding, one group (conv_pointwise.c). turned: weight is [c, o]. */
 bool TY_KERNEL(conv_pointwise)(const conv_shape *s, const float *x, const float *weight, bool turned,

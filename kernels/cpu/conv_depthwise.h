@@ -186,7 +186,7 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
     index[k] = k * CHANNELS;
   }
   NAME(taps) t = { taps, s->sh * row * CHANNELS, s->sw * CHANNELS, s->ow * CHANNELS, CHANNELS, offset, index };
-  const NAME(down) down = { s->kw, s->dw * CHANNELS, row * CHANNELS, s->ow * CHANNELS };
+  const NAME(down) down = { .kw = s->kw, .step = s->dw * CHANNELS, .row = row * CHANNELS, .out_row = s->ow * CHANNELS };
   for (int64_t u = begin; u < end && !ty_interrupted; u++) {
     int64_t first = u % d->bands * d->band, stop = first + d->band < s->oh ? first + d->band : s->oh;
     int64_t set = u / d->bands % d->sets, n = u / d->bands / d->sets, channels = NAME(channels_of)(s, set);
@@ -200,7 +200,7 @@ static void NAME(depthwise_units)(void *context, int64_t begin, int64_t end) {
     for (int64_t y = first; y < stop; y += chunk) {
       int64_t rows = stop - y < chunk ? stop - y : chunk;
       const REAL *in = plane + (y - first) * t.in_row;
-      if (blocks) NAME(sum_columns)(s, &down, rows, s->ow, in, weight, start, result);
+      if (blocks) NAME(sum_columns)(s, &down, y - s->ph, rows, s->ow, in, weight, start, result);
       for (int64_t r = 0; !blocks && r < rows; r += 2) NAME(sum_rows)
       (rows - r > 1 ? 2 : 1, s->ow, &t, in + r * t.in_row, weight, start, result + r * t.out_row);
       NAME(transpose)
@@ -421,4 +421,5 @@ static bool NAME(depthwise_backward_weight)(const conv_shape *s, const REAL *g, 
 #undef CHANNELS
 #undef LANE_BYTES
 #undef MOST_DOWN
+#undef SKIPS
 #undef AT

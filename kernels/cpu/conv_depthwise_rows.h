@@ -5,14 +5,17 @@
 
 #if TY_VECTOR_BYTES == 64
 #define MOST_DOWN 14 /* rows of results at once: with a column of a kernel they fill the registers */
+#define SKIPS(i, d) ((i) < (d)->top || (i) >= (d)->bottom)
 #else
 #define MOST_DOWN 7
+#define SKIPS(i, d) false /* with two multiplications a cycle the tests cost more than the zeros */
 #endif
 
 /* What rows of results are sums of, from one place on. */
 typedef struct NAME(down) {
   int64_t kw, step; /* taps of a row, and from one to the next in the input */
   int64_t row, out_row;
+  int64_t left, right, top, bottom; /* of channels: the taps and rows that meet more than zeros, from and to */
 } NAME(down);
 
 /* `rows` vectors of results below each other. `apart`: the lanes are channels, with weights and `start` of their own;
@@ -27,7 +30,8 @@ static inline __attribute__((always_inline)) void NAME(sum_block)(const bool apa
     if (apart) sum[r] = AT(start, 0);
     else sum[r] = (V){ 0 } + *start;
   }
-  for (int64_t k = 0; k < kw; k++, in += step, weight += next) {
+  if (apart) in += d->left * step, weight += d->left * next;
+  for (int64_t k = apart ? d->right - d->left : kw; k > 0; k--, in += step, weight += next) {
     V w[7];
 #pragma GCC unroll 7
     for (int i = 0; i < kh; i++) {
@@ -38,6 +42,7 @@ static inline __attribute__((always_inline)) void NAME(sum_block)(const bool apa
 #pragma GCC unroll 20
     for (int i = 0; i < rows + kh - 1; i++, at += row) {
       __asm__("" : "+r"(at)); /* else gcc keeps the addresses of all rows, more than there are registers */
+      if (apart && SKIPS(i, d)) continue;
       const V x = AT(at, 0);
 #pragma GCC unroll 7
       for (int j = 0; j < kh; j++)
@@ -92,15 +97,23 @@ static bool NAME(has_blocks)(const conv_shape *s) {
   return s->sh == 1 && s->sw == 1 && s->dh == 1 && (s->kh == 3 || s->kh == 5 || s->kh == 7);
 }
 
-/* `rows` x n interleaved vectors. */
-static void NAME(sum_columns)(const conv_shape *s, const NAME(down) * d, int64_t rows, int64_t n, const REAL *in,
-                              const REAL *weight, const REAL *start, REAL *out) {
+/* `rows` x n interleaved vectors, of which the first sees row y of the image. */
+static void NAME(sum_columns)(const conv_shape *s, const NAME(down) * first, int64_t y, int64_t rows, int64_t n,
+                              const REAL *in, const REAL *weight, const REAL *start, REAL *out) {
+  NAME(down) trimmed = *first, *d = &trimmed;
   for (int64_t groups = (rows + MOST_DOWN - 1) / MOST_DOWN; groups > 0; groups--) {
     int64_t down = (rows + groups - 1) / groups; /* even groups */
-    for (int64_t j = 0; j < n; j++)
+    d->top = y < 0 ? -y : 0, d->bottom = s->h - y;
+    for (int64_t j = 0; j < n; j++) {
+      int64_t before = s->pw - j, after = s->w + s->pw - j; /* columns of zeros; where they begin again */
+      d->left = before > 0 ? (before + s->dw - 1) / s->dw : 0;
+      d->right = after > 0 ? (after + s->dw - 1) / s->dw : 0;
+      if (d->right > s->kw) d->right = s->kw;
+      if (d->left > d->right) d->left = d->right;
       NAME(blocks)[1][s->kh / 2 - 1][down - 1](d, in + j * CHANNELS, weight, start, out + j * CHANNELS);
+    }
     in += down * d->row, out += down * d->out_row;
-    rows -= down;
+    rows -= down, y += down;
   }
 }
 
@@ -139,7 +152,7 @@ static void NAME(sum_band)(const NAME(rows_call) * d, int64_t rows, const REAL *
                            const REAL *bias, REAL *y, const REAL *end, const REAL *ahead) {
   const conv_shape *s = d->s;
   NAME(block_fn) *const *block = NAME(blocks)[0][s->kh / 2 - 1];
-  NAME(down) down = { s->kw, s->dw, d->row, 0 };
+  NAME(down) down = { .kw = s->kw, .step = s->dw, .row = d->row };
   REAL edge[MOST_DOWN * LANE_BYTES / sizeof(REAL)] __attribute__((aligned(LANE_BYTES)));
   for (int64_t groups = (rows + MOST_DOWN - 1) / MOST_DOWN; groups > 0; groups--) {
     int64_t n = (rows + groups - 1) / groups; /* even groups */

@@ -63,6 +63,24 @@ static inline lanes quads(const float *p, int64_t plane) {
 #endif
 }
 
+#if LANES == 16
+/* interleave() below of three planes, as pictures have them, without gaps; n is at least LANES. */
+static inline void interleave_three(const float *restrict src, int64_t plane, int64_t n, float *restrict dst) {
+  for (int64_t j = 0; j < n; j += LANES) {
+    int64_t i = j + LANES <= n ? j : n - LANES; /* the last overlap those before */
+    const float *s = src + i;
+    lanes x = *(const lanes *)s, y = *(const lanes *)(s + plane), z = *(const lanes *)(s + 2 * plane);
+    lanes a = LANES_SHUFFLE(x, y, 0, 16, 0, 1, 17, 0, 2, 18, 0, 3, 19, 0, 4, 20, 0, 5);
+    lanes b = LANES_SHUFFLE(x, y, 21, 0, 6, 22, 0, 7, 23, 0, 8, 24, 0, 9, 25, 0, 10, 26);
+    lanes c = LANES_SHUFFLE(x, y, 0, 11, 27, 0, 12, 28, 0, 13, 29, 0, 14, 30, 0, 15, 31, 0);
+    lanes *d = (lanes *)(dst + 3 * i);
+    d[0] = LANES_SHUFFLE(a, z, 0, 1, 16, 3, 4, 17, 6, 7, 18, 9, 10, 19, 12, 13, 20, 15);
+    d[1] = LANES_SHUFFLE(b, z, 0, 21, 2, 3, 22, 5, 6, 23, 8, 9, 24, 11, 12, 25, 14, 15);
+    d[2] = LANES_SHUFFLE(c, z, 26, 1, 2, 27, 4, 5, 28, 7, 8, 29, 10, 11, 30, 13, 14, 31);
+  }
+}
+#endif
+
 /* dst[i * pitch + l] = src[l * plane + i] for i < n and l < count, zeros for count <= l < fill; count and fill at most
  * LANES. */
 static inline void interleave(const float *restrict src, int64_t plane, int64_t count, int64_t n, float *restrict dst,
@@ -82,6 +100,12 @@ static inline void interleave(const float *restrict src, int64_t plane, int64_t 
     }
     return;
   }
+#if LANES == 16
+  if (count == 3 && fill == 3 && pitch == 3 && n >= LANES) {
+    interleave_three(src, plane, n, dst);
+    return;
+  }
+#endif
   for (int64_t l = 0; l < count; l++)
     for (int64_t i = 0; i < n; i++) dst[i * pitch + l] = src[l * plane + i];
   for (int64_t i = 0; count < fill && i < n; i++)

@@ -281,11 +281,8 @@ static void NAME(scatter_units)(void *context, int64_t begin, int64_t end) {
 }
 
 static bool NAME(conv_backward_input)(const conv_shape *s, const REAL *g, const REAL *weight, REAL *dx) {
-  conv_shape t = *s; /* the convolution from g to dx */
-  t.c = s->o, t.h = s->oh, t.w = s->ow, t.o = s->c, t.oh = s->h, t.ow = s->w;
-  t.cg = s->og, t.og = s->cg;
-  t.ph = (s->kh - 1) * s->dh - s->ph, t.pw = (s->kw - 1) * s->dw - s->pw;
-  if (s->sh == 1 && s->sw == 1 && t.ph >= 0 && t.pw >= 0) {
+  conv_shape t; /* the convolution from g to dx */
+  if (conv_turned(s, &t)) {
     size_t bytes = sizeof(REAL) * (size_t)(s->o * s->cg * s->kh * s->kw);
     REAL *turned = ty_scratch_alloc(bytes);
     if (!turned) return false;

@@ -21,10 +21,12 @@ typedef struct ty_region {
 
 static inline int64_t ty_region_lines(const ty_region *r) { return r->rows * ((r->bytes + 63) / 64); }
 
-/* Sets the far lines of `ahead`: up to `count` of the region, then some line that is there already. */
-static inline void ty_ahead_far(ty_ahead *ahead, ty_region *r, int64_t count, const void *there) {
+/* Sets the far lines of `ahead` that `k` steps ask for: up to `count` of the region, then some line that is there
+ * already. */
+static inline void ty_ahead_far(ty_ahead *ahead, ty_region *r, int64_t count, int64_t k, const void *there) {
+  const int64_t asked = k / TY_AHEAD_STEP * TY_AHEAD_FAR;
   int n = 0;
-  for (; n < count && n < TY_AHEAD_MOST && r->rows > 0; n++) {
+  for (; n < count && n < asked && r->rows > 0; n++) {
     ahead->far_lines[n] = r->row + r->at;
     r->at += 64;
     if (r->at >= r->bytes) {
@@ -33,7 +35,7 @@ static inline void ty_ahead_far(ty_ahead *ahead, ty_region *r, int64_t count, co
       r->rows--;
     }
   }
-  for (; n < TY_AHEAD_MOST; n++) ahead->far_lines[n] = there;
+  for (; n < asked; n++) ahead->far_lines[n] = there;
 }
 
 #endif

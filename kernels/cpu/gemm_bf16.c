@@ -17,10 +17,14 @@
 #define UNIT uint32_t
 #define GROUP 2
 #define STARTS 0
+#define STRIDED
 #define PIECE uint16_t
 #define FLIP_A(g) 0
 #define ELEMENT(g) ((int64_t)sizeof(uint16_t))
 #define MULTIPLY_ADD(c, a, b) c = (V)_mm512_dpbf16_ps((__m512)(c), (__m512bh)_mm512_set1_epi32((int)(a)), (__m512bh)(b))
+/* 32 sums; the instruction takes what is less than a normal number for 0, as that of the products does. */
+#define ROUND_ROW(to, sums) \
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps((sums) + 16), _mm512_loadu_ps(sums)))
 #define KC 256
 #define MIN2(a, b) ((a) < (b) ? (a) : (b))
 
@@ -30,7 +34,14 @@
 #include "gemm_finish.h"
 #include "gemm_blocked.h"
 
-bool TY_KERNEL(gemm_bf16)(const ty_gemm *g) { return NAME(tiled)(g, true); }
+/* Whether A is better read where it lies, pair by pair: it is used too few times to pay for packing. */
+static bool reads_a(const ty_gemm *g) {
+  if (g->a_col != 1 || g->a_row % 2 || g->k % 2 || (uintptr_t)g->a % 4 || ty_tiling_asked().pack > 0) return false;
+  return g->n <= 4 * NR;
+}
+
+bool TY_KERNEL(gemm_bf16)(const ty_gemm *g) { return NAME(tiled)(g, !reads_a(g)); }
+
 /* Intel's cores take two cycles for the instruction, half the rate of f32 with conversions (Sapphire Rapids: 85 against
  * 160 GFLOP/s); AMD's take one or less. TYCHO_BF16=0 or 1 decides otherwise. */
 bool TY_KERNEL(gemm_has_bf16)(void) {

@@ -102,9 +102,9 @@ static void NAME(ahead_a)(const ty_gemm *g, ty_ahead *ahead, int64_t i, int64_t 
 
 #ifdef STRIDED
 /* The rows of a tile of A that is read where it lies, one panel ahead. */
-static void NAME(fetch_a)(const REAL *a, int64_t a_row, int64_t k) {
+static void NAME(fetch_a)(const UNIT *a, int64_t a_row, int64_t k) {
   for (int64_t r = 0; r < MR; r++)
-    for (int64_t p = 0; p < k; p += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(a + r * a_row + p, 0, 2);
+    for (int64_t p = 0; p < k; p += 64 / (int64_t)sizeof(UNIT)) __builtin_prefetch(a + r * a_row + p, 0, 2);
 }
 #endif
 
@@ -112,7 +112,7 @@ static void NAME(fetch_a)(const REAL *a, int64_t a_row, int64_t k) {
 typedef struct {
   int64_t i0, i1, j0, j1; /* the tile */
   UNIT *packed_a;         /* room for its rows of A; NULL: A is read where it lies */
-  REAL *sums;             /* where sums go panel by panel, if C is of half precision; NULL: to C */
+  REAL *sums;             /* where sums wait for the next block, if C is of half precision; NULL: they go to C */
   int64_t k0, kc;         /* the block of k, in units */
   bool last, add;         /* it is the last one; its sums are added to what is there */
   int64_t j, nc;          /* the panel of B */
@@ -135,13 +135,14 @@ static inline void NAME(multiply)(const ty_gemm *g, NAME(place) * at, int64_t i,
   bool wide = at->nc > VL;
 #ifdef STRIDED
   if (!at->packed_a) {
-    const REAL *a = (const REAL *)g->a + i * g->a_row + at->k0 * g->a_col;
+    const int64_t a_row = g->a_row / GROUP, a_col = GROUP > 1 ? 1 : g->a_col; /* units are neighbours */
+    const UNIT *a = (const UNIT *)g->a + i * a_row + at->k0 * a_col;
     for (int r = 0; r < mr; r++) {
       __builtin_prefetch(c + r * c_row);
       __builtin_prefetch(c + r * c_row + NR - 1);
     }
-    if (at->j == at->j0 && i + 2 * MR <= at->i1) NAME(fetch_a)(a + MR * g->a_row, g->a_row, at->kc);
-    NAME(micro)[wide][mr - 1](at->kc, a, g->a_row, g->a_col, at->b, at->b_row, c, c_row, onto);
+    if (at->j == at->j0 && i + 2 * MR <= at->i1) NAME(fetch_a)(a + MR * a_row, a_row, at->kc);
+    NAME(micro)[wide][mr - 1](at->kc, a, a_row, a_col, at->b, at->b_row, c, c_row, onto);
     return;
   }
 #endif
@@ -151,7 +152,7 @@ static inline void NAME(multiply)(const ty_gemm *g, NAME(place) * at, int64_t i,
     NAME(pack_a)(g, i, mr, at->k0, at->kc, a);
     if (i + MR < at->i1) NAME(ahead_a)(g, ahead, i, at->i0, at->k0);
   }
-  ty_ahead_far(ahead, &at->next, at->share, c);
+  ty_ahead_far(ahead, &at->next, at->share, at->kc, c);
   NAME(panels)[wide][mr - 1](at->kc, a, at->b, c, c_row, onto, ahead);
 }
 
@@ -166,12 +167,14 @@ static void NAME(panel_of_tile)(const ty_gemm *g, NAME(place) * at) {
     if (at->sums) {
       c = at->sums + (at->j - at->j0) * (at->i1 - at->i0) + (i - at->i0) * NR;
       c_row = NR;
-    } else if (!direct) {
+    } else if (!direct || g->c_half) {
       c = edge;
       c_row = NR;
     }
+    for (int64_t r = 0; g->c_half && finishes && r < mr; r++) /* the results come in while their sums are computed */
+      __builtin_prefetch((const uint16_t *)g->c + (i + r) * g->c_row + at->j, 1);
     NAME(multiply)(g, at, i, mr, c, c_row, c != edge && at->add, &ahead);
-    if (c == edge) {
+    if (c == edge && !g->c_half) {
       NAME(put_edge)(g, edge, mr, at->nc, at->add, to);
       c = to;
       c_row = g->c_row;
@@ -180,7 +183,8 @@ static void NAME(panel_of_tile)(const ty_gemm *g, NAME(place) * at) {
   }
 }
 
-/* The tile of C at i0 .. i1, j0 .. j1. Sums go to C, or if it is of half precision to `sums`, panel by panel. */
+/* The tile of C at i0 .. i1, j0 .. j1. Sums go to C, or if it is of half precision and k has several blocks to `sums`,
+ * panel by panel. */
 static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j0, int64_t j1, UNIT *packed_a,
                        REAL *sums) {
   const ty_gemm *g = t->g;
@@ -190,7 +194,7 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
 #ifdef STRIDED
   /* B is too rarely read to pay for packing, and its rows do not all fall into the same sets of the cache. */
   bool apart = g->b_row * ELEMENT(g) % 4096 != 0;
-  bool in_place = !packed_a && !g->pack && g->b_col == 1 && i1 - i0 <= (apart ? 8 : 4) * MR;
+  bool in_place = GROUP == 1 && !packed_a && !g->pack && g->b_col == 1 && i1 - i0 <= (apart ? 8 : 4) * MR;
 #endif
   for (at.k0 = 0; at.k0 < units && !ty_interrupted; at.k0 += KC) {
     at.kc = MIN2(KC, units - at.k0);
@@ -203,7 +207,7 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
       bool there = t->kept != NULL;
 #ifdef STRIDED
       if (in_place && at.nc == NR) {
-        at.b = (const REAL *)g->b + at.k0 * g->b_row + at.j;
+        at.b = (const UNIT *)g->b + at.k0 * g->b_row + at.j;
         at.b_row = g->b_row;
         there = true;
       }
@@ -219,8 +223,9 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
 static void NAME(tiles)(void *context, int64_t begin, int64_t end) {
   NAME(tiling) *t = context;
   const ty_gemm *g = t->g;
-  int64_t wide = (t->tile_n + NR - 1) / NR * NR, for_sums = g->c_half ? t->tile_m * wide : 0;
-  int64_t for_a = t->packs_a ? t->tile_m * MIN2((g->k + GROUP - 1) / GROUP, KC) : 0;
+  int64_t wide = (t->tile_n + NR - 1) / NR * NR, units = (g->k + GROUP - 1) / GROUP;
+  int64_t for_sums = g->c_half && units > KC ? t->tile_m * wide : 0;
+  int64_t for_a = t->packs_a ? t->tile_m * MIN2(units, KC) : 0;
   size_t bytes = sizeof(UNIT) * (size_t)for_a + sizeof(REAL) * (size_t)for_sums;
   char *scratch = bytes ? ty_scratch_alloc(bytes) : NULL;
   if (bytes && !scratch) {

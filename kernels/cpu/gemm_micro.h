@@ -129,31 +129,31 @@ static NAME(panels_fn) *const NAME(panels)[2][MR] = { /* [vectors - 1][rows - 1]
 /* ---- A and B by strides ---- */
 
 #ifdef STRIDED
-#define STEP_STRIDED(i)         \
-  c##i##0 += a[i * a_row] * b0; \
-  c##i##1 += a[i * a_row] * b1;
-#define STEP_STRIDED_NARROW(i) c##i##0 += a[i * a_row] * b0;
+#define STEP_STRIDED(i)                    \
+  MULTIPLY_ADD(c##i##0, a[i * a_row], b0); \
+  MULTIPLY_ADD(c##i##1, a[i * a_row], b1);
+#define STEP_STRIDED_NARROW(i) MULTIPLY_ADD(c##i##0, a[i * a_row], b0);
 
 #define MICRO(rows)                                                                                                   \
-  static void NAME(wide_##rows)(int64_t k, const REAL *restrict a, int64_t a_row, int64_t a_col,                      \
-                                const REAL *restrict b, int64_t b_row, REAL *restrict c, int64_t c_row, bool add) {   \
+  static void NAME(wide_##rows)(int64_t k, const UNIT *restrict a, int64_t a_row, int64_t a_col,                      \
+                                const UNIT *restrict b, int64_t b_row, REAL *restrict c, int64_t c_row, bool add) {   \
     ROWS_##rows(DECLARE) for (; k > 0; k--, a += a_col, b += b_row) {                                                 \
-      const V b0 = *(const V *)b, b1 = *(const V *)(b + VL);                                                          \
+      const W b0 = *(const W *)b, b1 = *(const W *)(b + VL);                                                          \
       ROWS_##rows(STEP_STRIDED)                                                                                       \
     }                                                                                                                 \
     STORE(rows, SET, ADD)                                                                                             \
   }                                                                                                                   \
-  static void NAME(narrow_##rows)(int64_t k, const REAL *restrict a, int64_t a_row, int64_t a_col,                    \
-                                  const REAL *restrict b, int64_t b_row, REAL *restrict c, int64_t c_row, bool add) { \
+  static void NAME(narrow_##rows)(int64_t k, const UNIT *restrict a, int64_t a_row, int64_t a_col,                    \
+                                  const UNIT *restrict b, int64_t b_row, REAL *restrict c, int64_t c_row, bool add) { \
     ROWS_##rows(DECLARE_NARROW) for (; k > 0; k--, a += a_col, b += b_row) {                                          \
-      const V b0 = *(const V *)b;                                                                                     \
+      const W b0 = *(const W *)b;                                                                                     \
       ROWS_##rows(STEP_STRIDED_NARROW)                                                                                \
     }                                                                                                                 \
     STORE(rows, SET_NARROW, ADD_NARROW)                                                                               \
   }
 EACH_HEIGHT(MICRO)
 
-typedef void NAME(micro_fn)(int64_t k, const REAL *restrict a, int64_t a_row, int64_t a_col, const REAL *restrict b,
+typedef void NAME(micro_fn)(int64_t k, const UNIT *restrict a, int64_t a_row, int64_t a_col, const UNIT *restrict b,
                             int64_t b_row, REAL *restrict c, int64_t c_row, bool add);
 #define WIDE_NAME(rows) NAME(wide_##rows),
 #define NARROW_NAME(rows) NAME(narrow_##rows),

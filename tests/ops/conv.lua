@@ -92,6 +92,8 @@ return function(row, T)
       add(r(2, 24, 31, 33), r(48, 24, 3, 3), { padding = 1, stride = 2 })
       add(r(2, 32, 20, 20), r(64, 32, 1, 1), { stride = 2 })
       add(r(3, 20, 30, 14), r(20, 1, 7, 7), r(20), { padding = 3, groups = 20 })
+      add(r(2, 24, 20, 22), r(24, 24, 3, 3), r(24), { padding = 4, dilation = 4 })
+      add(r(3, 32, 20, 18), r(32, 4, 3, 3), r(32), { padding = 1, groups = 8 })
       for _, x in ipairs(leaves) do values[#values + 1] = x.grad end
       for i, x in ipairs(values) do values[i] = x:detach() end
       return table.unpack(values)
@@ -121,6 +123,12 @@ return function(row, T)
       { T { 1, 13, 4, 7 }, T { 35, 13, 3, 3 }, T { 35 }, opts = { padding = { 2, 1 } }, grad = false, dtypes = f32 },
       { T { 1, 16, 2, 13 }, T { 16, 16, 3, 3 }, opts = { padding = { 1, 3 } }, grad = false, dtypes = f32 },
       { T { 1, 16, 1, 1 }, T { 16, 16, 3, 3 }, opts = { padding = 1 }, grad = false, dtypes = f32 },
+      -- dilated, by phases: even ones, some a row or a column short, one direction alone, none
+      { T { 2, 13, 8, 10 }, T { 5, 13, 3, 3 }, T { 5 }, 1, 2, 2, 1, T { 2, 5, 8, 10 }, "relu", grad = false, dtypes = f32 },
+      { T { 1, 16, 11, 14 }, T { 18, 16, 3, 3 }, opts = { padding = { 3, 4 }, dilation = { 3, 4 } }, grad = false, dtypes = f32 },
+      { T { 1, 12, 4, 13 }, T { 2, 12, 3, 3 }, T { 2 }, opts = { padding = { 1, 6 }, dilation = { 1, 3 } }, grad = false, dtypes = f32 },
+      { T { 1, 12, 12, 4 }, T { 3, 12, 3, 3 }, opts = { padding = { 0, 1 }, dilation = { 2, 1 } }, grad = false, dtypes = f32 },
+      { T { 1, 12, 9, 9 }, T { 3, 12, 3, 3 }, opts = { padding = 3, dilation = 2 }, grad = false, dtypes = f32 },
       -- residual and activation: with gradients apart, else in the kernel, of each algorithm
       { T { 1, 2, 3, 4 }, T { 3, 2, 3, 3 }, T { 3 }, 1, 1, 1, 1, T { 1, 3, 3, 4 }, "silu" },
       { T { 1, 2, 3, 4 }, T { 3, 2, 3, 3 }, T { 3 }, 1, 1, 1, 1, T { 1, 3, 3, 4 } },
@@ -139,6 +147,15 @@ return function(row, T)
       { T { 1, 3, 9, 70 }, T { 17, 3, 4, 4 }, T { 17 }, 4, 0, 1, 1, T { 1, 17, 2, 17 }, "silu", grad = false, dtypes = f32 },
       { T { 1, 1, 37, 19 }, T { 3, 1, 3, 1 }, opts = { activation = "relu" }, grad = false, dtypes = f32 },
       { T { 1, 4, 2, 3 }, T { 2, 4, 1, 3 }, opts = { padding = { 1, 9 }, stride = { 2, 1 } }, grad = false, dtypes = f32 },
+      -- large patches side by side, of three channels and of whole vectors of them
+      { T { 1, 3, 9, 53 }, T { 66, 3, 8, 12 }, T { 66 }, opts = { stride = { 8, 12 } }, grad = false, dtypes = f32, tol = 1e-4 },
+      { T { 1, 64, 2, 6 }, T { 66, 64, 2, 2 }, opts = { stride = 2 }, grad = false, dtypes = f32, tol = 1e-4 },
+      -- small groups, vectors along pixels: rows with gaps between and without, strides, several bands, more weights than one
+      { T { 2, 6, 9, 11 }, T { 9, 2, 3, 3 }, T { 9 }, 1, 1, 1, 3, T { 2, 9, 9, 11 }, "relu", grad = false, dtypes = f32 },
+      { T { 1, 8, 20, 7 }, T { 4, 4, 3, 3 }, T { 4 }, opts = { padding = 1, groups = 2 }, grad = false, dtypes = f32 },
+      { T { 1, 4, 5, 16 }, T { 4, 2, 3, 3 }, T { 4 }, opts = { padding = 1, groups = 2 }, grad = false, dtypes = f32 }, -- whole vectors
+      { T { 1, 6, 19, 18 }, T { 4, 3, 2, 2 }, T { 4 }, opts = { stride = 2, groups = 2 }, grad = false, dtypes = f32 },
+      { T { 1, 4, 18, 9 }, T { 16, 2, 3, 2 }, opts = { stride = { 2, 1 }, padding = { 1, 2 }, dilation = { 1, 2 }, groups = 2 }, grad = false, dtypes = f32 },
       -- more than 64 channels, more than 128 positions
       { T { 2, 2, 9, 8 }, T { 70, 2, 3, 2 }, T { 70 }, opts = { padding = 1 }, grad = false, dtypes = f32 },
       -- 1x1: panels of positions from several images, parts of a panel, strides, two groups of output channels
@@ -180,6 +197,10 @@ return function(row, T)
       { T { 1, 17, 4, 3 }, T { 17, 33, 3, 3 }, { 1, 33, 7, 6 }, 2, 1, grad = false, dtypes = f32 },
       { T { 1, 2, 2, 3 }, T { 2, 2, 2, 3 }, { 1, 2, 6, 9 }, 3, { 0, 1 }, { 2, 1 }, grad = false, dtypes = f32 },
       { T { 1, 2, 2, 2 }, T { 2, 2, 1, 1 }, { 1, 2, 4, 3 }, { 3, 2 } },
+      { T { 2, 13, 10, 13 }, T { 13, 17, 3, 3 }, { 2, 17, 10, 13 }, 1, { 2, 3 }, { 2, 3 }, grad = false, dtypes = f32 },
+      { T { 1, 12, 7, 8 }, T { 12, 5, 3, 3 }, { 1, 5, 13, 8 }, 1, { 0, 1 }, { 3, 1 }, grad = false, dtypes = f32 },
+      { T { 2, 9, 9, 11 }, T { 9, 2, 3, 3 }, { 2, 6, 9, 11 }, 1, 1, 1, 3, grad = false, dtypes = f32 },
+      { T { 1, 4, 20, 8 }, T { 4, 4, 3, 2 }, { 1, 8, 18, 9 }, 1, { 2, 0 }, 1, 2, grad = false, dtypes = f32 },
       { T { 2, 20, 4, 5 }, T { 20, 19, 1, 1 }, { 2, 19, 8, 9 }, 2, grad = false, dtypes = f32 },
     },
     ref = function(g, w, size, ...) return backward_input(g, w, size, parameters({ ... }, names)) end,
@@ -198,6 +219,12 @@ return function(row, T)
       { T { 1, 16, 8, 4 }, T { 1, 12, 4, 4 }, { 16, 12, 3, 3 }, 1, { 3, 1 }, grad = false, dtypes = f32 },
       { T { 1, 17, 4, 3 }, T { 1, 33, 7, 6 }, { 17, 33, 3, 3 }, 2, 1, grad = false, dtypes = f32 },
       { T { 2, 2, 2, 3 }, T { 2, 2, 6, 9 }, { 2, 2, 2, 3 }, 3, { 0, 1 }, { 2, 1 }, grad = false, dtypes = f32 },
+      { T { 2, 13, 10, 13 }, T { 2, 17, 10, 13 }, { 13, 17, 3, 3 }, 1, { 2, 3 }, { 2, 3 }, grad = false, dtypes = f32 },
+      { T { 1, 5, 7, 8 }, T { 1, 12, 13, 8 }, { 5, 12, 3, 3 }, 1, { 0, 1 }, { 3, 1 }, grad = false, dtypes = f32 },
+      -- small groups: seven results and a run of taps left over, strides and two bands, more groups than parts
+      { T { 2, 14, 9, 11 }, T { 2, 6, 9, 11 }, { 14, 3, 3, 3 }, 1, 1, 1, 2, grad = false, dtypes = f32, tol = 1e-4 },
+      { T { 1, 4, 18, 6 }, T { 1, 4, 35, 11 }, { 4, 2, 2, 3 }, 2, { 1, 1 }, 1, 2, grad = false, dtypes = f32, tol = 1e-4 },
+      { T { 1, 34, 8, 8 }, T { 1, 34, 8, 8 }, { 34, 2, 3, 3 }, 1, 1, 1, 17, grad = false, dtypes = f32, tol = 1e-4 },
       { T { 1, 3, 20, 20 }, T { 1, 14, 20, 20 }, { 3, 14, 3, 3 }, 1, 1, grad = false, dtypes = f32 },
       -- more than 64 results either way; sums in several parts, also of small groups
       { T { 1, 70, 2, 3 }, T { 1, 9, 4, 5 }, { 70, 9, 3, 3 }, grad = false, dtypes = f32 },
