@@ -546,6 +546,9 @@ TY_INLINE double ty_i1_f64(double x) {
   TY_INLINE float ty_##name##_f32(float x, float y) { return (float)ty_##name##_f64((double)x, (double)y); }
 TY_ROUNDED(erfcx)
 TY_ROUNDED(log_ndtr)
+/* Below 0 both cross zero between any two poles, where float's own terms would leave few digits. */
+TY_INLINE float ty_lgamma_f32(float x) { return x >= 0 ? ty_lgamma_usual_f32(x) : (float)ty_lgamma_f64((double)x); }
+TY_INLINE float ty_digamma_f32(float x) { return x > 0 ? ty_digamma_usual_f32(x) : (float)ty_digamma_f64((double)x); }
 TY_ROUNDED_2(zeta)
 TY_ROUNDED_2(polygamma)
 TY_ROUNDED_2(gammainc)

@@ -1,6 +1,5 @@
-/* Special functions in float that have branch-free forms of their own: within 5 ulp of themselves, and below 0, where
- * lgamma and digamma cross zero, of the larger of their terms. The polynomials are weighted minimax fits made for this
- * file. */
+/* Special functions in float that have branch-free forms of their own, within 5 ulp. The polynomials are weighted minimax
+ * fits made for this file. */
 #ifndef TY_KERNELS_SPECIAL_F32_H
 #define TY_KERNELS_SPECIAL_F32_H
 
@@ -31,12 +30,6 @@ TY_INLINE float ty_lgamma_usual_f32(float x) {
   float y = x < 3.0f ? near : far;
   return x == 0.0f ? INFINITY : y;
 }
-TY_INLINE float ty_lgamma_f32(float x) {
-  float a = fabsf(x), y = ty_lgamma_usual_f32(a), off = a - rintf(a);
-  float below = 1.14472989f - ty_log_f32(a * fabsf(ty_sin_f32(3.14159274f * off))) - y; /* DLMF 5.5.3 */
-  below = off == 0.0f ? INFINITY : below;
-  return (x < -1e-10f) & (a < INFINITY) ? below : y;
-}
 
 /* psi(x) of x >= 0. Below 2 it is that of 1 + u with u in [0, 1), and -1/x; above DLMF 5.11.2. */
 TY_INLINE float ty_digamma_usual_f32(float x) {
@@ -59,12 +52,6 @@ TY_INLINE float ty_digamma_usual_f32(float x) {
   s = s * z - 0.00833187811f;
   s = s * z + 0.0833333284f;
   return x < 2.0f ? near : ty_log_f32(x) - (0.5f * v + z * s);
-}
-TY_INLINE float ty_digamma_f32(float x) {
-  float a = fabsf(x), y = ty_digamma_usual_f32(a), off = x - rintf(x);
-  float below = y + 1.0f / a - 3.14159274f / ty_tan_f32(3.14159274f * off); /* DLMF 5.5.4 */
-  below = a < 1e-10f ? 1.0f / a : off == 0.0f ? NAN : below;
-  return x == 0.0f ? -ty_copysign_f32(INFINITY, x) : x < 0.0f ? below : y;
 }
 
 /* ---- modified Bessel functions of orders 0 and 1 ---- */
