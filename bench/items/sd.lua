@@ -13,7 +13,7 @@ local threads = ty.cpu().threads
 local function numbers(command)
   local pipe <close> = assert(io.popen(command .. " 2>/dev/null"))
   local last
-  for line in pipe:lines() do last = line:find "^[%d.]+ *[%d. ]*$" and line or last end
+  for line in pipe:lines() do last = line:find "^[%d.]+[%d.%s]*$" and line or last end
   local list = {}
   for word in (last or ""):gmatch "[%d.]+" do list[#list + 1] = tonumber(word) end
   return list
