@@ -2,11 +2,15 @@
 -- claim: of 90 objects it ranks the scenes that show one before those that do not, at a mean average precision of 0.95
 -- system: a ViT of 1.5 million parameters on 8 x 8 patches of 64 x 64 pictures
 -- paper: Dosovitskiy et al. 2021, "An Image Is Worth 16x16 Words: Transformers for Image Recognition at Scale"
--- time: 90 minutes a seed on one CPU core
+-- time: 55 minutes a seed on one CPU core
 --
 -- It says which of 1,900 sentences are true of a scene, "there is an apple", "... a red apple", "... an apple at the
 -- top left", and the subgroup of an emoji. Scenes are drawn as training goes on, so hardly any is seen twice; an eighth
 -- of a batch are single emoji. The bar is on the objects; colours and places are what judges of drawn pictures need.
+--
+-- Labels of patches (what is on top there, and in which colour) and Muon for the matrices of its layers are what make it
+-- learn: after 5,000 steps it is beyond what scene-resnet, of nearly as many parameters, reaches in 10,000 of AdamW.
+-- Products of training are in bf16, which takes half the time where the processor has instructions for them.
 local ty = require "tycho"
 local models, zoo = require "tycho.models", require "tycho.zoo"
 
