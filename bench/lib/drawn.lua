@@ -1,6 +1,6 @@
 --- One call of a part of Stable Diffusion 1.5 with random weights: tycho bench/lib/drawn.lua NAME DTYPE prints its
--- seconds and the process's peak memory in megabytes. NAME: unet or decode; DTYPE: of the weights, f32, f16, or q8_0 for
--- those of linear layers.
+-- seconds and the process's peak memory in megabytes. NAME: unet or decode; DTYPE: of the weights, f32, f16, or q8_0
+-- for those of linear layers.
 local ty = require "tycho"
 local models, quant = require "tycho.models", require "tycho.quant"
 

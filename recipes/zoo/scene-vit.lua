@@ -8,8 +8,8 @@
 -- top left", and the subgroup of an emoji. Scenes are drawn as training goes on, so hardly any is seen twice; an eighth
 -- of a batch are single emoji. The bar is on the objects; colours and places are what judges of drawn pictures need.
 --
--- Labels of patches (what is on top there, and in which colour) and Muon for the matrices of its layers are what make it
--- learn: after 5,000 steps it is beyond what scene-resnet, of nearly as many parameters, reaches in 10,000 of AdamW.
+-- Labels of patches (what is on top there, and in which colour) and Muon for the matrices of its layers are what make
+-- it learn: after 5,000 steps it is beyond what scene-resnet, of nearly as many parameters, reaches in 10,000 of AdamW.
 -- Products of training are in bf16, which takes half the time where the processor has instructions for them.
 local ty = require "tycho"
 local models, zoo = require "tycho.models", require "tycho.zoo"

@@ -130,9 +130,9 @@ check.test("a data set whose tensors lie on the GPU gives batches there", functi
   local x, y = ty.arange(0, 12):to "f32":reshape(6, 2), ty.arange(6)
   local set = ty.data.TensorDataset { x = x:to "cuda", y = y }
   local loader = ty.data.DataLoader(set, { batch_size = 3, shuffle = true, seed = 1 })
-  local here = ty.data.DataLoader(ty.data.TensorDataset { x = x, y = y }, { batch_size = 3, shuffle = true, seed = 1 })
+  local on_cpu = ty.data.DataLoader(ty.data.TensorDataset { x = x, y = y }, { batch_size = 3, shuffle = true, seed = 1 })
   for _ = 1, 2 do
-    local batch, same = loader:next(), here:next()
+    local batch, same = loader:next(), on_cpu:next()
     check.ok(batch.x.device == "cuda:0" and batch.y.device == "cpu")
     check.ok(batch.x:to("cpu"):equal(same.x) and batch.y:equal(same.y))
   end

@@ -252,10 +252,10 @@ test("matrix_exp: of symmetric matrices by eigenvalues, large, nilpotent, and it
   end
   equal(ty.zeros({ 2, 2 }):matrix_exp().dtype, "f32")
   for _, size in ipairs { 0.1, 3.8, 4, 30 } do -- f32 has a shorter form
-    local x = ty.randn(5, 5)
-    x = x * (size / ty.matrix_norm(x, 1):item())
-    local want = ty.matrix_exp(x:to "f64")
-    local off = (ty.matrix_exp(x):to "f64" - want):abs():max():item() / want:abs():max():item()
+    local a = ty.randn(5, 5)
+    a = a * (size / ty.matrix_norm(a, 1):item())
+    local want = ty.matrix_exp(a:to "f64")
+    local off = (ty.matrix_exp(a):to "f64" - want):abs():max():item() / want:abs():max():item()
     check.ok(off < 1e-7, ("f32 of norm %g: off by %g"):format(size, off))
   end
   check.ok(f64({ { 1 / 0, 0 }, { 0, 0 } }):matrix_exp():isnan():any():item())
