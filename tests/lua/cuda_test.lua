@@ -128,9 +128,9 @@ end)
 
 check.test("a data set whose tensors lie on the GPU gives batches there", function()
   local x, y = ty.arange(0, 12):to "f32":reshape(6, 2), ty.arange(6)
-  local set = ty.data.TensorDataset { x = x:to "cuda", y = y }
-  local loader = ty.data.DataLoader(set, { batch_size = 3, shuffle = true, seed = 1 })
-  local on_cpu = ty.data.DataLoader(ty.data.TensorDataset { x = x, y = y }, { batch_size = 3, shuffle = true, seed = 1 })
+  local options = { batch_size = 3, shuffle = true, seed = 1 }
+  local loader = ty.data.DataLoader(ty.data.TensorDataset { x = x:to "cuda", y = y }, options)
+  local on_cpu = ty.data.DataLoader(ty.data.TensorDataset { x = x, y = y }, options)
   for _ = 1, 2 do
     local batch, same = loader:next(), on_cpu:next()
     check.ok(batch.x.device == "cuda:0" and batch.y.device == "cpu")

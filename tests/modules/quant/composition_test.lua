@@ -82,11 +82,11 @@ for _, format in ipairs { "q8_0", "q4_0", "mxfp4" } do
     local back = llm.load(path)
     check.equal(back:get "model.layers.1.mlp.down_proj.weight".dtype, format)
     for _, layer in ipairs(quant.linears(model)) do
-      local here, there = layer.module.weight:to "f32", back:get(layer.name .. ".weight"):to "f32"
+      local ours, there = layer.module.weight:to "f32", back:get(layer.name .. ".weight"):to "f32"
       if layer.name:find "[qk]_proj$" then -- their rows have another order in GGUF
-        here, there = (here:sort(0)), (there:sort(0))
+        ours, there = (ours:sort(0)), (there:sort(0))
       end
-      check.ok(there:equal(here), layer.name .. ": other codes in the file")
+      check.ok(there:equal(ours), layer.name .. ": other codes in the file")
     end
     -- The order of sums may differ in the last bit, and with it which of two codes an input of a product goes to.
     check.ok(off(logits(back), codes) < near, "the file")
