@@ -80,33 +80,32 @@ bool TY_KERNEL(conv_dilated_shape)(const conv_shape *s, conv_shape *phase) {
   return true;
 }
 
-bool TY_KERNEL(conv_dilated)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e,
-                             float *y) {
+/* From x to y, or `back` from the gradient of y to that of x, by way of the phases of both. */
+static bool through_phases(const conv_shape *s, bool back, const float *from, const float *weight,
+                           const conv_epilogue *e, float *to) {
   const conv_shape t = shape_of_phases(s);
-  const conv_epilogue bias = { e->bias, NULL, TY_NO_ACTIVATION };
-  phases in = phases_of(s, s->c, s->h, s->w), out = phases_of(s, s->o, s->oh, s->ow);
+  phases x = phases_of(s, s->c, s->h, s->w), y = phases_of(s, s->o, s->oh, s->ow);
+  phases in = back ? y : x, out = back ? x : y;
   size_t for_in = phases_bytes(&in, s->n), bytes = for_in + phases_bytes(&out, s->n);
   float *split = ty_scratch_alloc(bytes), *results = split + for_in / sizeof(float);
   if (!split) return false;
-  share_planes(&in, s->n, split_planes, x, split);
-  bool ok = TY_KERNEL(conv_winograd)(&t, split, weight, &bias, results);
-  out.e = e->residual || e->activation ? e : NULL;
-  if (ok) share_planes(&out, s->n, merge_planes, results, y);
+  share_planes(&in, s->n, split_planes, from, split);
+  const conv_epilogue bias = { e ? e->bias : NULL, NULL, TY_NO_ACTIVATION };
+  bool ok = back ? TY_KERNEL(conv_winograd_input)(&t, split, weight, results)
+                 : TY_KERNEL(conv_winograd)(&t, split, weight, &bias, results);
+  out.e = e && (e->residual || e->activation) ? e : NULL;
+  if (ok) share_planes(&out, s->n, merge_planes, results, to);
   ty_scratch_free(split, bytes);
   return ok;
 }
 
+bool TY_KERNEL(conv_dilated)(const conv_shape *s, const float *x, const float *weight, const conv_epilogue *e,
+                             float *y) {
+  return through_phases(s, false, x, weight, e, y);
+}
+
 bool TY_KERNEL(conv_dilated_input)(const conv_shape *s, const float *g, const float *weight, float *dx) {
-  const conv_shape t = shape_of_phases(s);
-  phases in = phases_of(s, s->c, s->h, s->w), out = phases_of(s, s->o, s->oh, s->ow);
-  size_t for_out = phases_bytes(&out, s->n), bytes = for_out + phases_bytes(&in, s->n);
-  float *split = ty_scratch_alloc(bytes), *results = split + for_out / sizeof(float);
-  if (!split) return false;
-  share_planes(&out, s->n, split_planes, g, split);
-  bool ok = TY_KERNEL(conv_winograd_input)(&t, split, weight, results);
-  if (ok) share_planes(&in, s->n, merge_planes, results, dx);
-  ty_scratch_free(split, bytes);
-  return ok;
+  return through_phases(s, true, g, weight, NULL, dx);
 }
 
 bool TY_KERNEL(conv_dilated_weight)(const conv_shape *s, const float *g, const float *x, float *dw) {

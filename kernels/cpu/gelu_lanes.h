@@ -26,60 +26,60 @@ static const float ty_gelu_powers[] = { 0x1.5c08dep+54f, 0x1.3d0c52p+57f, 0x1.c6
 static const float ty_gelu_half_powers[] = { 0.00957089011f * 0x1p64f, 0.0559176877f * 0x1p64f, 0.240247145f * 0x1p64f,
                                              0.69312185f * 0x1p64f, 0.999999285f * 0x1p64f };
 
+/* What vectors of 16 and of 8 do not have in common. */
 #if defined(__AVX512F__)
-TY_GELU_INLINE __m512 ty_gelu_polynomial(const float *c, const int count, __m512 x) {
-  __m512 p = _mm512_set1_ps(c[0]);
-#pragma GCC unroll 8
-  for (int i = 1; i < count; i++) p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(c[i]));
-  return p;
+typedef __m512 ty_gelu_vector;
+#define GELU(op) _mm512_##op
+TY_GELU_INLINE __m512 ty_gelu_absolute(__m512 x) { return _mm512_abs_ps(x); }
+TY_GELU_INLINE __m512 ty_gelu_estimate(__m512 x) { return _mm512_rcp14_ps(x); }
+/* The integer nearest to x y, `power` for what follows; e times that power of two. */
+TY_GELU_INLINE __m512 ty_gelu_whole(__m512 x, __m512 y, __m512 *power) {
+  return *power = _mm512_roundscale_ps(_mm512_mul_ps(x, y), 0);
 }
-
-TY_GELU_INLINE __m512 ty_gelu_lanes(__m512 x, const bool half) {
-  const __m512 a = _mm512_min_ps(_mm512_set1_ps(14.5f), _mm512_abs_ps(x)); /* of NaN, NaN */
-  const __m512 d = _mm512_add_ps(a, _mm512_set1_ps(3)), r = _mm512_rcp14_ps(d);
-  const __m512 t = _mm512_fmadd_ps(r, _mm512_fnmadd_ps(d, r, _mm512_set1_ps(1)), r);
-  const __m512 s = _mm512_fmadd_ps(t, _mm512_set1_ps(7.24137931f), _mm512_set1_ps(-1.4137931f));
-  const __m512 p = half ? ty_gelu_polynomial(ty_gelu_half_terms, 6, s) : ty_gelu_polynomial(ty_gelu_terms, 9, s);
-  const __m512 c = _mm512_set1_ps(-0.72134752f), square = _mm512_mul_ps(a, a);
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(square, c), 0);
-  __m512 f = _mm512_fmsub_ps(square, c, n);
-  if (!half) {
-    f = _mm512_fmadd_ps(square, _mm512_set1_ps(-9.62981495e-09f), f);
-    f = _mm512_fmadd_ps(_mm512_fmsub_ps(a, a, square), c, f);
-  }
-  const __m512 e = half ? ty_gelu_polynomial(ty_gelu_half_powers, 5, f) : ty_gelu_polynomial(ty_gelu_powers, 6, f);
-  const __m512 below = _mm512_mul_ps(_mm512_mul_ps(p, _mm512_scalef_ps(e, n)), _mm512_mul_ps(t, a));
-  return _mm512_fnmadd_ps(below, _mm512_set1_ps(0x1p-64f), _mm512_max_ps(_mm512_setzero_ps(), x));
-}
+TY_GELU_INLINE __m512 ty_gelu_scaled(__m512 e, __m512 power) { return _mm512_scalef_ps(e, power); }
 #else
-TY_GELU_INLINE __m256 ty_gelu_polynomial(const float *c, const int count, __m256 x) {
-  __m256 p = _mm256_set1_ps(c[0]);
-#pragma GCC unroll 8
-  for (int i = 1; i < count; i++) p = _mm256_fmadd_ps(p, x, _mm256_set1_ps(c[i]));
-  return p;
+typedef __m256 ty_gelu_vector;
+#define GELU(op) _mm256_##op
+TY_GELU_INLINE __m256 ty_gelu_absolute(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+TY_GELU_INLINE __m256 ty_gelu_estimate(__m256 x) { return _mm256_rcp_ps(x); }
+TY_GELU_INLINE __m256 ty_gelu_whole(__m256 x, __m256 y, __m256 *power) {
+  const __m256 magic = _mm256_set1_ps(12582912.0f); /* adding it rounds to an integer, then in the lowest bits */
+  *power = _mm256_fmadd_ps(x, y, magic);
+  return _mm256_sub_ps(*power, magic);
 }
-
-TY_GELU_INLINE __m256 ty_gelu_lanes(__m256 x, const bool half) {
-  const __m256 sign = _mm256_set1_ps(-0.0f), magic = _mm256_set1_ps(12582912.0f);   /* adding it rounds to an integer */
-  const __m256 a = _mm256_min_ps(_mm256_set1_ps(14.5f), _mm256_andnot_ps(sign, x)); /* of NaN, NaN */
-  const __m256 d = _mm256_add_ps(a, _mm256_set1_ps(3)), r = _mm256_rcp_ps(d);
-  const __m256 t = _mm256_fmadd_ps(r, _mm256_fnmadd_ps(d, r, _mm256_set1_ps(1)), r);
-  const __m256 s = _mm256_fmadd_ps(t, _mm256_set1_ps(7.24137931f), _mm256_set1_ps(-1.4137931f));
-  const __m256 p = half ? ty_gelu_polynomial(ty_gelu_half_terms, 6, s) : ty_gelu_polynomial(ty_gelu_terms, 9, s);
-  const __m256 c = _mm256_set1_ps(-0.72134752f), square = _mm256_mul_ps(a, a);
-  const __m256 shifted = _mm256_fmadd_ps(square, c, magic), n = _mm256_sub_ps(shifted, magic);
-  __m256 f = _mm256_fmsub_ps(square, c, n);
-  if (!half) {
-    f = _mm256_fmadd_ps(square, _mm256_set1_ps(-9.62981495e-09f), f);
-    f = _mm256_fmadd_ps(_mm256_fmsub_ps(a, a, square), c, f);
-  }
-  __m256 e = half ? ty_gelu_polynomial(ty_gelu_half_powers, 5, f) : ty_gelu_polynomial(ty_gelu_powers, 6, f);
-  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-  e = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(e), exponent));
-  const __m256 below = _mm256_mul_ps(_mm256_mul_ps(p, e), _mm256_mul_ps(t, a));
-  return _mm256_fnmadd_ps(below, _mm256_set1_ps(0x1p-64f), _mm256_max_ps(_mm256_setzero_ps(), x));
+TY_GELU_INLINE __m256 ty_gelu_scaled(__m256 e, __m256 power) {
+  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(power), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(e), exponent));
 }
 #endif
+
+TY_GELU_INLINE ty_gelu_vector ty_gelu_polynomial(const float *c, const int count, ty_gelu_vector x) {
+  ty_gelu_vector p = GELU(set1_ps)(c[0]);
+#pragma GCC unroll 8
+  for (int i = 1; i < count; i++) p = GELU(fmadd_ps)(p, x, GELU(set1_ps)(c[i]));
+  return p;
+}
+
+TY_GELU_INLINE ty_gelu_vector ty_gelu_lanes(ty_gelu_vector x, const bool half) {
+  const ty_gelu_vector a = GELU(min_ps)(GELU(set1_ps)(14.5f), ty_gelu_absolute(x)); /* of NaN, NaN */
+  const ty_gelu_vector d = GELU(add_ps)(a, GELU(set1_ps)(3)), r = ty_gelu_estimate(d);
+  const ty_gelu_vector t = GELU(fmadd_ps)(r, GELU(fnmadd_ps)(d, r, GELU(set1_ps)(1)), r);
+  const ty_gelu_vector s = GELU(fmadd_ps)(t, GELU(set1_ps)(7.24137931f), GELU(set1_ps)(-1.4137931f));
+  const ty_gelu_vector p = half ? ty_gelu_polynomial(ty_gelu_half_terms, 6, s)
+                                : ty_gelu_polynomial(ty_gelu_terms, 9, s);
+  const ty_gelu_vector c = GELU(set1_ps)(-0.72134752f), square = GELU(mul_ps)(a, a);
+  ty_gelu_vector power, n = ty_gelu_whole(square, c, &power);
+  ty_gelu_vector f = GELU(fmsub_ps)(square, c, n);
+  if (!half) {
+    f = GELU(fmadd_ps)(square, GELU(set1_ps)(-9.62981495e-09f), f);
+    f = GELU(fmadd_ps)(GELU(fmsub_ps)(a, a, square), c, f);
+  }
+  const ty_gelu_vector e = half ? ty_gelu_polynomial(ty_gelu_half_powers, 5, f)
+                                : ty_gelu_polynomial(ty_gelu_powers, 6, f);
+  const ty_gelu_vector below = GELU(mul_ps)(GELU(mul_ps)(p, ty_gelu_scaled(e, power)), GELU(mul_ps)(t, a));
+  return GELU(fnmadd_ps)(below, GELU(set1_ps)(0x1p-64f), GELU(max_ps)(GELU(setzero_ps)(), x));
+}
+#undef GELU
 #endif
 
 #endif

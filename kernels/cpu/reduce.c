@@ -373,7 +373,8 @@ static void reduce_columns(const plan *p, const char *from, int64_t first, int64
   int64_t stride = p->kept_stride[p->nkept - 1];
   int64_t bytes = p->dtype == TY_F64 || is_integer(p) ? 8 : 4;
   const bool halves = sums_halves(p, stride);
-  double wide[COLUMNS] = { 0 }; /* of halves: side by side, as the states are not */
+  double wide[COLUMNS]; /* of halves: side by side, as the states are not */
+  if (halves) memset(wide, 0, sizeof *wide * (size_t)width);
   for (int64_t i = first; i < last;) {
     int64_t rows = last - i < ROWS ? last - i : ROWS;
     const char *x = NULL;

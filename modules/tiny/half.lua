@@ -121,7 +121,7 @@ function M.step(model, optimizer, loss, dtype)
   expect(who, "loss", loss, "a function")
   expect(who, "dtype", dtype, '"f32" or "bf16"')
   return ty.compile(function(...)
-    local value = dtype == "f32" and loss(model, ...) or ty.autocast(dtype, loss, model, ...)
+    local value = ty.autocast(dtype, loss, model, ...)
     optimizer:step(value)
     return value
   end)

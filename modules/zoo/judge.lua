@@ -193,10 +193,7 @@ function M.train(r, network, see, width, seed, more)
   local dtype = more and more.autocast or "f32"
   local _, averaged = ty.train.fit(student, loader, scenes.fit_options(r, seed, {
     optimizer = more and more.optimizer,
-    loss = function(m, batch)
-      if dtype == "f32" then return loss_of(m, batch, emoji) end
-      return ty.autocast(dtype, loss_of, m, batch, emoji)
-    end,
+    loss = function(m, batch) return ty.autocast(dtype, loss_of, m, batch, emoji) end,
     evaluate = function(step, m)
       local found = M.measure(m.network, "validation", math.min(500, args.count))
       r:say("step %d: mean average precision %.3f, colours %.3f, places %.3f", step, found.mean_average_precision,

@@ -134,9 +134,9 @@ function M.training(work, device, options)
   arguments.expect(who, "what work.model gives", model, "a module")
   local optimizer = ty.optim.AdamW(model:parameters(), { lr = 1e-3 })
   local more = o.mode == "checkpoints" and { checkpoint = true } or nil
-  local function loss() return work.loss(model, device, more) end
+  local dtype = o.mode == "bf16" and "bf16" or "f32"
   return function()
-    ty.scope(function() optimizer:step(o.mode == "bf16" and ty.autocast("bf16", loss) or loss()) end)
+    ty.scope(function() optimizer:step(ty.autocast(dtype, work.loss, model, device, more)) end)
   end, model
 end
 

@@ -116,7 +116,7 @@ end
 -- others is as small after 500 steps as after about 800 of AdamW at twice its usual rate. tuned: the beginning of the
 -- names of weights that are trained already: AdamW with a fifth of the others' rate.
 ---@param model Module
----@param o { lr: number, schedule: table, clip_norm: number, tuned?: string, weight_decay?: number }
+---@param o { lr: number, schedule: table, clip_norm: number, tuned?: string }
 ---@return Optimizer
 function M.muon(model, o)
   local inner, rest, tuned = {}, {}, {}
@@ -126,8 +126,8 @@ function M.muon(model, o)
   end
   local groups = { { params = inner }, { params = rest, matrices = false } }
   if #tuned > 0 then groups[3] = { params = tuned, matrices = false, adam_rate = 0.01 } end
-  return ty.optim.Muon(groups, { lr = o.lr, weight_decay = o.weight_decay or 0.01, schedule = o.schedule,
-    clip_norm = o.clip_norm, adam_rate = 0.05 })
+  return ty.optim.Muon(groups, { lr = o.lr, weight_decay = 0.01, schedule = o.schedule, clip_norm = o.clip_norm,
+    adam_rate = 0.05 })
 end
 
 --- Where the trained model of a seed is kept.

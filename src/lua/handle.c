@@ -314,17 +314,18 @@ static void set_autocast(int64_t dtype, int64_t of) {
   ty_autocast_set((int)dtype);
 }
 
-/* autocast("bf16" | "f16" | false, fn, ...): fn(...) with autocast to that dtype, or without */
+/* autocast("bf16" | "f16" | "f32" | false, fn, ...): fn(...) with autocast to that dtype; "f32" and false: without */
 static int autocast(lua_State *L) {
   ty_dtype dtype = TY_F32;
   bool off = lua_isboolean(L, 1) && !lua_toboolean(L, 1);
-  if (!off && (lua_type(L, 1) != LUA_TSTRING || !ty_dtype_parse(lua_tostring(L, 1), &dtype) || !ty_is_half(dtype)))
-    return luaL_error(L, "autocast: expected \"bf16\", \"f16\" or false, got %s",
+  bool known = off || (lua_type(L, 1) == LUA_TSTRING && ty_dtype_parse(lua_tostring(L, 1), &dtype));
+  if (!known || (dtype != TY_F32 && !ty_is_half(dtype)))
+    return luaL_error(L, "autocast: expected \"bf16\", \"f16\", \"f32\" or false, got %s",
                       lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : ty_lua_typename(L, 1));
   ty_lua_check_callable(L, 2);
   lua_remove(L, 1);
-  int before = ty_autocast_dtype;
-  return ty_lua_call_guarded(L, set_autocast, off ? TY_DTYPE_DEFAULT : (int)dtype, before, before == TY_DTYPE_DEFAULT);
+  int before = ty_autocast_dtype, wanted = dtype == TY_F32 ? TY_DTYPE_DEFAULT : (int)dtype;
+  return ty_lua_call_guarded(L, set_autocast, wanted, before, before == TY_DTYPE_DEFAULT);
 }
 
 static int autocast_dtype(lua_State *L) {

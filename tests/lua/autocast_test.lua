@@ -34,7 +34,8 @@ check.test("the scope", function()
   end), "f16")
   check.fails(function() ty.autocast("bf16", error, "inside") end, "inside")
   check.equal(ty.autocast_dtype(), false)
-  check.fails(function() ty.autocast("f32", print) end, 'autocast: expected "bf16", "f16" or false, got f32')
+  check.fails(function() ty.autocast("f64", print) end, 'autocast: expected "bf16", "f16", "f32" or false, got f64')
+  check.equal(ty.autocast("bf16", ty.autocast, "f32", ty.autocast_dtype), false) -- "f32" is without
   check.fails(function() ty.autocast(print) end, 'got function')
   check.fails(function() ty.autocast "bf16" end, "autocast: argument 2: expected a function, got nothing")
   local x = ty.ones(3) -- in place nothing is cast

@@ -192,8 +192,8 @@ function ty.is_grad_enabled() end
 --- exponentials, logarithms, reductions, softmax, norms and losses in f32, the rest in what they are given; f64 stays.
 --- help() of an op says which it is. Weights are cast once while they do not change; gradients come in the parameters'
 --- dtypes. Ops in place are left alone, and so is the backward pass, which computes as the forward pass did. f16
---- wants an optim.GradScaler besides. `false` instead of a dtype: without autocast. Micikevicius et al. 2018.
----@param dtype "bf16"|"f16"|false
+--- wants an optim.GradScaler besides. "f32" and `false`: without autocast. Micikevicius et al. 2018.
+---@param dtype "bf16"|"f16"|"f32"|false
 ---@param fn function
 ---@return any ...
 function ty.autocast(dtype, fn, ...) end
