@@ -119,6 +119,8 @@ end
 ---@param o { lr: number, schedule: table, clip_norm: number, tuned?: string }
 ---@return Optimizer
 function M.muon(model, o)
+  arguments.expect("scenes.muon", "model", model, "a module")
+  arguments.expect("scenes.muon", "options", o, "a table")
   local inner, rest, tuned = {}, {}, {}
   for name, p in model:named_parameters() do
     local known = o.tuned and name:sub(1, #o.tuned) == o.tuned

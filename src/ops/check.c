@@ -74,13 +74,14 @@ bool ty_check_each(ty_call *c, int arg, int n, int64_t lo, int64_t *out) {
   if (v.n != 1 && v.n != n)
     return ty_op_fail(c, TY_EINVAL, "%s: expected %s integer%s, got %d", c->op->args[arg].name, words[n],
                       n == 1 ? "" : "s", v.n);
-  bool good = true;
+  bool low = false, high = false;
   for (int i = 0; i < n; i++) {
     out[i] = v.v[v.n == 1 ? 0 : i];
-    good = good && out[i] >= lo && out[i] <= INT32_MAX;
+    low = low || out[i] < lo, high = high || out[i] > INT32_MAX;
   }
-  return good || ty_op_fail(c, TY_EINVAL, "%s: expected integers of at least %lld, got %s", c->op->args[arg].name,
-                            (long long)lo, ty_ints_text(n, out));
+  if (!low && !high) return true;
+  return ty_op_fail(c, TY_EINVAL, "%s: expected integers of at %s %lld, got %s", c->op->args[arg].name,
+                    low ? "least" : "most", (long long)(low ? lo : INT32_MAX), ty_ints_text(n, out));
 }
 
 bool ty_check_pair(ty_call *c, int arg, int64_t lo, int64_t out[2]) { return ty_check_each(c, arg, 2, lo, out); }

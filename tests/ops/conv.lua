@@ -184,6 +184,7 @@ return function(row, T)
       { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { groups = 3 }, match = "groups" },
       { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { groups = 0 }, match = "groups: expected at least 1" },
       { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { padding = { 1, 2, 3 } }, match = "padding: expected one or two integers" },
+      { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { padding = 1 << 40 }, match = "padding: expected integers of at most 2147483647" },
     },
   })
 
