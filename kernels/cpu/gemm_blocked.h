@@ -6,13 +6,20 @@
  * micro-kernels ask for the lines of the next panels as they go.
  *
  * Included with what gemm_micro.h wants, besides GROUP (elements of k in a unit), ELEMENT(g) (bytes of an element of A
- * and B), pack_a, pack_b, finish, finishes, and if STARTS is 1 starts, which writes the row before a panel. */
+ * and B), pack_a, pack_b, finish, finishes, and if STARTS is 1 starts, which writes the row before a panel; or with what
+ * gemm_tiles_real.h sets, whose MULTIPLY is another file than gemm_multiply.h. */
 
+#ifndef MULTIPLY
+#define MULTIPLY "gemm_multiply.h"
 #define MT (MR * 64) /* a tile of A, MT x KC, stays in the second */
-#define NT (NR * 32)
+#define MOST_N(g) (NR * ((g)->c_half ? 16 : 32))
+#define UNITS(g) (((g)->k + GROUP - 1) / GROUP)
+#define PACKS_ALL false
+#define SUMS_APART(g) ((g)->c_half != 0)
+#define ENTER
+#define LEAVE
+#endif
 #define SERIAL_WORK 262144 /* m n k up to which one thread is faster than two */
-
-_Static_assert(KC / TY_AHEAD_STEP * TY_AHEAD_FAR <= TY_AHEAD_MOST, "a panel asks for more far lines than there are");
 
 typedef struct NAME(tiling) {
   const ty_gemm *g;
@@ -40,7 +47,7 @@ static void NAME(fill_panel)(const ty_gemm *g, int64_t k0, int64_t kc, int64_t j
 static void NAME(fill_panels)(void *context, int64_t begin, int64_t end) {
   const NAME(tiling) *t = context;
   const ty_gemm *g = t->g;
-  int64_t units = (g->k + GROUP - 1) / GROUP;
+  int64_t units = UNITS(g);
   for (int64_t j = begin * NR; j < end * NR && j < g->n; j += NR)
     for (int64_t k0 = 0; k0 < units; k0 += KC) {
       int64_t kc = MIN2(KC, units - k0);
@@ -51,10 +58,10 @@ static void NAME(fill_panels)(void *context, int64_t begin, int64_t end) {
 static ty_kept NAME(open_kept)(NAME(tiling) * t, int threads) {
   static const char maker;
   const ty_gemm *g = t->g;
-  int64_t units = (g->k + GROUP - 1) / GROUP, panels = (g->n + NR - 1) / NR, blocks = (units + KC - 1) / KC;
+  int64_t units = UNITS(g), panels = (g->n + NR - 1) / NR, blocks = (units + KC - 1) / KC;
   ty_kept_form form = { g->b, &maker, { g->n, g->k, g->b_row, g->b_col, g->half, g->signed_bytes } };
   size_t bytes = sizeof(UNIT) * (size_t)((units + blocks * STARTS) * panels * NR);
-  ty_kept kept = ty_kept_open(g->weights, &form, bytes, false);
+  ty_kept kept = ty_kept_open(g->weights, &form, bytes, PACKS_ALL && g->m > MT);
   t->kept = kept.data;
   if (!kept.data || kept.filled) return kept;
   if (threads > 1) ty_parallel_for_all(panels, 1, NAME(fill_panels), t);
@@ -83,36 +90,11 @@ static ty_region NAME(next_panel)(const NAME(tiling) * t, int64_t units, int64_t
   return (ty_region){ b, g->b_col * size, nc, kc * size, 0 };
 }
 
-/* The source of the panel of A that follows the one at row i, which is packed next, for the micro-kernel to ask for. */
-static void NAME(ahead_a)(const ty_gemm *g, ty_ahead *ahead, int64_t i, int64_t i0, int64_t k0) {
-  int64_t size = ELEMENT(g), at = k0 * GROUP * g->a_col;
-  if (g->a_row == 1) { /* a line has rows of several panels: each asks for its share of the lines of the next ones */
-    int64_t panels = 64 / (MR * size), index = (i - i0) / MR;
-    if (panels < 1) panels = 1;
-    int64_t row = i0 + (index / panels + 1) * panels * MR, step = panels > 2 * GROUP ? panels : 2 * GROUP;
-    ahead->a = (const char *)g->a + (at + row + index % panels * g->a_col) * size;
-    ahead->a_row = step * g->a_col * size;
-    ahead->a_next = 0;
-  } else {
-    ahead->a = (const char *)g->a + (at + (i + MR) * g->a_row) * size;
-    ahead->a_row = g->a_row * size;
-    ahead->a_next = TY_AHEAD_STEP * GROUP * size - TY_AHEAD_STEP / 2 * ahead->a_row;
-  }
-}
-
-#ifdef STRIDED
-/* The rows of a tile of A that is read where it lies, one panel ahead. */
-static void NAME(fetch_a)(const UNIT *a, int64_t a_row, int64_t k) {
-  for (int64_t r = 0; r < MR; r++)
-    for (int64_t p = 0; p < k; p += 64 / (int64_t)sizeof(UNIT)) __builtin_prefetch(a + r * a_row + p, 0, 2);
-}
-#endif
-
 /* Where the loops over a tile of C stand. */
 typedef struct {
   int64_t i0, i1, j0, j1; /* the tile */
   UNIT *packed_a;         /* room for its rows of A; NULL: A is read where it lies */
-  REAL *sums;             /* where sums wait for the next block, if C is of half precision; NULL: they go to C */
+  REAL *sums;             /* where sums wait for the next block, if they do apart from C; NULL: in C */
   int64_t k0, kc;         /* the block of k, in units */
   bool last, add;         /* it is the last one; its sums are added to what is there */
   int64_t j, nc;          /* the panel of B */
@@ -120,77 +102,21 @@ typedef struct {
   int64_t b_row;
   ty_region next; /* what is read after this panel, of which each tile of rows asks for a share ahead */
   int64_t share;
+#ifdef ROW_MARKS
+  bool marks[MT / MR]; /* of the tile's rows of A in this block, for MULTIPLY */
+#endif
 } NAME(place);
 
-/* Puts sums of a panel that is no whole number of vectors wide to C. */
-static void NAME(put_edge)(const ty_gemm *g, const REAL *edge, int64_t mr, int64_t nc, bool add, REAL *to) {
-  for (int64_t r = 0; r < mr; r++)
-    for (int64_t s = 0; s < nc; s++)
-      to[r * g->c_row + s] = add ? to[r * g->c_row + s] + edge[r * NR + s] : edge[r * NR + s];
-}
+#include MULTIPLY /* panel_of_tile */
 
-/* Up to MR rows of A, from row i on, times the panel, to c. */
-static inline void NAME(multiply)(const ty_gemm *g, NAME(place) * at, int64_t i, int64_t mr, REAL *c, int64_t c_row,
-                                  bool onto, ty_ahead *ahead) {
-  bool wide = at->nc > VL;
-#ifdef STRIDED
-  if (!at->packed_a) {
-    const int64_t a_row = g->a_row / GROUP, a_col = GROUP > 1 ? 1 : g->a_col; /* units are neighbours */
-    const UNIT *a = (const UNIT *)g->a + i * a_row + at->k0 * a_col;
-    for (int r = 0; r < mr; r++) {
-      __builtin_prefetch(c + r * c_row);
-      __builtin_prefetch(c + r * c_row + NR - 1);
-    }
-    if (at->j == at->j0 && i + 2 * MR <= at->i1) NAME(fetch_a)(a + MR * a_row, a_row, at->kc);
-    NAME(micro)[wide][mr - 1](at->kc, a, a_row, a_col, at->b, at->b_row, c, c_row, onto);
-    return;
-  }
-#endif
-  UNIT *a = at->packed_a + (i - at->i0) * at->kc;
-  ahead->a = NULL;
-  if (at->j == at->j0) {
-    NAME(pack_a)(g, i, mr, at->k0, at->kc, a);
-    if (i + MR < at->i1) NAME(ahead_a)(g, ahead, i, at->i0, at->k0);
-  }
-  ty_ahead_far(ahead, &at->next, at->share, at->kc, c);
-  NAME(panels)[wide][mr - 1](at->kc, a, at->b, c, c_row, onto, ahead);
-}
-
-/* All rows of the tile times one panel of B. */
-static void NAME(panel_of_tile)(const ty_gemm *g, NAME(place) * at) {
-  REAL edge[MR * NR] __attribute__((aligned(64)));
-  ty_ahead ahead;
-  bool direct = at->nc == NR || at->nc == VL, finishes = at->last && NAME(finishes)(g);
-  for (int64_t i = at->i0; i < at->i1; i += MR) {
-    int64_t mr = MIN2(MR, at->i1 - i), c_row = g->c_row;
-    REAL *to = (REAL *)g->c + i * c_row + at->j, *c = to;
-    if (at->sums) {
-      c = at->sums + (at->j - at->j0) * (at->i1 - at->i0) + (i - at->i0) * NR;
-      c_row = NR;
-    } else if (!direct || g->c_half) {
-      c = edge;
-      c_row = NR;
-    }
-    for (int64_t r = 0; g->c_half && finishes && r < mr; r++) /* the results come in while their sums are computed */
-      __builtin_prefetch((const uint16_t *)g->c + (i + r) * g->c_row + at->j, 1);
-    NAME(multiply)(g, at, i, mr, c, c_row, c != edge && at->add, &ahead);
-    if (c == edge && !g->c_half) {
-      NAME(put_edge)(g, edge, mr, at->nc, at->add, to);
-      c = to;
-      c_row = g->c_row;
-    }
-    if (finishes) NAME(finish)(g, i, mr, at->j, at->nc, c, c_row);
-  }
-}
-
-/* The tile of C at i0 .. i1, j0 .. j1. Sums go to C, or if it is of half precision and k has several blocks to `sums`,
- * panel by panel. */
+/* The tile of C at i0 .. i1, j0 .. j1. Sums go to C, or if they are to lie apart (where C is of half precision, and from
+ * the tiles of the CPU) and k has several blocks to `sums`, panel by panel. */
 static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j0, int64_t j1, UNIT *packed_a,
                        REAL *sums) {
   const ty_gemm *g = t->g;
   UNIT space[(STARTS + KC) * NR] __attribute__((aligned(64))), *const panel = space + STARTS * NR;
   NAME(place) at = { .i0 = i0, .i1 = i1, .j0 = j0, .j1 = j1, .packed_a = packed_a, .sums = sums };
-  int64_t units = (g->k + GROUP - 1) / GROUP;
+  int64_t units = UNITS(g);
 #ifdef STRIDED
   /* B is too rarely read to pay for packing, and its rows do not all fall into the same sets of the cache. */
   bool apart = g->b_row * ELEMENT(g) % 4096 != 0;
@@ -223,15 +149,17 @@ static void NAME(tile)(const NAME(tiling) * t, int64_t i0, int64_t i1, int64_t j
 static void NAME(tiles)(void *context, int64_t begin, int64_t end) {
   NAME(tiling) *t = context;
   const ty_gemm *g = t->g;
-  int64_t wide = (t->tile_n + NR - 1) / NR * NR, units = (g->k + GROUP - 1) / GROUP;
-  int64_t for_sums = g->c_half && units > KC ? t->tile_m * wide : 0;
-  int64_t for_a = t->packs_a ? t->tile_m * MIN2(units, KC) : 0;
+  int64_t wide = (t->tile_n + NR - 1) / NR * NR, units = UNITS(g);
+  int64_t rows = (t->tile_m + MR - 1) / MR * MR;
+  int64_t for_sums = SUMS_APART(g) && units > KC ? rows * wide : 0;
+  int64_t for_a = t->packs_a ? rows * MIN2(units, KC) : 0;
   size_t bytes = sizeof(UNIT) * (size_t)for_a + sizeof(REAL) * (size_t)for_sums;
   char *scratch = bytes ? ty_scratch_alloc(bytes) : NULL;
   if (bytes && !scratch) {
     t->failed = true;
     return;
   }
+  ENTER;
   for (int64_t i = begin; i < end; i++) {
     int64_t m = i / t->tiles_n * t->tile_m, n = i % t->tiles_n * t->tile_n;
     NAME(tile)
@@ -239,6 +167,7 @@ static void NAME(tiles)(void *context, int64_t begin, int64_t end) {
      for_a ? (UNIT *)(void *)(scratch + sizeof(REAL) * (size_t)for_sums) : NULL,
      for_sums ? (REAL *)(void *)scratch : NULL);
   }
+  LEAVE;
   if (scratch) ty_scratch_free(scratch, bytes);
 }
 
@@ -250,7 +179,7 @@ static int64_t NAME(even)(int64_t n, int64_t count, int64_t unit) {
 
 static bool NAME(tiled)(const ty_gemm *g, bool packs_a) {
   NAME(tiling) t = { .g = g, .packs_a = packs_a };
-  int64_t most_n = g->c_half ? NT / 2 : NT;
+  int64_t most_n = MOST_N(g);
   int64_t rows = (g->m + MT - 1) / MT, columns = (g->n + most_n - 1) / most_n;
   double work = (double)g->m * (double)g->n * (double)g->k;
   int threads = work > SERIAL_WORK ? ty_parallel_threads() : 1;
@@ -273,6 +202,7 @@ static bool NAME(tiled)(const ty_gemm *g, bool packs_a) {
   t.tiles_n = (g->n + t.tile_n - 1) / t.tile_n;
   int64_t tiles = (g->m + t.tile_m - 1) / t.tile_m * t.tiles_n;
   ty_kept kept = NAME(open_kept)(&t, threads);
+  if (PACKS_ALL && g->m > MT && !kept.data) return false;
   if (threads > 1) ty_parallel_for(tiles, 1, NAME(tiles), &t);
   else NAME(tiles)(&t, 0, tiles);
   ty_kept_close(&kept, true);

@@ -1,7 +1,7 @@
 /* From sums to results, for one element type of sums: biases, residual, activation, rounding to half precision.
  * Included by the products. */
 
-static bool NAME(finishes)(const ty_gemm *g) {
+static inline bool NAME(finishes)(const ty_gemm *g) {
   return g->bias || g->row_bias || g->activation || g->residual || g->c_half;
 }
 

@@ -10,7 +10,8 @@
 #define STRIDED
 #define MULTIPLY_ADD(c, a, b) c += (a) * (b)
 #define ELEMENT(g) ((int64_t)((g)->half ? 2 : sizeof(REAL)))
-#define SMALL_WORK 65536 /* m n k up to which nothing is packed but what must be */
+#define SMALL_WORK 65536  /* m n k up to which nothing is packed but what must be */
+#define TILES_WORK 262144 /* m n k from which tiles are faster */
 
 #ifndef KC
 #define KC 256 /* a panel of B, KC x NR, stays in the first cache */
@@ -72,8 +73,21 @@ static bool NAME(reads_a)(const ty_gemm *g) {
   return (g->b_col == 1 || g->pack) && (g->m <= 8 * MR || g->n <= 4 * NR || g->m * g->k <= 65536);
 }
 
+#ifdef HALVES
+/* Whether a product is better done on tiles: it fills them, and packing is little beside it. bf16 is packed as it is, and
+ * wins from a quarter of a tile on. */
+static bool NAME(on_tiles)(const ty_gemm *g) {
+  if (!TY_KERNEL(gemm_has_tiles)() || (g->half && g->pack)) return false;
+  int64_t least = g->half == TY_BF16 ? 9 : 24;
+  return g->m >= least && g->n >= least && g->k >= 32 && g->m * g->n * g->k >= TILES_WORK;
+}
+#endif
+
 static bool NAME(whole)(const ty_gemm *g) {
   bool ok;
+#ifdef HALVES
+  if (NAME(on_tiles)(g)) return TY_KERNEL(gemm_tiles)(g);
+#endif
   if (NAME(thin_product)(g, &ok)) return ok;
   if (!g->half && !g->c_half && g->k <= KC && g->m * g->n * g->k <= SMALL_WORK) {
     NAME(small)(g);

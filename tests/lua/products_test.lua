@@ -25,7 +25,7 @@ end
 local sizes = {
   { 1, 1, 5000 }, { 1, 700, 300 }, { 700, 1, 300 }, { 3, 900, 260 }, { 900, 3, 260 }, { 5, 7, 2100 }, { 40, 50, 600 },
   { 64, 64, 64 }, { 65, 33, 257 }, { 130, 70, 520 }, { 17, 1200, 130 }, { 400, 20, 90 },
-  { 20, 100, 1301 }, { 53, 20, 1301 }, { 90, 101, 800 },
+  { 20, 100, 1301 }, { 53, 20, 1301 }, { 90, 101, 800 }, { 300, 70, 1100 },
 }
 
 test("products of every size and layout agree with sums of products", function()
@@ -87,7 +87,7 @@ test("halves are summed in f32 and rounded once, at every size and layout", func
   for _, s in ipairs {
     { 1, 300, 257 }, { 300, 1, 257 }, { 3, 200, 513 }, { 1, 1, 1 }, { 0, 3, 4 }, { 3, 4, 0 }, { 9, 33, 5 },
     { 70, 90, 1025 }, { 600, 40, 70 }, { 20, 1100, 130 }, { 5, 6, 4100 },
-    { 16, 100, 1301 }, { 95, 30, 1301 },
+    { 16, 100, 1301 }, { 95, 30, 1301 }, { 300, 70, 2100 },
   } do
     for _, dtype in ipairs { "f16", "bf16" } do
       for layout = 0, 3 do
@@ -114,6 +114,19 @@ test("infinities and NaN stay in their rows", function()
       equal(z[2]:eq(math.huge):all():item(), true, dtype)
       equal(z[1]:eq(z[1]):any():item(), false, dtype)
     end
+  end
+end)
+
+test("numbers at both ends of f32 are multiplied as any others", function()
+  ty.manual_seed(8)
+  for _, scale in ipairs { 1e-25, 1e18, 3e38 } do
+    local x, y = ty.rand(70, 600) * scale, ty.rand(600, 50) / 1e3
+    x["5, 7"] = scale -- beside what is far smaller
+    x["40"]:mul_(1e-9)
+    local want = by_hand(x, y)
+    local off = (ty.matmul(x, y):to "f64" - want):abs() / want
+    local finite = want:lt(3.4e38)
+    close(largest(ty.where(finite, off, ty.zeros(1, { dtype = "f64" }))), 0, 1e-5, ("scale %g"):format(scale))
   end
 end)
 

@@ -1,0 +1,169 @@
+/* The matrix product on tiles for one type of elements; included by gemm_tiles.c with PLANES, PIECE (the type of an
+ * element) and NAME(x) set. Sums are of f32, in blocks of k as everywhere (gemm_blocked.h).
+ *
+ * f32 and f16 are sums of numbers of bf16 (gemm_tiles_pack.h), and their products sums of products of these, of which
+ * those below the last bit of a f32 are left out. The unit adds up the products of a pair without rounding between, so
+ * that errors are below those of a chain of additions of f32. */
+
+typedef struct NAME(unit) {
+  uint32_t plane[PLANES];
+} NAME(unit);
+#define UNIT NAME(unit)
+#define GROUP 2
+#define UNITS(g) (((g)->k + 31) / 32 * TY_TILE)
+#define STARTS 1
+#define ELEMENT(g) ((int64_t)sizeof(PIECE))
+#define MR 32
+#define NR 32
+#define VL 32
+#define KC (PLANES == 1 ? 1024 : 256) /* a panel of B stays in the first cache */
+#define MT 256                        /* a tile of A, MT x KC, stays in the second */
+#define MOST_N(g) 1024                /* and so do MT x 1024 sums */
+#define SUMS_APART(g) true
+#define PACKS_ALL true /* B once for all tiles: packing costs as much as many products */
+
+#include "gemm_ahead.h"
+#include "gemm_finish.h"
+#include "gemm_tiles_pack.h"
+
+static void NAME(starts)(const ty_gemm *g, int64_t kc, UNIT *panel) {} /* pack_b has done it */
+
+/* ---- 32 x 32 sums ---- */
+
+/* Which parts of A and B meet in a step, the largest last, in an order in which one of the two stays. */
+#if PLANES == 3
+#define MEETINGS(X)   \
+  X(0, 2, true, true) \
+  X(0, 1, false, true) X(1, 1, true, false) X(1, 0, false, true) X(2, 0, true, false) X(0, 0, true, false)
+#elif PLANES == 2
+#define MEETINGS(X) X(0, 1, true, true) X(0, 0, false, true) X(1, 0, true, false)
+#else
+#define MEETINGS(X) X(0, 0, true, true)
+#endif
+
+#define LOAD_A(p)                         \
+  _tile_loadd(4, a + (p)*NAME(step), 64); \
+  _tile_loadd(5, a + (p)*NAME(step) + TY_TILE * TY_TILE, 64);
+#define LOAD_B(p)                          \
+  _tile_loadd(6, b + (p)*NAME(step), 128); \
+  _tile_loadd(7, b + (p)*NAME(step) + TY_TILE, 128);
+#define MEET(pa, pb, loads_a, loads_b) \
+  if (loads_a) { LOAD_A(pa) }          \
+  if (loads_b) { LOAD_B(pb) }          \
+  _tile_dpbf16ps(0, 4, 6);             \
+  _tile_dpbf16ps(1, 4, 7);             \
+  _tile_dpbf16ps(2, 5, 6);             \
+  _tile_dpbf16ps(3, 5, 7);
+/* The four registers of sums, with a row of c [MR][NR] taking `row` bytes. */
+#define SUMS(move)                \
+  move(0, c, row);                \
+  move(1, c + TY_TILE, row);      \
+  move(2, c + TY_TILE * NR, row); \
+  move(3, c + TY_TILE * NR + TY_TILE, row);
+
+/* c [MR][NR] = the sums of `steps` steps, or added to what is there. The compiler does not know what the instructions
+ * read and write: only a call of its own keeps them in order with what is around. */
+__attribute__((noinline, target(TY_TILES_TARGET))) static void NAME(native)(int64_t steps, const uint32_t *a,
+                                                                            const uint32_t *b, float *c, bool add) {
+  const int64_t row = NR * (int64_t)sizeof(float);
+  if (add) {
+    SUMS(_tile_loadd)
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t s = 0; s < steps; s++, a += NAME(whole_step), b += NAME(whole_step)) { MEETINGS(MEET) }
+  SUMS(_tile_stored)
+}
+
+/* The same without the instructions. */
+static void NAME(plain_products)(const uint32_t *a, const uint32_t *b, float *c) {
+  for (int64_t i = 0; i < MR; i++)
+    for (int64_t u = 0; u < TY_TILE; u++) {
+      uint32_t x = a[i * TY_TILE + u];
+      for (int64_t j = 0; j < NR; j++) {
+        uint32_t y = b[u * NR + j];
+        float *sum = c + i * NR + j;
+        *sum += ty_bf16_to_f32((uint16_t)x) * ty_bf16_to_f32((uint16_t)y);
+        *sum += ty_bf16_to_f32((uint16_t)(x >> 16)) * ty_bf16_to_f32((uint16_t)(y >> 16));
+      }
+    }
+}
+static void NAME(plain)(int64_t steps, const uint32_t *a, const uint32_t *b, float *c, bool add) {
+  if (!add) memset(c, 0, MR * NR * sizeof *c);
+#define MEET_PLAIN(pa, pb, loads_a, loads_b) NAME(plain_products)(a + (pa)*NAME(step), b + (pb)*NAME(step), c);
+  for (int64_t s = 0; s < steps; s++, a += NAME(whole_step), b += NAME(whole_step)) { MEETINGS(MEET_PLAIN) }
+}
+
+/* ---- what has no parts ---- */
+
+#if PLANES > 1
+static inline float NAME(element)(const void *from, int64_t at) {
+#if PLANES == 2
+  return ty_f16_to_f32(((const uint16_t *)from)[at]);
+#else
+  return ((const float *)from)[at];
+#endif
+}
+
+/* Sums [mr][NR] of a block from the elements themselves, or added to c. */
+static void NAME(odd_block)(const ty_gemm *g, int64_t i, int64_t mr, int64_t k0, int64_t kc, int64_t j, int64_t nc,
+                            float *c, bool add) {
+  int64_t end = MIN2(2 * (k0 + kc), g->k);
+  if (!add) memset(c, 0, sizeof *c * MR * NR);
+  for (int64_t k = 2 * k0; k < end; k++) {
+    float row[NR] = { 0 };
+    if (g->pack) g->pack(g->b, g->k0 + k, 1, j, nc, row, NR);
+    else
+      for (int64_t s = 0; s < nc; s++) row[s] = NAME(element)(g->b, k * g->b_row + (j + s) * g->b_col);
+    for (int64_t r = 0; r < mr; r++) {
+      float x = NAME(element)(g->a, (i + r) * g->a_row + k * g->a_col);
+      for (int64_t s = 0; s < nc; s++) c[r * NR + s] += x * row[s];
+    }
+  }
+}
+#endif
+
+#define ROW_MARKS
+#define ENTER ty_tiles_open()
+#define LEAVE ty_tiles_close()
+#define MULTIPLY "gemm_tiles_multiply.h"
+#include "gemm_blocked.h"
+
+bool TILED(const ty_gemm *g) { return NAME(tiled)(g, true); }
+
+#undef UNIT
+#undef GROUP
+#undef UNITS
+#undef STARTS
+#undef ELEMENT
+#undef MR
+#undef NR
+#undef VL
+#undef KC
+#undef MT
+#undef MOST_N
+#undef PACKS_ALL
+#undef SUMS_APART
+#undef ROW_MARKS
+#undef ENTER
+#undef LEAVE
+#undef MULTIPLY
+#undef SERIAL_WORK
+#undef LOAD_16
+#undef MEETINGS
+#undef LOAD_A
+#undef LOAD_B
+#undef MEET
+#undef SUMS
+#undef MEET_PLAIN
+#undef LARGE
+#undef TINY
+#undef TILE_INLINE
+#undef PLANES
+#undef PIECE
+#undef NAME
+#undef SCALAR
+#undef TILED
