@@ -3,7 +3,7 @@
 --
 --   expression         its values are shown and the first is kept in `_`
 --   local x = 1        at the outermost level of a line makes a global, so that the next line sees it
---   ?name, ? value     documentation, also help(value)
+--   ?name, ? value     documentation, also help(value), help name and help
 --   :time code         runs the code and says how long it took
 --   exit, quit         with parentheses or without: the end, unless the user has given the name a value
 
@@ -52,7 +52,8 @@ end
 function prompt.compile(text)
   local word = text:match("^%s*(%l+)%s*%(?%s*%)?%s*;?%s*$")
   if (word == "exit" or word == "quit") and rawget(_G, word) == nil then return nil, "leave" end
-  local question = text:match("^%s*%?%s*(.-)%s*$")
+  local question = text:match("^%s*%?%s*(.-)%s*$") or text:match("^%s*help%s+([%a_][%w_.]*)%s*$")
+  if word == "help" and not text:find("(", 1, true) and _G.help == help then question = "" end
   if question then
     local f = question ~= "" and load("return " .. question, "=stdin", "t")
     return function()

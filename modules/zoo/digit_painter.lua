@@ -105,6 +105,7 @@ end
 function M.draw(painter, labels, options)
   local who = "zoo.digit_painter.draw"
   arguments.expect(who, "painter", painter, "a table")
+  arguments.expect(who, "painter.paint", painter.paint, "a function")
   arguments.expect(who, "labels", labels, "a list of integers")
   local o = arguments.read(who, options, { steps = 16, guidance = 2, seed = 0 }, { steps = "an integer >= 1",
     guidance = "a finite number", seed = "an integer" })

@@ -46,7 +46,7 @@ local skipped = {
   ["zoo.answerer"] = "the same", ["zoo.watcher"] = "the same", ["zoo.describer"] = "the same",
   ["zoo.canvas"] = "the same", ["zoo.workloads"] = "the same", ["zoo.clips"] = "the same", ["zoo.crops"] = "the same",
   ["zoo.yardstick"] = "the same: a call loads models",
-  ["zoo.rater.train"] = "trains a network, which takes seconds",
+  ["zoo.rater.train"] = "trains a network, which takes seconds", ["zoo.geometry.kept"] = "the same",
   ["models.layers"] = layers, ["models.rotary"] = layers, ["models.classifier"] = layers,
   ["diffusion.solver.frame"] = sampling, ["diffusion.guidance.rescale"] = sampling,
   ["diffusion.prediction.new"] = sampling, ["diffusion.condition.keys"] = sampling,
