@@ -34,14 +34,23 @@ end
 
 local function better(a, b) return (a and b) and math.max(a, b) or a or b end
 
+-- Products on tiles of sums, of which `parts` make one that is counted; nil where the CPU has none.
+local function tiles(kind, threads, parts)
+  local rate = native.limit("tiles_" .. kind, threads)
+  return rate and rate / parts
+end
+
 local a, b = native.bare(), native.bare()
 
 -- Each returns a rate in 1e9 a second, or nil where this CPU cannot do it.
 local measures = {
-  f32 = function(threads) return native.limit("f32", threads) end,
+  -- A product of f32 is six of bf16 (kernels/cpu/gemm_tiles_real.h), where the CPU multiplies these on tiles.
+  f32 = function(threads) return better(native.limit("f32", threads), tiles("bf16", threads, 6)) end,
   -- Some CPUs multiply bf16 no faster than f32: converted, it runs at that rate.
-  bf16 = function(threads) return better(native.limit("bf16", threads), native.limit("f32", threads)) end,
-  int8 = function(threads) return native.limit("int8", threads) end,
+  bf16 = function(threads)
+    return better(better(native.limit("bf16", threads), native.limit("f32", threads)), tiles("bf16", threads, 1))
+  end,
+  int8 = function(threads) return better(native.limit("int8", threads), tiles("int8", threads, 1)) end,
   read = function(threads) return stream("read", threads) end,
   copy = function(threads) return better(stream("copy", threads), stream("copy_nt", threads)) end,
   update = function(threads) return stream("scale", threads) end,

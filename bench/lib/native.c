@@ -15,6 +15,10 @@
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #if defined(__AVX512F__)
 enum { LANES = 16 };
@@ -94,6 +98,53 @@ static double dot_int8(long rounds) {
 #endif
 }
 
+/* ---- arithmetic on tiles of 16 x 16 sums: four of them, since each waits for itself ---- */
+
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+/* The operands are numbers as they come: of zeros and ones the unit makes more than of these. */
+static bool open_tiles(void) {
+  enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+  static const struct {
+    uint8_t palette, start, none[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  } all = { 1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 } };
+  uint16_t numbers[4][512];
+  uint32_t state = 1;
+  if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA)) return false;
+  for (int i = 0; i < 4 * 512; i++) {
+    state = state * 1664525u + 1013904223u;
+    numbers[i / 512][i % 512] = (uint16_t)((state >> 16 & 0x80ff) | 0x3f00); /* bf16 from 0.5 to 2, of either sign */
+  }
+  __asm__ volatile("" : : "r"(numbers) : "memory");
+  _tile_loadconfig(&all);
+  _tile_loadd(4, numbers[0], 64);
+  _tile_loadd(5, numbers[1], 64);
+  _tile_loadd(6, numbers[2], 64);
+  _tile_loadd(7, numbers[3], 64);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  return true;
+}
+#define ON_TILES(multiply, each)          \
+  if (!open_tiles()) return 0;            \
+  for (long r = 0; r < rounds / 8; r++) { \
+    multiply(0, 4, 6);                    \
+    multiply(1, 4, 7);                    \
+    multiply(2, 5, 6);                    \
+    multiply(3, 5, 7);                    \
+  }                                       \
+  _tile_release();                        \
+  return each * 4.0 * (double)(rounds / 8);
+static double tiles_bf16(long rounds) { ON_TILES(_tile_dpbf16ps, 16384) }
+static double tiles_int8(long rounds) { ON_TILES(_tile_dpbssd, 32768) }
+#else
+static double tiles_bf16(long rounds) { return (void)rounds, 0; }
+static double tiles_int8(long rounds) { return (void)rounds, 0; }
+#endif
+
 /* ---- memory: every pass takes a part of the buffer that has not been touched for longest ---- */
 
 static void store(vec *to, vec value, bool past_the_cache) {
@@ -148,9 +199,23 @@ static double scale(vec *x, size_t n) {
   return (double)(2 * n * sizeof(vec));
 }
 
-typedef enum { F32, BF16, INT8, READ, COPY, COPY_NT, TRIAD, TRIAD_NT, SCALE, UPDATE, KINDS } kind;
-static const char *const kind_names[] = { "f32",   "bf16",     "int8",  "read",   "copy", "copy_nt",
-                                          "triad", "triad_nt", "scale", "update", NULL };
+typedef enum {
+  F32,
+  BF16,
+  INT8,
+  TILES_BF16,
+  TILES_INT8,
+  READ,
+  COPY,
+  COPY_NT,
+  TRIAD,
+  TRIAD_NT,
+  SCALE,
+  UPDATE,
+  KINDS
+} kind;
+static const char *const kind_names[] = { "f32",     "bf16",  "int8",     "tiles_bf16", "tiles_int8", "read", "copy",
+                                          "copy_nt", "triad", "triad_nt", "scale",      "update",     NULL };
 
 typedef struct {
   pthread_t id;
@@ -168,6 +233,8 @@ static double work_of(const job *j) {
     case F32: return fma_f32(j->rounds);
     case BF16: return dot_bf16(j->rounds);
     case INT8: return dot_int8(j->rounds);
+    case TILES_BF16: return tiles_bf16(j->rounds);
+    case TILES_INT8: return tiles_int8(j->rounds);
     case READ: return read_streams(j->data, j->count);
     case COPY:
     case COPY_NT: return copy_half(j->data, j->count, j->kind == COPY_NT);
