@@ -91,11 +91,14 @@ TILE_INLINE void NAME(put)(const NAME(target) * t, const bool turns, __m512i (*v
   }
 }
 
-/* From lines whose elements are neighbours in k. */
+/* From lines whose elements are neighbours in k. This and the next ask for the same place of the next panel: it is too
+ * far away for the hardware to foresee, and most products lie between. */
 TILE_INLINE void NAME(block_of_lines)(const PIECE *src, int64_t stride, int64_t lines, __mmask32 in_k,
                                       const bool turned, const NAME(target) * t, NAME(sizes) * sizes) {
   __m512i v[PLANES][TY_TILE], units[PLANES];
   for (int64_t i = 0; i < TY_TILE; i++) {
+    const char *ahead = (const char *)(src + (i + NR) * stride);
+    if (PLANES == 3) __builtin_prefetch(ahead, 0, 2), __builtin_prefetch(ahead + 64, 0, 2);
     NAME(along)(src + i * stride, i < lines ? in_k : 0, units, &sizes->line[i]);
     NAME(put)(t, turned, v, i, units);
   }
@@ -108,6 +111,7 @@ TILE_INLINE void NAME(block_of_rows)(const PIECE *src, int64_t stride, __mmask16
   __m512i v[PLANES][TY_TILE], units[PLANES], largest = sizes->line[0];
   for (int64_t i = 0; i < TY_TILE; i++) {
     const PIECE *p = src + 2 * i * stride;
+    if (PLANES == 3) __builtin_prefetch(p + NR, 0, 2), __builtin_prefetch(p + NR + stride, 0, 2);
     NAME(across)(p, p + stride, 2 * i < k ? in : 0, 2 * i + 1 < k ? in : 0, units, &largest);
     NAME(put)(t, !turned, v, i, units);
   }
