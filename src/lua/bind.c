@@ -423,7 +423,7 @@ static inline ty_handle *push_empty(lua_State *L, ty_lua_state *s) {
 
 static inline void begin(lua_State *L, ty_lua_state *s) {
   ty_lua_current = L;
-  if (__builtin_expect(ty_memory_live_everywhere() > s->soft_limit || s->handles > s->young_limit, 0)) ty_lua_poll(L);
+  if (__builtin_expect(ty_memory_live_everywhere() > s->growth_limit || s->handles > s->young_limit, 0)) ty_lua_poll(L);
 }
 
 static int call_op(lua_State *L) {

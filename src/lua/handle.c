@@ -13,9 +13,11 @@ _Thread_local lua_State *ty_lua_current;
 
 enum {
   FLOOR = 64 << 20,     /* below this many live bytes, */
-  SHARE = 32,           /* of the CPU's memory that dead tensors may take */
+  SHARE = 32,           /* of the CPU's memory that dead tensors may take, */
+  PER_BYTE = 32,        /* and for a byte of Lua's heap */
   HANDLES_FLOOR = 4096, /* or this many handles and these more per KiB of Lua's heap, the collector is left to Lua */
   HANDLES_PER_KB = 8,
+  GROWTH = 32 << 20, /* of live bytes, after which it is seen whether it is tensors that died young */
   TIDY_BYTES = 16 << 20,
   YOUNG_HANDLES = 256,  /* after so many, */
   YOUNG_BYTES = 1 << 20 /* if they brought no more than this, the dead are swept while they lie in the cache */
@@ -92,36 +94,52 @@ static int handle_collect(lua_State *L) {
 
 /* ---- the collector ---- */
 
-/* Bytes of the dead that may lie beside so many of the living before they are looked for: as many again, but on the CPU
- * no more than a share of its memory, so that a model of 10 GB does not take 20 in one long step. On a GPU the same
- * bytes come and go too fast for so many collections. */
-static int64_t room_for_dead(int64_t live) {
-  int64_t on_host = ty_memory_live(TY_CPU) + (ty_meta_counts ? ty_meta_live() : 0);
-  if (on_host < live) return live;
-  int64_t most = ty_memory_stats_of(TY_CPU).budget / SHARE;
+/* Whether a GPU has some of them, where the same bytes come and go too fast for collections at the host's pace. */
+static bool on_gpu(int64_t live) { return ty_memory_live(TY_CPU) + (ty_meta_counts ? ty_meta_live() : 0) < live; }
+
+/* Bytes of the dead that may lie beside so many of the living before all of Lua's heap is searched for them: as many
+ * again, but on the CPU no more than a share of its memory, so that a model of 10 GB does not take 20 in one long step,
+ * and no more than make the search, a nanosecond for five to ten bytes of the heap, a few percent of the time in which
+ * so many bytes can be written. */
+static int64_t room_for_dead(lua_State *L, int64_t live) {
+  if (on_gpu(live)) return live;
+  int64_t most = ty_memory_stats_of(TY_CPU).budget / SHARE, heap = (int64_t)lua_gc(L, LUA_GCCOUNT) << 10;
+  if (most > PER_BYTE * heap) most = PER_BYTE * heap;
   if (most < FLOOR) most = FLOOR;
   return live < most ? live : most;
+}
+
+/* After a collection: when the next one is due by bytes. */
+static void set_growth_limit(ty_lua_state *s, int64_t live) {
+  s->growth_limit = on_gpu(live) || live + GROWTH > s->soft_limit ? s->soft_limit : live + GROWTH;
 }
 
 /* Bytes matter because Lua does not see those of tensors; numbers because Lua's own pace, set by its own bytes, lets
  * dead tensors spread far beyond the caches (and without bound in incremental mode, which runs few finalizers at a
  * time). A full collection costs by the size of Lua's heap, and so does its share of each handle here. A young one
- * costs by the number of new objects: small tensors are swept early, so that the next ones take memory that is in the
- * cache. With large ones nothing is to be won, and what a step holds would count as old before the step is over. */
+ * costs by the number of new objects, some microseconds: small tensors are swept early, so that the next ones take
+ * memory that is in the cache, and large ones whenever live bytes have grown by so much that they count beside what
+ * the model takes. Sweeping large ones more often would make old what a step holds, before the step is over. */
 void ty_lua_poll(lua_State *L) {
   ty_lua_state *s = ty_lua_state_of(L);
   int64_t live = ty_memory_live_everywhere();
   if (live > s->soft_limit || s->handles > s->handle_limit) {
     lua_gc(L, LUA_GCCOLLECT);
     live = ty_memory_live_everywhere();
-    int64_t soft = live + room_for_dead(live);
+    int64_t soft = live + room_for_dead(L, live);
     s->soft_limit = soft > FLOOR ? soft : FLOOR;
     int64_t least = HANDLES_FLOOR + HANDLES_PER_KB * (int64_t)lua_gc(L, LUA_GCCOUNT);
     s->handle_limit = s->handles * 2 > least ? s->handles * 2 : least;
-  } else if (s->handles <= s->young_limit) {
-    return;
-  } else if (live - s->young_bytes <= YOUNG_BYTES && lua_gc(L, LUA_GCISRUNNING)) {
-    lua_gc(L, LUA_GCSTEP, 0);
+    set_growth_limit(s, live);
+  } else {
+    bool grown = live > s->growth_limit;
+    if (!grown && s->handles <= s->young_limit) return;
+    if ((grown || live - s->young_bytes <= YOUNG_BYTES) && lua_gc(L, LUA_GCISRUNNING)) {
+      lua_gc(L, LUA_GCSTEP, 0);
+      set_growth_limit(s, ty_memory_live_everywhere());
+    } else if (grown) {
+      s->growth_limit = s->soft_limit;
+    }
   }
   s->young_limit = s->handles + YOUNG_HANDLES;
   s->young_bytes = ty_memory_live_everywhere();
@@ -136,16 +154,18 @@ void ty_lua_tidy(lua_State *L) {
 
 /* What comes next finds the collector where the counting found it, as if it had come in its place. */
 void ty_lua_count_meta(lua_State *L, bool on) {
-  static _Thread_local struct { int64_t soft, tidied, young_bytes, young, handles; } before;
+  static _Thread_local struct { int64_t soft, growth, tidied, young_bytes, young, handles; } before;
   ty_lua_state *s = ty_lua_state_of(L);
   if (on == ty_meta_counts) return;
   ty_meta_counts = on;
   if (on) {
     before.soft = s->soft_limit, before.tidied = s->tidied, before.young_bytes = s->young_bytes;
     before.young = s->young_limit - s->handles, before.handles = s->handle_limit;
+    before.growth = s->growth_limit;
   } else {
     s->soft_limit = before.soft, s->tidied = before.tidied, s->young_bytes = before.young_bytes;
     s->young_limit = s->handles + before.young, s->handle_limit = before.handles;
+    s->growth_limit = before.growth;
   }
 }
 
@@ -180,6 +200,8 @@ static int scope_close(lua_State *L) {
     break;
   }
   while (scope->handles) release_handle(scope->handles);
+  int64_t live = ty_memory_live_everywhere();
+  if (live + GROWTH < s->growth_limit) set_growth_limit(s, live);
   return 0;
 }
 
@@ -407,7 +429,9 @@ void ty_lua_open_handles(lua_State *L, int table) {
   if (lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key) == LUA_TNIL) {
     ty_lua_state *s = lua_newuserdatauv(L, sizeof *s, 0);
     lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
-    *s = (ty_lua_state){ .main = lua_tothread(L, -1), .soft_limit = FLOOR, .handle_limit = HANDLES_FLOOR };
+    *s = (ty_lua_state){
+      .main = lua_tothread(L, -1), .soft_limit = FLOOR, .growth_limit = FLOOR, .handle_limit = HANDLES_FLOOR
+    };
     lua_pop(L, 1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &state_key);
   }

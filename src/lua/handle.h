@@ -27,6 +27,7 @@ typedef struct ty_lua_state {
   lua_State *main;
   ty_lua_scope *scope;  /* opened last */
   int64_t soft_limit;   /* live bytes at which the collector runs */
+  int64_t growth_limit; /* live bytes, no more than these, at which a young collection may run */
   int64_t tidied;       /* live bytes after the last collection */
   int64_t handles;      /* made and not collected */
   int64_t handle_limit; /* of these, likewise */

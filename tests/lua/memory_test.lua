@@ -230,6 +230,29 @@ check.test("beside a large model the dead take a share of the memory, and not as
   model:free()
 end)
 
+check.test("beside a large model those that die young are few, whatever the machine has", function()
+  collect()
+  local model = ty.empty(2000 * MB // 4) -- never touched
+  local heap = collectgarbage "count" / 1024
+  for _, mode in ipairs { "generational", "incremental" } do
+    local was = collectgarbage(mode)
+    collectgarbage()
+    local before = now()
+    ty.memory.reset_peak("cpu")
+    local kept = {}
+    for i = 1, 400 do
+      local y = ty.empty(4 * MB // 4)
+      if i % 40 == 0 then kept[#kept + 1] = y end -- as results that are wanted later
+    end
+    local peak = ty.memory.stats("cpu").peak - before - 4 * MB * #kept
+    -- In incremental mode nothing is young: what may be dead goes by the size of Lua's heap.
+    local most = mode == "generational" and 100 or 80 + math.max(64, 128 * 1.5 * heap)
+    check.ok(peak < most * MB, string.format("%s: peak is %.0f MB", mode, peak / MB))
+    collectgarbage(was)
+  end
+  model:free()
+end)
+
 check.test("the counters", function()
   local before = ty.memory.stats("cpu")
   local x = ty.zeros(1024, { dtype = "f64" })
