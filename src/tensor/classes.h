@@ -10,7 +10,12 @@ enum {
   TY_LEAST = 512,
   TY_STEPS = 8, /* classes per power of two */
   TY_CLASSES = 40 * TY_STEPS,
-  TY_LARGER = 3 /* a cached block may be so many classes larger than what is asked for */
+  /* A cached block may be so many classes larger than what is asked for. On the CPU, where cached blocks are given back
+   * for others when they take too much, more: most of what is so large is scratch memory of a size of its own. */
+  TY_LARGER = 8,
+  TY_LARGER_ON_GPU = 3,
+  TY_CACHE_SLACK = 64 << 20, /* on the CPU cached blocks may always take so much beside what is live, */
+  TY_MISSED = 2              /* and where they come again up to this part of it */
 };
 
 static inline size_t ty_small_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }

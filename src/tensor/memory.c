@@ -1,7 +1,8 @@
 /* The caching allocator for storages: one pool for each device, one for page-locked memory of the host and one for the
  * unified memory of all GPUs. Small ones on the CPU live in one small block with their header. The others come from free
  * lists by size class (eight per power of two, so at most an eighth is wasted) behind a lock; what is freed stays cached
- * until the budget or the user wants it back.
+ * until the budget or the user wants it back, or, on the CPU, a block of a size that is not there: the oldest go for it
+ * where all blocks would take more than what was live at once, and some.
  *
  * On a GPU a block belongs to the stream that was current when it was made: freed, it can be given out there at once,
  * since what comes next is done after what was, and nowhere else. What other streams use as well (ty_storage_used) waits
@@ -11,37 +12,25 @@
 #include "../device/device.h"
 #include "../device/stream.h"
 #include "../program/recording.h"
-#include "classes.h"
+#include "cache.h"
+#include "live.h"
 #include "meta.h"
 
 #include <malloc.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-enum { SMALL = TY_SMALL, CLASSES = TY_CLASSES, HUGE = 2 << 20, PAGE = 4096, WHOLE_PAGES = 32 << 10, REPORTED = 8 };
+enum { SMALL = TY_SMALL, CLASSES = TY_CLASSES };
 
-typedef struct use { /* by a stream */
-  struct use *next;
-  int device, stream;
-} use;
+typedef ty_use use;
+typedef ty_cached cached; /* a free block; on the CPU it lies in the block itself */
 
-struct ty_live { /* a large live storage, for the out-of-memory report */
-  struct ty_live *next, *prev;
-  size_t nbytes;
-  int dtype, ndim;
-  int64_t size[TY_MAX_DIMS];
-  int stream;
-  use *uses;
-};
-
-typedef struct cached { /* a free block; on the CPU it lies in the block itself */
-  struct cached *next;
+typedef struct larger { /* a block of scratch memory that is larger than what was asked for */
+  struct larger *next;
   void *block;
-} cached;
+  size_t capacity;
+} larger;
 
 typedef struct waiting { /* a freed block that streams may still use */
   struct waiting *next;
@@ -59,21 +48,26 @@ typedef struct ty_pool {
   struct ty_pool *parent; /* where one user's pool gets its blocks */
   pthread_mutex_t lock;
   cached *first[CLASSES], **lists[TY_MAX_STREAMS]; /* of each stream, NULL until it has any; of stream 0 `first` */
+  ty_cache cache;
   waiting *waiting;
+  larger *larger;
   ty_live live_list; /* sentinel of a ring */
   int64_t live, cached, peak, budget;
+  int64_t beyond;    /* bytes of blocks that are in use beyond what was asked for, which are live */
+  int64_t most_live; /* since the cache was empty */
   uint64_t allocations;
   bool exact; /* blocks are as large as asked for, and never kept */
 } pool;
 
 static _Thread_local pool *in_use; /* for scratch memory of its GPU */
 
-#define POOL(p, number)                                                                         \
-  {                                                                                             \
-    .device = number, .lock = PTHREAD_MUTEX_INITIALIZER, .lists = { (p).first }, .live_list = { \
-      .next = &(p).live_list,                                                                   \
-      .prev = &(p).live_list                                                                    \
-    }                                                                                           \
+#define POOL(p, number)                                                                     \
+  {                                                                                         \
+    .device = number, .lock = PTHREAD_MUTEX_INITIALIZER, .lists = { (p).first },            \
+    .cache = { { .older = &(p).cache.newest, .newer = &(p).cache.newest } }, .live_list = { \
+      .next = &(p).live_list,                                                               \
+      .prev = &(p).live_list                                                                \
+    }                                                                                       \
   }
 static pool cpu = POOL(cpu, TY_CPU);
 static pool gpus[TY_MAX_GPUS], pinned = POOL(pinned, TY_PINNED), paged = POOL(paged, TY_PAGED);
@@ -108,14 +102,7 @@ static int64_t default_budget(const pool *p) {
   if (p->device == TY_PINNED) return default_budget(&cpu) / 2;
   if (p->device == TY_PAGED) return default_budget(&cpu); /* where all of it may have to go */
   if (p->device != TY_CPU) return ty_device_memory(p->device) / 20 * 19;
-  int64_t bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-  FILE *f = fopen("/sys/fs/cgroup/memory.max", "r");
-  long long limit;
-  if (f) {
-    if (fscanf(f, "%lld", &limit) == 1 && limit < bytes) bytes = limit;
-    fclose(f);
-  }
-  return bytes / 10 * 9;
+  return ty_system_memory() / 10 * 9;
 }
 
 static int64_t budget_of(pool *p) {
@@ -136,25 +123,18 @@ void ty_memory_thread_exit(void) {
   pthread_mutex_lock(&cpu.lock);
   flush_pending(&cpu);
   pthread_mutex_unlock(&cpu.lock);
+  ty_meta_empty_cache();
 }
 
 static void count_live(pool *p, int64_t bytes) {
   p->live += bytes;
   if (p->live > p->peak) p->peak = p->live;
+  if (p->live > p->most_live) p->most_live = p->live;
   if (p->device >= TY_CUDA && !p->parent) __atomic_fetch_add(&gpu_live, bytes, __ATOMIC_RELAXED);
 }
 
 static void *scratch_of(pool *p, size_t bytes);
 static void free_scratch(pool *p, void *block, size_t bytes, int stream);
-
-void *ty_system_alloc(size_t bytes) {
-  if (bytes < WHOLE_PAGES) return aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (bytes < 2 * HUGE) return aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE); /* disks take it as it is */
-  /* Huge pages: page faults on fresh activations cost more than many kernels. */
-  void *block = aligned_alloc(HUGE, (bytes + HUGE - 1) / HUGE * HUGE);
-  if (block) madvise(block, bytes, MADV_HUGEPAGE);
-  return block;
-}
 
 static void *take_from_system(const pool *p, size_t bytes) {
   if (p->parent) return scratch_of(p->parent, bytes);
@@ -165,7 +145,7 @@ static void *take_from_system(const pool *p, size_t bytes) {
 
 static void give_to_system(const pool *p, void *block, size_t capacity, int stream) {
   if (p->parent) free_scratch(p->parent, block, capacity, stream);
-  else if (p->device == TY_CPU) free(block);
+  else if (p->device == TY_CPU) ty_system_free(block, capacity);
   else if (p->device == TY_PINNED) ty_device_host_free(block);
   else if (p->device == TY_PAGED) ty_device_paged_free(block);
   else ty_device_free(p->device, block);
@@ -177,13 +157,18 @@ static cached *new_node(const pool *p, void *block) {
   return node;
 }
 
-/* The first block of a list that has one. */
-static void *pop(const pool *p, cached **list) {
-  cached *node = *list;
+/* A block leaves the cache. */
+static void *take_cached(pool *p, cached *node) {
   void *block = node->block;
-  *list = node->next;
+  p->cached -= (int64_t)ty_class_bytes(node->class);
+  ty_cached_remove(node);
   if (p->device != TY_CPU) free(node);
   return block;
+}
+
+static void drop_cached(pool *p, cached *node) {
+  int class = node->class, stream = node->stream;
+  give_to_system(p, take_cached(p, node), ty_class_bytes(class), stream);
 }
 
 /* Into the list of its stream; false when it is not kept. */
@@ -194,8 +179,9 @@ static bool keep_locked(pool *p, void *block, size_t capacity, int stream) {
   if (!p->lists[stream] && !(p->lists[stream] = calloc(CLASSES, sizeof **p->lists))) return false;
   cached *node = new_node(p, block);
   if (!node) return false;
-  node->next = p->lists[stream][class];
-  p->lists[stream][class] = node;
+  node->class = class;
+  node->stream = stream;
+  ty_cached_add(&p->cache, &p->lists[stream][class], node);
   return true;
 }
 
@@ -227,10 +213,17 @@ static int64_t spare(const pool *p) { return p->cached + (p == &cpu ? ty_kept_by
 static void empty_cache_locked(pool *p) {
   if (p == &cpu) ty_kept_drop_all();
   collect_locked(p, true);
-  for (int s = 0; s < TY_MAX_STREAMS; s++)
-    for (int c = 0; c < CLASSES && p->lists[s]; c++)
-      while (p->lists[s][c]) give_to_system(p, pop(p, &p->lists[s][c]), ty_class_bytes(c), s);
+  for (cached *node; (node = ty_cached_oldest(&p->cache));) drop_cached(p, node);
   p->cached = 0;
+  p->most_live = p->live;
+  ty_cache_begin(&p->cache);
+}
+
+/* Before a new block; on a GPU, where giving back waits for all that it has been given to do, the budget alone counts. */
+static void make_room_locked(pool *p, int class, int64_t bytes) {
+  if (p != &cpu) return;
+  int64_t live = p->live + bytes, most = ty_cache_most(&p->cache, class, live > p->most_live ? live : p->most_live);
+  for (cached *node; live + p->beyond + p->cached > most && (node = ty_cached_gone(&p->cache));) drop_cached(p, node);
 }
 
 /* The class of a block, and how large it becomes. */
@@ -240,46 +233,60 @@ static int class_of(const pool *p, size_t bytes, size_t *rounded) {
   return class;
 }
 
-/* A block of the class (or up to three classes more, if one lies cached); NULL when the budget forbids it. */
+/* The smallest cached block of the class or of a few more, or NULL. */
+static void *take_ready(pool *p, int class, size_t *capacity, int stream) {
+  cached **lists = p->lists[stream];
+  int last = class + (p == &cpu ? TY_LARGER : TY_LARGER_ON_GPU);
+  for (int c = class; lists && c <= last && c < CLASSES; c++) {
+    if (!lists[c]) continue;
+    *capacity = ty_class_bytes(c);
+    return take_cached(p, lists[c]);
+  }
+  return NULL;
+}
+
+/* A block of the class, whose size is `bytes`; NULL when the budget forbids it. */
 static void *take(pool *p, int class, size_t bytes, size_t *capacity, int stream) {
   pthread_mutex_lock(&p->lock);
   flush_pending(p);
   if (p->waiting) collect_locked(p, false);
-  void *block = NULL;
-  cached **lists = p->lists[stream];
-  for (int c = class; lists && c <= class + TY_LARGER && c < CLASSES && !block; c++) {
-    if (!lists[c]) continue;
-    block = pop(p, &lists[c]);
-    *capacity = ty_class_bytes(c);
-    p->cached -= (int64_t)*capacity;
-  }
+  void *block = take_ready(p, class, capacity, stream);
   if (!block) {
     *capacity = bytes;
-    if (p->live + spare(p) + (int64_t)bytes > budget_of(p)) empty_cache_locked(p);
-    if (p->live + (int64_t)bytes <= p->budget) block = take_from_system(p, bytes);
+    int64_t wanted = p->live + p->beyond + (int64_t)bytes;
+    if (wanted + spare(p) > budget_of(p)) empty_cache_locked(p);
+    make_room_locked(p, class, (int64_t)bytes);
+    if (wanted <= p->budget) block = take_from_system(p, bytes);
     if (!block && spare(p)) { /* somebody else has the device's memory */
       empty_cache_locked(p);
       block = take_from_system(p, bytes);
     }
   }
   if (block) {
-    count_live(p, (int64_t)*capacity);
+    count_live(p, (int64_t)bytes);
+    p->beyond += (int64_t)(*capacity - bytes);
     p->allocations++;
   }
   pthread_mutex_unlock(&p->lock);
   return block;
 }
 
-static void give_back(pool *p, void *block, size_t capacity, int stream) {
+/* A block of `capacity`, of which so many bytes were live, is so no longer. */
+static void count_dead(pool *p, size_t capacity, size_t bytes) {
+  count_live(p, -(int64_t)bytes);
+  p->beyond -= (int64_t)(capacity - bytes);
+}
+
+static void give_back(pool *p, void *block, size_t capacity, size_t bytes, int stream) {
   pthread_mutex_lock(&p->lock);
-  count_live(p, -(int64_t)capacity);
+  count_dead(p, capacity, bytes);
   if (keep_locked(p, block, capacity, stream)) p->cached += (int64_t)capacity;
   else give_to_system(p, block, capacity, stream);
   pthread_mutex_unlock(&p->lock);
 }
 
 /* Gives a block back when the streams that use it have done what they have been given until now. */
-static void give_back_later(pool *p, void *block, size_t capacity, int stream, const use *uses) {
+static void give_back_later(pool *p, void *block, size_t capacity, size_t bytes, int stream, const use *uses) {
   int n = 0;
   for (const use *u = uses; u; u = u->next) n++;
   waiting *w = malloc(sizeof *w + sizeof w->use[0] * (size_t)n);
@@ -295,50 +302,23 @@ static void give_back_later(pool *p, void *block, size_t capacity, int stream, c
     }
   }
   if (!w) {
-    give_back(p, block, capacity, stream);
+    give_back(p, block, capacity, bytes, stream);
     return;
   }
   pthread_mutex_lock(&p->lock);
-  count_live(p, -(int64_t)capacity);
+  count_dead(p, capacity, bytes);
   p->cached += (int64_t)capacity;
   w->next = p->waiting;
   p->waiting = w;
   pthread_mutex_unlock(&p->lock);
 }
 
-static const char *bytes_text(char *buffer, size_t n, double bytes) {
-  const char *units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
-  int u = 0;
-  while (bytes >= 1024 && u < 6) bytes /= 1024, u++;
-  snprintf(buffer, n, u ? "%.1f %s" : "%.0f %s", bytes, units[u]);
-  return buffer;
-}
-
 static bool fail_out_of_memory(pool *p, size_t bytes, ty_dtype dtype, int ndim, const int64_t *size) {
-  char text[1500], a[32], b[32], c[32], d[32];
-  const ty_live *largest[REPORTED] = { NULL };
   pthread_mutex_lock(&p->lock);
-  int count = 0;
-  for (const ty_live *l = p->live_list.next; l != &p->live_list; l = l->next, count++) {
-    for (int i = 0; i < REPORTED; i++) {
-      if (!largest[i] || l->nbytes > largest[i]->nbytes) {
-        memmove(largest + i + 1, largest + i, sizeof *largest * (size_t)(REPORTED - 1 - i));
-        largest[i] = l;
-        break;
-      }
-    }
-  }
-  int n = snprintf(text, sizeof text, "out of memory on %s: wanted %s for %s %s; live %s, cached %s, budget %s",
-                   ty_device_name(p->device), bytes_text(a, sizeof a, (double)bytes), ty_shape_text(ndim, size),
-                   ty_dtype_name[dtype], bytes_text(b, sizeof b, (double)p->live),
-                   bytes_text(c, sizeof c, (double)p->cached), bytes_text(d, sizeof d, (double)budget_of(p)));
-  if (count) n += snprintf(text + n, sizeof text - (size_t)n, "\nlargest of %d live tensors:", count);
-  for (int i = 0; i < REPORTED && largest[i]; i++)
-    n += snprintf(text + n, sizeof text - (size_t)n, "\n  %10s  %s %s",
-                  bytes_text(a, sizeof a, (double)largest[i]->nbytes),
-                  ty_shape_text(largest[i]->ndim, largest[i]->size), ty_dtype_name[largest[i]->dtype]);
+  const ty_shortage s = { p->device, bytes, dtype, ndim, size, p->live, p->cached, budget_of(p) };
+  bool failed = ty_fail_out_of_memory(&s, &p->live_list);
   pthread_mutex_unlock(&p->lock);
-  return ty_fail(TY_ENOMEM, "%s", text);
+  return failed;
 }
 
 /* The same, after asking for memory back when there is none. */
@@ -441,8 +421,10 @@ void ty_storage_free(ty_storage *s) {
     l->next->prev = l->prev;
     l->prev->next = l->next;
     pthread_mutex_unlock(&p->lock);
-    if (l->uses) give_back_later(p, s->bytes, s->capacity, l->stream, l->uses);
-    else give_back(p, s->bytes, s->capacity, l->stream);
+    size_t bytes;
+    class_of(p, s->nbytes, &bytes);
+    if (l->uses) give_back_later(p, s->bytes, s->capacity, bytes, l->stream, l->uses);
+    else give_back(p, s->bytes, s->capacity, bytes, l->stream);
     for (use *u = l->uses, *next; u; u = next) {
       next = u->next;
       ty_small_free(u, sizeof *u);
@@ -478,7 +460,34 @@ bool ty_storage_used(ty_storage *s, int device, int stream) {
   return known || u;
 }
 
-/* A block that is given back by its asked-for size. */
+/* Scratch memory is given back by its asked-for size; so the pool notes which blocks are larger. Without memory for the
+ * note, a block is as small as that from then on. */
+static void note_larger(pool *p, void *block, size_t capacity, size_t bytes) {
+  larger *l = malloc(sizeof *l);
+  pthread_mutex_lock(&p->lock);
+  if (l) {
+    *l = (larger){ p->larger, block, capacity };
+    p->larger = l;
+  } else {
+    p->beyond -= (int64_t)(capacity - bytes);
+  }
+  pthread_mutex_unlock(&p->lock);
+}
+
+static size_t capacity_of_scratch(pool *p, const void *block, size_t bytes) {
+  pthread_mutex_lock(&p->lock);
+  larger **at = &p->larger;
+  while (*at && (*at)->block != block) at = &(*at)->next;
+  larger *l = *at;
+  if (l) {
+    bytes = l->capacity;
+    *at = l->next;
+  }
+  pthread_mutex_unlock(&p->lock);
+  free(l);
+  return bytes;
+}
+
 static void *scratch_of(pool *p, size_t bytes) {
   size_t rounded, capacity;
   int class = class_of(p, bytes, &rounded), stream = ty_stream_current(p->device);
@@ -488,11 +497,7 @@ static void *scratch_of(pool *p, size_t bytes) {
     fail_out_of_memory(p, bytes, TY_U8, 1, size);
     return NULL;
   }
-  if (capacity != rounded) { /* take() may hand out a larger cached block, which then counts as what was asked for */
-    pthread_mutex_lock(&p->lock);
-    count_live(p, (int64_t)rounded - (int64_t)capacity);
-    pthread_mutex_unlock(&p->lock);
-  }
+  if (capacity != rounded) note_larger(p, block, capacity, rounded);
   return block;
 }
 
@@ -500,7 +505,7 @@ static void free_scratch(pool *p, void *block, size_t bytes, int stream) {
   if (!block) return;
   size_t rounded;
   class_of(p, bytes, &rounded);
-  give_back(p, block, rounded, stream);
+  give_back(p, block, capacity_of_scratch(p, block, rounded), rounded, stream);
 }
 
 void *ty_scratch_alloc(size_t bytes) { return scratch_of(&cpu, bytes); }

@@ -1,6 +1,7 @@
 /* The allocator: counters, the budget, and asking the host program for memory back. */
 #include <string.h>
 
+#include "../../kernels/base.h"
 #include "check.h"
 
 enum { MIB = 1 << 20 };
@@ -37,6 +38,88 @@ void test_memory_counters(void) {
     ty_release(x);
   }
   CHECK_INT(live_bytes(), before.live);
+}
+
+/* Tensors of so many bytes each, all at once; then none of them. `blocks` gets where they were. */
+static void take_and_give(const int64_t *bytes, int n, void **blocks) {
+  ty_tensor *held[16];
+  for (int i = 0; i < n; i++) {
+    held[i] = ty_tensor_new(TY_CPU, TY_U8, 1, bytes + i);
+    CHECK(held[i] != NULL);
+    blocks[i] = held[i]->v.data;
+  }
+  for (int i = 0; i < n; i++) ty_release(held[i]);
+}
+
+void test_memory_cache_is_bounded(void) {
+  ty_memory_empty_cache(TY_CPU);
+  int64_t before = live_bytes(), largest = 0;
+  void *blocks[16], *again[16];
+  for (int64_t i = 0; i < 300; i++) { /* each at least a class above the last one, or far below all before */
+    int64_t n = i % 3 == 2 ? (int64_t)((300 - i) * 4000 + 5000) : (int64_t)((1 + i % 40) * (3 + i % 7) * MIB / 8);
+    if (n > largest) largest = n;
+    take_and_give(&n, 1, blocks);
+    CHECK(ty_memory_stats_of(TY_CPU).cached <= largest / 8 * 9 + 64 * MIB);
+  }
+  CHECK_INT(live_bytes(), before);
+
+  /* What recurs is there again, however many sizes it has: none of the blocks is a new one. */
+  int64_t bytes[16];
+  for (int i = 0; i < 16; i++) bytes[i] = (int64_t)(i + 9) * (MIB + 100);
+  take_and_give(bytes, 16, blocks);
+  int64_t cached = ty_memory_stats_of(TY_CPU).cached, most = 0;
+  for (int i = 0; i < 16; i++) most += bytes[i] / 8 * 9;
+  CHECK(cached <= most / 16 * 17 + 64 * MIB);
+  for (int round = 0; round < 3; round++) {
+    take_and_give(bytes, 16, again);
+    CHECK(memcmp(blocks, again, sizeof blocks) == 0);
+    CHECK_INT(ty_memory_stats_of(TY_CPU).cached, cached);
+  }
+  ty_memory_empty_cache(TY_CPU);
+}
+
+/* Sizes that come one after the other, again and again, are all held in the end, though together they are more than
+ * what is live at once. */
+void test_memory_cache_learns(void) {
+  enum { SIZES = 5 };
+  ty_memory_empty_cache(TY_CPU);
+  void *block;
+  int64_t all = 0, held = 0;
+  for (int round = 0; round < 8; round++) {
+    all = 0;
+    for (int i = 0; i < SIZES; i++) {
+      int64_t bytes = (int64_t)(6 * MIB) << i; /* none is large enough for the next, nor may stand for the one before */
+      bytes += i * bytes / 8;
+      take_and_give(&bytes, 1, &block);
+      all += bytes;
+    }
+    if (round == 0) held = ty_memory_stats_of(TY_CPU).cached;
+  }
+  CHECK(held < all);
+  CHECK_INT(ty_memory_stats_of(TY_CPU).cached, all);
+  ty_memory_empty_cache(TY_CPU);
+}
+
+/* A smaller tensor may get a larger block, and then counts as what it is; scratch memory as well. */
+void test_memory_larger_blocks(void) {
+  ty_memory_empty_cache(TY_CPU);
+  int64_t before = live_bytes(), large = 16 * MIB, small = 9 * MIB;
+  void *first, *second;
+  take_and_give(&large, 1, &first);
+  ty_memory_reset_peak(TY_CPU);
+  take_and_give(&small, 1, &second);
+  CHECK(first == second);
+  CHECK_INT(ty_memory_stats_of(TY_CPU).peak, before + small);
+  CHECK_INT(ty_memory_stats_of(TY_CPU).cached, large);
+  void *scratch = ty_scratch_alloc((size_t)small);
+  CHECK(scratch == first && live_bytes() == before + small);
+  ty_scratch_free(scratch, (size_t)small);
+  CHECK_INT(live_bytes(), before);
+  CHECK_INT(ty_memory_stats_of(TY_CPU).cached, large);
+  take_and_give(&large, 1, &second);
+  CHECK(first == second);
+  ty_memory_empty_cache(TY_CPU);
+  CHECK_INT(ty_memory_stats_of(TY_CPU).cached, 0);
 }
 
 void test_memory_budget(void) {

@@ -37,20 +37,40 @@ check.test("sizes by class, blocks again, what is freed", function()
   check.equal(seen.live, 0)
 end)
 
-check.test("a block that is larger by up to three classes is given out again", function()
-  local function peak(second)
-    return ty.profile.foresee(function(device)
+check.test("the cache, block by block", function()
+  local function fn(device)
+    local held = {}
+    for round = 1, 400 do -- more than 64 MiB of many sizes, so that the oldest blocks are given back
+      held[#held + 1] = ty.empty({ 5000 + round * 7919 * 1237 % (9 << 20) }, { dtype = "u8", device = device })
+      if #held > 5 then table.remove(held, 1 + round * 31 % #held):free() end
+    end
+    for _, t in ipairs(held) do t:free() end
+    return ty.memory.stats(device).cached
+  end
+  local _, cached = ty.profile.foresee(fn)
+  collectgarbage()
+  collectgarbage()
+  ty.memory.empty_cache()
+  local real = fn "cpu"
+  check.ok(math.abs(cached - real) <= 1 << 20, ("%d and %d"):format(cached, real))
+  check.ok(cached > 64 << 20 and cached < 160 << 20, ("%d"):format(cached))
+end)
+
+check.test("a larger block is given out again, and counts as what was asked for", function()
+  local function after(second)
+    return select(2, ty.profile.foresee(function(device)
       ty.empty({ 1 << 20 }, { dtype = "u8", device = device }):free()
-      ty.empty({ second }, { dtype = "u8", device = device }):free()
       ty.memory.reset_peak "meta" -- what lives now is nothing
       local x = ty.empty({ second }, { dtype = "u8", device = device })
+      local stats = ty.memory.stats "meta"
       x:free()
-    end).peak
+      return { stats.cached, stats.peak }
+    end))
   end
-  check.equal(peak(1 << 20), 1 << 20)
-  check.equal(peak((1 << 20) - (1 << 16)), 1 << 20) -- one class below
-  check.equal(peak((1 << 20) - 3 * (1 << 16)), 1 << 20)
-  check.equal(peak((1 << 20) - 4 * (1 << 16)), (1 << 20) - 4 * (1 << 16)) -- four below: a block of its own
+  check.equal(after(1 << 20), { 0, 1 << 20 })
+  check.equal(after((1 << 20) - 3 * (1 << 16)), { 0, (1 << 20) - 3 * (1 << 16) })
+  check.equal(after(1 << 19), { 0, 1 << 19 }) -- twice as large
+  check.equal(after((1 << 19) - (1 << 15)), { 1 << 20, (1 << 19) - (1 << 15) }) -- more: a block of its own
 end)
 
 check.test("a step of training", function()
