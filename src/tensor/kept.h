@@ -9,7 +9,7 @@ void ty_kept_drop(ty_storage *s); /* the forms of one storage: it is about to be
 void ty_kept_drop_all(void);
 int64_t ty_kept_bytes(void); /* of all forms; cheap */
 
-/* Most bytes of all forms together; -1: the default, a 32nd of the memory's budget. */
+/* Most bytes of all forms together; -1: the default, a share of what is live. */
 void ty_kept_set_budget(int64_t bytes);
 
 #endif

@@ -48,6 +48,19 @@ test("linear layers", function()
   end
 end)
 
+test("by default they are a small part of what is live", function()
+  ty.memory.empty_cache()
+  local x, weights = ty.randn(64, 4096), {}
+  for i = 1, 5 do weights[i] = ty.empty { 4096, 4096 }:fill_(1 / 4096) end -- 64 MiB each
+  for _ = 1, 2 do
+    for _, w in ipairs(weights) do ty.no_grad(ty.scope, function() ty.linear(x, w) end) end
+  end
+  local most = math.min(256 << 20, ty.memory.stats().budget // 32)
+  equal(kept() > 0 and kept() <= most, true, ("%d of %d"):format(kept(), most))
+  for _, w in ipairs(weights) do w:free() end
+  equal(kept(), 0)
+end)
+
 test("products, and not in a backward pass", function()
   local x, w = ty.randn(70, 300), ty.randn(300, 90)
   uses(function() return ty.matmul(x, w) end, "a matrix")
