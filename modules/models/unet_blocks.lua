@@ -96,10 +96,7 @@ local Gated = nn.module "GEGLU" -- Shazeer 2020, "GLU Variants Improve Transform
 
 function Gated:init(width, inner) self.proj = nn.Linear(width, 2 * inner) end
 
-function Gated:forward(x)
-  local value, gate = self.proj(x):chunk(2, -1)
-  return value * gate:gelu()
-end
+function Gated:forward(x) return ty.glu(self.proj(x), nil, "gelu") end
 
 local FeedForward = nn.module "FeedForward"
 
