@@ -3,6 +3,10 @@
 
 #include "cpu.h"
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 ty_kernel TY_KERNEL(grid_sample);
 ty_kernel TY_KERNEL(grid_sample_backward_input);
 ty_kernel TY_KERNEL(grid_sample_backward_grid);
@@ -19,6 +23,50 @@ typedef struct sampling {
   int dims, taps, all; /* neighbours along one dimension, and of a position */
   const ty_p_grid_sample *p;
 } sampling;
+
+#ifdef __AVX512F__
+/* 16 positions of all channels: where their neighbours are, and what they weigh, stays in registers, and what is not
+ * there is not read. `lanes`: the positions that there are. */
+static inline __attribute__((always_inline)) void gather_lanes(const sampling *s, const float *x, const int32_t *at,
+                                                               const int32_t *there, const float *weight, const int all,
+                                                               __mmask16 lanes, float *y) {
+  __m512i place[NEIGHBOURS];
+  __m512 w[NEIGHBOURS];
+  __mmask16 mask[NEIGHBOURS];
+  for (int k = 0; k < all; k++) {
+    const __m512i t = _mm512_maskz_loadu_epi32(lanes, there + k * BLOCK);
+    place[k] = _mm512_maskz_loadu_epi32(lanes, at + k * BLOCK);
+    w[k] = _mm512_maskz_loadu_ps(lanes, weight + k * BLOCK);
+    mask[k] = _mm512_test_epi32_mask(t, t);
+  }
+  for (int64_t c = 0; c < s->channels; c++, x += s->pixels, y += s->places) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int k = 0; k < all; k++)
+      sum = _mm512_fmadd_ps(w[k], _mm512_mask_i32gather_ps(_mm512_setzero_ps(), mask[k], place[k], x, 4), sum);
+    _mm512_mask_storeu_ps(y, lanes, sum);
+  }
+}
+
+static bool gathered_f32(const sampling *s, const float *x, int64_t count, const int32_t *at, const int32_t *there,
+                         const float *weight, float *y) {
+  for (int64_t b = 0; b < count; b += 16) {
+    const __mmask16 lanes = (__mmask16)(count - b < 16 ? (1u << (count - b)) - 1 : 0xffff);
+    if (s->all == 4) gather_lanes(s, x, at + b, there + b, weight + b, 4, lanes, y + b);
+    else gather_lanes(s, x, at + b, there + b, weight + b, s->all, lanes, y + b);
+  }
+  return true;
+}
+#else
+static bool gathered_f32(const sampling *s, const float *x, int64_t count, const int32_t *at, const int32_t *there,
+                         const float *weight, float *y) {
+  return false;
+}
+#endif
+
+static bool gathered_f64(const sampling *s, const double *x, int64_t count, const int32_t *at, const int32_t *there,
+                         const double *weight, double *y) {
+  return false;
+}
 
 #define REAL float
 #define FLOOR floorf

@@ -154,6 +154,9 @@ static void NAME(sample_blocks)(void *context, int64_t begin, int64_t end) {
     const int64_t i = unit / blocks, at = (unit - i * blocks) * BLOCK;
     const int64_t count = s->places - at < BLOCK ? s->places - at : BLOCK;
     NAME(find)(s, i, at, count, &found, NULL);
+    if (NAME(gathered)(s, (const REAL *)s->x + i * s->channels * s->pixels, count, found.at[0], found.there[0],
+                       found.weight[0], (REAL *)s->to + i * s->channels * s->places + at))
+      continue;
     for (int64_t c = 0; c < s->channels; c++) {
       const REAL *restrict x = (const REAL *)s->x + (i * s->channels + c) * s->pixels;
       REAL *restrict y = (REAL *)s->to + (i * s->channels + c) * s->places + at;
