@@ -7,7 +7,11 @@
 #include "../lapack.h"
 #include "cpu.h"
 
-enum { NOT_FINITE = -1 };
+enum {
+  NOT_FINITE = -1,
+  TY_FEW_UNKNOWNS = 24, /* up to which triangles are not solved by halves, */
+  TY_MANY_SIDES = 16    /* nor with fewer right-hand sides */
+};
 
 typedef struct job {
   const ty_kernel_args *k;

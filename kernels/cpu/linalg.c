@@ -5,18 +5,22 @@
 #include <string.h>
 
 #include "factorization.h"
+#include "gemm.h"
 
 #define REAL float
 #define FN(name) name##_f32
 #define CALL(name) j->lapack->s##name
+#define GEMM TY_KERNEL(gemm_f32)
 #include "linalg_real.h"
 #undef REAL
 #undef FN
 #undef CALL
+#undef GEMM
 
 #define REAL double
 #define FN(name) name##_f64
 #define CALL(name) j->lapack->d##name
+#define GEMM TY_KERNEL(gemm_f64)
 #include "linalg_real.h"
 
 bool TY_KERNEL(cholesky_factor)(const ty_kernel_args *k) {

@@ -3,20 +3,24 @@
 #include <string.h>
 
 #include "factorization.h"
+#include "gemm.h"
 
-enum { SMALL = 24 }; /* rows and columns up to which loops are faster than a call of LAPACK's */
+enum { SMALL = TY_FEW_UNKNOWNS }; /* rows and columns up to which loops are faster than a call of LAPACK's */
 
 #define REAL float
 #define FN(name) name##_f32
 #define CALL(name) j->lapack->s##name
+#define GEMM TY_KERNEL(gemm_f32)
 #include "lu_real.h"
 #undef REAL
 #undef FN
 #undef CALL
+#undef GEMM
 
 #define REAL double
 #define FN(name) name##_f64
 #define CALL(name) j->lapack->d##name
+#define GEMM TY_KERNEL(gemm_f64)
 #include "lu_real.h"
 
 /* out: the factors, and the row of x that each of their rows is. */

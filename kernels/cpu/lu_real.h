@@ -1,5 +1,6 @@
 /* LU of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function of it. */
 
+#include "triangle_real.h"
 #include "turn_real.h"
 
 /* Of a [m, n] in place, by rows; pivots count from 1, as LAPACK's. The number of the first pivot that is zero, or 0. */
@@ -78,9 +79,14 @@ static void FN(lu_factor)(void *context, int64_t begin, int64_t end) {
   ty_scratch_free(room, bytes);
 }
 
-/* x [n, m] = (l u)^-1 x, by rows. */
-static void FN(substitute)(const job *j, REAL *lu, REAL *restrict x, int n, int m) {
+/* x [n, m] = (l u)^-1 x, by rows; room [n * n] is for whatever is needed. */
+static void FN(substitute)(job *j, REAL *lu, REAL *restrict x, int n, int m, REAL *room) {
   REAL one = 1;
+  if (n > SMALL && m >= TY_MANY_SIDES) {
+    const FN(triangle) l = { .step = n, .unit = true, .room = room }, u = { .step = n, .upper = true, .room = room };
+    if (!FN(solve_halves)(&l, lu, x, n, m) || !FN(solve_halves)(&u, lu, x, n, m)) j->out_of_memory = true;
+    return;
+  }
   if (n > SMALL || m > 4 * SMALL) {
     CALL(trsm)("R", "U", "N", "U", &m, &n, &one, lu, &n, x, &m, 1, 1, 1, 1);
     CALL(trsm)("R", "L", "N", "N", &m, &n, &one, lu, &n, x, &m, 1, 1, 1, 1);
@@ -120,7 +126,7 @@ static void FN(lu_system)(void *context, int64_t begin, int64_t end) {
     FN(rows_of)(pivots, n, n, rows);
     if (m == 0) continue;
     for (int r = 0; r < n; r++) memcpy(x + (int64_t)r * m, b + rows[r] * m, sizeof *x * (size_t)m);
-    FN(substitute)(j, lu, x, n, m);
+    FN(substitute)(j, lu, x, n, m, room);
   }
   ty_scratch_free(room, bytes);
 }

@@ -152,6 +152,8 @@ return function(row, T)
       { T { 2, 3, 3, values = well(3, 3, 2) }, T { 2, 3, 2 } }, { T { 2, 3, 3, values = well(3, 3, 2) }, T { 3, 1 } }, { T { 3, 3, values = well(3, 3) }, T { 2, 3, 2 } },
       { T { 2, 3, 3, values = well(3, 3, 2) }, T { 3 } }, { T { 0, 0 }, T { 0, 2 } }, { T { 3, 3, values = well(3, 3) }, T { 3, 0 } },
       { T { 40, 40, values = well(40, 40) }, T { 40, 3 }, grad = false },
+      { T { 59, 59, values = well(59, 59) }, T { 59, 70 }, grad = false }, -- by halves
+      { T { 2, 33, 33, values = well(33, 33, 2) }, T { 33, 17 }, grad = false },
       { T { 3, 3, values = { 0, 1, 0, 0, 0, 1, 1, 0, 0 } }, T { 3, 2 } },
     },
     ref = system(),
@@ -297,6 +299,9 @@ return function(row, T)
   local triangular_cases = {
     { T { 3, 3, values = well(3, 3) }, T { 3, 2 } }, { T { 3, 3, values = well(3, 3) }, T { 3, 2 }, true },
     { T { 2, 3, 3, values = well(3, 3, 2) }, T { 3, 2 } }, { T { 0, 0 }, T { 0, 2 } }, { T { 40, 40, values = well(40, 40) }, T { 40, 3 }, grad = false },
+    { T { 59, 59, values = well(59, 59) }, T { 59, 70 }, grad = false }, -- by halves
+    { T { 59, 59, values = well(59, 59) }, T { 59, 70 }, true, grad = false },
+    { T { 2, 33, 33, values = well(33, 33, 2) }, T { 2, 33, 17 }, true, grad = false },
   }
   local outer = table.move(triangular_cases, 1, #triangular_cases, 1, {})
   for _, case in ipairs {
@@ -314,6 +319,7 @@ return function(row, T)
   })
   for _, case in ipairs {
     { T { 3, 3, values = well(3, 3) }, T { 3, 2 }, true, true }, { T { 3, 3, values = well(3, 3) }, T { 3, 2 }, false, true },
+    { T { 59, 59, values = well(59, 59) }, T { 59, 70 }, false, true, grad = false },
   } do triangular_cases[#triangular_cases + 1] = case end
   row("triangular_solve", {
     cases = triangular_cases,
@@ -322,7 +328,8 @@ return function(row, T)
   })
 
   row("inverse", {
-    cases = { { T { 3, 3, values = well(3, 3) } }, { T { 2, 2, 2, values = well(2, 2, 2) } }, { T { 0, 0 } } },
+    cases = { { T { 3, 3, values = well(3, 3) } }, { T { 2, 2, 2, values = well(2, 2, 2) } }, { T { 0, 0 } },
+      { T { 50, 50, values = well(50, 50) }, grad = false } },
     ref = function(x)
       local n = x.shape[#x.shape]
       return system()(x, from({ n, n }, function(index) return index[1] == index[2] and 1 or 0 end))
