@@ -13,6 +13,9 @@ ty_kernel TY_KERNEL(avg_pool2d);
 ty_kernel TY_KERNEL(avg_pool2d_backward);
 ty_kernel TY_KERNEL(max_pool2d_backward);
 
+/* Of a vector. Not 64: rows are seldom multiples of 16, and what pool_pairs.h stores is read soon after. */
+#define POOL_BYTES (TY_VECTOR_BYTES > 32 ? 32 : TY_VECTOR_BYTES)
+
 enum {
   BLOCK = 64,                /* windows of a row that are done together */
   FEW_ROOM = BLOCK + 16,     /* what their taps reach over, by the stride */

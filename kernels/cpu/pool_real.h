@@ -72,12 +72,12 @@ static void NAME(max_block)(const NAME(pool) * q, const REAL *restrict x, int64_
 }
 
 /* A vector, and what comparing two gives. */
-typedef REAL NAME(lanes) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
-typedef INTEGER NAME(marks) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+typedef REAL NAME(lanes) __attribute__((vector_size(POOL_BYTES), aligned(sizeof(REAL)), may_alias));
+typedef INTEGER NAME(marks) __attribute__((vector_size(POOL_BYTES), aligned(sizeof(REAL)), may_alias));
 
 /* x where marked, else y. By lanes: gcc asks of bytes whether they are negative before it blends them. */
 static inline NAME(marks) NAME(pick)(NAME(marks) marked, NAME(marks) x, NAME(marks) y) {
-#if TY_VECTOR_BYTES == 32 && defined(__AVX2__)
+#if defined(__AVX2__)
   if (sizeof(REAL) == 4) return (NAME(marks))_mm256_blendv_ps((__m256)y, (__m256)x, (__m256)marked);
   return (NAME(marks))_mm256_blendv_pd((__m256d)y, (__m256d)x, (__m256d)marked);
 #else
@@ -85,10 +85,18 @@ static inline NAME(marks) NAME(pick)(NAME(marks) marked, NAME(marks) x, NAME(mar
 #endif
 }
 
+/* Where x takes the place of the best so far: where it is larger, and the first NaN. */
+static inline NAME(marks) NAME(better)(NAME(lanes) x, NAME(lanes) best) {
+#if defined(__AVX2__)
+  if (sizeof(REAL) == 4) return (NAME(marks))pool_better((__m256)x, (__m256)best);
+#endif
+  return ~(x <= best) & (best == best);
+}
+
 /* The larger of each, with where it is; of equals the one that was there, and the first NaN. */
 static inline __attribute__((always_inline)) void NAME(larger)(NAME(lanes) * best, NAME(marks) * at, NAME(lanes) x,
                                                                NAME(marks) here) {
-  const NAME(marks) better = ~(x <= *best) & (*best == *best);
+  const NAME(marks) better = NAME(better)(x, *best);
   *best = (NAME(lanes))NAME(pick)(better, (NAME(marks))x, (NAME(marks)) * best);
   *at = NAME(pick)(better, here, *at);
 }
@@ -99,7 +107,7 @@ typedef struct NAME(maxima) {
   INTEGER where[BLOCK];
 } NAME(maxima);
 
-enum { NAME(LANES) = TY_VECTOR_BYTES / sizeof(REAL) };
+enum { NAME(LANES) = POOL_BYTES / sizeof(REAL) };
 #define LANES NAME(LANES)
 
 /* A part of a row that begins at `start`, possibly before it, and what lies beyond the edges: `outside`. Of stride 2
