@@ -46,6 +46,9 @@ bool TY_KERNEL(gemm_bf16)(const ty_gemm *g);
 /* gemm_f32 by the CPU's tiles of sums, where it has them, for products that are large enough. */
 bool TY_KERNEL(gemm_has_tiles)(void);
 bool TY_KERNEL(gemm_tiles)(const ty_gemm *g);
+/* The same of matmul_int8. */
+bool TY_KERNEL(gemm_int8_has_tiles)(const ty_gemm *g);
+bool TY_KERNEL(gemm_int8_tiles)(const ty_gemm *g);
 
 static inline bool ty_gemm_run(ty_dtype dtype, const ty_gemm *g) {
   return dtype == TY_F64 ? TY_KERNEL(gemm_f64)(g) : TY_KERNEL(gemm_f32)(g);

@@ -1,5 +1,5 @@
-/* Exact products of bytes, [m, k] of u8 or i8 times [k, n] of i8, with sums of i32: by the CPU's instruction for four
- * neighbours in k (AVX512_VNNI), or plainly. Sums wrap around. */
+/* Exact products of bytes, [m, k] of u8 or i8 times [k, n] of i8, with sums of i32: on the CPU's tiles
+ * (gemm_tiles_int8.c), by its instruction for four neighbours in k (AVX512_VNNI), or plainly. Sums wrap around. */
 #include "gemm.h"
 
 ty_kernel TY_KERNEL(matmul_int8);
@@ -94,6 +94,10 @@ bool TY_KERNEL(matmul_int8)(const ty_kernel_args *k) {
   int64_t count = out->count / (out->size[out->ndim - 2] * out->size[out->ndim - 1]);
   for (int64_t i = 0; i < count && !ty_interrupted; i++) {
     ty_gemm g = product(k, i);
+    if (TY_KERNEL(gemm_int8_has_tiles)(&g)) {
+      if (!TY_KERNEL(gemm_int8_tiles)(&g)) return ty_fail(TY_ENOMEM, "matmul_int8: out of memory");
+      continue;
+    }
 #if defined(__AVX512F__)
     if (g.k > 0 && __builtin_cpu_supports("avx512vnni")) {
       if (!NAME(tiled)(&g, true)) return ty_fail(TY_ENOMEM, "matmul_int8: out of memory");
