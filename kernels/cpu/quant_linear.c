@@ -2,10 +2,13 @@
  * Rows of x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is
  * that of the rounding, at most 1/254 of the largest |x| of each group; with weights of 4 bits, whose own rounding is
  * far coarser, scales are powers of two and it is at most 1/127. NF4, whose levels are no integers, Q2_K and Q3_K with
- * many rows of x, and gradients are multiplied in f32, decoded panel by panel. */
+ * many rows of x, and gradients are multiplied in f32, decoded panel by panel. Many rows are multiplied on the CPU's
+ * tiles where it has them (quant_tiles.c), with x rounded in the same way, but for Q2_K and Q3_K, of which both x and
+ * the weights have 16 bits there. */
 #include "dequantize.h"
 #include "gemm.h"
 #include "quant_codes.h"
+#include "quant_tiles.h"
 #include "sum_of_eight.h"
 #include "transpose.h"
 
@@ -156,6 +159,22 @@ static bool by_codes(product *p) {
   return p->failed ? ty_fail(TY_ENOMEM, "linear: out of memory") : true;
 }
 
+/* On the CPU's tiles, where it has them. False: not done so, but if *ok is false it has failed. */
+static bool by_tiles(const product *p, bool *ok) {
+  if (p->columns == 0 || !TY_KERNEL(quant_has_tiles)(p->dtype, p->rows, p->n)) return false;
+  ty_quant_product t = { .dtype = p->dtype,
+                         .w = p->w,
+                         .w_row = p->w_row,
+                         .rows = p->rows,
+                         .n = p->n,
+                         .k = p->columns,
+                         .x = p->plain,
+                         .bias = p->bias,
+                         .y = p->y };
+  *ok = TY_KERNEL(quant_tiles)(&t);
+  return !*ok || !t.far;
+}
+
 static bool low_bits(ty_dtype dtype) { return dtype == TY_Q2_K || dtype == TY_Q3_K; }
 
 #if defined(__AVX2__)
@@ -217,6 +236,8 @@ bool TY_KERNEL(linear_quantized)(const ty_kernel_args *k) {
                 .plain = x->data,
                 .bias = bias ? bias->data : NULL,
                 .y = out->data };
+  bool ok;
+  if (by_tiles(&p, &ok)) return ok;
   if (dtype != TY_NF4 && !low_bits(dtype) && columns > 0 && better_by_codes(dtype, rows)) return by_codes(&p);
 #if defined(__AVX2__)
   if (low_bits(dtype) && rows <= FEW && columns > 0) return by_low_codes(&p);
