@@ -1,8 +1,10 @@
-/* conv2d and its gradients of f16 and bf16: matrix products whose operands stay in half precision and whose sums are f32,
+/* conv2d and its gradients of f16 and bf16. bf16 is multiplied on the CPU's tiles where it has them (conv_tiles.c);
+ * otherwise, with an instruction for it, by matrix products whose operands stay in half precision and whose sums are f32,
  * with windows of the image as columns. What is better done in f32 (kernels by depth, Winograd's) goes through it. */
 #include <string.h>
 
 #include "conv.h"
+#include "conv_tiles.h"
 
 #include "../half.h"
 
@@ -236,12 +238,19 @@ static bool widened(const ty_kernel_args *k, ty_kernel *kernel) {
 
 /* ---- the kernels ---- */
 
+/* Whether the CPU's tiles are the faster way: enough of the channels that they take at a time are there. */
+static bool fills_tiles(const job *j) {
+  const conv_shape *s = &j->s;
+  if (j->type != TY_BF16 || j->depth < 16 || s->n * j->area < 32) return false;
+  return s->groups == 1 ? s->og >= 3 : s->og >= 8 && s->cg >= 8;
+}
+
 static bool empty(const job *j) { return j->s.n * j->area * j->depth * j->s.o == 0; }
 
 bool TY_KERNEL(conv2d_half)(const ty_kernel_args *k) {
   const ty_p_conv *p = k->params;
   job j = job_of(k->in[0], k->in[1], k->out[0], p);
-  if (!pays(&j) || empty(&j)) return widened(k, TY_KERNEL(conv2d));
+  if (empty(&j) || !(pays(&j) || fills_tiles(&j))) return widened(k, TY_KERNEL(conv2d));
   const ty_view *bias = k->nin > 2 ? k->in[2] : NULL, *residual = k->nin > 3 ? k->in[3] : NULL;
   size_t bytes = bias ? sizeof(float) * (size_t)bias->count : 0;
   float *wide = bytes ? ty_scratch_alloc(bytes) : NULL;
@@ -250,6 +259,22 @@ bool TY_KERNEL(conv2d_half)(const ty_kernel_args *k) {
   j.x = k->in[0]->data, j.weight = k->in[1]->data, j.out = k->out[0]->data, j.bias = wide;
   j.residual = residual ? residual->data : NULL;
   j.activation = p->activation;
+  bool done = false;
+  if (fills_tiles(&j)) {
+    j.s.weights = k->weights;
+    conv_tiles_call call = { .half = j.type,
+                             .x = j.x,
+                             .weight = j.weight,
+                             .residual = j.residual,
+                             .bias = wide,
+                             .activation = j.activation,
+                             .y = j.out };
+    if (!TY_KERNEL(conv_tiles)(&j.s, &call, &done)) j.failed = true;
+  }
+  if (done || j.failed || !pays(&j)) {
+    if (wide) ty_scratch_free(wide, bytes);
+    return done || (!j.failed && widened(k, TY_KERNEL(conv2d)));
+  }
   if (j.plain && j.s.groups == 1 && !j.activation && !j.residual) {
     j.failed = !TY_KERNEL(conv_half_pointwise)(&j.s, j.x, j.weight, false, wide, j.out);
     if (wide) ty_scratch_free(wide, bytes);
@@ -262,6 +287,14 @@ bool TY_KERNEL(conv2d_half)(const ty_kernel_args *k) {
 
 bool TY_KERNEL(conv2d_half_input)(const ty_kernel_args *k) {
   job j = job_of(k->out[0], k->in[1], k->in[0], k->params);
+  bool done = false;
+  if (!empty(&j) && fills_tiles(&j)) {
+    conv_tiles_call call = {
+      .half = j.type, .backward = true, .x = k->in[0]->data, .weight = k->in[1]->data, .y = k->out[0]->data
+    };
+    if (!TY_KERNEL(conv_tiles)(&j.s, &call, &done)) return false;
+  }
+  if (done) return true;
   if (!pays(&j) || empty(&j)) return widened(k, TY_KERNEL(conv2d_backward_input));
   j.g = k->in[0]->data, j.weight = k->in[1]->data, j.out = k->out[0]->data;
   if (j.plain && j.s.groups == 1) {
@@ -275,6 +308,12 @@ bool TY_KERNEL(conv2d_half_input)(const ty_kernel_args *k) {
 
 bool TY_KERNEL(conv2d_half_weight)(const ty_kernel_args *k) {
   job j = job_of(k->in[1], k->out[0], k->in[0], k->params);
+  bool done = false;
+  if (!empty(&j) && fills_tiles(&j)) {
+    const void *g = k->in[0]->data, *x = k->in[1]->data;
+    if (!TY_KERNEL(conv_tiles_weight)(&j.s, j.type, g, x, k->out[0]->data, &done)) return false;
+  }
+  if (done) return true;
   if (!pays(&j) || empty(&j)) return widened(k, TY_KERNEL(conv2d_backward_weight));
   int64_t count = k->out[0]->count;
   j.g = k->in[0]->data, j.x = k->in[1]->data;

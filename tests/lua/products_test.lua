@@ -198,14 +198,15 @@ local convolutions = {
   { 5, 21, 29, 31, 19, 1, {} }, { 5, 33, 28, 26, 30, 1, { stride = 2 } },
 }
 
-local function convolve(s, dtype)
+-- `first`: what dtype the numbers are rounded to before, if they are.
+local function convolve(s, dtype, first)
   ty.manual_seed(5)
   local groups = s[7].groups or 1
-  local x = ty.randn(s[1], s[2], s[3], s[4], { dtype = "f64" }):to(dtype):requires_grad_()
-  local w = ty.randn(s[5], s[2] // groups, s[6], s[6], { dtype = "f64" }):to(dtype):requires_grad_()
-  local b = ty.randn(s[5], { dtype = "f64" }):to(dtype):requires_grad_()
+  local x = ty.randn(s[1], s[2], s[3], s[4], { dtype = "f64" }):to(first or dtype):to(dtype):requires_grad_()
+  local w = ty.randn(s[5], s[2] // groups, s[6], s[6], { dtype = "f64" }):to(first or dtype):to(dtype):requires_grad_()
+  local b = ty.randn(s[5], { dtype = "f64" }):to(first or dtype):to(dtype):requires_grad_()
   local y = ty.conv2d(x, w, b, s[7])
-  local g = ty.randn(y.shape, { dtype = "f64" }):to(dtype)
+  local g = ty.randn(y.shape, { dtype = "f64" }):to(first or dtype):to(dtype)
   local dx = ty.grad((y * g):sum(), { x, w, b })
   return { y:detach(), dx[1], dx[2], dx[3] }
 end
@@ -218,6 +219,67 @@ test("f32 convolutions and their gradients agree with f64 ones", function()
       close(off, 0, 1e-5, ("convolution %d, result %d"):format(i, j))
     end
   end
+end)
+
+-- Channels that fill tiles of the CPU's, and do not; strides, paddings, dilations and kernels of every kind.
+local of_halves = {
+  { 2, 64, 13, 17, 64, 3, { padding = 1 } }, { 2, 40, 9, 11, 50, 3, { stride = 2, padding = 1 } },
+  { 3, 64, 14, 14, 70, 1, {} }, { 2, 64, 15, 14, 64, 1, { stride = 2 } },
+  { 2, 3, 33, 30, 64, 7, { stride = 2, padding = 3 } },
+  { 2, 3, 20, 21, 33, 3, { padding = 1 } }, { 9, 32, 7, 7, 96, 3, { padding = 1 } },
+  { 2, 64, 12, 13, 64, 3, { padding = 1, groups = 2 } }, { 2, 20, 19, 18, 24, 5, { padding = 4, dilation = 2 } },
+  { 2, 33, 10, 12, 40, 3, {} }, { 2, 16, 16, 16, 16, 4, { stride = 2, padding = 1 } },
+  { 1, 16, 30, 30, 20, 2, { stride = 2 } }, { 2, 5, 16, 19, 16, 5, { padding = 2 } },
+  { 1, 70, 80, 90, 33, 3, { padding = 1 } },
+  { 2, 16, 14, 15, 16, 5, { stride = 3, padding = 2 } },
+  { 2, 48, 18, 18, 64, 3, { stride = 2, padding = 1, dilation = 2 } },
+  { 2, 17, 11, 9, 3, 3, { padding = 1 } }, { 2, 16, 9, 9, 12, 3, { stride = { 1, 2 }, padding = { 0, 1 } } },
+  { 2, 18, 6, 6, 20, 9, { padding = 4 } }, { 1, 100, 8, 8, 40, 1, { padding = 1 } },
+}
+
+test("convolutions of bf16 and their gradients agree with f64 ones, rounded once", function()
+  for _, list in ipairs { convolutions, of_halves } do
+    for i, s in ipairs(list) do
+      local p, q = convolve(s, "bf16"), convolve(s, "f64", "bf16")
+      for j = 1, 3 do
+        local off = (p[j]:to "f64" - q[j]):abs() - q[j]:abs() * 2 ^ -8
+        close(math.max(off:max():item(), 0) / (largest(q[j]) + 1), 0, 1e-5, ("convolution %d, result %d"):format(i, j))
+      end
+    end
+  end
+end)
+
+test("f32 convolutions of many channels agree with f64 ones", function()
+  for i, s in ipairs(of_halves) do
+    local p, q = convolve(s, "f32"), convolve(s, "f64")
+    for j = 1, 4 do
+      close(largest(p[j]:to "f64" - q[j]) / (largest(q[j]) + 1), 0, 1e-5, ("convolution %d, result %d"):format(i, j))
+    end
+  end
+end)
+
+test("the epilogue of a convolution of bf16 is that of its sums", function()
+  ty.manual_seed(6)
+  local x, w = ty.randn(2, 32, 15, 17):to "bf16", ty.randn(40, 32, 3, 3):to "bf16"
+  local b, r = ty.randn(40):to "bf16", ty.randn(2, 40, 15, 17):to "bf16"
+  local function run(kind)
+    return ty.conv2d(x:to(kind), w:to(kind), b:to(kind), { padding = 1, residual = r:to(kind), activation = "silu" })
+  end
+  local p, q = run "bf16", run "f64"
+  local off = (p:to "f64" - q):abs() - q:abs() * 2 ^ -8
+  close(math.max(off:max():item(), 0) / largest(q), 0, 1e-5)
+end)
+
+test("infinities in a convolution of bf16 stay near what sees them", function()
+  local x, w = ty.ones(1, 32, 12, 12):to "bf16", ty.ones(32, 32, 3, 3):to "bf16"
+  x["0, 3, 11, 11"] = 1 / 0
+  local y = ty.conv2d(x, w:requires_grad_(), nil, { padding = 1 })
+  local function finite(z) return z:to "f32":isfinite():all():item() end
+  check.ok(not finite(y["0, 0, 10, 10"]), "what sees it")
+  check.ok(finite(y["0, :, :8"]) and finite(y["0, :, :, :8"]), "far from it") -- Winograd's tiles are of 4
+  y:backward(ty.ones(y.shape):to "bf16")
+  check.ok(finite(w.grad[":, :3"]) and finite(w.grad[":, 4:"]), "other channels")
+  check.ok(not finite(w.grad[":, 3"]), "its channel")
 end)
 
 test("max_pool2d over long rows agrees with the largest of shifted slices", function()
@@ -244,6 +306,9 @@ test("results do not depend on the number of threads", function()
     for _, s in ipairs(sizes) do all[#all + 1] = ty.matmul(ty.randn(s[1], s[3]), ty.randn(s[3], s[2])) end
     for _, s in ipairs(convolutions) do
       for _, t in ipairs(convolve(s, "f32")) do all[#all + 1] = t end
+    end
+    for _, s in ipairs(of_halves) do
+      for _, t in ipairs(convolve(s, "bf16")) do all[#all + 1] = t:to "f32" end
     end
     return all
   end
