@@ -9,6 +9,12 @@
 #include "exp_weight.h"
 #include "tile_names.h"
 
+#include "../half.h"
+
+#if defined(__AVX512F__)
+#include "tiles.h"
+#endif
+
 enum {
   KEYS = 64,         /* keys of a tile */
   QUERIES = 128,     /* query rows of a forward task */
@@ -134,7 +140,13 @@ static bool block_lists_of(block_lists *x, const ty_view *list, const ty_p_block
 #include "tile.h"
 #include "attention_tile.h"
 #include "attention_forward.h"
+#if defined(TY_TILES)
+#include "attention_tiles.h"
+#endif
 #include "attention_backward.h"
+#if defined(TY_TILES)
+#include "attention_tiles_backward.h"
+#endif
 #include "attention_blocks.h"
 #undef REAL
 #undef REAL_INT
@@ -151,9 +163,16 @@ static bool block_lists_of(block_lists *x, const ty_view *list, const ty_p_block
 #include "attention_backward.h"
 #include "attention_blocks.h"
 
+#include "attention_half.h"
+
 bool TY_KERNEL(attention)(const ty_kernel_args *k) {
   plan p = plan_of(k->in[0], k->in[1], k->in[2], k->in[3], k->in[4], k->params);
   if (!ty_reach_check(&p.reach)) return false;
+#if defined(TY_TILES)
+  bool done = false, fits = k->in[0]->dtype == TY_F32 || k->in[0]->dtype == TY_BF16;
+  if (fits && (!tiles_forward(&p, k->out[0], k->out[1], &done) || done)) return done;
+#endif
+  if (ty_is_half((ty_dtype)k->in[0]->dtype)) return forward_half(k);
   return k->in[0]->dtype == TY_F64 ? forward_f64(&p, k->out[0], k->out[1]) : forward_f32(&p, k->out[0], k->out[1]);
 }
 
@@ -168,6 +187,11 @@ bool TY_KERNEL(attention_backward)(const ty_kernel_args *k) {
                   .dk = k->out[1],
                   .dv = k->out[2],
                   .dmask = k->nout > 3 && k->out[3] && k->out[3]->count ? k->out[3] : NULL };
+#if defined(TY_TILES)
+  bool done = false;
+  if (k->in[1]->dtype == TY_BF16 && !a.dmask && (!tiles_backward(&p, &a, &done) || done)) return done;
+#endif
+  if (ty_is_half((ty_dtype)k->in[1]->dtype)) return backward_half(k, &a);
   return k->in[1]->dtype == TY_F64 ? backward_f64(&p, &a) : backward_f32(&p, &a);
 }
 
