@@ -12,23 +12,14 @@ enum {
   MOST_PLANES = 3
 };
 
-#define TILE_INLINE static inline __attribute__((always_inline))
-
 /* ---- numbers of bf16 ---- */
-
-/* The number of bf16 nearest to each, which x loses. */
-TILE_INLINE __m512i take_part(__m512i *x) {
-  __m512i part = _mm512_and_si512(_mm512_add_epi32(*x, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32((int)0xffff0000));
-  *x = _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(*x), _mm512_castsi512_ps(part)));
-  return part;
-}
 
 /* 32 neighbours as `planes` vectors of bf16. */
 TILE_INLINE void split_along(__m512i x0, __m512i x1, const int planes, __m512i *to) {
   const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
   for (int p = 0; p < planes; p++) {
     const bool rest = planes != 2 && p == planes - 1; /* of f32 and bf16 nothing is left after the last; two round */
-    __m512i a = rest ? x0 : take_part(&x0), b = rest ? x1 : take_part(&x1);
+    __m512i a = rest ? x0 : ty_bf16_part(&x0), b = rest ? x1 : ty_bf16_part(&x1);
     __m512i packed = _mm512_packus_epi32(_mm512_srli_epi32(a, 16), _mm512_srli_epi32(b, 16));
     to[p] = _mm512_permutexvar_epi64(order, packed);
   }
@@ -38,7 +29,7 @@ TILE_INLINE void split_along(__m512i x0, __m512i x1, const int planes, __m512i *
 TILE_INLINE void split_across(__m512i x0, __m512i x1, const int planes, __m512i *to) {
   for (int p = 0; p < planes; p++) {
     const bool rest = planes != 2 && p == planes - 1; /* of f32 and bf16 nothing is left after the last; two round */
-    __m512i a = rest ? x0 : take_part(&x0), b = rest ? x1 : take_part(&x1);
+    __m512i a = rest ? x0 : ty_bf16_part(&x0), b = rest ? x1 : ty_bf16_part(&x1);
     to[p] = _mm512_or_si512(_mm512_srli_epi32(a, 16), b);
   }
 }
@@ -74,20 +65,13 @@ TILE_INLINE __m512i row_part(tile_row row, int64_t from, const bool half) {
 /* Whether any of 16 numbers is infinite or NaN, which would spread to rows that do not see it; or of f32 one that
  * has no parts (gemm_tiles_pack.h). */
 TILE_INLINE __mmask16 odd_ones(__m512i x, const bool half) {
-  const __m512i twice = _mm512_add_epi32(x, x), least = _mm512_set1_epi32(0x26000000 - 1);
+  const __m512i twice = _mm512_add_epi32(x, x), least = _mm512_set1_epi32(TY_PARTS_TINY - 1);
   if (half) return _mm512_cmpge_epu32_mask(twice, _mm512_set1_epi32((int)0xff000000));
-  return _mm512_cmpge_epu32_mask(twice, _mm512_set1_epi32((int)0xfe000000)) |
+  return _mm512_cmpge_epu32_mask(twice, _mm512_set1_epi32((int)TY_PARTS_LARGE)) |
          _mm512_cmplt_epu32_mask(_mm512_sub_epi32(twice, _mm512_set1_epi32(1)), least);
 }
 
 /* ---- products ---- */
-
-#define MEETINGS_1(X) X(0, 0, true, true)
-#define MEETINGS_WEIGHTS(X) X(1, 0, true, true) X(0, 0, true, false)
-#define MEETINGS_PAIRS(X) X(0, 1, true, true) X(0, 0, false, true)
-#define MEETINGS_3(X) \
-  X(0, 2, true, true) \
-  X(0, 1, false, true) X(1, 1, true, false) X(1, 0, false, true) X(2, 0, true, false) X(0, 0, true, false)
 
 /* 32 rows by 32 columns. A: [steps][planes][2][16 rows][16 units]; B: [steps] of b_step units, with planes b_plane
  * apart, of tiles of 16 units by 16 columns. Rows of c lie c_row apart. */
@@ -98,54 +82,23 @@ typedef struct tile_product {
   bool add; /* to what is there */
 } tile_product;
 
-#define MEET(pa, pb, loads_a, loads_b)               \
-  if (loads_a) {                                     \
-    _tile_loadd(4, a + (pa)*2 * BLOCK, 64);          \
-    _tile_loadd(5, a + ((pa)*2 + 1) * BLOCK, 64);    \
-  }                                                  \
-  if (loads_b) {                                     \
-    _tile_loadd(6, b + (pb)*t->b_plane, 64);         \
-    _tile_loadd(7, b + (pb)*t->b_plane + BLOCK, 64); \
-  }                                                  \
-  _tile_dpbf16ps(0, 4, 6);                           \
-  _tile_dpbf16ps(1, 4, 7);                           \
-  _tile_dpbf16ps(2, 5, 6);                           \
-  _tile_dpbf16ps(3, 5, 7);
-#define MEET_PLAIN(pa, pb, loads_a, loads_b) plain_tiles(a + (pa)*2 * BLOCK, b + (pb)*t->b_plane, t->c, t->c_row);
-
-/* c += a b for one step, without the instructions. */
-static void plain_tiles(const uint32_t *a, const uint32_t *b, float *c, int64_t c_row) {
-  for (int64_t i = 0; i < 32; i++)
-    for (int64_t u = 0; u < TY_TILE; u++) {
-      uint32_t x = a[i * TY_TILE + u];
-      for (int64_t j = 0; j < 32; j++) {
-        uint32_t y = b[j / TY_TILE * BLOCK + u * TY_TILE + j % TY_TILE];
-        c[i * c_row + j] += ty_bf16_to_f32((uint16_t)x) * ty_bf16_to_f32((uint16_t)y);
-        c[i * c_row + j] += ty_bf16_to_f32((uint16_t)(x >> 16)) * ty_bf16_to_f32((uint16_t)(y >> 16));
-      }
-    }
-}
+#define MEET(pa, pb, loads_a, loads_b)                             \
+  if (loads_a) { TY_TILES_A(a + (pa)*2 * BLOCK, BLOCK, TY_TILE) }  \
+  if (loads_b) { TY_TILES_B(b + (pb)*t->b_plane, BLOCK, TY_TILE) } \
+  TY_TILES_MULTIPLY(_tile_dpbf16ps)
+#define MEET_PLAIN(pa, pb, loads_a, loads_b) \
+  ty_tiles_plainly(32, a + (pa)*2 * BLOCK, BLOCK, TY_TILE, b + (pb)*t->b_plane, BLOCK, TY_TILE, t->c, t->c_row);
 
 #define TILE_PRODUCT(name, MEETINGS)                                                                    \
   __attribute__((noinline, target(TY_TILES_TARGET))) static void name##_native(const tile_product *t) { \
     const uint32_t *a = t->a, *b = t->b;                                                                \
-    const int64_t row = t->c_row * (int64_t)sizeof(float);                                              \
     if (t->add) {                                                                                       \
-      _tile_loadd(0, t->c, row);                                                                        \
-      _tile_loadd(1, t->c + TY_TILE, row);                                                              \
-      _tile_loadd(2, t->c + TY_TILE * t->c_row, row);                                                   \
-      _tile_loadd(3, t->c + TY_TILE * t->c_row + TY_TILE, row);                                         \
+      TY_TILES_SUMS(_tile_loadd, t->c, t->c_row)                                                        \
     } else {                                                                                            \
-      _tile_zero(0);                                                                                    \
-      _tile_zero(1);                                                                                    \
-      _tile_zero(2);                                                                                    \
-      _tile_zero(3);                                                                                    \
+      TY_TILES_CLEAR()                                                                                  \
     }                                                                                                   \
     for (int64_t s = 0; s < t->steps; s++, a += t->a_step, b += t->b_step) { MEETINGS(MEET) }           \
-    _tile_stored(0, t->c, row);                                                                         \
-    _tile_stored(1, t->c + TY_TILE, row);                                                               \
-    _tile_stored(2, t->c + TY_TILE * t->c_row, row);                                                    \
-    _tile_stored(3, t->c + TY_TILE * t->c_row + TY_TILE, row);                                          \
+    TY_TILES_SUMS(_tile_stored, t->c, t->c_row)                                                         \
   }                                                                                                     \
   static void name(const tile_product *t) {                                                             \
     if (ty_tiles() == TY_NATIVE_TILES) {                                                                \
@@ -157,10 +110,10 @@ static void plain_tiles(const uint32_t *a, const uint32_t *b, float *c, int64_t 
     for (int64_t s = 0; s < t->steps; s++, a += t->a_step, b += t->b_step) { MEETINGS(MEET_PLAIN) }     \
   }
 
-TILE_PRODUCT(multiply_pairs, MEETINGS_PAIRS)     /* one of A, two of B */
-TILE_PRODUCT(multiply_short, MEETINGS_1)         /* one part of each */
-TILE_PRODUCT(multiply_long, MEETINGS_3)          /* three of each */
-TILE_PRODUCT(multiply_weights, MEETINGS_WEIGHTS) /* two of A, one of B */
+TILE_PRODUCT(multiply_pairs, TY_MEETINGS_1_2)   /* one of A, two of B */
+TILE_PRODUCT(multiply_short, TY_MEETINGS_1_1)   /* one part of each */
+TILE_PRODUCT(multiply_long, TY_MEETINGS_3_3)    /* three of each */
+TILE_PRODUCT(multiply_weights, TY_MEETINGS_2_1) /* two of A, one of B */
 
 /* ---- packing ---- */
 

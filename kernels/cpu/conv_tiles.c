@@ -13,27 +13,6 @@
 #endif
 
 #if defined(TY_TILES)
-#define TILE_INLINE static inline __attribute__((always_inline))
-
-/* c [32][32] += a b: a [2][16][16] units, b 16 rows of 32 units, `row` apart. */
-static void tile_products(const uint32_t *a, const uint32_t *b, int64_t row, float *c) {
-  for (int64_t i = 0; i < 32; i++)
-    for (int64_t u = 0; u < TY_TILE; u++) {
-      uint32_t x = a[i * TY_TILE + u];
-      for (int64_t q = 0; q < 32; q++) {
-        uint32_t y = b[u * row + q];
-        float *sum = c + i * 32 + q;
-        *sum += ty_bf16_to_f32((uint16_t)x) * ty_bf16_to_f32((uint16_t)y);
-        *sum += ty_bf16_to_f32((uint16_t)(x >> 16)) * ty_bf16_to_f32((uint16_t)(y >> 16));
-      }
-    }
-}
-
-/* The number of bf16 nearest to each, in its upper half. */
-TILE_INLINE __m512i upper_part(__m512i x) {
-  return _mm512_and_si512(_mm512_add_epi32(x, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32((int)0xffff0000));
-}
-
 /* 16 sums as bf16, to the nearest. */
 TILE_INLINE __m256i rounded(__m512 x) {
   __m512i u = _mm512_castps_si512(x), even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -46,7 +25,7 @@ TILE_INLINE __m256i rounded(__m512 x) {
 #define PLANES 1
 #define PIECE uint16_t
 #define NAME(x) x##_bf16
-#define MEETINGS(X) X(0, 0, true, true)
+#define MEETINGS TY_MEETINGS_1_1
 #include "conv_tiles_elements.h"
 #include "conv_tiles_real.h"
 #include "conv_tiles_weight_real.h"
@@ -58,11 +37,7 @@ TILE_INLINE __m256i rounded(__m512 x) {
 #define PLANES 3
 #define PIECE float
 #define NAME(x) x##_f32
-#define LARGE 0xfe000000u /* twice the bits of 2^127 */
-#define TINY 0x26000000u  /* and of 2^-89 */
-#define MEETINGS(X)   \
-  X(0, 2, true, true) \
-  X(0, 1, false, true) X(1, 1, true, false) X(1, 0, false, true) X(2, 0, true, false) X(0, 0, true, false)
+#define MEETINGS TY_MEETINGS_3_3
 #include "conv_tiles_elements.h"
 #include "conv_tiles_real.h"
 #include "conv_tiles_weight_real.h"

@@ -51,8 +51,8 @@ static bool NAME(odd)(const NAME(sizes) * s) {
 #if PLANES == 1
   return _mm512_cmpge_epu16_mask(s->most, _mm512_set1_epi16((short)0xff00)) != 0;
 #else
-  return _mm512_cmpge_epu32_mask(s->most, _mm512_set1_epi32((int)LARGE)) != 0 ||
-         _mm512_cmplt_epu32_mask(s->least, _mm512_set1_epi32(TINY - 1)) != 0;
+  return _mm512_cmpge_epu32_mask(s->most, _mm512_set1_epi32((int)TY_PARTS_LARGE)) != 0 ||
+         _mm512_cmplt_epu32_mask(s->least, _mm512_set1_epi32(TY_PARTS_TINY - 1)) != 0;
 #endif
 }
 
@@ -61,12 +61,7 @@ static NAME(sizes) NAME(no_sizes)(void) { return (NAME(sizes)){ _mm512_setzero_s
 /* The units of two vectors, one for each plane: x0 in the lower halves. */
 TILE_INLINE void NAME(units)(__m512i x0, __m512i x1, __m512i *units) {
   for (int p = 0; p < PLANES; p++) {
-    __m512i a = x0, b = x1;
-    if (p < PLANES - 1) {
-      a = upper_part(x0), b = upper_part(x1);
-      x0 = _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(x0), _mm512_castsi512_ps(a)));
-      x1 = _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(x1), _mm512_castsi512_ps(b)));
-    }
+    __m512i a = p < PLANES - 1 ? ty_bf16_part(&x0) : x0, b = p < PLANES - 1 ? ty_bf16_part(&x1) : x1;
     units[p] = _mm512_or_si512(_mm512_srli_epi32(a, 16), b);
   }
 }
@@ -75,12 +70,7 @@ TILE_INLINE void NAME(units)(__m512i x0, __m512i x1, __m512i *units) {
 TILE_INLINE void NAME(split_32)(__m512i x0, __m512i x1, __m512i *planes) {
   const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
   for (int p = 0; p < PLANES; p++) {
-    __m512i a = x0, b = x1;
-    if (p < PLANES - 1) {
-      a = upper_part(x0), b = upper_part(x1);
-      x0 = _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(x0), _mm512_castsi512_ps(a)));
-      x1 = _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(x1), _mm512_castsi512_ps(b)));
-    }
+    __m512i a = p < PLANES - 1 ? ty_bf16_part(&x0) : x0, b = p < PLANES - 1 ? ty_bf16_part(&x1) : x1;
     __m512i packed = _mm512_packus_epi32(_mm512_srli_epi32(a, 16), _mm512_srli_epi32(b, 16));
     planes[p] = _mm512_permutexvar_epi64(order, packed);
   }

@@ -148,42 +148,27 @@ static void NAME(pack_image)(const NAME(job) * j, const PIECE *x, int64_t r0, ui
 
 /* ---- 32 results by 32 places ---- */
 
-#define LOAD_A(p)                               \
-  _tile_loadd(4, a + (p)*2 * NAME(a_tile), 64); \
-  _tile_loadd(5, a + ((p)*2 + 1) * NAME(a_tile), 64);
-#define LOAD_B(p)                                  \
-  _tile_loadd(6, x + offset[s] + (p)*planes, row); \
-  _tile_loadd(7, x + offset[s] + (p)*planes + TY_TILE, row);
-#define MEET(pa, pb, loads_a, loads_b) \
-  if (loads_a) { LOAD_A(pa) }          \
-  if (loads_b) { LOAD_B(pb) }          \
-  _tile_dpbf16ps(0, 4, 6);             \
-  _tile_dpbf16ps(1, 4, 7);             \
-  _tile_dpbf16ps(2, 5, 6);             \
-  _tile_dpbf16ps(3, 5, 7);
+#define MEET(pa, pb, loads_a, loads_b)                                              \
+  if (loads_a) { TY_TILES_A(a + (pa)*2 * NAME(a_tile), NAME(a_tile), TY_TILE) }     \
+  if (loads_b) { TY_TILES_B(x + offset[s] + (pb)*TY_TILE * plane, TY_TILE, plane) } \
+  TY_TILES_MULTIPLY(_tile_dpbf16ps)
 
-/* c [32][32] = the sums of `steps` steps. A call of its own: the compiler does not know what the instructions read. */
+/* c [32][32] = the sums of `steps` steps. */
 __attribute__((noinline, target(TY_TILES_TARGET))) static void NAME(native)(int64_t steps, const uint32_t *a,
                                                                             const uint32_t *x, const int64_t *offset,
                                                                             int64_t plane, float *c) {
-  const int64_t row = plane * (int64_t)sizeof *x, planes = TY_TILE * plane;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  TY_TILES_CLEAR()
   for (int64_t s = 0; s < steps; s++, a += NAME(a_step)) { MEETINGS(MEET) }
-  _tile_stored(0, c, 128);
-  _tile_stored(1, c + TY_TILE, 128);
-  _tile_stored(2, c + TY_TILE * 32, 128);
-  _tile_stored(3, c + TY_TILE * 32 + TY_TILE, 128);
+  TY_TILES_SUMS(_tile_stored, c, 32)
 }
 
 /* The same without the instructions. */
 static void NAME(plain)(int64_t steps, const uint32_t *a, const uint32_t *x, const int64_t *offset, int64_t plane,
                         float *c) {
   memset(c, 0, sizeof *c * 32 * 32);
-#define MEET_PLAIN(pa, pb, loads_a, loads_b) \
-  tile_products(a + (pa)*2 * NAME(a_tile), x + offset[s] + (pb)*TY_TILE * plane, plane, c);
+#define MEET_PLAIN(pa, pb, loads_a, loads_b)                                                                   \
+  ty_tiles_plainly(32, a + (pa)*2 * NAME(a_tile), NAME(a_tile), TY_TILE, x + offset[s] + (pb)*TY_TILE * plane, \
+                   TY_TILE, plane, c, 32);
   for (int64_t s = 0; s < steps; s++, a += NAME(a_step)) { MEETINGS(MEET_PLAIN) }
 }
 
@@ -537,7 +522,5 @@ static bool NAME(run)(NAME(job) * j, const conv_shape *s, const PIECE *weight, b
   return !j->failed;
 }
 
-#undef LOAD_A
-#undef LOAD_B
 #undef MEET
 #undef MEET_PLAIN

@@ -119,47 +119,31 @@ static void NAME(pack_gradients)(void *context, int64_t begin, int64_t end) {
 #define LOAD_A(p)                         \
   _tile_loadd(4, g + (p)*32 * line, row); \
   _tile_loadd(5, g + ((p)*32 + 16) * line, row);
-#define LOAD_B(p)                       \
-  _tile_loadd(6, b + (p)*2 * half, 64); \
-  _tile_loadd(7, b + ((p)*2 + 1) * half, 64);
-#define MEET(pa, pb, loads_a, loads_b) \
-  if (loads_a) { LOAD_A(pa) }          \
-  if (loads_b) { LOAD_B(pb) }          \
-  _tile_dpbf16ps(0, 4, 6);             \
-  _tile_dpbf16ps(1, 4, 7);             \
-  _tile_dpbf16ps(2, 5, 6);             \
-  _tile_dpbf16ps(3, 5, 7);
-#define SUMS(move)                \
-  move(0, c, 128);                \
-  move(1, c + TY_TILE, 128);      \
-  move(2, c + TY_TILE * 32, 128); \
-  move(3, c + TY_TILE * 32 + TY_TILE, 128);
+#define MEET(pa, pb, loads_a, loads_b)                          \
+  if (loads_a) { LOAD_A(pa) }                                   \
+  if (loads_b) { TY_TILES_B(b + (pb)*2 * half, half, TY_TILE) } \
+  TY_TILES_MULTIPLY(_tile_dpbf16ps)
 
 __attribute__((noinline, target(TY_TILES_TARGET))) static void NAME(native_slopes)(int64_t steps, const uint16_t *g,
                                                                                    int64_t line, const uint32_t *b,
                                                                                    int64_t half, float *c, bool add) {
   const int64_t row = line * (int64_t)sizeof *g;
   if (add) {
-    SUMS(_tile_loadd)
+    TY_TILES_SUMS(_tile_loadd, c, 32)
   } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    TY_TILES_CLEAR()
   }
   for (int64_t s = 0; s < steps; s++, g += 32, b += TY_TILE * TY_TILE) { MEETINGS(MEET) }
-  SUMS(_tile_stored)
+  TY_TILES_SUMS(_tile_stored, c, 32)
 }
 
 static void NAME(plain_slopes)(int64_t steps, const uint16_t *g, int64_t line, const uint32_t *b, int64_t half,
                                float *c, bool add) {
-  uint32_t a[32 * TY_TILE], x[TY_TILE * 32];
+  uint32_t a[32 * TY_TILE];
   if (!add) memset(c, 0, sizeof *c * 32 * 32);
-#define MEET_PLAIN(pa, pb, loads_a, loads_b)                                                     \
-  for (int64_t r = 0; r < 32; r++) memcpy(a + r * TY_TILE, g + ((pa)*32 + r) * line, 64);        \
-  for (int64_t r = 0; r < 32; r++)                                                               \
-    memcpy(x + r / 2 * 32 + r % 2 * TY_TILE, b + ((pb)*2 + r % 2) * half + r / 2 * TY_TILE, 64); \
-  tile_products(a, x, 32, c);
+#define MEET_PLAIN(pa, pb, loads_a, loads_b)                                              \
+  for (int64_t r = 0; r < 32; r++) memcpy(a + r * TY_TILE, g + ((pa)*32 + r) * line, 64); \
+  ty_tiles_plainly(32, a, TY_TILE *TY_TILE, TY_TILE, b + (pb)*2 * half, half, TY_TILE, c, 32);
   for (int64_t s = 0; s < steps; s++, g += 32, b += TY_TILE * TY_TILE) { MEETINGS(MEET_PLAIN) }
 }
 
@@ -309,7 +293,5 @@ static bool NAME(slopes_of)(NAME(slopes) * w) {
 }
 
 #undef LOAD_A
-#undef LOAD_B
 #undef MEET
 #undef MEET_PLAIN
-#undef SUMS

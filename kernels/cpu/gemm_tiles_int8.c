@@ -96,42 +96,28 @@ static void pack_rows(const ty_gemm *g, int64_t i, int64_t mr, int64_t k0, int64
 
 /* ---- 32 x 32 sums ---- */
 
-#define SUMS(move)                   \
-  move(0, c, 4 * NR);                \
-  move(1, c + TY_TILE, 4 * NR);      \
-  move(2, c + TY_TILE * NR, 4 * NR); \
-  move(3, c + TY_TILE * NR + TY_TILE, 4 * NR);
 #define STEPS(multiply)                                       \
   for (int64_t s = 0; s < steps; s++, a += STEP, b += STEP) { \
-    _tile_loadd(4, a, 64);                                    \
-    _tile_loadd(5, a + TY_TILE * TY_TILE, 64);                \
-    _tile_loadd(6, b, 4 * NR);                                \
-    _tile_loadd(7, b + TY_TILE, 4 * NR);                      \
-    multiply(0, 4, 6);                                        \
-    multiply(1, 4, 7);                                        \
-    multiply(2, 5, 6);                                        \
-    multiply(3, 5, 7);                                        \
+    TY_TILES_A(a, TY_TILE *TY_TILE, TY_TILE)                  \
+    TY_TILES_B(b, TY_TILE, NR)                                \
+    TY_TILES_MULTIPLY(multiply)                               \
   }
 
-/* c [MR][NR] = the sums of `steps` steps, or added to what is there. A call of its own, because the compiler does not
- * know what the instructions read and write. */
+/* c [MR][NR] = the sums of `steps` steps, or added to what is there. */
 __attribute__((noinline, target(TY_TILES_TARGET))) static void native(int64_t steps, const uint32_t *a,
                                                                       const uint32_t *b, int32_t *c, bool has_sign,
                                                                       bool add) {
   if (add) {
-    SUMS(_tile_loadd)
+    TY_TILES_SUMS(_tile_loadd, c, NR)
   } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    TY_TILES_CLEAR()
   }
   if (has_sign) {
     STEPS(_tile_dpbssd)
   } else {
     STEPS(_tile_dpbusd)
   }
-  SUMS(_tile_stored)
+  TY_TILES_SUMS(_tile_stored, c, NR)
 }
 
 /* The same without the instructions. */

@@ -5,10 +5,6 @@
  * NaN have no such parts, and of those near the smallest normal number the unit takes the small parts for 0. So the
  * largest size in each line is noted, and blocks with a line of either kind are multiplied otherwise. */
 
-#define TILE_INLINE static inline __attribute__((always_inline))
-#define LARGE 0xfe000000u /* twice the bits of 2^127 */
-#define TINY 0x26000000u  /* and of 2^-89: parts that are lost are below the last bit of such a line's sums */
-
 /* The elements of a vector, in the upper half of each lane for bf16 and as f32 otherwise. */
 #if PLANES == 1
 #define LOAD_16(mask, p) _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p)), 16)
@@ -17,13 +13,6 @@
 #else
 #define LOAD_16(mask, p) _mm512_maskz_loadu_epi32(mask, p)
 #endif
-
-/* Takes the upper 16 bits of x for its next part, and leaves what is missing. */
-TILE_INLINE __m512i NAME(part)(__m512i *x) {
-  __m512i part = _mm512_and_si512(_mm512_add_epi32(*x, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32((int)0xffff0000));
-  *x = _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(*x), _mm512_castsi512_ps(part)));
-  return part;
-}
 
 /* The largest size that was met, times two: of each line in the lanes of its own vector, or of all in those of the first. */
 typedef struct NAME(sizes) {
@@ -43,8 +32,8 @@ static bool NAME(odd)(const NAME(sizes) * s, bool by_lines) {
     most = _mm512_setzero_si512();
     for (int i = 0; i < TY_TILE; i++) most = _mm512_max_epu32(most, _mm512_loadu_si512(turned[i]));
   }
-  __mmask16 tiny = _mm512_cmplt_epu32_mask(most, _mm512_set1_epi32(TINY)) & _mm512_test_epi32_mask(most, most);
-  return _mm512_cmpge_epu32_mask(most, _mm512_set1_epi32((int)LARGE)) | tiny;
+  __mmask16 tiny = _mm512_cmplt_epu32_mask(most, _mm512_set1_epi32(TY_PARTS_TINY)) & _mm512_test_epi32_mask(most, most);
+  return _mm512_cmpge_epu32_mask(most, _mm512_set1_epi32((int)TY_PARTS_LARGE)) | tiny;
 }
 
 /* Units of 16 columns from two rows of elements. */
@@ -53,7 +42,7 @@ TILE_INLINE void NAME(across)(const PIECE *p0, const PIECE *p1, __mmask16 m0, __
   __m512i x0 = LOAD_16(m0, p0), x1 = LOAD_16(m1, p1);
   NAME(note)(x0, most), NAME(note)(x1, most);
   for (int p = 0; p < PLANES; p++) {
-    __m512i a = p < PLANES - 1 ? NAME(part)(&x0) : x0, b = p < PLANES - 1 ? NAME(part)(&x1) : x1;
+    __m512i a = p < PLANES - 1 ? ty_bf16_part(&x0) : x0, b = p < PLANES - 1 ? ty_bf16_part(&x1) : x1;
     units[p] = _mm512_or_si512(_mm512_srli_epi32(a, 16), b);
   }
 }
@@ -68,7 +57,7 @@ TILE_INLINE void NAME(along)(const PIECE *from, __mmask32 mask, __m512i *units, 
   __m512i x0 = LOAD_16((__mmask16)mask, from), x1 = LOAD_16((__mmask16)(mask >> 16), from + 16);
   NAME(note)(x0, most), NAME(note)(x1, most);
   for (int p = 0; p < PLANES; p++) {
-    __m512i a = p < PLANES - 1 ? NAME(part)(&x0) : x0, b = p < PLANES - 1 ? NAME(part)(&x1) : x1;
+    __m512i a = p < PLANES - 1 ? ty_bf16_part(&x0) : x0, b = p < PLANES - 1 ? ty_bf16_part(&x1) : x1;
     units[p] = _mm512_permutex2var_epi16(a, upper, b);
   }
 #endif

@@ -30,70 +30,36 @@ static void NAME(starts)(const ty_gemm *g, int64_t kc, UNIT *panel) {} /* pack_b
 
 /* ---- 32 x 32 sums ---- */
 
-/* Which parts of A and B meet in a step, the largest last, in an order in which one of the two stays. */
 #if PLANES == 3
-#define MEETINGS(X)   \
-  X(0, 2, true, true) \
-  X(0, 1, false, true) X(1, 1, true, false) X(1, 0, false, true) X(2, 0, true, false) X(0, 0, true, false)
+#define MEETINGS TY_MEETINGS_3_3
 #elif PLANES == 2
-#define MEETINGS(X) X(0, 1, true, true) X(0, 0, false, true) X(1, 0, true, false)
+#define MEETINGS TY_MEETINGS_2_2
 #else
-#define MEETINGS(X) X(0, 0, true, true)
+#define MEETINGS TY_MEETINGS_1_1
 #endif
 
-#define LOAD_A(p)                         \
-  _tile_loadd(4, a + (p)*NAME(step), 64); \
-  _tile_loadd(5, a + (p)*NAME(step) + TY_TILE * TY_TILE, 64);
-#define LOAD_B(p)                          \
-  _tile_loadd(6, b + (p)*NAME(step), 128); \
-  _tile_loadd(7, b + (p)*NAME(step) + TY_TILE, 128);
-#define MEET(pa, pb, loads_a, loads_b) \
-  if (loads_a) { LOAD_A(pa) }          \
-  if (loads_b) { LOAD_B(pb) }          \
-  _tile_dpbf16ps(0, 4, 6);             \
-  _tile_dpbf16ps(1, 4, 7);             \
-  _tile_dpbf16ps(2, 5, 6);             \
-  _tile_dpbf16ps(3, 5, 7);
-/* The four registers of sums, with a row of c [MR][NR] taking `row` bytes. */
-#define SUMS(move)                \
-  move(0, c, row);                \
-  move(1, c + TY_TILE, row);      \
-  move(2, c + TY_TILE * NR, row); \
-  move(3, c + TY_TILE * NR + TY_TILE, row);
+#define MEET(pa, pb, loads_a, loads_b)                                         \
+  if (loads_a) { TY_TILES_A(a + (pa)*NAME(step), TY_TILE * TY_TILE, TY_TILE) } \
+  if (loads_b) { TY_TILES_B(b + (pb)*NAME(step), TY_TILE, NR) }                \
+  TY_TILES_MULTIPLY(_tile_dpbf16ps)
 
-/* c [MR][NR] = the sums of `steps` steps, or added to what is there. The compiler does not know what the instructions
- * read and write: only a call of its own keeps them in order with what is around. */
+/* c [MR][NR] = the sums of `steps` steps, or added to what is there. */
 __attribute__((noinline, target(TY_TILES_TARGET))) static void NAME(native)(int64_t steps, const uint32_t *a,
                                                                             const uint32_t *b, float *c, bool add) {
-  const int64_t row = NR * (int64_t)sizeof(float);
   if (add) {
-    SUMS(_tile_loadd)
+    TY_TILES_SUMS(_tile_loadd, c, NR)
   } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    TY_TILES_CLEAR()
   }
   for (int64_t s = 0; s < steps; s++, a += NAME(whole_step), b += NAME(whole_step)) { MEETINGS(MEET) }
-  SUMS(_tile_stored)
+  TY_TILES_SUMS(_tile_stored, c, NR)
 }
 
 /* The same without the instructions. */
-static void NAME(plain_products)(const uint32_t *a, const uint32_t *b, float *c) {
-  for (int64_t i = 0; i < MR; i++)
-    for (int64_t u = 0; u < TY_TILE; u++) {
-      uint32_t x = a[i * TY_TILE + u];
-      for (int64_t j = 0; j < NR; j++) {
-        uint32_t y = b[u * NR + j];
-        float *sum = c + i * NR + j;
-        *sum += ty_bf16_to_f32((uint16_t)x) * ty_bf16_to_f32((uint16_t)y);
-        *sum += ty_bf16_to_f32((uint16_t)(x >> 16)) * ty_bf16_to_f32((uint16_t)(y >> 16));
-      }
-    }
-}
 static void NAME(plain)(int64_t steps, const uint32_t *a, const uint32_t *b, float *c, bool add) {
   if (!add) memset(c, 0, MR * NR * sizeof *c);
-#define MEET_PLAIN(pa, pb, loads_a, loads_b) NAME(plain_products)(a + (pa)*NAME(step), b + (pb)*NAME(step), c);
+#define MEET_PLAIN(pa, pb, loads_a, loads_b) \
+  ty_tiles_plainly(32, a + (pa)*NAME(step), TY_TILE * TY_TILE, TY_TILE, b + (pb)*NAME(step), TY_TILE, NR, c, NR);
   for (int64_t s = 0; s < steps; s++, a += NAME(whole_step), b += NAME(whole_step)) { MEETINGS(MEET_PLAIN) }
 }
 
@@ -134,34 +100,11 @@ static void NAME(odd_block)(const ty_gemm *g, int64_t i, int64_t mr, int64_t k0,
 
 bool TILED(const ty_gemm *g) { return NAME(tiled)(g, true); }
 
-#undef UNIT
-#undef GROUP
-#undef UNITS
-#undef STARTS
-#undef ELEMENT
-#undef MR
-#undef NR
-#undef VL
-#undef KC
-#undef MT
-#undef MOST_N
-#undef PACKS_ALL
-#undef SUMS_APART
-#undef ROW_MARKS
-#undef ENTER
-#undef LEAVE
-#undef MULTIPLY
-#undef SERIAL_WORK
+#include "gemm_blocked_end.h"
 #undef LOAD_16
 #undef MEETINGS
-#undef LOAD_A
-#undef LOAD_B
 #undef MEET
-#undef SUMS
 #undef MEET_PLAIN
-#undef LARGE
-#undef TINY
-#undef TILE_INLINE
 #undef PLANES
 #undef PIECE
 #undef NAME

@@ -52,20 +52,6 @@ static void note_far(const ty_quant_product *p) {
 #include "quant_tiles_w.h"
 #include "quant_tiles_x.h"
 
-/* c [n][n] plus the products of a step of one part each. */
-static void multiply_plainly(const uint32_t *w, const uint32_t *x, int64_t n, float *c) {
-  for (int64_t i = 0; i < n; i++)
-    for (int64_t u = 0; u < TY_TILE; u++) {
-      uint32_t a = w[i * TY_TILE + u];
-      for (int64_t j = 0; j < n; j++) {
-        uint32_t b = x[u * n + j];
-        float *sum = c + i * n + j;
-        *sum += ty_bf16_to_f32((uint16_t)a) * ty_bf16_to_f32((uint16_t)b);
-        *sum += ty_bf16_to_f32((uint16_t)(a >> 16)) * ty_bf16_to_f32((uint16_t)(b >> 16));
-      }
-    }
-}
-
 /* Rows r .. r+rows of y, columns j .. j+columns, from sums [PANEL of columns][PANEL of rows]. */
 static void put_turned(const ty_quant_product *p, int64_t j, int64_t columns, int64_t r, int64_t rows,
                        const float *sums) {

@@ -27,52 +27,35 @@ enum { NAME(step_w) = PARTS_W * STEP, NAME(step_x) = PARTS_X * STEP };
 
 /* Which parts of W and x meet in a step, the largest last, in an order in which one of the two stays. */
 #if PARTS_W == 2 && PARTS_X == 2
-#define MEETINGS(X) X(0, 1, true, true) X(0, 0, false, true) X(1, 0, true, false)
+#define MEETINGS TY_MEETINGS_2_2
 #elif PARTS_W == 2
-#define MEETINGS(X) X(1, 0, true, true) X(0, 0, true, false)
+#define MEETINGS TY_MEETINGS_2_1
 #else
-#define MEETINGS(X) X(0, 1, true, true) X(0, 0, false, true)
+#define MEETINGS TY_MEETINGS_1_2
 #endif
 
-#define MEET(pw, px, loads_w, loads_x)                     \
-  if (loads_w) {                                           \
-    _tile_loadd(4, w + (pw)*STEP, 64);                     \
-    _tile_loadd(5, w + (pw)*STEP + TY_TILE * TY_TILE, 64); \
-  }                                                        \
-  if (loads_x) {                                           \
-    _tile_loadd(6, x + (px)*STEP, 4 * PANEL);              \
-    _tile_loadd(7, x + (px)*STEP + TY_TILE, 4 * PANEL);    \
-  }                                                        \
-  _tile_dpbf16ps(0, 4, 6);                                 \
-  _tile_dpbf16ps(1, 4, 7);                                 \
-  _tile_dpbf16ps(2, 5, 6);                                 \
-  _tile_dpbf16ps(3, 5, 7);
-#define SUMS(move)                         \
-  move(0, c, 4 * PANEL);                   \
-  move(1, c + TY_TILE, 4 * PANEL);         \
-  move(2, c + TY_TILE * PANEL, 4 * PANEL); \
-  move(3, c + TY_TILE * PANEL + TY_TILE, 4 * PANEL);
+#define MEET(pw, px, loads_w, loads_x)                                   \
+  if (loads_w) { TY_TILES_A(w + (pw)*STEP, TY_TILE * TY_TILE, TY_TILE) } \
+  if (loads_x) { TY_TILES_B(x + (px)*STEP, TY_TILE, PANEL) }             \
+  TY_TILES_MULTIPLY(_tile_dpbf16ps)
 
-/* c [PANEL][PANEL] = the sums of `steps` steps, or added to what is there. A call of its own, because the compiler does
- * not know what the instructions read and write. */
+/* c [PANEL][PANEL] = the sums of `steps` steps, or added to what is there. */
 __attribute__((noinline, target(TY_TILES_TARGET))) static void NAME(native)(int64_t steps, const uint32_t *w,
                                                                             const uint32_t *x, float *c, bool add) {
   if (add) {
-    SUMS(_tile_loadd)
+    TY_TILES_SUMS(_tile_loadd, c, PANEL)
   } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    TY_TILES_CLEAR()
   }
   for (int64_t s = 0; s < steps; s++, w += NAME(step_w), x += NAME(step_x)) { MEETINGS(MEET) }
-  SUMS(_tile_stored)
+  TY_TILES_SUMS(_tile_stored, c, PANEL)
 }
 
 /* The same without the instructions. */
 static void NAME(plain)(int64_t steps, const uint32_t *w, const uint32_t *x, float *c, bool add) {
   if (!add) memset(c, 0, sizeof *c * PANEL * PANEL);
-#define MEET_PLAIN(pw, px, loads_w, loads_x) multiply_plainly(w + (pw)*STEP, x + (px)*STEP, PANEL, c);
+#define MEET_PLAIN(pw, px, loads_w, loads_x) \
+  ty_tiles_plainly(32, w + (pw)*STEP, TY_TILE * TY_TILE, TY_TILE, x + (px)*STEP, TY_TILE, PANEL, c, PANEL);
   for (int64_t s = 0; s < steps; s++, w += NAME(step_w), x += NAME(step_x)) { MEETINGS(MEET_PLAIN) }
 }
 
@@ -104,27 +87,10 @@ static void NAME(pack_rows)(const ty_quant_product *p, int64_t i, int64_t mr, in
 #define MULTIPLY "quant_tiles_multiply.h"
 #include "gemm_blocked.h"
 
-#undef UNIT
-#undef GROUP
-#undef UNITS
-#undef STARTS
-#undef ELEMENT
-#undef MR
-#undef NR
-#undef VL
-#undef KC
-#undef MT
-#undef MOST_N
-#undef SUMS_APART
-#undef PACKS_ALL
+#include "gemm_blocked_end.h"
 #undef MEETINGS
 #undef MEET
-#undef SUMS
 #undef MEET_PLAIN
-#undef ENTER
-#undef LEAVE
-#undef MULTIPLY
-#undef SERIAL_WORK
 #undef PARTS_W
 #undef PARTS_X
 #undef NAME

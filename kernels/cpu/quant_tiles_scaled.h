@@ -174,7 +174,8 @@ static void plain_stage(const uint32_t *w, const uint32_t *x, float *sums, const
   memset(sums, 0, sizeof *sums * STAGE * PANEL_SUMS);
   for (int g = 0; g < STAGE; g++, w += STEP, x += STEP)
     for (int t = 0; t < 4; t++)
-      multiply_plainly(w + t / 2 * TY_TILE * TY_TILE, x + t % 2 * TY_TILE * TY_TILE, TY_TILE, tile_of(sums, g, t));
+      ty_tiles_plainly(TY_TILE, w + t / 2 * TY_TILE * TY_TILE, 0, TY_TILE, x + t % 2 * TY_TILE * TY_TILE, 0, TY_TILE,
+                       tile_of(sums, g, t), TY_TILE);
 }
 
 /* ---- panels of W ---- */

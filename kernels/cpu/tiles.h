@@ -13,12 +13,16 @@
 
 #include "cpu.h"
 
+#include "../half.h"
+
 #if defined(__linux__) && (__GNUC__ >= 11 || defined(__clang__))
 #define TY_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
 #define TY_TILES_TARGET "amx-tile,amx-bf16,amx-int8,avx512bw"
 #endif
+
+#define TILE_INLINE static inline __attribute__((always_inline))
 
 enum { TY_TILE = 16, TY_NO_TILES = 1, TY_PLAIN_TILES, TY_NATIVE_TILES };
 
@@ -68,6 +72,72 @@ __attribute__((target("amx-tile"))) static inline void ty_tiles_close(void) {
 static inline void ty_tiles_open(void) {}
 static inline void ty_tiles_close(void) {}
 #endif
+
+/* ---- what kernels with the instructions share: registers 0 to 3 hold 32 x 32 sums, 4 and 5 two tiles of A, 6 and 7 two
+ * of B. Compilers do not know what the instructions read and write: only a function that is not inlined keeps them in
+ * order with what is around. ---- */
+
+#define TY_TILES_CLEAR() \
+  _tile_zero(0);         \
+  _tile_zero(1);         \
+  _tile_zero(2);         \
+  _tile_zero(3);
+/* Loads the sums from c, or stores them there; rows of c are `c_row` numbers apart. */
+#define TY_TILES_SUMS(move, c, c_row)                     \
+  move(0, c, 4 * (c_row));                                \
+  move(1, (c) + TY_TILE, 4 * (c_row));                    \
+  move(2, (c) + TY_TILE * (int64_t)(c_row), 4 * (c_row)); \
+  move(3, (c) + TY_TILE * (int64_t)(c_row) + TY_TILE, 4 * (c_row));
+/* Two tiles `apart` units from each other, with rows of `row` units. */
+#define TY_TILES_A(a, apart, row) \
+  _tile_loadd(4, a, 4 * (row));   \
+  _tile_loadd(5, (a) + (apart), 4 * (row));
+#define TY_TILES_B(b, apart, row) \
+  _tile_loadd(6, b, 4 * (row));   \
+  _tile_loadd(7, (b) + (apart), 4 * (row));
+#define TY_TILES_MULTIPLY(multiply) \
+  multiply(0, 4, 6);                \
+  multiply(1, 4, 7);                \
+  multiply(2, 5, 6);                \
+  multiply(3, 5, 7);
+
+/* Which parts of A and B meet where numbers are sums of numbers of bf16, the largest last, in an order in which one of
+ * the two stays: X(part of A, part of B, whether A changes, whether B does). */
+#define TY_MEETINGS_1_1(X) X(0, 0, true, true)
+#define TY_MEETINGS_1_2(X) X(0, 1, true, true) X(0, 0, false, true)
+#define TY_MEETINGS_2_1(X) X(1, 0, true, true) X(0, 0, true, false)
+#define TY_MEETINGS_2_2(X) X(0, 1, true, true) X(0, 0, false, true) X(1, 0, true, false)
+#define TY_MEETINGS_3_3(X) \
+  X(0, 2, true, true)      \
+  X(0, 1, false, true) X(1, 1, true, false) X(1, 0, false, true) X(2, 0, true, false) X(0, 0, true, false)
+
+/* What one product of these registers (side 32), or of two of them (side 16), adds to c, whose rows are c_row numbers
+ * apart, without the instructions. */
+static inline void ty_tiles_plainly(int64_t side, const uint32_t *a, int64_t a_apart, int64_t a_row, const uint32_t *b,
+                                    int64_t b_apart, int64_t b_row, float *c, int64_t c_row) {
+  for (int64_t i = 0; i < side; i++)
+    for (int64_t u = 0; u < TY_TILE; u++) {
+      uint32_t x = a[i / TY_TILE * a_apart + i % TY_TILE * a_row + u];
+      for (int64_t j = 0; j < side; j++) {
+        uint32_t y = b[j / TY_TILE * b_apart + u * b_row + j % TY_TILE];
+        float *sum = c + i * c_row + j;
+        *sum += ty_bf16_to_f32((uint16_t)x) * ty_bf16_to_f32((uint16_t)y);
+        *sum += ty_bf16_to_f32((uint16_t)(x >> 16)) * ty_bf16_to_f32((uint16_t)(y >> 16));
+      }
+    }
+}
+
+/* The number of bf16 nearest to each of 16 numbers, in the upper half; x keeps what is missing. */
+TILE_INLINE __m512i ty_bf16_part(__m512i *x) {
+  __m512i part = _mm512_and_si512(_mm512_add_epi32(*x, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32((int)0xffff0000));
+  *x = _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(*x), _mm512_castsi512_ps(part)));
+  return part;
+}
+
+/* Twice the bits of the sizes between which f32 is the sum of three such numbers, to the last bit: from 2^127 on there
+ * is none, and below 2^-89 the instructions take the small ones for 0. */
+#define TY_PARTS_LARGE 0xfe000000u
+#define TY_PARTS_TINY 0x26000000u
 
 /* to[j * stride] = element j of all 16 rows, for 16 rows of 16 elements of 32 bits. */
 static inline void ty_tile_turn(const __m512i *from, uint32_t *to, int64_t stride) {

@@ -1,0 +1,19 @@
+/* Takes back what gemm_blocked.h is included with, for the next product of a file. */
+#undef UNIT
+#undef GROUP
+#undef UNITS
+#undef STARTS
+#undef ELEMENT
+#undef MR
+#undef NR
+#undef VL
+#undef KC
+#undef MT
+#undef MOST_N
+#undef SUMS_APART
+#undef PACKS_ALL
+#undef ROW_MARKS
+#undef ENTER
+#undef LEAVE
+#undef MULTIPLY
+#undef SERIAL_WORK
