@@ -1,4 +1,5 @@
---- Causal attention, 12 heads of 64, f32. The limit is the causal half at the FMA rate; backward counts twice forward.
+--- Causal attention, 12 heads of 64, f32 and bf16. The limit is the causal half at the full rate of products; backward
+-- counts twice forward.
 local ty = require "tycho"
 local calls = require "bench.lib.calls"
 
@@ -20,6 +21,25 @@ for _, t in ipairs { 256, 512, 1024, 2048, 4096, 8192 } do
       return calls.both(x, ty.randn(1, heads, t, width), function()
         return (ty.scaled_dot_product_attention(x[1], x[2], x[3], nil, true))
       end)
+    end }
+end
+
+for _, t in ipairs { 1024, 2048 } do
+  local flops = 2 * heads * t * t * width
+  local function tensors(list)
+    for i = 1, 4 do list[i] = ty.randn(1, heads, t, width):to "bf16" end
+    return list
+  end
+  items[#items + 1] = { name = ("bf16/fwd/T%d"):format(t), work = { bf16 = flops }, bars = { peer = 1 },
+    peer = { "forward", { t = t, dtype = "bf16" } }, setup = function()
+      local x = tensors {}
+      return calls.forward(function() ty.scaled_dot_product_attention(x[1], x[2], x[3], nil, true) end)
+    end }
+  items[#items + 1] = { name = ("bf16/fwd+bwd/T%d"):format(t), work = { bf16 = 3 * flops }, bars = { peer = 1 },
+    peer = { "both", { t = t, dtype = "bf16" } }, setup = function()
+      local x = tensors {}
+      local g = table.remove(x)
+      return calls.both(x, g, function() return (ty.scaled_dot_product_attention(x[1], x[2], x[3], nil, true)) end)
     end }
 end
 

@@ -1,4 +1,4 @@
---- conv2d, forward and forward with backward, over the layers of ResNet-18, a UNet and a ConvNeXt.
+--- conv2d, forward and forward with backward, over the layers of ResNet-18, a UNet and a ConvNeXt, and some in bf16.
 local ty = require "tycho"
 local calls = require "bench.lib.calls"
 local winograd = require "bench.lib.winograd"
@@ -65,6 +65,35 @@ for _, layer in ipairs(layers) do
         return ty.conv2d(x, w, nil, stride, padding, 1, groups)
       end)
     end }
+end
+
+-- In bf16, of which the limit is the products as they are: transforms that spare some would have to be of f32.
+local in_halves = { ["resnet/64x56"] = true, ["resnet/64x56-128"] = true, ["resnet/256x14"] = true,
+  ["resnet/256x14-512-1x1"] = true, ["unet/128x16"] = true, ["unet/192x32-64-1x1"] = true }
+
+for _, layer in ipairs(layers) do
+  local name, n, c, size, out, kernel, stride, padding = table.unpack(layer)
+  local rows = (size + 2 * padding - kernel) // stride + 1
+  local flops = 2 * n * out * rows * rows * c * kernel * kernel
+  local function tensors()
+    return ty.randn(n, c, size, size):to "bf16", ty.randn(out, c, kernel, kernel):to "bf16"
+  end
+  local arguments = { n = n, c = c, size = size, out = out, kernel = kernel, stride = stride, padding = padding,
+    groups = 1, dtype = "bf16" }
+  if in_halves[name] then
+    items[#items + 1] = { name = name .. "/bf16/fwd", mean = "forward", work = { bf16 = flops }, bars = { peer = 1 },
+      peer = { "forward", arguments }, setup = function()
+        local x, w = tensors()
+        return function() ty.conv2d(x, w, nil, stride, padding):free() end
+      end }
+    items[#items + 1] = { name = name .. "/bf16/fwd+bwd", mean = "forward and backward", work = { bf16 = 3 * flops },
+      bars = { peer = 1 }, peer = { "both", arguments }, setup = function()
+        local x, w = tensors()
+        return calls.both({ x, w }, ty.randn(n, out, rows, rows):to "bf16", function()
+          return ty.conv2d(x, w, nil, stride, padding)
+        end)
+      end }
+  end
 end
 
 return items

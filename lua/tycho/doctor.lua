@@ -69,8 +69,8 @@ end
 
 local function describe_settings()
   local set = {}
-  for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "TYCHO_CUDA_LIBRARY", "TYCHO_CUDA_PATH", "LUA_INIT",
-    "LUA_INIT_5_4" } do
+  for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "TYCHO_TILES", "TYCHO_BF16", "TYCHO_CUDA_LIBRARY",
+    "TYCHO_CUDA_PATH", "LUA_INIT", "LUA_INIT_5_4" } do
     if os.getenv(name) then set[#set + 1] = name .. "=" .. os.getenv(name) end
   end
   if #set > 0 then say("settings", "%s", table.concat(set, " ")) end
