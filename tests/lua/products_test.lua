@@ -128,6 +128,16 @@ test("numbers at both ends of f32 are multiplied as any others", function()
     local finite = want:lt(3.4e38)
     close(largest(ty.where(finite, off, ty.zeros(1, { dtype = "f64" }))), 0, 1e-5, ("scale %g"):format(scale))
   end
+  for layout = 0, 3 do -- numbers of every size beside each other
+    local x = ty.randn(layout & 1 > 0 and { 64, 96 } or { 96, 64 })
+    local y = ty.randn(layout & 2 > 0 and { 48, 64 } or { 64, 48 })
+    x:mul_(ty.exp(ty.rand(x.shape) * -95))
+    y:mul_(ty.exp(ty.rand(y.shape) * -95))
+    if layout & 1 > 0 then x = x:transpose(0, 1) end
+    if layout & 2 > 0 then y = y:transpose(0, 1) end
+    local off = (ty.matmul(x, y):to "f64" - by_hand(x, y)):abs() / by_hand(x:abs(), y:abs())
+    close(largest(off), 0, 1e-6, "all sizes, layout " .. layout)
+  end
 end)
 
 test("products of bytes are exact", function()
