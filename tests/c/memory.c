@@ -59,7 +59,7 @@ void test_memory_cache_is_bounded(void) {
     int64_t n = i % 3 == 2 ? (int64_t)((300 - i) * 4000 + 5000) : (int64_t)((1 + i % 40) * (3 + i % 7) * MIB / 8);
     if (n > largest) largest = n;
     take_and_give(&n, 1, blocks);
-    CHECK(ty_memory_stats_of(TY_CPU).cached <= largest / 8 * 9 + 64 * MIB);
+    CHECK(ty_memory_stats_of(TY_CPU).cached <= largest / 2 * 3 / 8 * 9 + 64 * MIB); /* half: what may be learnt */
   }
   CHECK_INT(live_bytes(), before);
 
@@ -72,7 +72,11 @@ void test_memory_cache_is_bounded(void) {
   CHECK(cached <= most / 16 * 17 + 64 * MIB);
   for (int round = 0; round < 3; round++) {
     take_and_give(bytes, 16, again);
-    CHECK(memcmp(blocks, again, sizeof blocks) == 0);
+    for (int i = 0; i < 16; i++) { /* blocks of one class change places */
+      bool known = false;
+      for (int j = 0; j < 16; j++) known |= again[i] == blocks[j];
+      CHECK(known);
+    }
     CHECK_INT(ty_memory_stats_of(TY_CPU).cached, cached);
   }
   ty_memory_empty_cache(TY_CPU);
@@ -87,9 +91,9 @@ void test_memory_cache_learns(void) {
   int64_t all = 0, held = 0;
   for (int round = 0; round < 8; round++) {
     all = 0;
-    for (int i = 0; i < SIZES; i++) {
-      int64_t bytes = (int64_t)(6 * MIB) << i; /* none is large enough for the next, nor may stand for the one before */
-      bytes += i * bytes / 8;
+    for (int i = 0; i < SIZES; i++) { /* none is large enough for the next, nor may stand for the one before */
+      static const int sizes[SIZES] = { 4, 10, 26, 64, 160 };
+      int64_t bytes = sizes[i] * (int64_t)MIB;
       take_and_give(&bytes, 1, &block);
       all += bytes;
     }
