@@ -43,7 +43,8 @@ TILE_INLINE void NAME(across)(const PIECE *p0, const PIECE *p1, __mmask16 m0, __
   NAME(note)(x0, most), NAME(note)(x1, most);
   for (int p = 0; p < PLANES; p++) {
     __m512i a = p < PLANES - 1 ? ty_bf16_part(&x0) : x0, b = p < PLANES - 1 ? ty_bf16_part(&x1) : x1;
-    if (PLANES == 3 && p == PLANES - 1) b = _mm512_and_si512(b, _mm512_set1_epi32((int)0xffff0000)); /* a denormal one */
+    if (PLANES == 3 && p == PLANES - 1)
+      b = _mm512_and_si512(b, _mm512_set1_epi32((int)0xffff0000)); /* a denormal one */
     units[p] = _mm512_or_si512(_mm512_srli_epi32(a, 16), b);
   }
 }
