@@ -74,20 +74,38 @@ static inline float NAME(element)(const void *from, int64_t at) {
 #endif
 }
 
-/* Sums [mr][NR] of a block from the elements themselves, or added to c. */
+/* Sums [MR][NR] of a block from the elements themselves, or added to c: by vectors, eight rows at a time. */
 static void NAME(odd_block)(const ty_gemm *g, int64_t i, int64_t mr, int64_t k0, int64_t kc, int64_t j, int64_t nc,
                             float *c, bool add) {
-  int64_t end = MIN2(2 * (k0 + kc), g->k);
-  if (!add) memset(c, 0, sizeof *c * MR * NR);
-  for (int64_t k = 2 * k0; k < end; k++) {
-    float row[NR] = { 0 };
-    if (g->pack) g->pack(g->b, g->k0 + k, 1, j, nc, row, NR);
-    else
-      for (int64_t s = 0; s < nc; s++) row[s] = NAME(element)(g->b, k * g->b_row + (j + s) * g->b_col);
-    for (int64_t r = 0; r < mr; r++) {
-      float x = NAME(element)(g->a, (i + r) * g->a_row + k * g->a_col);
-      for (int64_t s = 0; s < nc; s++) c[r * NR + s] += x * row[s];
+  enum { ROWS = 8 };
+  int64_t first = 2 * k0, count = MIN2(2 * kc, g->k - first);
+  float panel[2 * KC * NR] __attribute__((aligned(64))), rows[2 * KC * ROWS];
+  if (nc < NR || !g->pack) memset(panel, 0, sizeof *panel * (size_t)(count * NR));
+  if (g->pack) g->pack(g->b, g->k0 + first, count, j, nc, panel, NR);
+  else
+    for (int64_t k = 0; k < count; k++)
+      for (int64_t s = 0; s < nc; s++)
+        panel[k * NR + s] = NAME(element)(g->b, (first + k) * g->b_row + (j + s) * g->b_col);
+  for (int64_t r = 0; r < mr; r += ROWS, c += ROWS * NR) {
+    __m512 sums[ROWS][2];
+    for (int64_t k = 0; k < count; k++)
+      for (int q = 0; q < ROWS; q++)
+        rows[k * ROWS + q] = r + q < mr ? NAME(element)(g->a, (i + r + q) * g->a_row + (first + k) * g->a_col) : 0;
+#pragma GCC unroll 8
+    for (int q = 0; q < ROWS; q++)
+      for (int v = 0; v < 2; v++) sums[q][v] = add ? _mm512_loadu_ps(c + q * NR + 16 * v) : _mm512_setzero_ps();
+    for (int64_t k = 0; k < count; k++) {
+      __m512 y0 = _mm512_load_ps(panel + k * NR), y1 = _mm512_load_ps(panel + k * NR + 16);
+#pragma GCC unroll 8
+      for (int q = 0; q < ROWS; q++) {
+        __m512 x = _mm512_set1_ps(rows[k * ROWS + q]);
+        sums[q][0] = _mm512_fmadd_ps(x, y0, sums[q][0]);
+        sums[q][1] = _mm512_fmadd_ps(x, y1, sums[q][1]);
+      }
     }
+#pragma GCC unroll 8
+    for (int q = 0; q < ROWS; q++)
+      for (int v = 0; v < 2; v++) _mm512_storeu_ps(c + q * NR + 16 * v, sums[q][v]);
   }
 }
 #endif
