@@ -158,31 +158,7 @@ TY_INLINE double ty_log_bessel_i_f64(double v, double x) {
 /* K[m] and K[m+1] for |m| <= 1/2: by Temme's series for small x (Temme 1975), else by his continued fraction, which
  * Thompson and Barnett 1987 sum. scale: what exp(scale) has been taken out of both. */
 TY_INLINE void ty_bessel_k_pair(double m, double x, double *k0, double *k1, double *scale) {
-  const double c[] = { 1.0,
-                       0.577215664901532861,
-                       -0.655878071520253881,
-                       -0.0420026350340952355,
-                       0.16653861138229149,
-                       -0.0421977345555443367,
-                       -0.00962197152787697356,
-                       0.00721894324666309954,
-                       -0.00116516759185906511,
-                       -0.000215241674114950973,
-                       0.000128050282388116186,
-                       -0.0000201348547807882387,
-                       -1.25049348214267066e-6,
-                       1.13302723198169588e-6,
-                       -2.0563384169776071e-7,
-                       6.11609510448141582e-9,
-                       5.00200764446922293e-9,
-                       -1.18127457048702014e-9,
-                       1.04342671169110051e-10,
-                       7.78226343990507125e-12,
-                       -3.69680561864220571e-12,
-                       5.10037028745447598e-13,
-                       -2.05832605356650678e-14,
-                       -5.34812253942301798e-15,
-                       1.22677862823826079e-15 };
+  const double c[] = TY_RECIPROCAL_GAMMA;
   if (x <= 2) {
     double even = 0, odd = 0, m2 = m * m; /* (1/Gamma(1-m) +- 1/Gamma(1+m)) / 2, the odd one over m */
     for (int i = TY_COUNT(c) - 1; i >= 0; i--) {

@@ -40,6 +40,17 @@ static bool check_lengths(const char *name, const int64_t *length, int64_t n, in
   return true;
 }
 
+/* One task for each sequence of x. most: targets of a sequence that its states have room for. */
+static bool run(const ty_view *x, job *j, int64_t most, void (*sequences)(void *, int64_t, int64_t)) {
+  j->t = x->size[1];
+  j->m = x->size[2];
+  if (!check_lengths("input_lengths", j->steps, x->size[0], j->t) ||
+      !check_lengths("target_lengths", j->targets, x->size[0], most))
+    return false;
+  ty_parallel_for(x->size[0], 1, sequences, j);
+  return true;
+}
+
 /* in: emission [n, t, states], skip [n, states], steps [n], targets [n]; out: loss [n], alpha [n, t, states]. */
 bool TY_KERNEL(ctc_trellis)(const ty_kernel_args *k) {
   const ty_view *x = k->in[0];
@@ -47,14 +58,8 @@ bool TY_KERNEL(ctc_trellis)(const ty_kernel_args *k) {
             .skip = k->in[1]->data,
             .steps = k->in[2]->data,
             .targets = k->in[3]->data,
-            .out = { k->out[0]->data, k->out[1]->data },
-            .t = x->size[1],
-            .m = x->size[2] };
-  if (!check_lengths("input_lengths", j.steps, x->size[0], j.t) ||
-      !check_lengths("target_lengths", j.targets, x->size[0], j.m / 2))
-    return false;
-  ty_parallel_for(x->size[0], 1, x->dtype == TY_F64 ? f64_ctc : f32_ctc, &j);
-  return true;
+            .out = { k->out[0]->data, k->out[1]->data } };
+  return run(x, &j, x->size[2] / 2, x->dtype == TY_F64 ? f64_ctc : f32_ctc);
 }
 
 /* in: g [n], emission, skip, steps, targets, alpha, loss; out: gradient of the emission. */
@@ -67,14 +72,8 @@ bool TY_KERNEL(ctc_trellis_backward)(const ty_kernel_args *k) {
             .targets = k->in[4]->data,
             .alpha = k->in[5]->data,
             .loss = k->in[6]->data,
-            .out = { k->out[0]->data },
-            .t = x->size[1],
-            .m = x->size[2] };
-  if (!check_lengths("input_lengths", j.steps, x->size[0], j.t) ||
-      !check_lengths("target_lengths", j.targets, x->size[0], j.m / 2))
-    return false;
-  ty_parallel_for(x->size[0], 1, x->dtype == TY_F64 ? f64_ctc_backward : f32_ctc_backward, &j);
-  return true;
+            .out = { k->out[0]->data } };
+  return run(x, &j, x->size[2] / 2, x->dtype == TY_F64 ? f64_ctc_backward : f32_ctc_backward);
 }
 
 /* in: blank, label [n, t, u], steps [n], targets [n]; out: loss [n], alpha [n, t, u]. */
@@ -84,14 +83,8 @@ bool TY_KERNEL(rnnt_trellis)(const ty_kernel_args *k) {
             .second = k->in[1]->data,
             .steps = k->in[2]->data,
             .targets = k->in[3]->data,
-            .out = { k->out[0]->data, k->out[1]->data },
-            .t = x->size[1],
-            .m = x->size[2] };
-  if (!check_lengths("input_lengths", j.steps, x->size[0], j.t) ||
-      !check_lengths("target_lengths", j.targets, x->size[0], j.m - 1))
-    return false;
-  ty_parallel_for(x->size[0], 1, x->dtype == TY_F64 ? f64_rnnt : f32_rnnt, &j);
-  return true;
+            .out = { k->out[0]->data, k->out[1]->data } };
+  return run(x, &j, x->size[2] - 1, x->dtype == TY_F64 ? f64_rnnt : f32_rnnt);
 }
 
 /* in: g [n], blank, label, steps, targets, alpha, loss; out: gradients of blank and label. */
@@ -104,12 +97,6 @@ bool TY_KERNEL(rnnt_trellis_backward)(const ty_kernel_args *k) {
             .targets = k->in[4]->data,
             .alpha = k->in[5]->data,
             .loss = k->in[6]->data,
-            .out = { k->out[0]->data, k->out[1]->data },
-            .t = x->size[1],
-            .m = x->size[2] };
-  if (!check_lengths("input_lengths", j.steps, x->size[0], j.t) ||
-      !check_lengths("target_lengths", j.targets, x->size[0], j.m - 1))
-    return false;
-  ty_parallel_for(x->size[0], 1, x->dtype == TY_F64 ? f64_rnnt_backward : f32_rnnt_backward, &j);
-  return true;
+            .out = { k->out[0]->data, k->out[1]->data } };
+  return run(x, &j, x->size[2] - 1, x->dtype == TY_F64 ? f64_rnnt_backward : f32_rnnt_backward);
 }

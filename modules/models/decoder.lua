@@ -66,13 +66,7 @@ function Decoder:init(given)
 end
 
 --- Makes what head() needs besides the body.
-function Decoder:make_head(width, config)
-  if config.tie_word_embeddings then
-    self.ignored_too = { "^lm_head%.weight$" } -- some files have it twice
-  else
-    self.lm_head = layers.linear(width, config.vocab_size)
-  end
-end
+function Decoder:make_head(width, config) layers.make_head(self, width, config) end
 
 function Decoder.from_config(class, config, state)
   local tied, field = config.tie_word_embeddings, (class.family.fields or {}).tie_word_embeddings

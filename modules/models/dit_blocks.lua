@@ -108,6 +108,12 @@ function Attention:forward(x, context, mask)
     mask = mask and mask:to("bool"):unsqueeze(1):unsqueeze(1) }))
 end
 
+--- What a layer makes of x [n, t, width], by heads: [n, heads, t, head], through a norm where there is one.
+function M.by_heads(x, layer, heads, norm)
+  x = nn.split_heads(layer(x), heads)
+  return norm and norm(x) or x
+end
+
 -- Text embeddings at the network's width.
 local TextProjection = nn.module "PixArtAlphaTextProjection"
 M.TextProjection = TextProjection

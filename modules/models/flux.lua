@@ -12,7 +12,7 @@ local Component = require "tycho.models.component"
 local nn = ty.nn
 local WHO = "FluxTransformer2DModel"
 local EPS = parts.EPS
-local gated = parts.gated
+local by_heads, gated = parts.by_heads, parts.gated
 
 -- Attention over text and patches in one sequence, the text first. text: it has weights of its own; otherwise there is
 -- one stream, and no layer after attention.
@@ -28,11 +28,6 @@ function Attention:init(heads, head, text)
   for _, name in ipairs { "norm_added_q", "norm_added_k" } do self[name] = nn.RMSNorm(head, { eps = EPS }) end
   for _, name in ipairs { "add_q_proj", "add_k_proj", "add_v_proj" } do self[name] = nn.Linear(width, width) end
   self.to_add_out = nn.Linear(width, width)
-end
-
-local function by_heads(x, linear, heads, norm)
-  x = nn.split_heads(linear(x), heads)
-  return norm and norm(x) or x
 end
 
 -- x [n, t, width]; text [n, s, width] or nil; at: cos and sin of the turns of all tokens, the text's first.

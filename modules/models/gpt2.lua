@@ -117,13 +117,7 @@ function GPT2:init(options)
 end
 
 --- Makes what head() needs besides the body.
-function GPT2:make_head(width, config)
-  if config.tie_word_embeddings then
-    self.ignored_too = { "^lm_head%.weight$" } -- some files have it twice
-  else
-    self.lm_head = layers.linear(width, config.vocab_size)
-  end
-end
+function GPT2:make_head(width, config) layers.make_head(self, width, config) end
 
 --- The model of a published config.json.
 function GPT2.from_config(class, given, state)
@@ -159,22 +153,8 @@ function GPT2:cache(options) return Cache.new(#self.h, options) end
 -- Decoder:hidden().
 function GPT2:hidden(tokens, options)
   local last = layers.last("GPT2", options)
-  local cache = options and options.cache or Cache.new(0)
-  local past, t = cache.past, tokens.shape[2]
-  local cu_seqlens = options and options.cu_seqlens
-  local mask, positions
-  local longest = cu_seqlens and options.longest or past + t
-  if longest > self.context then
-    error(("GPT2: %d tokens, but there is room for %d"):format(longest, self.context), 3)
-  end
-  if cu_seqlens then
-    positions = layers.packed_positions("GPT2", tokens, options)
-  else
-    mask, positions = cache:see(tokens, options and options.mask)
-  end
-  local at = { mask = mask and mask:unsqueeze(1):unsqueeze(1), cu_seqlens = cu_seqlens,
-    cache = cache.layers > 0 and cache or nil }
-  positions = positions or ty.arange(past, past + t, { device = tokens.device })
+  local cache, t = options and options.cache or Cache.new(0), tokens.shape[2]
+  local at, positions = layers.learnt_positions("GPT2", tokens, options, cache, self.context)
   local x = layers.through(self.h, self.drop(self.wte(tokens) + self.wpe(positions)), at,
     options and options.checkpoint, last)
   cache:advance(t)

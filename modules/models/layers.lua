@@ -25,6 +25,15 @@ function M.embedding(count, width, std, pad)
   return layer
 end
 
+--- Gives a model a layer of its own for the logits, `lm_head`, unless the embeddings of its tokens serve for them.
+function M.make_head(model, width, config, std)
+  if config.tie_word_embeddings then
+    model.ignored_too = { "^lm_head%.weight$" } -- some files have it twice
+  else
+    model.lm_head = M.linear(width, config.vocab_size, false, std)
+  end
+end
+
 -- Activations that ty.linear does not have, by their names in config.json.
 local apart = { quick_gelu = function(x) return ty.glu(x, x * 1.702, "sigmoid") end, tanh = ty.tanh }
 
@@ -161,6 +170,24 @@ function M.packed_positions(who, tokens, options)
   local jumps = ty.zeros({ n + 1 }, { dtype = "i64", device = tokens.device })
   jumps = jumps:index_add(0, cu:narrow(0, 1, count), lengths)
   return (ty.arange(n, { device = tokens.device }) - jumps:cumsum(0):narrow(0, 0, n)):unsqueeze(0)
+end
+
+--- What layers of a model with a table of `context` positions are told of tokens [n, t] behind those of a cache, and
+-- the positions of these. options: mask, cu_seqlens and longest, as Decoder:forward() has them.
+function M.learnt_positions(who, tokens, options, cache, context)
+  local past, t = cache.past, tokens.shape[2]
+  local cu_seqlens = options and options.cu_seqlens
+  local longest = cu_seqlens and options.longest or past + t
+  if longest > context then error(("%s: %d tokens, but there is room for %d"):format(who, longest, context), 4) end
+  local mask, positions
+  if cu_seqlens then
+    positions = M.packed_positions(who, tokens, options)
+  else
+    mask, positions = cache:see(tokens, options and options.mask)
+  end
+  return { mask = mask and mask:unsqueeze(1):unsqueeze(1), cu_seqlens = cu_seqlens,
+    cache = cache.layers > 0 and cache or nil },
+    positions or ty.arange(past, past + t, { device = tokens.device })
 end
 
 --- Whether the mask among the options of a model says of each token which others it sees.

@@ -102,13 +102,7 @@ function OPT:init(given)
 end
 
 --- Makes what head() needs besides the body.
-function OPT:make_head(width, config)
-  if config.tie_word_embeddings then
-    self.ignored_too = { "^lm_head%.weight$" } -- some files have it twice
-  else
-    self.lm_head = layers.linear(width, config.vocab_size, false, config.init_std)
-  end
-end
+function OPT:make_head(width, config) layers.make_head(self, width, config, config.init_std) end
 
 function OPT.from_config(class, config, state)
   return class(configs.untied(config, state, { "lm_head.weight" },
@@ -123,22 +117,8 @@ function OPT:cache(options) return Cache.new(#self.model.decoder.layers, options
 -- forward(), and last as in Decoder:hidden().
 function OPT:hidden(tokens, options)
   local last, body = layers.last("OPT", options), self.model.decoder
-  local cache = options and options.cache or Cache.new(0)
-  local past, t = cache.past, tokens.shape[2]
-  local cu_seqlens = options and options.cu_seqlens
-  local mask, positions
-  local longest = cu_seqlens and options.longest or past + t
-  if longest > self.context then
-    error(("OPT: %d tokens, but there is room for %d"):format(longest, self.context), 3)
-  end
-  if cu_seqlens then
-    positions = layers.packed_positions("OPT", tokens, options)
-  else
-    mask, positions = cache:see(tokens, options and options.mask)
-  end
-  local at = { mask = mask and mask:unsqueeze(1):unsqueeze(1), cu_seqlens = cu_seqlens,
-    cache = cache.layers > 0 and cache or nil }
-  positions = positions or ty.arange(past, past + t, { device = tokens.device })
+  local cache, t = options and options.cache or Cache.new(0), tokens.shape[2]
+  local at, positions = layers.learnt_positions("OPT", tokens, options, cache, self.context)
   local x = body.embed_tokens(tokens)
   if body.project_in then x = body.project_in(x) end
   x = layers.through(body.layers, x + body.embed_positions(positions + OFFSET), at, options and options.checkpoint,

@@ -11,7 +11,8 @@ local Component = require "tycho.models.component"
 local nn = ty.nn
 local WHO = "SD3Transformer2DModel"
 local EPS = parts.EPS
-local AdaLayerNorm, FeedForward, gated = parts.AdaLayerNorm, parts.FeedForward, parts.gated
+local AdaLayerNorm, FeedForward = parts.AdaLayerNorm, parts.FeedForward
+local by_heads, gated = parts.by_heads, parts.gated
 
 -- Patches of a map and their places on a larger grid, from whose middle they are cut.
 local PlacedPatches = nn.module("PatchEmbed", nn.PatchEmbed)
@@ -52,11 +53,6 @@ function JointAttention:init(config, context)
   for _, name in ipairs { "add_q_proj", "add_k_proj", "add_v_proj" } do self[name] = nn.Linear(width, width) end
   if context == "both" then self.to_add_out = nn.Linear(width, width) end
   norms("norm_added_q", "norm_added_k")
-end
-
-local function by_heads(x, linear, heads, norm)
-  x = nn.split_heads(linear(x), heads)
-  return norm and norm(x) or x
 end
 
 -- x [n, t, width]; text [n, s, width] or nil; mask [n, 1, 1, t + s] or nil. Returns what x and text become.

@@ -361,12 +361,7 @@ end
 function M.unpack(model)
   for _, layer in ipairs(layers_of("quant.efficient_qat.unpack", model)) do
     local module = layer.module
-    ty.no_grad(function()
-      local w = M.weight(module):to(module._quant.dtype):contiguous()
-      if module.fan_in_fan_out then w = w:transpose(0, 1):contiguous() end
-      packed:unwrap(module)
-      module:parameter("weight", w)
-    end)
+    ty.no_grad(function() packed:restore(module, M.weight(module):to(module._quant.dtype):contiguous()) end)
   end
   return model
 end

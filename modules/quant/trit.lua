@@ -304,10 +304,7 @@ function M.unpack(model)
   for _, layer in ipairs(found) do
     local module, state = layer.module, layer.module._trit
     ty.no_grad(function()
-      local w = M.decode(module.trits, module.scales, state.columns, state.group):to(state.dtype)
-      if module.fan_in_fan_out then w = w:transpose(0, 1):contiguous() end
-      packed:unwrap(module)
-      module:parameter("weight", w)
+      packed:restore(module, M.decode(module.trits, module.scales, state.columns, state.group):to(state.dtype))
     end)
   end
   return model

@@ -391,6 +391,19 @@ function Wrapper:unwrap(module)
   return module
 end
 
+--- Makes the layer what it was, with a weight in the place of what the wrapper held: [outputs, inputs] of a linear
+-- layer, which is turned where the layer keeps it the other way.
+---@param module Module
+---@param weight Tensor
+---@return Module module
+function Wrapper:restore(module, weight)
+  expect(self.name, "weight", weight, "a tensor")
+  if module.fan_in_fan_out then weight = weight:transpose(0, 1):contiguous() end
+  self:unwrap(module)
+  module:parameter("weight", weight)
+  return module
+end
+
 --- The layers of a model that are wrapped: a list of { name, module }, each module once.
 ---@param who string  in front of errors
 ---@param model Module
