@@ -47,6 +47,14 @@ local Refusal = { __tostring = function(self) return self.text end }
 --- Raises a text for whoever runs a program, where its lines are not at fault: it is printed without a traceback.
 function M.refuse(text, ...) error(setmetatable({ text = text:format(...) }, Refusal), 0) end
 
+-- A text without the line of the library that it begins with, as errors of ops that the library called have it. Places
+-- that are long begin with dots instead of a folder.
+local function without_our_line(text)
+  local source, rest = text:match "^([^\n]-%.lua):%d+: (.*)$"
+  if source and (is_ours("@" .. source) or source:find "^%.%.%..*tycho/") then return rest end
+  return text
+end
+
 --- Raises an error that pcall caught at the line of the program that called into the library, unless it says where it
 -- is already; `prefix` comes before its text.
 ---@param problem any
@@ -54,7 +62,7 @@ function M.refuse(text, ...) error(setmetatable({ text = text:format(...) }, Ref
 function M.raise(problem, prefix)
   if type(problem) ~= "string" then error(problem, 0) end
   local here = M.where()
-  if problem:sub(1, #here) == here then problem = problem:sub(#here + 1) end
+  if problem:sub(1, #here) == here then problem = problem:sub(#here + 1) else problem = without_our_line(problem) end
   error(here .. (prefix or "") .. problem, 0)
 end
 

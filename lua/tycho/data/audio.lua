@@ -64,7 +64,7 @@ end
 
 local function decode_flac(bytes, who, path, from, count)
   local ok, sound, rate = pcall(ty.io.decode_flac, bytes, { from = from, count = count, name = path })
-  if not ok then arguments.raise((tostring(sound):gsub("^[^\n]-%.lua:%d+: ", "")), who .. ": ") end
+  if not ok then arguments.raise(sound, who .. ": ") end
   return sound, rate
 end
 
@@ -176,7 +176,7 @@ function M.save_flac(path, sound, rate, options)
     { bits = "8 or 16 or 24", level = "an integer in [0, 8]" })
   local samples = quantized(sound_of("data.save_flac", sound, 8), o.bits):to "i32"
   local ok, bytes = pcall(ty.io.encode_flac, samples, rate, { bits = o.bits, level = o.level })
-  if not ok then arguments.raise((tostring(bytes):gsub("^[^\n]-%.lua:%d+: ", "")), "data.save_flac: ") end
+  if not ok then arguments.raise(bytes, "data.save_flac: ") end
   ty.io.write_atomic(path, bytes)
 end
 

@@ -3,6 +3,7 @@ local ty = require "tycho"
 local datasets = require "tycho.data.dataset"
 local arguments = require "tycho.arguments"
 local pictures = require "tycho.data.pictures"
+local for_caller = require("tycho.nn.options").for_caller
 local shipped = require "tycho.data.shipped"
 local expect, none, read = arguments.expect, arguments.none, arguments.read
 
@@ -35,14 +36,7 @@ local function as_label(column, dtype, otherwise)
   return column:to(dtype)
 end
 
---- A CSV file of numbers (plain or .gz) as a TensorDataset: the column `label` (a header name, or a position from 0,
--- negative from the end) goes to the field `label`, the others to `x`. Labels that are all whole numbers become i64,
--- as classes are wanted by losses; others, the targets of a regression, keep the dtype of x. options: header (true),
--- label, label_dtype ("i64", "f32" ... says it outright), dtype ("f32"), and delimiter, skip, missing and max of
--- io.load_csv. Returns the dataset and the names of all columns.
----@param path string
----@param options? table
-function M.csv(path, options)
+local function csv(path, options)
   expect("data.csv", "path", path, "a string")
   local o = read("data.csv", options, { header = true, label = none, label_dtype = none, dtype = "f32",
     delimiter = none, skip = none, missing = none, max = none },
@@ -63,19 +57,28 @@ function M.csv(path, options)
   }, names
 end
 
+--- A CSV file of numbers (plain or .gz) as a TensorDataset: the column `label` (a header name, or a position from 0,
+-- negative from the end) goes to the field `label`, the others to `x`. Labels that are all whole numbers become i64,
+-- as classes are wanted by losses; others, the targets of a regression, keep the dtype of x. options: header (true),
+-- label, label_dtype ("i64", "f32" ... says it outright), dtype ("f32"), and delimiter, skip, missing and max of
+-- io.load_csv. Returns the dataset and the names of all columns.
+---@param path string
+---@param options? table
+function M.csv(path, options) return for_caller(csv, path, options) end
+
 --- The arrays of an .npz file by name, each with the same first size. options: those of io.load_npz.
 ---@param path string
 ---@param options? table
 function M.npz(path, options)
   expect("data.npz", "path", path, "a string")
-  return datasets.TensorDataset((ty.io.load_npz(path, options)))
+  return datasets.TensorDataset((for_caller(ty.io.load_npz, path, options)))
 end
 
 --- An .npy file: one field `x`.
 ---@param path string
 function M.npy(path)
   expect("data.npy", "path", path, "a string")
-  return datasets.TensorDataset { x = ty.io.load_npy(path) }
+  return datasets.TensorDataset { x = for_caller(ty.io.load_npy, path) }
 end
 
 --- A folder with one folder of images per class: items { image = u8 [c, h, w], label = position of the class in sorted
@@ -107,9 +110,7 @@ function M.image_folder(root, options)
   if #files == 0 then arguments.fail("data.image_folder: %s has no folders with PNG, JPEG or WebP images", root) end
   local function load(path)
     local ok, image = pcall(pictures.decode, ty.io.read(path), o)
-    if not ok then -- without the line here that asked
-      arguments.raise((tostring(image):gsub("^[^\n]-%.lua:%d+: ", "")), ("data.image_folder: %s: "):format(path))
-    end
+    if not ok then arguments.raise(image, ("data.image_folder: %s: "):format(path)) end
     return image
   end
   local transform = o.transform
