@@ -1,5 +1,6 @@
 /* What the stand-in for cuDNN computes: the operations of a graph one after the other, by plain loops over elements that
  * stand in memory as their tensors' strides say, rounded to the tensors' types. */
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -246,6 +247,14 @@ bool supported_after(const std::vector<const descriptor *> &nodes) {
 
 typedef std::map<int64_t, std::vector<double>> buffers;
 
+/* to[i] += of[i] * by, at strides. */
+void add_products(double *to, int64_t to_stride, const double *of, int64_t stride, double by, int64_t n) {
+  if (to_stride == 1 && stride == 1)
+    for (int64_t i = 0; i < n; i++) to[i] += of[i] * by;
+  else
+    for (int64_t i = 0; i < n; i++) to[i * to_stride] += of[i * stride] * by;
+}
+
 void convolve(const descriptor *node, buffers *memory, bool tf32) {
   const descriptor *dx, *dw, *dy, *o = node->other(names_of(node).options), *out = node->other(names_of(node).output);
   roles(node, &dx, &dw, &dy);
@@ -256,25 +265,40 @@ void convolve(const descriptor *node, buffers *memory, bool tf32) {
   const int64_t *stride = o->words(DNN_ATTR_CONVOLUTION_FILTER_STRIDES).data();
   const int64_t *padding = o->words(DNN_ATTR_CONVOLUTION_PRE_PADDINGS).data();
   const int64_t *dilation = o->words(DNN_ATTR_CONVOLUTION_DILATIONS).data();
-  const bool narrow = tf32 && result.type == DNN_DATA_FLOAT && x.type == DNN_DATA_FLOAT;
-  const std::vector<double> &vx = (*memory)[x.number()], &vw = (*memory)[w.number()], &vy = (*memory)[y.number()];
-  auto factor = [&](const std::vector<double> &v, int64_t i) {
-    double f = v[static_cast<size_t>(i)];
-    return narrow ? to_tf32(f) : f;
+  auto operand = [&](const tensor &t) {
+    std::vector<double> v = (*memory)[t.number()];
+    if (tf32 && result.type == DNN_DATA_FLOAT && x.type == DNN_DATA_FLOAT)
+      for (double &f : v) f = to_tf32(f);
+    return v;
   };
-  each(y.size, [&](const int64_t *i) {
-    for (int64_t c = 0; c < w.size[1]; c++)
-      for (int64_t a = 0; a < w.size[2]; a++)
-        for (int64_t b = 0; b < w.size[3]; b++) {
-          int64_t r = i[2] * stride[0] - padding[0] + a * dilation[0];
-          int64_t q = i[3] * stride[1] - padding[1] + b * dilation[1];
-          if (r < 0 || r >= x.size[2] || q < 0 || q >= x.size[3]) continue;
-          int64_t px = at(x, i[0], i[1] / rows * w.size[1] + c, r, q), pw = at(w, i[1], c, a, b);
-          int64_t py = at(y, i[0], i[1], i[2], i[3]);
-          if (out == dy) to[static_cast<size_t>(py)] += factor(vx, px) * factor(vw, pw);
-          if (out == dx) to[static_cast<size_t>(px)] += factor(vy, py) * factor(vw, pw);
-          if (out == dw) to[static_cast<size_t>(pw)] += factor(vy, py) * factor(vx, px);
-        }
+  std::vector<double> vx, vw, vy;
+  if (out != dx) vx = operand(x);
+  if (out != dw) vw = operand(w);
+  if (out != dy) vy = operand(y);
+  /* The positions of y along an axis whose window has place `a` of it on x. */
+  auto inside = [&](int d, int64_t a, int64_t *first, int64_t *last) {
+    const int64_t from = padding[d] - a * dilation[d];
+    *first = from > 0 ? (from + stride[d] - 1) / stride[d] : 0;
+    *last = std::min(y.size[2 + d], from + x.size[2 + d] <= 0 ? 0 : (from + x.size[2 + d] - 1) / stride[d] + 1);
+  };
+  const int64_t window[] = { y.size[0], w.size[0], w.size[1], w.size[2] * w.size[3] };
+  each(window, [&](const int64_t *i) {
+    const int64_t a = i[3] / w.size[3], b = i[3] % w.size[3];
+    int64_t top, bottom, left, right;
+    inside(0, a, &top, &bottom);
+    inside(1, b, &left, &right);
+    const size_t pw = static_cast<size_t>(at(w, i[1], i[2], a, b));
+    for (int64_t r = top; r < bottom && left < right; r++) {
+      const int64_t row = r * stride[0] - padding[0] + a * dilation[0];
+      const int64_t column = left * stride[1] - padding[1] + b * dilation[1];
+      const int64_t px = at(x, i[0], i[1] / rows * w.size[1] + i[2], row, column), py = at(y, i[0], i[1], r, left);
+      const int64_t sx = stride[1] * x.stride[3], sy = y.stride[3], n = right - left;
+      if (out == dy) add_products(&to[static_cast<size_t>(py)], sy, &vx[static_cast<size_t>(px)], sx, vw[pw], n);
+      if (out == dx) add_products(&to[static_cast<size_t>(px)], sx, &vy[static_cast<size_t>(py)], sy, vw[pw], n);
+      if (out == dw)
+        for (int64_t k = 0; k < n; k++)
+          to[pw] += vy[static_cast<size_t>(py + k * sy)] * vx[static_cast<size_t>(px + k * sx)];
+    }
   });
 }
 
@@ -309,11 +333,11 @@ void compute_node(const descriptor *node, buffers *memory, bool tf32) {
     const tensor b(node->other(o.inputs[1]));
     const std::vector<double> &vb = (*memory)[b.number()];
     const int64_t heads = y.size[1] / b.size[1];
-    each(y.size, [&](const int64_t *i) {
-      double sum = 0;
-      for (int64_t k = 0; k < x.size[3]; k++)
-        sum += value(vx, at(x, i[0], i[1], i[2], k)) * value(vb, at(b, i[0], i[1] / heads, k, i[3]));
-      result[static_cast<size_t>(at(y, i[0], i[1], i[2], i[3]))] = sum;
+    const int64_t lines[] = { y.size[0], y.size[1], y.size[2], x.size[3] }; /* the last is what is summed over */
+    each(lines, [&](const int64_t *i) {
+      add_products(&result[static_cast<size_t>(at(y, i[0], i[1], i[2], 0))], y.stride[3],
+                   &vb[static_cast<size_t>(at(b, i[0], i[1] / heads, i[3], 0))], b.stride[3],
+                   value(vx, at(x, i[0], i[1], i[2], i[3])), y.size[3]);
     });
   } else if (node->kind == DNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
     const bool add = options->word(DNN_ATTR_REDUCTION_OPERATOR) == DNN_REDUCE_TENSOR_ADD;
