@@ -1,5 +1,6 @@
 /* A stand-in for cuBLASLt on the emulated device: the calls that kernels/cuda/matmul_library.cu makes, by plain loops. It
  * refuses what the documentation of cuBLASLt does not list, and complains when it is used otherwise than agreed. */
+#include <algorithm>
 #include <cublasLt.h>
 
 #include <cmath>
@@ -138,22 +139,27 @@ enum { WORKSPACE = 512, MAGIC = 0x7479 };
 bool multiply(const desc_t &d, const layout_t &la, const layout_t &lb, const layout_t &lc, shape s, const char *a,
               const char *b, double beta, const char *c, char *out) {
   const bool tf32 = d.compute == CUBLAS_COMPUTE_32F_FAST_TF32, exact = d.compute != CUBLAS_COMPUTE_64F;
-  std::vector<double> row(static_cast<size_t>(s.k)), results(static_cast<size_t>(s.m * s.n));
+  auto factor = [&](cudaDataType_t type, const char *p, int64_t at) {
+    const double v = load(type, p, at);
+    return tf32 ? to_tf32(static_cast<float>(v)) : v;
+  };
+  std::vector<double> right(static_cast<size_t>(s.k * s.n)), sums(static_cast<size_t>(s.n));
   for (int64_t i = 0; i < lc.count; i++) {
     const char *pa = a + i * la.step * static_cast<int64_t>(bytes_of(la.type));
     const char *pb = b + i * lb.step * static_cast<int64_t>(bytes_of(lb.type));
     const int64_t at = i * lc.step * static_cast<int64_t>(bytes_of(lc.type));
+    for (int64_t q = 0; q < s.k; q++) /* [k, n], so that the loop below has neighbours */
+      for (int64_t y = 0; y < s.n; y++)
+        right[static_cast<size_t>(q * s.n + y)] = factor(lb.type, pb, d.turned_b ? y + q * lb.lead : q + y * lb.lead);
     for (int64_t x = 0; x < s.m; x++) {
+      std::fill(sums.begin(), sums.end(), 0);
       for (int64_t q = 0; q < s.k; q++) {
-        double v = load(la.type, pa, d.turned_a ? q + x * la.lead : x + q * la.lead);
-        row[static_cast<size_t>(q)] = tf32 ? to_tf32(static_cast<float>(v)) : v;
+        const double v = factor(la.type, pa, d.turned_a ? q + x * la.lead : x + q * la.lead);
+        const double *line = &right[static_cast<size_t>(q * s.n)];
+        for (int64_t y = 0; y < s.n; y++) sums[static_cast<size_t>(y)] += v * line[y];
       }
       for (int64_t y = 0; y < s.n; y++) {
-        double sum = 0;
-        for (int64_t q = 0; q < s.k; q++) {
-          double v = load(lb.type, pb, d.turned_b ? y + q * lb.lead : q + y * lb.lead);
-          sum += row[static_cast<size_t>(q)] * (tf32 ? to_tf32(static_cast<float>(v)) : v);
-        }
+        double sum = sums[static_cast<size_t>(y)];
         if (exact && lc.type != CUDA_R_32I) sum = static_cast<float>(sum);
         if (beta != 0) sum += beta * load(lc.type, c + at, x + y * lc.lead);
         if (has_bias(d.epilogue)) sum += load(lc.type, d.bias, x);
