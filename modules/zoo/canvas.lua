@@ -210,20 +210,22 @@ Judge.__index = Judge
 ---@return CanvasJudge
 function M.judge(network) return setmetatable({ network = network or shelf.load "canvas-judge" }, Judge) end
 
+-- What a judge makes of pictures, computed where its network is, given on the CPU, where labels and measures are.
 local BATCH = 256
-local function in_batches(pictures, fn)
-  local list, n = {}, pictures.shape[1]
+local function in_batches(judge, pictures, fn)
+  local list, n, there = {}, pictures.shape[1], { device = judge.network:device() }
   for start = 0, n - 1, BATCH do
-    list[#list + 1] = ty.no_grad(function() return fn(pictures:narrow(0, start, math.min(BATCH, n - start))) end)
+    local x = pictures:narrow(0, start, math.min(BATCH, n - start)):to(there)
+    list[#list + 1] = ty.no_grad(function() return fn(folded(x)):to { device = "cpu" } end)
   end
   return ty.concat(list, 0)
 end
 
---- Style, kind, ground, colour and mark of pictures u8 [n, 3, 32, 32]: i64 [n] each.
+--- Style, kind, ground, colour and mark of pictures u8 [n, 3, 32, 32]: i64 [n] each, on the CPU.
 ---@param pictures Tensor
 ---@return table<string, Tensor>
 function Judge:see(pictures)
-  local logits, found, at = in_batches(pictures, function(x) return self.network(folded(x)) end), {}, 0
+  local logits, found, at = in_batches(self, pictures, self.network), {}, 0
   for _, row in ipairs(sizes) do
     found[row[1]] = logits:narrow(1, at, row[2]):argmax(1)
     at = at + row[2]
@@ -231,13 +233,11 @@ function Judge:see(pictures)
   return found
 end
 
---- Features of pictures, f32 [n, width].
+--- Features of pictures, f32 [n, width], on the CPU.
 ---@param pictures Tensor
 ---@return Tensor
 function Judge:features(pictures)
-  return in_batches(pictures, function(x)
-    return self.network:features(folded(x))
-  end)
+  return in_batches(self, pictures, function(x) return self.network:features(x) end)
 end
 
 --- Shares of pictures that show what was wanted, by name: of labels i64 [n] as M.labels gives them.
@@ -246,7 +246,7 @@ end
 ---@return table<string, number>
 function Judge:shares(pictures, labels)
   local found, shares = self:see(pictures), {}
-  for name, wanted in pairs(labels) do shares[name] = found[name]:eq(wanted):to("f32"):mean():item() end
+  for name, wanted in pairs(labels) do shares[name] = found[name]:eq(wanted:to { device = "cpu" }):to("f32"):mean():item() end
   return shares
 end
 
@@ -262,7 +262,7 @@ function Judge:large(pictures, labels)
   local half = x:avg_pool2d(2)
   local found = self:shares(half:round():to "u8", labels)
   local squares = pictures:rearrange("n c (a h) (b w) -> (n a b) c h w", { h = canvas.side, w = canvas.side })
-  found.again = self:see(squares).kind:reshape(n, 4):eq(labels.kind:unsqueeze(1)):to("f32"):sum(1):mean():item()
+  found.again = self:see(squares).kind:reshape(n, 4):eq(labels.kind:unsqueeze(1):to { device = "cpu" }):to("f32"):sum(1):mean():item()
   found.rough = (x - half:interpolate({ x.shape[3], x.shape[4] })):square():mean():sqrt():item()
   return found
 end

@@ -117,8 +117,9 @@ for _, ranks in ipairs { 1, 2, 4 } do
   local there, report = guided(one, { 1 }, like { ranks = ranks })
   same, told = same and there:eq(here):all():item(), report
 end
-local x, both = ty.randn { 2, 48, SIDE, SIDE }, diffusion.condition.concat { one.condition, null }
-local times = r:time({ piece = function() ty.no_grad(network, x, ty.full({ 2 }, 500.0), both) end,
+local x = ty.randn({ 2, 48, SIDE, SIDE }, { device = r.device })
+local both = diffusion.condition.concat { one.condition, null }
+local times = r:time({ piece = function() ty.no_grad(network, x, ty.full({ 2 }, 500.0, { device = r.device }), both) end,
   whole = function() guided(one, { 1 }, chosen) end }, { rounds = r.quick and 1 or 9 })
 local calls = told.pieces * told.steps[1] + told.tiles * told.steps[2]
 local rest = math.max(0, times.whole - calls * times.piece) / args.steps
