@@ -246,7 +246,9 @@ end
 ---@return table<string, number>
 function Judge:shares(pictures, labels)
   local found, shares = self:see(pictures), {}
-  for name, wanted in pairs(labels) do shares[name] = found[name]:eq(wanted:to { device = "cpu" }):to("f32"):mean():item() end
+  for name, wanted in pairs(labels) do
+    shares[name] = found[name]:eq(wanted:to { device = "cpu" }):to("f32"):mean():item()
+  end
   return shares
 end
 
@@ -262,7 +264,8 @@ function Judge:large(pictures, labels)
   local half = x:avg_pool2d(2)
   local found = self:shares(half:round():to "u8", labels)
   local squares = pictures:rearrange("n c (a h) (b w) -> (n a b) c h w", { h = canvas.side, w = canvas.side })
-  found.again = self:see(squares).kind:reshape(n, 4):eq(labels.kind:unsqueeze(1):to { device = "cpu" }):to("f32"):sum(1):mean():item()
+  local kind = labels.kind:unsqueeze(1):to { device = "cpu" }
+  found.again = self:see(squares).kind:reshape(n, 4):eq(kind):to("f32"):sum(1):mean():item()
   found.rough = (x - half:interpolate({ x.shape[3], x.shape[4] })):square():mean():sqrt():item()
   return found
 end

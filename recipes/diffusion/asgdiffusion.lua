@@ -119,7 +119,8 @@ for _, ranks in ipairs { 1, 2, 4 } do
 end
 local x = ty.randn({ 2, 48, SIDE, SIDE }, { device = r.device })
 local both = diffusion.condition.concat { one.condition, null }
-local times = r:time({ piece = function() ty.no_grad(network, x, ty.full({ 2 }, 500.0, { device = r.device }), both) end,
+local at = ty.full({ 2 }, 500.0, { device = r.device })
+local times = r:time({ piece = function() ty.no_grad(network, x, at, both) end,
   whole = function() guided(one, { 1 }, chosen) end }, { rounds = r.quick and 1 or 9 })
 local calls = told.pieces * told.steps[1] + told.tiles * told.steps[2]
 local rest = math.max(0, times.whole - calls * times.piece) / args.steps

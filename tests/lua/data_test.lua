@@ -320,9 +320,9 @@ check.test("readers: csv", function()
   check.fails(function() data.csv(path, { label = "x" }) end, "no column 'x'")
   check.fails(function() data.csv(path, { label = 3 }) end, "data.csv: label: expected a column from 0 to 2, got 3")
   -- What the reader below finds is said of the line here.
-  local here = "data_test.lua:" .. debug.getinfo(1, "l").currentline + 1 .. ": "
+  local line = "data_test.lua:" .. debug.getinfo(1, "l").currentline + 1 .. ": "
   local ok, problem = pcall(function() data.csv(path, { max = 4 }) end)
-  check.ok(not ok and problem:find(here, 1, true) and not problem:find("readers.lua", 1, true), problem)
+  check.ok(not ok and problem:find(line, 1, true) and not problem:find("readers.lua", 1, true), problem)
   ty.io.write_atomic(path, "a,y\n1,0.25\n2,-1.5\n3,16777217\n") -- the target of a regression
   local regression = data.csv(path, { label = "y" })
   check.equal(regression.fields.label.dtype, "f32")
