@@ -10,7 +10,8 @@
 enum {
   NOT_FINITE = -1,
   TY_FEW_UNKNOWNS = 24, /* up to which triangles are not solved by halves, */
-  TY_MANY_SIDES = 16    /* nor with fewer right-hand sides */
+  TY_MANY_SIDES = 16,   /* nor with fewer right-hand sides */
+  TY_ONE_THREAD = 384   /* rows or columns below which LAPACK's own threads wait for each other longer than they work */
 };
 
 typedef struct job {
@@ -57,7 +58,9 @@ static inline bool run_threads(const ty_kernel_args *k, const ty_view *shape, ty
 
 static inline __attribute__((unused)) bool run(const ty_kernel_args *k, const ty_view *shape, ty_range_fn *f32,
                                                ty_range_fn *f64, job *j) {
-  return run_threads(k, shape, f32, f64, INT_MAX, j);
+  const ty_view *x = k->in[0];
+  const int64_t m = x->size[x->ndim - 2], n = x->size[x->ndim - 1];
+  return run_threads(k, shape, f32, f64, (m < n ? m : n) < TY_ONE_THREAD ? 1 : INT_MAX, j);
 }
 
 /* After run(), where LAPACK iterates. */

@@ -3,18 +3,24 @@
 
 #include "finite_real.h"
 #include "triangle_real.h"
+#include "turn_real.h"
+#include "cholesky_real.h"
 
 static void FN(cholesky)(void *context, int64_t begin, int64_t end) {
   job *j = context;
-  int n = j->n, info;
-  for (int64_t i = begin; i < end; i++) {
-    const REAL *x = (const REAL *)j->k->in[0]->data + i * n * n;
-    REAL *y = (REAL *)j->k->out[0]->data + i * n * n;
-    for (int r = 0; r < n; r++)
-      for (int c = 0; c < n; c++) y[(int64_t)r * n + c] = c <= r ? x[(int64_t)r * n + c] : 0;
-    CALL(potrf)("U", &n, y, &n, &info, 1);
-    if (info) note(j, i, info);
+  const int n = j->n;
+  const int64_t square = (int64_t)n * n;
+  const bool averaged = ((const ty_p_dim *)j->k->params)->flag;
+  const size_t bytes = sizeof(REAL) * (size_t)(square + square / 4);
+  REAL *room = ty_scratch_alloc(bytes);
+  for (int64_t i = begin; i < end && room; i++) {
+    const REAL *x = (const REAL *)j->k->in[0]->data + i * square;
+    const int info = FN(cholesky_of)(x, (REAL *)j->k->out[0]->data + i * square, n, averaged, room);
+    if (info < 0) j->out_of_memory = true;
+    else if (info) note(j, i, info);
   }
+  if (room) ty_scratch_free(room, bytes);
+  else j->out_of_memory = true;
 }
 
 static void FN(solve_triangular)(void *context, int64_t begin, int64_t end) {

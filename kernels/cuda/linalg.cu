@@ -75,12 +75,16 @@ template <class Fn> static bool with_solver(const ty_kernel_args *k, const char 
 
 /* ---- cholesky ---- */
 
-template <class T> __global__ void lower_of(const T *x, T *y, int64_t n, int64_t count) {
-  for (int64_t i = blockIdx.x * THREADS + threadIdx.x; i < count; i += int64_t{ gridDim.x } * THREADS)
-    y[i] = i % n <= i / n % n ? x[i] : T(0);
+/* Of x or, `averaged`, of (x + x') / 2. */
+template <class T> __global__ void lower_of(const T *x, T *y, int64_t n, bool averaged, int64_t count) {
+  for (int64_t i = blockIdx.x * THREADS + threadIdx.x; i < count; i += int64_t{ gridDim.x } * THREADS) {
+    const int64_t row = i / n % n, column = i % n, mirrored = i + (column - row) * (n - 1);
+    y[i] = column > row ? T(0) : averaged ? (x[i] + x[mirrored]) * T(0.5) : x[i];
+  }
 }
 
 TY_CUDA_KERNEL(cholesky_factor) {
+  const bool averaged = static_cast<const ty_p_dim *>(k->params)->flag;
   matrices s = {};
   if (k->in[0]->count == 0) return true;
   if (!matrices_of(k->in[0], &s)) return false;
@@ -94,7 +98,7 @@ TY_CUDA_KERNEL(cholesky_factor) {
     if (!library.ok(f.potrf_bufferSize(library.handle, SOLVER_UPPER, s.n, y, s.n, &lwork), "potrf")) return false;
     ty_cuda_scratch work(sizeof(T) * static_cast<size_t>(lwork)), info(sizeof(int) * static_cast<size_t>(s.count));
     if (!work.data || !info.data) return false;
-    if (!TY_LAUNCH((lower_of<T>), ty_cuda_blocks(count, THREADS), THREADS, 0, x, y, n, count)) return false;
+    if (!TY_LAUNCH((lower_of<T>), ty_cuda_blocks(count, THREADS), THREADS, 0, x, y, n, averaged, count)) return false;
     for (int64_t i = 0; i < s.count; i++)
       if (!library.ok(
               f.potrf(library.handle, SOLVER_UPPER, s.n, y + i * each, s.n, work.as<T>(), lwork, info.as<int>() + i),

@@ -42,13 +42,15 @@ static ty_tensor *plus(ty_tensor *a, ty_tensor *b) { return !a ? b : !b ? a : ty
 bool fwd_cholesky(ty_call *c) {
   const ty_cholesky_args *a = TY_ARGS(cholesky, c);
   if (!check_square(c, 0)) return false;
-  ty_tensor *l = ty_cholesky_factor(symmetric(a->x.t));
+  ty_tensor *l = ty_cholesky_factor(a->x.t, true);
   return ty_out_set(c, 0, a->upper.i ? turned(l) : l);
 }
 
 bool fwd_cholesky_factor(ty_call *c) {
-  ty_tensor *x = TY_ARGS(cholesky_factor, c)->x.t;
-  return check_square(c, 0) && ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, NULL);
+  const ty_cholesky_factor_args *a = TY_ARGS(cholesky_factor, c);
+  ty_tensor *x = a->x.t;
+  return check_square(c, 0) && ty_out_like(c, 0, x, ty_dtype_of(x)) &&
+         ty_launch(c, &x, 1, &(ty_p_dim){ .flag = a->averaged.i });
 }
 
 /* l^-T half_lower(l' g) l^-1, as the gradient of a symmetric matrix. */

@@ -45,6 +45,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(segment_weights, PLAIN, segments) P(segment_weights_backward, PLAIN, segments)
 
   P(matmul, PLAIN, activation) P(sparsify, PLAIN, sparsify) P(triangular_solve, PLAIN, triangular) P(conv2d, PLAIN, conv)
+  P(cholesky_factor, PLAIN, dim)
   P(conv2d_int8, PLAIN, conv_int8) P(conv2d_int8_backward_input, PLAIN, conv_int8)
   P(conv2d_int8_backward_weight, PLAIN, conv_int8) P(add_int8, PLAIN, int8) P(inside_int8, PLAIN, int8)
   P(conv2d_backward_input, PLAIN, conv) P(conv2d_backward_weight, PLAIN, conv)

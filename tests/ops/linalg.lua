@@ -26,16 +26,14 @@ return function(row, T)
     return l
   end
 
-  local function cholesky(average)
-    return function(x, upper)
-      local y = shaped(x, x.shape[#x.shape], x.shape[#x.shape])
-      each(x, function(a)
-        local n = #a
-        local l = factor(average and averaged(a, n) or a, n)
-        put(y, upper == true and turned(l, n, n) or l)
-      end)
-      return y
-    end
+  local function cholesky(x, average, upper)
+    local y = shaped(x, x.shape[#x.shape], x.shape[#x.shape])
+    each(x, function(a)
+      local n = #a
+      local l = factor(average and averaged(a, n) or a, n)
+      put(y, upper and turned(l, n, n) or l)
+    end)
+    return y
   end
 
   local indefinite = { 1, 2, 2, 1 }
@@ -44,8 +42,9 @@ return function(row, T)
       { T { 1, 1, values = { 2 } } }, { T { 2, 4, 4, values = positive(4, 2) } }, { T { 2, 3, 3, values = positive(3, 2) }, true },
       { T { 3, 3, values = positive(3) } }, { T { 0, 0 } }, { T { 0, 2, 2 } }, { T { 20, 20, values = positive(20) }, grad = false },
       { T { 3, 3, values = { 4, 1, 0, 0.5, 3, 1, 0.25, 0, 5 } } }, { T { 5, 7, 7, values = positive(7, 5) }, grad = false },
+      { T { 33, 33, values = positive(33) }, grad = false }, { T { 2, 150, 150, values = positive(150, 2) }, grad = false },
     },
-    ref = cholesky(true),
+    ref = function(x, upper) return cholesky(x, true, upper == true) end,
     tol = { f32 = 2e-5, f64 = 1e-11 },
     errors = {
       { T { 3 }, match = "x: expected [..., n, n]" }, { T { 2, 3 }, match = "expected square matrices [..., n, n], got [2, 3]" },
@@ -53,8 +52,11 @@ return function(row, T)
     },
   })
   row("cholesky_factor", {
-    cases = { { T { 2, 3, 3, values = positive(3, 2) } }, { T { 0, 0 } } }, -- only one triangle is read
-    ref = cholesky(false),
+    cases = { -- only one triangle is read, unless they are averaged
+      { T { 2, 3, 3, values = positive(3, 2) } }, { T { 0, 0 } }, { T { 2, 2, values = { 4, 99, 1, 3 } } },
+      { T { 2, 2, values = { 4, 2, 1, 3 } }, true },
+    },
+    ref = function(x, average) return cholesky(x, average == true) end,
     grad = "through cholesky: it takes x as symmetric, which no difference in one element keeps",
     tol = { f32 = 2e-5, f64 = 1e-11 },
   })
