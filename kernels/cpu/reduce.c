@@ -91,6 +91,7 @@ static state wide_deviations(const float *x, int64_t n) {
 }
 
 #define IS_NAN(x) ((x) != (x))
+#define MASK int32_t
 #define NOT_A_NUMBER NAN
 #define WRAP(type) type
 #define REAL float
@@ -106,6 +107,8 @@ static state wide_deviations(const float *x, int64_t n) {
 #undef SUFFIX
 #undef EXP
 #undef TOO_NARROW
+#undef MASK
+#define MASK int64_t
 #define REAL double
 #define SUFFIX f64
 #define EXP exp
@@ -237,7 +240,7 @@ static void reduce_run(const plan *p, const char *base, int64_t begin, int64_t e
   int64_t width = p->reduced_size[last], stride = p->reduced_stride[last];
   bool in_place = stride == 1 && (p->dtype == TY_F32 || p->dtype == TY_F64 || p->dtype == TY_I64);
   bool extreme = p->k == MAX || p->k == MIN || p->k == ARGMAX || p->k == ARGMIN; /* has no rounding to keep small */
-  int64_t most = in_place && extreme ? LONG_BLOCK : BLOCK;
+  int64_t most = in_place && extreme ? LONG_BLOCK : in_place ? 4 * BLOCK : BLOCK;
   bool halves = sums_halves(p, stride);
   for (int64_t i = begin; i < end;) {
     int64_t in_row = i % width, n = width - in_row;
