@@ -63,6 +63,21 @@ static void inside(const conv_shape *s, int64_t kj, int64_t *from, int64_t *to) 
   if (*from > *to) *from = *to;
 }
 
+/* to[k] = from[2 k] for k < n. */
+static inline void take_even(const uint16_t *restrict from, int64_t n, uint16_t *restrict to) {
+  int64_t k = 0;
+#if defined(__AVX512BW__)
+  for (; k + 16 < n; k += 16) /* so that the odd ones are there as well */
+    _mm256_storeu_si256((__m256i *)(void *)(to + k), _mm512_cvtepi32_epi16(_mm512_loadu_si512(from + 2 * k)));
+  if (n >= 16) { /* with some once more */
+    const __m512i pairs = _mm512_maskz_loadu_epi16(0x7fffffff, from + 2 * (n - 16));
+    _mm256_storeu_si256((__m256i *)(void *)(to + n - 16), _mm512_cvtepi32_epi16(pairs));
+    return;
+  }
+#endif
+  for (; k < n; k++) to[k] = from[2 * k];
+}
+
 /* windows [c/groups kh kw, oh ow] of one image and group. */
 static void gather(const job *j, const uint16_t *restrict x, uint16_t *restrict windows) {
   const conv_shape *s = &j->s;
@@ -80,6 +95,7 @@ static void gather(const job *j, const uint16_t *restrict x, uint16_t *restrict 
           const uint16_t *line = x + (c * s->h + i) * s->w + kj * s->dw - s->pw;
           for (int64_t k = 0; k < from; k++) windows[k] = 0;
           if (s->sw == 1) memcpy(windows + from, line + from, sizeof *windows * (size_t)(to - from));
+          else if (s->sw == 2) take_even(line + 2 * from, to - from, windows + from);
           else
             for (int64_t k = from; k < to; k++) windows[k] = line[k * s->sw];
           for (int64_t k = to; k < s->ow; k++) windows[k] = 0;
