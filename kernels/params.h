@@ -114,6 +114,7 @@ typedef struct ty_p_fft {
   int dim;
   bool inverse, doubled;
   double scale, first;
+  int64_t hop; /* of frames */
 } ty_p_fft;
 
 /* Numbers by a seed and the position: kernels/seeded.h. */

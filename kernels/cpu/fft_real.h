@@ -21,6 +21,9 @@ typedef struct FN(job) {
   const REAL *x;
   REAL *y;
   int64_t lines, inner, length, out, n;
+  int64_t frames, signal,
+      hop;            /* lines begin `hop` apart, `frames` of them in each `signal` positions; without: 1 line */
+  const REAL *window; /* what signals are multiplied by, where inner is 1; or NULL */
   bool inverse, doubled, failed;
   REAL scale, first;
 } FN(job);
@@ -35,6 +38,11 @@ INLINED int64_t FN(place)(const FN(job) * j, int64_t i, const int mode, const bo
   if (j->plan->packed) part = f % 2, f /= 2;
   if (mirrored && f) f = j->plan->length - f;
   return 2 * f + part;
+}
+
+INLINED const REAL *FN(line_at)(const FN(job) * j, int64_t line, int64_t parts) {
+  const int64_t block = line / j->inner, within = line % j->inner;
+  return j->x + (block / j->frames * j->signal + block % j->frames * j->hop + within) * parts;
 }
 
 /* ---- by lanes ---- */
@@ -55,12 +63,18 @@ INLINED void FN(gather)(const FN(job) * j, int64_t line, int count, const int pa
     return;
   }
   const REAL *row[LANES];
-  for (int l = 0; l < count; l++) row[l] = j->x + ((line + l) / inner * j->length * inner + (line + l) % inner) * parts;
+  for (int l = 0; l < count; l++) row[l] = FN(line_at)(j, line + l, parts);
+  const REAL *window = parts == 1 ? j->window : NULL;
   int64_t f = 0;
   for (; inner == 1 && count == LANES && f + LANES <= taken * parts; f += LANES) {
     VEC v[LANES];
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++) v[l] = (VEC) * (const LOOSE *)(row[l] + f);
+    if (window) {
+      const VEC w = (VEC) * (const LOOSE *)(window + f);
+#pragma GCC unroll 16
+      for (int l = 0; l < LANES; l++) v[l] *= w;
+    }
     FN(transpose)(v);
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++) to[parts == 2 ? (f + l) ^ swap : FN(place)(j, f + l, mode, false)] = v[l];
@@ -68,6 +82,7 @@ INLINED void FN(gather)(const FN(job) * j, int64_t line, int count, const int pa
   for (; f < taken * parts; f++) {
     REAL v[LANES] = { 0 };
     for (int l = 0; l < count; l++) v[l] = row[l][f / parts * step + f % parts];
+    for (int l = 0; l < count && window; l++) v[l] *= window[f];
     to[parts == 2 ? f ^ swap : FN(place)(j, f, mode, false)] = (VEC) * (const LOOSE *)v;
   }
 }
@@ -210,7 +225,8 @@ static void FN(gather_one)(const FN(job) * j, const REAL *x, int parts, int64_t 
   if (parts == 2)
     for (int64_t i = 0; i < taken; i++, x += step) to[2 * i] = x[0], to[2 * i + 1] = x[1];
   else
-    for (int64_t i = 0; i < taken; i++, x += step) to[FN(place)(j, i, mode, false)] = x[0];
+    for (int64_t i = 0; i < taken; i++, x += step)
+      to[FN(place)(j, i, mode, false)] = j->window ? x[0] * j->window[i] : x[0];
   for (int64_t i = taken; i < of; i++) {
     if (parts == 2) to[2 * i] = to[2 * i + 1] = 0;
     else to[FN(place)(j, i, mode, false)] = 0;
@@ -304,7 +320,7 @@ static bool FN(one)(const FN(job) * j, int64_t line, const FN(desk) * d) {
   const int64_t n = j->n, half = n / 2 + 1, inner = j->inner;
   const bool complex_in = j->kind == TY_FFT_COMPLEX || j->kind == TY_FFT_HALF;
   const bool complex_out = j->kind == TY_FFT_COMPLEX || j->kind == TY_FFT_REAL;
-  const REAL *x = j->x + (line / inner * j->length * inner + line % inner) * (complex_in ? 2 : 1);
+  const REAL *x = FN(line_at)(j, line, complex_in ? 2 : 1);
   REAL *y = j->y + (line / inner * j->out * inner + line % inner) * (complex_out ? 2 : 1), *s = d->s, *t = d->t;
   const int64_t of = j->kind == TY_FFT_HALF ? half : n, taken = j->length < of ? j->length : of;
   if (j->kind == TY_FFT_HALF) return FN(one_half)(j, d, x, y, taken);
@@ -319,7 +335,7 @@ static bool FN(one)(const FN(job) * j, int64_t line, const FN(desk) * d) {
     if (!whole_out) FN(scatter_one)(j, t, 2, n, FN(PLAIN), y);
     return true;
   }
-  const bool cosine = j->kind == TY_FFT_COSINE, direct = whole_in && p->packed && !cosine;
+  const bool cosine = j->kind == TY_FFT_COSINE, direct = whole_in && p->packed && !cosine && !j->window;
   if (!p->packed) memset(s, 0, (size_t)n * 2 * sizeof *s);
   if (!direct) FN(gather_one)(j, x, 1, taken, n, cosine ? FN(FOLDED) : FN(SIGNAL), s);
   if (!FN(run_line)(p->line, direct ? x : s, t, false, j->scale, d->room, d->shared, inner == 1 ? y : NULL,
@@ -376,6 +392,33 @@ static bool FN(run)(FN(job) * j) {
   else ty_parallel_for(j->lines, 1 + 16384 / h, FN(some_lines), j);
   ty_fft_plan_close(j->plan);
   return !j->failed;
+}
+
+/* Planes: their rows and then, in place, their columns, of which there are at least two. */
+typedef struct FN(planes) {
+  FN(job) rows, columns;
+  int64_t from, to; /* elements of a plane */
+  bool failed;
+} FN(planes);
+
+static void FN(some_planes)(void *context, int64_t begin, int64_t end) {
+  FN(planes) *p = context;
+  for (int64_t i = begin; i < end && !ty_interrupted; i++) {
+    FN(job) rows = p->rows, columns = p->columns;
+    rows.x += i * p->from, rows.y += i * p->to;
+    columns.y += i * p->to, columns.x = columns.y;
+    if (!FN(run)(&rows) || !FN(run)(&columns)) p->failed = true;
+  }
+}
+
+/* One by one where the columns then find a plane in the second cache. */
+static bool FN(run_planes)(FN(planes) * p, int64_t count) {
+  if (count >= ty_parallel_threads() && p->to * (int64_t)sizeof(REAL) <= 3 << 18) {
+    ty_parallel_for(count, 1 + 32768 / p->to, FN(some_planes), p);
+    return !p->failed;
+  }
+  p->rows.lines *= count, p->columns.lines *= count;
+  return FN(run)(&p->rows) && FN(run)(&p->columns);
 }
 
 #undef VEC

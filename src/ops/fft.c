@@ -103,6 +103,36 @@ bool vjp_dct_line(ty_vjp *c) {
   return true;
 }
 
+/* ---- along two dimensions at once ---- */
+
+bool fwd_fft_plane(ty_call *c) {
+  const ty_fft_plane_args *a = TY_ARGS(fft_plane, c);
+  ty_tensor *x = a->x.t;
+  const bool real = a->real.i;
+  int ndim;
+  if (!signal_dims(c, !real, &ndim)) return false;
+  if (ndim < 2 || x->v.size[ndim - 2] < 1 || x->v.size[ndim - 1] < 2 || ndim >= TY_MAX_DIMS)
+    return ty_op_fail(c, TY_EINVAL, "x: expected planes with rows and at least two columns, got %s", ty_describe(x));
+  if (real && a->inverse.i) return ty_op_fail(c, TY_EINVAL, "inverse: expected false for a real x, got true");
+  int64_t size[TY_MAX_DIMS];
+  memcpy(size, x->v.size, sizeof size);
+  if (real) size[ndim - 1] = size[ndim - 1] / 2 + 1;
+  size[ndim] = 2;
+  return ty_out(c, 0, ty_device_of(x), ty_dtype_of(x), ndim + 1, size) &&
+         ty_launch(c, &x, 1, &(ty_p_fft){ .inverse = a->inverse.i, .scale = a->scale.f });
+}
+
+bool vjp_fft_plane(ty_vjp *c) {
+  const ty_fft_plane_args *a = TY_ARGS(fft_plane, c);
+  if (!a->real.i) {
+    c->dx[0] = ty_fft_plane(c->g[0], false, !a->inverse.i, a->scale.f);
+    return true;
+  }
+  const int64_t h = length_before(c, -2, false), w = length_before(c, -1, false);
+  c->dx[0] = ty_irfft_line(ty_fft_line(c->g[0], h, -2, h, true, 1), w, -1, w, false, false, a->scale.f);
+  return true;
+}
+
 /* ---- what PyTorch calls them ---- */
 
 /* The factor of a transform of n positions; `back`: of one that is an inverse by its name. */
@@ -220,16 +250,27 @@ static ty_tensor *along_rest(ty_tensor *x, const several *s, int from, bool inve
   return x;
 }
 
+/* Whether the transforms are those of whole planes, which have an op for the CPU. */
+static bool is_plane(const ty_tensor *x, const several *s, bool complex) {
+  const int ndim = x->v.ndim - complex, device = ty_device_of(x);
+  return s->count == 2 && s->dim[0] == ndim - 2 && s->dim[1] == ndim - 1 && s->n[0] == x->v.size[ndim - 2] &&
+         s->n[1] == x->v.size[ndim - 1] && s->n[1] >= 2 && ndim < TY_MAX_DIMS &&
+         (device == TY_CPU || device == TY_META);
+}
+
 static bool complex_several(ty_call *c, bool two, bool inverse) {
   several s;
-  return several_dims(c, two, true, false, inverse, &s) &&
-         ty_out_set(c, 0, along_rest(c->arg[0].t, &s, s.count - 1, inverse, s.scale));
+  if (!several_dims(c, two, true, false, inverse, &s)) return false;
+  ty_tensor *x = c->arg[0].t;
+  if (is_plane(x, &s, true)) return ty_out_set(c, 0, ty_fft_plane(x, false, inverse, s.scale));
+  return ty_out_set(c, 0, along_rest(x, &s, s.count - 1, inverse, s.scale));
 }
 
 static bool half_several(ty_call *c, bool two) {
   several s;
   if (!several_dims(c, two, false, false, false, &s)) return false;
   const int last = s.count - 1;
+  if (is_plane(c->arg[0].t, &s, false)) return ty_out_set(c, 0, ty_fft_plane(c->arg[0].t, true, false, s.scale));
   ty_tensor *y = ty_rfft_line(c->arg[0].t, s.n[last], s.dim[last], s.n[last] / 2 + 1, false, false, s.scale);
   return ty_out_set(c, 0, along_rest(y, &s, last - 1, false, 1));
 }

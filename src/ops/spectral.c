@@ -8,20 +8,27 @@ static const int64_t MOST = (int64_t)1 << 30;
 
 /* ---- frames ---- */
 
+static bool fits(ty_call *c, int64_t size, int64_t hop, int64_t count) {
+  const ty_tensor *x = c->arg[0].t;
+  const int64_t t = x->v.size[x->v.ndim - 1];
+  if (size < 1 || hop < 1 || count < 0)
+    return ty_op_fail(c, TY_EINVAL,
+                      "size: expected a size and a hop of at least 1 and a count of at least 0, got %lld, "
+                      "%lld and %lld",
+                      (long long)size, (long long)hop, (long long)count);
+  if (count && (size > t || (count - 1 > (t - size) / hop)))
+    return ty_op_fail(c, TY_EINVAL, "count: %lld frames of %lld, %lld apart, do not fit x %s", (long long)count,
+                      (long long)size, (long long)hop, ty_describe(x));
+  return true;
+}
+
 bool fwd_frames(ty_call *c) {
   const ty_frames_args *a = TY_ARGS(frames, c);
   ty_tensor *x = a->x.t;
   const int n = x->v.ndim;
   if (!ty_check_ndim(c, 0, 1, TY_MAX_DIMS - 1, "[..., t]")) return false;
   const int64_t size = a->size.i, hop = a->hop.i, count = a->count.i;
-  if (size < 1 || hop < 1 || count < 0)
-    return ty_op_fail(c, TY_EINVAL,
-                      "size: expected a size and a hop of at least 1 and a count of at least 0, got %lld, "
-                      "%lld and %lld",
-                      (long long)size, (long long)hop, (long long)count);
-  if (count && (size > x->v.size[n - 1] || (count - 1 > (x->v.size[n - 1] - size) / hop)))
-    return ty_op_fail(c, TY_EINVAL, "count: %lld frames of %lld, %lld apart, do not fit x %s", (long long)count,
-                      (long long)size, (long long)hop, ty_describe(x));
+  if (!fits(c, size, hop, count)) return false;
   int64_t sizes[TY_MAX_DIMS], stride[TY_MAX_DIMS];
   memcpy(sizes, x->v.size, sizeof sizes);
   memcpy(stride, x->v.stride, sizeof stride);
@@ -33,6 +40,36 @@ bool fwd_frames(ty_call *c) {
 bool vjp_frames(ty_vjp *c) {
   const ty_frames_args *a = TY_ARGS(frames, c);
   c->dx[0] = ty_overlap_add(c->g[0], a->hop.i, ty_vjp_size(c, 0).v[c->in[0].ndim - 1]);
+  return true;
+}
+
+bool fwd_rfft_frames(ty_call *c) {
+  const ty_rfft_frames_args *a = TY_ARGS(rfft_frames, c);
+  ty_tensor *x = a->x.t, *window = a->window.t;
+  const int nd = x->v.ndim;
+  const int64_t n = a->n.i;
+  if (!ty_check_ndim(c, 0, 1, TY_MAX_DIMS - 2, "[..., t]") || !fits(c, n, a->hop.i, a->count.i)) return false;
+  if (window && (window->v.ndim != 1 || window->v.size[0] != n || ty_dtype_of(window) != ty_dtype_of(x)))
+    return ty_op_fail(c, TY_EINVAL, "window: expected [%lld] of x's dtype, got %s", (long long)n, ty_describe(window));
+  int64_t size[TY_MAX_DIMS];
+  memcpy(size, x->v.size, sizeof size);
+  size[nd - 1] = a->count.i, size[nd] = n / 2 + 1, size[nd + 1] = 2;
+  return ty_out(c, 0, ty_device_of(x), ty_dtype_of(x), nd + 2, size) &&
+         ty_launch(c, (ty_tensor *[]){ x, window }, window ? 2 : 1,
+                   &(ty_p_fft){ .n = n, .hop = a->hop.i, .scale = a->scale.f });
+}
+
+bool vjp_rfft_frames(ty_vjp *c) {
+  const ty_rfft_frames_args *a = TY_ARGS(rfft_frames, c);
+  const int64_t n = a->n.i, hop = a->hop.i, count = a->count.i;
+  ty_tensor *d = ty_irfft_line(c->g[0], n, -1, n, false, false, a->scale.f), *window = a->window.t;
+  if (c->need[0]) {
+    const ty_ints size = ty_vjp_size(c, 0);
+    ty_tensor *pieces = window ? ty_mul(d, window) : d;
+    c->dx[0] = count ? ty_overlap_add(pieces, hop, size.v[size.n - 1])
+                     : ty_zeros(size, ty_vjp_dtype(c, 0), ty_vjp_device(c, 0));
+  }
+  if (window && c->need[1]) c->dx[1] = ty_sum_to(ty_mul(d, ty_frames(a->x.t, n, hop, count)), ty_vjp_size(c, 1));
   return true;
 }
 
@@ -116,7 +153,14 @@ bool fwd_stft(ty_call *c) {
   if (x->v.size[last] < p.n)
     return ty_op_fail(c, TY_EINVAL, "x: expected at least n_fft = %lld samples, got %s", (long long)p.n,
                       ty_describe(a->x.t));
-  ty_tensor *y = ty_frames(x, p.n, p.hop, (x->v.size[last] - p.n) / p.hop + 1);
+  const int64_t count = (x->v.size[last] - p.n) / p.hop + 1;
+  const ty_dtype dtype = ty_dtype_of(x);
+  const int device = ty_device_of(x);
+  const bool alike = !p.window ||
+                     (ty_dtype_of(p.window) == dtype && ty_device_of(p.window) == device && !p.window->batch);
+  if (a->onesided.i && alike && !ty_is_half(dtype) && (device == TY_CPU || device == TY_META))
+    return ty_out_set(c, 0, ty_transpose(ty_rfft_frames(x, p.window, p.n, p.hop, count, p.scale), -3, -2));
+  ty_tensor *y = ty_frames(x, p.n, p.hop, count);
   if (p.window) y = ty_mul(y, p.window);
   if (a->onesided.i) {
     y = ty_rfft_line(y, p.n, -1, p.n / 2 + 1, false, false, p.scale);

@@ -190,6 +190,31 @@ return function(row, T)
     big = function(ty) return ty.core.rfft_line(ty.randn(300, 60), 60, 1, 31) end,
   })
 
+  row("fft_plane", {
+    cases = {
+      { T { 3, 5 }, true }, { T { 2, 4, 6 }, true, false, 0.5 }, { T { 3, 2 }, true }, { T { 1, 3 }, true },
+      { T { 3, 5, 2 } }, { T { 2, 4, 3, 2 }, false, true, 0.5 }, { T { 1, 2, 2 }, false, true },
+      { T { 0, 3, 4 }, true },
+      { T { 20, 34 }, true, grad = false }, { T { 3, 16, 18, 2 }, false, true, grad = false },
+      { T { 8, 33, 2 }, grad = false },
+    },
+    ref = function(x, ...)
+      local a = named({ "real", "inverse", "scale" }, ...)
+      local n = #x.shape - (a.real and 0 or 1)
+      local w, h = x.shape[n], x.shape[n - 1]
+      local y = a.real and rfft_line(x, w, n - 1, w // 2 + 1, false, false, a.scale)
+        or fft_line(x, w, n - 1, w, a.inverse, a.scale)
+      return fft_line(y, h, n - 2, h, a.inverse, 1)
+    end,
+    broadcast = false, tol = 4e-6,
+    errors = {
+      { T { 3, 1 }, true, match = "expected planes with rows and at least two columns" },
+      { T { 3, 4 }, true, true, match = "inverse: expected false for a real x" },
+      { T { 3, 4 }, match = "x: expected complex numbers" },
+    },
+    big = function(ty) return ty.core.fft_plane(ty.randn(40, 60, 31), true) end,
+  })
+
   -- A case of f32 and f64 without gradient: arguments in order.
   local function wide(...)
     local case = { ... }

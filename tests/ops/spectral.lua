@@ -135,6 +135,39 @@ return function(row, T)
 
   local function window(n) return T { n, range = { 0.2, 1 } } end
 
+  row("rfft_frames", {
+    cases = {
+      { T { 12 }, nil, 5, 3, 3 }, { T { 2, 9 }, window(4), 4, 2, 3, 0.5 }, { T { 2, 7 }, window(7), 7, 1, 1 },
+      { T { 4 }, nil, 1, 2, 2 }, { T { 0, 8 }, window(4), 4, 2, 3 }, { T { 2, 5 }, window(6), 6, 1, 0 },
+      { T { 2, 90 }, window(34), 34, 3, 17, grad = false }, { T { 3, 600 }, window(512), 512, 40, 3, grad = false },
+    },
+    ref = function(x, w, n, hop, count, scale)
+      local lines, t, shape = blocks(x, 1)
+      local y = { shape = list(shape) }
+      table.move({ count, n // 2 + 1, 2 }, 1, 3, #shape + 1, y.shape)
+      for l = 0, lines - 1 do
+        for k = 0, count - 1 do
+          for f = 0, n // 2 do
+            local re, im = 0.0, 0.0
+            for i = 0, n - 1 do
+              local v, angle = x[l * t + k * hop + i + 1] * (w and w[i + 1] or 1), 2 * math.pi * (f * i % n) / n
+              re, im = re + v * math.cos(angle), im - v * math.sin(angle)
+            end
+            y[#y + 1], y[#y + 2] = re * (scale or 1), im * (scale or 1)
+          end
+        end
+      end
+      return y
+    end,
+    broadcast = false, tol = 4e-6,
+    errors = {
+      { T {}, nil, 1, 1, 1, match = "x: expected [..., t]" }, { T { 7 }, nil, 0, 1, 1, match = "size" },
+      { T { 7 }, nil, 3, 2, 4, match = "count: 4 frames of 3, 2 apart, do not fit" },
+      { T { 7 }, T { 4 }, 3, 2, 2, match = "window: expected [3] of x's dtype" },
+    },
+    big = function(ty) return ty.core.rfft_frames(ty.randn(8, 4000), ty.rand(256), 256, 64, 50) end,
+  })
+
   row("stft", {
     cases = {
       { T { 12 }, 8 }, { T { 2, 10 }, 6, 3 }, { T { 2, 9 }, 5, 2, 0, window(5) }, { T { 11 }, 8, 2, 5, window(5) },
