@@ -268,8 +268,82 @@ bool TY_KERNEL(index_copy)(const ty_kernel_args *k) {
   }
 }
 
+/* ---- index_add of long rows: a destination after another, so that each is read and written once ---- */
+
+typedef struct sorted_add {
+  const void *x, *src; /* x: NULL for zeros */
+  void *out;
+  const int64_t *begin, *order; /* where the sources of each destination begin among all, in ascending order */
+  int64_t inner, all;
+} sorted_add;
+
+#define SORTED_ADD(name, T)                                                           \
+  static void name(void *context, int64_t begin, int64_t end) {                       \
+    const sorted_add *c = context;                                                    \
+    const int64_t n = c->inner;                                                       \
+    const size_t bytes = (size_t)n * sizeof(T);                                       \
+    for (int64_t r = begin; r < end; r++) {                                           \
+      T *restrict out = (T *)c->out + r * n;                                          \
+      const T *x = c->x ? (const T *)c->x + r * n : NULL;                             \
+      if (!x) memset(out, 0, bytes);                                                  \
+      for (int64_t p = c->begin[r]; p < c->begin[r + 1]; p++) {                       \
+        const T *restrict src = (const T *)c->src + c->order[p] * n;                  \
+        if (p + 1 < c->all) { /* rows in no order are not foreseen by the hardware */ \
+          const char *next = (const char *)((const T *)c->src + c->order[p + 1] * n); \
+          for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);        \
+        }                                                                             \
+        if (x && x != out && p == c->begin[r]) {                                      \
+          const T *restrict from = x;                                                 \
+          for (int64_t i = 0; i < n; i++) out[i] = from[i] + src[i];                  \
+        } else {                                                                      \
+          for (int64_t i = 0; i < n; i++) out[i] += src[i];                           \
+        }                                                                             \
+      }                                                                               \
+      if (x && x != out && c->begin[r] == c->begin[r + 1]) memcpy(out, x, bytes);     \
+    }                                                                                 \
+  }
+SORTED_ADD(sorted_u8, uint8_t)
+SORTED_ADD(sorted_u16, uint16_t)
+SORTED_ADD(sorted_u32, uint32_t)
+SORTED_ADD(sorted_u64, uint64_t)
+SORTED_ADD(sorted_f32, float)
+SORTED_ADD(sorted_f64, double)
+
+/* Sorts the indices by destination; false where that does not pay: destinations are too uneven, or rows short. */
+static bool add_sorted(const ty_kernel_args *k, ty_range_fn *fn, int64_t skip) {
+  const ty_view *x = k->in[0], *index = k->in[1], *src = k->in[2], *out = k->out[0];
+  const ty_lines l = ty_lines_of(out, ((const ty_p_dim *)k->params)->dim);
+  const bool wide = index->dtype == TY_I64;
+  const int64_t count = index->count;
+  if (l.outer != 1 || l.inner * ty_dtype_size[out->dtype] < 256 || 4 * count < l.size || !out->count) return false;
+  const size_t bytes = sizeof(int64_t) * (size_t)(l.size + 1 + count);
+  int64_t *begin = ty_scratch_alloc(bytes), *order = begin + l.size + 1, most = 0;
+  if (!begin) return false;
+  memset(begin, 0, sizeof *begin * (size_t)(l.size + 1));
+  for (int64_t j = 0; j < count; j++) {
+    const int64_t at = ty_index_at(index->data, j, wide);
+    if (at != skip && ++begin[at] > most) most = begin[at];
+  }
+  const bool even = most <= 8 * (count / l.size + 1);
+  if (even) {
+    int64_t sum = 0;
+    for (int64_t r = 0; r <= l.size; r++) begin[r] = sum += begin[r]; /* the end of each */
+    for (int64_t j = count - 1; j >= 0; j--) {
+      const int64_t at = ty_index_at(index->data, j, wide);
+      if (at != skip) order[--begin[at]] = j;
+    }
+    sorted_add c = { x ? x->data : NULL, src->data, out->data, begin, order, l.inner, begin[l.size] };
+    ty_parallel_for(l.size, 1 + GRAIN / (l.inner * (1 + count / l.size)), fn, &c);
+  }
+  ty_scratch_free(begin, bytes);
+  return even;
+}
+
 /* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing
  * (-1: none). */
 bool TY_KERNEL(index_add)(const ty_kernel_args *k) {
-  return by_rows(k, TY_BY_SIZE(k->out[0]->dtype, rows), false, ((const ty_p_dim *)k->params)->k);
+  const ty_p_dim *p = k->params;
+  if (!ty_index_check(k->in[1], ty_lines_of(k->out[0], p->dim).size)) return false;
+  if (add_sorted(k, TY_BY_SIZE(k->out[0]->dtype, sorted), p->k)) return true;
+  return by_rows(k, TY_BY_SIZE(k->out[0]->dtype, rows), false, p->k);
 }

@@ -197,6 +197,10 @@ return function(row, T)
         dtype = "i32" }, T { 2 } },
       { T { 4, 2 }, 0, T { 0, int = { 0, 4 } }, T { 0, 2 } }, { T {}, 0, T { 1, values = { 0 }, dtype = "i64" }, T {} },
       { T { 2, 3, 4 }, 1, T { 50, int = { 0, 3 } }, T { 2, 50, 4 }, grad = false }, -- repeated often
+      -- rows that are long enough to be sorted by destination, of which some get nothing; too uneven
+      { T { 5, 130 }, 0, T { 40, int = { 0, 5 } }, T { 40, 130 }, grad = false },
+      { T { 30, 64 }, 0, T { 9, int = { 0, 30 } }, T { 9, 64 }, grad = false },
+      { T { 30, 64 }, 0, T { 40, int = { 7, 8 } }, T { 40, 64 }, grad = false },
     },
     ref = added,
     errors = {
