@@ -226,6 +226,7 @@ static inline void finish_planes(const conv_epilogue *e, const float *restrict s
       const float *residual = e->residual ? e->residual + to : NULL;
       if (length == LANES && !e->activation) { /* the usual case, a vector at a time */
         lanes v = *(const lanes *)(turned + l * LANES) + bias;
+        __builtin_prefetch(y + to + 3 * LANES, 1); /* so many planes at once are not foreseen by the hardware */
         if (residual) v += *(const lanes *)residual;
         *(lanes *)(y + to) = v;
       } else {
