@@ -414,6 +414,45 @@ bool TY_KERNEL(flip)(const ty_kernel_args *k) {
   return true;
 }
 
+/* ---- roll ---- */
+
+typedef struct rolled {
+  const char *from;
+  char *to;
+  int64_t line, head; /* bytes of a line, and those that come from its end */
+  bool stream;
+} rolled;
+
+static void roll_lines(void *context, int64_t begin, int64_t end) {
+  const rolled *r = context;
+  for (int64_t i = begin; i < end; i++) {
+    const char *from = r->from + i * r->line;
+    char *to = r->to + i * r->line;
+    const size_t head = (size_t)r->head, rest = (size_t)(r->line - r->head);
+    if (r->stream) {
+      stream_copy(to, from + rest, head);
+      stream_copy(to + head, from, rest);
+    } else {
+      memcpy(to, from + rest, head);
+      memcpy(to + head, from, rest);
+    }
+  }
+  if (r->stream) stream_end();
+}
+
+bool TY_KERNEL(roll_line)(const ty_kernel_args *k) {
+  const ty_p_dim *p = k->params;
+  const ty_view *x = k->in[0];
+  if (!x->count) return true;
+  int64_t inner = ty_dtype_size[x->dtype], outer = 1;
+  for (int d = 0; d < p->dim; d++) outer *= x->size[d];
+  for (int d = p->dim + 1; d < x->ndim; d++) inner *= x->size[d];
+  rolled r = { x->data, k->out[0]->data, x->size[p->dim] * inner, p->k * inner, false };
+  r.stream = stream_pays(outer * r.line);
+  ty_parallel_for(outer, 4 * GRAIN / r.line + 1, roll_lines, &r);
+  return true;
+}
+
 typedef struct triangle {
   const ty_view *out, *in;
   int64_t diagonal, n, m;

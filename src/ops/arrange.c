@@ -262,6 +262,29 @@ bool vjp_flip(ty_vjp *c) {
   return true;
 }
 
+bool fwd_roll_line(ty_call *c) {
+  const ty_roll_line_args *a = TY_ARGS(roll_line, c);
+  ty_tensor *x = a->x.t;
+  int dim;
+  if (!ty_check_dim(c, 2, x->v.ndim, &dim)) return false;
+  const int64_t n = x->v.size[dim], k = n ? a->shift.i % n : 0;
+  return ty_out_like(c, 0, x, ty_dtype_of(x)) && ty_launch(c, &x, 1, &(ty_p_dim){ .dim = dim, .k = k < 0 ? k + n : k });
+}
+
+bool vjp_roll_line(ty_vjp *c) {
+  const ty_roll_line_args *a = TY_ARGS(roll_line, c);
+  c->dx[0] = ty_roll_line(c->g[0], -a->shift.i, a->dim.i);
+  return true;
+}
+
+/* Whether the op for whole lines is the faster way: enough of them for all threads, one after the other. */
+static bool suits_lines(const ty_tensor *x, int64_t dim) {
+  enum { LINES = 32 };
+  int64_t lines = 1;
+  for (int64_t d = 0; d < dim; d++) lines *= x->v.size[d];
+  return lines >= LINES && x->v.contiguous && ty_device_of(x) == TY_CPU;
+}
+
 bool fwd_roll(ty_call *c) {
   const ty_roll_args *a = TY_ARGS(roll, c);
   ty_tensor *x = a->x.t;
@@ -276,7 +299,8 @@ bool fwd_roll(ty_call *c) {
     int64_t dim = flat ? 0 : dims.v[i] < 0 ? dims.v[i] + x->v.ndim : dims.v[i], n = y->v.size[dim];
     int64_t k = n ? shifts.v[i] % n : 0;
     if (k < 0) k += n;
-    if (k) y = ty_concat(TY_LIST(ty_slice(y, dim, n - k, n, 1), ty_slice(y, dim, 0, n - k, 1)), dim);
+    if (k && suits_lines(y, dim)) y = ty_roll_line(y, k, dim);
+    else if (k) y = ty_concat(TY_LIST(ty_slice(y, dim, n - k, n, 1), ty_slice(y, dim, 0, n - k, 1)), dim);
   }
   if (flat && y) y = ty_reshape(y, (ty_ints){ x->v.size, x->v.ndim });
   return ty_out_set(c, 0, y == x ? ty_clone(x) : y);

@@ -33,7 +33,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(logcumsumexp, PLAIN, dim) P(cummax, PLAIN, dim) P(cummin, PLAIN, dim)
   P(cdist, PLAIN, scalars) P(cdist_backward, PLAIN, scalars)
 
-  P(glu, PLAIN, activation) P(glu_backward, PLAIN, activation) P(flip, PLAIN, dim) P(pad_edges, PLAIN, pad) P(tril, PLAIN, dim) P(triu, PLAIN, dim) P(cumsum, PLAIN, dim) P(cumprod, PLAIN, dim)
+  P(glu, PLAIN, activation) P(glu_backward, PLAIN, activation) P(flip, PLAIN, dim) P(roll_line, PLAIN, dim) P(pad_edges, PLAIN, pad) P(tril, PLAIN, dim) P(triu, PLAIN, dim) P(cumsum, PLAIN, dim) P(cumprod, PLAIN, dim)
   P(linear_scan, PLAIN, dim) P(linear_scan_backward, PLAIN, dim) P(sort, PLAIN, dim) P(topk, PLAIN, dim)
   P(softmax, PLAIN, dim) P(log_softmax, PLAIN, dim) P(softmax_backward, PLAIN, dim)
   P(log_softmax_backward, PLAIN, dim) P(embedding, PLAIN, dim) P(embedding_backward, PLAIN, dim)

@@ -506,7 +506,7 @@ return function(row, T)
       { T { 3, 4 }, { 1 }, { 0 } }, {
         T { 3, 4 }, { -1, 2 }, { 0, 1 },
       }, { T { 5 }, 7, 0 }, { T { 2, 3 }, { 0 }, { -1 } }, { T { 0, 3 }, 1, 1 },
-      { T { 2, 3 }, 2 },
+      { T { 2, 3 }, 2 }, { T { 40, 3, 2 }, { 1, -1 }, { 1, 2 }, grad = false },
     },
     ref = function(x, shifts, dims)
       local s = type(shifts) == "number" and { shifts } or shifts
@@ -524,6 +524,22 @@ return function(row, T)
       return plain(result, x.shape)
     end,
     errors = { { T { 3 }, { 1, 2 }, { 0 }, match = "shifts" }, { T { 3 }, { 1 }, { 1 }, match = "dims" } },
+  })
+
+  row("roll_line", {
+    cases = {
+      { T { 3, 4 }, 1, 0 }, { T { 3, 4 }, -6, 1 }, { T { 2, 3, 2 }, 2, -2 }, { T { 0, 3 }, 1, 1 }, { T { 2, 0 }, 1, 1 },
+      { T { 2, 3 }, 0, 0 }, { T { 40, 5 }, 2, 1, grad = false },
+    },
+    ref = function(x, shift, dim)
+      local d = dim_of(dim, #x.shape)
+      return from(x.shape, function(index)
+        local source = list(index)
+        source[d] = (source[d] - shift) % x.shape[d]
+        return at(x, source)
+      end)
+    end,
+    errors = { { T { 3 }, 1, 1, match = "dim" } },
   })
 
   local function triangle(name, keeps)
