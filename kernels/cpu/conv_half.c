@@ -78,12 +78,12 @@ static inline void take_even(const uint16_t *restrict from, int64_t n, uint16_t 
   for (; k < n; k++) to[k] = from[2 * k];
 }
 
-/* windows [c/groups kh kw, oh ow] of one image and group. */
-static void gather(const job *j, const uint16_t *restrict x, uint16_t *restrict windows) {
+/* windows [c/groups kh kw, oh ow] of one image and group, rows `pitch` apart. */
+static void gather(const job *j, const uint16_t *restrict x, uint16_t *restrict windows, int64_t pitch) {
   const conv_shape *s = &j->s;
   for (int64_t c = 0; c < s->cg; c++)
     for (int64_t ki = 0; ki < s->kh; ki++)
-      for (int64_t kj = 0; kj < s->kw; kj++) {
+      for (int64_t kj = 0; kj < s->kw; kj++, windows += pitch - j->area) {
         int64_t from, to;
         inside(s, kj, &from, &to);
         for (int64_t row = 0; row < s->oh; row++, windows += s->ow) {
@@ -126,7 +126,7 @@ static void scatter(const job *j, const float *restrict windows, float *restrict
 /* The matrix of windows: x itself, or scratch that is filled. */
 static const uint16_t *windows_of(const job *j, const uint16_t *x, uint16_t *scratch) {
   if (j->plain) return x;
-  gather(j, x, scratch);
+  gather(j, x, scratch, j->area);
   return scratch;
 }
 
@@ -161,6 +161,66 @@ static void forward(void *context, int64_t begin, int64_t end) {
     if (!TY_KERNEL(gemm_f32)(&g)) j->failed = true;
   }
   if (scratch) ty_scratch_free(scratch, bytes);
+}
+
+/* ---- all images at once: where one has too few results to fill the vectors of a product ---- */
+
+enum { FEW_RESULTS = 128, TOGETHER_BYTES = 8 << 20 };
+
+static bool suits_together(const job *j) {
+  const conv_shape *s = &j->s;
+  return s->groups == 1 && s->n > 1 && !j->plain && !j->residual && j->area < FEW_RESULTS && j->area % 64 != 0 &&
+         (j->depth + s->og) * s->n * j->area * (int64_t)sizeof(uint16_t) <= TOGETHER_BYTES;
+}
+
+typedef struct together {
+  const job *j;
+  uint16_t *windows, *results; /* [depth, n area], [o, n area] */
+  int64_t pitch;
+} together;
+
+static void gather_images(void *context, int64_t begin, int64_t end) {
+  const together *t = context;
+  const conv_shape *s = &t->j->s;
+  for (int64_t n = begin; n < end; n++)
+    gather(t->j, t->j->x + n * s->c * s->h * s->w, t->windows + n * t->j->area, t->pitch);
+}
+
+static void part_images(void *context, int64_t begin, int64_t end) {
+  const together *t = context;
+  const int64_t o = t->j->s.o, area = t->j->area;
+  for (int64_t i = begin * o; i < end * o; i++)
+    memcpy(t->j->out + i * area, t->results + i % o * t->pitch + i / o * area, sizeof(uint16_t) * (size_t)area);
+}
+
+static void forward_together(job *j) {
+  const conv_shape *s = &j->s;
+  together t = { .j = j, .pitch = s->n * j->area };
+  const size_t bytes = sizeof(uint16_t) * (size_t)((j->depth + s->og) * t.pitch);
+  if (!(t.windows = ty_scratch_alloc(bytes))) {
+    j->failed = true;
+    return;
+  }
+  t.results = t.windows + j->depth * t.pitch;
+  ty_gemm g = { .m = s->og,
+                .n = t.pitch,
+                .k = j->depth,
+                .a = j->weight,
+                .a_row = j->depth,
+                .a_col = 1,
+                .b = t.windows,
+                .b_row = t.pitch,
+                .b_col = 1,
+                .c = t.results,
+                .c_row = t.pitch,
+                .row_bias = j->bias,
+                .activation = j->activation,
+                .half = j->type,
+                .c_half = j->type };
+  ty_parallel_for_all(s->n, 1, gather_images, &t);
+  if (!TY_KERNEL(gemm_f32)(&g)) j->failed = true;
+  ty_parallel_for_all(s->n, 1 + 32768 / (s->o * j->area), part_images, &t);
+  ty_scratch_free(t.windows, bytes);
 }
 
 static void input_gradient(void *context, int64_t begin, int64_t end) {
@@ -296,7 +356,8 @@ bool TY_KERNEL(conv2d_half)(const ty_kernel_args *k) {
     if (wide) ty_scratch_free(wide, bytes);
     return !j.failed;
   }
-  ty_parallel_for(j.s.n * j.s.groups, 1, forward, &j);
+  if (suits_together(&j)) forward_together(&j);
+  else ty_parallel_for(j.s.n * j.s.groups, 1, forward, &j);
   if (wide) ty_scratch_free(wide, bytes);
   return !j.failed;
 }

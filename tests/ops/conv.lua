@@ -162,6 +162,11 @@ return function(row, T)
       { T { 3, 5, 5, 4 }, T { 15, 5, 1, 1 }, T { 15 }, 1, 0, 1, 1, T { 3, 15, 5, 4 }, "relu", grad = false, dtypes = f32 },
       { T { 5, 3, 8, 9 }, T { 17, 3, 1, 1 }, T { 17 }, { 2, 1 }, grad = false, dtypes = f32 },
       { T { 1, 2, 13, 14 }, T { 3, 2, 1, 1 }, opts = { stride = { 3, 4 } }, grad = false, dtypes = f32 },
+      -- windows of halves: images together and one by one, strides of 2 along rows of fewer than a vector and of more
+      { T { 3, 3, 9, 7 }, T { 65, 3, 2, 2 }, T { 65 }, opts = { stride = 2, padding = 1, activation = "relu" },
+        grad = false, dtypes = { "bf16" } },
+      { T { 2, 9, 1, 67 }, T { 64, 9, 1, 3 }, opts = { stride = { 1, 2 }, padding = { 0, 1 } }, grad = false, dtypes = { "bf16" } },
+      { T { 1, 2, 9, 67 }, T { 64, 2, 3, 3 }, opts = { stride = 2, padding = 1 }, grad = false, dtypes = { "bf16" } },
     },
     ref = function(x, w, bias, ...)
       local rest = { ... }
