@@ -7,7 +7,7 @@ local items = {}
 local shapes = { { 2048, 2048 }, { 256, 2048 }, { 5632, 2048 }, { 2048, 5632 }, { 32000, 2048 } } -- out, in
 local bits = { q8_0 = 8.5, q4_0 = 4.5, q2_k = 2.625, q3_k = 3.4375, q4_k = 4.5, q6_k = 6.5625, nf4 = 4.125,
   mxfp4 = 4.25, nvfp4 = 4.5, f16 = 16, bf16 = 16 }
-local in_f32 = { nf4 = true, q2_k = true, q3_k = true } -- prompts: decoded and multiplied in f32
+local in_f32 = { nf4 = true } -- prompts: decoded and multiplied in f32
 local function halves(kind) return kind == "f16" or kind == "bf16" end
 
 for _, kind in ipairs { "q8_0", "q4_0", "q2_k", "q3_k", "q4_k", "q6_k", "nf4", "mxfp4", "nvfp4", "f16", "bf16" } do

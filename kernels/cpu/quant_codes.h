@@ -7,10 +7,12 @@
 #include "cpu.h"
 
 /* Of a format: elements with one scale, and the code that stands for 0; formats with mins have 0. */
-static inline int code_group(ty_dtype dtype) { return dtype == TY_Q6_K || dtype == TY_NVFP4 ? 16 : 32; }
+static inline int code_group(ty_dtype dtype) {
+  return dtype == TY_Q2_K || dtype == TY_Q3_K || dtype == TY_Q6_K || dtype == TY_NVFP4 ? 16 : 32;
+}
 static inline int code_zero(ty_dtype dtype) {
   if (dtype == TY_MXFP4 || dtype == TY_NVFP4) return 12;
-  return dtype == TY_Q8_0 ? 128 : dtype == TY_Q4_0 ? 8 : dtype == TY_Q6_K ? 32 : 0;
+  return dtype == TY_Q8_0 ? 128 : dtype == TY_Q4_0 ? 8 : dtype == TY_Q6_K ? 32 : dtype == TY_Q3_K ? 4 : 0;
 }
 
 typedef uint8_t code_bytes __attribute__((vector_size(32), aligned(1), may_alias));
@@ -47,6 +49,27 @@ static inline void codes_q4_0(const ty_q4_0 *b, int64_t blocks, uint8_t *restric
   }
 }
 #endif
+
+/* 32 bytes of codes of two bits are four groups; `high` has their third bits, from bit 0 on, or none. */
+static inline void codes_low(code_bytes q, code_bytes high, uint8_t *restrict code) {
+  *(code_bytes *)code = (q & 3) | AS_WORDS((high & 1), << 2);
+  *(code_bytes *)(code + 32) = (AS_WORDS(q, >> 2) & 3) | AS_WORDS((high & 2), << 1);
+  *(code_bytes *)(code + 64) = (AS_WORDS(q, >> 4) & 3) | (high & 4);
+  *(code_bytes *)(code + 96) = (AS_WORDS(q, >> 6) & 3) | (AS_WORDS(high, >> 1) & 4);
+}
+
+static inline void codes_q2_k(const ty_q2_k *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < 2 * blocks; i++, code += 128)
+    codes_low(*(const code_bytes *)(b[i / 2].q + i % 2 * 32), (code_bytes){ 0 }, code);
+}
+
+static inline void codes_q3_k(const ty_q3_k *b, int64_t blocks, uint8_t *restrict code) {
+  for (int64_t i = 0; i < blocks; i++, code += 256) {
+    const code_bytes high = *(const code_bytes *)b[i].high;
+    codes_low(*(const code_bytes *)b[i].q, high, code);
+    codes_low(*(const code_bytes *)(b[i].q + 32), AS_WORDS(high, >> 4) & 15, code + 128);
+  }
+}
 
 static inline void codes_q4_k(const ty_q4_k *b, int64_t blocks, uint8_t *restrict code) {
   for (int64_t i = 0; i < 4 * blocks; i++, code += 64) {
@@ -165,6 +188,24 @@ static inline void scales_q6_k(const ty_q6_k *b, int64_t blocks, float *restrict
   }
 }
 
+static inline void scales_q2_k(const ty_q2_k *b, int64_t blocks, float *restrict scale, float *restrict min) {
+  for (int64_t i = 0; i < blocks; i++, b++, scale += 16, min += 16) {
+    const code_half s = *(const code_half *)b->scale, low = s & 15, high = (code_half)((code_half_words)s >> 4) & 15;
+    const float d = ty_block_f16(b->d), dmin = ty_block_f16(b->dmin);
+    scales_u8((const uint8_t *)&low, d, d, scale, scale + 8);
+    scales_u8((const uint8_t *)&high, dmin, dmin, min, min + 8);
+  }
+}
+
+static inline void scales_q3_k(const ty_q3_k *b, int64_t blocks, float *restrict scale) {
+  for (int64_t i = 0; i < blocks; i++, b++, scale += 16) {
+    int8_t s[16];
+    for (int j = 0; j < 16; j++) s[j] = (int8_t)ty_q3_k_scale(b->scale, j);
+    const float d = ty_block_f16(b->d);
+    scales_i8(s, d, d, scale, scale + 8);
+  }
+}
+
 static inline void scales_mxfp4(const ty_mxfp4 *b, int64_t blocks, float *restrict scale) {
   for (int64_t i = 0; i < blocks; i++) scale[i] = ty_e8m0_half(b[i].e);
 }
@@ -190,12 +231,14 @@ static inline const uint8_t *block_at(ty_dtype dtype, const void *row, int64_t k
          k / ty_dtype_block[dtype] * ty_dtype_size[dtype];
 }
 
-/* Elements [k0, k0 + n) of a row, in whole blocks: scales [n / code_group] and, of formats with mins, min [n / 32]. */
+/* Elements [k0, k0 + n) of a row, in whole blocks: scales and, of formats with mins, min [n / code_group]. */
 static inline void row_scales(ty_dtype dtype, const void *row, int64_t k0, int64_t n, float *scale, float *min) {
   const uint8_t *at = block_at(dtype, row, k0);
   switch (dtype) {
     case TY_Q8_0:
     case TY_Q4_0: gather_f16(at, ty_dtype_size[dtype], n / 32, scale); break;
+    case TY_Q2_K: scales_q2_k((const ty_q2_k *)at, n / 256, scale, min); break;
+    case TY_Q3_K: scales_q3_k((const ty_q3_k *)at, n / 256, scale); break;
     case TY_Q4_K: scales_q4_k((const ty_q4_k *)at, n / 256, scale, min); break;
     case TY_MXFP4: scales_mxfp4((const ty_mxfp4 *)at, n / 32, scale); break;
     case TY_NVFP4: scales_nvfp4((const ty_nvfp4 *)at, n / 64, ty_nvfp4_factor(row), scale); break;
@@ -209,6 +252,8 @@ static inline void row_codes(ty_dtype dtype, const void *row, int64_t k0, int64_
   switch (dtype) {
     case TY_Q8_0: codes_q8_0((const ty_q8_0 *)at, n / 32, code); break;
     case TY_Q4_0: codes_q4_0((const ty_q4_0 *)at, n / 32, code); break;
+    case TY_Q2_K: codes_q2_k((const ty_q2_k *)at, n / 256, code); break;
+    case TY_Q3_K: codes_q3_k((const ty_q3_k *)at, n / 256, code); break;
     case TY_Q4_K: codes_q4_k((const ty_q4_k *)at, n / 256, code); break;
     case TY_MXFP4: codes_mxfp4((const ty_mxfp4 *)at, n / 32, code); break;
     case TY_NVFP4: codes_nvfp4((const ty_nvfp4 *)at, n / 64, code); break;
@@ -224,25 +269,27 @@ static inline void row_codes(ty_dtype dtype, const void *row, int64_t k0, int64_
  * In lines, which is the order of quant_few.h, k is filled up with zeros. Each half of a group of 32 lies beside those
  * of the three groups that it is multiplied together with, and scale holds, of 512 elements, what vectors of scales of
  * W are multiplied with: where W has groups of 32, 16 scales and 16 sums, times zero; with mins 8 and 8 for each block
- * of 256; where it has groups of 16, 16 and 16 for each block.
+ * of 256; where it has groups of 16, 16 and 16 for each block. Q2_K, Q3_K and the formats of E2M1 have orders of their
+ * own (code_low_line, code_e2m1_line).
  *
  * In eights, which is the order of quant_eights.h, k is filled up, too: the first halves of groups i and i + 4 of eight
  * lie side by side, behind them the second ones, and scale holds 8 scales and 8 sums as above. Where W has groups of
  * 16, elements lie as they are, and there are 16 sums. */
 typedef struct coded {
   int64_t rows, k, block; /* rows: with those that pad */
-  int group, zero;        /* of the weights' format */
+  ty_dtype dtype;         /* of the weights */
+  int group, zero;        /* of their format */
   bool lines, eights, mins;
   bool power; /* scales are powers of two */
   bool wide;  /* some of which, if so, are too far from 1 to be multiplied with by adding exponents */
   int8_t *q;
-  float *scale, *sum; /* sum: scale times the sum of the group */
+  float *scale, *sum; /* sum, of `group` elements: scale times the sum of q */
   int32_t *start;     /* for each `group` elements: the sum of q times -zero */
 } coded;
 
 enum { LINE = 512, EIGHT = 256, EIGHT_FACTORS = 24 };
 
-static inline int64_t line_factors(int group) { return 2 * LINE / group; }
+static inline int64_t line_factors(ty_dtype dtype) { return 2 * LINE / code_group(dtype); }
 
 static inline int64_t coded_at(const coded *c, int64_t row, int64_t k) {
   int64_t b = k / c->block;
@@ -397,9 +444,57 @@ static inline void code_groups(const float *x, bool power, coded_groups *to) {
 }
 #endif
 
+/* Group g of a line for Q2_K or Q3_K: of each two groups of four, (0, 1) and (2, 3), a vector of the first halves of the
+ * first one, one of the second one, then those of the second halves; a vector has 16 bytes of each four groups. Of the
+ * factors, two vectors are for the sums of two groups, two lanes each of which the second are four times as large.
+ * Behind them is a scale for each group, and the sums of 16 elements as words. Scales of Q3_K are 256 times as large,
+ * and each code is 4 too large. */
+static inline void code_low_line(const coded *c, int g, const int8_t q[32], float scale, const int32_t sum[2],
+                                 int8_t *line, float *factor) {
+  const int lane = g / 4, j = g % 4;
+  const int16_t sums[2] = { (int16_t)sum[0], (int16_t)sum[1] };
+  line += j / 2 * 256 + j % 2 * 64 + lane * 16;
+  memcpy(line, q, 16);
+  memcpy(line + 128, q + 16, 16);
+  memcpy(factor + 48 + g, sums, sizeof sums);
+  if (c->dtype == TY_Q3_K) scale *= 0x1p-8f;
+  factor[32 + g] = c->dtype == TY_Q3_K ? 4 * scale : scale;
+  factor += j / 2 * 16 + lane * 4 + j % 2 * 2;
+  factor[0] = factor[1] = j % 2 ? 0.25f * scale : scale;
+}
+
+/* Group g of a line for MXFP4, whose scales are twice what they are to be, or NVFP4. */
+static inline void code_e2m1_line(const coded *c, int g, const int8_t q[32], float scale, const int32_t sum[2],
+                                  int8_t *line, float *factor) {
+  line += g / 4 * 128 + g % 4 * 16;
+  if (c->dtype == TY_MXFP4) {
+    memcpy(line, q, 16);
+    memcpy(line + 64, q + 16, 16);
+    factor += g % 4 * 4 + g / 4;
+    factor[0] = 0.5f * scale;
+    factor[16] = 0.5f * scale * (float)(c->zero * (sum[0] + sum[1]));
+    return;
+  }
+  factor += g / 8 * 32 + g % 8 * 2;
+  for (int i = 0; i < 2; i++) {
+    memcpy(line + 8 * i, q + 16 * i, 8);
+    memcpy(line + 8 * i + 64, q + 16 * i + 8, 8);
+    factor[i] = scale;
+    factor[16 + i] = scale * (float)(c->zero * sum[i]);
+  }
+}
+
 /* Group g of a line. */
 static inline void code_line(const coded *c, int g, const int8_t q[32], float scale, const int32_t sum[2], int8_t *line,
                              float *factor) {
+  if (c->dtype == TY_Q2_K || c->dtype == TY_Q3_K) {
+    code_low_line(c, g, q, scale, sum, line, factor);
+    return;
+  }
+  if (c->dtype == TY_MXFP4 || c->dtype == TY_NVFP4) {
+    code_e2m1_line(c, g, q, scale, sum, line, factor);
+    return;
+  }
   if (c->group == 16) {
     factor += g / 8 * 32 + g % 8 * 2;
     factor[0] = factor[1] = scale;
@@ -440,7 +535,7 @@ static inline void put_groups(const coded_groups *from, int64_t n, int64_t at, c
     int64_t line = at / LINE;
     for (int64_t i = 0; i < n; i++)
       code_line(c, (int)(at % LINE / 32 + i), from->q[i], from->scale[i], from->sum[i], c->q + line * LINE,
-                c->scale + line * line_factors(c->group));
+                c->scale + line * line_factors(c->dtype));
     return;
   }
   if (c->eights) {
@@ -453,10 +548,15 @@ static inline void put_groups(const coded_groups *from, int64_t n, int64_t at, c
   for (int64_t i = 0; i < n; i++) {
     int32_t first = from->sum[i][0], second = from->sum[i][1];
     c->scale[at / 32 + i] = from->scale[i];
-    c->sum[at / 32 + i] = from->scale[i] * (float)(first + second);
+    if (c->group == 32) {
+      c->sum[at / 32 + i] = from->scale[i] * (float)(first + second);
+      c->start[at / 32 + i] = -c->zero * (first + second);
+      continue;
+    }
+    float *sum = c->sum + at / 16 + 2 * i;
     int32_t *start = c->start + at / 16 + 2 * i;
-    if (c->group == 32) c->start[at / 32 + i] = -c->zero * (first + second);
-    else start[0] = -c->zero * first, start[1] = -c->zero * second;
+    sum[0] = from->scale[i] * (float)first, sum[1] = from->scale[i] * (float)second;
+    start[0] = -c->zero * first, start[1] = -c->zero * second;
   }
 }
 

@@ -223,8 +223,8 @@ static void dots_rows(void *context, int64_t begin, int64_t end) {
     for (int64_t r0 = 0; r0 < p->rows; r0 += FEW) {
       int64_t rows = p->rows - r0 < FEW ? p->rows - r0 : FEW;
       coded part = *x;
-      part.q += r0 * x->k, part.scale += r0 * x->k / 32, part.sum += r0 * x->k / 32;
-      part.start += r0 * x->k / x->group;
+      part.q += r0 * x->k, part.scale += r0 * x->k / 32;
+      part.sum += r0 * x->k / x->group, part.start += r0 * x->k / x->group;
       float y[FEW];
       row_dots(p->dtype, &part, rows, row, scale, min, y);
       for (int64_t r = 0; r < rows; r++) p->y[(r0 + r) * p->n + j] = y[r] + (p->bias ? p->bias[j] : 0);

@@ -2,9 +2,9 @@
  * Rows of x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is
  * that of the rounding, at most 1/254 of the largest |x| of each group; with weights of 4 bits, whose own rounding is
  * far coarser, scales are powers of two and it is at most 1/127. NF4, whose levels are no integers, Q2_K and Q3_K with
- * many rows of x, and gradients are multiplied in f32, decoded panel by panel. Many rows are multiplied on the CPU's
- * tiles where it has them (quant_tiles.c), with x rounded in the same way, but for Q2_K and Q3_K, of which both x and
- * the weights have 16 bits there. */
+ * many rows of x where there are no instructions for products of bytes, and gradients are multiplied in f32, decoded
+ * panel by panel. Many rows are multiplied on the CPU's tiles where it has them (quant_tiles.c), with x rounded in the
+ * same way, but for Q2_K and Q3_K, of which both x and the weights have 16 bits there. */
 #include "dequantize.h"
 #include "gemm.h"
 #include "quant_codes.h"
@@ -16,7 +16,8 @@ enum {
   FEW = 8,      /* rows of x for which decoding W is most of the work */
   AHEAD = 4096, /* bytes: W then comes from memory, row after row */
   NEAR = 16384, /* bytes of x that stay in the first cache beside W */
-  GROUP = 32    /* rows of W for each part of x where it has more */
+  GROUP = 32,   /* rows of W for each part of x where it has more */
+  PUT = 4       /* rows of W whose sums are added up at a time */
 };
 
 typedef struct product {
@@ -41,11 +42,25 @@ static int64_t part_of(const product *p, int64_t size) {
   return (lines > 1 ? lines : 1) * LINE;
 }
 
-/* y[r][j] from what the rows of x have made with (a part of) row j of W. */
-static inline void put(const product *p, int64_t j, bool first, const float *sums) {
-  for (int64_t r = 0; r < p->rows; r++) {
+/* The sums of PUT vectors. */
+static inline __m128 sums_of(const __m512 v[PUT]) {
+  __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+  __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+  const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+  a = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+  __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+/* y[r][j], y[r][j + 1] ... from what the rows of x have made with (a part of) n rows of W, at most PUT. */
+static inline void put(const product *p, int64_t rows, int64_t j, int64_t n, bool first, const __m512 sums[FEW][PUT]) {
+  const __mmask8 there = (__mmask8)((1 << n) - 1);
+  for (int64_t r = 0; r < rows; r++) {
     float *y = p->y + r * p->n + j;
-    *y = sums[r] + (!first ? *y : p->bias ? p->bias[j] : 0);
+    const float *more = !first ? y : p->bias ? p->bias + j : NULL;
+    __m128 sum = sums_of(sums[r]);
+    if (more) sum = _mm_add_ps(sum, _mm_maskz_loadu_ps(there, more));
+    _mm_mask_storeu_ps(y, there, sum);
   }
 }
 #endif
@@ -91,9 +106,9 @@ static bool has_vnni(void) {
  * an error is set. */
 static size_t code(product *p, coded *c) {
   int64_t count = (c->k + c->block - 1) / c->block * c->block * c->rows;
-  int64_t factors = c->lines    ? count / LINE * line_factors(c->group)
+  int64_t factors = c->lines    ? count / LINE * line_factors(c->dtype)
                     : c->eights ? count / EIGHT * EIGHT_FACTORS
-                                : count / 32 * 2;
+                                : count / 32 + count / c->group;
   int64_t starts = c->lines || c->eights ? 0 : count / c->group;
   size_t bytes = (size_t)count + (size_t)factors * sizeof(float) + (size_t)starts * sizeof(int32_t);
   c->scale = ty_scratch_alloc(bytes);
@@ -133,10 +148,9 @@ static bool by_codes(product *p) {
     rest.plain += FEW * k, rest.y += FEW * p->n;
     return by_codes(&head) && by_codes(&rest);
   }
-  bool e2m1 = p->dtype == TY_MXFP4 || p->dtype == TY_NVFP4; /* their few rows are decoded by looking up */
-  bool tiles = vnni && p->rows > FEW, lines = vnni && !tiles && !e2m1;
-  coded c = { .k = k, .group = code_group(p->dtype), .zero = code_zero(p->dtype), .lines = lines };
-  c.mins = p->dtype == TY_Q4_K;
+  bool tiles = vnni && p->rows > FEW, lines = vnni && !tiles;
+  coded c = { .k = k, .dtype = p->dtype, .group = code_group(p->dtype), .zero = code_zero(p->dtype), .lines = lines };
+  c.mins = p->dtype == TY_Q4_K || p->dtype == TY_Q2_K;
   c.eights = !vnni && in_eights(p->dtype);
   c.power = p->dtype == TY_Q4_0 || p->dtype == TY_Q4_K;
   c.rows = tiles ? (p->rows + 7) / 8 * 8 : p->rows;
@@ -238,9 +252,10 @@ bool TY_KERNEL(linear_quantized)(const ty_kernel_args *k) {
                 .y = out->data };
   bool ok;
   if (by_tiles(&p, &ok)) return ok;
-  if (dtype != TY_NF4 && !low_bits(dtype) && columns > 0 && better_by_codes(dtype, rows)) return by_codes(&p);
+  const bool low = low_bits(dtype) && !has_vnni();
+  if (dtype != TY_NF4 && !low && columns > 0 && better_by_codes(dtype, rows)) return by_codes(&p);
 #if defined(__AVX2__)
-  if (low_bits(dtype) && rows <= FEW && columns > 0) return by_low_codes(&p);
+  if (low && rows <= FEW && columns > 0) return by_low_codes(&p);
 #endif
   if (dtype == TY_NF4 && rows <= FEW && columns > 0) return by_nf4(&p);
   weights b = { dtype, w->data, w_row, columns };

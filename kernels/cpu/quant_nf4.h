@@ -57,15 +57,14 @@ static inline __attribute__((always_inline)) void nf4_line(const int rows, const
   }
 }
 
-/* out[r]: the product of elements [k0, k0 + length) of row j of W with row r of x. */
+/* sum[r]: the product of elements [k0, k0 + length) of row j of W with row r of x. */
 static inline __attribute__((always_inline)) void nf4_product(const product *p, int64_t j, int64_t k0, int64_t length,
-                                                              int64_t ahead, const int rows, float *out) {
+                                                              int64_t ahead, const int rows, __m512 *sum) {
   const char *row = p->w + j * p->w_row, *end = p->w + p->n * p->w_row;
   const char *w = row + ty_nf4_head(p->columns) + k0 / 64 * 33;
   const int64_t bytes = LINE / 64 * 33;
   const float *x = p->ordered + k0 * rows;
   char rest[LINE / 64 * 33 + 3];
-  __m512 sum[FEW];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_ps();
   for (int64_t k = k0; k < k0 + length; k += LINE, w += bytes, x += LINE * rows) {
@@ -78,8 +77,21 @@ static inline __attribute__((always_inline)) void nf4_product(const product *p, 
     }
     nf4_line(rows, w, scale, x, sum);
   }
+}
+
+static inline __attribute__((always_inline)) void nf4_products(const product *p, int64_t j0, int64_t j1, int64_t k0,
+                                                               int64_t length, int64_t ahead, const int rows) {
+  for (int64_t j = j0; j < j1; j += PUT) {
+    __m512 sums[FEW][PUT];
+    const int64_t n = j1 - j < PUT ? j1 - j : PUT;
+    for (int64_t i = 0; i < n; i++) {
+      __m512 sum[FEW];
+      nf4_product(p, j + i, k0, length, ahead, rows, sum);
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) out[r] = _mm512_reduce_add_ps(sum[r]);
+      for (int r = 0; r < rows; r++) sums[r][i] = sum[r];
+    }
+    put(p, rows, j, n, k0 == 0, sums);
+  }
 }
 
 /* Rows [begin, end) of W, as few_rows. */
@@ -88,22 +100,13 @@ static void nf4_rows(void *context, int64_t begin, int64_t end) {
   int64_t k = p->columns, part = part_of(p, sizeof(float)), ahead = part < k ? p->w_row : AHEAD;
   for (int64_t j0 = begin; j0 < end && !ty_interrupted; j0 += GROUP) {
     int64_t j1 = j0 + GROUP < end ? j0 + GROUP : end;
-    for (int64_t k0 = 0; k0 < k; k0 += part)
-      for (int64_t j = j0; j < j1; j++) {
-        int64_t length = k - k0 < part ? k - k0 : part;
-        float y[FEW];
-        switch (p->rows) {
-          case 1: nf4_product(p, j, k0, length, ahead, 1, y); break;
-          case 2: nf4_product(p, j, k0, length, ahead, 2, y); break;
-          case 3: nf4_product(p, j, k0, length, ahead, 3, y); break;
-          case 4: nf4_product(p, j, k0, length, ahead, 4, y); break;
-          case 5: nf4_product(p, j, k0, length, ahead, 5, y); break;
-          case 6: nf4_product(p, j, k0, length, ahead, 6, y); break;
-          case 7: nf4_product(p, j, k0, length, ahead, 7, y); break;
-          default: nf4_product(p, j, k0, length, ahead, 8, y);
-        }
-        put(p, j, k0 == 0, y);
-      }
+    for (int64_t k0 = 0; k0 < k; k0 += part) {
+      const int64_t length = k - k0 < part ? k - k0 : part;
+#define ROWS(n) \
+  case n: nf4_products(p, j0, j1, k0, length, ahead, n); break;
+      switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+#undef ROWS
+    }
   }
 }
 

@@ -16,7 +16,7 @@ enum {
 typedef struct panel {
   uint32_t code[TILE_K / 4][TILE_COLUMNS];
   float scale[TILE_K / 16][TILE_COLUMNS];
-  float min[TILE_K / 32][TILE_COLUMNS];
+  float min[TILE_K / 16][TILE_COLUMNS];
   bool exponents; /* the bits of scale are less those of 1: those of a power of two added to them multiply with it */
 } panel;
 
@@ -56,7 +56,7 @@ INLINE void fetch_rows(const product *p, int64_t j, int64_t k0, int64_t i0, int6
 static void pack_panel(const product *p, int64_t j, int64_t k0, int64_t kc, panel *to) {
   int64_t columns = columns_at(p, j);
   uint32_t code[TILE_COLUMNS][TILE_K / 4] __attribute__((aligned(64)));
-  float scale[TILE_COLUMNS][TILE_K / 16], min[TILE_COLUMNS][TILE_K / 32];
+  float scale[TILE_COLUMNS][TILE_K / 16], min[TILE_COLUMNS][TILE_K / 16];
   for (int64_t i = 0; i < TILE_COLUMNS; i++) {
     fetch_rows(p, j, k0, i + SOON, i + SOON + 1, 3);
     const char *row = p->w + (j + (i < columns ? i : 0)) * p->w_row; /* what is beside W is the first row again */
@@ -67,8 +67,8 @@ static void pack_panel(const product *p, int64_t j, int64_t k0, int64_t kc, pane
   int64_t groups = kc / p->x->group;
   for (int64_t g = 0; g < groups; g++)
     for (int i = 0; i < TILE_COLUMNS; i++) to->scale[g][i] = scale[i][g];
-  if (p->dtype == TY_Q4_K)
-    for (int64_t g = 0; g < kc / 32; g++)
+  if (p->x->mins)
+    for (int64_t g = 0; g < groups; g++)
       for (int i = 0; i < TILE_COLUMNS; i++) to->min[g][i] = min[i][g];
   to->exponents = p->x->power && !p->x->wide;
   if (to->exponents) less_one(to, groups);
@@ -77,12 +77,13 @@ static void pack_panel(const product *p, int64_t j, int64_t k0, int64_t kc, pane
 /* What four rows of x make with a group of W: exact sums [4][2], and what brings them to f32 and into the sums at c. */
 typedef struct group_sums {
   const float *scale, *min;     /* of W [TILE_COLUMNS] */
-  const float *x_scale, *x_sum; /* of x, TILE_K / 32 apart */
+  const float *x_scale, *x_sum; /* of x, TILE_K / 32 and TILE_K / group apart */
   float *c;                     /* [4][TILE_COLUMNS] */
 } group_sums;
 
 /* Adds sums i of 8 to c. */
-INLINE void add_sums(const group_sums *d, const bool mins, const bool exponents, __m512i sums, const int i) {
+INLINE void add_sums(const group_sums *d, const int group, const bool mins, const bool exponents, __m512i sums,
+                     const int i) {
   const int r = i / 2, v = i % 2 * 16;
   float *c = d->c + r * TILE_COLUMNS + v;
   __m512 x_scale = _mm512_set1_ps(d->x_scale[r * (TILE_K / 32)]), scale = _mm512_loadu_ps(d->scale + v);
@@ -90,7 +91,7 @@ INLINE void add_sums(const group_sums *d, const bool mins, const bool exponents,
     scale = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(scale), _mm512_castps_si512(x_scale)));
   else scale = _mm512_mul_ps(scale, x_scale);
   __m512 y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums), _mm512_loadu_ps(c));
-  if (mins) y = _mm512_fnmadd_ps(_mm512_loadu_ps(d->min + v), _mm512_set1_ps(d->x_sum[r * (TILE_K / 32)]), y);
+  if (mins) y = _mm512_fnmadd_ps(_mm512_loadu_ps(d->min + v), _mm512_set1_ps(d->x_sum[r * (TILE_K / group)]), y);
   _mm512_storeu_ps(c, y);
 }
 
@@ -112,7 +113,7 @@ INLINE void multiply_group(const int group, const bool mins, const bool exponent
       s[2 * r + 1] = _mm512_dpbusd_epi32(s[2 * r + 1], w1, a);
     }
 #pragma GCC unroll 2
-    for (int i = 32 / group * u; i < 32 / group * (u + 1); i++) add_sums(d, mins, exponents, done[i], i);
+    for (int i = 32 / group * u; i < 32 / group * (u + 1); i++) add_sums(d, group, mins, exponents, done[i], i);
   }
 }
 
@@ -127,7 +128,7 @@ INLINE void multiply_panel(const product *p, const panel *b, int64_t kc, const i
   __m512i upper[8], lower[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; i++) lower[i] = _mm512_setzero_si512();
-  group_sums done = { b->scale[0], b->min[0], p->x->scale + first / 32, p->x->sum + first / 32, none };
+  group_sums done = { b->scale[0], b->min[0], p->x->scale + first / 32, p->x->sum + first / group, none };
   int64_t share = (TILE_COLUMNS * TILE_ROWS + rows - 1) / rows;
   for (int64_t r = 0; r < rows; r += TILE_ROWS, first += TILE_ROWS * TILE_K, c += TILE_ROWS * TILE_COLUMNS) {
     fetch_rows(p, next_j, next_k, r / TILE_ROWS * share, (r / TILE_ROWS + 1) * share, 2);
@@ -137,20 +138,20 @@ INLINE void multiply_panel(const product *p, const panel *b, int64_t kc, const i
         __builtin_prefetch(y + i * p->n + 16, 1, 2);
       }
     const int8_t *q = p->x->q + first;
-    const float *scale = p->x->scale + first / 32, *sum = p->x->sum + first / 32;
+    const float *scale = p->x->scale + first / 32, *sum = p->x->sum + first / group;
     const int32_t *start = p->x->start + first / group;
     for (int64_t g = 0; g < kc / group; g++) {
       const uint32_t *w = b->code[g * group / 4];
       int64_t at = g * group / 32;
       multiply_group(group, mins, exponents, w, q + g * group, start + g, upper, &done, lower);
-      done = (group_sums){ b->scale[g], b->min[at], scale + at, sum + at, c };
+      done = (group_sums){ b->scale[g], b->min[g], scale + at, sum + g, c };
       multiply_group(group, mins, exponents, w, q + HALF * TILE_K + g * group, start + HALF * starts + g, lower, &done,
                      upper);
-      done.x_scale += HALF * GROUPS, done.x_sum += HALF * GROUPS, done.c += HALF * TILE_COLUMNS;
+      done.x_scale += HALF * GROUPS, done.x_sum += HALF * starts, done.c += HALF * TILE_COLUMNS;
     }
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; i++) add_sums(&done, mins, exponents, lower[i], i);
+  for (int i = 0; i < 8; i++) add_sums(&done, group, mins, exponents, lower[i], i);
 }
 
 /* y[r][j] from the sums of rows [r0, r1), and the bias. */
@@ -175,7 +176,8 @@ static void tile(const product *p, int64_t at, int64_t k0, int64_t r0, int64_t r
   panel b;
   pack_panel(p, j, k0, kc, &b);
 #define MULTIPLY(...) multiply_panel(p, &b, kc, __VA_ARGS__, first, r1 - r0, sums, next * TILE_COLUMNS, next_k, y)
-  if (p->x->group == 16) MULTIPLY(16, false, false);
+  if (p->dtype == TY_Q2_K) MULTIPLY(16, true, false);
+  else if (p->x->group == 16) MULTIPLY(16, false, false);
   else if (p->dtype == TY_Q4_K && b.exponents) MULTIPLY(32, true, true);
   else if (p->dtype == TY_Q4_K) MULTIPLY(32, true, false);
   else if (b.exponents) MULTIPLY(32, false, true);
