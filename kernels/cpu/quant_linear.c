@@ -1,10 +1,11 @@
 /* Products with block-quantized weights: linear_quantized, y = x W' + bias, and linear_quantized_backward, dx = g W.
  * Rows of x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is
  * that of the rounding, at most 1/254 of the largest |x| of each group; with weights of 4 bits, whose own rounding is
- * far coarser, scales are powers of two and it is at most 1/127. NF4, whose levels are no integers, Q2_K and Q3_K with
- * many rows of x where there are no instructions for products of bytes, and gradients are multiplied in f32, decoded
- * panel by panel. Many rows are multiplied on the CPU's tiles where it has them (quant_tiles.c), with x rounded in the
- * same way, but for Q2_K and Q3_K, of which both x and the weights have 16 bits there. */
+ * far coarser, scales are powers of two and it is at most 1/127. Few rows are multiplied with NF4, whose levels are no
+ * integers, as words (quant_nf4.h). Many rows with NF4, many with Q2_K and Q3_K where there are no instructions for
+ * products of bytes, and gradients are multiplied in f32, decoded panel by panel. Many rows are multiplied on the CPU's
+ * tiles where it has them (quant_tiles.c), with x rounded in the same way, but for Q2_K and Q3_K, of which both x and
+ * the weights have 16 bits there. */
 #include "dequantize.h"
 #include "gemm.h"
 #include "quant_codes.h"
@@ -27,11 +28,20 @@ typedef struct product {
   int64_t rows, n, columns;
   const float *plain; /* x [rows][columns] */
   const coded *x;     /* the same as bytes */
-  float *ordered;     /* the same for NF4 */
+  int16_t *words;     /* the same for NF4 */
+  float *word_scale;
   const float *bias;
   float *y; /* [rows][n] */
   bool failed;
 } product;
+
+static bool has_vnni(void) {
+#if defined(__AVX512F__)
+  return __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
 
 #if defined(__AVX512F__)
 /* Elements of k, whole lines, of which x's few rows stay in the first cache. A single row is read as fast from the
@@ -92,14 +102,6 @@ typedef struct coding {
 static void code_rows(void *context, int64_t begin, int64_t end) {
   const coding *c = context;
   code_x(c->x, c->rows, begin, end, c->to);
-}
-
-static bool has_vnni(void) {
-#if defined(__AVX512F__)
-  return __builtin_cpu_supports("avx512vnni");
-#else
-  return false;
-#endif
 }
 
 /* Codes the rows of x as *c wants them, which p->x then is. Returns the bytes of scratch memory, from c->scale on; 0:

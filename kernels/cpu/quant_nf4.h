@@ -1,124 +1,74 @@
-/* y = x W' for few rows of x and W in NF4, in f32: codes are decoded in registers, or in the first cache, and multiplied
- * with all rows of x. Included by quant_linear.c. */
+/* y = x W' for few rows of x and W in NF4. With AVX-512 levels are looked up as words, and x is rounded to words with a
+ * scale for each block of 64: an error of at most 2^-15 of the largest |x| of a block, and of the largest |w|. Otherwise
+ * in f32, decoded in the first cache. Included by quant_linear.c. */
 
 #if defined(__AVX512F__)
-/* In which order the elements of two blocks are multiplied: those that the low nibbles of bytes 0, 4, 8 ... of the first
- * block and of the second stand for, those of the high nibbles, then the same for bytes 1, 5, 9 ... and so on: the
- * number that looks a level up is what the 32 bits from there on have in their lowest four. */
-static void nf4_order(void *context, int64_t begin, int64_t end) {
-  const product *p = context;
-  for (int64_t at = begin; at < end; at++) {
-    int64_t line = at / p->rows, row = at % p->rows, k0 = line * LINE;
-    float *out = p->ordered + at * LINE;
-    if (k0 + LINE > p->columns) memset(out, 0, LINE * sizeof *out);
-    for (int64_t i = 0; i < LINE / 32 && k0 + 32 * i < p->columns; i++) { /* i: block, low or high */
-      const float *from = p->plain + row * p->columns + k0 + 32 * i;
-      ty_transpose_uint32_t((uint32_t *)(void *)(out + i / 4 * 128 + i % 2 * 16 + i / 2 % 2 * 8), 32,
-                            (const uint32_t *)(const void *)from, 4, 4, 8);
-    }
-  }
-}
+enum {
+  NF4_MOST = 16383, /* what stands for the largest magnitude: a sum of 8 products stays below 2^31 */
+  NF4_BLOCKS = LINE / 64
+};
 
-/* Adds the products of 8 blocks with `rows` rows of x; past the end of a row of W, x is 0. */
-static inline __attribute__((always_inline)) void nf4_line(const int rows, const char *w, float scale, const float *x,
-                                                           __m512 *sum) {
-  static const float levels[16] = { TY_NF4_LEVELS };
-  const __m512 level = _mm512_loadu_ps(levels);
-  const __m512i second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-  uint64_t magnitudes = 0;
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i++) magnitudes |= (uint64_t)(uint8_t)w[33 * i] << 8 * i;
-  __m512 magnitude = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_cvtsi64_si128((long long)magnitudes)));
-  magnitude = _mm512_mul_ps(_mm512_mul_ps(magnitude, magnitude), _mm512_set1_ps(scale));
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    __m512 low[FEW], high[FEW];
-#pragma GCC unroll 4
-    for (int b = 0; b < 4; b++) {
-      const char *q = w + 66 * i + 1 + b;
-      __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)q));
-      v = _mm512_inserti64x4(v, _mm256_loadu_si256((const __m256i *)(const void *)(q + 33)), 1);
-      __m512 a = _mm512_permutexvar_ps(v, level), c = _mm512_permutexvar_ps(_mm512_srli_epi32(v, 4), level);
-#pragma GCC unroll 8
-      for (int r = 0; r < rows; r++) {
-        const float *at = x + LINE * r + 128 * i + 32 * b;
-        __m512 xa = _mm512_loadu_ps(at), xc = _mm512_loadu_ps(at + 16);
-        low[r] = b ? _mm512_fmadd_ps(a, xa, low[r]) : _mm512_mul_ps(a, xa);
-        if (rows == 1) high[r] = b ? _mm512_fmadd_ps(c, xc, high[r]) : _mm512_mul_ps(c, xc);
-        else low[r] = _mm512_fmadd_ps(c, xc, low[r]);
+/* Rows of x in the order in which they are multiplied: of two blocks, those elements that the lowest four bits of the
+ * words of W stand for, those of bits 4 to 7, and so on. Lines [begin, end). */
+static void nf4_code(void *context, int64_t begin, int64_t end) {
+  const product *p = context;
+  const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  for (int64_t at = begin; at < end; at++) {
+    int64_t line = at / p->rows, row = at % p->rows;
+    for (int64_t i = 0; i < NF4_BLOCKS; i++) {
+      const int64_t k = line * LINE + 64 * i;
+      int16_t *to = p->words + at * LINE + i / 2 * 128 + i % 2 * 16;
+      __m512 x[4];
+      for (int j = 0; j < 4; j++)
+        x[j] = k < p->columns ? _mm512_loadu_ps(p->plain + row * p->columns + k + 16 * j) : _mm512_setzero_ps();
+      __m512i bits = _mm512_setzero_si512(); /* as integers, for which infinity and NaN are larger than all numbers */
+      for (int j = 0; j < 4; j++) bits = _mm512_max_epi32(bits, _mm512_and_si512(_mm512_castps_si512(x[j]), no_sign));
+      const int32_t largest = _mm512_reduce_max_epi32(bits);
+      const float most = ty_from_bits_f32((uint32_t)largest), scale = most <= TOO_SMALL ? 1 : most / NF4_MOST;
+      const bool bad = largest >= 0x7f800000;
+      p->word_scale[at * NF4_BLOCKS + i] = bad ? NAN : scale;
+      const __m512 inverse = _mm512_set1_ps(bad || most <= TOO_SMALL ? 0 : 1 / scale);
+      for (int j = 0; j < 4; j += 2) { /* low nibbles, high nibbles */
+        const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(x[j], inverse));
+        const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(x[j + 1], inverse));
+        for (int odd = 0; odd < 2; odd++) {
+          const __m512i place = _mm512_add_epi32(even, _mm512_set1_epi32(odd));
+          _mm256_storeu_si256((__m256i *)(void *)(to + 64 * odd + 16 * j),
+                              _mm512_cvtepi32_epi16(_mm512_permutex2var_epi32(a, place, b)));
+        }
       }
     }
-    __m512 both = _mm512_permutexvar_ps(_mm512_add_epi32(second, _mm512_set1_epi32(2 * i)), magnitude);
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-      if (rows == 1) low[r] = _mm512_add_ps(low[r], high[r]); /* one chain would wait for itself */
-      sum[r] = _mm512_fmadd_ps(low[r], both, sum[r]);
-    }
   }
 }
 
-/* sum[r]: the product of elements [k0, k0 + length) of row j of W with row r of x. */
-static inline __attribute__((always_inline)) void nf4_product(const product *p, int64_t j, int64_t k0, int64_t length,
-                                                              int64_t ahead, const int rows, __m512 *sum) {
-  const char *row = p->w + j * p->w_row, *end = p->w + p->n * p->w_row;
-  const char *w = row + ty_nf4_head(p->columns) + k0 / 64 * 33;
-  const int64_t bytes = LINE / 64 * 33;
-  const float *x = p->ordered + k0 * rows;
-  char rest[LINE / 64 * 33 + 3];
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_ps();
-  for (int64_t k = k0; k < k0 + length; k += LINE, w += bytes, x += LINE * rows) {
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(w + b + ahead);
-    float scale;
-    memcpy(&scale, row + k / (64 * TY_NF4_GROUP) * (int64_t)sizeof scale, sizeof scale);
-    if (w + sizeof rest > end) { /* loads reach three bytes past a block */
-      memset(rest, 0, sizeof rest);
-      w = memcpy(rest, w, (size_t)(end - w < bytes ? end - w : bytes));
-    }
-    nf4_line(rows, w, scale, x, sum);
-  }
+/* The levels times NF4_MOST, by the lowest four bits of five. */
+static inline __m512i nf4_levels(void) {
+  static const float levels[16] = { TY_NF4_LEVELS };
+  const __m512 of = _mm512_mul_ps(_mm512_loadu_ps(levels), _mm512_set1_ps(NF4_MOST));
+  const __m256i words = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(of));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(words), words, 1);
 }
 
-static inline __attribute__((always_inline)) void nf4_products(const product *p, int64_t j0, int64_t j1, int64_t k0,
-                                                               int64_t length, int64_t ahead, const int rows) {
-  for (int64_t j = j0; j < j1; j += PUT) {
-    __m512 sums[FEW][PUT];
-    const int64_t n = j1 - j < PUT ? j1 - j : PUT;
-    for (int64_t i = 0; i < n; i++) {
-      __m512 sum[FEW];
-      nf4_product(p, j + i, k0, length, ahead, rows, sum);
-#pragma GCC unroll 8
-      for (int r = 0; r < rows; r++) sums[r][i] = sum[r];
-    }
-    put(p, rows, j, n, k0 == 0, sums);
-  }
-}
-
-/* Rows [begin, end) of W, as few_rows. */
-static void nf4_rows(void *context, int64_t begin, int64_t end) {
-  const product *p = context;
-  int64_t k = p->columns, part = part_of(p, sizeof(float)), ahead = part < k ? p->w_row : AHEAD;
-  for (int64_t j0 = begin; j0 < end && !ty_interrupted; j0 += GROUP) {
-    int64_t j1 = j0 + GROUP < end ? j0 + GROUP : end;
-    for (int64_t k0 = 0; k0 < k; k0 += part) {
-      const int64_t length = k - k0 < part ? k - k0 : part;
-#define ROWS(n) \
-  case n: nf4_products(p, j0, j1, k0, length, ahead, n); break;
-      switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
-#undef ROWS
-    }
-  }
-}
+#define NF4(name) name##_plain
+#define NF4_ADD(dot, a, b) _mm512_add_epi32(dot, _mm512_madd_epi16(a, b))
+#include "quant_nf4_words.h"
+#pragma GCC push_options
+#pragma GCC target("avx512vnni")
+#define NF4(name) name##_vnni
+#define NF4_ADD(dot, a, b) _mm512_dpwssd_epi32(dot, a, b)
+#include "quant_nf4_words.h"
+#pragma GCC pop_options
 
 static bool by_nf4(product *p) {
   int64_t lines = p->rows * ((p->columns + LINE - 1) / LINE);
-  size_t bytes = (size_t)lines * LINE * sizeof(float);
-  float *ordered = ty_scratch_alloc(bytes);
-  if (!ordered) return false;
-  p->ordered = ordered;
-  ty_parallel_for(lines, 32, nf4_order, p);
-  ty_parallel_for(p->n, 1 + 65536 / p->columns / p->rows, nf4_rows, p);
-  ty_scratch_free(ordered, bytes);
+  size_t bytes = (size_t)lines * (LINE * sizeof(int16_t) + NF4_BLOCKS * sizeof(float));
+  p->words = ty_scratch_alloc(bytes);
+  if (!p->words) return false;
+  p->word_scale = (float *)(void *)(p->words + lines * LINE);
+  ty_parallel_for(lines, 32, nf4_code, p);
+  ty_parallel_for(p->n, 1 + 65536 / p->columns / p->rows, has_vnni() ? nf4_rows_vnni : nf4_rows_plain, p);
+  ty_scratch_free(p->words, bytes);
   return true;
 }
 #else

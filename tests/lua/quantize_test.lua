@@ -179,9 +179,18 @@ test("products: the error is that of rounding x, the gradient that of the decode
     local wide = w:to "f64"
     local y = ty.linear(x, w, bias)
     local off = (y:detach():to "f64" - ty.linear(x:detach():to "f64", wide, bias:detach():to "f64")):abs()
-    local most = x:detach():reshape(m, k // 32, 32):abs():max(2, true):expand(m, k // 32, 32):reshape(m, k):to "f64"
-    local bound = dtype == "nf4" and 2e-5 or ty.linear(most / 254, wide:abs()) * 1.001 + 2e-5
-    ok((off / bound):max():item() <= (dtype == "nf4" and 1 or 0.5), what) -- errors do not all add up
+    local function most(a, group) -- the largest magnitude of each group
+      local rows = a.shape[1]
+      return a:reshape(rows, k // group, group):abs():max(2, true):expand(rows, k // group, group):reshape(rows, k)
+    end
+    local bound
+    if dtype == "nf4" then -- to words, both x and the levels, or not at all
+      bound = ty.linear(most(x:detach():to "f64", 64) / 32766, wide:abs())
+        + ty.linear(x:detach():to "f64":abs(), most(wide, 64) / 32766) + 2e-5
+    else
+      bound = ty.linear(most(x:detach():to "f64", 32) / 254, wide:abs()) * 1.001 + 2e-5
+    end
+    ok((off / bound):max():item() <= 0.5, what) -- errors do not all add up
     y:backward(g)
     check.close((x.grad:to "f64" - ty.matmul(g:to "f64", wide)):abs():max():item(), 0, 2e-5, what .. " gradient of x")
     check.close((bias.grad - g:sum(0)):abs():max():item(), 0, 1e-4, what .. " gradient of bias")
@@ -300,13 +309,16 @@ test("linear with activation and residual, other dtypes of x, weights that are v
   end
   near(ty.linear(x, w["3:7"], b["3:7"]), plain[":, 3:7"], 1e-6, "rows of w")
   near(ty.linear(ty.randn(64, 5):transpose(0, 1), w), ty.zeros(5, 12), 10, "x turned")
-  for _, bad in ipairs { 0 / 0, math.huge, -math.huge } do
-    for _, rows in ipairs { 2, 20, 90 } do
-      local y = ty.randn(rows, 64)
-      y["1, 40"] = bad
-      local z = ty.linear(y, w)
-      ok(not z[1]:isfinite():any():item(), "not finite")
-      ok(z[0]:isfinite():all():item(), "the other rows are")
+  for _, dtype in ipairs { "q8_0", "q2_k", "q3_k", "nf4", "mxfp4", "nvfp4" } do
+    local v = (ty.randn(12, 256) * 0.1):to(dtype)
+    for _, bad in ipairs { 0 / 0, math.huge, -math.huge } do
+      for _, rows in ipairs { 2, 20, 90 } do
+        local y = ty.randn(rows, 256)
+        y["1, 40"] = bad
+        local z = ty.linear(y, v)
+        ok(not z[1]:isfinite():any():item(), dtype .. ": not finite")
+        ok(z[0]:isfinite():all():item(), dtype .. ": the other rows are")
+      end
     end
   end
   fails(function() return ty.linear(w, w) end, "x: expected a float tensor")
