@@ -57,7 +57,7 @@ local function plan_of(list, device)
     back = not in_order and indices(back) or nil }
 end
 
--- A and B of the adapters that are used, [used, inputs, rank] and [used, rank, outputs], which wait until others are.
+-- A and B of the adapters that are used, [used, rank, inputs] and [used, rank, outputs], which wait until others are.
 local function matrices(state, plan)
   if state.plan ~= plan then
     local a, b = state.a, state.b
@@ -88,7 +88,7 @@ local wrapper = surgery.wrapper { name = "Rows", field = "_rows",
       local y = base.forward(self, x, residual)
       local h = x:to(a.dtype):reshape(plan.rows, -1)
       if plan.order then h = h:index_select(0, plan.order) end
-      local added = ty.matmul(ty.matmul(h:reshape(#plan.used, -1, shape[#shape]), a), b)
+      local added = ty.matmul(ty.matmul(h:reshape(#plan.used, -1, shape[#shape]), a:transpose(1, 2)), b)
       if plan.back then
         added = added:reshape(#plan.used * plan.most, -1):index_select(0, plan.back)
       end
@@ -112,7 +112,8 @@ local function new(model, options)
   return self
 end
 
--- A and B times the scale of each layer of the model's adapter: { name = { a [inputs, rank], b [rank, outputs] } }.
+-- A and B times the scale of each layer of the model's adapter: { name = { a [rank, inputs], b [rank, outputs] } }. A
+-- row of a batch times such an A is a few sums along memory, for which nothing is packed.
 local function taken(who, self)
   local record, parts = adapter.of(who, self.model), {}
   adapter.plain(who, record)
@@ -130,7 +131,7 @@ local function taken(who, self)
     local scale = state.scale
     parts[layer.name] = ty.no_grad(function()
       local a, b = pair[1][2]:detach():to(self.dtype), pair[2][2]:detach():to(self.dtype)
-      return { a = ty.keep(a:transpose(0, 1):contiguous()), b = ty.keep((b * scale):transpose(0, 1):contiguous()) }
+      return { a = ty.keep(a:clone()), b = ty.keep((b * scale):transpose(0, 1):contiguous()) }
     end)
   end
   return parts
@@ -141,19 +142,19 @@ end
 local function stack(self)
   local wanted, modules = {}, select(2, surgery.modules(self.model))
   for _, parts in ipairs(self.parts) do
-    for name, part in pairs(parts) do wanted[name] = math.max(wanted[name] or 0, part.a.shape[2]) end
+    for name, part in pairs(parts) do wanted[name] = math.max(wanted[name] or 0, part.a.shape[1]) end
   end
   for name, rank in pairs(wanted) do
     local module = modules[name]
     local inputs, outputs = surgery.sizes(module)
     local options = { dtype = self.dtype, device = module.weight.device }
-    local a = ty.zeros({ #self.parts + 1, inputs, rank }, options)
+    local a = ty.zeros({ #self.parts + 1, rank, inputs }, options)
     local b = ty.zeros({ #self.parts + 1, rank, outputs }, options)
     for i, parts in ipairs(self.parts) do
       local part = parts[name]
       if part then
-        local r = part.a.shape[2]
-        a:select(0, i - 1):narrow(1, 0, r):copy_(part.a)
+        local r = part.a.shape[1]
+        a:select(0, i - 1):narrow(0, 0, r):copy_(part.a)
         b:select(0, i - 1):narrow(0, 0, r):copy_(part.b)
       end
     end
