@@ -39,15 +39,18 @@ int ty_lua_error(lua_State *L) {
 
 /* ---- handles ---- */
 
-void ty_lua_enter_scope(lua_State *L, ty_lua_state *s, ty_handle *h) {
-  ty_lua_scope *scope = s->scope;
+/* Into the list of `scope` or, where that is another coroutine's, of the next one around it that is not. */
+static void enter(lua_State *L, ty_lua_scope *scope, ty_handle *h) {
   while (scope && scope->L != L) scope = scope->prev;
   if (!scope) return;
+  h->scope = scope;
   h->next = scope->handles;
   if (h->next) h->next->link = &h->next;
   h->link = &scope->handles;
   scope->handles = h;
 }
+
+void ty_lua_enter_scope(lua_State *L, ty_lua_state *s, ty_handle *h) { enter(L, s->scope, h); }
 
 static void unlink_handle(ty_handle *h) {
   if (!h->link) return;
@@ -205,23 +208,19 @@ static int scope_close(lua_State *L) {
   return 0;
 }
 
-/* Moves a handle to the scope around its own (or out of all). */
-static void move_out(ty_lua_state *s, lua_State *L, ty_handle *h, const ty_lua_scope *from) {
+/* Moves a handle to the scope around `from`, or with NULL out of all. One that is not a member of `from` lives as long
+ * as it did: it may be a parameter, or somebody's further out. */
+static void move_out(lua_State *L, ty_handle *h, const ty_lua_scope *from) {
+  if (from && !(h->link && h->scope == from)) return;
   unlink_handle(h);
-  ty_lua_scope *scope = from ? from->prev : NULL;
-  while (scope && scope->L != L) scope = scope->prev;
-  if (!scope) return;
-  h->next = scope->handles;
-  if (h->next) h->next->link = &h->next;
-  h->link = &scope->handles;
-  scope->handles = h;
+  if (from) enter(L, from->prev, h);
 }
 
 /* Tensors in a result, also in tables (each table once; `seen` is a table on the stack). */
-static void move_results_out(lua_State *L, ty_lua_state *s, int index, const ty_lua_scope *from, int seen, int depth) {
+static void move_results_out(lua_State *L, int index, const ty_lua_scope *from, int seen, int depth) {
   ty_handle *h = ty_lua_handle_at(L, index);
   if (h) {
-    if (h->t) move_out(s, L, h, from);
+    if (h->t) move_out(L, h, from);
     return;
   }
   if (!lua_istable(L, index) || depth > 16) return;
@@ -237,17 +236,16 @@ static void move_results_out(lua_State *L, ty_lua_state *s, int index, const ty_
   luaL_checkstack(L, 8, "results of a scope");
   lua_pushnil(L);
   while (lua_next(L, index)) {
-    move_results_out(L, s, lua_gettop(L), from, seen, depth + 1);
+    move_results_out(L, lua_gettop(L), from, seen, depth + 1);
     lua_pop(L, 1);
   }
 }
 
 static int scope_results(lua_State *L, int status, lua_KContext context) {
   ty_lua_scope *scope = lua_touserdata(L, 1);
-  ty_lua_state *s = ty_lua_state_of(L);
   int top = lua_gettop(L);
   lua_newtable(L);
-  for (int i = 2; i <= top; i++) move_results_out(L, s, i, scope, top + 1, 0);
+  for (int i = 2; i <= top; i++) move_results_out(L, i, scope, top + 1, 0);
   lua_settop(L, top);
   return top - 1; /* the scope in slot 1 closes when this function returns */
 }
@@ -269,12 +267,23 @@ static int scope_open(lua_State *L) {
 
 /* keep(...): out of the innermost scope of this coroutine */
 static int keep(lua_State *L) {
-  ty_lua_state *s = ty_lua_state_of(L);
   int top = lua_gettop(L);
   lua_newtable(L);
-  for (int i = 1; i <= top; i++) move_results_out(L, s, i, NULL, top + 1, 0);
+  for (int i = 1; i <= top; i++) move_results_out(L, i, NULL, top + 1, 0);
   lua_settop(L, top);
   return top;
+}
+
+/* discard(...): what the innermost scope of this coroutine would release at its end, now */
+static int discard(lua_State *L) {
+  const ty_lua_scope *scope = ty_lua_state_of(L)->scope;
+  while (scope && scope->L != L) scope = scope->prev;
+  for (int i = 1, top = lua_gettop(L); i <= top; i++) {
+    ty_handle *h = ty_lua_handle_at(L, i);
+    if (!h) return ty_lua_refuse(L, i, "a tensor");
+    if (h->link && h->scope == scope) release_handle(h);
+  }
+  return 0;
 }
 
 /* ---- guards: no_grad and the like, undone however the function ends ---- */
@@ -460,6 +469,7 @@ void ty_lua_open_handles(lua_State *L, int table) {
                 (const luaL_Reg[]){ { "scope", scope_run },
                                     { "open_scope", scope_open },
                                     { "keep", keep },
+                                    { "discard", discard },
                                     { "no_grad", no_grad },
                                     { "enable_grad", enable_grad },
                                     { "set_grad_enabled", set_grad_enabled },

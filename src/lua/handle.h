@@ -20,6 +20,7 @@ typedef struct ty_handle {
   const void *magic;
   ty_tensor *t;                   /* NULL once released */
   struct ty_handle *next, **link; /* in its scope's list; link NULL: in none */
+  ty_lua_scope *scope;            /* whose list that is */
 } ty_handle;
 
 /* What the border knows of one Lua universe. */

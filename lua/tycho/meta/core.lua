@@ -212,7 +212,7 @@ function ty.autocast_dtype() end
 function ty.saved_tensor_hooks(pack, unpack, fn, ...) end
 
 --- Runs fn(...) and releases every tensor made meanwhile, except those it returns (also inside tables) or that ty.keep
---- took out.
+--- took out. What it returns belongs to the scope around it, unless it was made outside.
 ---@param fn function
 ---@return any ...
 function ty.scope(fn, ...) end
@@ -220,9 +220,14 @@ function ty.scope(fn, ...) end
 --- A scope for `local scope <close> = ty.open_scope()`: tensors made until the end of the block are released there.
 function ty.open_scope() end
 
---- Takes tensors (also inside tables) out of the innermost scope. Returns its arguments.
+--- Takes tensors (also inside tables) out of the scopes. Returns its arguments.
 ---@return any ...
 function ty.keep(...) end
+
+--- Releases tensors now that the end of the innermost scope would release: those made in it, or returned to it. Others
+--- (a parameter, what ty.keep took out, what belongs to a scope further out) stay.
+---@param ... Tensor
+function ty.discard(...) end
 
 --- Starts the generator of random numbers from a seed. The same seed gives the same numbers on every device and for
 --- every number of threads.
