@@ -46,9 +46,11 @@ function Encoder:init(config, o)
 end
 
 function Encoder:forward(x)
-  x = self.conv_in(x)
-  for _, level in ipairs(self.down_blocks) do x = level(x) end
-  return self.conv_out(self.conv_norm_out(self.mid_block(x)))
+  return blocks.part(function()
+    local h = self.conv_in(x)
+    for _, level in ipairs(self.down_blocks) do h = level(h, true) end
+    return self.conv_out(self.conv_norm_out(self.mid_block(h)))
+  end)
 end
 
 local Decoder = nn.module "Decoder"
@@ -74,9 +76,13 @@ function Decoder:init(config, o)
 end
 
 function Decoder:forward(z)
-  z = self.mid_block(self.conv_in(z))
-  for _, level in ipairs(self.up_blocks) do z = level(z) end
-  return self.conv_out(self.conv_norm_out(z))
+  return blocks.part(function()
+    local h = self.mid_block(self.conv_in(z))
+    for _, level in ipairs(self.up_blocks) do h = level(h, true) end
+    local normed = self.conv_norm_out(h)
+    blocks.discard(h, normed)
+    return self.conv_out(normed)
+  end)
 end
 
 ---@class AutoencoderKL: Component

@@ -69,6 +69,16 @@ local function add_residuals(residuals, h, skips)
   return h + residuals.middle
 end
 
+-- Residual block i of a level on the way up, and the attention after it, with the last of the maps beside; h and that
+-- map are needed no longer.
+local function climb(level, i, h, skips, time, context, mask)
+  local skip = table.remove(skips)
+  local joined, rest = ty.concat({ h, skip }, 1), skips[#skips]
+  blocks.discard(h, rest)
+  blocks.discard(skip, rest)
+  return level:run(i, joined, time, context, mask, true)
+end
+
 --- x [n, in_channels, h, w], t [n] from 0 to 1000: [n, out_channels, h, w].
 -- condition: labels (i64 [n]; null_label for any class), text = { embeddings [n, tokens, context], mask [n, tokens],
 -- pooled [n, width] }, sizes [n, count] (SDXL: height and width of the original, top and left of the crop, height and
@@ -81,18 +91,21 @@ end
 function UNet:forward(x, t, condition)
   Component.check_inputs("UNet", self.in_channels, x, t, condition)
   local context, mask = front.text(self, condition, x.shape[1])
-  local time = front.embed(self, x, t, condition)
-  local h, skips = front.descend(self, self.conv_in(self.centre and x * 2 - 1 or x), time, context, mask)
-  local residuals = condition and condition.residuals
-  if residuals ~= nil then h = add_residuals(residuals, h, skips) end
-  for _, level in ipairs(self.up_blocks) do
-    for i = 1, #level.resnets do
-      h = level:run(i, ty.concat({ h, table.remove(skips) }, 1), time, context, mask)
+  return blocks.part(function()
+    local time = front.embed(self, x, t, condition)
+    local h, skips = front.descend(self, self.conv_in(self.centre and x * 2 - 1 or x), time, context, mask)
+    local residuals = condition and condition.residuals
+    if residuals ~= nil then h = add_residuals(residuals, h, skips) end
+    for _, level in ipairs(self.up_blocks) do
+      for i = 1, #level.resnets do h = climb(level, i, h, skips, time, context, mask) end
+      local beside, before = skips[#skips], h
+      if beside then
+        h = level:resize(h, time, { beside.shape[3], beside.shape[4] })
+        blocks.discard(before, h, beside)
+      end
     end
-    local beside = skips[#skips]
-    if beside then h = level:resize(h, time, { beside.shape[3], beside.shape[4] }) end
-  end
-  return self.conv_out(self.conv_norm_out(h))
+    return self.conv_out(self.conv_norm_out(h))
+  end)
 end
 
 --- The keys of diffusers' config.json for it.

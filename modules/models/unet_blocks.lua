@@ -5,6 +5,26 @@ local ty = require "tycho"
 local nn = ty.nn
 local M = {}
 
+-- Without gradients, what a part of the network needs is given back at its end, not when the collector comes by: maps
+-- are most of what lies beside the weights.
+---@param fn fun(): Tensor
+---@return Tensor
+local function part(fn) return ty.is_grad_enabled() and fn() or ty.scope(fn) end
+M.part = part
+
+--- Without gradients, a map that nothing needs any longer is given back at once, unless it is one of `others` as well:
+-- a technique may have put a block there that returns what it got.
+---@param map Tensor
+---@param ... Tensor  others
+local function discard(map, ...)
+  if ty.is_grad_enabled() then return end
+  for i = 1, select("#", ...) do
+    if rawequal(map, (select(i, ...))) then return end
+  end
+  ty.discard(map)
+end
+M.discard = discard
+
 local function zero(module)
   nn.init.zeros(module.weight)
   nn.init.zeros(module.bias)
@@ -30,21 +50,27 @@ function ResnetBlock:init(inputs, outputs, time, o, resize)
   if inputs ~= outputs then self.conv_shortcut = nn.Conv2d(inputs, outputs, 1) end
 end
 
--- x [n, c, h, w]; time [n, time], already through silu, or nil.
-function ResnetBlock:forward(x, time)
-  local h = self.norm1(x)
-  if self.resize then x, h = self.resize(x), self.resize(h) end
-  h = self.conv1(h)
+-- The second norm of h, with the time, through silu.
+local function timed(self, h, time)
   local e = self.time_emb_proj and self.time_emb_proj(time):unsqueeze(-1):unsqueeze(-1)
-  if self.scale_shift then
-    local scale, shift = e:chunk(2, 1)
-    h = (self.norm2(h) * (scale + 1) + shift):silu()
-  else
-    h = self.norm2(e and h + e or h)
-  end
-  h = self.conv2(self.dropout(h))
-  return (self.conv_shortcut and self.conv_shortcut(x) or x) + h
+  if not self.scale_shift then return self.norm2(e and h + e or h) end
+  local scale, shift = e:chunk(2, 1)
+  return (self.norm2(h) * (scale + 1) + shift):silu()
 end
+
+local function resnet(self, x, time)
+  local h = part(function()
+    local normed = self.norm1(x)
+    return self.conv1(self.resize and self.resize(normed) or normed)
+  end)
+  local y = part(function() return self.conv2(self.dropout(timed(self, h, time))) end)
+  discard(h, y)
+  if self.resize then x = self.resize(x) end
+  return (self.conv_shortcut and self.conv_shortcut(x) or x) + y
+end
+
+-- x [n, c, h, w]; time [n, time], already through silu, or nil.
+function ResnetBlock:forward(x, time) return part(function() return resnet(self, x, time) end) end
 
 -- [n, c, h, w] to [n, h * w, c] and back.
 local function to_tokens(x) return x:flatten(2):transpose(1, 2) end
@@ -76,9 +102,13 @@ function Attention:init(channels, heads, groups, eps)
 end
 
 function Attention:forward(x)
-  local tokens = to_tokens(self.group_norm and self.group_norm(x) or x)
-  local y = attend(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens), self.heads)
-  return x + to_map(self.to_out[1](y), x.shape)
+  return part(function()
+    local y = part(function()
+      local tokens = to_tokens(self.group_norm and self.group_norm(x) or x)
+      return attend(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens), self.heads)
+    end)
+    return x + to_map(self.to_out[1](y), x.shape)
+  end)
 end
 
 local TokenAttention = nn.module "TokenAttention"
@@ -101,10 +131,25 @@ function Gated:forward(x) return ty.glu(self.proj(x), nil, "gelu") end
 local FeedForward = nn.module "FeedForward"
 
 function FeedForward:init(width, dropout)
+  self.inner = 8 * width
   self.net = nn.Sequential(Gated(width, 4 * width), nn.Dropout(dropout), nn.Linear(4 * width, width))
 end
 
-function FeedForward:forward(x) return self.net(x) end
+-- Without gradients as many tokens at once as fit into so many bytes of the inner layer: for all tokens of a large map
+-- this is the largest tensor of a network, eight times its input, and tokens do not know of each other.
+FeedForward.at_once = 32 << 20
+
+-- x [n, t, width].
+function FeedForward:forward(x)
+  local n, t, width = table.unpack(x.shape)
+  local pieces = math.min(t, math.ceil(self.inner / width * x:nbytes() / self.at_once))
+  if ty.is_grad_enabled() or n * t == 0 or pieces <= 1 then return self.net(x) end
+  local list, step = {}, (t + pieces - 1) // pieces
+  for first = 0, t - 1, step do
+    list[#list + 1] = part(function() return self.net(x:narrow(1, first, math.min(step, t - first))) end)
+  end
+  return ty.concat(list, 1)
+end
 
 local TransformerBlock = nn.module "BasicTransformerBlock"
 
@@ -119,10 +164,15 @@ function TransformerBlock:init(channels, heads, cross_only, o)
 end
 
 function TransformerBlock:forward(x, context, mask)
-  local h = self.norm1(x)
-  x = x + self.attn1(h, self.cross_only and context or h)
-  x = x + self.attn2(self.norm2(x), context, mask)
-  return x + self.ff(self.norm3(x))
+  return part(function()
+    local y = part(function()
+      local h = self.norm1(x)
+      return x + self.attn1(h, self.cross_only and context or h)
+    end)
+    local z = part(function() return y + self.attn2(self.norm2(y), context, mask) end)
+    discard(y, z)
+    return z + self.ff(self.norm3(z))
+  end)
 end
 
 -- Transformer blocks over the positions of a map, each attending to the map (cross_only: to the context instead) and to
@@ -142,11 +192,19 @@ end
 
 -- x [n, c, h, w], context [n, t, d], mask [n, t].
 function Transformer:forward(x, context, mask)
-  local h, shape = self.norm(x), x.shape
-  local tokens = self.linear and self.proj_in(to_tokens(h)) or to_tokens(self.proj_in(h))
-  for _, block in ipairs(self.transformer_blocks) do tokens = block(tokens, context, mask) end
-  if self.linear then return x + to_map(self.proj_out(tokens), shape) end
-  return x + self.proj_out(to_map(tokens, shape))
+  return part(function()
+    local tokens = part(function()
+      local h = self.norm(x)
+      return self.linear and self.proj_in(to_tokens(h)) or to_tokens(self.proj_in(h))
+    end)
+    for _, block in ipairs(self.transformer_blocks) do
+      local before = tokens
+      tokens = block(before, context, mask)
+      discard(before, tokens)
+    end
+    if self.linear then return x + to_map(self.proj_out(tokens), x.shape) end
+    return x + self.proj_out(to_map(tokens, x.shape))
+  end)
 end
 
 -- Two linear layers and a SiLU between, from the embedding of a time (or of what else says how to draw) to what the
@@ -174,7 +232,9 @@ function Downsample:init(channels, padding)
   self.corner = padding == 0
 end
 
-function Downsample:forward(x) return self.conv(self.corner and x:pad { 0, 1, 0, 1 } or x) end
+function Downsample:forward(x)
+  return part(function() return self.conv(self.corner and x:pad { 0, 1, 0, 1 } or x) end)
+end
 
 local Upsample = nn.module "Upsample"
 M.Upsample = Upsample
@@ -184,7 +244,7 @@ function Upsample:init(channels) self.conv = nn.Conv2d(channels, channels, 3, { 
 -- size { h, w }: that of the map that comes beside it, which need not be twice x's where x's was odd; nil: twice x's.
 function Upsample:forward(x, size)
   local same = not size or size[1] == 2 * x.shape[3] and size[2] == 2 * x.shape[4]
-  return self.conv(ty.interpolate(x, same and { scale = 2 } or { size = size }))
+  return part(function() return self.conv(ty.interpolate(x, same and { scale = 2 } or { size = size })) end)
 end
 
 --- Half the size, and twice, without weights: what a residual block resizes by.
@@ -205,10 +265,14 @@ function Level:init(inputs, outputs, time, attention, o)
   end
 end
 
---- Residual block i and the attention after it.
-function Level:run(i, x, time, context, mask)
-  x = self.resnets[i](x, time)
-  return self.attentions and self.attentions[i](x, context, mask) or x
+--- Residual block i and the attention after it. spent: nothing else needs x.
+function Level:run(i, x, time, context, mask, spent)
+  local h = self.resnets[i](x, time)
+  if spent then discard(x, h) end
+  if not self.attentions then return h end
+  local y = self.attentions[i](h, context, mask)
+  discard(h, y, not spent and x or nil)
+  return y
 end
 
 --- The change of size after them, x itself where there is none. size: as in Upsample.
@@ -219,10 +283,13 @@ function Level:resize(x, time, size)
   return resize[1](x, size)
 end
 
---- All of it: the level of a network without a time and skip connections.
-function Level:forward(x)
-  for i = 1, #self.resnets do x = self:run(i, x) end
-  return self:resize(x)
+--- All of it: the level of a network without a time and skip connections. spent: nothing else needs x.
+function Level:forward(x, spent)
+  local h = x
+  for i = 1, #self.resnets do h = self:run(i, h, nil, nil, nil, spent or not rawequal(h, x)) end
+  local y = self:resize(h)
+  discard(h, y, not spent and x or nil)
+  return y
 end
 
 -- The middle: residual blocks, with the module `attention` (or nothing) after the first.
@@ -236,10 +303,11 @@ function Middle:init(count, channels, time, attention, o)
 end
 
 function Middle:forward(x, time, context, mask)
-  for i, resnet in ipairs(self.resnets) do
-    x = resnet(x, time)
-    if i == 1 and self.attentions then x = self.attentions[1](x, context, mask) end
+  local function step(i)
+    local y = self.resnets[i](x, time)
+    return i == 1 and self.attentions and self.attentions[1](y, context, mask) or y
   end
+  for i = 1, #self.resnets do x = part(function() return step(i) end) end
   return x
 end
 

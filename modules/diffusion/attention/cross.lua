@@ -13,7 +13,8 @@ local watched = nn.surgery.wrapper { name = "Watched", field = "_watched", forwa
       local q, k = nn.split_heads(self.to_q(x), self.heads), nn.split_heads(self.to_k(context), self.heads)
       local shares = (q:matmul(k:transpose(-2, -1)) * q.shape[4] ^ -0.5):softmax(-1)
       local n, s = state.positions.shape[1], state.positions.shape[2]
-      table.insert(state.seen, shares * state.positions:to(shares.dtype):reshape(n, 1, 1, s))
+      local seen = shares * state.positions:to(shares.dtype):reshape(n, 1, 1, s)
+      table.insert(state.seen, ty.is_grad_enabled() and seen or ty.keep(seen)) -- blocks give back what they made
     end
     return base.forward(self, x, context, ...)
   end

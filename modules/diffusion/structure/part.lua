@@ -200,6 +200,7 @@ function Part:call(run, next, request)
       for b, name in ipairs(request.branches) do
         if name == "condition" then state.mask = ty.keep(map:narrow(0, (b - 1) * n, n):contiguous()) end
       end
+      for _, shares in ipairs(self.seen.seen) do shares:free() end
       self.seen.positions, self.seen.seen = nil, {}
     end
   end

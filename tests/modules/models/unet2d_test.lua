@@ -57,6 +57,34 @@ for _, name in ipairs { "unet_ddpm", "unet_adm", "unet_sd1", "unet_sdxl", "unet_
   end)
 end
 
+check.test("without gradients maps are given back as soon as nothing needs them", function()
+  local model = models.UNet { in_channels = 4, out_channels = 4, context = 16, scale_shift = false,
+    levels = { { channels = 32, attention = true }, { channels = 32, attention = true } } }
+  for _, p in ipairs(model:parameters()) do ty.no_grad(p.normal_, p, 0, 0.1) end
+  local x, t, text = ty.randn(2, 4, 32, 32), ty.full({ 2 }, 10.0), { embeddings = ty.randn(2, 5, 16) }
+  local want = model:eval()(x, t, { text = text })
+  local function memory() return ty.memory.stats().live end
+
+  -- All at once, and tokens by the hundred; the last of them are fewer.
+  local fed = model.down_blocks[1].attentions[1].transformer_blocks[1].ff
+  for _, at_once in ipairs { fed.at_once, 2 * 100 * fed.inner * 4 } do
+    for _, module in pairs(select(2, ty.nn.surgery.modules(model))) do
+      if rawget(module, "inner") then rawset(module, "at_once", at_once) end
+    end
+    collectgarbage()
+    collectgarbage "stop"
+    local before = memory()
+    ty.memory.reset_peak()
+    local y = ty.no_grad(model, x, t, { text = text })
+    collectgarbage "restart"
+    check.equal(memory() - before, y:nbytes(), "what is left")
+    check.equal((y - want):abs():max():item() <= 1e-5 * want:abs():max():item(), true)
+    -- A map of the first level is 256 KiB; of the inner layer and what comes of it, all at once, twelve.
+    local most = ty.memory.stats().peak - before
+    check.equal(most < (at_once == fed.at_once and 20 or 14) << 18, true, ("%d bytes at the peak"):format(most))
+  end
+end)
+
 check.test("U-Nets of the house's options are written and read", function()
   local x, t = ty.randn(2, 1, 8, 8), ty.tensor { 3.0, 800.0 }
   local c = { labels = ty.tensor { 0, 4 }, text = { embeddings = ty.randn(2, 3, 6) } }
