@@ -136,11 +136,11 @@ static void count_live(pool *p, int64_t bytes) {
 static void *scratch_of(pool *p, size_t bytes);
 static void free_scratch(pool *p, void *block, size_t bytes, int stream);
 
-static void *take_from_system(const pool *p, size_t bytes) {
+static void *take_from_system(const pool *p, size_t bytes, size_t used) {
   if (p->parent) return scratch_of(p->parent, bytes);
   if (p->device == TY_PINNED) return ty_device_host_alloc(bytes);
   if (p->device == TY_PAGED) return ty_device_paged_alloc(bytes);
-  return p->device == TY_CPU ? ty_system_alloc(bytes) : ty_device_alloc(p->device, bytes);
+  return p->device == TY_CPU ? ty_system_alloc_for(bytes, used) : ty_device_alloc(p->device, bytes);
 }
 
 static void give_to_system(const pool *p, void *block, size_t capacity, int stream) {
@@ -245,8 +245,8 @@ static void *take_ready(pool *p, int class, size_t *capacity, int stream) {
   return NULL;
 }
 
-/* A block of the class, whose size is `bytes`; NULL when the budget forbids it. */
-static void *take(pool *p, int class, size_t bytes, size_t *capacity, int stream) {
+/* A block of the class, whose size is `bytes`, for `used` of them; NULL when the budget forbids it. */
+static void *take(pool *p, int class, size_t bytes, size_t used, size_t *capacity, int stream) {
   pthread_mutex_lock(&p->lock);
   flush_pending(p);
   if (p->waiting) collect_locked(p, false);
@@ -256,10 +256,10 @@ static void *take(pool *p, int class, size_t bytes, size_t *capacity, int stream
     int64_t wanted = p->live + p->beyond + (int64_t)bytes;
     if (wanted + spare(p) > budget_of(p)) empty_cache_locked(p);
     make_room_locked(p, class, (int64_t)bytes);
-    if (wanted <= p->budget) block = take_from_system(p, bytes);
+    if (wanted <= p->budget) block = take_from_system(p, bytes, used);
     if (!block && spare(p)) { /* somebody else has the device's memory */
       empty_cache_locked(p);
-      block = take_from_system(p, bytes);
+      block = take_from_system(p, bytes, used);
     }
   }
   if (block) {
@@ -322,12 +322,12 @@ static bool fail_out_of_memory(pool *p, size_t bytes, ty_dtype dtype, int ndim, 
 }
 
 /* The same, after asking for memory back when there is none. */
-static void *take_or_reclaim(pool *p, int class, size_t bytes, size_t *capacity, int stream) {
+static void *take_or_reclaim(pool *p, int class, size_t bytes, size_t used, size_t *capacity, int stream) {
   if (class >= CLASSES) return NULL;
-  void *block = take(p, class, bytes, capacity, stream);
+  void *block = take(p, class, bytes, used, capacity, stream);
   if (block || !ty_memory_reclaim || !ty_memory_reclaim(ty_memory_reclaim_context)) return block;
   ty_memory_empty_cache(p->device);
-  return take(p, class, bytes, capacity, stream);
+  return take(p, class, bytes, used, capacity, stream);
 }
 
 static ty_storage *new_large(int device, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
@@ -341,7 +341,7 @@ static ty_storage *new_large(int device, size_t nbytes, ty_dtype dtype, int ndim
   }
   size_t rounded, capacity;
   int class = class_of(p, nbytes, &rounded), stream = ty_stream_current(p->device);
-  void *block = take_or_reclaim(p, class, rounded, &capacity, stream);
+  void *block = take_or_reclaim(p, class, rounded, nbytes, &capacity, stream);
   if (!block) {
     ty_small_free(s, sizeof *s);
     ty_small_free(l, sizeof *l);
@@ -491,7 +491,7 @@ static size_t capacity_of_scratch(pool *p, const void *block, size_t bytes) {
 static void *scratch_of(pool *p, size_t bytes) {
   size_t rounded, capacity;
   int class = class_of(p, bytes, &rounded), stream = ty_stream_current(p->device);
-  void *block = ty_memory_injected() ? NULL : take_or_reclaim(p, class, rounded, &capacity, stream);
+  void *block = ty_memory_injected() ? NULL : take_or_reclaim(p, class, rounded, bytes, &capacity, stream);
   if (!block) {
     int64_t size[] = { (int64_t)bytes };
     fail_out_of_memory(p, bytes, TY_U8, 1, size);

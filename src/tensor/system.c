@@ -9,12 +9,15 @@
 
 enum { PAGE = 4096, WHOLE_PAGES = 32 << 10, HUGE = 2 << 20 };
 
-void *ty_system_alloc(size_t bytes) {
+void *ty_system_alloc(size_t bytes) { return ty_system_alloc_for(bytes, bytes); }
+
+void *ty_system_alloc_for(size_t bytes, size_t used) {
   if (bytes < WHOLE_PAGES) return aligned_alloc(64, (bytes + 63) / 64 * 64);
   if (bytes < 2 * HUGE) return aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE); /* disks take it as it is */
-  /* Huge pages: page faults on fresh activations cost more than many kernels. */
+  /* Huge pages: page faults on fresh activations cost more than many kernels. Not where the last of them would be in
+   * memory for a part of itself: of a model's weights that is 2 %. */
   void *block = aligned_alloc(HUGE, (bytes + HUGE - 1) / HUGE * HUGE);
-  if (block) madvise(block, bytes, MADV_HUGEPAGE);
+  if (block) madvise(block, used / HUGE * HUGE, MADV_HUGEPAGE);
   return block;
 }
 

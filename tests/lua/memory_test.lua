@@ -292,6 +292,16 @@ check.test("beside a large model those that die young are few, whatever the mach
   model:free()
 end)
 
+check.test("a tensor is in memory as far as it goes, not to the end of its class or of a huge page", function()
+  ty.memory.empty_cache()
+  local before, held = resident(), {}
+  if not before then return end
+  for i = 1, 8 do held[i] = ty.ones { (16 * MB + (200 << 10)) // 4 } end
+  local each = (resident() - before) / #held / MB
+  check.ok(each < 16.5, ("%.2f MB of 16.2"):format(each))
+  for _, x in ipairs(held) do x:free() end
+end)
+
 check.test("the counters", function()
   local before = ty.memory.stats("cpu")
   local x = ty.zeros(1024, { dtype = "f64" })
