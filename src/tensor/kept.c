@@ -11,9 +11,11 @@
 #include "memory.h"
 
 enum {
-  SHARE = 32,      /* of the budget, */
-  LIVE_SHARE = 16, /* of what is live, if that is more than */
-  LEAST = 256 << 20,
+  SHARE = 32,        /* of the budget, */
+  LARGE = 1 << 30,   /* and where more than this is live, */
+  LIVE_SHARE = 64,   /* of what is live, but at least */
+  LEAST = 64 << 20,  /* so much, */
+  USUAL = 256 << 20, /* else this */
   MOST = 64 /* forms of one storage, of which there may be parts without end */
 };
 
@@ -73,16 +75,20 @@ void ty_kept_set_budget(int64_t bytes) {
   if (bytes >= 0 && ty_kept_bytes() > bytes) ty_kept_drop_all();
 }
 
-/* Whether so much more may be kept, which nothing else wants now. A large model has large maps or many tokens, where
- * panels save less: 1 % of a step of Stable Diffusion's U-Net, whatever part of them is kept, and 18 % of a layer with
- * 64 tokens. */
+/* Most bytes of all forms together by default. Panels save 18 % of a layer with 64 tokens, less with more of them. Of a
+ * model that is several times as large as what may be kept they save so much of a small part only: 1 % of a step of
+ * Stable Diffusion's U-Net with 256 MB, as with 64. */
+static int64_t usual(const ty_memory_stats *memory) {
+  int64_t most = USUAL;
+  if (memory->live > LARGE) most = memory->live / LIVE_SHARE > LEAST ? memory->live / LIVE_SHARE : LEAST;
+  return most < memory->budget / SHARE ? most : memory->budget / SHARE;
+}
+
+/* Whether so much more may be kept, which nothing else wants now. */
 static bool affordable(size_t bytes) {
   ty_memory_stats memory = ty_memory_stats_of(TY_CPU);
   int64_t most = __atomic_load_n(&budget, __ATOMIC_RELAXED);
-  if (most < 0) {
-    most = memory.live / LIVE_SHARE > LEAST ? memory.live / LIVE_SHARE : LEAST;
-    if (most > memory.budget / SHARE) most = memory.budget / SHARE;
-  }
+  if (most < 0) most = usual(&memory);
   int64_t kept = memory.kept + (int64_t)bytes;
   return kept <= most && memory.live + memory.cached + kept <= memory.budget;
 }

@@ -61,6 +61,21 @@ test("by default they are a small part of what is live", function()
   equal(kept(), 0)
 end)
 
+test("of a large model they are less", function()
+  local rest, w = ty.empty { 1 << 28 }, ty.randn(9000, 4096) -- more than 1 GiB, of which nothing writes the most
+  local x, small = ty.randn(64, 4096), ty.randn(1024, 4096)
+  local function twice(weight)
+    for _ = 1, 2 do ty.no_grad(ty.scope, function() ty.linear(x, weight) end) end
+    return kept()
+  end
+  equal(twice(w), 0, "more than 64 MiB")
+  equal(twice(small) > 0, true)
+  rest:free()
+  equal(twice(w) > 128 << 20, true, "when there is less beside it")
+  w:free()
+  small:free()
+end)
+
 test("products, and not in a backward pass", function()
   local x, w = ty.randn(70, 300), ty.randn(300, 90)
   uses(function() return ty.matmul(x, w) end, "a matrix")

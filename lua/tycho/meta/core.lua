@@ -306,8 +306,8 @@ function ty.memory.set_budget(device, bytes) end
 --- panels, or transform it, before they multiply, and from its second use on keep that while the weight stays as it is.
 --- Not while gradients are recorded for the weight. What is kept goes when the weight is written or freed, with
 --- ty.memory.empty_cache, and when memory is short. stats().kept tells how much it is.
----@param bytes? integer nothing: a 16th of what is live, but 256 MiB if that is more, and no more than a 32nd of the
----  budget; 0: nothing is kept
+---@param bytes? integer nothing: 256 MiB, or where more than 1 GiB is live a 64th of it, at least 64 MiB; no more than
+---  a 32nd of the budget; 0: nothing is kept
 function ty.memory.keep_weights(bytes) end
 
 --- NVIDIA GPUs. Tensors live there with device = "cuda" (the first one) or "cuda:1"; x:to "cuda" moves them.
