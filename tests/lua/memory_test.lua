@@ -302,6 +302,22 @@ check.test("a tensor is in memory as far as it goes, not to the end of its class
   for _, x in ipairs(held) do x:free() end
 end)
 
+check.test("a large module is not in memory twice while it is converted", function()
+  local module, before = ty.nn.Sequential(), live()
+  for i = 1, 6 do module["w" .. i] = ty.empty({ 32 * MB }):requires_grad_() end -- 128 MB each
+  module.again = module.w1
+  local mine = module.w6
+  ty.memory.reset_peak()
+  module:to "f16"
+  local most = (ty.memory.stats().peak - before) / MB
+  check.ok(most < 1050, ("%.0f MB at the peak, of 768 and then 384"):format(most))
+  check.equal(now() - before, (6 * 64 + 128) * MB, "and what somebody holds")
+  check.equal({ mine.dtype, module.w6.dtype, rawequal(module.w1, module.again) }, { "f32", "f16", true })
+  mine, module = nil, nil
+  check.equal({ live() - before, mine, module }, { 0, nil, nil })
+  ty.memory.empty_cache()
+end)
+
 check.test("the counters", function()
   local before = ty.memory.stats("cpu")
   local x = ty.zeros(1024, { dtype = "f64" })

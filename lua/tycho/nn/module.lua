@@ -331,6 +331,15 @@ function Module:device()
   return first and first.device or "cpu"
 end
 
+-- After so many bytes that were moved or converted, those that nobody holds go back to the system: else a large model would
+-- be in memory twice, and what comes of it in blocks of twice its size.
+local AT_ONCE = 256 << 20
+
+local function give_back()
+  collectgarbage()
+  ty.memory.empty_cache()
+end
+
 --- Moves or converts parameters and buffers: to "cuda", to "bf16", to { device = , dtype = }. Integer buffers keep
 -- their dtype. The module gets new tensors: make the optimizer afterwards. Returns self.
 function Module:to(target)
@@ -345,18 +354,24 @@ function Module:to(target)
   else
     device = target
   end
-  local moved = {}
+  local moved, bytes, large = setmetatable({}, { __mode = "k" }), 0, false
   walk_state(self, function(_, _, tensor, owner, key)
     local new = moved[tensor]
     if not new then
       new = tensor:detach()
       if dtype and new:is_floating_point() then new = new:to(dtype) end
       if device then new = new:to { device = device } end
+      if new.dtype ~= tensor.dtype or new.device ~= tensor.device then bytes = bytes + tensor:nbytes() end
       new = tensor.requires_grad and new:requires_grad_() or new
       moved[tensor] = ty.keep(new)
     end
     rawset(owner, key, new)
+    if bytes > AT_ONCE then
+      give_back()
+      bytes, large = 0, true
+    end
   end)
+  if large then give_back() end
   ty.core.program.renew()
   return self
 end
