@@ -16,7 +16,7 @@ enum {
   LIVE_SHARE = 64,   /* of what is live, but at least */
   LEAST = 64 << 20,  /* so much, */
   USUAL = 256 << 20, /* else this */
-  MOST = 64 /* forms of one storage, of which there may be parts without end */
+  MOST = 64          /* forms of one storage, of which there may be parts without end */
 };
 
 typedef struct ty_kept_entry {

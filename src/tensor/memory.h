@@ -24,8 +24,8 @@ static inline void ty_storage_release(ty_storage *s) {
 /* Memory from the system, 64-byte aligned and on huge pages where these pay; for free(). Nothing counts it. */
 void *ty_system_alloc(size_t bytes);
 void *ty_system_alloc_for(size_t bytes, size_t used); /* the same, where so many of them are wanted at first */
-void ty_system_free(void *block, size_t bytes); /* the same, and its pages with it, of a block so large */
-int64_t ty_system_memory(void);                 /* of the machine, or what this process may take of it */
+void ty_system_free(void *block, size_t bytes);       /* the same, and its pages with it, of a block so large */
+int64_t ty_system_memory(void);                       /* of the machine, or what this process may take of it */
 
 /* After every write: a new version, and nothing made of the former is kept. Ops call it; a program that writes through
  * v.data of a tensor which ops have used calls it itself. */

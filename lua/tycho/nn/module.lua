@@ -331,8 +331,8 @@ function Module:device()
   return first and first.device or "cpu"
 end
 
--- After so many bytes that were moved or converted, those that nobody holds go back to the system: else a large model would
--- be in memory twice, and what comes of it in blocks of twice its size.
+-- After so many bytes that were moved or converted, those that nobody holds go back to the system: else a large model
+-- would be in memory twice, and what comes of it in blocks of twice its size.
 local AT_ONCE = 256 << 20
 
 local function give_back()
