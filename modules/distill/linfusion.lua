@@ -98,7 +98,9 @@ function M.watch(model, fn)
   if type(model) == "table" and not nn.is_module(model) and model.model then model = model.model end
   local outputs, removers = {}, {}
   for i, site in ipairs(layers.find(who, model)) do
-    removers[i] = site.module:register_forward_hook(function(_, y) outputs[#outputs + 1] = y[1] end)
+    removers[i] = site.module:register_forward_hook(function(_, y) -- blocks without gradients give back what they made
+      outputs[#outputs + 1] = ty.is_grad_enabled() and y[1] or ty.keep(y[1])
+    end)
   end
   local result = table.pack(pcall(fn))
   for _, remove in ipairs(removers) do remove() end

@@ -246,7 +246,7 @@ local function loss_of(painter, objective, o)
     encoder.encoder = m.text_encoder or encoder.encoder
     local seen
     local unhook = o.cells and o.cells.module(m.network):register_forward_hook(function(_, outputs)
-      seen = outputs[1]
+      seen = ty.is_grad_enabled() and outputs[1] or ty.keep(outputs[1])
     end)
     local loss = objective:loss(m.network, batch.latents:to "f32", M.told(painter, batch.tokens, drop,
       o.text ~= nil, empty))
