@@ -444,9 +444,9 @@ static inline void code_groups(const float *x, bool power, coded_groups *to) {
 }
 #endif
 
-/* Group g of a line for Q2_K or Q3_K: of each two groups of four, (0, 1) and (2, 3), a vector of the first halves of the
- * first one, one of the second one, then those of the second halves; a vector has 16 bytes of each four groups. Of the
- * factors, two vectors are for the sums of two groups, two lanes each of which the second are four times as large.
+/* Group g of a line for Q2_K or Q3_K: of each two groups of four, (0, 1) and (2, 3), a vector of the first halves of
+ * the first one, one of the second one, then those of the second halves; a vector has 16 bytes of each four groups. Of
+ * the factors, two vectors are for the sums of two groups, two lanes each of which the second are four times as large.
  * Behind them is a scale for each group, and the sums of 16 elements as words. Scales of Q3_K are 256 times as large,
  * and each code is 4 too large. */
 static inline void code_low_line(const coded *c, int g, const int8_t q[32], float scale, const int32_t sum[2],

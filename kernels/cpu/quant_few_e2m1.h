@@ -6,8 +6,8 @@ INLINE __m512i e2m1_numbers(__m512i nibbles) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(number), _mm512_and_si512(nibbles, _mm512_set1_epi8(15)));
 }
 
-/* The scales of sixteen blocks. They lie 17 bytes apart: that of block i is byte i of the i-th sixteen bytes. Four bytes
- * become the exponents of lanes 0, 4, 8 and 12, the next four those of lanes 1, 5, 9 and 13. */
+/* The scales of sixteen blocks. They lie 17 bytes apart: that of block i is byte i of the i-th sixteen bytes. Four
+ * bytes become the exponents of lanes 0, 4, 8 and 12, the next four those of lanes 1, 5, 9 and 13. */
 INLINE __m512 scales_of_sixteen(const char *w) {
   const uint64_t first = 1ull | 1ull << 17 | 1ull << 34 | 1ull << 51;
   __m512i e = _mm512_maskz_loadu_epi8(first, w);

@@ -1,7 +1,7 @@
-/* Few rows of x times W in Q2_K or Q3_K, two blocks at a time. A vector has 16 bytes of each half of each block, the first
- * halves of groups of 32 or the second ones. Of a byte, the codes of groups j and j + 1 (j even) are multiplied as they
- * lie, those of j + 1 four times as large; sums of four products are words, which are multiplied with the scales of 16
- * elements and added up while they are integers, and then with the scales of x (code_low_line). Of a block that is
+/* Few rows of x times W in Q2_K or Q3_K, two blocks at a time. A vector has 16 bytes of each half of each block, the
+ * first halves of groups of 32 or the second ones. Of a byte, the codes of groups j and j + 1 (j even) are multiplied
+ * as they lie, those of j + 1 four times as large; sums of four products are words, which are multiplied with the
+ * scales of 16 elements and added up while they are integers, and then with those of x (code_low_line). Of a block:
  *   d (sum over groups of x's scale (sum of scale q x)) - dmin (the same of min x);
  * Q3_K has no mins, but codes from 0 that stand for -4 on. Included by quant_few.h. */
 
@@ -114,9 +114,9 @@ INLINE void line_low(const ty_dtype dtype, const int rows, const char *w, const 
         const __m512i b = _mm512_dpbusd_epi32(_mm512_setzero_si512(), code[e][1], LOAD_512(at + 64));
         dot = _mm512_dpwssd_epi32(dot, _mm512_packs_epi32(a, b), of[e]);
       }
-      const __m512 product = _mm512_cvtepi32_ps(dot), factor = _mm512_loadu_ps(x + 64 * r + 8 * j);
-      if (j) line[r] = _mm512_fmadd_ps(product, factor, line[r]);
-      else line[r] = q2 ? _mm512_mul_ps(product, factor) : _mm512_fmsub_ps(product, factor, line[r]);
+      const __m512 dots = _mm512_cvtepi32_ps(dot), factor = _mm512_loadu_ps(x + 64 * r + 8 * j);
+      if (j) line[r] = _mm512_fmadd_ps(dots, factor, line[r]);
+      else line[r] = q2 ? _mm512_mul_ps(dots, factor) : _mm512_fmsub_ps(dots, factor, line[r]);
     }
   }
 #pragma GCC unroll 8

@@ -1,6 +1,6 @@
-/* y = x W' for few rows of x and W in NF4. With AVX-512 levels are looked up as words, and x is rounded to words with a
- * scale for each block of 64: an error of at most 2^-15 of the largest |x| of a block, and of the largest |w|. Otherwise
- * in f32, decoded in the first cache. Included by quant_linear.c. */
+/* y = x W' for few rows of x and W in NF4. With AVX-512 levels are looked up as words, and x is rounded to words with
+ * a scale for each block of 64: an error of at most 2^-15 of the largest |x| of a block, and of the largest |w|.
+ * Otherwise in f32, decoded in the first cache. Included by quant_linear.c. */
 
 #if defined(__AVX512F__)
 enum {

@@ -1,5 +1,5 @@
-/* Few rows of x as words times W in NF4. Included by quant_nf4.h, once with NF4_ADD(dot, a, b) of AVX-512, which adds the
- * products of pairs of words to dot, and once of its integer dot products; NF4(name) names the functions. */
+/* Few rows of x as words times W in NF4. Included by quant_nf4.h, once with NF4_ADD(dot, a, b) of AVX-512, which adds
+ * the products of pairs of words to dot, and once of its integer dot products; NF4(name) names the functions. */
 
 /* Adds the products of 8 blocks with `rows` rows of x; past the end of a row of W, x is 0. */
 static inline __attribute__((always_inline)) void NF4(nf4_line)(const int rows, const char *w, __m512i level,
