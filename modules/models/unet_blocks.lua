@@ -2,14 +2,21 @@
 -- self-attention, the transformer that attends to a context, changes of size, levels of all these, the middle.
 local ty = require "tycho"
 
+local has_hooks = require("tycho.nn.module").has_hooks
 local nn = ty.nn
 local M = {}
+
+-- Whether maps may be given back early: nobody looks at them, neither gradients nor hooks of modules.
+local function unseen() return not ty.is_grad_enabled() and not has_hooks() end
 
 -- Without gradients, what a part of the network needs is given back at its end, not when the collector comes by: maps
 -- are most of what lies beside the weights.
 ---@param fn fun(): Tensor
 ---@return Tensor
-local function part(fn) return ty.is_grad_enabled() and fn() or ty.scope(fn) end
+local function part(fn)
+  if unseen() then return ty.scope(fn) end
+  return fn()
+end
 M.part = part
 
 --- Without gradients, a map that nothing needs any longer is given back at once, unless it is one of `others` as well:
@@ -17,7 +24,7 @@ M.part = part
 ---@param map Tensor
 ---@param ... Tensor  others
 local function discard(map, ...)
-  if ty.is_grad_enabled() then return end
+  if not unseen() then return end
   for i = 1, select("#", ...) do
     if rawequal(map, (select(i, ...))) then return end
   end
@@ -143,7 +150,7 @@ FeedForward.at_once = 32 << 20
 function FeedForward:forward(x)
   local n, t, width = table.unpack(x.shape)
   local pieces = math.min(t, math.ceil(self.inner / width * x:nbytes() / self.at_once))
-  if ty.is_grad_enabled() or n * t == 0 or pieces <= 1 then return self.net(x) end
+  if not unseen() or n * t == 0 or pieces <= 1 then return self.net(x) end
   local list, step = {}, (t + pieces - 1) // pieces
   for first = 0, t - 1, step do
     list[#list + 1] = part(function() return self.net(x:narrow(1, first, math.min(step, t - first))) end)

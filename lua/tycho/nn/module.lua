@@ -376,6 +376,9 @@ function Module:to(target)
   return self
 end
 
+-- Modules with hooks.
+local hooked = setmetatable({}, { __mode = "k" })
+
 local function copy_value(value, copies)
   if is_tensor(value) then
     if not copies[value] then
@@ -388,6 +391,7 @@ local function copy_value(value, copies)
     local copy = {}
     copies[value] = copy
     for k, v in next, value do copy[k] = copy_value(v, copies) end
+    if hooked[value] then hooked[copy] = true end
     return setmetatable(copy, getmetatable(value))
   end
   return value
@@ -407,7 +411,10 @@ local function remove_hook(self, where, fn)
     if other == fn then table.remove(hooks[where], i) break end
   end
   hooks.watches = #hooks.before_backward + #hooks.after_backward > 0
-  if not hooks.watches and #hooks.before + #hooks.after == 0 then rawset(self, "_hooks", false) end
+  if not hooks.watches and #hooks.before + #hooks.after == 0 then
+    rawset(self, "_hooks", false)
+    hooked[self] = nil
+  end
 end
 
 -- What takes a hook off: handle:remove(), or the handle called.
@@ -420,6 +427,7 @@ local function add_hook(self, where, fn)
     hooks = { watches = false }
     for kind in pairs(kinds_of_hooks) do hooks[kind] = {} end
     rawset(self, "_hooks", hooks)
+    hooked[self] = true
   end
   table.insert(hooks[where], fn)
   hooks.watches = #hooks.before_backward + #hooks.after_backward > 0
@@ -474,4 +482,9 @@ function Module.__tostring(self)
   return table.concat(lines, "\n")
 end
 
-return { Module = Module, define = define, is_module = is_module, walk_state = walk_state, remove_hook = remove_hook }
+--- Whether any module has hooks: they may keep what passes between modules, which is then not to be released early.
+---@return boolean
+local function has_hooks() return next(hooked) ~= nil end
+
+return { Module = Module, define = define, is_module = is_module, walk_state = walk_state, remove_hook = remove_hook,
+  has_hooks = has_hooks }

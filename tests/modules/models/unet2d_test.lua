@@ -85,6 +85,19 @@ check.test("without gradients maps are given back as soon as nothing needs them"
   end
 end)
 
+check.test("what a hook keeps of a U-Net without gradients stays, of a copy as well", function()
+  local model = models.UNet { in_channels = 1, levels = { { channels = 32 } } }:eval()
+  local x, t, seen = ty.randn(1, 1, 8, 8), ty.tensor { 3.0 }, {}
+  local function look(_, outputs) seen[#seen + 1] = outputs[1] end
+  local off = model.mid_block.resnets[1]:register_forward_hook(look)
+  local copy = model:clone()
+  ty.no_grad(model, x, t)
+  off:remove()
+  ty.no_grad(copy, x, t)
+  check.equal(#seen, 2)
+  check.equal(seen[1]:tolist(), seen[2]:tolist())
+end)
+
 check.test("U-Nets of the house's options are written and read", function()
   local x, t = ty.randn(2, 1, 8, 8), ty.tensor { 3.0, 800.0 }
   local c = { labels = ty.tensor { 0, 4 }, text = { embeddings = ty.randn(2, 3, 6) } }
