@@ -144,10 +144,14 @@ static inline float summed(const vector *s, int count) {
   vector all = s[0];
   if (count == 2) all = s[0] + s[1];
   if (count == 4) all = (s[0] + s[1]) + (s[2] + s[3]);
+#if STEP == 16
+  return _mm512_reduce_add_ps(all);
+#else
   float lane[STEP], sum = 0;
   STORE(lane, all);
   for (int j = 0; j < STEP; j++) sum += lane[j];
   return sum;
+#endif
 }
 
 /* N rows of x, with a row that is spread out once: a range_fn for rows of the weight. A sum is kept in A parts. The
@@ -197,9 +201,11 @@ FUSED(fused_1, 1, 4)
 FUSED(fused_2, 2, 2)
 FUSED(fused_4, 4, 1)
 
-/* Two rows of the weight and N of x, which are read once for both; what comes next of the weight is asked for early.
- * False where something is not as it should be, or the values end: FUSED looks at it. */
-enum { AHEAD = 1024 /* values */ };
+enum { AHEAD = 1024 }; /* values: what comes next of the weight is asked for early */
+
+#if STEP == 8
+/* Two rows of the weight and N of x, which are read once for both. False where something is not as it should be, or the
+ * values end: FUSED looks at it. */
 #define PAIRS(name, N, A, ONE)                                                                                 \
   static bool name##_two(const task *t, int64_t r) {                                                           \
     const int64_t bytes = t->columns / 8, *starts = t->starts + r;                                             \
@@ -241,7 +247,6 @@ enum { AHEAD = 1024 /* values */ };
     for (int64_t r = begin; r < end; r += 2)                                                                   \
       if (t->columns % GROUP || r + 2 > end || !name##_two(t, r)) ONE(context, r, r + 2 < end ? r + 2 : end);  \
   }
-#if STEP == 8
 /* One row of x: each byte of bits is a step, and loads of bytes are cheaper than shifts. A second row of the weight
  * would save loads of x and cost registers. False as above. */
 static bool one_row(const task *t, int64_t r) {
@@ -270,12 +275,32 @@ static void rows_1(void *context, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; r++)
     if (t->columns % GROUP || !one_row(t, r)) fused_1(context, r, r + 1);
 }
-#else
-PAIRS(pairs_1, 1, 4, fused_1)
-#define rows_1 pairs_1
-#endif
 PAIRS(pairs_2, 2, 2, fused_2)
 PAIRS(pairs_4, 4, 1, fused_4)
+static ty_range_fn *fused_for(int64_t n) { return n == 4 ? pairs_4 : n == 2 ? pairs_2 : rows_1; }
+#else
+#define SPREAD(p, mask) spread(p, mask, STEP)
+#define EACH(name) name
+#include "packed_rows.h"
+
+/* With VBMI2 halves are spread out before they are widened, 32 bytes of them in place of 64 of floats. */
+#pragma GCC push_options
+#pragma GCC target("avx512vbmi2")
+static inline __m512 spread_words(const uint16_t *p, uint16_t mask) {
+  __m256i zero = _mm256_setzero_si256();
+  __asm__("" : "+v"(zero)); /* as in spread() */
+  return _mm512_cvtph_ps(_mm256_mask_expand_epi16(zero, mask, _mm256_loadu_si256((const __m256i *)(const void *)p)));
+}
+#define SPREAD(p, mask) spread_words(p, mask)
+#define EACH(name) name##_words
+#include "packed_rows.h"
+#pragma GCC pop_options
+
+static ty_range_fn *fused_for(int64_t n) {
+  if (__builtin_cpu_supports("avx512vbmi2")) return n == 4 ? rows_4_words : n == 2 ? rows_2_words : rows_1_words;
+  return n == 4 ? rows_4 : n == 2 ? rows_2 : rows_1;
+}
+#endif
 #endif
 
 /* sums[r][b] of TALL decoded rows and B rows of x, over n columns. */
@@ -465,10 +490,9 @@ bool TY_KERNEL(linear_bitmap)(const ty_kernel_args *k) {
   const int64_t grain = 1 + WORK / (t.columns + 1);
 #ifdef STEP
   if (t.n <= FUSED_ROWS) {
-    static ty_range_fn *const fn[] = { NULL, rows_1, pairs_2, NULL, pairs_4 };
     for (int64_t each; t.at < t.n; t.at += each) {
       each = t.n - t.at >= 4 ? 4 : t.n - t.at >= 2 ? 2 : 1;
-      ty_parallel_for(t.rows, grain, fn[each], &t);
+      ty_parallel_for(t.rows, grain, fused_for(each), &t);
     }
   } else
 #endif

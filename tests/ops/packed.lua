@@ -62,7 +62,7 @@ return function(row, T)
   end
 
   local sizes = { { 3, 5, 0.4 }, { 1, 1, 0 }, { 2, 16, 1 }, { 4, 70, 0.6 }, { 5, 64, 0 } }
-  local larger = { { 131, 67, 0.7 }, { 7, 200, 0.5 }, { 129, 130, 0.9 } }
+  local larger = { { 131, 67, 0.7 }, { 7, 200, 0.5 }, { 129, 130, 0.9 }, { 9, 192, 0.6 } }
 
   local function product_cases(stored)
     local cases = {}
