@@ -4,17 +4,20 @@
 
 namespace {
 
-enum { TRITS = 5, SUMS = 256, CHUNK = 8, THREADS = 128, PLANES = 4 };
+enum { TRITS = 5, SUMS = 256, SIGN = 128, LARGEST = 121, CHUNK = 8, BLOCK = 64, THREADS = 128, PLANES = 4 };
 
 template <class T> struct trits_of {
   const T *x, *scale;
   const uint8_t *code;
   T *y;
-  int64_t lines, columns, group, groups, rows, planes, bytes, tiles;
+  int64_t lines, columns, group, groups, rows, blocks, bytes, planes, tiles;
 };
 
-/* The sum at place `s`, whose digits in base 3 are the trits plus 1, of at most n numbers. */
-template <class T> TY_DEVICE T sum_of(const T *x, int64_t n, int s) {
+/* The sum of at most n numbers that a byte stands for: its sign, and a magnitude whose digits in base 3, once LARGEST is
+ * added, are the trits plus 1. */
+template <class T> TY_DEVICE T sum_of(const T *x, int64_t n, int code) {
+  const int size = code % SIGN < LARGEST ? code % SIGN : int{ LARGEST };
+  int s = code < SIGN ? LARGEST + size : LARGEST - size;
   T sum = 0;
   for (int i = 0; i < TRITS; i++, s /= 3) {
     const int trit = s % 3;
@@ -44,8 +47,9 @@ template <class T> __global__ void __launch_bounds__(THREADS) product(const trit
           __syncthreads();
           if (n < p.rows)
             for (int64_t q = 0; q < few; q++) {
-              const uint8_t *code = p.code + ((g * p.rows + n) * p.planes + plane + q) * p.bytes + b;
-              for (int64_t i = 0; i < chunk; i++) part[q] += sum[i * SUMS + code[i]];
+              const int64_t first = ((g * p.blocks + n / BLOCK) * p.bytes + b) * p.planes + plane + q;
+              const uint8_t *code = p.code + first * BLOCK + n % BLOCK;
+              for (int64_t i = 0; i < chunk; i++) part[q] += sum[i * SUMS + code[i * p.planes * BLOCK]];
             }
         }
         if (n < p.rows)
@@ -58,8 +62,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) product(const trit
 
 template <class T> bool run(const ty_kernel_args *k) {
   const ty_view *x = k->in[0], *code = k->in[1];
-  const int64_t columns = x->size[x->ndim - 1], lines = x->count / columns;
-  const int64_t tiles = (code->size[1] + THREADS - 1) / THREADS;
+  const int64_t columns = x->size[x->ndim - 1], lines = x->count / columns, rows = k->in[2]->size[1];
+  const int64_t tiles = (rows + THREADS - 1) / THREADS;
   const trits_of<T> p = { static_cast<const T *>(x->data),
                           static_cast<const T *>(k->in[2]->data),
                           static_cast<const uint8_t *>(code->data),
@@ -68,6 +72,7 @@ template <class T> bool run(const ty_kernel_args *k) {
                           columns,
                           static_cast<const ty_p_dim *>(k->params)->k,
                           code->size[0],
+                          rows,
                           code->size[1],
                           code->size[2],
                           code->size[3],

@@ -18,6 +18,7 @@ local expect, fail = arguments.expect, arguments.fail
 local M = {}
 
 local trits = 5 -- of a byte: 3^5 = 243
+local tall = 64 -- rows whose bytes lie beside each other
 
 -- ---- fitting ----
 
@@ -135,8 +136,10 @@ end
 
 -- ---- storing ----
 
---- Trits, a list of planes [rows, columns], as bytes: u8 [groups, rows, planes, bytes of a group], five trits to a
--- byte, the first the lowest digit of base 3; a group ends with zeros where it fills no whole byte.
+--- Trits, a list of planes [rows, columns], as bytes: u8 [groups, blocks of 64 rows, bytes of a group, planes, 64],
+-- where a product finds the same byte of 64 rows at once. A byte is five trits, the first the lowest digit of a number
+-- in base 3: its magnitude, and in the highest bit its sign. A group ends with zeros where it fills no whole byte, and
+-- so do the rows where they fill no whole block.
 ---@param planes Tensor[]
 ---@param group integer
 ---@return Tensor codes
@@ -152,34 +155,37 @@ function M.pack(planes, group)
     end
     local rows, columns = plane.shape[1], plane.shape[2]
     local groups, bytes = (columns + group - 1) // group, (group + trits - 1) // trits
-    local digits = plane:to "f32" + 1
-    local function padded(x, to) -- columns up to `to`, of the digit that stands for 0
-      if x.shape[x.ndim] == to then return x end
+    local down = (rows + tall - 1) // tall
+    local function padded(x, dim, to)
+      if x.shape[dim + 1] == to then return x end
       local shape = { table.unpack(x.shape) }
-      shape[#shape] = to - shape[#shape]
-      return ty.concat({ x, ty.ones(shape, { device = x.device }) }, -1)
+      shape[dim + 1] = to - shape[dim + 1]
+      return ty.concat({ x, ty.zeros(shape, { device = x.device }) }, dim)
     end
-    digits = padded(padded(digits, groups * group):reshape(rows, groups, group), bytes * trits)
-    digits = digits:reshape(rows, groups, bytes, trits)
-    local code = digits:select(3, 0)
-    for j = 1, trits - 1 do code = code + digits:select(3, j) * 3 ^ j end
-    all[i] = code:transpose(0, 1):to "u8" -- [groups, rows, bytes]
+    local whole = padded(padded(plane:to "f32", 1, groups * group), 0, down * tall)
+    whole = padded(whole:reshape(down * tall, groups, group), 2, bytes * trits)
+    whole = whole:reshape(down, tall, groups, bytes, trits)
+    local number = whole:select(4, 0)
+    for j = 1, trits - 1 do number = number + whole:select(4, j) * 3 ^ j end
+    local code = number:abs() + number:lt(0):to "f32" * 128
+    all[i] = code:permute(2, 0, 3, 1):to "u8" -- [groups, blocks, bytes, 64]
   end
-  return ty.stack(all, 2):contiguous()
+  return ty.stack(all, 3):contiguous()
 end
 
--- The five digits of every byte, f32 [243, 5].
-local digits_table
-local function digits_of(device)
-  if not digits_table then
-    local rows = {}
-    for code = 0, 3 ^ trits - 1 do
-      rows[code + 1] = {}
-      for j = 0, trits - 1 do rows[code + 1][j + 1] = code // 3 ^ j % 3 - 1.0 end
+-- The five trits of every byte, f32 [256, 5].
+local trits_table
+local function trits_of(device)
+  if not trits_table then
+    local rows, largest = {}, 3 ^ trits // 2
+    for code = 0, 255 do
+      local number, row = math.min(code % 128, largest) + largest, {}
+      for j = 1, trits do row[j] = (number // 3 ^ (j - 1) % 3 - 1.0) * (code < 128 and 1 or -1) end
+      rows[code + 1] = row
     end
-    digits_table = ty.keep(ty.tensor(rows))
+    trits_table = ty.keep(ty.tensor(rows))
   end
-  return digits_table:to { device = device }
+  return trits_table:to { device = device }
 end
 
 --- The matrix that packed planes stand for, f32 [rows, columns]. codes: as pack() made them; scales: [groups, rows,
@@ -196,17 +202,20 @@ function M.decode(codes, scales, columns, group)
   expect(who, "columns", columns, "an integer >= 1")
   expect(who, "group", group, "an integer >= 1")
   local groups, bytes = (columns + group - 1) // group, (group + trits - 1) // trits
-  local shape = codes.shape
-  if codes.dtype ~= "u8" or #shape ~= 4 or shape[1] ~= groups or shape[4] ~= bytes then
-    fail("%s: codes: expected u8 [%d, rows, planes, %d], got %s", who, groups, bytes, arguments.describe(codes))
+  local shape, size = codes.shape, scales.shape
+  if codes.dtype ~= "u8" or #shape ~= 5 or shape[1] ~= groups or shape[3] ~= bytes or shape[5] ~= tall then
+    fail("%s: codes: expected u8 [%d, blocks, %d, planes, %d], got %s", who, groups, bytes, tall,
+      arguments.describe(codes))
   end
-  if not scales:is_floating_point() or scales.ndim ~= 3 or scales:numel() * bytes ~= codes:numel() then
-    fail("%s: scales: expected floats [%d, %d, %d], got %s", who, groups, shape[2], shape[3],
+  if not scales:is_floating_point() or #size ~= 3 or size[1] ~= groups or size[3] ~= shape[4]
+    or (size[2] + tall - 1) // tall ~= shape[2] then
+    fail("%s: scales: expected floats [%d, rows of %d blocks, %d], got %s", who, groups, shape[2], shape[4],
       arguments.describe(scales))
   end
-  local planes = ty.embedding(digits_of(codes.device), codes:to "i64"):flatten(3):narrow(3, 0, group)
+  local planes = ty.embedding(trits_of(codes.device), codes:to "i64"):permute(0, 1, 4, 3, 2, 5)
+  planes = planes:reshape(groups, shape[2] * tall, shape[4], bytes * trits):narrow(1, 0, size[2]):narrow(3, 0, group)
   local groups_first = (planes * scales:to("f32"):unsqueeze(3)):sum(2) -- [groups, rows, group]
-  return groups_first:transpose(0, 1):reshape(shape[2], groups * group):narrow(1, 0, columns):contiguous()
+  return groups_first:transpose(0, 1):reshape(size[2], groups * group):narrow(1, 0, columns):contiguous()
 end
 
 -- ---- layers ----

@@ -196,12 +196,15 @@ return function(row, T)
     },
   })
 
-  -- Digits of base 3 in bytes, the value of a weight's element, and the product. Bytes above 242 count as their digits
-  -- do. x and scales are small integers where sums have to be exact.
-  local function trits(groups, rows, planes, bytes, top)
-    local v = {}
-    for i = 1, groups * rows * planes * bytes do v[i] = (37 * i + i * i // 7) % (top or 243) end
-    return T { groups, rows, planes, bytes, values = v, dtype = "u8" }
+  -- Bytes of five trits, of 64 rows beside each other, the value of a weight's element, and the product. `any`: with
+  -- magnitudes above 121, which count as that. x and scales are small integers where sums have to be exact.
+  local function trits(groups, rows, planes, bytes, any)
+    local v, blocks = {}, (rows + 63) // 64
+    for i = 1, groups * blocks * bytes * planes * 64 do
+      local code = (37 * i + i * i // 7) % 256
+      v[i] = any and code or code % 128 % 122 + code // 128 * 128
+    end
+    return T { groups, blocks, bytes, planes, 64, values = v, dtype = "u8" }
   end
   local function whole(n, columns, top)
     local v = {}
@@ -212,28 +215,37 @@ return function(row, T)
     cases = {
       { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 4, 2 }, 10 }, { T { 7 }, trits(1, 3, 1, 2), T { 1, 3, 1 }, 7 },
       { T { 2, 2, 20 }, trits(3, 5, 2, 2), T { 3, 5, 2 }, 8 }, { T { 2, 6 }, trits(6, 3, 2, 1), T { 6, 3, 2 }, 1 },
-      { T { 2, 33 }, trits(2, 9, 3, 6), T { 2, 9, 3 }, 30 }, { T { 2, 9 }, trits(1, 3, 5, 3, 256), T { 1, 3, 5 }, 12 },
+      { T { 2, 33 }, trits(2, 9, 3, 6), T { 2, 9, 3 }, 30 }, { T { 2, 9 }, trits(1, 3, 5, 3, true), T { 1, 3, 5 }, 12 },
       { T { 3, 64, values = whole(3, 64, 9) }, trits(1, 5, 2, 13), T { 1, 5, 2, values = whole(5, 2, 4) }, 64, tol = 0 },
       { T { 2, 100, values = whole(2, 100, 9) }, trits(4, 7, 2, 6), T { 4, 7, 2, values = whole(28, 2, 4) }, 30, tol = 0 },
-      -- groups of so many bytes that they are decoded by vectors, with a chunk that is filled in part, and with several
-      { T { 2, 100 }, trits(1, 3, 2, 20, 256), T { 1, 3, 2 }, 100 },
+      { T { 2, 100 }, trits(1, 3, 2, 20, true), T { 1, 3, 2 }, 100 },
+      -- several blocks of rows, whole and not, and more rows of x than go together
+      { T { 3, 24, values = whole(3, 24, 9) }, trits(2, 70, 2, 3, true), T { 2, 70, 2, values = whole(140, 2, 4) }, 13,
+        tol = 0, grad = false },
+      { T { 11, 18, values = whole(11, 18, 9) }, trits(1, 130, 3, 4), T { 1, 130, 3, values = whole(130, 3, 4) }, 18,
+        tol = 0, grad = false },
+      { T { 128 }, trits(2, 64, 1, 13), T { 2, 64, 1 }, 64, grad = false },
+      -- groups of so many bytes that sums of one kind do not fit, and that none do
       { T { 5, 130, values = whole(5, 130, 9) }, trits(2, 5, 2, 18), T { 2, 5, 2, values = whole(10, 2, 4) }, 88,
         tol = 0 },
-      { T { 3, 230, values = whole(3, 230, 9) }, trits(1, 3, 1, 46, 256), T { 1, 3, 1, values = whole(3, 1, 4) }, 230,
-        tol = 0 },
+      { T { 3, 260, values = whole(3, 260, 9) }, trits(1, 3, 1, 52, true), T { 1, 3, 1, values = whole(3, 1, 4) }, 260,
+        tol = 0, grad = false },
+      { T { 2, 610, values = whole(2, 610, 9) }, trits(1, 2, 1, 122), T { 1, 2, 1, values = whole(2, 1, 4) }, 610,
+        tol = 0, grad = false },
       { T { 0, 10 }, trits(1, 4, 2, 2), T { 1, 4, 2 }, 10 }, { T { 2, 5 }, trits(1, 0, 2, 1), T { 1, 0, 2 }, 5 },
     },
     ref = function(x, codes, factors, group)
       local shape = table.move(x.shape, 1, #x.shape, 1, {})
       local k = shape[#shape]
-      shape[#shape] = codes.shape[2]
+      shape[#shape] = factors.shape[2]
       return from(shape, function(at)
         local place, n, sum = table.move(at, 1, #at, 1, {}), at[#at], 0.0
         for i = 0, k - 1 do
           place[#place] = i
-          for p = 0, codes.shape[3] - 1 do
-            local code = T.at(codes, { i // group, n, p, i % group // 5 })
-            local trit = code // 3 ^ (i % group % 5) % 3 - 1
+          for p = 0, codes.shape[4] - 1 do
+            local code = T.at(codes, { i // group, n // 64, i % group // 5, p, n % 64 })
+            local number = math.min(code % 128, 121) * (code < 128 and 1 or -1) + 121
+            local trit = number // 3 ^ (i % group % 5) % 3 - 1
             sum = sum + T.at(x, place) * trit * T.at(factors, { i // group, n, p })
           end
         end
@@ -242,10 +254,11 @@ return function(row, T)
     end,
     tol = { f16 = 2e-2, bf16 = 0.2 }, -- scales are rounded as x is
     errors = {
-      { T { 3, 10 }, trits(2, 4, 2, 2), T { 2, 4, 2 }, 10, match = "trits: expected u8 [1, n, planes, 2] for x" },
-      { T { 3, 10 }, trits(2, 4, 2, 2), T { 2, 4, 2 }, 5, match = "trits: expected u8 [2, n, planes, 1] for x" },
-      { T { 3, 10 }, T { 1, 4, 2, 2 }, T { 1, 4, 2 }, 10, match = "trits: expected u8" },
-      { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 4, 1 }, 10, match = "scales: expected [1, 4, 2] for trits" },
+      { T { 3, 10 }, trits(2, 4, 2, 2), T { 2, 4, 2 }, 10, match = "trits: expected u8 [1, blocks, 2, planes, 64] for x" },
+      { T { 3, 10 }, trits(2, 4, 2, 2), T { 2, 4, 2 }, 5, match = "trits: expected u8 [2, blocks, 1, planes, 64] for x" },
+      { T { 3, 10 }, T { 1, 1, 2, 2, 64 }, T { 1, 4, 2 }, 10, match = "trits: expected u8" },
+      { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 4, 1 }, 10, match = "scales: expected [1, n, 2] for trits" },
+      { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 65, 2 }, 10, match = "n of 1 blocks of 64" },
       { T { 3, 10 }, trits(1, 4, 2, 2), T { 1, 4, 2 }, 0, match = "group: expected at least 1, got 0" },
       { T { 3, 0 }, trits(0, 4, 2, 2), T { 0, 4, 2 }, 10, match = "x: expected [..., k] with k above 0" },
     },

@@ -75,13 +75,13 @@ end)
 
 check.test("five trits to a byte: every byte, padded groups, and back", function()
   ty.manual_seed(4)
-  for _, case in ipairs { { 3, 20, 10 }, { 4, 23, 8 }, { 2, 7, 16 }, { 5, 64, 64 } } do
+  for _, case in ipairs { { 3, 20, 10 }, { 4, 23, 8 }, { 2, 7, 16 }, { 5, 64, 64 }, { 64, 10, 5 }, { 70, 9, 7 } } do
     local rows, columns, group = table.unpack(case)
     local planes = { ty.randint(-1, 2, { rows, columns }), ty.randint(-1, 2, { rows, columns }) }
     local codes = trit.pack(planes, group)
     local groups = (columns + group - 1) // group
-    check.equal(codes.shape, { groups, rows, 2, (group + 4) // 5 })
-    check.ok(codes:to("i64"):max():item() <= 242)
+    check.equal(codes.shape, { groups, (rows + 63) // 64, (group + 4) // 5, 2, 64 })
+    check.ok(codes:to("i64"):remainder(128):max():item() <= 121)
     local scales = ty.rand(groups, rows, 2)
     local got, want = trit.decode(codes, scales, columns, group):tolist(), {}
     local a, b, s = planes[1]:tolist(), planes[2]:tolist(), scales:tolist()
@@ -94,18 +94,19 @@ check.test("five trits to a byte: every byte, padded groups, and back", function
     end
     check.close(got, want, 1e-6)
   end
-  local all = {} -- the first byte of a group counts as its digits say
-  for code = 0, 242 do
-    all[code + 1] = {}
-    for j = 0, 4 do all[code + 1][j + 1] = code // 3 ^ j % 3 - 1 end
+  local all, want = {}, {} -- each number of five digits, its sign apart
+  for number = -121, 121 do
+    local row, left = {}, number + 121
+    for j = 1, 5 do row[j], left = left % 3 - 1, left // 3 end
+    all[#all + 1], want[#want + 1] = row, math.abs(number) + (number < 0 and 128 or 0)
   end
-  local codes = trit.pack({ ty.tensor(all) }, 5)
-  check.equal(codes:flatten():to("i64"):tolist(), ty.arange(243):tolist())
+  local codes = trit.pack({ ty.tensor(all) }, 5):flatten():to "i64"
+  check.equal(codes:narrow(0, 0, 243):tolist(), want)
 end)
 
 check.test("the product is that of the decoded weight, bit for bit on integers", function()
   ty.manual_seed(6)
-  for _, case in ipairs { { 40, 96, 32, 2 }, { 1030, 70, 64, 2 }, { 3, 33, 128, 1 } } do
+  for _, case in ipairs { { 40, 96, 32, 2 }, { 1100, 70, 64, 2 }, { 3, 33, 128, 1 }, { 200, 300, 150, 3 } } do
     local rows, columns, group, count = table.unpack(case)
     local planes = {}
     for i = 1, count do planes[i] = ty.randint(-1, 2, { rows, columns }) end
@@ -115,6 +116,30 @@ check.test("the product is that of the decoded weight, bit for bit on integers",
     local y = ty.matmul_trit(x, codes, scales, group)
     check.ok(y:eq(ty.linear(x, trit.decode(codes, scales, columns, group))):all():item())
   end
+end)
+
+check.test("the product of any numbers: near that in f64, and of such as become no integers", function()
+  ty.manual_seed(7)
+  local rows, columns, group = 200, 640, 128
+  local planes = { ty.randint(-1, 2, { rows, columns }), ty.randint(-1, 2, { rows, columns }) }
+  local codes, scales = trit.pack(planes, group), ty.rand(5, rows, 2):to "f16"
+  local w = trit.decode(codes, scales, columns, group):to "f64"
+  local x = ty.randn(3, columns)
+  local function off(y, want) return ((y:to "f64" - want):square():sum() / want:square():sum()):sqrt():item() end
+  check.ok(off(ty.matmul_trit(x, codes, scales, group), ty.linear(x:to "f64", w)) < 1e-6)
+  local one = x:clone() -- a column that is much larger than its group
+  one:narrow(1, 70, 1):mul_(1e4)
+  check.ok(off(ty.matmul_trit(one, codes, scales, group), ty.linear(one:to "f64", w)) < 1e-6)
+  local whole = ty.randint(-100, 100, { 2, columns }):to "f32"
+  local y = ty.matmul_trit(whole, codes, scales, group)
+  for _, factor in ipairs { 2.0 ^ 105, 2.0 ^ -110 } do
+    check.ok(off(ty.matmul_trit(whole * factor, codes, scales, group), y:to "f64" * factor) < 1e-6)
+  end
+  check.ok(ty.matmul_trit(whole * 0, codes, scales, group):eq(0):all():item())
+  whole:narrow(0, 1, 1):narrow(1, 3, 1):fill_(0 / 0)
+  local some = ty.matmul_trit(whole, codes, scales, group)
+  check.ok(off(some:narrow(0, 0, 1), y:narrow(0, 0, 1):to "f64") < 1e-6)
+  check.ok(some:narrow(0, 1, 1):isnan():any():item())
 end)
 
 local function small()
@@ -136,8 +161,8 @@ check.test("layers of a model: bits as stored, less error with two planes, unpac
     check.ok(row.error < 0.04 and row.error < 0.2 * single[i].error, ("%s: %g of %g"):format(row.name, row.error,
       single[i].error))
   end
-  -- A row of 48: two groups, each of two planes of 7 bytes and two scales of 2.
-  check.close(report[1].bits, 8 * 2 * 2 * (7 + 2) / 48, 1e-12)
+  -- A row of 48: two groups, each of two planes of 7 bytes and two scales of 2; bytes for 64 rows where there are 48.
+  check.close(report[1].bits, 8 * 2 * 2 * (7 * 64 / 48 + 2) / 48, 1e-12)
   check.ok(two.model.layers[1].mlp.up_proj.weight == nil and one:state_dict()["model.layers.0.mlp.up_proj.trits"])
   local size = quant.stored.model(two, report)
   check.equal(size.parameters, model:count_parameters())
@@ -167,8 +192,10 @@ check.test("what is refused", function()
   check.fails(function() trit.pack({}, 4) end, "planes: expected at least one")
   check.fails(function() trit.pack({ w, ty.randn(2, 8) }, 4) end, "expected tensors [rows, columns] of one size")
   local codes = trit.pack({ w:sign(), w:sign() }, 4)
-  check.fails(function() trit.decode(codes, ty.ones(2, 3, 2), 12, 4) end, "codes: expected u8 [3, rows, planes, 1]")
-  check.fails(function() trit.decode(codes, ty.ones(2, 3, 1), 8, 4) end, "scales: expected floats [2, 3, 2]")
+  check.fails(function() trit.decode(codes, ty.ones(2, 3, 2), 12, 4) end,
+    "codes: expected u8 [3, blocks, 1, planes, 64]")
+  check.fails(function() trit.decode(codes, ty.ones(2, 3, 1), 8, 4) end,
+    "scales: expected floats [2, rows of 1 blocks, 2]")
   check.fails(function() trit.quantize(small(), { group = 0 }) end,
     "quant.trit.quantize: group: expected an integer >= 1")
   check.fails(function() trit.quantize(ty.nn.Linear(3, 3)) end, "the model has no list of layers")
