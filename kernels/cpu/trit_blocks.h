@@ -20,9 +20,9 @@ typedef struct method {
   int64_t most;   /* bytes of a group */
   size_t room;    /* for each byte of a group, and once more */
   void (*turn)(const int32_t *q, int64_t bytes, void *to);
-  /* Adds to y [lines][y_row]; `ahead`: the block that comes next. */
-  void (*multiply)(const block_job *b, const uint8_t *code, const uint8_t *ahead, int64_t g, const float *scale,
-                   float *y, int64_t y_row);
+  /* Adds the products of blocks [first, last) in a group to y [lines][last - first][BLOCK]; scale: as scales_of() has
+   * them, for each block. */
+  void (*multiply)(const block_job *b, int64_t g, int64_t first, int64_t last, const float *scale, float *y);
 } method;
 
 struct block_job {
@@ -95,11 +95,19 @@ static void scales_of(const block_job *b, int64_t g, int64_t block, float *scale
       for (int64_t p = 0; p < planes; p++) scale[p * BLOCK + r] = from[r * planes + p];
 }
 
-static void ask_for_scales(const block_job *b, int64_t g, int64_t block) {
+/* Where the block lies that is multiplied AHEAD blocks later by the piece of work that has blocks [first, last). */
+static const uint8_t *later_codes(const block_job *b, int64_t g, int64_t block, int64_t first, int64_t last) {
   const job *j = b->j;
-  const int64_t size = b->half ? 2 : 4, all = at_most(j->rows - block * BLOCK, BLOCK) * j->planes * size;
-  const char *from = (const char *)j->k->in[2]->data + (g * j->rows + block * BLOCK) * j->planes * size;
-  for (int64_t at = 0; at < all; at += LINE) __builtin_prefetch(from + at, 0, 2);
+  if (block + AHEAD < last) return codes_of(j, g, block + AHEAD);
+  return codes_of(j, g + 1 < j->groups ? g + 1 : g, at_most(first + block + AHEAD - last, last - 1));
+}
+
+/* Asks for the scales of a piece of work in a group. */
+static void ask_for_scales(const block_job *b, int64_t g, int64_t first, int64_t last) {
+  const job *j = b->j;
+  const int64_t size = (b->half ? 2 : 4) * j->planes, rows = at_most(last * BLOCK, j->rows) - first * BLOCK;
+  const char *from = (const char *)j->k->in[2]->data + (g * j->rows + first * BLOCK) * size;
+  for (int64_t at = 0; at < rows * size; at += LINE) __builtin_prefetch(from + at, 0, 2);
 }
 
 #include "trit_digits.h"
@@ -111,7 +119,7 @@ static void products(void *context, int64_t begin, int64_t end) {
   block_job *b = context;
   const job *j = b->j;
   const int64_t y_row = b->tall * BLOCK, planes = j->planes * BLOCK;
-  const size_t bytes = sizeof(float) * (size_t)(b->lines * y_row + 2 * planes);
+  const size_t bytes = sizeof(float) * (size_t)(b->lines * y_row + (b->tall + 1) * planes);
   float *y = ty_scratch_alloc(bytes), *scale = y + b->lines * y_row;
   if (!y) {
     __atomic_store_n(&b->failed, true, __ATOMIC_RELAXED);
@@ -119,20 +127,17 @@ static void products(void *context, int64_t begin, int64_t end) {
   }
   for (int64_t i = begin; i < end && !ty_interrupted; i++) {
     const int64_t first = i * b->tall, last = at_most(first + b->tall, j->blocks);
-    memset(y, 0, sizeof *y * (size_t)(b->lines * y_row));
-    for (int64_t g = 0; g < j->groups; g++)
-      for (int64_t block = first; block < last; block++) {
-        const bool here = block + AHEAD < last;
-        const int64_t later = here ? block + AHEAD : at_most(first + block + AHEAD - last, last - 1);
-        const int64_t later_group = here || g + 1 == j->groups ? g : g + 1;
-        ask_for_scales(b, later_group, later);
-        scales_of(b, g, block, scale, scale + planes);
-        b->how->multiply(b, codes_of(j, g, block), codes_of(j, later_group, later), g, scale,
-                         y + (block - first) * BLOCK, y_row);
-      }
-    const int64_t row = first * BLOCK, rows = at_most(last * BLOCK, j->rows) - row;
+    const int64_t tall = (last - first) * BLOCK, rows = at_most(last * BLOCK, j->rows) - first * BLOCK;
+    memset(y, 0, sizeof *y * (size_t)(b->lines * tall));
+    for (int64_t g = 0; g < j->groups; g++) {
+      for (int64_t block = first; block < last; block++)
+        scales_of(b, g, block, scale + (block - first) * planes, scale + b->tall * planes);
+      if (g + 1 < j->groups) ask_for_scales(b, g + 1, first, last);
+      b->how->multiply(b, g, first, last, scale, y);
+    }
     for (int64_t l = 0; l < b->lines; l++)
-      memcpy((float *)j->k->out[0]->data + (b->line + l) * j->rows + row, y + l * y_row, sizeof *y * (size_t)rows);
+      memcpy((float *)j->k->out[0]->data + (b->line + l) * j->rows + first * BLOCK, y + l * tall,
+             sizeof *y * (size_t)rows);
   }
   ty_scratch_free(y, bytes);
 }

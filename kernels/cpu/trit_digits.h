@@ -84,31 +84,34 @@ static inline void add_words(const __m256i part[PARTS], const float *scale, __m2
   }
 }
 
-static void multiply_digits(const block_job *b, const uint8_t *code, const uint8_t *ahead, int64_t g,
-                            const float *scale, float *y, int64_t y_row) {
+/* The digits are found once for all rows of x. */
+static void multiply_digits(const block_job *b, int64_t g, int64_t first, int64_t last, const float *scale, float *y) {
   const job *j = b->j;
-  const int64_t pairs = (j->bytes + 1) / 2 * TRITS, step = j->planes * BLOCK;
+  const int64_t pairs = (j->bytes + 1) / 2 * TRITS, step = j->planes * BLOCK, y_row = (last - first) * BLOCK;
   __m256i digit[PAIRS][2];
-  for (int64_t at = 0; at < j->bytes * step; at += BLOCK) __builtin_prefetch(ahead + at);
-  for (int64_t at = 0; at < step; at += BLOCK / 2) {
-    digit_pairs(code + at, j->bytes, step, digit);
-    for (int64_t l = 0; l < b->lines; l++) {
-      const paired *x = (const void *)(b->x + (size_t)(l * j->groups + g) * b->room);
-      __m256i sum[2][PARTS];
+  for (int64_t block = first; block < last; block++, scale += step, y += BLOCK) {
+    const uint8_t *code = codes_of(j, g, block), *later = later_codes(b, g, block, first, last);
+    for (int64_t at = 0; at < j->bytes * step; at += LINE) __builtin_prefetch(later + at, 0, 2);
+    for (int64_t at = 0; at < step; at += BLOCK / 2) {
+      digit_pairs(code + at, j->bytes, step, digit);
+      for (int64_t l = 0; l < b->lines; l++) {
+        const paired *x = (const void *)(b->x + (size_t)(l * j->groups + g) * b->room);
+        __m256i sum[2][PARTS];
 #pragma GCC unroll 3
-      for (int part = 0; part < PARTS; part++)
-        sum[0][part] = sum[1][part] = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_set1_epi16(x->sum[part]));
-      for (int64_t i = 0; i < pairs; i++)
+        for (int part = 0; part < PARTS; part++)
+          sum[0][part] = sum[1][part] = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_set1_epi16(x->sum[part]));
+        for (int64_t i = 0; i < pairs; i++)
 #pragma GCC unroll 3
-        for (int part = 0; part < PARTS; part++) {
-          const __m256i q = _mm256_set1_epi32(x->pair[i][part]);
-          sum[0][part] = _mm256_add_epi16(sum[0][part], _mm256_maddubs_epi16(digit[i][0], q));
-          sum[1][part] = _mm256_add_epi16(sum[1][part], _mm256_maddubs_epi16(digit[i][1], q));
-        }
-      const __m256 factor = _mm256_set1_ps(b->factor[l * j->groups + g]);
-      float *to = y + l * y_row + at % BLOCK;
-      add_words(sum[0], scale + at, factor, to);
-      add_words(sum[1], scale + at + 8, factor, to + 8);
+          for (int part = 0; part < PARTS; part++) {
+            const __m256i q = _mm256_set1_epi32(x->pair[i][part]);
+            sum[0][part] = _mm256_add_epi16(sum[0][part], _mm256_maddubs_epi16(digit[i][0], q));
+            sum[1][part] = _mm256_add_epi16(sum[1][part], _mm256_maddubs_epi16(digit[i][1], q));
+          }
+        const __m256 factor = _mm256_set1_ps(b->factor[l * j->groups + g]);
+        float *to = y + l * y_row + at % BLOCK;
+        add_words(sum[0], scale + at, factor, to);
+        add_words(sum[1], scale + at + 8, factor, to + 8);
+      }
     }
   }
 }

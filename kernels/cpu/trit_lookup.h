@@ -100,7 +100,7 @@ static inline __attribute__((always_inline)) void in_order(byte_sums *s, int64_t
 }
 
 /* `planes` planes (1 or 2, a constant) of a block and a row of x. step: to the same of the next byte. */
-static inline __attribute__((always_inline)) void planes_of(const uint8_t *code, const uint8_t *ahead, int64_t bytes,
+static inline __attribute__((always_inline)) void planes_of(const uint8_t *code, const uint8_t *later, int64_t bytes,
                                                             int64_t step, const int planes, const uint8_t *sums,
                                                             const float *scale, float factor, float *y) {
   byte_sums s[2];
@@ -109,7 +109,7 @@ static inline __attribute__((always_inline)) void planes_of(const uint8_t *code,
 #pragma GCC unroll 3
     for (int part = 0; part < PARTS; part++) s[p].both[part] = s[p].odd[part] = s[p].negative;
   }
-  for (int64_t b = 0; b < bytes; b++, code += step, ahead += step, sums += PARTS * SIGN) {
+  for (int64_t b = 0; b < bytes; b++, code += step, later += step, sums += PARTS * SIGN) {
     __m512i sum[PARTS][2];
 #pragma GCC unroll 3
     for (int part = 0; part < PARTS; part++) {
@@ -118,7 +118,7 @@ static inline __attribute__((always_inline)) void planes_of(const uint8_t *code,
     }
 #pragma GCC unroll 2
     for (int p = 0; p < planes; p++) {
-      __builtin_prefetch(ahead + p * BLOCK, 0, 2); /* to the second cache: tables and sums fill the first */
+      __builtin_prefetch(later + p * BLOCK, 0, 2); /* to the second cache: tables and sums fill the first */
       add_bytes(s + p, load(code + p * BLOCK), (const __m512i(*)[2])sum);
     }
   }
@@ -131,19 +131,22 @@ static inline __attribute__((always_inline)) void planes_of(const uint8_t *code,
   }
 }
 
-static void multiply_lookup(const block_job *b, const uint8_t *code, const uint8_t *ahead, int64_t g,
-                            const float *scale, float *y, int64_t y_row) {
+/* A row of x after the other, whose tables stay in the first cache for all blocks. */
+static void multiply_lookup(const block_job *b, int64_t g, int64_t first, int64_t last, const float *scale, float *y) {
   const job *j = b->j;
   const int64_t step = j->planes * BLOCK;
-  for (int64_t l = 0; l < b->lines; l++, y += y_row) {
-    const int64_t at = l * j->groups + g;
-    const uint8_t *sums = (const uint8_t *)b->x + (size_t)at * b->room;
-    int64_t p = 0;
-    for (; p + 2 <= j->planes; p += 2)
-      planes_of(code + p * BLOCK, ahead + p * BLOCK, j->bytes, step, 2, sums, scale + p * BLOCK, b->factor[at], y);
-    if (p < j->planes)
-      planes_of(code + p * BLOCK, ahead + p * BLOCK, j->bytes, step, 1, sums, scale + p * BLOCK, b->factor[at], y);
-  }
+  for (int64_t l = 0; l < b->lines; l++)
+    for (int64_t block = first; block < last; block++, y += BLOCK) {
+      const int64_t at = l * j->groups + g;
+      const uint8_t *sums = (const uint8_t *)b->x + (size_t)at * b->room, *code = codes_of(j, g, block);
+      const uint8_t *later = l ? code : later_codes(b, g, block, first, last);
+      const float *s = scale + (block - first) * step;
+      int64_t p = 0;
+      for (; p + 2 <= j->planes; p += 2)
+        planes_of(code + p * BLOCK, later + p * BLOCK, j->bytes, step, 2, sums, s + p * BLOCK, b->factor[at], y);
+      if (p < j->planes)
+        planes_of(code + p * BLOCK, later + p * BLOCK, j->bytes, step, 1, sums, s + p * BLOCK, b->factor[at], y);
+    }
 }
 
 static const method by_lookup = {
