@@ -1,7 +1,8 @@
 /* linear_codebook for few rows of x: a code is the place of its entry, which is multiplied as it is looked up, so that the
  * weight is never written anywhere. The codebook stays in the first cache. Sums of the entries with x made once and
  * looked up instead would save the multiplications, but their tables, a number for each code and place in k, do not stay
- * there, and with entries of 4 or 8 elements the loads, of which there are as many, are what takes the time. */
+ * there, and with entries of 4 or 8 elements the loads, of which there are as many, are what takes the time: it pays
+ * where one instruction looks up 64 bytes, codebook_lookup.h. */
 #include <string.h>
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -121,6 +122,10 @@ static void some_rows(void *context, int64_t begin, int64_t end) {
   rows_any(t, begin, end);
 }
 
+#if defined(__AVX512F__)
+#include "codebook_lookup.h"
+#endif
+
 /* in: x f32 [..., k], codes u8 [n, k / d], codebook f32 [entries, d]; at most FEW rows of x. */
 bool TY_KERNEL(linear_codebook)(const ty_kernel_args *k) {
   const ty_view *x = k->in[0], *codes = k->in[1], *codebook = k->in[2], *out = k->out[0];
@@ -141,6 +146,10 @@ bool TY_KERNEL(linear_codebook)(const ty_kernel_args *k) {
       return ty_fail(TY_EINDEX, "linear_codebook: codes: code %d is out of range for a codebook of %lld", (int)most,
                      (long long)codebook->size[0]);
   }
+#if defined(__AVX512F__)
+  bool ok;
+  if (by_lookup(&t, codebook->size[0], &ok)) return ok;
+#endif
   ty_parallel_for(t.n, 1 + 65536 / (t.k + 1) / t.rows, some_rows, &t);
   return true;
 }

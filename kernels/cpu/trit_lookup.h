@@ -3,6 +3,7 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx512vbmi")
+#include "byte_lookup.h"
 
 /* The place of a magnitude, whose digits in base 3 are its trits plus 1, in parts: three digits and two. */
 #define PLACE(m) (LARGEST + ((m) < LARGEST ? (m) : LARGEST))
@@ -19,11 +20,6 @@ static const int32_t two_of[SIGN] __attribute__((aligned(64))) = { BY_64(TWO, 0)
 static const int32_t trit_of[3][32] __attribute__((aligned(64))) = { { BY_16(TRIT_0, 0), BY_16(TRIT_0, 16) },
                                                                      { BY_16(TRIT_1, 0), BY_16(TRIT_1, 16) },
                                                                      { BY_16(TRIT_2, 0), BY_16(TRIT_2, 16) } };
-/* Every fourth byte of two vectors, in the lower half. */
-#define FOURTH(i) (uint8_t)(4 * ((i) % 32))
-static const uint8_t fourth[BLOCK] __attribute__((aligned(64))) = { BY_64(FOURTH, 0) };
-
-static inline __m512i load(const void *p) { return _mm512_loadu_si512(p); }
 static inline __m512i times_trits(int digit, int from, int32_t q) {
   return _mm512_mullo_epi32(load(trit_of[digit] + from), _mm512_set1_epi32(q));
 }
@@ -43,60 +39,24 @@ static void sums_of(const int32_t *q, int64_t bytes, void *to) {
       for (int i = 0; i < 4; i++)
         u[i] = _mm512_add_epi32(_mm512_permutex2var_epi32(three[0], load(three_of + m + 16 * i), three[1]),
                                 _mm512_permutexvar_epi32(load(two_of + m + 16 * i), two));
-      for (int part = 0; part < PARTS; part++) {
-        const __m512i at = _mm512_add_epi8(load(fourth), _mm512_set1_epi8((char)part));
-        const __m512i low = _mm512_permutex2var_epi8(u[0], at, u[1]), high = _mm512_permutex2var_epi8(u[2], at, u[3]);
-        _mm512_storeu_si512(out + part * SIGN + m, _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1));
-      }
+      split_integers(u, out + m, SIGN);
     }
     out += PARTS * SIGN;
   }
 }
 
-/* Sums of bytes of 64 rows: `both` of pairs of rows as words, `odd` of the second of each. */
-typedef struct byte_sums {
-  __m512i both[PARTS], odd[PARTS], negative; /* negative: how many, as bytes */
-} byte_sums;
-
-static inline __attribute__((always_inline)) void add_bytes(byte_sums *s, __m512i code, const __m512i (*sum)[2]) {
-  const __m512i ones = _mm512_set1_epi8(-1), second = _mm512_set1_epi16(1 << 8);
-  const __mmask64 negative = _mm512_movepi8_mask(code);
-  s->negative = _mm512_mask_sub_epi8(s->negative, negative, s->negative, ones);
+/* negative: how many of the bytes were so, as bytes. */
+static inline __attribute__((always_inline)) void add_codes(byte_sums *s, __m512i *negative, __m512i code,
+                                                            const __m512i (*sum)[2]) {
+  const __m512i ones = _mm512_set1_epi8(-1);
+  const __mmask64 sign = _mm512_movepi8_mask(code);
+  *negative = _mm512_mask_sub_epi8(*negative, sign, *negative, ones);
 #pragma GCC unroll 3
   for (int part = 0; part < PARTS; part++) {
     /* The index of a permutation has seven bits. -u is ~u + 1, and 2^24 is as good as 0. */
-    __m512i v = _mm512_permutex2var_epi8(sum[part][0], code, sum[part][1]);
-    v = _mm512_mask_sub_epi8(v, negative, ones, v);
-    s->both[part] = _mm512_add_epi16(s->both[part], v);
-    s->odd[part] = _mm512_add_epi16(s->odd[part], _mm512_maddubs_epi16(v, second));
+    const __m512i v = _mm512_permutex2var_epi8(sum[part][0], code, sum[part][1]);
+    add_part(s, part, _mm512_mask_sub_epi8(v, sign, ones, v));
   }
-}
-
-/* The sums of 64 rows, in their order. */
-static inline __attribute__((always_inline)) void in_order(byte_sums *s, int64_t bytes, __m512 sum[4]) {
-  const __m512i zero = _mm512_setzero_si512(), place = _mm512_set1_epi32(256 << 16 | 1);
-  const __m512i middle = _mm512_set1_epi32((int32_t)bytes << 23);
-  __m512i even[PARTS], v[2][2]; /* v: of each sixteen rows 0, 2, 4, 6; 8, 10 ...; 1, 3 ...; 9, 11 ... */
-  s->both[0] = _mm512_add_epi16(s->both[0], s->negative);
-  s->odd[0] = _mm512_add_epi16(s->odd[0], _mm512_srli_epi16(s->negative, 8));
-  for (int part = 0; part < PARTS; part++)
-    even[part] = _mm512_sub_epi16(s->both[part], _mm512_slli_epi16(s->odd[part], 8));
-  for (int k = 0; k < 2; k++) {
-    const __m512i *w = k ? s->odd : even;
-    v[k][0] = _mm512_add_epi32(_mm512_madd_epi16(_mm512_unpacklo_epi16(w[0], w[1]), place),
-                               _mm512_unpacklo_epi16(zero, w[2]));
-    v[k][1] = _mm512_add_epi32(_mm512_madd_epi16(_mm512_unpackhi_epi16(w[0], w[1]), place),
-                               _mm512_unpackhi_epi16(zero, w[2]));
-    for (int i = 0; i < 2; i++) v[k][i] = _mm512_sub_epi32(v[k][i], middle);
-  }
-  const __m512i a = _mm512_unpacklo_epi32(v[0][0], v[1][0]), b = _mm512_unpackhi_epi32(v[0][0], v[1][0]);
-  const __m512i c = _mm512_unpacklo_epi32(v[0][1], v[1][1]), d = _mm512_unpackhi_epi32(v[0][1], v[1][1]);
-  const __m512i e = _mm512_shuffle_i32x4(a, b, 0x44), f = _mm512_shuffle_i32x4(c, d, 0x44);
-  const __m512i g = _mm512_shuffle_i32x4(a, b, 0xee), h = _mm512_shuffle_i32x4(c, d, 0xee);
-  sum[0] = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(e, f, 0x88));
-  sum[1] = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(e, f, 0xdd));
-  sum[2] = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(g, h, 0x88));
-  sum[3] = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(g, h, 0xdd));
 }
 
 /* `planes` planes (1 or 2, a constant) of a block and a row of x. step: to the same of the next byte. */
@@ -104,10 +64,11 @@ static inline __attribute__((always_inline)) void planes_of(const uint8_t *code,
                                                             int64_t step, const int planes, const uint8_t *sums,
                                                             const float *scale, float factor, float *y) {
   byte_sums s[2];
+  __m512i negative[2];
   for (int p = 0; p < planes; p++) {
-    s[p].negative = _mm512_setzero_si512();
+    negative[p] = _mm512_setzero_si512();
 #pragma GCC unroll 3
-    for (int part = 0; part < PARTS; part++) s[p].both[part] = s[p].odd[part] = s[p].negative;
+    for (int part = 0; part < PARTS; part++) s[p].both[part] = s[p].odd[part] = negative[p];
   }
   for (int64_t b = 0; b < bytes; b++, code += step, later += step, sums += PARTS * SIGN) {
     __m512i sum[PARTS][2];
@@ -119,11 +80,15 @@ static inline __attribute__((always_inline)) void planes_of(const uint8_t *code,
 #pragma GCC unroll 2
     for (int p = 0; p < planes; p++) {
       __builtin_prefetch(later + p * BLOCK, 0, 2); /* to the second cache: tables and sums fill the first */
-      add_bytes(s + p, load(code + p * BLOCK), (const __m512i(*)[2])sum);
+      add_codes(s + p, negative + p, load(code + p * BLOCK), (const __m512i(*)[2])sum);
     }
   }
   __m512 part[2][4];
-  for (int p = 0; p < planes; p++) in_order(s + p, bytes, part[p]);
+  for (int p = 0; p < planes; p++) {
+    s[p].both[0] = _mm512_add_epi16(s[p].both[0], negative[p]);
+    s[p].odd[0] = _mm512_add_epi16(s[p].odd[0], _mm512_srli_epi16(negative[p], 8));
+    in_order(s + p, (int32_t)bytes << 23, part[p]);
+  }
   for (int i = 0; i < 4; i++) {
     __m512 all = _mm512_mul_ps(part[0][i], _mm512_loadu_ps(scale + 16 * i));
     if (planes == 2) all = _mm512_fmadd_ps(part[1][i], _mm512_loadu_ps(scale + BLOCK + 16 * i), all);

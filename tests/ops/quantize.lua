@@ -279,6 +279,10 @@ return function(row, T)
       { T { 11, 32 }, codes(6, 8, 12), T { 12, 4 } }, { T { 5, 22 }, codes(2, 2, 3), T { 3, 11 } },
       { T { 6, 64 }, codes(3, 8, 1), T { 1, 8 } }, { T { 0, 8 }, codes(3, 2, 3), T { 3, 4 } },
       { T { 2, 8 }, codes(0, 2, 3), T { 3, 4 } }, { T { 2, 0 }, codes(3, 0, 3), T { 3, 4 } },
+      -- so many rows that products with x are made for all entries and looked up, in blocks that are whole and not
+      { T { 2, 20 }, codes(520, 5, 256), T { 256, 4 }, grad = false },
+      { T { 140 }, codes(641, 70, 200), T { 200, 2 }, grad = false },
+      { T { 3, 24 }, codes(700, 8, 9), T { 9, 3 }, grad = false },
     },
     ref = function(x, index, entries)
       local d = entries.shape[2]

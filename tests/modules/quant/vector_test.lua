@@ -160,4 +160,21 @@ check.test("what is refused", function()
   check.fails(function() vector.ratios(nn.Linear(2, 2)) end, "expected a layer of begin")
 end)
 
+check.test("products of many rows with codes: near those in f64, and of numbers of any size", function()
+  ty.manual_seed(9)
+  local codes, book = ty.randint(0, 256, { 600, 90 }):to "u8", ty.randn(256, 4)
+  local x = ty.randn(2, 360)
+  local w = book:index_select(0, codes:flatten():to "i64"):reshape(600, 360):to "f64"
+  local want = ty.linear(x:to "f64", w)
+  local function off(factor)
+    local y = ty.linear_codebook(x * factor, codes, book):to "f64" / factor
+    return ((y - want):square():sum() / want:square():sum()):sqrt():item()
+  end
+  for _, factor in ipairs { 1, 2.0 ^ 105, 2.0 ^ -110 } do check.ok(off(factor) < 1e-6) end
+  check.ok(ty.linear_codebook(x * 0, codes, book):eq(0):all():item())
+  x:narrow(0, 1, 1):narrow(1, 5, 1):fill_(0 / 0)
+  local y = ty.linear_codebook(x, codes, book)
+  check.ok(y:narrow(0, 1, 1):isnan():all():item() and y:narrow(0, 0, 1):isfinite():all():item())
+end)
+
 check.finish()
