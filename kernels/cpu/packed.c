@@ -12,8 +12,7 @@ enum {
   TALL = 4,       /* rows that are spread out together */
   CHUNK = 512,    /* columns of them that stay in the first cache */
   WORK = 1 << 15, /* products that are worth a thread */
-  MOST = 64,      /* rows of x */
-  FUSED_ROWS = 8  /* up to so many are multiplied as a row is spread out */
+  MOST = 64       /* rows of x */
 };
 
 typedef float lanes __attribute__((vector_size(TY_VECTOR_BYTES), aligned(4)));
@@ -204,49 +203,6 @@ FUSED(fused_4, 4, 1)
 enum { AHEAD = 1024 }; /* values: what comes next of the weight is asked for early */
 
 #if STEP == 8
-/* Two rows of the weight and N of x, which are read once for both. False where something is not as it should be, or the
- * values end: FUSED looks at it. */
-#define PAIRS(name, N, A, ONE)                                                                                 \
-  static bool name##_two(const task *t, int64_t r) {                                                           \
-    const int64_t bytes = t->columns / 8, *starts = t->starts + r;                                             \
-    if (starts[0] < 0 || starts[0] > starts[1] || starts[1] > starts[2] || starts[2] > t->count) return false; \
-    const uint8_t *bits[2] = { t->bits + r * bytes, t->bits + (r + 1) * bytes };                               \
-    const uint16_t *p[2] = { t->values + starts[0], t->values + starts[1] }, *last = t->values + t->count;     \
-    vector sums[2][N][A];                                                                                      \
-    for (int k = 0; k < 2; k++)                                                                                \
-      for (int b = 0; b < N; b++)                                                                              \
-        for (int i = 0; i < A; i++) sums[k][b][i] = ZERO();                                                    \
-    for (int64_t c = 0; c < t->columns; c += GROUP) {                                                          \
-      if (last - p[0] < GROUP || last - p[1] < GROUP) return false;                                            \
-      uint64_t mask[2];                                                                                        \
-      for (int k = 0; k < 2; k++) {                                                                            \
-        memcpy(mask + k, bits[k] + c / 8, sizeof *mask);                                                       \
-        __builtin_prefetch(p[k] + AHEAD);                                                                      \
-      }                                                                                                        \
-      for (int i = 0; i < GROUP / STEP; i++) {                                                                 \
-        vector w[2];                                                                                           \
-        for (int k = 0; k < 2; k++) {                                                                          \
-          const uint32_t part = (uint32_t)(mask[k] >> i * STEP) & ((1u << STEP) - 1);                          \
-          w[k] = spread(p[k], part, STEP);                                                                     \
-          p[k] += __builtin_popcount(part);                                                                    \
-        }                                                                                                      \
-        for (int b = 0; b < N; b++) {                                                                          \
-          const float *x = t->x + (t->at + b) * t->padded + c + i * STEP;                                      \
-          for (int k = 0; k < 2; k++) sums[k][b][i % A] = FMA(w[k], x, sums[k][b][i % A]);                     \
-        }                                                                                                      \
-      }                                                                                                        \
-    }                                                                                                          \
-    for (int k = 0; k < 2; k++) {                                                                              \
-      if (p[k] - t->values != starts[k + 1]) return false;                                                     \
-      for (int b = 0; b < N; b++) ((float *)t->y)[(t->at + b) * t->rows + r + k] = summed(sums[k][b], A);      \
-    }                                                                                                          \
-    return true;                                                                                               \
-  }                                                                                                            \
-  static void name(void *context, int64_t begin, int64_t end) {                                                \
-    const task *t = context;                                                                                   \
-    for (int64_t r = begin; r < end; r += 2)                                                                   \
-      if (t->columns % GROUP || r + 2 > end || !name##_two(t, r)) ONE(context, r, r + 2 < end ? r + 2 : end);  \
-  }
 /* One row of x: each byte of bits is a step, and loads of bytes are cheaper than shifts. A second row of the weight
  * would save loads of x and cost registers. False as above. */
 static bool one_row(const task *t, int64_t r) {
@@ -275,8 +231,9 @@ static void rows_1(void *context, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; r++)
     if (t->columns % GROUP || !one_row(t, r)) fused_1(context, r, r + 1);
 }
-PAIRS(pairs_2, 2, 2, fused_2)
-PAIRS(pairs_4, 4, 1, fused_4)
+#define SPREAD(p, mask) spread(p, mask, STEP)
+#define EACH(name) name
+#include "packed_rows.h"
 static ty_range_fn *fused_for(int64_t n) { return n == 4 ? pairs_4 : n == 2 ? pairs_2 : rows_1; }
 #else
 #define SPREAD(p, mask) spread(p, mask, STEP)
@@ -297,8 +254,8 @@ static inline __m512 spread_words(const uint16_t *p, uint16_t mask) {
 #pragma GCC pop_options
 
 static ty_range_fn *fused_for(int64_t n) {
-  if (__builtin_cpu_supports("avx512vbmi2")) return n == 4 ? rows_4_words : n == 2 ? rows_2_words : rows_1_words;
-  return n == 4 ? rows_4 : n == 2 ? rows_2 : rows_1;
+  if (__builtin_cpu_supports("avx512vbmi2")) return n == 4 ? pairs_4_words : n == 2 ? rows_2_words : rows_1_words;
+  return n == 4 ? pairs_4 : n == 2 ? rows_2 : rows_1;
 }
 #endif
 #endif
@@ -489,6 +446,7 @@ bool TY_KERNEL(linear_bitmap)(const ty_kernel_args *k) {
   if (!(t.x = padded_x(x, &t, &room, &bytes)) && t.columns) return false;
   const int64_t grain = 1 + WORK / (t.columns + 1);
 #ifdef STEP
+  enum { FUSED_ROWS = STEP == 16 ? MOST : 16 }; /* up to so many are multiplied as a row is spread out */
   if (t.n <= FUSED_ROWS) {
     for (int64_t each; t.at < t.n; t.at += each) {
       each = t.n - t.at >= 4 ? 4 : t.n - t.at >= 2 ? 2 : 1;
