@@ -12,6 +12,8 @@
     if (starts[0] < 0 || starts[0] > starts[1] || starts[1] > t->count) return false;             \
     const uint8_t *bits = t->bits + r * (t->columns / 8);                                         \
     const uint16_t *p = t->values + starts[0], *last = t->values + t->count;                      \
+    const float *x[N];                                                                            \
+    for (int b = 0; b < N; b++) x[b] = t->x + (t->at + b) * t->padded;                            \
     vector sums[N][A];                                                                            \
     for (int b = 0; b < N; b++)                                                                   \
       for (int i = 0; i < A; i++) sums[b][i] = ZERO();                                            \
@@ -22,9 +24,10 @@
         uint16_t mask;                                                                            \
         memcpy(&mask, bits + i * STEP / 8, sizeof mask);                                          \
         const vector w = SPREAD(p, mask);                                                         \
-        p += __builtin_popcount(mask);                                                            \
-        for (int b = 0; b < N; b++)                                                               \
-          sums[b][i % A] = FMA(w, t->x + (t->at + b) * t->padded + c + i * STEP, sums[b][i % A]); \
+        uint32_t wide = mask;                                                                     \
+        __asm__("" : "+r"(wide)); /* a count of 16 bits waits for the register that it goes to */ \
+        p += __builtin_popcount(wide);                                                            \
+        for (int b = 0; b < N; b++) sums[b][i % A] = FMA(w, x[b] + c + i * STEP, sums[b][i % A]); \
       }                                                                                           \
     }                                                                                             \
     if (p - t->values != starts[1]) return false;                                                 \
