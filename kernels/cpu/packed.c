@@ -200,7 +200,8 @@ FUSED(fused_1, 1, 4)
 FUSED(fused_2, 2, 2)
 FUSED(fused_4, 4, 1)
 
-enum { AHEAD = 1024 }; /* values: what comes next of the weight is asked for early */
+/* AHEAD: values; what comes next of the weight is asked for early. MUCH: numbers of x. */
+enum { AHEAD = 1024, MUCH = 4096 };
 
 #if STEP == 8
 /* One row of x: each byte of bits is a step, and loads of bytes are cheaper than shifts. A second row of the weight

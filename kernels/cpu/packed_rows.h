@@ -3,7 +3,8 @@
 
 #if STEP == 16
 /* A row of the weight with 1 or 2 rows of x. It is two streams of memory, one after the other: those of two or four rows
- * at once, which would save loads of x, came at half of the rate. */
+ * at once, which would save loads of x, came at half of the rate. Where x fills the first cache, values have to be in the
+ * second by then. */
 
 /* False where something is not as it should be, or the values end: FUSED looks at it. */
 #define ROW(name, N, A, ONE)                                                                      \
@@ -14,11 +15,13 @@
     const uint16_t *p = t->values + starts[0], *last = t->values + t->count;                      \
     const float *x[N];                                                                            \
     for (int b = 0; b < N; b++) x[b] = t->x + (t->at + b) * t->padded;                            \
+    const bool far = N * t->columns > MUCH;                                                       \
     vector sums[N][A];                                                                            \
     for (int b = 0; b < N; b++)                                                                   \
       for (int i = 0; i < A; i++) sums[b][i] = ZERO();                                            \
     for (int64_t c = 0; c < t->columns; c += GROUP, bits += GROUP / 8) {                          \
       if (last - p < GROUP) return false;                                                         \
+      if (far) __builtin_prefetch(p + 4 * AHEAD, 0, 2);                                           \
       __builtin_prefetch(p + AHEAD);                                                              \
       _Pragma("GCC unroll 4") for (int i = 0; i < GROUP / STEP; i++) {                            \
         uint16_t mask;                                                                            \
