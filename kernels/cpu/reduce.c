@@ -240,7 +240,9 @@ static void reduce_run(const plan *p, const char *base, int64_t begin, int64_t e
   int64_t width = p->reduced_size[last], stride = p->reduced_stride[last];
   bool in_place = stride == 1 && (p->dtype == TY_F32 || p->dtype == TY_F64 || p->dtype == TY_I64);
   bool extreme = p->k == MAX || p->k == MIN || p->k == ARGMAX || p->k == ARGMIN; /* has no rounding to keep small */
-  int64_t most = in_place && extreme ? LONG_BLOCK : in_place ? 4 * BLOCK : BLOCK;
+  /* So many that a lane of the four vectors of sum() adds up 32 of them. */
+  const int64_t sums = BLOCK * (TY_VECTOR_BYTES / 16);
+  int64_t most = in_place && extreme ? LONG_BLOCK : in_place ? sums : BLOCK;
   bool halves = sums_halves(p, stride);
   for (int64_t i = begin; i < end;) {
     int64_t in_row = i % width, n = width - in_row;
