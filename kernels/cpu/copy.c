@@ -286,7 +286,8 @@ typedef struct turned {
 static void copy_tiles(void *context, int64_t begin, int64_t end) {
   const turned *t = context;
   const walk *w = t->w;
-  int last = w->n - 1, size = ty_dtype_size[w->out_dtype];
+  const int last = w->n - 1, size = ty_dtype_size[w->out_dtype], width = ty_dtype_size[w->in_dtype];
+  const bool same = w->out_dtype == w->in_dtype;
   for (int64_t u = begin; u < end; u++) {
     int64_t i0 = u % t->tiles * TILE, rest = u / t->tiles, out = i0 * w->out[t->d], in = i0 * w->in[t->d];
     for (int d = last - 1; d >= 0; d--) {
@@ -299,13 +300,23 @@ static void copy_tiles(void *context, int64_t begin, int64_t end) {
     for (int64_t j = 0; j < w->size[last]; j += TILE) {
       int64_t columns = w->size[last] - j < TILE ? w->size[last] - j : TILE;
       void *to = w->to + (out + j) * size;
-      const void *from = w->from + (in + j * w->in[last]) * size;
-      int64_t ahead = w->size[last] - j >= 2 * TILE ? TILE * w->in[last] : 0;
+      const char *from = w->from + (in + j * w->in[last]) * width;
+      int64_t ahead = w->size[last] - j >= 2 * TILE ? TILE * w->in[last] : 0, run = w->in[last];
+      double converted[TILE * TILE]; /* of the output's type */
+      if (!same) {                   /* run by run of the input first */
+        for (int64_t c = 0; c < columns; c++) {
+          for (int64_t at = 0; ahead && at < rows * width; at += LINE)
+            __builtin_prefetch(from + (ahead + c * run) * width + at);
+          convert(w, (char *)converted + c * TILE * size, 1, from + c * run * width, 1, rows);
+        }
+        from = (const char *)converted, run = TILE, ahead = 0;
+      }
+      const void *tile = from;
       switch (size) {
-        case 1: turn_uint8_t(to, w->out[t->d], from, w->in[last], rows, columns, ahead, w->stream); break;
-        case 2: turn_uint16_t(to, w->out[t->d], from, w->in[last], rows, columns, ahead, w->stream); break;
-        case 4: turn_uint32_t(to, w->out[t->d], from, w->in[last], rows, columns, ahead, w->stream); break;
-        default: turn_uint64_t(to, w->out[t->d], from, w->in[last], rows, columns, ahead, w->stream);
+        case 1: turn_uint8_t(to, w->out[t->d], tile, run, rows, columns, ahead, w->stream); break;
+        case 2: turn_uint16_t(to, w->out[t->d], tile, run, rows, columns, ahead, w->stream); break;
+        case 4: turn_uint32_t(to, w->out[t->d], tile, run, rows, columns, ahead, w->stream); break;
+        default: turn_uint64_t(to, w->out[t->d], tile, run, rows, columns, ahead, w->stream);
       }
     }
   }
@@ -314,7 +325,7 @@ static void copy_tiles(void *context, int64_t begin, int64_t end) {
 
 static bool copy_turned(const walk *w) {
   int last = w->n - 1;
-  if (w->out_dtype != w->in_dtype || w->out[last] != 1 || w->in[last] < 2 || w->size[last] < 8) return false;
+  if (w->out[last] != 1 || w->in[last] < 2 || w->size[last] < 8) return false;
   for (int d = last - 1; d >= 0; d--) {
     if (w->in[d] != 1 || w->size[d] < 8) continue;
     turned t = { w, d, w->rows / w->size[d], (w->size[d] + TILE - 1) / TILE };

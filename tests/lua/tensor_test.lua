@@ -271,4 +271,16 @@ check.test("no globals are made", function()
   for _, name in ipairs { "tycho", "ty", "torch", "tensor" } do check.equal(rawget(_G, name), nil, name) end
 end)
 
+check.test("casts of what is turned are those of the same elements in order", function()
+  local x = (ty.rand(3, 70, 45) * 250)
+  for _, from in ipairs { "f32", "f64", "bf16", "f16", "i64", "u8", "bool" } do
+    local source = x:to(from)
+    for _, to in ipairs { "f32", "f64", "bf16", "f16", "i64", "i32", "u8", "bool" } do
+      local turned, want = source:transpose(1, 2):to(to), source:to(to)
+      check.equal(turned.shape, { 3, 45, 70 })
+      check.ok(turned:transpose(1, 2):eq(want):all():item(), from .. " to " .. to)
+    end
+  end
+end)
+
 check.finish()

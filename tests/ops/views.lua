@@ -60,6 +60,9 @@ return function(row, T)
   cast_cases[#cast_cases + 1] = { T {}, "f64" }
   cast_cases[#cast_cases + 1] = { T { 0, 2 }, "i32", grad = false }
   cast_cases[#cast_cases + 1] = { T { 100 }, "f16", grad = false }
+  for _, to in ipairs { "bf16", "f32", "f64", "i32", "u8" } do -- turned (a layout of all cases): by tiles of 32
+    cast_cases[#cast_cases + 1] = { T { 3, 45, 70 }, to, grad = false }
+  end
   row("cast", {
     cases = cast_cases,
     ref = function(x, to)
