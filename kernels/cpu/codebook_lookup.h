@@ -84,6 +84,15 @@ static void make_tables(void *context, int64_t begin, int64_t end) {
   ty_scratch_free(products, bytes);
 }
 
+/* Brings two halves of sixteen rows together; four times it turns them round. Lanes of 16 bytes stay 16 places. */
+static inline __attribute__((always_inline)) void interleave(const __m512i v[16], __m512i w[16]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+    w[2 * i] = _mm512_unpacklo_epi8(v[i], v[i + 8]);
+    w[2 * i + 1] = _mm512_unpackhi_epi8(v[i], v[i + 8]);
+  }
+}
+
 /* Codes of 64 rows by places: to [LINE][64]; zeros behind the last place, the last row once more behind it. */
 static void turn_codes(const job *t, int64_t row, int64_t first, uint8_t (*to)[BYTE_ROWS]) {
   const __mmask64 there = t->places - first >= LINE ? ~(__mmask64)0 : ((__mmask64)1 << (t->places - first)) - 1;
@@ -93,27 +102,10 @@ static void turn_codes(const job *t, int64_t row, int64_t first, uint8_t (*to)[B
       const int64_t at = row + from + i < t->n ? row + from + i : t->n - 1;
       v[i] = _mm512_maskz_loadu_epi8(there, t->codes + at * t->places + first);
     }
-    /* Each of four rounds brings two halves of the sixteen rows together; lanes of 16 bytes stay 16 places. */
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-      w[2 * i] = _mm512_unpacklo_epi8(v[i], v[i + 8]);
-      w[2 * i + 1] = _mm512_unpackhi_epi8(v[i], v[i + 8]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-      v[2 * i] = _mm512_unpacklo_epi8(w[i], w[i + 8]);
-      v[2 * i + 1] = _mm512_unpackhi_epi8(w[i], w[i + 8]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-      w[2 * i] = _mm512_unpacklo_epi8(v[i], v[i + 8]);
-      w[2 * i + 1] = _mm512_unpackhi_epi8(v[i], v[i + 8]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-      v[2 * i] = _mm512_unpacklo_epi8(w[i], w[i + 8]);
-      v[2 * i + 1] = _mm512_unpackhi_epi8(w[i], w[i + 8]);
-    }
+    interleave(v, w);
+    interleave(w, v);
+    interleave(v, w);
+    interleave(w, v);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) {
       _mm_storeu_si128((__m128i *)(void *)(to[i] + from), _mm512_castsi512_si128(v[i]));

@@ -39,6 +39,15 @@
 #define FN(x) x##_f64
 #include "fft_real.h"
 
+/* Runs the job `j` that JOB(type of the job, type of its numbers) declares. */
+#define RETURN_RUN(dtype, JOB) \
+  if ((dtype) == TY_F64) {     \
+    JOB(job_f64, double);      \
+    return run_f64(&j);        \
+  }                            \
+  JOB(job_f32, float);         \
+  return run_f32(&j)
+
 static bool run(const ty_kernel_args *k, ty_fft_kind kind) {
   const ty_p_fft *p = k->params;
   const ty_view *x = k->in[0], *y = k->out[0];
@@ -47,29 +56,22 @@ static bool run(const ty_kernel_args *k, ty_fft_kind kind) {
   const int ndim = y->ndim - (kind == TY_FFT_COMPLEX || kind == TY_FFT_REAL);
   for (int d = 0; d < p->dim; d++) outer *= y->size[d];
   for (int d = p->dim + 1; d < ndim; d++) inner *= y->size[d];
-#define JOB(type, real)                \
-  type j = {                           \
-    .kind = kind,                      \
-    .x = x->data,                      \
-    .y = y->data,                      \
-    .lines = outer * inner,            \
-    .inner = inner,                    \
-    .n = p->n,                         \
-    .length = x->size[p->dim],         \
-    .frames = 1,                       \
-    .signal = x->size[p->dim] * inner, \
-    .out = y->size[p->dim],            \
-    .inverse = p->inverse,             \
-    .doubled = p->doubled,             \
-    .scale = (real)p->scale,           \
-    .first = (real)p->first            \
-  }
-  if (x->dtype == TY_F64) {
-    JOB(job_f64, double);
-    return run_f64(&j);
-  }
-  JOB(job_f32, float);
-  return run_f32(&j);
+#define JOB(type, real)                         \
+  type j = { .kind = kind,                      \
+             .x = x->data,                      \
+             .y = y->data,                      \
+             .lines = outer * inner,            \
+             .inner = inner,                    \
+             .n = p->n,                         \
+             .length = x->size[p->dim],         \
+             .frames = 1,                       \
+             .signal = x->size[p->dim] * inner, \
+             .out = y->size[p->dim],            \
+             .inverse = p->inverse,             \
+             .doubled = p->doubled,             \
+             .scale = (real)p->scale,           \
+             .first = (real)p->first }
+  RETURN_RUN(x->dtype, JOB);
 #undef JOB
 }
 
@@ -79,28 +81,21 @@ bool TY_KERNEL(rfft_frames)(const ty_kernel_args *k) {
   const ty_view *x = k->in[0], *window = k->nin > 1 ? k->in[1] : NULL, *y = k->out[0];
   if (!y->count) return true;
   const int64_t bins = p->n / 2 + 1, count = y->size[y->ndim - 3];
-#define JOB(type, real)                     \
-  type j = {                                \
-    .kind = TY_FFT_REAL,                    \
-    .x = x->data,                           \
-    .y = y->data,                           \
-    .lines = y->count / (2 * bins),         \
-    .inner = 1,                             \
-    .n = p->n,                              \
-    .length = p->n,                         \
-    .out = bins,                            \
-    .frames = count,                        \
-    .signal = x->size[x->ndim - 1],         \
-    .hop = p->hop,                          \
-    .window = window ? window->data : NULL, \
-    .scale = (real)p->scale                 \
-  }
-  if (x->dtype == TY_F64) {
-    JOB(job_f64, double);
-    return run_f64(&j);
-  }
-  JOB(job_f32, float);
-  return run_f32(&j);
+#define JOB(type, real)                              \
+  type j = { .kind = TY_FFT_REAL,                    \
+             .x = x->data,                           \
+             .y = y->data,                           \
+             .lines = y->count / (2 * bins),         \
+             .inner = 1,                             \
+             .n = p->n,                              \
+             .length = p->n,                         \
+             .out = bins,                            \
+             .frames = count,                        \
+             .signal = x->size[x->ndim - 1],         \
+             .hop = p->hop,                          \
+             .window = window ? window->data : NULL, \
+             .scale = (real)p->scale }
+  RETURN_RUN(x->dtype, JOB);
 #undef JOB
 }
 

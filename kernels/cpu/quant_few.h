@@ -121,6 +121,16 @@ INLINE void line_q4_k(const int rows, const char *w, const int8_t *q, const floa
   }
 }
 
+/* Scales d of W's groups of 16 in a block times those of x; what W's zero stands for is taken off the sums. */
+INLINE void scale_groups(const int rows, __m512 d, const float *x, __m512 *scale, __m512 *sum) {
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    const float *at = x + 64 * r;
+    scale[r] = _mm512_mul_ps(d, _mm512_loadu_ps(at));
+    sum[r] = _mm512_fnmadd_ps(d, _mm512_loadu_ps(at + 16), sum[r]);
+  }
+}
+
 INLINE void line_q6_k(const int rows, const char *w, const int8_t *q, const float *x, __m512 *sum) {
   const __m512i low4 = _mm512_set1_epi8(15), high2 = _mm512_set1_epi8(48);
   const __m512i left = _mm512_inserti64x4(_mm512_set1_epi16(4), _mm256_set1_epi16(2), 1);
@@ -129,12 +139,7 @@ INLINE void line_q6_k(const int rows, const char *w, const int8_t *q, const floa
   for (int b = 0; b < 2; b++, w += 210) {
     __m512 d = _mm512_set1_ps(ty_block_f16((const uint8_t *)w + 208)), scale[FEW];
     d = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(LOAD_128(w + 192))));
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-      const float *at = x + 64 * r + 32 * b;
-      scale[r] = _mm512_mul_ps(d, _mm512_loadu_ps(at));
-      sum[r] = _mm512_fnmadd_ps(d, _mm512_loadu_ps(at + 16), sum[r]);
-    }
+    scale_groups(rows, d, x + 32 * b, scale, sum);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
       __m512i low = LOAD_512(w + i / 2 * 64);

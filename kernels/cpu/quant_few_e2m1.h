@@ -56,12 +56,7 @@ INLINE void line_nvfp4(const int rows, const char *w, float row_factor, const in
   for (int b = 0; b < 2; b++) { /* 256 elements */
     const __m256i half = b ? _mm512_extracti64x4_epi64(f16, 1) : _mm512_castsi512_si256(f16);
     __m512 d = _mm512_mul_ps(_mm512_cvtph_ps(half), factor), scale[FEW];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-      const float *at = x + 64 * r + 32 * b;
-      scale[r] = _mm512_mul_ps(d, _mm512_loadu_ps(at));
-      sum[r] = _mm512_fnmadd_ps(d, _mm512_loadu_ps(at + 16), sum[r]);
-    }
+    scale_groups(rows, d, x + 32 * b, scale, sum);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
       const __m512i v = two_blocks(w + (4 * b + 2 * i) * BLOCK + 4, BLOCK);

@@ -49,14 +49,10 @@ local function plain(list, seeds, side, parts, o)
     { list.count, 48, side, side }, o))
 end
 
-local function enlarged(pictures)
-  return pictures:to("f32"):interpolate({ 64, 64 }, nil, "bicubic", false):clamp(0, 255):round():to "u8"
-end
-
 local function drawn_over(list, seeds, small)
   local sampler = process:sampler { steps = 2 * args.steps }
   local points = table.move(sampler:points(), args.steps + 1, 2 * args.steps + 1, 1, {})
-  local x0 = painter:encode(enlarged(small))
+  local x0 = painter:encode(zoo.canvas.enlarged(small))
   return plain(list, seeds, 2 * SIDE, { TILES }, { points = points, x = process.schedule:mix(x0,
     diffusion.seeds.noise(seeds)(0, x0), points[1].alpha, points[1].sigma) })
 end
@@ -87,7 +83,7 @@ for i, seed in ipairs(r.seeds) do
   local list = zoo.canvas.asked(painter, (i - 1) * args.count, args.count)
   local seeds = seeds_of(list, seed)
   local small = painter:decode(plain(list, seeds, SIDE))
-  local made = { enlarged = enlarged(small) }
+  local made = { enlarged = zoo.canvas.enlarged(small) }
   for name, more in pairs { [OURS] = {}, [SAME] = { lag = 0 }, ["no mask"] = { mask = false },
     ["of noise"] = { of = "epsilon" }, [ALONE] = { weight = 0 } } do
     made[name] = painter:decode((guided(list, seeds, like(more))))

@@ -69,6 +69,16 @@ check.test("a picture of twice the size: what it shows, what it repeats, how rou
   check.ok(repeated.rough > 1)
 end)
 
+check.test("pictures are enlarged to twice their size: cubic, so that even slopes stay even", function()
+  local slope = (ty.arange(16) * 10):to("u8"):expand(2, 3, 8, 16)
+  local y = canvas.enlarged(slope)
+  check.equal({ y.shape, y.dtype }, { { 2, 3, 16, 32 }, "u8" })
+  for k = 4, 27 do -- centres are half a pixel from the edge of each
+    check.ok(math.abs(y[("1, 2, 7, %d"):format(k)]:item() - 10 * ((k + 0.5) / 2 - 0.5)) <= 0.5, tostring(k))
+  end
+  check.fails(function() canvas.enlarged(ty.ones(3, 4, 4)) end, "expected [n, 3, h, w], got")
+end)
+
 check.test("a painter and a judge are trained; a painter without a word is told apart", function()
   local before = painter.network:state_dict()["conv_in.weight"]:clone()
   local _, losses = canvas.train(painter, { steps = 2, batch = 4, set = { without = { "hatched" } } })
