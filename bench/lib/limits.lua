@@ -44,7 +44,7 @@ local a, b = native.bare(), native.bare()
 
 -- Each returns a rate in 1e9 a second, or nil where this CPU cannot do it.
 local measures = {
-  -- A product of f32 is six of bf16 (kernels/cpu/gemm_tiles_real.h), where the CPU multiplies these on tiles.
+  -- A product of f32 is six of bf16 (kernels/cpu/matmul/gemm_tiles_real.h), where the CPU multiplies these on tiles.
   f32 = function(threads) return better(native.limit("f32", threads), tiles("bf16", threads, 6)) end,
   -- Some CPUs multiply bf16 no faster than f32: converted, it runs at that rate.
   bf16 = function(threads)

@@ -1,4 +1,4 @@
-/* BLEU of token ids; kernels/cpu/bleu.c says how n-grams become exact keys. A block takes a candidate and keeps the
+/* BLEU of token ids; kernels/cpu/reduction/bleu.c says how n-grams become exact keys. A block takes a candidate and keeps the
  * table of its n-grams in shared memory, or in scratch memory where it is too long for that. What n-gram gets which
  * place depends on the timing; the counts do not. */
 #include "../bleu.h"

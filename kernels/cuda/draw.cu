@@ -1,4 +1,4 @@
-/* Pictures drawn in integers: draw_sprites, draw_background and pixel_noise, with the bytes of kernels/cpu/draw.c. A block makes the
+/* Pictures drawn in integers: draw_sprites, draw_background and pixel_noise, with the bytes of kernels/cpu/pictures/draw.c. A block makes the
  * pyramid of a sprite; a thread draws a pixel, through all rows of the list, and counts with integer atomics. */
 #include "../draw.h"
 #include "cuda.cuh"

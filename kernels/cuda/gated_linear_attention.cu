@@ -1,4 +1,4 @@
-/* Gated linear attention, with the mathematics of kernels/cpu/gated_linear_attention.c: chunks of 16 tokens, decays as
+/* Gated linear attention, with the mathematics of kernels/cpu/attention/gated_linear_attention.c: chunks of 16 tokens, decays as
  * products of exp(g). What the tokens of a chunk do to each other, 16 x 16 weights, is found for all chunks at once. Then
  * a block walks along a sequence with a part of the state in shared memory: of its columns where the result has columns
  * of the state, of its rows where it has rows (gradients of q and k), as those parts never meet. */

@@ -1,5 +1,5 @@
 /* Factorizations, by cuSOLVER; triangular systems by a kernel of our own. A matrix of ours is the transpose of one of the
- * library's. Signs that are free are chosen as on the CPU (kernels/cpu/linalg.c), and what cannot be done with a matrix
+ * library's. Signs that are free are chosen as on the CPU (kernels/cpu/linalg/linalg.c), and what cannot be done with a matrix
  * is raised when the GPU is waited for. */
 #include "solver.cuh"
 #include "teams.cuh"

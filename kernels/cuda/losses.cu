@@ -1,4 +1,4 @@
-/* Cross entropy of logits with class positions, and its gradient: the formulas are in kernels/cpu/losses.c. A row of
+/* Cross entropy of logits with class positions, and its gradient: the formulas are in kernels/cpu/norm/losses.c. A row of
  * [n, classes] belongs to a warp, or to a block where it is long; a place of [n, classes, places] to a thread. */
 #include "exp_sum.cuh"
 #include "teams.cuh"

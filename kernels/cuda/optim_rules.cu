@@ -1,4 +1,4 @@
-/* The rules of adaptive_ over lists of tensors in one pass over memory: the formulas of kernels/cpu/optim_rules_real.h. */
+/* The rules of adaptive_ over lists of tensors in one pass over memory: the formulas of kernels/cpu/optimizer/optim_rules_real.h. */
 #include "../optim_rules.h"
 #include "optim.cuh"
 

@@ -1,4 +1,4 @@
-/* The gates of recurrent layers, one unit at a time: the arithmetic of kernels/cpu/recurrence_cells.h. */
+/* The gates of recurrent layers, one unit at a time: the arithmetic of kernels/cpu/recurrence/recurrence_cells.h. */
 #ifndef TY_KERNELS_CUDA_RECURRENCE_CUH
 #define TY_KERNELS_CUDA_RECURRENCE_CUH
 

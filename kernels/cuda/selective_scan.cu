@@ -1,4 +1,4 @@
-/* Selective state spaces, with the mathematics of kernels/cpu/selective_scan.c. TEAM lanes hold the states of a channel,
+/* Selective state spaces, with the mathematics of kernels/cpu/recurrence/selective_scan.c. TEAM lanes hold the states of a channel,
  * EACH of them a lane; a block has TEAMS neighbouring channels, which walk along a sequence together and share what b
  * and c say of a token. Backward, the states of every CHUNK-th token are kept and those between made anew; the
  * gradients of b and c are summed over a block's channels first, then over blocks in their order. */

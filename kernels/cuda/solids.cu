@@ -1,4 +1,4 @@
-/* Solids drawn into volumes, in integers: draw_solids, with the numbers of kernels/cpu/solids.c. A thread draws a voxel,
+/* Solids drawn into volumes, in integers: draw_solids, with the numbers of kernels/cpu/pictures/solids.c. A thread draws a voxel,
  * through all rows of the list. */
 #include "../solids.h"
 #include "cuda.cuh"

@@ -1,4 +1,4 @@
-/* Forward and backward variables of CTC and of transducers: the formulas of kernels/cpu/trellis_real.h. A block takes a
+/* Forward and backward variables of CTC and of transducers: the formulas of kernels/cpu/norm/trellis_real.h. A block takes a
  * sequence; its threads share the states of a step, or the places of a diagonal, and wait for each other between them. */
 #include "cuda.cuh"
 
@@ -207,7 +207,7 @@ template <class C> static bool rnnt_backward(const ty_kernel_args *k) {
   return j.n == 0 || TY_LAUNCH((rnnt_back<C>), ty_cuda_blocks(j.n, 1), THREADS, 0, j);
 }
 
-/* Arguments as the kernels of kernels/cpu/trellis.c have them. */
+/* Arguments as the kernels of kernels/cpu/norm/trellis.c have them. */
 TY_CUDA_KERNEL(ctc_trellis) { return k->in[0]->dtype == TY_F64 ? ctc<double>(k) : ctc<float>(k); }
 TY_CUDA_KERNEL(ctc_trellis_backward) {
   return k->in[1]->dtype == TY_F64 ? ctc_backward<double>(k) : ctc_backward<float>(k);

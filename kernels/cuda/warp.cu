@@ -1,4 +1,4 @@
-/* Pictures at other sizes and places: crop_resize and warp, with the bytes of kernels/cpu/warp.c. A thread makes a
+/* Pictures at other sizes and places: crop_resize and warp, with the bytes of kernels/cpu/pictures/warp.c. A thread makes a
  * pixel of one plane. */
 #include "../warp.h"
 #include "cuda.cuh"

@@ -159,7 +159,7 @@ bool fwd_cross_entropy_backward(ty_call *c) {
   return ty_launch(c, (ty_tensor *[]){ g, x, target, lse, weight }, 5, &p);
 }
 
-/* With t as in kernels/cpu/losses.c: dx = g (sum(t) softmax(x) - t). t is constant and comes from the kernel too: it
+/* With t as in kernels/cpu/norm/losses.c: dx = g (sum(t) softmax(x) - t). t is constant and comes from the kernel too: it
  * is what is left of the gradient when the rows count as log-probabilities. */
 bool vjp_cross_entropy_rows(ty_vjp *c) {
   const ty_cross_entropy_rows_args *a = TY_ARGS(cross_entropy_rows, c);

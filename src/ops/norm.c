@@ -169,7 +169,7 @@ ty_tensor *ty_normalized(ty_tensor *x, ty_ints dims, bool centred, double eps, t
   return ty_mul(x, *rstd);
 }
 
-/* dx from h and the gradient of h: see kernels/cpu/norm_real.h. */
+/* dx from h and the gradient of h: see kernels/cpu/norm/norm_real.h. */
 ty_tensor *ty_normalized_gradient(ty_tensor *gh, ty_tensor *h, ty_tensor *rstd, ty_ints dims, bool centred) {
   ty_tensor *dx = ty_sub(gh, ty_mul(h, ty_mean(ty_mul(gh, h), dims, true)));
   if (centred) dx = ty_sub(dx, ty_mean(gh, dims, true));
