@@ -48,9 +48,11 @@ function M.wide_states(optimizer)
   optimizer.rules = setmetatable({ place = function(group, p, made)
     local placed = rules.place and rules.place(group, p, made) or made
     if placed.dtype ~= "bf16" and placed.dtype ~= "f16" then return placed end
-    local wide = placed:to "f32"
+    -- Nearly all begin at zero: then the narrow ones go first, so that a large embedding's do not lie beside the wide.
+    local zero, shape, device = not placed:any():item(), placed.shape, placed.device
+    local wide = not zero and placed:to "f32"
     placed:free()
-    return wide
+    return wide or ty.zeros(shape, { dtype = "f32", device = device })
   end }, { __index = rules })
 end
 

@@ -256,6 +256,8 @@ return function(row, T)
       { T { 2, 4, 3 }, T { 2, 4, int = { 0, 5 } }, 5 }, { T { 7, 3 }, T { 7, int = { 0, 5 } }, 5, 2 }, { T { 3 },
         T { values = { 4 }, dtype = "i64" }, 5 },
       { T { 0, 3 }, T { 0, int = { 0, 5 } }, 5 },
+      -- rows of several parts of 512, some of which many add to and some none
+      { T { 60, 1100 }, T { 60, int = { 0, 4 } }, 6, 3, grad = false, dtypes = { "f32", "bf16", "f16" } },
     },
     ref = function(g, index, rows, padding)
       return add_rows(zeros { rows, g.shape[#g.shape] }, g, index, padding)
@@ -270,6 +272,7 @@ return function(row, T)
     cases = {
       { T { 5, 3 }, T { 2, 4, 3 }, T { 2, 4, int = { 0, 5 } } }, { T { 5, 3 }, T { 7, 3 }, T { 7, int = { 0, 5 } }, 2 },
       { T { 5, 3 }, T { 3 }, T { values = { 4 }, dtype = "i64" } }, { T { 5, 3 }, T { 0, 3 }, T { 0, int = { 0, 5 } } },
+      { T { 6, 1100 }, T { 60, 1100 }, T { 60, int = { 0, 4 } }, 3, dtypes = { "f32", "bf16", "f16" } },
     },
     ref = add_rows,
     errors = {

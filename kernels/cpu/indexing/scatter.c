@@ -1,6 +1,7 @@
 /* Writing by index: scatter, scatter_add, scatter_combine, index_add, index_copy. Every destination belongs to one
  * task, and a task visits its sources in ascending order: nothing races, the last of repeated indices wins, and sums do
  * not depend on the threads. */
+#include "../../half.h"
 #include "../../indexing.h"
 #include "combine.h"
 
@@ -11,8 +12,9 @@
 
 enum {
   GRAIN = 32768,
-  LINE = 16, /* elements of a block at least: four bytes each are a cache line, which then belongs to one task */
-  MANY = 8   /* threads and elements of a destination, from which ranges of destinations are worth their many looks */
+  LINE = 16,  /* elements of a block at least: four bytes each are a cache line, which then belongs to one task */
+  PART = 512, /* elements of a row of halves that are added up at a time */
+  MANY = 8    /* threads and elements of a destination, from which ranges of destinations are worth their many looks */
 };
 
 /* ---- out starts as a copy of x, or as zeros when there is none ---- */
@@ -275,6 +277,7 @@ typedef struct sorted_add {
   void *out;
   const int64_t *begin, *order; /* where the sources of each destination begin among all, in ascending order */
   int64_t inner, all;
+  ty_dtype dtype;
 } sorted_add;
 
 #define SORTED_ADD(name, T)                                                           \
@@ -309,13 +312,35 @@ SORTED_ADD(sorted_u64, uint64_t)
 SORTED_ADD(sorted_f32, float)
 SORTED_ADD(sorted_f64, double)
 
-/* Sorts the indices by destination; false where that does not pay: destinations are too uneven, or rows short. */
-static bool add_sorted(const ty_kernel_args *k, ty_range_fn *fn, int64_t skip) {
+/* Of halves: sums in f32, each rounded once; a part of a row at a time, since a row that many add to is one task's
+ * else. Rows that nothing is added to stay as they are where out is x. */
+static void sorted_half(void *context, int64_t begin, int64_t end) {
+  const sorted_add *c = context;
+  const int64_t parts = (c->inner + PART - 1) / PART;
+  float sum[PART], next[PART];
+  for (int64_t t = begin; t < end; t++) {
+    const int64_t r = t / parts, i = t % parts * PART, n = c->inner - i < PART ? c->inner - i : PART;
+    const int64_t first = c->begin[r], last = c->begin[r + 1], at = r * c->inner + i;
+    if (first == last && c->x == c->out) continue;
+    if (c->x) ty_half_load(c->dtype, sum, (const uint16_t *)c->x + at, n);
+    else memset(sum, 0, (size_t)n * sizeof *sum);
+    for (int64_t p = first; p < last; p++) {
+      ty_half_load(c->dtype, next, (const uint16_t *)c->src + c->order[p] * c->inner + i, n);
+      for (int64_t j = 0; j < n; j++) sum[j] += next[j];
+    }
+    ty_half_store(c->dtype, (uint16_t *)c->out + at, sum, n);
+  }
+}
+
+/* Sorts the indices by destination; false where that does not pay: destinations are too uneven, or rows short. Halves
+ * have no other way. */
+static bool add_sorted(const ty_kernel_args *k, ty_range_fn *fn, int64_t skip, bool half) {
   const ty_view *x = k->in[0], *index = k->in[1], *src = k->in[2], *out = k->out[0];
   const ty_lines l = ty_lines_of(out, ((const ty_p_dim *)k->params)->dim);
   const bool wide = index->dtype == TY_I64;
   const int64_t count = index->count;
-  if (l.outer != 1 || l.inner * ty_dtype_size[out->dtype] < 256 || 4 * count < l.size || !out->count) return false;
+  const bool pays = l.inner * ty_dtype_size[out->dtype] >= 256 && 4 * count >= l.size;
+  if (l.outer != 1 || !out->count || (!pays && !half)) return false;
   const size_t bytes = sizeof(int64_t) * (size_t)(l.size + 1 + count);
   int64_t *begin = ty_scratch_alloc(bytes), *order = begin + l.size + 1, most = 0;
   if (!begin) return false;
@@ -324,7 +349,7 @@ static bool add_sorted(const ty_kernel_args *k, ty_range_fn *fn, int64_t skip) {
     const int64_t at = ty_index_at(index->data, j, wide);
     if (at != skip && ++begin[at] > most) most = begin[at];
   }
-  const bool even = most <= 8 * (count / l.size + 1);
+  const bool even = half || most <= 8 * (count / l.size + 1);
   if (even) {
     int64_t sum = 0;
     for (int64_t r = 0; r <= l.size; r++) begin[r] = sum += begin[r]; /* the end of each */
@@ -332,18 +357,21 @@ static bool add_sorted(const ty_kernel_args *k, ty_range_fn *fn, int64_t skip) {
       const int64_t at = ty_index_at(index->data, j, wide);
       if (at != skip) order[--begin[at]] = j;
     }
-    sorted_add c = { x ? x->data : NULL, src->data, out->data, begin, order, l.inner, begin[l.size] };
-    ty_parallel_for(l.size, 1 + GRAIN / (l.inner * (1 + count / l.size)), fn, &c);
+    sorted_add c = { x ? x->data : NULL, src->data, out->data, begin, order, l.inner, begin[l.size], out->dtype };
+    const int64_t parts = half ? (l.inner + PART - 1) / PART : 1, length = half && l.inner > PART ? PART : l.inner;
+    ty_parallel_for(l.size * parts, 1 + GRAIN / (length * (1 + count / l.size)), fn, &c);
   }
   ty_scratch_free(begin, bytes);
   return even;
 }
 
 /* in: x (which out may be) or NULL for zeros, index of any shape taken flat, src; dim, k: an index that adds nothing
- * (-1: none). */
+ * (-1: none). Of halves dim is 0, that of rows. */
 bool TY_KERNEL(index_add)(const ty_kernel_args *k) {
   const ty_p_dim *p = k->params;
-  if (!ty_index_check(k->in[1], ty_lines_of(k->out[0], p->dim).size)) return false;
-  if (add_sorted(k, TY_BY_SIZE(k->out[0]->dtype, sorted), p->k)) return true;
-  return by_rows(k, TY_BY_SIZE(k->out[0]->dtype, rows), false, p->k);
+  const ty_view *out = k->out[0];
+  if (!ty_index_check(k->in[1], ty_lines_of(out, p->dim).size)) return false;
+  if (out->dtype == TY_F16 || out->dtype == TY_BF16) return !out->count || add_sorted(k, sorted_half, p->k, true);
+  if (add_sorted(k, TY_BY_SIZE(out->dtype, sorted), p->k, false)) return true;
+  return by_rows(k, TY_BY_SIZE(out->dtype, rows), false, p->k);
 }
