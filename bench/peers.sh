@@ -12,6 +12,7 @@ CMAKE_ARGS='-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF' "$root/build/peers/bin/pip" inst
 "$root/build/peers/bin/pip" install --quiet diffusers transformers || echo 'not installed: diffusers (sd/ has no peer)'
 CMAKE_ARGS='-DGGML_NATIVE=ON' "$root/build/peers/bin/pip" install --quiet stable-diffusion-cpp-python ||
   echo 'not installed: stable-diffusion-cpp-python (the items of sd/ in f16 and q8_0 have no peer)'
+"$root/build/peers/bin/pip" install --quiet deepspeed ninja || echo 'not installed: deepspeed (host_adam/ has no peer)'
 "$root/build/peers/bin/python" -c 'import torch; print("torch", torch.__version__)'
 
 if command -v apt-get >/dev/null 2>&1; then
