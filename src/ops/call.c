@@ -149,13 +149,27 @@ static void wrote(ty_tensor *t) {
 
 /* ---- calling ---- */
 
-/* Whatever failed inside, the text begins with the op that the user called: "cross_entropy: ..." may come from
- * cross_entropy_rows, and "softmax_backward: ..." from softmax. */
+/* Is the text's name, its first `n` letters, that of an op that nobody calls by itself, or of `op` in place? */
+static bool names_a_part(const ty_op *op, const char *text, size_t n) {
+  char name[64];
+  const size_t whole = strlen(op->name);
+  if (n == whole + 1 && text[whole] == '_' && strncmp(text, op->name, whole) == 0) return true;
+  if (n >= sizeof name) return false;
+  memcpy(name, text, n);
+  name[n] = '\0';
+  const ty_op *part = ty_op_find(name);
+  return part && part->flags & INTERNAL;
+}
+
+/* Whatever failed inside, the text begins with the op that the user called: an op that serves as part of it, "add: ..."
+ * in addcmul, stands behind it; a part that has no name of its own to the user, cholesky_factor in cholesky, is left
+ * out. "cross_entropy: ..." may come from cross_entropy_rows, which is such a part. */
 static bool fail_as(const ty_op *op) {
   const char *text = ty_error();
   size_t n = strlen(op->name), named = strcspn(text, ":");
-  if (strncmp(text, op->name, n < named ? n : named) == 0 && (named <= n || text[n] == '_')) return false;
-  return ty_op_fail_(op, ty_error_code(), "%s", ty_error());
+  if (named <= n && strncmp(text, op->name, named) == 0 && (named == n || op->name[named] == '_')) return false;
+  bool part = strncmp(text + named, ": ", 2) == 0 && names_a_part(op, text, named);
+  return ty_op_fail_(op, ty_error_code(), "%s", part ? text + named + 2 : text);
 }
 
 static _Thread_local bool recorded;            /* the op that runs is part of one that is being recorded */

@@ -1,6 +1,7 @@
 -- Kernels that take another way for sizes that the op tests are too small for: windows over several blocks of a row,
 -- rows resized to twice their length, integers sorted together with their positions, draws by stretches of a row,
--- halves that are added without a stage between. Each is compared with a composition that goes another way.
+-- halves that are added without a stage between or widened a few rows at a time. Each is compared with a composition
+-- that goes another way.
 
 local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
 local check = dofile(here .. "check.lua")
@@ -179,6 +180,44 @@ test("sums, differences and products of halves are those of floats, rounded", fu
     local m = ty.randn(37, 300):to(dtype)
     near(m:mean(0), m:to("f32"):mean(0), 0.01, dtype .. " mean of columns")
     near(m:mean(1), m:to("f32"):mean(1), 0.01, dtype .. " mean of rows")
+  end
+end)
+
+test("softmax and norms of halves are those of f32, rounded", function()
+  local function gradients(f, x, g, ...)
+    local leaves = { x:detach():requires_grad_() }
+    for _, p in ipairs { ... } do leaves[#leaves + 1] = p:detach():requires_grad_() end
+    return ty.grad((f(table.unpack(leaves)):to "f32" * g):sum(), leaves)
+  end
+  for _, dtype in ipairs { "f16", "bf16" } do
+    local rounding = dtype == "f16" and 2e-3 or 1.6e-2
+    for _, width in ipairs { 40, 300, 1500, 5000 } do
+      local x, w, b = ty.randn(77, width):to(dtype), ty.rand(width) + 0.5, ty.randn(width)
+      local g = ty.randn_like(x:to "f32"):to(dtype):to "f32"
+      for name, f in pairs {
+        layer_norm = function(p, u, v) return ty.layer_norm(p, { width }, u, v) end,
+        rms_norm = function(p, u) return ty.rms_norm(p, { width }, u) end,
+      } do
+        local what, rest = ("%s of %s, %d wide"):format(name, dtype, width), name == "layer_norm" and { w, b } or { w }
+        same(f(x, w, b), f(x:to "f32", w, b):to(dtype), what)
+        local d, want = gradients(f, x, g, table.unpack(rest)), gradients(f, x:to "f32", g, table.unpack(rest))
+        near(d[1], want[1], rounding * want[1]:abs():max():item(), what .. ": gradient")
+        for i = 2, #want do near(d[i], want[i], 2e-5 * want[i]:abs():max():item(), what .. ": gradient of a weight") end
+      end
+    end
+    for _, shape in ipairs { { 130, 5 }, { 130, 70 }, { 3, 50, 64 }, { 2, 9, 150 }, { 300, 300 }, { 3, 5000 } } do
+      local x = ty.randn(shape):to(dtype)
+      local g = ty.randn_like(x:to "f32"):to(dtype):to "f32"
+      for dim = 0, #shape - 1 do
+        for _, name in ipairs { "softmax", "log_softmax" } do
+          local f = function(p) return ty[name](p, dim) end
+          local what = ("%s of %s over %d of %s"):format(name, dtype, dim, table.concat(shape, "x"))
+          same(f(x), f(x:to "f32"):to(dtype), what)
+          local backward, y = ty[name .. "_backward"], f(x)
+          same(backward(g:to(dtype), y, dim), backward(g, y:to "f32", dim):to(dtype), what .. ": gradient")
+        end
+      end
+    end
   end
 end)
 

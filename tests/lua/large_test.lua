@@ -83,6 +83,9 @@ test("softmax, norms and cross entropy with their gradients", function()
   } do
     by_rows(name, f, x)
     by_rows(name .. " gradient", gradient(f), x, y)
+    local p, g = ty.cat({ x, x }, 1):cast "bf16":reshape(rows, 2, width), ty.cat({ y, y }, 1):reshape(rows, 2, width)
+    by_rows(name .. " of halves", f, p)
+    by_rows(name .. " gradient of halves", gradient(f), p, g)
   end
   local loss = function(p, t) return ty.cross_entropy(p, t, { reduction = "none", label_smoothing = 0.1 }) end
   by_rows("cross entropy", loss, x, target)

@@ -283,4 +283,16 @@ check.test("casts of what is turned are those of the same elements in order", fu
   end
 end)
 
+check.test("errors name the op that was called, not a part of it that has no name to the user", function()
+  local function says(f, text)
+    local _, message = pcall(f)
+    check.equal(message:find(text, 1, true) ~= nil, true, ("%q in %q"):format(text, message))
+  end
+  says(function() ty.cholesky(ty.zeros(2, 2)) end, "cholesky: x: matrix 0 is not positive definite")
+  says(function() ty.solve(ty.zeros(2, 2), ty.zeros(2, 1)) end, "solve: a: matrix 0 is singular")
+  says(function() ty.inverse(ty.zeros(2, 2)) end, "inverse: solve: a: matrix 0 is singular")
+  says(function() ty.addcmul(ty.zeros(5), ty.zeros(3), ty.zeros(3)) end, "addcmul: shapes [5] and [3]")
+  says(function() ty.index_put(ty.zeros(3), { ty.zeros(1) }, 1) end, "index_put: indices: expected tensors")
+end)
+
 check.finish()

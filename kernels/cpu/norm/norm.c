@@ -6,6 +6,7 @@
 #include "../../scalar.h"
 #include "../activation.h"
 #include "../cpu.h"
+#include "halves.h"
 #include "narrow.h"
 #include "../stream.h"
 
@@ -33,6 +34,8 @@ typedef struct job {
   bool centred;             /* layer norm, not rms norm */
   bool stream;              /* y or dx goes past the caches */
   ty_activation activation; /* of what group norm gives */
+  ty_dtype dtype;           /* of x, y, g and dx where they are halves, which half_rows() and its kin take */
+  bool *failed;
 } job;
 
 static inline void *data_of(const ty_view *v) { return v && v->count ? v->data : NULL; }
@@ -58,6 +61,8 @@ static inline void *data_of(const ty_view *v) { return v && v->count ? v->data :
 #include "norm_narrow.h"
 #endif
 
+#include "norm_halves.h"
+
 static int64_t blocks_of_columns(int64_t n) { return (n + COLUMNS - 1) / COLUMNS; }
 
 static bool streams(const ty_view *out) { return stream_pays(out->count * ty_dtype_size[out->dtype]); }
@@ -73,8 +78,10 @@ static bool rows_forward(const ty_kernel_args *k, job *j, const ty_view *rstd) {
 #if defined(__AVX512F__)
   if (rows == rows_f32 && j->width > 0 && j->width <= NARROW_WIDTH) rows = narrow_rows;
 #endif
+  bool failed = false;
+  if (halves_are(k->in[0]) && j->width > 0) j->dtype = k->in[0]->dtype, j->failed = &failed, rows = half_rows;
   ty_parallel_for(j->rows, 1 + WORK / (j->width + 1), rows, j);
-  return true;
+  return !failed;
 }
 
 bool TY_KERNEL(layer_norm)(const ty_kernel_args *k) {
@@ -104,12 +111,14 @@ static bool rows_backward(const ty_kernel_args *k, job *j, const ty_view *rstd, 
 #if defined(__AVX512F__)
   if (!wide && j->width > 0 && j->width <= NARROW_WIDTH) rows = narrow_rows_backward;
 #endif
+  bool failed = false;
+  if (halves_are(k->in[1]) && j->width > 0) j->dtype = k->in[1]->dtype, j->failed = &failed, rows = half_rows_backward;
   ty_parallel_for(j->chunks, 1 + WORK / (j->chunk * (j->width + 1)), rows, j);
   if (j->dweight) {
     ty_parallel_for(blocks_of_columns(j->width), 1, wide ? sum_chunks_f64 : sum_chunks_f32, j);
     ty_scratch_free(j->partial, bytes);
   }
-  return true;
+  return !failed;
 }
 
 /* in: g, x, mean, rstd, weight; out: dx, and dweight and dbias unless they are empty. */

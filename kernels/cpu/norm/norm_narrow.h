@@ -25,7 +25,7 @@ NARROW_INLINE void narrow_forward(const job *c, int64_t begin, int64_t end, int 
   }
 }
 
-/* One chunk of rows; its dw and db stay in registers. */
+/* Rows of a chunk; its dw and db, to which they add, stay in registers. */
 NARROW_INLINE void narrow_chunk(const job *c, int64_t begin, int64_t end, float *dw_out, float *db_out, int v,
                                 __mmask16 last) {
   const int64_t n = c->width;
@@ -33,6 +33,8 @@ NARROW_INLINE void narrow_chunk(const job *c, int64_t begin, int64_t end, float 
   __m512 w[NARROW_MOST], dw[NARROW_MOST], db[NARROW_MOST];
   NARROW_EACH(i) w[i] = _mm512_set1_ps(1), dw[i] = db[i] = _mm512_setzero_ps();
   if (c->weight) narrow_load(w, c->weight, v, last, 0);
+  if (dw_out) narrow_load(dw, dw_out, v, last, 0);
+  if (db_out) narrow_load(db, db_out, v, last, 0);
   for (int64_t row = begin; row < end; row++) {
     __m512 h[NARROW_MOST], u[NARROW_MOST], p[NARROW_MOST];
     const __m512 mean = _mm512_set1_ps(c->centred ? ((const float *)c->mean)[row] : 0);
@@ -59,11 +61,16 @@ static void narrow_rows(void *context, int64_t begin, int64_t end) {
   NARROW_CALL(narrow_forward, c->width, c, begin, end);
 }
 
+static void narrow_backward(const job *c, int64_t row, int64_t stop, float *dw, float *db) {
+  NARROW_CALL(narrow_chunk, c->width, c, row, stop, dw, db);
+}
+
 static void narrow_rows_backward(void *context, int64_t begin, int64_t end) {
   const job *c = context;
   for (int64_t chunk = begin; chunk < end; chunk++) {
-    float *dw = c->dweight ? (float *)c->partial + chunk * c->width * 2 : NULL, *db = c->dbias ? dw + c->width : NULL;
+    float *dw, *db;
+    chunk_sums_f32(c, chunk, &dw, &db);
     int64_t first = chunk * c->chunk, stop = first + c->chunk < c->rows ? first + c->chunk : c->rows;
-    NARROW_CALL(narrow_chunk, c->width, c, first, stop, dw, db);
+    narrow_backward(c, first, stop, dw, db);
   }
 }

@@ -119,23 +119,31 @@ static inline __attribute__((always_inline)) void FN(together_backward)(const jo
   }
 }
 
+/* The sums of a chunk, at 0. */
+static inline void FN(chunk_sums)(const job *c, int64_t chunk, REAL **dw, REAL **db) {
+  *dw = *db = NULL;
+  if (!c->dweight) return;
+  *dw = (REAL *)c->partial + chunk * c->width * 2;
+  for (int64_t i = 0; i < c->width * 2; i++) (*dw)[i] = 0;
+  if (c->dbias) *db = *dw + c->width;
+}
+
+static void FN(some_backward)(const job *c, int64_t row, int64_t stop, REAL *dw, REAL *db) {
+  if (dw && !c->stream && c->width <= WIDEST) /* past the caches, one row after the other loads faster */
+    for (; row + TOGETHER <= stop; row += TOGETHER) {
+      if (db) FN(together_backward)(c, row, dw, db, true);
+      else FN(together_backward)(c, row, dw, NULL, false);
+    }
+  for (; row < stop; row++) FN(row_backward)(c, row, dw, db);
+}
+
 static void FN(rows_backward)(void *context, int64_t begin, int64_t end) {
   const job *c = context;
   for (int64_t chunk = begin; chunk < end; chunk++) {
-    REAL *dw = NULL, *db = NULL;
-    if (c->dweight) {
-      dw = (REAL *)c->partial + chunk * c->width * 2;
-      for (int64_t i = 0; i < c->width * 2; i++) dw[i] = 0;
-      if (c->dbias) db = dw + c->width;
-    }
+    REAL *dw, *db;
+    FN(chunk_sums)(c, chunk, &dw, &db);
     int64_t stop = (chunk + 1) * c->chunk < c->rows ? (chunk + 1) * c->chunk : c->rows;
-    int64_t row = chunk * c->chunk;
-    if (dw && !c->stream && c->width <= WIDEST) /* past the caches, one row after the other loads faster */
-      for (; row + TOGETHER <= stop; row += TOGETHER) {
-        if (db) FN(together_backward)(c, row, dw, db, true);
-        else FN(together_backward)(c, row, dw, NULL, false);
-      }
-    for (; row < stop; row++) FN(row_backward)(c, row, dw, db);
+    FN(some_backward)(c, chunk * c->chunk, stop, dw, db);
   }
   if (c->stream) stream_end();
 }
