@@ -49,6 +49,14 @@ static bool grow(void) {
   return true;
 }
 
+/* A matrix that lies transposed, as weights [in, out] do that a layer takes as [out, in], is cast in the order of memory
+ * and stays transposed, and so do its gradients: products take it as it is, turning it would take longer. */
+static ty_tensor *cast_plain(ty_tensor *t, ty_dtype dtype) {
+  const ty_view *v = &t->v;
+  bool turned = v->ndim == 2 && v->stride[0] == 1 && v->stride[1] == v->size[0] && !v->contiguous && !t->batch;
+  return turned ? ty_transpose(ty_cast(ty_transpose(t, 0, 1), dtype), 0, 1) : ty_cast(t, dtype);
+}
+
 static ty_tensor *cast_weight(ty_tensor *t, ty_dtype dtype) {
   if (!grow()) return ty_cast(t, dtype);
   entry *e = find(entries, room, t);
@@ -80,7 +88,7 @@ bool ty_autocast(const ty_op *op, ty_value *arg) {
     ty_dtype has = ty_dtype_of(t);
     if (has == dtype || !(ty_is_half(has) || has == TY_F32)) continue;
     bool weight = t->requires_grad && !t->node && !t->is_view;
-    if (!(arg[i].t = weight ? cast_weight(t, dtype) : ty_cast(t, dtype))) return false;
+    if (!(arg[i].t = weight ? cast_weight(t, dtype) : cast_plain(t, dtype))) return false;
   }
   return true;
 }

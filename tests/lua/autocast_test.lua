@@ -164,4 +164,24 @@ check.test("with checkpoint, and linear_cross_entropy", function()
   check.equal(run(ty.checkpoint), run(function(f) return f() end))
 end)
 
+for _, device in ipairs(devices) do
+  check.test("weights that lie transposed stay so, with the numbers of those that do not: " .. device, function()
+    ty.manual_seed(3)
+    local x, w, g = ty.randn(7, 40):to(device), ty.randn(40, 24):to(device), ty.randn(7, 24):to(device)
+    local plain = w:transpose(0, 1):contiguous():requires_grad_()
+    local turned = w:clone():requires_grad_()
+    ty.autocast("bf16", function()
+      local y, z = ty.linear(x, plain), ty.linear(x, turned:transpose(0, 1))
+      check.equal(z.dtype, "bf16")
+      check.equal(y:eq(z):all():item(), true)
+      check.equal(ty.matmul(x, w):eq(ty.matmul(x, plain:transpose(0, 1))):all():item(), true)
+      local want = ty.grad((y * g):sum(), { plain })[1]
+      local grad = ty.grad((z * g):sum(), { turned }, { create_graph = true })[1]
+      check.equal({ grad.dtype, grad:transpose(0, 1):eq(want):all():item() }, { "f32", true })
+      ;(ty.linear(x, turned:transpose(0, 1)) * g):sum():backward()
+      check.equal({ turned.grad:is_contiguous(), turned.grad:eq(grad):all():item() }, { true, true })
+    end)
+  end)
+end
+
 check.finish()
