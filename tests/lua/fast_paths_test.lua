@@ -226,6 +226,15 @@ test("gelu holds its relative precision where it is small, and its limits", func
   local y, want = ty.gelu(x):to "f64", ty.gelu(x:to "f64")
   local off = ((y - want):abs() / want:abs():clamp(1e-300)):max():item()
   equal(off < 1.2e-6, true, ("off by %g of itself"):format(off))
+  for _, spread in ipairs { 1, 2, 6 } do -- the same whatever stands beside an element, and in place
+    for _, dtype in ipairs { "f32", "bf16" } do
+      local z, order = (ty.randn(3001) * spread):to(dtype), ty.randperm(3001)
+      local all = ty.gelu(z)
+      same(ty.gelu(z:index_select(0, order)), all:index_select(0, order), "gelu in another order")
+      same(ty.gelu(z:narrow(0, 5, 37)), all:narrow(0, 5, 37), "gelu of a part")
+      same(z:clone():gelu_(), all, "gelu in place")
+    end
+  end
   local ends = ty.gelu(ty.tensor { math.huge, -math.huge, 0 / 0, -200 })
   equal(ends:select(0, 0):item(), math.huge, "of infinity")
   equal(ends:select(0, 1):item(), 0, "of -infinity")

@@ -1,7 +1,7 @@
 /* Elementwise kernels of one input: arithmetic, activations, and tests with bool results. */
 #include "elementwise.h"
 #include "../../special.h"
-#include "gelu_lanes.h"
+#include "gelu_near.h"
 
 #pragma GCC diagnostic ignored "-Wtype-limits" /* x < 0 is always false for u8 */
 
@@ -70,11 +70,7 @@ TY_GELU_INLINE bool gelu_first(void *out, const void *in, int64_t n, const bool 
   float *y = out;
   int64_t i = 0;
 #if defined(__AVX512F__)
-  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, ty_gelu_lanes(_mm512_loadu_ps(x + i), half));
-  if (i < n) {
-    const __mmask16 rest = (__mmask16)((1u << (n - i)) - 1);
-    _mm512_mask_storeu_ps(y + i, rest, ty_gelu_lanes(_mm512_maskz_loadu_ps(rest, x + i), half));
-  }
+  for (; i < n; i += GELU_BLOCK) ty_gelu_block(y + i, x + i, n - i < GELU_BLOCK ? (int)(n - i) : GELU_BLOCK, half);
 #else
   for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, ty_gelu_lanes(_mm256_loadu_ps(x + i), half));
   if (i < n) {
