@@ -7,6 +7,7 @@
 #include "../indexing/indexing.h"
 #include "pool_pairs.h"
 #include "../row_sums.h"
+#include "../stream.h"
 
 ty_kernel TY_KERNEL(max_pool2d);
 ty_kernel TY_KERNEL(avg_pool2d);

@@ -320,20 +320,81 @@ static void NAME(window_sums)(const NAME(pool) * q, const REAL *restrict x, ty_w
 #undef ALONG
 }
 
-/* The same of windows that reach too far for that: tap by tap. */
-static void NAME(wide_window_sums)(const NAME(pool) * q, const REAL *restrict x, ty_window v, REAL *restrict y) {
-  const ty_p_pool *p = q->p;
-  for (int64_t j = 0; j < q->ow; j++) y[j] = 0;
-  for (int64_t row = v.first; row < v.last; row++)
-    for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
-      int64_t shift = kx - p->padding[1], first, last;
-      NAME(inside)(shift, p->stride[1], q->w, 0, q->ow, &first, &last);
-      const REAL *restrict from = x + row * q->w + shift;
-#define BODY(stride) \
-  for (int64_t j = first; j <= last; j++) y[j] += from[j * (stride)];
-      FOR_STRIDE(p->stride[1], BODY)
-#undef BODY
+/* Asks for what is so far behind these n elements: windows take several rows at once, which caches do not foresee. */
+static inline void NAME(expect)(const REAL *x, int64_t n) {
+  const char *from = (const char *)x + STREAM_AHEAD;
+  for (int64_t i = 0; i < n * (int64_t)sizeof(REAL); i += STREAM_LINE) __builtin_prefetch(from + i, 0, 2);
+}
+
+/* Sums down a window's rows, a few vectors at a time, which stay in registers. */
+static inline void NAME(sums_down)(REAL *restrict sums, const REAL *restrict x, int64_t w, int64_t rows) {
+  enum { LANES = POOL_BYTES / sizeof(REAL) };
+  int64_t j = 0;
+  for (; j + 4 * LANES <= w; j += 4 * LANES) {
+    NAME(lanes) a = { 0 }, b = a, c = a, d = a;
+    for (int64_t i = 0; i < rows; i++) {
+      const NAME(lanes) *from = (const NAME(lanes) *)(const void *)(x + i * w + j);
+      a += from[0], b += from[1], c += from[2], d += from[3];
     }
+    NAME(lanes) *to = (NAME(lanes) *)(void *)(sums + j);
+    to[0] = a, to[1] = b, to[2] = c, to[3] = d;
+  }
+  for (; j + LANES <= w; j += LANES) {
+    NAME(lanes) a = { 0 };
+    for (int64_t i = 0; i < rows; i++) a += *(const NAME(lanes) *)(const void *)(x + i * w + j);
+    *(NAME(lanes) *)(void *)(sums + j) = a;
+  }
+  for (; j < w; j++) {
+    sums[j] = 0;
+    for (int64_t i = 0; i < rows; i++) sums[j] += x[i * w + j];
+  }
+}
+
+static REAL NAME(sum_of)(const REAL *restrict x, int64_t n) {
+  REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; i++) sum += x[i];
+  return sum;
+}
+
+/* sum_of() that does not set up vectors for a few. */
+static inline REAL NAME(sum_of_some)(const REAL *restrict x, int64_t n) {
+  if (n > 32) return NAME(sum_of)(x, n);
+  REAL a = 0, b = 0, c = 0, d = 0;
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) a += x[i], b += x[i + 1], c += x[i + 2], d += x[i + 3];
+  for (; i < n; i++) a += x[i];
+  return (a + b) + (c + d);
+}
+
+/* The windows along a dimension, as far as there is room, so that none is divided out again for every row or plane. */
+static void NAME(windows_along)(const NAME(pool) * q, int d, ty_window *windows) {
+  const int64_t size = d ? q->w : q->h, n = d ? q->ow : q->oh;
+  for (int64_t i = 0; i < n && i < BLOCK; i++) windows[i] = ty_window_of(q->p, d, i, size, n);
+}
+
+static inline ty_window NAME(window_at)(const NAME(pool) * q, int d, const ty_window *windows, int64_t i) {
+  return i < BLOCK ? windows[i] : ty_window_of(q->p, d, i, d ? q->w : q->h, d ? q->ow : q->oh);
+}
+
+/* The means of one output row's windows that reach far or lie anywhere: down first, in whole vectors. */
+static void NAME(wide_window_means)(const NAME(pool) * q, const ty_window *windows, const REAL *restrict x, ty_window v,
+                                    REAL *restrict y) {
+  REAL sums[MEAN_ROOM];
+  const bool down = q->w <= MEAN_ROOM;
+  if (down) {
+    NAME(expect)(x + v.first * q->w, (v.last - v.first) * q->w);
+    NAME(sums_down)(sums, x + v.first * q->w, q->w, v.last - v.first);
+  }
+  for (int64_t i = 0; i < q->ow; i++) {
+    const ty_window u = NAME(window_at)(q, 1, windows, i);
+    const int64_t n = u.last - u.first;
+    REAL sum = 0;
+    if (down) sum = NAME(sum_of_some)(sums + u.first, n);
+    else
+      for (int64_t row = v.first; row < v.last; row++) sum += NAME(sum_of_some)(x + row * q->w + u.first, n);
+    y[i] = sum / (REAL)(v.count * u.count);
+  }
 }
 
 static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
@@ -344,6 +405,8 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   const int64_t whole = before < q->ow ? before : q->ow, room = q->w + p->padding[1] - p->kernel[1];
   const int64_t fit = room < 0 ? 0 : room / p->stride[1] + 1, cut = fit < whole ? whole : fit < q->ow ? fit : q->ow;
   const bool narrow = p->stride[1] <= 4 && p->kernel[1] <= 64; /* which MEAN_ROOM holds */
+  ty_window windows[BLOCK];
+  if (!narrow) NAME(windows_along)(q, 1, windows);
 #if defined(__AVX2__)
   const bool squares = sizeof(REAL) == 4 && p->kernel[0] == 2 && p->kernel[1] == 2 && p->stride[1] == 2 &&
                        p->padding[1] == 0 && cut == q->ow && !p->divisor;
@@ -353,6 +416,7 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
     REAL *restrict y = q->y + plane * q->oh * q->ow;
     for (int64_t oy = 0; oy < q->oh; oy++, y += q->ow) {
       ty_window v = ty_window_of(p, 0, oy, q->h, q->oh);
+      if (narrow) NAME(expect)(x + v.first * q->w, p->stride[0] * q->w);
 #if defined(__AVX2__)
       if (squares && v.last - v.first == 2 && v.count == 2) {
         pool_mean_squares((const void *)(x + v.first * q->w), (const void *)(x + (v.first + 1) * q->w), (void *)y,
@@ -360,10 +424,12 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
         continue;
       }
 #endif
-      if (narrow)
-        for (int64_t j = 0; j < q->ow; j += BLOCK)
-          NAME(window_sums)(q, x, v, j, q->ow - j < BLOCK ? q->ow : j + BLOCK, y);
-      else NAME(wide_window_sums)(q, x, v, y);
+      if (!narrow) {
+        NAME(wide_window_means)(q, windows, x, v, y);
+        continue;
+      }
+      for (int64_t j = 0; j < q->ow; j += BLOCK)
+        NAME(window_sums)(q, x, v, j, q->ow - j < BLOCK ? q->ow : j + BLOCK, y);
       int64_t j = 0;
       for (; j < whole; j++) y[j] /= (REAL)(v.count * ty_window_of(p, 1, j, q->w, q->ow).count);
       if (whole < cut) {
@@ -375,17 +441,12 @@ static void NAME(mean_planes)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static REAL NAME(sum_of)(const REAL *restrict x, int64_t n) {
-  REAL sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; i++) sum += x[i];
-  return sum;
-}
-
 static void NAME(adaptive_mean_planes)(void *context, int64_t begin, int64_t end) {
   const NAME(pool) *q = context;
-  REAL sums[MEAN_ROOM];
   const bool one = q->oh == 1 && q->ow == 1;
+  ty_window windows[BLOCK], down[BLOCK];
+  NAME(windows_along)(q, 1, windows);
+  NAME(windows_along)(q, 0, down);
   if (one && sizeof(REAL) == 4 && q->h * q->w <= ROW_SUMS_MOST) {
     const int64_t count = q->h * q->w;
     row_sums((const float *)q->x + begin * count, count, end - begin, (float *)q->y + begin);
@@ -402,21 +463,9 @@ static void NAME(adaptive_mean_planes)(void *context, int64_t begin, int64_t end
       y[0] = sum / (REAL)count;
       continue;
     }
-    for (int64_t oy = 0; oy < q->oh; oy++) {
-      ty_window v = ty_window_of(q->p, 0, oy, q->h, q->oh);
-      if (q->w <= MEAN_ROOM) { /* down first, in whole vectors */
-        for (int64_t j = 0; j < q->w; j++) sums[j] = 0;
-        for (int64_t i = v.first; i < v.last; i++)
-          for (int64_t j = 0; j < q->w; j++) sums[j] += x[i * q->w + j];
-      }
-      for (int64_t ox = 0; ox < q->ow; ox++) {
-        ty_window u = ty_window_of(q->p, 1, ox, q->w, q->ow);
-        REAL sum = 0;
-        if (q->w <= MEAN_ROOM) sum = NAME(sum_of)(sums + u.first, u.last - u.first);
-        else
-          for (int64_t i = v.first; i < v.last; i++) sum += NAME(sum_of)(x + i * q->w + u.first, u.last - u.first);
-        y[oy * q->ow + ox] = sum / (REAL)(v.count * u.count);
-      }
+    for (int64_t oy = 0; oy < q->oh; oy++, y += q->ow) {
+      const ty_window v = NAME(window_at)(q, 0, down, oy);
+      NAME(wide_window_means)(q, windows, x, v, y);
     }
   }
 }
