@@ -36,7 +36,8 @@ local function windows(x, kernel, stride, padding, value)
 end
 
 local sizes = { { 7, 5 }, { 9, 64 }, { 8, 131 }, { 5, 300 } }
-local pools = { { 2, 2, 0 }, { 3, 2, 1 }, { 3, 1, 1 }, { 3, 2, 0 }, { 5, 2, 2 }, { 3, 3, 1 }, { 2, 1, 0 }, { 8, 8, 0 }, { 7, 5, 3 }, { 4, 6, 1 } }
+local pools = { { 2, 2, 0 }, { 3, 2, 1 }, { 3, 1, 1 }, { 3, 2, 0 }, { 5, 2, 2 }, { 3, 3, 1 }, { 2, 1, 0 },
+  { 8, 8, 0 }, { 7, 5, 3 }, { 4, 6, 1 } }
 
 test("max_pool2d finds the first of the largest, and the first NaN, in rows of several blocks", function()
   ty.manual_seed(0)
