@@ -83,4 +83,15 @@ for _, dtype in ipairs { "f32", "f64" } do
   end)
 end
 
+-- OpenBLAS says on what it runs; of an Intel CPU that it does not know it thinks as little as of one of 2004.
+check.test("LAPACK knows that this CPU has AVX2", function()
+  if ty.cpu().isa == "baseline" or not arg[-1] then return end
+  local code = "local ty = require [[tycho]] ty.inverse(ty.eye(3)) print(os.getenv [[OPENBLAS_CORETYPE]])"
+  local pipe <close> = assert(io.popen(("env -u OPENBLAS_CORETYPE OPENBLAS_VERBOSE=2 '%s' -e '%s' 2>&1"):format(arg[-1],
+    code)))
+  local said = pipe:read "a"
+  check.equal(said:find "Prescott", nil)
+  check.equal(said:find "nil" ~= nil, true, said)
+end)
+
 check.finish()
