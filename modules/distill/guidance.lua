@@ -183,6 +183,7 @@ function GuidanceAdapters:init(model, options)
     self.adapters:append(adapter)
     adapted:wrap(target.module, { adapter = adapter, shared = self.shared })
   end
+  self.adapters:to(model:device())
 end
 
 --- What the network with its adapters says: the guided prediction, of the scales in condition.scale.
@@ -265,12 +266,13 @@ local function distance(student, items, options)
   expect(who, "items", items, "a table")
   expect(who, "items.target", items.target, "a tensor")
   local o = arguments.read(who, options, { batch = 250 }, { batch = "an integer >= 1" })
+  local there = { device = student:device() }
   return ty.no_grad(function()
     local sum, norm, count = 0.0, 0.0, items.target.shape[1]
     for start = 0, count - 1, o.batch do
       ty.scope(function()
         local n, part = math.min(o.batch, count - start), {}
-        for name, tensor in pairs(items) do part[name] = tensor:narrow(0, start, n) end
+        for name, tensor in pairs(items) do part[name] = tensor:narrow(0, start, n):to(there) end
         sum = sum + loss({ student = student }, part):item() * n
         norm = norm + part.target:square():mean():item() * n
       end)

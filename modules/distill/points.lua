@@ -21,7 +21,7 @@ end
 local PARTS = 20 -- cells of a quarter, over [-2.5, 2.5]
 
 --- How many points lie in each of 20 x 20 small cells over [-2.5, 2.5] x [-2.5, 2.5], as shares of all: f64 [20, 20],
--- rows from above.
+-- rows from above, on the CPU.
 ---@param points Tensor  [n, 2]
 ---@return Tensor
 function M.histogram(points)
@@ -30,7 +30,7 @@ function M.histogram(points)
   if points.ndim ~= 2 or points.shape[2] ~= 2 or points.shape[1] == 0 then
     arguments.fail("%s: points: expected [n, 2] with n > 0, got %s", who, arguments.describe(points))
   end
-  local at = ((points:to "f64" + 2.5) * 4):floor()
+  local at = ((points:to { dtype = "f64", device = "cpu" } + 2.5) * 4):floor()
   local inside = at:ge(0):logical_and(at:lt(PARTS)):all(1)
   local x, y = at:select(1, 0), at:select(1, 1)
   local cell = ty.where(inside, (PARTS - 1 - y) * PARTS + x, PARTS * PARTS):nan_to_num(PARTS * PARTS)
@@ -67,22 +67,22 @@ function M.densities(sets)
 end
 
 --- A flow of the checkerboard, trained with a seed, or read from the folder: its network, and the process that it was
--- trained with. options: steps (800), width (128), seed (0).
+-- trained with. options: steps (800), width (128), seed (0), device ("cpu").
 ---@param folder string
----@param options? { steps?: integer, width?: integer, seed?: integer }
+---@param options? { steps?: integer, width?: integer, seed?: integer, device?: string }
 ---@return TimeMLP model
 ---@return Process flow
 function M.base(folder, options)
   local who = "distill.points.base"
   expect(who, "folder", folder, "a string")
-  local o = arguments.read(who, options, { steps = 800, width = 128, seed = 0 }, { steps = "an integer >= 1",
-    width = "an integer >= 1", seed = "an integer" })
+  local o = arguments.read(who, options, { steps = 800, width = 128, seed = 0, device = "cpu" }, {
+    steps = "an integer >= 1", width = "an integer >= 1", seed = "an integer" })
   local flow = diffusion.Flow { drop = 0 }
   local path = ("%s/points-%d-%d-%d.safetensors"):format(folder, o.width, o.steps, o.seed)
   return ty.data.with_seed(o.seed, function()
-    return ty.train.kept(path, models.TimeMLP { width = o.width, places = 6 }, function(model)
+    return ty.train.kept(path, models.TimeMLP { width = o.width, places = 6 }:to(o.device), function(model)
       local loader = ty.data.DataLoader(ty.data.TensorDataset { x = M.checkerboard(100000) },
-        { batch_size = 256, shuffle = true, seed = o.seed })
+        { batch_size = 256, shuffle = true, seed = o.seed, device = o.device })
       local _, averaged = ty.train.fit(model, loader, { steps = o.steps, lr = 3e-3, final = 0.02, beta2 = 0.99,
         weight_decay = 0, average = 0.99, quiet = true, loss = function(m, batch) return flow:loss(m, batch.x) end })
       return averaged:requires_grad_()

@@ -15,6 +15,7 @@ local KINDS = { { 1, 1, 1, 1, 1, 1, 1, 1, 1 }, { 0, 0, 0, 1, 1, 1, 0, 0, 0 }, { 
   { 1, 1, 1, 1, 0, 0, 1, 0, 0 } }
 local SIDE, WORDS, WIDE = 8, 14, 16 -- 12 words, "to", and one that says nothing
 
+-- Tables are made on the CPU, once, and go where the labels are. What is drawn by chance is the same on every device.
 local masks -- [4 kinds, 4 places, 4 jitters, 8, 8]
 
 local function all_masks()
@@ -48,11 +49,12 @@ end
 -- Where shapes are, [n, 1, 8, 8].
 local function mask_of(labels, jitter)
   local at = (labels:select(1, 1) * 4 + labels:select(1, 2)) * 4 + jitter
-  return all_masks():reshape(64, 1, SIDE, SIDE):index_select(0, at)
+  return all_masks():to { device = at.device }:reshape(64, 1, SIDE, SIDE):index_select(0, at)
 end
 
 local function colour_of(labels)
-  return ty.tensor(COLOURS, { dtype = "f32" }):index_select(0, labels:select(1, 0)):reshape(-1, 3, 1, 1)
+  local colours = ty.tensor(COLOURS, { dtype = "f32", device = labels.device })
+  return colours:index_select(0, labels:select(1, 0)):reshape(-1, 3, 1, 1)
 end
 
 --- Pictures of labels, f32 [n, 3, 8, 8] from -1 to 1: a shape of 3 x 3 in its quarter on a dark ground. jitter: where
@@ -68,18 +70,19 @@ function M.draw(labels, jitter, ground)
   check(who, labels)
   expect(who, "jitter", jitter, "a tensor or nil")
   expect(who, "ground", ground, "a tensor or nil")
-  local n = labels.shape[1]
-  local mask = mask_of(labels, jitter or ty.zeros({ n }, { dtype = "i64" }))
-  local dark = (ground or ty.rand { n } * 0.4 - 1):reshape(n, 1, 1, 1)
+  local n, device = labels.shape[1], labels.device
+  local mask = mask_of(labels, jitter or ty.zeros({ n }, { dtype = "i64", device = device }))
+  local dark = (ground or ty.rand({ n }, { device = device }) * 0.4 - 1):reshape(n, 1, 1, 1)
   return mask * colour_of(labels) + (1 - mask) * dark, mask
 end
 
 --- n labels, drawn evenly: i64 [n, 3].
 ---@param n integer
+---@param device? string  ("cpu")
 ---@return Tensor
-function M.labels(n)
+function M.labels(n, device)
   expect("distill.shapes.labels", "n", n, "an integer >= 1")
-  return ty.randint(0, 4, { n, 3 })
+  return ty.randint(0, 4, { n, 3 }, { device = device })
 end
 
 local table_of_words
@@ -99,18 +102,19 @@ function M.text(labels, edit)
   local who = "distill.shapes.text"
   check(who, labels)
   expect(who, "edit", edit, "a boolean or nil")
-  local at = labels + ty.tensor { 0, 4, 8 }
+  local how = { dtype = "i64", device = labels.device }
+  local at = labels + ty.tensor({ 0, 4, 8 }, how)
   if edit then
     local n = labels.shape[1]
-    at = ty.stack({ ty.full({ n }, 12, { dtype = "i64" }), labels:select(1, 0), ty.full({ n }, 13,
-      { dtype = "i64" }) }, 1)
+    at = ty.stack({ ty.full({ n }, 12, how), labels:select(1, 0), ty.full({ n }, 13, how) }, 1)
   end
-  return vectors():index_select(0, at:flatten()):reshape(-1, 3, WIDE)
+  return vectors():to { device = at.device }:index_select(0, at:flatten()):reshape(-1, 3, WIDE)
 end
 
 --- The text that says nothing, to be left out for guidance: zeros [1, 3, 16].
+---@param device? string  ("cpu")
 ---@return table  { text = { embeddings } }
-function M.nothing() return { text = { embeddings = ty.zeros(1, 3, WIDE) } } end
+function M.nothing(device) return { text = { embeddings = ty.zeros({ 1, 3, WIDE }, { device = device }) } } end
 
 --- What is in pictures: the labels whose picture, wherever in the quarter and on the ground that fits best, is nearest;
 -- and its distance, root mean square, f64 [n].
@@ -125,7 +129,7 @@ function M.read(pictures)
   end
   local n = pictures.shape[1]
   local x = pictures:to "f64"
-  local m = all_masks():reshape(64, 64):to "f64" -- [kind, place, jitter], pixels
+  local m = all_masks():reshape(64, 64):to { dtype = "f64", device = x.device } -- [kind, place, jitter], pixels
   local flat = x:reshape(n, 3, 64)
   local size = m:sum(1)
   -- Of the ground: its mean over channels outside of the shape, and the squares about it.
@@ -137,7 +141,7 @@ function M.read(pictures)
   local error_outside = power - 2 * ground * total + ground:square() * count -- [n, 64]
   local best, at
   for colour = 0, 3 do
-    local c = ty.tensor(COLOURS[colour + 1], { dtype = "f64" }):reshape(1, 3, 1)
+    local c = ty.tensor(COLOURS[colour + 1], { dtype = "f64", device = x.device }):reshape(1, 3, 1)
     local inside = (flat - c):square():sum(1):matmul(m:transpose(0, 1))
     local errors = error_outside + inside
     local least, k = errors:min(1), errors:argmin(1) + colour * 64
@@ -158,7 +162,7 @@ end
 ---@return number
 function M.asked(pictures, labels)
   check("distill.shapes.asked", labels)
-  return M.read(pictures):eq(labels):all(1):to("f64"):mean():item()
+  return M.read(pictures):eq(labels:to { device = pictures.device }):all(1):to("f64"):mean():item()
 end
 
 --- Shares of pictures in which colour, kind and place are what was asked for, and in which all three are.
@@ -167,7 +171,7 @@ end
 ---@return { colour: number, kind: number, place: number, all: number }
 function M.shares(pictures, labels)
   check("distill.shapes.shares", labels)
-  local right = M.read(pictures):eq(labels)
+  local right = M.read(pictures):eq(labels:to { device = pictures.device })
   local each = right:to("f64"):mean(0):tolist()
   return { colour = each[1], kind = each[2], place = each[3], all = right:all(1):to("f64"):mean():item() }
 end
@@ -179,34 +183,38 @@ local order
 ---@param first integer  from 0
 ---@param count integer
 ---@param n integer
+---@param device? string  ("cpu")
 ---@return Tensor  i64 [n, 3]
-function M.captions(first, count, n)
+function M.captions(first, count, n, device)
   local who = "distill.shapes.captions"
   expect(who, "first", first, "an integer in [0, 63]")
   expect(who, "count", count, ("an integer in [1, %d]"):format(64 - first))
   expect(who, "n", n, "an integer >= 1")
   order = order or ty.keep(ty.data.with_seed(7, function() return ty.randperm(64) end))
   local number = order:narrow(0, first, count):index_select(0, ty.arange(n) % count)
-  return ty.stack({ number:floor_divide(16), number:floor_divide(4) % 4, number % 4 }, 1)
+  return ty.stack({ number:floor_divide(16), number:floor_divide(4) % 4, number % 4 }, 1):to { device = device }
 end
 
 --- n pictures with their captions, drawn evenly, to train a painter on.
 ---@param n integer
+---@param device? string  ("cpu")
 ---@return { image: Tensor, text: table }  [n, 3, 8, 8]; text as conditions have it, { embeddings }
-function M.batch(n)
+function M.batch(n, device)
   expect("distill.shapes.batch", "n", n, "an integer >= 1")
-  local labels = M.labels(n)
+  local labels = M.labels(n, device)
   return { image = (M.draw(labels)), text = { embeddings = M.text(labels) } }
 end
 
 --- Pictures to edit: n of them, the same in another colour, what says so, and where nothing was to change.
 ---@param n integer
+---@param device? string  ("cpu")
 ---@return { source: Tensor, image: Tensor, labels: Tensor, text: Tensor, kept: Tensor }
-function M.edits(n)
+function M.edits(n, device)
   expect("distill.shapes.edits", "n", n, "an integer >= 1")
-  local labels, ground = M.labels(n), ty.rand { n } * 0.4 - 1
+  local there = { device = device }
+  local labels, ground = M.labels(n, device), ty.rand({ n }, there) * 0.4 - 1
   local source, mask = M.draw(labels, nil, ground)
-  local other = (labels:narrow(1, 0, 1) + ty.randint(1, 4, { n, 1 })) % 4
+  local other = (labels:narrow(1, 0, 1) + ty.randint(1, 4, { n, 1 }, there)) % 4
   local wanted = ty.concat({ other, labels:narrow(1, 1, 2) }, 1)
   return { source = source, image = (M.draw(wanted, nil, ground)), labels = wanted, text = M.text(wanted, true),
     kept = 1 - mask }

@@ -66,7 +66,7 @@ function SubpathStudent:init(network, options)
     waves = "an integer >= 1", width = "an integer >= 1" })
   local embedder, outputs = embedder_of(who, network, o.embedder)
   self.network, self.null_label = network, network.null_label
-  self.gamma = Gamma(o.waves, o.width, outputs)
+  self.gamma = Gamma(o.waves, o.width, outputs):to(network:device())
   self.state = told:state(told:wrap(embedder, {}))
 end
 

@@ -39,37 +39,39 @@ local function with(options, more)
 end
 
 --- Points of a checkerboard; the distance is the share that would have to move. options: count (20000: points to
--- measure with), points (100000: to train on), width (128: of the network).
----@param options? { count?: integer, points?: integer, width?: integer }
+-- measure with), points (100000: to train on), width (128: of the network), device ("cpu": of network and samples).
+---@param options? { count?: integer, points?: integer, width?: integer, device?: string }
 ---@return DistillTask
 function M.checkerboard(options)
   local count = "an integer >= 1"
-  local o = arguments.read("distill.tasks.checkerboard", options, { count = 20000, points = 100000, width = 128 },
+  local o = arguments.read("distill.tasks.checkerboard", options, { count = 20000, points = 100000, width = 128,
+    device = "cpu" },
     { count = count, points = count, width = count })
   return measured { distance = points.off_board,
     data = function() return ty.data.TensorDataset { x = points.checkerboard(o.points) } end,
-    network = function() return models.TimeMLP { width = o.width, places = 6 } end,
+    network = function() return models.TimeMLP { width = o.width, places = 6 }:to(o.device) end,
     sample = function(map, how) return map:sample({ o.count, 2 }, how) end }
 end
 
 --- The handwritten digits by class; the distance is Fréchet's, by a judge's features, to the held-out ones. folder:
 -- where the judge is kept. options: count (1000: digits to measure with), width (192: of the network), judge_steps
--- (300).
+-- (300), device ("cpu": of network and samples).
 ---@param folder string
----@param options? { count?: integer, width?: integer, judge_steps?: integer }
+---@param options? { count?: integer, width?: integer, judge_steps?: integer, device?: string }
 ---@return DistillTask
 function M.digits(folder, options)
   local who, count = "distill.tasks.digits", "an integer >= 1"
   arguments.expect(who, "folder", folder, "a string")
-  local o = arguments.read(who, options, { count = 1000, width = 192, judge_steps = 300 },
+  local o = arguments.read(who, options, { count = 1000, width = 192, judge_steps = 300, device = "cpu" },
     { count = count, width = count, judge_steps = count })
-  local judge, labels = digits.judge(folder, { steps = o.judge_steps }), ty.arange(o.count) % 10
+  local judge = digits.judge(folder, { steps = o.judge_steps })
+  local labels = ty.arange(o.count, nil, 1, { device = o.device }) % 10
   return measured { distance = function(x) return judge:frechet(x) end,
     data = function()
       local all = digits.data():batch(ty.arange(#digits.data()))
       return ty.data.TensorDataset { x = all.image, label = all.label }
     end,
-    network = function() return models.TimeMLP { features = 64, width = o.width, classes = 10 } end,
+    network = function() return models.TimeMLP { features = 64, width = o.width, classes = 10 }:to(o.device) end,
     sample = function(map, how)
       return map:sample({ o.count, 1, 8, 8 }, with(how, { condition = { labels = labels } }))
     end }

@@ -74,9 +74,9 @@ local ways = {
 local function trained(base, way, seed, rate, material)
   ty.manual_seed(seed)
   local student = way.make(base.model:clone())
-  local _, averaged = distill.fit(student, material:loader { batch = args.batch, seed = seed }, { steps = args.steps,
-    lr = rate, final = 0.02, warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98, quiet = true,
-    loss = distill.guidance_loss })
+  local loader = material:loader { batch = args.batch, seed = seed, device = r.device }
+  local _, averaged = distill.fit(student, loader, { steps = args.steps, lr = rate, final = 0.02, warmup = 20,
+    beta2 = 0.99, weight_decay = 0, average = 0.98, quiet = true, loss = distill.guidance_loss })
   return averaged, student:count_parameters(true) / base.model:count_parameters()
 end
 
@@ -84,7 +84,7 @@ local all, chosen, sheets, speed = {}, {}, {}, nil
 r.metrics.all, r.metrics.chosen = all, chosen
 for i, seed in ipairs(r.seeds) do
   local base = distill.base(args.model, r:base(), { seed = seed, steps = args.base_steps,
-    judge_steps = args.judge_steps })
+    judge_steps = args.judge_steps, device = r.device })
   local material, choosing = states(base, seed, "trajectories"), states(base, seed, "choosing")
   local unseen = states(base, seed, "unseen")
   local students = {}

@@ -41,9 +41,9 @@ local ways = {
   { name = "star", divergence = "huber", tries = { { 0.3, 1 }, { 1, 1 }, { 3, 1 } } },
 }
 
-local critic = distill.digits.judge(r:base(), { steps = args.judge_steps, seed = 2000 }).classifier
+local critic = distill.digits.judge(r:base(), { steps = args.judge_steps, seed = 2000, device = r.device }).classifier
 critic:requires_grad_(false)
-local judge = distill.digits.judge(r:base(), { steps = args.judge_steps })
+local judge = distill.digits.judge(r:base(), { steps = args.judge_steps, device = r.device })
 local _, held_out = distill.digits.data()
 local real = judge:features(held_out:batch(ty.arange(#held_out)).image)
 
@@ -61,7 +61,8 @@ local function start_of(base, seed)
       { condition = base.prompts("training", 0, args.pairs, seed).condition, batch = 1000 })
   end)
   ty.manual_seed(seed)
-  local _, start = distill.fit(base.model:clone():requires_grad_(), material:loader { batch = args.batch, seed = seed },
+  local loader = material:loader { batch = args.batch, seed = seed, device = r.device }
+  local _, start = distill.fit(base.model:clone():requires_grad_(), loader,
     { steps = args.start_steps, lr = 1e-3, final = 0.02, warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98,
       quiet = true, loss = distill.one_step_loss(base.flow) })
   return start
@@ -72,7 +73,8 @@ local function aligned(base, start, way, try, seed)
   local matching = distill.DistributionMatching(base.flow, base.model:clone(),
     { divergence = way.divergence, guidance = args.guidance, updates = way.divergence and 2 or 0 })
   local prompts = ty.data.TensorDataset { ["condition.labels"] = ty.arange(1000) % 10 }
-  local loader = ty.data.DataLoader(prompts, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true })
+  local loader = ty.data.DataLoader(prompts, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true,
+    device = r.device })
   local _, averaged = distill.fit(start:clone():requires_grad_(), loader, { steps = args.steps, lr = args.rate * try[2],
     final = 0.1, warmup = 10, beta2 = 0.99, weight_decay = 0, average = 0.95, quiet = true,
     loss = distill.matching_loss(matching, { shape = base.shape, reward_scale = try[1],
@@ -100,7 +102,7 @@ local found, sheets = {}, {}
 
 for i, seed in ipairs(r.seeds) do
   local base = distill.base("digits", r:base(), { network = "mlp", seed = seed, steps = args.base_steps,
-    judge_steps = args.judge_steps })
+    judge_steps = args.judge_steps, device = r.device })
   local prompts, choosing = base.prompts("validation", 0, args.count, 54321),
     base.prompts("validation", 0, args.count, 99)
   local start = start_of(base, seed)

@@ -40,9 +40,9 @@ local STOPS = r:tries { "advection", "velocity", "derivatives" }
 -- What is learnt, and the size of a batch.
 local tasks = {
   checkerboard = distill.tasks.checkerboard { count = args.count, points = r.quick and 2000 or 100000,
-    width = args.width },
+    width = args.width, device = r.device },
   digits = distill.tasks.digits(r:base(), { count = args.digits, width = args.width * 3 // 2,
-    judge_steps = args.judge_steps }),
+    judge_steps = args.judge_steps, device = r.device }),
 }
 tasks.checkerboard.batch, tasks.digits.batch = args.batch, args.batch // 2
 
@@ -50,7 +50,7 @@ tasks.checkerboard.batch, tasks.digits.batch = args.batch, args.batch // 2
 local function train(task, map, seed, way, rate, steps)
   ty.manual_seed(seed)
   local loader = ty.data.DataLoader(task.data(), { batch_size = task.batch, shuffle = true, seed = seed,
-    drop_last = true })
+    drop_last = true, device = r.device })
   local how = way.kind and { kind = way.kind, stop = way.stop, share = args.share } or { share = 1 }
   local began = r:seconds()
   local _, averaged = distill.fit(map, loader, { steps = steps, lr = rate, final = 0.02, beta2 = 0.99,
@@ -66,7 +66,7 @@ local flows = {}
 local function beginning(name, seed)
   local task, key = tasks[name], name .. seed
   flows[key] = flows[key] or train(task, ty.data.with_seed(seed, function()
-    return diffusion.FlowMap(task.network(), { scale = 10 })
+    return diffusion.FlowMap(task.network(), { scale = 10 }):to(r.device)
   end), seed, {}, 3e-3, args.warmup)
   return flows[key]:clone():requires_grad_()
 end

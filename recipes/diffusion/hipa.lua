@@ -39,7 +39,8 @@ local ways = {
 }
 
 -- The distance that adapters are trained by: of maps of a classifier that judges nothing here.
-local eye = distill.digits.judge(r:base(), { steps = args.judge_steps, seed = 2000 }).classifier:requires_grad_(false)
+local eye = distill.digits.judge(r:base(), { steps = args.judge_steps, seed = 2000,
+  device = r.device }).classifier:requires_grad_(false)
 local function features(x)
   local first = eye.conv1(x):relu()
   return { first, eye:maps(x) }
@@ -66,7 +67,8 @@ local function learn(base, name, try, material, seed)
   share = (model:count_parameters() - whole) / whole
   local how = name == "squares" and { weight = 0 } or
     { perceptual = perceptual, weight = name == "hipa" and try[2] or 0, radius = args.radius }
-  local _, averaged = distill.fit(model, material:loader { batch = args.batch, seed = seed }, { steps = args.steps,
+  local loader = material:loader { batch = args.batch, seed = seed, device = r.device }
+  local _, averaged = distill.fit(model, loader, { steps = args.steps,
     lr = try[1], final = 0.02, warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98, quiet = true,
     loss = distill.hipa_loss(base.flow, how) })
   return averaged
@@ -80,7 +82,7 @@ local found, sheets, spectra = {}, {}, {}
 
 for i, seed in ipairs(r.seeds) do
   local base = distill.base("digits", r:base(), { network = "mlp", seed = seed, steps = args.base_steps,
-    judge_steps = args.judge_steps })
+    judge_steps = args.judge_steps, device = r.device })
   local prompts, choosing = base.prompts("validation", 0, args.count, 54321),
     base.prompts("validation", 0, args.count, 99)
   local material = pairs_of(base, seed)

@@ -57,16 +57,16 @@ end
 
 local function learn(from, material, task, seed, steps, rate, loss)
   ty.manual_seed(seed)
-  local _, averaged = distill.fit(from:clone():requires_grad_(), material:loader { batch = task.batch, seed = seed },
-    { steps = steps, lr = rate, final = 0.02, warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98, quiet = true,
-      loss = loss })
+  local loader = material:loader { batch = task.batch, seed = seed, device = r.device }
+  local _, averaged = distill.fit(from:clone():requires_grad_(), loader, { steps = steps, lr = rate, final = 0.02,
+    warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98, quiet = true, loss = loss })
   return averaged
 end
 
 -- All stages of one base, and what was measured.
 local function run(task, seed)
   local base = distill.base(task.name, r:base(), { seed = seed, steps = task.steps, width = task.width,
-    judge_steps = args.judge_steps })
+    judge_steps = args.judge_steps, device = r.device })
   local flow, model = base.flow, base.model
   local scale = args.guidance > 0 and args.guidance or base.guidance
   -- Rates by the first seed, with other noise than what is reported.

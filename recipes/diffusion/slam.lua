@@ -38,7 +38,8 @@ end
 
 local function learn(base, way, seed, grid, rate)
   ty.manual_seed(seed)
-  local loader = ty.data.DataLoader(data(), { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true })
+  local loader = ty.data.DataLoader(data(), { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true,
+    device = r.device })
   local losses, averaged, evaluations = distill.fit(distill.SubpathStudent(base.model:clone():requires_grad_()), loader,
     { steps = args.steps, teacher = base.model:clone(), lr = rate, final = 0.02, warmup = 20, beta2 = 0.99,
       weight_decay = 0, average = 0.95, quiet = true,
@@ -62,7 +63,7 @@ end
 
 for i, seed in ipairs(r.seeds) do
   local base = distill.base("digits", r:base(), { network = "mlp", seed = seed, steps = args.base_steps,
-    judge_steps = args.judge_steps })
+    judge_steps = args.judge_steps, device = r.device })
   local prompts, choosing = base.prompts("validation", 0, args.count, 54321),
     base.prompts("validation", 0, args.count, 99)
   local many = distill.sampler(base, r.quick and 2 or 25):sample(base.model, prompts.noise.shape,
