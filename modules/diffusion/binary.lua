@@ -112,7 +112,9 @@ function Binary:way(network, shape, options)
 end
 
 function Way:begin(n)
-  return { bits = ty.keep((ty.ones { n, table.unpack(self.shape) } * 0.5):bernoulli()) }
+  local model = self.model
+  local device = type(model) == "table" and model.device and model:device() or "cpu"
+  return { bits = ty.keep((ty.ones({ n, table.unpack(self.shape) }, { device = device }) * 0.5):bernoulli()) }
 end
 
 function Way:predict(state, step, condition)

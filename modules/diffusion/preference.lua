@@ -77,7 +77,8 @@ function M.pairs(samples, scores, least)
   local n = scores.shape[2]
   local which = (scores:amax(0) - scores:amin(0)):gt(least or 0):nonzero():squeeze(1)
   local flat = samples:flatten(0, 1)
-  local function of(draw) return flat:index_select(0, (draw * n + ty.arange(n)):index_select(0, which)) end
+  local each = ty.arange(n, nil, 1, { device = scores.device })
+  local function of(draw) return flat:index_select(0, (draw * n + each):index_select(0, which)) end
   return of(best), of(worst), which
 end
 

@@ -31,11 +31,15 @@ local r = ty.recipe.declare { seeds = 3, base = true, args = {
 local args, tokens = r.args, diffusion.tokens
 local training, held_out = distill.digits.data()
 local all, test = training:batch(ty.arange(r.quick and 200 or #training)), held_out:batch(ty.arange(args.count))
+for _, batch in ipairs { all, test } do
+  for name, x in pairs(batch) do batch[name] = x:to(r.device) end
+end
 local judge = distill.digits.judge(r:base(), { steps = args.judge_steps })
-local asked = ty.arange(args.count) % 10
+local asked = ty.arange(args.count, nil, 1, { device = r.device }) % 10
 
 local function loader(set, seed)
-  return ty.data.DataLoader(set, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true })
+  return ty.data.DataLoader(set, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true,
+    device = r.device })
 end
 local function muon(model, o)
   return ty.optim.Muon(model:parameters(), { lr = o.lr, schedule = o.schedule, clip_norm = o.clip_norm })
@@ -47,7 +51,7 @@ local function tokenizer(kind, seed)
   local options = { size = 8, channels = 1, patch = 2, hidden = 64, depth = 1, tokens = args.tokens, bits = args.bits }
   for key, value in pairs(KINDS[kind]) do options[key] = value end
   ty.manual_seed(seed)
-  local made = models.BitTokenizer(options)
+  local made = models.BitTokenizer(options):to(r.device)
   tokens.fit(made, loader(training, seed), { steps = args.tokenizer_steps, lr = 0.05, final = 0.02, smooth = 0.5,
     temperature = { 1, 0.1 }, optimizer = muon, quiet = true })
   return made:requires_grad_(false)
@@ -63,6 +67,7 @@ local function generator(name, made, seed)
   ty.manual_seed(seed)
   local network = models.BitTransformer { tokens = made.tokens, bits = args.bits, hidden = 96, depth = 3,
     codes = name == "codes" and 1 << args.bits or nil, causal = name ~= "diffusion" }
+  network:to(r.device)
   local _, averaged = ty.train.fit(network, loader(material, seed), { steps = args.steps, lr = 2e-3, final = 0.02,
     average = 0.98, weight_decay = 0.02, quiet = true, loss = function(m, batch)
       local condition = { labels = batch.labels }

@@ -29,31 +29,33 @@ local r = ty.recipe.declare { seeds = 3, args = {
   { "judge_steps", 150, "training steps of the classifier of places", quick = 3 },
 } }
 local args, shapes, tokens, preference = r.args, distill.shapes, diffusion.tokens, diffusion.preference
-local null = shapes.nothing()
+local null = shapes.nothing(r.device)
 local function text(labels) return { text = { embeddings = shapes.text(labels) } } end
 local function muon(model, o)
   return ty.optim.Muon(model:parameters(), { lr = o.lr, schedule = o.schedule, clip_norm = o.clip_norm })
 end
 
-local teacher, flow = distill.shape_painter.painter { steps = args.teacher_steps, misplaced = 0.3, seed = 1000 }
-local judge = distill.shape_painter.classifier("place", { steps = args.judge_steps, seed = 2000 })
+local teacher, flow = distill.shape_painter.painter { steps = args.teacher_steps, misplaced = 0.3, seed = 1000,
+  device = r.device }
+local judge = distill.shape_painter.classifier("place", { steps = args.judge_steps, seed = 2000, device = r.device })
 -- Captions 0 to 47 are trained on, at most. Those reported, those never seen, those that settings are chosen by.
-local asked, unseen = shapes.captions(0, 64, args.count), shapes.captions(48, 16, args.count)
-local choosing = ty.data.with_seed(98, function() return shapes.labels(args.count) end)
+local function captions(first, count, n) return shapes.captions(first, count, n, r.device) end
+local asked, unseen = captions(0, 64, args.count), captions(48, 16, args.count)
+local choosing = ty.data.with_seed(98, function() return shapes.labels(args.count, r.device) end)
 
 local function way(model) return tokens.masked(model, { null = null }) end
 local function drawn(model, labels, seed)
   return ty.nn.unpatchify(tokens.sample(way(model), text(labels), { seed = seed }), 2, 4):clamp(-1, 1)
 end
 local function student(count, seed)
-  local labels = shapes.captions(0, count, args.pictures)
+  local labels = captions(0, count, args.pictures)
   ty.manual_seed(seed)
   local pictures = flow:sample(teacher, { args.pictures, 3, 8, 8 }, { condition = text(labels),
     steps = r.quick and 2 or 10 }):clamp(-1, 1)
   local loader = ty.data.DataLoader(ty.data.TensorDataset { x = ty.nn.patchify(pictures, 2),
     text = shapes.text(labels) }, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true })
-  local _, averaged = ty.train.fit(models.MAR { tokens = 16, channels = 12, text = 16 }, loader, { steps = args.steps,
-    lr = 0.03, final = 0.05, average = 0.95, weight_decay = 0, quiet = true, optimizer = muon,
+  local _, averaged = ty.train.fit(models.MAR { tokens = 16, channels = 12, text = 16 }:to(r.device), loader, {
+    steps = args.steps, lr = 0.03, final = 0.05, average = 0.95, weight_decay = 0, quiet = true, optimizer = muon,
     loss = function(m, batch)
       return way(m):loss(batch.x, { text = { embeddings = batch.text } }, { drop = 0.1, repeats = 2 })
     end })
@@ -61,7 +63,7 @@ local function student(count, seed)
 end
 
 local function pairs_of(model, seed)
-  local labels, draws, scores = shapes.captions(0, 48, args.count), {}, {}
+  local labels, draws, scores = captions(0, 48, args.count), {}, {}
   for k = 1, args.draws do
     draws[k] = drawn(model, labels, 1000 * seed + k)
     scores[k] = judge(draws[k]):gather(1, labels:narrow(1, 2, 1)):squeeze(1)

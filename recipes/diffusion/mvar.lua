@@ -30,6 +30,10 @@ local r = ty.recipe.declare { seeds = 3, base = true, args = {
 local args, tokens = r.args, diffusion.tokens
 local training, held_out = distill.digits.data()
 local all, test = training:batch(ty.arange(#training)), held_out:batch(ty.arange(args.count))
+local there = { device = r.device }
+for _, batch in ipairs { all, test } do
+  for name, x in pairs(batch) do batch[name] = x:to(there) end
+end
 local judge = distill.digits.judge(r:base(), { steps = args.judge_steps })
 local function judged(x, labels)
   return { recognised = judge:recognised(x, labels), frechet = judge:frechet(x) }
@@ -39,8 +43,9 @@ end
 
 ty.manual_seed(1000)
 local tokenizer = models.ScaleTokenizer { channels = 1, factor = 2, hidden = 24, width = 8, scales = { 1, 2, 3, 4 } }
-tokens.fit(tokenizer, ty.data.DataLoader(training, { batch_size = 32, shuffle = true, seed = 1000, drop_last = true }),
-  { steps = args.tokenizer_steps, lr = 4e-3, final = 0.02, quiet = true })
+  :to(r.device)
+tokens.fit(tokenizer, ty.data.DataLoader(training, { batch_size = 32, shuffle = true, seed = 1000, drop_last = true,
+  device = r.device }), { steps = args.tokenizer_steps, lr = 4e-3, final = 0.02, quiet = true })
 tokenizer:requires_grad_(false)
 local ceiling, back = tokens.reconstruction(tokenizer, test.image)
 ceiling.judged = judged(back, test.label)
@@ -51,7 +56,7 @@ r:say("tokenizer: %.2f dB, SSIM %.3f, %d bits; recognised %.3f, distance %.3f", 
 
 local function network(kind)
   return models.VAR { scales = tokenizer.scales, codes = tokenizer.codes, inputs = tokenizer.width, classes = 10,
-    width = args.width, depth = args.depth, attention = kind, window = args.window }
+    width = args.width, depth = args.depth, attention = kind, window = args.window }:to(r.device)
 end
 local function muon(model, o)
   return ty.optim.Muon(model:parameters(), { lr = o.lr, schedule = o.schedule, clip_norm = o.clip_norm })
@@ -65,7 +70,7 @@ local function loader(seed)
 end
 
 local KINDS = { "full", "scale", "window" }
-local asked = ty.arange(args.count) % 10
+local asked = ty.arange(args.count, nil, 1, there) % 10
 local found, first, sheet = {}, {}, { test.image:narrow(0, 0, 20), back:narrow(0, 0, 20) }
 for i, seed in ipairs(r.seeds) do
   for _, kind in ipairs(KINDS) do
@@ -100,7 +105,7 @@ local alone = -(counts / counts:sum(1):unsqueeze(1)):log():unsqueeze(0):expand(a
 
 local function drawing(kind)
   return r:memory(function()
-    tokens.sample(tokens.next_scale(first[kind], tokenizer), { labels = ty.arange(16) % 10 },
+    tokens.sample(tokens.next_scale(first[kind], tokenizer), { labels = ty.arange(16, nil, 1, there) % 10 },
       { guidance = args.guidance })
   end)
 end

@@ -38,7 +38,7 @@ local r = ty.recipe.declare {
 }
 local args, shapes = r.args, distill.shapes
 local measure, put = diffusion.measure, ty.stats.put
-local flow = diffusion.Flow { null = shapes.nothing() }
+local flow = diffusion.Flow { null = shapes.nothing(r.device) }
 local edits = diffusion.Flow { drop = 0 }
 
 local function some(x) return x:narrow(0, 0, math.min(16, args.count)):clamp(-1, 1) end
@@ -47,11 +47,11 @@ local function base_of(seed)
   ty.manual_seed(seed)
   local model = models.ZImageTransformer2DModel { in_channels = 3, dim = args.width, n_layers = args.layers,
     n_refiner_layers = 1, n_heads = args.width // 16, cap_feat_dim = 16, axes_dims = { 4, 6, 6 },
-    axes_lens = { 64, 8, 8 }, pad_multiple = 4 }
+    axes_lens = { 64, 8, 8 }, pad_multiple = 4 }:to(r.device)
   local path = r:base(("shapes-%d-%d-%d-%d.safetensors"):format(args.width, args.layers, args.steps, seed))
   return ty.train.kept(path, model, function()
-    local _, averaged = ty.train.fit(model, function() return shapes.batch(args.batch) end, { steps = args.steps,
-      lr = args.rate, final = 0.02, beta2 = 0.99, weight_decay = 0, average = 0.99, quiet = true,
+    local _, averaged = ty.train.fit(model, function() return shapes.batch(args.batch, r.device) end, {
+      steps = args.steps, lr = args.rate, final = 0.02, beta2 = 0.99, weight_decay = 0, average = 0.99, quiet = true,
       loss = function(m, batch) return flow:loss(m, batch.image, { text = batch.text }) end })
     return averaged:requires_grad_()
   end)
@@ -60,11 +60,11 @@ end
 local function turbo_of(base, seed, split, rate)
   ty.manual_seed(seed)
   local matching = distill.DistributionMatching(flow, base:clone(), { guidance = args.guidance, split = split,
-    null = shapes.nothing(), updates = 1,
+    null = shapes.nothing(r.device), updates = 1,
     -- Noise of the part of guidance is no less than that which the generator was given (decoupled DMD).
     augmentation = split and function(time) return time * 0.98 end or nil })
   local _, averaged = distill.fit(base:clone():requires_grad_(), function()
-    return { ["condition.text.embeddings"] = shapes.text(shapes.labels(args.batch)) }
+    return { ["condition.text.embeddings"] = shapes.text(shapes.labels(args.batch, r.device)) }
   end, { steps = args.turbo, lr = rate, final = 0.1, warmup = 10, beta2 = 0.99, weight_decay = 0,
     average = 0.95, quiet = true,
     loss = distill.matching_loss(matching, { shape = { 3, 8, 8 },
@@ -74,24 +74,24 @@ end
 
 local function editor_of(base, seed)
   ty.manual_seed(seed)
-  local _, averaged = ty.train.fit(base:clone():requires_grad_(), function() return shapes.edits(args.batch) end,
-    { steps = args.edit, lr = args.rate / 2, final = 0.02, warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98,
-      quiet = true, loss = function(m, batch)
-        return edits:loss(m, batch.image, { text = { embeddings = batch.text }, picture = batch.source })
-      end })
+  local function draw() return shapes.edits(args.batch, r.device) end
+  local _, averaged = ty.train.fit(base:clone():requires_grad_(), draw, { steps = args.edit, lr = args.rate / 2,
+    final = 0.02, warmup = 20, beta2 = 0.99, weight_decay = 0, average = 0.98, quiet = true, loss = function(m, batch)
+      return edits:loss(m, batch.image, { text = { embeddings = batch.text }, picture = batch.source })
+    end })
   return averaged:eval()
 end
 
 local found, sheets, strips = {}, {}, {}
 local lcm, euler = diffusion.solver.lcm { scaling = false }, diffusion.solver.euler()
-local labels = ty.data.with_seed(4321, function() return shapes.labels(args.count) end)
-local noise = ty.data.with_seed(4322, function() return ty.randn(args.count, 3, 8, 8) end)
+local labels = ty.data.with_seed(4321, function() return shapes.labels(args.count, r.device) end)
+local noise = ty.data.with_seed(4322, function() return ty.randn({ args.count, 3, 8, 8 }, { device = r.device }) end)
 local held_out = ty.data.with_seed(4323, function()
   return measure.moments((shapes.draw(shapes.labels(2000))):flatten(1))
 end)
-local wanted = ty.data.with_seed(4324, function() return shapes.edits(args.count) end)
+local wanted = ty.data.with_seed(4324, function() return shapes.edits(args.count, r.device) end)
 
-local function distance(x) return measure.frechet(x:clamp(-1, 1):flatten(1), held_out) end
+local function distance(x) return measure.frechet(x:clamp(-1, 1):flatten(1):to { device = "cpu" }, held_out) end
 local asked = { text = { embeddings = shapes.text(labels) } }
 
 -- The turbo with the better rate, which the first seed chooses by other noise than what is reported.

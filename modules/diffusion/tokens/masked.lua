@@ -46,14 +46,17 @@ local function masked(model, options)
       local rest = under(other)
       return rest + (own - rest) * scale
     end
-    local noise = ty.randn { n * k, model.channels } * self.temperature
+    local noise = ty.randn({ n * k, model.channels }, { device = said.device }) * self.temperature
     return (sampler:sample(head, noise.shape, { noise = noise })):reshape(n, k, model.channels)
   end
   return self
 end
 
+-- Random numbers for the order of places, [n, tokens], where the model is.
+local function drawn_order(self, n) return ty.rand({ n, self.model.tokens }, { device = self.model:device() }) end
+
 -- Random orders of places, i64 [n, tokens].
-local function orders(self, n) return ty.rand(n, self.model.tokens):argsort(1) end
+local function orders(self, n) return drawn_order(self, n):argsort(1) end
 
 local function at(x, places) return x:gather(1, places:unsqueeze(2):expand(-1, -1, x.shape[3])) end
 
@@ -99,9 +102,10 @@ function Way:loss(x, condition, options) return self:errors(x, condition, option
 function Way:begin(n)
   local known = self.known
   local filled = known and known.places.shape[2] or 0
-  local order = known and ty.rand(n, self.model.tokens):scatter(1, known.places, -1.0):argsort(1) or orders(self, n)
-  return { x = ty.keep(known and known.tokens:clone() or ty.zeros(n, self.model.tokens, self.model.channels)),
-    order = ty.keep(order), filled = filled, begun = filled }
+  local order = known and drawn_order(self, n):scatter(1, known.places, -1.0):argsort(1) or orders(self, n)
+  local x = known and known.tokens:clone()
+    or ty.zeros({ n, self.model.tokens, self.model.channels }, { device = order.device })
+  return { x = ty.keep(x), order = ty.keep(order), filled = filled, begun = filled }
 end
 
 -- How many places are filled after a step, by the cosine schedule: at least one more each time while there are any.
@@ -119,7 +123,7 @@ function Way:predict(state, step, condition)
   if x.shape[1] < n then
     x, visible, next = ty.concat({ x, x }, 0), ty.concat({ visible, visible }, 0), ty.concat({ next, next }, 0)
   end
-  if count == 0 then return ty.zeros { n, 0, self.model.width } end
+  if count == 0 then return ty.zeros({ n, 0, self.model.width }, { device = x.device }) end
   return at(self.model(x, visible, condition), next)
 end
 

@@ -28,11 +28,11 @@ local function next_scale(model, tokenizer)
 end
 
 --- Pictures as networks are trained with them, made once: ids i64 [n, tokens], inputs [n, tokens of all scales but the
--- first, width].
+-- first, width], on the tokenizer's device.
 ---@param pictures Tensor
 ---@return { ids: Tensor, inputs: Tensor }
 function Way:material(pictures)
-  local ids = self.tokenizer:encode(pictures)
+  local ids = self.tokenizer:encode(pictures:to { device = self.tokenizer:device() })
   return { ids = ty.concat(ids, 1), inputs = ty.concat(self.tokenizer:inputs(ids), 1) }
 end
 

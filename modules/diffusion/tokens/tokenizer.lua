@@ -50,7 +50,7 @@ end
 
 --- What a tokenizer leaves of pictures: psnr (dB) and ssim, means over them; frechet, of all to the pictures
 -- themselves, where `features` (a function of pictures that gives [n, width]) says by which network; bits of a
--- picture's tokens; and the pictures as they come back. options: features, batch (50).
+-- picture's tokens; and the pictures as they come back, on the tokenizer's device. options: features, batch (50).
 ---@param tokenizer Module
 ---@param pictures Tensor  [n, c, h, w], u8 or from -1 to 1
 ---@param options? {features?: function, batch?: integer}
@@ -63,7 +63,7 @@ function M.reconstruction(tokenizer, pictures, options)
   local o = arguments.read(who, options, { features = arguments.none, batch = 50 }, { features = "a function",
     batch = "an integer >= 1" })
   local list, n = {}, pictures.shape[1]
-  local x = autoencoder.pictures(pictures)
+  local x = autoencoder.pictures(pictures:to { device = tokenizer:device() })
   ty.no_grad(function()
     for first = 0, n - 1, o.batch do
       list[#list + 1] = ty.scope(function()
