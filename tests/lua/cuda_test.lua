@@ -289,4 +289,33 @@ check.test("an optimizer of 8 bits inside a compiled step", function()
   check.close(run(true), run(false), 1e-5)
 end)
 
+-- The device of a run is where something was made, not what was asked for.
+check.test("a recipe that makes nothing on its device says so", function()
+  local root, first = os.tmpname(), 0
+  os.remove(root)
+  ty.io.mkdir(root)
+  while arg[first - 1] do first = first - 1 end
+  for _, case in ipairs { { "", "cpu" }, { "ty.zeros(2, { device = r.device })", "cuda" } } do
+    ty.io.write_atomic(root .. "/r.lua", ([[
+-- A test
+-- claim: it works
+-- system: none
+-- paper: nobody 2024
+-- time: no time
+local ty = require "tycho"
+local r = ty.recipe.declare { args = {} }
+%s
+os.exit(r:finish { { claim = "one", measured = 1, bar = 1 } }, true)
+]]):format(case[1]))
+    local done = os.execute(("'%s' '%s/r.lua' --device cuda --out '%s' >'%s/log' 2>&1"):format(arg[first], root, root,
+      root))
+    local log = ty.io.read(root .. "/log")
+    check.equal(done, true, log)
+    check.equal(ty.io.load_json(root .. "/metrics.json").device, case[2])
+    check.equal(log:find("made nothing there", 1, true) ~= nil, case[2] == "cpu")
+  end
+  for _, name in ipairs(ty.io.listdir(root)) do os.remove(root .. "/" .. name) end
+  os.remove(root)
+end)
+
 check.finish()

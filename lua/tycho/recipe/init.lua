@@ -326,6 +326,13 @@ local function keep_picture(self)
   return target:match "[^/]+$"
 end
 
+-- Where the recipe computed: its device, or the CPU where it took --device and made nothing there, which is said.
+local function place_of(self)
+  if self.device == "cpu" or ty.memory.stats(self.device).allocations > 0 then return self.device end
+  io.stdout:write(("\n--device %s: this recipe made nothing there; it computed on the CPU\n"):format(self.device))
+  return "cpu"
+end
+
 -- What --footprint asks for: a device is a core for every thread, or the GPU that a life-cycle assessment is known of.
 local function print_footprint(self)
   local reading = self.meter:read()
@@ -354,7 +361,7 @@ function Recipe:finish(list)
   end
   io.stdout:write("\n", rows.text(results))
   local seconds = self:seconds()
-  local run = { seed = self.seed, device = self.device, threads = ty.threads(), seconds = seconds, table = results,
+  local run = { seed = self.seed, device = place_of(self), threads = ty.threads(), seconds = seconds, table = results,
     metrics = self.metrics, version = ty.version, arguments = arguments.changed(self.entries, self.args) }
   local metrics = { recipe = self.name, args = self.args }
   for key, value in pairs(run) do metrics[key] = value end
