@@ -289,6 +289,21 @@ check.test("an optimizer of 8 bits inside a compiled step", function()
   check.close(run(true), run(false), 1e-5)
 end)
 
+-- What a model's init() makes by itself goes where its layers go.
+check.test("parameters and buffers of new modules are on the default device", function()
+  local Own = nn.module "Own"
+  function Own:init()
+    self.layer, self.free = nn.Linear(2, 2), nn.Parameter(ty.ones(2))
+    self:buffer("seen", ty.zeros(2))
+    self:parameter("frozen", ty.zeros(2))
+  end
+  local made = nn.with_defaults({ device = "cuda" }, Own)
+  for _, key in ipairs { "free", "seen", "frozen" } do check.equal(tostring(made[key].device), "cuda:0", key) end
+  check.equal({ made.free.requires_grad, made.seen.requires_grad, made.frozen.requires_grad }, { true, false, false })
+  check.equal(made.free:tolist(), { 1, 1 })
+  check.equal(#made:parameters(), 4)
+end)
+
 -- The device of a run is where something was made, not what was asked for.
 check.test("a recipe that makes nothing on its device says so", function()
   local root, first = os.tmpname(), 0

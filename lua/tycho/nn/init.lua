@@ -30,6 +30,8 @@ for _, part in ipairs { "layers", "norms", "containers", "activations", "attenti
 end
 
 --- Lets a tensor want a gradient, so that assigning it to a field makes it a parameter.
-function nn.Parameter(tensor) return options.expect("Parameter", "tensor", tensor, "a tensor"):requires_grad_() end
+function nn.Parameter(tensor)
+  return options.placed(options.expect("Parameter", "tensor", tensor, "a tensor")):requires_grad_()
+end
 
 return require "tycho.lazy" (nn, {}, "ty.nn")

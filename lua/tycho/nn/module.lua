@@ -9,6 +9,7 @@
 --   * everything else is a plain field.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local placed = require("tycho.nn.options").placed
 
 local expect = arguments.expect
 
@@ -156,7 +157,8 @@ function Module:buffer(name, tensor, options)
   expect("Module:buffer", name, tensor, "a tensor")
   options = arguments.read("Module:buffer", options, { persistent = true })
   self._buffers[name] = options.persistent
-  self[name] = ty.keep(tensor)
+  tensor = ty.keep(placed(tensor))
+  self[name] = tensor
   return tensor
 end
 
@@ -166,7 +168,8 @@ function Module:parameter(name, tensor)
   expect("Module:parameter", "name", name, "a string")
   expect("Module:parameter", name, tensor, "a tensor")
   self._parameters[name] = true
-  self[name] = ty.keep(tensor)
+  tensor = ty.keep(placed(tensor))
+  self[name] = tensor
   return tensor
 end
 

@@ -20,8 +20,19 @@ function M.full(size, value, dtype)
   return ty.full(size, value, { dtype = dtype or current.dtype, device = current.device })
 end
 
---- Calls fn(...) while new parameters get other defaults: { dtype =, device =, init = false } (false: left undefined,
--- for models whose weights are loaded at once). Returns what fn returns.
+--- A tensor that becomes part of a module, where new parameters go: moved if a model's init() made it on the CPU. On
+-- the meta device nothing is moved: what is computed there once, such as frequencies, would be lost.
+---@param tensor Tensor
+---@return Tensor
+function M.placed(tensor)
+  local device = current.device
+  if device == "cpu" or device == "meta" or tensor.device ~= "cpu" then return tensor end
+  local there = tensor:detach():to { device = device }
+  return tensor.requires_grad and there:requires_grad_() or there
+end
+
+--- Calls fn(...) while new parameters and buffers get other defaults: { dtype =, device =, init = false } (false: left
+-- undefined, for models whose weights are loaded at once). Returns what fn returns.
 function M.with_defaults(defaults, fn, ...)
   local options = M.read("with_defaults", defaults, current)
   expect("with_defaults", "fn", fn, "a function")
