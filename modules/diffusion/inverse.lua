@@ -35,6 +35,8 @@ end
 
 -- ---- forward models ----
 
+-- Angles and masks go where volumes and measurements are.
+
 --- Parallel-beam projections of each slice, in sides of a pixel: ty.radon and its exact adjoint ty.backproject; y
 -- [slices, views, detectors]. options: angles (f64 [views], radians), detectors (0: as many as cover the diagonal),
 -- size (of a slice: a number or { h, w }). Sparse views and limited angles are a matter of the angles.
@@ -50,9 +52,9 @@ function M.radon(options)
   return { angles = o.angles, size = size,
     forward = function(x)
       check_volume("radon.forward", "x", x)
-      return ty.radon(x:squeeze(1), o.angles, o.detectors)
+      return ty.radon(x:squeeze(1), o.angles:to { device = x.device }, o.detectors)
     end,
-    adjoint = function(y) return ty.backproject(y, o.angles, size):unsqueeze(1) end }
+    adjoint = function(y) return ty.backproject(y, o.angles:to { device = y.device }, size):unsqueeze(1) end }
 end
 
 --- The unitary Fourier transform of each slice where a mask has ones, as MRI measures it; y [slices, h, w, 2], complex.
@@ -63,13 +65,14 @@ function M.fourier(mask)
   expect("inverse.fourier", "mask", mask, "a tensor")
   if mask.ndim ~= 2 then fail("inverse.fourier: mask: expected [h, w], got %s", describe(mask)) end
   local kept = ty.keep(mask:unsqueeze(-1):clone())
+  local function like(x) return kept:to { dtype = x.dtype, device = x.device } end
   return {
     forward = function(x)
       check_volume("fourier.forward", "x", x)
       x = x:squeeze(1)
-      return ty.fft2(ty.stack({ x, ty.zeros_like(x) }, 3), nil, nil, "ortho") * kept:to(x.dtype)
+      return ty.fft2(ty.stack({ x, ty.zeros_like(x) }, 3), nil, nil, "ortho") * like(x)
     end,
-    adjoint = function(y) return ty.ifft2(y * kept:to(y.dtype), nil, nil, "ortho"):select(-1, 0):unsqueeze(1) end }
+    adjoint = function(y) return ty.ifft2(y * like(y), nil, nil, "ortho"):select(-1, 0):unsqueeze(1) end }
 end
 
 -- ---- differences ----
@@ -274,7 +277,7 @@ function M.mri(options)
       expect("mri.measure", "seed", seed, "an integer")
       local y = A.forward(x)
       local noise = ty.data.with_seed(seed, function() return ty.randn_like(y) end)
-      return y + noise * o.noise * mask:unsqueeze(-1)
+      return y + noise * o.noise * mask:unsqueeze(-1):to { device = y.device }
     end,
     classical = A.adjoint }
 end
