@@ -36,6 +36,13 @@ local function new(network, options)
     process = o.process or processes.DDPM { steps = 100, drop = 0 } }, ChunkPolicy)
 end
 
+-- What the network sees of an observation's rows, where it is.
+local function prepared(self, observation)
+  local there, moved = { device = self.network:device() }, {}
+  for key, x in pairs(observation) do moved[key] = ty.is_tensor(x) and x:to(there) or x end
+  return self.prepare(moved)
+end
+
 --- Trains with { observation (a table of tensors [n, ...]), actions [n, horizon, numbers] }. options: steps (500),
 -- samples (4: pairs of noise and time for each chunk), batch (64), lr (1e-3: the peak; warmed up, then along a cosine),
 -- seed (0), parameters (all that require gradients). Returns { loss: the mean of the last tenth, seconds: of a step }.
@@ -59,9 +66,10 @@ function ChunkPolicy:fit(examples, options)
   for step = 1, o.steps do
     ty.scope(function()
       local rows, observation = ty.randint(0, n, { o.batch }), {}
-      for key, x in pairs(examples.observation) do observation[key] = x:index_select(0, rows) end
-      local loss = policy.loss(self.process, self.network, self.prepare(observation),
-        examples.actions:index_select(0, rows), { samples = o.samples })
+      local function take(x) return x:index_select(0, rows:to { device = x.device }) end
+      for key, x in pairs(examples.observation) do observation[key] = take(x) end
+      local loss = policy.loss(self.process, self.network, prepared(self, observation),
+        take(examples.actions):to { device = self.network:device() }, { samples = o.samples })
       optimizer:step(loss)
       if step > o.steps - math.max(1, o.steps // 10) then
         counted, result.loss = counted + 1, result.loss + loss:item()
@@ -82,7 +90,7 @@ function ChunkPolicy:draw(observation, options)
   arguments.expect("ChunkPolicy:draw", "options", options, "a table or nil")
   local how = { steps = 10 }
   for key, value in pairs(options or {}) do how[key] = value end
-  return (policy.draw(self.process, self.network, self.prepare(observation), { self.horizon, self.actions }, how))
+  return (policy.draw(self.process, self.network, prepared(self, observation), { self.horizon, self.actions }, how))
 end
 
 --- The actions to be done before the next look: the first `execute` of a chunk, [n, execute, numbers].

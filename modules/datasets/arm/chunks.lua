@@ -113,7 +113,7 @@ function M.examples(arm, options)
   return result
 end
 
---- What datasets.arm.actions does.
+--- What datasets.arm.actions does: actions f32 [n, horizon, 4] on the CPU, where the arm is.
 ---@param chunk Tensor
 ---@return Tensor
 function M.actions(chunk)
@@ -123,7 +123,7 @@ function M.actions(chunk)
   end
   local scale = ty.tensor({ 1, 1, 1, kinematics.radian / kinematics.limit }, { dtype = "f32" })
     * (kinematics.limit / kinematics.radian)
-  return chunk:to "f32" * scale
+  return chunk:to { dtype = "f32", device = "cpu" } * scale
 end
 
 return M
