@@ -39,16 +39,18 @@ end
 local function full_map(q, k, cells)
   local weights = (q:matmul(k:transpose(-2, -1)) * q.shape[4] ^ -0.5):softmax(-1)
   local n = cells.count
-  weights = weights:index_select(2, cells.order):index_select(3, cells.order)
+  local order = cells.order:to { device = q.device }
+  weights = weights:index_select(2, order):index_select(3, order)
   return weights:reshape(q.shape[1], q.shape[2], n, cells.size, n, cells.size):sum { 3, 5 } / cells.size
 end
 local function window(q, _, cells)
   local far = (cells.places:unsqueeze(0) - cells.places:unsqueeze(1)):square():sum(-1)
   local more = ty.arange(cells.count * cells.count):to("f32"):reshape(far.shape) * 1e-6 -- so many, and no more
-  return best((-far - more):expand(q.shape[1], q.shape[2], cells.count, cells.count):contiguous())
+  local near = (-far - more):to { device = q.device }
+  return best(near:expand(q.shape[1], q.shape[2], cells.count, cells.count):contiguous())
 end
 local function random(q, _, cells)
-  return best(ty.rand(q.shape[1], q.shape[2], cells.count, cells.count))
+  return best(ty.rand({ q.shape[1], q.shape[2], cells.count, cells.count }, { device = q.device }))
 end
 
 local function sampler(options)
@@ -66,7 +68,8 @@ local function recording(q, k, cells)
   local full, draft = full_map(q, k, cells), attention.draft_map(cells:gather(q), cells:gather(k), cells)
   local function held(blocks)
     local n = cells.count
-    local seen = ty.zeros(q.shape[1], q.shape[2], n, n + 1):scatter_add(3, blocks + 1, ty.ones_like(blocks, "f32"))
+    local seen = ty.zeros({ q.shape[1], q.shape[2], n, n + 1 }, { device = blocks.device })
+      :scatter_add(3, blocks + 1, ty.ones_like(blocks, "f32"))
     return (full * seen:narrow(3, 1, n)):sum():item() / full:sum():item()
   end
   local blocks = best(draft)
@@ -96,8 +99,9 @@ for i, seed in ipairs(r.seeds) do
   ty.manual_seed(seed)
   local n = args.side
   local long = diffusion.DiT { size = n, patch = 1, channels = 4, width = 160, heads = 5, depth = 2, classes = 0 }
-  local x, t = ty.randn(1, 4, n, n), ty.full({ 1 }, 500.0)
-  local condition = { labels = ty.zeros({ 1 }, { dtype = "i64" }) }
+    :to(r.device)
+  local x, t = ty.randn({ 1, 4, n, n }, { device = r.device }), ty.full({ 1 }, 500.0, { device = r.device })
+  local condition = { labels = ty.zeros({ 1 }, { dtype = "i64", device = r.device }) }
   local sparse = long:clone()
   attention.draft(sparse, { rows = n, columns = n, cell = { 8, 8 }, sparsity = args.sparsity })
   local function pass(model)

@@ -123,7 +123,7 @@ ty.plot.grid(ty.concat(sheet, 0), { columns = 6 }):save(r:picture "linfusion.png
 
 local linear, dense, tokens = {}, {}, 1024
 while tokens <= args.longest do
-  local q, k, v = ty.randn(1, 1, tokens, 32), ty.randn(1, 1, tokens, 32), ty.randn(1, 1, tokens, 32)
+  local q, k, v = ty.randn({ 3, 1, tokens, 32 }, { device = r.device }):chunk(3, 0)
   local took = r:time({ linear = function() return distill.linear_attention(q, k, v) end,
     softmax = tokens <= 16384 and function() return ty.scaled_dot_product_attention(q, k, v) end or nil },
     { rounds = 3 })

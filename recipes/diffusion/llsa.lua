@@ -86,15 +86,17 @@ ty.plot.grid(ty.concat(sheet, 0), { columns = 4, scale = 2 }):save(r:picture "ll
 -- ---- seconds over tokens ----
 
 local function seconds(n, fn, times)
-  local least, q, k, v = math.huge, ty.randn(1, 1, n, 32), ty.randn(1, 1, n, 32), ty.randn(1, 1, n, 32)
-  local list = { q:requires_grad_(), k:requires_grad_(), v:requires_grad_() }
-  local forward = math.huge
+  local function noise() return ty.randn({ 1, 1, n, 32 }, { device = r.device }):requires_grad_() end
+  local q, k, v, least, forward = noise(), noise(), noise(), math.huge, math.huge
+  local list = { q, k, v }
   for _ = 1, times do
     ty.scope(function()
       local began = ty.system.clock()
       local y = fn(q, k, v)
+      r:wait()
       forward = math.min(forward, ty.system.clock() - began)
       ty.grad(y:sum(), list)
+      r:wait()
       least = math.min(least, ty.system.clock() - began)
     end)
   end

@@ -69,9 +69,10 @@ for i, seed in ipairs(r.seeds) do
   ty.manual_seed(seed)
   local n = math.floor(args.tokens ^ 0.5 + 0.5)
   local cells = diffusion.attention.cells { rows = n, columns = n, cell = { 8, 8 } }
-  local blocks = cells:nearest(math.max(1, cells.count // 32))
-  local q, k, v = ty.randn(1, 1, n * n, 64), ty.randn(1, 1, n * n, 64), ty.randn(1, 1, n * n, 64)
-  local rho, residual = ty.rand(1, 1, n * n, 1), ty.randn(1, 1, n * n, 64)
+  local there = { device = r.device }
+  local blocks = cells:nearest(math.max(1, cells.count // 32)):to(there)
+  local q, k, v = ty.randn({ 3, 1, n * n, 64 }, there):chunk(3, 0)
+  local rho, residual = ty.rand({ 1, 1, n * n, 1 }, there), ty.randn({ 1, 1, n * n, 64 }, there)
   local took = r:time({
     dense = function() return ty.scaled_dot_product_attention(q, k, v) end,
     sparse = function()
