@@ -147,7 +147,8 @@ function Told:train(pictures, options)
   end
   local fit = { warmup = 10, optimizer = muon, final = 0.1, quiet = true, title = "words of pictures",
     loss = function(network, batch)
-      local image = batch.image or pictures:index_select(0, ty.randint(0, pictures.shape[1], { o.batch }))
+      local image = batch.image or pictures:index_select(0, ty.randint(0, pictures.shape[1], { o.batch },
+        { device = pictures.device }))
       local x0, prompts = painter:encode(image), o.prompt
       if type(prompts) == "function" then
         prompts = expect(who, "what prompt returns", prompts(batch), "a list of strings")

@@ -407,11 +407,11 @@ end
 ---@param list CanvasThing[]
 ---@param draw fun(thing: CanvasThing): Tensor
 ---@return { identity: number, text: number, both: number }
----@return Tensor[] pictures
+---@return Tensor[] pictures  on the CPU
 function Judge:likeness(list, draw)
   local sum, drawn = { identity = 0, text = 0 }, {}
   for i, thing in ipairs(list) do
-    drawn[i] = draw(thing)
+    drawn[i] = draw(thing):to { device = "cpu" }
     local s = self:shares(drawn[i], thing.labels)
     sum.identity = sum.identity + (s.kind + s.colour + s.mark) / 3 / #list
     sum.text = sum.text + (s.style + s.ground) / 2 / #list

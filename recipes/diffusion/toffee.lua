@@ -41,8 +41,8 @@ end
 
 local function learn_features(seed)
   ty.manual_seed(seed)
-  local features = subject.features(zoo.canvas.judge_network(r.quick and { 8, 8 } or nil), r.quick and 8 or 96,
-    function(x) return ty.pixel_unshuffle(x:to "f32" / 127.5 - 1, 4) end)
+  local features = subject.features(zoo.canvas.judge_network(r.quick and { 8, 8 } or nil):to(r.device),
+    r.quick and 8 or 96, function(x) return ty.pixel_unshuffle(x:to "f32" / 127.5 - 1, 4) end)
   return features:train(loader(seed, { styles = { "plain" } }), { steps = args.feature_steps })
 end
 
@@ -112,8 +112,9 @@ for i, seed in ipairs(r.seeds) do
     r:say("seed %d, %s, %d pairs: identity %.3f, text %.3f", seed, name, #data, value.identity, value.text)
     if name == "factory" and i == 1 then
       for k, thing in ipairs(unseen) do
-        sheet[k] = ty.concat({ list[k].picture:unsqueeze(0), rough:narrow(0, k - 1, 1), refined:narrow(0, k - 1, 1),
-          thing.picture:unsqueeze(0), drawn[k] }, 0)
+        local function of(pictures) return pictures:narrow(0, k - 1, 1):to { device = "cpu" } end
+        sheet[k] = ty.concat({ list[k].picture:unsqueeze(0), of(rough), of(refined), thing.picture:unsqueeze(0),
+          drawn[k] }, 0)
       end
     end
   end

@@ -124,9 +124,11 @@ function Factory.batches(features, pairs_, batch, edits)
       pair.target_mask, pair.prompt
   end
   local tokens = ty.keep(features:tokens(ty.stack(pictures, 0), ty.stack(masks, 0)))
-  targets, target_masks = ty.keep(ty.stack(targets, 0)), ty.keep(ty.stack(target_masks, 0):to "f32")
+  local there = { device = tokens.device }
+  targets = ty.keep(ty.stack(targets, 0):to(there))
+  target_masks = ty.keep(ty.stack(target_masks, 0):to { dtype = "f32", device = there.device })
   return function()
-    local at, some = ty.randint(0, #prompts, { batch }), {}
+    local at, some = ty.randint(0, #prompts, { batch }, there), {}
     for i, k in ipairs(at:tolist()) do some[i] = prompts[k + 1] end
     return { image = targets:index_select(0, at), prompts = some, tokens = tokens:index_select(0, at),
       mask = ty.rand({}):item() < edits and target_masks:index_select(0, at) or nil }

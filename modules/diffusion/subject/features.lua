@@ -43,6 +43,11 @@ function Features.loss(a, b, temperature)
   return nn.cross_entropy(alike, (at + n) % (2 * n))
 end
 
+-- What the network makes of pictures, where it is.
+local function maps(self, network, pictures)
+  return network:maps(self.encode(pictures:to { device = network:device() }))
+end
+
 -- Of a picture without its ground: grey where the mask is 0.
 local function isolated(pictures, masks)
   masks = masks:to "f32"
@@ -58,10 +63,11 @@ function Features.view(pictures, masks, most)
   most = most or 2
   local x = isolated(pictures, masks)
   local n, h, w = x.shape[1], x.shape[3], x.shape[4]
-  x = ty.where(ty.rand(n, 1, 1, 1):lt(0.5), x:flip { 3 }, x)
+  local there = { device = x.device }
+  x = ty.where(ty.rand({ n, 1, 1, 1 }, there):lt(0.5), x:flip { 3 }, x)
   local d = ty.randint(0, 2 * most + 1, { 2 }):tolist()
   x = ty.pad(x, { most, most, most, most }, "constant", 127.5):narrow(2, d[1], h):narrow(3, d[2], w)
-  return ((x - 127.5) * (ty.rand(n, 1, 1, 1) * 0.2 + 0.9) + 127.5):clamp(0, 255)
+  return ((x - 127.5) * (ty.rand({ n, 1, 1, 1 }, there) * 0.2 + 0.9) + 127.5):clamp(0, 255)
 end
 
 --- Learns from a loader of batches { image u8, mask }. options: steps (300), temperature (0.2), and those of train.fit.
@@ -72,7 +78,7 @@ end
 function Features:train(loader, options)
   local fit = { steps = 300, lr = 2e-3, weight_decay = 0.01, quiet = true, title = "features",
     loss = function(network, batch)
-      local function seen() return network:maps(self.encode(Features.view(batch.image, batch.mask))):mean { 2, 3 } end
+      local function seen() return maps(self, network, Features.view(batch.image, batch.mask)):mean { 2, 3 } end
       return Features.loss(seen(), seen(), (options or {}).temperature)
     end }
   for key, value in pairs(options or {}) do
@@ -83,13 +89,13 @@ function Features:train(loader, options)
   return self
 end
 
---- Features at each place of things, f32 [n, places, width].
+--- Features at each place of things, f32 [n, places, width], on the network's device.
 ---@param pictures Tensor  u8 [n, 3, h, w]
 ---@param masks Tensor     [n, 1, h, w]
 ---@return Tensor
 function Features:tokens(pictures, masks)
   return ty.no_grad(function()
-    return self.network:maps(self.encode(isolated(pictures, masks))):flatten(2):transpose(1, 2):contiguous()
+    return maps(self, self.network, isolated(pictures, masks)):flatten(2):transpose(1, 2):contiguous()
   end)
 end
 

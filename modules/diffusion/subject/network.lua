@@ -34,7 +34,7 @@ function SubjectNetwork:init(network, width, latents)
   local context = network.config.cross_attention_dim
   if type(context) == "table" then context = context[1] end
   self.network = widened(network, latents + latents // 3)
-  self.proj = nn.Linear(width, context)
+  self.proj = nn.Linear(width, context):to(network:device())
 end
 
 --- condition: text = { embeddings }, subject [n, places, width], and for edits around [n, c, h, w] (the picture with
@@ -75,15 +75,16 @@ function Subject:condition(prompts, tokens, pictures, masks)
   local painter = self.painter
   local n, channels = #prompts, painter.autoencoder.config.latent_channels
   local rows, columns = painter:default_size()
-  local condition = { text = painter:condition(prompts).text, subject = tokens }
+  local there = { device = painter:device() }
+  local condition = { text = painter:condition(prompts).text, subject = tokens:to(there) }
   condition.text.pooled = nil
   if masks then
-    masks = masks:to "f32"
+    masks = masks:to { dtype = "f32", device = there.device }
     condition.around = painter:encode(pictures:to "f32" / 127.5 - 1) * self:fold(1 - masks):repeat_interleave(3, 1)
     condition.hole = self:fold(masks)
   else
-    condition.around = ty.zeros(n, channels, rows, columns)
-    condition.hole = ty.zeros(n, channels // 3, rows, columns)
+    condition.around = ty.zeros(n, channels, rows, columns, there)
+    condition.hole = ty.zeros(n, channels // 3, rows, columns, there)
   end
   return condition
 end
@@ -113,7 +114,7 @@ function Subject:train(next, options)
       local dropped = ty.rand({}):item() < o.drop
       prompts[i], kept[i] = dropped and "" or prompt, dropped and 0 or 1
     end
-    local tokens = batch.tokens * ty.tensor(kept, { dtype = "f32" }):reshape(#kept, 1, 1)
+    local tokens = batch.tokens * ty.tensor(kept, { dtype = "f32", device = batch.tokens.device }):reshape(#kept, 1, 1)
     return objective:loss(network, self.painter:encode(batch.image), self:condition(prompts, tokens, batch.image,
       batch.mask))
   end }
@@ -149,13 +150,14 @@ function Subject:paint(prompts, tokens, options)
   if o.image and not o.mask then
     local left = math.max(1, math.floor(o.steps * o.strength + 0.5))
     points = table.move(points, o.steps - left + 1, #points, 1, {})
-    local noise = ty.data.with_seed(o.seed, function() return ty.randn(shape) end)
+    local noise = ty.data.with_seed(o.seed, function() return ty.randn(shape, { device = painter:device() }) end)
     x = painter.process.schedule:mix(painter:encode(o.image), noise, points[1].alpha, points[1].sigma)
   end
   local drawn = painter:decode((sampler:sample(self.network, shape, { condition = condition, null = null, x = x,
     points = points, seeds = seeds })))
   if not o.mask then return drawn end
-  return ty.where(o.mask:gt(0), drawn, o.image)
+  local there = { device = drawn.device }
+  return ty.where(o.mask:to(there):gt(0), drawn, o.image:to(there))
 end
 
 return new

@@ -23,7 +23,7 @@ return function(painter, pictures, prompts, others, options)
     at = "a number in (0, 1)", seed = "an integer" })
   local objective, n = painter.process.objective, #prompts
   local x0 = painter:encode(pictures)
-  local t = painter.process.schedule:from_unit(ty.full({ n }, o.at))
+  local t = painter.process.schedule:from_unit(ty.full({ n }, o.at, { device = x0.device }))
   local function errors(words) -- f32 [n]
     local condition, sum = painter:condition(words), 0
     for draw = 1, o.draws do
@@ -36,7 +36,7 @@ return function(painter, pictures, prompts, others, options)
     return sum
   end
   return ty.no_grad(function()
-    local own, won = errors(prompts), ty.zeros(n)
+    local own, won = errors(prompts), ty.zeros({ n }, { device = x0.device })
     local count = #others[1]
     for k = 1, count do
       local words = {}

@@ -71,7 +71,8 @@ function Benchmark:look(target, part, seed, options, painter)
   local pictures = self:draw(part.prompts, seed, options, painter)
   local found = retention(part.labels, self.judge:see(pictures), target.domain, target.across, target.number)
   local stay = part.labels[target.domain]:ne(target.number):nonzero():select(1, 0)
-  found.frechet = distribution.frechet(self.judge:features(pictures:index_select(0, stay)),
+  local drawn = pictures:index_select(0, stay:to { device = pictures.device })
+  found.frechet = distribution.frechet(self.judge:features(drawn),
     self.judge:features(part.image:index_select(0, stay)))
   found.retention = (found.in_domain + found.cross_domain) / 2
   found.score = (found.forgetting + found.in_domain + found.cross_domain) / 3
