@@ -2,7 +2,7 @@
 -- Spectrally Decomposed Low-Dimensional Adaptation".
 --
 --     peft.lamda.attach(model, { rank = 16, targets = "all-linear" })
---     local optimizer = optim.AdamW(peft.parameters(model), { lr = 1e-2 })
+--     local optimizer = optim.AdamW(peft.lamda.groups(model, { lr = 2e-2 }))
 --     peft.lamda.follow(model, optimizer, { steps = 0.3 * steps })     -- freezes B bit by bit
 --     ...
 --     peft.merge(model)                                                -- or peft.save: plain LoRA in PEFT's files
@@ -156,6 +156,26 @@ local function of(who, model)
   end
   if #list == 0 then arguments.fail("%s: model: expected one of peft.lamda.attach, got another adapter", who) end
   return list
+end
+
+--- The parameters in two groups for an optimizer: the squares, and B at `share` of their rate. Columns of B are
+-- orthonormal, their numbers as small as 1 / sqrt(outputs), whereas S has singular values: at one rate, steps of Adam
+-- that are small for S turn B over. What else peft.parameters has is in the first group. options: lr (1e-2), share
+-- (0.3). Make them before any of B is frozen.
+---@param model Module
+---@param options? {lr?: number, share?: number}
+---@return table[] groups
+function M.groups(model, options)
+  local who = "peft.lamda.groups"
+  local o = arguments.read(who, options, { lr = 1e-2, share = 0.3 }, { lr = "a finite number >= 0",
+    share = "a finite number >= 0" })
+  local is_outer, groups = {}, { { params = {}, lr = o.lr }, { params = {}, lr = o.lr * o.share } }
+  for _, module in ipairs(of(who, model)) do
+    local b = rawget(module, "lora_B")
+    if b then is_outer[b] = true end
+  end
+  for _, p in ipairs(adapter.parameters(model)) do table.insert(groups[is_outer[p] and 2 or 1].params, p) end
+  return groups
 end
 
 --- Freezes a share of the columns of every B, those of the least singular values first; what is frozen already stays
