@@ -16,7 +16,7 @@ local llm, peft = require "tycho.llm", require "tycho.peft"
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "steps", 100, "training steps", quick = 2 },
+    { "steps", 300, "training steps", quick = 2 },
     { "batch", 10, "items at a time", quick = 2 },
     { "items", 500, "of the test part", quick = 10 },
     { "rank", 4, "of an expert and of the adapters in attention" },
@@ -85,7 +85,7 @@ local function oracle(rate, seed)
     test = function() return each(test) end }
 end
 
-local rates = r.quick and { 1e-2 } or { 3e-3, 1e-2, 3e-2 }
+local rates = r.quick and { 1e-2 } or { 3e-3, 5e-3, 1e-2 }
 local name_active, name_total = ("LoRA of %d times the rank"):format(args.chosen),
   ("LoRA of %d times the rank"):format(args.experts)
 local ways = {
