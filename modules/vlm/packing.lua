@@ -84,14 +84,18 @@ function M.turns(rows, fill)
 end
 
 --- Which sequences share a row of `room` tokens: first-fit decreasing, the longest first, each into the first row that
--- has room for it (Johnson 1973). Returns a list of rows, each the positions of its sequences in `lengths`, from 1.
+-- has room for it (Johnson 1973). decreasing (true); false: in their order, which wastes a little more, and leaves rows
+-- with long and short sequences where first-fit decreasing makes rows of equally long ones. Returns a list of rows,
+-- each the positions of its sequences in `lengths`, from 1.
 ---@param lengths integer[]
 ---@param room integer
+---@param decreasing? boolean
 ---@return integer[][]
-function M.fit(lengths, room)
+function M.fit(lengths, room, decreasing)
   local who = "vlm.packing.fit"
   arguments.expect(who, "lengths", lengths, "a list of integers")
   arguments.expect(who, "room", room, "an integer > 0")
+  arguments.expect(who, "decreasing", decreasing, "a boolean or nil")
   local order, rows, left = {}, {}, {}
   for i, length in ipairs(lengths) do
     if length > room then
@@ -99,10 +103,12 @@ function M.fit(lengths, room)
     end
     order[i] = i
   end
-  table.sort(order, function(a, b)
-    if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
-    return a < b
-  end)
+  if decreasing ~= false then
+    table.sort(order, function(a, b)
+      if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
+      return a < b
+    end)
+  end
   for _, i in ipairs(order) do
     local r = 1
     while left[r] and left[r] < lengths[i] do r = r + 1 end
@@ -210,7 +216,7 @@ local function pack_more(self)
     chosen[#chosen + 1], lengths[#lengths + 1] = i, #self.sequences[i].ids
     sum = sum + lengths[#lengths]
   end
-  local packed, rows = M.fit(lengths, self.room), {}
+  local packed, rows = M.fit(lengths, self.room, self.decreasing), {}
   for r, row in ipairs(packed) do
     rows[r] = {}
     for k, place in ipairs(row) do rows[r][k] = chosen[place] end
@@ -284,16 +290,18 @@ function Loader:drawn(count, options)
 end
 
 --- Sequences { ids, learnt } as a loader of ty.train.fit. options: room (tokens of a packed row) or batch (sequences
--- of a padded batch), fill (0: the id that rows end with), ahead (8: rows that are packed at a time). What is drawn
+-- of a padded batch), fill (0: the id that rows end with), ahead (8: rows that are packed at a time), decreasing (true:
+-- the longest first; false: as they are drawn, so that a step on one row sees short and long ones alike). What is drawn
 -- follows ty.manual_seed.
 ---@param sequences table[]
----@param options { room?: integer, batch?: integer, fill?: integer, ahead?: integer }
+---@param options { room?: integer, batch?: integer, fill?: integer, ahead?: integer, decreasing?: boolean }
 ---@return PackedLoader
 function M.loader(sequences, options)
   local who = "vlm.packing.loader"
   arguments.expect(who, "sequences", sequences, "a list of tables")
-  local o = arguments.read(who, options, { room = arguments.none, batch = arguments.none, fill = 0, ahead = 8 },
-    { room = "an integer > 0", batch = "an integer > 0", fill = "an integer >= 0", ahead = "an integer > 0" })
+  local o = arguments.read(who, options, { room = arguments.none, batch = arguments.none, fill = 0, ahead = 8,
+    decreasing = true }, { room = "an integer > 0", batch = "an integer > 0", fill = "an integer >= 0",
+    ahead = "an integer > 0" })
   if (o.room == nil) == (o.batch == nil) then
     arguments.fail("%s: expected one of the options room and batch, got %s", who, o.room and "both" or "none")
   end
@@ -306,7 +314,7 @@ function M.loader(sequences, options)
     end
   end
   return setmetatable({ sequences = sequences, room = o.room, size = o.batch, filler = o.fill, ahead = o.ahead,
-    order = {}, place = 0, rows = {}, waiting = {}, used = 0, computed = 0 }, Loader)
+    decreasing = o.decreasing, order = {}, place = 0, rows = {}, waiting = {}, used = 0, computed = 0 }, Loader)
 end
 
 return M

@@ -254,8 +254,9 @@ function M.loss(model, loader, batch, seen, project)
 end
 
 --- Trains what is not frozen of a model on sequences. options: steps, lr (2e-3), room (1024: tokens of a packed row) or
--- batch (sequences of a padded one), seen and project (see loss()), warmup (10). Returns the loader, which knows how
--- much of it was padding, and the mean loss of the last ten steps.
+-- batch (sequences of a padded one), seen and project (see loss()), warmup (10), decreasing (true: as of
+-- vlm.packing.loader()). Returns the loader, which knows how much of it was padding, and the mean loss of the last ten
+-- steps.
 ---@param model LanguageModel
 ---@param sequences table[]
 ---@param options table
@@ -264,9 +265,11 @@ end
 function M.fit(model, sequences, options)
   expect("captioner.fit", "model", model, "a module")
   local o = arguments.read("captioner.fit", options, { steps = 1, lr = 2e-3, room = 1024, batch = arguments.none,
-    seen = arguments.none, project = arguments.none, warmup = 10 }, { steps = "an integer > 0", room = "an integer > 0",
-    batch = "an integer > 0", seen = "a tensor", project = "a function", warmup = "an integer >= 0" })
-  local loader = vlm.packing.loader(sequences, { room = not o.batch and o.room or nil, batch = o.batch })
+    seen = arguments.none, project = arguments.none, warmup = 10, decreasing = true },
+    { steps = "an integer > 0", room = "an integer > 0", batch = "an integer > 0", seen = "a tensor",
+      project = "a function", warmup = "an integer >= 0" })
+  local loader = vlm.packing.loader(sequences, { room = not o.batch and o.room or nil, batch = o.batch,
+    decreasing = o.decreasing })
   local losses = ty.train.fit(model, loader, { steps = o.steps, lr = o.lr, weight_decay = 0.0, warmup = o.warmup,
     quiet = true, loss = function(m, batch) return M.loss(m, loader, batch, o.seen, o.project) end })
   model:eval()

@@ -81,11 +81,13 @@ local test = questions("validation", args.test, args.choose)
 -- ---- seconds of a step, and how many fill the same time ----
 
 local short, long = captioner.described(few, pool.captions, kept), captioner.described(all, pool.captions, kept)
-local packed = vlm.packing.loader(short, { room = args.room })
-local samples = vlm.packing.loader(short, { room = args.room }):next().sequences.shape[1]
+local function in_rows(list) return vlm.packing.loader(list, { room = args.room, decreasing = false }) end
+local packed, tokens = in_rows(short), 0
+for _, one in ipairs(short) do tokens = tokens + #one.ids end
+local samples = math.floor(args.room * #short / tokens + 0.5) -- of a packed row, in the mean
 local padded = vlm.packing.loader(short, { batch = samples })
 local seconds, rates = captioner.speeds(r, begin(reader), { packed = { packed, pool.pooled },
-  padded = { padded, pool.pooled }, full = { vlm.packing.loader(long, { room = args.room }), pool.seen } }, project,
+  padded = { padded, pool.pooled }, full = { in_rows(long), pool.seen } }, project,
   r.quick and 1 or 15)
 local function equal(name) return math.max(1, math.floor(args.steps * seconds.packed / seconds[name] + 0.5)) end
 r:say("in equal seconds: %d steps of packed rows, %d of padded batches of %d, %d with all of a picture's tokens",
@@ -103,7 +105,7 @@ local function run(i, seed, name, tuning, chosen, how)
   local model, loss, loader = begin(reader), 0, nil
   if chosen then
     loader, loss = captioner.fit(model, captioner.described(how.full and all or few, pool.captions, chosen),
-      { steps = how.steps or args.steps, lr = args.lr, room = args.room, batch = how.batch,
+      { steps = how.steps or args.steps, lr = args.lr, room = args.room, batch = how.batch, decreasing = false,
         seen = how.full and pool.seen or pool.pooled, project = project })
   end
   answerer.tune(model, all, tuning, { steps = args.tune_steps, batch = args.tune_batch, lr = args.tune_lr,

@@ -150,6 +150,24 @@ check.test("first-fit decreasing: every sequence once, none too many in a row", 
   check.equal(#seen, 500)
 end)
 
+check.test("first fit in the order given: rows are not sorted by length", function()
+  check.equal(packing.fit({ 5, 7, 5, 2, 4, 2 }, 10, false), { { 1, 3 }, { 2, 4 }, { 5, 6 } })
+  ty.manual_seed(7)
+  local sequences = {}
+  for i, n in ipairs(ty.randint(5, 36, { 400 }):tolist()) do
+    sequences[i] = { ids = {}, learnt = {} }
+    for k = 1, n do sequences[i].ids[k], sequences[i].learnt[k] = k % 19, true end
+  end
+  local spread = {}
+  for _, decreasing in ipairs { true, false } do
+    local loader, counts = packing.loader(sequences, { room = 512, decreasing = decreasing }), {}
+    for k = 1, 20 do counts[k] = loader:next().sequences.shape[1] end
+    check.ok(loader:padding() < 0.02)
+    spread[decreasing] = ty.stats.spread(counts)
+  end
+  check.ok(spread[false] < 0.5 * spread[true])
+end)
+
 local function samples(count, most)
   local list = {}
   for i, words in ipairs(ty.randint(1, most, { count }):tolist()) do
