@@ -79,8 +79,10 @@ local routed = nn.surgery.wrapper { name = "Routed", field = "_depths", fields =
 
 --- Gives the decoder's layers routers. options: shares (of each layer, in place of shares() of shift, floor and dense:
 -- see there), scale (0.2: of TanhNorm; with 0 the weights are 1), all (false; true: layers that keep everything weigh
--- it, too). Routers begin at zero, as in the reference code. Returns { shares = of each layer, layers = which are
--- routed }.
+-- it, too), own (false; true: the last layer has a router of its own, as in the reference code). Routers begin at zero,
+-- as in the reference code. One of the last layer never leaves it: nothing reads what that layer makes of a picture's
+-- tokens, so their weights have no gradient, and it would keep the first tokens for good. So the last layer asks the
+-- router of the layer before, if there is one. Returns { shares = of each layer, layers = which are routed }.
 ---@param model Llava
 ---@param options? table
 ---@return table report
@@ -89,7 +91,7 @@ function M.apply(model, options)
   arguments.expect(who, "model", model, "a module")
   local decoder = picked.decoder(who, model)
   local o = arguments.read(who, options, { shares = arguments.none, shift = 0.5, floor = 0.25, dense = 0.75,
-    scale = 0.2, all = false }, { shares = "a list of numbers", scale = "a finite number >= 0" })
+    scale = 0.2, all = false, own = false }, { shares = "a list of numbers", scale = "a finite number >= 0" })
   local layers = decoder.model.layers
   local shares = o.shares or M.shares(#layers, { shift = o.shift, floor = o.floor, dense = o.dense })
   if #shares ~= #layers then
@@ -106,10 +108,13 @@ function M.apply(model, options)
         arguments.fail("%s: model: expected layers that see all tokens, got a window of %d in layer %d", who,
           attention.window + 1, i)
       end
-      local router = nn.Linear(weight.shape[1], 1)
-      nn.init.zeros(router.weight)
-      nn.init.zeros(router.bias)
-      layer.router = router:to { device = weight.device, dtype = weight.dtype }
+      local router = i == #layers and not o.own and layers[i - 1].router
+      if not router then
+        router = nn.Linear(weight.shape[1], 1):to { device = weight.device, dtype = weight.dtype }
+        nn.init.zeros(router.weight)
+        nn.init.zeros(router.bias)
+      end
+      layer.router = router
       routed:wrap(layer, { share = shares[i], scale = o.scale, image = model.config.image_token_index })
       report.layers[#report.layers + 1] = i
     end

@@ -104,6 +104,33 @@ check.test("gradients of routers are those of finite differences, and skipped to
   check.ok(layer.router.weight.grad:abs():max():item() > 1e-3)
 end)
 
+check.test("a router of the last layer has no gradient, so that layer asks the one before", function()
+  local m = model()
+  mod.apply(m, { shares = { 1, 0.5, 0.25 }, own = true })
+  shake(m)
+  local layers = m.language_model.model.layers
+  local function learn()
+    m:zero_grad()
+    local answers = ty.full({ 2, 20 }, -100, { dtype = "i64" })
+    answers:narrow(1, 18, 2):fill_(3)
+    m:loss(tokens, answers, { pictures = pictures }):backward()
+  end
+  learn()
+  check.ok(layers[2].router.weight.grad:abs():max():item() > 0)
+  local last = layers[3].router.weight.grad
+  check.ok(not last or last:abs():max():item() == 0)
+  mod.remove(m)
+  check.equal(layers[3].router == nil, true)
+  mod.apply(m, { shares = { 1, 0.5, 0.25 } })
+  check.ok(layers[3].router == layers[2].router)
+  local copy = m:clone().language_model.model.layers
+  check.ok(copy[3].router == copy[2].router and copy[2].router ~= layers[2].router)
+  mod.remove(m)
+  mod.apply(m, { shares = { 1, 1, 0.25 } })
+  check.ok(layers[3].router ~= nil and layers[2].router == nil)
+  mod.remove(m)
+end)
+
 check.test("decoding with a cache whose layers hold different tokens is computing all anew", function()
   local m = model()
   mod.apply(m, { shares = { 1, 0.5, 0.25 } })
