@@ -10,6 +10,9 @@
 -- scenes. They are kept by the union of a CLIP's scores and of a grader's. All ways get the same tuning with all of a
 -- picture's tokens; rows say whether they had equal seconds or equal steps. Settings were chosen on other scenes.
 --
+-- Rows are filled by first fit in the order drawn. First-fit decreasing, with a row a step, makes steps of equally long
+-- captions, simple scenes or complex ones alone: with it padded batches answered more (by 0.056 +- 0.071).
+--
 -- The paper's grader says a grade in words. One of this size, tuned for that, graded as chance does; so a grade is how
 -- much likelier its picture makes a caption than another picture, to a scene-vlm that learnt to write captions.
 local ty = require "tycho"
@@ -27,13 +30,13 @@ local r = ty.recipe.declare {
     { "lr", 4e-3, "peak learning rate of pre-training" },
     { "side", 4, "of the grid that pictures are pooled to" },
     { "tuned", 300, "scenes of instruction tuning, with eight questions each", quick = 4 },
-    { "tune_steps", 90, "of it", quick = 1 },
+    { "tune_steps", 120, "of it", quick = 1 },
     { "tune_batch", 8, "scenes of a step", quick = 2 },
     { "tune_lr", 3e-3, "peak learning rate of it" },
     { "read", 120, "steps in which the language model reads text alone", quick = 1 },
     { "grade", 50, "steps of tuning the grader", quick = 1 },
     { "trusted", 250, "captions that it learns to write, none of them wrong", quick = 4 },
-    { "test", 150, "scenes to measure with", quick = 4 },
+    { "test", 300, "scenes to measure with", quick = 4 },
     { "width", 64, "hidden size of the language model", quick = 32 },
     { "layers", 2, "of it", quick = 1 },
     { "choose", 0, "added to seeds of data, to choose settings by" },

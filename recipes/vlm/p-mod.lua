@@ -20,7 +20,8 @@ local r = ty.recipe.declare {
   seeds = 3,
   args = {
     { "steps", 60, "of tuning each model", quick = 1 },
-    { "batch", 16, "pictures of a step, with four questions each", quick = 2 },
+    { "batch", 16, "pictures of a step", quick = 2 },
+    { "questions", 4, "about each of them" },
     { "lr", 1e-3, "peak learning rate" },
     { "pool", 500, "scenes that are tuned on", quick = 4 },
     { "test", 200, "scenes to measure with", quick = 4 },
@@ -74,7 +75,8 @@ local untuned = vlm.answers.shares(vlm.answers.ask(start, dialogue, test)).all
 local function run(seed, shares)
   local model = base()
   if shares then mod.apply(model, { shares = shares, scale = args.scale }) end
-  local pool = answerer.featured(start, answerer.questions("training", args.pool, { seed = seed + 1 }))
+  local pool = answerer.featured(start, answerer.questions("training", args.pool, { seed = seed + 1,
+    questions = args.questions }))
   answerer.tune(model, dialogue, pool, { steps = args.steps, batch = args.batch, lr = args.lr, seed = seed,
     fast = "router", times = args.times })
   return vlm.answers.ask(model, dialogue, test), model
