@@ -8,7 +8,8 @@ local folder = root .. "/build/bench"
 -- The text and the tokenizer, in files for the other side as well.
 local function prepare()
   local parts = {}
-  for _, directory in ipairs { "src/ops", "src/io", "src/lua", "src/autograd", "kernels/cpu", "lua/tycho/nn" } do
+  for _, directory in ipairs { "src/ops", "src/io", "src/lua", "src/autograd", "kernels/cpu/matmul",
+    "kernels/cpu/convolution", "kernels/cpu/quantized", "kernels/cpu/norm", "lua/tycho/nn" } do
     local names = ty.io.listdir(root .. "/" .. directory)
     table.sort(names)
     for _, name in ipairs(names) do
