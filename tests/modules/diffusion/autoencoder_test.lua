@@ -73,6 +73,13 @@ check.test("a decoder is tuned: better pictures of the same latents, its own or 
   end
   check.close(losses(given), losses(images), 1e-5)
   check.ok(math.abs(losses(given, { noise = 2 })[1] - losses(given)[1]) > 1e-4)
+  local ratio = losses(images, { objective = "psnr" })[1]
+  local squares = ty.no_grad(function() return (m(x) - x):square():mean { 1, 2, 3 } end)
+  check.close(ratio, 0.01 * (squares + 1e-5):log():mean():item(), 1e-5)
+  local _, sharper = autoencoder.fit_decoder(m, loader, { steps = 40, lr = 3e-3, quiet = true, objective = "psnr" })
+  check.ok(autoencoder.psnr(sharper, images, { count = 12 }) > psnr + 0.5)
+  check.fails(function() autoencoder.fit_decoder(m, loader, { objective = "l1" }) end,
+    'objective: expected "mse" or "psnr", got ')
   check.fails(function() autoencoder.fit_decoder(m, loader, { noise = -1 }) end, "noise: expected a number >= 0")
 end)
 
