@@ -1,7 +1,7 @@
 --- The least work of f32 convolutions with 3x3 kernels on a CPU: that of Winograd's transforms F(4x4, 3x3), where our
 -- kernels take them (kernels/cpu/convolution/conv.c, suits_winograd). 144 products of a tile become 36; what the
--- transforms take is counted as instructions of kernels/cpu/convolution/conv_winograd.h, each of which is two operations
--- of the limit's rate, which is that of multiply-add.
+-- transforms take is counted as instructions of kernels/cpu/convolution/conv_winograd.h, each of which is two
+-- operations of the limit's rate, which is that of multiply-add.
 local ty = require "tycho"
 
 local winograd = {}
