@@ -9,7 +9,7 @@
 -- of training scenes unit variance. In the same time, 2.2 times as many channels below the first level were 0.6 dB
 -- worse, and half the logarithm of each picture's mean square, in the place of the mean square, 0.9 dB.
 --
--- What is missing is training and size, not scenes: those of the training part come back at 29.7 dB, others, which the
+-- What is missing is training or size, not scenes: those of the training part come back at 29.7 dB, others, which the
 -- table does not have, at 29.68. Of these, plain backgrounds are at 31.7 dB, checks at 26.3, photos at 25.5; scenes of
 -- one object at 30.5, of five at 27.5. With the encoder at rest, so that latents mean what they meant, --decoder-steps
 -- trains the decoder alone, for the logarithm of each picture's mean square, which a mean PSNR counts: 29.71 dB after
