@@ -10,6 +10,7 @@
 -- It is trained with policy.loss and drawn from with policy.draw, by a process of tycho.diffusion and its sampler.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local seeds = require "tycho.diffusion.seeds"
 
 local M = {}
 
@@ -83,7 +84,11 @@ function M.draw(process, network, observation, shape, options)
     if not first then arguments.fail("policy.draw: observation: expected tensors, got none") end
     local condition, size = network:encode(observation), { first.shape[1] * samples }
     table.move(shape, 1, #shape, 2, size)
-    if not how.noise and not how.seeds and not how.x then how.noise = ty.randn(size, { device = first.device }) end
+    -- The sampler sees a function, which does not say where the network is: the observation does.
+    if not how.noise and not how.x then
+      local there = { device = first.device }
+      how.noise = how.seeds and seeds.noise(how.seeds)(0, ty.empty(size, there)) or ty.randn(size, there)
+    end
     return process:sample(function(x, t) return network:denoise(x, t, condition) end, size, how), condition
   end)
 end

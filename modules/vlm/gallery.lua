@@ -269,7 +269,7 @@ end
 local function nearest(self, vector, count)
   if not self.features then return {} end
   count = math.min(count, #self.paths)
-  local scores, places = self.features:matmul(vector):topk(count)
+  local scores, places = self.features:matmul(vector:to { device = self.features.device }):topk(count)
   scores, places = scores:tolist(), places:tolist()
   local found = {}
   for i = 1, count do

@@ -241,7 +241,10 @@ function M.chooser(kind, options)
       return largest((o.gate(now.seen, now.before, now.states, now.states_before)), counts(now.seen))
     end
   elseif kind == "random" then
-    return function(now) return largest(ty.rand(now.seen.shape[1], now.seen.shape[2]), counts(now.seen)) end
+    return function(now)
+      local drawn = ty.rand({ now.seen.shape[1], now.seen.shape[2] }, { device = now.seen.device })
+      return largest(drawn, counts(now.seen))
+    end
   elseif kind == "similar" then
     return function(now)
       local a, b = now.seen, now.before

@@ -3,6 +3,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local hub = require "tycho.hub"
 local shipped = require "tycho.shipped"
+local default_device = require("tycho.nn.options").device
 
 local M = {}
 
@@ -40,13 +41,13 @@ function M.path(name) return folder_of("zoo.path", name) end
 
 --- A trained model, in evaluation mode; of a folder with several (model_index.json) the pipeline, as hub.pipeline has
 -- it. options: those of hub.load, or of hub.pipeline; dtype is f32 unless it says otherwise, since files are in half
--- precision.
+-- precision, and device that of new modules (nn.with_defaults).
 ---@param name string
 ---@param options? table
 ---@return Module|Pipeline model
 function M.load(name, options)
   local folder = folder_of("zoo.load", name)
-  local given = { dtype = "f32" }
+  local given = { dtype = "f32", device = default_device() }
   arguments.expect("zoo.load", "options", options, "a table or nil")
   for key, value in pairs(options or {}) do given[key] = value end
   if ty.io.exists(folder .. "/model_index.json") then return hub.pipeline(folder, given) end

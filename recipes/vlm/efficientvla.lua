@@ -108,7 +108,7 @@ for i, seed in ipairs(r.seeds) do
     if way.name == "ours" and i == 1 then
       watch = function(now, plans, condition)
         zoo.arm.film(film, now, plans, 8, function(picture, row) -- what does not go on is dark
-          local on = condition.places:select(0, row - 1)
+          local on = condition.places:select(0, row - 1):to { device = picture.device }
           return zoo.arm.shaded(picture, ty.zeros({ model.places }):scatter(0, on, ty.ones { args.tokens }))
         end)
       end

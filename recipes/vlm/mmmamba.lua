@@ -61,10 +61,11 @@ for i, seed in ipairs(r.seeds) do
   local function batch_of(step)
     if not drawn[step] then
       local packed, features = draw()
-      local options = { mask = ty.keep(packed.options.mask), positions = ty.keep(packed.options.positions),
-        features = ty.keep(features) }
-      drawn[step] = { ty.keep(packed.tokens), options, ty.keep(packed.at),
-        ty.keep(mamba.words(teacher, packed.tokens, options, packed.at)) }
+      local function on(x) return ty.keep(x:to { device = r.device }) end
+      local options = { mask = on(packed.options.mask), positions = on(packed.options.positions),
+        features = on(features) }
+      local text, at = on(packed.tokens), on(packed.at)
+      drawn[step] = { text, options, at, ty.keep(mamba.words(teacher, text, options, at)) }
     end
     return table.unpack(drawn[step])
   end
@@ -94,17 +95,17 @@ local decoders = { attention = r:place(function() return models.Llama(config):ev
 decoders.linear = mamba.student(decoders.attention):eval()
 decoders.hybrid = mamba.student(decoders.attention, { keep = { 1 } }):eval()
 
-local heads, width = config.num_attention_heads, config.head_dim
+local heads, width, there = config.num_attention_heads, config.head_dim, { device = r.device }
 local function after(model, n)
   local cache = model:cache { room = n + 8 * (args.rounds + 2) }
   ty.no_grad(ty.scope, function() -- a word, so that the layers' states are there
-    model:hidden(ty.tensor { { 5 } }, { cache = cache })
+    model:hidden(ty.tensor({ { 5 } }, there), { cache = cache })
     for l, layer in ipairs(model.model.layers) do
       if layer.self_attn.mixer then
         cache:skip(l, n - 1)
         cache[l].state:normal_()
       else
-        cache:append(l, ty.randn(1, heads, n - 1, width), ty.randn(1, heads, n - 1, width))
+        cache:append(l, ty.randn({ 1, heads, n - 1, width }, there), ty.randn({ 1, heads, n - 1, width }, there))
       end
     end
   end)
@@ -112,7 +113,7 @@ local function after(model, n)
   return cache
 end
 
-local word, names, lengths = ty.tensor { { 5 } }, { "attention", "hybrid", "linear" }, {}
+local word, names, lengths = ty.tensor({ { 5 } }, there), { "attention", "hybrid", "linear" }, {}
 for k = 3, 0, -1 do lengths[4 - k] = args.longest // 4 ^ k | 0 end
 local work, calls, bytes, seconds, lines = {}, {}, {}, {}, {}
 for _, name in ipairs(names) do

@@ -103,8 +103,9 @@ local batch = { features = test[1].features:narrow(0, 0, 4),
   questions = table.move(test[1].questions, 1, 4, 1, {}), image = test[1].image:narrow(0, 0, 4) }
 local side, pictures = math.tointeger(batch.features.shape[2] ^ 0.5), { batch.image }
 mod.watch(shown, function(_, visual, places)
-  local count = side * side
-  local kept = ty.zeros({ 4, visual.shape[2] }):scatter(1, places, ty.ones(places.shape)):narrow(1, 0, count)
+  local count, ones = side * side, ty.ones_like(places, "f32")
+  local kept = (visual:to "f32" * 0):scatter(1, places, ones):narrow(1, 0, count)
+    :to { device = batch.image.device }
   local map = ty.interpolate(kept:reshape(4, 1, side, side), { 64, 64 }, 0, "nearest")
   pictures[#pictures + 1] = ty.keep((batch.image:to "f32" * (map * 0.85 + 0.15)):to "u8")
 end)

@@ -74,7 +74,7 @@ for i, seed in ipairs(r.seeds) do
         if #rows == 0 then return end
         local look = zoo.arm.observation(model, now)
         for key, value in pairs(look) do
-          look[key] = ty.keep(value:index_select(0, ty.tensor(rows, { dtype = "i64" })))
+          look[key] = ty.keep(value:index_select(0, ty.tensor(rows, { dtype = "i64", device = value.device })))
         end
         look.episodes = episodes
         looks[#looks + 1] = look
@@ -84,7 +84,8 @@ for i, seed in ipairs(r.seeds) do
       watch = function(now, plans, condition)
         trace[#trace + 1] = condition.reused:to("f32"):mean():item()
         zoo.arm.film(film, now, plans, 8, function(picture, row) -- what is used again is dark
-          return zoo.arm.shaded(picture, 1 - condition.reused:select(0, row - 1):to "f32")
+          local fresh = 1 - condition.reused:select(0, row - 1):to "f32"
+          return zoo.arm.shaded(picture, fresh:to { device = picture.device })
         end)
       end
     end

@@ -20,6 +20,10 @@ function M.full(size, value, dtype)
   return ty.full(size, value, { dtype = dtype or current.dtype, device = current.device })
 end
 
+--- The device of new parameters; of the meta device nil: what is read from files is never there.
+---@return string?
+function M.device() return current.device ~= "meta" and current.device or nil end
+
 --- A tensor that becomes part of a module, where new parameters go: moved if a model's init() made it on the CPU. On
 -- the meta device nothing is moved: what is computed there once, such as frequencies, would be lost.
 ---@param tensor Tensor
