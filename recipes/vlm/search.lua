@@ -71,8 +71,8 @@ if captions then
   for from = 1, #captions - args.among + 1, args.among do
     local part = gallery.features:narrow(0, from - 1, args.among)
     for i = 0, args.among - 1, 4 do
-      local words = encoder:texts({ captions[from + i] }):select(0, 0):to { device = part.device }
-      local best = part:matmul(words):argmax():item()
+      local wanted = encoder:texts({ captions[from + i] }):select(0, 0):to { device = part.device }
+      local best = part:matmul(wanted):argmax():item()
       first, asked = first + (captions[from + best] == captions[from + i] and 1 or 0), asked + 1
     end
   end
