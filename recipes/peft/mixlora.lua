@@ -16,7 +16,7 @@ local llm, peft = require "tycho.llm", require "tycho.peft"
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "steps", 300, "training steps", quick = 2 },
+    { "steps", 200, "training steps", quick = 2 },
     { "batch", 10, "items at a time", quick = 2 },
     { "items", 500, "of the test part", quick = 10 },
     { "rank", 4, "of an expert and of the adapters in attention" },
