@@ -9,6 +9,10 @@
 -- rates, chosen by the development part with the model that is used in the end. Against: the whole model as it is; LoRA
 -- on the whole model, the upper line; LoRA on the aligned pruned model, which stays as small, so of equal bytes; no
 -- alignment. Scores are nats of an answer on chapters that nothing was trained on; differences are item by item.
+--
+-- LoRA on the pruned model is not beaten. On the development part, one seed, nats an answer of the whole model and of
+-- the pruned one, at rate 1e-2: 4.62 and 4.60 without alignment, aligned at 1e-4 4.39 and 4.42, at 3e-4 4.62 and 4.60;
+-- at 1e-4 with rate 3e-3 4.94 and 4.48; with 200 steps at 7e-3 4.24 and 3.94: longer training helps the pruned one.
 local ty = require "tycho"
 local datasets, zoo = require "tycho.datasets", require "tycho.zoo"
 local llm, peft = require "tycho.llm", require "tycho.peft"

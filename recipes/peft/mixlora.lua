@@ -9,6 +9,9 @@
 -- two experts (equal active parameters), one with that of eight (equal total), and an adapter for each task with a
 -- switch that knows the task, each trained on its own tasks' share of the steps. Scores are nats of an answer on
 -- chapters that nothing was trained on; differences are item by item.
+--
+-- Missed. On the development part, one seed, nats an answer at rates 5e-3, 7e-3 and 1e-2: 11.07, 11.13 and 11.24; the
+-- LoRA of equal active parameters 11.20, 11.12 and 11.00. Losses still fall at 100 steps.
 local ty = require "tycho"
 local datasets, zoo = require "tycho.datasets", require "tycho.zoo"
 local llm, peft = require "tycho.llm", require "tycho.peft"
@@ -16,7 +19,7 @@ local llm, peft = require "tycho.llm", require "tycho.peft"
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "steps", 200, "training steps", quick = 2 },
+    { "steps", 100, "training steps", quick = 2 },
     { "batch", 10, "items at a time", quick = 2 },
     { "items", 500, "of the test part", quick = 10 },
     { "rank", 4, "of an expert and of the adapters in attention" },
@@ -85,7 +88,7 @@ local function oracle(rate, seed)
     test = function() return each(test) end }
 end
 
-local rates = r.quick and { 1e-2 } or { 3e-3, 5e-3, 1e-2 }
+local rates = r.quick and { 1e-2 } or { 3e-3, 1e-2, 3e-2 }
 local name_active, name_total = ("LoRA of %d times the rank"):format(args.chosen),
   ("LoRA of %d times the rank"):format(args.experts)
 local ways = {
