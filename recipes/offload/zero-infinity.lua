@@ -80,9 +80,10 @@ local function setup(seed, tiles, planned)
       return
     end
     collectgarbage()
-    local others = ty.memory.stats().live - resident()
+    local memory = ty.memory.stats()
+    local others = memory.live - resident()
     ty.memory.reset_peak()
-    ty.memory.set_budget("cpu", others + (args.device_mib << 20))
+    ty.memory.set_budget("cpu", others + memory.beyond + (args.device_mib << 20))
     local ok, value = pcall(engine.step, engine, loss)
     ty.memory.set_budget("cpu")
     self.most = math.max(self.most, ty.memory.stats().peak - others)

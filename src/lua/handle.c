@@ -379,10 +379,11 @@ static int check_device(lua_State *L, int index) {
 
 static int memory_stats(lua_State *L) {
   ty_memory_stats s = ty_memory_stats_of(check_device(L, 1));
-  lua_createtable(L, 0, 6);
+  lua_createtable(L, 0, 7);
   lua_pushinteger(L, s.live), lua_setfield(L, -2, "live");
   lua_pushinteger(L, s.cached), lua_setfield(L, -2, "cached");
   lua_pushinteger(L, s.kept), lua_setfield(L, -2, "kept");
+  lua_pushinteger(L, s.beyond), lua_setfield(L, -2, "beyond");
   lua_pushinteger(L, s.peak), lua_setfield(L, -2, "peak");
   lua_pushinteger(L, s.budget), lua_setfield(L, -2, "budget");
   lua_pushinteger(L, (lua_Integer)s.allocations), lua_setfield(L, -2, "allocations");

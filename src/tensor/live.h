@@ -24,7 +24,7 @@ typedef struct ty_shortage {
   ty_dtype dtype;
   int ndim;
   const int64_t *size;
-  int64_t live, cached, budget;
+  int64_t live, beyond, cached, budget;
 } ty_shortage;
 
 /* Reports what was wanted, and the largest storages of the ring. */

@@ -233,10 +233,11 @@ static int class_of(const pool *p, size_t bytes, size_t *rounded) {
   return class;
 }
 
-/* The smallest cached block of the class or of a few more, or NULL. */
+/* The smallest cached block of the class or of a few more, or NULL. On the CPU of its class alone once half of the budget
+ * is taken: what larger blocks have beyond would be missing in the end. */
 static void *take_ready(pool *p, int class, size_t *capacity, int stream) {
   cached **lists = p->lists[stream];
-  int last = class + (p == &cpu ? TY_LARGER : TY_LARGER_ON_GPU);
+  int last = class + (p != &cpu ? TY_LARGER_ON_GPU : p->live + p->beyond > budget_of(p) / 2 ? 0 : TY_LARGER);
   for (int c = class; lists && c <= last && c < CLASSES; c++) {
     if (!lists[c]) continue;
     *capacity = ty_class_bytes(c);
@@ -315,7 +316,7 @@ static void give_back_later(pool *p, void *block, size_t capacity, size_t bytes,
 
 static bool fail_out_of_memory(pool *p, size_t bytes, ty_dtype dtype, int ndim, const int64_t *size) {
   pthread_mutex_lock(&p->lock);
-  const ty_shortage s = { p->device, bytes, dtype, ndim, size, p->live, p->cached, budget_of(p) };
+  const ty_shortage s = { p->device, bytes, dtype, ndim, size, p->live, p->beyond, p->cached, budget_of(p) };
   bool failed = ty_fail_out_of_memory(&s, &p->live_list);
   pthread_mutex_unlock(&p->lock);
   return failed;
@@ -539,7 +540,8 @@ ty_memory_stats ty_memory_stats_of(int device) {
   if (!p) return ty_meta_stats();
   pthread_mutex_lock(&p->lock);
   flush_pending(p);
-  ty_memory_stats s = { p->live, p->cached, p->peak, budget_of(p), p->allocations, p == &cpu ? ty_kept_bytes() : 0 };
+  ty_memory_stats s = { p->live, p->cached, p->peak, budget_of(p), p->allocations, p == &cpu ? ty_kept_bytes() : 0,
+                        p->beyond };
   pthread_mutex_unlock(&p->lock);
   return s;
 }

@@ -8,7 +8,8 @@
 typedef struct ty_memory_stats {
   int64_t live, cached, peak, budget;
   uint64_t allocations;
-  int64_t kept; /* of what kernels made of weights: kernels/kept.h; on the CPU only */
+  int64_t kept;   /* of what kernels made of weights: kernels/kept.h; on the CPU only */
+  int64_t beyond; /* what blocks of live tensors have more than these: the budget counts it */
 } ty_memory_stats;
 
 /* Storage of `nbytes`; `ndim`, `size` and `dtype` are only for the out-of-memory report. Count is 1. */

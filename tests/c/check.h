@@ -48,6 +48,7 @@ int64_t live_bytes(void);
   X(views_share_memory) X(view_layout) X(writes_are_noticed) X(meta_tensors) \
   X(error_texts) X(errors_stand) X(index_errors) X(wrong_arguments) \
   X(memory_counters) X(memory_cache_is_bounded) X(memory_cache_learns) X(memory_larger_blocks) \
+  X(memory_larger_blocks_when_short) \
   X(memory_budget) X(memory_reclaim) \
   X(gradients) X(second_gradients) X(training) X(allocation_failures) \
   X(threads_compute) X(threads_keep_weights) X(threads_share_storage) X(threads_have_their_own_state) X(threads_hand_over) \

@@ -126,6 +126,27 @@ void test_memory_larger_blocks(void) {
   CHECK_INT(ty_memory_stats_of(TY_CPU).cached, 0);
 }
 
+/* When memory is short, what a larger block has beyond would be missing: the block is of the tensor's size. */
+void test_memory_larger_blocks_when_short(void) {
+  ty_memory_empty_cache(TY_CPU);
+  const int64_t budget = ty_memory_stats_of(TY_CPU).budget, beyond = ty_memory_stats_of(TY_CPU).beyond;
+  int64_t large = 16 * MIB, small = 9 * MIB, most = 40 * MIB;
+  void *at;
+  for (int i = 0; i < 2; i++) {
+    void *held = i ? ty_scratch_alloc((size_t)most) : NULL;
+    take_and_give(&large, 1, &at);
+    ty_memory_set_budget(TY_CPU, live_bytes() + beyond + 20 * MIB);
+    if (!i) ty_memory_set_budget(TY_CPU, budget);
+    void *scratch = ty_scratch_alloc((size_t)small);
+    CHECK(scratch != NULL);
+    CHECK_INT(ty_memory_stats_of(TY_CPU).beyond, beyond + (i ? 0 : large - small));
+    ty_scratch_free(scratch, (size_t)small);
+    ty_scratch_free(held, (size_t)most);
+    ty_memory_set_budget(TY_CPU, budget);
+  }
+  ty_memory_empty_cache(TY_CPU);
+}
+
 void test_memory_budget(void) {
   int64_t budget = ty_memory_stats_of(TY_CPU).budget;
   ty_tensor *x = ty_ones(TY_INTS(512, 1024), TY_F32, TY_CPU);

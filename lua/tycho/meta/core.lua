@@ -282,11 +282,13 @@ function ty.drop_grads(grads) end
 --- Native memory: what tensors take, what is kept besides, and the most they may take.
 ty.memory = {}
 
---- Native memory in bytes: live, cached, kept, peak, budget; and the count of allocations. Of a device, of
---- "pinned": page-locked memory, or of "paged": unified memory of all GPUs. kept: see ty.memory.keep_weights. Of
---- "meta": what the calling thread's tensors would take on the CPU, by the rules of its allocator.
+--- Native memory in bytes: live, beyond (what blocks of live tensors have more, which the budget counts), cached, kept,
+-- peak, budget; and the count of allocations. Of a device, of "pinned": page-locked memory, or of "paged": unified memory
+-- of all GPUs. kept: see ty.memory.keep_weights. Of "meta": what the calling thread's tensors would take on the CPU, by
+-- the rules of its allocator.
 ---@param device? Device|"pinned"|"paged"
----@return {live: integer, cached: integer, kept: integer, peak: integer, budget: integer, allocations: integer}
+---@return {live: integer, beyond: integer, cached: integer, kept: integer, peak: integer, budget: integer,
+---  allocations: integer}
 function ty.memory.stats(device) end
 
 --- Lets the peak begin again at what is live now.
