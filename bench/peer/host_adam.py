@@ -25,8 +25,7 @@ def step(options, shapes, dtype):
 
 def infinity(batch, t):
     folder = tempfile.TemporaryDirectory(prefix="infinity")
-    offload = {"device": "nvme", "nvme_path": folder.name, "buffer_count": 4, "pipeline_read": True,
-               "pipeline_write": True}
+    offload = {"device": "nvme", "nvme_path": folder.name}
     model = models.GPT2()
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
         "train_micro_batch_size_per_gpu": batch, "bf16": {"enabled": True}, "steps_per_print": 1 << 30,
