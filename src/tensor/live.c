@@ -35,11 +35,12 @@ bool ty_fail_out_of_memory(const ty_shortage *s, const ty_live *ring) {
   char text[1500], a[32], b[32], c[32], d[32], e[32];
   const ty_live *largest[REPORTED] = { NULL };
   int count = find_largest(ring, largest);
-  int n = snprintf(text, sizeof text, "out of memory on %s: wanted %s for %s %s; live %s, beyond these in their blocks %s, cached "
-                   "%s, budget %s",
+  int n = snprintf(text, sizeof text,
+                   "out of memory on %s: wanted %s for %s %s; live %s in blocks of %s, cached %s, budget %s",
                    ty_device_name(s->device), bytes_text(a, sizeof a, (double)s->wanted),
                    ty_shape_text(s->ndim, s->size), ty_dtype_name[s->dtype], bytes_text(b, sizeof b, (double)s->live),
-                   bytes_text(e, sizeof e, (double)s->beyond), bytes_text(c, sizeof c, (double)s->cached), bytes_text(d, sizeof d, (double)s->budget));
+                   bytes_text(e, sizeof e, (double)(s->live + s->beyond)), bytes_text(c, sizeof c, (double)s->cached),
+                   bytes_text(d, sizeof d, (double)s->budget));
   if (count) n += snprintf(text + n, sizeof text - (size_t)n, "\nlargest of %d live tensors:", count);
   for (int i = 0; i < REPORTED && largest[i]; i++)
     n += snprintf(text + n, sizeof text - (size_t)n, "\n  %10s  %s %s",

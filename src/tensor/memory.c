@@ -540,7 +540,7 @@ ty_memory_stats ty_memory_stats_of(int device) {
   if (!p) return ty_meta_stats();
   pthread_mutex_lock(&p->lock);
   flush_pending(p);
-  ty_memory_stats s = { p->live, p->cached, p->peak, budget_of(p), p->allocations, p == &cpu ? ty_kept_bytes() : 0,
+  ty_memory_stats s = { p->live,  p->cached, p->peak, budget_of(p), p->allocations, p == &cpu ? ty_kept_bytes() : 0,
                         p->beyond };
   pthread_mutex_unlock(&p->lock);
   return s;

@@ -283,9 +283,9 @@ function ty.drop_grads(grads) end
 ty.memory = {}
 
 --- Native memory in bytes: live, beyond (what blocks of live tensors have more, which the budget counts), cached, kept,
--- peak, budget; and the count of allocations. Of a device, of "pinned": page-locked memory, or of "paged": unified memory
--- of all GPUs. kept: see ty.memory.keep_weights. Of "meta": what the calling thread's tensors would take on the CPU, by
--- the rules of its allocator.
+-- peak, budget; and the count of allocations. Of a device, of "pinned": page-locked memory, or of "paged": unified
+-- memory of all GPUs. kept: see ty.memory.keep_weights. Of "meta": what the calling thread's tensors would take on the
+-- CPU, by the rules of its allocator.
 ---@param device? Device|"pinned"|"paged"
 ---@return {live: integer, beyond: integer, cached: integer, kept: integer, peak: integer, budget: integer,
 ---  allocations: integer}
