@@ -45,6 +45,9 @@ end
 function M.wide_states(optimizer)
   arguments.expect("offload.wide_states", "optimizer", optimizer, "a table")
   local rules = optimizer.rules
+  if type(rules) ~= "table" then
+    arguments.fail("offload.wide_states: optimizer: expected one of ty.optim, got %s", arguments.describe(optimizer))
+  end
   optimizer.rules = setmetatable({ place = function(group, p, made)
     local placed = rules.place and rules.place(group, p, made) or made
     if placed.dtype ~= "bf16" and placed.dtype ~= "f16" then return placed end

@@ -1,12 +1,13 @@
 --- The adapter of a model: which modules it changes, what is trained, switching it off and taking it away.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local base = require "tycho.nn.module"
 local layers = require "tycho.peft.layers"
 local ways = require "tycho.peft.ways"
 
 local nn = ty.nn
 local surgery = nn.surgery
-local expect = require("tycho.arguments").expect
+local expect = arguments.expect
 local M = {}
 
 -- The kinds of modules that a model has, for the same.
@@ -102,8 +103,8 @@ function M.scale(alpha, rank, rslora) return alpha / (rslora and math.sqrt(rank)
 --- The adapter that a model has; an error when it has none.
 function M.of(who, model)
   expect(who, "model", model, "a module")
-  return rawget(model, "_adapter") or error(("%s: the model has no adapter; peft.lora or peft.load gives it one")
-    :format(who), 3)
+  return rawget(model, "_adapter")
+    or arguments.fail("%s: the model has no adapter; peft.lora or peft.load gives it one", who)
 end
 
 --- Freezes a model and notes the adapter that is to come.

@@ -317,6 +317,8 @@ check.test("with_defaults: dtype, device, no initialisation", function()
   check.equal(half.weight.dtype, "bf16")
   check.equal(nn.Linear(4, 4).weight.dtype, "f32")
   check.fails(function() nn.with_defaults({ dtype = "f32" }, function() error "inside" end) end, "inside")
+  check.fails(function() nn.with_defaults({ device = "gpu" }, nn.Linear, 2, 2) end,
+    'nn_test.lua:%d+: with_defaults: unknown device "gpu"')
   check.equal(nn.Linear(4, 4).weight.dtype, "f32")
 end)
 

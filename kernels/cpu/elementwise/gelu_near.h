@@ -128,6 +128,8 @@ static const float ty_gelu_near_half_terms[][32] = {
     0.00023262683f, 0.000144479098f, 8.841612e-05f, 5.33115381e-05f },
 };
 
+#define TY_GELU_TERMS(table) ((int)(sizeof(table) / sizeof *(table)))
+
 TY_GELU_INLINE __m512 ty_gelu_near(__m512 x, __m512 a, const float (*terms)[32], const int count) {
   const __m512 magic = _mm512_set1_ps(12582912.0f); /* adding it rounds to an integer, then in the lowest bits */
   const __m512 at = _mm512_fmadd_ps(a, _mm512_set1_ps(8), magic);
@@ -147,7 +149,8 @@ TY_GELU_INLINE __m512 ty_gelu_collect(__m512 x, float *far, int *count, __mmask1
   *where = m;
   _mm512_storeu_ps(far + *count, _mm512_maskz_compress_ps(m, x)); /* always: a jump would be guessed wrong */
   *count += __builtin_popcount(m);
-  return half ? ty_gelu_near(x, a, ty_gelu_near_half_terms, 4) : ty_gelu_near(x, a, ty_gelu_near_terms, 6);
+  return half ? ty_gelu_near(x, a, ty_gelu_near_half_terms, TY_GELU_TERMS(ty_gelu_near_half_terms))
+              : ty_gelu_near(x, a, ty_gelu_near_terms, TY_GELU_TERMS(ty_gelu_near_terms));
 }
 
 /* y of n <= GELU_BLOCK elements, which may be x. */

@@ -18,7 +18,7 @@ static void half_rows(void *context, int64_t begin, int64_t end) {
   const size_t bytes = 3 * (size_t)size * sizeof(float);
   float *room = ty_scratch_alloc(bytes);
   if (!room) {
-    *c->failed = true;
+    __atomic_store_n(c->failed, true, __ATOMIC_RELAXED);
     return;
   }
   for (int64_t row = begin; row < end; row += most) {
@@ -43,7 +43,7 @@ static void half_rows_backward(void *context, int64_t begin, int64_t end) {
   const size_t bytes = 3 * (size_t)size * sizeof(float);
   float *room = ty_scratch_alloc(bytes), *dw, *db;
   if (!room) {
-    *c->failed = true;
+    __atomic_store_n(c->failed, true, __ATOMIC_RELAXED);
     return;
   }
   for (int64_t chunk = begin; chunk < end; chunk++) {

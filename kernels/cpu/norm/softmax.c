@@ -64,7 +64,7 @@ static void half_lines(void *context, int64_t begin, int64_t end) {
   const size_t bytes = 3 * (size_t)(most * n) * sizeof(float);
   float *room = ty_scratch_alloc(bytes);
   if (!room) {
-    *c->failed = true;
+    __atomic_store_n(c->failed, true, __ATOMIC_RELAXED);
     return;
   }
   job part = *c;
@@ -83,7 +83,7 @@ static void half_columns(void *context, int64_t begin, int64_t end) {
   const size_t bytes = 3 * (size_t)(most * n) * sizeof(float);
   float *room = ty_scratch_alloc(bytes);
   if (!room) {
-    *c->failed = true;
+    __atomic_store_n(c->failed, true, __ATOMIC_RELAXED);
     return;
   }
   job part = *c;

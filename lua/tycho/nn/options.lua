@@ -40,6 +40,8 @@ end
 function M.with_defaults(defaults, fn, ...)
   local options = M.read("with_defaults", defaults, current)
   expect("with_defaults", "fn", fn, "a function")
+  local known, problem = pcall(ty.memory.stats, options.device)
+  if not known then arguments.raise((problem:gsub("^memory: ", "")), "with_defaults: ") end
   local before = current
   current = options
   local result = table.pack(pcall(fn, ...))

@@ -172,6 +172,7 @@ check.test("the file is not in the kernel's memory as well", function()
   check.ok(not past:stats().direct or past:cached() == 0, "past it: " .. past:cached())
 end)
 
+check.fails(function() offload.wide_states {} end, "wide_states: optimizer: expected one of ty.optim")
 check.fails(function()
   local model = llama()
   offload.engine(model, optim.AdamW(model), { gradients = "host", policy = offload.memascend {} })
