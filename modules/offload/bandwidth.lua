@@ -53,7 +53,7 @@ return function(folder, options)
     end
   end)
   for _, list in pairs(buffers) do for _, buffer in ipairs(list) do buffer:free() end end
-  if not fine then error(problem, 0) end
+  if not fine then arguments.raise(problem, "offload.bandwidth: ") end
   best.direct = file:stats().direct
   return best
 end
