@@ -52,8 +52,9 @@ ty_tensor *ty_tensor_wrap(void *bytes, ty_dtype dtype, int ndim, const int64_t *
 
 ty_tensor *ty_tensor_view(ty_tensor *base, int ndim, const int64_t *size, const int64_t *stride, int64_t offset) {
   base->storage->refs++;
-  return tensor_on(base->storage, (char *)base->v.data + offset * ty_dtype_size[base->v.dtype], ty_dtype_of(base), ndim,
-                   size, stride);
+  /* a tensor without bytes has no address, as in src/tensor/tensor.c */
+  char *data = base->v.data ? (char *)base->v.data + offset * ty_dtype_size[base->v.dtype] : NULL;
+  return tensor_on(base->storage, data, ty_dtype_of(base), ndim, size, stride);
 }
 
 void ty_tensor_free(ty_tensor *t) {
