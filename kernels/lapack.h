@@ -15,8 +15,6 @@
   X(gelqf, (I m, I n, R a, I lda, R tau, R work, I lwork, I info))                                            \
   X(orglq, (I m, I n, I k, R a, I lda, R tau, R work, I lwork, I info))                                       \
   X(gesdd, (C job, I m, I n, R a, I lda, R s, R u, I ldu, R vt, I ldvt, R work, I lwork, I iwork, I info, N)) \
-  X(syevd, (C job, C uplo, I n, R a, I lda, R w, R work, I lwork, I iwork, I liwork, I info, N, N))           \
-  X(stedc, (C job, I n, R d, R e, R z, I ldz, R work, I lwork, I iwork, I liwork, I info, N))                 \
   X(geev, (C left, C right, I n, R a, I lda, R re, R im, R vl, I ldvl, R vr, I ldvr, R work, I lwork, I info, N, N))
 
 #define TY_LAPACK_MEMBER_F32(name, parameters) void(*s##name) parameters;

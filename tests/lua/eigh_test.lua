@@ -60,6 +60,32 @@ for _, dtype in ipairs { "f32", "f64" } do
     end
   end)
 
+  -- What is cut in two and joined again: values that nearly agree with those of the other half, and parts that vanish.
+  check.test(dtype .. ": tridiagonal matrices", function()
+    for _, n in ipairs { 17, 64, 200 } do
+      local function made(diagonal, beside)
+        local rows = {}
+        for i = 1, n do
+          rows[i] = {}
+          for j = 1, n do
+            rows[i][j] = i == j and diagonal(i) or math.abs(i - j) == 1 and beside(math.min(i, j)) or 0.0
+          end
+        end
+        return ty.tensor(rows, { dtype = dtype })
+      end
+      for what, matrix in pairs {
+        differences = made(function() return 2.0 end, function() return -1.0 end),
+        Wilkinson = made(function(i) return math.abs(i - (n + 1) / 2) end, function() return 1.0 end),
+        graded = made(function(i) return 10.0 ^ -(i % 12) end, function(i) return 10.0 ^ -(i % 12 + 1) end),
+        ["nearly apart"] = made(function(i) return math.sin(i) end, function(i) return -1e-9 * i end),
+        halves = made(function(i) return 1.0 * (i % 8) end, function(i) return i % 8 == 0 and 1e-5 or 0.5 end),
+      } do holds(("%s %s %d"):format(dtype, what, n), matrix, dtype) end
+      local w = ty.eigh(made(function() return 2.0 end, function() return -1.0 end))
+      local known = (ty.arange(1, n + 1, { dtype = "f64" }) * (math.pi / (n + 1))):cos() * -2 + 2
+      check.close({ largest(w:to "f64" - known) }, { 0 }, n * (dtype == "f64" and 4.6e-16 or 2.4e-7), "differences' values")
+    end
+  end)
+
   check.test(dtype .. ": known values", function()
     local values = {}
     for i = 1, 130 do values[i] = -7.0 + 0.11 * i end
@@ -69,17 +95,19 @@ for _, dtype in ipairs { "f32", "f64" } do
   end)
 
   check.test(dtype .. ": a batch is its matrices, whatever the threads", function()
-    local batch = ty.stack({ symmetric(70, dtype), symmetric(70, dtype), symmetric(70, dtype) }, 0)
     local before = ty.threads()
-    local bw, bv = ty.eigh(batch)
-    for threads = 1, 2 do
-      ty.set_threads(threads)
-      for i = 0, 2 do
-        local w, v = ty.eigh(batch[i])
-        check.ok(w:equal(bw[i]) and v:equal(bv[i]), ("matrix %d, %d threads"):format(i, threads))
+    for _, n in ipairs { 70, 259 } do
+      local batch = ty.stack({ symmetric(n, dtype), symmetric(n, dtype), symmetric(n, dtype) }, 0)
+      local bw, bv = ty.eigh(batch)
+      for threads = 1, 3 do
+        ty.set_threads(threads)
+        for i = 0, 2 do
+          local w, v = ty.eigh(batch[i])
+          check.ok(w:equal(bw[i]) and v:equal(bv[i]), ("matrix %d of %d, %d threads"):format(i, n, threads))
+        end
       end
+      ty.set_threads(before)
     end
-    ty.set_threads(before)
   end)
 end
 

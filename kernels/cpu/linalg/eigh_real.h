@@ -1,7 +1,7 @@
 /* Eigenvalues and eigenvectors of the symmetric matrices [begin, end) of a job, for one type: REAL, FN(name),
- * CALL(name), LAPACK's function of it, TYPE, SAFE and SMALL. What is written here as a matrix of LAPACK's is the
- * transpose of ours. */
+ * TYPE, SAFE, SMALL and EPSILON. */
 
+#include "conquer_real.h"
 #include "finite_real.h"
 #include "reflections_real.h"
 #include "tridiagonal_real.h"
@@ -52,9 +52,35 @@ static void FN(turn_column_signs)(REAL *restrict v, int64_t n, REAL *restrict ro
   }
 }
 
-/* vectors = q z, where row k of z [n, n] is vector k of the tridiagonal matrix, and q the product of the reflections
- * that row c of a holds from its element c + 1 on, the first of which counts as 1. room [PANEL * PANEL + 2 * PANEL *
- * n] */
+/* The product q of the reflections that row c of a holds from its element c + 1 on, the first of which counts as 1, and
+ * what it is multiplied with: columns of vectors [n, n]. */
+typedef struct FN(reflections) {
+  const REAL *a, *triangles; /* a triangle [PANEL, PANEL] for each panel */
+  REAL *vectors, *room;      /* 2 * PANEL numbers for a column */
+  int64_t n;
+  bool out_of_memory;
+} FN(reflections);
+
+enum { FN(WIDTH) = 128 }; /* columns of vectors that a thread takes */
+
+static inline int64_t FN(width_of)(const FN(reflections) * r, int64_t first) {
+  return r->n - first < FN(WIDTH) ? r->n - first : FN(WIDTH);
+}
+
+static void FN(reflect_columns)(void *context, int64_t begin, int64_t end) {
+  FN(reflections) *r = context;
+  const int64_t n = r->n;
+  for (int64_t first = begin * FN(WIDTH); first < n && first < end * FN(WIDTH); first += FN(WIDTH)) {
+    for (int64_t at = (n - 2) / PANEL * PANEL; at >= 0; at -= PANEL) {
+      const int64_t count = n - 1 - at < PANEL ? n - 1 - at : PANEL;
+      if (!FN(apply_panel)(r->a + at * n + at + 1, count, n - 1 - at, n, r->triangles + at * PANEL, false,
+                           r->vectors + (at + 1) * n + first, n, FN(width_of)(r, first), r->room + 2 * PANEL * first))
+        __atomic_store_n(&r->out_of_memory, true, __ATOMIC_RELAXED);
+    }
+  }
+}
+
+/* vectors = q z, where row k of z [n, n] is vector k of the tridiagonal matrix. room [3 * PANEL * (n + PANEL)] */
 static bool FN(reflect_vectors)(REAL *a, int64_t n, const REAL *tau, REAL *z, REAL *vectors, REAL *room) {
   if (n <= FEW) {
     for (int64_t c = n - 2; c >= 0; c--) FN(reflect)(a + c * n + c + 1, tau[c], z + c + 1, n, n, n - c - 1);
@@ -63,34 +89,35 @@ static bool FN(reflect_vectors)(REAL *a, int64_t n, const REAL *tau, REAL *z, RE
     return true;
   }
   FN(turn)(vectors, z, n, n);
-  for (int64_t at = (n - 2) / PANEL * PANEL; at >= 0; at -= PANEL) {
-    const int64_t count = n - 1 - at < PANEL ? n - 1 - at : PANEL, rows = n - 1 - at;
-    REAL *v = a + at * n + at + 1, *t = room;
+  FN(reflections) r = { .a = a, .triangles = room, .vectors = vectors, .room = room + PANEL * (n + PANEL), .n = n };
+  for (int64_t at = 0; at < n - 1; at += PANEL) {
+    const int64_t count = n - 1 - at < PANEL ? n - 1 - at : PANEL;
+    REAL *v = a + at * n + at + 1;
     for (int64_t c = 0; c < count; c++)
       for (int64_t i = 0; i <= c; i++) v[c * n + i] = i == c;
-    FN(panel_triangle)(v, count, rows, n, tau + at, t);
-    if (!FN(apply_panel)(v, count, rows, n, t, false, vectors + (at + 1) * n, n, n, room + PANEL * PANEL)) return false;
+    FN(panel_triangle)(v, count, n - 1 - at, n, tau + at, room + at * PANEL);
   }
+  ty_parallel_for_all((n + FN(WIDTH) - 1) / FN(WIDTH), 1, FN(reflect_columns), &r);
+  if (r.out_of_memory) return false;
   FN(turn_column_signs)(vectors, n, room);
   return true;
 }
 
 static void FN(eigh)(void *context, int64_t begin, int64_t end) {
   job *j = context;
-  int n = j->n, info, integers = 3 + 5 * n;
-  const int64_t square = (int64_t)n * n, products = PANEL * PANEL + 2 * PANEL * (int64_t)n;
-  int64_t need = 1 + 4 * (int64_t)n + square; /* of stedc */
+  const int64_t n = j->n, square = n * n, products = 3 * PANEL * (n + PANEL);
+  int64_t need = CONQUER_ROOM(n);
   if (need < TRIDIAGONAL_ROOM(n)) need = TRIDIAGONAL_ROOM(n);
   if (need < products) need = products;
-  const size_t reals = (size_t)(2 * square + 2 * n + need);
-  const size_t bytes = sizeof(REAL) * reals + sizeof(int) * (size_t)integers;
-  REAL *a = need > INT_MAX ? NULL : ty_scratch_alloc(bytes);
+  const size_t reals = (size_t)(2 * square + 2 * n + need), integers = 5 * (size_t)n;
+  const size_t bytes = sizeof(REAL) * reals + sizeof(int) * integers;
+  REAL *a = ty_scratch_alloc(bytes);
   if (!a) {
     j->out_of_memory = true;
     return;
   }
   REAL *z = a + square, *e = z + square, *tau = e + n, *work = tau + n;
-  int lwork = (int)need, *iwork = (int *)(void *)(a + reals);
+  int *numbers = (int *)(void *)(a + reals);
   for (int64_t i = begin; i < end; i++) {
     const REAL *x = (const REAL *)j->k->in[0]->data + i * square;
     REAL *values = (REAL *)j->k->out[0]->data + i * n, *vectors = (REAL *)j->k->out[1]->data + i * square;
@@ -105,13 +132,13 @@ static void FN(eigh)(void *context, int64_t begin, int64_t end) {
       break;
     }
     if (ty_interrupted) break;
-    CALL(stedc)("I", &n, values, e, z, &n, work, &lwork, iwork, &integers, &info, 1);
-    if (info) {
-      note(j, i, info);
+    const int failed = FN(conquer)(n, values, e, z, work, numbers);
+    if (failed == DIVERGED) {
+      note(j, i, 1);
       continue;
     }
-    for (int r = 0; r < n && scale != 1; r++) values[r] /= scale;
-    if (!FN(reflect_vectors)(a, n, tau, z, vectors, work)) {
+    for (int64_t r = 0; r < n && scale != 1; r++) values[r] /= scale;
+    if (failed == NO_MEMORY || !FN(reflect_vectors)(a, n, tau, z, vectors, work)) {
       j->out_of_memory = true;
       break;
     }

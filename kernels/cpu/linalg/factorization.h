@@ -33,13 +33,14 @@ static inline void note(job *j, int64_t i, int info) {
 /* The length of the workspace that LAPACK wants: it says so as a number of the type, which f32 rounds. */
 static inline int room_of(double wanted) { return (int)(wanted * 1.0001) + 64; }
 
-/* [..., m, n] of the input that gives the shape. most: threads that LAPACK may take for one matrix. */
+/* [..., m, n] of the input that gives the shape. most: threads that LAPACK may take for one matrix; 0: it isn't asked,
+ * and none need be there. */
 static inline bool run_threads(const ty_kernel_args *k, const ty_view *shape, ty_range_fn *f32, ty_range_fn *f64,
                                int most, job *j) {
   const ty_view *x = k->in[0];
   int64_t m = shape->size[shape->ndim - 2], n = shape->size[shape->ndim - 1];
-  *j = (job){ .k = k, .lapack = ty_lapack_open(), .failed = INT64_MAX };
-  if (!j->lapack) return false;
+  *j = (job){ .k = k, .lapack = most > 0 ? ty_lapack_open() : NULL, .failed = INT64_MAX };
+  if (most > 0 && !j->lapack) return false;
   if (m > INT_MAX / 64 || n > INT_MAX / 64)
     return ty_fail(TY_EINVAL, "matrices have at most %d rows and columns", INT_MAX / 64);
   j->m = (int)m;
@@ -47,7 +48,8 @@ static inline bool run_threads(const ty_kernel_args *k, const ty_view *shape, ty
   int64_t batch = 1;
   for (int d = 0; d < x->ndim - 2; d++) batch *= x->size[d];
   int threads = ty_parallel_threads();
-  if (j->lapack->set_threads) j->lapack->set_threads(batch >= threads ? 1 : threads < most ? threads : most);
+  if (j->lapack && j->lapack->set_threads)
+    j->lapack->set_threads(batch >= threads ? 1 : threads < most ? threads : most);
   ty_range_fn *fn = x->dtype == TY_F64 ? f64 : f32;
   if (batch >= threads) ty_parallel_for(batch, 1, fn, j);
   else fn(j, 0, batch);

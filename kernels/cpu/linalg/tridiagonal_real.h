@@ -109,24 +109,32 @@ static void FN(symmetric_times)(const REAL *a, int64_t row, int64_t n, const REA
 
 /* The upper triangle of a [n, n] loses v' w + w' v of `count` rows each, from column `at` on, which come first in
  * `left`, v then w, and in `right`, -w then -v; both have rows of n. */
-static bool FN(update_rest)(REAL *a, int64_t n, int64_t at, int64_t count, const REAL *left, const REAL *right) {
-  for (int64_t i = at; i < n; i += STRIP) {
-    const int64_t rows = n - i < STRIP ? n - i : STRIP;
-    ty_gemm g = { .m = rows,
+typedef struct FN(update) {
+  REAL *a;
+  const REAL *left, *right;
+  int64_t n, at, count;
+  bool out_of_memory;
+} FN(update);
+
+static void FN(update_strips)(void *context, int64_t begin, int64_t end) {
+  FN(update) *u = context;
+  const int64_t n = u->n;
+  for (int64_t strip = begin; strip < end; strip++) {
+    const int64_t i = u->at + strip * STRIP;
+    ty_gemm g = { .m = n - i < STRIP ? n - i : STRIP,
                   .n = n - i,
-                  .k = 2 * count,
-                  .a = left + i,
+                  .k = 2 * u->count,
+                  .a = u->left + i,
                   .a_row = 1,
                   .a_col = n,
-                  .b = right + i,
+                  .b = u->right + i,
                   .b_row = n,
                   .b_col = 1,
-                  .c = a + i * n + i,
+                  .c = u->a + i * n + i,
                   .c_row = n,
                   .add = true };
-    if (!ty_gemm_run(TYPE, &g)) return false;
+    if (!ty_gemm_run(TYPE, &g)) __atomic_store_n(&u->out_of_memory, true, __ATOMIC_RELAXED);
   }
-  return true;
 }
 
 /* a [n, n], of which the upper triangle counts, to d [n] and e [n - 1]. Row c of a keeps from its element c + 1 on the
@@ -159,7 +167,9 @@ static bool FN(tridiagonal)(REAL *a, int64_t n, REAL *d, REAL *e, REAL *tau, REA
     if (next >= n) break;
     for (int64_t k = 0; k < count; k++)
       for (int64_t i = next; i < n; i++) right[k * n + i] = -w[k * n + i], right[(count + k) * n + i] = -v[k * n + i];
-    if (!FN(update_rest)(a, n, next, count, left, right)) return false;
+    FN(update) u = { a, left, right, n, next, count, false };
+    ty_parallel_for_all((n - next + STRIP - 1) / STRIP, 1, FN(update_strips), &u);
+    if (u.out_of_memory) return false;
   }
   return true;
 }
