@@ -6,7 +6,8 @@
 
 #include "base.h"
 
-/* X(name, parameters); C: a character, I: an integer, R: numbers, N: the length of a character, as Fortran passes it */
+/* getrf, getrs and syevd only serve what stands in for cuSOLVER in tests/cuda_emu.
+ * X(name, parameters); C: a character, I: an integer, R: numbers, N: the length of a character, as Fortran passes it */
 #define TY_EACH_LAPACK(X, C, I, R, N)                                                                         \
   X(potrf, (C uplo, I n, R a, I lda, I info, N))                                                              \
   X(trsm, (C side, C uplo, C trans, C diag, I m, I n, R alpha, R a, I lda, R b, I ldb, N, N, N, N))           \
@@ -15,6 +16,7 @@
   X(gelqf, (I m, I n, R a, I lda, R tau, R work, I lwork, I info))                                            \
   X(orglq, (I m, I n, I k, R a, I lda, R tau, R work, I lwork, I info))                                       \
   X(gesdd, (C job, I m, I n, R a, I lda, R s, R u, I ldu, R vt, I ldvt, R work, I lwork, I iwork, I info, N)) \
+  X(syevd, (C job, C uplo, I n, R a, I lda, R w, R work, I lwork, I iwork, I liwork, I info, N, N))           \
   X(geev, (C left, C right, I n, R a, I lda, R re, R im, R vl, I ldvl, R vr, I ldvr, R work, I lwork, I info, N, N))
 
 #define TY_LAPACK_MEMBER_F32(name, parameters) void(*s##name) parameters;

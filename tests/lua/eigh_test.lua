@@ -82,7 +82,7 @@ for _, dtype in ipairs { "f32", "f64" } do
       } do holds(("%s %s %d"):format(dtype, what, n), matrix, dtype) end
       local w = ty.eigh(made(function() return 2.0 end, function() return -1.0 end))
       local known = (ty.arange(1, n + 1, { dtype = "f64" }) * (math.pi / (n + 1))):cos() * -2 + 2
-      check.close({ largest(w:to "f64" - known) }, { 0 }, n * (dtype == "f64" and 4.6e-16 or 2.4e-7), "differences' values")
+      check.close({ largest(w:to "f64" - known) }, { 0 }, n * (dtype == "f64" and 4.6e-16 or 2.4e-7), "their values")
     end
   end)
 

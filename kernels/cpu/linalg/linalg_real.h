@@ -28,19 +28,16 @@ static void FN(solve_triangular)(void *context, int64_t begin, int64_t end) {
   int n = j->n, m = j->m;
   const ty_p_triangular *p = j->k->params;
   const bool few = n <= TY_FEW_UNKNOWNS || m < TY_MANY_SIDES;
-  const size_t bytes = sizeof(REAL) * (size_t)n * (size_t)n;
-  FN(triangle) s = { .step = n, .upper = p->upper, .unit = p->unit, .room = few ? NULL : ty_scratch_alloc(bytes) };
-  if (!few && !s.room) j->out_of_memory = true;
+  const FN(triangle) s = { .step = n, .side_step = m, .upper = p->upper, .unit = p->unit };
   REAL one = 1;
-  for (int64_t i = begin; i < end && (few || s.room); i++) {
+  for (int64_t i = begin; i < end; i++) {
     REAL *a = (REAL *)j->k->in[0]->data + i * n * n;
     const REAL *b = (const REAL *)j->k->in[1]->data + i * n * m;
     REAL *x = (REAL *)j->k->out[0]->data + i * n * m;
     memcpy(x, b, sizeof *x * (size_t)n * (size_t)m);
     if (few) CALL(trsm)("R", p->upper ? "L" : "U", "N", p->unit ? "U" : "N", &m, &n, &one, a, &n, x, &m, 1, 1, 1, 1);
-    else if (!FN(solve_halves)(&s, a, x, n, m)) j->out_of_memory = true;
+    else if (!FN(solve_sides)(&s, NULL, a, x, n, m)) j->out_of_memory = true;
   }
-  if (s.room) ty_scratch_free(s.room, bytes);
 }
 
 /* The sign that makes the largest element of a column (`step` apart) positive. */

@@ -1,11 +1,12 @@
-/* LU with partial pivoting, and systems and determinants by it: small matrices by loops, others by LAPACK. */
+/* LU with partial pivoting, and systems and determinants by it: small matrices by loops, others by halves, whose
+ * products are our own and run in threads. */
 #include <math.h>
 #include <string.h>
 
 #include "factorization.h"
 #include "../matmul/gemm.h"
 
-enum { SMALL = TY_FEW_UNKNOWNS }; /* rows and columns up to which loops are faster than a call of LAPACK's */
+enum { SMALL = TY_FEW_UNKNOWNS }; /* rows and columns up to which loops are faster */
 
 #define REAL float
 #define FN(name) name##_f32

@@ -1,7 +1,13 @@
-/* LU of the matrices [begin, end) of a job, for one type: REAL, FN(name) and CALL(name), LAPACK's function of it. */
+/* LU of the matrices [begin, end) of a job, for one type: REAL, FN(name), GEMM, its product, and CALL(name), LAPACK's
+ * function of it, which solves for few right-hand sides. */
 
 #include "triangle_real.h"
 #include "turn_real.h"
+
+/* x / pivot; the inverse of a pivot near 0 may be infinite. */
+static inline REAL FN(over_pivot)(REAL x, REAL pivot, REAL inverse) {
+  return isfinite(inverse) ? x * inverse : x / pivot;
+}
 
 /* Of a [m, n] in place, by rows; pivots count from 1, as LAPACK's. The number of the first pivot that is zero, or 0. */
 static int FN(lu_small)(REAL *restrict a, int m, int n, int *pivots) {
@@ -26,24 +32,125 @@ static int FN(lu_small)(REAL *restrict a, int m, int n, int *pivots) {
     }
     REAL inverse = 1 / row[p];
     for (int i = p + 1; i < m; i++) {
-      REAL *restrict below = a + (int64_t)i * n, factor = below[p] *= inverse;
+      REAL *restrict below = a + (int64_t)i * n, factor = below[p] = FN(over_pivot)(below[p], row[p], inverse);
       for (int c = p + 1; c < n; c++) below[c] -= factor * row[c];
     }
   }
   return info;
 }
 
-/* The same of x [m, n] to lu. room [m * n] is for what LAPACK works on. */
-static int FN(lu)(const job *j, const REAL *x, REAL *lu, int m, int n, int *pivots, REAL *room) {
-  if (m <= SMALL && n <= SMALL) {
-    if (m && n) memcpy(lu, x, sizeof *x * (size_t)m * (size_t)n);
-    return FN(lu_small)(lu, m, n, pivots);
+/* Rows of a matrix [m, n] to be factored in place, and scratch memory for a quarter of it. */
+typedef struct FN(factors) {
+  REAL *a, *room;
+  int m, n, *pivots;
+  int zero; /* the first pivot that is zero, counted from 1, or 0 */
+} FN(factors);
+
+/* Row `below` of AT_ONCE columns loses the factor, which takes the place of its part of column p, times the pivot's row,
+ * which is 0 up to column p: whole vectors, unless what is not finite would spoil the factors before. */
+static inline void FN(lose_pivot)(REAL *restrict below, const REAL *restrict pivot, int p, REAL factor) {
+  if (isfinite(factor)) {
+    for (int c = 0; c < FN(AT_ONCE); c++) below[c] -= factor * pivot[c];
+  } else {
+    for (int c = p + 1; c < FN(AT_ONCE); c++) below[c] -= factor * pivot[c];
   }
-  int info;
-  FN(turn)(room, x, m, n);
-  CALL(getrf)(&m, &n, room, &m, pivots, &info);
-  FN(turn)(lu, room, n, m);
-  return info;
+  below[p] = factor;
+}
+
+/* Columns [first, end), at most AT_ONCE of them, of the rows from `first` on: row by row, and the next column's pivot is
+ * looked for on the way. Swaps take whole rows. */
+static void FN(lu_columns)(FN(factors) * f, int first, int end) {
+  const int64_t step = f->n;
+  int best = first;
+  REAL most = -1;
+  for (int i = first; i < f->m; i++) {
+    const REAL v = f->a[i * step + first], size = v < 0 ? -v : v;
+    if (size > most) most = size, best = i;
+  }
+  for (int p = first; p < end && p < f->m; p++) {
+    REAL *restrict row = f->a + p * step;
+    f->pivots[p] = best + 1;
+    if (best != p) {
+      REAL *restrict other = f->a + best * step;
+#pragma omp simd
+      for (int64_t c = 0; c < step; c++) {
+        const REAL v = row[c];
+        row[c] = other[c];
+        other[c] = v;
+      }
+    }
+    most = -1, best = p + 1;
+    if (row[p] == 0) {
+      if (!f->zero) f->zero = p + 1;
+      for (int i = p + 1; i < f->m && p + 1 < end; i++) {
+        const REAL v = f->a[i * step + p + 1], size = v < 0 ? -v : v;
+        if (size > most) most = size, best = i;
+      }
+      continue;
+    }
+    const REAL inverse = 1 / row[p];
+    if (end - first == FN(AT_ONCE)) {
+      REAL pivot[FN(AT_ONCE)];
+      const int next = p + 1 < end ? p + 1 : p;
+      for (int c = 0; c < FN(AT_ONCE); c++) pivot[c] = first + c > p ? row[first + c] : 0;
+      for (int i = p + 1; i < f->m; i++) {
+        REAL *below = f->a + i * step;
+        FN(lose_pivot)(below + first, pivot, p - first, FN(over_pivot)(below[p], row[p], inverse));
+        const REAL v = below[next], size = v < 0 ? -v : v;
+        if (size > most) most = size, best = i;
+      }
+    } else {
+      for (int i = p + 1; i < f->m; i++) {
+        REAL *restrict below = f->a + i * step, factor = below[p] = FN(over_pivot)(below[p], row[p], inverse);
+        for (int c = p + 1; c < end; c++) below[c] -= factor * row[c];
+        const REAL v = p + 1 < end ? below[p + 1] : 0, size = v < 0 ? -v : v;
+        if (size > most) most = size, best = i;
+      }
+    }
+  }
+}
+
+/* The same of any number of columns, by halves (Toledo 1997, "Locality of reference in LU decomposition with partial
+ * pivoting"): the right half loses the product of the left half's rows below with its own upper rows. */
+static bool FN(lu_halves)(FN(factors) * f, int first, int end) {
+  if (end - first <= FN(AT_ONCE)) {
+    FN(lu_columns)(f, first, end);
+    return true;
+  }
+  const int half = (end - first + 2 * FN(AT_ONCE) - 1) / (2 * FN(AT_ONCE)) * FN(AT_ONCE), cut = first + half;
+  if (!FN(lu_halves)(f, first, cut)) return false;
+  if (cut >= f->m) { /* wide: the rest of the columns has no pivots */
+    const FN(triangle) l = { .step = f->n, .side_step = f->n, .unit = true };
+    return FN(solve_sides)(&l, NULL, f->a + first * ((int64_t)f->n + 1), f->a + first * (int64_t)f->n + cut,
+                           f->m - first, end - cut);
+  }
+  const int64_t step = f->n, rest = end - cut;
+  const FN(triangle) l = { .step = step, .side_step = step, .unit = true };
+  REAL *upper = f->a + first * step + cut;
+  if (!FN(solve_sides)(&l, NULL, f->a + first * (step + 1), upper, half, rest)) return false;
+  for (int r = 0; r < half; r++)
+    for (int64_t c = 0; c < rest; c++) f->room[r * rest + c] = -upper[r * step + c];
+  const ty_gemm g = { .m = f->m - cut,
+                      .n = rest,
+                      .k = half,
+                      .a = f->a + cut * step + first,
+                      .a_row = step,
+                      .a_col = 1,
+                      .b = f->room,
+                      .b_row = rest,
+                      .b_col = 1,
+                      .c = f->a + cut * (step + 1),
+                      .c_row = step,
+                      .add = true };
+  return GEMM(&g) && FN(lu_halves)(f, cut, end);
+}
+
+/* The same of x [m, n] to lu; -1 when there is no memory. room: [m * n] numbers. */
+static int FN(lu)(const REAL *x, REAL *lu, int m, int n, int *pivots, REAL *room) {
+  if (m && n) memcpy(lu, x, sizeof *x * (size_t)m * (size_t)n);
+  if (m <= SMALL && n <= SMALL) return FN(lu_small)(lu, m, n, pivots);
+  FN(factors) f = { lu, room, m, n, pivots, 0 };
+  return FN(lu_halves)(&f, 0, n) ? f.zero : -1;
 }
 
 /* What swaps of the first k of m rows come to: the row that each one is. */
@@ -73,18 +180,22 @@ static void FN(lu_factor)(void *context, int64_t begin, int64_t end) {
   int *pivots = (int *)(void *)(room + (int64_t)m * n);
   for (int64_t i = begin; i < end; i++) {
     int64_t at = i * m * n;
-    FN(lu)(j, (const REAL *)j->k->in[0]->data + at, (REAL *)j->k->out[0]->data + at, m, n, pivots, room);
+    if (FN(lu)((const REAL *)j->k->in[0]->data + at, (REAL *)j->k->out[0]->data + at, m, n, pivots, room) < 0) {
+      j->out_of_memory = true;
+      break;
+    }
     FN(rows_of)(pivots, k, m, (int64_t *)j->k->out[1]->data + i * m);
   }
   ty_scratch_free(room, bytes);
 }
 
-/* x [n, m] = (l u)^-1 x, by rows; room [n * n] is for whatever is needed. */
-static void FN(substitute)(job *j, REAL *lu, REAL *restrict x, int n, int m, REAL *room) {
+/* x [n, m] = (l u)^-1 x, by rows. */
+static void FN(substitute)(job *j, REAL *lu, REAL *restrict x, int n, int m) {
   REAL one = 1;
   if (n > SMALL && m >= TY_MANY_SIDES) {
-    const FN(triangle) l = { .step = n, .unit = true, .room = room }, u = { .step = n, .upper = true, .room = room };
-    if (!FN(solve_halves)(&l, lu, x, n, m) || !FN(solve_halves)(&u, lu, x, n, m)) j->out_of_memory = true;
+    const FN(triangle) l = { .step = n, .side_step = m, .unit = true },
+                       u = { .step = n, .side_step = m, .upper = true };
+    if (!FN(solve_sides)(&l, &u, lu, x, n, m)) j->out_of_memory = true;
     return;
   }
   if (n > SMALL || m > 4 * SMALL) {
@@ -118,7 +229,11 @@ static void FN(lu_system)(void *context, int64_t begin, int64_t end) {
     REAL *lu = (REAL *)j->k->out[1]->data + i * n * n, *x = (REAL *)j->k->out[0]->data + i * n * m;
     const REAL *b = (const REAL *)j->k->in[1]->data + i * n * m;
     int64_t *rows = (int64_t *)j->k->out[2]->data + i * n;
-    int info = FN(lu)(j, (const REAL *)j->k->in[0]->data + i * n * n, lu, n, n, pivots, room);
+    int info = FN(lu)((const REAL *)j->k->in[0]->data + i * n * n, lu, n, n, pivots, room);
+    if (info < 0) {
+      j->out_of_memory = true;
+      break;
+    }
     if (info) {
       note(j, i, info);
       continue;
@@ -126,22 +241,23 @@ static void FN(lu_system)(void *context, int64_t begin, int64_t end) {
     FN(rows_of)(pivots, n, n, rows);
     if (m == 0) continue;
     for (int r = 0; r < n; r++) memcpy(x + (int64_t)r * m, b + rows[r] * m, sizeof *x * (size_t)m);
-    FN(substitute)(j, lu, x, n, m, room);
+    FN(substitute)(j, lu, x, n, m);
   }
   ty_scratch_free(room, bytes);
 }
 
 static void FN(slogdet)(void *context, int64_t begin, int64_t end) {
   job *j = context;
-  int n = j->n, info;
+  int n = j->n;
   size_t bytes;
-  REAL *lu = FN(lu_room)(j, n, n, &bytes);
+  REAL *lu = FN(lu_room)(j, 2 * n, n, &bytes);
   if (!lu) return;
-  int *pivots = (int *)(void *)(lu + (int64_t)n * n);
+  int *pivots = (int *)(void *)(lu + 2 * (int64_t)n * n);
   for (int64_t i = begin; i < end; i++) {
-    if (n) memcpy(lu, (const REAL *)j->k->in[0]->data + i * n * n, sizeof *lu * (size_t)n * (size_t)n);
-    if (n > SMALL) CALL(getrf)(&n, &n, lu, &n, pivots, &info); /* of the transpose, which has the same determinant */
-    else FN(lu_small)(lu, n, n, pivots);
+    if (FN(lu)((const REAL *)j->k->in[0]->data + i * n * n, lu, n, n, pivots, lu + (int64_t)n * n) < 0) {
+      j->out_of_memory = true;
+      break;
+    }
     double sign = 1, sum = 0; /* of nothing the determinant is 1 */
     for (int r = 0; r < n; r++) {
       double d = (double)lu[(int64_t)r * n + r];
