@@ -5,8 +5,10 @@
 
 #if TY_VECTOR_BYTES == 64
 #define DOT_COLUMNS 3
+#define DOT_ALONE 3
 #else
 #define DOT_COLUMNS 2
+#define DOT_ALONE 4 /* for one row of x */
 #endif
 #define DOT_ROWS 8 /* room for MR, in fours */
 enum {
@@ -22,6 +24,7 @@ typedef void NAME(dots_fn)(int64_t steps, const REAL *restrict x, const void *w,
 typedef struct NAME(dots_kind) {
   int64_t size, parts; /* bytes of an element of W; vectors of sums that a step of k feeds */
   NAME(dots_fn) * run[2][MR];
+  NAME(dots_fn) * alone; /* one row of x, DOT_ALONE rows of W; NULL: run */
 } NAME(dots_kind);
 
 /* Keeps a vector of x in a register: a load for each product of every row would be too many, and one for each of half
@@ -97,8 +100,11 @@ static void NAME(dots_sums)(const NAME(dots) * t, int64_t j0, int64_t j1, REAL *
    * waits for itself longer than for memory. */
   bool one = TY_VECTOR_BYTES == 64 && t->m == 1 && size < (int64_t)sizeof(REAL) &&
              t->n * t->w_row * size >= NAME(dots_far);
-  int64_t most = one ? 1 : DOT_COLUMNS, ahead = one ? NAME(dots_ahead) / (t->w_row * size) + 1 : most; /* rows */
-  REAL sums[DOT_COLUMNS * DOT_ROWS * VL] __attribute__((aligned(64))) = { 0 }, rest[DOT_COLUMNS * VL] = { 0 };
+  int64_t most = one         ? 1
+                 : t->m == 1 ? DOT_ALONE
+                             : DOT_COLUMNS,
+          ahead = one ? NAME(dots_ahead) / (t->w_row * size) + 1 : most; /* rows */
+  REAL sums[DOT_ALONE * DOT_ROWS * VL] __attribute__((aligned(64))) = { 0 }, rest[2 * DOT_ALONE * VL] = { 0 };
   for (int64_t s0 = 0; s0 == 0 || s0 < whole; s0 += block) {
     bool last = s0 + block >= whole;
     int64_t steps = last ? whole - s0 : block;
@@ -121,7 +127,8 @@ static void NAME(dots_sums)(const NAME(dots) * t, int64_t j0, int64_t j1, REAL *
         if (ends)
           for (int64_t c = 0; c < columns; c++)
             memcpy((char *)rest + c * step * size, w + (c * t->w_row + steps * step) * size, (size_t)(left * size));
-        t->kind->run[columns > 1][rows - 1](steps, x, w, t->w_row, ends ? rest : NULL, next, next_row, sums);
+        NAME(dots_fn) *run = columns > DOT_COLUMNS ? t->kind->alone : t->kind->run[columns > 1][rows - 1];
+        run(steps, x, w, t->w_row, ends ? rest : NULL, next, next_row, sums);
         NAME(add_lanes)(sums, rows, columns, out + (j - j0) * out_row + i, out_row);
       }
     }
@@ -201,5 +208,6 @@ static bool NAME(dots_product)(const ty_gemm *g, bool *ok) {
 }
 
 #undef DOT_COLUMNS
+#undef DOT_ALONE
 #undef DOT_ROWS
 #undef KEEP

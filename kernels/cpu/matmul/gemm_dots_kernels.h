@@ -7,19 +7,23 @@
 #define DOT_DECLARE_1(i) V s##i##0 = { 0 };
 #define DOT_DECLARE_2(i) DOT_DECLARE_1(i) V s##i##1 = { 0 };
 #define DOT_DECLARE_3(i) DOT_DECLARE_2(i) V s##i##2 = { 0 };
+#define DOT_DECLARE_4(i) DOT_DECLARE_3(i) V s##i##3 = { 0 };
 #define DOT_LOAD_1(q, p, row) const V y0 = LOAD(q, p);
 #define DOT_LOAD_2(q, p, row) DOT_LOAD_1(q, p, row) const V y1 = LOAD(q, (p) + (row));
 #define DOT_LOAD_3(q, p, row) DOT_LOAD_2(q, p, row) const V y2 = LOAD(q, (p) + 2 * (row));
+#define DOT_LOAD_4(q, p, row) DOT_LOAD_3(q, p, row) const V y3 = LOAD(q, (p) + 3 * (row));
 #define DOT_ADD_1(i)                 \
   V x##i = *(const V *)(x + i * VL); \
   if (i < MR / 2) KEEP(x##i)         \
   s##i##0 += x##i * y0;
 #define DOT_ADD_2(i) DOT_ADD_1(i) s##i##1 += x##i * y1;
 #define DOT_ADD_3(i) DOT_ADD_2(i) s##i##2 += x##i * y2;
+#define DOT_ADD_4(i) DOT_ADD_3(i) s##i##3 += x##i * y3;
 #define DOT_NEXT(j) __builtin_prefetch(next + j * next_row, 0, 2);
 #define DOT_STORE_1(i) *(V *)(sums + i * VL) = s##i##0;
 #define DOT_STORE_2(i) DOT_STORE_1(i) * (V *)(sums + (DOT_ROWS + i) * VL) = s##i##1;
 #define DOT_STORE_3(i) DOT_STORE_2(i) * (V *)(sums + (2 * DOT_ROWS + i) * VL) = s##i##2;
+#define DOT_STORE_4(i) DOT_STORE_3(i) * (V *)(sums + (3 * DOT_ROWS + i) * VL) = s##i##3;
 #define DOT_PART(q, rows, columns, p, row) \
   { DOT_LOAD_##columns(q, p, row) ROWS_##rows(DOT_ADD_##columns) x += rows * VL; }
 #if PARTS == 2
@@ -43,6 +47,7 @@
 #define DOTS_WIDE(rows) DOTS_BY(rows, 3)
 #define DOTS_WIDE_NAME(rows) EACH(dots_##rows##_3),
 #else
+DOTS_BY(1, 4) /* one row alone: sums wait for themselves, so there are more of them */
 #define DOTS_WIDE(rows) DOTS_BY(rows, 2)
 #define DOTS_WIDE_NAME(rows) EACH(dots_##rows##_2),
 #endif
@@ -52,22 +57,31 @@ EACH_HEIGHT(DOTS_WIDE)
 EACH_HEIGHT(DOTS_NARROW)
 
 static const NAME(dots_kind) EACH(dots_kind) = {
-  .size = sizeof(IN), .parts = PARTS, .run = { { EACH_HEIGHT(DOTS_NARROW_NAME) }, { EACH_HEIGHT(DOTS_WIDE_NAME) } }
+#if TY_VECTOR_BYTES < 64
+  .alone = EACH(dots_1_4),
+#endif
+  .size = sizeof(IN),
+  .parts = PARTS,
+  .run = { { EACH_HEIGHT(DOTS_NARROW_NAME) }, { EACH_HEIGHT(DOTS_WIDE_NAME) } }
 };
 
 #undef DOT_DECLARE_1
 #undef DOT_DECLARE_2
 #undef DOT_DECLARE_3
+#undef DOT_DECLARE_4
 #undef DOT_LOAD_1
 #undef DOT_LOAD_2
 #undef DOT_LOAD_3
+#undef DOT_LOAD_4
 #undef DOT_ADD_1
 #undef DOT_ADD_2
 #undef DOT_ADD_3
+#undef DOT_ADD_4
 #undef DOT_NEXT
 #undef DOT_STORE_1
 #undef DOT_STORE_2
 #undef DOT_STORE_3
+#undef DOT_STORE_4
 #undef DOT_PART
 #undef DOT_PARTS
 #undef DOTS_BY
