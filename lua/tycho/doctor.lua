@@ -45,7 +45,7 @@ end
 
 -- What is good to have, why, and the package that brings it.
 local wanted = {
-  LAPACK = { "cholesky, solve, qr, svd, eigh and their like cannot be computed", "libopenblas0-pthread" },
+  LAPACK = { "cholesky, solve, qr, svd and their like cannot be computed", "libopenblas0-pthread" },
   ["libprotobuf-c"] = { "ONNX files are not read by this build", "libprotobuf-c-dev protobuf-c-compiler" },
   libedit = { "the prompt has no line editing, history and completion", "libedit2" },
   libwebp = { "pictures in WebP cannot be read: built without it", "libwebp-dev" },
