@@ -137,14 +137,14 @@ function M.encoder(pictures, labels, options)
   local o = arguments.read(who, options, { operations = 0.0, features = 0, channels = { 8, 16, 32, 64 }, batch = 32,
     lr = 2e-3 }, { operations = "a number >= 0", features = "an integer >= 0", channels = "a list of integers",
     batch = "an integer > 0", lr = "a number > 0" })
-  local sizes, sum = {}, 0
+  local sizes, placed, sum = {}, {}, 0
   for k, list in ipairs(labels) do
     expect(who, ("labels %d"):format(k), list, "a tensor")
     if pictures.ndim ~= 4 or list.ndim ~= 1 or list.shape[1] ~= pictures.shape[1] or list.shape[1] == 0 then
       arguments.fail("%s: expected pictures [n, 3, side, side] and labels [n], got %s and %s", who,
         arguments.describe(pictures), arguments.describe(list))
     end
-    sizes[k] = list:max():item() + 1
+    sizes[k], placed[k] = list:max():item() + 1, list:to { device = pictures.device }
     sum = sum + sizes[k]
   end
   if sum == 0 then arguments.fail("%s: labels: expected at least one kind, got none", who) end
@@ -155,7 +155,7 @@ function M.encoder(pictures, labels, options)
   end }
   local function loss_of(net, at)
     local logits, first, loss = net(pictures:index_select(0, at)), 0, nil
-    for k, list in ipairs(labels) do
+    for k, list in ipairs(placed) do
       local own = ty.nn.cross_entropy(logits:narrow(1, first, sizes[k]), list:index_select(0, at))
       loss, first = loss and loss + own or own, first + sizes[k]
     end
