@@ -68,8 +68,9 @@ static void FN(ql_step)(REAL *d, REAL *e, int64_t first, int64_t last, REAL *z, 
   e[last] = 0;
 }
 
-/* d [n] to its eigenvalues and zeros in z to their vectors, both ascending; false when it does not end. The largest number
- * of the whole matrix is about 1, so that what is below EPSILON^2 counts as 0, and no step works on rounding alone. */
+/* d [n] to its eigenvalues and zeros in z to their vectors, both ascending; false when it does not end. The largest
+ * number of the whole matrix is about 1, so that what is below EPSILON^2 counts as 0, and no step works on rounding
+ * alone. */
 static bool FN(ql)(REAL *d, const REAL *beside, REAL *z, int64_t row, int64_t n) {
   REAL e[MOST_ROWS] = { 0 };
   memcpy(e, beside, sizeof *e * (size_t)(n - 1));
