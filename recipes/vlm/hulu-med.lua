@@ -3,7 +3,7 @@
 -- system: Hulu-Med: all that is seen as frames, one encoder, one decoder, pooling, unchanged places left out, stages
 -- paper: Jiang et al. 2025, "Hulu-Med: A Transparent Generalist Model towards Holistic Medical Vision-Language
 --   Understanding"
--- time: 11 minutes on one CPU core
+-- time: 12 minutes on one CPU core
 --
 -- Reports are read, projections are pictures, volumes are sequences of slices, and clips of moving things stand for
 -- video. Volumes are synthetic phantoms: nothing here is a medical claim. The encoder is scene-resnet as it ships, its
