@@ -58,8 +58,9 @@ end
 
 --- ADTS: which `count` tokens of each frame represent it: features [frames, places, d], attention [frames, places].
 -- D_ij = (1 - cos(i, j)) a_j r_j, with r the product of a token with the mean of all frames (relevance to the event,
--- none below 0; relevance = false: without it). The first token is the one whose nearest neighbour is farthest; each
--- further one is the farthest from those that are taken. Returns i64 [frames, count], in the order of places.
+-- none below 0; relevance = false: without it, as the reference code does for Qwen's models). The first token is the
+-- one whose nearest neighbour is farthest; each further one is the farthest from those that are taken. Returns i64
+-- [frames, count], in the order of places.
 ---@param features Tensor
 ---@param attention Tensor
 ---@param count integer

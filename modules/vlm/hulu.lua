@@ -253,7 +253,7 @@ local function check_stages(who, stages, pools)
       arguments.fail("%s: stages: expected { share of the steps, list of kinds }, got %s as number %d", who,
         arguments.describe(stage), i)
     end
-    for _, kind in ipairs(stage[2]) do
+    for _, kind in ipairs(pools and stage[2] or {}) do
       if type(pools[kind]) ~= "table" or #pools[kind] == 0 then
         arguments.fail("%s: pools: expected samples of each kind of the stages, got none of %s", who, tostring(kind))
       end
@@ -265,9 +265,43 @@ local function check_stages(who, stages, pools)
   end
 end
 
---- Trains a model on samples by kind, as of pack(). options: steps (200), batch (24 samples), lr (2e-3), seed (0),
--- stages (M.stages; with one stage of all kinds they are mixed from the start), watch(step, loss). Returns the mean
--- loss of the last tenth of the steps.
+-- The last step of each stage.
+local function ends_of(stages, steps)
+  local sum, ends = 0, {}
+  for i, stage in ipairs(stages) do
+    sum = sum + stage[1]
+    ends[i] = i == #stages and steps or math.floor(sum * steps + 1e-9)
+  end
+  return ends
+end
+
+--- The rate at each step, from 0, over the peak: every stage is a training of its own, with a warm-up over a tenth of
+-- its steps and half a cosine down to 0.05. One cosine over all would leave the kinds that come last little of the
+-- rate.
+---@param stages table[]   as of M.stages
+---@param steps integer
+---@return fun(step: integer): number
+function M.rates(stages, steps)
+  expect("hulu.rates", "stages", stages, "a list of tables")
+  expect("hulu.rates", "steps", steps, "an integer >= 1")
+  check_stages("hulu.rates", stages)
+  local parts, from = {}, 0
+  for i, last in ipairs(ends_of(stages, steps)) do
+    local count = math.max(1, last - from)
+    parts[i] = { from = from, last = last,
+      at = ty.optim.cosine { steps = count, warmup = math.max(1, count // 10), final = 0.05 } }
+    from = last
+  end
+  return function(step)
+    local i = 1
+    while i < #parts and step >= parts[i].last do i = i + 1 end
+    return parts[i].at(step - parts[i].from)
+  end
+end
+
+--- Trains a model on samples by kind, as of pack(), each stage at rates of its own (see rates()). options: steps (200),
+-- batch (24 samples), lr (2e-3: the peak of each stage), seed (0), stages (M.stages; with one stage of all kinds they
+-- are mixed from the start), watch(step, loss). Returns the mean loss of the last tenth of the steps.
 ---@param model Hulu
 ---@param pools table<string, table[]>
 ---@param tokenizer Tokenizer
@@ -282,15 +316,13 @@ function M.fit(model, pools, tokenizer, options)
     seed = "an integer", stages = "a list of tables", watch = "a function" })
   check_stages(who, o.stages, pools)
   local opt = ty.optim.AdamW(model:parameters(), { lr = o.lr, beta2 = 0.95, clip_norm = 1, weight_decay = 0.05,
-    schedule = ty.optim.cosine { steps = o.steps, warmup = math.max(1, o.steps // 10), final = 0.05 } })
-  local stage, before, next_of = 1, 0, {}
+    schedule = M.rates(o.stages, o.steps) })
+  local stage, ends, next_of = 1, ends_of(o.stages, o.steps), {}
   ty.manual_seed(o.seed)
   for kind, pool in pairs(pools) do next_of[kind] = #pool > 0 and ty.data.rounds(#pool, 1) or nil end
   local function draw(kind) return pools[kind][next_of[kind]()[1] + 1] end
   return ty.train.minimize(opt, o.steps, function(step)
-    while stage < #o.stages and step > (before + o.stages[stage][1]) * o.steps do
-      before, stage = before + o.stages[stage][1], stage + 1
-    end
+    while step > ends[stage] do stage = stage + 1 end
     local kinds, list = o.stages[stage][2], {}
     for k = 1, o.batch do list[k] = draw(kinds[(k - 1) % #kinds + 1]) end
     return M.loss(model, M.pack(list, tokenizer))

@@ -3,13 +3,16 @@
 -- system: FlashVID on scene-vlm: tokens by attention and diversity, trees over frames, clusters, fewer in late layers
 -- paper: Fan et al. 2026, "FlashVID: Efficient Video Large Language Models via Training-free Tree-based Spatiotemporal
 --   Token Merging"
--- time: 6 minutes on one CPU core
+-- time: 12 minutes on one CPU core
 --
 -- scene-vlm's decoder is tuned on questions about clips of eight frames, all tokens seen; then every way makes the
 -- tokens of the same held-out clips fewer, without further training, and is compared question by question. All ways
 -- give the decoder as many tokens, and its last layer sees the same share of them, chosen by the question, so that over
 -- all layers a tenth remains. Temporal merging alone is the method without its selection of tokens. The tower has no
--- class that attends: its map of attention is the activity of its last stage.
+-- class that attends: its map of attention is the activity of its last stage. It is not scaled by relevance to the
+-- event: the reference code selects without that for Qwen's models, whose towers have no class either. One seed kept
+-- 0.991 of the answers on development clips without it, 0.974 with it, 0.911 by what the tower sees before it adds
+-- places; three seeds on 200 others miss the bar. Questions of place and law of motion lose, of name and colour not.
 local ty = require "tycho"
 local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
 local answerer, watcher, flashvid, fewer = zoo.answerer, zoo.watcher, vlm.flashvid, vlm.fewer
@@ -22,13 +25,14 @@ local r = ty.recipe.declare {
     { "batch", 16, "clips of a step", quick = 2 },
     { "lr", 1e-3, "peak learning rate" },
     { "pool", 560, "clips that are tuned on", quick = 4 },
-    { "test", 100, "clips to measure with", quick = 4 },
+    { "test", 200, "clips to measure with", quick = 4 },
     { "ratio", 0.1, "of tokens that are kept, in the mean of all layers" },
     { "after", 3, "layers see all that is kept, the others a share of it" },
     { "keep", 0.3, "that share" },
     { "share", 0.7, "of the tokens that are chosen by attention and diversity" },
     { "threshold", 0.8, "of the cosine of a link" },
     { "segments", 2, "of a clip at least: a fourth of its frames, as the paper's clips have" },
+    { "relevance", false, "scale attention by relevance to the event" },
     { "keys", false, "compare tokens by what the tower sees before it adds their places" },
   },
 }
@@ -39,8 +43,8 @@ local start = base()
 local pool = watcher.featured(start, watcher.clips("training", args.pool))
 local test = watcher.featured(start, watcher.clips("validation", args.test), true)
 
-local shape, layers = test[1].features.shape, #start.language_model.model.layers
-local whole, shares = shape[2] * shape[3], {}
+local shape, layers, shares = test[1].features.shape, #start.language_model.model.layers, {}
+local whole = shape[2] * shape[3]
 for l = 1, layers do shares[l] = l <= args.after and 1 or args.keep end
 local count = math.floor(args.ratio * whole * layers / (args.after + (layers - args.after) * args.keep))
 local kept = count * (args.after + (layers - args.after) * args.keep) / layers / whole
@@ -49,7 +53,7 @@ local kept = count * (args.after + (layers - args.after) * args.keep) / layers /
 
 local options = { count = count, share = args.share, threshold = args.threshold, segments = args.segments }
 local function compressed(batch, share)
-  local o = { share = share, keys = args.keys and batch.keys or nil }
+  local o = { share = share, relevance = args.relevance, keys = args.keys and batch.keys or nil }
   for key, value in pairs(options) do o[key] = o[key] or value end
   return flashvid.compress(batch.features, batch.attention, o)
 end

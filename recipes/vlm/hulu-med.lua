@@ -3,13 +3,21 @@
 -- system: Hulu-Med: all that is seen as frames, one encoder, one decoder, pooling, unchanged places left out, stages
 -- paper: Jiang et al. 2025, "Hulu-Med: A Transparent Generalist Model towards Holistic Medical Vision-Language
 --   Understanding"
--- time: 4 minutes on one CPU core
+-- time: 12 minutes on one CPU core
 --
 -- Reports are read, projections are pictures, volumes are sequences of slices, and clips of moving things stand for
 -- video. Volumes are synthetic phantoms: nothing here is a medical claim. The encoder is scene-resnet as it ships, its
 -- features computed once; the paper's has rotary positions and learns along. Questions ask whether a finding is there
 -- and where, and by which law a thing moves. Specialists have the same size, and together the same steps and samples.
 -- "Blind" gives each question the answer that it has most often in training.
+--
+-- Each stage warms up and decays on its own, as a training that goes on from another's weights does; one cosine over
+-- all left volumes and clips, which come last, half of the rate. On development data, one seed, 1000 steps: 0.575 with
+-- one cosine, 0.604 with one a stage, 0.589 with stages of 0.1, 0.2 and 0.7, 0.640 mixed from the start: where the
+-- decoder is drawn anew, stages only take steps from what comes last. A wider spread of its first weights and Muon gave
+-- no more. Volumes stay near blind for their size: a voxel is 8 mm, a finding one or two of them. A net that learnt
+-- patches of 8 x 8 pixels for this alone told scans with and without one at an area under the curve of 0.54 (nodules),
+-- 0.59 (cysts), 0.58 (calcifications), 0.88 (effusions).
 local ty = require "tycho"
 local datasets, models = require "tycho.datasets", require "tycho.models"
 local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
@@ -18,11 +26,11 @@ local examiner, hulu = zoo.examiner, vlm.hulu
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "steps", 120, "of each model, or of its specialists together", quick = 4 },
+    { "steps", 1000, "of each model, or of its specialists together", quick = 4 },
     { "batch", 24, "samples of a step", quick = 4 },
     { "lr", 2e-3, "peak learning rate" },
-    { "training", 400, "studies and clips to learn from", quick = 4 },
-    { "test", 100, "studies and clips to measure with", quick = 3 },
+    { "training", 1000, "studies and clips to learn from", quick = 4 },
+    { "test", 200, "studies and clips to measure with", quick = 3 },
     { "frames", 8, "of a clip" },
     { "every", 2, "slices of a volume, of which the mean is seen" },
     { "slices_threshold", 0.4, "change of a place of a slice that keeps it" },

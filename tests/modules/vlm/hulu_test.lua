@@ -148,6 +148,20 @@ check.test("stages: kinds come when their stage has begun, each as often, no sam
   check.ok(distance(run(), run()) == 0)
 end)
 
+check.test("each stage warms up and decays on its own", function()
+  local rate, list = hulu.rates(hulu.stages, 100), {}
+  for step = 0, 99 do list[step + 1] = rate(step) end
+  -- Stages of 20, 30 and 50 steps: at the first step after a tenth of each the rate is the peak, in the end it is low.
+  for _, stage in ipairs { { 0, 20 }, { 20, 30 }, { 50, 50 } } do
+    local from, count = stage[1], stage[2]
+    check.close(list[from + 1], 10 / count, 1e-12)
+    check.close(list[from + count // 10 + 1], 1, 1e-12)
+    check.ok(list[from + count] < 0.07, "the last step of a stage")
+  end
+  local one, cosine = hulu.rates({ { 1, { "text" } } }, 40), ty.optim.cosine { steps = 40, warmup = 4, final = 0.05 }
+  for step = 0, 39 do check.close(one(step), cosine(step), 1e-12) end
+end)
+
 check.test("many are asked as few are, and blind answers are the likeliest of training", function()
   local model, list = new_model(), samples()
   for _ = 1, 4 do table.move(list, 1, #list, #list + 1) end
@@ -171,6 +185,7 @@ check.test("wrong arguments", function()
   local half = { { 0.5, { "text" } } }
   check.fails(function() hulu.fit(new_model(), { text = samples() }, tokenizer, { stages = half }) end,
     "hulu.fit: stages: expected shares of the steps that add up to 1, got 0.5")
+  check.fails(function() hulu.rates({ { 1 } }, 10) end, "hulu.rates: stages: expected { share of the steps, list of")
   check.fails(function() hulu.changed(ty.ones(2, 1, 7, 8), 2, 2, 0) end, "h a multiple of 2 and w of 2, got")
   check.fails(function() hulu.see(ty.ones(2, 1, 8, 8), ty.ones(1, 2, 2, 3)) end, "expected frames [f, c, h, w] and")
   check.fails(function() hulu.pooled(ty.ones(1, 3, 2, 4)) end, "even rows and columns")
