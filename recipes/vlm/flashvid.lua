@@ -117,8 +117,7 @@ local function read(way)
   return ty.no_grad(function()
     local features, places = way(some)
     local batch, with = vlm.frames.packed(watching, dialogue, some.questions, features, places, true)
-    with.places, with.mask = batch.at, batch.options.mask
-    return watching:head(watching:hidden(batch.tokens, with)):sum():item()
+    return vlm.Dialogue.right(watching, batch, with)
   end)
 end
 local seconds = r:time({ all = function() read(all) end, few = function() read(ways[1][2]) end },
