@@ -33,7 +33,8 @@ function M.preparation(features, options)
   matrix(who, features)
   local o = arguments.read(who, options, { scale = true, unit = true, part = 8192 }, { part = "an integer > 0" })
   local n, d = features.shape[1], features.shape[2]
-  local sum, squares = ty.zeros({ d }, { dtype = "f64" }), ty.zeros({ d }, { dtype = "f64" })
+  local kind = { dtype = "f64", device = features.device }
+  local sum, squares = ty.zeros({ d }, kind), ty.zeros({ d }, kind)
   each_part(features, o.part, function(x) sum:add_(x:sum { 0 }) end)
   local mean = sum / n
   each_part(features, o.part, function(x) squares:add_((x - mean):square():sum { 0 }) end)
@@ -66,7 +67,7 @@ function M.scores(features, options)
     { energy = "a number in [0, 1]", part = "an integer > 0" })
   local prepare = M.preparation(features, { scale = o.scale, unit = o.unit, part = o.part })
   local n, d = features.shape[1], features.shape[2]
-  local gram = ty.zeros({ d, d }, { dtype = "f64" })
+  local gram = ty.zeros({ d, d }, { dtype = "f64", device = features.device })
   each_part(features, o.part, function(rows)
     local x = prepare(rows)
     gram:add_(x:transpose(0, 1):matmul(x))
@@ -83,7 +84,7 @@ function M.scores(features, options)
   k = math.max(k, 1)
   while k > 1 and squares[k] <= total * 1e-14 do k = k - 1 end -- directions that no sample has
   local basis = vectors:narrow(1, d - k, k) / values:narrow(0, d - k, k):sqrt()
-  local scores = ty.empty({ n }, { dtype = "f64" })
+  local scores = ty.empty({ n }, { dtype = "f64", device = features.device })
   each_part(features, o.part, function(rows, first)
     scores:narrow(0, first, rows.shape[1]):copy_(prepare(rows):matmul(basis):square():sum { 1 })
   end)

@@ -102,6 +102,7 @@ end
 local model, given = shown.model, shown.given
 local batch = test[1].features:narrow(0, 0, math.min(32, test[1].features.shape[1]))
 local prompt, word, cache = dialogue:prompt(single[1].questions[1][1].question), ty.tensor { { 5 } }, model:cache()
+prompt, word = prompt:to { device = model:device() }, word:to { device = model:device() }
 local function read(features, held)
   local tokens = prompt:expand(features.shape[1], prompt.shape[2])
   return model:hidden(tokens, { features = features, cache = held, last = 1 }):sum():item()

@@ -124,7 +124,7 @@ end
 -- Pictures, what the painter makes of their embeddings, with the captions that were written, and of true captions.
 local count, list, texts = math.min(8, args.painted), {}, {}
 for row, pictures in ipairs { test.image, shown.again, of_words } do
-  list[row] = pictures:narrow(0, 0, count)
+  list[row] = pictures:narrow(0, 0, count):to "cpu"
   for k = 1, count do
     local text = row == 2 and shown.captions[k] or row == 3 and test.caption[k] or "picture"
     texts[#texts + 1] = text:gsub("^a ", ""):gsub(" on a ", "\non "):gsub(" ground$", ""):gsub("^(%S+ %S+) ", "%1\n")
