@@ -133,7 +133,7 @@ modes.count(model, function() ty.no_grad(answerer.logits(model, dialogue, { few 
   if layer == layers then return end
   local rows = chosen:to("f32"):mean({ 1 }):reshape(count, -1):narrow(1, 0, side * side)
   local map = ty.interpolate(rows:sqrt():reshape(count, 1, side, side), image.shape[3], 0, "nearest")
-  pictures[#pictures + 1] = ty.keep((image * (map * 0.9 + 0.1)):to "u8")
+  pictures[#pictures + 1] = ty.keep((image * (map:to "cpu" * 0.9 + 0.1)):to "u8")
 end)
 ty.plot.grid(ty.concat(pictures, 0), { columns = count }):save(r:picture "experts.png")
 
