@@ -3,7 +3,7 @@
 -- system: AutoDiffusion's search on a text-to-image transformer of the zoo, without training
 -- paper: Li et al. 2023, "AutoDiffusion: Training-Free Optimization of Time Steps and Architectures for Automated
 --   Diffusion Model Acceleration"
--- time: 10 minutes on one CPU core
+-- time: 14 minutes on one CPU core
 --
 -- Fitness is the kernel distance of few pictures to real ones by features of scene-clip, unbiased; the best few
 -- of each stage are then told apart by the Frechet distance of more pictures, of other prompts and noise, by the same
