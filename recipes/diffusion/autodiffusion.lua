@@ -12,7 +12,7 @@
 -- steps.) What is found is measured on other prompts, other noise and other features, those of scene-resnet. Beside it
 -- stand equal steps, the spacings that people choose by hand, and as many candidates drawn at random, told apart in the
 -- same way; every one costs what four steps of the whole network cost. The second stage may put a fifth step in for
--- blocks that are left out.
+-- blocks that are left out. Searches are made once, with the first seed: the seeds of the table are of prompts' noise.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
