@@ -10,7 +10,8 @@
 --
 --     local scan = inverse.ct { size = 32, views = 4, dose = 1e6, unit = 0.2 }
 --     local y = scan.measure(volume, 7)
---     local usual, better = scan.classical(y), inverse.tv(scan.operator, y, { lambda = 0.2 })
+--     local usual = scan.classical(y)
+--     local better = inverse.tv(scan.operator, y, { lambda = 0.002 * scan.scale, rho = 0.04 * scan.scale })
 --
 -- Volumes are [slices, 1, h, w], which is how a sampler has them: the slices are the batch. An operator has
 -- forward(x) and adjoint(y) with <forward(x), y> = <x, adjoint(y)>.
@@ -122,7 +123,9 @@ end
 -- ---- classical reconstructions ----
 
 --- x after steps of conjugate gradients on apply(x) = b, where apply is linear, symmetric and not negative (Hestenes
--- and Stiefel 1952). options: steps (10), tolerance (0: of the residual's norm, below which it ends).
+-- and Stiefel 1952). It ends where the residual is no more than rounding, too: steps along what is left then would be
+-- lengths divided by nothing, where `apply` is singular. options: steps (10), tolerance (0: of the residual's norm,
+-- below which it ends).
 ---@param apply fun(x: Tensor): Tensor
 ---@param b Tensor
 ---@param x Tensor  where it begins
@@ -137,10 +140,14 @@ function M.conjugate_gradients(apply, b, x, options)
     tolerance = "a number >= 0" })
   local r = b - apply(x)
   local p, before = r, (r * r):sum():item()
+  local rounding = (b.dtype == "f64" and 2.0 ^ -50 or 2.0 ^ -21) ^ 2 * math.max(before, (b * b):sum():item())
+  local least = math.max(o.tolerance ^ 2, rounding)
   for _ = 1, o.steps do
-    if before <= o.tolerance ^ 2 then break end
+    if before <= least then break end
     local moved = apply(p)
-    local along = before / (p * moved):sum():item()
+    local curved = (p * moved):sum():item()
+    if curved <= 0 then break end
+    local along = before / curved
     x, r = x + p * along, r - moved * along
     local now = (r * r):sum():item()
     p, before = r + p * (now / before), now
@@ -216,6 +223,29 @@ function M.tv(operator, y, options)
   return x
 end
 
+--- The largest eigenvalue of A'A, by power iteration from noise of a seed of its own. Total variation and ADMM weigh
+-- |Ax - y|^2 against |Dx|_1 and |Dx - d|^2, so that `lambda` and `rho` mean the same for two operators in parts of it:
+-- of a unitary transform it is 1, of projections as many times more as rays cross pixels. x: a volume of the shape,
+-- dtype and device that the operator takes.
+---@param operator table
+---@param x Tensor
+---@param options? {steps?: integer}
+---@return number
+function M.scale(operator, x, options)
+  check_operator("inverse.scale", operator)
+  check_volume("inverse.scale", "x", x)
+  local o = arguments.read("inverse.scale", options, { steps = 30 }, { steps = "an integer >= 1" })
+  local found = 0.0
+  x = ty.data.with_seed(0, function() return ty.randn_like(x) end)
+  for _ = 1, o.steps do
+    local size = x:square():sum():sqrt():item()
+    if size == 0 then return 0.0 end
+    x = ty.scope(function() return operator.adjoint(operator.forward(x / size)) end)
+    found = x:square():sum():sqrt():item()
+  end
+  return found
+end
+
 -- ---- problems ----
 
 --- A scan that was simulated: see inverse.ct and inverse.mri.
@@ -223,6 +253,7 @@ end
 ---@field operator table
 ---@field measure fun(x: Tensor, seed: integer): Tensor  what is measured of a volume [slices, 1, h, w], with its noise
 ---@field classical fun(y: Tensor): Tensor               the volume that is usually made of that
+---@field scale number                                   the operator's: what lambda and rho are parts of
 
 --- Computed tomography by parallel beams: views that are spread evenly over an arc, photons that are counted (at least
 -- one each), filtered back-projection. Measurements are line integrals in sides of a pixel, as the operator has them.
@@ -238,7 +269,7 @@ function M.ct(options)
   if not o.size then fail("%s: size: expected pixels of a side, got nil", who) end
   local A = M.radon { angles = ty.arange(o.views, { dtype = "f64" }) * (o.arc / o.views) * (math.pi / 180),
     size = o.size }
-  return { operator = A,
+  return { operator = A, scale = M.scale(A, ty.zeros { 1, 1, o.size, o.size }),
     measure = function(x, seed)
       expect("ct.measure", "seed", seed, "an integer")
       local y = A.forward(x)
@@ -272,7 +303,7 @@ function M.mri(options)
   end
   local mask = ty.keep(ty.tensor(kept, { dtype = "f32" }):unsqueeze(1):expand(o.size, o.size))
   local A = M.fourier(mask)
-  return { operator = A,
+  return { operator = A, scale = 1, -- unitary, and the frequency 0 is measured
     measure = function(x, seed)
       expect("mri.measure", "seed", seed, "an integer")
       local y = A.forward(x)
@@ -288,7 +319,10 @@ end
 -- with the differences between slices alone. Its split and dual persist over the steps, so that one iteration with one
 -- step of conjugate gradients is enough (fast variant). Chung et al. 2023, "Solving 3D Inverse Problems using
 -- Pre-trained 2D Diffusion Models", algorithm 2. options: lambda (0.04), rho (10), cg (1), periodic (true, as the
--- paper's code). With lambda = 0 and rho = 0 it is the data's consistency alone, slice by slice.
+-- paper's code). With lambda = 0 and rho = 0 it is the data's consistency alone, slice by slice. The defaults are the
+-- paper's code's for its projections; for k-space it has lambda 0.005 and rho 0.01. What counts is their part of
+-- inverse.scale: steps of conjugate gradients serve the largest eigenvalues first, so that with rho beside the scale or
+-- above it they smooth along z what the prior drew, before they come to the measurements.
 ---@param operator table
 ---@param y Tensor
 ---@param options? {lambda?: number, rho?: number, cg?: integer, periodic?: boolean}

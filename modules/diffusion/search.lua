@@ -167,13 +167,14 @@ end
 -- ---- the search ----
 
 local defaults = { grid = arguments.none, steps = arguments.none, most_steps = arguments.none, layers = 0, overhead = 0,
-  limit = arguments.none, fitness = arguments.none, population = 16, keep = 5, crossed = 4, moved = 5, chance = 0.25,
-  generations = { 5, 5 }, start = {}, seed = 0, on_generation = arguments.none }
+  limit = arguments.none, fitness = arguments.none, judge = arguments.none, finalists = 5, population = 16, keep = 5,
+  crossed = 4, moved = 5, chance = 0.25, generations = { 5, 5 }, start = {}, seed = 0,
+  on_generation = arguments.none }
 local kinds = { grid = "an integer >= 1", steps = "an integer >= 1", most_steps = "an integer >= 1",
   layers = "an integer >= 0", overhead = "a finite number >= 0", limit = "a finite number > 0", fitness = "a function",
-  population = "an integer >= 2", keep = "an integer >= 1", crossed = "an integer >= 0", moved = "an integer >= 0",
-  chance = "a number in [0, 1]", generations = "a list of integers", start = "a list of tables", seed = "an integer",
-  on_generation = "a function" }
+  judge = "a function", finalists = "an integer >= 1", population = "an integer >= 2", keep = "an integer >= 1",
+  crossed = "an integer >= 0", moved = "an integer >= 0", chance = "a number in [0, 1]",
+  generations = "a list of integers", start = "a list of tables", seed = "an integer", on_generation = "a function" }
 
 local function read(who, options)
   local o = arguments.read(who, options, defaults, kinds)
@@ -297,16 +298,42 @@ end
 
 local function run(who, options, evolves)
   local o = read(who, options)
-  local numbers, known, result = generator(o.seed), {}, { evaluated = 0, history = {}, stages = {} }
+  local numbers, known, finals, result = generator(o.seed), {}, {}, { evaluated = 0, judged = 0, history = {},
+    stages = {} }
+
+  local function asked(name, candidate)
+    local value = expect(who, name .. "(candidate)", o[name](copy(candidate)), "a number")
+    return value == value and value or math.huge
+  end
 
   local function evaluate(candidate)
     local key = key_of(candidate)
     if not known[key] then
-      local value = expect(who, "fitness(candidate)", o.fitness(copy(candidate)), "a number")
       result.evaluated = result.evaluated + 1
-      known[key] = { candidate = candidate, fitness = value == value and value or math.huge, key = key }
+      known[key] = { candidate = candidate, fitness = asked("fitness", candidate), key = key }
     end
     return known[key]
+  end
+
+  -- Equal ones by name, so that the order is the same everywhere.
+  local function order(list, by)
+    table.sort(list, function(a, b)
+      if a[by] ~= b[by] then return a[by] < b[by] end
+      return a.key < b.key
+    end)
+    return list
+  end
+
+  -- The best few of a stage join those that were judged before; all of these, the best first.
+  local function judge(met)
+    for i = 1, math.min(o.finalists, #order(met, "fitness")) do
+      local entry = met[i]
+      if not entry.judged then
+        result.judged = result.judged + 1
+        entry.judged, finals[#finals + 1] = asked("judge", entry.candidate), entry
+      end
+    end
+    return order(finals, "judged")
   end
 
   -- One that was not met before, if such a one comes within some tries.
@@ -324,7 +351,7 @@ local function run(who, options, evolves)
   end
 
   local function stage(number, generations, start)
-    local breed, best = breeder(o, numbers, number == 2), {}
+    local breed, best, met, seen = breeder(o, numbers, number == 2), {}, {}, {}
     for generation = 1, generations do
       local here, children = {}, {}
       local function add(count, make)
@@ -351,21 +378,19 @@ local function run(who, options, evolves)
       for _, candidate in ipairs(children) do
         local entry = evaluate(candidate)
         sum, best[#best + 1] = sum + entry.fitness, entry
+        if not seen[entry] then seen[entry], met[#met + 1] = true, entry end
       end
-      -- Equal ones by name, so that the order is the same everywhere.
-      table.sort(best, function(a, b)
-        if a.fitness ~= b.fitness then return a.fitness < b.fitness end
-        return a.key < b.key
-      end)
+      order(best, "fitness")
       for i = #best, o.keep + 1, -1 do best[i] = nil end
       local entry = { stage = number, generation = generation, best = best[1].fitness,
         mean = #children > 0 and sum / #children or best[1].fitness, evaluated = result.evaluated }
       result.history[#result.history + 1] = entry
       if o.on_generation then o.on_generation(entry, best[1].candidate) end
     end
+    if o.judge then best = table.move(judge(met), 1, math.min(o.keep, #finals), 1, {}) end
     local list = {}
     for i, entry in ipairs(best) do list[i] = entry.candidate end
-    result.stages[number] = best[1] and { best = best[1].candidate, fitness = best[1].fitness }
+    result.stages[number] = best[1] and { best = best[1].candidate, fitness = best[1].judged or best[1].fitness }
     return list
   end
 
@@ -380,13 +405,16 @@ local function run(who, options, evolves)
 end
 
 --- Evolution in two stages. options: grid (places of times), steps, fitness (a function of a candidate that gives a
--- number, less being better; it is asked once for each), most_steps (steps: in the second stage), layers (0: blocks
--- that may be left out), overhead (0: what a step costs besides its blocks, in blocks), limit (the cost that no
--- candidate exceeds: that of `steps` steps with all blocks), population (16), keep (5: the best, that stay), crossed
--- (4) and moved (5) of each generation, chance (0.25: that a time moves, that a block is changed), generations ({ 5, 5
--- }: of the two stages), start ({}: candidates to begin with), seed (0), on_generation(entry, best).
+-- number, less being better; it is asked once for each), judge (none: another such function, asked once for each of the
+-- best `finalists`, 5, of a stage: what is best, and that one's fitness, are then by it), most_steps (steps: in the
+-- second stage), layers (0: blocks that may be left out), overhead (0: what a step costs besides its blocks, in
+-- blocks), limit (the cost that no candidate exceeds: that of `steps` steps with all blocks), population (16), keep (5:
+-- the best, that stay), crossed (4) and moved (5) of each generation, chance (0.25: that a time moves, that a block is
+-- changed), generations ({ 5, 5 }: of the two stages), start ({}: candidates to begin with), seed (0),
+-- on_generation(entry, best).
 ---@param options table
----@return { best: SearchCandidate, fitness: number, evaluated: integer, history: table[], stages: table[] }
+---@return { best: SearchCandidate, fitness: number, evaluated: integer, judged: integer, history: table[],
+--- stages: table[] }
 function M.evolve(options) return run("search.evolve", options, true) end
 
 --- The same number of candidates, drawn at random: what evolution is compared with.

@@ -16,7 +16,7 @@ local measure, statements = diffusion.measure, datasets.scenes.statements
 --- What recipes of sampling measure with.
 ---@class Yardstick
 ---@field painter TextToImage
----@field real table   moments of real pictures' features, by split and network
+---@field real table   moments of real pictures' features, or these, by split and network
 local Yardstick = {}
 Yardstick.__index = Yardstick
 Yardstick.__name = "Yardstick"
@@ -141,14 +141,18 @@ function Yardstick:features(pictures, by)
   end)
 end
 
--- The distance of pictures to real ones, each as fn makes of it what is looked at.
+-- Features of real pictures, each as fn makes of it what is looked at.
+local function features_of(self, split, by, fn)
+  local set = self:set(split, { "image" })
+  -- From behind: no captions are taken from there.
+  return self:features(fn(set:batch(ty.arange(#set - self.count, #set)).image), by)
+end
+
+-- The distance of pictures to real ones.
 local function frechet_of(self, pictures, split, by, fn, how)
   local key = split .. "/" .. by .. how
   if not self.real[key] then
-    local set = self:set(split, { "image" })
-    -- From behind: no captions are taken from there.
-    local images = set:batch(ty.arange(#set - self.count, #set)).image
-    local moments = measure.moments(self:features(fn(images), by))
+    local moments = measure.moments(features_of(self, split, by, fn))
     self.real[key] = { mean = ty.keep(moments.mean), cov = ty.keep(moments.cov), count = moments.count }
   end
   return measure.frechet(self:features(fn(pictures), by), self.real[key])
@@ -163,6 +167,19 @@ local function same(x) return x end
 ---@return number
 function Yardstick:frechet(pictures, split, by)
   return frechet_of(self, pictures, split, by or "scene-clip", same, "")
+end
+
+--- The kernel distance of pictures to real ones of a split, in a network's features (measure.kernel): unbiased, so that
+-- it tells few pictures apart, where what the Fréchet distance has of their number hides the rest.
+---@param pictures Tensor
+---@param split string
+---@param by? string  ("scene-clip")
+---@return number
+function Yardstick:kernel(pictures, split, by)
+  by = by or "scene-clip"
+  local key = split .. "/" .. by .. "/features"
+  self.real[key] = self.real[key] or ty.keep(features_of(self, split, by, same))
+  return (measure.kernel(self:features(pictures, by), self.real[key]))
 end
 
 local function squares(x) return x:rearrange("n c (r h) (s w) -> (n r s) c h w", { h = 64, w = 64 }) end

@@ -84,6 +84,42 @@ check.test("conjugate gradients solve the normal equations in as many steps as t
   check.equal(same:flatten():tolist(), x:flatten():tolist())
 end)
 
+check.test("conjugate gradients stay where they have come to, though the operator is singular", function()
+  ty.manual_seed(11)
+  local A = inverse.fourier(ty.arange(8):lt(3):to "f32":unsqueeze(1):expand(8, 8))
+  local x = ty.randn { 3, 1, 8, 8 }
+  local back = A.adjoint(A.forward(x))
+  local function apply(p) return A.adjoint(A.forward(p)) end
+  for _, from in ipairs { ty.zeros_like(x), ty.randn(x.shape) * 10, x } do
+    local few = inverse.conjugate_gradients(apply, back, from, { steps = 3 })
+    local many = inverse.conjugate_gradients(apply, back, from, { steps = 60 })
+    check.close(many:flatten():tolist(), few:flatten():tolist(), 1e-4)
+  end
+end)
+
+check.test("scale: the largest eigenvalue of A'A; parts of it mean the same for an operator in other units", function()
+  ty.manual_seed(12)
+  local A = inverse.radon { angles = views(5), size = 4 }
+  local a = matrix(A, 4, 4)
+  local values = a:transpose(0, 1):matmul(a):eigh()
+  local scale = inverse.scale(A, ty.zeros({ 2, 1, 4, 4 }, { dtype = "f64" }), { steps = 200 })
+  check.close(scale, values:max():item(), 1e-6)
+  local other = { forward = function(x) return A.forward(x) * 0.1 end,
+    adjoint = function(y) return A.adjoint(y) * 0.1 end }
+  check.close(inverse.scale(other, ty.zeros({ 2, 1, 4, 4 }, { dtype = "f64" }), { steps = 200 }), scale / 100, 1e-8)
+  local y = A.forward(normal(3, 1, 4, 4))
+  local one = inverse.tv(A, y, { lambda = 0.01 * scale, rho = 0.1 * scale })
+  local two = inverse.tv(other, y * 0.1, { lambda = 0.01 * scale / 100, rho = 0.1 * scale / 100 })
+  check.close(two:flatten():tolist(), one:flatten():tolist(), 1e-9)
+  local nothing = { forward = function(x) return x * 0 end, adjoint = function(z) return z * 0 end }
+  check.equal(inverse.scale(nothing, ty.zeros { 1, 1, 2, 2 }), 0)
+  local ct, mri = inverse.ct { size = 8, views = 5 }, inverse.mri { size = 32 }
+  check.close(ct.scale, inverse.scale(ct.operator, ty.zeros { 1, 1, 8, 8 }), 1e-3)
+  check.close(mri.scale, inverse.scale(mri.operator, ty.zeros { 1, 1, 32, 32 }), 1e-3)
+  check.fails(function() inverse.scale({}, y) end, "inverse.scale: operator: expected one with forward and adjoint")
+  check.fails(function() inverse.scale(A, ty.zeros(3)) end, "inverse.scale: x: expected [slices, 1, h, w]")
+end)
+
 check.test("filtered back-projection of many views gives a disc back", function()
   local side = 48
   local at = ty.arange(side, { dtype = "f64" }) - (side - 1) / 2

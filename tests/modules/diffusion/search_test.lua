@@ -150,6 +150,40 @@ check.test("what it begins with takes part", function()
   check.equal(found.fitness, 5)
 end)
 
+check.test("a judge decides among the best few of both stages, and luck in the fitness does not", function()
+  -- Every candidate's fitness has luck of its own, which is larger than what tells good ones apart.
+  local function lucky(candidate)
+    local sum = 0
+    for i, t in ipairs(candidate.times) do sum = sum + t * 17 ^ i + #candidate.skip[i] * 5 end
+    return distance(candidate) + sum * 0.618 % 1 * 3
+  end
+  local alone, judged = 0, 0
+  for seed = 1, 8 do
+    local asked, order = {}, {}
+    local function judge(candidate)
+      local value = distance(candidate)
+      asked[#asked + 1] = value
+      order[#order + 1] = table.concat(candidate.times, ",")
+      candidate.times[1] = 99 -- it is a copy
+      return value
+    end
+    local o = { fitness = lucky, generations = { 4, 4 }, seed = seed }
+    alone = alone + distance(search.evolve(options(o)).best)
+    o.judge, o.finalists = judge, 8
+    local found = search.evolve(options(o))
+    judged = judged + distance(found.best)
+    check.equal(found.judged, #asked)
+    check.ok(#asked >= 8 and #asked <= 16, #asked)
+    check.equal(found.fitness, distance(found.best))
+    check.equal(found.fitness, math.min(table.unpack(asked)))
+    check.equal(found.stages[2].best, found.best)
+    check.ok(found.stages[2].fitness <= found.stages[1].fitness, "the second stage does not lose what the first found")
+    local random = search.random(options(o))
+    check.equal(random.fitness, distance(random.best))
+  end
+  check.ok(judged < 0.8 * alone, judged .. " " .. alone)
+end)
+
 check.test("few places are searched to the end", function()
   local found = search.evolve { grid = 3, steps = 2, generations = { 4 }, population = 6, keep = 2, crossed = 1,
     moved = 2, fitness = function(candidate) return candidate.times[1] + candidate.times[2] end }
@@ -164,6 +198,8 @@ check.test("wrong arguments", function()
   fails({ keep = 20 }, "keep, crossed, moved: expected at most population, 20, together, got 32")
   fails({ generations = {} }, "generations: expected at least 1")
   fails({ fitness = function() return "good" end }, "fitness%(candidate%): expected a number")
+  fails({ judge = function() return nil end }, "judge%(candidate%): expected a number")
+  fails({ finalists = 0 }, "finalists: expected an integer >= 1")
   fails({ start = { search.uniform(3, 32) } }, "start%[1%]: expected a cost of at most 11, got 12")
   fails({ start = { { times = { 4, 4 }, skip = { {}, {} } } } }, "times%[2%]: expected an integer from 5 to 32, got 4")
   fails({ start = { { times = { 4 }, skip = { { 7 } } } } }, "expected numbers of blocks from 1 to 4, got 7")
