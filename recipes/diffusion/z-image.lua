@@ -27,7 +27,7 @@ local r = ty.recipe.declare {
     { "width", 48, "of the network", quick = 32 },
     { "layers", 2, "besides one refiner each of text and patches", quick = 1 },
     { "steps", 600, "training steps of the base", quick = 4 },
-    { "turbo", 240, "updates of the turbo", quick = 2 },
+    { "turbo", 200, "updates of the turbo", quick = 2 },
     { "fakes", 5, "updates of the fake network for each of the turbo's", quick = 1 },
     { "edit", 200, "training steps of edits", quick = 2 },
     { "batch", 64, "pictures in a step", quick = 8 },
@@ -64,7 +64,7 @@ local function turbo_of(base, seed, split, rate)
   ty.manual_seed(seed)
   local matching = distill.DistributionMatching(flow, base:clone(), { guidance = args.guidance, split = split,
     null = shapes.nothing(r.device), updates = args.fakes,
-    -- Noise of the part of guidance is no less than that which the generator was given (decoupled DMD).
+    -- Noise of the part of guidance is no more than that which the generator was given (decoupled DMD).
     augmentation = split and function(time) return time * 0.98 end or nil })
   local _, averaged = distill.fit(base:clone():requires_grad_(), function()
     return { ["condition.text.embeddings"] = shapes.text(shapes.labels(args.batch, r.device)) }
