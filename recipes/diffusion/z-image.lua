@@ -14,8 +14,8 @@
 -- to give a shape another colour; the error is that of pixels where nothing was to change. Distances are Fréchet's, of
 -- pixels, to held-out pictures; "near" is at most 1.25 times. Bars were set before the first full run. In a first try
 -- a shape could lie in four places of its quarter: kinds stayed confused in a thousand steps. Until the noise of
--- guidance's part was the generator's at most (it was so at least, the other way round), and with one update of the fake
--- network for each of 80 of the turbo's, the turbo had 2.55 of fifty steps' distance; five updates for each of 240
+-- guidance's part was the generator's at most (it was so at least, the other way round), and with one update of the
+-- fake network for each of 80 of the turbo's, the turbo had 2.55 of fifty steps' distance; five updates for each of 240
 -- alone brought 1.83 with one seed. Joined matching on a base of another seed: from 1.15 to 1.86 in 80 updates with one
 -- of the fake network, to 1.28 with four and 50 before, to 1.12 without guidance. A two-stream network of the same size
 -- is not compared here.
