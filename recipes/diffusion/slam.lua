@@ -20,7 +20,7 @@ local r = ty.recipe.declare {
   seeds = 3, base = true,
   args = {
     { "base_steps", 1500, "training steps of the teacher", quick = 4 },
-    { "steps", 400, "training steps of every student", quick = 3 },
+    { "steps", 800, "training steps of every student", quick = 3 },
     { "batch", 64, "digits in a step", quick = 16 },
     { "grids", { 16, 32, 64 }, "parts of the path, for each way the best", quick = { 8 } },
     { "noise", "variance", "in a point of a line: path or variance" },
