@@ -7,11 +7,14 @@
 -- The start is one step distilled from pairs of a class-conditional flow of handwritten digits without guidance. The
 -- reward is a classifier's logarithm of the probability of what was asked for; what is reported is that of another
 -- classifier, trained with another seed. Beside Diff-Instruct* (pseudo-Huber's distance of scores): the same without
--- reward; Diff-Instruct++, which has the KL divergence in its place; and the reward alone. All get the same updates. By
--- the first seed, with other noise than what is reported, each gets the scales of its reward and of the teacher's
--- guidance (the reward alone: its rate) among six: those with the highest reward among those that keep 95 % of the
--- start's spread within classes and of its recall. Recall and the Fréchet distance are to held-out digits, by the
--- judge's features. Bars were set before the first full run.
+-- reward; Diff-Instruct++, which has the KL divergence in its place; and the reward alone. All get the same updates;
+-- the teacher is guided for all that have one. By the first seed, with other noise than what is reported, each gets the
+-- scale of its reward (the reward alone: its rate) among three: the one with the highest reward among those that keep
+-- 95 % of the start's spread within classes and of its recall. Recall and the Fréchet distance are to held-out digits,
+-- by the judge's features. Bars were set before the first full run. The reward alone keeps more recall and comes nearer
+-- to held-out digits in so few updates. A teacher without guidance among six choices for each way was tried with three
+-- seeds: recall rose from 0.89 to 0.98 of the reward's alone, but the distance from 1.13 to 1.20, and the judge's loss
+-- from 0.91 to 1.58 of that without reward, which keeps its guided teacher.
 local ty = require "tycho"
 local distill, diffusion = require "tycho.distill", require "tycho.diffusion"
 
@@ -24,6 +27,7 @@ local r = ty.recipe.declare {
     { "steps", 100, "of alignment", quick = 3 },
     { "batch", 64, "samples in a step", quick = 16 },
     { "rate", 1e-4, "of alignment" },
+    { "guidance", 1.5, "scale of the teacher's" },
     { "count", 1000, "digits to measure with", quick = 60 },
     { "judge_steps", 300, "training steps of both classifiers", quick = 5 },
   },
@@ -32,15 +36,12 @@ local args = r.args
 local measure = diffusion.measure
 local KEPT = 0.95 -- of the start's spread and recall, for a scale to be chosen
 
--- Each with { scale of the reward, rate, scale of the teacher's guidance } to choose from.
+-- Each with { scale of the reward, rate } to choose from.
 local ways = {
-  { name = "none", divergence = "huber", tries = { { 0, 1, 1.5 }, { 0, 1, 1 } } },
-  { name = "kl", divergence = "kl", tries = { { 3, 1, 1.5 }, { 10, 1, 1.5 }, { 30, 1, 1.5 }, { 3, 1, 1 }, { 10, 1, 1 },
-    { 30, 1, 1 } } },
-  { name = "alone", tries = { { 1, 0.1, 1 }, { 1, 0.2, 1 }, { 1, 0.3, 1 }, { 1, 0.5, 1 }, { 1, 0.7, 1 },
-    { 1, 1, 1 } } },
-  { name = "star", divergence = "huber", tries = { { 0.3, 1, 1.5 }, { 1, 1, 1.5 }, { 3, 1, 1.5 }, { 0.3, 1, 1 },
-    { 1, 1, 1 }, { 3, 1, 1 } } },
+  { name = "none", divergence = "huber", tries = { { 0, 1 } } },
+  { name = "kl", divergence = "kl", tries = { { 3, 1 }, { 10, 1 }, { 30, 1 } } },
+  { name = "alone", tries = { { 1, 0.1 }, { 1, 0.3 }, { 1, 1 } } },
+  { name = "star", divergence = "huber", tries = { { 0.3, 1 }, { 1, 1 }, { 3, 1 } } },
 }
 
 local critic = distill.digits.judge(r:base(), { steps = args.judge_steps, seed = 2000, device = r.device }).classifier
@@ -73,7 +74,7 @@ end
 local function aligned(base, start, way, try, seed)
   ty.manual_seed(seed)
   local matching = distill.DistributionMatching(base.flow, base.model:clone(),
-    { divergence = way.divergence, guidance = try[3], updates = way.divergence and 2 or 0 })
+    { divergence = way.divergence, guidance = args.guidance, updates = way.divergence and 2 or 0 })
   local prompts = ty.data.TensorDataset { ["condition.labels"] = ty.arange(1000) % 10 }
   local loader = ty.data.DataLoader(prompts, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true,
     device = r.device })
@@ -123,8 +124,8 @@ for i, seed in ipairs(r.seeds) do
       if known then return model end
       local values = measured(base, model, choosing)
       local spread, recall = values.spread / before.spread, values.recall / math.max(1e-3, before.recall)
-      r:say("%s, scale %g, rate %g, guidance %g: reward %.4f, spread %.3f of the start's, recall %.3f of it", way.name,
-        try[1], args.rate * try[2], try[3], values.reward, spread, recall)
+      r:say("%s, scale %g, rate %g: reward %.4f, spread %.3f of the start's, recall %.3f of it", way.name, try[1],
+        args.rate * try[2], values.reward, spread, recall)
       return model, { reward = values.reward, kept = math.min(spread, recall) }
     end, most_rewarded)))
   end
