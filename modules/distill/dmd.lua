@@ -52,7 +52,8 @@ local kinds = { divergence = '"kl" or "squares" or "huber"', guidance = "a finit
 -- generator's), lr (1e-3: its rate), times ({ 0.02, 0.98 }: between which shares of the way to noise noise is drawn),
 -- split (false; true, of kl alone: what guidance adds is a part of its own with noise of its own, "Decoupled DMD", Liu
 -- et al. 2025, as for Z-Image-Turbo), augmentation (times; of that noise, also a function of the generator's own time
--- [n]: the least one), fake (a clone of the teacher's network).
+-- [n]: the largest one, as the authors say in issue 78 of Tongyi-MAI/Z-Image, whose times run from noise), fake (a
+-- clone of the teacher's network).
 ---@param process Process
 ---@param real Module|Teacher
 ---@param options? table
@@ -118,10 +119,9 @@ local function guided(self, point, condition)
   return free and free + (given - free) * scale or given, given
 end
 
-local function draw(times, x0, low)
+local function draw(times, x0, most)
   local u = ty.rand({ x0.shape[1] }, { device = x0.device, dtype = x0.dtype })
-  if low then return low + (times[2] - low) * u end
-  return times[1] + (times[2] - times[1]) * u
+  return times[1] + ((most or times[2]) - times[1]) * u
 end
 
 -- The mean over samples of the sum over a sample's values.
@@ -180,9 +180,9 @@ function Matching:loss(x0, condition, given)
         local y, z = ty.no_grad(function()
           local point = noised(self, x0, u, noise)
           local ref = both(self, point, condition)
-          local least = type(o.augmentation) == "function" and given.time and o.augmentation(given.time) or nil
+          local most = type(o.augmentation) == "function" and given.time and o.augmentation(given.time) or nil
           local times = type(o.augmentation) == "table" and o.augmentation or o.times
-          local other = noised(self, x0, given.u_augmentation or draw(times, x0, least),
+          local other = noised(self, x0, given.u_augmentation or draw(times, x0, most),
             given.noise_augmentation or ty.randn_like(x0))
           local with, free = both(self, other, condition, true)
           return weighed(clean(self, self.fake, point, condition) - ref, ref),

@@ -11,7 +11,10 @@
 -- the teacher is guided for all that have one. By the first seed, with other noise than what is reported, each gets the
 -- scale of its reward (the reward alone: its rate) among three: the one with the highest reward among those that keep
 -- 95 % of the start's spread within classes and of its recall. Recall and the Fréchet distance are to held-out digits,
--- by the judge's features. Bars were set before the first full run.
+-- by the judge's features. Bars were set before the first full run. The reward alone keeps more recall and comes nearer
+-- to held-out digits in so few updates. A teacher without guidance among six choices for each way was tried with three
+-- seeds: recall rose from 0.89 to 0.98 of the reward's alone, but the distance from 1.13 to 1.20, and the judge's loss
+-- from 0.91 to 1.58 of that without reward, which keeps its guided teacher.
 local ty = require "tycho"
 local distill, diffusion = require "tycho.distill", require "tycho.diffusion"
 
