@@ -52,7 +52,7 @@ for _, dtype in ipairs { "f32", "f64" } do
     for _, n in ipairs { 30, 88, 107 } do
       local x, star = symmetric(n, dtype), ty.zeros(n, n, { dtype = dtype })
       local whole = ty.randint(-2, 3, { n, n }):to(dtype)
-      star:narrow(0, n == 88 and 9 or 8, 1):fill_(0.5) -- what is left of it beside two values are roundings of roundings
+      star:narrow(0, n == 88 and 9 or 8, 1):fill_(0.5) -- what is left beside two values are roundings of roundings
       for what, matrix in pairs {
         zeros = ty.zeros(n, n, { dtype = dtype }), one = ty.eye(n, { dtype = dtype }) * 3,
         ["rank 1"] = ty.ones(n, n, { dtype = dtype }), star = star + star:t(),
