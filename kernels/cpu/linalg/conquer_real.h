@@ -18,11 +18,11 @@ typedef struct FN(conquest) {
   REAL *d, *e, *z;   /* [n], [n - 1], [n, n] */
   REAL *room;        /* [2 n (n + LANES) + ROWS n] */
   int *order;        /* [n]: of each block its rows by their values, counted from the block's first */
-  int *numbers;      /* [3 n] */
+  int *numbers;      /* [4 n] */
   int failed;        /* DIVERGED, NO_MEMORY or 0 */
 } FN(conquest);
 
-enum { FN(ROWS) = 5 };
+enum { FN(ROWS) = 4 };
 
 static inline int64_t FN(block_row)(const FN(conquest) * c, int64_t block) { return c->n * block / c->blocks; }
 
@@ -120,7 +120,7 @@ typedef struct FN(pair) {
   REAL *d, *z;          /* [m], [m, m] with rows of n */
   REAL *kept;           /* [m, m]: rows of z: those that count by their kind, then the done ones */
   REAL *part;           /* [m] of each vector in the matrix of rank one */
-  REAL *square, *pole;  /* [m] of those that count */
+  REAL *square, *pole;  /* [m] of those that count: the square of their part, later a new part; their value */
   REAL *value;          /* [m] new */
   int *order;           /* [m] rows by value */
   int *sorted, *done;   /* [m] */

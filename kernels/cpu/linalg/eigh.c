@@ -19,7 +19,7 @@ enum {
 enum { DIVERGED = 1, NO_MEMORY };   /* how divide and conquer fails */
 enum { UPPER, BOTH, LOWER, KINDS }; /* which part of a vector of two neighbours is not 0 */
 #define TRIDIAGONAL_ROOM(n) ((4 * PANEL + 1 + PIECES) * (int64_t)(n))
-#define CONQUER_ROOM(n) (2 * (int64_t)(n) * ((n) + TY_VECTOR_BYTES / 4) + 5 * (int64_t)(n))
+#define CONQUER_ROOM(n) (2 * (int64_t)(n) * ((n) + TY_VECTOR_BYTES / 4) + 4 * (int64_t)(n))
 
 #define REAL float
 #define FN(name) name##_f32
