@@ -220,4 +220,19 @@ function M.edits(n, device)
     kept = 1 - mask }
 end
 
+--- What an edit changed where nothing was to change: the root mean square of the difference, over those pixels.
+---@param x Tensor      [n, 3, 8, 8], edited pictures
+---@param edits table   as of edits()
+---@return number
+function M.elsewhere(x, edits)
+  local who = "distill.shapes.elsewhere"
+  expect(who, "x", x, "a tensor")
+  expect(who, "edits", edits, "a table")
+  if table.concat(x.shape, ",") ~= table.concat(edits.source.shape, ",") then
+    arguments.fail("%s: x: expected pictures %s, got %s", who, arguments.describe(edits.source), arguments.describe(x))
+  end
+  local off = ((x - edits.source) * edits.kept):square():sum() / (edits.kept:sum() * x.shape[2])
+  return math.sqrt(off:item())
+end
+
 return M

@@ -136,6 +136,28 @@ function M.count(model, fn, watch)
   return result[2], counts
 end
 
+--- Pictures, darker where fewer experts are computed: image u8 [n, 3, h, w] on the CPU; chosen [tokens, experts of
+-- each], not 0 where one is computed, as count() watches them, the tokens of picture after picture, of which the first
+-- `side` x `side` of each are its patches.
+---@param image Tensor
+---@param chosen Tensor
+---@param side integer
+---@return Tensor u8
+function M.paint(image, chosen, side)
+  local who = "prune.modes.paint"
+  arguments.expect(who, "image", image, "a tensor")
+  arguments.expect(who, "chosen", chosen, "a tensor")
+  arguments.expect(who, "side", side, "an integer >= 1")
+  local n, tokens = image.shape[1], chosen.shape[1]
+  if image.ndim ~= 4 or chosen.ndim ~= 2 or n == 0 or tokens % n ~= 0 or tokens < n * side * side then
+    arguments.fail("%s: expected an image [n, 3, h, w] and chosen [n x at least %d, experts], got %s and %s", who,
+      side * side, arguments.describe(image), arguments.describe(chosen))
+  end
+  local share = chosen:to { device = "cpu", dtype = "f32" }:mean({ 1 }):reshape(n, -1):narrow(1, 0, side * side)
+  local map = ty.interpolate(share:sqrt():reshape(n, 1, side, side), image.shape[3], 0, "nearest")
+  return (image:to "f32" * (map * 0.9 + 0.1)):to "u8"
+end
+
 --- The mean divergence KL(p | q) of rows of logits [n, vocabulary], those of p first.
 ---@param reference Tensor
 ---@param logits Tensor

@@ -275,28 +275,25 @@ local function ends_of(stages, steps)
   return ends
 end
 
---- The rate at each step, from 0, over the peak: every stage is a training of its own, with a warm-up over a tenth of
--- its steps and half a cosine down to 0.05. One cosine over all would leave the kinds that come last little of the
--- rate.
+--- The schedule of stages: each is a training of its own, with a warm-up over a tenth of its steps and half a cosine
+-- down to 0.05. One cosine over all would leave the kinds that come last little of the rate.
 ---@param stages table[]   as of M.stages
 ---@param steps integer
 ---@return fun(step: integer): number
 function M.rates(stages, steps)
-  expect("hulu.rates", "stages", stages, "a list of tables")
-  expect("hulu.rates", "steps", steps, "an integer >= 1")
-  check_stages("hulu.rates", stages)
-  local parts, from = {}, 0
-  for i, last in ipairs(ends_of(stages, steps)) do
-    local count = math.max(1, last - from)
-    parts[i] = { from = from, last = last,
-      at = ty.optim.cosine { steps = count, warmup = math.max(1, count // 10), final = 0.05 } }
-    from = last
+  local who = "hulu.rates"
+  expect(who, "stages", stages, "a list of tables")
+  expect(who, "steps", steps, "an integer >= 1")
+  check_stages(who, stages)
+  local list, milestones, from = {}, {}, 0
+  for _, last in ipairs(ends_of(stages, steps)) do
+    local count = last - from
+    if count > 0 then -- of few steps a stage may get none
+      list[#list + 1] = ty.optim.cosine { steps = count, warmup = math.max(1, count // 10), final = 0.05 }
+      milestones[#milestones + 1], from = last, last
+    end
   end
-  return function(step)
-    local i = 1
-    while i < #parts and step >= parts[i].last do i = i + 1 end
-    return parts[i].at(step - parts[i].from)
-  end
+  return ty.optim.sequential(list, table.move(milestones, 1, #milestones - 1, 1, {}))
 end
 
 --- Trains a model on samples by kind, as of pack(), each stage at rates of its own (see rates()). options: steps (200),

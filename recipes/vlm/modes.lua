@@ -126,14 +126,11 @@ local times = r:time(work, { rounds = args.rounds, calls = { ["say all"] = r.qui
 
 -- How many of its experts each patch gets in each layer but the last, which works on words alone: darker, fewer.
 local count = math.min(5, test[1].image.shape[1])
-local image, side = test[1].image:narrow(0, 0, count):to "f32", math.tointeger(batch.shape[2] ^ 0.5)
-local few, pictures = answerer.subset(single, { table.unpack({ 0, 1, 2, 3, 4 }, 1, count) }), { image:to "u8" }
+local image, side = test[1].image:narrow(0, 0, count):to "u8", math.tointeger(batch.shape[2] ^ 0.5)
+local few, pictures = answerer.subset(single, { table.unpack({ 0, 1, 2, 3, 4 }, 1, count) }), { image }
 modes.set(model, full)
 modes.count(model, function() ty.no_grad(answerer.logits(model, dialogue, { few })) end, function(layer, _, _, chosen)
-  if layer == layers then return end
-  local rows = chosen:to("f32"):mean({ 1 }):reshape(count, -1):narrow(1, 0, side * side)
-  local map = ty.interpolate(rows:sqrt():reshape(count, 1, side, side), image.shape[3], 0, "nearest")
-  pictures[#pictures + 1] = ty.keep((image * (map:to "cpu" * 0.9 + 0.1)):to "u8")
+  if layer < layers then pictures[#pictures + 1] = ty.keep(modes.paint(image, chosen, side)) end
 end)
 ty.plot.grid(ty.concat(pictures, 0), { columns = count }):save(r:picture "experts.png")
 

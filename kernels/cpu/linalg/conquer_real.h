@@ -340,8 +340,8 @@ static void FN(join_blocks)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* d [n] and e [n - 1], which is lost, to values, ascending, and vectors, the rows of z [n, n]. room [CONQUER_ROOM],
- * numbers [5 n]. 0, or DIVERGED or NO_MEMORY. */
+/* d [n] and e [n], of which n - 1 count, to values, ascending, in d, and vectors, the first n rows of room
+ * [CONQUER_ROOM]; e and z [n, n] are lost. numbers [5 n]. 0, or DIVERGED or NO_MEMORY. */
 static int FN(conquer)(int64_t n, REAL *d, REAL *e, REAL *z, REAL *room, int *numbers) {
   REAL most = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -368,9 +368,8 @@ static int FN(conquer)(int64_t n, REAL *d, REAL *e, REAL *z, REAL *room, int *nu
     else FN(join_blocks)(&c, 0, c.blocks); /* whose roots and products are shared */
   }
   if (c.failed) return c.failed;
-  for (int64_t i = 0; i < n; i++) room[i] = d[c.order[i]] / scale;
-  memcpy(d, room, sizeof *d * (size_t)n);
+  for (int64_t i = 0; i < n; i++) e[i] = d[c.order[i]] / scale;
+  memcpy(d, e, sizeof *d * (size_t)n);
   for (int64_t i = 0; i < n; i++) memcpy(room + i * n, z + c.order[i] * n, sizeof *z * (size_t)n);
-  memcpy(z, room, sizeof *z * (size_t)(n * n));
   return 0;
 }

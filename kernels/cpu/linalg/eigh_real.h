@@ -52,8 +52,8 @@ static void FN(turn_column_signs)(REAL *restrict v, int64_t n, REAL *restrict ro
   }
 }
 
-/* The product q of the reflections that row c of a holds from its element c + 1 on, the first of which counts as 1, and
- * what it is multiplied with: columns of vectors [n, n]. */
+/* The product q of the reflections that row c of a holds from its element c + 1 on, the first of which counts as 1,
+ * and what it is multiplied with: columns of vectors [n, n]. */
 typedef struct FN(reflections) {
   const REAL *a, *triangles; /* a triangle [PANEL, PANEL] for each panel */
   REAL *vectors, *room;      /* 2 * PANEL numbers for a column */
@@ -80,7 +80,8 @@ static void FN(reflect_columns)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* vectors = q z, where row k of z [n, n] is vector k of the tridiagonal matrix. room [3 * PANEL * (n + PANEL)] */
+/* vectors = q z, where row k of z [n, n] is vector k of the tridiagonal matrix, and lost. room [3 * PANEL * (n +
+ * PANEL)] may be where z is, which has been turned by then. */
 static bool FN(reflect_vectors)(REAL *a, int64_t n, const REAL *tau, REAL *z, REAL *vectors, REAL *room) {
   if (n <= FEW) {
     for (int64_t c = n - 2; c >= 0; c--) FN(reflect)(a + c * n + c + 1, tau[c], z + c + 1, n, n, n - c - 1);
@@ -138,7 +139,7 @@ static void FN(eigh)(void *context, int64_t begin, int64_t end) {
       continue;
     }
     for (int64_t r = 0; r < n && scale != 1; r++) values[r] /= scale;
-    if (failed == NO_MEMORY || !FN(reflect_vectors)(a, n, tau, z, vectors, work)) {
+    if (failed == NO_MEMORY || !FN(reflect_vectors)(a, n, tau, work, vectors, work)) {
       j->out_of_memory = true;
       break;
     }

@@ -9,23 +9,34 @@ static inline REAL FN(over_pivot)(REAL x, REAL pivot, REAL inverse) {
   return isfinite(inverse) ? x * inverse : x / pivot;
 }
 
+static inline void FN(swap_rows)(REAL *restrict x, REAL *restrict y, int64_t n) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; c++) {
+    const REAL v = x[c];
+    x[c] = y[c];
+    y[c] = v;
+  }
+}
+
+/* Of rows [from, m) of a, `step` apart, the one whose first number is the largest. */
+static inline int FN(largest)(const REAL *a, int64_t step, int from, int m) {
+  REAL most = -1;
+  int best = from;
+  for (int i = from; i < m; i++) {
+    const REAL v = a[i * step], size = v < 0 ? -v : v;
+    if (size > most) most = size, best = i;
+  }
+  return best;
+}
+
 /* Of a [m, n] in place, by rows; pivots count from 1, as LAPACK's. The number of the first pivot that is zero, or 0. */
 static int FN(lu_small)(REAL *restrict a, int m, int n, int *pivots) {
   int k = m < n ? m : n, info = 0;
   for (int p = 0; p < k; p++) {
-    REAL *restrict row = a + (int64_t)p * n, most = -1;
-    int best = p;
-    for (int i = p; i < m; i++) {
-      REAL v = a[(int64_t)i * n + p], size = v < 0 ? -v : v;
-      if (size > most) most = size, best = i;
-    }
+    REAL *row = a + (int64_t)p * n;
+    const int best = FN(largest)(a + p, n, p, m);
     pivots[p] = best + 1;
-    if (best != p)
-      for (int c = 0; c < n; c++) {
-        REAL v = row[c];
-        row[c] = a[(int64_t)best * n + c];
-        a[(int64_t)best * n + c] = v;
-      }
+    if (best != p) FN(swap_rows)(row, a + (int64_t)best * n, n);
     if (row[p] == 0) {
       if (!info) info = p + 1;
       continue;
@@ -39,73 +50,57 @@ static int FN(lu_small)(REAL *restrict a, int m, int n, int *pivots) {
   return info;
 }
 
-/* Rows of a matrix [m, n] to be factored in place, and scratch memory for a quarter of it. */
+/* Rows of a matrix [m, n] to be factored in place, and scratch memory for as many numbers. */
 typedef struct FN(factors) {
   REAL *a, *room;
   int m, n, *pivots;
   int zero; /* the first pivot that is zero, counted from 1, or 0 */
 } FN(factors);
 
-/* Row `below` of AT_ONCE columns loses the factor, which takes the place of its part of column p, times the pivot's row,
- * which is 0 up to column p: whole vectors, unless what is not finite would spoil the factors before. */
-static inline void FN(lose_pivot)(REAL *restrict below, const REAL *restrict pivot, int p, REAL factor) {
-  if (isfinite(factor)) {
+/* Row `below` of n columns loses the factor, which takes the place of its part of column p, times the pivot's row,
+ * which is 0 up to column p: whole vectors where there are AT_ONCE columns, unless what is not finite would spoil
+ * the factors before. */
+static inline void FN(lose_pivot)(REAL *restrict below, const REAL *restrict pivot, int p, int n, REAL factor) {
+  if (n == FN(AT_ONCE) && isfinite(factor)) {
     for (int c = 0; c < FN(AT_ONCE); c++) below[c] -= factor * pivot[c];
   } else {
-    for (int c = p + 1; c < FN(AT_ONCE); c++) below[c] -= factor * pivot[c];
+    for (int c = p + 1; c < n; c++) below[c] -= factor * pivot[c];
   }
   below[p] = factor;
 }
 
-/* Columns [first, end), at most AT_ONCE of them, of the rows from `first` on: row by row, and the next column's pivot is
- * looked for on the way. Swaps take whole rows. */
-static void FN(lu_columns)(FN(factors) * f, int first, int end) {
+/* Columns [first, end) of the rows below p lose what column p's pivot explains; the row of the next column's pivot. It
+ * is looked for on the way. */
+static int FN(lose_column)(const FN(factors) * f, int p, int first, int end) {
   const int64_t step = f->n;
-  int best = first;
-  REAL most = -1;
-  for (int i = first; i < f->m; i++) {
-    const REAL v = f->a[i * step + first], size = v < 0 ? -v : v;
+  const REAL *row = f->a + p * step, inverse = 1 / row[p];
+  const int next = p + 1 < end ? p + 1 : p;
+  REAL pivot[FN(AT_ONCE)] = { 0 }, most = -1;
+  for (int c = p + 1; c < end; c++) pivot[c - first] = row[c];
+  int best = p + 1;
+  for (int i = p + 1; i < f->m; i++) {
+    REAL *below = f->a + i * step;
+    const REAL factor = FN(over_pivot)(below[p], row[p], inverse);
+    FN(lose_pivot)(below + first, pivot, p - first, end - first, factor);
+    const REAL v = below[next], size = v < 0 ? -v : v;
     if (size > most) most = size, best = i;
   }
+  return best;
+}
+
+/* Columns [first, end), at most AT_ONCE of them, of the rows from `first` on. Swaps take whole rows. */
+static void FN(lu_columns)(FN(factors) * f, int first, int end) {
+  const int64_t step = f->n;
+  int best = FN(largest)(f->a + first, step, first, f->m);
   for (int p = first; p < end && p < f->m; p++) {
-    REAL *restrict row = f->a + p * step;
+    REAL *row = f->a + p * step;
     f->pivots[p] = best + 1;
-    if (best != p) {
-      REAL *restrict other = f->a + best * step;
-#pragma omp simd
-      for (int64_t c = 0; c < step; c++) {
-        const REAL v = row[c];
-        row[c] = other[c];
-        other[c] = v;
-      }
-    }
-    most = -1, best = p + 1;
-    if (row[p] == 0) {
-      if (!f->zero) f->zero = p + 1;
-      for (int i = p + 1; i < f->m && p + 1 < end; i++) {
-        const REAL v = f->a[i * step + p + 1], size = v < 0 ? -v : v;
-        if (size > most) most = size, best = i;
-      }
-      continue;
-    }
-    const REAL inverse = 1 / row[p];
-    if (end - first == FN(AT_ONCE)) {
-      REAL pivot[FN(AT_ONCE)];
-      const int next = p + 1 < end ? p + 1 : p;
-      for (int c = 0; c < FN(AT_ONCE); c++) pivot[c] = first + c > p ? row[first + c] : 0;
-      for (int i = p + 1; i < f->m; i++) {
-        REAL *below = f->a + i * step;
-        FN(lose_pivot)(below + first, pivot, p - first, FN(over_pivot)(below[p], row[p], inverse));
-        const REAL v = below[next], size = v < 0 ? -v : v;
-        if (size > most) most = size, best = i;
-      }
+    if (best != p) FN(swap_rows)(row, f->a + best * step, step);
+    if (row[p] != 0) {
+      best = FN(lose_column)(f, p, first, end);
     } else {
-      for (int i = p + 1; i < f->m; i++) {
-        REAL *restrict below = f->a + i * step, factor = below[p] = FN(over_pivot)(below[p], row[p], inverse);
-        for (int c = p + 1; c < end; c++) below[c] -= factor * row[c];
-        const REAL v = p + 1 < end ? below[p + 1] : 0, size = v < 0 ? -v : v;
-        if (size > most) most = size, best = i;
-      }
+      if (!f->zero) f->zero = p + 1;
+      if (p + 1 < end) best = FN(largest)(f->a + p + 1, step, p + 1, f->m);
     }
   }
 }
@@ -118,31 +113,13 @@ static bool FN(lu_halves)(FN(factors) * f, int first, int end) {
     return true;
   }
   const int half = (end - first + 2 * FN(AT_ONCE) - 1) / (2 * FN(AT_ONCE)) * FN(AT_ONCE), cut = first + half;
-  if (!FN(lu_halves)(f, first, cut)) return false;
-  if (cut >= f->m) { /* wide: the rest of the columns has no pivots */
-    const FN(triangle) l = { .step = f->n, .side_step = f->n, .unit = true };
-    return FN(solve_sides)(&l, NULL, f->a + first * ((int64_t)f->n + 1), f->a + first * (int64_t)f->n + cut,
-                           f->m - first, end - cut);
-  }
   const int64_t step = f->n, rest = end - cut;
-  const FN(triangle) l = { .step = step, .side_step = step, .unit = true };
-  REAL *upper = f->a + first * step + cut;
-  if (!FN(solve_sides)(&l, NULL, f->a + first * (step + 1), upper, half, rest)) return false;
-  for (int r = 0; r < half; r++)
-    for (int64_t c = 0; c < rest; c++) f->room[r * rest + c] = -upper[r * step + c];
-  const ty_gemm g = { .m = f->m - cut,
-                      .n = rest,
-                      .k = half,
-                      .a = f->a + cut * step + first,
-                      .a_row = step,
-                      .a_col = 1,
-                      .b = f->room,
-                      .b_row = rest,
-                      .b_col = 1,
-                      .c = f->a + cut * (step + 1),
-                      .c_row = step,
-                      .add = true };
-  return GEMM(&g) && FN(lu_halves)(f, cut, end);
+  const int rows = cut < f->m ? half : f->m - first; /* wide: columns from `cut` on have no pivots */
+  const FN(triangle) l = { .step = step, .side_step = step, .unit = true, .room = f->room };
+  REAL *left = f->a + first * (step + 1), *upper = left + half;
+  if (!FN(lu_halves)(f, first, cut) || !FN(solve_sides)(&l, NULL, left, upper, rows, rest)) return false;
+  return cut >= f->m || (FN(subtract)(&l, left + half * step, f->m - cut, half, upper, upper + half * step, rest) &&
+                         FN(lu_halves)(f, cut, end));
 }
 
 /* The same of x [m, n] to lu; -1 when there is no memory. room: [m * n] numbers. */

@@ -104,7 +104,7 @@ static void NAME(dots_sums)(const NAME(dots) * t, int64_t j0, int64_t j1, REAL *
                  : t->m == 1 ? DOT_ALONE
                              : DOT_COLUMNS,
           ahead = one ? NAME(dots_ahead) / (t->w_row * size) + 1 : most; /* rows */
-  REAL sums[DOT_ALONE * DOT_ROWS * VL] __attribute__((aligned(64))) = { 0 }, rest[2 * DOT_ALONE * VL] = { 0 };
+  REAL sums[DOT_ALONE * DOT_ROWS * VL] __attribute__((aligned(64))) = { 0 }, rest[DOT_ALONE * VL] = { 0 };
   for (int64_t s0 = 0; s0 == 0 || s0 < whole; s0 += block) {
     bool last = s0 + block >= whole;
     int64_t steps = last ? whole - s0 : block;

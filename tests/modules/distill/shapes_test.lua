@@ -55,4 +55,12 @@ check.test("text: a vector for each word; edits change the colour alone", functi
   check.fails(function() shapes.read(ty.ones(2, 3)) end, "pictures: expected [n, 3, 8, 8], got a tensor [2, 3]")
 end)
 
+check.test("elsewhere: what an edit changed where nothing was to change", function()
+  local e = shapes.edits(6)
+  check.equal(shapes.elsewhere(e.source, e), 0)
+  check.close(shapes.elsewhere(e.image, e), 0, 1e-6) -- the shape alone has another colour
+  check.close(shapes.elsewhere(e.source + e.kept * 0.25, e), 0.25, 1e-6)
+  check.fails(function() shapes.elsewhere(e.source:narrow(0, 0, 5), e) end, "elsewhere: x: expected pictures")
+end)
+
 check.finish()

@@ -212,4 +212,19 @@ check.test("calibration reaches the share, and two thresholds are not worse than
   check.fails(function() modes.apply(dense()) end, "expected a mixture of experts, got a model without one")
 end)
 
+check.test("paint: patches are as dark as experts are left out, those of every picture its own", function()
+  local image = ty.full({ 2, 3, 4, 4 }, 200, { dtype = "u8" })
+  -- Five tokens of each picture, of which four are patches of 2 x 2 pixels; two experts each.
+  local chosen = ty.tensor { { 1, 1 }, { 1, 0 }, { 0, 0 }, { 1, 1 }, { 0, 0 }, { 0, 0 }, { 1, 1 }, { 1, 1 }, { 1, 0 },
+    { 1, 1 } }
+  local painted = modes.paint(image, chosen, 2)
+  local half = math.floor(200 * (0.9 * 0.5 ^ 0.5 + 0.1))
+  check.equal({ painted.dtype, table.unpack(painted.shape) }, { "u8", 2, 3, 4, 4 })
+  local function corners(x) return { x[0][0][0]:item(), x[0][0][3]:item(), x[0][3][0]:item(), x[0][3][3]:item() } end
+  check.close(corners(painted[0]), { 200, half, 20, 200 }, 1)
+  check.close(corners(painted[1]), { 20, 200, 200, half }, 1)
+  check.fails(function() modes.paint(image, chosen, 3) end, "prune.modes.paint: expected an image")
+  check.fails(function() modes.paint(image, chosen:narrow(0, 0, 9), 2) end, "chosen %[n x at least 4, experts%]")
+end)
+
 check.finish()

@@ -185,6 +185,7 @@ check.test("wrong arguments", function()
   local half = { { 0.5, { "text" } } }
   check.fails(function() hulu.fit(new_model(), { text = samples() }, tokenizer, { stages = half }) end,
     "hulu.fit: stages: expected shares of the steps that add up to 1, got 0.5")
+  check.close(hulu.rates(hulu.stages, 2)(1), 1, 1e-12) -- a step for each of the last two stages
   check.fails(function() hulu.rates({ { 1 } }, 10) end, "hulu.rates: stages: expected { share of the steps, list of")
   check.fails(function() hulu.changed(ty.ones(2, 1, 7, 8), 2, 2, 0) end, "h a multiple of 2 and w of 2, got")
   check.fails(function() hulu.see(ty.ones(2, 1, 8, 8), ty.ones(1, 2, 2, 3)) end, "expected frames [f, c, h, w] and")
