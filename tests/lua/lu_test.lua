@@ -54,6 +54,15 @@ for _, dtype in ipairs { "f32", "f64" } do
     end
   end)
 
+  check.test(dtype .. ": NaN is no singular matrix", function()
+    for _, n in ipairs { 20, 100 } do
+      local x = ty.eye(n, { dtype = dtype })
+      x:narrow(0, 3, 1):fill_(0 / 0)
+      local y, _, log = ty.inverse(x):sum():item(), ty.slogdet(x)
+      check.ok(y ~= y and log:item() ~= log:item(), n)
+    end
+  end)
+
   check.test(dtype .. ": systems and determinants", function()
     local eps = dtype == "f64" and 2.3e-16 or 1.2e-7
     for _, case in ipairs { { 40, 20 }, { 130, 70 }, { 256, 256 }, { 200, 5 }, { 70, 900 } } do

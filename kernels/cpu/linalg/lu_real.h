@@ -18,13 +18,14 @@ static inline void FN(swap_rows)(REAL *restrict x, REAL *restrict y, int64_t n) 
   }
 }
 
-/* Of rows [from, m) of a, `step` apart, the one whose first number is the largest. */
+/* Of rows [from, m) of a, `step` apart, the one whose first number is the largest, as NaN is: beside it 0 would pass
+ * for the pivot of a singular matrix. */
 static inline int FN(largest)(const REAL *a, int64_t step, int from, int m) {
   REAL most = -1;
   int best = from;
   for (int i = from; i < m; i++) {
     const REAL v = a[i * step], size = v < 0 ? -v : v;
-    if (size > most) most = size, best = i;
+    if (size > most || size != size) most = size, best = i;
   }
   return best;
 }
@@ -83,7 +84,7 @@ static int FN(lose_column)(const FN(factors) * f, int p, int first, int end) {
     const REAL factor = FN(over_pivot)(below[p], row[p], inverse);
     FN(lose_pivot)(below + first, pivot, p - first, end - first, factor);
     const REAL v = below[next], size = v < 0 ? -v : v;
-    if (size > most) most = size, best = i;
+    if (size > most || size != size) most = size, best = i;
   }
   return best;
 }

@@ -104,6 +104,6 @@ static bool FN(solve_sides)(const FN(triangle) * first, const FN(triangle) * sec
   int64_t width = m / 8 / 16 * 16;
   width = width < 64 ? 64 : width > 256 ? 256 : width;
   FN(sides) s = { first, second, t, x, n, m, width, false };
-  ty_parallel_for_all((m + width - 1) / width, 1, FN(solve_strips), &s);
+  ty_parallel_for((m + width - 1) / width, 1, FN(solve_strips), &s);
   return !s.out_of_memory;
 }
