@@ -14,7 +14,11 @@
 --
 -- In these minutes it does not pay: with 350 steps of stage 1 the painter draws styles and grounds from the embeddings
 -- and hardly the kinds of things (its loss is 0.043; 0.029 with true words, 0.049 with none), and the captioner that
--- learns from the pairs for as many seconds, over and over, writes better ones. A longer stage 1 is to be tried.
+-- learns from the pairs for as many seconds, over and over, writes better ones. On development pictures, one seed: with
+-- 700 and 1400 steps the loss is 0.043 and 0.040, on scene-clip's patches, which stay, 0.039 both times; the judge sees
+-- 0.16 and 0.11 of the kinds, on patches 0.09 and 0.13, where true words give 0.72. 400, 1000 and 2000 steps of stage 2
+-- at the encoder's full rate make 0.094, 0.102 and 0.109 of the captions right, 2000 without stage 1 0.102; as many
+-- seconds as 1400 steps of stage 1 take make those 0.203.
 local ty = require "tycho"
 local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
 local describer, vlv = zoo.describer, vlm.vlv
