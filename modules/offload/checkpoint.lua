@@ -10,7 +10,10 @@ return function(Engine)
   --- An op or a writer has brought back what is away. While a checkpoint is under way, what came before it leaves.
   function Engine:brought(cell)
     if not self.passing then return end
-    if self.passing.last and self.passing.last ~= cell then self.passing.last:drop() end
+    if self.passing.last and self.passing.last ~= cell then
+      self.passing.last:drop()
+      self:settle()
+    end
     self.passing.last = cell
   end
 

@@ -178,6 +178,11 @@ function Engine:cells(kind)
   return list
 end
 
+--- What nobody has any more goes now: a unit's results after the next one has run. Handles are small for Lua, which
+-- would let what several units left pile up. Once for each unit: swept twice while it is in use, a tensor is an old
+-- one, which only a collection of everything finds.
+function Engine:sweep() tier.sweep() end -- luacheck: no self
+
 --- What fn makes; when memory is short, after what is leaving has left.
 function Engine:room(fn)
   local ok, made = pcall(fn)
@@ -217,10 +222,12 @@ function Engine:was_asked(cell)
   list[#list + 1] = cell
 end
 
---- Only the parameters of these units stay on the device, and what is asked for behind number `at`; others go.
+--- Only the parameters of these units stay on the device, and what is asked for behind number `at`; others go, and so
+-- does what nobody has any more. Called once for each unit.
 ---@param units OffloadUnit[]
 ---@param at? integer
 function Engine:keep(units, at)
+  self:sweep()
   local stay = {}
   for _, cell in ipairs(at and self.asked[at] or {}) do stay[cell] = true end
   for _, unit in ipairs(units) do

@@ -76,7 +76,11 @@ return function(Engine)
     self:fetch_update(unit)
     each_cell(self, unit, function(cell) cell:need() end)
     local from, has = clock(), false
-    for _, p in ipairs(unit.params) do has = has or p.grad ~= nil end
+    for _, p in ipairs(unit.params) do
+      local g = p.grad
+      has = has or g ~= nil
+      if g then g:free() end -- this handle of it: the memory is to go with the last one
+    end
     if has then self.optimizer:step_part(self.clip, unit.params) end
     for _, p in ipairs(unit.params) do
       local known, g = self.of[p], p.grad

@@ -164,6 +164,7 @@ local function run_step(self, fn)
   open_resident(self)
   self.out = {}
   for s = 0, #self.order do
+    engine:sweep()
     for _, cell in ipairs(self.cells[s]) do come(self, cell, s) end
     for ahead = s + 1, math.min(s + self.ahead, #self.order) do
       for _, cell in ipairs(self.cells[ahead]) do cell:fetch() end

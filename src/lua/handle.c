@@ -148,6 +148,15 @@ void ty_lua_poll(lua_State *L) {
   s->young_bytes = ty_memory_live_everywhere();
 }
 
+void ty_lua_sweep(lua_State *L) {
+  ty_lua_state *s = ty_lua_state_of(L);
+  lua_gc(L, LUA_GCSTEP, 0);
+  int64_t live = ty_memory_live_everywhere();
+  set_growth_limit(s, live);
+  s->young_limit = s->handles + YOUNG_HANDLES;
+  s->young_bytes = live;
+}
+
 /* In incremental mode nothing comes of it. */
 void ty_lua_tidy(lua_State *L) {
   ty_lua_state *s = ty_lua_state_of(L);

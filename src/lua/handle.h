@@ -86,6 +86,9 @@ const char *ty_lua_typename(lua_State *L, int index);
 /* Runs the collector when tensors, by bytes or by number, have grown past the soft limits. Called before allocating. */
 void ty_lua_poll(lua_State *L);
 
+/* The young that nobody has any more go now, and those that stay are not looked at again until as many have come. */
+void ty_lua_sweep(lua_State *L);
+
 /* Before a backward pass: what the forward pass has computed and no variable holds any more, much of all that is alive,
  * is not to stay until the pass is over. */
 void ty_lua_tidy(lua_State *L);

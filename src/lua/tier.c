@@ -23,6 +23,12 @@ static ty_tier *check(lua_State *L) {
   return b ? b->t : NULL;
 }
 
+/* sweep(): tensors that nobody has any more go now */
+static int sweep(lua_State *L) {
+  ty_lua_sweep(L);
+  return 0;
+}
+
 /* open(folder or nil, backend, direct): a tier in the folder, or in memory; backend: auto, uring or threads */
 static int tier_open(lua_State *L) {
   static const char *const names[] = { "auto", "uring", "threads" };
@@ -308,6 +314,7 @@ int ty_lua_open_tier(lua_State *L) {
                                       { "slice", slice },
                                       { "lay", lay },
                                       { "on_absent", on_absent },
+                                      { "sweep", sweep },
                                       { NULL, NULL } }));
   luaL_newlib(L, ((const luaL_Reg[]){ { "write", tier_write },
                                       { "read", tier_read },

@@ -133,10 +133,11 @@ check.test("two units on the device, whatever the depth", function()
     engine:close()
     return peak, resident
   end
-  local six, units = most(6, plan "host")
-  local twenty = most(20, plan "host")
+  local waited = { in_flight = 0 } -- how much is on its way out is otherwise a matter of time
+  local six, units = most(6, plan("host", nil, waited))
+  local twenty = most(20, plan("host", nil, waited))
   check.ok(units <= 3, units .. " units") -- one is the embedding, which the head has just used
-  check.ok(twenty < 1.15 * six, ("%d bytes at 20 layers, %d at 6"):format(twenty, six))
+  check.ok(twenty < 1.02 * six, ("%d bytes at 20 layers, %d at 6"):format(twenty, six))
 end)
 
 check.test("an error in the second pass", function()

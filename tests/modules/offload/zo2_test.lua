@@ -139,8 +139,8 @@ check.test("memory that tensors take in a step does not grow with depth", functi
     peaks[i] = ty.memory.stats("cpu").peak - live
     zo2:close()
   end
-  -- What grows is the stream between layers, which is small here.
-  check.ok(peaks[2] - peaks[1] < 0.5 * block, ("%d, %d of %d"):format(peaks[1], peaks[2], block))
+  -- Neither blocks nor the stream between them, of which each leaves a piece.
+  check.ok(peaks[2] - peaks[1] < 0.01 * block, ("%d, %d of %d"):format(peaks[1], peaks[2], block))
 end)
 
 check.test("flush, run: what is looked at between steps is whole", function()
