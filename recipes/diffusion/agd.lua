@@ -2,16 +2,18 @@
 -- claim: one pass with adapters gives the guided prediction within 5 % of its norm, at any scale
 -- system: adapter guidance distillation, offsets and cross-attention
 -- paper: Jensen and Sadat 2025, "Efficient Distillation of Classifier-Free Guidance using Adapters"
--- time: 15 minutes on one CPU core that others use too
+-- time: 20 minutes on one CPU core that others use too
 --
 -- A class-conditional transformer of digits is the frozen base; classifier-free guidance of it, two evaluations a
 -- step, is what one pass has to give. Adapters are trained on states of guided trajectories, with a scale for each
 -- drawn from the same range as in the measurement. Beside them, at the same number of steps: the same adapters on
 -- noised data instead; LoRA of as many parameters and all weights (Meng et al. 2023), which are told the scale through
 -- the time's embedding. Two rates each by the first seed, on trajectories of other noise than what is reported; so is
--- the kind of adapter. The tolerance of 5 % was set before the first run. At this width what guidance adds depends on
--- the picture more than on time, class and scale, so that adapters give a part of it and LoRA more. --model takes a
--- painter of the zoo in the digits' place.
+-- the kind of adapter. --model takes a painter of the zoo in the digits' place.
+-- The tolerance of 5 % was set before the first run, and all weights miss it as well. Of the norm by the first seed:
+-- adapters of what a layer gives, told the scale by six cosines, 0.29 after 300 steps; of what it is given 0.27, told
+-- the scale as a number 0.26, times scale - 1 0.24, a head for each number 0.17, after 1,000 steps 0.15. LoRA: 0.21,
+-- told the same way 0.18, then 0.15; all weights: 0.13, 0.11, 0.09.
 local ty = require "tycho"
 local distill, diffusion, peft = require "tycho.distill", require "tycho.diffusion", require "tycho.peft"
 
@@ -125,10 +127,8 @@ for i, seed in ipairs(r.seeds) do
       sheets[#sheets + 1] = base.decode(drawn[name]:narrow(0, 0, math.min(20, args.count)))
     end
   end
-  if i == 1 then
-    speed = r:time({ two = function() draw(base.model, 3) end, one = function() draw(student:at(3)) end },
-      { rounds = args.rounds })
-  end
+  speed = speed or r:time({ two = function() draw(base.model, 3) end, one = function() draw(student:at(3)) end },
+    { rounds = args.rounds })
 end
 
 ty.plot.grid(ty.concat(sheets, 0), { columns = math.min(20, args.count), scale = args.model == "digits" and 4 or 1,
