@@ -10,10 +10,10 @@
 -- solver with predicted noise scaled by a factor that is tuned as well: what mixing does beyond a change of length.
 -- Pictures are judged by features of scene-resnet, which nothing was chosen by (scene-clip's were).
 --
--- With weights above 0 alone, 4, 6, 8 and 10 evaluations were 1.09, 1.006, 0.993 and 0.998 of DPM-Solver++: 192 pictures
--- for tuning of 4 evaluations are at 26.3 without, 27.3 with a weight of 0.05, 28.7 with 0.1 and 38.2 with 0.5, but at
--- 24.6 with -0.1; of 6 evaluations at 15.2 without, 15.3 with 0.05, 16.4 with 0.5 and 15.1 with -0.1. With both signs
--- scene-clip's features choose -0.3 everywhere, which scene-resnet's see a gain in at 4 evaluations alone.
+-- With weights above 0 alone, 4, 6, 8 and 10 evaluations were 1.09, 1.006, 0.993 and 0.998 of DPM-Solver++. By 192
+-- pictures for tuning, 4 evaluations are at 26.3 without, 27.3 with a weight of 0.05, 28.7 with 0.1 and 38.2 with 0.5,
+-- but at 24.6 with -0.1; 6 evaluations at 15.2 without, 15.3 with 0.05, 16.4 with 0.5 and 15.1 with -0.1. With both
+-- signs scene-clip's features choose -0.3 everywhere, in which scene-resnet's see a gain at 4 evaluations alone.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
