@@ -2,7 +2,7 @@
 -- claim: a quarter fewer evaluations, and pictures as alike to those of full guidance as an SSIM of 0.95
 -- system: AG and LinearAG on a text-to-image transformer of the zoo
 -- paper: Castillo et al. 2023, "Adaptive Guidance: Training-free Acceleration of Conditional Diffusion Models"
--- time: 5 minutes on one CPU core
+-- time: 6 minutes on one CPU core
 --
 -- The threshold is found on other prompts and noise, as the one by which a quarter of the evaluations goes, and so is
 -- what the cosine is of: velocities as the network says them, or the clean samples that follow; LinearAG's forms are
