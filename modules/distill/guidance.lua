@@ -2,7 +2,7 @@
 -- Sadat 2025, "Efficient Distillation of Classifier-Free Guidance using Adapters" (AGD): they are trained on states of
 -- guided sampling, which is where they will be asked.
 --
---     local student = distill.GuidanceAdapters(model, { kind = "attention", hidden = 8 })
+--     local student = distill.GuidanceAdapters(model, { kind = "attention", hidden = 8, heads = 8 })
 --     distill.fit(student, store:loader(), { loss = distill.guidance_loss, steps = 400 })   -- of distill.trajectories
 --     local samples = flow:sample(student, shape, { condition = { labels = labels, scale = ty.full({ n }, 3) } })
 --
@@ -16,76 +16,55 @@ local expect, fail, none = arguments.expect, arguments.fail, arguments.none
 
 -- ---- adapters ----
 
--- A number [n] as a vector: cosines of random frequencies, layers, a norm, as the authors' code has it; the scale is
--- near 1, where frequencies of order 1 tell it well.
-local Scalar = nn.module "GuidanceScale"
-
-function Scalar:init(width)
-  self:buffer("frequencies", ty.randn { width })
-  self:buffer("phases", ty.rand { width })
-  self.fc1, self.fc2, self.norm = nn.Linear(width, 2 * width), nn.Linear(2 * width, width), nn.LayerNorm(width)
-end
-
-function Scalar:forward(s)
-  local waves = ((s:unsqueeze(1) * self.frequencies + self.phases) * (2 * math.pi)):cos()
-  return self.norm(self.fc2(self.fc1(waves):relu()))
-end
-
 local function zeros(linear)
   nn.init.zeros(linear.weight)
   nn.init.zeros(linear.bias)
   return linear
 end
 
--- The vectors that an adapter is told: of the scale, and of what the network embeds, brought to one width.
+-- The vectors that adapters are told, one of the scale and one of each thing that the network embeds, [n, 1 + things,
+-- width]; the same for all adapters. The authors' code makes a number cosines of random frequencies, of which it has
+-- hundreds; where there are ten, layers of the number itself tell it better.
 local Told = nn.module "GuidanceTold"
 
-function Told:init(widths, hidden)
-  self.scale = Scalar(hidden)
+function Told:init(widths, width)
+  self.fc1, self.fc2 = nn.Linear(1, 2 * width), nn.Linear(2 * width, width)
   self.projections = nn.ModuleList {}
-  for _, width in ipairs(widths) do self.projections:append(nn.Linear(width, hidden)) end
+  for _, inputs in ipairs(widths) do self.projections:append(nn.Linear(inputs, width)) end
 end
 
-function Told:forward(now)
-  local list = { self.scale(now.scale) }
-  for i, projection in ipairs(self.projections) do list[i + 1] = projection(now.embedded[i]) end
-  return list
+function Told:forward(scale, embedded)
+  local list = { self.fc2(self.fc1(scale:unsqueeze(1)):relu()) }
+  for i, projection in ipairs(self.projections) do list[i + 1] = projection(embedded[i]) end
+  return ty.stack(list, 1)
 end
 
 -- The same for all positions: layers of the sum of the vectors.
 local Offset = nn.module "GuidanceOffset"
 
-function Offset:init(widths, hidden, outputs)
-  self.told = Told(widths, hidden)
-  self.fc1, self.norm = nn.Linear(hidden, hidden), nn.LayerNorm(hidden)
-  self.fc2 = zeros(nn.Linear(hidden, outputs))
+function Offset:init(o)
+  self.fc1, self.norm = nn.Linear(o.told, o.hidden), nn.LayerNorm(o.hidden)
+  self.fc2 = zeros(nn.Linear(o.hidden, o.outputs))
 end
 
-function Offset:forward(x, now)
-  local list = self.told(now)
-  local sum = list[1]
-  for i = 2, #list do sum = sum + list[i] end
-  local y = self.fc2(self.norm(self.fc1(sum):relu()))
-  for _ = 3, x.ndim do y = y:unsqueeze(1) end
-  return y
-end
+function Offset:forward(_, told) return self.fc2(self.norm(self.fc1(told:sum(1)):relu())) end
 
--- Each position attends to the vectors as to tokens, which know their places.
+-- Each position of what the layer is given attends to the vectors as to tokens, which know their places. (What the
+-- layer gives knows less of the picture: its own attention has mixed the positions.)
 local Cross = nn.module "GuidanceCrossAttention"
 
-function Cross:init(widths, hidden, outputs)
-  self.told = Told(widths, hidden)
-  self.places = ty.randn({ #widths + 1, hidden }):mul_(0.02):requires_grad_()
-  self.q = nn.Linear(outputs, hidden, { bias = false })
-  self.k, self.v = nn.Linear(hidden, hidden, { bias = false }), nn.Linear(hidden, hidden, { bias = false })
-  self.out = zeros(nn.Linear(hidden, outputs))
+function Cross:init(o)
+  self.heads = o.heads
+  self.places = ty.randn({ o.tokens, o.told }):mul_(0.02):requires_grad_()
+  self.q = nn.Linear(o.inputs, o.hidden, { bias = false })
+  self.k, self.v = nn.Linear(o.told, o.hidden, { bias = false }), nn.Linear(o.told, o.hidden, { bias = false })
+  self.out = zeros(nn.Linear(o.hidden, o.outputs))
 end
 
-function Cross:forward(x, now)
-  local tokens = ty.stack(self.told(now), 1) + self.places
-  local q, k, v = self.q(x), self.k(tokens), self.v(tokens)
-  local y = nn.attention(q:unsqueeze(1), k:unsqueeze(1), v:unsqueeze(1)):squeeze(1)
-  return self.out(y)
+function Cross:forward(x, told)
+  local tokens = told + self.places
+  local function split(y) return y:reshape(y.shape[1], y.shape[2], self.heads, -1):transpose(1, 2) end
+  return self.out(nn.attention(split(self.q(x)), split(self.k(tokens)), split(self.v(tokens))))
 end
 
 local classes = { offset = Offset, attention = Cross }
@@ -95,8 +74,13 @@ local classes = { offset = Offset, attention = Cross }
 local adapted = nn.surgery.wrapper { name = "Guided", field = "_guidance", forward = function(base)
   return function(self, x, ...)
     local state = self._guidance
-    local results = table.pack(base.forward(self, x, ...))
-    if state.shared.now then results[1] = results[1] + state.adapter(results[1], state.shared.now) end
+    local results, now = table.pack(base.forward(self, x, ...)), state.shared.now
+    if now then
+      local y = state.adapter(x, now.told)
+      y = y * now.weight:reshape(-1, table.unpack({ 1, 1, 1 }, 1, y.ndim - 1))
+      for _ = y.ndim + 1, results[1].ndim do y = y:unsqueeze(1) end
+      results[1] = results[1] + y
+    end
     return table.unpack(results, 1, results.n)
   end
 end }
@@ -142,21 +126,27 @@ local GuidanceAdapters = nn.module "GuidanceAdapters"
 
 --- Adapters on the attention of a network, which is frozen; it is called as model(x, t, condition), with
 -- condition.scale [n], the scale of guidance, besides what the network itself is told. Without a scale, and after
--- off(), it is the network. At the start adapters add 0. options: kind ("offset": the same vector for all positions;
--- "attention": positions attend to scale, time and condition), hidden (8: width inside of adapters), targets (names of
--- modules, or ends of names; all whose class is called attention; "time": the embedding of time alone, by which all
--- layers are told the scale, as Meng et al. 2023, "On Distillation of Guided Diffusion Models"), embed (a function of
--- (model, t, condition): a list of what the network makes of time and condition, [n, width] each; known for DiT and
--- SD3), widths (of these; measured by a call of embed where it is known), train (false; true: the network's own weights
--- are trained as well).
+-- off(), it is the network. At the start adapters add 0. What guidance adds to the conditional prediction is
+-- (scale - 1) (conditional - null), so what adapters add is multiplied by scale - 1, and at scale 1 as well it is the
+-- network; the paper's have to learn that. options: kind ("offset": the same vector for all positions; "attention":
+-- positions attend to scale, time and condition), hidden (8: width inside of adapters), heads (1: of "attention"), told
+-- (8: width of what adapters are told, which they share), targets (names of modules, or ends of names; all whose class
+-- is called attention; "time": the embedding of time alone, by which all layers are told the scale, as Meng et al.
+-- 2023, "On Distillation of Guided Diffusion Models"), embed (a function of (model, t, condition): a list of what the
+-- network makes of time and condition, [n, width] each; known for DiT and SD3), widths (of these; known where embed
+-- is), train (false; true: the network's own weights are trained as well).
 ---@param model Module
 ---@param options? table
 function GuidanceAdapters:init(model, options)
   local who = "GuidanceAdapters"
   expect(who, "model", model, "a module")
-  local o = arguments.read(who, options, { kind = "offset", hidden = 8, targets = none, embed = none, widths = none,
-    train = false }, { kind = '"offset" or "attention"', hidden = "an integer >= 1",
-    targets = '"time" or a list of strings', embed = "a function", widths = "a list of integers >= 1" })
+  local o = arguments.read(who, options, { kind = "offset", hidden = 8, heads = 1, told = 8, targets = none,
+    embed = none, widths = none, train = false }, { kind = '"offset" or "attention"', hidden = "an integer >= 1",
+    heads = "an integer >= 1", told = "an integer >= 1", targets = '"time" or a list of strings',
+    embed = "a function", widths = "a list of integers >= 1" })
+  if o.hidden % o.heads ~= 0 then
+    fail("%s: heads: expected a divisor of hidden, %d, got %d", who, o.hidden, o.heads)
+  end
   local widths = o.widths
   if not widths then
     local linear = function(module)
@@ -174,15 +164,17 @@ function GuidanceAdapters:init(model, options)
   end
   model:requires_grad_(o.train)
   self.model, self.null_label, self.embed = model, model.null_label, o.embed or own_embeddings
-  self.adapters = nn.ModuleList {}
+  self.told, self.adapters = Told(widths, o.told), nn.ModuleList {}
   self.shared = {}
   for _, target in ipairs(targets_of(who, model, o.targets)) do
     local linears = nn.surgery.find(who, target.module)
     if #linears == 0 then fail("%s: targets: expected modules with linear layers, got %s", who, target.name) end
-    local adapter = classes[o.kind](widths, o.hidden, linears[#linears].module.weight.shape[1])
+    local adapter = classes[o.kind] { hidden = o.hidden, heads = o.heads, told = o.told, tokens = 1 + #widths,
+      inputs = linears[1].module.weight.shape[2], outputs = linears[#linears].module.weight.shape[1] }
     self.adapters:append(adapter)
     adapted:wrap(target.module, { adapter = adapter, shared = self.shared })
   end
+  self.told:to(model:device())
   self.adapters:to(model:device())
 end
 
@@ -199,8 +191,8 @@ function GuidanceAdapters:forward(x, t, condition)
   end
   if condition.scale == nil or self.shared.off then return self.model(x, t, rest) end
   expect("GuidanceAdapters", "condition.scale", condition.scale, "a tensor")
-  local embedded = self.embed(self.model, t, rest)
-  self.shared.now = { scale = condition.scale:to(x.dtype), embedded = embedded }
+  local weight = condition.scale:to(x.dtype) - 1
+  self.shared.now = { weight = weight, told = self.told(weight, self.embed(self.model, t, rest)) }
   local result = table.pack(pcall(self.model, x, t, rest))
   self.shared.now = nil
   if not result[1] then error(result[2], 0) end
@@ -236,7 +228,9 @@ end
 
 --- The parameters of the adapters, of all those of the network itself.
 ---@return number share
-function GuidanceAdapters:share() return self.adapters:count_parameters() / self.model:count_parameters() end
+function GuidanceAdapters:share()
+  return (self.told:count_parameters() + self.adapters:count_parameters()) / self.model:count_parameters()
+end
 
 --- The loss of adapters on states of guided sampling, for distill.fit on what distill.trajectories made: the mean
 -- square distance of one pass to the guided prediction.

@@ -2,16 +2,18 @@
 -- claim: one pass with adapters gives the guided prediction within 5 % of its norm, at any scale
 -- system: adapter guidance distillation, offsets and cross-attention
 -- paper: Jensen and Sadat 2025, "Efficient Distillation of Classifier-Free Guidance using Adapters"
--- time: 8 minutes on one CPU core that others use too
+-- time: 20 minutes on one CPU core that others use too
 --
 -- A class-conditional transformer of digits is the frozen base; classifier-free guidance of it, two evaluations a
 -- step, is what one pass has to give. Adapters are trained on states of guided trajectories, with a scale for each
 -- drawn from the same range as in the measurement. Beside them, at the same number of steps: the same adapters on
 -- noised data instead; LoRA of as many parameters and all weights (Meng et al. 2023), which are told the scale through
 -- the time's embedding. Two rates each by the first seed, on trajectories of other noise than what is reported; so is
--- the kind of adapter. The tolerance of 5 % was set before the first run. At this width what guidance adds depends on
--- the picture more than on time, class and scale, so that adapters give a part of it and LoRA more. --model takes a
--- painter of the zoo in the digits' place.
+-- the kind of adapter. --model takes a painter of the zoo in the digits' place.
+-- The tolerance of 5 % was set before the first run, and all weights miss it as well. Of the norm by the first seed:
+-- adapters of what a layer gives, told the scale by six cosines, 0.29 after 300 steps; of what it is given 0.27, told
+-- the scale as a number 0.26, times scale - 1 0.24, a head for each number 0.17, after 1,000 steps 0.15. LoRA: 0.21,
+-- told the same way 0.18, then 0.15; all weights: 0.13, 0.11, 0.09.
 local ty = require "tycho"
 local distill, diffusion, peft = require "tycho.distill", require "tycho.diffusion", require "tycho.peft"
 
@@ -23,20 +25,19 @@ local r = ty.recipe.declare {
     { "unseen", 100, "trajectories to measure with", quick = 8 },
     { "sample_steps", 20, "of Euler's method", quick = 2 },
     { "base_steps", 700, "training steps of the digits' flow", quick = 4 },
-    { "steps", 300, "training steps of every way", quick = 3 },
+    { "steps", 1000, "training steps of every way", quick = 3 },
     { "batch", 64, "states of a step", quick = 8 },
     { "low", 1.0, "the least scale of guidance" },
     { "high", 4.0, "the largest" },
-    { "hidden", 6, "width inside of offsets" },
-    { "inner", 5, "width inside of cross-attention" },
+    { "hidden", 16, "width inside of offsets" },
+    { "inner", 8, "width inside of cross-attention, which has as many heads" },
     { "rank", 3, "of LoRA" },
     { "count", 500, "samples to draw", quick = 20 },
     { "judge_steps", 300, "training steps of the digits' judge", quick = 5 },
     { "rounds", 5, "of timing", quick = 1 },
   },
 }
-local args = r.args
-local SCALES = { 1.5, 3 }
+local args, SCALES = r.args, { 1.5, 3 }
 
 -- States with the guided predictions there: of trajectories, or of noised samples.
 local function states(base, seed, kind)
@@ -59,16 +60,17 @@ local function adapters(options)
   return function(model) return distill.GuidanceAdapters(model, options) end
 end
 local ways = {
-  offset = { make = adapters { kind = "offset", hidden = args.hidden }, rates = { 2e-3, 1e-2 } },
-  attention = { make = adapters { kind = "attention", hidden = args.inner }, rates = { 2e-3, 1e-2 } },
-  lora = { rates = { 2e-3, 1e-2 }, make = function(model)
-    local student = distill.GuidanceAdapters(model, { targets = "time", hidden = args.hidden })
+  offset = { make = adapters { kind = "offset", hidden = args.hidden }, rates = { 1e-2, 3e-2 } },
+  attention = { make = adapters { kind = "attention", hidden = args.inner, heads = args.inner },
+    rates = { 1e-2, 3e-2 } },
+  lora = { rates = { 1e-2, 3e-2 }, make = function(model)
+    local student = distill.GuidanceAdapters(model, { targets = "time" })
     peft.lora(model, { rank = args.rank, alpha = args.rank, targets = function(name)
       return name:find "attn" and not name:find "lora"
     end })
     return student
   end },
-  all = { make = adapters { targets = "time", hidden = args.hidden, train = true }, rates = { 3e-4, 1e-3 } },
+  all = { make = adapters { targets = "time", train = true }, rates = { 1e-3, 3e-3 } },
 }
 
 local function trained(base, way, seed, rate, material)
@@ -88,7 +90,6 @@ for i, seed in ipairs(r.seeds) do
   local material, choosing = states(base, seed, "trajectories"), states(base, seed, "choosing")
   local unseen = states(base, seed, "unseen")
   local students = {}
-  local function note(name, value) ty.stats.put(all, name, i, value) end
   for _, name in ipairs { "offset", "attention", "lora", "all" } do
     local way, least = ways[name], nil
     if i == 1 or name == chosen.kind or name == "lora" or name == "all" then
@@ -108,6 +109,7 @@ for i, seed in ipairs(r.seeds) do
   local compared = { adapters = student, lora = students.lora, all = students.all,
     none = distill.GuidanceAdapters(base.model:clone()):off(),
     noised = base.samples and trained(base, ways[kind], seed, chosen[kind], states(base, seed, "noised")) }
+  local function note(name, value) ty.stats.put(all, name, i, value) end
   for name, one in pairs(compared) do note(name, distill.guidance_distance(one, unseen.tensors)) end
 
   local prompts = base.prompts("validation", 0, args.count, 54321)
@@ -125,10 +127,8 @@ for i, seed in ipairs(r.seeds) do
       sheets[#sheets + 1] = base.decode(drawn[name]:narrow(0, 0, math.min(20, args.count)))
     end
   end
-  if i == 1 then
-    speed = r:time({ two = function() draw(base.model, 3) end, one = function() draw(student:at(3)) end },
-      { rounds = args.rounds })
-  end
+  speed = speed or r:time({ two = function() draw(base.model, 3) end, one = function() draw(student:at(3)) end },
+    { rounds = args.rounds })
 end
 
 ty.plot.grid(ty.concat(sheets, 0), { columns = math.min(20, args.count), scale = args.model == "digits" and 4 or 1,

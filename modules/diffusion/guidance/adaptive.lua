@@ -1,8 +1,9 @@
 --- Guidance that ends by itself: Castillo et al. 2023, "Adaptive Guidance: Training-free Acceleration of Conditional
 -- Diffusion Models". While a picture is drawn, what is predicted with and without the condition becomes the same: the
 -- cosine between the two predictions rises towards 1, and then guidance changes nothing but costs an evaluation.
--- Predictions are compared as the network makes them: noise as in the paper, or velocities. (The noise that follows
--- from velocities is the sample itself where there is no signal yet, so that its cosine begins at 1.)
+-- Predictions are compared as the network makes them, which is noise in the paper, or as the clean samples that follow.
+-- The latter suit a network of velocities: these go on differing to the end, by what no longer moves the picture, and
+-- the noise that follows from them is the sample itself where there is no signal yet, so that its cosine begins at 1.
 --
 --     diffusion.Sampler { ..., guidance = diffusion.guidance.adaptive { scale = 4, threshold = 0.99 } }
 --
@@ -15,6 +16,7 @@
 --     diffusion.guidance.linear { scale = 4, forms = forms }
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local predictions = require "tycho.diffusion.prediction"
 
 local fail = arguments.fail
 local M = {}
@@ -26,10 +28,12 @@ Adaptive.__index = Adaptive
 
 --- Classifier-free guidance that ends for each sample at the first step in which the cosine of the predictions of
 -- its two branches is at least `threshold`; the later steps take the conditional prediction alone (section 5 of the
--- paper). options: scale (1), threshold (0.991; above 1 guidance never ends).
----@param options? { scale?: number, threshold?: number }
+-- paper). options: scale (1), threshold (0.991; above 1 guidance never ends), of ("output": the cosine of what the
+-- network says; "sample": of the clean samples that follow).
+---@param options? { scale?: number, threshold?: number, of?: string }
 function M.adaptive(options)
-  local self = ty.nn.options("guidance.adaptive", options, { scale = 1, threshold = 0.991 })
+  local self = ty.nn.options("guidance.adaptive", options, { scale = 1, threshold = 0.991, of = "output" },
+    { of = '"output" or "sample"' })
   return setmetatable(self, Adaptive)
 end
 
@@ -58,7 +62,12 @@ function Adaptive:guide(run, x, point)
     index = ty.tensor(guided, { dtype = "i64", device = x.device })
   end
   local condition = index and outputs.condition:index_select(0, index) or outputs.condition
-  local likeness = cosines(condition, outputs.null)
+  local function seen(output)
+    if self.of == "output" then return output end
+    local state_of = index and x:index_select(0, index) or x
+    return predictions.convert(run.kind, "sample", state_of, output, point.alpha, point.sigma, run.data)
+  end
+  local likeness = cosines(seen(condition), seen(outputs.null))
   local going_on = {}
   for i, sample in ipairs(guided) do
     state.cosines[sample + 1] = state.cosines[sample + 1] or {}

@@ -54,6 +54,31 @@ check.test("each sample ends by itself, and does not depend on the others", func
   end
 end)
 
+-- Euler's steps of a flow from 1 to 0: at the time t the clean sample is x - t v.
+check.test("the cosine of the clean samples that follow", function()
+  local how = guidance.adaptive { scale = 3, threshold = 2, of = "sample" }
+  local states, times = {}, {}
+  local _, run = sample(how, { parts = { { predict = function(_, _, next, x, point)
+    states[#states + 1], times[#times + 1] = x, point.sigma
+    return next(x, point)
+  end } } })
+  local cosines = guidance.trace(how, run)
+  for step, x in ipairs(states) do
+    local t = ty.full({ 3 }, times[step] * 1000)
+    local function clean(labels) return x - model(x, t, { labels = ty.tensor(labels) }) * times[step] end
+    local want = ty.nn.cosine_similarity(clean { 0, 3, 8 }, clean { 10, 10, 10 }):tolist()
+    for i = 1, 3 do check.close(cosines[i][step], want[i], 1e-5) end
+  end
+  -- With some samples ended, the others are seen with their own states.
+  local x = sample(guidance.adaptive { scale = 3, threshold = 0.9, of = "sample" })
+  for i, label in ipairs { 0, 3, 8 } do
+    local alone = sample(guidance.adaptive { scale = 3, threshold = 0.9, of = "sample" }, { labels = { label },
+      seeds = { i } })
+    check.close(alone:tolist(), x:narrow(0, i - 1, 1):tolist(), 1e-6)
+  end
+  check.equal(ty.allclose(x, (sample(guidance.adaptive { scale = 3, threshold = 0.9 }))), false)
+end)
+
 check.test("a negative prompt takes the null condition's place", function()
   local negative = { labels = ty.tensor { 5, 5, 5 } }
   local full = sample(3, { null = negative })
@@ -106,6 +131,7 @@ end)
 
 check.test("wrong arguments", function()
   check.fails(function() guidance.adaptive { scale = "3" } end, "guidance.adaptive: scale: expected a number")
+  check.fails(function() guidance.adaptive { of = "noise" } end, 'guidance.adaptive: of: expected "output" or "sample"')
   check.fails(function() guidance.trace(guidance.adaptive(), {}) end, "guidance.trace: run: expected a run")
 end)
 

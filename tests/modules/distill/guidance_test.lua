@@ -19,7 +19,9 @@ local x, t, labels = ty.randn(4, 1, 8, 8), ty.tensor { 100.0, 500, 900, 30 }, ty
 local told = { labels = labels, scale = ty.tensor { 1.0, 2, 3, 4 } }
 
 local function shaken(student)
-  for _, p in ipairs(student.adapters:parameters()) do p:detach():add_(ty.randn(p.shape) * 0.2) end
+  for _, part in ipairs { student.told, student.adapters } do
+    for _, p in ipairs(part:parameters()) do p:detach():add_(ty.randn(p.shape) * 0.2) end
+  end
   return student
 end
 
@@ -49,14 +51,47 @@ check.test("bit-equal to the conditional network at the start, when off, and wit
   end
 end)
 
+-- What guidance adds is (scale - 1) (conditional - null), whatever the network: so it is with adapters of any weights.
+check.test("scale 1 is the network; what is added on the way is multiplied by scale - 1", function()
+  for _, kind in ipairs { "offset", "attention" } do
+    local model = network()
+    local want = model(x, t, { labels = labels })
+    local student = shaken(distill.GuidanceAdapters(model, { kind = kind, hidden = 4 }))
+    local ones = ty.ones { 4 }
+    check.ok(same(student(x, t, { labels = labels, scale = ones }), want), kind .. ": scale 1")
+    local guided = student(x, t, told)
+    check.ok(same(guided:narrow(0, 0, 1), want:narrow(0, 0, 1)), kind .. ": the first of the batch has scale 1")
+    check.ok(not same(guided:narrow(0, 1, 1), want:narrow(0, 1, 1)), kind)
+  end
+end)
+
+-- A layer that gives nothing leaves only its input to tell the positions apart.
+check.test("positions attend by what the layer is given, not by what it gives", function()
+  local Silent = ty.nn.module "SilentAttention"
+  function Silent:init() self.proj = ty.nn.Linear(6, 6) end
+  function Silent:forward(y) return self.proj(y) * 0 end
+  local model = ty.nn.module "Silently"
+  function model:init() self.attn = Silent() end
+  function model:forward(y) return self.attn(y) end
+  for heads = 1, 2 do
+    local student = shaken(distill.GuidanceAdapters(model(), { kind = "attention", hidden = 4, heads = heads,
+      widths = { 3 }, embed = function(_, time) return { time:reshape(-1, 1):expand(4, 3) * 0.01 } end }))
+    local y = student(ty.randn(4, 5, 6), t, { scale = ty.full({ 4 }, 2.0) })
+    check.equal(y.shape, { 4, 5, 6 })
+    check.ok((y:narrow(1, 0, 1) - y:narrow(1, 1, 1)):abs():max():item() > 1e-4, "two positions, two answers")
+  end
+end)
+
 check.test("only adapters get gradients, all of them; the share of the parameters", function()
   for _, kind in ipairs { "offset", "attention" } do
     local student = shaken(distill.GuidanceAdapters(network(), { kind = kind, hidden = 4 }))
     student(x, t, told):square():sum():backward()
     for _, p in ipairs(student.model:parameters()) do check.ok(p.grad == nil and not p.requires_grad) end
-    for _, p in ipairs(student.adapters:parameters()) do check.ok(p.grad ~= nil) end
+    for _, part in ipairs { student.told, student.adapters } do
+      for _, p in ipairs(part:parameters()) do check.ok(p.grad ~= nil) end
+    end
     check.equal(#student.adapters, 2)
-    check.close(student:share(), student.adapters:count_parameters() / student.model:count_parameters(), 1e-12)
+    check.close(student:share(), student:count_parameters(true) / student.model:count_parameters(), 1e-12)
   end
   local whole = distill.GuidanceAdapters(network(), { targets = { "t_embedder" }, train = true, hidden = 4 })
   shaken(whole)(x, t, told):square():sum():backward()
@@ -105,8 +140,8 @@ check.test("at one scale, for samplers; told the scale by the embedding of time"
     check.ok(same(student:at(2)(x, t, { labels = labels }), student(x, t, { labels = labels,
       scale = ty.full({ 4 }, 2.0) })))
     check.ok(not same(student:at(2)(x, t, { labels = labels }), student:at(3)(x, t, { labels = labels })))
-    check.equal(student:count_parameters(true),
-      student.adapters:count_parameters() + (train and model:count_parameters() or 0))
+    check.equal(student:count_parameters(true), student.told:count_parameters()
+      + student.adapters:count_parameters() + (train and model:count_parameters() or 0))
     check.fails(function() student:at "x" end, 'GuidanceAdapters:at: scale: expected a finite number, got "x"')
   end
   check.fails(function()
@@ -159,6 +194,8 @@ check.test("what is refused", function()
   check.fails(function() distill.GuidanceAdapters(mlp) end, "expected a network with attention")
   check.fails(function() distill.GuidanceAdapters(network(), { kind = "other" }) end, 'kind: expected "offset" or')
   check.fails(function() distill.GuidanceAdapters(network(), { targets = { "nothing" } }) end, "targets: no module")
+  check.fails(function() distill.GuidanceAdapters(network(), { hidden = 4, heads = 3 }) end,
+    "heads: expected a divisor of hidden, 4, got 3")
   local student = distill.GuidanceAdapters(network())
   check.fails(function() student(x, t, { labels = labels, scale = 3 }) end, "condition.scale: expected a tensor, got 3")
   check.fails(function() student(x, t) end, "condition: expected a table, got nil")
