@@ -205,6 +205,37 @@ check.test("seconds on several devices", function()
   slow.meet = false
   check.close({ with(0).first, with(1).first }, { 0.1 + 0.035 + 0.01 + 9 * 0.11, 0.1 + 0.035 + 0.01 + 9 * 0.11 }, 1e-9)
   check.close(of { ranks = 8 }.first, four.first, 1e-12)
+  -- A rank with one piece has less to do besides than one with four.
+  local mix = { 0.01, 0.02, nil, 0.04 }
+  for ranks, seconds in pairs { 4.4, 2.2, [4] = 1.1 } do
+    check.close(of { ranks = ranks, mix = mix }.first, seconds, 1e-12)
+  end
+  check.fails(function() of { ranks = 3, mix = { 0.01 } } end,
+    "structure.foretell: mix[2]: expected a finite number >= 0, got nil")
+end)
+
+check.test("ranks that work one at a time draw the same bits; what each spent is noted", function()
+  for _, o in ipairs { { lag = 0 }, { lag = 1, words = words } } do
+    local here_ = draw(o)
+    for _, count in ipairs { 1, 3, 4 } do
+      local there, report = draw { lag = o.lag, words = o.words, ranks = count, apart = true }
+      equal(there, here_, ("lag %d on %d ranks"):format(o.lag, count))
+      check.equal({ #report.spent, #report.seconds.predict, #report.seconds.tile }, { count, 3 * count, 27 })
+      local sum, all = 0, 0
+      for _, seconds in ipairs(report.spent) do sum = sum + seconds end
+      for _, name in ipairs { "predict", "advance" } do
+        for _, seconds in ipairs(report.seconds[name]) do all = all + seconds end
+      end
+      check.close(sum, all, 1e-9)
+    end
+  end
+  -- A second rank's work is not in the first one's seconds, though there is one core: all together are no longer than
+  -- one after the other.
+  local began = ty.system.clock()
+  local _, report = draw { ranks = 4, apart = true, first = 1 }
+  local whole, sum = ty.system.clock() - began, 0
+  for _, seconds in ipairs(report.spent) do sum = sum + seconds end
+  check.ok(sum <= whole, ("%g s spent in %g s"):format(sum, whole))
 end)
 
 check.test("mistakes", function()
