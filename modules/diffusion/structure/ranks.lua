@@ -75,7 +75,8 @@ function M.new(count, process, model, how)
     messages = 0, seconds = { predict = {}, advance = {}, tile = {} }, spent = {},
     apart = how and how.apart or false }, Ranks)
   for r = 1, count do
-    self.threads[r], self.names[r], self.spent[r] = ty.thread.new(serve, process, model, how or {}), {}, 0.0
+    self.threads[r], self.names[r], self.spent[r] = ty.thread.new(serve, process, model, how or {}), {},
+      { predict = 0.0, advance = 0.0 }
   end
   return self
 end
@@ -91,7 +92,7 @@ local function receive(self, r)
   local result, seconds = self.threads[r]:receive()
   local list = self.seconds[name]
   if list then list[#list + 1] = seconds end
-  if name == "predict" or name == "advance" then self.spent[r] = self.spent[r] + seconds end
+  if self.spent[r][name] then self.spent[r][name] = self.spent[r][name] + seconds end
   return result, name
 end
 
@@ -184,8 +185,8 @@ function Ranks:tiles(requests)
 end
 
 --- Ends the threads. Returns what was told: bytes by what they were, messages, seconds of each request by its name, and
--- what each rank spent on its pieces.
----@return { bytes: table<string, integer>, messages: integer, seconds: table<string, number[]>, spent: number[] }
+-- seconds that each rank spent on its pieces.
+---@return { bytes: table<string, integer>, messages: integer, seconds: table<string, number[]>, spent: table[] }
 function Ranks:close()
   for _, thread in ipairs(self.threads) do thread:close() end
   self.threads = {}

@@ -69,7 +69,7 @@ end
 ---@field bytes table<string, integer>      by what they were: guides, pieces, tiles
 ---@field messages integer
 ---@field seconds table<string, number[]>   of ranks' answers: predict, advance, tile
----@field spent number[]                    of each rank, on its pieces
+---@field spent { predict: number, advance: number }[]  seconds of each rank, on its pieces
 
 --- Samples of `shape` [n, c, s h, s w] by a network made for [n, c, h, w]. options:
 --   scale (2: s), fold (1: pixels of a place's side, where channels are pixels), condition, null, seeds (one for each

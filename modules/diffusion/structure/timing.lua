@@ -1,6 +1,7 @@
 --- How long structure.sample takes on several devices, of what its parts take on one: for machines that have no second
 -- device. Nothing is fitted; what is put in was measured.
 local arguments = require "tycho.arguments"
+local stats = require "tycho.stats"
 
 local M = {}
 
@@ -8,14 +9,14 @@ local none = arguments.none
 
 -- Seconds of the first stage, and what ranks waited for guides.
 local function first_stage(o)
-  local working = #o.has
+  local working = math.min(o.ranks, o.pieces)
   local ready, come, waited, link = {}, {}, 0.0, 0.0
   local transfer = working > 1 and (o.latency + (working - 1) * o.guide / o.bandwidth) or 0.0
   for r = 1, working do ready[r] = 0.0 end
   for step = 1, o.steps[1] do
     local ends, last = {}, 0.0
     for r = 1, working do
-      ends[r] = ready[r] + o.has[r] * o.piece
+      ends[r] = ready[r] + (o.pieces - r + working) // working * o.piece
       last = math.max(last, ends[r])
     end
     come[step] = {}
@@ -33,7 +34,7 @@ local function first_stage(o)
     for r = 1, working do
       local at = math.max(ends[r], come[math.max(1, step - o.lag)][r])
       waited = waited + at - ends[r]
-      ready[r] = at + o.besides[r]
+      ready[r] = at + o.mix
     end
   end
   return math.max(table.unpack(ready)), waited
@@ -42,8 +43,7 @@ end
 --- Seconds of both stages on `ranks` devices. options:
 --   ranks, pieces, tiles, steps ({ of the first stage, of the second }), lag (0)
 --   piece, tile      seconds of the network on one
---   mix              seconds of a step besides, of each rank; by how many pieces it has, where that is a table
---   join             seconds of putting tiles together
+--   mix, join        seconds of a step besides: a rank's, and putting tiles together
 --   guide, tile_bytes  bytes of a guide, and of a tile to a rank and back
 --   bandwidth (bytes a second of one link), latency (seconds of a message)
 --   meet (true: ranks meet for a guide, as they do for a collective; false: it is sent to one after the other, and
@@ -58,26 +58,58 @@ function M.foretell(options)
     meet = true },
     { ranks = "an integer >= 1", pieces = "an integer >= 1", tiles = "an integer >= 1",
       steps = "a pair of integers >= 0", lag = "an integer >= 0", piece = "a finite number >= 0",
-      tile = "a finite number >= 0", mix = "a finite number >= 0 or a table", join = "a finite number >= 0",
+      tile = "a finite number >= 0", mix = "a finite number >= 0", join = "a finite number >= 0",
       guide = "an integer >= 0", tile_bytes = "an integer >= 0", bandwidth = "a number > 0",
       latency = "a finite number >= 0" })
   for name, kind in pairs { ranks = "an integer >= 1", pieces = "an integer >= 1", tiles = "an integer >= 1",
     steps = "a pair of integers >= 0", piece = "a finite number >= 0", tile = "a finite number >= 0" } do
     arguments.expect(who, name, o[name], kind)
   end
-  local working = math.min(o.ranks, o.pieces)
-  o.has, o.besides = {}, {}
-  for r = 1, working do
-    local count = (o.pieces - r + working) // working
-    local mix = type(o.mix) == "table" and o.mix[count]
-    o.has[r] = count
-    o.besides[r] = mix == false and o.mix or arguments.expect(who, ("mix[%d]"):format(count), mix,
-      "a finite number >= 0")
-  end
   local first, waited = first_stage(o)
   local carried = o.ranks > 1 and 2 * o.latency + o.tiles * o.tile_bytes / o.bandwidth or 0.0
   local second = o.steps[2] * ((o.tiles + o.ranks - 1) // o.ranks * o.tile + carried + o.join)
   return { seconds = first + second, first = first, second = second, waited = waited }
+end
+
+-- What ranks that worked one at a time took: medians of several reports.
+local function spent(reports)
+  local predict, advance, tile = {}, {}, {}
+  for i, report in ipairs(reports) do
+    local slowest = report.spent[1]
+    for _, of in ipairs(report.spent) do
+      if of.predict + of.advance > slowest.predict + slowest.advance then slowest = of end
+    end
+    predict[i], advance[i] = slowest.predict / report.steps[1], slowest.advance / report.steps[1]
+    if report.steps[2] > 0 then tile[#tile + 1] = stats.median(report.seconds.tile) end
+  end
+  return { predict = stats.median(predict), advance = stats.median(advance), tile = tile[1] and stats.median(tile) }
+end
+
+--- What ranks take, as on devices of their own, by how many there are: of a step in pieces of the slowest rank, seconds
+-- until it has predicted and those besides, and seconds of a tile; medians. run(count): a report of structure.sample
+-- on so many ranks with `apart`.
+---@param run fun(count: integer): StructureReport
+---@param counts integer[]  of ranks, in turn
+---@param rounds integer
+---@return table<integer, { predict: number, advance: number, tile?: number }>  tile: nil where there were none
+function M.measure(run, counts, rounds)
+  local who = "structure.measure"
+  arguments.expect(who, "run", run, "a function")
+  arguments.expect(who, "counts", counts, "a list of integers >= 1")
+  arguments.expect(who, "rounds", rounds, "an integer >= 1")
+  local reports, found = {}, {}
+  for round = 1, rounds do
+    for _, count in ipairs(counts) do
+      reports[count] = reports[count] or {}
+      local report = arguments.expect(who, "what run returns", run(count), "a table")
+      if #arguments.expect(who, "its spent", report.spent, "a list of tables") == 0 then
+        arguments.fail("%s: what run returns: expected a report of ranks, got one of this thread", who)
+      end
+      reports[count][round] = report
+    end
+  end
+  for count, list in pairs(reports) do found[count] = spent(list) end
+  return found
 end
 
 return M

@@ -205,13 +205,6 @@ check.test("seconds on several devices", function()
   slow.meet = false
   check.close({ with(0).first, with(1).first }, { 0.1 + 0.035 + 0.01 + 9 * 0.11, 0.1 + 0.035 + 0.01 + 9 * 0.11 }, 1e-9)
   check.close(of { ranks = 8 }.first, four.first, 1e-12)
-  -- A rank with one piece has less to do besides than one with four.
-  local mix = { 0.01, 0.02, nil, 0.04 }
-  for ranks, seconds in pairs { 4.4, 2.2, [4] = 1.1 } do
-    check.close(of { ranks = ranks, mix = mix }.first, seconds, 1e-12)
-  end
-  check.fails(function() of { ranks = 3, mix = { 0.01 } } end,
-    "structure.foretell: mix[2]: expected a finite number >= 0, got nil")
 end)
 
 check.test("ranks that work one at a time draw the same bits; what each spent is noted", function()
@@ -222,7 +215,7 @@ check.test("ranks that work one at a time draw the same bits; what each spent is
       equal(there, here_, ("lag %d on %d ranks"):format(o.lag, count))
       check.equal({ #report.spent, #report.seconds.predict, #report.seconds.tile }, { count, 3 * count, 27 })
       local sum, all = 0, 0
-      for _, seconds in ipairs(report.spent) do sum = sum + seconds end
+      for _, spent in ipairs(report.spent) do sum = sum + spent.predict + spent.advance end
       for _, name in ipairs { "predict", "advance" } do
         for _, seconds in ipairs(report.seconds[name]) do all = all + seconds end
       end
@@ -234,8 +227,23 @@ check.test("ranks that work one at a time draw the same bits; what each spent is
   local began = ty.system.clock()
   local _, report = draw { ranks = 4, apart = true, first = 1 }
   local whole, sum = ty.system.clock() - began, 0
-  for _, seconds in ipairs(report.spent) do sum = sum + seconds end
+  for _, spent in ipairs(report.spent) do sum = sum + spent.predict + spent.advance end
   check.ok(sum <= whole, ("%g s spent in %g s"):format(sum, whole))
+  local function spent(...)
+    local list = {}
+    for r, seconds in ipairs { ... } do list[r] = { predict = seconds, advance = seconds / 10 } end
+    return list
+  end
+  local made = { { { spent = spent(10), steps = { 10, 1 }, seconds = { tile = { 3, 5, 4 } } },
+    { spent = spent(20), steps = { 10, 1 }, seconds = { tile = { 6 } } } },
+    [3] = { { spent = spent(10, 30, 20), steps = { 10, 0 }, seconds = {} },
+      { spent = spent(10, 50, 60), steps = { 10, 0 }, seconds = {} } } }
+  local seen = structure.measure(function(count) return table.remove(made[count]) end, { 1, 3 }, 2)
+  check.close({ seen[1].predict, seen[1].advance, seen[1].tile }, { 1.5, 0.15, 5 }, 1e-12)
+  check.close({ seen[3].predict, seen[3].advance }, { 4.5, 0.45 }, 1e-12)
+  check.equal(seen[3].tile, nil)
+  check.fails(function() structure.measure(function() return { spent = {} } end, { 1 }, 1) end,
+    "structure.measure: what run returns: expected a report of ranks, got one of this thread")
 end)
 
 check.test("mistakes", function()
