@@ -35,7 +35,7 @@ local function guided(list, seed, o)
   return structure.sample(process, network, { list.count, 48, 2 * SIDE, 2 * SIDE }, { fold = FOLD, lag = o.lag or 1,
     condition = list.condition, null = null, seeds = seeds_of(list, seed), steps = args.steps, guidance = args.guidance,
     overlap = args.overlap, words = o.mask ~= false and list.words or nil, weight = o.weight, first = o.first,
-    of = o.of, ranks = o.ranks })
+    of = o.of, ranks = o.ranks, apart = o.apart })
 end
 
 local function plain(list, seed, side, parts, o, other)
