@@ -123,9 +123,9 @@ function Ranks:pieces(stages, count, n)
   end
   -- What a rank needs for a step besides its own prediction: ranks other than the first, a guide.
   local function guide_for(r, step)
-    local from = math.max(1, step - first.lag)
-    while working > 1 and asked < from do take(1) end
     if r == 1 then return nil end
+    local from = math.max(1, step - first.lag)
+    while asked < from do take(1) end
     if from > sent then
       told(self, "guides", guides[from], working - 1)
       sent = from
@@ -136,7 +136,6 @@ function Ranks:pieces(stages, count, n)
     for r = 1, working do
       for step = 1, first.steps do
         send(self, r, "predict")
-        if r == 1 then take(1) end
         send(self, r, "advance", guide_for(r, step))
         while #self.names[r] > 0 do take(r) end
       end

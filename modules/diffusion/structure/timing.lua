@@ -71,18 +71,24 @@ function M.foretell(options)
   return { seconds = first + second, first = first, second = second, waited = waited }
 end
 
--- What ranks that worked one at a time took: medians of several reports.
+-- What ranks that worked one at a time took, of several reports: the slowest of each rank's medians. A median of the
+-- slowest would be longer the more ranks there are, by chance alone.
 local function spent(reports)
-  local predict, advance, tile = {}, {}, {}
-  for i, report in ipairs(reports) do
-    local slowest = report.spent[1]
-    for _, of in ipairs(report.spent) do
-      if of.predict + of.advance > slowest.predict + slowest.advance then slowest = of end
+  local slowest, tile = nil, {}
+  for r in ipairs(reports[1].spent) do
+    local predict, advance = {}, {}
+    for i, report in ipairs(reports) do
+      predict[i] = report.spent[r].predict / report.steps[1]
+      advance[i] = report.spent[r].advance / report.steps[1]
     end
-    predict[i], advance[i] = slowest.predict / report.steps[1], slowest.advance / report.steps[1]
+    local own = { predict = stats.median(predict), advance = stats.median(advance) }
+    if not slowest or own.predict + own.advance > slowest.predict + slowest.advance then slowest = own end
+  end
+  for _, report in ipairs(reports) do
     if report.steps[2] > 0 then tile[#tile + 1] = stats.median(report.seconds.tile) end
   end
-  return { predict = stats.median(predict), advance = stats.median(advance), tile = tile[1] and stats.median(tile) }
+  slowest.tile = tile[1] and stats.median(tile)
+  return slowest
 end
 
 --- What ranks take, as on devices of their own, by how many there are: of a step in pieces of the slowest rank, seconds
