@@ -17,8 +17,8 @@ local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 3, args = {
-  { "steps", 12, "of the sampler", quick = 2 },
-  { "count", 48, "prompts for each seed", quick = 2 },
+  { "steps", 24, "of the sampler", quick = 2 },
+  { "count", 32, "prompts for each seed", quick = 2 },
   { "trial", 16, "prompts by which settings are chosen", quick = 2 },
   { "guidance", 2.0, "scale of classifier-free guidance" },
   { "overlap", 2, "places of 4 x 4 pixels that tiles share" },
@@ -58,7 +58,7 @@ end
 local chosen
 local trial = zoo.canvas.asked(painter, 1000, args.trial)
 for _, weight in ipairs(r.quick and { 0.5 } or { 0.5, 1 }) do
-  for _, first in ipairs(r.quick and { 0.5 } or { 0.6, 0.75, 0.9 }) do
+  for _, first in ipairs(r.quick and { 0.5 } or { 0.75, 0.9, 0.96 }) do
     local o = { weight = weight, first = first }
     local s = judge:large(painter:decode((guided(trial, 900, o))), trial.labels)
     o.score = (s.kind + s.style + s.ground) / 3 - s.again / 4 -- what was asked for is there, once
@@ -110,7 +110,7 @@ r.metrics.found, r.metrics.chosen, r.metrics.told, r.metrics.seconds = found, ch
 -- Foretells seconds of so many pictures at once. What tiles take besides the network is what they take with one that
 -- gives back what it gets.
 local function measured(count)
-  local list, piece, rounds = zoo.canvas.asked(painter, 0, count), count * 48 * SIDE * SIDE * 4, r.quick and 1 or 7
+  local list, piece, rounds = zoo.canvas.asked(painter, 0, count), count * 48 * SIDE * SIDE * 4, r.quick and 1 or 5
   local own = structure.measure(function(ranks)
     return select(2, guided(list, 1, like { ranks = ranks, apart = true }))
   end, { 1, 4 }, rounds)
