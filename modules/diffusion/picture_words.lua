@@ -30,17 +30,28 @@ end }
 ---@field words Tensor  the pseudo-words of the last call, [n, width]
 local PictureWords = nn.module "PictureWords"
 
+-- The root of the mean square of the numbers that stand for a painter's tokens other than one.
+local function size_of_words(painter, token)
+  local weight = painter.text_encoder.text_model.embeddings.token_embedding.weight
+  local others = ty.arange(weight.shape[1], { device = weight.device }):ne(painter.tokenizer:id(token))
+  return ty.no_grad(function()
+    return (weight:square():mean { 1 } * others):sum():item() / others:sum():item()
+  end) ^ 0.5
+end
+
+-- PromptNet speaks in units of the words that the text encoder knows. A word several times as long is all that its
+-- layer norms see: the gradient is small then, and the word says the same of every picture.
 function PictureWords:init(painter, promptnet, token)
   self.promptnet = promptnet
   rawset(self, "painter", painter) -- not among what is trained
-  rawset(self, "token", token)
+  rawset(self, "unit", size_of_words(painter, token))
 end
 
 --- x [n, c, h, w], t [n]; condition: tokens i64 [n, tokens], picture [n, c, h, w] and scale [n], of the pseudo-word.
 function PictureWords:forward(x, t, condition)
   local painter = self.painter
   local table_of_tokens = painter.text_encoder.text_model.embeddings.token_embedding
-  local words = self.promptnet(condition.picture, x, t):select(1, 0)
+  local words = self.promptnet(condition.picture, x, t):select(1, 0) * self.unit
   rawset(self, "words", words)
   local state = spoken:state(table_of_tokens)
   state.rows = words * condition.scale:unsqueeze(1)

@@ -292,7 +292,18 @@ end
 ---@field items CanvasItem[]  what is asked for
 ---@field prompts string[]    in words, with a token in the place of the thing
 ---@field reference string[]  the same without the token
+---@field named string[]      the same with the thing's own colour, marks and kind
 ---@field labels table<string, Tensor>
+
+--- Captions of items. name: what the thing is called in the place of its colour, marks and kind.
+---@param items CanvasItem[]
+---@param name? string
+---@return string[]
+function M.captions(items, name)
+  local list = {}
+  for i, item in ipairs(items) do list[i] = canvas.caption(item, name) end
+  return list
+end
 
 --- Things number start, start + 1, ... of the split "held_out". styles: numbers of those that are asked for, each on
 -- two grounds. split: another split.
@@ -307,21 +318,20 @@ function M.things(start, count, token, styles, split)
   local batch, list = set:batch(ty.arange(start, start + count)), {}
   for i, item in ipairs(batch.item) do
     local thing = { picture = batch.image:select(0, i - 1), item = item,
-      caption = canvas.caption(item, token), items = {}, prompts = {}, reference = {} }
+      caption = canvas.caption(item, token), items = {} }
     local labels = { kind = {}, colour = {}, mark = {}, style = {}, ground = {} }
     for _, style in ipairs(styles) do
       for k = 1, 2 do
         local asked = { kind = item.kind, hue = item.hue, mark = item.mark, style = style, near = 1, mirror = 0, x = 1,
           y = 1, ground = (item.ground + k) % #canvas.grounds }
         table.insert(thing.items, asked)
-        table.insert(thing.prompts, canvas.caption(asked, token))
-        table.insert(thing.reference, canvas.caption(asked, ""))
         table.insert(labels.colour, (asked.hue + 30) // 60 % 6)
         for _, name in ipairs { "kind", "mark", "style", "ground" } do table.insert(labels[name], asked[name]) end
       end
     end
     for name, values in pairs(labels) do labels[name] = ty.tensor(values, { dtype = "i64" }) end
-    thing.labels, list[i] = labels, thing
+    thing.prompts, thing.reference = M.captions(thing.items, token), M.captions(thing.items, "")
+    thing.named, thing.labels, list[i] = M.captions(thing.items), labels, thing
   end
   return list
 end

@@ -5,6 +5,7 @@
 --     part       structure guidance, as a part of a sampler over pieces
 --     pieces, whole   a sample as pieces that each show all of it, and back
 --     foretell   seconds on several devices
+--     measure    seconds of ranks as on devices of their own, for foretell
 local part = require "tycho.diffusion.structure.part"
 
 return require "tycho.lazy" ({
@@ -14,4 +15,5 @@ return require "tycho.lazy" ({
   fresh = part.fresh,
   sample = require "tycho.diffusion.structure.sample",
   foretell = require("tycho.diffusion.structure.timing").foretell,
+  measure = require("tycho.diffusion.structure.timing").measure,
 }, {}, "tycho.diffusion.structure")

@@ -56,6 +56,7 @@ end
 --- Ranks, their requests that are not answered yet, and what was told.
 ---@class Ranks
 ---@field count integer
+---@field apart boolean  one rank works at a time, so that seconds are those of ranks on devices of their own
 local Ranks = {}
 Ranks.__index = Ranks
 
@@ -63,7 +64,7 @@ Ranks.__index = Ranks
 ---@param count integer
 ---@param process Process
 ---@param model Module
----@param how { guidance?: number|table, solver?: table }
+---@param how { guidance?: number|table, solver?: table, apart?: boolean }
 ---@return Ranks
 function M.new(count, process, model, how)
   local who = "structure.ranks"
@@ -71,8 +72,12 @@ function M.new(count, process, model, how)
   arguments.expect(who, "process", process, "a table")
   arguments.expect(who, "model", model, "a module")
   local self = setmetatable({ count = count, threads = {}, names = {}, bytes = { guides = 0, pieces = 0, tiles = 0 },
-    messages = 0, seconds = { predict = {}, advance = {}, tile = {} } }, Ranks)
-  for r = 1, count do self.threads[r], self.names[r] = ty.thread.new(serve, process, model, how or {}), {} end
+    messages = 0, seconds = { predict = {}, advance = {}, tile = {} }, spent = {},
+    apart = how and how.apart or false }, Ranks)
+  for r = 1, count do
+    self.threads[r], self.names[r], self.spent[r] = ty.thread.new(serve, process, model, how or {}), {},
+      { predict = 0.0, advance = 0.0 }
+  end
   return self
 end
 
@@ -81,13 +86,14 @@ local function send(self, r, name, ...)
   self.threads[r]:send(name, ...)
 end
 
--- The answer to the oldest request of a rank, whose seconds are noted.
+-- The answer to the oldest request of a rank, whose seconds are noted, and what was asked for.
 local function receive(self, r)
   local name = table.remove(self.names[r], 1)
   local result, seconds = self.threads[r]:receive()
   local list = self.seconds[name]
   if list then list[#list + 1] = seconds end
-  return result
+  if self.spent[r][name] then self.spent[r][name] = self.spent[r][name] + seconds end
+  return result, name
 end
 
 local function told(self, what, value, times)
@@ -107,33 +113,46 @@ function Ranks:pieces(stages, count, n)
     send(self, r, "begin", stage)
     told(self, "pieces", stage.x)
   end
-  local guides, asked = {}, 0
-  -- The guide of a step, for which rank 1 is waited for.
-  local function guide_of(step)
-    while asked < step do
-      local guide
-      repeat
-        local name = self.names[1][1]
-        guide = receive(self, 1)
-      until name == "predict"
-      asked = asked + 1
-      guides[asked] = guide
-      told(self, "guides", guide, working - 1)
-    end
-    return guides[step]
+  local guides, asked, sent = {}, 0, 0
+  -- The oldest answer of a rank; what rank 1 predicts is a guide.
+  local function take(r)
+    local result, name = receive(self, r)
+    if r > 1 or name ~= "predict" then return end
+    asked = asked + 1
+    guides[asked] = result
   end
-  for step = 1, first.steps do
-    for r = 1, working do send(self, r, "predict") end
+  -- What a rank needs for a step besides its own prediction: ranks other than the first, a guide.
+  local function guide_for(r, step)
+    if r == 1 then return nil end
     local from = math.max(1, step - first.lag)
-    local guide = working > 1 and guide_of(from) or nil
-    for r = 1, working do send(self, r, "advance", r > 1 and guide or nil) end
-    guides[from - 1] = nil
+    while asked < from do take(1) end
+    if from > sent then
+      told(self, "guides", guides[from], working - 1)
+      sent = from
+    end
+    return guides[from]
+  end
+  if self.apart then -- nothing goes from other ranks to the first, so it may be done before they begin
+    for r = 1, working do
+      for step = 1, first.steps do
+        send(self, r, "predict")
+        send(self, r, "advance", guide_for(r, step))
+        while #self.names[r] > 0 do take(r) end
+      end
+    end
+  else
+    for step = 1, first.steps do
+      for r = 1, working do send(self, r, "predict") end
+      for r = 1, working do send(self, r, "advance", guide_for(r, step)) end
+      guides[step - first.lag - 1] = nil
+    end
   end
   local pieces = {}
   for r, stage in ipairs(stages) do
     send(self, r, "finish")
     local x
-    while #self.names[r] > 0 do x = receive(self, r) end
+    while #self.names[r] > 1 do take(r) end
+    x = receive(self, r)
     told(self, "pieces", x)
     for i, piece in ipairs(stage.pieces) do pieces[piece + 1] = x:narrow(0, (i - 1) * n, n) end
   end
@@ -150,24 +169,27 @@ end
 function Ranks:tiles(requests)
   arguments.expect("Ranks:tiles", "requests", requests, "a list of tables")
   local outputs = {}
+  local function take(i)
+    outputs[i] = receive(self, (i - 1) % self.count + 1)
+    told(self, "tiles", outputs[i])
+  end
   for i, request in ipairs(requests) do
     local t = ty.full({ request.x.shape[1] }, request.point.time, { device = request.x.device })
     send(self, (i - 1) % self.count + 1, "tile", request.x, t, request.condition)
     told(self, "tiles", request.x)
+    if self.apart then take(i) end
   end
-  for i in ipairs(requests) do
-    outputs[i] = receive(self, (i - 1) % self.count + 1)
-    told(self, "tiles", outputs[i])
-  end
+  for i = #outputs + 1, #requests do take(i) end
   return outputs
 end
 
---- Ends the threads. Returns what was told: bytes by what they were, messages, and seconds of each request by its name.
----@return { bytes: table<string, integer>, messages: integer, seconds: table<string, number[]> }
+--- Ends the threads. Returns what was told: bytes by what they were, messages, seconds of each request by its name, and
+-- seconds that each rank spent on its pieces.
+---@return { bytes: table<string, integer>, messages: integer, seconds: table<string, number[]>, spent: table[] }
 function Ranks:close()
   for _, thread in ipairs(self.threads) do thread:close() end
   self.threads = {}
-  return { bytes = self.bytes, messages = self.messages, seconds = self.seconds }
+  return { bytes = self.bytes, messages = self.messages, seconds = self.seconds, spent = self.spent }
 end
 
 return M

@@ -21,11 +21,12 @@ local fail, none = arguments.fail, arguments.none
 local WHO = "structure.sample"
 
 local defaults = { scale = 2, fold = 1, condition = none, null = none, seeds = none, steps = 20, guidance = 1,
-  solver = none, first = 0.5, weight = 0.5, of = "sample", lag = 1, words = none, overlap = none, ranks = 0 }
+  solver = none, first = 0.5, weight = 0.5, of = "sample", lag = 1, words = none, overlap = none, ranks = 0,
+  apart = false }
 local kinds = { scale = "an integer >= 1", fold = "an integer >= 1", condition = "a table", null = "a table",
   seeds = "a list of integers", steps = "an integer >= 1", guidance = "a finite number or a table", solver = "a table",
   first = "a number in [0, 1]", weight = "a number in [0, 1]", lag = "an integer >= 0", words = "a tensor",
-  overlap = "an integer >= 0", ranks = "an integer >= 0" }
+  overlap = "an integer >= 0", ranks = "an integer >= 0", apart = "a boolean" }
 
 -- A condition for all pieces, piece after piece; of one row (a null condition) the row itself.
 local function repeated(condition, count, n)
@@ -68,11 +69,13 @@ end
 ---@field bytes table<string, integer>      by what they were: guides, pieces, tiles
 ---@field messages integer
 ---@field seconds table<string, number[]>   of ranks' answers: predict, advance, tile
+---@field spent { predict: number, advance: number }[]  seconds of each rank, on its pieces
 
 --- Samples of `shape` [n, c, s h, s w] by a network made for [n, c, h, w]. options:
 --   scale (2: s), fold (1: pixels of a place's side, where channels are pixels), condition, null, seeds (one for each
 --   sample), steps (20), guidance (1), solver (the process's; one that asks once a step), first (0.5: the share of the
 --   steps that are taken in pieces), overlap (half of a tile: of tiles, in places), ranks (0: this thread alone)
+--   apart (false; true: one rank works at a time, so that seconds are those of ranks on devices of their own)
 --   weight (0.5), of ("sample"), lag (1), words: see structure.part
 -- Of the shape [n, c, h, w] with scale 1 it is the plain sampler.
 ---@param process Process
@@ -108,7 +111,8 @@ return function(process, model, shape, options)
     local first = math.floor(steps * o.first + 0.5)
     local x = noises.noise(o.seeds)(0, ty.empty(shape, { device = device })) * process.schedule:noise_scale(points[1])
     local count = s * s
-    local crew = o.ranks > 0 and ranks.new(o.ranks, process, model, { guidance = o.guidance, solver = o.solver }) or nil
+    local crew = o.ranks > 0 and ranks.new(o.ranks, process, model, { guidance = o.guidance, solver = o.solver,
+      apart = o.apart }) or nil
     local ok, result = pcall(function()
       if first > 0 then
         local pieces = parts.pieces(x, s, o.fold)
@@ -137,10 +141,10 @@ return function(process, model, shape, options)
         condition = o.condition, null = o.null, x = x, points = table.move(points, first + 1, #points, 1, {}),
         seeds = later }))
     end)
-    local told = crew and crew:close() or { bytes = {}, messages = 0, seconds = {} }
+    local told = crew and crew:close() or { bytes = {}, messages = 0, seconds = {}, spent = {} }
     if not ok then error(result, 0) end
     return result, { ranks = o.ranks, steps = { first, steps - first }, pieces = count, bytes = told.bytes,
       tiles = #tiles.tiling(shape[3], shape[4], { height = height, width = width, overlap = o.overlap }).list,
-      messages = told.messages, seconds = told.seconds }
+      messages = told.messages, seconds = told.seconds, spent = told.spent }
   end)
 end

@@ -1,6 +1,7 @@
 --- How long structure.sample takes on several devices, of what its parts take on one: for machines that have no second
 -- device. Nothing is fitted; what is put in was measured.
 local arguments = require "tycho.arguments"
+local stats = require "tycho.stats"
 
 local M = {}
 
@@ -68,6 +69,53 @@ function M.foretell(options)
   local carried = o.ranks > 1 and 2 * o.latency + o.tiles * o.tile_bytes / o.bandwidth or 0.0
   local second = o.steps[2] * ((o.tiles + o.ranks - 1) // o.ranks * o.tile + carried + o.join)
   return { seconds = first + second, first = first, second = second, waited = waited }
+end
+
+-- What ranks that worked one at a time took, of several reports: the slowest of each rank's medians. A median of the
+-- slowest would be longer the more ranks there are, by chance alone.
+local function spent(reports)
+  local slowest, tile = nil, {}
+  for r in ipairs(reports[1].spent) do
+    local predict, advance = {}, {}
+    for i, report in ipairs(reports) do
+      predict[i] = report.spent[r].predict / report.steps[1]
+      advance[i] = report.spent[r].advance / report.steps[1]
+    end
+    local own = { predict = stats.median(predict), advance = stats.median(advance) }
+    if not slowest or own.predict + own.advance > slowest.predict + slowest.advance then slowest = own end
+  end
+  for _, report in ipairs(reports) do
+    if report.steps[2] > 0 then tile[#tile + 1] = stats.median(report.seconds.tile) end
+  end
+  slowest.tile = tile[1] and stats.median(tile)
+  return slowest
+end
+
+--- What ranks take, as on devices of their own, by how many there are: of a step in pieces of the slowest rank, seconds
+-- until it has predicted and those besides, and seconds of a tile; medians. run(count): a report of structure.sample
+-- on so many ranks with `apart`.
+---@param run fun(count: integer): StructureReport
+---@param counts integer[]  of ranks, in turn
+---@param rounds integer
+---@return table<integer, { predict: number, advance: number, tile?: number }>  tile: nil where there were none
+function M.measure(run, counts, rounds)
+  local who = "structure.measure"
+  arguments.expect(who, "run", run, "a function")
+  arguments.expect(who, "counts", counts, "a list of integers >= 1")
+  arguments.expect(who, "rounds", rounds, "an integer >= 1")
+  local reports, found = {}, {}
+  for round = 1, rounds do
+    for _, count in ipairs(counts) do
+      reports[count] = reports[count] or {}
+      local report = arguments.expect(who, "what run returns", run(count), "a table")
+      if #arguments.expect(who, "its spent", report.spent, "a list of tables") == 0 then
+        arguments.fail("%s: what run returns: expected a report of ranks, got one of this thread", who)
+      end
+      reports[count][round] = report
+    end
+  end
+  for count, list in pairs(reports) do found[count] = spent(list) end
+  return found
 end
 
 return M

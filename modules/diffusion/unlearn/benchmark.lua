@@ -131,6 +131,24 @@ function Benchmark:best(name, tries)
   return self.chosen[name].key
 end
 
+--- The contender whose settings, chosen by best() under names that begin with its own and " of ", had the highest mean
+-- score.
+---@param names string[]
+---@return string name
+function Benchmark:winner(names)
+  arguments.expect("UnlearnBenchmark:winner", "names", names, "a list of strings")
+  local best, winner = -math.huge, nil
+  for _, name in ipairs(names) do
+    local sum, count = 0, 0
+    for key, chosen in pairs(self.chosen) do
+      if key:sub(1, #name + 4) == name .. " of " then sum, count = sum + chosen.score, count + 1 end
+    end
+    if count == 0 then arguments.fail("UnlearnBenchmark:winner: names: nothing was chosen for '%s'", name) end
+    if sum / count > best then best, winner = sum / count, name end
+  end
+  return winner
+end
+
 --- Adds what was seen of a contender at a strength to its front.
 ---@param name string
 ---@param k integer

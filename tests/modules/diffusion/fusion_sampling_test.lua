@@ -99,6 +99,17 @@ check.test("a prompt without the word is drawn as the painter draws it", functio
   check.ok((y - painter.network(x, t, painter:condition(plain))):abs():max():item() < 1e-6)
 end)
 
+check.test("words begin about as long as those that the text encoder knows", function()
+  local fresh = picture_words.new(painter, models.PromptNet { in_channels = 48, channels = { 16, 16 }, width = 16 },
+    { token = "<toy>" })
+  local tokens = painter:tokens { "plain neon fish on a blue ground" }
+  local known = painter.text_encoder.text_model.embeddings.token_embedding(tokens):square():mean():sqrt():item()
+  fresh.network(ty.randn(2, 48, 8, 8), ty.tensor { 300.0, 700.0 }, { tokens = painter:tokens(prompts),
+    picture = ty.randn(2, 48, 8, 8), scale = ty.ones(2) })
+  local said = fresh.network.words:square():mean():sqrt():item()
+  check.ok(said > 0.2 * known and said < 2 * known, ("%g, known ones %g"):format(said, known))
+end)
+
 check.test("gradients reach PromptNet and nothing else; they are right", function()
   local x, t = ty.randn({ 2, 48, 8, 8 }), ty.tensor { 300.0, 700.0 }
   local condition = { tokens = painter:tokens(prompts), picture = ty.randn(2, 48, 8, 8), scale = ty.tensor { 1, 0.8 } }

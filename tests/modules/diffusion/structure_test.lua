@@ -207,6 +207,45 @@ check.test("seconds on several devices", function()
   check.close(of { ranks = 8 }.first, four.first, 1e-12)
 end)
 
+check.test("ranks that work one at a time draw the same bits; what each spent is noted", function()
+  for _, o in ipairs { { lag = 0 }, { lag = 1, words = words } } do
+    local here_ = draw(o)
+    for _, count in ipairs { 1, 3, 4 } do
+      local there, report = draw { lag = o.lag, words = o.words, ranks = count, apart = true }
+      equal(there, here_, ("lag %d on %d ranks"):format(o.lag, count))
+      check.equal({ #report.spent, #report.seconds.predict, #report.seconds.tile }, { count, 3 * count, 27 })
+      local sum, all = 0, 0
+      for _, spent in ipairs(report.spent) do sum = sum + spent.predict + spent.advance end
+      for _, name in ipairs { "predict", "advance" } do
+        for _, seconds in ipairs(report.seconds[name]) do all = all + seconds end
+      end
+      check.close(sum, all, 1e-9)
+    end
+  end
+  -- A second rank's work is not in the first one's seconds, though there is one core: all together are no longer than
+  -- one after the other.
+  local began = ty.system.clock()
+  local _, report = draw { ranks = 4, apart = true, first = 1 }
+  local whole, sum = ty.system.clock() - began, 0
+  for _, spent in ipairs(report.spent) do sum = sum + spent.predict + spent.advance end
+  check.ok(sum <= whole, ("%g s spent in %g s"):format(sum, whole))
+  local function spent(...)
+    local list = {}
+    for r, seconds in ipairs { ... } do list[r] = { predict = seconds, advance = seconds / 10 } end
+    return list
+  end
+  local made = { { { spent = spent(10), steps = { 10, 1 }, seconds = { tile = { 3, 5, 4 } } },
+    { spent = spent(20), steps = { 10, 1 }, seconds = { tile = { 6 } } } },
+    [3] = { { spent = spent(10, 30, 20), steps = { 10, 0 }, seconds = {} },
+      { spent = spent(10, 50, 60), steps = { 10, 0 }, seconds = {} } } }
+  local seen = structure.measure(function(count) return table.remove(made[count]) end, { 1, 3 }, 2)
+  check.close({ seen[1].predict, seen[1].advance, seen[1].tile }, { 1.5, 0.15, 5 }, 1e-12)
+  check.close({ seen[3].predict, seen[3].advance }, { 4, 0.4 }, 1e-12)
+  check.equal(seen[3].tile, nil)
+  check.fails(function() structure.measure(function() return { spent = {} } end, { 1 }, 1) end,
+    "structure.measure: what run returns: expected a report of ranks, got one of this thread")
+end)
+
 check.test("mistakes", function()
   local function fails(fn, message) check.fails(fn, message) end
   fails(function() draw({}, { 2, 48, 15, 16 }) end, "structure.sample: shape: expected { n, channels, height, width }")

@@ -165,6 +165,32 @@ check.test("metrics: forgetting, and retention in the domain and across", functi
     "unlearn.retention: wanted.style: expected pictures with 7 and without, got 0 and 6")
 end)
 
+check.test("benchmark: the best of tries once, the contender with the best, fronts that fall", function()
+  local bench = unlearn.benchmark { painter = {}, judge = {} }
+  local asked = 0
+  local function tries(...)
+    local list = {}
+    for i, score in ipairs { ... } do
+      list[i] = function()
+        asked = asked + 1
+        return score
+      end
+    end
+    return list
+  end
+  check.equal({ bench:best("a of x", tries(0.1, 0.5, 0.5)), bench:best("a of x", tries(1)), asked }, { 2, 2, 3 })
+  bench:best("a of y", tries(0.7))
+  bench:best("ab of x", tries(0.9))
+  bench:best("ab of y", tries(0.2))
+  check.equal({ bench:winner { "a", "ab" }, bench:winner { "ab" } }, { "a", "ab" })
+  check.fails(function() bench:winner { "b" } end, "UnlearnBenchmark:winner: names: nothing was chosen for 'b'")
+  for k, seen in ipairs { { 0, 1 }, { 0.5, 0.9 }, { 1, 0.8 } } do
+    bench:add("falls", k, { forgetting = seen[1], retention = seen[2] })
+    bench:add("stays", k, { forgetting = seen[1], retention = 1 })
+  end
+  check.equal(bench:falling { "falls", "stays" }, 1)
+end)
+
 check.test("mistakes", function()
   check.fails(function() unlearn.esd(painter, task(), { part = "heads" }) end,
     'unlearn.esd: part: expected "all", "cross", "cross_keys" or "no_cross", got "heads"')

@@ -38,6 +38,7 @@ check.test("things: the same kind, colour and marks on other grounds, and words 
     check.equal({ item.kind, item.hue, item.mark }, { thing.item.kind, thing.item.hue, thing.item.mark })
     check.ok(item.ground ~= thing.item.ground)
     check.ok(thing.prompts[k]:find("<toy>", 1, true) and not thing.reference[k]:find("<toy>", 1, true))
+    check.equal(thing.named[k], datasets.canvas.caption(item))
     check.equal(thing.labels.ground:tolist()[k], item.ground)
   end
 end)
