@@ -45,7 +45,8 @@ end
 
 --- Trains with { observation (a table of tensors [n, ...]), actions [n, horizon, numbers] }. options: steps (500),
 -- samples (4: pairs of noise and time for each chunk), batch (64), lr (1e-3: the peak; warmed up, then along a cosine),
--- seed (0), parameters (all that require gradients). Returns { loss: the mean of the last tenth, seconds: of a step }.
+-- seed (0), optimizer (a function of the network and { lr, schedule, clip_norm } that makes one in place of AdamW).
+-- Returns { loss: the mean of the last tenth, seconds: of a step }.
 ---@param examples {observation: table, actions: Tensor}
 ---@param options? table
 ---@return {loss: number, seconds: number}
@@ -54,11 +55,15 @@ function ChunkPolicy:fit(examples, options)
   arguments.expect(who, "examples", examples, "a table")
   arguments.expect(who, "examples.observation", examples.observation, "a table")
   arguments.expect(who, "examples.actions", examples.actions, "a tensor")
-  local o = arguments.read(who, options, { steps = 500, samples = 4, batch = 64, lr = 1e-3, seed = 0 },
-    { steps = "an integer >= 1", samples = "an integer >= 1", batch = "an integer >= 1", lr = "a number > 0",
-      seed = "an integer" })
+  local o = arguments.read(who, options, { steps = 500, samples = 4, batch = 64, lr = 1e-3, seed = 0,
+    optimizer = arguments.none }, { steps = "an integer >= 1", samples = "an integer >= 1", batch = "an integer >= 1",
+    lr = "a number > 0", seed = "an integer", optimizer = "a function" })
   local n = examples.actions.shape[1]
-  local optimizer = ty.optim.AdamW(self.network:train():parameters(), { lr = o.lr, weight_decay = 0.01, clip_norm = 1,
+  local make = o.optimizer or function(network, how)
+    how.weight_decay = 0.01
+    return ty.optim.AdamW(network:parameters(), how)
+  end
+  local optimizer = make(self.network:train(), { lr = o.lr, clip_norm = 1,
     schedule = ty.optim.cosine { steps = o.steps, warmup = math.min(50, o.steps // 4) } })
   local result, counted = { loss = 0 }, 0
   ty.manual_seed(o.seed)

@@ -79,14 +79,29 @@ end
 
 function HeadLayer:forward(h, c) return h + self.fc2(self.fc1(nn.modulate(self.norm(h), self.film(c))):gelu()) end
 
--- What both policies have: words and joints as vectors, and the head that denoises chunks of actions as one vector.
+-- A residual convolution over the map of a picture, modulated by the words (FiLM: Perez et al. 2018), so that what is
+-- kept of the picture is what the words are about. Brohan et al. 2022, "RT-1", have it so.
+local MapLayer = nn.module "PolicyMapLayer"
+
+function MapLayer:init(width, condition)
+  self.norm, self.conv = nn.GroupNorm(width % 8 == 0 and 8 or 1, width), nn.Conv2d(width, width, 3, { padding = 1 })
+  self.film = nn.Modulation(condition, 2, { outputs = width })
+end
+
+function MapLayer:forward(h, c)
+  local shift, scale = self.film(c)
+  return h + self.conv((self.norm(h) * (scale:unsqueeze(2):unsqueeze(3) + 1) + shift:unsqueeze(2):unsqueeze(3)):gelu())
+end
+
+-- What both policies have: words, what they leave of the map of a picture, joints, and the head that denoises chunks of
+-- actions as one vector.
 local Policy = nn.module "ChunkPolicyNetwork"
 
 local shared = { words = none, states = 8, actions = 4, horizon = 8, phrase = 14, condition = 128, head = 192,
-  depth = 3 }
+  depth = 3, layers = 2, compressed = 16 }
 local shared_kinds = { words = "an integer >= 1", states = "an integer >= 1", actions = "an integer >= 1",
   horizon = "an integer >= 1", phrase = "an integer >= 1", condition = "an integer >= 1", head = "an integer >= 1",
-  depth = "an integer >= 1" }
+  depth = "an integer >= 1", layers = "an integer >= 0", compressed = "an integer >= 1" }
 
 -- Reads the options that are shared, and those of `more`.
 local function read(who, options, more, kinds)
@@ -98,11 +113,14 @@ local function read(who, options, more, kinds)
   return o
 end
 
--- seen: how many numbers come from the picture.
-local function build(self, o, seen)
+-- width, side: of the map of the picture.
+local function build(self, o, width, side)
   self.o = o
   self.word, self.phrase = nn.Embedding(o.words, 16), nn.Linear(16 * o.phrase, o.condition)
-  self.join = nn.Linear(seen + o.condition + o.states, o.condition)
+  self.at, self.maps = nn.Parameter(ty.randn(1, width, side, side) * 0.1), nn.ModuleList {}
+  for _ = 1, o.layers do self.maps:append(MapLayer(width, o.condition)) end
+  self.compress = nn.Conv2d(width, o.compressed, 3, { stride = 2, padding = 1 })
+  self.join = nn.Linear(o.compressed * ((side + 1) // 2) ^ 2 // 1 + o.condition + o.states | 0, o.condition)
   self.out = nn.Linear(o.condition, o.condition)
   self.inputs, self.frequencies = nn.Linear(o.horizon * o.actions, o.head), nn.Sinusoidal(64)
   self.time, self.given = nn.Linear(64, o.head), nn.Linear(o.condition, o.head)
@@ -113,8 +131,9 @@ local function build(self, o, seen)
   nn.init.zeros(self.last.bias)
 end
 
--- The condition [n, condition] of numbers from the picture [n, seen], words i64 [n, phrase] and states [n, states].
-local function conditioned(self, seen, observation)
+-- The condition [n, condition] of the map of a picture [n, width, side, side], words i64 [n, phrase] and states [n,
+-- states].
+local function conditioned(self, map, observation)
   local who = getmetatable(self).__name .. ":encode"
   for _, key in ipairs { "words", "states" } do
     arguments.expect(who, "observation." .. key, observation[key], "a tensor")
@@ -123,8 +142,10 @@ local function conditioned(self, seen, observation)
   if words.ndim ~= 2 or words.shape[2] ~= self.o.phrase then
     arguments.fail("%s: observation.words: expected [n, %d], got %s", who, self.o.phrase, arguments.describe(words))
   end
-  local phrase = self.phrase(self.word(words):flatten(1)):gelu()
-  return self.out(self.join(ty.concat({ seen, phrase, observation.states }, 1)):gelu())
+  local phrase, h = self.phrase(self.word(words):flatten(1)):gelu(), map + self.at
+  for _, layer in ipairs(self.maps) do h = layer(h, phrase) end
+  h = self.compress(h:gelu()):gelu():flatten(1)
+  return self.out(self.join(ty.concat({ h, phrase, observation.states }, 1)):gelu())
 end
 
 --- What the process predicts of chunks x [n * m, horizon, actions] at times t [n * m], of which each m in a row belong
@@ -156,19 +177,16 @@ end
 local FusedPolicy = nn.module("FusedPolicy", Policy)
 M.FusedPolicy = FusedPolicy
 
---- options: those of Fusion; places (8: of a side), channels (16: after compression); words (entries of the
--- vocabulary), phrase (14: words of a task), states (8), actions (4), horizon (8: actions of a chunk), condition (128),
--- head (192: width), depth (3).
+--- options: those of Fusion; places (8: of a side); words (entries of the vocabulary), phrase (14: words of a task),
+-- states (8), actions (4), horizon (8: actions of a chunk), layers (2: over the map, modulated by the words),
+-- compressed (16: channels after these), condition (128), head (192: width), depth (3).
 ---@param options table
 function FusedPolicy:init(options)
   local o = read("FusedPolicy", options, { semantic = none, geometric = none, width = 64, heads = 4, way = "cross",
-    places = 8, channels = 16 }, { semantic = "an integer >= 1", geometric = "an integer >= 1",
-    width = "an integer >= 1", heads = "an integer >= 1", places = "an integer >= 4", channels = "an integer >= 1" })
+    places = 8 }, { semantic = "an integer >= 1", geometric = "an integer >= 1", width = "an integer >= 1",
+    heads = "an integer >= 1", places = "an integer >= 4" })
   self.fusion = Fusion { semantic = o.semantic, geometric = o.geometric, width = o.width, heads = o.heads, way = o.way }
-  self.at = nn.Parameter(ty.randn(1, o.places * o.places, o.width) * 0.1)
-  self.conv1 = nn.Conv2d(o.width, o.width, 3, { padding = 1 })
-  self.conv2 = nn.Conv2d(o.width, o.channels, 3, { stride = 2, padding = 1 })
-  build(self, o, o.channels * ((o.places + 1) // 2) ^ 2 // 1 | 0)
+  build(self, o, o.width, o.places)
 end
 
 --- The condition of an observation: semantic [n, places^2, width], geometric [n, places^2, width], words, states.
@@ -176,10 +194,8 @@ end
 ---@return Tensor
 function FusedPolicy:encode(observation)
   arguments.expect("FusedPolicy:encode", "observation", observation, "a table")
-  local places = self.o.places
-  local map = (self.fusion(observation.semantic, observation.geometric) + self.at):transpose(1, 2)
-  map = map:reshape(map.shape[1], -1, places, places)
-  return conditioned(self, self.conv2(self.conv1(map):gelu()):gelu():flatten(1), observation)
+  local map = self.fusion(observation.semantic, observation.geometric):transpose(1, 2)
+  return conditioned(self, map:reshape(map.shape[1], -1, self.o.places, self.o.places), observation)
 end
 
 --- A policy that sees pixels, by convolutions that are trained with it: the baseline, of Chi et al. 2023.
@@ -188,11 +204,11 @@ local PixelPolicy = nn.module("PixelPolicy", Policy)
 M.PixelPolicy = PixelPolicy
 
 --- options: channels ({ 24, 48, 64 }: of convolutions with stride 2, from pixels to 8 x 8 places of a picture of 64),
--- size (64), compressed (16: channels at the end), and words ... depth as of FusedPolicy.
+-- size (64), and words ... depth as of FusedPolicy.
 ---@param options table
 function PixelPolicy:init(options)
-  local o = read("PixelPolicy", options, { channels = { 24, 48, 64 }, size = 64, compressed = 16 },
-    { channels = "a list of integers", size = "an integer >= 16", compressed = "an integer >= 1" })
+  local o = read("PixelPolicy", options, { channels = { 24, 48, 64 }, size = 64 }, { channels = "a list of integers",
+    size = "an integer >= 16" })
   self.convs = nn.ModuleList {}
   local before, size = 3, o.size
   for _, channels in ipairs(o.channels) do
@@ -200,8 +216,7 @@ function PixelPolicy:init(options)
     self.convs:append(nn.GroupNorm(8, channels))
     before, size = channels, (size + 1) // 2
   end
-  self.compress = nn.Conv2d(before, o.compressed, 3, { stride = 2, padding = 1 })
-  build(self, o, o.compressed * ((size + 1) // 2) ^ 2 // 1 | 0)
+  build(self, o, before, size)
 end
 
 --- The condition of an observation: images [n, 3, size, size] in [-1, 1], words, states.
@@ -212,7 +227,7 @@ function PixelPolicy:encode(observation)
   arguments.expect("PixelPolicy:encode", "observation.images", observation.images, "a tensor")
   local h = observation.images
   for i = 1, #self.convs, 2 do h = self.convs[i + 1](self.convs[i](h)):gelu() end
-  return conditioned(self, self.compress(h):gelu():flatten(1), observation)
+  return conditioned(self, h, observation)
 end
 
 -- ---- geometry ----

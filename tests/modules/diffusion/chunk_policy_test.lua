@@ -45,7 +45,7 @@ end)
 
 local small = { words = 6, states = 4, actions = 2, horizon = 3, phrase = 3, condition = 16, head = 32, depth = 2 }
 local function fused(more)
-  local o = { semantic = 6, geometric = 5, width = 8, heads = 2, places = 4, channels = 4 }
+  local o = { semantic = 6, geometric = 5, width = 8, heads = 2, places = 4, compressed = 4 }
   for key, value in pairs(small) do o[key] = value end
   for key, value in pairs(more or {}) do o[key] = value end
   return fusion.FusedPolicy(o)
@@ -83,7 +83,7 @@ check.test("a policy learns chunks from what it sees; what it sees them with sta
   local examples = { observation = { semantic = ty.zeros(n, 64, 6), geometric = features, states = ty.zeros(n, 4),
     words = ty.stack({ way, way, way }, 1) + 1 }, actions = actions }
   local agent = diffusion.ChunkPolicy(fused { geometric = 8, places = 8 }, { horizon = 3, execute = 2, actions = 2 })
-  local fitted = agent:fit(examples, { steps = 120, batch = 16, samples = 4, lr = 5e-3 })
+  local fitted = agent:fit(examples, { steps = 160, batch = 16, samples = 4, lr = 5e-3 })
   check.ok(fitted.loss < 0.3 and fitted.seconds > 0)
   local done = agent:act(examples.observation)
   check.equal(done.shape, { n, 2, 2 })
@@ -91,6 +91,27 @@ check.test("a policy learns chunks from what it sees; what it sees them with sta
   for name, p in eye:named_parameters() do check.equal(list(p), before[name], name) end
   local front, points = eye(images:narrow(0, 0, 2))
   check.equal({ front.shape, points.shape }, { { 2, 5, 8, 8 }, { 2, 6 } })
+end)
+
+check.test("what is kept of the picture is what the words are about; the optimizer is the one that is given", function()
+  ty.manual_seed(5)
+  local function made(n) -- words name one of four places, and what is seen there is to be done
+    local seen, named = (ty.rand(n, 16, 5):gt(0.5):to "f32") * 2 - 1, ty.randint(0, 4, { n })
+    return { observation = { semantic = ty.zeros(n, 16, 6), geometric = seen, states = ty.zeros(n, 4),
+      words = named:unsqueeze(1):expand(n, 3) + 1 },
+      actions = seen:select(2, 0):gather(1, named:unsqueeze(1) * 5):unsqueeze(2):expand(n, 3, 2) * 0.7 }
+  end
+  local agent = diffusion.ChunkPolicy(fused { geometric = 5, width = 16, condition = 32 },
+    { horizon = 3, execute = 2, actions = 2 })
+  local learning, unseen, asked = made(1024), made(200), {}
+  agent:fit(learning, { steps = 600, batch = 64, samples = 4, lr = 5e-3, optimizer = function(network, o)
+    asked = o
+    return ty.optim.AdamW(network:parameters(), o)
+  end })
+  local off = (agent:act(unseen.observation) - unseen.actions:narrow(1, 0, 2)):abs():mean():item()
+  check.ok(off < 0.2, tostring(off))
+  check.equal({ asked.lr, asked.clip_norm, asked.weight_decay }, { 5e-3, 1, nil })
+  check.fails(function() agent:fit(learning, { optimizer = 3 }) end, "optimizer: expected a function, got 3")
 end)
 
 check.test("a chunk of horizon 1 is the policy step by step; longer ones look less often", function()
