@@ -16,7 +16,9 @@
 -- (identity), and whether style and ground are (text). What the painter draws of the kind's name alone stands beside.
 --
 -- With a painter that knew fewer kinds, nothing of a thing came through. With the present one colours and marks do,
--- where the kind is known; of kinds that the painter never saw it draws a neighbour.
+-- where the kind is known; of kinds that the painter never saw it draws a neighbour. Above the name alone true
+-- renderings lead to little more: with three times the steps, twice the pairs and things, three seeds, identity is 0.48
+-- by the factory's pairs, 0.56 by renderings and 0.44 by the name (1.10 of it).
 local ty = require "tycho"
 local datasets, diffusion, zoo = require "tycho.datasets", require "tycho.diffusion", require "tycho.zoo"
 
