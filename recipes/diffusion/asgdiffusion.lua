@@ -13,6 +13,9 @@
 -- picture without guidance; and tiles show parts of things, which the network never saw.
 -- There is one device here: seconds on several are foretold from those of ranks that work one at a time, on one core,
 -- and from bytes over two links, where ranks meet for each guide; ranks as threads draw the same bits.
+-- Tried on 32 other prompts: the last of 12 steps in tiles shows 0.06 squares more than the small picture enlarged, of
+-- 24 none more, but either costs a third of the kinds (0.97 without, 0.66 and 0.63 with). Of 12 steps, one picture was
+-- foretold 2.8 times as fast on four devices, eight at once 3.3: one piece takes half as long again as each of four.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
