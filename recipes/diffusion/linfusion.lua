@@ -3,15 +3,15 @@
 --   its attention grows with the pixels and not with their square
 -- system: LinFusion, normalised linear attention distilled from softmax attention
 -- paper: Liu et al. 2024, "LinFusion: 1 GPU, 1 Minute, 16K Image"
--- time: 4 minutes on one CPU core
+-- time: 11 minutes on one CPU core
 --
 -- The teacher is a transformer of single pixels, trained here on small scenes: all that a pixel knows of others comes
 -- by attention. (In a U-Net of this size convolutions carry the pictures: exchanging its attention changed predictions
 -- by a ten-thousandth of their variance, before any training.) Its places span any grid, so that it draws at any size.
 -- Students learn at the teacher's size, in the same steps: the method, one without normalisation, one without the loss
--- of features, one that learns from the pictures alone. Distances are those of predictions of held-out pictures with
--- fixed noise, as shares of the teacher's variance, at two and four times the side as well, where no network was
--- trained; that of a student before training stands beside.
+-- of features, one that learns from pictures alone. Distances are of predictions of held-out pictures with fixed noise,
+-- as shares of the teacher's variance, at two and four times the side as well, where no network was trained; that of a
+-- student before training stands beside. After 100 steps it was 0.21, and 0.19 at both larger sizes.
 local ty = require "tycho"
 local datasets, diffusion = require "tycho.datasets", require "tycho.diffusion"
 local distill, models = require "tycho.distill", require "tycho.models"
@@ -19,7 +19,7 @@ local distill, models = require "tycho.distill", require "tycho.models"
 local r = ty.recipe.declare { seeds = 3,
   args = {
     { "teacher_steps", 300, "training steps of the teacher", quick = 2 },
-    { "steps", 100, "training steps of each student", quick = 2 },
+    { "steps", 400, "training steps of each student", quick = 2 },
     { "batch", 16, "pictures of a step", quick = 2 },
     { "width", 24, "of each of two heads", quick = 8 },
     { "count", 8, "held-out pictures", quick = 2 },
