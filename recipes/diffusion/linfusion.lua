@@ -6,12 +6,12 @@
 -- time: 11 minutes on one CPU core
 --
 -- The teacher is a transformer of single pixels, trained here on small scenes: all that a pixel knows of others comes
--- by attention. (In a U-Net of this size convolutions carry the pictures: exchanging its attention changed predictions
--- by a ten-thousandth of their variance, before any training.) Its places span any grid, so that it draws at any size.
+-- by attention. (In a U-Net of this size convolutions carry the pictures: exchanging its attention changed them by a
+-- ten-thousandth of their variance, before training.) Its places span any grid, so that it draws at any size.
 -- Students learn at the teacher's size, in the same steps: the method, one without normalisation, one without the loss
 -- of features, one that learns from pictures alone. Distances are of predictions of held-out pictures with fixed noise,
--- as shares of the teacher's variance, at two and four times the side as well, where no network was trained; that of a
--- student before training stands beside. After 100 steps it was 0.21, and 0.19 at both larger sizes.
+-- as shares of the teacher's variance, at larger sides as well, where no network was trained; that of a student before
+-- training stands beside. 100 steps left twice as much. The slope is 1.07 to 1.09 on a core by itself.
 local ty = require "tycho"
 local datasets, diffusion = require "tycho.datasets", require "tycho.diffusion"
 local distill, models = require "tycho.distill", require "tycho.models"
