@@ -11,9 +11,10 @@
 -- show it; in-domain and cross-domain retention, shares of the others that show what was asked for, in the concept's
 -- domain and in the other one (retention()).
 local tuning = require "tycho.diffusion.unlearn.tuning"
+local uce = require "tycho.diffusion.unlearn.uce"
 
 return { task = require "tycho.diffusion.unlearn.task", undo = tuning.undo, state = tuning.state, use = tuning.use,
   esd = require "tycho.diffusion.unlearn.esd", ablation = require "tycho.diffusion.unlearn.ablation",
-  forget_me_not = require "tycho.diffusion.unlearn.forget_me_not", uce = require "tycho.diffusion.unlearn.uce",
+  forget_me_not = require "tycho.diffusion.unlearn.forget_me_not", uce = uce.uce, solve_uce = uce.solve,
   salun = require "tycho.diffusion.unlearn.salun", retention = require "tycho.diffusion.unlearn.retention",
   benchmark = require "tycho.diffusion.unlearn.benchmark" }

@@ -66,4 +66,4 @@ local function uce(painter, task, options)
   end)
 end
 
-return setmetatable({ solve = solve }, { __call = function(_, ...) return uce(...) end })
+return { uce = uce, solve = solve }

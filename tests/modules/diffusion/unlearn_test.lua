@@ -69,15 +69,15 @@ check.test("UCE: without edits the weight stays; with them the normal equations 
   local w0, c = ty.randn({ 5, 7 }, { dtype = "f64" }), ty.randn({ 3, 7 }, { dtype = "f64" })
   local target, kept = ty.randn({ 3, 7 }, { dtype = "f64" }), ty.randn({ 9, 7 }, { dtype = "f64" })
   local o = { erase = 0.7, preserve = 0.3, lambda = 0.2 }
-  check.ok((unlearn.uce.solve(w0, nil, nil, kept, o) - w0):abs():max():item() < 1e-12, "no edits")
-  local w = unlearn.uce.solve(w0, c, target, kept, o)
+  check.ok((unlearn.solve_uce(w0, nil, nil, kept, o) - w0):abs():max():item() < 1e-12, "no edits")
+  local w = unlearn.solve_uce(w0, c, target, kept, o)
   -- The gradient of  a sum |W c - W0 t|^2 + b sum |W p - W0 p|^2 + lambda |W - W0|^2  is zero there.
   local moved = w - w0
   local gradient = (c:matmul(w:transpose(0, 1)) - target:matmul(w0:transpose(0, 1))):transpose(0, 1):matmul(c) * 0.7
     + moved:matmul(kept:transpose(0, 1):matmul(kept)) * 0.3 + moved * 0.2
   check.ok(gradient:abs():max():item() < 1e-10, "normal equations")
   -- An edit that weighs more than all else is carried out.
-  local strong = unlearn.uce.solve(w0, c, target, nil, { erase = 1e9, preserve = 0, lambda = 1 })
+  local strong = unlearn.solve_uce(w0, c, target, nil, { erase = 1e9, preserve = 0, lambda = 1 })
   check.ok((c:matmul(strong:transpose(0, 1)) - target:matmul(w0:transpose(0, 1))):abs():max():item() < 1e-6)
   local before = weights()
   check.equal(unlearn.uce(painter, task(), { erase = 0 }).changed < 40, true) -- rounding alone
