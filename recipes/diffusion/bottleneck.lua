@@ -11,8 +11,8 @@
 -- as many steps without the first stage, and changes without more noise. Distances are of whole pictures and of squares
 -- of 64 x 64 pixels, which show fine parts. Clips, which the paper has as well, are not tried here.
 --
--- With 160 steps of training at both sizes it had 1.07 of the distance with fewer steps, 1.11 of that of squares, 1.02 of
--- that without the first stage and 1.15 of that without more noise: three times the training mends the last two.
+-- With 160 steps of training at both sizes it had 1.07 of the distance with fewer steps, 1.11 of that of squares, 1.02
+-- of that without the first stage and 1.15 of that without more noise: three times the training mends the last two.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
