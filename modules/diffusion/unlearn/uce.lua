@@ -20,16 +20,34 @@ end
 -- From the first true of each row on.
 local function from_first(positions) return positions:to("i64"):cumsum(1):gt(0) end
 
+local defaults = { erase = 1.0, preserve = 0.1, lambda = 0.1 }
+local kinds = { erase = "a finite number >= 0", preserve = "a finite number >= 0", lambda = "a finite number > 0" }
+
 --- The weight W of what W0 [outputs, width] makes of tokens: edits c to targets (both [m, width]: W c = W0 target)
 -- while p [k, width] stay. Where there are no edits it is W0.
 ---@param weight Tensor
 ---@param edits? Tensor
 ---@param targets? Tensor
 ---@param kept? Tensor
----@param o { erase: number, preserve: number, lambda: number }
+---@param options? { erase?: number, preserve?: number, lambda?: number }  as of uce()
 ---@return Tensor
-local function solve(weight, edits, targets, kept, o)
+local function solve(weight, edits, targets, kept, options)
+  local who = "unlearn.solve_uce"
+  arguments.expect(who, "weight", weight, "a tensor")
+  if weight.ndim ~= 2 then
+    arguments.fail("%s: weight: expected [outputs, width], got %s", who, arguments.describe(weight))
+  end
+  local o = arguments.read(who, options, defaults, kinds)
   local w0, width = weight:to "f64", weight.shape[2]
+  for name, rows in pairs { edits = edits or false, targets = targets or false, kept = kept or false } do
+    if rows and not (ty.is_tensor(rows) and rows.ndim == 2 and rows.shape[2] == width) then
+      arguments.fail("%s: %s: expected [m, %d], got %s", who, name, width, arguments.describe(rows))
+    end
+  end
+  if (edits and edits.shape[1] or 0) ~= (targets and targets.shape[1] or 0) then
+    arguments.fail("%s: targets: expected as many rows as edits, %d, got %d", who, edits and edits.shape[1] or 0,
+      targets and targets.shape[1] or 0)
+  end
   local left, right = w0 * o.lambda, ty.eye(width, { dtype = "f64", device = weight.device }) * o.lambda
   if edits and edits.shape[1] > 0 then
     left = left + w0:matmul(targets:transpose(0, 1)):matmul(edits) * o.erase
@@ -50,8 +68,7 @@ end
 ---@return UnlearnReport
 local function uce(painter, task, options)
   tuning.check("unlearn.uce", painter, task)
-  local o = arguments.read("unlearn.uce", options, { erase = 1.0, preserve = 0.1, lambda = 0.1 },
-    { erase = "a finite number >= 0", preserve = "a finite number >= 0", lambda = "a finite number > 0" })
+  local o = arguments.read("unlearn.uce", options, defaults, kinds)
   return ty.no_grad(function()
     local wanted = from_first(task.positions)
     if #task.anchor ~= #task.forget then
@@ -59,7 +76,7 @@ local function uce(painter, task, options)
     end
     local edits = rows_of(painter, task.forget, wanted)
     local targets, kept = rows_of(painter, task.anchor, wanted), rows_of(painter, task.retain)
-    if o.erase == 0 then edits = nil end
+    if o.erase == 0 then edits, targets = nil, nil end
     return tuning.replace("uce", painter.network, "cross_keys", function(_, weight)
       return solve(weight, edits, targets, kept, o)
     end)
