@@ -120,7 +120,8 @@ local function build(self, o, width, side)
   self.at, self.maps = nn.Parameter(ty.randn(1, width, side, side) * 0.1), nn.ModuleList {}
   for _ = 1, o.layers do self.maps:append(MapLayer(width, o.condition)) end
   self.compress = nn.Conv2d(width, o.compressed, 3, { stride = 2, padding = 1 })
-  self.join = nn.Linear(o.compressed * ((side + 1) // 2) ^ 2 // 1 + o.condition + o.states | 0, o.condition)
+  local half = (side + 1) // 2
+  self.join = nn.Linear(o.compressed * half * half + o.condition + o.states, o.condition)
   self.out = nn.Linear(o.condition, o.condition)
   self.inputs, self.frequencies = nn.Linear(o.horizon * o.actions, o.head), nn.Sinusoidal(64)
   self.time, self.given = nn.Linear(64, o.head), nn.Linear(o.condition, o.head)

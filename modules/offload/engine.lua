@@ -181,7 +181,7 @@ end
 --- What nobody has any more goes now: a unit's results after the next one has run. Handles are small for Lua, which
 -- would let what several units left pile up. Once for each unit: swept twice while it is in use, a tensor is an old
 -- one, which only a collection of everything finds.
-function Engine:sweep() tier.sweep() end -- luacheck: no self
+Engine.sweep = tier.sweep
 
 --- What fn makes; when memory is short, after what is leaving has left.
 function Engine:room(fn)

@@ -55,12 +55,11 @@ local function store(base, task, seed, stage, teacher, sampler, rate)
   end)
 end
 
-local function muon(model, o) return ty.optim.Muon(model:parameters(), o) end
 local function learn(from, material, task, seed, steps, rate, loss)
   ty.manual_seed(seed)
   local loader = material:loader { batch = task.batch, seed = seed, device = r.device }
   local _, averaged = distill.fit(from:clone():requires_grad_(), loader, { steps = steps, lr = rate, final = 0.02,
-    warmup = 20, average = 0.98, quiet = true, loss = loss, optimizer = muon })
+    warmup = 20, average = 0.98, quiet = true, loss = loss, optimizer = ty.optim.Muon })
   return averaged
 end
 

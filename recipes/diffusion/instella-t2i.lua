@@ -44,9 +44,6 @@ local function loader(set, seed)
   return ty.data.DataLoader(set, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true,
     device = r.device })
 end
-local function muon(model, o)
-  return ty.optim.Muon(model:parameters(), { lr = o.lr, schedule = o.schedule, clip_norm = o.clip_norm })
-end
 
 local KINDS = { bits = {}, codes = { kind = "codes" }, grid = { grid = true, bits = args.bits * args.tokens // 4 },
   plain = { kind = "plain" } }
@@ -56,7 +53,7 @@ local function tokenizer(kind, seed)
   ty.manual_seed(seed)
   local made = models.BitTokenizer(options):to(r.device)
   tokens.fit(made, loader(training, seed), { steps = args.tokenizer_steps, lr = 0.05, final = 0.02, smooth = 0.5,
-    temperature = { 1, 0.1 }, optimizer = muon, quiet = true })
+    temperature = { 1, 0.1 }, optimizer = ty.optim.Muon, quiet = true })
   return made:requires_grad_(false)
 end
 

@@ -35,9 +35,6 @@ local r = ty.recipe.declare { seeds = 3, args = {
 local args, shapes, tokens, preference = r.args, distill.shapes, diffusion.tokens, diffusion.preference
 local null = shapes.nothing(r.device)
 local function text(labels) return { text = { embeddings = shapes.text(labels) } } end
-local function muon(model, o)
-  return ty.optim.Muon(model:parameters(), { lr = o.lr, schedule = o.schedule, clip_norm = o.clip_norm })
-end
 
 local teacher, flow = distill.shape_painter.painter { steps = args.teacher_steps, misplaced = args.misplaced,
   seed = 1000, device = r.device }
@@ -59,7 +56,7 @@ local function student(count, seed)
   local loader = ty.data.DataLoader(ty.data.TensorDataset { x = ty.nn.patchify(pictures, 2),
     text = shapes.text(labels) }, { batch_size = args.batch, shuffle = true, seed = seed, drop_last = true })
   local _, averaged = ty.train.fit(models.MAR { tokens = 16, channels = 12, text = 16 }:to(r.device), loader, {
-    steps = args.steps, lr = 0.03, final = 0.05, average = 0.95, weight_decay = 0, quiet = true, optimizer = muon,
+    steps = args.steps, lr = 0.03, final = 0.05, average = 0.95, quiet = true, optimizer = ty.optim.Muon,
     loss = function(m, batch)
       return way(m):loss(batch.x, { text = { embeddings = batch.text } }, { drop = 0.1, repeats = 2 })
     end })

@@ -58,9 +58,6 @@ local function network(kind)
   return models.VAR { scales = tokenizer.scales, codes = tokenizer.codes, inputs = tokenizer.width, classes = 10,
     width = args.width, depth = args.depth, attention = kind, window = args.window }:to(r.device)
 end
-local function muon(model, o)
-  return ty.optim.Muon(model:parameters(), { lr = o.lr, schedule = o.schedule, clip_norm = o.clip_norm })
-end
 local way = tokens.next_scale(network "full", tokenizer)
 local train, check = way:material(all.image), way:material(test.image)
 train.labels, check.labels = all.label, test.label
@@ -76,7 +73,7 @@ for i, seed in ipairs(r.seeds) do
   for _, kind in ipairs(KINDS) do
     ty.manual_seed(seed)
     local _, averaged = ty.train.fit(network(kind), loader(seed), { steps = args.steps, lr = args.lr, final = 0.02,
-      average = 0.95, quiet = true, optimizer = muon,
+      average = 0.95, quiet = true, optimizer = ty.optim.Muon,
       loss = function(m, batch) return tokens.next_scale(m, tokenizer):loss(batch, 0.1) end })
     way = tokens.next_scale(averaged:eval(), tokenizer)
     local ids = tokens.sample(way, { labels = asked }, { guidance = tokens.rising(args.guidance), seed = seed })

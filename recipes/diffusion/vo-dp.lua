@@ -85,13 +85,12 @@ local function build(way)
     end })
   end)
 end
-local function muon(network, o) return ty.optim.Muon(network:parameters(), o) end
 
 local function train(way, seed, rate)
   ty.manual_seed(seed)
   local policy = build(way)
   local fitted = policy:fit(shown[way == "pixels" and way or "frozen"], { steps = args.steps, lr = rate, seed = seed,
-    optimizer = muon })
+    optimizer = ty.optim.Muon })
   r:say("%s, seed %d, rate %g: %d parameters, %.0f ms a step, loss %.4f", way, seed, rate,
     policy.network:count_parameters(), 1e3 * fitted.seconds, fitted.loss)
   return policy

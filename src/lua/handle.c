@@ -117,6 +117,17 @@ static void set_growth_limit(ty_lua_state *s, int64_t live) {
   s->growth_limit = on_gpu(live) || live + GROWTH > s->soft_limit ? s->soft_limit : live + GROWTH;
 }
 
+static void sweep_young(lua_State *L, ty_lua_state *s) {
+  lua_gc(L, LUA_GCSTEP, 0);
+  set_growth_limit(s, ty_memory_live_everywhere());
+}
+
+/* When the next look at the young is due by numbers. */
+static void count_from_here(ty_lua_state *s) {
+  s->young_limit = s->handles + YOUNG_HANDLES;
+  s->young_bytes = ty_memory_live_everywhere();
+}
+
 /* Bytes matter because Lua does not see those of tensors; numbers because Lua's own pace, set by its own bytes, lets
  * dead tensors spread far beyond the caches (and without bound in incremental mode, which runs few finalizers at a
  * time). A full collection costs by the size of Lua's heap, and so does its share of each handle here. A young one
@@ -138,23 +149,19 @@ void ty_lua_poll(lua_State *L) {
     bool grown = live > s->growth_limit;
     if (!grown && s->handles <= s->young_limit) return;
     if ((grown || live - s->young_bytes <= YOUNG_BYTES) && lua_gc(L, LUA_GCISRUNNING)) {
-      lua_gc(L, LUA_GCSTEP, 0);
-      set_growth_limit(s, ty_memory_live_everywhere());
+      sweep_young(L, s);
     } else if (grown) {
       s->growth_limit = s->soft_limit;
     }
   }
-  s->young_limit = s->handles + YOUNG_HANDLES;
-  s->young_bytes = ty_memory_live_everywhere();
+  count_from_here(s);
 }
 
 void ty_lua_sweep(lua_State *L) {
   ty_lua_state *s = ty_lua_state_of(L);
-  lua_gc(L, LUA_GCSTEP, 0);
-  int64_t live = ty_memory_live_everywhere();
-  set_growth_limit(s, live);
-  s->young_limit = s->handles + YOUNG_HANDLES;
-  s->young_bytes = live;
+  if (!lua_gc(L, LUA_GCISRUNNING)) return;
+  sweep_young(L, s);
+  count_from_here(s);
 }
 
 /* In incremental mode nothing comes of it. */

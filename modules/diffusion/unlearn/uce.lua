@@ -21,6 +21,7 @@ end
 local function from_first(positions) return positions:to("i64"):cumsum(1):gt(0) end
 
 local defaults = { erase = 1.0, preserve = 0.1, lambda = 0.1 }
+local names = { "edits", "targets", "kept" }
 local kinds = { erase = "a finite number >= 0", preserve = "a finite number >= 0", lambda = "a finite number > 0" }
 
 --- The weight W of what W0 [outputs, width] makes of tokens: edits c to targets (both [m, width]: W c = W0 target)
@@ -39,21 +40,22 @@ local function solve(weight, edits, targets, kept, options)
   end
   local o = arguments.read(who, options, defaults, kinds)
   local w0, width = weight:to "f64", weight.shape[2]
-  for name, rows in pairs { edits = edits or false, targets = targets or false, kept = kept or false } do
+  local counts = {}
+  for i, rows in ipairs { edits or false, targets or false, kept or false } do
     if rows and not (ty.is_tensor(rows) and rows.ndim == 2 and rows.shape[2] == width) then
-      arguments.fail("%s: %s: expected [m, %d], got %s", who, name, width, arguments.describe(rows))
+      arguments.fail("%s: %s: expected [m, %d], got %s", who, names[i], width, arguments.describe(rows))
     end
+    counts[i] = rows and rows.shape[1] or 0
   end
-  if (edits and edits.shape[1] or 0) ~= (targets and targets.shape[1] or 0) then
-    arguments.fail("%s: targets: expected as many rows as edits, %d, got %d", who, edits and edits.shape[1] or 0,
-      targets and targets.shape[1] or 0)
+  if counts[1] ~= counts[2] then
+    arguments.fail("%s: targets: expected as many rows as edits, %d, got %d", who, counts[1], counts[2])
   end
   local left, right = w0 * o.lambda, ty.eye(width, { dtype = "f64", device = weight.device }) * o.lambda
-  if edits and edits.shape[1] > 0 then
+  if counts[1] > 0 then
     left = left + w0:matmul(targets:transpose(0, 1)):matmul(edits) * o.erase
     right = right + edits:transpose(0, 1):matmul(edits) * o.erase
   end
-  if kept and kept.shape[1] > 0 then
+  if counts[3] > 0 then
     local square = kept:transpose(0, 1):matmul(kept) * o.preserve
     left, right = left + w0:matmul(square), right + square
   end

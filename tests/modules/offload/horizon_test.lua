@@ -140,6 +140,17 @@ check.test("two units on the device, whatever the depth", function()
   check.ok(twenty < 1.02 * six, ("%d bytes at 20 layers, %d at 6"):format(twenty, six))
 end)
 
+check.test("a collector that the program stopped stays so", function()
+  local sweep, weak = ty.core.tier_core.sweep, setmetatable({ ty.ones(1) }, { __mode = "v" })
+  collectgarbage "stop"
+  sweep()
+  check.ok(weak[1] ~= nil, "stopped")
+  collectgarbage "restart"
+  sweep()
+  sweep()
+  check.equal(weak[1], nil)
+end)
+
 check.test("an error in the second pass", function()
   ty.manual_seed(3)
   local model = Net(32, 4)
