@@ -190,8 +190,11 @@ function GuidanceAdapters:forward(x, t, condition)
     if key ~= "scale" then rest[key] = value end
   end
   if condition.scale == nil or self.shared.off then return self.model(x, t, rest) end
-  expect("GuidanceAdapters", "condition.scale", condition.scale, "a tensor")
-  local weight = condition.scale:to(x.dtype) - 1
+  local scale = expect("GuidanceAdapters", "condition.scale", condition.scale, "a tensor")
+  if scale.ndim ~= 1 or scale.shape[1] ~= x.shape[1] then
+    fail("GuidanceAdapters: condition.scale: expected [%d], got %s", x.shape[1], arguments.describe(scale))
+  end
+  local weight = scale:to(x.dtype) - 1
   self.shared.now = { weight = weight, told = self.told(weight, self.embed(self.model, t, rest)) }
   local result = table.pack(pcall(self.model, x, t, rest))
   self.shared.now = nil

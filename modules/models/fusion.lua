@@ -195,8 +195,12 @@ end
 ---@return Tensor
 function FusedPolicy:encode(observation)
   arguments.expect("FusedPolicy:encode", "observation", observation, "a table")
-  local map = self.fusion(observation.semantic, observation.geometric):transpose(1, 2)
-  return conditioned(self, map:reshape(map.shape[1], -1, self.o.places, self.o.places), observation)
+  local map, places = self.fusion(observation.semantic, observation.geometric):transpose(1, 2), self.o.places
+  if map.shape[3] ~= places * places then
+    arguments.fail("FusedPolicy:encode: observation: expected features of %d places, got %d", places * places,
+      map.shape[3])
+  end
+  return conditioned(self, map:reshape(map.shape[1], -1, places, places), observation)
 end
 
 --- A policy that sees pixels, by convolutions that are trained with it: the baseline, of Chi et al. 2023.
@@ -226,7 +230,11 @@ end
 function PixelPolicy:encode(observation)
   arguments.expect("PixelPolicy:encode", "observation", observation, "a table")
   arguments.expect("PixelPolicy:encode", "observation.images", observation.images, "a tensor")
-  local h = observation.images
+  local h, size = observation.images, self.o.size
+  if h.ndim ~= 4 or h.shape[2] ~= 3 or h.shape[3] ~= size or h.shape[4] ~= size then
+    arguments.fail("PixelPolicy:encode: observation.images: expected [n, 3, %d, %d], got %s", size, size,
+      arguments.describe(h))
+  end
   for i = 1, #self.convs, 2 do h = self.convs[i + 1](self.convs[i](h)):gelu() end
   return conditioned(self, h, observation)
 end

@@ -300,6 +300,7 @@ end
 ---@param name? string
 ---@return string[]
 function M.captions(items, name)
+  arguments.expect("canvas.captions", "items", items, "a list of tables")
   local list = {}
   for i, item in ipairs(items) do list[i] = canvas.caption(item, name) end
   return list

@@ -186,7 +186,12 @@ check.test("what is refused", function()
   check.fails(function() fused():encode(seen) end, "FusedPolicy:encode: observation.words: expected [n, 3]")
   check.fails(function() fused():denoise(ty.ones(3, 3, 2), ty.ones(3), ty.ones(2, 16)) end,
     "x: expected [a multiple of 2, 3, 2]")
+  check.fails(function()
+    fused():encode { semantic = ty.ones(2, 9, 6), geometric = ty.ones(2, 9, 5) }
+  end, "FusedPolicy:encode: observation: expected features of 16 places, got 9")
   check.fails(function() fusion.PixelPolicy {} end, "PixelPolicy: words: expected")
+  check.fails(function() fusion.PixelPolicy { words = 3 }:encode { images = ty.ones(1, 3, 32, 32) } end,
+    "PixelPolicy:encode: observation.images: expected [n, 3, 64, 64], got a tensor [1, 3, 32, 32]")
   check.fails(function() fusion.GeometryNet():features(ty.ones(1, 3, 32, 32)) end, "expected [n, 3, 64, 64]")
   check.fails(function() diffusion.ChunkPolicy(nn.Linear(1, 1), { execute = 9 }) end, "execute: expected at most")
   check.fails(function() diffusion.ChunkPolicy(3) end, "ChunkPolicy: network: expected a module")

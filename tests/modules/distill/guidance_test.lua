@@ -198,6 +198,8 @@ check.test("what is refused", function()
     "heads: expected a divisor of hidden, 4, got 3")
   local student = distill.GuidanceAdapters(network())
   check.fails(function() student(x, t, { labels = labels, scale = 3 }) end, "condition.scale: expected a tensor, got 3")
+  check.fails(function() student(x, t, { labels = labels, scale = ty.ones(3) }) end,
+    "GuidanceAdapters: condition.scale: expected [4], got a tensor [3]")
   check.fails(function() student(x, t) end, "condition: expected a table, got nil")
   check.fails(function() distill.guidance_loss({ student = student }, { x = x }) end, "batch.time: expected a tensor")
 end)
