@@ -4,8 +4,8 @@
  * far coarser, scales are powers of two and it is at most 1/127. Few rows are multiplied with NF4, whose levels are no
  * integers, as words (quant_nf4.h). Many rows with NF4, many with Q2_K and Q3_K where neither VNNI nor AVX2 makes
  * products of bytes (quant_tile.h), and gradients are multiplied in f32, decoded panel by panel. Many rows are
- * multiplied on the CPU's tiles where it has them (quant_tiles.c), with x rounded in the same way, but for Q2_K and Q3_K, of which both x and
- * the weights have 16 bits there. */
+ * multiplied on the CPU's tiles where it has them (quant_tiles.c), with x rounded in the same way, but for Q2_K and
+ * Q3_K, of which both x and the weights have 16 bits there. */
 #include "dequantize.h"
 #include "../matmul/gemm.h"
 #include "quant_codes.h"
@@ -142,8 +142,8 @@ static bool in_eights(ty_dtype dtype) {
 }
 
 /* Whether rows of x are many enough for quant_tile.h. With AVX2 measured at 9, 12, 16 and 32 rows, GFLOP/s of a core so
- * and by few rows at a time: q8_0 48, 64, 75, 91 to 59, 61, 63, 62; q4_0 66, 92, 104, 141 to 117, 116, 106, 116; q6_k 50,
- * 69, 79, 103 to 70, 79, 78, 80; mxfp4 63, 81, 97, 120 to 51, 62, 65, 60. */
+ * and by few rows at a time: q8_0 48, 64, 75, 91 to 59, 61, 63, 62; q4_0 66, 92, 104, 141 to 117, 116, 106, 116;
+ * q6_k 50, 69, 79, 103 to 70, 79, 78, 80; mxfp4 63, 81, 97, 120 to 51, 62, 65, 60. */
 static bool in_tiles(ty_dtype dtype, int64_t rows) {
 #if defined(TILE_256)
   if (dtype == TY_Q8_0) return rows >= 12;
