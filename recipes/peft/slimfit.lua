@@ -7,12 +7,12 @@
 --
 -- A transformer learns handwritten digits, and is then tuned to digits with rows for columns, of which it knows
 -- nothing at first; its head begins anew. Every way takes the same steps over the same pictures from the same start
--- and gets two rates, chosen by pictures apart; accuracy is that of the held-out digits. Compared are full
--- tuning, SlimFit, as many weights drawn at random in each step, and LoRA. The paper freezes nine tenths of the weights
--- and tunes for thousands of steps; in the hundreds that there are here the accuracy then stays behind, with packed
--- activations or without, so that half of them are frozen. Memory is the peak of everything while training goes on:
--- weights, gradients, moments, activations; every way releases what a layer made when the layer returns. The picture:
--- which weights (from the top: the first layer's) SlimFit trained in which step.
+-- and gets two rates, chosen by pictures apart; accuracy is that of the held-out digits. Compared are full tuning,
+-- SlimFit, as many weights drawn at random in each step, and LoRA. The paper freezes nine tenths of the weights and
+-- tunes for thousands of steps; in the hundreds that there are here half of them are frozen, since the accuracy stays
+-- behind: with three quarters and 800 steps, one seed, full tuning takes 2.1 times the memory (1.87 on the Llama) and
+-- reads 96.4 % where SlimFit reads 93.1 %. Memory is the peak of weights, gradients, moments and activations; every way
+-- releases what a layer made when it returns. The picture: which weights (from the top) SlimFit trained in which step.
 local ty = require "tycho"
 local datasets, models, zoo = require "tycho.datasets", require "tycho.models", require "tycho.zoo"
 local peft, vision = require "tycho.peft", require "tycho.vision"
