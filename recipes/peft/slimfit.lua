@@ -12,7 +12,7 @@
 -- tunes for thousands of steps; in the hundreds that there are here three quarters are frozen, and rates have to be
 -- higher for it: with 800 steps, one seed, 93.1 % at 4e-3, 94.7 % at 8e-3, less at 1.2e-2, full tuning 96.4 % at 2e-3.
 -- With half of them full tuning takes 1.74 times the memory, the peak of weights, gradients, moments and activations;
--- every way releases what a layer made when it returns. The picture: which weights (from the top) SlimFit trained in which step.
+-- every way releases what a layer made when it returns. The picture: which weights SlimFit trained in which step.
 local ty = require "tycho"
 local datasets, models, zoo = require "tycho.datasets", require "tycho.models", require "tycho.zoo"
 local peft, vision = require "tycho.peft", require "tycho.vision"
