@@ -12,8 +12,7 @@
 -- tunes for thousands of steps; in the hundreds that there are here the accuracy stays behind. With three quarters full
 -- tuning takes 2.11 times the memory (1.87 on the Llama), and SlimFit loses 5.6 points in 400 steps (rate 8e-3, three
 -- seeds); in 800 it reads 93.1 % at 4e-3, 94.7 % at 8e-3, less at 1.2e-2, full tuning 96.4 % (one seed). So it is half.
--- Memory is the peak of weights, gradients, moments and activations; every way releases what a layer made when it
--- returns. The picture: which weights (from the top: the first layer's) SlimFit trained in which step.
+-- Memory is the peak; every way releases what a layer made when it returns. The picture: what SlimFit trained when.
 local ty = require "tycho"
 local datasets, models, zoo = require "tycho.datasets", require "tycho.models", require "tycho.zoo"
 local peft, vision = require "tycho.peft", require "tycho.vision"
