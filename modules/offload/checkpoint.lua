@@ -67,7 +67,7 @@ return function(Engine)
     local undo = away and send_away(self)
     local ok, values = pcall(passing, self, ty.train.load_checkpoint, path, parts)
     if undo then undo() end
-    for _, unit in ipairs(self.optimizer and self.units or {}) do self:watch_moments(unit) end
+    for _, unit in ipairs(self.optimizer and self.units or {}) do self:watch_moments(unit.params) end
     for _, cell in pairs(self.taken or {}) do cell:forget() end -- of a checkpoint that did not fit
     self.taken = nil
     for _, cell in ipairs(self:cells "moments") do cell:drop() end

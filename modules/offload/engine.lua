@@ -132,6 +132,8 @@ function Engine.new(model, optimizer, plan)
     units = units_of(model), of = {}, here = {}, leaving = {}, parameters_at = {}, stores = {}, pools = {}, events = {},
     undo = {}, device = first.device,
     order = {}, numbers = {}, asked = {}, handed = {}, at = 0, in_flight = plan.in_flight, complete_units = {},
+    queue = {}, -- cells that the next update wants
+    lent = { bytes = 0, back = 0 }, -- moments that leave have so much beyond in_flight, less what came back since
     counters = { stalls = 0, waited = 0, forwarded = 0, shared = 0 } }, Engine)
   for _, unit in ipairs(self.units) do
     if tiered:state(unit.module) then fail("offload.engine: model: it has an engine already; close() that first") end
@@ -151,7 +153,7 @@ function Engine.new(model, optimizer, plan)
         return self:enter(unit, forward, module, ...)
       end })
     end
-    if optimizer then self:watch_moments(unit) end
+    if optimizer then self:watch_moments(unit.params) end
   end
   if rawget(model, "device") == nil then
     rawset(model, "device", function() return self.device end) -- where it computes, whatever its first parameter is
@@ -192,8 +194,8 @@ function Engine:room(fn)
   return fn()
 end
 
---- Gives free what has been written; wait: all of it.
-function Engine:settle(wait)
+--- Gives free what has been written (wait: all of it, when it is). Returns the bytes that are still leaving.
+function Engine:written(wait)
   local bytes, list, problem = 0, {}, nil
   for cell in pairs(self.leaving) do list[#list + 1] = cell end
   for _, cell in ipairs(list) do
@@ -202,12 +204,18 @@ function Engine:settle(wait)
     if self.leaving[cell] then bytes = bytes + cell.nbytes end
   end
   if problem then error(problem, 0) end
-  if bytes <= self.in_flight then return end
-  list = {}
+  return bytes
+end
+
+--- Gives free what has been written, and waits until what is under way is no more than it may be; wait: for all of it.
+function Engine:settle(wait)
+  local bytes, list = self:written(wait), {}
+  local most = self.in_flight + math.max(0, self.lent.bytes - self.lent.back)
+  if bytes <= most then return end
   for cell in pairs(self.leaving) do list[#list + 1] = cell end
   table.sort(list, function(a, b) return a.begun < b.begun end)
   for _, cell in ipairs(list) do
-    if bytes <= self.in_flight then break end
+    if bytes <= most then break end
     bytes = bytes - cell.nbytes
     cell:settle(true)
   end
@@ -337,6 +345,7 @@ end
 
 -- The hook of a leaf runs before the gradient is in its place: it is, when the next one runs.
 function Engine:complete(known)
+  self:advance()
   self:flush()
   local unit = known.unit
   unit.missing = (unit.missing or unit.wanted) - 1
@@ -374,7 +383,7 @@ local function finish(self)
   self.again = false
   self:release_handed()
   for _, unit in ipairs(self.units) do unit.missing = nil end
-  self.complete_units = {}
+  self.complete_units, self.queue, self.lent = {}, {}, { bytes = 0, back = 0 }
 end
 
 local function run_step(self, fn, ...)

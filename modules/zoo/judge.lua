@@ -216,7 +216,7 @@ function M.rows(r, make, see, width, more)
   local measured = { mean_average_precision = {}, colour = {}, place = {}, combinations = {}, subgroups = {} }
   for i, seed in ipairs(r.seeds) do
     ty.manual_seed(seed)
-    local model = scenes.shipped(r) or M.train(r, make(), see, width, seed, more)
+    local model = scenes.shipped(r, seed) or M.train(r, make(), see, width, seed, more)
     for name, value in pairs(M.measure(model, "validation", r.args.count)) do
       if measured[name] then measured[name][i] = value end
     end

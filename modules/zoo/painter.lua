@@ -458,7 +458,7 @@ function M.rows(r, name, make, scheduler, training)
   end
   for i, seed in ipairs(r.seeds) do
     ty.manual_seed(seed)
-    local shipped = scenes.shipped(r, hub.pipeline)
+    local shipped = scenes.shipped(r, seed, hub.pipeline)
     local painter = shipped and diffusion.TextToImage(shipped)
       or M.train(r, name, make():to(r.device), scheduler, seed, training)
     local of_drawn, of_real, pictures = M.measure(r, painter, "validation", r.args.count)

@@ -143,21 +143,20 @@ function M.folder(r, seed) return r:path("seed" .. (seed or r.seeds[1]) .. "/mod
 ---@return Tensor
 function M.pictures(image) return image:to "f32" / 127.5 - 1 end
 
---- The model that ships, where --base names the folder zoo/ (then it is measured and not trained again, as a record of
--- it wants); nil where --base says nothing. read: of hub, hub.load by default.
+--- The model that ships as that of the first seed, where --base names the folder zoo/: it is measured and not trained
+-- again, and other seeds are trained beside it. nil for these and where --base says nothing. read: of hub, hub.load by
+-- default.
 ---@param r Recipe
+---@param seed integer
 ---@param read? fun(folder: string, options: table): Module|Pipeline
 ---@return Module|Pipeline|nil
-function M.shipped(r, read)
-  if r.args.base == "" then return nil end
+function M.shipped(r, seed, read)
+  if r.args.base == "" or seed ~= r.seeds[1] then return nil end
   local folder = r:base(r.name:match "[^/]+$")
   if not ty.io.exists(folder .. "/checksums.json") then
     arguments.fail("%s: --base: expected a folder zoo/ with this recipe's model, got %s", r.name, r.args.base)
   end
-  if #r.seeds > 1 then
-    arguments.fail("%s: --base: expected --seeds 1 beside it, since one model ships, got %d", r.name, #r.seeds)
-  end
-  r:say("measures the model in %s", folder)
+  r:say("seed %d: measures the model in %s", seed, folder)
   return (read or hub.load)(folder, { dtype = "f32", device = r.device })
 end
 

@@ -11,9 +11,9 @@
 -- the bytes that the kernel moved for the process (/proc/self/io) against the engine's count. Weights and tokens are
 -- random: what is measured is the step. The run in memory has the same arithmetic and no limits; where the machine has
 -- not the memory for it, the rows that need it are said not to be judged. The limit is the larger of two times: that of
--- the step's operations, as the meta device counts them, at the rate of a bf16 product of a layer's shape, and that of
--- the step's bytes at the rate at which the disk reads and writes at once. The first step, which makes the moments and
--- the file, is not timed.
+-- the step's operations, as the meta device counts them, at the rate of a bf16 product of a layer's shape (the median of
+-- what it is after each step, since a machine's speed changes), and that of the step's bytes at the rate at which the
+-- disk reads and writes at once. The first step, which makes the moments and the file, is not timed.
 local ty = require "tycho"
 local models = require "tycho.models"
 local offload = require "tycho.offload"
@@ -64,13 +64,26 @@ end
 
 local function watch(step, loss, seconds) r:say("  step %d: loss %.4f, %.2f s", step, loss, seconds) end
 
+-- Seconds of a product of a layer.
+local function product(shape)
+  local n, m = table.unpack(shape.layer)
+  local x, w = ty.randn(shape.tokens, n):to "bf16", ty.randn(m, n):to "bf16"
+  local best = math.huge
+  for _ = 1, 6 do best = math.min(best, r:clock(function() ty.linear(x, w) end)) end
+  return best
+end
+
 local function offloaded(shape, limit)
   local model, optimizer = setup(shape)
   local engine = offload.engine(model, optimizer, { moments = "file", activations = "file", file = r.out,
     policy = offload.fuyou { activations = "swap" } })
+  local products = {}
   local got = offload.trial(a.steps, function(step) return engine:step(loss_of, model, shape, step) end,
-    { engine = engine, budget = limit, watch = watch })
-  got.parameters = model:count_parameters()
+    { engine = engine, budget = limit, watch = function(step, ...)
+      watch(step, ...)
+      products[step] = product(shape)
+    end })
+  got.product, got.parameters = ty.stats.median(products), model:count_parameters()
   if limit then engine:trace(r:path "timeline.json") end
   engine:close { discard = true }
   return got
@@ -87,17 +100,14 @@ local function in_memory(shape, parameters)
   end, { watch = watch })
 end
 
--- Seconds of the step's operations at the rate of a product of a layer.
-local function computing(shape)
+-- Seconds of the step's operations, when a product of a layer takes so long, and the operations of a second.
+local function computing(shape, seconds)
   local seen = ty.profile.foresee(function(device)
     local model = nn.with_defaults({ dtype = "bf16", device = device }, shape.make)
     loss_of(model, shape, 1, device):backward()
   end)
-  local n, m = table.unpack(shape.layer)
-  local x, w = ty.randn(shape.tokens, n):to "bf16", ty.randn(m, n):to "bf16"
-  local best = math.huge
-  for _ = 1, 6 do best = math.min(best, r:clock(function() ty.linear(x, w) end)) end
-  return seen.products * best / (2 * shape.tokens * n * m), 2e-9 * shape.tokens * n * m / best
+  local operations = 2 * shape.tokens * shape.layer[1] * shape.layer[2]
+  return seen.products * seconds / operations, operations / seconds / 1e9
 end
 
 local rows = {}
@@ -112,7 +122,7 @@ for _, name in ipairs { "llama", "gpt2" } do
     r:clean "cpu"
     local plain = in_memory(shape, ours.parameters)
     r:clean "cpu"
-    local compute, rate = computing(shape)
+    local compute, rate = computing(shape, ours.product)
     local limit = math.max(compute, ours.step / disk.both)
     r:say("%s: %.1f million parameters; a step %.2f s, of which %.2f s waited; %.2f GB moved in a step, %.2f s at the "
       .. "disk's rate; operations %.2f s at %.1f GFLOPS; counted %.2f GB, resident %.2f GB", name,

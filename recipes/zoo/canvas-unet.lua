@@ -13,7 +13,7 @@ local ty = require "tycho"
 local datasets, diffusion = require "tycho.datasets", require "tycho.diffusion"
 local hub, zoo = require "tycho.hub", require "tycho.zoo"
 
-local r = ty.recipe.declare { seeds = 1, recorded_seeds = 1, args = {
+local r = ty.recipe.declare { seeds = 1, recorded_seeds = 2, base = true, args = {
   { "steps", 6000, "training steps", quick = 2 },
   { "batch", 32, "pictures of a step", quick = 4 },
   { "lr", 0.03, "peak learning rate of matrices" },
@@ -45,8 +45,8 @@ local function note(i, name, shares)
   end
 end
 
-for i, seed in ipairs(r.seeds) do
-  ty.manual_seed(seed)
+-- Trains a painter of canvases.
+local function train(seed)
   local painter = zoo.canvas.painter { widths = r.quick and { 8, 8 } or nil, text = r.quick and 16 or 64,
     device = r.device }
   r:say("seed %d: %d parameters", seed,
@@ -62,6 +62,13 @@ for i, seed in ipairs(r.seeds) do
       return {}
     end })
   hub.save_pipeline(folder .. "/model", painter.pipeline)
+  return painter
+end
+
+for i, seed in ipairs(r.seeds) do
+  ty.manual_seed(seed)
+  local shipped = zoo.scenes.shipped(r, seed, hub.pipeline)
+  local painter = shipped and diffusion.TextToImage(shipped) or train(seed)
   local shares, real, pictures = measure(painter, "validation", 0, args.count)
   note(i, "drawn", shares)
   note(i, "real", real)

@@ -9,10 +9,10 @@
 -- new, since scene-clip has never read of things that move. The judge is a small residual network over frames, with
 -- clips and a seed of its own; what it makes of real clips stands beside what it makes of drawn ones.
 local ty = require "tycho"
-local zoo = require "tycho.zoo"
+local diffusion, hub, zoo = require "tycho.diffusion", require "tycho.hub", require "tycho.zoo"
 local clips, scenes = zoo.clips, zoo.scenes
 
-local r = ty.recipe.declare { seeds = 2, recorded_seeds = 1,
+local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = scenes.arguments({ steps = 4000, batch = 32, lr = 0.02, every = 500, count = 400, quick = 4,
     quick_count = 8 }, {
     { "clips", 16000, "that are trained on", quick = 8 },
@@ -47,6 +47,19 @@ local function measure(painter, split, count, first)
     first = first })
 end
 
+-- Trains a painter of clips.
+local function train(seed)
+  local painter = clips.painter { width = args.width, layers = args.layers, inner = 2 * args.width,
+    captions = r.quick and 100 or 4000, words = r.quick and 500 or 768, device = r.device }
+  local set = clips.data(r:path(("latents-%d.safetensors"):format(args.clips)), painter, args.clips)
+  clips.fit(r, painter, set, seed, function(step)
+    local found = measure(painter, "validation", math.min(60, args.count), args.count) -- clips that are not counted
+    r:say("step %d: the law that captions ask for is seen in %.3f", step, found.law)
+    return { law = found.law }
+  end)
+  return painter
+end
+
 local drawn, real, combinations = {}, {}, {}
 local function note(list, i, shares)
   for law, share in pairs(shares) do
@@ -57,14 +70,8 @@ end
 
 for i, seed in ipairs(r.seeds) do
   ty.manual_seed(seed)
-  local painter = clips.painter { width = args.width, layers = args.layers, inner = 2 * args.width,
-    captions = r.quick and 100 or 4000, words = r.quick and 500 or 768, device = r.device }
-  local set = clips.data(r:path(("latents-%d.safetensors"):format(args.clips)), painter, args.clips)
-  clips.fit(r, painter, set, seed, function(step)
-    local found = measure(painter, "validation", math.min(60, args.count), args.count) -- clips that are not counted
-    r:say("step %d: the law that captions ask for is seen in %.3f", step, found.law)
-    return { law = found.law }
-  end)
+  local shipped = scenes.shipped(r, seed, hub.pipeline)
+  local painter = shipped and diffusion.TextToImage(shipped) or train(seed)
   local of_drawn, of_real, video = measure(painter, "validation", args.count)
   note(drawn, i, of_drawn)
   note(real, i, of_real)

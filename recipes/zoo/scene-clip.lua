@@ -69,7 +69,7 @@ end
 
 local captions, pictures, combinations = {}, {}, {}
 for i, seed in ipairs(r.seeds) do
-  local model = scenes.shipped(r) or train(seed)
+  local model = scenes.shipped(r, seed) or train(seed)
   local found = recall(model, validation)
   captions[i], pictures[i] = found.captions, found.pictures
   combinations[i] = recall(model, unseen).captions

@@ -88,7 +88,7 @@ end
 
 local seen, new = {}, {}
 for i, seed in ipairs(r.seeds) do
-  local model = scenes.shipped(r) or train(seed)
+  local model = scenes.shipped(r, seed) or train(seed)
   seen[i] = autoencoder.psnr(model, validation, measured)
   new[i] = autoencoder.psnr(model, unseen, measured)
   if i == 1 then sheet(model, r:picture "scene-vae.png") end

@@ -9,7 +9,8 @@
 #ifdef TY_HAVE_URING
 #include <liburing.h>
 
-enum { DEPTH = 64 };
+/* Of 4 MiB each: what a layer brings at once. What does not fit waits until the program calls again. */
+enum { DEPTH = 256 };
 
 typedef struct ty_tier_ring {
   ty_tier *tier;

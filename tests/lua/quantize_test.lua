@@ -219,7 +219,7 @@ test("products: groups of very small and large numbers, weights of zeros, far fr
         end
         ok(within(y, 0, rows), ("%s %s x %g"):format(dtype, what, xs[#xs]))
         ok(within(few, 0, 3), ("%s %s x %g, few rows"):format(dtype, what, xs[#xs]))
-        -- without the integer products of AVX-512, many rows on these two are multiplied in f32
+        -- without VNNI or AVX2, many rows on these two are multiplied in f32
         if dtype ~= "q2_k" and dtype ~= "q3_k" then
           check.close((few - y["0:3"]):abs():max():item() / y:abs():max():item(), 0, 1e-5, "few rows")
         end
@@ -234,6 +234,47 @@ test("products: groups of very small and large numbers, weights of zeros, far fr
     local y = ty.linear(ty.randn(90, 512), w:to(dtype))
     ok(not y[":, 3"]:isfinite():any():item(), dtype .. " NaN in a weight")
     ok(y[":, 4:40"]:isfinite():all():item(), dtype .. " other weights")
+  end
+end)
+
+test("products: codes at their ends, rows that fill no tile, numbers that are wholes", function()
+  -- all bytes of x and of W alike and at their ends: sums of products are the largest there are
+  local function q8(n, k, code, halves)
+    local blocks = {}
+    for i = 1, n * k // 32 do
+      blocks[i] = string.pack("<I2", halves[i % #halves + 1]) .. string.char(code(i) & 255):rep(32)
+    end
+    return from(table.concat(blocks), "q8_0", { n, k })
+  end
+  local one, tiny, huge = 0x3c00, 0x0001, 0x7bff -- of f16
+  for _, rows in ipairs { 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 21, 90, 97 } do
+    for _, size in ipairs { { 17, 256 }, { 5, 288 }, { 33, 96 } } do
+      local n, k = table.unpack(size)
+      for _, codes in ipairs { { -128, -128 }, { 127, -128 }, { -127, 127 }, { -128, 0 } } do
+        local w = q8(n, k, function(i) return codes[i % 2 + 1] end, { one })
+        for _, sign in ipairs { 1, -1 } do
+          local x = ty.ones(rows, k) * (127 * sign)
+          ok(ty.linear(x, w):eq(ty.matmul(x, w:to "f32":transpose(0, 1))):all():item(), "codes at their ends")
+        end
+      end
+      local w = q8(n, k, function(i) return i * 37 % 256 - 128 end, { one, tiny, huge })
+      local x = ty.ones(rows, k) * 127
+      x[":, 32:64"]:fill_(0) -- a group of zeros
+      local exact = ty.linear(x:to "f64", w:to "f64")
+      local most = ty.linear(x:abs():to "f64", w:to "f64":abs()):max():item()
+      check.close((ty.linear(x, w):to "f64" - exact):abs():max():item() / most, 0, 4e-6, "scales at their ends")
+    end
+  end
+  ty.manual_seed(12)
+  for dtype, block in pairs { q4_0 = 32, q2_k = 256, q3_k = 256, q4_k = 256, q6_k = 256, mxfp4 = 32, nvfp4 = 64 } do
+    for _, rows in ipairs { 9, 21, 25, 98 } do -- x of wholes, each group with 127: its rounding loses nothing
+      local k = block == 256 and 512 or 320
+      local x = ty.ones(rows, k) * 127
+      local w = (ty.randn(19, k):sign() * 0.25):to(dtype)
+      local exact = ty.linear(x:to "f64", w:to "f64")
+      local most = ty.linear(x:abs():to "f64", w:to "f64":abs()):max():item()
+      check.close((ty.linear(x, w):to "f64" - exact):abs():max():item() / most, 0, 4e-6, dtype)
+    end
   end
 end)
 

@@ -2,10 +2,10 @@
  * Rows of x are rounded to bytes with a scale for each 32 elements, so that the products are of integers; the error is
  * that of the rounding, at most 1/254 of the largest |x| of each group; with weights of 4 bits, whose own rounding is
  * far coarser, scales are powers of two and it is at most 1/127. Few rows are multiplied with NF4, whose levels are no
- * integers, as words (quant_nf4.h). Many rows with NF4, many with Q2_K and Q3_K where there are no instructions for
- * products of bytes, and gradients are multiplied in f32, decoded panel by panel. Many rows are multiplied on the CPU's
- * tiles where it has them (quant_tiles.c), with x rounded in the same way, but for Q2_K and Q3_K, of which both x and
- * the weights have 16 bits there. */
+ * integers, as words (quant_nf4.h). Many rows with NF4, many with Q2_K and Q3_K where neither VNNI nor AVX2 makes
+ * products of bytes (quant_tile.h), and gradients are multiplied in f32, decoded panel by panel. Many rows are
+ * multiplied on the CPU's tiles where it has them (quant_tiles.c), with x rounded in the same way, but for Q2_K and
+ * Q3_K, of which both x and the weights have 16 bits there. */
 #include "dequantize.h"
 #include "../matmul/gemm.h"
 #include "quant_codes.h"
@@ -14,12 +14,17 @@
 #include "../transpose.h"
 
 enum {
-  FEW = 8,      /* rows of x for which decoding W is most of the work */
-  AHEAD = 4096, /* bytes: W then comes from memory, row after row */
-  NEAR = 16384, /* bytes of x that stay in the first cache beside W */
-  GROUP = 32,   /* rows of W for each part of x where it has more */
-  PUT = 4       /* rows of W whose sums are added up at a time */
+  FEW = 8,                        /* rows of x for which decoding W is most of the work */
+  AHEAD = 4096,                   /* bytes: W then comes from memory, row after row */
+  NEAR = 16384,                   /* bytes of x that stay in the first cache beside W */
+  GROUP = 32,                     /* rows of W for each part of x where it has more */
+  PUT = 4,                        /* rows of W whose sums are added up at a time */
+  TILE_ROWS = TY_VECTOR_BYTES / 8 /* of x, for quant_tile.h */
 };
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define TILE_256 /* quant_tile_256.h */
+#endif
 
 typedef struct product {
   ty_dtype dtype;
@@ -90,6 +95,9 @@ static inline void put(const product *p, int64_t rows, int64_t j, int64_t n, boo
 #if defined(__AVX2__)
 #include "quant_eights.h"
 #endif
+#if defined(TILE_256)
+#include "quant_tile.h"
+#endif
 
 /* ---- rows of x as bytes ---- */
 
@@ -133,12 +141,25 @@ static bool in_eights(ty_dtype dtype) {
 #endif
 }
 
+/* Whether rows of x are many enough for quant_tile.h. With AVX2 measured at 9, 12, 16 and 32 rows, GFLOP/s of a core so
+ * and by few rows at a time: q8_0 48, 64, 75, 91 to 59, 61, 63, 62; q4_0 66, 92, 104, 141 to 117, 116, 106, 116;
+ * q6_k 50, 69, 79, 103 to 70, 79, 78, 80; mxfp4 63, 81, 97, 120 to 51, 62, 65, 60. */
+static bool in_tiles(ty_dtype dtype, int64_t rows) {
+#if defined(TILE_256)
+  if (dtype == TY_Q8_0) return rows >= 12;
+  if (dtype == TY_Q6_K) return rows >= 20;
+  return rows > (in_eights(dtype) ? 3 * FEW : FEW);
+#else
+  (void)dtype;
+  return rows > FEW && has_vnni();
+#endif
+}
+
 /* Whether products of bytes are the faster way: without instructions for them, and without a kernel for its format,
- * many rows are better off with a weight that is decoded to f32 once for them all. Measured with AVX2 at 64 rows (q8_0
- * 50 to 64 GFLOP/s of a core, nvfp4 39 to 52, mxfp4 65 to 54) and at 256 (43 to 79, 35 to 72, 44 to 76). */
+ * many rows are better off with a weight that is decoded to f32 once for them all. */
 static bool better_by_codes(ty_dtype dtype, int64_t rows) {
   enum { MANY = 96 };
-  return rows < MANY || in_eights(dtype) || has_vnni();
+  return rows < MANY || in_eights(dtype) || in_tiles(dtype, rows);
 }
 
 static bool by_codes(product *p) {
@@ -150,19 +171,23 @@ static bool by_codes(product *p) {
     rest.plain += FEW * k, rest.y += FEW * p->n;
     return by_codes(&head) && by_codes(&rest);
   }
-  bool tiles = vnni && p->rows > FEW, lines = vnni && !tiles;
+  bool tiles = in_tiles(p->dtype, p->rows), lines = vnni && !tiles;
   coded c = { .k = k, .dtype = p->dtype, .group = code_group(p->dtype), .zero = code_zero(p->dtype), .lines = lines };
   c.mins = p->dtype == TY_Q4_K || p->dtype == TY_Q2_K;
-  c.eights = !vnni && in_eights(p->dtype);
+  c.eights = !tiles && !vnni && in_eights(p->dtype);
   c.power = p->dtype == TY_Q4_0 || p->dtype == TY_Q4_K;
-  c.rows = tiles ? (p->rows + 7) / 8 * 8 : p->rows;
+  c.rows = tiles ? (p->rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : p->rows;
   c.block = tiles ? 256 : lines ? LINE : c.eights ? EIGHT : k;
   size_t bytes = code(p, &c);
   if (!bytes) return false;
   int64_t grain = 1 + 65536 / k / p->rows;
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(TILE_256)
   if (tiles) ty_parallel_for((p->n + TILE_COLUMNS - 1) / TILE_COLUMNS, 1 + grain / TILE_COLUMNS, tile_panels, p);
-  else if (lines) ty_parallel_for(p->n, grain, few_rows, p);
+  else
+#endif
+#if defined(__AVX512F__)
+      if (lines)
+    ty_parallel_for(p->n, grain, few_rows, p);
   else
 #endif
 #if defined(__AVX2__)
@@ -254,7 +279,7 @@ bool TY_KERNEL(linear_quantized)(const ty_kernel_args *k) {
                 .y = out->data };
   bool ok;
   if (by_tiles(&p, &ok)) return ok;
-  const bool low = low_bits(dtype) && !has_vnni();
+  const bool low = low_bits(dtype) && !has_vnni() && !in_tiles(dtype, rows);
   if (dtype != TY_NF4 && !low && columns > 0 && better_by_codes(dtype, rows)) return by_codes(&p);
 #if defined(__AVX2__)
   if (low && rows <= FEW && columns > 0) return by_low_codes(&p);

@@ -64,6 +64,43 @@ check.test("the numbers of steps after the backward pass", function()
   end
 end)
 
+check.test("moments come as those before them are written, in the same room", function()
+  local losses = train(llama(false))
+  for _, slow in ipairs { false, true } do
+    local model = llama(false)
+    local planned = plan("host", { activations = "swap" })
+    planned.parameters, planned.in_flight, planned.moments = "device", 8192, "file"
+    local engine = offload.engine(model, optim.AdamW(model, { lr = 1e-2 }), planned)
+    local store, largest, most, early = engine.stores.file, 0, 0, 0
+    for _, unit in ipairs(engine.units) do
+      local bytes = 0
+      for _, p in ipairs(unit.params) do bytes = bytes + 2 * p:nbytes() end
+      largest = math.max(largest, bytes)
+    end
+    if slow then
+      function store.done() return false end -- a disk that is never ready before somebody waits for it
+    else
+      function store.done(self, transfer) return true end -- and one that is
+    end
+    local advance = engine.advance
+    function engine.advance(self)
+      advance(self)
+      local bytes, coming = 0, 0
+      for _, known in pairs(self.of) do
+        for _, cell in pairs(known.moments) do
+          bytes = bytes + (cell.state == "away" and 0 or cell.nbytes)
+          coming = coming + (cell.state == "coming" and cell.nbytes or 0)
+        end
+      end
+      most, early = math.max(most, bytes), math.max(early, coming)
+    end
+    for i = 1, 4 do check.equal(engine:step(loss_of, model, i), losses[i]) end
+    check.ok(most <= largest + planned.in_flight, ("%d bytes of moments, of %d"):format(most, largest))
+    check.ok(early > 0 and (slow or early > largest // 2), early .. " bytes on their way")
+    engine:close()
+  end
+end)
+
 check.test("units step while the backward pass goes on", function()
   local model = llama(false)
   local planned = plan "host"
