@@ -11,8 +11,8 @@
 -- Compared are CE-SSL, LoRA, full tuning, LoRA with FixMatch (a strongly disturbed record is to be judged as a
 -- slightly disturbed one, where that is certain), and the base with norms that have seen the new source. As in the
 -- paper's code LoRA and CE-SSL train biases and the last layer as well. The figure is the mean average precision of
--- eight findings in records never seen; macro-F1 and seconds beside it. In the picture records with what CE-SSL says
--- they show.
+-- eight findings in records never seen, where CE-SSL is no better: 0.839, LoRA 0.840, full tuning 0.845, FixMatch
+-- 0.854, within 0.007 by seeds; its macro-F1 is, 0.759 against 0.736 and 0.740. In the picture what it says of records.
 local ty = require "tycho"
 local datasets, models, peft = require "tycho.datasets", require "tycho.models", require "tycho.peft"
 local vision = require "tycho.vision"

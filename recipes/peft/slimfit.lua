@@ -7,12 +7,12 @@
 --
 -- A transformer learns handwritten digits, and is then tuned to digits with rows for columns, of which it knows
 -- nothing at first; its head begins anew. Every way takes the same steps over the same pictures from the same start
--- and gets two rates, chosen by pictures apart; accuracy is that of the held-out digits. Compared are full
--- tuning, SlimFit, as many weights drawn at random in each step, and LoRA. The paper freezes nine tenths of the weights
--- and tunes for thousands of steps; in the hundreds that there are here the accuracy then stays behind, with packed
--- activations or without, so that half of them are frozen. Memory is the peak of everything while training goes on:
--- weights, gradients, moments, activations; every way releases what a layer made when the layer returns. The picture:
--- which weights (from the top: the first layer's) SlimFit trained in which step.
+-- and gets two rates, chosen by pictures apart; accuracy is that of the held-out digits. Compared are full tuning,
+-- SlimFit, as many weights drawn at random in each step, and LoRA. The paper freezes nine tenths of the weights and
+-- tunes for thousands of steps; in the hundreds that there are here the accuracy stays behind. With three quarters full
+-- tuning takes 2.11 times the memory (1.87 on the Llama), and SlimFit loses 5.6 points in 400 steps (rate 8e-3, three
+-- seeds); in 800 it reads 93.1 % at 4e-3, 94.7 % at 8e-3, less at 1.2e-2, full tuning 96.4 % (one seed). So it is half.
+-- Memory is the peak; every way releases what a layer made when it returns. The picture: what SlimFit trained when.
 local ty = require "tycho"
 local datasets, models, zoo = require "tycho.datasets", require "tycho.models", require "tycho.zoo"
 local peft, vision = require "tycho.peft", require "tycho.vision"

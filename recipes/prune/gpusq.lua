@@ -11,6 +11,10 @@
 -- steps stands beside. With 8 bits there is one scale for a weight, with 4 one for each output. Bytes are those of all
 -- tensors of the file, the patches' kernel and the positions with 8 bits and not 2:4, biases and norms in half
 -- precision. Accuracy is that of the deployed model, which multiplies packed integers.
+--
+-- The teacher holds its pupil back where it has not learnt all it could: the dense model gains by going on. With
+-- --base-steps 4000 (one seed) the base reads 98.26 % in place of 96.81, 4 bits 97.78, labels alone 97.92 and dense
+-- weights of equal bytes 97.99: 2 and 3 of 1,440 pages behind, in place of 7 and 8.
 local ty = require "tycho"
 local prune, vision = require "tycho.prune", require "tycho.vision"
 local put = ty.stats.put

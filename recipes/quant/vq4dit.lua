@@ -9,9 +9,10 @@
 -- small as this it is much. Rounding to nearest has searched ranges, and so has GPTQ, which sees the same calls of the
 -- network as VQ4DiT calibrates on: those of a sampler that begins with noise, for captions of the training part. Beside
 -- them stand k-means alone and the codebook calibrated without assignments, as many steps. Ratios begin by distance:
--- where all are the same in the begin, so few steps leave about half of the assignments to chance. All draw the same
+-- where all are the same at first, so few steps leave about half of the assignments to chance. All draw the same
 -- prompts of the validation part from the same noise; PSNR is to what the whole model draws. A seed changes prompts'
--- noise, the calls, and where k-means begins.
+-- noise, the calls, and where k-means begins. 40 steps are too few: with --calibration 160 and the first seed VQ4DiT
+-- comes to 20.4 dB (17.1 with 40), the codebook alone to 17.7; GPTQ, which has no steps, has 18.7.
 local ty = require "tycho"
 local quant, zoo = require "tycho.quant", require "tycho.zoo"
 local gptq, vector = quant.gptq, quant.vector
