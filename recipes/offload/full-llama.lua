@@ -11,9 +11,9 @@
 -- the bytes that the kernel moved for the process (/proc/self/io) against the engine's count. Weights and tokens are
 -- random: what is measured is the step. The run in memory has the same arithmetic and no limits; where the machine has
 -- not the memory for it, the rows that need it are said not to be judged. The limit is the larger of two times: that of
--- the step's operations, as the meta device counts them, at the rate of a bf16 product of a layer's shape (the median of
--- what it is after each step, since a machine's speed changes), and that of the step's bytes at the rate at which the
--- disk reads and writes at once. The first step, which makes the moments and the file, is not timed.
+-- the step's operations, as the meta device counts them, at the rate of a bf16 product of a layer's shape (the median
+-- of what it is after each step, since a machine's speed changes), and that of the step's bytes at the rate at which
+-- the disk reads and writes at once. The first step, which makes the moments and the file, is not timed.
 local ty = require "tycho"
 local models = require "tycho.models"
 local offload = require "tycho.offload"

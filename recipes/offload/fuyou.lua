@@ -11,8 +11,9 @@
 -- computing and the disk take equally long; few tokens bring a fast disk near there, many make computing all of it. The
 -- claim is judged at the first number of tokens, and the others are in the metrics and the picture. There is one core,
 -- which steps the optimizer as well: the paper has a second processor for that. The fastest of some rounds counts,
--- since what else the machine does only ever slows one down. Losses and parameters are compared with the run in memory,
--- to the last bit.
+-- since what else the machine does only ever slows one down. Missed: 1.4 to 1.6 times with 64 tokens, 1.7 with 128: the
+-- disk takes nearly all of its time then, 2.6 GB/s, where reading and writing at once alone give 3.3, with which it
+-- would be 2.1 times. Losses and parameters are compared with the run in memory, to the last bit.
 local ty = require "tycho"
 local llm = require "tycho.llm"
 local offload = require "tycho.offload"
