@@ -2,7 +2,7 @@
 -- claim: nearer to the pictures of the whole model than uniform 2-bit quantization of at least as many stored bits
 -- system: VQ4DiT on the zoo's scene-dit: codewords of 4 weights, two candidates for each vector, no data
 -- paper: Deng et al. 2025, "VQ4DiT: Efficient Post-Training Vector Quantization for Diffusion Transformers"
--- time: 4 minutes on one CPU core
+-- time: 12 minutes on one CPU core
 --
 -- All quantize the linear layers of the blocks and nothing else. Uniform grids have the largest groups with which they
 -- take no fewer bits than the codes with their codebooks: what a layer's own codebook takes counts, and in a network as
@@ -11,8 +11,8 @@
 -- them stand k-means alone and the codebook calibrated without assignments, as many steps. Ratios begin by distance:
 -- where all are the same at first, so few steps leave about half of the assignments to chance. All draw the same
 -- prompts of the validation part from the same noise; PSNR is to what the whole model draws. A seed changes prompts'
--- noise, the calls, and where k-means begins. 40 steps are too few: with --calibration 160 and the first seed VQ4DiT
--- comes to 20.4 dB (17.1 with 40), the codebook alone to 17.7; GPTQ, which has no steps, has 18.7.
+-- noise, the calls, and where k-means begins. 40 steps are too few: with the first seed VQ4DiT comes to 17.1 dB then,
+-- with 160 to 20.4, the codebook alone to 17.7; GPTQ, which has no steps, has 18.7.
 local ty = require "tycho"
 local quant, zoo = require "tycho.quant", require "tycho.zoo"
 local gptq, vector = quant.gptq, quant.vector
@@ -25,7 +25,7 @@ local r = ty.recipe.declare {
     { "count", 12, "prompts for each seed", quick = 2 },
     { "scale", 4.0, "of guidance" },
     { "prompts", 8, "that calls are made with", quick = 1 },
-    { "calibration", 40, "steps of calibration", quick = 1 },
+    { "calibration", 160, "steps of calibration", quick = 1 },
     { "codewords", 256, "of a layer", quick = 16 },
     { "candidates", 2, "for each vector" },
     { "start", "distance", "ratios in the begin: by distance or even", choices = { "distance", "even" } },
