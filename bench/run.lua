@@ -4,7 +4,7 @@
 --     ./run bench gemm conv/resnet       the items whose names begin so
 --     ./run bench --show [NAME ...]      the table of what was saved last on a CPU like this one
 --     ./run bench --of amd-epyc [NAME ...]   the same of another machine in bench/results
---     options: --list  --quick (fewer rounds)  --threads 1,2  --rounds N  --no-peer  --no-save
+--     options: --help  --list  --quick (fewer rounds)  --threads 1,2  --rounds N  --no-peer  --no-save
 --              --eager (the peer without torch.compile, which takes long to compile: for a first look)
 --              --processor (one thread, times of the processor, without limits and verdicts: for a machine that others
 --              use as well; what is saved says so)
@@ -34,7 +34,8 @@ while arg[i] do
     i = i + 1
     return arg[i] or stop("%s: expected a value, got none", word)
   end
-  if word == "--list" then options.list = true
+  if word == "--help" or word == "-h" then command_line.help(arg[0])
+  elseif word == "--list" then options.list = true
   elseif word == "--show" then options.show = true
   elseif word == "--quick" then options.rounds, options.target, options.quick = 3, 0.02, true
   elseif word == "--eager" then options.eager = true

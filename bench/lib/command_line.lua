@@ -8,6 +8,19 @@ function command_line.stop(text, ...)
   os.exit(2, true)
 end
 
+--- Prints what the head of a program says of its use, to the end of the paragraph with its options, and ends it.
+---@param path string  the program's file
+function command_line.help(path)
+  local options = false
+  for line in io.lines(path) do
+    local text = line:match "^%-%-%-? ?(.*)"
+    options = options or text and text:find("options:", 1, true)
+    if not text or options and text == "" then break end
+    print(text)
+  end
+  os.exit(0, true)
+end
+
 --- Whether a name begins with one of the prefixes; every name does without prefixes.
 ---@param prefixes string[]
 ---@param name string
