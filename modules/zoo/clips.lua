@@ -7,6 +7,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local datasets = require "tycho.datasets"
 local diffusion = require "tycho.diffusion"
+local drawing_judge = require "tycho.zoo.drawing_judge"
 local models = require "tycho.models"
 local painter = require "tycho.zoo.painter"
 local scenes = require "tycho.zoo.scenes"
@@ -103,8 +104,9 @@ function M.judge_network(channels)
   return models.ResNet3d { classes = #M.laws, channels = channels, blocks = blocks, small = true }
 end
 
---- Trains a judge on training clips that no painter sees (of another seed). options: batch (32), seed (0), and those of
--- train.fit.
+--- Trains a judge on training clips that no painter sees (of another seed), most of them disturbed as drawing leaves
+-- clips: one that knew clean clips alone took constant speed for bouncing where latents had a tenth of noise, which
+-- hides no motion from an eye. options: batch (32), seed (0), and those of train.fit.
 ---@param network Module
 ---@param options table
 ---@return Module
@@ -114,7 +116,7 @@ function M.train_judge(network, options)
   local loader = ty.data.DataLoader(M.set("training", { "video", "law" }, { seed = o.seed + 1000 }), {
     batch_size = o.batch, shuffle = true, seed = o.seed, drop_last = true, device = network:device() })
   local fit = { lr = 3e-3, weight_decay = 0.02, final = 0.02, quiet = true, title = "judge", loss = function(m, batch)
-    return nn.cross_entropy(m(seen(batch.video)), batch.law)
+    return nn.cross_entropy(m(drawing_judge.disturb(seen(batch.video))), batch.law)
   end }
   for key, value in pairs(o) do
     if key ~= "batch" and key ~= "seed" then fit[key] = value end

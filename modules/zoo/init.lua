@@ -17,6 +17,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   chapters = "tycho.zoo.chapters",
   scenes = "tycho.zoo.scenes",
   judge = "tycho.zoo.judge",
+  drawing_judge = "tycho.zoo.drawing_judge",
   painter = "tycho.zoo.painter",
   crops = "tycho.zoo.crops",
   answerer = "tycho.zoo.answerer",

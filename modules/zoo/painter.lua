@@ -5,12 +5,12 @@ local ty = require "tycho"
 local crops = require "tycho.zoo.crops"
 local datasets = require "tycho.datasets"
 local diffusion = require "tycho.diffusion"
+local drawing_judge = require "tycho.zoo.drawing_judge"
 local hub = require "tycho.hub"
 local judge = require "tycho.zoo.judge"
 local models = require "tycho.models"
 local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
-local vision = require "tycho.vision"
 local vlm = require "tycho.vlm"
 
 local nn = ty.nn
@@ -32,7 +32,7 @@ function M.arguments(own, more)
     { "length", 24, "tokens of a caption" },
     { "guidance", own.guidance or 4.0, "scale of classifier-free guidance in drawing" },
     { "drawing_steps", 20, "steps of drawing", quick = 2 },
-    { "judge", "scene-resnet", "model of the zoo that judges" },
+    { "judge_steps", 800, "steps in which scene-resnet is tuned to judge what is drawn", quick = 2 },
   }
   table.move(more or {}, 1, #(more or {}), #list + 1, list)
   return scenes.arguments(own, list)
@@ -72,8 +72,8 @@ local function listed(argument)
 end
 
 -- The scenes of a split that the network is made for.
-local function set_of(args, split, fields)
-  return scenes.set(split, fields, { objects = { 1, args.most }, rotation = args.rotation,
+local function set_of(args, split, fields, seed)
+  return scenes.set(split, fields, { objects = { 1, args.most }, rotation = args.rotation, seed = seed,
     backgrounds = listed(args.backgrounds), objects_of = listed(args.kinds) })
 end
 
@@ -135,22 +135,45 @@ local function ships(model)
   return false
 end
 
--- What is found in pictures of what captions ask for: by the judge, if it ships, shares by kind; by CLIP the share of
--- pictures whose caption is the right one among a hundred.
+-- The judge of scenes of these arguments, tuned once and kept in the results; nil where scene-resnet does not ship.
+local judges = {}
+local function judge_of(r)
+  if not ships "scene-resnet" then return nil end
+  local path = r:path(("judge-%s-%d.safetensors"):format(name_of(r.args), r.args.judge_steps))
+  if not judges[path] then
+    if ty.io.exists(path) then
+      judges[path] = drawing_judge.new { device = r.device }
+      judges[path]:load(path)
+      judges[path]:eval()
+    else
+      ty.manual_seed(1000)
+      local set = set_of(r.args, "training", { "image", "statements", "owner", "boxes", "scene" }, 1000)
+      judges[path] = drawing_judge.tune { set = set, steps = r.args.judge_steps, batch = r.quick and 4 or 48,
+        seed = 1000, device = r.device }
+      judges[path]:save(path)
+    end
+  end
+  return judges[path]
+end
+
+-- What is found in pictures of what captions ask for: by the judge shares by kind; by CLIP the share of pictures whose
+-- caption is the right one among a hundred. And what the judge finds of what the next picture's caption asks for.
 local function judged(r, pictures, captions, asked)
-  local shares, x = {}, scenes.pictures(pictures)
-  if ships(r.args.judge) then
-    local logits = vision.scores(shelf.load(r.args.judge), x):narrow(1, 0, statements.count)
-    shares = statements.score(logits, asked)
+  local shares, others, x, eye = {}, {}, scenes.pictures(pictures), judge_of(r)
+  if eye then
+    local logits, next_asked = eye:scores(x), {}
+    for i = 1, #asked do next_asked[i] = asked[i % #asked + 1] end
+    shares, others = statements.score(logits, asked), statements.score(logits, next_asked)
   end
   local tokens = scenes.tokens(shelf.tokenizer "scene-clip", captions, r.args.length)
   shares.caption = vlm.retrieval(shelf.load "scene-clip", x, tokens, { among = math.min(100, #captions) }).captions
-  return shares
+  return shares, others
 end
 
 --- How much of what captions of a split ask for is in the pictures that a painter draws, and in the real pictures of
 -- these captions: { object, colour, place } by the judge (left out where it does not ship) and `caption`, the share of
--- pictures whose caption CLIP finds among a hundred, each; and the pictures.
+-- pictures whose caption CLIP finds among a hundred, each; the pictures; and how much of what other captions ask for the
+-- judge sees in them, which tells whether it sees what is not there.
 ---@param r Recipe
 ---@param painter TextToImage
 ---@param split string
@@ -160,13 +183,15 @@ end
 ---@return table drawn
 ---@return table real
 ---@return Tensor pictures
+---@return table others
 function M.measure(r, painter, split, count, from)
   local args = r.args
   local set = set_of(args, split, { "image", "caption", "asked" })
   from = from or 0
   local batch = set:batch(ty.arange(from, from + count))
   local pictures = painter:paint(batch.caption, { steps = args.drawing_steps, guidance = args.guidance }):to "cpu"
-  return judged(r, pictures, batch.caption, batch.asked), judged(r, batch.image, batch.caption, batch.asked), pictures
+  local drawn, others = judged(r, pictures, batch.caption, batch.asked)
+  return drawn, (judged(r, batch.image, batch.caption, batch.asked)), pictures, others
 end
 
 --- The same of real pictures of a split that went through a painter's autoencoder: what no drawn one is better than.
@@ -177,7 +202,7 @@ end
 ---@return table
 function M.decoded(r, painter, split, count)
   local batch = set_of(r.args, split, { "image", "caption", "asked" }):batch(ty.arange(count))
-  return judged(r, painter:decode(painter:encode(batch.image)):to "cpu", batch.caption, batch.asked)
+  return (judged(r, painter:decode(painter:encode(batch.image)):to "cpu", batch.caption, batch.asked))
 end
 
 --- What a painter is trained for, without captions left out: whoever trains it leaves out their tokens.
@@ -449,7 +474,8 @@ end
 ---@param training? PainterTraining
 ---@return RecipeRow[]
 function M.rows(r, name, make, scheduler, training)
-  local drawn, real, combinations, decoded = {}, {}, {}, {}
+  local drawn, real, combinations, decoded, others = {}, {}, {}, {}, {}
+  judge_of(r) -- first, since tuning draws random numbers
   local function note(list, i, shares)
     for kind, share in pairs(shares) do
       list[kind] = list[kind] or {}
@@ -461,11 +487,12 @@ function M.rows(r, name, make, scheduler, training)
     local shipped = scenes.shipped(r, seed, hub.pipeline)
     local painter = shipped and diffusion.TextToImage(shipped)
       or M.train(r, name, make():to(r.device), scheduler, seed, training)
-    local of_drawn, of_real, pictures = M.measure(r, painter, "validation", r.args.count)
+    local of_drawn, of_real, pictures, of_others = M.measure(r, painter, "validation", r.args.count)
     note(drawn, i, of_drawn)
+    note(others, i, of_others)
     note(real, i, of_real)
     note(combinations, i, (M.measure(r, painter, "held_out_combinations", r.args.count)))
-    if training and training.decoder then note(decoded, i, M.decoded(r, painter, "validation", r.args.count)) end
+    note(decoded, i, M.decoded(r, painter, "validation", r.args.count))
     if i == 1 then
       local few = pictures:narrow(0, 0, math.min(24, pictures.shape[1]))
       ty.plot.grid(scenes.pictures(few), { columns = 8, scale = 2 }):save(r:picture(r.name:match "[^/]+$" .. ".png"))
@@ -474,15 +501,16 @@ function M.rows(r, name, make, scheduler, training)
   local bars = { object = 0.9, colour = 0.85, place = 0.8 }
   local rows = {}
   for _, kind in ipairs { "object", "colour", "place" } do
-    local none = ships(r.args.judge) and "not asked for" or ("%s does not ship yet"):format(r.args.judge)
+    local none = ships "scene-resnet" and "not asked for" or "scene-resnet does not ship"
     local function row(claim, list, bar)
       local values = list[kind]
       rows[#rows + 1] = { claim = ("%ss%s"):format(kind, claim), values = values, measured = not values and none or nil,
         bar = bar, judged = values ~= nil and bar ~= nil }
     end
-    row((" that captions ask for, share that %s sees"):format(r.args.judge), drawn, bars[kind])
+    row(" that captions ask for, share that the judge sees", drawn, bars[kind])
+    row(", that the next caption asks for, in the same pictures", others)
     row(", in real pictures of these captions", real)
-    if decoded[kind] then row(", in these after the autoencoder", decoded) end
+    row(", in these after the autoencoder", decoded)
     row(", drawn of combinations never seen", combinations)
   end
   for _, list in ipairs { { drawn, "drawn" }, { real, "real pictures" },

@@ -36,8 +36,18 @@ local function remove(folder)
   ty.io.remove(folder)
 end
 
+-- The folder of the model that was measured because --base names zoo/: the one that ships, or an error.
+local function measured(who, recipe, name, target)
+  local folder, sums = recipe:base(name), "/checksums.json"
+  if not ty.io.exists(target .. sums) or ty.io.read(target .. sums) ~= ty.io.read(folder .. sums) then
+    arguments.fail("%s: --publish with --base: expected the model in %s, got that in %s", who, target, folder)
+  end
+  return target
+end
+
 --- Writes a model of the zoo: write(folder) puts the model's files there, in the layout of their kind; the page comes
--- from the recipe's head and table. What was there before is replaced once all is written. root: the source tree.
+-- from the recipe's head and table. What was there before is replaced once all is written. Of a model that was measured
+-- and not trained (--base zoo) the page alone is written anew. root: the source tree.
 ---@param recipe Recipe  recipes/zoo/NAME.lua, which the model is named by
 ---@param list RecipeRow[]
 ---@param write fun(folder: string)
@@ -52,13 +62,20 @@ return function(recipe, list, write)
     arguments.fail("%s: recipe: expected one of recipes/zoo, got %s", who, arguments.describe(recipe.name))
   end
   local target = ("%s/zoo/%s"):format(recipe.root, name)
-  local partial = target .. ".partial"
-  remove(partial)
-  ty.io.mkdir(partial)
-  write(partial)
+  local base = recipe.args and recipe.args.base or ""
+  local ships = base ~= "" and measured(who, recipe, name, target)
+  local partial = ships or target .. ".partial"
+  if not ships then
+    remove(partial)
+    ty.io.mkdir(partial)
+    write(partial)
+  end
   local size, results = shipped.size(partial), {}
   for i, row in ipairs(list) do results[i] = rows.result(row, true) end
-  ty.io.write_atomic(partial .. "/README.md", page_of(recipe, results, size))
+  local page = partial .. "/README.md"
+  if ships then size = size - ty.io.stat(page).size end
+  ty.io.write_atomic(page, page_of(recipe, results, size))
+  if ships then return target end
   shipped.write_checksums(partial, { skip = { ["README.md"] = true }, folders = true })
   remove(target)
   assert(os.rename(partial, target))

@@ -11,11 +11,14 @@
 -- text encoder is tuned; then, which takes longest and helps shapes most, scenes alone, at the full rate again, with
 -- the words at rest. From the maps in its middle a layer reads which object, and which tint of it, is on top in each
 -- cell: labels that scenes have, and that drawing does not need. So it learns early which words belong where. At the
--- end the decoder of scene-vae is tuned, which blurs small things: of the small ones in real pictures behind it the
--- judge misses half, and no drawn picture can be better than that. Features of scene-clip in that error, and absolute
+-- end the decoder of scene-vae is tuned, which blurs small things. Features of scene-clip in that error, and absolute
 -- differences in the place of squares, were within the noise of it. The scale of guidance is the best of four on scenes
 -- of the validation part that the table does not have; other solvers and more steps of drawing were no better. What
 -- still falls short: training goes on helping when it ends, and most places are not where words say.
+--
+-- The judge is scene-resnet, tuned for blurred pictures as for clean ones (zoo.drawing_judge). As it ships it is no
+-- measure of drawing: it sees 92 of 100 objects in real pictures and 76 in the same ones behind the autoencoder, 49 in
+-- drawn ones; and of places in real pictures three in four.
 local ty = require "tycho"
 local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models", require "tycho.zoo"
 
