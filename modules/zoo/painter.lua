@@ -146,6 +146,7 @@ local function judge_of(r)
       judges[path]:load(path)
       judges[path]:eval()
     else
+      r:say("scene-resnet learns to judge what is drawn, %d steps", r.args.judge_steps)
       ty.manual_seed(1000)
       local set = set_of(r.args, "training", { "image", "statements", "owner", "boxes", "scene" }, 1000)
       judges[path] = drawing_judge.tune { set = set, steps = r.args.judge_steps, batch = r.quick and 4 or 48,

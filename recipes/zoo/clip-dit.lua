@@ -37,6 +37,7 @@ local function judged()
     judge:load(path)
     judge:eval()
   else
+    r:say("a judge learns how things move, %d steps", args.judge_steps)
     judge = clips.train_judge(judge, { steps = args.judge_steps, batch = r.quick and 4 or 32, average = 0.99,
       seed = 1000 })
     judge:save(path)
