@@ -103,6 +103,10 @@ end
 ---@return Tensor
 function DrawingJudge:scores(pictures)
   arguments.expect("DrawingJudge:scores", "pictures", pictures, "a tensor")
+  if pictures.ndim ~= 4 or pictures.shape[1] == 0 then
+    arguments.fail("DrawingJudge:scores: pictures: expected [n, 3, 64, 64], n >= 1, got %s",
+      arguments.describe(pictures))
+  end
   local list, objects = {}, #datasets.scenes.objects
   for start = 0, pictures.shape[1] - 1, 100 do
     list[#list + 1] = ty.no_grad(ty.scope, function()

@@ -476,7 +476,8 @@ end
 ---@return RecipeRow[]
 function M.rows(r, name, make, scheduler, training)
   local drawn, real, combinations, decoded, others = {}, {}, {}, {}, {}
-  judge_of(r) -- first, since tuning draws random numbers
+  local shipped = scenes.shipped(r, r.seeds[1], hub.pipeline)
+  judge_of(r) -- before all seeds, since tuning draws random numbers
   local function note(list, i, shares)
     for kind, share in pairs(shares) do
       list[kind] = list[kind] or {}
@@ -485,8 +486,7 @@ function M.rows(r, name, make, scheduler, training)
   end
   for i, seed in ipairs(r.seeds) do
     ty.manual_seed(seed)
-    local shipped = scenes.shipped(r, seed, hub.pipeline)
-    local painter = shipped and diffusion.TextToImage(shipped)
+    local painter = i == 1 and shipped and diffusion.TextToImage(shipped)
       or M.train(r, name, make():to(r.device), scheduler, seed, training)
     local of_drawn, of_real, pictures, of_others = M.measure(r, painter, "validation", r.args.count)
     note(drawn, i, of_drawn)

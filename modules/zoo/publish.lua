@@ -61,6 +61,7 @@ return function(recipe, list, write)
   if not name or not recipe.root then
     arguments.fail("%s: recipe: expected one of recipes/zoo, got %s", who, arguments.describe(recipe.name))
   end
+  if recipe.quick then arguments.fail("%s: --publish: expected a full run, got one with --quick", who) end
   local target = ("%s/zoo/%s"):format(recipe.root, name)
   local base = recipe.args and recipe.args.base or ""
   local ships = base ~= "" and measured(who, recipe, name, target)

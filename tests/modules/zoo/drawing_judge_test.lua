@@ -69,6 +69,7 @@ check.test("what does not fit is one clear error", function()
   check.fails(function() judges.disturb(ty.zeros(3, 32, 32)) end, "disturb: x: expected %[n, 3, h, h%] or")
   check.fails(function() judges.disturb(ty.zeros(1, 3, 32, 16)) end, "disturb: x: expected")
   check.fails(function() judges.places(ty.zeros(1, 60, 2)) end, "places: shown: expected %[n, side %* side, objects%]")
+  check.fails(function() judges.new():scores(ty.zeros(0, 3, 64, 64)) end, "scores: pictures: expected %[n, 3, 64, 64%]")
   check.fails(function() judges.tune {} end, "options.set: expected a table, got nil")
 end)
 

@@ -61,7 +61,9 @@ check.test("of a model that was measured and not trained the page alone is writt
   ty.io.mkdir(root .. "/other")
   ty.io.write_atomic(root .. "/other/checksums.json", "{}")
   check.fails(function() zoo.publish(recipe, rows, never) end, "%-%-publish with %-%-base: expected the model in ")
-  recipe.args = nil
+  recipe.args, recipe.quick = nil, true
+  check.fails(function() zoo.publish(recipe, rows, never) end, "%-%-publish: expected a full run, got one with %-%-quick")
+  recipe.quick = nil
 end)
 
 check.test("models are loaded by name, in single precision", function()
