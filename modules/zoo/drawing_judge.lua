@@ -18,7 +18,9 @@ local statements = datasets.scenes.statements
 local M = {}
 
 -- Maps [n, c, h, w] as [n, c, side, side].
-local function resized(x, side, mode, antialias) return ty.interpolate(x, { side, side }, nil, mode, nil, antialias) end
+local function resized(x, side, mode, antialias)
+  return ty.interpolate(x, { side, side }, nil, mode, nil, antialias)
+end
 
 --- Pictures as drawing leaves them: blurred down to a third of their size, by a share of its own for each, with waves of
 -- noise of three lengths in the latents' places, to a size of its own too. Two in five stay what they are. Frames of a
@@ -81,7 +83,7 @@ local function cells_of_places(side)
 end
 
 --- Where objects are, by how much of each the cells of square grids show, f32 [n, cells, objects]: for each object the
--- nine places, [n, objects * 9], above 0 where an object is. That is where at least half as many cells show it as at the
+-- nine places, [n, objects * 9], above 0 where an object is: where at least half as many cells show it as at the
 -- place with most of it, and a quarter of a cell.
 ---@param shown Tensor
 ---@return Tensor

@@ -173,8 +173,8 @@ end
 
 --- How much of what captions of a split ask for is in the pictures that a painter draws, and in the real pictures of
 -- these captions: { object, colour, place } by the judge (left out where it does not ship) and `caption`, the share of
--- pictures whose caption CLIP finds among a hundred, each; the pictures; and how much of what other captions ask for the
--- judge sees in them, which tells whether it sees what is not there.
+-- pictures whose caption CLIP finds among a hundred, each; the pictures; and how much of what other captions ask for
+-- the judge sees in them, which tells whether it sees what is not there.
 ---@param r Recipe
 ---@param painter TextToImage
 ---@param split string
