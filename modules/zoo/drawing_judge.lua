@@ -22,8 +22,8 @@ local function resized(x, side, mode, antialias)
   return ty.interpolate(x, { side, side }, nil, mode, nil, antialias)
 end
 
---- Pictures as drawing leaves them: blurred down to a third of their size, by a share of its own for each, with waves of
--- noise of three lengths in the latents' places, to a size of its own too. Two in five stay what they are. Frames of a
+--- Pictures as drawing leaves them: blurred down to a third of their size, by a share of its own for each, with waves
+-- of noise of three lengths in the latents' places, to a size of its own too. Two in five stay what they are. Frames of a
 -- clip are blurred alike, and their noise is each frame's own, as flicker is.
 ---@param x Tensor  [n, 3, h, h], from -1 to 1, or [n, 3, frames, h, h]
 ---@return Tensor
