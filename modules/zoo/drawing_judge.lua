@@ -23,8 +23,8 @@ local function resized(x, side, mode, antialias)
 end
 
 --- Pictures as drawing leaves them: blurred down to a third of their size, by a share of its own for each, with waves
--- of noise of three lengths in the latents' places, to a size of its own too. Two in five stay what they are. Frames of a
--- clip are blurred alike, and their noise is each frame's own, as flicker is.
+-- of noise of three lengths in the latents' places, to a size of its own too. Two in five stay what they are. Frames of
+-- a clip are blurred alike, and their noise is each frame's own, as flicker is.
 ---@param x Tensor  [n, 3, h, h], from -1 to 1, or [n, 3, frames, h, h]
 ---@return Tensor
 function M.disturb(x)
@@ -126,9 +126,8 @@ end
 ---@param options? { device?: string }
 ---@return DrawingJudge
 function M.new(options)
-  local device = options and options.device or "cpu"
-  local network = shelf.load("scene-resnet", { dtype = "f32", device = device })
-  return DrawingJudge(network):to(device)
+  local o = arguments.read("drawing_judge.new", options, { device = "cpu" })
+  return DrawingJudge(shelf.load("scene-resnet", { dtype = "f32", device = o.device })):to(o.device)
 end
 
 --- Tunes a judge. options: set (scenes with the fields image, statements, owner, boxes and scene), steps (1000), batch
