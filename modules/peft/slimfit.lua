@@ -16,11 +16,11 @@
 -- is twice. Biases and heads are always trained.
 --
 -- A frozen linear layer keeps no input. What the gradient needs that goes on through the layers is packed instead
--- (see peft.packed): of GELU in 4 bits, of attention, other activations and norms in 8. And so that a step in which
--- the wide layers have their turn does not make the peak, inputs of linear layers with more inputs than outputs are
--- packed to 8 bits as well. The paper's code has steps of 0.5 for GELU ("fixed4" here), which blocks with a scale
--- beat where inputs are small, a tenth of the inputs of frozen norms in place of 8 bits ("prune"), and distances
--- divided element by element, which a weight of zero spoils.
+-- (see peft.packed): of GELU and of gates in 4 bits, of attention, other activations and norms in 8. And so that a step
+-- in which the wide layers have their turn does not make the peak, inputs of linear layers with more inputs than
+-- outputs are packed to 8 bits as well, with inputs = "all" those of all linear layers. The paper's code has steps of
+-- 0.5 for GELU ("fixed4" here), which blocks with a scale beat where inputs are small, a tenth of the inputs of frozen
+-- norms in place of 8 bits ("prune"), and distances divided element by element, which a weight of zero spoils.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local packed = require "tycho.peft.packed"
@@ -30,7 +30,7 @@ local surgery = nn.surgery
 local M = {}
 
 --- What packs which static activations, codecs by "op.argument".
-M.kinds = { ["gelu.x"] = "q4_0", ["glu.x"] = "q8_0", ["glu.gate"] = "q8_0", ["silu.x"] = "q8_0",
+M.kinds = { ["gelu.x"] = "q4_0", ["glu.x"] = "q4_0", ["glu.gate"] = "q4_0", ["silu.x"] = "q8_0",
   ["scaled_dot_product_attention.q"] = "q8_0", ["scaled_dot_product_attention.k"] = "q8_0",
   ["scaled_dot_product_attention.v"] = "q8_0", ["scaled_dot_product_attention.output"] = "q8_0",
   ["softmax.output"] = "q8_0", ["layer_norm.x"] = "q8_0", ["rms_norm.x"] = "q8_0", ["add_norm.output"] = "q8_0",
