@@ -16,11 +16,11 @@
 -- is twice. Biases and heads are always trained.
 --
 -- A frozen linear layer keeps no input. What the gradient needs that goes on through the layers is packed instead
--- (see peft.packed): of GELU in 4 bits, of attention, other activations and norms in 8. And so that a step in which
--- the wide layers have their turn does not make the peak, inputs of linear layers with more inputs than outputs are
--- packed to 8 bits as well. The paper's code has steps of 0.5 for GELU ("fixed4" here), which blocks with a scale
--- beat where inputs are small, a tenth of the inputs of frozen norms in place of 8 bits ("prune"), and distances
--- divided element by element, which a weight of zero spoils.
+-- (see peft.packed): of GELU and of gates in 4 bits, of attention, other activations and norms in 8. And so that a step
+-- in which the wide layers have their turn does not make the peak, inputs of linear layers with more inputs than
+-- outputs are packed to 8 bits as well, with inputs = "all" those of all linear layers. The paper's code has steps of
+-- 0.5 for GELU ("fixed4" here), which blocks with a scale beat where inputs are small, a tenth of the inputs of frozen
+-- norms in place of 8 bits ("prune"), and distances divided element by element, which a weight of zero spoils.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local packed = require "tycho.peft.packed"
@@ -30,7 +30,7 @@ local surgery = nn.surgery
 local M = {}
 
 --- What packs which static activations, codecs by "op.argument".
-M.kinds = { ["gelu.x"] = "q4_0", ["glu.x"] = "q8_0", ["glu.gate"] = "q8_0", ["silu.x"] = "q8_0",
+M.kinds = { ["gelu.x"] = "q4_0", ["glu.x"] = "q4_0", ["glu.gate"] = "q4_0", ["silu.x"] = "q8_0",
   ["scaled_dot_product_attention.q"] = "q8_0", ["scaled_dot_product_attention.k"] = "q8_0",
   ["scaled_dot_product_attention.v"] = "q8_0", ["scaled_dot_product_attention.output"] = "q8_0",
   ["softmax.output"] = "q8_0", ["layer_norm.x"] = "q8_0", ["rms_norm.x"] = "q8_0", ["add_norm.output"] = "q8_0",
@@ -91,16 +91,17 @@ end
 -- So many numbers from [0, 1), of the seed alone.
 local function random(count, seed) return ty.seeded_noise(ty.zeros(count), seed, "uniform"):tolist() end
 
-local defaults = { freeze = 0.9, by = "dynamics", kinds = arguments.none, pack = true,
+local defaults = { freeze = 0.9, by = "dynamics", kinds = arguments.none, pack = true, inputs = "wide",
   always = { "lm_head", "classifier", "head", "score" }, seed = 0 }
 local words = { freeze = "a number in [0, 1)", by = '"dynamics" or "random" or "lower"', kinds = "a table",
-  pack = "a boolean", always = "a list of strings", seed = "an integer" }
+  pack = "a boolean", inputs = '"wide" or "all"', always = "a list of strings", seed = "an integer" }
 
 --- Takes a model in charge, whose forward passes stay what they are. options:
 --   freeze  share of the weights that are frozen in each step (0.9)
 --   by      "dynamics"; to compare with: "random" draws the trained ones anew each step, "lower" freezes the first ones
 --           for good
 --   pack    false keeps what ops need as it is
+--   inputs  which inputs of trained linear layers are packed to 8 bits: "wide", of layers with fewer outputs; "all"
 --   kinds   codecs by "op.argument" in place of peft.slimfit.kinds
 --   always  names and ends of names of modules and parameters that are always trained (lm_head, classifier, head,
 --           score)
@@ -114,7 +115,7 @@ function M.attach(model, options)
   local o = arguments.read(who, options, defaults, words)
   local names, list = candidates(who, model, o.always)
   local self = setmetatable({ model = model, names = names, weights = list, by = o.by, pack = o.pack,
-    kinds = o.kinds or M.kinds, wide = wide_inputs(model), history = {}, seed = o.seed }, SlimFit)
+    kinds = o.kinds or M.kinds, wide = wide_inputs(model), inputs = o.inputs, history = {}, seed = o.seed }, SlimFit)
   self.active = #list - math.floor(o.freeze * #list)
   self.distances = random(#list, o.seed)
   for i, value in ipairs(self.distances) do self.distances[i] = (1 + value) * 1e7 end
@@ -156,10 +157,10 @@ end
 function SlimFit:run(fn, ...)
   arguments.expect("SlimFit:run", "fn", fn, "a function")
   if not self.pack then return fn(...) end
-  local kinds, wide = self.kinds, self.wide
+  local kinds, wide, all = self.kinds, self.wide, self.inputs == "all"
   return packed.run({ model = self.model, choose = function(t, op, what)
     local last = t.ndim > 0 and t.shape[t.ndim] or 1
-    if op == "linear" and what == "x" then return wide[last] and "q8_0" or nil end
+    if op == "linear" and what == "x" then return (all or wide[last]) and "q8_0" or nil end
     if what == "output" and (last == 1 or t.ndim < 4 and op:find "attention") then return nil end -- statistics
     return kinds[op .. "." .. what]
   end }, fn, ...)
