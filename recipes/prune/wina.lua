@@ -7,7 +7,8 @@
 --
 -- TEAL, which chooses by |x| alone, leaves out as many inputs, by rank or by thresholds calibrated on the validation
 -- part. Errors are squares over those of the output. The weights are as they are: the paper's rotation to orthogonal
--- columns is not made.
+-- columns is not made, so that the error of the logits is no matter of proof: in 1 of 24 settings (65 %, by rank, one
+-- seed) it is 0.7 % above TEAL's.
 local ty = require "tycho"
 local llm = require "tycho.llm"
 local prune = require "tycho.prune"
