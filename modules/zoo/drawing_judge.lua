@@ -51,30 +51,22 @@ end
 
 -- ---- the judge ----
 
---- scene-resnet, and what is on top in each place of its last maps (judge.cell_outputs).
+--- scene-resnet, and what is on top in each place of its last maps.
 ---@class DrawingJudge: Module
-local DrawingJudge = nn.module "DrawingJudge"
+local DrawingJudge = nn.module("DrawingJudge", judge.Student)
 
-function DrawingJudge:init(network)
-  self.network = network
-  self.cells = nn.Linear(network.fc.weight.shape[2], judge.cell_outputs)
-end
+-- The bounds of rows and columns of places: halfway between what words name (datasets.scenes.geometry).
+local bands = { { 0, 0.39 }, { 0.39, 0.61 }, { 0.61, 1 } }
 
-function DrawingJudge:forward(pictures)
-  local maps = self.network:maps(pictures)
-  return self.network.fc(maps:mean { 2, 3 }), self.cells(maps:flatten(2):transpose(1, 2))
-end
-
--- Which cells of a grid lie at each of the nine places, f32 [side * side, 9]; a cell between two is half of each.
+-- Which share of each cell of a grid lies at each of the nine places, f32 [side * side, 9].
 local function cells_of_places(side)
-  local bands = { { 0, 0.39 }, { 0.39, 0.61 }, { 0.61, 1 } }
+  local function share(at, band) -- of the cells from at / side on
+    return math.max(0, math.min((at + 1) / side, band[2]) - math.max(at / side, band[1])) * side
+  end
   local rows = {}
   for y = 0, side - 1 do
     for x = 0, side - 1 do
       local row = {}
-      local function share(at, band) -- of the cell from at / side on
-        return math.max(0, math.min((at + 1) / side, band[2]) - math.max(at / side, band[1])) * side
-      end
       for p = 0, #geometry.places - 1 do row[p + 1] = share(y, bands[p // 3 + 1]) * share(x, bands[p % 3 + 1]) end
       rows[#rows + 1] = row
     end
@@ -127,7 +119,8 @@ end
 ---@return DrawingJudge
 function M.new(options)
   local o = arguments.read("drawing_judge.new", options, { device = "cpu" })
-  return DrawingJudge(shelf.load("scene-resnet", { dtype = "f32", device = o.device })):to(o.device)
+  local network = shelf.load("scene-resnet", { dtype = "f32", device = o.device })
+  return DrawingJudge(network, judge.see_maps, network.fc.weight.shape[2]):to(o.device)
 end
 
 --- Tunes a judge. options: set (scenes with the fields image, statements, owner, boxes and scene), steps (1000), batch

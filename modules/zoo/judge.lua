@@ -44,6 +44,7 @@ end
 -- object and which colour are on top there. Labels of cells teach much faster than those of whole pictures do. Jiang et
 -- al. 2021, "All Tokens Matter: Token Labeling for Training Better Vision Transformers".
 local Student = nn.module "Student"
+M.Student = Student
 
 -- How many looks a cell may have: an object's own (0), the tints, and none, the last.
 local looks = 2
@@ -59,6 +60,16 @@ end
 function Student:forward(pictures)
   local logits, positions = self.see(self.network, pictures)
   return logits, self.cells(positions)
+end
+
+--- What a Student of a residual network sees: its logits, and the features at each place of its last maps.
+---@param network Module
+---@param pictures Tensor
+---@return Tensor logits
+---@return Tensor features  [n, places, width]
+function M.see_maps(network, pictures)
+  local maps = network:maps(pictures)
+  return network.fc(maps:mean { 2, 3 }), maps:flatten(2):transpose(1, 2)
 end
 
 --- How many outputs say what is on top in a cell: objects and nothing, then looks.

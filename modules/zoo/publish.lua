@@ -36,9 +36,9 @@ local function remove(folder)
   ty.io.remove(folder)
 end
 
--- The folder of the model that was measured because --base names zoo/: the one that ships, or an error.
-local function measured(who, recipe, name, target)
-  local folder, sums = recipe:base(name), "/checksums.json"
+-- The folder of a model that was measured and not trained (scenes.shipped): the one that ships, or an error.
+local function measured(who, recipe, target)
+  local folder, sums = recipe.measured, "/checksums.json"
   if not ty.io.exists(target .. sums) or ty.io.read(target .. sums) ~= ty.io.read(folder .. sums) then
     arguments.fail("%s: --publish with --base: expected the model in %s, got that in %s", who, target, folder)
   end
@@ -63,8 +63,7 @@ return function(recipe, list, write)
   end
   if recipe.quick then arguments.fail("%s: --publish: expected a full run, got one with --quick", who) end
   local target = ("%s/zoo/%s"):format(recipe.root, name)
-  local base = recipe.args and recipe.args.base or ""
-  local ships = base ~= "" and measured(who, recipe, name, target)
+  local ships = recipe.measured and measured(who, recipe, target)
   local partial = ships or target .. ".partial"
   if not ships then
     remove(partial)

@@ -157,6 +157,7 @@ function M.shipped(r, seed, read)
     arguments.fail("%s: --base: expected a folder zoo/ with this recipe's model, got %s", r.name, r.args.base)
   end
   r:say("seed %d: measures the model in %s", seed, folder)
+  r.measured = folder -- so that zoo.publish writes its page alone
   return (read or hub.load)(folder, { dtype = "f32", device = r.device })
 end
 

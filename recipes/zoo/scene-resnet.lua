@@ -24,18 +24,12 @@ local function numbers(text)
 end
 local channels = numbers(r.args.channels)
 
--- The logits of a network, and the features at each place of its last maps.
-local function see(network, pictures)
-  local maps = network:maps(pictures)
-  return network.fc(maps:mean { 2, 3 }), maps:flatten(2):transpose(1, 2)
-end
-
 local rows = zoo.judge.rows(r, function()
   local model = models.ResNet { channels = channels, blocks = numbers(r.args.blocks), small = true,
     classes = #labels }
   -- Few sentences are true, and no steps are spent to learn that.
   ty.no_grad(function() model.fc.bias:fill_(-5) end)
   return model
-end, see, channels[#channels])
+end, zoo.judge.see_maps, channels[#channels])
 if r.args.publish then zoo.publish(r, rows, function(folder) zoo.scenes.write(r, folder) end) end
 os.exit(r:finish(rows), true)

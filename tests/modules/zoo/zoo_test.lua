@@ -49,19 +49,18 @@ end)
 check.test("of a model that was measured and not trained the page alone is written", function()
   local folder = root .. "/zoo/small-lm"
   local page, sums = ty.io.read(folder .. "/README.md"), ty.io.read(folder .. "/checksums.json")
-  recipe.args = { base = root .. "/zoo" }
-  function recipe.base(_, name) return root .. "/zoo/" .. name end
+  recipe.measured = folder
   local function never() error "wrote files" end
   check.equal(zoo.publish(recipe, rows, never), folder)
   check.equal(ty.io.read(folder .. "/README.md"), page)
   zoo.publish(recipe, { { claim = "figure", values = { 0.25 }, bar = 0.55 } }, never)
   check.ok(ty.io.read(folder .. "/README.md"):find("0.25 | >= 0.55 | FAIL", 1, true))
   check.equal(ty.io.read(folder .. "/checksums.json"), sums)
-  function recipe.base() return root .. "/other" end
+  recipe.measured = root .. "/other"
   ty.io.mkdir(root .. "/other")
   ty.io.write_atomic(root .. "/other/checksums.json", "{}")
   check.fails(function() zoo.publish(recipe, rows, never) end, "%-%-publish with %-%-base: expected the model in ")
-  recipe.args, recipe.quick = nil, true
+  recipe.measured, recipe.quick = nil, true
   check.fails(function() zoo.publish(recipe, rows, never) end, "%-%-publish: expected a full run, got one with")
   recipe.quick = nil
 end)
