@@ -3,7 +3,7 @@
 -- system: SlimFit on a small vision transformer; memory also on the small Llama of the zoo
 -- paper: Ardakani et al. 2023, "SlimFit: Memory-Efficient Fine-Tuning of Transformer-based Models Using Training
 --   Dynamics"
--- time: 9 minutes on one CPU core
+-- time: 14 minutes on one CPU core
 --
 -- A transformer learns handwritten digits, and is then tuned to digits with rows for columns; its head begins anew. All
 -- ways take the same steps over the same pictures from the same start and get three rates, chosen by pictures apart;

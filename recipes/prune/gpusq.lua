@@ -2,7 +2,7 @@
 -- claim: GPUSQ-ViT has 2:4 weights everywhere, takes a sixth of the bytes and loses at most 1 % of accuracy
 -- system: a ViT on pages of handwritten digits; 2:4 masks, then integers of 8 or 4 bits, trained with a teacher
 -- paper: Yu et al. 2023, "Boost Vision Transformer with GPU-Friendly Sparsity and Quantization"
--- time: 8 minutes on one CPU core
+-- time: 14 minutes on one CPU core
 --
 -- Digits lie anywhere on their pages; pages measured on are of digits neither trained on nor chosen by. All variants
 -- take the same steps in two stages, and the first seed chooses each one's rate on the validation part. Compared at 4
