@@ -18,7 +18,7 @@ local diffusion, hub, zoo = require "tycho.diffusion", require "tycho.hub", requ
 local clips, scenes = zoo.clips, zoo.scenes
 
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
-  args = scenes.arguments({ steps = 4000, batch = 32, lr = 0.02, every = 500, count = 400, quick = 4,
+  args = scenes.arguments({ steps = 12000, batch = 32, lr = 0.02, every = 1500, count = 400, quick = 4,
     quick_count = 8 }, {
     { "clips", 16000, "that are trained on", quick = 8 },
     { "width", 120, "hidden size", quick = 24 },

@@ -79,6 +79,7 @@ local function trained(training, steps, more)
     "a pig", "a red dog", "two cats", "a blue fish", "a frog" }, shares = ty.full({ n, 64, 3 }, 85, { dtype = "u8" }),
     numbers = ty.full({ n, 3 }, 7, { dtype = "u8" }), colours = ty.full({ n, 3 }, 2, { dtype = "u8" }),
     phrases = ty.full({ n, 2, 12 }, 9, { dtype = "i64" }) }
+  set.tokens = training.tokens or set.tokens
   local args = { steps = steps, lr = 0.02, every = 0, batch = 4 }
   for key, value in pairs(more or {}) do args[key] = value end
   local before = painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"]:clone()
@@ -163,6 +164,19 @@ check.test("scenes alone come last: they go on from what was learnt, and words s
     check.equal(painter.pipeline.components.text_encoder, painter.text_encoder)
   end
   check.equal(words[1], words[2])
+end)
+
+check.test("of two captions of a scene the one that names a place is drawn as often as asked for", function()
+  local painter, loss = small(), {}
+  local function lesson(second, placed) -- the loss of the fourth step with tokens of a dog, and of `second`
+    local list = { painter:tokens { "a dog" }, painter:tokens { second } }
+    local tokens = ty.stack(list, 1):expand(8, 2, list[1].shape[2]):contiguous()
+    return trained({ placed = placed, tokens = tokens }, 4)[4].loss
+  end
+  for i, placed in ipairs { 0, 1 } do loss[i] = lesson("a cat at the top", placed) end
+  check.equal(loss[1], lesson("a dog", 0))
+  check.equal(loss[1], lesson("a dog", 1))
+  check.ok(loss[1] ~= loss[2])
 end)
 
 check.test("words that are tuned move a little, those that are learnt much more", function()
