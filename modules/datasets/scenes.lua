@@ -256,8 +256,8 @@ end
 -- and "natural" for an object's own look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo),
 -- rotation (20 degrees at most), visible (0.4: the share of each object that is not hidden, at least), questions (4 of
 -- each scene), noise (0: the standard deviation of pixels, in grey levels; the field clean_image has none), label_noise
--- (0: the share of items with caption, asked and labels of another; the fields swapped, true_caption and true_labels say
--- so) and placed (false; true: captions name a place, where anything has one).
+-- (0: the share of items with caption, asked and labels of another; the fields swapped, true_caption and true_labels
+-- say so) and placed (false; true: captions name a place, where anything has one).
 ---@param options? table
 ---@return Scenes
 function M.load(options)

@@ -8,6 +8,7 @@ local diffusion = require "tycho.diffusion"
 local drawing_judge = require "tycho.zoo.drawing_judge"
 local hub = require "tycho.hub"
 local judge = require "tycho.zoo.judge"
+local layout = require "tycho.zoo.layout"
 local models = require "tycho.models"
 local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
@@ -263,6 +264,8 @@ end
 ---@field cells? { module: fun(network: Module): Module, width: integer, side: integer, weight: number }  the maps
 ---  [n, width, side, side], or patches [n, side * side, width], that a module inside of the network makes have to say
 ---  what is on top in each cell of the scene, as an error with that weight
+---@field layout? { steps: integer, batch: integer }  before all else the text encoder learns what captions say of
+---  places, from so many captions in a step: see zoo.layout
 ---@field crops? { steps: integer, batch: integer, beside: integer }  it learns windows around single objects first, so
 ---  many in a step, and then some beside scenes: see zoo.crops
 ---@field alone? { steps: integer, batch: integer }  then it learns scenes alone, so many in a step, the words at rest
@@ -392,6 +395,20 @@ local function fit_parts(r, painter, parts, loader, seed, o, more)
   return select(2, ty.train.fit(parts, loader, options))
 end
 
+-- The text encoder learns what captions say of places, most of them with one.
+local function read_places(r, painter, loader, seed, steps)
+  local folder, encoder = r:path("seed" .. seed), painter.text_encoder
+  local learnt = layout.train(encoder, { loader = loader, width = encoder.config.hidden_size,
+    cells = loader.dataset.fields.shares.shape[2], view = function(batch) return say(batch, 0.8) end,
+    read = function(network, tokens)
+      painter.prompts.readers[1].encoder = network
+      return M.told(painter, tokens, 0, true).text.embeddings
+    end }, scenes.fit_options(r, seed, { steps = steps, lr = 2e-3, average = 0.99, every = 0,
+    folder = folder .. "/checkpoint-layout", log = folder .. "/layout" }))
+  encoder:load_state_dict(learnt.text_encoder:state_dict())
+  painter.prompts.readers[1].encoder = encoder
+end
+
 --- Trains a painter's network, keeps the pipeline with averaged weights in the folder of its seed, and puts these into
 -- the painter. set: of latents and tokens, [n, t] or [n, 2, t] (of two captions, the second names a place; with cells,
 -- of what judge.tops() gives as bytes as well, and for crops of phrases). evaluate(step): numbers for the log.
@@ -410,6 +427,7 @@ function M.fit(r, painter, set, seed, evaluate, training)
     return ty.data.DataLoader(set, { batch_size = batch, shuffle = true, seed = seed, drop_last = true,
       device = r.device })
   end
+  if o.layout then read_places(r, painter, loader(o.layout.batch), seed, o.layout.steps) end
   if o.crops then
     local folder = r:path("seed" .. seed)
     local averaged = fit_parts(r, painter, parts, loader(o.crops.batch), seed, o, { steps = o.crops.steps, every = 0,

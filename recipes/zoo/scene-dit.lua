@@ -10,11 +10,19 @@
 -- the things that it draws a judge says what they are. With all ninety kinds of objects another judge, which blur
 -- misleads, said so of three in a hundred where it did of 29 here. The judge is that of scene-unet's recipe.
 local ty = require "tycho"
-local models, zoo = require "tycho.models", require "tycho.zoo"
+local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models", require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
-  args = zoo.painter.arguments({ steps = 4500, batch = 48, lr = 0.02, every = 1500, count = 500, quick = 4,
+  args = zoo.painter.arguments({ steps = 1500, batch = 24, lr = 0.02, every = 1500, count = 500, quick = 4,
     quick_count = 4 }, {
+    { "layout", 500, "steps in which the text encoder learns what captions say of places", quick = 2 },
+    { "layout_batch", 96, "captions of such a step", quick = 4 },
+    { "crops", 1000, "steps with windows around single objects before those with scenes", quick = 2 },
+    { "crop_batch", 96, "windows of such a step", quick = 4 },
+    { "beside", 48, "windows beside the scenes of a step", quick = 2 },
+    { "alone", 5000, "steps with scenes alone after those", quick = 2 },
+    { "alone_batch", 48, "scenes of such a step", quick = 4 },
+    { "cells", 0.1, "weight of what is on top in each of 8 x 8 cells" },
     { "width", 160, "hidden size", quick = 32 },
     { "layers", 6, "layers", quick = 1 },
   }) }
@@ -26,6 +34,13 @@ local rows = zoo.painter.rows(r, "transformer", function()
     num_layers = args.layers, attention_head_dim = 32, num_attention_heads = args.width // 32,
     caption_projection_dim = args.width, joint_attention_dim = text.text_config.hidden_size,
     pooled_projection_dim = text.projection_dim, pos_embed_max_size = 8, qk_norm = "rms_norm" }
-end, { _class_name = "FlowMatchEulerDiscreteScheduler", num_train_timesteps = 1000, shift = 1.0 })
+end, { _class_name = "FlowMatchEulerDiscreteScheduler", num_train_timesteps = 1000, shift = 1.0 }, {
+  times = diffusion.times.logit_normal { mean = 0.6, std = 1.5 }, text = "tuned", placed = 0.6,
+  layout = { steps = args.layout, batch = args.layout_batch },
+  crops = { steps = args.crops, batch = args.crop_batch, beside = args.beside },
+  alone = { steps = args.alone, batch = args.alone_batch },
+  cells = { weight = args.cells, width = args.width, side = 8,
+    module = function(network) return network.transformer_blocks[math.max(1, args.layers // 2)] end },
+})
 if args.publish then zoo.publish(r, rows, function(folder) zoo.painter.write(r, folder) end) end
 os.exit(r:finish(rows), true)

@@ -25,6 +25,8 @@ local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models"
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = zoo.painter.arguments({ steps = 1700, batch = 24, lr = 0.03, every = 1000, count = 500,
     scenes = 40000, guidance = 3.0, quick = 4, quick_count = 4 }, {
+    { "layout", 500, "steps in which the text encoder learns what captions say of places", quick = 2 },
+    { "layout_batch", 96, "captions of such a step", quick = 4 },
     { "crops", 1000, "steps with windows around single objects before those with scenes", quick = 2 },
     { "crop_batch", 96, "windows of such a step", quick = 4 },
     { "beside", 48, "windows beside the scenes of a step", quick = 2 },
@@ -46,8 +48,9 @@ local rows = zoo.painter.rows(r, "unet", function()
     resnet_time_scale_shift = "scale_shift" }
 end, { _class_name = "DDIMScheduler", num_train_timesteps = 1000, prediction_type = "sample",
   beta_schedule = "squaredcos_cap_v2", clip_sample = false, set_alpha_to_one = true, timestep_spacing = "trailing" }, {
-  times = diffusion.times.logit_normal { mean = 0.3, std = 1.2 }, text = "tuned",
-  decoder = args.decoder_steps, crops = { steps = args.crops, batch = args.crop_batch, beside = args.beside },
+  times = diffusion.times.logit_normal { mean = 1.0, std = 1.5 }, text = "tuned", placed = 0.6,
+  layout = { steps = args.layout, batch = args.layout_batch }, decoder = args.decoder_steps,
+  crops = { steps = args.crops, batch = args.crop_batch, beside = args.beside },
   alone = { steps = args.alone, batch = args.alone_batch },
   cells = { weight = args.cells, width = widths[2], side = 8, module = function(network) return network.mid_block end },
 })

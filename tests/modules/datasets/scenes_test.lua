@@ -274,7 +274,8 @@ check.test("captions that are asked to name a place do, where anything that is t
     named, without = named + (does and 1 or 0), without + (can and 0 or 1)
   end)
   check.equal(named > 1200 and without > 50, true, ("%d, %d"):format(named, without))
-  check.fails(function() datasets.load("scenes", { placed = 3 }) end, "datasets.scenes: placed: expected a boolean, got 3")
+  check.fails(function() datasets.load("scenes", { placed = 3 }) end,
+    "datasets.scenes: placed: expected a boolean, got 3")
 end)
 
 check.test("a scene that lacks something is not what is asked for", function()

@@ -166,6 +166,41 @@ check.test("scenes alone come last: they go on from what was learnt, and words s
   check.equal(words[1], words[2])
 end)
 
+check.test("where captions put things is learnt from words alone", function()
+  local painter = small()
+  local captions, at = {}, { "at the top left", "at the bottom right" }
+  for i = 1, 4 do captions[i] = (i <= 2 and "a dog " or "a pig ") .. at[i % 2 + 1] end
+  local dog, pig, none = 0, 0, #datasets.scenes.objects
+  for i, object in ipairs(datasets.scenes.objects) do
+    if object.name == "dog" then dog = i - 1 elseif object.name == "pig" then pig = i - 1 end
+  end
+  local shares, numbers = ty.zeros(4, 64, 2), ty.full({ 4, 2 }, none, { dtype = "i64" })
+  for i = 1, 4 do
+    numbers[i - 1][0]:fill_(i <= 2 and dog or pig)
+    local corner = i % 2 == 0 and 0 or 4
+    for y = corner, corner + 3 do shares[i - 1]:narrow(0, y * 8 + corner, 4):select(1, 0):fill_(255) end
+  end
+  shares:select(2, 1):copy_(255 - shares:select(2, 0))
+  local tokens = painter:tokens(captions)
+  local set = ty.data.TensorDataset { tokens = tokens, shares = shares:to "u8", numbers = numbers,
+    colours = ty.zeros(4, 2, { dtype = "i64" }) }
+  local before = painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"]:clone()
+  local learnt = zoo.layout.train(painter.text_encoder, { width = 128, loader = ty.data.DataLoader(set,
+    { batch_size = 4 }), read = function(encoder, words)
+      painter.prompts.readers[1].encoder = encoder
+      return painters.told(painter, words, 0, true).text.embeddings
+    end }, { steps = 300, lr = 1e-3, average = 0.9, quiet = true })
+  local places = learnt:places(tokens):reshape(4, -1, 9)
+  for i = 1, 4 do
+    local said = places[i - 1][i <= 2 and dog or pig]
+    check.equal(said:argmax(0):item(), i % 2 == 0 and 0 or 8, captions[i])
+  end
+  local after = learnt.text_encoder:state_dict()["text_model.final_layer_norm.weight"]
+  check.ok((after - before):abs():max():item() > 0, "the encoder learns as well")
+  check.fails(function() zoo.layout.train(painter.text_encoder, { width = 128 }, {}) end,
+    "layout.train: loader: expected one, got nil")
+end)
+
 check.test("of two captions of a scene the one that names a place is drawn as often as asked for", function()
   local painter, loss = small(), {}
   local function lesson(second, placed) -- the loss of the fourth step with tokens of a dog, and of `second`
