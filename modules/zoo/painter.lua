@@ -449,7 +449,8 @@ function M.fit(r, painter, set, seed, evaluate, training)
     parts:load_state_dict(averaged:state_dict())
     local folder = r:path("seed" .. seed)
     local drawing = nn.ModuleDict { network = parts.network, cells = parts.cells }
-    averaged = fit_parts(r, painter, drawing, loader(o.alone.batch), seed, { times = o.times, cells = o.cells }, {
+    averaged = fit_parts(r, painter, drawing, loader(o.alone.batch), seed,
+      { times = o.times, placed = o.placed, cells = o.cells }, {
       steps = o.alone.steps, folder = folder .. "/checkpoint-alone", log = folder .. "/alone",
       evaluate = function(step, m)
         M.use(painter, m.network)
