@@ -20,7 +20,6 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   drawing_judge = "tycho.zoo.drawing_judge",
   painter = "tycho.zoo.painter",
   crops = "tycho.zoo.crops",
-  layout = "tycho.zoo.layout",
   answerer = "tycho.zoo.answerer",
   watcher = "tycho.zoo.watcher",
   describer = "tycho.zoo.describer",

@@ -8,7 +8,6 @@ local diffusion = require "tycho.diffusion"
 local drawing_judge = require "tycho.zoo.drawing_judge"
 local hub = require "tycho.hub"
 local judge = require "tycho.zoo.judge"
-local layout = require "tycho.zoo.layout"
 local models = require "tycho.models"
 local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
@@ -264,8 +263,8 @@ end
 ---@field cells? { module: fun(network: Module): Module, width: integer, side: integer, weight: number }  the maps
 ---  [n, width, side, side], or patches [n, side * side, width], that a module inside of the network makes have to say
 ---  what is on top in each cell of the scene, as an error with that weight
----@field layout? { steps: integer, batch: integer }  before all else the text encoder learns what captions say of
----  places, from so many captions in a step: see zoo.layout
+---@field layout? { steps: integer, batch: integer }  after the windows it learns, by its cells and from noise alone,
+---  where captions put things, the text encoder with it
 ---@field crops? { steps: integer, batch: integer, beside: integer }  it learns windows around single objects first, so
 ---  many in a step, and then some beside scenes: see zoo.crops
 ---@field alone? { steps: integer, batch: integer }  then it learns scenes alone, so many in a step, the words at rest
@@ -395,19 +394,11 @@ local function fit_parts(r, painter, parts, loader, seed, o, more)
   return select(2, ty.train.fit(parts, loader, options))
 end
 
--- The text encoder learns what captions say of places, most of them with one.
-local function read_places(r, painter, loader, seed, steps)
-  local folder, encoder = r:path("seed" .. seed), painter.text_encoder
-  local learnt = layout.train(encoder, { loader = loader, width = encoder.config.hidden_size,
-    cells = loader.dataset.fields.shares.shape[2], view = function(batch) return say(batch, 0.8) end,
-    read = function(network, tokens)
-      painter.prompts.readers[1].encoder = network
-      return M.told(painter, tokens, 0, true).text.embeddings
-    end }, scenes.fit_options(r, seed, { steps = steps, lr = 2e-3, average = 0.99, every = 0,
-    folder = folder .. "/checkpoint-layout", log = folder .. "/layout" }))
-  encoder:load_state_dict(learnt.text_encoder:state_dict())
-  painter.prompts.readers[1].encoder = encoder
-end
+-- Where captions put things is to be learnt where there is nothing to see but noise, and the text encoder of a CLIP,
+-- whose captions seldom need it, hardly tells "left" from "right". Among all times that is so rare that after hours
+-- things were anywhere: what a network makes of words alone has to be learnt by itself, in some hundred steps in the
+-- first of which nothing happens. Then it stays.
+local only_noise = diffusion.times.logit_normal { mean = 5, std = 1 }
 
 --- Trains a painter's network, keeps the pipeline with averaged weights in the folder of its seed, and puts these into
 -- the painter. set: of latents and tokens, [n, t] or [n, 2, t] (of two captions, the second names a place; with cells,
@@ -427,12 +418,20 @@ function M.fit(r, painter, set, seed, evaluate, training)
     return ty.data.DataLoader(set, { batch_size = batch, shuffle = true, seed = seed, drop_last = true,
       device = r.device })
   end
-  if o.layout then read_places(r, painter, loader(o.layout.batch), seed, o.layout.steps) end
   if o.crops then
     local folder = r:path("seed" .. seed)
     local averaged = fit_parts(r, painter, parts, loader(o.crops.batch), seed, o, { steps = o.crops.steps, every = 0,
       final = 0.3, folder = folder .. "/checkpoint-crops", log = folder .. "/crops",
       view = function(batch) return { crops.draw(batch) } end })
+    parts:load_state_dict(averaged:state_dict())
+  end
+  if o.layout then
+    local folder = r:path("seed" .. seed)
+    local cells = { module = o.cells.module, weight = 1 }
+    local averaged = fit_parts(r, painter, parts, loader(o.layout.batch), seed,
+      { text = o.text and "new", times = only_noise, placed = 0.9, cells = cells }, { steps = o.layout.steps,
+        lr = r.args.lr / 2, every = 0, average = 0.99, final = 0.3, folder = folder .. "/checkpoint-layout",
+        log = folder .. "/layout" })
     parts:load_state_dict(averaged:state_dict())
   end
   local beside = o.crops and o.crops.beside or 0

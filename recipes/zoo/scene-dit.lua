@@ -15,10 +15,10 @@ local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models"
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = zoo.painter.arguments({ steps = 1500, batch = 24, lr = 0.02, every = 1500, count = 500, quick = 4,
     quick_count = 4 }, {
-    { "layout", 500, "steps in which the text encoder learns what captions say of places", quick = 2 },
-    { "layout_batch", 96, "captions of such a step", quick = 4 },
     { "crops", 1000, "steps with windows around single objects before those with scenes", quick = 2 },
     { "crop_batch", 96, "windows of such a step", quick = 4 },
+    { "layout", 800, "steps after these from noise alone, in which it learns where captions put things", quick = 2 },
+    { "layout_batch", 32, "scenes of such a step", quick = 4 },
     { "beside", 48, "windows beside the scenes of a step", quick = 2 },
     { "alone", 5000, "steps with scenes alone after those", quick = 2 },
     { "alone_batch", 48, "scenes of such a step", quick = 4 },

@@ -86,7 +86,7 @@ local function trained(training, steps, more)
   local function words() return painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"] end
   painters.fit(recipe(folder, args), painter, ty.data.TensorDataset(set), 0, function() return {} end, training)
   local lines = {}
-  for _, name in ipairs { "crops/", "", "alone/" } do
+  for _, name in ipairs { "crops/", "layout/", "", "alone/" } do
     local file = ("%s/seed0/%smetrics.jsonl"):format(folder, name)
     for line in (ty.io.exists(file) and io.lines(file) or function() end) do
       lines[#lines + 1] = ty.io.json_decode(line)
@@ -166,39 +166,16 @@ check.test("scenes alone come last: they go on from what was learnt, and words s
   check.equal(words[1], words[2])
 end)
 
-check.test("where captions put things is learnt from words alone", function()
-  local painter = small()
-  local captions, at = {}, { "at the top left", "at the bottom right" }
-  for i = 1, 4 do captions[i] = (i <= 2 and "a dog " or "a pig ") .. at[i % 2 + 1] end
-  local dog, pig, none = 0, 0, #datasets.scenes.objects
-  for i, object in ipairs(datasets.scenes.objects) do
-    if object.name == "dog" then dog = i - 1 elseif object.name == "pig" then pig = i - 1 end
-  end
-  local shares, numbers = ty.zeros(4, 64, 2), ty.full({ 4, 2 }, none, { dtype = "i64" })
-  for i = 1, 4 do
-    numbers[i - 1][0]:fill_(i <= 2 and dog or pig)
-    local corner = i % 2 == 0 and 0 or 4
-    for y = corner, corner + 3 do shares[i - 1]:narrow(0, y * 8 + corner, 4):select(1, 0):fill_(255) end
-  end
-  shares:select(2, 1):copy_(255 - shares:select(2, 0))
-  local tokens = painter:tokens(captions)
-  local set = ty.data.TensorDataset { tokens = tokens, shares = shares:to "u8", numbers = numbers,
-    colours = ty.zeros(4, 2, { dtype = "i64" }) }
-  local before = painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"]:clone()
-  local learnt = zoo.layout.train(painter.text_encoder, { width = 128, loader = ty.data.DataLoader(set,
-    { batch_size = 4 }), read = function(encoder, words)
-      painter.prompts.readers[1].encoder = encoder
-      return painters.told(painter, words, 0, true).text.embeddings
-    end }, { steps = 300, lr = 1e-3, average = 0.9, quiet = true })
-  local places = learnt:places(tokens):reshape(4, -1, 9)
-  for i = 1, 4 do
-    local said = places[i - 1][i <= 2 and dog or pig]
-    check.equal(said:argmax(0):item(), i % 2 == 0 and 0 or 8, captions[i])
-  end
-  local after = learnt.text_encoder:state_dict()["text_model.final_layer_norm.weight"]
-  check.ok((after - before):abs():max():item() > 0, "the encoder learns as well")
-  check.fails(function() zoo.layout.train(painter.text_encoder, { width = 128 }, {}) end,
-    "layout.train: loader: expected one, got nil")
+check.test("where captions put things is learnt from noise alone, with the words, before scenes are", function()
+  local cells = { weight = 0.1, width = 16, side = 8, module = function(network) return network.mid_block end }
+  local lines, moved = trained({ text = "tuned", cells = cells, layout = { steps = 40, batch = 4 } }, 3)
+  local _, tuned = trained({ text = "tuned", cells = cells }, 3)
+  check.equal(#lines, 43)
+  -- Cells count in full there, and next to nothing of a picture can be said.
+  check.close(lines[5].loss, lines[5].pictures + lines[5].cells, 1e-4)
+  check.close(lines[43].loss, lines[43].pictures + 0.1 * lines[43].cells, 1e-4)
+  check.ok(lines[40].cells < lines[1].cells / 2, ("%g, %g"):format(lines[1].cells, lines[40].cells))
+  check.ok(moved > 3 * tuned, ("%g, %g"):format(moved, tuned))
 end)
 
 check.test("of two captions of a scene the one that names a place is drawn as often as asked for", function()
