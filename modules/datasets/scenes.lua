@@ -96,7 +96,7 @@ end
 local function speak(self, scenes, positions)
   local words, asked = {}, {}
   for r, scene in ipairs(scenes) do
-    words[r], asked[r] = captions.caption(scene, generator(self, "caption", positions[r]))
+    words[r], asked[r] = captions.caption(scene, generator(self, "caption", positions[r]), self.placed)
   end
   return words, asked
 end
@@ -200,12 +200,12 @@ local none = arguments.none
 local defaults = { split = "training", seed = 0, size = 64, length = none,
   fields = { "image", "caption", "asked", "scene", "labels", "boxes" }, objects = { 1, 5 }, objects_of = none,
   colours = none, backgrounds = none, rotation = 20, visible = 0.4, questions = 4, noise = 0,
-  label_noise = 0 }
+  label_noise = 0, placed = false }
 local kinds = { split = "a string", seed = "an integer", size = "32 or 64 or 128", length = "an integer >= 0",
   fields = "a list of strings", objects = "a pair of integers", objects_of = "a list of strings",
   colours = "a list of strings", backgrounds = "a list of strings", rotation = "an integer in [0, 180]",
   visible = "a number in [0, 1]", questions = "an integer in [1, 20]",
-  noise = "a number in [0, 255]", label_noise = "a number in [0, 1]" }
+  noise = "a number in [0, 255]", placed = "a boolean", label_noise = "a number in [0, 1]" }
 
 --- Items of an epoch of each split.
 M.lengths = { training = 100000, validation = 5000, held_out_objects = 5000, held_out_combinations = 5000 }
@@ -255,9 +255,9 @@ end
 -- questions), objects ({ 1, 5 }: the least and the most in a scene), objects_of (names: only these), colours (tints,
 -- and "natural" for an object's own look), backgrounds (of plain, gradient, stripes, checks, dots, noise, photo),
 -- rotation (20 degrees at most), visible (0.4: the share of each object that is not hidden, at least), questions (4 of
--- each scene), noise (0: the standard deviation of pixels, in grey levels; the field clean_image has none) and
--- label_noise (0: the share of items with caption, asked and labels of another; the fields swapped, true_caption and
--- true_labels say so).
+-- each scene), noise (0: the standard deviation of pixels, in grey levels; the field clean_image has none), label_noise
+-- (0: the share of items with caption, asked and labels of another; the fields swapped, true_caption and true_labels
+-- say so) and placed (false; true: captions name a place, where anything has one).
 ---@param options? table
 ---@return Scenes
 function M.load(options)
@@ -283,7 +283,7 @@ function M.load(options)
   local photos = set_of(backgrounds).photo and atlas.photos(o.split == "training" and "training" or "held_out")
   return setmetatable({ size = o.length or M.lengths[o.split], side = o.size, seed = o.seed, split = o.split,
     fields = o.fields, visible = o.visible, atlas = atlas.objects(o.size == 128 and 128 or 64), photos = photos or nil,
-    questions = o.questions, noise = o.noise, label_noise = o.label_noise,
+    questions = o.questions, noise = o.noise, label_noise = o.label_noise, placed = o.placed,
     streams = { scene = "scenes " .. o.split, caption = "captions " .. o.split, questions = "questions " .. o.split,
       noise = "noise " .. o.split, labels = "labels " .. o.split },
     layout = { objects_of = objects_of(o.split, o.objects_of), tints = looks, natural = natural, low = low, high = high,

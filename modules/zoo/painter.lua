@@ -72,9 +72,11 @@ local function listed(argument)
 end
 
 -- The scenes of a split that the network is made for.
-local function set_of(args, split, fields, seed)
-  return scenes.set(split, fields, { objects = { 1, args.most }, rotation = args.rotation, seed = seed,
-    backgrounds = listed(args.backgrounds), objects_of = listed(args.kinds) })
+local function set_of(args, split, fields, more)
+  local o = { objects = { 1, args.most }, rotation = args.rotation, backgrounds = listed(args.backgrounds),
+    objects_of = listed(args.kinds) }
+  for key, value in pairs(more or {}) do o[key] = value end
+  return scenes.set(split, fields, o)
 end
 
 -- A name for the scenes of these arguments: other ones make another.
@@ -98,21 +100,25 @@ function Drawn:get(i)
   return { image = batch.image[0], latents = batch.latents[0] }
 end
 
--- Latents and tokens of the scenes that are trained on, and, of side * side cells, what is on top in each as bytes, and
--- what each object is called; kept in a file of the results, which other seeds share.
+-- Latents of the scenes that are trained on, tokens [n, 2, t] of two captions of each, of which the second names a
+-- place, and, of side * side cells, what is on top in each as bytes, and what each object is called; kept in a file of
+-- the results, which other seeds share.
 local function data_of(r, painter, side)
   local args = r.args
-  local path = r:path(("latents-%s%s.safetensors"):format(name_of(args), side and "-" .. side or ""))
+  local path = r:path(("scenes-%s%s.safetensors"):format(name_of(args), side and "-" .. side or ""))
   if not ty.io.exists(path) then
     local set = set_of(args, "training", side and { "image", "caption", "owner", "boxes", "scene" }
       or { "image", "caption" })
+    local placed = set_of(args, "training", { "caption" }, { placed = true })
     local lists = { latents = {}, tokens = {}, shares = {}, numbers = {}, colours = {}, phrases = {} }
     for start = 0, args.scenes - 1, 100 do
-      local batch = set:batch(ty.arange(start, math.min(start + 100, args.scenes)))
+      local positions = ty.arange(start, math.min(start + 100, args.scenes))
+      local batch = set:batch(positions)
       table.insert(lists.latents, (ty.scope(function()
         return painter:encode(batch.image):to { dtype = "f16", device = "cpu" }
       end)))
-      table.insert(lists.tokens, painter:tokens(batch.caption))
+      table.insert(lists.tokens, ty.stack({ painter:tokens(batch.caption),
+        painter:tokens(placed:batch(positions).caption) }, 1))
       if side then
         local shares, numbers, colours = judge.tops(batch, side)
         table.insert(lists.shares, (shares * 255):round():to "u8")
@@ -148,7 +154,7 @@ local function judge_of(r)
     else
       r:say("scene-resnet learns to judge what is drawn, %d steps", r.args.judge_steps)
       ty.manual_seed(1000)
-      local set = set_of(r.args, "training", { "image", "statements", "owner", "boxes", "scene" }, 1000)
+      local set = set_of(r.args, "training", { "image", "statements", "owner", "boxes", "scene" }, { seed = 1000 })
       judges[path] = drawing_judge.tune { set = set, steps = r.args.judge_steps, batch = r.quick and 4 or 48,
         seed = 1000, device = r.device }
       judges[path]:save(path)
@@ -253,9 +259,12 @@ end
 ---@class PainterTraining
 ---@field text? "new"|"tuned"  the text encoder learns as well: all of it, or what it knows already is tuned
 ---@field times? function  of diffusion.times, in the place of the objective's
+---@field placed? number  the share of captions that name a place, where scenes have two (0.5)
 ---@field cells? { module: fun(network: Module): Module, width: integer, side: integer, weight: number }  the maps
----  [n, width, side, side] that a module inside of the network makes have to say what is on top in each cell of the
----  scene, as an error with that weight
+---  [n, width, side, side], or patches [n, side * side, width], that a module inside of the network makes have to say
+---  what is on top in each cell of the scene, as an error with that weight
+---@field layout? { steps: integer, batch: integer }  after the windows it learns, by its cells and from noise alone,
+---  where captions put things, the text encoder with it
 ---@field crops? { steps: integer, batch: integer, beside: integer }  it learns windows around single objects first, so
 ---  many in a step, and then some beside scenes: see zoo.crops
 ---@field alone? { steps: integer, batch: integer }  then it learns scenes alone, so many in a step, the words at rest
@@ -278,11 +287,21 @@ local function loss_of(painter, objective, o)
       o.text ~= nil, empty))
     if not o.cells then return loss end
     unhook()
-    local said = m.cells(seen:flatten(2):transpose(1, 2))
+    local said = m.cells(seen.ndim == 4 and seen:flatten(2):transpose(1, 2) or seen)
     local of_cells = judge.cell_loss(said, judge.spread(batch.shares:to "f32" / 255, batch.numbers:to "i64",
       batch.colours:to "i64"))
     return loss + of_cells * o.cells.weight, { pictures = loss:detach(), cells = of_cells:detach() }
   end
+end
+
+-- A batch with one of the two captions of each scene, drawn at random: so many in one are those that name a place.
+local function say(batch, share)
+  local tokens, few = batch.tokens, {}
+  if tokens.ndim == 2 then return batch end
+  for name, x in pairs(batch) do few[name] = x end
+  local placed = ty.rand({ tokens.shape[1], 1 }, { device = tokens.device }):lt(share)
+  few.tokens = ty.where(placed, tokens:select(1, 1), tokens:select(1, 0))
+  return few
 end
 
 -- The first rows of a batch of tensors.
@@ -365,16 +384,25 @@ local function fit_parts(r, painter, parts, loader, seed, o, more)
       how.tuned = o.text == "tuned" and "text_encoder." or nil
       return scenes.muon(model, how)
     end,
-    backward = recorded(loss_of(painter, objective, o), more.view or function(batch) return { batch } end) })
+    backward = recorded(loss_of(painter, objective, o), function(batch)
+      batch = say(batch, o.placed or 0.5)
+      return more.view and more.view(batch) or { batch }
+    end) })
   for key, value in pairs(more) do
     if key ~= "view" then options[key] = value end
   end
   return select(2, ty.train.fit(parts, loader, options))
 end
 
+-- Where captions put things is to be learnt where there is nothing to see but noise, and the text encoder of a CLIP,
+-- whose captions seldom need it, hardly tells "left" from "right". Among all times that is so rare that after hours
+-- things were anywhere: what a network makes of words alone has to be learnt by itself, in some hundred steps in the
+-- first of which nothing happens. Then it stays.
+local only_noise = diffusion.times.logit_normal { mean = 5, std = 1 }
+
 --- Trains a painter's network, keeps the pipeline with averaged weights in the folder of its seed, and puts these into
--- the painter. set: of latents and tokens (with cells, of what judge.tops() gives as bytes as well, and for crops of
--- phrases). evaluate(step): numbers for the log.
+-- the painter. set: of latents and tokens, [n, t] or [n, 2, t] (of two captions, the second names a place; with cells,
+-- of what judge.tops() gives as bytes as well, and for crops of phrases). evaluate(step): numbers for the log.
 ---@param r Recipe
 ---@param painter TextToImage
 ---@param set Dataset
@@ -397,6 +425,15 @@ function M.fit(r, painter, set, seed, evaluate, training)
       view = function(batch) return { crops.draw(batch) } end })
     parts:load_state_dict(averaged:state_dict())
   end
+  if o.layout then
+    local folder = r:path("seed" .. seed)
+    local cells = { module = o.cells.module, weight = 1 }
+    local averaged = fit_parts(r, painter, parts, loader(o.layout.batch), seed,
+      { text = o.text and "new", times = only_noise, placed = 0.9, cells = cells }, { steps = o.layout.steps,
+        lr = r.args.lr / 2, every = 0, average = 0.99, final = 0.3, folder = folder .. "/checkpoint-layout",
+        log = folder .. "/layout" })
+    parts:load_state_dict(averaged:state_dict())
+  end
   local beside = o.crops and o.crops.beside or 0
   local averaged = fit_parts(r, painter, parts, loader(math.max(r.args.batch, beside)), seed, o, {
     view = beside > 0 and function(batch)
@@ -411,7 +448,8 @@ function M.fit(r, painter, set, seed, evaluate, training)
     parts:load_state_dict(averaged:state_dict())
     local folder = r:path("seed" .. seed)
     local drawing = nn.ModuleDict { network = parts.network, cells = parts.cells }
-    averaged = fit_parts(r, painter, drawing, loader(o.alone.batch), seed, { times = o.times, cells = o.cells }, {
+    averaged = fit_parts(r, painter, drawing, loader(o.alone.batch), seed,
+      { times = o.times, placed = o.placed, cells = o.cells }, {
       steps = o.alone.steps, folder = folder .. "/checkpoint-alone", log = folder .. "/alone",
       evaluate = function(step, m)
         M.use(painter, m.network)

@@ -242,26 +242,45 @@ local function fits(form, s, twins)
   return true
 end
 
+-- A form that fits, drawn at random; with `placed` one that names a place.
+local function choose(list, s, placed, random)
+  local form
+  repeat form = random:choose(list) until fits(form, s, s.twins) and (not placed or form.needs.place)
+  return form
+end
+
+-- Brings a group to the front that has a place. Whether one has.
+local function place_first(groups)
+  for g, group in ipairs(groups) do
+    if group.place then
+      groups[1], groups[g] = group, groups[1]
+      return true
+    end
+  end
+  return false
+end
+
 --- A caption of a scene whose facts are known, and `asked`: { objects = list of { object, name, count, colour?, size?,
 -- place? }, relations = list of { a, relation, b } (positions in objects, from 1), background = { kind, colours? } or
--- nil }.
+-- nil }. placed: it names a place, where anything that is there once has one.
 ---@return string caption
 ---@return table asked
-function M.caption(scene, random)
+function M.caption(scene, random, placed)
   local groups = ordered(scene, random)
   local s = setmetatable({ scene = scene, groups = groups, random = random, first = 1, second = 2, placed = {},
     later = {}, asked = { objects = {}, relations = {} } }, Speaker)
   local list = forms[math.min(#groups, 3)]
   s.twins = groups[2] and groups[1].object == groups[2].object
-  local first, relation, second = pick_relation(scene, groups, random)
+  placed = placed and place_first(groups)
+  local first, relation, second
+  if not placed then first, relation, second = pick_relation(scene, groups, random) end
   if first and #groups == 2 and first == 2 then -- what is said first is the first
     groups[1], groups[2] = groups[2], groups[1]
     first, second = 1, 2
   end
   s.relation = relation
   if first then s.first, s.second = first, second end
-  local form
-  repeat form = list[random:integer(1, #list)] until fits(form, s, s.twins)
+  local form = choose(list, s, placed, random)
   local words = {}
   for i = 1, #form, 2 do
     words[i] = form[i]

@@ -261,6 +261,23 @@ check.test("captions say what is there, in many forms, and `asked` is what they 
   check.equal(count > 500, true) -- of words in the places of nouns and colours
 end)
 
+check.test("captions that are asked to name a place do, where anything that is there once has one", function()
+  local named, without = 0, 0
+  each(2000, { fields = { "scene", "caption", "asked" }, placed = true }, function(scene, caption, asked)
+    check.equal(shows(scene, asked), true, caption)
+    local can, does = false, false
+    for _, object in ipairs(scene.objects) do
+      can = can or object.place ~= nil and scene.groups[object.group].count == 1
+    end
+    for _, wanted in ipairs(asked.objects) do does = does or wanted.place ~= nil end
+    check.equal(does or not can, true, caption)
+    named, without = named + (does and 1 or 0), without + (can and 0 or 1)
+  end)
+  check.equal(named > 1200 and without > 50, true, ("%d, %d"):format(named, without))
+  check.fails(function() datasets.load("scenes", { placed = 3 }) end,
+    "datasets.scenes: placed: expected a boolean, got 3")
+end)
+
 check.test("a scene that lacks something is not what is asked for", function()
   local wrong, n = 0, 0
   each(300, { fields = { "scene", "asked" } }, function(scene, _, asked)

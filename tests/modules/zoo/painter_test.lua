@@ -79,13 +79,14 @@ local function trained(training, steps, more)
     "a pig", "a red dog", "two cats", "a blue fish", "a frog" }, shares = ty.full({ n, 64, 3 }, 85, { dtype = "u8" }),
     numbers = ty.full({ n, 3 }, 7, { dtype = "u8" }), colours = ty.full({ n, 3 }, 2, { dtype = "u8" }),
     phrases = ty.full({ n, 2, 12 }, 9, { dtype = "i64" }) }
+  set.tokens = training.tokens or set.tokens
   local args = { steps = steps, lr = 0.02, every = 0, batch = 4 }
   for key, value in pairs(more or {}) do args[key] = value end
   local before = painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"]:clone()
   local function words() return painter.text_encoder:state_dict()["text_model.final_layer_norm.weight"] end
   painters.fit(recipe(folder, args), painter, ty.data.TensorDataset(set), 0, function() return {} end, training)
   local lines = {}
-  for _, name in ipairs { "crops/", "", "alone/" } do
+  for _, name in ipairs { "crops/", "layout/", "", "alone/" } do
     local file = ("%s/seed0/%smetrics.jsonl"):format(folder, name)
     for line in (ty.io.exists(file) and io.lines(file) or function() end) do
       lines[#lines + 1] = ty.io.json_decode(line)
@@ -163,6 +164,31 @@ check.test("scenes alone come last: they go on from what was learnt, and words s
     check.equal(painter.pipeline.components.text_encoder, painter.text_encoder)
   end
   check.equal(words[1], words[2])
+end)
+
+check.test("where captions put things is learnt from noise alone, with the words, before scenes are", function()
+  local cells = { weight = 0.1, width = 16, side = 8, module = function(network) return network.mid_block end }
+  local lines, moved = trained({ text = "tuned", cells = cells, layout = { steps = 40, batch = 4 } }, 3)
+  local _, tuned = trained({ text = "tuned", cells = cells }, 3)
+  check.equal(#lines, 43)
+  -- Cells count in full there, and next to nothing of a picture can be said.
+  check.close(lines[5].loss, lines[5].pictures + lines[5].cells, 1e-4)
+  check.close(lines[43].loss, lines[43].pictures + 0.1 * lines[43].cells, 1e-4)
+  check.ok(lines[40].cells < lines[1].cells / 2, ("%g, %g"):format(lines[1].cells, lines[40].cells))
+  check.ok(moved > 3 * tuned, ("%g, %g"):format(moved, tuned))
+end)
+
+check.test("of two captions of a scene the one that names a place is drawn as often as asked for", function()
+  local painter, loss = small(), {}
+  local function lesson(second, placed) -- the loss of the fourth step with tokens of a dog, and of `second`
+    local list = { painter:tokens { "a dog" }, painter:tokens { second } }
+    local tokens = ty.stack(list, 1):expand(8, 2, list[1].shape[2]):contiguous()
+    return trained({ placed = placed, tokens = tokens }, 4)[4].loss
+  end
+  for i, placed in ipairs { 0, 1 } do loss[i] = lesson("a cat at the top", placed) end
+  check.equal(loss[1], lesson("a dog", 0))
+  check.equal(loss[1], lesson("a dog", 1))
+  check.ok(loss[1] ~= loss[2])
 end)
 
 check.test("words that are tuned move a little, those that are learnt much more", function()
