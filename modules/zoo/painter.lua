@@ -2,6 +2,7 @@
 -- training scenes are latents of the zoo's autoencoder, made once; captions are read by the text encoder of its CLIP.
 -- Drawn pictures are measured by judges of the zoo, which say what of a caption they see.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local crops = require "tycho.zoo.crops"
 local datasets = require "tycho.datasets"
 local diffusion = require "tycho.diffusion"
@@ -297,7 +298,7 @@ end
 -- A batch with one of the two captions of each scene, drawn at random: so many in one are those that name a place.
 local function say(batch, share)
   local tokens, few = batch.tokens, {}
-  if tokens.ndim == 2 then return batch end
+  if tokens.ndim == 2 then return batch end -- there is one
   for name, x in pairs(batch) do few[name] = x end
   local placed = ty.rand({ tokens.shape[1], 1 }, { device = tokens.device }):lt(share)
   few.tokens = ty.where(placed, tokens:select(1, 1), tokens:select(1, 0))
@@ -411,6 +412,9 @@ local only_noise = diffusion.times.logit_normal { mean = 5, std = 1 }
 ---@param training? PainterTraining
 function M.fit(r, painter, set, seed, evaluate, training)
   local o = training or {}
+  if (o.crops or o.layout) and not o.cells then
+    arguments.fail "painter.fit: training: expected cells with crops or layout, got none"
+  end
   r:say("seed %d: %d parameters", seed, painter.network:count_parameters())
   local parts = nn.ModuleDict { network = painter.network, text_encoder = o.text and painter.text_encoder or nil,
     cells = o.cells and r:place(function() return nn.Linear(o.cells.width, judge.cell_outputs) end) or nil }
@@ -418,21 +422,22 @@ function M.fit(r, painter, set, seed, evaluate, training)
     return ty.data.DataLoader(set, { batch_size = batch, shuffle = true, seed = seed, drop_last = true,
       device = r.device })
   end
-  if o.crops then
+  -- A part of training with a checkpoint and a log of its own; of no steps it leaves what is taught as it is.
+  local function phase(name, taught, how, batch, more)
+    if more.steps == 0 then return taught end
     local folder = r:path("seed" .. seed)
-    local averaged = fit_parts(r, painter, parts, loader(o.crops.batch), seed, o, { steps = o.crops.steps, every = 0,
-      final = 0.3, folder = folder .. "/checkpoint-crops", log = folder .. "/crops",
-      view = function(batch) return { crops.draw(batch) } end })
-    parts:load_state_dict(averaged:state_dict())
+    more.folder, more.log = folder .. "/checkpoint-" .. name, folder .. "/" .. name
+    return fit_parts(r, painter, taught, loader(batch), seed, how, more)
+  end
+  if o.crops then
+    parts:load_state_dict(phase("crops", parts, o, o.crops.batch, { steps = o.crops.steps, every = 0, final = 0.3,
+      view = function(batch) return { crops.draw(batch) } end }):state_dict())
   end
   if o.layout then
-    local folder = r:path("seed" .. seed)
-    local cells = { module = o.cells.module, weight = 1 }
-    local averaged = fit_parts(r, painter, parts, loader(o.layout.batch), seed,
-      { text = o.text and "new", times = only_noise, placed = 0.9, cells = cells }, { steps = o.layout.steps,
-        lr = r.args.lr / 2, every = 0, average = 0.99, final = 0.3, folder = folder .. "/checkpoint-layout",
-        log = folder .. "/layout" })
-    parts:load_state_dict(averaged:state_dict())
+    local how = { text = o.text and "new", times = only_noise, placed = 0.9,
+      cells = { module = o.cells.module, weight = 1 } }
+    parts:load_state_dict(phase("layout", parts, how, o.layout.batch, { steps = o.layout.steps, lr = r.args.lr / 2,
+      every = 0, average = 0.99, final = 0.3 }):state_dict())
   end
   local beside = o.crops and o.crops.beside or 0
   local averaged = fit_parts(r, painter, parts, loader(math.max(r.args.batch, beside)), seed, o, {
@@ -446,15 +451,12 @@ function M.fit(r, painter, set, seed, evaluate, training)
   M.use(painter, averaged.network, averaged.text_encoder)
   if o.alone then
     parts:load_state_dict(averaged:state_dict())
-    local folder = r:path("seed" .. seed)
-    local drawing = nn.ModuleDict { network = parts.network, cells = parts.cells }
-    averaged = fit_parts(r, painter, drawing, loader(o.alone.batch), seed,
-      { times = o.times, placed = o.placed, cells = o.cells }, {
-      steps = o.alone.steps, folder = folder .. "/checkpoint-alone", log = folder .. "/alone",
-      evaluate = function(step, m)
-        M.use(painter, m.network)
-        return evaluate(step)
-      end })
+    averaged = phase("alone", nn.ModuleDict { network = parts.network, cells = parts.cells },
+      { times = o.times, placed = o.placed, cells = o.cells }, o.alone.batch, { steps = o.alone.steps,
+        evaluate = function(step, m)
+          M.use(painter, m.network)
+          return evaluate(step)
+        end })
     M.use(painter, averaged.network)
   end
   hub.save_pipeline(scenes.folder(r, seed), painter.pipeline)

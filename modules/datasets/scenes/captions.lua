@@ -242,10 +242,17 @@ local function fits(form, s, twins)
   return true
 end
 
--- A form that fits, drawn at random; with `placed` one that names a place.
+-- A form that fits, drawn at random; with `placed` one that names a place, if any does: "the apple" of several has no
+-- place.
 local function choose(list, s, placed, random)
+  local function suits(form) return fits(form, s, s.twins) and (not placed or form.needs.place ~= nil) end
+  if placed then
+    local any = false
+    for _, form in ipairs(list) do any = any or suits(form) end
+    placed = any
+  end
   local form
-  repeat form = random:choose(list) until fits(form, s, s.twins) and (not placed or form.needs.place)
+  repeat form = random:choose(list) until suits(form)
   return form
 end
 
@@ -262,7 +269,7 @@ end
 
 --- A caption of a scene whose facts are known, and `asked`: { objects = list of { object, name, count, colour?, size?,
 -- place? }, relations = list of { a, relation, b } (positions in objects, from 1), background = { kind, colours? } or
--- nil }. placed: it names a place, where anything that is there once has one.
+-- nil }. placed: it names a place, where anything that is there once, and can be told from the others, has one.
 ---@return string caption
 ---@return table asked
 function M.caption(scene, random, placed)
@@ -270,8 +277,8 @@ function M.caption(scene, random, placed)
   local s = setmetatable({ scene = scene, groups = groups, random = random, first = 1, second = 2, placed = {},
     later = {}, asked = { objects = {}, relations = {} } }, Speaker)
   local list = forms[math.min(#groups, 3)]
-  s.twins = groups[2] and groups[1].object == groups[2].object
   placed = placed and place_first(groups)
+  s.twins = groups[2] and groups[1].object == groups[2].object
   local first, relation, second
   if not placed then first, relation, second = pick_relation(scene, groups, random) end
   if first and #groups == 2 and first == 2 then -- what is said first is the first

@@ -274,6 +274,9 @@ check.test("captions that are asked to name a place do, where anything that is t
     named, without = named + (does and 1 or 0), without + (can and 0 or 1)
   end)
   check.equal(named > 1200 and without > 50, true, ("%d, %d"):format(named, without))
+  -- Of apples alone none can be told by its name: then there is no place to name.
+  each(200, { objects_of = { "apple", "dog" }, placed = true, fields = { "scene", "caption", "asked" } },
+    function(scene, caption, asked) check.equal(shows(scene, asked), true, caption) end)
   check.fails(function() datasets.load("scenes", { placed = 3 }) end,
     "datasets.scenes: placed: expected a boolean, got 3")
 end)

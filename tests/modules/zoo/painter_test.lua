@@ -176,6 +176,8 @@ check.test("where captions put things is learnt from noise alone, with the words
   check.close(lines[43].loss, lines[43].pictures + 0.1 * lines[43].cells, 1e-4)
   check.ok(lines[40].cells < lines[1].cells / 2, ("%g, %g"):format(lines[1].cells, lines[40].cells))
   check.ok(moved > 3 * tuned, ("%g, %g"):format(moved, tuned))
+  check.fails(function() trained({ layout = { steps = 1, batch = 4 } }, 1) end,
+    "painter.fit: training: expected cells with crops or layout, got none")
 end)
 
 check.test("of two captions of a scene the one that names a place is drawn as often as asked for", function()
