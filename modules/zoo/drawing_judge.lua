@@ -90,28 +90,46 @@ function M.places(shown)
   return (mass:clamp(1e-6) / enough):log():flatten(1)
 end
 
+-- What a network makes of pictures [n, 3, 64, 64], in hundreds: fn(logits, cells) of each, one after the other.
+local function in_parts(who, network, pictures, fn)
+  arguments.expect(who, "pictures", pictures, "a tensor")
+  if pictures.ndim ~= 4 or pictures.shape[1] == 0 then
+    arguments.fail("%s: pictures: expected [n, 3, 64, 64], n >= 1, got %s", who, arguments.describe(pictures))
+  end
+  local list = {}
+  for start = 0, pictures.shape[1] - 1, 100 do
+    list[#list + 1] = ty.no_grad(ty.scope, function()
+      local few = pictures:narrow(0, start, math.min(100, pictures.shape[1] - start)):to { device = network:device() }
+      return fn(network(few)):to "cpu"
+    end)
+  end
+  return ty.concat(list, 0)
+end
+
 --- What it makes of the sentences of datasets.scenes.statements, f32 [n, count]; a sentence is taken for true above 0.
 -- Objects and colours are the network's own logits; places are those of the cells, since means over all of a picture,
 -- which the network's own sentences about places are read from, hardly tell them.
 ---@param pictures Tensor  [n, 3, 64, 64], from -1 to 1
 ---@return Tensor
 function DrawingJudge:scores(pictures)
-  arguments.expect("DrawingJudge:scores", "pictures", pictures, "a tensor")
-  if pictures.ndim ~= 4 or pictures.shape[1] == 0 then
-    arguments.fail("DrawingJudge:scores: pictures: expected [n, 3, 64, 64], n >= 1, got %s",
-      arguments.describe(pictures))
-  end
-  local list, objects = {}, #datasets.scenes.objects
-  for start = 0, pictures.shape[1] - 1, 100 do
-    list[#list + 1] = ty.no_grad(ty.scope, function()
-      local few = pictures:narrow(0, start, math.min(100, pictures.shape[1] - start)):to { device = self:device() }
-      local logits, said = self(few)
-      local shown = said:narrow(2, 0, objects + 1):softmax(-1):narrow(2, 0, objects) -- [n, cells, objects]
-      local at = M.places(shown)
-      return ty.concat({ logits:narrow(1, 0, statements.count - at.shape[2]), at }, 1):to "cpu"
-    end)
-  end
-  return ty.concat(list, 0)
+  local objects = #datasets.scenes.objects
+  return in_parts("DrawingJudge:scores", self, pictures, function(logits, said)
+    local shown = said:narrow(2, 0, objects + 1):softmax(-1):narrow(2, 0, objects) -- [n, cells, objects]
+    local at = M.places(shown)
+    return ty.concat({ logits:narrow(1, 0, statements.count - at.shape[2]), at }, 1)
+  end)
+end
+
+--- At which of the nine places (datasets.scenes.geometry, from 0) most of what is not background is: i64 [n].
+---@param pictures Tensor  [n, 3, 64, 64], from -1 to 1
+---@return Tensor
+function DrawingJudge:where(pictures)
+  local objects = #datasets.scenes.objects
+  return in_parts("DrawingJudge:where", self, pictures, function(_, said)
+    local shown = 1 - said:narrow(2, 0, objects + 1):softmax(-1):select(2, objects) -- [n, cells]
+    local side = math.tointeger(shown.shape[2] ^ 0.5)
+    return shown:matmul(cells_of_places(side):to { device = shown.device }):argmax(1)
+  end)
 end
 
 --- A judge that is not tuned yet.

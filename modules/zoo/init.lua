@@ -18,6 +18,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   scenes = "tycho.zoo.scenes",
   judge = "tycho.zoo.judge",
   drawing_judge = "tycho.zoo.drawing_judge",
+  drawings = "tycho.zoo.drawings",
   painter = "tycho.zoo.painter",
   crops = "tycho.zoo.crops",
   answerer = "tycho.zoo.answerer",

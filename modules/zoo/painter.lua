@@ -4,20 +4,18 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local crops = require "tycho.zoo.crops"
-local datasets = require "tycho.datasets"
 local diffusion = require "tycho.diffusion"
-local drawing_judge = require "tycho.zoo.drawing_judge"
+local drawings = require "tycho.zoo.drawings"
 local hub = require "tycho.hub"
 local judge = require "tycho.zoo.judge"
 local models = require "tycho.models"
 local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
-local vlm = require "tycho.vlm"
 
 local nn = ty.nn
 local M = {}
 
-local shown, statements = scenes.drawn, datasets.scenes.statements
+local shown = scenes.drawn
 
 --- The arguments of such a recipe.
 ---@param own table<string, number>  steps, batch, lr, every, scenes, guidance
@@ -64,29 +62,6 @@ function M.pipeline(r, name, network, scheduler)
     text_encoder = text_encoder_of(shelf.load("scene-clip")):to(r.device), scheduler = scheduler } }
 end
 
--- The names that an argument lists; nil for "all".
-local function listed(argument)
-  if argument == "all" then return nil end
-  local names = {}
-  for name in argument:gmatch "[^,]+" do names[#names + 1] = name end
-  return names
-end
-
--- The scenes of a split that the network is made for.
-local function set_of(args, split, fields, more)
-  local o = { objects = { 1, args.most }, rotation = args.rotation, backgrounds = listed(args.backgrounds),
-    objects_of = listed(args.kinds) }
-  for key, value in pairs(more or {}) do o[key] = value end
-  return scenes.set(split, fields, o)
-end
-
--- A name for the scenes of these arguments: other ones make another.
-local function name_of(args)
-  local sum = 0
-  for _, byte in utf8.codes(args.backgrounds .. " " .. args.kinds) do sum = (sum * 31 + byte) & 0xffffffff end
-  return ("%d-%d-%d-%d-%08x"):format(args.scenes, args.most, args.rotation, args.length, sum)
-end
-
 -- The scenes that are trained on as pictures with their latents.
 local Drawn = ty.data.class "DrawnScenes"
 
@@ -106,11 +81,11 @@ end
 -- the results, which other seeds share.
 local function data_of(r, painter, side)
   local args = r.args
-  local path = r:path(("scenes-%s%s.safetensors"):format(name_of(args), side and "-" .. side or ""))
+  local path = r:path(("scenes-%s%s.safetensors"):format(drawings.name(args), side and "-" .. side or ""))
   if not ty.io.exists(path) then
-    local set = set_of(args, "training", side and { "image", "caption", "owner", "boxes", "scene" }
+    local set = drawings.set(args, "training", side and { "image", "caption", "owner", "boxes", "scene" }
       or { "image", "caption" })
-    local placed = set_of(args, "training", { "caption" }, { placed = true })
+    local placed = drawings.set(args, "training", { "caption" }, { placed = true })
     local lists = { latents = {}, tokens = {}, shares = {}, numbers = {}, colours = {}, phrases = {} }
     for start = 0, args.scenes - 1, 100 do
       local positions = ty.arange(start, math.min(start + 100, args.scenes))
@@ -133,84 +108,6 @@ local function data_of(r, painter, side)
     ty.io.save_safetensors(path, tensors)
   end
   return ty.data.TensorDataset(ty.io.load_safetensors(path, { mmap = true }))
-end
-
-local function ships(model)
-  for _, name in ipairs(shelf.names()) do
-    if name == model then return true end
-  end
-  return false
-end
-
--- The judge of scenes of these arguments, tuned once and kept in the results; nil where scene-resnet does not ship.
-local judges = {}
-local function judge_of(r)
-  if not ships "scene-resnet" then return nil end
-  local path = r:path(("judge-%s-%d.safetensors"):format(name_of(r.args), r.args.judge_steps))
-  if not judges[path] then
-    if ty.io.exists(path) then
-      judges[path] = drawing_judge.new { device = r.device }
-      judges[path]:load(path)
-      judges[path]:eval()
-    else
-      r:say("scene-resnet learns to judge what is drawn, %d steps", r.args.judge_steps)
-      ty.manual_seed(1000)
-      local set = set_of(r.args, "training", { "image", "statements", "owner", "boxes", "scene" }, { seed = 1000 })
-      judges[path] = drawing_judge.tune { set = set, steps = r.args.judge_steps, batch = r.quick and 4 or 48,
-        seed = 1000, device = r.device }
-      judges[path]:save(path)
-    end
-  end
-  return judges[path]
-end
-
--- What is found in pictures of what captions ask for: by the judge shares by kind; by CLIP the share of pictures whose
--- caption is the right one among a hundred. And what the judge finds of what the next picture's caption asks for.
-local function judged(r, pictures, captions, asked)
-  local shares, others, x, eye = {}, {}, scenes.pictures(pictures), judge_of(r)
-  if eye then
-    local logits, next_asked = eye:scores(x), {}
-    for i = 1, #asked do next_asked[i] = asked[i % #asked + 1] end
-    shares, others = statements.score(logits, asked), statements.score(logits, next_asked)
-  end
-  local tokens = scenes.tokens(shelf.tokenizer "scene-clip", captions, r.args.length)
-  shares.caption = vlm.retrieval(shelf.load "scene-clip", x, tokens, { among = math.min(100, #captions) }).captions
-  return shares, others
-end
-
---- How much of what captions of a split ask for is in the pictures that a painter draws, and in the real pictures of
--- these captions: { object, colour, place } by the judge (left out where it does not ship) and `caption`, the share of
--- pictures whose caption CLIP finds among a hundred, each; the pictures; and how much of what other captions ask for
--- the judge sees in them, which tells whether it sees what is not there.
----@param r Recipe
----@param painter TextToImage
----@param split string
----@param count integer
----@param from? integer  the first of the split's scenes (0): what decides while a painter is trained is not what is
----  reported of it
----@return table drawn
----@return table real
----@return Tensor pictures
----@return table others
-function M.measure(r, painter, split, count, from)
-  local args = r.args
-  local set = set_of(args, split, { "image", "caption", "asked" })
-  from = from or 0
-  local batch = set:batch(ty.arange(from, from + count))
-  local pictures = painter:paint(batch.caption, { steps = args.drawing_steps, guidance = args.guidance }):to "cpu"
-  local drawn, others = judged(r, pictures, batch.caption, batch.asked)
-  return drawn, (judged(r, batch.image, batch.caption, batch.asked)), pictures, others
-end
-
---- The same of real pictures of a split that went through a painter's autoencoder: what no drawn one is better than.
----@param r Recipe
----@param painter TextToImage
----@param split string
----@param count integer
----@return table
-function M.decoded(r, painter, split, count)
-  local batch = set_of(r.args, split, { "image", "caption", "asked" }):batch(ty.arange(count))
-  return (judged(r, painter:decode(painter:encode(batch.image)):to "cpu", batch.caption, batch.asked))
 end
 
 --- What a painter is trained for, without captions left out: whoever trains it leaves out their tokens.
@@ -470,7 +367,7 @@ end
 ---@param steps integer
 ---@param side? integer  of the cells that were kept with the latents
 function M.tune_decoder(r, painter, seed, steps, side)
-  local set = setmetatable({ size = r.args.scenes, set = set_of(r.args, "training", { "image" }),
+  local set = setmetatable({ size = r.args.scenes, set = drawings.set(r.args, "training", { "image" }),
     latents = data_of(r, painter, side).fields.latents }, Drawn)
   local loader = ty.data.DataLoader(set, { batch_size = math.min(16, r.args.batch), shuffle = true, seed = seed,
     drop_last = true, device = r.device })
@@ -494,9 +391,11 @@ function M.train(r, name, network, scheduler, seed, training)
   local args, cells = r.args, training and training.cells
   local painter = diffusion.TextToImage(M.pipeline(r, name, network, scheduler))
   M.fit(r, painter, data_of(r, painter, cells and cells.side), seed, function(step)
-    local drawn = M.measure(r, painter, "validation", math.min(100, args.count), args.count)
-    r:say("step %d: of what captions ask for objects %.3f, colours %.3f, places %.3f; captions found %.3f", step,
-      drawn.object or 0, drawn.colour or 0, drawn.place or 0, drawn.caption)
+    local count = math.min(100, args.count)
+    local drawn = drawings.measure(r, painter, "validation", count, args.count)
+    drawn.placed = drawings.placed(r, painter, "validation", count, args.count)
+    r:say("step %d: of what captions ask for objects %.3f, colours %.3f, places %.3f, of single things %.3f; captions "
+      .. "found %.3f", step, drawn.object or 0, drawn.colour or 0, drawn.place or 0, drawn.placed or 0, drawn.caption)
     return drawn
   end, training)
   if training and training.decoder then
@@ -515,51 +414,21 @@ end
 ---@param training? PainterTraining
 ---@return RecipeRow[]
 function M.rows(r, name, make, scheduler, training)
-  local drawn, real, combinations, decoded, others = {}, {}, {}, {}, {}
+  local found = {}
   local shipped = scenes.shipped(r, r.seeds[1], hub.pipeline)
-  judge_of(r) -- before all seeds, since tuning draws random numbers
-  local function note(list, i, shares)
-    for kind, share in pairs(shares) do
-      list[kind] = list[kind] or {}
-      list[kind][i] = share
-    end
-  end
+  drawings.judge(r) -- before all seeds, since tuning draws random numbers
   for i, seed in ipairs(r.seeds) do
     ty.manual_seed(seed)
     local painter = i == 1 and shipped and diffusion.TextToImage(shipped)
       or M.train(r, name, make():to(r.device), scheduler, seed, training)
-    local of_drawn, of_real, pictures, of_others = M.measure(r, painter, "validation", r.args.count)
-    note(drawn, i, of_drawn)
-    note(others, i, of_others)
-    note(real, i, of_real)
-    note(combinations, i, (M.measure(r, painter, "held_out_combinations", r.args.count)))
-    note(decoded, i, M.decoded(r, painter, "validation", r.args.count))
+    local pictures
+    found[i], pictures = drawings.figures(r, painter)
     if i == 1 then
       local few = pictures:narrow(0, 0, math.min(24, pictures.shape[1]))
       ty.plot.grid(scenes.pictures(few), { columns = 8, scale = 2 }):save(r:picture(r.name:match "[^/]+$" .. ".png"))
     end
   end
-  local bars = { object = 0.9, colour = 0.85, place = 0.8 }
-  local rows = {}
-  for _, kind in ipairs { "object", "colour", "place" } do
-    local none = ships "scene-resnet" and "not asked for" or "scene-resnet does not ship"
-    local function row(claim, list, bar)
-      local values = list[kind]
-      rows[#rows + 1] = { claim = ("%ss%s"):format(kind, claim), values = values, measured = not values and none or nil,
-        bar = bar, judged = values ~= nil and bar ~= nil }
-    end
-    row(" that captions ask for, share that the judge sees", drawn, bars[kind])
-    row(", that the next caption asks for, in the same pictures", others)
-    row(", in real pictures of these captions", real)
-    row(", in these after the autoencoder", decoded)
-    row(", drawn of combinations never seen", combinations)
-  end
-  for _, list in ipairs { { drawn, "drawn" }, { real, "real pictures" },
-    { combinations, "drawn of combinations never seen" } } do
-    rows[#rows + 1] = { claim = "right caption among 100 by scene-clip, " .. list[2], values = list[1].caption,
-      judged = false }
-  end
-  return rows
+  return drawings.rows(found)
 end
 
 --- Writes the first seed's pipeline in half precision.

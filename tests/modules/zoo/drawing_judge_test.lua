@@ -47,6 +47,27 @@ check.test("objects are at the places whose cells show them", function()
   check.ok(judges.places(ty.full({ 1, 64, 1 }, 0.005)):max():item() < 0, "hardly a trace is no object")
 end)
 
+check.test("most of what is not background is at one of the places, whatever it is", function()
+  local objects = #datasets.scenes.objects
+  local cells = ty.zeros(150, 64, objects + 8)
+  cells:narrow(2, objects, 1):fill_(9)
+  for i = 0, 149 do -- three cells of an object, in a place of its own, and one of another thing elsewhere
+    local at, p = { 1, 3, 6 }, i % 9
+    for d = 0, 2 do
+      local cell = cells[i][(at[p // 3 + 1] + d // 2) * 8 + at[p % 3 + 1] + d % 2]
+      cell[(i + d) % objects]:fill_(18)
+    end
+    cells[i][(at[(8 - p) // 3 + 1]) * 8 + at[(8 - p) % 3 + 1]][i % objects]:fill_(p == 4 and 0 or 18)
+  end
+  local from = 0
+  local network = setmetatable({ device = function() return "cpu" end }, { __call = function(_, x)
+    from = from + x.shape[1]
+    return nil, cells:narrow(0, from - x.shape[1], x.shape[1])
+  end })
+  local places = judges.new().where(network, ty.zeros(150, 3, 64, 64)):tolist()
+  for i = 0, 149 do check.equal(places[i + 1], i % 9) end
+end)
+
 check.test("a judge is tuned, says each sentence of each picture, and is read back", function()
   ty.manual_seed(6)
   local fields = { "image", "statements", "owner", "boxes", "scene" }
@@ -70,6 +91,7 @@ check.test("what does not fit is one clear error", function()
   check.fails(function() judges.disturb(ty.zeros(1, 3, 32, 16)) end, "disturb: x: expected")
   check.fails(function() judges.places(ty.zeros(1, 60, 2)) end, "places: shown: expected %[n, side %* side, objects%]")
   check.fails(function() judges.new():scores(ty.zeros(0, 3, 64, 64)) end, "scores: pictures: expected %[n, 3, 64, 64%]")
+  check.fails(function() judges.new():where(ty.zeros(0, 3, 64, 64)) end, "where: pictures: expected %[n, 3, 64, 64%]")
   check.fails(function() judges.tune {} end, "options.set: expected a table, got nil")
 end)
 
