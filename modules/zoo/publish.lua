@@ -45,6 +45,32 @@ local function measured(who, recipe, target)
   return target
 end
 
+local SHARED_FROM = 100000 -- bytes of a file from which it is worth a link
+
+local function quoted(path) return "'" .. path:gsub("'", "'\\''") .. "'" end
+
+-- Puts links in the place of files of shelf/name that another model of the shelf has as files of its own.
+local function link_shared(shelf, name)
+  local sums = "/checksums.json"
+  local own, others = ty.io.load_json(shelf .. "/" .. name .. sums), ty.io.listdir(shelf)
+  table.sort(others)
+  for file, entry in pairs(own) do
+    local up = ("../"):rep(select(2, file:gsub("/", "")) + 1)
+    for _, other in ipairs(entry.bytes >= SHARED_FROM and others or {}) do
+      local theirs = other ~= name and ty.io.exists(shelf .. "/" .. other .. sums)
+        and ty.io.load_json(shelf .. "/" .. other .. sums) or {}
+      for path, sum in pairs(theirs) do
+        if sum.bytes == entry.bytes and sum.crc32 == entry.crc32 then
+          -- Not to what is a link itself: it may be one to this file.
+          local there, here = quoted(shelf .. "/" .. other .. "/" .. path), quoted(shelf .. "/" .. name .. "/" .. file)
+          os.execute(("test ! -L %s && test ! -L %s && cmp -s %s %s && ln -sf %s %s"):format(there, here, there, here,
+            quoted(up .. other .. "/" .. path), here))
+        end
+      end
+    end
+  end
+end
+
 --- Writes a model of the zoo: write(folder) puts the model's files there, in the layout of their kind; the page comes
 -- from the recipe's head and table. What was there before is replaced once all is written. Of a model that was measured
 -- and not trained (--base zoo) the page alone is written anew. root: the source tree.
@@ -79,5 +105,6 @@ return function(recipe, list, write)
   shipped.write_checksums(partial, { skip = { ["README.md"] = true }, folders = true })
   remove(target)
   assert(os.rename(partial, target))
+  link_shared(recipe.root .. "/zoo", name)
   return target
 end

@@ -46,6 +46,35 @@ check.test("publishing writes the files, the page and the checksums, and replace
   check.close(loaded(tokens):tolist(), model:eval()(tokens):tolist(), 5e-3)
 end)
 
+check.test("a part that another model has too is a link to its file", function()
+  local function with(noise, parts) -- writes parts of 100 kB or more beside the model
+    return function(folder)
+      model:clone():to("f16"):save(folder)
+      ty.io.mkdir(folder .. "/vae")
+      ty.io.write_atomic(folder .. "/vae/part.bin", noise:rep(parts))
+    end
+  end
+  local function linked(path) return os.execute("test -L " .. quoted(root .. "/zoo/" .. path)) == true end
+  local function publish(name, write)
+    recipe.name = "zoo/" .. name
+    zoo.publish(recipe, rows, write)
+  end
+  publish("other-lm", with("tenletters", 15000))
+  publish("third-lm", with("tenletters", 15000))
+  check.equal({ linked "other-lm/vae/part.bin", linked "third-lm/vae/part.bin" }, { false, true })
+  check.equal(ty.io.read(root .. "/zoo/third-lm/vae/part.bin"), ("tenletters"):rep(15000))
+  publish("other-lm", with("tenletters", 15000)) -- what others lead to stays a file
+  check.equal({ linked "other-lm/vae/part.bin", linked "third-lm/vae/part.bin" }, { false, true })
+  publish("third-lm", with("otherwords", 15000)) -- nothing is written through a link
+  check.equal(linked "third-lm/vae/part.bin", false)
+  check.equal(ty.io.read(root .. "/zoo/other-lm/vae/part.bin"), ("tenletters"):rep(15000))
+  publish("other-lm", with("otherword", 3)) -- small ones are not worth it
+  publish("third-lm", with("otherword", 3))
+  check.equal(linked "third-lm/vae/part.bin", false)
+  os.execute(("rm -r %s %s"):format(quoted(root .. "/zoo/other-lm"), quoted(root .. "/zoo/third-lm")))
+  recipe.name = "zoo/small-lm"
+end)
+
 check.test("of a model that was measured and not trained the page alone is written", function()
   local folder = root .. "/zoo/small-lm"
   local page, sums = ty.io.read(folder .. "/README.md"), ty.io.read(folder .. "/checksums.json")
