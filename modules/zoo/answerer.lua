@@ -230,29 +230,40 @@ function M.told(shares)
 end
 
 --- Trains a model on questions about training scenes. words: patch_words() of its tokenizer, which is added to the loss
--- with a weight of 0.2, so that places go on to be named (nil for a model that only reads); scenes: options of the
--- scenes. Returns the model with averaged weights.
+-- with a weight of 0.2, so that places go on to be named (nil for a model that only reads); pointer: of zoo.pointing,
+-- attached to the model, whose loss is added with a weight of 0.5; scenes: options of the scenes. Returns the model
+-- with averaged weights.
 ---@param r Recipe
 ---@param model LanguageModel
 ---@param dialogue Dialogue
 ---@param seed integer
----@param options? table  those of train.fit that are other than zoo.scenes.fit_options gives, words, scenes
+---@param options? table  those of train.fit that are other than zoo.scenes.fit_options gives, words, pointer, scenes
 ---@return LanguageModel
 function M.train(r, model, dialogue, seed, options)
   local args, o = r.args, {}
   for key, value in pairs(options or {}) do o[key] = value end
-  local words, sees, more = o.words, dialogue.features > 0, { questions = args.questions }
+  local words, pointer, sees, more = o.words, o.pointer, dialogue.features > 0, { questions = args.questions }
   for key, value in pairs(o.scenes or {}) do more[key] = value end
-  o.words, o.scenes = nil, nil
+  o.words, o.pointer, o.scenes = nil, nil, nil
   r:say("seed %d: %d parameters", seed, model:count_parameters())
   local given = { average = 0.998, loss = function(m, batch)
     local packed = dialogue:packed(batch.questions)
     if not sees then return vlm.Dialogue.loss(m, packed) end
     local features = m:picture_features(scenes.pictures(batch.image))
-    local loss = vlm.Dialogue.loss(m, packed, { features = features })
-    if not words then return loss end
-    local named = words(m, features, batch)
-    return loss + named * 0.2, { answers = loss:detach(), patches = named:detach() }
+    local how = { features = features }
+    local answers, points
+    if pointer then
+      answers, points = pointer:loss(m, packed, batch, how)
+    else
+      answers = vlm.Dialogue.loss(m, packed, how)
+    end
+    local loss, numbers = answers, { answers = answers:detach() }
+    if points then loss, numbers.points = loss + points * 0.5, points:detach() end
+    if words then
+      local named = words(m, features, batch)
+      loss, numbers.patches = loss + named * 0.2, named:detach()
+    end
+    return loss, numbers
   end, evaluate = function(step, m)
     local found = M.measure(m, dialogue, "validation", math.min(200, args.count))
     r:say("step %d: %.3f of the questions answered (%s)", step, found.all, M.told(found))
@@ -260,7 +271,7 @@ function M.train(r, model, dialogue, seed, options)
   end }
   for key, value in pairs(o) do given[key] = value end
   local fields = { "image", "questions" }
-  if words then fields = { "image", "questions", "owner", "boxes", "scene" } end
+  if words or pointer then fields = { "image", "questions", "owner", "boxes", "scene" } end
   local _, averaged = ty.train.fit(model, loader(r, seed, fields, more), scenes.fit_options(r, seed, given))
   return averaged:eval()
 end

@@ -22,6 +22,7 @@ return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = sh
   painter = "tycho.zoo.painter",
   crops = "tycho.zoo.crops",
   answerer = "tycho.zoo.answerer",
+  pointing = "tycho.zoo.pointing",
   watcher = "tycho.zoo.watcher",
   describer = "tycho.zoo.describer",
   examiner = "tycho.zoo.examiner",

@@ -23,7 +23,7 @@ local datasets, models, zoo = require "tycho.datasets", require "tycho.models", 
 local answerer, scenes = zoo.answerer, zoo.scenes
 
 local r = ty.recipe.declare { seeds = 1, recorded_seeds = 2, base = true,
-  args = answerer.arguments({ steps = 9000, batch = 16, lr = 2e-3, every = 1000, count = 1000, quick = 2,
+  args = answerer.arguments({ steps = 20000, batch = 16, lr = 0.02, every = 2000, count = 1000, quick = 2,
     quick_count = 4 }, {
     { "tower", "scene-resnet", "model of the zoo that sees" },
     { "width", 128, "hidden size of the language model" },
@@ -32,8 +32,8 @@ local r = ty.recipe.declare { seeds = 1, recorded_seeds = 2, base = true,
     { "inner", 352, "width of its feed-forward networks" },
     { "captions", 3000, "scenes that the tokenizer learns from", quick = 50 },
     { "look_steps", 300, "of training that names places", quick = 2 },
-    { "easy_steps", 400, "of training on scenes of one or two objects", quick = 2 },
-    { "cool_steps", 2500, "at the end, in which the rate falls as a cosine", quick = 1 },
+    { "easy_steps", 600, "of training on scenes of one or two objects", quick = 2 },
+    { "cool_steps", 6000, "at the end, in which the rate falls as a cosine", quick = 1 },
     { "reader_steps", 400, "of training the model that only reads", quick = 2 },
   }) }
 local args = r.args
@@ -44,12 +44,16 @@ local function train(seed)
   ty.manual_seed(seed)
   local model = answerer.model(tokenizer, args.tower, args):to(r.device)
   local words, easy = answerer.patch_words(tokenizer), r:path(("seed%d/easy"):format(seed))
-  answerer.look(r, model, tokenizer, seed, { steps = args.look_steps })
-  answerer.train(r, model, dialogue, seed, { words = words, scenes = { objects = { 1, 2 } }, steps = args.easy_steps,
-    average = 0, final = 1, folder = easy .. "/checkpoint", log = easy })
+  answerer.look(r, model, tokenizer, seed, { steps = args.look_steps, lr = 2e-3 })
+  local pointer = zoo.pointing.new(tokenizer)
+  pointer:attach(model, { layer = (args.layers + 1) // 2 })
+  answerer.train(r, model, dialogue, seed, { words = words, pointer = pointer, scenes = { objects = { 1, 2 } },
+    steps = args.easy_steps, average = 0, final = 1, optimizer = scenes.muon, folder = easy .. "/checkpoint",
+    log = easy })
   local cool = { steps = args.cool_steps, final = 0.02 }
-  local trained = answerer.train(r, model, dialogue, seed, { words = words, schedule = ty.optim.sequential(
-    { ty.optim.warmup(50), ty.optim.cosine(cool) }, { args.steps - args.cool_steps }) })
+  local trained = answerer.train(r, model, dialogue, seed, { words = words, pointer = pointer, optimizer = scenes.muon,
+    schedule = ty.optim.sequential({ ty.optim.warmup(50), ty.optim.cosine(cool) }, { args.steps - args.cool_steps }) })
+  pointer:detach(trained)
   trained:save(scenes.folder(r, seed))
   return trained
 end
@@ -59,7 +63,8 @@ local function train_reader(seed)
   ty.manual_seed(seed)
   local folder = r:path(("seed%d/reader"):format(seed))
   return answerer.train(r, models.Llama(answerer.text_config(tokenizer, args)):to(r.device), reading, seed,
-    { steps = args.reader_steps, folder = folder .. "/checkpoint", log = folder, every = args.reader_steps })
+    { steps = args.reader_steps, optimizer = scenes.muon, folder = folder .. "/checkpoint", log = folder,
+      every = args.reader_steps })
 end
 
 local found = { seen = {}, read = {}, objects = {}, combinations = {} }
