@@ -3,7 +3,7 @@
 -- system: a Llava of 1.8 million parameters: scene-resnet sees, a Llama of 4 layers reads and writes
 -- paper: Liu et al. 2023, "Visual Instruction Tuning"; Ge et al. 2024, "ConvLLaVA: Hierarchical Backbones as Visual
 --   Encoder for Large Multimodal Models"
--- time: 55 minutes a seed on one CPU core
+-- time: two hours a seed on one CPU core
 --
 -- Questions are of six kinds: name, count, colour, place, relation, yes or no. An answer counts when each of its words
 -- is right. The model that only reads is the same language model, trained on the same questions without pictures.
@@ -16,8 +16,16 @@
 -- tokens are computed once, and all of its questions see them but not each other (vlm.packing), since turns in one
 -- sequence tell each other the answers. First the projector learns to give, for each place, features near the
 -- embeddings of the words for what is there; then all is trained on questions, about scenes of one or two objects and
--- after that about all. Names and colours come in minutes; counts, relations and yes or no, which take comparisons, had
--- not come to their end when the time was over, as the curve shows.
+-- after that about all.
+--
+-- What ships learnt so from answers alone, for 9,000 steps of AdamW. It knows names and colours, which came in minutes,
+-- but not where the thing is that it is asked for: of scenes of one object it gets 0.91 of the places right, of two
+-- 0.58 and of three 0.52, about as often as one who sees that something is there; 300 steps with nothing but such
+-- questions changed nothing, though the features of its patches tell 0.97 of these places by the words they are near
+-- to. The recipe has learnt more since: a layer, which is thrown away, reads from the words of questions where in the
+-- picture what they name is, and how many there are (zoo.pointing). From fresh weights, after 600 steps of Muon so on
+-- scenes of one or two objects, 0.80 of the places are right in scenes of two and 0.76 in scenes of three; without the
+-- layer, and with AdamW, 0.56 and 0.47.
 local ty = require "tycho"
 local datasets, models, zoo = require "tycho.datasets", require "tycho.models", require "tycho.zoo"
 local answerer, scenes = zoo.answerer, zoo.scenes
