@@ -14,6 +14,9 @@
 -- at 15.2, 15.3 (0.05) and 16.4 (0.5). With -0.1, towards the earlier step, 4 are at 24.6 and 6 at 15.1; three seeds
 -- with both signs to choose from had 0.85, 1.02, 1.01 and 1.03 of DPM-Solver++ with 4, 6, 8 and 10: this base wants its
 -- noise nearer to the earlier step's in the fewest steps, and is content in more.
+--
+-- These are figures of a scene-dit that was trained for less long, for which DualFast had 1.09, 1.01, 0.99 and 1.00; on
+-- the one that ships now it has 1.09, 1.02, 1.02 and 1.00, so no number of evaluations gains by it.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 
