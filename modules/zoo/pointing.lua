@@ -22,6 +22,7 @@ local M = {}
 
 local COUNTS = 6 -- that are told apart: none, one, and so on to five or more
 
+--- What points, by the words of a tokenizer, and the layer that it gave a model.
 ---@class Pointer
 ---@field object_of table<integer, integer>  the number, from 0, of the object that a token names
 ---@field layer integer
