@@ -49,26 +49,47 @@ local SHARED_FROM = 100000 -- bytes of a file from which it is worth a link
 
 local function quoted(path) return "'" .. path:gsub("'", "'\\''") .. "'" end
 
--- Puts links in the place of files of shelf/name that another model of the shelf has as files of its own.
-local function link_shared(shelf, name)
-  local sums = "/checksums.json"
-  local own, others = ty.io.load_json(shelf .. "/" .. name .. sums), ty.io.listdir(shelf)
-  table.sort(others)
-  for file, entry in pairs(own) do
-    local up = ("../"):rep(select(2, file:gsub("/", "")) + 1)
-    for _, other in ipairs(entry.bytes >= SHARED_FROM and others or {}) do
-      local theirs = other ~= name and ty.io.exists(shelf .. "/" .. other .. sums)
-        and ty.io.load_json(shelf .. "/" .. other .. sums) or {}
-      for path, sum in pairs(theirs) do
-        if sum.bytes == entry.bytes and sum.crc32 == entry.crc32 then
-          -- Not to what is a link itself: it may be one to this file.
-          local there, here = quoted(shelf .. "/" .. other .. "/" .. path), quoted(shelf .. "/" .. name .. "/" .. file)
-          os.execute(("test ! -L %s && test ! -L %s && cmp -s %s %s && ln -sf %s %s"):format(there, here, there, here,
-            quoted(up .. other .. "/" .. path), here))
-        end
-      end
+-- Calls fn(file, other) for each large file of shelf/name and each one of another model, as paths from the shelf, that
+-- has the same checksum.
+local function each_twin(shelf, name, fn)
+  local function sums_of(model)
+    local path = ("%s/%s/checksums.json"):format(shelf, model)
+    return ty.io.exists(path) and ty.io.load_json(path) or {}
+  end
+  local key, twins = "%d %s", {}
+  for _, other in ipairs(ty.io.listdir(shelf)) do
+    for file, sum in pairs(other ~= name and sums_of(other) or {}) do
+      local id = key:format(sum.bytes, sum.crc32)
+      twins[id] = twins[id] or {}
+      table.insert(twins[id], other .. "/" .. file)
     end
   end
+  for file, sum in pairs(sums_of(name)) do
+    for _, other in ipairs(sum.bytes >= SHARED_FROM and twins[key:format(sum.bytes, sum.crc32)] or {}) do
+      fn(name .. "/" .. file, other)
+    end
+  end
+end
+
+-- What other models lead to in shelf/name becomes their own where shelf/name is about to be replaced by other bytes.
+local function keep_shared(shelf, name, partial)
+  each_twin(shelf, name, function(file, other)
+    local old, link = quoted(shelf .. "/" .. file), quoted(shelf .. "/" .. other)
+    local new = quoted(partial .. file:sub(#name + 1))
+    os.execute(("test -L %s && test %s -ef %s && ! cmp -s %s %s && cp --remove-destination %s %s"):format(link, link,
+      old, old, new, old, link))
+  end)
+end
+
+-- Puts links in the place of files of shelf/name that another model has as files of its own. Not to what is a link
+-- itself: it may be one to this file.
+local function link_shared(shelf, name)
+  each_twin(shelf, name, function(file, other)
+    local here, there = quoted(shelf .. "/" .. file), quoted(shelf .. "/" .. other)
+    local up = ("../"):rep(select(2, file:gsub("/", "")))
+    os.execute(("test ! -L %s && test ! -L %s && cmp -s %s %s && ln -sf %s %s"):format(there, here, there, here,
+      quoted(up .. other), here))
+  end)
 end
 
 --- Writes a model of the zoo: write(folder) puts the model's files there, in the layout of their kind; the page comes
@@ -103,6 +124,7 @@ return function(recipe, list, write)
   ty.io.write_atomic(page, page_of(recipe, results, size))
   if ships then return target end
   shipped.write_checksums(partial, { skip = { ["README.md"] = true }, folders = true })
+  keep_shared(recipe.root .. "/zoo", name, partial)
   remove(target)
   assert(os.rename(partial, target))
   link_shared(recipe.root .. "/zoo", name)

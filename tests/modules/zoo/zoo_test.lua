@@ -65,8 +65,16 @@ check.test("a part that another model has too is a link to its file", function()
   check.equal(ty.io.read(root .. "/zoo/third-lm/vae/part.bin"), ("tenletters"):rep(15000))
   publish("other-lm", with("tenletters", 15000)) -- what others lead to stays a file
   check.equal({ linked "other-lm/vae/part.bin", linked "third-lm/vae/part.bin" }, { false, true })
-  publish("third-lm", with("otherwords", 15000)) -- nothing is written through a link
-  check.equal(linked "third-lm/vae/part.bin", false)
+  publish("other-lm", with("otherwords", 15000)) -- what led to it keeps what it was
+  check.equal({ linked "other-lm/vae/part.bin", linked "third-lm/vae/part.bin" }, { false, false })
+  check.equal(ty.io.read(root .. "/zoo/third-lm/vae/part.bin"), ("tenletters"):rep(15000))
+  publish("other-lm", with("tenletters", 15000)) -- and it leads to that file instead
+  check.equal({ linked "other-lm/vae/part.bin", linked "third-lm/vae/part.bin" }, { true, false })
+  publish("other-lm", with("otherwords", 15000)) -- nothing is written through a link
+  check.equal(ty.io.read(root .. "/zoo/third-lm/vae/part.bin"), ("tenletters"):rep(15000))
+  publish("other-lm", with("tenletters", 15000))
+  publish("third-lm", with("otherwords", 15000))
+  check.equal({ linked "other-lm/vae/part.bin", linked "third-lm/vae/part.bin" }, { false, false })
   check.equal(ty.io.read(root .. "/zoo/other-lm/vae/part.bin"), ("tenletters"):rep(15000))
   publish("other-lm", with("otherword", 3)) -- small ones are not worth it
   publish("third-lm", with("otherword", 3))
