@@ -14,7 +14,8 @@
 -- speed, and 0.72 of all were right; guidance of 1 and 6 and 60 steps of drawing gave the same. Paths are decided where
 -- there is hardly anything but noise, so it learns more of these times, and for longer: 0.82 of 60 clips after 6,000
 -- steps, 0.92 after 9,000, all at the end. Size tells as well: with a width of 48 (0.2 million parameters) it was 0.445
--- after 4,000 steps, where this one had 0.74.
+-- after 4,000 steps, where this one had 0.74. What moves has the colour that is asked for and seldom its shape: things
+-- are blobs.
 local ty = require "tycho"
 local diffusion, hub, zoo = require "tycho.diffusion", require "tycho.hub", require "tycho.zoo"
 local clips, scenes = zoo.clips, zoo.scenes

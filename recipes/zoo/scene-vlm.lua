@@ -25,7 +25,8 @@
 -- to. The recipe has learnt more since: a layer, which is thrown away, reads from the words of questions where in the
 -- picture what they name is, and how many there are (zoo.pointing). From fresh weights, after 600 steps of Muon so on
 -- scenes of one or two objects, 0.80 of the places are right in scenes of two and 0.76 in scenes of three; without the
--- layer, and with AdamW, 0.56 and 0.47.
+-- layer 0.50 and 0.48, and 0.56 and 0.47 with AdamW. In training it answers 0.87 of the questions about 200 scenes
+-- after 4,000 of its 20,000 steps; counts, at 0.59, are what is slow.
 local ty = require "tycho"
 local datasets, models, zoo = require "tycho.datasets", require "tycho.models", require "tycho.zoo"
 local answerer, scenes = zoo.answerer, zoo.scenes
