@@ -12,20 +12,15 @@ local models, zoo = require "tycho.models", require "tycho.zoo"
 
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = zoo.scenes.arguments({ steps = 10000, batch = 64, lr = 2e-3, every = 1000, quick = 4, quick_count = 40 }, {
-    { "channels", "16,48,96,192", "of each stage", quick = "8,8,8,8" },
-    { "blocks", "1,1,2,1", "of each stage", quick = "1,1,1,1" },
+    { "channels", { 16, 48, 96, 192 }, "of each stage", quick = { 8, 8, 8, 8 } },
+    { "blocks", { 1, 1, 2, 1 }, "of each stage", quick = { 1, 1, 1, 1 } },
   }) }
 local labels = zoo.judge.labels()
 
-local function numbers(text)
-  local list = {}
-  for n in text:gmatch "%d+" do list[#list + 1] = math.tointeger(n) end
-  return list
-end
-local channels = numbers(r.args.channels)
+local channels = r.args.channels
 
 local rows = zoo.judge.rows(r, function()
-  local model = models.ResNet { channels = channels, blocks = numbers(r.args.blocks), small = true,
+  local model = models.ResNet { channels = channels, blocks = r.args.blocks, small = true,
     classes = #labels }
   -- Few sentences are true, and no steps are spent to learn that.
   ty.no_grad(function() model.fc.bias:fill_(-5) end)

@@ -59,9 +59,10 @@ local function train(seed)
   answerer.train(r, model, dialogue, seed, { words = words, pointer = pointer, scenes = { objects = { 1, 2 } },
     steps = args.easy_steps, average = 0, final = 1, optimizer = scenes.muon, folder = easy .. "/checkpoint",
     log = easy })
-  local cool = { steps = args.cool_steps, final = 0.02 }
+  local cool = math.max(1, math.min(args.cool_steps, args.steps))
   local trained = answerer.train(r, model, dialogue, seed, { words = words, pointer = pointer, optimizer = scenes.muon,
-    schedule = ty.optim.sequential({ ty.optim.warmup(50), ty.optim.cosine(cool) }, { args.steps - args.cool_steps }) })
+    schedule = ty.optim.sequential({ ty.optim.warmup(50), ty.optim.cosine { steps = cool, final = 0.02 } },
+      { math.max(0, args.steps - cool) }) })
   pointer:detach(trained)
   trained:save(scenes.folder(r, seed))
   return trained

@@ -19,8 +19,8 @@ end
 
 -- The optimizer of the options, and whether it moves the average itself.
 local function optimizer(model, o, ema)
-  local schedule = o.schedule or ty.optim.cosine { steps = o.steps, warmup = math.min(o.warmup, o.steps // 4),
-    final = o.final }
+  local schedule = o.schedule or ty.optim.cosine { steps = math.max(1, o.steps), -- no step needs a schedule, either
+    warmup = math.min(o.warmup, o.steps // 4), final = o.final }
   if o.optimizer then
     return o.optimizer(model, { lr = o.lr, schedule = schedule, clip_norm = o.clip_norm }), false
   end
@@ -50,7 +50,8 @@ local function plain_backward(loss_of)
 end
 
 --- Trains a model on the batches of a loader, or on those that a function gives, called for each. options:
---   steps; loss (a function of the model, a batch and, with `average`, the averaged model, which some methods learn
+--   steps (0 leaves the model as it is)
+--   loss (a function of the model, a batch and, with `average`, the averaged model, which some methods learn
 --   from: the loss, and optionally further numbers for the log), or
 --   backward (a function of the model, next(), which gives batches, and the averaged model: adds the gradients of a
 --   step, returns numbers for the log with `loss` among them)
