@@ -12,13 +12,8 @@ local M = {}
 
 local statements = datasets.scenes.statements
 
--- The names that an argument lists; nil for "all".
-local function listed(argument)
-  if argument == "all" then return nil end
-  local names = {}
-  for name in argument:gmatch "[^,]+" do names[#names + 1] = name end
-  return names
-end
+-- The names of an argument; nil for "all".
+local function listed(names) return names[1] ~= "all" and names or nil end
 
 --- The scenes of a split that a painter is made for, by the arguments of its recipe (painter.arguments).
 ---@param args table
@@ -37,8 +32,8 @@ end
 ---@param args table
 ---@return string
 function M.name(args)
-  local sum = 0
-  for _, byte in utf8.codes(args.backgrounds .. " " .. args.kinds) do sum = (sum * 31 + byte) & 0xffffffff end
+  local sum, words = 0, table.concat(args.backgrounds, ",") .. " " .. table.concat(args.kinds, ",")
+  for _, byte in utf8.codes(words) do sum = (sum * 31 + byte) & 0xffffffff end
   return ("%d-%d-%d-%d-%08x"):format(args.scenes, args.most, args.rotation, args.length, sum)
 end
 

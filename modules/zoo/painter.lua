@@ -25,8 +25,8 @@ function M.arguments(own, more)
   local list = {
     { "scenes", own.scenes or 60000, "that are trained on", quick = 24 },
     { "most", shown.objects[2], "objects in a scene" },
-    { "backgrounds", table.concat(shown.backgrounds, ","), "of the scenes; all: of every kind" },
-    { "kinds", table.concat(shown.objects_of, ","), "of objects; all: each of the ninety" },
+    { "backgrounds", shown.backgrounds, "of the scenes; all: of every kind" },
+    { "kinds", shown.objects_of, "of objects; all: each of the ninety" },
     { "rotation", shown.rotation, "of objects, in degrees at most" },
     { "length", 24, "tokens of a caption" },
     { "guidance", own.guidance or 4.0, "scale of classifier-free guidance in drawing" },

@@ -20,7 +20,7 @@ local r = ty.recipe.declare {
   args = {
     { "dimensions", 32768, "of the directions", quick = 512 },
     { "samples", 400, "directions to fit", quick = 40 },
-    { "concentrations", "1000,20000,200000", "that samples are drawn with" },
+    { "concentrations", { 1e3, 2e4, 2e5 }, "that samples are drawn with" },
     { "elements", 1000000, "of a tensor that is timed", quick = 10000 },
   },
 }
@@ -91,9 +91,8 @@ local p = args.dimensions
 local off, closed_off, unsolved, apart = {}, {}, {}, {}
 for s, seed in ipairs(r.seeds) do
   off[s], closed_off[s], unsolved[s], apart[s] = 0, 0, 0, 0
-  for text in args.concentrations:gmatch "[%d.e+-]+" do
+  for _, kappa in ipairs(args.concentrations) do
     ty.manual_seed(seed)
-    local kappa = tonumber(text)
     local truth = VonMisesFisher { mean = ty.randn({ p }, { dtype = "f64", device = r.device }), concentration = kappa }
     local x = truth:sample(args.samples)
     local fitted = VonMisesFisher.fit(x)

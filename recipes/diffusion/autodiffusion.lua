@@ -29,7 +29,7 @@ local r = ty.recipe.declare { seeds = 3,
     { "judge", 160, "other prompts, by which the best few of a stage are told apart", quick = 4 },
     { "finalists", 6, "of a stage", quick = 1 },
     { "population", 10, "candidates of a generation", quick = 3 },
-    { "generations", "4,3", "of the two stages", quick = "1,1" },
+    { "generations", { 4, 3 }, "of the two stages", least = 1, quick = { 1, 1 } },
     { "count", 64, "prompts for each seed of the table", quick = 4 },
     { "scale", 4.0, "of guidance" },
   } }
@@ -55,14 +55,13 @@ end
 
 local tuning = yardstick:prompts("training", 0, args.search, 1000)
 local fresh = yardstick:prompts("training", args.search, args.judge, 1001)
-local first, second = args.generations:match "^(%d+),(%d+)$"
 local layers = #blocks.names
 local function options(how)
   local curve = { label = how, x = {}, y = {} }
   return { grid = args.grid, steps = args.steps, most_steps = args.steps + 1, layers = layers,
     limit = args.steps * layers, population = args.population, keep = math.max(1, args.population // 3),
     crossed = args.population // 4, moved = args.population // 4, seed = r.seed,
-    generations = { math.tointeger(tonumber(first)), math.tointeger(tonumber(second)) },
+    generations = args.generations,
     start = { search.uniform(args.steps, args.grid) },
     fitness = function(candidate) return distance(candidate, tuning, "scene-clip", "kernel") end,
     judge = function(candidate) return distance(candidate, fresh, "scene-clip") end, finalists = args.finalists,

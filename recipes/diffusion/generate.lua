@@ -30,8 +30,8 @@ local r = ty.recipe.declare {
     { "image", "", "a picture to change" },
     { "mask", "", "white where something new comes; the rest of --image stays" },
     { "strength", 0.0, "how much of the way is gone anew, 0 to 1 (0: 0.8, with a mask 1)" },
-    { "words", "", "files of embeddings that were learnt (textual inversion), with commas between" },
-    { "lora", "", "files of LoRA, each with a strength if not 1: style.safetensors:0.8,detail.safetensors" },
+    { "words", {}, "files of embeddings that were learnt (textual inversion)" },
+    { "lora", {}, "files of LoRA, each with a strength if not 1: style.safetensors:0.8,detail.safetensors" },
     { "control", "", "folder of a ControlNet, which sees --picture" },
     { "picture", "", "what the ControlNet sees: edges, depth ..." },
     { "control_strength", 1.0, "of the ControlNet" },
@@ -77,9 +77,9 @@ for name, model in pairs(BLOCKS and painter.pipeline.components or {}) do
   end
 end
 if args.scheduler ~= "" then painter:use(args.scheduler) end
-for path in args.words:gmatch "[^,]+" do r:say("the word %s", diffusion.inversion.load(painter, path)) end
+for _, path in ipairs(args.words) do r:say("the word %s", diffusion.inversion.load(painter, path)) end
 
-for file in args.lora:gmatch "[^,]+" do
+for _, file in ipairs(args.lora) do
   local path, strength = file:match "^(.*):([%d.-]+)$"
   local report = diffusion.lora.load(painter, path or file, { strength = tonumber(strength) or 1 })
   for component, layers in pairs(report.layers) do r:say("LoRA %s: %d layers of %s", report.name, layers, component) end

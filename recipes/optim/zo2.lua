@@ -23,7 +23,7 @@ local r = ty.recipe.declare {
     { "batch", 8, "items at a time", quick = 2 },
     { "same", 10, "steps that are done in memory as well", quick = 2 },
     { "items", 160, "of the held-out part", quick = 4 },
-    { "depths", "4,8,16", "blocks of the Llamas whose bytes are counted", quick = "2,4" },
+    { "depths", { 4, 8, 16 }, "blocks of the Llamas whose bytes are counted", quick = { 2, 4 } },
     { "width", 384, "hidden size of these", quick = 64 },
     { "place", "host", "where blocks are: host or file" },
   },
@@ -130,12 +130,12 @@ local kinds = { { name = "in memory" },
 local lines, found = {}, {}
 for k, kind in ipairs(kinds) do
   local x, y, blocks = {}, {}, {}
-  for text in args.depths:gmatch "%d+" do
-    local most, block, seconds = measure(tonumber(text), kind.plan)
-    x[#x + 1], y[#y + 1], blocks[#blocks + 1] = tonumber(text), most / 1e6, most / block
-    r:say("%s blocks, %s: %.2f MB, a block has %.2f MB; %.3f s a step", text, kind.name, most / 1e6, block / 1e6,
+  for _, depth in ipairs(args.depths) do
+    local most, block, seconds = measure(depth, kind.plan)
+    x[#x + 1], y[#y + 1], blocks[#blocks + 1] = depth, most / 1e6, most / block
+    r:say("%s blocks, %s: %.2f MB, a block has %.2f MB; %.3f s a step", depth, kind.name, most / 1e6, block / 1e6,
       seconds)
-    local name = ("%s_%s_"):format(kind.name, text)
+    local name = ("%s_%s_"):format(kind.name, depth)
     r.metrics[name .. "blocks"], r.metrics[name .. "seconds"] = most / block, seconds
   end
   lines[k], found[kind.name] = { x = x, y = y, label = kind.name }, blocks

@@ -27,7 +27,7 @@ local r = ty.recipe.declare {
     { "items", 450, "of the test part", quick = 6 },
     { "rank", 8, "of the adapters" },
     { "ratio", 0.5, "share of the heads and neurons that goes" },
-    { "others", "0.25,0.75", "further ratios, one seed each", quick = "" },
+    { "others", { 0.25, 0.75 }, "further ratios, one seed each", quick = {} },
     { "align", 60, "steps of alignment of four rows of 128 tokens", quick = 1 },
     { "align_rate", 1e-4, "of these" },
   },
@@ -134,13 +134,13 @@ end
 -- ---- other ratios ----
 
 local curve = { x = { args.ratio }, y = { means.LoRAM } }
-for ratio in args.others:gmatch "[^,]+" do
-  local other = publish(tonumber(ratio))
+for _, ratio in ipairs(args.others) do
+  local other = publish(ratio)
   local one = run(function() return other.aligned end, recovered(other), lora)(found.LoRAM.rate, r.seed).test()
   note("LoRAM " .. ratio, r.seed, one)
   r.metrics["LoRAM " .. ratio .. "/parameters"] = other.count
-  table.insert(curve.x, tonumber(ratio) < args.ratio and 1 or #curve.x + 1, tonumber(ratio))
-  table.insert(curve.y, tonumber(ratio) < args.ratio and 1 or #curve.y + 1, ty.stats.mean(one.losses))
+  table.insert(curve.x, ratio < args.ratio and 1 or #curve.x + 1, ratio)
+  table.insert(curve.y, ratio < args.ratio and 1 or #curve.y + 1, ty.stats.mean(one.losses))
 end
 local function level(name) return { x = { 0, 0.8 }, y = { means[name], means[name] }, label = name } end
 curve.label = "LoRAM"

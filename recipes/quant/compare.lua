@@ -19,7 +19,7 @@ local r = ty.recipe.declare {
   args = {
     { "model", "kjv-lm", "a language model of the zoo, or a Hugging Face folder or GGUF file with a path" },
     { "text", "", "a text file to calibrate and to measure with (none: the Bible, for the model of the zoo)" },
-    { "ways", "", "which ones, with commas between them (none: all)", quick = "q8_0,q4_0,round 3,HQQ 3" },
+    { "ways", {}, "which ones (none: all)", quick = { "q8_0", "q4_0", "round 3", "HQQ 3" } },
     { "rows", 32, "rows of text to calibrate with", quick = 2 },
     { "measured", 16, "rows of text to measure with", quick = 1 },
     { "length", 256, "tokens of a row", quick = 32 },
@@ -67,9 +67,9 @@ end
 -- ---- ways ----
 
 local ways, chosen = {}, {}
-for name in args.ways:gmatch "[^,]+" do chosen[name] = true end
+for _, name in ipairs(args.ways) do chosen[name] = true end
 local function add(name, apply)
-  if args.ways == "" or chosen[name] then ways[#ways + 1] = { name = name, apply = apply } end
+  if #args.ways == 0 or chosen[name] then ways[#ways + 1] = { name = name, apply = apply } end
 end
 for _, dtype in ipairs { "q8_0", "q6_k", "q4_k", "q4_0", "nf4", "mxfp4", "nvfp4", "q3_k", "q2_k" } do
   add(dtype, function(copy) return quant.quantize(copy, { dtype = dtype }) end)
@@ -95,7 +95,7 @@ for _, bits in ipairs { 4, 3, 2 } do
   add("GPTQ " .. bits, function(copy) return quant.gptq.quantize(copy, data, with { act_order = true }) end)
 end
 add("trit-planes", function(copy) return quant.trit.quantize(copy, { group = 32 }) end)
-if #ways == 0 then error("compare: --ways: there is none named " .. args.ways, 0) end
+if #ways == 0 then error("compare: --ways: there is none named " .. table.concat(args.ways, ", "), 0) end
 
 local found = quant.compare(model, ways, { tokens = held_out, decode = args.decode, prompt = args.length // 2,
   say = function(line) r:say(line) end })

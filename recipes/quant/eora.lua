@@ -21,7 +21,8 @@ local r = ty.recipe.declare {
   args = {
     { "steps", 1050, "training steps of a base", quick = 2 },
     { "rows", 128, "rows of training text to calibrate with", quick = 4 },
-    { "compress", "q2_k,2:4,1:4", "how: q2_k, 2:4 or 1:4 by SparseGPT, magnitude (2:4)", quick = "q2_k,2:4" },
+    { "compress", { "q2_k", "2:4", "1:4" }, "how: q2_k, 2:4 or 1:4 by SparseGPT, magnitude (2:4)",
+      choices = { "q2_k", "2:4", "1:4", "magnitude" }, quick = { "q2_k", "2:4" } },
     { "model", "", "of the zoo in the place of trained bases; seeds then draw what is calibrated with" },
   },
 }
@@ -41,7 +42,7 @@ local ways = {
   magnitude = function(model) prune.release((prune.magnitude(model, { pattern = "2:4" }))) end,
 }
 local compressions = {}
-for name in args.compress:gmatch "[^,]+" do
+for _, name in ipairs(args.compress) do
   compressions[#compressions + 1] = { name = name, make = ways[name]
     or error("--compress takes q2_k, 2:4, 1:4 and magnitude with commas between them, got " .. args.compress, 0) }
 end

@@ -21,7 +21,7 @@ local r = ty.recipe.declare {
     { "width", 64, "hidden size", quick = 32 },
     { "layers", 8, "of the networks", quick = 2 },
     { "batch", 8, "samples in a step", quick = 2 },
-    { "rates", "1e-3,2e-3,4e-3", "learning rates, from low to high", quick = "4e-3" },
+    { "rates", { 1e-3, 2e-3, 4e-3 }, "learning rates, from low to high", quick = { 4e-3 } },
     { "window", 8, "steps that the loss is averaged over to find spikes" },
     { "spike", 0.3, "nats above the least loss so far that are one" },
     { "learnt", 0.1, "nats below the frequencies of tokens that a run has to end with" },
@@ -71,14 +71,14 @@ end
 
 r:say("held-out loss by the frequencies of tokens: %.4f", frequencies)
 local results, curves, norms_of, highest, packed = {}, {}, {}, nil, { loss = {}, right = {}, before = {} }
-for text in args.rates:gmatch "[^,]+" do
-  highest = text
+for _, rate in ipairs(args.rates) do
+  highest = rate
   for _, kind in ipairs(kinds) do
-    local found = { rate = text, loss = {}, validation = {}, broken = 0 }
+    local found = { rate = rate, loss = {}, validation = {}, broken = 0 }
     results[kind] = results[kind] or {}
-    results[kind][text] = found
+    results[kind][rate] = found
     for i, seed in ipairs(r.seeds) do
-      local model, losses, norms = trained(kind, seed, tonumber(text))
+      local model, losses, norms = trained(kind, seed, rate)
       local before = score(model, "held_out")
       found.loss[i], found.validation[i] = before.loss, score(model, "validation").loss
       if ty.stats.rises(losses, args.window, args.spike) or before.loss ~= before.loss
@@ -94,9 +94,9 @@ for text in args.rates:gmatch "[^,]+" do
       end
     end
     local mean = ty.stats.mean(found.loss)
-    r.metrics[("%s/%s"):format(kind, text)] = mean
-    r.metrics[("broken/%s/%s"):format(kind, text)] = found.broken
-    r:say("%-15s rate %-5s held-out loss %.4f ± %.4f, broken down with %d of %d seeds", titles[kind], text, mean,
+    r.metrics[("%s/%s"):format(kind, rate)] = mean
+    r.metrics[("broken/%s/%s"):format(kind, rate)] = found.broken
+    r:say("%-15s rate %-5s held-out loss %.4f ± %.4f, broken down with %d of %d seeds", titles[kind], rate, mean,
       ty.stats.spread(found.loss), found.broken, #r.seeds)
   end
 end

@@ -26,13 +26,12 @@ local r = ty.recipe.declare { base = true, args = {
   { "layers", 6, "of the decoder", quick = 2 },
   { "episodes", 400, "to measure with", quick = 4 },
   { "every", 650, "steps between looks at how it does" },
-  { "tasks", "reach,push,open,place", "of the arm, that it learns" },
-  { "counted", "push,open,place", "of these, that it is measured by" },
+  { "tasks", { "reach", "push", "open", "place" }, "of the arm, that it learns" },
+  { "counted", { "push", "open", "place" }, "of these, that it is measured by" },
   { "publish", false, "write the model to zoo/", place = true },
 } }
-local args, tasks, counted = r.args, {}, {}
-for name in args.tasks:gmatch "[^,]+" do tasks[#tasks + 1] = name end
-for name in args.counted:gmatch "[^,]+" do counted[#counted + 1] = name end
+local args = r.args
+local tasks, counted = args.tasks, args.counted
 
 ty.manual_seed(r.seed)
 local model = r:place(function()

@@ -34,13 +34,11 @@ local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
     { "beside", 48, "windows beside the scenes of a step", quick = 2 },
     { "alone", 4500, "steps with scenes alone after those", quick = 2 },
     { "alone_batch", 48, "scenes of such a step", quick = 4 },
-    { "widths", "48,96", "channels at 16 x 16 and 8 x 8 latents", quick = "8,16" },
+    { "widths", { 48, 96 }, "channels at 16 x 16 and 8 x 8 latents", quick = { 8, 16 } },
     { "cells", 0.1, "weight of what is on top in each of 8 x 8 cells" },
     { "decoder_steps", 3000, "steps in which the autoencoder's decoder is tuned", quick = 2 },
   }) }
-local args = r.args
-local widths = {}
-for n in args.widths:gmatch "%d+" do widths[#widths + 1] = math.tointeger(n) end
+local args, widths = r.args, r.args.widths
 
 local rows = zoo.painter.rows(r, "unet", function()
   return models.UNet2DConditionModel { sample_size = 16, in_channels = 4, out_channels = 4, layers_per_block = 1,

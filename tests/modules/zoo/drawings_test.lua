@@ -8,7 +8,7 @@ local zoo = require "tycho.zoo"
 local drawings = zoo.drawings
 
 local function recipe(kinds)
-  return { args = { most = 2, rotation = 0, backgrounds = "plain", kinds = kinds or "all", drawing_steps = 7,
+  return { args = { most = 2, rotation = 0, backgrounds = { "plain" }, kinds = kinds or { "all" }, drawing_steps = 7,
     guidance = 2 } }
 end
 
