@@ -3,7 +3,7 @@
 -- system: a UNet2DConditionModel of 2.4 million parameters with words by cross-attention, in the shape of Stable
 --   Diffusion's, on latents of scene-vae
 -- paper: Rombach et al. 2022, "High-Resolution Image Synthesis with Latent Diffusion Models"
--- time: two hours and a half a seed on one CPU core
+-- time: two hours and three quarters a seed on one CPU core
 --
 -- It learns to say the clean latents, with Muon, mostly at the times at which a place is known and a shape is not.
 -- Words are attended to at 8 x 8 places. First it learns windows around single objects, "a red apple", which an object
@@ -32,7 +32,7 @@ local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
     { "layout", 1600, "steps after these from noise alone, in which it learns where captions put things", quick = 2 },
     { "layout_batch", 32, "scenes of such a step", quick = 4 },
     { "beside", 48, "windows beside the scenes of a step", quick = 2 },
-    { "alone", 4500, "steps with scenes alone after those", quick = 2 },
+    { "alone", 8000, "steps with scenes alone after those", quick = 2 },
     { "alone_batch", 48, "scenes of such a step", quick = 4 },
     { "widths", { 48, 96 }, "channels at 16 x 16 and 8 x 8 latents", quick = { 8, 16 } },
     { "cells", 0.1, "weight of what is on top in each of 8 x 8 cells" },
