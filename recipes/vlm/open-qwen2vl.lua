@@ -34,7 +34,7 @@ local r = ty.recipe.declare {
     { "tune_batch", 8, "scenes of a step", quick = 2 },
     { "tune_lr", 3e-3, "peak learning rate of it" },
     { "read", 120, "steps in which the language model reads text alone", quick = 1 },
-    { "grade", 50, "steps of tuning the grader", quick = 1 },
+    { "grade", 150, "steps of tuning the grader", quick = 1 },
     { "trusted", 250, "captions that it learns to write, none of them wrong", quick = 4 },
     { "test", 300, "scenes to measure with", quick = 4 },
     { "width", 64, "hidden size of the language model", quick = 32 },
