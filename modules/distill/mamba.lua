@@ -337,4 +337,34 @@ function M.fit(teacher, student, draw, stages, options)
   return losses
 end
 
+--- A cache of one row as it is after so many tokens, with states, keys and values drawn at random: what a further token
+-- costs depends on how many there are, not on what they say, and n of them need not be read for it.
+---@param model LanguageModel  a decoder with attention, with states, or with both
+---@param tokens integer  that it holds
+---@param room integer    tokens that fit in
+---@return Cache
+function M.context(model, tokens, room)
+  local who = "distill.mamba.context"
+  local decoder = decoder_of(who, model)
+  arguments.expect(who, "tokens", tokens, "an integer >= 2")
+  arguments.expect(who, "room", room, ("an integer >= %d"):format(tokens))
+  local config, there = decoder.config, { device = decoder:device() }
+  local cache = decoder:cache { room = room }
+  ty.no_grad(ty.scope, function() -- the first token is read, so that the layers' states are there
+    decoder:hidden(ty.zeros({ 1, 1 }, { dtype = "i64", device = there.device }), { cache = cache })
+    for l, layer in ipairs(decoder.model.layers) do
+      if layer.self_attn.mixer then
+        cache:skip(l, tokens - 1)
+        cache[l].state:normal_()
+      else
+        local shape = { 1, config.num_key_value_heads or config.num_attention_heads, tokens - 1,
+          config.head_dim or config.hidden_size // config.num_attention_heads }
+        cache:append(l, ty.randn(shape, there), ty.randn(shape, there))
+      end
+    end
+  end)
+  cache:advance(tokens - 1)
+  return cache
+end
+
 return M

@@ -401,6 +401,30 @@ local function choose(layer, state, stream, more, at)
   return (rank:argsort(1, true):narrow(1, 0, t - seen + math.ceil(state.keep * seen - 1e-9)):sort(1))
 end
 
+--- How many of a clip's tokens the decoder may get, so that a share `ratio` of them is seen in the mean of its layers
+-- where those behind layer `after` see the share `keep` of what the others do. Also the share of what is got that each
+-- layer sees, and the share of the clip's tokens that all of them see in the mean, which rounding leaves below ratio.
+---@param tokens integer  of a clip
+---@param layers integer  of the decoder
+---@param options { ratio: number, after: integer, keep: number }
+---@return integer count
+---@return number[] shares
+---@return number mean
+function M.budget(tokens, layers, options)
+  local who = "flashvid.budget"
+  arguments.expect(who, "tokens", tokens, "an integer >= 1")
+  arguments.expect(who, "layers", layers, "an integer >= 1")
+  local o = arguments.read(who, options, { ratio = 0.1, after = layers, keep = 0.3 },
+    { ratio = "a number in [0, 1]", after = ("an integer in [1, %d]"):format(layers), keep = "a number in [0, 1]" })
+  local shares, seen = {}, 0
+  for l = 1, layers do
+    shares[l] = l <= o.after and 1 or o.keep
+    seen = seen + shares[l] / layers
+  end
+  local count = math.min(tokens, math.floor(o.ratio * tokens / seen + 1e-9))
+  return count, shares, count * seen / tokens
+end
+
 --- Lets the layers behind layer `after` work on `keep` (0.3) of the picture's tokens: those that the token that asks
 -- attends to most in layer `after`. That is the last of each row, unless asking() says otherwise. Rows have one
 -- question each, and as many tokens of pictures. With a cache, what was left out stays out.

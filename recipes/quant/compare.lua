@@ -70,6 +70,7 @@ local ways, chosen = {}, {}
 for _, name in ipairs(args.ways) do chosen[name] = true end
 local function add(name, apply)
   if #args.ways == 0 or chosen[name] then ways[#ways + 1] = { name = name, apply = apply } end
+  chosen[name] = nil
 end
 for _, dtype in ipairs { "q8_0", "q6_k", "q4_k", "q4_0", "nf4", "mxfp4", "nvfp4", "q3_k", "q2_k" } do
   add(dtype, function(copy) return quant.quantize(copy, { dtype = dtype }) end)
@@ -95,7 +96,7 @@ for _, bits in ipairs { 4, 3, 2 } do
   add("GPTQ " .. bits, function(copy) return quant.gptq.quantize(copy, data, with { act_order = true }) end)
 end
 add("trit-planes", function(copy) return quant.trit.quantize(copy, { group = 32 }) end)
-if #ways == 0 then error("compare: --ways: there is none named " .. table.concat(args.ways, ", "), 0) end
+if next(chosen) then error("compare: --ways: there is none named " .. next(chosen), 0) end
 
 local found = quant.compare(model, ways, { tokens = held_out, decode = args.decode, prompt = args.length // 2,
   say = function(line) r:say(line) end })

@@ -13,8 +13,7 @@
 -- event: the reference code selects without that for Qwen's models, whose towers have no class either. One seed kept
 -- 0.991 of the answers on development clips without it, 0.974 with it, 0.911 by what the tower sees before it adds
 -- places; three seeds on 200 others keep 0.954 +- 0.031. That is no merit of the choice: as many tokens evenly spaced,
--- and those merged in frames, keep all of the answers. Things fill several places of these small frames, so a grid
--- misses none.
+-- and those merged in frames, keep all of the answers.
 local ty = require "tycho"
 local vlm, zoo = require "tycho.vlm", require "tycho.zoo"
 local answerer, watcher, flashvid, fewer = zoo.answerer, zoo.watcher, vlm.flashvid, vlm.fewer
@@ -45,11 +44,10 @@ local start = base()
 local pool = watcher.featured(start, watcher.clips("training", args.pool))
 local test = watcher.featured(start, watcher.clips("validation", args.test), true)
 
-local shape, layers, shares = test[1].features.shape, #start.language_model.model.layers, {}
+local shape = test[1].features.shape
 local whole = shape[2] * shape[3]
-for l = 1, layers do shares[l] = l <= args.after and 1 or args.keep end
-local count = math.floor(args.ratio * whole * layers / (args.after + (layers - args.after) * args.keep))
-local kept = count * (args.after + (layers - args.after) * args.keep) / layers / whole
+local count, shares, kept = flashvid.budget(whole, #start.language_model.model.layers,
+  { ratio = args.ratio, after = args.after, keep = args.keep })
 
 -- ---- ways to make tokens fewer: of a batch with features and attention to tokens and places ----
 

@@ -19,8 +19,7 @@
 --
 -- Without the steps from noise alone, and with 4,500 in the place of 8,000 steps with scenes alone, it drew as much of
 -- what is asked for (objects 0.76, colours 0.84) and put it anywhere: places 0.30. For 500 of these steps nothing
--- happens: by its cells it knows 0.16 of the places of single things; then 0.50 after 900 and 0.85 after 1,100. They
--- cost it shapes, which the longer training brings back.
+-- happens: by its cells it knows 0.16 of the places of single things; then 0.50 after 900 and 0.85 after 1,100.
 --
 -- The judge is scene-resnet, tuned for blurred pictures as for clean ones (zoo.drawing_judge). As it ships it is no
 -- measure of drawing: it sees 92 of 100 objects in real pictures and 76 in the same ones behind the autoencoder, 49 in

@@ -131,6 +131,21 @@ check.test("decoding with states is computing all anew, and a state does not gro
   end
 end)
 
+check.test("a context that nobody read weighs what one that was read does, and a token goes on from it", function()
+  for _, keep in ipairs { {}, { 2 }, { 1, 2, 3 } } do
+    local m = mamba.student(model(), { keep = keep }).language_model
+    local read, drawn = m:cache { room = 30 }, mamba.context(m, 20, 30)
+    ty.no_grad(function() return m:hidden(ty.randint(0, 19, { 1, 20 }), { cache = read }) end)
+    check.equal(drawn:bytes(), read:bytes())
+    check.equal(drawn:held(), read:held())
+    local hidden = ty.no_grad(function() return m:hidden(ty.tensor { { 3 } }, { cache = drawn }) end)
+    check.equal(hidden.shape, { 1, 1, 16 })
+    check.equal(drawn.past, 21)
+  end
+  check.fails(function() mamba.context(ty.nn.Linear(2, 2), 4, 8) end, "model: expected a decoder")
+  check.fails(function() mamba.context(model(), 4, 3) end, "room: expected an integer >= 4, got 3")
+end)
+
 check.test("prompts of different lengths, padded on the left, decode as each does by itself", function()
   local m = shake(mamba.student(model(), { keep = { 2 } }))
   local prompts = { rows({ 1, 2 }):select(0, 0), rows({ 5, 6, 7, 8 }):select(0, 0) }

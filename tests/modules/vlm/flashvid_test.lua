@@ -225,6 +225,22 @@ check.test("with a cache, decoding is computing all anew with the choice of the 
   end
 end)
 
+check.test("a budget: the mean over layers is the share that is asked for, or just below", function()
+  for _, case in ipairs { { 512, 4, 3, 0.3 }, { 96, 3, 1, 0.5 }, { 7, 2, 2, 0.1 }, { 10, 5, 1, 0 } } do
+    local count, shares, mean = flashvid.budget(case[1], case[2], { ratio = 0.1, after = case[3], keep = case[4] })
+    local seen = 0
+    for l, share in ipairs(shares) do
+      check.equal(share, l <= case[3] and 1 or case[4])
+      seen = seen + share * count
+    end
+    check.ok(math.abs(seen / case[2] / case[1] - mean) < 1e-12 and mean <= 0.1 + 1e-9)
+    local more = mean * (count + 1) / math.max(count, 1)
+    check.ok(count == 0 or more > 0.1, "one token more would be too many")
+  end
+  check.equal((flashvid.budget(50, 4, { ratio = 1, after = 1, keep = 0 })), 50)
+  check.fails(function() flashvid.budget(50, 4, { ratio = 0.1, after = 5 }) end, "after: expected an integer in [1, 4]")
+end)
+
 check.test("what does not fit is one clear error", function()
   local x, a = ty.randn(2, 6, 16, 8), ty.rand(2, 6, 16)
   check.fails(function() flashvid.compress(x, a, { count = 97 }) end, "expected an integer in [1, 96], got 97")
