@@ -64,7 +64,8 @@ local function tune()
   network:eval()
 end
 
-local path = r:base "both-sizes.safetensors"
+local path = r:base(("both-sizes-%s-%d-%d-%d.safetensors"):format(args.model:gsub("[^%w_-]", "-"), args.tuning,
+  args.scenes, args.batch)) -- others are trained otherwise
 if ty.io.exists(path) then network:load(path) else
   tune()
   ty.io.mkdir(r:base())
