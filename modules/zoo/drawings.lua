@@ -52,7 +52,8 @@ local judges = {}
 ---@return DrawingJudge?
 function M.judge(r)
   if not ships "scene-resnet" then return nil end
-  local path = r:path(("judge-%s-%d.safetensors"):format(M.name(r.args), r.args.judge_steps))
+  local path = r:path(("judge-%s-%d-%s.safetensors"):format(M.name(r.args), r.args.judge_steps,
+    shelf.version "scene-resnet"))
   if not judges[path] then
     if ty.io.exists(path) then
       judges[path] = drawing_judge.new { device = r.device }

@@ -11,7 +11,7 @@
 local shelf = require "tycho.zoo.shelf"
 
 return require "tycho.lazy" ({ names = shelf.names, path = shelf.path, load = shelf.load, tokenizer = shelf.tokenizer,
-  info = shelf.info }, {
+  info = shelf.info, version = shelf.version }, {
   publish = "tycho.zoo.publish",
   language = "tycho.zoo.language",
   chapters = "tycho.zoo.chapters",

@@ -81,7 +81,8 @@ end
 -- the results, which other seeds share.
 local function data_of(r, painter, side)
   local args = r.args
-  local path = r:path(("scenes-%s%s.safetensors"):format(drawings.name(args), side and "-" .. side or ""))
+  local path = r:path(("scenes-%s%s-%s.safetensors"):format(drawings.name(args), side and "-" .. side or "",
+    shelf.version "scene-vae"))
   if not ty.io.exists(path) then
     local set = drawings.set(args, "training", side and { "image", "caption", "owner", "boxes", "scene" }
       or { "image", "caption" })

@@ -39,6 +39,14 @@ end
 ---@return string path
 function M.path(name) return folder_of("zoo.path", name) end
 
+--- Eight hexadecimal digits that are others when the files of a model are: for the names of what recipes keep that was
+-- made with it, so that nothing is read that was made with an earlier one.
+---@param name string
+---@return string
+function M.version(name)
+  return ("%08x"):format(ty.io.crc32(folder_of("zoo.version", name) .. "/checksums.json"))
+end
+
 --- A trained model, in evaluation mode; of a folder with several (model_index.json) the pipeline, as hub.pipeline has
 -- it. options: those of hub.load, or of hub.pipeline; dtype is f32 unless it says otherwise, since files are in half
 -- precision, and device that of new modules (nn.with_defaults).

@@ -14,11 +14,11 @@
 -- way; every one costs what four steps of the whole network cost. The second stage may put a fifth step in for blocks
 -- that are left out. Searches are made once, with the first seed: the seeds of the table are of prompts' noise.
 --
--- The longer scene-dit was trained, the less there is to find. Of the distance of the better spacing by hand it was
--- 0.89 at first, then 1.04, and 1.02 on the base that ships now. Of that of equal steps it was 0.92 on the base before,
--- and is 0.99: equal ones are at 19.3 to 20.3, and what is found is at 19.6 to 19.9. Times alone were found at 17.9 to
--- 19.1, candidates at random at 17.8 to 18.4: the second stage, which buys a fifth step with blocks that are left out,
--- took what is nearer by scene-clip and farther by scene-resnet. The other spacing by hand is at 30 to 31.
+-- Of the distance of the better spacing by hand it was 0.89 on the first scene-dit, 1.04 on one that was trained for
+-- longer, and 1.02 on the one that ships now. Of that of equal steps it was 0.92 on the base before, and is 0.99: equal
+-- ones are at 19.3 to 20.3, and what is found is at 19.6 to 19.9. Times alone were found at 17.9 to 19.1, candidates at
+-- random at 17.8 to 18.4: the second stage, which buys a fifth step with blocks that are left out, took what is nearer
+-- by scene-clip and farther by scene-resnet. The other spacing by hand is at 30 to 31.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 

@@ -64,8 +64,9 @@ local function tune()
   network:eval()
 end
 
-local path = r:base(("both-sizes-%s-%d-%d-%d.safetensors"):format(args.model:gsub("[^%w_-]", "-"), args.tuning,
-  args.scenes, args.batch)) -- others are trained otherwise
+-- What was tuned otherwise, or from an earlier base, has another name.
+local path = r:base(("both-sizes-%s-%s-%d-%d-%d-%d.safetensors"):format(args.model, zoo.version(args.model),
+  args.tuning, args.scenes, args.batch, r.seed))
 if ty.io.exists(path) then network:load(path) else
   tune()
   ty.io.mkdir(r:base())

@@ -10,8 +10,7 @@
 --
 -- The last output in the difference's place was 0.16 dB further away while scene-dit was trained for less long; then it
 -- was nearer by 0.98 dB, and by 0.52 on the base that ships now, where a call in every n-th step is level. The
--- difference is that of the output to the network's input, as in the paper; what a network of straight flows says is a
--- velocity, which hardly changes from step to step where it has learnt its paths well, while the input moves on.
+-- difference is that of the output to the network's input, as in the paper.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 

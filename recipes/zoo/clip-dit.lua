@@ -60,7 +60,8 @@ end
 local function train(seed)
   local painter = clips.painter { width = args.width, layers = args.layers, inner = 2 * args.width,
     captions = r.quick and 100 or 4000, words = r.quick and 500 or 768, device = r.device }
-  local set = clips.data(r:path(("latents-%d.safetensors"):format(args.clips)), painter, args.clips)
+  local latents = r:path(("latents-%d-%s.safetensors"):format(args.clips, zoo.version "scene-vae"))
+  local set = clips.data(latents, painter, args.clips)
   clips.fit(r, painter, set, seed, function(step)
     local found = measure(painter, "validation", math.min(60, args.count), args.count) -- clips that are not counted
     r:say("step %d: the law that captions ask for is seen in %.3f", step, found.law)

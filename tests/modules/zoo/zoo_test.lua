@@ -110,6 +110,19 @@ check.test("models are loaded by name, in single precision", function()
   check.equal(text, "small-lm\tf32\tfalse\tnil\tf16\ttrue\n")
 end)
 
+check.test("a version is another when the files are others, and the same when they are written again", function()
+  local function published(m)
+    zoo.publish(recipe, rows, function(folder) m:clone():to("f16"):save(folder) end)
+    return run(root .. "/zoo", [[io.write(require "tycho.zoo".version "small-lm")]])
+  end
+  local first, other = published(model), model:clone()
+  ty.no_grad(function() other.lm_head.weight:fill_(0.25) end)
+  check.ok(first:find "^%x%x%x%x%x%x%x%x$", first)
+  check.ok(published(other) ~= first)
+  check.equal(published(model), first)
+  match(run(root .. "/zoo", [[require "tycho.zoo".version "smal-lm"]]), "zoo.version: no model 'smal%-lm' ships")
+end)
+
 check.test("what is not there or damaged is one clear error", function()
   local load = [[require("tycho.zoo").load "%s"]]
   match(run(root .. "/zoo", load:format "smal-lm"),
