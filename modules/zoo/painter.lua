@@ -158,6 +158,7 @@ end
 ---@class PainterTraining
 ---@field text? "new"|"tuned"  the text encoder learns as well: all of it, or what it knows already is tuned
 ---@field times? function  of diffusion.times, in the place of the objective's
+---@field weighting? function  of diffusion.weighting, in the place of the objective's
 ---@field placed? number  the share of captions that name a place, where scenes have two (0.5)
 ---@field cells? { module: fun(network: Module): Module, width: integer, side: integer, weight: number }  the maps
 ---  [n, width, side, side], or patches [n, side * side, width], that a module inside of the network makes have to say
@@ -278,6 +279,7 @@ end
 local function fit_parts(r, painter, parts, loader, seed, o, more)
   local objective = M.objective(painter)
   objective.times = o.times or objective.times
+  objective.weighting = o.weighting or objective.weighting
   local options = scenes.fit_options(r, seed, {
     optimizer = function(model, how)
       how.tuned = o.text == "tuned" and "text_encoder." or nil
@@ -350,7 +352,7 @@ function M.fit(r, painter, set, seed, evaluate, training)
   if o.alone then
     parts:load_state_dict(averaged:state_dict())
     averaged = phase("alone", nn.ModuleDict { network = parts.network, cells = parts.cells },
-      { times = o.times, placed = o.placed, cells = o.cells }, o.alone.batch, { steps = o.alone.steps,
+      { times = o.times, weighting = o.weighting, placed = o.placed, cells = o.cells }, o.alone.batch, { steps = o.alone.steps,
         evaluate = function(step, m)
           M.use(painter, m.network)
           return evaluate(step)

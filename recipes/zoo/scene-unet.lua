@@ -29,13 +29,13 @@ local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models"
 
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = zoo.painter.arguments({ steps = 1700, batch = 24, lr = 0.03, every = 1000, count = 500,
-    scenes = 40000, guidance = 3.0, quick = 4, quick_count = 4 }, {
+    guidance = 3.0, quick = 4, quick_count = 4 }, {
     { "crops", 1000, "steps with windows around single objects before those with scenes", quick = 2 },
     { "crop_batch", 96, "windows of such a step", quick = 4 },
     { "layout", 1600, "steps after these from noise alone, in which it learns where captions put things", quick = 2 },
     { "layout_batch", 32, "scenes of such a step", quick = 4 },
     { "beside", 48, "windows beside the scenes of a step", quick = 2 },
-    { "alone", 8000, "steps with scenes alone after those", quick = 2 },
+    { "alone", 16000, "steps with scenes alone after those", quick = 2 },
     { "alone_batch", 48, "scenes of such a step", quick = 4 },
     { "widths", { 48, 96 }, "channels at 16 x 16 and 8 x 8 latents", quick = { 8, 16 } },
     { "cells", 0.1, "weight of what is on top in each of 8 x 8 cells" },
@@ -52,6 +52,7 @@ local rows = zoo.painter.rows(r, "unet", function()
 end, { _class_name = "DDIMScheduler", num_train_timesteps = 1000, prediction_type = "sample",
   beta_schedule = "squaredcos_cap_v2", clip_sample = false, set_alpha_to_one = true, timestep_spacing = "trailing" }, {
   times = diffusion.times.logit_normal { mean = 1.0, std = 1.5 }, text = "tuned", placed = 0.6,
+  weighting = diffusion.weighting.snr_plus_one { most = 25 },
   layout = { steps = args.layout, batch = args.layout_batch }, decoder = args.decoder_steps,
   crops = { steps = args.crops, batch = args.crop_batch, beside = args.beside },
   alone = { steps = args.alone, batch = args.alone_batch },
