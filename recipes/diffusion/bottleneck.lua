@@ -21,8 +21,8 @@ local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 local r = ty.recipe.declare { seeds = 3, base = true,
   args = {
     { "model", "scene-dit", "a base of the zoo of Stable Diffusion 3's shape" },
-    { "tuning", 480, "steps of training at both sizes", quick = 1 },
-    { "scenes", 768, "that are trained on", quick = 4 },
+    { "tuning", 1500, "steps of training at both sizes", quick = 1 },
+    { "scenes", 4096, "that are trained on", quick = 4 },
     { "batch", 12, "scenes in a step", quick = 2 },
     { "steps", 20, "of the full sampler", quick = 3 },
     { "count", 24, "prompts for each seed", quick = 2 },
