@@ -19,6 +19,17 @@ function M.min_snr(options)
   end
 end
 
+--- SNR + 1 on the error of the clean sample, which is 1 on the error of v where alpha^2 + sigma^2 is 1: a network that
+-- says clean samples learns small things, which show at little noise, as one that says v does. Salimans & Ho 2022,
+-- "Progressive Distillation for Fast Sampling of Diffusion Models". options: most (infinity): a bound, so that what
+-- hardly differs from its input does not outweigh all while the network is new.
+function M.snr_plus_one(options)
+  local o = ty.nn.options("weighting.snr_plus_one", options, { most = math.huge })
+  return function(alpha, sigma, gain)
+    return ((alpha / sigma) ^ 2 + 1):clamp(0, o.most) * gain
+  end
+end
+
 --- (sigma^2 + data^2) / (sigma data)^2 on the error of the clean sample, which is 1 on the error of an edm prediction.
 -- Karras et al. 2022. options: data (0.5: the data's standard deviation).
 function M.edm(options)

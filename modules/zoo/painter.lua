@@ -62,20 +62,6 @@ function M.pipeline(r, name, network, scheduler)
     text_encoder = text_encoder_of(shelf.load("scene-clip")):to(r.device), scheduler = scheduler } }
 end
 
--- The scenes that are trained on as pictures with their latents.
-local Drawn = ty.data.class "DrawnScenes"
-
-function Drawn:batch(positions)
-  local batch = self.set:batch(positions)
-  batch.latents = self.latents:index_select(0, ty.is_tensor(positions) and positions or ty.tensor(positions))
-  return batch
-end
-
-function Drawn:get(i)
-  local batch = self:batch { i }
-  return { image = batch.image[0], latents = batch.latents[0] }
-end
-
 -- Latents of the scenes that are trained on, tokens [n, 2, t] of two captions of each, of which the second names a
 -- place, and, of side * side cells, what is on top in each as bytes, and what each object is called; kept in a file of
 -- the results, which other seeds share.
@@ -158,6 +144,7 @@ end
 ---@class PainterTraining
 ---@field text? "new"|"tuned"  the text encoder learns as well: all of it, or what it knows already is tuned
 ---@field times? function  of diffusion.times, in the place of the objective's
+---@field weighting? function  of diffusion.weighting, in the place of the objective's
 ---@field placed? number  the share of captions that name a place, where scenes have two (0.5)
 ---@field cells? { module: fun(network: Module): Module, width: integer, side: integer, weight: number }  the maps
 ---  [n, width, side, side], or patches [n, side * side, width], that a module inside of the network makes have to say
@@ -167,7 +154,6 @@ end
 ---@field crops? { steps: integer, batch: integer, beside: integer }  it learns windows around single objects first, so
 ---  many in a step, and then some beside scenes: see zoo.crops
 ---@field alone? { steps: integer, batch: integer }  then it learns scenes alone, so many in a step, the words at rest
----@field decoder? integer steps in which the autoencoder's decoder is tuned at the end: see tune_decoder
 
 -- The loss of a batch. With cells, a layer reads from maps in the middle of the network which object, and which tint of
 -- it, is on top in each cell of the scene: so the network learns early where the caption's words belong, while shapes
@@ -278,6 +264,7 @@ end
 local function fit_parts(r, painter, parts, loader, seed, o, more)
   local objective = M.objective(painter)
   objective.times = o.times or objective.times
+  objective.weighting = o.weighting or objective.weighting
   local options = scenes.fit_options(r, seed, {
     optimizer = function(model, how)
       how.tuned = o.text == "tuned" and "text_encoder." or nil
@@ -349,35 +336,15 @@ function M.fit(r, painter, set, seed, evaluate, training)
   M.use(painter, averaged.network, averaged.text_encoder)
   if o.alone then
     parts:load_state_dict(averaged:state_dict())
-    averaged = phase("alone", nn.ModuleDict { network = parts.network, cells = parts.cells },
-      { times = o.times, placed = o.placed, cells = o.cells }, o.alone.batch, { steps = o.alone.steps,
-        evaluate = function(step, m)
-          M.use(painter, m.network)
-          return evaluate(step)
-        end })
+    local how = { times = o.times, weighting = o.weighting, placed = o.placed, cells = o.cells }
+    averaged = phase("alone", nn.ModuleDict { network = parts.network, cells = parts.cells }, how, o.alone.batch, {
+      steps = o.alone.steps, evaluate = function(step, m)
+        M.use(painter, m.network)
+        return evaluate(step)
+      end })
     M.use(painter, averaged.network)
   end
   hub.save_pipeline(scenes.folder(r, seed), painter.pipeline)
-end
-
---- Tunes the decoder of a painter's autoencoder for the scenes that it draws, which a decoder for all scenes blurs,
--- with noise on latents up to a tenth; latents stay what they were.
----@param r Recipe
----@param painter TextToImage
----@param seed integer
----@param steps integer
----@param side? integer  of the cells that were kept with the latents
-function M.tune_decoder(r, painter, seed, steps, side)
-  local set = setmetatable({ size = r.args.scenes, set = drawings.set(r.args, "training", { "image" }),
-    latents = data_of(r, painter, side).fields.latents }, Drawn)
-  local loader = ty.data.DataLoader(set, { batch_size = math.min(16, r.args.batch), shuffle = true, seed = seed,
-    drop_last = true, device = r.device })
-  local options = scenes.fit_options(r, seed, { steps = steps, lr = 1e-3, weight_decay = 0, average = 0.99,
-    noise = 0.1, every = 0 })
-  options.folder, options.log = options.folder .. "-decoder", options.log .. "/decoder"
-  ty.manual_seed(seed) -- the same whatever came before
-  local _, averaged = diffusion.autoencoder.fit_decoder(painter.autoencoder, loader, options)
-  painter.autoencoder, painter.pipeline.components.vae = averaged:eval(), averaged
 end
 
 --- Trains a network as part of a pipeline that draws scenes, keeps it, and returns the painter.
@@ -399,10 +366,6 @@ function M.train(r, name, network, scheduler, seed, training)
       .. "found %.3f", step, drawn.object or 0, drawn.colour or 0, drawn.place or 0, drawn.placed or 0, drawn.caption)
     return drawn
   end, training)
-  if training and training.decoder then
-    M.tune_decoder(r, painter, seed, training.decoder, cells and cells.side)
-    hub.save_pipeline(scenes.folder(r, seed), painter.pipeline)
-  end
   return painter
 end
 

@@ -8,11 +8,11 @@
 --     ./run recipes/diffusion/emoji.lua --train FOLDER --prompt "a purple fox"
 --
 -- With --prompt it draws a sheet of what the words say, several sheets with | between prompts; with --model clip-dit
--- clips, eight frames of each in a row. With --train the base is
--- trained further, by a LoRA, on a folder of pictures with captions beside them (NAME.png and NAME.txt). Without either
--- it measures: whether captions of combinations of object and colour that no training scene has are drawn as well as
--- others, and whether pictures are copies. A copy would be nearer to its nearest training picture than a real picture
--- that was not trained on is to its own, in the features of scene-clip.
+-- clips, eight frames of each in a row. With --train the base is trained further, by a LoRA, on a folder of pictures
+-- with captions beside them (NAME.png and NAME.txt). Without either it measures: whether captions of combinations of
+-- object and colour that no training scene has are drawn as well as others, and whether pictures are copies. A copy
+-- would be nearer to its nearest training picture than a real picture that was not trained on is to its own, in the
+-- features of scene-clip.
 local ty = require "tycho"
 local diffusion, zoo = require "tycho.diffusion", require "tycho.zoo"
 

@@ -83,14 +83,16 @@ check.test("weights: the same loss of the clean sample, whatever is predicted", 
   local schedule = diffusion.schedule.discrete { betas = "cosine" }
   local t = ty.tensor { 3, 250, 500, 900 }
   local x0, noise = ty.randn(4, 1), ty.randn(4, 1)
-  local snr, wanted = {}, { min_snr = 0, edm = 0 }
+  local snr, wanted = {}, { min_snr = 0, edm = 0, snr_plus_one = 0 }
   for i, time in ipairs(t:tolist()) do
     local p = schedule:point(time)
     snr[i] = (p.alpha / p.sigma) ^ 2
     wanted.min_snr = wanted.min_snr + math.min(snr[i], 5) * 0.01 / 4
     wanted.edm = wanted.edm + (1 / snr[i] + 0.25) / (0.25 / snr[i]) * 0.01 / 4
+    wanted.snr_plus_one = wanted.snr_plus_one + math.min(snr[i] + 1, 25) * 0.01 / 4
   end
-  for name, weights in pairs { min_snr = weighting.min_snr(), edm = weighting.edm() } do
+  for name, weights in pairs { min_snr = weighting.min_snr(), edm = weighting.edm(),
+    snr_plus_one = weighting.snr_plus_one { most = 25 } } do
     for _, predict in ipairs { "epsilon", "v", "sample", "flow" } do
       local objective = diffusion.Objective { schedule = schedule, predict = predict, weighting = weights }
       local noisy = objective:noisy(x0, t, noise)
@@ -106,6 +108,9 @@ check.test("weights: the same loss of the clean sample, whatever is predicted", 
   local gain = diffusion.prediction.gain("epsilon", alpha, sigma)
   check.close(weighting.min_snr { gamma = 2 }(alpha, sigma, gain):tolist(), { 2 / (0.81 / 0.19), 1 }, 1e-5)
   check.equal(weighting.uniform()(alpha, sigma, gain), nil)
+  -- Salimans & Ho 2022: every error of v alike.
+  gain = diffusion.prediction.gain("v", alpha, sigma)
+  check.close(weighting.snr_plus_one()(alpha, sigma, gain):tolist(), { 1, 1 }, 1e-5)
 end)
 
 check.test("measures", function()

@@ -180,6 +180,22 @@ check.test("where captions put things is learnt from noise alone, with the words
     "painter.fit: training: expected cells with crops or layout, got none")
 end)
 
+check.test("errors count as the weighting says, but not from noise alone, where all are alike", function()
+  local cells = { weight = 1, width = 16, side = 8, module = function(network) return network.mid_block end }
+  local function four(alpha) return alpha * 0 + 4 end
+  local function first(weighting, more, steps)
+    local training = { weighting = weighting, cells = cells }
+    for name, phase in pairs(more) do training[name] = phase end
+    return trained(training, steps)[1].pictures
+  end
+  for name, case in pairs { scenes = { {}, 1, 4 }, alone = { { alone = { steps = 1, batch = 4 } }, 0, 4 },
+    crops = { { crops = { steps = 1, batch = 4, beside = 0 } }, 0, 4 },
+    layout = { { layout = { steps = 1, batch = 4 } }, 0, 1 } } do
+    local more, steps, times = table.unpack(case)
+    check.close(first(four, more, steps) / first(nil, more, steps), times, 1e-4, name)
+  end
+end)
+
 check.test("of two captions of a scene the one that names a place is drawn as often as asked for", function()
   local painter, loss = small(), {}
   local function lesson(second, placed) -- the loss of the fourth step with tokens of a dog, and of `second`
