@@ -2,6 +2,7 @@
 -- weight of the squared error of the prediction, or nil for 1 everywhere; gain is (d x0 / d prediction)^2, so that
 -- `weight / gain` is the weight of the squared error of the clean sample, in which the papers are compared.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 
 local M = {}
 
@@ -14,6 +15,7 @@ end
 -- 2023, "Efficient Diffusion Training via Min-SNR Weighting Strategy". options: gamma (5).
 function M.min_snr(options)
   local o = ty.nn.options("weighting.min_snr", options, { gamma = 5 })
+  arguments.expect("weighting.min_snr", "gamma", o.gamma, "a number > 0")
   return function(alpha, sigma, gain)
     return ((alpha / sigma) ^ 2):clamp(0, o.gamma) * gain
   end
@@ -25,6 +27,7 @@ end
 -- hardly differs from its input does not outweigh all while the network is new.
 function M.snr_plus_one(options)
   local o = ty.nn.options("weighting.snr_plus_one", options, { most = math.huge })
+  arguments.expect("weighting.snr_plus_one", "most", o.most, "a number > 0")
   return function(alpha, sigma, gain)
     return ((alpha / sigma) ^ 2 + 1):clamp(0, o.most) * gain
   end

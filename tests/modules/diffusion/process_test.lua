@@ -108,6 +108,8 @@ check.test("weights: the same loss of the clean sample, whatever is predicted", 
   local gain = diffusion.prediction.gain("epsilon", alpha, sigma)
   check.close(weighting.min_snr { gamma = 2 }(alpha, sigma, gain):tolist(), { 2 / (0.81 / 0.19), 1 }, 1e-5)
   check.equal(weighting.uniform()(alpha, sigma, gain), nil)
+  check.fails(function() weighting.min_snr { gamma = 0 } end, "weighting.min_snr: gamma: expected a number > 0, got 0")
+  check.fails(function() weighting.snr_plus_one { most = -1 } end, "snr_plus_one: most: expected a number > 0, got -1")
   -- Salimans & Ho 2022: every error of v alike.
   gain = diffusion.prediction.gain("v", alpha, sigma)
   check.close(weighting.snr_plus_one()(alpha, sigma, gain):tolist(), { 1, 1 }, 1e-5)
