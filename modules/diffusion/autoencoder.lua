@@ -58,11 +58,10 @@ local objectives = {
 }
 
 --- Trains the decoder alone, as sd-vae-ft-mse was, for the pictures that it is to show: latents mean what they meant,
--- and networks that draw them stay as they are. loader: batches with a field `image` and perhaps `latents`, of unit
--- variance (as model:scale() has them; else the encoder's means). options: those of train.fit but loss, noise (0:
--- the most noise that is added to latents, since drawn ones are not quite those of pictures) and objective ("mse"; or
--- "psnr": the mean of the logarithms of the pictures' squared errors, which is what a mean PSNR counts). Returns the
--- losses, and the autoencoder with the averaged decoder. Stability AI 2022, "Improved Autoencoders".
+-- and networks that draw them stay as they are. loader: batches with a field `image`. options: those of train.fit but
+-- loss, and objective ("mse"; or "psnr": the mean of the logarithms of the pictures' squared errors, which is what a
+-- mean PSNR counts). Returns the losses, and the autoencoder with the averaged decoder. Stability AI 2022, "Improved
+-- Autoencoders".
 ---@param model AutoencoderKL
 ---@param loader DataLoader
 ---@param options table
@@ -72,24 +71,18 @@ function M.fit_decoder(model, loader, options)
   local who = "autoencoder.fit_decoder"
   check_model(who, model)
   arguments.expect(who, "options", options, "a table")
-  local rest, noise = { title = "decoder" }, arguments.expect(who, "noise", options.noise, "a number >= 0 or nil") or 0
-  local objective = options.objective or "mse"
+  local rest, objective = { title = "decoder" }, options.objective or "mse"
   local loss = objectives[objective]
   if not loss then
     arguments.fail("%s: objective: expected \"mse\" or \"psnr\", got %s", who, arguments.describe(objective))
   end
   for key, value in pairs(options) do
-    if key ~= "noise" and key ~= "objective" then rest[key] = value end
+    if key ~= "objective" then rest[key] = value end
   end
   rest.loss = function(m, batch)
-    local pictures, latents = M.pictures(batch.image), batch.latents
-    if not latents then latents = ty.no_grad(function() return m:scale(m:encode(pictures):mode()) end) end
-    latents = latents:to(pictures.dtype)
-    if noise > 0 then
-      local share = ty.rand({ latents.shape[1], 1, 1, 1 }, { device = latents.device }) * noise
-      latents = latents + ty.randn_like(latents) * share
-    end
-    return loss(m:decode(m:unscale(latents)), pictures)
+    local pictures = M.pictures(batch.image)
+    local latents = ty.no_grad(function() return m:encode(pictures):mode() end)
+    return loss(m:decode(latents), pictures)
   end
   local asked = {}
   for name, p in model:named_parameters() do

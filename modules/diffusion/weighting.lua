@@ -23,10 +23,10 @@ end
 
 --- SNR + 1 on the error of the clean sample, which is 1 on the error of v where alpha^2 + sigma^2 is 1: a network that
 -- says clean samples learns small things, which show at little noise, as one that says v does. Salimans & Ho 2022,
--- "Progressive Distillation for Fast Sampling of Diffusion Models". options: most (infinity): a bound, so that what
--- hardly differs from its input does not outweigh all while the network is new.
+-- "Progressive Distillation for Fast Sampling of Diffusion Models". options: most (1e6): a bound; a low one where
+-- what hardly differs from its input should not outweigh all while the network is new.
 function M.snr_plus_one(options)
-  local o = ty.nn.options("weighting.snr_plus_one", options, { most = math.huge })
+  local o = ty.nn.options("weighting.snr_plus_one", options, { most = 1e6 })
   arguments.expect("weighting.snr_plus_one", "most", o.most, "a number > 0")
   return function(alpha, sigma, gain)
     return ((alpha / sigma) ^ 2 + 1):clamp(0, o.most) * gain

@@ -14,12 +14,13 @@
 -- need. So it learns early which words belong where.
 --
 -- Errors of the clean latents count by SNR + 1, as errors of v would. Without these weights, and with 8,000 in the
--- place of 16,000 steps with scenes alone and a decoder tuned for scenes, the table's objects were at 0.75 and its
--- colours at 0.84. From that network 500 more steps with them drew 0.811 of the objects of 500 other captions, without
--- them 0.793. Objects were at 0.35 after 1,000 of the steps with scenes alone, 0.51 after 3,000, 0.69 after 6,000, 0.80
--- after 9,000, 0.84 after 12,000 and 0.88 at the end (100 captions). A guidance of 2, 3, 4 or 5 drew 0.874, 0.891,
--- 0.891 and 0.889 of those of 500 other captions. A decoder tuned for such scenes is not needed since scene-vae's is
--- the longer trained one: 0.873 of the table's objects with it, 0.875 with scene-vae's.
+-- place of 16,000 steps with scenes alone, 40,000 in the place of 60,000 scenes, and a decoder tuned for such scenes,
+-- the table's objects were at 0.75 and its colours at 0.84. From that network 500 more steps with them drew 0.811 of
+-- the objects of 500 other captions, without them 0.793. Objects were at 0.35 after 1,000 of the steps with scenes
+-- alone, 0.51 after 3,000, 0.69 after 6,000, 0.80 after 9,000, 0.84 after 12,000 and 0.88 at the end (100 captions). A
+-- guidance of 2, 3, 4 or 5 drew 0.874, 0.891, 0.891 and 0.889 of those of 500 other captions. A decoder tuned for such
+-- scenes is not needed since scene-vae's is the longer trained one: 0.873 of the table's objects with it, 0.875 with
+-- scene-vae's.
 --
 -- Without the steps from noise alone, and with 4,500 steps with scenes alone, it drew as much of what is asked for
 -- (objects 0.76, colours 0.84, without the weights) and put it anywhere: places 0.30. For 500 of these steps nothing

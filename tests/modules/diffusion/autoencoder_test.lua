@@ -52,7 +52,7 @@ check.test("training lowers the error; the scale gives latents of unit variance"
   check.close(m:unscale(m:scale(z)):tolist(), z:tolist(), 1e-4)
 end)
 
-check.test("a decoder is tuned: better pictures of the same latents, its own or those that are given", function()
+check.test("a decoder is tuned: better pictures of the same latents", function()
   local m = model()
   autoencoder.set_scale(m, images, { count = 12, batch = 12 })
   local x = autoencoder.pictures(images.fields.image)
@@ -64,23 +64,17 @@ check.test("a decoder is tuned: better pictures of the same latents, its own or 
   local after = autoencoder.psnr(tuned, images, { count = 12 })
   check.ok(after > psnr + 0.5, ("%.1f to %.1f dB"):format(psnr, after))
   for name, p in m:named_parameters() do check.ok(p.requires_grad, name) end
-  local given = ty.data.TensorDataset { image = images.fields.image, latents = m:scale(before):detach() }
-  local function losses(set, more)
-    ty.manual_seed(4)
-    local o = { steps = 2, lr = 0, quiet = true }
-    for key, value in pairs(more or {}) do o[key] = value end
-    return (autoencoder.fit_decoder(m, ty.data.DataLoader(set, { batch_size = 12 }), o))
+  local function first_loss(objective)
+    return autoencoder.fit_decoder(m, ty.data.DataLoader(images, { batch_size = 12 }),
+      { steps = 1, lr = 0, quiet = true, objective = objective })[1]
   end
-  check.close(losses(given), losses(images), 1e-5)
-  check.ok(math.abs(losses(given, { noise = 2 })[1] - losses(given)[1]) > 1e-4)
-  local ratio = losses(images, { objective = "psnr" })[1]
   local squares = ty.no_grad(function() return (m(x) - x):square():mean { 1, 2, 3 } end)
-  check.close(ratio, 0.01 * (squares + 1e-5):log():mean():item(), 1e-5)
+  check.close(first_loss "mse", squares:mean():item(), 1e-5)
+  check.close(first_loss "psnr", 0.01 * (squares + 1e-5):log():mean():item(), 1e-5)
   local _, sharper = autoencoder.fit_decoder(m, loader, { steps = 40, lr = 3e-3, quiet = true, objective = "psnr" })
   check.ok(autoencoder.psnr(sharper, images, { count = 12 }) > psnr + 0.5)
   check.fails(function() autoencoder.fit_decoder(m, loader, { objective = "l1" }) end,
     'objective: expected "mse" or "psnr", got ')
-  check.fails(function() autoencoder.fit_decoder(m, loader, { noise = -1 }) end, "noise: expected a number >= 0")
 end)
 
 check.test("mistakes are errors", function()

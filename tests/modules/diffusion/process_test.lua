@@ -113,6 +113,9 @@ check.test("weights: the same loss of the clean sample, whatever is predicted", 
   -- Salimans & Ho 2022: every error of v alike.
   gain = diffusion.prediction.gain("v", alpha, sigma)
   check.close(weighting.snr_plus_one()(alpha, sigma, gain):tolist(), { 1, 1 }, 1e-5)
+  local clean = ty.zeros(1) -- no noise at all: SNR has no bound
+  gain = diffusion.prediction.gain("v", clean + 1, clean)
+  check.equal(weighting.snr_plus_one()(clean + 1, clean, gain):tolist(), { 0 })
 end)
 
 check.test("measures", function()
