@@ -3,6 +3,7 @@
 local ty = require "tycho"
 local drawing_judge = require "tycho.zoo.drawing_judge"
 local datasets = require "tycho.datasets"
+local diffusion = require "tycho.diffusion"
 local geometry = require "tycho.datasets.scenes.geometry"
 local scenes = require "tycho.zoo.scenes"
 local shelf = require "tycho.zoo.shelf"
@@ -71,6 +72,15 @@ function M.judge(r)
   return judges[path]
 end
 
+--- How the painter of a recipe draws, as TextToImage:paint takes it: drawing_steps and guidance of its arguments, and
+-- interval, where it has one: sigma / alpha between which guidance counts.
+---@param args table
+---@return table
+function M.options(args)
+  return { steps = args.drawing_steps, guidance = args.interval
+    and diffusion.guidance.classifier_free { scale = args.guidance, interval = args.interval } or args.guidance }
+end
+
 -- What is found in pictures of what captions ask for: by the judge shares by kind; by CLIP the share of pictures whose
 -- caption is the right one among a hundred. And what the judge finds of what the next picture's caption asks for.
 local function judged(r, pictures, captions, asked)
@@ -104,7 +114,7 @@ function M.measure(r, painter, split, count, from)
   local set = M.set(args, split, { "image", "caption", "asked" })
   from = from or 0
   local batch = set:batch(ty.arange(from, from + count))
-  local pictures = painter:paint(batch.caption, { steps = args.drawing_steps, guidance = args.guidance }):to "cpu"
+  local pictures = painter:paint(batch.caption, M.options(args)):to "cpu"
   local drawn, others = judged(r, pictures, batch.caption, batch.asked)
   return drawn, (judged(r, batch.image, batch.caption, batch.asked)), pictures, others
 end
@@ -155,7 +165,7 @@ function M.placed(r, painter, split, count, from)
   if #captions == 0 then return nil end
   local asked = ty.tensor(places, { dtype = "i64" })
   local function share(pictures) return eye:where(scenes.pictures(pictures)):eq(asked):to("f32"):mean():item() end
-  local drawn = painter:paint(captions, { steps = args.drawing_steps, guidance = args.guidance }):to "cpu"
+  local drawn = painter:paint(captions, M.options(args)):to "cpu"
   return share(drawn), share(ty.stack(images, 0))
 end
 

@@ -379,6 +379,7 @@ end
 ---@return RecipeRow[]
 function M.rows(r, name, make, scheduler, training)
   local found = {}
+  drawings.options(r.args) -- before hours of training: an interval that is none is an error
   local shipped = scenes.shipped(r, r.seeds[1], hub.pipeline)
   drawings.judge(r) -- before all seeds, since tuning draws random numbers
   for i, seed in ipairs(r.seeds) do

@@ -6,6 +6,7 @@
 -- these branches, which returns a table of outputs by name. "condition" is what was asked for, "null" the null
 -- condition, further names are those of the sampler's option `branches`. A new guidance is a file beside this one.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local adaptive = require "tycho.diffusion.guidance.adaptive"
 
 local M = {}
@@ -19,8 +20,10 @@ end
 local function read_interval(who, interval)
   if interval == nil then return end
   local low, high = type(interval) == "table" and interval[1], type(interval) == "table" and interval[2]
-  if type(low) ~= "number" or type(high) ~= "number" or low > high then
-    error(("%s: interval: expected { low, high } of sigma / alpha, got %s"):format(who, tostring(interval)), 3)
+  if type(low) ~= "number" or type(high) ~= "number" or low > high or low ~= low
+    or high ~= high then
+    arguments.fail("%s: interval: expected { low, high } of sigma / alpha, got %s", who, type(interval) == "table"
+      and ("{ %s, %s }"):format(arguments.describe(low), arguments.describe(high)) or arguments.describe(interval))
   end
 end
 

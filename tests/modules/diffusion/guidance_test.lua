@@ -47,7 +47,9 @@ check.test("intervals and rescaling", function()
   check.close(guided(how, nil, nil, 0.5), { 10 + 2 * (2 - 10), 10 + 2 * (4 - 10) }, 1e-6, "sigma / alpha 1")
   check.close(guided(how, nil, nil, 0.2), { 2, 4 }, 1e-6, "0.25")
   check.close(guided(how, nil, nil, 0.9), { 2, 4 }, 1e-6, "9")
-  check.fails(function() guidance.classifier_free { interval = { 3, 1 } } end, "interval: expected { low, high }")
+  check.fails(function() guidance.classifier_free { interval = { 3, 1 } } end,
+    "interval: expected { low, high } of sigma / alpha, got { 3, 1 }")
+  check.fails(function() guidance.classifier_free { interval = { 0 / 0, 1 } } end, "got { nan, 1 }")
   local plain, strong = ty.randn(3, 4, 4), ty.randn(3, 4, 4) * 5
   local back = guidance.rescale(strong, plain, 1)
   check.close(back:flatten(1):std(1):tolist(), plain:flatten(1):std(1):tolist(), 1e-5, "the plain one's deviation")
