@@ -20,8 +20,7 @@ end
 local function read_interval(who, interval)
   if interval == nil then return end
   local low, high = type(interval) == "table" and interval[1], type(interval) == "table" and interval[2]
-  if type(low) ~= "number" or type(high) ~= "number" or low > high or low ~= low
-    or high ~= high then
+  if type(low) ~= "number" or type(high) ~= "number" or low > high or low ~= low or high ~= high then
     arguments.fail("%s: interval: expected { low, high } of sigma / alpha, got %s", who, type(interval) == "table"
       and ("{ %s, %s }"):format(arguments.describe(low), arguments.describe(high)) or arguments.describe(interval))
   end
