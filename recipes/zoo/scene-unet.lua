@@ -42,7 +42,7 @@ local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models"
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = zoo.painter.arguments({ steps = 1700, batch = 24, lr = 0.03, every = 1000, count = 500,
     guidance = 5.0, quick = 4, quick_count = 4 }, {
-    { "interval", { 0.2, 10 }, "sigma / alpha between which drawing is guided" },
+    { "interval", { 0.2, 10 }, "sigma / alpha between which drawing is guided", length = 2 },
     { "crops", 1000, "steps with windows around single objects before those with scenes", quick = 2 },
     { "crop_batch", 96, "windows of such a step", quick = 4 },
     { "layout", 1600, "steps after these from noise alone, in which it learns where captions put things", quick = 2 },
@@ -50,7 +50,7 @@ local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
     { "beside", 48, "windows beside the scenes of a step", quick = 2 },
     { "alone", 16000, "steps with scenes alone after those", quick = 2 },
     { "alone_batch", 48, "scenes of such a step", quick = 4 },
-    { "widths", { 48, 96 }, "channels at 16 x 16 and 8 x 8 latents", quick = { 8, 16 } },
+    { "widths", { 48, 96 }, "channels at 16 x 16 and 8 x 8 latents", quick = { 8, 16 }, length = 2 },
     { "cells", 0.1, "weight of what is on top in each of 8 x 8 cells" },
   }) }
 local args, widths = r.args, r.args.widths

@@ -40,6 +40,7 @@ local spec = {
     { "name", "x", "called", choices = { "x", "y" } },
     { "flag", false, "a switch" }, { "warm", true, "another" }, { "long_name", 1, "dashes" },
     { "rates", { 1e-3, 0.5 }, "tried", quick = { 0.5 }, least = 0 }, { "depths", { 2, 4 }, "layers" },
+    { "range", { 0.2, 10 }, "from, to", length = 2 },
     { "tasks", { "open", "push" }, "learnt", choices = { "open", "push", "reach" } },
     { "more", {}, "texts", quick = {} },
   },
@@ -190,6 +191,9 @@ check.test("mistakes", function()
   check.equal(problem("--steps", "-1"), "--steps: expected at least 0, got -1")
   check.equal(problem("--rates", "1e-3,fast"), "--rates: expected a number, got 'fast'")
   check.equal(problem("--rates", "1,-1"), "--rates: expected at least 0, got -1")
+  check.equal(problem("--range", "5"), "--range: expected 2 values with commas between, got '5'")
+  check.equal(problem("--range", "1,2,3"), "--range: expected 2 values with commas between, got '1,2,3'")
+  check.equal(declare("--range", "1,2").args.range, { 1.0, 2.0 })
   check.equal(problem("--depths", "2.5"), "--depths: expected an integer, got '2.5'")
   check.equal(problem("--tasks", "open,jump"), "--tasks: expected one of open, push, reach, got 'jump'")
   check.equal(problem("--steps"), "--steps needs a value")

@@ -4,10 +4,10 @@ local M = {}
 --- An argument: { name, default, help, quick = default under --quick, record = default under --record, choices = list,
 -- least = of numbers, place = true: says where things are, and changes no result }. The type of the default is the type
 -- of the argument. Of a list, `--rates 1e-3,3e-3`, the default is a list: of integers, of numbers or of texts, as its
--- elements are; choices and least are of each. Whole numbers whose default is not negative are 0 at least, unless
--- `least` says otherwise.
+-- elements are; choices and least are of each, and with `length` it has so many. Whole numbers whose default is not
+-- negative are 0 at least, unless `least` says otherwise.
 ---@alias RecipeArgument { [1]: string, [2]: any, [3]: string, quick?: any, record?: any, choices?: string[],
---- least?: number, place?: boolean }
+--- least?: number, length?: integer, place?: boolean }
 
 --- What every recipe takes.
 ---@type RecipeArgument[]
@@ -116,6 +116,9 @@ local function convert(entry, text)
     local value, problem = convert_one(entry, kind, part)
     if problem then return nil, problem end
     list[#list + 1] = value
+  end
+  if entry.length and #list ~= entry.length then
+    return nil, ("%s: expected %d values with commas between, got '%s'"):format(flag_of(entry[1]), entry.length, text)
   end
   return list
 end
