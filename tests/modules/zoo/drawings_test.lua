@@ -110,4 +110,21 @@ check.test("rows: of each kind what is drawn and what is beside it; bars only wh
   end
 end)
 
+check.test("how a recipe's painter draws: guidance within an interval where there is one", function()
+  check.equal(drawings.options { drawing_steps = 3, guidance = 2.0 }, { steps = 3, guidance = 2.0 })
+  local how = drawings.options { drawing_steps = 3, guidance = 2.0, interval = { 0.5, 4 } }
+  local function guided(sigma) -- is the null condition asked for?
+    local asked
+    local run = { has_condition = function() return true end, evaluate = function(_, x, _, branches)
+      asked = #branches
+      return { condition = x, null = x }
+    end }
+    how.guidance:guide(run, ty.ones(1, 2), { sigma = sigma, alpha = 1 })
+    return asked == 2
+  end
+  check.equal({ guided(0.4), guided(0.6), guided(4), guided(5) }, { false, true, true, false })
+  check.fails(function() drawings.options { drawing_steps = 3, guidance = 2.0, interval = { 5 } } end,
+    "interval: expected { low, high } of sigma / alpha, got { 5, nil }")
+end)
+
 check.finish()

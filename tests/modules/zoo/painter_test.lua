@@ -36,24 +36,6 @@ check.test("cells of scenes: shares of pixels by object and look, in short and s
   check.ok(judge.cell_loss(right, objects, looks):item() < judge.cell_loss(right * 0, objects, looks):item() / 4)
 end)
 
-check.test("how a recipe's painter draws: guidance within an interval where there is one", function()
-  local drawings = require "tycho.zoo.drawings"
-  check.equal(drawings.options { drawing_steps = 3, guidance = 2.0 }, { steps = 3, guidance = 2.0 })
-  local how = drawings.options { drawing_steps = 3, guidance = 2.0, interval = { 0.5, 4 } }
-  local function guided(sigma) -- is the null condition asked for?
-    local asked
-    local run = { has_condition = function() return true end, evaluate = function(_, x, _, branches)
-      asked = #branches
-      return { condition = x, null = x }
-    end }
-    how.guidance:guide(run, ty.ones(1, 2), { sigma = sigma, alpha = 1 })
-    return asked == 2
-  end
-  check.equal({ guided(0.4), guided(0.6), guided(4), guided(5) }, { false, true, true, false })
-  check.fails(function() drawings.options { drawing_steps = 3, guidance = 2.0, interval = { 5 } } end,
-    "interval: expected { low, high } of sigma / alpha, got { 5, nil }")
-end)
-
 -- A painter of scenes, of a small network.
 local function small()
   ty.manual_seed(3)
