@@ -72,13 +72,15 @@ function M.judge(r)
   return judges[path]
 end
 
---- How the painter of a recipe draws, as TextToImage:paint takes it: drawing_steps and guidance of its arguments, and
--- interval, where it has one: sigma / alpha between which guidance counts.
+--- How the painter of a recipe draws, as TextToImage:paint takes it: drawing_steps and guidance of its arguments and,
+-- where it has them, interval, sigma / alpha between which guidance counts, and eta, the share of a step's noise that is
+-- fresh (0: as the pipeline's scheduler draws).
 ---@param args table
 ---@return table
 function M.options(args)
   return { steps = args.drawing_steps, guidance = args.interval
-    and diffusion.guidance.classifier_free { scale = args.guidance, interval = args.interval } or args.guidance }
+    and diffusion.guidance.classifier_free { scale = args.guidance, interval = args.interval } or args.guidance,
+    solver = (args.eta or 0) > 0 and diffusion.solver.ddim { eta = args.eta } or nil }
 end
 
 -- What is found in pictures of what captions ask for: by the judge shares by kind; by CLIP the share of pictures whose

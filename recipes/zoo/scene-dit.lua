@@ -28,6 +28,8 @@ local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models"
 local r = ty.recipe.declare { seeds = 2, recorded_seeds = 2, base = true,
   args = zoo.painter.arguments({ steps = 1500, batch = 24, lr = 0.02, every = 1500, count = 500, quick = 4,
     quick_count = 4 }, {
+    { "interval", { 0, math.huge }, "sigma / alpha between which drawing is guided", length = 2 },
+    { "eta", 0.0, "share of a drawing step's noise that is fresh" },
     { "crops", 1000, "steps with windows around single objects before those with scenes", quick = 2 },
     { "crop_batch", 96, "windows of such a step", quick = 4 },
     { "layout", 800, "steps after these from noise alone, in which it learns where captions put things", quick = 2 },

@@ -5,7 +5,7 @@ local M = {}
 -- least = of numbers, place = true: says where things are, and changes no result }. The type of the default is the type
 -- of the argument. Of a list, `--rates 1e-3,3e-3`, the default is a list: of integers, of numbers or of texts, as its
 -- elements are; choices and least are of each, and with `length` it has so many. Whole numbers whose default is not
--- negative are 0 at least, unless `least` says otherwise.
+-- negative are 0 at least, unless `least` says otherwise. `inf` is a number that is not whole.
 ---@alias RecipeArgument { [1]: string, [2]: any, [3]: string, quick?: any, record?: any, choices?: string[],
 --- least?: number, length?: integer, place?: boolean }
 
@@ -97,7 +97,7 @@ local function convert_one(entry, kind, text)
     for _, choice in ipairs(entry.choices or { text }) do if choice == text then return text end end
     return nil, ("%s: expected one of %s, got '%s'"):format(flag, table.concat(entry.choices, ", "), text)
   end
-  local number = tonumber(text)
+  local number = text == "inf" and math.huge or tonumber(text)
   number = kind == "integer" and math.tointeger(number) or kind == "number" and number and number + 0.0 or nil
   if not number or number ~= number then
     return nil, ("%s: expected %s, got '%s'"):format(flag, kind == "integer" and "an integer" or "a number", text)

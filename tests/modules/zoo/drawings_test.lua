@@ -110,8 +110,10 @@ check.test("rows: of each kind what is drawn and what is beside it; bars only wh
   end
 end)
 
-check.test("how a recipe's painter draws: guidance within an interval where there is one", function()
+check.test("how a recipe's painter draws: guidance within an interval, fresh noise, where it says so", function()
   check.equal(drawings.options { drawing_steps = 3, guidance = 2.0 }, { steps = 3, guidance = 2.0 })
+  check.equal(drawings.options { drawing_steps = 3, guidance = 2.0, eta = 0 }, { steps = 3, guidance = 2.0 })
+  check.equal(drawings.options({ drawing_steps = 3, guidance = 2.0, eta = 0.5 }).solver.eta, 0.5)
   local how = drawings.options { drawing_steps = 3, guidance = 2.0, interval = { 0.5, 4 } }
   local function guided(sigma) -- is the null condition asked for?
     local asked
@@ -123,6 +125,8 @@ check.test("how a recipe's painter draws: guidance within an interval where ther
     return asked == 2
   end
   check.equal({ guided(0.4), guided(0.6), guided(4), guided(5) }, { false, true, true, false })
+  how = drawings.options { drawing_steps = 3, guidance = 2.0, interval = { 0, math.huge } }
+  check.equal({ guided(1e-6), guided(math.huge) }, { true, true }) -- on straight paths it begins at infinity
   check.fails(function() drawings.options { drawing_steps = 3, guidance = 2.0, interval = { 5 } } end,
     "interval: expected { low, high } of sigma / alpha, got { 5, nil }")
 end)
