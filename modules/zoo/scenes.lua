@@ -4,6 +4,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local datasets = require "tycho.datasets"
 local hub = require "tycho.hub"
+local recipe_arguments = require "tycho.recipe.arguments"
 local retrieval = require "tycho.vlm.retrieval"
 
 local M = {}
@@ -143,9 +144,13 @@ function M.folder(r, seed) return r:path("seed" .. (seed or r.seeds[1]) .. "/mod
 ---@return Tensor
 function M.pictures(image) return image:to "f32" / 127.5 - 1 end
 
+-- Arguments that say how a model is measured, and not how it is made.
+local measuring = { count = true, drawing_steps = true, eta = true, guidance = true, interval = true,
+  judge_steps = true, seeds = true }
+
 --- The model that ships as that of the first seed, where --base names the folder zoo/: it is measured and not trained
--- again, and other seeds are trained beside it. nil for these and where --base says nothing. read: of hub, hub.load by
--- default.
+-- again, and other seeds are trained beside it. nil for these and where --base says nothing. Arguments that make
+-- another model are refused. read: of hub, hub.load by default.
 ---@param r Recipe
 ---@param seed integer
 ---@param read? fun(folder: string, options: table): Module|Pipeline
@@ -155,6 +160,14 @@ function M.shipped(r, seed, read)
   local folder = r:base(r.name:match "[^/]+$")
   if not ty.io.exists(folder .. "/checksums.json") then
     arguments.fail("%s: --base: expected a folder zoo/ with this recipe's model, got %s", r.name, r.args.base)
+  end
+  local changed = r.quick and {} or recipe_arguments.changed(r.entries, r.args)
+  for _, entry in ipairs(r.entries) do
+    local name = entry[1]
+    if changed[name] ~= nil and not measuring[name] then
+      arguments.fail("%s: --base: expected the arguments that the model in %s was made with, got --%s %s; without "
+        .. "--base another is made", r.name, folder, name:gsub("_", "-"), changed[name])
+    end
   end
   r:say("seed %d: measures the model in %s", seed, folder)
   r.measured = folder -- so that zoo.publish writes its page alone

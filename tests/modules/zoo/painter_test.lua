@@ -62,7 +62,7 @@ end)
 
 -- A recipe as far as painters ask it.
 local function recipe(folder, args)
-  local r = { name = "zoo/scene-unet", device = "cpu", args = args, seeds = { 0 } }
+  local r = { name = "zoo/scene-unet", device = "cpu", args = args, seeds = { 0 }, entries = {} }
   function r.path(_, name) return folder .. "/" .. name end
   function r.say() end
   function r.place(_, fn) return fn() end
@@ -224,6 +224,16 @@ check.test("--base: the model that ships is measured, and what is not there is o
   r.seeds = { 0, 1 }
   check.equal(zoo.scenes.shipped(r, 0).training, false)
   check.equal(zoo.scenes.shipped(r, 1), nil, "another seed is trained")
+  r.entries = { { "widths", { 48, 96 }, "" }, { "guidance", 5.0, "" }, { "seed", 0, "" } }
+  r.args.widths, r.args.guidance, r.args.seed = { 48, 96 }, 3.0, 0
+  check.ok(zoo.scenes.shipped(r, 0), "how it draws may be told")
+  r.args.widths = { 64, 128 }
+  check.fails(function() zoo.scenes.shipped(r, 0) end, "%-%-base: expected the arguments that the model in .* was made "
+    .. "with, got %-%-widths 64,128; without %-%-base another is made")
+  r.args.widths, r.args.seed = { 48, 96 }, 3
+  check.fails(function() zoo.scenes.shipped(r, 0) end, "got %-%-seed 3")
+  r.quick = true
+  check.ok(zoo.scenes.shipped(r, 0), "a quick run judges nothing")
 end)
 
 check.finish()
