@@ -9,6 +9,8 @@
  *   irfft_line  real y[i] = scale sum over k <= n / 2 of Re(weight(k) x[k] w^(-i k)), of conjugates of x when `inverse`
  *   dct_line    y[k] = scale weight(k) sum over i < n of x[i] cos(pi k (2 i + 1) / (2 n)), weight(0) = first, else 1;
  *               `inverse`: y[i] = scale sum over k < n of weight(k) x[k] cos(pi k (2 i + 1) / (2 n))
+ *   fft_conv_lines   y[.., c, i] = sum over j of k[c, j] x[.., c, i + start - j], of i + start + j when `turned`
+ *   fft_conv_kernel  dk[c, j] = sum over all lines and positions i of g[.., c, i] x[.., c, i - start - j]
  *
  * weight(k) of the real ones is 1, or, when `doubled`, 2 but for k = 0 and k = n / 2: the other half is not there. */
 #ifndef TY_KERNELS_FFT_H

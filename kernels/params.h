@@ -117,6 +117,12 @@ typedef struct ty_p_fft {
   int64_t hop; /* of frames */
 } ty_p_fft;
 
+/* Convolutions by transforms of n positions: kernels/fft.h. */
+typedef struct ty_p_fft_conv {
+  int64_t n, start;
+  bool turned;
+} ty_p_fft_conv;
+
 /* Numbers by a seed and the position: kernels/seeded.h. */
 typedef struct ty_p_seeded_noise {
   uint64_t seed;

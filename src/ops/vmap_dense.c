@@ -254,6 +254,22 @@ bool map_recurrence(ty_mapped *m) {
   return true;
 }
 
+/* x [..., c, t] and kernel [c, taps], or g as x: all samples' channels become those of one. */
+bool map_long_conv(ty_mapped *m) {
+  if (m->op->id == TY_OP_fft_conv_lines && !ty_differs(m, m->arg[1].t)) return map_leading(m);
+  ty_value arg[TY_MAX_ARGS];
+  ty_tensor *whole[1];
+  memcpy(arg, m->arg, sizeof *arg * m->op->nargs);
+  for (int i = 0; i < 2; i++) {
+    const int nd = arg[i].t->v.ndim;
+    if (nd < 2) return map_forward(m);
+    if (!(arg[i].t = ty_merged_dims(ty_moved_dim(ty_whole(m, arg[i].t), 0, nd - 2), nd - 2, 2))) return false;
+  }
+  if (!ty_map_outputs(m, arg, whole)) return false;
+  const int at = whole[0]->v.ndim - 2;
+  return ty_map_give(m, 0, ty_moved_dim(ty_split_dim(whole[0], at, m->level->size), at, 0));
+}
+
 /* ---- norms ---- */
 
 /* The op without its weight and bias on samples, whose results are given, but for the `main` one, which is returned. */

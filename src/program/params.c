@@ -69,6 +69,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(bleu, PLAIN, bleu) P(radon, PLAIN, radon) P(backproject, PLAIN, radon) P(seeded_noise, PLAIN, seeded_noise)
   P(fft_line, PLAIN, fft) P(rfft_line, PLAIN, fft) P(irfft_line, PLAIN, fft) P(dct_line, PLAIN, fft)
   P(rfft_frames, PLAIN, fft) P(fft_plane, PLAIN, fft)
+  P(fft_conv_lines, PLAIN, fft_conv) P(fft_conv_kernel, PLAIN, fft_conv)
   P(complex_mul, PLAIN, dim) P(overlap_add, PLAIN, dim)
   P(recurrence_steps, PLAIN, recurrence) P(recurrence_backward, PLAIN, recurrence)
   P(gated_linear_attention, PLAIN, attention) P(gated_linear_attention_backward, PLAIN, attention)

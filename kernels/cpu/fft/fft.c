@@ -99,6 +99,38 @@ bool TY_KERNEL(rfft_frames)(const ty_kernel_args *k) {
 #undef JOB
 }
 
+/* in: x [..., c, t] and the kernel [c, m], out [..., c, length]; or, for the kernel's gradient, x and g, out [c, m] */
+static bool convolve(const ty_kernel_args *k, bool of_kernel) {
+  const ty_p_fft_conv *p = k->params;
+  const ty_view *x = k->in[0], *other = k->in[1], *y = k->out[0];
+  if (!y->count) return true;
+  if (!x->count || !other->count) {
+    memset(y->data, 0, (size_t)y->count * ty_dtype_size[y->dtype]);
+    return true;
+  }
+  const int64_t channels = x->size[x->ndim - 2], taken = x->size[x->ndim - 1];
+#define JOB(type)                           \
+  conv_##type j = {                         \
+    .x = x->data,                           \
+    .kernel = other->data,                  \
+    .y = y->data,                           \
+    .batch = x->count / (channels * taken), \
+    .channels = channels,                   \
+    .taken = taken,                         \
+    .taps = other->size[other->ndim - 1],   \
+    .length = y->size[y->ndim - 1],         \
+    .start = p->start,                      \
+    .turned = p->turned                     \
+  }
+  if (x->dtype == TY_F64) {
+    JOB(f64);
+    return run_conv_f64(&j, p->n, of_kernel);
+  }
+  JOB(f32);
+  return run_conv_f32(&j, p->n, of_kernel);
+#undef JOB
+}
+
 /* in: x [..., h, w], or pairs [..., h, w, 2]; out [..., h, bins, 2], of real x with bins = w / 2 + 1, else w */
 bool TY_KERNEL(fft_plane)(const ty_kernel_args *k) {
   const ty_p_fft *p = k->params;
@@ -138,3 +170,5 @@ bool TY_KERNEL(fft_line)(const ty_kernel_args *k) { return run(k, TY_FFT_COMPLEX
 bool TY_KERNEL(rfft_line)(const ty_kernel_args *k) { return run(k, TY_FFT_REAL); }
 bool TY_KERNEL(irfft_line)(const ty_kernel_args *k) { return run(k, TY_FFT_HALF); }
 bool TY_KERNEL(dct_line)(const ty_kernel_args *k) { return run(k, TY_FFT_COSINE); }
+bool TY_KERNEL(fft_conv_lines)(const ty_kernel_args *k) { return convolve(k, false); }
+bool TY_KERNEL(fft_conv_kernel)(const ty_kernel_args *k) { return convolve(k, true); }

@@ -421,5 +421,7 @@ static bool FN(run_planes)(FN(planes) * p, int64_t count) {
   return FN(run)(&p->rows) && FN(run)(&p->columns);
 }
 
+#include "fft_conv.h"
+
 #undef VEC
 #undef LOOSE
