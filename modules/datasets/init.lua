@@ -104,6 +104,7 @@ function M.bytes(pixels)
 end
 
 local files = { random = "tycho.datasets.random", kjv_names = "tycho.datasets.kjv_names",
-  refused_books = "tycho.datasets.refused_books", parity = "tycho.datasets.parity" }
+  refused_books = "tycho.datasets.refused_books", parity = "tycho.datasets.parity",
+  copying = "tycho.datasets.copying" }
 for name, file in pairs(sets) do files[name] = file end
 return require "tycho.lazy" (M, files, "tycho.datasets")

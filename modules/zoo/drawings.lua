@@ -73,8 +73,8 @@ function M.judge(r)
 end
 
 --- How the painter of a recipe draws, as TextToImage:paint takes it: drawing_steps and guidance of its arguments and,
--- where it has them, interval, sigma / alpha between which guidance counts, and eta, the share of a step's noise that is
--- fresh (0: as the pipeline's scheduler draws).
+-- where it has them, interval, sigma / alpha between which guidance counts, and eta, the share of a step's noise that
+-- is fresh (0: as the pipeline's scheduler draws).
 ---@param args table
 ---@return table
 function M.options(args)

@@ -152,6 +152,12 @@ check.test("the ops written out give what the ops give", function()
     check.ok(off(unfused.recurrence(x, weight, { cell = cell }), states) < 1e-12, cell)
     check.fails(function() unfused.recurrence(x, weight:transpose(1, 2), { cell = cell }) end, "weight: expected [")
   end
+  for _, taps in ipairs { 5, 700 } do
+    local x, kernel = values(2, 3, 600), values(3, taps)
+    check.ok(off(unfused.long_conv(x, kernel), ty.long_conv(x, kernel)) < 1e-12)
+    check.ok(off(unfused.long_conv(x, kernel, 4), ty.long_conv(x, kernel, 4)) < 1e-12)
+  end
+  check.fails(function() unfused.long_conv(1, q) end, "unfused.long_conv: x: expected a tensor [.., c, t], got 1")
   check.fails(function() unfused.recurrence(q, k, { cell = "rnn" }) end, 'cell: expected "lstm" or "gru" or "slstm"')
   check.fails(function() unfused.attention(q, k) end, "unfused.attention: v: expected a tensor [b, h, t, d], got nil")
   check.fails(function() unfused.attention(q, k, v, nil, { windo = 2 }) end, "no option 'windo'")

@@ -137,4 +137,21 @@ function M.recurrence(x, weight, given)
   return ty.stack(ys, 0):transpose(1, 2):reshape(t, b, heads * d)
 end
 
+--- ty.long_conv by transforms of all lines, products of all spectra and transforms back. x [..., c, t], kernel [c,
+-- taps].
+---@param x Tensor
+---@param kernel Tensor
+---@param ahead? integer
+---@return Tensor
+function M.long_conv(x, kernel, ahead)
+  for name, value in pairs { x = x, kernel = kernel } do
+    if not ty.is_tensor(value) or value.ndim < 2 then
+      options.fail("unfused.long_conv: %s: expected a tensor [.., c, t], got %s", name, options.describe(value))
+    end
+  end
+  local t, n = x.shape[x.ndim], 2
+  while n < t + kernel.shape[2] do n = 2 * n end
+  return ty.irfft(ty.complex_mul(ty.rfft(x, n), ty.rfft(kernel, n)), n):narrow(-1, ahead or 0, t)
+end
+
 return M
