@@ -31,6 +31,8 @@ add("irfft/64x2049", one(64, 2049, 2), function(x) return ty.irfft(x) end)
 add("rfft2/16x256x256", one(16, 256, 256), function(x) return ty.rfft2(x) end)
 add("stft/8x80000", function() return ty.randn(8, 80000), ty.hann_window(400) end,
   function(x, w) return ty.stft(x, 512, 160, 400, w) end)
+add("long_conv/32x64x1024", function() return ty.randn(32, 64, 1024), ty.randn(64, 1024) end, ty.long_conv)
+add("long_conv/2x16x65536", function() return ty.randn(2, 16, 65536), ty.randn(16, 65536) end, ty.long_conv)
 
 -- Volumes and lines.
 add("conv3d/2x16x16x32x32", function() return ty.randn(2, 16, 16, 32, 32), ty.randn(32, 16, 3, 3, 3) end,

@@ -40,6 +40,12 @@ def one(*shape):
     return lambda: (n(*shape),)
 
 
+def long_conv(x, kernel):
+    t = x.shape[-1]
+    spectrum = torch.fft.rfft(x, 2 * t) * torch.fft.rfft(kernel, 2 * t)
+    return torch.fft.irfft(spectrum, 2 * t)[..., :t]
+
+
 def interpolate(**options):
     return lambda x: F.interpolate(x, **options)
 
@@ -52,6 +58,8 @@ ops = {
     "rfft2/16x256x256": (one(16, 256, 256), torch.fft.rfft2),
     "stft/8x80000": (lambda: (n(8, 80000), torch.hann_window(400)),
                      lambda x, w: torch.stft(x, 512, 160, 400, w, return_complex=True)),
+    "long_conv/32x64x1024": (lambda: (n(32, 64, 1024), n(64, 1024)), long_conv),
+    "long_conv/2x16x65536": (lambda: (n(2, 16, 65536), n(16, 65536)), long_conv),
     "conv3d/2x16x16x32x32": (lambda: (n(2, 16, 16, 32, 32), n(32, 16, 3, 3, 3)),
                              lambda x, w: F.conv3d(x, w, None, 1, 1)),
     "conv_transpose1d/8x64x1000": (lambda: (n(8, 64, 1000), n(64, 64, 4)),

@@ -41,7 +41,13 @@ end
 --- Logits [n, t, vocabulary or more] at the positions where symbols are wanted, [n, count, ...].
 ---@param logits Tensor
 ---@return Tensor
-function M.answers(logits) return logits:narrow(1, logits.shape[2] - M.count, M.count) end
+function M.answers(logits)
+  if not ty.is_tensor(logits) or logits.ndim < 2 or logits.shape[2] < M.count then
+    arguments.fail("datasets.copying.answers: logits: expected [n, t, ..] of at least %d positions, got %s", M.count,
+      arguments.describe(logits))
+  end
+  return logits:narrow(1, logits.shape[2] - M.count, M.count)
+end
 
 --- The share of the wanted symbols that a model recalls, ten sequences at a time; chance is an eighth.
 ---@param model fun(tokens: Tensor): Tensor  logits [n, t, ...] of tokens [n, t]

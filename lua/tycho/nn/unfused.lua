@@ -144,11 +144,14 @@ end
 ---@param ahead? integer
 ---@return Tensor
 function M.long_conv(x, kernel, ahead)
-  for name, value in pairs { x = x, kernel = kernel } do
+  local given = { x = x, kernel = kernel }
+  for _, name in ipairs { "x", "kernel" } do
+    local value = given[name]
     if not ty.is_tensor(value) or value.ndim < 2 then
       options.fail("unfused.long_conv: %s: expected a tensor [.., c, t], got %s", name, options.describe(value))
     end
   end
+  if ahead ~= nil then options.expect("unfused.long_conv", "ahead", ahead, "an integer >= 0") end
   local t, n = x.shape[x.ndim], 2
   while n < t + kernel.shape[2] do n = 2 * n end
   return ty.irfft(ty.complex_mul(ty.rfft(x, n), ty.rfft(kernel, n)), n):narrow(-1, ahead or 0, t)

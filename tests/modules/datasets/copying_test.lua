@@ -64,6 +64,7 @@ check.test("mistakes", function()
   check.fails(function() copying.share(function(x) return x end, tokens, wanted:narrow(0, 0, 1)) end,
     "expected tokens %[n, t%] and wanted %[n, 10%]")
   check.fails(function() copying.share(1, tokens, wanted) end, "model: expected a function")
+  check.fails(function() copying.answers(ty.zeros(2, 5, 8)) end, "logits: expected .* of at least 10 positions")
 end)
 
 check.finish()
