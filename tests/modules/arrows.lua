@@ -8,6 +8,9 @@ return {
   distributions = {},
   estimate = {},
 
+  -- Nor do methods of the sciences.
+  science = {},
+
   -- Networks require nothing but the library: no technique, no method, no reader of files.
   models = {},
 
