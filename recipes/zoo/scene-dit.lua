@@ -21,7 +21,10 @@
 -- 0.74). With 5,000 such steps, and the decoder that scene-vae had before, 0.81 of the table's objects were found, and
 -- 0.90 in real pictures behind that autoencoder. Of that network's drawings of 200 other captions 0.836 of the objects
 -- were found, and with other noise 0.809: a guidance of 6 (0.832), one of 5 with deviations brought back (0.844), and
--- twice the steps of drawing (0.847) made no difference. With all ninety kinds of objects shapes take far longer.
+-- twice the steps of drawing (0.847) made no difference. Fresh noise in each step and a guidance of 5 within 0.2 and 10
+-- of sigma / alpha, in which scene-unet draws, brought objects of 1,000 other captions from 0.869 to 0.899; of the
+-- table's captions it was 0.875 in the place of 0.879, of combinations never seen 0.744 in the place of 0.697. With all
+-- ninety kinds of objects shapes take far longer.
 local ty = require "tycho"
 local diffusion, models, zoo = require "tycho.diffusion", require "tycho.models", require "tycho.zoo"
 
