@@ -120,14 +120,15 @@ static bool convolve(const ty_kernel_args *k, bool of_kernel) {
     .taps = other->size[other->ndim - 1],   \
     .length = y->size[y->ndim - 1],         \
     .start = p->start,                      \
-    .turned = p->turned                     \
+    .turned = p->turned,                    \
+    .of_kernel = of_kernel                  \
   }
   if (x->dtype == TY_F64) {
     JOB(f64);
-    return run_conv_f64(&j, p->n, of_kernel);
+    return run_conv_f64(&j, p->n);
   }
   JOB(f32);
-  return run_conv_f32(&j, p->n, of_kernel);
+  return run_conv_f32(&j, p->n);
 #undef JOB
 }
 

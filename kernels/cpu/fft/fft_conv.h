@@ -3,11 +3,11 @@
 
 typedef struct FN(conv) {
   const ty_fft_plan *plan;
-  const REAL *x, *kernel; /* or, of the gradient of a kernel, g */
+  const REAL *x, *kernel; /* or, for the gradient of a kernel, g */
   REAL *y;
   int64_t batch, channels, chunks; /* chunks: of the batch, each a task with its own transform of the kernel */
   int64_t taken, taps, length, start;
-  bool turned, failed;
+  bool turned, of_kernel, failed;
 } FN(conv);
 
 /* Buffers of a thread: two packed lines, a spectrum or two of h + 1, and what a transform needs. */
@@ -108,21 +108,6 @@ static bool FN(conv_lines)(const FN(conv) * j, int64_t channel, int64_t begin, i
   return true;
 }
 
-static void FN(conv_tasks)(void *context, int64_t begin, int64_t end) {
-  FN(conv) *j = context;
-  FN(bench) d;
-  if (!FN(bench_open)(j->plan, &d)) {
-    j->failed = true;
-    return;
-  }
-  for (int64_t i = begin; i < end && !ty_interrupted; i++) {
-    const int64_t chunk = i % j->chunks;
-    if (!FN(conv_lines)(j, i / j->chunks, chunk * j->batch / j->chunks, (chunk + 1) * j->batch / j->chunks, &d))
-      j->failed = true;
-  }
-  ty_scratch_free(d.a, d.bytes);
-}
-
 /* The gradient of a channel's kernel: the spectra of g times conjugates of those of x, summed over the batch, and back
  * once. */
 static bool FN(conv_kernel)(const FN(conv) * j, int64_t channel, const FN(bench) * d) {
@@ -146,26 +131,31 @@ static bool FN(conv_kernel)(const FN(conv) * j, int64_t channel, const FN(bench)
   return FN(backward)(p, d, j->start, j->length, j->y + channel * j->length);
 }
 
-static void FN(conv_kernels)(void *context, int64_t begin, int64_t end) {
+/* Task i: a channel, or, of lines, one of the chunks of a channel's. */
+static void FN(conv_tasks)(void *context, int64_t begin, int64_t end) {
   FN(conv) *j = context;
   FN(bench) d;
   if (!FN(bench_open)(j->plan, &d)) {
     j->failed = true;
     return;
   }
-  for (int64_t i = begin; i < end && !ty_interrupted; i++)
-    if (!FN(conv_kernel)(j, i, &d)) j->failed = true;
+  for (int64_t i = begin; i < end && !ty_interrupted; i++) {
+    const int64_t channel = i / j->chunks, chunk = i % j->chunks;
+    const bool ok = j->of_kernel ? FN(conv_kernel)(j, channel, &d)
+                                 : FN(conv_lines)(j, channel, chunk * j->batch / j->chunks,
+                                                  (chunk + 1) * j->batch / j->chunks, &d);
+    if (!ok) j->failed = true;
+  }
   ty_scratch_free(d.a, d.bytes);
 }
 
 /* n: even, and no position of a result that is read is reached twice around a circle of n. */
-static bool FN(run_conv)(FN(conv) * j, int64_t n, bool of_kernel) {
+static bool FN(run_conv)(FN(conv) * j, int64_t n) {
   const ty_fft_key key = { n, LANES, sizeof(REAL) == 8, true, true, false };
   if (!(j->plan = ty_fft_plan_open(&key))) return false;
-  const int64_t wanted = 4 * ty_parallel_threads() / j->channels;
+  const int64_t wanted = j->of_kernel ? 1 : 4 * ty_parallel_threads() / j->channels;
   j->chunks = wanted < 1 ? 1 : wanted > j->batch ? j->batch : wanted;
-  if (of_kernel) ty_parallel_for(j->channels, 1 + 16384 / (n * j->batch), FN(conv_kernels), j);
-  else ty_parallel_for(j->channels * j->chunks, 1 + 16384 / (n * j->batch / j->chunks), FN(conv_tasks), j);
+  ty_parallel_for(j->channels * j->chunks, 1 + 16384 / (n * j->batch / j->chunks), FN(conv_tasks), j);
   ty_fft_plan_close(j->plan);
   return !j->failed;
 }
