@@ -48,6 +48,7 @@ return require "tycho.lazy" ({}, {
   FluxTransformer2DModel = "tycho.models.flux", MobileNetV2 = "tycho.models.mobilenet",
   PixArtTransformer2DModel = "tycho.models.pixart", ResNet = "tycho.models.resnet",
   LongConv = "tycho.models.long_conv",
+  ESPCN = { "tycho.models.espcn", "ESPCN" }, SRCNN = { "tycho.models.espcn", "SRCNN" },
   ResNet1d = "tycho.models.resnet1d", ResNet3d = "tycho.models.resnet3d",
   SD3Transformer2DModel = "tycho.models.sd3",
   UNet = "tycho.models.unet",  UNet2DConditionModel = { "tycho.models.unet2d", "UNet2DConditionModel" },

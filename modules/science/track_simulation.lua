@@ -48,10 +48,10 @@ function M.draw(n, options)
       arguments.fail("%s: radii: expected rising radii above 0, got %s at place %d", who, tostring(r), i)
     end
   end
-  local low, high = o.momentum[1], o.momentum[2]
-  if low <= 0 or high < low or low ~= low or high ~= high then
-    arguments.fail("%s: momentum: expected { low, high } above 0, got { %s, %s }", who, tostring(low),
-      tostring(high))
+  local least, most = o.momentum[1], o.momentum[2]
+  if least <= 0 or most < least or least ~= least or most ~= most then
+    arguments.fail("%s: momentum: expected { low, high } above 0, got { %s, %s }", who, tostring(least),
+      tostring(most))
   end
   local rng = ty.rng_state()
   ty.manual_seed(o.seed)

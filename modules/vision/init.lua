@@ -1,4 +1,5 @@
---- Classification of images and clips, figures of many labels, boxes and tracking: require "tycho.vision".
+--- Classification of images and clips, figures of many labels, boxes, tracking and super-resolution: require
+-- "tycho.vision".
 local classify = require "tycho.vision.classify"
 local distil = require "tycho.vision.distil"
 local pages = require "tycho.vision.pages"
@@ -23,6 +24,7 @@ return require "tycho.lazy" ({
   sub_batch_norm = require "tycho.vision.sub_batch_norm",
   boxes = require "tycho.vision.boxes",
   track = require "tycho.vision.track",
+  super_resolution = require "tycho.vision.super_resolution",
   mean_average_precision = precision.mean_average_precision,
   macro_f1 = precision.macro_f1,
   interval = precision.interval,
