@@ -1,5 +1,5 @@
 -- Convolutions as long as the sequence: learnt tap by tap, kept regular by squashing
--- claim: time grows as t log t to 64k positions, and squashed kernels generalize where others learn by heart
+-- claim: time grows as t log t to 64k positions, and squashed kernels generalize where plain ones learn by heart
 -- system: ty.long_conv, a line's transform, product and transform back as one native op, under models.LongConv
 -- paper: Fu et al. 2023, "Simple Hardware-Efficient Long Convolutions for Sequence Modeling"
 -- time: 20 minutes on one CPU core
