@@ -2,13 +2,17 @@
 -- claim: time grows as t log t to 64k positions, and squashed kernels generalize where plain ones learn by heart
 -- system: ty.long_conv, a line's transform, product and transform back as one native op, under models.LongConv
 -- paper: Fu et al. 2023, "Simple Hardware-Efficient Long Convolutions for Sequence Modeling"
--- time: 20 minutes on one CPU core
+-- time: 25 minutes on one CPU core
 --
 -- The task is copying over a gap: ten symbols, a thousand positions of noise made of the same symbols, and the ten are
 -- asked for (datasets.copying). There are 200 sequences to learn from, so that what meets the noise can learn them by
 -- heart. Every way takes the same steps with the same sequences, in networks of one width; a rate and a regularizer are
 -- chosen by two runs of other seeds on a development set. Long kernels without squashing may choose weight decay,
 -- dropout of taps, averages of neighbouring taps or taps that decay; short kernels are 64 taps long.
+--
+-- Squashing makes two seeds perfect that plain kernels leave at 0.4. The third finds no way: taps that became 0 get no
+-- gradient, and of 32 channels none may live where it is needed. With 64 channels (single runs) it was 0.996 and 0.912
+-- (by 0.003), 0.996 (by 0.004), and with dropout of 0.5 alone 0.932.
 local ty = require "tycho"
 local datasets, llm, models = require "tycho.datasets", require "tycho.llm", require "tycho.models"
 local copying = datasets.copying
@@ -21,12 +25,9 @@ local r = ty.recipe.declare {
     { "rounds", 7, "measurements of which the median counts", quick = 1 },
     { "gap", 1000, "positions to reach back over", quick = 40 },
     { "far", 16000, "positions of another gap, of blanks", quick = 100 },
-    { "sequences", 200, "to learn from", quick = 16 },
-    { "test", 500, "sequences of the test", quick = 8 },
-    { "steps", 300, "training steps", quick = 2 },
-    { "batch", 16, "sequences of a step", quick = 4 },
-    { "width", 32, "channels of the networks", quick = 8 },
-    { "layers", 2, "of the networks" },
+    { "sequences", 200, "to learn from", quick = 16 }, { "test", 500, "sequences of the test", quick = 8 },
+    { "steps", 300, "training steps", quick = 2 }, { "batch", 16, "sequences of a step", quick = 4 },
+    { "width", 32, "channels of the networks", quick = 8 }, { "layers", 2, "of the networks" },
   },
 }
 local args = r.args
@@ -46,8 +47,7 @@ for _, t in ipairs { 1000, math.min(8192, args.longest) } do
 end
 
 r:say("\nforward and backward, milliseconds: %d channels\npositions   long_conv  by steps", args.channels)
-local lengths, times, ahead = {}, {}, {}
-local t = args.longest // 16
+local lengths, times, ahead, t = {}, {}, {}, args.longest // 16
 while t <= args.longest do
   local function on_device(x) return x:to(r.device):requires_grad_() end
   local x, kernel = on_device(ty.randn(1, args.channels, t)), on_device(ty.randn(args.channels, t))
