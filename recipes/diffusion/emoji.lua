@@ -23,7 +23,8 @@ local r = ty.recipe.declare {
     { "model", "scene-unet", "a text-to-image base of the zoo, or a folder of diffusers with a path" },
     { "each", 8, "pictures of a prompt" },
     { "steps", 25, "of the sampler", quick = 2 },
-    { "guidance", 3.0, "scale of classifier-free guidance" },
+    { "guidance", 5.0, "scale of classifier-free guidance" },
+    { "interval", { 0.2, 10 }, "sigma / alpha between which drawing is guided", length = 2 },
     { "train", "", "a folder of pictures and captions to train on further" },
     { "train_steps", 300, "of that training", quick = 2 },
     { "count", 64, "prompts for each seed of the table", quick = 4 },
@@ -31,6 +32,7 @@ local r = ty.recipe.declare {
   },
 }
 local args = r.args
+local guidance = diffusion.guidance.classifier_free { scale = args.guidance, interval = args.interval }
 
 local began = r:seconds()
 local yardstick = zoo.yardstick { model = args.model, device = r.device, real = r.quick and 8 or 512 }
@@ -57,7 +59,7 @@ if args.prompt ~= "" then
   for prompt in (args.prompt .. "|"):gmatch "(.-)|" do
     for _ = 1, prompt ~= "" and args.each or 0 do prompts[#prompts + 1] = prompt end
   end
-  local pictures = painter:paint(prompts, { steps = args.steps, guidance = args.guidance, seed = r.seed })
+  local pictures = painter:paint(prompts, { steps = args.steps, guidance = guidance, seed = r.seed })
   local columns, what = args.each, "pictures"
   if pictures.ndim == 5 then
     columns, what = 8, "clips"
@@ -69,7 +71,7 @@ end
 
 -- ---- what the table says ----
 
-local sampler = painter.process:sampler { steps = args.steps, guidance = args.guidance }
+local sampler = painter.process:sampler { steps = args.steps, guidance = guidance }
 
 -- Features of real pictures of a split, [n, width], each of length 1, so that a product is a cosine.
 local function unit(features) return ty.nn.normalize(features, { dim = 1 }) end
