@@ -42,7 +42,7 @@ local function psnr(model, photos) return sr.psnr(model:to "cpu", photos, args.p
 
 local networks = {
   { "ESPCN", args.steps, { 1e-3, 2e-3, 3e-3 } },
-  { "SRCNN", math.max(1, args.steps // args.slower), { 5e-4, 1e-3, 2e-3 } },
+  { "SRCNN", math.max(1, args.steps // args.slower), { 1e-3, 2e-3, 4e-3 } },
 }
 local gain, trained, bicubic, plain = {}, {}, nil, nil
 for _, network in ipairs(networks) do
