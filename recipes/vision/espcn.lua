@@ -17,7 +17,7 @@ local r = ty.recipe.declare {
   seeds = 3,
   args = {
     { "scale", 3, "times as large", least = 2 },
-    { "steps", 10000, "training steps of ESPCN", quick = 5 },
+    { "steps", 8000, "training steps of ESPCN", quick = 5 },
     { "slower", 5, "fewer steps of SRCNN, times" },
     { "batch", 16, "crops of a step", quick = 2 },
     { "side", 17, "pixels of a small crop" },
@@ -41,8 +41,8 @@ end
 local function psnr(model, photos) return sr.psnr(model:to "cpu", photos, args.photos) end
 
 local networks = {
-  { "ESPCN", args.steps, { 2e-3, 4e-3, 8e-3 } },
-  { "SRCNN", math.max(1, args.steps // args.slower), { 5e-4, 1e-3, 2e-3 } },
+  { "ESPCN", args.steps, { 1e-3, 2e-3, 3e-3 } },
+  { "SRCNN", math.max(1, args.steps // args.slower), { 1e-3, 2e-3, 4e-3 } },
 }
 local gain, trained, bicubic, plain = {}, {}, nil, nil
 for _, network in ipairs(networks) do
