@@ -44,7 +44,7 @@ local networks = {
   { "ESPCN", args.steps, { 1e-3, 2e-3, 3e-3 } },
   { "SRCNN", math.max(1, args.steps // args.slower), { 1e-3, 2e-3, 4e-3 } },
 }
-local gain, trained, bicubic, plain = {}, {}, nil, nil
+local gain, trained, plain = {}, {}, nil
 for _, network in ipairs(networks) do
   local name, steps, rates = table.unpack(network)
   local _, _, rate = ty.stats.best(r.quick and { rates[1] } or rates, function(lr)
@@ -55,8 +55,8 @@ for _, network in ipairs(networks) do
   gain[name] = {}
   for i, seed in ipairs(r.seeds) do
     local model, seconds = train(name, rate, steps, seed)
-    local own, each
-    own, bicubic, each, plain = psnr(model, held_out)
+    local own, bicubic, each, others = psnr(model, held_out)
+    plain = others
     gain[name][i] = own - bicubic
     if i == 1 then trained[name] = { model = model, each = each } end
     r:say("%s, rate %g, seed %d: %.3f dB, bicubic %.3f; %d steps in %.0f s", name, rate, seed, own, bicubic, steps,
