@@ -40,7 +40,8 @@ end
 local function check_hits(who, hits)
   arguments.expect(who, "hits", hits, "a tensor")
   if hits.ndim ~= 3 or hits.shape[2] < 3 or hits.shape[3] ~= 3 or hits.dtype ~= "f32" and hits.dtype ~= "f64" then
-    arguments.fail("%s: hits: expected floats [n, 3 or more, 3], got %s", who, arguments.describe(hits))
+    arguments.fail("%s: hits: expected f32 or f64 [n, 3 or more, 3], got %s of %s", who, arguments.describe(hits),
+      hits.dtype)
   end
 end
 
@@ -208,10 +209,11 @@ local function by_helix(hits)
   return { radius = radius * (slope:square() + 1):sqrt(), charge = -sense:squeeze(1) }
 end
 
---- Fits tracks. Returns, each [n]: momentum (MeV / c), error (of it; nil for a helix), chi2 (of 2 k - 5 degrees of
--- freedom; nil for a helix), charge (1 or -1). options: method ("general": kinks and errors of hits; "scattering":
--- kinks alone; "helix": hits alone, the circle and line of least squares), field (tesla), thickness (radiation lengths
--- of a layer at a right angle), pixel (mm: the error of a hit in each direction).
+--- Fits tracks, each by itself: one whose hits coincide is nan, and the others are as without it. Returns, each [n]:
+-- momentum (MeV / c), error (of it; nil for a helix), chi2 (of 2 k - 5 degrees of freedom; nil for a helix), charge (1
+-- or -1). options: method ("general": kinks and errors of hits; "scattering": kinks alone; "helix": hits alone, the
+-- circle and line of least squares), field (tesla), thickness (radiation lengths of a layer at a right angle), pixel
+-- (mm: the error of a hit in each direction).
 ---@param hits Tensor  [n, k, 3], f32 or f64
 ---@param options? { method?: string, field?: number, thickness?: number, pixel?: number }
 ---@return { momentum: Tensor, error: Tensor?, chi2: Tensor?, charge: Tensor }

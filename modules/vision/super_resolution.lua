@@ -81,6 +81,11 @@ function M.decibels(x, want, border)
   return (inner(x) - inner(want)):square():mean({ 1, 2, 3 }):clamp(1e-10, math.huge):log10() * -10
 end
 
+local function check_set(who, name, set)
+  arguments.expect(who, name, set, "a table")
+  if #set == 0 then arguments.fail("%s: %s: expected a data set with pictures, got none", who, name) end
+end
+
 local fit_defaults = { steps = 2000, batch = 32, lr = 2e-3, weight_decay = 0, device = "cpu" }
 
 --- Trains a network on crops whose sides its scale divides: each is made smaller and is to come back, turned and
@@ -95,6 +100,7 @@ function M.fit(model, crops, options)
   arguments.expect(who, "model", model, "a function")
   local o = arguments.read(who, options, fit_defaults, { steps = "an integer >= 1", batch = "an integer >= 1",
     lr = "a finite number > 0", weight_decay = "a finite number >= 0", device = "a string" })
+  check_set(who, "crops", crops)
   local scale, losses = model.config.scale, {}
   local function draw()
     local list = {}
@@ -130,6 +136,7 @@ end
 function M.psnr(model, photos, count)
   arguments.expect("super_resolution.psnr", "model", model, "a function")
   arguments.expect("super_resolution.psnr", "count", count or 1, "an integer >= 1")
+  check_set("super_resolution.psnr", "photos", photos)
   local scale, each, plain = model.config.scale, {}, {}
   ty.no_grad(function()
     for i = 0, math.min(count or #photos, #photos) - 1 do

@@ -23,7 +23,7 @@ static int64_t circle(int64_t low, int64_t high, int64_t start, int64_t length) 
   return n;
 }
 
-static bool check_lines(ty_call *c, int arg, const char *form) { return ty_check_ndim(c, arg, 2, TY_MAX_DIMS, form); }
+static bool check_lines(ty_call *c) { return ty_check_ndim(c, 0, 2, TY_MAX_DIMS, "[..., c, t]"); }
 
 static bool check_span(ty_call *c, int arg, int64_t start, int64_t length) {
   if (start > -MOST && start < MOST && length >= 0 && length < MOST) return true;
@@ -46,8 +46,7 @@ bool fwd_fft_conv_lines(ty_call *c) {
   const ty_fft_conv_lines_args *a = TY_ARGS(fft_conv_lines, c);
   ty_tensor *x = a->x.t, *kernel = a->kernel.t;
   const int64_t length = a->length.i, start = a->start.i;
-  if (!check_lines(c, 0, "[..., c, t]") || !check_kernel(c, x, kernel) || !check_span(c, 2, start, length))
-    return false;
+  if (!check_lines(c) || !check_kernel(c, x, kernel) || !check_span(c, 2, start, length)) return false;
   const int64_t t = last(x), taps = last(kernel);
   const int64_t n = a->turned.i ? circle(1 - taps, t, start, length) : circle(0, t + taps - 1, start, length);
   int64_t size[TY_MAX_DIMS];
@@ -73,7 +72,7 @@ bool fwd_fft_conv_kernel(ty_call *c) {
   ty_tensor *x = a->x.t, *g = a->g.t;
   const int64_t taps = a->taps.i, start = a->start.i;
   const int nd = x->v.ndim;
-  if (!check_lines(c, 0, "[..., c, t]") || !check_span(c, 2, start, taps)) return false;
+  if (!check_lines(c) || !check_span(c, 2, start, taps)) return false;
   if (g->v.ndim != nd || memcmp(g->v.size, x->v.size, sizeof *x->v.size * (size_t)(nd - 1)) ||
       ty_dtype_of(g) != ty_dtype_of(x))
     return ty_op_fail(c, TY_EINVAL, "g: expected the dtype of x %s and its shape but for the last dimension, got %s",
@@ -94,7 +93,7 @@ bool vjp_fft_conv_kernel(ty_vjp *c) {
 bool fwd_long_conv(ty_call *c) {
   const ty_long_conv_args *a = TY_ARGS(long_conv, c);
   ty_tensor *x = a->x.t, *kernel = a->kernel.t;
-  if (!check_lines(c, 0, "[..., c, t]") || !check_kernel(c, x, kernel)) return false;
+  if (!check_lines(c) || !check_kernel(c, x, kernel)) return false;
   const int64_t t = last(x), taps = last(kernel), ahead = a->ahead.i;
   if (ahead < 0 || ahead >= taps)
     return ty_op_fail(c, TY_EINVAL, "ahead: expected 0 to %lld, as the kernel has %lld taps, got %lld",

@@ -98,6 +98,8 @@ check.test("mistakes", function()
   check.fails(function() sr.reduce(ty.ones(1, 1, 2, 9), 3) end, "reduce: x: expected .* of at least 3 pixels")
   check.fails(function() sr.decibels(ty.ones(1, 1, 4, 4), ty.ones(1, 1, 4, 5)) end, "of one size above 0 pixels")
   check.fails(function() sr.enlarge(models.ESPCN(), ty.ones(1, 4, 4)) end, "picture: expected %[3, h, w%]")
+  check.fails(function() sr.fit(models.ESPCN(), {}) end, "super_resolution.fit: crops: expected a data set with pic")
+  check.fails(function() sr.psnr(models.ESPCN(), {}) end, "super_resolution.psnr: photos: expected a data set with pic")
   check.fails(function() sr.fit(models.ESPCN(), {}, { steps = 0 }) end, "steps: expected an integer >= 1")
 end)
 
