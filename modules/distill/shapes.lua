@@ -228,6 +228,8 @@ function M.elsewhere(x, edits)
   local who = "distill.shapes.elsewhere"
   expect(who, "x", x, "a tensor")
   expect(who, "edits", edits, "a table")
+  expect(who, "edits.source", edits.source, "a tensor")
+  expect(who, "edits.kept", edits.kept, "a tensor")
   if table.concat(x.shape, ",") ~= table.concat(edits.source.shape, ",") then
     arguments.fail("%s: x: expected pictures %s, got %s", who, arguments.describe(edits.source), arguments.describe(x))
   end

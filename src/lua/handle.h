@@ -121,6 +121,7 @@ int ty_lua_open_tokenizer(lua_State *L);            /* leaves a table of what to
 int ty_lua_open_cuda(lua_State *L);                 /* leaves a table of what concerns GPUs on the stack */
 int ty_lua_open_thread(lua_State *L);               /* leaves a table of native threads on the stack */
 int ty_lua_open_tier(lua_State *L);                 /* leaves a table of what modules/offload is made of on the stack */
+int ty_lua_open_comm(lua_State *L);                 /* leaves a table of what modules/dist is made of on the stack */
 int ty_lua_open_vmap(lua_State *L);                 /* leaves a table of what ty.vmap is made of on the stack */
 int ty_lua_open_profile(lua_State *L);              /* leaves a table of what profiles are made of on the stack */
 int ty_lua_open_http(lua_State *L);                 /* leaves a table of what `tycho watch` is made of on the stack */

@@ -37,6 +37,8 @@ int luaopen_tycho_core(lua_State *L) {
   lua_setfield(L, 1, "vmap_core");
   ty_lua_open_tier(L);
   lua_setfield(L, 1, "tier_core");
+  ty_lua_open_comm(L);
+  lua_setfield(L, 1, "comm_core");
   ty_lua_open_probe(L);
   lua_setfield(L, 1, "probe");
   ty_lua_open_cuda(L);

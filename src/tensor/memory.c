@@ -7,6 +7,7 @@
  * On a GPU a block belongs to the stream that was current when it was made: freed, it can be given out there at once,
  * since what comes next is done after what was, and nowhere else. What other streams use as well (ty_storage_used) waits
  * after that for events in them. */
+#include "ledger.h"
 #include "memory.h"
 
 #include "../device/device.h"
@@ -396,7 +397,9 @@ static ty_storage *storage_new(int device, size_t nbytes, ty_dtype dtype, int nd
 }
 
 ty_storage *ty_storage_new(int device, size_t nbytes, ty_dtype dtype, int ndim, const int64_t *size) {
+  if (device != TY_META && !ty_ledger_take(nbytes)) return NULL;
   ty_storage *s = storage_new(device, nbytes, dtype, ndim, size);
+  if (!s && device != TY_META) ty_ledger_give(nbytes);
   if (ty_is_recording() && s) ty_recorded_new(s);
   return s;
 }
@@ -411,6 +414,7 @@ static pool *pool_of_storage(const ty_storage *s) {
 void ty_storage_free(ty_storage *s) {
   if (ty_is_recording()) ty_recorded_free(s);
   if (s->kept) ty_kept_drop(s);
+  if (s->device != TY_META && !s->foreign) ty_ledger_give(s->nbytes);
   if (s->foreign) {
     s->foreign->release(s->foreign->owner);
     ty_small_free(s->foreign, sizeof *s->foreign);
@@ -492,8 +496,10 @@ static size_t capacity_of_scratch(pool *p, const void *block, size_t bytes) {
 static void *scratch_of(pool *p, size_t bytes) {
   size_t rounded, capacity;
   int class = class_of(p, bytes, &rounded), stream = ty_stream_current(p->device);
+  if (!ty_ledger_take(bytes)) return NULL;
   void *block = ty_memory_injected() ? NULL : take_or_reclaim(p, class, rounded, bytes, &capacity, stream);
   if (!block) {
+    ty_ledger_give(bytes);
     int64_t size[] = { (int64_t)bytes };
     fail_out_of_memory(p, bytes, TY_U8, 1, size);
     return NULL;
@@ -504,6 +510,7 @@ static void *scratch_of(pool *p, size_t bytes) {
 
 static void free_scratch(pool *p, void *block, size_t bytes, int stream) {
   if (!block) return;
+  ty_ledger_give(bytes);
   size_t rounded;
   class_of(p, bytes, &rounded);
   give_back(p, block, capacity_of_scratch(p, block, rounded), rounded, stream);

@@ -32,6 +32,10 @@ return {
     models = "networks under the module's names",
   },
 
+  dist = {
+    models = "the Llama of its workload, and networks in parts",
+  },
+
   distill = {
     diffusion = "teachers make trajectories with its samplers; students learn its processes",
     vision = "the judge of drawn digits is one of its classifiers",
