@@ -7,6 +7,7 @@
 --     end)
 --
 --     run                 a function as several ranks
+--     world               the ranks that MPI has started: mpirun -n 4 tycho SCRIPT
 --     RankGroup           what a rank exchanges with others (group.lua)
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
@@ -15,6 +16,7 @@ local functional = require "tycho.dist.functional"
 
 return require "tycho.lazy" ({
   run = require("tycho.dist.ranks").run,
+  world = require("tycho.dist.ranks").world,
   RankGroup = require "tycho.dist.group",
   copied = functional.copied,
   summed = functional.summed,

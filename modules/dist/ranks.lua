@@ -94,4 +94,18 @@ function M.run(ranks, fn, options, ...)
   return results
 end
 
+local world
+
+--- The group of all processes that MPI has started (mpirun -n 4 tycho SCRIPT), each of which is a rank; alone, a
+-- process is the only rank. group:clock() is the time that has passed, and nothing says what left a machine.
+---@return RankGroup
+function M.world()
+  if not world then
+    local ok, comm = pcall(core.process)
+    if not ok then arguments.raise(comm, "dist.world: ") end
+    world = require("tycho.dist.group").of(comm)
+  end
+  return world
+end
+
 return M

@@ -1,228 +1,29 @@
-/* What a rank does: collectives, messages, its clock. The rank that comes last to a collective computes it for all. */
-#include <stdlib.h>
-#include <string.h>
-
+/* What a rank does, whatever the ranks are: arguments are checked and traffic is counted here. */
 #include "../ops/op.h"
-#include "../tensor/ledger.h"
-#include "../tensor/memory.h"
-#include "world.h"
+#include "internal.h"
 
 const char *const ty_comm_names[TY_COMM_KINDS] = { "all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                                    "all_to_all", "barrier",        "split",      "send" };
 
-struct ty_comm {
-  ty_world *world;
-  group *of;
-  int rank;        /* in the group */
-  int place;       /* in the world */
-  bool first;      /* that of joining */
-  int64_t tickets; /* collectives that were begun */
-  ty_traffic traffic;
-};
-
-static member *me(const ty_comm *c) { return &c->world->ranks[c->place]; }
-static double now(const ty_comm *c) { return ty_thread_seconds() - me(c)->own + me(c)->waited; }
-
-static void lock(const ty_comm *c) { pthread_mutex_lock(&c->world->lock); }
-static void unlock(const ty_comm *c) { pthread_mutex_unlock(&c->world->lock); }
-
-/* The processor's time since `began` was that of comm/. */
-static void discount(const ty_comm *c, double began) { me(c)->own += ty_thread_seconds() - began; }
-
-static void wait_until(const ty_comm *c, double began, double until) {
-  double at = began - me(c)->own + me(c)->waited;
-  if (until > at) me(c)->waited += until - at;
-}
-
-/* ---- joining and leaving ---- */
-
-static ty_comm *comm_new(ty_world *w, group *of, int rank) {
-  ty_comm *c = calloc(1, sizeof *c);
-  if (!c) {
-    ty_fail(TY_ENOMEM, "comm: out of memory");
-    return NULL;
-  }
-  c->world = w;
-  c->of = of;
-  c->rank = rank;
-  c->place = of->members[rank];
-  return c;
-}
-
-ty_comm *ty_comm_join(int64_t world, int rank) {
-  ty_world *w = ty_world_find(world);
-  if (!w) {
-    ty_fail(TY_EINVAL, "join: there is no world %lld", (long long)world);
-    return NULL;
-  }
-  pthread_mutex_lock(&w->lock);
-  group *all = w->groups;
-  while (all->next) all = all->next;
-  bool fits = rank >= 0 && rank < w->size, fine = fits && !w->ranks[rank].joined;
-  ty_comm *c = fine ? comm_new(w, all, rank) : NULL;
-  if (c) {
-    c->first = true;
-    w->ranks[rank].joined = true;
-    w->ranks[rank].own = ty_thread_seconds();
-  } else if (!fits) {
-    ty_fail(TY_EINDEX, "join: expected a rank of 0 to %d, got %d", w->size - 1, rank);
-  } else if (!fine) {
-    ty_fail(TY_EINVAL, "join: rank %d has joined before", rank);
-  }
-  pthread_mutex_unlock(&w->lock);
-  if (!c) ty_world_release(w);
-  return c;
-}
-
-static meeting **find_meeting(group *g, int64_t number) {
-  meeting **at = &g->meetings;
-  while (*at && (*at)->number != number) at = &(*at)->next;
-  return at;
-}
-
-/* The rank is through with a meeting. */
-static void take_leave(ty_comm *c, meeting **at) {
-  meeting *m = *at;
-  slot *mine = &m->slots[c->rank];
-  ty_release(mine->what.x);
-  ty_release(mine->what.out);
-  mine->what.x = mine->what.out = NULL;
-  mine->posted = false;
-  if (++m->taken < c->of->size) return;
-  *at = m->next;
-  free(m);
-}
-
-void ty_comm_leave(ty_comm *c) {
-  if (!c) return;
-  ty_world *w = c->world;
-  pthread_mutex_lock(&w->lock);
-  for (meeting **at = &c->of->meetings, *m; (m = *at) != NULL; at = m == *at ? &m->next : at) {
-    slot *mine = &m->slots[c->rank];
-    if (!mine->posted) continue;
-    if (!m->done)
-      ty_world_fail_locked(w, "rank %d left while its %s was not over", c->place, ty_comm_names[mine->what.kind]);
-    take_leave(c, at);
-  }
-  if (c->first) {
-    me(c)->left = true;
-    pthread_cond_broadcast(&w->changed);
-  }
-  pthread_mutex_unlock(&w->lock);
-  ty_world_release(w);
-  free(c);
-}
-
 int ty_comm_rank(const ty_comm *c) { return c->rank; }
-int ty_comm_size(const ty_comm *c) { return c->of->size; }
-int ty_comm_member(const ty_comm *c, int rank) { return c->of->members[rank]; }
+int ty_comm_size(const ty_comm *c) { return c->size; }
+int ty_comm_member(const ty_comm *c, int rank) { return c->members[rank]; }
 ty_traffic ty_comm_traffic(const ty_comm *c) { return c->traffic; }
-double ty_comm_clock(const ty_comm *c) { return now(c); }
-void ty_comm_advance(ty_comm *c, double seconds) { me(c)->waited += seconds; }
-
-/* ---- computing a collective ---- */
-
-static void copy(void *to, const void *from, size_t bytes) {
-  if (bytes && to != from) memcpy(to, from, bytes);
+double ty_comm_clock(const ty_comm *c) { return c->backend->clock(c); }
+void ty_comm_advance(ty_comm *c, double seconds) { c->backend->advance(c, seconds); }
+void ty_comm_leave(ty_comm *c) {
+  if (c) c->backend->leave(c);
 }
 
-static size_t bytes_of(const ty_tensor *t) { return (size_t)t->v.count * ty_dtype_size[t->v.dtype]; }
-
-/* Of all ranks together, with the memory of their tensors. */
-static bool compute(const group *g, meeting *m) {
-  int n = g->size;
-  const ty_collective *first = &m->slots[0].what;
-  if (first->kind == TY_BARRIER) return true;
-  ty_dtype dtype = ty_dtype_of(first->x);
-  size_t bytes = bytes_of(first->x), part = bytes / (size_t)n;
-  const void **x = malloc(sizeof *x * (size_t)n);
-  if (!x) return false;
-  for (int r = 0; r < n; r++) x[r] = m->slots[r].what.x->v.data;
-  switch (first->kind) {
-    case TY_ALL_REDUCE:
-      ty_reduce(m->slots[0].what.x->v.data, x, n, first->x->v.count, dtype, first->reduction);
-      for (int r = 1; r < n; r++) copy(m->slots[r].what.x->v.data, x[0], bytes);
-      break;
-    case TY_REDUCE_SCATTER:
-      for (int r = 0; r < n; r++) {
-        ty_reduce(m->slots[r].what.out->v.data, x, n, first->x->v.count / n, dtype, first->reduction);
-        for (int s = 0; s < n; s++) x[s] = (const char *)x[s] + part;
-      }
-      break;
-    case TY_ALL_GATHER:
-      for (int r = 0; r < n; r++)
-        for (int s = 0; s < n; s++) copy((char *)m->slots[r].what.out->v.data + bytes * (size_t)s, x[s], bytes);
-      break;
-    case TY_BROADCAST:
-      for (int r = 0; r < n; r++) copy(m->slots[r].what.x->v.data, x[first->root], bytes);
-      break;
-    default: /* all to all */
-      for (int r = 0; r < n; r++)
-        for (int s = 0; s < n; s++)
-          copy((char *)m->slots[r].what.out->v.data + part * (size_t)s, (const char *)x[s] + part * (size_t)r, part);
-  }
-  free(x);
-  return true;
-}
-
-/* The groups of a split: those of a color in order of keys, then of ranks. */
-static bool divide(ty_world *w, const group *g, meeting *m) {
-  for (int r = 0; r < g->size; r++) {
-    slot *s = &m->slots[r];
-    if (s->got || s->what.color < 0) continue;
-    int size = 0;
-    for (int other = r; other < g->size; other++) size += m->slots[other].what.color == s->what.color;
-    group *made = calloc(1, sizeof *made);
-    int *members = calloc((size_t)size, sizeof *members);
-    if (!made || !members) {
-      free(made);
-      free(members);
-      return false;
-    }
-    made->size = size;
-    made->members = members;
-    made->next = w->groups; /* the one of all ranks stays the last */
-    w->groups = made;
-    for (int place = 0; place < size; place++) {
-      int best = -1;
-      for (int other = r; other < g->size; other++) {
-        const slot *o = &m->slots[other];
-        if (!o->got && o->what.color == s->what.color && (best < 0 || o->what.key < m->slots[best].what.key))
-          best = other;
-      }
-      m->slots[best].got = made;
-      m->slots[best].got_rank = place;
-      members[place] = g->members[best];
-    }
-  }
-  return true;
-}
+size_t ty_tensor_bytes(const ty_tensor *t) { return (size_t)t->v.count * ty_dtype_size[t->v.dtype]; }
 
 /* Bytes that count for the cost: what a rank has of x or, of an all-gather, gets. */
-static int64_t bytes_of_all(const ty_collective *what) {
+int64_t ty_collective_bytes(const ty_collective *what) {
   const ty_tensor *t = what->kind == TY_ALL_GATHER ? what->out : what->x;
-  return t ? (int64_t)bytes_of(t) : 0;
+  return t ? (int64_t)ty_tensor_bytes(t) : 0;
 }
 
-/* All have come: computes, and says when it is over by the clocks. */
-static void meet(ty_world *w, const group *g, meeting *m) {
-  const ty_collective *what = &m->slots[0].what;
-  bool ok = what->kind == TY_SPLIT ? divide(w, g, m) : compute(g, m);
-  double start = 0;
-  for (int r = 0; r < g->size; r++) {
-    const member *of = &w->ranks[g->members[r]];
-    if (m->slots[r].time > start) start = m->slots[r].time;
-    if (of->busy > start) start = of->busy;
-  }
-  ty_link link = ty_ring_link(&w->network, g->members, g->size);
-  m->end = start + ty_collective_seconds(what->kind, link, g->size, bytes_of_all(what));
-  for (int r = 0; r < g->size; r++) w->ranks[g->members[r]].busy = m->end;
-  m->done = true;
-  if (!ok) ty_world_fail_locked(w, "%s: out of memory", ty_comm_names[what->kind]);
-  pthread_cond_broadcast(&w->changed);
-}
-
-/* ---- beginning one ---- */
+/* ---- checks ---- */
 
 static bool check_tensor(const char *who, const char *name, const ty_tensor *t) {
   if (ty_device_of(t) == TY_CPU && t->v.contiguous && !ty_is_quantized(ty_dtype_of(t)) && !t->batch) return true;
@@ -231,7 +32,7 @@ static bool check_tensor(const char *who, const char *name, const ty_tensor *t) 
 
 static bool check(const ty_comm *c, const ty_collective *what) {
   const char *who = ty_comm_names[what->kind];
-  int64_t n = c->of->size;
+  int64_t n = c->size;
   if (what->kind == TY_BARRIER || what->kind == TY_SPLIT) return true;
   if (!check_tensor(who, "x", what->x) || (what->out && !check_tensor(who, "out", what->out))) return false;
   if ((what->kind == TY_ALL_REDUCE || what->kind == TY_REDUCE_SCATTER) &&
@@ -252,197 +53,41 @@ static bool check(const ty_comm *c, const ty_collective *what) {
                          ty_dtype_name[what->x->v.dtype], ty_describe(what->out));
 }
 
-/* Whether a rank means the same as the one that came first; fails the world where it does not. */
-static bool agrees(ty_comm *c, const meeting *m, const ty_collective *what) {
-  for (int r = 0; r < c->of->size; r++) {
-    const ty_collective *other = &m->slots[r].what;
-    if (!m->slots[r].posted) continue;
-    bool same = other->kind == what->kind && other->root == what->root && other->reduction == what->reduction;
-    if (same && what->x) same = other->x->v.count == what->x->v.count && other->x->v.dtype == what->x->v.dtype;
-    if (same) return true;
-    ty_world_fail_locked(c->world, "rank %d called %s%s%s where rank %d called %s%s%s%s", c->place,
-                         ty_comm_names[what->kind], what->x ? " of " : "", what->x ? ty_describe(what->x) : "",
-                         ty_comm_member(c, r), ty_comm_names[other->kind], other->x ? " of " : "",
-                         other->x ? ty_describe(other->x) : "",
-                         other->kind == what->kind && other->root != what->root             ? ", with another root"
-                         : other->kind == what->kind && other->reduction != what->reduction ? ", with another reduction"
-                                                                                            : "");
-    return false;
-  }
-  return true;
+static bool check_rank(const ty_comm *c, const char *who, int rank) {
+  if (rank >= 0 && rank < c->size) return true;
+  return ty_fail(TY_EINDEX, "%s: expected a rank of 0 to %d, got %d", who, c->size - 1, rank);
 }
 
-static meeting *meeting_of(ty_comm *c, int64_t number) {
-  meeting **at = find_meeting(c->of, number);
-  if (*at) return *at;
-  meeting *m = calloc(1, sizeof *m + sizeof *m->slots * (size_t)c->of->size);
-  if (!m) {
-    ty_world_fail_locked(c->world, "out of memory");
-    return NULL;
-  }
-  m->number = number;
-  return *at = m;
-}
-
-static void count(ty_comm *c, const ty_collective *what) {
-  int64_t crossed = 0, sent = ty_collective_sent(&c->world->network, what->kind, c->of->members, c->of->size, c->rank,
-                                                 bytes_of_all(what), &crossed);
-  c->traffic.calls[what->kind]++;
-  c->traffic.sent[what->kind] += sent;
-  c->traffic.crossed += crossed;
-}
-
-static int64_t start_locked(ty_comm *c, const ty_collective *what, double began) {
-  ty_world *w = c->world;
-  meeting *m = w->failed ? NULL : meeting_of(c, c->tickets + 1);
-  if (!m || !agrees(c, m, what)) return ty_world_problem(w, ty_comm_names[what->kind]), 0;
-  m->slots[c->rank] = (slot){ .posted = true, .what = *what, .time = began - me(c)->own + me(c)->waited };
-  ty_retain(what->x);
-  ty_retain(what->out);
-  count(c, what);
-  if (++m->posted == c->of->size) meet(w, c->of, m);
-  return ++c->tickets;
-}
+/* ---- what ranks do ---- */
 
 int64_t ty_comm_start(ty_comm *c, const ty_collective *what) {
-  if (!check(c, what)) return 0;
-  double began = ty_thread_seconds();
-  lock(c);
-  int64_t ticket = start_locked(c, what, began);
-  unlock(c);
-  discount(c, began);
+  int64_t crossed = 0, ticket = check(c, what) ? c->backend->start(c, what) : 0;
+  if (!ticket) return 0;
+  c->traffic.calls[what->kind]++;
+  c->traffic.sent[what->kind] += ty_collective_sent(&c->network, what->kind, c->members, c->size, c->rank,
+                                                    ty_collective_bytes(what), &crossed);
+  c->traffic.crossed += crossed;
   return ticket;
 }
 
-/* ---- waiting for one ---- */
-
-/* The slot of the rank, when it is over; NULL after ty_fail(). */
-static slot *await(ty_comm *c, int64_t ticket, double began, meeting ***at) {
-  *at = find_meeting(c->of, ticket);
-  slot *mine = **at ? &(**at)->slots[c->rank] : NULL;
-  if (!mine || !mine->posted || ticket <= 0 || ticket > c->tickets) {
-    ty_fail(TY_EINVAL, "wait: there is no collective %lld, or it was waited for", (long long)ticket);
-    return NULL;
-  }
-  const meeting *m = **at;
-  waiting what = { .of = c->of, .meeting = m, .kind = mine->what.kind };
-  if (!ty_world_wait(c->world, c->place, &what)) return NULL;
-  *at = find_meeting(c->of, ticket); /* others may have come and gone */
-  if (c->world->failed) return ty_world_problem(c->world, ty_comm_names[mine->what.kind]), NULL;
-  wait_until(c, began, m->end);
-  return mine;
-}
-
-bool ty_comm_wait(ty_comm *c, int64_t ticket) {
-  double began = ty_thread_seconds();
-  lock(c);
-  meeting **at;
-  slot *mine = await(c, ticket, began, &at);
-  if (mine) {
-    if (mine->what.x && (mine->what.kind == TY_ALL_REDUCE || mine->what.kind == TY_BROADCAST))
-      ty_storage_wrote(mine->what.x->storage);
-    if (mine->what.out) ty_storage_wrote(mine->what.out->storage);
-    take_leave(c, at);
-  }
-  unlock(c);
-  discount(c, began);
-  return mine != NULL;
-}
+bool ty_comm_wait(ty_comm *c, int64_t ticket) { return c->backend->wait(c, ticket); }
 
 ty_comm *ty_comm_split(ty_comm *c, int64_t color, int64_t key, bool *none) {
   *none = false;
-  double began = ty_thread_seconds();
-  lock(c);
-  int64_t ticket = start_locked(c, &(ty_collective){ .kind = TY_SPLIT, .color = color, .key = key }, began);
-  meeting **at;
-  slot *mine = ticket ? await(c, ticket, began, &at) : NULL;
-  ty_comm *made = NULL;
-  if (mine) {
-    *none = !mine->got;
-    if (mine->got) made = comm_new(c->world, mine->got, mine->got_rank);
-    take_leave(c, at);
-  }
-  unlock(c);
-  if (made) ty_world_retain(c->world);
-  discount(c, began);
+  ty_comm *made = c->backend->split(c, color, key, none);
+  if (made || *none) c->traffic.calls[TY_SPLIT]++;
   return made;
 }
 
-/* ---- messages ---- */
-
-static bool check_rank(const ty_comm *c, const char *who, int rank) {
-  if (rank >= 0 && rank < c->of->size) return true;
-  return ty_fail(TY_EINDEX, "%s: expected a rank of 0 to %d, got %d", who, c->of->size - 1, rank);
-}
-
-/* Gives it to the group, and says when it arrives. */
-static void post(ty_comm *c, mail *m, double began) {
-  ty_world *w = c->world;
-  int to = ty_comm_member(c, m->to);
-  int64_t bytes = (int64_t)bytes_of(m->t);
-  double departs = began - me(c)->own + me(c)->waited;
-  if (me(c)->busy > departs) departs = me(c)->busy;
-  ty_link link = ty_link_between(&w->network, c->place, to);
-  me(c)->busy = departs + (double)bytes / link.bandwidth;
-  m->arrives = me(c)->busy + link.latency;
-  mail **at = &c->of->mails;
-  while (*at) at = &(*at)->next;
-  *at = m;
+bool ty_comm_send(ty_comm *c, const ty_tensor *x, int to, int64_t tag) {
+  if (!check_rank(c, "send", to) || !check_tensor("send", "x", x) || !c->backend->send(c, x, to, tag)) return false;
+  int64_t bytes = (int64_t)ty_tensor_bytes(x);
   c->traffic.calls[TY_MESSAGE]++;
   c->traffic.sent[TY_MESSAGE] += bytes;
-  if (to / w->network.per_node != c->place / w->network.per_node) c->traffic.crossed += bytes;
-  pthread_cond_broadcast(&w->changed);
-}
-
-/* Memory is asked for without the lock: the collector may run, and close groups. */
-bool ty_comm_send(ty_comm *c, const ty_tensor *x, int to, int64_t tag) {
-  if (!check_rank(c, "send", to) || !check_tensor("send", "x", x)) return false;
-  double began = ty_thread_seconds();
-  ty_tensor *t = ty_tensor_new(TY_CPU, ty_dtype_of(x), x->v.ndim, x->v.size);
-  if (!t) return false;
-  mail *m = calloc(1, sizeof *m);
-  if (!m) {
-    ty_release(t);
-    return ty_fail(TY_ENOMEM, "send: out of memory");
-  }
-  copy(t->v.data, x->v.data, bytes_of(x));
-  *m = (mail){ .t = t, .from = c->rank, .to = to, .tag = tag };
-  lock(c);
-  bool failed = c->world->failed;
-  if (!failed) {
-    ty_ledger_give(t->storage->nbytes); /* the receiver's from now on */
-    post(c, m, began);
-  }
-  unlock(c);
-  if (failed) {
-    ty_release(t);
-    free(m);
-    ty_world_problem(c->world, "send");
-  }
-  discount(c, began);
-  return !failed;
+  if (c->members[to] / c->network.per_node != c->members[c->rank] / c->network.per_node) c->traffic.crossed += bytes;
+  return true;
 }
 
 ty_tensor *ty_comm_receive(ty_comm *c, int from, int64_t tag) {
-  if (!check_rank(c, "receive", from)) return NULL;
-  double began = ty_thread_seconds();
-  waiting what = { .of = c->of, .from = from, .to = c->rank, .tag = tag, .kind = TY_MESSAGE };
-  mail *m = NULL;
-  lock(c);
-  if (ty_world_wait(c->world, c->place, &what)) {
-    mail **at = ty_mail_find(c->of, from, c->rank, tag);
-    m = *at;
-    *at = m->next;
-    wait_until(c, began, m->arrives);
-  }
-  unlock(c);
-  ty_tensor *t = m ? m->t : NULL;
-  free(m);
-  if (t && !ty_ledger_take(t->storage->nbytes)) {
-    ty_ledger_lend(t->storage->nbytes);
-    ty_release(t);
-    t = NULL;
-  }
-  discount(c, began);
-  return t;
+  return check_rank(c, "receive", from) ? c->backend->receive(c, from, tag) : NULL;
 }

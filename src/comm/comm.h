@@ -1,8 +1,8 @@
 /* Ranks that compute together and exchange tensors. A world is all ranks of one run; a comm is the place of one rank in a
- * group of them, at first of all. The ranks of this file's worlds are threads of one process: a script that is to run on
- * many machines is written, tried and measured on one.
+ * group of them, at first of all. Ranks are processes of MPI, or threads of one process: a script that is to run on many
+ * machines is written, tried and measured on one.
  *
- * Every rank has a clock, which says what time it would be on a machine of its own: the processor time of its thread, and
+ * Every thread that is a rank has a clock, which says what time it would be on a machine of its own: the processor time of its thread, and
  * what it has waited for others, over links of a given latency and bandwidth. So bubbles, overlap and stragglers can be
  * measured where ranks share a core. A rank computes on one thread.
  *
@@ -64,6 +64,10 @@ void ty_world_close(int64_t number);
 bool ty_world_fail(int64_t number, const char *text);
 
 /* ---- a rank ---- */
+
+/* The rank that this process is, where MPI has started it; else the only one of its world. Once in a process. NULL after
+ * ty_fail(): MPI cannot be loaded. Collectives that do not match are MPI's errors, or never end. */
+ty_comm *ty_comm_process(void);
 
 /* The calling thread becomes a rank; NULL after ty_fail(). */
 ty_comm *ty_comm_join(int64_t world, int rank);

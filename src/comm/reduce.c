@@ -109,6 +109,21 @@ static void reduce_piece(void *out, const void *const *x, int n, int64_t at, int
   else store_whole(to, acc.i, count, dtype);
 }
 
+void ty_reduce_divide(void *x, int n, int64_t count, ty_dtype dtype) {
+  float piece[PIECE];
+  if (dtype == TY_F64) {
+    for (int64_t i = 0; i < count; i++) ((double *)x)[i] /= n;
+    return;
+  }
+  for (int64_t at = 0; at < count; at += PIECE) {
+    int64_t part = count - at < PIECE ? count - at : PIECE;
+    char *here = (char *)x + (size_t)at * ty_dtype_size[dtype];
+    load_float(piece, here, part, dtype);
+    for (int64_t i = 0; i < part; i++) piece[i] /= (float)n;
+    store_float(here, piece, part, dtype);
+  }
+}
+
 void ty_reduce(void *out, const void *const *x, int n, int64_t count, ty_dtype dtype, ty_reduction reduction) {
   for (int64_t at = 0; at < count; at += PIECE)
     reduce_piece(out, x, n, at, count - at < PIECE ? count - at : PIECE, dtype, reduction);

@@ -63,6 +63,13 @@ static int join(lua_State *L) {
   return b->c ? 1 : ty_lua_error(L);
 }
 
+/* process() -> the rank that this process is */
+static int process(lua_State *L) {
+  box *b = push_box(L);
+  b->c = ty_comm_process();
+  return b->c ? 1 : ty_lua_error(L);
+}
+
 static int comm_leave(lua_State *L) {
   box *b = luaL_testudata(L, 1, class_name);
   if (!b) return ty_lua_refuse(L, 1, "a comm");
@@ -207,6 +214,7 @@ int ty_lua_open_comm(lua_State *L) {
                                       { "close", world_close },
                                       { "fail", world_fail },
                                       { "join", join },
+                                      { "process", process },
                                       { "memory", thread_memory },
                                       { "reset_memory", reset_memory },
                                       { "limit_memory", limit_memory },

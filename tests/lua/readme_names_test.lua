@@ -65,6 +65,7 @@ check.test("methods", function()
   ty.io.mkdir(folder)
   objects[#objects + 1] = vlm.gallery(folder, vlm.gallery_encoder(require("tycho.zoo").path "scene-clip"))
   os.remove(folder)
+  objects[#objects + 1] = require("tycho.dist").RankGroup
   local count = 0
   for _, piece in ipairs(code) do
     for name in piece.text:gmatch "%f[%w_][%a_][%w_]*[%w_)%]]*:([%a_][%w_]*)%s*[%({\"]" do
