@@ -11,6 +11,7 @@
 --     RankGroup           what a rank exchanges with others (group.lua)
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
+--     global, boxing      tensors of all ranks, and their forms: split, broadcast, partial
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -27,5 +28,5 @@ return require "tycho.lazy" ({
   exchanged = functional.exchanged,
   buckets = require("tycho.dist.gradients").buckets,
 }, {
-  workload = "tycho.dist.workload",
+  workload = "tycho.dist.workload", global = "tycho.dist.global", boxing = "tycho.dist.boxing",
 }, "tycho.dist")
