@@ -10,6 +10,7 @@
 --     RankGroup           what a rank exchanges with others (group.lua)
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
+--     zero                ranks divide moments, gradients, parameters of a model (zero.lua)
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -26,4 +27,5 @@ return require "tycho.lazy" ({
   buckets = require("tycho.dist.gradients").buckets,
 }, {
   workload = "tycho.dist.workload",
+  zero = { "tycho.dist.zero", "new" },
 }, "tycho.dist")
