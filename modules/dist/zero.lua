@@ -79,8 +79,9 @@ end
 
 -- The f32 copies of the parameters that this rank has, made before these become half precision.
 local function masters_of(self, model, half)
-  local masters = {}
-  for i, list in ipairs((lists_of(self, model, self.bucket))) do
+  local masters, first = {}, model:parameters()[1]
+  local wider = first:nbytes() // first:numel() // 2 -- the same lists as of half precision
+  for i, list in ipairs((lists_of(self, model, self.bucket * wider))) do
     if list[1].requires_grad then
       local flat = Flat.new(list, self.parts, self.place)
       local whole = flat:copied "f32"
@@ -93,6 +94,7 @@ local function masters_of(self, model, half)
       end
     end
   end
+  self.units = nil -- which would hold what is converted now
   model:to(half)
   return masters
 end
