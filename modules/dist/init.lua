@@ -11,6 +11,7 @@
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
 --     zero                ranks divide moments, gradients, parameters of a model (zero.lua)
+--     onebit_adam         Adam that exchanges signs (onebit_adam.lua), by sign_mean
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -28,4 +29,8 @@ return require "tycho.lazy" ({
 }, {
   workload = "tycho.dist.workload",
   zero = { "tycho.dist.zero", "new" },
+  onebit_adam = { "tycho.dist.onebit_adam", "new" },
+  sign_mean = { "tycho.dist.sign_mean", "new" },
+  pack_signs = { "tycho.dist.sign_mean", "pack" },
+  unpack_signs = { "tycho.dist.sign_mean", "unpack" },
 }, "tycho.dist")
