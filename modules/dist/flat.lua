@@ -51,19 +51,23 @@ local function exchange(self, flat)
   ty.no_grad(ty.scope, each, self, flat, function(part, p) tier.exchange(p, part) end)
 end
 
+--- layout: parts (in which gradients and what the optimizer has are divided) and place (the rank's own, from 0);
+-- shards and shard, the same of parameters that go away, where these are divided in another way; multiple(count), of
+-- which the elements of a part are one.
 ---@param parameters Tensor[]  of one dtype
----@param parts integer        in which the flat tensor is divided
----@param place integer        the rank's own, from 0
-function Flat.new(parameters, parts, place)
+---@param layout { parts: integer, place: integer, shards?: integer, shard?: integer, multiple?: function }
+function Flat.new(parameters, layout)
   local count, first, offsets = 0, parameters[1], {}
   for i, p in ipairs(parameters) do
     offsets[i] = count
     count = count + p:numel()
   end
-  local part = (count + parts - 1) // parts
-  return setmetatable({ parameters = parameters, count = count, part = part, padded = part * parts,
-    place = place, offsets = offsets, dtype = first.dtype, device = first.device, trained = first.requires_grad,
-    missing = 0, seen = {} }, Flat)
+  local parts, multiple = layout.parts, layout.multiple and layout.multiple(count) or 1
+  local part = (count + parts * multiple - 1) // (parts * multiple) * multiple
+  return setmetatable({ parameters = parameters, count = count, part = part, padded = part * parts, multiple = multiple,
+    place = layout.place, shards = layout.shards or parts, own_shard = layout.shard or layout.place,
+    offsets = offsets, dtype = first.dtype, device = first.device, trained = first.requires_grad, missing = 0,
+    seen = {} }, Flat)
 end
 
 --- The parameters' memory becomes that of a flat tensor, for good.
@@ -80,9 +84,8 @@ end
 function Flat:go(ways, here, ask)
   self.ways, self.here, self.ask = ways, here, ask
   local whole = self:copied(self.dtype)
-  local own = self:own(whole)
-  self.shard = ty.keep(own:clone())
-  own:free()
+  local wide = self.padded // self.shards
+  self.shard = ty.keep(ty.scope(function() return whole:narrow(0, self.own_shard * wide, wide):clone() end))
   whole:free()
   self.stubs = {}
   for i, p in ipairs(self.parameters) do

@@ -38,16 +38,14 @@ local divided = ty.nn.surgery.wrapper {
 
 -- ---- how parts are exchanged ----
 
-local Ways = {}
-
---- Begins to fill a flat tensor's values from the shards of the ranks.
-function Ways.gather(group)
-  return function(flat, values) return group:all_gather(flat.shard, { out = values, async = true }) end
-end
-
---- Begins to make own, this rank's part of the mean of all gradients.
-function Ways.reduce(group)
-  return function(flat, own) return group:reduce_scatter(flat.gradient, "mean", { out = own, async = true }) end
+-- How equal parts of all ranks are: gather(flat, values) begins to fill a flat tensor's values from the ranks' shards,
+-- reduce(flat, own) to make own, this rank's part of the mean of all gradients; what they return is waited for.
+local function equal_parts(group)
+  return { parts = group.size, place = group.rank,
+    gather = function(flat, values) return group:all_gather(flat.shard, { out = values, async = true }) end,
+    reduce = function(flat, own)
+      return group:reduce_scatter(flat.gradient, "mean", { out = own, async = true })
+    end }
 end
 
 -- ---- making ----
@@ -77,14 +75,14 @@ local function lists_of(self, model, bytes)
   return lists, units
 end
 
--- The f32 copies of the parameters that this rank has, made before these become half precision.
+-- The copies of the parameters that this rank's optimizer has, made before these become half precision.
 local function masters_of(self, model, half)
   local masters, first = {}, model:parameters()[1]
-  local wider = first:nbytes() // first:numel() // 2 -- the same lists as of half precision
+  local wider = half and first:nbytes() // first:numel() // 2 or 1 -- the same lists as of half precision
   for i, list in ipairs((lists_of(self, model, self.bucket * wider))) do
     if list[1].requires_grad then
-      local flat = Flat.new(list, self.parts, self.place)
-      local whole = flat:copied "f32"
+      local flat = Flat.new(list, self.ways)
+      local whole = flat:copied(half and "f32" or first.dtype)
       masters[i] = whole
       if self.stage > 0 then
         local own = flat:own(whole)
@@ -95,7 +93,7 @@ local function masters_of(self, model, half)
     end
   end
   self.units = nil -- which would hold what is converted now
-  model:to(half)
+  if half then model:to(half) end
   return masters
 end
 
@@ -149,21 +147,28 @@ function M.new(group, model, options)
   expect(who, "model", model, "a module")
   local o = arguments.read(who, options, defaults, kinds)
   if not model:parameters()[1] then fail("%s: model: expected a module with parameters, got one without", who) end
+  return Zero.with(group, model, o, equal_parts(group))
+end
+
+--- Takes a model in charge whose parts are exchanged in some way: a table with parts and place (Flat.new), gather and
+-- reduce; of stage 3 perhaps spread(flat), which begins to bring what was stepped to the ranks' shards where these are
+-- not what is stepped.
+function Zero.with(group, model, o, ways)
   local self = setmetatable({ group = group, model = model, stage = o.stage, clip_norm = o.clip_norm, ahead = o.ahead,
-    bucket = o.bucket, parts = group.size, place = group.rank, flats = {}, of_memory = {}, here = {}, order = {},
-    before = {}, at = 0, undo = {}, ways = { gather = Ways.gather(group), reduce = Ways.reduce(group) } }, Zero)
+    bucket = o.bucket, flats = {}, of_memory = {}, here = {}, order = {}, before = {}, at = 0, undo = {}, ways = ways },
+    Zero)
   return self:take(o)
 end
 
---- Divides the model. For dist.zero and what exchanges parts in other ways.
+--- Divides the model.
 function Zero:take(o)
   local model = self.model
-  local masters = o.half and masters_of(self, model, o.half) or {}
+  local masters = (o.half or self.ways.spread) and masters_of(self, model, o.half) or {}
   self.device = model:parameters()[1].device
   local lists, units = lists_of(self, model, self.bucket)
   local parts = {}
   for i, list in ipairs(lists) do
-    local flat = Flat.new(list, self.parts, self.place)
+    local flat = Flat.new(list, self.ways)
     if self.stage == 3 then
       flat:go(self.ways, function(of, is) self:placed(of, is) end, function(of) of:need() end)
       table.insert(units[i].flats, flat)
@@ -455,6 +460,7 @@ end
 
 --- What the optimizer has stepped becomes the parameters, on all ranks; returns what is to be waited for, if anything.
 function Zero:spread(flat)
+  if self.ways.spread then return self.ways.spread(flat) end
   local own = flat.shard or self.stage > 0 and flat:own(flat.values) or flat.values
   if flat.copied_master then ty.no_grad(own.copy_, own, flat.master) end
   if flat.shard or self.stage == 0 then return nil end
@@ -479,5 +485,7 @@ function Zero:close()
   for _, undo in ipairs(self.undo) do undo() end
   for _, list in ipairs { self.flats, self.frozen or {} } do for _, flat in ipairs(list) do flat:leave() end end
 end
+
+M.Zero, M.defaults, M.kinds = Zero, defaults, kinds
 
 return M
