@@ -12,6 +12,23 @@ local Buckets = {}
 Buckets.__index = Buckets
 Buckets.__name = "GradientBuckets"
 
+-- The parameters in lists of so many bytes, one parameter at least, in the order of a pass.
+function M.divide(who, parameters, bytes, order)
+  local lists, filled = {}, 0
+  local first, last, by = #parameters, 1, -1
+  if order == "forward" then first, last, by = 1, #parameters, 1 end
+  for i = first, last, by do
+    local p = parameters[i]
+    if p.dtype ~= parameters[1].dtype then
+      arguments.fail("%s: parameters: expected tensors of one dtype, got %s and %s", who, parameters[1].dtype, p.dtype)
+    end
+    if not lists[1] or filled > 0 and filled + p:nbytes() > bytes then lists[#lists + 1], filled = {}, 0 end
+    table.insert(lists[#lists], p)
+    filled = filled + p:nbytes()
+  end
+  return lists
+end
+
 --- The parameters in buckets, from the last one on, whose gradients come first. options: bytes (of a bucket, 4 MiB),
 -- multiple (of the elements of a bucket, which are filled up with zeros: 1), order ("backward", or "forward": from the
 -- first parameter on).
@@ -25,27 +42,13 @@ function M.buckets(parameters, options)
   local o = arguments.read(who, options, { bytes = 4 << 20, multiple = 1, order = "backward" },
     { bytes = "an integer >= 1", multiple = "an integer >= 1", order = '"backward" or "forward"' })
   local self = setmetatable({ buckets = {} }, Buckets)
-  local list, bytes = {}, 0
-  local function close()
-    if #list == 0 then return end
+  for i, list in ipairs(M.divide(who, parameters, o.bytes, o.order)) do
     local count = 0
     for _, p in ipairs(list) do count = count + p:numel() end
     local padded = (count + o.multiple - 1) // o.multiple * o.multiple
-    self.buckets[#self.buckets + 1] = { parameters = list, count = count,
+    self.buckets[i] = { parameters = list, count = count,
       flat = ty.zeros({ padded }, { dtype = list[1].dtype, device = list[1].device }) }
-    list, bytes = {}, 0
   end
-  local first, last, by = #parameters, 1, -1
-  if o.order == "forward" then first, last, by = 1, #parameters, 1 end
-  for i = first, last, by do
-    local p = parameters[i]
-    if p.dtype ~= parameters[1].dtype then
-      arguments.fail("%s: parameters: expected tensors of one dtype, got %s and %s", who, parameters[1].dtype, p.dtype)
-    end
-    if bytes > 0 and bytes + p:nbytes() > o.bytes then close() end
-    list[#list + 1], bytes = p, bytes + p:nbytes()
-  end
-  close()
   return self
 end
 

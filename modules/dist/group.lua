@@ -87,8 +87,8 @@ end
 
 -- Begins a collective; `finish` makes of its buffers what is returned.
 local function start(self, kind, options, x, out, reduction, root, finish)
-  local o = arguments.read("RankGroup:" .. kind, options, { async = false, dim = 0 },
-    { async = "a boolean", dim = "an integer" })
+  local o = arguments.read("RankGroup:" .. kind, options, { async = false, dim = 0, out = arguments.none },
+    { async = "a boolean", dim = "an integer", out = "a tensor" })
   local ok, ticket = pcall(self.comm.start, self.comm, kind, x, out, reduction, root)
   if not ok then arguments.raise(ticket) end
   local work = setmetatable({ group = self, kind = kind, ticket = ticket, finish = finish,
@@ -136,17 +136,33 @@ local function dim_of(who, x, options)
   return dim < 0 and dim + x.ndim or dim
 end
 
+-- Where the result of a collective comes: memory of its own, or the caller's `out`, which has to fit.
+local function place_for(who, x, shape, options)
+  local out = type(options) == "table" and options.out
+  if not out then return ty.empty(shape, { dtype = x.dtype }) end
+  expect(who, "out", out, "a tensor")
+  local dim, count = options.dim or 0, 1
+  for _, n in ipairs(shape) do count = count * n end
+  if dim ~= 0 or out.dtype ~= x.dtype or out.device ~= "cpu" or not out:is_contiguous() or out:numel() ~= count then
+    fail("%s: out: expected %d elements of %s on the CPU, contiguous and for dimension 0, got %s", who, count, x.dtype,
+      arguments.describe(out))
+  end
+  return out:detach()
+end
+
 --- What all ranks have, one after the other along a dimension.
 ---@param x tensor  of the same shape everywhere, [..., d, ...]
----@param options? { dim?: integer, async?: boolean }  dim: along which they are put together (0)
+---@param options? { dim?: integer, async?: boolean, out?: tensor }  dim: along which they are put together (0); out:
+-- where the result comes, of which x may be the rank's own part
 ---@return tensor  [..., size * d, ...]
 function Group:all_gather(x, options)
   check(self, "all_gather", x)
   local dim = x.ndim > 0 and dim_of("RankGroup:all_gather", x, options) or 0
   local mine = host(x)
   local shape = mine.shape
-  local out = ty.empty { self.size, table.unpack(shape) }:to(mine.dtype)
+  local out = place_for("RankGroup:all_gather", mine, { self.size, table.unpack(shape) }, options)
   return start(self, "all_gather", options, mine, out, nil, nil, function()
+    if type(options) == "table" and options.out then return options.out end
     local all = out
     if #shape > 0 then
       if dim > 0 then all = all:movedim(0, dim) end
@@ -177,14 +193,16 @@ end
 --- Of the reduction of all x the rank's own part along a dimension.
 ---@param x tensor  [..., size * d, ...]
 ---@param reduction? string
----@param options? { dim?: integer, async?: boolean }
+---@param options? { dim?: integer, async?: boolean, out?: tensor }  out: where the result comes, which is no part of x
 ---@return tensor  [..., d, ...]
 function Group:reduce_scatter(x, reduction, options)
   check(self, "reduce_scatter", x)
   expect("RankGroup:reduce_scatter", "reduction", reduction, REDUCTIONS)
   local mine, shape = parts(self, "reduce_scatter", x, options)
-  local out = ty.empty(shape):to(mine.dtype)
-  return start(self, "reduce_scatter", options, mine, out, reduction, nil, function() return out:to(x.device) end)
+  local out = place_for("RankGroup:reduce_scatter", mine, shape, options)
+  return start(self, "reduce_scatter", options, mine, out, reduction, nil, function()
+    return type(options) == "table" and options.out or out:to(x.device)
+  end)
 end
 
 --- Part r of x along a dimension goes to rank r; returns what has come, in the order of ranks, along that dimension.

@@ -12,6 +12,8 @@
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
 --     global, boxing      tensors of all ranks, and their forms: split, broadcast, partial
+--     zero                ranks divide moments, gradients, parameters of a model (zero.lua)
+--     onebit_adam         Adam that exchanges signs (onebit_adam.lua), by sign_mean
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -28,5 +30,12 @@ return require "tycho.lazy" ({
   exchanged = functional.exchanged,
   buckets = require("tycho.dist.gradients").buckets,
 }, {
-  workload = "tycho.dist.workload", global = "tycho.dist.global", boxing = "tycho.dist.boxing",
+  boxing = "tycho.dist.boxing",
+  global = "tycho.dist.global",
+  onebit_adam = { "tycho.dist.onebit_adam", "new" },
+  pack_signs = { "tycho.dist.sign_mean", "pack" },
+  sign_mean = { "tycho.dist.sign_mean", "new" },
+  unpack_signs = { "tycho.dist.sign_mean", "unpack" },
+  workload = "tycho.dist.workload",
+  zero = { "tycho.dist.zero", "new" },
 }, "tycho.dist")

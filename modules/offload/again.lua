@@ -36,7 +36,7 @@ end
 --- forward(module, ...) of a unit that has tensors of numbers as inputs, without what it would keep. Tensors among the
 -- arguments are found at the top level; the results are tensors and other values at the top level.
 ---@param engine OffloadEngine
----@param unit OffloadUnit
+---@param unit ModuleUnit
 ---@param forward function
 ---@param module Module
 ---@return any ...

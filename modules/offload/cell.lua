@@ -4,6 +4,7 @@
 --
 -- here -> leaving (being written, unless the file has it already) -> away -> coming (being read) -> here
 local ty = require "tycho"
+local absent = require "tycho.absent"
 
 local tier = ty.core.tier_core
 
@@ -17,16 +18,11 @@ local tier = ty.core.tier_core
 local Cell = {}
 Cell.__index = Cell
 
--- By the memory that a tensor stands on while its own is away: its cell.
-local absent = setmetatable({}, { __mode = "v" })
-local watching = false
-
-local function bring_back(memory)
-  local cell = absent[memory]
-  if not cell then return end
-  cell.engine:was_asked(cell)
-  cell:need()
-  cell.engine:brought(cell)
+--- An op has met the tensor while its memory is away.
+function Cell:bring_back()
+  self.engine:was_asked(self)
+  self:need()
+  self.engine:brought(self)
 end
 
 ---@param engine table  for counters, and for room when memory is short
@@ -36,10 +32,6 @@ end
 ---@param name string
 ---@return OffloadCell
 function Cell.new(engine, tensor, kind, store, name)
-  if not watching then
-    tier.on_absent(bring_back)
-    watching = true
-  end
   return setmetatable({ engine = engine, tensor = tensor, kind = kind, store = store, name = name, state = "here",
     dirty = true, version = 0, nbytes = tensor:nbytes() }, Cell)
 end
@@ -48,7 +40,7 @@ end
 local function stub_of(tensor) return ty.keep(ty.empty(tensor.shape, { dtype = tensor.dtype, device = "meta" })) end
 
 local function come(self)
-  absent[self.memory] = nil
+  absent.returned(self.memory)
   tier.exchange(self.tensor, self.other)
   self.other:free()
   self.other, self.memory, self.transfer, self.state = nil, nil, nil, "here"
@@ -123,7 +115,7 @@ function Cell:drop(discard)
   if parameters_at[stood_on] == self then parameters_at[stood_on] = nil end
   tier.exchange(self.tensor, other)
   self.memory = tier.memory_of(self.tensor)
-  absent[self.memory] = self
+  absent.left(self.memory, self)
   self.engine.here[self] = nil
   if self.dirty then
     self.other, self.dirty, self.state, self.begun = other, false, "leaving", ty.core.system.clock()
@@ -159,7 +151,7 @@ end
 function Cell:forget()
   if self.transfer then pcall(self.store.wait, self.store, self.transfer) end
   self.engine.leaving[self], self.engine.here[self] = nil, nil
-  if self.memory then absent[self.memory] = nil end
+  if self.memory then absent.returned(self.memory) end
   if self.other then self.other:free() end
   self.other, self.transfer = nil, nil
   if self.place then self.store:release(self.place, self.nbytes) end

@@ -9,15 +9,15 @@ local Link = require "tycho.offload.link"
 local Saved = require "tycho.offload.saved"
 local Store = require "tycho.offload.store"
 local superpipeline = require "tycho.offload.superpipeline"
-local units_of = require "tycho.offload.units"
+local units_of = require "tycho.nn.units"
 
 local expect, fail = arguments.expect, arguments.fail
 local tier, clock = ty.core.tier_core, ty.core.system.clock
 
 --- What offload.engine makes.
 ---@class OffloadEngine
----@field units OffloadUnit[]  the parts of the model
----@field order OffloadUnit[]  as they ran in the last pass; numbers: where each of them ran last
+---@field units ModuleUnit[]  the parts of the model
+---@field order ModuleUnit[]  as they ran in the last pass; numbers: where each of them ran last
 ---@field counters table       stalls, waited (seconds), forwarded (bytes), shared (saved tensors that were there)
 local Engine = {}
 Engine.__index = Engine
@@ -63,6 +63,7 @@ local function describe_parameters(self, model)
   for name, p in model:named_parameters() do names[p] = name end
   local store = self:store_for(self.plan.parameters)
   for _, unit in ipairs(self.units) do
+    unit.cells = {} -- of its parameters that go away, also those that it shares
     for _, p in ipairs(unit.all) do
       local known = self.of[p]
       if not known then
@@ -232,7 +233,7 @@ end
 
 --- Only the parameters of these units stay on the device, and what is asked for behind number `at`; others go, and so
 -- does what nobody has any more. Called once for each unit.
----@param units OffloadUnit[]
+---@param units ModuleUnit[]
 ---@param at? integer
 function Engine:keep(units, at)
   self:sweep()

@@ -16,10 +16,10 @@ local M = {}
 
 --- How many buffers of which size are in use at a time, of what `window` units in a row have there: by default their
 -- parameters, each once. uniform: all have the size of the largest.
----@param units OffloadUnit[]
+---@param units ModuleUnit[]
 ---@param window integer
 ---@param uniform? boolean
----@param list? fun(unit: OffloadUnit): {nbytes: integer}[]
+---@param list? fun(unit: ModuleUnit): {nbytes: integer}[]
 ---@return table<integer, integer> counts by bytes
 function M.buffers(units, window, uniform, list)
   local counts, largest, most = {}, 0, 0

@@ -1,7 +1,7 @@
 -- What training takes, by kind, and where it can be: known before the first step.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
-local units_of = require "tycho.offload.units"
+local units_of = require "tycho.nn.units"
 
 local fail, tier = arguments.fail, ty.core.tier_core
 local scale = { [""] = 1, B = 1, KB = 1e3, MB = 1e6, GB = 1e9, TB = 1e12, KIB = 1 << 10, MIB = 1 << 20, GIB = 1 << 30,

@@ -24,7 +24,7 @@ function Tile:forward(x) return ty.linear(x, self.weight, self.bias) end
 
 --- A linear layer as a sequence of tiles of its rows.
 local TiledLinear = nn.module "TiledLinear"
-TiledLinear._tiled = true -- units.lua takes it apart
+TiledLinear._in_parts = true -- tycho.nn.units takes it apart
 
 local function part(tensor, from, rows)
   local copy = tensor:detach():narrow(0, from, rows):clone()

@@ -86,6 +86,22 @@ test("other dimensions, tensors that are not contiguous, of more pieces than one
   equal(got[2].each:tolist(), { 0, 1 })
 end)
 
+test("results that come to memory of the caller's, the rank's own part of it among them", function()
+  local got = dist.run(3, function(group)
+    local x, whole, part = ty.arange(6):to "bf16" + group.rank, ty.zeros(6):to "bf16", ty.zeros(2):to "bf16"
+    local same = rawequal(group:reduce_scatter(x, "mean", { out = part }), part)
+    whole:narrow(0, 2 * group.rank, 2):copy_(part)
+    local work = group:all_gather(whole:narrow(0, 2 * group.rank, 2), { out = whole, async = true })
+    return { same and rawequal(work:wait(), whole), whole:to("f32"):tolist() }
+  end)
+  for rank = 1, 3 do equal(got[rank], { true, { 1, 2, 3, 4, 5, 6 } }) end
+  local function one(fn) return function() dist.run(1, fn) end end
+  fails(one(function(g) g:all_gather(ty.ones(2), { out = ty.ones(3) }) end), "out: expected 2 elements of f32")
+  fails(one(function(g) g:reduce_scatter(ty.ones(2), "sum", { out = ty.ones(2):to "f64" }) end),
+    "contiguous and for dimension 0, got a tensor [2]")
+  fails(one(function(g) g:all_gather(ty.ones(2), { out = 3 }) end), "out: expected a tensor, got 3")
+end)
+
 test("several collectives at once, waited for in another order, and steps by others between", function()
   local got = dist.run(3, function(group)
     local a, b, c = ty.tensor { group.rank }, ty.tensor { 10 * group.rank }, ty.tensor { group.rank }
