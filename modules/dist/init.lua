@@ -10,6 +10,8 @@
 --     RankGroup           what a rank exchanges with others (group.lua)
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
+--     tensor_parallel     matrices of a transformer over ranks
+--     vocabulary          embeddings and cross entropy over words of which each rank has some
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -26,4 +28,6 @@ return require "tycho.lazy" ({
   buckets = require("tycho.dist.gradients").buckets,
 }, {
   workload = "tycho.dist.workload",
+  tensor_parallel = "tycho.dist.tensor_parallel",
+  vocabulary = "tycho.dist.vocabulary",
 }, "tycho.dist")
