@@ -11,6 +11,7 @@
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
 --     tensor_parallel     matrices of a transformer over ranks
+--     ladder_residual     layers that compute while sums over ranks are on their way
 --     vocabulary          embeddings and cross entropy over words of which each rank has some
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
@@ -29,5 +30,6 @@ return require "tycho.lazy" ({
 }, {
   workload = "tycho.dist.workload",
   tensor_parallel = "tycho.dist.tensor_parallel",
+  ladder_residual = "tycho.dist.ladder",
   vocabulary = "tycho.dist.vocabulary",
 }, "tycho.dist")
