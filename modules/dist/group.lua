@@ -12,7 +12,7 @@ local expect, fail = arguments.expect, arguments.fail
 ---@field rank integer       of this one in the group, from 0
 ---@field size integer       ranks of the group
 ---@field members integer[]  their ranks in the world, in the group's order
----@field events table[]|nil  after record(): { name, from, to, bytes }, seconds of the clock
+---@field events table[]|nil  after record(): { name, from, to, bytes, begun }, seconds of the clock
 local Group = {}
 Group.__index = Group
 Group.__name = "RankGroup"
@@ -35,15 +35,17 @@ end
 -- ---- events ----
 
 --- From now on every exchange and every span of the rank is kept in the events of the group of all ranks.
----@return table[] events  { name, from, to, bytes }: seconds of the rank's clock; bytes of an exchange
+---@return table[] events  { name, from, to, bytes, begun }: seconds of the rank's clock, from when to when it waited;
+-- of a collective bytes, and when it was begun
 function Group:record()
   self.first.events = {}
   return self.first.events
 end
 
-local function note(self, name, from, bytes)
+local function note(self, name, from, bytes, begun)
   local events = self.first.events
-  if events then events[#events + 1] = { name = name, from = from, to = self.comm:clock(), bytes = bytes } end
+  if not events then return end
+  events[#events + 1] = { name = name, from = from, to = self.comm:clock(), bytes = bytes, begun = begun }
 end
 
 --- Runs fn(...) and keeps in the events, if they are recorded, from when to when; returns what fn returns.
@@ -80,7 +82,7 @@ function Work:wait()
   local from = self.group.comm:clock()
   local ok, problem = pcall(self.group.comm.wait, self.group.comm, ticket)
   if not ok then arguments.raise(problem) end
-  note(self.group, self.kind, from, self.bytes)
+  note(self.group, self.kind, from, self.bytes, self.begun)
   if self.finish then self.result = self.finish() end
   return self.result
 end
@@ -89,9 +91,10 @@ end
 local function start(self, kind, options, x, out, reduction, root, finish)
   local o = arguments.read("RankGroup:" .. kind, options, { async = false, dim = 0, out = arguments.none },
     { async = "a boolean", dim = "an integer", out = "a tensor" })
+  local begun = self.first.events and self.comm:clock() or nil
   local ok, ticket = pcall(self.comm.start, self.comm, kind, x, out, reduction, root)
   if not ok then arguments.raise(ticket) end
-  local work = setmetatable({ group = self, kind = kind, ticket = ticket, finish = finish,
+  local work = setmetatable({ group = self, kind = kind, ticket = ticket, finish = finish, begun = begun,
     bytes = x and (out or x):nbytes() or 0 }, Work)
   if o.async then return work end
   return work:wait()

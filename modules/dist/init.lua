@@ -14,6 +14,9 @@
 --     global, boxing      tensors of all ranks, and their forms: split, broadcast, partial
 --     zero                ranks divide moments, gradients, parameters of a model (zero.lua)
 --     onebit_adam         Adam that exchanges signs (onebit_adam.lua), by sign_mean
+--     tensor_parallel     matrices of a transformer over ranks
+--     ladder_residual     layers that compute while sums over ranks are on their way
+--     vocabulary          embeddings and cross entropy over words of which each rank has some
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -32,10 +35,13 @@ return require "tycho.lazy" ({
 }, {
   boxing = "tycho.dist.boxing",
   global = "tycho.dist.global",
+  ladder_residual = "tycho.dist.ladder",
   onebit_adam = { "tycho.dist.onebit_adam", "new" },
   pack_signs = { "tycho.dist.sign_mean", "pack" },
   sign_mean = { "tycho.dist.sign_mean", "new" },
+  tensor_parallel = "tycho.dist.tensor_parallel",
   unpack_signs = { "tycho.dist.sign_mean", "unpack" },
+  vocabulary = "tycho.dist.vocabulary",
   workload = "tycho.dist.workload",
   zero = { "tycho.dist.zero", "new" },
 }, "tycho.dist")

@@ -198,6 +198,19 @@ test("events, and spans of them", function()
   equal(got[1], { { "all_reduce", "compute" }, 0, 16, 1, 2 })
 end)
 
+test("what a collective was on its way beside", function()
+  local got = dist.run(2, function(group)
+    local events = group:record()
+    local work = group:all_reduce(ty.ones(4), "sum", { async = true })
+    group:span("compute", function() group:advance(0.5) end)
+    work:wait()
+    local span, reduce = events[1], events[2]
+    return { span.begun == nil, span.from - reduce.begun, reduce.from - span.to, reduce.to - reduce.begun }
+  end, { latency = 0.4 }) -- two messages of a ring
+  equal(got[1][1], true)
+  near({ got[1][2], got[1][3], got[1][4] }, { 0, 0, 0.8 }, 0.02)
+end)
+
 test("a rank has a limit of memory of its own", function()
   local got = dist.run(2, function(group)
     group:reset_memory()
