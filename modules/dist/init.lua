@@ -10,6 +10,10 @@
 --     RankGroup           what a rank exchanges with others (group.lua)
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
+--     pipeline, schedule  layers divided over ranks, through which micro-batches go, and in which order (pipeline.lua)
+--     grid                groups for tensor, pipeline and data parallelism at once
+--     pipeline_trial      what a pipeline takes, for recipes
+--     timeline            pictures of what ranks did when
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -25,5 +29,10 @@ return require "tycho.lazy" ({
   exchanged = functional.exchanged,
   buckets = require("tycho.dist.gradients").buckets,
 }, {
+  grid = "tycho.dist.grid",
+  pipeline = "tycho.dist.pipeline",
+  pipeline_trial = "tycho.dist.pipeline_trial",
+  schedule = "tycho.dist.schedule",
+  timeline = "tycho.dist.timeline",
   workload = "tycho.dist.workload",
 }, "tycho.dist")
