@@ -1,6 +1,11 @@
 --- What recipes about pipelines measure: steps of a model that is divided over ranks, by their clocks.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local Group = require "tycho.dist.group"
+local pipelines = require "tycho.dist.pipeline"
+local ranks_of = require "tycho.dist.ranks"
+local schedules = require "tycho.dist.schedule"
+local workload = require "tycho.dist.workload"
 
 local M = {}
 
@@ -13,8 +18,7 @@ end
 
 -- A workload's model: layers, loss, and a function that gives inputs and targets of a step.
 local function of_workload(work, o)
-  local workload = require "tycho.dist.workload"
-  return require "tycho.dist.pipeline".layers(workload.model(work, o.seed)), token_loss, function(step)
+  return pipelines.layers(workload.model(work, o.seed)), token_loss, function(step)
     local rows = workload.rows(work, o.seed, step, 0, o.micro_batches * o.rows)
     return rows:narrow(1, 0, work.length):contiguous(), rows:narrow(1, 1, work.length):contiguous()
   end
@@ -46,7 +50,7 @@ function Busy:forward(x) return self.pass(self.linear(x)) end
 ---@return Module[]
 function M.busy_layers(group, count, width, seconds)
   local who = "dist.pipeline_trial.busy_layers"
-  if getmetatable(group) ~= require "tycho.dist.group" then
+  if getmetatable(group) ~= Group then
     arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
   end
   arguments.expect(who, "count", count, "an integer >= 1")
@@ -68,7 +72,6 @@ end
 
 -- A rank's steps.
 local function steps(group, work, o)
-  local dist = require "tycho.dist"
   local pipeline, batch
   do -- the rank keeps its own layers alone
     local layers, loss
@@ -77,8 +80,8 @@ local function steps(group, work, o)
     else
       layers, loss, batch = of_workload(work, o)
     end
-    pipeline = dist.pipeline.new(group, layers, { loss = loss, costs = o.costs, recompute = o.recompute,
-      schedule = dist.schedule[o.schedule](group.size, o.micro_batches, o.chunks) })
+    pipeline = pipelines.new(group, layers, { loss = loss, costs = o.costs, recompute = o.recompute,
+      schedule = schedules[o.schedule](group.size, o.micro_batches, o.chunks) })
   end
   local parameters = pipeline:parameters()
   local out = { steps = {}, parts = pipeline.parts, parameters = 0 }
@@ -132,13 +135,12 @@ function M.run(work, ranks, options)
       seed = "an integer", costs = "a list of numbers", latency = "a finite number >= 0", bandwidth = "a number > 0",
       gradients = "a boolean", busy = "a finite number >= 0", layers = "an integer >= 1" })
   if not work and o.busy == 0 then arguments.fail("%s: work: expected a workload, or busy layers, got nil", who) end
-  local dist = require "tycho.dist"
-  local got = dist.run(ranks, steps, { latency = o.latency, bandwidth = o.bandwidth, seed = o.seed }, work, o)
+  local got = ranks_of.run(ranks, steps, { latency = o.latency, bandwidth = o.bandwidth, seed = o.seed }, work, o)
   local out
   for step = 1, o.steps do
     local rows = {}
     for rank = 1, ranks do rows[rank] = got[rank].steps[step] end
-    local share, of_ideal, seconds = dist.schedule.bubble(rows)
+    local share, of_ideal, seconds = schedules.bubble(rows)
     if not out or seconds < out.seconds then
       out = { share = share, of_ideal = of_ideal, seconds = seconds, rows = rows }
     end
