@@ -12,6 +12,7 @@
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
 --     pipeline, schedule  layers divided over ranks, through which micro-batches go, and in which order (pipeline.lua)
 --     grid                groups for tensor, pipeline and data parallelism at once
+--     grid_trial          training on such a grid, for recipes
 --     pipeline_trial      what a pipeline takes, for recipes
 --     timeline            pictures of what ranks did when
 --     workload            what ranks train where ways to train are compared
@@ -30,6 +31,7 @@ return require "tycho.lazy" ({
   buckets = require("tycho.dist.gradients").buckets,
 }, {
   grid = "tycho.dist.grid",
+  grid_trial = "tycho.dist.grid_trial",
   pipeline = "tycho.dist.pipeline",
   pipeline_trial = "tycho.dist.pipeline_trial",
   schedule = "tycho.dist.schedule",

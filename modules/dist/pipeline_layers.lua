@@ -4,11 +4,14 @@ local arguments = require "tycho.arguments"
 
 local nn = ty.nn
 
--- A decoder without its body: of the model what its methods look at, and the modules that are wanted. It is no module,
--- so that a rank that keeps one layer does not keep all.
-local function hollow(model, body)
-  return setmetatable({ config = model.config, training = model.training, lm_head = model.lm_head or false,
-    model = body }, getmetatable(model))
+-- A decoder without its body: of the model its plain fields, which its methods look at, and the modules that are
+-- wanted. A rank that keeps one layer does not keep all.
+local function hollow(model, body, head)
+  local self = { model = body, lm_head = head or false }
+  for key, value in next, model do
+    if self[key] == nil and not arguments.is_module(value) and not ty.is_tensor(value) then self[key] = value end
+  end
+  return setmetatable(self, getmetatable(model))
 end
 
 local Embedding = nn.module "PipelineEmbedding"
@@ -49,7 +52,7 @@ function Head:init(model)
   self.norm = model.model.norm
   -- A head that is tied keeps the embedding.
   if model.lm_head then self.lm_head = model.lm_head else self.embed_tokens = model.model.embed_tokens end
-  rawset(self, "like", hollow(model, { embed_tokens = self.embed_tokens, norm = self.norm }))
+  rawset(self, "like", hollow(model, { embed_tokens = self.embed_tokens, norm = self.norm }, self.lm_head))
 end
 
 -- [n, t, hidden] to logits [n, t, vocabulary].
