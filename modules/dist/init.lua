@@ -15,6 +15,8 @@
 --     grid_trial          training on such a grid, for recipes
 --     pipeline_trial      what a pipeline takes, for recipes
 --     timeline            pictures of what ranks did when
+--     universal           checkpoints of ranks that other numbers of ranks go on from
+--     universal_trial     training that such checkpoints are of, for the recipe
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -36,5 +38,7 @@ return require "tycho.lazy" ({
   pipeline_trial = "tycho.dist.pipeline_trial",
   schedule = "tycho.dist.schedule",
   timeline = "tycho.dist.timeline",
+  universal = "tycho.dist.universal",
+  universal_trial = "tycho.dist.universal_trial",
   workload = "tycho.dist.workload",
 }, "tycho.dist")

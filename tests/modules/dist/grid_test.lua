@@ -24,7 +24,7 @@ end)
 
 check.test("arguments", function()
   check.fails(function() trial.run(3) end, "work: expected a table, got 3")
-  check.fails(function() trial.run(work, { rows = 6 }) end, "rows: expected a multiple of 4, a row for each micro-batch")
+  check.fails(function() trial.run(work, { rows = 6 }) end, "rows: expected a multiple of 4, a row for each")
   check.fails(function() trial.run(work, { tensor = 3, steps = 1 }) end, "expected a multiple of 3 heads, got 4")
   check.fails(function() trial.divide(3) end, "model: expected a module")
 end)
