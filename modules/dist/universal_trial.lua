@@ -160,4 +160,11 @@ function Trainer:load(path)
   self:spread()
 end
 
+--- Forgets what the optimizer knows, and keeps the parameters.
+function Trainer:forget()
+  local all = self.optimizer:state_dict()
+  all.state, all.steps = {}, 0
+  self.optimizer:load_state_dict(all)
+end
+
 return M
