@@ -17,6 +17,13 @@
 --     tensor_parallel     matrices of a transformer over ranks
 --     ladder_residual     layers that compute while sums over ranks are on their way
 --     vocabulary          embeddings and cross entropy over words of which each rank has some
+--     pipeline, schedule  layers divided over ranks, through which micro-batches go, and in which order (pipeline.lua)
+--     grid                groups for tensor, pipeline and data parallelism at once
+--     grid_trial          training on such a grid, for recipes
+--     pipeline_trial      what a pipeline takes, for recipes
+--     timeline            pictures of what ranks did when
+--     universal           checkpoints of ranks that other numbers of ranks go on from
+--     universal_trial     training that such checkpoints are of, for the recipe
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -35,11 +42,19 @@ return require "tycho.lazy" ({
 }, {
   boxing = "tycho.dist.boxing",
   global = "tycho.dist.global",
+  grid = "tycho.dist.grid",
+  grid_trial = "tycho.dist.grid_trial",
   ladder_residual = "tycho.dist.ladder",
   onebit_adam = { "tycho.dist.onebit_adam", "new" },
   pack_signs = { "tycho.dist.sign_mean", "pack" },
+  pipeline = "tycho.dist.pipeline",
+  pipeline_trial = "tycho.dist.pipeline_trial",
+  schedule = "tycho.dist.schedule",
   sign_mean = { "tycho.dist.sign_mean", "new" },
   tensor_parallel = "tycho.dist.tensor_parallel",
+  timeline = "tycho.dist.timeline",
+  universal = "tycho.dist.universal",
+  universal_trial = "tycho.dist.universal_trial",
   unpack_signs = { "tycho.dist.sign_mean", "unpack" },
   vocabulary = "tycho.dist.vocabulary",
   workload = "tycho.dist.workload",
