@@ -10,6 +10,10 @@
 --     RankGroup           what a rank exchanges with others (group.lua)
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
+--     DiLoCo, NoLoCo      outer optimizers of replicas that train by themselves for some steps (local_updates.lua)
+--     CO2                 one whose all-reduce has the next round to arrive
+--     train_locally       the workload trained by each of these, and by gradients that are meant at every step
+--     pace                what their rounds take where replicas are slow or late
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -26,4 +30,12 @@ return require "tycho.lazy" ({
   buckets = require("tycho.dist.gradients").buckets,
 }, {
   workload = "tycho.dist.workload",
+  DiLoCo = { "tycho.dist.local_updates", "DiLoCo" },
+  NoLoCo = { "tycho.dist.local_updates", "NoLoCo" },
+  partner = { "tycho.dist.local_updates", "partner" },
+  spread = { "tycho.dist.local_updates", "spread" },
+  CO2 = { "tycho.dist.co2", "CO2" },
+  train_locally = { "tycho.dist.local_training", "train" },
+  local_arguments = { "tycho.dist.local_training", "arguments" },
+  pace = { "tycho.dist.local_training", "pace" },
 }, "tycho.dist")
