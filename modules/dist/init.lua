@@ -24,6 +24,10 @@
 --     timeline            pictures of what ranks did when
 --     universal           checkpoints of ranks that other numbers of ranks go on from
 --     universal_trial     training that such checkpoints are of, for the recipe
+--     DiLoCo, NoLoCo      outer optimizers of replicas that train by themselves for some steps (local_updates.lua)
+--     CO2                 one whose all-reduce has the next round to arrive
+--     train_locally       the workload trained by each of these, and by gradients that are meant at every step
+--     pace                what their rounds take where replicas are slow or late
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -41,18 +45,26 @@ return require "tycho.lazy" ({
   buckets = require("tycho.dist.gradients").buckets,
 }, {
   boxing = "tycho.dist.boxing",
+  CO2 = { "tycho.dist.co2", "CO2" },
+  DiLoCo = { "tycho.dist.local_updates", "DiLoCo" },
   global = "tycho.dist.global",
   grid = "tycho.dist.grid",
   grid_trial = "tycho.dist.grid_trial",
   ladder_residual = "tycho.dist.ladder",
+  local_arguments = { "tycho.dist.local_training", "arguments" },
+  NoLoCo = { "tycho.dist.local_updates", "NoLoCo" },
   onebit_adam = { "tycho.dist.onebit_adam", "new" },
+  pace = { "tycho.dist.local_training", "pace" },
   pack_signs = { "tycho.dist.sign_mean", "pack" },
+  partner = { "tycho.dist.local_updates", "partner" },
   pipeline = "tycho.dist.pipeline",
   pipeline_trial = "tycho.dist.pipeline_trial",
   schedule = "tycho.dist.schedule",
   sign_mean = { "tycho.dist.sign_mean", "new" },
+  spread = { "tycho.dist.local_updates", "spread" },
   tensor_parallel = "tycho.dist.tensor_parallel",
   timeline = "tycho.dist.timeline",
+  train_locally = { "tycho.dist.local_training", "train" },
   universal = "tycho.dist.universal",
   universal_trial = "tycho.dist.universal_trial",
   unpack_signs = { "tycho.dist.sign_mean", "unpack" },

@@ -1,0 +1,148 @@
+--- The training of replicas on dist.workload by the ways that recipes compare: gradients meant at every step, or local
+-- steps and an outer optimizer.
+local ty = require "tycho"
+local arguments = require "tycho.arguments"
+local co2 = require "tycho.dist.co2"
+local gradients = require "tycho.dist.gradients"
+local Group = require "tycho.dist.group"
+local updates = require "tycho.dist.local_updates"
+local workload = require "tycho.dist.workload"
+
+local M = {}
+
+-- By name: the outer optimizer, of (group, parameters, options). Data-parallel training has none.
+local OUTER = {
+  ["local SGD"] = function(group, parameters)
+    return updates.DiLoCo(group, parameters, { lr = 1, momentum = 0 })
+  end,
+  DiLoCo = updates.DiLoCo, NoLoCo = updates.NoLoCo, CO2 = co2.CO2,
+}
+
+local function check_group(who, group)
+  if getmetatable(group) ~= Group then
+    arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
+  end
+end
+
+-- The arguments of recipes that train so, besides those of the workload.
+M.arguments = {
+  { "ranks", 4, "replicas", quick = 2, least = 2 },
+  { "steps", 240, "training steps of each replica", quick = 6 },
+  { "every", 10, "of these in a round, between two outer steps", quick = 3 },
+  { "batch", 4, "rows of a replica's step", quick = 2 },
+  { "books", 5, "books of the text", quick = 1 },
+}
+
+local function flat(model)
+  local list = {}
+  for i, p in ipairs(model:parameters()) do list[i] = p:detach():reshape(-1) end
+  return ty.concat(list, 0)
+end
+
+---@class LocalTraining
+---@field held_out number       loss of this rank's weights at the end, nats per token
+---@field curve number[][]      { step, held-out loss } of this rank
+---@field weights Tensor[]      flat weights of this rank after rounds: as many as `snapshots`
+---@field traffic table         RankGroup:traffic() of the training
+---@field collectives integer   how often it called a collective
+---@field seconds number        of its clock, until its last step's end
+---@field waited number         of these, with exchanges
+
+--- Trains a replica of dist.workload.model by AdamW with a cosine schedule and a clipped norm of gradients; every rank
+-- of the group calls it. options: method ("data parallel", "local SGD", "DiLoCo", "NoLoCo", "CO2"), outer (options of
+-- its outer optimizer), rate (3e-3), steps (240), every (10), batch (4: rows of this rank's step), seed (0), snapshots
+-- (0: how often weights are kept), curve (0: how often the held-out loss is measured before the end).
+---@param group RankGroup
+---@param work RankWorkload
+---@param options? table
+---@return LocalTraining
+function M.train(group, work, options)
+  local who = "dist.train_locally"
+  local o = arguments.read(who, options, { method = "data parallel", outer = {}, rate = 3e-3, steps = 240, every = 10,
+    batch = 4, seed = 0, snapshots = 0, curve = 0 },
+    { method = '"data parallel" or "local SGD" or "DiLoCo" or "NoLoCo" or "CO2"', outer = "a table",
+      rate = "a finite number >= 0", steps = "an integer >= 1", every = "an integer >= 1", batch = "an integer >= 1",
+      seed = "an integer", snapshots = "an integer >= 0", curve = "an integer >= 0" })
+  check_group(who, group)
+  local model = workload.model(work, o.seed)
+  local parameters = model:parameters()
+  local inner = ty.optim.AdamW(parameters, { lr = o.rate, clip_norm = 1, weight_decay = 0,
+    schedule = ty.optim.cosine { steps = o.steps, warmup = o.steps // 10, final = 0.1 } })
+  local buckets = o.method == "data parallel" and gradients.buckets(parameters)
+  local outer = not buckets and OUTER[o.method](group, parameters, o.outer)
+  local result = { curve = {}, weights = {}, waited = 0 }
+  local began, measuring = group:clock(), 0
+  local function exchange(fn, object, ...)
+    local from = group:clock()
+    fn(object, ...)
+    result.waited = result.waited + group:clock() - from
+  end
+  local function due(step, times) return times > 0 and step * times // o.steps > (step - 1) * times // o.steps end
+  local snapshot_due, curve_due
+  for step = 1, o.steps do
+    ty.scope(function()
+      local rows = workload.rows(work, o.seed, step, o.batch * group.rank, o.batch)
+      inner:zero_grad()
+      workload.loss(model, rows):backward()
+      if buckets then exchange(buckets.mean_gradients, buckets, group) end
+      inner:step()
+    end)
+    local round_ends = not outer or step % o.every == 0 or step == o.steps
+    if outer and round_ends then exchange(outer.step, outer) end
+    if step == o.steps then
+      result.seconds = group:clock() - began - measuring
+      if outer and outer.finish then outer:finish() end
+    end
+    local from = group:clock()
+    snapshot_due, curve_due = snapshot_due or due(step, o.snapshots), curve_due or due(step, o.curve)
+    if snapshot_due and round_ends then
+      result.weights[#result.weights + 1] = flat(model)
+      snapshot_due = nil
+    end
+    if curve_due and round_ends then
+      result.curve[#result.curve + 1] = { step, workload.evaluate(model, work) }
+      curve_due = nil
+    end
+    measuring = measuring + group:clock() - from
+  end
+  result.traffic, result.collectives = group:traffic(), 0
+  for kind, calls in pairs(result.traffic.calls) do
+    if kind ~= "send" then result.collectives = result.collectives + calls end
+  end
+  result.held_out = workload.evaluate(model, work)
+  return result
+end
+
+--- Rounds of an outer optimizer as train() has them, on weights that nobody trains: the rank's clock goes on by what
+-- the steps of a round would take, drawn anew for each round and rank from a log-normal distribution, as in the paper
+-- of NoLoCo. options: method ("local SGD", "DiLoCo", "NoLoCo", "CO2"), weights (how many, 1e5), rounds (20),
+-- round_seconds (1: the median), jitter (0: of the logarithm, its standard deviation), late (0: seconds by which one
+-- rank of each round, drawn at random, is later), seed (0). Every rank of the group calls it.
+---@param group RankGroup
+---@param options? table
+---@return { seconds: number, waited: number }  by its clock: of all rounds; of these, for exchanges
+function M.pace(group, options)
+  local who = "dist.pace"
+  local o = arguments.read(who, options, { method = "DiLoCo", weights = 100000, rounds = 20, round_seconds = 1,
+    jitter = 0, late = 0, seed = 0 },
+    { method = '"local SGD" or "DiLoCo" or "NoLoCo" or "CO2"', weights = "an integer >= 1",
+      rounds = "an integer >= 1", round_seconds = "a finite number >= 0", jitter = "a finite number >= 0",
+      late = "a finite number >= 0", seed = "an integer" })
+  check_group(who, group)
+  local outer = OUTER[o.method](group, { ty.zeros(o.weights) }, {})
+  local began, waited = group:clock(), 0
+  for round = 1, o.rounds do
+    local draws = ty.seeded_noise(ty.empty(group.size), o.seed * 1000003 + round)
+    local last = ty.seeded_noise(ty.empty(group.size), o.seed * 1000003 - round, "uniform"):argmax():item()
+    group:advance(o.round_seconds * math.exp(o.jitter * draws[group.rank]:item())
+      + (last == group.rank and o.late or 0))
+    local from = group:clock()
+    outer:step()
+    waited = waited + group:clock() - from
+  end
+  local seconds = group:clock() - began
+  if outer.finish then outer:finish() end
+  return { seconds = seconds, waited = waited }
+end
+
+return M
