@@ -59,6 +59,11 @@ local first, second = group:all_reduce(a, "sum", { async = true }), group:all_ga
 same("gathered while another is under way", second:wait(), ty.arange(n))
 same("waited for later", first:wait():narrow(0, 99999, 1), ty.tensor { n * (n - 1) // 2 })
 
+local whole = ty.zeros(3 * n)
+whole:narrow(0, 3 * group.rank, 3):fill_(group.rank + 1)
+group:all_gather(whole:narrow(0, 3 * group.rank, 3), { out = whole })
+same("gathered in place", whole:view(n, 3):select(1, 2), ty.arange(n) + 1)
+
 local right, left = (group.rank + 1) % n, (group.rank - 1) % n
 for size = 0, 3 do -- all send first, also much
   group:send(ty.full({ 2, size * 50000 }, group.rank):to "bf16", right, size)
