@@ -11,6 +11,7 @@
 --     copied, summed ...  collectives with a history (functional.lua)
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
 --     zero                ranks divide moments, gradients, parameters of a model (zero.lua)
+--     low_bandwidth       the same over links of three kinds, with few bits (low_bandwidth.lua)
 --     onebit_adam         Adam that exchanges signs (onebit_adam.lua), by sign_mean
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
@@ -29,6 +30,7 @@ return require "tycho.lazy" ({
 }, {
   workload = "tycho.dist.workload",
   zero = { "tycho.dist.zero", "new" },
+  low_bandwidth = { "tycho.dist.low_bandwidth", "new" },
   onebit_adam = { "tycho.dist.onebit_adam", "new" },
   sign_mean = { "tycho.dist.sign_mean", "new" },
   pack_signs = { "tycho.dist.sign_mean", "pack" },
