@@ -1,8 +1,8 @@
 --- The mean over ranks of tensors that go as one bit for each element: signs, and a scale for each block. What is lost
 -- is remembered and added to what is sent next, on the way to the rank that averages a part and on the way back. Tang
 -- et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", whose
--- compressed all-reduce this is. There one scale stands for a whole tensor; where gradients of one tensor differ in size,
--- as those of rows of an embedding do, what is far smaller than the scale is then mostly noise.
+-- compressed all-reduce this is. There one scale stands for a whole tensor. Where gradients within a tensor differ in
+-- size, as those of rows of an embedding do, what is far smaller than the scale is then mostly noise.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local Group = require "tycho.dist.group"
