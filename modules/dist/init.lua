@@ -13,6 +13,7 @@
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
 --     global, boxing      tensors of all ranks, and their forms: split, broadcast, partial
 --     zero                ranks divide moments, gradients, parameters of a model (zero.lua)
+--     low_bandwidth       the same over links of three kinds, with few bits (low_bandwidth.lua)
 --     onebit_adam         Adam that exchanges signs (onebit_adam.lua), by sign_mean
 --     tensor_parallel     matrices of a transformer over ranks
 --     ladder_residual     layers that compute while sums over ranks are on their way
@@ -52,6 +53,7 @@ return require "tycho.lazy" ({
   grid_trial = "tycho.dist.grid_trial",
   ladder_residual = "tycho.dist.ladder",
   local_arguments = { "tycho.dist.local_training", "arguments" },
+  low_bandwidth = { "tycho.dist.low_bandwidth", "new" },
   NoLoCo = { "tycho.dist.local_updates", "NoLoCo" },
   onebit_adam = { "tycho.dist.onebit_adam", "new" },
   pace = { "tycho.dist.local_training", "pace" },

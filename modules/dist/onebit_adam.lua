@@ -23,7 +23,7 @@ Adam.__index = Adam
 Adam.__name = "OnebitAdam"
 
 local defaults = { lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, schedule = arguments.none,
-  warmup = arguments.none, threshold = 0.96, block = 1024, compressed = true }
+  warmup = arguments.none, threshold = 0.96, block = 128, compressed = true }
 local kinds = { lr = "a finite number >= 0", beta1 = "a number in [0, 1)", beta2 = "a number in [0, 1)",
   eps = "a finite number >= 0", weight_decay = "a finite number >= 0", schedule = "a function",
   warmup = "an integer >= 1", threshold = "a number in [0, 1]", block = "an integer >= 8" }
@@ -32,7 +32,7 @@ local kinds = { lr = "a finite number >= 0", beta1 = "a number in [0, 1)", beta2
 --   lr, beta1, beta2, eps, weight_decay (0: taken from the weights themselves), schedule  as those of ty.optim.AdamW
 --   warmup      steps as plain Adam; by default as many as the variance takes to become steady: until its sum (without
 --               the bias of its beginning) is `threshold` (0.96) or more of what it was 1 / (1 - beta2) steps before
---   block       elements that share a scale (1024)
+--   block       elements that share a scale (128)
 --   compressed  false: the momenta's mean as it is, to see what compression does
 ---@param group RankGroup
 ---@param parameters Module|Tensor[]

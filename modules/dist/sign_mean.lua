@@ -1,7 +1,8 @@
 --- The mean over ranks of tensors that go as one bit for each element: signs, and a scale for each block. What is lost
 -- is remembered and added to what is sent next, on the way to the rank that averages a part and on the way back. Tang
 -- et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", whose
--- compressed all-reduce this is; there one scale stands for a whole tensor.
+-- compressed all-reduce this is. There one scale stands for a whole tensor. Where gradients within a tensor differ in
+-- size, as those of rows of an embedding do, what is far smaller than the scale is then mostly noise.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local Group = require "tycho.dist.group"
@@ -43,7 +44,7 @@ local SignMean = {}
 SignMean.__index = SignMean
 SignMean.__name = "SignMean"
 
---- Means over ranks of tensors of n elements. options: block (1024: elements that share a scale, a multiple of 8),
+--- Means over ranks of tensors of n elements. options: block (128: elements that share a scale, a multiple of 8),
 -- feedback (true; false: what is lost is forgotten), dtype (f32).
 ---@param group RankGroup
 ---@param n integer
@@ -53,7 +54,7 @@ function M.new(group, n, options)
   local who = "dist.sign_mean"
   if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
   expect(who, "n", n, "an integer >= 1")
-  local o = arguments.read(who, options, { block = 1024, feedback = true, dtype = "f32" },
+  local o = arguments.read(who, options, { block = 128, feedback = true, dtype = "f32" },
     { block = "an integer >= 8", dtype = '"f32" or "f64"' })
   if o.block % 8 ~= 0 then fail("%s: block: expected a multiple of 8, got %d", who, o.block) end
   local each = group.size * o.block

@@ -467,6 +467,17 @@ function Zero:spread(flat)
   return self.group:all_gather(own, { out = flat.values, async = true })
 end
 
+--- What this rank has sent so far in the groups that the engine uses: bytes, and those that left its machine.
+---@return { bytes: integer, crossed: integer }
+function Zero:traffic()
+  local sum = { bytes = 0, crossed = 0 }
+  for _, group in ipairs { self.group, table.unpack(self.ways.groups or {}) } do
+    local traffic = group:traffic()
+    sum.bytes, sum.crossed = sum.bytes + traffic.bytes, sum.crossed + traffic.crossed
+  end
+  return sum
+end
+
 --- backward() and update().
 ---@param fn function
 ---@return number loss

@@ -128,7 +128,7 @@ check.test("bytes on their way", function()
     group:all_reduce(t.randn(n))
     return (group:traffic().bytes - bits) / bits
   end)
-  check.close(got[1], 32 / (1 + 32 / 1024), 1e-6)
+  check.close(got[1], 32 / (1 + 32 / 128), 1e-6)
 end)
 
 -- A small network on ranks: parameters after steps of an optimizer that make(t, d, group, net) gives.
