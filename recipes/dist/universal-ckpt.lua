@@ -105,7 +105,7 @@ local x = {}
 for step = 1, args.after do x[step] = args.before + step end
 lines[#lines + 1] = { x = x, y = forgot, label = "without moments" }
 ty.plot.line { series = lines, title = "Saved by 2 x 2 ranks, resumed by others", x_label = "step", y_label = "loss",
-  width = 900 }:save(r:picture "universal_ckpt.png")
+  width = 900 }:save(r:picture "universal-ckpt.png")
 
 os.exit(r:finish {
   { claim = "next two losses by other layouts: furthest from those never interrupted, of them", measured = next_apart,

@@ -83,7 +83,7 @@ for _, count in ipairs(r.quick and { 2 } or { 4, 8, 16 }) do
     end
   end
 end
-dist.timeline(panels, { width = 1200 }):save(r:picture "megatron_3d.png")
+dist.timeline(panels, { width = 1200 }):save(r:picture "megatron-3d.png")
 
 local faster = (last["one_f_one_b 8"] or last.one_f_one_b).seconds / (last["interleaved 8"] or last.interleaved).seconds
 os.exit(r:finish {
