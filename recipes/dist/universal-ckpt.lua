@@ -3,7 +3,7 @@
 -- system: a Llama on 2 x 2 ranks (shared layers x shared data and optimizer state), resumed on 1, 2 and 4
 -- paper: Lian et al. 2024, "Universal Checkpointing: Efficient and Flexible Checkpointing for Large Scale Distributed
 --   Training"
--- time: 3 minutes on one CPU core
+-- time: 1 minute on one CPU core
 --
 -- Every layout is compared with ranks that were never interrupted, which see the same rows. The control goes on from
 -- the same weights without what the optimizer knew, as a file of weights alone would have it. Losses are of f32, which
