@@ -6,8 +6,8 @@
 --
 -- Times are those of the ranks' clocks: the processor time of each, and what it waits for others over links of 20
 -- microseconds and 10 GB/s. The formula is for stages that all take the same time, so it is held against layers that
--- keep their ranks busy for 10 and 20 ms; the Llama's stages differ by the head (an eightieth of the last of four) and by
--- what disturbs a processor: of several steps the one that was over first counts. What is sped up is one rank that
+-- keep their ranks busy for 10 and 20 ms; the Llama's stages differ by the head (an eightieth of the last of four) and
+-- by what disturbs a processor: of several steps the one that was over first counts. What is sped up is one rank that
 -- computes again, too; without that it would take three quarters of the time, and the memory that is shown.
 local ty = require "tycho"
 local dist = require "tycho.dist"
