@@ -78,7 +78,8 @@ local function train(group, work, o)
     local model = workload.model(work, o.seed)
     M.divide(model, grid.tensor)
     pipeline = pipelines.new(grid.pipeline, pipelines.layers(model), { loss = loss_of, recompute = o.recompute,
-      costs = o.costs, schedule = schedules[o.schedule](o.pipeline, o.micro_batches, o.chunks) })
+      share = o.share and grid.tensor or nil, costs = o.costs,
+      schedule = schedules[o.schedule](o.pipeline, o.micro_batches, o.chunks) })
   end
   local parameters = pipeline:parameters()
   local optimizer, buckets = ty.optim.AdamW(parameters, { lr = o.lr }), gradients.buckets(parameters)
@@ -105,7 +106,8 @@ end
 
 --- Trains a workload's model on tensor * pipeline * data ranks. options: tensor, pipeline, data (1 each), schedule
 -- ("one_f_one_b", or "gpipe", "interleaved"), micro_batches (4: of each part of the data), chunks (1), rows (16: of a
--- step, of all ranks), steps (20), lr (3e-3), recompute (false), costs (of the layers), seed (0).
+-- step, of all ranks), steps (20), lr (3e-3), recompute (false), share (false: true for ranks that share layers to
+-- send a part of the activations each), costs (of the layers), seed (0).
 ---@param work RankWorkload
 ---@param options? table
 ---@return { losses: number[], held_out: number, parameters: integer, seconds: number,
@@ -116,12 +118,12 @@ function M.run(work, options)
   arguments.expect(who, "work", work, "a table")
   local count = "an integer in [1, 1024]"
   local o = arguments.read(who, options, { tensor = 1, pipeline = 1, data = 1, schedule = "one_f_one_b",
-    micro_batches = 4, chunks = 1, rows = 16, steps = 20, lr = 3e-3, recompute = false, costs = arguments.none,
-    seed = 0 },
+    micro_batches = 4, chunks = 1, rows = 16, steps = 20, lr = 3e-3, recompute = false, share = false,
+    costs = arguments.none, seed = 0 },
     { tensor = count, pipeline = count, data = count, schedule = '"gpipe" or "one_f_one_b" or "interleaved"',
       micro_batches = "an integer >= 1", chunks = "an integer >= 1", rows = "an integer >= 1",
-      steps = "an integer >= 1", lr = "a number > 0", recompute = "a boolean", costs = "a list of numbers",
-      seed = "an integer" })
+      steps = "an integer >= 1", lr = "a number > 0", recompute = "a boolean", share = "a boolean",
+      costs = "a list of numbers", seed = "an integer" })
   if o.rows % (o.data * o.micro_batches) ~= 0 then
     arguments.fail("%s: rows: expected a multiple of %d, a row for each micro-batch of each part of the data, got %d",
       who, o.data * o.micro_batches, o.rows)

@@ -121,10 +121,13 @@ end
 -- options: schedule (of tycho.dist.schedule, for as many ranks as the group has); loss(output, targets) gives the mean
 -- over a micro-batch; costs (by layer, for the division: all alike); recompute (true: of a stage only what goes in is
 -- kept, and it runs forwards again before it runs backwards; random numbers are repeated, and buffers, such as the
--- running means of batch norms, count once). Batch norms see micro-batches.
+-- running means of batch norms, count once); share (a group of ranks that have the same activations, as tensor parallel
+-- ones have: each sends a part of the last dimension, and those that receive them put them together, which is less to
+-- send between machines: Narayanan et al. 2021). Batch norms see micro-batches.
 ---@param group RankGroup
 ---@param layers Module[]
----@param options { schedule: PipelineSchedule, loss: function, costs?: number[], recompute?: boolean }
+---@param options { schedule: PipelineSchedule, loss: function, costs?: number[], recompute?: boolean,
+---  share?: RankGroup }
 ---@return Pipeline
 function M.new(group, layers, options)
   local who = "dist.pipeline.new"
@@ -133,8 +136,13 @@ function M.new(group, layers, options)
   end
   expect(who, "layers", layers, "a list of modules")
   local none = arguments.none
-  local o = arguments.read(who, options, { schedule = none, loss = none, costs = none, recompute = true },
-    { schedule = "a table", loss = "a function", costs = "a list of finite numbers >= 0", recompute = "a boolean" })
+  local o = arguments.read(who, options,
+    { schedule = none, loss = none, costs = none, recompute = true, share = none },
+    { schedule = "a table", loss = "a function", costs = "a list of finite numbers >= 0", recompute = "a boolean",
+      share = "a table" })
+  if o.share and getmetatable(o.share) ~= Group then
+    fail("%s: share: expected a group, got %s", who, arguments.describe(o.share))
+  end
   local schedule = o.schedule
   if not schedules.is_schedule(schedule) then
     fail("%s: schedule: expected one of dist.schedule, got %s", who, arguments.describe(schedule))
@@ -155,7 +163,8 @@ function M.new(group, layers, options)
     fail("%s: layers: expected at least %d, one for each stage, got %d", who, stages, #layers)
   end
   local self = setmetatable({ group = group, schedule = schedule, loss = o.loss, recompute = o.recompute, stages = {},
-    last = stages - 1, in_flight = 0, parts = M.divide(costs, stages) }, Pipeline)
+    share = o.share and o.share.size > 1 and o.share or nil, last = stages - 1, in_flight = 0,
+    parts = M.divide(costs, stages) }, Pipeline)
   local owner = {}
   for stage, part in ipairs(self.parts) do
     local rank, chunk = (stage - 1) % group.size, (stage - 1) // group.size + 1
@@ -234,7 +243,21 @@ end
 
 local function receive(self, at, from, back)
   local x = self.group:receive(from.rank, tag(self, at, at.chunk, back))
+  if self.share then x = self.share:all_gather(x, { dim = -1 }) end
   return self.device ~= "cpu" and x:to(self.device) or x
+end
+
+local function send(self, at, x, to, back)
+  local share = self.share
+  if share then
+    local n = x.ndim > 0 and x.shape[x.ndim] or 1
+    if n % share.size ~= 0 then
+      fail("Pipeline:step: share: expected activations with a multiple of %d in the last dimension, got %s", share.size,
+        arguments.describe(x))
+    end
+    x = x:detach():narrow(-1, share.rank * (n // share.size), n // share.size)
+  end
+  self.group:send(x, to.rank, tag(self, at, to.chunk, back))
 end
 
 local function forward(self, action, training, next_action)
@@ -252,7 +275,7 @@ local function forward(self, action, training, next_action)
     end
     return ty.no_grad(output_of, self, at, x)
   end)
-  if at.behind then self.group:send(y, at.behind.rank, tag(self, at, at.behind.chunk)) end
+  if at.behind then send(self, at, y, at.behind) end
   if at.stage == self.last then self.total = self.total + y:item() end
   if not training then return end
   kept.x = at.before and ty.keep(x) or nil
@@ -289,10 +312,7 @@ local function backward(self, action)
       if at.behind then y:backward(g) else (y / self.schedule.micro_batches):backward() end
     end
   end)
-  if at.before then
-    local back = x.grad or x:zeros_like()
-    self.group:send(back, at.before.rank, tag(self, at, at.before.chunk, true))
-  end
+  if at.before then send(self, at, x.grad or x:zeros_like(), at.before, true) end
   if kept.x then
     x:set_grad(nil)
     x:free()

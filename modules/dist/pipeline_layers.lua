@@ -7,7 +7,7 @@ local nn = ty.nn
 -- A decoder without its body: of the model its plain fields, which its methods look at, and the modules that are
 -- wanted. A rank that keeps one layer does not keep all.
 local function hollow(model, body, head)
-  local self = { model = body, lm_head = head or false }
+  local self = { model = body, lm_head = head }
   for key, value in next, model do
     if self[key] == nil and not arguments.is_module(value) and not ty.is_tensor(value) then self[key] = value end
   end

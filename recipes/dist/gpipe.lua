@@ -6,8 +6,8 @@
 --
 -- Times are those of the ranks' clocks: the processor time of each, and what it waits for others over links of 20
 -- microseconds and 10 GB/s. The formula is for stages that all take the same time, so it is held against layers that
--- keep their ranks busy for 10 and 20 ms; the Llama's stages differ by the head (a fortieth of the last one) and by
--- what disturbs a processor: of several steps the one that was over first counts. What is sped up is one rank that
+-- keep their ranks busy for 10 and 20 ms; the Llama's stages differ by the head (an eightieth of the last of four) and
+-- by what disturbs a processor: of several steps the one that was over first counts. What is sped up is one rank that
 -- computes again, too; without that it would take three quarters of the time, and the memory that is shown.
 local ty = require "tycho"
 local dist = require "tycho.dist"
@@ -16,14 +16,15 @@ local trial = dist.pipeline_trial
 local r = ty.recipe.declare {
   args = {
     { "layers", 32, "layers of the Llama", quick = 4 }, { "width", 96, "hidden size of it", quick = 32 },
-    { "length", 64, "tokens of a row", quick = 16 }, { "rows", 4, "rows of a micro-batch", quick = 1 },
+    { "inner", 640, "width of its feed-forward networks", quick = 64 },
+    { "length", 64, "tokens of a row", quick = 16 }, { "rows", 2, "rows of a micro-batch", quick = 1 },
     { "steps", 5, "of which the least disturbed counts", quick = 1 },
     { "most", 32, "micro-batches where throughput is measured", quick = 4 },
   },
 }
 local args = r.args
 local work = dist.workload.open { length = args.length, width = args.width, layers = args.layers, rows = 4,
-  vocabulary = 257, chapters = r.quick and 12 or nil }
+  config = { intermediate_size = args.inner }, vocabulary = 257, chapters = r.quick and 12 or nil }
 local costs = dist.pipeline.costs(dist.pipeline.layers(dist.workload.model(work, 0)),
   work.held_out:narrow(0, 0, 1):narrow(1, 0, args.length):contiguous())
 

@@ -14,7 +14,8 @@ local dist = require "tycho.dist"
 local r = ty.recipe.declare {
   args = {
     { "layers", 32, "layers of the Llama", quick = 4 }, { "width", 96, "hidden size of it", quick = 32 },
-    { "length", 64, "tokens of a row", quick = 16 }, { "rows", 4, "rows of a micro-batch", quick = 1 },
+    { "inner", 640, "width of its feed-forward networks", quick = 64 },
+    { "length", 64, "tokens of a row", quick = 16 }, { "rows", 2, "rows of a micro-batch", quick = 1 },
     { "repeats", 5, "steps of which the least disturbed counts", quick = 1 },
     { "chunks", 2, "stages of a rank in the interleaved schedule" },
     { "steps", 20, "training steps on grids", quick = 2 },
@@ -25,7 +26,7 @@ local ranks, v = r.quick and 2 or 4, args.chunks
 
 local function open(layers)
   return dist.workload.open { length = args.length, width = args.width, layers = layers, heads = 4, rows = 16,
-    vocabulary = 257, chapters = r.quick and 12 or nil }
+    config = { intermediate_size = args.inner }, vocabulary = 257, chapters = r.quick and 12 or nil }
 end
 local function costs_of(work)
   return dist.pipeline.costs(dist.pipeline.layers(dist.workload.model(work, 0)),
@@ -83,7 +84,7 @@ for _, count in ipairs(r.quick and { 2 } or { 4, 8, 16 }) do
     end
   end
 end
-dist.timeline(panels, { width = 1200 }):save(r:picture "megatron_3d.png")
+dist.timeline(panels, { width = 1200 }):save(r:picture "megatron-3d.png")
 
 local faster = (last["one_f_one_b 8"] or last.one_f_one_b).seconds / (last["interleaved 8"] or last.interleaved).seconds
 os.exit(r:finish {

@@ -10,7 +10,9 @@ local work = dist.workload.open { length = 8, width = 32, heads = 4, layers = 3,
 check.test("grids train what one rank trains", function()
   local one = trial.run(work, { steps = 4 })
   check.equal(one.losses[4] < one.losses[1] - 0.1, true, "it learns")
+  local sent
   for _, o in ipairs { { tensor = 2 }, { tensor = 4, data = 2 }, { tensor = 2, pipeline = 2, data = 2 },
+    { tensor = 2, pipeline = 2, data = 2, share = true },
     { tensor = 2, pipeline = 2, schedule = "interleaved", chunks = 2, recompute = true },
     { pipeline = 4, schedule = "gpipe" } } do
     o.steps = 4
@@ -18,6 +20,10 @@ check.test("grids train what one rank trains", function()
     check.close(got.losses, one.losses, 1e-5)
     check.close(got.held_out, one.held_out, 1e-5)
     check.equal(got.parameters < one.parameters, true)
+    if o.data and o.pipeline then
+      if o.share then check.close(got.sent.pipeline / sent, 0.5, 0.01) end
+      sent = got.sent.pipeline
+    end
     for kind, n in pairs(got.sent) do check.equal(n > 0, (o[kind] or 1) > 1, kind) end
   end
 end)
