@@ -46,6 +46,14 @@ local function note(self, name, from, bytes)
   if events then events[#events + 1] = { name = name, from = from, to = self.comm:clock(), bytes = bytes } end
 end
 
+--- From now on fn(number, name, clock, over) is called when the rank begins a collective of the group of all ranks, and
+-- with over = true when it has waited for it. number: which of them it is, from 1 on, the same on all ranks.
+---@param fn fun(number: integer, name: string, clock: number, over: boolean)
+function Group:observe(fn)
+  expect("RankGroup:observe", "fn", fn, "a function")
+  self.first.observer, self.first.begun = fn, 0
+end
+
 --- Runs fn(...) and keeps in the events, if they are recorded, from when to when; returns what fn returns.
 ---@param name string
 ---@param fn function
@@ -81,6 +89,7 @@ function Work:wait()
   local ok, problem = pcall(self.group.comm.wait, self.group.comm, ticket)
   if not ok then arguments.raise(problem) end
   note(self.group, self.kind, from, self.bytes)
+  if self.number then self.group.observer(self.number, self.kind, self.group.comm:clock(), true) end
   if self.finish then self.result = self.finish() end
   return self.result
 end
@@ -89,9 +98,15 @@ end
 local function start(self, kind, options, x, out, reduction, root, finish)
   local o = arguments.read("RankGroup:" .. kind, options, { async = false, dim = 0 },
     { async = "a boolean", dim = "an integer" })
+  local number
+  if self.observer then -- before it can fail: who has come, and who has not, is what is asked after a failure
+    self.begun = self.begun + 1
+    number = self.begun
+    self.observer(number, kind, self.comm:clock(), false)
+  end
   local ok, ticket = pcall(self.comm.start, self.comm, kind, x, out, reduction, root)
   if not ok then arguments.raise(ticket) end
-  local work = setmetatable({ group = self, kind = kind, ticket = ticket, finish = finish,
+  local work = setmetatable({ group = self, kind = kind, ticket = ticket, finish = finish, number = number,
     bytes = x and (out or x):nbytes() or 0 }, Work)
   if o.async then return work end
   return work:wait()
