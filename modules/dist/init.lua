@@ -13,7 +13,10 @@
 --     DiLoCo, NoLoCo      outer optimizers of replicas that train by themselves for some steps (local_updates.lua)
 --     CO2                 one whose all-reduce has the next round to arrive
 --     train_locally       the workload trained by each of these, and by gradients that are meant at every step
+--     replicas            what that gave on all ranks together; local_work is the workload for it
 --     pace                what their rounds take where replicas are slow or late
+--     monitor             names a slow, hung or dead rank from its collectives, and starts the job again without it
+--     monitored_training  a job for it: data-parallel training from checkpoints, with faults
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -36,6 +39,10 @@ return require "tycho.lazy" ({
   spread = { "tycho.dist.local_updates", "spread" },
   CO2 = { "tycho.dist.co2", "CO2" },
   train_locally = { "tycho.dist.local_training", "train" },
+  replicas = { "tycho.dist.local_training", "replicas" },
+  local_work = { "tycho.dist.local_training", "work" },
   local_arguments = { "tycho.dist.local_training", "arguments" },
+  monitor = "tycho.dist.monitor",
+  monitored_training = { "tycho.dist.monitored_training", "train" },
   pace = { "tycho.dist.local_training", "pace" },
 }, "tycho.dist")
