@@ -48,6 +48,14 @@ local function note(self, name, from, bytes, begun)
   events[#events + 1] = { name = name, from = from, to = self.comm:clock(), bytes = bytes, begun = begun }
 end
 
+--- From now on fn(number, name, clock, over) is called when the rank begins a collective of the group of all ranks, and
+-- with over = true when it has waited for it. number: which of them it is, from 1 on, the same on all ranks.
+---@param fn fun(number: integer, name: string, clock: number, over: boolean)
+function Group:observe(fn)
+  expect("RankGroup:observe", "fn", fn, "a function")
+  self.first.observer, self.first.seen = fn, 0
+end
+
 --- Runs fn(...) and keeps in the events, if they are recorded, from when to when; returns what fn returns.
 ---@param name string
 ---@param fn function
@@ -83,6 +91,7 @@ function Work:wait()
   local ok, problem = pcall(self.group.comm.wait, self.group.comm, ticket)
   if not ok then arguments.raise(problem) end
   note(self.group, self.kind, from, self.bytes, self.begun)
+  if self.number then self.group.observer(self.number, self.kind, self.group.comm:clock(), true) end
   if self.finish then self.result = self.finish() end
   return self.result
 end
@@ -91,10 +100,16 @@ end
 local function start(self, kind, options, x, out, reduction, root, finish)
   local o = arguments.read("RankGroup:" .. kind, options, { async = false, dim = 0, out = arguments.none },
     { async = "a boolean", dim = "an integer", out = "a tensor" })
+  local number
+  if self.observer then -- before it can fail: who has come, and who has not, is what is asked after a failure
+    self.seen = self.seen + 1
+    number = self.seen
+    self.observer(number, kind, self.comm:clock(), false)
+  end
   local begun = self.first.events and self.comm:clock() or nil
   local ok, ticket = pcall(self.comm.start, self.comm, kind, x, out, reduction, root)
   if not ok then arguments.raise(ticket) end
-  local work = setmetatable({ group = self, kind = kind, ticket = ticket, finish = finish, begun = begun,
+  local work = setmetatable({ group = self, kind = kind, ticket = ticket, finish = finish, begun = begun, number = number,
     bytes = x and (out or x):nbytes() or 0 }, Work)
   if o.async then return work end
   return work:wait()

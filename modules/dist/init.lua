@@ -28,7 +28,10 @@
 --     DiLoCo, NoLoCo      outer optimizers of replicas that train by themselves for some steps (local_updates.lua)
 --     CO2                 one whose all-reduce has the next round to arrive
 --     train_locally       the workload trained by each of these, and by gradients that are meant at every step
+--     replicas            what that gave on all ranks together; local_work is the workload for it
 --     pace                what their rounds take where replicas are slow or late
+--     monitor             names a slow, hung or dead rank from its collectives, and starts the job again without it
+--     monitored_training  a job for it: data-parallel training from checkpoints, with faults
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -53,7 +56,10 @@ return require "tycho.lazy" ({
   grid_trial = "tycho.dist.grid_trial",
   ladder_residual = "tycho.dist.ladder",
   local_arguments = { "tycho.dist.local_training", "arguments" },
+  local_work = { "tycho.dist.local_training", "work" },
   low_bandwidth = { "tycho.dist.low_bandwidth", "new" },
+  monitor = "tycho.dist.monitor",
+  monitored_training = { "tycho.dist.monitored_training", "train" },
   NoLoCo = { "tycho.dist.local_updates", "NoLoCo" },
   onebit_adam = { "tycho.dist.onebit_adam", "new" },
   pace = { "tycho.dist.local_training", "pace" },
@@ -61,6 +67,7 @@ return require "tycho.lazy" ({
   partner = { "tycho.dist.local_updates", "partner" },
   pipeline = "tycho.dist.pipeline",
   pipeline_trial = "tycho.dist.pipeline_trial",
+  replicas = { "tycho.dist.local_training", "replicas" },
   schedule = "tycho.dist.schedule",
   sign_mean = { "tycho.dist.sign_mean", "new" },
   spread = { "tycho.dist.local_updates", "spread" },

@@ -6,6 +6,7 @@ local co2 = require "tycho.dist.co2"
 local gradients = require "tycho.dist.gradients"
 local Group = require "tycho.dist.group"
 local updates = require "tycho.dist.local_updates"
+local run = require("tycho.dist.ranks").run
 local workload = require "tycho.dist.workload"
 
 local M = {}
@@ -24,13 +25,15 @@ local function check_group(who, group)
   end
 end
 
--- The arguments of recipes that train so, besides those of the workload.
+-- The arguments of recipes that train so: besides these they have steps, and every, those of a round.
 M.arguments = {
-  { "ranks", 4, "replicas", quick = 2, least = 2 },
-  { "steps", 240, "training steps of each replica", quick = 6 },
-  { "every", 10, "of these in a round, between two outer steps", quick = 3 },
+  { "ranks", 4, "replicas", least = 2 },
   { "batch", 4, "rows of a replica's step", quick = 2 },
   { "books", 5, "books of the text", quick = 1 },
+  { "length", 32, "tokens of a row", quick = 16 },
+  { "width", 48, "hidden size of the Llama", quick = 32 },
+  { "layers", 2, "layers of it", quick = 1 },
+  { "rows", 192, "held-out rows, of which a third is to choose settings by", quick = 6, least = 2 },
 }
 
 local function flat(model)
@@ -41,6 +44,7 @@ end
 
 ---@class LocalTraining
 ---@field held_out number       loss of this rank's weights at the end, nats per token
+---@field development? number   the same over the workload's rows to choose settings by
 ---@field curve number[][]      { step, held-out loss } of this rank
 ---@field weights Tensor[]      flat weights of this rank after rounds: as many as `snapshots`
 ---@field traffic table         RankGroup:traffic() of the training
@@ -50,8 +54,9 @@ end
 
 --- Trains a replica of dist.workload.model by AdamW with a cosine schedule and a clipped norm of gradients; every rank
 -- of the group calls it. options: method ("data parallel", "local SGD", "DiLoCo", "NoLoCo", "CO2"), outer (options of
--- its outer optimizer), rate (3e-3), steps (240), every (10), batch (4: rows of this rank's step), seed (0), snapshots
--- (0: how often weights are kept), curve (0: how often the held-out loss is measured before the end).
+-- its outer optimizer), rate (3e-3), beta1 (0.9: AdamW's), steps (240), every (10), batch (4: rows of this rank's
+-- step), seed (0), snapshots (0: how often weights are kept), curve (0: how often the held-out loss is measured before
+-- the end).
 ---@param group RankGroup
 ---@param work RankWorkload
 ---@param options? table
@@ -59,14 +64,14 @@ end
 function M.train(group, work, options)
   local who = "dist.train_locally"
   local o = arguments.read(who, options, { method = "data parallel", outer = {}, rate = 3e-3, steps = 240, every = 10,
-    batch = 4, seed = 0, snapshots = 0, curve = 0 },
+    batch = 4, seed = 0, snapshots = 0, curve = 0, beta1 = 0.9 },
     { method = '"data parallel" or "local SGD" or "DiLoCo" or "NoLoCo" or "CO2"', outer = "a table",
       rate = "a finite number >= 0", steps = "an integer >= 1", every = "an integer >= 1", batch = "an integer >= 1",
-      seed = "an integer", snapshots = "an integer >= 0", curve = "an integer >= 0" })
+      seed = "an integer", snapshots = "an integer >= 0", curve = "an integer >= 0", beta1 = "a number in [0, 1)" })
   check_group(who, group)
   local model = workload.model(work, o.seed)
   local parameters = model:parameters()
-  local inner = ty.optim.AdamW(parameters, { lr = o.rate, clip_norm = 1, weight_decay = 0,
+  local inner = ty.optim.AdamW(parameters, { lr = o.rate, beta1 = o.beta1, clip_norm = 1, weight_decay = 0,
     schedule = ty.optim.cosine { steps = o.steps, warmup = o.steps // 10, final = 0.1 } })
   local buckets = o.method == "data parallel" and gradients.buckets(parameters)
   local outer = not buckets and OUTER[o.method](group, parameters, o.outer)
@@ -110,7 +115,54 @@ function M.train(group, work, options)
     if kind ~= "send" then result.collectives = result.collectives + calls end
   end
   result.held_out = workload.evaluate(model, work)
+  if work.development then
+    result.development = workload.evaluate(model, setmetatable({ held_out = work.development }, { __index = work }))
+  end
   return result
+end
+
+--- A workload whose held-out rows are divided: every third is one to choose settings by, `development`.
+---@param options? table  of dist.workload.open
+---@return RankWorkload
+function M.work(options)
+  local work = workload.open(options)
+  local chosen, judged = {}, {}
+  for i = 0, work.held_out.shape[1] - 1 do table.insert(i % 3 == 0 and chosen or judged, i) end
+  if #judged == 0 then arguments.fail "dist.local_work: rows: expected at least two held-out rows, got one" end
+  work.development = work.held_out:index_select(0, ty.tensor(chosen, { dtype = "i64" }))
+  work.held_out = work.held_out:index_select(0, ty.tensor(judged, { dtype = "i64" }))
+  return work
+end
+
+--- train() on so many ranks, and what it gave together: means over ranks of held_out, development, waited and curve,
+-- the sum of collectives, the largest seconds, the spread of replicas at each snapshot, and bytes that a rank sent.
+---@param ranks integer
+---@param work RankWorkload
+---@param options? table   of train()
+---@param network? table   of dist.run
+---@return table
+function M.replicas(ranks, work, options, network)
+  local each = run(ranks, function(group, given, o)
+    return require "tycho.dist.local_training".train(group, given, o)
+  end, network, work, options)
+  local all = { collectives = 0, seconds = 0, spread = {}, curve = {}, bytes = each[1].traffic.bytes }
+  for _, name in ipairs { "held_out", "development", "waited" } do
+    if each[1][name] then all[name] = ty.stats.mean(ty.stats.column(each, name)) end
+  end
+  for _, one in ipairs(each) do
+    all.collectives, all.seconds = all.collectives + one.collectives, math.max(all.seconds, one.seconds)
+  end
+  for i in ipairs(each[1].weights) do
+    local weights = {}
+    for rank, one in ipairs(each) do weights[rank] = one.weights[i] end
+    all.spread[i] = updates.spread(weights)
+  end
+  for i, point in ipairs(each[1].curve) do
+    local losses = {}
+    for rank, one in ipairs(each) do losses[rank] = one.curve[i][2] end
+    all.curve[i] = { point[1], ty.stats.mean(losses) }
+  end
+  return all
 end
 
 --- Rounds of an outer optimizer as train() has them, on weights that nobody trains: the rank's clock goes on by what

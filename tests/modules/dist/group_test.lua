@@ -211,6 +211,36 @@ test("what a collective was on its way beside", function()
   near({ got[1][2], got[1][3], got[1][4] }, { 0, 0, 0.8 }, 0.02)
 end)
 
+test("collectives are observed when they begin, also those that never end, and when they are over", function()
+  local seen = ty.zeros({ 2, 4 }, { dtype = "f64" })
+  local got = dist.run(2, function(group)
+    local list = {}
+    group:observe(function(number, name, clock, over) list[#list + 1] = { number, name, clock, over } end)
+    local work = group:all_reduce(ty.ones(1), "sum", { async = true })
+    group:barrier()
+    group:split(0):barrier() -- of another group: not seen
+    group:advance(1)
+    work:wait()
+    return list
+  end)
+  for rank = 1, 2 do
+    for i, want in ipairs { { 1, "all_reduce", false }, { 2, "barrier", false }, { 2, "barrier", true },
+      { 1, "all_reduce", true } } do
+      local number, name, clock, over = table.unpack(got[rank][i])
+      equal({ number, name, over }, want)
+      near(clock, i == 4 and 1 or 0, 0.1)
+    end
+  end
+  fails(function()
+    dist.run(2, function(group, board)
+      group:observe(function(number) board[group.rank][number - 1]:fill_(1) end)
+      group:barrier()
+      if group.rank == 0 then group:barrier() end
+    end, nil, seen)
+  end, "rank 1 has ended")
+  equal(seen:tolist(), { { 1, 1, 0, 0 }, { 1, 0, 0, 0 } })
+end)
+
 test("a rank has a limit of memory of its own", function()
   local got = dist.run(2, function(group)
     group:reset_memory()
@@ -335,6 +365,7 @@ test("arguments", function()
   alone(function(g) g:receive(-1) end, "RankGroup:receive: expected a rank")
   alone(function(g) g:broadcast(ty.ones(1), 4) end, "broadcast: root: expected a rank of 0 to 0, got 4")
   alone(function(g) g:all_gather(ty.ones(2), { dim = 1 }) end, "dim: expected one of the 1 dimensions")
+  alone(function(g) g:observe(1) end, "RankGroup:observe: fn: expected a function, got 1")
   alone(function(g) g:advance(-1) end, "seconds: expected a finite number >= 0")
   alone(function(g) g.barrier(3) end, "expected a group, got 3")
   fails(function() dist.run(2, function(g) g:reduce_scatter(ty.ones(3)) end) end, "expected a multiple of 2")
