@@ -109,8 +109,8 @@ local function start(self, kind, options, x, out, reduction, root, finish)
   local begun = self.first.events and self.comm:clock() or nil
   local ok, ticket = pcall(self.comm.start, self.comm, kind, x, out, reduction, root)
   if not ok then arguments.raise(ticket) end
-  local work = setmetatable({ group = self, kind = kind, ticket = ticket, finish = finish, begun = begun, number = number,
-    bytes = x and (out or x):nbytes() or 0 }, Work)
+  local work = setmetatable({ group = self, kind = kind, ticket = ticket, finish = finish, begun = begun,
+    number = number, bytes = x and (out or x):nbytes() or 0 }, Work)
   if o.async then return work end
   return work:wait()
 end
