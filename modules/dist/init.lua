@@ -13,6 +13,9 @@
 --     tensor_parallel     matrices of a transformer over ranks
 --     ladder_residual     layers that compute while sums over ranks are on their way
 --     vocabulary          embeddings and cross entropy over words of which each rank has some
+--     sequence_parallel   sequences over ranks, with ring_attention
+--     decoding            what a prompt and tokens take by a rank's clock
+--     timeline            a picture of what ranks did when
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -31,5 +34,9 @@ return require "tycho.lazy" ({
   workload = "tycho.dist.workload",
   tensor_parallel = "tycho.dist.tensor_parallel",
   ladder_residual = "tycho.dist.ladder",
+  sequence_parallel = { "tycho.dist.sequence_parallel", "split" },
+  ring_attention = { "tycho.dist.sequence_parallel", "attention" },
+  decoding = "tycho.dist.decoding",
+  timeline = "tycho.dist.timeline",
   vocabulary = "tycho.dist.vocabulary",
 }, "tycho.dist")
