@@ -32,6 +32,9 @@
 --     pace                what their rounds take where replicas are slow or late
 --     monitor             names a slow, hung or dead rank from its collectives, and starts the job again without it
 --     monitored_training  a job for it: data-parallel training from checkpoints, with faults
+--     sequence_parallel   sequences over ranks, with ring_attention
+--     decoding            what a prompt and tokens take by a rank's clock
+--     timeline            a picture of what ranks did when
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -50,6 +53,7 @@ return require "tycho.lazy" ({
 }, {
   boxing = "tycho.dist.boxing",
   CO2 = { "tycho.dist.co2", "CO2" },
+  decoding = "tycho.dist.decoding",
   DiLoCo = { "tycho.dist.local_updates", "DiLoCo" },
   global = "tycho.dist.global",
   grid = "tycho.dist.grid",
@@ -68,7 +72,9 @@ return require "tycho.lazy" ({
   pipeline = "tycho.dist.pipeline",
   pipeline_trial = "tycho.dist.pipeline_trial",
   replicas = { "tycho.dist.local_training", "replicas" },
+  ring_attention = { "tycho.dist.sequence_parallel", "attention" },
   schedule = "tycho.dist.schedule",
+  sequence_parallel = { "tycho.dist.sequence_parallel", "split" },
   sign_mean = { "tycho.dist.sign_mean", "new" },
   spread = { "tycho.dist.local_updates", "spread" },
   tensor_parallel = "tycho.dist.tensor_parallel",

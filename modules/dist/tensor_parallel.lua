@@ -73,7 +73,8 @@ local last = surgery.wrapper { name = "RowParallel", field = "_row_parallel", fo
     leave(state)
     local y = ty.linear(x, surgery.rows(self, self.weight))
     if state.defer then return state.defer(state.group, y, self.bias) end
-    y = functional.summed(state.group, y)
+    -- Nobody else has a result without a history: it need not be copied.
+    if y.requires_grad then y = functional.summed(state.group, y) else state.group:all_reduce(y) end
     if self.bias then y = y + self.bias end
     return surgery.finish(y, residual, activation)
   end

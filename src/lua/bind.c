@@ -426,7 +426,8 @@ static inline void begin(lua_State *L, ty_lua_state *s) {
   if (__builtin_expect(ty_memory_live_everywhere() > s->growth_limit || s->handles > s->young_limit, 0)) ty_lua_poll(L);
 }
 
-static int call_op(lua_State *L) {
+/* `all`: also the outputs that serve backward rules. */
+static int call_shown(lua_State *L, bool all) {
   const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
   ty_lua_state *s = b->state;
   const ty_op *op = b->op;
@@ -441,7 +442,7 @@ static int call_op(lua_State *L) {
   memcpy(value, b->defaults, sizeof *value * op->nargs);
   read_all(&p);
   begin(L, s);
-  int nout = op->nout, shown = op->flags & FIRST ? 1 : nout;
+  int nout = op->nout, shown = op->flags & FIRST && !all ? 1 : nout;
   ty_tensor *out[TY_MAX_OUTPUTS];
   if (op->flags & WRITES) {
     if (!ty_call_op((ty_op_id)op->id, value, out)) return ty_lua_error(L);
@@ -459,6 +460,10 @@ static int call_op(lua_State *L) {
   }
   return shown;
 }
+
+static int call_op(lua_State *L) { return call_shown(L, false); }
+
+static int call_all(lua_State *L) { return call_shown(L, true); }
 
 static int call_inplace(lua_State *L) {
   const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
@@ -584,4 +589,12 @@ void ty_lua_open_ops(lua_State *L, int table) {
   lua_pop(L, 2);
   lua_pushcfunction(L, ty_lua_list_ops);
   lua_setfield(L, table, "ops");
+  /* Ops with all of their outputs, for backward rules in Lua: the hidden ones have no gradient. */
+  lua_newtable(L);
+  for (int i = 0; i < TY_OP_COUNT; i++) {
+    if (!(ty_ops[i].flags & FIRST)) continue;
+    push_closure(L, &all[i], call_all);
+    lua_setfield(L, -2, ty_ops[i].name);
+  }
+  lua_setfield(L, table, "outputs");
 }
