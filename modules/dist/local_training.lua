@@ -19,6 +19,8 @@ local OUTER = {
   DiLoCo = updates.DiLoCo, NoLoCo = updates.NoLoCo, CO2 = co2.CO2,
 }
 
+local METHODS = '"data parallel" or "local SGD" or "DiLoCo" or "NoLoCo" or "CO2"'
+
 local function check_group(who, group)
   if getmetatable(group) ~= Group then
     arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
@@ -65,7 +67,7 @@ function M.train(group, work, options)
   local who = "dist.train_locally"
   local o = arguments.read(who, options, { method = "data parallel", outer = {}, rate = 3e-3, steps = 240, every = 10,
     batch = 4, seed = 0, snapshots = 0, curve = 0, beta1 = 0.9 },
-    { method = '"data parallel" or "local SGD" or "DiLoCo" or "NoLoCo" or "CO2"', outer = "a table",
+    { method = METHODS, outer = "a table",
       rate = "a finite number >= 0", steps = "an integer >= 1", every = "an integer >= 1", batch = "an integer >= 1",
       seed = "an integer", snapshots = "an integer >= 0", curve = "an integer >= 0", beta1 = "a number in [0, 1)" })
   check_group(who, group)
@@ -165,35 +167,39 @@ function M.replicas(ranks, work, options, network)
   return all
 end
 
---- Rounds of an outer optimizer as train() has them, on weights that nobody trains: the rank's clock goes on by what
--- the steps of a round would take, drawn anew for each round and rank from a log-normal distribution, as in the paper
--- of NoLoCo. options: method ("local SGD", "DiLoCo", "NoLoCo", "CO2"), weights (how many, 1e5), rounds (20),
--- round_seconds (1: the median), jitter (0: of the logarithm, its standard deviation), late (0: seconds by which one
--- rank of each round, drawn at random, is later), seed (0). Every rank of the group calls it.
+--- Rounds as train() has them, on weights that nobody trains: the rank's clock goes on by what the steps of a round
+-- would take, drawn anew for each round and rank from a log-normal distribution, as in the paper of NoLoCo. options:
+-- method (as of train), weights (how many, 1e5), rounds (20), round_seconds (1: the median), every (1: exchanges of a
+-- round in data-parallel training, one after each step), jitter (0: of the logarithm, its standard deviation), late
+-- (0: seconds by which one rank of each round, drawn at random, is later), seed (0). Every rank of the group calls it.
 ---@param group RankGroup
 ---@param options? table
 ---@return { seconds: number, waited: number }  by its clock: of all rounds; of these, for exchanges
 function M.pace(group, options)
   local who = "dist.pace"
   local o = arguments.read(who, options, { method = "DiLoCo", weights = 100000, rounds = 20, round_seconds = 1,
-    jitter = 0, late = 0, seed = 0 },
-    { method = '"local SGD" or "DiLoCo" or "NoLoCo" or "CO2"', weights = "an integer >= 1",
-      rounds = "an integer >= 1", round_seconds = "a finite number >= 0", jitter = "a finite number >= 0",
+    every = 1, jitter = 0, late = 0, seed = 0 },
+    { method = METHODS, weights = "an integer >= 1", rounds = "an integer >= 1",
+      round_seconds = "a finite number >= 0", every = "an integer >= 1", jitter = "a finite number >= 0",
       late = "a finite number >= 0", seed = "an integer" })
   check_group(who, group)
-  local outer = OUTER[o.method](group, { ty.zeros(o.weights) }, {})
+  local x, exchanges = ty.zeros(o.weights), OUTER[o.method] and 1 or o.every
+  local outer = OUTER[o.method] and OUTER[o.method](group, { x }, {})
   local began, waited = group:clock(), 0
   for round = 1, o.rounds do
     local draws = ty.seeded_noise(ty.empty(group.size), o.seed * 1000003 + round)
     local last = ty.seeded_noise(ty.empty(group.size), o.seed * 1000003 - round, "uniform"):argmax():item()
-    group:advance(o.round_seconds * math.exp(o.jitter * draws[group.rank]:item())
-      + (last == group.rank and o.late or 0))
-    local from = group:clock()
-    outer:step()
-    waited = waited + group:clock() - from
+    local seconds = o.round_seconds * math.exp(o.jitter * draws[group.rank]:item())
+      + (last == group.rank and o.late or 0)
+    for _ = 1, exchanges do
+      group:advance(seconds / exchanges)
+      local from = group:clock()
+      if outer then outer:step() else group:all_reduce(x, "mean") end
+      waited = waited + group:clock() - from
+    end
   end
   local seconds = group:clock() - began
-  if outer.finish then outer:finish() end
+  if outer and outer.finish then outer:finish() end
   return { seconds = seconds, waited = waited }
 end
 

@@ -200,6 +200,7 @@ test("the pace of rounds: one late replica holds up all of DiLoCo's, and of NoLo
   o.method = "DiLoCo"
   equal(jittered < seconds(8, o), true)
   near(seconds(1, { weights = 1, rounds = 3, method = "CO2", round_seconds = 2 }), 6, 0.1)
+  near(seconds(2, { weights = 1, rounds = 3, method = "data parallel", every = 4 }), 3, 0.1)
 end)
 
 test("arguments", function()
