@@ -97,8 +97,8 @@ end
 -- own; an installed tree has them beside the parts of the library.
 ---@return string[]
 function names.modules()
-  local list, part = {}, { meta = true }
-  for _, name in ipairs(names.keys(require "tycho")) do part[name] = true end
+  local ty, list, part = require "tycho", {}, { meta = true }
+  for _, name in ipairs(names.keys(ty)) do part[name] = type(rawget(ty, name)) ~= "function" end -- ty.dist is an op
   for _, folder in ipairs(folders()) do
     for _, name in ipairs(subfolders(folder)) do
       if not part[name] then list[#list + 1] = name end

@@ -8,6 +8,7 @@ local absent = require "tycho.absent"
 
 local tier = ty.core.tier_core
 
+--- Parameters as one flat tensor that ranks divide.
 ---@class RankFlat
 ---@field parameters Tensor[]
 ---@field count integer      elements of them; those of the flat tensor are filled up to a multiple of the ranks

@@ -13,6 +13,7 @@ local sign_mean = require "tycho.dist.sign_mean"
 local expect, fail = arguments.expect, arguments.fail
 local M = {}
 
+--- What dist.onebit_adam makes.
 ---@class OnebitAdam
 ---@field steps integer        steps done
 ---@field frozen integer|nil   the step after which the variance was frozen

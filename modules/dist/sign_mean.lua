@@ -37,6 +37,7 @@ function M.unpack(bits, dtype)
   return ones:to(dtype or "f32"):mul_(2):sub_(1)
 end
 
+--- What dist.sign_mean makes.
 ---@class SignMean
 ---@field error Tensor         [padded], what this rank has not sent yet
 ---@field server_error Tensor  [padded / size], what its part of the mean lost on the way back
