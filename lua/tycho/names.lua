@@ -18,7 +18,7 @@ local function is_public(key) return type(key) == "string" and key:find("^%a[%w_
 -- What a table holds for the library itself, and what every class has. Methods of tensors are known by declarations.
 local not_for_users = {
   core = true, program = true, tokenizer_core = true, tier_core = true, profile_core = true, http_core = true,
-  vmap_core = true, comm_core = true, Tensor = true,
+  vmap_core = true, comm_core = true, outputs_core = true, Tensor = true,
 }
 names.of_every_class = { super = true, init = true, forward = true, describe = true }
 

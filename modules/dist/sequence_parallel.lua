@@ -15,7 +15,7 @@ local Group = require "tycho.dist.group"
 
 local nn = ty.nn
 local expect, fail, describe = arguments.expect, arguments.fail, arguments.describe
-local with_lse = ty.core.outputs.scaled_dot_product_attention
+local with_lse = ty.core.outputs_core.scaled_dot_product_attention
 local M = {}
 
 local THERE, BACK = 1001, 1002 -- tags of what goes around, and of what is summed for its owner

@@ -596,5 +596,5 @@ void ty_lua_open_ops(lua_State *L, int table) {
     push_closure(L, &all[i], call_all);
     lua_setfield(L, -2, ty_ops[i].name);
   }
-  lua_setfield(L, table, "outputs");
+  lua_setfield(L, table, "outputs_core");
 }
