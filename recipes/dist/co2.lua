@@ -55,7 +55,7 @@ end
 local function setting(rate, beta1, momentum) return { rate = rate, beta1 = beta1, momentum = momentum } end
 local ways = {
   { "data parallel", { setting(4e-3, 0.9), setting(8e-3, 0.9), setting(4e-3, 0.5), setting(8e-3, 0.5) } },
-  { "CO2", { setting(8e-3, 0.5, 0.2), setting(8e-3, 0.5, 0), setting(1.6e-2, 0.5, 0), setting(8e-3, 0.9, 0.2) } },
+  { "CO2", { setting(1.6e-2, 0.5, 0.2), setting(8e-3, 0.5, 0), setting(1.6e-2, 0.5, 0), setting(3.2e-2, 0.5, 0) } },
 }
 local held_out = {}
 for _, way in ipairs(ways) do
