@@ -34,7 +34,6 @@
 --     monitored_training  a job for it: data-parallel training from checkpoints, with faults
 --     sequence_parallel   sequences over ranks, with ring_attention
 --     decoding            what a prompt and tokens take by a rank's clock
---     timeline            a picture of what ranks did when
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 

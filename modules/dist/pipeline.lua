@@ -20,6 +20,7 @@ local M = {}
 
 M.layers = require "tycho.dist.pipeline_layers"
 
+--- A rank's stages of layers that are divided over the ranks of a group.
 ---@class Pipeline
 ---@field schedule PipelineSchedule
 ---@field stages Module[][]   the rank's own layers, by chunk from 1 on

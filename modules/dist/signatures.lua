@@ -40,8 +40,11 @@ local function each(x, fn, except, linear)
   return { candidates = list, shape = copy(x.shape), compute = function(parts) return fn(parts[1]) end }
 end
 
+--- max(x, 0), of each element.
 function M.relu(x) return each(x, function(t) return t:relu() end) end
+--- x times its logistic function, of each element.
 function M.silu(x) return each(x, function(t) return t:silu() end) end
+--- x times the share of a normal distribution below it, of each element.
 function M.gelu(x) return each(x, function(t) return t:gelu() end) end
 
 --- The tensor times a number.
@@ -134,7 +137,9 @@ local function pairwise(x, y, fn, candidates)
   return { candidates = list, shape = copy(x.shape), compute = function(parts) return fn(parts[1], parts[2]) end }
 end
 
+--- Sums of pairs of elements, of tensors of one shape.
 function M.add(x, y) return pairwise(x, y, function(a, b) return a + b end, { { "P", "P", "P" } }) end
+--- Products of pairs of elements, of tensors of one shape.
 function M.mul(x, y)
   return pairwise(x, y, function(a, b) return a * b end, { { "P", "B", "P" }, { "B", "P", "P" } })
 end

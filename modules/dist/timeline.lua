@@ -4,6 +4,7 @@ local arguments = require "tycho.arguments"
 
 local expect, fail = arguments.expect, arguments.fail
 
+--- A picture of what ranks did when.
 ---@class Timeline
 local Timeline = {}
 Timeline.__index = Timeline

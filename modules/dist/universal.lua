@@ -222,6 +222,7 @@ end
 
 -- ---- loading ----
 
+--- A checkpoint in atoms, of which a rank takes what it wants.
 ---@class UniversalCheckpoint
 ---@field values table<string, string|number|boolean>
 ---@field names string[]

@@ -5,6 +5,7 @@ local arguments = require "tycho.arguments"
 local expect, fail = arguments.expect, arguments.fail
 local M = {}
 
+--- Which part of a parameter a rank has.
 ---@class UniversalPart
 ---@field kind "replicated"|"averaged"|"sharded"
 ---@field shape integer[]   of the whole parameter
@@ -18,6 +19,7 @@ local Part = {}
 Part.__index = Part
 Part.__name = "UniversalPart"
 
+--- Patterns of names, and how parameters of these names are divided.
 ---@class UniversalLanguage
 local Language = {}
 Language.__index = Language

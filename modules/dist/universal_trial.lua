@@ -19,6 +19,7 @@ local language = universal.language {
   { "", "replicated" },
 }
 
+--- A Llama trained on a grid of ranks, whose checkpoints others go on from.
 ---@class UniversalTrainer
 local Trainer = {}
 Trainer.__index = Trainer
