@@ -67,6 +67,11 @@ local function describe_libraries()
   return missing, packages
 end
 
+local function describe_ranks()
+  local mpi, why = require("tycho.core").comm_core.mpi()
+  say("ranks", "threads%s", mpi and ", processes of " .. mpi or "; no MPI: " .. why:gsub("^ranks: ", ""))
+end
+
 local function describe_settings()
   local set = {}
   for _, name in ipairs { "OMP_NUM_THREADS", "TYCHO_ISA", "TYCHO_TILES", "TYCHO_BF16", "TYCHO_CUDA_LIBRARY",
@@ -104,6 +109,7 @@ function doctor.command()
   describe_memory()
   describe_devices()
   local missing, packages = describe_libraries()
+  describe_ranks()
   describe_settings()
   describe_files()
   local problem = self_test()

@@ -82,6 +82,9 @@ double ty_comm_clock(const ty_comm *c);
 /* Lets that clock go on by so many seconds, >= 0, as if the rank had computed or waited. */
 void ty_comm_advance(ty_comm *c, double seconds);
 
+/* Which MPI there is: "Open MPI v4.1.4"; NULL after ty_fail(). */
+const char *ty_comm_mpi(void);
+
 /* ---- what ranks do ---- */
 
 /* Begins a collective, whose tensors stay as they are until it is waited for. A ticket, 0 after ty_fail(). */

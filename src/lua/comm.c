@@ -70,6 +70,15 @@ static int process(lua_State *L) {
   return b->c ? 1 : ty_lua_error(L);
 }
 
+/* mpi() -> which MPI there is, or nil and why there is none */
+static int mpi(lua_State *L) {
+  const char *name = ty_comm_mpi();
+  lua_pushstring(L, name);
+  if (name) return 1;
+  lua_pushstring(L, ty_error());
+  return 2;
+}
+
 static int comm_leave(lua_State *L) {
   box *b = luaL_testudata(L, 1, class_name);
   if (!b) return ty_lua_refuse(L, 1, "a comm");
@@ -215,6 +224,7 @@ int ty_lua_open_comm(lua_State *L) {
                                       { "fail", world_fail },
                                       { "join", join },
                                       { "process", process },
+                                      { "mpi", mpi },
                                       { "memory", thread_memory },
                                       { "reset_memory", reset_memory },
                                       { "limit_memory", limit_memory },

@@ -5,6 +5,7 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../../../kernels/half.h"
 
@@ -56,6 +57,14 @@ static int make_half(MPI_Datatype *type, MPI_Op *ops, MPI_User_function *const *
 }
 
 /* ---- life ---- */
+
+static const char *library(void) {
+  static char name[MPI_MAX_LIBRARY_VERSION_STRING];
+  int n = 0;
+  if (MPI_Get_library_version(name, &n) != MPI_SUCCESS) return "an MPI";
+  name[strcspn(name, ",\n")] = '\0';
+  return name;
+}
 
 static const char *init(void **world, int *rank, int *size) {
   static MPI_User_function *const halves[] = { half_sum, half_sum, half_min, half_max, half_prod };
@@ -204,6 +213,7 @@ static const char *receive(void *comm, void *bytes, int64_t count, int from, int
 }
 
 const ty_mpi_plugin *ty_mpi_open(void) {
-  plugin = (ty_mpi_plugin){ TY_MPI_VERSION, init, finish, start, test, split, comm_free, send, probe, receive, 0 };
+  plugin = (ty_mpi_plugin){ TY_MPI_VERSION, library,   init, finish, start,   test,
+                            split,          comm_free, send, probe,  receive, 0 };
   return &plugin;
 }

@@ -23,10 +23,11 @@ typedef struct ty_mpi_collective {
   char type;     /* d f h b: f64 f32 f16 bf16; q i s c B: i64 i32 i16 i8 u8; x: bytes */
 } ty_mpi_collective;
 
-enum { TY_MPI_VERSION = 1 };
+enum { TY_MPI_VERSION = 2 };
 
 typedef struct ty_mpi_plugin {
   int version;
+  const char *(*library)(void); /* which MPI that is; before init() too */
   const char *(*init)(void **world, int *rank, int *size);
   /* Ends MPI; with a status other than 0 all ranks of the run. */
   void (*finish)(int status);
