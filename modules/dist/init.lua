@@ -27,9 +27,8 @@
 --     universal_trial     training that such checkpoints are of, for the recipe
 --     DiLoCo, NoLoCo      outer optimizers of replicas that train by themselves for some steps (local_updates.lua)
 --     CO2                 one whose all-reduce has the next round to arrive
---     train_locally       the workload trained by each of these, and by gradients that are meant at every step
---     replicas            what that gave on all ranks together; local_work is the workload for it
---     pace                what their rounds take where replicas are slow or late
+--     local_updates       these, who exchanges with whom, and how far replicas are apart
+--     local_training      the workload trained by each of these, and what their rounds take
 --     monitor             names a slow, hung or dead rank from its collectives, and starts the job again without it
 --     monitored_training  a job for it: data-parallel training from checkpoints, with faults
 --     sequence_parallel   sequences over ranks, with ring_attention
@@ -58,27 +57,22 @@ return require "tycho.lazy" ({
   grid = "tycho.dist.grid",
   grid_trial = "tycho.dist.grid_trial",
   ladder_residual = "tycho.dist.ladder",
-  local_arguments = { "tycho.dist.local_training", "arguments" },
-  local_work = { "tycho.dist.local_training", "work" },
+  local_training = "tycho.dist.local_training",
+  local_updates = "tycho.dist.local_updates",
   low_bandwidth = { "tycho.dist.low_bandwidth", "new" },
   monitor = "tycho.dist.monitor",
   monitored_training = { "tycho.dist.monitored_training", "train" },
   NoLoCo = { "tycho.dist.local_updates", "NoLoCo" },
   onebit_adam = { "tycho.dist.onebit_adam", "new" },
-  pace = { "tycho.dist.local_training", "pace" },
   pack_signs = { "tycho.dist.sign_mean", "pack" },
-  partner = { "tycho.dist.local_updates", "partner" },
   pipeline = "tycho.dist.pipeline",
   pipeline_trial = "tycho.dist.pipeline_trial",
-  replicas = { "tycho.dist.local_training", "replicas" },
   ring_attention = { "tycho.dist.sequence_parallel", "attention" },
   schedule = "tycho.dist.schedule",
   sequence_parallel = { "tycho.dist.sequence_parallel", "split" },
   sign_mean = { "tycho.dist.sign_mean", "new" },
-  spread = { "tycho.dist.local_updates", "spread" },
   tensor_parallel = "tycho.dist.tensor_parallel",
   timeline = "tycho.dist.timeline",
-  train_locally = { "tycho.dist.local_training", "train" },
   universal = "tycho.dist.universal",
   universal_trial = "tycho.dist.universal_trial",
   unpack_signs = { "tycho.dist.sign_mean", "unpack" },

@@ -64,7 +64,7 @@ end
 ---@param options? table
 ---@return LocalTraining
 function M.train(group, work, options)
-  local who = "dist.train_locally"
+  local who = "dist.local_training.train"
   local o = arguments.read(who, options, { method = "data parallel", outer = {}, rate = 3e-3, steps = 240, every = 10,
     batch = 4, seed = 0, snapshots = 0, curve = 0, beta1 = 0.9 },
     { method = METHODS, outer = "a table",
@@ -130,7 +130,7 @@ function M.work(options)
   local work = workload.open(options)
   local chosen, judged = {}, {}
   for i = 0, work.held_out.shape[1] - 1 do table.insert(i % 3 == 0 and chosen or judged, i) end
-  if #judged == 0 then arguments.fail "dist.local_work: rows: expected at least two held-out rows, got one" end
+  if #judged == 0 then arguments.fail "dist.local_training.work: rows: expected at least two held-out rows, got one" end
   work.development = work.held_out:index_select(0, ty.tensor(chosen, { dtype = "i64" }))
   work.held_out = work.held_out:index_select(0, ty.tensor(judged, { dtype = "i64" }))
   return work
@@ -176,7 +176,7 @@ end
 ---@param options? table
 ---@return { seconds: number, waited: number }  by its clock: of all rounds; of these, for exchanges
 function M.pace(group, options)
-  local who = "dist.pace"
+  local who = "dist.local_training.pace"
   local o = arguments.read(who, options, { method = "DiLoCo", weights = 100000, rounds = 20, round_seconds = 1,
     every = 1, jitter = 0, late = 0, seed = 0 },
     { method = METHODS, weights = "an integer >= 1", rounds = "an integer >= 1",

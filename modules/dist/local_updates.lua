@@ -114,7 +114,7 @@ local NoLoCo = M.class "NoLoCo"
 ---@param round integer
 ---@return integer|nil partner
 function M.partner(size, rank, seed, round)
-  local who = "dist.partner"
+  local who = "dist.local_updates.partner"
   expect(who, "size", size, "an integer >= 1")
   expect(who, "rank", rank, "an integer >= 0")
   expect(who, "seed", seed, "an integer")
@@ -181,11 +181,12 @@ end
 ---@param replicas Tensor[]  of one shape
 ---@return number
 function M.spread(replicas)
-  expect("dist.spread", "replicas", replicas, "a list of tensors")
-  if #replicas == 0 then fail "dist.spread: replicas: expected at least one, got none" end
+  local who = "dist.local_updates.spread"
+  expect(who, "replicas", replicas, "a list of tensors")
+  if #replicas == 0 then fail("%s: replicas: expected at least one, got none", who) end
   for _, x in ipairs(replicas) do
     if table.concat(x.shape, " ") ~= table.concat(replicas[1].shape, " ") then
-      fail("dist.spread: replicas: expected tensors of one shape, got %s and %s", arguments.describe(replicas[1]),
+      fail("%s: replicas: expected tensors of one shape, got %s and %s", who, arguments.describe(replicas[1]),
         arguments.describe(x))
     end
   end

@@ -16,6 +16,7 @@
 -- a mean over the replicas' rows is worth more than the steps themselves.
 local ty = require "tycho"
 local dist = require "tycho.dist"
+local training = dist.local_training
 
 local r = ty.recipe.declare {
   seeds = 3,
@@ -33,7 +34,7 @@ local r = ty.recipe.declare {
   },
 }
 local args = r.args
-local work = dist.local_work { length = args.length, width = args.width, layers = args.layers, rows = args.rows,
+local work = training.work { length = args.length, width = args.width, layers = args.layers, rows = args.rows,
   books = args.books }
 local seconds, weights = {}, dist.workload.model(work, 0):count_parameters()
 
@@ -42,7 +43,7 @@ local function train(what, method, setting, seed)
   local largest = args.every * setting.rate / 2
   local outer = method == "CO2" and { momentum = setting.momentum, penalty = setting.penalty,
     clip = setting.clip or largest } or nil
-  local run = dist.replicas(args.ranks, work, { method = method, outer = outer, rate = setting.rate,
+  local run = training.replicas(args.ranks, work, { method = method, outer = outer, rate = setting.rate,
     beta1 = setting.beta1, steps = args.steps, every = args.every, batch = args.batch, seed = seed })
   r:say("%-22s rate %g, beta1 %g%s, seed %d: held out %.4f (to choose by: %.4f), %.0f s", what, setting.rate,
     setting.beta1, outer and (", momentum %g"):format(setting.momentum) or "", seed, run.held_out, run.development,
@@ -96,7 +97,8 @@ local messages = 2 * (args.ranks - 1)
 local function pace(method, delay, by)
   local network = by == "latency" and { latency = delay * round / messages }
     or { bandwidth = delay > 0 and messages / args.ranks * 4 * weights / (delay * round) or math.huge }
-  local each = dist.run(args.ranks, function(group, o) return require("tycho.dist").pace(group, o) end, network,
+  local function one(group, o) return require("tycho.dist").local_training.pace(group, o) end
+  local each = dist.run(args.ranks, one, network,
     { method = method, weights = weights, rounds = args.rounds, every = args.every, round_seconds = round })
   return math.max(table.unpack(ty.stats.column(each, "seconds"))) / args.rounds / args.every
 end

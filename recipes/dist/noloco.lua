@@ -12,10 +12,11 @@
 -- itself. Times are those of the ranks' clocks: rounds of outer steps on a million weights, with links between.
 local ty = require "tycho"
 local dist = require "tycho.dist"
+local training = dist.local_training
 
 local r = ty.recipe.declare {
   seeds = 3,
-  args = table.move(dist.local_arguments, 1, #dist.local_arguments, 9, {
+  args = table.move(training.arguments, 1, #training.arguments, 9, {
     { "steps", 400, "training steps of each replica", quick = 8 },
     { "every", 10, "of these in a round of DiLoCo; NoLoCo has two rounds in them", quick = 2, least = 2 },
     { "many", 16, "replicas whose rounds are timed", quick = 4, least = 4 },
@@ -27,12 +28,12 @@ local r = ty.recipe.declare {
   }),
 }
 local args = r.args
-local work = dist.local_work { length = args.length, width = args.width, layers = args.layers, rows = args.rows,
+local work = training.work { length = args.length, width = args.width, layers = args.layers, rows = args.rows,
   books = args.books }
 
 local function train(method, outer, rate, seed, every)
   local began = r:seconds()
-  local run = dist.replicas(args.ranks, work, { method = method, outer = outer, rate = rate, steps = args.steps,
+  local run = training.replicas(args.ranks, work, { method = method, outer = outer, rate = rate, steps = args.steps,
     every = every or method == "NoLoCo" and args.every // 2 or args.every, batch = args.batch, seed = seed,
     snapshots = seed == r.seed and 10 or 1, curve = seed == r.seed and 5 or 0 })
   local settings = ""
@@ -88,7 +89,8 @@ for name, run in pairs(first) do r.metrics["curve of " .. name] = run.curve end
 local network = { latency = args.latency, bandwidth = args.bandwidth }
 local function pace(method, links, options)
   options.method, options.rounds, options.weights = method, args.rounds, options.weights or args.weights
-  local each = dist.run(args.many, function(group, o) return require("tycho.dist").pace(group, o) end, links, options)
+  local function one(group, o) return require("tycho.dist").local_training.pace(group, o) end
+  local each = dist.run(args.many, one, links, options)
   return math.max(table.unpack(ty.stats.column(each, "seconds"))) / args.rounds
 end
 local of_diloco = {}

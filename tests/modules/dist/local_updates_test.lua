@@ -3,6 +3,7 @@ local here = arg and arg[0]:match ".*/" or "tests/modules/dist/"
 local check = dofile(here .. "../../lua/check.lua")
 local ty = require "tycho"
 local dist = require "tycho.dist"
+local updates = dist.local_updates
 
 local test, equal, near, fails = check.test, check.equal, check.close, check.fails
 
@@ -35,11 +36,11 @@ test("pairs: of an even number all, of an odd number all but one, another each r
   for round = 1, 300 do
     local seen = 0
     for rank = 0, 5 do
-      local partner = dist.partner(6, rank, 3, round)
-      equal(dist.partner(6, partner, 3, round) == rank and partner ~= rank, true)
+      local partner = updates.partner(6, rank, 3, round)
+      equal(updates.partner(6, partner, 3, round) == rank and partner ~= rank, true)
       met[rank * 6 + partner] = (met[rank * 6 + partner] or 0) + 1
-      seen = seen + (dist.partner(5, math.min(rank, 4), 3, round) and rank < 5 and 1 or 0)
-      if rank < 5 and not dist.partner(5, rank, 3, round) then alone[rank] = (alone[rank] or 0) + 1 end
+      seen = seen + (updates.partner(5, math.min(rank, 4), 3, round) and rank < 5 and 1 or 0)
+      if rank < 5 and not updates.partner(5, rank, 3, round) then alone[rank] = (alone[rank] or 0) + 1 end
     end
     equal(seen, 4)
   end
@@ -48,9 +49,9 @@ test("pairs: of an even number all, of an odd number all but one, another each r
   end
   for rank = 0, 4 do equal(alone[rank] > 30, true) end
   local same = 0
-  for round = 1, 50 do same = same + (dist.partner(6, 0, 3, round) == dist.partner(6, 0, 4, round) and 1 or 0) end
+  for round = 1, 50 do same = same + (updates.partner(6, 0, 3, round) == updates.partner(6, 0, 4, round) and 1 or 0) end
   equal(same < 30, true, "other seeds have other pairs")
-  equal(dist.partner(1, 0, 0, 1), nil)
+  equal(updates.partner(1, 0, 0, 1), nil)
 end)
 
 test("DiLoCo is Nesterov's momentum on the mean change", function()
@@ -75,7 +76,7 @@ local function noloco(x, o, rounds)
   for round = 1, rounds do
     local next_x = {}
     for rank = 1, n do
-      local partner = dist.partner(n, rank - 1, o.seed, round)
+      local partner = updates.partner(n, rank - 1, o.seed, round)
       local group = { rank, partner and partner + 1 }
       local change, mean = 0, 0
       for _, j in ipairs(group) do
@@ -120,10 +121,10 @@ test("the pull brings replicas together and leaves their mean; without it, or wi
   for _, pull in ipairs { 0.6, 0.7, 1.0 } do
     local x = after(pull, 60)
     near(ty.concat(x):mean():item(), 2.5, 1e-9)
-    equal(dist.spread(x) < 0.05, true, pull .. ": " .. dist.spread(x))
+    equal(updates.spread(x) < 0.05, true, pull .. ": " .. updates.spread(x))
   end
-  near(dist.spread(after(0, 20)), math.sqrt(35 / 12), 1e-12)
-  equal(dist.spread(after(3, 60)) > 100, true)
+  near(updates.spread(after(0, 20)), math.sqrt(35 / 12), 1e-12)
+  equal(updates.spread(after(3, 60)) > 100, true)
 end)
 
 test("messages with the partner alone: no collective, no wait for others, slow weights come meanwhile", function()
@@ -136,7 +137,7 @@ test("messages with the partner alone: no collective, no wait for others, slow w
     local one = group:clock()
     for _ = 1, 3 do outer:step() end
     local t = group:traffic()
-    return { one, t.calls, d.partner(4, group.rank, 0, 1), t.bytes }
+    return { one, t.calls, d.local_updates.partner(4, group.rank, 0, 1), t.bytes }
   end, { latency = 0.5, bandwidth = 8000 })
   -- A message is 4,000 bytes, 0.5 s, and 0.5 s on its way. Slow weights leave at once and arrive after 1 s.
   for rank = 0, 3 do
@@ -149,14 +150,15 @@ end)
 
 test("the spread of replicas", function()
   local x = { ty.tensor { 1.0, 2 }, ty.tensor { 3.0, 2 } }
-  near(dist.spread(x), math.sqrt(0.5), 1e-12)
-  equal(dist.spread { x[1] }, 0)
+  near(updates.spread(x), math.sqrt(0.5), 1e-12)
+  equal(updates.spread { x[1] }, 0)
 end)
 
 test("training: the rows of data-parallel ranks are those of one, and what each way exchanges", function()
   local work = dist.workload.open { length = 12, width = 32, layers = 1, rows = 8, chapters = 20, vocabulary = 300 }
   local function train(n, options)
-    return dist.run(n, function(group, w, o) return require("tycho.dist").train_locally(group, w, o) end, nil, work,
+    local function one(group, w, o) return require("tycho.dist").local_training.train(group, w, o) end
+    return dist.run(n, one, nil, work,
       options)
   end
   local one, two = train(1, { steps = 5, batch = 4 }), train(2, { steps = 5, batch = 2, curve = 2 })
@@ -169,12 +171,12 @@ test("training: the rows of data-parallel ranks are those of one, and what each 
   near(diloco[1].held_out, diloco[2].held_out, 0)
   o.method = "local SGD"
   local mean = train(2, o)
-  equal(dist.spread { mean[1].weights[3], mean[2].weights[3] }, 0)
+  equal(updates.spread { mean[1].weights[3], mean[2].weights[3] }, 0)
   equal(mean[1].weights[3]:equal(diloco[1].weights[3]), false)
   o.method = "NoLoCo"
   local noloco_ = train(2, o)
   for rank = 1, 2 do equal({ noloco_[rank].collectives, noloco_[rank].traffic.calls.send }, { 0, 7 }) end
-  equal(dist.spread { noloco_[1].weights[1], noloco_[2].weights[1] } >= 0, true)
+  equal(updates.spread { noloco_[1].weights[1], noloco_[2].weights[1] } >= 0, true)
   o.method = "CO2"
   equal(train(2, o)[2].collectives, 3)
 end)
@@ -183,7 +185,7 @@ test("the pace of rounds: one late replica holds up all of DiLoCo's, and of NoLo
   local function seconds(n, o)
     local most = 0
     for _, x in ipairs(dist.run(n, function(group, options)
-      return require("tycho.dist").pace(group, options)
+      return require("tycho.dist").local_training.pace(group, options)
     end, nil, o)) do
       most = math.max(most, x.seconds)
       equal(x.seconds >= x.waited, true)
@@ -211,13 +213,13 @@ test("arguments", function()
   alone(function(g) require("tycho.dist").NoLoCo(g, { ty.ones(1) }, { pull = -1 }) end, "pull: expected")
   alone(function(g)
     local d = require "tycho.dist"
-    d.train_locally(g, d.workload.open { chapters = 20 }, { method = "SGD" })
-  end, "dist.train_locally: method: expected")
-  fails(function() dist.partner(2, 2, 0, 0) end, "dist.partner: rank: expected a rank of 0 to 1, got 2")
-  fails(function() dist.spread {} end, "replicas: expected at least one")
-  fails(function() dist.spread { ty.ones(1), ty.ones(2) } end, "expected tensors of one shape")
-  fails(function() dist.pace(3) end, "dist.pace: group: expected a group, got 3")
-  fails(function() dist.train_locally(3, {}) end, "group: expected a group, got 3")
+    d.local_training.train(g, d.workload.open { chapters = 20 }, { method = "SGD" })
+  end, "dist.local_training.train: method: expected")
+  fails(function() updates.partner(2, 2, 0, 0) end, "updates.partner: rank: expected a rank of 0 to 1, got 2")
+  fails(function() updates.spread {} end, "replicas: expected at least one")
+  fails(function() updates.spread { ty.ones(1), ty.ones(2) } end, "expected tensors of one shape")
+  fails(function() dist.local_training.pace(3) end, "dist.local_training.pace: group: expected a group, got 3")
+  fails(function() dist.local_training.train(3, {}) end, "group: expected a group, got 3")
 end)
 
 check.finish()
