@@ -7,7 +7,7 @@
 --     local x = axis:tensor(batch, { "S(0)" })              -- data parallel ...
 --     local w = axis:parameter(weight, { "B" })
 --     local w2 = axis:parameter(weight2, { "S(0)" })        -- ... and a layer that is divided by its outputs
---     local loss = dist.global.cross_entropy(dist.global.linear(x, w):relu():linear(w2), labels)
+--     local loss = x:linear(w):relu():linear(w2):cross_entropy(labels)
 --     loss:backward { w, w2 }                               -- their .part.grad
 --     print(loss:whole():item())
 local arguments = require "tycho.arguments"
@@ -25,7 +25,8 @@ local Axes = {}
 Axes.__index = Axes
 Axes.__name = "RankAxes"
 
---- A tensor of all ranks.
+--- A tensor of all ranks. Its ops, as methods (dist/signatures.lua): relu, silu, gelu, scale, softmax, transpose,
+-- unflatten, flatten, sum, rms_norm, add, mul, linear, matmul, attention, embedding, cross_entropy.
 ---@class GlobalTensor
 ---@field shape integer[]
 ---@field sbp string[]   its form along each axis: "S(0)", "B", "P"
@@ -257,8 +258,8 @@ local function apply(who, args, rule)
 end
 
 for name, rule_of in pairs(signatures) do
-  M[name] = function(x, ...)
-    local who = "dist.global." .. name
+  Global[name] = function(x, ...)
+    local who = "GlobalTensor:" .. name
     check_global(who, "x", x)
     local args, rule = { x }, nil
     for _, value in ipairs { ... } do
@@ -268,7 +269,6 @@ for name, rule_of in pairs(signatures) do
     if not ok then arguments.raise(problem, who .. ": ") end
     return apply(who, args, rule)
   end
-  Global[name] = M[name]
 end
 
 return M

@@ -37,13 +37,13 @@ end)
 
 -- Ops of f64 tensors, called with global tensors or, through `alone`, with plain ones; what each has to be.
 local function ops()
-  local g = require("tycho.dist").global
+  local function by(name) return function(x, ...) return x[name](x, ...) end end
   return {
-    { "relu", { { 4, 6 } }, g.relu, function(x) return x:relu() end },
-    { "silu", { { 4, 6 } }, g.silu, function(x) return x:silu() end },
-    { "gelu", { { 4, 6 } }, g.gelu, function(x) return x:gelu() end },
+    { "relu", { { 4, 6 } }, by "relu", function(x) return x:relu() end },
+    { "silu", { { 4, 6 } }, by "silu", function(x) return x:silu() end },
+    { "gelu", { { 4, 6 } }, by "gelu", function(x) return x:gelu() end },
     { "scale", { { 4, 6 } }, function(x) return x:scale(-3) end, function(x) return x * -3 end },
-    { "softmax", { { 4, 6 } }, g.softmax, function(x) return x:softmax(-1) end },
+    { "softmax", { { 4, 6 } }, by "softmax", function(x) return x:softmax(-1) end },
     { "softmax of the first", { { 4, 6 } }, function(x) return x:softmax(0) end, function(x) return x:softmax(0) end },
     { "transpose", { { 4, 2, 6 } }, function(x) return x:transpose(0, -1) end,
       function(x) return x:transpose(0, 2) end },
@@ -51,12 +51,12 @@ local function ops()
       function(x) return x:unflatten(1, { 4, 2 }) end },
     { "flatten", { { 2, 4, 2 } }, function(x) return x:flatten(0) end, function(x) return x:flatten(0, 1) end },
     { "sum", { { 4, 6, 2 } }, function(x) return x:sum(1) end, function(x) return x:sum(1) end },
-    { "rms_norm", { { 4, 6 }, { 6 } }, g.rms_norm, function(x, w) return x:rms_norm({ 6 }, w, 1e-6) end },
-    { "add", { { 4, 6 }, { 4, 6 } }, g.add, function(x, y) return x + y end },
-    { "mul", { { 4, 6 }, { 4, 6 } }, g.mul, function(x, y) return x * y end },
-    { "linear", { { 2, 4, 6 }, { 8, 6 } }, g.linear, function(x, w) return ty.linear(x, w) end },
-    { "matmul", { { 2, 4, 6 }, { 2, 6, 8 } }, g.matmul, function(x, y) return x:matmul(y) end },
-    { "attention", { { 2, 4, 6, 4 }, { 2, 4, 6, 4 }, { 2, 4, 6, 4 } }, g.attention,
+    { "rms_norm", { { 4, 6 }, { 6 } }, by "rms_norm", function(x, w) return x:rms_norm({ 6 }, w, 1e-6) end },
+    { "add", { { 4, 6 }, { 4, 6 } }, by "add", function(x, y) return x + y end },
+    { "mul", { { 4, 6 }, { 4, 6 } }, by "mul", function(x, y) return x * y end },
+    { "linear", { { 2, 4, 6 }, { 8, 6 } }, by "linear", function(x, w) return ty.linear(x, w) end },
+    { "matmul", { { 2, 4, 6 }, { 2, 6, 8 } }, by "matmul", function(x, y) return x:matmul(y) end },
+    { "attention", { { 2, 4, 6, 4 }, { 2, 4, 6, 4 }, { 2, 4, 6, 4 } }, by "attention",
       function(q, k, v) return ty.scaled_dot_product_attention(q, k, v, nil, true) end },
   }
 end
@@ -174,7 +174,7 @@ test("arguments", function()
   alone(function(a) a:tensor(ty.ones(4), { "X" }) end, 'expected "S(d)", "B" or "P"')
   alone(function(a) a:tensor(ty.ones(4), { "B", "B" }) end, "expected 1 forms, one for each axis, got 2")
   alone(function(a) a:parameter(ty.ones(4), { "P" }) end, "a parameter is split or broadcast")
-  alone(function(a) a:tensor(ty.ones(4, 2), { "B" }):linear(ty.ones(2, 2)) end, "dist.global.linear: weight: expected")
+  alone(function(a) a:tensor(ty.ones(4, 2), { "B" }):linear(ty.ones(2, 2)) end, "GlobalTensor:linear: weight: expected")
   alone(function(a) a:tensor(ty.ones(4, 2), { "B" }):sum(2) end, "dim: expected one of the 2 dimensions")
   alone(function(a) a:tensor(ty.ones(4, 2), { "B" }):backward {} end, "loss: expected one number")
   fails(function()
@@ -184,7 +184,7 @@ test("arguments", function()
   end, "dimension 0 is split along two axes")
   fails(function() dist.run(4, function(g) require("tycho.dist").global.axes(g, { 2, 3 }) end) end,
     "sizes: expected 4 ranks together, got 2 x 3")
-  fails(function() dist.global.relu(3) end, "dist.global.relu: x: expected a tensor of all ranks, got 3")
+  alone(function(a) a:tensor(ty.ones(4), { "B" }).relu(3) end, "relu: x: expected a tensor of all ranks, got 3")
 end)
 
 check.finish()
