@@ -33,6 +33,7 @@
 --     monitored_training  a job for it: data-parallel training from checkpoints, with faults
 --     sequence_parallel   sequences over ranks, with ring_attention
 --     decoding            what a prompt and tokens take by a rank's clock
+--     unpadded            sequences of all lengths without padding, and as much work for every rank
 --     workload            what ranks train where ways to train are compared
 local functional = require "tycho.dist.functional"
 
@@ -75,6 +76,8 @@ return require "tycho.lazy" ({
   timeline = "tycho.dist.timeline",
   universal = "tycho.dist.universal",
   universal_trial = "tycho.dist.universal_trial",
+  unpadded = "tycho.dist.unpadded",
+  unpadded_trial = "tycho.dist.unpadded_trial",
   unpack_signs = { "tycho.dist.sign_mean", "unpack" },
   vocabulary = "tycho.dist.vocabulary",
   workload = "tycho.dist.workload",

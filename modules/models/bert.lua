@@ -32,9 +32,9 @@ function SelfAttention:init(config)
   end
 end
 
-function SelfAttention:forward(x, mask)
+function SelfAttention:forward(x, mask, cu_seqlens)
   return nn.attention(self.query(x), self.key(x), self.value(x),
-    { heads = self.heads, mask = mask, causal = self.causal })
+    { heads = self.heads, mask = mask, causal = self.causal, cu_seqlens = cu_seqlens })
 end
 
 -- The published names nest: attention.self, attention.output.
@@ -45,7 +45,7 @@ function Attention:init(config)
   self.output = Output(config.hidden_size, config)
 end
 
-function Attention:forward(x, mask) return self.output(self.self(x, mask), x) end
+function Attention:forward(x, mask, cu_seqlens) return self.output(self.self(x, mask, cu_seqlens), x) end
 
 local Layer = nn.module "BertLayer"
 
@@ -56,8 +56,8 @@ function Layer:init(config, who)
   self.output = Output(config.intermediate_size, config)
 end
 
-function Layer:forward(x, mask)
-  x = self.attention(x, mask)
+function Layer:forward(x, mask, cu_seqlens)
+  x = self.attention(x, mask, cu_seqlens)
   return self.output(self.intermediate(x), x)
 end
 
@@ -82,13 +82,15 @@ function Embeddings:init(config, who, pad)
   self.dropout = nn.Dropout(config.hidden_dropout_prob)
 end
 
-function Embeddings:forward(tokens, types)
-  local t, pad = tokens.shape[2], self.pad
+-- positions: of packed sequences, from 0 in each, below `longest`; nil: those of rows.
+function Embeddings:forward(tokens, types, positions, longest)
+  local t, pad = longest or tokens.shape[2], self.pad
   local room = self.position_embeddings.count - (pad and pad + 1 or 0)
   if t > room then error(("%s: %d tokens, but there are %d positions"):format(self.who, t, room), 4) end
   local kinds = self.token_type_embeddings(types or ty.zeros({ 1 }, { dtype = "i64", device = tokens.device }))
-  local positions
-  if pad then
+  if positions then
+    if pad then positions = positions + (pad + 1) end
+  elseif pad then
     local seen = tokens:ne(pad):to "i64"
     positions = seen:cumsum(1) * seen + pad
   else
@@ -145,14 +147,21 @@ function Bert.from_config(class, config, state)
 end
 
 --- Hidden states [n, t, hidden] of tokens i64 [n, t]. options: mask (bool or i64 [n, t], 0: padding), types (i64 [n,
--- t]: 0 and 1 for the first and second sentence).
+-- t]: 0 and 1 for the first and second sentence), or, in place of padding, cu_seqlens (i64 [sequences + 1]: where
+-- sequences packed into tokens [1, n] begin and end, from 0 to n) and longest (of their lengths; it is found where it
+-- is not given).
 ---@param tokens Tensor
----@param options? {mask?: Tensor, types?: Tensor}
+---@param options? {mask?: Tensor, types?: Tensor, cu_seqlens?: Tensor, longest?: integer}
 ---@return Tensor hidden
 function Bert:forward(tokens, options)
-  local mask = text_encoder.padding(options)
-  local x = self.embeddings(tokens, options and options.types)
-  for _, layer in ipairs(self.encoder.layer) do x = layer(x, mask) end
+  local mask, cu_seqlens = text_encoder.padding(options), options and options.cu_seqlens
+  local positions, longest
+  if cu_seqlens then
+    positions = layers.packed_positions(getmetatable(self).__name, tokens, options)
+    longest = options.longest or positions:numel() > 0 and positions:max():item() + 1 or 0
+  end
+  local x = self.embeddings(tokens, options and options.types, positions, longest)
+  for _, layer in ipairs(self.encoder.layer) do x = layer(x, mask, cu_seqlens) end
   return x
 end
 

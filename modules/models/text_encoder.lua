@@ -34,6 +34,7 @@ M.mean = mean
 ---@return Tensor embeddings
 function TextEncoder:embed(tokens, options)
   options = options or {}
+  if options.cu_seqlens then error(getmetatable(self).__name .. ".embed: goes without cu_seqlens", 2) end
   local x, pooling = self:forward(tokens, options), options.pooling or "mean"
   if pooling == "mean" then
     x = mean(x, options.mask)

@@ -97,7 +97,7 @@ local function by_heads(what, x, heads)
     options.fail("attention: %s: expected [b, t, heads * d] with the option heads, or [b, heads, t, d], got %s with "
       .. "heads = %s", what, options.describe(x), tostring(heads))
   end
-  return x:reshape(shape[1], shape[2], heads, -1):transpose(1, 2)
+  return x:reshape(shape[1], shape[2], heads, shape[3] // heads):transpose(1, 2)
 end
 
 --- Attention over heads: splits q, k and v by heads, takes ty.scaled_dot_product_attention and joins what comes out.
