@@ -37,8 +37,8 @@ function M.passages(options)
   return { items = items, vocabulary = tokenizer.size, longest = o.longest }
 end
 
---- The items of a rank in a step: so many of those that come next, in an order that is drawn.
-function M.share(passages, order, step, rank, ranks, count)
+-- The items of a rank in a step: so many of those that come next, in an order that is drawn.
+local function share(passages, order, step, rank, ranks, count)
   local list = {}
   for i = 1, count do
     local k = (step * ranks + rank) * count + i - 1
@@ -97,7 +97,7 @@ function M.train(group, options)
   local flat = buckets(model:parameters())
   local order = ty.seeded_noise(ty.empty(#o.passages.items), o.seed, "uniform"):argsort():add(1):tolist()
   local function draw(step)
-    local mine = M.share(o.passages, order, step, group.rank, group.size, o.items)
+    local mine = share(o.passages, order, step, group.rank, group.size, o.items)
     if not o.balanced then return { wait = function() return mine end } end
     return unpadded.exchange(group, mine, { width = o.config.hidden_size })
   end
