@@ -15,7 +15,8 @@ local WANTED = { latency = "a finite number >= 0", bandwidth = "a number > 0", p
 local function serve()
   local tycho = require "tycho"
   local comms, Group = tycho.core.comm_core, require "tycho.dist.group"
-  return function(world, rank, memory, seed, fn, ...)
+  return function(world, rank, memory, seed, prompt, fn, ...)
+    if prompt then rawset(_G, "ty", tycho) end -- what is typed there goes by it
     local group = Group.of(comms.join(world, rank))
     comms.limit_memory(memory)
     tycho.manual_seed(seed)
@@ -31,6 +32,11 @@ local function serve()
     group.comm:leave()
     return false, first and text or results[2], first
   end
+end
+
+-- What a thread says of values that cannot go to another one.
+local function plain(problem)
+  return (tostring(problem):gsub("\n.*", ""):gsub("^.*thread: ", ""))
 end
 
 ---@class RankOptions
@@ -78,12 +84,17 @@ function M.run(ranks, fn, options, ...)
   end })
   for rank = 0, ranks - 1 do
     threads[rank + 1] = ty.thread.new(serve)
-    threads[rank + 1]:send(world, rank, o.memory, o.seed, fn, ...)
+    local ok, why = pcall(threads[rank + 1].send, threads[rank + 1], world, rank, o.memory, o.seed,
+      rawget(_G, "ty") == ty, fn, ...)
+    if not ok then fail("%s: fn and its arguments: %s", who, plain(why)) end
   end
   local results, problem = {}, nil
   for i, thread in ipairs(threads) do
-    local ok, value, first = thread:receive()
-    if ok then
+    local came, ok, value, first = pcall(thread.receive, thread)
+    if not came then
+      if tostring(ok):find "interrupted" then error(ok, 0) end
+      fail("%s: what fn returns on rank %d: %s", who, i - 1, plain(ok))
+    elseif ok then
       results[i] = value
     else
       if first or not problem then problem = value end

@@ -338,6 +338,14 @@ test("an error of one rank ends all", function()
   end, "rank 1: table")
 end)
 
+test("what cannot go to ranks or come from them", function()
+  local co = coroutine.create(print)
+  fails(function() dist.run(2, function() return co end) end,
+    "dist.run: fn and its arguments: a function cannot be sent: its upvalue 'co' is a thread")
+  fails(function() dist.run(2, function(g) return g end) end,
+    "dist.run: what fn returns on rank 0: a userdata cannot be sent to a thread")
+end)
+
 test("what no rank can get out of", function()
   fails(function() dist.run(3, function(g) if g.rank ~= 1 then g:barrier() end end) end,
     "no rank can go on: rank 0 waits in barrier, rank 1 has ended, rank 2 waits in barrier")
