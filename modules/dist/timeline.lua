@@ -112,6 +112,7 @@ end
 
 local function draw(self, canvas)
   local left, right = label_width, self.width - margin
+  for _, label in ipairs(self.labels) do left = math.max(left, margin + 12 * #label) end
   local function px(t) return left + t / self.longest * (right - left) end
   for _, panel in ipairs(self.panels) do
     local y = panel.top
