@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "../ops/op.h"
+#include "../tensor/ledger.h"
 #include "../tensor/memory.h"
 #include "internal.h"
 #include "mpi/plugin.h"
@@ -124,6 +125,7 @@ ty_comm *ty_comm_process(void) {
     return NULL;
   }
   taken = true;
+  atomic_store(&ty_ledgers, true);
   began = seconds();
   on_exit(finish, NULL);
   process *p = process_new(world, rank, size);

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "../ops/op.h"
+#include "../tensor/ledger.h"
 
 enum { MOST_RANKS = 1024 };
 
@@ -61,6 +62,7 @@ static void world_free(ty_world *w) {
 
 int64_t ty_world_open(int size, const ty_network *network) {
   if (size < 1 || size > MOST_RANKS) return ty_fail(TY_EINVAL, "ranks: expected 1 to %d, got %d", MOST_RANKS, size), 0;
+  atomic_store(&ty_ledgers, true); /* before its threads begin */
   ty_world *w = calloc(1, sizeof *w);
   if (w) w->ranks = calloc((size_t)size, sizeof *w->ranks);
   group *all = w && w->ranks ? ty_world_group(w, size) : NULL;

@@ -15,6 +15,7 @@ typedef struct bound {
   ty_lua_state *state;
   const ty_op *op;
   ty_value *defaults; /* of each argument */
+  int shown;          /* outputs that the call returns: of some ops the others serve backward rules alone */
 } bound;
 
 typedef struct parse {
@@ -426,8 +427,7 @@ static inline void begin(lua_State *L, ty_lua_state *s) {
   if (__builtin_expect(ty_memory_live_everywhere() > s->growth_limit || s->handles > s->young_limit, 0)) ty_lua_poll(L);
 }
 
-/* `all`: also the outputs that serve backward rules. */
-static int call_shown(lua_State *L, bool all) {
+static int call_op(lua_State *L) {
   const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
   ty_lua_state *s = b->state;
   const ty_op *op = b->op;
@@ -442,7 +442,7 @@ static int call_shown(lua_State *L, bool all) {
   memcpy(value, b->defaults, sizeof *value * op->nargs);
   read_all(&p);
   begin(L, s);
-  int nout = op->nout, shown = op->flags & FIRST && !all ? 1 : nout;
+  int nout = op->nout, shown = b->shown;
   ty_tensor *out[TY_MAX_OUTPUTS];
   if (op->flags & WRITES) {
     if (!ty_call_op((ty_op_id)op->id, value, out)) return ty_lua_error(L);
@@ -460,10 +460,6 @@ static int call_shown(lua_State *L, bool all) {
   }
   return shown;
 }
-
-static int call_op(lua_State *L) { return call_shown(L, false); }
-
-static int call_all(lua_State *L) { return call_shown(L, true); }
 
 static int call_inplace(lua_State *L) {
   const bound *b = lua_touserdata(L, lua_upvalueindex(UP_BOUND));
@@ -553,13 +549,17 @@ void ty_lua_open_ops(lua_State *L, int table) {
     unary_operators[] = { { "__unm", "neg" }, { "__bnot", "bitwise_not" } };
   static const char key;
   size_t nargs = 0;
-  for (int i = 0; i < TY_OP_COUNT; i++) nargs += ty_ops[i].nargs;
-  bound *all = lua_newuserdatauv(L, sizeof *all * TY_OP_COUNT + (sizeof(ty_value) + sizeof(int64_t)) * nargs, 0);
+  int count = TY_OP_COUNT; /* and those of which all outputs are wanted once more */
+  for (int i = 0; i < TY_OP_COUNT; i++) {
+    nargs += ty_ops[i].nargs;
+    count += ty_ops[i].flags & FIRST ? 1 : 0;
+  }
+  bound *all = lua_newuserdatauv(L, sizeof *all * (size_t)count + (sizeof(ty_value) + sizeof(int64_t)) * nargs, 0);
   lua_rawsetp(L, LUA_REGISTRYINDEX, &key);
-  ty_value *value = (ty_value *)(all + TY_OP_COUNT);
+  ty_value *value = (ty_value *)(all + count);
   int64_t *ints = (int64_t *)(value + nargs);
   for (int i = 0; i < TY_OP_COUNT; i++) {
-    all[i] = (bound){ ty_lua_state_of(L), &ty_ops[i], value };
+    all[i] = (bound){ ty_lua_state_of(L), &ty_ops[i], value, ty_ops[i].flags & FIRST ? 1 : ty_ops[i].nout };
     set_defaults(&all[i], ints);
     value += ty_ops[i].nargs;
     ints += ty_ops[i].nargs;
@@ -591,9 +591,11 @@ void ty_lua_open_ops(lua_State *L, int table) {
   lua_setfield(L, table, "ops");
   /* Ops with all of their outputs, for backward rules in Lua: the hidden ones have no gradient. */
   lua_newtable(L);
-  for (int i = 0; i < TY_OP_COUNT; i++) {
+  for (int i = 0, at = TY_OP_COUNT; i < TY_OP_COUNT; i++) {
     if (!(ty_ops[i].flags & FIRST)) continue;
-    push_closure(L, &all[i], call_all);
+    all[at] = all[i];
+    all[at].shown = ty_ops[i].nout;
+    push_closure(L, &all[at++], call_op);
     lua_setfield(L, -2, ty_ops[i].name);
   }
   lua_setfield(L, table, "outputs_core");
